@@ -1,0 +1,7 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The one list of backends, best first. */
+#include "registry.h"
+
+extern const tess_backend tess_cpu_backend;
+
+const tess_backend *const tess_registry[] = {&tess_cpu_backend, NULL};

@@ -1,0 +1,10 @@
+# Two builds of the same objects: what is installed, and a static library with every symbol for unit tests of the core.
+set(TESSERA_OBJECTS $<TARGET_OBJECTS:tessera_core> $<TARGET_OBJECTS:tessera_backends>)
+add_library(tessera ${TESSERA_OBJECTS})
+add_library(tessera::tessera ALIAS tessera)
+set_target_properties(tessera PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
+target_include_directories(tessera PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:include>)
+target_link_libraries(tessera PRIVATE ${TESSERA_PRIVATE_LIBS})
+add_library(tessera_internal STATIC ${TESSERA_OBJECTS})
+target_include_directories(tessera_internal PUBLIC ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/core)
+target_link_libraries(tessera_internal PUBLIC ${TESSERA_PRIVATE_LIBS})

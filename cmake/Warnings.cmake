@@ -1,0 +1,3 @@
+add_library(tessera_warnings INTERFACE)
+target_compile_options(tessera_warnings INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wno-psabi
+  $<$<BOOL:${TESSERA_WERROR}>:-Werror>)

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What every file of the core uses: failing with a message, host memory, descriptors of any version, logging, and the state behind runtime and device. */
+#ifndef TESSERA_CORE_COMMON_H
+#define TESSERA_CORE_COMMON_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <tessera/tessera_backend.h>
+
+#if defined(__GNUC__)
+#define TESS_PRINTF(f, a) __attribute__((format(printf, f, a)))
+#else
+#define TESS_PRINTF(f, a)
+#endif
+
+/* status.c: stores the message of this thread and returns `status`. Messages read "<function>: <field>: <what is wrong>". */
+tess_status tess_fail(tess_status status, const char *format, ...) TESS_PRINTF(2, 3);
+
+/* runtime.c: host memory through the runtime's allocator. Alignment is a power of two. NULL when out of memory or size overflows. */
+void *tess_mem_alloc(tess_runtime *runtime, size_t size, size_t alignment);
+void tess_mem_free(tess_runtime *runtime, void *pointer, size_t size);
+
+/* runtime.c: references, and whether the handle comes from before a fork(). */
+void tess_runtime_retain(tess_runtime *runtime);
+tess_status tess_runtime_check(const tess_runtime *runtime, const char *function); /* fails when NULL or forked */
+void tess_log(const tess_runtime *runtime, const char *topic, const char *format, ...) TESS_PRINTF(3, 4);
+bool tess_log_wanted(const tess_runtime *runtime, const char *topic);
+const char *tess_setting(const tess_runtime *runtime, const char *name); /* "" when unset */
+
+/* status.c: copies a descriptor of any version into `copy` (size `known`, its struct_size set to `known`): the missing tail is zero, an unknown tail must be zero. */
+tess_status tess_desc_read(const char *function, const void *desc, void *copy, size_t known);
+/* status.c: writes `full` (size `known`) over the caller's info structure, at most its struct_size bytes, zeroing what this library does not know. */
+tess_status tess_info_write(const char *function, void *info, const void *full, size_t known);
+
+/* device.c */
+struct tess_device {
+    atomic_uint refs;
+    atomic_bool lost; /* sticky: set by tess_device_result */
+    tess_runtime *runtime;
+    const tess_backend *backend;
+    void *native;
+    tess_caps caps;
+    tess_device_info info;
+};
+void tess_device_retain(tess_device *device);
+tess_status tess_device_check(const tess_device *device, const char *function); /* NULL, forked, or lost */
+tess_status tess_device_result(tess_device *device, tess_status status);        /* notes DEVICE_LOST; returns status */
+
+#endif

@@ -1,0 +1,233 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Tessera: the interface between the core and a backend. In-tree and out-of-tree backends are written against this header alone.
+ *
+ * A backend is one constant tess_backend: an ABI number, a name, and ten functions, none of them optional; what a backend cannot do it says in
+ * `query` and `kernel`. The core calls `list` to enumerate devices, `open` once per device, `kernel` once per plan, and `launch` from tess_run. Every function may be
+ * called from any thread; calls on one device are concurrent.
+ *
+ * Errors: return host->fail(host, status, "native_call: what and its code"), which stores the message for tess_last_error() and returns the status.
+ * Memory: host memory comes from host->alloc, and never inside `launch`.
+ */
+#ifndef TESSERA_TESSERA_BACKEND_H
+#define TESSERA_TESSERA_BACKEND_H
+
+#include "tessera.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Raised whenever a structure of this header changes incompatibly. Checked before any other field of a backend is read. */
+#define TESS_BACKEND_ABI 1u
+
+/* The symbol that a backend library exports: `const tess_backend *tess_backend_entry(void)`. */
+#define TESS_BACKEND_ENTRY "tess_backend_entry"
+
+/* ------------------------------------------------------------------ what a plan hands to a kernel */
+
+/*
+ * A job is what one workgroup (or CPU thread) does: some rows of one query head, or of `heads` consecutive query heads of one kv head and one class,
+ * against an ordered set of key blocks:
+ *
+ *     entries[left_offset  .. + left_count )   then   blocks [interval_start .. + interval_blocks)   then   entries[right_offset .. + right_count)
+ *
+ * Key block j holds tokens [j * block, min((j + 1) * block, kv_len)); each listed block is non-empty. Blocks come in rising order (a class with
+ * TESS_CLASS_BITS: left entries only, also rising). A row sees every key of a listed block, except where it must be masked:
+ *   - the first mask_head and the last mask_tail blocks of the interval, and
+ *   - all entries of a class with TESS_CLASS_MASK_ENTRIES.
+ * There, tess_kept() below decides. mask_head + mask_tail <= interval_blocks. All other blocks need no test but the end of the keys.
+ *
+ * A job with neither entries nor interval writes O = 0 and LSE = -inf. Rows of the tile lie within 32 consecutive query blocks.
+ * Two uint16_t share a little-endian 32-bit word in the order given, so a kernel may read a job as twelve 32-bit words.
+ */
+typedef struct tess_job {
+    uint32_t sequence;    /* index into sequences */
+    uint16_t head;        /* first query head */
+    uint16_t heads;       /* query heads packed, at least 1 */
+    uint32_t row;         /* first query row of the sequence */
+    uint16_t rows;        /* at least 1 */
+    uint16_t cls;         /* index into classes */
+    uint32_t left_offset; /* into entries (and into bits) */
+    uint32_t left_count;
+    uint32_t right_offset;
+    uint32_t right_count;
+    uint32_t interval_start; /* key block */
+    uint32_t interval_blocks;
+    uint16_t mask_head, mask_tail;
+    uint32_t partial; /* index of the partial result to write, or TESS_NO_PARTIAL: O and LSE are written */
+} tess_job;
+
+#define TESS_NO_PARTIAL 0xffffffffu
+
+/* Merges partials [partial, partial + parts) of the given rows into O and LSE:  m = max LSE_i,  w_i = exp(LSE_i - m),
+ * O = sum w_i O_i / sum w_i,  LSE = m + ln(sum w_i); all LSE_i = -inf gives O = 0 and LSE = -inf. Parts are added in rising order. */
+typedef struct tess_merge {
+    uint32_t sequence;
+    uint16_t head, heads;
+    uint32_t row;
+    uint16_t rows;
+    uint16_t reserved;
+    uint32_t partial;
+    uint32_t parts;
+} tess_merge;
+
+/* One sequence. The element (row r, head h) of Q, O and LSE is at  batch * stride_batch + (q_start + r) * stride_token + h * stride_head;
+ * key t of kv head g likewise with kv_start. The absolute position of row r is kv_len - q_len + r. */
+typedef struct tess_sequence {
+    int64_t q_start, kv_start;
+    uint32_t batch;
+    int32_t q_len, kv_len;
+    uint32_t reserved;
+} tess_sequence;
+
+enum {
+    TESS_CLASS_CAUSAL = 1u << 0,       /* keep t <= p only */
+    TESS_CLASS_LOCAL = 1u << 1,        /* S2 rule of local and stride, causal order */
+    TESS_CLASS_WINDOW = 1u << 2,       /* token window with sinks */
+    TESS_CLASS_BITS = 1u << 3,         /* bits[] tells for each left entry which query blocks of the tile keep it */
+    TESS_CLASS_MASK_ENTRIES = 1u << 4, /* listed entries need tess_kept as well */
+};
+
+/* The part of a pattern that a kernel needs in masked blocks. */
+typedef struct tess_class {
+    uint32_t flags;
+    uint32_t local;      /* LOCAL: i - j < local, or ... */
+    uint32_t stride;     /* LOCAL: ... (j + shift) mod stride == 0 */
+    uint32_t shift;      /* LOCAL: below stride */
+    int32_t left, right; /* WINDOW: tokens; INT32_MAX is unbounded */
+    int32_t sinks;       /* WINDOW: tokens */
+    uint32_t reserved;
+} tess_class;
+
+/* Whether row position p of a tile keeps key t of a listed block that must be masked. i, j: the blocks of p and t (floor division). `bits`: the word of the entry,
+ * bit n standing for query block i_first + n, where i_first is the query block of the tile's first row. The caller checks t < kv_len. */
+static inline int tess_kept(const tess_class *c, int64_t p, int64_t t, int64_t i, int64_t j, uint32_t bits, int64_t i_first) {
+    if ((c->flags & TESS_CLASS_CAUSAL) && t > p) return 0;
+    if ((c->flags & TESS_CLASS_LOCAL) && i - j >= (int64_t)c->local && (uint64_t)(j + c->shift) % c->stride != 0) return 0;
+    if ((c->flags & TESS_CLASS_WINDOW) && t >= c->sinks && ((c->left != INT32_MAX && t < p - c->left) || (c->right != INT32_MAX && t > p + c->right)))
+        return 0;
+    if ((c->flags & TESS_CLASS_BITS) && !((bits >> (i - i_first)) & 1u)) return 0;
+    return 1;
+}
+
+/* All tables of a plan. On a device whose caps say host_memory the pointers are the host's; elsewhere `device` holds one block with the tables
+ * at the byte offsets beside each pointer, every table 256-byte aligned. */
+typedef struct tess_tables {
+    const tess_job *jobs;
+    const tess_merge *merges;
+    const tess_sequence *sequences;
+    const tess_class *classes;
+    const uint32_t *entries;
+    const uint32_t *bits; /* parallel to entries; empty unless some class has TESS_CLASS_BITS */
+    uint64_t jobs_at, merges_at, sequences_at, classes_at, entries_at, bits_at;
+    tess_buffer device;
+} tess_tables;
+
+/* ------------------------------------------------------------------ host services */
+
+typedef struct tess_host tess_host;
+struct tess_host {
+    uint32_t abi; /* TESS_BACKEND_ABI of the core */
+    uint32_t struct_size;
+    void *(*alloc)(const tess_host *host, size_t size, size_t alignment); /* NULL when out of memory */
+    void (*free)(const tess_host *host, void *pointer, size_t size);      /* NULL pointers are ignored */
+    /* Stores a printf-style message for tess_last_error() and returns `status`. */
+    tess_status (*fail)(const tess_host *host, tess_status status, const char *format, ...);
+    /* Logs a line under `topic` ("errors", "device", "dispatch", "plan") if TESSERA_VERBOSE asks for it. */
+    void (*log)(const tess_host *host, const char *topic, const char *format, ...);
+    /* The value of a setting by its environment name ("TESSERA_CACHE_DIR"); "" when unset. */
+    const char *(*setting)(const tess_host *host, const char *name);
+    uint32_t cpu_threads; /* resolved */
+};
+
+/* ------------------------------------------------------------------ the backend */
+
+typedef struct tess_caps {
+    uint32_t struct_size;
+    uint32_t host_memory;   /* 1: kernels read host memory, tables are not uploaded, buffers are of kind HOST */
+    uint32_t buffer_kind;   /* tess_buffer_kind that tensors and workspace must have */
+    uint32_t parallel_jobs; /* the plan splits keys when there are fewer jobs than this; must not depend on settings */
+    uint64_t workspace_align;
+    uint64_t range_blocks;     /* [0: no limit] (row tile, key block) steps that fit the time limit of one submission, a cautious estimate */
+    uint64_t steps_per_second; /* [0: unknown] such steps a second, to turn time_limit_us into blocks */
+} tess_caps;
+
+/* Everything that decides which kernel serves a plan. */
+typedef struct tess_kernel_key {
+    uint32_t struct_size;
+    uint32_t op, dtype;
+    int32_t head_dim, value_head_dim;
+    int32_t block;
+    uint32_t class_flags; /* of all classes, or-ed */
+    uint32_t has_entries; /* some class has lists */
+    int64_t max_q_len;    /* of all sequences */
+    uint32_t group;       /* query heads per kv head */
+    uint32_t max_in_flight;
+    const char *name; /* NULL, or the only kernel that may be taken: the part after "backend/" */
+} tess_kernel_key;
+
+typedef struct tess_kernel tess_kernel;
+struct tess_kernel {
+    uint32_t struct_size;
+    uint32_t tile_rows;                   /* most rows * heads of a job */
+    uint32_t tile_step;                   /* tile_rows may be lowered to any positive multiple of this */
+    uint32_t pack_rows;                   /* heads are packed while rows * heads <= pack_rows; 0: never */
+    uint64_t scratch_bytes;               /* workspace that a run needs whatever the number of jobs, before the partials */
+    char name[64];                        /* without the backend's name */
+    const void *impl;                     /* the backend's */
+    void *state;                          /* the backend's, per plan (objects for max_in_flight launches); may be NULL */
+    void (*release)(tess_kernel *kernel); /* frees `state` when the plan goes; never NULL */
+};
+
+typedef struct tess_launch {
+    uint32_t struct_size;
+    uint32_t op, dtype;
+    int32_t head_dim, value_head_dim;
+    int32_t block;
+    uint32_t group;         /* kv head of query head h is h / group */
+    uint32_t batch_strided; /* 0: packed, stride_batch is not used (sequence.batch is 0) */
+    float scale;
+    const tess_kernel *kernel;
+    const tess_tables *tables;
+    uint64_t first_job, n_jobs; /* attention jobs; all before any merge */
+    uint64_t first_merge, n_merges;
+    tess_tensor q, k, v, o, lse; /* checked by the core: kind, alignment, strides, sizes */
+    tess_buffer workspace;       /* kernel scratch first, partials at partials_at */
+    uint64_t partials_at;        /* bytes from workspace.offset */
+    uint32_t
+        partial_rows; /* partial n starts at float n * partial_rows * (value_head_dim + 1): rows of value_head_dim floats of O (normalised), packed row
+                                         r = head_in_pack * job.rows + row; then partial_rows floats of LSE */
+    uint32_t reserved;
+    tess_stream stream;
+    double *seconds; /* NULL, or where the device's own time goes, after waiting */
+} tess_launch;
+
+typedef struct tess_backend {
+    uint32_t abi; /* TESS_BACKEND_ABI */
+    uint32_t struct_size;
+    const char *name; /* lower case, at most 31 characters */
+
+    /* Describes device `index`; UNAVAILABLE past the last one, and for index 0 with the full reason why there is none. Sets kind, compute_units, memory_bytes, name,
+     * arch and driver; the core fills the rest. */
+    tess_status (*list)(const tess_host *host, uint32_t index, tess_device_info *info);
+    /* Opens device `index`, or wraps `native` (a structure of tessera_<name>.h) when that is not NULL. `host` outlives the device. */
+    tess_status (*open)(const tess_host *host, uint32_t index, const void *native, void **device);
+    void (*close)(void *device);
+    tess_status (*query)(void *device, tess_caps *caps);
+    /* With key != NULL: walks the ordered table of implementations, logs each refusal under "dispatch", and fills *kernel with the first that accepts;
+     * UNSUPPORTED with the reasons if none does. With key == NULL: describes implementation `index` in *info (INVALID past the last). */
+    tess_status (*kernel)(void *device, const tess_kernel_key *key, tess_kernel *kernel, uint32_t index, tess_kernel_info *info);
+    /* Runs jobs and then merges on the launch's stream. */
+    tess_status (*launch)(void *device, const tess_launch *launch);
+    tess_status (*alloc)(void *device, uint64_t size, tess_buffer *buffer);
+    tess_status (*free)(void *device, tess_buffer *buffer);
+    tess_status (*copy)(void *device, tess_buffer destination, tess_buffer source, uint64_t bytes);
+    tess_status (*wait)(void *device, uint64_t timeout_ns);
+} tess_backend;
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* TESSERA_TESSERA_BACKEND_H */

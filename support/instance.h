@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A problem made ready on a device: layout, plan, inputs, guarded outputs and workspace; and the check of its result against the reference. */
+#ifndef TESSERA_SUPPORT_INSTANCE_H
+#define TESSERA_SUPPORT_INSTANCE_H
+
+#include "reference.h"
+
+typedef struct instance {
+    const problem *problem;
+    tess_device *device;
+    tess_layout *layout;
+    tess_plan *plan;
+    tess_plan_info info;
+    void *q, *k, *v, *o; /* host copies, contiguous, in the problem's dtype */
+    float *lse;
+    uint64_t q_bytes, k_bytes, v_bytes, o_bytes, lse_bytes;
+    tess_buffer dq, dk, dv, d_o, dlse, dwork; /* on the device, guard words on both sides of o, lse and workspace */
+    tess_run_desc run;
+    int host_memory; /* the device reads host memory */
+} instance;
+
+enum {
+    INSTANCE_POISON = 1 << 0, /* fill outputs, workspace and keys past every kv_len with NaN */
+    INSTANCE_GUARDS = 1 << 1, /* guard words around outputs and workspace, verified by instance_check */
+};
+
+/* `kernel` may be NULL. Inputs are fill_normal(seed of the problem). On failure everything is released and tess_last_error() tells why. */
+tess_status instance_create(instance *x, tess_device *device, const problem *p, const char *kernel, unsigned flags);
+tess_status instance_run(instance *x, double *device_seconds); /* device_seconds may be NULL */
+tess_status instance_fetch(instance *x);                       /* outputs back into o and lse */
+void instance_release(instance *x);
+
+typedef struct instance_verdict {
+    int64_t rows;          /* rows compared */
+    double nmse, max_rel;  /* f32: over all rows compared */
+    double worst, allowed; /* 16-bit: max |out - ref| and the tolerance of the rule */
+    double lse_error;      /* max |difference| */
+    int pass;
+    char what[256]; /* the first failure: sequence, head, row, element, got, wanted; or guard word */
+} instance_verdict;
+
+/* Compares `max_rows` rows (0: all), spread over sequences, heads and rows, first and last included, with the reference; tolerances as docs/testing.md. */
+void instance_check(const instance *x, int64_t max_rows, instance_verdict *verdict);
+
+#endif

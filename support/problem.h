@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One attention problem as a line of key=value words, shared by the command, the bench suite, the tests and every log. docs/problems.md lists the words. */
+#ifndef TESSERA_SUPPORT_PROBLEM_H
+#define TESSERA_SUPPORT_PROBLEM_H
+
+#include <tessera/tessera.h>
+
+typedef struct problem {
+    uint32_t op;    /* tess_op */
+    uint32_t dtype; /* tess_dtype */
+    int64_t batch, q_len, kv_len;
+    int64_t *q_lens, *kv_lens; /* packed batch: `batch` lengths each, owned; NULL otherwise */
+    int32_t heads, kv_heads, head_dim;
+    int32_t causal;
+    double scale; /* resolved by problem_finish */
+    uint64_t seed;
+    uint32_t pattern; /* tess_pattern_kind */
+    int32_t block, local, local_right, stride, offset, dense_heads, per_kv_head, homo;
+    int32_t head_first, heads_total, kv_heads_total;
+    int64_t left, right, sinks;
+    char *mask_path; /* pattern=blocks, owned */
+    uint8_t *mask;   /* loaded by problem_finish, owned */
+    int32_t mask_heads;
+    int64_t mask_query_blocks, mask_key_blocks;
+    int32_t kv_split, batch_invariant, tile_rows;
+    uint64_t seen; /* private: which words were given */
+} problem;
+
+/* Parsing. Functions return 0, or -1 with one line in `error` that begins with the key it is about. A problem is used as
+ * problem_init, problem_word for each word, problem_finish; and freed with problem_free in every case. */
+void problem_init(problem *p);
+int problem_word(problem *p, const char *word, char *error, size_t error_size);
+/* Fills defaults, checks ranges and combinations that the grammar alone can decide, loads mask=. What needs the library (legal layouts) is left to it.
+ * heads, q_len (or q_lens) and head_dim are required; the command `run` adds them as words taken from the arrays. */
+int problem_finish(problem *p, char *error, size_t error_size);
+/* Whether the word `key` was given. */
+int problem_has(const problem *p, const char *key);
+/* All words of a line, blanks between, '#' starts a comment; includes problem_init and problem_finish. */
+int problem_parse(problem *p, const char *line, char *error, size_t error_size);
+void problem_free(problem *p);
+
+/* Writes the shortest line that gives the same problem (defaults omitted); returns its length as snprintf does. */
+int problem_format(const problem *p, char *buffer, size_t size);
+
+/* The library's descriptors. The layout's max_tokens is the longest kv_len. The plan descriptor's arrays point into caller-owned storage in *cu (freed by
+ * the caller with free(), NULL for a batch that is not packed). */
+tess_status problem_layout(const problem *p, tess_runtime *runtime, tess_layout **layout);
+int problem_plan_desc(const problem *p, tess_plan_desc *desc, int64_t **cu);
+
+/* Lengths of sequence b, and where its tokens start in a packed batch (0 otherwise). */
+int64_t problem_q_len(const problem *p, int64_t b);
+int64_t problem_kv_len(const problem *p, int64_t b);
+int64_t problem_q_start(const problem *p, int64_t b);
+int64_t problem_kv_start(const problem *p, int64_t b);
+int64_t problem_q_tokens(const problem *p); /* rows of Q over the whole batch */
+int64_t problem_kv_tokens(const problem *p);
+int64_t problem_max_kv(const problem *p);
+
+#endif
