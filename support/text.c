@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "text.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* Three significant digits, so that columns of numbers are as wide as they are exact. */
+static void three_digits(char *buffer, size_t size, double value, const char *prefix, const char *unit) {
+    double magnitude = fabs(value);
+    int digits = magnitude < 9.995 ? 2 : magnitude < 99.95 ? 1 : 0;
+    snprintf(buffer, size, "%.*f %s%s", digits, value, prefix, unit);
+}
+
+const char *text_bytes(char *buffer, size_t size, double bytes) {
+    static const char *const prefixes[] = {"", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"};
+    size_t i = 0;
+    while (fabs(bytes) >= 1023.5 && i + 1 < sizeof prefixes / sizeof *prefixes) {
+        bytes /= 1024;
+        i++;
+    }
+    if (i == 0)
+        snprintf(buffer, size, "%.0f B", bytes);
+    else
+        three_digits(buffer, size, bytes, prefixes[i], "B");
+    return buffer;
+}
+
+const char *text_count(char *buffer, size_t size, uint64_t count) {
+    char digits[24];
+    int length = snprintf(digits, sizeof digits, "%" PRIu64, count);
+    size_t at = 0;
+    if (size == 0) return buffer;
+    for (int i = 0; i < length && at + 2 < size; i++) {
+        if (i > 0 && (length - i) % 3 == 0) buffer[at++] = ',';
+        buffer[at++] = digits[i];
+    }
+    buffer[at] = 0;
+    return buffer;
+}
+
+const char *text_seconds(char *buffer, size_t size, double seconds) {
+    double magnitude = fabs(seconds);
+    if (seconds == 0)
+        snprintf(buffer, size, "0 s");
+    else if (magnitude < 999.5e-9)
+        three_digits(buffer, size, seconds * 1e9, "n", "s");
+    else if (magnitude < 999.5e-6)
+        three_digits(buffer, size, seconds * 1e6, "\xc2\xb5", "s");
+    else if (magnitude < 999.5e-3)
+        three_digits(buffer, size, seconds * 1e3, "m", "s");
+    else
+        three_digits(buffer, size, seconds, "", "s");
+    return buffer;
+}
+
+const char *text_rate(char *buffer, size_t size, double rate, const char *unit) {
+    static const char *const prefixes[] = {"", "k", "M", "G", "T", "P", "E"};
+    size_t i = 0;
+    while (fabs(rate) >= 999.5 && i + 1 < sizeof prefixes / sizeof *prefixes) {
+        rate /= 1000;
+        i++;
+    }
+    three_digits(buffer, size, rate, prefixes[i], unit);
+    return buffer;
+}
+
+const char *text_percent(char *buffer, size_t size, double share) {
+    snprintf(buffer, size, "%.1f %%", share * 100);
+    return buffer;
+}
+
+int text_error(char *error, size_t error_size, const char *format, ...) {
+    if (error && error_size) {
+        va_list arguments;
+        va_start(arguments, format);
+        vsnprintf(error, error_size, format, arguments);
+        va_end(arguments);
+    }
+    return -1;
+}
+
+/* The file behind `path`: links are followed, also a link whose target does not exist yet. NULL with errno when that is impossible. */
+static char *resolve(const char *path) {
+    char *real = realpath(path, NULL);
+    if (real) return real;
+    if (errno != ENOENT) return NULL;
+    struct stat status;
+    if (lstat(path, &status) == 0 && S_ISLNK(status.st_mode)) {
+        errno = ELOOP; /* a dangling link: nothing tells safely what it should become */
+        return NULL;
+    }
+    return strdup(path);
+}
+
+int text_file_open(text_file *file, const char *path, char *error, size_t error_size) {
+    static atomic_uint serial;
+    *file = (text_file){0};
+    if (!*path) return text_error(error, error_size, "cannot write '': the file name is empty");
+    file->path = resolve(path);
+    if (!file->path) {
+        const char *why = errno == ELOOP ? "it is a symbolic link that leads nowhere" : strerror(errno);
+        return text_error(error, error_size, "cannot write %s: %s", path, why);
+    }
+    struct stat status;
+    int exists = stat(file->path, &status) == 0;
+    if (exists && !S_ISREG(status.st_mode)) {
+        text_file_discard(file);
+        return text_error(error, error_size, "cannot write %s: it exists and is not a regular file", path);
+    }
+    size_t room = strlen(file->path) + 48;
+    file->temporary = malloc(room);
+    if (!file->temporary) {
+        text_file_discard(file);
+        return text_error(error, error_size, "cannot write %s: out of memory", path);
+    }
+    int descriptor = -1;
+    for (int attempt = 0; attempt < 100 && descriptor < 0; attempt++) {
+        snprintf(file->temporary, room, "%s.%ld-%u.tmp", file->path, (long)getpid(), atomic_fetch_add(&serial, 1));
+        descriptor = open(file->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        if (descriptor < 0 && errno != EEXIST) break;
+    }
+    if (descriptor < 0) {
+        int number = errno;
+        free(file->temporary); /* it is not ours */
+        file->temporary = NULL;
+        text_file_discard(file);
+        return text_error(error, error_size, "cannot write %s: %s", path, strerror(number));
+    }
+    /* Permissions are a courtesy: a file system without them must not make the write fail. */
+    if (exists && fchmod(descriptor, status.st_mode & 07777) != 0) errno = 0;
+    file->stream = fdopen(descriptor, "wb");
+    if (!file->stream) {
+        int number = errno;
+        close(descriptor);
+        text_file_discard(file);
+        return text_error(error, error_size, "cannot write %s: %s", path, strerror(number));
+    }
+    return 0;
+}
+
+int text_file_close(text_file *file, char *error, size_t error_size) {
+    int number = 0;
+    if (ferror(file->stream)) number = errno ? errno : EIO;
+    if (fflush(file->stream) != 0 && !number) number = errno;
+    /* Without this a crash of the machine after the rename could leave an empty file under the final name. EINVAL: a file system that cannot do it. */
+    if (!number && fsync(fileno(file->stream)) != 0 && errno != EINVAL && errno != EROFS) number = errno;
+    if (fclose(file->stream) != 0 && !number) number = errno;
+    file->stream = NULL;
+    if (number) {
+        text_error(error, error_size, "cannot write %s: %s", file->path, strerror(number));
+        text_file_discard(file);
+        return -1;
+    }
+    return 0;
+}
+
+int text_file_publish(text_file *file, char *error, size_t error_size) {
+    if (rename(file->temporary, file->path) != 0) {
+        text_error(error, error_size, "cannot write %s: %s", file->path, strerror(errno));
+        text_file_discard(file);
+        return -1;
+    }
+    free(file->temporary);
+    file->temporary = NULL;
+    text_file_discard(file);
+    return 0;
+}
+
+void text_file_discard(text_file *file) {
+    if (file->stream) fclose(file->stream);
+    if (file->temporary) unlink(file->temporary);
+    free(file->temporary);
+    free(file->path);
+    *file = (text_file){0};
+}
+
+int text_file_write(const char *path, const void *bytes, size_t size, char *error, size_t error_size) {
+    text_file file;
+    if (text_file_open(&file, path, error, error_size) != 0) return -1;
+    if (size) fwrite(bytes, 1, size, file.stream); /* a failure shows in text_file_close */
+    if (text_file_close(&file, error, error_size) != 0) return -1;
+    return text_file_publish(&file, error, error_size);
+}
+
+int text_file_probe(const char *path, char *error, size_t error_size) {
+    text_file file;
+    if (text_file_open(&file, path, error, error_size) != 0) return -1;
+    text_file_discard(&file);
+    return 0;
+}
