@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+# What `cmake --install` puts down: library, two headers, command, CMake package, pkg-config file. All of it works from any prefix.
+include(CMakePackageConfigHelpers)
+
+install(TARGETS tessera EXPORT tessera-targets
+  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+  ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
+  RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+install(FILES include/tessera/tessera.h include/tessera/tessera_backend.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tessera)
+install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+if(TARGET tessera_cli)
+  install(TARGETS tessera_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+endif()
+
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/tessera)
+install(EXPORT tessera-targets NAMESPACE tessera:: FILE tessera-targets.cmake DESTINATION ${package_dir})
+configure_package_config_file(cmake/tessera-config.cmake.in ${PROJECT_BINARY_DIR}/tessera-config.cmake INSTALL_DESTINATION ${package_dir})
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/tessera-config-version.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/tessera-config.cmake ${PROJECT_BINARY_DIR}/tessera-config-version.cmake cmake/FindPthreadpool.cmake
+  DESTINATION ${package_dir})
+
+# pkg-config cannot follow CMake targets, so the private libraries are turned into -l words here. A shared libtessera needs none of them.
+set(TESSERA_PC_LIBS "")
+foreach(lib IN LISTS TESSERA_PRIVATE_LIBS)
+  if(lib STREQUAL "Pthreadpool::pthreadpool")
+    string(APPEND TESSERA_PC_LIBS " -lpthreadpool")
+  elseif(lib STREQUAL "Threads::Threads")
+    string(APPEND TESSERA_PC_LIBS " -pthread")
+  elseif(IS_ABSOLUTE "${lib}")
+    string(APPEND TESSERA_PC_LIBS " ${lib}")
+  elseif(lib MATCHES "::")
+    message(FATAL_ERROR "cmake/Install.cmake: say how pkg-config links ${lib}")
+  else()
+    string(APPEND TESSERA_PC_LIBS " -l${lib}")
+  endif()
+endforeach()
+# The prefix is told relative to the .pc file, so that an installed tree can be moved.
+file(RELATIVE_PATH TESSERA_PC_PREFIX /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
+if(IS_ABSOLUTE "${CMAKE_INSTALL_LIBDIR}" OR IS_ABSOLUTE "${CMAKE_INSTALL_INCLUDEDIR}")
+  message(FATAL_ERROR "CMAKE_INSTALL_LIBDIR and CMAKE_INSTALL_INCLUDEDIR must be relative to the prefix")
+endif()
+configure_file(cmake/tessera.pc.in ${PROJECT_BINARY_DIR}/tessera.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/tessera.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

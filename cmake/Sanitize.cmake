@@ -1,4 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+# Instrumented builds. Everything in the tree is compiled with the same instrumentation, so that reports cover library, command and tests alike.
 if(TESSERA_SANITIZE)
   add_compile_options(-fsanitize=${TESSERA_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all -g)
   add_link_options(-fsanitize=${TESSERA_SANITIZE})
+endif()
+if(TESSERA_FUZZ)
+  if(NOT CMAKE_C_COMPILER_ID MATCHES "Clang")
+    message(FATAL_ERROR "TESSERA_FUZZ needs clang: set CMAKE_C_COMPILER=clang")
+  endif()
+  # Every object feeds libFuzzer's coverage map; only the targets link its main function (-fsanitize=fuzzer).
+  add_compile_options(-fsanitize=fuzzer-no-link)
+endif()
+if(TESSERA_COVERAGE)
+  add_compile_options(--coverage -O0 -g)
+  add_link_options(--coverage)
 endif()

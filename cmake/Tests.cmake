@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+# tessera_test(NAME name COMMAND command... [LABELS label...] [TIMEOUT seconds] [ENVIRONMENT VAR=value...] [SERIAL])
+#
+# add_test with the conventions of this tree. Labels decide where a test runs (CONTRIBUTING.md):
+#   unit, conformance   in the release build and again under ASan and UBSan
+#   thread              in the release build and again under TSan
+#   tree                reads the sources only; release build
+#   install             uses an installed copy; release build
+#   long                left to ./dev test full
+# TESSERA_TEST_PREFIX, set by a preset, tells the builds apart where one ctest runs several of them ("asan.unit_layout").
+# A test that exits with 77 has been skipped and has said why.
+set(TESSERA_TEST_PREFIX "" CACHE STRING "Put before the name of every test")
+
+function(tessera_test)
+  cmake_parse_arguments(T "SERIAL" "NAME;TIMEOUT" "COMMAND;LABELS;ENVIRONMENT" ${ARGN})
+  if(T_UNPARSED_ARGUMENTS OR NOT T_NAME OR NOT T_COMMAND)
+    message(FATAL_ERROR "tessera_test: NAME and COMMAND are required; unknown: ${T_UNPARSED_ARGUMENTS}")
+  endif()
+  if(NOT T_TIMEOUT)
+    set(T_TIMEOUT 300)
+  endif()
+  set(name ${TESSERA_TEST_PREFIX}${T_NAME})
+  add_test(NAME ${name} COMMAND ${T_COMMAND})
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${T_TIMEOUT} SKIP_RETURN_CODE 77 LABELS "${T_LABELS}" ENVIRONMENT "${T_ENVIRONMENT}")
+  if(T_SERIAL)
+    set_tests_properties(${name} PROPERTIES RUN_SERIAL TRUE)
+  endif()
+endfunction()
