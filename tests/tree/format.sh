@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+# Sources are formatted by clang-format 14; other versions disagree in details and are not asked.
+. "$(dirname "$0")/common.sh"
+formatter=
+for candidate in clang-format-14 clang-format; do
+  if command -v $candidate >/dev/null 2>&1 && $candidate --version | grep -q 'version 14\.'; then
+    formatter=$candidate
+    break
+  fi
+done
+[ -n "$formatter" ] || { echo "skipped: clang-format 14 is missing"; exit 77; }
+for file in $(files '*.c' '*.h' '*.cpp' '*.inl'); do
+  $formatter --dry-run -Werror "$file" 2>&1 || wrong "$file: run ./dev format"
+done
+finish "the format"

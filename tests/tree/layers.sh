@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+# Includes point one way: include <- core <- backends. The core names no vendor; a backend sees its own folder, backends/common and the installed
+# headers; the command, the bench suite and the tests see include/ and support/ (unit tests of the core apart, which live in tests/core).
+. "$(dirname "$0")/common.sh"
+
+vendors='cuda|hip|opencl|vulkan|nvidia|amd'
+names=$(grep -rniwE "$vendors" core 2>/dev/null)
+[ -z "$names" ] || wrong "core/ names a vendor:
+$names"
+
+# Quoted and angled includes of a folder: file:include, system headers left out by the patterns below.
+includes() { grep -nE '^[[:space:]]*#[[:space:]]*include' "$@" /dev/null | sed -E 's/^([^:]*):[0-9]*:[[:space:]]*#[[:space:]]*include[[:space:]]*/\1 /'; }
+
+# Whether header $1 exists in one of the folders after it.
+exists_in() {
+  header=$1
+  shift
+  for folder in "$@"; do [ ! -e "$folder/$header" ] || return 0; done
+  return 1
+}
+
+# check FILES-PATTERN allowed folders...: a quoted include must resolve beside the file or in an allowed folder.
+check() {
+  pattern=$1
+  shift
+  for file in $(files "$pattern"); do
+    includes "$file" | while read -r _ name; do
+      case $name in
+        \"*)
+          header=${name#\"}
+          header=${header%%\"*}
+          exists_in "$header" "$(dirname "$file")" "$@" || echo "$file: includes \"$header\""
+          case $header in *../*) echo "$file: includes \"$header\" through .." ;; esac ;;
+        '<tessera/tessera.h>'* | '<tessera/tessera_backend.h>'*) ;;
+        '<tessera'*) echo "$file: includes $name" ;;
+      esac
+    done
+  done
+}
+
+bad=$(
+  check 'include/tessera/*' include/tessera
+  check 'core/*' core
+  for backend in backends/*/; do
+    backend=${backend%/}
+    [ "$backend" = backends/common ] || check "$backend/*" "$backend" backends/common
+  done
+  check 'backends/common/*' backends/common
+  check 'support/*' support
+  check 'bench/*' support bench
+  check 'cli/*' support bench cli
+)
+[ -z "$bad" ] || wrong "$bad"
+
+# core/ may reach the registry of backends and nothing else of theirs; nobody but core/ and its unit tests may see core/.
+bad=$(includes $(files 'core/*') | grep -E 'backends/' | grep -v 'registry\.h')
+[ -z "$bad" ] || wrong "core/ sees a backend:
+$bad"
+finish "the direction of includes"

@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+# The README's C program is examples/embed.c to the letter, and every file that the documents link to exists.
+. "$(dirname "$0")/common.sh"
+scratch=$(mktemp)
+trap 'rm -f "$scratch"' EXIT
+awk '/^```c$/ { inside = 1; blocks++; next } /^```$/ { inside = 0; next } inside && blocks == 1' README.md >"$scratch"
+diff -u examples/embed.c "$scratch" || wrong "README.md: its first C block is not examples/embed.c"
+
+count=0
+for page in $(files '*.md'); do
+  for link in $(grep -oE '\]\([^) ]+\)' "$page" | sed -E 's/^\]\(//; s/\)$//; s/#.*$//'); do
+    case $link in
+      http://* | https://* | mailto:* | '') continue ;;
+    esac
+    count=$((count + 1))
+    [ -e "$(dirname "$page")/$link" ] || wrong "$page: links to $link, which does not exist"
+  done
+done
+[ "$count" -ge 5 ] || wrong "only $count links were found"
+finish "the example and $count links"
