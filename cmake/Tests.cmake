@@ -2,19 +2,31 @@
 # tessera_test(NAME name COMMAND command... [LABELS label...] [TIMEOUT seconds] [ENVIRONMENT VAR=value...] [SERIAL])
 #
 # add_test with the conventions of this tree. Labels decide where a test runs (CONTRIBUTING.md):
-#   unit, conformance   in the release build and again under ASan and UBSan
-#   thread              in the release build and again under TSan
-#   tree                reads the sources only; release build
-#   install             uses an installed copy; release build
-#   long                left to ./dev test full
+#   unit      in the release build and again under ASan and UBSan
+#   thread    in the release build and again under ASan, UBSan and TSan
+#   fuzz      in the build of the fuzz targets
+#   tree      reads the sources only; release build
+#   install   uses an installed copy; release build
+#   long      left to ./dev test full
+# TESSERA_TEST_LABELS, set by a preset, keeps the tests that have one of these labels; empty keeps all.
 # TESSERA_TEST_PREFIX, set by a preset, tells the builds apart where one ctest runs several of them ("asan.unit_layout").
 # A test that exits with 77 has been skipped and has said why.
+set(TESSERA_TEST_LABELS "" CACHE STRING "Keep only tests with one of these labels")
 set(TESSERA_TEST_PREFIX "" CACHE STRING "Put before the name of every test")
 
 function(tessera_test)
   cmake_parse_arguments(T "SERIAL" "NAME;TIMEOUT" "COMMAND;LABELS;ENVIRONMENT" ${ARGN})
   if(T_UNPARSED_ARGUMENTS OR NOT T_NAME OR NOT T_COMMAND)
     message(FATAL_ERROR "tessera_test: NAME and COMMAND are required; unknown: ${T_UNPARSED_ARGUMENTS}")
+  endif()
+  if(TESSERA_TEST_LABELS)
+    set(wanted ${T_LABELS})
+    list(REMOVE_ITEM wanted ${TESSERA_TEST_LABELS})
+    list(LENGTH wanted other)
+    list(LENGTH T_LABELS all)
+    if(other EQUAL all)
+      return()
+    endif()
   endif()
   if(NOT T_TIMEOUT)
     set(T_TIMEOUT 300)

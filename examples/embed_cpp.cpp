@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The same library from C++11: handles in smart pointers, errors as exceptions. Prints the state of the machine and checks a dense run.
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
 #include <memory>
 #include <stdexcept>
