@@ -5,6 +5,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 enum { NPY_MAX_DIMS = 8 };
 typedef enum npy_type { NPY_F32, NPY_F16, NPY_U16, NPY_BOOL, NPY_U8 } npy_type;
@@ -26,6 +27,8 @@ int npy_parse(npy_array *array, const void *bytes, size_t size, char *error, siz
 int npy_read(npy_array *array, const char *path, char *error, size_t error_size);
 /* Writes to a temporary file beside `path` and renames it; on failure nothing is left. */
 int npy_write(const char *path, npy_type type, int n_dims, const int64_t *shape, const void *data, char *error, size_t error_size);
+/* The same bytes into an open stream, whose errors the caller finds out about when it closes it. n_dims is 1 to NPY_MAX_DIMS. */
+void npy_put(FILE *stream, npy_type type, int n_dims, const int64_t *shape, const void *data);
 void npy_free(npy_array *array);
 
 #endif
