@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The one list of backends, best first. */
-#include "registry.h"
+#include "../core/registry.h"
 
 extern const tess_backend tess_cpu_backend;
 

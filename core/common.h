@@ -25,6 +25,7 @@ void tess_mem_free(tess_runtime *runtime, void *pointer, size_t size);
 /* runtime.c: references, and whether the handle comes from before a fork(). */
 void tess_runtime_retain(tess_runtime *runtime);
 tess_status tess_runtime_check(const tess_runtime *runtime, const char *function); /* fails when NULL or forked */
+bool tess_runtime_forked(const tess_runtime *runtime); /* then nothing of a backend may be called, not even to release it */
 void tess_log(const tess_runtime *runtime, const char *topic, const char *format, ...) TESS_PRINTF(3, 4);
 bool tess_log_wanted(const tess_runtime *runtime, const char *topic);
 const char *tess_setting(const tess_runtime *runtime, const char *name); /* "" when unset */

@@ -1,0 +1,219 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The backends of a runtime, what probing them found, and the grammar that selects among them. */
+#include "backends.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "registry.h"
+#include "runtime.h"
+#include "status.h"
+
+/* More devices than any machine has; a backend that never says "past the last" must not fill the memory. */
+enum { MOST_DEVICES = 1024 };
+
+/* ------------------------------------------------------------------ list */
+
+tess_backend_entry *tess_backend_find(tess_runtime *runtime, const char *name, size_t length) {
+    for (uint32_t n = 0; n < runtime->n_backends; n++) {
+        tess_backend_entry *entry = &runtime->backends[n];
+        if (strlen(entry->name) == length && memcmp(entry->name, name, length) == 0) return entry;
+    }
+    return NULL;
+}
+
+void tess_backend_names(const tess_runtime *runtime, char *text, size_t size) {
+    size_t length = 0;
+    text[0] = '\0';
+    for (uint32_t n = 0; n < runtime->n_backends && length < size; n++)
+        length += (size_t)snprintf(text + length, size - length, "%s%s", n != 0 ? ", " : "", runtime->backends[n].name);
+}
+
+static tess_status load_libraries(tess_runtime *runtime, const char *function, const char *paths) {
+    size_t bytes = strlen(paths) + 1;
+    char *copy = tess_mem_alloc(runtime, bytes, 1);
+    if (copy == NULL) return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: %zu bytes for the backend path", function, bytes);
+    memcpy(copy, paths, bytes);
+    for (char *path = copy, *next; path != NULL; path = next) {
+        next = strchr(path, ':');
+        if (next != NULL) *next++ = '\0';
+        /* The entry is counted after loading, so that it is not found as its own namesake. */
+        tess_backend_load(runtime, path, &runtime->backends[runtime->n_backends]);
+        runtime->n_backends++;
+    }
+    tess_mem_free(runtime, copy, bytes);
+    return TESS_OK;
+}
+
+/* The names in the settings can be checked once every backend is known. */
+static tess_status check_names(tess_runtime *runtime, const char *function) {
+    const tess_settings *settings = &runtime->settings;
+    const char *cursor = tess_setting_value(settings, TESS_SETTING_BACKEND);
+    if (cursor[0] == '\0') cursor = NULL;
+    while (cursor != NULL) {
+        tess_selection item;
+        tess_status status = tess_selection_next(runtime, function, tess_setting_label(settings, TESS_SETTING_BACKEND), &cursor, &item);
+        if (status != TESS_OK) return status;
+    }
+    const char *kernel = tess_setting_value(settings, TESS_SETTING_KERNEL);
+    if (kernel[0] == '\0') return TESS_OK;
+    size_t length = strcspn(kernel, "/");
+    if (tess_backend_find(runtime, kernel, length) == NULL) {
+        char names[400];
+        tess_backend_names(runtime, names, sizeof names);
+        return tess_fail(TESS_ERROR_INVALID, "%s: %s: '%s' names no backend; known are: %s", function,
+                         tess_setting_label(settings, TESS_SETTING_KERNEL), kernel, names);
+    }
+    return TESS_OK;
+}
+
+tess_status tess_backends_list(tess_runtime *runtime) {
+    static const char function[] = "tess_runtime_create";
+    const char *paths = tess_setting_value(&runtime->settings, TESS_SETTING_BACKEND_PATH);
+    size_t capacity = 0;
+    while (tess_registry[capacity] != NULL) capacity++;
+    size_t built_in = capacity;
+    if (paths[0] != '\0') capacity++;
+    for (const char *c = paths; *c != '\0'; c++) capacity += *c == ':';
+
+    runtime->backends = tess_mem_alloc(runtime, capacity * sizeof *runtime->backends, _Alignof(tess_backend_entry));
+    if (runtime->backends == NULL)
+        return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: %zu bytes for the list of backends", function, capacity * sizeof *runtime->backends);
+    memset(runtime->backends, 0, capacity * sizeof *runtime->backends);
+    runtime->backends_bytes = capacity * sizeof *runtime->backends;
+    for (size_t n = 0; n < built_in; n++) {
+        tess_backend_entry *entry = &runtime->backends[n];
+        entry->runtime = runtime;
+        entry->backend = tess_registry[n];
+        snprintf(entry->name, sizeof entry->name, "%s", entry->backend->name);
+        tess_host_init(entry);
+        runtime->n_backends++;
+    }
+    if (paths[0] != '\0') {
+        tess_status status = load_libraries(runtime, function, paths);
+        if (status != TESS_OK) return status;
+    }
+    return check_names(runtime, function);
+}
+
+void tess_backends_free(tess_runtime *runtime) {
+    for (uint32_t n = 0; n < runtime->n_backends; n++) {
+        tess_backend_entry *entry = &runtime->backends[n];
+        tess_mem_free(runtime, entry->devices, entry->capacity * sizeof *entry->devices);
+    }
+    tess_mem_free(runtime, runtime->backends, runtime->backends_bytes);
+}
+
+/* ------------------------------------------------------------------ probing */
+
+static bool devices_grow(tess_backend_entry *entry) {
+    if (entry->n_devices < entry->capacity) return true;
+    uint32_t capacity = entry->capacity != 0 ? 2 * entry->capacity : 2;
+    tess_device_info *devices = tess_mem_alloc(entry->runtime, capacity * sizeof *devices, _Alignof(tess_device_info));
+    if (devices == NULL) return false;
+    if (entry->n_devices != 0) memcpy(devices, entry->devices, entry->n_devices * sizeof *devices);
+    tess_mem_free(entry->runtime, entry->devices, entry->capacity * sizeof *devices);
+    entry->devices = devices;
+    entry->capacity = capacity;
+    return true;
+}
+
+/* What the core knows better than the backend, and strings that end. */
+static void device_complete(const tess_backend_entry *entry, uint32_t index, tess_device_info *info) {
+    info->struct_size = sizeof *info;
+    info->reserved = 0;
+    snprintf(info->id, sizeof info->id, "%s:%u", entry->name, index % MOST_DEVICES);
+    snprintf(info->backend, sizeof info->backend, "%s", entry->name);
+    info->name[sizeof info->name - 1] = info->arch[sizeof info->arch - 1] = info->driver[sizeof info->driver - 1] = '\0';
+    tess_one_line(info->name);
+    tess_one_line(info->arch);
+    tess_one_line(info->driver);
+}
+
+tess_status tess_backend_probe(tess_backend_entry *entry) {
+    if (entry->probed) return TESS_OK;
+    const char *function = tess_call_function();
+    tess_recovery recovery;
+    tess_recover_begin(&recovery);
+    tess_status status = TESS_OK;
+    for (entry->n_devices = 0; entry->n_devices < MOST_DEVICES; entry->n_devices++) {
+        if (!devices_grow(entry)) {
+            status = TESS_ERROR_OUT_OF_MEMORY;
+            break;
+        }
+        tess_device_info *info = &entry->devices[entry->n_devices];
+        memset(info, 0, sizeof *info);
+        info->struct_size = sizeof *info;
+        status = entry->backend->list(&entry->host, entry->n_devices, info);
+        if (status != TESS_OK) break;
+        device_complete(entry, entry->n_devices, info);
+    }
+    snprintf(entry->reason, sizeof entry->reason, "%s", tess_call_failed() ? tess_last_error() : tess_status_text(status));
+    tess_recover_end(&recovery);
+    if (status == TESS_ERROR_OUT_OF_MEMORY) /* This says nothing about the machine, so it is not kept: a later call probes again. */
+        return tess_fail(status, "%s: probing %s: %s", function, entry->name, entry->reason);
+    if (entry->n_devices > 0) {
+        if (status != TESS_OK && status != TESS_ERROR_UNAVAILABLE)
+            tess_log(entry->runtime, "device", "%s: listing stopped after %u devices: %s", entry->name, entry->n_devices, entry->reason);
+        status = TESS_OK;
+        entry->reason[0] = '\0';
+    } else
+        tess_log(entry->runtime, "device", "%s: %s: %s", entry->name, tess_status_text(status), entry->reason);
+    for (uint32_t n = 0; n < entry->n_devices; n++)
+        tess_log(entry->runtime, "device", "%s: found %s (%s, %s)", entry->devices[n].id, entry->devices[n].name, entry->devices[n].arch,
+                 entry->devices[n].driver);
+    entry->status = status;
+    entry->probed = true;
+    return TESS_OK;
+}
+
+tess_status tess_runtime_backend(tess_runtime *runtime, uint32_t index, tess_backend_info *info) {
+    static const char function[] = "tess_runtime_backend";
+    tess_status status = tess_runtime_check(runtime, function);
+    if (status != TESS_OK) return status;
+    if (index >= runtime->n_backends)
+        return tess_fail(TESS_ERROR_INVALID, "%s: index: %u is past the last of %u backends", function, index, runtime->n_backends);
+    tess_backend_entry *entry = &runtime->backends[index];
+    pthread_mutex_lock(&runtime->probing);
+    status = tess_backend_probe(entry);
+    pthread_mutex_unlock(&runtime->probing);
+    if (status != TESS_OK) return status;
+    tess_backend_info full = {.struct_size = sizeof full, .device_count = entry->n_devices, .status = entry->status};
+    memcpy(full.name, entry->name, sizeof full.name);
+    memcpy(full.reason, entry->reason, sizeof full.reason);
+    return tess_info_write(function, info, &full, sizeof full);
+}
+
+/* ------------------------------------------------------------------ selection */
+
+static tess_status selection_fail(const char *function, const char *label, const tess_selection *item, const char *why) {
+    return tess_fail(TESS_ERROR_INVALID, "%s: %s: '%.*s' %s", function, label, (int)(item->length < 80 ? item->length : 80), item->text, why);
+}
+
+tess_status tess_selection_next(tess_runtime *runtime, const char *function, const char *label, const char **cursor, tess_selection *item) {
+    item->text = *cursor;
+    item->length = strcspn(item->text, ",");
+    item->index = -1;
+    *cursor = item->text[item->length] == ',' ? item->text + item->length + 1 : NULL;
+    if (item->length == 0) return tess_fail(TESS_ERROR_INVALID, "%s: %s: has an empty item", function, label);
+    const char *colon = memchr(item->text, ':', item->length);
+    size_t name_length = colon != NULL ? (size_t)(colon - item->text) : item->length;
+    if (colon != NULL) {
+        size_t digits = item->length - name_length - 1;
+        if (digits == 0 || digits > 9 || strspn(colon + 1, "0123456789") != digits)
+            return selection_fail(function, label, item, "is not of the form name or name:index");
+        item->index = strtol(colon + 1, NULL, 10);
+    }
+    item->entry = tess_backend_find(runtime, item->text, name_length);
+    if (item->entry == NULL) {
+        char names[400], why[480];
+        tess_backend_names(runtime, names, sizeof names);
+        snprintf(why, sizeof why, "names no backend; known are: %s", names);
+        return selection_fail(function, label, item, why);
+    }
+    return TESS_OK;
+}
+
+uint32_t tess_device_rank(uint32_t kind) { return kind == TESS_DEVICE_GPU ? 0 : kind == TESS_DEVICE_CPU ? 1 : 2; }

@@ -1,0 +1,200 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The runtime: its life, host memory, the log, and detection of fork(). */
+#include "runtime.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "status.h"
+
+/* ------------------------------------------------------------------ what the process shares */
+
+/* Guards the list of runtimes that log errors and the registration of the fork handlers. Nothing is called back while it is held. */
+static pthread_mutex_t process = PTHREAD_MUTEX_INITIALIZER;
+static tess_runtime *error_loggers;
+static atomic_uint n_error_loggers; /* so that a failure costs one load when nobody logs errors */
+static bool fork_handlers;
+static atomic_uint generation;
+static _Atomic uint64_t last_id;
+
+/* The lock is held over fork(), so that the child finds the list whole and may take the lock to release a runtime. */
+static void fork_prepare(void) { pthread_mutex_lock(&process); }
+static void fork_parent(void) { pthread_mutex_unlock(&process); }
+static void fork_child(void) {
+    atomic_fetch_add_explicit(&generation, 1, memory_order_relaxed);
+    pthread_mutex_unlock(&process);
+}
+
+static bool watch_forks(void) {
+    pthread_mutex_lock(&process);
+    bool watched = fork_handlers;
+    if (!watched) watched = fork_handlers = pthread_atfork(fork_prepare, fork_parent, fork_child) == 0;
+    pthread_mutex_unlock(&process);
+    return watched;
+}
+
+bool tess_runtime_forked(const tess_runtime *runtime) { return runtime->generation != atomic_load_explicit(&generation, memory_order_relaxed); }
+
+/* ------------------------------------------------------------------ host memory */
+
+static void *default_alloc(void *user, size_t size, size_t alignment) {
+    (void)user;
+    void *pointer = NULL;
+    if (alignment <= _Alignof(max_align_t)) return malloc(size);
+    return posix_memalign(&pointer, alignment, size) == 0 ? pointer : NULL;
+}
+
+static void default_free(void *user, void *pointer, size_t size) {
+    (void)user;
+    (void)size;
+    free(pointer);
+}
+
+static void *memory_take(const tess_allocator *allocator, size_t size, size_t alignment) {
+    if (size > PTRDIFF_MAX) return NULL;
+    if (alignment < sizeof(void *)) alignment = sizeof(void *);
+    return allocator->alloc(allocator->user, size != 0 ? size : 1, alignment);
+}
+
+void *tess_mem_alloc(tess_runtime *runtime, size_t size, size_t alignment) { return memory_take(&runtime->allocator, size, alignment); }
+
+void tess_mem_free(tess_runtime *runtime, void *pointer, size_t size) {
+    if (pointer != NULL) runtime->allocator.free(runtime->allocator.user, pointer, size != 0 ? size : 1);
+}
+
+/* ------------------------------------------------------------------ log */
+
+bool tess_log_wanted(const tess_runtime *runtime, const char *topic) {
+    return runtime->settings.topics != 0 && (runtime->settings.topics & tess_topic_bit(topic, strlen(topic))) != 0;
+}
+
+static void default_log(void *user, const char *line) {
+    (void)user;
+    /* One call for the whole line, so that lines of several threads do not mix. */
+    char text[TESS_ERROR_BYTES + 64];
+    int length = snprintf(text, sizeof text, "tessera: %s\n", line);
+    if (length > 0) fwrite(text, 1, (size_t)length < sizeof text ? (size_t)length : sizeof text - 1, stderr);
+}
+
+static void log_line(const tess_runtime *runtime, const char *topic, char *message) {
+    char line[TESS_ERROR_BYTES + 32];
+    tess_one_line(message);
+    snprintf(line, sizeof line, "%s: %s", topic, message);
+    runtime->log(runtime->log_user, line);
+}
+
+void tess_log(const tess_runtime *runtime, const char *topic, const char *format, ...) {
+    if (!tess_log_wanted(runtime, topic)) return;
+    char message[TESS_ERROR_BYTES];
+    va_list arguments;
+    va_start(arguments, format);
+    int length = vsnprintf(message, sizeof message, format, arguments);
+    va_end(arguments);
+    if (length >= 0) log_line(runtime, topic, message);
+}
+
+void tess_log_failure(uint64_t runtime_id, const char *message) {
+    if (atomic_load_explicit(&n_error_loggers, memory_order_relaxed) == 0 || runtime_id == 0) return;
+    /* The thread remembers only the runtime's number: the runtime itself may be gone, or be released by another thread right now. */
+    pthread_mutex_lock(&process);
+    tess_runtime *runtime = error_loggers;
+    while (runtime != NULL && runtime->id != runtime_id) runtime = runtime->next;
+    unsigned refs = runtime != NULL ? atomic_load(&runtime->refs) : 0;
+    while (refs != 0 && !atomic_compare_exchange_weak(&runtime->refs, &refs, refs + 1)) {}
+    pthread_mutex_unlock(&process);
+    if (refs == 0) return;
+    char text[TESS_ERROR_BYTES];
+    snprintf(text, sizeof text, "%s", message);
+    log_line(runtime, "errors", text);
+    tess_runtime_release(runtime);
+}
+
+static void error_logger_add(tess_runtime *runtime) {
+    pthread_mutex_lock(&process);
+    runtime->next = error_loggers;
+    error_loggers = runtime;
+    pthread_mutex_unlock(&process);
+    atomic_fetch_add_explicit(&n_error_loggers, 1, memory_order_relaxed);
+}
+
+static void error_logger_remove(tess_runtime *runtime) {
+    bool found = false;
+    pthread_mutex_lock(&process);
+    for (tess_runtime **link = &error_loggers; *link != NULL && !found; link = found ? link : &(*link)->next) {
+        found = *link == runtime;
+        if (found) *link = runtime->next;
+    }
+    pthread_mutex_unlock(&process);
+    if (found) atomic_fetch_sub_explicit(&n_error_loggers, 1, memory_order_relaxed);
+}
+
+/* ------------------------------------------------------------------ life */
+
+static void runtime_destroy(tess_runtime *runtime) {
+    error_logger_remove(runtime);
+    tess_backends_free(runtime);
+    tess_settings_free(runtime);
+    /* After a fork another thread of the parent may have held the mutex, and destroying a locked one is not defined. */
+    if (!tess_runtime_forked(runtime)) pthread_mutex_destroy(&runtime->probing);
+    tess_allocator allocator = runtime->allocator;
+    allocator.free(allocator.user, runtime, sizeof *runtime);
+}
+
+tess_status tess_runtime_create(const tess_runtime_desc *desc, tess_runtime **out) {
+    static const char function[] = "tess_runtime_create";
+    tess_runtime_desc own = {.struct_size = sizeof own};
+    tess_call_begin(function, 0);
+    if (out == NULL) return tess_fail(TESS_ERROR_INVALID, "%s: runtime: must not be NULL", function);
+    if (desc != NULL) {
+        tess_status status = tess_desc_read(function, desc, &own, sizeof own);
+        if (status != TESS_OK) return status;
+    }
+    if (own.flags != 0) return tess_fail(TESS_ERROR_INVALID, "%s: flags: must be 0, not 0x%x", function, own.flags);
+    if (own.reserved != 0) return tess_fail(TESS_ERROR_INVALID, "%s: reserved: must be 0, not %u", function, own.reserved);
+    if ((own.allocator.alloc == NULL) != (own.allocator.free == NULL))
+        return tess_fail(TESS_ERROR_INVALID, "%s: allocator: give both functions or neither; %s is missing", function,
+                         own.allocator.alloc == NULL ? "alloc" : "free");
+    if (own.allocator.alloc == NULL) own.allocator = (tess_allocator){default_alloc, default_free, NULL};
+    if (!watch_forks()) return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: pthread_atfork", function);
+
+    tess_runtime *runtime = memory_take(&own.allocator, sizeof *runtime, _Alignof(tess_runtime));
+    if (runtime == NULL) return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: %zu bytes for the runtime", function, sizeof *runtime);
+    memset(runtime, 0, sizeof *runtime);
+    if (pthread_mutex_init(&runtime->probing, NULL) != 0) {
+        own.allocator.free(own.allocator.user, runtime, sizeof *runtime);
+        return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: pthread_mutex_init", function);
+    }
+    atomic_init(&runtime->refs, 1);
+    runtime->generation = atomic_load_explicit(&generation, memory_order_relaxed);
+    runtime->id = atomic_fetch_add_explicit(&last_id, 1, memory_order_relaxed) + 1;
+    runtime->allocator = own.allocator;
+    runtime->log = own.log != NULL ? own.log : default_log;
+    runtime->log_user = own.log_user;
+
+    tess_status status = tess_settings_read(runtime, &own);
+    if (status == TESS_OK) status = tess_backends_list(runtime);
+    if (status != TESS_OK) {
+        runtime_destroy(runtime);
+        return status;
+    }
+    if (tess_log_wanted(runtime, "errors")) error_logger_add(runtime);
+    *out = runtime;
+    return TESS_OK;
+}
+
+void tess_runtime_retain(tess_runtime *runtime) { atomic_fetch_add_explicit(&runtime->refs, 1, memory_order_relaxed); }
+
+void tess_runtime_release(tess_runtime *runtime) {
+    if (runtime != NULL && atomic_fetch_sub_explicit(&runtime->refs, 1, memory_order_acq_rel) == 1) runtime_destroy(runtime);
+}
+
+tess_status tess_runtime_check(const tess_runtime *runtime, const char *function) {
+    tess_call_begin(function, runtime != NULL ? runtime->id : 0);
+    if (runtime == NULL) return tess_fail(TESS_ERROR_INVALID, "%s: runtime: must not be NULL", function);
+    if (tess_runtime_forked(runtime))
+        return tess_fail(TESS_ERROR_INVALID, "%s: the handle was made before fork() and cannot be used in the child; make a new runtime there",
+                         function);
+    return TESS_OK;
+}

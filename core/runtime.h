@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The state behind tess_runtime. */
+#ifndef TESSERA_CORE_RUNTIME_H
+#define TESSERA_CORE_RUNTIME_H
+
+#include <pthread.h>
+
+#include "backends.h"
+#include "common.h"
+#include "settings.h"
+
+struct tess_runtime {
+    atomic_uint refs;
+    unsigned generation; /* how many times this process was forked off when the runtime was made */
+    uint64_t id;         /* never used twice in a process */
+    tess_runtime *next;  /* of the list of runtimes that log errors */
+    tess_allocator allocator;
+    tess_log_fn log;
+    void *log_user;
+    tess_settings settings;
+    pthread_mutex_t probing; /* guards the results of probing in `backends` */
+    tess_backend_entry *backends;
+    size_t backends_bytes;
+    uint32_t n_backends;
+};
+
+#endif

@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The table of settings, and how their values are read and checked. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include "settings.h"
+
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#if defined(__linux__) && !defined(__GLIBC__)
+#include <sys/auxv.h>
+#elif !defined(__linux__) && !defined(_WIN32)
+#include <unistd.h>
+#endif
+
+#include "runtime.h"
+
+static const char function[] = "tess_runtime_create";
+
+static const char *const topics[] = {"errors", "device", "dispatch", "plan"};
+enum { N_TOPICS = sizeof topics / sizeof topics[0] };
+
+uint32_t tess_topic_bit(const char *topic, size_t length) {
+    for (uint32_t n = 0; n < N_TOPICS; n++)
+        if (strlen(topics[n]) == length && memcmp(topics[n], topic, length) == 0) return 1u << n;
+    return 0;
+}
+
+/* ------------------------------------------------------------------ rules; each is called with a text that is not empty */
+
+typedef tess_status rule_fn(tess_settings *settings, const char *label, const char *text);
+
+static tess_status rule_list(tess_settings *settings, const char *label, const char *text) {
+    (void)settings;
+    size_t length = strlen(text);
+    if (text[0] == ',' || text[length - 1] == ',' || strstr(text, ",,") != NULL)
+        return tess_fail(TESS_ERROR_INVALID, "%s: %s: '%.80s' has an empty item", function, label, text);
+    return TESS_OK;
+}
+
+static tess_status rule_kernel(tess_settings *settings, const char *label, const char *text) {
+    (void)settings;
+    const char *slash = strchr(text, '/');
+    if (slash == NULL || slash == text || slash[1] == '\0' || strlen(text) >= sizeof((tess_kernel_info *)0)->name)
+        return tess_fail(TESS_ERROR_INVALID, "%s: %s: '%.80s' is not of the form backend/kernel", function, label, text);
+    return TESS_OK;
+}
+
+static tess_status rule_verbose(tess_settings *settings, const char *label, const char *text) {
+    tess_status status = rule_list(settings, label, text);
+    if (status != TESS_OK) return status;
+    for (const char *item = text; item != NULL;) {
+        size_t length = strcspn(item, ",");
+        uint32_t bit = length == 3 && memcmp(item, "all", 3) == 0 ? (1u << N_TOPICS) - 1 : tess_topic_bit(item, length);
+        if (bit == 0)
+            return tess_fail(TESS_ERROR_INVALID, "%s: %s: '%.*s' is none of errors, device, dispatch, plan, all", function, label,
+                             (int)(length < 80 ? length : 80), item);
+        settings->topics |= bit;
+        item = item[length] == ',' ? item + length + 1 : NULL;
+    }
+    return TESS_OK;
+}
+
+static tess_status rule_absolute(tess_settings *settings, const char *label, const char *text) {
+    (void)settings;
+    if (text[0] != '/') return tess_fail(TESS_ERROR_INVALID, "%s: %s: '%.200s' is not an absolute path", function, label, text);
+    return TESS_OK;
+}
+
+static tess_status rule_path(tess_settings *settings, const char *label, const char *text) {
+    /* An empty item would mean the current directory to many programs, so it is refused like any other relative path. */
+    for (const char *item = text; item != NULL; item = strchr(item, ':') != NULL ? strchr(item, ':') + 1 : NULL)
+        if (item[0] != '/')
+            return tess_fail(TESS_ERROR_INVALID, "%s: %s: '%.*s' is not an absolute path", function, label,
+                             (int)(strcspn(item, ":") < 200 ? strcspn(item, ":") : 200), item);
+    (void)settings;
+    return TESS_OK;
+}
+
+static tess_status rule_threads(tess_settings *settings, const char *label, const char *text) {
+    size_t length = strlen(text);
+    unsigned long threads = 0;
+    bool digits = length <= 9 && strspn(text, "0123456789") == length;
+    if (digits) threads = strtoul(text, NULL, 10);
+    if (threads < 1 || threads > TESS_CPU_THREADS_MOST)
+        return tess_fail(TESS_ERROR_INVALID, "%s: %s: '%.80s' is not an integer from 1 to %d", function, label, text, TESS_CPU_THREADS_MOST);
+    settings->cpu_threads = (uint32_t)threads;
+    return TESS_OK;
+}
+
+/* ------------------------------------------------------------------ the table, in the order of tess_setting_id */
+
+static const struct setting {
+    const char *name;    /* environment variable */
+    const char *field;   /* of tess_runtime_desc */
+    size_t offset;       /* of that field */
+    rule_fn *rule;       /* checks a value and derives what the runtime keeps of it */
+    const char *meaning; /* one sentence for users */
+} table[TESS_SETTING_COUNT] = {
+    [TESS_SETTING_BACKEND] = {"TESSERA_BACKEND", "backend", offsetof(tess_runtime_desc, backend), rule_list,
+                              "Device to open when the application names none: name, name:index, or a comma list in order of preference."},
+    [TESS_SETTING_KERNEL] = {"TESSERA_KERNEL", "kernel", offsetof(tess_runtime_desc, kernel), rule_kernel,
+                             "The only kernel that plans may use, as backend/kernel; a problem that it refuses is not supported."},
+    [TESS_SETTING_VERBOSE] = {"TESSERA_VERBOSE", "verbose", offsetof(tess_runtime_desc, verbose), rule_verbose,
+                              "What to log: a comma list of errors, device, dispatch, plan, all."},
+    [TESS_SETTING_CACHE_DIR] = {"TESSERA_CACHE_DIR", "cache_dir", offsetof(tess_runtime_desc, cache_dir), rule_absolute,
+                                "Folder for compiled kernels, an absolute path; no backend of this release compiles kernels at run time, so it stays "
+                                "unused unless a loaded backend reads it."},
+    [TESS_SETTING_TUNE_FILE] =
+        {"TESSERA_TUNE_FILE", "tune_file", offsetof(tess_runtime_desc, tune_file), rule_absolute,
+         "File of kernel choices measured on this device, an absolute path; no backend of this release has such choices, so it "
+         "stays unused unless a loaded backend reads it."},
+    [TESS_SETTING_BACKEND_PATH] = {"TESSERA_BACKEND_PATH", "backend_path", offsetof(tess_runtime_desc, backend_path), rule_path,
+                                   "Backend libraries to load: a colon list of absolute paths."},
+    [TESS_SETTING_CPU_THREADS] = {"TESSERA_CPU_THREADS", "cpu_threads", offsetof(tess_runtime_desc, cpu_threads), rule_threads,
+                                  "Threads of the CPU backend, 1 to 1024; by default the CPUs that this process may use."},
+};
+
+/* A process that runs with more rights than its user must not take orders from that user's environment. */
+static const char *environment(const char *name) {
+#if defined(__GLIBC__)
+    return secure_getenv(name);
+#elif defined(__linux__)
+    return getauxval(AT_SECURE) ? NULL : getenv(name);
+#elif defined(_WIN32)
+    return getenv(name);
+#else
+    return issetugid() ? NULL : getenv(name);
+#endif
+}
+
+static tess_status store(tess_runtime *runtime, tess_setting_id id, const char *text) {
+    size_t bytes = strlen(text) + 1;
+    char *copy = tess_mem_alloc(runtime, bytes, 1);
+    if (copy == NULL) return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: %s: %zu bytes", function, table[id].name, bytes);
+    memcpy(copy, text, bytes);
+    runtime->settings.values[id].text = copy;
+    runtime->settings.values[id].bytes = bytes;
+    return TESS_OK;
+}
+
+tess_status tess_settings_read(tess_runtime *runtime, const tess_runtime_desc *desc) {
+    tess_settings *settings = &runtime->settings;
+    for (tess_setting_id id = 0; id < TESS_SETTING_COUNT; id++) {
+        char number[16];
+        const char *text = NULL;
+        tess_source source = TESS_SOURCE_DESCRIPTOR;
+        const unsigned char *field = (const unsigned char *)desc + table[id].offset;
+        if (id == TESS_SETTING_CPU_THREADS) {
+            uint32_t threads;
+            memcpy(&threads, field, sizeof threads);
+            snprintf(number, sizeof number, "%u", threads);
+            if (threads != 0) text = number;
+        } else
+            memcpy(&text, field, sizeof text);
+        if (text == NULL) {
+            source = TESS_SOURCE_ENVIRONMENT;
+            text = environment(table[id].name);
+            if (text == NULL || text[0] == '\0') source = TESS_SOURCE_DEFAULT;
+        }
+        settings->values[id].source = source;
+        if (text == NULL || text[0] == '\0') {
+            if (id != TESS_SETTING_CPU_THREADS) continue;
+            snprintf(number, sizeof number, "%u", tess_cpus_usable());
+            text = number;
+        }
+        tess_status status = table[id].rule(settings, tess_setting_label(settings, id), text);
+        if (status == TESS_OK) status = store(runtime, id, text);
+        if (status != TESS_OK) return status;
+    }
+    return TESS_OK;
+}
+
+void tess_settings_free(tess_runtime *runtime) {
+    for (tess_setting_id id = 0; id < TESS_SETTING_COUNT; id++)
+        tess_mem_free(runtime, runtime->settings.values[id].text, runtime->settings.values[id].bytes);
+}
+
+const char *tess_setting_value(const tess_settings *settings, tess_setting_id id) {
+    return settings->values[id].text != NULL ? settings->values[id].text : "";
+}
+
+const char *tess_setting_label(const tess_settings *settings, tess_setting_id id) {
+    return settings->values[id].source == TESS_SOURCE_DESCRIPTOR ? table[id].field : table[id].name;
+}
+
+const char *tess_setting(const tess_runtime *runtime, const char *name) {
+    for (tess_setting_id id = 0; id < TESS_SETTING_COUNT; id++)
+        if (strcmp(table[id].name, name) == 0) return tess_setting_value(&runtime->settings, id);
+    return "";
+}
+
+tess_status tess_runtime_setting(const tess_runtime *runtime, uint32_t index, tess_setting_info *info) {
+    static const char *const sources[] = {"default", "environment", "descriptor"};
+    static const char here[] = "tess_runtime_setting";
+    tess_status status = tess_runtime_check(runtime, here);
+    if (status != TESS_OK) return status;
+    if (index >= TESS_SETTING_COUNT)
+        return tess_fail(TESS_ERROR_INVALID, "%s: index: %u is past the last setting, %d", here, index, TESS_SETTING_COUNT - 1);
+    const tess_settings *settings = &runtime->settings;
+    tess_setting_info full = {.struct_size = sizeof full,
+                              .name = table[index].name,
+                              .value = tess_setting_value(settings, (tess_setting_id)index),
+                              .source = sources[settings->values[index].source],
+                              .meaning = table[index].meaning};
+    return tess_info_write(here, info, &full, sizeof full);
+}

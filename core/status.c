@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Status names, the message of the last failure per thread, and the rules for descriptors and info structures of other versions. */
+#include "status.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+/* The state is one fixed buffer per thread, so that reporting "out of memory" needs no memory. */
+static _Thread_local struct {
+    const char *function;
+    uint64_t runtime_id;
+    bool failed;
+    unsigned recovering;
+    char text[TESS_ERROR_BYTES];
+} call;
+
+const char *tess_status_name(tess_status status) {
+    switch (status) {
+#define STATUS_NAME(name, text) \
+    case name: return #name;
+        TESS_STATUS_LIST(STATUS_NAME)
+#undef STATUS_NAME
+    }
+    return "TESS_ERROR_?";
+}
+
+const char *tess_status_text(tess_status status) {
+    switch (status) {
+#define STATUS_TEXT(name, text) \
+    case name: return text;
+        TESS_STATUS_LIST(STATUS_TEXT)
+#undef STATUS_TEXT
+    }
+    return "unknown status";
+}
+
+const char *tess_last_error(void) { return call.text; }
+
+uint32_t tess_version(void) { return TESS_VERSION_NUMBER; }
+
+void tess_one_line(char *text) {
+    size_t length = 0;
+    for (size_t n = 0; text[n] != '\0'; n++) {
+        if ((unsigned char)text[n] < ' ' || text[n] == 127) text[n] = ' ';
+        if (text[n] != ' ') length = n + 1;
+    }
+    text[length] = '\0';
+}
+
+tess_status tess_fail(tess_status status, const char *format, ...) {
+    /* The arguments may point into the previous message, so the new one is made beside it. */
+    char text[TESS_ERROR_BYTES];
+    va_list arguments;
+    va_start(arguments, format);
+    if (vsnprintf(text, sizeof text, format, arguments) < 0) snprintf(text, sizeof text, "%s", tess_status_text(status));
+    va_end(arguments);
+    tess_one_line(text);
+    memcpy(call.text, text, sizeof text);
+    call.failed = true;
+    if (call.recovering == 0) tess_log_failure(call.runtime_id, call.text);
+    return status;
+}
+
+void tess_call_begin(const char *function, uint64_t runtime_id) {
+    call.function = function;
+    call.runtime_id = runtime_id;
+    call.failed = false;
+}
+
+const char *tess_call_function(void) { return call.function; }
+uint64_t tess_call_runtime(void) { return call.runtime_id; }
+bool tess_call_failed(void) { return call.failed; }
+
+void tess_recover_begin(tess_recovery *recovery) {
+    recovery->function = call.function;
+    recovery->failed = call.failed;
+    memcpy(recovery->text, call.text, sizeof call.text);
+    call.function = NULL;
+    call.failed = false;
+    call.text[0] = '\0';
+    call.recovering++;
+}
+
+void tess_recover_end(const tess_recovery *recovery) {
+    call.function = recovery->function;
+    call.failed = recovery->failed;
+    memcpy(call.text, recovery->text, sizeof call.text);
+    call.recovering--;
+}
+
+/* A structure of this library never grows by more than this between two versions that understand each other; a larger struct_size is a value that was
+ * never set, and reading that far would leave the caller's memory. */
+enum { LARGEST_UNKNOWN_TAIL = 4096 };
+
+/* Reads struct_size, which is the first field of every versioned structure. */
+static tess_status struct_size_read(const char *function, const char *field, const void *structure, size_t known, size_t *size) {
+    if (structure == NULL) return tess_fail(TESS_ERROR_INVALID, "%s: %s: must not be NULL", function, field);
+    uint32_t value;
+    memcpy(&value, structure, sizeof value);
+    if (value < 2 * sizeof value || value > known + LARGEST_UNKNOWN_TAIL)
+        return tess_fail(TESS_ERROR_VERSION, "%s: %s.struct_size: %u is not the size of this structure in any version (here it is %zu)", function,
+                         field, value, known);
+    *size = value;
+    return TESS_OK;
+}
+
+tess_status tess_desc_read(const char *function, const void *desc, void *copy, size_t known) {
+    size_t size = 0;
+    tess_status status = struct_size_read(function, "desc", desc, known, &size);
+    if (status != TESS_OK) return status;
+    const unsigned char *bytes = desc;
+    for (size_t n = known; n < size; n++)
+        if (bytes[n] != 0)
+            return tess_fail(TESS_ERROR_VERSION, "%s: desc.struct_size: byte %zu is set, but this version of the library knows only %zu bytes",
+                             function, n, known);
+    if (size > known) size = known;
+    memset(copy, 0, known);
+    memcpy(copy, desc, size);
+    uint32_t value = (uint32_t)known;
+    memcpy(copy, &value, sizeof value);
+    return TESS_OK;
+}
+
+tess_status tess_info_write(const char *function, void *info, const void *full, size_t known) {
+    size_t size = 0;
+    tess_status status = struct_size_read(function, "info", info, known, &size);
+    if (status != TESS_OK) return status;
+    size_t common = size < known ? size : known;
+    memcpy((unsigned char *)info + sizeof(uint32_t), (const unsigned char *)full + sizeof(uint32_t), common - sizeof(uint32_t));
+    if (size > known) memset((unsigned char *)info + known, 0, size - known);
+    return TESS_OK;
+}

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a thread knows about the public call it is in: its name and runtime, for messages, and failures that are recovered from. */
+#ifndef TESSERA_CORE_STATUS_H
+#define TESSERA_CORE_STATUS_H
+
+#include "common.h"
+
+#define TESS_ERROR_BYTES 1024
+
+/* Notes which public function runs on this thread and on behalf of which runtime (0: none). Costs three thread-local stores, so tess_run may afford it. */
+void tess_call_begin(const char *function, uint64_t runtime_id);
+/* The function of tess_call_begin, or NULL when messages must not be prefixed by it. */
+const char *tess_call_function(void);
+uint64_t tess_call_runtime(void);
+/* Whether tess_fail was called on this thread since tess_call_begin or tess_recover_begin. */
+bool tess_call_failed(void);
+
+/* Failures between begin and end are handled by the caller: tess_last_error() reads afterwards as it did before, nothing is logged under "errors",
+ * and messages of a backend come without a prefix. Scopes may be nested. */
+typedef struct tess_recovery {
+    const char *function;
+    bool failed;
+    char text[TESS_ERROR_BYTES];
+} tess_recovery;
+void tess_recover_begin(tess_recovery *recovery);
+void tess_recover_end(const tess_recovery *recovery);
+
+/* "invalid argument" and so on. */
+const char *tess_status_text(tess_status status);
+
+/* Makes one line of `text` in place: control characters become spaces, and spaces at the end go. */
+void tess_one_line(char *text);
+
+/* runtime.c: hands a message to the log of a runtime that asks for "errors", if it still lives. */
+void tess_log_failure(uint64_t runtime_id, const char *message);
+
+#endif
