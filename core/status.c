@@ -93,22 +93,26 @@ void tess_recover_end(const tess_recovery *recovery) {
  * never set, and reading that far would leave the caller's memory. */
 enum { LARGEST_UNKNOWN_TAIL = 4096 };
 
-/* Reads struct_size, which is the first field of every versioned structure. */
-static tess_status struct_size_read(const char *function, const char *field, const void *structure, size_t known, size_t *size) {
-    if (structure == NULL) return tess_fail(TESS_ERROR_INVALID, "%s: %s: must not be NULL", function, field);
-    uint32_t value;
-    memcpy(&value, structure, sizeof value);
-    if (value < 2 * sizeof value || value > known + LARGEST_UNKNOWN_TAIL)
-        return tess_fail(TESS_ERROR_VERSION, "%s: %s.struct_size: %u is not the size of this structure in any version (here it is %zu)", function,
-                         field, value, known);
-    *size = value;
-    return TESS_OK;
+enum { SMALLEST_STRUCTURE = 8 };
+
+/* Reads struct_size, which is the first field of every versioned structure. Returns 0, with *status set, if it is none. */
+static size_t struct_size_read(const char *function, const char *field, const void *structure, size_t known, tess_status *status) {
+    uint32_t size;
+    if (structure == NULL) {
+        *status = tess_fail(TESS_ERROR_INVALID, "%s: %s: must not be NULL", function, field);
+        return 0;
+    }
+    memcpy(&size, structure, sizeof size);
+    if (size >= SMALLEST_STRUCTURE && size <= known + LARGEST_UNKNOWN_TAIL) return size;
+    *status = tess_fail(TESS_ERROR_VERSION, "%s: %s.struct_size: %u is not the size of this structure in any version (here it is %zu)", function,
+                        field, size, known);
+    return 0;
 }
 
 tess_status tess_desc_read(const char *function, const void *desc, void *copy, size_t known) {
-    size_t size = 0;
-    tess_status status = struct_size_read(function, "desc", desc, known, &size);
-    if (status != TESS_OK) return status;
+    tess_status status;
+    size_t size = struct_size_read(function, "desc", desc, known, &status);
+    if (size < SMALLEST_STRUCTURE) return status;
     const unsigned char *bytes = desc;
     for (size_t n = known; n < size; n++)
         if (bytes[n] != 0)
@@ -123,9 +127,9 @@ tess_status tess_desc_read(const char *function, const void *desc, void *copy, s
 }
 
 tess_status tess_info_write(const char *function, void *info, const void *full, size_t known) {
-    size_t size = 0;
-    tess_status status = struct_size_read(function, "info", info, known, &size);
-    if (status != TESS_OK) return status;
+    tess_status status;
+    size_t size = struct_size_read(function, "info", info, known, &status);
+    if (size < SMALLEST_STRUCTURE) return status;
     size_t common = size < known ? size : known;
     memcpy((unsigned char *)info + sizeof(uint32_t), (const unsigned char *)full + sizeof(uint32_t), common - sizeof(uint32_t));
     if (size > known) memset((unsigned char *)info + known, 0, size - known);
