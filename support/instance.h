@@ -17,17 +17,22 @@ typedef struct instance {
     tess_buffer dq, dk, dv, d_o, dlse, dwork; /* on the device, guard words on both sides of o, lse and workspace */
     tess_run_desc run;
     int host_memory; /* the device reads host memory */
+    unsigned flags;  /* INSTANCE_... */
+    uint64_t guard;  /* bytes of guard words before and after each guarded part */
+    char error[512]; /* why the last function failed; also after a failed instance_create */
 } instance;
 
 enum {
-    INSTANCE_POISON = 1 << 0, /* fill outputs, workspace and keys past every kv_len with NaN */
+    INSTANCE_POISON = 1 << 0, /* fill outputs, workspace and what lies around K and V (between sequences too, unless packed) with NaN */
     INSTANCE_GUARDS = 1 << 1, /* guard words around outputs and workspace, verified by instance_check */
 };
 
-/* `kernel` may be NULL. Inputs are fill_normal(seed of the problem). On failure everything is released and tess_last_error() tells why. */
+/* `kernel` may be NULL. Inputs are fill_normal(seed of the problem), streams 1, 2 and 3 for Q, K and V. On failure everything is released and x->error tells why.
+ * The problem must outlive the instance. */
 tess_status instance_create(instance *x, tess_device *device, const problem *p, const char *kernel, unsigned flags);
-tess_status instance_run(instance *x, double *device_seconds); /* device_seconds may be NULL */
-tess_status instance_fetch(instance *x);                       /* outputs back into o and lse */
+/* Runs and waits. device_seconds may be NULL. Several threads may run instances of their own. */
+tess_status instance_run(instance *x, double *device_seconds);
+tess_status instance_fetch(instance *x); /* outputs back into o and lse */
 void instance_release(instance *x);
 
 typedef struct instance_verdict {
