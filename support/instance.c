@@ -259,7 +259,7 @@ typedef struct tally {
     double same_type, rounding;     /* the two maxima of the tolerance rule for 16-bit types */
     double lse_worst;               /* of error / tolerance */
     int failed;                     /* a row broke a rule of its own; `what` is filled */
-    char where[160];                /* the element of `worst` */
+    char where[192];                /* the element of `worst` */
 } tally;
 
 static float low(uint32_t dtype, float f) { return dtype == TESS_F16 ? half_to_float(float_to_half(f)) : bf16_to_float(float_to_bf16(f)); }
