@@ -34,7 +34,7 @@ void tess_backend_load(tess_runtime *runtime, const char *path, tess_backend_ent
     const char *file = strrchr(path, '/') + 1;
     char why[256];
     entry->runtime = runtime;
-    snprintf(entry->name, sizeof entry->name, "%s", file);
+    snprintf(entry->name, sizeof entry->name, "%s", file[0] != '\0' ? file : path);
 
     /* Never closed: a driver below the backend may keep threads and exit handlers whose code must not go away. */
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
