@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The CPU as a backend: one device, host memory, and a thread pool per open device. */
+#include "cpu.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+extern const tess_backend tess_cpu_backend;
+
+static tess_status cpu_list(const tess_host *host, uint32_t index, tess_device_info *info) {
+    if (index > 0) return host->fail(host, TESS_ERROR_UNAVAILABLE, "cpu: there is one device, cpu:0");
+    info->kind = TESS_DEVICE_CPU;
+    info->compute_units = TESS_CPU_PTHREADPOOL ? host->cpu_threads : 1;
+    const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+    info->memory_bytes = pages > 0 && page > 0 ? (uint64_t)pages * (uint64_t)page : 0;
+    cpu_model_name(info->name, sizeof info->name);
+    cpu_isa_list(info->arch, sizeof info->arch);
+    snprintf(info->driver, sizeof info->driver, "%s", cpu_pool_name());
+    return TESS_OK;
+}
+
+static tess_status cpu_open(const tess_host *host, uint32_t index, const void *native, void **device) {
+    if (index > 0) return host->fail(host, TESS_ERROR_UNAVAILABLE, "cpu: there is one device, cpu:0");
+    if (native) return host->fail(host, TESS_ERROR_INVALID, "native: the cpu backend has nothing to wrap; it must be NULL");
+    cpu_device *d = host->alloc(host, sizeof *d, 64);
+    if (!d) return host->fail(host, TESS_ERROR_OUT_OF_MEMORY, "cpu: %zu bytes for the device", sizeof *d);
+    d->host = host;
+    d->threads = TESS_CPU_PTHREADPOOL && host->cpu_threads ? host->cpu_threads : 1;
+    d->pid = getpid();
+    d->pool = cpu_pool_create(d->threads);
+    if (!d->pool) {
+        const uint32_t threads = d->threads;
+        host->free(host, d, sizeof *d);
+        return host->fail(host, TESS_ERROR_OUT_OF_MEMORY, "pthreadpool_create: no pool of %u threads", threads);
+    }
+    *device = d;
+    return TESS_OK;
+}
+
+static void cpu_close(void *device) {
+    cpu_device *d = device;
+    /* In the child of a fork the pool's threads do not exist, and waiting for them would not end. */
+    if (d->pid == getpid()) cpu_pool_destroy(d->pool);
+    d->host->free(d->host, d, sizeof *d);
+}
+
+static tess_status cpu_query(void *device, tess_caps *caps) {
+    (void)device;
+    const uint32_t size = caps->struct_size;
+    memset(caps, 0, sizeof *caps);
+    caps->struct_size = size;
+    caps->host_memory = 1;
+    caps->buffer_kind = TESS_BUFFER_HOST;
+    caps->parallel_jobs = 64; /* a constant: how a plan splits keys must not depend on the number of threads */
+    caps->workspace_align = 64;
+    return TESS_OK;
+}
+
+static tess_status cpu_alloc(void *device, uint64_t size, tess_buffer *buffer) {
+    cpu_device *d = device;
+    void *pointer = size <= SIZE_MAX ? d->host->alloc(d->host, (size_t)size, 256) : NULL;
+    if (!pointer) return d->host->fail(d->host, TESS_ERROR_OUT_OF_MEMORY, "cpu: %llu bytes", (unsigned long long)size);
+    *buffer = tess_host_buffer(pointer, size);
+    return TESS_OK;
+}
+
+static tess_status cpu_free(void *device, tess_buffer *buffer) {
+    cpu_device *d = device;
+    d->host->free(d->host, (void *)(uintptr_t)buffer->handle, (size_t)buffer->size);
+    return TESS_OK;
+}
+
+static tess_status cpu_copy(void *device, tess_buffer destination, tess_buffer source, uint64_t bytes) {
+    (void)device;
+    memmove((char *)(uintptr_t)destination.handle + destination.offset, (const char *)(uintptr_t)source.handle + source.offset, (size_t)bytes);
+    return TESS_OK;
+}
+
+static tess_status cpu_wait(void *device, uint64_t timeout_ns) {
+    (void)device;
+    (void)timeout_ns;
+    return TESS_OK; /* launches return when the work is done */
+}
+
+const tess_backend tess_cpu_backend = {
+    .abi = TESS_BACKEND_ABI,
+    .struct_size = sizeof(tess_backend),
+    .name = "cpu",
+    .list = cpu_list,
+    .open = cpu_open,
+    .close = cpu_close,
+    .query = cpu_query,
+    .kernel = cpu_kernel,
+    .launch = cpu_launch,
+    .alloc = cpu_alloc,
+    .free = cpu_free,
+    .copy = cpu_copy,
+    .wait = cpu_wait,
+};

@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Parts of the CPU backend: the table of kernels, what the processor can do, and the work of one launch. */
+#ifndef TESSERA_CPU_CPU_H
+#define TESSERA_CPU_CPU_H
+
+#include <sys/types.h>
+
+#include "kernels/kernel.h"
+
+/* isa.c: whether this process may use an instruction set; `reason` tells why not. */
+enum cpu_isa { CPU_ISA_ANY, CPU_ISA_AVX2, CPU_ISA_AVX512, CPU_ISA_AVX512_BF16, CPU_ISA_AMX_BF16, CPU_ISA_NEON };
+int cpu_isa_usable(enum cpu_isa isa, const char **reason);
+void cpu_isa_list(char *text, size_t size);   /* names of the usable sets, blanks between */
+void cpu_model_name(char *text, size_t size); /* as the system tells it */
+
+/* table.c: one implementation. */
+typedef struct cpu_row {
+    const char *name;
+    enum cpu_isa isa;
+    uint32_t dtypes; /* bit n: tess_dtype n */
+    int only_forced; /* taken only when named */
+    cpu_job_fn job;  /* NULL: not built for this processor */
+    cpu_scratch_fn scratch;
+    cpu_thread_fn enter, leave;
+} cpu_row;
+
+typedef struct cpu_device {
+    const tess_host *host;
+    void *pool; /* pthreadpool_t, NULL in a build without it */
+    uint32_t threads;
+    pid_t pid; /* of the process that opened it: the pool's threads do not survive fork() */
+} cpu_device;
+
+tess_status cpu_kernel(void *device, const tess_kernel_key *key, tess_kernel *kernel, uint32_t index, tess_kernel_info *info);
+
+/* run.c */
+tess_status cpu_launch(void *device, const tess_launch *launch);
+void *cpu_pool_create(uint32_t threads);
+void cpu_pool_destroy(void *pool);
+const char *cpu_pool_name(void);
+
+/* merge.c: one merge job. */
+void cpu_merge(const tess_launch *launch, const tess_merge *merge);
+
+/* Bytes of scratch memory of one thread, rounded so that the slices of all threads are aligned. */
+static inline size_t cpu_thread_bytes(const cpu_row *row, int32_t head_dim) { return (row->scratch(head_dim) + 4095) / 4096 * 4096; }
+
+#endif

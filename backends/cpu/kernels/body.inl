@@ -1,0 +1,432 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Fused forward attention of one job: the one body that every instruction set compiles. The including file defines
+ *
+ *     KERNEL(x)  the name of function x for this instruction set
+ *     VL, NV     floats in a vector; vectors in a panel of query rows
+ *     KB, DB     keys and value elements in the register blocks of the two products (DB divides 8)
+ *     PAIRS      1 when products take pairs of bf16 (DOT(acc, a, b)), 0 when they take floats
+ *     TILES      1 when products run on 16 x 16 tiles (tiles.h); needs PAIRS
+ *
+ * Vector lanes run over query rows, so Q, S and O are kept transposed: Q[word][row], S[key][row], O[element][row]. Softmax is then vertical, without any
+ * reduction across lanes. K and V of a chunk are packed once and serve all panels of the tile.
+ */
+#include "chunk.h"
+#include "kernel.h"
+#include "vector.h"
+
+#include <math.h>
+
+#define PANEL (VL * NV)
+#ifndef CHUNK
+#define CHUNK 64 /* keys */
+#endif
+
+#if PAIRS
+#define WORD_OF(n) ((n) / 2) /* elements to 32-bit words */
+#else
+#define WORD_OF(n)     (n)
+#define DOT(acc, a, b) ((a) * (b) + (acc))
+#endif
+
+/* Keys are handled in groups: the first product computes whole groups, and a panel's keys begin at a group. */
+#if TILES
+#define GROUP 32
+#else
+#define GROUP KB
+#endif
+
+static inline int32_t round_up(int32_t n, int32_t to) { return (n + to - 1) / to * to; }
+
+/* ------------------------------------------------------------------ scratch memory of a job */
+
+typedef struct memory {
+    float *q, *o, *k, *v, *s, *rows;
+    float *top, *sum; /* reference maximum (base 2, scaled) and sum of exponentials per row */
+    int32_t *cap, *low, *high, *block;
+    int32_t words;   /* of a packed row of Q or K */
+    int32_t q_words; /* allotted per row */
+    int32_t k_pitch, o_elements;
+} memory;
+
+static size_t memory_layout(memory *m, int32_t head_dim, float *base) {
+    size_t rows = cpu_tile_rows(head_dim), at = 0;
+    m->words = WORD_OF(TILES ? round_up(head_dim, 32) : head_dim);
+    m->q_words = round_up(m->words, 16);
+    m->k_pitch = m->q_words + 16; /* keeps the rows of a register block out of each other's cache sets */
+    m->o_elements = round_up(head_dim, 32);
+#define PART(field, count) (m->field = (void *)(base + at), at += ((size_t)(count) + 15) / 16 * 16)
+    PART(q, rows * (size_t)m->q_words);
+    PART(o, rows * (size_t)m->o_elements);
+    PART(k, CHUNK * m->k_pitch);
+    PART(v, CHUNK * m->o_elements);
+    PART(s, CHUNK * PANEL);
+    PART(rows, VL * m->o_elements);
+    PART(top, rows);
+    PART(sum, rows);
+    PART(cap, rows);
+    PART(low, rows);
+    PART(high, rows);
+    PART(block, rows);
+#undef PART
+    return at * sizeof(float);
+}
+
+size_t KERNEL(scratch)(int32_t head_dim) {
+    memory m;
+    return memory_layout(&m, head_dim, NULL);
+}
+
+/* ------------------------------------------------------------------ packing */
+
+/* One row of the caller's elements as floats. Rows hold a multiple of 8 elements; nothing past the last one is read. */
+INLINE void load_row(uint32_t dtype, const void *source, int32_t n, float *out) {
+    int32_t i = 0;
+    if (dtype == TESS_F32) {
+        for (; i + VL <= n; i += VL) vstore_any(out + i, vload_any((const float *)source + i));
+        if (i < n) memcpy(out + i, (const float *)source + i, 8 * sizeof(float));
+    } else if (dtype == TESS_F16) {
+        const uint16_t *p = source;
+        for (; i + VL <= n; i += VL) vstore_any(out + i, vfrom_f16(p + i));
+        for (; i < n; i++) out[i] = half_bits_to_float(p[i]);
+    } else {
+        const uint16_t *p = source;
+        for (; i + VL <= n; i += VL) vstore_any(out + i, vfrom_bf16(p + i));
+        for (; i < n; i++) {
+            uint32_t u = (uint32_t)p[i] << 16;
+            memcpy(out + i, &u, 4);
+        }
+    }
+}
+
+/* Elements of rows of Q, K and V as the products take them: floats, or the caller's bf16 as they are. */
+INLINE void load_words(uint32_t dtype, const void *source, int32_t head_dim, float *out) {
+#if PAIRS
+    (void)dtype;
+    memcpy(out, source, (size_t)head_dim * 2);
+#else
+    load_row(dtype, source, head_dim, out);
+#endif
+}
+
+typedef struct task {
+    const tess_launch *launch;
+    const tess_job *job;
+    const tess_class *cls;
+    memory m;
+    int32_t head_dim, rows;
+    int64_t esize;
+    const char *k, *v; /* of token 0 of the sequence and of the job's kv head */
+    int64_t k_stride, v_stride;
+    float slope; /* |scale| * log2(e): turns <q, k> into the exponent of 2 */
+    cpu_chunk chunk, next;
+    cpu_panel_rows panel;
+} task;
+
+INLINE int64_t row_offset(const task *t, const tess_tensor *x, int32_t r) {
+    const tess_sequence *s = &t->launch->tables->sequences[t->job->sequence];
+    int64_t head = t->job->head + r / t->job->rows, row = (int64_t)t->job->row + r % t->job->rows;
+    return (t->launch->batch_strided ? s->batch * x->stride_batch : 0) + (s->q_start + row) * x->stride_token + head * x->stride_head;
+}
+
+INLINE char *tensor_base(const tess_tensor *x) { return (char *)(uintptr_t)(x->buffer.handle + x->buffer.offset); }
+
+/* Packs Q of the panel that starts at packed row `first`. Lanes past the last row are zero. A negative scale is moved into Q. */
+static void pack_queries(task *t, int32_t first) {
+    const memory *m = &t->m;
+    const int32_t words = m->words, padded = round_up(words, VL);
+    float *q = m->q + (size_t)first * m->q_words;
+    for (int32_t lane = 0; lane < PANEL; lane += VL) {
+        for (int32_t i = 0; i < VL; i++) {
+            float *row = m->rows + (size_t)i * padded;
+            if (first + lane + i < t->rows) {
+                memset(row + WORD_OF(t->head_dim), 0, (size_t)(padded - WORD_OF(t->head_dim)) * sizeof(float));
+                load_words(t->launch->dtype, tensor_base(&t->launch->q) + row_offset(t, &t->launch->q, first + lane + i) * t->esize, t->head_dim,
+                           row);
+            } else {
+                memset(row, 0, (size_t)padded * sizeof(float));
+            }
+        }
+        const vi sign = viset(t->launch->scale >= 0 ? 0 : PAIRS ? (int32_t)0x80008000 : INT32_MIN);
+        for (int32_t w = 0; w < padded; w += VL) {
+            vf r[VL];
+            for (int32_t i = 0; i < VL; i++) r[i] = (vf)((vi)vload_any(m->rows + (size_t)i * padded + w) ^ sign);
+            vtranspose(r);
+            for (int32_t i = 0; i < VL; i++) vstore(q + (size_t)(w + i) * PANEL + lane, r[i]);
+        }
+    }
+}
+
+INLINE int32_t clamp32(int64_t x) { return x < INT32_MIN ? INT32_MIN : x > INT32_MAX ? INT32_MAX : (int32_t)x; }
+
+/* Token bounds and query block of every packed row; lanes past the last row repeat it, so that they do not widen a panel's bounds. */
+static void place_rows(task *t) {
+    const memory *m = &t->m;
+    const tess_sequence *s = &t->launch->tables->sequences[t->job->sequence];
+    const tess_class *c = t->cls;
+    const int64_t p0 = (int64_t)s->kv_len - s->q_len + t->job->row, i_first = cpu_floor_div(p0, t->launch->block);
+    const int32_t lanes = round_up(t->rows, PANEL);
+    for (int32_t r = 0; r < lanes; r++) {
+        int64_t p = p0 + (r < t->rows ? r : t->rows - 1) % t->job->rows;
+        int64_t cap = c->flags & TESS_CLASS_CAUSAL ? p : INT32_MAX, low = INT32_MIN, high = cap;
+        if (c->flags & TESS_CLASS_WINDOW) {
+            if (c->left != INT32_MAX) low = p - c->left;
+            if (c->right != INT32_MAX && p + c->right < high) high = p + c->right;
+        }
+        m->cap[r] = clamp32(cap);
+        m->low[r] = clamp32(low);
+        m->high[r] = clamp32(high);
+        m->block[r] = (int32_t)(cpu_floor_div(p, t->launch->block) - i_first);
+    }
+}
+
+static void panel_bounds(task *t, int32_t first) {
+    const memory *m = &t->m;
+    cpu_panel_rows b = {0, INT32_MAX, INT32_MIN, INT32_MAX, INT32_MIN, INT32_MAX, INT32_MIN};
+    for (int32_t r = first; r < first + PANEL; r++) {
+        b.blocks |= 1u << m->block[r];
+        if (m->cap[r] < b.cap_min) b.cap_min = m->cap[r];
+        if (m->cap[r] > b.cap_max) b.cap_max = m->cap[r];
+        if (m->low[r] < b.low_min) b.low_min = m->low[r];
+        if (m->low[r] > b.low_max) b.low_max = m->low[r];
+        if (m->high[r] < b.high_min) b.high_min = m->high[r];
+        if (m->high[r] > b.high_max) b.high_max = m->high[r];
+    }
+    t->panel = b;
+}
+
+#if TILES
+#include "tile_products.inl"
+#else
+#include "vector_products.inl"
+#endif
+
+/* Asks for the rows of the next chunk while this one is worked on: part `part` of `parts`. Rows of the caller are often pages apart, where no hardware prefetcher follows. */
+static void prefetch_next(const task *t, int32_t part, int32_t parts) {
+    const int32_t from = (int32_t)((int64_t)t->next.keys * part / parts), to = (int32_t)((int64_t)t->next.keys * (part + 1) / parts);
+    const int64_t bytes = t->head_dim * t->esize;
+    for (int32_t n = 0; n < t->next.pieces; n++) {
+        const cpu_piece *p = &t->next.piece[n];
+        int32_t first = from > p->at ? from : p->at, end = to < p->at + p->count ? to : p->at + p->count;
+        for (int32_t key = first; key < end; key++) {
+            const char *k = t->k + (int64_t)(p->token + key - p->at) * t->k_stride, *v = t->v + (int64_t)(p->token + key - p->at) * t->v_stride;
+            for (int64_t b = 0; b < bytes; b += 64) {
+                __builtin_prefetch(k + b, 0, 2);
+                __builtin_prefetch(v + b, 0, 2);
+            }
+        }
+    }
+}
+
+/* ------------------------------------------------------------------ softmax */
+
+/* Replaces the scores of (row, key) pairs that must not count by -inf. */
+static __attribute__((noinline)) void mask_scores(const task *t, int32_t first_row, cpu_span span) {
+    const memory *m = &t->m;
+    const int32_t sinks = t->cls->flags & TESS_CLASS_WINDOW ? t->cls->sinks : 0;
+    for (int32_t n = 0; n < t->chunk.pieces; n++) {
+        const cpu_piece *p = &t->chunk.piece[n];
+        const int32_t from = p->at > span.first ? p->at : span.first, to = p->at + p->count < span.end ? p->at + p->count : span.end;
+        if (!p->masked || from >= to) continue;
+        for (int32_t lane = 0; lane < PANEL; lane += VL) {
+            const int32_t r = first_row + lane;
+            const vi cap = *(const vi *)(m->cap + r), low = *(const vi *)(m->low + r), high = *(const vi *)(m->high + r);
+            const vi rows = -(vi)(((vu)viset((int32_t)p->kept) >> *(const vu *)(m->block + r)) & 1);
+            for (int32_t key = from; key < to; key++) {
+                const int32_t token = p->token + key - p->at;
+                const vi keep = token < sinks ? rows & (cap >= token) : rows & (low <= token) & (high >= token);
+                float *s = m->s + (size_t)key * PANEL + lane;
+                vstore(s, vselect(keep, vload(s), vset(-INFINITY)));
+            }
+        }
+    }
+}
+
+/* Multiplies O of the lanes whose reference maximum rises. Other lanes get the factor 1, so a lane's bits do not depend on its neighbours. */
+static __attribute__((noinline)) void raise_top(const task *t, int32_t first_row, int32_t lane, vf next) {
+    const memory *m = &t->m;
+    const vf top = vload(m->top + first_row + lane);
+    const vf raised = vselect((vi)(next > top + 8.0f), next, top);
+    const vf factor = vselect((vi)(raised > top), vexp2(top - raised), vset(1.0f));
+    float *o = m->o + (size_t)first_row * m->o_elements + lane;
+    for (int32_t d = 0; d < t->head_dim; d++) vstore(o + (size_t)d * PANEL, vload(o + (size_t)d * PANEL) * factor);
+    vstore(m->sum + first_row + lane, vload(m->sum + first_row + lane) * factor);
+    vstore(m->top + first_row + lane, raised);
+}
+
+#if PAIRS
+/* The same for the second product on pairs: words of two keys replace the scores, zero stands in for keys past the end. */
+INLINE void pair_scores(float *s, cpu_span span, vf slope, const vf *bias, vf *sum, const int nv) {
+    const int32_t end = TILES ? round_up(span.end, GROUP) : span.end;
+    for (int32_t key = span.first; key < end; key += 2) UNROLL
+    for (int v = 0; v < nv; v++) {
+        const float *in = s + (size_t)key * PANEL + v * VL;
+        vf even = vset(0.0f), odd = even;
+        if (key < span.end) even = vexp2(vload(in) * slope - bias[v]);
+        if (key + 1 < span.end) odd = vexp2(vload(in + PANEL) * slope - bias[v]);
+        sum[v] += even;
+        sum[v] += odd;
+        vstore(s + (size_t)(key / 2) * PANEL + v * VL, vpair_bf16(even, odd));
+    }
+}
+#endif
+
+/* Turns scores into 2^(slope * s - top) in place. The reference maximum follows the true one only when that rose by more than 8, which keeps every
+ * exponential below 2^8 and makes the extra pass over O rare. */
+INLINE void softmax(const task *t, int32_t first_row, cpu_span span, const vf *most, const int nv) {
+    const memory *m = &t->m;
+    vf bias[NV], sum[NV];
+    const vf slope = vset(t->slope);
+    for (int v = 0; v < nv; v++) {
+        const vf next = most[v] * slope;
+        if (vany((vi)(next > vload(m->top + first_row + v * VL) + 8.0f))) raise_top(t, first_row, v * VL, next);
+        const vf top = vload(m->top + first_row + v * VL);
+        bias[v] = vselect((vi)(top == -INFINITY), vset(0.0f), top);
+        sum[v] = vload(m->sum + first_row + v * VL);
+    }
+#if PAIRS
+    pair_scores(m->s, span, slope, bias, sum, nv);
+#else
+    for (int32_t key = span.first; key < span.end; key++) {
+        float *s = m->s + (size_t)key * PANEL;
+        UNROLL
+        for (int v = 0; v < nv; v++) {
+            const vf p = vexp2(vload(s + v * VL) * slope - bias[v]);
+            sum[v] += p;
+            vstore(s + v * VL, p);
+        }
+    }
+#endif
+    for (int v = 0; v < nv; v++) vstore(m->sum + first_row + v * VL, sum[v]);
+}
+
+/* One panel against the current chunk. */
+INLINE void attend(task *t, int32_t first_row, cpu_span span, const int nv) {
+    const memory *m = &t->m;
+    vf most[NV];
+    for (int v = 0; v < nv; v++) most[v] = vset(-INFINITY);
+    score_panel(t, first_row, span, most, nv);
+    if (span.masked || span.end % GROUP != 0) {
+        if (span.masked) mask_scores(t, first_row, span);
+        for (int v = 0; v < nv; v++) most[v] = vset(-INFINITY);
+        for (int32_t key = span.first; key < span.end; key++)
+            for (int v = 0; v < nv; v++) most[v] = vmax(vload(m->s + (size_t)key * PANEL + v * VL), most[v]);
+    }
+    softmax(t, first_row, span, most, nv);
+    add_values(t, first_row, span, nv);
+}
+
+static __attribute__((noinline)) void attend_wide(task *t, int32_t first_row, cpu_span span) { attend(t, first_row, span, NV); }
+static __attribute__((noinline)) void attend_narrow(task *t, int32_t first_row, cpu_span span) { attend(t, first_row, span, 1); }
+
+/* ------------------------------------------------------------------ results */
+
+INLINE void store_row(uint32_t dtype, void *out, const float *row, int32_t n) {
+    for (int32_t i = 0; i < n; i += 8) {
+        float part[16] __attribute__((aligned(64))) = {0};
+        memcpy(part, row + i, 8 * sizeof(float));
+        uint16_t low[16];
+        if (dtype == TESS_F32) {
+            memcpy((float *)out + i, part, 8 * sizeof(float));
+            continue;
+        }
+        for (int32_t j = 0; j < 8; j += VL) {
+            if (dtype == TESS_F16)
+                vto_f16(low + j, vload(part + j));
+            else
+                vto_bf16(low + j, vload(part + j));
+        }
+        memcpy((uint16_t *)out + i, low, 8 * sizeof(uint16_t));
+    }
+}
+
+static void finish_panel(const task *t, int32_t first) {
+    const memory *m = &t->m;
+    const tess_launch *l = t->launch;
+    const tess_job *job = t->job;
+    const int32_t padded = round_up(t->head_dim, VL);
+    float *partial = NULL;
+    if (job->partial != TESS_NO_PARTIAL)
+        partial = (float *)(uintptr_t)(l->workspace.handle + l->workspace.offset + l->partials_at) +
+                  (size_t)job->partial * l->partial_rows * ((size_t)t->head_dim + 1);
+    for (int32_t lane = 0; lane < PANEL && first + lane < t->rows; lane += VL) {
+        const vf sum = vload(m->sum + first + lane);
+        const vi empty = (vi)(sum == 0.0f); /* such a row has seen no key: 0, whatever O holds */
+        const vf inverse = 1.0f / sum;
+        const float *o = m->o + (size_t)first * m->o_elements + lane;
+        for (int32_t d = 0; d < padded; d += VL) {
+            vf r[VL];
+            for (int32_t i = 0; i < VL; i++) r[i] = vselect(empty, vset(0.0f), vload(o + (size_t)(d + i) * PANEL) * inverse);
+            vtranspose(r);
+            for (int32_t i = 0; i < VL; i++) vstore_any(m->rows + (size_t)i * padded + d, r[i]);
+        }
+        for (int32_t i = 0; i < VL && first + lane + i < t->rows; i++) {
+            const int32_t r = first + lane + i;
+            const float *row = m->rows + (size_t)i * padded;
+            const double lse = m->sum[r] == 0.0f ? -INFINITY : (double)m->top[r] * 0.69314718055994530942 + log((double)m->sum[r]);
+            if (partial) {
+                memcpy(partial + (size_t)r * t->head_dim, row, (size_t)t->head_dim * sizeof(float));
+                partial[(size_t)l->partial_rows * t->head_dim + r] = (float)lse;
+                continue;
+            }
+            store_row(l->dtype, tensor_base(&l->o) + row_offset(t, &l->o, r) * t->esize, row, t->head_dim);
+            if (l->lse.buffer.kind != TESS_BUFFER_NONE) ((float *)tensor_base(&l->lse))[row_offset(t, &l->lse, r)] = (float)lse;
+        }
+    }
+}
+
+void KERNEL(job)(const tess_launch *launch, const tess_job *job, void *scratch) {
+    task t;
+    const tess_sequence *s = &launch->tables->sequences[job->sequence];
+    t.launch = launch;
+    t.job = job;
+    t.cls = &launch->tables->classes[job->cls];
+    t.head_dim = launch->head_dim;
+    t.rows = (int32_t)job->rows * job->heads;
+    t.esize = launch->dtype == TESS_F32 ? 4 : 2;
+    const int64_t kv_head = job->head / launch->group, batch = launch->batch_strided ? s->batch : 0;
+    t.k_stride = launch->k.stride_token * t.esize;
+    t.v_stride = launch->v.stride_token * t.esize;
+    t.k =
+        tensor_base(&launch->k) + (batch * launch->k.stride_batch + s->kv_start * launch->k.stride_token + kv_head * launch->k.stride_head) * t.esize;
+    t.v =
+        tensor_base(&launch->v) + (batch * launch->v.stride_batch + s->kv_start * launch->v.stride_token + kv_head * launch->v.stride_head) * t.esize;
+    t.slope = fabsf(launch->scale) * 1.44269504088896340736f;
+    memory_layout(&t.m, t.head_dim, scratch);
+
+    const memory *m = &t.m;
+    const int32_t lanes = round_up(t.rows, PANEL), panels = lanes / PANEL;
+    place_rows(&t);
+    for (int32_t r = 0; r < lanes; r += PANEL) pack_queries(&t, r);
+    for (int32_t r = 0; r < lanes; r++) {
+        m->top[r] = -INFINITY;
+        m->sum[r] = 0.0f;
+    }
+    memset(m->o, 0, (size_t)lanes * m->o_elements * sizeof(float));
+
+    const int32_t sinks = t.cls->flags & TESS_CLASS_WINDOW ? t.cls->sinks : 0;
+    cpu_walk walk;
+    cpu_walk_start(&walk, launch, job);
+    for (int more = cpu_walk_next(&walk, &t.next, CHUNK); more;) {
+        t.chunk = t.next;
+        more = cpu_walk_next(&walk, &t.next, CHUNK);
+        pack_keys(&t);
+        pack_values(&t);
+        for (int32_t panel = 0; panel < panels; panel++) {
+            const int32_t first = panel * PANEL;
+            if (more) prefetch_next(&t, panel, panels);
+            panel_bounds(&t, first);
+            cpu_span span = cpu_panel_span(&t.chunk, &t.panel, sinks);
+            if (span.end == 0) continue;
+            if (span.first % GROUP != 0) {
+                span.first -= span.first % GROUP;
+                span.masked = 1;
+            }
+            if (t.rows - first <= VL)
+                attend_narrow(&t, first, span);
+            else
+                attend_wide(&t, first, span);
+        }
+    }
+    for (int32_t r = 0; r < lanes; r += PANEL) finish_panel(&t, r);
+}

@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What one instruction set offers to the backend: a function that does one job, and how much scratch memory it needs for it. */
+#ifndef TESSERA_CPU_KERNEL_H
+#define TESSERA_CPU_KERNEL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <tessera/tessera_backend.h>
+
+/* Does one job on the calling thread. `scratch` is 64-byte aligned and has the bytes that `scratch` of the same kernel names; its contents do not matter. */
+typedef void (*cpu_job_fn)(const tess_launch *launch, const tess_job *job, void *scratch);
+typedef size_t (*cpu_scratch_fn)(int32_t head_dim);
+
+/* Prepares the calling thread before its first job of a launch and tidies it after the last one (AMX tile state); may be NULL. */
+typedef void (*cpu_thread_fn)(void);
+
+/* Most packed rows of a job. Smaller for large heads, so that Q and O of a tile stay in the second-level cache. */
+static inline uint32_t cpu_tile_rows(int32_t head_dim) { return head_dim <= 128 ? 256 : 128; }
+
+#define CPU_DECLARE_KERNEL(name)                                                               \
+    void tess_cpu_##name##_job(const tess_launch *launch, const tess_job *job, void *scratch); \
+    size_t tess_cpu_##name##_scratch(int32_t head_dim)
+CPU_DECLARE_KERNEL(portable);
+CPU_DECLARE_KERNEL(avx2);
+CPU_DECLARE_KERNEL(avx512);
+CPU_DECLARE_KERNEL(avx512_bf16);
+CPU_DECLARE_KERNEL(neon);
+CPU_DECLARE_KERNEL(amx_bf16);
+CPU_DECLARE_KERNEL(amx_bf16_soft);
+
+void tess_cpu_amx_bf16_enter(void);
+void tess_cpu_amx_bf16_leave(void);
+
+#endif

@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Vectors of VL floats on top of the compilers' vector extension, with intrinsics only where the extension does not reach the right instruction. The file
+ * that includes this defines VL (4, 8 or 16) to fit the instruction set that it is compiled for.
+ */
+#ifndef TESSERA_CPU_VECTOR_H
+#define TESSERA_CPU_VECTOR_H
+
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__x86_64__) || defined(__i386__)
+#include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* Unrolls the loop that follows, whose bounds are constants, so that arrays of vectors become registers. */
+#if defined(__clang__)
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
+
+typedef float vf __attribute__((vector_size(VL * 4)));
+typedef int32_t vi __attribute__((vector_size(VL * 4)));
+typedef uint32_t vu __attribute__((vector_size(VL * 4)));
+typedef float vf_any __attribute__((vector_size(VL * 4), aligned(4), may_alias)); /* for memory of the caller, aligned to elements only */
+typedef uint16_t vh __attribute__((vector_size(VL * 2)));
+typedef uint16_t vh_any __attribute__((vector_size(VL * 2), aligned(2), may_alias));
+
+INLINE vf vload(const float *p) { return *(const vf *)p; }
+INLINE void vstore(float *p, vf v) { *(vf *)p = v; }
+INLINE vf vload_any(const void *p) { return *(const vf_any *)p; }
+INLINE void vstore_any(void *p, vf v) { *(vf_any *)p = v; }
+INLINE vf vset(float x) { return x - (vf){0}; }
+INLINE vi viset(int32_t x) { return x - (vi){0}; }
+INLINE vf vselect(vi mask, vf a, vf b) { return (vf)((mask & (vi)a) | (~mask & (vi)b)); }
+
+/* The larger of two; `b` when either is NaN (aarch64: NaN), so a NaN given as `b` survives everywhere. */
+INLINE vf vmax(vf a, vf b) {
+#if VL == 16 && defined(__AVX512F__)
+    return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+#elif VL == 8 && defined(__AVX__)
+    return (vf)_mm256_max_ps((__m256)a, (__m256)b);
+#elif VL == 4 && defined(__SSE__)
+    return (vf)_mm_max_ps((__m128)a, (__m128)b);
+#elif VL == 4 && defined(__aarch64__)
+    return (vf)vmaxq_f32((float32x4_t)a, (float32x4_t)b);
+#else
+    return vselect((vi)(a > b), a, b);
+#endif
+}
+
+INLINE int vany(vi mask) {
+#if VL == 16 && defined(__AVX512DQ__)
+    return _mm512_movepi32_mask((__m512i)mask) != 0;
+#elif VL == 8 && defined(__AVX__)
+    return _mm256_movemask_ps((__m256)mask) != 0;
+#elif VL == 4 && defined(__SSE__)
+    return _mm_movemask_ps((__m128)mask) != 0;
+#else
+    int32_t any = 0;
+    for (int i = 0; i < VL; i++) any |= mask[i];
+    return any != 0;
+#endif
+}
+
+/*
+ * 2^x for x <= about 100. Round to the nearest integer by adding 1.5 * 2^23 + 127: the low bits then hold the biased exponent. Degree 5 on [-1/2, 1/2], relative
+ * error 2.2e-7. Everything at or below -127 gives exactly 0 (biased exponent 0), -inf included, and never a denormal; NaN gives NaN.
+ */
+INLINE vf vexp2(vf x) {
+    const vf magic = vset(12582912.0f + 127.0f);
+    x = vmax(vset(-127.0f), x);
+    vf t = x + magic;
+    vf f = x - (t - magic);
+    vf p = vset(0x1.5c08e6p-10f);
+    p = p * f + vset(0x1.3d0c52p-7f);
+    p = p * f + vset(0x1.c6b6e4p-5f);
+    p = p * f + vset(0x1.ebf918p-3f);
+    p = p * f + vset(0x1.62e428p-1f);
+    p = p * f + vset(0x1.000002p+0f);
+    return p * (vf)((vu)t << 23);
+}
+
+/* Element conversions. bf16 and f16 round to nearest even; a NaN stays a NaN. */
+INLINE vf vfrom_bf16(const uint16_t *p) { return (vf)(__builtin_convertvector(*(const vh_any *)p, vu) << 16); }
+INLINE void vto_bf16(uint16_t *p, vf v) {
+    vu u = (vu)v;
+    vu r = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+    vu nan = (u >> 16) | 0x40;
+    vi ordered = (vi)(v == v);
+    r = (vu)(((vi)r & ordered) | ((vi)nan & ~ordered));
+    *(vh_any *)p = __builtin_convertvector(r, vh);
+}
+
+/* Words of two bf16, `even` in the low half. */
+INLINE vf vpair_bf16(vf even, vf odd) {
+#if VL == 16 && defined(__AVX512BF16__)
+    __m512i halves = (__m512i)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even);
+    const __m512i index =
+        _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    return (vf)_mm512_permutexvar_epi16(index, halves);
+#else
+    vu e = (vu)even, o = (vu)odd;
+    e = (e + 0x7fff + ((e >> 16) & 1)) >> 16;
+    o = (o + 0x7fff + ((o >> 16) & 1)) & 0xffff0000u;
+    return (vf)(e | o);
+#endif
+}
+
+static inline float half_bits_to_float(uint16_t h) {
+    union {
+        uint32_t u;
+        float f;
+    } x = {((uint32_t)(h & 0x7fff) << 13) + (112u << 23)};
+    if ((h & 0x7c00) == 0)
+        x.f = (float)(h & 0x3ff) * 0x1p-24f; /* denormal or zero; no denormal f32 on the way, whatever the rounding mode says of them */
+    if ((h & 0x7c00) == 0x7c00) x.u |= 0x7f800000u;
+    x.u |= (uint32_t)(h & 0x8000) << 16;
+    return x.f;
+}
+static inline uint16_t float_to_half_bits(float f) {
+    union {
+        float f;
+        uint32_t u;
+    } x = {f};
+    uint32_t sign = (x.u >> 16) & 0x8000u, a = x.u & 0x7fffffffu;
+    if (a > 0x7f800000u) return (uint16_t)(sign | 0x7e00u | ((a >> 13) & 0x1ffu));
+    if (a >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* rounds to 65536 or more */
+    if (a < 0x38800000u) {                                   /* denormal f16: let the addition round at 2^-24 */
+        x.u = a;
+        x.f += 0.5f;
+        return (uint16_t)(sign | (x.u - 0x3f000000u));
+    }
+    a += 0xfffu + ((a >> 13) & 1u);
+    return (uint16_t)(sign | ((a - 0x38000000u) >> 13));
+}
+INLINE vf vfrom_f16(const uint16_t *p) {
+#if VL == 16 && defined(__AVX512F__)
+    return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+#elif VL == 8 && defined(__F16C__)
+    return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+#elif VL == 4 && defined(__aarch64__)
+    return (vf)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
+#else
+    vf v;
+    for (int i = 0; i < VL; i++) {
+        uint16_t h;
+        memcpy(&h, (const char *)p + 2 * i, 2);
+        v[i] = half_bits_to_float(h);
+    }
+    return v;
+#endif
+}
+INLINE void vto_f16(uint16_t *p, vf v) {
+#if VL == 16 && defined(__AVX512F__)
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT));
+#elif VL == 8 && defined(__F16C__)
+    _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
+#elif VL == 4 && defined(__aarch64__)
+    vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)v)));
+#else
+    for (int i = 0; i < VL; i++) {
+        uint16_t h = float_to_half_bits(v[i]);
+        memcpy((char *)p + 2 * i, &h, 2);
+    }
+#endif
+}
+
+/* The two halves of a and b interleaved: a0 b0 a1 b1 ... */
+#if VL == 16
+#define vzip_low(a, b)  __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
+#define vzip_high(a, b) __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
+#elif VL == 8
+#define vzip_low(a, b)  __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11)
+#define vzip_high(a, b) __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15)
+#else
+#define vzip_low(a, b)  __builtin_shufflevector(a, b, 0, 4, 1, 5)
+#define vzip_high(a, b) __builtin_shufflevector(a, b, 2, 6, 3, 7)
+#endif
+
+/* Transposes VL x VL words: log2(VL) perfect shuffles of the rows. */
+INLINE void vtranspose(vf *r) {
+    vf s[VL];
+    for (int stage = 1; stage < VL; stage *= 2) {
+        for (int i = 0; i < VL / 2; i++) {
+            s[2 * i] = vzip_low(r[i], r[i + VL / 2]);
+            s[2 * i + 1] = vzip_high(r[i], r[i + VL / 2]);
+        }
+        for (int i = 0; i < VL; i++) r[i] = s[i];
+    }
+}
+
+#endif

@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The two products of the body with vector multiply-adds. Both hold a block of KB (or DB) x NV vectors in registers and broadcast one operand:
+ *     S[key][row] = sum over words of K[key][word] * Q[word][row],      O[d][row] += sum over keys of V[key][d] * P[key][row].
+ * K is packed as rows; V as blocks of DB elements, [d / DB][key][DB], so that the second product reads it in order.
+ */
+
+static void pack_keys(task *t) {
+    const memory *m = &t->m;
+    for (int32_t n = 0; n < t->chunk.pieces; n++) {
+        const cpu_piece *p = &t->chunk.piece[n];
+        for (int32_t i = 0; i < p->count; i++)
+            load_words(t->launch->dtype, t->k + (int64_t)(p->token + i) * t->k_stride, t->head_dim, m->k + (size_t)(p->at + i) * m->k_pitch);
+    }
+    /* The rest of the last group is computed too, and not looked at. */
+    for (int32_t key = t->chunk.keys; key < round_up(t->chunk.keys, GROUP); key++)
+        memset(m->k + (size_t)key * m->k_pitch, 0, (size_t)m->words * sizeof(float));
+}
+
+#if PAIRS
+/* Words hold the elements of two keys; an odd last key is paired with zero. */
+static void pack_values(task *t) {
+    const memory *m = &t->m;
+    const char *before = NULL;
+    for (int32_t n = 0; n < t->chunk.pieces; n++) {
+        const cpu_piece *p = &t->chunk.piece[n];
+        for (int32_t i = 0; i < p->count; i++) {
+            const int32_t key = p->at + i;
+            const char *row = t->v + (int64_t)(p->token + i) * t->v_stride;
+            if (key % 2 == 0) {
+                before = row;
+                if (key + 1 < t->chunk.keys) continue;
+                row = NULL;
+            }
+            float *out = m->v + (size_t)(key / 2) * DB;
+            for (int32_t d = 0; d < t->head_dim; d += DB) {
+                uint16_t even[DB], odd[DB] = {0};
+                uint32_t both[DB];
+                memcpy(even, before + 2 * d, sizeof even);
+                if (row) memcpy(odd, row + 2 * d, sizeof odd);
+                for (int32_t j = 0; j < DB; j++) both[j] = (uint32_t)odd[j] << 16 | even[j];
+                memcpy(out + (size_t)d * (CHUNK / 2), both, sizeof both);
+            }
+        }
+    }
+}
+#else
+static void pack_values(task *t) {
+    const memory *m = &t->m;
+    for (int32_t n = 0; n < t->chunk.pieces; n++) {
+        const cpu_piece *p = &t->chunk.piece[n];
+        for (int32_t i = 0; i < p->count; i++) {
+            const char *row = t->v + (int64_t)(p->token + i) * t->v_stride;
+            float *out = m->v + (size_t)(p->at + i) * DB;
+            if (t->launch->dtype != TESS_F32) {
+                load_row(t->launch->dtype, row, t->head_dim, m->rows);
+                row = (const char *)m->rows;
+            }
+            for (int32_t d = 0; d < t->head_dim; d += DB) memcpy(out + (size_t)d * CHUNK, row + 4 * d, DB * sizeof(float));
+        }
+    }
+}
+#endif
+
+/* KB keys against the panel; also keeps the running maximum. */
+INLINE void score_block(const float *k, size_t pitch, const float *q, int32_t words, float *s, vf *most, const int nv) {
+    vf acc[KB][NV];
+    UNROLL
+    for (int i = 0; i < KB; i++) UNROLL
+    for (int v = 0; v < nv; v++) acc[i][v] = vset(0.0f);
+    for (int32_t w = 0; w < words; w += 4) {
+        UNROLL
+        for (int u = 0; u < 4; u++) {
+            vf b[NV];
+            UNROLL
+            for (int v = 0; v < nv; v++) b[v] = vload(q + (size_t)(w + u) * PANEL + v * VL);
+            UNROLL
+            for (int i = 0; i < KB; i++) {
+                const vf a = vset(k[i * pitch + (size_t)(w + u)]);
+                UNROLL
+                for (int v = 0; v < nv; v++) acc[i][v] = DOT(acc[i][v], a, b[v]);
+            }
+        }
+    }
+    UNROLL
+    for (int i = 0; i < KB; i++) UNROLL
+    for (int v = 0; v < nv; v++) {
+        vstore(s + i * PANEL + v * VL, acc[i][v]);
+        most[v] = vmax(acc[i][v], most[v]);
+    }
+}
+
+INLINE void score_panel(const task *t, int32_t first_row, cpu_span span, vf *most, const int nv) {
+    const memory *m = &t->m;
+    const float *q = m->q + (size_t)first_row * m->q_words;
+    for (int32_t key = span.first; key < span.end; key += KB)
+        score_block(m->k + (size_t)key * m->k_pitch, (size_t)m->k_pitch, q, m->words, m->s + (size_t)key * PANEL, most, nv);
+}
+
+INLINE void value_step(const float *v, const float *p, vf (*acc)[NV], const int nv) {
+    vf b[NV];
+    UNROLL
+    for (int j = 0; j < nv; j++) b[j] = vload(p + j * VL);
+    UNROLL
+    for (int i = 0; i < DB; i++) {
+        const vf a = vset(v[i]);
+        UNROLL
+        for (int j = 0; j < nv; j++) acc[i][j] = DOT(acc[i][j], a, b[j]);
+    }
+}
+
+/* DB elements of O over all keys of the span. */
+INLINE void value_block(const float *v, const float *p, int32_t words, float *o, const int nv) {
+    vf acc[DB][NV];
+    UNROLL
+    for (int i = 0; i < DB; i++) UNROLL
+    for (int j = 0; j < nv; j++) acc[i][j] = vload(o + i * PANEL + j * VL);
+    int32_t w = 0;
+    for (; w + 4 <= words; w += 4) {
+        UNROLL
+        for (int u = 0; u < 4; u++) value_step(v + (size_t)(w + u) * DB, p + (size_t)(w + u) * PANEL, acc, nv);
+    }
+    for (; w < words; w++) value_step(v + (size_t)w * DB, p + (size_t)w * PANEL, acc, nv);
+    UNROLL
+    for (int i = 0; i < DB; i++) UNROLL
+    for (int j = 0; j < nv; j++) vstore(o + i * PANEL + j * VL, acc[i][j]);
+}
+
+INLINE void add_values(const task *t, int32_t first_row, cpu_span span, const int nv) {
+    const memory *m = &t->m;
+    const int32_t first = WORD_OF(span.first), words = WORD_OF(span.end + PAIRS) - first;
+    float *o = m->o + (size_t)first_row * m->o_elements;
+    for (int32_t d = 0; d < t->head_dim; d += DB)
+        value_block(m->v + (size_t)d * WORD_OF(CHUNK) + (size_t)first * DB, m->s + (size_t)first * PANEL, words, o + (size_t)d * PANEL, nv);
+}

@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The work of one launch, spread over the device's thread pool. Each worker takes the next job from a shared counter (jobs come longest first) and has its own
+ * slice of the workspace. What a job computes depends on nothing but the job, so bits are equal for every number of threads.
+ *
+ * The pool runs one launch at a time: concurrent launches on a device queue at its mutex. Its workers go to sleep after each launch instead of spinning, because an
+ * application has other threads that need the cores. Denormals are flushed to zero on every thread that takes part, so that a result
+ * does not depend on the mode that the calling thread happens to be in, nor its speed on the data; AMX and the bf16 dot products flush them anyway.
+ */
+#include "cpu.h"
+
+#include <stdatomic.h>
+#include <time.h>
+
+#if TESS_CPU_PTHREADPOOL
+#include <pthreadpool.h>
+#endif
+
+/* The pool itself is not instrumented, so ThreadSanitizer has to be told where work is handed over. */
+#if defined(__SANITIZE_THREAD__)
+#define SANITIZE_THREAD 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define SANITIZE_THREAD 1
+#endif
+#endif
+#if SANITIZE_THREAD
+void __tsan_acquire(void *address);
+void __tsan_release(void *address);
+#define HAND_OVER(address) __tsan_release(address)
+#define TAKE_OVER(address) __tsan_acquire(address)
+#else
+#define HAND_OVER(address) (void)(address)
+#define TAKE_OVER(address) (void)(address)
+#endif
+
+typedef struct work {
+    const tess_launch *launch;
+    const cpu_row *row;
+    char *scratch;
+    size_t thread_bytes;
+    atomic_uint_fast64_t next;
+    uint64_t end;
+} work;
+
+static void do_jobs(void *context, size_t worker) {
+    work *w = context;
+    TAKE_OVER(w);
+    if (w->row->enter) w->row->enter();
+    for (;;) {
+        const uint64_t n = atomic_fetch_add_explicit(&w->next, 1, memory_order_relaxed);
+        if (n >= w->end) break;
+        w->row->job(w->launch, &w->launch->tables->jobs[n], w->scratch + worker * w->thread_bytes);
+    }
+    if (w->row->leave) w->row->leave();
+    HAND_OVER(w);
+}
+
+static void do_merges(void *context, size_t worker) {
+    work *w = context;
+    (void)worker;
+    TAKE_OVER(w);
+    for (;;) {
+        const uint64_t n = atomic_fetch_add_explicit(&w->next, 1, memory_order_relaxed);
+        if (n >= w->end) break;
+        cpu_merge(w->launch, &w->launch->tables->merges[n]);
+    }
+    HAND_OVER(w);
+}
+
+#if TESS_CPU_PTHREADPOOL
+void *cpu_pool_create(uint32_t threads) { return pthreadpool_create(threads); }
+void cpu_pool_destroy(void *pool) { pthreadpool_destroy(pool); }
+const char *cpu_pool_name(void) { return "pthreadpool"; }
+
+static void spread(void *pool, void (*task)(void *, size_t), work *w, uint64_t workers) {
+    HAND_OVER(w);
+    pthreadpool_parallelize_1d(pool, task, w, (size_t)workers, PTHREADPOOL_FLAG_DISABLE_DENORMALS | PTHREADPOOL_FLAG_YIELD_WORKERS);
+    TAKE_OVER(w);
+}
+#else
+/* One thread: the caller's. Any pointer that is not NULL stands for the pool. */
+void *cpu_pool_create(uint32_t threads) {
+    static char one;
+    (void)threads;
+    return &one;
+}
+void cpu_pool_destroy(void *pool) { (void)pool; }
+const char *cpu_pool_name(void) { return "one thread (built without pthreadpool)"; }
+
+static void spread(void *pool, void (*task)(void *, size_t), work *w, uint64_t workers) {
+    (void)pool;
+    (void)workers;
+#if defined(__x86_64__)
+    const unsigned mode = __builtin_ia32_stmxcsr();
+    __builtin_ia32_ldmxcsr(mode | 0x8040);
+    task(w, 0);
+    __builtin_ia32_ldmxcsr(mode);
+#else
+    task(w, 0);
+#endif
+}
+#endif
+
+static double seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+tess_status cpu_launch(void *device, const tess_launch *launch) {
+    cpu_device *d = device;
+    const double start = launch->seconds ? seconds() : 0;
+    work w;
+    w.launch = launch;
+    w.row = launch->kernel->impl;
+    w.scratch = (char *)(uintptr_t)(launch->workspace.handle + launch->workspace.offset);
+    w.thread_bytes = cpu_thread_bytes(w.row, launch->head_dim);
+    if (launch->n_jobs) {
+        atomic_init(&w.next, launch->first_job);
+        w.end = launch->first_job + launch->n_jobs;
+        spread(d->pool, do_jobs, &w, launch->n_jobs < d->threads ? launch->n_jobs : d->threads);
+    }
+    if (launch->n_merges) {
+        atomic_init(&w.next, launch->first_merge);
+        w.end = launch->first_merge + launch->n_merges;
+        spread(d->pool, do_merges, &w, launch->n_merges < d->threads ? launch->n_merges : d->threads);
+    }
+    if (launch->seconds) *launch->seconds = seconds() - start;
+    return TESS_OK;
+}
