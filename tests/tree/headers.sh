@@ -14,13 +14,11 @@ for header in include/tessera/*.h; do
   cp "$scratch/alone.c" "$scratch/alone.cpp"
   for standard in c11 c17; do
     count=$((count + 1))
-    # shellcheck disable=SC2086
     $cc -std=$standard $flags "$scratch/alone.c" || wrong "$header does not compile as $standard"
   done
   for standard in c++11 c++20; do
     command -v "${CXX:-c++}" >/dev/null 2>&1 || { echo "skipped: $standard, there is no C++ compiler"; continue; }
     count=$((count + 1))
-    # shellcheck disable=SC2086
     ${CXX:-c++} -std=$standard $flags "$scratch/alone.cpp" || wrong "$header does not compile as $standard"
   done
 done

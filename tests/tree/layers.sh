@@ -53,6 +53,7 @@ bad=$(
 [ -z "$bad" ] || wrong "$bad"
 
 # The core reaches backends through core/registry.h alone, which backends/registry.c implements; no other backend file may see core/.
+# shellcheck disable=SC2046
 bad=$(includes $(files 'core/*') | grep -E 'backends/')
 [ -z "$bad" ] || wrong "core/ sees a backend:
 $bad"
