@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* `tessera info`: everything that the library knows about this machine, for people or as JSON. */
+#include <cjson/cJSON.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "cli.h"
+#include "text.h"
+
+static const char help[] = "usage: tessera info [--json]\n\n"
+                           "Shows the backends and why one is not available, the devices with their kernels in the order in which they are tried,\n"
+                           "and the settings: each environment variable, its value, where that came from, and what it means.\n\n"
+                           "  --json      the same as JSON (docs/cli.md lists the keys)\n"
+                           "  --help      this text\n"
+                           "  --version   the version\n";
+
+static const char *kind_name(uint32_t kind) {
+    static const char *const names[] = {"cpu", "gpu", "software"};
+    return kind < sizeof names / sizeof *names ? names[kind] : "unknown";
+}
+
+/* Copies the description of kernel `index` of the device; 0 past the last. */
+static int kernel_at(const tess_device *device, uint32_t index, tess_kernel_info *kernel) {
+    *kernel = (tess_kernel_info){.struct_size = sizeof *kernel};
+    return tess_device_kernel(device, index, kernel) == TESS_OK;
+}
+
+/* Opens the device by its own id, so that its kernels can be listed; NULL, with the reason in tess_last_error(), when that fails. */
+static tess_device *open_device(tess_runtime *runtime, const char *id) {
+    tess_device_desc desc = {.struct_size = sizeof desc, .id = id};
+    tess_device *device = NULL;
+    return tess_device_open(runtime, &desc, &device) == TESS_OK ? device : NULL;
+}
+
+/* ------------------------------------------------------------------ text */
+
+static void print_backends(tess_runtime *runtime) {
+    tess_backend_info backend = {.struct_size = sizeof backend};
+    puts("Backends, in order of preference");
+    for (uint32_t i = 0; tess_runtime_backend(runtime, i, &backend) == TESS_OK; i++) {
+        if (backend.status == TESS_OK)
+            printf("  %-8s %" PRIu32 " device%s\n", backend.name, backend.device_count, backend.device_count == 1 ? "" : "s");
+        else
+            printf("  %-8s %s: %s\n", backend.name, tess_status_name(backend.status), backend.reason);
+    }
+}
+
+static void print_kernels(tess_runtime *runtime, const char *id) {
+    tess_device *device = open_device(runtime, id);
+    if (!device) {
+        printf("    cannot be opened: %s\n", tess_last_error());
+        return;
+    }
+    puts("    kernels, in the order in which they are tried");
+    tess_kernel_info kernel;
+    for (uint32_t i = 0; kernel_at(device, i, &kernel); i++)
+        printf("      %-20s %s\n", kernel.name, kernel.status == TESS_OK ? "available" : kernel.reason);
+    tess_device_release(device);
+}
+
+static void print_devices(tess_runtime *runtime) {
+    tess_device_info device = {.struct_size = sizeof device};
+    char bytes[TEXT_SIZE];
+    puts("\nDevices, in order of preference");
+    uint32_t i = 0;
+    for (; tess_runtime_device(runtime, i, &device) == TESS_OK; i++) {
+        printf("  %-8s %s\n", device.id, device.name);
+        printf("    %s, %" PRIu32 " %s, %s of memory\n", kind_name(device.kind), device.compute_units,
+               device.kind == TESS_DEVICE_GPU ? "multiprocessors" : "threads", text_bytes(bytes, sizeof bytes, (double)device.memory_bytes));
+        if (*device.arch) printf("    architecture: %s\n", device.arch);
+        if (*device.driver) printf("    driver: %s\n", device.driver);
+        print_kernels(runtime, device.id);
+    }
+    if (i == 0) puts("  none");
+}
+
+static void print_settings(const tess_runtime *runtime) {
+    tess_setting_info setting = {.struct_size = sizeof setting};
+    puts("\nSettings (environment variables)");
+    for (uint32_t i = 0; tess_runtime_setting(runtime, i, &setting) == TESS_OK; i++) {
+        printf("  %-21s %s (%s)\n", setting.name, *setting.value ? setting.value : "unset", setting.source);
+        printf("  %-21s %s\n", "", setting.meaning);
+    }
+}
+
+/* ------------------------------------------------------------------ JSON */
+
+/* cJSON passes bytes through as they are; what is not UTF-8 would make the document invalid. */
+static void add_text(cJSON *object, const char *key, const char *text) {
+    char copy[1024];
+    size_t n = 0;
+    for (const unsigned char *c = (const unsigned char *)text; *c && n + 5 < sizeof copy;) {
+        int length = *c < 0x80 ? 1 : *c >= 0xc2 && *c < 0xe0 ? 2 : *c >= 0xe0 && *c < 0xf0 ? 3 : *c >= 0xf0 && *c < 0xf5 ? 4 : 0;
+        for (int i = 1; i < length; i++)
+            if ((c[i] & 0xc0) != 0x80) length = 0;
+        if (length == 0) copy[n++] = '?';
+        for (int i = 0; i < length; i++) copy[n++] = (char)c[i];
+        c += length ? length : 1;
+    }
+    copy[n] = 0;
+    cJSON_AddStringToObject(object, key, copy);
+}
+
+static void json_kernels(tess_runtime *runtime, const char *id, cJSON *object) {
+    cJSON *list = cJSON_AddArrayToObject(object, "kernels");
+    tess_device *device = open_device(runtime, id);
+    if (!device) {
+        add_text(object, "error", tess_last_error());
+        return;
+    }
+    tess_kernel_info kernel;
+    for (uint32_t i = 0; kernel_at(device, i, &kernel); i++) {
+        cJSON *entry = cJSON_CreateObject();
+        add_text(entry, "name", kernel.name);
+        add_text(entry, "op", kernel.op == TESS_OP_FORWARD ? "fwd" : "bwd");
+        add_text(entry, "status", tess_status_name(kernel.status));
+        add_text(entry, "reason", kernel.reason);
+        cJSON_AddItemToArray(list, entry);
+    }
+    tess_device_release(device);
+}
+
+static cJSON *json_info(tess_runtime *runtime) {
+    char text[TEXT_SIZE];
+    cJSON *root = cJSON_CreateObject();
+    snprintf(text, sizeof text, "%d.%d.%d", TESS_VERSION_MAJOR, TESS_VERSION_MINOR, TESS_VERSION_PATCH);
+    add_text(root, "version", text);
+
+    cJSON *list = cJSON_AddArrayToObject(root, "backends");
+    tess_backend_info backend = {.struct_size = sizeof backend};
+    for (uint32_t i = 0; tess_runtime_backend(runtime, i, &backend) == TESS_OK; i++) {
+        cJSON *entry = cJSON_CreateObject();
+        add_text(entry, "name", backend.name);
+        add_text(entry, "status", tess_status_name(backend.status));
+        cJSON_AddNumberToObject(entry, "devices", backend.device_count);
+        add_text(entry, "reason", backend.reason);
+        cJSON_AddItemToArray(list, entry);
+    }
+
+    list = cJSON_AddArrayToObject(root, "devices");
+    tess_device_info device = {.struct_size = sizeof device};
+    for (uint32_t i = 0; tess_runtime_device(runtime, i, &device) == TESS_OK; i++) {
+        cJSON *entry = cJSON_CreateObject();
+        add_text(entry, "id", device.id);
+        add_text(entry, "backend", device.backend);
+        add_text(entry, "kind", kind_name(device.kind));
+        add_text(entry, "name", device.name);
+        add_text(entry, "arch", device.arch);
+        add_text(entry, "driver", device.driver);
+        cJSON_AddNumberToObject(entry, "compute_units", device.compute_units);
+        snprintf(text, sizeof text, "%" PRIu64, device.memory_bytes);
+        cJSON_AddRawToObject(entry, "memory_bytes", text);
+        json_kernels(runtime, device.id, entry);
+        cJSON_AddItemToArray(list, entry);
+    }
+
+    list = cJSON_AddArrayToObject(root, "settings");
+    tess_setting_info setting = {.struct_size = sizeof setting};
+    for (uint32_t i = 0; tess_runtime_setting(runtime, i, &setting) == TESS_OK; i++) {
+        cJSON *entry = cJSON_CreateObject();
+        add_text(entry, "name", setting.name);
+        add_text(entry, "value", setting.value);
+        add_text(entry, "source", setting.source);
+        add_text(entry, "meaning", setting.meaning);
+        cJSON_AddItemToArray(list, entry);
+    }
+    return root;
+}
+
+int info_main(int argc, char **argv) {
+    cli_option options[] = {{.name = "json"}};
+    size_t n_words;
+    int status = cli_options(argc, argv, help, options, 1, &n_words);
+    if (status != CLI_GO_ON) return status;
+    if (n_words) return cli_error(CLI_USAGE, argv[0], "'%.60s': this command takes no words", argv[1]);
+    tess_runtime *runtime = NULL;
+    status = cli_open(argv[0], NULL, &runtime, NULL);
+    if (status != CLI_GO_ON) return status;
+    if (options[0].given) {
+        cJSON *root = json_info(runtime);
+        char *text = cJSON_Print(root);
+        status = text ? CLI_OK : cli_error(CLI_FAILED, argv[0], "out of memory");
+        if (text) puts(text);
+        free(text);
+        cJSON_Delete(root);
+    } else {
+        printf("Tessera %d.%d.%d\n\n", TESS_VERSION_MAJOR, TESS_VERSION_MINOR, TESS_VERSION_PATCH);
+        print_backends(runtime);
+        print_devices(runtime);
+        print_settings(runtime);
+        status = CLI_OK;
+    }
+    tess_runtime_release(runtime);
+    return status;
+}

@@ -1,0 +1,200 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* `tessera plan`: what a problem costs on a device, without running it. */
+#include <cjson/cJSON.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "cli.h"
+#include "text.h"
+
+static const char help[] = "usage: tessera plan WORDS [--backend B] [--json]\n\n"
+                           "Plans a problem on a device and tells what running it takes: jobs, (query, key) pairs, FLOPs, bytes moved, workspace,\n"
+                           "the KV blocks that each kv head keeps, and how long the planning took.\n\n"
+                           "  --backend B   the device, as TESSERA_BACKEND: a name, name:index, or a list in order of preference\n"
+                           "  --json        the same as JSON with stable keys (docs/cli.md lists them)\n"
+                           "  --help        this text\n"
+                           "  --version     the version\n\n";
+
+typedef struct planned {
+    problem p;
+    tess_runtime *runtime;
+    tess_device *device;
+    tess_layout *layout;
+    tess_plan *plan;
+    tess_device_info device_info;
+    tess_layout_info layout_info;
+    tess_plan_info info;
+    double layout_seconds;
+} planned;
+
+static double now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
+}
+
+static tess_status make(planned *x) {
+    x->device_info.struct_size = sizeof x->device_info;
+    x->layout_info.struct_size = sizeof x->layout_info;
+    x->info.struct_size = sizeof x->info;
+    double start = now();
+    tess_status status = problem_layout(&x->p, x->runtime, &x->layout);
+    x->layout_seconds = now() - start;
+    if (status != TESS_OK) return status;
+    tess_plan_desc desc;
+    int64_t *cu = NULL;
+    if (problem_plan_desc(&x->p, &desc, &cu) != 0) return TESS_ERROR_OUT_OF_MEMORY;
+    status = tess_plan_create(x->device, x->layout, &desc, &x->plan);
+    free(cu);
+    if (status == TESS_OK) status = tess_plan_query(x->plan, &x->info);
+    if (status == TESS_OK) status = tess_layout_query(x->layout, &x->layout_info);
+    if (status == TESS_OK) status = tess_device_query(x->device, &x->device_info);
+    return status;
+}
+
+static uint64_t block_bytes(const problem *p) {
+    return 2 * (uint64_t)p->block * (uint64_t)p->head_dim * (p->dtype == TESS_F32 ? 4 : 2); /* K and V */
+}
+
+static tess_kv_info kv_at(const planned *x, int32_t kv_head) {
+    tess_kv_info kv = {.struct_size = sizeof kv};
+    tess_layout_kv(x->layout, kv_head, &kv); /* cannot fail for a head of the layout */
+    return kv;
+}
+
+static int same_kv(const tess_kv_info *a, const tess_kv_info *b) {
+    return a->blocks_kept == b->blocks_kept && a->blocks_allocated == b->blocks_allocated;
+}
+
+/* ------------------------------------------------------------------ text */
+
+static void print_kv(const planned *x) {
+    char a[TEXT_SIZE], b[TEXT_SIZE], c[TEXT_SIZE], d[TEXT_SIZE], range[32];
+    uint64_t bytes = block_bytes(&x->p);
+    printf("\nKV blocks of %" PRId32 " tokens a sequence of %" PRId64 " tokens keeps, per kv head\n", x->p.block, x->layout_info.max_tokens);
+    printf("  %-10s %10s %20s %20s %12s %12s\n", "kv head", "all", "kept", "allocated", "bytes all", "allocated");
+    for (int32_t first = 0, next; first < x->p.kv_heads; first = next) {
+        tess_kv_info kv = kv_at(x, first);
+        for (next = first + 1; next < x->p.kv_heads; next++) {
+            tess_kv_info other = kv_at(x, next);
+            if (!same_kv(&kv, &other)) break;
+        }
+        double all = kv.blocks ? (double)kv.blocks : 1;
+        snprintf(range, sizeof range, next - first > 1 ? "%" PRId32 "-%" PRId32 : "%" PRId32, first, next - 1);
+        snprintf(a, sizeof a, "%" PRId64 " (%.1f %%)", kv.blocks_kept, (double)kv.blocks_kept / all * 100);
+        snprintf(b, sizeof b, "%" PRId64 " (%.1f %%)", kv.blocks_allocated, (double)kv.blocks_allocated / all * 100);
+        printf("  %-10s %10" PRId64 " %20s %20s %12s %12s\n", range, kv.blocks, a, b, text_bytes(c, sizeof c, (double)bytes * (double)kv.blocks),
+               text_bytes(d, sizeof d, (double)bytes * (double)kv.blocks_allocated));
+    }
+}
+
+static void print_text(const planned *x) {
+    char a[TEXT_SIZE], b[TEXT_SIZE];
+    const tess_plan_info *i = &x->info;
+    double share = i->dense_pairs ? (double)i->kept_pairs / (double)i->dense_pairs : 1;
+    printf("device             %s (%s)\n", x->device_info.id, x->device_info.name);
+    printf("kernel             %s\n", i->kernel);
+    printf("jobs               %s, %s of them merges\n", text_count(a, sizeof a, i->n_jobs), text_count(b, sizeof b, i->n_merge_jobs));
+    printf("tile rows          %" PRIu32 "\n", i->tile_rows);
+    printf("kept pairs         %s (%s of dense)\n", text_count(a, sizeof a, i->kept_pairs), text_percent(b, sizeof b, share));
+    printf("dense pairs        %s\n", text_count(a, sizeof a, i->dense_pairs));
+    if (i->kept_pairs) printf("ideal saving       %.2f x\n", (double)i->dense_pairs / (double)i->kept_pairs);
+    printf("FLOPs              %s\n", text_rate(a, sizeof a, i->flops, "FLOP"));
+    printf("bytes moved        %s at least\n", text_bytes(a, sizeof a, (double)i->bytes_min));
+    printf("workspace          %s\n", text_bytes(a, sizeof a, (double)i->workspace_bytes));
+    printf("tables             %s on the host, %s on the device\n", text_bytes(a, sizeof a, (double)i->host_bytes),
+           text_bytes(b, sizeof b, (double)i->device_bytes));
+    printf("planning time      %s, and %s for the layout\n", text_seconds(a, sizeof a, i->create_seconds),
+           text_seconds(b, sizeof b, x->layout_seconds));
+    printf("classes of heads   %" PRIu32 "\n", x->layout_info.n_classes);
+    printf("coverage           %s\n", text_percent(a, sizeof a, x->layout_info.coverage));
+    printf("KV-efficient       %s\n", x->layout_info.kv_efficient ? "yes" : "no");
+    print_kv(x);
+}
+
+/* ------------------------------------------------------------------ JSON */
+
+/* Integers are written as such: a double would round them above 2^53. */
+static void add_u64(cJSON *object, const char *key, uint64_t value) {
+    char text[24];
+    snprintf(text, sizeof text, "%" PRIu64, value);
+    cJSON_AddRawToObject(object, key, text);
+}
+
+static int print_json(const planned *x) {
+    const tess_plan_info *i = &x->info;
+    cJSON *root = cJSON_CreateObject();
+    int length = problem_format(&x->p, NULL, 0);
+    char *line = malloc((size_t)length + 1);
+    if (line) problem_format(&x->p, line, (size_t)length + 1);
+    cJSON_AddStringToObject(root, "problem", line ? line : "");
+    free(line);
+    cJSON_AddStringToObject(root, "device", x->device_info.id);
+    cJSON_AddStringToObject(root, "kernel", i->kernel);
+    add_u64(root, "jobs", i->n_jobs);
+    add_u64(root, "merge_jobs", i->n_merge_jobs);
+    add_u64(root, "ranges", i->n_ranges);
+    add_u64(root, "tile_rows", i->tile_rows);
+    add_u64(root, "kept_pairs", i->kept_pairs);
+    add_u64(root, "dense_pairs", i->dense_pairs);
+    cJSON_AddNumberToObject(root, "flops", i->flops);
+    add_u64(root, "bytes_min", i->bytes_min);
+    add_u64(root, "workspace_bytes", i->workspace_bytes);
+    add_u64(root, "workspace_align", i->workspace_align);
+    add_u64(root, "host_bytes", i->host_bytes);
+    add_u64(root, "device_bytes", i->device_bytes);
+    cJSON_AddNumberToObject(root, "plan_seconds", i->create_seconds);
+    cJSON_AddNumberToObject(root, "layout_seconds", x->layout_seconds);
+    cJSON_AddNumberToObject(root, "coverage", x->layout_info.coverage);
+    cJSON_AddNumberToObject(root, "kept_share", x->layout_info.kept_share);
+    cJSON_AddBoolToObject(root, "kv_efficient", x->layout_info.kv_efficient != 0);
+    add_u64(root, "classes", x->layout_info.n_classes);
+    add_u64(root, "kv_blocks", (uint64_t)x->layout_info.n_blocks);
+    add_u64(root, "kv_block_bytes", block_bytes(&x->p));
+    cJSON *kept = cJSON_AddArrayToObject(root, "kv_blocks_kept"), *allocated = cJSON_AddArrayToObject(root, "kv_blocks_allocated");
+    for (int32_t h = 0; h < x->p.kv_heads; h++) {
+        tess_kv_info kv = kv_at(x, h);
+        cJSON_AddItemToArray(kept, cJSON_CreateNumber((double)kv.blocks_kept)); /* below 2^31 blocks */
+        cJSON_AddItemToArray(allocated, cJSON_CreateNumber((double)kv.blocks_allocated));
+    }
+    char *text = cJSON_Print(root);
+    if (text) puts(text);
+    free(text);
+    cJSON_Delete(root);
+    return text != NULL;
+}
+
+int plan_main(int argc, char **argv) {
+    enum { BACKEND, JSON, N_OPTIONS };
+    cli_option options[N_OPTIONS] = {[BACKEND] = {.name = "backend", .takes_value = 1}, [JSON] = {.name = "json"}};
+    const char *command = argv[0];
+    char full_help[4096];
+    size_t n_words;
+    snprintf(full_help, sizeof full_help, "%s%s", help, cli_help_words);
+    int status = cli_options(argc, argv, full_help, options, N_OPTIONS, &n_words);
+    if (status != CLI_GO_ON) return status;
+
+    planned x = {0};
+    problem_init(&x.p);
+    status = cli_words(command, argv + 1, n_words, &x.p);
+    if (status == CLI_GO_ON) status = cli_finish(command, &x.p);
+    if (status == CLI_GO_ON) status = cli_open(command, options[BACKEND].value, &x.runtime, &x.device);
+    if (status == CLI_GO_ON) {
+        if (make(&x) != TESS_OK)
+            status = cli_error(CLI_FAILED, command, "%s", tess_last_error());
+        else if (options[JSON].given)
+            status = print_json(&x) ? CLI_OK : cli_error(CLI_FAILED, command, "out of memory");
+        else {
+            print_text(&x);
+            status = CLI_OK;
+        }
+    }
+    tess_plan_release(x.plan);
+    tess_layout_release(x.layout);
+    tess_device_release(x.device);
+    tess_runtime_release(x.runtime);
+    problem_free(&x.p);
+    return status;
+}
