@@ -1,8 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-# What the library itself links to. Looked for here, since imported targets are visible from the folder that found them downwards only.
+# Everything that is looked for on the machine, each with what goes missing along with it. Done here and not in the folders that use it, since
+# imported targets are visible from the folder that found them downwards only.
+function(tessera_left_out what why)
+  message(STATUS "Left out: ${what} (${why})")
+endfunction()
+
 set(THREADS_PREFER_PTHREAD_FLAG ON)
 find_package(Threads REQUIRED)
+
 find_package(Pthreadpool QUIET)
 if(NOT Pthreadpool_FOUND)
   tessera_left_out("threads of the CPU backend, which will use one" "pthreadpool was not found; Debian: libpthreadpool-dev")
+endif()
+
+if(TESSERA_CLI)
+  find_package(CJSON QUIET)
+  if(NOT CJSON_FOUND)
+    tessera_left_out("the tessera command and its bench suite" "cJSON was not found; Debian: libcjson-dev")
+    set(TESSERA_CLI OFF)
+  endif()
+endif()
+
+if(TESSERA_TESTS)
+  find_package(CMOCKA QUIET)
+  if(NOT CMOCKA_FOUND)
+    tessera_left_out("all tests but those of the tree and of the installation" "cmocka was not found; Debian: libcmocka-dev")
+  endif()
 endif()

@@ -44,9 +44,9 @@ by_cmake() {
 # by_pkg_config [--static]
 by_pkg_config() {
   command -v pkg-config >/dev/null || { echo "pkg-config is missing"; exit 1; }
-  # shellcheck disable=SC2046,SC2086
+  # shellcheck disable=SC2046
   cc $c_flags "$source/examples/embed.c" -o "$scratch/embed" $(pkg-config "$@" --cflags --libs tessera) -Wl,-rpath,"$libdir"
-  # shellcheck disable=SC2046,SC2086
+  # shellcheck disable=SC2046
   c++ $cxx_flags "$source/examples/embed_cpp.cpp" -o "$scratch/embed_cpp" $(pkg-config "$@" --cflags --libs tessera) -Wl,-rpath,"$libdir"
   run_embed "$scratch/embed"
   "$scratch/embed_cpp"
