@@ -134,7 +134,6 @@ static void device_complete(const tess_backend_entry *entry, uint32_t index, tes
 
 tess_status tess_backend_probe(tess_backend_entry *entry) {
     if (entry->probed) return TESS_OK;
-    const char *function = tess_call_function();
     tess_recovery recovery;
     tess_recover_begin(&recovery);
     tess_status status = TESS_OK;
@@ -153,7 +152,7 @@ tess_status tess_backend_probe(tess_backend_entry *entry) {
     snprintf(entry->reason, sizeof entry->reason, "%s", tess_call_failed() ? tess_last_error() : tess_status_text(status));
     tess_recover_end(&recovery);
     if (status == TESS_ERROR_OUT_OF_MEMORY) /* This says nothing about the machine, so it is not kept: a later call probes again. */
-        return tess_fail(status, "%s: probing %s: %s", function, entry->name, entry->reason);
+        return tess_fail_in(status, entry->name, entry->reason);
     if (entry->n_devices > 0) {
         if (status != TESS_OK && status != TESS_ERROR_UNAVAILABLE)
             tess_log(entry->runtime, "device", "%s: listing stopped after %u devices: %s", entry->name, entry->n_devices, entry->reason);

@@ -38,20 +38,19 @@ static uint32_t quota_cpus(long long quota, long long period) {
 }
 
 /* Version 2: every group on the way from this process's own up to the root may hold a quota, and the lowest counts. */
-static uint32_t quota_unified(void) {
+static uint32_t quota_unified(const char *membership, const char *mount) {
     char groups[4096], path[4400], text[64];
-    if (!read_text("/proc/self/cgroup", groups, sizeof groups)) return UINT32_MAX;
-    char *group = strncmp(groups, "0::", 3) == 0 ? groups + 2 : strstr(groups, "\n0::");
+    if (!read_text(membership, groups, sizeof groups)) return UINT32_MAX;
+    char *group = strncmp(groups, "0::/", 4) == 0 ? groups + 3 : strstr(groups, "\n0::/");
     if (group == NULL) return UINT32_MAX;
     group = strchr(group, '/');
-    if (group == NULL) return UINT32_MAX;
     group[strcspn(group, "\n")] = '\0';
     uint32_t least = UINT32_MAX;
     for (;;) {
-        snprintf(path, sizeof path, "/sys/fs/cgroup%s/cpu.max", group);
-        if (read_text(path, text, sizeof text) && strncmp(text, "max", 3) != 0) {
+        snprintf(path, sizeof path, "%s%s/cpu.max", mount, group);
+        if (read_text(path, text, sizeof text)) {
             char *end;
-            long long quota = strtoll(text, &end, 10);
+            long long quota = strtoll(text, &end, 10); /* 0 for "max" */
             uint32_t cpus = quota_cpus(quota, strtoll(end, NULL, 10));
             if (cpus < least) least = cpus;
         }
@@ -62,11 +61,18 @@ static uint32_t quota_unified(void) {
 }
 
 /* Version 1: inside a container the controller is mounted at the container's own group. */
-static uint32_t quota_cpu_controller(void) {
-    char quota[64], period[64];
-    if (!read_text("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", quota, sizeof quota)) return UINT32_MAX;
-    if (!read_text("/sys/fs/cgroup/cpu/cpu.cfs_period_us", period, sizeof period)) return UINT32_MAX;
+static uint32_t quota_controller(const char *mount) {
+    char path[512], quota[64], period[64];
+    snprintf(path, sizeof path, "%s/cpu/cpu.cfs_quota_us", mount);
+    if (!read_text(path, quota, sizeof quota)) return UINT32_MAX;
+    snprintf(path, sizeof path, "%s/cpu/cpu.cfs_period_us", mount);
+    if (!read_text(path, period, sizeof period)) return UINT32_MAX;
     return quota_cpus(strtoll(quota, NULL, 10), strtoll(period, NULL, 10));
+}
+
+uint32_t tess_cpus_quota(const char *membership, const char *mount) {
+    uint32_t unified = quota_unified(membership, mount), controller = quota_controller(mount);
+    return unified < controller ? unified : controller;
 }
 
 static uint32_t affinity_cpus(void) {
@@ -85,8 +91,7 @@ static uint32_t affinity_cpus(void) {
 
 uint32_t tess_cpus_usable(void) {
     uint32_t cpus = affinity_cpus();
-    uint32_t unified = quota_unified(), controller = quota_cpu_controller();
-    if (unified < cpus) cpus = unified;
-    if (controller < cpus) cpus = controller;
+    uint32_t quota = tess_cpus_quota("/proc/self/cgroup", "/sys/fs/cgroup");
+    if (quota < cpus) cpus = quota;
     return cpus < TESS_CPU_THREADS_MOST ? cpus : TESS_CPU_THREADS_MOST;
 }

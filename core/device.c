@@ -75,15 +75,15 @@ static void append(text_list *list, const char *format, ...) {
 static const char *separator(const text_list *list) { return list->length != 0 ? "; " : ""; }
 
 /* The plan divides and aligns by these, so a backend from outside the tree is not believed without a look. */
-static tess_status caps_check(const tess_backend_entry *entry, tess_caps *caps) {
+static tess_status caps_check(const tess_backend_entry *entry, const tess_caps *caps) {
     const char *field = NULL;
     if (caps->buffer_kind < TESS_BUFFER_HOST || caps->buffer_kind > TESS_BUFFER_OBJECT) field = "buffer_kind";
     if (caps->workspace_align == 0 || (caps->workspace_align & (caps->workspace_align - 1)) != 0) field = "workspace_align";
     if (caps->parallel_jobs == 0) field = "parallel_jobs";
     if (field == NULL) return TESS_OK;
-    const char *function = tess_call_function();
-    return tess_fail(TESS_ERROR_NATIVE, "%s%s%s: query: %s has no legal value", function != NULL ? function : "", function != NULL ? ": " : "",
-                     entry->name, field);
+    char text[64];
+    snprintf(text, sizeof text, "query: %s has no legal value", field);
+    return tess_fail_in(TESS_ERROR_NATIVE, entry->name, text);
 }
 
 static tess_status open_place(tess_runtime *runtime, place at, const void *native, tess_device **out) {
@@ -105,7 +105,7 @@ static tess_status open_place(tess_runtime *runtime, place at, const void *nativ
     }
     if (status != TESS_OK) {
         tess_mem_free(runtime, device, sizeof *device);
-        if (!tess_call_failed()) tess_fail(status, "%s: %s", at.entry->devices[at.index].id, tess_status_text(status));
+        if (!tess_call_failed()) tess_fail_in(status, at.entry->devices[at.index].id, tess_status_text(status));
         return status;
     }
     tess_runtime_retain(runtime);
@@ -266,10 +266,7 @@ tess_status tess_device_result(tess_device *device, tess_status status) {
     if (status == TESS_ERROR_DEVICE_LOST && !atomic_exchange_explicit(&device->lost, true, memory_order_relaxed))
         tess_log(device->runtime, "device", "%s: lost", device->info.id);
     /* A backend that forgot its message must not leave an older one standing as the explanation. */
-    if (!tess_call_failed()) {
-        const char *function = tess_call_function();
-        tess_fail(status, "%s: %s: %s", function != NULL ? function : "backend", device->info.id, tess_status_text(status));
-    }
+    if (!tess_call_failed()) tess_fail_in(status, device->info.id, tess_status_text(status));
     return status;
 }
 

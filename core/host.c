@@ -22,9 +22,7 @@ static tess_status host_fail(const tess_host *host, tess_status status, const ch
     va_start(arguments, format);
     if (vsnprintf(message, sizeof message, format, arguments) < 0) snprintf(message, sizeof message, "%s", tess_status_text(status));
     va_end(arguments);
-    const char *function = tess_call_function();
-    if (function == NULL) return tess_fail(status, "%s", message);
-    return tess_fail(status, "%s: %s: %s", function, entry_of(host)->name, message);
+    return tess_fail_in(status, entry_of(host)->name, message);
 }
 
 static void host_log(const tess_host *host, const char *topic, const char *format, ...) {

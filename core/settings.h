@@ -44,5 +44,7 @@ uint32_t tess_topic_bit(const char *topic, size_t length);
 
 /* cpus.c: how many CPUs this process may keep busy: its affinity mask, lowered to the quota of its control groups; at least 1. */
 uint32_t tess_cpus_usable(void);
+/* CPUs that control groups grant a process, rounded up, UINT32_MAX without a quota: `membership` lists the groups of the process, `mount` holds them. */
+uint32_t tess_cpus_quota(const char *membership, const char *mount);
 
 #endif

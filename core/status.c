@@ -62,14 +62,17 @@ tess_status tess_fail(tess_status status, const char *format, ...) {
     return status;
 }
 
+tess_status tess_fail_in(tess_status status, const char *who, const char *text) {
+    if (call.function == NULL) return tess_fail(status, "%s", text);
+    return tess_fail(status, "%s: %s: %s", call.function, who, text);
+}
+
 void tess_call_begin(const char *function, uint64_t runtime_id) {
     call.function = function;
     call.runtime_id = runtime_id;
     call.failed = false;
 }
 
-const char *tess_call_function(void) { return call.function; }
-uint64_t tess_call_runtime(void) { return call.runtime_id; }
 bool tess_call_failed(void) { return call.failed; }
 
 void tess_recover_begin(tess_recovery *recovery) {

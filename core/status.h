@@ -9,9 +9,6 @@
 
 /* Notes which public function runs on this thread and on behalf of which runtime (0: none). Costs three thread-local stores, so tess_run may afford it. */
 void tess_call_begin(const char *function, uint64_t runtime_id);
-/* The function of tess_call_begin, or NULL when messages must not be prefixed by it. */
-const char *tess_call_function(void);
-uint64_t tess_call_runtime(void);
 /* Whether tess_fail was called on this thread since tess_call_begin or tess_recover_begin. */
 bool tess_call_failed(void);
 
@@ -24,6 +21,9 @@ typedef struct tess_recovery {
 } tess_recovery;
 void tess_recover_begin(tess_recovery *recovery);
 void tess_recover_end(const tess_recovery *recovery);
+
+/* Fails with "<function>: <who>: <text>", `who` being a device or a backend; within a recovery with `text` alone, because the caller says the rest. */
+tess_status tess_fail_in(tess_status status, const char *who, const char *text);
 
 /* "invalid argument" and so on. */
 const char *tess_status_text(tess_status status);

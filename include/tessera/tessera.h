@@ -120,7 +120,7 @@ typedef struct tess_runtime_desc {
     const char *kernel;       /* TESSERA_KERNEL: `backend/kernel`; a kernel that refuses a problem makes it TESS_ERROR_UNSUPPORTED */
     const char *verbose;      /* TESSERA_VERBOSE: comma list of `errors`, `device`, `dispatch`, `plan`, `all` */
     const char *cache_dir;    /* TESSERA_CACHE_DIR: where compiled kernels are kept; absolute */
-    const char *tune_file;    /* TESSERA_TUNE_FILE: kernel choices measured on this device */
+    const char *tune_file;    /* TESSERA_TUNE_FILE: kernel choices measured on this device; absolute */
     const char *backend_path; /* TESSERA_BACKEND_PATH: colon list of absolute paths of backend libraries to load */
     uint32_t cpu_threads;     /* [0: TESSERA_CPU_THREADS, else the CPUs that this process may run on] at most 1024 */
     uint32_t reserved;        /* must be 0 */
@@ -190,7 +190,9 @@ typedef struct tess_device_desc {
 } tess_device_desc;
 
 /* Opens a device. An unknown backend name is INVALID; names that are not available here are skipped; if none is left the error is
- * UNAVAILABLE and lists what exists. `desc` may be NULL. Software devices rank below the CPU. The choice is made here, once, never per problem. */
+ * UNAVAILABLE and lists what exists. With `native`, `id` must be one `name` or `name:index`, the device that the context belongs to, and the backend's
+ * own status comes back. OUT_OF_MEMORY ends the search: it says nothing about which device works. `desc` may be NULL. Software devices rank below the
+ * CPU. The choice is made here, once, never per problem. */
 TESS_API tess_status tess_device_open(tess_runtime *runtime, const tess_device_desc *desc, tess_device **device);
 TESS_API void tess_device_release(tess_device *device);
 TESS_API tess_status tess_device_query(const tess_device *device, tess_device_info *info);
@@ -471,7 +473,8 @@ TESS_API tess_status tess_alloc(tess_device *device, uint64_t size, tess_buffer 
 /* Frees what tess_alloc gave and clears *buffer; kind NONE is ignored. Waits for nothing: the caller makes sure that no run still uses it. */
 TESS_API tess_status tess_free(tess_device *device, tess_buffer *buffer);
 
-/* Copies bytes between two buffers of the device, or between one and host memory (kind HOST), at their offsets, and returns when it is done. */
+/* Copies bytes between two buffers of the device, or between one and host memory (kind HOST), at their offsets, and returns when it is done.
+ * INVALID names the side and the field: kind, range, or bytes of the two that overlap. */
 TESS_API tess_status tess_copy(tess_device *device, tess_buffer destination, tess_buffer source, uint64_t bytes);
 
 /* Waits until all work submitted to the device's default stream is done, or `timeout_ns` passed (TIMEOUT). UINT64_MAX waits without limit. */

@@ -313,6 +313,20 @@ static void test_no_device_at_all(void **state) {
     tess_runtime *runtime = make_runtime();
     assert_refused(runtime, NULL, TESS_ERROR_UNAVAILABLE, "devices here: none; tried: gamma: fakeGetDeviceCount");
     tess_runtime_release(runtime);
+
+    /* Memory that runs out while the message is made shortens the message and changes nothing else. */
+    fake.n_devices[FAKE_BETA] = 1;
+    tess_runtime_desc desc = {sizeof desc, .allocator = counting_allocator()};
+    assert_status(TESS_OK, tess_runtime_create(&desc, &runtime));
+    tess_backend_info info = {sizeof info};
+    assert_status(TESS_OK, tess_runtime_backend(runtime, 2, &info));
+    counting.fail_at = counting.number + 1;
+    counting.sticky = true;
+    assert_refused(runtime, "delta", TESS_ERROR_UNAVAILABLE, "devices here: none; tried: delta");
+    counting.fail_at = 0;
+    assert_refused(runtime, "delta", TESS_ERROR_UNAVAILABLE, "devices here: beta:0; tried: delta");
+    tess_runtime_release(runtime);
+    assert_int_equal(0, counting.live);
 }
 
 static void test_wrap(void **state) {
@@ -335,6 +349,16 @@ static void test_wrap(void **state) {
     fake.open_status[FAKE_ALPHA][1] = TESS_ERROR_INVALID; /* the context is of another device */
     assert_status(TESS_ERROR_INVALID, tess_device_open(runtime, &desc, &device));
     assert_error_has("tess_device_open: alpha: fakeOpen: code 1");
+    fake.silent = true;
+    assert_status(TESS_ERROR_INVALID, tess_device_open(runtime, &desc, &device));
+    assert_error_has("tess_device_open: alpha:1: invalid argument");
+    fake.silent = false;
+    fake.caps.buffer_kind = 9;
+    desc.id = "gamma";
+    assert_status(TESS_ERROR_NATIVE, tess_device_open(runtime, &desc, &device));
+    assert_error_has("tess_device_open: gamma: query: buffer_kind");
+    fake.caps.buffer_kind = 0;
+    desc.id = "alpha:1";
     assert_null(device);
     fake.open_status[FAKE_ALPHA][1] = TESS_OK;
     assert_status(TESS_OK, tess_device_open(runtime, &desc, &device));
@@ -351,7 +375,7 @@ static void test_nonsense_from_query(void **state) {
     (void)state;
     tess_runtime *runtime = make_runtime();
     fake.caps.buffer_kind = 9;
-    assert_refused(runtime, "beta", TESS_ERROR_UNAVAILABLE, "beta: query: buffer_kind has no legal value");
+    assert_refused(runtime, "beta", TESS_ERROR_UNAVAILABLE, "beta:0: query: buffer_kind has no legal value");
     fake.caps = (tess_caps){.workspace_align = 48};
     assert_refused(runtime, "beta", TESS_ERROR_UNAVAILABLE, "workspace_align");
     fake.caps = (tess_caps){.parallel_jobs = UINT32_MAX};

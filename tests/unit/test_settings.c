@@ -6,6 +6,7 @@
 #include "fixtures/fake_backend.h"
 
 #include <sched.h>
+#include <sys/stat.h>
 
 #include "common.h"
 #include "settings.h"
@@ -86,6 +87,55 @@ static void test_affinity_limits_the_threads(void **state) {
     assert_int_equal(0, sched_setaffinity(0, sizeof one, &one));
     assert_int_equal(1, tess_cpus_usable());
     assert_int_equal(0, sched_setaffinity(0, sizeof before, &before));
+}
+
+static void put(const char *folder, const char *name, const char *text) {
+    char path[300];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    if (text == NULL)
+        assert_int_equal(0, mkdir(path, 0700));
+    else {
+        FILE *file = fopen(path, "w");
+        assert_non_null(file);
+        fputs(text, file);
+        fclose(file);
+    }
+}
+
+static void test_quota_limits_the_threads(void **state) {
+    (void)state;
+    char mount[] = "/tmp/tessera-groups-XXXXXX", member[100], command[100];
+    assert_non_null(mkdtemp(mount));
+    snprintf(member, sizeof member, "%s/cgroup", mount);
+    assert_int_equal(UINT32_MAX, tess_cpus_quota(member, mount)); /* no such files */
+    put(mount, "cgroup", "12:pids:/x\n0::/outer/inner\n");
+    put(mount, "outer", NULL);
+    put(mount, "outer/inner", NULL);
+    assert_int_equal(UINT32_MAX, tess_cpus_quota(member, mount));
+    put(mount, "outer/inner/cpu.max", "max 100000\n");
+    assert_int_equal(UINT32_MAX, tess_cpus_quota(member, mount));
+    put(mount, "cpu.max", "900000 100000\n");
+    assert_int_equal(9, tess_cpus_quota(member, mount));
+    put(mount, "outer/cpu.max", "250000 100000\n");
+    assert_int_equal(3, tess_cpus_quota(member, mount)); /* two and a half, rounded up */
+    put(mount, "outer/inner/cpu.max", "1000 100000\n");
+    assert_int_equal(1, tess_cpus_quota(member, mount));
+    put(mount, "cgroup", "0::/\n");
+    assert_int_equal(9, tess_cpus_quota(member, mount));
+    put(mount, "cpu.max", "nonsense\n");
+    assert_int_equal(UINT32_MAX, tess_cpus_quota(member, mount));
+    put(mount, "cpu.max", "9223372036854775807 1\n");
+    assert_int_equal(TESS_CPU_THREADS_MOST, tess_cpus_quota(member, mount));
+    put(mount, "cgroup", "4:cpu:/x\n");
+    put(mount, "cpu", NULL);
+    put(mount, "cpu/cpu.cfs_quota_us", "400000\n");
+    assert_int_equal(UINT32_MAX, tess_cpus_quota(member, mount));
+    put(mount, "cpu/cpu.cfs_period_us", "100000\n");
+    assert_int_equal(4, tess_cpus_quota(member, mount));
+    put(mount, "cpu/cpu.cfs_quota_us", "-1\n");
+    assert_int_equal(UINT32_MAX, tess_cpus_quota(member, mount));
+    snprintf(command, sizeof command, "rm -r %s", mount);
+    assert_int_equal(0, system(command));
 }
 
 static void test_environment(void **state) {
@@ -251,6 +301,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(test_defaults),
         TEST(test_affinity_limits_the_threads),
+        TEST(test_quota_limits_the_threads),
         TEST(test_environment),
         TEST(test_descriptor_beats_environment),
         TEST(test_malformed_environment),
