@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Backend libraries outside the tree, right and wrong, for test_loading. Each is built from one source against the public headers alone, without linking
 # the library, as an application's own backend would be. Tests find them through TESSERA_FIXTURE_DIR.
 set(TESSERA_FIXTURE_DIR ${CMAKE_CURRENT_BINARY_DIR}/fixtures)
