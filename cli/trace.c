@@ -29,6 +29,8 @@ block_kind pattern_kind_of(const problem *p, int32_t head, int64_t i, int64_t j)
 
 /* ------------------------------------------------------------------ growing text */
 
+enum { N_CODES = N_KINDS * TRACE_LEVELS, NO_CODE = -1 };
+
 typedef struct text_buffer {
     char *data;
     size_t length, room;
@@ -47,7 +49,7 @@ typedef struct band {
 } band;
 
 typedef struct tracer {
-    text_buffer out[N_KINDS * TRACE_LEVELS];
+    text_buffer out[N_CODES];
     band *bands; /* from left to right */
     size_t n_bands, bands_room;
     size_t bytes, budget;
@@ -122,26 +124,31 @@ static void close_band(tracer *tr, band *b) {
     b->edges = NULL;
 }
 
-/* One row of cells. Runs and bands are both ordered from left to right, so that one walk matches them; touching corners count as one band. */
+/* One row of cells. Runs and bands are both ordered from left to right, so that one walk for each code matches them; corners that touch are enough. */
 static void add_row(tracer *tr, const uint8_t *codes, int64_t cells, int64_t row) {
     band *old = tr->bands;
-    size_t n_old = tr->n_bands, at = 0;
+    size_t n_old = tr->n_bands, at[N_CODES] = {0};
     tr->bands = NULL;
     tr->n_bands = tr->bands_room = 0;
     for (int64_t left = 0, right; left < cells && !tr->failed; left = right) {
-        for (right = left + 1; right < cells && codes[right] == codes[left]; right++) {}
-        if (codes[left] < TRACE_LEVELS) continue; /* KIND_NONE */
-        while (at < n_old && (old[at].end_right < left || (old[at].end_left <= right && old[at].code != codes[left]))) close_band(tr, &old[at++]);
+        int code = codes[left];
+        for (right = left + 1; right < cells && codes[right] == code; right++) {}
+        if (code < TRACE_LEVELS) continue; /* KIND_NONE */
         tr->bands = grow(tr, tr->bands, &tr->bands_room, tr->n_bands + 1, sizeof *tr->bands);
         if (tr->failed) break;
         band *b = &tr->bands[tr->n_bands++];
-        if (at < n_old && old[at].end_left <= right)
-            *b = old[at++];
-        else
-            *b = (band){.code = codes[left]};
+        size_t n = at[code];
+        while (n < n_old && (old[n].code != code || old[n].end_right < left)) n++;
+        if (n < n_old && old[n].end_left <= right) {
+            *b = old[n];
+            old[n++] = (band){.code = NO_CODE}; /* it lives on in the new list */
+        } else {
+            *b = (band){.code = code};
+        }
+        at[code] = n;
         add_edge(tr, b, row, left, right);
     }
-    while (at < n_old) close_band(tr, &old[at++]);
+    for (size_t n = 0; n < n_old; n++) close_band(tr, &old[n]);
     free(old);
 }
 
@@ -199,7 +206,7 @@ int trace_head(trace *t, const problem *p, const tess_layout *layout, int32_t he
     free(counts);
     if (tr.failed) result = -1;
     if (result == 0 && tr.bytes > budget) result = 1;
-    for (int code = 0; code < N_KINDS * TRACE_LEVELS; code++) t->paths[code / TRACE_LEVELS][code % TRACE_LEVELS] = tr.out[code].data;
+    for (int code = 0; code < N_CODES; code++) t->paths[code / TRACE_LEVELS][code % TRACE_LEVELS] = tr.out[code].data;
     t->bytes = tr.bytes;
     return result;
 }
