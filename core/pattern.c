@@ -265,6 +265,10 @@ tess_status tess_pattern_check(const char *function, tess_pattern *p, int32_t n_
     bool sized = p->kind == TESS_PATTERN_S2 || p->kind == TESS_PATTERN_BLOCKS;
     if (p->block < (sized ? 1 : 0)) REFUSE("%s: block: must be at least %d, got %d", function, sized ? 1 : 0, (int)p->block);
     if (p->block == 0) p->block = 64;
+    /* Fields of other kinds are not looked at, and forgotten. */
+    if (p->kind != TESS_PATTERN_S2) p->local = p->stride = p->offset = p->dense_heads = 0;
+    if (p->kind != TESS_PATTERN_WINDOW) p->left = p->right = p->sinks = 0;
+    if (p->kind != TESS_PATTERN_BLOCKS) p->mask_heads = 0, p->mask_query_blocks = p->mask_key_blocks = 0, p->mask = NULL;
     switch (p->kind) {
     case TESS_PATTERN_S2: return check_strided(function, p, heads_total);
     case TESS_PATTERN_WINDOW: return check_window(function, p);

@@ -1,0 +1,285 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "jobs.h"
+
+#include <string.h>
+
+/* Jobs are sorted by counting: exactly up to this many key blocks, in steps of equal size beyond. */
+enum { MAX_BUCKETS = 16384 };
+
+static uint64_t smaller(uint64_t a, uint64_t b) { return a < b ? a : b; }
+static uint32_t clamp(int64_t x, uint32_t high) { return x < 0 ? 0 : x > high ? high : (uint32_t)x; }
+
+/* ------------------------------------------------------------------ splitting */
+
+static uint64_t split_parts(const tess_split *split, uint64_t blocks) {
+    if (split->length) return blocks <= split->length ? 1 : (blocks - 1) / split->length + 1;
+    if (split->max_parts) return blocks == 0 ? 1 : smaller(split->max_parts, blocks);
+    return 1;
+}
+
+/* Where part `part` of `parts` begins in the job's key blocks. */
+static uint64_t split_begin(const tess_split *split, uint64_t blocks, uint64_t parts, uint64_t part) {
+    return split->fixed ? smaller(blocks, part * split->length) : blocks * part / parts;
+}
+
+/* The key blocks [begin, end) of `whole`: what of each slice and of the interval's masked ends lies in there. */
+static void split_keys(const tess_keys *whole, uint64_t begin, uint64_t end, tess_keys *part) {
+    int64_t first = (int64_t)begin, last = (int64_t)end, interval = whole->left_count, right = interval + whole->interval_blocks;
+    uint32_t a = clamp(first, whole->left_count), b = clamp(last, whole->left_count);
+    *part = *whole;
+    part->left_offset = whole->left_offset + a;
+    part->left_count = b - a;
+    a = clamp(first - interval, whole->interval_blocks);
+    b = clamp(last - interval, whole->interval_blocks);
+    part->interval_start = whole->interval_start + a;
+    part->interval_blocks = b - a;
+    part->mask_head = clamp((int64_t)whole->mask_head - a, b - a);
+    part->mask_tail = clamp((int64_t)b - (whole->interval_blocks - whole->mask_tail), b - a);
+    a = clamp(first - right, whole->right_count);
+    b = clamp(last - right, whole->right_count);
+    part->right_offset = whole->right_offset + a;
+    part->right_count = b - a;
+}
+
+/* ------------------------------------------------------------------ heads */
+
+static void find_runs(const tess_layout *layout, tess_head_run *runs, uint32_t *n_runs) {
+    int32_t group = layout->n_heads / layout->n_kv_heads;
+    uint32_t n = 0;
+    for (int32_t h = 0; h < layout->n_heads; h++) {
+        if (h % group != 0 && layout->head_class[h] == layout->head_class[h - 1]) {
+            runs[n - 1].heads++;
+            continue;
+        }
+        runs[n].kv_head = (uint32_t)(h / group);
+        runs[n].head = (uint16_t)h;
+        runs[n].heads = 1;
+        runs[n].cls = layout->head_class[h];
+        n++;
+    }
+    *n_runs = n;
+}
+
+/* How many heads of a run one job takes, given the sequence's rows: all its tiles must have room for them. */
+static uint32_t heads_of_job(const tess_jobs *jobs, const tess_sequence *sequence) {
+    uint64_t rows = smaller((uint64_t)sequence->q_len, (uint64_t)jobs->grid.step);
+    uint64_t heads = smaller(jobs->tile_rows, jobs->pack_rows) / rows;
+    return heads == 0 ? 1 : heads > 65535 ? 65535 : (uint32_t)heads;
+}
+
+/* ------------------------------------------------------------------ life */
+
+static tess_status allocate(tess_jobs *jobs, const tess_layout *layout, uint64_t most_blocks) {
+    while (most_blocks >> jobs->shift >= MAX_BUCKETS) jobs->shift++;
+    jobs->n_buckets = (uint32_t)(most_blocks >> jobs->shift) + 1;
+    size_t heads = (size_t)layout->n_heads;
+    jobs->runs = tess_mem_alloc(jobs->runtime, heads * sizeof *jobs->runs, 64);
+    jobs->keys = tess_mem_alloc(jobs->runtime, heads * sizeof *jobs->keys, 64);
+    jobs->packs = tess_mem_alloc(jobs->runtime, 2 * layout->n_classes * sizeof *jobs->packs, 64);
+    jobs->bucket = tess_mem_alloc(jobs->runtime, jobs->n_buckets * sizeof *jobs->bucket, 64);
+    if (!jobs->runs || !jobs->keys || !jobs->packs || !jobs->bucket)
+        return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "tess_plan_create: no memory to sort jobs of %llu key blocks", (unsigned long long)most_blocks);
+    return TESS_OK;
+}
+
+tess_status tess_jobs_create(tess_jobs *jobs, tess_runtime *runtime, const tess_layout *layout, const tess_sequence *sequences, uint32_t n_sequences,
+                             uint32_t tile_rows, uint32_t pack_rows) {
+    int64_t max_keys = 0;
+    uint64_t bound = 0, add;
+    memset(jobs, 0, sizeof *jobs);
+    jobs->runtime = runtime;
+    jobs->tile_rows = tile_rows;
+    jobs->pack_rows = pack_rows;
+    jobs->sequences = sequences;
+    jobs->n_sequences = n_sequences;
+    tess_grid_set(&jobs->grid, layout, tile_rows);
+    for (uint32_t s = 0; s < n_sequences; s++) {
+        if (sequences[s].q_len == 0) continue;
+        if (sequences[s].kv_len > max_keys) max_keys = sequences[s].kv_len;
+        add = tess_grid_tiles(&jobs->grid, sequences[s].q_len) * (uint64_t)layout->n_heads;
+        if (bound + add > UINT32_MAX) return tess_fail(TESS_ERROR_UNSUPPORTED, "tess_plan_create: batch: its rows and heads make 2^32 jobs or more");
+        bound += add;
+    }
+    tess_status status = tess_tiler_create(&jobs->tiler, runtime, layout, max_keys);
+    if (status == TESS_OK) status = allocate(jobs, layout, (uint64_t)jobs->tiler.n_blocks);
+    if (status == TESS_OK) find_runs(layout, jobs->runs, &jobs->n_runs);
+    return status;
+}
+
+void tess_jobs_release(tess_jobs *jobs) {
+    if (!jobs->runtime) return;
+    if (jobs->tiler.layout) {
+        const tess_layout *layout = jobs->tiler.layout;
+        size_t heads = (size_t)layout->n_heads;
+        tess_mem_free(jobs->runtime, jobs->bucket, jobs->n_buckets * sizeof *jobs->bucket);
+        tess_mem_free(jobs->runtime, jobs->packs, 2 * layout->n_classes * sizeof *jobs->packs);
+        tess_mem_free(jobs->runtime, jobs->keys, heads * sizeof *jobs->keys);
+        tess_mem_free(jobs->runtime, jobs->runs, heads * sizeof *jobs->runs);
+    }
+    tess_tiler_release(&jobs->tiler);
+    jobs->runtime = NULL;
+}
+
+/* ------------------------------------------------------------------ counting */
+
+/* Adds `times` jobs, or their parts, of `blocks` key blocks each. */
+static void count_job(tess_jobs *jobs, uint64_t blocks, uint64_t times, uint32_t rows) {
+    uint64_t parts = split_parts(&jobs->split, blocks);
+    jobs->n_blocks += blocks * times;
+    jobs->n_jobs += parts * times;
+    if (parts == 1) {
+        jobs->bucket[blocks >> jobs->shift] += (uint32_t)times;
+        return;
+    }
+    jobs->n_merges += times;
+    jobs->n_partials += parts * times;
+    if (rows > jobs->partial_rows) jobs->partial_rows = rows;
+    for (uint64_t part = 0; part < parts; part++) {
+        uint64_t size = split_begin(&jobs->split, blocks, parts, part + 1) - split_begin(&jobs->split, blocks, parts, part);
+        jobs->bucket[size >> jobs->shift] += (uint32_t)times;
+    }
+}
+
+/* What one tile makes of each class when a job takes at most `heads` heads. */
+static void count_packs(tess_jobs *jobs, uint32_t heads) {
+    uint32_t n_classes = jobs->tiler.layout->n_classes, *widest = jobs->packs + n_classes;
+    memset(jobs->packs, 0, 2 * n_classes * sizeof *jobs->packs);
+    for (uint32_t r = 0; r < jobs->n_runs; r++) {
+        const tess_head_run *run = &jobs->runs[r];
+        uint32_t most = (uint32_t)smaller(heads, run->heads);
+        jobs->packs[run->cls] += (run->heads - 1) / heads + 1;
+        if (most > widest[run->cls]) widest[run->cls] = most;
+    }
+}
+
+static tess_status count_sequence(tess_jobs *jobs, const tess_sequence *sequence) {
+    const tess_layout *layout = jobs->tiler.layout;
+    const uint32_t *widest = jobs->packs + layout->n_classes;
+    int64_t kv_len = sequence->kv_len, kv_blocks = (kv_len + jobs->grid.block - 1) / jobs->grid.block;
+    for (uint32_t c = 0; c < layout->n_classes; c++) {
+        bool merged = layout->rules[c].kind == TESS_RULE_BLOCKS;
+        tess_tile tile;
+        tess_keys keys;
+        tess_tile_begin(&jobs->grid, kv_len - sequence->q_len, kv_len, &tile);
+        tess_keys_begin(&jobs->tiler, c, &tile, &keys);
+        do {
+            if (merged) {
+                tess_status status = tess_tiler_merge(&jobs->tiler, c, &tile);
+                if (status != TESS_OK) return status;
+            }
+            tess_tile_keys(&jobs->tiler, c, &tile, kv_len, kv_blocks, &keys);
+            count_job(jobs, tess_keys_blocks(&keys), jobs->packs[c], (uint32_t)(tile.last - tile.first + 1) * widest[c]);
+        } while (tess_tile_next(&jobs->grid, &tile));
+    }
+    return TESS_OK;
+}
+
+tess_status tess_jobs_count(tess_jobs *jobs) {
+    uint32_t packed = 0;
+    jobs->n_jobs = jobs->n_merges = jobs->n_partials = jobs->n_blocks = 0;
+    jobs->partial_rows = 0;
+    memset(jobs->bucket, 0, jobs->n_buckets * sizeof *jobs->bucket);
+    for (uint32_t s = 0; s < jobs->n_sequences; s++) {
+        const tess_sequence *sequence = &jobs->sequences[s];
+        if (sequence->q_len == 0) continue;
+        uint32_t heads = heads_of_job(jobs, sequence);
+        if (heads != packed) count_packs(jobs, heads);
+        packed = heads;
+        tess_status status = count_sequence(jobs, sequence);
+        if (status != TESS_OK) return status;
+        if (jobs->n_jobs + jobs->n_merges > UINT32_MAX)
+            return tess_fail(TESS_ERROR_UNSUPPORTED, "tess_plan_create: kv_split: its parts make 2^32 jobs or more");
+    }
+    return TESS_OK;
+}
+
+/* ------------------------------------------------------------------ placing */
+
+static void write_job(tess_job *job, const tess_keys *keys) {
+    job->left_offset = keys->left_offset;
+    job->left_count = keys->left_count;
+    job->right_offset = keys->right_offset;
+    job->right_count = keys->right_count;
+    job->interval_start = keys->interval_start;
+    job->interval_blocks = keys->interval_blocks;
+    job->mask_head = (uint16_t)keys->mask_head;
+    job->mask_tail = (uint16_t)keys->mask_tail;
+}
+
+typedef struct placing {
+    tess_job *jobs;
+    tess_merge *merges;
+    uint64_t n_merges, n_partials;
+} placing;
+
+/* Writes a job, or its parts and their merge. `job` has all but the keys and the partial. */
+static void place_job(tess_jobs *jobs, placing *place, tess_job *job, const tess_keys *keys) {
+    uint64_t blocks = tess_keys_blocks(keys), parts = split_parts(&jobs->split, blocks);
+    if (parts == 1) {
+        write_job(job, keys);
+        job->partial = TESS_NO_PARTIAL;
+        place->jobs[jobs->bucket[blocks >> jobs->shift]++] = *job;
+        return;
+    }
+    tess_merge *merge = &place->merges[place->n_merges++];
+    merge->sequence = job->sequence;
+    merge->head = job->head;
+    merge->heads = job->heads;
+    merge->row = job->row;
+    merge->rows = job->rows;
+    merge->reserved = 0;
+    merge->partial = (uint32_t)place->n_partials;
+    merge->parts = (uint32_t)parts;
+    for (uint64_t part = 0; part < parts; part++) {
+        uint64_t begin = split_begin(&jobs->split, blocks, parts, part), end = split_begin(&jobs->split, blocks, parts, part + 1);
+        tess_keys piece;
+        split_keys(keys, begin, end, &piece);
+        write_job(job, &piece);
+        job->partial = (uint32_t)place->n_partials++;
+        place->jobs[jobs->bucket[(end - begin) >> jobs->shift]++] = *job;
+    }
+}
+
+/* The runs [first, last) are those of one kv head. */
+static void place_kv_head(tess_jobs *jobs, placing *place, uint32_t s, uint32_t first, uint32_t last, uint32_t heads) {
+    const tess_sequence *sequence = &jobs->sequences[s];
+    int64_t kv_len = sequence->kv_len, kv_blocks = (kv_len + jobs->grid.block - 1) / jobs->grid.block, p0 = kv_len - sequence->q_len;
+    tess_tile tile;
+    tess_job job;
+    tess_tile_begin(&jobs->grid, p0, kv_len, &tile);
+    for (uint32_t r = first; r < last; r++) tess_keys_begin(&jobs->tiler, jobs->runs[r].cls, &tile, &jobs->keys[r]);
+    job.sequence = s;
+    do {
+        job.row = (uint32_t)(tile.first - p0);
+        job.rows = (uint16_t)(tile.last - tile.first + 1);
+        for (uint32_t r = first; r < last; r++) {
+            const tess_head_run *run = &jobs->runs[r];
+            tess_keys *keys = &jobs->keys[r];
+            tess_tile_keys(&jobs->tiler, run->cls, &tile, kv_len, kv_blocks, keys);
+            job.cls = run->cls;
+            for (uint32_t done = 0; done < run->heads; done += heads) {
+                job.head = (uint16_t)(run->head + done);
+                job.heads = (uint16_t)smaller(heads, run->heads - done);
+                place_job(jobs, place, &job, keys);
+            }
+        }
+    } while (tess_tile_next(&jobs->grid, &tile));
+}
+
+void tess_jobs_place(tess_jobs *jobs, tess_job *out, tess_merge *merges) {
+    placing place = {out, merges, 0, 0};
+    uint32_t at = 0;
+    for (uint32_t b = jobs->n_buckets; b-- > 0;) {
+        uint32_t count = jobs->bucket[b];
+        jobs->bucket[b] = at;
+        at += count;
+    }
+    for (uint32_t s = 0; s < jobs->n_sequences; s++) {
+        if (jobs->sequences[s].q_len == 0) continue;
+        uint32_t heads = heads_of_job(jobs, &jobs->sequences[s]);
+        for (uint32_t first = 0, last; first < jobs->n_runs; first = last) {
+            for (last = first + 1; last < jobs->n_runs && jobs->runs[last].kv_head == jobs->runs[first].kv_head; last++) {}
+            place_kv_head(jobs, &place, s, first, last, heads);
+        }
+    }
+}

@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Jobs: the tiles of all sequences and heads, cut into parts where that helps, longest first. Counted once, then placed. */
+#ifndef TESSERA_CORE_JOBS_H
+#define TESSERA_CORE_JOBS_H
+
+#include "tile.h"
+
+_Static_assert(sizeof(tess_job) == 48, "a job is twelve 32-bit words");
+
+/* How the keys of a job are split. At most one of max_parts and length is set. */
+typedef struct tess_split {
+    uint32_t max_parts; /* [0: no limit] equal parts, at most this many */
+    uint32_t length;    /* [0: none] key blocks of a part */
+    bool fixed;         /* parts end at multiples of `length`; otherwise they are equal and at most `length` long */
+} tess_split;
+
+/* Consecutive query heads of one kv head and one class. */
+typedef struct tess_head_run {
+    uint32_t kv_head;
+    uint16_t head, heads, cls;
+} tess_head_run;
+
+typedef struct tess_jobs {
+    tess_runtime *runtime;
+    tess_tiler tiler;
+    tess_grid grid;
+    uint32_t tile_rows, pack_rows;
+    const tess_sequence *sequences;
+    uint32_t n_sequences;
+    tess_split split;
+
+    tess_head_run *runs; /* [n_runs] in order of heads */
+    uint32_t n_runs;
+    tess_keys *keys;  /* [n_runs] of the current tile */
+    uint32_t *packs;  /* [n_classes] jobs that one tile makes of each class, then [n_classes] most heads of one of them */
+    uint32_t *bucket; /* [n_buckets] by key blocks >> shift: counts, then where the next job goes */
+    uint32_t n_buckets, shift;
+
+    /* What tess_jobs_count found. */
+    uint64_t n_jobs, n_merges, n_partials, n_blocks;
+    uint32_t partial_rows; /* most rows * heads of a split job */
+} tess_jobs;
+
+/* Prepares the count: head runs, grid, lists. `sequences` stays the caller's and must outlive the jobs. */
+tess_status tess_jobs_create(tess_jobs *jobs, tess_runtime *runtime, const tess_layout *layout, const tess_sequence *sequences, uint32_t n_sequences,
+                             uint32_t tile_rows, uint32_t pack_rows);
+void tess_jobs_release(tess_jobs *jobs);
+
+/* Counts jobs, merges and partials under jobs->split; may be called again after another split was set. */
+tess_status tess_jobs_count(tess_jobs *jobs);
+
+/* Writes what the last count counted. */
+void tess_jobs_place(tess_jobs *jobs, tess_job *out, tess_merge *merges);
+
+static inline uint64_t tess_job_blocks(const tess_job *job) { return (uint64_t)job->left_count + job->interval_blocks + job->right_count; }
+
+#endif

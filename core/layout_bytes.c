@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Layouts as bytes: the descriptor in fixed little-endian fields, a caller's mask as bits, and a checksum against damage. Reading builds the layout anew
+ * from the descriptor, so hostile bytes can only mean what a descriptor can, and cannot make it larger than their own length allows.
+ *
+ *     offset  bytes  field
+ *          0      8  "TESSLAY" and a zero
+ *          8      4  format version, 1
+ *         12      4  kind
+ *         16      4  flags
+ *         20      4  block
+ *         24     20  local, local_right, stride, offset, dense_heads
+ *         44     24  left, right, sinks
+ *         68     20  n_heads, n_kv_heads, head_first, heads_total, kv_heads_total
+ *         88     16  max_tokens, max_chunk
+ *        104     20  mask_heads (4), mask_query_blocks (8), mask_key_blocks (8)
+ *        124      -  the mask's rows, each in whole bytes, lowest bit first, unused bits zero
+ *        end      8  FNV-1a 64 of everything before
+ */
+#include <string.h>
+
+#include "layout.h"
+
+enum { FORMAT_VERSION = 1, HEADER_BYTES = 124, CHECKSUM_BYTES = 8 };
+
+static const unsigned char magic[8] = "TESSLAY";
+
+/* ------------------------------------------------------------------ fields */
+
+static void put(unsigned char **at, uint64_t value, int bytes) {
+    for (int n = 0; n < bytes; n++) *(*at)++ = (unsigned char)(value >> (8 * n));
+}
+
+static uint64_t get(const unsigned char **at, int bytes) {
+    uint64_t value = 0;
+    for (int n = 0; n < bytes; n++) value |= (uint64_t) * (*at)++ << (8 * n);
+    return value;
+}
+
+static int32_t get_int(const unsigned char **at) { return (int32_t)(uint32_t)get(at, 4); }
+static int64_t get_long(const unsigned char **at) { return (int64_t)get(at, 8); }
+
+static uint64_t checksum(const unsigned char *data, size_t size) {
+    uint64_t hash = UINT64_C(0xcbf29ce484222325);
+    for (size_t n = 0; n < size; n++) hash = (hash ^ data[n]) * UINT64_C(0x100000001b3);
+    return hash;
+}
+
+/* ------------------------------------------------------------------ writing */
+
+static void put_mask(const tess_layout *x, int64_t heads, unsigned char *at) {
+    size_t row_bytes = ((size_t)x->pattern.mask_key_blocks + 7) / 8;
+    for (int64_t h = 0; h < heads; h++) {
+        const tess_mask_rows *rows = &x->rules[x->head_class[h]].rows;
+        for (int64_t i = 0; i < rows->query_blocks; i++, at += row_bytes) {
+            int64_t count;
+            const uint32_t *columns = tess_mask_row(rows, i, &count);
+            memset(at, 0, row_bytes);
+            for (int64_t c = 0; c < count; c++) at[columns[c] >> 3] |= (unsigned char)(1u << (columns[c] & 7));
+        }
+    }
+}
+
+tess_status tess_layout_serialize(const tess_layout *x, void *data, size_t *size) {
+    static const char *const function = "tess_layout_serialize";
+    tess_status status = tess_layout_check(x, function);
+    if (status != TESS_OK) return status;
+    if (!size) return tess_fail(TESS_ERROR_INVALID, "%s: size: must not be NULL", function);
+    const tess_pattern *p = &x->pattern;
+    bool blocks = p->kind == TESS_PATTERN_BLOCKS;
+    /* Equal masks are written once. */
+    int64_t mask_heads = !blocks ? 0 : x->n_classes == 1 ? 1 : x->n_heads;
+    uint64_t row_bytes = ((uint64_t)p->mask_key_blocks + 7) / 8, mask_bytes = 0, needed;
+    if (blocks && !checked_mul((uint64_t)mask_heads * (uint64_t)p->mask_query_blocks, row_bytes, &mask_bytes))
+        return tess_fail(TESS_ERROR_UNSUPPORTED, "%s: size: the mask has 2^64 bytes or more", function);
+    if (!checked_add(mask_bytes, HEADER_BYTES + CHECKSUM_BYTES, &needed) || needed > SIZE_MAX)
+        return tess_fail(TESS_ERROR_UNSUPPORTED, "%s: size: the bytes do not fit the address space", function);
+    size_t capacity = *size;
+    *size = (size_t)needed;
+    if (!data) return TESS_OK;
+    if (capacity < needed)
+        return tess_fail(TESS_ERROR_INVALID, "%s: size: %llu bytes are needed, got %llu", function, (unsigned long long)needed,
+                         (unsigned long long)capacity);
+    unsigned char *at = data;
+    memcpy(at, magic, sizeof magic);
+    at += sizeof magic;
+    put(&at, FORMAT_VERSION, 4);
+    put(&at, p->kind, 4);
+    put(&at, p->flags, 4);
+    put(&at, (uint32_t)p->block, 4);
+    put(&at, (uint32_t)p->local, 4);
+    put(&at, (uint32_t)p->local_right, 4);
+    put(&at, (uint32_t)p->stride, 4);
+    put(&at, (uint32_t)p->offset, 4);
+    put(&at, (uint32_t)p->dense_heads, 4);
+    put(&at, (uint64_t)p->left, 8);
+    put(&at, (uint64_t)p->right, 8);
+    put(&at, (uint64_t)p->sinks, 8);
+    put(&at, (uint32_t)x->n_heads, 4);
+    put(&at, (uint32_t)x->n_kv_heads, 4);
+    put(&at, (uint32_t)x->head_first, 4);
+    put(&at, (uint32_t)x->heads_total, 4);
+    put(&at, (uint32_t)x->kv_heads_total, 4);
+    put(&at, (uint64_t)x->max_tokens, 8);
+    put(&at, (uint64_t)x->max_chunk, 8);
+    put(&at, (uint64_t)mask_heads, 4);
+    put(&at, blocks ? (uint64_t)p->mask_query_blocks : 0, 8);
+    put(&at, blocks ? (uint64_t)p->mask_key_blocks : 0, 8);
+    if (blocks) put_mask(x, mask_heads, at);
+    at += mask_bytes;
+    put(&at, checksum(data, (size_t)(needed - CHECKSUM_BYTES)), 8);
+    return TESS_OK;
+}
+
+/* ------------------------------------------------------------------ reading */
+
+static tess_status corrupt(const char *function, const char *what) { return tess_fail(TESS_ERROR_CORRUPT, "%s: data: %s", function, what); }
+
+/* That the mask fills exactly the bytes that are left and sets no bit past a row's end. */
+static tess_status check_mask(const char *function, const tess_mask *mask, uint64_t left) {
+    uint64_t row_bytes = tess_mask_row_bytes(mask), rows, bytes;
+    if (mask->heads < 1 || mask->heads > 65535 || mask->query_blocks < 1 || mask->key_blocks < 1 ||
+        !checked_mul((uint64_t)mask->heads, (uint64_t)mask->query_blocks, &rows) || !checked_mul(rows, row_bytes, &bytes) || bytes != left)
+        return corrupt(function, "its length does not fit the mask it holds");
+    unsigned unused = (unsigned)(row_bytes * 8 - (uint64_t)mask->key_blocks);
+    for (uint64_t row = 0; row < rows; row++) {
+        if (mask->data[(row + 1) * row_bytes - 1] >> (8 - unused)) return corrupt(function, "an unused bit of the mask is set");
+    }
+    return TESS_OK;
+}
+
+static void read_header(const unsigned char *at, tess_layout_desc *d, tess_pattern *p, tess_mask *mask) {
+    memset(d, 0, sizeof *d);
+    memset(p, 0, sizeof *p);
+    d->struct_size = sizeof *d;
+    p->struct_size = sizeof *p;
+    p->kind = (uint32_t)get(&at, 4);
+    p->flags = (uint32_t)get(&at, 4);
+    p->block = get_int(&at);
+    p->local = get_int(&at);
+    p->local_right = get_int(&at);
+    p->stride = get_int(&at);
+    p->offset = get_int(&at);
+    p->dense_heads = get_int(&at);
+    p->left = get_long(&at);
+    p->right = get_long(&at);
+    p->sinks = get_long(&at);
+    d->n_heads = get_int(&at);
+    d->n_kv_heads = get_int(&at);
+    d->head_first = get_int(&at);
+    d->heads_total = get_int(&at);
+    d->kv_heads_total = get_int(&at);
+    d->max_tokens = get_long(&at);
+    d->max_chunk = get_long(&at);
+    p->mask_heads = get_int(&at);
+    p->mask_query_blocks = get_long(&at);
+    p->mask_key_blocks = get_long(&at);
+    mask->data = at;
+    mask->packed = true;
+    mask->heads = p->mask_heads;
+    mask->query_blocks = p->mask_query_blocks;
+    mask->key_blocks = p->mask_key_blocks;
+}
+
+/* Fields that a layout writes as zero, or with their defaults filled in, must stand so: the bytes of a layout are unique. */
+static tess_status check_unique(const char *function, const tess_layout_desc *d, const tess_pattern *p) {
+    bool strided = p->kind == TESS_PATTERN_S2, blocks = p->kind == TESS_PATTERN_BLOCKS;
+    if (!strided && (p->local || p->stride || p->offset || p->dense_heads)) return corrupt(function, "a field of S2 is set for another kind");
+    if (p->kind != TESS_PATTERN_WINDOW && (p->left || p->right || p->sinks)) return corrupt(function, "a field of WINDOW is set for another kind");
+    if (!blocks && (p->mask_heads || p->mask_query_blocks || p->mask_key_blocks))
+        return corrupt(function, "a field of BLOCKS is set for another kind");
+    if (p->block == 0 || d->heads_total == 0 || d->kv_heads_total == 0 || d->max_chunk == 0) return corrupt(function, "a field that is never 0 is 0");
+    return TESS_OK;
+}
+
+tess_status tess_layout_deserialize(tess_runtime *runtime, const void *data, size_t size, tess_layout **layout) {
+    static const char *const function = "tess_layout_deserialize";
+    tess_status status = tess_runtime_check(runtime, function);
+    if (status != TESS_OK) return status;
+    if (!data) return tess_fail(TESS_ERROR_INVALID, "%s: data: must not be NULL", function);
+    if (!layout) return tess_fail(TESS_ERROR_INVALID, "%s: layout: must not be NULL", function);
+    const unsigned char *at = data;
+    if (size < sizeof magic || memcmp(at, magic, sizeof magic) != 0) return corrupt(function, "it does not begin like a layout");
+    if (size < HEADER_BYTES + CHECKSUM_BYTES) return corrupt(function, "it is truncated");
+    at += sizeof magic;
+    uint64_t version = get(&at, 4);
+    if (version != FORMAT_VERSION)
+        return tess_fail(TESS_ERROR_VERSION, "%s: data: format version %u, this library reads %d", function, (unsigned)version, FORMAT_VERSION);
+#ifndef FUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION /* fuzzers do not guess checksums */
+    const unsigned char *sum = (const unsigned char *)data + size - CHECKSUM_BYTES;
+    if (get(&sum, 8) != checksum(data, size - CHECKSUM_BYTES)) return corrupt(function, "its checksum is wrong");
+#endif
+    tess_layout_desc d;
+    tess_pattern p;
+    tess_mask mask;
+    uint64_t left = size - HEADER_BYTES - CHECKSUM_BYTES;
+    read_header(at, &d, &p, &mask);
+    status = check_unique(function, &d, &p);
+    if (status != TESS_OK) return status;
+    bool blocks = p.kind == TESS_PATTERN_BLOCKS;
+    if (!blocks && left != 0) return corrupt(function, "it is longer than its fields say");
+    if (blocks) status = check_mask(function, &mask, left);
+    if (status != TESS_OK) return status;
+    p.mask = blocks ? mask.data : NULL;
+    status = tess_layout_build(runtime, function, &d, &p, &mask, layout);
+    /* What creation refuses, honest bytes cannot hold. The message stays: it names the field. */
+    return status == TESS_ERROR_INVALID || status == TESS_ERROR_UNSUPPORTED ? TESS_ERROR_CORRUPT : status;
+}

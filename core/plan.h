@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A plan: a layout and a batch bound to a device. Immutable after creation. */
+#ifndef TESSERA_CORE_PLAN_H
+#define TESSERA_CORE_PLAN_H
+
+#include "jobs.h"
+#include "ledger.h"
+
+struct tess_plan {
+    tess_device *device;
+    tess_layout *layout;
+    uint32_t flags, dtype;
+    int32_t head_dim;
+    float scale;
+    bool packed;
+    uint32_t batch;
+    int64_t q_len, kv_len;   /* padded: rows and keys of a sequence in a contiguous tensor; packed: over the whole batch */
+    int64_t max_q_len;       /* of any sequence */
+    int64_t q_last, kv_last; /* padded: the last sequence that has rows, and the last one with rows that has keys; -1: none */
+    bool equal_lengths;      /* padded, and all sequences are as long as q_len and kv_len say */
+    uint32_t tile_rows;
+    tess_kernel kernel;
+    char kernel_name[64]; /* "backend/kernel" */
+
+    tess_sequence *sequences; /* [batch], the host's in any case */
+    tess_tables tables;
+    tess_ledger ledger;
+    void *table_memory; /* NULL where the tables are the device's */
+    uint32_t partial_rows;
+    uint64_t *range_start; /* [n_ranges + 1]; NULL: one range, or none without jobs */
+    uint64_t n_ranges;
+    uint64_t host_bytes;
+    double create_seconds;
+};
+
+tess_status tess_plan_check(const tess_plan *plan, const char *function); /* NULL or forked */
+
+static inline uint32_t tess_dtype_size(uint32_t dtype) { return dtype == TESS_F32 ? 4 : 2; }
+
+#endif

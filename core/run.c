@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Running a plan: every tensor is checked against what the jobs will touch, then the backend is called once. Nothing here allocates. */
+#include <string.h>
+
+#include "plan.h"
+
+#define REFUSE(...) return tess_fail(TESS_ERROR_INVALID, __VA_ARGS__)
+
+static const char *const function = "tess_run";
+
+/* ------------------------------------------------------------------ buffers */
+
+static const char *kind_name(uint32_t kind) {
+    static const char *const names[] = {"none", "host memory", "a device pointer", "a buffer object"};
+    return kind <= TESS_BUFFER_OBJECT ? names[kind] : "of an unknown kind";
+}
+
+/* Kind, handle and alignment. */
+static tess_status check_buffer(const tess_plan *plan, const char *name, const tess_buffer *buffer, uint64_t align) {
+    uint32_t wanted = plan->device->caps.buffer_kind;
+    if (buffer->reserved != 0) REFUSE("%s: %s.buffer.reserved: must be 0, got %u", function, name, (unsigned)buffer->reserved);
+    if (buffer->kind != wanted)
+        REFUSE("%s: %s.buffer.kind: device %s takes %s, got %s", function, name, plan->device->info.id, kind_name(wanted), kind_name(buffer->kind));
+    if (buffer->handle == 0) REFUSE("%s: %s.buffer.handle: must not be 0", function, name);
+    uint64_t address = buffer->offset;
+    if (buffer->kind != TESS_BUFFER_OBJECT && !checked_add(buffer->handle, buffer->offset, &address))
+        REFUSE("%s: %s.buffer.offset: overflows the address", function, name);
+    if (address % align != 0) REFUSE("%s: %s.buffer: its address must be a multiple of %llu bytes", function, name, (unsigned long long)align);
+    return TESS_OK;
+}
+
+/* That `bytes` from the offset on lie within the buffer and within the address space. */
+static tess_status check_size(const char *name, const tess_buffer *buffer, uint64_t bytes) {
+    uint64_t end;
+    if (!checked_add(buffer->offset, bytes, &end) || end > INT64_MAX)
+        REFUSE("%s: %s.buffer.offset: overflows, with %llu bytes after it", function, name, (unsigned long long)bytes);
+    if (buffer->size != 0 && end > buffer->size)
+        REFUSE("%s: %s.buffer.size: %llu bytes are needed, got %llu", function, name, (unsigned long long)end, (unsigned long long)buffer->size);
+    return TESS_OK;
+}
+
+/* ------------------------------------------------------------------ tensors */
+
+/* What the jobs touch of a tensor. */
+typedef struct tess_extent {
+    bool keys;                 /* K, V: lengths are kv_len */
+    uint32_t heads, row, item; /* heads; elements of a row; bytes of an element */
+} tess_extent;
+
+static tess_status check_strides(const char *name, const tess_tensor *t, bool packed) {
+    if (!packed && t->stride_batch < 0) REFUSE("%s: %s.stride_batch: must be at least 0, got %lld", function, name, (long long)t->stride_batch);
+    if (t->stride_token < 0) REFUSE("%s: %s.stride_token: must be at least 0, got %lld", function, name, (long long)t->stride_token);
+    if (t->stride_head < 0) REFUSE("%s: %s.stride_head: must be at least 0, got %lld", function, name, (long long)t->stride_head);
+    return TESS_OK;
+}
+
+/* The largest element index of (batch, token), or false on overflow. Lengths that differ make every sequence count. */
+static bool last_token(const tess_plan *plan, const tess_tensor *t, bool keys, uint64_t *last) {
+    uint64_t batch_part, token_part;
+    *last = 0;
+    if (plan->packed) return checked_mul((uint64_t)(keys ? plan->kv_len : plan->q_len) - 1, (uint64_t)t->stride_token, last);
+    for (uint32_t b = plan->equal_lengths ? plan->batch - 1 : 0; b < plan->batch; b++) {
+        const tess_sequence *s = &plan->sequences[b];
+        int32_t tokens = keys ? s->kv_len : s->q_len;
+        if (s->q_len == 0 || tokens == 0) continue;
+        if (!checked_mul(b, (uint64_t)t->stride_batch, &batch_part) || !checked_mul((uint64_t)tokens - 1, (uint64_t)t->stride_token, &token_part) ||
+            !checked_add(batch_part, token_part, &batch_part))
+            return false;
+        if (batch_part > *last) *last = batch_part;
+    }
+    return true;
+}
+
+static tess_status check_extent(const tess_plan *plan, const char *name, const tess_tensor *t, const tess_extent *x) {
+    uint64_t last, head_part, bytes;
+    if (!last_token(plan, t, x->keys, &last) || !checked_mul(x->heads - 1, (uint64_t)t->stride_head, &head_part) ||
+        !checked_add(last, head_part, &last) || !checked_add(last, x->row, &last) || !checked_mul(last, x->item, &bytes) || bytes > INT64_MAX)
+        REFUSE("%s: %s: its strides overflow 64-bit sizes", function, name);
+    return check_size(name, &t->buffer, bytes);
+}
+
+/* Elements lie apart when every stride, in rising order, is at least the extent of all dimensions below it. */
+static tess_status check_apart(const tess_plan *plan, const char *name, const tess_tensor *t, const tess_extent *x) {
+    int64_t strides[3] = {t->stride_head, t->stride_token, t->stride_batch};
+    int64_t counts[3] = {x->heads, plan->packed ? plan->q_len : plan->max_q_len, plan->packed ? 1 : (int64_t)plan->batch};
+    static const char *const names[3] = {"stride_head", "stride_token", "stride_batch"};
+    uint64_t extent = x->row;
+    bool used[3] = {counts[0] < 2, counts[1] < 2, counts[2] < 2};
+    for (;;) {
+        int next = -1;
+        for (int n = 0; n < 3; n++) {
+            if (!used[n] && (next < 0 || strides[n] < strides[next])) next = n;
+        }
+        if (next < 0) return TESS_OK;
+        if ((uint64_t)strides[next] < extent)
+            REFUSE("%s: %s.%s: must be at least %llu to keep elements apart, got %lld", function, name, names[next], (unsigned long long)extent,
+                   (long long)strides[next]);
+        /* No overflow: check_extent has been here. */
+        extent += (uint64_t)(counts[next] - 1) * (uint64_t)strides[next];
+        used[next] = true;
+    }
+}
+
+static tess_status check_tensor(const tess_plan *plan, const char *name, const tess_tensor *t, const tess_extent *x) {
+    tess_status status = check_strides(name, t, plan->packed);
+    if (status != TESS_OK) return status;
+    /* Without keys there may be no memory for them. */
+    bool empty = x->keys && plan->kv_last < 0;
+    if (empty && t->buffer.kind == TESS_BUFFER_NONE) return TESS_OK;
+    status = check_buffer(plan, name, &t->buffer, x->item);
+    if (status != TESS_OK || empty) return status;
+    return check_extent(plan, name, t, x);
+}
+
+static tess_status check_output(const tess_plan *plan, const char *name, const tess_tensor *t, const tess_extent *x) {
+    tess_status status = check_tensor(plan, name, t, x);
+    return status == TESS_OK ? check_apart(plan, name, t, x) : status;
+}
+
+static tess_status check_tensors(const tess_plan *plan, const tess_run_desc *d) {
+    uint32_t item = tess_dtype_size(plan->dtype), row = (uint32_t)plan->head_dim;
+    tess_extent rows = {false, (uint32_t)plan->layout->n_heads, row, item}, keys = {true, (uint32_t)plan->layout->n_kv_heads, row, item};
+    tess_extent lse = {false, (uint32_t)plan->layout->n_heads, 1, sizeof(float)};
+    tess_status status = check_tensor(plan, "q", &d->q, &rows);
+    if (status == TESS_OK) status = check_tensor(plan, "k", &d->k, &keys);
+    if (status == TESS_OK) status = check_tensor(plan, "v", &d->v, &keys);
+    if (status == TESS_OK) status = check_output(plan, "o", &d->o, &rows);
+    if (status == TESS_OK && d->lse.buffer.kind != TESS_BUFFER_NONE) status = check_output(plan, "lse", &d->lse, &lse);
+    return status;
+}
+
+static tess_status check_workspace(const tess_plan *plan, const tess_buffer *workspace) {
+    uint64_t bytes = plan->ledger.workspace_bytes;
+    if (bytes == 0) return TESS_OK;
+    tess_status status = check_buffer(plan, "workspace", workspace, plan->ledger.workspace_align);
+    return status == TESS_OK ? check_size("workspace", workspace, bytes) : status;
+}
+
+/* ------------------------------------------------------------------ the call */
+
+static tess_status check_reserved(const tess_run_desc *d) {
+    const struct {
+        const char *name;
+        const tess_buffer *buffer;
+    } later[] = {{"sink_logits", &d->sink_logits.buffer},
+                 {"k_scale", &d->k_scale.buffer},
+                 {"v_scale", &d->v_scale.buffer},
+                 {"q_lens", &d->q_lens},
+                 {"kv_lens", &d->kv_lens},
+                 {"block_table", &d->block_table},
+                 {"d_o", &d->d_o.buffer},
+                 {"d_q", &d->d_q.buffer},
+                 {"d_k", &d->d_k.buffer},
+                 {"d_v", &d->d_v.buffer},
+                 {"d_lse", &d->d_lse.buffer}};
+    if (d->flags != 0) REFUSE("%s: flags: must be 0, got 0x%x", function, (unsigned)d->flags);
+    for (size_t n = 0; n < sizeof later / sizeof *later; n++) {
+        if (later[n].buffer->kind != TESS_BUFFER_NONE)
+            return tess_fail(TESS_ERROR_UNSUPPORTED, "%s: %s: must be of kind NONE in this version", function, later[n].name);
+    }
+    if (d->stream.kind > TESS_STREAM_RECORD) REFUSE("%s: stream.kind: %u is no tess_stream_kind", function, (unsigned)d->stream.kind);
+    if (d->stream.reserved != 0) REFUSE("%s: stream.reserved: must be 0, got %u", function, (unsigned)d->stream.reserved);
+    return TESS_OK;
+}
+
+/* Turns the range of jobs and merges into one of each. */
+static tess_status set_range(const tess_plan *plan, const tess_run_desc *d, tess_launch *launch) {
+    uint64_t jobs = plan->ledger.n_jobs, total = jobs + plan->ledger.n_merges;
+    if (d->first_job >= total)
+        REFUSE("%s: first_job: must be less than %llu, got %llu", function, (unsigned long long)total, (unsigned long long)d->first_job);
+    if (d->job_count > total - d->first_job)
+        REFUSE("%s: job_count: at most %llu from first_job on, got %llu", function, (unsigned long long)(total - d->first_job),
+               (unsigned long long)d->job_count);
+    uint64_t end = d->job_count ? d->first_job + d->job_count : total;
+    launch->first_job = d->first_job < jobs ? d->first_job : jobs;
+    launch->n_jobs = (end < jobs ? end : jobs) - launch->first_job;
+    launch->first_merge = d->first_job > jobs ? d->first_job - jobs : 0;
+    launch->n_merges = end > jobs ? end - jobs - launch->first_merge : 0;
+    return TESS_OK;
+}
+
+tess_status tess_run(const tess_plan *plan, const tess_run_desc *desc) {
+    tess_run_desc d;
+    tess_launch launch;
+    if (!plan) REFUSE("%s: plan: must not be NULL", function);
+    tess_status status = tess_device_check(plan->device, function);
+    if (status == TESS_OK) status = tess_desc_read(function, desc, &d, sizeof d);
+    if (status == TESS_OK) status = check_reserved(&d);
+    if (status != TESS_OK) return status;
+    if (plan->ledger.n_jobs == 0) {
+        if (d.device_seconds) *d.device_seconds = 0;
+        return TESS_OK;
+    }
+    memset(&launch, 0, sizeof launch);
+    status = set_range(plan, &d, &launch);
+    if (status == TESS_OK) status = check_tensors(plan, &d);
+    if (status == TESS_OK) status = check_workspace(plan, &d.workspace);
+    if (status != TESS_OK) return status;
+    launch.struct_size = sizeof launch;
+    launch.op = TESS_OP_FORWARD;
+    launch.dtype = plan->dtype;
+    launch.head_dim = launch.value_head_dim = plan->head_dim;
+    launch.block = plan->layout->pattern.block;
+    launch.group = (uint32_t)(plan->layout->n_heads / plan->layout->n_kv_heads);
+    launch.batch_strided = !plan->packed;
+    launch.scale = plan->scale;
+    launch.kernel = &plan->kernel;
+    launch.tables = &plan->tables;
+    launch.q = d.q;
+    launch.k = d.k;
+    launch.v = d.v;
+    launch.o = d.o;
+    launch.lse = d.lse;
+    launch.workspace = d.workspace;
+    launch.partials_at = plan->ledger.partials_at;
+    launch.partial_rows = plan->partial_rows;
+    launch.stream = d.stream;
+    launch.seconds = d.device_seconds;
+    return tess_device_result(plan->device, plan->device->backend->launch(plan->device->native, &launch));
+}
