@@ -164,8 +164,8 @@ static tess_status find_kernel(tess_plan *plan, const tess_plan_desc *d) {
     if (plan->kernel.tile_rows == 0 || plan->kernel.tile_step == 0)
         return tess_fail(TESS_ERROR_NATIVE, "%s: %s: kernel %.63s has no tile_rows or tile_step", function, device->backend->name, plan->kernel.name);
     plan->kernel.name[sizeof plan->kernel.name - 1] = '\0';
-    int length = snprintf(plan->kernel_name, sizeof plan->kernel_name, "%.31s/", device->backend->name);
-    snprintf(plan->kernel_name + length, sizeof plan->kernel_name - (size_t)length, "%s", plan->kernel.name);
+    if (snprintf(plan->kernel_name, sizeof plan->kernel_name, "%s/%s", device->backend->name, plan->kernel.name) >= (int)sizeof plan->kernel_name)
+        return tess_fail(TESS_ERROR_NATIVE, "%s: %s: kernel %s has too long a name", function, device->backend->name, plan->kernel.name);
     plan->tile_rows = plan->kernel.tile_rows;
     if (d->tile_rows > 0 && (uint32_t)d->tile_rows < plan->tile_rows) {
         /* Below one step the value is taken as it is: the last tile of a sequence may be as short anyway. */
