@@ -2,7 +2,6 @@
 /* The backends of a runtime, what probing them found, and the grammar that selects among them. */
 #include "backends.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

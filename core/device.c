@@ -2,7 +2,6 @@
 /* Devices: the order of preference, opening and wrapping, and what a device says of itself. */
 #include "backends.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -285,7 +284,7 @@ tess_status tess_device_kernel(const tess_device *device, uint32_t index, tess_k
     tess_kernel_info full = {.struct_size = sizeof full};
     status = device->backend->kernel(device->native, NULL, NULL, index, &full);
     /* Devices are shared between threads, and their state behind `lost` is atomic, so a query may note a loss. */
-    if (status != TESS_OK) return tess_device_result((tess_device *)(uintptr_t)device, status);
+    if (status != TESS_OK) return tess_device_result((tess_device *)device, status);
     full.name[sizeof full.name - 1] = full.reason[sizeof full.reason - 1] = '\0';
     size_t prefix = strlen(device->backend->name);
     if (strncmp(full.name, device->backend->name, prefix) != 0 || full.name[prefix] != '/') {

@@ -2,9 +2,7 @@
 /* The services that the core offers to backends. */
 #include "backends.h"
 
-#include <stdarg.h>
 #include <stddef.h>
-#include <stdio.h>
 
 #include "runtime.h"
 #include "status.h"
@@ -20,7 +18,7 @@ static tess_status host_fail(const tess_host *host, tess_status status, const ch
     char message[TESS_ERROR_BYTES];
     va_list arguments;
     va_start(arguments, format);
-    if (vsnprintf(message, sizeof message, format, arguments) < 0) snprintf(message, sizeof message, "%s", tess_status_text(status));
+    tess_format(message, sizeof message, format, arguments);
     va_end(arguments);
     return tess_fail_in(status, entry_of(host)->name, message);
 }
@@ -31,8 +29,9 @@ static void host_log(const tess_host *host, const char *topic, const char *forma
     char message[TESS_ERROR_BYTES];
     va_list arguments;
     va_start(arguments, format);
-    if (vsnprintf(message, sizeof message, format, arguments) >= 0) tess_log(entry->runtime, topic, "%s: %s", entry->name, message);
+    tess_format(message, sizeof message, format, arguments);
     va_end(arguments);
+    tess_log(entry->runtime, topic, "%s: %s", entry->name, message);
 }
 
 static const char *host_setting(const tess_host *host, const char *name) { return tess_setting(entry_of(host)->runtime, name); }

@@ -17,9 +17,9 @@ static bool name_is_legal(const char *name) {
     return name[strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789_-")] == '\0';
 }
 
-static bool functions_are_complete(const tess_backend *backend) {
-    return backend->list && backend->open && backend->close && backend->query && backend->kernel && backend->launch && backend->alloc &&
-           backend->free && backend->copy && backend->wait;
+static bool functions_are_complete(const tess_backend *b) {
+    return (b->list != NULL) & (b->open != NULL) & (b->close != NULL) & (b->query != NULL) & (b->kernel != NULL) & (b->launch != NULL) &
+           (b->alloc != NULL) & (b->free != NULL) & (b->copy != NULL) & (b->wait != NULL);
 }
 
 static void refuse(tess_backend_entry *entry, tess_status status, const char *path, const char *why) {

@@ -2,7 +2,6 @@
 /* The runtime: its life, host memory, the log, and detection of fork(). */
 #include "runtime.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -74,13 +73,12 @@ static void default_log(void *user, const char *line) {
     (void)user;
     /* One call for the whole line, so that lines of several threads do not mix. */
     char text[TESS_ERROR_BYTES + 64];
-    int length = snprintf(text, sizeof text, "tessera: %s\n", line);
-    if (length > 0) fwrite(text, 1, (size_t)length < sizeof text ? (size_t)length : sizeof text - 1, stderr);
+    snprintf(text, sizeof text, "tessera: %s\n", line);
+    fputs(text, stderr);
 }
 
-static void log_line(const tess_runtime *runtime, const char *topic, char *message) {
+static void log_line(const tess_runtime *runtime, const char *topic, const char *message) {
     char line[TESS_ERROR_BYTES + 32];
-    tess_one_line(message);
     snprintf(line, sizeof line, "%s: %s", topic, message);
     runtime->log(runtime->log_user, line);
 }
@@ -90,9 +88,9 @@ void tess_log(const tess_runtime *runtime, const char *topic, const char *format
     char message[TESS_ERROR_BYTES];
     va_list arguments;
     va_start(arguments, format);
-    int length = vsnprintf(message, sizeof message, format, arguments);
+    tess_format(message, sizeof message, format, arguments);
     va_end(arguments);
-    if (length >= 0) log_line(runtime, topic, message);
+    log_line(runtime, topic, message);
 }
 
 void tess_log_failure(uint64_t runtime_id, const char *message) {
@@ -105,9 +103,7 @@ void tess_log_failure(uint64_t runtime_id, const char *message) {
     while (refs != 0 && !atomic_compare_exchange_weak(&runtime->refs, &refs, refs + 1)) {}
     pthread_mutex_unlock(&process);
     if (refs == 0) return;
-    char text[TESS_ERROR_BYTES];
-    snprintf(text, sizeof text, "%s", message);
-    log_line(runtime, "errors", text);
+    log_line(runtime, "errors", message);
     tess_runtime_release(runtime);
 }
 
@@ -120,14 +116,14 @@ static void error_logger_add(tess_runtime *runtime) {
 }
 
 static void error_logger_remove(tess_runtime *runtime) {
-    bool found = false;
     pthread_mutex_lock(&process);
-    for (tess_runtime **link = &error_loggers; *link != NULL && !found; link = found ? link : &(*link)->next) {
-        found = *link == runtime;
-        if (found) *link = runtime->next;
+    tess_runtime **link = &error_loggers;
+    while (*link != NULL && *link != runtime) link = &(*link)->next;
+    if (*link != NULL) {
+        *link = runtime->next;
+        atomic_fetch_sub_explicit(&n_error_loggers, 1, memory_order_relaxed);
     }
     pthread_mutex_unlock(&process);
-    if (found) atomic_fetch_sub_explicit(&n_error_loggers, 1, memory_order_relaxed);
 }
 
 /* ------------------------------------------------------------------ life */
@@ -162,10 +158,7 @@ tess_status tess_runtime_create(const tess_runtime_desc *desc, tess_runtime **ou
     tess_runtime *runtime = memory_take(&own.allocator, sizeof *runtime, _Alignof(tess_runtime));
     if (runtime == NULL) return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: %zu bytes for the runtime", function, sizeof *runtime);
     memset(runtime, 0, sizeof *runtime);
-    if (pthread_mutex_init(&runtime->probing, NULL) != 0) {
-        own.allocator.free(own.allocator.user, runtime, sizeof *runtime);
-        return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: pthread_mutex_init", function);
-    }
+    runtime->probing = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER; /* unlike pthread_mutex_init it cannot fail */
     atomic_init(&runtime->refs, 1);
     runtime->generation = atomic_load_explicit(&generation, memory_order_relaxed);
     runtime->id = atomic_fetch_add_explicit(&last_id, 1, memory_order_relaxed) + 1;

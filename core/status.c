@@ -2,7 +2,6 @@
 /* Status names, the message of the last failure per thread, and the rules for descriptors and info structures of other versions. */
 #include "status.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -48,14 +47,18 @@ void tess_one_line(char *text) {
     text[length] = '\0';
 }
 
+void tess_format(char *text, size_t size, const char *format, va_list arguments) {
+    if (vsnprintf(text, size, format, arguments) < 0) snprintf(text, size, "%s", format);
+    tess_one_line(text);
+}
+
 tess_status tess_fail(tess_status status, const char *format, ...) {
     /* The arguments may point into the previous message, so the new one is made beside it. */
     char text[TESS_ERROR_BYTES];
     va_list arguments;
     va_start(arguments, format);
-    if (vsnprintf(text, sizeof text, format, arguments) < 0) snprintf(text, sizeof text, "%s", tess_status_text(status));
+    tess_format(text, sizeof text, format, arguments);
     va_end(arguments);
-    tess_one_line(text);
     memcpy(call.text, text, sizeof text);
     call.failed = true;
     if (call.recovering == 0) tess_log_failure(call.runtime_id, call.text);

@@ -3,6 +3,8 @@
 #ifndef TESSERA_CORE_STATUS_H
 #define TESSERA_CORE_STATUS_H
 
+#include <stdarg.h>
+
 #include "common.h"
 
 #define TESS_ERROR_BYTES 1024
@@ -27,6 +29,9 @@ tess_status tess_fail_in(tess_status status, const char *who, const char *text);
 
 /* "invalid argument" and so on. */
 const char *tess_status_text(tess_status status);
+
+/* Formats one line; a format that cannot be applied stands for itself. */
+void tess_format(char *text, size_t size, const char *format, va_list arguments);
 
 /* Makes one line of `text` in place: control characters become spaces, and spaces at the end go. */
 void tess_one_line(char *text);

@@ -58,6 +58,26 @@ static void test_good_library(void **state) {
     tess_runtime_release(runtime);
 }
 
+static void capture(void *user, const char *line) {
+    assert_null(strchr(line, '\n'));
+    if (strstr(line, "listed") != NULL) *(int *)user = strcmp(line, "device: outside: listed with 5 threads") == 0;
+}
+
+static void test_it_may_log(void **state) {
+    (void)state;
+    static const char *const verbose[] = {"device", "plan"};
+    for (int n = 0; n < 2; n++) {
+        int heard = 0;
+        tess_runtime_desc desc = {sizeof desc, .backend_path = FIXTURE("plugin_good"), .cpu_threads = 5, .verbose = verbose[n], .log = capture};
+        desc.log_user = &heard;
+        tess_runtime *runtime = NULL;
+        assert_status(TESS_OK, tess_runtime_create(&desc, &runtime));
+        assert_status(TESS_OK, loaded(runtime, 0).status);
+        assert_int_equal(n == 0, heard);
+        tess_runtime_release(runtime);
+    }
+}
+
 static void test_settings_may_name_it(void **state) {
     (void)state;
     setenv("TESSERA_BACKEND_PATH", FIXTURE("plugin_good"), 1);
@@ -160,8 +180,8 @@ static void test_allocations_fail(void **state) {
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup(name, fake_setup)
     const struct CMUnitTest tests[] = {
-        TEST(test_good_library),      TEST(test_settings_may_name_it), TEST(test_bad_libraries),
-        TEST(test_several_libraries), TEST(test_current_directory),    TEST(test_allocations_fail),
+        TEST(test_good_library),      TEST(test_it_may_log),        TEST(test_settings_may_name_it), TEST(test_bad_libraries),
+        TEST(test_several_libraries), TEST(test_current_directory), TEST(test_allocations_fail),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

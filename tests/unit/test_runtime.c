@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 
 #include "common.h"
+#include "status.h"
 
 static tess_runtime *make_runtime(void) {
     tess_runtime *runtime = NULL;
@@ -29,8 +30,11 @@ static void assert_device_id(const tess_device *device, const char *id) {
 
 static void test_status(void **state) {
     (void)state;
-    assert_string_equal("TESS_OK", tess_status_name(TESS_OK));
-    assert_string_equal("TESS_ERROR_NATIVE", tess_status_name(TESS_ERROR_NATIVE));
+#define STATUS(name, text)                              \
+    assert_string_equal(#name, tess_status_name(name)); \
+    assert_string_equal(text, tess_status_text(name));
+    TESS_STATUS_LIST(STATUS)
+    assert_string_equal("unknown status", tess_status_text((tess_status)99));
     assert_string_equal("TESS_ERROR_?", tess_status_name((tess_status)11));
     assert_string_equal("TESS_ERROR_?", tess_status_name((tess_status)-1));
     assert_int_equal(TESS_VERSION_NUMBER, tess_version());
@@ -40,6 +44,9 @@ static void test_status(void **state) {
     assert_string_equal("again: a b 7", tess_last_error());
     tess_fail(TESS_ERROR_BUSY, "%5000s", "x");
     assert_int_equal(0, strlen(tess_last_error())); /* 1023 spaces, and spaces at the end go */
+    static const wchar_t no_character[] = {0x7fffffff, 0};
+    tess_fail(TESS_ERROR_BUSY, "a wide %ls", no_character);
+    assert_string_equal("a wide %ls", tess_last_error());
 }
 
 static void *other_thread_error(void *unused) {
@@ -381,6 +388,8 @@ static void test_nonsense_from_query(void **state) {
     fake.caps = (tess_caps){.parallel_jobs = UINT32_MAX};
     assert_refused(runtime, "beta", TESS_ERROR_UNAVAILABLE, "parallel_jobs");
     assert_int_equal(0, fake.live_devices);
+    fake.caps = (tess_caps){.workspace_align = 1};
+    assert_opens(runtime, "beta", "beta:0");
     tess_runtime_release(runtime);
 }
 
@@ -410,6 +419,9 @@ static void test_release_in_any_order(void **state) {
     tess_device_release(first);
     assert_device_id(second, "alpha:1");
     assert_true(counting.live > 0);
+    tess_device_retain(second); /* as a plan does */
+    tess_device_release(second);
+    assert_device_id(second, "alpha:1");
     tess_device_release(second);
     assert_int_equal(0, counting.live);
     assert_int_equal(0, fake.live_devices);
@@ -661,6 +673,52 @@ static void test_every_driver_call_fails(void **state) {
             }
 }
 
+static void swallow(void *user, const char *line) {
+    (void)line;
+    atomic_fetch_add((atomic_int *)user, 1);
+}
+
+static void test_host_memory(void **state) {
+    (void)state;
+    static const size_t alignments[] = {1, 8, 64, 4096};
+    tess_runtime *runtime = make_runtime();
+    for (size_t n = 0; n < 4; n++) {
+        void *memory = tess_mem_alloc(runtime, 100, alignments[n]), *nothing = tess_mem_alloc(runtime, 0, alignments[n]);
+        assert_true(memory != NULL && (uintptr_t)memory % alignments[n] == 0);
+        assert_true(nothing != NULL && (uintptr_t)nothing % alignments[n] == 0);
+        tess_mem_free(runtime, memory, 100);
+        tess_mem_free(runtime, nothing, 0);
+        assert_null(tess_mem_alloc(runtime, SIZE_MAX, alignments[n]));
+    }
+    tess_mem_free(runtime, NULL, 1);
+    tess_runtime_release(runtime);
+}
+
+/* A thread may fail for a runtime that is gone, or that never logged, while others log. */
+static void test_errors_go_to_their_runtime(void **state) {
+    (void)state;
+    atomic_int lines[2] = {0, 0};
+    tess_runtime *logging[2], *quiet = make_runtime();
+    tess_device_info info = {sizeof info};
+    for (int n = 0; n < 2; n++) {
+        tess_runtime_desc desc = {sizeof desc, .verbose = "errors", .log = swallow, .log_user = &lines[n]};
+        assert_status(TESS_OK, tess_runtime_create(&desc, &logging[n]));
+    }
+    assert_status(TESS_ERROR_INVALID, tess_runtime_device(quiet, 99, &info));
+    assert_true(lines[0] == 0 && lines[1] == 0);
+    assert_status(TESS_ERROR_INVALID, tess_runtime_device(logging[0], 99, &info));
+    assert_true(lines[0] == 1 && lines[1] == 0);
+    assert_status(TESS_ERROR_INVALID, tess_runtime_device(logging[1], 99, &info));
+    assert_true(lines[0] == 1 && lines[1] == 1);
+    assert_status(TESS_ERROR_INVALID, tess_runtime_device(NULL, 0, &info));
+    assert_status(TESS_ERROR_INVALID, tess_runtime_device(logging[0], 99, &info));
+    tess_runtime_release(logging[0]);
+    tess_fail(TESS_ERROR_INVALID, "a failure after the runtime of this thread is gone");
+    assert_true(lines[0] == 2 && lines[1] == 1);
+    tess_runtime_release(logging[1]);
+    tess_runtime_release(quiet);
+}
+
 static void test_thousand_cycles_are_flat(void **state) {
     (void)state;
     tess_allocator allocator = counting_allocator();
@@ -678,15 +736,13 @@ static void test_thousand_cycles_are_flat(void **state) {
         }                                                                      \
     } while (0)
 
-static void *hold_errors(void *runtime) {
-    tess_device_info info = {sizeof info};
-    for (int n = 0; n < 2000; n++) tess_runtime_device(runtime, 1000, &info); /* fails, and is logged, again and again */
-    return NULL;
-}
+static atomic_bool stop;
 
-static void swallow(void *user, const char *line) {
-    (void)line;
-    atomic_fetch_add((atomic_int *)user, 1);
+/* Fails, and is logged, again and again, so that a fork is likely to come while the lock of the log is held. */
+static void *keep_failing(void *runtime) {
+    tess_device_info info = {sizeof info};
+    while (!stop) tess_runtime_device(runtime, 1000, &info);
+    return NULL;
 }
 
 static void test_fork(void **state) {
@@ -698,7 +754,8 @@ static void test_fork(void **state) {
     assert_status(TESS_OK, tess_runtime_create(&desc, &runtime));
     tess_device *device = open_device(runtime, NULL);
     pthread_t thread;
-    assert_int_equal(0, pthread_create(&thread, NULL, hold_errors, runtime));
+    stop = false;
+    assert_int_equal(0, pthread_create(&thread, NULL, keep_failing, runtime));
     for (int n = 0; n < 5; n++) {
         pid_t child = fork();
         assert_true(child >= 0);
@@ -726,14 +783,15 @@ static void test_fork(void **state) {
             CHILD(tess_wait(opened, 1) == TESS_OK);
             tess_device_release(opened);
             tess_runtime_release(own);
-            _exit(0);
+            _exit(0); /* what the backend of the parent owns is not given back here, which a leak checker would report */
         }
         int result = -1;
         assert_int_equal(child, waitpid(child, &result, 0));
         assert_int_equal(0, result);
     }
+    stop = true;
     pthread_join(thread, NULL);
-    assert_true(lines >= 2000);
+    assert_true(lines > 0);
     assert_status(TESS_OK, tess_wait(device, 1)); /* the parent goes on */
     tess_device_release(device);
     tess_runtime_release(runtime);
@@ -809,6 +867,8 @@ int main(void) {
         TEST(test_every_allocation_fails_once),
         TEST(test_objects_stay_usable),
         TEST(test_every_driver_call_fails),
+        TEST(test_host_memory),
+        TEST(test_errors_go_to_their_runtime),
         TEST(test_thousand_cycles_are_flat),
         TEST(test_fork),
         TEST(test_threads_race_on_the_first_probe),

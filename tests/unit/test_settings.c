@@ -278,6 +278,29 @@ static void test_log_topics(void **state) {
     assert_true(has("errors: tess_wait"));
 }
 
+/* Without a log function lines go to standard error, each in one piece with its newline. */
+static void test_default_log(void **state) {
+    (void)state;
+    FILE *file = tmpfile();
+    assert_non_null(file);
+    int standard_error = dup(STDERR_FILENO);
+    tess_runtime *runtime = NULL;
+    assert_status(TESS_OK, create((tess_runtime_desc){.verbose = "errors"}, &runtime));
+    fflush(stderr);
+    assert_true(dup2(fileno(file), STDERR_FILENO) >= 0);
+    tess_status status = tess_runtime_device(runtime, 9, NULL);
+    fflush(stderr);
+    assert_true(dup2(standard_error, STDERR_FILENO) >= 0);
+    close(standard_error);
+    assert_status(TESS_ERROR_INVALID, status);
+    rewind(file);
+    char line[200] = "";
+    assert_int_equal(1, fread(line, 1, sizeof line - 1, file) > 0);
+    assert_string_equal("tessera: errors: tess_runtime_device: index: 9 is past the last device\n", line);
+    fclose(file);
+    tess_runtime_release(runtime);
+}
+
 static void test_best_device_is_explained(void **state) {
     (void)state;
     fake.open_status[FAKE_ALPHA][0] = TESS_ERROR_NATIVE;
@@ -307,6 +330,7 @@ int main(void) {
         TEST(test_malformed_environment),
         TEST(test_malformed_descriptor),
         TEST(test_log_topics),
+        TEST(test_default_log),
         TEST(test_best_device_is_explained),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
