@@ -1,0 +1,415 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "charts.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "report.h"
+#include "table.h"
+#include "text.h"
+
+enum { WIDTH = 1080 };
+
+/* ------------------------------------------------------------------ primitives */
+
+/* A logarithmic or linear axis from data to pixels. */
+typedef struct axis {
+    double low, high, from, to; /* data range, pixel range */
+    int log;
+} axis;
+
+static double at(const axis *a, double v) {
+    double share = a->log ? (log(v) - log(a->low)) / (log(a->high) - log(a->low)) : (v - a->low) / (a->high - a->low);
+    return a->from + share * (a->to - a->from);
+}
+
+static void open_svg(FILE *f, int height, const char *title) {
+    fprintf(f, "<svg class=\"chart\" viewBox=\"0 0 %d %d\" role=\"img\" aria-label=\"", WIDTH, height);
+    write_html_escaped(f, title);
+    fputs("\">\n", f);
+}
+
+static void text_at(FILE *f, double x, double y, const char *anchor, const char *class, const char *text) {
+    fprintf(f, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"%s\" class=\"%s\">", x, y, anchor, class);
+    write_html_escaped(f, text);
+    fputs("</text>\n", f);
+}
+
+static void line(FILE *f, double x1, double y1, double x2, double y2, const char *class) {
+    fprintf(f, "<line x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" class=\"%s\"/>\n", x1, y1, x2, y2, class);
+}
+
+/* Shape and colour both tell series apart, so that nothing hangs on colour alone. The title shows when the pointer rests on the mark. */
+static void marker(FILE *f, int kind, double x, double y, const char *title) {
+    int c = kind % CHART_COLOURS;
+    fprintf(f, "<g class=\"m c%d\">", c);
+    switch (c % 4) {
+    case 0: fprintf(f, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"4.5\"/>", x, y); break;
+    case 1: fprintf(f, "<rect x=\"%.1f\" y=\"%.1f\" width=\"8\" height=\"8\"/>", x - 4, y - 4); break;
+    case 2: fprintf(f, "<path d=\"M%.1f %.1fl5.2 9h-10.4z\"/>", x, y - 5.5); break;
+    default: fprintf(f, "<path d=\"M%.1f %.1fl5.5 5.5l-5.5 5.5l-5.5 -5.5z\"/>", x, y - 5.5);
+    }
+    fputs("<title>", f);
+    write_html_escaped(f, title);
+    fputs("</title></g>\n", f);
+}
+
+static double next_power(double v, double base) { return pow(base, ceil(log(v) / log(base) - 1e-9)); }
+static double previous_power(double v, double base) { return pow(base, floor(log(v) / log(base) + 1e-9)); }
+
+/* 1, 2 or 5 times a power of ten: a step that cuts `range` into at most six. */
+static double nice_step(double range) {
+    double step = pow(10, floor(log10(range / 6)));
+    while (range / step > 6) step *= range / step > 12 ? (range / step > 30 ? 5 : 2.5) : 2;
+    double power = pow(10, floor(log10(step)));
+    double m = step / power;
+    return (m <= 1.01 ? 1 : m <= 2.01 ? 2 : m <= 5.01 ? 5 : 10) * power;
+}
+
+/* ------------------------------------------------------------------ series */
+
+/* What one colour stands for: a device, a kernel and a type. */
+typedef struct series {
+    int device;
+    uint32_t dtype;
+    const char *kernel;
+} series;
+
+enum { MAX_SERIES = 64 };
+
+static int find_series(const series *list, int n, const bench_result *x) {
+    for (int i = 0; i < n; i++)
+        if (list[i].device == x->device && list[i].dtype == x->dtype && strcmp(list[i].kernel, x->kernel) == 0) return i;
+    return n - 1; /* more series than a plot can tell apart share the last one */
+}
+
+static void add_series(series *list, int *n, const bench_result *x) {
+    int i = find_series(list, *n, x);
+    if (*n == MAX_SERIES || (i >= 0 && list[i].device == x->device && list[i].dtype == x->dtype && strcmp(list[i].kernel, x->kernel) == 0)) return;
+    list[(*n)++] = (series){x->device, x->dtype, x->kernel};
+}
+
+static void series_name(const bench_report *r, const series *s, char *buffer, size_t size) {
+    snprintf(buffer, size, "%s, %s, %s", r->devices[s->device].id, s->kernel, dtype_name(s->dtype));
+}
+
+static double legend_width(const char *name) { return 28 + 7.0 * (double)strlen(name) + 20; }
+
+/* Names of series in rows above the plot; returns the height that they take. */
+static double series_legend(const bench_report *r, const series *list, int n, double y, FILE *f) {
+    double x = 10, top = y;
+    char name[160];
+    for (int i = 0; i < n; i++) {
+        series_name(r, &list[i], name, sizeof name);
+        if (x + legend_width(name) > WIDTH && x > 10) {
+            x = 10;
+            y += 20;
+        }
+        marker(f, i, x + 8, y, name);
+        text_at(f, x + 20, y + 4, "start", "t", name);
+        x += legend_width(name);
+    }
+    return y - top + 20;
+}
+
+static int legend_height(const bench_report *r, const series *list, int n) {
+    double x = 10;
+    int rows = 1;
+    char name[160];
+    for (int i = 0; i < n; i++) {
+        series_name(r, &list[i], name, sizeof name);
+        if (x + legend_width(name) > WIDTH && x > 10) {
+            x = 10;
+            rows++;
+        }
+        x += legend_width(name);
+    }
+    return rows * 20;
+}
+
+static void result_title(const bench_report *r, const bench_result *x, char *buffer, size_t size) {
+    char tokens[24], heads[32], rate[TEXT_SIZE], speed[24], ideal[24];
+    int n = snprintf(buffer, size, "%s %s %s, %s tokens, %s heads, %s %s: %s", x->family, x->pattern, dtype_name(x->dtype),
+                     short_tokens(tokens, sizeof tokens, x->kv_len), result_heads(x, heads, sizeof heads), r->devices[x->device].id, x->kernel,
+                     text_rate(rate, sizeof rate, x->flop_rate, "FLOP/s"));
+    if (n > 0 && (size_t)n < size && isfinite(x->speedup))
+        snprintf(buffer + n, size - (size_t)n, ", %s over dense (ideal %s)", short_ratio(speed, sizeof speed, x->speedup),
+                 short_ratio(ideal, sizeof ideal, x->ideal_speedup));
+}
+
+/* ------------------------------------------------------------------ speed-up */
+
+static int has_speedup(const bench_result *x) {
+    return x->status == BENCH_OK && isfinite(x->speedup) && x->speedup > 0 && x->ideal_speedup > 0 && !result_is_decode(x);
+}
+
+static void polyline(const bench_report *r, const int *order, const char *family, const series *s, int colour, int ideal, const axis *ax,
+                     const axis *ay, FILE *f) {
+    fprintf(f, "<polyline class=\"%s c%d\" points=\"", ideal ? "ideal" : "line", colour % CHART_COLOURS);
+    for (int i = 0; i < r->n_results; i++) {
+        const bench_result *x = &r->results[order[i]];
+        if (!has_speedup(x) || strcmp(x->family, family) != 0 || x->device != s->device || x->dtype != s->dtype || strcmp(x->kernel, s->kernel) != 0)
+            continue;
+        fprintf(f, "%.1f,%.1f ", at(ax, (double)x->kv_len), at(ay, ideal ? x->ideal_speedup : x->speedup));
+    }
+    fputs("\"/>\n", f);
+}
+
+static void speedup_panel(const bench_report *r, const int *order, const char *family, const series *list, int n, axis ax, axis ay, FILE *f) {
+    char label[32];
+    text_at(f, ax.from, ay.to - 12, "start", "h", family);
+    for (double v = ay.low; v <= ay.high * 1.001; v *= 2) {
+        line(f, ax.from, at(&ay, v), ax.to, at(&ay, v), "grid");
+        snprintf(label, sizeof label, "%gx", v);
+        text_at(f, ax.from - 6, at(&ay, v) + 4, "end", "t", label);
+    }
+    int steps = (int)lround(log2(ax.high / ax.low)), skip = steps > 6 ? 2 : 1, k = 0;
+    for (double v = ax.low; v <= ax.high * 1.001; v *= 2, k++) {
+        line(f, at(&ax, v), ay.from, at(&ax, v), ay.to, "grid");
+        if (k % skip == 0) text_at(f, at(&ax, v), ay.from + 16, "middle", "t", short_tokens(label, sizeof label, (int64_t)v));
+    }
+    for (int s = 0; s < n; s++) {
+        polyline(r, order, family, &list[s], s, 1, &ax, &ay, f);
+        polyline(r, order, family, &list[s], s, 0, &ax, &ay, f);
+    }
+    for (int i = 0; i < r->n_results; i++) {
+        const bench_result *x = &r->results[order[i]];
+        if (!has_speedup(x) || strcmp(x->family, family) != 0) continue;
+        char title[256];
+        result_title(r, x, title, sizeof title);
+        marker(f, find_series(list, n, x), at(&ax, (double)x->kv_len), at(&ay, x->speedup), title);
+    }
+}
+
+int chart_speedup(const bench_report *r, FILE *f) {
+    enum { PER_ROW = 3, PANEL_HEIGHT = 250, MAX_PANELS = 24, LEFT = 46, GAP = 22 };
+    const char *panels[MAX_PANELS];
+    series list[MAX_SERIES];
+    int n = 0, n_panels = 0;
+    double x_low = INFINITY, x_high = 0, y_low = 1, y_high = 2;
+    int *order = report_order(r);
+    if (!order) return 0;
+    for (int i = 0; i < r->n_results; i++) {
+        const bench_result *x = &r->results[order[i]];
+        if (!has_speedup(x)) continue;
+        add_series(list, &n, x);
+        x_low = fmin(x_low, (double)x->kv_len);
+        x_high = fmax(x_high, (double)x->kv_len);
+        y_low = fmin(y_low, x->speedup);
+        y_high = fmax(y_high, fmax(x->speedup, x->ideal_speedup));
+        if ((n_panels == 0 || strcmp(panels[n_panels - 1], x->family) != 0) && n_panels < MAX_PANELS) panels[n_panels++] = x->family;
+    }
+    if (!n_panels) {
+        free(order);
+        return 0;
+    }
+    x_low = previous_power(x_low, 2);
+    x_high = fmax(next_power(x_high, 2), 2 * x_low);
+    y_low = previous_power(y_low, 2);
+    y_high = next_power(y_high, 2);
+    int legend = legend_height(r, list, n), rows = (n_panels + PER_ROW - 1) / PER_ROW;
+    double width = (WIDTH - PER_ROW * LEFT - (PER_ROW - 1) * GAP) / (double)PER_ROW;
+    open_svg(f, legend + 24 + rows * PANEL_HEIGHT, "Measured speed-up over dense attention against length, with the ideal saving");
+    double y = 12 + series_legend(r, list, n, 12, f);
+    line(f, 10, y - 2, 40, y - 2, "ideal c0");
+    text_at(f, 48, y + 2, "start", "t",
+            "dashed: ideal (dense pairs / kept pairs); solid: dense time / sparse time, both measured; axes are logarithmic");
+    for (int p = 0; p < n_panels; p++) {
+        double left = (p % PER_ROW) * (width + LEFT + GAP) + LEFT, top = legend + 20 + (p / PER_ROW) * (double)PANEL_HEIGHT;
+        speedup_panel(r, order, panels[p], list, n, (axis){x_low, x_high, left, left + width, 1},
+                      (axis){y_low, y_high, top + PANEL_HEIGHT - 26, top + 34, 1}, f);
+    }
+    fputs("</svg>\n", f);
+    free(order);
+    return 1;
+}
+
+/* ------------------------------------------------------------------ bars */
+
+void chart_bars(const chart_bar *bars, int n, const char *unit, const char *title, FILE *f) {
+    enum { LEFT = 290, RIGHT = 230, BAR = 15, ROW = 19, GROUP = 9, TOP = 6, BOTTOM = 34 };
+    double high = 0, y = TOP;
+    int height = TOP + BOTTOM;
+    char label[TEXT_SIZE];
+    for (int i = 0; i < n; i++) {
+        high = fmax(high, bars[i].value);
+        if (isfinite(bars[i].mark)) high = fmax(high, bars[i].mark);
+        height += ROW + (bars[i].begins_group ? GROUP : 0);
+    }
+    if (!(high > 0)) return;
+    axis ax = {0, high * 1.02, LEFT, WIDTH - RIGHT, 0};
+    open_svg(f, height, title);
+    double step = nice_step(high);
+    for (double v = 0; v <= high * 1.02; v += step) {
+        line(f, at(&ax, v), TOP, at(&ax, v), height - BOTTOM + 4, "grid");
+        text_at(f, at(&ax, v), height - BOTTOM + 20, "middle", "t", v > 0 ? text_rate(label, sizeof label, v, unit) : "0");
+    }
+    for (int i = 0; i < n; i++) {
+        if (bars[i].begins_group) y += GROUP;
+        double end = at(&ax, bars[i].value);
+        text_at(f, LEFT - 8, y + 12, "end", "t", bars[i].label);
+        fprintf(f, "<rect x=\"%d\" y=\"%.1f\" width=\"%.1f\" height=\"%d\" rx=\"2\" class=\"bar c%d\"><title>", LEFT, y, fmax(end - LEFT, 1), BAR,
+                bars[i].colour % CHART_COLOURS);
+        write_html_escaped(f, bars[i].text);
+        fputs("</title></rect>\n", f);
+        if (isfinite(bars[i].mark)) {
+            double m = at(&ax, bars[i].mark);
+            line(f, m, y - 2, m, y + BAR + 2, "mark");
+            if (m > end) end = m;
+        }
+        text_at(f, end + 8, y + 12, "start", "t", bars[i].text);
+        y += ROW;
+    }
+    fputs("</svg>\n", f);
+}
+
+/* Whether a longer problem of the same series exists: bars show the longest one only. */
+static int is_longest(const bench_report *r, const bench_result *x) {
+    for (int i = 0; i < r->n_results; i++) {
+        const bench_result *y = &r->results[i];
+        if (y->status == BENCH_OK && y->device == x->device && y->dtype == x->dtype && y->kv_len > x->kv_len && strcmp(y->family, x->family) == 0 &&
+            strcmp(y->kernel, x->kernel) == 0 && strcmp(y->pattern, x->pattern) == 0)
+            return 0;
+    }
+    return 1;
+}
+
+static int several_kernels(const bench_report *r, int device) {
+    const char *first = NULL;
+    for (int i = 0; i < r->n_results; i++) {
+        if (r->results[i].device != device || r->results[i].status != BENCH_OK) continue;
+        if (first && strcmp(first, r->results[i].kernel) != 0) return 1;
+        first = r->results[i].kernel;
+    }
+    return 0;
+}
+
+/* Bars of one device. `decode`: bytes a second of problems with one new token; otherwise FLOP/s of the others. */
+static int device_bars(const bench_report *r, const int *order, int device, int decode, FILE *f) {
+    chart_bar *bars = calloc((size_t)r->n_results + 1, sizeof *bars);
+    int n = 0, kernels = several_kernels(r, device);
+    char rate[TEXT_SIZE], share[24], tokens[24], title[192];
+    const char *unit = decode ? "B/s" : "FLOP/s";
+    const bench_result *previous = NULL;
+    for (int i = 0; bars && i < r->n_results; i++) {
+        const bench_result *x = &r->results[order[i]];
+        if (x->status != BENCH_OK || x->device != device || result_is_decode(x) != decode || (!decode && !is_longest(r, x))) continue;
+        chart_bar *b = &bars[n++];
+        int dense = strcmp(x->pattern, "dense") == 0, ceiling = decode ? x->copy_ceiling : x->gemm_ceiling;
+        snprintf(b->label, sizeof b->label, "%s %s %s%s%s, %s%s", x->family, x->pattern, dtype_name(x->dtype), kernels ? " " : "",
+                 kernels ? x->kernel : "", short_tokens(tokens, sizeof tokens, x->kv_len), x->heads_total > x->heads ? "*" : "");
+        b->value = decode ? x->byte_rate : x->flop_rate;
+        b->mark = ceiling >= 0 ? r->devices[device].ceilings[ceiling].rate : NAN;
+        snprintf(b->text, sizeof b->text, "%s, %s of %s", text_rate(rate, sizeof rate, b->value, unit),
+                 short_percent(share, sizeof share, decode ? x->copy_share : x->gemm_share), decode ? "copy" : "GEMM");
+        b->colour = dense ? 1 : 0;
+        b->begins_group =
+            previous && (strcmp(previous->family, x->family) != 0 || previous->dtype != x->dtype || strcmp(previous->kernel, x->kernel) != 0);
+        previous = x;
+    }
+    if (n) {
+        fputs("<h3>", f);
+        snprintf(title, sizeof title, "%s: %s", r->devices[device].id, r->devices[device].name);
+        write_html_escaped(f, title);
+        fputs("</h3>\n", f);
+        chart_bars(bars, n, unit,
+                   decode ? "Bytes a second of decode problems, with the copy ceiling"
+                          : "FLOP/s of the longest problem of each family, with the GEMM ceiling",
+                   f);
+    }
+    free(bars);
+    return n > 0;
+}
+
+static int all_bars(const bench_report *r, int decode, FILE *f) {
+    int any = 0, *order = report_order(r);
+    for (int d = 0; order && d < r->n_devices; d++) any |= device_bars(r, order, d, decode, f);
+    free(order);
+    return any;
+}
+
+int chart_throughput(const bench_report *r, FILE *f) { return all_bars(r, 0, f); }
+int chart_decode(const bench_report *r, FILE *f) { return all_bars(r, 1, f); }
+
+/* ------------------------------------------------------------------ roofline */
+
+static void roof(const bench_report *r, int device, const axis *ax, const axis *ay, FILE *f) {
+    const bench_device *d = &r->devices[device];
+    int copy = device_ceiling(d, BENCH_COPY, 0), seen[3] = {-1, -1, -1};
+    for (uint32_t t = 0; t < 3; t++) {
+        int g = device_ceiling(d, BENCH_GEMM, t);
+        seen[t] = g;
+        if (g < 0 || (t > 0 && g == seen[0]) || (t > 1 && g == seen[1])) continue;
+        double rate = d->ceilings[g].rate, knee = ax->low;
+        char label[160], text[TEXT_SIZE];
+        if (copy >= 0) {
+            knee = fmax(rate / d->ceilings[copy].rate, ax->low);
+            double start = d->ceilings[copy].rate * ax->low;
+            if (start < ay->low) start = ay->low;
+            line(f, at(ax, start / d->ceilings[copy].rate), at(ay, start), at(ax, knee), at(ay, rate), "roof");
+        }
+        line(f, at(ax, knee), at(ay, rate), ax->to, at(ay, rate), "roof");
+        snprintf(label, sizeof label, "%s: %s GEMM, %s, %s", d->id, dtype_name(d->ceilings[g].dtype), text_rate(text, sizeof text, rate, "FLOP/s"),
+                 d->ceilings[g].library);
+        text_at(f, ax->to - 4, at(ay, rate) - 6, "end", "t", label);
+    }
+    if (copy >= 0) {
+        char label[96], text[TEXT_SIZE];
+        double v = d->ceilings[copy].rate * ax->low * 2.2;
+        snprintf(label, sizeof label, "%s: copy, %s", d->id, text_rate(text, sizeof text, d->ceilings[copy].rate, "B/s"));
+        if (v > ay->low) text_at(f, at(ax, ax->low * 2.2) + 10, at(ay, v) + 4, "start", "t", label);
+    }
+}
+
+int chart_roofline(const bench_report *r, FILE *f) {
+    enum { HEIGHT = 420, LEFT = 70, BOTTOM = 46 };
+    series list[MAX_SERIES];
+    double x_low = INFINITY, x_high = 0, y_low = INFINITY, y_high = 0;
+    int n = 0;
+    char label[TEXT_SIZE];
+    for (int i = 0; i < r->n_results; i++) {
+        const bench_result *x = &r->results[i];
+        if (x->status != BENCH_OK || !(x->flop_rate > 0) || !x->bytes_min || !(x->flops > 0)) continue;
+        double intensity = x->flops / (double)x->bytes_min;
+        add_series(list, &n, x);
+        x_low = fmin(x_low, intensity);
+        x_high = fmax(x_high, intensity);
+        y_low = fmin(y_low, x->flop_rate);
+        y_high = fmax(y_high, x->flop_rate);
+    }
+    if (!n) return 0;
+    for (int d = 0; d < r->n_devices; d++)
+        for (int c = 0; c < r->devices[d].n_ceilings; c++)
+            if (r->devices[d].ceilings[c].unit == BENCH_GEMM) y_high = fmax(y_high, r->devices[d].ceilings[c].rate);
+    x_low = previous_power(x_low / 1.5, 10);
+    x_high = next_power(x_high * 1.5, 10);
+    y_low = previous_power(y_low / 1.2, 10);
+    y_high = next_power(y_high * 1.3, 10);
+    int legend = legend_height(r, list, n);
+    axis ax = {x_low, x_high, LEFT, WIDTH - 12, 1}, ay = {y_low, y_high, legend + HEIGHT - BOTTOM, legend + 14, 1};
+    open_svg(f, legend + HEIGHT, "Roofline: FLOP/s against FLOP per byte");
+    series_legend(r, list, n, 12, f);
+    for (double v = y_low; v <= y_high * 1.01; v *= 10) {
+        line(f, ax.from, at(&ay, v), ax.to, at(&ay, v), "grid");
+        text_at(f, ax.from - 6, at(&ay, v) + 4, "end", "t", text_rate(label, sizeof label, v, ""));
+    }
+    for (double v = x_low; v <= x_high * 1.01; v *= 10) {
+        line(f, at(&ax, v), ay.from, at(&ax, v), ay.to, "grid");
+        snprintf(label, sizeof label, "%g", v);
+        text_at(f, at(&ax, v), ay.from + 16, "middle", "t", label);
+    }
+    text_at(f, (ax.from + ax.to) / 2, ay.from + 36, "middle", "t", "useful FLOP per byte of Q, K, V and O");
+    fprintf(f, "<text transform=\"translate(14 %.1f) rotate(-90)\" text-anchor=\"middle\" class=\"t\">useful FLOP/s</text>\n", (ay.from + ay.to) / 2);
+    for (int d = 0; d < r->n_devices; d++) roof(r, d, &ax, &ay, f);
+    for (int i = 0; i < r->n_results; i++) {
+        const bench_result *x = &r->results[i];
+        char title[256];
+        if (x->status != BENCH_OK || !(x->flop_rate > 0) || !x->bytes_min || !(x->flops > 0)) continue;
+        result_title(r, x, title, sizeof title);
+        marker(f, find_series(list, n, x), at(&ax, x->flops / (double)x->bytes_min), at(&ay, x->flop_rate), title);
+    }
+    fputs("</svg>\n", f);
+    return 1;
+}

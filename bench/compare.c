@@ -1,0 +1,364 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The command `tessera compare`: result files side by side. A column is one kernel of one device in one file; a row is one problem line. Ratios are to
+ * the column of the first file that is most alike: same device and kernel, else same device, else its first column.
+ */
+#include "bench.h"
+
+#include <getopt.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <tessera/tessera.h>
+
+#include "charts.h"
+#include "html.h"
+#include "json.h"
+#include "report.h"
+#include "table.h"
+#include "text.h"
+
+enum { MAX_FILES = 16, MAX_COLUMNS = 64 };
+
+static const char help[] =
+    "usage: tessera compare A.json B.json ... [--md F] [--html F]\n\n"
+    "Sets result files of `tessera bench --json` side by side: median times of the problems that at least two columns share, and the ratio to the "
+    "first\n"
+    "file (above 1: faster than it). '~' marks a ratio within the spread, that is, the quartile ranges of both times overlap.\n\n"
+    "Exit status: 0; 1 when a file cannot be read or nothing is in common; 2 for unknown words.\n";
+
+typedef struct column {
+    int file, device;
+    const char *kernel;
+    char name[192];
+    int base; /* the column of file 0 that ratios refer to; -1: none */
+} column;
+
+typedef struct comparison {
+    bench_report reports[MAX_FILES];
+    const char *paths[MAX_FILES];
+    int n_files;
+    column columns[MAX_COLUMNS];
+    int n_columns;
+    const bench_result **rows; /* one per distinct problem line, any file's */
+    int n_rows;
+} comparison;
+
+/* ------------------------------------------------------------------ alignment */
+
+static const bench_result *cell(const comparison *c, const char *line, int k) {
+    const column *col = &c->columns[k];
+    const bench_report *r = &c->reports[col->file];
+    for (int i = 0; i < r->n_results; i++) {
+        const bench_result *x = &r->results[i];
+        if (x->status == BENCH_OK && x->device == col->device && strcmp(x->kernel, col->kernel) == 0 && strcmp(x->line, line) == 0) return x;
+    }
+    return NULL;
+}
+
+static int find_columns(comparison *c) {
+    for (int f = 0; f < c->n_files; f++) {
+        const bench_report *r = &c->reports[f];
+        for (int i = 0; i < r->n_results; i++) {
+            const bench_result *x = &r->results[i];
+            int known = x->status != BENCH_OK;
+            for (int k = 0; k < c->n_columns && !known; k++)
+                known = c->columns[k].file == f && c->columns[k].device == x->device && strcmp(c->columns[k].kernel, x->kernel) == 0;
+            if (known) continue;
+            if (c->n_columns == MAX_COLUMNS) return -1;
+            column *col = &c->columns[c->n_columns++];
+            *col = (column){.file = f, .device = x->device, .kernel = x->kernel, .base = -1};
+            snprintf(col->name, sizeof col->name, "%c: %.60s %.90s", 'A' + f, r->devices[x->device].id, x->kernel);
+        }
+    }
+    for (int k = 0; k < c->n_columns; k++) {
+        int best = 0;
+        column *col = &c->columns[k];
+        for (int b = 0; b < c->n_columns && c->columns[b].file == 0 && col->file != 0; b++) {
+            int same_device = strcmp(c->reports[0].devices[c->columns[b].device].id, c->reports[col->file].devices[col->device].id) == 0;
+            int same_kernel = strcmp(c->columns[b].kernel, col->kernel) == 0, score = 1 + same_device + 2 * (same_device && same_kernel);
+            if (score > best) {
+                best = score;
+                col->base = b;
+            }
+        }
+    }
+    return 0;
+}
+
+static int find_rows(comparison *c) {
+    size_t total = 1;
+    for (int f = 0; f < c->n_files; f++) total += (size_t)c->reports[f].n_results;
+    c->rows = calloc(total, sizeof *c->rows);
+    if (!c->rows) return -1;
+    for (int f = 0; f < c->n_files; f++) {
+        int *order = report_order(&c->reports[f]);
+        if (!order) return -1;
+        for (int i = 0; i < c->reports[f].n_results; i++) {
+            const bench_result *x = &c->reports[f].results[order[i]];
+            int known = x->status != BENCH_OK, files = 0;
+            for (int k = 0; k < c->n_rows && !known; k++) known = strcmp(c->rows[k]->line, x->line) == 0;
+            if (known) continue;
+            for (int g = 0, last = -1; g < c->n_columns; g++)
+                if (c->columns[g].file != last && cell(c, x->line, g)) {
+                    files++;
+                    last = c->columns[g].file;
+                }
+            if (files > 1) c->rows[c->n_rows++] = x;
+        }
+        free(order);
+    }
+    return 0;
+}
+
+/* How many times faster than its base a column is, or NaN; *within: the quartile ranges overlap. */
+static double ratio(const comparison *c, const char *line, int k, int *within) {
+    const bench_result *x = cell(c, line, k), *base = c->columns[k].base >= 0 ? cell(c, line, c->columns[k].base) : NULL;
+    *within = 0;
+    if (!x || !base) return NAN;
+    *within = x->q1 <= base->q3 && base->q1 <= x->q3;
+    return base->median / x->median;
+}
+
+/* ------------------------------------------------------------------ output */
+
+static void problem_cells(table *t, const bench_result *x) {
+    char tokens[24], heads[32];
+    table_cell(t, "%s %s", x->family, x->pattern);
+    table_cell(t, "%s", dtype_name(x->dtype));
+    table_cell(t, "%s", short_tokens(tokens, sizeof tokens, x->kv_len));
+    table_cell(t, "%s", result_heads(x, heads, sizeof heads));
+}
+
+static void fill_table(const comparison *c, table *t, const char **heads) {
+    heads[0] = "<problem";
+    heads[1] = "<type";
+    heads[2] = "tokens";
+    heads[3] = "heads";
+    int n = 4;
+    for (int k = 0; k < c->n_columns; k++) {
+        heads[n++] = c->columns[k].name;
+        if (c->columns[k].file > 0) heads[n++] = "to A";
+    }
+    table_init(t, n, heads);
+    for (int i = 0; i < c->n_rows; i++) {
+        problem_cells(t, c->rows[i]);
+        for (int k = 0; k < c->n_columns; k++) {
+            char text[TEXT_SIZE];
+            int within;
+            const bench_result *x = cell(c, c->rows[i]->line, k);
+            table_cell(t, "%s", x ? text_seconds(text, sizeof text, x->median) : "-");
+            if (c->columns[k].file == 0) continue;
+            double v = ratio(c, c->rows[i]->line, k, &within);
+            short_ratio(text, sizeof text, v);
+            table_cell(t, "%s%s", within ? "~ " : "", text);
+        }
+    }
+}
+
+/* Geometric mean of a column's ratios, with how many there are. */
+static double mean_ratio(const comparison *c, int k, int *count, int *clear) {
+    double sum = 0;
+    *count = *clear = 0;
+    for (int i = 0; i < c->n_rows; i++) {
+        int within;
+        double v = ratio(c, c->rows[i]->line, k, &within);
+        if (!isfinite(v) || !(v > 0)) continue;
+        sum += log(v);
+        ++*count;
+        *clear += !within;
+    }
+    return *count ? exp(sum / *count) : NAN;
+}
+
+static void file_line(const comparison *c, int f, char *text, size_t size) {
+    const bench_report *r = &c->reports[f];
+    snprintf(text, size, "%c = %.200s: Tessera %s, %.100s, %.100s, %s%s", 'A' + f, c->paths[f], r->library_version, r->machine.cpu, r->machine.os,
+             r->created, r->complete ? "" : ", interrupted");
+}
+
+static void summary_line(const comparison *c, int k, char *text, size_t size) {
+    char mean[24];
+    int count, clear;
+    double v = mean_ratio(c, k, &count, &clear);
+    snprintf(text, size, "%.150s: %s to %.150s over %d problems (geometric mean); %d differ by more than the spread", c->columns[k].name,
+             short_ratio(mean, sizeof mean, v), c->columns[c->columns[k].base].name, count, clear);
+}
+
+static int has_ratios(const comparison *c, int k) { return c->columns[k].file > 0 && c->columns[k].base >= 0; }
+
+static void write_ratio_chart(const comparison *c, FILE *f) {
+    chart_bar *bars = calloc((size_t)c->n_rows * (size_t)c->n_columns + 1, sizeof *bars);
+    int n = 0;
+    for (int i = 0; bars && i < c->n_rows; i++) {
+        int begins = i > 0;
+        for (int k = 0; k < c->n_columns; k++) {
+            const bench_result *x = cell(c, c->rows[i]->line, k);
+            char tokens[24], rate[TEXT_SIZE];
+            if (!x) continue;
+            chart_bar *b = &bars[n++];
+            snprintf(b->label, sizeof b->label, "%s %s %s, %s  %c", x->family, x->pattern, dtype_name(x->dtype),
+                     short_tokens(tokens, sizeof tokens, x->kv_len), 'A' + c->columns[k].file);
+            snprintf(b->text, sizeof b->text, "%s", text_rate(rate, sizeof rate, x->flop_rate, "FLOP/s"));
+            b->value = x->flop_rate;
+            b->mark = x->gemm_ceiling >= 0 ? c->reports[c->columns[k].file].devices[x->device].ceilings[x->gemm_ceiling].rate : NAN;
+            b->colour = k % CHART_COLOURS;
+            b->begins_group = begins;
+            begins = 0;
+        }
+    }
+    if (n) chart_bars(bars, n, "FLOP/s", "FLOP/s of each problem in each column, with the ceiling of its machine", f);
+    free(bars);
+}
+
+static void write_html(const comparison *c, const table *t, FILE *f) {
+    char text[768];
+    html_begin(f, "Tessera compare");
+    fputs("<h1>Tessera compare</h1>\n<ul class=\"muted\">\n", f);
+    for (int i = 0; i < c->n_files; i++) {
+        file_line(c, i, text, sizeof text);
+        fputs("<li>", f);
+        write_html_escaped(f, text);
+        fputs("</li>\n", f);
+    }
+    fputs("</ul>\n<ul>\n", f);
+    for (int k = 0; k < c->n_columns; k++) {
+        if (!has_ratios(c, k)) continue;
+        summary_line(c, k, text, sizeof text);
+        fputs("<li>", f);
+        write_html_escaped(f, text);
+        fputs("</li>\n", f);
+    }
+    fputs("</ul>\n<h2>Times</h2>\n<p>Medians; ratios above 1 are faster than A; ~ marks a difference within the spread.</p>\n", f);
+    table_html(t, f);
+    fputs("<h2>Throughput</h2>\n<p>", f);
+    for (int k = 0; k < c->n_columns; k++) {
+        fprintf(f, "<span class=\"key c%d\"></span>", k % CHART_COLOURS);
+        write_html_escaped(f, c->columns[k].name);
+    }
+    fputs("<span class=\"keymark\"></span>ceiling of the machine</p>\n", f);
+    write_ratio_chart(c, f);
+    html_end(f);
+}
+
+static void write_text(const comparison *c, const table *t, FILE *f, int markdown) {
+    char text[768];
+    const char *bullet = markdown ? "- " : "";
+    if (markdown) fputs("# Tessera compare\n\n", f);
+    for (int i = 0; i < c->n_files; i++) {
+        file_line(c, i, text, sizeof text);
+        fputs(bullet, f);
+        if (markdown)
+            write_markdown_escaped(f, text);
+        else
+            fputs(text, f);
+        fputc('\n', f);
+    }
+    fputc('\n', f);
+    if (markdown)
+        table_markdown(t, f);
+    else
+        table_text(t, f, 0);
+    fputs("\nMedian times; ratios above 1 are faster than A; ~ marks a difference within the spread.\n\n", f);
+    for (int k = 0; k < c->n_columns; k++) {
+        if (!has_ratios(c, k)) continue;
+        summary_line(c, k, text, sizeof text);
+        fprintf(f, "%s%s\n", bullet, text);
+    }
+}
+
+/* ------------------------------------------------------------------ command */
+
+static int write_files(const comparison *c, const table *t, const char *md, const char *html) {
+    const char *const paths[2] = {md, html};
+    text_file files[2] = {{0}};
+    char error[512];
+    int status = 0;
+    for (int i = 0; i < 2 && status == 0; i++) {
+        if (!paths[i]) continue;
+        status = text_file_open(&files[i], paths[i], error, sizeof error);
+        if (status != 0) break;
+        if (i == 0)
+            write_text(c, t, files[i].stream, 1);
+        else
+            write_html(c, t, files[i].stream);
+        status = text_file_close(&files[i], error, sizeof error);
+    }
+    for (int i = 0; i < 2 && status == 0; i++)
+        if (paths[i]) status = text_file_publish(&files[i], error, sizeof error);
+    if (status != 0) fprintf(stderr, "tessera compare: %s\n", error);
+    for (int i = 0; i < 2; i++) text_file_discard(&files[i]);
+    return status == 0 ? 0 : 1;
+}
+
+static int run(comparison *c, const char *md, const char *html) {
+    char error[512];
+    const char *heads[4 + 2 * MAX_COLUMNS];
+    for (int f = 0; f < c->n_files; f++) {
+        if (json_read(&c->reports[f], c->paths[f], error, sizeof error) == 0) continue;
+        fprintf(stderr, "tessera compare: %s\n", error);
+        return 1;
+    }
+    if (find_columns(c) != 0) {
+        fprintf(stderr, "tessera compare: the files hold more than %d devices and kernels\n", MAX_COLUMNS);
+        return 1;
+    }
+    if (find_rows(c) != 0) {
+        fputs("tessera compare: out of memory\n", stderr);
+        return 1;
+    }
+    if (!c->n_rows) {
+        fputs("tessera compare: the files have no measured problem in common\n", stderr);
+        return 1;
+    }
+    table t;
+    fill_table(c, &t, heads);
+    int status = t.failed;
+    if (status == 0) {
+        write_text(c, &t, stdout, 0);
+        status = write_files(c, &t, md, html);
+    }
+    if (table_free(&t) != 0) fputs("tessera compare: out of memory\n", stderr);
+    return status;
+}
+
+static int usage_error(const char *what, const char *detail) {
+    fprintf(stderr, "tessera compare: %s%.100s\n", what, detail);
+    return 2;
+}
+
+int compare_main(int argc, char **argv) {
+    enum { MD = 256, HTML, HELP, VERSION };
+    static const struct option options[] = {{"md", required_argument, NULL, MD},
+                                            {"html", required_argument, NULL, HTML},
+                                            {"help", no_argument, NULL, HELP},
+                                            {"version", no_argument, NULL, VERSION},
+                                            {NULL, 0, NULL, 0}};
+    const char *md = NULL, *html = NULL;
+    optind = 0;
+    opterr = 0;
+    for (int o; (o = getopt_long(argc, argv, ":h", options, NULL)) != -1;) {
+        switch (o) {
+        case MD: md = optarg; break;
+        case HTML: html = optarg; break;
+        case 'h':
+        case HELP: fputs(help, stdout); return 0;
+        case VERSION: printf("tessera %d.%d.%d\n", TESS_VERSION_MAJOR, TESS_VERSION_MINOR, TESS_VERSION_PATCH); return 0;
+        case ':': return usage_error("missing value after ", argv[optind - 1]);
+        default: return usage_error("unknown option, or a value where none is taken: ", argv[optind - 1]);
+        }
+    }
+    if (argc - optind < 2) return usage_error("give at least two result files; see tessera compare --help", "");
+    if (argc - optind > MAX_FILES) return usage_error("more than 16 files", "");
+    if (md && html && strcmp(md, html) == 0) return usage_error("two outputs have the same name: ", md);
+    comparison *c = calloc(1, sizeof *c);
+    if (!c) return usage_error("out of memory", ""), 1;
+    for (int i = optind; i < argc; i++) c->paths[c->n_files++] = argv[i];
+    int status = run(c, md, html);
+    for (int f = 0; f < c->n_files; f++) report_free(&c->reports[f]);
+    free(c->rows);
+    free(c);
+    return status;
+}

@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The suite's own f32 multiply-add loop: the ceiling of last resort, where no library for matrix products is installed. */
+#ifndef TESSERA_BENCH_GEMM_LOOP_H
+#define TESSERA_BENCH_GEMM_LOOP_H
+
+typedef struct gemm_loop gemm_loop;
+
+gemm_loop *gemm_loop_create(int threads);          /* NULL when out of memory */
+const char *gemm_loop_name(const gemm_loop *loop); /* the instruction set that it uses */
+double gemm_loop_flops(const gemm_loop *loop);     /* of one run, all threads */
+int gemm_loop_run(gemm_loop *loop);                /* 0, or -1 when a thread could not be started */
+void gemm_loop_destroy(gemm_loop *loop);
+
+#endif

@@ -1,0 +1,343 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A result file may come from anyone: every field is checked for presence, type and range, indices are checked against their arrays, and text loses
+ * the control characters that could speak to a terminal.
+ */
+#include <errno.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cjson/cJSON.h>
+
+#include "json.h"
+#include "text.h"
+
+enum { MAX_FILE = 256 << 20, MAX_ITEMS = 100000 };
+
+/* Where the reader stands, and the first complaint. */
+typedef struct reader {
+    char at[96];
+    char *error;
+    size_t error_size;
+    int failed;
+} reader;
+
+static void complain(reader *r, const char *key, const char *what) {
+    if (r->failed) return;
+    r->failed = 1;
+    text_error(r->error, r->error_size, "%s%s%s: %s", r->at, r->at[0] ? "." : "", key, what);
+}
+
+static const cJSON *member(reader *r, const cJSON *o, const char *key, int required) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(o, key);
+    if (!item && required) complain(r, key, "missing");
+    return item;
+}
+
+static void get_text(reader *r, const cJSON *o, const char *key, int required, char *to, size_t size) {
+    const cJSON *item = member(r, o, key, required);
+    to[0] = 0;
+    if (!item) return;
+    if (!cJSON_IsString(item)) {
+        complain(r, key, "not a string");
+        return;
+    }
+    snprintf(to, size, "%s", item->valuestring);
+    for (unsigned char *c = (unsigned char *)to; *c; c++) {
+        if (*c < 0x20 || *c == 0x7f) *c = '?';
+        if (*c == 0xc2 && c[1] >= 0x80 && c[1] < 0xa0) *c = c[1] = '?'; /* control characters of eight bits */
+    }
+}
+
+/* A number within [min, max]; null counts as NaN where it is allowed, and a missing optional field as `missing`. */
+static double get_number(reader *r, const cJSON *o, const char *key, int required, double min, double max, double missing) {
+    const cJSON *item = member(r, o, key, required);
+    if (!item) return missing;
+    if (cJSON_IsNull(item) && !required) return NAN;
+    if (!cJSON_IsNumber(item)) {
+        complain(r, key, "not a number");
+        return missing;
+    }
+    if (!(item->valuedouble >= min && item->valuedouble <= max)) {
+        complain(r, key, "out of range");
+        return missing;
+    }
+    return item->valuedouble;
+}
+
+static double get_seconds(reader *r, const cJSON *o, const char *key, int required) { return get_number(r, o, key, required, 0, 1e9, NAN); }
+static uint64_t get_count(reader *r, const cJSON *o, const char *key, int required) {
+    double v = get_number(r, o, key, required, 0, 9e15, 0);
+    return isnan(v) ? 0 : (uint64_t)v;
+}
+static int get_int(reader *r, const cJSON *o, const char *key, int required, int min, int max) {
+    double v = get_number(r, o, key, required, min, max, min);
+    return isnan(v) ? min : (int)v;
+}
+
+static int get_bool(reader *r, const cJSON *o, const char *key, int missing) {
+    const cJSON *item = member(r, o, key, 0);
+    if (!item) return missing;
+    if (!cJSON_IsBool(item)) complain(r, key, "not true or false");
+    return cJSON_IsTrue(item);
+}
+
+static uint32_t get_dtype(reader *r, const cJSON *o) {
+    char name[16];
+    get_text(r, o, "dtype", 1, name, sizeof name);
+    int dtype = dtype_from_name(name);
+    if (dtype < 0) complain(r, "dtype", "not f32, f16 or bf16");
+    return dtype < 0 ? 0 : (uint32_t)dtype;
+}
+
+static int get_samples(reader *r, const cJSON *o, double *values, int capacity) {
+    const cJSON *array = member(r, o, "samples_seconds", 0), *item;
+    int n = 0;
+    if (!array) return 0;
+    if (!cJSON_IsArray(array)) {
+        complain(r, "samples_seconds", "not an array");
+        return 0;
+    }
+    cJSON_ArrayForEach(item, array) {
+        if (!cJSON_IsNumber(item) || !(item->valuedouble >= 0 && item->valuedouble <= 1e9))
+            complain(r, "samples_seconds", "holds something that is no time");
+        if (n < capacity) values[n++] = item->valuedouble;
+    }
+    return n;
+}
+
+/* ------------------------------------------------------------------ parts */
+
+static void read_machine(reader *r, const cJSON *root, bench_report *out) {
+    const cJSON *o = member(r, root, "machine", 1), *item;
+    bench_machine *m = &out->machine;
+    if (o && !cJSON_IsObject(o)) complain(r, "machine", "not an object");
+    snprintf(r->at, sizeof r->at, "machine");
+    get_text(r, o, "cpu", 1, m->cpu, sizeof m->cpu);
+    get_text(r, o, "os", 0, m->os, sizeof m->os);
+    get_text(r, o, "kernel", 0, m->kernel, sizeof m->kernel);
+    get_text(r, o, "arch", 0, m->arch, sizeof m->arch);
+    m->cpus = get_int(r, o, "cpus", 0, 0, 1 << 20);
+    m->cpus_allowed = get_int(r, o, "cpus_allowed", 0, 0, 1 << 20);
+    m->memory_bytes = get_count(r, o, "memory_bytes", 0);
+    m->l2_bytes = get_count(r, o, "l2_bytes", 0);
+    m->l3_bytes = get_count(r, o, "l3_bytes", 0);
+    r->at[0] = 0;
+    o = member(r, root, "library", 0);
+    get_text(r, o, "version", 0, out->library_version, sizeof out->library_version);
+    get_text(r, o, "compiler", 0, out->compiler, sizeof out->compiler);
+    get_text(r, o, "build", 0, out->build, sizeof out->build);
+    cJSON_ArrayForEach(item, member(r, root, "settings", 0)) {
+        bench_setting *s = out->n_settings < MAX_ITEMS ? report_add_setting(out) : NULL;
+        if (!s) {
+            complain(r, "settings", "too many");
+            return;
+        }
+        get_text(r, item, "name", 1, s->name, sizeof s->name);
+        get_text(r, item, "value", 0, s->value, sizeof s->value);
+        get_text(r, item, "source", 0, s->source, sizeof s->source);
+    }
+}
+
+static void read_device(reader *r, const cJSON *o, bench_device *d, int index) {
+    const cJSON *item;
+    int n = 0;
+    snprintf(r->at, sizeof r->at, "devices[%d]", index);
+    get_text(r, o, "id", 1, d->id, sizeof d->id);
+    get_text(r, o, "backend", 0, d->backend, sizeof d->backend);
+    get_text(r, o, "kind", 0, d->kind, sizeof d->kind);
+    get_text(r, o, "name", 0, d->name, sizeof d->name);
+    get_text(r, o, "arch", 0, d->arch, sizeof d->arch);
+    get_text(r, o, "driver", 0, d->driver, sizeof d->driver);
+    get_text(r, o, "ceiling_note", 0, d->ceiling_note, sizeof d->ceiling_note);
+    d->compute_units = (uint32_t)get_int(r, o, "compute_units", 0, 0, 1 << 24);
+    d->memory_bytes = get_count(r, o, "memory_bytes", 0);
+    cJSON_ArrayForEach(item, member(r, o, "ceilings", 0)) {
+        char what[16];
+        bench_ceiling *c = n < MAX_ITEMS ? device_add_ceiling(d) : NULL;
+        snprintf(r->at, sizeof r->at, "devices[%d].ceilings[%d]", index, n++);
+        if (!c) {
+            complain(r, "", "too many");
+            return;
+        }
+        get_text(r, item, "what", 1, what, sizeof what);
+        c->unit = strcmp(what, "copy") == 0 ? BENCH_COPY : BENCH_GEMM;
+        if (c->unit == BENCH_GEMM) {
+            if (strcmp(what, "gemm") != 0) complain(r, "what", "not gemm or copy");
+            c->dtype = get_dtype(r, item);
+        }
+        c->rate = get_number(r, item, "rate", 1, 0, 1e20, 0);
+        c->best = get_number(r, item, "best", 0, 0, 1e20, c->rate);
+        c->size = (int64_t)get_count(r, item, "size", 0);
+        c->threads = get_int(r, item, "threads", 0, 0, 1 << 20);
+        c->own_loop = get_bool(r, item, "own_loop", 0);
+        get_text(r, item, "library", 0, c->library, sizeof c->library);
+        get_text(r, item, "method", 0, c->method, sizeof c->method);
+        c->n_samples = get_samples(r, item, c->samples, (int)(sizeof c->samples / sizeof *c->samples));
+    }
+}
+
+static void read_planning(reader *r, const cJSON *o, bench_planning *p, int n_devices) {
+    p->device = get_int(r, o, "device", 1, 0, n_devices - 1);
+    get_text(r, o, "name", 1, p->name, sizeof p->name);
+    p->sequences = (int64_t)get_count(r, o, "sequences", 0);
+    p->jobs = get_count(r, o, "jobs", 1);
+    p->layout_seconds = get_seconds(r, o, "layout_seconds", 0);
+    p->seconds = get_seconds(r, o, "median_seconds", 1);
+    p->seconds_min = get_seconds(r, o, "min_seconds", 0);
+    p->seconds_max = get_seconds(r, o, "max_seconds", 0);
+    p->runs = get_int(r, o, "runs", 0, 0, 1 << 30);
+    p->host_bytes = get_count(r, o, "host_bytes", 0);
+    p->device_bytes = get_count(r, o, "device_bytes", 0);
+    p->bar = get_bool(r, o, "bar", 0);
+}
+
+static void read_result(reader *r, const cJSON *o, bench_result *x, int n_devices) {
+    char status[16];
+    get_text(r, o, "status", 1, status, sizeof status);
+    x->status = strcmp(status, "ok") == 0 ? BENCH_OK : strcmp(status, "failed") == 0 ? BENCH_FAILED : BENCH_SKIPPED;
+    if (x->status == BENCH_SKIPPED && strcmp(status, "skipped") != 0) complain(r, "status", "not ok, failed or skipped");
+    get_text(r, o, "note", 0, x->note, sizeof x->note);
+    x->device = get_int(r, o, "device", 1, 0, n_devices - 1);
+    get_text(r, o, "family", 0, x->family, sizeof x->family);
+    get_text(r, o, "problem", 1, x->line, sizeof x->line);
+    get_text(r, o, "dense_twin", 0, x->twin_line, sizeof x->twin_line);
+    get_text(r, o, "kernel", x->status == BENCH_OK, x->kernel, sizeof x->kernel);
+    get_text(r, o, "pattern", 0, x->pattern, sizeof x->pattern);
+    x->dtype = get_dtype(r, o);
+    x->batch = (int64_t)get_count(r, o, "batch", 0);
+    x->q_len = (int64_t)get_count(r, o, "q_len", 0);
+    x->kv_len = (int64_t)get_count(r, o, "kv_len", 0);
+    x->heads = get_int(r, o, "heads", 0, 0, 1 << 20);
+    x->heads_total = get_int(r, o, "heads_total", 0, 0, INT32_MAX);
+    x->kv_heads = get_int(r, o, "kv_heads", 0, 0, 1 << 20);
+    x->head_dim = get_int(r, o, "head_dim", 0, 0, 1 << 20);
+    if (x->status != BENCH_OK) return;
+    x->checked_rows = (int64_t)get_count(r, o, "checked_rows", 0);
+    x->check_error = get_number(r, o, "check_error", 0, 0, 1e30, NAN);
+    x->check_allowed = get_number(r, o, "check_allowed", 0, 0, 1e30, NAN);
+    x->layout_seconds = get_seconds(r, o, "layout_seconds", 0);
+    x->plan_seconds = get_seconds(r, o, "plan_seconds", 0);
+    x->first_seconds = get_seconds(r, o, "first_seconds", 0);
+    x->median = get_seconds(r, o, "median_seconds", 1);
+    if (!(x->median > 0)) complain(r, "median_seconds", "not above 0");
+    x->q1 = get_seconds(r, o, "q1_seconds", 0);
+    x->q3 = get_seconds(r, o, "q3_seconds", 0);
+    x->min = get_seconds(r, o, "min_seconds", 0);
+    x->max = get_seconds(r, o, "max_seconds", 0);
+    /* A file without quartiles still compares, as one without spread. */
+    if (!(x->q1 <= x->median)) x->q1 = x->median;
+    if (!(x->q3 >= x->median)) x->q3 = x->median;
+    x->n_samples = get_samples(r, o, x->samples, BENCH_MAX_SAMPLES);
+    x->flops = get_number(r, o, "flops", 0, 0, 1e30, 0);
+    x->bytes_min = get_count(r, o, "bytes_min", 0);
+    x->kept_pairs = get_count(r, o, "kept_pairs", 0);
+    x->dense_pairs = get_count(r, o, "dense_pairs", 0);
+    x->n_jobs = get_count(r, o, "jobs", 0);
+    x->workspace_bytes = get_count(r, o, "workspace_bytes", 0);
+    x->plan_bytes = get_count(r, o, "plan_bytes", 0);
+    x->kv_bytes = get_count(r, o, "kv_bytes", 0);
+    x->kv_bytes_kept = get_count(r, o, "kv_bytes_kept", 0);
+    x->kv_bytes_allocated = get_count(r, o, "kv_bytes_allocated", 0);
+    x->ideal_speedup = get_number(r, o, "ideal_speedup", 0, 0, 1e30, NAN);
+    /* Everything that follows from these is computed again instead of believed. */
+}
+
+/* The elements of an array of objects, one after the other; NULL after the last or after a complaint. */
+static const cJSON *elements(reader *r, const cJSON *root, const char *key, int required) {
+    const cJSON *array = member(r, root, key, required), *item;
+    if (!array) return NULL;
+    if (!cJSON_IsArray(array)) complain(r, key, "not an array");
+    if (cJSON_GetArraySize(array) > MAX_ITEMS) complain(r, key, "too many elements");
+    cJSON_ArrayForEach(item, array) {
+        if (!cJSON_IsObject(item)) complain(r, key, "holds something that is no object");
+    }
+    return r->failed ? NULL : array->child;
+}
+
+static void read_all(reader *r, const cJSON *root, bench_report *out) {
+    char schema[32];
+    get_text(r, root, "schema", 1, schema, sizeof schema);
+    if (!r->failed && strcmp(schema, "tessera-bench") != 0) complain(r, "schema", "not 'tessera-bench'; this is no result file of the bench suite");
+    double version = get_number(r, root, "schema_version", 1, 0, 1e9, 0);
+    if (!r->failed && version != BENCH_SCHEMA_VERSION) complain(r, "schema_version", "only version 1 is understood");
+    if (r->failed) return;
+    get_text(r, root, "created", 0, out->created, sizeof out->created);
+    get_text(r, root, "suite", 0, out->suite, sizeof out->suite);
+    get_text(r, root, "command", 0, out->command, sizeof out->command);
+    out->complete = get_bool(r, root, "complete", 1);
+    out->elapsed_seconds = get_number(r, root, "elapsed_seconds", 0, 0, 1e9, 0);
+    out->budget_seconds = get_number(r, root, "budget_seconds", 0, 0, 1e9, 0);
+    read_machine(r, root, out);
+    for (const cJSON *o = elements(r, root, "devices", 1); o && !r->failed; o = o->next) {
+        bench_device *d = report_add_device(out);
+        if (d)
+            read_device(r, o, d, out->n_devices - 1);
+        else
+            complain(r, "devices", "out of memory");
+    }
+    r->at[0] = 0;
+    for (const cJSON *o = elements(r, root, "planning", 0); o && !r->failed; o = o->next) {
+        bench_planning *p = report_add_planning(out);
+        snprintf(r->at, sizeof r->at, "planning[%d]", out->n_planning - 1);
+        if (p)
+            read_planning(r, o, p, out->n_devices);
+        else
+            complain(r, "", "out of memory");
+    }
+    r->at[0] = 0;
+    for (const cJSON *o = elements(r, root, "results", 1); o && !r->failed; o = o->next) {
+        bench_result *x = report_add_result(out);
+        snprintf(r->at, sizeof r->at, "results[%d]", out->n_results - 1);
+        if (x)
+            read_result(r, o, x, out->n_devices);
+        else
+            complain(r, "", "out of memory");
+    }
+}
+
+int json_parse(bench_report *r, const char *bytes, size_t size, char *error, size_t error_size) {
+    reader state = {.error = error, .error_size = error_size};
+    memset(r, 0, sizeof *r);
+    cJSON *root = cJSON_ParseWithLength(bytes, size);
+    if (!root) return text_error(error, error_size, "not JSON");
+    if (!cJSON_IsObject(root)) complain(&state, "", "the file holds no object");
+    if (!state.failed) read_all(&state, root, r);
+    cJSON_Delete(root);
+    if (state.failed) {
+        report_free(r);
+        return -1;
+    }
+    results_derive(r);
+    return 0;
+}
+
+int json_read(bench_report *r, const char *path, char *error, size_t error_size) {
+    memset(r, 0, sizeof *r);
+    FILE *f = fopen(path, "rb");
+    if (!f) return text_error(error, error_size, "%s: %s", path, strerror(errno));
+    char *bytes = NULL, why[256];
+    size_t size = 0, capacity = 0;
+    int status = 0;
+    for (;;) {
+        if (size == capacity) {
+            capacity = capacity ? 2 * capacity : 1 << 16;
+            char *larger = capacity <= MAX_FILE ? realloc(bytes, capacity) : NULL;
+            if (!larger) {
+                status = text_error(error, error_size, "%s: too large", path);
+                break;
+            }
+            bytes = larger;
+        }
+        size_t n = fread(bytes + size, 1, capacity - size, f);
+        if (n == 0) break;
+        size += n;
+    }
+    if (status == 0 && ferror(f)) status = text_error(error, error_size, "%s: cannot be read", path);
+    fclose(f);
+    if (status == 0 && json_parse(r, bytes, size, why, sizeof why) != 0) status = text_error(error, error_size, "%s: %s", path, why);
+    free(bytes);
+    return status;
+}

@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the operating system tells about the machine. Nothing that names its owner or its place in a network. */
+#ifndef TESSERA_BENCH_MACHINE_H
+#define TESSERA_BENCH_MACHINE_H
+
+#include "results.h"
+
+void machine_describe(bench_machine *m);
+uint64_t machine_memory_bytes(void);     /* 0: unknown */
+uint64_t machine_memory_available(void); /* without swapping; 0: unknown */
+uint64_t machine_cache_bytes(int level); /* data cache of level 2 or 3; 0: unknown */
+
+#endif

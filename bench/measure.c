@@ -1,0 +1,239 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "measure.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "clock.h"
+#include "instance.h"
+#include "stats.h"
+#include "text.h"
+
+enum { MIN_RUNS = 3, PLAN_RUNS = 7, MIN_CHECK_ROWS = 8, MAX_CHECK_ROWS = 256 };
+
+/* Seconds in which the reference, a plain loop in double, visits one (row, key, element). Only the number of rows checked depends on it. */
+static const double REFERENCE_SECONDS = 6e-9;
+
+static int fail(bench_result *r, int status, const char *text) {
+    r->status = status;
+    snprintf(r->note, sizeof r->note, "%s", text);
+    return -1;
+}
+
+static int parse(problem *p, const char *line, bench_result *r) {
+    char error[256];
+    if (problem_parse(p, line, error, sizeof error) == 0) return 0;
+    return fail(r, BENCH_FAILED, error);
+}
+
+static void describe(const problem *p, bench_result *r) {
+    static const char *const patterns[] = {"dense", "s2", "window", "blocks"};
+    snprintf(r->pattern, sizeof r->pattern, "%s", p->pattern < 4 ? patterns[p->pattern] : "?");
+    r->dtype = p->dtype;
+    r->batch = p->batch;
+    r->q_len = p->q_len;
+    r->kv_len = problem_max_kv(p);
+    for (int64_t b = 0; p->q_lens && b < p->batch; b++)
+        if (p->q_lens[b] > r->q_len) r->q_len = p->q_lens[b];
+    r->heads = p->heads;
+    r->heads_total = p->heads_total;
+    r->kv_heads = p->kv_heads;
+    r->head_dim = p->head_dim;
+}
+
+static uint64_t tensor_bytes(const problem *p) {
+    uint64_t q = (uint64_t)problem_q_tokens(p) * (uint64_t)p->heads, kv = (uint64_t)problem_kv_tokens(p) * (uint64_t)p->kv_heads;
+    return (2 * q + 2 * kv) * (uint64_t)p->head_dim * dtype_size(p->dtype) + q * sizeof(float);
+}
+
+/* Layout and plan of a problem, without any memory for tensors. */
+static tess_status plan_problem(tess_runtime *runtime, tess_device *device, const char *kernel, const problem *p, tess_layout **layout,
+                                tess_plan **plan) {
+    tess_plan_desc desc;
+    int64_t *cu = NULL;
+    *layout = NULL;
+    *plan = NULL;
+    tess_status status = problem_layout(p, runtime, layout);
+    if (status != TESS_OK) return status;
+    if (problem_plan_desc(p, &desc, &cu) != 0) return TESS_ERROR_OUT_OF_MEMORY;
+    desc.kernel = kernel;
+    status = tess_plan_create(device, *layout, &desc, plan);
+    free(cu);
+    return status;
+}
+
+int measure_estimate(tess_runtime *runtime, tess_device *device, const char *kernel, const char *line, measure_cost *cost, char *reason,
+                     size_t reason_size) {
+    problem p;
+    tess_layout *layout = NULL;
+    tess_plan *plan = NULL;
+    tess_plan_info info = {.struct_size = sizeof info};
+    if (problem_parse(&p, line, reason, reason_size) != 0) {
+        problem_free(&p);
+        return -1;
+    }
+    tess_status status = plan_problem(runtime, device, kernel, &p, &layout, &plan);
+    if (status == TESS_OK) status = tess_plan_query(plan, &info);
+    if (status == TESS_OK)
+        *cost = (measure_cost){info.flops, tensor_bytes(&p)};
+    else
+        snprintf(reason, reason_size, "%s", tess_last_error());
+    tess_plan_release(plan);
+    tess_layout_release(layout);
+    problem_free(&p);
+    return status == TESS_OK ? 0 : -1;
+}
+
+/* Times layout and plan on their own. Planning again is what an application does when lengths change, so the median of a few is told. */
+static tess_status time_planning(tess_runtime *runtime, tess_device *device, const char *kernel, const problem *p, bench_result *r) {
+    tess_plan_desc desc;
+    int64_t *cu = NULL;
+    double layouts[PLAN_RUNS], plans[PLAN_RUNS], start = clock_now();
+    int n = 0;
+    if (problem_plan_desc(p, &desc, &cu) != 0) return TESS_ERROR_OUT_OF_MEMORY;
+    desc.kernel = kernel;
+    tess_status status = TESS_OK;
+    while (n < PLAN_RUNS && status == TESS_OK && (n < MIN_RUNS || clock_now() - start < 0.1)) {
+        tess_layout *layout = NULL;
+        tess_plan *plan = NULL;
+        double t0 = clock_now();
+        status = problem_layout(p, runtime, &layout);
+        double t1 = clock_now();
+        if (status == TESS_OK) status = tess_plan_create(device, layout, &desc, &plan);
+        double t2 = clock_now();
+        tess_plan_release(plan);
+        tess_layout_release(layout);
+        layouts[n] = t1 - t0;
+        plans[n] = t2 - t1;
+        n++;
+    }
+    free(cu);
+    if (status == TESS_OK) {
+        r->layout_seconds = stats_median(layouts, (size_t)n);
+        r->plan_seconds = stats_median(plans, (size_t)n);
+    }
+    return status;
+}
+
+/* K and V of one sequence: all of it, what some head can still see, and what slots take. */
+static tess_status kv_bytes(const instance *x, const problem *p, bench_result *r) {
+    uint64_t block = (uint64_t)p->head_dim * dtype_size(p->dtype) * 2 * (uint64_t)p->block, token = (uint64_t)p->head_dim * dtype_size(p->dtype) * 2;
+    for (int32_t g = 0; g < p->kv_heads; g++) {
+        tess_kv_info kv = {.struct_size = sizeof kv};
+        tess_status status = tess_layout_kv(x->layout, g, &kv);
+        if (status != TESS_OK) return status;
+        r->kv_bytes += (uint64_t)problem_max_kv(p) * token;
+        r->kv_bytes_kept += (uint64_t)kv.blocks_kept * block;
+        r->kv_bytes_allocated += (uint64_t)kv.blocks_allocated * block;
+    }
+    return TESS_OK;
+}
+
+/* Runs once; the device's own time where it gives one. Returns seconds, or NaN after a failure. */
+static double timed_run(instance *x) {
+    double device = 0, start = clock_now();
+    if (instance_run(x, &device) != TESS_OK) return NAN;
+    double wall = clock_now() - start;
+    return device > 0 ? device : wall;
+}
+
+static int64_t check_rows(const problem *p, const measure_limits *limits) {
+    double row = (double)problem_max_kv(p) * p->head_dim * REFERENCE_SECONDS * (p->dtype == TESS_F32 ? 1 : 2);
+    double rows = row > 0 ? limits->check_seconds / row : MAX_CHECK_ROWS;
+    return rows < MIN_CHECK_ROWS ? MIN_CHECK_ROWS : rows > MAX_CHECK_ROWS ? MAX_CHECK_ROWS : (int64_t)rows;
+}
+
+static int run_and_check(instance *x, const problem *p, const measure_limits *limits, bench_result *r) {
+    double start = clock_now();
+    if (instance_run(x, NULL) != TESS_OK) return fail(r, BENCH_FAILED, x->error);
+    r->first_seconds = clock_now() - start;
+    instance_verdict verdict;
+    if (instance_fetch(x) != TESS_OK) return fail(r, BENCH_FAILED, x->error);
+    instance_check(x, check_rows(p, limits), &verdict);
+    if (!verdict.pass) {
+        char text[sizeof verdict.what + 16];
+        snprintf(text, sizeof text, "wrong result: %s", verdict.what);
+        return fail(r, BENCH_FAILED, text);
+    }
+    r->checked_rows = verdict.rows;
+    r->check_error = p->dtype == TESS_F32 ? verdict.nmse : verdict.worst;
+    r->check_allowed = p->dtype == TESS_F32 ? 1e-10 : verdict.allowed;
+    start = clock_now();
+    while (r->n_samples < MIN_RUNS || (r->n_samples < BENCH_MAX_SAMPLES && clock_now() - start < limits->seconds)) {
+        if (clock_interrupted()) return fail(r, BENCH_SKIPPED, "interrupted");
+        double t = timed_run(x);
+        if (isnan(t)) return fail(r, BENCH_FAILED, x->error);
+        r->samples[r->n_samples++] = t;
+    }
+    return result_summarize(r) == 0 ? 0 : fail(r, BENCH_FAILED, "out of memory");
+}
+
+void measure_problem(tess_runtime *runtime, tess_device *device, const char *kernel, const char *line, const measure_limits *limits,
+                     bench_result *r) {
+    problem p;
+    instance x;
+    snprintf(r->line, sizeof r->line, "%s", line);
+    r->status = BENCH_OK;
+    if (parse(&p, line, r) != 0) {
+        problem_free(&p);
+        return;
+    }
+    describe(&p, r);
+    char need[TEXT_SIZE], have[TEXT_SIZE];
+    uint64_t bytes = tensor_bytes(&p);
+    tess_device_info info = {.struct_size = sizeof info};
+    tess_device_query(device, &info);
+    int host = info.kind == TESS_DEVICE_CPU;
+    if (bytes > limits->host_bytes / (host ? 2 : 1) || (!host && bytes > limits->device_bytes)) {
+        snprintf(r->note, sizeof r->note, "needs about %s of memory, %s may be used", text_bytes(need, sizeof need, (double)bytes * (host ? 2 : 1)),
+                 text_bytes(have, sizeof have, (double)(host || bytes > limits->host_bytes ? limits->host_bytes : limits->device_bytes)));
+        r->status = BENCH_SKIPPED;
+        problem_free(&p);
+        return;
+    }
+    tess_status status = time_planning(runtime, device, kernel, &p, r);
+    const char *why = tess_last_error();
+    if (status == TESS_OK) {
+        status = instance_create(&x, device, &p, kernel, INSTANCE_GUARDS);
+        why = x.error;
+    }
+    if (status != TESS_OK) {
+        /* A kernel that does not take the problem is nothing wrong; everything else is. */
+        fail(r, status == TESS_ERROR_UNSUPPORTED ? BENCH_SKIPPED : BENCH_FAILED, why);
+        problem_free(&p);
+        return;
+    }
+    snprintf(r->kernel, sizeof r->kernel, "%s", x.info.kernel);
+    r->flops = x.info.flops;
+    r->bytes_min = x.info.bytes_min;
+    r->kept_pairs = x.info.kept_pairs;
+    r->dense_pairs = x.info.dense_pairs;
+    r->n_jobs = x.info.n_jobs;
+    r->workspace_bytes = x.info.workspace_bytes;
+    r->plan_bytes = x.info.host_bytes + x.info.device_bytes;
+    r->ideal_speedup = x.info.kept_pairs ? (double)x.info.dense_pairs / (double)x.info.kept_pairs : NAN;
+    if (kv_bytes(&x, &p, r) != TESS_OK)
+        fail(r, BENCH_FAILED, tess_last_error());
+    else
+        run_and_check(&x, &p, limits, r);
+    instance_release(&x);
+    problem_free(&p);
+}
+
+void measure_describe(const char *line, bench_result *r) {
+    problem p;
+    snprintf(r->line, sizeof r->line, "%s", line);
+    if (parse(&p, line, r) == 0) describe(&p, r);
+    problem_free(&p);
+}
+
+double measure_speed(tess_runtime *runtime, tess_device *device, const char *kernel, uint32_t dtype) {
+    char line[128];
+    bench_result r = {0};
+    const measure_limits limits = {0, 0, UINT64_MAX, UINT64_MAX};
+    snprintf(line, sizeof line, "dtype=%s heads=4 head_dim=128 q_len=512 pattern=dense", dtype_name(dtype));
+    measure_problem(runtime, device, kernel, line, &limits, &r);
+    return r.status == BENCH_OK && r.median > 0 ? r.flops / r.median : 0;
+}

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One problem on one device: planned, run, checked against the reference, timed. */
+#ifndef TESSERA_BENCH_MEASURE_H
+#define TESSERA_BENCH_MEASURE_H
+
+#include <tessera/tessera.h>
+
+#include "results.h"
+
+typedef struct measure_limits {
+    double seconds;       /* time to spend on timed runs; at least three are made whatever they take */
+    double check_seconds; /* about how long the check against the reference may take */
+    uint64_t host_bytes;  /* memory that a problem may take on the host, and on the device */
+    uint64_t device_bytes;
+} measure_limits;
+
+/* What a problem costs, before anything is allocated. */
+typedef struct measure_cost {
+    double flops;   /* of the dense pattern for a dense problem, of the kept pairs otherwise */
+    uint64_t bytes; /* tensors of all roles, once */
+} measure_cost;
+
+/* The pairs are counted by a plan, so the device is needed; nothing is run. On failure returns -1 with the reason. */
+int measure_estimate(tess_runtime *runtime, tess_device *device, const char *kernel, const char *line, measure_cost *cost, char *reason,
+                     size_t reason_size);
+
+/* Fills every measured field of `result`, and its status and note; `line`, `device` and the like are set by this function too. `kernel` NULL: what the device
+ * picks. Nothing is reported by the return value: a failure is a result. */
+void measure_problem(tess_runtime *runtime, tess_device *device, const char *kernel, const char *line, const measure_limits *limits,
+                     bench_result *result);
+
+/* The fields that follow from the line alone: shape, pattern, dtype. What cannot be parsed makes the result a failed one. */
+void measure_describe(const char *line, bench_result *result);
+
+/* Useful FLOP/s of a small dense problem, to foretell how long others take. 0 when the kernel does not run it. */
+double measure_speed(tess_runtime *runtime, tess_device *device, const char *kernel, uint32_t dtype);
+
+#endif

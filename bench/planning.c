@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "planning.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "clock.h"
+#include "stats.h"
+
+enum { RUNS = 15, PACKED = 1000, LONG = 131072 };
+
+typedef struct plan_case {
+    const char *name;
+    int heads, kv_heads;
+    int64_t batch, tokens; /* tokens 0: packed sequences of mixed lengths */
+    int32_t tile_rows;
+    int local, stride, offset; /* stride 0: dense */
+    int decode;                /* packed: every second sequence has one new token */
+} plan_case;
+
+static const plan_case cases[] = {
+    {"S2, V=64, 64 heads, 131,072 tokens", 64, 64, 1, LONG, 128, 8, 64, 0, 0},
+    {"Dense, 64 heads, 131,072 tokens", 64, 64, 1, LONG, 128, 0, 0, 0, 0},
+    {"Phi-3-small 128k, 131,072 tokens", 32, 8, 1, LONG, 128, 16, 8, 1, 0},
+    {"Phi-3-small, 1,000 packed prompts", 32, 8, PACKED, 0, 128, 16, 8, 1, 0},
+    {"Dense, 1,000 packed prompts", 32, 8, PACKED, 0, 128, 0, 0, 0, 0},
+    {"Phi-3-small, 1,000 packed, half decode", 32, 8, PACKED, 0, 0, 16, 8, 1, 1},
+};
+
+/* Mixed lengths, the same on every machine: 16 to 2,063 new tokens, up to 2,047 more keys where a sequence continues. */
+static void packed_lengths(const plan_case *c, int64_t *cu_q, int64_t *cu_kv, int64_t *longest) {
+    uint64_t s = 88172645463325252u;
+    *longest = 0;
+    cu_q[0] = cu_kv[0] = 0;
+    for (int64_t b = 0; b < c->batch; b++) {
+        s ^= s << 13;
+        s ^= s >> 7;
+        s ^= s << 17;
+        int64_t q = 16 + (int64_t)((s >> 20) % 2048), kv = q + (int64_t)((s >> 40) % 2048);
+        if (c->decode && b % 2) q = 1;
+        cu_q[b + 1] = cu_q[b] + q;
+        cu_kv[b + 1] = cu_kv[b] + kv;
+        if (kv > *longest) *longest = kv;
+    }
+}
+
+static tess_status measure_case(const plan_case *c, tess_runtime *runtime, tess_device *device, const char *kernel, int64_t *cu,
+                                bench_planning *out) {
+    int64_t max_tokens = c->tokens;
+    tess_plan_desc plan_desc = {
+        .struct_size = sizeof plan_desc, .dtype = TESS_BF16, .head_dim = 128, .batch = c->batch, .tile_rows = c->tile_rows, .kernel = kernel};
+    if (c->tokens) {
+        plan_desc.q_len = plan_desc.kv_len = c->tokens;
+    } else {
+        packed_lengths(c, cu, cu + PACKED + 1, &max_tokens);
+        plan_desc.cu_q_lens = cu;
+        plan_desc.cu_kv_lens = cu + PACKED + 1;
+    }
+    tess_pattern pattern = {.struct_size = sizeof pattern, .kind = c->stride ? TESS_PATTERN_S2 : TESS_PATTERN_DENSE, .block = 64};
+    pattern.local = c->local;
+    pattern.stride = c->stride;
+    pattern.offset = c->offset;
+    tess_layout_desc layout_desc = {
+        .struct_size = sizeof layout_desc, .pattern = &pattern, .n_heads = c->heads, .n_kv_heads = c->kv_heads, .max_tokens = max_tokens};
+    tess_layout *layout = NULL;
+    double start = clock_now(), samples[RUNS];
+    tess_status status = tess_layout_create(runtime, &layout_desc, &layout);
+    out->layout_seconds = clock_now() - start;
+    for (int i = -1; i < RUNS && status == TESS_OK; i++) {
+        tess_plan *plan = NULL;
+        tess_plan_info info = {.struct_size = sizeof info};
+        start = clock_now();
+        status = tess_plan_create(device, layout, &plan_desc, &plan);
+        double seconds = clock_now() - start;
+        if (i >= 0) samples[i] = seconds; /* the first one warms up */
+        if (status == TESS_OK && i == RUNS - 1) {
+            status = tess_plan_query(plan, &info);
+            out->jobs = info.n_jobs;
+            out->host_bytes = info.host_bytes;
+            out->device_bytes = info.device_bytes;
+        }
+        tess_plan_release(plan);
+    }
+    tess_layout_release(layout);
+    if (status != TESS_OK) return status;
+    stats_summary s;
+    if (stats_summarize(samples, RUNS, &s) != 0) return TESS_ERROR_OUT_OF_MEMORY;
+    out->seconds = s.median;
+    out->seconds_min = s.min;
+    out->seconds_max = s.max;
+    out->runs = RUNS;
+    out->sequences = c->batch;
+    out->bar = c->tokens == LONG;
+    snprintf(out->name, sizeof out->name, "%s", c->name);
+    return TESS_OK;
+}
+
+int planning_measure(bench_report *report, tess_runtime *runtime, tess_device *device, int device_index, const char *kernel, char *error,
+                     size_t error_size) {
+    int64_t *cu = calloc(2 * (PACKED + 1), sizeof *cu);
+    int result = cu ? 0 : -1;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases && result == 0 && !clock_interrupted(); i++) {
+        bench_planning p = {.device = device_index};
+        tess_status status = measure_case(&cases[i], runtime, device, kernel, cu, &p);
+        if (status == TESS_ERROR_UNSUPPORTED) continue; /* the kernel that was asked for does not take this type or pattern */
+        if (status != TESS_OK) {
+            snprintf(error, error_size, "planning: %s: %s", cases[i].name, tess_last_error());
+            result = -2;
+            break;
+        }
+        bench_planning *to = report_add_planning(report);
+        if (to)
+            *to = p;
+        else
+            result = -1;
+    }
+    free(cu);
+    return result;
+}

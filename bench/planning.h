@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How long planning takes, and how large plans are. */
+#ifndef TESSERA_BENCH_PLANNING_H
+#define TESSERA_BENCH_PLANNING_H
+
+#include <tessera/tessera.h>
+
+#include "results.h"
+
+/* The bars of the design, shown beside the figures. */
+#define PLANNING_BAR_SECONDS     2e-3
+#define PLANNING_BAR_BYTES       (4.0 * 1024 * 1024)
+#define PLANNING_BAR_JOB_SECONDS 40e-9
+#define PLANNING_BAR_JOB_BYTES   64.0
+
+/* Times the plans on one device and appends them. `kernel` may be NULL. Returns 0; -1 when out of memory; -2 with the reason in `error` when a plan failed. */
+int planning_measure(bench_report *report, tess_runtime *runtime, tess_device *device, int device_index, const char *kernel, char *error,
+                     size_t error_size);
+
+#endif

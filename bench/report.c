@@ -1,0 +1,436 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "report.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "planning.h"
+#include "table.h"
+#include "text.h"
+
+/* ------------------------------------------------------------------ small forms */
+
+const char *short_tokens(char *buffer, size_t size, int64_t tokens) {
+    if (tokens >= 1024 && tokens % 1024 == 0)
+        snprintf(buffer, size, "%" PRId64 "k", tokens / 1024);
+    else
+        snprintf(buffer, size, "%" PRId64, tokens);
+    return buffer;
+}
+
+const char *short_ratio(char *buffer, size_t size, double ratio) {
+    if (!isfinite(ratio))
+        snprintf(buffer, size, "-");
+    else
+        snprintf(buffer, size, ratio < 9.995 ? "%.2fx" : ratio < 99.95 ? "%.1fx" : "%.0fx", ratio);
+    return buffer;
+}
+
+const char *short_percent(char *buffer, size_t size, double share) {
+    if (!isfinite(share))
+        snprintf(buffer, size, "-");
+    else
+        snprintf(buffer, size, share < 0.0995 ? "%.1f%%" : "%.0f%%", share * 100);
+    return buffer;
+}
+
+int result_is_decode(const bench_result *r) { return r->q_len == 1 && r->kv_len > 1; }
+
+int report_count(const bench_report *r, int status) {
+    int n = 0;
+    for (int i = 0; i < r->n_results; i++) n += r->results[i].status == status;
+    return n;
+}
+
+/* Quartile range as a share of the median. */
+static double spread(const bench_result *x) { return x->median > 0 ? (x->q3 - x->q1) / x->median : NAN; }
+
+/* ------------------------------------------------------------------ order */
+
+typedef struct order_key {
+    int index, family;
+    const bench_result *x;
+} order_key;
+
+static int compare_keys(const void *a, const void *b) {
+    const order_key *k = a, *l = b;
+    const bench_result *x = k->x, *y = l->x;
+    if (k->family != l->family) return k->family - l->family;
+    if (x->device != y->device) return x->device - y->device;
+    int kernels = strcmp(x->kernel, y->kernel);
+    if (kernels) return kernels;
+    if (x->dtype != y->dtype) return x->dtype < y->dtype ? -1 : 1;
+    if (x->kv_len != y->kv_len) return x->kv_len < y->kv_len ? -1 : 1;
+    int dense = (strcmp(x->pattern, "dense") == 0) - (strcmp(y->pattern, "dense") == 0);
+    return dense ? dense : k->index - l->index;
+}
+
+int *report_order(const bench_report *r) {
+    size_t n = (size_t)r->n_results;
+    int *order = malloc((n + 1) * sizeof *order);
+    order_key *keys = malloc((n + 1) * sizeof *keys);
+    if (!order || !keys) {
+        free(order);
+        free(keys);
+        return NULL;
+    }
+    for (int i = 0; i < r->n_results; i++) {
+        keys[i] = (order_key){i, i, &r->results[i]};
+        for (int j = 0; j < i; j++) {
+            if (strcmp(r->results[j].family, r->results[i].family) != 0) continue;
+            keys[i].family = keys[j].family;
+            break;
+        }
+    }
+    if (n) qsort(keys, n, sizeof *keys, compare_keys);
+    for (int i = 0; i < r->n_results; i++) order[i] = keys[i].index;
+    free(keys);
+    return order;
+}
+
+/* ------------------------------------------------------------------ results */
+
+/* Rates of a CPU are read in GFLOP/s, those of a GPU in TFLOP/s. */
+static double rate_unit(const bench_device *d) { return strcmp(d->kind, "gpu") == 0 ? 1e12 : 1e9; }
+static const char *rate_name(const bench_device *d) { return strcmp(d->kind, "gpu") == 0 ? "TFLOP/s" : "GFLOP/s"; }
+
+/* The cells that every form of the table has. Rates are divided by `unit`, or written with a prefix of their own when it is 0. */
+static void cells(table *t, const bench_result *x, double unit) {
+    char b[TEXT_SIZE];
+    char heads[32];
+    double rate = unit > 0 ? x->flop_rate / unit : 0;
+    table_cell(t, "%s", x->pattern);
+    table_cell(t, "%s", dtype_name(x->dtype));
+    table_cell(t, "%s", short_tokens(b, sizeof b, x->kv_len));
+    if (x->heads_total > x->heads)
+        snprintf(heads, sizeof heads, "%d/%d", x->heads, x->heads_total);
+    else
+        snprintf(heads, sizeof heads, "%d", x->heads);
+    table_cell(t, "%s", heads);
+    table_cell(t, "%s", text_seconds(b, sizeof b, x->plan_seconds));
+    table_cell(t, "%s", text_seconds(b, sizeof b, x->first_seconds));
+    table_cell(t, "%s", text_seconds(b, sizeof b, x->median));
+    table_cell(t, "%s", short_percent(b, sizeof b, spread(x)));
+    if (unit > 0)
+        table_cell(t, rate < 9.995 ? "%.2f" : rate < 99.95 ? "%.1f" : "%.0f", rate);
+    else
+        table_cell(t, "%s", text_rate(b, sizeof b, x->flop_rate, ""));
+    table_cell(t, x->byte_rate < 9.995e9 ? "%.2f" : x->byte_rate < 99.95e9 ? "%.1f" : "%.0f", x->byte_rate / 1e9);
+    table_cell(t, "%s", short_ratio(b, sizeof b, x->speedup));
+    table_cell(t, "%s", x->twin_line[0] ? short_ratio(b, sizeof b, x->ideal_speedup) : "-");
+    table_cell(t, "%s", short_percent(b, sizeof b, x->gemm_share));
+    table_cell(t, "%s", short_percent(b, sizeof b, x->copy_share));
+    table_cell(t, "%s", text_bytes(b, sizeof b, (double)x->workspace_bytes));
+    table_cell(t, "%s", text_bytes(b, sizeof b, (double)x->kv_bytes_kept));
+}
+
+#define CELL_HEADS "tokens", "heads", "plan", "first", "median", "IQR"
+#define CELL_TAIL  "GB/s", "speed-up", "ideal", "of GEMM", "of copy", "workspace", "KV kept"
+
+static void text_results(const bench_report *r, FILE *f, const int *order) {
+    const char *heads[] = {"<", "<", CELL_HEADS, "", CELL_TAIL};
+    for (int i = 0; i < r->n_results;) {
+        const bench_result *x = &r->results[order[i]];
+        int j = i;
+        table t;
+        const bench_device *d = &r->devices[x->device];
+        heads[8] = rate_name(d);
+        table_init(&t, (int)(sizeof heads / sizeof *heads), heads);
+        for (; j < r->n_results; j++) {
+            const bench_result *y = &r->results[order[j]];
+            if (strcmp(x->family, y->family) != 0 || x->device != y->device) break;
+            if (y->status == BENCH_OK && strcmp(x->kernel, y->kernel) != 0 && x->kernel[0] && x->status == BENCH_OK) break;
+            if (y->status == BENCH_OK) {
+                x = y;
+                cells(&t, y, rate_unit(d));
+            }
+        }
+        if (t.n_cells) {
+            fprintf(f, "\n%s on %s, %s\n", x->family, d->id, x->kernel);
+            table_text(&t, f, 0);
+        }
+        table_free(&t);
+        i = j;
+    }
+}
+
+static void skipped_table(table *t, const bench_report *r, const int *order) {
+    static const char *const heads[] = {"<status", "<family", "<device", "<why", "<problem"};
+    table_init(t, 5, heads);
+    for (int i = 0; i < r->n_results; i++) {
+        const bench_result *x = &r->results[order[i]];
+        if (x->status == BENCH_OK) continue;
+        table_cell(t, "%s", status_word(x->status));
+        table_cell(t, "%s", x->family);
+        table_cell(t, "%s", r->devices[x->device].id);
+        table_cell(t, "%s", x->note);
+        table_cell(t, "%s", x->line);
+    }
+}
+
+static void full_table(table *t, const bench_report *r, const int *order) {
+    static const char *const heads[] = {"<family",  "<device", "<kernel", "<pattern",     "<type",
+                                        CELL_HEADS, "FLOP/s",  CELL_TAIL, "rows checked", "<problem"};
+    table_init(t, (int)(sizeof heads / sizeof *heads), heads);
+    for (int i = 0; i < r->n_results; i++) {
+        const bench_result *x = &r->results[order[i]];
+        if (x->status != BENCH_OK) continue;
+        table_cell(t, "%s", x->family);
+        table_cell(t, "%s", r->devices[x->device].id);
+        table_cell(t, "%s", x->kernel);
+        cells(t, x, 0);
+        table_cell(t, "%" PRId64, x->checked_rows);
+        table_cell(t, "%s", x->line);
+    }
+}
+
+/* ------------------------------------------------------------------ planning and ceilings */
+
+static void planning_table(table *t, const bench_report *r) {
+    static const char *const heads[] = {"<plan", "<device", "jobs", "median", "range", "ns/job", "bytes/job", "size", "layout"};
+    table_init(t, 9, heads);
+    for (int i = 0; i < r->n_planning; i++) {
+        const bench_planning *p = &r->planning[i];
+        char a[TEXT_SIZE], b[TEXT_SIZE];
+        double jobs = p->jobs ? (double)p->jobs : 1, bytes = (double)p->host_bytes + (double)p->device_bytes;
+        table_cell(t, "%s", p->name);
+        table_cell(t, "%s", r->devices[p->device].id);
+        table_cell(t, "%s", text_count(a, sizeof a, p->jobs));
+        table_cell(t, "%s", text_seconds(a, sizeof a, p->seconds));
+        table_cell(t, "%s .. %s", text_seconds(a, sizeof a, p->seconds_min), text_seconds(b, sizeof b, p->seconds_max));
+        table_cell(t, "%.1f", p->seconds / jobs * 1e9);
+        table_cell(t, "%.1f", bytes / jobs);
+        table_cell(t, "%s", text_bytes(a, sizeof a, bytes));
+        table_cell(t, "%s", text_seconds(a, sizeof a, p->layout_seconds));
+    }
+}
+
+static void ceilings_table(table *t, const bench_report *r) {
+    static const char *const heads[] = {"<device", "<what", "rate", "best", "size", "threads", "<library", "<how"};
+    table_init(t, 8, heads);
+    for (int i = 0; i < r->n_devices; i++) {
+        const bench_device *d = &r->devices[i];
+        for (int j = 0; j < d->n_ceilings; j++) {
+            const bench_ceiling *c = &d->ceilings[j];
+            char a[TEXT_SIZE];
+            const char *unit = c->unit == BENCH_GEMM ? "FLOP/s" : "B/s";
+            int used = device_ceiling(d, c->unit, c->dtype) == j;
+            table_cell(t, "%s", d->id);
+            table_cell(t, "%s%s%s", c->unit == BENCH_GEMM ? dtype_name(c->dtype) : "", c->unit == BENCH_GEMM ? " GEMM" : "copy", used ? " *" : "");
+            table_cell(t, "%s", text_rate(a, sizeof a, c->rate, unit));
+            table_cell(t, "%s", text_rate(a, sizeof a, c->best, unit));
+            if (c->own_loop)
+                table_cell(t, "-");
+            else if (c->unit == BENCH_GEMM)
+                table_cell(t, "%" PRId64 "^3", c->size);
+            else
+                table_cell(t, "%s", text_bytes(a, sizeof a, (double)c->size));
+            table_cell(t, "%d", c->threads);
+            table_cell(t, "%s%s", c->library, c->own_loop ? " (no library found)" : "");
+            table_cell(t, "%s", c->method);
+        }
+    }
+}
+
+static void planning_bars(char *text, size_t size) {
+    snprintf(text, size, "Bars: 65,536 jobs (the two plans of 64 heads) in %.0f ms and %.0f MiB; otherwise %.0f ns and %.0f bytes a job.",
+             PLANNING_BAR_SECONDS * 1e3, PLANNING_BAR_BYTES / 1048576, PLANNING_BAR_JOB_SECONDS * 1e9, PLANNING_BAR_JOB_BYTES);
+}
+
+/* ------------------------------------------------------------------ text and Markdown */
+
+static const char legend[] =
+    "plan: median of tess_plan_create. first: first run. median, IQR: of the runs after it, device time; IQR = (third - first quartile) / median. "
+    "FLOP/s count\n"
+    "kept pairs only; GB/s = (Q, K, V, O once) / time. speed-up: dense twin's measured time / this time; ideal: dense / kept pairs. heads n/m: n "
+    "heads of a model\n"
+    "with m, as on one rank of a tensor-parallel group. Every line was checked against the fp64 reference on sampled rows before it was printed.\n";
+
+static void summary_line(const bench_report *r, FILE *f) {
+    int failed = report_count(r, BENCH_FAILED), skipped = report_count(r, BENCH_SKIPPED);
+    fprintf(f, "%d results checked and measured, %d failed, %d skipped, %.0f s%s\n", report_count(r, BENCH_OK), failed, skipped, r->elapsed_seconds,
+            r->complete ? "" : " (INTERRUPTED: incomplete)");
+}
+
+static void machine_line(const bench_report *r, FILE *f) {
+    char memory[TEXT_SIZE];
+    fprintf(f, "Tessera %s, suite %s. %s, %d of %d CPUs, %s, %s, %s, %s\n", r->library_version, r->suite, r->machine.cpu, r->machine.cpus_allowed,
+            r->machine.cpus, text_bytes(memory, sizeof memory, (double)r->machine.memory_bytes), r->machine.os, r->machine.kernel, r->compiler);
+}
+
+static void device_lines(const bench_report *r, FILE *f, const char *bullet) {
+    for (int i = 0; i < r->n_devices; i++) {
+        const bench_device *d = &r->devices[i];
+        fprintf(f, "%s%s: %s, %s%s%s; %u %s\n", bullet, d->id, d->name, d->arch, d->driver[0] ? ", " : "", d->driver, d->compute_units,
+                strcmp(d->kind, "gpu") == 0 ? "multiprocessors" : "threads");
+        if (d->ceiling_note[0]) fprintf(f, "%s%s ceilings: %s\n", bullet, d->id, d->ceiling_note);
+    }
+}
+
+void report_text(const bench_report *r, FILE *f) {
+    int *order = report_order(r);
+    table t;
+    char bars[256];
+    if (!order) return;
+    machine_line(r, f);
+    device_lines(r, f, "");
+    ceilings_table(&t, r);
+    if (t.n_cells) {
+        fputs("\nCeilings measured on this machine (* is what shares refer to)\n", f);
+        table_text(&t, f, 0);
+    }
+    table_free(&t);
+    planning_table(&t, r);
+    if (t.n_cells) {
+        planning_bars(bars, sizeof bars);
+        fprintf(f, "\nPlanning. %s\n", bars);
+        table_text(&t, f, 0);
+    }
+    table_free(&t);
+    text_results(r, f, order);
+    int shown = 0;
+    for (int i = 0; i < r->n_results; i++) {
+        const bench_result *x = &r->results[order[i]];
+        if (x->status == BENCH_OK) continue;
+        if (!shown++) fputc('\n', f);
+        fprintf(f, "%s: %s on %s: %s\n         %s\n", status_word(x->status), x->family, r->devices[x->device].id, x->note, x->line);
+    }
+    fprintf(f, "\n%s\n", legend);
+    summary_line(r, f);
+    free(order);
+}
+
+void report_markdown(const bench_report *r, FILE *f) {
+    int *order = report_order(r);
+    table t;
+    char bars[256];
+    if (!order) return;
+    fputs("# Tessera bench\n\n", f);
+    machine_line(r, f);
+    fprintf(f, "Run at %s. ", r->created);
+    summary_line(r, f);
+    fputc('\n', f);
+    device_lines(r, f, "- ");
+    fputs("\n## Ceilings\n\nAn asterisk marks those that shares refer to.\n\n", f);
+    ceilings_table(&t, r);
+    table_markdown(&t, f);
+    table_free(&t);
+    planning_bars(bars, sizeof bars);
+    fprintf(f, "\n## Planning\n\n%s\n\n", bars);
+    planning_table(&t, r);
+    table_markdown(&t, f);
+    table_free(&t);
+    fprintf(f, "\n## Results\n\n%s\n", legend);
+    full_table(&t, r, order);
+    table_markdown(&t, f);
+    table_free(&t);
+    skipped_table(&t, r, order);
+    if (t.n_cells) {
+        fputs("\n## Not measured\n\n", f);
+        table_markdown(&t, f);
+    }
+    table_free(&t);
+    free(order);
+}
+
+/* ------------------------------------------------------------------ HTML parts */
+
+void report_html_results(const bench_report *r, FILE *f) {
+    int *order = report_order(r);
+    table t;
+    if (!order) return;
+    full_table(&t, r, order);
+    table_html(&t, f);
+    table_free(&t);
+    fprintf(f, "<p class=\"small\">%s</p>\n", legend);
+    free(order);
+}
+
+void report_html_planning(const bench_report *r, FILE *f) {
+    table t;
+    char bars[256];
+    planning_table(&t, r);
+    table_html(&t, f);
+    table_free(&t);
+    planning_bars(bars, sizeof bars);
+    fprintf(f, "<p class=\"small\">%s</p>\n", bars);
+}
+
+void report_html_ceilings(const bench_report *r, FILE *f) {
+    table t;
+    ceilings_table(&t, r);
+    table_html(&t, f);
+    table_free(&t);
+}
+
+void report_html_skipped(const bench_report *r, FILE *f) {
+    int *order = report_order(r);
+    table t;
+    if (!order) return;
+    skipped_table(&t, r, order);
+    if (t.n_cells) {
+        fputs("<h2>Not measured</h2>\n", f);
+        table_html(&t, f);
+    }
+    table_free(&t);
+    free(order);
+}
+
+/* ------------------------------------------------------------------ CSV */
+
+/* Text in quotes; quotes are doubled. */
+static void csv_text(FILE *f, const char *text, const char *end) {
+    fputc('"', f);
+    for (; *text; text++) {
+        if (*text == '"') fputc('"', f);
+        fputc(*text, f);
+    }
+    fprintf(f, "\"%s", end);
+}
+
+static void csv_number(FILE *f, double value) {
+    if (isfinite(value)) fprintf(f, "%.9g", value);
+    fputc(',', f);
+}
+
+void report_csv(const bench_report *r, FILE *f) {
+    int *order = report_order(r);
+    if (!order) return;
+    fputs("status,family,device,device_name,kernel,pattern,dtype,batch,q_len,kv_len,heads,heads_total,kv_heads,head_dim,layout_seconds,plan_seconds,"
+          "first_seconds,"
+          "median_seconds,q1_seconds,q3_seconds,min_seconds,max_seconds,samples,flops,flop_rate,bytes_min,byte_rate,speedup,speedup_low,speedup_high,"
+          "ideal_speedup,gemm_share,copy_share,jobs,workspace_bytes,plan_bytes,kv_bytes,kv_bytes_kept,kv_bytes_allocated,checked_rows,problem,dense_"
+          "twin,note\n",
+          f);
+    for (int i = 0; i < r->n_results; i++) {
+        const bench_result *x = &r->results[order[i]];
+        const bench_device *d = &r->devices[x->device];
+        csv_text(f, status_word(x->status), ",");
+        csv_text(f, x->family, ",");
+        csv_text(f, d->id, ",");
+        csv_text(f, d->name, ",");
+        csv_text(f, x->kernel, ",");
+        csv_text(f, x->pattern, ",");
+        csv_text(f, dtype_name(x->dtype), ",");
+        fprintf(f, "%" PRId64 ",%" PRId64 ",%" PRId64 ",%d,%d,%d,%d,", x->batch, x->q_len, x->kv_len, x->heads, x->heads_total, x->kv_heads,
+                x->head_dim);
+        if (x->status == BENCH_OK) {
+            const double seconds[] = {x->layout_seconds, x->plan_seconds, x->first_seconds, x->median, x->q1, x->q3, x->min, x->max};
+            for (size_t k = 0; k < sizeof seconds / sizeof *seconds; k++) csv_number(f, seconds[k]);
+            fprintf(f, "%d,", x->n_samples);
+            const double rates[] = {x->flops,       x->flop_rate,    (double)x->bytes_min, x->byte_rate,  x->speedup,
+                                    x->speedup_low, x->speedup_high, x->ideal_speedup,     x->gemm_share, x->copy_share};
+            for (size_t k = 0; k < sizeof rates / sizeof *rates; k++) csv_number(f, rates[k]);
+            fprintf(f, "%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%" PRId64 ",", x->n_jobs, x->workspace_bytes,
+                    x->plan_bytes, x->kv_bytes, x->kv_bytes_kept, x->kv_bytes_allocated, x->checked_rows);
+        } else {
+            for (int k = 0; k < 26; k++) fputc(',', f);
+        }
+        csv_text(f, x->line, ",");
+        csv_text(f, x->twin_line, ",");
+        csv_text(f, x->note, "\n");
+    }
+    free(order);
+}

@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "results.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <tessera/tessera.h>
+
+#include "stats.h"
+
+/* Grows an array by one zeroed element. Capacity is the next power of two, found from the count alone, so no array carries a capacity field. */
+static void *append(void **array, int *count, size_t size) {
+    int n = *count;
+    if ((n & (n - 1)) == 0) {
+        size_t capacity = n == 0 ? 1 : 2 * (size_t)n;
+        void *larger = realloc(*array, capacity * size);
+        if (!larger) return NULL;
+        *array = larger;
+    }
+    void *element = (char *)*array + (size_t)n * size;
+    memset(element, 0, size);
+    *count = n + 1;
+    return element;
+}
+
+#define DEFINE_ADD(name, owner, type, array, count)              \
+    type *name(owner *o) {                                       \
+        void *p = o->array;                                      \
+        type *element = append(&p, &o->count, sizeof *o->array); \
+        o->array = p;                                            \
+        return element;                                          \
+    }
+
+DEFINE_ADD(report_add_setting, bench_report, bench_setting, settings, n_settings)
+DEFINE_ADD(report_add_device, bench_report, bench_device, devices, n_devices)
+DEFINE_ADD(device_add_ceiling, bench_device, bench_ceiling, ceilings, n_ceilings)
+DEFINE_ADD(report_add_planning, bench_report, bench_planning, planning, n_planning)
+DEFINE_ADD(report_add_result, bench_report, bench_result, results, n_results)
+
+void report_free(bench_report *r) {
+    for (int i = 0; i < r->n_devices; i++) free(r->devices[i].ceilings);
+    free(r->settings);
+    free(r->devices);
+    free(r->planning);
+    free(r->results);
+    memset(r, 0, sizeof *r);
+}
+
+int device_ceiling(const bench_device *d, int unit, uint32_t dtype) {
+    int best = -1;
+    for (int i = 0; i < d->n_ceilings; i++) {
+        const bench_ceiling *c = &d->ceilings[i];
+        if (c->unit != unit || !(c->rate > 0)) continue;
+        if (unit == BENCH_GEMM && c->dtype != dtype && c->dtype != TESS_F32) continue;
+        if (best < 0 || c->rate > d->ceilings[best].rate) best = i;
+    }
+    return best;
+}
+
+int result_summarize(bench_result *r) {
+    stats_summary s;
+    if (stats_summarize(r->samples, (size_t)r->n_samples, &s) != 0) return -1;
+    r->median = s.median;
+    r->q1 = s.q25;
+    r->q3 = s.q75;
+    r->min = s.min;
+    r->max = s.max;
+    return 0;
+}
+
+const bench_result *result_twin(const bench_report *r, int index) {
+    const bench_result *x = &r->results[index];
+    if (!x->twin_line[0]) return NULL;
+    for (int i = 0; i < r->n_results; i++) {
+        const bench_result *y = &r->results[i];
+        if (y->status == BENCH_OK && y->device == x->device && strcmp(y->kernel, x->kernel) == 0 && strcmp(y->line, x->twin_line) == 0) return y;
+    }
+    return NULL;
+}
+
+void results_derive(bench_report *r) {
+    for (int i = 0; i < r->n_results; i++) {
+        bench_result *x = &r->results[i];
+        x->speedup = x->speedup_low = x->speedup_high = x->flop_rate = x->byte_rate = x->gemm_share = x->copy_share = NAN;
+        x->gemm_ceiling = x->copy_ceiling = -1;
+        if (x->status != BENCH_OK || !(x->median > 0)) continue;
+        x->flop_rate = x->flops / x->median;
+        x->byte_rate = (double)x->bytes_min / x->median;
+        if (x->device >= 0 && x->device < r->n_devices) {
+            const bench_device *d = &r->devices[x->device];
+            x->gemm_ceiling = device_ceiling(d, BENCH_GEMM, x->dtype);
+            x->copy_ceiling = device_ceiling(d, BENCH_COPY, x->dtype);
+            if (x->gemm_ceiling >= 0) x->gemm_share = x->flop_rate / d->ceilings[x->gemm_ceiling].rate;
+            if (x->copy_ceiling >= 0) x->copy_share = x->byte_rate / d->ceilings[x->copy_ceiling].rate;
+        }
+        const bench_result *twin = result_twin(r, i);
+        if (twin) {
+            x->speedup = twin->median / x->median;
+            x->speedup_low = x->q3 > 0 ? twin->q1 / x->q3 : NAN;
+            x->speedup_high = x->q1 > 0 ? twin->q3 / x->q1 : NAN;
+        }
+    }
+}
+
+static const char *const dtype_names[] = {"f32", "f16", "bf16"};
+
+const char *dtype_name(uint32_t dtype) { return dtype < sizeof dtype_names / sizeof *dtype_names ? dtype_names[dtype] : "?"; }
+
+int dtype_from_name(const char *name) {
+    for (int i = 0; i < (int)(sizeof dtype_names / sizeof *dtype_names); i++)
+        if (strcmp(name, dtype_names[i]) == 0) return i;
+    return -1;
+}
+
+size_t dtype_size(uint32_t dtype) { return dtype == TESS_F32 ? 4 : 2; }
+
+const char *status_word(int status) { return status == BENCH_OK ? "ok" : status == BENCH_FAILED ? "failed" : "skipped"; }
+
+const char *result_heads(const bench_result *r, char *buffer, size_t size) {
+    if (r->heads_total > r->heads)
+        snprintf(buffer, size, "%d of %d", r->heads, r->heads_total);
+    else
+        snprintf(buffer, size, "%d", r->heads);
+    return buffer;
+}

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Runs suites or one problem over devices and kernels within a time budget. */
+#ifndef TESSERA_BENCH_RUNNER_H
+#define TESSERA_BENCH_RUNNER_H
+
+#include "results.h"
+#include "suite.h"
+
+typedef struct run_options {
+    const char *backends; /* NULL: the setting TESSERA_BACKEND if it is set, else as "all" */
+    int all_kernels;      /* every kernel of a device instead of the one that it picks */
+    int ceilings, planning;
+    double budget;        /* seconds */
+    suite_series *series; /* either these, ... */
+    int n_series;
+    const char *line; /* ... or one problem, whatever it takes */
+} run_options;
+
+/* Fills devices, settings, planning and results. Returns the exit status: 0; 1 when a check or a call failed, no device is there, or the run was interrupted
+ * (then report->complete is 0); 2 when `backends` names something unknown. Messages go to standard error. */
+int run_suite(const run_options *options, bench_report *report);
+
+#endif

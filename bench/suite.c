@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "suite.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define S2_PAPER(V) "block=64 local=8 stride=" #V
+#define K(n)        ((int64_t)(n)*1024)
+
+/* Cheap families first: what they leave of the time goes to the long contexts after them. */
+static const suite_family families[] = {
+    {"dense-8h", "Dense, 8 heads, D=128", 8, 8, 128, "", "pattern=dense", 0, 0, "f32,bf16", {K(2)}, {K(4)}, {K(1), K(2), K(4), K(8), K(16)}},
+    {"phi3-small-decode",
+     "Phi-3-small, one new token",
+     32,
+     8,
+     128,
+     "scale=0.0078125",
+     "block=64 local=16 stride=8 offset=1",
+     1,
+     0,
+     "bf16",
+     {K(8)},
+     {K(8), K(32)},
+     {K(2), K(8), K(32), K(128)}},
+    {"llama3-8b", "Llama-3-8B, dense", 32, 8, 128, "", "pattern=dense", 0, 1, "bf16", {K(2)}, {K(2), K(8)}, {K(2), K(4), K(8), K(16), K(32), K(128)}},
+    {"neox-64", "GPT-NeoX-like, D=64", 32, 32, 64, "", S2_PAPER(16), 0, 1, "bf16", {K(2)}, {K(2), K(8)}, {K(2), K(4), K(8), K(16), K(32)}},
+    {"phi3-small-8k",
+     "Phi-3-small 8k",
+     32,
+     8,
+     128,
+     "scale=0.0078125",
+     "block=64 local=16 stride=8 offset=1",
+     0,
+     1,
+     "bf16",
+     {K(2)},
+     {K(2), K(4), K(8)},
+     {K(1), K(2), K(4), K(8)}},
+    {"phi3-small-128k",
+     "Phi-3-small 128k",
+     32,
+     8,
+     128,
+     "scale=0.0078125",
+     "block=64 local=16 stride=8 offset=1",
+     0,
+     1,
+     "bf16",
+     {K(16)},
+     {K(16), K(32)},
+     {K(16), K(32), K(64), K(128)}},
+    {"s2-16",
+     "S2, H=V=16 (1.3B)",
+     16,
+     16,
+     128,
+     "",
+     S2_PAPER(16),
+     0,
+     1,
+     "f32,bf16",
+     {K(2), K(8)},
+     {K(2), K(8), K(32)},
+     {K(2), K(4), K(8), K(16), K(32), K(64), K(128)}},
+    {"s2-32", "S2, H=V=32 (7B)", 32, 32, 128, "", S2_PAPER(32), 0, 1, "bf16", {K(4)}, {K(8), K(32)}, {K(2), K(4), K(8), K(16), K(32), K(64), K(128)}},
+    {"s2-64",
+     "S2, H=V=64 (70B)",
+     64,
+     64,
+     128,
+     "",
+     S2_PAPER(64),
+     0,
+     1,
+     "bf16",
+     {K(4)},
+     {K(8), K(32)},
+     {K(2), K(4), K(8), K(16), K(32), K(64), K(128)}},
+};
+
+enum { N_FAMILIES = sizeof families / sizeof *families };
+
+const suite_family *suite_family_at(int index) { return index >= 0 && index < N_FAMILIES ? &families[index] : NULL; }
+
+const suite_family *suite_find(const char *name) {
+    for (int i = 0; i < N_FAMILIES; i++)
+        if (strcmp(name, families[i].name) == 0) return &families[i];
+    return NULL;
+}
+
+static int add_family(const suite_family *f, suite_kind kind, const char *dtypes, suite_series **series, int *n_series) {
+    char list[64];
+    /* The full suite and a family asked for by name run the whole model; only suites with little time may cut it to some heads. */
+    snprintf(list, sizeof list, "%s", dtypes ? dtypes : kind == SUITE_FULL || kind == SUITE_FAMILY ? "f32,bf16" : f->dtypes);
+    char *save = NULL;
+    for (char *word = strtok_r(list, ",", &save); word; word = strtok_r(NULL, ",", &save)) {
+        int dtype = dtype_from_name(word);
+        if (dtype < 0) return -3;
+        suite_series *larger = realloc(*series, (size_t)(*n_series + 1) * sizeof **series);
+        if (!larger) return -1;
+        *series = larger;
+        suite_series *s = &larger[(*n_series)++];
+        *s = (suite_series){.family = f, .dtype = (uint32_t)dtype, .may_slice = f->sliceable && (kind == SUITE_QUICK || kind == SUITE_DEFAULT)};
+        const int64_t *lengths = kind == SUITE_QUICK ? f->quick : kind == SUITE_DEFAULT ? f->standard : f->full;
+        while (s->n_lengths < SUITE_MAX_LENGTHS && lengths[s->n_lengths]) {
+            s->lengths[s->n_lengths] = lengths[s->n_lengths];
+            s->n_lengths++;
+        }
+    }
+    return 0;
+}
+
+static int named_suite(const char *name) {
+    return strcmp(name, "quick") == 0 ? SUITE_QUICK : strcmp(name, "default") == 0 ? SUITE_DEFAULT : strcmp(name, "full") == 0 ? SUITE_FULL : -1;
+}
+
+int suite_expand(const char *name, const char *dtypes, suite_series **series, int *n_series) {
+    int kind = named_suite(name);
+    if (kind < 0) {
+        const suite_family *f = suite_find(name);
+        return f ? add_family(f, SUITE_FAMILY, dtypes, series, n_series) : -2;
+    }
+    for (int i = 0; i < N_FAMILIES; i++) {
+        int status = add_family(&families[i], (suite_kind)kind, dtypes, series, n_series);
+        if (status != 0) return status;
+    }
+    return 0;
+}
+
+double suite_budget(const char *name) {
+    int kind = named_suite(name);
+    return kind == SUITE_QUICK ? 25 : kind == SUITE_DEFAULT ? 140 : kind == SUITE_FULL ? 3600 : 600;
+}
+
+int suite_heads(const suite_family *f, int k) {
+    int heads = f->heads, group = f->heads / f->kv_heads;
+    for (; k > 0; k--) {
+        heads /= 2;
+        if (heads < 2 || heads < group || heads % group != 0) return 0;
+    }
+    return heads;
+}
+
+int suite_line(const suite_series *s, int64_t tokens, int heads, char *line, size_t size) {
+    const suite_family *f = s->family;
+    char slice[64] = "", kv[48] = "";
+    int group = f->heads / f->kv_heads;
+    if (heads < f->heads) snprintf(slice, sizeof slice, " heads_total=%d", f->heads);
+    if (group > 1) snprintf(kv, sizeof kv, " kv_heads=%d", heads / group);
+    int n = snprintf(line, size, "dtype=%s heads=%d%s%s head_dim=%d q_len=%" PRId64, dtype_name(s->dtype), heads, kv, slice, f->head_dim,
+                     f->decode ? (int64_t)1 : tokens);
+    if (n > 0 && (size_t)n < size && f->decode) n += snprintf(line + n, size - (size_t)n, " kv_len=%" PRId64, tokens);
+    if (n > 0 && (size_t)n < size) n += snprintf(line + n, size - (size_t)n, "%s%s %s", f->words[0] ? " " : "", f->words, f->pattern);
+    return n > 0 && (size_t)n < size ? 0 : -1;
+}
+
+static int belongs_to_pattern(const char *word) {
+    static const char *const keys[] = {"pattern", "block", "local", "local_right", "stride", "offset",     "dense_heads", "per_kv_head",
+                                       "homo",    "left",  "right", "sinks",       "mask",   "head_first", "heads_total", "kv_heads_total"};
+    size_t length = strcspn(word, "=");
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        if (strlen(keys[i]) == length && strncmp(word, keys[i], length) == 0) return 1;
+    return 0;
+}
+
+int suite_twin(const char *line, char *twin, size_t size) {
+    char copy[BENCH_LINE];
+    size_t used = 0;
+    int dense = 0;
+    if (strlen(line) >= sizeof copy || size < sizeof "pattern=dense") return -1;
+    snprintf(copy, sizeof copy, "%s", line);
+    twin[0] = 0;
+    char *save = NULL;
+    for (char *word = strtok_r(copy, " \t", &save); word; word = strtok_r(NULL, " \t", &save)) {
+        if (strcmp(word, "pattern=dense") == 0) dense = 1;
+        if (belongs_to_pattern(word)) continue;
+        int n = snprintf(twin + used, size - used, "%s ", word);
+        if (n < 0 || (size_t)n >= size - used) return -1;
+        used += (size_t)n;
+    }
+    int n = snprintf(twin + used, size - used, "pattern=dense");
+    if (n < 0 || (size_t)n >= size - used) return -1;
+    if (dense) twin[0] = 0;
+    return 0;
+}
