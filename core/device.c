@@ -88,7 +88,7 @@ static tess_status caps_check(const tess_backend_entry *entry, const tess_caps *
 static tess_status open_place(tess_runtime *runtime, place at, const void *native, tess_device **out) {
     const tess_backend *backend = at.entry->backend;
     tess_device *device = tess_mem_alloc(runtime, sizeof *device, _Alignof(tess_device));
-    if (device == NULL) return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: %zu bytes for the device", function_open, sizeof *device);
+    if (device == NULL) return tess_fail_in(TESS_ERROR_OUT_OF_MEMORY, at.entry->devices[at.index].id, "no host memory for the device");
     memset(device, 0, sizeof *device);
     atomic_init(&device->refs, 1);
     atomic_init(&device->lost, false);
@@ -219,6 +219,7 @@ tess_status tess_device_open(tess_runtime *runtime, const tess_device_desc *desc
         while (cursor != NULL && status == TESS_OK) status = tess_selection_next(runtime, function_open, label, &cursor, &item);
         if (status != TESS_OK) return status;
         if (text[0] == '\0') {
+            label = "id";
             why = "it is the best that works";
             status = try_all(runtime, NULL, &tried, &device);
         } else {

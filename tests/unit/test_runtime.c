@@ -318,7 +318,8 @@ static void test_no_device_at_all(void **state) {
     (void)state;
     memset(fake.n_devices, 0, sizeof fake.n_devices);
     tess_runtime *runtime = make_runtime();
-    assert_refused(runtime, NULL, TESS_ERROR_UNAVAILABLE, "devices here: none; tried: gamma: fakeGetDeviceCount");
+    assert_refused(runtime, NULL, TESS_ERROR_UNAVAILABLE,
+                   "tess_device_open: id: no device can be opened; devices here: none; tried: gamma: fakeGetDeviceCount");
     tess_runtime_release(runtime);
 
     /* Memory that runs out while the message is made shortens the message and changes nothing else. */
