@@ -1,0 +1,264 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Structures of other versions: shorter ones mean zeros, longer ones are taken while their tail is zero, and what the library fills never leaves struct_size. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/testlib.h"
+
+enum { ROOM = 2048, TAIL = 64 };
+
+typedef struct handles {
+    tess_runtime *runtime;
+    tess_device *device;
+    tess_layout *layout;
+    tess_plan *plan;
+    tess_run_desc run;
+    float *memory;
+} handles;
+
+static handles h;
+
+static void fill_pattern(tess_pattern *p) {
+    memset(p, 0, sizeof *p);
+    p->struct_size = sizeof *p;
+    p->kind = TESS_PATTERN_S2;
+    p->block = 16;
+    p->local = 2;
+    p->stride = 3;
+}
+
+static void fill_layout(tess_layout_desc *d, const tess_pattern *p) {
+    memset(d, 0, sizeof *d);
+    d->struct_size = sizeof *d;
+    d->pattern = p;
+    d->n_heads = 2;
+    d->n_kv_heads = 1;
+    d->max_tokens = 100;
+}
+
+static void fill_plan(tess_plan_desc *d) {
+    memset(d, 0, sizeof *d);
+    d->struct_size = sizeof *d;
+    d->head_dim = 8;
+    d->batch = 1;
+    d->q_len = 4;
+    d->kv_len = 40;
+}
+
+static int setup(void **state) {
+    (void)state;
+    tess_pattern pattern;
+    tess_layout_desc layout;
+    tess_plan_desc plan;
+    h.runtime = test_runtime(1);
+    h.device = test_cpu(h.runtime);
+    fill_pattern(&pattern);
+    fill_layout(&layout, &pattern);
+    assert_ok(tess_layout_create(h.runtime, &layout, &h.layout));
+    fill_plan(&plan);
+    assert_ok(tess_plan_create(h.device, h.layout, &plan, &h.plan));
+    tess_plan_info info = {.struct_size = sizeof info};
+    assert_ok(tess_plan_query(h.plan, &info));
+    h.memory = aligned_alloc(256, 65536 + (info.workspace_bytes + 255) / 256 * 256);
+    assert_non_null(h.memory);
+    for (int n = 0; n < 65536 / 4; n++) h.memory[n] = 1;
+    h.run.struct_size = sizeof h.run;
+    assert_ok(tess_plan_tensor(h.plan, TESS_ROLE_Q, tess_host_buffer(h.memory, 0), &h.run.q, NULL));
+    assert_ok(tess_plan_tensor(h.plan, TESS_ROLE_K, tess_host_buffer(h.memory + 1024, 0), &h.run.k, NULL));
+    assert_ok(tess_plan_tensor(h.plan, TESS_ROLE_V, tess_host_buffer(h.memory + 2048, 0), &h.run.v, NULL));
+    assert_ok(tess_plan_tensor(h.plan, TESS_ROLE_O, tess_host_buffer(h.memory + 4096, 0), &h.run.o, NULL));
+    h.run.workspace = tess_host_buffer(h.memory + 16384, 0);
+    return 0;
+}
+
+static int teardown(void **state) {
+    (void)state;
+    free(h.memory);
+    tess_plan_release(h.plan);
+    tess_layout_release(h.layout);
+    tess_device_release(h.device);
+    tess_runtime_release(h.runtime);
+    return 0;
+}
+
+/* ------------------------------------------------------------------ descriptors */
+
+/* Each fills the descriptor's first bytes and makes the call with whatever struct_size it has been given. */
+static size_t base_runtime(void *bytes) {
+    tess_runtime_desc d = {.struct_size = sizeof d, .log = test_log_nothing};
+    memcpy(bytes, &d, sizeof d);
+    return sizeof d;
+}
+static tess_status call_runtime(void *bytes) {
+    tess_runtime *made = NULL;
+    const tess_status status = tess_runtime_create(bytes, &made);
+    tess_runtime_release(made);
+    return status;
+}
+static size_t base_device(void *bytes) {
+    tess_device_desc d = {.struct_size = sizeof d};
+    memcpy(bytes, &d, sizeof d);
+    return sizeof d;
+}
+static tess_status call_device(void *bytes) {
+    tess_device *made = NULL;
+    const tess_status status = tess_device_open(h.runtime, bytes, &made);
+    tess_device_release(made);
+    return status;
+}
+static tess_pattern one_pattern;
+static size_t base_layout(void *bytes) {
+    tess_layout_desc d;
+    fill_pattern(&one_pattern);
+    fill_layout(&d, &one_pattern);
+    memcpy(bytes, &d, sizeof d);
+    return sizeof d;
+}
+static tess_status call_layout(void *bytes) {
+    tess_layout *made = NULL;
+    const tess_status status = tess_layout_create(h.runtime, bytes, &made);
+    tess_layout_release(made);
+    return status;
+}
+static size_t base_pattern(void *bytes) {
+    tess_pattern p;
+    fill_pattern(&p);
+    memcpy(bytes, &p, sizeof p);
+    return sizeof p;
+}
+static tess_status call_pattern(void *bytes) {
+    tess_layout_desc d;
+    tess_layout *made = NULL;
+    fill_layout(&d, bytes);
+    const tess_status status = tess_layout_create(h.runtime, &d, &made);
+    tess_layout_release(made);
+    return status;
+}
+static size_t base_plan(void *bytes) {
+    tess_plan_desc d;
+    fill_plan(&d);
+    memcpy(bytes, &d, sizeof d);
+    return sizeof d;
+}
+static tess_status call_plan(void *bytes) {
+    tess_plan *made = NULL;
+    const tess_status status = tess_plan_create(h.device, h.layout, bytes, &made);
+    tess_plan_release(made);
+    return status;
+}
+static size_t base_run(void *bytes) {
+    memcpy(bytes, &h.run, sizeof h.run);
+    return sizeof h.run;
+}
+static tess_status call_run(void *bytes) { return tess_run(h.plan, bytes); }
+
+static void test_descriptor_sizes(void **state) {
+    (void)state;
+    static const struct {
+        const char *name;
+        size_t (*base)(void *bytes);
+        tess_status (*call)(void *bytes);
+        size_t shortest; /* up to and with the last field that has to be set */
+    } rows[] = {
+        {"tess_runtime_desc", base_runtime, call_runtime, offsetof(tess_runtime_desc, log_user)},
+        {"tess_device_desc", base_device, call_device, offsetof(tess_device_desc, native)},
+        {"tess_layout_desc", base_layout, call_layout, offsetof(tess_layout_desc, max_chunk)},
+        {"tess_pattern", base_pattern, call_pattern, offsetof(tess_pattern, mask)},
+        {"tess_plan_desc", base_plan, call_plan, offsetof(tess_plan_desc, kv_split)},
+        {"tess_run_desc", base_run, call_run, offsetof(tess_run_desc, sink_logits)},
+    };
+    for (size_t n = 0; n < sizeof rows / sizeof rows[0]; n++) {
+        unsigned char *bytes = aligned_alloc(64, ROOM);
+        assert_non_null(bytes);
+        const size_t known = rows[n].base(memset(bytes, 0, ROOM));
+        const struct {
+            uint32_t size;
+            size_t set; /* a byte of the tail that is set; 0: none */
+            tess_status wanted;
+        } sizes[] = {
+            {(uint32_t)known, 0, TESS_OK},
+            {(uint32_t)known, known, TESS_OK}, /* past the end: nobody's business */
+            {(uint32_t)known + 8, 0, TESS_OK},
+            {(uint32_t)known + TAIL, 0, TESS_OK},
+            {(uint32_t)known + 1, known, TESS_ERROR_VERSION},
+            {(uint32_t)known + 8, known + 7, TESS_ERROR_VERSION},
+            {(uint32_t)known + TAIL, known + TAIL - 1, TESS_ERROR_VERSION},
+            {(uint32_t)known + TAIL, known, TESS_ERROR_VERSION},
+            {(uint32_t)rows[n].shortest, 0, TESS_OK},
+            {0, 0, TESS_ERROR_VERSION},
+            {4, 0, TESS_ERROR_VERSION},
+            {UINT32_MAX, 0, TESS_ERROR_VERSION},
+            {0x7fffffff, 0, TESS_ERROR_VERSION},
+        };
+        for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
+            rows[n].base(memset(bytes, 0, ROOM));
+            memcpy(bytes, &sizes[s].size, sizeof sizes[s].size);
+            if (sizes[s].set) bytes[sizes[s].set] = 0x80;
+            /* Bytes past struct_size belong to somebody else. */
+            if (sizes[s].size == rows[n].shortest) memset(bytes + rows[n].shortest, 0xff, ROOM - rows[n].shortest);
+            const tess_status status = rows[n].call(bytes);
+            if (status != sizes[s].wanted)
+                fail_msg("%s of %u bytes (%zu known), byte %zu set: %s, wanted %s: %s", rows[n].name, sizes[s].size, known, sizes[s].set,
+                         tess_status_name(status), tess_status_name(sizes[s].wanted), tess_last_error());
+        }
+        free(bytes);
+    }
+}
+
+/* ------------------------------------------------------------------ info structures */
+
+static tess_status get_backend(void *i) { return tess_runtime_backend(h.runtime, 0, i); }
+static tess_status get_device(void *i) { return tess_runtime_device(h.runtime, 0, i); }
+static tess_status get_setting(void *i) { return tess_runtime_setting(h.runtime, 0, i); }
+static tess_status get_opened(void *i) { return tess_device_query(h.device, i); }
+static tess_status get_kernel(void *i) { return tess_device_kernel(h.device, 0, i); }
+static tess_status get_layout(void *i) { return tess_layout_query(h.layout, i); }
+static tess_status get_kv(void *i) { return tess_layout_kv(h.layout, 0, i); }
+static tess_status get_plan(void *i) { return tess_plan_query(h.plan, i); }
+
+static void test_infos(void **state) {
+    (void)state;
+    static const struct {
+        const char *name;
+        tess_status (*get)(void *info);
+        size_t known;
+    } rows[] = {
+        {"tess_backend_info", get_backend, sizeof(tess_backend_info)}, {"tess_device_info", get_device, sizeof(tess_device_info)},
+        {"tess_setting_info", get_setting, sizeof(tess_setting_info)}, {"tess_device_info", get_opened, sizeof(tess_device_info)},
+        {"tess_kernel_info", get_kernel, sizeof(tess_kernel_info)},    {"tess_layout_info", get_layout, sizeof(tess_layout_info)},
+        {"tess_kv_info", get_kv, sizeof(tess_kv_info)},                {"tess_plan_info", get_plan, sizeof(tess_plan_info)},
+    };
+    for (size_t n = 0; n < sizeof rows / sizeof rows[0]; n++) {
+        const size_t known = rows[n].known, sizes[] = {known, known + 8, known + TAIL, known - 8, known / 2 / 8 * 8, 8};
+        unsigned char full[ROOM] __attribute__((aligned(64)));
+        for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
+            unsigned char bytes[ROOM] __attribute__((aligned(64)));
+            memset(bytes, 0xee, sizeof bytes);
+            const uint32_t size = (uint32_t)sizes[s];
+            memcpy(bytes, &size, sizeof size);
+            if (rows[n].get(bytes) != TESS_OK) fail_msg("%s of %u bytes: %s", rows[n].name, size, tess_last_error());
+            uint32_t after;
+            memcpy(&after, bytes, sizeof after);
+            assert_int_equal(after, size);
+            if (s == 0) memcpy(full, bytes, sizeof full);
+            for (size_t b = 4; b < ROOM; b++) {
+                const unsigned char wanted = b >= size ? 0xee : b < known ? full[b] : 0;
+                if (bytes[b] != wanted) fail_msg("%s of %u bytes: byte %zu is %02x and should be %02x", rows[n].name, size, b, bytes[b], wanted);
+            }
+        }
+        static const uint32_t bad[] = {0, 3, 4, UINT32_MAX};
+        for (size_t b = 0; b < sizeof bad / sizeof bad[0]; b++) {
+            unsigned char bytes[ROOM] __attribute__((aligned(64)));
+            memset(bytes, 0xee, sizeof bytes);
+            memcpy(bytes, &bad[b], sizeof bad[b]);
+            if (rows[n].get(bytes) != TESS_ERROR_VERSION) fail_msg("%s of %u bytes is accepted", rows[n].name, bad[b]);
+            for (size_t at = 4; at < ROOM; at++) assert_int_equal(bytes[at], 0xee);
+        }
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_descriptor_sizes), cmocka_unit_test(test_infos)};
+    return cmocka_run_group_tests_name("structures of other versions", tests, setup, teardown);
+}

@@ -1,0 +1,252 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "testlib.h"
+
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void test_log_nothing(void *user, const char *line) {
+    (void)user;
+    (void)line;
+}
+
+static int required_missing(const test_targets *targets) {
+    const char *require = getenv("TESSERA_REQUIRE");
+    int missing = 0;
+    if (!require || !*require) return 0;
+    char *copy = strdup(require), *rest = NULL;
+    for (char *name = strtok_r(copy, ",", &rest); name; name = strtok_r(NULL, ",", &rest)) {
+        int found = 0;
+        for (int i = 0; i < targets->count; i++) found |= strcmp(targets->items[i].backend, name) == 0;
+        if (found) continue;
+        fprintf(stderr, "TESSERA_REQUIRE names '%s', and no device of it was found\n", name);
+        missing = 1;
+    }
+    free(copy);
+    return missing;
+}
+
+static int is_host_memory(tess_device *device) {
+    tess_buffer buffer;
+    if (tess_alloc(device, 256, &buffer) != TESS_OK) return 0;
+    const int host = buffer.kind == TESS_BUFFER_HOST;
+    tess_free(device, &buffer);
+    return host;
+}
+
+static void add_targets(test_targets *targets, tess_device *device, const tess_device_info *info, unsigned flags) {
+    test_target base = {.device = device, .host_memory = is_host_memory(device)};
+    snprintf(base.id, sizeof base.id, "%s", info->id);
+    snprintf(base.backend, sizeof base.backend, "%s", info->backend);
+    targets->items[targets->count++] = base;
+    if (!(flags & TEST_EACH_KERNEL)) return;
+    for (uint32_t k = 0;; k++) {
+        tess_kernel_info kernel = {.struct_size = sizeof kernel};
+        if (tess_device_kernel(device, k, &kernel) != TESS_OK) break;
+        if (kernel.status != TESS_OK || targets->count == (int)(sizeof targets->items / sizeof targets->items[0])) continue;
+        test_target *target = &targets->items[targets->count++];
+        *target = base;
+        snprintf(target->kernel, sizeof target->kernel, "%s", kernel.name);
+        const char *name = strchr(kernel.name, '/');
+        target->portable = name && strcmp(name, "/portable") == 0;
+    }
+}
+
+int test_targets_open(test_targets *targets, const char *backend, unsigned flags) {
+    memset(targets, 0, sizeof *targets);
+    tess_runtime_desc desc = {.struct_size = sizeof desc};
+    desc.log = test_log_nothing;
+    if (tess_runtime_create(&desc, &targets->runtime) != TESS_OK) {
+        fprintf(stderr, "%s\n", tess_last_error());
+        return -1;
+    }
+    for (uint32_t i = 0; targets->n_devices < 16; i++) {
+        tess_device_info info = {.struct_size = sizeof info};
+        if (tess_runtime_device(targets->runtime, i, &info) != TESS_OK) break;
+        if (backend && strcmp(backend, info.backend) != 0) continue;
+        tess_device_desc open = {.struct_size = sizeof open};
+        open.id = info.id;
+        tess_device *device = NULL;
+        if (tess_device_open(targets->runtime, &open, &device) != TESS_OK) {
+            fprintf(stderr, "device %s was listed and does not open: %s\n", info.id, tess_last_error());
+            return -1;
+        }
+        targets->devices[targets->n_devices++] = device;
+        add_targets(targets, device, &info, flags);
+    }
+    if (!targets->n_devices) {
+        fprintf(stderr, "no device was found%s%s\n", backend ? " for backend " : "", backend ? backend : "");
+        return -1;
+    }
+    return required_missing(targets) ? -1 : 0;
+}
+
+void test_targets_close(test_targets *targets) {
+    for (int i = 0; i < targets->n_devices; i++) tess_device_release(targets->devices[i]);
+    tess_runtime_release(targets->runtime);
+    memset(targets, 0, sizeof *targets);
+}
+
+tess_runtime *test_runtime(uint32_t threads) {
+    tess_runtime *runtime = NULL;
+    tess_runtime_desc desc = {.struct_size = sizeof desc};
+    desc.log = test_log_nothing;
+    desc.cpu_threads = threads;
+    assert_ok(tess_runtime_create(&desc, &runtime));
+    return runtime;
+}
+
+tess_device *test_cpu(tess_runtime *runtime) {
+    tess_device *device = NULL;
+    tess_device_desc desc = {.struct_size = sizeof desc};
+    desc.id = "cpu";
+    assert_ok(tess_device_open(runtime, &desc, &device));
+    return device;
+}
+
+tess_buffer test_upload(tess_device *device, const void *data, uint64_t bytes) {
+    tess_buffer buffer;
+    memset(&buffer, 0, sizeof buffer);
+    assert_ok(tess_alloc(device, bytes, &buffer));
+    if (data && bytes) assert_ok(tess_copy(device, buffer, tess_host_buffer(data, bytes), bytes));
+    return buffer;
+}
+
+void test_download(tess_device *device, tess_buffer buffer, void *data, uint64_t bytes) {
+    if (bytes) assert_ok(tess_copy(device, tess_host_buffer(data, bytes), buffer, bytes));
+}
+
+/* Each allocation is preceded by a header, found again by its place before the pointer. */
+typedef struct heap_header {
+    void *raw;
+    size_t size;
+    uint64_t magic;
+} heap_header;
+static const uint64_t heap_magic = 0x7465737468656170u;
+
+static void *heap_alloc(void *user, size_t size, size_t alignment) {
+    test_heap *heap = user;
+    const int64_t call = __atomic_add_fetch(&heap->calls, 1, __ATOMIC_SEQ_CST);
+    if (alignment == 0 || (alignment & (alignment - 1))) heap->damaged = 1;
+    if (heap->fail_at && (call == heap->fail_at || (heap->sticky && call > heap->fail_at))) {
+        __atomic_add_fetch(&heap->failures, 1, __ATOMIC_SEQ_CST);
+        return NULL;
+    }
+    const size_t room = alignment > sizeof(heap_header) ? alignment : sizeof(heap_header);
+    char *raw = malloc(size + 2 * room);
+    if (!raw) return NULL;
+    const uintptr_t at = ((uintptr_t)raw + sizeof(heap_header) + alignment - 1) & ~(uintptr_t)(alignment - 1);
+    const heap_header header = {raw, size, heap_magic};
+    memcpy((void *)(at - sizeof header), &header, sizeof header);
+    memset((void *)at, 0xa5, size); /* nothing may rely on zeroed memory */
+    __atomic_add_fetch(&heap->live, 1, __ATOMIC_SEQ_CST);
+    __atomic_add_fetch(&heap->bytes, (int64_t)size, __ATOMIC_SEQ_CST);
+    return (void *)at;
+}
+
+static void heap_free(void *user, void *pointer, size_t size) {
+    test_heap *heap = user;
+    heap_header header;
+    if (!pointer) {
+        heap->damaged = 1;
+        return;
+    }
+    memcpy(&header, (char *)pointer - sizeof header, sizeof header);
+    if (header.magic != heap_magic || header.size != size) {
+        heap->damaged = 1;
+        return;
+    }
+    memset((char *)pointer - sizeof header, 0x5a, sizeof header + size);
+    __atomic_sub_fetch(&heap->live, 1, __ATOMIC_SEQ_CST);
+    __atomic_sub_fetch(&heap->bytes, (int64_t)size, __ATOMIC_SEQ_CST);
+    free(header.raw);
+}
+
+void test_heap_init(test_heap *heap, int64_t fail_at, int sticky) {
+    memset(heap, 0, sizeof *heap);
+    heap->allocator.alloc = heap_alloc;
+    heap->allocator.free = heap_free;
+    heap->allocator.user = heap;
+    heap->fail_at = fail_at;
+    heap->sticky = sticky;
+}
+
+const char *test_error_field(void) {
+    static _Thread_local char field[128];
+    const char *text = strstr(tess_last_error(), ": ");
+    if (!text) return "";
+    text += 2;
+    const char *end = strstr(text, ": ");
+    size_t length = end ? (size_t)(end - text) : strlen(text);
+    if (length >= sizeof field) length = sizeof field - 1;
+    memcpy(field, text, length);
+    field[length] = 0;
+    return field;
+}
+
+void test_assert_error(tess_status status, tess_status wanted, const char *function, const char *field, const char *file, int line) {
+    const char *text = tess_last_error();
+    if (status != wanted) {
+        print_error("%s is wanted and %s came; last error: %s\n", tess_status_name(wanted), tess_status_name(status), text);
+        _fail(file, line);
+    }
+    const size_t length = strlen(function);
+    if (strncmp(text, function, length) != 0 || text[length] != ':') {
+        print_error("the message does not begin with '%s:': %s\n", function, text);
+        _fail(file, line);
+    }
+    if (!field) return;
+    const char *got = test_error_field();
+    const size_t n = strlen(field);
+    if (strncmp(got, field, n) != 0 || (got[n] && !strchr(".[ ", got[n]))) {
+        print_error("the message names '%s' and not '%s': %s\n", got, field, text);
+        _fail(file, line);
+    }
+    if (strchr(text, '\n')) {
+        print_error("the message is more than one line: %s\n", text);
+        _fail(file, line);
+    }
+}
+
+void test_assert_ok(tess_status status, const char *file, int line) {
+    if (status == TESS_OK) return;
+    print_error("%s: %s\n", tess_status_name(status), tess_last_error());
+    _fail(file, line);
+}
+
+uint64_t test_random(uint64_t *state) {
+    uint64_t z = *state += 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+int64_t test_between(uint64_t *state, int64_t low, int64_t high) { return low + (int64_t)(test_random(state) % (uint64_t)(high - low + 1)); }
+
+int test_open_descriptors(void) {
+    int count = 0;
+    DIR *directory = opendir("/proc/self/fd");
+    if (!directory) return -1;
+    while (readdir(directory)) count++;
+    closedir(directory);
+    return count;
+}
+
+int test_mappings(void) {
+    int count = 0, c;
+    FILE *file = fopen("/proc/self/maps", "r");
+    if (!file) return -1;
+    while ((c = getc(file)) != EOF) count += c == '\n';
+    fclose(file);
+    return count;
+}
+
+int64_t test_resident(void) {
+    long size = 0, resident = 0;
+    FILE *file = fopen("/proc/self/statm", "r");
+    if (!file) return -1;
+    const int n = fscanf(file, "%ld %ld", &size, &resident);
+    fclose(file);
+    return n == 2 ? (int64_t)resident * 4096 : -1;
+}

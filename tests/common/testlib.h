@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What every test program shares: devices and kernels found on this machine, memory on a device, a counting allocator, and reading error messages. */
+#ifndef TESSERA_TESTS_TESTLIB_H
+#define TESSERA_TESTS_TESTLIB_H
+
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <setjmp.h>
+
+#include <cmocka.h>
+
+#include <tessera/tessera.h>
+
+/* One thing that a property is tested on: a device, and a kernel forced by name or "" for the plan's own choice. */
+typedef struct test_target {
+    tess_device *device;
+    char id[40];
+    char backend[32];
+    char kernel[64];
+    int host_memory; /* tensors are host memory */
+    int portable;    /* the kernel is the portable body, which may refuse nothing; the plan's own choice may not either */
+} test_target;
+
+typedef struct test_targets {
+    tess_runtime *runtime;
+    int n_devices, count;
+    tess_device *devices[16];
+    test_target items[64];
+} test_targets;
+
+enum {
+    TEST_EACH_KERNEL = 1, /* one target for each available kernel as well */
+};
+
+/* Opens every device found (only those of `backend` when that is not NULL). Returns 0, or -1 after printing why: no device at all, or one that TESSERA_REQUIRE (a
+ * comma list of backends) names is missing. */
+int test_targets_open(test_targets *targets, const char *backend, unsigned flags);
+void test_targets_close(test_targets *targets);
+
+/* A runtime with `threads` CPU threads (0: default) whose log is dropped, and its first CPU device. Both fail the test when they cannot be had. */
+tess_runtime *test_runtime(uint32_t threads);
+tess_device *test_cpu(tess_runtime *runtime);
+
+/* Device memory holding a copy of `bytes` bytes of host memory (NULL: left as it is), and back. */
+tess_buffer test_upload(tess_device *device, const void *data, uint64_t bytes);
+void test_download(tess_device *device, tess_buffer buffer, void *data, uint64_t bytes);
+
+/* An allocator that counts, fails on request, and verifies that sizes given back are the sizes taken. All counters may be read at any time. */
+typedef struct test_heap {
+    tess_allocator allocator;
+    int64_t calls;    /* allocations asked for */
+    int64_t live;     /* allocations not given back */
+    int64_t bytes;    /* bytes not given back */
+    int64_t fail_at;  /* the call that fails, counted from 1; 0: none */
+    int sticky;       /* every later call fails as well */
+    int64_t failures; /* how many calls failed */
+    int damaged;      /* a free with another size, a foreign pointer, or an alignment that is not a power of two */
+} test_heap;
+void test_heap_init(test_heap *heap, int64_t fail_at, int sticky);
+
+/* Drops a line of log. */
+void test_log_nothing(void *user, const char *line);
+
+/* The field that the last error names: the text between the first and the second ": ". Valid until the next call. */
+const char *test_error_field(void);
+
+/* Asserts a status and that the last error names `function` and `field` (NULL: any field). The field must match up to its end, or up to '.', '[' or a blank. */
+#define assert_error(status, wanted, function, field) test_assert_error((status), (wanted), (function), (field), __FILE__, __LINE__)
+void test_assert_error(tess_status status, tess_status wanted, const char *function, const char *field, const char *file, int line);
+#define assert_ok(status) test_assert_ok((status), __FILE__, __LINE__)
+void test_assert_ok(tess_status status, const char *file, int line);
+
+/* Deterministic random numbers. */
+uint64_t test_random(uint64_t *state);
+int64_t test_between(uint64_t *state, int64_t low, int64_t high); /* both included */
+
+/* Open file descriptors, mappings and resident bytes of this process. */
+int test_open_descriptors(void);
+int test_mappings(void);
+int64_t test_resident(void);
+
+#endif

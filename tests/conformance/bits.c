@@ -1,0 +1,200 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Equal bits: over repeats, thread counts, job ranges and, in batch-invariant mode, the company that a sequence keeps. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "properties.h"
+#include "rig.h"
+
+static const char *const lines[] = {
+    "pattern=s2 block=16 local=2 stride=3 heads=6 kv_heads=3 head_dim=64 q_len=150 kv_len=400",
+    "pattern=s2 block=32 local=1 stride=4 heads=4 kv_heads=1 head_dim=80 q_len=2 kv_len=900 dtype=bf16",
+    "pattern=dense heads=2 head_dim=128 q_len=1 kv_len=3000 kv_split=7 dtype=f16",
+    "pattern=dense causal=0 heads=2 head_dim=32 q_len=90 kv_len=333",
+    "pattern=window left=30 right=0 sinks=5 heads=3 head_dim=48 q_lens=40,1,70 kv_lens=300,211,70 dtype=f16",
+};
+enum { LINES = sizeof lines / sizeof lines[0] };
+
+static void *room(uint64_t bytes) {
+    void *pointer = calloc(1, bytes + 1);
+    if (!pointer) fail_msg("out of memory");
+    return pointer;
+}
+
+static void test_repeats(void **state) {
+    for (int n = 0; n < LINES; n++) {
+        rig r;
+        rig_create(&r, *state, lines[n], NULL, NULL);
+        if (r.refused) continue;
+        void *o = room(r.bytes[TESS_ROLE_O]), *again = room(r.bytes[TESS_ROLE_O]);
+        float *lse = room(r.bytes[TESS_ROLE_LSE]), *lse_again = room(r.bytes[TESS_ROLE_LSE]);
+        rig_run(&r, NULL, o, lse);
+        for (int repeat = 0; repeat < 100; repeat++) {
+            rig_run(&r, NULL, again, lse_again);
+            rig_same_bits("o of a repeat", o, again, r.bytes[TESS_ROLE_O]);
+            rig_same_bits("lse of a repeat", lse, lse_again, r.bytes[TESS_ROLE_LSE]);
+        }
+        free(o);
+        free(again);
+        free(lse);
+        free(lse_again);
+        rig_release(&r);
+    }
+}
+
+static void test_threads(void **state) {
+    static const uint32_t threads[] = {1, 2, 3, 5};
+    const test_target *target = *state;
+    if (strcmp(target->backend, "cpu") != 0) return;
+    for (int n = 0; n < LINES; n++) {
+        void *o = NULL;
+        float *lse = NULL;
+        for (size_t t = 0; t < sizeof threads / sizeof threads[0]; t++) {
+            tess_runtime *runtime = test_runtime(threads[t]);
+            test_target with = *target;
+            with.device = test_cpu(runtime);
+            tess_runtime_release(runtime);
+            tess_device_info info = {.struct_size = sizeof info};
+            assert_ok(tess_device_query(with.device, &info));
+            assert_int_equal(info.compute_units, threads[t]);
+            rig r;
+            rig_create(&r, &with, lines[n], NULL, NULL);
+            if (!r.refused) {
+                void *got = room(r.bytes[TESS_ROLE_O]);
+                float *lse_got = room(r.bytes[TESS_ROLE_LSE]);
+                rig_run(&r, NULL, got, lse_got);
+                if (o) {
+                    rig_same_bits("o with other threads", o, got, r.bytes[TESS_ROLE_O]);
+                    rig_same_bits("lse with other threads", lse, lse_got, r.bytes[TESS_ROLE_LSE]);
+                    free(got);
+                    free(lse_got);
+                } else {
+                    o = got;
+                    lse = lse_got;
+                }
+                rig_release(&r);
+            }
+            tess_device_release(with.device);
+        }
+        free(o);
+        free(lse);
+    }
+}
+
+static void test_ranges(void **state) {
+    for (int n = 0; n < LINES; n++) {
+        rig r;
+        rig_create(&r, *state, lines[n], NULL, NULL);
+        if (r.refused) continue;
+        void *o = room(r.bytes[TESS_ROLE_O]), *again = room(r.bytes[TESS_ROLE_O]);
+        float *lse = room(r.bytes[TESS_ROLE_LSE]), *lse_again = room(r.bytes[TESS_ROLE_LSE]);
+        rig_run(&r, NULL, o, lse);
+        const uint64_t steps[] = {1, 2, 7, r.info.n_jobs > 1 ? r.info.n_jobs - 1 : 1, r.info.n_jobs};
+        for (size_t s = 0; s < sizeof steps / sizeof steps[0]; s++) {
+            const rig_options options = {.step = steps[s]};
+            rig_run(&r, &options, again, lse_again);
+            rig_same_bits("o of job ranges", o, again, r.bytes[TESS_ROLE_O]);
+            rig_same_bits("lse of job ranges", lse, lse_again, r.bytes[TESS_ROLE_LSE]);
+        }
+        uint64_t expected = 0, first, count;
+        for (uint64_t index = 0; index < r.info.n_ranges; index++) {
+            assert_ok(tess_plan_range(r.plan, index, &first, &count));
+            assert_true(first == expected && count > 0);
+            expected += count;
+        }
+        assert_true(expected == r.info.n_jobs);
+        free(o);
+        free(again);
+        free(lse);
+        free(lse_again);
+        rig_release(&r);
+    }
+}
+
+static void limit_time(tess_plan_desc *desc, void *user) { desc->time_limit_us = *(const uint64_t *)user; }
+
+/* A time limit cuts the same jobs into ranges that cover them once, in order; the result has the same bits. */
+static void test_time_limit(void **state) {
+    uint64_t limit = 1;
+    for (int n = 0; n < LINES; n++) {
+        rig r, whole;
+        rig_create(&whole, *state, lines[n], NULL, NULL);
+        rig_create(&r, *state, lines[n], limit_time, &limit);
+        if (r.refused || whole.refused) continue;
+        uint64_t expected = 0;
+        for (uint64_t index = 0; index < r.info.n_ranges; index++) {
+            uint64_t first, count;
+            assert_ok(tess_plan_range(r.plan, index, &first, &count));
+            assert_true(first == expected && count > 0);
+            expected += count;
+        }
+        assert_true(expected == r.info.n_jobs);
+        void *o = room(r.bytes[TESS_ROLE_O]), *again = room(r.bytes[TESS_ROLE_O]);
+        float *lse = room(r.bytes[TESS_ROLE_LSE]), *lse_again = room(r.bytes[TESS_ROLE_LSE]);
+        rig_run(&whole, NULL, o, lse);
+        rig_run(&r, NULL, again, lse_again);
+        rig_same_bits("o under a time limit", o, again, r.bytes[TESS_ROLE_O]);
+        rig_same_bits("lse under a time limit", lse, lse_again, r.bytes[TESS_ROLE_LSE]);
+        free(o);
+        free(again);
+        free(lse);
+        free(lse_again);
+        rig_release(&r);
+        rig_release(&whole);
+    }
+}
+
+/* Sequence 0 of each batch below is the same one, with the same inputs. */
+static void test_batch_invariance(void **state) {
+    static const char *const patterns[] = {
+        "pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 head_dim=64",
+        "pattern=dense heads=4 kv_heads=1 head_dim=40 dtype=f16",
+        "pattern=window left=50 right=0 sinks=4 heads=2 head_dim=128 dtype=bf16",
+        "pattern=s2 causal=0 block=16 local=2 stride=4 heads=2 head_dim=16",
+    };
+    static const char *const firsts[] = {"1|1500", "70|300", "5|1111"};
+    static const char *const others[] = {"", ",1,1,1,1,1,1,1,1|,9,99,999,1000,12,44,2,1", ",500|,500", ",0,3|,7,0",
+                                         ",1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1|,3000,3000,3000,3000,3000,3000,3000,3000,3000,3000,3000,3000,3000,3000,3000,3000"};
+    for (size_t a = 0; a < sizeof patterns / sizeof patterns[0]; a++)
+        for (size_t b = 0; b < sizeof firsts / sizeof firsts[0]; b++) {
+            void *o = NULL;
+            float *lse = NULL;
+            for (size_t c = 0; c < sizeof others / sizeof others[0]; c++) {
+                char line[1024];
+                const char *first_kv = strchr(firsts[b], '|') + 1, *cut = strchr(others[c], '|');
+                snprintf(line, sizeof line, "%s batch_invariant=1 q_lens=%.*s%.*s kv_lens=%s%s", patterns[a], (int)(first_kv - 1 - firsts[b]), firsts[b],
+                         cut ? (int)(cut - others[c]) : 0, others[c], first_kv, cut ? cut + 1 : "");
+                rig r;
+                rig_create(&r, *state, line, NULL, NULL);
+                if (r.refused) continue;
+                void *all = room(r.bytes[TESS_ROLE_O]);
+                float *all_lse = room(r.bytes[TESS_ROLE_LSE]);
+                rig_run(&r, NULL, all, all_lse);
+                const int64_t q = problem_q_len(&r.p, 0), tokens = r.dims[TESS_ROLE_LSE].tokens;
+                const uint64_t bytes = (uint64_t)(q * r.p.heads * r.p.head_dim) * r.size[TESS_ROLE_O];
+                for (int32_t h = 0; h < r.p.heads; h++) memmove(all_lse + h * q, all_lse + h * tokens, (size_t)q * sizeof *all_lse);
+                if (o) {
+                    rig_same_bits(line, o, all, bytes);
+                    rig_same_bits(line, lse, all_lse, (uint64_t)(q * r.p.heads) * sizeof *lse);
+                    free(all);
+                    free(all_lse);
+                } else {
+                    o = all;
+                    lse = all_lse;
+                }
+                rig_release(&r);
+            }
+            free(o);
+            free(lse);
+        }
+}
+
+const property bits_properties[] = {
+    {"100 repeats", test_repeats, 0},
+    {"1, 2, 3 and 5 threads", test_threads, 0},
+    {"ranges of jobs", test_ranges, 0},
+    {"ranges under a time limit", test_time_limit, 1},
+    {"batch composition", test_batch_invariance, 0},
+    {NULL, NULL, 0},
+};

@@ -1,0 +1,460 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "list.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "masks.h"
+
+/* ------------------------------------------------------------------ factors */
+
+enum kind { K_S2, K_S2_BOTH, K_DENSE, K_DENSE_BOTH, K_WINDOW, K_WINDOW_BOTH, K_BLOCKS_EFFICIENT, K_BLOCKS_ANY };
+enum kv { KV_EQUAL, KV_NEAR, KV_FAR, KV_SHORT };
+enum form { FORM_PLAIN, FORM_HOMO, FORM_PER_KV, FORM_SLICE };
+enum batch { BATCH_ONE, BATCH_THREE, BATCH_PACKED };
+enum factor { KIND, LV, FORM, DIM, QLEN, GROUP, BLOCK, KV, DTYPE, BATCH, OFFSET, DENSE_HEADS, SPLIT, INVARIANT, SCALE, TILE, FACTORS };
+
+enum { UNSET = -1, MOST_VALUES = 32, SEEDS = 24 };
+
+static const int n_values[FACTORS] = {8, 5, 4, 32, 10, 5, 4, 4, 3, 3, 2, 2, 3, 2, 2, 3};
+static const int64_t q_lens[] = {1, 2, 15, 63, 64, 65, 127, 1028, 5175, 8192};
+static const int blocks[] = {16, 32, 64, 128};
+static const int locals[] = {1, 4, 10, 8, 16};
+static const int strides[] = {8, 4, 3, 1, 8};
+static const int groups[] = {1, 2, 4, 8, 5}; /* the last one is MQA: five query heads and one kv head */
+static const char *const dtypes[] = {"f32", "f16", "bf16"};
+static const int splits[] = {0, 1, 3};
+static const int tiles[] = {0, 16, 48};
+
+/* LV, FORM, OFFSET and DENSE_HEADS mean something for some kinds only; a pair counts where both of its factors do. */
+static int active(int factor, int kind) {
+    switch (factor) {
+    case LV:
+    case DENSE_HEADS: return kind == K_S2 || kind == K_S2_BOTH;
+    case FORM:
+    case OFFSET: return kind == K_S2;
+    default: return 1;
+    }
+}
+
+/* ------------------------------------------------------------------ from values to a problem */
+
+typedef struct shape {
+    int64_t q, kv; /* of the first sequence */
+    int heads, kv_heads;
+    int dense_heads;
+} shape;
+
+static const int64_t window_left = 93, window_right = 21, window_sinks = 5;
+
+static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* Kept pairs of one head, at most. */
+static double pairs_of(const int *v, int64_t q, int64_t kv, int dense_head) {
+    const double all = (double)q * (double)kv;
+    const double causal = kv >= q ? all - (double)q * (double)(q - 1) / 2 : (double)kv * (double)(kv + 1) / 2;
+    const int64_t block = blocks[v[BLOCK]];
+    double row;
+    switch (v[KIND]) {
+    case K_S2:
+        row = (double)((locals[v[LV]] + 1) * block) + (double)kv / strides[v[LV]];
+        return dense_head || row * (double)q > causal ? causal : row * (double)q;
+    case K_S2_BOTH:
+        row = (double)((2 * locals[v[LV]] + 2) * block) + (double)kv / strides[v[LV]];
+        return dense_head || row * (double)q > all ? all : row * (double)q;
+    case K_DENSE: return causal;
+    case K_DENSE_BOTH: return all;
+    case K_WINDOW:
+    case K_WINDOW_BOTH: return (double)q * (double)(window_left + window_right + window_sinks + 1);
+    default: return (double)q * (double)(9 * block);
+    }
+}
+
+static int64_t kv_of(const int *v, int64_t q) {
+    switch (v[KV]) {
+    case KV_NEAR: return q + 37;
+    case KV_FAR: return q + 37 + (active(LV, v[KIND]) ? 2 * locals[v[LV]] * blocks[v[BLOCK]] : 1000);
+    case KV_SHORT: return q * 2 / 3;
+    default: return q;
+    }
+}
+
+static double cost(const int *v, int kv_heads) {
+    const int64_t q = q_lens[v[QLEN]], kv = kv_of(v, q);
+    const int heads = kv_heads * groups[v[GROUP]], dense = active(DENSE_HEADS, v[KIND]) && v[DENSE_HEADS] ? 1 : 0;
+    double pairs = dense * pairs_of(v, q, kv, 1) + (heads - dense) * pairs_of(v, q, kv, 0);
+    if (v[BATCH] == BATCH_THREE) pairs *= 3;
+    if (v[BATCH] == BATCH_PACKED) pairs += heads * 40.0 * (40 + 4 * blocks[v[BLOCK]]);
+    return 4.0 * (8 * (v[DIM] + 1)) * pairs;
+}
+
+static int fewest_kv_heads(const int *v) { return v[KIND] == K_S2 && v[FORM] == FORM_PER_KV && v[GROUP] != 4 ? 2 : 1; }
+
+/* Replaces what is not set by what is cheapest. Returns 0 if the values cannot stand together. */
+static int complete(const int *partial, int *v) {
+    memcpy(v, partial, FACTORS * sizeof *v);
+    if (v[KIND] == UNSET) {
+        v[KIND] = K_WINDOW;
+        if (v[LV] != UNSET || v[DENSE_HEADS] != UNSET || v[FORM] != UNSET || v[OFFSET] != UNSET) v[KIND] = K_S2;
+    }
+    for (int f = 0; f < FACTORS; f++) {
+        if (v[f] != UNSET && !active(f, v[KIND])) return 0;
+        if (v[f] == UNSET) v[f] = 0;
+    }
+    return 1;
+}
+
+static int feasible(const int *partial) {
+    int v[FACTORS];
+    return complete(partial, v) && cost(v, fewest_kv_heads(v)) <= LIST_FLOPS;
+}
+
+/* ------------------------------------------------------------------ covering every pair */
+
+typedef struct cover {
+    unsigned char open[FACTORS][FACTORS][MOST_VALUES][MOST_VALUES]; /* [a < b]: 1 while nothing covers the pair */
+    int64_t pairs, infeasible, left;
+} cover;
+
+static void cover_init(cover *c) {
+    memset(c, 0, sizeof *c);
+    for (int a = 0; a < FACTORS; a++)
+        for (int b = a + 1; b < FACTORS; b++)
+            for (int x = 0; x < n_values[a]; x++)
+                for (int y = 0; y < n_values[b]; y++) {
+                    int partial[FACTORS], v[FACTORS];
+                    for (int f = 0; f < FACTORS; f++) partial[f] = UNSET;
+                    partial[a] = x;
+                    partial[b] = y;
+                    if (!complete(partial, v)) continue; /* means nothing: say, a window with a stride */
+                    c->pairs++;
+                    if (!feasible(partial)) {
+                        c->infeasible++;
+                        continue;
+                    }
+                    c->open[a][b][x][y] = 1;
+                    c->left++;
+                }
+}
+
+static unsigned char *pair_at(cover *c, int a, int b, int x, int y) { return a < b ? &c->open[a][b][x][y] : &c->open[b][a][y][x]; }
+
+/* How many open pairs the values set so far have. */
+static int gain(cover *c, const int *v) {
+    int count = 0;
+    for (int a = 0; a < FACTORS; a++)
+        for (int b = a + 1; b < FACTORS; b++)
+            if (v[a] != UNSET && v[b] != UNSET) count += c->open[a][b][v[a]][v[b]];
+    return count;
+}
+
+static int gain_of(cover *c, const int *v, int factor, int value) {
+    int count = 0;
+    for (int f = 0; f < FACTORS; f++)
+        if (f != factor && v[f] != UNSET) count += *pair_at(c, factor, f, value, v[f]);
+    return count;
+}
+
+/* Open pairs that the value has with factors which are not set yet: what is still worth reaching for. */
+static int promise_of(cover *c, const int *v, int factor, int value) {
+    int count = 0;
+    for (int f = 0; f < FACTORS; f++) {
+        if (f == factor || v[f] != UNSET) continue;
+        for (int y = 0; y < n_values[f]; y++) count += *pair_at(c, factor, f, value, y);
+    }
+    return count;
+}
+
+/* Sets every factor that is not set, each to the feasible value that closes most pairs. */
+static void extend(cover *c, int *v, unsigned turn) {
+    for (int f = 0; f < FACTORS; f++) {
+        if (v[f] != UNSET || (v[KIND] != UNSET && !active(f, v[KIND]))) continue;
+        int best = UNSET, best_gain = -1;
+        for (int n = 0; n < n_values[f]; n++) {
+            const int value = (int)(((unsigned)n + turn * 7u) % (unsigned)n_values[f]);
+            v[f] = value;
+            if (!feasible(v)) continue;
+            const int g = gain_of(c, v, f, value) * 1000 + promise_of(c, v, f, value);
+            if (g > best_gain) {
+                best_gain = g;
+                best = value;
+            }
+        }
+        v[f] = best;
+    }
+}
+
+static void close_pairs(cover *c, const int *v) {
+    for (int a = 0; a < FACTORS; a++)
+        for (int b = a + 1; b < FACTORS; b++)
+            if (v[a] != UNSET && v[b] != UNSET && c->open[a][b][v[a]][v[b]]) {
+                c->open[a][b][v[a]][v[b]] = 0;
+                c->left--;
+            }
+}
+
+/* The problem that closes most open pairs, tried from several open pairs. */
+static void next_values(cover *c, unsigned turn, int *chosen) {
+    int best = -1, tried = 0;
+    for (unsigned n = 0; n < FACTORS * FACTORS && tried < SEEDS; n++) {
+        const int a = (int)((n + turn) / FACTORS % FACTORS), b = (int)((n + turn) % FACTORS);
+        if (a >= b) continue;
+        int found = 0;
+        for (int x = 0; x < n_values[a] && !found; x++)
+            for (int y = 0; y < n_values[b] && !found; y++) {
+                if (!c->open[a][b][x][y]) continue;
+                int v[FACTORS];
+                for (int f = 0; f < FACTORS; f++) v[f] = UNSET;
+                v[a] = x;
+                v[b] = y;
+                extend(c, v, turn + (unsigned)tried);
+                const int g = gain(c, v);
+                if (g > best) {
+                    best = g;
+                    memcpy(chosen, v, FACTORS * sizeof *chosen);
+                }
+                found = 1;
+                tried++;
+            }
+    }
+}
+
+/* ------------------------------------------------------------------ lines */
+
+typedef struct writer {
+    char *line;
+    size_t length;
+} writer;
+
+static void add(writer *w, const char *format, ...) {
+    va_list list;
+    va_start(list, format);
+    const int n = vsnprintf(w->line + w->length, LIST_LINE - w->length, format, list);
+    va_end(list);
+    if (n > 0) w->length += (size_t)n;
+    if (w->length >= LIST_LINE) w->length = LIST_LINE - 1;
+}
+
+/* Writes the mask that a problem needs and its words. */
+static int add_mask(writer *w, const char *folder, const char *name, int efficient, int heads, int64_t n_blocks, int block, uint64_t seed) {
+    char path[1024];
+    snprintf(path, sizeof path, "%s/%s.npy", folder, name);
+    if (mask_write(path, efficient, heads, n_blocks > 0 ? n_blocks : 1, seed) != 0) return -1;
+    add(w, "pattern=blocks block=%d mask=%s", block, path);
+    return 0;
+}
+
+static void add_heads(writer *w, int heads, int kv_heads) {
+    add(w, " heads=%d", heads);
+    if (kv_heads != heads) add(w, " kv_heads=%d", kv_heads);
+}
+
+static int write_line(const int *v, int index, const char *folder, char *line) {
+    writer w = {line, 0};
+    const int64_t q = q_lens[v[QLEN]], kv = kv_of(v, q);
+    const int64_t block = blocks[v[BLOCK]];
+    int kv_heads = v[GROUP] == 4 ? 1 : 3;
+    while (kv_heads > fewest_kv_heads(v) && cost(v, kv_heads) > LIST_FLOPS / 32) kv_heads--;
+    const int heads = kv_heads * groups[v[GROUP]];
+    int64_t longest = kv;
+    if (v[BATCH] == BATCH_PACKED && longest < 33 + 2 * block + 1) longest = 33 + 2 * block + 1;
+    if (v[BATCH] == BATCH_PACKED && longest < 3 * block + 7) longest = 3 * block + 7;
+    char name[32];
+    snprintf(name, sizeof name, "list-%03d", index);
+    switch (v[KIND]) {
+    case K_S2:
+        add(&w, "pattern=s2 block=%d local=%d stride=%d", (int)block, locals[v[LV]], strides[v[LV]]);
+        if (v[OFFSET]) add(&w, " offset=1");
+        if (v[DENSE_HEADS]) add(&w, " dense_heads=1");
+        if (v[FORM] == FORM_HOMO) add(&w, " homo=1");
+        if (v[FORM] == FORM_PER_KV) add(&w, " per_kv_head=1");
+        if (v[FORM] == FORM_SLICE) add(&w, " head_first=%d heads_total=%d", v[DENSE_HEADS] ? 2 * heads : heads, 3 * heads);
+        break;
+    case K_S2_BOTH:
+        add(&w, "pattern=s2 causal=0 block=%d local=%d stride=%d", (int)block, locals[v[LV]], strides[v[LV]]);
+        if (index % 2) add(&w, " local_right=2");
+        if (v[DENSE_HEADS]) add(&w, " dense_heads=1");
+        break;
+    case K_DENSE: add(&w, "pattern=dense block=%d", (int)block); break;
+    case K_DENSE_BOTH: add(&w, "pattern=dense causal=0 block=%d", (int)block); break;
+    case K_WINDOW:
+        add(&w, "pattern=window left=%d right=0 block=%d", (int)window_left, (int)block);
+        if (index % 2) add(&w, " sinks=%d", (int)window_sinks);
+        break;
+    case K_WINDOW_BOTH:
+        add(&w, "pattern=window causal=0 left=%d right=%d block=%d", (int)window_left, (int)window_right, (int)block);
+        if (index % 2) add(&w, " sinks=%d", (int)window_sinks);
+        break;
+    default:
+        if (add_mask(&w, folder, name, v[KIND] == K_BLOCKS_EFFICIENT, v[KIND] == K_BLOCKS_EFFICIENT ? 1 : heads, (longest + block - 1) / block,
+                     (int)block, (uint64_t)index) != 0)
+            return -1;
+        if (v[KIND] == K_BLOCKS_ANY && index % 2) add(&w, " causal=0");
+    }
+    add_heads(&w, heads, kv_heads);
+    add(&w, " head_dim=%d", 8 * (v[DIM] + 1));
+    if (v[BATCH] == BATCH_PACKED) {
+        const int64_t some = smaller(q, 33);
+        add(&w, " q_lens=%lld,1,0,%lld,3 kv_lens=%lld,%lld,5,%lld,0", (long long)q, (long long)some, (long long)kv, (long long)(3 * block + 7),
+            (long long)(some + 2 * block + 1));
+    } else {
+        if (v[BATCH] == BATCH_THREE) add(&w, " batch=3");
+        add(&w, " q_len=%lld", (long long)q);
+        if (kv != q) add(&w, " kv_len=%lld", (long long)kv);
+    }
+    if (v[DTYPE]) add(&w, " dtype=%s", dtypes[v[DTYPE]]);
+    if (v[SPLIT]) add(&w, " kv_split=%d", splits[v[SPLIT]]);
+    if (v[INVARIANT]) add(&w, " batch_invariant=1");
+    if (v[SCALE]) add(&w, " scale=0.0078125");
+    if (v[TILE]) add(&w, " tile_rows=%d", tiles[v[TILE]]);
+    add(&w, " seed=%d", index);
+    return 0;
+}
+
+/* ------------------------------------------------------------------ problems beside the covering */
+
+/* One packed batch whose sequences have every kv_len mod block: decode with q_len 1, or a chunk of a prefill. */
+static void every_remainder(char *line, int block, int q_len, const char *rest) {
+    writer w = {line, 0};
+    const char *separator = "";
+    add(&w, "pattern=s2 block=%d local=1 stride=3 heads=3 head_dim=16 %s q_lens=", block, rest);
+    for (int n = 0; n < block; n++, separator = ",") add(&w, "%s%d", separator, q_len);
+    add(&w, " kv_lens=");
+    separator = "";
+    for (int n = 0; n < block; n++, separator = ",") add(&w, "%s%d", separator, 4 * block + n + 1);
+}
+
+static const char *const further[] = {
+    /* The settings of Phi-3-small: 32 heads in 8 groups, one head in the last slice of two tensor-parallel ranks. */
+    "pattern=s2 block=64 local=16 stride=8 offset=1 heads=32 kv_heads=8 head_dim=128 q_len=3 kv_len=3001 scale=0.0078125 dtype=bf16",
+    "pattern=s2 block=64 local=16 stride=8 offset=1 heads=16 kv_heads=4 head_first=16 heads_total=32 head_dim=128 q_len=1 kv_len=2049 scale=0.0078125 dtype=f16",
+    /* More strides than heads, more local blocks than blocks, a local window of every key. */
+    "pattern=s2 block=16 local=2 stride=37 heads=5 head_dim=40 q_len=700",
+    "pattern=s2 block=16 local=1000 stride=7 offset=3 heads=2 head_dim=24 q_len=200 kv_len=310",
+    "pattern=s2 block=1 local=3 stride=5 offset=2 heads=4 head_dim=16 q_len=130 kv_len=171",
+    "pattern=s2 block=7 local=2 stride=3 offset=9 heads=4 kv_heads=2 per_kv_head=1 dense_heads=1 head_dim=16 q_len=130 kv_len=171",
+    "pattern=s2 causal=0 block=7 local=2 local_right=1 stride=3 heads=4 dense_heads=2 head_dim=16 q_len=130 kv_len=171",
+    "pattern=s2 causal=0 block=16 local=1 stride=4 heads=2 head_dim=32 q_len=200 kv_len=97",
+    /* Unbounded sides of a window, no window at all but the query itself, more sinks than keys, a window in front of the first key. */
+    "pattern=window left=-1 right=-1 causal=0 heads=2 head_dim=16 q_len=150",
+    "pattern=window left=-1 right=0 heads=2 head_dim=16 q_len=150 kv_len=333",
+    "pattern=window left=0 right=0 sinks=0 heads=2 head_dim=16 q_len=150",
+    "pattern=window left=0 right=-1 causal=0 sinks=3 heads=2 head_dim=16 q_len=150 kv_len=151",
+    "pattern=window left=10 right=0 sinks=1000 heads=2 head_dim=16 q_len=150",
+    "pattern=window left=10 right=30 causal=0 sinks=70 heads=2 head_dim=16 q_len=150 kv_len=90",
+    "pattern=window left=200 right=0 sinks=64 block=16 heads=8 kv_heads=2 head_dim=64 q_len=1 kv_len=4097 kv_split=5",
+    "pattern=window left=17 right=0 sinks=4 block=128 heads=2 head_dim=64 q_len=600 kv_len=601 dtype=f16",
+};
+
+int list_build(problem_list *list, const char *folder) {
+    memset(list, 0, sizeof *list);
+    cover *c = malloc(sizeof *c);
+    list->lines = calloc(2 * LIST_MOST, sizeof *list->lines);
+    if (!c || !list->lines) {
+        fprintf(stderr, "out of memory\n");
+        free(c);
+        return -1;
+    }
+    cover_init(c);
+    list->pairs = c->pairs;
+    list->infeasible = c->infeasible;
+    for (unsigned turn = 0; c->left > 0 && list->count < 2 * LIST_MOST - 64; turn++) {
+        int v[FACTORS];
+        next_values(c, turn, v);
+        close_pairs(c, v);
+        for (int f = 0; f < FACTORS; f++)
+            if (v[f] == UNSET) v[f] = 0; /* means nothing for this kind */
+        if (write_line(v, list->count, folder, list->lines[list->count]) != 0) {
+            free(c);
+            return -1;
+        }
+        list->count++;
+    }
+    list->covered = c->pairs - c->infeasible - c->left;
+    free(c);
+    for (int n = 0; n < 4; n++) {
+        every_remainder(list->lines[list->count++], blocks[n], 1, n % 2 ? "dtype=bf16" : "offset=1");
+        every_remainder(list->lines[list->count++], blocks[n], 1, "kv_split=4 kv_heads=1 per_kv_head=1");
+        every_remainder(list->lines[list->count++], blocks[n], 7, n % 2 ? "offset=1" : "dtype=f16");
+    }
+    for (size_t n = 0; n < sizeof further / sizeof further[0]; n++) snprintf(list->lines[list->count++], LIST_LINE, "%s", further[n]);
+    return 0;
+}
+
+void list_free(problem_list *list) {
+    free(list->lines);
+    memset(list, 0, sizeof *list);
+}
+
+/* ------------------------------------------------------------------ random problems */
+
+static uint64_t next(uint64_t *state) {
+    uint64_t z = *state += 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+static int64_t between(uint64_t *state, int64_t low, int64_t high) { return low + (int64_t)(next(state) % (uint64_t)(high - low + 1)); }
+
+/* Short lengths are as likely as long ones. */
+static int64_t length(uint64_t *state, int64_t most) { return between(state, 0, between(state, 0, 1) ? most : 40); }
+
+int list_random(uint64_t seed, uint64_t index, const char *folder, char line[LIST_LINE]) {
+    writer w = {line, 0};
+    uint64_t s = seed * 0x2545f4914f6cdd1du + index;
+    const int kv_heads = (int)between(&s, 1, 4), group = (int)between(&s, 1, 5), heads = kv_heads * group;
+    const int block = (int)between(&s, 0, 2) ? 16 << between(&s, 0, 3) : (int)between(&s, 1, 100);
+    const int packed = between(&s, 0, 2) == 0, sequences = (int)between(&s, 1, packed ? 6 : 3);
+    const int causal = between(&s, 0, 2) != 0;
+    int64_t q[8], kv[8], longest = 0;
+    for (int n = 0; n < sequences; n++) {
+        q[n] = !packed && n ? q[0] : length(&s, 400);
+        kv[n] = !packed && n ? kv[0] : between(&s, 0, 2) ? q[n] + length(&s, 900) : length(&s, 500);
+        if (kv[n] > longest) longest = kv[n];
+    }
+    char name[64];
+    snprintf(name, sizeof name, "random-%llu-%llu", (unsigned long long)seed, (unsigned long long)index);
+    switch (between(&s, 0, 5)) {
+    case 0:
+    case 1:
+    case 2: {
+        add(&w, "pattern=s2 block=%d local=%d stride=%d", block, (int)between(&s, 1, 12), (int)between(&s, 1, 20));
+        const int total = heads * (int)between(&s, 1, 3);
+        if (total != heads) add(&w, " head_first=%d heads_total=%d", (int)between(&s, 0, total / heads - 1) * heads, total);
+        if (between(&s, 0, 2) == 0) add(&w, " dense_heads=%d", (int)between(&s, 0, total));
+        if (causal) {
+            add(&w, " offset=%d", (int)between(&s, 0, 9));
+            if (between(&s, 0, 3) == 0) add(&w, " per_kv_head=1");
+            if (between(&s, 0, 3) == 0) add(&w, " homo=1");
+        } else if (between(&s, 0, 1)) add(&w, " local_right=%d", (int)between(&s, 1, 12));
+        break;
+    }
+    case 3: add(&w, "pattern=dense"); break;
+    case 4:
+        add(&w, "pattern=window left=%d right=%d sinks=%d", (int)between(&s, -1, 300), causal ? 0 : (int)between(&s, -1, 300),
+            (int)(between(&s, 0, 1) * between(&s, 0, 150)));
+        break;
+    default:
+        if (add_mask(&w, folder, name, (int)between(&s, 0, 1), between(&s, 0, 1) ? heads : 1, (longest + block - 1) / block, block, next(&s)) != 0)
+            return -1;
+    }
+    if (!causal) add(&w, " causal=0");
+    add_heads(&w, heads, kv_heads);
+    add(&w, " head_dim=%d", 8 * (int)between(&s, 1, 32));
+    if (packed) {
+        for (int side = 0; side < 2; side++) {
+            add(&w, side ? " kv_lens=" : " q_lens=");
+            for (int n = 0; n < sequences; n++) add(&w, "%s%lld", n ? "," : "", (long long)(side ? kv[n] : q[n]));
+        }
+    } else add(&w, " batch=%d q_len=%lld kv_len=%lld", sequences, (long long)q[0], (long long)kv[0]);
+    add(&w, " dtype=%s", dtypes[between(&s, 0, 2)]);
+    if (between(&s, 0, 3) == 0) add(&w, " kv_split=%d", (int)between(&s, 1, 9));
+    if (between(&s, 0, 3) == 0) add(&w, " batch_invariant=1");
+    if (between(&s, 0, 3) == 0) add(&w, " scale=0.0078125");
+    if (between(&s, 0, 3) == 0) add(&w, " tile_rows=%d", (int)between(&s, 1, 200));
+    add(&w, " seed=%llu", (unsigned long long)index);
+    return 0;
+}

@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Properties, each tested on every device and every kernel found; the state of each is a test_target. */
+#ifndef TESSERA_TESTS_CONFORMANCE_PROPERTIES_H
+#define TESSERA_TESTS_CONFORMANCE_PROPERTIES_H
+
+typedef struct property {
+    const char *name;
+    void (*test)(void **state);
+    int once; /* on the plan's own choice of kernel only */
+} property;
+
+extern const property memory_properties[]; /* memory.c: strides, offsets, poison */
+extern const property bits_properties[];   /* bits.c: repeats, threads, batch composition, ranges */
+extern const property value_properties[];  /* values.c: partitions, LSE, empty rows, wrong patterns are seen */
+extern const property size_properties[];   /* sizes.c: both sides of 2^31 and 2^32 */
+
+#endif

@@ -1,0 +1,202 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "rig.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { GUARD = 256, GUARD_BYTE = 0x9d };
+
+static void *take(uint64_t bytes) {
+    void *pointer = malloc(bytes ? bytes : 1);
+    if (!pointer) fail_msg("out of memory");
+    return pointer;
+}
+
+static uint64_t elements_of(const rig_dims *d) { return (uint64_t)d->batch * (uint64_t)d->tokens * (uint64_t)d->heads * (uint64_t)d->elements; }
+
+void rig_create(rig *r, const test_target *target, const char *line, void (*edit)(tess_plan_desc *desc, void *user), void *user) {
+    char error[512];
+    memset(r, 0, sizeof *r);
+    r->target = target;
+    if (problem_parse(&r->p, line, error, sizeof error) != 0) fail_msg("%s: %s", line, error);
+    tess_runtime *runtime = test_runtime(0);
+    assert_ok(problem_layout(&r->p, runtime, &r->layout));
+    tess_runtime_release(runtime);
+    tess_plan_desc desc;
+    int64_t *cu = NULL;
+    memset(&desc, 0, sizeof desc);
+    assert_int_equal(problem_plan_desc(&r->p, &desc, &cu), 0);
+    desc.kernel = target->kernel[0] ? target->kernel : NULL;
+    if (edit) edit(&desc, user);
+    const tess_status status = tess_plan_create(target->device, r->layout, &desc, &r->plan);
+    free(cu);
+    if (status == TESS_ERROR_UNSUPPORTED && target->kernel[0] && !target->portable) {
+        tess_layout_release(r->layout);
+        problem_free(&r->p);
+        r->refused = 1;
+        return;
+    }
+    if (status != TESS_OK) print_error("problem: %s\n", line);
+    assert_ok(status);
+    r->info.struct_size = sizeof r->info;
+    assert_ok(tess_plan_query(r->plan, &r->info));
+    const problem *p = &r->p;
+    const int packed = p->q_lens != NULL;
+    const int64_t batch = packed ? 1 : p->batch, q = packed ? problem_q_tokens(p) : p->q_len, kv = packed ? problem_kv_tokens(p) : p->kv_len;
+    r->dims[TESS_ROLE_Q] = r->dims[TESS_ROLE_O] = (rig_dims){batch, q, p->heads, p->head_dim};
+    r->dims[TESS_ROLE_K] = r->dims[TESS_ROLE_V] = (rig_dims){batch, kv, p->kv_heads, p->head_dim};
+    r->dims[TESS_ROLE_LSE] = (rig_dims){batch, q, p->heads, 1};
+    for (int role = 0; role < 5; role++) {
+        r->size[role] = role == TESS_ROLE_LSE || p->dtype == TESS_F32 ? 4 : 2;
+        r->bytes[role] = elements_of(&r->dims[role]) * r->size[role];
+    }
+    for (int role = 0; role < 3; role++) {
+        r->data[role] = take(r->bytes[role]);
+        fill_normal(p->dtype, r->data[role], (int64_t)elements_of(&r->dims[role]), p->seed, (uint32_t)role);
+    }
+}
+
+void rig_release(rig *r) {
+    if (r->refused) return;
+    for (int role = 0; role < 3; role++) free(r->data[role]);
+    tess_plan_release(r->plan);
+    tess_layout_release(r->layout);
+    problem_free(&r->p);
+}
+
+rig_view rig_contiguous(const rig *r, tess_role role) {
+    const rig_dims *d = &r->dims[role];
+    if (role == TESS_ROLE_LSE) return (rig_view){d->heads * d->tokens, 1, d->tokens, 0};
+    return (rig_view){d->tokens * d->heads * d->elements, d->heads * d->elements, d->elements, 0};
+}
+
+/* Copies between the contiguous array and the image. */
+static void move_elements(const rig *r, tess_role role, const rig_view *v, void *contiguous, char *image, int scatter) {
+    const rig_dims *d = &r->dims[role];
+    const rig_view c = rig_contiguous(r, role);
+    const size_t size = r->size[role], run = (size_t)d->elements * size;
+    for (int64_t b = 0; b < d->batch; b++)
+        for (int64_t t = 0; t < d->tokens; t++)
+            for (int64_t h = 0; h < d->heads; h++) {
+                char *at = (char *)contiguous + (size_t)(b * c.batch + t * c.token + h * c.head) * size;
+                char *to = image + (size_t)(v->offset + b * v->batch + t * v->token + h * v->head) * size;
+                if (scatter) memcpy(to, at, run);
+                else memcpy(at, to, run);
+            }
+}
+
+void rig_scatter(const rig *r, tess_role role, const rig_view *view, const void *contiguous, void *image) {
+    move_elements(r, role, view, (void *)(uintptr_t)contiguous, image, 1);
+}
+
+void rig_gather(const rig *r, tess_role role, const rig_view *view, void *contiguous, const void *image) {
+    move_elements(r, role, view, contiguous, (void *)(uintptr_t)image, 0);
+}
+
+uint64_t rig_extent(const rig *r, tess_role role, const rig_view *v) {
+    const rig_dims *d = &r->dims[role];
+    if (elements_of(d) == 0) return 0;
+    return (uint64_t)(v->offset + (d->batch - 1) * v->batch + (d->tokens - 1) * v->token + (d->heads - 1) * v->head + d->elements) * r->size[role];
+}
+
+void rig_run(const rig *r, const rig_options *options, void *o, float *lse) {
+    static const rig_options plain;
+    const rig_options *opt = options ? options : &plain;
+    tess_device *device = r->target->device;
+    char *image[5];
+    uint64_t bytes[5];
+    tess_buffer buffer[5];
+    tess_tensor tensor[5];
+    rig_view view[5];
+    for (int role = 0; role < 5; role++) {
+        view[role] = opt->views ? opt->views[role] : rig_contiguous(r, (tess_role)role);
+        const int output = role >= TESS_ROLE_O, guard = output ? GUARD : 0;
+        bytes[role] = rig_extent(r, (tess_role)role, &view[role]) + 2 * (uint64_t)guard;
+        image[role] = take(bytes[role]);
+        memset(image[role], output ? GUARD_BYTE : 0xff, bytes[role]); /* 0xff.. is NaN in every type: what lies between elements of an input */
+        if (!output) move_elements(r, (tess_role)role, &view[role], opt->data[role] ? (void *)(uintptr_t)opt->data[role] : r->data[role], image[role], 1);
+        buffer[role] = test_upload(device, image[role], bytes[role]);
+        memset(&tensor[role], 0, sizeof tensor[role]);
+        tensor[role].buffer = buffer[role];
+        tensor[role].buffer.offset += (uint64_t)guard + (uint64_t)view[role].offset * r->size[role];
+        tensor[role].stride_batch = view[role].batch;
+        tensor[role].stride_token = view[role].token;
+        tensor[role].stride_head = view[role].head;
+    }
+    const uint64_t space = r->info.workspace_bytes, align = r->info.workspace_align ? r->info.workspace_align : 1;
+    const uint64_t front = (GUARD + align - 1) / align * align, all = front + space + GUARD;
+    char *work = take(all);
+    memset(work, opt->workspace_byte, all);
+    memset(work, GUARD_BYTE, front);
+    memset(work + front + space, GUARD_BYTE, GUARD);
+    tess_buffer scratch = test_upload(device, work, all);
+
+    tess_run_desc run = {.struct_size = sizeof run};
+    run.q = tensor[0];
+    run.k = tensor[1];
+    run.v = tensor[2];
+    run.o = tensor[3];
+    if (!opt->without_lse) run.lse = tensor[4];
+    run.workspace = scratch;
+    run.workspace.offset += front;
+    if (opt->step) {
+        run.job_count = opt->step;
+        for (; run.first_job < r->info.n_jobs; run.first_job += opt->step) {
+            if (run.job_count > r->info.n_jobs - run.first_job) run.job_count = r->info.n_jobs - run.first_job;
+            assert_ok(tess_run(r->plan, &run));
+        }
+    } else assert_ok(tess_run(r->plan, &run));
+    assert_ok(tess_wait(device, UINT64_MAX));
+
+    void *const results[2] = {o, lse};
+    for (int role = TESS_ROLE_O; role <= TESS_ROLE_LSE; role++) {
+        char *got = take(bytes[role]);
+        test_download(device, buffer[role], got, bytes[role]);
+        if (role == TESS_ROLE_O || !opt->without_lse) {
+            move_elements(r, (tess_role)role, &view[role], results[role - TESS_ROLE_O], got + GUARD, 0);
+            move_elements(r, (tess_role)role, &view[role], results[role - TESS_ROLE_O], image[role] + GUARD, 1);
+        }
+        if (memcmp(got, image[role], bytes[role]) != 0) fail_msg("%s was written outside of its elements", role == TESS_ROLE_O ? "o" : "lse");
+        free(got);
+    }
+    char *after = take(all);
+    test_download(device, scratch, after, all);
+    if (memcmp(after, work, front) != 0 || memcmp(after + front + space, work + front + space, GUARD) != 0)
+        fail_msg("memory around the workspace was written");
+    free(after);
+    free(work);
+    assert_ok(tess_free(device, &scratch));
+    for (int role = 0; role < 5; role++) {
+        free(image[role]);
+        assert_ok(tess_free(device, &buffer[role]));
+    }
+}
+
+void rig_same_bits(const char *what, const void *a, const void *b, uint64_t bytes) {
+    const unsigned char *x = a, *y = b;
+    for (uint64_t n = 0; n < bytes; n++)
+        if (x[n] != y[n]) fail_msg("%s: byte %llu of %llu differs", what, (unsigned long long)n, (unsigned long long)bytes);
+}
+
+void rig_check(const rig *r, const void *o, const float *lse, double tolerance) {
+    const problem *p = &r->p;
+    const reference_inputs in = {r->data[0], r->data[1], r->data[2]};
+    const rig_view vo = rig_contiguous(r, TESS_ROLE_O), vl = rig_contiguous(r, TESS_ROLE_LSE);
+    double row[256], value;
+    for (int64_t s = 0; s < p->batch; s++)
+        for (int32_t h = 0; h < p->heads; h++)
+            for (int64_t n = 0; n < problem_q_len(p, s); n++) {
+                reference_row(p, &in, s, h, n, row, &value);
+                const int64_t token = problem_q_start(p, s) + n, batch = p->q_lens ? 0 : s;
+                const double got = lse[batch * vl.batch + token * vl.token + h * vl.head];
+                if (isinf(value) ? got != value : !(fabs(got - value) <= tolerance * (1 + fabs(value))))
+                    fail_msg("sequence %d head %d row %d: LSE is %.9g and should be %.9g", (int)s, (int)h, (int)n, got, value);
+                for (int e = 0; e < p->head_dim; e++) {
+                    const double x = load_element(p->dtype, o, batch * vo.batch + token * vo.token + h * vo.head + e);
+                    if (!(fabs(x - row[e]) <= tolerance * (1 + fabs(row[e]))))
+                        fail_msg("sequence %d head %d row %d element %d: %.9g and should be %.9g", (int)s, (int)h, (int)n, e, x, row[e]);
+                }
+            }
+}

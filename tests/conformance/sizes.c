@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Offsets on both sides of 2^31 elements and 2^32 bytes, by strides through sparse mappings; more than 65,535 heads and sequences. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "properties.h"
+#include "rig.h"
+
+static const char *const role_names[] = {"q", "k", "v", "o", "lse"};
+
+/* Runs with tensor `role` stretched to `view` in a sparse mapping, the others contiguous, and compares with the contiguous run. */
+static void run_stretched(const rig *r, int role, const rig_view *view, const void *o, const float *lse) {
+    const uint64_t bytes = rig_extent(r, (tess_role)role, view);
+    char *map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (map == MAP_FAILED) fail_msg("%llu bytes of address space cannot be mapped", (unsigned long long)bytes);
+    void *got_o = calloc(1, r->bytes[TESS_ROLE_O]), *got_lse = calloc(1, r->bytes[TESS_ROLE_LSE]);
+    void *work = aligned_alloc(4096, (r->info.workspace_bytes + 4095) / 4096 * 4096 + 4096);
+    assert_true(got_o && got_lse && work);
+    tess_run_desc run = {.struct_size = sizeof run};
+    tess_tensor *tensors[5] = {&run.q, &run.k, &run.v, &run.o, &run.lse};
+    void *host[5] = {r->data[0], r->data[1], r->data[2], got_o, got_lse};
+    for (int n = 0; n < 5; n++) {
+        const rig_view v = n == role ? *view : rig_contiguous(r, (tess_role)n);
+        tensors[n]->buffer = n == role ? tess_host_buffer(map, bytes) : tess_host_buffer(host[n], r->bytes[n]);
+        tensors[n]->buffer.offset = (uint64_t)v.offset * r->size[n];
+        tensors[n]->stride_batch = v.batch;
+        tensors[n]->stride_token = v.token;
+        tensors[n]->stride_head = v.head;
+    }
+    if (role < TESS_ROLE_O) rig_scatter(r, (tess_role)role, view, r->data[role], map);
+    run.workspace = tess_host_buffer(work, r->info.workspace_bytes);
+    assert_ok(tess_run(r->plan, &run));
+    if (role >= TESS_ROLE_O) rig_gather(r, (tess_role)role, view, role == TESS_ROLE_O ? got_o : got_lse, map);
+    char what[64];
+    snprintf(what, sizeof what, "stretched %s: o", role_names[role]);
+    rig_same_bits(what, o, got_o, r->bytes[TESS_ROLE_O]);
+    snprintf(what, sizeof what, "stretched %s: lse", role_names[role]);
+    rig_same_bits(what, lse, got_lse, r->bytes[TESS_ROLE_LSE]);
+    munmap(map, bytes);
+    free(got_o);
+    free(got_lse);
+    free(work);
+}
+
+static void test_stretched(void **state) {
+    static const char *const lines[] = {
+        "pattern=s2 block=16 local=1 stride=2 heads=2 kv_heads=2 head_dim=16 batch=2 q_len=3 kv_len=70",
+        "pattern=s2 block=16 local=1 stride=2 heads=2 kv_heads=2 head_dim=16 batch=2 q_len=3 kv_len=70 dtype=f16",
+    };
+    /* Elements: around 2^30 (2^32 bytes of float32), 2^31 (2^32 bytes of 16-bit types, and the sign of a 32-bit index), and 2^32. */
+    static const int64_t strides[] = {(1ll << 30) - 16, (1ll << 30) + 16, (1ll << 31) - 16, (1ll << 31), (1ll << 31) + 16, (1ll << 32) + 16};
+    const test_target *target = *state;
+    if (!target->host_memory) return;
+    for (size_t n = 0; n < sizeof lines / sizeof lines[0]; n++) {
+        rig r;
+        rig_create(&r, target, lines[n], NULL, NULL);
+        if (r.refused) continue;
+        void *o = calloc(1, r.bytes[TESS_ROLE_O]), *lse = calloc(1, r.bytes[TESS_ROLE_LSE]);
+        assert_true(o && lse);
+        rig_run(&r, NULL, o, lse);
+        for (int role = 0; role < 5; role++)
+            for (size_t s = 0; s < sizeof strides / sizeof strides[0]; s++) {
+                rig_view v = rig_contiguous(&r, (tess_role)role);
+                v.batch = strides[s];
+                run_stretched(&r, role, &v, o, lse);
+                v = rig_contiguous(&r, (tess_role)role);
+                v.batch = v.head;
+                v.head = strides[s];
+                v.token = 2 * v.batch;
+                if (role == TESS_ROLE_LSE) v = (rig_view){3, 1, strides[s], 0};
+                run_stretched(&r, role, &v, o, lse);
+                /* The last of 70 keys, or of 3 queries, lands at the stride. */
+                v = rig_contiguous(&r, (tess_role)role);
+                const int64_t last = r.dims[role].tokens - 1;
+                v = (rig_view){2 * 16, strides[s] / last / 16 * 16 + 64, 16, 5};
+                run_stretched(&r, role, &v, o, lse);
+            }
+        free(o);
+        free(lse);
+        rig_release(&r);
+    }
+}
+
+static void test_many_heads_and_sequences(void **state) {
+    static const char *const lines[] = {
+        "pattern=dense heads=2 head_dim=8 batch=40000 q_len=1 kv_len=2",
+        "pattern=s2 block=2 local=1 stride=3 heads=65535 head_dim=8 q_len=1 kv_len=11",
+        "pattern=s2 block=2 local=1 stride=3 heads=65535 kv_heads=1 head_dim=8 batch=2 q_len=1 kv_len=7 dtype=f16",
+        "pattern=dense heads=1 head_dim=8 batch=70000 q_len=2 kv_len=1",
+    };
+    for (size_t n = 0; n < sizeof lines / sizeof lines[0]; n++) {
+        rig r;
+        rig_create(&r, *state, lines[n], NULL, NULL);
+        if (r.refused) continue;
+        void *o = calloc(1, r.bytes[TESS_ROLE_O]), *lse = calloc(1, r.bytes[TESS_ROLE_LSE]);
+        assert_true(o && lse);
+        rig_run(&r, NULL, o, lse);
+        rig_check(&r, o, lse, r.p.dtype == TESS_F32 ? 1e-5 : 4e-3);
+        free(o);
+        free(lse);
+        rig_release(&r);
+    }
+}
+
+const property size_properties[] = {
+    {"2^31 elements and 2^32 bytes", test_stretched, 0},
+    {"more than 65,535 heads and sequences", test_many_heads_and_sequences, 0},
+    {NULL, NULL, 0},
+};

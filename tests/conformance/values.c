@@ -1,0 +1,391 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Values that other runs, or arithmetic alone, tell: partitions of the keys merged by (O, LSE), rows without keys, large scores; and that the check sees a wrong pattern. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "instance.h"
+#include "npy.h"
+#include "properties.h"
+#include "rig.h"
+
+static void *room(uint64_t bytes) {
+    void *pointer = calloc(1, bytes + 1);
+    if (!pointer) fail_msg("out of memory");
+    return pointer;
+}
+
+/* ------------------------------------------------------------------ partitions */
+
+/* A row of partial results, added up in double. */
+typedef struct sums {
+    int64_t rows;
+    int elements;
+    double *o, *lse;
+} sums;
+
+static sums sums_of(int64_t rows, int elements) {
+    sums s = {rows, elements, room((uint64_t)(rows * elements) * sizeof(double)), room((uint64_t)rows * sizeof(double))};
+    for (int64_t n = 0; n < rows; n++) s.lse[n] = -INFINITY;
+    return s;
+}
+
+static void sums_add(sums *s, int64_t row, const float *o, float lse) {
+    const double a = s->lse[row], b = lse, most = a > b ? a : b;
+    if (most == -INFINITY) {
+        for (int e = 0; e < s->elements; e++) assert_true(o[e] == 0);
+        return;
+    }
+    const double x = exp(a - most), y = exp(b - most);
+    for (int e = 0; e < s->elements; e++) s->o[row * s->elements + e] = (x * s->o[row * s->elements + e] + y * o[e]) / (x + y);
+    s->lse[row] = most + log(x + y);
+}
+
+static void sums_equal(const sums *s, const float *o, const float *lse) {
+    for (int64_t n = 0; n < s->rows; n++) {
+        if (isinf(s->lse[n]) ? lse[n] != -INFINITY : !(fabs(lse[n] - s->lse[n]) <= 1e-5 * (1 + fabs(s->lse[n]))))
+            fail_msg("row %d: LSE of the whole is %.9g and of its parts %.9g", (int)n, (double)lse[n], s->lse[n]);
+        for (int e = 0; e < s->elements; e++)
+            if (!(fabs(o[n * s->elements + e] - s->o[n * s->elements + e]) <= 1e-5))
+                fail_msg("row %d element %d: the whole is %.9g and its parts %.9g", (int)n, e, (double)o[n * s->elements + e], s->o[n * s->elements + e]);
+    }
+}
+
+static void sums_free(sums *s) {
+    free(s->o);
+    free(s->lse);
+}
+
+/* Ranks that hold a piece of the keys and of the queries: earlier pieces are seen whole, the own one in causal order. One head, so that rows are rows. */
+static void test_context_parallel_dense(void **state) {
+    enum { PIECES = 4, PIECE = 75, D = 64, ALL = PIECES * PIECE };
+    rig whole;
+    char line[256];
+    snprintf(line, sizeof line, "pattern=dense heads=1 head_dim=%d q_len=%d seed=5", D, ALL);
+    rig_create(&whole, *state, line, NULL, NULL);
+    if (whole.refused) return;
+    float *o = room(ALL * D * 4), *lse = room(ALL * 4), *part_o = room(PIECE * D * 4), *part_lse = room(PIECE * 4);
+    rig_run(&whole, NULL, o, lse);
+    sums s = sums_of(ALL, D);
+    for (int q = 0; q < PIECES; q++)
+        for (int k = 0; k <= q; k++) {
+            rig part;
+            snprintf(line, sizeof line, "pattern=dense causal=%d heads=1 head_dim=%d q_len=%d", q == k, D, PIECE);
+            rig_create(&part, *state, line, NULL, NULL);
+            const rig_options options = {.data = {(float *)whole.data[0] + q * PIECE * D, (float *)whole.data[1] + k * PIECE * D,
+                                                  (float *)whole.data[2] + k * PIECE * D}};
+            rig_run(&part, &options, part_o, part_lse);
+            for (int n = 0; n < PIECE; n++) sums_add(&s, q * PIECE + n, part_o + n * D, part_lse[n]);
+            rig_release(&part);
+        }
+    sums_equal(&s, o, lse);
+    sums_free(&s);
+    free(o);
+    free(lse);
+    free(part_o);
+    free(part_lse);
+    rig_release(&whole);
+}
+
+/* The blocks of an S2 pattern dealt to three ranks, each with a block mask of its own; some rows see no key of some rank. */
+static void test_context_parallel_s2(void **state) {
+    enum { HEADS = 3, D = 32, TOKENS = 330, BLOCK = 16, BLOCKS = (TOKENS + BLOCK - 1) / BLOCK, RANKS = 3 };
+    rig whole;
+    rig_create(&whole, *state, "pattern=s2 block=16 local=1 stride=4 offset=1 heads=3 head_dim=32 q_len=330 seed=6", NULL, NULL);
+    if (whole.refused) return;
+    float *o = room(HEADS * TOKENS * D * 4), *lse = room(HEADS * TOKENS * 4), *part_o = room(HEADS * TOKENS * D * 4), *part_lse = room(HEADS * TOKENS * 4);
+    rig_run(&whole, NULL, o, lse);
+    sums s = sums_of(HEADS * TOKENS, D);
+    int empty_rows = 0;
+    for (int rank = 0; rank < RANKS; rank++) {
+        static uint8_t mask[HEADS][BLOCKS][BLOCKS];
+        char path[128], line[256], error[256];
+        memset(mask, 0, sizeof mask);
+        for (int h = 0; h < HEADS; h++)
+            for (int i = 0; i < BLOCKS; i++) {
+                uint8_t row[BLOCKS];
+                assert_ok(tess_layout_row(whole.layout, h, i, row, BLOCKS));
+                for (int j = 0; j < BLOCKS; j++) mask[h][i][j] = row[j] && j * RANKS / BLOCKS == rank;
+            }
+        snprintf(path, sizeof path, "/tmp/tessera-test-%ld-rank%d.npy", (long)getpid(), rank);
+        const int64_t shape[3] = {HEADS, BLOCKS, BLOCKS};
+        if (npy_write(path, NPY_BOOL, 3, shape, mask, error, sizeof error) != 0) fail_msg("%s", error);
+        snprintf(line, sizeof line, "pattern=blocks block=16 mask=%s heads=3 head_dim=32 q_len=330 seed=6", path);
+        rig part;
+        rig_create(&part, *state, line, NULL, NULL);
+        remove(path);
+        rig_run(&part, NULL, part_o, part_lse);
+        for (int h = 0; h < HEADS; h++)
+            for (int n = 0; n < TOKENS; n++) {
+                const float value = part_lse[h * TOKENS + n];
+                empty_rows += value == -INFINITY;
+                sums_add(&s, n * HEADS + h, part_o + (n * HEADS + h) * D, value);
+            }
+        rig_release(&part);
+    }
+    assert_true(empty_rows > 50);
+    float *in_rows = room(HEADS * TOKENS * 4); /* LSE as [token, head] */
+    for (int h = 0; h < HEADS; h++)
+        for (int n = 0; n < TOKENS; n++) in_rows[n * HEADS + h] = lse[h * TOKENS + n];
+    sums_equal(&s, o, in_rows);
+    sums_free(&s);
+    free(in_rows);
+    free(o);
+    free(lse);
+    free(part_o);
+    free(part_lse);
+    rig_release(&whole);
+}
+
+/* ------------------------------------------------------------------ rows without keys, lengths of zero */
+
+typedef struct empty_case {
+    const char *line;
+    int64_t empty; /* rows of each head that keep no key, from the first one */
+} empty_case;
+
+static void test_rows_without_keys(void **state) {
+    static const empty_case cases[] = {
+        {"pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 head_dim=32 q_len=90 kv_len=31", 59},
+        {"pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 head_dim=32 q_len=90 kv_len=31 kv_split=3 dtype=f16", 59},
+        {"pattern=dense heads=2 head_dim=24 q_len=5 kv_len=4 dtype=bf16", 1},
+        {"pattern=dense heads=2 head_dim=24 q_len=5 kv_len=0", 5},
+        {"pattern=dense causal=0 heads=2 head_dim=24 q_len=70 kv_len=0 kv_split=2", 70},
+        {"pattern=s2 causal=0 block=16 local=1 stride=3 heads=2 head_dim=24 q_len=7 kv_len=0", 7},
+        {"pattern=window left=2 right=0 sinks=3 heads=2 head_dim=24 q_len=40 kv_len=10", 30},
+        {"pattern=window causal=0 left=2 right=3 heads=2 head_dim=24 q_len=40 kv_len=10", 27},
+    };
+    for (size_t n = 0; n < sizeof cases / sizeof cases[0]; n++) {
+        rig r;
+        rig_create(&r, *state, cases[n].line, NULL, NULL);
+        if (r.refused) continue;
+        unsigned char *o = room(r.bytes[TESS_ROLE_O]);
+        float *lse = room(r.bytes[TESS_ROLE_LSE]);
+        const rig_options options = {.workspace_byte = 0xff};
+        rig_run(&r, &options, o, lse);
+        const size_t row = (size_t)(r.p.heads * r.p.head_dim) * r.size[TESS_ROLE_O];
+        for (size_t byte = 0; byte < row * (size_t)cases[n].empty; byte++)
+            if (o[byte]) fail_msg("%s: o of a row without keys is not 0", cases[n].line);
+        for (int32_t h = 0; h < r.p.heads; h++)
+            for (int64_t t = 0; t < r.p.q_len; t++) {
+                const float value = lse[h * r.p.q_len + t];
+                if (t < cases[n].empty ? value != -INFINITY : !isfinite(value)) fail_msg("%s: LSE of row %d is %g", cases[n].line, (int)t, (double)value);
+            }
+        rig_check(&r, o, lse, r.p.dtype == TESS_F32 ? 1e-5 : r.p.dtype == TESS_F16 ? 4e-3 : 3e-2);
+        free(o);
+        free(lse);
+        rig_release(&r);
+    }
+}
+
+static void test_nothing_to_do(void **state) {
+    static const char *const cases[] = {
+        "pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 head_dim=32 batch=0 q_len=5 kv_len=9",
+        "pattern=dense heads=4 head_dim=32 q_len=0 kv_len=9",
+        "pattern=window left=3 right=0 heads=4 head_dim=32 q_len=0 kv_len=0",
+        "pattern=dense heads=4 head_dim=32 q_lens=0,0,0 kv_lens=0,5,0",
+        "pattern=dense causal=0 heads=4 head_dim=32 batch=0 q_len=0 kv_len=0 kv_split=4",
+    };
+    for (size_t n = 0; n < sizeof cases / sizeof cases[0]; n++) {
+        rig r;
+        float none[2] = {0};
+        rig_create(&r, *state, cases[n], NULL, NULL);
+        if (r.refused) continue;
+        assert_true(r.info.kept_pairs == 0 && r.info.flops == 0);
+        rig_run(&r, NULL, none, none);
+        rig_release(&r);
+    }
+}
+
+/* ------------------------------------------------------------------ scores */
+
+static void test_scores_of_any_size(void **state) {
+    static const char *const cases[] = {
+        "pattern=s2 block=16 local=2 stride=3 heads=2 head_dim=64 q_len=40 kv_len=300 scale=40",
+        "pattern=s2 block=16 local=2 stride=3 heads=2 head_dim=64 q_len=40 kv_len=300 scale=1e-30",
+        "pattern=dense heads=2 head_dim=64 q_len=1 kv_len=300 scale=40 kv_split=3",
+    };
+    for (size_t n = 0; n < sizeof cases / sizeof cases[0]; n++) {
+        rig r;
+        rig_create(&r, *state, cases[n], NULL, NULL);
+        if (r.refused) continue;
+        float *o = room(r.bytes[TESS_ROLE_O]), *lse = room(r.bytes[TESS_ROLE_LSE]);
+        rig_run(&r, NULL, o, lse);
+        /* A score near 1000 in float32 is off by up to 1e-4, and its exponential by as much. */
+        rig_check(&r, o, lse, n == 1 ? 1e-5 : 2e-3);
+        free(o);
+        free(lse);
+        rig_release(&r);
+    }
+}
+
+static void negative_scale(tess_plan_desc *desc, void *user) {
+    (void)user;
+    desc->scale = -0.25f;
+}
+
+static void test_negative_scale(void **state) {
+    rig r;
+    rig_create(&r, *state, "pattern=s2 block=16 local=2 stride=3 heads=2 head_dim=64 q_len=40 kv_len=300", negative_scale, NULL);
+    if (r.refused) return;
+    r.p.scale = -0.25;
+    float *o = room(r.bytes[TESS_ROLE_O]), *lse = room(r.bytes[TESS_ROLE_LSE]);
+    rig_run(&r, NULL, o, lse);
+    rig_check(&r, o, lse, 1e-5);
+    free(o);
+    free(lse);
+    rig_release(&r);
+}
+
+/* ------------------------------------------------------------------ the check itself */
+
+typedef struct wrong_case {
+    const char *right, *wrong; /* the same shape, another pattern */
+} wrong_case;
+
+#define SHAPE  " heads=4 kv_heads=2 head_dim=128 q_len=48 kv_len=1030 scale=0.0078125 "
+#define SHAPE0 " heads=4 kv_heads=2 head_dim=128 q_len=200 scale=0.0078125 "
+static const wrong_case wrong_cases[] = {
+    {"pattern=s2 block=16 local=2 stride=4" SHAPE, "pattern=s2 block=16 local=2 stride=4 offset=1" SHAPE},
+    {"pattern=s2 block=16 local=2 stride=4 offset=1" SHAPE, "pattern=s2 block=16 local=2 stride=4 offset=2" SHAPE},
+    {"pattern=s2 block=16 local=2 stride=4" SHAPE, "pattern=s2 block=16 local=3 stride=4" SHAPE},
+    {"pattern=s2 block=16 local=2 stride=4" SHAPE, "pattern=s2 block=16 local=1 stride=4" SHAPE},
+    {"pattern=s2 block=16 local=2 stride=4" SHAPE, "pattern=s2 block=16 local=2 stride=5" SHAPE},
+    {"pattern=s2 block=16 local=2 stride=4" SHAPE, "pattern=s2 block=17 local=2 stride=4" SHAPE},
+    {"pattern=s2 block=16 local=2 stride=4" SHAPE, "pattern=s2 block=16 local=2 stride=4 per_kv_head=1" SHAPE},
+    {"pattern=s2 block=16 local=2 stride=4" SHAPE, "pattern=s2 block=16 local=2 stride=4 homo=1" SHAPE},
+    {"pattern=s2 block=16 local=2 stride=4" SHAPE, "pattern=s2 block=16 local=2 stride=4 dense_heads=1" SHAPE},
+    {"pattern=s2 block=16 local=2 stride=8" SHAPE, "pattern=s2 block=16 local=2 stride=8 head_first=4 heads_total=8" SHAPE},
+    {"pattern=s2 block=16 local=2 stride=4 causal=0" SHAPE, "pattern=s2 block=16 local=2 local_right=3 stride=4 causal=0" SHAPE},
+    {"pattern=dense" SHAPE0, "pattern=dense causal=0" SHAPE0},
+    {"pattern=window left=40 right=0" SHAPE, "pattern=window left=41 right=0" SHAPE},
+    {"pattern=window left=40 right=0" SHAPE, "pattern=window left=39 right=0" SHAPE},
+    {"pattern=window left=40 right=0 sinks=4" SHAPE, "pattern=window left=40 right=0 sinks=3" SHAPE},
+    {"pattern=window left=40 right=9 causal=0" SHAPE, "pattern=window left=40 right=10 causal=0" SHAPE},
+    {"pattern=dense" SHAPE0, "pattern=window left=198 right=0" SHAPE0}, /* one pair in a whole head is missing */
+};
+
+/* A result must not pass against the reference of another pattern, in any type, even with the scale that flattens the softmax most. */
+static void test_wrong_pattern_is_seen(void **state) {
+    static const char *const dtypes[] = {"f32", "f16", "bf16"};
+    const test_target *target = *state;
+    for (size_t n = 0; n < sizeof wrong_cases / sizeof wrong_cases[0]; n++)
+        for (int d = 0; d < 3; d++) {
+            char line[512], error[512];
+            problem right, wrong;
+            snprintf(line, sizeof line, "%s dtype=%s", wrong_cases[n].right, dtypes[d]);
+            if (problem_parse(&right, line, error, sizeof error) != 0) fail_msg("%s: %s", line, error);
+            snprintf(line, sizeof line, "%s dtype=%s", wrong_cases[n].wrong, dtypes[d]);
+            if (problem_parse(&wrong, line, error, sizeof error) != 0) fail_msg("%s: %s", line, error);
+            instance x;
+            instance_verdict verdict;
+            assert_ok(instance_create(&x, target->device, &right, NULL, INSTANCE_GUARDS));
+            assert_ok(instance_run(&x, NULL));
+            assert_ok(instance_fetch(&x));
+            instance_check(&x, 0, &verdict);
+            if (!verdict.pass) fail_msg("%s: %s", wrong_cases[n].right, verdict.what);
+            x.problem = &wrong;
+            instance_check(&x, 0, &verdict);
+            if (verdict.pass) fail_msg("the result of '%s' passes as that of '%s'", wrong_cases[n].right, line);
+            x.problem = &right;
+            instance_release(&x);
+            problem_free(&right);
+            problem_free(&wrong);
+        }
+}
+
+/* With these inputs a wrong offset must not hide: most elements are off by more than the original's own tolerance. */
+static void test_wrong_offset_shows_everywhere(void **state) {
+    rig r;
+    rig_create(&r, *state, "pattern=s2 block=16 local=2 stride=4" SHAPE "dtype=f16", NULL, NULL);
+    uint16_t *o = room(r.bytes[TESS_ROLE_O]);
+    float *lse = room(r.bytes[TESS_ROLE_LSE]);
+    rig_run(&r, NULL, o, lse);
+    const reference_inputs in = {r.data[0], r.data[1], r.data[2]};
+    int64_t off[2] = {0, 0}, all = 0;
+    for (int wrong = 0; wrong < 2; wrong++) {
+        r.p.offset = wrong;
+        for (int32_t h = 0; h < r.p.heads; h++)
+            for (int64_t n = 0; n < r.p.q_len; n++) {
+                double row[256], value;
+                reference_row(&r.p, &in, 0, h, n, row, &value);
+                for (int e = 0; e < r.p.head_dim; e++, all += wrong)
+                    off[wrong] += fabs(half_to_float(o[(n * r.p.heads + h) * r.p.head_dim + e]) - row[e]) > 1e-2;
+            }
+    }
+    assert_int_equal(off[0], 0);
+    assert_true(off[1] > all / 2);
+    free(o);
+    free(lse);
+    rig_release(&r);
+}
+
+/* A damaged byte in an output, an LSE that is off, and a guard word that was hit are seen as well. */
+static void test_damaged_output_is_seen(void **state) {
+    const test_target *target = *state;
+    char error[512];
+    problem p;
+    if (problem_parse(&p, "pattern=s2 block=16 local=2 stride=4 heads=4 kv_heads=2 head_dim=64 q_len=50 kv_len=200", error, sizeof error) != 0)
+        fail_msg("%s", error);
+    instance x;
+    instance_verdict verdict;
+    assert_ok(instance_create(&x, target->device, &p, NULL, INSTANCE_GUARDS | INSTANCE_POISON));
+    assert_ok(instance_run(&x, NULL));
+    assert_ok(instance_fetch(&x));
+    instance_check(&x, 0, &verdict);
+    assert_true(verdict.pass);
+    float *o = x.o, kept = o[777];
+    o[777] = kept + 1e-3f;
+    instance_check(&x, 0, &verdict);
+    assert_false(verdict.pass);
+    o[777] = NAN;
+    instance_check(&x, 0, &verdict);
+    assert_false(verdict.pass);
+    o[777] = kept;
+    kept = x.lse[99];
+    x.lse[99] = kept + 1e-3f;
+    instance_check(&x, 0, &verdict);
+    assert_false(verdict.pass);
+    x.lse[99] = NAN;
+    instance_check(&x, 0, &verdict);
+    assert_false(verdict.pass);
+    x.lse[99] = -INFINITY;
+    instance_check(&x, 0, &verdict);
+    assert_false(verdict.pass);
+    x.lse[99] = kept;
+    instance_check(&x, 0, &verdict);
+    assert_true(verdict.pass);
+    /* The four bytes in front of O and behind it belong to the guards. */
+    const float hit = 1.0f;
+    for (int side = 0; side < 2; side++) {
+        tess_buffer at = x.run.o.buffer;
+        float was;
+        at.offset = side ? at.offset + x.o_bytes : at.offset - sizeof hit;
+        assert_ok(tess_copy(target->device, tess_host_buffer(&was, sizeof was), at, sizeof was));
+        assert_ok(tess_copy(target->device, at, tess_host_buffer(&hit, sizeof hit), sizeof hit));
+        instance_fetch(&x);
+        instance_check(&x, 0, &verdict);
+        assert_false(verdict.pass);
+        assert_ok(tess_copy(target->device, at, tess_host_buffer(&was, sizeof was), sizeof was));
+    }
+    instance_fetch(&x);
+    instance_check(&x, 0, &verdict);
+    assert_true(verdict.pass);
+    instance_release(&x);
+    problem_free(&p);
+}
+
+const property value_properties[] = {
+    {"context-parallel pieces of dense attention", test_context_parallel_dense, 0},
+    {"context-parallel pieces of S2 attention", test_context_parallel_s2, 0},
+    {"rows without keys", test_rows_without_keys, 0},
+    {"empty batches and sequences", test_nothing_to_do, 0},
+    {"scores of any size", test_scores_of_any_size, 0},
+    {"negative scale", test_negative_scale, 0},
+    {"a wrong pattern is seen", test_wrong_pattern_is_seen, 1},
+    {"a wrong offset shows in most elements", test_wrong_offset_shows_everywhere, 1},
+    {"a damaged output is seen", test_damaged_output_is_seen, 1},
+    {NULL, NULL, 0},
+};

@@ -1,0 +1,369 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fake_device.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { DEVICES = 2, MOST_BUFFERS = 256 };
+
+/* Added to every address that leaves the backend: whoever reads through a handle of this device crashes. */
+static const uint64_t far_away = 1ull << 60;
+
+__attribute__((visibility("default"))) fake_control fake_control_symbol = {.only_device = -1};
+
+typedef struct fake_device {
+    const tess_host *host;
+    int index, lost;
+    void *buffers[MOST_BUFFERS];
+    uint64_t sizes[MOST_BUFFERS];
+} fake_device;
+
+static fake_control *const control = &fake_control_symbol;
+
+/* Counts a fallible call; true if it has to fail. */
+static int fails(int device, const char *function) {
+    if (control->only_device >= 0 && control->only_device != device) return 0;
+    control->calls++;
+    if (!control->fail_at || (control->calls != control->fail_at && !(control->sticky && control->calls > control->fail_at))) return 0;
+    control->failures++;
+    control->failed = function;
+    return 1;
+}
+
+static tess_status refuse(const tess_host *host, const char *function) {
+    return host->fail(host, control->status, "fake_%s: error %d was asked for", function, (int)control->status);
+}
+
+static tess_status on_device(fake_device *device, const char *function) {
+    if (!fails(device->index, function)) return TESS_OK;
+    if (control->status == TESS_ERROR_DEVICE_LOST) device->lost = 1;
+    return refuse(device->host, function);
+}
+
+static tess_status fake_list(const tess_host *host, uint32_t index, tess_device_info *info) {
+    if (index >= DEVICES) return host->fail(host, TESS_ERROR_UNAVAILABLE, "fake_list: there are %d devices", DEVICES);
+    if (fails((int)index, "list")) return refuse(host, "list");
+    info->kind = TESS_DEVICE_GPU;
+    info->compute_units = 3;
+    info->memory_bytes = 1 << 30;
+    snprintf(info->name, sizeof info->name, "fake device %u", index);
+    snprintf(info->arch, sizeof info->arch, "loop");
+    snprintf(info->driver, sizeof info->driver, "1");
+    return TESS_OK;
+}
+
+static tess_status fake_open(const tess_host *host, uint32_t index, const void *native, void **out) {
+    if (native) return host->fail(host, TESS_ERROR_UNSUPPORTED, "fake_open: native: there is nothing to wrap");
+    if (fails((int)index, "open")) return refuse(host, "open");
+    fake_device *device = host->alloc(host, sizeof *device, 64);
+    if (!device) return host->fail(host, TESS_ERROR_OUT_OF_MEMORY, "fake_open: no host memory");
+    memset(device, 0, sizeof *device);
+    device->host = host;
+    device->index = (int)index;
+    control->devices++;
+    *out = device;
+    return TESS_OK;
+}
+
+static void fake_close(void *opaque) {
+    fake_device *device = opaque;
+    for (int n = 0; n < MOST_BUFFERS; n++) {
+        if (!device->buffers[n]) continue;
+        free(device->buffers[n]);
+        control->buffers--;
+        if (!device->lost) control->leaked++;
+    }
+    control->devices--;
+    device->host->free(device->host, device, sizeof *device);
+}
+
+static tess_status fake_query(void *opaque, tess_caps *caps) {
+    const tess_status status = on_device(opaque, "query");
+    if (status != TESS_OK) return status;
+    caps->host_memory = 0;
+    caps->buffer_kind = TESS_BUFFER_POINTER;
+    caps->parallel_jobs = 6;
+    caps->workspace_align = 512;
+    caps->range_blocks = control->range_blocks;
+    caps->steps_per_second = 1000000;
+    return TESS_OK;
+}
+
+/* ------------------------------------------------------------------ memory */
+
+static tess_status fake_alloc(void *opaque, uint64_t size, tess_buffer *buffer) {
+    fake_device *device = opaque;
+    const tess_status status = on_device(device, "alloc");
+    if (status != TESS_OK) return status;
+    for (int n = 0; n < MOST_BUFFERS; n++) {
+        if (device->buffers[n]) continue;
+        void *memory = size < 1ull << 34 ? aligned_alloc(512, (size_t)(size + 511) / 512 * 512) : NULL;
+        if (!memory) break;
+        device->buffers[n] = memory;
+        device->sizes[n] = size;
+        control->buffers++;
+        *buffer = (tess_buffer){.kind = TESS_BUFFER_POINTER, .handle = (uint64_t)(uintptr_t)memory + far_away, .size = size};
+        return TESS_OK;
+    }
+    return device->host->fail(device->host, TESS_ERROR_OUT_OF_MEMORY, "fake_alloc: no memory for %llu bytes", (unsigned long long)size);
+}
+
+static tess_status fake_free(void *opaque, tess_buffer *buffer) {
+    fake_device *device = opaque;
+    const tess_status status = on_device(device, "free");
+    if (status != TESS_OK) return status;
+    for (int n = 0; n < MOST_BUFFERS; n++)
+        if (device->buffers[n] && (uint64_t)(uintptr_t)device->buffers[n] + far_away == buffer->handle) {
+            free(device->buffers[n]);
+            device->buffers[n] = NULL;
+            control->buffers--;
+            return TESS_OK;
+        }
+    return device->host->fail(device->host, TESS_ERROR_NATIVE, "fake_free: not a buffer of this device");
+}
+
+static char *address(const tess_buffer *buffer) {
+    return (char *)(uintptr_t)(buffer->handle - (buffer->kind == TESS_BUFFER_POINTER ? far_away : 0) + buffer->offset);
+}
+
+/* Whether the range lies within one buffer of the device, as a driver would check. */
+static int is_inside(const fake_device *device, const tess_buffer *buffer, uint64_t bytes) {
+    const char *from = address(buffer);
+    for (int n = 0; n < MOST_BUFFERS; n++) {
+        const char *start = device->buffers[n];
+        if (start && from >= start && from + bytes <= start + device->sizes[n]) return 1;
+    }
+    return 0;
+}
+
+static tess_status fake_copy(void *opaque, tess_buffer destination, tess_buffer source, uint64_t bytes) {
+    fake_device *device = opaque;
+    const tess_status status = on_device(device, "copy");
+    if (status != TESS_OK) return status;
+    if ((destination.kind == TESS_BUFFER_POINTER && !is_inside(device, &destination, bytes)) ||
+        (source.kind == TESS_BUFFER_POINTER && !is_inside(device, &source, bytes)))
+        return device->host->fail(device->host, TESS_ERROR_NATIVE, "fake_copy: memory of no buffer");
+    memcpy(address(&destination), address(&source), (size_t)bytes);
+    return TESS_OK;
+}
+
+static tess_status fake_wait(void *opaque, uint64_t timeout_ns) {
+    (void)timeout_ns;
+    return on_device(opaque, "wait");
+}
+
+/* ------------------------------------------------------------------ kernel */
+
+typedef struct fake_state {
+    const tess_host *host;
+} fake_state;
+
+static void release_kernel(tess_kernel *kernel) {
+    fake_state *state = kernel->state;
+    if (!state) return;
+    control->states--;
+    state->host->free(state->host, state, sizeof *state);
+    kernel->state = NULL;
+}
+
+static tess_status fake_kernel(void *opaque, const tess_kernel_key *key, tess_kernel *kernel, uint32_t index, tess_kernel_info *info) {
+    fake_device *device = opaque;
+    const tess_host *host = device->host;
+    if (!key) {
+        if (index) return host->fail(host, TESS_ERROR_INVALID, "fake_kernel: index: %u is past the last kernel", index);
+        info->op = TESS_OP_FORWARD;
+        info->status = TESS_OK;
+        snprintf(info->name, sizeof info->name, "loop");
+        return TESS_OK;
+    }
+    const tess_status status = on_device(device, "kernel");
+    if (status != TESS_OK) return status;
+    if (key->name && strcmp(key->name, "loop") != 0) return host->fail(host, TESS_ERROR_UNSUPPORTED, "fake_kernel: there is no kernel %s", key->name);
+    fake_state *state = host->alloc(host, sizeof *state, 16);
+    if (!state) return host->fail(host, TESS_ERROR_OUT_OF_MEMORY, "fake_kernel: no host memory");
+    state->host = host;
+    control->states++;
+    kernel->tile_rows = 48;
+    kernel->tile_step = 1;
+    kernel->pack_rows = 8;
+    kernel->scratch_bytes = 777; /* partials must be placed after it, wherever it ends */
+    snprintf(kernel->name, sizeof kernel->name, "loop");
+    kernel->state = state;
+    kernel->release = release_kernel;
+    return TESS_OK;
+}
+
+static float from_half(uint16_t h) {
+    const int exponent = h >> 10 & 31, fraction = h & 1023;
+    const float sign = h >> 15 ? -1.0f : 1.0f;
+    if (exponent == 31) return fraction ? NAN : sign * INFINITY;
+    return sign * (exponent ? ldexpf((float)(fraction + 1024), exponent - 25) : ldexpf((float)fraction, -24));
+}
+
+/* Rounds to nearest, ties to even. */
+static uint16_t to_half(float f) {
+    uint32_t bits;
+    memcpy(&bits, &f, sizeof bits);
+    const uint16_t sign = (uint16_t)(bits >> 16 & 0x8000);
+    const float magnitude = fabsf(f);
+    if (isnan(f)) return (uint16_t)(sign | 0x7e00);
+    if (magnitude >= 65520.0f) return (uint16_t)(sign | 0x7c00);
+    int exponent = 0;
+    frexpf(magnitude, &exponent);
+    const int unit = exponent - 11 < -24 ? -24 : exponent - 11;
+    const uint32_t steps = (uint32_t)rintf(ldexpf(magnitude, -unit)); /* up to 2048 units of the last place */
+    if (unit == -24) return (uint16_t)(sign | steps);
+    return (uint16_t)(sign | (uint32_t)((unit + 24) * 1024 + (int)steps));
+}
+
+static float load(uint32_t dtype, const char *base, int64_t index) {
+    float f;
+    uint16_t h;
+    uint32_t bits;
+    if (dtype == TESS_F32) {
+        memcpy(&f, base + index * 4, sizeof f);
+        return f;
+    }
+    memcpy(&h, base + index * 2, sizeof h);
+    if (dtype == TESS_F16) return from_half(h);
+    bits = (uint32_t)h << 16;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
+
+static void store(uint32_t dtype, char *base, int64_t index, float f) {
+    if (dtype == TESS_F32) {
+        memcpy(base + index * 4, &f, sizeof f);
+        return;
+    }
+    uint32_t bits;
+    memcpy(&bits, &f, sizeof bits);
+    const uint16_t h = dtype == TESS_F16 ? to_half(f) : (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    memcpy(base + index * 2, &h, sizeof h);
+}
+
+/* The row that is being computed. */
+typedef struct row_state {
+    const tess_launch *launch;
+    const tess_sequence *sequence;
+    const tess_class *cls;
+    int64_t head, position, first_block;
+    float q[256];
+    double most, sum, o[256];
+} row_state;
+
+static int64_t floor_block(int64_t token, int64_t block) { return token >= 0 ? token / block : -((-token + block - 1) / block); }
+
+static int64_t at(const tess_tensor *t, int64_t batch, int64_t token, int64_t head) {
+    return batch * t->stride_batch + token * t->stride_token + head * t->stride_head;
+}
+
+static void add_block(row_state *r, int64_t j, uint32_t bits, int masked) {
+    const tess_launch *l = r->launch;
+    const tess_sequence *s = r->sequence;
+    const int64_t group = r->head / l->group;
+    for (int64_t t = j * l->block; t < (j + 1) * l->block && t < s->kv_len; t++) {
+        if (masked && !tess_kept(r->cls, r->position, t, floor_block(r->position, l->block), j, bits, r->first_block)) continue;
+        double score = 0;
+        const int64_t k = at(&l->k, s->batch, s->kv_start + t, group), v = at(&l->v, s->batch, s->kv_start + t, group);
+        for (int e = 0; e < l->head_dim; e++) score += (double)r->q[e] * load(l->dtype, address(&l->k.buffer), k + e);
+        score *= l->scale;
+        const double most = score > r->most ? score : r->most, keep = exp(r->most - most), weight = exp(score - most);
+        r->sum = r->sum * keep + weight;
+        for (int e = 0; e < l->head_dim; e++) r->o[e] = r->o[e] * keep + weight * load(l->dtype, address(&l->v.buffer), v + e);
+        r->most = most;
+    }
+}
+
+static float *partial_at(const tess_launch *l, uint32_t partial) {
+    return (float *)(void *)(address(&l->workspace) + l->partials_at) + (uint64_t)partial * l->partial_rows * (uint64_t)(l->value_head_dim + 1);
+}
+
+static void write_row(const tess_launch *l, const tess_sequence *s, int64_t row, int64_t head, const double *o, double lse) {
+    const int64_t to = at(&l->o, s->batch, s->q_start + row, head);
+    for (int e = 0; e < l->head_dim; e++) store(l->dtype, address(&l->o.buffer), to + e, (float)o[e]);
+    if (l->lse.buffer.kind != TESS_BUFFER_NONE) store(TESS_F32, address(&l->lse.buffer), at(&l->lse, s->batch, s->q_start + row, head), (float)lse);
+}
+
+static void run_row(const tess_launch *l, const char *tables, const tess_job *job, int64_t head_in_pack, int64_t row) {
+    const tess_tables *t = l->tables;
+    const uint32_t *entries = (const void *)(tables + t->entries_at), *bits = (const void *)(tables + t->bits_at);
+    row_state r = {.launch = l};
+    r.sequence = (const tess_sequence *)(const void *)(tables + t->sequences_at) + job->sequence;
+    r.cls = (const tess_class *)(const void *)(tables + t->classes_at) + job->cls;
+    r.head = job->head + head_in_pack;
+    r.position = (int64_t)r.sequence->kv_len - r.sequence->q_len + job->row + row;
+    r.first_block = floor_block((int64_t)r.sequence->kv_len - r.sequence->q_len + job->row, l->block);
+    r.most = -INFINITY;
+    const int64_t q = at(&l->q, r.sequence->batch, r.sequence->q_start + job->row + row, r.head);
+    for (int e = 0; e < l->head_dim; e++) r.q[e] = load(l->dtype, address(&l->q.buffer), q + e);
+    const int with_bits = (r.cls->flags & TESS_CLASS_BITS) != 0, masked = (r.cls->flags & TESS_CLASS_MASK_ENTRIES) != 0;
+    for (uint32_t n = 0; n < job->left_count; n++)
+        add_block(&r, entries[job->left_offset + n], with_bits ? bits[job->left_offset + n] : 0, masked || with_bits);
+    for (uint32_t n = 0; n < job->interval_blocks; n++)
+        add_block(&r, (int64_t)job->interval_start + n, 0, n < job->mask_head || n >= job->interval_blocks - job->mask_tail);
+    for (uint32_t n = 0; n < job->right_count; n++) add_block(&r, entries[job->right_offset + n], 0, masked);
+    for (int e = 0; e < l->head_dim; e++) r.o[e] = r.sum > 0 ? r.o[e] / r.sum : 0;
+    const double lse = r.sum > 0 ? r.most + log(r.sum) : -INFINITY;
+    if (job->partial == TESS_NO_PARTIAL) {
+        write_row(l, r.sequence, job->row + row, r.head, r.o, lse);
+        return;
+    }
+    float *partial = partial_at(l, job->partial);
+    const int64_t place = head_in_pack * job->rows + row;
+    for (int e = 0; e < l->head_dim; e++) partial[place * l->value_head_dim + e] = (float)r.o[e];
+    partial[(int64_t)l->partial_rows * l->value_head_dim + place] = (float)lse;
+}
+
+static void merge_row(const tess_launch *l, const char *tables, const tess_merge *merge, int64_t head_in_pack, int64_t row) {
+    const tess_sequence *s = (const tess_sequence *)(const void *)(tables + l->tables->sequences_at) + merge->sequence;
+    const int64_t place = head_in_pack * merge->rows + row, lse_at = (int64_t)l->partial_rows * l->value_head_dim + place;
+    double most = -INFINITY, sum = 0, o[256] = {0};
+    for (uint32_t n = 0; n < merge->parts; n++) most = fmax(most, partial_at(l, merge->partial + n)[lse_at]);
+    for (uint32_t n = 0; n < merge->parts && most > -INFINITY; n++) {
+        const float *partial = partial_at(l, merge->partial + n);
+        const double weight = exp(partial[lse_at] - most);
+        sum += weight;
+        for (int e = 0; e < l->head_dim; e++) o[e] += weight * partial[place * l->value_head_dim + e];
+    }
+    for (int e = 0; e < l->head_dim; e++) o[e] = sum > 0 ? o[e] / sum : 0;
+    write_row(l, s, merge->row + row, merge->head + head_in_pack, o, sum > 0 ? most + log(sum) : -INFINITY);
+}
+
+static tess_status fake_launch(void *opaque, const tess_launch *l) {
+    const tess_status status = on_device(opaque, "launch");
+    if (status != TESS_OK) return status;
+    const char *tables = address(&l->tables->device);
+    const tess_job *jobs = (const void *)(tables + l->tables->jobs_at);
+    const tess_merge *merges = (const void *)(tables + l->tables->merges_at);
+    control->launches++;
+    for (uint64_t n = l->first_job; n < l->first_job + l->n_jobs; n++)
+        for (int64_t h = 0; h < jobs[n].heads; h++)
+            for (int64_t row = 0; row < jobs[n].rows; row++) run_row(l, tables, &jobs[n], h, row);
+    for (uint64_t n = l->first_merge; n < l->first_merge + l->n_merges; n++)
+        for (int64_t h = 0; h < merges[n].heads; h++)
+            for (int64_t row = 0; row < merges[n].rows; row++) merge_row(l, tables, &merges[n], h, row);
+    if (l->seconds) *l->seconds = 1e-3;
+    return TESS_OK;
+}
+
+static const tess_backend backend = {
+    .abi = TESS_BACKEND_ABI,
+    .struct_size = sizeof backend,
+    .name = "fake",
+    .list = fake_list,
+    .open = fake_open,
+    .close = fake_close,
+    .query = fake_query,
+    .kernel = fake_kernel,
+    .launch = fake_launch,
+    .alloc = fake_alloc,
+    .free = fake_free,
+    .copy = fake_copy,
+    .wait = fake_wait,
+};
+
+__attribute__((visibility("default"))) const tess_backend *tess_backend_entry(void);
+const tess_backend *tess_backend_entry(void) { return &backend; }

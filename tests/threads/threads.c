@@ -1,0 +1,280 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the header promises to threads: handles shared by many, each with its own workspace, plans and layouts made at once, and one message for each thread. */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/testlib.h"
+
+enum { THREADS = 8, ROUNDS = 12, HEADS = 4, KV_HEADS = 2, D = 32, Q = 70, KV = 200 };
+enum { Q_COUNT = Q * HEADS * D, KV_COUNT = KV * KV_HEADS * D, LSE_COUNT = Q * HEADS };
+
+typedef struct shared {
+    tess_runtime *runtime;
+    tess_device *device;
+    tess_layout *layout;
+    tess_plan *plan;
+    tess_plan_info info;
+    float q[Q_COUNT], k[KV_COUNT], v[KV_COUNT];
+    float o[Q_COUNT], lse[LSE_COUNT]; /* what everybody must get */
+    pthread_barrier_t start;
+} shared;
+
+typedef struct worker {
+    shared *s;
+    int number;
+    pthread_t thread;
+    char complaint[512];
+} worker;
+
+static shared *all;
+
+/* cmocka's assertions belong to the main thread: workers leave a complaint instead. */
+#define WANT(condition)                                                                                                                            \
+    do {                                                                                                                                           \
+        if (!(condition)) {                                                                                                                        \
+            snprintf(w->complaint, sizeof w->complaint, "thread %d: %s (%s)", w->number, #condition, tess_last_error());                           \
+            return NULL;                                                                                                                           \
+        }                                                                                                                                          \
+    } while (0)
+
+static tess_plan_desc plan_desc(void) {
+    return (tess_plan_desc){.struct_size = sizeof(tess_plan_desc), .head_dim = D, .batch = 1, .q_len = Q, .kv_len = KV, .kv_split = 2};
+}
+
+static tess_layout_desc layout_desc(const tess_pattern *pattern) {
+    return (tess_layout_desc){
+        .struct_size = sizeof(tess_layout_desc), .pattern = pattern, .n_heads = HEADS, .n_kv_heads = KV_HEADS, .max_tokens = 1000};
+}
+
+static const tess_pattern s2 = {.struct_size = sizeof(tess_pattern), .kind = TESS_PATTERN_S2, .block = 16, .local = 2, .stride = 3};
+
+static tess_status run_with(const tess_plan *plan, const shared *s, float *o, float *lse, void *work, uint64_t work_bytes) {
+    tess_run_desc run = {.struct_size = sizeof run};
+    tess_plan_tensor(plan, TESS_ROLE_Q, tess_host_buffer(s->q, sizeof s->q), &run.q, NULL);
+    tess_plan_tensor(plan, TESS_ROLE_K, tess_host_buffer(s->k, sizeof s->k), &run.k, NULL);
+    tess_plan_tensor(plan, TESS_ROLE_V, tess_host_buffer(s->v, sizeof s->v), &run.v, NULL);
+    tess_plan_tensor(plan, TESS_ROLE_O, tess_host_buffer(o, sizeof s->o), &run.o, NULL);
+    tess_plan_tensor(plan, TESS_ROLE_LSE, tess_host_buffer(lse, sizeof s->lse), &run.lse, NULL);
+    run.workspace = tess_host_buffer(work, work_bytes);
+    return tess_run(plan, &run);
+}
+
+static void *aligned(uint64_t bytes) { return aligned_alloc(4096, (bytes / 4096 + 1) * 4096); }
+
+static int setup(void **state) {
+    (void)state;
+    uint64_t seed = 3;
+    all = calloc(1, sizeof *all);
+    assert_non_null(all);
+    for (int n = 0; n < Q_COUNT; n++) all->q[n] = (float)test_between(&seed, -1000, 1000) / 500;
+    for (int n = 0; n < KV_COUNT; n++) all->k[n] = (float)test_between(&seed, -1000, 1000) / 500;
+    for (int n = 0; n < KV_COUNT; n++) all->v[n] = (float)test_between(&seed, -1000, 1000) / 500;
+    all->runtime = test_runtime(3);
+    all->device = test_cpu(all->runtime);
+    const tess_layout_desc layout = layout_desc(&s2);
+    const tess_plan_desc plan = plan_desc();
+    assert_ok(tess_layout_create(all->runtime, &layout, &all->layout));
+    assert_ok(tess_plan_create(all->device, all->layout, &plan, &all->plan));
+    all->info.struct_size = sizeof all->info;
+    assert_ok(tess_plan_query(all->plan, &all->info));
+    void *work = aligned(all->info.workspace_bytes);
+    assert_ok(run_with(all->plan, all, all->o, all->lse, work, all->info.workspace_bytes));
+    free(work);
+    assert_int_equal(pthread_barrier_init(&all->start, NULL, THREADS), 0);
+    return 0;
+}
+
+static int teardown(void **state) {
+    (void)state;
+    pthread_barrier_destroy(&all->start);
+    tess_plan_release(all->plan);
+    tess_layout_release(all->layout);
+    tess_device_release(all->device);
+    tess_runtime_release(all->runtime);
+    free(all);
+    return 0;
+}
+
+static void in_threads(void *(*body)(void *worker)) {
+    worker workers[THREADS];
+    memset(workers, 0, sizeof workers);
+    for (int n = 0; n < THREADS; n++) {
+        workers[n].s = all;
+        workers[n].number = n;
+        assert_int_equal(pthread_create(&workers[n].thread, NULL, body, &workers[n]), 0);
+    }
+    for (int n = 0; n < THREADS; n++) assert_int_equal(pthread_join(workers[n].thread, NULL), 0);
+    for (int n = 0; n < THREADS; n++)
+        if (workers[n].complaint[0]) fail_msg("%s", workers[n].complaint);
+}
+
+/* ------------------------------------------------------------------ bodies */
+
+static void *run_shared_plan(void *argument) {
+    worker *w = argument;
+    shared *s = w->s;
+    float *o = malloc(sizeof s->o), *lse = malloc(sizeof s->lse);
+    void *work = aligned(s->info.workspace_bytes);
+    WANT(o && lse && work);
+    pthread_barrier_wait(&s->start);
+    for (int round = 0; round < ROUNDS; round++) {
+        memset(o, 0xff, sizeof s->o);
+        memset(lse, 0xff, sizeof s->lse);
+        WANT(run_with(s->plan, s, o, lse, work, s->info.workspace_bytes) == TESS_OK);
+        WANT(memcmp(o, s->o, sizeof s->o) == 0);
+        WANT(memcmp(lse, s->lse, sizeof s->lse) == 0);
+    }
+    free(o);
+    free(lse);
+    free(work);
+    return NULL;
+}
+
+static void *make_everything(void *argument) {
+    worker *w = argument;
+    shared *s = w->s;
+    float *o = malloc(sizeof s->o), *lse = malloc(sizeof s->lse);
+    WANT(o && lse);
+    pthread_barrier_wait(&s->start);
+    for (int round = 0; round < ROUNDS; round++) {
+        tess_layout *layout = NULL;
+        tess_plan *plan = NULL;
+        tess_device *device = NULL;
+        const tess_layout_desc ld = layout_desc(&s2);
+        const tess_plan_desc pd = plan_desc();
+        tess_plan_info info = {.struct_size = sizeof info};
+        tess_device_desc dd = {.struct_size = sizeof dd, .id = "cpu"};
+        WANT(tess_layout_create(s->runtime, &ld, &layout) == TESS_OK);
+        WANT(tess_device_open(s->runtime, &dd, &device) == TESS_OK);
+        WANT(tess_plan_create(round % 2 ? device : s->device, round % 3 ? layout : s->layout, &pd, &plan) == TESS_OK);
+        tess_layout_release(layout);
+        tess_device_release(device);
+        WANT(tess_plan_query(plan, &info) == TESS_OK);
+        void *work = aligned(info.workspace_bytes);
+        WANT(work);
+        WANT(run_with(plan, s, o, lse, work, info.workspace_bytes) == TESS_OK);
+        WANT(memcmp(o, s->o, sizeof s->o) == 0);
+        free(work);
+        tess_plan_release(plan);
+    }
+    free(o);
+    free(lse);
+    return NULL;
+}
+
+static void *ask_everything(void *argument) {
+    worker *w = argument;
+    shared *s = w->s;
+    uint8_t row[64];
+    unsigned char bytes[4096];
+    pthread_barrier_wait(&s->start);
+    for (int round = 0; round < ROUNDS * 4; round++) {
+        tess_backend_info backend = {.struct_size = sizeof backend};
+        tess_device_info device = {.struct_size = sizeof device};
+        tess_kernel_info kernel = {.struct_size = sizeof kernel};
+        tess_setting_info setting = {.struct_size = sizeof setting};
+        tess_layout_info layout = {.struct_size = sizeof layout};
+        tess_kv_info kv = {.struct_size = sizeof kv};
+        tess_plan_info plan = {.struct_size = sizeof plan};
+        tess_layout *copy = NULL;
+        tess_buffer buffer;
+        int64_t slot;
+        uint64_t first, count;
+        size_t size = sizeof bytes;
+        WANT(tess_runtime_backend(s->runtime, 0, &backend) == TESS_OK);
+        WANT(tess_runtime_device(s->runtime, 0, &device) == TESS_OK);
+        WANT(tess_runtime_setting(s->runtime, 0, &setting) == TESS_OK);
+        WANT(tess_device_query(s->device, &device) == TESS_OK);
+        WANT(tess_device_kernel(s->device, 0, &kernel) == TESS_OK);
+        WANT(tess_layout_query(s->layout, &layout) == TESS_OK);
+        WANT(tess_layout_kv(s->layout, 0, &kv) == TESS_OK);
+        WANT(tess_layout_slot(s->layout, 0, round % 63, &slot) == TESS_OK);
+        WANT(tess_layout_row(s->layout, round % HEADS, round % 63, row, sizeof row) == TESS_OK);
+        WANT(tess_layout_serialize(s->layout, bytes, &size) == TESS_OK);
+        WANT(tess_layout_deserialize(s->runtime, bytes, size, &copy) == TESS_OK);
+        tess_layout_release(copy);
+        WANT(tess_plan_query(s->plan, &plan) == TESS_OK && plan.kept_pairs == s->info.kept_pairs);
+        WANT(tess_plan_range(s->plan, 0, &first, &count) == TESS_OK);
+        WANT(tess_alloc(s->device, 1000, &buffer) == TESS_OK);
+        WANT(tess_copy(s->device, buffer, tess_host_buffer(row, sizeof row), sizeof row) == TESS_OK);
+        WANT(tess_wait(s->device, 1000000) == TESS_OK);
+        WANT(tess_free(s->device, &buffer) == TESS_OK);
+    }
+    return NULL;
+}
+
+/* Each thread fails in its own way and must see its own message, whatever the others do. */
+static void *fail_in_own_way(void *argument) {
+    worker *w = argument;
+    char wanted[32];
+    pthread_barrier_wait(&w->s->start);
+    for (int round = 0; round < ROUNDS * 20; round++) {
+        const uint32_t index = (uint32_t)(1000 + w->number * 1000 + round);
+        tess_device_info info = {.struct_size = sizeof info};
+        snprintf(wanted, sizeof wanted, "%u", index);
+        WANT(tess_runtime_device(w->s->runtime, index, &info) == TESS_ERROR_INVALID);
+        WANT(strstr(tess_last_error(), wanted) != NULL);
+    }
+    return NULL;
+}
+
+/* All of it at once. */
+static void *mixture(void *argument) {
+    switch (((worker *)argument)->number % 4) {
+    case 0: return run_shared_plan(argument);
+    case 1: return make_everything(argument);
+    case 2: return ask_everything(argument);
+    default: return fail_in_own_way(argument);
+    }
+}
+
+/* A runtime of its own in each thread, probing at the same time. */
+static void *own_runtime(void *argument) {
+    worker *w = argument;
+    pthread_barrier_wait(&w->s->start);
+    for (int round = 0; round < 4; round++) {
+        tess_runtime *runtime = NULL;
+        tess_device *device = NULL;
+        tess_runtime_desc rd = {.struct_size = sizeof rd, .log = test_log_nothing, .cpu_threads = (uint32_t)(1 + w->number % 3)};
+        WANT(tess_runtime_create(&rd, &runtime) == TESS_OK);
+        WANT(tess_device_open(runtime, NULL, &device) == TESS_OK);
+        tess_runtime_release(runtime);
+        tess_device_release(device);
+    }
+    return NULL;
+}
+
+static void test_run_shared_plan(void **state) {
+    (void)state;
+    in_threads(run_shared_plan);
+}
+static void test_make_everything(void **state) {
+    (void)state;
+    in_threads(make_everything);
+}
+static void test_ask_everything(void **state) {
+    (void)state;
+    in_threads(ask_everything);
+}
+static void test_fail_in_own_way(void **state) {
+    (void)state;
+    in_threads(fail_in_own_way);
+}
+static void test_mixture(void **state) {
+    (void)state;
+    in_threads(mixture);
+}
+static void test_own_runtime(void **state) {
+    (void)state;
+    in_threads(own_runtime);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_run_shared_plan), cmocka_unit_test(test_make_everything), cmocka_unit_test(test_ask_everything),
+        cmocka_unit_test(test_fail_in_own_way), cmocka_unit_test(test_mixture),         cmocka_unit_test(test_own_runtime),
+    };
+    return cmocka_run_group_tests_name("threads", tests, setup, teardown);
+}
