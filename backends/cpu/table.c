@@ -56,7 +56,7 @@ static const char *refusal(const cpu_row *row, const tess_kernel_key *key, char 
 static void release(tess_kernel *kernel) { kernel->state = NULL; /* launches keep nothing between calls */ }
 
 static tess_status describe(const tess_host *host, uint32_t index, tess_kernel_info *info) {
-    if (index >= ROWS) return host->fail(host, TESS_ERROR_INVALID, "cpu: kernel index %u is past the last", index);
+    if (index >= ROWS) return host->fail(host, TESS_ERROR_INVALID, "index: %u is past the last kernel", index);
     const char *reason = "not built for this processor";
     const int usable = rows[index].job && cpu_isa_usable(rows[index].isa, &reason);
     info->op = TESS_OP_FORWARD;

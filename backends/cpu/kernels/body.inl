@@ -340,15 +340,25 @@ INLINE void store_row(uint32_t dtype, void *out, const float *row, int32_t n) {
     }
 }
 
-static void finish_panel(const task *t, int32_t first) {
+/* Writes one row of O and its LSE where the job says: into the caller's tensors or a partial result. */
+static void finish_row(const task *t, int32_t r, const float *row) {
     const memory *m = &t->m;
     const tess_launch *l = t->launch;
-    const tess_job *job = t->job;
+    const float lse = m->sum[r] == 0.0f ? -INFINITY : (float)((double)m->top[r] * 0.69314718055994530942 + log((double)m->sum[r]));
+    if (t->job->partial != TESS_NO_PARTIAL) {
+        float *partial = (float *)(uintptr_t)(l->workspace.handle + l->workspace.offset + l->partials_at) +
+                         (size_t)t->job->partial * l->partial_rows * ((size_t)t->head_dim + 1);
+        memcpy(partial + (size_t)r * t->head_dim, row, (size_t)t->head_dim * sizeof(float));
+        partial[(size_t)l->partial_rows * t->head_dim + r] = lse;
+        return;
+    }
+    store_row(l->dtype, tensor_base(&l->o) + row_offset(t, &l->o, r) * t->esize, row, t->head_dim);
+    if (l->lse.buffer.kind != TESS_BUFFER_NONE) ((float *)tensor_base(&l->lse))[row_offset(t, &l->lse, r)] = lse;
+}
+
+static void finish_panel(const task *t, int32_t first) {
+    const memory *m = &t->m;
     const int32_t padded = round_up(t->head_dim, VL);
-    float *partial = NULL;
-    if (job->partial != TESS_NO_PARTIAL)
-        partial = (float *)(uintptr_t)(l->workspace.handle + l->workspace.offset + l->partials_at) +
-                  (size_t)job->partial * l->partial_rows * ((size_t)t->head_dim + 1);
     for (int32_t lane = 0; lane < PANEL && first + lane < t->rows; lane += VL) {
         const vf sum = vload(m->sum + first + lane);
         const vi empty = (vi)(sum == 0.0f); /* such a row has seen no key: 0, whatever O holds */
@@ -360,20 +370,11 @@ static void finish_panel(const task *t, int32_t first) {
             vtranspose(r);
             for (int32_t i = 0; i < VL; i++) vstore_any(m->rows + (size_t)i * padded + d, r[i]);
         }
-        for (int32_t i = 0; i < VL && first + lane + i < t->rows; i++) {
-            const int32_t r = first + lane + i;
-            const float *row = m->rows + (size_t)i * padded;
-            const double lse = m->sum[r] == 0.0f ? -INFINITY : (double)m->top[r] * 0.69314718055994530942 + log((double)m->sum[r]);
-            if (partial) {
-                memcpy(partial + (size_t)r * t->head_dim, row, (size_t)t->head_dim * sizeof(float));
-                partial[(size_t)l->partial_rows * t->head_dim + r] = (float)lse;
-                continue;
-            }
-            store_row(l->dtype, tensor_base(&l->o) + row_offset(t, &l->o, r) * t->esize, row, t->head_dim);
-            if (l->lse.buffer.kind != TESS_BUFFER_NONE) ((float *)tensor_base(&l->lse))[row_offset(t, &l->lse, r)] = (float)lse;
-        }
+        for (int32_t i = 0; i < VL && first + lane + i < t->rows; i++) finish_row(t, first + lane + i, m->rows + (size_t)i * padded);
     }
 }
+
+#include "direct.inl"
 
 void KERNEL(job)(const tess_launch *launch, const tess_job *job, void *scratch) {
     task t;
@@ -397,6 +398,10 @@ void KERNEL(job)(const tess_launch *launch, const tess_job *job, void *scratch) 
     const memory *m = &t.m;
     const int32_t lanes = round_up(t.rows, PANEL), panels = lanes / PANEL;
     place_rows(&t);
+    if (t.rows <= DIRECT_ROWS) {
+        direct_job(&t);
+        return;
+    }
     for (int32_t r = 0; r < lanes; r += PANEL) pack_queries(&t, r);
     for (int32_t r = 0; r < lanes; r++) {
         m->top[r] = -INFINITY;

@@ -24,6 +24,15 @@
 #define UNROLL _Pragma("GCC unroll 16")
 #endif
 
+/* Pins a value to a register at this point. Without it gcc moves multiply-adds of a register block past each other and runs out of registers. */
+#if defined(__GNUC__) && !defined(__clang__) && defined(__SSE__)
+#define VKEEP(x) __asm__("" : "+v"(x))
+#elif defined(__GNUC__) && !defined(__clang__) && defined(__aarch64__)
+#define VKEEP(x) __asm__("" : "+w"(x))
+#else
+#define VKEEP(x) (void)0
+#endif
+
 typedef float vf __attribute__((vector_size(VL * 4)));
 typedef int32_t vi __attribute__((vector_size(VL * 4)));
 typedef uint32_t vu __attribute__((vector_size(VL * 4)));

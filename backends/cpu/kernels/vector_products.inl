@@ -78,7 +78,10 @@ INLINE void score_block(const float *k, size_t pitch, const float *q, int32_t wo
             for (int i = 0; i < KB; i++) {
                 const vf a = vset(k[i * pitch + (size_t)(w + u)]);
                 UNROLL
-                for (int v = 0; v < nv; v++) acc[i][v] = DOT(acc[i][v], a, b[v]);
+                for (int v = 0; v < nv; v++) {
+                    acc[i][v] = DOT(acc[i][v], a, b[v]);
+                    VKEEP(acc[i][v]);
+                }
             }
         }
     }
@@ -105,7 +108,10 @@ INLINE void value_step(const float *v, const float *p, vf (*acc)[NV], const int 
     for (int i = 0; i < DB; i++) {
         const vf a = vset(v[i]);
         UNROLL
-        for (int j = 0; j < nv; j++) acc[i][j] = DOT(acc[i][j], a, b[j]);
+        for (int j = 0; j < nv; j++) {
+            acc[i][j] = DOT(acc[i][j], a, b[j]);
+            VKEEP(acc[i][j]);
+        }
     }
 }
 

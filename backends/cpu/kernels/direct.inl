@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Jobs of a few rows (decoding): lanes over rows would stay empty and packing would cost more than the products, so K and V are read in place, once. Lanes run over
+ * elements in both products and over keys in the softmax; everything is in floats, whatever the storage.
+ */
+
+#define DIRECT_ROWS 4
+#define DIRECT_SPAN 4 /* vectors of O that are kept in registers, per row */
+
+/* Elements [i, i + VL) of a row of n; of a 16-float vector the second half may lie past the end: it is zero then and not read. */
+INLINE vf load_elements(uint32_t dtype, const char *row, int32_t i, int32_t n) {
+    const char *at = row + (size_t)i * (dtype == TESS_F32 ? 4 : 2);
+#if VL > 8
+    char part[VL * 4] __attribute__((aligned(64)));
+    if (i + VL > n) {
+        memset(part, 0, sizeof part);
+        memcpy(part, at, dtype == TESS_F32 ? 32 : 16);
+        at = part;
+    }
+#else
+    (void)n;
+#endif
+    if (dtype == TESS_F32) return vload_any(at);
+    return dtype == TESS_F16 ? vfrom_f16((const uint16_t *)(const void *)at) : vfrom_bf16((const uint16_t *)(const void *)at);
+}
+
+/* Scores of VL keys against all rows: sums over elements stay in lanes until one transposition adds them up. */
+INLINE void direct_scores(const task *t, const uint32_t dtype, const char *const *keys, int32_t at, const int rows) {
+    const memory *m = &t->m;
+    vf acc[DIRECT_ROWS][VL];
+    for (int i = 0; i < VL; i++) {
+        vf sum[DIRECT_ROWS];
+        for (int r = 0; r < rows; r++) sum[r] = vset(0.0f);
+        for (int32_t d = 0; d < t->head_dim; d += VL) {
+            const vf k = load_elements(dtype, keys[i], d, t->head_dim);
+            UNROLL
+            for (int r = 0; r < rows; r++) sum[r] += k * vload(m->q + (size_t)r * m->o_elements + d);
+        }
+        for (int r = 0; r < rows; r++) acc[r][i] = sum[r];
+    }
+    for (int r = 0; r < rows; r++) {
+        vtranspose(acc[r]);
+        for (int step = VL / 2; step > 0; step /= 2)
+            for (int i = 0; i < step; i++) acc[r][i] += acc[r][i + step];
+        vstore(m->s + (size_t)r * CHUNK + at, acc[r][0]);
+    }
+}
+
+/* O of some rows += P V over the chunk, DIRECT_SPAN vectors of O at a time. */
+INLINE void direct_values(const task *t, const uint32_t dtype, const char *const *values, const int rows) {
+    const memory *m = &t->m;
+    for (int32_t d = 0; d < t->head_dim; d += DIRECT_SPAN * VL) {
+        vf acc[DIRECT_ROWS][DIRECT_SPAN];
+        const int32_t left = (t->head_dim - d + VL - 1) / VL, vectors = left < DIRECT_SPAN ? left : DIRECT_SPAN;
+        for (int r = 0; r < rows; r++)
+            for (int j = 0; j < DIRECT_SPAN; j++) acc[r][j] = vload(m->o + (size_t)r * m->o_elements + d + (j < vectors ? j : 0) * VL);
+        for (int32_t key = 0; key < t->chunk.keys; key++) {
+            vf v[DIRECT_SPAN];
+            if (vectors == DIRECT_SPAN && d + DIRECT_SPAN * VL <= t->head_dim) {
+                UNROLL
+                for (int j = 0; j < DIRECT_SPAN; j++) v[j] = load_elements(dtype, values[key], d + j * VL, d + (j + 1) * VL);
+            } else {
+                for (int j = 0; j < DIRECT_SPAN; j++) v[j] = j < vectors ? load_elements(dtype, values[key], d + j * VL, t->head_dim) : vset(0.0f);
+            }
+            UNROLL
+            for (int r = 0; r < rows; r++) {
+                const vf p = vset(m->s[(size_t)r * CHUNK + key]);
+                UNROLL
+                for (int j = 0; j < DIRECT_SPAN; j++) acc[r][j] += p * v[j];
+            }
+        }
+        for (int r = 0; r < rows; r++)
+            for (int j = 0; j < vectors; j++) vstore(m->o + (size_t)r * m->o_elements + d + j * VL, acc[r][j]);
+    }
+}
+
+/* Scores of row r that must not count become -inf. */
+static void direct_mask(const task *t, int32_t r) {
+    const memory *m = &t->m;
+    const int32_t sinks = t->cls->flags & TESS_CLASS_WINDOW ? t->cls->sinks : 0;
+    float *s = m->s + (size_t)r * CHUNK;
+    for (int32_t n = 0; n < t->chunk.pieces; n++) {
+        const cpu_piece *p = &t->chunk.piece[n];
+        if (!p->masked) continue;
+        const int listed = (int)(p->kept >> m->block[r]) & 1;
+        for (int32_t i = 0; i < p->count; i++) {
+            const int32_t token = p->token + i;
+            const int in_bounds = token < sinks ? token <= m->cap[r] : token >= m->low[r] && token <= m->high[r];
+            if (!listed || !in_bounds) s[p->at + i] = -INFINITY;
+        }
+    }
+    for (int32_t key = t->chunk.keys; key < CHUNK; key++) s[key] = -INFINITY;
+}
+
+static void direct_softmax(const task *t, int32_t r) {
+    const memory *m = &t->m;
+    float *s = m->s + (size_t)r * CHUNK;
+    vf most = vset(-INFINITY), sum = vset(0.0f);
+    for (int32_t key = 0; key < CHUNK; key += VL) most = vmax(vload(s + key), most);
+    float next = -INFINITY, total = 0;
+    for (int i = 0; i < VL; i++) next = most[i] > next ? most[i] : next;
+    next *= t->slope;
+    if (next > m->top[r] + 8.0f) {
+        const vf factor = vexp2(vset(m->top[r] - next));
+        for (int32_t d = 0; d < t->head_dim; d += VL)
+            vstore(m->o + (size_t)r * m->o_elements + d, vload(m->o + (size_t)r * m->o_elements + d) * factor);
+        m->sum[r] *= factor[0];
+        m->top[r] = next;
+    }
+    const vf slope = vset(t->slope), bias = vset(m->top[r] == -INFINITY ? 0.0f : m->top[r]);
+    for (int32_t key = 0; key < CHUNK; key += VL) {
+        const vf p = vexp2(vload(s + key) * slope - bias);
+        sum += p;
+        vstore(s + key, p);
+    }
+    for (int i = 0; i < VL; i++) total += sum[i];
+    m->sum[r] += total;
+}
+
+/* All chunks of the job for a fixed number of rows and one storage type. */
+INLINE void direct_chunks(task *t, const uint32_t dtype, const int rows) {
+    const char *keys[CHUNK], *values[CHUNK];
+    cpu_walk walk;
+    cpu_walk_start(&walk, t->launch, t->job);
+    while (cpu_walk_next(&walk, &t->chunk, CHUNK)) {
+        for (int32_t n = 0; n < t->chunk.pieces; n++) {
+            const cpu_piece *p = &t->chunk.piece[n];
+            for (int32_t i = 0; i < p->count; i++) {
+                keys[p->at + i] = t->k + (int64_t)(p->token + i) * t->k_stride;
+                values[p->at + i] = t->v + (int64_t)(p->token + i) * t->v_stride;
+            }
+        }
+        /* The last vector of keys is completed with any key; its scores are replaced by -inf. */
+        for (int32_t key = t->chunk.keys; key < round_up(t->chunk.keys, VL); key++) keys[key] = keys[0];
+        for (int32_t key = 0; key < t->chunk.keys; key += VL) {
+            for (int32_t i = key; i < key + VL && i < t->chunk.keys; i++)
+                for (int64_t b = 0; b < t->head_dim * t->esize; b += 64) __builtin_prefetch(values[i] + b, 0, 3);
+            direct_scores(t, dtype, keys + key, key, rows);
+        }
+        for (int r = 0; r < rows; r++) {
+            direct_mask(t, r);
+            direct_softmax(t, r);
+        }
+        direct_values(t, dtype, values, rows);
+    }
+}
+
+/* Zeroed copies of the first rows complete the row count of the compiled variants. */
+static __attribute__((noinline)) void direct_f32(task *t) { t->rows == 1 ? direct_chunks(t, TESS_F32, 1) : direct_chunks(t, TESS_F32, DIRECT_ROWS); }
+static __attribute__((noinline)) void direct_f16(task *t) { t->rows == 1 ? direct_chunks(t, TESS_F16, 1) : direct_chunks(t, TESS_F16, DIRECT_ROWS); }
+static __attribute__((noinline)) void direct_bf16(task *t) {
+    t->rows == 1 ? direct_chunks(t, TESS_BF16, 1) : direct_chunks(t, TESS_BF16, DIRECT_ROWS);
+}
+
+static void direct_job(task *t) {
+    const memory *m = &t->m;
+    const float sign = t->launch->scale >= 0 ? 1.0f : -1.0f;
+    memset(m->q, 0, (size_t)DIRECT_ROWS * m->o_elements * sizeof(float));
+    memset(m->o, 0, (size_t)DIRECT_ROWS * m->o_elements * sizeof(float));
+    for (int32_t r = 0; r < DIRECT_ROWS; r++) {
+        m->top[r] = -INFINITY;
+        m->sum[r] = 0.0f;
+        if (r >= t->rows) continue;
+        float *q = m->q + (size_t)r * m->o_elements;
+        load_row(t->launch->dtype, tensor_base(&t->launch->q) + row_offset(t, &t->launch->q, r) * t->esize, t->head_dim, q);
+        for (int32_t d = 0; d < t->head_dim; d++) q[d] *= sign;
+    }
+    if (t->launch->dtype == TESS_F32)
+        direct_f32(t);
+    else if (t->launch->dtype == TESS_F16)
+        direct_f16(t);
+    else
+        direct_bf16(t);
+    for (int32_t r = 0; r < t->rows; r++) {
+        const float sum = m->sum[r];
+        float *o = m->o + (size_t)r * m->o_elements;
+        for (int32_t d = 0; d < t->head_dim; d++) o[d] = sum == 0.0f ? 0.0f : o[d] / sum;
+        finish_row(t, r, o);
+    }
+}
