@@ -13,6 +13,9 @@ if(BUILD_SHARED_LIBS AND NOT APPLE AND NOT WIN32)
   # Hidden visibility decides what is exported; the version script gives those symbols a version and hides what static dependencies bring along.
   target_link_options(tessera PRIVATE -Wl,--version-script=${PROJECT_SOURCE_DIR}/cmake/tessera.map)
   set_target_properties(tessera PROPERTIES LINK_DEPENDS ${PROJECT_SOURCE_DIR}/cmake/tessera.map)
+  if(NOT TESSERA_SANITIZE AND NOT TESSERA_FUZZ)
+    target_link_options(tessera PRIVATE -Wl,--no-undefined) # run-time libraries of sanitizers are linked to the program alone
+  endif()
 endif()
 
 add_library(tessera_internal STATIC ${TESSERA_OBJECTS})
