@@ -31,11 +31,13 @@ static tess_status check_buffer(const tess_plan *plan, const char *name, const t
 
 /* That `bytes` from the offset on lie within the buffer and within the address space. */
 static tess_status check_size(const char *name, const tess_buffer *buffer, uint64_t bytes) {
-    uint64_t end;
+    uint64_t end, address;
     if (!checked_add(buffer->offset, bytes, &end) || end > INT64_MAX)
         REFUSE("%s: %s.buffer.offset: overflows, with %llu bytes after it", function, name, (unsigned long long)bytes);
     if (buffer->size != 0 && end > buffer->size)
         REFUSE("%s: %s.buffer.size: %llu bytes are needed, got %llu", function, name, (unsigned long long)end, (unsigned long long)buffer->size);
+    if (buffer->kind != TESS_BUFFER_OBJECT && !checked_add(buffer->handle, end, &address))
+        REFUSE("%s: %s.buffer.handle: %llu bytes behind it leave the address space", function, name, (unsigned long long)end);
     return TESS_OK;
 }
 
