@@ -38,7 +38,8 @@ static int32_t choose_columns(int32_t heads) {
     double least = INFINITY;
     for (int32_t columns = 1; columns <= heads && columns <= 2 * sqrt(heads) + 2; columns++) {
         int32_t rows = (heads + columns - 1) / columns;
-        double cost = (rows * columns - heads) + 4 * fabs(log((double)columns / rows / 1.6));
+        int32_t empty = rows * columns - heads;
+        double cost = empty + 4 * fabs(log((double)columns / rows / 1.6));
         if (cost < least) {
             least = cost;
             best = columns;
@@ -69,7 +70,7 @@ typedef struct view {
 
 static view choose_view(const problem *p, const page *g, int64_t blocks) {
     view v = {.blocks = blocks, .cell = 1};
-    while ((double)(blocks / v.cell) > 1.5 * g->side) v.cell *= 2; /* cells well below a pixel would only blur */
+    while ((double)blocks / (double)v.cell > 1.5 * g->side) v.cell *= 2; /* cells well below a pixel would only blur */
     int64_t detail = p->pattern == TESS_PATTERN_S2 ? p->local + 3 * (int64_t)p->stride : INSET_MAX;
     detail = detail < INSET_MIN ? INSET_MIN : detail > INSET_MAX ? INSET_MAX : detail;
     /* In causal order the upper right triangle is free. */
@@ -162,7 +163,7 @@ static void write_foot(FILE *f, const problem *p, const page *g, const tess_layo
     if (!line) return;
     problem_format(p, line, (size_t)length + 1);
     fprintf(f, "<text x='%.1f' y='%.1f' class='s' font-family='monospace'>", g->left, y + footer_line);
-    if (length > 170) strcpy(line + 166, " ...");
+    if (length > 170) memcpy(line + 166, " ...", 5);
     escaped(f, line);
     fputs("</text>\n", f);
     free(line);
@@ -280,7 +281,8 @@ static void write_panels(FILE *f, const problem *p, const page *g, const looks *
     int64_t cells = main_looks->traces[0].cells;
     double inset_side = g->side * inset_share, inset_gap = g->side * 0.025;
     for (int32_t h = 0; h < p->heads; h++) {
-        double x = g->left + h % g->columns * (g->side + g->gap_x), y = g->top + (double)(h / g->columns) * (g->side + g->gap_y);
+        int32_t row = h / g->columns;
+        double x = g->left + (h % g->columns) * (g->side + g->gap_x), y = g->top + row * (g->side + g->gap_y);
         fprintf(f, "<text x='%.1f' y='%.1f' class='h'>head %" PRId64 "</text>\n", x, y - 7, (int64_t)p->head_first + h);
         write_drawing(f, x, y, g->side, cells, "p", main_looks->of[h]);
         if (v->inset) write_drawing(f, x + g->side - inset_side - inset_gap, y + inset_gap, inset_side, v->inset, "i", inset_looks->of[h]);

@@ -50,8 +50,8 @@ typedef struct band {
 
 typedef struct tracer {
     text_buffer out[N_CODES];
-    band *bands; /* from left to right */
-    size_t n_bands, bands_room;
+    band *bands, *spare; /* of the row above, from left to right, and room for those of the next */
+    size_t n_bands, bands_room, spare_room;
     size_t bytes, budget;
     int failed; /* out of memory */
 } tracer;
@@ -124,12 +124,24 @@ static void close_band(tracer *tr, band *b) {
     b->edges = NULL;
 }
 
+static void close_all(tracer *tr) {
+    band *bands = tr->bands;
+    size_t count = tr->n_bands;
+    tr->bands = NULL;
+    tr->n_bands = 0;
+    for (size_t n = 0; n < count; n++) close_band(tr, &bands[n]);
+    free(bands);
+    free(tr->spare);
+    tr->spare = NULL;
+}
+
 /* One row of cells. Runs and bands are both ordered from left to right, so that one walk for each code matches them; corners that touch are enough. */
 static void add_row(tracer *tr, const uint8_t *codes, int64_t cells, int64_t row) {
     band *old = tr->bands;
-    size_t n_old = tr->n_bands, at[N_CODES] = {0};
-    tr->bands = NULL;
-    tr->n_bands = tr->bands_room = 0;
+    size_t n_old = tr->n_bands, old_room = tr->bands_room, at[N_CODES] = {0};
+    tr->bands = tr->spare;
+    tr->bands_room = tr->spare_room;
+    tr->n_bands = 0;
     for (int64_t left = 0, right; left < cells && !tr->failed; left = right) {
         int code = codes[left];
         for (right = left + 1; right < cells && codes[right] == code; right++) {}
@@ -149,7 +161,8 @@ static void add_row(tracer *tr, const uint8_t *codes, int64_t cells, int64_t row
         add_edge(tr, b, row, left, right);
     }
     for (size_t n = 0; n < n_old; n++) close_band(tr, &old[n]);
-    free(old);
+    tr->spare = old;
+    tr->spare_room = old_room;
 }
 
 /* ------------------------------------------------------------------ cells */
@@ -196,15 +209,12 @@ int trace_head(trace *t, const problem *p, const tess_layout *layout, int32_t he
         if (tr.bytes + open > budget) result = 1;
         if (tr.failed) result = -1;
     }
-    for (size_t n = 0; n < tr.n_bands; n++) {
-        if (result == 0) close_band(&tr, &tr.bands[n]);
-        free(tr.bands[n].edges);
-    }
-    free(tr.bands);
+    if (result != 0) tr.failed = 1; /* what is still open needs no outline */
+    close_all(&tr);
     free(kept);
     free(codes);
     free(counts);
-    if (tr.failed) result = -1;
+    if (tr.failed && result == 0) result = -1;
     if (result == 0 && tr.bytes > budget) result = 1;
     for (int code = 0; code < N_CODES; code++) t->paths[code / TRACE_LEVELS][code % TRACE_LEVELS] = tr.out[code].data;
     t->bytes = tr.bytes;

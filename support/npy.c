@@ -222,7 +222,7 @@ static int read_stream(npy_array *array, FILE *stream, char *error, size_t error
     if (fstat(fileno(stream), &status) != 0) return text_error(error, error_size, "%s", strerror(errno));
     if (!S_ISREG(status.st_mode)) return text_error(error, error_size, "not a regular file");
     uint64_t size = (uint64_t)status.st_size;
-    unsigned char first[PREFIX_MAX];
+    unsigned char first[PREFIX_MAX] = {0};
     size_t prefix = 0, header = 0;
     if (parse_prefix(first, fread(first, 1, sizeof first, stream), &prefix, &header, error, error_size) != 0) return -1;
     if (size < prefix || header > size - prefix) return text_error(error, error_size, "the file is cut short within its header");

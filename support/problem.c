@@ -136,14 +136,14 @@ static int set_integer(const word_rule *rule, const char *text, size_t length, i
 }
 
 static int set_name(const word_rule *rule, const char *text, uint32_t *value, char *error, size_t error_size) {
-    char list[64] = "";
+    char list[64];
+    size_t length = 0;
     for (uint32_t i = 0; rule->names[i]; i++) {
         if (strcmp(rule->names[i], text) == 0) {
             *value = i;
             return 0;
         }
-        if (i) strcat(list, ", ");
-        strcat(list, rule->names[i]);
+        length += (size_t)snprintf(list + length, sizeof list - length, "%s%s", i ? ", " : "", rule->names[i]);
     }
     return text_error(error, error_size, "%s: '%.*s' is none of %s", rule->key, LONGEST_SHOWN, text, list);
 }
