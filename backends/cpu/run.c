@@ -110,6 +110,8 @@ static double seconds(void) {
 
 tess_status cpu_launch(void *device, const tess_launch *launch) {
     cpu_device *d = device;
+    if (launch->stream.kind != TESS_STREAM_DEFAULT)
+        return d->host->fail(d->host, TESS_ERROR_UNSUPPORTED, "stream.kind: the CPU has no streams but the default one");
     const double start = launch->seconds ? seconds() : 0;
     work w;
     w.launch = launch;
