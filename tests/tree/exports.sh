@@ -9,7 +9,7 @@ case $library in
 $bad" ;;
   *)
     exported=$(nm -D --defined-only "$library" | awk '$2 != "A" { sub(/@.*/, "", $3); print $3 }' | sort -u)
-    declared=$(cc -E -P -Iinclude include/tessera/tessera.h | grep 'visibility' | grep -oE '\btess_[a-z0-9_]+[[:space:]]*\(' | tr -d ' (' | sort -u)
+    declared=$(${CC:-cc} -E -P -Iinclude include/tessera/tessera.h | grep 'visibility' | grep -oE '\btess_[a-z0-9_]+[[:space:]]*\(' | tr -d ' (' | sort -u)
     [ "$(echo "$declared" | wc -l)" -ge 25 ] || wrong "only these declarations were found: $declared"
     bad=$(echo "$exported" | grep -vxF "$declared")
     [ -z "$bad" ] || wrong "exported, but not in tessera.h:
