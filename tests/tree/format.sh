@@ -9,7 +9,6 @@ for candidate in clang-format-14 clang-format; do
   fi
 done
 [ -n "$formatter" ] || { echo "skipped: clang-format 14 is missing"; exit 77; }
-for file in $(files '*.c' '*.h' '*.cpp' '*.inl'); do
-  $formatter --dry-run -Werror "$file" 2>&1 || wrong "$file: run ./dev format"
-done
+# shellcheck disable=SC2046
+$formatter --dry-run -Werror $(files '*.c' '*.h' '*.cpp' '*.inl') || wrong "run ./dev format"
 finish "the format"
