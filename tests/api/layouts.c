@@ -196,7 +196,7 @@ static void test_device_open(void **state) {
         DS(id, "cpu:7,cpu", FINE, NULL),
         DS(id, "cpu", FINE, NULL),
         DS(id, "cpu:0", FINE, NULL),
-        DS(native, &foreign, INV | UNS, "native"),
+        DS(native, &foreign, INV | UNS, "cpu: native"),
     };
     for (size_t n = 0; n < COUNT(rows); n++) {
         tess_device_desc desc = {.struct_size = sizeof desc};
@@ -222,7 +222,7 @@ static void test_device_open(void **state) {
     assert_error(tess_device_query(device, NULL), TESS_ERROR_INVALID, "tess_device_query", "info");
     assert_error(tess_device_kernel(NULL, 0, &kernel), TESS_ERROR_INVALID, "tess_device_kernel", "device");
     assert_error(tess_device_kernel(device, 0, NULL), TESS_ERROR_INVALID, "tess_device_kernel", "info");
-    assert_error(tess_device_kernel(device, 10000, &kernel), TESS_ERROR_INVALID, "tess_device_kernel", "index");
+    assert_error(tess_device_kernel(device, 10000, &kernel), TESS_ERROR_INVALID, "tess_device_kernel", "cpu: index");
     assert_ok(tess_device_query(device, &info));
     assert_string_equal(info.id, "cpu:0");
     assert_string_equal(info.backend, "cpu");

@@ -172,17 +172,9 @@ void test_heap_init(test_heap *heap, int64_t fail_at, int sticky) {
     heap->sticky = sticky;
 }
 
-const char *test_error_field(void) {
-    static _Thread_local char field[128];
-    const char *text = strstr(tess_last_error(), ": ");
-    if (!text) return "";
-    text += 2;
-    const char *end = strstr(text, ": ");
-    size_t length = end ? (size_t)(end - text) : strlen(text);
-    if (length >= sizeof field) length = sizeof field - 1;
-    memcpy(field, text, length);
-    field[length] = 0;
-    return field;
+int test_names_field(const char *text, const char *function, const char *field) {
+    const size_t n = strlen(function), m = strlen(field);
+    return strncmp(text, function, n) == 0 && strncmp(text + n, ": ", 2) == 0 && strncmp(text + n + 2, field, m) == 0 && strchr(":.[ ", text[n + 2 + m]);
 }
 
 void test_assert_error(tess_status status, tess_status wanted, const char *function, const char *field, const char *file, int line) {
@@ -197,10 +189,8 @@ void test_assert_error(tess_status status, tess_status wanted, const char *funct
         _fail(file, line);
     }
     if (!field) return;
-    const char *got = test_error_field();
-    const size_t n = strlen(field);
-    if (strncmp(got, field, n) != 0 || (got[n] && !strchr(".[ ", got[n]))) {
-        print_error("the message names '%s' and not '%s': %s\n", got, field, text);
+    if (!test_names_field(text, function, field)) {
+        print_error("the message does not name '%s' behind '%s': %s\n", field, function, text);
         _fail(file, line);
     }
     if (strchr(text, '\n')) {

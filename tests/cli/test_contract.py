@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command's contract (docs/cli.md) apart from arrays: exit status, streams, golden rows, JSON keys, bench and compare."""
+import csv
+import json
+import os
+import subprocess
+import xml.etree.ElementTree
+
+from command import CommandTest, main
+
+SHAPE = ("heads=4", "q_len=64", "head_dim=16")
+S2 = ("local=1", "stride=2", "block=16")
+
+
+class Contract(CommandTest):
+    def test_help_and_version(self):
+        self.assertEqual(self.call().code, 2)
+        self.refuse(2, "nonsense", "nonsense")
+        for words in ((), ("info",), ("pattern",), ("plan",), ("run",), ("bench",), ("compare",)):
+            done = self.succeed(*words, "--help")
+            self.assertTrue(done.out.startswith("usage: tessera") and done.err == "", words)
+            done = self.succeed(*words, "--version")
+            self.assertRegex(done.out, r"^tessera \d+\.\d+\.\d+\n$")
+            if words:
+                self.refuse(2, "--nonsense", *words, "--nonsense")
+                self.refuse(2, "elp", *words, "--help=1")
+
+    def test_words_that_are_wrong(self):
+        """Each names its word and has exit status 2."""
+        cases = {
+            "hedas=4": "hedas", "heads": "heads", "=4": "=4", "heads=": "heads", "heads=four": "heads", "heads=4x": "heads", "heads=0": "heads",
+            "heads=-1": "heads", "heads=65536": "heads", "heads=99999999999999999999": "heads", "heads=1e3": "heads", "heads=+4": "heads",
+            "q_len=-1": "q_len", "q_len=9223372036854775808": "q_len", "kv_len=1.5": "kv_len", "head_dim=0": "head_dim", "batch=-1": "batch",
+            "kv_heads=3": "kv_heads", "kv_heads=8": "kv_heads", "dtype=f64": "dtype", "dtype=": "dtype", "op=sideways": "op", "causal=2": "causal",
+            "scale=nan": "scale", "scale=inf": "scale", "scale=": "scale", "scale=0": "scale", "scale=1e999": "scale", "scale=0x1p3": "scale",
+            "scale=1e-999": "scale", "seed=-1": "seed", "seed=18446744073709551616": "seed", "pattern=stripes": "pattern", "block=0": "block", "block=-16": "block",
+            "local=0": "local", "stride=0": "stride", "stride=-1": "stride", "offset=-1": "offset", "dense_heads=5": "dense_heads", "dense_heads=-1": "dense_heads",
+            "per_kv_head=2": "per_kv_head", "homo=yes": "homo", "local_right=1": "local_right", "head_first=-1": "head_first", "heads_total=3": "heads_total",
+            "left=5": "left", "sinks=5": "sinks", "mask=x.npy": "mask", "q_lens=5": "q_len", "kv_lens=5": "kv_len", "kv_split=-1": "kv_split",
+            "batch_invariant=2": "batch_invariant", "tile_rows=-1": "tile_rows",
+        }
+        for word, name in cases.items():
+            others = [w for w in (*SHAPE, *S2) if w.split("=")[0] != word.split("=")[0]]
+            self.refuse(2, name, "plan", *others, word)
+        for missing in ("heads", "q_len", "head_dim", "local", "stride"):
+            self.refuse(2, missing, "plan", *[w for w in (*SHAPE, *S2) if not w.startswith(missing)])
+        self.refuse(2, "heads", "plan", *SHAPE, *S2, "heads=4")
+        self.refuse(2, "left", "plan", *SHAPE, "pattern=window")
+        self.refuse(2, "mask", "plan", *SHAPE, "pattern=blocks", "block=16")
+        self.refuse(2, "block", "plan", *SHAPE, "pattern=blocks", "mask=x.npy")
+        for word in ("offset=1", "homo=1", "per_kv_head=1"):
+            self.refuse(2, word.split("=")[0], "plan", *SHAPE, *S2, "causal=0", word)
+        self.refuse(2, "--head", "pattern", "heads=4", "kv_len=64", *S2, "--head", "4")
+        self.refuse(2, "--head", "pattern", "heads=4", "kv_len=64", *S2, "--head", "x")
+        self.refuse(2, "--head", "pattern", "heads=4", "kv_len=64", *S2, "--head")
+        self.refuse(2, "--q", "run", *S2)
+        self.refuse(2, "", "compare")
+
+    def test_legal_but_impossible(self):
+        """Exit status 1: the words are fine, the library or the machine refuses."""
+        self.refuse(1, "head_dim", "plan", "heads=4", "q_len=64", "head_dim=12", *S2)
+        self.refuse(1, "head_dim", "plan", "heads=4", "q_len=64", "head_dim=264", *S2)
+        self.refuse(1, "op", "plan", *SHAPE, *S2, "op=bwd")
+        self.refuse(1, "q_len", "plan", "heads=4", "q_len=4294967296", "kv_len=10", "head_dim=16", *S2)
+        self.refuse(1, "", "plan", "heads=4", "q_len=10", "kv_len=9000000000000000000", "head_dim=16", *S2)
+        self.refuse(1, "", "plan", "heads=4", "q_len=1000000000000", "batch=1000000", "kv_len=1", "head_dim=16", *S2)
+        self.refuse(1, "mask", "plan", *SHAPE, "pattern=blocks", "block=16", "mask=" + self.path("none.npy"))
+        self.refuse(1, "kernel", "plan", *SHAPE, *S2, env={"TESSERA_KERNEL": "cpu/nonsense"})
+
+    def test_backends(self):
+        for backend in ("nonsense", "cpu:", "cpu,,cpu", "nonsense:0"):
+            done = self.call("plan", *SHAPE, *S2, "--backend", backend)
+            self.assertIn(done.code, (1, 2), backend)
+            self.assertEqual((done.out, len(done.err.splitlines())), ("", 1), backend)
+            self.refuse(1, "TESSERA_BACKEND", "plan", *SHAPE, *S2, env={"TESSERA_BACKEND": backend})
+        self.refuse(1, "cpu:7", "plan", *SHAPE, *S2, "--backend", "cpu:7")
+        self.succeed("plan", *SHAPE, *S2, "--backend", "cpu:7,cpu")
+        self.succeed("plan", *SHAPE, *S2, "--backend", "cpu:0", env={"TESSERA_CPU_THREADS": "1"})
+        self.refuse(1, "TESSERA_CPU_THREADS", "plan", *SHAPE, *S2, env={"TESSERA_CPU_THREADS": "many"})
+
+    def test_golden_rows(self):
+        """PATTERN rows that were checked against the original's own mask code."""
+        first = "10000000 11000000 01100000 00110000 00011000 00011100 00010110 00010011".split()
+        last = "10000000 11000000 11100000 10110000 10011000 10001100 10001110 10001011".split()
+        base = ("pattern", "heads=4", "local=2", "stride=4")
+        for block in (16, 64, 1):
+            shape = (f"block={block}", f"kv_len={8 * block}")
+            self.assertEqual(self.succeed(*base, *shape, "--head", 1).out.split(), first)
+            self.assertEqual(self.succeed(*base, *shape, "offset=1", "--head", 0).out.split(), first)
+            self.assertEqual(self.succeed(*base, *shape, "offset=1", "--head", 3).out.split(), last)
+            for head, twin in ((0, 1), (2, 3)):
+                rows = [self.succeed(*base, *shape, "kv_heads=2", "per_kv_head=1", "--head", h).out.split() for h in (head, twin)]
+                self.assertEqual(rows[0], rows[1])
+            self.assertEqual(rows[0], first)
+        rows = self.succeed("pattern", "heads=1", "pattern=dense", "kv_len=129", "--head", 0).out.split()  # the last block is a partial one
+        self.assertEqual(rows, ["100", "110", "111"])
+        done = self.succeed("pattern", "heads=2", "local=1", "stride=8", "kv_len=1024")
+        self.assertIn("overage", done.err)
+        self.assertIn("efficient", done.err)
+
+    def test_svg(self):
+        self.succeed("pattern", "heads=3", "local=2", "stride=3", "dense_heads=1", "kv_len=640", "--svg", self.path("p.svg"))
+        root = xml.etree.ElementTree.parse(self.path("p.svg")).getroot()
+        self.assertTrue(root.tag.endswith("svg"))
+        self.assertGreater(len(list(root.iter())), 20)
+        self.assertEqual(self.files(), ["p.svg"])
+        self.refuse(1, "svg", "pattern", "heads=3", "local=2", "stride=3", "kv_len=640", "--svg", self.path("none/p.svg"))
+        self.succeed("pattern", "heads=32", "local=16", "stride=8", "kv_len=131072", "--head", 0, "--svg", self.path("p.svg"), stdout=subprocess.DEVNULL)
+        self.assertLess(os.path.getsize(self.path("p.svg")), 3 << 20)
+
+    def test_plan_json(self):
+        keys = {"problem", "device", "kernel", "jobs", "merge_jobs", "ranges", "tile_rows", "kept_pairs", "dense_pairs", "flops", "bytes_min", "workspace_bytes",
+                "workspace_align", "host_bytes", "device_bytes", "plan_seconds", "layout_seconds", "coverage", "kept_share", "kv_efficient", "classes", "kv_blocks",
+                "kv_block_bytes", "kv_blocks_kept", "kv_blocks_allocated"}
+        done = self.succeed("plan", "heads=32", "kv_heads=8", "local=16", "stride=8", "offset=1", "head_dim=128", "q_len=8192", "--json")
+        plan = json.loads(done.out)
+        self.assertEqual(done.err, "")
+        self.assertEqual(keys - plan.keys(), set())
+        # Phi-3-small at 8k: an ideal saving of 3.04 in blocks, 56 % of the KV blocks kept and 63 % allocated.
+        rows = self.succeed("pattern", "heads=32", "kv_heads=8", "local=16", "stride=8", "offset=1", "kv_len=8192").out
+        self.assertAlmostEqual(32 * (128 * 129 // 2) / sum(row.count("1") for row in rows.splitlines() if row[0] != "#"), 3.04, delta=0.005)
+        self.assertEqual(plan["kv_blocks"], 128)
+        self.assertEqual(len(plan["kv_blocks_kept"]), 8)
+        for kept, allocated in zip(plan["kv_blocks_kept"], plan["kv_blocks_allocated"]):
+            self.assertAlmostEqual(kept / 128, 0.56, delta=0.02)
+            self.assertAlmostEqual(allocated / 128, 0.63, delta=0.02)
+        self.assertEqual(plan["flops"], 4 * 128 * plan["kept_pairs"])
+        self.assertEqual((plan["coverage"], plan["kv_efficient"]), (1, True))
+        # The problem of the output is a problem again, and the same.
+        again = json.loads(self.succeed("plan", *plan["problem"].split(), "--json").out)
+        for key in keys - {"plan_seconds", "layout_seconds"}:
+            self.assertEqual(again[key], plan[key], key)
+        text = self.succeed("plan", *SHAPE, *S2)
+        self.assertGreater(len(text.out.splitlines()), 5)
+
+    def test_info(self):
+        self.assertIn("cpu", self.succeed("info").out)
+        info = json.loads(self.succeed("info", "--json", env={"TESSERA_CPU_THREADS": "3"}).out)
+        self.assertTrue({"version", "backends", "devices", "settings"} <= info.keys())
+        cpu = [d for d in info["devices"] if d["backend"] == "cpu"][0]
+        self.assertEqual((cpu["id"], cpu["kind"], cpu["compute_units"]), ("cpu:0", "cpu", 3))
+        kernels = {k["name"]: k for k in cpu["kernels"]}
+        self.assertEqual(kernels["cpu/portable"]["status"], "TESS_OK")
+        for kernel in kernels.values():
+            self.assertTrue(kernel["status"] == "TESS_OK" or kernel["reason"], kernel)
+        settings = {s["name"]: s for s in info["settings"]}
+        self.assertEqual((settings["TESSERA_CPU_THREADS"]["value"], settings["TESSERA_CPU_THREADS"]["source"]), ("3", "environment"))
+        self.assertEqual(settings["TESSERA_BACKEND"]["source"], "default")
+        missing = json.loads(self.succeed("info", "--json", env={"TESSERA_BACKEND_PATH": "/nonexistent/backend.so"}).out)
+        self.assertTrue(any(b["status"] == "TESS_ERROR_UNAVAILABLE" and "/nonexistent/backend.so" in b["reason"] for b in missing["backends"]), missing["backends"])
+
+    def test_full_disk(self):
+        """Output that does not arrive is a failure."""
+        for words in (("info",), ("info", "--json"), ("plan", *SHAPE, *S2), ("pattern", "heads=4", "kv_len=64", *S2), ("--help",)):
+            with open("/dev/full", "w") as full:
+                done = self.call(*words, stdout=full)
+            self.assertEqual(done.code, 1, words)
+            self.assertTrue(done.err, words)
+
+    # -------------------------------------------------------------- bench and compare
+
+    BENCH = ("bench", "heads=2", "q_len=128", "head_dim=32", *S2, "--no-ceilings", "--no-planning", "--backends", "cpu")
+
+    def test_bench(self):
+        outputs = []
+        for suffix in ("json", "csv", "md", "html"):
+            outputs += [f"--{suffix}", self.path("a." + suffix)]
+        done = self.succeed(*self.BENCH, *outputs)
+        self.assertIn("cpu", done.out)
+        self.assertEqual(self.files(), ["a.csv", "a.html", "a.json", "a.md"])
+        with open(self.path("a.json")) as file:
+            report = json.load(file)
+        self.assertEqual((report["schema"], report["schema_version"], report["complete"]), ("tessera-bench", 1, True))
+        self.assertTrue({"machine", "library", "settings", "devices", "planning", "results"} <= report.keys())
+        self.assertGreaterEqual(len(report["results"]), 2)  # the problem and its dense twin
+        with open(self.path("a.csv"), newline="") as file:
+            rows = list(csv.reader(file))
+        self.assertEqual(len(rows), 1 + len(report["results"]))
+        self.assertEqual({len(row) for row in rows}, {len(rows[0])})
+        with open(self.path("a.html")) as file:
+            page = file.read()
+        self.assertIn("</html>", page)
+        self.assertNotRegex(page, r"(src|href)=[\"']?https?:")  # self-contained
+        with open(self.path("a.md")) as file:
+            self.assertIn("|", file.read())
+
+        self.succeed(*self.BENCH, "--json", self.path("b.json"))
+        both = self.succeed("compare", self.path("a.json"), self.path("b.json"), "--md", self.path("c.md"), "--html", self.path("c.html"))
+        self.assertRegex(both.out, r"f32 +128 +2 .*x\n")
+        self.assertEqual(self.files(), ["a.csv", "a.html", "a.json", "a.md", "b.json", "c.html", "c.md"])
+
+    def test_bench_refuses(self):
+        self.refuse(2, "nonsense", "bench", "nonsense")
+        self.refuse(2, "hedas", "bench", "hedas=4", "q_len=16", "head_dim=8", "pattern=dense")
+        self.refuse(2, "--budget", "bench", "quick", "--budget", "soon")
+        self.refuse(2, "--dtype", "bench", "quick", "--dtype", "f64")
+        done = self.call(*self.BENCH[:-1], "nonsense")
+        self.assertIn(done.code, (1, 2))
+        self.assertIn("nonsense", done.err)
+        for suffix in ("json", "csv", "md", "html"):
+            self.refuse(1, "none", *self.BENCH, f"--{suffix}", self.path("none/a"))
+
+    def test_bench_lists(self):
+        out = self.succeed("bench", "--list").out
+        for family in ("phi3-small", "llama3-8b", "s2-16", "s2-32", "s2-64", "neox-64"):
+            self.assertIn(family, out)
+
+    def test_compare_refuses(self):
+        self.succeed(*self.BENCH, "--json", self.path("a.json"))
+        with open(self.path("a.json")) as file:
+            text = file.read()
+        damaged = ["", "{}", "[]", "null", text[: len(text) // 2], text + "x", text.replace("tessera-bench", "other"), text.replace('"schema_version":', '"schema_version": 9, "x":'),
+                   text.replace('"results"', '"result"'), text.replace('"device":', '"device": 77, "y":'), "[" * 100000, text.replace('"problem":', '"problem": 3, "z":')]
+        for n, content in enumerate(damaged):
+            with open(self.path("bad.json"), "w") as file:
+                file.write(content)
+            try:
+                self.refuse(1, "bad.json", "compare", self.path("a.json"), self.path("bad.json"))
+            except AssertionError as error:
+                raise AssertionError(f"damaged file {n}: {error}") from None
+        self.refuse(1, "none.json", "compare", self.path("a.json"), self.path("none.json"))
+
+
+if __name__ == "__main__":
+    main()
