@@ -83,7 +83,7 @@ static void report_kv(const problem *p, const tess_layout *layout) {
 }
 
 static void report(const char *command, const problem *p, const tess_layout *layout, const tess_layout_info *info) {
-    fprintf(stderr, "coverage: %.4g %% of past blocks are seen by some head", info->coverage * 100);
+    fprintf(stderr, "coverage: %.6g %% of past blocks are seen by some head", info->coverage * 100);
     if (info->residues_total) fprintf(stderr, "; heads cover %" PRIu32 " of %" PRIu32 " residues", info->residues, info->residues_total);
     fprintf(stderr, "\nKV-efficient: %s\n", info->kv_efficient ? "yes" : "no, so no KV block is ever dropped");
     fprintf(stderr, "kept share: %.4g %% of the dense pairs\n", info->kept_share * 100);

@@ -283,7 +283,7 @@ static void write_panels(FILE *f, const problem *p, const page *g, const looks *
     for (int32_t h = 0; h < p->heads; h++) {
         int32_t row = h / g->columns;
         double x = g->left + (h % g->columns) * (g->side + g->gap_x), y = g->top + row * (g->side + g->gap_y);
-        fprintf(f, "<text x='%.1f' y='%.1f' class='h'>head %" PRId64 "</text>\n", x, y - 7, (int64_t)p->head_first + h);
+        fprintf(f, "<text x='%.1f' y='%.1f' class='h'>head %" PRId32 "</text>\n", x, y - 7, h);
         write_drawing(f, x, y, g->side, cells, "p", main_looks->of[h]);
         if (v->inset) write_drawing(f, x + g->side - inset_side - inset_gap, y + inset_gap, inset_side, v->inset, "i", inset_looks->of[h]);
     }

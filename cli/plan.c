@@ -182,8 +182,9 @@ int plan_main(int argc, char **argv) {
     if (status == CLI_GO_ON) status = cli_finish(command, &x.p);
     if (status == CLI_GO_ON) status = cli_open(command, options[BACKEND].value, &x.runtime, &x.device);
     if (status == CLI_GO_ON) {
-        if (make(&x) != TESS_OK)
-            status = cli_error(CLI_FAILED, command, "%s", tess_last_error());
+        tess_status made = make(&x);
+        if (made != TESS_OK)
+            status = cli_error(CLI_FAILED, command, "%s", made == TESS_ERROR_OUT_OF_MEMORY ? "out of memory" : tess_last_error());
         else if (options[JSON].given)
             status = print_json(&x) ? CLI_OK : cli_error(CLI_FAILED, command, "out of memory");
         else {

@@ -25,6 +25,8 @@ static const char help[] =
     "  --help              this text\n"
     "  --version           the version\n\n";
 
+#define WAIT_LIMIT_NS 3600000000000u /* an hour: a device that hangs must not hold the command for ever */
+
 enum { OPT_Q, OPT_K, OPT_V, OPT_O, OPT_LSE, OPT_BACKEND, N_OPTIONS };
 
 typedef struct job {
@@ -239,7 +241,7 @@ static tess_status attend(job *x) {
     if (status == TESS_OK) status = run_pieces(x, &run);
     if (status != TESS_OK || host_memory) return status;
 
-    status = tess_wait(x->device, UINT64_MAX);
+    status = tess_wait(x->device, WAIT_LIMIT_NS);
     if (status == TESS_OK && x->o_bytes) status = tess_copy(x->device, tess_host_buffer(x->o, x->o_bytes), run.o.buffer, x->o_bytes);
     if (status == TESS_OK && x->options[OPT_LSE].given && x->lse_bytes)
         status = tess_copy(x->device, tess_host_buffer(x->lse, x->lse_bytes), run.lse.buffer, x->lse_bytes);
