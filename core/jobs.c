@@ -74,10 +74,9 @@ static tess_status allocate(tess_jobs *jobs, const tess_layout *layout, uint64_t
     jobs->n_buckets = (uint32_t)(most_blocks >> jobs->shift) + 1;
     size_t heads = (size_t)layout->n_heads;
     jobs->runs = tess_mem_alloc(jobs->runtime, heads * sizeof *jobs->runs, 64);
-    jobs->keys = tess_mem_alloc(jobs->runtime, heads * sizeof *jobs->keys, 64);
     jobs->packs = tess_mem_alloc(jobs->runtime, 2 * layout->n_classes * sizeof *jobs->packs, 64);
     jobs->bucket = tess_mem_alloc(jobs->runtime, jobs->n_buckets * sizeof *jobs->bucket, 64);
-    if (!jobs->runs || !jobs->keys || !jobs->packs || !jobs->bucket)
+    if (!jobs->runs || !jobs->packs || !jobs->bucket)
         return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "tess_plan_create: no memory to sort jobs of %llu key blocks", (unsigned long long)most_blocks);
     return TESS_OK;
 }
@@ -113,7 +112,6 @@ void tess_jobs_release(tess_jobs *jobs) {
         size_t heads = (size_t)layout->n_heads;
         tess_mem_free(jobs->runtime, jobs->bucket, jobs->n_buckets * sizeof *jobs->bucket);
         tess_mem_free(jobs->runtime, jobs->packs, 2 * layout->n_classes * sizeof *jobs->packs);
-        tess_mem_free(jobs->runtime, jobs->keys, heads * sizeof *jobs->keys);
         tess_mem_free(jobs->runtime, jobs->runs, heads * sizeof *jobs->runs);
     }
     tess_tiler_release(&jobs->tiler);
@@ -153,24 +151,22 @@ static void count_packs(tess_jobs *jobs, uint32_t heads) {
 }
 
 static tess_status count_sequence(tess_jobs *jobs, const tess_sequence *sequence) {
-    const tess_layout *layout = jobs->tiler.layout;
-    const uint32_t *widest = jobs->packs + layout->n_classes;
+    uint32_t n_classes = jobs->tiler.layout->n_classes;
+    const uint32_t *widest = jobs->packs + n_classes;
     int64_t kv_len = sequence->kv_len, kv_blocks = (kv_len + jobs->grid.block - 1) / jobs->grid.block;
-    for (uint32_t c = 0; c < layout->n_classes; c++) {
-        bool merged = layout->rules[c].kind == TESS_RULE_BLOCKS;
-        tess_tile tile;
-        tess_keys keys;
-        tess_tile_begin(&jobs->grid, kv_len - sequence->q_len, kv_len, &tile);
-        tess_keys_begin(&jobs->tiler, c, &tile, &keys);
-        do {
-            if (merged) {
-                tess_status status = tess_tiler_merge(&jobs->tiler, c, &tile);
-                if (status != TESS_OK) return status;
-            }
+    bool merged = jobs->tiler.layout->rules[0].kind == TESS_RULE_BLOCKS;
+    tess_tile tile;
+    tess_tile_begin(&jobs->grid, kv_len - sequence->q_len, kv_len, &tile);
+    do {
+        uint32_t rows = (uint32_t)(tile.last - tile.first + 1);
+        for (uint32_t c = 0; c < n_classes; c++) {
+            tess_keys keys;
+            tess_status status = merged ? tess_tiler_merge(&jobs->tiler, c, &tile) : TESS_OK;
+            if (status != TESS_OK) return status;
             tess_tile_keys(&jobs->tiler, c, &tile, kv_len, kv_blocks, &keys);
-            count_job(jobs, tess_keys_blocks(&keys), jobs->packs[c], (uint32_t)(tile.last - tile.first + 1) * widest[c]);
-        } while (tess_tile_next(&jobs->grid, &tile));
-    }
+            count_job(jobs, tess_keys_blocks(&keys), jobs->packs[c], rows * widest[c]);
+        }
+    } while (tess_tile_next(&jobs->grid, &tile));
     return TESS_OK;
 }
 
@@ -195,7 +191,26 @@ tess_status tess_jobs_count(tess_jobs *jobs) {
 
 /* ------------------------------------------------------------------ placing */
 
-static void write_job(tess_job *job, const tess_keys *keys) {
+typedef struct placing {
+    tess_job *jobs;
+    tess_merge *merges;
+    uint64_t n_merges, n_partials;
+} placing;
+
+/* What the jobs of one tile share. */
+typedef struct placed_tile {
+    uint32_t sequence, row;
+    uint16_t rows, cls;
+} placed_tile;
+
+/* Field by field into its place: a copy of a job that was just written in pieces would wait for the pieces. */
+static void write_job(tess_job *job, const placed_tile *tile, uint32_t head, uint32_t heads, const tess_keys *keys, uint32_t partial) {
+    job->sequence = tile->sequence;
+    job->head = (uint16_t)head;
+    job->heads = (uint16_t)heads;
+    job->row = tile->row;
+    job->rows = tile->rows;
+    job->cls = tile->cls;
     job->left_offset = keys->left_offset;
     job->left_count = keys->left_count;
     job->right_offset = keys->right_offset;
@@ -204,29 +219,19 @@ static void write_job(tess_job *job, const tess_keys *keys) {
     job->interval_blocks = keys->interval_blocks;
     job->mask_head = (uint16_t)keys->mask_head;
     job->mask_tail = (uint16_t)keys->mask_tail;
+    job->partial = partial;
 }
 
-typedef struct placing {
-    tess_job *jobs;
-    tess_merge *merges;
-    uint64_t n_merges, n_partials;
-} placing;
-
-/* Writes a job, or its parts and their merge. `job` has all but the keys and the partial. */
-static void place_job(tess_jobs *jobs, placing *place, tess_job *job, const tess_keys *keys) {
-    uint64_t blocks = tess_keys_blocks(keys), parts = split_parts(&jobs->split, blocks);
-    if (parts == 1) {
-        write_job(job, keys);
-        job->partial = TESS_NO_PARTIAL;
-        place->jobs[jobs->bucket[blocks >> jobs->shift]++] = *job;
-        return;
-    }
+/* Writes the parts of a job and their merge. */
+static void place_parts(tess_jobs *jobs, placing *place, const placed_tile *tile, uint32_t head, uint32_t heads, const tess_keys *keys,
+                        uint64_t parts) {
+    uint64_t blocks = tess_keys_blocks(keys);
     tess_merge *merge = &place->merges[place->n_merges++];
-    merge->sequence = job->sequence;
-    merge->head = job->head;
-    merge->heads = job->heads;
-    merge->row = job->row;
-    merge->rows = job->rows;
+    merge->sequence = tile->sequence;
+    merge->head = (uint16_t)head;
+    merge->heads = (uint16_t)heads;
+    merge->row = tile->row;
+    merge->rows = tile->rows;
     merge->reserved = 0;
     merge->partial = (uint32_t)place->n_partials;
     merge->parts = (uint32_t)parts;
@@ -234,34 +239,36 @@ static void place_job(tess_jobs *jobs, placing *place, tess_job *job, const tess
         uint64_t begin = split_begin(&jobs->split, blocks, parts, part), end = split_begin(&jobs->split, blocks, parts, part + 1);
         tess_keys piece;
         split_keys(keys, begin, end, &piece);
-        write_job(job, &piece);
-        job->partial = (uint32_t)place->n_partials++;
-        place->jobs[jobs->bucket[(end - begin) >> jobs->shift]++] = *job;
+        write_job(&place->jobs[jobs->bucket[(end - begin) >> jobs->shift]++], tile, head, heads, &piece, (uint32_t)place->n_partials++);
     }
 }
 
-/* The runs [first, last) are those of one kv head. */
-static void place_kv_head(tess_jobs *jobs, placing *place, uint32_t s, uint32_t first, uint32_t last, uint32_t heads) {
-    const tess_sequence *sequence = &jobs->sequences[s];
-    int64_t kv_len = sequence->kv_len, kv_blocks = (kv_len + jobs->grid.block - 1) / jobs->grid.block, p0 = kv_len - sequence->q_len;
-    tess_tile tile;
-    tess_job job;
-    tess_tile_begin(&jobs->grid, p0, kv_len, &tile);
-    for (uint32_t r = first; r < last; r++) tess_keys_begin(&jobs->tiler, jobs->runs[r].cls, &tile, &jobs->keys[r]);
-    job.sequence = s;
+/* Places what a tile makes of one run of heads. */
+static void place_run(tess_jobs *jobs, placing *place, const placed_tile *tile, const tess_head_run *run, uint32_t heads, const tess_keys *keys) {
+    uint64_t blocks = tess_keys_blocks(keys), parts = split_parts(&jobs->split, blocks);
+    uint32_t *bucket = &jobs->bucket[blocks >> jobs->shift];
+    for (uint32_t done = 0; done < run->heads; done += heads) {
+        uint32_t head = run->head + done, count = (uint32_t)smaller(heads, run->heads - done);
+        if (parts == 1)
+            write_job(&place->jobs[(*bucket)++], tile, head, count, keys, TESS_NO_PARTIAL);
+        else
+            place_parts(jobs, place, tile, head, count, keys, parts);
+    }
+}
+
+/* The runs [first, last) are those of one kv head. `tile` is the sequence's first. */
+static void place_kv_head(tess_jobs *jobs, placing *place, uint32_t s, tess_tile tile, uint32_t first, uint32_t last, uint32_t heads) {
+    int64_t kv_len = jobs->sequences[s].kv_len, kv_blocks = (kv_len + jobs->grid.block - 1) / jobs->grid.block, p0 = tile.first;
+    placed_tile at;
+    at.sequence = s;
     do {
-        job.row = (uint32_t)(tile.first - p0);
-        job.rows = (uint16_t)(tile.last - tile.first + 1);
+        at.row = (uint32_t)(tile.first - p0);
+        at.rows = (uint16_t)(tile.last - tile.first + 1);
         for (uint32_t r = first; r < last; r++) {
-            const tess_head_run *run = &jobs->runs[r];
-            tess_keys *keys = &jobs->keys[r];
-            tess_tile_keys(&jobs->tiler, run->cls, &tile, kv_len, kv_blocks, keys);
-            job.cls = run->cls;
-            for (uint32_t done = 0; done < run->heads; done += heads) {
-                job.head = (uint16_t)(run->head + done);
-                job.heads = (uint16_t)smaller(heads, run->heads - done);
-                place_job(jobs, place, &job, keys);
-            }
+            tess_keys keys;
+            at.cls = jobs->runs[r].cls;
+            tess_tile_keys(&jobs->tiler, at.cls, &tile, kv_len, kv_blocks, &keys);
+            place_run(jobs, place, &at, &jobs->runs[r], heads, &keys);
         }
     } while (tess_tile_next(&jobs->grid, &tile));
 }
@@ -276,10 +283,13 @@ void tess_jobs_place(tess_jobs *jobs, tess_job *out, tess_merge *merges) {
     }
     for (uint32_t s = 0; s < jobs->n_sequences; s++) {
         if (jobs->sequences[s].q_len == 0) continue;
-        uint32_t heads = heads_of_job(jobs, &jobs->sequences[s]);
+        const tess_sequence *sequence = &jobs->sequences[s];
+        uint32_t heads = heads_of_job(jobs, sequence);
+        tess_tile tile;
+        tess_tile_begin(&jobs->grid, (int64_t)sequence->kv_len - sequence->q_len, sequence->kv_len, &tile);
         for (uint32_t first = 0, last; first < jobs->n_runs; first = last) {
             for (last = first + 1; last < jobs->n_runs && jobs->runs[last].kv_head == jobs->runs[first].kv_head; last++) {}
-            place_kv_head(jobs, &place, s, first, last, heads);
+            place_kv_head(jobs, &place, s, tile, first, last, heads);
         }
     }
 }

@@ -31,7 +31,6 @@ typedef struct tess_jobs {
 
     tess_head_run *runs; /* [n_runs] in order of heads */
     uint32_t n_runs;
-    tess_keys *keys;  /* [n_runs] of the current tile */
     uint32_t *packs;  /* [n_classes] jobs that one tile makes of each class, then [n_classes] most heads of one of them */
     uint32_t *bucket; /* [n_buckets] by key blocks >> shift: counts, then where the next job goes */
     uint32_t n_buckets, shift;

@@ -13,8 +13,14 @@ static int64_t clamp(int64_t x, int64_t low, int64_t high) { return x < low ? lo
 
 void tess_grid_set(tess_grid *grid, const tess_layout *layout, int64_t tile_rows) {
     int64_t block = layout->pattern.block, most = MAX_TILE_BLOCKS;
+    grid->local = grid->stride = 0;
     for (uint32_t c = 0; c < layout->n_classes; c++) {
-        if (layout->rules[c].kind == TESS_RULE_STRIDED_BOTH) most = 1;
+        const tess_rule *rule = &layout->rules[c];
+        if (rule->kind == TESS_RULE_STRIDED_BOTH) most = 1;
+        if (rule->kind == TESS_RULE_STRIDED) {
+            grid->local = rule->local;
+            grid->stride = rule->stride;
+        }
     }
     tile_rows = smaller(tile_rows, MAX_TILE_ROWS);
     grid->block = block;
@@ -39,6 +45,20 @@ void tess_tile_begin(const tess_grid *grid, int64_t begin, int64_t end, tess_til
     tile->last = smaller(smaller(cut, tile->cell_end), end) - 1;
     tile->i_first = floor_div(begin, grid->block);
     tile->i_last = floor_div(tile->last, grid->block);
+    tile->start = larger(0, tile->i_first - grid->local + 1);
+    tile->quotient = grid->stride ? tile->start / grid->stride : 0;
+    tile->rest = grid->stride ? tile->start % grid->stride : 0;
+}
+
+/* Moves the first local block on; a few steps at most lie between two tiles, save where negative positions end. */
+static void move_start(const tess_grid *grid, tess_tile *tile) {
+    int64_t start = larger(0, tile->i_first - grid->local + 1);
+    tile->rest += start - tile->start;
+    tile->start = start;
+    while (tile->rest >= grid->stride) {
+        tile->rest -= grid->stride;
+        tile->quotient++;
+    }
 }
 
 bool tess_tile_next(const tess_grid *grid, tess_tile *tile) {
@@ -55,6 +75,7 @@ bool tess_tile_next(const tess_grid *grid, tess_tile *tile) {
         tile->i_last = tile->i_first + grid->blocks - 1;
     else
         tile->i_last = floor_div(tile->last, grid->block);
+    if (grid->stride) move_start(grid, tile);
     return true;
 }
 
@@ -247,18 +268,6 @@ static void set_interval(tess_keys *keys, int64_t start, int64_t end, int64_t he
     keys->mask_head = (uint32_t)clamp(head, 0, blocks - tail);
 }
 
-/* Left: the list below the interval. Interval: from the first local block of the first row to the diagonal. */
-static void strided_keys(const tess_tiler *tiler, uint32_t cls, const tess_rule *rule, const tess_tile *tile, int64_t kv_len, tess_keys *keys) {
-    int64_t start = larger(0, tile->i_first - rule->local + 1);
-    while (rule->first + keys->vertical * rule->stride < start) keys->vertical++;
-    keys->left_offset = tiler->list[cls];
-    keys->left_count = (uint32_t)keys->vertical;
-    /* first + 1 begins the next block when the tile begins with the last row of a block. */
-    int64_t whole = tile->i_first + (tile->first + 1 == (tile->i_first + 1) * rule->block);
-    int64_t tail = tile->first >= kv_len - 1 ? 0 : tile->i_last + 1 - whole;
-    set_interval(keys, start, tile->i_last + 1, tile->i_last - rule->local + 1 - start, tail);
-}
-
 /* Entries of the residue of `block` in [begin, end), as a slice of the lists. `end` is at most the lists' end. */
 static void residue_slice(const tess_tiler *tiler, uint32_t cls, int64_t stride, int64_t block, int64_t begin, int64_t end, uint32_t *offset,
                           uint32_t *count) {
@@ -301,20 +310,11 @@ static void window_keys(const tess_tiler *tiler, uint32_t cls, const tess_rule *
     }
 }
 
-void tess_keys_begin(const tess_tiler *tiler, uint32_t cls, const tess_tile *tile, tess_keys *keys) {
+void tess_tile_keys_of(const tess_tiler *tiler, uint32_t cls, const tess_tile *tile, int64_t kv_len, int64_t kv_blocks, tess_keys *keys) {
     const tess_rule *rule = &tiler->layout->rules[cls];
     memset(keys, 0, sizeof *keys);
-    if (rule->kind == TESS_RULE_STRIDED) keys->vertical = tess_vertical_count(rule, larger(0, tile->i_first - rule->local + 1));
-}
-
-void tess_tile_keys(const tess_tiler *tiler, uint32_t cls, const tess_tile *tile, int64_t kv_len, int64_t kv_blocks, tess_keys *keys) {
-    const tess_rule *rule = &tiler->layout->rules[cls];
-    keys->left_offset = keys->left_count = keys->right_offset = keys->right_count = 0;
-    keys->interval_start = keys->interval_blocks = keys->mask_head = keys->mask_tail = 0;
     switch (rule->kind) {
-    case TESS_RULE_STRIDED:
-        if (tile->first >= 0) strided_keys(tiler, cls, rule, tile, kv_len, keys);
-        break;
+    case TESS_RULE_STRIDED: break; /* rows before the first key */
     case TESS_RULE_STRIDED_BOTH: strided_both_keys(tiler, cls, rule, tile, kv_blocks, keys); break;
     case TESS_RULE_WINDOW: window_keys(tiler, cls, rule, tile, kv_len, kv_blocks, keys); break;
     case TESS_RULE_BLOCKS:

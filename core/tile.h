@@ -9,7 +9,8 @@
  * and each is cut into tiles of `step` rows. Either a cell is one tile of whole blocks, or it is one block of several tiles. */
 typedef struct tess_grid {
     int64_t block, unit, step;
-    int64_t blocks; /* of a cell */
+    int64_t blocks;        /* of a cell */
+    int64_t local, stride; /* of the layout's causal S2 classes, which share them; stride 0: there are none */
 } tess_grid;
 
 /* `tile_rows` is at least 1. At most 32 blocks make a tile, and one where the layout's rule is relative to the query block. */
@@ -21,18 +22,19 @@ uint64_t tess_grid_tiles(const tess_grid *grid, int64_t rows);
 /* One tile: query positions first .. last of query blocks i_first .. i_last. Either all are negative or none is. */
 typedef struct tess_tile {
     int64_t first, last, i_first, i_last;
-    int64_t cell_end, end; /* where the cell and the sequence's rows end */
+    int64_t cell_end, end;  /* where the cell and the sequence's rows end */
+    int64_t start;          /* causal S2: the first local block of the first row, at least 0 ... */
+    int64_t quotient, rest; /* ... divided by the stride: a vertical list has quotient + (first < rest) entries below it */
 } tess_tile;
 
 /* The first tile of the rows [begin, end), begin < end; then the next one, false after the last. */
 void tess_tile_begin(const tess_grid *grid, int64_t begin, int64_t end, tess_tile *tile);
 bool tess_tile_next(const tess_grid *grid, tess_tile *tile);
 
-/* The key blocks of a tile, as tess_job says. `vertical` is kept from tile to tile of one sequence and class. */
+/* The key blocks of a tile, as tess_job says. */
 typedef struct tess_keys {
     uint32_t left_offset, left_count, right_offset, right_count;
     uint32_t interval_start, interval_blocks, mask_head, mask_tail;
-    int64_t vertical; /* STRIDED: entries of the list below the interval */
 } tess_keys;
 
 static inline uint64_t tess_keys_blocks(const tess_keys *keys) { return (uint64_t)keys->left_count + keys->right_count + keys->interval_blocks; }
@@ -63,11 +65,32 @@ void tess_tiler_release(tess_tiler *tiler);
 /* BLOCKS: makes the merged rows of a tile known before tess_tile_keys asks for them, and counts their entries. */
 tess_status tess_tiler_merge(tess_tiler *tiler, uint32_t cls, const tess_tile *tile);
 
-/* Starts `keys` for a class and the first tile of a sequence. */
-void tess_keys_begin(const tess_tiler *tiler, uint32_t cls, const tess_tile *tile, tess_keys *keys);
+/* The key blocks of one tile of a sequence of `kv_len` keys in `kv_blocks` blocks, for every rule. */
+void tess_tile_keys_of(const tess_tiler *tiler, uint32_t cls, const tess_tile *tile, int64_t kv_len, int64_t kv_blocks, tess_keys *keys);
 
-/* The key blocks of one tile of a sequence of `kv_len` keys in `kv_blocks` blocks. */
-void tess_tile_keys(const tess_tiler *tiler, uint32_t cls, const tess_tile *tile, int64_t kv_len, int64_t kv_blocks, tess_keys *keys);
+/* The same, with causal S2 at hand, since it is asked for tens of thousands of tiles. Left: the list below the interval. Interval: from the first local
+ * block of the first row to the diagonal. */
+static inline void tess_tile_keys(const tess_tiler *tiler, uint32_t cls, const tess_tile *tile, int64_t kv_len, int64_t kv_blocks, tess_keys *keys) {
+    const tess_rule *rule = &tiler->layout->rules[cls];
+    if (rule->kind != TESS_RULE_STRIDED || tile->first < 0) {
+        tess_tile_keys_of(tiler, cls, tile, kv_len, kv_blocks, keys);
+        return;
+    }
+    int64_t blocks = tile->i_last + 1 - tile->start;
+    /* Blocks that the first row does not see to their end; a tile that begins with the last row of a block sees that one whole. */
+    int64_t tail = tile->i_last + 1 - tile->i_first - (tile->first + 1 == (tile->i_first + 1) * rule->block);
+    if (tile->first >= kv_len - 1) tail = 0;
+    /* Blocks that are not local to the last row. */
+    int64_t head = tile->i_last - rule->local + 1 - tile->start;
+    if (head > blocks - tail) head = blocks - tail;
+    keys->left_offset = tiler->list[cls];
+    keys->left_count = (uint32_t)(tile->quotient + (rule->first < tile->rest));
+    keys->right_offset = keys->right_count = 0;
+    keys->interval_start = (uint32_t)tile->start;
+    keys->interval_blocks = (uint32_t)blocks;
+    keys->mask_head = head > 0 ? (uint32_t)head : 0;
+    keys->mask_tail = (uint32_t)tail;
+}
 
 /* Writes all entries, and their bits where `bits` is not NULL. */
 void tess_tiler_entries(const tess_tiler *tiler, uint32_t *entries, uint32_t *bits);
