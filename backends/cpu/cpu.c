@@ -14,9 +14,9 @@ static tess_status cpu_list(const tess_host *host, uint32_t index, tess_device_i
     info->compute_units = TESS_CPU_PTHREADPOOL ? host->cpu_threads : 1;
     const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
     info->memory_bytes = pages > 0 && page > 0 ? (uint64_t)pages * (uint64_t)page : 0;
-    cpu_model_name(info->name, sizeof info->name);
-    cpu_isa_list(info->arch, sizeof info->arch);
-    snprintf(info->driver, sizeof info->driver, "%s", cpu_pool_name());
+    tess_cpu_model_name(info->name, sizeof info->name);
+    tess_cpu_isa_list(info->arch, sizeof info->arch);
+    snprintf(info->driver, sizeof info->driver, "%s", tess_cpu_pool_name());
     return TESS_OK;
 }
 
@@ -28,7 +28,7 @@ static tess_status cpu_open(const tess_host *host, uint32_t index, const void *n
     d->host = host;
     d->threads = TESS_CPU_PTHREADPOOL && host->cpu_threads ? host->cpu_threads : 1;
     d->pid = getpid();
-    d->pool = cpu_pool_create(d->threads);
+    d->pool = tess_cpu_pool_create(d->threads);
     if (!d->pool) {
         const uint32_t threads = d->threads;
         host->free(host, d, sizeof *d);
@@ -41,7 +41,7 @@ static tess_status cpu_open(const tess_host *host, uint32_t index, const void *n
 static void cpu_close(void *device) {
     cpu_device *d = device;
     /* In the child of a fork the pool's threads do not exist, and waiting for them would not end. */
-    if (d->pid == getpid()) cpu_pool_destroy(d->pool);
+    if (d->pid == getpid()) tess_cpu_pool_destroy(d->pool);
     d->host->free(d->host, d, sizeof *d);
 }
 
@@ -91,8 +91,8 @@ const tess_backend tess_cpu_backend = {
     .open = cpu_open,
     .close = cpu_close,
     .query = cpu_query,
-    .kernel = cpu_kernel,
-    .launch = cpu_launch,
+    .kernel = tess_cpu_kernel,
+    .launch = tess_cpu_launch,
     .alloc = cpu_alloc,
     .free = cpu_free,
     .copy = cpu_copy,

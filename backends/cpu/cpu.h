@@ -9,9 +9,9 @@
 
 /* isa.c: whether this process may use an instruction set; `reason` tells why not. */
 enum cpu_isa { CPU_ISA_ANY, CPU_ISA_AVX2, CPU_ISA_AVX512, CPU_ISA_AVX512_BF16, CPU_ISA_AMX_BF16, CPU_ISA_NEON };
-int cpu_isa_usable(enum cpu_isa isa, const char **reason);
-void cpu_isa_list(char *text, size_t size);   /* names of the usable sets, blanks between */
-void cpu_model_name(char *text, size_t size); /* as the system tells it */
+int tess_cpu_isa_usable(enum cpu_isa isa, const char **reason);
+void tess_cpu_isa_list(char *text, size_t size);   /* names of the usable sets, blanks between */
+void tess_cpu_model_name(char *text, size_t size); /* as the system tells it */
 
 /* table.c: one implementation. */
 typedef struct cpu_row {
@@ -31,16 +31,16 @@ typedef struct cpu_device {
     pid_t pid; /* of the process that opened it: the pool's threads do not survive fork() */
 } cpu_device;
 
-tess_status cpu_kernel(void *device, const tess_kernel_key *key, tess_kernel *kernel, uint32_t index, tess_kernel_info *info);
+tess_status tess_cpu_kernel(void *device, const tess_kernel_key *key, tess_kernel *kernel, uint32_t index, tess_kernel_info *info);
 
 /* run.c */
-tess_status cpu_launch(void *device, const tess_launch *launch);
-void *cpu_pool_create(uint32_t threads);
-void cpu_pool_destroy(void *pool);
-const char *cpu_pool_name(void);
+tess_status tess_cpu_launch(void *device, const tess_launch *launch);
+void *tess_cpu_pool_create(uint32_t threads);
+void tess_cpu_pool_destroy(void *pool);
+const char *tess_cpu_pool_name(void);
 
 /* merge.c: one merge job. */
-void cpu_merge(const tess_launch *launch, const tess_merge *merge);
+void tess_cpu_merge(const tess_launch *launch, const tess_merge *merge);
 
 /* Bytes of scratch memory of one thread, rounded so that the slices of all threads are aligned. */
 static inline size_t cpu_thread_bytes(const cpu_row *row, int32_t head_dim) { return (row->scratch(head_dim) + 4095) / 4096 * 4096; }

@@ -49,7 +49,7 @@ static void probe(void) {
     }
 }
 
-int cpu_isa_usable(enum cpu_isa isa, const char **reason) {
+int tess_cpu_isa_usable(enum cpu_isa isa, const char **reason) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, probe);
     switch (isa) {
@@ -64,7 +64,7 @@ int cpu_isa_usable(enum cpu_isa isa, const char **reason) {
     return 0;
 }
 #else
-int cpu_isa_usable(enum cpu_isa isa, const char **reason) {
+int tess_cpu_isa_usable(enum cpu_isa isa, const char **reason) {
     *reason = "not built for this processor";
 #if defined(__aarch64__)
     return isa == CPU_ISA_ANY || isa == CPU_ISA_NEON; /* NEON is part of the architecture */
@@ -74,7 +74,7 @@ int cpu_isa_usable(enum cpu_isa isa, const char **reason) {
 }
 #endif
 
-void cpu_isa_list(char *text, size_t size) {
+void tess_cpu_isa_list(char *text, size_t size) {
     static const struct {
         enum cpu_isa isa;
         const char *name;
@@ -93,11 +93,11 @@ void cpu_isa_list(char *text, size_t size) {
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         const char *reason;
         const size_t used = strlen(text);
-        if (cpu_isa_usable(names[i].isa, &reason)) snprintf(text + used, size - used, " %s", names[i].name);
+        if (tess_cpu_isa_usable(names[i].isa, &reason)) snprintf(text + used, size - used, " %s", names[i].name);
     }
 }
 
-void cpu_model_name(char *text, size_t size) {
+void tess_cpu_model_name(char *text, size_t size) {
     snprintf(text, size, "CPU");
     FILE *f = fopen("/proc/cpuinfo", "re");
     if (!f) return;

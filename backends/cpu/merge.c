@@ -21,7 +21,7 @@ static void store(uint32_t dtype, void *out, const float *row, int32_t n) {
     }
 }
 
-void cpu_merge(const tess_launch *l, const tess_merge *merge) {
+void tess_cpu_merge(const tess_launch *l, const tess_merge *merge) {
     const tess_sequence *s = &l->tables->sequences[merge->sequence];
     const int32_t dim = l->head_dim, rows = (int32_t)merge->rows * merge->heads;
     const size_t pitch = (size_t)l->partial_rows * ((size_t)dim + 1), esize = l->dtype == TESS_F32 ? 4 : 2;

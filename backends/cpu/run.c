@@ -63,15 +63,15 @@ static void do_merges(void *context, size_t worker) {
     for (;;) {
         const uint64_t n = atomic_fetch_add_explicit(&w->next, 1, memory_order_relaxed);
         if (n >= w->end) break;
-        cpu_merge(w->launch, &w->launch->tables->merges[n]);
+        tess_cpu_merge(w->launch, &w->launch->tables->merges[n]);
     }
     HAND_OVER(w);
 }
 
 #if TESS_CPU_PTHREADPOOL
-void *cpu_pool_create(uint32_t threads) { return pthreadpool_create(threads); }
-void cpu_pool_destroy(void *pool) { pthreadpool_destroy(pool); }
-const char *cpu_pool_name(void) { return "pthreadpool"; }
+void *tess_cpu_pool_create(uint32_t threads) { return pthreadpool_create(threads); }
+void tess_cpu_pool_destroy(void *pool) { pthreadpool_destroy(pool); }
+const char *tess_cpu_pool_name(void) { return "pthreadpool"; }
 
 static void spread(void *pool, void (*task)(void *, size_t), work *w, uint64_t workers) {
     HAND_OVER(w);
@@ -80,13 +80,13 @@ static void spread(void *pool, void (*task)(void *, size_t), work *w, uint64_t w
 }
 #else
 /* One thread: the caller's. Any pointer that is not NULL stands for the pool. */
-void *cpu_pool_create(uint32_t threads) {
+void *tess_cpu_pool_create(uint32_t threads) {
     static char one;
     (void)threads;
     return &one;
 }
-void cpu_pool_destroy(void *pool) { (void)pool; }
-const char *cpu_pool_name(void) { return "one thread (built without pthreadpool)"; }
+void tess_cpu_pool_destroy(void *pool) { (void)pool; }
+const char *tess_cpu_pool_name(void) { return "one thread (built without pthreadpool)"; }
 
 static void spread(void *pool, void (*task)(void *, size_t), work *w, uint64_t workers) {
     (void)pool;
@@ -108,7 +108,7 @@ static double seconds(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-tess_status cpu_launch(void *device, const tess_launch *launch) {
+tess_status tess_cpu_launch(void *device, const tess_launch *launch) {
     cpu_device *d = device;
     if (launch->stream.kind != TESS_STREAM_DEFAULT)
         return d->host->fail(d->host, TESS_ERROR_UNSUPPORTED, "stream.kind: the CPU has no streams but the default one");

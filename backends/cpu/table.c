@@ -38,7 +38,7 @@ static const char *const dtype_names[] = {"f32", "f16", "bf16"};
 /* Why a row cannot take the problem, or NULL if it can. */
 static const char *refusal(const cpu_row *row, const tess_kernel_key *key, char *buffer, size_t size) {
     const char *reason = "not built for this processor";
-    if (!row->job || !cpu_isa_usable(row->isa, &reason)) return reason;
+    if (!row->job || !tess_cpu_isa_usable(row->isa, &reason)) return reason;
     if (key->op != TESS_OP_FORWARD) return "forward only";
     if (key->dtype > TESS_BF16 || !(row->dtypes & (1u << key->dtype))) {
         snprintf(buffer, size, "does not take dtype %s", key->dtype <= TESS_BF16 ? dtype_names[key->dtype] : "?");
@@ -58,7 +58,7 @@ static void release(tess_kernel *kernel) { kernel->state = NULL; /* launches kee
 static tess_status describe(const tess_host *host, uint32_t index, tess_kernel_info *info) {
     if (index >= ROWS) return host->fail(host, TESS_ERROR_INVALID, "index: %u is past the last kernel", index);
     const char *reason = "not built for this processor";
-    const int usable = rows[index].job && cpu_isa_usable(rows[index].isa, &reason);
+    const int usable = rows[index].job && tess_cpu_isa_usable(rows[index].isa, &reason);
     info->op = TESS_OP_FORWARD;
     info->status = usable ? TESS_OK : TESS_ERROR_UNAVAILABLE;
     info->reserved = 0;
@@ -67,7 +67,7 @@ static tess_status describe(const tess_host *host, uint32_t index, tess_kernel_i
     return TESS_OK;
 }
 
-tess_status cpu_kernel(void *device, const tess_kernel_key *key, tess_kernel *kernel, uint32_t index, tess_kernel_info *info) {
+tess_status tess_cpu_kernel(void *device, const tess_kernel_key *key, tess_kernel *kernel, uint32_t index, tess_kernel_info *info) {
     const cpu_device *d = device;
     if (!key) return describe(d->host, index, info);
     char all[768] = "";
