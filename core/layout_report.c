@@ -73,7 +73,7 @@ static tess_status examine_coverage(tess_layout *x, const char *function) {
         for (uint32_t c = 0; c < x->n_classes; c++) seen += (double)tess_rule_block_pairs(&x->rules[c], x->max_tokens) - shared;
         seen += shared;
     }
-    x->coverage = seen / visible;
+    x->coverage = seen < visible ? seen / visible : 1; /* counts past 2^53 are rounded */
     return TESS_OK;
 }
 
@@ -277,7 +277,7 @@ tess_status tess_layout_query(const tess_layout *x, tess_layout_info *info) {
     double dense = in_causal_order(x) ? tokens * (tokens + 1) / 2 : tokens * tokens;
     for (uint32_t c = 0; c < x->n_classes; c++)
         kept += (double)x->class_heads[c] * (double)tess_rule_pairs(&x->rules[c], 0, x->max_tokens, x->max_tokens);
-    full.kept_share = x->max_tokens ? kept / (dense * x->n_heads) : 1;
+    full.kept_share = x->max_tokens && kept < dense * x->n_heads ? kept / (dense * x->n_heads) : 1;
     full.host_bytes = sizeof *x + x->memory_bytes + x->mask.bytes + x->mask.rows_bytes + x->stores_bytes + x->fixed_bytes;
     return tess_info_write(function, info, &full, sizeof full);
 }
