@@ -49,6 +49,12 @@ bad=$(
   check 'support/*' support
   check 'bench/*' support bench
   check 'cli/*' support bench cli
+  for folder in tests/*/; do
+    folder=${folder%/}
+    [ "$folder" = tests/unit ] || check "$folder/*" tests support bench
+  done
+  check 'tests/unit/*' tests support core
+  check 'examples/*'
 )
 [ -z "$bad" ] || wrong "$bad"
 
