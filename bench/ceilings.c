@@ -17,7 +17,7 @@
 #include "machine.h"
 #include "stats.h"
 
-enum { GEMM_SIZE = 2048, GEMM_SMALL = 1024, GEMM_LARGE = 4096, MIN_SAMPLES = 5, MAX_SAMPLES = 16, COPY_PROVIDER = -1 };
+enum { GEMM_SIZE = 2048, GEMM_SMALL = 1024, GEMM_LARGE = 4096, MIN_SAMPLES = 3, MAX_SAMPLES = 16, COPY_PROVIDER = -1 };
 static const double FAST_PRODUCT = 10e-3, SLOW_PRODUCT = 0.4; /* seconds of one product of GEMM_SIZE */
 
 static void note(bench_device *d, const char *text) {
@@ -112,7 +112,7 @@ static void measure_copy(int threads, int out) {
     if (share == 0 || !ids || !works || pthread_barrier_init(&barrier, NULL, (unsigned)threads + 1) != 0) return;
     bench_ceiling c = {.unit = BENCH_COPY, .size = (int64_t)(share * (size_t)threads), .threads = threads, .own_loop = 0};
     snprintf(c.library, sizeof c.library, "C library");
-    snprintf(c.method, sizeof c.method, "memcpy on every thread, read and written bytes counted");
+    snprintf(c.method, sizeof c.method, "memcpy, read + written bytes");
     for (int t = 0; t < threads; t++) {
         works[t] = (copy_work){&barrier, NULL, NULL, share, MAX_SAMPLES + 1};
         void *to = NULL, *from = NULL;
@@ -144,7 +144,7 @@ static void child_main(int provider, int threads, double seconds, int out) {
     } else {
         static const uint32_t dtypes[] = {TESS_F32, TESS_BF16, TESS_F16};
         for (int i = 0; i < 3; i++)
-            for (int variant = 0; variant < 3; variant++) measure_gemm(provider, dtypes[i], variant, threads, seconds / 8, out);
+            for (int variant = 0; variant < 2; variant++) measure_gemm(provider, dtypes[i], variant, threads, seconds / 6, out);
     }
     _exit(0);
 }
@@ -234,7 +234,7 @@ int ceilings_device_copy(bench_device *d, tess_device *device, double seconds) {
     tess_buffer a = {0}, b = {0};
     bench_ceiling c = {.unit = BENCH_COPY, .size = BYTES};
     snprintf(c.library, sizeof c.library, "%s", d->backend);
-    snprintf(c.method, sizeof c.method, "tess_copy between two buffers of the device, read and written bytes counted");
+    snprintf(c.method, sizeof c.method, "tess_copy, read + written bytes");
     tess_status status = tess_alloc(device, BYTES, &a);
     if (status == TESS_OK) status = tess_alloc(device, BYTES, &b);
     if (status == TESS_OK) status = tess_copy(device, b, a, BYTES);

@@ -91,6 +91,14 @@ static void add_series(series *list, int *n, const bench_result *x) {
     list[(*n)++] = (series){x->device, x->dtype, x->kernel};
 }
 
+/* All series of a report in reading order, so that every plot gives one series the same colour. */
+static int all_series(const bench_report *r, const int *order, series *list) {
+    int n = 0;
+    for (int i = 0; i < r->n_results; i++)
+        if (r->results[order[i]].status == BENCH_OK) add_series(list, &n, &r->results[order[i]]);
+    return n;
+}
+
 static void series_name(const bench_report *r, const series *s, char *buffer, size_t size) {
     snprintf(buffer, size, "%s, %s, %s", r->devices[s->device].id, s->kernel, dtype_name(s->dtype));
 }
@@ -145,19 +153,29 @@ static int has_speedup(const bench_result *x) {
     return x->status == BENCH_OK && isfinite(x->speedup) && x->speedup > 0 && x->ideal_speedup > 0 && !result_is_decode(x);
 }
 
+/* Skipped problems have no time, but their ideal is known. */
+static int has_ideal(const bench_result *x) {
+    return (x->status == BENCH_OK ? x->twin_line[0] != 0 : x->need_seconds > 0) && x->ideal_speedup > 1 && !result_is_decode(x);
+}
+
+static int in_series(const bench_result *x, const char *family, const series *s) {
+    return strcmp(x->family, family) == 0 && x->device == s->device && x->dtype == s->dtype &&
+           (x->status != BENCH_OK || strcmp(x->kernel, s->kernel) == 0);
+}
+
 static void polyline(const bench_report *r, const int *order, const char *family, const series *s, int colour, int ideal, const axis *ax,
                      const axis *ay, FILE *f) {
     fprintf(f, "<polyline class=\"%s c%d\" points=\"", ideal ? "ideal" : "line", colour % CHART_COLOURS);
     for (int i = 0; i < r->n_results; i++) {
         const bench_result *x = &r->results[order[i]];
-        if (!has_speedup(x) || strcmp(x->family, family) != 0 || x->device != s->device || x->dtype != s->dtype || strcmp(x->kernel, s->kernel) != 0)
-            continue;
+        if (!(ideal ? has_ideal(x) : has_speedup(x)) || !in_series(x, family, s)) continue;
         fprintf(f, "%.1f,%.1f ", at(ax, (double)x->kv_len), at(ay, ideal ? x->ideal_speedup : x->speedup));
     }
     fputs("\"/>\n", f);
 }
 
 static void speedup_panel(const bench_report *r, const int *order, const char *family, const series *list, int n, axis ax, axis ay, FILE *f) {
+    const bench_result *best = NULL;
     char label[32];
     text_at(f, ax.from, ay.to - 12, "start", "h", family);
     for (double v = ay.low; v <= ay.high * 1.001; v *= 2) {
@@ -176,11 +194,20 @@ static void speedup_panel(const bench_report *r, const int *order, const char *f
     }
     for (int i = 0; i < r->n_results; i++) {
         const bench_result *x = &r->results[order[i]];
+        if (has_ideal(x) && strcmp(x->family, family) == 0) { /* also where one point alone makes no line */
+            double px = at(&ax, (double)x->kv_len), py = at(&ay, x->ideal_speedup);
+            line(f, px - 7, py, px + 7, py, "mean");
+        }
         if (!has_speedup(x) || strcmp(x->family, family) != 0) continue;
         char title[256];
         result_title(r, x, title, sizeof title);
         marker(f, find_series(list, n, x), at(&ax, (double)x->kv_len), at(&ay, x->speedup), title);
+        if (!best || x->speedup > best->speedup) best = x;
     }
+    if (!best) return;
+    double px = at(&ax, (double)best->kv_len);
+    text_at(f, px, at(&ay, best->speedup) + (best->speedup < best->ideal_speedup ? 19 : -10), px > (ax.from + ax.to) / 2 ? "end" : "start", "v",
+            short_ratio(label, sizeof label, best->speedup));
 }
 
 int chart_speedup(const bench_report *r, FILE *f) {
@@ -191,14 +218,16 @@ int chart_speedup(const bench_report *r, FILE *f) {
     double x_low = INFINITY, x_high = 0, y_low = 1, y_high = 2;
     int *order = report_order(r);
     if (!order) return 0;
+    n = all_series(r, order, list);
     for (int i = 0; i < r->n_results; i++) {
         const bench_result *x = &r->results[order[i]];
-        if (!has_speedup(x)) continue;
-        add_series(list, &n, x);
+        if (!has_ideal(x)) continue;
         x_low = fmin(x_low, (double)x->kv_len);
         x_high = fmax(x_high, (double)x->kv_len);
+        y_high = fmax(y_high, x->ideal_speedup);
+        if (!has_speedup(x)) continue;
         y_low = fmin(y_low, x->speedup);
-        y_high = fmax(y_high, fmax(x->speedup, x->ideal_speedup));
+        y_high = fmax(y_high, x->speedup);
         if ((n_panels == 0 || strcmp(panels[n_panels - 1], x->family) != 0) && n_panels < MAX_PANELS) panels[n_panels++] = x->family;
     }
     if (!n_panels) {
@@ -210,12 +239,12 @@ int chart_speedup(const bench_report *r, FILE *f) {
     y_low = previous_power(y_low, 2);
     y_high = next_power(y_high, 2);
     int legend = legend_height(r, list, n), rows = (n_panels + PER_ROW - 1) / PER_ROW;
-    double width = (WIDTH - PER_ROW * LEFT - (PER_ROW - 1) * GAP) / (double)PER_ROW;
+    double width = (WIDTH - PER_ROW * LEFT - PER_ROW * GAP) / (double)PER_ROW;
     open_svg(f, legend + 24 + rows * PANEL_HEIGHT, "Measured speed-up over dense attention against length, with the ideal saving");
     double y = 12 + series_legend(r, list, n, 12, f);
     line(f, 10, y - 2, 40, y - 2, "ideal c0");
     text_at(f, 48, y + 2, "start", "t",
-            "dashed: ideal (dense pairs / kept pairs); solid: dense time / sparse time, both measured; axes are logarithmic");
+            "dashed: ideal (dense pairs / kept pairs); marks: dense time / sparse time, both measured; axes are logarithmic");
     for (int p = 0; p < n_panels; p++) {
         double left = (p % PER_ROW) * (width + LEFT + GAP) + LEFT, top = legend + 20 + (p / PER_ROW) * (double)PANEL_HEIGHT;
         speedup_panel(r, order, panels[p], list, n, (axis){x_low, x_high, left, left + width, 1},
@@ -276,13 +305,15 @@ static int is_longest(const bench_report *r, const bench_result *x) {
     return 1;
 }
 
+/* Whether one dtype was run by more than one kernel, so that labels have to tell them apart. */
 static int several_kernels(const bench_report *r, int device) {
-    const char *first = NULL;
-    for (int i = 0; i < r->n_results; i++) {
-        if (r->results[i].device != device || r->results[i].status != BENCH_OK) continue;
-        if (first && strcmp(first, r->results[i].kernel) != 0) return 1;
-        first = r->results[i].kernel;
-    }
+    for (int i = 0; i < r->n_results; i++)
+        for (int j = 0; j < i; j++) {
+            const bench_result *x = &r->results[i], *y = &r->results[j];
+            if (x->status == BENCH_OK && y->status == BENCH_OK && x->device == device && y->device == device && x->dtype == y->dtype &&
+                strcmp(x->kernel, y->kernel) != 0)
+                return 1;
+        }
     return 0;
 }
 
@@ -338,6 +369,9 @@ int chart_decode(const bench_report *r, FILE *f) { return all_bars(r, 1, f); }
 static void roof(const bench_report *r, int device, const axis *ax, const axis *ay, FILE *f) {
     const bench_device *d = &r->devices[device];
     int copy = device_ceiling(d, BENCH_COPY, 0), seen[3] = {-1, -1, -1};
+    double highest = 0;
+    for (int c = 0; c < d->n_ceilings; c++)
+        if (d->ceilings[c].unit == BENCH_GEMM) highest = fmax(highest, d->ceilings[c].rate);
     for (uint32_t t = 0; t < 3; t++) {
         int g = device_ceiling(d, BENCH_GEMM, t);
         seen[t] = g;
@@ -353,7 +387,8 @@ static void roof(const bench_report *r, int device, const axis *ax, const axis *
         line(f, at(ax, knee), at(ay, rate), ax->to, at(ay, rate), "roof");
         snprintf(label, sizeof label, "%s: %s GEMM, %s, %s", d->id, dtype_name(d->ceilings[g].dtype), text_rate(text, sizeof text, rate, "FLOP/s"),
                  d->ceilings[g].library);
-        text_at(f, ax->to - 4, at(ay, rate) - 6, "end", "t", label);
+        /* Above the highest roof, below the others, so that close roofs keep their labels apart. */
+        text_at(f, ax->to - 4, at(ay, rate) + (rate < highest ? 14 : -6), "end", "t", label);
     }
     if (copy >= 0) {
         char label[96], text[TEXT_SIZE];
@@ -373,13 +408,16 @@ int chart_roofline(const bench_report *r, FILE *f) {
         const bench_result *x = &r->results[i];
         if (x->status != BENCH_OK || !(x->flop_rate > 0) || !x->bytes_min || !(x->flops > 0)) continue;
         double intensity = x->flops / (double)x->bytes_min;
-        add_series(list, &n, x);
+        n++;
         x_low = fmin(x_low, intensity);
         x_high = fmax(x_high, intensity);
         y_low = fmin(y_low, x->flop_rate);
         y_high = fmax(y_high, x->flop_rate);
     }
-    if (!n) return 0;
+    int *order = n ? report_order(r) : NULL;
+    if (!order) return 0;
+    n = all_series(r, order, list);
+    free(order);
     for (int d = 0; d < r->n_devices; d++)
         for (int c = 0; c < r->devices[d].n_ceilings; c++)
             if (r->devices[d].ceilings[c].unit == BENCH_GEMM) y_high = fmax(y_high, r->devices[d].ceilings[c].rate);
@@ -397,8 +435,8 @@ int chart_roofline(const bench_report *r, FILE *f) {
     }
     for (double v = x_low; v <= x_high * 1.01; v *= 10) {
         line(f, at(&ax, v), ay.from, at(&ax, v), ay.to, "grid");
-        snprintf(label, sizeof label, "%g", v);
-        text_at(f, at(&ax, v), ay.from + 16, "middle", "t", label);
+        snprintf(label, sizeof label, "%.9g", v);
+        text_at(f, at(&ax, v), ay.from + 16, v < x_high * 0.99 ? "middle" : "end", "t", label);
     }
     text_at(f, (ax.from + ax.to) / 2, ay.from + 36, "middle", "t", "useful FLOP per byte of Q, K, V and O");
     fprintf(f, "<text transform=\"translate(14 %.1f) rotate(-90)\" text-anchor=\"middle\" class=\"t\">useful FLOP/s</text>\n", (ay.from + ay.to) / 2);

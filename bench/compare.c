@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The command `tessera compare`: result files side by side. A column is one kernel of one device in one file; a row is one problem line. Ratios are to
- * the column of the first file that is most alike: same device and kernel, else same device, else its first column.
+ * The command `tessera compare`: result files side by side. A column is one device of one file, or one of its kernels where the file holds several for one
+ * problem; a row is one problem line. Ratios are to the column of the first file that is most alike: same device and kernel, else same device, else the first.
  */
 #include "bench.h"
 
@@ -31,7 +31,7 @@ static const char help[] =
 
 typedef struct column {
     int file, device;
-    const char *kernel;
+    const char *kernel; /* NULL: whichever ran the problem */
     char name[192];
     int base; /* the column of file 0 that ratios refer to; -1: none */
 } column;
@@ -53,32 +53,54 @@ static const bench_result *cell(const comparison *c, const char *line, int k) {
     const bench_report *r = &c->reports[col->file];
     for (int i = 0; i < r->n_results; i++) {
         const bench_result *x = &r->results[i];
-        if (x->status == BENCH_OK && x->device == col->device && strcmp(x->kernel, col->kernel) == 0 && strcmp(x->line, line) == 0) return x;
+        if (x->status == BENCH_OK && x->device == col->device && (!col->kernel || strcmp(x->kernel, col->kernel) == 0) && strcmp(x->line, line) == 0)
+            return x;
     }
     return NULL;
+}
+
+/* Whether a device was measured with several kernels on one problem. */
+static int has_kernels(const bench_report *r, int device) {
+    for (int i = 0; i < r->n_results; i++)
+        for (int j = 0; j < i; j++) {
+            const bench_result *x = &r->results[i], *y = &r->results[j];
+            if (x->status == BENCH_OK && y->status == BENCH_OK && x->device == device && y->device == device && strcmp(x->kernel, y->kernel) != 0 &&
+                strcmp(x->line, y->line) == 0)
+                return 1;
+        }
+    return 0;
+}
+
+static int same_kernel(const char *a, const char *b) { return a && b ? strcmp(a, b) == 0 : a == b; }
+
+static int add_column(comparison *c, int file, int device, const char *kernel) {
+    for (int k = 0; k < c->n_columns; k++)
+        if (c->columns[k].file == file && c->columns[k].device == device && same_kernel(c->columns[k].kernel, kernel)) return 0;
+    if (c->n_columns == MAX_COLUMNS) return -1;
+    column *col = &c->columns[c->n_columns++];
+    *col = (column){.file = file, .device = device, .kernel = kernel, .base = -1};
+    snprintf(col->name, sizeof col->name, "%c: %.60s%s%.90s", 'A' + file, c->reports[file].devices[device].id, kernel ? " " : "",
+             kernel ? kernel : "");
+    return 0;
 }
 
 static int find_columns(comparison *c) {
     for (int f = 0; f < c->n_files; f++) {
         const bench_report *r = &c->reports[f];
-        for (int i = 0; i < r->n_results; i++) {
-            const bench_result *x = &r->results[i];
-            int known = x->status != BENCH_OK;
-            for (int k = 0; k < c->n_columns && !known; k++)
-                known = c->columns[k].file == f && c->columns[k].device == x->device && strcmp(c->columns[k].kernel, x->kernel) == 0;
-            if (known) continue;
-            if (c->n_columns == MAX_COLUMNS) return -1;
-            column *col = &c->columns[c->n_columns++];
-            *col = (column){.file = f, .device = x->device, .kernel = x->kernel, .base = -1};
-            snprintf(col->name, sizeof col->name, "%c: %.60s %.90s", 'A' + f, r->devices[x->device].id, x->kernel);
+        for (int d = 0; d < r->n_devices; d++) {
+            int kernels = has_kernels(r, d);
+            for (int i = 0; i < r->n_results; i++) {
+                const bench_result *x = &r->results[i];
+                if (x->status == BENCH_OK && x->device == d && add_column(c, f, d, kernels ? x->kernel : NULL) != 0) return -1;
+            }
         }
     }
     for (int k = 0; k < c->n_columns; k++) {
         int best = 0;
         column *col = &c->columns[k];
         for (int b = 0; b < c->n_columns && c->columns[b].file == 0 && col->file != 0; b++) {
-            int same_device = strcmp(c->reports[0].devices[c->columns[b].device].id, c->reports[col->file].devices[col->device].id) == 0;
-            int same_kernel = strcmp(c->columns[b].kernel, col->kernel) == 0, score = 1 + same_device + 2 * (same_device && same_kernel);
+            int device = strcmp(c->reports[0].devices[c->columns[b].device].id, c->reports[col->file].devices[col->device].id) == 0;
+            int score = 1 + device + 2 * (device && same_kernel(c->columns[b].kernel, col->kernel));
             if (score > best) {
                 best = score;
                 col->base = b;
@@ -260,7 +282,7 @@ static void write_text(const comparison *c, const table *t, FILE *f, int markdow
     if (markdown)
         table_markdown(t, f);
     else
-        table_text(t, f, 0);
+        table_text(t, f);
     fputs("\nMedian times; ratios above 1 are faster than A; ~ marks a difference within the spread.\n\n", f);
     for (int k = 0; k < c->n_columns; k++) {
         if (!has_ratios(c, k)) continue;

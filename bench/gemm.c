@@ -174,7 +174,6 @@ static int onednn_prepare(gemm *g, int variant, char *reason, size_t reason_size
         g->checkable = 1;
         return make_operands(g);
     }
-    variant -= g->dtype == TESS_F32;
     if (variant > 1) return snprintf(reason, reason_size, "no further variant"), -1;
     int type = g->dtype == TESS_F32 ? ONEDNN_F32 : g->dtype == TESS_F16 ? ONEDNN_F16 : ONEDNN_BF16;
     int64_t dims[2] = {g->n, g->n};
@@ -213,7 +212,7 @@ static int onednn_prepare(gemm *g, int variant, char *reason, size_t reason_size
     }
     free(blob);
     if (status != ONEDNN_OK) return snprintf(reason, reason_size, "%s has no %s matmul here (status %d)", g->name, dtype_name(g->dtype), status), -1;
-    snprintf(g->method, sizeof g->method, "matmul primitive, %s", variant ? "second operand in the library's layout" : "row-major");
+    snprintf(g->method, sizeof g->method, "matmul primitive, %s", variant ? "own layout" : "row-major");
     g->checkable = variant == 0;
     return 0;
 }
@@ -301,7 +300,7 @@ gemm *gemm_open(int p, uint32_t dtype, int variant, int64_t n, int threads, char
             return NULL;
         }
         snprintf(g->name, sizeof g->name, "own loop");
-        snprintf(g->method, sizeof g->method, "micro-kernel on operands in the first cache, %s", gemm_loop_name(g->loop));
+        snprintf(g->method, sizeof g->method, "%s micro-kernel", gemm_loop_name(g->loop));
         return g;
     }
     for (int i = 0; providers[p].files[i] && !g->library; i++) g->library = dlopen(providers[p].files[i], RTLD_NOW | RTLD_LOCAL);

@@ -27,9 +27,10 @@ static const char style[] =
     "solid var(--edge);"
     "border-radius:8px;padding:14px 16px}.tile b{display:block;font-size:26px;line-height:1.2;font-weight:650}.tile "
     "span{color:var(--muted);font-size:13px}\n"
-    ".chart{width:100%;height:auto;display:block}.t{fill:var(--muted);font-size:12px}.h{fill:var(--fg);font-size:14px;font-weight:600}\n"
+    ".chart{width:100%;height:auto;display:block}.t{fill:var(--muted);font-size:12px}.h{fill:var(--fg);font-size:14px;font-weight:600}.v{fill:var(--"
+    "fg);font-size:12px;font-weight:600}\n"
     ".grid{stroke:var(--grid);stroke-width:1}.line{fill:none;stroke-width:2.2}.ideal{fill:none;stroke-width:1.4;stroke-dasharray:5 "
-    "4}.mark{stroke:var(--mark);stroke-width:2.5}"
+    "4}.mean{stroke:var(--muted);stroke-width:1.4}.mark{stroke:var(--mark);stroke-width:2.5}"
     ".roof{stroke:var(--muted);stroke-width:1.8}.m{stroke:var(--bg);stroke-width:1}\n"
     ".line.c0,.ideal.c0{stroke:var(--c0)}.line.c1,.ideal.c1{stroke:var(--c1)}.line.c2,.ideal.c2{stroke:var(--c2)}.line.c3,.ideal.c3{stroke:var(--c3)}"
     ".line.c4,.ideal.c4{stroke:var(--c4)}.line.c5,.ideal.c5{stroke:var(--c5)}\n"
@@ -163,7 +164,7 @@ void html_report(const bench_report *r, FILE *f) {
     if (!chart_speedup(r, f)) fputs("<p class=\"muted\">No sparse problem was measured beside its dense twin.</p>\n", f);
     fputs("<h2>Throughput</h2>\n<p><span class=\"key c0\"></span>sparse<span class=\"key c1\"></span>dense<span class=\"keymark\"></span>ceiling: "
           "the best matrix product measured on "
-          "the device. FLOP count the pairs that the mask keeps. An asterisk marks a slice of the model's heads.</p>\n",
+          "the device. FLOP/s count only the pairs that the mask keeps. An asterisk marks a slice of the model's heads.</p>\n",
           f);
     if (!chart_throughput(r, f)) fputs("<p class=\"muted\">Nothing was measured.</p>\n", f);
     int decode = 0;

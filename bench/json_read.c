@@ -14,7 +14,7 @@
 #include "json.h"
 #include "text.h"
 
-enum { MAX_FILE = 256 << 20, MAX_ITEMS = 100000 };
+enum { MAX_FILE = 256 << 20, MAX_ITEMS = 20000 };
 
 /* Where the reader stands, and the first complaint. */
 typedef struct reader {
@@ -214,6 +214,8 @@ static void read_result(reader *r, const cJSON *o, bench_result *x, int n_device
     x->heads_total = get_int(r, o, "heads_total", 0, 0, INT32_MAX);
     x->kv_heads = get_int(r, o, "kv_heads", 0, 0, 1 << 20);
     x->head_dim = get_int(r, o, "head_dim", 0, 0, 1 << 20);
+    x->need_seconds = get_number(r, o, "need_seconds", 0, 0, 1e12, 0);
+    x->ideal_speedup = get_number(r, o, "ideal_speedup", 0, 0, 1e30, NAN);
     if (x->status != BENCH_OK) return;
     x->checked_rows = (int64_t)get_count(r, o, "checked_rows", 0);
     x->check_error = get_number(r, o, "check_error", 0, 0, 1e30, NAN);
@@ -241,7 +243,6 @@ static void read_result(reader *r, const cJSON *o, bench_result *x, int n_device
     x->kv_bytes = get_count(r, o, "kv_bytes", 0);
     x->kv_bytes_kept = get_count(r, o, "kv_bytes_kept", 0);
     x->kv_bytes_allocated = get_count(r, o, "kv_bytes_allocated", 0);
-    x->ideal_speedup = get_number(r, o, "ideal_speedup", 0, 0, 1e30, NAN);
     /* Everything that follows from these is computed again instead of believed. */
 }
 
@@ -301,9 +302,14 @@ static void read_all(reader *r, const cJSON *root, bench_report *out) {
 int json_parse(bench_report *r, const char *bytes, size_t size, char *error, size_t error_size) {
     reader state = {.error = error, .error_size = error_size};
     memset(r, 0, sizeof *r);
-    cJSON *root = cJSON_ParseWithLength(bytes, size);
+    const char *end = bytes;
+    cJSON *root = cJSON_ParseWithLengthOpts(bytes, size, &end, 0);
     if (!root) return text_error(error, error_size, "not JSON");
-    if (!cJSON_IsObject(root)) complain(&state, "", "the file holds no object");
+    while (end < bytes + size && (*end == ' ' || *end == '\t' || *end == '\r' || *end == '\n')) end++;
+    if (end != bytes + size)
+        complain(&state, "", "something follows the object");
+    else if (!cJSON_IsObject(root))
+        complain(&state, "", "the file holds no object");
     if (!state.failed) read_all(&state, root, r);
     cJSON_Delete(root);
     if (state.failed) {

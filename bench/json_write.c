@@ -122,6 +122,10 @@ static void write_result(cJSON *o, const bench_result *x) {
     number(o, "heads_total", x->heads_total);
     number(o, "kv_heads", x->kv_heads);
     number(o, "head_dim", x->head_dim);
+    if (x->need_seconds > 0) {
+        number(o, "need_seconds", x->need_seconds);
+        number(o, "ideal_speedup", x->ideal_speedup);
+    }
     if (x->status != BENCH_OK) return;
     number(o, "checked_rows", (double)x->checked_rows);
     number(o, "check_error", x->check_error);

@@ -77,7 +77,7 @@ int measure_estimate(tess_runtime *runtime, tess_device *device, const char *ker
     tess_status status = plan_problem(runtime, device, kernel, &p, &layout, &plan);
     if (status == TESS_OK) status = tess_plan_query(plan, &info);
     if (status == TESS_OK)
-        *cost = (measure_cost){info.flops, tensor_bytes(&p)};
+        *cost = (measure_cost){info.flops, tensor_bytes(&p), info.kept_pairs ? (double)info.dense_pairs / (double)info.kept_pairs : NAN};
     else
         snprintf(reason, reason_size, "%s", tess_last_error());
     tess_plan_release(plan);

@@ -16,8 +16,9 @@ typedef struct measure_limits {
 
 /* What a problem costs, before anything is allocated. */
 typedef struct measure_cost {
-    double flops;   /* of the dense pattern for a dense problem, of the kept pairs otherwise */
+    double flops;   /* useful, of one run */
     uint64_t bytes; /* tensors of all roles, once */
+    double ideal;   /* dense pairs / kept pairs */
 } measure_cost;
 
 /* The pairs are counted by a plan, so the device is needed; nothing is run. On failure returns -1 with the reason. */

@@ -127,7 +127,7 @@ static void cells(table *t, const bench_result *x, double unit) {
 }
 
 #define CELL_HEADS "tokens", "heads", "plan", "first", "median", "IQR"
-#define CELL_TAIL  "GB/s", "speed-up", "ideal", "of GEMM", "of copy", "workspace", "KV kept"
+#define CELL_TAIL  "GB/s", "speed-up", "ideal", "GEMM", "copy", "workspace", "KV kept"
 
 static void text_results(const bench_report *r, FILE *f, const int *order) {
     const char *heads[] = {"<", "<", CELL_HEADS, "", CELL_TAIL};
@@ -149,7 +149,7 @@ static void text_results(const bench_report *r, FILE *f, const int *order) {
         }
         if (t.n_cells) {
             fprintf(f, "\n%s on %s, %s\n", x->family, d->id, x->kernel);
-            table_text(&t, f, 0);
+            table_text(&t, f);
         }
         table_free(&t);
         i = j;
@@ -242,11 +242,10 @@ static void planning_bars(char *text, size_t size) {
 /* ------------------------------------------------------------------ text and Markdown */
 
 static const char legend[] =
-    "plan: median of tess_plan_create. first: first run. median, IQR: of the runs after it, device time; IQR = (third - first quartile) / median. "
-    "FLOP/s count\n"
-    "kept pairs only; GB/s = (Q, K, V, O once) / time. speed-up: dense twin's measured time / this time; ideal: dense / kept pairs. heads n/m: n "
-    "heads of a model\n"
-    "with m, as on one rank of a tensor-parallel group. Every line was checked against the fp64 reference on sampled rows before it was printed.\n";
+    "plan: median of tess_plan_create; first: first run; median: of the runs after it, device time; IQR: distance of the\n"
+    "quartiles / median. FLOP/s count kept pairs only. GB/s: Q, K, V, O once / time. speed-up: measured time of the dense\n"
+    "problem / time; ideal: dense / kept pairs. GEMM, copy: shares of the ceilings. heads n/m: n heads of a model with m,\n"
+    "as on one rank of a tensor-parallel group. Every result was checked against the fp64 reference on sampled rows first.\n";
 
 static void summary_line(const bench_report *r, FILE *f) {
     int failed = report_count(r, BENCH_FAILED), skipped = report_count(r, BENCH_SKIPPED);
@@ -254,10 +253,11 @@ static void summary_line(const bench_report *r, FILE *f) {
             r->complete ? "" : " (INTERRUPTED: incomplete)");
 }
 
-static void machine_line(const bench_report *r, FILE *f) {
+static void machine_line(const bench_report *r, FILE *f, const char *separator) {
     char memory[TEXT_SIZE];
-    fprintf(f, "Tessera %s, suite %s. %s, %d of %d CPUs, %s, %s, %s, %s\n", r->library_version, r->suite, r->machine.cpu, r->machine.cpus_allowed,
-            r->machine.cpus, text_bytes(memory, sizeof memory, (double)r->machine.memory_bytes), r->machine.os, r->machine.kernel, r->compiler);
+    fprintf(f, "Tessera %s, suite %s%s%s, %d of %d CPUs, %s, %s, %s, %s\n", r->library_version, r->suite, separator, r->machine.cpu,
+            r->machine.cpus_allowed, r->machine.cpus, text_bytes(memory, sizeof memory, (double)r->machine.memory_bytes), r->machine.os,
+            r->machine.kernel, r->compiler);
 }
 
 static void device_lines(const bench_report *r, FILE *f, const char *bullet) {
@@ -269,34 +269,57 @@ static void device_lines(const bench_report *r, FILE *f, const char *bullet) {
     }
 }
 
+static int same_series(const bench_result *x, const bench_result *y) {
+    return x->device == y->device && x->dtype == y->dtype && strcmp(x->family, y->family) == 0 && strcmp(x->kernel, y->kernel) == 0;
+}
+
+/* What was not measured: lengths that did not fit the time in one line a series, everything else with its reason and its problem. */
+static void text_skipped(const bench_report *r, FILE *f, const int *order) {
+    char tokens[24], need[TEXT_SIZE];
+    int shown = 0;
+    for (int i = 0; i < r->n_results; i++) {
+        const bench_result *x = &r->results[order[i]];
+        if (x->status == BENCH_OK) continue;
+        if (!shown++) fputc('\n', f);
+        fprintf(f, "%s: %s %s on %s", status_word(x->status), x->family, dtype_name(x->dtype), r->devices[x->device].id);
+        if (x->kernel[0]) fprintf(f, ", %s", x->kernel);
+        if (!(x->need_seconds > 0)) {
+            fprintf(f, ": %s\n  %s\n", x->note, x->line);
+            continue;
+        }
+        fputs(", no time for:", f);
+        for (const char *separator = ""; i < r->n_results; i++, separator = ",") {
+            const bench_result *y = &r->results[order[i]];
+            if (!same_series(x, y) || y->status != BENCH_SKIPPED || !(y->need_seconds > 0)) break;
+            fprintf(f, "%s %s (%s)", separator, short_tokens(tokens, sizeof tokens, y->kv_len), text_seconds(need, sizeof need, y->need_seconds));
+        }
+        i--;
+        fputs("; --budget gives more\n", f);
+    }
+}
+
 void report_text(const bench_report *r, FILE *f) {
     int *order = report_order(r);
     table t;
     char bars[256];
     if (!order) return;
-    machine_line(r, f);
+    machine_line(r, f, "\n");
     device_lines(r, f, "");
     ceilings_table(&t, r);
     if (t.n_cells) {
         fputs("\nCeilings measured on this machine (* is what shares refer to)\n", f);
-        table_text(&t, f, 0);
+        table_text(&t, f);
     }
     table_free(&t);
     planning_table(&t, r);
     if (t.n_cells) {
         planning_bars(bars, sizeof bars);
         fprintf(f, "\nPlanning. %s\n", bars);
-        table_text(&t, f, 0);
+        table_text(&t, f);
     }
     table_free(&t);
     text_results(r, f, order);
-    int shown = 0;
-    for (int i = 0; i < r->n_results; i++) {
-        const bench_result *x = &r->results[order[i]];
-        if (x->status == BENCH_OK) continue;
-        if (!shown++) fputc('\n', f);
-        fprintf(f, "%s: %s on %s: %s\n         %s\n", status_word(x->status), x->family, r->devices[x->device].id, x->note, x->line);
-    }
+    text_skipped(r, f, order);
     fprintf(f, "\n%s\n", legend);
     summary_line(r, f);
     free(order);
@@ -308,7 +331,7 @@ void report_markdown(const bench_report *r, FILE *f) {
     char bars[256];
     if (!order) return;
     fputs("# Tessera bench\n\n", f);
-    machine_line(r, f);
+    machine_line(r, f, ". ");
     fprintf(f, "Run at %s. ", r->created);
     summary_line(r, f);
     fputc('\n', f);

@@ -75,7 +75,9 @@ const bench_result *result_twin(const bench_report *r, int index) {
     if (!x->twin_line[0]) return NULL;
     for (int i = 0; i < r->n_results; i++) {
         const bench_result *y = &r->results[i];
-        if (y->status == BENCH_OK && y->device == x->device && strcmp(y->kernel, x->kernel) == 0 && strcmp(y->line, x->twin_line) == 0) return y;
+        if (y->status == BENCH_OK && y->device == x->device && strcmp(y->family, x->family) == 0 && strcmp(y->kernel, x->kernel) == 0 &&
+            strcmp(y->line, x->twin_line) == 0)
+            return y;
     }
     return NULL;
 }

@@ -79,6 +79,7 @@ typedef struct bench_result {
     uint32_t dtype;
     int64_t batch, q_len, kv_len; /* longest of a packed batch */
     int heads, heads_total, kv_heads, head_dim;
+    double need_seconds; /* skipped for lack of time: about what it would take; 0 otherwise */
     /* All below only when status is BENCH_OK. */
     int64_t checked_rows;
     double check_error, check_allowed; /* f32: NMSE and its bound; 16 bits: greatest difference and the tolerance */

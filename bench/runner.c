@@ -137,10 +137,12 @@ static int read_settings(tess_runtime *runtime, bench_report *report) {
 
 /* ------------------------------------------------------------------ one problem */
 
-static const bench_result *already_measured(const session *s, const char *line) {
+static const bench_result *already_measured(const session *s, const char *family, const char *line) {
     for (int i = 0; i < s->report->n_results; i++) {
         const bench_result *x = &s->report->results[i];
-        if (x->device == s->index && strcmp(x->line, line) == 0 && (!s->kernel || strcmp(x->kernel, s->kernel) == 0)) return x;
+        if (x->device == s->index && strcmp(x->family, family) == 0 && strcmp(x->line, line) == 0 &&
+            (!s->kernel || strcmp(x->kernel, s->kernel) == 0))
+            return x;
     }
     return NULL;
 }
@@ -166,20 +168,22 @@ static bench_result *new_result(session *s, const char *family, const char *line
     return x;
 }
 
-static int skip(session *s, const char *family, const char *line, const char *why) {
+static int skip(session *s, const char *family, const char *line, double need, double ideal, const char *why) {
     bench_result *x = new_result(s, family, line);
     if (!x) return -1;
     measure_describe(line, x);
     x->status = BENCH_SKIPPED;
+    x->need_seconds = need;
+    x->ideal_speedup = ideal;
     snprintf(x->note, sizeof x->note, "%s", why);
-    char text[BENCH_LINE + 640];
-    snprintf(text, sizeof text, "%s: skipped: %s (%s)", family, why, line);
+    char text[700], tokens[24];
+    snprintf(text, sizeof text, "%s %s, %s tokens: skipped: %s", family, dtype_name(x->dtype), short_tokens(tokens, sizeof tokens, x->kv_len), why);
     progress_step(&s->bar, text);
     return 0;
 }
 
 static int measure_one(session *s, const char *family, const char *line, double seconds, double check_seconds) {
-    if (already_measured(s, line)) return 0;
+    if (already_measured(s, family, line)) return 0;
     bench_result *x = new_result(s, family, line);
     if (!x) return -1;
     measure_limits limits = {seconds, check_seconds, s->host_bytes, s->device_bytes};
@@ -192,7 +196,7 @@ static int measure_one(session *s, const char *family, const char *line, double 
 /* One line about a point that is done. */
 static void tell(session *s, const char *family, const char *line) {
     results_derive(s->report);
-    const bench_result *x = already_measured(s, line);
+    const bench_result *x = already_measured(s, family, line);
     char text[640], tokens[24], time[TEXT_SIZE], rate[TEXT_SIZE], ratio[24], ideal[24], heads[32];
     if (!x) return;
     int n = snprintf(text, sizeof text, "%s %s, %s tokens, %s heads: ", family, dtype_name(x->dtype), short_tokens(tokens, sizeof tokens, x->kv_len),
@@ -217,7 +221,7 @@ static int measure_pair(session *s, const char *family, const char *line, double
     progress_now(&s->bar, now);
     int status = measure_one(s, family, line, seconds, check_seconds);
     /* Where the problem itself has no numbers, its twin would stand alone. */
-    const bench_result *x = status == 0 ? already_measured(s, line) : NULL;
+    const bench_result *x = status == 0 ? already_measured(s, family, line) : NULL;
     if (x && x->status == BENCH_OK && twin[0] && !clock_interrupted()) status = measure_one(s, family, twin, seconds, check_seconds);
     tell(s, family, line);
     return status;
@@ -225,41 +229,56 @@ static int measure_pair(session *s, const char *family, const char *line, double
 
 /* ------------------------------------------------------------------ a series within its time */
 
-/* Seconds that a point will take: runs, inputs, check. Negative with the reason when it cannot be planned. */
-static double foretell(session *s, const char *line, uint32_t dtype, char *why, size_t why_size) {
+/* Seconds that a point will take: runs, inputs, check; and the ideal speed-up. Negative with the reason when it cannot be planned. */
+static double foretell(session *s, const char *family, const char *line, uint32_t dtype, double *ideal, char *why, size_t why_size) {
     char twin[BENCH_LINE];
     measure_cost cost;
     double seconds = 0;
     if (suite_twin(line, twin, sizeof twin) != 0) return -1;
     const char *const lines[2] = {line, twin};
     for (int i = 0; i < 2; i++) {
-        if (!lines[i][0] || already_measured(s, lines[i])) continue;
+        if (!lines[i][0] || already_measured(s, family, lines[i])) continue;
         if (measure_estimate(s->runtime, s->device, s->kernel, lines[i], &cost, why, why_size) != 0) return -1;
+        if (i == 0) *ideal = cost.ideal;
         /* Tensors are filled, read back and compared: about 3 ns a byte all in all on a slow core. */
         seconds += RUNS_AT_LEAST * cost.flops / s->speed[dtype] + 3e-9 * (double)cost.bytes;
     }
     return seconds;
 }
 
+/* Whether the length after `k` fits into `seconds` with the fewest heads. */
+static int longer_fits(session *s, const suite_series *e, int k, double seconds) {
+    char line[BENCH_LINE], why[512];
+    int choice = 0;
+    double ideal;
+    while (suite_heads(e->family, choice + 1)) choice++;
+    if (k + 1 >= e->n_lengths || suite_line(e, e->lengths[k + 1], suite_heads(e->family, choice), line, sizeof line) != 0) return 0;
+    double need = foretell(s, e->family->name, line, e->dtype, &ideal, why, sizeof why);
+    return need >= 0 && need <= seconds;
+}
+
 static int run_point(session *s, const suite_series *e, int k, double *share) {
-    char line[BENCH_LINE], why[512] = "";
-    double allowed = e->may_slice && k + 1 < e->n_lengths ? 0.4 * *share : *share, seconds = 0;
-    int heads, choice = 0, status;
+    char line[BENCH_LINE], why[512] = "", need[TEXT_SIZE], left[TEXT_SIZE];
+    const char *family = e->family->name;
+    double allowed = *share, seconds = 0, ideal = NAN;
+    int choice = 0;
+    /* Fewer heads now where that lets a longer context be seen. */
+    if (e->may_slice && longer_fits(s, e, k, 0.6 * *share)) allowed = 0.4 * *share;
     /* Every family is to be seen, so its shortest length may take more than its part. */
     if (k == 0) allowed = fmax(allowed, 2 * *share);
-    do {
-        heads = suite_heads(e->family, choice++);
-        if (!heads) break;
+    for (int heads; (heads = suite_heads(e->family, choice)) != 0; choice++) {
         if (suite_line(e, e->lengths[k], heads, line, sizeof line) != 0) return -1;
-        seconds = foretell(s, line, e->dtype, why, sizeof why);
-    } while (e->may_slice && seconds > allowed);
-    if (seconds < 0) return skip(s, e->family->name, line, why);
-    if (seconds > allowed) {
-        snprintf(why, sizeof why, "would take about %.0f s here, %.0f s are left for it; --budget SECONDS gives more", seconds, fmax(*share, 0));
-        return skip(s, e->family->name, line, why);
+        seconds = foretell(s, family, line, e->dtype, &ideal, why, sizeof why);
+        if (!e->may_slice || seconds <= allowed) break;
     }
-    double start = clock_now(), timed = fmin(fmax((allowed - seconds) / 4, 0.15), 1.0);
-    status = measure_pair(s, e->family->name, line, timed, fmin(fmax(allowed / 20, 0.05), 0.5));
+    if (seconds < 0) return skip(s, family, line, 0, NAN, why);
+    if (seconds > allowed) {
+        snprintf(why, sizeof why, "would take about %s, %s are left for it", text_seconds(need, sizeof need, seconds),
+                 text_seconds(left, sizeof left, fmax(allowed, 0)));
+        return skip(s, family, line, seconds, ideal, why);
+    }
+    double start = clock_now(), part = *share / (e->n_lengths - k);
+    int status = measure_pair(s, family, line, fmin(fmax(part / 8, 0.1), 1.0), fmin(fmax(part / 16, 0.05), 0.5));
     *share -= clock_now() - start;
     return status;
 }
@@ -275,7 +294,7 @@ static int run_series(session *s, const suite_series *e, double share) {
         int status;
         if (s->speed[e->dtype] < 0) {
             if (suite_line(e, e->lengths[k], e->family->heads, line, sizeof line) != 0) return -1;
-            status = skip(s, e->family->name, line, "this kernel does not run the small problem that foretells times");
+            status = skip(s, e->family->name, line, 0, NAN, "this kernel does not run the small problem that foretells times");
         } else {
             status = run_point(s, e, k, &share);
         }
@@ -385,7 +404,8 @@ int run_suite(const run_options *options, bench_report *report) {
     status = options->ceilings ? measure_ceilings(&s) : 0;
     for (s.index = 0; s.index < report->n_devices && status == 0 && !clock_interrupted(); s.index++) {
         s.device_bytes = report->devices[s.index].memory_bytes / 10 * 8;
-        status = run_device(&s, (options->budget - (clock_now() - start)) / (report->n_devices - s.index));
+        /* However long the ceilings took, at least half of the budget belongs to the problems. */
+        status = run_device(&s, fmax(options->budget - (clock_now() - start), options->budget / 2) / (report->n_devices - s.index));
     }
     progress_end(&s.bar);
     results_derive(report);
@@ -393,5 +413,9 @@ int run_suite(const run_options *options, bench_report *report) {
     clock_release_interrupt();
     tess_runtime_release(s.runtime);
     if (status != 0) return out_of_memory();
+    if (report->complete && !s.failed && report_count(report, BENCH_OK) == 0) {
+        fputs("tessera bench: nothing could be measured; the reasons stand above\n", stderr);
+        return 1;
+    }
     return s.failed || !report->complete ? 1 : 0;
 }

@@ -55,20 +55,28 @@ static void padded(FILE *f, const char *text, int columns, int to_left) {
     fprintf(f, "%*s%s%*s", to_left ? 0 : blanks, "", text, to_left ? blanks : 0, "");
 }
 
-void table_text(const table *t, FILE *f, int indent) {
+static int widest(const table *t, int column) {
+    int most = width(head(t, column));
+    for (int i = 0; i < rows(t); i++) {
+        int w = width(t->cells[i * t->columns + column]);
+        if (w > most) most = w;
+    }
+    return most;
+}
+
+void table_text(const table *t, FILE *f) {
+    enum { SCREEN = 120 };
+    int total = 0;
+    for (int c = 0; c < t->columns; c++) total += widest(t, c) + 2;
+    int gap = total - 2 > SCREEN ? 1 : 2;
     for (int r = -1; r < rows(t); r++) {
-        fprintf(f, "%*s", indent, "");
         for (int c = 0; c < t->columns; c++) {
-            int widest = width(head(t, c));
-            for (int i = 0; i < rows(t); i++) {
-                int w = width(t->cells[i * t->columns + c]);
-                if (w > widest) widest = w;
-            }
             const char *text = r < 0 ? head(t, c) : t->cells[r * t->columns + c];
             /* No blanks at the end of a line. */
-            padded(f, text, c + 1 == t->columns && left(t, c) ? 0 : widest, left(t, c));
-            fputs(c + 1 < t->columns ? "  " : "\n", f);
+            padded(f, text, c + 1 == t->columns && left(t, c) ? 0 : widest(t, c), left(t, c));
+            fprintf(f, "%*s", c + 1 < t->columns ? gap : 0, "");
         }
+        fputc('\n', f);
     }
 }
 

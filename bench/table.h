@@ -20,7 +20,7 @@ void table_cell(table *t, const char *format, ...)
     __attribute__((format(printf, 2, 3)))
 #endif
     ;
-void table_text(const table *t, FILE *f, int indent);
+void table_text(const table *t, FILE *f); /* columns move together where the lines would be longer than 120 */
 void table_markdown(const table *t, FILE *f);
 void table_html(const table *t, FILE *f);
 /* Frees the cells; -1 if memory ran out while the table was filled. */
