@@ -22,6 +22,8 @@ void tess_cpu_amx_bf16_enter(void) {
         config.row_bytes[i] = 64;
         config.rows[i] = 16;
     }
+    /* gcc's intrinsic tells the compiler of the first eight bytes only, and the rest would be dropped as dead stores. */
+    __asm__ volatile("" ::"r"(&config) : "memory");
     _tile_loadconfig(&config);
 }
 
