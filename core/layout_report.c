@@ -13,7 +13,7 @@ static bool in_causal_order(const tess_layout *x) { return !(x->pattern.flags & 
 /* ------------------------------------------------------------------ examination at creation */
 
 /* Pairs of blocks that some class of a BLOCKS layout keeps: each row of all classes is marked, counted and cleared again. */
-static tess_status union_of_rows(const tess_layout *x, const char *function, double *pairs) {
+static tess_status union_of_rows(const tess_layout *x, const char *function, tess_wide *pairs) {
     int64_t rows = smaller(x->pattern.mask_query_blocks, x->n_blocks), columns = smaller(x->pattern.mask_key_blocks, x->n_blocks);
     uint8_t *mark = tess_mem_alloc(x->runtime, (size_t)columns + 1, 64);
     if (!mark) return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: mask: no memory for %lld columns", function, (long long)columns);
@@ -46,7 +46,7 @@ static tess_status examine_coverage(tess_layout *x, const char *function) {
     dense.block = x->pattern.block;
     dense.left = TESS_UNBOUNDED;
     dense.right = dense.causal ? 0 : TESS_UNBOUNDED;
-    double visible = (double)tess_rule_block_pairs(&dense, x->max_tokens), seen = 0;
+    tess_wide visible = tess_rule_block_pairs(&dense, x->max_tokens), seen = 0;
     bool strided = x->pattern.kind == TESS_PATTERN_S2;
     x->residues = strided ? (in_causal_order(x) ? x->n_classes : 1) : 0;
     for (uint32_t c = 0; c < x->n_classes; c++) {
@@ -69,8 +69,8 @@ static tess_status examine_coverage(tess_layout *x, const char *function) {
             local.kind = TESS_RULE_WINDOW;
             local.left = (local.local - 1) * local.block;
         }
-        double shared = (double)tess_rule_block_pairs(&local, x->max_tokens);
-        for (uint32_t c = 0; c < x->n_classes; c++) seen += (double)tess_rule_block_pairs(&x->rules[c], x->max_tokens) - shared;
+        tess_wide shared = tess_rule_block_pairs(&local, x->max_tokens);
+        for (uint32_t c = 0; c < x->n_classes; c++) seen += tess_rule_block_pairs(&x->rules[c], x->max_tokens) - shared;
         seen += shared;
     }
     x->coverage = seen < visible ? seen / visible : 1; /* counts past 2^53 are rounded */

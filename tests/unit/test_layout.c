@@ -1,0 +1,584 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Layouts against the formulas of tessera.h: thousands of random patterns, each pair of positions by brute force, and the known rows and sizes. */
+#include "fixtures/planner.h"
+
+#include "layout.h"
+
+static tess_runtime *runtime;
+
+static int setup(void **state) {
+    (void)state;
+    rig_reset();
+    runtime = open_runtime();
+    return 0;
+}
+
+static int teardown(void **state) {
+    (void)state;
+    tess_runtime_release(runtime);
+    assert_int_equal(0, heap.live);
+    return 0;
+}
+
+/* ------------------------------------------------------------------ known values */
+
+static tess_pattern s2(int32_t block, int32_t local, int32_t stride, int32_t offset) {
+    tess_pattern p = {.struct_size = sizeof p, .kind = TESS_PATTERN_S2, .block = block, .local = local, .stride = stride, .offset = offset};
+    return p;
+}
+
+static tess_layout *make(const tess_pattern *pattern, int32_t heads, int32_t kv_heads, int64_t tokens) {
+    tess_layout_desc d = {.struct_size = sizeof d, .pattern = pattern, .n_heads = heads, .n_kv_heads = kv_heads, .max_tokens = tokens};
+    tess_layout *layout = NULL;
+    if (tess_layout_create(runtime, &d, &layout) != TESS_OK) fail_msg("%s", tess_last_error());
+    return layout;
+}
+
+/* Eight rows of eight blocks, as the golden rows are written. */
+static void assert_rows(const tess_pattern *pattern, int32_t kv_heads, int32_t head, const char *wanted) {
+    tess_layout *layout = make(pattern, 4, kv_heads, 8 * pattern->block);
+    char got[80];
+    size_t at = 0;
+    for (int64_t i = 0; i < 8; i++) {
+        uint8_t row[8];
+        assert_int_equal(TESS_OK, tess_layout_row(layout, head, i, row, 8));
+        for (int j = 0; j < 8; j++) got[at++] = (char)('0' + row[j]);
+        got[at++] = i < 7 ? ' ' : '\0';
+    }
+    assert_string_equal(wanted, got);
+    tess_layout_release(layout);
+}
+
+static void test_golden_rows(void **state) {
+    (void)state;
+    static const char *const first = "10000000 11000000 01100000 00110000 00011000 00011100 00010110 00010011";
+    static const char *const second = "10000000 11000000 11100000 10110000 10011000 10001100 10001110 10001011";
+    const int32_t blocks[] = {1, 16, 64, 100};
+    for (size_t n = 0; n < 4; n++) {
+        tess_pattern p = s2(blocks[n], 2, 4, 0);
+        assert_rows(&p, 4, 1, first);
+        p.offset = 1;
+        assert_rows(&p, 4, 0, first);
+        assert_rows(&p, 4, 3, second);
+        p.offset = 0;
+        p.flags = TESS_PATTERN_PER_KV_HEAD;
+        assert_rows(&p, 2, 2, first);
+        assert_rows(&p, 2, 3, first);
+        tess_layout *layout = make(&p, 4, 2, 8 * p.block);
+        assert_int_equal(layout->head_class[0], layout->head_class[1]);
+        assert_int_equal(layout->head_class[2], layout->head_class[3]);
+        assert_int_equal(2, layout->n_classes);
+        tess_layout_release(layout);
+    }
+}
+
+static void assert_kv(const tess_pattern *p, int64_t tokens, int64_t kept, int64_t allocated) {
+    tess_layout *layout = make(p, 32, 8, tokens);
+    for (int32_t g = 0; g < 8; g++) {
+        tess_kv_info info = {.struct_size = sizeof info};
+        assert_int_equal(TESS_OK, tess_layout_kv(layout, g, &info));
+        assert_int_equal(tokens / 64, info.blocks);
+        assert_int_equal(kept, info.blocks_kept);
+        assert_int_equal(allocated, info.blocks_allocated);
+        assert_int_equal(allocated, info.slots_fixed + info.slots_ring);
+    }
+    tess_layout_info info = {.struct_size = sizeof info};
+    assert_int_equal(TESS_OK, tess_layout_query(layout, &info));
+    assert_int_equal(8, info.n_classes);
+    assert_int_equal(8, info.residues);
+    assert_int_equal(8, info.residues_total);
+    assert_int_equal(1, info.kv_efficient);
+    assert_true(info.coverage == 1);
+    tess_layout_release(layout);
+}
+
+/* Phi-3-small: a kv head keeps 56 % of its blocks at 8k and 50 % at 128k. */
+static void test_phi3_storage(void **state) {
+    (void)state;
+    tess_pattern p = s2(64, 16, 8, 1);
+    assert_kv(&p, 8192, 72, 81);
+    assert_kv(&p, 131072, 1024 + 8, 1024 + 17);
+    /* Ideal saving, dense causal blocks over kept blocks, as published: 3.04 and 7.21. */
+    for (int n = 0; n < 2; n++) {
+        int64_t tokens = n ? 131072 : 8192, blocks = tokens / 64;
+        tess_layout *layout = make(&p, 32, 8, tokens);
+        double kept = 0;
+        for (uint32_t c = 0; c < layout->n_classes; c++)
+            kept += (double)layout->class_heads[c] * (double)tess_rule_block_pairs(&layout->rules[c], tokens) / 32;
+        double saving = (double)blocks * (double)(blocks + 1) / 2 / kept;
+        assert_true(saving > (n ? 7.205 : 3.035) && saving < (n ? 7.215 : 3.045));
+        tess_layout_release(layout);
+    }
+}
+
+/* With more heads than the stride only some residues are covered when the heads' step does not divide it. */
+static void test_coverage_of_residues(void **state) {
+    (void)state;
+    tess_pattern p = s2(16, 1, 8, 0);
+    p.flags = TESS_PATTERN_HOMOGENEOUS;
+    tess_layout *layout = make(&p, 8, 8, 4096);
+    tess_layout_info info = {.struct_size = sizeof info};
+    assert_int_equal(TESS_OK, tess_layout_query(layout, &info));
+    assert_int_equal(1, info.residues);
+    assert_true(info.coverage > 0.12 && info.coverage < 0.14);
+    tess_layout_release(layout);
+    p.flags = 0;
+    p.dense_heads = 1;
+    layout = make(&p, 2, 1, 4096);
+    assert_int_equal(TESS_OK, tess_layout_query(layout, &info));
+    assert_int_equal(8, info.residues);
+    assert_true(info.coverage == 1);
+    assert_int_equal(2, info.n_classes);
+    tess_layout_release(layout);
+}
+
+/* ------------------------------------------------------------------ random patterns against the formulas */
+
+/* KV-efficiency by its definition: no later query block reads again what one after the key block did not. */
+static bool formula_efficient(const spec *x, int64_t blocks) {
+    for (int32_t h = 0; h < x->layout.n_heads; h++) {
+        for (int64_t j = 0; j < blocks; j++) {
+            bool ended = false;
+            for (int64_t i = j + 1; i < blocks; i++) {
+                bool read = formula_block(x, h, i, j, x->layout.max_tokens);
+                if (read && ended) return false;
+                ended = ended || !read;
+            }
+        }
+    }
+    return true;
+}
+
+static void check_report(const spec *x, const tess_layout *layout) {
+    int64_t tokens = x->layout.max_tokens, blocks = (tokens + block_size(x) - 1) / block_size(x);
+    bool both = x->pattern.flags & TESS_PATTERN_BIDIRECTIONAL;
+    int64_t kept = 0, dense = 0, seen = 0, visible = 0;
+    uint8_t *row = malloc((size_t)blocks + 2);
+    assert_non_null(row);
+    for (int32_t h = 0; h < x->layout.n_heads; h++) {
+        for (int64_t p = -3; p < tokens; p++) {
+            for (int64_t t = 0; t < tokens; t++) {
+                int got = -1;
+                bool wanted = formula_kept(x, h, p, t);
+                assert_int_equal(TESS_OK, tess_layout_kept(layout, h, p, t, &got));
+                if (got != wanted) fail_msg("%s: head %d, query %lld, key %lld: got %d", spec_text(x), h, (long long)p, (long long)t, got);
+                kept += wanted && p >= 0;
+                dense += p >= 0 && (both || t <= p);
+            }
+        }
+        for (int64_t i = 0; i < blocks; i++) {
+            memset(row, 7, (size_t)blocks + 2);
+            assert_int_equal(TESS_OK, tess_layout_row(layout, h, i, row, blocks + 1));
+            assert_int_equal(7, row[blocks]);
+            for (int64_t j = 0; j < blocks; j++) {
+                if (row[j] != formula_block(x, h, i, j, tokens))
+                    fail_msg("%s: head %d, row %lld, block %lld: got %d", spec_text(x), h, (long long)i, (long long)j, row[j]);
+            }
+        }
+    }
+    free(row);
+    for (int64_t i = 0; i < blocks; i++) {
+        for (int64_t j = 0; j < (both ? blocks : i + 1); j++) {
+            bool any = false;
+            for (int32_t h = 0; h < x->layout.n_heads && !any; h++) any = formula_block(x, h, i, j, tokens);
+            seen += any;
+            visible++;
+        }
+    }
+    tess_layout_info info = {.struct_size = sizeof info};
+    assert_int_equal(TESS_OK, tess_layout_query(layout, &info));
+    double coverage = visible ? (double)seen / (double)visible : 1, share = dense ? (double)kept / (double)dense : 1;
+    if (info.coverage - coverage > 1e-12 || coverage - info.coverage > 1e-12)
+        fail_msg("%s: coverage %.15g, wanted %.15g", spec_text(x), info.coverage, coverage);
+    if (info.kept_share - share > 1e-12 || share - info.kept_share > 1e-12)
+        fail_msg("%s: kept_share %.15g, wanted %.15g", spec_text(x), info.kept_share, share);
+    if (info.kv_efficient != formula_efficient(x, blocks)) fail_msg("%s: kv_efficient %u", spec_text(x), info.kv_efficient);
+    assert_int_equal(blocks, info.n_blocks);
+    assert_int_equal(x->layout.n_heads, info.n_heads);
+    assert_true(info.host_bytes > 0 && info.host_bytes <= heap.bytes);
+}
+
+static void test_against_formulas(void **state) {
+    (void)state;
+    uint64_t seed = 11;
+    for (int n = 0; n < 3000; n++) {
+        spec x;
+        spec_random(&x, &seed, n % 10 ? 24 : 90);
+        tess_layout *layout = spec_layout(&x, runtime);
+        check_report(&x, layout);
+        tess_layout_release(layout);
+        spec_free(&x);
+    }
+}
+
+/* Residues and classes by counting distinct heads. */
+static void test_residues(void **state) {
+    (void)state;
+    uint64_t seed = 12;
+    for (int n = 0; n < 3000; n++) {
+        spec x;
+        spec_random(&x, &seed, 50);
+        if (x.pattern.kind == TESS_PATTERN_S2 && !(x.pattern.flags & TESS_PATTERN_BIDIRECTIONAL)) {
+            /* Query block `local + stride` sees of its remote blocks exactly its residue. */
+            tess_layout *layout = spec_layout(&x, runtime);
+            int64_t i = x.pattern.local + x.pattern.stride - 1, residues = 0;
+            for (int64_t r = 0; r < x.pattern.stride; r++) {
+                bool any = false;
+                for (int32_t h = 0; h < x.layout.n_heads; h++) any = any || formula_kept(&x, h, i * x.pattern.block, r * x.pattern.block);
+                residues += any;
+            }
+            tess_layout_info info = {.struct_size = sizeof info};
+            assert_int_equal(TESS_OK, tess_layout_query(layout, &info));
+            if (info.residues != residues) fail_msg("%s: residues %u, wanted %lld", spec_text(&x), info.residues, (long long)residues);
+            assert_int_equal(x.pattern.stride, info.residues_total);
+            tess_layout_release(layout);
+        }
+        spec_free(&x);
+    }
+}
+
+/* ------------------------------------------------------------------ storage */
+
+/* Plays a generation in steps of `chunk` tokens: every block that a head of the kv head reads must still lie in its slot. */
+static void play(const spec *x, const tess_layout *layout, int32_t kv_head, int64_t chunk) {
+    int64_t tokens = x->layout.max_tokens, block = block_size(x), group = x->layout.n_heads / x->layout.n_kv_heads, written = 0;
+    tess_kv_info info = {.struct_size = sizeof info};
+    assert_int_equal(TESS_OK, tess_layout_kv(layout, kv_head, &info));
+    int64_t *slots = malloc((size_t)(info.blocks_allocated + 1) * sizeof *slots);
+    assert_non_null(slots);
+    for (int64_t s = 0; s < info.blocks_allocated; s++) slots[s] = -1;
+    for (int64_t first = 0; first < tokens; first += chunk) {
+        int64_t end = first + chunk < tokens ? first + chunk : tokens;
+        for (; written * block < end; written++) {
+            int64_t slot = -1;
+            assert_int_equal(TESS_OK, tess_layout_slot(layout, kv_head, written, &slot));
+            assert_in_range(slot, 0, info.blocks_allocated - 1);
+            slots[slot] = written;
+        }
+        for (int64_t h = kv_head * group; h < (kv_head + 1) * group; h++) {
+            for (int64_t i = first / block; i * block < end; i++) {
+                for (int64_t j = 0; j <= i; j++) {
+                    if (!formula_block(x, (int32_t)h, i, j, tokens)) continue;
+                    int64_t slot = -1;
+                    assert_int_equal(TESS_OK, tess_layout_slot(layout, kv_head, j, &slot));
+                    if (slots[slot] != j)
+                        fail_msg("%s: chunk %lld, query block %lld, key block %lld is gone", spec_text(x), (long long)chunk, (long long)i,
+                                 (long long)j);
+                }
+            }
+        }
+    }
+    free(slots);
+}
+
+static void test_storage(void **state) {
+    (void)state;
+    uint64_t seed = 13;
+    int dropped = 0;
+    for (int n = 0; n < 4000; n++) {
+        spec x;
+        spec_random(&x, &seed, 80);
+        tess_layout *layout = spec_layout(&x, runtime);
+        int64_t chunk = x.layout.max_chunk ? x.layout.max_chunk : 1;
+        for (int32_t g = 0; g < x.layout.n_kv_heads; g++) {
+            tess_kv_info info = {.struct_size = sizeof info};
+            assert_int_equal(TESS_OK, tess_layout_kv(layout, g, &info));
+            assert_int_equal(info.blocks_allocated, info.slots_fixed + info.slots_ring);
+            assert_true(info.blocks_kept <= info.blocks && info.blocks_allocated <= info.blocks);
+            bool drops = !(x.pattern.flags & TESS_PATTERN_BIDIRECTIONAL) && layout->kv_efficient;
+            if (!drops) assert_int_equal(info.blocks, info.blocks_allocated);
+            if (!drops) assert_int_equal(info.blocks, info.blocks_kept);
+            dropped += info.blocks_allocated < info.blocks;
+            if (!(x.pattern.flags & TESS_PATTERN_BIDIRECTIONAL)) play(&x, layout, g, chunk);
+        }
+        tess_layout_release(layout);
+        spec_free(&x);
+    }
+    assert_true(dropped > 200);
+}
+
+/* ------------------------------------------------------------------ sizes */
+
+/* Layouts cost nothing per token, and their sums do not overflow. */
+static void test_large(void **state) {
+    (void)state;
+    tess_pattern p = s2(1, 1, 2, 0);
+    uint64_t before = heap.bytes;
+    tess_layout *layout = make(&p, 1, 1, INT32_MAX);
+    assert_true(heap.bytes - before < 8192);
+    tess_layout_info info = {.struct_size = sizeof info};
+    assert_int_equal(TESS_OK, tess_layout_query(layout, &info));
+    assert_true(info.kept_share > 0.49 && info.kept_share < 0.51);
+    tess_layout_release(layout);
+    for (int flags = 0; flags < 2; flags++) { /* 2^31 - 1 blocks of 2^31 - 1 tokens */
+        const int64_t most = (int64_t)INT32_MAX * INT32_MAX;
+        p = s2(INT32_MAX, 3, 7, 0);
+        p.flags = flags ? TESS_PATTERN_BIDIRECTIONAL : 0;
+        layout = make(&p, 7, 7, most);
+        assert_int_equal(TESS_OK, tess_layout_query(layout, &info));
+        assert_true(info.kept_share > 0.142 && info.kept_share < 0.143);
+        assert_true(flags ? info.coverage < 0.15 : info.coverage == 1);
+        int kept = -1;
+        assert_int_equal(TESS_OK, tess_layout_kept(layout, 0, INT64_MAX, most - 1, &kept));
+        assert_int_equal(TESS_OK, tess_layout_kept(layout, 0, INT64_MIN, most - 1, &kept));
+        if (!flags) assert_int_equal(0, kept);
+        int64_t slot = -1;
+        assert_int_equal(TESS_OK, tess_layout_slot(layout, 6, INT32_MAX - 1, &slot));
+        tess_layout_release(layout);
+        p = (tess_pattern){.struct_size = sizeof p, .kind = TESS_PATTERN_WINDOW, .flags = p.flags, .block = INT32_MAX};
+        p.left = p.right = INT64_MAX;
+        p.sinks = INT64_MAX;
+        layout = make(&p, 1, 1, most);
+        assert_int_equal(TESS_OK, tess_layout_query(layout, &info));
+        assert_true(info.kept_share == 1 && info.coverage == 1);
+        assert_int_equal(TESS_OK, tess_layout_kept(layout, 0, INT64_MAX, most - 1, &kept));
+        assert_int_equal(1, kept);
+        tess_layout_release(layout);
+    }
+    p = s2(2, 1, 2, 0);
+    tess_layout_desc d = {.struct_size = sizeof d, .pattern = &p, .n_heads = 1, .n_kv_heads = 1, .max_tokens = 2 * (int64_t)INT32_MAX + 1};
+    assert_refused(TESS_ERROR_UNSUPPORTED, tess_layout_create(runtime, &d, &layout), "tess_layout_create", "max_tokens");
+    d.max_tokens--;
+    assert_int_equal(TESS_OK, tess_layout_create(runtime, &d, &layout));
+    tess_layout_release(layout);
+    /* As many heads and classes as there can be. */
+    p = s2(1, 1, INT32_MAX, INT32_MAX);
+    layout = make(&p, 65535, 1, 100);
+    assert_int_equal(65535, layout->n_classes);
+    tess_layout_release(layout);
+}
+
+/* ------------------------------------------------------------------ refusals */
+
+typedef struct refusal {
+    const char *field;
+    tess_status status;
+    void (*spoil)(tess_layout_desc *d, tess_pattern *p);
+} refusal;
+
+#define SPOIL(name, statement)                               \
+    static void name(tess_layout_desc *d, tess_pattern *p) { \
+        (void)d;                                             \
+        (void)p;                                             \
+        statement;                                           \
+    }
+SPOIL(flags_set, d->flags = 1)
+SPOIL(reserved_set, d->reserved = 1)
+SPOIL(no_heads, d->n_heads = 0)
+SPOIL(many_heads, d->n_heads = 65536)
+SPOIL(no_kv_heads, d->n_kv_heads = 0)
+SPOIL(odd_heads, d->n_kv_heads = 3)
+SPOIL(negative_first, d->head_first = -1)
+SPOIL(huge_first, d->head_first = INT32_MAX - 3)
+SPOIL(few_total, d->heads_total = 3)
+SPOIL(negative_total, d->heads_total = -1)
+SPOIL(odd_kv_total, d->kv_heads_total = 3)
+SPOIL(negative_kv_total, d->kv_heads_total = -1)
+SPOIL(missing_kv_total, d->n_kv_heads = 1; d->heads_total = 7; p->flags = TESS_PATTERN_PER_KV_HEAD; d->n_kv_heads = 2)
+SPOIL(negative_tokens, d->max_tokens = -1)
+SPOIL(negative_chunk, d->max_chunk = -1)
+SPOIL(bad_kind, p->kind = 4)
+SPOIL(bad_flags, p->flags = 8)
+SPOIL(flags_of_s2, p->kind = TESS_PATTERN_DENSE; p->flags = TESS_PATTERN_HOMOGENEOUS)
+SPOIL(no_block, p->block = 0)
+SPOIL(no_mask_block, p->kind = TESS_PATTERN_BLOCKS; p->block = 0)
+SPOIL(negative_block, p->kind = TESS_PATTERN_DENSE; p->block = -1)
+SPOIL(no_local, p->local = 0)
+SPOIL(no_stride, p->stride = 0)
+SPOIL(negative_offset, p->offset = -1)
+SPOIL(negative_dense, p->dense_heads = -1)
+SPOIL(many_dense, p->dense_heads = 5)
+SPOIL(right_causal, p->local_right = 1)
+SPOIL(right_negative, p->flags = TESS_PATTERN_BIDIRECTIONAL; p->local_right = -1)
+SPOIL(right_dense, p->kind = TESS_PATTERN_DENSE; p->local_right = 1)
+SPOIL(both_per_kv, p->flags = TESS_PATTERN_BIDIRECTIONAL | TESS_PATTERN_PER_KV_HEAD)
+SPOIL(both_homogeneous, p->flags = TESS_PATTERN_BIDIRECTIONAL | TESS_PATTERN_HOMOGENEOUS)
+SPOIL(both_offset, p->flags = TESS_PATTERN_BIDIRECTIONAL; p->offset = 1)
+SPOIL(window_left, p->kind = TESS_PATTERN_WINDOW; p->left = -2)
+SPOIL(window_right, p->kind = TESS_PATTERN_WINDOW; p->right = -2)
+SPOIL(window_sinks, p->kind = TESS_PATTERN_WINDOW; p->sinks = -1)
+SPOIL(no_mask, p->kind = TESS_PATTERN_BLOCKS; p->mask = NULL)
+SPOIL(mask_heads, p->kind = TESS_PATTERN_BLOCKS; p->mask_heads = 3)
+SPOIL(mask_rows, p->kind = TESS_PATTERN_BLOCKS; p->mask_query_blocks = 0)
+SPOIL(mask_columns, p->kind = TESS_PATTERN_BLOCKS; p->mask_key_blocks = -1)
+SPOIL(mask_many_rows, p->kind = TESS_PATTERN_BLOCKS; p->mask_query_blocks = INT64_C(1) << 31)
+SPOIL(mask_many_columns, p->kind = TESS_PATTERN_BLOCKS; p->mask_key_blocks = INT64_C(1) << 31)
+SPOIL(mask_overflow, p->kind = TESS_PATTERN_BLOCKS; p->mask_query_blocks = p->mask_key_blocks = INT32_MAX; p->mask_heads = 4)
+SPOIL(pattern_null, d->pattern = NULL)
+
+static void test_refusals(void **state) {
+    (void)state;
+    static const refusal list[] = {
+        {"flags", TESS_ERROR_INVALID, flags_set},
+        {"reserved", TESS_ERROR_INVALID, reserved_set},
+        {"n_heads", TESS_ERROR_INVALID, no_heads},
+        {"n_heads", TESS_ERROR_INVALID, many_heads},
+        {"n_kv_heads", TESS_ERROR_INVALID, no_kv_heads},
+        {"n_heads", TESS_ERROR_INVALID, odd_heads},
+        {"head_first", TESS_ERROR_INVALID, negative_first},
+        {"head_first", TESS_ERROR_INVALID, huge_first},
+        {"heads_total", TESS_ERROR_INVALID, few_total},
+        {"heads_total", TESS_ERROR_INVALID, negative_total},
+        {"kv_heads_total", TESS_ERROR_INVALID, odd_kv_total},
+        {"kv_heads_total", TESS_ERROR_INVALID, negative_kv_total},
+        {"kv_heads_total", TESS_ERROR_INVALID, missing_kv_total},
+        {"max_tokens", TESS_ERROR_INVALID, negative_tokens},
+        {"max_chunk", TESS_ERROR_INVALID, negative_chunk},
+        {"kind", TESS_ERROR_INVALID, bad_kind},
+        {"flags", TESS_ERROR_INVALID, bad_flags},
+        {"flags", TESS_ERROR_INVALID, flags_of_s2},
+        {"block", TESS_ERROR_INVALID, no_block},
+        {"block", TESS_ERROR_INVALID, no_mask_block},
+        {"block", TESS_ERROR_INVALID, negative_block},
+        {"local", TESS_ERROR_INVALID, no_local},
+        {"stride", TESS_ERROR_INVALID, no_stride},
+        {"offset", TESS_ERROR_INVALID, negative_offset},
+        {"dense_heads", TESS_ERROR_INVALID, negative_dense},
+        {"dense_heads", TESS_ERROR_INVALID, many_dense},
+        {"local_right", TESS_ERROR_INVALID, right_causal},
+        {"local_right", TESS_ERROR_INVALID, right_negative},
+        {"local_right", TESS_ERROR_INVALID, right_dense},
+        {"flags", TESS_ERROR_INVALID, both_per_kv},
+        {"flags", TESS_ERROR_INVALID, both_homogeneous},
+        {"offset", TESS_ERROR_INVALID, both_offset},
+        {"left", TESS_ERROR_INVALID, window_left},
+        {"right", TESS_ERROR_INVALID, window_right},
+        {"sinks", TESS_ERROR_INVALID, window_sinks},
+        {"mask", TESS_ERROR_INVALID, no_mask},
+        {"mask_heads", TESS_ERROR_INVALID, mask_heads},
+        {"mask_query_blocks", TESS_ERROR_INVALID, mask_rows},
+        {"mask_key_blocks", TESS_ERROR_INVALID, mask_columns},
+        {"mask_query_blocks", TESS_ERROR_UNSUPPORTED, mask_many_rows},
+        {"mask_key_blocks", TESS_ERROR_UNSUPPORTED, mask_many_columns},
+        {"mask", TESS_ERROR_INVALID, mask_overflow},
+        {"pattern", TESS_ERROR_INVALID, pattern_null},
+    };
+    for (size_t n = 0; n < sizeof list / sizeof *list; n++) {
+        const uint8_t mask[4] = {1, 0, 1, 1};
+        tess_pattern p = s2(16, 2, 4, 0);
+        p.mask = mask;
+        p.mask_heads = 1;
+        p.mask_query_blocks = p.mask_key_blocks = 2;
+        tess_layout_desc d = {.struct_size = sizeof d, .pattern = &p, .n_heads = 4, .n_kv_heads = 2, .max_tokens = 100};
+        uint64_t live = heap.live;
+        tess_layout *layout = NULL;
+        list[n].spoil(&d, &p);
+        assert_refused(list[n].status, tess_layout_create(runtime, &d, &layout), "tess_layout_create", list[n].field);
+        assert_null(layout);
+        assert_int_equal(live, heap.live);
+    }
+}
+
+static void test_bad_arguments(void **state) {
+    (void)state;
+    tess_pattern p = s2(16, 2, 4, 0);
+    tess_layout *layout = make(&p, 4, 2, 100);
+    tess_layout_desc d = {.struct_size = sizeof d, .pattern = &p, .n_heads = 4, .n_kv_heads = 2};
+    tess_kv_info kv = {.struct_size = sizeof kv};
+    tess_layout_info info = {.struct_size = 4};
+    uint8_t row[7];
+    int64_t slot;
+    int kept;
+    assert_int_equal(TESS_ERROR_INVALID, tess_layout_create(NULL, &d, &layout));
+    assert_refused(TESS_ERROR_INVALID, tess_layout_create(runtime, &d, NULL), "tess_layout_create", "layout");
+    assert_int_equal(TESS_ERROR_INVALID, tess_layout_create(runtime, NULL, &layout));
+    p.struct_size = 3;
+    assert_int_equal(TESS_ERROR_VERSION, tess_layout_create(runtime, &d, &layout));
+    assert_refused(TESS_ERROR_INVALID, tess_layout_query(NULL, &info), "tess_layout_query", "layout");
+    assert_int_equal(TESS_ERROR_VERSION, tess_layout_query(layout, &info));
+    assert_refused(TESS_ERROR_INVALID, tess_layout_kv(NULL, 0, &kv), "tess_layout_kv", "layout");
+    assert_refused(TESS_ERROR_INVALID, tess_layout_kv(layout, 2, &kv), "tess_layout_kv", "kv_head");
+    assert_refused(TESS_ERROR_INVALID, tess_layout_kv(layout, -1, &kv), "tess_layout_kv", "kv_head");
+    assert_refused(TESS_ERROR_INVALID, tess_layout_slot(layout, 2, 0, &slot), "tess_layout_slot", "kv_head");
+    assert_refused(TESS_ERROR_INVALID, tess_layout_slot(layout, 0, 7, &slot), "tess_layout_slot", "block");
+    assert_refused(TESS_ERROR_INVALID, tess_layout_slot(layout, 0, -1, &slot), "tess_layout_slot", "block");
+    assert_refused(TESS_ERROR_INVALID, tess_layout_slot(layout, 0, 0, NULL), "tess_layout_slot", "slot");
+    assert_refused(TESS_ERROR_INVALID, tess_layout_row(NULL, 0, 0, row, 7), "tess_layout_row", "layout");
+    assert_refused(TESS_ERROR_INVALID, tess_layout_row(layout, 4, 0, row, 7), "tess_layout_row", "head");
+    assert_refused(TESS_ERROR_INVALID, tess_layout_row(layout, -1, 0, row, 7), "tess_layout_row", "head");
+    assert_refused(TESS_ERROR_INVALID, tess_layout_row(layout, 0, 7, row, 7), "tess_layout_row", "query_block");
+    assert_refused(TESS_ERROR_INVALID, tess_layout_row(layout, 0, -1, row, 7), "tess_layout_row", "query_block");
+    assert_refused(TESS_ERROR_INVALID, tess_layout_row(layout, 0, 0, NULL, 7), "tess_layout_row", "row");
+    assert_refused(TESS_ERROR_INVALID, tess_layout_row(layout, 0, 0, row, 6), "tess_layout_row", "row_blocks");
+    assert_refused(TESS_ERROR_INVALID, tess_layout_kept(layout, 4, 0, 0, &kept), "tess_layout_kept", "head");
+    assert_refused(TESS_ERROR_INVALID, tess_layout_kept(layout, 0, 0, 100, &kept), "tess_layout_kept", "key");
+    assert_refused(TESS_ERROR_INVALID, tess_layout_kept(layout, 0, 0, -1, &kept), "tess_layout_kept", "key");
+    assert_refused(TESS_ERROR_INVALID, tess_layout_kept(layout, 0, 0, 0, NULL), "tess_layout_kept", "kept");
+    tess_layout_release(layout);
+    tess_layout_release(NULL);
+}
+
+/* Fields of other kinds do not matter, and heads that share a mask are found. */
+static void test_classes(void **state) {
+    (void)state;
+    uint64_t seed = 5;
+    uint8_t mask[6 * 10];
+    tess_pattern p = {.struct_size = sizeof p, .kind = TESS_PATTERN_BLOCKS, .block = 4, .mask = mask, .mask_heads = 6};
+    p.mask_query_blocks = 2;
+    p.mask_key_blocks = 5;
+    p.left = 77;
+    p.stride = -9;
+    for (int n = 0; n < 60; n++) mask[n] = (uint8_t)between(&seed, 0, 1);
+    memcpy(mask + 20, mask, 10);
+    memcpy(mask + 50, mask + 10, 10);
+    mask[50 + 4] ^= 1; /* past the diagonal: of no effect in causal order */
+    tess_layout *layout = make(&p, 6, 3, 20);
+    assert_int_equal(layout->head_class[2], layout->head_class[0]);
+    assert_int_equal(layout->head_class[5], layout->head_class[1]);
+    tess_layout_release(layout);
+    p.flags = TESS_PATTERN_BIDIRECTIONAL;
+    layout = make(&p, 6, 3, 20);
+    assert_int_equal(layout->head_class[2], layout->head_class[0]);
+    assert_true(layout->head_class[5] != layout->head_class[1]);
+    tess_layout_release(layout);
+}
+
+/* ------------------------------------------------------------------ failing memory */
+
+static void test_failing_memory(void **state) {
+    (void)state;
+    uint64_t seed = 14;
+    for (int n = 0; n < 60; n++) {
+        spec x;
+        spec_random(&x, &seed, 80);
+        x.layout.pattern = &x.pattern;
+        for (int sticky = 0; sticky < 2; sticky++) {
+            for (uint64_t k = 1;; k++) {
+                uint64_t live = heap.live, bytes = heap.bytes;
+                tess_layout *layout = NULL;
+                heap.calls = 0;
+                heap.fail_at = k;
+                heap.sticky = sticky;
+                tess_status status = tess_layout_create(runtime, &x.layout, &layout);
+                heap.fail_at = 0;
+                if (status == TESS_OK) {
+                    tess_layout_release(layout);
+                } else {
+                    assert_int_equal(TESS_ERROR_OUT_OF_MEMORY, status);
+                    assert_null(layout);
+                }
+                assert_int_equal(live, heap.live);
+                assert_int_equal(bytes, heap.bytes);
+                if (status == TESS_OK) break;
+            }
+        }
+        spec_free(&x);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_golden_rows, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_phi3_storage, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_coverage_of_residues, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_against_formulas, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_residues, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_storage, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_large, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_refusals, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_bad_arguments, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_classes, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_failing_memory, setup, teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
