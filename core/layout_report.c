@@ -73,7 +73,7 @@ static tess_status examine_coverage(tess_layout *x, const char *function) {
         for (uint32_t c = 0; c < x->n_classes; c++) seen += tess_rule_block_pairs(&x->rules[c], x->max_tokens) - shared;
         seen += shared;
     }
-    x->coverage = seen < visible ? seen / visible : 1; /* counts past 2^53 are rounded */
+    x->coverage = (double)seen / (double)visible;
     return TESS_OK;
 }
 
