@@ -1,0 +1,315 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Layouts as bytes: they come back equal, the format does not move, and no damage is taken for a layout that creation would have refused. */
+#include "fixtures/planner.h"
+
+#include "layout.h"
+
+static tess_runtime *runtime;
+
+static int setup(void **state) {
+    (void)state;
+    rig_reset();
+    runtime = open_runtime();
+    return 0;
+}
+
+static int teardown(void **state) {
+    (void)state;
+    tess_runtime_release(runtime);
+    assert_int_equal(0, heap.live);
+    return 0;
+}
+
+static unsigned char *to_bytes(const tess_layout *layout, size_t *size) {
+    *size = 0;
+    assert_int_equal(TESS_OK, tess_layout_serialize(layout, NULL, size));
+    unsigned char *data = malloc(*size);
+    assert_non_null(data);
+    assert_int_equal(TESS_OK, tess_layout_serialize(layout, data, size));
+    return data;
+}
+
+/* FNV-1a over all but the last eight bytes, into these. */
+static void seal(unsigned char *data, size_t size) {
+    uint64_t sum = UINT64_C(14695981039346656037);
+    for (size_t n = 0; n < size - 8; n++) sum = (sum ^ data[n]) * UINT64_C(1099511628211);
+    for (int n = 0; n < 8; n++) data[size - 8 + (size_t)n] = (unsigned char)(sum >> (8 * n));
+}
+
+static void assert_same(const spec *x, const tess_layout *a, const tess_layout *b) {
+    tess_layout_info ia = {.struct_size = sizeof ia}, ib = {.struct_size = sizeof ib};
+    assert_int_equal(TESS_OK, tess_layout_query(a, &ia));
+    assert_int_equal(TESS_OK, tess_layout_query(b, &ib));
+    assert_memory_equal(&ia, &ib, sizeof ia);
+    for (int32_t g = 0; g < x->layout.n_kv_heads; g++) {
+        tess_kv_info ka = {.struct_size = sizeof ka}, kb = {.struct_size = sizeof kb};
+        assert_int_equal(TESS_OK, tess_layout_kv(a, g, &ka));
+        assert_int_equal(TESS_OK, tess_layout_kv(b, g, &kb));
+        assert_memory_equal(&ka, &kb, sizeof ka);
+    }
+    uint8_t row_a[128], row_b[128];
+    assert_true(ia.n_blocks <= 128);
+    for (int32_t h = 0; h < x->layout.n_heads; h++) {
+        for (int64_t i = 0; i < ia.n_blocks; i++) {
+            assert_int_equal(TESS_OK, tess_layout_row(a, h, i, row_a, 128));
+            assert_int_equal(TESS_OK, tess_layout_row(b, h, i, row_b, 128));
+            assert_memory_equal(row_a, row_b, (size_t)ia.n_blocks);
+        }
+    }
+}
+
+static void test_round_trip(void **state) {
+    (void)state;
+    uint64_t seed = 21;
+    for (int n = 0; n < 3000; n++) {
+        spec x;
+        size_t size, again_size;
+        spec_random(&x, &seed, 100);
+        tess_layout *layout = spec_layout(&x, runtime), *back = NULL;
+        unsigned char *data = to_bytes(layout, &size);
+        if (tess_layout_deserialize(runtime, data, size, &back) != TESS_OK) fail_msg("%s: %s", spec_text(&x), tess_last_error());
+        assert_same(&x, layout, back);
+        unsigned char *again = to_bytes(back, &again_size);
+        assert_int_equal(size, again_size);
+        assert_memory_equal(data, again, size);
+        free(again);
+        free(data);
+        tess_layout_release(back);
+        tess_layout_release(layout);
+        spec_free(&x);
+    }
+}
+
+/* The bytes of one layout, written out: they are the same on every machine and in every later version. */
+static void test_format(void **state) {
+    (void)state;
+    static const unsigned char wanted[] = {
+        'T',  'E',  'S',  'S',  'L',  'A',  'Y',  0,                                         /* magic */
+        1,    0,    0,    0,    3,    0,    0,    0,    1, 0, 0, 0, 16, 0, 0, 0,             /* version, kind, flags, block */
+        0,    0,    0,    0,    0,    0,    0,    0,    0, 0, 0, 0, 0,  0, 0, 0,             /* local, local_right, stride, offset */
+        0,    0,    0,    0,                                                                 /* dense_heads */
+        0,    0,    0,    0,    0,    0,    0,    0,    0, 0, 0, 0, 0,  0, 0, 0,             /* left, right */
+        0,    0,    0,    0,    0,    0,    0,    0,                                         /* sinks */
+        2,    0,    0,    0,    1,    0,    0,    0,    2, 0, 0, 0, 4,  0, 0, 0,             /* n_heads, n_kv_heads, head_first, heads_total */
+        2,    0,    0,    0,                                                                 /* kv_heads_total */
+        44,   1,    0,    0,    0,    0,    0,    0,    5, 0, 0, 0, 0,  0, 0, 0,             /* max_tokens 300, max_chunk */
+        2,    0,    0,    0,    2,    0,    0,    0,    0, 0, 0, 0, 9,  0, 0, 0, 0, 0, 0, 0, /* mask_heads, query blocks, key blocks */
+        0x03, 0x01, 0x00, 0x00, 0x02, 0x00, 0xff, 0x01,                                      /* two heads of two rows of nine bits */
+    };
+    const uint8_t mask[36] = {1, 9, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    tess_pattern p = {.struct_size = sizeof p, .kind = TESS_PATTERN_BLOCKS, .flags = TESS_PATTERN_BIDIRECTIONAL, .block = 16, .mask = mask};
+    p.mask_heads = 2;
+    p.mask_query_blocks = 2;
+    p.mask_key_blocks = 9;
+    tess_layout_desc d = {.struct_size = sizeof d, .pattern = &p, .n_heads = 2, .n_kv_heads = 1, .head_first = 2, .max_tokens = 300, .max_chunk = 5};
+    tess_layout *layout = NULL;
+    assert_int_equal(TESS_OK, tess_layout_create(runtime, &d, &layout));
+    size_t size;
+    unsigned char *data = to_bytes(layout, &size), sum[8];
+    assert_int_equal(sizeof wanted + 8, size);
+    assert_memory_equal(wanted, data, sizeof wanted);
+    memcpy(sum, data + sizeof wanted, 8);
+    seal(data, size);
+    assert_memory_equal(sum, data + sizeof wanted, 8);
+    free(data);
+    tess_layout_release(layout);
+}
+
+static void test_arguments(void **state) {
+    (void)state;
+    tess_pattern p = {.struct_size = sizeof p};
+    tess_layout_desc d = {.struct_size = sizeof d, .pattern = &p, .n_heads = 2, .n_kv_heads = 1, .max_tokens = 300};
+    tess_layout *layout = NULL, *back = NULL;
+    assert_int_equal(TESS_OK, tess_layout_create(runtime, &d, &layout));
+    size_t size;
+    unsigned char *data = to_bytes(layout, &size);
+    size_t little = size - 1;
+    assert_refused(TESS_ERROR_INVALID, tess_layout_serialize(layout, data, &little), "tess_layout_serialize", "size");
+    assert_int_equal(size, little);
+    assert_refused(TESS_ERROR_INVALID, tess_layout_serialize(NULL, data, &size), "tess_layout_serialize", "layout");
+    assert_refused(TESS_ERROR_INVALID, tess_layout_serialize(layout, data, NULL), "tess_layout_serialize", "size");
+    assert_int_equal(TESS_ERROR_INVALID, tess_layout_deserialize(NULL, data, size, &back));
+    assert_refused(TESS_ERROR_INVALID, tess_layout_deserialize(runtime, NULL, size, &back), "tess_layout_deserialize", "data");
+    assert_refused(TESS_ERROR_INVALID, tess_layout_deserialize(runtime, data, size, NULL), "tess_layout_deserialize", "layout");
+    /* Every shorter length, and longer ones. */
+    for (size_t n = 0; n < size; n++)
+        assert_refused(TESS_ERROR_CORRUPT, tess_layout_deserialize(runtime, data, n, &back), "tess_layout_deserialize", "data");
+    unsigned char longer[200] = {0};
+    memcpy(longer, data, size);
+    for (size_t n = size + 1; n <= sizeof longer; n++) {
+        assert_refused(TESS_ERROR_CORRUPT, tess_layout_deserialize(runtime, longer, n, &back), "tess_layout_deserialize", "data");
+        unsigned char sealed[200];
+        memcpy(sealed, longer, n);
+        seal(sealed, n);
+        assert_refused(TESS_ERROR_CORRUPT, tess_layout_deserialize(runtime, sealed, n, &back), "tess_layout_deserialize", "data");
+    }
+    /* Every changed byte is found; the version is told apart from damage. */
+    for (size_t n = 0; n < size; n++) {
+        for (int bit = 0; bit < 8; bit++) {
+            data[n] ^= (unsigned char)(1 << bit);
+            tess_status wanted = n >= 8 && n < 12 ? TESS_ERROR_VERSION : TESS_ERROR_CORRUPT;
+            assert_refused(wanted, tess_layout_deserialize(runtime, data, size, &back), "tess_layout_deserialize", "data");
+            data[n] ^= (unsigned char)(1 << bit);
+        }
+    }
+    assert_null(back);
+    free(data);
+    tess_layout_release(layout);
+}
+
+/* Sealed bytes with one field changed: what creation refuses is corrupt, and names the field. */
+static void test_fields(void **state) {
+    (void)state;
+    static const struct {
+        size_t at;
+        unsigned char value;
+        const char *field;
+    } list[] = {
+        {12, 9, "data"},           {16, 0x80, "flags"},
+        {23, 0x80, "block"},       {24, 0, "local"},
+        {28, 1, "local_right"},    {32, 0, "stride"},
+        {39, 0x80, "offset"},      {40, 3, "dense_heads"},
+        {44, 1, "data"},           {52, 1, "data"},
+        {60, 1, "data"},           {68, 0, "n_heads"},
+        {72, 0, "n_kv_heads"},     {79, 0x80, "head_first"},
+        {80, 1, "heads_total"},    {84, 0, "data"},
+        {80, 0, "data"},           {88 + 7, 0x80, "max_tokens"},
+        {88 + 5, 1, "max_tokens"}, {96 + 7, 0x80, "max_chunk"},
+        {96, 0, "data"},           {104, 1, "data"},
+        {108, 1, "data"},          {116, 1, "data"},
+        {12, 0, "data"},           {20, 0, "data"},
+        {12, 3, "data"},
+    };
+    tess_pattern p = {.struct_size = sizeof p, .kind = TESS_PATTERN_S2, .block = 16, .local = 2, .stride = 4};
+    tess_layout_desc d = {.struct_size = sizeof d, .pattern = &p, .n_heads = 2, .n_kv_heads = 1, .max_tokens = 300};
+    tess_layout *layout = NULL, *back = NULL;
+    assert_int_equal(TESS_OK, tess_layout_create(runtime, &d, &layout));
+    size_t size;
+    unsigned char *data = to_bytes(layout, &size), copy[200];
+    for (size_t n = 0; n < sizeof list / sizeof *list; n++) {
+        memcpy(copy, data, size);
+        copy[list[n].at] = list[n].value;
+        seal(copy, size);
+        assert_refused(TESS_ERROR_CORRUPT, tess_layout_deserialize(runtime, copy, size, &back), "tess_layout_deserialize", list[n].field);
+    }
+    free(data);
+    tess_layout_release(layout);
+}
+
+/* What a layout may take of memory in proportion to the bytes it is made from, whatever they say. */
+static void use(tess_layout *layout, uint64_t *seed) {
+    tess_layout_info info = {.struct_size = sizeof info};
+    tess_kv_info kv = {.struct_size = sizeof kv};
+    assert_int_equal(TESS_OK, tess_layout_query(layout, &info));
+    assert_true(info.coverage >= 0 && info.coverage <= 1 && info.kept_share >= 0 && info.kept_share <= 1);
+    int32_t g = (int32_t)between(seed, 0, info.n_kv_heads - 1), h = (int32_t)between(seed, 0, info.n_heads - 1);
+    assert_int_equal(TESS_OK, tess_layout_kv(layout, g, &kv));
+    assert_true(kv.blocks_kept <= kv.blocks && kv.blocks_allocated <= kv.blocks);
+    if (info.max_tokens > 0) {
+        int kept = -1;
+        int64_t slot = -1, block = between(seed, 0, info.n_blocks - 1);
+        assert_int_equal(TESS_OK, tess_layout_kept(layout, h, (int64_t)random_next(seed), between(seed, 0, info.max_tokens - 1), &kept));
+        assert_int_equal(TESS_OK, tess_layout_slot(layout, g, block, &slot));
+        assert_true(slot >= 0 && slot < kv.blocks_allocated);
+        uint8_t row[128];
+        if (info.n_blocks <= 128)
+            assert_int_equal(TESS_OK, tess_layout_row(layout, h, block, row, 128));
+        else
+            assert_int_equal(TESS_ERROR_INVALID, tess_layout_row(layout, h, block, row, 128));
+    }
+}
+
+static void test_mutations(void **state) {
+    (void)state;
+    const char *setting = getenv("TESS_TEST_MUTATIONS");
+    long count = setting ? atol(setting) : 100000, accepted = 0, done = 0;
+    uint64_t seed = 22;
+    while (done < count) {
+        spec x;
+        size_t size;
+        spec_random(&x, &seed, 200);
+        tess_layout *layout = spec_layout(&x, runtime), *back = NULL;
+        unsigned char *data = to_bytes(layout, &size), *copy = malloc(size + 16);
+        assert_non_null(copy);
+        for (int m = 0; m < 40; m++, done++) {
+            size_t length = size;
+            memcpy(copy, data, size);
+            for (int64_t changes = between(&seed, 1, 4); changes > 0; changes--) {
+                /* Most of the bytes of a large mask are alike; the header's are not. */
+                size_t at = (size_t)between(&seed, 8, between(&seed, 0, 2) ? 123 : (int64_t)size - 1);
+                switch (between(&seed, 0, 4)) {
+                case 0: copy[at] ^= (unsigned char)(1u << between(&seed, 0, 7)); break;
+                case 1: copy[at] = (unsigned char)random_next(&seed); break;
+                case 2: copy[at] = between(&seed, 0, 1) ? 0xff : 0x7f; break;
+                case 3: copy[at] = (unsigned char)between(&seed, 0, 3); break;
+                default: copy[at]++; break;
+                }
+            }
+            if (between(&seed, 0, 9) == 0) {
+                length = (size_t)between(&seed, 0, (int64_t)size + 16);
+                if (length > size) memset(copy + size, 0x5a, length - size);
+            }
+            bool sealed = between(&seed, 0, 3) != 0 && length >= 8;
+            if (sealed) seal(copy, length);
+            /* A copy of exact size, so that the sanitizers see any byte that is read past it. */
+            unsigned char *exact = malloc(length ? length : 1);
+            assert_non_null(exact);
+            memcpy(exact, copy, length);
+            uint64_t live = heap.live, before = heap.bytes;
+            heap.peak = heap.bytes;
+            tess_status status = tess_layout_deserialize(runtime, exact, length, &back);
+            /* Heads cost a fixed price each, and there are at most 65535 of them whatever the length. */
+            assert_true(heap.peak - before < (1u << 24) + 64 * length);
+            if (status == TESS_OK) {
+                use(back, &seed);
+                tess_layout_release(back);
+                accepted++;
+            } else {
+                assert_true(status == TESS_ERROR_CORRUPT || status == TESS_ERROR_VERSION);
+            }
+            assert_int_equal(live, heap.live);
+            free(exact);
+            back = NULL;
+        }
+        free(copy);
+        free(data);
+        tess_layout_release(layout);
+        spec_free(&x);
+    }
+    assert_true(accepted > count / 100); /* the mutations do reach the inside */
+}
+
+static void test_failing_memory(void **state) {
+    (void)state;
+    uint64_t seed = 23;
+    for (int n = 0; n < 20; n++) {
+        spec x;
+        size_t size;
+        spec_random(&x, &seed, 80);
+        tess_layout *layout = spec_layout(&x, runtime), *back = NULL;
+        unsigned char *data = to_bytes(layout, &size);
+        for (uint64_t k = 1; !back; k++) {
+            uint64_t live = heap.live;
+            heap.calls = 0;
+            heap.fail_at = k;
+            tess_status status = tess_layout_deserialize(runtime, data, size, &back);
+            heap.fail_at = 0;
+            if (status == TESS_OK) break;
+            assert_int_equal(TESS_ERROR_OUT_OF_MEMORY, status);
+            assert_int_equal(live, heap.live);
+        }
+        tess_layout_release(back);
+        free(data);
+        tess_layout_release(layout);
+        spec_free(&x);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_round_trip, setup, teardown), cmocka_unit_test_setup_teardown(test_format, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_arguments, setup, teardown),  cmocka_unit_test_setup_teardown(test_fields, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_mutations, setup, teardown),  cmocka_unit_test_setup_teardown(test_failing_memory, setup, teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
