@@ -1,0 +1,490 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Jobs against the formulas of tessera.h: thousands of random layouts, batches, tiles and splits. What a kernel would see of each job, pair by pair, must be
+ * what the pattern keeps, each pair in exactly one part, and nothing may be listed that no row of the tile reads.
+ */
+#include "fixtures/planner.h"
+
+#include "jobs.h"
+
+static tess_runtime *runtime;
+
+static int setup(void **state) {
+    (void)state;
+    rig_reset();
+    runtime = open_runtime();
+    return 0;
+}
+
+static int teardown(void **state) {
+    (void)state;
+    tess_runtime_release(runtime);
+    assert_int_equal(0, heap.live);
+    return 0;
+}
+
+/* ------------------------------------------------------------------ one case */
+
+typedef struct instance {
+    spec x;
+    tess_layout *layout;
+    tess_sequence sequences[5];
+    uint32_t n_sequences, tile_rows, pack_rows;
+    tess_split split;
+    tess_jobs jobs;
+    tess_class *classes;
+    tess_job *out;
+    tess_merge *merges;
+    uint32_t *entries, *bits;
+} instance;
+
+#define FAIL(c, ...)                                                                                                                              \
+    do {                                                                                                                                          \
+        print_message("%s; tile_rows=%u pack_rows=%u split=%u,%u,%d\n", spec_text(&(c)->x), (c)->tile_rows, (c)->pack_rows, (c)->split.max_parts, \
+                      (c)->split.length, (c)->split.fixed);                                                                                       \
+        fail_msg(__VA_ARGS__);                                                                                                                    \
+    } while (0)
+
+/* Exact sizes, so that the sanitizers see anything written or read past a table. */
+static void *exact(uint64_t count, size_t size) {
+    void *memory = malloc(count ? (size_t)count * size : 1);
+    assert_non_null(memory);
+    memset(memory, 0xa5, count ? (size_t)count * size : 1);
+    return memory;
+}
+
+static void instance_random(instance *c, uint64_t *seed) {
+    memset(c, 0, sizeof *c);
+    do {
+        spec_free(&c->x);
+        spec_random(&c->x, seed, between(seed, 0, 3) ? 70 : 160);
+    } while (c->x.layout.max_tokens == 0 && between(seed, 0, 9));
+    c->layout = spec_layout(&c->x, runtime);
+    c->n_sequences = (uint32_t)between(seed, 0, 4);
+    for (uint32_t s = 0; s < c->n_sequences; s++) {
+        tess_sequence *q = &c->sequences[s];
+        q->kv_len = (int32_t)between(seed, 0, c->x.layout.max_tokens);
+        q->q_len = (int32_t)(between(seed, 0, 2) ? between(seed, 0, q->kv_len) : between(seed, 0, 4));
+        if (between(seed, 0, 9) == 0) q->q_len = q->kv_len + (int32_t)between(seed, 0, 40);
+    }
+    c->tile_rows = (uint32_t)between(seed, 1, between(seed, 0, 1) ? 12 : 90);
+    c->pack_rows = (uint32_t)between(seed, 0, 20);
+    switch (between(seed, 0, 3)) {
+    case 0: c->split.max_parts = (uint32_t)between(seed, 1, 5); break;
+    case 1: c->split.length = (uint32_t)between(seed, 1, 6); break;
+    case 2:
+        c->split.length = (uint32_t)between(seed, 1, 6);
+        c->split.fixed = true;
+        break;
+    default: break;
+    }
+}
+
+static void instance_plan(instance *c) {
+    tess_status status = tess_jobs_create(&c->jobs, runtime, c->layout, c->sequences, c->n_sequences, c->tile_rows, c->pack_rows);
+    c->jobs.split = c->split;
+    if (status == TESS_OK) status = tess_jobs_count(&c->jobs);
+    if (status != TESS_OK) FAIL(c, "%s", tess_last_error());
+    c->classes = exact(c->layout->n_classes, sizeof *c->classes);
+    for (uint32_t n = 0; n < c->layout->n_classes; n++) tess_rule_class(&c->layout->rules[n], &c->classes[n]);
+    c->out = exact(c->jobs.n_jobs, sizeof *c->out);
+    c->merges = exact(c->jobs.n_merges, sizeof *c->merges);
+    c->entries = exact(c->jobs.tiler.n_entries, sizeof *c->entries);
+    c->bits = exact(c->x.pattern.kind == TESS_PATTERN_BLOCKS ? c->jobs.tiler.n_entries : 0, sizeof *c->bits);
+    tess_tiler_entries(&c->jobs.tiler, c->entries, c->bits);
+    tess_jobs_place(&c->jobs, c->out, c->merges);
+}
+
+static void instance_free(instance *c) {
+    tess_jobs_release(&c->jobs);
+    free(c->classes);
+    free(c->out);
+    free(c->merges);
+    free(c->entries);
+    free(c->bits);
+    tess_layout_release(c->layout);
+    spec_free(&c->x);
+}
+
+/* ------------------------------------------------------------------ what a kernel would see */
+
+typedef struct seen {
+    uint8_t *pairs; /* [head][row][key] of one sequence: in how many parts a pair was kept */
+    uint8_t *rows;  /* [head][row]: how many results are written */
+} seen;
+
+static int64_t floor_block(int64_t p, int64_t block) { return floor_divide(p, block); }
+
+/* One listed key block of a job. */
+static void see_block(const instance *c, const tess_job *job, int64_t j, bool masked, uint32_t bits, int64_t *last, seen *s) {
+    const tess_sequence *q = &c->sequences[job->sequence];
+    int64_t block = block_size(&c->x), p0 = (int64_t)q->kv_len - q->q_len, i_first = floor_block(p0 + job->row, block);
+    bool any = false;
+    if (j <= *last || j * block >= q->kv_len) FAIL(c, "block %lld is listed after %lld of %d keys", (long long)j, (long long)*last, q->kv_len);
+    *last = j;
+    for (int64_t r = job->row; r < (int64_t)job->row + job->rows; r++) {
+        int64_t p = p0 + r, i = floor_block(p, block);
+        for (int64_t t = j * block; t < (j + 1) * block && t < q->kv_len; t++) {
+            bool kept = !masked || tess_kept(&c->classes[job->cls], p, t, i, j, bits, i_first);
+            any = any || kept;
+            for (int32_t h = job->head; h < job->head + job->heads; h++) s->pairs[((int64_t)h * q->q_len + r) * q->kv_len + t] += kept;
+        }
+    }
+    if (!any) FAIL(c, "block %lld is listed, but no row from %u on reads it", (long long)j, job->row);
+}
+
+static void see_job(const instance *c, const tess_job *job, seen *s) {
+    const tess_class *cls = &c->classes[job->cls];
+    bool masked = cls->flags & TESS_CLASS_MASK_ENTRIES, bits = cls->flags & TESS_CLASS_BITS;
+    int64_t last = -1;
+    assert_true((uint64_t)job->left_offset + job->left_count <= c->jobs.tiler.n_entries);
+    assert_true((uint64_t)job->right_offset + job->right_count <= c->jobs.tiler.n_entries);
+    assert_true((uint32_t)job->mask_head + job->mask_tail <= job->interval_blocks);
+    if (bits) assert_true(masked && job->interval_blocks == 0 && job->right_count == 0);
+    for (uint32_t n = job->left_offset; n < job->left_offset + job->left_count; n++)
+        see_block(c, job, c->entries[n], masked, bits ? c->bits[n] : 0, &last, s);
+    for (uint32_t n = 0; n < job->interval_blocks; n++)
+        see_block(c, job, (int64_t)job->interval_start + n, n < job->mask_head || n >= job->interval_blocks - job->mask_tail, 0, &last, s);
+    for (uint32_t n = job->right_offset; n < job->right_offset + job->right_count; n++) see_block(c, job, c->entries[n], masked, 0, &last, s);
+}
+
+/* Heads and rows of a job: in range, of one kv head and class, within the tile, within 32 query blocks, and cut where all sequences are cut. */
+static void check_shape(const instance *c, const tess_job *job) {
+    int32_t group = c->x.layout.n_heads / c->x.layout.n_kv_heads;
+    assert_in_range(job->sequence, 0, c->n_sequences - 1);
+    const tess_sequence *q = &c->sequences[job->sequence];
+    assert_true(job->heads >= 1 && job->rows >= 1);
+    assert_true((int64_t)job->row + job->rows <= q->q_len);
+    assert_true(job->head + job->heads <= c->x.layout.n_heads);
+    for (int32_t h = job->head; h < job->head + job->heads; h++) {
+        assert_int_equal(job->head / group, h / group);
+        assert_int_equal(job->cls, c->layout->head_class[h]);
+    }
+    assert_true((uint32_t)job->rows * job->heads <= c->tile_rows);
+    if (job->heads > 1) assert_true((uint32_t)job->rows * job->heads <= c->pack_rows);
+    int64_t block = block_size(&c->x), p = (int64_t)q->kv_len - q->q_len + job->row, end = p + job->rows;
+    int64_t blocks = floor_block(end - 1, block) - floor_block(p, block) + 1;
+    assert_true(blocks <= 32);
+    const tess_grid *grid = &c->jobs.grid;
+    int64_t begin_in_cell = p - floor_block(p, grid->unit) * grid->unit, end_in_cell = end - floor_block(end, grid->unit) * grid->unit;
+    if (job->row != 0) assert_int_equal(0, begin_in_cell % grid->step);
+    if ((int64_t)job->row + job->rows != q->q_len) assert_int_equal(0, end_in_cell % grid->step);
+}
+
+static uint64_t cost(const tess_job *job) { return (uint64_t)job->left_count + job->interval_blocks + job->right_count; }
+
+/* Longest first; equal ones by sequence, kv head and row. */
+static void check_order(const instance *c) {
+    uint64_t group = (uint64_t)(c->x.layout.n_heads / c->x.layout.n_kv_heads);
+    for (uint64_t n = 1; n < c->jobs.n_jobs; n++) {
+        const tess_job *a = &c->out[n - 1], *b = &c->out[n];
+        uint64_t place_a = (uint64_t)a->sequence << 48 | (uint64_t)a->head / group << 32 | a->row;
+        uint64_t place_b = (uint64_t)b->sequence << 48 | (uint64_t)b->head / group << 32 | b->row;
+        if (cost(a) < cost(b) || (cost(a) == cost(b) && place_a > place_b))
+            FAIL(c, "jobs %llu and %llu are out of order", (unsigned long long)n - 1, (unsigned long long)n);
+    }
+}
+
+/* Every partial belongs to one part of one merge, and the parts of a merge are of its rows. */
+static void check_merges(const instance *c, seen *s, uint32_t sequence) {
+    for (uint64_t n = 0; n < c->jobs.n_merges; n++) {
+        const tess_merge *m = &c->merges[n];
+        assert_int_equal(0, m->reserved);
+        assert_true(m->parts > 1);
+        assert_true((uint64_t)m->partial + m->parts <= c->jobs.n_partials);
+        assert_true((uint32_t)m->rows * m->heads <= c->jobs.partial_rows);
+        if (m->sequence != sequence) continue;
+        for (int32_t h = m->head; h < m->head + m->heads; h++) {
+            for (uint32_t r = m->row; r < m->row + m->rows; r++) s->rows[(int64_t)h * c->sequences[sequence].q_len + r]++;
+        }
+    }
+}
+
+static void check_partials(const instance *c) {
+    uint32_t *owner = exact(c->jobs.n_partials, sizeof *owner);
+    uint32_t widest = 0;
+    for (uint64_t n = 0; n < c->jobs.n_partials; n++) owner[n] = UINT32_MAX;
+    for (uint64_t n = 0; n < c->jobs.n_jobs; n++) {
+        if (c->out[n].partial == TESS_NO_PARTIAL) continue;
+        assert_true(c->out[n].partial < c->jobs.n_partials);
+        assert_int_equal(UINT32_MAX, owner[c->out[n].partial]);
+        owner[c->out[n].partial] = (uint32_t)n;
+    }
+    uint64_t used = 0;
+    for (uint64_t n = 0; n < c->jobs.n_merges; n++) {
+        const tess_merge *m = &c->merges[n];
+        uint64_t least = UINT64_MAX, most = 0;
+        int64_t end = -1;
+        for (uint32_t part = 0; part < m->parts; part++, used++) {
+            assert_true(owner[m->partial + part] != UINT32_MAX);
+            const tess_job *job = &c->out[owner[m->partial + part]];
+            assert_true(job->sequence == m->sequence && job->head == m->head && job->heads == m->heads && job->row == m->row && job->rows == m->rows);
+            /* Parts follow each other in rising blocks. */
+            int64_t first = job->left_count        ? (int64_t)c->entries[job->left_offset]
+                            : job->interval_blocks ? (int64_t)job->interval_start
+                            : job->right_count     ? (int64_t)c->entries[job->right_offset]
+                                                   : -1;
+            assert_true(first > end);
+            end = first;
+            if (cost(job) < least) least = cost(job);
+            if (cost(job) > most) most = cost(job);
+        }
+        if (c->split.max_parts) assert_true(m->parts <= c->split.max_parts);
+        if (c->split.length) assert_true(most <= c->split.length);
+        if (!c->split.fixed) assert_true(most - least <= 1);
+        if (m->rows * (uint32_t)m->heads > widest) widest = m->rows * (uint32_t)m->heads;
+    }
+    assert_int_equal(c->jobs.n_partials, used);
+    assert_int_equal(c->jobs.partial_rows, widest);
+    free(owner);
+}
+
+static void check_sequence(const instance *c, uint32_t sequence) {
+    const tess_sequence *q = &c->sequences[sequence];
+    int32_t heads = c->x.layout.n_heads;
+    int64_t p0 = (int64_t)q->kv_len - q->q_len;
+    seen s = {calloc((size_t)heads * (size_t)q->q_len * (size_t)q->kv_len + 1, 1), calloc((size_t)heads * (size_t)q->q_len + 1, 1)};
+    assert_true(s.pairs && s.rows);
+    for (uint64_t n = 0; n < c->jobs.n_jobs; n++) {
+        const tess_job *job = &c->out[n];
+        if (job->sequence != sequence) continue;
+        see_job(c, job, &s);
+        if (job->partial != TESS_NO_PARTIAL) continue;
+        for (int32_t h = job->head; h < job->head + job->heads; h++) {
+            for (uint32_t r = job->row; r < job->row + job->rows; r++) s.rows[(int64_t)h * q->q_len + r]++;
+        }
+    }
+    check_merges(c, &s, sequence);
+    for (int32_t h = 0; h < heads; h++) {
+        for (int64_t r = 0; r < q->q_len; r++) {
+            if (s.rows[h * q->q_len + r] != 1)
+                FAIL(c, "sequence %u, head %d, row %lld is written %d times", sequence, h, (long long)r, s.rows[h * q->q_len + r]);
+            for (int64_t t = 0; t < q->kv_len; t++) {
+                int got = s.pairs[(h * q->q_len + r) * q->kv_len + t], wanted = formula_kept(&c->x, h, p0 + r, t);
+                if (got != wanted)
+                    FAIL(c, "sequence %u (%d of %d), head %d, row %lld, key %lld: kept %d times, wanted %d", sequence, q->q_len, q->kv_len, h,
+                         (long long)r, (long long)t, got, wanted);
+            }
+        }
+    }
+    free(s.pairs);
+    free(s.rows);
+}
+
+static void instance_check(const instance *c) {
+    for (uint64_t n = 0; n < c->jobs.n_jobs; n++) check_shape(c, &c->out[n]);
+    check_order(c);
+    check_partials(c);
+    for (uint32_t s = 0; s < c->n_sequences; s++) check_sequence(c, s);
+}
+
+static void test_against_formulas(void **state) {
+    (void)state;
+    uint64_t seed = 31, split = 0, packed = 0;
+    for (int n = 0; n < 3000; n++) {
+        instance c;
+        instance_random(&c, &seed);
+        instance_plan(&c);
+        instance_check(&c);
+        split += c.jobs.n_merges;
+        for (uint64_t j = 0; j < c.jobs.n_jobs; j++) packed += c.out[j].heads > 1;
+        instance_free(&c);
+    }
+    assert_true(split > 1000 && packed > 1000);
+}
+
+/* Many query blocks in a tile, and more rows than a job may have. */
+static void test_tall_tiles(void **state) {
+    (void)state;
+    uint64_t seed = 32;
+    for (int n = 0; n < 300; n++) {
+        instance c;
+        instance_random(&c, &seed);
+        tess_layout_release(c.layout);
+        c.x.pattern.block = (int32_t)between(&seed, 1, 4);
+        c.layout = spec_layout(&c.x, runtime);
+        c.tile_rows = (uint32_t)between(&seed, 60, 100000);
+        instance_plan(&c);
+        instance_check(&c);
+        instance_free(&c);
+    }
+}
+
+/* ------------------------------------------------------------------ known jobs */
+
+/* Two query blocks of 64 in a tile of 128: the diagonal pair is masked, and of the local blocks the one that the second row of blocks has left. */
+static void test_known_jobs(void **state) {
+    (void)state;
+    instance c;
+    memset(&c, 0, sizeof c);
+    c.x.pattern = (tess_pattern){.struct_size = sizeof(tess_pattern), .kind = TESS_PATTERN_S2, .block = 64, .local = 8, .stride = 64};
+    c.x.layout = (tess_layout_desc){.struct_size = sizeof(tess_layout_desc), .n_heads = 64, .n_kv_heads = 64, .max_tokens = 131072};
+    c.layout = spec_layout(&c.x, runtime);
+    c.n_sequences = 1;
+    c.sequences[0].q_len = c.sequences[0].kv_len = 131072;
+    c.tile_rows = 128;
+    c.pack_rows = 16;
+    instance_plan(&c);
+    assert_int_equal(65536, c.jobs.n_jobs);
+    assert_int_equal(0, c.jobs.n_merges);
+    assert_int_equal(64 * 32, c.jobs.tiler.n_entries);
+    for (uint64_t n = 0; n < c.jobs.n_jobs; n++) {
+        const tess_job *job = &c.out[n];
+        int64_t i = job->row / 64, start = i >= 7 ? i - 7 : 0, first = (64 - job->head) % 64;
+        assert_int_equal(128, job->rows);
+        assert_int_equal(start, job->interval_start);
+        assert_int_equal(i + 2 - start, job->interval_blocks);
+        assert_int_equal(2, job->mask_tail);
+        assert_int_equal(i >= 7, job->mask_head);
+        assert_int_equal(start > first ? (start - first - 1) / 64 + 1 : 0, job->left_count);
+    }
+    check_order(&c);
+    instance_free(&c);
+}
+
+/* One new token: nothing is masked, and the heads of a group that share a class share a job. */
+static void test_decode(void **state) {
+    (void)state;
+    instance c;
+    memset(&c, 0, sizeof c);
+    c.x.pattern = (tess_pattern){.struct_size = sizeof(tess_pattern), .kind = TESS_PATTERN_S2, .flags = TESS_PATTERN_PER_KV_HEAD};
+    c.x.pattern.block = 64;
+    c.x.pattern.local = 16;
+    c.x.pattern.stride = 8;
+    c.x.layout = (tess_layout_desc){.struct_size = sizeof(tess_layout_desc), .n_heads = 32, .n_kv_heads = 8, .max_tokens = 8192};
+    c.layout = spec_layout(&c.x, runtime);
+    c.n_sequences = 1;
+    c.sequences[0].q_len = 1;
+    c.sequences[0].kv_len = 5000;
+    c.tile_rows = 128;
+    c.pack_rows = 16;
+    instance_plan(&c);
+    assert_int_equal(8, c.jobs.n_jobs);
+    for (uint64_t n = 0; n < c.jobs.n_jobs; n++) {
+        assert_int_equal(4, c.out[n].heads);
+        assert_int_equal(1, c.out[n].rows);
+        assert_int_equal(0, c.out[n].mask_head);
+        assert_int_equal(0, c.out[n].mask_tail);
+    }
+    instance_free(&c);
+}
+
+/* Past 16384 key blocks jobs are sorted in coarser steps, and nothing is lost. */
+static void test_many_blocks(void **state) {
+    (void)state;
+    instance c;
+    memset(&c, 0, sizeof c);
+    c.x.pattern = (tess_pattern){.struct_size = sizeof(tess_pattern), .kind = TESS_PATTERN_DENSE, .block = 1};
+    c.x.layout = (tess_layout_desc){.struct_size = sizeof(tess_layout_desc), .n_heads = 2, .n_kv_heads = 1, .max_tokens = 100000};
+    c.layout = spec_layout(&c.x, runtime);
+    c.n_sequences = 1;
+    c.sequences[0].q_len = c.sequences[0].kv_len = 100000;
+    c.tile_rows = 32;
+    instance_plan(&c);
+    assert_int_equal(2 * 3125, c.jobs.n_jobs);
+    assert_int_equal(3, c.jobs.shift);
+    uint64_t rows = 0;
+    for (uint64_t n = 0; n < c.jobs.n_jobs; n++) {
+        rows += c.out[n].rows;
+        if (n) assert_true(cost(&c.out[n - 1]) >> 3 >= cost(&c.out[n]) >> 3);
+    }
+    assert_int_equal(200000, rows);
+    instance_free(&c);
+}
+
+/* ------------------------------------------------------------------ refusals */
+
+static void test_too_many_jobs(void **state) {
+    (void)state;
+    instance c;
+    memset(&c, 0, sizeof c);
+    c.x.pattern = (tess_pattern){.struct_size = sizeof(tess_pattern), .kind = TESS_PATTERN_DENSE, .block = 1};
+    c.x.layout = (tess_layout_desc){.struct_size = sizeof(tess_layout_desc), .n_heads = 65535, .n_kv_heads = 1, .max_tokens = INT32_MAX};
+    c.layout = spec_layout(&c.x, runtime);
+    c.sequences[0].q_len = c.sequences[0].kv_len = 70000;
+    assert_refused(TESS_ERROR_UNSUPPORTED, tess_jobs_create(&c.jobs, runtime, c.layout, c.sequences, 1, 1, 1), "tess_plan_create", "batch");
+    tess_jobs_release(&c.jobs);
+    /* Parts that do not fit although the jobs do. */
+    tess_layout_release(c.layout);
+    c.x.layout.n_heads = 40;
+    c.layout = spec_layout(&c.x, runtime);
+    c.sequences[0].q_len = 4;
+    c.sequences[0].kv_len = 2000000000;
+    assert_int_equal(TESS_OK, tess_jobs_create(&c.jobs, runtime, c.layout, c.sequences, 1, 1, 1));
+    c.jobs.split.length = 64;
+    assert_refused(TESS_ERROR_UNSUPPORTED, tess_jobs_count(&c.jobs), "tess_plan_create", "kv_split");
+    tess_jobs_release(&c.jobs);
+    tess_layout_release(c.layout);
+    /* Lists that do not fit: three residues of 2^31 - 1 blocks are at once, not so as many classes of one block each. */
+    c.x.pattern = (tess_pattern){.struct_size = sizeof(tess_pattern), .kind = TESS_PATTERN_S2, .block = 1, .local = 1, .stride = 3};
+    c.x.pattern.dense_heads = 1;
+    c.x.layout.n_heads = 3;
+    c.layout = spec_layout(&c.x, runtime);
+    tess_tiler tiler;
+    assert_int_equal(TESS_OK, tess_tiler_create(&tiler, runtime, c.layout, INT32_MAX));
+    assert_int_equal(2u * (INT32_MAX / 3) + 1, tiler.n_entries);
+    tess_tiler_release(&tiler);
+    tess_tiler_release(&tiler);
+    tess_layout_release(c.layout);
+    c.x.pattern = (tess_pattern){.struct_size = sizeof(tess_pattern), .kind = TESS_PATTERN_WINDOW, .flags = TESS_PATTERN_BIDIRECTIONAL, .block = 1};
+    c.x.pattern.sinks = INT32_MAX;
+    c.layout = spec_layout(&c.x, runtime);
+    assert_int_equal(1, c.layout->n_classes);
+    assert_int_equal(TESS_OK, tess_tiler_create(&tiler, runtime, c.layout, INT32_MAX));
+    assert_int_equal(INT32_MAX, tiler.n_entries);
+    tess_tiler_release(&tiler);
+    tess_layout_release(c.layout);
+}
+
+/* A list that does not fit needs a layout of several classes with nearly every block in each. */
+static void test_too_many_entries(void **state) {
+    (void)state;
+    tess_rule rules[3];
+    tess_layout layout;
+    tess_tiler tiler;
+    memset(&layout, 0, sizeof layout);
+    memset(rules, 0, sizeof rules);
+    for (int n = 0; n < 3; n++) rules[n] = (tess_rule){.kind = TESS_RULE_STRIDED, .causal = true, .block = 1, .local = 1, .stride = 1};
+    layout.pattern.block = 1;
+    layout.rules = rules;
+    layout.n_classes = 3;
+    assert_int_equal(TESS_ERROR_UNSUPPORTED, tess_tiler_create(&tiler, runtime, &layout, INT32_MAX));
+    tess_tiler_release(&tiler);
+}
+
+static void test_failing_memory(void **state) {
+    (void)state;
+    uint64_t seed = 33;
+    for (int n = 0; n < 60; n++) {
+        instance c;
+        instance_random(&c, &seed);
+        bool done = false;
+        for (uint64_t k = 1; !done; k++) {
+            uint64_t live = heap.live;
+            heap.calls = 0;
+            heap.fail_at = k;
+            tess_status status = tess_jobs_create(&c.jobs, runtime, c.layout, c.sequences, c.n_sequences, c.tile_rows, c.pack_rows);
+            if (status == TESS_OK) status = tess_jobs_count(&c.jobs);
+            heap.fail_at = 0;
+            done = status == TESS_OK;
+            if (!done) assert_int_equal(TESS_ERROR_OUT_OF_MEMORY, status);
+            tess_jobs_release(&c.jobs);
+            assert_int_equal(live, heap.live);
+        }
+        instance_free(&c);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_against_formulas, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_tall_tiles, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_known_jobs, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_decode, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_many_blocks, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_too_many_jobs, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_too_many_entries, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_failing_memory, setup, teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
