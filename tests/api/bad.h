@@ -26,15 +26,17 @@ typedef struct bad_value {
     const char *field; /* that the message names */
 } bad_value;
 
-#define BAD(type, member, value, statuses, field)                                                                                                  \
+#define BAD(type, member, value, statuses, field) \
     { #member " = " #value, offsetof(type, member), sizeof(((type *)0)->member), 0, (int64_t)(value), 0, (statuses), (field) }
-#define BAD_REAL(type, member, value, statuses, field)                                                                                             \
+#define BAD_REAL(type, member, value, statuses, field) \
     { #member " = " #value, offsetof(type, member), sizeof(((type *)0)->member), 1, 0, (value), (statuses), (field) }
 
 static inline void bad_apply(const bad_value *bad, void *desc) {
     const float real = (float)bad->real;
-    if (bad->is_real) memcpy((char *)desc + bad->at, &real, sizeof real);
-    else memcpy((char *)desc + bad->at, &bad->integer, bad->size); /* little endian, as every machine the tests run on */
+    if (bad->is_real)
+        memcpy((char *)desc + bad->at, &real, sizeof real);
+    else
+        memcpy((char *)desc + bad->at, &bad->integer, bad->size); /* little endian, as every machine the tests run on */
 }
 
 /* Fails the test with the row's title unless `status` is one that the row allows and the message names function and field. */

@@ -27,7 +27,7 @@ static int teardown(void **state) {
 
 static void test_runtime_create(void **state) {
     (void)state;
-#define R(member, value, statuses, field) BAD(tess_runtime_desc, member, value, statuses, field)
+#define R(member, value, statuses, field)  BAD(tess_runtime_desc, member, value, statuses, field)
 #define RS(member, value, statuses, field) R(member, (intptr_t)(value), statuses, field)
     const bad_value rows[] = {
         R(struct_size, 0, VER, "desc"),
@@ -78,8 +78,10 @@ static void test_runtime_create(void **state) {
         tess_runtime *made = (tess_runtime *)&desc;
         const tess_status status = tess_runtime_create(&desc, &made);
         bad_check(&rows[n], status, "tess_runtime_create");
-        if (status == TESS_OK) tess_runtime_release(made);
-        else assert_ptr_equal(made, &desc);
+        if (status == TESS_OK)
+            tess_runtime_release(made);
+        else
+            assert_ptr_equal(made, &desc);
     }
     tess_runtime_desc desc = {.struct_size = sizeof desc};
     test_heap heap;
@@ -103,10 +105,21 @@ static void test_environment(void **state) {
     static const struct {
         const char *name, *value;
     } rows[] = {
-        {"TESSERA_BACKEND", "nonsense"},    {"TESSERA_BACKEND", "cpu:"},         {"TESSERA_KERNEL", "nonsense"},   {"TESSERA_VERBOSE", "nonsense"},
-        {"TESSERA_CACHE_DIR", "relative"},  {"TESSERA_TUNE_FILE", "relative"},   {"TESSERA_CPU_THREADS", "0"},     {"TESSERA_CPU_THREADS", "-1"},
-        {"TESSERA_CPU_THREADS", "1025"},    {"TESSERA_CPU_THREADS", "2x"},       {"TESSERA_CPU_THREADS", " 2"},    {"TESSERA_CPU_THREADS", "1e3"},
-        {"TESSERA_CPU_THREADS", "99999999999999999999"}, {"TESSERA_BACKEND_PATH", "x.so"}, {"TESSERA_BACKEND_PATH", ":/x.so"},
+        {"TESSERA_BACKEND", "nonsense"},
+        {"TESSERA_BACKEND", "cpu:"},
+        {"TESSERA_KERNEL", "nonsense"},
+        {"TESSERA_VERBOSE", "nonsense"},
+        {"TESSERA_CACHE_DIR", "relative"},
+        {"TESSERA_TUNE_FILE", "relative"},
+        {"TESSERA_CPU_THREADS", "0"},
+        {"TESSERA_CPU_THREADS", "-1"},
+        {"TESSERA_CPU_THREADS", "1025"},
+        {"TESSERA_CPU_THREADS", "2x"},
+        {"TESSERA_CPU_THREADS", " 2"},
+        {"TESSERA_CPU_THREADS", "1e3"},
+        {"TESSERA_CPU_THREADS", "99999999999999999999"},
+        {"TESSERA_BACKEND_PATH", "x.so"},
+        {"TESSERA_BACKEND_PATH", ":/x.so"},
     };
     for (size_t n = 0; n < COUNT(rows); n++) {
         tess_runtime *made = NULL;
@@ -165,8 +178,10 @@ static void test_runtime_queries(void **state) {
     assert_error(tess_runtime_setting(runtime, 1000, &setting), TESS_ERROR_INVALID, "tess_runtime_setting", "index");
     int cpu = 0;
     for (uint32_t n = 0; tess_runtime_backend(runtime, n, &backend) == TESS_OK; n++) {
-        if (strcmp(backend.name, "cpu") == 0) cpu = backend.status == TESS_OK && backend.device_count == 1;
-        else if (backend.status != TESS_OK) assert_true(backend.reason[0] != 0 && !strchr(backend.reason, '\n'));
+        if (strcmp(backend.name, "cpu") == 0)
+            cpu = backend.status == TESS_OK && backend.device_count == 1;
+        else if (backend.status != TESS_OK)
+            assert_true(backend.reason[0] != 0 && !strchr(backend.reason, '\n'));
     }
     assert_true(cpu);
     assert_string_equal(tess_status_name(TESS_OK), "TESS_OK");
@@ -179,7 +194,7 @@ static void test_runtime_queries(void **state) {
 static void test_device_open(void **state) {
     (void)state;
     static const int foreign = 1;
-#define D(member, value, statuses, field) BAD(tess_device_desc, member, value, statuses, field)
+#define D(member, value, statuses, field)  BAD(tess_device_desc, member, value, statuses, field)
 #define DS(member, value, statuses, field) D(member, (intptr_t)(value), statuses, field)
     const bad_value rows[] = {
         D(struct_size, 0, VER, "desc"),
@@ -205,8 +220,10 @@ static void test_device_open(void **state) {
         tess_device *made = (tess_device *)&desc;
         const tess_status status = tess_device_open(runtime, &desc, &made);
         bad_check(&rows[n], status, "tess_device_open");
-        if (status == TESS_OK) tess_device_release(made);
-        else assert_ptr_equal(made, &desc);
+        if (status == TESS_OK)
+            tess_device_release(made);
+        else
+            assert_ptr_equal(made, &desc);
     }
     tess_device_desc desc = {.struct_size = sizeof desc};
     tess_device *made = NULL;
@@ -255,7 +272,13 @@ static void base_layout(tess_layout_desc *d, const tess_pattern *p) {
 
 static void test_patterns(void **state) {
     (void)state;
-    enum { BOTH = TESS_PATTERN_BIDIRECTIONAL, DENSE = TESS_PATTERN_DENSE, S2 = TESS_PATTERN_S2, WINDOW = TESS_PATTERN_WINDOW, BLOCKS = TESS_PATTERN_BLOCKS };
+    enum {
+        BOTH = TESS_PATTERN_BIDIRECTIONAL,
+        DENSE = TESS_PATTERN_DENSE,
+        S2 = TESS_PATTERN_S2,
+        WINDOW = TESS_PATTERN_WINDOW,
+        BLOCKS = TESS_PATTERN_BLOCKS
+    };
 #define P(member, value, statuses, field) BAD(tess_pattern, member, value, statuses, field)
     static const struct {
         int kind;
@@ -322,8 +345,10 @@ static void test_patterns(void **state) {
         tess_layout *made = (tess_layout *)&desc;
         const tess_status status = tess_layout_create(runtime, &desc, &made);
         bad_check(&rows[n].bad, status, "tess_layout_create");
-        if (status == TESS_OK) tess_layout_release(made);
-        else assert_ptr_equal(made, &desc);
+        if (status == TESS_OK)
+            tess_layout_release(made);
+        else
+            assert_ptr_equal(made, &desc);
     }
 }
 
@@ -377,7 +402,8 @@ static void test_layout_create(void **state) {
             assert_ok(tess_layout_query(made, &info));
             assert_ok(tess_layout_kv(made, 0, &kv));
             tess_layout_release(made);
-        } else assert_ptr_equal(made, &desc);
+        } else
+            assert_ptr_equal(made, &desc);
     }
     tess_layout_desc desc;
     tess_layout *made = NULL;
@@ -495,8 +521,8 @@ static void test_serialised_layouts(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_runtime_create), cmocka_unit_test(test_environment),   cmocka_unit_test(test_runtime_queries),
-        cmocka_unit_test(test_device_open),    cmocka_unit_test(test_patterns),      cmocka_unit_test(test_layout_create),
+        cmocka_unit_test(test_runtime_create), cmocka_unit_test(test_environment),        cmocka_unit_test(test_runtime_queries),
+        cmocka_unit_test(test_device_open),    cmocka_unit_test(test_patterns),           cmocka_unit_test(test_layout_create),
         cmocka_unit_test(test_layout_queries), cmocka_unit_test(test_serialised_layouts),
     };
     return cmocka_run_group_tests_name("bad arguments: runtime, device, layout", tests, setup, teardown);

@@ -81,7 +81,7 @@ static int teardown(void **state) {
 
 static void test_plan_create(void **state) {
     (void)state;
-#define P(member, value, statuses, field) BAD(tess_plan_desc, member, value, statuses, field)
+#define P(member, value, statuses, field)  BAD(tess_plan_desc, member, value, statuses, field)
 #define PR(member, value, statuses, field) BAD_REAL(tess_plan_desc, member, value, statuses, field)
     static const int64_t negative[2] = {3, -1}, longer[2] = {9, 1}, longer_kv[2] = {1, 41}, fine_q[2] = {0, 8}, fine_kv[2] = {40, 0};
     const bad_value rows[] = {
@@ -147,12 +147,12 @@ static void test_plan_create(void **state) {
         P(tile_rows, 1, FINE, NULL),
         P(determinism, 1, UNS, "determinism"),
         P(determinism, UINT32_MAX, UNS | INV, "determinism"),
-        P(kernel, (intptr_t)"nonsense", INV, "kernel"),
-        P(kernel, (intptr_t)"", INV | FINE, "kernel"),
-        P(kernel, (intptr_t)"/", INV, "kernel"),
-        P(kernel, (intptr_t)"cpu/", INV, "kernel"),
-        P(kernel, (intptr_t)"cpu/nonsense", INV | UNS, "cpu: kernel"),
-        P(kernel, (intptr_t)"nonsense/portable", INV | UNS, "kernel"),
+        P(kernel, (intptr_t) "nonsense", INV, "kernel"),
+        P(kernel, (intptr_t) "", INV | FINE, "kernel"),
+        P(kernel, (intptr_t) "/", INV, "kernel"),
+        P(kernel, (intptr_t) "cpu/", INV, "kernel"),
+        P(kernel, (intptr_t) "cpu/nonsense", INV | UNS, "cpu: kernel"),
+        P(kernel, (intptr_t) "nonsense/portable", INV | UNS, "kernel"),
     };
     for (size_t n = 0; n < COUNT(rows); n++) {
         tess_plan_desc desc = base_plan();
@@ -164,7 +164,8 @@ static void test_plan_create(void **state) {
             tess_plan_info got = {.struct_size = sizeof got};
             assert_ok(tess_plan_query(made, &got));
             tess_plan_release(made);
-        } else assert_ptr_equal(made, &desc);
+        } else
+            assert_ptr_equal(made, &desc);
     }
     tess_plan_desc desc = base_plan();
     tess_plan *made = NULL;
@@ -258,13 +259,13 @@ static tess_run_desc base_run(void) {
 
 #define R(member, value, statuses, field) BAD(tess_run_desc, member, value, statuses, field)
 /* Rows that every tensor has. */
-#define TENSOR(name, text)                                                                                                                         \
-    R(name.buffer.kind, TESS_BUFFER_POINTER, INV, text), R(name.buffer.kind, TESS_BUFFER_OBJECT, INV, text), R(name.buffer.kind, 4, INV, text),        \
-        R(name.buffer.kind, UINT32_MAX, INV, text), R(name.buffer.reserved, 1, INV, text), R(name.buffer.handle, 0, INV, text),                       \
-        R(name.buffer.handle, UINT64_MAX - 3, INV, text), R(name.buffer.offset, 1, INV, text), R(name.buffer.offset, 2, INV, text),                   \
-        R(name.buffer.offset, 4, INV, text), R(name.buffer.offset, UINT64_MAX - 3, INV, text), R(name.buffer.size, 64, INV, text),                    \
-        R(name.buffer.size, 1, INV, text), R(name.stride_batch, -1, INV, text), R(name.stride_token, -1, INV, text),                                  \
-        R(name.stride_head, INT64_MIN, INV, text), R(name.stride_batch, INT64_MAX, INV, text), R(name.stride_token, INT64_MAX, INV, text),            \
+#define TENSOR(name, text)                                                                                                                      \
+    R(name.buffer.kind, TESS_BUFFER_POINTER, INV, text), R(name.buffer.kind, TESS_BUFFER_OBJECT, INV, text), R(name.buffer.kind, 4, INV, text), \
+        R(name.buffer.kind, UINT32_MAX, INV, text), R(name.buffer.reserved, 1, INV, text), R(name.buffer.handle, 0, INV, text),                 \
+        R(name.buffer.handle, UINT64_MAX - 3, INV, text), R(name.buffer.offset, 1, INV, text), R(name.buffer.offset, 2, INV, text),             \
+        R(name.buffer.offset, 4, INV, text), R(name.buffer.offset, UINT64_MAX - 3, INV, text), R(name.buffer.size, 64, INV, text),              \
+        R(name.buffer.size, 1, INV, text), R(name.stride_batch, -1, INV, text), R(name.stride_token, -1, INV, text),                            \
+        R(name.stride_head, INT64_MIN, INV, text), R(name.stride_batch, INT64_MAX, INV, text), R(name.stride_token, INT64_MAX, INV, text),      \
         R(name.stride_head, INT64_MAX, INV, text), R(name.stride_token, INT64_MAX / 4, INV, text), R(name.stride_batch, 1ll << 40, INV, text)
 #define RESERVED_TENSOR(name) R(name.buffer.kind, TESS_BUFFER_HOST, UNS, #name), R(name.buffer.kind, UINT32_MAX, UNS | INV, #name)
 #define RESERVED_BUFFER(name) R(name.kind, TESS_BUFFER_HOST, UNS, #name), R(name.kind, UINT32_MAX, UNS | INV, #name)
@@ -427,7 +428,7 @@ static void test_memory(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_plan_create), cmocka_unit_test(test_packed_lengths), cmocka_unit_test(test_plan_queries),
-        cmocka_unit_test(test_run),         cmocka_unit_test(test_shared_inputs),   cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_run),         cmocka_unit_test(test_shared_inputs),  cmocka_unit_test(test_memory),
     };
     return cmocka_run_group_tests_name("bad arguments: plan, run, memory", tests, setup, teardown);
 }

@@ -224,10 +224,14 @@ static void test_infos(void **state) {
         tess_status (*get)(void *info);
         size_t known;
     } rows[] = {
-        {"tess_backend_info", get_backend, sizeof(tess_backend_info)}, {"tess_device_info", get_device, sizeof(tess_device_info)},
-        {"tess_setting_info", get_setting, sizeof(tess_setting_info)}, {"tess_device_info", get_opened, sizeof(tess_device_info)},
-        {"tess_kernel_info", get_kernel, sizeof(tess_kernel_info)},    {"tess_layout_info", get_layout, sizeof(tess_layout_info)},
-        {"tess_kv_info", get_kv, sizeof(tess_kv_info)},                {"tess_plan_info", get_plan, sizeof(tess_plan_info)},
+        {"tess_backend_info", get_backend, sizeof(tess_backend_info)},
+        {"tess_device_info", get_device, sizeof(tess_device_info)},
+        {"tess_setting_info", get_setting, sizeof(tess_setting_info)},
+        {"tess_device_info", get_opened, sizeof(tess_device_info)},
+        {"tess_kernel_info", get_kernel, sizeof(tess_kernel_info)},
+        {"tess_layout_info", get_layout, sizeof(tess_layout_info)},
+        {"tess_kv_info", get_kv, sizeof(tess_kv_info)},
+        {"tess_plan_info", get_plan, sizeof(tess_plan_info)},
     };
     for (size_t n = 0; n < sizeof rows / sizeof rows[0]; n++) {
         const size_t known = rows[n].known, sizes[] = {known, known + 8, known + TAIL, known - 8, known / 2 / 8 * 8, 8};

@@ -41,6 +41,7 @@ static void add_targets(test_targets *targets, tess_device *device, const tess_d
     snprintf(base.backend, sizeof base.backend, "%s", info->backend);
     targets->items[targets->count++] = base;
     if (!(flags & TEST_EACH_KERNEL)) return;
+    const int first = targets->count;
     for (uint32_t k = 0;; k++) {
         tess_kernel_info kernel = {.struct_size = sizeof kernel};
         if (tess_device_kernel(device, k, &kernel) != TESS_OK) break;
@@ -51,6 +52,7 @@ static void add_targets(test_targets *targets, tess_device *device, const tess_d
         const char *name = strchr(kernel.name, '/');
         target->portable = name && strcmp(name, "/portable") == 0;
     }
+    if (targets->count == first + 1) targets->count--; /* the only kernel is the device's own choice already */
 }
 
 int test_targets_open(test_targets *targets, const char *backend, unsigned flags) {
@@ -64,7 +66,7 @@ int test_targets_open(test_targets *targets, const char *backend, unsigned flags
     for (uint32_t i = 0; targets->n_devices < 16; i++) {
         tess_device_info info = {.struct_size = sizeof info};
         if (tess_runtime_device(targets->runtime, i, &info) != TESS_OK) break;
-        if (backend && strcmp(backend, info.backend) != 0) continue;
+        if (backend && strcmp(backend, info.backend) != 0 && strcmp(backend, info.id) != 0) continue;
         tess_device_desc open = {.struct_size = sizeof open};
         open.id = info.id;
         tess_device *device = NULL;
@@ -174,7 +176,8 @@ void test_heap_init(test_heap *heap, int64_t fail_at, int sticky) {
 
 int test_names_field(const char *text, const char *function, const char *field) {
     const size_t n = strlen(function), m = strlen(field);
-    return strncmp(text, function, n) == 0 && strncmp(text + n, ": ", 2) == 0 && strncmp(text + n + 2, field, m) == 0 && strchr(":.[ ", text[n + 2 + m]);
+    return strncmp(text, function, n) == 0 && strncmp(text + n, ": ", 2) == 0 && strncmp(text + n + 2, field, m) == 0 &&
+           strchr(":.[ ", text[n + 2 + m]);
 }
 
 void test_assert_error(tess_status status, tess_status wanted, const char *function, const char *field, const char *file, int line) {

@@ -3,10 +3,10 @@
 #ifndef TESSERA_TESTS_TESTLIB_H
 #define TESSERA_TESTS_TESTLIB_H
 
+#include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <setjmp.h>
 
 #include <cmocka.h>
 
@@ -33,7 +33,7 @@ enum {
     TEST_EACH_KERNEL = 1, /* one target for each available kernel as well */
 };
 
-/* Opens every device found (only those of `backend` when that is not NULL). Returns 0, or -1 after printing why: no device at all, or one that TESSERA_REQUIRE (a
+/* Opens every device found (only those of `backend`, or the one of that id, when that is not NULL). Returns 0, or -1 after printing why: no device at all, or one that TESSERA_REQUIRE (a
  * comma list of backends) names is missing. */
 int test_targets_open(test_targets *targets, const char *backend, unsigned flags);
 void test_targets_close(test_targets *targets);

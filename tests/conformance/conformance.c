@@ -29,7 +29,8 @@ static const exception exceptions[] = {
 typedef struct one_case {
     const char *line;
     test_target *target;
-    int *accepted; /* of the target: how many problems its kernel took */
+    double most_flops; /* more are a mistake of the list; 0: no limit */
+    int *accepted;     /* of the target: how many problems its kernel took */
 } one_case;
 
 static const exception *exception_for(const test_target *target, const char *line) {
@@ -54,8 +55,8 @@ static void reproduce(const one_case *c, const problem *p) {
     char line[LIST_LINE];
     const int n = problem_format(p, line, sizeof line);
     print_error("problem: %s\n", n > 0 && n < (int)sizeof line ? line : c->line);
-    print_error("reproduce: TESSERA_BACKEND=%s%s%s tessera bench %s\n", c->target->id, c->target->kernel[0] ? " TESSERA_KERNEL=" : "", c->target->kernel,
-                n > 0 && n < (int)sizeof line ? line : c->line);
+    print_error("reproduce: TESSERA_BACKEND=%s%s%s tessera bench %s\n", c->target->id, c->target->kernel[0] ? " TESSERA_KERNEL=" : "",
+                c->target->kernel, n > 0 && n < (int)sizeof line ? line : c->line);
 }
 
 static void test_problem(void **state) {
@@ -90,12 +91,12 @@ static void test_problem(void **state) {
     const double flops = x.info.flops;
     instance_release(&x);
     const exception *known = exception_for(c->target, c->line);
-    if (run != TESS_OK || (!verdict.pass && !known) || (verdict.pass && known) || flops > LIST_FLOPS) reproduce(c, &p);
+    if (run != TESS_OK || (!verdict.pass && !known) || (verdict.pass && known) || (c->most_flops > 0 && flops > c->most_flops)) reproduce(c, &p);
     problem_free(&p);
     if (run != TESS_OK) fail_msg("%s: %s", tess_status_name(run), x.error);
     if (known && verdict.pass) fail_msg("passes, although the table of exceptions says: %s", known->reason);
     if (!known && !verdict.pass) fail_msg("%s", verdict.what);
-    if (flops > LIST_FLOPS) fail_msg("%.0f FLOP are more than the list allows", flops);
+    if (c->most_flops > 0 && flops > c->most_flops) fail_msg("%.0f FLOP are more than the list allows", flops);
 }
 
 /* A kernel that refuses every problem would pass every test. */
@@ -130,35 +131,46 @@ static void test_lines_reproduce(void **state) {
         assert_true(a.head_first == b.head_first && a.heads_total == b.heads_total && a.kv_heads_total == b.kv_heads_total);
         assert_true(a.left == b.left && a.right == b.right && a.sinks == b.sinks && a.mask_heads == b.mask_heads);
         assert_true(a.kv_split == b.kv_split && a.batch_invariant == b.batch_invariant && a.tile_rows == b.tile_rows);
-        for (int64_t s = 0; s < a.batch; s++) assert_true(problem_q_len(&a, s) == problem_q_len(&b, s) && problem_kv_len(&a, s) == problem_kv_len(&b, s));
+        for (int64_t s = 0; s < a.batch; s++)
+            assert_true(problem_q_len(&a, s) == problem_q_len(&b, s) && problem_kv_len(&a, s) == problem_kv_len(&b, s));
         problem_free(&a);
         problem_free(&b);
     }
 }
 
 static void options_error(const char *program) {
-    fprintf(stderr, "usage: %s [--shard I/N] [--device BACKEND] [--every N] [--random COUNT] [--seed S] [--masks FOLDER] [--line WORDS] [--list]\n", program);
+    fprintf(stderr, "usage: %s [--shard I/N] [--device BACKEND] [--every N] [--random COUNT] [--seed S] [--masks FOLDER] [--line WORDS] [--list]\n",
+            program);
     exit(2);
 }
 
 int main(int argc, char **argv) {
-    static const struct option options[] = {{"shard", 1, NULL, 's'}, {"device", 1, NULL, 'd'}, {"every", 1, NULL, 'e'}, {"random", 1, NULL, 'r'},
-                                            {"seed", 1, NULL, 'x'},  {"masks", 1, NULL, 'm'},  {"line", 1, NULL, 'l'},  {"list", 0, NULL, 'p'},
-                                            {NULL, 0, NULL, 0}};
+    static const struct option options[] = {{"shard", 1, NULL, 's'},  {"device", 1, NULL, 'd'}, {"every", 1, NULL, 'e'},
+                                            {"random", 1, NULL, 'r'}, {"seed", 1, NULL, 'x'},   {"masks", 1, NULL, 'm'},
+                                            {"line", 1, NULL, 'l'},   {"list", 0, NULL, 'p'},   {NULL, 0, NULL, 0}};
     int shard = 0, shards = 1, every = 1, print = 0;
     long random_count = -1;
     uint64_t seed = 1;
     const char *backend = NULL, *masks = ".", *single = NULL;
     for (int o; (o = getopt_long(argc, argv, "", options, NULL)) != -1;) {
-        if (o == 's' && sscanf(optarg, "%d/%d", &shard, &shards) == 2 && shard >= 0 && shards > 0) continue;
-        else if (o == 'd') backend = optarg;
-        else if (o == 'e' && atoi(optarg) > 0) every = atoi(optarg);
-        else if (o == 'r') random_count = atol(optarg);
-        else if (o == 'x') seed = strtoull(optarg, NULL, 10);
-        else if (o == 'm') masks = optarg;
-        else if (o == 'l') single = optarg;
-        else if (o == 'p') print = 1;
-        else options_error(argv[0]);
+        if (o == 's' && sscanf(optarg, "%d/%d", &shard, &shards) == 2 && shard >= 0 && shards > 0)
+            continue;
+        else if (o == 'd')
+            backend = optarg;
+        else if (o == 'e' && atoi(optarg) > 0)
+            every = atoi(optarg);
+        else if (o == 'r')
+            random_count = atol(optarg);
+        else if (o == 'x')
+            seed = strtoull(optarg, NULL, 10);
+        else if (o == 'm')
+            masks = optarg;
+        else if (o == 'l')
+            single = optarg;
+        else if (o == 'p')
+            print = 1;
+        else
+            options_error(argv[0]);
     }
     const char *count = getenv("TESSERA_RANDOM_PROBLEMS");
     if (random_count >= 0 && count && *count) random_count = atol(count);
@@ -173,7 +185,8 @@ int main(int argc, char **argv) {
         if (!list.lines) return 1;
         for (; list.count < random_count; list.count++)
             if (list_random(seed, (uint64_t)list.count, masks, list.lines[list.count]) != 0) return 1;
-    } else if (list_build(&list, masks) != 0) return 1;
+    } else if (list_build(&list, masks) != 0)
+        return 1;
     if (print) {
         for (int n = 0; n < list.count; n++) puts(list.lines[n]);
         list_free(&list);
@@ -194,12 +207,12 @@ int main(int argc, char **argv) {
     }
     for (int n = shard; n < list.count; n += shards * every)
         for (int t = 0; t < targets.count; t++) {
-            cases[n_cases] = (one_case){list.lines[n], &targets.items[t], &accepted[t]};
+            cases[n_cases] = (one_case){list.lines[n], &targets.items[t], single || random_count >= 0 ? 0 : LIST_FLOPS, &accepted[t]};
             tests[n_tests++] = (struct CMUnitTest){list.lines[n], test_problem, NULL, NULL, &cases[n_cases++]};
         }
     for (int t = 0; t < targets.count; t++) {
         if (single || !targets.items[t].kernel[0]) continue;
-        cases[n_cases] = (one_case){"", &targets.items[t], &accepted[t]};
+        cases[n_cases] = (one_case){"", &targets.items[t], 0, &accepted[t]};
         tests[n_tests++] = (struct CMUnitTest){targets.items[t].kernel, test_kernel_took_something, NULL, NULL, &cases[n_cases++]};
     }
     const int failed = _cmocka_run_group_tests("conformance", tests, n_tests, NULL, NULL);

@@ -329,7 +329,8 @@ static void every_remainder(char *line, int block, int q_len, const char *rest) 
 static const char *const further[] = {
     /* The settings of Phi-3-small: 32 heads in 8 groups, one head in the last slice of two tensor-parallel ranks. */
     "pattern=s2 block=64 local=16 stride=8 offset=1 heads=32 kv_heads=8 head_dim=128 q_len=3 kv_len=3001 scale=0.0078125 dtype=bf16",
-    "pattern=s2 block=64 local=16 stride=8 offset=1 heads=16 kv_heads=4 head_first=16 heads_total=32 head_dim=128 q_len=1 kv_len=2049 scale=0.0078125 dtype=f16",
+    "pattern=s2 block=64 local=16 stride=8 offset=1 heads=16 kv_heads=4 head_first=16 heads_total=32 head_dim=128 q_len=1 kv_len=2049 "
+    "scale=0.0078125 dtype=f16",
     /* More strides than heads, more local blocks than blocks, a local window of every key. */
     "pattern=s2 block=16 local=2 stride=37 heads=5 head_dim=40 q_len=700",
     "pattern=s2 block=16 local=1000 stride=7 offset=3 heads=2 head_dim=24 q_len=200 kv_len=310",
@@ -429,7 +430,8 @@ int list_random(uint64_t seed, uint64_t index, const char *folder, char line[LIS
             add(&w, " offset=%d", (int)between(&s, 0, 9));
             if (between(&s, 0, 3) == 0) add(&w, " per_kv_head=1");
             if (between(&s, 0, 3) == 0) add(&w, " homo=1");
-        } else if (between(&s, 0, 1)) add(&w, " local_right=%d", (int)between(&s, 1, 12));
+        } else if (between(&s, 0, 1))
+            add(&w, " local_right=%d", (int)between(&s, 1, 12));
         break;
     }
     case 3: add(&w, "pattern=dense"); break;
@@ -449,7 +451,8 @@ int list_random(uint64_t seed, uint64_t index, const char *folder, char line[LIS
             add(&w, side ? " kv_lens=" : " q_lens=");
             for (int n = 0; n < sequences; n++) add(&w, "%s%lld", n ? "," : "", (long long)(side ? kv[n] : q[n]));
         }
-    } else add(&w, " batch=%d q_len=%lld kv_len=%lld", sequences, (long long)q[0], (long long)kv[0]);
+    } else
+        add(&w, " batch=%d q_len=%lld kv_len=%lld", sequences, (long long)q[0], (long long)kv[0]);
     add(&w, " dtype=%s", dtypes[between(&s, 0, 2)]);
     if (between(&s, 0, 3) == 0) add(&w, " kv_split=%d", (int)between(&s, 1, 9));
     if (between(&s, 0, 3) == 0) add(&w, " batch_invariant=1");

@@ -28,8 +28,7 @@ void mask_fill(uint8_t *mask, int efficient, int heads, int64_t n_blocks, uint64
                 for (int64_t i = first < 0 ? 0 : first; i <= last && i < n_blocks; i++) head[i * n_blocks + j] = 1;
                 continue;
             }
-            for (int64_t i = 0; i < n_blocks; i++)
-                head[i * n_blocks + j] = mix(base + (uint64_t)((h * n_blocks + i) * n_blocks + j)) % 1000 < share;
+            for (int64_t i = 0; i < n_blocks; i++) head[i * n_blocks + j] = mix(base + (uint64_t)((h * n_blocks + i) * n_blocks + j)) % 1000 < share;
         }
     }
 }

@@ -10,8 +10,10 @@
 int main(int argc, char **argv) {
     const char *backend = NULL, *only = NULL;
     for (int n = 1; n < argc; n++) {
-        if (strcmp(argv[n], "--device") == 0 && n + 1 < argc) backend = argv[++n];
-        else if (strcmp(argv[n], "--only") == 0 && n + 1 < argc) only = argv[++n];
+        if (strcmp(argv[n], "--device") == 0 && n + 1 < argc)
+            backend = argv[++n];
+        else if (strcmp(argv[n], "--only") == 0 && n + 1 < argc)
+            only = argv[++n];
         else {
             fprintf(stderr, "usage: %s [--device BACKEND] [--only memory|bits|values|sizes]\n", argv[0]);
             return 2;

@@ -82,8 +82,10 @@ static void move_elements(const rig *r, tess_role role, const rig_view *v, void 
             for (int64_t h = 0; h < d->heads; h++) {
                 char *at = (char *)contiguous + (size_t)(b * c.batch + t * c.token + h * c.head) * size;
                 char *to = image + (size_t)(v->offset + b * v->batch + t * v->token + h * v->head) * size;
-                if (scatter) memcpy(to, at, run);
-                else memcpy(at, to, run);
+                if (scatter)
+                    memcpy(to, at, run);
+                else
+                    memcpy(at, to, run);
             }
 }
 
@@ -116,7 +118,8 @@ void rig_run(const rig *r, const rig_options *options, void *o, float *lse) {
         bytes[role] = rig_extent(r, (tess_role)role, &view[role]) + 2 * (uint64_t)guard;
         image[role] = take(bytes[role]);
         memset(image[role], output ? GUARD_BYTE : 0xff, bytes[role]); /* 0xff.. is NaN in every type: what lies between elements of an input */
-        if (!output) move_elements(r, (tess_role)role, &view[role], opt->data[role] ? (void *)(uintptr_t)opt->data[role] : r->data[role], image[role], 1);
+        if (!output)
+            move_elements(r, (tess_role)role, &view[role], opt->data[role] ? (void *)(uintptr_t)opt->data[role] : r->data[role], image[role], 1);
         buffer[role] = test_upload(device, image[role], bytes[role]);
         memset(&tensor[role], 0, sizeof tensor[role]);
         tensor[role].buffer = buffer[role];
@@ -147,7 +150,8 @@ void rig_run(const rig *r, const rig_options *options, void *o, float *lse) {
             if (run.job_count > r->info.n_jobs - run.first_job) run.job_count = r->info.n_jobs - run.first_job;
             assert_ok(tess_run(r->plan, &run));
         }
-    } else assert_ok(tess_run(r->plan, &run));
+    } else
+        assert_ok(tess_run(r->plan, &run));
     assert_ok(tess_wait(device, UINT64_MAX));
 
     void *const results[2] = {o, lse};

@@ -21,11 +21,11 @@ typedef struct rig {
     tess_layout *layout;
     tess_plan *plan;
     tess_plan_info info;
-    rig_dims dims[5];     /* by tess_role */
-    size_t size[5];       /* bytes of an element */
-    void *data[3];        /* Q, K, V, contiguous */
-    uint64_t bytes[5];    /* of the contiguous tensors */
-    int refused;          /* the forced kernel does not take this problem; nothing else is set */
+    rig_dims dims[5];  /* by tess_role */
+    size_t size[5];    /* bytes of an element */
+    void *data[3];     /* Q, K, V, contiguous */
+    uint64_t bytes[5]; /* of the contiguous tensors */
+    int refused;       /* the forced kernel does not take this problem; nothing else is set */
 } rig;
 
 /* Makes the problem of `line` ready on a target. `edit` (may be NULL) changes the plan's descriptor. Failures fail the test. */
@@ -33,11 +33,11 @@ void rig_create(rig *r, const test_target *target, const char *line, void (*edit
 void rig_release(rig *r);
 
 typedef struct rig_options {
-    const rig_view *views;  /* five, by role; NULL: contiguous */
-    uint64_t step;          /* jobs a call; 0: all at once */
-    int without_lse;        /* no LSE tensor */
-    int workspace_byte;     /* what fills the workspace before the run */
-    const void *data[3];    /* other contiguous inputs; NULL: the rig's */
+    const rig_view *views; /* five, by role; NULL: contiguous */
+    uint64_t step;         /* jobs a call; 0: all at once */
+    int without_lse;       /* no LSE tensor */
+    int workspace_byte;    /* what fills the workspace before the run */
+    const void *data[3];   /* other contiguous inputs; NULL: the rig's */
 } rig_options;
 
 /* Runs and gathers the outputs into contiguous arrays. Bytes between the elements of an output, and guard bytes around outputs and workspace, must stay as they

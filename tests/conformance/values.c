@@ -49,7 +49,8 @@ static void sums_equal(const sums *s, const float *o, const float *lse) {
             fail_msg("row %d: LSE of the whole is %.9g and of its parts %.9g", (int)n, (double)lse[n], s->lse[n]);
         for (int e = 0; e < s->elements; e++)
             if (!(fabs(o[n * s->elements + e] - s->o[n * s->elements + e]) <= 1e-5))
-                fail_msg("row %d element %d: the whole is %.9g and its parts %.9g", (int)n, e, (double)o[n * s->elements + e], s->o[n * s->elements + e]);
+                fail_msg("row %d element %d: the whole is %.9g and its parts %.9g", (int)n, e, (double)o[n * s->elements + e],
+                         s->o[n * s->elements + e]);
     }
 }
 
@@ -74,8 +75,8 @@ static void test_context_parallel_dense(void **state) {
             rig part;
             snprintf(line, sizeof line, "pattern=dense causal=%d heads=1 head_dim=%d q_len=%d", q == k, D, PIECE);
             rig_create(&part, *state, line, NULL, NULL);
-            const rig_options options = {.data = {(float *)whole.data[0] + q * PIECE * D, (float *)whole.data[1] + k * PIECE * D,
-                                                  (float *)whole.data[2] + k * PIECE * D}};
+            const rig_options options = {
+                .data = {(float *)whole.data[0] + q * PIECE * D, (float *)whole.data[1] + k * PIECE * D, (float *)whole.data[2] + k * PIECE * D}};
             rig_run(&part, &options, part_o, part_lse);
             for (int n = 0; n < PIECE; n++) sums_add(&s, q * PIECE + n, part_o + n * D, part_lse[n]);
             rig_release(&part);
@@ -95,7 +96,8 @@ static void test_context_parallel_s2(void **state) {
     rig whole;
     rig_create(&whole, *state, "pattern=s2 block=16 local=1 stride=4 offset=1 heads=3 head_dim=32 q_len=330 seed=6", NULL, NULL);
     if (whole.refused) return;
-    float *o = room(HEADS * TOKENS * D * 4), *lse = room(HEADS * TOKENS * 4), *part_o = room(HEADS * TOKENS * D * 4), *part_lse = room(HEADS * TOKENS * 4);
+    float *o = room(HEADS * TOKENS * D * 4), *lse = room(HEADS * TOKENS * 4), *part_o = room(HEADS * TOKENS * D * 4),
+          *part_lse = room(HEADS * TOKENS * 4);
     rig_run(&whole, NULL, o, lse);
     sums s = sums_of(HEADS * TOKENS, D);
     int empty_rows = 0;
@@ -171,7 +173,8 @@ static void test_rows_without_keys(void **state) {
         for (int32_t h = 0; h < r.p.heads; h++)
             for (int64_t t = 0; t < r.p.q_len; t++) {
                 const float value = lse[h * r.p.q_len + t];
-                if (t < cases[n].empty ? value != -INFINITY : !isfinite(value)) fail_msg("%s: LSE of row %d is %g", cases[n].line, (int)t, (double)value);
+                if (t < cases[n].empty ? value != -INFINITY : !isfinite(value))
+                    fail_msg("%s: LSE of row %d is %g", cases[n].line, (int)t, (double)value);
             }
         rig_check(&r, o, lse, r.p.dtype == TESS_F32 ? 1e-5 : r.p.dtype == TESS_F16 ? 4e-3 : 3e-2);
         free(o);

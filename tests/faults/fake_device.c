@@ -209,6 +209,7 @@ static uint16_t to_half(float f) {
     const uint16_t sign = (uint16_t)(bits >> 16 & 0x8000);
     const float magnitude = fabsf(f);
     if (isnan(f)) return (uint16_t)(sign | 0x7e00);
+    if (magnitude == 0) return sign;
     if (magnitude >= 65520.0f) return (uint16_t)(sign | 0x7c00);
     int exponent = 0;
     frexpf(magnitude, &exponent);

@@ -13,7 +13,7 @@ typedef struct fake_control {
     tess_status status; /* of a failing call */
     int only_device;    /* count and fail calls on this device alone; -1: on all */
     int64_t failures;
-    const char *failed; /* the function that failed last */
+    const char *failed;               /* the function that failed last */
     int64_t devices, buffers, states; /* open, allocated, alive */
     int64_t leaked;                   /* buffers alive when a device was closed that was not lost */
     int64_t launches;

@@ -132,7 +132,9 @@ static tess_status step_alloc(life *l, int n) {
     return tess_alloc(l->device, bytes, buffer_of(l, n));
 }
 
-static tess_status step_upload(life *l, int n) { return tess_copy(l->device, *buffer_of(l, n), tess_host_buffer(inputs, sizeof inputs), sizeof inputs); }
+static tess_status step_upload(life *l, int n) {
+    return tess_copy(l->device, *buffer_of(l, n), tess_host_buffer(inputs, sizeof inputs), sizeof inputs);
+}
 
 static tess_status step_run(life *l, int n) {
     tess_run_desc run = {.struct_size = sizeof run};
@@ -203,7 +205,8 @@ static void life_begin(life *l, const char *id, const char *backend_path, test_h
 }
 
 static void check_empty(const test_heap *heap, const char *what, int64_t k) {
-    if (heap->live || heap->bytes) fail_msg("%s %lld: %lld allocations of %lld bytes leak", what, (long long)k, (long long)heap->live, (long long)heap->bytes);
+    if (heap->live || heap->bytes)
+        fail_msg("%s %lld: %lld allocations of %lld bytes leak", what, (long long)k, (long long)heap->live, (long long)heap->bytes);
     if (heap->damaged) fail_msg("%s %lld: the allocator got something back that it never gave", what, (long long)k);
 }
 
@@ -257,7 +260,8 @@ static int sticky_fault(const char *id, const char *backend_path, int64_t k, con
             tess_status status = steps[s].run(&l, n);
             if (status != TESS_OK) {
                 if (status != TESS_ERROR_OUT_OF_MEMORY)
-                    fail_msg("allocation %lld and later fail in %s %d: %s: %s", (long long)k, steps[s].name, n, tess_status_name(status), tess_last_error());
+                    fail_msg("allocation %lld and later fail in %s %d: %s: %s", (long long)k, steps[s].name, n, tess_status_name(status),
+                             tess_last_error());
                 heap.fail_at = 0;
                 status = steps[s].run(&l, n);
                 if (status != TESS_OK) fail_msg("with memory again, %s %d: %s: %s", steps[s].name, n, tess_status_name(status), tess_last_error());
@@ -342,11 +346,12 @@ static int backend_fault(int64_t k, tess_status wanted, int sticky, const float 
             const int opening = steps[s].run == step_open || steps[s].run == step_list;
             /* A failing list is kept as the reason why there is no device, and opening one says so later. */
             if (control->failures == before && !(opening && control->failures > 0))
-                fail_msg("call %lld: %s %d fails although no call did: %s: %s", (long long)k, steps[s].name, n, tess_status_name(status), tess_last_error());
+                fail_msg("call %lld: %s %d fails although no call did: %s: %s", (long long)k, steps[s].name, n, tess_status_name(status),
+                         tess_last_error());
             /* A device that cannot be listed or opened is not available; the reason is in the message. */
             if (status != wanted && !(opening && (status == TESS_ERROR_UNAVAILABLE || status == TESS_ERROR_INVALID)))
-                fail_msg("call %lld (fake_%s) in %s %d: %s is wanted, got %s: %s", (long long)k, control->failed, steps[s].name, n, tess_status_name(wanted),
-                         tess_status_name(status), tess_last_error());
+                fail_msg("call %lld (fake_%s) in %s %d: %s is wanted, got %s: %s", (long long)k, control->failed, steps[s].name, n,
+                         tess_status_name(wanted), tess_status_name(status), tess_last_error());
             if (!says_injected() && steps[s].run != step_list)
                 fail_msg("call %lld (fake_%s) in %s %d: the message does not name the call: %s", (long long)k, control->failed, steps[s].name, n,
                          tess_last_error());
@@ -363,8 +368,8 @@ static int backend_fault(int64_t k, tess_status wanted, int sticky, const float 
             }
             status = steps[s].run(&l, n);
             if (status != TESS_OK)
-                fail_msg("after call %lld (fake_%s), %s %d done again: %s: %s", (long long)k, control->failed, steps[s].name, n, tess_status_name(status),
-                         tess_last_error());
+                fail_msg("after call %lld (fake_%s), %s %d done again: %s: %s", (long long)k, control->failed, steps[s].name, n,
+                         tess_status_name(status), tess_last_error());
         }
     const int happened = control->failures > 0;
     if (lost) {
@@ -380,7 +385,8 @@ static int backend_fault(int64_t k, tess_status wanted, int sticky, const float 
             }
         if (control->calls != calls) fail_msg("calls reach a lost device");
         control->fail_at = 0;
-    } else if (memcmp(l.sums, sums, sizeof l.sums) != 0) fail_msg("after call %lld (fake_%s) the results differ", (long long)k, control->failed);
+    } else if (memcmp(l.sums, sums, sizeof l.sums) != 0)
+        fail_msg("after call %lld (fake_%s) the results differ", (long long)k, control->failed);
     /* The other device, and the same one opened anew, do their work. */
     life other = l;
     for (int again = 0; lost && again < 2; again++) {
@@ -401,9 +407,9 @@ static int backend_fault(int64_t k, tess_status wanted, int sticky, const float 
     const int freed_badly = control->failed && strcmp(control->failed, "free") == 0;
     check_empty(&heap, "call", k);
     if (control->devices || control->buffers || control->states || (control->leaked && !freed_badly))
-        fail_msg("after call %lld (fake_%s): %lld devices, %lld buffers and %lld kernel states leak, %lld buffers were left to the device", (long long)k,
-                 control->failed ? control->failed : "none", (long long)control->devices, (long long)control->buffers, (long long)control->states,
-                 (long long)control->leaked);
+        fail_msg("after call %lld (fake_%s): %lld devices, %lld buffers and %lld kernel states leak, %lld buffers were left to the device",
+                 (long long)k, control->failed ? control->failed : "none", (long long)control->devices, (long long)control->buffers,
+                 (long long)control->states, (long long)control->leaked);
     return happened;
 }
 
@@ -513,9 +519,15 @@ int main(int argc, char **argv) {
     uint64_t seed = 7;
     for (int n = 0; n < ROOM; n++) inputs[n] = (float)test_between(&seed, -1000, 1000) / 500;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_host_faults_cpu), cmocka_unit_test(test_host_faults_device), cmocka_unit_test(test_giving_up),
-        cmocka_unit_test(test_backend_out_of_memory), cmocka_unit_test(test_backend_native), cmocka_unit_test(test_backend_lost),
-        cmocka_unit_test(test_cycles_cpu), cmocka_unit_test(test_cycles_device), cmocka_unit_test(test_runs),
+        cmocka_unit_test(test_host_faults_cpu),
+        cmocka_unit_test(test_host_faults_device),
+        cmocka_unit_test(test_giving_up),
+        cmocka_unit_test(test_backend_out_of_memory),
+        cmocka_unit_test(test_backend_native),
+        cmocka_unit_test(test_backend_lost),
+        cmocka_unit_test(test_cycles_cpu),
+        cmocka_unit_test(test_cycles_device),
+        cmocka_unit_test(test_runs),
     };
     return cmocka_run_group_tests_name("faults", tests, NULL, NULL);
 }

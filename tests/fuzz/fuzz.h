@@ -10,12 +10,12 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 /* Ends the program, which is how a target says that it found something. */
-#define FUZZ_REQUIRE(condition)                                                                                                                    \
-    do {                                                                                                                                           \
-        if (!(condition)) {                                                                                                                        \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                                                                        \
-            abort();                                                                                                                               \
-        }                                                                                                                                          \
+#define FUZZ_REQUIRE(condition)                                             \
+    do {                                                                    \
+        if (!(condition)) {                                                 \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
+            abort();                                                        \
+        }                                                                   \
     } while (0)
 
 #endif

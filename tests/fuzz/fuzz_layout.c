@@ -47,7 +47,8 @@ static void ask(const tess_layout *layout, uint64_t seed) {
     uint8_t *row = malloc((size_t)info.n_blocks);
     FUZZ_REQUIRE(row != NULL);
     for (int n = 0; n < 4; n++) {
-        const int64_t query = (int64_t)(random_bits(&seed) % (uint64_t)info.max_tokens), key = (int64_t)(random_bits(&seed) % (uint64_t)info.max_tokens);
+        const int64_t query = (int64_t)(random_bits(&seed) % (uint64_t)info.max_tokens),
+                      key = (int64_t)(random_bits(&seed) % (uint64_t)info.max_tokens);
         int64_t slot = -1;
         int kept = -1;
         FUZZ_REQUIRE(tess_layout_row(layout, head, query / info.block, row, info.n_blocks) == TESS_OK);

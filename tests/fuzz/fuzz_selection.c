@@ -36,9 +36,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         tess_runtime_desc desc = {.struct_size = sizeof desc, .log = quiet, .cpu_threads = 1};
         tess_runtime *made = NULL;
         desc.backend = desc.kernel = desc.verbose = desc.cache_dir = desc.tune_file = desc.backend_path = "";
-        if (data[0] % 4 == 1) desc.backend = text;
-        else if (data[0] % 4 == 2) desc.verbose = text;
-        else desc.kernel = text;
+        if (data[0] % 4 == 1)
+            desc.backend = text;
+        else if (data[0] % 4 == 2)
+            desc.verbose = text;
+        else
+            desc.kernel = text;
         status = tess_runtime_create(&desc, &made);
         FUZZ_REQUIRE(status == TESS_OK || status == TESS_ERROR_INVALID);
         tess_runtime_release(made);

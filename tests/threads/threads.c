@@ -31,12 +31,12 @@ typedef struct worker {
 static shared *all;
 
 /* cmocka's assertions belong to the main thread: workers leave a complaint instead. */
-#define WANT(condition)                                                                                                                            \
-    do {                                                                                                                                           \
-        if (!(condition)) {                                                                                                                        \
-            snprintf(w->complaint, sizeof w->complaint, "thread %d: %s (%s)", w->number, #condition, tess_last_error());                           \
-            return NULL;                                                                                                                           \
-        }                                                                                                                                          \
+#define WANT(condition)                                                                                                  \
+    do {                                                                                                                 \
+        if (!(condition)) {                                                                                              \
+            snprintf(w->complaint, sizeof w->complaint, "thread %d: %s (%s)", w->number, #condition, tess_last_error()); \
+            return NULL;                                                                                                 \
+        }                                                                                                                \
     } while (0)
 
 static tess_plan_desc plan_desc(void) {
