@@ -154,7 +154,7 @@ static void test_batch_invariance(void **state) {
         "pattern=window left=50 right=0 sinks=4 heads=2 head_dim=128 dtype=bf16",
         "pattern=s2 causal=0 block=16 local=2 stride=4 heads=2 head_dim=16",
     };
-    static const char *const firsts[] = {"1|1500", "70|300", "5|1111"};
+    static const char *const firsts[] = {"1|1500", "70|300", "5|1111", "2|9001"};
     static const char *const others[] = {
         "", ",1,1,1,1,1,1,1,1|,9,99,999,1000,12,44,2,1", ",500|,500", ",0,3|,7,0",
         ",1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1|,3000,3000,3000,3000,3000,3000,3000,3000,3000,3000,3000,3000,3000,3000,3000,3000"};
