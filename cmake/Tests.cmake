@@ -8,6 +8,7 @@
 #   tree      reads the sources only; release build
 #   install   uses an installed copy; release build
 #   long      left to ./dev test full
+# Others (api, cli, conformance, faults) are there to be picked with ctest -L, and run in the release build.
 # TESSERA_TEST_LABELS, set by a preset, keeps the tests that have one of these labels; empty keeps all.
 # TESSERA_TEST_PREFIX, set by a preset, tells the builds apart where one ctest runs several of them ("asan.unit_layout").
 # A test that exits with 77 has been skipped and has said why.
