@@ -280,7 +280,7 @@ static tess_status make_tables(tess_plan *plan, const tess_plan_desc *d, tess_jo
     tess_ledger_settle(ledger, &plan->tables, plan->table_memory);
     tess_class *classes = (tess_class *)plan->tables.classes;
     for (uint32_t c = 0; c < layout->n_classes; c++) tess_rule_class(&layout->rules[c], &classes[c]);
-    memcpy((void *)plan->tables.sequences, plan->sequences, plan->batch * sizeof *plan->sequences);
+    if (plan->batch > 0) memcpy((void *)plan->tables.sequences, plan->sequences, plan->batch * sizeof *plan->sequences);
     tess_tiler_entries(&jobs->tiler, (uint32_t *)plan->tables.entries, (uint32_t *)plan->tables.bits);
     tess_jobs_place(jobs, (tess_job *)plan->tables.jobs, (tess_merge *)plan->tables.merges);
     tess_status status = find_ranges(plan, range_limit(plan, d));

@@ -1,0 +1,803 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Plans: work and traffic by brute force, splitting, kernels and ranges, tables on a device, and what goes wrong on the way. */
+#include "fixtures/planner.h"
+
+#include <math.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "plan.h"
+
+static tess_runtime *runtime;
+static tess_device *device;
+
+static int setup(void **state) {
+    (void)state;
+    rig_reset();
+    runtime = open_runtime();
+    device = open_device(runtime);
+    return 0;
+}
+
+static int teardown(void **state) {
+    (void)state;
+    tess_device_release(device);
+    tess_runtime_release(runtime);
+    assert_int_equal(0, heap.live);
+    assert_int_equal(0, rig.live_kernels);
+    assert_int_equal(0, rig.live_buffers);
+    return 0;
+}
+
+/* A device with other capabilities than the last one. */
+static void reopen(void) {
+    tess_device_release(device);
+    device = open_device(runtime);
+}
+
+static tess_layout *s2_layout(int32_t block, int64_t max_tokens) {
+    tess_pattern p = {.struct_size = sizeof p, .kind = TESS_PATTERN_S2, .block = block, .local = 2, .stride = 4};
+    tess_layout_desc d = {.struct_size = sizeof d, .pattern = &p, .n_heads = 8, .n_kv_heads = 2, .max_tokens = max_tokens};
+    tess_layout *layout = NULL;
+    assert_int_equal(TESS_OK, tess_layout_create(runtime, &d, &layout));
+    return layout;
+}
+
+static tess_plan_desc plan_desc(int64_t batch, int64_t q_len, int64_t kv_len) {
+    tess_plan_desc d = {.struct_size = sizeof d, .head_dim = 16, .batch = batch, .q_len = q_len, .kv_len = kv_len};
+    return d;
+}
+
+static tess_plan *make(const tess_layout *layout, const tess_plan_desc *d) {
+    tess_plan *plan = NULL;
+    if (tess_plan_create(device, layout, d, &plan) != TESS_OK) fail_msg("%s", tess_last_error());
+    return plan;
+}
+
+static tess_plan_info query(const tess_plan *plan) {
+    tess_plan_info info = {.struct_size = sizeof info};
+    assert_int_equal(TESS_OK, tess_plan_query(plan, &info));
+    return info;
+}
+
+/* ------------------------------------------------------------------ work and traffic */
+
+typedef struct lengths {
+    int64_t n, q_lens[4], kv_lens[4], cu_q[5], cu_kv[5];
+    tess_plan_desc desc;
+} lengths;
+
+static void lengths_random(lengths *b, uint64_t *seed, const spec *x) {
+    memset(b, 0, sizeof *b);
+    b->n = between(seed, 0, 4);
+    b->desc = plan_desc(b->n, 0, 0);
+    b->desc.head_dim = 8 * (int32_t)between(seed, 1, 32);
+    b->desc.dtype = (uint32_t)between(seed, 0, 2);
+    int64_t max = x->layout.max_tokens, kind = between(seed, 0, 3), most_q = between(seed, 0, max + 3), most_kv = between(seed, 0, max);
+    for (int64_t s = 0; s < b->n; s++) {
+        b->q_lens[s] = kind == 0 ? most_q : between(seed, 0, most_q);
+        b->kv_lens[s] = kind == 0 || kind == 3 ? most_kv : between(seed, 0, most_kv);
+        b->cu_q[s + 1] = b->cu_q[s] + b->q_lens[s];
+        b->cu_kv[s + 1] = b->cu_kv[s] + b->kv_lens[s];
+    }
+    if (kind == 1) {
+        b->desc.cu_q_lens = b->cu_q;
+        b->desc.cu_kv_lens = b->cu_kv;
+        return;
+    }
+    b->desc.q_len = kind == 2 && between(seed, 0, 1) ? 0 : most_q;
+    b->desc.kv_len = kind == 2 && between(seed, 0, 1) ? 0 : most_kv;
+    if (kind >= 2) b->desc.q_lens = b->q_lens;
+    if (kind == 2) b->desc.kv_lens = b->kv_lens;
+}
+
+static void test_work(void **state) {
+    (void)state;
+    uint64_t seed = 51;
+    for (int n = 0; n < 1500; n++) {
+        spec x;
+        lengths b;
+        spec_random(&x, &seed, 60);
+        lengths_random(&b, &seed, &x);
+        b.desc.kv_split = (int32_t)between(&seed, 0, 3);
+        tess_layout *layout = spec_layout(&x, runtime);
+        uint64_t before = heap.bytes;
+        tess_plan *plan = make(layout, &b.desc);
+        tess_plan_info info = query(plan);
+        assert_int_equal(heap.bytes - before - 100, info.host_bytes); /* 100 of the kernel */
+        bool both = x.pattern.flags & TESS_PATTERN_BIDIRECTIONAL;
+        uint64_t kept = 0, dense = 0, bytes = 0, element = (uint64_t)b.desc.head_dim * (b.desc.dtype == TESS_F32 ? 4 : 2);
+        int64_t group = x.layout.n_heads / x.layout.n_kv_heads;
+        for (int64_t s = 0; s < b.n; s++) {
+            bytes += 2 * (uint64_t)b.q_lens[s] * (uint64_t)x.layout.n_heads * element;
+            for (int64_t g = 0; g < x.layout.n_kv_heads; g++) {
+                for (int64_t t = 0; t < b.kv_lens[s]; t++) {
+                    bool read = false;
+                    for (int64_t h = g * group; h < (g + 1) * group; h++) {
+                        for (int64_t r = 0; r < b.q_lens[s]; r++) {
+                            int64_t p = b.kv_lens[s] - b.q_lens[s] + r;
+                            bool k = formula_kept(&x, (int32_t)h, p, t);
+                            kept += k;
+                            dense += both || t <= p;
+                            read = read || k;
+                        }
+                    }
+                    if (read) bytes += 2 * element;
+                }
+            }
+        }
+        if (info.kept_pairs != kept || info.dense_pairs != dense || info.bytes_min != bytes)
+            fail_msg("%s: kept %llu of %llu, wanted %llu of %llu; bytes %llu, wanted %llu", spec_text(&x), (unsigned long long)info.kept_pairs,
+                     (unsigned long long)info.dense_pairs, (unsigned long long)kept, (unsigned long long)dense, (unsigned long long)info.bytes_min,
+                     (unsigned long long)bytes);
+        assert_true(info.flops == 4.0 * b.desc.head_dim * (double)kept);
+        assert_true(info.create_seconds > 0 && info.create_seconds < 60);
+        assert_string_equal("rig/plain", info.kernel);
+        assert_int_equal(0, info.device_bytes);
+        tess_plan_release(plan);
+        tess_layout_release(layout);
+        spec_free(&x);
+    }
+}
+
+/* Sums past 64 bits stop at the largest value. */
+static void test_saturation(void **state) {
+    (void)state;
+    tess_pattern p = {.struct_size = sizeof p, .block = INT32_MAX};
+    tess_layout_desc l = {.struct_size = sizeof l, .pattern = &p, .n_heads = 65535, .n_kv_heads = 1, .max_tokens = INT32_MAX};
+    tess_layout *layout = NULL;
+    assert_int_equal(TESS_OK, tess_layout_create(runtime, &l, &layout));
+    rig.tile_rows = 1 << 30;
+    tess_plan_desc d = plan_desc(1, 1 << 18, 2147418111);
+    d.kv_split = 1;
+    tess_plan *plan = make(layout, &d);
+    tess_plan_info info = query(plan);
+    assert_true(info.kept_pairs == UINT64_MAX && info.dense_pairs == UINT64_MAX);
+    uint32_t most = 0;
+    for (uint64_t n = 0; n < plan->ledger.n_jobs; n++) most = plan->tables.jobs[n].rows > most ? plan->tables.jobs[n].rows : most;
+    assert_int_equal(32768, most);
+    tess_plan_release(plan);
+    tess_layout_release(layout);
+}
+
+/* ------------------------------------------------------------------ splitting and shapes */
+
+static void test_auto_split(void **state) {
+    (void)state;
+    tess_layout *layout = s2_layout(64, 200000);
+    tess_plan_desc d = plan_desc(1, 1, 131072);
+    tess_plan *plan = make(layout, &d);
+    tess_plan_info info = query(plan);
+    /* Eight heads and classes: few jobs, so parts, no shorter than 512 keys, and about as many as the device wants. */
+    assert_int_equal(8, info.n_merge_jobs);
+    uint64_t parts = info.n_jobs - info.n_merge_jobs;
+    assert_true(parts >= 56 && parts <= 72);
+    assert_int_equal(parts * 17 * 4, info.workspace_bytes - plan->ledger.partials_at);
+    for (uint64_t n = 0; n < parts; n++) assert_in_range(tess_job_blocks(&plan->tables.jobs[n]), 8, 512 * 8);
+    tess_plan_release(plan);
+    d.kv_len = 1000;
+    plan = make(layout, &d);
+    assert_int_equal(0, query(plan).n_merge_jobs); /* too short to be worth it */
+    tess_plan_release(plan);
+    d.kv_len = 131072;
+    d.kv_split = 1;
+    plan = make(layout, &d);
+    assert_int_equal(8, query(plan).n_jobs);
+    assert_int_equal(0, query(plan).workspace_bytes);
+    tess_plan_release(plan);
+    d.kv_split = 3;
+    plan = make(layout, &d);
+    assert_int_equal(8 * 3 + 8, query(plan).n_jobs);
+    tess_plan_release(plan);
+    d.kv_split = 0;
+    d.batch = 8; /* enough jobs */
+    plan = make(layout, &d);
+    assert_int_equal(64, query(plan).n_jobs);
+    tess_plan_release(plan);
+    tess_layout_release(layout);
+    layout = s2_layout(5000, 200000); /* one block is more than a part */
+    d.batch = 1;
+    plan = make(layout, &d);
+    assert_true(query(plan).n_merge_jobs > 0);
+    tess_plan_release(plan);
+    tess_layout_release(layout);
+}
+
+static int by_place(const void *a, const void *b) { return memcmp(a, b, sizeof(tess_job)); }
+
+/* The jobs of one sequence, apart from its number and from where its partials lie, in an order of their own. */
+static tess_job *jobs_of(const tess_plan *plan, uint32_t sequence, uint64_t *count) {
+    tess_job *list = malloc((size_t)(plan->ledger.n_jobs + 1) * sizeof *list);
+    assert_non_null(list);
+    *count = 0;
+    for (uint64_t n = 0; n < plan->ledger.n_jobs; n++) {
+        if (plan->tables.jobs[n].sequence != sequence) continue;
+        tess_job *job = &list[(*count)++];
+        *job = plan->tables.jobs[n];
+        job->sequence = 0;
+        job->left_offset = job->right_offset = 0; /* of lists that begin elsewhere in a longer batch */
+        if (job->partial != TESS_NO_PARTIAL) job->partial = 0;
+    }
+    qsort(list, (size_t)*count, sizeof *list, by_place);
+    return list;
+}
+
+/* A sequence's jobs are the same alone and among others, whatever these are. */
+static void test_batch_invariant(void **state) {
+    (void)state;
+    for (int32_t block = 48; block <= 9600; block *= 200) {
+        tess_layout *layout = s2_layout(block, 200000);
+        const int64_t q_lens[] = {1, 130, 700, 0, 16}, kv_lens[] = {90000, 31000, 700, 50, 131072};
+        tess_plan_desc d = plan_desc(5, 0, 0);
+        d.q_lens = q_lens;
+        d.kv_lens = kv_lens;
+        d.flags = TESS_PLAN_BATCH_INVARIANT;
+        tess_plan *all = make(layout, &d);
+        assert_true(rig.key.max_q_len > 1000000); /* the batch does not choose the kernel */
+        assert_true(query(all).n_merge_jobs > 0);
+        for (uint32_t s = 0; s < 5; s++) {
+            tess_plan_desc one = plan_desc(1, q_lens[s], kv_lens[s]);
+            one.flags = TESS_PLAN_BATCH_INVARIANT;
+            tess_plan *alone = make(layout, &one);
+            uint64_t n_all, n_alone;
+            tess_job *a = jobs_of(all, s, &n_all), *b = jobs_of(alone, 0, &n_alone);
+            assert_int_equal(n_alone, n_all);
+            assert_memory_equal(a, b, (size_t)n_all * sizeof *a);
+            for (uint64_t n = 0; n < n_all; n++) assert_true(tess_job_blocks(&a[n]) <= (block < 4096 ? 4096u / (uint32_t)block : 1));
+            free(a);
+            free(b);
+            tess_plan_release(alone);
+        }
+        tess_plan_release(all);
+        tess_layout_release(layout);
+    }
+}
+
+static void test_tile_rows(void **state) {
+    (void)state;
+    tess_layout *layout = s2_layout(16, 1000);
+    const struct {
+        int32_t asked;
+        uint32_t got;
+    } list[] = {{0, 128}, {1, 1}, {15, 15}, {16, 16}, {17, 16}, {47, 32}, {127, 112}, {128, 128}, {129, 128}, {INT32_MAX, 128}};
+    for (size_t n = 0; n < sizeof list / sizeof *list; n++) {
+        tess_plan_desc d = plan_desc(1, 500, 900);
+        d.tile_rows = list[n].asked;
+        tess_plan *plan = make(layout, &d);
+        assert_int_equal(list[n].got, query(plan).tile_rows);
+        for (uint64_t j = 0; j < plan->ledger.n_jobs; j++) assert_true(plan->tables.jobs[j].rows <= list[n].got);
+        tess_plan_release(plan);
+    }
+    tess_layout_release(layout);
+}
+
+static void test_key(void **state) {
+    (void)state;
+    tess_layout *layout = s2_layout(16, 1000);
+    tess_plan_desc d = plan_desc(2, 70, 900);
+    d.dtype = TESS_BF16;
+    d.head_dim = 72;
+    tess_plan_release(make(layout, &d));
+    assert_int_equal(TESS_BF16, rig.key.dtype);
+    assert_int_equal(72, rig.key.head_dim);
+    assert_int_equal(72, rig.key.value_head_dim);
+    assert_int_equal(16, rig.key.block);
+    assert_int_equal(TESS_CLASS_CAUSAL | TESS_CLASS_LOCAL, rig.key.class_flags);
+    assert_int_equal(1, rig.key.has_entries);
+    assert_int_equal(70, rig.key.max_q_len);
+    assert_int_equal(4, rig.key.group);
+    assert_int_equal(4, rig.key.max_in_flight);
+    d.max_in_flight = 9;
+    d.value_head_dim = 72;
+    tess_plan_release(make(layout, &d));
+    assert_int_equal(9, rig.key.max_in_flight);
+    tess_layout_release(layout);
+}
+
+/* ------------------------------------------------------------------ kernels by name */
+
+static void test_kernel_names(void **state) {
+    (void)state;
+    tess_layout *layout = s2_layout(16, 1000);
+    tess_plan *plan = NULL;
+    tess_plan_desc d = plan_desc(1, 10, 10);
+    static const char *const malformed[] = {"plain", "/plain", "rig/"};
+    for (size_t n = 0; n < 3; n++) {
+        d.kernel = malformed[n];
+        assert_refused(TESS_ERROR_INVALID, tess_plan_create(device, layout, &d, &plan), "tess_plan_create", "kernel");
+    }
+    static const char *const others[] = {"cpu/plain", "ri/plain", "rigs/plain"};
+    for (size_t n = 0; n < 3; n++) {
+        d.kernel = others[n];
+        assert_refused(TESS_ERROR_UNSUPPORTED, tess_plan_create(device, layout, &d, &plan), "tess_plan_create", "kernel");
+    }
+    d.kernel = "rig/other";
+    assert_int_equal(TESS_ERROR_UNSUPPORTED, tess_plan_create(device, layout, &d, &plan));
+    assert_non_null(strstr(tess_last_error(), "no kernel other"));
+    d.kernel = "rig/plain";
+    tess_plan_release(make(layout, &d));
+    assert_string_equal("plain", rig.key_name);
+    d.kernel = "";
+    tess_plan_release(make(layout, &d));
+    assert_string_equal("", rig.key_name);
+    /* A kernel that no plan can name, or that takes no rows. */
+    d.kernel = NULL;
+    rig.kernel_name = "0123456789012345678901234567890123456789012345678901234567890123456789";
+    assert_int_equal(TESS_ERROR_NATIVE, tess_plan_create(device, layout, &d, &plan));
+    rig.kernel_name = "plain";
+    rig.tile_rows = 0;
+    assert_int_equal(TESS_ERROR_NATIVE, tess_plan_create(device, layout, &d, &plan));
+    rig.tile_rows = 16;
+    rig.tile_step = 0;
+    assert_int_equal(TESS_ERROR_NATIVE, tess_plan_create(device, layout, &d, &plan));
+    rig.tile_step = 1;
+    assert_null(plan);
+    tess_layout_release(layout);
+}
+
+/* The setting names a kernel for every plan that names none. */
+static void test_kernel_setting(void **state) {
+    (void)state;
+    tess_device_release(device);
+    tess_runtime_release(runtime);
+    static const char *const settings[] = {"rig/plain", "absent/plain"};
+    for (int n = 0; n < 2; n++) {
+        tess_runtime_desc desc = {.struct_size = sizeof desc, .backend = "", .kernel = settings[n], .verbose = ""};
+        tess_status status = tess_runtime_create(&desc, &runtime);
+        if (status != TESS_OK) fail_msg("%s", tess_last_error());
+        device = open_device(runtime);
+        tess_layout *layout = s2_layout(16, 1000);
+        tess_plan *plan = NULL;
+        tess_plan_desc d = plan_desc(1, 10, 10);
+        status = tess_plan_create(device, layout, &d, &plan);
+        if (n == 0) {
+            assert_int_equal(TESS_OK, status);
+            assert_string_equal("plain", rig.key_name);
+            tess_plan_release(plan);
+            d.kernel = "";
+            tess_plan_release(make(layout, &d));
+            assert_string_equal("", rig.key_name);
+        } else {
+            assert_refused(TESS_ERROR_UNSUPPORTED, status, "tess_plan_create", "TESSERA_KERNEL");
+            d.kernel = "rig/plain";
+            tess_plan_release(make(layout, &d));
+        }
+        tess_layout_release(layout);
+        tess_device_release(device);
+        tess_runtime_release(runtime);
+    }
+    setup(state);
+}
+
+/* ------------------------------------------------------------------ ranges */
+
+static void check_ranges(const tess_plan *plan, uint64_t limit) {
+    tess_plan_info info = query(plan);
+    uint64_t next = 0, first, count;
+    for (uint64_t r = 0; r < info.n_ranges; r++) {
+        assert_int_equal(TESS_OK, tess_plan_range(plan, r, &first, &count));
+        assert_int_equal(next, first);
+        assert_true(count > 0);
+        uint64_t sum = 0;
+        for (uint64_t n = first; n < first + count; n++) {
+            uint64_t blocks = n < plan->ledger.n_jobs ? tess_job_blocks(&plan->tables.jobs[n]) : plan->tables.merges[n - plan->ledger.n_jobs].parts;
+            sum += blocks ? blocks : 1;
+        }
+        assert_true(count == 1 || sum <= limit);
+        next = first + count;
+    }
+    assert_int_equal(info.n_jobs, next);
+    assert_refused(TESS_ERROR_INVALID, tess_plan_range(plan, info.n_ranges, &first, &count), "tess_plan_range", "index");
+}
+
+static void test_ranges(void **state) {
+    (void)state;
+    tess_layout *layout = s2_layout(16, 4000);
+    tess_plan_desc d = plan_desc(2, 500, 4000);
+    d.kv_split = 2;
+    tess_plan *plan = make(layout, &d);
+    assert_int_equal(1, query(plan).n_ranges);
+    check_ranges(plan, UINT64_MAX);
+    uint64_t number;
+    assert_refused(TESS_ERROR_INVALID, tess_plan_range(plan, 0, NULL, &number), "tess_plan_range", "first_job");
+    assert_refused(TESS_ERROR_INVALID, tess_plan_range(plan, 0, &number, NULL), "tess_plan_range", "job_count");
+    assert_refused(TESS_ERROR_INVALID, tess_plan_range(NULL, 0, &number, &number), "tess_plan_range", "plan");
+    tess_plan_release(plan);
+    rig.caps.range_blocks = 100;
+    reopen();
+    plan = make(layout, &d);
+    assert_true(query(plan).n_ranges > 3);
+    check_ranges(plan, 100);
+    tess_plan_release(plan);
+    d.time_limit_us = 1000; /* without a rate the device's own limit holds */
+    plan = make(layout, &d);
+    check_ranges(plan, 100);
+    tess_plan_release(plan);
+    rig.caps.steps_per_second = 300000;
+    reopen();
+    plan = make(layout, &d);
+    check_ranges(plan, 300);
+    assert_true(query(plan).n_ranges > 3);
+    tess_plan_release(plan);
+    rig.caps.steps_per_second = 1;
+    reopen();
+    plan = make(layout, &d);
+    assert_int_equal(query(plan).n_jobs, query(plan).n_ranges);
+    check_ranges(plan, 1);
+    tess_plan_release(plan);
+    rig.caps.steps_per_second = UINT64_MAX;
+    reopen();
+    d.time_limit_us = UINT64_MAX;
+    plan = make(layout, &d);
+    assert_int_equal(1, query(plan).n_ranges);
+    check_ranges(plan, UINT64_MAX);
+    tess_plan_release(plan);
+    d.batch = 0;
+    plan = make(layout, &d);
+    assert_int_equal(0, query(plan).n_ranges);
+    check_ranges(plan, UINT64_MAX);
+    tess_plan_release(plan);
+    tess_layout_release(layout);
+}
+
+/* ------------------------------------------------------------------ tensors */
+
+static void assert_tensor(const tess_plan *plan, tess_role role, int64_t batch, int64_t token, int64_t head, uint64_t bytes) {
+    tess_tensor t;
+    uint64_t got;
+    tess_buffer buffer = tess_host_buffer(&t, 77);
+    assert_int_equal(TESS_OK, tess_plan_tensor(plan, role, buffer, &t, &got));
+    assert_memory_equal(&buffer, &t.buffer, sizeof buffer);
+    assert_int_equal(batch, t.stride_batch);
+    assert_int_equal(token, t.stride_token);
+    assert_int_equal(head, t.stride_head);
+    assert_int_equal(bytes, got);
+    assert_int_equal(TESS_OK, tess_plan_tensor(plan, role, buffer, &t, NULL));
+}
+
+static void test_tensors(void **state) {
+    (void)state;
+    tess_layout *layout = s2_layout(16, 4000);
+    tess_plan_desc d = plan_desc(3, 7, 50);
+    d.dtype = TESS_F16;
+    tess_plan *plan = make(layout, &d);
+    assert_tensor(plan, TESS_ROLE_Q, 7 * 8 * 16, 8 * 16, 16, 3 * 7 * 8 * 16 * 2);
+    assert_tensor(plan, TESS_ROLE_O, 7 * 8 * 16, 8 * 16, 16, 3 * 7 * 8 * 16 * 2);
+    assert_tensor(plan, TESS_ROLE_K, 50 * 2 * 16, 2 * 16, 16, 3 * 50 * 2 * 16 * 2);
+    assert_tensor(plan, TESS_ROLE_V, 50 * 2 * 16, 2 * 16, 16, 3 * 50 * 2 * 16 * 2);
+    assert_tensor(plan, TESS_ROLE_LSE, 7 * 8, 1, 7, 3 * 7 * 8 * 4);
+    tess_tensor t;
+    assert_refused(TESS_ERROR_INVALID, tess_plan_tensor(NULL, TESS_ROLE_Q, t.buffer, &t, NULL), "tess_plan_tensor", "plan");
+    assert_refused(TESS_ERROR_INVALID, tess_plan_tensor(plan, (tess_role)5, tess_host_buffer(NULL, 0), &t, NULL), "tess_plan_tensor", "role");
+    assert_refused(TESS_ERROR_INVALID, tess_plan_tensor(plan, TESS_ROLE_Q, tess_host_buffer(NULL, 0), NULL, NULL), "tess_plan_tensor", "tensor");
+    tess_plan_release(plan);
+    const int64_t q_lens[] = {3, 5, 0}, kv_lens[] = {9, 0, 20}, cu_q[] = {0, 3, 8, 8}, cu_kv[] = {0, 9, 9, 29};
+    d = plan_desc(3, 0, 0);
+    d.q_lens = q_lens;
+    d.kv_lens = kv_lens;
+    plan = make(layout, &d);
+    assert_tensor(plan, TESS_ROLE_Q, 5 * 8 * 16, 8 * 16, 16, 3 * 5 * 8 * 16 * 4);
+    assert_tensor(plan, TESS_ROLE_K, 20 * 2 * 16, 2 * 16, 16, 3 * 20 * 2 * 16 * 4);
+    tess_plan_release(plan);
+    d.q_len = 6;
+    d.kv_len = 21;
+    plan = make(layout, &d);
+    assert_tensor(plan, TESS_ROLE_LSE, 6 * 8, 1, 6, 3 * 6 * 8 * 4);
+    assert_tensor(plan, TESS_ROLE_V, 21 * 2 * 16, 2 * 16, 16, 3 * 21 * 2 * 16 * 4);
+    tess_plan_release(plan);
+    d = plan_desc(3, 0, 0);
+    d.cu_q_lens = cu_q;
+    d.cu_kv_lens = cu_kv;
+    plan = make(layout, &d);
+    assert_tensor(plan, TESS_ROLE_Q, 0, 8 * 16, 16, 8 * 8 * 16 * 4);
+    assert_tensor(plan, TESS_ROLE_K, 0, 2 * 16, 16, 29 * 2 * 16 * 4);
+    assert_tensor(plan, TESS_ROLE_LSE, 0, 1, 8, 8 * 8 * 4);
+    tess_plan_release(plan);
+    tess_layout_release(layout);
+    /* A batch whose tensors no memory can hold, in as few jobs as it takes. */
+    tess_pattern p = {.struct_size = sizeof p, .block = 1 << 20};
+    tess_layout_desc l = {.struct_size = sizeof l, .pattern = &p, .n_heads = 65535, .n_kv_heads = 65535, .max_tokens = INT32_MAX};
+    assert_int_equal(TESS_OK, tess_layout_create(runtime, &l, &layout));
+    d = plan_desc(1 << 20, 0, 2147418111);
+    d.head_dim = 256;
+    plan = make(layout, &d);
+    assert_refused(TESS_ERROR_UNSUPPORTED, tess_plan_tensor(plan, TESS_ROLE_K, t.buffer, &t, NULL), "tess_plan_tensor", "role");
+    tess_plan_release(plan);
+    tess_layout_release(layout);
+}
+
+/* ------------------------------------------------------------------ refusals */
+
+#define SPOIL(name, statement) \
+    static void name(tess_plan_desc *d) { statement; }
+static const int64_t falling[] = {0, 5, 4}, late[] = {1, 5, 9}, negative[] = {3, -1}, longer[] = {3, 11}, good[] = {0, 3, 6};
+static const int64_t huge_lens[] = {3, 2147418112}, huge_cu[] = {0, 3, 2147418115}, lower[] = {0, -1, 0};
+SPOIL(flags_set, d->flags = 2)
+SPOIL(op_backward, d->op = TESS_OP_BACKWARD)
+SPOIL(op_bad, d->op = 2)
+SPOIL(dtype_bad, d->dtype = 3)
+SPOIL(dim_zero, d->head_dim = 0)
+SPOIL(dim_negative, d->head_dim = -8)
+SPOIL(dim_odd, d->head_dim = 20)
+SPOIL(dim_large, d->head_dim = 264)
+SPOIL(value_dim, d->value_head_dim = 8)
+SPOIL(value_dim_negative, d->value_head_dim = -16)
+SPOIL(scale_nan, d->scale = NAN)
+SPOIL(scale_infinite, d->scale = INFINITY)
+SPOIL(softcap_set, d->softcap = 1)
+SPOIL(softcap_nan, d->softcap = NAN)
+SPOIL(split_negative, d->kv_split = -1)
+SPOIL(rows_negative, d->tile_rows = -1)
+SPOIL(determinism_set, d->determinism = 1)
+SPOIL(batch_negative, d->batch = -1)
+SPOIL(batch_huge, d->batch = INT64_MAX)
+SPOIL(q_negative, d->q_len = -1)
+SPOIL(q_huge, d->q_len = 2147418112)
+SPOIL(kv_negative, d->kv_len = -1)
+SPOIL(kv_huge, d->kv_len = 2147418112)
+SPOIL(kv_past, d->kv_len = 101)
+SPOIL(q_item, d->q_lens = negative)
+SPOIL(kv_item, d->kv_lens = negative)
+SPOIL(q_longer, d->q_lens = longer)
+SPOIL(kv_longer, d->kv_lens = longer; d->kv_len = 10)
+SPOIL(q_item_huge, d->q_lens = huge_lens; d->q_len = 0)
+SPOIL(only_q, d->cu_q_lens = good)
+SPOIL(only_kv, d->cu_kv_lens = good)
+SPOIL(both_q, d->cu_q_lens = d->cu_kv_lens = good; d->q_lens = good)
+SPOIL(both_kv, d->cu_q_lens = d->cu_kv_lens = good; d->kv_lens = good)
+SPOIL(q_falls, d->cu_q_lens = falling; d->cu_kv_lens = good)
+SPOIL(kv_falls, d->cu_q_lens = good; d->cu_kv_lens = falling)
+SPOIL(q_late, d->cu_q_lens = late; d->cu_kv_lens = good)
+SPOIL(kv_late, d->cu_q_lens = good; d->cu_kv_lens = late)
+SPOIL(q_lower, d->cu_q_lens = lower; d->cu_kv_lens = good)
+SPOIL(kv_cu_huge, d->cu_q_lens = good; d->cu_kv_lens = huge_cu)
+
+static void test_refusals(void **state) {
+    (void)state;
+    static const struct {
+        const char *field;
+        tess_status status;
+        void (*spoil)(tess_plan_desc *d);
+    } list[] = {
+        {"flags", TESS_ERROR_INVALID, flags_set},
+        {"op", TESS_ERROR_UNSUPPORTED, op_backward},
+        {"op", TESS_ERROR_INVALID, op_bad},
+        {"dtype", TESS_ERROR_INVALID, dtype_bad},
+        {"head_dim", TESS_ERROR_INVALID, dim_zero},
+        {"head_dim", TESS_ERROR_INVALID, dim_negative},
+        {"head_dim", TESS_ERROR_UNSUPPORTED, dim_odd},
+        {"head_dim", TESS_ERROR_UNSUPPORTED, dim_large},
+        {"value_head_dim", TESS_ERROR_UNSUPPORTED, value_dim},
+        {"value_head_dim", TESS_ERROR_INVALID, value_dim_negative},
+        {"scale", TESS_ERROR_INVALID, scale_nan},
+        {"scale", TESS_ERROR_INVALID, scale_infinite},
+        {"softcap", TESS_ERROR_UNSUPPORTED, softcap_set},
+        {"softcap", TESS_ERROR_INVALID, softcap_nan},
+        {"kv_split", TESS_ERROR_INVALID, split_negative},
+        {"tile_rows", TESS_ERROR_INVALID, rows_negative},
+        {"determinism", TESS_ERROR_UNSUPPORTED, determinism_set},
+        {"batch", TESS_ERROR_INVALID, batch_negative},
+        {"batch", TESS_ERROR_UNSUPPORTED, batch_huge},
+        {"q_len", TESS_ERROR_INVALID, q_negative},
+        {"q_len", TESS_ERROR_UNSUPPORTED, q_huge},
+        {"kv_len", TESS_ERROR_INVALID, kv_negative},
+        {"kv_len", TESS_ERROR_UNSUPPORTED, kv_huge},
+        {"kv_len", TESS_ERROR_INVALID, kv_past},
+        {"q_lens", TESS_ERROR_INVALID, q_item},
+        {"kv_lens", TESS_ERROR_INVALID, kv_item},
+        {"q_lens", TESS_ERROR_INVALID, q_longer},
+        {"kv_lens", TESS_ERROR_INVALID, kv_longer},
+        {"q_lens", TESS_ERROR_UNSUPPORTED, q_item_huge},
+        {"cu_kv_lens", TESS_ERROR_INVALID, only_q},
+        {"cu_q_lens", TESS_ERROR_INVALID, only_kv},
+        {"q_lens", TESS_ERROR_INVALID, both_q},
+        {"kv_lens", TESS_ERROR_INVALID, both_kv},
+        {"cu_q_lens", TESS_ERROR_INVALID, q_falls},
+        {"cu_kv_lens", TESS_ERROR_INVALID, kv_falls},
+        {"cu_q_lens", TESS_ERROR_INVALID, q_late},
+        {"cu_kv_lens", TESS_ERROR_INVALID, kv_late},
+        {"cu_q_lens", TESS_ERROR_INVALID, q_lower},
+        {"cu_kv_lens", TESS_ERROR_UNSUPPORTED, kv_cu_huge},
+    };
+    tess_layout *layout = s2_layout(16, 100);
+    for (size_t n = 0; n < sizeof list / sizeof *list; n++) {
+        tess_plan_desc d = plan_desc(2, 10, 100);
+        tess_plan *plan = NULL;
+        uint64_t live = heap.live;
+        list[n].spoil(&d);
+        assert_refused(list[n].status, tess_plan_create(device, layout, &d, &plan), "tess_plan_create", list[n].field);
+        assert_null(plan);
+        assert_int_equal(live, heap.live);
+    }
+    tess_plan_desc d = plan_desc(2, 10, 100);
+    tess_plan *plan = NULL;
+    tess_plan_info info = {.struct_size = 1};
+    assert_int_equal(TESS_ERROR_INVALID, tess_plan_create(NULL, layout, &d, &plan));
+    assert_refused(TESS_ERROR_INVALID, tess_plan_create(device, NULL, &d, &plan), "tess_plan_create", "layout");
+    assert_refused(TESS_ERROR_INVALID, tess_plan_create(device, layout, &d, NULL), "tess_plan_create", "plan");
+    assert_int_equal(TESS_ERROR_INVALID, tess_plan_create(device, layout, NULL, &plan));
+    assert_refused(TESS_ERROR_INVALID, tess_plan_query(NULL, &info), "tess_plan_query", "plan");
+    plan = make(layout, &d);
+    assert_int_equal(TESS_ERROR_VERSION, tess_plan_query(plan, &info));
+    tess_plan_release(plan);
+    tess_plan_release(NULL);
+    /* More than memory or 64 bits can hold. */
+    plan = NULL;
+    d.batch = INT32_MAX - 70000;
+    assert_refused(TESS_ERROR_OUT_OF_MEMORY, tess_plan_create(device, layout, &d, &plan), "tess_plan_create", "batch");
+    d.batch = 2;
+    d.kv_split = 2;
+    rig.scratch_bytes = UINT64_MAX - 5;
+    assert_refused(TESS_ERROR_UNSUPPORTED, tess_plan_create(device, layout, &d, &plan), "tess_plan_create", "batch");
+    rig.scratch_bytes = (uint64_t)INT64_MAX + 1;
+    assert_refused(TESS_ERROR_UNSUPPORTED, tess_plan_create(device, layout, &d, &plan), "tess_plan_create", "batch");
+    rig.scratch_bytes = 0;
+    tess_layout_release(layout);
+}
+
+/* ------------------------------------------------------------------ devices and faults */
+
+/* On a device with memory of its own the tables lie there, and the host keeps the lengths alone. */
+static void test_tables_on_device(void **state) {
+    (void)state;
+    tess_layout *layout = s2_layout(16, 4000);
+    tess_plan_desc d = plan_desc(2, 500, 4000);
+    d.kv_split = 2;
+    tess_plan *here = make(layout, &d);
+    rig.caps.host_memory = 0;
+    rig.caps.buffer_kind = TESS_BUFFER_POINTER;
+    reopen();
+    uint64_t before = heap.bytes;
+    tess_plan *there = make(layout, &d);
+    tess_plan_info a = query(here), b = query(there);
+    assert_int_equal(heap.bytes - before - 100, b.host_bytes);
+    assert_true(b.host_bytes < 2000);
+    assert_int_equal(rig.live_bytes, b.device_bytes);
+    assert_int_equal(a.kept_pairs, b.kept_pairs);
+    assert_int_equal(a.bytes_min, b.bytes_min);
+    assert_int_equal(a.n_jobs, b.n_jobs);
+    assert_null(there->tables.jobs);
+    const char *tables = (const char *)(uintptr_t)there->tables.device.handle;
+    assert_memory_equal(here->tables.jobs, tables + there->tables.jobs_at, here->ledger.n_jobs * sizeof(tess_job));
+    assert_memory_equal(here->tables.merges, tables + there->tables.merges_at, here->ledger.n_merges * sizeof(tess_merge));
+    assert_memory_equal(here->tables.sequences, tables + there->tables.sequences_at, 2 * sizeof(tess_sequence));
+    assert_memory_equal(here->tables.classes, tables + there->tables.classes_at, 4 * sizeof(tess_class));
+    assert_memory_equal(here->tables.entries, tables + there->tables.entries_at, here->ledger.n_entries * 4);
+    tess_plan_release(there);
+    assert_int_equal(0, rig.live_buffers);
+    tess_plan_release(here);
+    tess_layout_release(layout);
+}
+
+/* Each host allocation and each call of the backend fails once, and from then on. */
+static void test_faults(void **state) {
+    (void)state;
+    uint64_t seed = 52;
+    rig.caps.host_memory = 0;
+    rig.caps.buffer_kind = TESS_BUFFER_POINTER;
+    rig.caps.range_blocks = 3;
+    reopen();
+    for (int n = 0; n < 40; n++) {
+        spec x;
+        lengths b;
+        spec_random(&x, &seed, 60);
+        lengths_random(&b, &seed, &x);
+        tess_layout *layout = spec_layout(&x, runtime);
+        for (int sticky = 0; sticky < 2; sticky++) {
+            tess_plan *plan = NULL;
+            for (uint64_t k = 1; !plan; k++) {
+                uint64_t live = heap.live;
+                heap.calls = 0;
+                heap.fail_at = k;
+                heap.sticky = sticky;
+                tess_status status = tess_plan_create(device, layout, &b.desc, &plan);
+                heap.fail_at = 0;
+                if (status == TESS_OK) break;
+                assert_int_equal(TESS_ERROR_OUT_OF_MEMORY, status);
+                assert_int_equal(live, heap.live);
+                assert_int_equal(0, rig.live_kernels);
+                assert_int_equal(0, rig.live_buffers);
+            }
+            tess_plan_info info = {.struct_size = sizeof info};
+            heap.calls = 0;
+            heap.fail_at = 1;
+            tess_status status = tess_plan_query(plan, &info);
+            assert_int_equal(heap.calls ? TESS_ERROR_OUT_OF_MEMORY : TESS_OK, status);
+            heap.fail_at = 0;
+            tess_plan_release(plan);
+        }
+        for (uint64_t k = 1;; k++) {
+            tess_plan *plan = NULL;
+            uint64_t live = heap.live;
+            rig.calls = 0;
+            rig.fail_call = k;
+            rig.fail_status = TESS_ERROR_OUT_OF_MEMORY;
+            tess_status status = tess_plan_create(device, layout, &b.desc, &plan);
+            rig.fail_call = 0;
+            tess_plan_release(plan);
+            assert_int_equal(live, heap.live);
+            assert_int_equal(0, rig.live_kernels);
+            assert_int_equal(0, rig.live_buffers);
+            if (status == TESS_OK) break;
+            assert_int_equal(TESS_ERROR_OUT_OF_MEMORY, status);
+        }
+        tess_layout_release(layout);
+        spec_free(&x);
+    }
+}
+
+static void test_device_lost(void **state) {
+    (void)state;
+    tess_layout *layout = s2_layout(16, 100);
+    tess_plan_desc d = plan_desc(1, 10, 100);
+    tess_plan *plan = make(layout, &d), *other = NULL;
+    rig.fail_call = rig.calls + 1;
+    rig.fail_status = TESS_ERROR_DEVICE_LOST;
+    assert_int_equal(TESS_ERROR_DEVICE_LOST, tess_plan_create(device, layout, &d, &other));
+    rig.fail_call = 0;
+    assert_int_equal(TESS_ERROR_DEVICE_LOST, tess_plan_create(device, layout, &d, &other));
+    tess_run_desc run = {.struct_size = sizeof run};
+    assert_int_equal(TESS_ERROR_DEVICE_LOST, tess_run(plan, &run));
+    assert_int_equal(0, rig.launches);
+    tess_plan_info info = query(plan); /* what a plan knows by itself it still tells */
+    assert_true(info.n_jobs > 0);
+    tess_plan_release(plan);
+    tess_layout_release(layout);
+}
+
+/* A plan keeps what it was made from. */
+static void test_references(void **state) {
+    (void)state;
+    tess_layout *layout = s2_layout(16, 100);
+    tess_plan_desc d = plan_desc(1, 10, 100);
+    tess_plan *plan = make(layout, &d);
+    tess_layout_release(layout);
+    tess_device_release(device);
+    tess_runtime_release(runtime);
+    assert_true(query(plan).kept_pairs > 0);
+    tess_plan_release(plan);
+    assert_int_equal(0, heap.live);
+    setup(state);
+}
+
+/* In a child of fork() a handle says so, and may be released without a call to the backend. */
+static void test_fork(void **state) {
+    (void)state;
+    tess_layout *layout = s2_layout(16, 100);
+    tess_plan_desc d = plan_desc(1, 10, 100);
+    tess_plan *plan = make(layout, &d), *other = NULL;
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        tess_plan_info info = {.struct_size = sizeof info};
+        tess_run_desc run = {.struct_size = sizeof run};
+        int ok = tess_plan_query(plan, &info) == TESS_ERROR_INVALID && tess_run(plan, &run) == TESS_ERROR_INVALID;
+        ok = ok && tess_plan_create(device, layout, &d, &other) == TESS_ERROR_INVALID && strstr(tess_last_error(), "fork");
+        ok = ok && tess_layout_kv(layout, 0, NULL) == TESS_ERROR_INVALID && strstr(tess_last_error(), "fork");
+        tess_plan_release(plan);
+        tess_layout_release(layout);
+        ok = ok && rig.live_kernels == 1; /* the parent's */
+        _exit(ok ? 0 : 1);
+    }
+    assert_true(child > 0);
+    int status = -1;
+    assert_int_equal(child, waitpid(child, &status, 0));
+    assert_true(WIFEXITED(status));
+    assert_int_equal(0, WEXITSTATUS(status));
+    tess_plan_release(plan);
+    tess_layout_release(layout);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_work, setup, teardown),         cmocka_unit_test_setup_teardown(test_saturation, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_auto_split, setup, teardown),   cmocka_unit_test_setup_teardown(test_batch_invariant, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_tile_rows, setup, teardown),    cmocka_unit_test_setup_teardown(test_key, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_kernel_names, setup, teardown), cmocka_unit_test_setup_teardown(test_kernel_setting, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_ranges, setup, teardown),       cmocka_unit_test_setup_teardown(test_tensors, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_refusals, setup, teardown),     cmocka_unit_test_setup_teardown(test_tables_on_device, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_faults, setup, teardown),       cmocka_unit_test_setup_teardown(test_device_lost, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_references, setup, teardown),   cmocka_unit_test_setup_teardown(test_fork, setup, teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
