@@ -15,29 +15,29 @@ static const char *kind_name(uint32_t kind) {
     return kind <= TESS_BUFFER_OBJECT ? names[kind] : "of an unknown kind";
 }
 
-/* Kind, handle and alignment. */
-static tess_status check_buffer(const tess_plan *plan, const char *name, const tess_buffer *buffer, uint64_t align) {
+/* Kind, handle and alignment. Messages call the buffer `name` followed by `part`. */
+static tess_status check_buffer(const tess_plan *plan, const char *name, const char *part, const tess_buffer *buffer, uint64_t align) {
     uint32_t wanted = plan->device->caps.buffer_kind;
-    if (buffer->reserved != 0) REFUSE("%s: %s.buffer.reserved: must be 0, got %u", function, name, (unsigned)buffer->reserved);
+    if (buffer->reserved != 0) REFUSE("%s: %s%s.reserved: must be 0, got %u", function, name, part, (unsigned)buffer->reserved);
     if (buffer->kind != wanted)
-        REFUSE("%s: %s.buffer.kind: device %s takes %s, got %s", function, name, plan->device->info.id, kind_name(wanted), kind_name(buffer->kind));
-    if (buffer->handle == 0) REFUSE("%s: %s.buffer.handle: must not be 0", function, name);
+        REFUSE("%s: %s%s.kind: device %s takes %s, got %s", function, name, part, plan->device->info.id, kind_name(wanted), kind_name(buffer->kind));
+    if (buffer->handle == 0) REFUSE("%s: %s%s.handle: must not be 0", function, name, part);
     uint64_t address = buffer->offset;
     if (buffer->kind != TESS_BUFFER_OBJECT && !checked_add(buffer->handle, buffer->offset, &address))
-        REFUSE("%s: %s.buffer.offset: overflows the address", function, name);
-    if (address % align != 0) REFUSE("%s: %s.buffer: its address must be a multiple of %llu bytes", function, name, (unsigned long long)align);
+        REFUSE("%s: %s%s.offset: overflows the address", function, name, part);
+    if (address % align != 0) REFUSE("%s: %s%s: its address must be a multiple of %llu bytes", function, name, part, (unsigned long long)align);
     return TESS_OK;
 }
 
 /* That `bytes` from the offset on lie within the buffer and within the address space. */
-static tess_status check_size(const char *name, const tess_buffer *buffer, uint64_t bytes) {
+static tess_status check_size(const char *name, const char *part, const tess_buffer *buffer, uint64_t bytes) {
     uint64_t end, address;
     if (!checked_add(buffer->offset, bytes, &end) || end > INT64_MAX)
-        REFUSE("%s: %s.buffer.offset: overflows, with %llu bytes after it", function, name, (unsigned long long)bytes);
+        REFUSE("%s: %s%s.offset: overflows, with %llu bytes after it", function, name, part, (unsigned long long)bytes);
     if (buffer->size != 0 && end > buffer->size)
-        REFUSE("%s: %s.buffer.size: %llu bytes are needed, got %llu", function, name, (unsigned long long)end, (unsigned long long)buffer->size);
+        REFUSE("%s: %s%s.size: %llu bytes are needed, got %llu", function, name, part, (unsigned long long)end, (unsigned long long)buffer->size);
     if (buffer->kind != TESS_BUFFER_OBJECT && !checked_add(buffer->handle, end, &address))
-        REFUSE("%s: %s.buffer.handle: %llu bytes behind it leave the address space", function, name, (unsigned long long)end);
+        REFUSE("%s: %s%s.handle: %llu bytes behind it leave the address space", function, name, part, (unsigned long long)end);
     return TESS_OK;
 }
 
@@ -78,7 +78,7 @@ static tess_status check_extent(const tess_plan *plan, const char *name, const t
     if (!last_token(plan, t, x->keys, &last) || !checked_mul(x->heads - 1, (uint64_t)t->stride_head, &head_part) ||
         !checked_add(last, head_part, &last) || !checked_add(last, x->row, &last) || !checked_mul(last, x->item, &bytes) || bytes > INT64_MAX)
         REFUSE("%s: %s: its strides overflow 64-bit sizes", function, name);
-    return check_size(name, &t->buffer, bytes);
+    return check_size(name, ".buffer", &t->buffer, bytes);
 }
 
 /* Elements lie apart when every stride, in rising order, is at least the extent of all dimensions below it. */
@@ -109,7 +109,7 @@ static tess_status check_tensor(const tess_plan *plan, const char *name, const t
     /* Without keys there may be no memory for them. */
     bool empty = x->keys && plan->kv_last < 0;
     if (empty && t->buffer.kind == TESS_BUFFER_NONE) return TESS_OK;
-    status = check_buffer(plan, name, &t->buffer, x->item);
+    status = check_buffer(plan, name, ".buffer", &t->buffer, x->item);
     if (status != TESS_OK || empty) return status;
     return check_extent(plan, name, t, x);
 }
@@ -134,8 +134,8 @@ static tess_status check_tensors(const tess_plan *plan, const tess_run_desc *d) 
 static tess_status check_workspace(const tess_plan *plan, const tess_buffer *workspace) {
     uint64_t bytes = plan->ledger.workspace_bytes;
     if (bytes == 0) return TESS_OK;
-    tess_status status = check_buffer(plan, "workspace", workspace, plan->ledger.workspace_align);
-    return status == TESS_OK ? check_size("workspace", workspace, bytes) : status;
+    tess_status status = check_buffer(plan, "workspace", "", workspace, plan->ledger.workspace_align);
+    return status == TESS_OK ? check_size("workspace", "", workspace, bytes) : status;
 }
 
 /* ------------------------------------------------------------------ the call */
