@@ -46,9 +46,14 @@ INLINE void direct_scores(const task *t, const uint32_t dtype, const char *const
     }
 }
 
-/* O of some rows += P V over the chunk, DIRECT_SPAN vectors of O at a time. */
-INLINE void direct_values(const task *t, const uint32_t dtype, const char *const *values, const int rows) {
+INLINE void direct_fetch(const char *row, int64_t bytes) {
+    for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(row + b, 0, 3);
+}
+
+/* O of some rows += P V over the chunk, DIRECT_SPAN vectors of O at a time. The first pass asks for the n_next rows of K that come after. */
+INLINE void direct_values(const task *t, const uint32_t dtype, const char *const *values, const char *const *next, int32_t n_next, const int rows) {
     const memory *m = &t->m;
+    const int64_t bytes = (int64_t)t->head_dim * t->esize;
     for (int32_t d = 0; d < t->head_dim; d += DIRECT_SPAN * VL) {
         vf acc[DIRECT_ROWS][DIRECT_SPAN];
         const int32_t left = (t->head_dim - d + VL - 1) / VL, vectors = left < DIRECT_SPAN ? left : DIRECT_SPAN;
@@ -56,6 +61,7 @@ INLINE void direct_values(const task *t, const uint32_t dtype, const char *const
             for (int j = 0; j < DIRECT_SPAN; j++) acc[r][j] = vload(m->o + (size_t)r * m->o_elements + d + (j < vectors ? j : 0) * VL);
         for (int32_t key = 0; key < t->chunk.keys; key++) {
             vf v[DIRECT_SPAN];
+            if (d == 0 && key < n_next) direct_fetch(next[key], bytes);
             if (vectors == DIRECT_SPAN && d + DIRECT_SPAN * VL <= t->head_dim) {
                 UNROLL
                 for (int j = 0; j < DIRECT_SPAN; j++) v[j] = load_elements(dtype, values[key], d + j * VL, d + (j + 1) * VL);
@@ -117,31 +123,45 @@ static void direct_softmax(const task *t, int32_t r) {
     m->sum[r] += total;
 }
 
-/* All chunks of the job for a fixed number of rows and one storage type. */
+typedef struct direct_rows {
+    const char *k[CHUNK], *v[CHUNK];
+} direct_rows;
+
+static void direct_find(const task *t, const cpu_chunk *chunk, direct_rows *rows) {
+    for (int32_t n = 0; n < chunk->pieces; n++) {
+        const cpu_piece *p = &chunk->piece[n];
+        for (int32_t i = 0; i < p->count; i++) {
+            rows->k[p->at + i] = t->k + (int64_t)(p->token + i) * t->k_stride;
+            rows->v[p->at + i] = t->v + (int64_t)(p->token + i) * t->v_stride;
+        }
+    }
+    /* The last vector of keys is completed with any key; its scores are replaced by -inf. */
+    for (int32_t key = chunk->keys; key < round_up(chunk->keys, VL); key++) rows->k[key] = rows->k[0];
+}
+
+/* All chunks of the job for a fixed number of rows and one storage type. Rows of K and V are often a page apart, where no hardware prefetcher follows: V is asked
+ * for while K is read, and K of the next chunk while V is. */
 INLINE void direct_chunks(task *t, const uint32_t dtype, const int rows) {
-    const char *keys[CHUNK], *values[CHUNK];
+    const int64_t bytes = (int64_t)t->head_dim * t->esize;
+    direct_rows both[2];
     cpu_walk walk;
     cpu_walk_start(&walk, t->launch, t->job);
-    while (cpu_walk_next(&walk, &t->chunk, CHUNK)) {
-        for (int32_t n = 0; n < t->chunk.pieces; n++) {
-            const cpu_piece *p = &t->chunk.piece[n];
-            for (int32_t i = 0; i < p->count; i++) {
-                keys[p->at + i] = t->k + (int64_t)(p->token + i) * t->k_stride;
-                values[p->at + i] = t->v + (int64_t)(p->token + i) * t->v_stride;
-            }
-        }
-        /* The last vector of keys is completed with any key; its scores are replaced by -inf. */
-        for (int32_t key = t->chunk.keys; key < round_up(t->chunk.keys, VL); key++) keys[key] = keys[0];
+    int more = cpu_walk_next(&walk, &t->next, CHUNK), turn = 0;
+    if (more) direct_find(t, &t->next, &both[0]);
+    while (more) {
+        const direct_rows *now = &both[turn], *then = &both[turn ^= 1];
+        t->chunk = t->next;
+        more = cpu_walk_next(&walk, &t->next, CHUNK);
+        if (more) direct_find(t, &t->next, &both[turn]);
         for (int32_t key = 0; key < t->chunk.keys; key += VL) {
-            for (int32_t i = key; i < key + VL && i < t->chunk.keys; i++)
-                for (int64_t b = 0; b < t->head_dim * t->esize; b += 64) __builtin_prefetch(values[i] + b, 0, 3);
-            direct_scores(t, dtype, keys + key, key, rows);
+            for (int32_t i = key; i < key + VL && i < t->chunk.keys; i++) direct_fetch(now->v[i], bytes);
+            direct_scores(t, dtype, now->k + key, key, rows);
         }
         for (int r = 0; r < rows; r++) {
             direct_mask(t, r);
             direct_softmax(t, r);
         }
-        direct_values(t, dtype, values, rows);
+        direct_values(t, dtype, now->v, then->k, more ? t->next.keys : 0, rows);
     }
 }
 
