@@ -144,6 +144,26 @@ static void options_error(const char *program) {
     exit(2);
 }
 
+static int failed_early(problem_list *list) {
+    list_free(list);
+    return 1;
+}
+
+static long number(const char *text) {
+    char *end;
+    const long value = strtol(text, &end, 10);
+    return *end ? -1 : value;
+}
+
+/* "I/N": part I of N. */
+static int read_shard(const char *text, int *shard, int *shards) {
+    char *end;
+    *shard = (int)strtol(text, &end, 10);
+    if (*end != '/') return -1;
+    *shards = (int)number(end + 1);
+    return *shard >= 0 && *shards > *shard ? 0 : -1;
+}
+
 int main(int argc, char **argv) {
     static const struct option options[] = {{"shard", 1, NULL, 's'},  {"device", 1, NULL, 'd'}, {"every", 1, NULL, 'e'},
                                             {"random", 1, NULL, 'r'}, {"seed", 1, NULL, 'x'},   {"masks", 1, NULL, 'm'},
@@ -153,14 +173,14 @@ int main(int argc, char **argv) {
     uint64_t seed = 1;
     const char *backend = NULL, *masks = ".", *single = NULL;
     for (int o; (o = getopt_long(argc, argv, "", options, NULL)) != -1;) {
-        if (o == 's' && sscanf(optarg, "%d/%d", &shard, &shards) == 2 && shard >= 0 && shards > 0)
+        if (o == 's' && read_shard(optarg, &shard, &shards) == 0)
             continue;
         else if (o == 'd')
             backend = optarg;
-        else if (o == 'e' && atoi(optarg) > 0)
-            every = atoi(optarg);
+        else if (o == 'e' && number(optarg) > 0)
+            every = (int)number(optarg);
         else if (o == 'r')
-            random_count = atol(optarg);
+            random_count = number(optarg);
         else if (o == 'x')
             seed = strtoull(optarg, NULL, 10);
         else if (o == 'm')
@@ -173,7 +193,7 @@ int main(int argc, char **argv) {
             options_error(argv[0]);
     }
     const char *count = getenv("TESSERA_RANDOM_PROBLEMS");
-    if (random_count >= 0 && count && *count) random_count = atol(count);
+    if (random_count >= 0 && count && *count) random_count = number(count);
 
     problem_list list = {0};
     if (single) {
@@ -184,9 +204,9 @@ int main(int argc, char **argv) {
         list.lines = calloc((size_t)random_count + 1, sizeof *list.lines);
         if (!list.lines) return 1;
         for (; list.count < random_count; list.count++)
-            if (list_random(seed, (uint64_t)list.count, masks, list.lines[list.count]) != 0) return 1;
+            if (list_random(seed, (uint64_t)list.count, masks, list.lines[list.count]) != 0) return failed_early(&list);
     } else if (list_build(&list, masks) != 0)
-        return 1;
+        return failed_early(&list);
     if (print) {
         for (int n = 0; n < list.count; n++) puts(list.lines[n]);
         list_free(&list);
@@ -194,7 +214,7 @@ int main(int argc, char **argv) {
     }
 
     test_targets targets;
-    if (test_targets_open(&targets, backend, TEST_EACH_KERNEL) != 0) return 1;
+    if (test_targets_open(&targets, backend, TEST_EACH_KERNEL) != 0) return failed_early(&list);
     const size_t most = (size_t)(list.count + 2) * (size_t)targets.count + 2;
     struct CMUnitTest *tests = calloc(most, sizeof *tests);
     one_case *cases = calloc(most, sizeof *cases);

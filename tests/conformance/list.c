@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "list.h"
 
+#include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -297,12 +298,12 @@ static int write_line(const int *v, int index, const char *folder, char *line) {
     add(&w, " head_dim=%d", 8 * (v[DIM] + 1));
     if (v[BATCH] == BATCH_PACKED) {
         const int64_t some = smaller(q, 33);
-        add(&w, " q_lens=%lld,1,0,%lld,3 kv_lens=%lld,%lld,5,%lld,0", (long long)q, (long long)some, (long long)kv, (long long)(3 * block + 7),
-            (long long)(some + 2 * block + 1));
+        const int64_t decode = 3 * block + 7, chunk = some + 2 * block + 1;
+        add(&w, " q_lens=%" PRId64 ",1,0,%" PRId64 ",3 kv_lens=%" PRId64 ",%" PRId64 ",5,%" PRId64 ",0", q, some, kv, decode, chunk);
     } else {
         if (v[BATCH] == BATCH_THREE) add(&w, " batch=3");
-        add(&w, " q_len=%lld", (long long)q);
-        if (kv != q) add(&w, " kv_len=%lld", (long long)kv);
+        add(&w, " q_len=%" PRId64, q);
+        if (kv != q) add(&w, " kv_len=%" PRId64, kv);
     }
     if (v[DTYPE]) add(&w, " dtype=%s", dtypes[v[DTYPE]]);
     if (v[SPLIT]) add(&w, " kv_split=%d", splits[v[SPLIT]]);
@@ -329,8 +330,7 @@ static void every_remainder(char *line, int block, int q_len, const char *rest) 
 static const char *const further[] = {
     /* The settings of Phi-3-small: 32 heads in 8 groups, one head in the last slice of two tensor-parallel ranks. */
     "pattern=s2 block=64 local=16 stride=8 offset=1 heads=32 kv_heads=8 head_dim=128 q_len=3 kv_len=3001 scale=0.0078125 dtype=bf16",
-    "pattern=s2 block=64 local=16 stride=8 offset=1 heads=16 kv_heads=4 head_first=16 heads_total=32 head_dim=128 q_len=1 kv_len=2049 "
-    "scale=0.0078125 dtype=f16",
+    "local=16 stride=8 offset=1 heads=16 kv_heads=4 head_first=16 heads_total=32 head_dim=128 q_len=1 kv_len=2049 scale=0.0078125 dtype=f16",
     /* More strides than heads, more local blocks than blocks, a local window of every key. */
     "pattern=s2 block=16 local=2 stride=37 heads=5 head_dim=40 q_len=700",
     "pattern=s2 block=16 local=1000 stride=7 offset=3 heads=2 head_dim=24 q_len=200 kv_len=310",
@@ -410,7 +410,7 @@ int list_random(uint64_t seed, uint64_t index, const char *folder, char line[LIS
     const int block = (int)between(&s, 0, 2) ? 16 << between(&s, 0, 3) : (int)between(&s, 1, 100);
     const int packed = between(&s, 0, 2) == 0, sequences = (int)between(&s, 1, packed ? 6 : 3);
     const int causal = between(&s, 0, 2) != 0;
-    int64_t q[8], kv[8], longest = 0;
+    int64_t q[8] = {0}, kv[8] = {0}, longest = 0;
     for (int n = 0; n < sequences; n++) {
         q[n] = !packed && n ? q[0] : length(&s, 400);
         kv[n] = !packed && n ? kv[0] : between(&s, 0, 2) ? q[n] + length(&s, 900) : length(&s, 500);
