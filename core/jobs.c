@@ -63,8 +63,8 @@ static void find_runs(const tess_layout *layout, tess_head_run *runs, uint32_t *
 /* How many heads of a run one job takes, given the sequence's rows: all its tiles must have room for them. */
 static uint32_t heads_of_job(const tess_jobs *jobs, const tess_sequence *sequence) {
     uint64_t rows = smaller((uint64_t)sequence->q_len, (uint64_t)jobs->grid.step);
-    uint64_t heads = smaller(jobs->tile_rows, jobs->pack_rows) / rows;
-    return heads == 0 ? 1 : heads > 65535 ? 65535 : (uint32_t)heads;
+    uint32_t heads = (uint32_t)(smaller(jobs->tile_rows, jobs->pack_rows) / rows);
+    return heads == 0 ? 1 : heads;
 }
 
 /* ------------------------------------------------------------------ life */

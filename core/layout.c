@@ -42,11 +42,11 @@ static tess_status check_blocks(const char *function, tess_layout *x) {
                          (long long)x->max_tokens, (long long)block);
     if (x->kv_heads_total == 0) {
         /* Only patterns per kv head need it, so that slices which do not split evenly are refused for these alone. */
-        int64_t total = (int64_t)x->heads_total * x->n_kv_heads / x->n_heads;
-        if ((x->pattern.flags & TESS_PATTERN_PER_KV_HEAD) && (total == 0 || x->heads_total % total != 0))
+        int64_t total = (int64_t)x->heads_total * x->n_kv_heads / x->n_heads; /* at least 1: there are no fewer heads in total than here */
+        if ((x->pattern.flags & TESS_PATTERN_PER_KV_HEAD) && x->heads_total % total != 0)
             REFUSE("%s: kv_heads_total: must be given, since %d heads of %d make no whole number of kv heads", function, (int)x->n_heads,
                    (int)x->heads_total);
-        x->kv_heads_total = total ? (int32_t)total : 1;
+        x->kv_heads_total = (int32_t)total;
     }
     return TESS_OK;
 }
@@ -214,6 +214,9 @@ tess_status tess_layout_build(tess_runtime *runtime, const char *function, const
         destroy(x);
         return status;
     }
+    if (x->coverage < 1)
+        tess_log(runtime, "plan", "layout: %.1f %% of the blocks that a query could see are seen by some head%s", 100 * x->coverage,
+                 x->pattern.kind == TESS_PATTERN_S2 ? "; S2 covers all when its heads have at least `stride` residues" : "");
     *layout = x;
     return TESS_OK;
 }

@@ -68,13 +68,10 @@ tess_status tess_layout_serialize(const tess_layout *x, void *data, size_t *size
     if (!size) return tess_fail(TESS_ERROR_INVALID, "%s: size: must not be NULL", function);
     const tess_pattern *p = &x->pattern;
     bool blocks = p->kind == TESS_PATTERN_BLOCKS;
-    /* Equal masks are written once. */
+    /* Equal masks are written once. No overflow: creation has read a mask of at least this size. */
     int64_t mask_heads = !blocks ? 0 : x->n_classes == 1 ? 1 : x->n_heads;
-    uint64_t row_bytes = ((uint64_t)p->mask_key_blocks + 7) / 8, mask_bytes = 0, needed;
-    if (blocks && !checked_mul((uint64_t)mask_heads * (uint64_t)p->mask_query_blocks, row_bytes, &mask_bytes))
-        return tess_fail(TESS_ERROR_UNSUPPORTED, "%s: size: the mask has 2^64 bytes or more", function);
-    if (!checked_add(mask_bytes, HEADER_BYTES + CHECKSUM_BYTES, &needed) || needed > SIZE_MAX)
-        return tess_fail(TESS_ERROR_UNSUPPORTED, "%s: size: the bytes do not fit the address space", function);
+    uint64_t row_bytes = ((uint64_t)p->mask_key_blocks + 7) / 8, mask_bytes = (uint64_t)mask_heads * (uint64_t)p->mask_query_blocks * row_bytes;
+    uint64_t needed = mask_bytes + HEADER_BYTES + CHECKSUM_BYTES;
     size_t capacity = *size;
     *size = (size_t)needed;
     if (!data) return TESS_OK;

@@ -3,8 +3,6 @@
 
 #include <string.h>
 
-#include "checked.h"
-
 int64_t tess_mask_below(const uint32_t *columns, int64_t count, int64_t end) {
     int64_t low = 0, high = count;
     while (low < high) {
@@ -96,14 +94,13 @@ static void compress_head(const tess_mask *mask, int64_t head, bool causal, int6
 
 static tess_status compress_groups(tess_runtime *runtime, const char *function, const tess_mask *mask, bool causal, int64_t n_blocks,
                                    const mask_group *groups, tess_mask_set *set) {
-    uint64_t starts = (uint64_t)mask->query_blocks + 1, columns = 0, bytes, more;
+    /* No overflow: the caller's mask, which lies in memory, has a bit or a byte for everything that is counted here. */
+    uint64_t starts = (uint64_t)mask->query_blocks + 1, columns = 0;
     for (uint32_t c = 0; c < set->n_classes; c++) columns += groups[c].count;
-    if (!checked_mul(starts * sizeof(uint64_t), set->n_classes, &bytes) || !checked_mul(columns, sizeof(uint32_t), &more) ||
-        !checked_add(bytes, more, &bytes) || bytes > SIZE_MAX)
-        return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: mask: its compressed rows do not fit the address space", function);
+    uint64_t bytes = starts * set->n_classes * sizeof(uint64_t) + columns * sizeof(uint32_t);
     set->bytes = bytes;
     set->rows_bytes = set->n_classes * sizeof(tess_mask_rows);
-    set->memory = tess_mem_alloc(runtime, (size_t)bytes, 64);
+    set->memory = bytes > SIZE_MAX ? NULL : tess_mem_alloc(runtime, (size_t)bytes, 64);
     set->rows = tess_mem_alloc(runtime, (size_t)set->rows_bytes, 64);
     if (!set->memory || !set->rows) {
         tess_mask_release(runtime, set);

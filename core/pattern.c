@@ -115,7 +115,7 @@ static tess_wide strided_both_rows(const tess_rule *rule, int64_t begin, int64_t
     blocks += sum_quotients(y_last, stride) - sum_quotients(y_first - 1, stride);
     blocks -= sum_quotients(y_last - n, stride) - sum_quotients(y_first - 1 - n, stride);
     /* The last block is among them when y is a positive multiple of the stride. */
-    if (n > 0 && y_last > 0) short_rows += y_last / stride - larger(y_first - 1, 0) / stride;
+    if (y_last > 0) short_rows += y_last / stride - larger(y_first - 1, 0) / stride;
     return blocks * block - short_rows * missing;
 }
 
@@ -154,7 +154,7 @@ static tess_wide blocks_pairs(const tess_rule *rule, int64_t p_begin, int64_t p_
 }
 
 tess_wide tess_rule_pairs(const tess_rule *rule, int64_t p_begin, int64_t p_end, int64_t keys) {
-    if (p_end <= p_begin || keys <= 0) return 0;
+    if (p_end <= p_begin) return 0;
     switch (rule->kind) {
     case TESS_RULE_STRIDED: return strided_prefix(rule, p_end) - strided_prefix(rule, p_begin);
     case TESS_RULE_STRIDED_BOTH: return strided_both_pairs(rule, p_begin, p_end, keys);

@@ -366,6 +366,9 @@ tess_status tess_plan_create(tess_device *device, const tess_layout *layout, con
         return status;
     }
     x->create_seconds = seconds() - begin;
+    tess_log(device->runtime, "plan", "plan: %s, tiles of %u rows, %llu jobs, %llu merges, %llu bytes of workspace, made in %.3f ms", x->kernel_name,
+             (unsigned)x->tile_rows, (unsigned long long)x->ledger.n_jobs, (unsigned long long)x->ledger.n_merges,
+             (unsigned long long)x->ledger.workspace_bytes, 1e3 * x->create_seconds);
     *plan = x;
     return TESS_OK;
 }

@@ -7,7 +7,6 @@ enum { MAX_TILE_BLOCKS = 32, MAX_TILE_ROWS = 32768 };
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
-static int64_t clamp(int64_t x, int64_t low, int64_t high) { return x < low ? low : x > high ? high : x; }
 
 /* ------------------------------------------------------------------ rows */
 
@@ -131,10 +130,9 @@ static uint64_t merged_slot(const tess_tiler *tiler, uint64_t key) {
     return slot;
 }
 
-/* Doubles the room. The old arrays stay whole until the new ones are there. */
+/* Doubles the room. The old arrays stay whole until the new ones are there. There are no more merged rows than jobs, which fit 32 bits. */
 static tess_status merged_grow(tess_tiler *tiler) {
     uint64_t room = tiler->merged_room ? 2 * tiler->merged_room : 64, n_slots = 2 * room;
-    if (room > UINT32_MAX / 2) return too_many();
     tess_merged *merged = tess_mem_alloc(tiler->runtime, (size_t)room * sizeof *merged, 64);
     uint32_t *slots = tess_mem_alloc(tiler->runtime, (size_t)n_slots * sizeof *slots, 64);
     if (!merged || !slots) {
@@ -261,11 +259,11 @@ static int64_t masked_tail(int64_t reach, int64_t last, int64_t block, int64_t k
 
 static void set_interval(tess_keys *keys, int64_t start, int64_t end, int64_t head, int64_t tail) {
     int64_t blocks = larger(0, end - start);
-    tail = clamp(tail, 0, blocks);
+    tail = smaller(tail, blocks);
     keys->interval_start = blocks ? (uint32_t)start : 0;
     keys->interval_blocks = (uint32_t)blocks;
     keys->mask_tail = (uint32_t)tail;
-    keys->mask_head = (uint32_t)clamp(head, 0, blocks - tail);
+    keys->mask_head = (uint32_t)smaller(head, blocks - tail);
 }
 
 /* Entries of the residue of `block` in [begin, end), as a slice of the lists. `end` is at most the lists' end. */

@@ -366,6 +366,17 @@ static void test_decode(void **state) {
         assert_int_equal(0, c.out[n].mask_head);
         assert_int_equal(0, c.out[n].mask_tail);
     }
+    tess_jobs_release(&c.jobs);
+    /* A tile that begins with the last row of a block sees that block whole: of its two blocks only the second is masked. */
+    c.sequences[0].q_len = 65;
+    c.sequences[0].kv_len = 640;
+    free(c.classes), free(c.out), free(c.merges), free(c.entries), free(c.bits);
+    instance_plan(&c);
+    assert_int_equal(32, c.jobs.n_jobs);
+    for (uint64_t n = 0; n < c.jobs.n_jobs; n++) {
+        assert_int_equal(65, c.out[n].rows);
+        assert_int_equal(1, c.out[n].mask_tail);
+    }
     instance_free(&c);
 }
 
@@ -449,6 +460,18 @@ static void test_too_many_entries(void **state) {
     layout.rules = rules;
     layout.n_classes = 3;
     assert_int_equal(TESS_ERROR_UNSUPPORTED, tess_tiler_create(&tiler, runtime, &layout, INT32_MAX));
+    tess_tiler_release(&tiler);
+    /* Merged rows of a mask that are one too many. */
+    const uint64_t start[] = {0, 2};
+    const uint32_t columns[] = {0, 1};
+    rules[0] = (tess_rule){.kind = TESS_RULE_BLOCKS, .block = 1, .rows = {1, start, columns}};
+    layout.n_classes = 1;
+    tess_tile tile = {.first = 0, .last = 0, .i_first = 0, .i_last = 0};
+    assert_int_equal(TESS_OK, tess_tiler_create(&tiler, runtime, &layout, 2));
+    tiler.n_entries = UINT32_MAX - 1;
+    assert_int_equal(TESS_ERROR_UNSUPPORTED, tess_tiler_merge(&tiler, 0, &tile));
+    tiler.n_entries = UINT32_MAX - 2;
+    assert_int_equal(TESS_OK, tess_tiler_merge(&tiler, 0, &tile));
     tess_tiler_release(&tiler);
 }
 

@@ -404,6 +404,7 @@ SPOIL(mask_columns, p->kind = TESS_PATTERN_BLOCKS; p->mask_key_blocks = -1)
 SPOIL(mask_many_rows, p->kind = TESS_PATTERN_BLOCKS; p->mask_query_blocks = INT64_C(1) << 31)
 SPOIL(mask_many_columns, p->kind = TESS_PATTERN_BLOCKS; p->mask_key_blocks = INT64_C(1) << 31)
 SPOIL(mask_overflow, p->kind = TESS_PATTERN_BLOCKS; p->mask_query_blocks = p->mask_key_blocks = INT32_MAX; p->mask_heads = 4)
+SPOIL(mask_half_overflow, p->kind = TESS_PATTERN_BLOCKS; p->mask_query_blocks = p->mask_key_blocks = INT32_MAX; p->mask_heads = d->n_heads = 8)
 SPOIL(pattern_null, d->pattern = NULL)
 
 static void test_refusals(void **state) {
@@ -451,6 +452,7 @@ static void test_refusals(void **state) {
         {"mask_query_blocks", TESS_ERROR_UNSUPPORTED, mask_many_rows},
         {"mask_key_blocks", TESS_ERROR_UNSUPPORTED, mask_many_columns},
         {"mask", TESS_ERROR_INVALID, mask_overflow},
+        {"mask", TESS_ERROR_INVALID, mask_half_overflow},
         {"pattern", TESS_ERROR_INVALID, pattern_null},
     };
     for (size_t n = 0; n < sizeof list / sizeof *list; n++) {

@@ -467,7 +467,7 @@ static void test_tensors(void **state) {
     assert_tensor(plan, TESS_ROLE_V, 50 * 2 * 16, 2 * 16, 16, 3 * 50 * 2 * 16 * 2);
     assert_tensor(plan, TESS_ROLE_LSE, 7 * 8, 1, 7, 3 * 7 * 8 * 4);
     tess_tensor t;
-    assert_refused(TESS_ERROR_INVALID, tess_plan_tensor(NULL, TESS_ROLE_Q, t.buffer, &t, NULL), "tess_plan_tensor", "plan");
+    assert_refused(TESS_ERROR_INVALID, tess_plan_tensor(NULL, TESS_ROLE_Q, tess_host_buffer(NULL, 0), &t, NULL), "tess_plan_tensor", "plan");
     assert_refused(TESS_ERROR_INVALID, tess_plan_tensor(plan, (tess_role)5, tess_host_buffer(NULL, 0), &t, NULL), "tess_plan_tensor", "role");
     assert_refused(TESS_ERROR_INVALID, tess_plan_tensor(plan, TESS_ROLE_Q, tess_host_buffer(NULL, 0), NULL, NULL), "tess_plan_tensor", "tensor");
     tess_plan_release(plan);
@@ -498,11 +498,26 @@ static void test_tensors(void **state) {
     tess_pattern p = {.struct_size = sizeof p, .block = 1 << 20};
     tess_layout_desc l = {.struct_size = sizeof l, .pattern = &p, .n_heads = 65535, .n_kv_heads = 65535, .max_tokens = INT32_MAX};
     assert_int_equal(TESS_OK, tess_layout_create(runtime, &l, &layout));
-    d = plan_desc(1 << 20, 0, 2147418111);
-    d.head_dim = 256;
+    const int64_t batches[] = {100, 1 << 8, 1 << 20}; /* past 2^63 bytes, and past 2^64 in one more product each */
+    for (int n = 0; n < 3; n++) {
+        d = plan_desc(batches[n], 0, 2147418111);
+        d.head_dim = 256;
+        plan = make(layout, &d);
+        assert_refused(TESS_ERROR_UNSUPPORTED, tess_plan_tensor(plan, TESS_ROLE_K, tess_host_buffer(NULL, 0), &t, NULL), "tess_plan_tensor", "role");
+        tess_plan_release(plan);
+    }
+    int64_t *cumulative = malloc(2 * ((1 << 20) + 1) * sizeof *cumulative), *none = cumulative + (1 << 20) + 1;
+    assert_non_null(cumulative);
+    for (int64_t n = 0; n <= 1 << 20; n++) {
+        cumulative[n] = n * 2147418111;
+        none[n] = 0;
+    }
+    d.cu_q_lens = none;
+    d.cu_kv_lens = cumulative;
     plan = make(layout, &d);
-    assert_refused(TESS_ERROR_UNSUPPORTED, tess_plan_tensor(plan, TESS_ROLE_K, t.buffer, &t, NULL), "tess_plan_tensor", "role");
+    assert_refused(TESS_ERROR_UNSUPPORTED, tess_plan_tensor(plan, TESS_ROLE_K, tess_host_buffer(NULL, 0), &t, NULL), "tess_plan_tensor", "role");
     tess_plan_release(plan);
+    free(cumulative);
     tess_layout_release(layout);
 }
 

@@ -179,6 +179,10 @@ static void check_input(const char *name, tess_tensor *t) {
     t->buffer.offset = UINT64_MAX - 3;
     snprintf(field, sizeof field, "%s.buffer.offset", name);
     refused(TESS_ERROR_INVALID, field);
+    t->buffer.handle = UINT64_MAX - 15;
+    t->buffer.size = 0;
+    snprintf(field, sizeof field, "%s.buffer.handle", name);
+    refused(TESS_ERROR_INVALID, field);
     for (uint64_t offset = 1; offset < 9; offset++) {
         t->buffer.offset = offset;
         if (offset % 4 == 0) {
