@@ -107,7 +107,7 @@ static void store_finish(const tess_layout *x, tess_kv_store *store, int64_t lat
 
 static void store_of_rule(const tess_layout *x, int32_t kv_head, tess_kv_store *store) {
     int64_t late = 0, n = x->n_blocks;
-    store->fixed = 0;
+    store->local = store->fixed = 0;
     for (uint32_t g = x->group_start[kv_head]; g < x->group_start[kv_head + 1]; g++) {
         const tess_rule *rule = &x->rules[x->group_classes[g]];
         if (rule->kind == TESS_RULE_DENSE) {
@@ -236,7 +236,9 @@ static void kv_store(const tess_layout *x, int32_t kv_head, tess_kv_store *store
 /* Whether a block has a slot of its own, and how many blocks before it do. */
 static bool fixed_rank(const tess_layout *x, int32_t kv_head, const tess_kv_store *store, int64_t block, int64_t *rank) {
     if (x->stores) {
-        const uint32_t *list = x->fixed ? x->fixed + store->fixed_begin : NULL;
+        *rank = 0;
+        if (!x->fixed) return false;
+        const uint32_t *list = x->fixed + store->fixed_begin;
         *rank = tess_mask_below(list, store->fixed, block);
         return *rank < store->fixed && list[*rank] == block;
     }
