@@ -359,7 +359,6 @@ static void test_layout_create(void **state) {
         L(struct_size, 0, VER, "desc"),
         L(struct_size, UINT32_MAX, VER, "desc"),
         L(flags, 1, INV, "flags"),
-        L(pattern, 0, INV, "pattern"),
         L(n_heads, 0, INV, "n_heads"),
         L(n_heads, -4, INV, "n_heads"),
         L(n_heads, 65536, INV, "n_heads"),
@@ -380,7 +379,7 @@ static void test_layout_create(void **state) {
         L(max_tokens, -1, INV, "max_tokens"),
         L(max_tokens, INT64_MIN, INV, "max_tokens"),
         L(max_tokens, INT64_MAX, UNS, "max_tokens"),
-        L(max_tokens, (1ll << 31) * 16 + 1, UNS, "max_tokens"),
+        L(max_tokens, (1LL << 31) * 16 + 1, UNS, "max_tokens"),
         L(max_tokens, 0, FINE, NULL),
         L(max_chunk, -1, INV, "max_chunk"),
         L(max_chunk, INT64_MIN, INV, "max_chunk"),
@@ -411,6 +410,8 @@ static void test_layout_create(void **state) {
     assert_error(tess_layout_create(NULL, &desc, &made), TESS_ERROR_INVALID, "tess_layout_create", "runtime");
     assert_error(tess_layout_create(runtime, NULL, &made), TESS_ERROR_INVALID, "tess_layout_create", "desc");
     assert_error(tess_layout_create(runtime, &desc, NULL), TESS_ERROR_INVALID, "tess_layout_create", "layout");
+    desc.pattern = NULL;
+    assert_error(tess_layout_create(runtime, &desc, &made), TESS_ERROR_INVALID, "tess_layout_create", "pattern");
     assert_null(made);
     tess_layout_release(NULL);
 }

@@ -28,7 +28,10 @@ static tess_plan_desc base_plan(void) {
 
 static float *floats(size_t count) {
     float *memory = aligned_alloc(256, (count * sizeof *memory + 511) / 256 * 256);
-    if (!memory) fail_msg("out of memory");
+    if (!memory) {
+        fail_msg("out of memory");
+        return NULL;
+    }
     for (size_t n = 0; n < count; n++) memory[n] = 0.25f;
     return memory;
 }
@@ -114,20 +117,20 @@ static void test_plan_create(void **state) {
         P(batch, -1, INV, "batch"),
         P(batch, INT64_MIN, INV, "batch"),
         P(batch, INT64_MAX, INV | UNS | OOM, "batch"),
-        P(batch, 1ll << 40, INV | UNS | OOM, NULL),
+        P(batch, 1LL << 40, INV | UNS | OOM, NULL),
         P(batch, 0, FINE, NULL),
         P(q_len, -1, INV, "q_len"),
         P(q_len, INT64_MIN, INV, "q_len"),
         P(q_len, INT32_MAX, UNS, "q_len"),
         P(q_len, INT32_MAX - 65536 + 1, UNS, "q_len"),
-        P(q_len, 1ll << 32, UNS, "q_len"),
+        P(q_len, 1LL << 32, UNS, "q_len"),
         P(q_len, INT64_MAX, UNS | INV, "q_len"),
         P(q_len, 0, FINE, NULL),
         P(q_len, 5000, FINE, NULL), /* more than max_tokens, which bounds keys alone */
         P(kv_len, -1, INV, "kv_len"),
         P(kv_len, INT64_MIN, INV, "kv_len"),
         P(kv_len, 4097, INV, "kv_len"),
-        P(kv_len, 1ll << 33, UNS | INV, "kv_len"),
+        P(kv_len, 1LL << 33, UNS | INV, "kv_len"),
         P(kv_len, INT64_MAX, UNS | INV, "kv_len"),
         P(kv_len, 0, FINE, NULL),
         P(q_lens, (intptr_t)negative, INV, "q_lens"),
@@ -266,7 +269,7 @@ static tess_run_desc base_run(void) {
         R(name.buffer.offset, 4, INV, text), R(name.buffer.offset, UINT64_MAX - 3, INV, text), R(name.buffer.size, 64, INV, text),              \
         R(name.buffer.size, 1, INV, text), R(name.stride_batch, -1, INV, text), R(name.stride_token, -1, INV, text),                            \
         R(name.stride_head, INT64_MIN, INV, text), R(name.stride_batch, INT64_MAX, INV, text), R(name.stride_token, INT64_MAX, INV, text),      \
-        R(name.stride_head, INT64_MAX, INV, text), R(name.stride_token, INT64_MAX / 4, INV, text), R(name.stride_batch, 1ll << 40, INV, text)
+        R(name.stride_head, INT64_MAX, INV, text), R(name.stride_token, INT64_MAX / 4, INV, text), R(name.stride_batch, 1LL << 40, INV, text)
 #define RESERVED_TENSOR(name) R(name.buffer.kind, TESS_BUFFER_HOST, UNS, #name), R(name.buffer.kind, UINT32_MAX, UNS | INV, #name)
 #define RESERVED_BUFFER(name) R(name.kind, TESS_BUFFER_HOST, UNS, #name), R(name.kind, UINT32_MAX, UNS | INV, #name)
 
@@ -374,7 +377,7 @@ static void test_memory(void **state) {
     assert_error(tess_alloc(NULL, 10, &a), TESS_ERROR_INVALID, "tess_alloc", "device");
     assert_error(tess_alloc(device, 10, NULL), TESS_ERROR_INVALID, "tess_alloc", "buffer");
     assert_true(tess_alloc(device, UINT64_MAX, &a) == TESS_ERROR_OUT_OF_MEMORY);
-    assert_true(tess_alloc(device, 1ull << 62, &a) == TESS_ERROR_OUT_OF_MEMORY);
+    assert_true(tess_alloc(device, 1ULL << 62, &a) == TESS_ERROR_OUT_OF_MEMORY);
     assert_int_equal(a.kind, 0x11111111);
     assert_ok(tess_alloc(device, 0, &a));
     assert_int_equal(a.kind, TESS_BUFFER_NONE);

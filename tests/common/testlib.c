@@ -217,6 +217,18 @@ uint64_t test_random(uint64_t *state) {
 
 int64_t test_between(uint64_t *state, int64_t low, int64_t high) { return low + (int64_t)(test_random(state) % (uint64_t)(high - low + 1)); }
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define SANITIZED 1
+#endif
+#endif
+#ifndef SANITIZED
+#define SANITIZED 0
+#endif
+int test_sanitized(void) { return SANITIZED; }
+
 int test_open_descriptors(void) {
     int count = 0;
     DIR *directory = opendir("/proc/self/fd");

@@ -75,6 +75,9 @@ void test_assert_ok(tess_status status, const char *file, int line);
 uint64_t test_random(uint64_t *state);
 int64_t test_between(uint64_t *state, int64_t low, int64_t high); /* both included */
 
+/* Whether this build has a sanitizer, which makes everything many times slower and keeps freed memory for a while. */
+int test_sanitized(void);
+
 /* Open file descriptors, mappings and resident bytes of this process. */
 int test_open_descriptors(void);
 int test_mappings(void);

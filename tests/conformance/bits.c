@@ -23,7 +23,8 @@ static void *room(uint64_t bytes) {
 }
 
 static void test_repeats(void **state) {
-    const int repeats = ((const test_target *)*state)->host_memory ? 100 : 5; /* copies to and fro take most of the time there */
+    const int repeats =
+        ((const test_target *)*state)->host_memory && !test_sanitized() ? 100 : 5; /* copies to and fro take most of the time elsewhere */
     for (int n = 0; n < LINES; n++) {
         rig r;
         rig_create(&r, *state, lines[n], NULL, NULL);

@@ -219,7 +219,7 @@ int main(int argc, char **argv) {
     struct CMUnitTest *tests = calloc(most, sizeof *tests);
     one_case *cases = calloc(most, sizeof *cases);
     int *accepted = calloc((size_t)targets.count, sizeof *accepted);
-    if (!tests || !cases || !accepted) return 1;
+    if (!tests || !cases || !accepted) exit(1);
     size_t n_tests = 0, n_cases = 0;
     if (!single && random_count < 0 && shard == 0) {
         tests[n_tests++] = (struct CMUnitTest){"every pair of values is covered", test_list_covers, NULL, NULL, &list};

@@ -50,7 +50,7 @@ static void test_stretched(void **state) {
         "pattern=s2 block=16 local=1 stride=2 heads=2 kv_heads=2 head_dim=16 batch=2 q_len=3 kv_len=70 dtype=f16",
     };
     /* Elements: around 2^30 (2^32 bytes of float32), 2^31 (2^32 bytes of 16-bit types, and the sign of a 32-bit index), and 2^32. */
-    static const int64_t strides[] = {(1ll << 30) - 16, (1ll << 30) + 16, (1ll << 31) - 16, (1ll << 31), (1ll << 31) + 16, (1ll << 32) + 16};
+    static const int64_t strides[] = {(1LL << 30) - 16, (1LL << 30) + 16, (1LL << 31) - 16, (1LL << 31), (1LL << 31) + 16, (1LL << 32) + 16};
     const test_target *target = *state;
     if (!target->host_memory) return;
     for (size_t n = 0; n < sizeof lines / sizeof lines[0]; n++) {

@@ -9,7 +9,7 @@
 enum { DEVICES = 2, MOST_BUFFERS = 256 };
 
 /* Added to every address that leaves the backend: whoever reads through a handle of this device crashes. */
-static const uint64_t far_away = 1ull << 60;
+static const uint64_t far_away = 1ULL << 60;
 
 __attribute__((visibility("default"))) fake_control fake_control_symbol = {.only_device = -1};
 
@@ -99,7 +99,7 @@ static tess_status fake_alloc(void *opaque, uint64_t size, tess_buffer *buffer) 
     if (status != TESS_OK) return status;
     for (int n = 0; n < MOST_BUFFERS; n++) {
         if (device->buffers[n]) continue;
-        void *memory = size < 1ull << 34 ? aligned_alloc(512, (size_t)(size + 511) / 512 * 512) : NULL;
+        void *memory = size < 1ULL << 34 ? aligned_alloc(512, (size_t)(size + 511) / 512 * 512) : NULL;
         if (!memory) break;
         device->buffers[n] = memory;
         device->sizes[n] = size;
