@@ -222,7 +222,7 @@ static void use(tess_layout *layout, uint64_t *seed) {
 static void test_mutations(void **state) {
     (void)state;
     const char *setting = getenv("TESS_TEST_MUTATIONS");
-    long count = setting ? atol(setting) : 100000, accepted = 0, done = 0;
+    long count = setting ? strtol(setting, NULL, 10) : 100000, accepted = 0, done = 0;
     uint64_t seed = 22;
     while (done < count) {
         spec x;
