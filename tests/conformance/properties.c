@@ -28,9 +28,9 @@ int main(int argc, char **argv) {
         if (only && strcmp(only, names[g]) != 0) continue;
         size_t n_properties = 0, n_tests = 0;
         while (groups[g][n_properties].name) n_properties++;
-        struct CMUnitTest *tests = calloc(n_properties * (size_t)targets.count, sizeof *tests);
-        char(*titles)[160] = calloc(n_properties * (size_t)targets.count, sizeof *titles);
-        if (!tests || !titles) return 1;
+        struct CMUnitTest *tests = calloc(n_properties * (size_t)targets.count + 1, sizeof *tests);
+        char(*titles)[160] = calloc(n_properties * (size_t)targets.count + 1, sizeof *titles);
+        if (!tests || !titles) exit(1);
         for (size_t n = 0; n < n_properties; n++)
             for (int t = 0; t < targets.count; t++) {
                 test_target *target = &targets.items[t];

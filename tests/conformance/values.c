@@ -13,7 +13,10 @@
 
 static void *room(uint64_t bytes) {
     void *pointer = calloc(1, bytes + 1);
-    if (!pointer) fail_msg("out of memory");
+    if (!pointer) {
+        fail_msg("out of memory");
+        exit(1);
+    }
     return pointer;
 }
 

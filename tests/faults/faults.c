@@ -223,6 +223,8 @@ static void sums_without_faults(const char *id, const char *backend_path, float 
     check_empty(&heap, "no fault", 0);
 }
 
+static int same(const void *a, const void *b, size_t bytes) { return memcmp(a, b, bytes) == 0; }
+
 /* ------------------------------------------------------------------ host allocations */
 
 /* Allocation k fails once: the step says OUT_OF_MEMORY, and the same step done again succeeds. */
@@ -242,7 +244,7 @@ static int transient_fault(const char *id, const char *backend_path, int64_t k, 
                 fail_msg("after failing allocation %lld, %s %d done again: %s: %s", (long long)k, steps[s].name, n, tess_status_name(status),
                          tess_last_error());
         }
-    if (memcmp(l.sums, sums, sizeof l.sums) != 0) fail_msg("after failing allocation %lld the results differ", (long long)k);
+    if (!same(l.sums, sums, sizeof l.sums)) fail_msg("after failing allocation %lld the results differ", (long long)k);
     life_release(&l);
     check_empty(&heap, "allocation", k);
     return heap.failures > 0;
@@ -269,7 +271,7 @@ static int sticky_fault(const char *id, const char *backend_path, int64_t k, con
             }
             failures = heap.failures;
         }
-    if (memcmp(l.sums, sums, sizeof l.sums) != 0) fail_msg("after failing allocations from %lld on the results differ", (long long)k);
+    if (!same(l.sums, sums, sizeof l.sums)) fail_msg("after failing allocations from %lld on the results differ", (long long)k);
     life_release(&l);
     check_empty(&heap, "allocations from", k);
     return failures > 0;
@@ -388,7 +390,7 @@ static int backend_fault(int64_t k, tess_status wanted, int sticky, const float 
             }
         if (control->calls != calls) fail_msg("calls reach a lost device");
         control->fail_at = 0;
-    } else if (memcmp(l.sums, sums, sizeof l.sums) != 0)
+    } else if (!same(l.sums, sums, sizeof l.sums))
         fail_msg("after call %lld (fake_%s) the results differ", (long long)k, control->failed);
     /* The other device, and the same one opened anew, do their work. */
     life other = l;

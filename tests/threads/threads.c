@@ -25,6 +25,8 @@ typedef struct worker {
     shared *s;
     int number;
     pthread_t thread;
+    float *o, *lse; /* room for a result, freed once the thread is gone */
+    void *work;     /* likewise */
     char complaint[512];
 } worker;
 
@@ -62,6 +64,8 @@ static tess_status run_with(const tess_plan *plan, const shared *s, float *o, fl
 }
 
 static void *aligned(uint64_t bytes) { return aligned_alloc(4096, (bytes / 4096 + 1) * 4096); }
+
+static int same(const void *a, const void *b, size_t bytes) { return memcmp(a, b, bytes) == 0; }
 
 static int setup(void **state) {
     (void)state;
@@ -103,9 +107,18 @@ static void in_threads(void *(*body)(void *worker)) {
     for (int n = 0; n < THREADS; n++) {
         workers[n].s = all;
         workers[n].number = n;
+        workers[n].o = malloc(sizeof all->o);
+        workers[n].lse = malloc(sizeof all->lse);
+        workers[n].work = aligned(all->info.workspace_bytes);
+        assert_true(workers[n].o && workers[n].lse && workers[n].work);
         assert_int_equal(pthread_create(&workers[n].thread, NULL, body, &workers[n]), 0);
     }
-    for (int n = 0; n < THREADS; n++) assert_int_equal(pthread_join(workers[n].thread, NULL), 0);
+    for (int n = 0; n < THREADS; n++) {
+        assert_int_equal(pthread_join(workers[n].thread, NULL), 0);
+        free(workers[n].o);
+        free(workers[n].lse);
+        free(workers[n].work);
+    }
     for (int n = 0; n < THREADS; n++)
         if (workers[n].complaint[0]) fail_msg("%s", workers[n].complaint);
 }
@@ -115,28 +128,20 @@ static void in_threads(void *(*body)(void *worker)) {
 static void *run_shared_plan(void *argument) {
     worker *w = argument;
     shared *s = w->s;
-    float *o = malloc(sizeof s->o), *lse = malloc(sizeof s->lse);
-    void *work = aligned(s->info.workspace_bytes);
-    WANT(o && lse && work);
     pthread_barrier_wait(&s->start);
     for (int round = 0; round < ROUNDS; round++) {
-        memset(o, 0xff, sizeof s->o);
-        memset(lse, 0xff, sizeof s->lse);
-        WANT(run_with(s->plan, s, o, lse, work, s->info.workspace_bytes) == TESS_OK);
-        WANT(memcmp(o, s->o, sizeof s->o) == 0);
-        WANT(memcmp(lse, s->lse, sizeof s->lse) == 0);
+        memset(w->o, 0xff, sizeof s->o);
+        memset(w->lse, 0xff, sizeof s->lse);
+        WANT(run_with(s->plan, s, w->o, w->lse, w->work, s->info.workspace_bytes) == TESS_OK);
+        WANT(same(w->o, s->o, sizeof s->o));
+        WANT(same(w->lse, s->lse, sizeof s->lse));
     }
-    free(o);
-    free(lse);
-    free(work);
     return NULL;
 }
 
 static void *make_everything(void *argument) {
     worker *w = argument;
     shared *s = w->s;
-    float *o = malloc(sizeof s->o), *lse = malloc(sizeof s->lse);
-    WANT(o && lse);
     pthread_barrier_wait(&s->start);
     for (int round = 0; round < ROUNDS; round++) {
         tess_layout *layout = NULL;
@@ -152,15 +157,11 @@ static void *make_everything(void *argument) {
         tess_layout_release(layout);
         tess_device_release(device);
         WANT(tess_plan_query(plan, &info) == TESS_OK);
-        void *work = aligned(info.workspace_bytes);
-        WANT(work);
-        WANT(run_with(plan, s, o, lse, work, info.workspace_bytes) == TESS_OK);
-        WANT(memcmp(o, s->o, sizeof s->o) == 0);
-        free(work);
+        WANT(info.workspace_bytes == s->info.workspace_bytes); /* the same plan once more */
+        WANT(run_with(plan, s, w->o, w->lse, w->work, info.workspace_bytes) == TESS_OK);
+        WANT(same(w->o, s->o, sizeof s->o));
         tess_plan_release(plan);
     }
-    free(o);
-    free(lse);
     return NULL;
 }
 
