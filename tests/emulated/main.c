@@ -52,11 +52,11 @@ static void try_problem(tess_device *device, const problem *p, const char *line,
 }
 
 int main(int argc, char **argv) {
-    if (argc != 4 || atoi(argv[2]) < 1) {
+    const long shard = argc == 4 ? strtol(argv[1], NULL, 10) : -1, shards = argc == 4 ? strtol(argv[2], NULL, 10) : 0;
+    if (shard < 0 || shard >= shards || shards > LIST_MOST) {
         fprintf(stderr, "usage: %s SHARD SHARDS FOLDER\n", argv[0]);
         return 2;
     }
-    const int shard = atoi(argv[1]), shards = atoi(argv[2]);
     problem_list list = {0};
     if (list_build(&list, argv[3]) != 0) return 1;
 
@@ -73,7 +73,7 @@ int main(int argc, char **argv) {
     for (uint32_t n = 0; kernels < KERNELS_MOST && tess_device_kernel(device, n, &info) == TESS_OK; n++)
         if (info.op == TESS_OP_FORWARD && info.status == TESS_OK) memcpy(tallies[kernels++].kernel, info.name, sizeof info.name);
 
-    for (int n = shard; n < list.count; n += shards) {
+    for (int n = (int)shard; n < list.count; n += (int)shards) {
         problem p;
         char error[512];
         if (problem_parse(&p, list.lines[n], error, sizeof error) != 0) {

@@ -55,7 +55,7 @@ static size_t memory_layout(memory *m, int32_t head_dim, float *base) {
     m->q_words = round_up(m->words, 16);
     m->k_pitch = m->q_words + 16; /* keeps the rows of a register block out of each other's cache sets */
     m->o_elements = round_up(head_dim, 32);
-#define PART(field, count) (m->field = (void *)(base + at), at += ((size_t)(count) + 15) / 16 * 16)
+#define PART(field, count) (m->field = base ? (void *)(base + at) : NULL, at += ((size_t)(count) + 15) / 16 * 16)
     PART(q, rows * (size_t)m->q_words);
     PART(o, rows * (size_t)m->o_elements);
     PART(k, CHUNK * m->k_pitch);

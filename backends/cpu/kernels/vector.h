@@ -101,7 +101,7 @@ INLINE void vto_bf16(uint16_t *p, vf v) {
     vu u = (vu)v;
     vu r = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
     vu nan = (u >> 16) | 0x40;
-    vi ordered = (vi)(v == v);
+    vi ordered = (vi)(v == v); /* NOLINT(misc-redundant-expression): false where v is NaN */
     r = (vu)(((vi)r & ordered) | ((vi)nan & ~ordered));
     *(vh_any *)p = __builtin_convertvector(r, vh);
 }
@@ -156,7 +156,7 @@ INLINE vf vfrom_f16(const uint16_t *p) {
 #elif VL == 4 && defined(__aarch64__)
     return (vf)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
 #else
-    vf v;
+    vf v = {0};
     for (int i = 0; i < VL; i++) {
         uint16_t h;
         memcpy(&h, (const char *)p + 2 * i, 2);
