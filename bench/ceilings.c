@@ -99,6 +99,7 @@ static void *copy_thread(void *argument) {
     return NULL;
 }
 
+/* Failures end the child, and its memory goes with it. */
 static void measure_copy(int threads, int out) {
     /* Several times the last cache, so that the copy is about memory, yet small enough to touch quickly. */
     uint64_t bytes = 4 * machine_cache_bytes(3), memory = machine_memory_bytes();
@@ -109,17 +110,17 @@ static void measure_copy(int threads, int out) {
     pthread_barrier_t barrier;
     pthread_t *ids = calloc((size_t)threads, sizeof *ids);
     copy_work *works = calloc((size_t)threads, sizeof *works);
-    if (share == 0 || !ids || !works || pthread_barrier_init(&barrier, NULL, (unsigned)threads + 1) != 0) return;
+    if (share == 0 || !ids || !works || pthread_barrier_init(&barrier, NULL, (unsigned)threads + 1) != 0) _exit(1);
     bench_ceiling c = {.unit = BENCH_COPY, .size = (int64_t)(share * (size_t)threads), .threads = threads, .own_loop = 0};
     snprintf(c.library, sizeof c.library, "C library");
     snprintf(c.method, sizeof c.method, "memcpy, read + written bytes");
     for (int t = 0; t < threads; t++) {
         works[t] = (copy_work){&barrier, NULL, NULL, share, MAX_SAMPLES + 1};
         void *to = NULL, *from = NULL;
-        if (posix_memalign(&to, 4096, share) != 0 || posix_memalign(&from, 4096, share) != 0) return;
+        if (posix_memalign(&to, 4096, share) != 0 || posix_memalign(&from, 4096, share) != 0) _exit(1);
         works[t].to = to;
         works[t].from = from;
-        if (pthread_create(&ids[t], NULL, copy_thread, &works[t]) != 0) return; /* the caller leaves by _exit */
+        if (pthread_create(&ids[t], NULL, copy_thread, &works[t]) != 0) _exit(1);
     }
     for (int i = 0; i <= MAX_SAMPLES; i++) {
         pthread_barrier_wait(&barrier);
@@ -192,6 +193,9 @@ static int collect(bench_device *d, int in, pid_t child, const char *name, doubl
         note(d, text);
     } else if (!killed && WIFSIGNALED(status)) {
         snprintf(text, sizeof text, "%s ended by signal %d", name, WTERMSIG(status));
+        note(d, text);
+    } else if (!killed && WEXITSTATUS(status) != 0) {
+        snprintf(text, sizeof text, "%s could not be measured", name);
         note(d, text);
     }
     return result;

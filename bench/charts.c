@@ -56,8 +56,14 @@ static void marker(FILE *f, int kind, double x, double y, const char *title) {
     fputs("</title></g>\n", f);
 }
 
+/* Result files are not trusted: only values that a logarithmic axis with one line a step can show are drawn. */
+static int plausible(double v) { return v >= 1e-6 && v <= 1e24; }
+
 static double next_power(double v, double base) { return pow(base, ceil(log(v) / log(base) - 1e-9)); }
 static double previous_power(double v, double base) { return pow(base, floor(log(v) / log(base) + 1e-9)); }
+
+/* Steps of a factor `base` from `low` to `high`, both powers of it. */
+static int log_steps(double low, double high, double base) { return (int)lround(log(high / low) / log(base)); }
 
 /* 1, 2 or 5 times a power of ten: a step that cuts `range` into at most six. */
 static double nice_step(double range) {
@@ -149,14 +155,13 @@ static void result_title(const bench_report *r, const bench_result *x, char *buf
 
 /* ------------------------------------------------------------------ speed-up */
 
-static int has_speedup(const bench_result *x) {
-    return x->status == BENCH_OK && isfinite(x->speedup) && x->speedup > 0 && x->ideal_speedup > 0 && !result_is_decode(x);
-}
-
 /* Skipped problems have no time, but their ideal is known. */
 static int has_ideal(const bench_result *x) {
-    return (x->status == BENCH_OK ? x->twin_line[0] != 0 : x->need_seconds > 0) && x->ideal_speedup > 1 && !result_is_decode(x);
+    int known = x->status == BENCH_OK ? x->twin_line[0] != 0 : x->need_seconds > 0;
+    return known && x->kv_len > 0 && plausible(x->ideal_speedup) && !result_is_decode(x);
 }
+
+static int has_speedup(const bench_result *x) { return x->status == BENCH_OK && has_ideal(x) && plausible(x->speedup); }
 
 static int in_series(const bench_result *x, const char *family, const series *s) {
     return strcmp(x->family, family) == 0 && x->device == s->device && x->dtype == s->dtype &&
@@ -178,13 +183,15 @@ static void speedup_panel(const bench_report *r, const int *order, const char *f
     const bench_result *best = NULL;
     char label[32];
     text_at(f, ax.from, ay.to - 12, "start", "h", family);
-    for (double v = ay.low; v <= ay.high * 1.001; v *= 2) {
+    for (int k = 0; k <= log_steps(ay.low, ay.high, 2); k++) {
+        double v = ldexp(ay.low, k);
         line(f, ax.from, at(&ay, v), ax.to, at(&ay, v), "grid");
         snprintf(label, sizeof label, "%gx", v);
         text_at(f, ax.from - 6, at(&ay, v) + 4, "end", "t", label);
     }
-    int steps = (int)lround(log2(ax.high / ax.low)), skip = steps > 6 ? 2 : 1, k = 0;
-    for (double v = ax.low; v <= ax.high * 1.001; v *= 2, k++) {
+    int steps = log_steps(ax.low, ax.high, 2), skip = steps > 6 ? 2 : 1;
+    for (int k = 0; k <= steps; k++) {
+        double v = ldexp(ax.low, k);
         line(f, at(&ax, v), ay.from, at(&ax, v), ay.to, "grid");
         if (k % skip == 0) text_at(f, at(&ax, v), ay.from + 16, "middle", "t", short_tokens(label, sizeof label, (int64_t)v));
     }
@@ -246,7 +253,8 @@ int chart_speedup(const bench_report *r, FILE *f) {
     text_at(f, 48, y + 2, "start", "t",
             "dashed: ideal (dense pairs / kept pairs); marks: dense time / sparse time, both measured; axes are logarithmic");
     for (int p = 0; p < n_panels; p++) {
-        double left = (p % PER_ROW) * (width + LEFT + GAP) + LEFT, top = legend + 20 + (p / PER_ROW) * (double)PANEL_HEIGHT;
+        int row = p / PER_ROW;
+        double left = (p % PER_ROW) * (width + LEFT + GAP) + LEFT, top = legend + 20 + row * (double)PANEL_HEIGHT;
         speedup_panel(r, order, panels[p], list, n, (axis){x_low, x_high, left, left + width, 1},
                       (axis){y_low, y_high, top + PANEL_HEIGHT - 26, top + 34, 1}, f);
     }
@@ -267,11 +275,12 @@ void chart_bars(const chart_bar *bars, int n, const char *unit, const char *titl
         if (isfinite(bars[i].mark)) high = fmax(high, bars[i].mark);
         height += ROW + (bars[i].begins_group ? GROUP : 0);
     }
-    if (!(high > 0)) return;
+    if (!plausible(high)) return;
     axis ax = {0, high * 1.02, LEFT, WIDTH - RIGHT, 0};
     open_svg(f, height, title);
     double step = nice_step(high);
-    for (double v = 0; v <= high * 1.02; v += step) {
+    for (int k = 0; k * step <= high * 1.02; k++) {
+        double v = k * step;
         line(f, at(&ax, v), TOP, at(&ax, v), height - BOTTOM + 4, "grid");
         text_at(f, at(&ax, v), height - BOTTOM + 20, "middle", "t", v > 0 ? text_rate(label, sizeof label, v, unit) : "0");
     }
@@ -398,6 +407,10 @@ static void roof(const bench_report *r, int device, const axis *ax, const axis *
     }
 }
 
+static int has_place(const bench_result *x) {
+    return x->status == BENCH_OK && plausible(x->flop_rate) && x->bytes_min > 0 && plausible(x->flops / (double)x->bytes_min);
+}
+
 int chart_roofline(const bench_report *r, FILE *f) {
     enum { HEIGHT = 420, LEFT = 70, BOTTOM = 46 };
     series list[MAX_SERIES];
@@ -406,7 +419,7 @@ int chart_roofline(const bench_report *r, FILE *f) {
     char label[TEXT_SIZE];
     for (int i = 0; i < r->n_results; i++) {
         const bench_result *x = &r->results[i];
-        if (x->status != BENCH_OK || !(x->flop_rate > 0) || !x->bytes_min || !(x->flops > 0)) continue;
+        if (!has_place(x)) continue;
         double intensity = x->flops / (double)x->bytes_min;
         n++;
         x_low = fmin(x_low, intensity);
@@ -420,7 +433,8 @@ int chart_roofline(const bench_report *r, FILE *f) {
     free(order);
     for (int d = 0; d < r->n_devices; d++)
         for (int c = 0; c < r->devices[d].n_ceilings; c++)
-            if (r->devices[d].ceilings[c].unit == BENCH_GEMM) y_high = fmax(y_high, r->devices[d].ceilings[c].rate);
+            if (r->devices[d].ceilings[c].unit == BENCH_GEMM && plausible(r->devices[d].ceilings[c].rate))
+                y_high = fmax(y_high, r->devices[d].ceilings[c].rate);
     x_low = previous_power(x_low / 1.5, 10);
     x_high = next_power(x_high * 1.5, 10);
     y_low = previous_power(y_low / 1.2, 10);
@@ -429,11 +443,13 @@ int chart_roofline(const bench_report *r, FILE *f) {
     axis ax = {x_low, x_high, LEFT, WIDTH - 12, 1}, ay = {y_low, y_high, legend + HEIGHT - BOTTOM, legend + 14, 1};
     open_svg(f, legend + HEIGHT, "Roofline: FLOP/s against FLOP per byte");
     series_legend(r, list, n, 12, f);
-    for (double v = y_low; v <= y_high * 1.01; v *= 10) {
+    for (int k = 0; k <= log_steps(y_low, y_high, 10); k++) {
+        double v = y_low * pow(10, k);
         line(f, ax.from, at(&ay, v), ax.to, at(&ay, v), "grid");
         text_at(f, ax.from - 6, at(&ay, v) + 4, "end", "t", text_rate(label, sizeof label, v, ""));
     }
-    for (double v = x_low; v <= x_high * 1.01; v *= 10) {
+    for (int k = 0; k <= log_steps(x_low, x_high, 10); k++) {
+        double v = x_low * pow(10, k);
         line(f, at(&ax, v), ay.from, at(&ax, v), ay.to, "grid");
         snprintf(label, sizeof label, "%.9g", v);
         text_at(f, at(&ax, v), ay.from + 16, v < x_high * 0.99 ? "middle" : "end", "t", label);
@@ -444,7 +460,7 @@ int chart_roofline(const bench_report *r, FILE *f) {
     for (int i = 0; i < r->n_results; i++) {
         const bench_result *x = &r->results[i];
         char title[256];
-        if (x->status != BENCH_OK || !(x->flop_rate > 0) || !x->bytes_min || !(x->flops > 0)) continue;
+        if (!has_place(x)) continue;
         result_title(r, x, title, sizeof title);
         marker(f, find_series(list, n, x), at(&ax, x->flops / (double)x->bytes_min), at(&ay, x->flop_rate), title);
     }

@@ -36,13 +36,17 @@ typedef struct column {
     int base; /* the column of file 0 that ratios refer to; -1: none */
 } column;
 
+typedef struct row {
+    const bench_result *any; /* that file's result which was seen first: shape and line */
+} row;
+
 typedef struct comparison {
     bench_report reports[MAX_FILES];
     const char *paths[MAX_FILES];
     int n_files;
     column columns[MAX_COLUMNS];
     int n_columns;
-    const bench_result **rows; /* one per distinct problem line, any file's */
+    row *rows; /* one per distinct problem line that two files share */
     int n_rows;
 } comparison;
 
@@ -121,14 +125,14 @@ static int find_rows(comparison *c) {
         for (int i = 0; i < c->reports[f].n_results; i++) {
             const bench_result *x = &c->reports[f].results[order[i]];
             int known = x->status != BENCH_OK, files = 0;
-            for (int k = 0; k < c->n_rows && !known; k++) known = strcmp(c->rows[k]->line, x->line) == 0;
+            for (int k = 0; k < c->n_rows && !known; k++) known = strcmp(c->rows[k].any->line, x->line) == 0;
             if (known) continue;
             for (int g = 0, last = -1; g < c->n_columns; g++)
                 if (c->columns[g].file != last && cell(c, x->line, g)) {
                     files++;
                     last = c->columns[g].file;
                 }
-            if (files > 1) c->rows[c->n_rows++] = x;
+            if (files > 1) c->rows[c->n_rows++].any = x;
         }
         free(order);
     }
@@ -165,15 +169,15 @@ static void fill_table(const comparison *c, table *t, const char **heads) {
         if (c->columns[k].file > 0) heads[n++] = "to A";
     }
     table_init(t, n, heads);
-    for (int i = 0; i < c->n_rows; i++) {
-        problem_cells(t, c->rows[i]);
+    for (int i = 0; i < c->n_rows && c->rows[i].any; i++) {
+        problem_cells(t, c->rows[i].any);
         for (int k = 0; k < c->n_columns; k++) {
             char text[TEXT_SIZE];
             int within;
-            const bench_result *x = cell(c, c->rows[i]->line, k);
+            const bench_result *x = cell(c, c->rows[i].any->line, k);
             table_cell(t, "%s", x ? text_seconds(text, sizeof text, x->median) : "-");
             if (c->columns[k].file == 0) continue;
-            double v = ratio(c, c->rows[i]->line, k, &within);
+            double v = ratio(c, c->rows[i].any->line, k, &within);
             short_ratio(text, sizeof text, v);
             table_cell(t, "%s%s", within ? "~ " : "", text);
         }
@@ -186,7 +190,7 @@ static double mean_ratio(const comparison *c, int k, int *count, int *clear) {
     *count = *clear = 0;
     for (int i = 0; i < c->n_rows; i++) {
         int within;
-        double v = ratio(c, c->rows[i]->line, k, &within);
+        double v = ratio(c, c->rows[i].any->line, k, &within);
         if (!isfinite(v) || !(v > 0)) continue;
         sum += log(v);
         ++*count;
@@ -209,7 +213,14 @@ static void summary_line(const comparison *c, int k, char *text, size_t size) {
              short_ratio(mean, sizeof mean, v), c->columns[c->columns[k].base].name, count, clear);
 }
 
-static int has_ratios(const comparison *c, int k) { return c->columns[k].file > 0 && c->columns[k].base >= 0; }
+static int has_ratios(const comparison *c, int k) {
+    int count, clear;
+    if (c->columns[k].file > 0 && c->columns[k].base >= 0)
+        mean_ratio(c, k, &count, &clear);
+    else
+        count = 0;
+    return count > 0;
+}
 
 static void write_ratio_chart(const comparison *c, FILE *f) {
     chart_bar *bars = calloc((size_t)c->n_rows * (size_t)c->n_columns + 1, sizeof *bars);
@@ -217,7 +228,7 @@ static void write_ratio_chart(const comparison *c, FILE *f) {
     for (int i = 0; bars && i < c->n_rows; i++) {
         int begins = i > 0;
         for (int k = 0; k < c->n_columns; k++) {
-            const bench_result *x = cell(c, c->rows[i]->line, k);
+            const bench_result *x = cell(c, c->rows[i].any->line, k);
             char tokens[24], rate[TEXT_SIZE];
             if (!x) continue;
             chart_bar *b = &bars[n++];

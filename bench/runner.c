@@ -326,6 +326,13 @@ static int list_kernels(const session *s, char names[MAX_KERNELS][64]) {
     return n;
 }
 
+static int count_points(const run_options *o) {
+    int n = 0;
+    if (o->line) return 1;
+    for (int i = 0; i < o->n_series; i++) n += o->series[i].n_lengths;
+    return n;
+}
+
 static int run_device(session *s, double seconds) {
     char names[MAX_KERNELS][64], error[512] = "";
     bench_device *d = &s->report->devices[s->index];
@@ -351,6 +358,7 @@ static int run_device(session *s, double seconds) {
         }
     }
     int n = s->options->all_kernels ? list_kernels(s, names) : 1;
+    s->bar.total += (n - 1) * count_points(s->options);
     for (int k = 0; k < n && status == 0 && !clock_interrupted(); k++) {
         s->deadline = clock_now() + (end - clock_now()) / (n - k);
         status = run_kernel(s, s->options->all_kernels ? names[k] : NULL);
@@ -376,13 +384,6 @@ static int measure_ceilings(session *s) {
         if (ceilings_cpu(d, threads, fmin(8, s->options->budget / 6)) != 0) return -1;
     }
     return 0;
-}
-
-static int count_points(const run_options *o) {
-    int n = 0;
-    if (o->line) return 1;
-    for (int i = 0; i < o->n_series; i++) n += o->series[i].n_lengths;
-    return n;
 }
 
 int run_suite(const run_options *options, bench_report *report) {
