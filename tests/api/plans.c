@@ -377,7 +377,8 @@ static void test_memory(void **state) {
     assert_error(tess_alloc(NULL, 10, &a), TESS_ERROR_INVALID, "tess_alloc", "device");
     assert_error(tess_alloc(device, 10, NULL), TESS_ERROR_INVALID, "tess_alloc", "buffer");
     assert_true(tess_alloc(device, UINT64_MAX, &a) == TESS_ERROR_OUT_OF_MEMORY);
-    assert_true(tess_alloc(device, 1ULL << 62, &a) == TESS_ERROR_OUT_OF_MEMORY);
+    /* AddressSanitizer ends the program over such a size instead of returning NULL. */
+    if (!test_sanitized()) assert_true(tess_alloc(device, 1ULL << 62, &a) == TESS_ERROR_OUT_OF_MEMORY);
     assert_int_equal(a.kind, 0x11111111);
     assert_ok(tess_alloc(device, 0, &a));
     assert_int_equal(a.kind, TESS_BUFFER_NONE);

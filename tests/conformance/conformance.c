@@ -43,7 +43,7 @@ static const exception *exception_for(const test_target *target, const char *lin
  * rounds after every operation, which costs about six times as much. */
 static int64_t rows_to_check(const instance *x, const problem *p) {
     const char *full = getenv("TESSERA_TEST_FULL");
-    const double budget = full && *full == '1' ? 6e9 : 5e7;
+    const double budget = full && *full == '1' ? 6e8 : 5e7;
     const double rows = (double)problem_q_tokens(p) * p->heads;
     if (rows <= 0) return 0;
     const double row = (double)x->info.kept_pairs / rows * p->head_dim * (p->dtype == TESS_F32 ? 3 : 18) + 8 * (double)problem_max_kv(p) + 50;
