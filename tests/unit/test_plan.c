@@ -443,7 +443,7 @@ static void test_ranges(void **state) {
 /* ------------------------------------------------------------------ tensors */
 
 static void assert_tensor(const tess_plan *plan, tess_role role, int64_t batch, int64_t token, int64_t head, uint64_t bytes) {
-    tess_tensor t;
+    tess_tensor t = {0};
     uint64_t got;
     tess_buffer buffer = tess_host_buffer(&t, 77);
     assert_int_equal(TESS_OK, tess_plan_tensor(plan, role, buffer, &t, &got));
