@@ -49,35 +49,6 @@ void tess_tile_begin(const tess_grid *grid, int64_t begin, int64_t end, tess_til
     tile->rest = grid->stride ? tile->start % grid->stride : 0;
 }
 
-/* Moves the first local block on; a few steps at most lie between two tiles, save where negative positions end. */
-static void move_start(const tess_grid *grid, tess_tile *tile) {
-    int64_t start = larger(0, tile->i_first - grid->local + 1);
-    tile->rest += start - tile->start;
-    tile->start = start;
-    while (tile->rest >= grid->stride) {
-        tile->rest -= grid->stride;
-        tile->quotient++;
-    }
-}
-
-bool tess_tile_next(const tess_grid *grid, tess_tile *tile) {
-    int64_t first = tile->last + 1;
-    if (first >= tile->end) return false;
-    tile->first = first;
-    if (first == tile->cell_end) {
-        tile->cell_end += grid->unit;
-        tile->i_first = tile->i_last + 1;
-    }
-    tile->last = smaller(smaller(first + grid->step, tile->cell_end), tile->end) - 1;
-    /* Only the last tile of a sequence may end before a cell of several blocks does. */
-    if (grid->blocks == 1 || tile->last + 1 == tile->cell_end)
-        tile->i_last = tile->i_first + grid->blocks - 1;
-    else
-        tile->i_last = floor_div(tile->last, grid->block);
-    if (grid->stride) move_start(grid, tile);
-    return true;
-}
-
 /* ------------------------------------------------------------------ lists and merged rows */
 
 static uint64_t list_length(const tess_tiler *tiler, const tess_rule *rule) {
@@ -312,7 +283,6 @@ void tess_tile_keys_of(const tess_tiler *tiler, uint32_t cls, const tess_tile *t
     const tess_rule *rule = &tiler->layout->rules[cls];
     memset(keys, 0, sizeof *keys);
     switch (rule->kind) {
-    case TESS_RULE_STRIDED: break; /* rows before the first key */
     case TESS_RULE_STRIDED_BOTH: strided_both_keys(tiler, cls, rule, tile, kv_blocks, keys); break;
     case TESS_RULE_WINDOW: window_keys(tiler, cls, rule, tile, kv_len, kv_blocks, keys); break;
     case TESS_RULE_BLOCKS:
@@ -322,10 +292,7 @@ void tess_tile_keys_of(const tess_tiler *tiler, uint32_t cls, const tess_tile *t
             keys->left_count = merged_below(tiler, cls, tile, kv_blocks, merged);
         }
         break;
-    default:
-        if (!rule->causal)
-            set_interval(keys, 0, kv_blocks, 0, 0);
-        else if (tile->first >= 0)
-            set_interval(keys, 0, tile->i_last + 1, 0, masked_tail(tile->first, tile->i_last, rule->block, kv_len));
+    default: /* of the rules in causal order, only rows before the first key come here */
+        if (!rule->causal) set_interval(keys, 0, kv_blocks, 0, 0);
     }
 }

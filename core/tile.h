@@ -27,9 +27,39 @@ typedef struct tess_tile {
     int64_t quotient, rest; /* ... divided by the stride: a vertical list has quotient + (first < rest) entries below it */
 } tess_tile;
 
-/* The first tile of the rows [begin, end), begin < end; then the next one, false after the last. */
+/* The first tile of the rows [begin, end), begin < end. */
 void tess_tile_begin(const tess_grid *grid, int64_t begin, int64_t end, tess_tile *tile);
-bool tess_tile_next(const tess_grid *grid, tess_tile *tile);
+
+/* Moves the first local block on; between two tiles lie a few blocks at most. */
+static inline void tess_tile_move_start(const tess_grid *grid, tess_tile *tile) {
+    int64_t start = tile->i_first - grid->local + 1 > 0 ? tile->i_first - grid->local + 1 : 0;
+    tile->rest += start - tile->start;
+    tile->start = start;
+    while (tile->rest >= grid->stride) {
+        tile->rest -= grid->stride;
+        tile->quotient++;
+    }
+}
+
+/* The next tile of the sequence; false after the last. */
+static inline bool tess_tile_next(const tess_grid *grid, tess_tile *tile) {
+    int64_t first = tile->last + 1;
+    if (first >= tile->end) return false;
+    tile->first = first;
+    if (first == tile->cell_end) {
+        tile->cell_end += grid->unit;
+        tile->i_first = tile->i_last + 1;
+    }
+    int64_t end = first + grid->step < tile->cell_end ? first + grid->step : tile->cell_end;
+    tile->last = (end < tile->end ? end : tile->end) - 1;
+    /* Only the last tile of a sequence may end before a cell of several blocks does. */
+    if (grid->blocks == 1 || tile->last + 1 == tile->cell_end)
+        tile->i_last = tile->i_first + grid->blocks - 1;
+    else
+        tile->i_last = floor_div(tile->last, grid->block);
+    if (grid->stride) tess_tile_move_start(grid, tile);
+    return true;
+}
 
 /* The key blocks of a tile, as tess_job says. */
 typedef struct tess_keys {
@@ -68,25 +98,26 @@ tess_status tess_tiler_merge(tess_tiler *tiler, uint32_t cls, const tess_tile *t
 /* The key blocks of one tile of a sequence of `kv_len` keys in `kv_blocks` blocks, for every rule. */
 void tess_tile_keys_of(const tess_tiler *tiler, uint32_t cls, const tess_tile *tile, int64_t kv_len, int64_t kv_blocks, tess_keys *keys);
 
-/* The same, with causal S2 at hand, since it is asked for tens of thousands of tiles. Left: the list below the interval. Interval: from the first local
- * block of the first row to the diagonal. */
+/* The same, with causal S2 and dense classes at hand, since it is asked for tens of thousands of tiles. Left: the list below the interval. Interval:
+ * from the first local block of the first row, or the first block of all, to the diagonal. */
 static inline void tess_tile_keys(const tess_tiler *tiler, uint32_t cls, const tess_tile *tile, int64_t kv_len, int64_t kv_blocks, tess_keys *keys) {
     const tess_rule *rule = &tiler->layout->rules[cls];
-    if (rule->kind != TESS_RULE_STRIDED || tile->first < 0) {
+    bool strided = rule->kind == TESS_RULE_STRIDED;
+    if (!(strided || rule->kind == TESS_RULE_DENSE) || !rule->causal || tile->first < 0) {
         tess_tile_keys_of(tiler, cls, tile, kv_len, kv_blocks, keys);
         return;
     }
-    int64_t blocks = tile->i_last + 1 - tile->start;
+    int64_t start = strided ? tile->start : 0, blocks = tile->i_last + 1 - start;
     /* Blocks that the first row does not see to their end; a tile that begins with the last row of a block sees that one whole. */
     int64_t tail = tile->i_last + 1 - tile->i_first - (tile->first + 1 == (tile->i_first + 1) * rule->block);
     if (tile->first >= kv_len - 1) tail = 0;
     /* Blocks that are not local to the last row. */
-    int64_t head = tile->i_last - rule->local + 1 - tile->start;
+    int64_t head = strided ? tile->i_last - rule->local + 1 - start : 0;
     if (head > blocks - tail) head = blocks - tail;
     keys->left_offset = tiler->list[cls];
-    keys->left_count = (uint32_t)(tile->quotient + (rule->first < tile->rest));
+    keys->left_count = strided ? (uint32_t)(tile->quotient + (rule->first < tile->rest)) : 0;
     keys->right_offset = keys->right_count = 0;
-    keys->interval_start = (uint32_t)tile->start;
+    keys->interval_start = (uint32_t)start;
     keys->interval_blocks = (uint32_t)blocks;
     keys->mask_head = head > 0 ? (uint32_t)head : 0;
     keys->mask_tail = (uint32_t)tail;
