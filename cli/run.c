@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "cli.h"
 #include "npy.h"
@@ -159,12 +158,6 @@ static int probe_outputs(const job *x) {
     return CLI_GO_ON;
 }
 
-static int same_output(const char *a, const char *b) {
-    struct stat x, y;
-    if (strcmp(a, b) == 0) return 1;
-    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
-}
-
 static int make_plan(job *x) {
     if (problem_layout(&x->p, x->runtime, &x->layout) != TESS_OK) return cli_error(CLI_FAILED, x->command, "%s", tess_last_error());
     tess_plan_desc desc;
@@ -273,7 +266,7 @@ static int write_outputs(const job *x) {
 static int work(job *x) {
     for (int i = OPT_Q; i <= OPT_O; i++)
         if (!x->options[i].given) return cli_error(CLI_USAGE, x->command, "--%s: missing", x->options[i].name);
-    if (x->options[OPT_LSE].given && same_output(path_of(x, OPT_O), path_of(x, OPT_LSE)))
+    if (x->options[OPT_LSE].given && text_same_file(path_of(x, OPT_O), path_of(x, OPT_LSE)))
         return cli_error(CLI_USAGE, x->command, "--lse: is the same file as --o");
     int status = read_arrays(x);
     if (status == CLI_GO_ON) status = match_arrays(x);

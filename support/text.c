@@ -196,3 +196,23 @@ int text_file_probe(const char *path, char *error, size_t error_size) {
     text_file_discard(&file);
     return 0;
 }
+
+/* The folder that `path` names a file in, and the file's own name there. 0 when there is no such folder. */
+static int locate(const char *path, struct stat *folder, const char **name) {
+    const char *slash = strrchr(path, '/');
+    *name = slash ? slash + 1 : path;
+    char *prefix = slash ? strndup(path, (size_t)(*name - path)) : strdup(".");
+    int found = prefix && stat(prefix, folder) == 0;
+    free(prefix);
+    return found;
+}
+
+int text_same_file(const char *a, const char *b) {
+    struct stat x, y;
+    const char *name, *other;
+    if (strcmp(a, b) == 0) return 1;
+    int exists = stat(a, &x) == 0;
+    if (exists != (stat(b, &y) == 0)) return 0;
+    if (!exists && (!locate(a, &x, &name) || !locate(b, &y, &other) || strcmp(name, other) != 0)) return 0;
+    return x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}

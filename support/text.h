@@ -43,4 +43,7 @@ int text_file_write(const char *path, const void *bytes, size_t size, char *erro
 /* Whether `path` could be written now, found out by creating and removing the temporary file: asked before long work whose result goes there. */
 int text_file_probe(const char *path, char *error, size_t error_size);
 
+/* Whether two names mean one file, also one that does not exist yet: ./a and a, or x/a and y/a where y is a link to x. */
+int text_same_file(const char *a, const char *b);
+
 #endif
