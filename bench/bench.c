@@ -15,6 +15,7 @@
 #include "clock.h"
 #include "html.h"
 #include "json.h"
+#include "machine.h"
 #include "problem.h"
 #include "report.h"
 #include "runner.h"
@@ -248,10 +249,12 @@ int bench_main(int argc, char **argv) {
             free(a.run.series);
             return 1;
         }
-    double start = clock_now();
+    double start = clock_now(), others = machine_other_seconds();
     describe_run(&report, &a, argc, argv);
     status = run_suite(&a.run, &report);
     report.elapsed_seconds = clock_now() - start;
+    if (report.machine.cpus > 0)
+        report.machine.other_load = fmax(machine_other_seconds() - others, 0) / (report.elapsed_seconds * report.machine.cpus);
     if (report.n_results || report.n_planning) report_text(&report, stdout);
     if (report.n_devices && !report.complete) {
         fputs("tessera bench: interrupted; no files were written\n", stderr);

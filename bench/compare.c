@@ -201,8 +201,11 @@ static double mean_ratio(const comparison *c, int k, int *count, int *clear) {
 
 static void file_line(const comparison *c, int f, char *text, size_t size) {
     const bench_report *r = &c->reports[f];
-    snprintf(text, size, "%c = %.200s: Tessera %s, %.100s, %.100s, %s%s", 'A' + f, c->paths[f], r->library_version, r->machine.cpu, r->machine.os,
-             r->created, r->complete ? "" : ", interrupted");
+    char load[24], other[48] = "";
+    if (r->machine.other_load > 0.05)
+        snprintf(other, sizeof other, ", disturbed by %s other work", short_percent(load, sizeof load, r->machine.other_load));
+    snprintf(text, size, "%c = %.200s: Tessera %s, %.100s, %.100s, %s%s%s", 'A' + f, c->paths[f], r->library_version, r->machine.cpu, r->machine.os,
+             r->created, other, r->complete ? "" : ", interrupted");
 }
 
 static void summary_line(const comparison *c, int k, char *text, size_t size) {

@@ -157,6 +157,11 @@ void html_report(const bench_report *r, FILE *f) {
     write_html_escaped(f, text);
     fputs("</p>\n", f);
     if (!r->complete) fputs("<p class=\"warn\">This run was interrupted and is incomplete.</p>\n", f);
+    if (report_disturbed(r, text, sizeof text)) {
+        fputs("<p class=\"warn\">", f);
+        write_html_escaped(f, text);
+        fputs("</p>\n", f);
+    }
     headline(r, f);
     fputs("<h2>Speed-up against length</h2>\n<p>How much faster sparse attention is than dense attention of the same shape on the same device and "
           "kernel.</p>\n",

@@ -123,6 +123,7 @@ static void read_machine(reader *r, const cJSON *root, bench_report *out) {
     m->cpus_allowed = get_int(r, o, "cpus_allowed", 0, 0, 1 << 20);
     m->memory_bytes = get_count(r, o, "memory_bytes", 0);
     m->l2_bytes = get_count(r, o, "l2_bytes", 0);
+    m->other_load = get_number(r, o, "other_load", 0, 0, 1e3, NAN);
     m->l3_bytes = get_count(r, o, "l3_bytes", 0);
     r->at[0] = 0;
     o = member(r, root, "library", 0);

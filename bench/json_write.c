@@ -47,6 +47,7 @@ static void write_machine(cJSON *root, const bench_report *r) {
     text(o, "os", m->os);
     text(o, "kernel", m->kernel);
     text(o, "arch", m->arch);
+    number(o, "other_load", m->other_load);
     o = cJSON_AddObjectToObject(root, "library");
     check(o);
     text(o, "version", r->library_version);

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "machine.h"
 
+#include <math.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
@@ -69,6 +71,30 @@ uint64_t machine_cache_bytes(int level) {
     (void)level;
 #endif
     return bytes > 0 ? (uint64_t)bytes : 0;
+}
+
+double machine_other_seconds(void) {
+    FILE *f = fopen("/proc/stat", "r");
+    char line[512] = "";
+    uint64_t ticks[8] = {0}; /* user, nice, system, idle, waiting, interrupts, soft interrupts, stolen */
+    int n = 0;
+    if (!f) return NAN;
+    if (fgets(line, sizeof line, f) && strncmp(line, "cpu ", 4) == 0)
+        for (char *at = line + 4, *end; n < 8; n++, at = end) {
+            ticks[n] = strtoull(at, &end, 10);
+            if (end == at) break;
+        }
+    fclose(f);
+    long second = sysconf(_SC_CLK_TCK);
+    if (n < 7 || second <= 0) return NAN;
+    double busy = (double)(ticks[0] + ticks[1] + ticks[2] + ticks[5] + ticks[6] + ticks[7]) / (double)second;
+    static const int whose[2] = {RUSAGE_SELF, RUSAGE_CHILDREN};
+    for (int i = 0; i < 2; i++) {
+        struct rusage own;
+        if (getrusage(whose[i], &own) != 0) return NAN;
+        busy -= (double)(own.ru_utime.tv_sec + own.ru_stime.tv_sec) + 1e-6 * (double)(own.ru_utime.tv_usec + own.ru_stime.tv_usec);
+    }
+    return busy;
 }
 
 void machine_describe(bench_machine *m) {

@@ -6,6 +6,9 @@
 #include "results.h"
 
 void machine_describe(bench_machine *m);
+/* Processor seconds that everything on the machine but this process and its ended children has used so far, time taken by neighbours of a virtual machine
+ * included; NaN: unknown. */
+double machine_other_seconds(void);
 uint64_t machine_memory_bytes(void);     /* 0: unknown */
 uint64_t machine_memory_available(void); /* without swapping; 0: unknown */
 uint64_t machine_cache_bytes(int level); /* data cache of level 2 or 3; 0: unknown */

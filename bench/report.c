@@ -38,6 +38,16 @@ const char *short_percent(char *buffer, size_t size, double share) {
 
 int result_is_decode(const bench_result *r) { return r->q_len == 1 && r->kv_len > 1; }
 
+int report_disturbed(const bench_report *r, char *buffer, size_t size) {
+    static const double quiet = 0.05;
+    char share[24];
+    if (size) buffer[0] = 0;
+    if (!(r->machine.other_load > quiet)) return 0;
+    snprintf(buffer, size, "Other work took %s of the CPUs during the run: CPU times are longer, and shares less certain, than on a quiet machine.",
+             short_percent(share, sizeof share, r->machine.other_load));
+    return 1;
+}
+
 int report_count(const bench_report *r, int status) {
     int n = 0;
     for (int i = 0; i < r->n_results; i++) n += r->results[i].status == status;
@@ -255,9 +265,11 @@ static void summary_line(const bench_report *r, FILE *f) {
 
 static void machine_line(const bench_report *r, FILE *f, const char *separator) {
     char memory[TEXT_SIZE];
+    char warning[192];
     fprintf(f, "Tessera %s, suite %s%s%s, %d of %d CPUs, %s, %s, %s, %s\n", r->library_version, r->suite, separator, r->machine.cpu,
             r->machine.cpus_allowed, r->machine.cpus, text_bytes(memory, sizeof memory, (double)r->machine.memory_bytes), r->machine.os,
             r->machine.kernel, r->compiler);
+    if (report_disturbed(r, warning, sizeof warning)) fprintf(f, "%s\n", warning);
 }
 
 static void device_lines(const bench_report *r, FILE *f, const char *bullet) {

@@ -28,6 +28,8 @@ const char *short_tokens(char *buffer, size_t size, int64_t tokens);
 const char *short_ratio(char *buffer, size_t size, double ratio);
 /* "70 %"; "-" for NaN. Returns the buffer. */
 const char *short_percent(char *buffer, size_t size, double share);
+/* A warning when other work disturbed the run; returns 0 and leaves the buffer empty on a quiet machine. */
+int report_disturbed(const bench_report *r, char *buffer, size_t size);
 int result_is_decode(const bench_result *r);
 
 #endif

@@ -47,6 +47,7 @@ typedef struct bench_machine {
     char cpu[128], os[128], kernel[128], arch[32];
     int cpus, cpus_allowed;
     uint64_t memory_bytes, l2_bytes, l3_bytes;
+    double other_load; /* share of all CPUs that other work took during the run; NaN: unknown */
 } bench_machine;
 
 /* One plan timed: tess_plan_create alone, the layout apart. */

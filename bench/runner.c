@@ -264,8 +264,8 @@ static int run_point(session *s, const suite_series *e, int k, double *share) {
     int choice = 0;
     /* Fewer heads now where that lets a longer context be seen. */
     if (e->may_slice && longer_fits(s, e, k, 0.6 * *share)) allowed = 0.4 * *share;
-    /* Every family is to be seen, so its shortest length may take more than its part. */
-    if (k == 0) allowed = fmax(allowed, 2 * *share);
+    /* Every family is to be seen, even after others took longer than foretold; where heads cannot be cut, the shortest length may take more than its part. */
+    if (k == 0) allowed = fmax(e->may_slice ? allowed : 2 * *share, s->options->budget / 50);
     for (int heads; (heads = suite_heads(e->family, choice)) != 0; choice++) {
         if (suite_line(e, e->lengths[k], heads, line, sizeof line) != 0) return -1;
         seconds = foretell(s, family, line, e->dtype, &ideal, why, sizeof why);
