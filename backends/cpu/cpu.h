@@ -10,6 +10,8 @@
 /* isa.c: whether this process may use an instruction set; `reason` tells why not. */
 enum cpu_isa { CPU_ISA_ANY, CPU_ISA_AVX2, CPU_ISA_AVX512, CPU_ISA_AVX512_BF16, CPU_ISA_AMX_BF16, CPU_ISA_NEON };
 int tess_cpu_isa_usable(enum cpu_isa isa, const char **reason);
+/* Asks the system for what the set needs at run time, once its kernel is chosen; the permission for AMX holds for the whole process and for good. */
+int tess_cpu_isa_request(enum cpu_isa isa, const char **reason);
 void tess_cpu_isa_list(char *text, size_t size);   /* names of the usable sets, blanks between */
 void tess_cpu_model_name(char *text, size_t size); /* as the system tells it */
 
@@ -34,6 +36,7 @@ typedef struct cpu_device {
 tess_status tess_cpu_kernel(void *device, const tess_kernel_key *key, tess_kernel *kernel, uint32_t index, tess_kernel_info *info);
 
 /* run.c */
+enum { TESS_CPU_MAX_THREADS = 1024 };
 tess_status tess_cpu_launch(void *device, const tess_launch *launch);
 void *tess_cpu_pool_create(uint32_t threads);
 void tess_cpu_pool_destroy(void *pool);

@@ -11,7 +11,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { REQUEST_EXTENDED_STATE = 0x1023, TILE_DATA = 18 }; /* arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) */
+/* Of arch_prctl: which extended states the system can give, ask for one, and the one of AMX. */
+enum { GET_SUPPORTED_STATES = 0x1021, REQUEST_STATE = 0x1023, TILE_DATA = 18 };
 
 static struct {
     int avx2, avx512, avx512_bf16, amx;
@@ -26,6 +27,7 @@ static uint64_t enabled_state(void) {
 
 static void probe(void) {
     uint32_t a, b, c, d, b7, c7, d7, a71 = 0;
+    uint64_t states = 0;
     found.amx_reason = "the processor has no AMX";
     if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE)) return;
     const int fma = (c & bit_FMA) && (c & bit_F16C) && (c & bit_AVX);
@@ -42,8 +44,8 @@ static void probe(void) {
             found.amx_reason = "the processor has AMX without AVX-512 BF16";
         else if (!tiles)
             found.amx_reason = "the system does not enable AMX tiles";
-        else if (syscall(SYS_arch_prctl, REQUEST_EXTENDED_STATE, TILE_DATA) != 0)
-            found.amx_reason = "the system refuses the use of AMX tiles (arch_prctl)";
+        else if (syscall(SYS_arch_prctl, GET_SUPPORTED_STATES, &states) != 0 || !(states >> TILE_DATA & 1))
+            found.amx_reason = "the system does not give AMX tiles to processes (arch_prctl)";
         else
             found.amx = 1;
     }
@@ -63,7 +65,19 @@ int tess_cpu_isa_usable(enum cpu_isa isa, const char **reason) {
     *reason = "not built for this processor";
     return 0;
 }
+
+int tess_cpu_isa_request(enum cpu_isa isa, const char **reason) {
+    if (isa != CPU_ISA_AMX_BF16 || syscall(SYS_arch_prctl, REQUEST_STATE, TILE_DATA) == 0) return 1;
+    *reason = "the system refuses the use of AMX tiles (arch_prctl)";
+    return 0;
+}
 #else
+int tess_cpu_isa_request(enum cpu_isa isa, const char **reason) {
+    (void)isa;
+    (void)reason;
+    return 1;
+}
+
 int tess_cpu_isa_usable(enum cpu_isa isa, const char **reason) {
     *reason = "not built for this processor";
 #if defined(__aarch64__)

@@ -23,7 +23,7 @@ static void store(uint32_t dtype, void *out, const float *row, int32_t n) {
 
 void tess_cpu_merge(const tess_launch *l, const tess_merge *merge) {
     const tess_sequence *s = &l->tables->sequences[merge->sequence];
-    const int32_t dim = l->head_dim, rows = (int32_t)merge->rows * merge->heads;
+    const int32_t dim = l->value_head_dim, rows = (int32_t)merge->rows * merge->heads;
     const size_t pitch = (size_t)l->partial_rows * ((size_t)dim + 1), esize = l->dtype == TESS_F32 ? 4 : 2;
     const float *partials = (const float *)(uintptr_t)(l->workspace.handle + l->workspace.offset + l->partials_at) + merge->partial * pitch;
     for (int32_t r = 0; r < rows; r++) {
@@ -32,7 +32,7 @@ void tess_cpu_merge(const tess_launch *l, const tess_merge *merge) {
         double sum = 0;
         memset(row, 0, sizeof row);
         for (uint32_t n = 0; n < merge->parts; n++)
-            if (!(lse[n * pitch] <= top)) top = lse[n * pitch]; /* a NaN is kept once met */
+            if (lse[n * pitch] > top) top = lse[n * pitch]; /* a NaN comes in through its weight */
         for (uint32_t n = 0; n < merge->parts; n++) {
             if (lse[n * pitch] == -INFINITY) continue; /* saw no key: weight 0, whatever its O */
             const float weight = expf(lse[n * pitch] - top), *o = partials + n * pitch + (size_t)r * dim;

@@ -4,8 +4,7 @@
  * slice of the workspace. What a job computes depends on nothing but the job, so bits are equal for every number of threads.
  *
  * The pool runs one launch at a time: concurrent launches on a device queue at its mutex. Its workers go to sleep after each launch instead of spinning, because an
- * application has other threads that need the cores. Denormals are flushed to zero on every thread that takes part, so that a result
- * does not depend on the mode that the calling thread happens to be in, nor its speed on the data; AMX and the bf16 dot products flush them anyway.
+ * application has other threads that need the cores.
  */
 #include "cpu.h"
 
@@ -13,8 +12,11 @@
 #include <time.h>
 
 #if TESS_CPU_PTHREADPOOL
+#include <pthread.h>
 #include <pthreadpool.h>
 #endif
+
+#include "fp_mode.h"
 
 /* The pool itself is not instrumented, so ThreadSanitizer has to be told where work is handed over. */
 #if defined(__SANITIZE_THREAD__)
@@ -46,6 +48,7 @@ typedef struct work {
 static void do_jobs(void *context, size_t worker) {
     work *w = context;
     TAKE_OVER(w);
+    const cpu_fp_mode before = cpu_fp_enter();
     if (w->row->enter) w->row->enter();
     for (;;) {
         const uint64_t n = atomic_fetch_add_explicit(&w->next, 1, memory_order_relaxed);
@@ -53,6 +56,7 @@ static void do_jobs(void *context, size_t worker) {
         w->row->job(w->launch, &w->launch->tables->jobs[n], w->scratch + worker * w->thread_bytes);
     }
     if (w->row->leave) w->row->leave();
+    cpu_fp_leave(before);
     HAND_OVER(w);
 }
 
@@ -60,22 +64,43 @@ static void do_merges(void *context, size_t worker) {
     work *w = context;
     (void)worker;
     TAKE_OVER(w);
+    const cpu_fp_mode before = cpu_fp_enter();
     for (;;) {
         const uint64_t n = atomic_fetch_add_explicit(&w->next, 1, memory_order_relaxed);
         if (n >= w->end) break;
         tess_cpu_merge(w->launch, &w->launch->tables->merges[n]);
     }
+    cpu_fp_leave(before);
     HAND_OVER(w);
 }
 
 #if TESS_CPU_PTHREADPOOL
-void *tess_cpu_pool_create(uint32_t threads) { return pthreadpool_create(threads); }
+static void *wait_for_start(void *gate) {
+    pthread_mutex_lock(gate);
+    pthread_mutex_unlock(gate);
+    return NULL;
+}
+
+/* pthreadpool_create does not look whether its threads start, and then waits for them without end. So as many are started, and ended, before it. */
+static int threads_start(uint32_t threads) {
+    pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+    pthread_t started[TESS_CPU_MAX_THREADS];
+    uint32_t n = 0;
+    pthread_mutex_lock(&gate);
+    while (n < threads && pthread_create(&started[n], NULL, wait_for_start, &gate) == 0) n++;
+    pthread_mutex_unlock(&gate);
+    for (uint32_t i = 0; i < n; i++) pthread_join(started[i], NULL);
+    return n == threads;
+}
+
+/* The caller of a launch is one of its threads. */
+void *tess_cpu_pool_create(uint32_t threads) { return threads_start(threads - 1) ? pthreadpool_create(threads) : NULL; }
 void tess_cpu_pool_destroy(void *pool) { pthreadpool_destroy(pool); }
 const char *tess_cpu_pool_name(void) { return "pthreadpool"; }
 
 static void spread(void *pool, void (*task)(void *, size_t), work *w, uint64_t workers) {
     HAND_OVER(w);
-    pthreadpool_parallelize_1d(pool, task, w, (size_t)workers, PTHREADPOOL_FLAG_DISABLE_DENORMALS | PTHREADPOOL_FLAG_YIELD_WORKERS);
+    pthreadpool_parallelize_1d(pool, task, w, (size_t)workers, PTHREADPOOL_FLAG_YIELD_WORKERS);
     TAKE_OVER(w);
 }
 #else
@@ -91,14 +116,7 @@ const char *tess_cpu_pool_name(void) { return "one thread (built without pthread
 static void spread(void *pool, void (*task)(void *, size_t), work *w, uint64_t workers) {
     (void)pool;
     (void)workers;
-#if defined(__x86_64__)
-    const unsigned mode = __builtin_ia32_stmxcsr();
-    __builtin_ia32_ldmxcsr(mode | 0x8040);
     task(w, 0);
-    __builtin_ia32_ldmxcsr(mode);
-#else
-    task(w, 0);
-#endif
 }
 #endif
 

@@ -50,7 +50,7 @@ static const char *refusal(const cpu_row *row, const tess_kernel_key *key, char 
     }
     if (key->value_head_dim != key->head_dim) return "value_head_dim differs from head_dim";
     if (row->only_forced && !key->name) return "taken only when named";
-    return NULL;
+    return tess_cpu_isa_request(row->isa, &reason) ? NULL : reason;
 }
 
 static void release(tess_kernel *kernel) { kernel->state = NULL; /* launches keep nothing between calls */ }
