@@ -9,7 +9,8 @@
  *     TILES      1 when products run on 16 x 16 tiles (tiles.h); needs PAIRS
  *
  * Vector lanes run over query rows, so Q, S and O are kept transposed: Q[word][row], S[key][row], O[element][row]. Softmax is then vertical, without any
- * reduction across lanes. K and V of a chunk are packed once and serve all panels of the tile.
+ * reduction across lanes. K and V of a batch of chunks are packed once and serve all panels of the tile, one after the other: Q, O and S of a panel then stay
+ * in the first-level cache while the packed K and V stream past from the second.
  */
 #include "chunk.h"
 #include "kernel.h"
@@ -19,7 +20,10 @@
 
 #define PANEL (VL * NV)
 #ifndef CHUNK
-#define CHUNK 64 /* keys */
+#define CHUNK (TILES ? 128 : 64) /* keys */
+#endif
+#ifndef BATCH
+#define BATCH (PAIRS ? 4 : 2) /* chunks that are packed before panels work on them; two batches stay in the second-level cache */
 #endif
 
 #if PAIRS
@@ -29,11 +33,13 @@
 #define DOT(acc, a, b) ((a) * (b) + (acc))
 #endif
 
-/* Keys are handled in groups: the first product computes whole groups, and a panel's keys begin at a group. */
+/* Keys are handled in groups: the first product computes whole groups, and a panel's keys begin at a group. With tiles, the scores of two chunks are in flight. */
 #if TILES
-#define GROUP 32
+#define GROUP     32
+#define S_BUFFERS 2
 #else
-#define GROUP KB
+#define GROUP     KB
+#define S_BUFFERS 1
 #endif
 
 static inline int32_t round_up(int32_t n, int32_t to) { return (n + to - 1) / to * to; }
@@ -53,14 +59,14 @@ static size_t memory_layout(memory *m, int32_t head_dim, float *base) {
     size_t rows = cpu_tile_rows(head_dim), at = 0;
     m->words = WORD_OF(TILES ? round_up(head_dim, 32) : head_dim);
     m->q_words = round_up(m->words, 16);
-    m->k_pitch = m->q_words + 16; /* keeps the rows of a register block out of each other's cache sets */
+    m->k_pitch = TILES ? m->words : m->q_words + 16; /* more than the row keeps the rows of a register block out of each other's cache sets */
     m->o_elements = round_up(head_dim, 32);
 #define PART(field, count) (m->field = base ? (void *)(base + at) : NULL, at += ((size_t)(count) + 15) / 16 * 16)
     PART(q, rows * (size_t)m->q_words);
     PART(o, rows * (size_t)m->o_elements);
-    PART(k, CHUNK * m->k_pitch);
-    PART(v, CHUNK * m->o_elements);
-    PART(s, CHUNK * PANEL);
+    PART(k, 2 * BATCH * CHUNK * m->k_pitch);
+    PART(v, 2 * BATCH * CHUNK * WORD_OF(m->o_elements));
+    PART(s, S_BUFFERS * CHUNK * PANEL);
     PART(rows, VL * m->o_elements);
     PART(top, rows);
     PART(sum, rows);
@@ -118,10 +124,27 @@ typedef struct task {
     int64_t esize;
     const char *k, *v; /* of token 0 of the sequence and of the job's kv head */
     int64_t k_stride, v_stride;
-    float slope; /* |scale| * log2(e): turns <q, k> into the exponent of 2 */
-    cpu_chunk chunk, next;
+    float slope;           /* |scale| * log2(e): turns <q, k> into the exponent of 2 */
+    cpu_chunk chunk, next; /* of jobs of a few rows */
     cpu_panel_rows panel;
+    const char *ahead[2 * BATCH * CHUNK]; /* rows of K and V that will be packed next, to be asked for meanwhile */
+    int32_t asked, to_ask;
 } task;
+
+/* Chunks that panels work on in one go, and where they are packed. */
+typedef struct key_batch {
+    int32_t chunks;
+    float *k, *v;
+    cpu_chunk chunk[BATCH];
+} key_batch;
+
+/* What a panel has to do in one chunk of the batch. */
+typedef struct share {
+    const cpu_chunk *chunk;
+    cpu_span span;
+    const float *k, *v; /* packed */
+    float *s;
+} share;
 
 INLINE int64_t row_offset(const task *t, const tess_tensor *x, int32_t r) {
     const tess_sequence *s = &t->launch->tables->sequences[t->job->sequence];
@@ -195,38 +218,33 @@ static void panel_bounds(task *t, int32_t first) {
     t->panel = b;
 }
 
-#if TILES
-#include "tile_products.inl"
-#else
-#include "vector_products.inl"
-#endif
-
-/* Asks for the rows of the next chunk while this one is worked on: part `part` of `parts`. Rows of the caller are often pages apart, where no hardware prefetcher follows. */
-static void prefetch_next(const task *t, int32_t part, int32_t parts) {
-    const int32_t from = (int32_t)((int64_t)t->next.keys * part / parts), to = (int32_t)((int64_t)t->next.keys * (part + 1) / parts);
-    const int64_t bytes = t->head_dim * t->esize;
-    for (int32_t n = 0; n < t->next.pieces; n++) {
-        const cpu_piece *p = &t->next.piece[n];
-        int32_t first = from > p->at ? from : p->at, end = to < p->at + p->count ? to : p->at + p->count;
-        for (int32_t key = first; key < end; key++) {
-            const char *k = t->k + (int64_t)(p->token + key - p->at) * t->k_stride, *v = t->v + (int64_t)(p->token + key - p->at) * t->v_stride;
-            for (int64_t b = 0; b < bytes; b += 64) {
-                __builtin_prefetch(k + b, 0, 2);
-                __builtin_prefetch(v + b, 0, 2);
-            }
+/* Rows of the caller are often pages apart, where no hardware prefetcher follows, and a processor waits for few lines at a time. So the rows of the chunks that are
+ * packed after a panel are asked for one by one, between the steps of its products. */
+static void list_ahead(task *t, const cpu_chunk *chunk) {
+    for (int32_t i = 0; i < chunk->pieces; i++) {
+        const cpu_piece *p = &chunk->piece[i];
+        for (int32_t key = 0; key < p->count; key++) {
+            t->ahead[t->to_ask++] = t->k + (int64_t)(p->token + key) * t->k_stride;
+            t->ahead[t->to_ask++] = t->v + (int64_t)(p->token + key) * t->v_stride;
         }
     }
+}
+
+INLINE void ask_ahead(task *t) {
+    if (t->asked == t->to_ask) return;
+    const char *row = t->ahead[t->asked++];
+    for (int64_t b = 0; b < t->head_dim * t->esize; b += 64) __builtin_prefetch(row + b, 0, 2);
 }
 
 /* ------------------------------------------------------------------ softmax */
 
 /* Replaces the scores of (row, key) pairs that must not count by -inf. */
-static __attribute__((noinline)) void mask_scores(const task *t, int32_t first_row, cpu_span span) {
+static __attribute__((noinline)) void mask_scores(const task *t, int32_t first_row, const share *x) {
     const memory *m = &t->m;
     const int32_t sinks = t->cls->flags & TESS_CLASS_WINDOW ? t->cls->sinks : 0;
-    for (int32_t n = 0; n < t->chunk.pieces; n++) {
-        const cpu_piece *p = &t->chunk.piece[n];
-        const int32_t from = p->at > span.first ? p->at : span.first, to = p->at + p->count < span.end ? p->at + p->count : span.end;
+    for (int32_t n = 0; n < x->chunk->pieces; n++) {
+        const cpu_piece *p = &x->chunk->piece[n];
+        const int32_t from = p->at > x->span.first ? p->at : x->span.first, to = p->at + p->count < x->span.end ? p->at + p->count : x->span.end;
         if (!p->masked || from >= to) continue;
         for (int32_t lane = 0; lane < PANEL; lane += VL) {
             const int32_t r = first_row + lane;
@@ -235,7 +253,7 @@ static __attribute__((noinline)) void mask_scores(const task *t, int32_t first_r
             for (int32_t key = from; key < to; key++) {
                 const int32_t token = p->token + key - p->at;
                 const vi keep = token < sinks ? rows & (cap >= token) : rows & (low <= token) & (high >= token);
-                float *s = m->s + (size_t)key * PANEL + lane;
+                float *s = x->s + (size_t)key * PANEL + lane;
                 vstore(s, vselect(keep, vload(s), vset(-INFINITY)));
             }
         }
@@ -254,89 +272,111 @@ static __attribute__((noinline)) void raise_top(const task *t, int32_t first_row
     vstore(m->top + first_row + lane, raised);
 }
 
+/* The exponent of 2 that the scores of each lane are relative to, after raising it where they ask for it. The reference maximum follows the true one only when
+ * that rose by more than 8, which keeps every exponential below 2^8 and makes the extra pass over O rare. */
+INLINE void lane_bias(const task *t, int32_t first_row, const vf *most, vf *bias, const int nv) {
+    const memory *m = &t->m;
+    for (int v = 0; v < nv; v++) {
+        const vf next = most[v] * t->slope;
+        if (vany((vi)(next > vload(m->top + first_row + v * VL) + 8.0f))) raise_top(t, first_row, v * VL, next);
+        const vf top = vload(m->top + first_row + v * VL);
+        bias[v] = vselect((vi)(top == -INFINITY), vset(0.0f), top);
+    }
+}
+
+INLINE void largest_scores(const float *s, int32_t from, int32_t to, vf *most, const int nv) {
+    for (int32_t key = from; key < to; key++) UNROLL
+    for (int v = 0; v < nv; v++) most[v] = vmax(vload(s + (size_t)key * PANEL + v * VL), most[v]);
+}
+
+/* Turns scores of the keys [from, to) into 2^(slope * s - bias) in place and adds them up. For a second product on pairs, words of two keys replace the scores. */
+INLINE void exponentials(float *s, int32_t from, int32_t to, vf slope, const vf *bias, vf *sum, const int nv) {
 #if PAIRS
-/* The same for the second product on pairs: words of two keys replace the scores, zero stands in for keys past the end. */
-INLINE void pair_scores(float *s, cpu_span span, vf slope, const vf *bias, vf *sum, const int nv) {
-    const int32_t end = TILES ? round_up(span.end, GROUP) : span.end;
-    for (int32_t key = span.first; key < end; key += 2) UNROLL
+    for (int32_t key = from; key < to; key += 2) UNROLL
     for (int v = 0; v < nv; v++) {
         const float *in = s + (size_t)key * PANEL + v * VL;
-        vf even = vset(0.0f), odd = even;
-        if (key < span.end) even = vexp2(vload(in) * slope - bias[v]);
-        if (key + 1 < span.end) odd = vexp2(vload(in + PANEL) * slope - bias[v]);
+        const vf even = vexp2_short(vload(in) * slope - bias[v]), odd = vexp2_short(vload(in + PANEL) * slope - bias[v]);
         sum[v] += even;
         sum[v] += odd;
         vstore(s + (size_t)(key / 2) * PANEL + v * VL, vpair_bf16(even, odd));
     }
-}
-#endif
-
-/* Turns scores into 2^(slope * s - top) in place. The reference maximum follows the true one only when that rose by more than 8, which keeps every
- * exponential below 2^8 and makes the extra pass over O rare. */
-INLINE void softmax(const task *t, int32_t first_row, cpu_span span, const vf *most, const int nv) {
-    const memory *m = &t->m;
-    vf bias[NV], sum[NV];
-    const vf slope = vset(t->slope);
-    for (int v = 0; v < nv; v++) {
-        const vf next = most[v] * slope;
-        if (vany((vi)(next > vload(m->top + first_row + v * VL) + 8.0f))) raise_top(t, first_row, v * VL, next);
-        const vf top = vload(m->top + first_row + v * VL);
-        bias[v] = vselect((vi)(top == -INFINITY), vset(0.0f), top);
-        sum[v] = vload(m->sum + first_row + v * VL);
-    }
-#if PAIRS
-    pair_scores(m->s, span, slope, bias, sum, nv);
 #else
-    for (int32_t key = span.first; key < span.end; key++) {
-        float *s = m->s + (size_t)key * PANEL;
-        UNROLL
-        for (int v = 0; v < nv; v++) {
-            const vf p = vexp2(vload(s + v * VL) * slope - bias[v]);
-            sum[v] += p;
-            vstore(s + v * VL, p);
-        }
+    for (int32_t key = from; key < to; key++) UNROLL
+    for (int v = 0; v < nv; v++) {
+        const vf p = vexp2(vload(s + (size_t)key * PANEL + v * VL) * slope - bias[v]);
+        sum[v] += p;
+        vstore(s + (size_t)key * PANEL + v * VL, p);
     }
 #endif
-    for (int v = 0; v < nv; v++) vstore(m->sum + first_row + v * VL, sum[v]);
 }
 
-/* One panel against the current chunk. */
-INLINE void attend(task *t, int32_t first_row, cpu_span span, const int nv) {
+/* Keys that a part's exponentials and second product cover: past the end of its span, scores become -inf. */
+INLINE int32_t share_end(const share *x) { return round_up(x->span.end, TILES ? GROUP : 1 + PAIRS); }
+
+/* Masks a part whose first product is there; `most` holds the maximum of its scores before and after. */
+static __attribute__((noinline)) void mask_share(const task *t, int32_t first_row, const share *x, vf *most) {
+    if (x->span.masked) mask_scores(t, first_row, x);
+    for (int32_t key = x->span.end; key < share_end(x); key++)
+        for (int v = 0; v < NV; v++) vstore(x->s + (size_t)key * PANEL + v * VL, vset(-INFINITY));
+    for (int v = 0; v < NV; v++) most[v] = vset(-INFINITY);
+    largest_scores(x->s, x->span.first, x->span.end, most, NV);
+}
+
+#if TILES
+#include "tile_products.inl"
+#else
+#include "vector_products.inl"
+#endif
+
+/* One panel against the chunks of the batch. */
+static __attribute__((noinline)) void attend_wide(task *t, int32_t first_row, share *shares, int32_t n) { attend(t, first_row, shares, n, NV); }
+static __attribute__((noinline)) void attend_narrow(task *t, int32_t first_row, share *shares, int32_t n) { attend(t, first_row, shares, n, 1); }
+
+/* The shares of a panel in the batch, less those in which no row keeps a key. */
+static int32_t panel_shares(task *t, int32_t first_row, const key_batch *b, share *shares) {
     const memory *m = &t->m;
-    vf most[NV];
-    for (int v = 0; v < nv; v++) most[v] = vset(-INFINITY);
-    score_panel(t, first_row, span, most, nv);
-    if (span.masked || span.end % GROUP != 0) {
-        if (span.masked) mask_scores(t, first_row, span);
-        for (int v = 0; v < nv; v++) most[v] = vset(-INFINITY);
-        for (int32_t key = span.first; key < span.end; key++)
-            for (int v = 0; v < nv; v++) most[v] = vmax(vload(m->s + (size_t)key * PANEL + v * VL), most[v]);
+    const int32_t sinks = t->cls->flags & TESS_CLASS_WINDOW ? t->cls->sinks : 0;
+    int32_t n = 0;
+    panel_bounds(t, first_row);
+    for (int32_t c = 0; c < b->chunks; c++) {
+        cpu_span span = cpu_panel_span(&b->chunk[c], &t->panel, sinks);
+        if (span.end == 0) continue;
+        if (span.first % GROUP != 0) {
+            span.first -= span.first % GROUP;
+            span.masked = 1;
+        }
+        share *x = &shares[n];
+        x->chunk = &b->chunk[c];
+        x->span = span;
+        x->k = b->k + (size_t)c * CHUNK * m->k_pitch;
+        x->v = b->v + (size_t)c * CHUNK * WORD_OF(m->o_elements);
+        x->s = m->s + (size_t)(n % S_BUFFERS) * CHUNK * PANEL;
+        n++;
     }
-    softmax(t, first_row, span, most, nv);
-    add_values(t, first_row, span, nv);
+    return n;
 }
-
-static __attribute__((noinline)) void attend_wide(task *t, int32_t first_row, cpu_span span) { attend(t, first_row, span, NV); }
-static __attribute__((noinline)) void attend_narrow(task *t, int32_t first_row, cpu_span span) { attend(t, first_row, span, 1); }
 
 /* ------------------------------------------------------------------ results */
 
+INLINE void store_vector(uint32_t dtype, void *out, int32_t at, vf x) {
+    if (dtype == TESS_F32)
+        vstore_any((float *)out + at, x);
+    else if (dtype == TESS_F16)
+        vto_f16((uint16_t *)out + at, x);
+    else
+        vto_bf16((uint16_t *)out + at, x);
+}
+
+/* Rows hold a multiple of 8 elements: the last vector of 16 may be half a one. */
 INLINE void store_row(uint32_t dtype, void *out, const float *row, int32_t n) {
-    for (int32_t i = 0; i < n; i += 8) {
-        float part[16] __attribute__((aligned(64))) = {0};
-        memcpy(part, row + i, 8 * sizeof(float));
-        uint16_t low[16];
-        if (dtype == TESS_F32) {
-            memcpy((float *)out + i, part, 8 * sizeof(float));
-            continue;
-        }
-        for (int32_t j = 0; j < 8; j += VL) {
-            if (dtype == TESS_F16)
-                vto_f16(low + j, vload(part + j));
-            else
-                vto_bf16(low + j, vload(part + j));
-        }
-        memcpy((uint16_t *)out + i, low, 8 * sizeof(uint16_t));
+    const size_t esize = dtype == TESS_F32 ? 4 : 2;
+    int32_t i = 0;
+    for (; i + VL <= n; i += VL) store_vector(dtype, out, i, vload_any(row + i));
+    if (i < n) {
+        float last[16] = {0}, stored[16];
+        memcpy(last, row + i, 8 * sizeof(float));
+        store_vector(dtype, stored, 0, vload_any(last));
+        memcpy((char *)out + (size_t)i * esize, stored, 8 * esize);
     }
 }
 
@@ -376,6 +416,16 @@ static void finish_panel(const task *t, int32_t first) {
 
 #include "direct.inl"
 
+static void next_batch(cpu_walk *walk, key_batch *b, int32_t limit) {
+    b->chunks = 0;
+    while (b->chunks < limit && cpu_walk_next(walk, &b->chunk[b->chunks], CHUNK)) b->chunks++;
+}
+
+static void pack_chunk(const task *t, key_batch *b, int32_t c) {
+    pack_keys(t, &b->chunk[c], b->k + (size_t)c * CHUNK * t->m.k_pitch);
+    pack_values(t, &b->chunk[c], b->v + (size_t)c * CHUNK * WORD_OF(t->m.o_elements));
+}
+
 void KERNEL(job)(const tess_launch *launch, const tess_job *job, void *scratch) {
     task t;
     const tess_sequence *s = &launch->tables->sequences[job->sequence];
@@ -409,29 +459,38 @@ void KERNEL(job)(const tess_launch *launch, const tess_job *job, void *scratch) 
     }
     memset(m->o, 0, (size_t)lanes * m->o_elements * sizeof(float));
 
-    const int32_t sinks = t.cls->flags & TESS_CLASS_WINDOW ? t.cls->sinks : 0;
+    /* The next batch is packed between the panels of this one. The first ones are short, because nothing hides the wait for their rows. */
+    int32_t limit = 1;
+    key_batch batches[2], *now = &batches[0], *next = &batches[1];
+    for (int i = 0; i < 2; i++) {
+        batches[i].k = m->k + (size_t)i * BATCH * CHUNK * m->k_pitch;
+        batches[i].v = m->v + (size_t)i * BATCH * CHUNK * WORD_OF(m->o_elements);
+    }
     cpu_walk walk;
     cpu_walk_start(&walk, launch, job);
-    for (int more = cpu_walk_next(&walk, &t.next, CHUNK); more;) {
-        t.chunk = t.next;
-        more = cpu_walk_next(&walk, &t.next, CHUNK);
-        pack_keys(&t);
-        pack_values(&t);
+    next_batch(&walk, now, limit);
+    for (int32_t c = 0; c < now->chunks; c++) pack_chunk(&t, now, c);
+    while (now->chunks > 0) {
+        if (limit < BATCH) limit *= 2;
+        next_batch(&walk, next, limit);
+        int32_t packed = 0;
         for (int32_t panel = 0; panel < panels; panel++) {
-            const int32_t first = panel * PANEL;
-            if (more) prefetch_next(&t, panel, panels);
-            panel_bounds(&t, first);
-            cpu_span span = cpu_panel_span(&t.chunk, &t.panel, sinks);
-            if (span.end == 0) continue;
-            if (span.first % GROUP != 0) {
-                span.first -= span.first % GROUP;
-                span.masked = 1;
+            const int32_t first = panel * PANEL, to = next->chunks * (panel + 1) / panels;
+            t.asked = t.to_ask = 0;
+            for (int32_t c = packed; c < to; c++) list_ahead(&t, &next->chunk[c]);
+            share shares[BATCH];
+            const int32_t n = panel_shares(&t, first, now, shares);
+            if (n > 0) {
+                if (t.rows - first <= VL)
+                    attend_narrow(&t, first, shares, n);
+                else
+                    attend_wide(&t, first, shares, n);
             }
-            if (t.rows - first <= VL)
-                attend_narrow(&t, first, span);
-            else
-                attend_wide(&t, first, span);
+            for (; packed < to; packed++) pack_chunk(&t, next, packed);
         }
+        key_batch *done = now;
+        now = next;
+        next = done;
     }
     for (int32_t r = 0; r < lanes; r += PANEL) finish_panel(&t, r);
 }

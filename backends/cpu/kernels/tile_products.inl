@@ -15,26 +15,27 @@
 #endif
 
 /* The caller's row of every key of the chunk. */
-static void chunk_rows(const task *t, const char *base, int64_t stride, const char **rows) {
-    for (int32_t n = 0; n < t->chunk.pieces; n++) {
-        const cpu_piece *p = &t->chunk.piece[n];
+static void chunk_rows(const cpu_chunk *chunk, const char *base, int64_t stride, const char **rows) {
+    for (int32_t n = 0; n < chunk->pieces; n++) {
+        const cpu_piece *p = &chunk->piece[n];
         for (int32_t i = 0; i < p->count; i++) rows[p->at + i] = base + (int64_t)(p->token + i) * stride;
     }
 }
 
-static void pack_keys(task *t) {
+static void pack_keys(const task *t, const cpu_chunk *chunk, float *packed) {
     const memory *m = &t->m;
     const char *rows[CHUNK];
-    chunk_rows(t, t->k, t->k_stride, rows);
-    const size_t bytes = (size_t)t->head_dim * 2, rest = (size_t)m->words * 4 - bytes;
-    for (int32_t key = 0; key < round_up(t->chunk.keys, GROUP); key++) {
-        char *out = (char *)(m->k + (size_t)key * m->k_pitch);
-        if (key < t->chunk.keys) {
-            memcpy(out, rows[key], bytes);
-            memset(out + bytes, 0, rest);
-        } else {
-            memset(out, 0, bytes + rest);
+    chunk_rows(chunk, t->k, t->k_stride, rows);
+    const int32_t words = WORD_OF(t->head_dim);
+    for (int32_t key = 0; key < round_up(chunk->keys, GROUP); key++) {
+        float *out = packed + (size_t)key * m->k_pitch;
+        int32_t w = 0;
+        if (key < chunk->keys) {
+            for (; w + VL <= words; w += VL) vstore(out + w, vload_any(rows[key] + 4 * (size_t)w));
+            if (w < words) memcpy(out + w, rows[key] + 4 * (size_t)w, (size_t)(words - w) * 4);
+            w = words;
         }
+        if (w < m->words) memset(out + w, 0, (size_t)(m->words - w) * sizeof(float));
     }
 }
 
@@ -47,109 +48,147 @@ INLINE void pair_rows(const char *even, const char *odd, int32_t d, int32_t head
     for (int i = 0; i < 16; i++) out[i] = (uint32_t)o[i] << 16 | e[i];
 }
 
-static void pack_values(task *t) {
+#if VL == 16
+/*
+ * Two tiles of V: 32 elements of 32 keys, all there. Within 128-bit lanes, words of two keys come out in the order of elements 0-3 | 8-11 | 16-19 | 24-27 and
+ * 4-7 | 12-15 | 20-23 | 28-31; since elements are the rows of the transposed tiles, only the places where rows are stored know of it.
+ */
+INLINE void pack_value_tiles(const char *const *rows, int32_t d, float *tile, float *tile_next) {
+    UNROLL
+    for (int half = 0; half < 2; half++) {
+        vf r[16];
+        UNROLL
+        for (int i = 0; i < 16; i++) {
+            const __m512i even = (__m512i)vload_any(rows[2 * i] + 2 * d), odd = (__m512i)vload_any(rows[2 * i + 1] + 2 * d);
+            r[i] = (vf)(half ? _mm512_unpackhi_epi16(even, odd) : _mm512_unpacklo_epi16(even, odd));
+        }
+        vtranspose(r);
+        UNROLL
+        for (int i = 0; i < 16; i++) vstore((i < 8 ? tile : tile_next) + (i / 4 % 2 * 8 + half * 4 + i % 4) * 16, r[i]);
+    }
+}
+#endif
+
+static void pack_values(const task *t, const cpu_chunk *chunk, float *packed) {
     const memory *m = &t->m;
     const char *rows[CHUNK];
-    chunk_rows(t, t->v, t->v_stride, rows);
-    for (int32_t key = t->chunk.keys; key < round_up(t->chunk.keys, GROUP); key++) rows[key] = NULL;
-    for (int32_t first = 0; first < t->chunk.keys; first += 32) {
+    chunk_rows(chunk, t->v, t->v_stride, rows);
+    for (int32_t key = chunk->keys; key < round_up(chunk->keys, GROUP); key++) rows[key] = NULL;
+    for (int32_t first = 0; first < chunk->keys; first += 32) {
         for (int32_t d = 0; d < m->o_elements; d += 16) {
-            float *tile = m->v + (size_t)(d / 16 * (CHUNK / 32) + first / 32) * TILE_WORDS;
+            float *tile = packed + (size_t)(d / 16 * (CHUNK / 32) + first / 32) * TILE_WORDS;
 #if VL == 16
-            vf r[16];
-            if (d + 16 <= t->head_dim && first + 32 <= t->chunk.keys) {
-                UNROLL
-                for (int i = 0; i < 16; i++) {
-                    const vu even = __builtin_convertvector(*(const vh_any *)(rows[first + 2 * i] + 2 * d), vu);
-                    const vu odd = __builtin_convertvector(*(const vh_any *)(rows[first + 2 * i + 1] + 2 * d), vu);
-                    r[i] = (vf)(odd << 16 | even);
-                }
-            } else {
-                uint32_t words[16] __attribute__((aligned(64)));
-                for (int i = 0; i < 16; i++) {
-                    if (d < t->head_dim)
-                        pair_rows(rows[first + 2 * i], rows[first + 2 * i + 1], d, t->head_dim, words);
-                    else
-                        memset(words, 0, sizeof words);
-                    r[i] = *(const vf_any *)words;
-                }
+            if (d % 32 == 0 && d + 32 <= t->head_dim && first + 32 <= chunk->keys) {
+                pack_value_tiles(rows + first, d, tile, tile + (CHUNK / 32) * TILE_WORDS);
+                d += 16;
+                continue;
             }
-            vtranspose(r);
-            UNROLL
-            for (int i = 0; i < 16; i++) vstore(tile + i * 16, r[i]);
-#else
+#endif
             uint32_t words[16];
             for (int i = 0; i < 16; i++) {
                 memset(words, 0, sizeof words);
                 if (d < t->head_dim) pair_rows(rows[first + 2 * i], rows[first + 2 * i + 1], d, t->head_dim, words);
                 for (int j = 0; j < 16; j++) memcpy(tile + j * 16 + i, &words[j], 4);
             }
-#endif
         }
     }
 }
 
-INLINE void score_panel(const task *t, int32_t first_row, cpu_span span, vf *most, const int nv) {
+/* Turns the scores of `now` (if any) into exponentials while the first product of `next` (if any) is on its way: slices of the one stand between steps of the
+ * other, because the vector units are free while tiles multiply, and the processor looks ahead by no more than a slice. */
+INLINE void exponentials_and_scores(task *t, int32_t first_row, const share *now, const share *next, const vf *bias, const int nv) {
     TILE_STATE;
     const memory *m = &t->m;
-    const float *q = m->q + (size_t)first_row * m->q_words;
-    const size_t k_bytes = (size_t)m->k_pitch * sizeof(float);
     const int both = nv * VL > 16; /* the second 16 rows of the panel are in use */
-    for (int32_t key = span.first; key < span.end; key += 32) {
-        const float *k = m->k + (size_t)key * m->k_pitch, *k_next = k + (size_t)16 * m->k_pitch;
-        float *s = m->s + (size_t)key * PANEL;
-        TILE_ZERO(0);
-        TILE_ZERO(1);
-        TILE_ZERO(2);
-        TILE_ZERO(3);
-        for (int32_t w = 0; w < m->words; w += 16) {
-            TILE_LOAD(6, q + (size_t)w * PANEL, ROW_BYTES);
-            TILE_LOAD(4, k + w, k_bytes);
-            TILE_DOT(0, 4, 6);
-            TILE_LOAD(5, k_next + w, k_bytes);
-            TILE_DOT(2, 5, 6);
+    const vf slope = vset(t->slope);
+    float *sums = m->sum + first_row;
+    vf sum[NV];
+    int32_t at = 0, end = 0, slice = 0;
+    if (now) {
+        for (int v = 0; v < nv; v++) sum[v] = vload(sums + v * VL);
+        at = now->span.first;
+        end = share_end(now);
+    }
+    if (next) {
+        const float *q = m->q + (size_t)first_row * m->q_words;
+        const size_t k_bytes = (size_t)m->k_pitch * sizeof(float);
+        const int32_t steps = (share_end(next) - next->span.first) / 32 * (m->words / 16);
+        slice = ((end - at) / 2 + steps - 1) / steps * 2;
+        for (int32_t key = next->span.first; key < next->span.end; key += 32) {
+            const float *k = next->k + (size_t)key * m->k_pitch, *k_next = k + (size_t)16 * m->k_pitch;
+            float *s = next->s + (size_t)key * PANEL;
+            TILE_ZERO(0);
+            TILE_ZERO(1);
+            TILE_ZERO(2);
+            TILE_ZERO(3);
+            for (int32_t w = 0; w < m->words; w += 16) {
+                TILE_LOAD(6, q + (size_t)w * PANEL, ROW_BYTES);
+                TILE_LOAD_ONCE(4, k + w, k_bytes);
+                TILE_LOAD_ONCE(5, k_next + w, k_bytes);
+                if (both) TILE_LOAD(7, q + (size_t)w * PANEL + 16, ROW_BYTES);
+                TILE_DOT(0, 4, 6);
+                TILE_DOT(2, 5, 6);
+                if (both) {
+                    TILE_DOT(1, 4, 7);
+                    TILE_DOT(3, 5, 7);
+                }
+                const int32_t to = at + slice < end ? at + slice : end;
+                ask_ahead(t);
+                if (at < to) exponentials(now->s, at, to, slope, bias, sum, nv);
+                at = to;
+            }
+            TILE_STORE(0, s, ROW_BYTES);
+            TILE_STORE(2, s + 16 * PANEL, ROW_BYTES);
             if (both) {
-                TILE_LOAD(7, q + (size_t)w * PANEL + 16, ROW_BYTES);
-                TILE_DOT(1, 4, 7);
-                TILE_DOT(3, 5, 7);
+                TILE_STORE(1, s + 16, ROW_BYTES);
+                TILE_STORE(3, s + 16 * PANEL + 16, ROW_BYTES);
             }
         }
-        TILE_STORE(0, s, ROW_BYTES);
-        TILE_STORE(2, s + 16 * PANEL, ROW_BYTES);
-        if (both) {
-            TILE_STORE(1, s + 16, ROW_BYTES);
-            TILE_STORE(3, s + 16 * PANEL + 16, ROW_BYTES);
-        }
-        for (int i = 0; i < 32; i++) UNROLL
-        for (int v = 0; v < nv; v++) most[v] = vmax(vload(s + i * PANEL + v * VL), most[v]);
+    }
+    if (now) {
+        exponentials(now->s, at, end, slope, bias, sum, nv);
+        for (int v = 0; v < nv; v++) vstore(sums + v * VL, sum[v]);
     }
 }
 
-INLINE void add_values(const task *t, int32_t first_row, cpu_span span, const int nv) {
+/* O += V P of `now` while the largest scores of `next` (if any) are looked for. */
+INLINE void values_and_largest(task *t, int32_t first_row, const share *now, const share *next, vf *most, const int nv) {
     TILE_STATE;
     const memory *m = &t->m;
     const int both = nv * VL > 16;
+    const int32_t steps = (share_end(now) - now->span.first) / 32 * (round_up(t->head_dim, 32) / 32);
+    int32_t at = 0, end = 0, slice;
+    if (next) {
+        at = next->span.first;
+        end = next->span.end;
+    }
+    slice = (end - at + steps - 1) / steps;
+    for (int v = 0; v < nv; v++) most[v] = vset(-INFINITY);
     for (int32_t d = 0; d < t->head_dim; d += 32) {
         float *o = m->o + (size_t)first_row * m->o_elements + (size_t)d * PANEL, *o_next = o + 16 * PANEL;
-        const float *v = m->v + (size_t)(d / 16 * (CHUNK / 32)) * TILE_WORDS, *v_next = v + CHUNK / 32 * TILE_WORDS;
+        const float *v = now->v + (size_t)(d / 16 * (CHUNK / 32)) * TILE_WORDS, *v_next = v + CHUNK / 32 * TILE_WORDS;
         TILE_LOAD(0, o, ROW_BYTES);
         TILE_LOAD(2, o_next, ROW_BYTES);
         if (both) {
             TILE_LOAD(1, o + 16, ROW_BYTES);
             TILE_LOAD(3, o_next + 16, ROW_BYTES);
         }
-        for (int32_t key = span.first; key < span.end; key += 32) {
-            const float *p = m->s + (size_t)(key / 2) * PANEL;
+        for (int32_t key = now->span.first; key < now->span.end; key += 32) {
+            const float *p = now->s + (size_t)(key / 2) * PANEL;
             TILE_LOAD(6, p, ROW_BYTES);
-            TILE_LOAD(4, v + (size_t)(key / 32) * TILE_WORDS, 64);
+            TILE_LOAD_ONCE(4, v + (size_t)(key / 32) * TILE_WORDS, 64);
+            TILE_LOAD_ONCE(5, v_next + (size_t)(key / 32) * TILE_WORDS, 64);
+            if (both) TILE_LOAD(7, p + 16, ROW_BYTES);
             TILE_DOT(0, 4, 6);
-            TILE_LOAD(5, v_next + (size_t)(key / 32) * TILE_WORDS, 64);
             TILE_DOT(2, 5, 6);
             if (both) {
-                TILE_LOAD(7, p + 16, ROW_BYTES);
                 TILE_DOT(1, 4, 7);
                 TILE_DOT(3, 5, 7);
             }
+            const int32_t to = at + slice < end ? at + slice : end;
+            ask_ahead(t);
+            if (at < to) largest_scores(next->s, at, to, most, nv);
+            at = to;
         }
         TILE_STORE(0, o, ROW_BYTES);
         TILE_STORE(2, o_next, ROW_BYTES);
@@ -157,5 +196,23 @@ INLINE void add_values(const task *t, int32_t first_row, cpu_span span, const in
             TILE_STORE(1, o + 16, ROW_BYTES);
             TILE_STORE(3, o_next + 16, ROW_BYTES);
         }
+    }
+}
+
+/* The shares overlap: while one is in its softmax, the next one's scores are computed. */
+INLINE void attend(task *t, int32_t first_row, const share *shares, int32_t n, const int nv) {
+    vf most[NV], bias[NV];
+    for (int v = 0; v < NV; v++) {
+        most[v] = vset(-INFINITY);
+        bias[v] = vset(0.0f);
+    }
+    exponentials_and_scores(t, first_row, NULL, shares, bias, nv);
+    largest_scores(shares->s, shares->span.first, shares->span.end, most, nv);
+    for (const share *x = shares, *end = shares + n; x < end; x++) {
+        const share *next = x + 1 < end ? x + 1 : NULL;
+        if (x->span.masked || x->span.end % GROUP != 0) mask_share(t, first_row, x, most);
+        lane_bias(t, first_row, most, bias, nv);
+        exponentials_and_scores(t, first_row, x, next, bias, nv);
+        values_and_largest(t, first_row, x, next, most, nv);
     }
 }

@@ -46,6 +46,7 @@ static inline void soft_dot(soft_tile *c, const soft_tile *a, const soft_tile *b
 #define TILE_STATE                soft_tile tiles[8]
 #define TILE_ZERO(n)              memset(&tiles[n], 0, sizeof tiles[n])
 #define TILE_LOAD(n, at, stride)  soft_load(&tiles[n], at, stride)
+#define TILE_LOAD_ONCE            TILE_LOAD
 #define TILE_STORE(n, at, stride) soft_store(&tiles[n], at, stride)
 #define TILE_DOT(c, a, b)         soft_dot(&tiles[c], &tiles[a], &tiles[b])
 
@@ -57,6 +58,7 @@ static inline void soft_dot(soft_tile *c, const soft_tile *a, const soft_tile *b
 #define TILE_STATE                __asm__ volatile("" ::: "memory")
 #define TILE_ZERO(n)              _tile_zero(n)
 #define TILE_LOAD(n, at, stride)  _tile_loadd(n, at, stride)
+#define TILE_LOAD_ONCE            _tile_stream_loadd /* what is loaded pushes less out of the first-level cache */
 #define TILE_STORE(n, at, stride) _tile_stored(n, at, stride)
 #define TILE_DOT(c, a, b)         _tile_dpbf16ps(c, a, b)
 

@@ -5,34 +5,32 @@
  * K is packed as rows; V as blocks of DB elements, [d / DB][key][DB], so that the second product reads it in order.
  */
 
-static void pack_keys(task *t) {
-    const memory *m = &t->m;
-    for (int32_t n = 0; n < t->chunk.pieces; n++) {
-        const cpu_piece *p = &t->chunk.piece[n];
+static void pack_keys(const task *t, const cpu_chunk *chunk, float *packed) {
+    for (int32_t n = 0; n < chunk->pieces; n++) {
+        const cpu_piece *p = &chunk->piece[n];
         for (int32_t i = 0; i < p->count; i++)
-            load_words(t->launch->dtype, t->k + (int64_t)(p->token + i) * t->k_stride, t->head_dim, m->k + (size_t)(p->at + i) * m->k_pitch);
+            load_words(t->launch->dtype, t->k + (int64_t)(p->token + i) * t->k_stride, t->head_dim, packed + (size_t)(p->at + i) * t->m.k_pitch);
     }
     /* The rest of the last group is computed too, and not looked at. */
-    for (int32_t key = t->chunk.keys; key < round_up(t->chunk.keys, GROUP); key++)
-        memset(m->k + (size_t)key * m->k_pitch, 0, (size_t)m->words * sizeof(float));
+    for (int32_t key = chunk->keys; key < round_up(chunk->keys, GROUP); key++)
+        memset(packed + (size_t)key * t->m.k_pitch, 0, (size_t)t->m.words * sizeof(float));
 }
 
 #if PAIRS
 /* Words hold the elements of two keys; an odd last key is paired with zero. */
-static void pack_values(task *t) {
-    const memory *m = &t->m;
+static void pack_values(const task *t, const cpu_chunk *chunk, float *packed) {
     const char *before = NULL;
-    for (int32_t n = 0; n < t->chunk.pieces; n++) {
-        const cpu_piece *p = &t->chunk.piece[n];
+    for (int32_t n = 0; n < chunk->pieces; n++) {
+        const cpu_piece *p = &chunk->piece[n];
         for (int32_t i = 0; i < p->count; i++) {
             const int32_t key = p->at + i;
             const char *row = t->v + (int64_t)(p->token + i) * t->v_stride;
             if (key % 2 == 0) {
                 before = row;
-                if (key + 1 < t->chunk.keys) continue;
+                if (key + 1 < chunk->keys) continue;
                 row = NULL;
             }
-            float *out = m->v + (size_t)(key / 2) * DB;
+            float *out = packed + (size_t)(key / 2) * DB;
             for (int32_t d = 0; d < t->head_dim; d += DB) {
                 uint16_t even[DB], odd[DB] = {0};
                 uint32_t both[DB];
@@ -45,16 +43,15 @@ static void pack_values(task *t) {
     }
 }
 #else
-static void pack_values(task *t) {
-    const memory *m = &t->m;
-    for (int32_t n = 0; n < t->chunk.pieces; n++) {
-        const cpu_piece *p = &t->chunk.piece[n];
+static void pack_values(const task *t, const cpu_chunk *chunk, float *packed) {
+    for (int32_t n = 0; n < chunk->pieces; n++) {
+        const cpu_piece *p = &chunk->piece[n];
         for (int32_t i = 0; i < p->count; i++) {
             const char *row = t->v + (int64_t)(p->token + i) * t->v_stride;
-            float *out = m->v + (size_t)(p->at + i) * DB;
+            float *out = packed + (size_t)(p->at + i) * DB;
             if (t->launch->dtype != TESS_F32) {
-                load_row(t->launch->dtype, row, t->head_dim, m->rows);
-                row = (const char *)m->rows;
+                load_row(t->launch->dtype, row, t->head_dim, t->m.rows);
+                row = (const char *)t->m.rows;
             }
             for (int32_t d = 0; d < t->head_dim; d += DB) memcpy(out + (size_t)d * CHUNK, row + 4 * d, DB * sizeof(float));
         }
@@ -93,13 +90,6 @@ INLINE void score_block(const float *k, size_t pitch, const float *q, int32_t wo
     }
 }
 
-INLINE void score_panel(const task *t, int32_t first_row, cpu_span span, vf *most, const int nv) {
-    const memory *m = &t->m;
-    const float *q = m->q + (size_t)first_row * m->q_words;
-    for (int32_t key = span.first; key < span.end; key += KB)
-        score_block(m->k + (size_t)key * m->k_pitch, (size_t)m->k_pitch, q, m->words, m->s + (size_t)key * PANEL, most, nv);
-}
-
 INLINE void value_step(const float *v, const float *p, vf (*acc)[NV], const int nv) {
     vf b[NV];
     UNROLL
@@ -132,10 +122,26 @@ INLINE void value_block(const float *v, const float *p, int32_t words, float *o,
     for (int j = 0; j < nv; j++) vstore(o + i * PANEL + j * VL, acc[i][j]);
 }
 
-INLINE void add_values(const task *t, int32_t first_row, cpu_span span, const int nv) {
+INLINE void attend(task *t, int32_t first_row, const share *shares, int32_t n, const int nv) {
     const memory *m = &t->m;
-    const int32_t first = WORD_OF(span.first), words = WORD_OF(span.end + PAIRS) - first;
-    float *o = m->o + (size_t)first_row * m->o_elements;
-    for (int32_t d = 0; d < t->head_dim; d += DB)
-        value_block(m->v + (size_t)d * WORD_OF(CHUNK) + (size_t)first * DB, m->s + (size_t)first * PANEL, words, o + (size_t)d * PANEL, nv);
+    const float *q = m->q + (size_t)first_row * m->q_words;
+    float *o = m->o + (size_t)first_row * m->o_elements, *sums = m->sum + first_row;
+    for (const share *x = shares; x < shares + n; x++) {
+        vf most[NV], bias[NV], sum[NV];
+        for (int v = 0; v < NV; v++) most[v] = vset(-INFINITY);
+        for (int32_t key = x->span.first; key < x->span.end; key += KB) {
+            ask_ahead(t);
+            score_block(x->k + (size_t)key * m->k_pitch, (size_t)m->k_pitch, q, m->words, x->s + (size_t)key * PANEL, most, nv);
+        }
+        if (x->span.masked || x->span.end % GROUP != 0) mask_share(t, first_row, x, most);
+        lane_bias(t, first_row, most, bias, nv);
+        for (int v = 0; v < nv; v++) sum[v] = vload(sums + v * VL);
+        exponentials(x->s, x->span.first, share_end(x), vset(t->slope), bias, sum, nv);
+        for (int v = 0; v < nv; v++) vstore(sums + v * VL, sum[v]);
+        const int32_t first = WORD_OF(x->span.first), words = WORD_OF(share_end(x)) - first;
+        for (int32_t d = 0; d < t->head_dim; d += DB) {
+            ask_ahead(t);
+            value_block(x->v + (size_t)d * WORD_OF(CHUNK) + (size_t)first * DB, x->s + (size_t)first * PANEL, words, o + (size_t)d * PANEL, nv);
+        }
+    }
 }
