@@ -116,7 +116,7 @@ static tess_status corrupt(const char *function, const char *what) { return tess
 /* That the mask fills exactly the bytes that are left and sets no bit past a row's end. */
 static tess_status check_mask(const char *function, const tess_mask *mask, uint64_t left) {
     uint64_t row_bytes = tess_mask_row_bytes(mask), rows, bytes;
-    if (mask->heads < 1 || mask->heads > 65535 || mask->query_blocks < 1 || mask->key_blocks < 1 ||
+    if (mask->heads < 1 || mask->heads > 65535 || mask->query_blocks < 0 || mask->key_blocks < 0 || !mask->query_blocks != !mask->key_blocks ||
         !checked_mul((uint64_t)mask->heads, (uint64_t)mask->query_blocks, &rows) || !checked_mul(rows, row_bytes, &bytes) || bytes != left)
         return corrupt(function, "its length does not fit the mask it holds");
     unsigned unused = (unsigned)(row_bytes * 8 - (uint64_t)mask->key_blocks);

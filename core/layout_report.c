@@ -77,15 +77,6 @@ static tess_status examine_coverage(tess_layout *x, const char *function) {
     return TESS_OK;
 }
 
-static bool rule_kv_efficient(const tess_rule *rule, int64_t n_blocks) {
-    switch (rule->kind) {
-    /* Key block 0 is read by query block `local - 1`, not by the next ones, and again by query block stride + local - 1. */
-    case TESS_RULE_STRIDED_BOTH: return rule->stride + rule->local - 1 > n_blocks - 1;
-    case TESS_RULE_BLOCKS: return tess_mask_kv_efficient(&rule->rows, n_blocks);
-    default: return true;
-    }
-}
-
 /* ------------------------------------------------------------------ storage of a kv head */
 
 /* Everything is kept and slot = block. */
@@ -215,17 +206,18 @@ static tess_status examine_mask_stores(tess_layout *x, const char *function) {
 }
 
 tess_status tess_layout_examine(tess_layout *x, const char *function) {
-    x->kv_efficient = true;
-    for (uint32_t c = 0; c < x->n_classes; c++) x->kv_efficient = x->kv_efficient && rule_kv_efficient(&x->rules[c], x->n_blocks);
+    x->kv_efficient = in_causal_order(x);
+    for (uint32_t c = 0; c < x->n_classes && x->kv_efficient; c++)
+        if (x->rules[c].kind == TESS_RULE_BLOCKS) x->kv_efficient = tess_mask_kv_efficient(&x->rules[c].rows, x->n_blocks);
     tess_status status = examine_coverage(x, function);
     if (status != TESS_OK) return status;
-    if (x->pattern.kind == TESS_PATTERN_BLOCKS && x->kv_efficient && in_causal_order(x)) return examine_mask_stores(x, function);
+    if (x->pattern.kind == TESS_PATTERN_BLOCKS && x->kv_efficient) return examine_mask_stores(x, function);
     return TESS_OK;
 }
 
 /* The storage of a kv head. Without a causal order, or when a block may be read again, nothing can be dropped. */
 static void kv_store(const tess_layout *x, int32_t kv_head, tess_kv_store *store) {
-    if (!x->kv_efficient || !in_causal_order(x))
+    if (!x->kv_efficient)
         store_whole(x, store);
     else if (x->stores)
         *store = x->stores[kv_head];

@@ -237,19 +237,21 @@ static tess_status check_window(const char *function, tess_pattern *p) {
     return TESS_OK;
 }
 
-static tess_status check_blocks(const char *function, const tess_pattern *p, int32_t n_heads) {
+static tess_status check_blocks(const char *function, tess_pattern *p, int32_t n_heads) {
     uint64_t size;
     if (!p->mask) REFUSE("%s: mask: must not be NULL", function);
     if (p->mask_heads != 1 && p->mask_heads != n_heads)
         REFUSE("%s: mask_heads: must be 1 or %d (n_heads), got %d", function, (int)n_heads, (int)p->mask_heads);
-    if (p->mask_query_blocks < 1) REFUSE("%s: mask_query_blocks: must be at least 1, got %lld", function, (long long)p->mask_query_blocks);
-    if (p->mask_key_blocks < 1) REFUSE("%s: mask_key_blocks: must be at least 1, got %lld", function, (long long)p->mask_key_blocks);
+    if (p->mask_query_blocks < 0) REFUSE("%s: mask_query_blocks: must be at least 0, got %lld", function, (long long)p->mask_query_blocks);
+    if (p->mask_key_blocks < 0) REFUSE("%s: mask_key_blocks: must be at least 0, got %lld", function, (long long)p->mask_key_blocks);
     if (p->mask_query_blocks > INT32_MAX)
         return tess_fail(TESS_ERROR_UNSUPPORTED, "%s: mask_query_blocks: at most 2147483647, got %lld", function, (long long)p->mask_query_blocks);
     if (p->mask_key_blocks > INT32_MAX)
         return tess_fail(TESS_ERROR_UNSUPPORTED, "%s: mask_key_blocks: at most 2147483647, got %lld", function, (long long)p->mask_key_blocks);
     if (!checked_mul((uint64_t)p->mask_query_blocks * (uint64_t)p->mask_key_blocks, (uint64_t)p->mask_heads, &size) || size > SIZE_MAX / 2)
         REFUSE("%s: mask: its size overflows", function);
+    /* An empty mask needs no memory, so nothing else would bound the rows that are walked. */
+    if (p->mask_query_blocks == 0 || p->mask_key_blocks == 0) p->mask_query_blocks = p->mask_key_blocks = 0;
     return TESS_OK;
 }
 

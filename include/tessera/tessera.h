@@ -252,8 +252,8 @@ typedef struct tess_pattern {
     int64_t left, right;       /* WINDOW: tokens, at least 0, or -1 for unbounded; `right` counts as 0 in causal order */
     int64_t sinks;             /* WINDOW: at least 0 */
     const uint8_t *mask;       /* BLOCKS: [mask_heads, mask_query_blocks, mask_key_blocks], contiguous, any non-zero byte is true; copied */
-    int64_t mask_query_blocks; /* BLOCKS: at least 1 */
-    int64_t mask_key_blocks;   /* BLOCKS: at least 1 */
+    int64_t mask_query_blocks; /* BLOCKS: at least 0 */
+    int64_t mask_key_blocks;   /* BLOCKS: at least 0 */
 } tess_pattern;
 
 typedef struct tess_layout_desc {
@@ -282,7 +282,7 @@ typedef struct tess_layout_info {
     int64_t max_tokens;
     int64_t n_blocks; /* ceil(max_tokens / block) */
     int32_t block;
-    uint32_t kv_efficient;   /* 1: once a later query block does not read a key block, no still later one does */
+    uint32_t kv_efficient;   /* 1: causal order, and once a later query block does not read a key block, no still later one does; else 0 */
     uint32_t residues;       /* S2: distinct residues mod stride that the heads cover; 0 for other kinds */
     uint32_t residues_total; /* S2: stride; 0 for other kinds */
     double coverage;         /* share of the blocks that a query could see which at least one head does see, over max_tokens; 1 is full context */

@@ -328,10 +328,10 @@ static void test_patterns(void **state) {
         {BLOCKS, 0, P(mask_heads, 0, INV, "mask_heads")},
         {BLOCKS, 0, P(mask_heads, 2, INV, "mask_heads")},
         {BLOCKS, 0, P(mask_heads, -1, INV, "mask_heads")},
-        {BLOCKS, 0, P(mask_query_blocks, 0, INV, "mask_query_blocks")},
+        {BLOCKS, 0, P(mask_query_blocks, 0, FINE, NULL)},
         {BLOCKS, 0, P(mask_query_blocks, -1, INV, "mask_query_blocks")},
         {BLOCKS, 0, P(mask_query_blocks, INT64_MAX, INV | UNS | OOM, "mask_query_blocks")},
-        {BLOCKS, 0, P(mask_key_blocks, 0, INV, "mask_key_blocks")},
+        {BLOCKS, 0, P(mask_key_blocks, 0, FINE, NULL)},
         {BLOCKS, 0, P(mask_key_blocks, INT64_MIN, INV, "mask_key_blocks")},
         {BLOCKS, 0, P(mask_key_blocks, INT64_MAX, INV | UNS | OOM, NULL)},
     };
