@@ -168,13 +168,21 @@ static int in_series(const bench_result *x, const char *family, const series *s)
            (x->status != BENCH_OK || strcmp(x->kernel, s->kernel) == 0);
 }
 
-static void polyline(const bench_report *r, const int *order, const char *family, const series *s, int colour, int ideal, const axis *ax,
-                     const axis *ay, FILE *f) {
+static void polyline(const bench_report *r, const char *family, const series *s, int colour, int ideal, const axis *ax, const axis *ay, FILE *f) {
+    int64_t last = 0;
     fprintf(f, "<polyline class=\"%s c%d\" points=\"", ideal ? "ideal" : "line", colour % CHART_COLOURS);
-    for (int i = 0; i < r->n_results; i++) {
-        const bench_result *x = &r->results[order[i]];
-        if (!(ideal ? has_ideal(x) : has_speedup(x)) || !in_series(x, family, s)) continue;
-        fprintf(f, "%.1f,%.1f ", at(ax, (double)x->kv_len), at(ay, ideal ? x->ideal_speedup : x->speedup));
+    /* By length, whatever the order of the results: skipped ones stand apart from those of a kernel. */
+    for (;;) {
+        const bench_result *next = NULL;
+        for (int i = 0; i < r->n_results; i++) {
+            const bench_result *x = &r->results[i];
+            if (x->kv_len <= last || (next && x->kv_len >= next->kv_len) || !(ideal ? has_ideal(x) : has_speedup(x)) || !in_series(x, family, s))
+                continue;
+            next = x;
+        }
+        if (!next) break;
+        last = next->kv_len;
+        fprintf(f, "%.1f,%.1f ", at(ax, (double)last), at(ay, ideal ? next->ideal_speedup : next->speedup));
     }
     fputs("\"/>\n", f);
 }
@@ -196,8 +204,8 @@ static void speedup_panel(const bench_report *r, const int *order, const char *f
         if (k % skip == 0) text_at(f, at(&ax, v), ay.from + 16, "middle", "t", short_tokens(label, sizeof label, (int64_t)v));
     }
     for (int s = 0; s < n; s++) {
-        polyline(r, order, family, &list[s], s, 1, &ax, &ay, f);
-        polyline(r, order, family, &list[s], s, 0, &ax, &ay, f);
+        polyline(r, family, &list[s], s, 1, &ax, &ay, f);
+        polyline(r, family, &list[s], s, 0, &ax, &ay, f);
     }
     for (int i = 0; i < r->n_results; i++) {
         const bench_result *x = &r->results[order[i]];
