@@ -171,8 +171,7 @@ tess_status tess_runtime_backend(tess_runtime *runtime, uint32_t index, tess_bac
     static const char function[] = "tess_runtime_backend";
     tess_status status = tess_runtime_check(runtime, function);
     if (status != TESS_OK) return status;
-    if (index >= runtime->n_backends)
-        return tess_fail(TESS_ERROR_INVALID, "%s: index: %u is past the last of %u backends", function, index, runtime->n_backends);
+    if (index >= runtime->n_backends) return tess_past_end(function, index, "backend");
     tess_backend_entry *entry = &runtime->backends[index];
     pthread_mutex_lock(&runtime->probing);
     status = tess_backend_probe(entry);

@@ -47,7 +47,7 @@ tess_status tess_runtime_device(tess_runtime *runtime, uint32_t index, tess_devi
     if (status == TESS_OK) status = probe(runtime, NULL);
     if (status != TESS_OK) return status;
     place found;
-    if (!place_find(runtime, NULL, index, &found)) return tess_fail(TESS_ERROR_INVALID, "%s: index: %u is past the last device", function, index);
+    if (!place_find(runtime, NULL, index, &found)) return tess_past_end(function, index, "device");
     return tess_info_write(function, info, &found.entry->devices[found.index], sizeof *info);
 }
 
@@ -283,7 +283,10 @@ tess_status tess_device_kernel(const tess_device *device, uint32_t index, tess_k
     tess_status status = tess_device_check(device, function);
     if (status != TESS_OK) return status;
     tess_kernel_info full = {.struct_size = sizeof full};
+    tess_log_errors(false); /* INVALID means the end of the enumeration */
     status = device->backend->kernel(device->native, NULL, NULL, index, &full);
+    tess_log_errors(true);
+    if (status != TESS_OK && status != TESS_ERROR_INVALID && tess_call_failed()) tess_fail(status, "%s", tess_last_error());
     /* Devices are shared between threads, and their state behind `lost` is atomic, so a query may note a loss. */
     if (status != TESS_OK) return tess_device_result((tess_device *)device, status);
     full.name[sizeof full.name - 1] = full.reason[sizeof full.reason - 1] = '\0';

@@ -16,6 +16,7 @@
 #endif
 
 #include "runtime.h"
+#include "status.h"
 
 static const char function[] = "tess_runtime_create";
 
@@ -197,8 +198,7 @@ tess_status tess_runtime_setting(const tess_runtime *runtime, uint32_t index, te
     static const char here[] = "tess_runtime_setting";
     tess_status status = tess_runtime_check(runtime, here);
     if (status != TESS_OK) return status;
-    if (index >= TESS_SETTING_COUNT)
-        return tess_fail(TESS_ERROR_INVALID, "%s: index: %u is past the last setting, %d", here, index, TESS_SETTING_COUNT - 1);
+    if (index >= TESS_SETTING_COUNT) return tess_past_end(here, index, "setting");
     const tess_settings *settings = &runtime->settings;
     tess_setting_info full = {.struct_size = sizeof full,
                               .name = table[index].name,

@@ -65,6 +65,20 @@ tess_status tess_fail(tess_status status, const char *format, ...) {
     return status;
 }
 
+void tess_log_errors(bool on) {
+    if (on)
+        call.recovering--;
+    else
+        call.recovering++;
+}
+
+tess_status tess_past_end(const char *function, uint32_t index, const char *what) {
+    tess_log_errors(false);
+    tess_fail(TESS_ERROR_INVALID, "%s: index: %u is past the last %s", function, index, what);
+    tess_log_errors(true);
+    return TESS_ERROR_INVALID;
+}
+
 tess_status tess_fail_in(tess_status status, const char *who, const char *text) {
     if (call.function == NULL) return tess_fail(status, "%s", text);
     return tess_fail(status, "%s: %s: %s", call.function, who, text);

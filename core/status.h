@@ -24,6 +24,11 @@ typedef struct tess_recovery {
 void tess_recover_begin(tess_recovery *recovery);
 void tess_recover_end(const tess_recovery *recovery);
 
+/* Whether failures of the running call are logged under "errors"; they are unless it says false here, and true again soon after. */
+void tess_log_errors(bool on);
+/* The failure that ends an enumeration, with a message as any other, but never logged: a loop over all there is ends so. */
+tess_status tess_past_end(const char *function, uint32_t index, const char *what);
+
 /* Fails with "<function>: <who>: <text>", `who` being a device or a backend; within a recovery with `text` alone, because the caller says the rest. */
 tess_status tess_fail_in(tess_status status, const char *who, const char *text);
 

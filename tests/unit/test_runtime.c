@@ -700,19 +700,18 @@ static void test_errors_go_to_their_runtime(void **state) {
     (void)state;
     atomic_int lines[2] = {0, 0};
     tess_runtime *logging[2], *quiet = make_runtime();
-    tess_device_info info = {sizeof info};
     for (int n = 0; n < 2; n++) {
         tess_runtime_desc desc = {sizeof desc, .verbose = "errors", .log = swallow, .log_user = &lines[n]};
         assert_status(TESS_OK, tess_runtime_create(&desc, &logging[n]));
     }
-    assert_status(TESS_ERROR_INVALID, tess_runtime_device(quiet, 99, &info));
+    assert_status(TESS_ERROR_INVALID, tess_device_open(quiet, NULL, NULL));
     assert_true(lines[0] == 0 && lines[1] == 0);
-    assert_status(TESS_ERROR_INVALID, tess_runtime_device(logging[0], 99, &info));
+    assert_status(TESS_ERROR_INVALID, tess_device_open(logging[0], NULL, NULL));
     assert_true(lines[0] == 1 && lines[1] == 0);
-    assert_status(TESS_ERROR_INVALID, tess_runtime_device(logging[1], 99, &info));
+    assert_status(TESS_ERROR_INVALID, tess_device_open(logging[1], NULL, NULL));
     assert_true(lines[0] == 1 && lines[1] == 1);
-    assert_status(TESS_ERROR_INVALID, tess_runtime_device(NULL, 0, &info));
-    assert_status(TESS_ERROR_INVALID, tess_runtime_device(logging[0], 99, &info));
+    assert_status(TESS_ERROR_INVALID, tess_device_open(NULL, NULL, NULL));
+    assert_status(TESS_ERROR_INVALID, tess_device_open(logging[0], NULL, NULL));
     tess_runtime_release(logging[0]);
     tess_fail(TESS_ERROR_INVALID, "a failure after the runtime of this thread is gone");
     assert_true(lines[0] == 2 && lines[1] == 1);
@@ -741,8 +740,7 @@ static atomic_bool stop;
 
 /* Fails, and is logged, again and again, so that a fork is likely to come while the lock of the log is held. */
 static void *keep_failing(void *runtime) {
-    tess_device_info info = {sizeof info};
-    while (!stop) tess_runtime_device(runtime, 1000, &info);
+    while (!stop) tess_device_open(runtime, NULL, NULL);
     return NULL;
 }
 
