@@ -2,6 +2,7 @@
 #include "cli.h"
 
 #include <stdio.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -31,6 +32,21 @@ int cli_finish(const char *command, problem *p) {
     if (bad) return cli_error(bad == PROBLEM_BAD_FILE ? CLI_FAILED : CLI_USAGE, command, "%s", error);
     if (p->op != TESS_OP_FORWARD) return cli_error(CLI_FAILED, command, "op: only fwd is supported by this version");
     return CLI_GO_ON;
+}
+
+int cli_refused(const char *command, const problem *p) {
+    static const struct {
+        const char *field, *words[4]; /* the first of the words that was given, else the last */
+    } names[] = {{"max_tokens", {"kv_len", "kv_lens", "q_lens", "q_len"}}, {"mask_query_blocks", {"mask"}}, {"mask_key_blocks", {"mask"}}};
+    const char *why = cli_why();
+    size_t length = strcspn(why, ":");
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        if (strlen(names[i].field) != length || strncmp(names[i].field, why, length) != 0) continue;
+        int n = 0;
+        while (n < 3 && names[i].words[n + 1] && !problem_has(p, names[i].words[n])) n++;
+        return cli_error(CLI_FAILED, command, "%s%s", names[i].words[n], why + length);
+    }
+    return cli_error(CLI_FAILED, command, "%s", why);
 }
 
 int cli_open(const char *command, const char *backend, tess_runtime **runtime, tess_device **device) {

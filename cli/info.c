@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "cli.h"
 #include "text.h"
@@ -26,11 +27,28 @@ static int kernel_at(const tess_device *device, uint32_t index, tess_kernel_info
     return tess_device_kernel(device, index, kernel) == TESS_OK;
 }
 
-/* Opens the device by its own id, so that its kernels can be listed; NULL, with the reason in tess_last_error(), when that fails. */
+/* Opens the device by its own id, so that its kernels can be listed; NULL, with the reason in cli_why(), when that fails. */
 static tess_device *open_device(tess_runtime *runtime, const char *id) {
     tess_device_desc desc = {.struct_size = sizeof desc, .id = id};
     tess_device *device = NULL;
     return tess_device_open(runtime, &desc, &device) == TESS_OK ? device : NULL;
+}
+
+/* What is wrong with a setting although its form is legal; "" for nothing. A kernel's name is looked up only when a plan is made. */
+static const char *remark_on(tess_runtime *runtime, const tess_setting_info *setting) {
+    if (strcmp(setting->name, "TESSERA_KERNEL") != 0 || !*setting->value) return "";
+    tess_device_info info = {.struct_size = sizeof info};
+    const char *remark = "no device here has this kernel, so every plan will be refused";
+    for (uint32_t i = 0; tess_runtime_device(runtime, i, &info) == TESS_OK; i++) {
+        tess_device *device = open_device(runtime, info.id);
+        tess_kernel_info kernel;
+        for (uint32_t k = 0; device && kernel_at(device, k, &kernel); k++) {
+            if (strcmp(kernel.name, setting->value) != 0) continue;
+            remark = kernel.status == TESS_OK ? "" : "this kernel is not available here, so every plan will be refused";
+        }
+        tess_device_release(device);
+    }
+    return remark;
 }
 
 /* ------------------------------------------------------------------ text */
@@ -49,7 +67,7 @@ static void print_backends(tess_runtime *runtime) {
 static void print_kernels(tess_runtime *runtime, const char *id) {
     tess_device *device = open_device(runtime, id);
     if (!device) {
-        printf("    cannot be opened: %s\n", tess_last_error());
+        printf("    cannot be opened: %s\n", cli_why());
         return;
     }
     puts("    kernels, in the order in which they are tried");
@@ -75,12 +93,14 @@ static void print_devices(tess_runtime *runtime) {
     if (i == 0) puts("  none");
 }
 
-static void print_settings(const tess_runtime *runtime) {
+static void print_settings(tess_runtime *runtime) {
     tess_setting_info setting = {.struct_size = sizeof setting};
     puts("\nSettings (environment variables)");
     for (uint32_t i = 0; tess_runtime_setting(runtime, i, &setting) == TESS_OK; i++) {
         printf("  %-21s %s (%s)\n", setting.name, *setting.value ? setting.value : "unset", setting.source);
         printf("  %-21s %s\n", "", setting.meaning);
+        const char *remark = remark_on(runtime, &setting);
+        if (*remark) printf("  %-21s Remark: %s.\n", "", remark);
     }
 }
 
@@ -106,7 +126,7 @@ static void json_kernels(tess_runtime *runtime, const char *id, cJSON *object) {
     cJSON *list = cJSON_AddArrayToObject(object, "kernels");
     tess_device *device = open_device(runtime, id);
     if (!device) {
-        add_text(object, "error", tess_last_error());
+        add_text(object, "error", cli_why());
         return;
     }
     tess_kernel_info kernel;
@@ -163,6 +183,7 @@ static cJSON *json_info(tess_runtime *runtime) {
         add_text(entry, "value", setting.value);
         add_text(entry, "source", setting.source);
         add_text(entry, "meaning", setting.meaning);
+        add_text(entry, "remark", remark_on(runtime, &setting));
         cJSON_AddItemToArray(list, entry);
     }
     return root;

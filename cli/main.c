@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The `tessera` command: finds the sub-command and makes sure that what it printed has arrived. */
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -49,6 +50,7 @@ static int dispatch(int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
+    signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes is an error of the write, whose temporary file is then removed */
     int status = dispatch(argc, argv);
     /* A full disk or a closed pipe shows only here; a result that did not arrive is a failure. */
     if ((fflush(stdout) != 0 || ferror(stdout)) && status == CLI_OK)

@@ -15,7 +15,7 @@ static const char help[] =
     "(query, key) pair of the two blocks is kept. Every head follows a line '# head h'. To standard error go coverage,\n"
     "KV-efficiency, the share of pairs kept, and the KV blocks kept. head_dim and q_len may be left out.\n\n"
     "  --head H    only head H, without the '# head' line\n"
-    "  --svg F     also draw all heads into the file F\n"
+    "  --svg F     also draw the heads, at most the first 512, into the file F\n"
     "  --help      this text\n"
     "  --version   the version\n\n";
 
@@ -60,7 +60,7 @@ static int print_rows(const char *command, const problem *p, const tess_layout *
     }
     cli_progress_end(&progress);
     free(row);
-    return status == TESS_OK ? CLI_GO_ON : cli_error(CLI_FAILED, command, "%s", tess_last_error());
+    return status == TESS_OK ? CLI_GO_ON : cli_refused(command, p);
 }
 
 /* kv heads with equal numbers share a line. */
@@ -107,6 +107,8 @@ static int draw(const char *command, const char *path, const problem *p, const t
     }
     if (text_file_close(&file, error, sizeof error) != 0 || text_file_publish(&file, error, sizeof error) != 0)
         return cli_error(CLI_FAILED, command, "--svg: %s", error);
+    if (p->heads > PATTERN_PANELS)
+        cli_error(0, command, "--svg: shows the first %d of %" PRId32 " heads; head_first= and heads_total= choose others", PATTERN_PANELS, p->heads);
     return CLI_GO_ON;
 }
 
@@ -114,7 +116,13 @@ static int draw(const char *command, const char *path, const problem *p, const t
 static int add_missing_words(const char *command, problem *p) {
     char word[40], error[CLI_LINE];
     if (!problem_has(p, "head_dim") && problem_word(p, "head_dim=64", error, sizeof error) != 0) return cli_error(CLI_USAGE, command, "%s", error);
-    if (!problem_has(p, "q_len") && problem_has(p, "kv_len")) {
+    if (p->kv_lens && !p->q_lens) {
+        size_t bytes = (size_t)p->batch * sizeof *p->q_lens;
+        p->q_lens = malloc(bytes ? bytes : 1);
+        if (!p->q_lens) return cli_error(CLI_FAILED, command, "kv_lens: out of memory");
+        memcpy(p->q_lens, p->kv_lens, bytes);
+    }
+    if (!problem_has(p, "q_len") && !p->q_lens && problem_has(p, "kv_len")) {
         snprintf(word, sizeof word, "q_len=%" PRId64, p->kv_len);
         if (problem_word(p, word, error, sizeof error) != 0) return cli_error(CLI_USAGE, command, "%s", error);
     }
@@ -147,7 +155,7 @@ int pattern_main(int argc, char **argv) {
     }
     if (status == CLI_GO_ON) status = cli_open(command, NULL, &runtime, NULL);
     if (status == CLI_GO_ON && (problem_layout(&p, runtime, &layout) != TESS_OK || tess_layout_query(layout, &info) != TESS_OK))
-        status = cli_error(CLI_FAILED, command, "%s", tess_last_error());
+        status = cli_refused(command, &p);
     if (status == CLI_GO_ON && options[SVG].given) status = draw(command, options[SVG].value, &p, layout, &info);
     if (status == CLI_GO_ON) status = print_rows(command, &p, layout, info.n_blocks, only);
     if (status == CLI_GO_ON) {

@@ -10,8 +10,8 @@
 #include "text.h"
 
 enum {
-    FILE_BUDGET = 1536 * 1024, /* bytes of all traces: what browsers and viewers open at once */
-    HEAD_BUDGET_MIN = 4096,
+    MAIN_BUDGET = 1280 * 1024, /* bytes of all traces: what browsers and viewers open at once */
+    INSET_BUDGET = 384 * 1024,
     EXACT_CELLS = 32, /* up to this many blocks a side single blocks are set apart by lines */
     INSET_MAX = 64,   /* blocks a side of the inset that shows the start of a large pattern, where the panel cannot resolve single blocks */
     INSET_MIN = 16,
@@ -23,6 +23,8 @@ static const struct {
     [KIND_LOCAL] = {"#2563eb", "local"},   [KIND_STRIDED] = {"#f59e0b", "strided"}, [KIND_DENSE] = {"#7c3aed", "dense"},
     [KIND_WINDOW] = {"#0d9488", "window"}, [KIND_SINK] = {"#e11d48", "sinks"},      [KIND_MASK] = {"#475569", "kept by the mask"},
 };
+
+static int32_t panels_of(const problem *p) { return p->heads < PATTERN_PANELS ? p->heads : PATTERN_PANELS; }
 
 /* Sizes in pixels of the page. */
 typedef struct page {
@@ -140,6 +142,7 @@ static void write_head(FILE *f, const problem *p, const page *g, const tess_layo
             text_count(tokens, sizeof tokens, (uint64_t)info->max_tokens));
     fprintf(f, "<text x='%.1f' y='64' class='s'>%" PRId64 " blocks of %" PRId32 " tokens a side", g->left, info->n_blocks, info->block);
     if (v->cell > 1) fprintf(f, "; a cell is %" PRId64 " \xc3\x97 %" PRId64 " blocks, lighter where fewer are kept", v->cell, v->cell);
+    if (panels_of(p) < p->heads) fprintf(f, "; drawn are the first %d heads", PATTERN_PANELS);
     if (v->inset) fprintf(f, "; insets: the first %" PRId64 " blocks", v->inset);
     fputs("</text>\n", f);
 }
@@ -253,17 +256,16 @@ static void looks_free(looks *l) {
 }
 
 /* Traces every head within the budget. Returns 0; 1 when cells must be larger; -1 when memory is out. */
-static int trace_all(looks *l, const problem *p, const tess_layout *layout, int64_t blocks, int64_t shown, int64_t cell) {
-    size_t budget = FILE_BUDGET / (size_t)p->heads;
-    if (budget < HEAD_BUDGET_MIN) budget = HEAD_BUDGET_MIN;
-    *l = (looks){.traces = calloc((size_t)p->heads, sizeof *l->traces), .of = calloc((size_t)p->heads, sizeof *l->of)};
+static int trace_all(looks *l, const problem *p, const tess_layout *layout, int64_t blocks, int64_t shown, int64_t cell, size_t budget) {
+    int32_t heads = panels_of(p);
+    *l = (looks){.traces = calloc((size_t)heads, sizeof *l->traces), .of = calloc((size_t)heads, sizeof *l->of)};
     if (!l->traces || !l->of) return -1;
     int result = 0;
     cli_progress progress;
     cli_progress_begin(&progress, "drawing");
-    for (int32_t h = 0; h < p->heads && result == 0; h++) {
+    for (int32_t h = 0; h < heads && result == 0; h++) {
         trace *t = &l->traces[l->count];
-        result = trace_head(t, p, layout, h, blocks, shown, cell, budget);
+        result = trace_head(t, p, layout, h, blocks, shown, cell, budget / (size_t)heads, &progress, (double)h / heads, 1.0 / heads);
         int same = 0;
         while (same < l->count && !trace_equal(&l->traces[same], t)) same++;
         l->of[h] = same;
@@ -271,7 +273,6 @@ static int trace_all(looks *l, const problem *p, const tess_layout *layout, int6
             l->count++;
         else
             trace_free(t);
-        cli_progress_show(&progress, (double)h / p->heads);
     }
     cli_progress_end(&progress);
     return result;
@@ -280,7 +281,7 @@ static int trace_all(looks *l, const problem *p, const tess_layout *layout, int6
 static void write_panels(FILE *f, const problem *p, const page *g, const looks *main_looks, const looks *inset_looks, const view *v) {
     int64_t cells = main_looks->traces[0].cells;
     double inset_side = g->side * inset_share, inset_gap = g->side * 0.025;
-    for (int32_t h = 0; h < p->heads; h++) {
+    for (int32_t h = 0; h < panels_of(p); h++) {
         int32_t row = h / g->columns;
         double x = g->left + (h % g->columns) * (g->side + g->gap_x), y = g->top + row * (g->side + g->gap_y);
         fprintf(f, "<text x='%.1f' y='%.1f' class='h'>head %" PRId32 "</text>\n", x, y - 7, h);
@@ -300,16 +301,16 @@ static unsigned kinds_used(const looks *l) {
 
 int pattern_svg(FILE *stream, const problem *p, const tess_layout *layout, const tess_layout_info *info, char *error, size_t error_size) {
     enum { FOOTER_LINES = 3 };
-    page g = lay_out(p->heads, FOOTER_LINES);
+    page g = lay_out(panels_of(p), FOOTER_LINES);
     view v = choose_view(p, &g, info->n_blocks);
     looks main_looks, inset_looks = {0};
     int result;
-    while ((result = trace_all(&main_looks, p, layout, v.blocks, v.blocks, v.cell)) == 1) {
+    while ((result = trace_all(&main_looks, p, layout, v.blocks, v.blocks, v.cell, MAIN_BUDGET)) == 1) {
         looks_free(&main_looks);
         v.cell *= 2;
     }
     if (result == 0 && v.inset) {
-        result = trace_all(&inset_looks, p, layout, v.blocks, v.inset, 1);
+        result = trace_all(&inset_looks, p, layout, v.blocks, v.inset, 1, INSET_BUDGET);
         if (result == 1) { /* too much detail for an inset: the picture is complete without */
             looks_free(&inset_looks);
             v.inset = result = 0;
@@ -327,7 +328,9 @@ int pattern_svg(FILE *stream, const problem *p, const tess_layout *layout, const
         fputs("</defs>\n", stream);
         if (cells > 0) {
             write_panels(stream, p, &g, &main_looks, &inset_looks, &v);
-            write_axes(stream, &g, p->heads, info->n_blocks);
+            write_axes(stream, &g, panels_of(p), info->n_blocks);
+        } else {
+            fprintf(stream, "<text x='%.1f' y='%.1f' class='l'>Nothing to draw: there are no keys (kv_len is 0).</text>\n", g.left, g.top + 40);
         }
         write_foot(stream, p, &g, layout, info, FOOTER_LINES);
         fputs("</svg>\n", stream);

@@ -184,7 +184,7 @@ int plan_main(int argc, char **argv) {
     if (status == CLI_GO_ON) {
         tess_status made = make(&x);
         if (made != TESS_OK)
-            status = cli_error(CLI_FAILED, command, "%s", made == TESS_ERROR_OUT_OF_MEMORY ? "out of memory" : tess_last_error());
+            status = made == TESS_ERROR_OUT_OF_MEMORY ? cli_error(CLI_FAILED, command, "out of memory") : cli_refused(command, &x.p);
         else if (options[JSON].given)
             status = print_json(&x) ? CLI_OK : cli_error(CLI_FAILED, command, "out of memory");
         else {

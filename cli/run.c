@@ -82,24 +82,22 @@ static int match_type(job *x) {
     return CLI_GO_ON;
 }
 
-static int64_t total(const int64_t *lengths, int64_t count) {
-    int64_t sum = 0; /* problem_finish has not run yet, so the sum may not fit; then it equals no array */
-    for (int64_t i = 0; i < count; i++)
-        if (__builtin_add_overflow(sum, lengths[i], &sum)) return -1;
-    return sum;
+/* The lengths of packed sequences, the word `key`, must add up to the tokens of the array. */
+static int match_lengths(const job *x, const char *key, const int64_t *lengths, int64_t tokens, const char *array) {
+    int64_t sum = 0;
+    for (int64_t b = 0; b < x->p.batch; b++)
+        if (__builtin_add_overflow(sum, lengths[b], &sum)) return cli_error(CLI_USAGE, x->command, "%s: the sum exceeds 2^63 - 1", key);
+    if (sum == tokens) return CLI_GO_ON;
+    return cli_error(CLI_USAGE, x->command, "%s: the lengths add up to %" PRId64 ", the array of --%s has %" PRId64 " tokens", key, sum, array,
+                     tokens);
 }
 
-static int match_packed(job *x) {
-    problem *p = &x->p;
+static int match_packed(const job *x) {
+    const problem *p = &x->p;
     if (!p->q_lens) return cli_error(CLI_USAGE, x->command, "q_lens: missing; --q is packed (3 dimensions)");
-    int64_t q_tokens = total(p->q_lens, p->batch), kv_tokens = p->kv_lens ? total(p->kv_lens, p->batch) : q_tokens;
-    if (q_tokens != x->in[0].shape[0])
-        return cli_error(CLI_USAGE, x->command, "q_lens: the lengths add up to %" PRId64 ", the array of --q has %" PRId64 " tokens", q_tokens,
-                         x->in[0].shape[0]);
-    if (kv_tokens != x->in[1].shape[0])
-        return cli_error(CLI_USAGE, x->command, "kv_lens: the lengths add up to %" PRId64 ", the array of --k has %" PRId64 " tokens", kv_tokens,
-                         x->in[1].shape[0]);
-    return CLI_GO_ON;
+    int status = match_lengths(x, "q_lens", p->q_lens, x->in[0].shape[0], "q");
+    if (status != CLI_GO_ON) return status;
+    return match_lengths(x, p->kv_lens ? "kv_lens" : "q_lens", p->kv_lens ? p->kv_lens : p->q_lens, x->in[1].shape[0], "k");
 }
 
 static int match_padded(job *x) {
@@ -159,13 +157,13 @@ static int probe_outputs(const job *x) {
 }
 
 static int make_plan(job *x) {
-    if (problem_layout(&x->p, x->runtime, &x->layout) != TESS_OK) return cli_error(CLI_FAILED, x->command, "%s", tess_last_error());
+    if (problem_layout(&x->p, x->runtime, &x->layout) != TESS_OK) return cli_refused(x->command, &x->p);
     tess_plan_desc desc;
     int64_t *cu = NULL;
     if (problem_plan_desc(&x->p, &desc, &cu) != 0) return cli_error(CLI_FAILED, x->command, "out of memory");
     tess_status status = tess_plan_create(x->device, x->layout, &desc, &x->plan);
     free(cu);
-    return status == TESS_OK ? CLI_GO_ON : cli_error(CLI_FAILED, x->command, "%s", tess_last_error());
+    return status == TESS_OK ? CLI_GO_ON : cli_refused(x->command, &x->p);
 }
 
 /* A tensor in memory that the device can read: the host's own where it is a CPU, else a copy. `data` is NULL for outputs. */
@@ -247,20 +245,25 @@ static int write_outputs(const job *x) {
     char error[CLI_LINE];
     text_file files[2] = {{0}};
     int count = x->options[OPT_LSE].given ? 2 : 1, bad = 0;
-    for (int i = 0; i < count && !bad; i++) {
-        bad = text_file_open(&files[i], path_of(x, OPT_O + i), error, sizeof error) != 0;
+    int at = 0; /* which output the error is about */
+    for (; at < count && !bad; at++) {
+        bad = text_file_open(&files[at], path_of(x, OPT_O + at), error, sizeof error) != 0;
         if (bad) break;
-        if (i == 0) {
+        if (at == 0) {
             npy_put(files[0].stream, q->type, q->n_dims, q->shape, x->o);
         } else {
             const int64_t packed[] = {p->heads, q->shape[0]}, padded[] = {p->batch, p->heads, p->q_len};
             npy_put(files[1].stream, NPY_F32, p->q_lens ? 2 : 3, p->q_lens ? packed : padded, x->lse);
         }
-        bad = text_file_close(&files[i], error, sizeof error) != 0;
+        bad = text_file_close(&files[at], error, sizeof error) != 0;
+        if (bad) break;
     }
-    for (int i = 0; i < count && !bad; i++) bad = text_file_publish(&files[i], error, sizeof error) != 0;
+    for (int i = 0; i < count && !bad; i++) {
+        bad = text_file_publish(&files[i], error, sizeof error) != 0;
+        at = i;
+    }
     for (int i = 0; i < count; i++) text_file_discard(&files[i]);
-    return bad ? cli_error(CLI_FAILED, x->command, "%s", error) : CLI_OK;
+    return bad ? cli_error(CLI_FAILED, x->command, "--%s: %s", x->options[OPT_O + at].name, error) : CLI_OK;
 }
 
 static int work(job *x) {
@@ -276,7 +279,7 @@ static int work(job *x) {
     if (status == CLI_GO_ON) status = make_plan(x);
     if (status != CLI_GO_ON) return status;
     tess_status result = attend(x);
-    if (result != TESS_OK) return cli_error(CLI_FAILED, x->command, "%s", !x->o || !x->lse ? "out of memory for the outputs" : tess_last_error());
+    if (result != TESS_OK) return cli_error(CLI_FAILED, x->command, "%s", !x->o || !x->lse ? "--o: out of memory for the outputs" : cli_why());
     return write_outputs(x);
 }
 

@@ -169,13 +169,14 @@ static void add_row(tracer *tr, const uint8_t *codes, int64_t cells, int64_t row
 
 /* Counts of each kind in the cells of one row of the picture, filled from the rows of blocks below it; `counts` is [cells][N_KINDS]. */
 static tess_status count_cells(const trace *t, const problem *p, const tess_layout *layout, int32_t head, int64_t blocks, int64_t shown, int64_t row,
-                               uint8_t *kept, uint32_t *counts) {
+                               uint8_t *kept, uint32_t *counts, cli_progress *progress, double done, double share) {
     memset(counts, 0, (size_t)t->cells * N_KINDS * sizeof *counts);
     for (int64_t i = row * t->cell; i < (row + 1) * t->cell && i < shown; i++) {
         tess_status status = tess_layout_row(layout, head, i, kept, blocks);
         if (status != TESS_OK) return status;
         for (int64_t j = 0; j < shown; j++)
             if (kept[j]) counts[j / t->cell * N_KINDS + pattern_kind_of(p, head, i, j)]++;
+        cli_progress_show(progress, done + share * (double)i / (double)shown);
     }
     return TESS_OK;
 }
@@ -193,14 +194,15 @@ static uint8_t cell_code(const uint32_t *counts, int64_t area) {
     return (uint8_t)(kind * TRACE_LEVELS + (level < TRACE_LEVELS ? level : TRACE_LEVELS - 1));
 }
 
-int trace_head(trace *t, const problem *p, const tess_layout *layout, int32_t head, int64_t blocks, int64_t shown, int64_t cell, size_t budget) {
+int trace_head(trace *t, const problem *p, const tess_layout *layout, int32_t head, int64_t blocks, int64_t shown, int64_t cell, size_t budget,
+               cli_progress *progress, double done, double share) {
     *t = (trace){.cell = cell, .cells = (shown + cell - 1) / cell};
     tracer tr = {.budget = budget};
     uint8_t *kept = malloc((size_t)blocks + 1), *codes = malloc((size_t)t->cells + 1);
     uint32_t *counts = malloc(((size_t)t->cells + 1) * N_KINDS * sizeof *counts);
     int result = kept && codes && counts ? 0 : -1;
     for (int64_t row = 0; row < t->cells && result == 0; row++) {
-        if (count_cells(t, p, layout, head, blocks, shown, row, kept, counts) != TESS_OK) result = -1;
+        if (count_cells(t, p, layout, head, blocks, shown, row, kept, counts, progress, done, share) != TESS_OK) result = -1;
         for (int64_t c = 0; c < t->cells; c++) codes[c] = cell_code(counts + c * N_KINDS, cell * cell);
         add_row(&tr, codes, t->cells, row);
         /* What is still open counts as well: the staircase of the diagonal is one band to the end. */

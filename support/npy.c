@@ -244,7 +244,7 @@ static int read_stream(npy_array *array, FILE *stream, char *error, size_t error
 }
 
 int npy_read(npy_array *array, const char *path, char *error, size_t error_size) {
-    char why[256];
+    char why[256], shown[TEXT_PATH];
     *array = (npy_array){0};
     /* O_NONBLOCK: a pipe without a writer is to be refused, not waited for. It means nothing for regular files. */
     int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -252,11 +252,11 @@ int npy_read(npy_array *array, const char *path, char *error, size_t error_size)
     if (!stream) {
         int number = errno;
         if (descriptor >= 0) close(descriptor);
-        return text_error(error, error_size, "%s: %s", path, strerror(number));
+        return text_error(error, error_size, "%s: %s", text_path(shown, path), strerror(number));
     }
     int bad = read_stream(array, stream, why, sizeof why);
     fclose(stream);
-    if (bad) text_error(error, error_size, "%s: %s", path, why);
+    if (bad) text_error(error, error_size, "%s: %s", text_path(shown, path), why);
     return bad;
 }
 

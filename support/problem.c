@@ -386,7 +386,8 @@ static int finish_pattern(problem *p, char *error, size_t error_size) {
 }
 
 static int load_mask(problem *p, char *error, size_t error_size) {
-    char why[256];
+    char why[512], shown[TEXT_PATH];
+    text_path(shown, p->mask_path);
     npy_array array;
     if (npy_read(&array, p->mask_path, why, sizeof why) != 0) {
         text_error(error, error_size, "mask: %s", why);
@@ -394,15 +395,14 @@ static int load_mask(problem *p, char *error, size_t error_size) {
     }
     int result = 0;
     if (array.type != NPY_BOOL && array.type != NPY_U8) {
-        text_error(error, error_size, "mask: %s holds %s; it must be bool", p->mask_path, npy_type_name(array.type));
+        text_error(error, error_size, "mask: %s holds %s; it must be bool", shown, npy_type_name(array.type));
         result = PROBLEM_BAD_FILE;
     } else if (array.n_dims != 3) {
-        text_error(error, error_size, "mask: %s has %d dimensions; it must have 3: [1 or heads, query blocks, key blocks]", p->mask_path,
-                   array.n_dims);
+        text_error(error, error_size, "mask: %s has %d dimensions; it must have 3: [1 or heads, query blocks, key blocks]", shown, array.n_dims);
         result = PROBLEM_BAD_FILE;
     } else if (array.shape[0] != 1 && array.shape[0] != p->heads) {
-        result = text_error(error, error_size, "mask: %s is for %" PRId64 " heads; heads=%" PRId32 " needs 1 or %" PRId32, p->mask_path,
-                            array.shape[0], p->heads, p->heads);
+        result = text_error(error, error_size, "mask: %s is for %" PRId64 " heads; heads=%" PRId32 " needs 1 or %" PRId32, shown, array.shape[0],
+                            p->heads, p->heads);
     }
     if (result == 0) {
         p->mask = array.data;

@@ -87,6 +87,58 @@ int text_error(char *error, size_t error_size, const char *format, ...) {
     return -1;
 }
 
+const char *text_path(char *buffer, const char *path) {
+    enum { HEAD = 90, TAIL = TEXT_PATH - HEAD - 4 };
+    size_t length = strlen(path);
+    if (length < TEXT_PATH)
+        memcpy(buffer, path, length + 1);
+    else
+        snprintf(buffer, TEXT_PATH, "%.*s...%s", HEAD, path, path + length - TAIL);
+    return buffer;
+}
+
+/* "cannot write PATH: WHY" */
+static int cannot_write(char *error, size_t error_size, const char *path, const char *why) {
+    char shown[TEXT_PATH];
+    return text_error(error, error_size, "cannot write %s: %s", text_path(shown, path), why);
+}
+
+/* How long the part of `path` before the file's own name is. */
+static size_t folder_length(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash ? (size_t)(slash - path) + 1 : 0;
+}
+
+/* The folder of `path`, with a '/' at its end or as "."; owned by the caller; NULL when memory is out. */
+static char *folder_of(const char *path) {
+    size_t length = folder_length(path);
+    return length ? strndup(path, length) : strdup("./");
+}
+
+/* Whether `path` leads over a link by which the system names an open file of this process (/dev/stdout, /dev/fd/3): who wrote it means the stream, and
+ * replacing the file behind it would leave the stream with a file that has no name any more. */
+static int names_stream(const char *path) {
+    int found = 0;
+    char *at = strdup(path);
+    for (int links = 0; at && !found && links < 40; links++) {
+        char target[4096], *folder = folder_of(at), *real = folder ? realpath(folder, NULL) : NULL;
+        ssize_t length = readlink(at, target, sizeof target - 1);
+        found = length >= 0 && real && (strcmp(real, "/dev") == 0 || strncmp(real, "/proc/", 6) == 0);
+        free(real);
+        free(at);
+        at = NULL;
+        if (length >= 0 && folder) {
+            target[length] = 0;
+            size_t room = strlen(folder) + (size_t)length + 1;
+            at = malloc(room);
+            if (at) snprintf(at, room, "%s%s", *target == '/' ? "" : folder, target);
+        }
+        free(folder);
+    }
+    free(at);
+    return found;
+}
+
 /* The file behind `path`: links are followed, also a link whose target does not exist yet. NULL with errno when that is impossible. */
 static char *resolve(const char *path) {
     char *real = realpath(path, NULL);
@@ -103,27 +155,26 @@ static char *resolve(const char *path) {
 int text_file_open(text_file *file, const char *path, char *error, size_t error_size) {
     static atomic_uint serial;
     *file = (text_file){0};
-    if (!*path) return text_error(error, error_size, "cannot write '': the file name is empty");
+    if (!*path) return cannot_write(error, error_size, "''", "the file name is empty");
+    if (names_stream(path)) return cannot_write(error, error_size, path, "it names an open stream, not a file");
     file->path = resolve(path);
-    if (!file->path) {
-        const char *why = errno == ELOOP ? "it is a symbolic link that leads nowhere" : strerror(errno);
-        return text_error(error, error_size, "cannot write %s: %s", path, why);
-    }
+    if (!file->path) return cannot_write(error, error_size, path, errno == ELOOP ? "it is a symbolic link that leads nowhere" : strerror(errno));
     struct stat status;
     int exists = stat(file->path, &status) == 0;
     if (exists && !S_ISREG(status.st_mode)) {
         text_file_discard(file);
-        return text_error(error, error_size, "cannot write %s: it exists and is not a regular file", path);
+        return cannot_write(error, error_size, path, "it exists and is not a regular file");
     }
-    size_t room = strlen(file->path) + 48;
+    size_t folder = folder_length(file->path), room = folder + 48;
     file->temporary = malloc(room);
     if (!file->temporary) {
         text_file_discard(file);
-        return text_error(error, error_size, "cannot write %s: out of memory", path);
+        return cannot_write(error, error_size, path, "out of memory");
     }
     int descriptor = -1;
     for (int attempt = 0; attempt < 100 && descriptor < 0; attempt++) {
-        snprintf(file->temporary, room, "%s.%ld-%u.tmp", file->path, (long)getpid(), atomic_fetch_add(&serial, 1));
+        /* The name does not contain the file's, which may be as long as the file system allows. */
+        snprintf(file->temporary, room, "%.*s.tessera-%ld-%u.tmp", (int)folder, file->path, (long)getpid(), atomic_fetch_add(&serial, 1));
         descriptor = open(file->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
         if (descriptor < 0 && errno != EEXIST) break;
     }
@@ -132,7 +183,7 @@ int text_file_open(text_file *file, const char *path, char *error, size_t error_
         free(file->temporary); /* it is not ours */
         file->temporary = NULL;
         text_file_discard(file);
-        return text_error(error, error_size, "cannot write %s: %s", path, strerror(number));
+        return cannot_write(error, error_size, path, strerror(number));
     }
     /* Permissions are a courtesy: a file system without them must not make the write fail. */
     if (exists && fchmod(descriptor, status.st_mode & 07777) != 0) errno = 0;
@@ -141,7 +192,7 @@ int text_file_open(text_file *file, const char *path, char *error, size_t error_
         int number = errno;
         close(descriptor);
         text_file_discard(file);
-        return text_error(error, error_size, "cannot write %s: %s", path, strerror(number));
+        return cannot_write(error, error_size, path, strerror(number));
     }
     return 0;
 }
@@ -155,7 +206,7 @@ int text_file_close(text_file *file, char *error, size_t error_size) {
     if (fclose(file->stream) != 0 && !number) number = errno;
     file->stream = NULL;
     if (number) {
-        text_error(error, error_size, "cannot write %s: %s", file->path, strerror(number));
+        cannot_write(error, error_size, file->path, strerror(number));
         text_file_discard(file);
         return -1;
     }
@@ -164,7 +215,7 @@ int text_file_close(text_file *file, char *error, size_t error_size) {
 
 int text_file_publish(text_file *file, char *error, size_t error_size) {
     if (rename(file->temporary, file->path) != 0) {
-        text_error(error, error_size, "cannot write %s: %s", file->path, strerror(errno));
+        cannot_write(error, error_size, file->path, strerror(errno));
         text_file_discard(file);
         return -1;
     }
@@ -197,22 +248,18 @@ int text_file_probe(const char *path, char *error, size_t error_size) {
     return 0;
 }
 
-/* The folder that `path` names a file in, and the file's own name there. 0 when there is no such folder. */
-static int locate(const char *path, struct stat *folder, const char **name) {
-    const char *slash = strrchr(path, '/');
-    *name = slash ? slash + 1 : path;
-    char *prefix = slash ? strndup(path, (size_t)(*name - path)) : strdup(".");
-    int found = prefix && stat(prefix, folder) == 0;
-    free(prefix);
-    return found;
-}
-
 int text_same_file(const char *a, const char *b) {
     struct stat x, y;
-    const char *name, *other;
     if (strcmp(a, b) == 0) return 1;
     int exists = stat(a, &x) == 0;
     if (exists != (stat(b, &y) == 0)) return 0;
-    if (!exists && (!locate(a, &x, &name) || !locate(b, &y, &other) || strcmp(name, other) != 0)) return 0;
+    if (!exists) {
+        if (strcmp(a + folder_length(a), b + folder_length(b)) != 0) return 0;
+        char *folder_a = folder_of(a), *folder_b = folder_of(b);
+        exists = folder_a && folder_b && stat(folder_a, &x) == 0 && stat(folder_b, &y) == 0;
+        free(folder_a);
+        free(folder_b);
+        if (!exists) return 0;
+    }
     return x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }

@@ -16,6 +16,10 @@ const char *text_seconds(char *buffer, size_t size, double seconds);            
 const char *text_rate(char *buffer, size_t size, double rate, const char *unit); /* "206 G" + unit, powers of 1000: unit "FLOP/s", "B/s" */
 const char *text_percent(char *buffer, size_t size, double share);               /* 0.5625 -> "56.2 %" */
 
+/* A path for a message: whole, or shortened in the middle, so that what follows it is not pushed out of the message. `buffer` holds TEXT_PATH. */
+enum { TEXT_PATH = 208 };
+const char *text_path(char *buffer, const char *path);
+
 /* printf into `error`, cutting what does not fit; returns -1, so that a caller can `return text_error(...)`. A NULL or empty buffer is legal. */
 int text_error(char *error, size_t error_size, const char *format, ...)
 #if defined(__GNUC__)
@@ -24,7 +28,8 @@ int text_error(char *error, size_t error_size, const char *format, ...)
     ;
 
 /* A file under construction: a temporary name beside `path`, which takes the place of `path` only in text_file_publish. A symbolic link stays a link and
- * its target is replaced; an existing target that is no regular file is refused, and its permissions are kept. */
+ * its target is replaced; its permissions are kept. An existing target that is no regular file is refused, and so is a name of one of the process's streams,
+ * such as /dev/stdout. */
 typedef struct text_file {
     FILE *stream;
     char *path;      /* owned; links resolved */

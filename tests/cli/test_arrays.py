@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`tessera run` on arrays that NumPy saved, against attention computed in NumPy; and .npy files that lie."""
+import os
 import struct
 import sys
 
@@ -107,6 +108,16 @@ class Arrays(CommandTest):
                     at_q, at_kv = at_q + n, at_kv + m
                 self.compare(dtype, theirs, np.load(self.path("o.npy")), np.load(self.path("lse.npy")), np.concatenate(o), np.concatenate(lse, axis=1))
 
+    def test_empty_masks(self):
+        """Zero blocks are legal, and what lies outside of the mask is not kept."""
+        self.good()
+        for shape in ((1, 0, 0), (4, 0, 3), (1, 3, 0)):
+            mask = "mask=" + self.save("mask.npy", np.zeros(shape, bool))
+            self.succeed("pattern", "pattern=blocks", mask, "block=16", "heads=4", "kv_len=0")
+            self.succeed("run", "pattern=blocks", mask, "block=16", "--q", self.path("q.npy"), "--k", self.path("k.npy"), "--v", self.path("v.npy"), "--o",
+                         self.path("o.npy"), "--lse", self.path("lse.npy"))
+            self.assertTrue((np.load(self.path("o.npy")) == 0).all() and np.isneginf(np.load(self.path("lse.npy"))).all(), shape)
+
     def test_plan_counts_pairs(self):
         import json
         for words in PATTERNS:
@@ -189,6 +200,38 @@ class Arrays(CommandTest):
         self.refuse_run(1, "--q", q=self.path("none.npy"))
         self.refuse_run(1, "--q", q=self.folder.name)
         self.refuse_run(1, "", o="/dev/full")
+        self.refuse_run(1, "open stream", o="/dev/stdout")
+
+    def test_two_names_of_one_output(self):
+        """Found out before the file exists: neither result may replace the other."""
+        self.good()
+        os.mkdir(self.path("d1"))
+        os.symlink("d1", self.path("d2"))
+        for o, lse in ((self.path("o.npy"), self.path("./o.npy")), (self.path("d1/x.npy"), self.path("d2/x.npy")), (self.path("d1/../x.npy"), self.path("x.npy"))):
+            self.refuse_run(2, "--lse", o=o, lse=lse)
+            with open(lse, "w"):
+                pass
+            self.refuse_run(2, "--lse", o=o, lse=lse)
+            os.remove(lse)
+        self.succeed("run", "local=1", "stride=2", "--q", self.path("q.npy"), "--k", self.path("k.npy"), "--v", self.path("v.npy"), "--o", self.path("d1/o.npy"),
+                     "--lse", self.path("o.npy"))
+
+    def test_failures_name_the_option(self):
+        import resource
+        generator = np.random.default_rng(1)
+        for name in ("q", "k", "v"):
+            self.save(name + ".npy", generator.standard_normal((1, 64, 4, 16)).astype(np.float32))
+
+        def limit(size):
+            return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+        run = ("run", "local=1", "stride=2", "--q", self.path("q.npy"), "--k", self.path("k.npy"), "--v", self.path("v.npy"), "--o", self.path("o.npy"))
+        self.refuse(1, ("run: --o: ", "File too large"), *run, prepare=limit(4096))
+        self.refuse(2, "run: --o: given twice", *run, "--o", "x")
+        self.refuse(2, "run: q_lens: the sum exceeds", *run[:3], "q_lens=9223372036854775807,1", "--q", self.save("p.npy", np.zeros((1, 1, 8), np.float32)), "--k",
+                    self.path("p.npy"), "--v", self.path("p.npy"), "--o", self.path("o.npy"))
+        self.refuse(2, "--l:", *run, "--l", self.path("l.npy"))
+        for backend in ("", ",", "cpu:", "nonsense"):
+            self.refuse(2, "run: --backend: ", *run, "--backend", backend)
 
     def test_output_may_replace_an_input(self):
         self.good()
@@ -239,7 +282,7 @@ class Arrays(CommandTest):
 
     def test_masks_that_do_not_fit(self):
         self.good()
-        cases = [np.zeros((3, 2, 2), bool), np.zeros((2, 2), bool), np.zeros((1, 0, 2), bool), np.zeros((1, 2, 0), bool), np.zeros((0, 2, 2), bool),
+        cases = [np.zeros((3, 2, 2), bool), np.zeros((2, 2), bool), np.zeros((0, 2, 2), bool),
                  np.zeros((1, 2, 2), np.float32), np.zeros((1, 2, 2, 2), bool), np.asfortranarray(np.zeros((4, 3, 2), bool))]
         for array in cases:
             mask = self.save("mask.npy", array)

@@ -68,15 +68,44 @@ class Contract(CommandTest):
         self.refuse(1, "kernel", "plan", *SHAPE, *S2, env={"TESSERA_KERNEL": "cpu/nonsense"})
 
     def test_backends(self):
-        for backend in ("nonsense", "cpu:", "cpu,,cpu", "nonsense:0"):
-            done = self.call("plan", *SHAPE, *S2, "--backend", backend)
-            self.assertIn(done.code, (1, 2), backend)
-            self.assertEqual((done.out, len(done.err.splitlines())), ("", 1), backend)
-            self.refuse(1, "TESSERA_BACKEND", "plan", *SHAPE, *S2, env={"TESSERA_BACKEND": backend})
-        self.refuse(1, "cpu:7", "plan", *SHAPE, *S2, "--backend", "cpu:7")
+        for backend in ("nonsense", "cpu:", "cpu,,cpu", "nonsense:0", "", ",", "cpu,", "cpu:x", "cpu:7,nonsense"):
+            done = self.refuse(2, "tessera plan: --backend: ", "plan", *SHAPE, *S2, "--backend", backend)
+            self.assertNotIn("tess_", done.err)
+            if backend:
+                self.refuse(1, "tessera plan: TESSERA_BACKEND: ", "plan", *SHAPE, *S2, env={"TESSERA_BACKEND": backend})
+        self.refuse(1, ("tessera plan: --backend: ", "cpu:7"), "plan", *SHAPE, *S2, "--backend", "cpu:7")
         self.succeed("plan", *SHAPE, *S2, "--backend", "cpu:7,cpu")
         self.succeed("plan", *SHAPE, *S2, "--backend", "cpu:0", env={"TESSERA_CPU_THREADS": "1"})
         self.refuse(1, "TESSERA_CPU_THREADS", "plan", *SHAPE, *S2, env={"TESSERA_CPU_THREADS": "many"})
+
+    def test_errors_begin_with_the_field(self):
+        """The user's word, not a function or a field of the library."""
+        for words, field in {("head_dim=12", "q_len=64"): "head_dim", ("head_dim=16", "q_len=9223372036854775807"): "q_len",
+                             ("head_dim=16", "q_len=1", "kv_len=9223372036854775807"): "kv_len", ("head_dim=16", "q_lens=9223372036854775807"): "q_lens",
+                             ("head_dim=16", "q_lens=1", "kv_lens=9223372036854775807"): "kv_lens"}.items():
+            self.refuse(1, f"tessera plan: {field}: ", "plan", "heads=4", *words, *S2)
+        self.refuse(1, "tessera pattern: kv_len: ", "pattern", "heads=1", "kv_len=9223372036854775807", *S2)
+
+    def test_options_have_full_names(self):
+        self.refuse(2, "--j:", "plan", *SHAPE, *S2, "--j")
+        self.refuse(2, "--back=cpu:", "plan", *SHAPE, *S2, "--back=cpu")
+        self.refuse(2, "--ver:", "plan", "--ver")
+        self.refuse(2, "--he:", "pattern", "heads=1", "kv_len=64", *S2, "--he", "0")
+        self.refuse(2, "--json: given twice", "plan", *SHAPE, *S2, "--json", "--json")
+
+    def test_control_characters(self):
+        """Nothing that a terminal would obey comes back from a word: no escape sequence in 7 or in 8 bits, no second line."""
+        done = self.refuse(2, "a?b", "plan", "a\nb\x1b[31m\x9b31m=1")
+        self.assertFalse(any(ord(c) < 32 or 127 <= ord(c) < 160 for c in done.err.strip("\n")), ascii(done.err))
+
+    def test_pattern_of_packed_batches(self):
+        self.assertEqual(self.succeed("pattern", "heads=1", "kv_lens=5,200", *S2[:2], "--head", 0).out, self.succeed("pattern", "heads=1", "kv_len=200", *S2[:2], "--head", 0).out)
+        self.refuse(2, "pattern: kv_len: not allowed", "pattern", "heads=1", "q_lens=5,200", "kv_len=4", *S2)
+
+    def test_kv_efficiency_is_of_causal_order(self):
+        for words in (("pattern=window", "left=161", "right=0", "sinks=106"), ("local=4", "stride=7"), ("pattern=dense",)):
+            plan = json.loads(self.succeed("plan", "heads=1", "head_dim=8", "q_len=524", "causal=0", *words, "--json").out)
+            self.assertEqual((plan["kv_efficient"], plan["kv_blocks_kept"]), (False, [plan["kv_blocks"]]), words)
 
     def test_golden_rows(self):
         """PATTERN rows that were checked against the original's own mask code."""
@@ -107,6 +136,31 @@ class Contract(CommandTest):
         self.refuse(1, "svg", "pattern", "heads=3", "local=2", "stride=3", "kv_len=640", "--svg", self.path("none/p.svg"))
         self.succeed("pattern", "heads=32", "local=16", "stride=8", "kv_len=131072", "--head", 0, "--svg", self.path("p.svg"), stdout=subprocess.DEVNULL)
         self.assertLess(os.path.getsize(self.path("p.svg")), 3 << 20)
+        done = self.succeed("pattern", "heads=65535", "local=2", "stride=65535", "block=1", "kv_len=20", "--head", 0, "--svg", self.path("p.svg"))
+        self.assertIn("--svg: shows the first 512 of 65535 heads", done.err)
+        self.assertLess(os.path.getsize(self.path("p.svg")), 2 << 20)
+        self.succeed("pattern", "heads=2", "local=2", "stride=2", "kv_len=0", "--svg", self.path("p.svg"))
+        with open(self.path("p.svg")) as file:
+            self.assertIn("Nothing to draw", file.read())
+
+    def test_output_names(self):
+        draw = ("pattern", "heads=1", "local=1", "stride=2", "kv_len=64", "--svg")
+        self.succeed(*draw, self.path("n" * 249))
+        self.assertEqual(self.files(), ["n" * 249])
+        done = self.refuse(1, "--svg: cannot write ", *draw, self.path("x" * 200 + "/") * 12 + "o.svg")
+        self.assertTrue(done.err.endswith(": File name too long\n") or done.err.endswith(": No such file or directory\n"), done.err)
+        os.symlink("/dev/stdout", self.path("link"))
+        for name in ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", self.path("link")):
+            with open(self.path("out"), "w") as out:
+                done = self.call(*draw, name, stdout=out)
+            self.assertEqual((done.code, os.path.getsize(self.path("out"))), (1, 0), done.err)
+            self.assertIn("open stream", done.err)
+
+    def test_limit_on_file_sizes(self):
+        """The signal of the limit must not end the command before its temporary file is removed."""
+        import resource
+        self.refuse(1, ("--svg: ", "File too large"), "pattern", "heads=64", "local=2", "stride=64", "kv_len=8192", "--head", 0, "--svg", self.path("p.svg"),
+                    prepare=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)))
 
     def test_plan_json(self):
         keys = {"problem", "device", "kernel", "jobs", "merge_jobs", "ranges", "tile_rows", "kept_pairs", "dense_pairs", "flops", "bytes_min", "workspace_bytes",
@@ -146,6 +200,12 @@ class Contract(CommandTest):
         settings = {s["name"]: s for s in info["settings"]}
         self.assertEqual((settings["TESSERA_CPU_THREADS"]["value"], settings["TESSERA_CPU_THREADS"]["source"]), ("3", "environment"))
         self.assertEqual(settings["TESSERA_BACKEND"]["source"], "default")
+        self.assertEqual(settings["TESSERA_KERNEL"]["remark"], "")
+        for kernel, remark in (("cpu/xx", "no device here has this kernel"), ("cpu/portable", "")):
+            info = json.loads(self.succeed("info", "--json", env={"TESSERA_KERNEL": kernel}).out)
+            self.assertIn(remark, {s["name"]: s for s in info["settings"]}["TESSERA_KERNEL"]["remark"] or " ", kernel)
+        self.assertIn("Remark: no device", self.succeed("info", env={"TESSERA_KERNEL": "cpu/xx"}).out)
+        self.assertEqual(self.succeed("info", env={"TESSERA_VERBOSE": "errors"}).err, "")
         missing = json.loads(self.succeed("info", "--json", env={"TESSERA_BACKEND_PATH": "/nonexistent/backend.so"}).out)
         self.assertTrue(any(b["status"] == "TESS_ERROR_UNAVAILABLE" and "/nonexistent/backend.so" in b["reason"] for b in missing["backends"]), missing["backends"])
 
