@@ -75,8 +75,8 @@ static view choose_view(const problem *p, const page *g, int64_t blocks) {
     while ((double)blocks / (double)v.cell > 1.5 * g->side) v.cell *= 2; /* cells well below a pixel would only blur */
     int64_t detail = p->pattern == TESS_PATTERN_S2 ? p->local + 3 * (int64_t)p->stride : INSET_MAX;
     detail = detail < INSET_MIN ? INSET_MIN : detail > INSET_MAX ? INSET_MAX : detail;
-    /* In causal order the upper right triangle is free. */
-    if (p->causal && (double)blocks > g->side / 3 && 4 * detail <= blocks) v.inset = detail;
+    /* In causal order the upper right triangle is free. Blocks below a pixel would show nothing. */
+    if (p->causal && (double)blocks > g->side / 3 && 4 * detail <= blocks && (double)detail <= inset_share * g->side) v.inset = detail;
     return v;
 }
 
