@@ -13,6 +13,8 @@ static inline bool checked_align(uint64_t a, uint64_t alignment, uint64_t *out) 
     *out &= ~(alignment - 1);
     return true;
 }
+static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b < 0); }
 
 #endif

@@ -25,13 +25,15 @@ void tess_mem_free(tess_runtime *runtime, void *pointer, size_t size);
 /* runtime.c: references, and whether the handle comes from before a fork(). */
 void tess_runtime_retain(tess_runtime *runtime);
 tess_status tess_runtime_check(const tess_runtime *runtime, const char *function); /* fails when NULL or forked */
+tess_status tess_handle_missing(const char *function, const char *name);           /* fails: handle `name` is NULL. No runtime's log hears of it. */
 bool tess_runtime_forked(const tess_runtime *runtime); /* then nothing of a backend may be called, not even to release it */
 void tess_log(const tess_runtime *runtime, const char *topic, const char *format, ...) TESS_PRINTF(3, 4);
 bool tess_log_wanted(const tess_runtime *runtime, const char *topic);
 const char *tess_setting(const tess_runtime *runtime, const char *name); /* "" when unset */
 
-/* status.c: copies a descriptor of any version into `copy` (size `known`, its struct_size set to `known`): the missing tail is zero, an unknown tail must be zero. */
-tess_status tess_desc_read(const char *function, const void *desc, void *copy, size_t known);
+/* status.c: copies a descriptor of any version into `copy` (size `known`, its struct_size set to `known`): the missing tail is zero, an unknown tail must be zero.
+ * Messages call it `field`. */
+tess_status tess_desc_read(const char *function, const char *field, const void *desc, void *copy, size_t known);
 /* status.c: writes `full` (size `known`) over the caller's info structure, at most its struct_size bytes, zeroing what this library does not know. */
 tess_status tess_info_write(const char *function, void *info, const void *full, size_t known);
 
@@ -46,7 +48,8 @@ struct tess_device {
     tess_device_info info;
 };
 void tess_device_retain(tess_device *device);
-tess_status tess_device_check(const tess_device *device, const char *function); /* NULL, forked, or lost */
-tess_status tess_device_result(tess_device *device, tess_status status);        /* notes DEVICE_LOST; returns status */
+tess_status tess_device_check(const tess_device *device, const char *function);  /* NULL, forked, or lost */
+tess_status tess_device_handle(const tess_device *device, const char *function); /* NULL or forked */
+tess_status tess_device_result(tess_device *device, tess_status status);         /* notes DEVICE_LOST; returns status */
 
 #endif

@@ -58,7 +58,7 @@ static const char function_open[] = "tess_device_open";
 /* Text that is appended to until it is full. */
 typedef struct text_list {
     size_t length;
-    char text[560];
+    char text[TESS_ERROR_BYTES];
 } text_list;
 
 static void append(text_list *list, const char *format, ...) TESS_PRINTF(2, 3);
@@ -199,7 +199,7 @@ tess_status tess_device_open(tess_runtime *runtime, const tess_device_desc *desc
     tess_status status = tess_runtime_check(runtime, function_open);
     if (status != TESS_OK) return status;
     if (out == NULL) return tess_fail(TESS_ERROR_INVALID, "%s: device: must not be NULL", function_open);
-    if (desc != NULL) status = tess_desc_read(function_open, desc, &own, sizeof own);
+    if (desc != NULL) status = tess_desc_read(function_open, "desc", desc, &own, sizeof own);
     if (status != TESS_OK) return status;
     if (own.flags != 0) return tess_fail(TESS_ERROR_INVALID, "%s: flags: must be 0, not 0x%x", function_open, own.flags);
     if (own.id != NULL && own.id[0] == '\0')
@@ -250,12 +250,12 @@ void tess_device_release(tess_device *device) {
     tess_runtime_release(runtime);
 }
 
+tess_status tess_device_handle(const tess_device *device, const char *function) {
+    return device == NULL ? tess_handle_missing(function, "device") : tess_runtime_check(device->runtime, function);
+}
+
 tess_status tess_device_check(const tess_device *device, const char *function) {
-    if (device == NULL) {
-        tess_call_begin(function, 0);
-        return tess_fail(TESS_ERROR_INVALID, "%s: device: must not be NULL", function);
-    }
-    tess_status status = tess_runtime_check(device->runtime, function);
+    tess_status status = tess_device_handle(device, function);
     if (status == TESS_OK && atomic_load_explicit(&device->lost, memory_order_relaxed))
         return tess_fail(TESS_ERROR_DEVICE_LOST, "%s: device: %s was lost in an earlier call; open a new one", function, device->info.id);
     return status;

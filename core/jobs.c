@@ -6,7 +6,6 @@
 /* Jobs are sorted by counting: exactly up to this many key blocks, in steps of equal size beyond. */
 enum { MAX_BUCKETS = 16384 };
 
-static uint64_t smaller(uint64_t a, uint64_t b) { return a < b ? a : b; }
 static uint32_t clamp(int64_t x, uint32_t high) { return x < 0 ? 0 : x > high ? high : (uint32_t)x; }
 
 /* ------------------------------------------------------------------ splitting */
@@ -19,7 +18,7 @@ static uint64_t split_parts(const tess_split *split, uint64_t blocks) {
 
 /* Where part `part` of `parts` begins in the job's key blocks. */
 static uint64_t split_begin(const tess_split *split, uint64_t blocks, uint64_t parts, uint64_t part) {
-    return split->fixed ? smaller(blocks, part * split->length) : blocks * part / parts;
+    return split->fixed ? (uint64_t)smaller(blocks, part * split->length) : blocks * part / parts;
 }
 
 /* The key blocks [begin, end) of `whole`: what of each slice and of the interval's masked ends lies in there. */
@@ -120,22 +119,25 @@ void tess_jobs_release(tess_jobs *jobs) {
 
 /* ------------------------------------------------------------------ counting */
 
-/* Adds `times` jobs, or their parts, of `blocks` key blocks each. */
-static void count_job(tess_jobs *jobs, uint64_t blocks, uint64_t times, uint32_t rows) {
+/* Adds `times` jobs, or their parts, of `blocks` key blocks each; false when there are 2^32 of them by now. */
+static bool count_job(tess_jobs *jobs, uint64_t blocks, uint64_t times, uint32_t rows) {
     uint64_t parts = split_parts(&jobs->split, blocks);
     jobs->n_blocks += blocks * times;
     jobs->n_jobs += parts * times;
     if (parts == 1) {
         jobs->bucket[blocks >> jobs->shift] += (uint32_t)times;
-        return;
+        return true;
     }
     jobs->n_merges += times;
     jobs->n_partials += parts * times;
     if (rows > jobs->partial_rows) jobs->partial_rows = rows;
-    for (uint64_t part = 0; part < parts; part++) {
-        uint64_t size = split_begin(&jobs->split, blocks, parts, part + 1) - split_begin(&jobs->split, blocks, parts, part);
-        jobs->bucket[size >> jobs->shift] += (uint32_t)times;
-    }
+    if (jobs->n_jobs + jobs->n_merges > UINT32_MAX) return false;
+    /* Parts have two sizes at most: all but the last are `length` long, or they differ by one. */
+    uint64_t size = jobs->split.fixed ? jobs->split.length : blocks / parts;
+    uint64_t others = jobs->split.fixed ? 1 : blocks % parts, other = jobs->split.fixed ? blocks - (parts - 1) * size : size + 1;
+    jobs->bucket[size >> jobs->shift] += (uint32_t)((parts - others) * times);
+    if (others) jobs->bucket[other >> jobs->shift] += (uint32_t)(others * times);
+    return true;
 }
 
 /* What one tile makes of each class when a job takes at most `heads` heads. */
@@ -164,7 +166,8 @@ static tess_status count_sequence(tess_jobs *jobs, const tess_sequence *sequence
             tess_status status = merged ? tess_tiler_merge(&jobs->tiler, c, &tile) : TESS_OK;
             if (status != TESS_OK) return status;
             tess_tile_keys(&jobs->tiler, c, &tile, kv_len, kv_blocks, &keys);
-            count_job(jobs, tess_keys_blocks(&keys), jobs->packs[c], rows * widest[c]);
+            if (!count_job(jobs, tess_keys_blocks(&keys), jobs->packs[c], rows * widest[c]))
+                return tess_fail(TESS_ERROR_UNSUPPORTED, "tess_plan_create: kv_split: its parts make 2^32 jobs or more");
         }
     } while (tess_tile_next(&jobs->grid, &tile));
     return TESS_OK;
@@ -183,8 +186,6 @@ tess_status tess_jobs_count(tess_jobs *jobs) {
         packed = heads;
         tess_status status = count_sequence(jobs, sequence);
         if (status != TESS_OK) return status;
-        if (jobs->n_jobs + jobs->n_merges > UINT32_MAX)
-            return tess_fail(TESS_ERROR_UNSUPPORTED, "tess_plan_create: kv_split: its parts make 2^32 jobs or more");
     }
     return TESS_OK;
 }
@@ -292,4 +293,22 @@ void tess_jobs_place(tess_jobs *jobs, tess_job *out, tess_merge *merges) {
             place_kv_head(jobs, &place, s, tile, first, last, heads);
         }
     }
+}
+
+/* ------------------------------------------------------------------ ranges */
+
+uint64_t tess_jobs_ranges(const tess_tables *tables, uint64_t n_jobs, uint64_t n_merges, uint64_t limit, uint64_t *start) {
+    uint64_t n = 0, sum = 0, total = n_jobs + n_merges;
+    for (uint64_t job = 0; job < total; job++) {
+        uint64_t cost = job < n_jobs ? tess_job_blocks(&tables->jobs[job]) : tables->merges[job - n_jobs].parts;
+        if (cost == 0) cost = 1;
+        if (job == 0 || sum + cost > limit) {
+            if (start) start[n] = job;
+            n++;
+            sum = 0;
+        }
+        sum += cost;
+    }
+    if (start) start[n] = total;
+    return n;
 }

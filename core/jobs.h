@@ -51,6 +51,10 @@ tess_status tess_jobs_count(tess_jobs *jobs);
 /* Writes what the last count counted. */
 void tess_jobs_place(tess_jobs *jobs, tess_job *out, tess_merge *merges);
 
+/* Cuts jobs, then merges, into ranges of at most `limit` key blocks, or of one job. Counts, or with `start` also writes, where ranges begin, and the
+ * end of the last. */
+uint64_t tess_jobs_ranges(const tess_tables *tables, uint64_t n_jobs, uint64_t n_merges, uint64_t limit, uint64_t *start);
+
 static inline uint64_t tess_job_blocks(const tess_job *job) { return (uint64_t)job->left_count + job->interval_blocks + job->right_count; }
 
 #endif

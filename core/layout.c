@@ -41,12 +41,13 @@ static tess_status check_blocks(const char *function, tess_layout *x) {
         return tess_fail(TESS_ERROR_UNSUPPORTED, "%s: max_tokens: %lld tokens are more than 2147483647 blocks of %lld", function,
                          (long long)x->max_tokens, (long long)block);
     if (x->kv_heads_total == 0) {
-        /* Only patterns per kv head need it, so that slices which do not split evenly are refused for these alone. */
-        int64_t total = (int64_t)x->heads_total * x->n_kv_heads / x->n_heads; /* at least 1: there are no fewer heads in total than here */
-        if ((x->pattern.flags & TESS_PATTERN_PER_KV_HEAD) && x->heads_total % total != 0)
-            REFUSE("%s: kv_heads_total: must be given, since %d heads of %d make no whole number of kv heads", function, (int)x->n_heads,
-                   (int)x->heads_total);
-        x->kv_heads_total = (int32_t)total;
+        /* Only patterns per kv head need it, so that slices which do not split evenly are refused for these alone, and it stays 0 for others. */
+        int32_t group = x->n_heads / x->n_kv_heads;
+        if (x->heads_total % group == 0)
+            x->kv_heads_total = x->heads_total / group;
+        else if (x->pattern.flags & TESS_PATTERN_PER_KV_HEAD)
+            REFUSE("%s: kv_heads_total: must be given, since %d heads, %d of each kv head, make no whole number of kv heads", function,
+                   (int)x->heads_total, (int)group);
     }
     return TESS_OK;
 }
@@ -228,10 +229,10 @@ tess_status tess_layout_create(tess_runtime *runtime, const tess_layout_desc *de
     tess_status status = tess_runtime_check(runtime, function);
     if (status != TESS_OK) return status;
     if (!layout) REFUSE("%s: layout: must not be NULL", function);
-    status = tess_desc_read(function, desc, &d, sizeof d);
+    status = tess_desc_read(function, "desc", desc, &d, sizeof d);
     if (status != TESS_OK) return status;
     if (!d.pattern) REFUSE("%s: pattern: must not be NULL", function);
-    status = tess_desc_read(function, d.pattern, &p, sizeof p);
+    status = tess_desc_read(function, "pattern", d.pattern, &p, sizeof p);
     if (status != TESS_OK) return status;
     return tess_layout_build(runtime, function, &d, &p, NULL, layout);
 }
@@ -244,6 +245,5 @@ void tess_layout_release(tess_layout *layout) {
 }
 
 tess_status tess_layout_check(const tess_layout *layout, const char *function) {
-    if (!layout) REFUSE("%s: layout: must not be NULL", function);
-    return tess_runtime_check(layout->runtime, function);
+    return layout ? tess_runtime_check(layout->runtime, function) : tess_handle_missing(function, "layout");
 }

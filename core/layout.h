@@ -18,7 +18,8 @@ struct tess_layout {
     atomic_uint refs;
     tess_runtime *runtime;
     tess_pattern pattern; /* checked, defaults filled in; `mask` is NULL */
-    int32_t n_heads, n_kv_heads, head_first, heads_total, kv_heads_total;
+    int32_t n_heads, n_kv_heads, head_first, heads_total;
+    int32_t kv_heads_total; /* 0: not given and no whole number, which only patterns per kv head would need */
     int64_t max_tokens, max_chunk, n_blocks;
 
     uint32_t n_classes;

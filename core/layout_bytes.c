@@ -166,7 +166,7 @@ static tess_status check_unique(const char *function, const tess_layout_desc *d,
     if (p->kind != TESS_PATTERN_WINDOW && (p->left || p->right || p->sinks)) return corrupt(function, "a field of WINDOW is set for another kind");
     if (!blocks && (p->mask_heads || p->mask_query_blocks || p->mask_key_blocks))
         return corrupt(function, "a field of BLOCKS is set for another kind");
-    if (p->block == 0 || d->heads_total == 0 || d->kv_heads_total == 0 || d->max_chunk == 0) return corrupt(function, "a field that is never 0 is 0");
+    if (p->block == 0 || d->heads_total == 0 || d->max_chunk == 0) return corrupt(function, "a field that is never 0 is 0");
     return TESS_OK;
 }
 
@@ -199,7 +199,14 @@ tess_status tess_layout_deserialize(tess_runtime *runtime, const void *data, siz
     if (blocks) status = check_mask(function, &mask, left);
     if (status != TESS_OK) return status;
     p.mask = blocks ? mask.data : NULL;
-    status = tess_layout_build(runtime, function, &d, &p, &mask, layout);
+    tess_layout *made;
+    status = tess_layout_build(runtime, function, &d, &p, &mask, &made);
     /* What creation refuses, honest bytes cannot hold. The message stays: it names the field. */
-    return status == TESS_ERROR_INVALID || status == TESS_ERROR_UNSUPPORTED ? TESS_ERROR_CORRUPT : status;
+    if (status != TESS_OK) return status == TESS_ERROR_INVALID || status == TESS_ERROR_UNSUPPORTED ? TESS_ERROR_CORRUPT : status;
+    if (made->kv_heads_total != d.kv_heads_total) {
+        tess_layout_release(made);
+        return corrupt(function, "kv_heads_total is 0 where it has a default");
+    }
+    *layout = made;
+    return TESS_OK;
 }

@@ -6,7 +6,6 @@
 
 #define REFUSE(...) return tess_fail(TESS_ERROR_INVALID, __VA_ARGS__)
 
-static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 static bool in_causal_order(const tess_layout *x) { return !(x->pattern.flags & TESS_PATTERN_BIDIRECTIONAL); }
 

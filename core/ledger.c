@@ -18,6 +18,7 @@ bool tess_ledger_settle(tess_ledger *ledger, tess_tables *t, void *base) {
                 settle(&end, ledger->n_classes, sizeof *t->classes, &t->classes_at) && settle(&end, ledger->n_jobs, sizeof *t->jobs, &t->jobs_at) &&
                 settle(&end, ledger->n_merges, sizeof *t->merges, &t->merges_at) &&
                 settle(&end, ledger->n_entries, sizeof *t->entries, &t->entries_at) && settle(&end, ledger->n_bits, sizeof *t->bits, &t->bits_at);
+    t->struct_size = sizeof *t;
     if (base) {
         char *place = base;
         t->sequences = (const tess_sequence *)(place + t->sequences_at);

@@ -18,7 +18,8 @@ tess_status tess_alloc(tess_device *device, uint64_t size, tess_buffer *buffer) 
 
 tess_status tess_free(tess_device *device, tess_buffer *buffer) {
     static const char function[] = "tess_free";
-    tess_status status = tess_device_check(device, function);
+    /* What a lost device had can still be given back. */
+    tess_status status = tess_device_handle(device, function);
     if (status != TESS_OK) return status;
     if (buffer == NULL) return tess_fail(TESS_ERROR_INVALID, "%s: buffer: must not be NULL", function);
     if (buffer->kind == TESS_BUFFER_NONE) return TESS_OK;

@@ -3,9 +3,6 @@
 
 #include <string.h>
 
-static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
-
 /* ------------------------------------------------------------------ sums */
 
 /* 1 + 2 + ... + n; 0 for negative n. */

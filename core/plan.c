@@ -9,7 +9,7 @@
 #define REFUSE(...)      return tess_fail(TESS_ERROR_INVALID, __VA_ARGS__)
 #define UNSUPPORTED(...) return tess_fail(TESS_ERROR_UNSUPPORTED, __VA_ARGS__)
 
-static const char *const function = "tess_plan_create";
+static const char *const in_create = "tess_plan_create";
 
 enum {
     SPLIT_KEYS = 4096,    /* keys of a part in batch-invariant mode */
@@ -19,29 +19,29 @@ enum {
 /* ------------------------------------------------------------------ checks */
 
 static tess_status check_numbers(const tess_plan_desc *d) {
-    if (d->flags & ~(uint32_t)TESS_PLAN_BATCH_INVARIANT) REFUSE("%s: flags: unknown bits 0x%x", function, (unsigned)d->flags);
-    if (d->op > TESS_OP_BACKWARD) REFUSE("%s: op: %u is no tess_op", function, (unsigned)d->op);
-    if (d->op != TESS_OP_FORWARD) UNSUPPORTED("%s: op: TESS_OP_BACKWARD is not supported in this version", function);
-    if (d->dtype > TESS_BF16) REFUSE("%s: dtype: %u is no tess_dtype", function, (unsigned)d->dtype);
-    if (d->head_dim < 1) REFUSE("%s: head_dim: must be at least 1, got %d", function, (int)d->head_dim);
+    if (d->flags & ~(uint32_t)TESS_PLAN_BATCH_INVARIANT) REFUSE("%s: flags: unknown bits 0x%x", in_create, (unsigned)d->flags);
+    if (d->op > TESS_OP_BACKWARD) REFUSE("%s: op: %u is no tess_op", in_create, (unsigned)d->op);
+    if (d->op != TESS_OP_FORWARD) UNSUPPORTED("%s: op: TESS_OP_BACKWARD is not supported in this version", in_create);
+    if (d->dtype > TESS_BF16) REFUSE("%s: dtype: %u is no tess_dtype", in_create, (unsigned)d->dtype);
+    if (d->head_dim < 1) REFUSE("%s: head_dim: must be at least 1, got %d", in_create, (int)d->head_dim);
     if (d->head_dim % 8 != 0 || d->head_dim > 256)
-        UNSUPPORTED("%s: head_dim: must be a multiple of 8 from 8 to 256, got %d", function, (int)d->head_dim);
-    if (d->value_head_dim < 0) REFUSE("%s: value_head_dim: must be at least 0, got %d", function, (int)d->value_head_dim);
+        UNSUPPORTED("%s: head_dim: must be a multiple of 8 from 8 to 256, got %d", in_create, (int)d->head_dim);
+    if (d->value_head_dim < 0) REFUSE("%s: value_head_dim: must be at least 0, got %d", in_create, (int)d->value_head_dim);
     if (d->value_head_dim != 0 && d->value_head_dim != d->head_dim)
-        UNSUPPORTED("%s: value_head_dim: must be head_dim (%d) in this version, got %d", function, (int)d->head_dim, (int)d->value_head_dim);
-    if (!isfinite(d->scale)) REFUSE("%s: scale: must be finite", function);
-    if (!isfinite(d->softcap)) REFUSE("%s: softcap: must be finite", function);
-    if (d->softcap != 0) UNSUPPORTED("%s: softcap: must be 0 in this version", function);
-    if (d->kv_split < 0) REFUSE("%s: kv_split: must be at least 0, got %d", function, (int)d->kv_split);
-    if (d->tile_rows < 0) REFUSE("%s: tile_rows: must be at least 0, got %d", function, (int)d->tile_rows);
-    if (d->determinism != 0) UNSUPPORTED("%s: determinism: must be 0 in this version, got %u", function, (unsigned)d->determinism);
+        UNSUPPORTED("%s: value_head_dim: must be head_dim (%d) in this version, got %d", in_create, (int)d->head_dim, (int)d->value_head_dim);
+    if (!isfinite(d->scale)) REFUSE("%s: scale: must be finite", in_create);
+    if (!isfinite(d->softcap)) REFUSE("%s: softcap: must be finite", in_create);
+    if (d->softcap != 0) UNSUPPORTED("%s: softcap: must be 0 in this version", in_create);
+    if (d->kv_split < 0) REFUSE("%s: kv_split: must be at least 0, got %d", in_create, (int)d->kv_split);
+    if (d->tile_rows < 0) REFUSE("%s: tile_rows: must be at least 0, got %d", in_create, (int)d->tile_rows);
+    if (d->determinism != 0) UNSUPPORTED("%s: determinism: must be 0 in this version, got %u", in_create, (unsigned)d->determinism);
     return TESS_OK;
 }
 
 static tess_status check_length(const char *field, int64_t length) {
-    if (length < 0) REFUSE("%s: %s: must be at least 0, got %lld", function, field, (long long)length);
+    if (length < 0) REFUSE("%s: %s: must be at least 0, got %lld", in_create, field, (long long)length);
     if (length >= TESS_LENGTH_END)
-        UNSUPPORTED("%s: %s: must be less than %lld, got %lld", function, field, (long long)TESS_LENGTH_END, (long long)length);
+        UNSUPPORTED("%s: %s: must be less than %lld, got %lld", in_create, field, (long long)TESS_LENGTH_END, (long long)length);
     return TESS_OK;
 }
 
@@ -51,20 +51,20 @@ static tess_status check_batch(const tess_plan_desc *d) {
     if (status == TESS_OK) status = check_length("kv_len", d->kv_len);
     if (status != TESS_OK) return status;
     bool packed = d->cu_q_lens || d->cu_kv_lens;
-    if (packed && !d->cu_q_lens) REFUSE("%s: cu_q_lens: must be given together with cu_kv_lens", function);
-    if (packed && !d->cu_kv_lens) REFUSE("%s: cu_kv_lens: must be given together with cu_q_lens", function);
-    if (packed && d->q_lens) REFUSE("%s: q_lens: must be NULL for a packed batch", function);
-    if (packed && d->kv_lens) REFUSE("%s: kv_lens: must be NULL for a packed batch", function);
+    if (packed && !d->cu_q_lens) REFUSE("%s: cu_q_lens: must be given together with cu_kv_lens", in_create);
+    if (packed && !d->cu_kv_lens) REFUSE("%s: cu_kv_lens: must be given together with cu_q_lens", in_create);
+    if (packed && d->q_lens) REFUSE("%s: q_lens: must be NULL for a packed batch", in_create);
+    if (packed && d->kv_lens) REFUSE("%s: kv_lens: must be NULL for a packed batch", in_create);
     return TESS_OK;
 }
 
 static tess_status check_item(const char *field, int64_t index, int64_t length, int64_t most) {
-    if (length < 0) REFUSE("%s: %s[%lld]: must be at least 0, got %lld", function, field, (long long)index, (long long)length);
+    if (length < 0) REFUSE("%s: %s[%lld]: must be at least 0, got %lld", in_create, field, (long long)index, (long long)length);
     if (length >= TESS_LENGTH_END)
-        UNSUPPORTED("%s: %s[%lld]: must be less than %lld, got %lld", function, field, (long long)index, (long long)TESS_LENGTH_END,
+        UNSUPPORTED("%s: %s[%lld]: must be less than %lld, got %lld", in_create, field, (long long)index, (long long)TESS_LENGTH_END,
                     (long long)length);
     if (most != 0 && length > most)
-        REFUSE("%s: %s[%lld]: must be at most %lld, got %lld", function, field, (long long)index, (long long)most, (long long)length);
+        REFUSE("%s: %s[%lld]: must be at most %lld, got %lld", in_create, field, (long long)index, (long long)most, (long long)length);
     return TESS_OK;
 }
 
@@ -78,7 +78,7 @@ static tess_status read_length(const char *field, const int64_t *lengths, const 
     }
     if (!cumulative) return TESS_OK;
     int64_t end = cumulative[b + 1];
-    if (end < *last) REFUSE("%s: %s[%lld]: must not fall, got %lld after %lld", function, field, (long long)b + 1, (long long)end, (long long)*last);
+    if (end < *last) REFUSE("%s: %s[%lld]: must not fall, got %lld after %lld", in_create, field, (long long)b + 1, (long long)end, (long long)*last);
     *length = end - *last;
     *last = end;
     return check_item(field, b + 1, *length, 0);
@@ -87,8 +87,8 @@ static tess_status read_length(const char *field, const int64_t *lengths, const 
 static tess_status read_sequences(tess_plan *plan, const tess_plan_desc *d) {
     int64_t q_start = 0, kv_start = 0, max_tokens = plan->layout->max_tokens, max_q = 0, max_kv = 0;
     const char *q_field = plan->packed ? "cu_q_lens" : "q_lens", *kv_field = plan->packed ? "cu_kv_lens" : d->kv_lens ? "kv_lens" : "kv_len";
-    if (plan->packed && d->cu_q_lens[0] != 0) REFUSE("%s: cu_q_lens[0]: must be 0, got %lld", function, (long long)d->cu_q_lens[0]);
-    if (plan->packed && d->cu_kv_lens[0] != 0) REFUSE("%s: cu_kv_lens[0]: must be 0, got %lld", function, (long long)d->cu_kv_lens[0]);
+    if (plan->packed && d->cu_q_lens[0] != 0) REFUSE("%s: cu_q_lens[0]: must be 0, got %lld", in_create, (long long)d->cu_q_lens[0]);
+    if (plan->packed && d->cu_kv_lens[0] != 0) REFUSE("%s: cu_kv_lens[0]: must be 0, got %lld", in_create, (long long)d->cu_kv_lens[0]);
     plan->q_last = plan->kv_last = -1;
     for (int64_t b = 0; b < d->batch; b++) {
         tess_sequence *s = &plan->sequences[b];
@@ -96,12 +96,12 @@ static tess_status read_sequences(tess_plan *plan, const tess_plan_desc *d) {
         s->q_start = q_start;
         s->kv_start = kv_start;
         s->batch = plan->packed ? 0 : (uint32_t)b;
-        s->reserved = 0;
+        memset(s->reserved, 0, sizeof s->reserved);
         tess_status status = read_length(q_field, d->q_lens, d->cu_q_lens, b, d->q_len, &q_start, &q_len);
         if (status == TESS_OK) status = read_length(kv_field, d->kv_lens, d->cu_kv_lens, b, d->kv_len, &kv_start, &kv_len);
         if (status != TESS_OK) return status;
         if (kv_len > max_tokens)
-            REFUSE("%s: %s: sequence %lld has %lld keys, more than the layout's max_tokens (%lld)", function, kv_field, (long long)b,
+            REFUSE("%s: %s: sequence %lld has %lld keys, more than the layout's max_tokens (%lld)", in_create, kv_field, (long long)b,
                    (long long)kv_len, (long long)max_tokens);
         s->q_len = (int32_t)q_len;
         s->kv_len = (int32_t)kv_len;
@@ -111,6 +111,7 @@ static tess_status read_sequences(tess_plan *plan, const tess_plan_desc *d) {
         if (q_len > 0 && kv_len > 0) plan->kv_last = b;
     }
     plan->max_q_len = max_q;
+    plan->max_kv_len = max_kv;
     plan->q_len = plan->packed ? q_start : d->q_len ? d->q_len : max_q;
     plan->kv_len = plan->packed ? kv_start : d->kv_len ? d->kv_len : max_kv;
     plan->equal_lengths = !plan->packed && !d->q_lens && !d->kv_lens;
@@ -122,10 +123,10 @@ static tess_status read_sequences(tess_plan *plan, const tess_plan_desc *d) {
 /* The part of "backend/kernel" after the slash, if the backend is the plan's. `label` says where the name comes from. */
 static tess_status own_kernel(const tess_device *device, const char *label, const char *name, const char **own) {
     const char *backend = device->backend->name, *slash = strchr(name, '/');
-    if (!slash || slash == name || slash[1] == '\0') REFUSE("%s: %s: must be backend/kernel, got \"%s\"", function, label, name);
+    if (!slash || slash == name || slash[1] == '\0') REFUSE("%s: %s: must be backend/kernel, got \"%s\"", in_create, label, name);
     size_t length = (size_t)(slash - name);
     if (strlen(backend) != length || memcmp(backend, name, length) != 0)
-        UNSUPPORTED("%s: %s: \"%s\" is not a kernel of the device's backend (%s)", function, label, name, backend);
+        UNSUPPORTED("%s: %s: \"%s\" is not a kernel of the device's backend (%s)", in_create, label, name, backend);
     *own = slash + 1;
     return TESS_OK;
 }
@@ -147,7 +148,12 @@ static tess_status find_kernel(tess_plan *plan, const tess_plan_desc *d) {
         if (layout->rules[c].kind != TESS_RULE_DENSE) key.has_entries = 1;
     }
     /* The other sequences of a batch must not decide which kernel a sequence gets when its bits shall not depend on them. */
-    key.max_q_len = plan->flags & TESS_PLAN_BATCH_INVARIANT ? TESS_LENGTH_END - 1 : plan->max_q_len;
+    bool invariant = (plan->flags & TESS_PLAN_BATCH_INVARIANT) != 0;
+    key.max_q_len = invariant ? TESS_LENGTH_END - 1 : plan->max_q_len;
+    key.max_kv_len = invariant ? TESS_LENGTH_END - 1 : plan->max_kv_len;
+    key.batch = invariant ? TESS_LENGTH_END - 1 : plan->batch;
+    key.n_heads = (uint32_t)layout->n_heads;
+    key.packed = plan->packed;
     key.group = (uint32_t)(layout->n_heads / layout->n_kv_heads);
     key.max_in_flight = d->max_in_flight ? d->max_in_flight : 4;
     const char *setting = d->kernel ? "" : tess_setting(device->runtime, "TESSERA_KERNEL");
@@ -162,10 +168,11 @@ static tess_status find_kernel(tess_plan *plan, const tess_plan_desc *d) {
         return status;
     }
     if (plan->kernel.tile_rows == 0 || plan->kernel.tile_step == 0)
-        return tess_fail(TESS_ERROR_NATIVE, "%s: %s: kernel %.63s has no tile_rows or tile_step", function, device->backend->name, plan->kernel.name);
+        return tess_fail(TESS_ERROR_NATIVE, "%s: %s: kernel %.63s has no tile_rows or tile_step", in_create, device->backend->name,
+                         plan->kernel.name);
     plan->kernel.name[sizeof plan->kernel.name - 1] = '\0';
     if (snprintf(plan->kernel_name, sizeof plan->kernel_name, "%s/%s", device->backend->name, plan->kernel.name) >= (int)sizeof plan->kernel_name)
-        return tess_fail(TESS_ERROR_NATIVE, "%s: %s: kernel %s has too long a name", function, device->backend->name, plan->kernel.name);
+        return tess_fail(TESS_ERROR_NATIVE, "%s: %s: kernel %s has too long a name", in_create, device->backend->name, plan->kernel.name);
     plan->tile_rows = plan->kernel.tile_rows;
     if (d->tile_rows > 0 && (uint32_t)d->tile_rows < plan->tile_rows) {
         /* Below one step the value is taken as it is: the last tile of a sequence may be as short anyway. */
@@ -201,34 +208,16 @@ static uint64_t range_limit(const tess_plan *plan, const tess_plan_desc *d) {
     return blocks < 1 ? 1 : blocks > 1e18 ? (uint64_t)1e18 : (uint64_t)blocks;
 }
 
-/* Cuts jobs and merges into ranges of at most `limit` key blocks, or of one job. Counts, or with `start` writes, where ranges begin. */
-static uint64_t cut_ranges(const tess_plan *plan, uint64_t limit, uint64_t *start) {
-    uint64_t n = 0, sum = 0, total = plan->ledger.n_jobs + plan->ledger.n_merges;
-    for (uint64_t job = 0; job < total; job++) {
-        bool merge = job >= plan->ledger.n_jobs;
-        uint64_t cost = merge ? plan->tables.merges[job - plan->ledger.n_jobs].parts : tess_job_blocks(&plan->tables.jobs[job]);
-        if (cost == 0) cost = 1;
-        if (job == 0 || sum + cost > limit) {
-            if (start) start[n] = job;
-            n++;
-            sum = 0;
-        }
-        sum += cost;
-    }
-    if (start) start[n] = total;
-    return n;
-}
-
 static tess_status find_ranges(tess_plan *plan, uint64_t limit) {
     plan->n_ranges = plan->ledger.n_jobs ? 1 : 0;
     if (limit == 0 || plan->n_ranges == 0) return TESS_OK;
-    uint64_t n = cut_ranges(plan, limit, NULL);
+    uint64_t n = tess_jobs_ranges(&plan->tables, plan->ledger.n_jobs, plan->ledger.n_merges, limit, NULL);
     if (n == 1) return TESS_OK;
     size_t bytes = (size_t)(n + 1) * sizeof *plan->range_start;
     plan->range_start = tess_mem_alloc(plan->device->runtime, bytes, 64);
-    if (!plan->range_start) return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: no memory for %llu ranges", function, (unsigned long long)n);
+    if (!plan->range_start) return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: no memory for %llu ranges", in_create, (unsigned long long)n);
     plan->host_bytes += bytes;
-    plan->n_ranges = cut_ranges(plan, limit, plan->range_start);
+    plan->n_ranges = tess_jobs_ranges(&plan->tables, plan->ledger.n_jobs, plan->ledger.n_merges, limit, plan->range_start);
     return TESS_OK;
 }
 
@@ -272,14 +261,14 @@ static tess_status make_tables(tess_plan *plan, const tess_plan_desc *d, tess_jo
     ledger->value_head_dim = (uint64_t)plan->head_dim;
     ledger->workspace_align = align < 64 ? 64 : align;
     if (!tess_ledger_settle(ledger, &plan->tables, NULL) || ledger->table_bytes > SIZE_MAX || ledger->workspace_bytes > INT64_MAX)
-        UNSUPPORTED("%s: batch: its tables or its workspace do not fit 64-bit sizes", function);
+        UNSUPPORTED("%s: batch: its tables or its workspace do not fit 64-bit sizes", in_create);
     plan->table_memory = tess_mem_alloc(runtime, (size_t)ledger->table_bytes, 256);
     if (!plan->table_memory)
-        return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: no memory for tables of %llu bytes", function, (unsigned long long)ledger->table_bytes);
+        return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: no memory for tables of %llu bytes", in_create, (unsigned long long)ledger->table_bytes);
     plan->host_bytes += ledger->table_bytes;
     tess_ledger_settle(ledger, &plan->tables, plan->table_memory);
     tess_class *classes = (tess_class *)plan->tables.classes;
-    for (uint32_t c = 0; c < layout->n_classes; c++) tess_rule_class(&layout->rules[c], &classes[c]);
+    for (uint32_t c = 0; c < layout->n_classes; c++) tess_tiler_class(&jobs->tiler, c, &classes[c]);
     if (plan->batch > 0) memcpy((void *)plan->tables.sequences, plan->sequences, plan->batch * sizeof *plan->sequences);
     tess_tiler_entries(&jobs->tiler, (uint32_t *)plan->tables.entries, (uint32_t *)plan->tables.bits);
     tess_jobs_place(jobs, (tess_job *)plan->tables.jobs, (tess_merge *)plan->tables.merges);
@@ -326,7 +315,7 @@ static tess_status fill(tess_plan *plan, const tess_plan_desc *d) {
     uint64_t bytes = (uint64_t)d->batch * sizeof *plan->sequences;
     if (bytes > 0) {
         plan->sequences = bytes > SIZE_MAX ? NULL : tess_mem_alloc(plan->device->runtime, (size_t)bytes, 64);
-        if (!plan->sequences) return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: batch: no memory for %lld sequences", function, (long long)d->batch);
+        if (!plan->sequences) return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: batch: no memory for %lld sequences", in_create, (long long)d->batch);
     }
     plan->batch = (uint32_t)d->batch;
     plan->host_bytes += bytes;
@@ -345,16 +334,18 @@ static double seconds(void) {
 tess_status tess_plan_create(tess_device *device, const tess_layout *layout, const tess_plan_desc *desc, tess_plan **plan) {
     double begin = seconds();
     tess_plan_desc d;
-    tess_status status = tess_device_check(device, function);
-    if (status == TESS_OK) status = tess_layout_check(layout, function);
+    tess_status status = tess_device_check(device, in_create);
     if (status != TESS_OK) return status;
-    if (!plan) REFUSE("%s: plan: must not be NULL", function);
-    status = tess_desc_read(function, desc, &d, sizeof d);
+    if (!layout) REFUSE("%s: layout: must not be NULL", in_create);
+    status = tess_layout_check(layout, in_create);
+    if (status != TESS_OK) return status;
+    if (!plan) REFUSE("%s: plan: must not be NULL", in_create);
+    status = tess_desc_read(in_create, "desc", desc, &d, sizeof d);
     if (status == TESS_OK) status = check_numbers(&d);
     if (status == TESS_OK) status = check_batch(&d);
     if (status != TESS_OK) return status;
     tess_plan *x = tess_mem_alloc(device->runtime, sizeof *x, 64);
-    if (!x) return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: no memory for the plan", function);
+    if (!x) return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: no memory for the plan", in_create);
     memset(x, 0, sizeof *x);
     tess_device_retain(device);
     tess_layout_retain(layout);
@@ -377,7 +368,6 @@ void tess_plan_release(tess_plan *plan) {
     if (plan) destroy(plan);
 }
 
-tess_status tess_plan_check(const tess_plan *plan, const char *caller) {
-    if (!plan) REFUSE("%s: plan: must not be NULL", caller);
-    return tess_runtime_check(plan->device->runtime, caller);
+tess_status tess_plan_check(const tess_plan *plan, const char *function) {
+    return plan ? tess_runtime_check(plan->device->runtime, function) : tess_handle_missing(function, "plan");
 }

@@ -14,10 +14,10 @@ struct tess_plan {
     float scale;
     bool packed;
     uint32_t batch;
-    int64_t q_len, kv_len;   /* padded: rows and keys of a sequence in a contiguous tensor; packed: over the whole batch */
-    int64_t max_q_len;       /* of any sequence */
-    int64_t q_last, kv_last; /* padded: the last sequence that has rows, and the last one with rows that has keys; -1: none */
-    bool equal_lengths;      /* padded, and all sequences are as long as q_len and kv_len say */
+    int64_t q_len, kv_len;         /* padded: rows and keys of a sequence in a contiguous tensor; packed: over the whole batch */
+    int64_t max_q_len, max_kv_len; /* of any sequence */
+    int64_t q_last, kv_last;       /* padded: the last sequence that has rows, and the last one with rows that has keys; -1: none */
+    bool equal_lengths;            /* padded, and all sequences are as long as q_len and kv_len say */
     uint32_t tile_rows;
     tess_kernel kernel;
     char kernel_name[64]; /* "backend/kernel" */

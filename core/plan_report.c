@@ -6,9 +6,6 @@
 
 #define REFUSE(...) return tess_fail(TESS_ERROR_INVALID, __VA_ARGS__)
 
-static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
-
 /* ------------------------------------------------------------------ work and traffic */
 
 /* Sums that stop at the largest value instead of wrapping. */

@@ -6,7 +6,7 @@
 
 #define REFUSE(...) return tess_fail(TESS_ERROR_INVALID, __VA_ARGS__)
 
-static const char *const function = "tess_run";
+static const char *const in_run = "tess_run";
 
 /* ------------------------------------------------------------------ buffers */
 
@@ -18,14 +18,14 @@ static const char *kind_name(uint32_t kind) {
 /* Kind, handle and alignment. Messages call the buffer `name` followed by `part`. */
 static tess_status check_buffer(const tess_plan *plan, const char *name, const char *part, const tess_buffer *buffer, uint64_t align) {
     uint32_t wanted = plan->device->caps.buffer_kind;
-    if (buffer->reserved != 0) REFUSE("%s: %s%s.reserved: must be 0, got %u", function, name, part, (unsigned)buffer->reserved);
+    if (buffer->reserved != 0) REFUSE("%s: %s%s.reserved: must be 0, got %u", in_run, name, part, (unsigned)buffer->reserved);
     if (buffer->kind != wanted)
-        REFUSE("%s: %s%s.kind: device %s takes %s, got %s", function, name, part, plan->device->info.id, kind_name(wanted), kind_name(buffer->kind));
-    if (buffer->handle == 0) REFUSE("%s: %s%s.handle: must not be 0", function, name, part);
+        REFUSE("%s: %s%s.kind: device %s takes %s, got %s", in_run, name, part, plan->device->info.id, kind_name(wanted), kind_name(buffer->kind));
+    if (buffer->handle == 0) REFUSE("%s: %s%s.handle: must not be 0", in_run, name, part);
     uint64_t address = buffer->offset;
     if (buffer->kind != TESS_BUFFER_OBJECT && !checked_add(buffer->handle, buffer->offset, &address))
-        REFUSE("%s: %s%s.offset: overflows the address", function, name, part);
-    if (address % align != 0) REFUSE("%s: %s%s: its address must be a multiple of %llu bytes", function, name, part, (unsigned long long)align);
+        REFUSE("%s: %s%s.offset: overflows the address", in_run, name, part);
+    if (address % align != 0) REFUSE("%s: %s%s: its address must be a multiple of %llu bytes", in_run, name, part, (unsigned long long)align);
     return TESS_OK;
 }
 
@@ -33,11 +33,11 @@ static tess_status check_buffer(const tess_plan *plan, const char *name, const c
 static tess_status check_size(const char *name, const char *part, const tess_buffer *buffer, uint64_t bytes) {
     uint64_t end, address;
     if (!checked_add(buffer->offset, bytes, &end) || end > INT64_MAX)
-        REFUSE("%s: %s%s.offset: overflows, with %llu bytes after it", function, name, part, (unsigned long long)bytes);
+        REFUSE("%s: %s%s.offset: overflows, with %llu bytes after it", in_run, name, part, (unsigned long long)bytes);
     if (buffer->size != 0 && end > buffer->size)
-        REFUSE("%s: %s%s.size: %llu bytes are needed, got %llu", function, name, part, (unsigned long long)end, (unsigned long long)buffer->size);
+        REFUSE("%s: %s%s.size: %llu bytes are needed, got %llu", in_run, name, part, (unsigned long long)end, (unsigned long long)buffer->size);
     if (buffer->kind != TESS_BUFFER_OBJECT && !checked_add(buffer->handle, end, &address))
-        REFUSE("%s: %s%s.handle: %llu bytes behind it leave the address space", function, name, part, (unsigned long long)end);
+        REFUSE("%s: %s%s.handle: %llu bytes behind it leave the address space", in_run, name, part, (unsigned long long)end);
     return TESS_OK;
 }
 
@@ -50,9 +50,9 @@ typedef struct tess_extent {
 } tess_extent;
 
 static tess_status check_strides(const char *name, const tess_tensor *t, bool packed) {
-    if (!packed && t->stride_batch < 0) REFUSE("%s: %s.stride_batch: must be at least 0, got %lld", function, name, (long long)t->stride_batch);
-    if (t->stride_token < 0) REFUSE("%s: %s.stride_token: must be at least 0, got %lld", function, name, (long long)t->stride_token);
-    if (t->stride_head < 0) REFUSE("%s: %s.stride_head: must be at least 0, got %lld", function, name, (long long)t->stride_head);
+    if (!packed && t->stride_batch < 0) REFUSE("%s: %s.stride_batch: must be at least 0, got %lld", in_run, name, (long long)t->stride_batch);
+    if (t->stride_token < 0) REFUSE("%s: %s.stride_token: must be at least 0, got %lld", in_run, name, (long long)t->stride_token);
+    if (t->stride_head < 0) REFUSE("%s: %s.stride_head: must be at least 0, got %lld", in_run, name, (long long)t->stride_head);
     return TESS_OK;
 }
 
@@ -77,14 +77,14 @@ static tess_status check_extent(const tess_plan *plan, const char *name, const t
     uint64_t last, head_part, bytes;
     if (!last_token(plan, t, x->keys, &last) || !checked_mul(x->heads - 1, (uint64_t)t->stride_head, &head_part) ||
         !checked_add(last, head_part, &last) || !checked_add(last, x->row, &last) || !checked_mul(last, x->item, &bytes) || bytes > INT64_MAX)
-        REFUSE("%s: %s: its strides overflow 64-bit sizes", function, name);
+        REFUSE("%s: %s: its strides overflow 64-bit sizes", in_run, name);
     return check_size(name, ".buffer", &t->buffer, bytes);
 }
 
 /* Elements lie apart when every stride, in rising order, is at least the extent of all dimensions below it. */
 static tess_status check_apart(const tess_plan *plan, const char *name, const tess_tensor *t, const tess_extent *x) {
     int64_t strides[3] = {t->stride_head, t->stride_token, t->stride_batch};
-    int64_t counts[3] = {x->heads, plan->packed ? plan->q_len : plan->max_q_len, plan->packed ? 1 : (int64_t)plan->batch};
+    int64_t counts[3] = {x->heads, plan->packed ? plan->q_len : plan->max_q_len, plan->packed ? 1 : plan->q_last + 1};
     static const char *const names[3] = {"stride_head", "stride_token", "stride_batch"};
     uint64_t extent = x->row;
     bool used[3] = {counts[0] < 2, counts[1] < 2, counts[2] < 2};
@@ -95,9 +95,9 @@ static tess_status check_apart(const tess_plan *plan, const char *name, const te
         }
         if (next < 0) return TESS_OK;
         if ((uint64_t)strides[next] < extent)
-            REFUSE("%s: %s.%s: must be at least %llu to keep elements apart, got %lld", function, name, names[next], (unsigned long long)extent,
+            REFUSE("%s: %s.%s: must be at least %llu to keep elements apart, got %lld", in_run, name, names[next], (unsigned long long)extent,
                    (long long)strides[next]);
-        /* No overflow: check_extent has been here. */
+        /* No overflow: check_extent found each product to be below 2^63 bytes, and an element has two at least. */
         extent += (uint64_t)(counts[next] - 1) * (uint64_t)strides[next];
         used[next] = true;
     }
@@ -155,13 +155,13 @@ static tess_status check_reserved(const tess_run_desc *d) {
                  {"d_k", &d->d_k.buffer},
                  {"d_v", &d->d_v.buffer},
                  {"d_lse", &d->d_lse.buffer}};
-    if (d->flags != 0) REFUSE("%s: flags: must be 0, got 0x%x", function, (unsigned)d->flags);
+    if (d->flags != 0) REFUSE("%s: flags: must be 0, got 0x%x", in_run, (unsigned)d->flags);
     for (size_t n = 0; n < sizeof later / sizeof *later; n++) {
         if (later[n].buffer->kind != TESS_BUFFER_NONE)
-            return tess_fail(TESS_ERROR_UNSUPPORTED, "%s: %s: must be of kind NONE in this version", function, later[n].name);
+            return tess_fail(TESS_ERROR_UNSUPPORTED, "%s: %s: must be of kind NONE in this version", in_run, later[n].name);
     }
-    if (d->stream.kind > TESS_STREAM_RECORD) REFUSE("%s: stream.kind: %u is no tess_stream_kind", function, (unsigned)d->stream.kind);
-    if (d->stream.reserved != 0) REFUSE("%s: stream.reserved: must be 0, got %u", function, (unsigned)d->stream.reserved);
+    if (d->stream.kind > TESS_STREAM_RECORD) REFUSE("%s: stream.kind: %u is no tess_stream_kind", in_run, (unsigned)d->stream.kind);
+    if (d->stream.reserved != 0) REFUSE("%s: stream.reserved: must be 0, got %u", in_run, (unsigned)d->stream.reserved);
     return TESS_OK;
 }
 
@@ -169,9 +169,9 @@ static tess_status check_reserved(const tess_run_desc *d) {
 static tess_status set_range(const tess_plan *plan, const tess_run_desc *d, tess_launch *launch) {
     uint64_t jobs = plan->ledger.n_jobs, total = jobs + plan->ledger.n_merges;
     if (d->first_job >= total)
-        REFUSE("%s: first_job: must be less than %llu, got %llu", function, (unsigned long long)total, (unsigned long long)d->first_job);
+        REFUSE("%s: first_job: must be less than %llu, got %llu", in_run, (unsigned long long)total, (unsigned long long)d->first_job);
     if (d->job_count > total - d->first_job)
-        REFUSE("%s: job_count: at most %llu from first_job on, got %llu", function, (unsigned long long)(total - d->first_job),
+        REFUSE("%s: job_count: at most %llu from first_job on, got %llu", in_run, (unsigned long long)(total - d->first_job),
                (unsigned long long)d->job_count);
     uint64_t end = d->job_count ? d->first_job + d->job_count : total;
     launch->first_job = d->first_job < jobs ? d->first_job : jobs;
@@ -184,9 +184,8 @@ static tess_status set_range(const tess_plan *plan, const tess_run_desc *d, tess
 tess_status tess_run(const tess_plan *plan, const tess_run_desc *desc) {
     tess_run_desc d;
     tess_launch launch;
-    if (!plan) REFUSE("%s: plan: must not be NULL", function);
-    tess_status status = tess_device_check(plan->device, function);
-    if (status == TESS_OK) status = tess_desc_read(function, desc, &d, sizeof d);
+    tess_status status = plan ? tess_device_check(plan->device, in_run) : tess_handle_missing(in_run, "plan");
+    if (status == TESS_OK) status = tess_desc_read(in_run, "desc", desc, &d, sizeof d);
     if (status == TESS_OK) status = check_reserved(&d);
     if (status != TESS_OK) return status;
     if (plan->ledger.n_jobs == 0) {

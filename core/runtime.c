@@ -144,7 +144,7 @@ tess_status tess_runtime_create(const tess_runtime_desc *desc, tess_runtime **ou
     tess_call_begin(function, 0);
     if (out == NULL) return tess_fail(TESS_ERROR_INVALID, "%s: runtime: must not be NULL", function);
     if (desc != NULL) {
-        tess_status status = tess_desc_read(function, desc, &own, sizeof own);
+        tess_status status = tess_desc_read(function, "desc", desc, &own, sizeof own);
         if (status != TESS_OK) return status;
     }
     if (own.flags != 0) return tess_fail(TESS_ERROR_INVALID, "%s: flags: must be 0, not 0x%x", function, own.flags);
@@ -183,9 +183,14 @@ void tess_runtime_release(tess_runtime *runtime) {
     if (runtime != NULL && atomic_fetch_sub_explicit(&runtime->refs, 1, memory_order_acq_rel) == 1) runtime_destroy(runtime);
 }
 
+tess_status tess_handle_missing(const char *function, const char *name) {
+    tess_call_begin(function, 0);
+    return tess_fail(TESS_ERROR_INVALID, "%s: %s: must not be NULL", function, name);
+}
+
 tess_status tess_runtime_check(const tess_runtime *runtime, const char *function) {
-    tess_call_begin(function, runtime != NULL ? runtime->id : 0);
-    if (runtime == NULL) return tess_fail(TESS_ERROR_INVALID, "%s: runtime: must not be NULL", function);
+    if (runtime == NULL) return tess_handle_missing(function, "runtime");
+    tess_call_begin(function, runtime->id);
     if (tess_runtime_forked(runtime))
         return tess_fail(TESS_ERROR_INVALID, "%s: the handle was made before fork() and cannot be used in the child; make a new runtime there",
                          function);

@@ -5,14 +5,23 @@
 #include <stdio.h>
 #include <string.h>
 
-/* The state is one fixed buffer per thread, so that reporting "out of memory" needs no memory. */
-static _Thread_local struct {
+/* A library that was opened with dlopen gets its thread-local variables from malloc when a thread first touches them, unless they fit the little room that
+ * the C library keeps ready. They do, so tess_run takes no memory on any thread, and reporting "out of memory" needs none. */
+#ifdef __GLIBC__
+#define READY_WITH_THE_THREAD __attribute__((tls_model("initial-exec")))
+#else
+#define READY_WITH_THE_THREAD
+#endif
+
+static _Thread_local READY_WITH_THE_THREAD struct {
     const char *function;
     uint64_t runtime_id;
     bool failed;
     unsigned recovering;
     char text[TESS_ERROR_BYTES];
 } call;
+
+_Static_assert(sizeof call <= 512, "the room is shared by all libraries of the process");
 
 const char *tess_status_name(tess_status status) {
     switch (status) {
@@ -129,15 +138,15 @@ static size_t struct_size_read(const char *function, const char *field, const vo
     return 0;
 }
 
-tess_status tess_desc_read(const char *function, const void *desc, void *copy, size_t known) {
+tess_status tess_desc_read(const char *function, const char *field, const void *desc, void *copy, size_t known) {
     tess_status status;
-    size_t size = struct_size_read(function, "desc", desc, known, &status);
+    size_t size = struct_size_read(function, field, desc, known, &status);
     if (size < SMALLEST_STRUCTURE) return status;
     const unsigned char *bytes = desc;
     for (size_t n = known; n < size; n++)
         if (bytes[n] != 0)
-            return tess_fail(TESS_ERROR_VERSION, "%s: desc.struct_size: byte %zu is set, but this version of the library knows only %zu bytes",
-                             function, n, known);
+            return tess_fail(TESS_ERROR_VERSION, "%s: %s.struct_size: byte %zu is set, but this version of the library knows only %zu bytes",
+                             function, field, n, known);
     if (size > known) size = known;
     memset(copy, 0, known);
     memcpy(copy, desc, size);

@@ -5,9 +5,6 @@
 
 enum { MAX_TILE_BLOCKS = 32, MAX_TILE_ROWS = 32768 };
 
-static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
-
 /* ------------------------------------------------------------------ rows */
 
 void tess_grid_set(tess_grid *grid, const tess_layout *layout, int64_t tile_rows) {
@@ -123,14 +120,16 @@ static tess_status merged_grow(tess_tiler *tiler) {
     return TESS_OK;
 }
 
-/* Merges the rows i_first .. i_first + span, rising, with a bit for each row that has a column; returns how many columns there are. */
-static uint64_t merge_rows(const tess_mask_rows *rows, int64_t i_first, int64_t span, uint32_t *entries, uint32_t *bits) {
+/* Merges the columns from `from` on of the rows i_first .. i_first + span, rising, with a bit for each row that has a column. Returns how many
+ * there are, and writes them unless `entries` is NULL. */
+static uint64_t merge_rows(const tess_mask_rows *rows, int64_t i_first, int64_t span, int64_t from, uint32_t *entries, uint32_t *bits) {
     const uint32_t *next[MAX_TILE_BLOCKS], *end[MAX_TILE_BLOCKS];
     uint64_t n = 0;
     for (int64_t r = 0; r <= span; r++) {
         int64_t count;
-        next[r] = tess_mask_row(rows, i_first + r, &count);
-        end[r] = next[r] + count;
+        const uint32_t *columns = tess_mask_row(rows, i_first + r, &count);
+        next[r] = columns + (from ? tess_mask_below(columns, count, from) : 0);
+        end[r] = columns + count;
     }
     for (;;) {
         uint64_t column = UINT64_MAX;
@@ -161,7 +160,7 @@ tess_status tess_tiler_merge(tess_tiler *tiler, uint32_t cls, const tess_tile *t
     }
     uint64_t key = merged_key(cls, tile->i_first, tile->i_last), slot = merged_slot(tiler, key);
     if (tiler->slots[slot] != 0) return TESS_OK;
-    uint64_t count = merge_rows(&tiler->layout->rules[cls].rows, tile->i_first, tile->i_last - tile->i_first, NULL, NULL);
+    uint64_t count = merge_rows(&tiler->layout->rules[cls].rows, tile->i_first, tile->i_last - tile->i_first, 0, NULL, NULL);
     if (count > UINT32_MAX - tiler->n_entries) return too_many();
     tess_merged *merged = &tiler->merged[tiler->n_merged++];
     merged->key = key;
@@ -175,27 +174,16 @@ tess_status tess_tiler_merge(tess_tiler *tiler, uint32_t cls, const tess_tile *t
 /* How many merged columns a sequence of `kv_blocks` key blocks has: it may be shorter than the mask. In causal order no column lies past the
  * query block anyway. */
 static uint32_t merged_below(const tess_tiler *tiler, uint32_t cls, const tess_tile *tile, int64_t kv_blocks, const tess_merged *merged) {
-    const tess_mask_rows *rows = &tiler->layout->rules[cls].rows;
-    const uint32_t *next[MAX_TILE_BLOCKS], *end[MAX_TILE_BLOCKS];
-    uint32_t cut = 0;
-    int64_t span = tile->i_last - tile->i_first;
-    if (tiler->layout->rules[cls].causal) return merged->count;
-    for (int64_t r = 0; r <= span; r++) {
-        int64_t count;
-        next[r] = tess_mask_row(rows, tile->i_first + r, &count);
-        end[r] = next[r] + count;
-        next[r] += tess_mask_below(next[r], count, kv_blocks);
-    }
-    /* Distinct columns at or past the end of the keys. */
-    for (;;) {
-        uint64_t column = UINT64_MAX;
-        for (int64_t r = 0; r <= span; r++) {
-            if (next[r] < end[r] && *next[r] < column) column = *next[r];
-        }
-        if (column == UINT64_MAX) return merged->count - cut;
-        for (int64_t r = 0; r <= span; r++) next[r] += next[r] < end[r] && *next[r] == column;
-        cut++;
-    }
+    const tess_rule *rule = &tiler->layout->rules[cls];
+    if (rule->causal) return merged->count;
+    return merged->count - (uint32_t)merge_rows(&rule->rows, tile->i_first, tile->i_last - tile->i_first, kv_blocks, NULL, NULL);
+}
+
+void tess_tiler_class(const tess_tiler *tiler, uint32_t cls, tess_class *words) {
+    const tess_rule *rule = &tiler->layout->rules[cls];
+    tess_rule_class(rule, words);
+    words->list_count = (uint32_t)list_length(tiler, rule);
+    words->list_offset = words->list_count ? tiler->list[cls] : 0;
 }
 
 void tess_tiler_entries(const tess_tiler *tiler, uint32_t *entries, uint32_t *bits) {
@@ -216,7 +204,7 @@ void tess_tiler_entries(const tess_tiler *tiler, uint32_t *entries, uint32_t *bi
     for (uint64_t n = 0; n < tiler->n_merged; n++) {
         const tess_merged *merged = &tiler->merged[n];
         const tess_mask_rows *rows = &layout->rules[merged->key >> 40].rows;
-        merge_rows(rows, (int64_t)(merged->key >> 5 & 0x7fffffff), (int64_t)(merged->key & 31), entries + merged->offset, bits + merged->offset);
+        merge_rows(rows, (int64_t)(merged->key >> 5 & 0x7fffffff), (int64_t)(merged->key & 31), 0, entries + merged->offset, bits + merged->offset);
     }
 }
 

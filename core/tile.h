@@ -123,6 +123,9 @@ static inline void tess_tile_keys(const tess_tiler *tiler, uint32_t cls, const t
     keys->mask_tail = (uint32_t)tail;
 }
 
+/* What kernels see of a class, its list included. */
+void tess_tiler_class(const tess_tiler *tiler, uint32_t cls, tess_class *words);
+
 /* Writes all entries, and their bits where `bits` is not NULL. */
 void tess_tiler_entries(const tess_tiler *tiler, uint32_t *entries, uint32_t *bits);
 

@@ -30,6 +30,7 @@
  * Threads.    tess_runtime, tess_device, tess_layout and tess_plan may be used from any number of threads at once; creation and release of
  *             one handle must not race with its use. tess_last_error() is per thread.
  * fork().     Handles made before fork() fail with TESS_ERROR_INVALID in the child, with a message that says so; release is allowed.
+ *             Memory from tess_alloc cannot be freed in the child; it goes with the process.
  * Sizes.      Lengths and strides are signed 64-bit and counted in tokens and elements, never bytes, unless the name says bytes.
  */
 #ifndef TESSERA_TESSERA_H
@@ -71,7 +72,7 @@ extern "C" {
     X(TESS_ERROR_VERSION, "version mismatch")    /* header, library, backend or data do not fit */       \
     X(TESS_ERROR_BUSY, "busy")                   /* max_in_flight runs are under way; wait and retry */  \
     X(TESS_ERROR_TIMEOUT, "timed out")           /* a wait reached its limit; the work goes on */        \
-    X(TESS_ERROR_DEVICE_LOST, "device lost")     /* sticky: every later call on the device says this */  \
+    X(TESS_ERROR_DEVICE_LOST, "device lost")     /* sticky: all calls on it but tess_free say this */    \
     X(TESS_ERROR_CORRUPT, "corrupt data")        /* serialised bytes are damaged */                      \
     X(TESS_ERROR_NATIVE, "native call failed")   /* any other failure of a driver or system call */
 
@@ -264,7 +265,7 @@ typedef struct tess_layout_desc {
     int32_t n_kv_heads;          /* at least 1 */
     int32_t head_first;          /* id of head 0 within the whole model (tensor parallelism) */
     int32_t heads_total;         /* [0: head_first + n_heads] query heads of the whole model */
-    int32_t kv_heads_total;      /* [0: heads_total * n_kv_heads / n_heads] kv heads of the whole model; divides heads_total */
+    int32_t kv_heads_total;      /* [0: heads_total * n_kv_heads / n_heads, if whole] kv heads of the whole model; divides heads_total */
     int32_t reserved;            /* must be 0 */
     int64_t max_tokens;          /* longest kv_len that plans of this layout may have; at least 0 */
     int64_t max_chunk;           /* [0: 1] most new tokens per step, for the KV ring of tess_layout_kv */
@@ -470,7 +471,8 @@ TESS_API tess_status tess_run(const tess_plan *plan, const tess_run_desc *desc);
 /* Memory of the device, at least 256-byte aligned. size 0 gives a buffer of kind NONE. OUT_OF_MEMORY, DEVICE_LOST. */
 TESS_API tess_status tess_alloc(tess_device *device, uint64_t size, tess_buffer *buffer);
 
-/* Frees what tess_alloc gave and clears *buffer; kind NONE is ignored. Waits for nothing: the caller makes sure that no run still uses it. */
+/* Frees what tess_alloc gave and clears *buffer; kind NONE is ignored. Waits for nothing: the caller makes sure that no run still uses it.
+ * Works on a lost device too. INVALID: not a buffer of the device's kind, or a child of fork(). NATIVE. */
 TESS_API tess_status tess_free(tess_device *device, tess_buffer *buffer);
 
 /* Copies bytes between two buffers of the device, or between one and host memory (kind HOST), at their offsets, and returns when it is done.

@@ -78,7 +78,7 @@ typedef struct tess_sequence {
     int64_t q_start, kv_start;
     uint32_t batch;
     int32_t q_len, kv_len;
-    uint32_t reserved;
+    uint32_t reserved[3]; /* 0 */
 } tess_sequence;
 
 enum {
@@ -97,7 +97,10 @@ typedef struct tess_class {
     uint32_t shift;      /* LOCAL: below stride */
     int32_t left, right; /* WINDOW: tokens; INT32_MAX is unbounded */
     int32_t sinks;       /* WINDOW: tokens */
-    uint32_t reserved;
+    /* The class's whole list in entries, of which the slices of its jobs are parts; count 0: none. Causal LOCAL: the blocks j with (j + shift) mod stride == 0,
+     * bidirectional: those of each residue, one residue after the other; WINDOW: the blocks of the sinks. It ends where the longest sequence does. */
+    uint32_t list_offset, list_count;
+    uint32_t reserved[3]; /* 0 */
 } tess_class;
 
 /* Whether row position p of a tile keeps key t of a listed block that must be masked. i, j: the blocks of p and t (floor division). `bits`: the word of the entry,
@@ -114,6 +117,8 @@ static inline int tess_kept(const tess_class *c, int64_t p, int64_t t, int64_t i
 /* All tables of a plan. On a device whose caps say host_memory the pointers are the host's; elsewhere `device` holds one block with the tables
  * at the byte offsets beside each pointer, every table 256-byte aligned. */
 typedef struct tess_tables {
+    uint32_t struct_size;
+    uint32_t reserved;
     const tess_job *jobs;
     const tess_merge *merges;
     const tess_sequence *sequences;
@@ -153,7 +158,7 @@ typedef struct tess_caps {
     uint64_t steps_per_second; /* [0: unknown] such steps a second, to turn time_limit_us into blocks */
 } tess_caps;
 
-/* Everything that decides which kernel serves a plan. */
+/* Everything that decides which kernel serves a plan. In batch-invariant plans max_q_len, max_kv_len and batch are the largest there can be. */
 typedef struct tess_kernel_key {
     uint32_t struct_size;
     uint32_t op, dtype;
@@ -164,7 +169,12 @@ typedef struct tess_kernel_key {
     int64_t max_q_len;    /* of all sequences */
     uint32_t group;       /* query heads per kv head */
     uint32_t max_in_flight;
-    const char *name; /* NULL, or the only kernel that may be taken: the part after "backend/" */
+    const char *name;   /* NULL, or the only kernel that may be taken: the part after "backend/" */
+    int64_t max_kv_len; /* of all sequences */
+    uint32_t batch;     /* sequences */
+    uint32_t n_heads;   /* query heads */
+    uint32_t packed;    /* 1: sequences follow each other in one dimension */
+    uint32_t reserved;
 } tess_kernel_key;
 
 typedef struct tess_kernel tess_kernel;
@@ -221,6 +231,7 @@ typedef struct tess_backend {
     /* Runs jobs and then merges on the launch's stream. */
     tess_status (*launch)(void *device, const tess_launch *launch);
     tess_status (*alloc)(void *device, uint64_t size, tess_buffer *buffer);
+    /* Also called once the device is lost: then it drops what the host holds and returns OK. */
     tess_status (*free)(void *device, tess_buffer *buffer);
     tess_status (*copy)(void *device, tess_buffer destination, tess_buffer source, uint64_t bytes);
     tess_status (*wait)(void *device, uint64_t timeout_ns);

@@ -113,6 +113,7 @@ static void in_child(handles *h) {
     CHILD(tess_device_open(h->runtime, NULL, &made_device) == TESS_ERROR_INVALID && says_fork());
     CHILD(tess_device_query(h->device, &device) == TESS_ERROR_INVALID && says_fork());
     CHILD(tess_alloc(h->device, 10, &buffer) == TESS_ERROR_INVALID && says_fork());
+    CHILD(tess_free(h->device, &buffer) == TESS_ERROR_INVALID && says_fork());
     CHILD(tess_wait(h->device, 0) == TESS_ERROR_INVALID && says_fork());
     CHILD(tess_layout_query(h->layout, &layout) == TESS_ERROR_INVALID && says_fork());
     CHILD(tess_layout_deserialize(h->runtime, bytes, sizeof bytes, &made_layout) == TESS_ERROR_INVALID && says_fork());

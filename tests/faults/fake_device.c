@@ -112,7 +112,7 @@ static tess_status fake_alloc(void *opaque, uint64_t size, tess_buffer *buffer) 
 
 static tess_status fake_free(void *opaque, tess_buffer *buffer) {
     fake_device *device = opaque;
-    const tess_status status = on_device(device, "free");
+    const tess_status status = device->lost ? TESS_OK : on_device(device, "free");
     if (status != TESS_OK) return status;
     for (int n = 0; n < MOST_BUFFERS; n++)
         if (device->buffers[n] && (uint64_t)(uintptr_t)device->buffers[n] + far_away == buffer->handle) {

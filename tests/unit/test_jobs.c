@@ -86,7 +86,7 @@ static void instance_plan(instance *c) {
     if (status == TESS_OK) status = tess_jobs_count(&c->jobs);
     if (status != TESS_OK) FAIL(c, "%s", tess_last_error());
     c->classes = exact(c->layout->n_classes, sizeof *c->classes);
-    for (uint32_t n = 0; n < c->layout->n_classes; n++) tess_rule_class(&c->layout->rules[n], &c->classes[n]);
+    for (uint32_t n = 0; n < c->layout->n_classes; n++) tess_tiler_class(&c->jobs.tiler, n, &c->classes[n]);
     c->out = exact(c->jobs.n_jobs, sizeof *c->out);
     c->merges = exact(c->jobs.n_merges, sizeof *c->merges);
     c->entries = exact(c->jobs.tiler.n_entries, sizeof *c->entries);

@@ -376,6 +376,8 @@ SPOIL(negative_total, d->heads_total = -1)
 SPOIL(odd_kv_total, d->kv_heads_total = 3)
 SPOIL(negative_kv_total, d->kv_heads_total = -1)
 SPOIL(missing_kv_total, d->n_kv_heads = 1; d->heads_total = 7; p->flags = TESS_PATTERN_PER_KV_HEAD; d->n_kv_heads = 2)
+SPOIL(uneven_kv_total, d->n_kv_heads = 1; d->heads_total = 9; p->flags = TESS_PATTERN_PER_KV_HEAD)
+SPOIL(pattern_size, p->struct_size = 0)
 SPOIL(negative_tokens, d->max_tokens = -1)
 SPOIL(negative_chunk, d->max_chunk = -1)
 SPOIL(bad_kind, p->kind = 4)
@@ -424,6 +426,8 @@ static void test_refusals(void **state) {
         {"kv_heads_total", TESS_ERROR_INVALID, odd_kv_total},
         {"kv_heads_total", TESS_ERROR_INVALID, negative_kv_total},
         {"kv_heads_total", TESS_ERROR_INVALID, missing_kv_total},
+        {"kv_heads_total", TESS_ERROR_INVALID, uneven_kv_total},
+        {"pattern.struct_size", TESS_ERROR_VERSION, pattern_size},
         {"max_tokens", TESS_ERROR_INVALID, negative_tokens},
         {"max_chunk", TESS_ERROR_INVALID, negative_chunk},
         {"kind", TESS_ERROR_INVALID, bad_kind},

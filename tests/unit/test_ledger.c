@@ -41,6 +41,7 @@ static void test_tables(void **state) {
         placed = counted;
         assert_true(tess_ledger_settle(&l, &placed, memory));
         assert_int_equal(bytes, l.table_bytes);
+        assert_int_equal(sizeof placed, placed.struct_size);
         table list[6];
         tables_of(&l, &placed, list);
         for (int a = 0; a < 6; a++) {

@@ -233,12 +233,15 @@ static void test_batch_invariant(void **state) {
         d.kv_lens = kv_lens;
         d.flags = TESS_PLAN_BATCH_INVARIANT;
         tess_plan *all = make(layout, &d);
-        assert_true(rig.key.max_q_len > 1000000); /* the batch does not choose the kernel */
+        /* The batch does not choose the kernel. */
+        tess_kernel_key key = rig.key;
+        assert_true(key.max_q_len > 1000000 && key.max_kv_len > 1000000 && key.batch > 1000000);
         assert_true(query(all).n_merge_jobs > 0);
         for (uint32_t s = 0; s < 5; s++) {
             tess_plan_desc one = plan_desc(1, q_lens[s], kv_lens[s]);
             one.flags = TESS_PLAN_BATCH_INVARIANT;
             tess_plan *alone = make(layout, &one);
+            assert_memory_equal(&key, &rig.key, sizeof key);
             uint64_t n_all, n_alone;
             tess_job *a = jobs_of(all, s, &n_all), *b = jobs_of(alone, 0, &n_alone);
             assert_int_equal(n_alone, n_all);
@@ -287,11 +290,59 @@ static void test_key(void **state) {
     assert_int_equal(70, rig.key.max_q_len);
     assert_int_equal(4, rig.key.group);
     assert_int_equal(4, rig.key.max_in_flight);
+    assert_int_equal(900, rig.key.max_kv_len);
+    assert_int_equal(2, rig.key.batch);
+    assert_int_equal(8, rig.key.n_heads);
+    assert_int_equal(0, rig.key.packed);
+    const int64_t cu_q[] = {0, 3, 10, 10}, cu_kv[] = {0, 40, 60, 90};
+    tess_plan_desc packed = plan_desc(3, 0, 0);
+    packed.cu_q_lens = cu_q;
+    packed.cu_kv_lens = cu_kv;
+    tess_plan_release(make(layout, &packed));
+    assert_int_equal(7, rig.key.max_q_len);
+    assert_int_equal(40, rig.key.max_kv_len);
+    assert_int_equal(3, rig.key.batch);
+    assert_int_equal(1, rig.key.packed);
     d.max_in_flight = 9;
     d.value_head_dim = 72;
     tess_plan_release(make(layout, &d));
     assert_int_equal(9, rig.key.max_in_flight);
     tess_layout_release(layout);
+}
+
+/* The lists that a class names: every block of its rule that a job may list, and nothing else. */
+static void test_class_lists(void **state) {
+    (void)state;
+    const tess_pattern patterns[] = {
+        {.struct_size = sizeof *patterns, .kind = TESS_PATTERN_S2, .block = 16, .local = 2, .stride = 4, .dense_heads = 1},
+        {.struct_size = sizeof *patterns, .kind = TESS_PATTERN_S2, .flags = TESS_PATTERN_BIDIRECTIONAL, .block = 16, .local = 2, .stride = 4},
+        {.struct_size = sizeof *patterns, .kind = TESS_PATTERN_WINDOW, .block = 16, .left = 50, .sinks = 40},
+    };
+    for (int n = 0; n < 3; n++) {
+        tess_layout_desc l = {.struct_size = sizeof l, .pattern = &patterns[n], .n_heads = 8, .n_kv_heads = 2, .max_tokens = 4000};
+        tess_layout *layout = NULL;
+        assert_int_equal(TESS_OK, tess_layout_create(runtime, &l, &layout));
+        tess_plan_desc d = plan_desc(1, 10, 1000); /* 63 blocks */
+        tess_plan *plan = make(layout, &d);
+        const tess_tables *t = &plan->tables;
+        uint64_t entries = 0;
+        assert_int_equal(n == 0 ? 5 : 1, plan->ledger.n_classes);
+        for (uint64_t c = 0; c < plan->ledger.n_classes; c++) {
+            const tess_class *words = &t->classes[c];
+            if (words->list_count > 0) assert_int_equal(entries, words->list_offset);
+            for (uint32_t e = 0, j = 0; n == 0 && e < words->list_count; e++, j += words->stride) {
+                while ((j + words->shift) % words->stride != 0) j++;
+                assert_int_equal(j, t->entries[words->list_offset + e]);
+            }
+            if (n == 0) assert_int_equal(words->flags & TESS_CLASS_LOCAL ? (62 - t->entries[words->list_offset]) / 4 + 1 : 0, words->list_count);
+            if (n == 1) assert_int_equal(63, words->list_count);
+            if (n == 2) assert_int_equal(3, words->list_count);
+            entries += words->list_count;
+        }
+        assert_int_equal(plan->ledger.n_entries, entries);
+        tess_plan_release(plan);
+        tess_layout_release(layout);
+    }
 }
 
 /* ------------------------------------------------------------------ kernels by name */
@@ -648,6 +699,15 @@ static void test_refusals(void **state) {
     assert_refused(TESS_ERROR_UNSUPPORTED, tess_plan_create(device, layout, &d, &plan), "tess_plan_create", "batch");
     rig.scratch_bytes = 0;
     tess_layout_release(layout);
+    /* 2^47 parts are not counted one by one, not even those of one sequence. */
+    tess_pattern dense = {.struct_size = sizeof dense, .block = 1};
+    tess_layout_desc l = {.struct_size = sizeof l, .pattern = &dense, .n_heads = 1, .n_kv_heads = 1, .max_tokens = 1 << 24};
+    assert_int_equal(TESS_OK, tess_layout_create(runtime, &l, &layout));
+    rig.tile_rows = 1;
+    d = plan_desc(1, 1 << 24, 1 << 24);
+    d.kv_split = 1 << 24;
+    assert_refused(TESS_ERROR_UNSUPPORTED, tess_plan_create(device, layout, &d, &plan), "tess_plan_create", "kv_split");
+    tess_layout_release(layout);
 }
 
 /* ------------------------------------------------------------------ devices and faults */
@@ -805,14 +865,23 @@ static void test_fork(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_work, setup, teardown),         cmocka_unit_test_setup_teardown(test_saturation, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_auto_split, setup, teardown),   cmocka_unit_test_setup_teardown(test_batch_invariant, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_tile_rows, setup, teardown),    cmocka_unit_test_setup_teardown(test_key, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_kernel_names, setup, teardown), cmocka_unit_test_setup_teardown(test_kernel_setting, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_ranges, setup, teardown),       cmocka_unit_test_setup_teardown(test_tensors, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_refusals, setup, teardown),     cmocka_unit_test_setup_teardown(test_tables_on_device, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_faults, setup, teardown),       cmocka_unit_test_setup_teardown(test_device_lost, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_references, setup, teardown),   cmocka_unit_test_setup_teardown(test_fork, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_work, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_saturation, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_auto_split, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_batch_invariant, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_class_lists, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_tile_rows, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_key, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_kernel_names, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_kernel_setting, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_ranges, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_tensors, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_refusals, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_tables_on_device, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_faults, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_device_lost, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_references, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_fork, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

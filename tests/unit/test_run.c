@@ -341,6 +341,17 @@ static void test_lengths(void **state) {
     run.q.stride_batch = INT64_MAX;
     run.q.stride_token = INT64_MAX;
     refused(TESS_ERROR_INVALID, "q");
+    /* Sequences without rows after the last one with rows have nothing to be kept apart from. */
+    const int64_t first_only[] = {4, 0, 0};
+    d.q_lens = first_only;
+    remake(&d);
+    run.o.stride_batch = run.lse.stride_batch = 0;
+    accepted();
+    const int64_t first_two[] = {4, 4, 0};
+    d.q_lens = first_two;
+    remake(&d);
+    run.o.stride_batch = 0;
+    refused(TESS_ERROR_INVALID, "o.stride_batch");
     /* Packed: the batch's stride is not looked at. */
     const int64_t cu_q[] = {0, 6, 8, 8}, cu_kv[] = {0, 20, 25, 45};
     d = plan_desc();

@@ -537,10 +537,11 @@ static void test_device_lost_is_sticky(void **state) {
     (void)state;
     tess_runtime *runtime = make_runtime();
     tess_device *lost = open_device(runtime, "alpha:0"), *other = open_device(runtime, "alpha:1");
-    tess_buffer buffer = {0}, memory;
+    tess_buffer buffer = {0}, memory, kept;
     tess_device_info info = {sizeof info};
     tess_kernel_info kernel = {sizeof kernel};
     assert_status(TESS_OK, tess_alloc(other, 8, &memory));
+    assert_status(TESS_OK, tess_alloc(lost, 8, &kept));
     fake.call_status[FAKE_ALPHA][0] = TESS_ERROR_DEVICE_LOST;
     assert_status(TESS_ERROR_DEVICE_LOST, tess_alloc(lost, 8, &buffer));
     assert_error_has("tess_alloc: alpha: fakeAlloc: code 8");
@@ -548,15 +549,17 @@ static void test_device_lost_is_sticky(void **state) {
     fake.device_calls = 0;
     assert_status(TESS_ERROR_DEVICE_LOST, tess_alloc(lost, 8, &buffer));
     assert_error_has("tess_alloc: device: alpha:0 was lost in an earlier call");
-    assert_status(TESS_ERROR_DEVICE_LOST, tess_free(lost, &buffer));
     assert_status(TESS_ERROR_DEVICE_LOST, tess_copy(lost, buffer, buffer, 0));
     assert_status(TESS_ERROR_DEVICE_LOST, tess_wait(lost, 0));
     assert_status(TESS_ERROR_DEVICE_LOST, tess_device_query(lost, &info));
     assert_status(TESS_ERROR_DEVICE_LOST, tess_device_kernel(lost, 0, &kernel));
     assert_int_equal(0, fake.device_calls); /* the driver is not asked again */
+    assert_status(TESS_OK, tess_free(lost, &kept));
+    assert_int_equal(TESS_BUFFER_NONE, kept.kind);
 
     assert_status(TESS_OK, tess_wait(other, 1));
     assert_status(TESS_OK, tess_free(other, &memory));
+    assert_int_equal(0, fake.live_buffers);
     tess_device *again = open_device(runtime, "alpha:0");
     assert_status(TESS_OK, tess_wait(again, 1));
     tess_device_release(again);
@@ -712,6 +715,13 @@ static void test_errors_go_to_their_runtime(void **state) {
     assert_true(lines[0] == 1 && lines[1] == 1);
     assert_status(TESS_ERROR_INVALID, tess_device_open(NULL, NULL, NULL));
     assert_status(TESS_ERROR_INVALID, tess_device_open(logging[0], NULL, NULL));
+    /* Without a handle it is nobody's. */
+    tess_layout_info layout = {sizeof layout};
+    uint64_t first, count;
+    assert_status(TESS_ERROR_INVALID, tess_run(NULL, NULL));
+    assert_status(TESS_ERROR_INVALID, tess_plan_range(NULL, 0, &first, &count));
+    assert_status(TESS_ERROR_INVALID, tess_layout_query(NULL, &layout));
+    assert_true(lines[0] == 2 && lines[1] == 1);
     tess_runtime_release(logging[0]);
     tess_fail(TESS_ERROR_INVALID, "a failure after the runtime of this thread is gone");
     assert_true(lines[0] == 2 && lines[1] == 1);
