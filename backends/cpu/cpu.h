@@ -23,6 +23,7 @@ typedef struct cpu_row {
     int only_forced; /* taken only when named */
     cpu_job_fn job;  /* NULL: not built for this processor */
     cpu_scratch_fn scratch;
+    cpu_rows_fn rows;
     cpu_thread_fn enter, leave;
 } cpu_row;
 

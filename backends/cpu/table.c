@@ -7,9 +7,9 @@
 
 enum { F32 = 1u << TESS_F32, F16 = 1u << TESS_F16, BF16 = 1u << TESS_BF16 };
 
-#define WITH(name)           tess_cpu_##name##_job, tess_cpu_##name##_scratch, NULL, NULL
-#define WITH_TILES(name, at) tess_cpu_##name##_job, tess_cpu_##name##_scratch, at##_enter, at##_leave
-#define WITHOUT              NULL, NULL, NULL, NULL
+#define WITH(name)           tess_cpu_##name##_job, tess_cpu_##name##_scratch, tess_cpu_##name##_rows, NULL, NULL
+#define WITH_TILES(name, at) tess_cpu_##name##_job, tess_cpu_##name##_scratch, tess_cpu_##name##_rows, at##_enter, at##_leave
+#define WITHOUT              NULL, NULL, NULL, NULL, NULL
 
 static const cpu_row rows[] = {
 #if defined(__x86_64__)
@@ -81,7 +81,7 @@ tess_status tess_cpu_kernel(void *device, const tess_kernel_key *key, tess_kerne
             d->host->log(d->host, "dispatch", "cpu/%s refuses: %s", rows[i].name, why);
             continue;
         }
-        const uint32_t tile = cpu_tile_rows(key->head_dim);
+        const uint32_t tile = rows[i].rows(key->head_dim);
         kernel->tile_rows = tile;
         kernel->tile_step = 1;
         kernel->pack_rows = tile;

@@ -22,6 +22,9 @@
 #ifndef CHUNK
 #define CHUNK (TILES ? 128 : 64) /* keys */
 #endif
+#ifndef ROWS
+#define ROWS (TILES ? 512 : 256) /* of a tile: what packing K and V is shared by */
+#endif
 #ifndef BATCH
 #define BATCH (PAIRS ? 4 : 2) /* chunks that are packed before panels work on them; two batches stay in the second-level cache */
 #endif
@@ -48,15 +51,18 @@ static inline int32_t round_up(int32_t n, int32_t to) { return (n + to - 1) / to
 
 typedef struct memory {
     float *q, *o, *k, *v, *s, *rows;
-    float *top, *sum; /* reference maximum (base 2, scaled) and sum of exponentials per row */
+    float *top, *sum; /* per row: the score that exponentials are relative to, and their sum */
     int32_t *cap, *low, *high, *block;
     int32_t words;   /* of a packed row of Q or K */
     int32_t q_words; /* allotted per row */
     int32_t k_pitch, o_elements;
 } memory;
 
+/* Fewer for large heads, so that Q and O of a tile stay in the second-level cache. */
+uint32_t KERNEL(rows)(int32_t head_dim) { return head_dim <= 128 ? ROWS : ROWS / 2; }
+
 static size_t memory_layout(memory *m, int32_t head_dim, float *base) {
-    size_t rows = cpu_tile_rows(head_dim), at = 0;
+    size_t rows = KERNEL(rows)(head_dim), at = 0;
     m->words = WORD_OF(TILES ? round_up(head_dim, 32) : head_dim);
     m->q_words = round_up(m->words, 16);
     m->k_pitch = TILES ? m->words : m->q_words + 16; /* more than the row keeps the rows of a register block out of each other's cache sets */
@@ -150,6 +156,15 @@ INLINE int64_t row_offset(const task *t, const tess_tensor *x, int32_t r) {
     const tess_sequence *s = &t->launch->tables->sequences[t->job->sequence];
     int64_t head = t->job->head + r / t->job->rows, row = (int64_t)t->job->row + r % t->job->rows;
     return (t->launch->batch_strided ? s->batch * x->stride_batch : 0) + (s->q_start + row) * x->stride_token + head * x->stride_head;
+}
+
+/* Where token 0 of the sequence lies in K or V, for the job's kv head. It is computed modulo 2^64, because a job without keys may come with any strides and no memory. */
+INLINE const char *first_key(const task *t, const tess_tensor *x) {
+    const tess_launch *l = t->launch;
+    const tess_sequence *s = &l->tables->sequences[t->job->sequence];
+    const uint64_t batch = l->batch_strided ? s->batch : 0, head = t->job->head / l->group;
+    const uint64_t at = batch * (uint64_t)x->stride_batch + (uint64_t)s->kv_start * (uint64_t)x->stride_token + head * (uint64_t)x->stride_head;
+    return (const char *)(uintptr_t)(x->buffer.handle + x->buffer.offset + at * (uint64_t)t->esize);
 }
 
 INLINE char *tensor_base(const tess_tensor *x) { return (char *)(uintptr_t)(x->buffer.handle + x->buffer.offset); }
@@ -260,25 +275,27 @@ static __attribute__((noinline)) void mask_scores(const task *t, int32_t first_r
     }
 }
 
-/* Multiplies O of the lanes whose reference maximum rises. Other lanes get the factor 1, so a lane's bits do not depend on its neighbours. */
-static __attribute__((noinline)) void raise_top(const task *t, int32_t first_row, int32_t lane, vf next) {
+/* Lanes whose largest score is more than 8 above the reference, in exponents of 2. A score of infinity over one of infinity is none of them. */
+INLINE vi rises(const task *t, vf most, vf top) { return (vi)((most - top) * t->slope > 8.0f); }
+
+/* Multiplies O of the lanes whose reference rises. Other lanes get the factor 1, so a lane's bits do not depend on its neighbours. */
+static __attribute__((noinline)) void raise_top(const task *t, int32_t first_row, int32_t lane, vf most) {
     const memory *m = &t->m;
     const vf top = vload(m->top + first_row + lane);
-    const vf raised = vselect((vi)(next > top + 8.0f), next, top);
-    const vf factor = vselect((vi)(raised > top), vexp2(top - raised), vset(1.0f));
+    const vf raised = vselect(rises(t, most, top), most, top);
+    const vf factor = vselect((vi)(raised > top), vexp2((top - raised) * t->slope), vset(1.0f));
     float *o = m->o + (size_t)first_row * m->o_elements + lane;
     for (int32_t d = 0; d < t->head_dim; d++) vstore(o + (size_t)d * PANEL, vload(o + (size_t)d * PANEL) * factor);
     vstore(m->sum + first_row + lane, vload(m->sum + first_row + lane) * factor);
     vstore(m->top + first_row + lane, raised);
 }
 
-/* The exponent of 2 that the scores of each lane are relative to, after raising it where they ask for it. The reference maximum follows the true one only when
- * that rose by more than 8, which keeps every exponential below 2^8 and makes the extra pass over O rare. */
+/* The score that the others of each lane are relative to, after raising it where they ask for it. It follows the largest one only when that makes a factor of more than
+ * 2^8, which bounds every exponential and makes the extra pass over O rare. */
 INLINE void lane_bias(const task *t, int32_t first_row, const vf *most, vf *bias, const int nv) {
     const memory *m = &t->m;
     for (int v = 0; v < nv; v++) {
-        const vf next = most[v] * t->slope;
-        if (vany((vi)(next > vload(m->top + first_row + v * VL) + 8.0f))) raise_top(t, first_row, v * VL, next);
+        if (vany(rises(t, most[v], vload(m->top + first_row + v * VL)))) raise_top(t, first_row, v * VL, most[v]);
         const vf top = vload(m->top + first_row + v * VL);
         bias[v] = vselect((vi)(top == -INFINITY), vset(0.0f), top);
     }
@@ -289,13 +306,14 @@ INLINE void largest_scores(const float *s, int32_t from, int32_t to, vf *most, c
     for (int v = 0; v < nv; v++) most[v] = vmax(vload(s + (size_t)key * PANEL + v * VL), most[v]);
 }
 
-/* Turns scores of the keys [from, to) into 2^(slope * s - bias) in place and adds them up. For a second product on pairs, words of two keys replace the scores. */
+/* Turns scores of the keys [from, to) into 2^(slope * (s - bias)) in place and adds them up; the difference comes first, since it is exact where it matters, however large the
+ * scores are. For a second product on pairs, words of two keys replace the scores. */
 INLINE void exponentials(float *s, int32_t from, int32_t to, vf slope, const vf *bias, vf *sum, const int nv) {
 #if PAIRS
     for (int32_t key = from; key < to; key += 2) UNROLL
     for (int v = 0; v < nv; v++) {
         const float *in = s + (size_t)key * PANEL + v * VL;
-        const vf even = vexp2_short(vload(in) * slope - bias[v]), odd = vexp2_short(vload(in + PANEL) * slope - bias[v]);
+        const vf even = vexp2_short((vload(in) - bias[v]) * slope), odd = vexp2_short((vload(in + PANEL) - bias[v]) * slope);
         sum[v] += even;
         sum[v] += odd;
         vstore(s + (size_t)(key / 2) * PANEL + v * VL, vpair_bf16(even, odd));
@@ -303,7 +321,7 @@ INLINE void exponentials(float *s, int32_t from, int32_t to, vf slope, const vf 
 #else
     for (int32_t key = from; key < to; key++) UNROLL
     for (int v = 0; v < nv; v++) {
-        const vf p = vexp2(vload(s + (size_t)key * PANEL + v * VL) * slope - bias[v]);
+        const vf p = vexp2((vload(s + (size_t)key * PANEL + v * VL) - bias[v]) * slope);
         sum[v] += p;
         vstore(s + (size_t)key * PANEL + v * VL, p);
     }
@@ -384,10 +402,10 @@ INLINE void store_row(uint32_t dtype, void *out, const float *row, int32_t n) {
 static void finish_row(const task *t, int32_t r, const float *row) {
     const memory *m = &t->m;
     const tess_launch *l = t->launch;
-    const float lse = m->sum[r] == 0.0f ? -INFINITY : (float)((double)m->top[r] * 0.69314718055994530942 + log((double)m->sum[r]));
+    const float lse = m->sum[r] == 0.0f ? -INFINITY : (float)((double)m->top[r] * fabs((double)l->scale) + log((double)m->sum[r]));
     if (t->job->partial != TESS_NO_PARTIAL) {
         float *partial = (float *)(uintptr_t)(l->workspace.handle + l->workspace.offset + l->partials_at) +
-                         (size_t)t->job->partial * l->partial_rows * ((size_t)t->head_dim + 1);
+                         (size_t)t->job->partial * l->partial_rows * ((size_t)l->value_head_dim + 1);
         memcpy(partial + (size_t)r * t->head_dim, row, (size_t)t->head_dim * sizeof(float));
         partial[(size_t)l->partial_rows * t->head_dim + r] = lse;
         return;
@@ -428,20 +446,16 @@ static void pack_chunk(const task *t, key_batch *b, int32_t c) {
 
 void KERNEL(job)(const tess_launch *launch, const tess_job *job, void *scratch) {
     task t;
-    const tess_sequence *s = &launch->tables->sequences[job->sequence];
     t.launch = launch;
     t.job = job;
     t.cls = &launch->tables->classes[job->cls];
     t.head_dim = launch->head_dim;
     t.rows = (int32_t)job->rows * job->heads;
     t.esize = launch->dtype == TESS_F32 ? 4 : 2;
-    const int64_t kv_head = job->head / launch->group, batch = launch->batch_strided ? s->batch : 0;
-    t.k_stride = launch->k.stride_token * t.esize;
-    t.v_stride = launch->v.stride_token * t.esize;
-    t.k =
-        tensor_base(&launch->k) + (batch * launch->k.stride_batch + s->kv_start * launch->k.stride_token + kv_head * launch->k.stride_head) * t.esize;
-    t.v =
-        tensor_base(&launch->v) + (batch * launch->v.stride_batch + s->kv_start * launch->v.stride_token + kv_head * launch->v.stride_head) * t.esize;
+    t.k_stride = (int64_t)((uint64_t)launch->k.stride_token * (uint64_t)t.esize);
+    t.v_stride = (int64_t)((uint64_t)launch->v.stride_token * (uint64_t)t.esize);
+    t.k = first_key(&t, &launch->k);
+    t.v = first_key(&t, &launch->v);
     t.slope = fabsf(launch->scale) * 1.44269504088896340736f;
     memory_layout(&t.m, t.head_dim, scratch);
 

@@ -105,9 +105,8 @@ static void direct_softmax(const task *t, int32_t r) {
     for (int32_t key = 0; key < CHUNK; key += VL) most = vmax(vload(s + key), most);
     float next = -INFINITY, total = 0;
     for (int i = 0; i < VL; i++) next = most[i] > next ? most[i] : next;
-    next *= t->slope;
-    if (next > m->top[r] + 8.0f) {
-        const vf factor = vexp2(vset(m->top[r] - next));
+    if ((next - m->top[r]) * t->slope > 8.0f) {
+        const vf factor = vexp2(vset((m->top[r] - next) * t->slope));
         for (int32_t d = 0; d < t->head_dim; d += VL)
             vstore(m->o + (size_t)r * m->o_elements + d, vload(m->o + (size_t)r * m->o_elements + d) * factor);
         m->sum[r] *= factor[0];
@@ -115,7 +114,7 @@ static void direct_softmax(const task *t, int32_t r) {
     }
     const vf slope = vset(t->slope), bias = vset(m->top[r] == -INFINITY ? 0.0f : m->top[r]);
     for (int32_t key = 0; key < CHUNK; key += VL) {
-        const vf p = vexp2(vload(s + key) * slope - bias);
+        const vf p = vexp2((vload(s + key) - bias) * slope);
         sum += p;
         vstore(s + key, p);
     }

@@ -12,15 +12,16 @@
 typedef void (*cpu_job_fn)(const tess_launch *launch, const tess_job *job, void *scratch);
 typedef size_t (*cpu_scratch_fn)(int32_t head_dim);
 
+/* Most packed rows of a job. */
+typedef uint32_t (*cpu_rows_fn)(int32_t head_dim);
+
 /* Prepares the calling thread before its first job of a launch and tidies it after the last one (AMX tile state); may be NULL. */
 typedef void (*cpu_thread_fn)(void);
 
-/* Most packed rows of a job. Smaller for large heads, so that Q and O of a tile stay in the second-level cache. */
-static inline uint32_t cpu_tile_rows(int32_t head_dim) { return head_dim <= 128 ? 256 : 128; }
-
 #define CPU_DECLARE_KERNEL(name)                                                               \
     void tess_cpu_##name##_job(const tess_launch *launch, const tess_job *job, void *scratch); \
-    size_t tess_cpu_##name##_scratch(int32_t head_dim)
+    size_t tess_cpu_##name##_scratch(int32_t head_dim);                                        \
+    uint32_t tess_cpu_##name##_rows(int32_t head_dim)
 CPU_DECLARE_KERNEL(portable);
 CPU_DECLARE_KERNEL(avx2);
 CPU_DECLARE_KERNEL(avx512);
