@@ -2,8 +2,6 @@
 /* The command `tessera bench`: words and options, and where results go. */
 #include "bench.h"
 
-#include <errno.h>
-#include <getopt.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +13,9 @@
 #include "clock.h"
 #include "html.h"
 #include "json.h"
+#include "line.h"
 #include "machine.h"
+#include "options.h"
 #include "problem.h"
 #include "report.h"
 #include "runner.h"
@@ -26,7 +26,7 @@ static const char help[] =
     "Measures attention on every device found. Each number is printed only after its result was checked against the fp64 reference.\n\n"
     "  SUITE            default (about 2.5 minutes), quick (about 30 s), full (an hour), or families by name: --list shows them\n"
     "  k=v ...          one problem instead, beside its dense twin: heads=8 q_len=4096 head_dim=128 local=8 stride=16 ...\n\n"
-    "  --backends LIST  'all' devices that are no software emulation, or a comma list of backends and devices (cpu, cuda:0)\n"
+    "  --backends LIST  'all' devices that are no software emulation, or a comma list of backends and devices (cpu, cpu:0)\n"
     "  --kernels WHICH  'pick' (the one that the device would take, default) or 'all'\n"
     "  --dtype LIST     f32, f16, bf16: replaces the types of a suite\n"
     "  --budget S       seconds that the suite may take; what would not fit is skipped with a note\n"
@@ -50,123 +50,109 @@ typedef struct bench_arguments {
     char line[BENCH_LINE];
 } bench_arguments;
 
-static int usage_error(const char *what, const char *detail) {
-    fprintf(stderr, "tessera bench: %s%.100s\n", what, detail ? detail : "");
-    return 2;
-}
+static int usage_error(const char *what, const char *detail) { return cli_error(CLI_USAGE, "bench", "%s%.100s", what, detail ? detail : ""); }
 
 /* ------------------------------------------------------------------ words */
 
-static int append_word(char *text, size_t size, const char *separator, const char *word) {
+static int append_word(char *text, size_t size, const char *word) {
     size_t used = strlen(text);
-    int n = snprintf(text + used, size - used, "%s%s", used ? separator : "", word);
+    int n = snprintf(text + used, size - used, "%s%s", used ? " " : "", word);
     return n >= 0 && (size_t)n < size - used ? 0 : -1;
 }
 
 static int parse_budget(const char *text, double *budget) {
-    char *end = NULL;
-    errno = 0;
-    double value = strtod(text, &end);
-    if (errno || end == text || *end || !(value >= 1) || !(value <= 1e6))
-        return usage_error("--budget: not a number of seconds from 1 to 1000000: ", text);
+    double value = strspn(text, "0123456789.") == strlen(text) ? strtod(text, NULL) : 0;
+    if (!*text || !(value >= 1) || !(value <= 1e6)) return usage_error("--budget: not a number of seconds from 1 to 1000000: ", text);
     *budget = value;
-    return 0;
+    return CLI_GO_ON;
 }
 
-static int parse_options(int argc, char **argv, bench_arguments *a) {
-    enum { BACKENDS = 256, KERNELS, DTYPE, BUDGET, NO_CEILINGS, NO_PLANNING, LIST, HELP, VERSION, OUTPUT };
-    static const struct option options[] = {{"backends", required_argument, NULL, BACKENDS},
-                                            {"kernels", required_argument, NULL, KERNELS},
-                                            {"dtype", required_argument, NULL, DTYPE},
-                                            {"budget", required_argument, NULL, BUDGET},
-                                            {"no-ceilings", no_argument, NULL, NO_CEILINGS},
-                                            {"no-planning", no_argument, NULL, NO_PLANNING},
-                                            {"list", no_argument, NULL, LIST},
-                                            {"help", no_argument, NULL, HELP},
-                                            {"version", no_argument, NULL, VERSION},
-                                            {"json", required_argument, NULL, OUTPUT},
-                                            {"csv", required_argument, NULL, OUTPUT + 1},
-                                            {"md", required_argument, NULL, OUTPUT + 2},
-                                            {"html", required_argument, NULL, OUTPUT + 3},
-                                            {NULL, 0, NULL, 0}};
-    optind = 0; /* start anew: the caller has read options of its own */
-    opterr = 0;
-    for (int c; (c = getopt_long(argc, argv, ":h", options, NULL)) != -1;) {
-        switch (c) {
-        case BACKENDS: a->run.backends = optarg; break;
-        case KERNELS:
-            if (strcmp(optarg, "all") != 0 && strcmp(optarg, "pick") != 0) return usage_error("--kernels: neither 'pick' nor 'all': ", optarg);
-            a->run.all_kernels = strcmp(optarg, "all") == 0;
-            break;
-        case DTYPE: a->dtypes = optarg; break;
-        case BUDGET:
-            if (parse_budget(optarg, &a->budget) != 0) return 2;
-            break;
-        case NO_CEILINGS: a->run.ceilings = 0; break;
-        case NO_PLANNING: a->run.planning = 0; break;
-        case LIST: a->list = 1; break;
-        case 'h':
-        case HELP: fputs(help, stdout); return -1;
-        case VERSION: printf("tessera %d.%d.%d\n", TESS_VERSION_MAJOR, TESS_VERSION_MINOR, TESS_VERSION_PATCH); return -1;
-        case ':': return usage_error("missing value after ", argv[optind - 1]);
-        case '?': return usage_error("unknown option, or a value where none is taken: ", argv[optind - 1]);
-        default: a->outputs[c - OUTPUT] = optarg;
-        }
+static int parse_suites(char **names, size_t n, bench_arguments *a) {
+    static char *standard[] = {"default"};
+    if (n == 0) {
+        names = standard;
+        n = 1;
     }
-    return 0;
-}
-
-static int parse_suites(int argc, char **argv, bench_arguments *a) {
-    char *standard[] = {"default"};
-    int n = argc - optind;
-    char **names = n ? argv + optind : standard;
     double budget = 0;
-    for (int i = 0; i < (n ? n : 1); i++) {
+    for (size_t i = 0; i < n; i++) {
         if (strchr(names[i], '=')) return usage_error("give either suites or the words of one problem, not both: ", names[i]);
+        for (size_t k = 0; k < i; k++)
+            if (strcmp(names[i], names[k]) == 0) return usage_error("given twice: ", names[i]);
         int status = suite_expand(names[i], a->dtypes, &a->run.series, &a->run.n_series);
-        if (status == -1) return usage_error("out of memory", NULL), 1;
+        if (status == -1) return cli_error(CLI_FAILED, "bench", "out of memory");
         if (status == -2) return usage_error("no such suite or family (see --list): ", names[i]);
-        if (status == -3) return usage_error("--dtype: not a list of f32, f16 and bf16: ", a->dtypes);
-        if (append_word(a->suite, sizeof a->suite, " ", names[i]) != 0) return usage_error("too many suites", NULL);
+        if (status == -3) return usage_error("--dtype: not a list of f32, f16 and bf16, each once: ", a->dtypes);
+        if (append_word(a->suite, sizeof a->suite, names[i]) != 0) return usage_error("too many suites", NULL);
         budget = fmax(budget, suite_budget(names[i]));
     }
     a->run.budget = a->budget > 0 ? a->budget : budget;
-    return 0;
+    return CLI_GO_ON;
+}
+
+static int finish_problem(problem *p, bench_arguments *a) {
+    char error[CLI_LINE];
+    int bad = problem_finish(p, error, sizeof error);
+    if (bad) return cli_error(bad == PROBLEM_BAD_FILE ? CLI_FAILED : CLI_USAGE, "bench", "%s", error);
+    if (p->op != TESS_OP_FORWARD) return cli_error(CLI_FAILED, "bench", "op: only fwd is supported by this version");
+    for (const char *c = p->mask_path; c && *c; c++)
+        if ((unsigned char)*c < ' ' || *c == 0x7f) return usage_error("mask: a name with control characters cannot stand in results", NULL);
+    if (line_format(p, a->line, sizeof a->line) != 0) return usage_error("the problem is longer than 2,000 characters", NULL);
+    return CLI_GO_ON;
 }
 
 /* The words of one problem, brought into their shortest form, so that result files of different people agree about the line. */
-static int parse_problem(int argc, char **argv, bench_arguments *a) {
-    char error[256], line[BENCH_LINE] = "";
+static int parse_problem(char **words, size_t n, bench_arguments *a) {
+    char error[CLI_LINE];
+    int status = CLI_GO_ON;
     problem p;
-    for (int i = optind; i < argc; i++) {
-        if (!strchr(argv[i], '=')) return usage_error("give either suites or the words of one problem, not both: ", argv[i]);
-        if (append_word(line, sizeof line, " ", argv[i]) != 0) return usage_error("the problem is longer than 2,000 characters", NULL);
+    problem_init(&p);
+    for (size_t i = 0; i < n && status == CLI_GO_ON; i++) {
+        if (!strchr(words[i], '='))
+            status = usage_error("give either suites or the words of one problem, not both: ", words[i]);
+        else if (problem_word(&p, words[i], error, sizeof error) != 0)
+            status = cli_error(CLI_USAGE, "bench", "%s", error);
     }
-    if (a->dtypes) return usage_error("--dtype: belongs to suites; a problem has the word dtype=", NULL);
-    int bad = problem_parse(&p, line, error, sizeof error);
-    int length = bad ? 0 : problem_format(&p, a->line, sizeof a->line);
+    if (status == CLI_GO_ON && a->dtypes) status = usage_error("--dtype: belongs to suites; a problem has the word dtype=", NULL);
+    if (status == CLI_GO_ON) status = finish_problem(&p, a);
     problem_free(&p);
-    if (bad) {
-        fprintf(stderr, "tessera bench: %s\n", error);
-        return bad == PROBLEM_BAD_FILE ? 1 : 2;
-    }
-    if (length < 0 || (size_t)length >= sizeof a->line) return usage_error("the problem is longer than 2,000 characters", NULL);
     snprintf(a->suite, sizeof a->suite, "one problem");
     a->run.line = a->line;
     a->run.budget = a->budget > 0 ? a->budget : 60;
-    return 0;
+    return status;
 }
 
 static int parse(int argc, char **argv, bench_arguments *a) {
-    a->run.ceilings = a->run.planning = 1;
-    int status = parse_options(argc, argv, a);
-    if (status != 0 || a->list) return status;
-    int words = optind < argc && strchr(argv[optind], '=');
-    status = words ? parse_problem(argc, argv, a) : parse_suites(argc, argv, a);
-    for (int i = 0; i < N_OUTPUTS && status == 0; i++)
+    enum { BACKENDS, KERNELS, DTYPE, BUDGET, NO_CEILINGS, NO_PLANNING, LIST, OUTPUT, N_OPTIONS = OUTPUT + N_OUTPUTS };
+    cli_option o[N_OPTIONS] = {{.name = "backends", .takes_value = 1},
+                               {.name = "kernels", .takes_value = 1},
+                               {.name = "dtype", .takes_value = 1},
+                               {.name = "budget", .takes_value = 1},
+                               {.name = "no-ceilings"},
+                               {.name = "no-planning"},
+                               {.name = "list"}};
+    size_t n_words;
+    for (int i = 0; i < N_OUTPUTS; i++) o[OUTPUT + i] = (cli_option){.name = output_names[i], .takes_value = 1};
+    int status = cli_options(argc, argv, help, o, N_OPTIONS, &n_words);
+    if (status != CLI_GO_ON) return status;
+    if (o[LIST].given) {
+        a->list = 1;
+        return n_words ? usage_error("--list takes no words: ", argv[1]) : CLI_GO_ON;
+    }
+    a->run.backends = o[BACKENDS].value;
+    a->run.ceilings = !o[NO_CEILINGS].given;
+    a->run.planning = !o[NO_PLANNING].given;
+    a->run.all_kernels = o[KERNELS].given && strcmp(o[KERNELS].value, "all") == 0;
+    if (o[KERNELS].given && !a->run.all_kernels && strcmp(o[KERNELS].value, "pick") != 0)
+        return usage_error("--kernels: neither 'pick' nor 'all': ", o[KERNELS].value);
+    a->dtypes = o[DTYPE].value;
+    if (o[BUDGET].given && (status = parse_budget(o[BUDGET].value, &a->budget)) != CLI_GO_ON) return status;
+    status = n_words && strchr(argv[1], '=') ? parse_problem(argv + 1, n_words, a) : parse_suites(argv + 1, n_words, a);
+    for (int i = 0; i < N_OUTPUTS && status == CLI_GO_ON; i++) {
+        a->outputs[i] = o[OUTPUT + i].value;
         for (int j = 0; j < i; j++)
-            if (a->outputs[i] && a->outputs[j] && strcmp(a->outputs[i], a->outputs[j]) == 0)
-                return usage_error("two outputs have the same name: ", a->outputs[i]);
+            if (a->outputs[i] && a->outputs[j] && text_same_file(a->outputs[i], a->outputs[j]))
+                return cli_error(CLI_USAGE, "bench", "--%s and --%s: the same file", output_names[j], output_names[i]);
+    }
     return status;
 }
 
@@ -184,14 +170,20 @@ static void list_families(void) {
 
 /* ------------------------------------------------------------------ results */
 
-static void describe_run(bench_report *r, const bench_arguments *a, int argc, char **argv) {
+/* As it was typed, up to what a shell would need to read it again. */
+static void describe_command(bench_report *r, int argc, char **argv) {
+    char word[512];
+    snprintf(r->command, sizeof r->command, "tessera");
+    for (int i = 0; i < argc; i++)
+        if (line_escape(argv[i], word, sizeof word) != 0 || append_word(r->command, sizeof r->command, word) != 0) break;
+    cli_one_line(r->command);
+}
+
+static void describe_run(bench_report *r, const bench_arguments *a) {
     time_t now = time(NULL);
     struct tm utc;
     if (gmtime_r(&now, &utc)) strftime(r->created, sizeof r->created, "%Y-%m-%dT%H:%M:%SZ", &utc);
     snprintf(r->suite, sizeof r->suite, "%s", a->suite);
-    snprintf(r->command, sizeof r->command, "tessera");
-    for (int i = 0; i < argc; i++)
-        if (append_word(r->command, sizeof r->command, " ", argv[i]) != 0) break;
     uint32_t v = tess_version();
     snprintf(r->library_version, sizeof r->library_version, "%u.%u.%u", v / 1000000, v / 1000 % 1000, v % 1000);
 #if defined(__clang__)
@@ -207,9 +199,10 @@ static void describe_run(bench_report *r, const bench_arguments *a, int argc, ch
 static int write_outputs(const bench_report *r, const bench_arguments *a) {
     text_file files[N_OUTPUTS] = {{0}};
     char error[512];
-    int status = 0;
+    int status = 0, at = 0;
     for (int i = 0; i < N_OUTPUTS && status == 0; i++) {
         if (!a->outputs[i]) continue;
+        at = i;
         status = text_file_open(&files[i], a->outputs[i], error, sizeof error);
         if (status != 0) break;
         FILE *f = files[i].stream;
@@ -223,44 +216,46 @@ static int write_outputs(const bench_report *r, const bench_arguments *a) {
             html_report(r, f);
         if (status == 0) status = text_file_close(&files[i], error, sizeof error);
     }
-    for (int i = 0; i < N_OUTPUTS && status == 0; i++)
+    for (int i = 0; i < N_OUTPUTS && status == 0; i++) {
+        at = i;
         if (a->outputs[i]) status = text_file_publish(&files[i], error, sizeof error);
-    if (status != 0) fprintf(stderr, "tessera bench: %s\n", error);
+    }
+    if (status != 0) cli_error(CLI_FAILED, "bench", "--%s: %s", output_names[at], error);
     for (int i = 0; i < N_OUTPUTS; i++) text_file_discard(&files[i]);
-    return status == 0 ? 0 : 1;
+    return status == 0 ? CLI_OK : CLI_FAILED;
+}
+
+/* Measures and writes; the arguments are known to be good. */
+static int measure_and_report(const bench_arguments *a, bench_report *report) {
+    char error[512];
+    /* Minutes of work must not end in "permission denied". */
+    for (int i = 0; i < N_OUTPUTS; i++)
+        if (a->outputs[i] && text_file_probe(a->outputs[i], error, sizeof error) != 0)
+            return cli_error(CLI_FAILED, "bench", "--%s: %s", output_names[i], error);
+    double start = clock_now(), others = machine_other_seconds();
+    describe_run(report, a);
+    int status = run_suite(&a->run, report);
+    report->elapsed_seconds = clock_now() - start;
+    if (report->machine.cpus > 0)
+        report->machine.other_load = fmax(machine_other_seconds() - others, 0) / (report->elapsed_seconds * report->machine.cpus);
+    if (report->n_results || report->n_planning) report_text(report, stdout);
+    if (report->n_devices && !report->complete) return cli_error(CLI_FAILED, "bench", "interrupted; no files were written");
+    if (report->n_results && status != CLI_USAGE && write_outputs(report, a) != CLI_OK) status = CLI_FAILED;
+    return status;
 }
 
 int bench_main(int argc, char **argv) {
     bench_arguments a;
     bench_report report;
-    char error[512];
     memset(&a, 0, sizeof a);
     memset(&report, 0, sizeof report);
+    describe_command(&report, argc, argv); /* before the words are put in order */
     int status = parse(argc, argv, &a);
-    if (status != 0 || a.list) {
-        if (a.list && status == 0) list_families();
-        free(a.run.series);
-        return status > 0 ? status : 0;
+    if (status == CLI_GO_ON && a.list) {
+        list_families();
+        status = CLI_OK;
     }
-    /* Minutes of work must not end in "permission denied". */
-    for (int i = 0; i < N_OUTPUTS; i++)
-        if (a.outputs[i] && text_file_probe(a.outputs[i], error, sizeof error) != 0) {
-            fprintf(stderr, "tessera bench: --%s: %s\n", output_names[i], error);
-            free(a.run.series);
-            return 1;
-        }
-    double start = clock_now(), others = machine_other_seconds();
-    describe_run(&report, &a, argc, argv);
-    status = run_suite(&a.run, &report);
-    report.elapsed_seconds = clock_now() - start;
-    if (report.machine.cpus > 0)
-        report.machine.other_load = fmax(machine_other_seconds() - others, 0) / (report.elapsed_seconds * report.machine.cpus);
-    if (report.n_results || report.n_planning) report_text(&report, stdout);
-    if (report.n_devices && !report.complete) {
-        fputs("tessera bench: interrupted; no files were written\n", stderr);
-    } else if (report.n_results && status < 2 && write_outputs(&report, &a) != 0) {
-        status = 1;
-    }
+    if (status == CLI_GO_ON) status = measure_and_report(&a, &report);
     report_free(&report);
     free(a.run.series);
     return status;

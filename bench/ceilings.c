@@ -15,6 +15,7 @@
 #include "clock.h"
 #include "gemm.h"
 #include "machine.h"
+#include "options.h"
 #include "stats.h"
 
 enum { GEMM_SIZE = 2048, GEMM_SMALL = 1024, GEMM_LARGE = 4096, MIN_SAMPLES = 3, MAX_SAMPLES = 16, COPY_PROVIDER = -1 };
@@ -248,7 +249,7 @@ int ceilings_device_copy(bench_device *d, tess_device *device, double seconds) {
         status = tess_copy(device, b, a, BYTES);
         c.samples[c.n_samples++] = clock_now() - t;
     }
-    if (status != TESS_OK) note(d, tess_last_error());
+    if (status != TESS_OK) note(d, cli_why());
     tess_free(device, &a);
     tess_free(device, &b);
     if (status != TESS_OK) return 0;

@@ -26,13 +26,22 @@ static double at(const axis *a, double v) {
 }
 
 static void open_svg(FILE *f, int height, const char *title) {
-    fprintf(f, "<svg class=\"chart\" viewBox=\"0 0 %d %d\" role=\"img\" aria-label=\"", WIDTH, height);
+    fprintf(f, "<div class=\"wide\">\n<svg class=\"chart\" viewBox=\"0 0 %d %d\" role=\"img\" aria-label=\"", WIDTH, height);
     write_html_escaped(f, title);
     fputs("\">\n", f);
 }
 
+static void close_svg(FILE *f) { fputs("</svg>\n</div>\n", f); }
+
 static void text_at(FILE *f, double x, double y, const char *anchor, const char *class, const char *text) {
     fprintf(f, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"%s\" class=\"%s\">", x, y, anchor, class);
+    write_html_escaped(f, text);
+    fputs("</text>\n", f);
+}
+
+/* Along the vertical axis that `y` is the middle of, reading upwards. */
+static void upright_text(FILE *f, double x, double y, const char *text) {
+    fprintf(f, "<text transform=\"translate(%.1f %.1f) rotate(-90)\" text-anchor=\"middle\" class=\"t\">", x, y);
     write_html_escaped(f, text);
     fputs("</text>\n", f);
 }
@@ -197,9 +206,13 @@ static void speedup_panel(const bench_report *r, const int *order, const char *f
         snprintf(label, sizeof label, "%gx", v);
         text_at(f, ax.from - 6, at(&ay, v) + 4, "end", "t", label);
     }
-    int steps = log_steps(ax.low, ax.high, 2), skip = steps > 6 ? 2 : 1;
+    text_at(f, (ax.from + ax.to) / 2, ay.from + 34, "middle", "t", "tokens");
+    upright_text(f, ax.from - 40, (ay.from + ay.to) / 2, "speed-up");
+    /* The axis has room beyond the outermost powers of two, so that no mark lies on its edge. */
+    double first = next_power(ax.low, 2);
+    int steps = log_steps(first, previous_power(ax.high, 2), 2), skip = steps > 6 ? 2 : 1;
     for (int k = 0; k <= steps; k++) {
-        double v = ldexp(ax.low, k);
+        double v = ldexp(first, k);
         line(f, at(&ax, v), ay.from, at(&ax, v), ay.to, "grid");
         if (k % skip == 0) text_at(f, at(&ax, v), ay.from + 16, "middle", "t", short_tokens(label, sizeof label, (int64_t)v));
     }
@@ -226,7 +239,7 @@ static void speedup_panel(const bench_report *r, const int *order, const char *f
 }
 
 int chart_speedup(const bench_report *r, FILE *f) {
-    enum { PER_ROW = 3, PANEL_HEIGHT = 250, MAX_PANELS = 24, LEFT = 46, GAP = 22 };
+    enum { PER_ROW = 3, PANEL_HEIGHT = 280, MAX_PANELS = 24, LEFT = 58, GAP = 12 };
     const char *panels[MAX_PANELS];
     series list[MAX_SERIES];
     int n = 0, n_panels = 0;
@@ -236,21 +249,30 @@ int chart_speedup(const bench_report *r, FILE *f) {
     n = all_series(r, order, list);
     for (int i = 0; i < r->n_results; i++) {
         const bench_result *x = &r->results[order[i]];
-        if (!has_ideal(x)) continue;
+        if (has_speedup(x) && (n_panels == 0 || strcmp(panels[n_panels - 1], x->family) != 0) && n_panels < MAX_PANELS)
+            panels[n_panels++] = x->family;
+    }
+    for (int i = 0; i < r->n_results; i++) {
+        const bench_result *x = &r->results[i];
+        int shown = 0;
+        for (int p = 0; p < n_panels && !shown; p++) shown = strcmp(panels[p], x->family) == 0;
+        if (!shown || !has_ideal(x)) continue;
         x_low = fmin(x_low, (double)x->kv_len);
         x_high = fmax(x_high, (double)x->kv_len);
         y_high = fmax(y_high, x->ideal_speedup);
         if (!has_speedup(x)) continue;
         y_low = fmin(y_low, x->speedup);
         y_high = fmax(y_high, x->speedup);
-        if ((n_panels == 0 || strcmp(panels[n_panels - 1], x->family) != 0) && n_panels < MAX_PANELS) panels[n_panels++] = x->family;
     }
     if (!n_panels) {
         free(order);
         return 0;
     }
     x_low = previous_power(x_low, 2);
-    x_high = fmax(next_power(x_high, 2), 2 * x_low);
+    x_high = next_power(x_high, 2);
+    double room = x_low < x_high ? exp2(0.4) : 2; /* one length alone stands in the middle */
+    x_low /= room;
+    x_high *= room;
     y_low = previous_power(y_low, 2);
     y_high = next_power(y_high, 2);
     int legend = legend_height(r, list, n), rows = (n_panels + PER_ROW - 1) / PER_ROW;
@@ -264,9 +286,9 @@ int chart_speedup(const bench_report *r, FILE *f) {
         int row = p / PER_ROW;
         double left = (p % PER_ROW) * (width + LEFT + GAP) + LEFT, top = legend + 20 + row * (double)PANEL_HEIGHT;
         speedup_panel(r, order, panels[p], list, n, (axis){x_low, x_high, left, left + width, 1},
-                      (axis){y_low, y_high, top + PANEL_HEIGHT - 26, top + 34, 1}, f);
+                      (axis){y_low, y_high, top + PANEL_HEIGHT - 50, top + 34, 1}, f);
     }
-    fputs("</svg>\n", f);
+    close_svg(f);
     free(order);
     return 1;
 }
@@ -308,7 +330,7 @@ void chart_bars(const chart_bar *bars, int n, const char *unit, const char *titl
         text_at(f, end + 8, y + 12, "start", "t", bars[i].text);
         y += ROW;
     }
-    fputs("</svg>\n", f);
+    close_svg(f);
 }
 
 /* Whether a longer problem of the same series exists: bars show the longest one only. */
@@ -383,36 +405,50 @@ int chart_decode(const bench_report *r, FILE *f) { return all_bars(r, 1, f); }
 
 /* ------------------------------------------------------------------ roofline */
 
-static void roof(const bench_report *r, int device, const axis *ax, const axis *ay, FILE *f) {
-    const bench_device *d = &r->devices[device];
-    int copy = device_ceiling(d, BENCH_COPY, 0), seen[3] = {-1, -1, -1};
-    double highest = 0;
-    for (int c = 0; c < d->n_ceilings; c++)
-        if (d->ceilings[c].unit == BENCH_GEMM) highest = fmax(highest, d->ceilings[c].rate);
+/* One roof of a device for each type that has a GEMM ceiling of its own: the ceilings' indices into list[3]; returns how many. */
+static int list_roofs(const bench_device *d, int list[3]) {
+    int n = 0;
     for (uint32_t t = 0; t < 3; t++) {
-        int g = device_ceiling(d, BENCH_GEMM, t);
-        seen[t] = g;
-        if (g < 0 || (t > 0 && g == seen[0]) || (t > 1 && g == seen[1])) continue;
-        double rate = d->ceilings[g].rate, knee = ax->low;
-        char label[160], text[TEXT_SIZE];
-        if (copy >= 0) {
-            knee = fmax(rate / d->ceilings[copy].rate, ax->low);
-            double start = d->ceilings[copy].rate * ax->low;
-            if (start < ay->low) start = ay->low;
-            line(f, at(ax, start / d->ceilings[copy].rate), at(ay, start), at(ax, knee), at(ay, rate), "roof");
+        int g = device_ceiling(d, BENCH_GEMM, t), known = g < 0;
+        for (int i = 0; i < n; i++) known |= list[i] == g;
+        if (!known && plausible(d->ceilings[g].rate)) list[n++] = g;
+    }
+    return n;
+}
+
+static void roof(const bench_device *d, const axis *ax, const axis *ay, FILE *f) {
+    int copy = device_ceiling(d, BENCH_COPY, 0), list[3], n = list_roofs(d, list);
+    double slope = copy >= 0 ? d->ceilings[copy].rate : 0;
+    for (int i = 0; i < n; i++) {
+        double rate = d->ceilings[list[i]].rate, knee = ax->low;
+        /* Where the roofs are level over the whole plot, the slope lies outside of it. */
+        if (slope * ax->low < rate && rate > ay->low && slope * ax->high > ay->low) {
+            double start = fmax(slope * ax->low, ay->low);
+            knee = fmin(rate / slope, ax->high);
+            line(f, at(ax, start / slope), at(ay, start), at(ax, knee), at(ay, knee * slope), "roof");
         }
-        line(f, at(ax, knee), at(ay, rate), ax->to, at(ay, rate), "roof");
-        snprintf(label, sizeof label, "%s: %s GEMM, %s, %s", d->id, dtype_name(d->ceilings[g].dtype), text_rate(text, sizeof text, rate, "FLOP/s"),
-                 d->ceilings[g].library);
-        /* Above the highest roof, below the others, so that close roofs keep their labels apart. */
-        text_at(f, ax->to - 4, at(ay, rate) + (rate < highest ? 14 : -6), "end", "t", label);
+        if (rate > ay->low && (slope <= 0 || rate / slope < ax->high)) line(f, at(ax, knee), at(ay, rate), ax->to, at(ay, rate), "roof");
     }
-    if (copy >= 0) {
-        char label[96], text[TEXT_SIZE];
-        double v = d->ceilings[copy].rate * ax->low * 2.2;
-        snprintf(label, sizeof label, "%s: copy, %s", d->id, text_rate(text, sizeof text, d->ceilings[copy].rate, "B/s"));
-        if (v > ay->low) text_at(f, at(ax, ax->low * 2.2) + 10, at(ay, v) + 4, "start", "t", label);
+}
+
+static void roof_labels(const bench_device *d, const axis *ax, const axis *ay, FILE *f) {
+    int copy = device_ceiling(d, BENCH_COPY, 0), list[3], n = list_roofs(d, list);
+    double highest = 0;
+    char label[192], text[TEXT_SIZE];
+    for (int i = 0; i < n; i++) highest = fmax(highest, d->ceilings[list[i]].rate);
+    for (int i = 0; i < n; i++) {
+        const bench_ceiling *c = &d->ceilings[list[i]];
+        if (c->rate <= ay->low) continue;
+        snprintf(label, sizeof label, "%s: %s GEMM, %s, %s", d->id, dtype_name(c->dtype), text_rate(text, sizeof text, c->rate, "FLOP/s"),
+                 c->library);
+        /* Above the highest roof, below the others, so that close roofs keep their labels apart; at the knee, since marks lie rather to the right. */
+        double knee = copy >= 0 ? fmax(c->rate / d->ceilings[copy].rate, ax->low) : ax->low;
+        if (knee < ax->high) text_at(f, at(ax, knee) + 8, at(ay, c->rate) + (c->rate < highest ? 15 : -6), "start", "t halo", label);
     }
+    if (copy < 0) return;
+    double x = fmax(ax->low, ay->low / d->ceilings[copy].rate) * 2.2, y = d->ceilings[copy].rate * x;
+    snprintf(label, sizeof label, "%s: copy, %s", d->id, text_rate(text, sizeof text, d->ceilings[copy].rate, "B/s"));
+    if (y < highest && x < ax->high) text_at(f, at(ax, x) + 10, at(ay, y) + 4, "start", "t halo", label);
 }
 
 static int has_place(const bench_result *x) {
@@ -463,8 +499,8 @@ int chart_roofline(const bench_report *r, FILE *f) {
         text_at(f, at(&ax, v), ay.from + 16, v < x_high * 0.99 ? "middle" : "end", "t", label);
     }
     text_at(f, (ax.from + ax.to) / 2, ay.from + 36, "middle", "t", "useful FLOP per byte of Q, K, V and O");
-    fprintf(f, "<text transform=\"translate(14 %.1f) rotate(-90)\" text-anchor=\"middle\" class=\"t\">useful FLOP/s</text>\n", (ay.from + ay.to) / 2);
-    for (int d = 0; d < r->n_devices; d++) roof(r, d, &ax, &ay, f);
+    upright_text(f, 14, (ay.from + ay.to) / 2, "useful FLOP/s");
+    for (int d = 0; d < r->n_devices; d++) roof(&r->devices[d], &ax, &ay, f);
     for (int i = 0; i < r->n_results; i++) {
         const bench_result *x = &r->results[i];
         char title[256];
@@ -472,6 +508,7 @@ int chart_roofline(const bench_report *r, FILE *f) {
         result_title(r, x, title, sizeof title);
         marker(f, find_series(list, n, x), at(&ax, x->flops / (double)x->bytes_min), at(&ay, x->flop_rate), title);
     }
-    fputs("</svg>\n", f);
+    for (int d = 0; d < r->n_devices; d++) roof_labels(&r->devices[d], &ax, &ay, f); /* over the marks */
+    close_svg(f);
     return 1;
 }

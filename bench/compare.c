@@ -5,7 +5,6 @@
  */
 #include "bench.h"
 
-#include <getopt.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,6 +15,7 @@
 #include "charts.h"
 #include "html.h"
 #include "json.h"
+#include "options.h"
 #include "report.h"
 #include "table.h"
 #include "text.h"
@@ -204,8 +204,10 @@ static void file_line(const comparison *c, int f, char *text, size_t size) {
     char load[24], other[48] = "";
     if (r->machine.other_load > 0.05)
         snprintf(other, sizeof other, ", disturbed by %s other work", short_percent(load, sizeof load, r->machine.other_load));
-    snprintf(text, size, "%c = %.200s: Tessera %s, %.100s, %.100s, %s%s%s", 'A' + f, c->paths[f], r->library_version, r->machine.cpu, r->machine.os,
-             r->created, other, r->complete ? "" : ", interrupted");
+    char shown[TEXT_PATH];
+    snprintf(text, size, "%c = %s: Tessera %s, %.100s, %.100s, %s%s%s", 'A' + f, text_path(shown, c->paths[f]), r->library_version, r->machine.cpu,
+             r->machine.os, r->created, other, r->complete ? "" : ", interrupted");
+    cli_one_line(text);
 }
 
 static void summary_line(const comparison *c, int k, char *text, size_t size) {
@@ -307,92 +309,71 @@ static void write_text(const comparison *c, const table *t, FILE *f, int markdow
 
 /* ------------------------------------------------------------------ command */
 
-static int write_files(const comparison *c, const table *t, const char *md, const char *html) {
-    const char *const paths[2] = {md, html};
-    text_file files[2] = {{0}};
+enum { MD, HTML, N_OUTPUTS };
+
+static int write_files(const comparison *c, const table *t, const cli_option *outputs) {
+    text_file files[N_OUTPUTS] = {{0}};
     char error[512];
-    int status = 0;
-    for (int i = 0; i < 2 && status == 0; i++) {
-        if (!paths[i]) continue;
-        status = text_file_open(&files[i], paths[i], error, sizeof error);
+    int status = 0, at = 0;
+    for (int i = 0; i < N_OUTPUTS && status == 0; i++) {
+        if (!outputs[i].given) continue;
+        at = i;
+        status = text_file_open(&files[i], outputs[i].value, error, sizeof error);
         if (status != 0) break;
-        if (i == 0)
+        if (i == MD)
             write_text(c, t, files[i].stream, 1);
         else
             write_html(c, t, files[i].stream);
         status = text_file_close(&files[i], error, sizeof error);
     }
-    for (int i = 0; i < 2 && status == 0; i++)
-        if (paths[i]) status = text_file_publish(&files[i], error, sizeof error);
-    if (status != 0) fprintf(stderr, "tessera compare: %s\n", error);
-    for (int i = 0; i < 2; i++) text_file_discard(&files[i]);
-    return status == 0 ? 0 : 1;
+    for (int i = 0; i < N_OUTPUTS && status == 0; i++) {
+        at = i;
+        if (outputs[i].given) status = text_file_publish(&files[i], error, sizeof error);
+    }
+    if (status != 0) cli_error(CLI_FAILED, "compare", "--%s: %s", outputs[at].name, error);
+    for (int i = 0; i < N_OUTPUTS; i++) text_file_discard(&files[i]);
+    return status == 0 ? CLI_OK : CLI_FAILED;
 }
 
-static int run(comparison *c, const char *md, const char *html) {
+static int run(comparison *c, const cli_option *outputs) {
     char error[512];
     const char *heads[4 + 2 * MAX_COLUMNS];
-    for (int f = 0; f < c->n_files; f++) {
-        if (json_read(&c->reports[f], c->paths[f], error, sizeof error) == 0) continue;
-        fprintf(stderr, "tessera compare: %s\n", error);
-        return 1;
-    }
-    if (find_columns(c) != 0) {
-        fprintf(stderr, "tessera compare: the files hold more than %d devices and kernels\n", MAX_COLUMNS);
-        return 1;
-    }
-    if (find_rows(c) != 0) {
-        fputs("tessera compare: out of memory\n", stderr);
-        return 1;
-    }
-    if (!c->n_rows) {
-        fputs("tessera compare: the files have no measured problem in common\n", stderr);
-        return 1;
-    }
+    for (int f = 0; f < c->n_files; f++)
+        if (json_read(&c->reports[f], c->paths[f], error, sizeof error) != 0) return cli_error(CLI_FAILED, "compare", "%s", error);
+    if (find_columns(c) != 0) return cli_error(CLI_FAILED, "compare", "the files hold more than %d devices and kernels", MAX_COLUMNS);
+    if (find_rows(c) != 0) return cli_error(CLI_FAILED, "compare", "out of memory");
+    if (!c->n_rows) return cli_error(CLI_FAILED, "compare", "the files have no measured problem in common");
+    /* Nothing is printed before the files are known to be writable. */
+    for (int i = 0; i < N_OUTPUTS; i++)
+        if (outputs[i].given && text_file_probe(outputs[i].value, error, sizeof error) != 0)
+            return cli_error(CLI_FAILED, "compare", "--%s: %s", outputs[i].name, error);
     table t;
     fill_table(c, &t, heads);
-    int status = t.failed;
-    if (status == 0) {
+    int status = t.failed ? CLI_FAILED : CLI_OK;
+    if (status == CLI_OK) {
         write_text(c, &t, stdout, 0);
-        status = write_files(c, &t, md, html);
+        status = write_files(c, &t, outputs);
     }
-    if (table_free(&t) != 0) fputs("tessera compare: out of memory\n", stderr);
-    return status;
-}
-
-static int usage_error(const char *what, const char *detail) {
-    fprintf(stderr, "tessera compare: %s%.100s\n", what, detail);
-    return 2;
+    return table_free(&t) == 0 ? status : cli_error(CLI_FAILED, "compare", "out of memory");
 }
 
 int compare_main(int argc, char **argv) {
-    enum { MD = 256, HTML, HELP, VERSION };
-    static const struct option options[] = {{"md", required_argument, NULL, MD},
-                                            {"html", required_argument, NULL, HTML},
-                                            {"help", no_argument, NULL, HELP},
-                                            {"version", no_argument, NULL, VERSION},
-                                            {NULL, 0, NULL, 0}};
-    const char *md = NULL, *html = NULL;
-    optind = 0;
-    opterr = 0;
-    for (int o; (o = getopt_long(argc, argv, ":h", options, NULL)) != -1;) {
-        switch (o) {
-        case MD: md = optarg; break;
-        case HTML: html = optarg; break;
-        case 'h':
-        case HELP: fputs(help, stdout); return 0;
-        case VERSION: printf("tessera %d.%d.%d\n", TESS_VERSION_MAJOR, TESS_VERSION_MINOR, TESS_VERSION_PATCH); return 0;
-        case ':': return usage_error("missing value after ", argv[optind - 1]);
-        default: return usage_error("unknown option, or a value where none is taken: ", argv[optind - 1]);
-        }
-    }
-    if (argc - optind < 2) return usage_error("give at least two result files; see tessera compare --help", "");
-    if (argc - optind > MAX_FILES) return usage_error("more than 16 files", "");
-    if (md && html && strcmp(md, html) == 0) return usage_error("two outputs have the same name: ", md);
+    cli_option outputs[N_OUTPUTS] = {{.name = "md", .takes_value = 1}, {.name = "html", .takes_value = 1}};
+    size_t n;
+    int status = cli_options(argc, argv, help, outputs, N_OUTPUTS, &n);
+    if (status != CLI_GO_ON) return status;
+    if (n < 2) return cli_error(CLI_USAGE, "compare", "give at least two result files; see tessera compare --help");
+    if (n > MAX_FILES) return cli_error(CLI_USAGE, "compare", "more than %d files", MAX_FILES);
+    if (outputs[MD].given && outputs[HTML].given && text_same_file(outputs[MD].value, outputs[HTML].value))
+        return cli_error(CLI_USAGE, "compare", "--md and --html: the same file");
+    for (size_t i = 0; i < n; i++)
+        for (int k = 0; k < N_OUTPUTS; k++)
+            if (outputs[k].given && text_same_file(outputs[k].value, argv[1 + i]))
+                return cli_error(CLI_USAGE, "compare", "--%s: is one of the files to compare", outputs[k].name);
     comparison *c = calloc(1, sizeof *c);
-    if (!c) return usage_error("out of memory", ""), 1;
-    for (int i = optind; i < argc; i++) c->paths[c->n_files++] = argv[i];
-    int status = run(c, md, html);
+    if (!c) return cli_error(CLI_FAILED, "compare", "out of memory");
+    for (size_t i = 0; i < n; i++) c->paths[c->n_files++] = argv[1 + i];
+    status = run(c, outputs);
     for (int f = 0; f < c->n_files; f++) report_free(&c->reports[f]);
     free(c->rows);
     free(c);

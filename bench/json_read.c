@@ -4,10 +4,12 @@
  * the control characters that could speak to a terminal.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cjson/cJSON.h>
 
@@ -27,7 +29,7 @@ typedef struct reader {
 static void complain(reader *r, const char *key, const char *what) {
     if (r->failed) return;
     r->failed = 1;
-    text_error(r->error, r->error_size, "%s%s%s: %s", r->at, r->at[0] ? "." : "", key, what);
+    text_error(r->error, r->error_size, "%s%s%s%s%s", r->at, r->at[0] && key[0] ? "." : "", key, r->at[0] || key[0] ? ": " : "", what);
 }
 
 static const cJSON *member(reader *r, const cJSON *o, const char *key, int required) {
@@ -195,29 +197,38 @@ static void read_planning(reader *r, const cJSON *o, bench_planning *p, int n_de
     p->bar = get_bool(r, o, "bar", 0);
 }
 
+static void read_pattern(reader *r, const cJSON *o, int required, bench_result *x) {
+    static const char *const names[] = {"dense", "s2", "window", "blocks"};
+    get_text(r, o, "pattern", required, x->pattern, sizeof x->pattern);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(x->pattern, names[i]) == 0) return;
+    if (required) complain(r, "pattern", "not dense, s2, window or blocks");
+}
+
 static void read_result(reader *r, const cJSON *o, bench_result *x, int n_devices) {
     char status[16];
     get_text(r, o, "status", 1, status, sizeof status);
     x->status = strcmp(status, "ok") == 0 ? BENCH_OK : strcmp(status, "failed") == 0 ? BENCH_FAILED : BENCH_SKIPPED;
     if (x->status == BENCH_SKIPPED && strcmp(status, "skipped") != 0) complain(r, "status", "not ok, failed or skipped");
+    int ok = x->status == BENCH_OK; /* what could not be run may lack its shape */
     get_text(r, o, "note", 0, x->note, sizeof x->note);
     x->device = get_int(r, o, "device", 1, 0, n_devices - 1);
-    get_text(r, o, "family", 0, x->family, sizeof x->family);
+    get_text(r, o, "family", ok, x->family, sizeof x->family);
     get_text(r, o, "problem", 1, x->line, sizeof x->line);
     get_text(r, o, "dense_twin", 0, x->twin_line, sizeof x->twin_line);
-    get_text(r, o, "kernel", x->status == BENCH_OK, x->kernel, sizeof x->kernel);
-    get_text(r, o, "pattern", 0, x->pattern, sizeof x->pattern);
+    get_text(r, o, "kernel", ok, x->kernel, sizeof x->kernel);
+    read_pattern(r, o, ok, x);
     x->dtype = get_dtype(r, o);
-    x->batch = (int64_t)get_count(r, o, "batch", 0);
-    x->q_len = (int64_t)get_count(r, o, "q_len", 0);
-    x->kv_len = (int64_t)get_count(r, o, "kv_len", 0);
-    x->heads = get_int(r, o, "heads", 0, 0, 1 << 20);
-    x->heads_total = get_int(r, o, "heads_total", 0, 0, INT32_MAX);
-    x->kv_heads = get_int(r, o, "kv_heads", 0, 0, 1 << 20);
-    x->head_dim = get_int(r, o, "head_dim", 0, 0, 1 << 20);
+    x->batch = (int64_t)get_count(r, o, "batch", ok);
+    x->q_len = (int64_t)get_count(r, o, "q_len", ok);
+    x->kv_len = (int64_t)get_count(r, o, "kv_len", ok);
+    x->heads = get_int(r, o, "heads", ok, ok, 1 << 20);
+    x->heads_total = get_int(r, o, "heads_total", ok, ok, INT32_MAX);
+    x->kv_heads = get_int(r, o, "kv_heads", ok, ok, 1 << 20);
+    x->head_dim = get_int(r, o, "head_dim", ok, ok, 1 << 20);
     x->need_seconds = get_number(r, o, "need_seconds", 0, 0, 1e12, 0);
     x->ideal_speedup = get_number(r, o, "ideal_speedup", 0, 0, 1e30, NAN);
-    if (x->status != BENCH_OK) return;
+    if (!ok) return;
     x->checked_rows = (int64_t)get_count(r, o, "checked_rows", 0);
     x->check_error = get_number(r, o, "check_error", 0, 0, 1e30, NAN);
     x->check_allowed = get_number(r, o, "check_allowed", 0, 0, 1e30, NAN);
@@ -226,18 +237,19 @@ static void read_result(reader *r, const cJSON *o, bench_result *x, int n_device
     x->first_seconds = get_seconds(r, o, "first_seconds", 0);
     x->median = get_seconds(r, o, "median_seconds", 1);
     if (!(x->median > 0)) complain(r, "median_seconds", "not above 0");
-    x->q1 = get_seconds(r, o, "q1_seconds", 0);
-    x->q3 = get_seconds(r, o, "q3_seconds", 0);
-    x->min = get_seconds(r, o, "min_seconds", 0);
-    x->max = get_seconds(r, o, "max_seconds", 0);
-    /* A file without quartiles still compares, as one without spread. */
-    if (!(x->q1 <= x->median)) x->q1 = x->median;
-    if (!(x->q3 >= x->median)) x->q3 = x->median;
+    x->q1 = get_seconds(r, o, "q1_seconds", 1);
+    x->q3 = get_seconds(r, o, "q3_seconds", 1);
+    x->min = get_seconds(r, o, "min_seconds", 1);
+    x->max = get_seconds(r, o, "max_seconds", 1);
+    if (!(x->q1 <= x->median)) complain(r, "q1_seconds", "above the median");
+    if (!(x->q3 >= x->median)) complain(r, "q3_seconds", "below the median");
+    if (!(x->min <= x->q1)) complain(r, "min_seconds", "above the first quartile");
+    if (!(x->max >= x->q3)) complain(r, "max_seconds", "below the third quartile");
     x->n_samples = get_samples(r, o, x->samples, BENCH_MAX_SAMPLES);
-    x->flops = get_number(r, o, "flops", 0, 0, 1e30, 0);
-    x->bytes_min = get_count(r, o, "bytes_min", 0);
-    x->kept_pairs = get_count(r, o, "kept_pairs", 0);
-    x->dense_pairs = get_count(r, o, "dense_pairs", 0);
+    x->flops = get_number(r, o, "flops", 1, 0, 1e30, 0);
+    x->bytes_min = get_count(r, o, "bytes_min", 1);
+    x->kept_pairs = get_count(r, o, "kept_pairs", 1);
+    x->dense_pairs = get_count(r, o, "dense_pairs", 1);
     x->n_jobs = get_count(r, o, "jobs", 0);
     x->workspace_bytes = get_count(r, o, "workspace_bytes", 0);
     x->plan_bytes = get_count(r, o, "plan_bytes", 0);
@@ -321,30 +333,49 @@ int json_parse(bench_report *r, const char *bytes, size_t size, char *error, siz
     return 0;
 }
 
-int json_read(bench_report *r, const char *path, char *error, size_t error_size) {
-    memset(r, 0, sizeof *r);
-    FILE *f = fopen(path, "rb");
-    if (!f) return text_error(error, error_size, "%s: %s", path, strerror(errno));
-    char *bytes = NULL, why[256];
-    size_t size = 0, capacity = 0;
-    int status = 0;
-    for (;;) {
-        if (size == capacity) {
+/* The bytes of a regular file; anything else, such as a pipe that nobody writes to, could block. Owned by the caller; NULL with the reason. */
+static char *read_whole(const char *path, size_t *size, const char **why) {
+    struct stat about;
+    int descriptor = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
+    FILE *f = NULL;
+    char *bytes = NULL;
+    *why = NULL;
+    *size = 0;
+    if (descriptor < 0 || fstat(descriptor, &about) != 0)
+        *why = strerror(errno);
+    else if (!S_ISREG(about.st_mode))
+        *why = "not a regular file";
+    else if (!(f = fdopen(descriptor, "rb")))
+        *why = strerror(errno);
+    if (descriptor >= 0 && !f) close(descriptor);
+    for (size_t capacity = 0; f && !*why;) {
+        if (*size == capacity) {
             capacity = capacity ? 2 * capacity : 1 << 16;
             char *larger = capacity <= MAX_FILE ? realloc(bytes, capacity) : NULL;
             if (!larger) {
-                status = text_error(error, error_size, "%s: too large", path);
+                *why = "too large";
                 break;
             }
             bytes = larger;
         }
-        size_t n = fread(bytes + size, 1, capacity - size, f);
+        size_t n = fread(bytes + *size, 1, capacity - *size, f);
         if (n == 0) break;
-        size += n;
+        *size += n;
     }
-    if (status == 0 && ferror(f)) status = text_error(error, error_size, "%s: cannot be read", path);
-    fclose(f);
-    if (status == 0 && json_parse(r, bytes, size, why, sizeof why) != 0) status = text_error(error, error_size, "%s: %s", path, why);
+    if (f && !*why && ferror(f)) *why = "cannot be read";
+    if (f) fclose(f);
+    if (!*why) return bytes;
     free(bytes);
-    return status;
+    return NULL;
+}
+
+int json_read(bench_report *r, const char *path, char *error, size_t error_size) {
+    char shown[TEXT_PATH], detail[256];
+    const char *why;
+    size_t size;
+    memset(r, 0, sizeof *r);
+    char *bytes = read_whole(path, &size, &why);
+    if (bytes && json_parse(r, bytes, size, detail, sizeof detail) != 0) why = detail;
+    free(bytes);
+    return why ? text_error(error, error_size, "%s: %s", text_path(shown, path), why) : 0;
 }

@@ -8,6 +8,8 @@
 
 #include "clock.h"
 #include "instance.h"
+#include "line.h"
+#include "options.h"
 #include "stats.h"
 #include "text.h"
 
@@ -19,12 +21,13 @@ static const double REFERENCE_SECONDS = 6e-9;
 static int fail(bench_result *r, int status, const char *text) {
     r->status = status;
     snprintf(r->note, sizeof r->note, "%s", text);
+    cli_one_line(r->note);
     return -1;
 }
 
 static int parse(problem *p, const char *line, bench_result *r) {
     char error[256];
-    if (problem_parse(p, line, error, sizeof error) == 0) return 0;
+    if (line_parse(p, line, error, sizeof error) == 0) return 0;
     return fail(r, BENCH_FAILED, error);
 }
 
@@ -70,7 +73,7 @@ int measure_estimate(tess_runtime *runtime, tess_device *device, const char *ker
     tess_layout *layout = NULL;
     tess_plan *plan = NULL;
     tess_plan_info info = {.struct_size = sizeof info};
-    if (problem_parse(&p, line, reason, reason_size) != 0) {
+    if (line_parse(&p, line, reason, reason_size) != 0) {
         problem_free(&p);
         return -1;
     }
@@ -79,7 +82,7 @@ int measure_estimate(tess_runtime *runtime, tess_device *device, const char *ker
     if (status == TESS_OK)
         *cost = (measure_cost){info.flops, tensor_bytes(&p), info.kept_pairs ? (double)info.dense_pairs / (double)info.kept_pairs : NAN};
     else
-        snprintf(reason, reason_size, "%s", tess_last_error());
+        snprintf(reason, reason_size, "%s", cli_why());
     tess_plan_release(plan);
     tess_layout_release(layout);
     problem_free(&p);
@@ -194,7 +197,7 @@ void measure_problem(tess_runtime *runtime, tess_device *device, const char *ker
         return;
     }
     tess_status status = time_planning(runtime, device, kernel, &p, r);
-    const char *why = tess_last_error();
+    const char *why = cli_why();
     if (status == TESS_OK) {
         status = instance_create(&x, device, &p, kernel, INSTANCE_GUARDS);
         why = x.error;
@@ -215,7 +218,7 @@ void measure_problem(tess_runtime *runtime, tess_device *device, const char *ker
     r->plan_bytes = x.info.host_bytes + x.info.device_bytes;
     r->ideal_speedup = x.info.kept_pairs ? (double)x.info.dense_pairs / (double)x.info.kept_pairs : NAN;
     if (kv_bytes(&x, &p, r) != TESS_OK)
-        fail(r, BENCH_FAILED, tess_last_error());
+        fail(r, BENCH_FAILED, cli_why());
     else
         run_and_check(&x, &p, limits, r);
     instance_release(&x);

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "clock.h"
+#include "options.h"
 #include "stats.h"
 
 enum { RUNS = 15, PACKED = 1000, LONG = 131072 };
@@ -106,7 +107,7 @@ int planning_measure(bench_report *report, tess_runtime *runtime, tess_device *d
         tess_status status = measure_case(&cases[i], runtime, device, kernel, cu, &p);
         if (status == TESS_ERROR_UNSUPPORTED) continue; /* the kernel that was asked for does not take this type or pattern */
         if (status != TESS_OK) {
-            snprintf(error, error_size, "planning: %s: %s", cases[i].name, tess_last_error());
+            snprintf(error, error_size, "planning: %s: %s", cases[i].name, cli_why());
             result = -2;
             break;
         }

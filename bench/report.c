@@ -13,7 +13,7 @@
 /* ------------------------------------------------------------------ small forms */
 
 const char *short_tokens(char *buffer, size_t size, int64_t tokens) {
-    if (tokens >= 1024 && tokens % 1024 == 0)
+    if (tokens >= 1024 && tokens < 10240 * (int64_t)1024 && tokens % 1024 == 0)
         snprintf(buffer, size, "%" PRId64 "k", tokens / 1024);
     else
         snprintf(buffer, size, "%" PRId64, tokens);

@@ -13,6 +13,7 @@
 #include "clock.h"
 #include "machine.h"
 #include "measure.h"
+#include "options.h"
 #include "planning.h"
 #include "progress.h"
 #include "report.h"
@@ -36,10 +37,7 @@ typedef struct session {
     int failed;
 } session;
 
-static int out_of_memory(void) {
-    fputs("tessera bench: out of memory\n", stderr);
-    return 1;
-}
+static int out_of_memory(void) { return cli_error(CLI_FAILED, "bench", "out of memory"); }
 
 /* ------------------------------------------------------------------ devices */
 
@@ -64,46 +62,67 @@ static int known_device(const bench_report *report, const char *id) {
     return 0;
 }
 
-/* Why `name` gives no device: exit status 2 for a name that no backend has, 1 with the backend's own reason otherwise. */
-static int explain_missing(tess_runtime *runtime, const char *name) {
+/* The next name of a comma list into `name`, 0 after the last, -1 for one that is too long. *list is NULL when the last one was taken. */
+static int next_name(const char **list, char name[64]) {
+    if (!*list) return 0;
+    size_t length = strcspn(*list, ",");
+    if (length >= 64) return -1;
+    memcpy(name, *list, length);
+    name[length] = 0;
+    *list = (*list)[length] ? *list + length + 1 : NULL;
+    return 1;
+}
+
+/* Whether `name` is all, a backend, or a backend with an index, written as tess_device_open wants it. CLI_GO_ON or CLI_USAGE. */
+static int check_name(tess_runtime *runtime, const char *name) {
     size_t length = strcspn(name, ":");
     char names[256] = "";
+    if (strcmp(name, "all") == 0) return CLI_GO_ON;
+    if (!length) return cli_error(CLI_USAGE, "bench", "--backends: a name is empty");
+    if (name[length] && (!name[length + 1] || strspn(name + length + 1, "0123456789") != strlen(name + length + 1)))
+        return cli_error(CLI_USAGE, "bench", "--backends: %s: what follows the colon is no index", name);
     for (uint32_t i = 0;; i++) {
         tess_backend_info b = {.struct_size = sizeof b};
         if (tess_runtime_backend(runtime, i, &b) != TESS_OK) break;
-        snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s", i ? ", " : "", b.name);
-        if (strlen(b.name) != length || strncmp(b.name, name, length) != 0) continue;
-        if (b.status != TESS_OK)
-            fprintf(stderr, "tessera bench: --backends: %s is not available: %s\n", b.name, b.reason);
-        else
-            fprintf(stderr, "tessera bench: --backends: %.60s: %s has %u devices\n", name, b.name, b.device_count);
-        return 1;
+        if (strlen(b.name) == length && strncmp(b.name, name, length) == 0) return CLI_GO_ON;
+        size_t used = strlen(names);
+        snprintf(names + used, sizeof names - used, "%s%s", i ? ", " : "", b.name);
     }
-    fprintf(stderr, "tessera bench: --backends: '%.60s' is no backend; there are: %s\n", name, names);
-    return 2;
+    return cli_error(CLI_USAGE, "bench", "--backends: %s: no such backend; there are: %s", name, names);
+}
+
+/* Why a backend that is known gives no device for `name`. */
+static int explain_missing(tess_runtime *runtime, const char *name) {
+    size_t length = strcspn(name, ":");
+    for (uint32_t i = 0;; i++) {
+        tess_backend_info b = {.struct_size = sizeof b};
+        if (tess_runtime_backend(runtime, i, &b) != TESS_OK) break;
+        if (strlen(b.name) != length || strncmp(b.name, name, length) != 0) continue;
+        if (b.status != TESS_OK) return cli_error(CLI_FAILED, "bench", "--backends: %s is not available: %s", b.name, b.reason);
+        return cli_error(CLI_FAILED, "bench", "--backends: %s: %s has %u device%s", name, b.name, b.device_count, b.device_count == 1 ? "" : "s");
+    }
+    return cli_error(CLI_FAILED, "bench", "--backends: %s: no such device", name);
 }
 
 static int choose_by_list(tess_runtime *runtime, const char *list, bench_report *report) {
-    char copy[512], *save = NULL;
-    if (strlen(list) >= sizeof copy) {
-        fputs("tessera bench: --backends: the list is too long\n", stderr);
-        return 2;
-    }
-    snprintf(copy, sizeof copy, "%s", list);
-    for (char *word = strtok_r(copy, ",", &save); word; word = strtok_r(NULL, ",", &save)) {
-        int found = 0;
+    const char *rest = list;
+    char name[64];
+    int more, status = CLI_GO_ON;
+    while ((more = next_name(&rest, name)) > 0 && status == CLI_GO_ON) status = check_name(runtime, name);
+    if (more < 0) return cli_error(CLI_USAGE, "bench", "--backends: a name is longer than 63 characters");
+    if (status != CLI_GO_ON) return status;
+    for (rest = list; next_name(&rest, name) > 0;) {
+        int found = strcmp(name, "all") == 0;
         tess_device_info info = {.struct_size = sizeof info};
         for (uint32_t i = 0; tess_runtime_device(runtime, i, &info) == TESS_OK; i++) {
-            int all = strcmp(word, "all") == 0 && info.kind != TESS_DEVICE_SOFTWARE;
-            if (!all && strcmp(word, info.id) != 0 && strcmp(word, info.backend) != 0) continue;
+            int all = strcmp(name, "all") == 0 && info.kind != TESS_DEVICE_SOFTWARE;
+            if (!all && strcmp(name, info.id) != 0 && strcmp(name, info.backend) != 0) continue;
             found = 1;
             if (!known_device(report, info.id) && add_device(report, &info) != 0) return out_of_memory();
         }
-        if (!found && strcmp(word, "all") != 0) return explain_missing(runtime, word);
+        if (!found) return explain_missing(runtime, name);
     }
-    if (report->n_devices) return 0;
-    fputs("tessera bench: --backends: no device is available\n", stderr);
-    return 1;
+    return report->n_devices ? CLI_OK : cli_error(CLI_FAILED, "bench", "--backends: no device is available");
 }
 
 static int choose_devices(tess_runtime *runtime, const run_options *options, bench_report *report) {
@@ -113,9 +132,9 @@ static int choose_devices(tess_runtime *runtime, const run_options *options, ben
         tess_device *device = NULL;
         tess_device_info info = {.struct_size = sizeof info};
         if (tess_device_open(runtime, NULL, &device) != TESS_OK || tess_device_query(device, &info) != TESS_OK) {
-            fprintf(stderr, "tessera bench: %s\n", tess_last_error());
+            cli_error(CLI_FAILED, "bench", "%s", cli_why());
             tess_device_release(device);
-            return 1;
+            return CLI_FAILED;
         }
         tess_device_release(device);
         return add_device(report, &info) == 0 ? 0 : out_of_memory();
@@ -340,7 +359,7 @@ static int run_device(session *s, double seconds) {
     double end = clock_now() + seconds;
     int status = 0;
     if (tess_device_open(s->runtime, &desc, &s->device) != TESS_OK) {
-        snprintf(error, sizeof error, "tessera bench: %s: %s", d->id, tess_last_error());
+        snprintf(error, sizeof error, "tessera bench: %s: %s", d->id, cli_why());
         progress_say(&s->bar, error);
         s->failed = 1;
         return 0;
@@ -389,10 +408,7 @@ static int measure_ceilings(session *s) {
 int run_suite(const run_options *options, bench_report *report) {
     session s = {.options = options, .report = report};
     double start = clock_now();
-    if (tess_runtime_create(NULL, &s.runtime) != TESS_OK) {
-        fprintf(stderr, "tessera bench: %s\n", tess_last_error());
-        return 1;
-    }
+    if (tess_runtime_create(NULL, &s.runtime) != TESS_OK) return cli_error(CLI_FAILED, "bench", "%s", cli_why());
     machine_describe(&report->machine);
     s.host_bytes = machine_memory_available() / 10 * 6;
     int status = read_settings(s.runtime, report) == 0 ? choose_devices(s.runtime, options, report) : out_of_memory();
@@ -414,9 +430,7 @@ int run_suite(const run_options *options, bench_report *report) {
     clock_release_interrupt();
     tess_runtime_release(s.runtime);
     if (status != 0) return out_of_memory();
-    if (report->complete && !s.failed && report_count(report, BENCH_OK) == 0) {
-        fputs("tessera bench: nothing could be measured; the reasons stand above\n", stderr);
-        return 1;
-    }
+    if (report->complete && !s.failed && report_count(report, BENCH_OK) == 0)
+        return cli_error(CLI_FAILED, "bench", "nothing could be measured; the reasons stand above");
     return s.failed || !report->complete ? 1 : 0;
 }

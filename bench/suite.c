@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "line.h"
+
 #define S2_PAPER(V) "block=64 local=8 stride=" #V
 #define K(n)        ((int64_t)(n)*1024)
 
@@ -92,19 +94,36 @@ const suite_family *suite_find(const char *name) {
     return NULL;
 }
 
-static int add_family(const suite_family *f, suite_kind kind, const char *dtypes, suite_series **series, int *n_series) {
-    char list[64];
-    /* The full suite and a family asked for by name run the whole model; only suites with little time may cut it to some heads. */
-    snprintf(list, sizeof list, "%s", dtypes ? dtypes : kind == SUITE_FULL || kind == SUITE_FAMILY ? "f32,bf16" : f->dtypes);
-    char *save = NULL;
-    for (char *word = strtok_r(list, ",", &save); word; word = strtok_r(NULL, ",", &save)) {
+/* The types of a comma list, each once: how many, or -3. */
+static int list_dtypes(const char *list, uint32_t dtypes[3]) {
+    int n = 0;
+    for (;; list++) {
+        char word[8];
+        size_t length = strcspn(list, ",");
+        if (length >= sizeof word) return -3;
+        memcpy(word, list, length);
+        word[length] = 0;
         int dtype = dtype_from_name(word);
         if (dtype < 0) return -3;
-        suite_series *larger = realloc(*series, (size_t)(*n_series + 1) * sizeof **series);
-        if (!larger) return -1;
-        *series = larger;
+        for (int i = 0; i < n; i++)
+            if (dtypes[i] == (uint32_t)dtype) return -3;
+        dtypes[n++] = (uint32_t)dtype;
+        list += length;
+        if (!*list) return n;
+    }
+}
+
+static int add_family(const suite_family *f, suite_kind kind, const char *dtypes, suite_series **series, int *n_series) {
+    uint32_t list[3];
+    /* The full suite and a family asked for by name run the whole model; only suites with little time may cut it to some heads. */
+    int n = list_dtypes(dtypes ? dtypes : kind == SUITE_FULL || kind == SUITE_FAMILY ? "f32,bf16" : f->dtypes, list);
+    if (n < 0) return n;
+    suite_series *larger = realloc(*series, (size_t)(*n_series + n) * sizeof **series);
+    if (!larger) return -1;
+    *series = larger;
+    for (int i = 0; i < n; i++) {
         suite_series *s = &larger[(*n_series)++];
-        *s = (suite_series){.family = f, .dtype = (uint32_t)dtype, .may_slice = f->sliceable && (kind == SUITE_QUICK || kind == SUITE_DEFAULT)};
+        *s = (suite_series){.family = f, .dtype = list[i], .may_slice = f->sliceable && (kind == SUITE_QUICK || kind == SUITE_DEFAULT)};
         const int64_t *lengths = kind == SUITE_QUICK ? f->quick : kind == SUITE_DEFAULT ? f->standard : f->full;
         while (s->n_lengths < SUITE_MAX_LENGTHS && lengths[s->n_lengths]) {
             s->lengths[s->n_lengths] = lengths[s->n_lengths];
@@ -168,22 +187,19 @@ static int belongs_to_pattern(const char *word) {
 }
 
 int suite_twin(const char *line, char *twin, size_t size) {
-    char copy[BENCH_LINE];
+    static const char dense[] = "pattern=dense";
     size_t used = 0;
-    int dense = 0;
-    if (strlen(line) >= sizeof copy || size < sizeof "pattern=dense") return -1;
-    snprintf(copy, sizeof copy, "%s", line);
     twin[0] = 0;
-    char *save = NULL;
-    for (char *word = strtok_r(copy, " \t", &save); word; word = strtok_r(NULL, " \t", &save)) {
-        if (strcmp(word, "pattern=dense") == 0) dense = 1;
-        if (belongs_to_pattern(word)) continue;
-        int n = snprintf(twin + used, size - used, "%s ", word);
+    for (size_t length; (length = line_word(&line)) > 0; line += length) {
+        if (length == sizeof dense - 1 && strncmp(line, dense, length) == 0) {
+            twin[0] = 0;
+            return 0;
+        }
+        if (belongs_to_pattern(line)) continue;
+        int n = snprintf(twin + used, size - used, "%.*s ", (int)length, line);
         if (n < 0 || (size_t)n >= size - used) return -1;
         used += (size_t)n;
     }
-    int n = snprintf(twin + used, size - used, "pattern=dense");
-    if (n < 0 || (size_t)n >= size - used) return -1;
-    if (dense) twin[0] = 0;
-    return 0;
+    int n = snprintf(twin + used, size - used, "%s", dense);
+    return n >= 0 && (size_t)n < size - used ? 0 : -1;
 }

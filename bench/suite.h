@@ -33,7 +33,8 @@ const suite_family *suite_family_at(int index); /* NULL past the last */
 const suite_family *suite_find(const char *name);
 
 /* "quick", "default", "full" or the name of a family: appends its series. `dtypes` is a comma list that replaces the suite's own, or NULL. Returns -1 when out of memory, -2 for an
- * unknown name, -3 for an unknown dtype. The series are freed with free(). */
+ * unknown name, -3 for a list that holds an unknown
+ * dtype, none, or one twice. The series are freed with free(). */
 int suite_expand(const char *name, const char *dtypes, suite_series **series, int *n_series);
 /* Seconds that a suite takes unless told otherwise. */
 double suite_budget(const char *name);
