@@ -27,10 +27,11 @@ class CommandTest(unittest.TestCase):
     def files(self):
         return sorted(os.listdir(self.folder.name))
 
-    def call(self, *words, env=None, stdout=subprocess.PIPE, prepare=None):
+    def call(self, *words, env=None, stdout=subprocess.PIPE, prepare=None, folder=None):
         environment = {n: v for n, v in os.environ.items() if not n.startswith("TESSERA_")}
         environment.update(env or {})
-        done = subprocess.run([COMMAND, *map(str, words)], stdout=stdout, stderr=subprocess.PIPE, env=environment, timeout=300, preexec_fn=prepare)
+        done = subprocess.run([COMMAND, *map(str, words)], stdout=stdout, stderr=subprocess.PIPE, env=environment, timeout=300, preexec_fn=prepare,
+                              cwd=folder)
         self.assertGreaterEqual(done.returncode, 0, f"{words}: ended by signal {-done.returncode}: {done.stderr[-3000:]}")
         return Result(done.returncode, (done.stdout or b"").decode(), done.stderr.decode())
 

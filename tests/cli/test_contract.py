@@ -3,6 +3,8 @@
 import csv
 import json
 import os
+import re
+import shlex
 import subprocess
 import xml.etree.ElementTree
 
@@ -10,6 +12,14 @@ from command import CommandTest, main
 
 SHAPE = ("heads=4", "q_len=64", "head_dim=16")
 S2 = ("local=1", "stride=2", "block=16")
+
+
+def write_array(path, dtype, shape, data):
+    """What numpy.save writes, for tests that do without NumPy."""
+    header = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}".encode()
+    header += b" " * (-(len(header) + 11) % 64) + b"\n"
+    with open(path, "wb") as file:
+        file.write(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + data)
 
 
 class Contract(CommandTest):
@@ -217,6 +227,21 @@ class Contract(CommandTest):
             self.assertEqual(done.code, 1, words)
             self.assertTrue(done.err, words)
 
+    def test_readme(self):
+        """Every command of the README runs as it stands there; only the lengths of the bench are cut."""
+        with open(os.path.join(os.path.dirname(__file__), "../../README.md")) as file:
+            blocks = re.findall(r"^```sh\n(.*?)^```", file.read(), re.MULTILINE | re.DOTALL)
+        lines = [shlex.split(line, comments=True) for block in blocks for line in block.splitlines() if line.startswith("tessera ")]
+        self.assertEqual([line[1] for line in lines], ["info", "pattern", "plan", "run", "bench", "compare"])
+        for name, heads in (("q", 4), ("k", 2), ("v", 2)):
+            write_array(self.path(name + ".npy"), "<f4", (1, 300, heads, 16), b"\0" * (300 * heads * 16 * 4))
+        for name in ("mine.json", "theirs.json"):
+            self.succeed(*self.BENCH, "--json", self.path(name))
+        for line in lines:
+            words = ["q_len=512" if line[1] == "bench" and w.startswith("q_len=") else w for w in line[1:]]
+            self.succeed(*words, *(("--no-ceilings", "--no-planning") if line[1] == "bench" else ()), folder=self.folder.name)
+        self.assertTrue({"o.npy", "lse.npy"} <= set(self.files()))
+
     # -------------------------------------------------------------- bench and compare
 
     BENCH = ("bench", "heads=2", "q_len=128", "head_dim=32", *S2, "--no-ceilings", "--no-planning", "--backends", "cpu")
@@ -260,6 +285,54 @@ class Contract(CommandTest):
         for suffix in ("json", "csv", "md", "html"):
             self.refuse(1, "none", *self.BENCH, f"--{suffix}", self.path("none/a"))
 
+    def test_bench_words(self):
+        """A word of the command line is one word of the problem, whatever it holds."""
+        options = ("--no-ceilings", "--no-planning", "--json", self.path("a.json"))
+        small = ("heads=1", "q_len=64", "head_dim=16", "local=1", "stride=2")
+        self.refuse(2, "heads: ", "bench", "heads=1 q_len=64", *small[2:])
+        self.refuse(2, "#x: ", "bench", *small, "#x=1", "bogus=3")
+        write_array(self.path("my #1 mask.npy"), "|b1", (1, 4, 4), b"\1" * 16)
+        self.succeed("bench", "heads=1", "q_len=64", "head_dim=16", "pattern=blocks", "block=16", "mask=" + self.path("my #1 mask.npy"), *options)
+        with open(self.path("a.json")) as file:
+            results = json.load(file)["results"]
+        self.assertEqual([r["status"] for r in results], ["ok", "ok"])
+        self.assertIn("mask=" + self.path("my #1 mask.npy"), shlex.split(results[0]["problem"]))
+        self.assertEqual(results[1]["problem"], "heads=1 head_dim=16 q_len=64 pattern=dense")
+
+    def test_bench_options(self):
+        for words in (("quick", "--dtype", ""), ("quick", "--dtype", "f16,f16"), ("quick", "--dtype", "f16,"), ("quick", "--budget", "0x10"),
+                      ("quick", "--budget", "0"), ("quick", "--kernels", "some")):
+            self.refuse(2, words[1] + ": ", "bench", *words)
+        self.refuse(2, "--list", "bench", "--list", "extra")
+        self.refuse(2, "--js", "bench", "quick", "--js", self.path("a"))
+        self.refuse(2, "--json: given twice", "bench", "quick", "--json", self.path("a"), "--json", self.path("b"))
+        self.refuse(2, "given twice", "bench", "quick", "quick")
+        self.refuse(2, "--dtype", *self.BENCH, "--dtype", "f32")
+        self.succeed("bench", *self.BENCH[-4:], *self.BENCH[1:-4], env={"POSIXLY_CORRECT": "1"})
+        for backends in ("", ",", "cpu:", "cpu:x", "cpu,", "cpu,,cpu", "nonsense", "cpu:7,nonsense"):
+            self.refuse(2, "tessera bench: --backends: ", *self.BENCH[:-1], backends)
+        self.refuse(1, "cpu has 1 device", *self.BENCH[:-1], "cpu:7")
+        self.refuse(1, "tessera bench: TESSERA_BACKEND: ", *self.BENCH[:-2], env={"TESSERA_BACKEND": "cpu:"})
+
+    def test_outputs_that_are_one_file(self):
+        os.mkdir(self.path("d1"))
+        os.symlink("d1", self.path("d2"))
+        self.refuse(2, ("--json", "--csv"), *self.BENCH, "--json", self.path("same"), "--csv", self.path("./same"))
+        self.refuse(2, ("--md", "--html"), *self.BENCH, "--md", self.path("d1/x"), "--html", self.path("d2/x"))
+        self.succeed(*self.BENCH, "--json", self.path("a.json"))
+        both = ("compare", self.path("a.json"), self.path("a.json"))
+        self.refuse(2, ("--md", "--html"), *both, "--md", self.path("d1/x"), "--html", self.path("d2/x"))
+        self.refuse(2, "--md", *both, "--md", self.path("a.json"))
+        self.refuse(1, "--md: cannot write ", *both, "--md", self.path("none/x"))
+
+    def test_messages_are_one_line(self):
+        """The terminal must not be spoken to by what stands in a word."""
+        for words in (("bench", "a\nb\x1b[31m"), ("bench", "quick", "--\x1bx\ny"), ("compare", "a\nb\x1b[31m", "a.json"), ("compare", "a", "b", "--\x1bx\ny"),
+                      ("bench", "heads=1", "x\n=1")):
+            done = self.call(*words)
+            self.assertIn(done.code, (1, 2), words)
+            self.assertEqual((done.err.count("\n"), done.err.count("\x1b")), (1, 0), words)
+
     def test_bench_lists(self):
         out = self.succeed("bench", "--list").out
         for family in ("phi3-small", "llama3-8b", "s2-16", "s2-32", "s2-64", "neox-64"):
@@ -279,6 +352,25 @@ class Contract(CommandTest):
             except AssertionError as error:
                 raise AssertionError(f"damaged file {n}: {error}") from None
         self.refuse(1, "none.json", "compare", self.path("a.json"), self.path("none.json"))
+        os.mkfifo(self.path("pipe"))
+        self.refuse(1, "pipe: not a regular file", "compare", self.path("a.json"), self.path("pipe"))
+        self.refuse(1, "not a regular file", "compare", self.path("a.json"), self.folder.name)
+
+        def refuse_change(names, **fields):
+            report = json.loads(text)
+            for key, value in fields.items():
+                report["results"][0].pop(key) if value is None else report["results"][0].__setitem__(key, value)
+            with open(self.path("bad.json"), "w") as file:
+                json.dump(report, file)
+            self.refuse(1, ("bad.json: results[0].", *names), "compare", self.path("a.json"), self.path("bad.json"))
+
+        for key in ("family", "kernel", "pattern", "dtype", "batch", "q_len", "kv_len", "heads", "heads_total", "kv_heads", "head_dim", "median_seconds",
+                    "q1_seconds", "q3_seconds", "min_seconds", "max_seconds", "flops", "bytes_min", "kept_pairs", "dense_pairs"):
+            refuse_change((key, "missing"), **{key: None})
+        refuse_change(("q1_seconds", "above the median"), q1_seconds=999)
+        refuse_change(("q3_seconds", "below the median"), q3_seconds=0)
+        refuse_change(("heads", "out of range"), heads=0)
+        refuse_change(("pattern",), pattern="stripes")
 
 
 if __name__ == "__main__":
