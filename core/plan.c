@@ -30,6 +30,8 @@ static tess_status check_numbers(const tess_plan_desc *d) {
     if (d->value_head_dim != 0 && d->value_head_dim != d->head_dim)
         UNSUPPORTED("%s: value_head_dim: must be head_dim (%d) in this version, got %d", in_create, (int)d->head_dim, (int)d->value_head_dim);
     if (!isfinite(d->scale)) REFUSE("%s: scale: must be finite", in_create);
+    if (d->scale != 0 && (fabsf(d->scale) < 0x1p-120f || fabsf(d->scale) > 0x1p120f))
+        UNSUPPORTED("%s: scale: must be 0 or between 2^-120 and 2^120 in magnitude, got %g", in_create, (double)d->scale);
     if (!isfinite(d->softcap)) REFUSE("%s: softcap: must be finite", in_create);
     if (d->softcap != 0) UNSUPPORTED("%s: softcap: must be 0 in this version", in_create);
     if (d->kv_split < 0) REFUSE("%s: kv_split: must be at least 0, got %d", in_create, (int)d->kv_split);

@@ -381,7 +381,7 @@ typedef struct tess_plan_desc {
     uint32_t dtype;         /* tess_dtype of Q, K, V and O; accumulation and LSE are float32 */
     int32_t head_dim;       /* multiples of 8 from 8 to 256; anything else positive is UNSUPPORTED */
     int32_t value_head_dim; /* [0: head_dim] anything else is UNSUPPORTED in this version */
-    float scale;            /* [0: 1 / sqrt(head_dim)] finite; multiplies <q, k> before the softmax */
+    float scale;            /* [0: 1 / sqrt(head_dim)] finite, 2^-120 to 2^120 in magnitude; multiplies <q, k> before the softmax */
     float softcap;          /* [0: none] UNSUPPORTED in this version */
     int64_t batch;          /* sequences; 0 is legal */
     int64_t q_len, kv_len;  /* of every sequence, where the arrays below are NULL; 0 is legal; q_len > kv_len is legal */

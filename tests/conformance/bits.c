@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Equal bits: over repeats, thread counts, job ranges and, in batch-invariant mode, the company that a sequence keeps. */
+#include <fenv.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,6 +42,31 @@ static void test_repeats(void **state) {
         free(again);
         free(lse);
         free(lse_again);
+        rig_release(&r);
+    }
+}
+
+/* A caller's rounding mode is the caller's own affair. */
+static void test_rounding_mode(void **state) {
+    if (strcmp(((const test_target *)*state)->backend, "cpu") != 0) return;
+    for (int n = 0; n < LINES; n++) {
+        rig r;
+        rig_create(&r, *state, lines[n], NULL, NULL);
+        if (r.refused) continue;
+        void *o = room(r.bytes[TESS_ROLE_O]), *upward = room(r.bytes[TESS_ROLE_O]);
+        float *lse = room(r.bytes[TESS_ROLE_LSE]), *lse_upward = room(r.bytes[TESS_ROLE_LSE]);
+        rig_run(&r, NULL, o, lse);
+        assert_int_equal(fesetround(FE_UPWARD), 0);
+        rig_run(&r, NULL, upward, lse_upward);
+        const int mode = fegetround();
+        assert_int_equal(fesetround(FE_TONEAREST), 0);
+        assert_int_equal(mode, FE_UPWARD);
+        rig_same_bits("o with another rounding mode", o, upward, r.bytes[TESS_ROLE_O]);
+        rig_same_bits("lse with another rounding mode", lse, lse_upward, r.bytes[TESS_ROLE_LSE]);
+        free(o);
+        free(upward);
+        free(lse);
+        free(lse_upward);
         rig_release(&r);
     }
 }
@@ -195,6 +221,7 @@ static void test_batch_invariance(void **state) {
 
 const property bits_properties[] = {
     {"repeats", test_repeats, 0},
+    {"the rounding mode of the caller", test_rounding_mode, 0},
     {"1, 2, 3 and 5 threads", test_threads, 0},
     {"ranges of jobs", test_ranges, 0},
     {"ranges under a time limit", test_time_limit, 1},

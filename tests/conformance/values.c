@@ -212,6 +212,9 @@ static void test_scores_of_any_size(void **state) {
         "pattern=s2 block=16 local=2 stride=3 heads=2 head_dim=64 q_len=40 kv_len=300 scale=40",
         "pattern=s2 block=16 local=2 stride=3 heads=2 head_dim=64 q_len=40 kv_len=300 scale=1e-30",
         "pattern=dense heads=2 head_dim=64 q_len=1 kv_len=300 scale=40 kv_split=3",
+        "pattern=dense heads=2 head_dim=64 q_len=40 kv_len=300 scale=1e10",
+        "pattern=dense heads=2 head_dim=64 q_len=1 kv_len=300 scale=1e30 kv_split=3",
+        "pattern=dense heads=2 head_dim=64 q_len=40 kv_len=300 scale=1e10 dtype=bf16",
     };
     for (size_t n = 0; n < sizeof cases / sizeof cases[0]; n++) {
         rig r;
