@@ -146,6 +146,7 @@ typedef struct key_batch {
 
 /* What a panel has to do in one chunk of the batch. */
 typedef struct share {
+    int32_t row; /* the panel's first */
     const cpu_chunk *chunk;
     cpu_span span;
     const float *k, *v; /* packed */
@@ -234,7 +235,7 @@ static void panel_bounds(task *t, int32_t first) {
 }
 
 /* Rows of the caller are often pages apart, where no hardware prefetcher follows, and a processor waits for few lines at a time. So the rows of the chunks that are
- * packed after a panel are asked for one by one, between the steps of its products. */
+ * packed after a panel are asked for one by one, between the steps of its products, where they keep no other load waiting. */
 static void list_ahead(task *t, const cpu_chunk *chunk) {
     for (int32_t i = 0; i < chunk->pieces; i++) {
         const cpu_piece *p = &chunk->piece[i];
@@ -340,18 +341,26 @@ static __attribute__((noinline)) void mask_share(const task *t, int32_t first_ro
     largest_scores(x->s, x->span.first, x->span.end, most, NV);
 }
 
+/* One panel against the chunks of a batch, and what its last share overlaps with. */
+typedef struct panel_work {
+    const share *shares;
+    int32_t n;
+    int32_t started;    /* the scores of the first share are there, and the largest of them, because it was `after` of the panel before */
+    const share *after; /* the first share of the next panel, or NULL */
+    vf *largest;        /* largest scores of a share that is started */
+} panel_work;
+
 #if TILES
 #include "tile_products.inl"
 #else
 #include "vector_products.inl"
 #endif
 
-/* One panel against the chunks of the batch. */
-static __attribute__((noinline)) void attend_wide(task *t, int32_t first_row, share *shares, int32_t n) { attend(t, first_row, shares, n, NV); }
-static __attribute__((noinline)) void attend_narrow(task *t, int32_t first_row, share *shares, int32_t n) { attend(t, first_row, shares, n, 1); }
+static __attribute__((noinline)) void attend_wide(task *t, const panel_work *w) { attend(t, w, NV); }
+static __attribute__((noinline)) void attend_narrow(task *t, const panel_work *w) { attend(t, w, 1); }
 
-/* The shares of a panel in the batch, less those in which no row keeps a key. */
-static int32_t panel_shares(task *t, int32_t first_row, const key_batch *b, share *shares) {
+/* The shares of a panel in the batch, less those in which no row keeps a key. Score buffers are taken in turn, also from one panel to the next. */
+static int32_t panel_shares(task *t, int32_t first_row, const key_batch *b, share *shares, int32_t *turn) {
     const memory *m = &t->m;
     const int32_t sinks = t->cls->flags & TESS_CLASS_WINDOW ? t->cls->sinks : 0;
     int32_t n = 0;
@@ -363,13 +372,13 @@ static int32_t panel_shares(task *t, int32_t first_row, const key_batch *b, shar
             span.first -= span.first % GROUP;
             span.masked = 1;
         }
-        share *x = &shares[n];
+        share *x = &shares[n++];
+        x->row = first_row;
         x->chunk = &b->chunk[c];
         x->span = span;
         x->k = b->k + (size_t)c * CHUNK * m->k_pitch;
         x->v = b->v + (size_t)c * CHUNK * WORD_OF(m->o_elements);
-        x->s = m->s + (size_t)(n % S_BUFFERS) * CHUNK * PANEL;
-        n++;
+        x->s = m->s + (size_t)((*turn)++ % S_BUFFERS) * CHUNK * PANEL;
     }
     return n;
 }
@@ -487,18 +496,26 @@ void KERNEL(job)(const tess_launch *launch, const tess_job *job, void *scratch) 
     while (now->chunks > 0) {
         if (limit < BATCH) limit *= 2;
         next_batch(&walk, next, limit);
-        int32_t packed = 0;
+        int32_t packed = 0, turn = 0;
+        share shares[2][BATCH];
+        vf largest[NV];
+        panel_work w = {.after = NULL, .largest = largest};
+        int32_t n_after = panel_shares(&t, 0, now, shares[0], &turn);
         for (int32_t panel = 0; panel < panels; panel++) {
             const int32_t first = panel * PANEL, to = next->chunks * (panel + 1) / panels;
             t.asked = t.to_ask = 0;
             for (int32_t c = packed; c < to; c++) list_ahead(&t, &next->chunk[c]);
-            share shares[BATCH];
-            const int32_t n = panel_shares(&t, first, now, shares);
-            if (n > 0) {
-                if (t.rows - first <= VL)
-                    attend_narrow(&t, first, shares, n);
+            w.shares = shares[panel % 2];
+            w.n = n_after;
+            w.started = S_BUFFERS > 1 && w.after != NULL;
+            n_after = panel + 1 < panels ? panel_shares(&t, first + PANEL, now, shares[(panel + 1) % 2], &turn) : 0;
+            w.after = n_after > 0 && w.n > 0 ? shares[(panel + 1) % 2] : NULL;
+            if (w.n > 0) {
+                /* Panels that overlap are of one width. */
+                if ((S_BUFFERS > 1 ? t.rows : t.rows - first) <= VL)
+                    attend_narrow(&t, &w);
                 else
-                    attend_wide(&t, first, shares, n);
+                    attend_wide(&t, &w);
             }
             for (; packed < to; packed++) pack_chunk(&t, next, packed);
         }

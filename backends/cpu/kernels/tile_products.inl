@@ -96,21 +96,20 @@ static void pack_values(const task *t, const cpu_chunk *chunk, float *packed) {
 
 /* Turns the scores of `now` (if any) into exponentials while the first product of `next` (if any) is on its way: slices of the one stand between steps of the
  * other, because the vector units are free while tiles multiply, and the processor looks ahead by no more than a slice. */
-INLINE void exponentials_and_scores(task *t, int32_t first_row, const share *now, const share *next, const vf *bias, const int nv) {
+INLINE void exponentials_and_scores(task *t, const share *now, const share *next, const vf *bias, const int nv) {
     TILE_STATE;
     const memory *m = &t->m;
     const int both = nv * VL > 16; /* the second 16 rows of the panel are in use */
     const vf slope = vset(t->slope);
-    float *sums = m->sum + first_row;
     vf sum[NV];
     int32_t at = 0, end = 0, slice = 0;
     if (now) {
-        for (int v = 0; v < nv; v++) sum[v] = vload(sums + v * VL);
+        for (int v = 0; v < nv; v++) sum[v] = vload(m->sum + now->row + v * VL);
         at = now->span.first;
         end = share_end(now);
     }
     if (next) {
-        const float *q = m->q + (size_t)first_row * m->q_words;
+        const float *q = m->q + (size_t)next->row * m->q_words;
         const size_t k_bytes = (size_t)m->k_pitch * sizeof(float);
         const int32_t steps = (share_end(next) - next->span.first) / 32 * (m->words / 16);
         slice = ((end - at) / 2 + steps - 1) / steps * 2;
@@ -147,12 +146,12 @@ INLINE void exponentials_and_scores(task *t, int32_t first_row, const share *now
     }
     if (now) {
         exponentials(now->s, at, end, slope, bias, sum, nv);
-        for (int v = 0; v < nv; v++) vstore(sums + v * VL, sum[v]);
+        for (int v = 0; v < nv; v++) vstore(m->sum + now->row + v * VL, sum[v]);
     }
 }
 
 /* O += V P of `now` while the largest scores of `next` (if any) are looked for. */
-INLINE void values_and_largest(task *t, int32_t first_row, const share *now, const share *next, vf *most, const int nv) {
+INLINE void values_and_largest(task *t, const share *now, const share *next, vf *most, const int nv) {
     TILE_STATE;
     const memory *m = &t->m;
     const int both = nv * VL > 16;
@@ -165,7 +164,7 @@ INLINE void values_and_largest(task *t, int32_t first_row, const share *now, con
     slice = (end - at + steps - 1) / steps;
     for (int v = 0; v < nv; v++) most[v] = vset(-INFINITY);
     for (int32_t d = 0; d < t->head_dim; d += 32) {
-        float *o = m->o + (size_t)first_row * m->o_elements + (size_t)d * PANEL, *o_next = o + 16 * PANEL;
+        float *o = m->o + (size_t)now->row * m->o_elements + (size_t)d * PANEL, *o_next = o + 16 * PANEL;
         const float *v = now->v + (size_t)(d / 16 * (CHUNK / 32)) * TILE_WORDS, *v_next = v + CHUNK / 32 * TILE_WORDS;
         TILE_LOAD(0, o, ROW_BYTES);
         TILE_LOAD(2, o_next, ROW_BYTES);
@@ -199,20 +198,23 @@ INLINE void values_and_largest(task *t, int32_t first_row, const share *now, con
     }
 }
 
-/* The shares overlap: while one is in its softmax, the next one's scores are computed. */
-INLINE void attend(task *t, int32_t first_row, const share *shares, int32_t n, const int nv) {
+/* The shares overlap, from one panel to the next as well: while one is in its softmax, the next one's scores are computed. */
+INLINE void attend(task *t, const panel_work *w, const int nv) {
     vf most[NV], bias[NV];
     for (int v = 0; v < NV; v++) {
-        most[v] = vset(-INFINITY);
+        most[v] = w->started ? w->largest[v] : vset(-INFINITY);
         bias[v] = vset(0.0f);
     }
-    exponentials_and_scores(t, first_row, NULL, shares, bias, nv);
-    largest_scores(shares->s, shares->span.first, shares->span.end, most, nv);
-    for (const share *x = shares, *end = shares + n; x < end; x++) {
-        const share *next = x + 1 < end ? x + 1 : NULL;
-        if (x->span.masked || x->span.end % GROUP != 0) mask_share(t, first_row, x, most);
-        lane_bias(t, first_row, most, bias, nv);
-        exponentials_and_scores(t, first_row, x, next, bias, nv);
-        values_and_largest(t, first_row, x, next, most, nv);
+    if (!w->started) {
+        exponentials_and_scores(t, NULL, w->shares, bias, nv);
+        largest_scores(w->shares->s, w->shares->span.first, w->shares->span.end, most, nv);
     }
+    for (const share *x = w->shares, *end = w->shares + w->n; x < end; x++) {
+        const share *next = x + 1 < end ? x + 1 : w->after;
+        if (x->span.masked || x->span.end % GROUP != 0) mask_share(t, x->row, x, most);
+        lane_bias(t, x->row, most, bias, nv);
+        exponentials_and_scores(t, x, next, bias, nv);
+        values_and_largest(t, x, next, most, nv);
+    }
+    for (int v = 0; v < NV; v++) w->largest[v] = most[v];
 }

@@ -122,11 +122,12 @@ INLINE void value_block(const float *v, const float *p, int32_t words, float *o,
     for (int j = 0; j < nv; j++) vstore(o + i * PANEL + j * VL, acc[i][j]);
 }
 
-INLINE void attend(task *t, int32_t first_row, const share *shares, int32_t n, const int nv) {
+INLINE void attend(task *t, const panel_work *w, const int nv) {
     const memory *m = &t->m;
+    const int32_t first_row = w->shares->row;
     const float *q = m->q + (size_t)first_row * m->q_words;
     float *o = m->o + (size_t)first_row * m->o_elements, *sums = m->sum + first_row;
-    for (const share *x = shares; x < shares + n; x++) {
+    for (const share *x = w->shares; x < w->shares + w->n; x++) {
         vf most[NV], bias[NV], sum[NV];
         for (int v = 0; v < NV; v++) most[v] = vset(-INFINITY);
         for (int32_t key = x->span.first; key < x->span.end; key += KB) {
