@@ -36,7 +36,7 @@
 typedef float vf __attribute__((vector_size(VL * 4)));
 typedef int32_t vi __attribute__((vector_size(VL * 4)));
 typedef uint32_t vu __attribute__((vector_size(VL * 4)));
-typedef float vf_any __attribute__((vector_size(VL * 4), aligned(4), may_alias)); /* for memory of the caller, aligned to elements only */
+typedef float vf_any __attribute__((vector_size(VL * 4), aligned(2), may_alias)); /* for memory of the caller, aligned to elements of any type only */
 typedef uint16_t vh __attribute__((vector_size(VL * 2)));
 typedef uint16_t vh_any __attribute__((vector_size(VL * 2), aligned(2), may_alias));
 
