@@ -184,7 +184,8 @@ static tess_status set_range(const tess_plan *plan, const tess_run_desc *d, tess
 tess_status tess_run(const tess_plan *plan, const tess_run_desc *desc) {
     tess_run_desc d;
     tess_launch launch;
-    tess_status status = plan ? tess_device_check(plan->device, in_run) : tess_handle_missing(in_run, "plan");
+    if (!plan) return tess_handle_missing(in_run, "plan");
+    tess_status status = tess_device_check(plan->device, in_run);
     if (status == TESS_OK) status = tess_desc_read(in_run, "desc", desc, &d, sizeof d);
     if (status == TESS_OK) status = check_reserved(&d);
     if (status != TESS_OK) return status;

@@ -50,7 +50,7 @@ int cli_options(int argc, char **argv, const char *help, cli_option *options, si
         int index = -1, c = getopt_long(argc, argv, "-:h", table, &index);
         if (c == -1) break;
         /* getopt_long takes a beginning for the whole name, which would make every new option a change of the old ones. */
-        if (index >= 0 && strcspn(argv[at] + 2, "=") != strlen(table[index].name)) c = '?';
+        if (index >= 0 && table[index].name && strcspn(argv[at] + 2, "=") != strlen(table[index].name)) c = '?';
         switch (c) {
         case 1: argv[1 + (*n_words)++] = optarg; break;
         case 'h': fputs(help, stdout); return CLI_OK;

@@ -235,8 +235,8 @@ static char captured[8192];
 static void capture(void *user, const char *line) {
     assert_string_equal("log", user);
     assert_null(strchr(line, '\n'));
-    strncat(captured, line, sizeof captured - strlen(captured) - 2);
-    strcat(captured, "\n");
+    const size_t length = strlen(captured);
+    snprintf(captured + length, sizeof captured - length, "%s\n", line);
 }
 
 static void use_logged(const char *verbose) {
