@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "portable.h"
+
+#include <string.h>
+
+/* shared_bytes must agree with the arrays in kernels/forward.inl. */
+const tess_portable_variant tess_portable = {"portable", {{64, 64, 64, 256, 0}, {128, 64, 64, 256, 0}, {256, 32, 32, 256, 0}}};
+const tess_portable_variant tess_portable_small = {"portable_small", {{64, 32, 32, 64, 0}, {128, 32, 16, 64, 0}, {256, 16, 16, 64, 0}}};
+
+static const char *const dtype_names[] = {"f32", "f16", "bf16"};
+
+const char *tess_portable_dtype(uint32_t dtype) { return dtype <= TESS_BF16 ? dtype_names[dtype] : "?"; }
+
+uint32_t tess_portable_element(uint32_t dtype) { return dtype == TESS_F32 ? 4 : 2; }
+
+const char *tess_portable_refusal(const tess_kernel_key *key) {
+    if (key->op != TESS_OP_FORWARD) return "forward only";
+    if (key->dtype > TESS_BF16) return "dtype is none of f32, f16 and bf16";
+    if (key->head_dim < 8 || key->head_dim > 256 || key->head_dim % 8 != 0) return "head_dim is not a multiple of 8 from 8 to 256";
+    if (key->value_head_dim != key->head_dim) return "value_head_dim differs from head_dim";
+    return NULL;
+}
+
+const tess_portable_shape *tess_portable_find(const tess_portable_variant *variant, int32_t head_dim) {
+    for (size_t n = 0; n < TESS_PORTABLE_BUCKETS; n++)
+        if (head_dim <= (int32_t)variant->shapes[n].head_dim) return &variant->shapes[n];
+    return NULL;
+}
+
+static void common_args(const tess_launch *l, int base_in_handle, tess_args *a) {
+    const uint32_t item = tess_portable_element(l->dtype);
+    const tess_tables *t = l->tables;
+    const tess_arg_i64 batch = l->batch_strided ? 1 : 0;
+    memset(a, 0, sizeof *a);
+    if (!base_in_handle) {
+        a->q_at = (tess_arg_i64)(l->q.buffer.offset / item);
+        a->k_at = (tess_arg_i64)(l->k.buffer.offset / item);
+        a->v_at = (tess_arg_i64)(l->v.buffer.offset / item);
+        a->o_at = (tess_arg_i64)(l->o.buffer.offset / item);
+        a->lse_at = (tess_arg_i64)(l->lse.buffer.offset / sizeof(float));
+    }
+    a->partials_at = (tess_arg_i64)((l->partials_at + (base_in_handle ? 0 : l->workspace.offset)) / sizeof(float));
+    const struct {
+        const tess_tensor *tensor;
+        tess_arg_i64 *strides;
+    } tensors[] = {{&l->q, &a->q_batch}, {&l->k, &a->k_batch}, {&l->v, &a->v_batch}, {&l->o, &a->o_batch}, {&l->lse, &a->lse_batch}};
+    for (size_t n = 0; n < sizeof tensors / sizeof *tensors; n++) {
+        tensors[n].strides[0] = batch * tensors[n].tensor->stride_batch;
+        tensors[n].strides[1] = tensors[n].tensor->stride_token;
+        tensors[n].strides[2] = tensors[n].tensor->stride_head;
+    }
+    a->sequences_at = (tess_arg_u32)(t->sequences_at / 4);
+    a->classes_at = (tess_arg_u32)(t->classes_at / 4);
+    a->entries_at = (tess_arg_u32)(t->entries_at / 4);
+    a->bits_at = (tess_arg_u32)(t->bits_at / 4);
+    a->head_dim = (tess_arg_u32)l->head_dim;
+    a->block = (tess_arg_u32)l->block;
+    a->group = l->group;
+    a->partial_rows = l->partial_rows;
+    a->flags = l->lse.buffer.kind != TESS_BUFFER_NONE ? TESS_ARGS_LSE : 0;
+    a->scale = l->scale;
+}
+
+void tess_portable_forward_args(const tess_launch *l, uint64_t skip, uint64_t items, int base_in_handle, tess_args *a) {
+    common_args(l, base_in_handle, a);
+    a->items = (tess_arg_u32)items;
+    a->items_at = (tess_arg_u32)((l->tables->jobs_at + (l->first_job + skip) * sizeof(tess_job)) / 4);
+}
+
+void tess_portable_merge_args(const tess_launch *l, uint64_t skip, uint64_t items, int base_in_handle, tess_args *a) {
+    common_args(l, base_in_handle, a);
+    a->items = (tess_arg_u32)items;
+    a->items_at = (tess_arg_u32)((l->tables->merges_at + (l->first_merge + skip) * sizeof(tess_merge)) / 4);
+}

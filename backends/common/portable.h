@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The portable kernels from the host's side: their instances, which problems they take, and their arguments. Shared by all GPU backends. */
+#ifndef TESS_COMMON_PORTABLE_H
+#define TESS_COMMON_PORTABLE_H
+
+#include "args.h"
+#include "tessera/tessera_backend.h"
+
+enum { TESS_PORTABLE_BUCKETS = 3 };
+
+/* One compiled shape of the forward kernel. A workgroup of `threads` takes one job of at most `rows` rows, `keys` keys at a time. */
+typedef struct tess_portable_shape {
+    uint32_t head_dim; /* largest that it takes: 64, 128 or 256 */
+    uint32_t rows, keys, threads;
+    uint32_t shared_bytes; /* of workgroup memory that it needs */
+} tess_portable_shape;
+
+typedef struct tess_portable_variant {
+    const char *name;                                  /* "portable", or "portable_small" whose instances fit 16 KiB of workgroup memory */
+    tess_portable_shape shapes[TESS_PORTABLE_BUCKETS]; /* rising head_dim */
+} tess_portable_variant;
+
+extern const tess_portable_variant tess_portable, tess_portable_small;
+
+enum { TESS_MERGE_THREADS = 64 }; /* of a workgroup of the merge kernel, which takes one merge */
+
+/* Why no portable kernel takes the problem, or NULL. */
+const char *tess_portable_refusal(const tess_kernel_key *key);
+
+/* The smallest shape for a head_dim; NULL past the last. */
+const tess_portable_shape *tess_portable_find(const tess_portable_variant *variant, int32_t head_dim);
+
+/* "f32", "f16", "bf16", and bytes of an element. */
+const char *tess_portable_dtype(uint32_t dtype);
+uint32_t tess_portable_element(uint32_t dtype);
+
+/* The arguments for `items` jobs from launch->first_job + skip on. *_at fields hold only what follows from buffer.offset (kind POINTER has it added to
+ * the handle by the backend as it likes: set `base_in_handle` to leave 0 here). */
+void tess_portable_forward_args(const tess_launch *launch, uint64_t skip, uint64_t items, int base_in_handle, tess_args *args);
+void tess_portable_merge_args(const tess_launch *launch, uint64_t skip, uint64_t items, int base_in_handle, tess_args *args);
+
+#endif /* TESS_COMMON_PORTABLE_H */
