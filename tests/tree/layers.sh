@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Includes point one way: include <- core <- backends. The core names no vendor; a backend sees its own folder, backends/common and the installed
-# headers; the command, the bench suite and the tests see include/ and support/ (unit tests of the core apart, which live in tests/core).
+# headers; the command, the bench suite and the tests see include/ and support/ (unit tests apart, which may see core/ and backends/common as well).
 . "$(dirname "$0")/common.sh"
 
 vendors='cuda|hip|opencl|vulkan|nvidia|amd'
@@ -53,7 +53,7 @@ bad=$(
     folder=${folder%/}
     [ "$folder" = tests/unit ] || check "$folder/*" tests support bench
   done
-  check 'tests/unit/*' tests support core
+  check 'tests/unit/*' tests support core backends/common
   check 'examples/*'
 )
 [ -z "$bad" ] || wrong "$bad"
