@@ -73,11 +73,12 @@ static bool last_token(const tess_plan *plan, const tess_tensor *t, bool keys, u
     return true;
 }
 
-static tess_status check_extent(const tess_plan *plan, const char *name, const tess_tensor *t, const tess_extent *x) {
+static tess_status check_extent(const tess_plan *plan, const char *name, const tess_tensor *t, const tess_extent *x, uint64_t *touched) {
     uint64_t last, head_part, bytes;
     if (!last_token(plan, t, x->keys, &last) || !checked_mul(x->heads - 1, (uint64_t)t->stride_head, &head_part) ||
         !checked_add(last, head_part, &last) || !checked_add(last, x->row, &last) || !checked_mul(last, x->item, &bytes) || bytes > INT64_MAX)
         REFUSE("%s: %s: its strides overflow 64-bit sizes", in_run, name);
+    *touched = bytes;
     return check_size(name, ".buffer", &t->buffer, bytes);
 }
 
@@ -103,7 +104,7 @@ static tess_status check_apart(const tess_plan *plan, const char *name, const te
     }
 }
 
-static tess_status check_tensor(const tess_plan *plan, const char *name, const tess_tensor *t, const tess_extent *x) {
+static tess_status check_tensor(const tess_plan *plan, const char *name, const tess_tensor *t, const tess_extent *x, uint64_t *touched) {
     tess_status status = check_strides(name, t, plan->packed);
     if (status != TESS_OK) return status;
     /* Without keys there may be no memory for them. */
@@ -111,23 +112,23 @@ static tess_status check_tensor(const tess_plan *plan, const char *name, const t
     if (empty && t->buffer.kind == TESS_BUFFER_NONE) return TESS_OK;
     status = check_buffer(plan, name, ".buffer", &t->buffer, x->item);
     if (status != TESS_OK || empty) return status;
-    return check_extent(plan, name, t, x);
+    return check_extent(plan, name, t, x, touched);
 }
 
-static tess_status check_output(const tess_plan *plan, const char *name, const tess_tensor *t, const tess_extent *x) {
-    tess_status status = check_tensor(plan, name, t, x);
+static tess_status check_output(const tess_plan *plan, const char *name, const tess_tensor *t, const tess_extent *x, uint64_t *touched) {
+    tess_status status = check_tensor(plan, name, t, x, touched);
     return status == TESS_OK ? check_apart(plan, name, t, x) : status;
 }
 
-static tess_status check_tensors(const tess_plan *plan, const tess_run_desc *d) {
+static tess_status check_tensors(const tess_plan *plan, const tess_run_desc *d, tess_launch *l) {
     uint32_t item = tess_dtype_size(plan->dtype), row = (uint32_t)plan->head_dim;
     tess_extent rows = {false, (uint32_t)plan->layout->n_heads, row, item}, keys = {true, (uint32_t)plan->layout->n_kv_heads, row, item};
     tess_extent lse = {false, (uint32_t)plan->layout->n_heads, 1, sizeof(float)};
-    tess_status status = check_tensor(plan, "q", &d->q, &rows);
-    if (status == TESS_OK) status = check_tensor(plan, "k", &d->k, &keys);
-    if (status == TESS_OK) status = check_tensor(plan, "v", &d->v, &keys);
-    if (status == TESS_OK) status = check_output(plan, "o", &d->o, &rows);
-    if (status == TESS_OK && d->lse.buffer.kind != TESS_BUFFER_NONE) status = check_output(plan, "lse", &d->lse, &lse);
+    tess_status status = check_tensor(plan, "q", &d->q, &rows, &l->q_bytes);
+    if (status == TESS_OK) status = check_tensor(plan, "k", &d->k, &keys, &l->k_bytes);
+    if (status == TESS_OK) status = check_tensor(plan, "v", &d->v, &keys, &l->v_bytes);
+    if (status == TESS_OK) status = check_output(plan, "o", &d->o, &rows, &l->o_bytes);
+    if (status == TESS_OK && d->lse.buffer.kind != TESS_BUFFER_NONE) status = check_output(plan, "lse", &d->lse, &lse, &l->lse_bytes);
     return status;
 }
 
@@ -195,7 +196,7 @@ tess_status tess_run(const tess_plan *plan, const tess_run_desc *desc) {
     }
     memset(&launch, 0, sizeof launch);
     status = set_range(plan, &d, &launch);
-    if (status == TESS_OK) status = check_tensors(plan, &d);
+    if (status == TESS_OK) status = check_tensors(plan, &d, &launch);
     if (status == TESS_OK) status = check_workspace(plan, &d.workspace);
     if (status != TESS_OK) return status;
     launch.struct_size = sizeof launch;
@@ -214,6 +215,7 @@ tess_status tess_run(const tess_plan *plan, const tess_run_desc *desc) {
     launch.o = d.o;
     launch.lse = d.lse;
     launch.workspace = d.workspace;
+    launch.workspace_bytes = plan->ledger.workspace_bytes;
     launch.partials_at = plan->ledger.partials_at;
     launch.partial_rows = plan->partial_rows;
     launch.stream = d.stream;

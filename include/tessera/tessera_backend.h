@@ -211,6 +211,8 @@ typedef struct tess_launch {
     uint32_t reserved;
     tess_stream stream;
     double *seconds; /* NULL, or where the device's own time goes, after waiting */
+    /* Bytes from each buffer's offset on that the plan may touch; 0: none. For devices that bind ranges of buffers. */
+    uint64_t q_bytes, k_bytes, v_bytes, o_bytes, lse_bytes, workspace_bytes;
 } tess_launch;
 
 typedef struct tess_backend {
