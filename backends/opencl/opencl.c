@@ -1,0 +1,290 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* OpenCL as a backend: opening and wrapping devices, memory, and waiting. */
+#include "opencl.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "tessera/tessera_opencl.h"
+
+extern const tess_backend tess_opencl_backend;
+
+/* ------------------------------------------------------------------ opening */
+
+/* What is asked of the device once, so that launches need not ask. */
+static void describe(opencl_device *d, const opencl_found *found) {
+    const cl_api *cl = d->cl;
+    char text[4][OPENCL_TEXT];
+    size_t sizes[16] = {0};
+    cl_bool timeout = 0;
+    d->kind = found->kind;
+    d->compute_units = (uint32_t)tess_opencl_number(cl, d->device, CL_DEVICE_MAX_COMPUTE_UNITS, sizeof(cl_uint));
+    d->clock_mhz = (uint32_t)tess_opencl_number(cl, d->device, CL_DEVICE_MAX_CLOCK_FREQUENCY, sizeof(cl_uint));
+    d->local_bytes = tess_opencl_number(cl, d->device, CL_DEVICE_LOCAL_MEM_SIZE, sizeof(cl_ulong));
+    d->most_bytes = tess_opencl_number(cl, d->device, CL_DEVICE_MAX_MEM_ALLOC_SIZE, sizeof(cl_ulong));
+    d->most_threads = (size_t)tess_opencl_number(cl, d->device, CL_DEVICE_MAX_WORK_GROUP_SIZE, sizeof(size_t));
+    if (cl->clGetDeviceInfo(d->device, CL_DEVICE_MAX_WORK_ITEM_SIZES, sizeof sizes, sizes, NULL) == CL_SUCCESS && sizes[0] < d->most_threads)
+        d->most_threads = sizes[0];
+    /* Only one vendor tells; a device that does not may drive a display. */
+    const cl_int told = cl->clGetDeviceInfo(d->device, CL_DEVICE_KERNEL_EXEC_TIMEOUT_NV, sizeof timeout, &timeout, NULL);
+    d->time_limited = d->kind == TESS_DEVICE_GPU && (told != CL_SUCCESS || timeout);
+    static const cl_uint what[4] = {CL_DEVICE_NAME, CL_DEVICE_VENDOR, CL_DEVICE_VERSION, CL_DRIVER_VERSION};
+    for (size_t n = 0; n < 4; n++) tess_opencl_text(cl, d->device, what[n], text[n], sizeof text[n]);
+    char platform[256] = "";
+    if (cl->clGetPlatformInfo(found->platform, CL_PLATFORM_VERSION, sizeof platform - 1, platform, NULL) != CL_SUCCESS) platform[0] = '\0';
+    snprintf(d->names[0], sizeof d->names[0], "%s / %s / %s / %u units / vendor %08x", text[0], text[1], text[2], (unsigned)d->compute_units,
+             (unsigned)tess_opencl_number(cl, d->device, CL_DEVICE_VENDOR_ID, sizeof(cl_uint)));
+    snprintf(d->names[1], sizeof d->names[1], "%s / %s / %s", found->platform_name, platform, text[3]);
+}
+
+/* The device itself or what it was partitioned from. */
+static int is_or_belongs_to(const cl_api *cl, cl_device_id device, cl_device_id root) {
+    for (int depth = 0; device && depth < 16; depth++) {
+        if (device == root) return 1;
+        cl_device_id parent = NULL;
+        if (cl->clGetDeviceInfo(device, CL_DEVICE_PARENT_DEVICE, sizeof parent, &parent, NULL) != CL_SUCCESS) return 0;
+        device = parent;
+    }
+    return 0;
+}
+
+static tess_status check_queue(const opencl_device *d, cl_command_queue queue) {
+    const tess_host *host = d->host;
+    cl_context context = NULL;
+    cl_device_id device = NULL;
+    cl_bitfield properties = 0;
+    cl_int code = d->cl->clGetCommandQueueInfo(queue, CL_QUEUE_CONTEXT, sizeof context, &context, NULL);
+    if (code == CL_SUCCESS) code = d->cl->clGetCommandQueueInfo(queue, CL_QUEUE_DEVICE, sizeof device, &device, NULL);
+    if (code == CL_SUCCESS) code = d->cl->clGetCommandQueueInfo(queue, CL_QUEUE_PROPERTIES, sizeof properties, &properties, NULL);
+    if (code != CL_SUCCESS)
+        return host->fail(host, TESS_ERROR_INVALID, "native.queue: clGetCommandQueueInfo says %s (%d)", tess_opencl_error_name(code), (int)code);
+    if (context != d->context || device != d->device)
+        return host->fail(host, TESS_ERROR_INVALID, "native.queue: it must be of native.context and native.device");
+    if (properties & CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE)
+        return host->fail(host, TESS_ERROR_INVALID, "native.queue: it must be in order; queues that are not can be given to a run as a stream");
+    return TESS_OK;
+}
+
+static tess_status wrap(opencl_device *d, uint32_t index, const opencl_found *found, const tess_opencl_native *native) {
+    const tess_host *host = d->host;
+    cl_device_id devices[128];
+    size_t bytes = 0;
+    if (native->struct_size < sizeof *native)
+        return host->fail(host, TESS_ERROR_VERSION, "native.struct_size: is %u, but tess_opencl_native has %zu bytes", (unsigned)native->struct_size,
+                          sizeof *native);
+    if (native->reserved != 0) return host->fail(host, TESS_ERROR_INVALID, "native.reserved: must be 0, got %u", (unsigned)native->reserved);
+    if (!native->context) return host->fail(host, TESS_ERROR_INVALID, "native.context: must not be NULL");
+    if (!native->device) return host->fail(host, TESS_ERROR_INVALID, "native.device: must not be NULL");
+    if (!is_or_belongs_to(d->cl, native->device, found->device))
+        return host->fail(host, TESS_ERROR_INVALID, "native.device: it is not opencl:%u, which was named; see `tessera info`", (unsigned)index);
+    const cl_int code = d->cl->clGetContextInfo(native->context, CL_CONTEXT_DEVICES, sizeof devices, devices, &bytes);
+    if (code != CL_SUCCESS)
+        return host->fail(host, TESS_ERROR_INVALID, "native.context: clGetContextInfo says %s (%d)", tess_opencl_error_name(code), (int)code);
+    int held = 0;
+    for (size_t n = 0; n < bytes / sizeof *devices && n < 128; n++) held |= devices[n] == native->device;
+    if (!held) return host->fail(host, TESS_ERROR_INVALID, "native.context: does not hold native.device");
+    d->context = native->context;
+    d->device = native->device;
+    if (native->queue) {
+        const tess_status status = check_queue(d, native->queue);
+        if (status != TESS_OK) {
+            d->context = NULL;
+            d->device = NULL;
+            return status;
+        }
+    }
+    d->cl->clRetainContext(d->context);
+    d->cl->clRetainDevice(d->device);
+    if (native->queue) {
+        d->queue = native->queue;
+        d->cl->clRetainCommandQueue(d->queue);
+    }
+    return TESS_OK;
+}
+
+/* Drops what an open device holds; members that are NULL were never taken. */
+static void drop(opencl_device *d) {
+    tess_opencl_programs_release(d);
+    if (d->queue) d->cl->clReleaseCommandQueue(d->queue);
+    if (d->context) d->cl->clReleaseContext(d->context);
+    if (d->device) d->cl->clReleaseDevice(d->device);
+    pthread_mutex_destroy(&d->building);
+    d->host->free(d->host, d, sizeof *d);
+}
+
+static tess_status fill(opencl_device *d, uint32_t index, const opencl_found *found, const void *native) {
+    cl_int code = CL_SUCCESS;
+    if (native) {
+        const tess_status status = wrap(d, index, found, native);
+        if (status != TESS_OK) return status;
+    } else {
+        const cl_context_properties properties[3] = {CL_CONTEXT_PLATFORM, (cl_context_properties)found->platform, 0};
+        d->context = d->cl->clCreateContext(properties, 1, &found->device, NULL, NULL, &code);
+        if (!d->context) return tess_opencl_fail(d->host, "clCreateContext", "no context for the device", code);
+        d->device = found->device;
+        d->cl->clRetainDevice(d->device);
+    }
+    if (!d->queue) {
+        d->queue = d->cl->clCreateCommandQueue(d->context, d->device, CL_QUEUE_PROFILING_ENABLE, &code);
+        if (!d->queue) return tess_opencl_fail(d->host, "clCreateCommandQueue", "no queue for the device", code);
+    }
+    describe(d, found);
+    return TESS_OK;
+}
+
+static tess_status opencl_open(const tess_host *host, uint32_t index, const void *native, void **device) {
+    char why[400];
+    const cl_api *cl = tess_opencl_api(why, sizeof why);
+    if (!cl) return host->fail(host, TESS_ERROR_UNAVAILABLE, "%s", why);
+    opencl_found found;
+    tess_status status = tess_opencl_find(host, cl, index, &found);
+    if (status != TESS_OK) return status;
+    opencl_device *d = host->alloc(host, sizeof *d, 64);
+    if (!d) return host->fail(host, TESS_ERROR_OUT_OF_MEMORY, "opencl: %zu bytes for the device", sizeof *d);
+    memset(d, 0, sizeof *d);
+    d->host = host;
+    d->cl = cl;
+    pthread_mutex_init(&d->building, NULL);
+    status = fill(d, index, &found, native);
+    if (status != TESS_OK) {
+        drop(d);
+        return status;
+    }
+    *device = d;
+    return TESS_OK;
+}
+
+static void opencl_close(void *device) { drop(device); }
+
+/* A step of a range is 64 rows by one block of 64 keys at a head_dim of 256: 4 * 64 * 64 * 256 FLOP. A device whose kernels may be stopped by the system gets
+ * ranges of 0.2 s at the worst speed that is plausible, one multiply and add in a cycle of each compute unit, which is some 20 times slower than the kernel. */
+static tess_status opencl_query(void *device, tess_caps *caps) {
+    const opencl_device *d = device;
+    const uint32_t size = caps->struct_size;
+    memset(caps, 0, sizeof *caps);
+    caps->struct_size = size;
+    caps->buffer_kind = TESS_BUFFER_OBJECT;
+    caps->parallel_jobs = d->compute_units ? 2 * d->compute_units : 2;
+    caps->workspace_align = 256;
+    if (!d->time_limited) return TESS_OK;
+    const double rate = 2e6 * (d->compute_units ? d->compute_units : 1) * (d->clock_mhz ? d->clock_mhz : 500);
+    caps->steps_per_second = (uint64_t)(rate / (4.0 * 64 * 64 * 256)) + 1;
+    caps->range_blocks = caps->steps_per_second / 5 + 1;
+    return TESS_OK;
+}
+
+/* ------------------------------------------------------------------ memory */
+
+static cl_mem mem(const tess_buffer *buffer) { return (cl_mem)(uintptr_t)buffer->handle; }
+
+static tess_status opencl_alloc(void *device, uint64_t size, tess_buffer *buffer) {
+    const opencl_device *d = device;
+    cl_int code = CL_SUCCESS;
+    if (size > d->most_bytes || size > SIZE_MAX)
+        return d->host->fail(d->host, TESS_ERROR_OUT_OF_MEMORY, "clCreateBuffer: %llu bytes are more than CL_DEVICE_MAX_MEM_ALLOC_SIZE (%llu)",
+                             (unsigned long long)size, (unsigned long long)d->most_bytes);
+    cl_mem object = d->cl->clCreateBuffer(d->context, CL_MEM_READ_WRITE, (size_t)size, NULL, &code);
+    if (!object) {
+        char what[64];
+        snprintf(what, sizeof what, "no buffer of %llu bytes", (unsigned long long)size);
+        return tess_opencl_fail(d->host, "clCreateBuffer", what, code == CL_INVALID_BUFFER_SIZE ? CL_MEM_OBJECT_ALLOCATION_FAILURE : code);
+    }
+    memset(buffer, 0, sizeof *buffer);
+    buffer->kind = TESS_BUFFER_OBJECT;
+    buffer->handle = (uint64_t)(uintptr_t)object;
+    buffer->size = size;
+    return TESS_OK;
+}
+
+static tess_status opencl_free(void *device, tess_buffer *buffer) {
+    const opencl_device *d = device;
+    const cl_int code = d->cl->clReleaseMemObject(mem(buffer));
+    /* On a device that is gone this may say so; the host's part is dropped all the same. */
+    if (code == CL_SUCCESS || tess_opencl_status(code) == TESS_ERROR_DEVICE_LOST) return TESS_OK;
+    return tess_opencl_fail(d->host, "clReleaseMemObject", "the buffer cannot be freed", code);
+}
+
+static tess_status copy_within(const opencl_device *d, const tess_buffer *to, const tess_buffer *from, size_t bytes) {
+    cl_event event = NULL;
+    cl_int code = d->cl->clEnqueueCopyBuffer(d->queue, mem(from), mem(to), (size_t)from->offset, (size_t)to->offset, bytes, 0, NULL, &event);
+    if (code != CL_SUCCESS) return tess_opencl_fail(d->host, "clEnqueueCopyBuffer", "the copy was not enqueued", code);
+    code = d->cl->clWaitForEvents(1, &event);
+    d->cl->clReleaseEvent(event);
+    return code == CL_SUCCESS ? TESS_OK : tess_opencl_fail(d->host, "clWaitForEvents", "the copy failed", code);
+}
+
+static tess_status opencl_copy(void *device, tess_buffer to, tess_buffer from, uint64_t bytes) {
+    const opencl_device *d = device;
+    if (bytes > SIZE_MAX || to.offset > SIZE_MAX || from.offset > SIZE_MAX)
+        return d->host->fail(d->host, TESS_ERROR_INVALID, "bytes: %llu bytes leave the address space", (unsigned long long)bytes);
+    if (to.kind == TESS_BUFFER_OBJECT && from.kind == TESS_BUFFER_OBJECT) return copy_within(d, &to, &from, (size_t)bytes);
+    if (to.kind == TESS_BUFFER_HOST) {
+        char *host = (char *)(uintptr_t)to.handle + to.offset;
+        const cl_int code = d->cl->clEnqueueReadBuffer(d->queue, mem(&from), 1, (size_t)from.offset, (size_t)bytes, host, 0, NULL, NULL);
+        return code == CL_SUCCESS ? TESS_OK : tess_opencl_fail(d->host, "clEnqueueReadBuffer", "the copy failed", code);
+    }
+    const char *host = (const char *)(uintptr_t)from.handle + from.offset;
+    const cl_int code = d->cl->clEnqueueWriteBuffer(d->queue, mem(&to), 1, (size_t)to.offset, (size_t)bytes, host, 0, NULL, NULL);
+    return code == CL_SUCCESS ? TESS_OK : tess_opencl_fail(d->host, "clEnqueueWriteBuffer", "the copy failed", code);
+}
+
+/* ------------------------------------------------------------------ waiting */
+
+static uint64_t now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* OpenCL has no wait with a limit, so the event is asked again and again, ever less often. */
+static tess_status poll(const opencl_device *d, cl_event event, uint64_t timeout_ns) {
+    const uint64_t begin = now_ns();
+    struct timespec pause = {0, 10000};
+    for (;;) {
+        cl_int state = CL_COMPLETE;
+        const cl_int code = d->cl->clGetEventInfo(event, CL_EVENT_COMMAND_EXECUTION_STATUS, sizeof state, &state, NULL);
+        if (code != CL_SUCCESS) return tess_opencl_fail(d->host, "clGetEventInfo", "the state of the work is not known", code);
+        if (state < 0) return tess_opencl_fail(d->host, "clGetEventInfo", "the work failed", state);
+        if (state == CL_COMPLETE) return TESS_OK;
+        if (now_ns() - begin >= timeout_ns)
+            return d->host->fail(d->host, TESS_ERROR_TIMEOUT, "timeout_ns: the work was not done after %llu ns", (unsigned long long)timeout_ns);
+        nanosleep(&pause, NULL);
+        if (pause.tv_nsec < 1000000) pause.tv_nsec *= 2;
+    }
+}
+
+static tess_status opencl_wait(void *device, uint64_t timeout_ns) {
+    const opencl_device *d = device;
+    cl_event event = NULL;
+    cl_int code = d->cl->clEnqueueMarkerWithWaitList(d->queue, 0, NULL, &event);
+    if (code != CL_SUCCESS) return tess_opencl_fail(d->host, "clEnqueueMarkerWithWaitList", "the queue takes no marker", code);
+    tess_status status = TESS_OK;
+    code = d->cl->clFlush(d->queue);
+    if (code != CL_SUCCESS)
+        status = tess_opencl_fail(d->host, "clFlush", "the queue cannot be flushed", code);
+    else if (timeout_ns != UINT64_MAX)
+        status = poll(d, event, timeout_ns);
+    else {
+        code = d->cl->clWaitForEvents(1, &event);
+        if (code != CL_SUCCESS) status = tess_opencl_fail(d->host, "clWaitForEvents", "the work failed", code);
+    }
+    d->cl->clReleaseEvent(event);
+    return status;
+}
+
+const tess_backend tess_opencl_backend = {
+    .abi = TESS_BACKEND_ABI,
+    .struct_size = sizeof(tess_backend),
+    .name = "opencl",
+    .list = tess_opencl_list,
+    .open = opencl_open,
+    .close = opencl_close,
+    .query = opencl_query,
+    .kernel = tess_opencl_kernel,
+    .launch = tess_opencl_launch,
+    .alloc = opencl_alloc,
+    .free = opencl_free,
+    .copy = opencl_copy,
+    .wait = opencl_wait,
+};

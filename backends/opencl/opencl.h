@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the files of the OpenCL backend share. */
+#ifndef TESS_OPENCL_OPENCL_H
+#define TESS_OPENCL_OPENCL_H
+
+#include <pthread.h>
+
+#include "cl.h"
+#include "portable.h"
+#include "tessera/tessera_backend.h"
+
+enum {
+    OPENCL_VARIANTS = 2, /* rows of the table of kernels */
+    OPENCL_DTYPES = 3,
+    OPENCL_TEXT = 96, /* of names and versions that go into tess_device_info */
+};
+
+/* A device as the driver describes it. */
+typedef struct opencl_found {
+    cl_platform_id platform;
+    cl_device_id device;
+    uint32_t kind; /* tess_device_kind */
+    char platform_name[OPENCL_TEXT];
+} opencl_found;
+
+/* One compiled instance of the portable kernels. */
+typedef struct opencl_program {
+    cl_program program;
+    char refusal[256]; /* why the device cannot run it; "" while nothing is known */
+} opencl_program;
+
+typedef struct opencl_device {
+    const tess_host *host;
+    const cl_api *cl;
+    cl_device_id device;
+    cl_context context;
+    cl_command_queue queue; /* in order */
+    int profiles;           /* that queue takes times */
+    uint32_t kind, compute_units, clock_mhz;
+    int time_limited; /* kernels may be stopped by the system after some seconds */
+    size_t most_threads;
+    uint64_t local_bytes, most_bytes;
+    char names[2][512]; /* device and driver, for the cache */
+    pthread_mutex_t building;
+    opencl_program programs[OPENCL_DTYPES][OPENCL_VARIANTS][TESS_PORTABLE_BUCKETS];
+} opencl_device;
+
+/* The entry points, found once for the process; NULL with the reason in `why`. */
+const cl_api *tess_opencl_api(char *why, size_t size);
+
+/* Device `index` in the order of tess_runtime_device; UNAVAILABLE past the last, and for index 0 with the reason why there is none. */
+tess_status tess_opencl_find(const tess_host *host, const cl_api *cl, uint32_t index, opencl_found *found);
+tess_status tess_opencl_list(const tess_host *host, uint32_t index, tess_device_info *info);
+
+/* A text, or a number of a device; "" and 0 where the driver does not know it. */
+void tess_opencl_text(const cl_api *cl, cl_device_id device, cl_uint what, char *text, size_t size);
+uint64_t tess_opencl_number(const cl_api *cl, cl_device_id device, cl_uint what, size_t bytes);
+
+/* The status that an error stands for, its name, and both in a message "call: what (NAME, code)". */
+tess_status tess_opencl_status(cl_int code);
+const char *tess_opencl_error_name(cl_int code);
+tess_status tess_opencl_fail(const tess_host *host, const char *call, const char *what, cl_int code);
+
+/* kernels.c */
+tess_status tess_opencl_kernel(void *device, const tess_kernel_key *key, tess_kernel *kernel, uint32_t index, tess_kernel_info *info);
+void tess_opencl_programs_release(opencl_device *d);
+
+/* Kernel objects hold their arguments, so each launch needs its own pair while it is being enqueued. */
+typedef struct opencl_slot {
+    cl_kernel forward, merge;
+    int busy; /* atomic */
+} opencl_slot;
+
+typedef struct opencl_state {
+    opencl_device *device;
+    uint32_t slots, threads; /* threads: of a workgroup of the forward kernel */
+    opencl_slot slot[];
+} opencl_state;
+
+/* launch.c */
+tess_status tess_opencl_launch(void *device, const tess_launch *launch);
+
+#endif /* TESS_OPENCL_OPENCL_H */
