@@ -6,7 +6,7 @@
 #ifndef TESS_COMMON_CACHE_H
 #define TESS_COMMON_CACHE_H
 
-#include "tessera/tessera_backend.h"
+#include <tessera/tessera_backend.h>
 
 typedef struct tess_cache_key {
     const char *backend; /* "opencl" */

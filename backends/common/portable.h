@@ -4,7 +4,7 @@
 #define TESS_COMMON_PORTABLE_H
 
 #include "args.h"
-#include "tessera/tessera_backend.h"
+#include <tessera/tessera_backend.h>
 
 enum { TESS_PORTABLE_BUCKETS = 3 };
 

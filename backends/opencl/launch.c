@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "opencl.h"
-#include "tessera/tessera_opencl.h"
+#include <tessera/tessera_opencl.h>
 
 /* More workgroups than this are given to the device in parts: 32-bit devices count work-items in 32 bits. */
 enum { MOST_GROUPS = 1 << 22 };

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "tessera/tessera_opencl.h"
+#include <tessera/tessera_opencl.h>
 
 extern const tess_backend tess_opencl_backend;
 

@@ -7,7 +7,7 @@
 
 #include "cl.h"
 #include "portable.h"
-#include "tessera/tessera_backend.h"
+#include <tessera/tessera_backend.h>
 
 enum {
     OPENCL_VARIANTS = 2, /* rows of the table of kernels */
