@@ -33,8 +33,8 @@ enum {
     TEST_EACH_KERNEL = 1, /* one target for each available kernel as well */
 };
 
-/* Opens every device found (only those of `backend`, or the one of that id, when that is not NULL). Returns 0, or -1 after printing why: no device at all, or one that TESSERA_REQUIRE (a
- * comma list of backends) names is missing. */
+/* Opens every device found: with `backend`, only those of that backend, or the one of that id; without, software devices only if TESSERA_REQUIRE (a comma list
+ * of backends) names them, and not under a sanitizer. Returns 0, or -1 after printing why: no device at all, or one that TESSERA_REQUIRE names is missing. */
 int test_targets_open(test_targets *targets, const char *backend, unsigned flags);
 void test_targets_close(test_targets *targets);
 
