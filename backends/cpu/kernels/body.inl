@@ -45,6 +45,8 @@
 #define S_BUFFERS 1
 #endif
 
+#define STEPS 16 /* that a panel spends on a chunk, at least: how fast rows of the next batch have to be asked for */
+
 static inline int32_t round_up(int32_t n, int32_t to) { return (n + to - 1) / to * to; }
 
 /* ------------------------------------------------------------------ scratch memory of a job */
@@ -134,7 +136,8 @@ typedef struct task {
     cpu_chunk chunk, next; /* of jobs of a few rows */
     cpu_panel_rows panel;
     const char *ahead[2 * BATCH * CHUNK]; /* rows of K and V that will be packed next, to be asked for meanwhile */
-    int32_t asked, to_ask;
+    int32_t asked, to_ask, per_step;
+    uint8_t begun[ROWS / PANEL]; /* whether O of a panel holds anything */
 } task;
 
 /* Chunks that panels work on in one go, and where they are packed. */
@@ -170,15 +173,29 @@ INLINE const char *first_key(const task *t, const tess_tensor *x) {
 
 INLINE char *tensor_base(const tess_tensor *x) { return (char *)(uintptr_t)(x->buffer.handle + x->buffer.offset); }
 
+/* Asks for rows of Q, or for ownership of rows of O, before they are needed: each lies in a page of its own, where no hardware prefetcher goes. */
+INLINE void ask_rows(const task *t, const tess_tensor *x, int32_t first, int32_t count, const int to_write) {
+    const int32_t end = first + count < t->rows ? first + count : t->rows;
+    for (int32_t r = first; r < end; r++) {
+        const char *row = tensor_base(x) + row_offset(t, x, r) * t->esize;
+        for (int64_t b = 0; b < t->head_dim * t->esize; b += 64) __builtin_prefetch(row + b, to_write, 2);
+    }
+}
+
 /* Packs Q of the panel that starts at packed row `first`. Lanes past the last row are zero. A negative scale is moved into Q. */
 static void pack_queries(task *t, int32_t first) {
     const memory *m = &t->m;
     const int32_t words = m->words, padded = round_up(words, VL);
     float *q = m->q + (size_t)first * m->q_words;
     for (int32_t lane = 0; lane < PANEL; lane += VL) {
+        const char *source[VL];
+        const int whole = PAIRS && words % VL == 0 && words == WORD_OF(t->head_dim) && first + lane + VL <= t->rows;
         for (int32_t i = 0; i < VL; i++) {
             float *row = m->rows + (size_t)i * padded;
-            if (first + lane + i < t->rows) {
+            source[i] = (const char *)row;
+            if (whole) { /* neither padding nor conversion: the caller's row is transposed where it is */
+                source[i] = tensor_base(&t->launch->q) + row_offset(t, &t->launch->q, first + lane + i) * t->esize;
+            } else if (first + lane + i < t->rows) {
                 memset(row + WORD_OF(t->head_dim), 0, (size_t)(padded - WORD_OF(t->head_dim)) * sizeof(float));
                 load_words(t->launch->dtype, tensor_base(&t->launch->q) + row_offset(t, &t->launch->q, first + lane + i) * t->esize, t->head_dim,
                            row);
@@ -189,7 +206,7 @@ static void pack_queries(task *t, int32_t first) {
         const vi sign = viset(t->launch->scale >= 0 ? 0 : PAIRS ? (int32_t)0x80008000 : INT32_MIN);
         for (int32_t w = 0; w < padded; w += VL) {
             vf r[VL];
-            for (int32_t i = 0; i < VL; i++) r[i] = (vf)((vi)vload_any(m->rows + (size_t)i * padded + w) ^ sign);
+            for (int32_t i = 0; i < VL; i++) r[i] = (vf)((vi)vload_any(source[i] + 4 * (size_t)w) ^ sign);
             vtranspose(r);
             for (int32_t i = 0; i < VL; i++) vstore(q + (size_t)(w + i) * PANEL + lane, r[i]);
         }
@@ -247,9 +264,10 @@ static void list_ahead(task *t, const cpu_chunk *chunk) {
 }
 
 INLINE void ask_ahead(task *t) {
-    if (t->asked == t->to_ask) return;
-    const char *row = t->ahead[t->asked++];
-    for (int64_t b = 0; b < t->head_dim * t->esize; b += 64) __builtin_prefetch(row + b, 0, 2);
+    for (int32_t n = 0; n < t->per_step && t->asked < t->to_ask; n++) {
+        const char *row = t->ahead[t->asked++];
+        for (int64_t b = 0; b < t->head_dim * t->esize; b += 64) __builtin_prefetch(row + b, 0, 2);
+    }
 }
 
 /* ------------------------------------------------------------------ softmax */
@@ -286,7 +304,7 @@ static __attribute__((noinline)) void raise_top(const task *t, int32_t first_row
     const vf raised = vselect(rises(t, most, top), most, top);
     const vf factor = vselect((vi)(raised > top), vexp2((top - raised) * t->slope), vset(1.0f));
     float *o = m->o + (size_t)first_row * m->o_elements + lane;
-    for (int32_t d = 0; d < t->head_dim; d++) vstore(o + (size_t)d * PANEL, vload(o + (size_t)d * PANEL) * factor);
+    for (int32_t d = 0; d < t->head_dim && t->begun[first_row / PANEL]; d++) vstore(o + (size_t)d * PANEL, vload(o + (size_t)d * PANEL) * factor);
     vstore(m->sum + first_row + lane, vload(m->sum + first_row + lane) * factor);
     vstore(m->top + first_row + lane, raised);
 }
@@ -407,26 +425,68 @@ INLINE void store_row(uint32_t dtype, void *out, const float *row, int32_t n) {
     }
 }
 
+INLINE float row_lse(const task *t, int32_t r) {
+    const memory *m = &t->m;
+    return m->sum[r] == 0.0f ? -INFINITY : (float)((double)m->top[r] * fabs((double)t->launch->scale) + log((double)m->sum[r]));
+}
+
+INLINE void store_lse(const task *t, int32_t r) {
+    const tess_tensor *lse = &t->launch->lse;
+    if (lse->buffer.kind != TESS_BUFFER_NONE) ((float *)tensor_base(lse))[row_offset(t, lse, r)] = row_lse(t, r);
+}
+
 /* Writes one row of O and its LSE where the job says: into the caller's tensors or a partial result. */
 static void finish_row(const task *t, int32_t r, const float *row) {
-    const memory *m = &t->m;
     const tess_launch *l = t->launch;
-    const float lse = m->sum[r] == 0.0f ? -INFINITY : (float)((double)m->top[r] * fabs((double)l->scale) + log((double)m->sum[r]));
     if (t->job->partial != TESS_NO_PARTIAL) {
         float *partial = (float *)(uintptr_t)(l->workspace.handle + l->workspace.offset + l->partials_at) +
                          (size_t)t->job->partial * l->partial_rows * ((size_t)l->value_head_dim + 1);
         memcpy(partial + (size_t)r * t->head_dim, row, (size_t)t->head_dim * sizeof(float));
-        partial[(size_t)l->partial_rows * t->head_dim + r] = lse;
+        partial[(size_t)l->partial_rows * t->head_dim + r] = row_lse(t, r);
         return;
     }
     store_row(l->dtype, tensor_base(&l->o) + row_offset(t, &l->o, r) * t->esize, row, t->head_dim);
-    if (l->lse.buffer.kind != TESS_BUFFER_NONE) ((float *)tensor_base(&l->lse))[row_offset(t, &l->lse, r)] = lse;
+    store_lse(t, r);
 }
+
+#if PAIRS
+/* The same for VL rows of bf16, which are transposed as words of two elements and go straight to the caller. */
+static void finish_pairs(const task *t, int32_t first, int32_t lane) {
+    const memory *m = &t->m;
+    const vf sum = vload(m->sum + first + lane), inverse = 1.0f / sum;
+    const vi empty = (vi)(sum == 0.0f);
+    const float *o = m->o + (size_t)first * m->o_elements + lane;
+    const int32_t words = WORD_OF(t->head_dim), rows = t->rows - first - lane < VL ? t->rows - first - lane : VL;
+    char *out[VL];
+    for (int32_t i = 0; i < rows; i++) out[i] = tensor_base(&t->launch->o) + row_offset(t, &t->launch->o, first + lane + i) * t->esize;
+    for (int32_t w = 0; w < words; w += VL) {
+        vf r[VL];
+        for (int32_t i = 0; i < VL; i++) {
+            const float *pair = o + (size_t)(w + i) * 2 * PANEL;
+            r[i] = w + i < words ? vpair_results(vload(pair) * inverse, vload(pair + PANEL) * inverse) : vset(0.0f);
+            r[i] = vselect(empty, vset(0.0f), r[i]);
+        }
+        vtranspose(r);
+        if (w + VL <= words && rows == VL) {
+            for (int32_t i = 0; i < VL; i++) vstore_any(out[i] + 4 * (size_t)w, r[i]);
+        } else {
+            for (int32_t i = 0; i < rows; i++) memcpy(out[i] + 4 * (size_t)w, &r[i], (size_t)(words - w < VL ? words - w : VL) * 4);
+        }
+    }
+    for (int32_t i = 0; i < rows; i++) store_lse(t, first + lane + i);
+}
+#endif
 
 static void finish_panel(const task *t, int32_t first) {
     const memory *m = &t->m;
     const int32_t padded = round_up(t->head_dim, VL);
     for (int32_t lane = 0; lane < PANEL && first + lane < t->rows; lane += VL) {
+#if PAIRS
+        if (t->job->partial == TESS_NO_PARTIAL) {
+            finish_pairs(t, first, lane);
+            continue;
+        }
+#endif
         const vf sum = vload(m->sum + first + lane);
         const vi empty = (vi)(sum == 0.0f); /* such a row has seen no key: 0, whatever O holds */
         const vf inverse = 1.0f / sum;
@@ -475,13 +535,6 @@ void KERNEL(job)(const tess_launch *launch, const tess_job *job, void *scratch) 
         direct_job(&t);
         return;
     }
-    for (int32_t r = 0; r < lanes; r += PANEL) pack_queries(&t, r);
-    for (int32_t r = 0; r < lanes; r++) {
-        m->top[r] = -INFINITY;
-        m->sum[r] = 0.0f;
-    }
-    memset(m->o, 0, (size_t)lanes * m->o_elements * sizeof(float));
-
     /* The next batch is packed between the panels of this one. The first ones are short, because nothing hides the wait for their rows. */
     int32_t limit = 1;
     key_batch batches[2], *now = &batches[0], *next = &batches[1];
@@ -491,7 +544,23 @@ void KERNEL(job)(const tess_launch *launch, const tess_job *job, void *scratch) 
     }
     cpu_walk walk;
     cpu_walk_start(&walk, launch, job);
+    ask_rows(&t, &launch->q, 0, 2 * PANEL, 0);
     next_batch(&walk, now, limit);
+    t.asked = t.to_ask = 0;
+    t.per_step = 1;
+    for (int32_t c = 0; c < now->chunks; c++) list_ahead(&t, &now->chunk[c]);
+    while (t.asked < t.to_ask) ask_ahead(&t);
+    for (int32_t r = 0; r < lanes; r += PANEL) {
+        ask_rows(&t, &launch->q, r + 2 * PANEL, PANEL, 0);
+        pack_queries(&t, r);
+    }
+    for (int32_t r = 0; r < lanes; r++) {
+        m->top[r] = -INFINITY;
+        m->sum[r] = 0.0f;
+    }
+    memset(t.begun, !TILES, sizeof t.begun);
+    if (!TILES) memset(m->o, 0, (size_t)lanes * m->o_elements * sizeof(float));
+
     for (int32_t c = 0; c < now->chunks; c++) pack_chunk(&t, now, c);
     while (now->chunks > 0) {
         if (limit < BATCH) limit *= 2;
@@ -501,10 +570,11 @@ void KERNEL(job)(const tess_launch *launch, const tess_job *job, void *scratch) 
         vf largest[NV];
         panel_work w = {.after = NULL, .largest = largest};
         int32_t n_after = panel_shares(&t, 0, now, shares[0], &turn);
+        t.asked = t.to_ask = 0;
+        for (int32_t c = 0; c < next->chunks; c++) list_ahead(&t, &next->chunk[c]);
+        t.per_step = 1 + t.to_ask / (now->chunks * panels * STEPS);
         for (int32_t panel = 0; panel < panels; panel++) {
             const int32_t first = panel * PANEL, to = next->chunks * (panel + 1) / panels;
-            t.asked = t.to_ask = 0;
-            for (int32_t c = packed; c < to; c++) list_ahead(&t, &next->chunk[c]);
             w.shares = shares[panel % 2];
             w.n = n_after;
             w.started = S_BUFFERS > 1 && w.after != NULL;
@@ -523,5 +593,10 @@ void KERNEL(job)(const tess_launch *launch, const tess_job *job, void *scratch) 
         now = next;
         next = done;
     }
-    for (int32_t r = 0; r < lanes; r += PANEL) finish_panel(&t, r);
+    const int writes = job->partial == TESS_NO_PARTIAL;
+    if (writes) ask_rows(&t, &launch->o, 0, 2 * PANEL, 1);
+    for (int32_t r = 0; r < lanes; r += PANEL) {
+        if (writes) ask_rows(&t, &launch->o, r + 2 * PANEL, PANEL, 1);
+        finish_panel(&t, r);
+    }
 }

@@ -163,14 +163,23 @@ INLINE void values_and_largest(task *t, const share *now, const share *next, vf 
     }
     slice = (end - at + steps - 1) / steps;
     for (int v = 0; v < nv; v++) most[v] = vset(-INFINITY);
+    const int begun = t->begun[now->row / PANEL];
+    t->begun[now->row / PANEL] = 1;
     for (int32_t d = 0; d < t->head_dim; d += 32) {
         float *o = m->o + (size_t)now->row * m->o_elements + (size_t)d * PANEL, *o_next = o + 16 * PANEL;
         const float *v = now->v + (size_t)(d / 16 * (CHUNK / 32)) * TILE_WORDS, *v_next = v + CHUNK / 32 * TILE_WORDS;
-        TILE_LOAD(0, o, ROW_BYTES);
-        TILE_LOAD(2, o_next, ROW_BYTES);
-        if (both) {
-            TILE_LOAD(1, o + 16, ROW_BYTES);
-            TILE_LOAD(3, o_next + 16, ROW_BYTES);
+        if (begun) {
+            TILE_LOAD(0, o, ROW_BYTES);
+            TILE_LOAD(2, o_next, ROW_BYTES);
+            if (both) {
+                TILE_LOAD(1, o + 16, ROW_BYTES);
+                TILE_LOAD(3, o_next + 16, ROW_BYTES);
+            }
+        } else {
+            TILE_ZERO(0);
+            TILE_ZERO(1);
+            TILE_ZERO(2);
+            TILE_ZERO(3);
         }
         for (int32_t key = now->span.first; key < now->span.end; key += 32) {
             const float *p = now->s + (size_t)(key / 2) * PANEL;

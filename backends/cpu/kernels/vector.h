@@ -136,6 +136,17 @@ INLINE vf vpair_bf16(vf even, vf odd) {
 #endif
 }
 
+/* The same for results, which may be NaN and stay so. */
+INLINE vf vpair_results(vf even, vf odd) {
+    const vf pair = vpair_bf16(even, odd);
+#if VL == 16 && defined(__AVX512BF16__)
+    return pair;
+#else
+    const vi even_nan = (vi)(even != even), odd_nan = (vi)(odd != odd); /* NOLINT(misc-redundant-expression): true where it is NaN */
+    return (vf)((vu)pair | ((vu)even_nan & 0x7fc0u) | ((vu)odd_nan & 0x7fc00000u));
+#endif
+}
+
 static inline float half_bits_to_float(uint16_t h) {
     union {
         uint32_t u;
