@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Parts of the Vulkan backend: the loader and its devices, memory and waiting, pipelines, the table of kernels, and launches. */
+#ifndef TESSERA_VULKAN_VK_H
+#define TESSERA_VULKAN_VK_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "api.h"
+#include "portable.h"
+#include <tessera/tessera_backend.h>
+
+enum {
+    VK_MOST_DEVICES = 16,
+    VK_BINDINGS = 7, /* Q, K, V, O, LSE, tables, workspace */
+    VK_DTYPES = 3,
+    VK_VARIANTS = 2,
+    VK_WORKSPACE_ALIGN = 256,
+};
+
+/* Every wait that the application did not ask for ends after this long. */
+#define VK_PATIENCE_NS UINT64_C(600000000000)
+
+/* What is known of a physical device before anything is opened on it. */
+typedef struct tess_vk_found {
+    vk_physical physical;
+    vk_properties properties;
+    uint32_t family;         /* of queues that compute, without graphics where there is a choice */
+    uint32_t timestamp_bits; /* 0: that family has no timestamps */
+    vk_bool storage_16bit;
+} tess_vk_found;
+
+/* Memory that the application took from us, or that we need ourselves. */
+typedef struct tess_vk_memory {
+    struct tess_vk_memory *next;
+    vk_handle buffer, memory;
+    uint64_t size;
+    char *mapped; /* NULL: only the device sees it */
+} tess_vk_memory;
+
+/* A fence of a wait; those whose wait timed out stay pending until they are found signalled. */
+typedef struct tess_vk_fence {
+    struct tess_vk_fence *next;
+    vk_handle fence;
+    int pending;
+} tess_vk_fence;
+
+typedef struct tess_vk_device {
+    const tess_host *host;
+    vk_api vk;
+    vk_instance instance;
+    vk_device device;
+    vk_queue queue;
+    tess_vk_found found;
+    vk_memory_properties memory;
+    int wrapped;  /* instance and device are the application's */
+    int timeline; /* timeline semaphores may be used */
+    void (*lock)(void *user), (*unlock)(void *user);
+    void *lock_user;
+    char driver[96];
+    uint32_t units;   /* multiprocessors; 0: not known */
+    atomic_int stuck; /* a wait ran out of patience: objects may still be in use and are not destroyed */
+
+    pthread_mutex_t queue_lock;
+    pthread_mutex_t memory_lock; /* of `allocations` */
+    tess_vk_memory *allocations;
+    pthread_mutex_t fence_lock; /* of `fences` */
+    tess_vk_fence *fences;
+
+    pthread_mutex_t copy_lock; /* of all below */
+    tess_vk_memory staging;
+    vk_handle copy_pool, copy_fence;
+    vk_commands copy_commands;
+
+    vk_handle set_layout, layout;
+    pthread_mutex_t pipeline_lock; /* of all below */
+    vk_handle cache;
+    size_t cached_bytes; /* of the cache when it was last loaded or stored */
+    vk_handle forward[VK_VARIANTS][TESS_PORTABLE_BUCKETS][VK_DTYPES], merge[VK_DTYPES];
+} tess_vk_device;
+
+/* loader.c: the library, an instance, the devices on it. */
+vk_get_instance_proc tess_vk_library(char *why, size_t size);
+/* Fills the functions that need no device. */
+tess_status tess_vk_instance_functions(const tess_host *host, vk_get_instance_proc get, vk_instance instance, vk_api *vk);
+tess_status tess_vk_connect(const tess_host *host, vk_api *vk, vk_instance *instance);
+tess_status tess_vk_find(const tess_host *host, const vk_api *vk, vk_instance instance, uint32_t index, tess_vk_found *found);
+/* Fills *found for one physical device; returns why it cannot be used, or NULL. */
+const char *tess_vk_inspect(const vk_api *vk, vk_physical physical, tess_vk_found *found);
+void tess_vk_driver_text(const tess_host *host, const vk_api *vk, const tess_vk_found *found, char *text, size_t size);
+uint32_t tess_vk_compute_units(const tess_host *host, const vk_api *vk, vk_physical physical);
+tess_status tess_vk_list(const tess_host *host, uint32_t index, tess_device_info *info);
+
+/* result.c: a failed call as a status, with the result's name in the message. */
+tess_status tess_vk_fail(const tess_host *host, vk_result result, const char *call, const char *what);
+
+/* device.c */
+tess_status tess_vk_open(const tess_host *host, uint32_t index, const void *native, void **device);
+void tess_vk_close(void *device);
+tess_status tess_vk_query(void *device, tess_caps *caps);
+/* (row tile, 64 keys) steps that surely take less than 200 ms; 0: nothing watches this device. */
+uint64_t tess_vk_range_steps(const tess_vk_device *d);
+vk_result tess_vk_submit(tess_vk_device *d, vk_queue queue, uint32_t count, const vk_submit_info *submits, vk_handle fence);
+
+/* memory.c */
+tess_status tess_vk_alloc(void *device, uint64_t size, tess_buffer *buffer);
+tess_status tess_vk_free(void *device, tess_buffer *buffer);
+tess_status tess_vk_copy(void *device, tess_buffer destination, tess_buffer source, uint64_t bytes);
+tess_status tess_vk_wait(void *device, uint64_t timeout_ns);
+/* Waits until everything submitted to the queue so far is done; TVK_TIMEOUT after timeout_ns. */
+vk_result tess_vk_drain(tess_vk_device *d, uint64_t timeout_ns);
+/* The same before objects are destroyed: does not give up early, and notes when it had to. */
+void tess_vk_settle(tess_vk_device *d);
+/* Likewise for the work of one fence. */
+vk_result tess_vk_wait_fence(tess_vk_device *d, vk_handle fence);
+void tess_vk_memory_close(tess_vk_device *d);
+
+/* pipeline.c */
+tess_status tess_vk_layouts_create(tess_vk_device *d);
+void tess_vk_pipelines_close(tess_vk_device *d);
+tess_status tess_vk_forward_pipeline(tess_vk_device *d, int variant, int bucket, uint32_t dtype, vk_handle *pipeline);
+tess_status tess_vk_merge_pipeline(tess_vk_device *d, uint32_t dtype, vk_handle *pipeline);
+
+/* slots.c: what max_in_flight launches of a plan need. */
+enum { VK_MOST_PIECES = 64 };
+enum { VK_SLOT_FREE, VK_SLOT_TAKEN, VK_SLOT_SUBMITTED, VK_SLOT_RECORDED, VK_SLOT_UNTRACKED };
+
+typedef struct tess_vk_slot {
+    atomic_int state;
+    vk_handle set, pool, fence;
+    vk_commands *commands; /* one for each piece */
+    /* RECORDED: when the application is through with the slot. Both 0: not before the plan goes. */
+    vk_handle until_semaphore, until_fence;
+    uint64_t until_value;
+} tess_vk_slot;
+
+typedef struct tess_vk_state {
+    tess_vk_device *device;
+    vk_handle forward, merge;
+    vk_handle descriptor_pool, queries; /* queries 2n and 2n + 1 are slot n's; 0 where there are no timestamps */
+    uint32_t n_slots, n_pieces;
+    uint64_t jobs_per_piece; /* 0: no limit */
+    size_t bytes;            /* of the state with all that follows it */
+    tess_vk_slot *slots;
+} tess_vk_state;
+
+tess_status tess_vk_state_create(tess_vk_device *d, uint32_t slots, uint32_t pieces, tess_vk_state **state);
+void tess_vk_state_release(tess_kernel *kernel);
+/* A slot that nothing uses, its fence unsignalled; BUSY. */
+tess_status tess_vk_slot_take(tess_vk_state *state, uint32_t *index);
+
+/* table.c, launch.c */
+tess_status tess_vk_kernel(void *device, const tess_kernel_key *key, tess_kernel *kernel, uint32_t index, tess_kernel_info *info);
+tess_status tess_vk_launch(void *device, const tess_launch *launch);
+
+#endif
