@@ -3,9 +3,18 @@
 
 #include <string.h>
 
-/* shared_bytes must agree with the arrays in kernels/forward.inl. */
-const tess_portable_variant tess_portable = {"portable", {{64, 64, 64, 256, 0}, {128, 64, 64, 256, 0}, {256, 32, 32, 256, 0}}};
-const tess_portable_variant tess_portable_small = {"portable_small", {{64, 32, 32, 64, 0}, {128, 32, 16, 64, 0}, {256, 16, 16, 64, 0}}};
+/* The sizes of the arrays in workgroup memory, which kernels/forward.inl derives in the same way from the same numbers. */
+#define COLUMNS(keys)      ((keys) / 4)
+#define SLICE(rows)        ((rows) >= 32 ? 32 : 16)
+#define SCORES(rows, keys) (((rows) + (keys)) * SLICE(rows) > (rows) * (keys) ? ((rows) + (keys)) * SLICE(rows) : (rows) * (keys))
+#define SHARED(rows, keys) (4 * (SCORES(rows, keys) + COLUMNS(keys) * 128 + (rows)*COLUMNS(keys) + 4 * (keys) + 5 * (rows)))
+#define SHAPE(dims, rows, keys, threads) \
+    { dims, rows, keys, threads, SHARED(rows, keys) }
+
+const tess_portable_variant tess_portable = {"portable", {SHAPE(64, 64, 64, 128), SHAPE(128, 64, 64, 128), SHAPE(256, 32, 64, 128)}};
+const tess_portable_variant tess_portable_small = {"portable_small", {SHAPE(64, 32, 32, 64), SHAPE(128, 32, 32, 64), SHAPE(256, 16, 64, 64)}};
+
+_Static_assert(SHARED(32, 32) <= 16384 && SHARED(16, 64) <= 16384, "the small variant fits 16 KiB of workgroup memory");
 
 static const char *const dtype_names[] = {"f32", "f16", "bf16"};
 
