@@ -7,6 +7,7 @@ install(TARGETS tessera EXPORT tessera-targets
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
   RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(FILES include/tessera/tessera.h include/tessera/tessera_backend.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tessera)
+install(FILES include/tessera/tessera_vulkan.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tessera)
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 if(TARGET tessera_cli)
   install(TARGETS tessera_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})

@@ -84,7 +84,6 @@ enum { /* the first member of most structures */
        TVK_TYPE_SM_BUILTINS_PROPERTIES_NV = 1000154001,
        TVK_TYPE_SHADER_CORE_PROPERTIES_AMD = 1000185000,
        TVK_TYPE_DRIVER_PROPERTIES = 1000196000,
-       TVK_TYPE_TIMELINE_SEMAPHORE_FEATURES = 1000207000,
        TVK_TYPE_TIMELINE_SEMAPHORE_SUBMIT_INFO = 1000207003,
 };
 
@@ -110,10 +109,8 @@ enum {
     TVK_ONE_TIME_SUBMIT = 0x1,
     TVK_QUERY_TIMESTAMP = 2,
     TVK_QUERY_RESULT_64 = 0x1,
-    TVK_STAGE_TOP = 0x1,
     TVK_STAGE_COMPUTE = 0x800,
     TVK_STAGE_TRANSFER = 0x1000,
-    TVK_STAGE_BOTTOM = 0x2000,
     TVK_STAGE_HOST = 0x4000,
     TVK_ACCESS_SHADER_READ = 0x20,
     TVK_ACCESS_SHADER_WRITE = 0x40,
@@ -202,11 +199,6 @@ typedef struct vk_16bit_features {
     VK_OUT;
     vk_bool storage, uniform, push, input_output;
 } vk_16bit_features;
-
-typedef struct vk_timeline_features {
-    VK_OUT;
-    vk_bool timeline;
-} vk_timeline_features;
 
 typedef struct vk_queue_family {
     uint32_t flags, count, timestamp_bits, granularity[3];

@@ -42,13 +42,14 @@ tess_status tess_vk_connect(const tess_host *host, vk_api *vk, vk_instance *inst
     vk->CreateInstance = (vk_result(*)(const vk_instance_create_info *, const void *, vk_instance *))get(NULL, "vkCreateInstance");
     vk->EnumerateInstanceVersion = (vk_result(*)(uint32_t *))get(NULL, "vkEnumerateInstanceVersion");
     if (!vk->CreateInstance) return host->fail(host, TESS_ERROR_UNAVAILABLE, "vkGetInstanceProcAddr: the library has no vkCreateInstance");
-    if (vk->EnumerateInstanceVersion && vk->EnumerateInstanceVersion(&version) != TVK_SUCCESS) version = VERSION(1, 0);
+    vk_result result = vk->EnumerateInstanceVersion ? vk->EnumerateInstanceVersion(&version) : TVK_SUCCESS;
+    if (result != TVK_SUCCESS) return tess_vk_fail(host, result, "vkEnumerateInstanceVersion", "no version");
     if (version < VERSION(1, 1))
         return host->fail(host, TESS_ERROR_UNAVAILABLE, "vkEnumerateInstanceVersion: the loader has Vulkan %u.%u, and 1.1 is needed",
                           major_of(version), minor_of(version));
     const vk_application_info application = {.type = TVK_TYPE_APPLICATION_INFO, .engine = "tessera", .api_version = VERSION(1, 1)};
     const vk_instance_create_info create = {.type = TVK_TYPE_INSTANCE_CREATE_INFO, .application = &application};
-    const vk_result result = vk->CreateInstance(&create, NULL, instance);
+    result = vk->CreateInstance(&create, NULL, instance);
     if (result == TVK_ERROR_INCOMPATIBLE_DRIVER)
         return host->fail(host, TESS_ERROR_UNAVAILABLE, "vkCreateInstance: libvulkan finds no driver (VK_ERROR_INCOMPATIBLE_DRIVER, %d)", result);
     if (result != TVK_SUCCESS) return tess_vk_fail(host, result, "vkCreateInstance", "no instance");

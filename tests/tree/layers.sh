@@ -52,9 +52,10 @@ bad=$(
   check 'cli/*' support bench cli
   for folder in tests/*/; do
     folder=${folder%/}
-    [ "$folder" = tests/unit ] || check "$folder/*" tests support bench
+    case $folder in tests/unit | tests/vulkan) ;; *) check "$folder/*" tests support bench ;; esac
   done
   check 'tests/unit/*' tests support core backends/common
+  check 'tests/vulkan/*' tests support backends/vulkan # whose declarations of Vulkan are under test
   check 'examples/*'
 )
 [ -z "$bad" ] || wrong "$bad"

@@ -1,0 +1,212 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Stands in for libvulkan.so.1: forwards to the real one (TESSERA_TEST_VULKAN names it), lets the call of a given number fail, and counts objects that live.
+ * Only what Tessera uses is intercepted.
+ */
+#include "shim.h"
+
+#include <dlfcn.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "api.h"
+
+enum kind { INSTANCE, DEVICE, MEMORY, BUFFER, FENCE, QUERIES, SHADER, CACHE, PIPELINE, LAYOUT, SET_LAYOUT, DESCRIPTORS, COMMANDS, KINDS };
+static const char *const kind_names[KINDS] = {"instances",   "devices",          "memory objects",  "buffers",   "fences",
+                                              "query pools", "shaders",          "pipeline caches", "pipelines", "pipeline layouts",
+                                              "set layouts", "descriptor pools", "command pools"};
+
+static vk_api real;
+static vk_get_instance_proc real_get;
+static atomic_long calls, failures, live[KINDS];
+static long fail_at;
+static int sticky, code;
+static char failed_name[64];
+
+void shim_reset(long at, int stays, int result) {
+    fail_at = at;
+    sticky = stays;
+    code = result;
+    failed_name[0] = '\0';
+    atomic_store(&calls, 0);
+    atomic_store(&failures, 0);
+}
+
+long shim_calls(void) { return atomic_load(&calls); }
+long shim_failures(void) { return atomic_load(&failures); }
+const char *shim_failed(void) { return failed_name; }
+
+long shim_live(char *text, size_t size) {
+    long sum = 0;
+    text[0] = '\0';
+    for (int n = 0; n < KINDS; n++) {
+        const long count = atomic_load(&live[n]);
+        const size_t used = strlen(text);
+        if (count) snprintf(text + used, size - used, "%s%ld %s", used ? ", " : "", count, kind_names[n]);
+        sum += labs(count);
+    }
+    return sum;
+}
+
+static int fails(const char *name) {
+    const long call = atomic_fetch_add(&calls, 1) + 1;
+    if (!fail_at || call < fail_at || (call > fail_at && !sticky)) return 0;
+    if (atomic_fetch_add(&failures, 1) == 0) snprintf(failed_name, sizeof failed_name, "vk%s", name);
+    return 1;
+}
+
+#define FORWARD(name, parameters, arguments) \
+    static vk_result shim_##name parameters { return fails(#name) ? code : real.name arguments; }
+#define CREATE(name, kind, parameters, arguments)                           \
+    static vk_result shim_##name parameters {                               \
+        const vk_result result = fails(#name) ? code : real.name arguments; \
+        if (result == TVK_SUCCESS) atomic_fetch_add(&live[kind], 1);        \
+        return result;                                                      \
+    }
+#define DESTROY(name, kind)                                                              \
+    static void shim_##name(vk_device device, vk_handle object, const void *allocator) { \
+        if (object) atomic_fetch_sub(&live[kind], 1);                                    \
+        real.name(device, object, allocator);                                            \
+    }
+
+FORWARD(EnumerateInstanceVersion, (uint32_t * version), (version))
+CREATE(CreateInstance, INSTANCE, (const vk_instance_create_info *info, const void *allocator, vk_instance *out), (info, allocator, out))
+FORWARD(EnumeratePhysicalDevices, (vk_instance instance, uint32_t *count, vk_physical *out), (instance, count, out))
+FORWARD(EnumerateDeviceExtensionProperties, (vk_physical physical, const char *layer, uint32_t *count, vk_extension_properties *out),
+        (physical, layer, count, out))
+CREATE(CreateDevice, DEVICE, (vk_physical physical, const vk_device_create_info *info, const void *allocator, vk_device *out),
+       (physical, info, allocator, out))
+FORWARD(QueueSubmit, (vk_queue queue, uint32_t count, const vk_submit_info *submits, vk_handle fence), (queue, count, submits, fence))
+CREATE(AllocateMemory, MEMORY, (vk_device device, const vk_memory_allocate_info *info, const void *allocator, vk_handle *out),
+       (device, info, allocator, out))
+FORWARD(MapMemory, (vk_device device, vk_handle memory, uint64_t offset, uint64_t size, uint32_t flags, void **out),
+        (device, memory, offset, size, flags, out))
+FORWARD(BindBufferMemory, (vk_device device, vk_handle buffer, vk_handle memory, uint64_t offset), (device, buffer, memory, offset))
+CREATE(CreateBuffer, BUFFER, (vk_device device, const vk_buffer_create_info *info, const void *allocator, vk_handle *out),
+       (device, info, allocator, out))
+CREATE(CreateFence, FENCE, (vk_device device, const vk_fence_create_info *info, const void *allocator, vk_handle *out),
+       (device, info, allocator, out))
+FORWARD(ResetFences, (vk_device device, uint32_t count, const vk_handle *fences), (device, count, fences))
+FORWARD(GetFenceStatus, (vk_device device, vk_handle fence), (device, fence))
+FORWARD(WaitForFences, (vk_device device, uint32_t count, const vk_handle *fences, vk_bool all, uint64_t timeout),
+        (device, count, fences, all, timeout))
+CREATE(CreateQueryPool, QUERIES, (vk_device device, const vk_query_pool_create_info *info, const void *allocator, vk_handle *out),
+       (device, info, allocator, out))
+FORWARD(GetQueryPoolResults,
+        (vk_device device, vk_handle pool, uint32_t first, uint32_t count, size_t size, void *data, uint64_t stride, uint32_t flags),
+        (device, pool, first, count, size, data, stride, flags))
+CREATE(CreateShaderModule, SHADER, (vk_device device, const vk_shader_module_create_info *info, const void *allocator, vk_handle *out),
+       (device, info, allocator, out))
+CREATE(CreatePipelineCache, CACHE, (vk_device device, const vk_pipeline_cache_create_info *info, const void *allocator, vk_handle *out),
+       (device, info, allocator, out))
+FORWARD(GetPipelineCacheData, (vk_device device, vk_handle cache, size_t *size, void *data), (device, cache, size, data))
+CREATE(CreateComputePipelines, PIPELINE,
+       (vk_device device, vk_handle cache, uint32_t count, const vk_compute_pipeline_create_info *infos, const void *allocator, vk_handle *out),
+       (device, cache, count, infos, allocator, out))
+CREATE(CreatePipelineLayout, LAYOUT, (vk_device device, const vk_pipeline_layout_create_info *info, const void *allocator, vk_handle *out),
+       (device, info, allocator, out))
+CREATE(CreateDescriptorSetLayout, SET_LAYOUT, (vk_device device, const vk_set_layout_create_info *info, const void *allocator, vk_handle *out),
+       (device, info, allocator, out))
+CREATE(CreateDescriptorPool, DESCRIPTORS, (vk_device device, const vk_descriptor_pool_create_info *info, const void *allocator, vk_handle *out),
+       (device, info, allocator, out))
+FORWARD(AllocateDescriptorSets, (vk_device device, const vk_set_allocate_info *info, vk_handle *out), (device, info, out))
+CREATE(CreateCommandPool, COMMANDS, (vk_device device, const vk_command_pool_create_info *info, const void *allocator, vk_handle *out),
+       (device, info, allocator, out))
+FORWARD(AllocateCommandBuffers, (vk_device device, const vk_commands_allocate_info *info, vk_commands *out), (device, info, out))
+FORWARD(BeginCommandBuffer, (vk_commands commands, const vk_begin_info *info), (commands, info))
+FORWARD(EndCommandBuffer, (vk_commands commands), (commands))
+
+DESTROY(FreeMemory, MEMORY)
+DESTROY(DestroyBuffer, BUFFER)
+DESTROY(DestroyFence, FENCE)
+DESTROY(DestroyQueryPool, QUERIES)
+DESTROY(DestroyShaderModule, SHADER)
+DESTROY(DestroyPipelineCache, CACHE)
+DESTROY(DestroyPipeline, PIPELINE)
+DESTROY(DestroyPipelineLayout, LAYOUT)
+DESTROY(DestroyDescriptorSetLayout, SET_LAYOUT)
+DESTROY(DestroyDescriptorPool, DESCRIPTORS)
+DESTROY(DestroyCommandPool, COMMANDS)
+
+static void shim_DestroyDevice(vk_device device, const void *allocator) {
+    atomic_fetch_sub(&live[DEVICE], 1);
+    real.DestroyDevice(device, allocator);
+}
+
+static void shim_DestroyInstance(vk_instance instance, const void *allocator) {
+    atomic_fetch_sub(&live[INSTANCE], 1);
+    real.DestroyInstance(instance, allocator);
+}
+
+static vk_function shim_GetDeviceProcAddr(vk_device device, const char *name);
+
+/* The intercepting function for a real one, which is noted. */
+static vk_function intercept(const char *name, vk_function found) {
+    if (!found) return NULL;
+#define TAKE(function)                                      \
+    if (strcmp(name, "vk" #function) == 0) {                \
+        memcpy(&real.function, &found, sizeof found);       \
+        vk_function own;                                    \
+        void *address = (void *)(uintptr_t)shim_##function; \
+        memcpy(&own, &address, sizeof own);                 \
+        return own;                                         \
+    }
+    TAKE(EnumerateInstanceVersion)
+    TAKE(CreateInstance)
+    TAKE(DestroyInstance)
+    TAKE(EnumeratePhysicalDevices)
+    TAKE(EnumerateDeviceExtensionProperties)
+    TAKE(CreateDevice)
+    TAKE(GetDeviceProcAddr)
+    TAKE(DestroyDevice)
+    TAKE(QueueSubmit)
+    TAKE(AllocateMemory)
+    TAKE(FreeMemory)
+    TAKE(MapMemory)
+    TAKE(BindBufferMemory)
+    TAKE(CreateBuffer)
+    TAKE(DestroyBuffer)
+    TAKE(CreateFence)
+    TAKE(DestroyFence)
+    TAKE(ResetFences)
+    TAKE(GetFenceStatus)
+    TAKE(WaitForFences)
+    TAKE(CreateQueryPool)
+    TAKE(DestroyQueryPool)
+    TAKE(GetQueryPoolResults)
+    TAKE(CreateShaderModule)
+    TAKE(DestroyShaderModule)
+    TAKE(CreatePipelineCache)
+    TAKE(DestroyPipelineCache)
+    TAKE(GetPipelineCacheData)
+    TAKE(CreateComputePipelines)
+    TAKE(DestroyPipeline)
+    TAKE(CreatePipelineLayout)
+    TAKE(DestroyPipelineLayout)
+    TAKE(CreateDescriptorSetLayout)
+    TAKE(DestroyDescriptorSetLayout)
+    TAKE(CreateDescriptorPool)
+    TAKE(DestroyDescriptorPool)
+    TAKE(AllocateDescriptorSets)
+    TAKE(CreateCommandPool)
+    TAKE(DestroyCommandPool)
+    TAKE(AllocateCommandBuffers)
+    TAKE(BeginCommandBuffer)
+    TAKE(EndCommandBuffer)
+    return found;
+}
+
+static vk_function shim_GetDeviceProcAddr(vk_device device, const char *name) { return intercept(name, real.GetDeviceProcAddr(device, name)); }
+
+SHIM_API vk_function vkGetInstanceProcAddr(vk_instance instance, const char *name) {
+    if (!real_get) {
+        const char *path = getenv("TESSERA_TEST_VULKAN");
+        void *library = path ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
+        void *symbol = library ? dlsym(library, "vkGetInstanceProcAddr") : NULL;
+        if (!symbol) return NULL;
+        memcpy(&real_get, &symbol, sizeof symbol);
+    }
+    return intercept(name, real_get(instance, name));
+}
