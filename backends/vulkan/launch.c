@@ -322,7 +322,9 @@ static tess_status submit(tess_vk_device *d, const tess_launch *l, const errand 
         result = submit_pieces(d, e, slot, &p, &begun);
     }
     if (result != TVK_SUCCESS) {
-        atomic_store(&slot->state, begun ? VK_SLOT_UNTRACKED : VK_SLOT_FREE);
+        /* What runs already has to be waited for before the slot's objects go; the fence alone comes after it. */
+        const int tracked = begun && tess_vk_submit(d, e->queue, 0, NULL, slot->fence) == TVK_SUCCESS;
+        atomic_store(&slot->state, tracked ? VK_SLOT_SUBMITTED : begun ? VK_SLOT_UNTRACKED : VK_SLOT_FREE);
         return tess_vk_fail(d->host, result, call, "a run");
     }
     /* The slot's own fence is behind all of it; the application's follows alone. */

@@ -50,10 +50,14 @@ long shim_live(char *text, size_t size) {
     return sum;
 }
 
+static vk_device device_now;
+static vk_result (*real_wait_idle)(vk_device device);
+
 static int fails(const char *name) {
     const long call = atomic_fetch_add(&calls, 1) + 1;
     if (!fail_at || call < fail_at || (call > fail_at && !sticky)) return 0;
     if (atomic_fetch_add(&failures, 1) == 0) snprintf(failed_name, sizeof failed_name, "vk%s", name);
+    if (code == TVK_ERROR_DEVICE_LOST && device_now) real_wait_idle(device_now); /* nothing runs any more on a lost device */
     return 1;
 }
 
@@ -76,8 +80,14 @@ CREATE(CreateInstance, INSTANCE, (const vk_instance_create_info *info, const voi
 FORWARD(EnumeratePhysicalDevices, (vk_instance instance, uint32_t *count, vk_physical *out), (instance, count, out))
 FORWARD(EnumerateDeviceExtensionProperties, (vk_physical physical, const char *layer, uint32_t *count, vk_extension_properties *out),
         (physical, layer, count, out))
-CREATE(CreateDevice, DEVICE, (vk_physical physical, const vk_device_create_info *info, const void *allocator, vk_device *out),
-       (physical, info, allocator, out))
+static vk_result shim_CreateDevice(vk_physical physical, const vk_device_create_info *info, const void *allocator, vk_device *out) {
+    const vk_result result = fails("CreateDevice") ? code : real.CreateDevice(physical, info, allocator, out);
+    if (result != TVK_SUCCESS) return result;
+    atomic_fetch_add(&live[DEVICE], 1);
+    device_now = *out;
+    real_wait_idle = (vk_result(*)(vk_device))real.GetDeviceProcAddr(device_now, "vkDeviceWaitIdle");
+    return result;
+}
 FORWARD(QueueSubmit, (vk_queue queue, uint32_t count, const vk_submit_info *submits, vk_handle fence), (queue, count, submits, fence))
 CREATE(AllocateMemory, MEMORY, (vk_device device, const vk_memory_allocate_info *info, const void *allocator, vk_handle *out),
        (device, info, allocator, out))
@@ -132,6 +142,7 @@ DESTROY(DestroyCommandPool, COMMANDS)
 
 static void shim_DestroyDevice(vk_device device, const void *allocator) {
     atomic_fetch_sub(&live[DEVICE], 1);
+    device_now = NULL;
     real.DestroyDevice(device, allocator);
 }
 

@@ -32,7 +32,7 @@ for kernel in forward merge; do
       echo "#include <stdint.h>"
       echo "// clang-format off"
       echo "static const uint32_t tess_vk_$name[] = {"
-      od -An -v -tx4 "$scratch/module" | tr -s ' ' '\n' | grep . | awk '{ printf "%s0x%s,", NR % 12 == 1 ? "    " : " ", $1; if (NR % 12 == 0) print "" } END { if (NR % 12) print "" }'
+      od -An -v -tx4 "$scratch/module" | tr -s ' ' '\n' | grep . | awk '{ printf "%s0x%s,", NR % 32 == 1 ? "    " : " ", $1; if (NR % 32 == 0) print "" } END { if (NR % 32) print "" }'
       echo "};"
     } >"$scratch/header"
     mv "$scratch/header" "$out/$name.h"
