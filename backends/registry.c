@@ -3,5 +3,6 @@
 #include "../core/registry.h"
 
 extern const tess_backend tess_cpu_backend;
+extern const tess_backend tess_opencl_backend;
 
-const tess_backend *const tess_registry[] = {&tess_cpu_backend, NULL};
+const tess_backend *const tess_registry[] = {&tess_cpu_backend, &tess_opencl_backend, NULL};

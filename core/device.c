@@ -176,7 +176,7 @@ static tess_status nothing_works(tess_runtime *runtime, const char *label, const
                      exists.length != 0 ? exists.text : "none", tried->text);
 }
 
-/* Wraps a context of the application's, which belongs to the very device that `id` names. */
+/* Wraps a context of the application's. It belongs to the very device that `id` names, or with a name alone to the first that takes it. */
 static tess_status wrap(tess_runtime *runtime, const char *id, const void *native, tess_device **out) {
     if (id == NULL) return tess_fail(TESS_ERROR_INVALID, "%s: id: must name the backend that `native` belongs to", function_open);
     const char *cursor = id;
@@ -186,12 +186,14 @@ static tess_status wrap(tess_runtime *runtime, const char *id, const void *nativ
     if (cursor != NULL) return tess_fail(TESS_ERROR_INVALID, "%s: id: '%.80s' must name one backend when `native` is given", function_open, id);
     status = probe(runtime, item.entry);
     if (status != TESS_OK) return status;
-    uint32_t index = item.index < 0 ? 0 : (uint32_t)item.index;
+    uint32_t index = item.index < 0 ? 0 : (uint32_t)item.index, last = item.index < 0 ? item.entry->n_devices - 1 : index;
     if (item.entry->status != TESS_OK)
         return tess_fail(TESS_ERROR_UNAVAILABLE, "%s: id: %s: %s", function_open, item.entry->name, item.entry->reason);
     if (index >= item.entry->n_devices)
         return tess_fail(TESS_ERROR_UNAVAILABLE, "%s: id: %s has only %u devices", function_open, item.entry->name, item.entry->n_devices);
-    return open_place(runtime, (place){item.entry, index}, native, out);
+    do status = open_place(runtime, (place){item.entry, index}, native, out);
+    while (status == TESS_ERROR_UNAVAILABLE && index++ < last);
+    return status;
 }
 
 tess_status tess_device_open(tess_runtime *runtime, const tess_device_desc *desc, tess_device **out) {

@@ -13,19 +13,30 @@ extern const tess_backend tess_opencl_backend;
 /* ------------------------------------------------------------------ opening */
 
 /* What is asked of the device once, so that launches need not ask. */
-static void describe(opencl_device *d, const opencl_found *found) {
+static tess_status describe(opencl_device *d, const opencl_found *found) {
     const cl_api *cl = d->cl;
     char text[4][OPENCL_TEXT];
     size_t sizes[16] = {0};
     cl_bool timeout = 0;
+    const struct {
+        cl_uint what;
+        size_t bytes;
+        void *value;
+        const char *name;
+    } asked[] = {
+        {CL_DEVICE_MAX_COMPUTE_UNITS, sizeof d->compute_units, &d->compute_units, "CL_DEVICE_MAX_COMPUTE_UNITS"},
+        {CL_DEVICE_MAX_CLOCK_FREQUENCY, sizeof d->clock_mhz, &d->clock_mhz, "CL_DEVICE_MAX_CLOCK_FREQUENCY"},
+        {CL_DEVICE_LOCAL_MEM_SIZE, sizeof d->local_bytes, &d->local_bytes, "CL_DEVICE_LOCAL_MEM_SIZE"},
+        {CL_DEVICE_MAX_MEM_ALLOC_SIZE, sizeof d->most_bytes, &d->most_bytes, "CL_DEVICE_MAX_MEM_ALLOC_SIZE"},
+        {CL_DEVICE_MAX_WORK_GROUP_SIZE, sizeof d->most_threads, &d->most_threads, "CL_DEVICE_MAX_WORK_GROUP_SIZE"},
+        {CL_DEVICE_MAX_WORK_ITEM_SIZES, sizeof sizes, sizes, "CL_DEVICE_MAX_WORK_ITEM_SIZES"},
+    };
+    for (size_t n = 0; n < sizeof asked / sizeof *asked; n++) {
+        const cl_int code = cl->clGetDeviceInfo(d->device, asked[n].what, asked[n].bytes, asked[n].value, NULL);
+        if (code != CL_SUCCESS) return tess_opencl_fail(d->host, "clGetDeviceInfo", asked[n].name, code);
+    }
+    if (sizes[0] < d->most_threads) d->most_threads = sizes[0];
     d->kind = found->kind;
-    d->compute_units = (uint32_t)tess_opencl_number(cl, d->device, CL_DEVICE_MAX_COMPUTE_UNITS, sizeof(cl_uint));
-    d->clock_mhz = (uint32_t)tess_opencl_number(cl, d->device, CL_DEVICE_MAX_CLOCK_FREQUENCY, sizeof(cl_uint));
-    d->local_bytes = tess_opencl_number(cl, d->device, CL_DEVICE_LOCAL_MEM_SIZE, sizeof(cl_ulong));
-    d->most_bytes = tess_opencl_number(cl, d->device, CL_DEVICE_MAX_MEM_ALLOC_SIZE, sizeof(cl_ulong));
-    d->most_threads = (size_t)tess_opencl_number(cl, d->device, CL_DEVICE_MAX_WORK_GROUP_SIZE, sizeof(size_t));
-    if (cl->clGetDeviceInfo(d->device, CL_DEVICE_MAX_WORK_ITEM_SIZES, sizeof sizes, sizes, NULL) == CL_SUCCESS && sizes[0] < d->most_threads)
-        d->most_threads = sizes[0];
     /* Only one vendor tells; a device that does not may drive a display. */
     const cl_int told = cl->clGetDeviceInfo(d->device, CL_DEVICE_KERNEL_EXEC_TIMEOUT_NV, sizeof timeout, &timeout, NULL);
     d->time_limited = d->kind == TESS_DEVICE_GPU && (told != CL_SUCCESS || timeout);
@@ -36,6 +47,7 @@ static void describe(opencl_device *d, const opencl_found *found) {
     snprintf(d->names[0], sizeof d->names[0], "%s / %s / %s / %u units / vendor %08x", text[0], text[1], text[2], (unsigned)d->compute_units,
              (unsigned)tess_opencl_number(cl, d->device, CL_DEVICE_VENDOR_ID, sizeof(cl_uint)));
     snprintf(d->names[1], sizeof d->names[1], "%s / %s / %s", found->platform_name, platform, text[3]);
+    return TESS_OK;
 }
 
 /* The device itself or what it was partitioned from. */
@@ -49,8 +61,9 @@ static int is_or_belongs_to(const cl_api *cl, cl_device_id device, cl_device_id 
     return 0;
 }
 
-static tess_status check_queue(const opencl_device *d, cl_command_queue queue) {
+static tess_status check_queue(const opencl_device *d, const tess_opencl_native *native) {
     const tess_host *host = d->host;
+    cl_command_queue queue = native->queue;
     cl_context context = NULL;
     cl_device_id device = NULL;
     cl_bitfield properties = 0;
@@ -59,10 +72,26 @@ static tess_status check_queue(const opencl_device *d, cl_command_queue queue) {
     if (code == CL_SUCCESS) code = d->cl->clGetCommandQueueInfo(queue, CL_QUEUE_PROPERTIES, sizeof properties, &properties, NULL);
     if (code != CL_SUCCESS)
         return host->fail(host, TESS_ERROR_INVALID, "native.queue: clGetCommandQueueInfo says %s (%d)", tess_opencl_error_name(code), (int)code);
-    if (context != d->context || device != d->device)
+    if (context != native->context || device != native->device)
         return host->fail(host, TESS_ERROR_INVALID, "native.queue: it must be of native.context and native.device");
     if (properties & CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE)
         return host->fail(host, TESS_ERROR_INVALID, "native.queue: it must be in order; queues that are not can be given to a run as a stream");
+    return TESS_OK;
+}
+
+/* Members are set once they are retained, so that a failure on the way drops the right ones. */
+static tess_status retain(opencl_device *d, const tess_opencl_native *native) {
+    cl_int code = d->cl->clRetainContext(native->context);
+    if (code != CL_SUCCESS) return tess_opencl_fail(d->host, "clRetainContext", "native.context", code);
+    d->context = native->context;
+    code = d->cl->clRetainDevice(native->device);
+    if (code != CL_SUCCESS) return tess_opencl_fail(d->host, "clRetainDevice", "native.device", code);
+    d->device = native->device;
+    d->retained = 1;
+    if (!native->queue) return TESS_OK;
+    code = d->cl->clRetainCommandQueue(native->queue);
+    if (code != CL_SUCCESS) return tess_opencl_fail(d->host, "clRetainCommandQueue", "native.queue", code);
+    d->queue = native->queue;
     return TESS_OK;
 }
 
@@ -77,30 +106,18 @@ static tess_status wrap(opencl_device *d, uint32_t index, const opencl_found *fo
     if (!native->context) return host->fail(host, TESS_ERROR_INVALID, "native.context: must not be NULL");
     if (!native->device) return host->fail(host, TESS_ERROR_INVALID, "native.device: must not be NULL");
     if (!is_or_belongs_to(d->cl, native->device, found->device))
-        return host->fail(host, TESS_ERROR_INVALID, "native.device: it is not opencl:%u, which was named; see `tessera info`", (unsigned)index);
+        return host->fail(host, TESS_ERROR_UNAVAILABLE, "native.device: it is not opencl:%u", (unsigned)index);
     const cl_int code = d->cl->clGetContextInfo(native->context, CL_CONTEXT_DEVICES, sizeof devices, devices, &bytes);
     if (code != CL_SUCCESS)
         return host->fail(host, TESS_ERROR_INVALID, "native.context: clGetContextInfo says %s (%d)", tess_opencl_error_name(code), (int)code);
     int held = 0;
     for (size_t n = 0; n < bytes / sizeof *devices && n < 128; n++) held |= devices[n] == native->device;
     if (!held) return host->fail(host, TESS_ERROR_INVALID, "native.context: does not hold native.device");
-    d->context = native->context;
-    d->device = native->device;
     if (native->queue) {
-        const tess_status status = check_queue(d, native->queue);
-        if (status != TESS_OK) {
-            d->context = NULL;
-            d->device = NULL;
-            return status;
-        }
+        const tess_status status = check_queue(d, native);
+        if (status != TESS_OK) return status;
     }
-    d->cl->clRetainContext(d->context);
-    d->cl->clRetainDevice(d->device);
-    if (native->queue) {
-        d->queue = native->queue;
-        d->cl->clRetainCommandQueue(d->queue);
-    }
-    return TESS_OK;
+    return retain(d, native);
 }
 
 /* Drops what an open device holds; members that are NULL were never taken. */
@@ -108,7 +125,7 @@ static void drop(opencl_device *d) {
     tess_opencl_programs_release(d);
     if (d->queue) d->cl->clReleaseCommandQueue(d->queue);
     if (d->context) d->cl->clReleaseContext(d->context);
-    if (d->device) d->cl->clReleaseDevice(d->device);
+    if (d->retained) d->cl->clReleaseDevice(d->device);
     pthread_mutex_destroy(&d->building);
     d->host->free(d->host, d, sizeof *d);
 }
@@ -123,14 +140,12 @@ static tess_status fill(opencl_device *d, uint32_t index, const opencl_found *fo
         d->context = d->cl->clCreateContext(properties, 1, &found->device, NULL, NULL, &code);
         if (!d->context) return tess_opencl_fail(d->host, "clCreateContext", "no context for the device", code);
         d->device = found->device;
-        d->cl->clRetainDevice(d->device);
     }
     if (!d->queue) {
         d->queue = d->cl->clCreateCommandQueue(d->context, d->device, CL_QUEUE_PROFILING_ENABLE, &code);
         if (!d->queue) return tess_opencl_fail(d->host, "clCreateCommandQueue", "no queue for the device", code);
     }
-    describe(d, found);
-    return TESS_OK;
+    return describe(d, found);
 }
 
 static tess_status opencl_open(const tess_host *host, uint32_t index, const void *native, void **device) {

@@ -33,9 +33,9 @@ typedef struct opencl_device {
     const tess_host *host;
     const cl_api *cl;
     cl_device_id device;
+    int retained; /* it may be a sub-device of the application's */
     cl_context context;
     cl_command_queue queue; /* in order */
-    int profiles;           /* that queue takes times */
     uint32_t kind, compute_units, clock_mhz;
     int time_limited; /* kernels may be stopped by the system after some seconds */
     size_t most_threads;

@@ -191,9 +191,9 @@ typedef struct tess_device_desc {
 } tess_device_desc;
 
 /* Opens a device. An unknown backend name is INVALID; names that are not available here are skipped; if none is left the error is
- * UNAVAILABLE and lists what exists. With `native`, `id` must be one `name` or `name:index`, the device that the context belongs to, and the backend's
- * own status comes back. OUT_OF_MEMORY ends the search: it says nothing about which device works. `desc` may be NULL. Software devices rank below the
- * CPU. The choice is made here, once, never per problem. */
+ * UNAVAILABLE and lists what exists. With `native`, `id` must be `name:index`, the device that the context belongs to, or `name`, and then it is found
+ * among the backend's devices (UNAVAILABLE if it is none of them); the backend's own status comes back. OUT_OF_MEMORY ends the search: it says nothing
+ * about which device works. `desc` may be NULL. Software devices rank below the CPU. The choice is made here, once, never per problem. */
 TESS_API tess_status tess_device_open(tess_runtime *runtime, const tess_device_desc *desc, tess_device **device);
 TESS_API void tess_device_release(tess_device *device);
 TESS_API tess_status tess_device_query(const tess_device *device, tess_device_info *info);

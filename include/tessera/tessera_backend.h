@@ -223,7 +223,8 @@ typedef struct tess_backend {
     /* Describes device `index`; UNAVAILABLE past the last one, and for index 0 with the full reason why there is none. Sets kind, compute_units, memory_bytes, name,
      * arch and driver; the core fills the rest. */
     tess_status (*list)(const tess_host *host, uint32_t index, tess_device_info *info);
-    /* Opens device `index`, or wraps `native` (a structure of tessera_<name>.h) when that is not NULL. `host` outlives the device. */
+    /* Opens device `index`, or wraps `native` (a structure of tessera_<name>.h) when that is not NULL; UNAVAILABLE when `native` is of another device.
+     * `host` outlives the device. */
     tess_status (*open)(const tess_host *host, uint32_t index, const void *native, void **device);
     void (*close)(void *device);
     tess_status (*query)(void *device, tess_caps *caps);

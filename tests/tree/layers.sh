@@ -44,7 +44,7 @@ bad=$(
   check 'core/*' core
   for backend in backends/*/; do
     backend=${backend%/}
-    [ "$backend" = backends/common ] || check "$backend/*" "$backend" backends/common
+    [ "$backend" = backends/common ] || check "$backend/*" "$backend" backends/common backends/common/kernels
   done
   check 'backends/common/*' backends/common
   check 'support/*' support
@@ -52,9 +52,10 @@ bad=$(
   check 'cli/*' support bench cli
   for folder in tests/*/; do
     folder=${folder%/}
-    case $folder in tests/unit | tests/vulkan) ;; *) check "$folder/*" tests support bench ;; esac
+    case $folder in tests/unit | tests/opencl | tests/vulkan) ;; *) check "$folder/*" tests support bench ;; esac
   done
   check 'tests/unit/*' tests support core backends/common
+  check 'tests/opencl/*' tests support backends/opencl # its stand-in for the loader needs the declarations
   check 'tests/vulkan/*' tests support backends/vulkan # whose declarations of Vulkan are under test
   check 'examples/*'
 )

@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Every call of the OpenCL backend to the driver fails once, or from then on, over a whole life cycle: lack of memory, a device that is gone, and an error
+ * that nobody expects. Nothing may leak or hang, the status has to be right, and afterwards a whole cycle works.
+ */
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "common/testlib.h"
+#include "instance.h"
+#include "loader.h"
+
+enum { OUT_OF_RESOURCES = -5, NOT_AVAILABLE = -2, INVALID_OPERATION = -59, MOST_CALLS = 2000 };
+
+static loader_control *control;
+static char cache[64];
+static const char line[] = "pattern=s2 block=16 local=2 stride=3 heads=2 q_len=40 kv_len=90 head_dim=24 kv_split=3";
+
+/* One life cycle up to the first failure, everything released; `seen` says whether a result was checked. Statuses of listing and opening differ from those
+ * of a device that works, so they are told apart by `opened`. */
+static tess_status live_once(test_heap *heap, int *opened, int *seen) {
+    tess_runtime_desc rd = {.struct_size = sizeof rd, .allocator = heap->allocator, .log = test_log_nothing, .cpu_threads = 1};
+    tess_device_desc dd = {.struct_size = sizeof dd, .id = "opencl:0"};
+    tess_runtime *runtime = NULL;
+    tess_device *device = NULL;
+    problem p;
+    instance x;
+    char error[256];
+    double seconds = -1;
+    *opened = *seen = 0;
+    assert_int_equal(problem_parse(&p, line, error, sizeof error), 0);
+    assert_ok(tess_runtime_create(&rd, &runtime));
+    tess_status status = tess_device_open(runtime, &dd, &device);
+    if (status == TESS_OK) {
+        *opened = 1;
+        tess_buffer one = {0}, two = {0};
+        status = tess_alloc(device, 4096, &one);
+        if (status == TESS_OK) status = tess_alloc(device, 4096, &two);
+        if (status == TESS_OK) status = tess_copy(device, one, tess_host_buffer(line, sizeof line), sizeof line);
+        if (status == TESS_OK) status = tess_copy(device, two, one, sizeof line);
+        if (status == TESS_OK) status = tess_wait(device, 10000000000u);
+        /* Buffers are freed whatever happened, and on a lost device too. */
+        const tess_status first = tess_free(device, &one), second = tess_free(device, &two);
+        if (status == TESS_OK) status = first != TESS_OK ? first : second;
+    }
+    if (status == TESS_OK) {
+        status = instance_create(&x, device, &p, NULL, INSTANCE_GUARDS | INSTANCE_POISON);
+        if (status == TESS_OK) {
+            status = instance_run(&x, &seconds);
+            if (status == TESS_OK) status = instance_run(&x, NULL);
+            if (status == TESS_OK) status = instance_fetch(&x);
+            if (status == TESS_OK) {
+                instance_verdict verdict = {0};
+                const int before = control->failures;
+                instance_check(&x, 0, &verdict); /* reads guard words, which may fail as well */
+                *seen = verdict.pass;
+                if (!verdict.pass && control->failures == before) fail_msg("%s", verdict.what);
+            }
+            instance_release(&x);
+        }
+    }
+    problem_free(&p);
+    tess_device_release(device);
+    tess_runtime_release(runtime);
+    return status;
+}
+
+static void nothing_lives(const test_heap *heap, int k) {
+    static const char *const names[LOADER_KINDS] = {"contexts", "queues", "buffers", "programs", "kernels", "events", "device references"};
+    for (int n = 0; n < LOADER_KINDS; n++)
+        if (control->live[n] != 0) fail_msg("call %d (%s) fails: %d %s leak", k, control->failed, control->live[n], names[n]);
+    if (heap->live || heap->bytes || heap->damaged) fail_msg("call %d (%s) fails: %lld allocations leak", k, control->failed, (long long)heap->live);
+}
+
+static void live_well(void) {
+    test_heap heap;
+    int opened, seen;
+    test_heap_init(&heap, 0, 0);
+    memset(control, 0, sizeof *control);
+    assert_ok(live_once(&heap, &opened, &seen));
+    assert_true(seen);
+    nothing_lives(&heap, 0);
+}
+
+/* The status that a failing call has to give once the device is open. Before that a device that does not answer is not available. */
+static int is_right(tess_status status, int code, int opened) {
+    if (status == TESS_OK) return 1; /* what only informs may fail */
+    if (!opened) return status == TESS_ERROR_UNAVAILABLE || status == TESS_ERROR_OUT_OF_MEMORY;
+    if (code == OUT_OF_RESOURCES) return status == TESS_ERROR_OUT_OF_MEMORY;
+    if (code == NOT_AVAILABLE) return status == TESS_ERROR_DEVICE_LOST;
+    return status == TESS_ERROR_NATIVE || status == TESS_ERROR_INVALID;
+}
+
+static void every_call_fails(int code, int sticky) {
+    int k = 1;
+    live_well();
+    for (; k < MOST_CALLS; k++) {
+        test_heap heap;
+        int opened, seen;
+        test_heap_init(&heap, 0, 0);
+        memset(control, 0, sizeof *control);
+        control->fail_at = k;
+        control->sticky = sticky;
+        control->code = code;
+        const tess_status status = live_once(&heap, &opened, &seen);
+        if (!control->failures) break;
+        if (!is_right(status, code, opened)) fail_msg("call %d (%s) fails: %s: %s", k, control->failed, tess_status_name(status), tess_last_error());
+        if (status != TESS_OK && !tess_last_error()[0]) fail_msg("call %d (%s) fails without a message", k, control->failed);
+        nothing_lives(&heap, k);
+    }
+    assert_in_range(k, 50, MOST_CALLS - 1);
+    live_well();
+}
+
+static void test_no_memory_once(void **state) {
+    (void)state;
+    every_call_fails(OUT_OF_RESOURCES, 0);
+}
+static void test_no_memory_from_then_on(void **state) {
+    (void)state;
+    every_call_fails(OUT_OF_RESOURCES, 1);
+}
+static void test_device_gone(void **state) {
+    (void)state;
+    every_call_fails(NOT_AVAILABLE, 1);
+}
+static void test_unexpected_once(void **state) {
+    (void)state;
+    every_call_fails(INVALID_OPERATION, 0);
+}
+
+/* Host memory: every allocation fails once. What the cache lacks is compiled again. */
+static void test_no_host_memory(void **state) {
+    (void)state;
+    int64_t k = 1;
+    memset(control, 0, sizeof *control);
+    for (; k < MOST_CALLS; k++) {
+        test_heap heap;
+        int opened, seen;
+        test_heap_init(&heap, k, 0);
+        tess_runtime_desc rd = {.struct_size = sizeof rd, .allocator = heap.allocator, .log = test_log_nothing, .cpu_threads = 1};
+        tess_runtime *runtime = NULL;
+        if (tess_runtime_create(&rd, &runtime) != TESS_OK) continue; /* the core's own, tested elsewhere */
+        tess_runtime_release(runtime);
+        if (heap.failures) continue;
+        test_heap_init(&heap, k, 0);
+        const tess_status status = live_once(&heap, &opened, &seen);
+        if (!heap.failures) break;
+        if (status != TESS_OK && status != TESS_ERROR_OUT_OF_MEMORY)
+            fail_msg("allocation %lld fails: %s: %s", (long long)k, tess_status_name(status), tess_last_error());
+        nothing_lives(&heap, (int)k);
+    }
+    assert_in_range(k, 10, MOST_CALLS - 1);
+}
+
+/* Work that never ends: a wait ends at its limit, and the device stays usable. */
+static void test_wait_ends(void **state) {
+    (void)state;
+    test_heap heap;
+    tess_runtime *runtime = NULL;
+    tess_device *device = NULL;
+    tess_device_desc dd = {.struct_size = sizeof dd, .id = "opencl:0"};
+    test_heap_init(&heap, 0, 0);
+    memset(control, 0, sizeof *control);
+    tess_runtime_desc rd = {.struct_size = sizeof rd, .allocator = heap.allocator, .log = test_log_nothing, .cpu_threads = 1};
+    assert_ok(tess_runtime_create(&rd, &runtime));
+    assert_ok(tess_device_open(runtime, &dd, &device));
+    control->hold = 1;
+    assert_error(tess_wait(device, 0), TESS_ERROR_TIMEOUT, "tess_wait", NULL);
+    assert_error(tess_wait(device, 20000000), TESS_ERROR_TIMEOUT, "tess_wait", NULL);
+    control->hold = 0;
+    assert_ok(tess_wait(device, 10000000000u));
+    assert_ok(tess_wait(device, UINT64_MAX));
+    tess_device_release(device);
+    tess_runtime_release(runtime);
+    nothing_lives(&heap, 0);
+}
+
+static int setup(void **state) {
+    (void)state;
+    snprintf(cache, sizeof cache, "/tmp/tessera-faults-XXXXXX");
+    return mkdtemp(cache) ? setenv("TESSERA_CACHE_DIR", cache, 1) : -1;
+}
+
+static int teardown(void **state) {
+    char command[96];
+    (void)state;
+    snprintf(command, sizeof command, "rm -rf %s", cache);
+    return system(command);
+}
+
+int main(void) {
+    void *library = dlopen("libOpenCL.so.1", RTLD_NOW | RTLD_LOCAL);
+    union {
+        void *symbol;
+        loader_control_fn *function;
+    } get = {library ? dlsym(library, "loader_control_get") : NULL};
+    if (!get.symbol) {
+        fprintf(stderr,
+                "the loader of this test is not the first libOpenCL.so.1 that is found; see LD_LIBRARY_PATH in tests/opencl/CMakeLists.txt\n");
+        return 1;
+    }
+    control = get.function();
+    tess_runtime *runtime = test_runtime(1);
+    tess_backend_info info = {.struct_size = sizeof info};
+    uint32_t n = 0;
+    while (tess_runtime_backend(runtime, n, &info) == TESS_OK && strcmp(info.name, "opencl") != 0) n++;
+    tess_runtime_release(runtime);
+    if (strcmp(info.name, "opencl") != 0 || info.status != TESS_OK) {
+        printf("skipped: %s\n", info.reason);
+        return 77;
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_no_memory_once),  cmocka_unit_test(test_no_memory_from_then_on), cmocka_unit_test(test_device_gone),
+        cmocka_unit_test(test_unexpected_once), cmocka_unit_test(test_no_host_memory),         cmocka_unit_test(test_wait_ends),
+    };
+    return cmocka_run_group_tests_name("faults of OpenCL", tests, setup, teardown);
+}
