@@ -103,6 +103,16 @@ uint64_t rig_extent(const rig *r, tess_role role, const rig_view *v) {
     return (uint64_t)(v->offset + (d->batch - 1) * v->batch + (d->tokens - 1) * v->token + (d->heads - 1) * v->head + d->elements) * r->size[role];
 }
 
+/* A device may have so many runs under way already that the plan has no room for another. */
+static void run_when_free(tess_device *device, const tess_plan *plan, const tess_run_desc *run) {
+    tess_status status = tess_run(plan, run);
+    if (status == TESS_ERROR_BUSY) {
+        assert_ok(tess_wait(device, UINT64_MAX));
+        status = tess_run(plan, run);
+    }
+    assert_ok(status);
+}
+
 void rig_run(const rig *r, const rig_options *options, void *o, float *lse) {
     static const rig_options plain;
     const rig_options *opt = options ? options : &plain;
@@ -148,7 +158,7 @@ void rig_run(const rig *r, const rig_options *options, void *o, float *lse) {
         run.job_count = opt->step;
         for (; run.first_job < r->info.n_jobs; run.first_job += opt->step) {
             if (run.job_count > r->info.n_jobs - run.first_job) run.job_count = r->info.n_jobs - run.first_job;
-            assert_ok(tess_run(r->plan, &run));
+            run_when_free(device, r->plan, &run);
         }
     } else
         assert_ok(tess_run(r->plan, &run));
