@@ -4,6 +4,7 @@
 #define TESS_DIALECT_OPENCL_H
 
 #include "args.h"
+#include "words.h"
 
 #pragma OPENCL FP_CONTRACT ON
 
@@ -24,51 +25,64 @@ typedef long tess_offset;
 #define TESS_WIDE(at)        ((long)((ulong)tables[at] | (ulong)tables[(at) + 1u] << 32))
 #define TESS_HEAD_DIM        (args.head_dim)
 #define TESS_FLAGS           (args.flags)
-#define TESS_LOG2E           1.44269504088896340736f
-#define TESS_LN2             0.69314718055994530942f
 #define TESS_MINUS_INFINITY  (-INFINITY)
 
 TESS_FUNCTION float tess_max(float a, float b) { return a > b ? a : b; }
 TESS_FUNCTION vec4 tess_max4(vec4 a, vec4 b) { return max(a, b); }
 TESS_FUNCTION float tess_highest(vec4 a) { return max(max(a.x, a.y), max(a.z, a.w)); }
-/* The native one may be off by any amount. */
+/* The native exponential may be off by any amount. */
 TESS_FUNCTION float tess_exp2(float x) { return exp2(x); }
+TESS_FUNCTION vec4 tess_power4(vec4 scores, float most) { return select((float4)(0.0f), exp2(scores - most), scores > TESS_LOWEST); }
 TESS_FUNCTION float tess_log2(float x) { return log2(x); }
 
 #if TESS_DTYPE == 0
 typedef float tess_element;
-TESS_FUNCTION vec4 tess_load4(const __global float *from) { return (float4)(from[0], from[1], from[2], from[3]); }
-TESS_FUNCTION vec4 tess_load4_aligned(const __global float *from) { return *(const __global float4 *)from; }
-TESS_FUNCTION void tess_store(__global float *to, float x) { *to = x; }
+typedef float4 tess_four;
+TESS_FUNCTION vec4 tess_widen(float4 four) { return four; }
+TESS_FUNCTION float4 tess_narrow4(vec4 x) { return x; }
+TESS_FUNCTION float tess_narrow(float x) { return x; }
 #elif TESS_DTYPE == 1
 typedef ushort tess_element;
-TESS_FUNCTION vec4 tess_load4(const __global ushort *from) {
-    const __global half *at = (const __global half *)from;
-    return (float4)(vload_half(0, at), vload_half(1, at), vload_half(2, at), vload_half(3, at));
+typedef ushort4 tess_four;
+TESS_FUNCTION vec4 tess_widen(ushort4 four) { return vload_half4(0, (const half *)&four); }
+TESS_FUNCTION ushort4 tess_narrow4(vec4 x) {
+    ushort4 four;
+    vstore_half4_rte(x, 0, (half *)&four);
+    return four;
 }
-TESS_FUNCTION vec4 tess_load4_aligned(const __global ushort *from) { return vload_half4(0, (const __global half *)from); }
-TESS_FUNCTION void tess_store(__global ushort *to, float x) { vstore_half_rte(x, 0, (__global half *)to); }
+TESS_FUNCTION ushort tess_narrow(float x) {
+    ushort one;
+    vstore_half_rte(x, 0, (half *)&one);
+    return one;
+}
 #else
 typedef ushort tess_element;
-TESS_FUNCTION vec4 tess_load4(const __global ushort *from) {
-    return (float4)(as_float((uint)from[0] << 16), as_float((uint)from[1] << 16), as_float((uint)from[2] << 16), as_float((uint)from[3] << 16));
-}
-TESS_FUNCTION vec4 tess_load4_aligned(const __global ushort *from) { return as_float4(convert_uint4(*(const __global ushort4 *)from) << 16); }
+typedef ushort4 tess_four;
+TESS_FUNCTION vec4 tess_widen(ushort4 four) { return as_float4(convert_uint4(four) << 16); }
 /* To nearest even; a NaN stays one. */
-TESS_FUNCTION void tess_store(__global ushort *to, float x) {
-    const uint bits = as_uint(x);
-    *to = (ushort)(isnan(x) ? bits >> 16 | 0x40u : (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+TESS_FUNCTION ushort4 tess_narrow4(vec4 x) {
+    const uint4 bits = as_uint4(x);
+    return convert_ushort4(select((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16, bits >> 16 | 0x40u, isnan(x)));
 }
+TESS_FUNCTION ushort tess_narrow(float x) { return tess_narrow4((float4)(x)).x; }
 #endif
 
-#define TESS_LOAD4(buffer, at)         tess_load4((buffer) + (at))
-#define TESS_LOAD4_ALIGNED(buffer, at) tess_load4_aligned((buffer) + (at))
-/* Whether groups of 4 elements from `at` on, and those any number of `strides` away, may be loaded at once. */
-#define TESS_IS_ALIGNED(buffer, at, strides) ((((uintptr_t)((buffer) + (at))) % (4u * sizeof(tess_element))) == 0u && ((strides)&3) == 0)
-#define TESS_STORE_O(at, x)                  tess_store(O + (at), (x))
-#define TESS_STORE_LSE(at, x)                (LSE[at] = (x))
-#define TESS_STORE_PARTIAL(at, x)            (workspace[at] = (x))
-#define TESS_LOAD_PARTIAL(at)                (workspace[at])
+/* Any element's address will do for vload4. Where the vector type itself may be used, GPUs load it at once; CPUs do that anyway. */
+#define TESS_LOAD4(buffer, at) tess_widen(vload4(0, (buffer) + (at)))
+#if defined(__x86_64__) || defined(__i386__) || defined(__aarch64__) || defined(__riscv)
+#define TESS_LOAD4_ALIGNED(buffer, at)       TESS_LOAD4(buffer, at)
+#define TESS_IS_ALIGNED(buffer, at, strides) true
+#else
+#define TESS_LOAD4_ALIGNED(buffer, at)       tess_widen(*(const __global tess_four *)((buffer) + (at)))
+/* Whether groups of 4 elements from `at` on, and those any number of `strides` away, have the vector type's alignment. */
+#define TESS_IS_ALIGNED(buffer, at, strides) ((((uintptr_t)((buffer) + (at))) % sizeof(tess_four)) == 0u && ((strides)&3) == 0)
+#endif
+#define TESS_STORE_O(at, x)        (O[at] = tess_narrow(x))
+#define TESS_STORE4_O(at, x)       vstore4(tess_narrow4(x), 0, O + (at))
+#define TESS_STORE4_PARTIAL(at, x) vstore4((x), 0, workspace + (at))
+#define TESS_STORE_PARTIAL(at, x)  (workspace[at] = (x))
+#define TESS_LOAD_PARTIAL(at)      (workspace[at])
+#define TESS_STORE_LSE(at, x)      (LSE[at] = (x))
 
 #define TESS_BUFFERS                                                                                                                               \
     const __global tess_element *Q, const __global tess_element *K, const __global tess_element *V, __global tess_element *O, __global float *LSE, \

@@ -30,19 +30,6 @@
 #ifndef TESS_FORWARD_ONCE
 #define TESS_FORWARD_ONCE
 
-#define TESS_LOWEST     (-3.0e38f)
-#define TESS_INT_MAX    0x7fffffff
-#define TESS_INT_MIN    (-0x7fffffff - 1)
-#define TESS_JOB_WORDS  12u
-#define TESS_SEQ_WORDS  10u
-#define TESS_CLS_WORDS  12u
-#define TESS_CAUSAL     1u
-#define TESS_LOCAL      2u
-#define TESS_WINDOW     4u
-#define TESS_BITS       8u
-#define TESS_ENTRIES    16u
-#define TESS_NO_PARTIAL 0xffffffffu
-
 /*
  * Workgroup memory.
  *   stage   Q as [row][dim] and K as [dim][key] of one slice; later the probabilities as [row][key]. Groups of 4 keys of a dim are swizzled (exclusive or with the
@@ -72,8 +59,6 @@ TESS_FUNCTION float tess_masked(float score, int test, int limit, uint bits, int
         test <= last && (test < sinks || (test >= low && test <= high)) && i <= limit && ((bits >> (TESS_UINT(i - i_first) & 31u)) & 1u) != 0u;
     return kept ? score : TESS_LOWEST;
 }
-
-TESS_FUNCTION float tess_power(float score, float most) { return score > TESS_LOWEST ? tess_exp2(score - most) : 0.0f; }
 
 TESS_FUNCTION int tess_floor_div(int a, int b) { return a >= 0 ? a / b : -1 - (-1 - a) / b; }
 
@@ -147,14 +132,14 @@ TESS_FORWARD_SHARED
                              tess_masked(a.w, test3, limit3, bits3, last, low, high, sinks, i, i_first)); \
     }
 
-#define TESS_SOFTMAX_ROW(n, c)                                                                                               \
-    {                                                                                                                        \
-        const vec4 a = s[4u * g + n];                                                                                        \
-        const vec4 p = VEC4(tess_power(a.x, now.c), tess_power(a.y, now.c), tess_power(a.z, now.c), tess_power(a.w, now.c)); \
-        const float shrink = tess_exp2(most[g].c - now.c);                                                                   \
-        sum[g].c = sum[g].c * shrink + ((p.x + p.y) + (p.z + p.w));                                                          \
-        TESS_UNROLL for (uint d = 0u; d < TESS_OUTPUTS; d++) o[(4u * g + n) * TESS_OUTPUTS + d] *= shrink;                   \
-        stage[(first_row + 4u * g + n) * TESS_COLUMNS + column] = p;                                                         \
+#define TESS_SOFTMAX_ROW(n, c)                                                                             \
+    {                                                                                                      \
+        const vec4 a = s[4u * g + n];                                                                      \
+        const vec4 p = tess_power4(a, now.c);                                                              \
+        const float shrink = tess_exp2(most[g].c - now.c);                                                 \
+        sum[g].c = sum[g].c * shrink + ((p.x + p.y) + (p.z + p.w));                                        \
+        TESS_UNROLL for (uint d = 0u; d < TESS_OUTPUTS; d++) o[(4u * g + n) * TESS_OUTPUTS + d] *= shrink; \
+        stage[(first_row + 4u * g + n) * TESS_COLUMNS + column] = p;                                       \
     }
 
 #define TESS_STORE_ROW(n, c)                                                                                                                  \
@@ -165,28 +150,22 @@ TESS_FORWARD_SHARED
             const float lse = total.c > 0.0f ? (most[g].c + tess_log2(total.c)) * TESS_LN2 : TESS_MINUS_INFINITY;                             \
             const uint place = row_place[r];                                                                                                  \
             if (column == 0u) {                                                                                                               \
-                if (partial != TESS_NO_PARTIAL)                                                                                               \
+                if (part != TESS_NO_PARTIAL)                                                                                                  \
                     TESS_STORE_PARTIAL(partial_base + TESS_OFFSET(args.partial_rows) * TESS_OFFSET(head_dim) + TESS_OFFSET(r), lse);          \
                 else if ((TESS_FLAGS & TESS_ARGS_LSE) != 0u)                                                                                  \
                     TESS_STORE_LSE(lse_base + TESS_OFFSET(place >> 16) * args.lse_head + TESS_OFFSET(place & 0xffffu) * args.lse_token, lse); \
             }                                                                                                                                 \
-            const tess_offset to = partial != TESS_NO_PARTIAL                                                                                 \
+            const tess_offset to = part != TESS_NO_PARTIAL                                                                                    \
                                        ? partial_base + TESS_OFFSET(r) * TESS_OFFSET(head_dim)                                                \
                                        : o_base + TESS_OFFSET(place >> 16) * args.o_head + TESS_OFFSET(place & 0xffffu) * args.o_token;       \
             TESS_UNROLL for (uint d = 0u; d < TESS_OUTPUTS; d++) {                                                                            \
                 const uint dim = (d * TESS_COLUMNS + column) * 4u;                                                                            \
                 const vec4 out4 = o[(4u * g + n) * TESS_OUTPUTS + d] * norm;                                                                  \
                 if (dim < head_dim) {                                                                                                         \
-                    if (partial != TESS_NO_PARTIAL) {                                                                                         \
-                        TESS_STORE_PARTIAL(to + TESS_OFFSET(dim), out4.x);                                                                    \
-                        TESS_STORE_PARTIAL(to + TESS_OFFSET(dim + 1u), out4.y);                                                               \
-                        TESS_STORE_PARTIAL(to + TESS_OFFSET(dim + 2u), out4.z);                                                               \
-                        TESS_STORE_PARTIAL(to + TESS_OFFSET(dim + 3u), out4.w);                                                               \
+                    if (part != TESS_NO_PARTIAL) {                                                                                            \
+                        TESS_STORE4_PARTIAL(to + TESS_OFFSET(dim), out4);                                                                     \
                     } else {                                                                                                                  \
-                        TESS_STORE_O(to + TESS_OFFSET(dim), out4.x);                                                                          \
-                        TESS_STORE_O(to + TESS_OFFSET(dim + 1u), out4.y);                                                                     \
-                        TESS_STORE_O(to + TESS_OFFSET(dim + 2u), out4.z);                                                                     \
-                        TESS_STORE_O(to + TESS_OFFSET(dim + 3u), out4.w);                                                                     \
+                        TESS_STORE4_O(to + TESS_OFFSET(dim), out4);                                                                           \
                     }                                                                                                                         \
                 }                                                                                                                             \
             }                                                                                                                                 \
@@ -203,15 +182,15 @@ TESS_FORWARD_KERNEL {
 
     /* The job, its sequence and its class. */
     const uint job = args.items_at + (present ? TESS_GROUP : args.items - 1u) * TESS_JOB_WORDS;
-    const uint sequence = args.sequences_at + TESS_WORD(job) * TESS_SEQ_WORDS;
+    const uint sequence = args.sequences_at + TESS_WORD(job) * TESS_SEQUENCE_WORDS;
     const uint head = TESS_WORD(job + 1u) & 0xffffu, heads = TESS_WORD(job + 1u) >> 16;
     const uint row = TESS_WORD(job + 2u), rows = TESS_WORD(job + 3u) & 0xffffu;
-    const uint cls = args.classes_at + (TESS_WORD(job + 3u) >> 16) * TESS_CLS_WORDS;
+    const uint cls = args.classes_at + (TESS_WORD(job + 3u) >> 16) * TESS_CLASS_WORDS;
     const uint left_at = args.entries_at + TESS_WORD(job + 4u), left_count = TESS_WORD(job + 5u);
     const uint right_at = args.entries_at + TESS_WORD(job + 6u), right_count = TESS_WORD(job + 7u);
     const uint interval_start = TESS_WORD(job + 8u), interval_blocks = TESS_WORD(job + 9u);
     const uint mask_head = TESS_WORD(job + 10u) & 0xffffu, mask_tail = TESS_WORD(job + 10u) >> 16;
-    const uint partial = TESS_WORD(job + 11u);
+    const uint part = TESS_WORD(job + 11u);
     const uint batch = TESS_WORD(sequence + 4u);
     const int q_len = TESS_INT(TESS_WORD(sequence + 5u)), kv_len = TESS_INT(TESS_WORD(sequence + 6u));
     const uint flags = TESS_WORD(cls);
@@ -240,7 +219,7 @@ TESS_FORWARD_KERNEL {
         args.k_at + TESS_OFFSET(batch) * args.k_batch + TESS_WIDE(sequence + 2u) * args.k_token + TESS_OFFSET(head / args.group) * args.k_head;
     const tess_offset v_base =
         args.v_at + TESS_OFFSET(batch) * args.v_batch + TESS_WIDE(sequence + 2u) * args.v_token + TESS_OFFSET(head / args.group) * args.v_head;
-    const tess_offset partial_base = args.partials_at + TESS_OFFSET(partial) * TESS_OFFSET(args.partial_rows) * TESS_OFFSET(head_dim + 1u);
+    const tess_offset partial_base = args.partials_at + TESS_OFFSET(part) * TESS_OFFSET(args.partial_rows) * TESS_OFFSET(head_dim + 1u);
     const bool q_aligned = TESS_IS_ALIGNED(Q, q_base, args.q_token | args.q_head);
     const bool k_aligned = TESS_IS_ALIGNED(K, k_base, args.k_token);
     const bool v_aligned = TESS_IS_ALIGNED(V, v_base, args.v_token);

@@ -3,26 +3,20 @@
  * The merge of partial results: one body for every language (see forward.inl). One workgroup of TESS_MERGE_THREADS threads takes one merge. Threads share out the elements
  * of O, and weigh the parts anew for each: a merge is bound by memory, and this needs neither barriers nor room.
  */
-#ifndef TESS_MERGE_ONCE
-#define TESS_MERGE_ONCE
-#define TESS_MERGE_THREADS 64u
-#define TESS_MERGE_WORDS   6u
-#endif
-
 TESS_MERGE_KERNEL {
     const uint thread = TESS_THREAD, item = TESS_GROUP;
     if (item >= args.items) return;
     const uint merge = args.items_at + item * TESS_MERGE_WORDS;
-    const uint sequence = args.sequences_at + TESS_WORD(merge) * TESS_SEQ_WORDS;
+    const uint sequence = args.sequences_at + TESS_WORD(merge) * TESS_SEQUENCE_WORDS;
     const uint head = TESS_WORD(merge + 1u) & 0xffffu, heads = TESS_WORD(merge + 1u) >> 16;
     const uint row = TESS_WORD(merge + 2u), rows = TESS_WORD(merge + 3u) & 0xffffu;
-    const uint partial = TESS_WORD(merge + 4u), parts = TESS_WORD(merge + 5u);
+    const uint part = TESS_WORD(merge + 4u), parts = TESS_WORD(merge + 5u);
     const uint batch = TESS_WORD(sequence + 4u), head_dim = TESS_HEAD_DIM, used = heads * rows;
     const tess_offset place = TESS_WIDE(sequence) + TESS_OFFSET(row);
     const tess_offset o_base = args.o_at + TESS_OFFSET(batch) * args.o_batch + place * args.o_token + TESS_OFFSET(head) * args.o_head;
     const tess_offset lse_base = args.lse_at + TESS_OFFSET(batch) * args.lse_batch + place * args.lse_token + TESS_OFFSET(head) * args.lse_head;
     const tess_offset step = TESS_OFFSET(args.partial_rows) * TESS_OFFSET(head_dim + 1u);
-    const tess_offset first_o = args.partials_at + TESS_OFFSET(partial) * step;
+    const tess_offset first_o = args.partials_at + TESS_OFFSET(part) * step;
     const tess_offset first_lse = first_o + TESS_OFFSET(args.partial_rows) * TESS_OFFSET(head_dim);
 
     for (uint e = thread; e < used * head_dim; e += TESS_MERGE_THREADS) {

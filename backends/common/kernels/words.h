@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Constants of the portable kernels in every language: the tables of tessera_backend.h in 32-bit words, and numbers of the softmax. */
+#ifndef TESS_KERNEL_WORDS_H
+#define TESS_KERNEL_WORDS_H
+
+#define TESS_JOB_WORDS      12u
+#define TESS_MERGE_WORDS    6u
+#define TESS_SEQUENCE_WORDS 10u
+#define TESS_CLASS_WORDS    12u
+
+/* TESS_CLASS_* */
+#define TESS_CAUSAL  1u
+#define TESS_LOCAL   2u
+#define TESS_WINDOW  4u
+#define TESS_BITS    8u
+#define TESS_ENTRIES 16u
+
+#define TESS_NO_PARTIAL    0xffffffffu
+#define TESS_MERGE_THREADS 64u
+
+#define TESS_INT_MAX 0x7fffffff
+#define TESS_INT_MIN (-0x7fffffff - 1)
+#define TESS_LOG2E   1.44269504088896340736f
+#define TESS_LN2     0.69314718055994530942f
+/* Stands for minus infinity where no result shows it. */
+#define TESS_LOWEST (-3.0e38f)
+
+#endif /* TESS_KERNEL_WORDS_H */
