@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "portable.h"
 
+#include "shapes.h"
+
 #include <string.h>
 
 /* The sizes of the arrays in workgroup memory, which kernels/forward.inl derives in the same way from the same numbers. */
@@ -10,11 +12,15 @@
 #define SHARED(rows, keys) (4 * (SCORES(rows, keys) + COLUMNS(keys) * 128 + (rows)*COLUMNS(keys) + 4 * (keys) + 5 * (rows)))
 #define SHAPE(dims, rows, keys, threads) \
     { dims, rows, keys, threads, SHARED(rows, keys) }
+#define OF(dims)       SHAPE(dims, TESS_ROWS_##dims, TESS_KEYS_##dims, TESS_THREADS_##dims)
+#define SMALL_OF(dims) SHAPE(dims, TESS_SMALL_ROWS_##dims, TESS_SMALL_KEYS_##dims, TESS_SMALL_THREADS_##dims)
 
-const tess_portable_variant tess_portable = {"portable", {SHAPE(64, 64, 64, 128), SHAPE(128, 64, 64, 128), SHAPE(256, 32, 64, 128)}};
-const tess_portable_variant tess_portable_small = {"portable_small", {SHAPE(64, 32, 32, 64), SHAPE(128, 32, 32, 64), SHAPE(256, 16, 64, 64)}};
+const tess_portable_variant tess_portable = {"portable", {OF(64), OF(128), OF(256)}};
+const tess_portable_variant tess_portable_small = {"portable_small", {SMALL_OF(64), SMALL_OF(128), SMALL_OF(256)}};
 
-_Static_assert(SHARED(32, 32) <= 16384 && SHARED(16, 64) <= 16384, "the small variant fits 16 KiB of workgroup memory");
+_Static_assert(SHARED(TESS_SMALL_ROWS_64, TESS_SMALL_KEYS_64) <= 16384 && SHARED(TESS_SMALL_ROWS_128, TESS_SMALL_KEYS_128) <= 16384 &&
+                   SHARED(TESS_SMALL_ROWS_256, TESS_SMALL_KEYS_256) <= 16384,
+               "the small variant fits 16 KiB of workgroup memory");
 
 static const char *const dtype_names[] = {"f32", "f16", "bf16"};
 

@@ -63,10 +63,11 @@ layout(set = 0, binding = 4) writeonly buffer tess_lse { float LSE_[]; };
 layout(set = 0, binding = 5) readonly buffer tess_tables { uint tables_[]; };
 layout(set = 0, binding = 6) buffer tess_workspace { float workspace_[]; };
 
-#define tess_max(a, b)  max(a, b)
-#define tess_max4(a, b) max(a, b)
-#define tess_exp2(x)    exp2(x)
-#define tess_log2(x)    log2(x)
+#define tess_least(a, b) min(a, b)
+#define tess_max(a, b)   max(a, b)
+#define tess_max4(a, b)  max(a, b)
+#define tess_exp2(x)     exp2(x)
+#define tess_log2(x)     log2(x)
 vec4 tess_power4(vec4 scores, float most) { return mix(vec4(0.0), exp2(scores - most), greaterThan(scores, vec4(TESS_LOWEST))); }
 float tess_highest(vec4 a) { return max(max(a.x, a.y), max(a.z, a.w)); }
 

@@ -27,6 +27,7 @@ typedef long tess_offset;
 #define TESS_FLAGS           (args.flags)
 #define TESS_MINUS_INFINITY  (-INFINITY)
 
+TESS_FUNCTION uint tess_least(uint a, uint b) { return min(a, b); }
 TESS_FUNCTION float tess_max(float a, float b) { return a > b ? a : b; }
 TESS_FUNCTION vec4 tess_max4(vec4 a, vec4 b) { return max(a, b); }
 TESS_FUNCTION float tess_highest(vec4 a) { return max(max(a.x, a.y), max(a.z, a.w)); }

@@ -84,28 +84,28 @@ TESS_FORWARD_SHARED
         const uint e = n * TESS_THREADS + thread;                                                                                                 \
         if (TESS_INSIDE(e, TESS_Q_STAGE)) {                                                                                                       \
             const uint place = row_place[e / (TESS_SLICE / 4u)];                                                                                  \
-            const uint dim = slice + min(e % (TESS_SLICE / 4u), depth / 4u - 1u) * 4u;                                                            \
+            const uint dim = slice + tess_least(e % (TESS_SLICE / 4u), depth / 4u - 1u) * 4u;                                                     \
             stage[e] = load(Q, q_base + TESS_OFFSET(place >> 16) * args.q_head + TESS_OFFSET(place & 0xffffu) * args.q_token + TESS_OFFSET(dim)); \
         }                                                                                                                                         \
     }
 
 /* A thread turns 4 keys x 4 dims around. */
-#define TESS_STAGE_K(load)                                                                        \
-    TESS_UNROLL for (uint n = 0u; n < TESS_TURNS(TESS_K_STAGE / 4u); n++) {                       \
-        const uint e = n * TESS_THREADS + thread;                                                 \
-        if (TESS_INSIDE(e, TESS_K_STAGE / 4u)) {                                                  \
-            const uint four = e % (TESS_SLICE / 4u), key = e / (TESS_SLICE / 4u);                 \
-            const tess_offset at = k_base + TESS_OFFSET(slice + min(four, depth / 4u - 1u) * 4u); \
-            const vec4 a = load(K, at + TESS_OFFSET(key_token[key * 4u]) * args.k_token);         \
-            const vec4 b = load(K, at + TESS_OFFSET(key_token[key * 4u + 1u]) * args.k_token);    \
-            const vec4 c = load(K, at + TESS_OFFSET(key_token[key * 4u + 2u]) * args.k_token);    \
-            const vec4 d = load(K, at + TESS_OFFSET(key_token[key * 4u + 3u]) * args.k_token);    \
-            const uint to = TESS_Q_STAGE + four * 4u * TESS_COLUMNS + (key ^ (four & 7u));        \
-            stage[to] = VEC4(a.x, b.x, c.x, d.x);                                                 \
-            stage[to + TESS_COLUMNS] = VEC4(a.y, b.y, c.y, d.y);                                  \
-            stage[to + 2u * TESS_COLUMNS] = VEC4(a.z, b.z, c.z, d.z);                             \
-            stage[to + 3u * TESS_COLUMNS] = VEC4(a.w, b.w, c.w, d.w);                             \
-        }                                                                                         \
+#define TESS_STAGE_K(load)                                                                               \
+    TESS_UNROLL for (uint n = 0u; n < TESS_TURNS(TESS_K_STAGE / 4u); n++) {                              \
+        const uint e = n * TESS_THREADS + thread;                                                        \
+        if (TESS_INSIDE(e, TESS_K_STAGE / 4u)) {                                                         \
+            const uint four = e % (TESS_SLICE / 4u), key = e / (TESS_SLICE / 4u);                        \
+            const tess_offset at = k_base + TESS_OFFSET(slice + tess_least(four, depth / 4u - 1u) * 4u); \
+            const vec4 a = load(K, at + TESS_OFFSET(key_token[key * 4u]) * args.k_token);                \
+            const vec4 b = load(K, at + TESS_OFFSET(key_token[key * 4u + 1u]) * args.k_token);           \
+            const vec4 c = load(K, at + TESS_OFFSET(key_token[key * 4u + 2u]) * args.k_token);           \
+            const vec4 d = load(K, at + TESS_OFFSET(key_token[key * 4u + 3u]) * args.k_token);           \
+            const uint to = TESS_Q_STAGE + four * 4u * TESS_COLUMNS + (key ^ (four & 7u));               \
+            stage[to] = VEC4(a.x, b.x, c.x, d.x);                                                        \
+            stage[to + TESS_COLUMNS] = VEC4(a.y, b.y, c.y, d.y);                                         \
+            stage[to + 2u * TESS_COLUMNS] = VEC4(a.z, b.z, c.z, d.z);                                    \
+            stage[to + 3u * TESS_COLUMNS] = VEC4(a.w, b.w, c.w, d.w);                                    \
+        }                                                                                                \
     }
 
 #define TESS_STAGE_V(load)                                                                      \
@@ -113,7 +113,7 @@ TESS_FORWARD_SHARED
         const uint e = n * TESS_THREADS + thread;                                               \
         if (TESS_INSIDE(e, TESS_V_STAGE)) {                                                     \
             const uint token = key_token[value + e / (TESS_DIMS / 4u)];                         \
-            const uint dim = min(e % (TESS_DIMS / 4u) * 4u, head_dim - 4u);                     \
+            const uint dim = tess_least(e % (TESS_DIMS / 4u) * 4u, head_dim - 4u);              \
             values[e] = load(V, v_base + TESS_OFFSET(token) * args.v_token + TESS_OFFSET(dim)); \
         }                                                                                       \
     }
@@ -204,8 +204,8 @@ TESS_FORWARD_KERNEL {
     const uint interval_keys =
         interval_blocks == 0u ? 0u : tess_tokens(interval_blocks, interval_start + interval_blocks - 1u, block, TESS_UINT(kv_len));
     const uint interval_end = left_end + interval_keys;
-    const uint head_end = left_end + min(mask_head * block, interval_keys);
-    const uint tail_begin = left_end + min((interval_blocks - mask_tail) * block, interval_keys);
+    const uint head_end = left_end + tess_least(mask_head * block, interval_keys);
+    const uint tail_begin = left_end + tess_least((interval_blocks - mask_tail) * block, interval_keys);
     const uint right_keys = right_count == 0u ? 0u : tess_tokens(right_count, TESS_WORD(right_at + right_count - 1u), block, TESS_UINT(kv_len));
     const uint keys = (interval_end + right_keys) * TESS_UINT(present);
 
@@ -225,7 +225,7 @@ TESS_FORWARD_KERNEL {
     const bool v_aligned = TESS_IS_ALIGNED(V, v_base, args.v_token);
 
     for (uint r = thread; r < TESS_ROWS; r += TESS_THREADS) {
-        const uint inside = min(r, heads * rows - 1u), packed = inside / rows, own = inside - packed * rows;
+        const uint inside = tess_least(r, heads * rows - 1u), packed = inside / rows, own = inside - packed * rows;
         const int p = position + TESS_INT(own), left = TESS_INT(TESS_WORD(cls + 4u)), right = TESS_INT(TESS_WORD(cls + 5u));
         const bool window = (flags & TESS_WINDOW) != 0u;
         row_place[r] = packed << 16 | own;
@@ -246,14 +246,14 @@ TESS_FORWARD_KERNEL {
     }
 
     for (uint first = 0u; first < keys; first += TESS_KEYS) {
-        const uint chunk = min(keys - first, TESS_UINT(TESS_KEYS)), end = first + TESS_KEYS;
+        const uint chunk = tess_least(keys - first, TESS_UINT(TESS_KEYS)), end = first + TESS_KEYS;
         const bool masked = end > keys || (mask_entries && (first < left_end || end > interval_end)) ||
                             (left_end < head_end && first < head_end && end > left_end) ||
                             (tail_begin < interval_end && first < interval_end && end > tail_begin);
 
         /* What each key of the chunk is. The last use of these tables was before the latest barrier. */
         for (uint e = thread; e < TESS_KEYS; e += TESS_THREADS) {
-            const uint u = min(first + e, keys - 1u);
+            const uint u = tess_least(first + e, keys - 1u);
             const bool interval = u >= left_end && u < interval_end;
             uint j, token, bits = 0xffffffffu;
             if (interval) {
@@ -285,7 +285,7 @@ TESS_FORWARD_KERNEL {
         /* Scores. */
         TESS_UNROLL for (uint n = 0u; n < TESS_LINE_ROWS; n++) s[n] = VEC4(0.0f, 0.0f, 0.0f, 0.0f);
         for (uint slice = 0u; slice < head_dim; slice += TESS_SLICE) {
-            const uint depth = min(head_dim - slice, TESS_UINT(TESS_SLICE));
+            const uint depth = tess_least(head_dim - slice, TESS_UINT(TESS_SLICE));
             TESS_BARRIER;
             if (q_aligned) {
                 TESS_STAGE_Q(TESS_LOAD4_ALIGNED)
@@ -336,7 +336,7 @@ TESS_FORWARD_KERNEL {
 
         /* Their product with V. */
         for (uint value = 0u; value < chunk; value += TESS_VALUES) {
-            const uint depth = min(chunk - value, TESS_UINT(TESS_VALUES));
+            const uint depth = tess_least(chunk - value, TESS_UINT(TESS_VALUES));
             if (v_aligned) {
                 TESS_STAGE_V(TESS_LOAD4_ALIGNED)
             } else {

@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Rows, keys and threads of each instance of the forward kernel by its largest head_dim, for host code and for compilers that make all instances at once. */
+#ifndef TESS_COMMON_SHAPES_H
+#define TESS_COMMON_SHAPES_H
+
+#define TESS_ROWS_64     64
+#define TESS_KEYS_64     64
+#define TESS_THREADS_64  128
+#define TESS_ROWS_128    64
+#define TESS_KEYS_128    64
+#define TESS_THREADS_128 128
+#define TESS_ROWS_256    32
+#define TESS_KEYS_256    64
+#define TESS_THREADS_256 128
+
+/* Those that fit 16 KiB of workgroup memory. */
+#define TESS_SMALL_ROWS_64     32
+#define TESS_SMALL_KEYS_64     32
+#define TESS_SMALL_THREADS_64  64
+#define TESS_SMALL_ROWS_128    32
+#define TESS_SMALL_KEYS_128    32
+#define TESS_SMALL_THREADS_128 64
+#define TESS_SMALL_ROWS_256    16
+#define TESS_SMALL_KEYS_256    64
+#define TESS_SMALL_THREADS_256 64
+
+#endif /* TESS_COMMON_SHAPES_H */

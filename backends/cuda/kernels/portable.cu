@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The portable kernels in CUDA, all instances: tess_forward_<f32|f16|bf16>_<64|128|256> and tess_merge_<f32|f16|bf16>. */
+#include "dialect_cuda.h"
+
+#define TESS_DTYPE_NAME f32
+#define TESS_ELEMENT    float
+#include "instances.inl"
+#undef TESS_DTYPE_NAME
+#undef TESS_ELEMENT
+
+#define TESS_DTYPE_NAME f16
+#define TESS_ELEMENT    tess_f16
+#include "instances.inl"
+#undef TESS_DTYPE_NAME
+#undef TESS_ELEMENT
+
+#define TESS_DTYPE_NAME bf16
+#define TESS_ELEMENT    tess_bf16
+#include "instances.inl"
