@@ -23,6 +23,8 @@ typedef long long tess_offset;
 #define TESS_INT(x)          ((int)(x))
 #define TESS_UINT(x)         ((uint)(x))
 #define TESS_UNROLL          _Pragma("unroll")
+#define TESS_NO_UNROLL       _Pragma("unroll 1")
+#define TESS_UNROLL_SOME     _Pragma("unroll 4")
 #define TESS_SHARED(t, n, c) __shared__ t n[c];
 #define TESS_WORD(at)        (tables[at])
 #define TESS_WIDE(at)        ((tess_offset)((unsigned long long)tables[at] | (unsigned long long)tables[(at) + 1u] << 32))
@@ -70,7 +72,7 @@ TESS_FUNCTION uint tess_half_narrow(float x) { return __builtin_bit_cast(unsigne
 #define TESS_THREAD          tess_special_x()
 #define TESS_GROUP           tess_group()
 #define TESS_BARRIER         __syncthreads()
-#define TESS_BOUNDS(threads) __attribute__((launch_bounds(threads)))
+#define TESS_BOUNDS(threads) __attribute__((launch_bounds(threads, 3)))
 TESS_FUNCTION uint tess_special_x() {
     uint x;
     asm("mov.u32 %0, %%tid.x;" : "=r"(x));

@@ -16,9 +16,11 @@
 #define TESS_UINT(x)   uint(x)
 #define VEC4           vec4
 #define TESS_UNROLL    [[unroll]]
-#define TESS_THREAD    gl_LocalInvocationIndex
-#define TESS_GROUP     (gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x)
-#define TESS_BARRIER   barrier()
+#define TESS_NO_UNROLL [[dont_unroll]]
+#define TESS_UNROLL_SOME
+#define TESS_THREAD  gl_LocalInvocationIndex
+#define TESS_GROUP   (gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x)
+#define TESS_BARRIER barrier()
 #define TESS_SHARED_OUTSIDE
 #define TESS_SHARED(t, n, c) shared t n[c];
 #define TESS_WORD(at)        tables_[at]

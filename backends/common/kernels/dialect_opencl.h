@@ -17,6 +17,8 @@ typedef long tess_offset;
 #define TESS_UINT(x)         ((uint)(x))
 #define VEC4(a, b, c, d)     ((float4)((a), (b), (c), (d)))
 #define TESS_UNROLL          _Pragma("unroll")
+#define TESS_NO_UNROLL       _Pragma("unroll 1")
+#define TESS_UNROLL_SOME     _Pragma("unroll 4")
 #define TESS_THREAD          ((uint)get_local_id(0))
 #define TESS_GROUP           ((uint)(get_group_id(0) + get_group_id(1) * get_num_groups(0)))
 #define TESS_BARRIER         barrier(CLK_LOCAL_MEM_FENCE)

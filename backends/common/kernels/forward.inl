@@ -190,7 +190,6 @@ TESS_FORWARD_KERNEL {
     const uint right_at = args.entries_at + TESS_WORD(job + 6u), right_count = TESS_WORD(job + 7u);
     const uint interval_start = TESS_WORD(job + 8u), interval_blocks = TESS_WORD(job + 9u);
     const uint mask_head = TESS_WORD(job + 10u) & 0xffffu, mask_tail = TESS_WORD(job + 10u) >> 16;
-    const uint part = TESS_WORD(job + 11u);
     const uint batch = TESS_WORD(sequence + 4u);
     const int q_len = TESS_INT(TESS_WORD(sequence + 5u)), kv_len = TESS_INT(TESS_WORD(sequence + 6u));
     const uint flags = TESS_WORD(cls);
@@ -211,15 +210,10 @@ TESS_FORWARD_KERNEL {
 
     const tess_offset q_base =
         args.q_at + TESS_OFFSET(batch) * args.q_batch + (TESS_WIDE(sequence) + TESS_OFFSET(row)) * args.q_token + TESS_OFFSET(head) * args.q_head;
-    const tess_offset o_base =
-        args.o_at + TESS_OFFSET(batch) * args.o_batch + (TESS_WIDE(sequence) + TESS_OFFSET(row)) * args.o_token + TESS_OFFSET(head) * args.o_head;
-    const tess_offset lse_base = args.lse_at + TESS_OFFSET(batch) * args.lse_batch + (TESS_WIDE(sequence) + TESS_OFFSET(row)) * args.lse_token +
-                                 TESS_OFFSET(head) * args.lse_head;
     const tess_offset k_base =
         args.k_at + TESS_OFFSET(batch) * args.k_batch + TESS_WIDE(sequence + 2u) * args.k_token + TESS_OFFSET(head / args.group) * args.k_head;
     const tess_offset v_base =
         args.v_at + TESS_OFFSET(batch) * args.v_batch + TESS_WIDE(sequence + 2u) * args.v_token + TESS_OFFSET(head / args.group) * args.v_head;
-    const tess_offset partial_base = args.partials_at + TESS_OFFSET(part) * TESS_OFFSET(args.partial_rows) * TESS_OFFSET(head_dim + 1u);
     const bool q_aligned = TESS_IS_ALIGNED(Q, q_base, args.q_token | args.q_head);
     const bool k_aligned = TESS_IS_ALIGNED(K, k_base, args.k_token);
     const bool v_aligned = TESS_IS_ALIGNED(V, v_base, args.v_token);
@@ -299,7 +293,7 @@ TESS_FORWARD_KERNEL {
             }
             TESS_BARRIER;
             if (first_row < used && column * 4u < chunk) {
-                for (uint k = 0u; k < depth; k += 4u) {
+                TESS_NO_UNROLL for (uint k = 0u; k < depth; k += 4u) {
                     const uint at = TESS_Q_STAGE + k * TESS_COLUMNS + (column ^ (k / 4u & 7u));
                     const vec4 b0 = stage[at], b1 = stage[at + TESS_COLUMNS], b2 = stage[at + 2u * TESS_COLUMNS], b3 = stage[at + 3u * TESS_COLUMNS];
                     TESS_UNROLL for (uint n = 0u; n < TESS_LINE_ROWS; n++) {
@@ -329,7 +323,7 @@ TESS_FORWARD_KERNEL {
         /* Probabilities; everyone has done with Q and K. */
         TESS_UNROLL for (uint g = 0u; g < TESS_LINE_ROWS / 4u; g++) {
             vec4 now = most[g];
-            TESS_UNROLL for (uint c = 0u; c < TESS_COLUMNS; c++) now = tess_max4(now, lines[(c * TESS_ROWS + first_row) / 4u + g]);
+            TESS_UNROLL_SOME for (uint c = 0u; c < TESS_COLUMNS; c++) now = tess_max4(now, lines[(c * TESS_ROWS + first_row) / 4u + g]);
             TESS_EACH_ROW(TESS_SOFTMAX_ROW)
             most[g] = now;
         }
@@ -344,7 +338,7 @@ TESS_FORWARD_KERNEL {
             }
             TESS_BARRIER;
             if (first_row < used && column * 4u < head_dim) {
-                for (uint k = 0u; k < depth; k += 4u) {
+                TESS_NO_UNROLL for (uint k = 0u; k < depth; k += 4u) {
                     vec4 p[TESS_LINE_ROWS];
                     TESS_UNROLL for (uint n = 0u; n < TESS_LINE_ROWS; n++) p[n] = stage[(first_row + n) * TESS_COLUMNS + (value + k) / 4u];
                     TESS_UNROLL for (uint d = 0u; d < TESS_OUTPUTS; d++) {
@@ -364,12 +358,20 @@ TESS_FORWARD_KERNEL {
         }
     }
 
+    /* Where the results go: found only now, to hold fewer values throughout. */
+    const uint part = TESS_WORD(job + 11u);
+    const tess_offset o_base =
+        args.o_at + TESS_OFFSET(batch) * args.o_batch + (TESS_WIDE(sequence) + TESS_OFFSET(row)) * args.o_token + TESS_OFFSET(head) * args.o_head;
+    const tess_offset lse_base = args.lse_at + TESS_OFFSET(batch) * args.lse_batch + (TESS_WIDE(sequence) + TESS_OFFSET(row)) * args.lse_token +
+                                 TESS_OFFSET(head) * args.lse_head;
+    const tess_offset partial_base = args.partials_at + TESS_OFFSET(part) * TESS_OFFSET(args.partial_rows) * TESS_OFFSET(head_dim + 1u);
+
     /* The sums of all columns. */
     TESS_UNROLL for (uint g = 0u; g < TESS_LINE_ROWS / 4u; g++) lines[(column * TESS_ROWS + first_row) / 4u + g] = sum[g];
     TESS_BARRIER;
     TESS_UNROLL for (uint g = 0u; g < TESS_LINE_ROWS / 4u; g++) {
         vec4 total = VEC4(0.0f, 0.0f, 0.0f, 0.0f);
-        TESS_UNROLL for (uint c = 0u; c < TESS_COLUMNS; c++) total += lines[(c * TESS_ROWS + first_row) / 4u + g];
+        TESS_UNROLL_SOME for (uint c = 0u; c < TESS_COLUMNS; c++) total += lines[(c * TESS_ROWS + first_row) / 4u + g];
         TESS_EACH_ROW(TESS_STORE_ROW)
     }
 }
