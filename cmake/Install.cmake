@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# What `cmake --install` puts down: library, two headers, command, CMake package, pkg-config file. All of it works from any prefix.
+# What `cmake --install` puts down: library, headers, command, CMake package, pkg-config file. All of it works from any prefix.
 include(CMakePackageConfigHelpers)
 
 install(TARGETS tessera EXPORT tessera-targets
@@ -8,6 +8,7 @@ install(TARGETS tessera EXPORT tessera-targets
   RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(FILES include/tessera/tessera.h include/tessera/tessera_backend.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tessera)
 install(FILES include/tessera/tessera_vulkan.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tessera)
+install(FILES include/tessera/tessera_opencl.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tessera)
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 if(TARGET tessera_cli)
   install(TARGETS tessera_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})

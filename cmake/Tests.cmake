@@ -32,6 +32,8 @@ function(tessera_test)
   if(NOT T_TIMEOUT)
     set(T_TIMEOUT 300)
   endif()
+  # What tests compile stays in the build folder, where the next run finds it.
+  list(PREPEND T_ENVIRONMENT TESSERA_CACHE_DIR=${PROJECT_BINARY_DIR}/kernels)
   if(TESSERA_SANITIZE MATCHES address)
     # An allocation that is too large gives NULL, as in every other build, and does not end the test.
     list(APPEND T_ENVIRONMENT ASAN_OPTIONS=allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1)

@@ -106,9 +106,9 @@ static const struct setting {
                              "The only kernel that plans may use, as backend/kernel; a problem that it refuses is not supported."},
     [TESS_SETTING_VERBOSE] = {"TESSERA_VERBOSE", "verbose", offsetof(tess_runtime_desc, verbose), rule_verbose,
                               "What to log: a comma list of errors, device, dispatch, plan, all."},
-    [TESS_SETTING_CACHE_DIR] = {"TESSERA_CACHE_DIR", "cache_dir", offsetof(tess_runtime_desc, cache_dir), rule_absolute,
-                                "Folder for compiled kernels, an absolute path; no backend of this release compiles kernels at run time, so it stays "
-                                "unused unless a loaded backend reads it."},
+    [TESS_SETTING_CACHE_DIR] =
+        {"TESSERA_CACHE_DIR", "cache_dir", offsetof(tess_runtime_desc, cache_dir), rule_absolute,
+         "Folder for compiled kernels, an absolute path; by default tessera in the user's cache folder, and /dev/null for none."},
     [TESS_SETTING_TUNE_FILE] =
         {"TESSERA_TUNE_FILE", "tune_file", offsetof(tess_runtime_desc, tune_file), rule_absolute,
          "File of kernel choices measured on this device, an absolute path; no backend of this release has such choices, so it "

@@ -100,6 +100,7 @@ enum {
     CL_DEVICE_VENDOR = 0x102C,
     CL_DRIVER_VERSION = 0x102D,
     CL_DEVICE_VERSION = 0x102F,
+    CL_DEVICE_EXTENSIONS = 0x1030,
     CL_DEVICE_PARENT_DEVICE = 0x1042,
     CL_DEVICE_KERNEL_EXEC_TIMEOUT_NV = 0x4005, /* cl_nv_device_attribute_query */
     CL_DEVICE_BOARD_NAME_AMD = 0x4038,         /* cl_amd_device_attribute_query */

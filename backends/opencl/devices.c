@@ -77,6 +77,15 @@ void tess_opencl_text(const cl_api *cl, cl_device_id device, cl_uint what, char 
     snprintf(text, size, "%s", begin);
 }
 
+int tess_opencl_has(const cl_api *cl, cl_device_id device, const char *extension) {
+    char all[8192] = "";
+    const size_t length = strlen(extension);
+    if (cl->clGetDeviceInfo(device, CL_DEVICE_EXTENSIONS, sizeof all - 1, all, NULL) != CL_SUCCESS) return 0;
+    for (const char *at = all; (at = strstr(at, extension)) != NULL; at += length)
+        if ((at == all || at[-1] == ' ') && (at[length] == ' ' || at[length] == '\0')) return 1;
+    return 0;
+}
+
 uint64_t tess_opencl_number(const cl_api *cl, cl_device_id device, cl_uint what, size_t bytes) {
     uint64_t wide = 0;
     uint32_t narrow = 0;
@@ -181,7 +190,9 @@ tess_status tess_opencl_list(const tess_host *host, uint32_t index, tess_device_
     info->compute_units = (uint32_t)tess_opencl_number(cl, found.device, CL_DEVICE_MAX_COMPUTE_UNITS, sizeof(cl_uint));
     info->memory_bytes = tess_opencl_number(cl, found.device, CL_DEVICE_GLOBAL_MEM_SIZE, sizeof(cl_ulong));
     /* Some drivers give a code name as the name, and the name of the board elsewhere. */
-    tess_opencl_text(cl, found.device, CL_DEVICE_BOARD_NAME_AMD, info->name, sizeof info->name);
+    info->name[0] = '\0';
+    if (tess_opencl_has(cl, found.device, "cl_amd_device_attribute_query"))
+        tess_opencl_text(cl, found.device, CL_DEVICE_BOARD_NAME_AMD, info->name, sizeof info->name);
     if (!info->name[0]) tess_opencl_text(cl, found.device, CL_DEVICE_NAME, info->name, sizeof info->name);
     tess_opencl_text(cl, found.device, CL_DEVICE_VERSION, info->arch, sizeof info->arch);
     tess_opencl_text(cl, found.device, CL_DRIVER_VERSION, driver, sizeof driver);

@@ -38,8 +38,9 @@ static tess_status describe(opencl_device *d, const opencl_found *found) {
     if (sizes[0] < d->most_threads) d->most_threads = sizes[0];
     d->kind = found->kind;
     /* Only one vendor tells; a device that does not may drive a display. */
-    const cl_int told = cl->clGetDeviceInfo(d->device, CL_DEVICE_KERNEL_EXEC_TIMEOUT_NV, sizeof timeout, &timeout, NULL);
-    d->time_limited = d->kind == TESS_DEVICE_GPU && (told != CL_SUCCESS || timeout);
+    const int told = tess_opencl_has(cl, d->device, "cl_nv_device_attribute_query") &&
+                     cl->clGetDeviceInfo(d->device, CL_DEVICE_KERNEL_EXEC_TIMEOUT_NV, sizeof timeout, &timeout, NULL) == CL_SUCCESS;
+    d->time_limited = d->kind == TESS_DEVICE_GPU && (!told || timeout);
     static const cl_uint what[4] = {CL_DEVICE_NAME, CL_DEVICE_VENDOR, CL_DEVICE_VERSION, CL_DRIVER_VERSION};
     for (size_t n = 0; n < 4; n++) tess_opencl_text(cl, d->device, what[n], text[n], sizeof text[n]);
     char platform[256] = "";

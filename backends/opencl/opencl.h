@@ -54,6 +54,8 @@ tess_status tess_opencl_list(const tess_host *host, uint32_t index, tess_device_
 
 /* A text, or a number of a device; "" and 0 where the driver does not know it. */
 void tess_opencl_text(const cl_api *cl, cl_device_id device, cl_uint what, char *text, size_t size);
+/* Whether the device has an extension; only then are its questions understood. */
+int tess_opencl_has(const cl_api *cl, cl_device_id device, const char *extension);
 uint64_t tess_opencl_number(const cl_api *cl, cl_device_id device, cl_uint what, size_t bytes);
 
 /* The status that an error stands for, its name, and both in a message "call: what (NAME, code)". */
