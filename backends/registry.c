@@ -4,5 +4,6 @@
 
 extern const tess_backend tess_cpu_backend;
 extern const tess_backend tess_opencl_backend;
+extern const tess_backend tess_vulkan_backend;
 
-const tess_backend *const tess_registry[] = {&tess_cpu_backend, &tess_opencl_backend, NULL};
+const tess_backend *const tess_registry[] = {&tess_cpu_backend, &tess_vulkan_backend, &tess_opencl_backend, NULL};
