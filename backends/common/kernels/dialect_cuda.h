@@ -18,7 +18,10 @@
 typedef unsigned int uint;
 typedef long long tess_offset;
 
-#define TESS_FUNCTION        static inline __device__ __attribute__((always_inline))
+#define TESS_FUNCTION static inline __device__ __attribute__((always_inline))
+/* Of conditions, without branches. */
+#define TESS_AND(a, b)       ((a) & (b))
+#define TESS_OR(a, b)        ((a) | (b))
 #define TESS_OFFSET(x)       ((tess_offset)(x))
 #define TESS_INT(x)          ((int)(x))
 #define TESS_UINT(x)         ((uint)(x))

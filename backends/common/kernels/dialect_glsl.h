@@ -11,6 +11,9 @@
 
 #define tess_offset uint
 #define TESS_FUNCTION
+/* Of conditions, without branches. */
+#define TESS_AND(a, b) ((a) && (b))
+#define TESS_OR(a, b)  ((a) || (b))
 #define TESS_OFFSET(x) uint(x)
 #define TESS_INT(x)    int(x)
 #define TESS_UINT(x)   uint(x)

@@ -55,8 +55,8 @@
 
 /* The score, or TESS_LOWEST if the row does not keep the key: tess_kept() of the jobs' contract, its sides prepared for each row and each key. */
 TESS_FUNCTION float tess_masked(float score, int test, int limit, uint bits, int last, int low, int high, int sinks, int i, int i_first) {
-    const bool kept =
-        test <= last && (test < sinks || (test >= low && test <= high)) && i <= limit && ((bits >> (TESS_UINT(i - i_first) & 31u)) & 1u) != 0u;
+    const bool near = TESS_OR(test < sinks, TESS_AND(test >= low, test <= high)), listed = ((bits >> (TESS_UINT(i - i_first) & 31u)) & 1u) != 0u;
+    const bool kept = TESS_AND(TESS_AND(test <= last, near), TESS_AND(i <= limit, listed));
     return kept ? score : TESS_LOWEST;
 }
 
