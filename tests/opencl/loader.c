@@ -20,6 +20,13 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 #define EXPORT __attribute__((visibility("default")))
 
+/* Leaves a file behind when it is loaded, for the test that it is not. */
+__attribute__((constructor)) static void loaded(void) {
+    const char *path = getenv("LOADER_TRACE");
+    FILE *file = path ? fopen(path, "w") : NULL;
+    if (file) fclose(file);
+}
+
 EXPORT loader_control *loader_control_get(void);
 loader_control *loader_control_get(void) { return &control; }
 

@@ -2,6 +2,8 @@
 /* Backends from libraries outside the tree: good ones are used, bad ones are explained, and none is searched for. */
 #include "fixtures/fake_backend.h"
 
+#include <dlfcn.h>
+
 #include "common.h"
 
 #define FIXTURE(name) TESSERA_FIXTURE_DIR "/" name ".so"
@@ -55,6 +57,15 @@ static void test_good_library(void **state) {
     assert_status(TESS_ERROR_OUT_OF_MEMORY, tess_alloc(opened, 1, &buffer));
     assert_error_has("tess_alloc: outside: alloc: none");
     tess_device_release(opened);
+    tess_runtime_release(runtime);
+}
+
+/* What a backend exports must not take the place of anything in the process. */
+static void test_symbols_stay_inside(void **state) {
+    (void)state;
+    tess_runtime *runtime = load(FIXTURE("plugin_good"));
+    assert_status(TESS_OK, loaded(runtime, 0).status);
+    assert_null(dlsym(NULL, TESS_BACKEND_ENTRY)); /* NULL: what the program and its own libraries see */
     tess_runtime_release(runtime);
 }
 
@@ -180,8 +191,8 @@ static void test_allocations_fail(void **state) {
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup(name, fake_setup)
     const struct CMUnitTest tests[] = {
-        TEST(test_good_library),      TEST(test_it_may_log),        TEST(test_settings_may_name_it), TEST(test_bad_libraries),
-        TEST(test_several_libraries), TEST(test_current_directory), TEST(test_allocations_fail),
+        TEST(test_good_library),  TEST(test_symbols_stay_inside), TEST(test_it_may_log),        TEST(test_settings_may_name_it),
+        TEST(test_bad_libraries), TEST(test_several_libraries),   TEST(test_current_directory), TEST(test_allocations_fail),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
