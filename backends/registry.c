@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The one list of backends, best first. */
+/* The one list of backends, best first. Software devices rank below the CPU wherever their backend stands. */
 #include "../core/registry.h"
 
-extern const tess_backend tess_cpu_backend;
-extern const tess_backend tess_opencl_backend;
+extern const tess_backend tess_cuda_backend;
+extern const tess_backend tess_hip_backend;
 extern const tess_backend tess_vulkan_backend;
+extern const tess_backend tess_opencl_backend;
+extern const tess_backend tess_cpu_backend;
 
-const tess_backend *const tess_registry[] = {&tess_cpu_backend, &tess_vulkan_backend, &tess_opencl_backend, NULL};
+const tess_backend *const tess_registry[] = {&tess_cuda_backend,   &tess_hip_backend, &tess_vulkan_backend,
+                                             &tess_opencl_backend, &tess_cpu_backend, NULL};

@@ -216,6 +216,10 @@ tess_status tess_run(const tess_plan *plan, const tess_run_desc *desc) {
     launch.lse = d.lse;
     launch.workspace = d.workspace;
     launch.workspace_bytes = plan->ledger.workspace_bytes;
+    launch.q_tokens = plan->packed ? plan->q_len : plan->max_q_len;
+    launch.kv_tokens = plan->packed ? plan->kv_len : plan->max_kv_len;
+    launch.batch = plan->packed ? 1 : plan->batch;
+    launch.n_heads = (uint32_t)plan->layout->n_heads;
     launch.partials_at = plan->ledger.partials_at;
     launch.partial_rows = plan->partial_rows;
     launch.stream = d.stream;

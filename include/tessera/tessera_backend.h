@@ -213,6 +213,9 @@ typedef struct tess_launch {
     double *seconds; /* NULL, or where the device's own time goes, after waiting */
     /* Bytes from each buffer's offset on that the plan may touch; 0: none. For devices that bind ranges of buffers. */
     uint64_t q_bytes, k_bytes, v_bytes, o_bytes, lse_bytes, workspace_bytes;
+    /* Extents of the tensors: tokens of the longest sequence, or of all together in a packed batch; sequences in the batch dimension (1 if packed); query heads. */
+    int64_t q_tokens, kv_tokens;
+    uint32_t batch, n_heads;
 } tess_launch;
 
 typedef struct tess_backend {

@@ -1,0 +1,283 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Devices, memory and waiting, for CUDA and HIP. */
+#include "driver.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "library.h"
+
+/* ------------------------------------------------------------------ errors */
+
+/* After these codes a context answers every call with an error. */
+static int is_sticky(int code) {
+    static const int codes[] = {46, 214, 220, 700, 702, 710, 714, 715, 716, 717, 718, 719};
+    for (size_t n = 0; n < sizeof codes / sizeof *codes; n++)
+        if (codes[n] == code) return 1;
+    return 0;
+}
+
+static tess_status status_of(int code) {
+    if (code == DRIVER_OUT_OF_MEMORY) return TESS_ERROR_OUT_OF_MEMORY;
+    if (code == 3 || code == 100 || code == 101) return TESS_ERROR_UNAVAILABLE; /* not initialised, no device, no such device */
+    return is_sticky(code) ? TESS_ERROR_DEVICE_LOST : TESS_ERROR_NATIVE;
+}
+
+static const char *code_name(const tess_driver *driver, int code) {
+    const char *name = driver->vendor->error_name(driver, code);
+    return name ? name : "unknown error";
+}
+
+tess_status tess_driver_fail(const tess_driver_device *d, const char *call, const char *what, int code) {
+    return d->host->fail(d->host, status_of(code), "%s: %s: %s (%s, %d)", d->driver->vendor->name, call, what, code_name(d->driver, code), code);
+}
+
+/* ------------------------------------------------------------------ the driver */
+
+void tess_driver_load(tess_driver *driver, const tess_driver_vendor *vendor) {
+    void (*table[TESS_DRIVER_CALLS + TESS_DRIVER_EXTRAS])(void);
+    memset(driver, 0, sizeof *driver);
+    memset(table, 0, sizeof table);
+    driver->vendor = vendor;
+    driver->status = TESS_ERROR_UNAVAILABLE;
+    void *library = tess_library_open(vendor->libraries, driver->why, sizeof driver->why);
+    if (!library || !tess_library_symbols(library, vendor->symbols, table, driver->why, sizeof driver->why)) return;
+    memcpy(&driver->call, table, sizeof driver->call);
+    memcpy(driver->extra, table + TESS_DRIVER_CALLS, sizeof driver->extra);
+    int code = driver->call.init(0);
+    const char *call = vendor->symbols[0];
+    if (code == DRIVER_OK) {
+        code = driver->call.count(&driver->count);
+        call = vendor->symbols[2];
+    }
+    if (code != DRIVER_OK) {
+        snprintf(driver->why, sizeof driver->why, "%s: %s (%d)", call, code_name(driver, code), code);
+        return;
+    }
+    if (driver->count <= 0) {
+        driver->count = 0;
+        snprintf(driver->why, sizeof driver->why, "%s: the driver is there, and finds no device", call);
+        return;
+    }
+    driver->status = TESS_OK;
+}
+
+tess_status tess_driver_list(const tess_driver *driver, const tess_host *host, uint32_t index, tess_device_info *info) {
+    const char *name = driver->vendor->name;
+    if (driver->status != TESS_OK) return host->fail(host, driver->status, "%s: %s", name, driver->why);
+    if (index >= (uint32_t)driver->count) return host->fail(host, TESS_ERROR_UNAVAILABLE, "%s: there are %d devices", name, driver->count);
+    const tess_driver_calls *c = &driver->call;
+    int device = 0, units = 0, version = 0;
+    size_t memory = 0;
+    char text[128] = "";
+    int code = c->get(&device, (int)index);
+    if (code == DRIVER_OK) code = c->name(text, sizeof text, device);
+    if (code == DRIVER_OK) code = c->memory(&memory, device);
+    if (code == DRIVER_OK) code = c->attribute(&units, driver->vendor->units_attribute, device);
+    if (code == DRIVER_OK) code = c->version(&version);
+    if (code != DRIVER_OK)
+        return host->fail(host, status_of(code), "%s: device %u cannot be asked (%s, %d)", name, (unsigned)index, code_name(driver, code), code);
+    info->kind = TESS_DEVICE_GPU;
+    info->compute_units = units > 0 ? (uint32_t)units : 0;
+    info->memory_bytes = memory;
+    text[sizeof text - 1] = '\0';
+    snprintf(info->name, sizeof info->name, "%s", text);
+    driver->vendor->arch(driver, device, info->arch, sizeof info->arch);
+    snprintf(info->driver, sizeof info->driver, "%s driver API %d.%d", name, version / 1000, version % 1000 / 10);
+    return TESS_OK;
+}
+
+/* ------------------------------------------------------------------ devices */
+
+static int enter(tess_driver_device *d, void **before) { return d->driver->vendor->enter(d, before); }
+static void leave(tess_driver_device *d, void *before) { d->driver->vendor->leave(d, before); }
+
+static void drop_objects(tess_driver_device *d) {
+    const tess_driver_calls *c = &d->driver->call;
+    for (int n = 0; n < TESS_DRIVER_TIMERS; n++)
+        for (int i = 0; i < 2; i++)
+            if (d->timers[n][i]) c->event_destroy(d->timers[n][i]);
+    for (int n = 0; n < TESS_DRIVER_MODULES; n++)
+        if (d->modules[n]) c->module_unload(d->modules[n]);
+    if (d->stream) c->stream_destroy(d->stream);
+}
+
+static tess_status make_objects(tess_driver_device *d) {
+    const tess_driver_calls *c = &d->driver->call;
+    int code = c->stream_create(&d->stream, d->driver->vendor->stream_flags);
+    if (code != DRIVER_OK) {
+        d->stream = NULL;
+        return tess_driver_fail(d, d->driver->vendor->symbols[11], "no stream", code);
+    }
+    for (int n = 0; n < TESS_DRIVER_TIMERS; n++)
+        for (int i = 0; i < 2; i++) {
+            code = c->event_create(&d->timers[n][i], 0);
+            if (code == DRIVER_OK) continue;
+            d->timers[n][i] = NULL;
+            return tess_driver_fail(d, d->driver->vendor->symbols[15], "no event", code);
+        }
+    return TESS_OK;
+}
+
+tess_status tess_driver_open(const tess_driver *driver, const tess_host *host, uint32_t index, const void *native, void **out) {
+    const tess_driver_vendor *vendor = driver->vendor;
+    if (driver->status != TESS_OK) return host->fail(host, driver->status, "%s: %s", vendor->name, driver->why);
+    if (index >= (uint32_t)driver->count) return host->fail(host, TESS_ERROR_UNAVAILABLE, "%s: there are %d devices", vendor->name, driver->count);
+    tess_driver_device *d = host->alloc(host, sizeof *d, 64);
+    if (!d) return host->fail(host, TESS_ERROR_OUT_OF_MEMORY, "%s: %zu bytes for the device", vendor->name, sizeof *d);
+    memset(d, 0, sizeof *d);
+    d->host = host;
+    d->driver = driver;
+    d->image = -1;
+    pthread_mutex_init(&d->loading, NULL);
+    int code = driver->call.get(&d->device, (int)index);
+    if (code == DRIVER_OK) code = driver->call.attribute(&d->units, vendor->units_attribute, d->device);
+    tess_status status = code == DRIVER_OK ? TESS_OK : tess_driver_fail(d, vendor->symbols[6], "the device cannot be asked", code);
+    if (status == TESS_OK) {
+        /* Not every driver knows it, and without an answer no limit is assumed. */
+        if (driver->call.attribute(&d->time_limited, vendor->time_limit_attribute, d->device) != DRIVER_OK) d->time_limited = 0;
+        vendor->arch(driver, d->device, d->arch, sizeof d->arch);
+        d->image = vendor->image(vendor->images, d->arch);
+        status = vendor->attach(d, native);
+    }
+    if (status == TESS_OK) {
+        void *before = NULL;
+        code = enter(d, &before);
+        if (code != DRIVER_OK) {
+            status = tess_driver_fail(d, "entering the context", "it cannot be made current", code);
+        } else {
+            status = make_objects(d);
+            if (status != TESS_OK) drop_objects(d);
+            leave(d, before);
+        }
+        if (status != TESS_OK) vendor->detach(d);
+    }
+    if (status != TESS_OK) {
+        pthread_mutex_destroy(&d->loading);
+        host->free(host, d, sizeof *d);
+        return status;
+    }
+    *out = d;
+    return TESS_OK;
+}
+
+void tess_driver_close(void *device) {
+    tess_driver_device *d = device;
+    void *before = NULL;
+    if (enter(d, &before) == DRIVER_OK) {
+        drop_objects(d);
+        leave(d, before);
+    }
+    d->driver->vendor->detach(d);
+    pthread_mutex_destroy(&d->loading);
+    d->host->free(d->host, d, sizeof *d);
+}
+
+tess_status tess_driver_query(void *device, tess_caps *caps) {
+    tess_driver_device *d = device;
+    const uint32_t size = caps->struct_size;
+    memset(caps, 0, sizeof *caps);
+    caps->struct_size = size;
+    caps->buffer_kind = TESS_BUFFER_POINTER;
+    caps->parallel_jobs = 2u * (uint32_t)(d->units > 0 ? d->units : 1);
+    caps->workspace_align = 256;
+    if (d->time_limited) {
+        /* A step (64 rows by 64 keys) is 2 MFLOP at head_dim 128; a quarter of a TFLOP/s for each ten units is slow even for the portable kernel. */
+        caps->steps_per_second = 12000u * (uint64_t)(d->units > 0 ? d->units : 1);
+        caps->range_blocks = caps->steps_per_second / 5;
+    }
+    return TESS_OK;
+}
+
+/* ------------------------------------------------------------------ memory */
+
+tess_status tess_driver_alloc(void *device, uint64_t size, tess_buffer *buffer) {
+    tess_driver_device *d = device;
+    void *before = NULL;
+    uint64_t pointer = 0;
+    int code = enter(d, &before);
+    if (code != DRIVER_OK) return tess_driver_fail(d, "entering the context", "it cannot be made current", code);
+    code = size <= SIZE_MAX ? d->driver->call.alloc(&pointer, (size_t)size) : DRIVER_OUT_OF_MEMORY;
+    leave(d, before);
+    if (code != DRIVER_OK) {
+        char what[64];
+        snprintf(what, sizeof what, "%llu bytes", (unsigned long long)size);
+        return tess_driver_fail(d, d->driver->vendor->symbols[20], what, code);
+    }
+    memset(buffer, 0, sizeof *buffer);
+    buffer->kind = TESS_BUFFER_POINTER;
+    buffer->handle = pointer;
+    buffer->size = size;
+    return TESS_OK;
+}
+
+tess_status tess_driver_free(void *device, tess_buffer *buffer) {
+    tess_driver_device *d = device;
+    void *before = NULL;
+    /* With the context lost, its memory is gone, and there is nothing that the host holds. */
+    if (enter(d, &before) != DRIVER_OK) return TESS_OK;
+    const int code = d->driver->call.free(buffer->handle);
+    leave(d, before);
+    if (code == DRIVER_OK || is_sticky(code)) return TESS_OK;
+    return tess_driver_fail(d, d->driver->vendor->symbols[21], "not a buffer of the device", code);
+}
+
+/* Copies in the order of the device's own stream, so that what runs there before is seen. */
+tess_status tess_driver_copy(void *device, tess_buffer to, tess_buffer from, uint64_t bytes) {
+    tess_driver_device *d = device;
+    const tess_driver_calls *c = &d->driver->call;
+    void *before = NULL;
+    if (bytes == 0) return TESS_OK;
+    if (bytes > SIZE_MAX) return d->host->fail(d->host, TESS_ERROR_INVALID, "bytes: %llu do not fit the address space", (unsigned long long)bytes);
+    int code = enter(d, &before), symbol = 24;
+    if (code != DRIVER_OK) return tess_driver_fail(d, "entering the context", "it cannot be made current", code);
+    const uint64_t target = to.handle + to.offset, source = from.handle + from.offset;
+    if (to.kind == TESS_BUFFER_HOST && from.kind == TESS_BUFFER_HOST) {
+        memmove((void *)(uintptr_t)target, (const void *)(uintptr_t)source, (size_t)bytes);
+    } else if (from.kind == TESS_BUFFER_HOST) {
+        symbol = 22;
+        code = c->to_device(target, (const void *)(uintptr_t)source, (size_t)bytes, d->stream);
+    } else if (to.kind == TESS_BUFFER_HOST) {
+        symbol = 23;
+        code = c->to_host((void *)(uintptr_t)target, source, (size_t)bytes, d->stream);
+    } else {
+        code = c->on_device(target, source, (size_t)bytes, d->stream);
+    }
+    if (code == DRIVER_OK) {
+        code = c->stream_wait(d->stream);
+        if (code != DRIVER_OK) symbol = 14;
+    }
+    leave(d, before);
+    return code == DRIVER_OK ? TESS_OK : tess_driver_fail(d, d->driver->vendor->symbols[symbol], "the copy failed", code);
+}
+
+static uint64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+tess_status tess_driver_wait(void *device, uint64_t timeout_ns) {
+    tess_driver_device *d = device;
+    const tess_driver_calls *c = &d->driver->call;
+    void *before = NULL;
+    int code = enter(d, &before), symbol = 14;
+    if (code != DRIVER_OK) return tess_driver_fail(d, "entering the context", "it cannot be made current", code);
+    if (timeout_ns == UINT64_MAX) {
+        code = c->stream_wait(d->stream);
+    } else {
+        const uint64_t start = now_ns();
+        struct timespec nap = {0, 20000};
+        symbol = 13;
+        while ((code = c->stream_query(d->stream)) == DRIVER_NOT_READY && now_ns() - start < timeout_ns) {
+            nanosleep(&nap, NULL);
+            if (nap.tv_nsec < 1000000) nap.tv_nsec *= 2; /* short waits are answered quickly, long ones cost no processor */
+        }
+    }
+    leave(d, before);
+    if (code == DRIVER_NOT_READY)
+        return d->host->fail(d->host, TESS_ERROR_TIMEOUT, "%s: work is still under way after %llu ns", d->driver->vendor->name,
+                             (unsigned long long)timeout_ns);
+    return code == DRIVER_OK ? TESS_OK : tess_driver_fail(d, d->driver->vendor->symbols[symbol], "waiting failed", code);
+}

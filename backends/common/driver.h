@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Host code of the CUDA and HIP backends, whose drivers differ in names and in a few habits only. A vendor describes its driver in a tess_driver_vendor; everything else is
+ * shared. No SDK is needed to build any of it: the few declarations stand here, and the driver's library is opened at run time.
+ */
+#ifndef TESS_COMMON_DRIVER_H
+#define TESS_COMMON_DRIVER_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "portable.h"
+#include <tessera/tessera_backend.h>
+
+/* The calls that both drivers have, in the order of a vendor's list of symbols. Pointers of devices are 64-bit integers in one and void * in the other, which are passed alike. */
+typedef struct tess_driver_calls {
+    int (*init)(unsigned flags);
+    int (*version)(int *version);
+    int (*count)(int *count);
+    int (*get)(int *device, int index);
+    int (*name)(char *name, int size, int device);
+    int (*memory)(size_t *bytes, int device);
+    int (*attribute)(int *value, int attribute, int device);
+    int (*module_load)(void **module, const void *image);
+    int (*module_unload)(void *module);
+    int (*module_function)(void **function, void *module, const char *name);
+    int (*launch)(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y, unsigned block_z,
+                  unsigned shared_bytes, void *stream, void **parameters, void **extra);
+    int (*stream_create)(void **stream, unsigned flags);
+    int (*stream_destroy)(void *stream);
+    int (*stream_query)(void *stream);
+    int (*stream_wait)(void *stream);
+    int (*event_create)(void **event, unsigned flags);
+    int (*event_destroy)(void *event);
+    int (*event_record)(void *event, void *stream);
+    int (*event_wait)(void *event);
+    int (*event_time)(float *milliseconds, void *first, void *last);
+    int (*alloc)(uint64_t *pointer, size_t bytes);
+    int (*free)(uint64_t pointer);
+    int (*to_device)(uint64_t to, const void *from, size_t bytes, void *stream);
+    int (*to_host)(void *to, uint64_t from, size_t bytes, void *stream);
+    int (*on_device)(uint64_t to, uint64_t from, size_t bytes, void *stream);
+    int (*fill)(uint64_t to, unsigned value, size_t words, void *stream);
+} tess_driver_calls;
+
+enum {
+    TESS_DRIVER_CALLS = sizeof(tess_driver_calls) / sizeof(void (*)(void)),
+    TESS_DRIVER_EXTRAS = 8,
+    TESS_DRIVER_TIMERS = 8,
+    TESS_DRIVER_MODULES = 4
+};
+
+/* Codes that mean the same in both drivers. */
+enum { DRIVER_OK = 0, DRIVER_OUT_OF_MEMORY = 2, DRIVER_NOT_READY = 600 };
+
+/* Device code that the build has embedded; `data` NULL ends a list. */
+typedef struct tess_driver_image {
+    const char *arch; /* "sm_90", "sm_90a", "compute_75" (PTX), "gfx90a" */
+    const unsigned char *data, *end;
+} tess_driver_image;
+
+struct tess_driver;
+typedef struct tess_driver_device tess_driver_device;
+typedef struct tess_driver_row tess_driver_row;
+
+typedef struct tess_driver_vendor {
+    const char *name;             /* of the backend */
+    const char *const *libraries; /* NULL-ended */
+    const char *const *symbols;   /* NULL-ended: those of tess_driver_calls, then the vendor's own */
+    const tess_driver_image *images;
+    const char *build_hint;             /* what to install when there are no images */
+    const tess_driver_row *const *rows; /* NULL-ended, best first */
+    int units_attribute, time_limit_attribute;
+    unsigned stream_flags; /* of a stream that does not wait for the legacy one */
+    /* Makes the device's context current, and puts back the one before. Codes of the driver. */
+    int (*enter)(tess_driver_device *d, void **before);
+    void (*leave)(tess_driver_device *d, void *before);
+    /* The context: kept for the device's life, or found in `native`. Sets a message and returns a status. */
+    tess_status (*attach)(tess_driver_device *d, const void *native);
+    void (*detach)(tess_driver_device *d);
+    void (*arch)(const struct tess_driver *driver, int device, char *arch, size_t size);
+    /* Index of the image for an architecture, or -1. */
+    int (*image)(const tess_driver_image *images, const char *arch);
+    const char *(*error_name)(const struct tess_driver *driver, int code);
+} tess_driver_vendor;
+
+/* A driver that has been opened; one for each vendor and process. */
+typedef struct tess_driver {
+    const tess_driver_vendor *vendor;
+    tess_driver_calls call;
+    void (*extra[TESS_DRIVER_EXTRAS])(void); /* the vendor's own symbols, in order */
+    int count;
+    char why[512]; /* why there is none; "" when it works */
+    tess_status status;
+} tess_driver;
+
+struct tess_driver_device {
+    const tess_host *host;
+    const tess_driver *driver;
+    int device, units, time_limited;
+    char arch[32];
+    void *context; /* vendor's */
+    int borrowed;  /* the context is the application's */
+    void *stream;
+    pthread_mutex_t loading;
+    int image;                          /* index in the vendor's list, or -1: there is no code for the portable kernels */
+    void *modules[TESS_DRIVER_MODULES]; /* NULL until a plan needs them */
+    void *timers[TESS_DRIVER_TIMERS][2];
+    atomic_int timer_busy[TESS_DRIVER_TIMERS];
+};
+
+/* One way to compute attention: a row of a vendor's table. */
+struct tess_driver_row {
+    const char *name;
+    /* Why the device cannot run it at all (key NULL), or not for this problem; NULL if it can. `buffer` may hold the text. */
+    const char *(*refuses)(const tess_driver_device *d, const tess_kernel_key *key, char *buffer, size_t size);
+    /* Fills *kernel; `state` is allocated with host->alloc and freed by kernel->release. In the device's context. */
+    tess_status (*prepare)(tess_driver_device *d, const tess_kernel_key *key, tess_kernel *kernel);
+    /* Enqueues jobs [launch->first_job, + n_jobs). In the device's context. */
+    tess_status (*forward)(tess_driver_device *d, const tess_launch *launch, void *stream);
+};
+
+/* What kernel->state points to for every row: the functions of a plan. */
+typedef struct tess_driver_state {
+    tess_driver_device *device;
+    void *forward, *merge;
+    const tess_portable_shape *shape; /* of the portable kernel */
+    tess_kernel_key key;              /* `name` is not kept */
+} tess_driver_state;
+
+extern const tess_driver_row tess_driver_portable;
+
+/* host->fail with the call's name, what it was about, and the code's name. The status follows from the code. */
+tess_status tess_driver_fail(const tess_driver_device *d, const char *call, const char *what, int code);
+
+/* Finds function `name` in module `slot` (0: the portable kernels'), which is loaded from the image if that was not done before. */
+tess_status tess_driver_function(tess_driver_device *d, int slot, const tess_driver_image *image, const char *name, void **function);
+
+/* Allocates and fills the state of a plan: a forward kernel, and the merge kernel of the key's type, which is one of the portable kernels. */
+tess_status tess_driver_state_create(tess_driver_device *d, const tess_kernel_key *key, int slot, const tess_driver_image *image, const char *forward,
+                                     tess_driver_state **state);
+void tess_driver_state_release(tess_kernel *kernel);
+
+/* kernels of the table, and launches */
+tess_status tess_driver_kernel(void *device, const tess_kernel_key *key, tess_kernel *kernel, uint32_t index, tess_kernel_info *info);
+tess_status tess_driver_launch(void *device, const tess_launch *launch);
+
+/* The functions of tess_backend; `driver` is the vendor's, opened on first use. */
+void tess_driver_load(tess_driver *driver, const tess_driver_vendor *vendor);
+tess_status tess_driver_list(const tess_driver *driver, const tess_host *host, uint32_t index, tess_device_info *info);
+tess_status tess_driver_open(const tess_driver *driver, const tess_host *host, uint32_t index, const void *native, void **device);
+void tess_driver_close(void *device);
+tess_status tess_driver_query(void *device, tess_caps *caps);
+tess_status tess_driver_alloc(void *device, uint64_t size, tess_buffer *buffer);
+tess_status tess_driver_free(void *device, tess_buffer *buffer);
+tess_status tess_driver_copy(void *device, tess_buffer destination, tess_buffer source, uint64_t bytes);
+tess_status tess_driver_wait(void *device, uint64_t timeout_ns);
+
+#endif /* TESS_COMMON_DRIVER_H */

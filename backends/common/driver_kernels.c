@@ -1,0 +1,246 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The ordered table of kernels, their modules, and launches, for CUDA and HIP. */
+#include <stdio.h>
+#include <string.h>
+
+#include "driver.h"
+
+/* ------------------------------------------------------------------ modules and functions */
+
+static tess_status load_module(tess_driver_device *d, int slot, const tess_driver_image *image) {
+    if (d->modules[slot]) return TESS_OK;
+    const int code = d->driver->call.module_load(&d->modules[slot], image->data);
+    if (code == DRIVER_OK) {
+        d->host->log(d->host, "device", "%s: %s runs code for %s", d->driver->vendor->name, d->arch, image->arch);
+        return TESS_OK;
+    }
+    d->modules[slot] = NULL;
+    char what[96];
+    snprintf(what, sizeof what, "the code for %s on %s", image->arch, d->arch);
+    return tess_driver_fail(d, d->driver->vendor->symbols[7], what, code);
+}
+
+tess_status tess_driver_function(tess_driver_device *d, int slot, const tess_driver_image *image, const char *name, void **function) {
+    pthread_mutex_lock(&d->loading);
+    tess_status status = load_module(d, slot, image);
+    if (status == TESS_OK) {
+        const int code = d->driver->call.module_function(function, d->modules[slot], name);
+        if (code != DRIVER_OK) status = tess_driver_fail(d, d->driver->vendor->symbols[9], name, code);
+    }
+    pthread_mutex_unlock(&d->loading);
+    return status;
+}
+
+tess_status tess_driver_state_create(tess_driver_device *d, const tess_kernel_key *key, int slot, const tess_driver_image *image, const char *forward,
+                                     tess_driver_state **out) {
+    char merge[64];
+    tess_driver_state *state = d->host->alloc(d->host, sizeof *state, 64);
+    if (!state) return d->host->fail(d->host, TESS_ERROR_OUT_OF_MEMORY, "%s: %zu bytes for a plan", d->driver->vendor->name, sizeof *state);
+    memset(state, 0, sizeof *state);
+    state->device = d;
+    state->key = *key;
+    state->key.name = NULL;
+    snprintf(merge, sizeof merge, "tess_merge_%s", tess_portable_dtype(key->dtype));
+    tess_status status = tess_driver_function(d, slot, image, forward, &state->forward);
+    if (status == TESS_OK) status = tess_driver_function(d, 0, &d->driver->vendor->images[d->image], merge, &state->merge);
+    if (status != TESS_OK) {
+        d->host->free(d->host, state, sizeof *state);
+        return status;
+    }
+    *out = state;
+    return TESS_OK;
+}
+
+void tess_driver_state_release(tess_kernel *kernel) {
+    tess_driver_state *state = kernel->state;
+    if (state) state->device->host->free(state->device->host, state, sizeof *state);
+    kernel->state = NULL;
+}
+
+/* ------------------------------------------------------------------ the portable kernel */
+
+static const char *portable_refuses(const tess_driver_device *d, const tess_kernel_key *key, char *buffer, size_t size) {
+    const tess_driver_vendor *vendor = d->driver->vendor;
+    if (d->image >= 0) return key ? tess_portable_refusal(key) : NULL;
+    if (!vendor->images[0].data) {
+        snprintf(buffer, size, "the library was built without device code for %s (%s)", vendor->name, vendor->build_hint);
+        return buffer;
+    }
+    int used = snprintf(buffer, size, "no device code for %s; there is some for", d->arch);
+    for (const tess_driver_image *i = vendor->images; i->data && used > 0 && (size_t)used < size; i++)
+        used += snprintf(buffer + used, size - (size_t)used, " %s", i->arch);
+    return buffer;
+}
+
+static tess_status portable_prepare(tess_driver_device *d, const tess_kernel_key *key, tess_kernel *kernel) {
+    const tess_portable_shape *shape = tess_portable_find(&tess_portable, key->head_dim);
+    tess_driver_state *state = NULL;
+    char name[64];
+    snprintf(name, sizeof name, "tess_forward_%s_%u", tess_portable_dtype(key->dtype), (unsigned)shape->head_dim);
+    const tess_status status = tess_driver_state_create(d, key, 0, &d->driver->vendor->images[d->image], name, &state);
+    if (status != TESS_OK) return status;
+    state->shape = shape;
+    kernel->tile_rows = kernel->pack_rows = shape->rows;
+    kernel->tile_step = 1;
+    kernel->state = state;
+    return TESS_OK;
+}
+
+/* One launch of the forward or merge kernel of the portable body, whose arguments are alike. */
+static tess_status launch_portable(tess_driver_device *d, const tess_launch *l, void *function, tess_args *args, uint32_t threads, void *stream) {
+    const uint64_t workspace_at = l->workspace.handle + l->workspace.offset;
+    uint64_t q = l->q.buffer.handle + l->q.buffer.offset, k = l->k.buffer.handle + l->k.buffer.offset, v = l->v.buffer.handle + l->v.buffer.offset,
+             o = l->o.buffer.handle + l->o.buffer.offset, lse = l->lse.buffer.handle + l->lse.buffer.offset,
+             tables = l->tables->device.handle + l->tables->device.offset, workspace = workspace_at;
+    void *parameters[] = {&q, &k, &v, &o, &lse, &tables, &workspace, args};
+    const int code = d->driver->call.launch(function, args->items, 1, 1, threads, 1, 1, 0, stream, parameters, NULL);
+    return code == DRIVER_OK ? TESS_OK : tess_driver_fail(d, d->driver->vendor->symbols[10], "the launch failed", code);
+}
+
+/* More workgroups than this in a launch are not promised by every driver. */
+enum { MOST_GROUPS = 1 << 30 };
+
+static tess_status portable_forward(tess_driver_device *d, const tess_launch *l, void *stream) {
+    const tess_driver_state *state = l->kernel->state;
+    tess_status status = TESS_OK;
+    for (uint64_t done = 0; done < l->n_jobs && status == TESS_OK;) {
+        tess_args args;
+        const uint64_t items = l->n_jobs - done < MOST_GROUPS ? l->n_jobs - done : MOST_GROUPS;
+        tess_portable_forward_args(l, done, items, 1, &args);
+        status = launch_portable(d, l, state->forward, &args, state->shape->threads, stream);
+        done += items;
+    }
+    return status;
+}
+
+static tess_status merge(tess_driver_device *d, const tess_launch *l, void *stream) {
+    const tess_driver_state *state = l->kernel->state;
+    tess_status status = TESS_OK;
+    for (uint64_t done = 0; done < l->n_merges && status == TESS_OK;) {
+        tess_args args;
+        const uint64_t items = l->n_merges - done < MOST_GROUPS ? l->n_merges - done : MOST_GROUPS;
+        tess_portable_merge_args(l, done, items, 1, &args);
+        status = launch_portable(d, l, state->merge, &args, TESS_MERGE_THREADS, stream);
+        done += items;
+    }
+    return status;
+}
+
+const tess_driver_row tess_driver_portable = {"portable", portable_refuses, portable_prepare, portable_forward};
+
+/* ------------------------------------------------------------------ the table */
+
+static tess_status describe(tess_driver_device *d, uint32_t index, tess_kernel_info *info) {
+    const tess_driver_row *const *rows = d->driver->vendor->rows;
+    char buffer[sizeof info->reason] = "";
+    for (uint32_t n = 0; n <= index; n++)
+        if (!rows[n]) return d->host->fail(d->host, TESS_ERROR_INVALID, "index: %u is past the last kernel", (unsigned)index);
+    const char *why = rows[index]->refuses(d, NULL, buffer, sizeof buffer);
+    info->op = TESS_OP_FORWARD;
+    info->status = why ? TESS_ERROR_UNAVAILABLE : TESS_OK;
+    info->reserved = 0;
+    snprintf(info->name, sizeof info->name, "%s/%s", d->driver->vendor->name, rows[index]->name);
+    snprintf(info->reason, sizeof info->reason, "%s", why ? why : "");
+    return TESS_OK;
+}
+
+/* In the device's context. */
+static tess_status choose(tess_driver_device *d, const tess_kernel_key *key, tess_kernel *kernel) {
+    const char *vendor = d->driver->vendor->name;
+    char all[768] = "";
+    for (const tess_driver_row *const *row = d->driver->vendor->rows; *row; row++) {
+        char buffer[256];
+        if (key->name && strcmp(key->name, (*row)->name) != 0) continue;
+        const char *why = (*row)->refuses(d, NULL, buffer, sizeof buffer);
+        if (!why) why = (*row)->refuses(d, key, buffer, sizeof buffer);
+        if (why) {
+            const size_t used = strlen(all);
+            snprintf(all + used, sizeof all - used, "%s%s: %s", used ? "; " : "", (*row)->name, why);
+            d->host->log(d->host, "dispatch", "%s/%s refuses: %s", vendor, (*row)->name, why);
+            continue;
+        }
+        kernel->scratch_bytes = 0;
+        const tess_status status = (*row)->prepare(d, key, kernel);
+        if (status != TESS_OK) return status;
+        snprintf(kernel->name, sizeof kernel->name, "%s", (*row)->name);
+        kernel->impl = *row;
+        kernel->release = tess_driver_state_release;
+        d->host->log(d->host, "dispatch", "%s/%s accepts: dtype %s, head_dim %d", vendor, (*row)->name, tess_portable_dtype(key->dtype),
+                     (int)key->head_dim);
+        return TESS_OK;
+    }
+    if (!all[0]) return d->host->fail(d->host, TESS_ERROR_UNSUPPORTED, "kernel: %s has no kernel named '%s'", vendor, key->name ? key->name : "");
+    return d->host->fail(d->host, TESS_ERROR_UNSUPPORTED, "no %s kernel accepts the problem: %s", vendor, all);
+}
+
+tess_status tess_driver_kernel(void *device, const tess_kernel_key *key, tess_kernel *kernel, uint32_t index, tess_kernel_info *info) {
+    tess_driver_device *d = device;
+    void *before = NULL;
+    if (!key) return describe(d, index, info);
+    const int code = d->driver->vendor->enter(d, &before);
+    if (code != DRIVER_OK) return tess_driver_fail(d, "entering the context", "it cannot be made current", code);
+    const tess_status status = choose(d, key, kernel);
+    d->driver->vendor->leave(d, before);
+    return status;
+}
+
+/* ------------------------------------------------------------------ launches */
+
+/* A pair of events that no other launch is using, or -1. */
+static int take_timer(tess_driver_device *d) {
+    for (int n = 0; n < TESS_DRIVER_TIMERS; n++) {
+        int idle = 0;
+        if (atomic_compare_exchange_strong(&d->timer_busy[n], &idle, 1)) return n;
+    }
+    return -1;
+}
+
+static tess_status read_timer(tess_driver_device *d, void *const *events, double *seconds) {
+    const tess_driver_calls *c = &d->driver->call;
+    float milliseconds = 0;
+    int code = c->event_wait(events[1]), symbol = 18;
+    if (code == DRIVER_OK) {
+        code = c->event_time(&milliseconds, events[0], events[1]);
+        symbol = 19;
+    }
+    if (code != DRIVER_OK) return tess_driver_fail(d, d->driver->vendor->symbols[symbol], "no time", code);
+    *seconds = (double)milliseconds * 1e-3;
+    return TESS_OK;
+}
+
+static tess_status enqueue(tess_driver_device *d, const tess_launch *l, void *stream) {
+    const tess_driver_row *row = l->kernel->impl;
+    tess_status status = l->n_jobs ? row->forward(d, l, stream) : TESS_OK;
+    if (status == TESS_OK && l->n_merges) status = merge(d, l, stream);
+    return status;
+}
+
+static tess_status enqueue_timed(tess_driver_device *d, const tess_launch *l, void *stream) {
+    const tess_driver_calls *c = &d->driver->call;
+    const int timer = take_timer(d);
+    if (timer < 0) return d->host->fail(d->host, TESS_ERROR_BUSY, "device_seconds: %d calls are being timed already", TESS_DRIVER_TIMERS);
+    void *const *events = d->timers[timer];
+    int code = c->event_record(events[0], stream);
+    tess_status status = code == DRIVER_OK ? enqueue(d, l, stream) : tess_driver_fail(d, d->driver->vendor->symbols[17], "no event", code);
+    if (status == TESS_OK) {
+        code = c->event_record(events[1], stream);
+        status = code == DRIVER_OK ? read_timer(d, events, l->seconds) : tess_driver_fail(d, d->driver->vendor->symbols[17], "no event", code);
+    }
+    atomic_store(&d->timer_busy[timer], 0);
+    return status;
+}
+
+tess_status tess_driver_launch(void *device, const tess_launch *l) {
+    tess_driver_device *d = device;
+    void *before = NULL, *stream = d->stream;
+    if (l->stream.kind == TESS_STREAM_RECORD)
+        return d->host->fail(d->host, TESS_ERROR_UNSUPPORTED, "stream.kind: %s records by capturing a stream; give that one as SUBMIT",
+                             d->driver->vendor->name);
+    if (l->stream.extra) return d->host->fail(d->host, TESS_ERROR_INVALID, "stream.extra: must be NULL for %s", d->driver->vendor->name);
+    if (l->stream.kind == TESS_STREAM_SUBMIT) stream = (void *)(uintptr_t)l->stream.handle;
+    const int code = d->driver->vendor->enter(d, &before);
+    if (code != DRIVER_OK) return tess_driver_fail(d, "entering the context", "it cannot be made current", code);
+    const tess_status status = l->seconds ? enqueue_timed(d, l, stream) : enqueue(d, l, stream);
+    d->driver->vendor->leave(d, before);
+    return status;
+}

@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* CUDA as a backend: what differs from HIP (backends/common/driver.h). */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda.h"
+#include <tessera/tessera_cuda.h>
+
+extern const tess_backend tess_cuda_backend;
+
+static const char *const libraries[] = {"libcuda.so.1", "libcuda.so", NULL};
+
+static const char *const symbols[] = {"cuInit", "cuDriverGetVersion", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetName", "cuDeviceTotalMem_v2",
+                                      "cuDeviceGetAttribute", "cuModuleLoadData", "cuModuleUnload", "cuModuleGetFunction", "cuLaunchKernel",
+                                      "cuStreamCreate", "cuStreamDestroy_v2", "cuStreamQuery", "cuStreamSynchronize", "cuEventCreate",
+                                      "cuEventDestroy_v2", "cuEventRecord", "cuEventSynchronize", "cuEventElapsedTime", "cuMemAlloc_v2",
+                                      "cuMemFree_v2", "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2", "cuMemcpyDtoDAsync_v2", "cuMemsetD32Async",
+                                      /* CUDA's own, in the order of cuda_extra */
+                                      "cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2",
+                                      "cuCtxGetDevice", "cuGetErrorName", "cuFuncSetAttribute", "?cuTensorMapEncodeTiled", NULL};
+
+enum cuda_extra { RETAIN, RELEASE, PUSH, POP, CONTEXT_DEVICE, ERROR_NAME };
+
+/* CUdevice_attribute */
+enum { ATTRIBUTE_UNITS = 16, ATTRIBUTE_TIME_LIMIT = 17, ATTRIBUTE_MAJOR = 75, ATTRIBUTE_MINOR = 76 };
+
+#define EXTRA(driver, n, type) ((type)(driver)->extra[n])
+
+static int enter(tess_driver_device *d, void **before) {
+    (void)before; /* the driver keeps a stack */
+    return EXTRA(d->driver, PUSH, int (*)(void *))(d->context);
+}
+
+static void leave(tess_driver_device *d, void *before) {
+    void *popped = before;
+    EXTRA(d->driver, POP, int (*)(void **))(&popped);
+}
+
+static tess_status attach_own(tess_driver_device *d, const tess_cuda_native *native) {
+    const tess_host *host = d->host;
+    int device = -1;
+    if (native->struct_size < sizeof *native)
+        return host->fail(host, TESS_ERROR_VERSION, "native.struct_size: must be at least %zu, got %u", sizeof *native,
+                          (unsigned)native->struct_size);
+    if (native->reserved != 0) return host->fail(host, TESS_ERROR_INVALID, "native.reserved: must be 0, got %u", (unsigned)native->reserved);
+    if (!native->context) return host->fail(host, TESS_ERROR_INVALID, "native.context: must not be NULL");
+    d->context = native->context;
+    d->borrowed = 1;
+    int code = enter(d, NULL);
+    if (code != DRIVER_OK) return tess_driver_fail(d, "cuCtxPushCurrent", "native.context", code);
+    code = EXTRA(d->driver, CONTEXT_DEVICE, int (*)(int *))(&device);
+    leave(d, NULL);
+    if (code != DRIVER_OK) return tess_driver_fail(d, "cuCtxGetDevice", "native.context", code);
+    if (device != d->device) return host->fail(host, TESS_ERROR_UNAVAILABLE, "native.context: belongs to another device than id names");
+    return TESS_OK;
+}
+
+static tess_status attach(tess_driver_device *d, const void *native) {
+    if (native) return attach_own(d, native);
+    const int code = EXTRA(d->driver, RETAIN, int (*)(void **, int))(&d->context, d->device);
+    return code == DRIVER_OK ? TESS_OK : tess_driver_fail(d, "cuDevicePrimaryCtxRetain", "no context", code);
+}
+
+static void detach(tess_driver_device *d) {
+    if (!d->borrowed) EXTRA(d->driver, RELEASE, int (*)(int))(d->device);
+}
+
+static void arch(const tess_driver *driver, int device, char *text, size_t size) {
+    int major = 0, minor = 0;
+    driver->call.attribute(&major, ATTRIBUTE_MAJOR, device);
+    driver->call.attribute(&minor, ATTRIBUTE_MINOR, device);
+    snprintf(text, size, "sm_%d%d", major, minor);
+}
+
+static int number_after(const char *text, const char *prefix) {
+    const size_t length = strlen(prefix);
+    return strncmp(text, prefix, length) == 0 ? atoi(text + length) : -1;
+}
+
+/* Machine code runs on its own version and later ones of the same major number; PTX on its own and all later ones, after the driver has compiled it. */
+static int image(const tess_driver_image *images, const char *text) {
+    const int own = number_after(text, "sm_");
+    int best = -1, best_version = -1, best_is_code = 0;
+    for (int n = 0; images[n].data; n++) {
+        const int code = number_after(images[n].arch, "sm_"), version = code >= 0 ? code : number_after(images[n].arch, "compute_"),
+                  is_code = code >= 0;
+        if (version > own || (is_code && version / 10 != own / 10)) continue;
+        if (is_code < best_is_code || (is_code == best_is_code && version <= best_version)) continue;
+        best = n;
+        best_version = version;
+        best_is_code = is_code;
+    }
+    return best;
+}
+
+static const char *error_name(const tess_driver *driver, int code) {
+    const char *name = NULL;
+    if (driver->extra[ERROR_NAME]) EXTRA(driver, ERROR_NAME, int (*)(int, const char **))(code, &name);
+    return name;
+}
+
+static const tess_driver_row *const rows[] = {&tess_cuda_sm90, &tess_driver_portable, NULL};
+
+static const tess_driver_vendor vendor = {.name = "cuda",
+                                          .libraries = libraries,
+                                          .symbols = symbols,
+                                          .images = tess_cuda_images,
+                                          .build_hint = "nvcc was not found when it was built",
+                                          .rows = rows,
+                                          .units_attribute = ATTRIBUTE_UNITS,
+                                          .time_limit_attribute = ATTRIBUTE_TIME_LIMIT,
+                                          .stream_flags = 1,
+                                          .enter = enter,
+                                          .leave = leave,
+                                          .attach = attach,
+                                          .detach = detach,
+                                          .arch = arch,
+                                          .image = image,
+                                          .error_name = error_name};
+
+static tess_driver driver;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static void load(void) { tess_driver_load(&driver, &vendor); }
+static const tess_driver *opened(void) {
+    pthread_once(&once, load);
+    return &driver;
+}
+
+static tess_status list(const tess_host *host, uint32_t index, tess_device_info *info) { return tess_driver_list(opened(), host, index, info); }
+static tess_status open(const tess_host *host, uint32_t index, const void *native, void **device) {
+    return tess_driver_open(opened(), host, index, native, device);
+}
+
+const tess_backend tess_cuda_backend = {
+    .abi = TESS_BACKEND_ABI,
+    .struct_size = sizeof(tess_backend),
+    .name = "cuda",
+    .list = list,
+    .open = open,
+    .close = tess_driver_close,
+    .query = tess_driver_query,
+    .kernel = tess_driver_kernel,
+    .launch = tess_driver_launch,
+    .alloc = tess_driver_alloc,
+    .free = tess_driver_free,
+    .copy = tess_driver_copy,
+    .wait = tess_driver_wait,
+};

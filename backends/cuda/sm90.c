@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The kernel for Hopper from the host's side: which problems it takes, tensor maps, and the launch. */
+#include <stdio.h>
+#include <string.h>
+
+#include "cuda.h"
+#include "kernels/sm90_args.h"
+
+/* CUtensorMap: 128 opaque bytes. */
+typedef struct tensor_map {
+    _Alignas(64) uint64_t words[16];
+} tensor_map;
+
+typedef int (*encode_fn)(tensor_map *map, int type, unsigned rank, uint64_t address, const uint64_t *sizes, const uint64_t *strides,
+                         const unsigned *box, const unsigned *element_strides, int interleave, int swizzle, int promotion, int fill);
+
+typedef struct instance {
+    int32_t head_dim;
+    unsigned shared_bytes;
+} instance;
+
+#define INSTANCE(head_dim, keys, q_slots, stages) {head_dim, TESS_SM90_SHARED(head_dim, keys, q_slots, stages)},
+static const instance instances[] = {TESS_SM90_INSTANCES(INSTANCE)};
+
+enum {
+    INSTANCES = sizeof instances / sizeof *instances,
+    ROWS = 128,
+    THREADS = 384,
+    COUNTER_BYTES = 256, /* of the workspace */
+    COUNTED_JOBS = 8,    /* jobs a multiprocessor from which on handing them out one by one is worth filling the counter before the launch */
+};
+
+/* The smallest one that takes a head_dim. */
+static const instance *find(int32_t head_dim) {
+    for (size_t n = 0; n < INSTANCES; n++)
+        if (head_dim <= instances[n].head_dim) return &instances[n];
+    return NULL;
+}
+
+static const char *refuses(const tess_driver_device *d, const tess_kernel_key *key, char *buffer, size_t size) {
+    if (!key) {
+        if (strcmp(d->arch, "sm_90") != 0) {
+            snprintf(buffer, size, "needs sm_90, and the device is %s", d->arch);
+            return buffer;
+        }
+        if (!tess_cuda_sm90_images[0].data) return "built without device code for sm_90a";
+        return d->image < 0 ? "built without the merge kernel" : NULL;
+    }
+    if (key->op != TESS_OP_FORWARD) return "forward only";
+    if (key->dtype != TESS_F16 && key->dtype != TESS_BF16) return "takes f16 and bf16 only";
+    if (key->value_head_dim != key->head_dim) return "value_head_dim differs from head_dim";
+    if (key->head_dim % 8 != 0 || !find(key->head_dim)) return "head_dim is not a multiple of 8 from 8 to 256";
+    if (key->block % 8 != 0) return "block is not a multiple of 8";
+    return NULL;
+}
+
+static tess_status prepare(tess_driver_device *d, const tess_kernel_key *key, tess_kernel *kernel) {
+    const instance *x = find(key->head_dim);
+    tess_driver_state *state = NULL;
+    char name[64];
+    snprintf(name, sizeof name, "tess_sm90_%s_%d", tess_portable_dtype(key->dtype), (int)x->head_dim);
+    const tess_status status = tess_driver_state_create(d, key, CUDA_SM90_MODULE, &tess_cuda_sm90_images[0], name, &state);
+    if (status != TESS_OK) return status;
+    int (*const set)(void *, int, int) = (int (*)(void *, int, int))d->driver->extra[CUDA_SET_FUNCTION_ATTRIBUTE];
+    const int code = set(state->forward, 8 /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */, (int)x->shared_bytes);
+    if (code != DRIVER_OK) {
+        d->host->free(d->host, state, sizeof *state);
+        return tess_driver_fail(d, "cuFuncSetAttribute", "workgroup memory of the kernel for sm_90", code);
+    }
+    kernel->tile_rows = kernel->pack_rows = ROWS;
+    kernel->tile_step = 8;
+    kernel->scratch_bytes = COUNTER_BYTES;
+    kernel->state = state;
+    return TESS_OK;
+}
+
+/* Rows of 16 aligned bytes, which wide loads and tensor maps need. */
+static int is_wide(const tess_tensor *t, int batch_strided) {
+    const uint64_t address = t->buffer.handle + t->buffer.offset;
+    return address % 16 == 0 && t->stride_token % 8 == 0 && t->stride_head % 8 == 0 && (!batch_strided || t->stride_batch % 8 == 0);
+}
+
+/* A map of [batch][head][token][element], of which boxes of 64 elements by `box_tokens` tokens are copied; what lies past an extent reads as 0. False if the driver
+ * refuses, as it may for strides of 2^40 bytes. */
+static int make_map(const tess_driver_device *d, const tess_launch *l, const tess_tensor *t, int64_t tokens, uint32_t heads, unsigned box_tokens,
+                    tensor_map *map) {
+    const encode_fn encode = (encode_fn)d->driver->extra[CUDA_ENCODE_TENSOR_MAP];
+    if (!encode || tokens <= 0 || tokens > INT32_MAX) return 0;
+    const uint64_t sizes[4] = {(uint64_t)l->head_dim, (uint64_t)tokens, heads, l->batch};
+    const uint64_t strides[3] = {2 * (uint64_t)t->stride_token, 2 * (uint64_t)t->stride_head, l->batch_strided ? 2 * (uint64_t)t->stride_batch : 16};
+    const unsigned box[4] = {64, box_tokens, 1, 1}, ones[4] = {1, 1, 1, 1};
+    return encode(map, l->dtype == TESS_BF16 ? 9 : 6, 4, t->buffer.handle + t->buffer.offset, sizes, strides, box, ones, 0, 3, 3, 0) == DRIVER_OK;
+}
+
+static tess_status forward(tess_driver_device *d, const tess_launch *l, void *stream) {
+    const tess_driver_state *state = l->kernel->state;
+    const instance *x = find(l->head_dim);
+    const tess_driver_calls *c = &d->driver->call;
+    const int q_wide = is_wide(&l->q, (int)l->batch_strided), o_wide = is_wide(&l->o, (int)l->batch_strided);
+    const int kv_wide = is_wide(&l->k, (int)l->batch_strided) && is_wide(&l->v, (int)l->batch_strided);
+    const uint64_t workspace = l->workspace.handle + l->workspace.offset;
+    unsigned shift = 6;
+    while (l->block % (1 << shift) != 0) shift--;
+
+    tensor_map maps[3];
+    memset(maps, 0, sizeof maps);
+    const int q_map = q_wide && make_map(d, l, &l->q, l->q_tokens, l->n_heads, 64, &maps[0]);
+    const int kv_map = kv_wide && make_map(d, l, &l->k, l->kv_tokens, l->n_heads / l->group, 1u << shift, &maps[1]) &&
+                       make_map(d, l, &l->v, l->kv_tokens, l->n_heads / l->group, 1u << shift, &maps[2]);
+
+    /* Few jobs are dealt out beforehand, to and fro, as they come longest first; of many, each workgroup takes the next one when it is done. */
+    const int counted = l->n_jobs >= (uint64_t)COUNTED_JOBS * (uint64_t)d->units;
+    for (uint64_t done = 0; done < l->n_jobs;) {
+        const uint64_t items = l->n_jobs - done < INT32_MAX ? l->n_jobs - done : INT32_MAX;
+        tess_sm90_args args;
+        memset(&args, 0, sizeof args);
+        tess_portable_forward_args(l, done, items, 1, &args.common);
+        args.q = l->q.buffer.handle + l->q.buffer.offset;
+        args.k = l->k.buffer.handle + l->k.buffer.offset;
+        args.v = l->v.buffer.handle + l->v.buffer.offset;
+        args.o = l->o.buffer.handle + l->o.buffer.offset;
+        args.lse = l->lse.buffer.handle + l->lse.buffer.offset;
+        args.tables = l->tables->device.handle + l->tables->device.offset;
+        args.workspace = workspace;
+        args.counter = counted ? workspace : 0;
+        args.piece_shift = shift;
+        args.q_tokens = (uint32_t)l->q_tokens;
+        args.kv_tokens = (uint32_t)l->kv_tokens;
+        args.tma = (q_map ? 1u : 0) | (kv_map ? 2u : 0);
+        args.wide = (q_wide ? 1u : 0) | (kv_wide ? 2u : 0) | (o_wide ? 4u : 0);
+        if (counted) {
+            const int code = c->fill(workspace, 0, 1, stream);
+            if (code != DRIVER_OK) return tess_driver_fail(d, "cuMemsetD32Async", "the counter of jobs", code);
+        }
+        const unsigned groups = items < (uint64_t)d->units ? (unsigned)items : (unsigned)d->units;
+        void *parameters[] = {&maps[0], &maps[1], &maps[2], &args};
+        const int code = c->launch(state->forward, groups, 1, 1, THREADS, 1, 1, x->shared_bytes, stream, parameters, NULL);
+        if (code != DRIVER_OK) return tess_driver_fail(d, "cuLaunchKernel", "the kernel for sm_90", code);
+        done += items;
+    }
+    return TESS_OK;
+}
+
+const tess_driver_row tess_cuda_sm90 = {"sm90", refuses, prepare, forward};

@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* HIP as a backend: what differs from CUDA (backends/common/driver.h). */
+#include <stdio.h>
+#include <string.h>
+
+#include "driver.h"
+
+extern const tess_backend tess_hip_backend;
+extern const tess_driver_image tess_hip_images[];
+
+static const char *const libraries[] = {"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5", "libamdhip64.so", NULL};
+
+static const char *const symbols[] = {
+    "hipInit", "hipDriverGetVersion", "hipGetDeviceCount", "hipDeviceGet", "hipDeviceGetName", "hipDeviceTotalMem", "hipDeviceGetAttribute",
+    "hipModuleLoadData", "hipModuleUnload", "hipModuleGetFunction", "hipModuleLaunchKernel", "hipStreamCreateWithFlags", "hipStreamDestroy",
+    "hipStreamQuery", "hipStreamSynchronize", "hipEventCreateWithFlags", "hipEventDestroy", "hipEventRecord", "hipEventSynchronize",
+    "hipEventElapsedTime", "hipMalloc", "hipFree", "hipMemcpyHtoDAsync", "hipMemcpyDtoHAsync", "hipMemcpyDtoDAsync", "hipMemsetD32Async",
+    /* HIP's own, in the order of hip_extra */
+    "hipSetDevice", "hipGetDevice", "hipGetErrorName", "?hipGetDevicePropertiesR0600", "?hipGetDeviceProperties", NULL};
+
+enum hip_extra { SET_DEVICE, GET_DEVICE, ERROR_NAME, PROPERTIES, OLD_PROPERTIES };
+
+/* hipDeviceAttribute_t */
+enum { ATTRIBUTE_TIME_LIMIT = 18, ATTRIBUTE_UNITS = 63 };
+
+#define EXTRA(driver, n, type) ((type)(driver)->extra[n])
+
+/* A thread has a current device, not a stack of contexts. */
+static int enter(tess_driver_device *d, void **before) {
+    int current = 0;
+    const int code = EXTRA(d->driver, GET_DEVICE, int (*)(int *))(&current);
+    if (code != DRIVER_OK) return code;
+    *before = (void *)(intptr_t)current;
+    return EXTRA(d->driver, SET_DEVICE, int (*)(int))(d->device);
+}
+
+static void leave(tess_driver_device *d, void *before) { EXTRA(d->driver, SET_DEVICE, int (*)(int))((int)(intptr_t)before); }
+
+static tess_status attach(tess_driver_device *d, const void *native) {
+    if (native)
+        return d->host->fail(d->host, TESS_ERROR_INVALID, "native: HIP has one context a device, so there is nothing to wrap; it must be NULL");
+    return TESS_OK;
+}
+
+static void detach(tess_driver_device *d) { (void)d; }
+
+/* The name of the instruction set stands in a structure whose layout changed with HIP's versions, so it is looked for: "gfx" and what may follow. */
+static void arch(const tess_driver *driver, int device, char *text, size_t size) {
+    static const char allowed[] = "0123456789abcdefghijklmnopqrstuvwxyz";
+    enum { PROPERTIES_BYTES = 16384 }; /* ten times what any version has */
+    char properties[PROPERTIES_BYTES];
+    int (*const get)(void *, int) = EXTRA(driver, driver->extra[PROPERTIES] ? PROPERTIES : OLD_PROPERTIES, int (*)(void *, int));
+    snprintf(text, size, "unknown");
+    if (!get) return;
+    memset(properties, 0, sizeof properties);
+    if (get(properties, device) != DRIVER_OK) return;
+    for (size_t n = 0; n + 32 < sizeof properties; n++) {
+        if (memcmp(properties + n, "gfx", 3) != 0) continue;
+        const size_t length = 3 + strspn(properties + n + 3, allowed);
+        if (length < 6 || length > 16) continue;
+        snprintf(text, size, "%.*s", (int)length, properties + n);
+        return;
+    }
+}
+
+static int image(const tess_driver_image *images, const char *text) {
+    for (int n = 0; images[n].data; n++)
+        if (strcmp(images[n].arch, text) == 0) return n;
+    return -1;
+}
+
+static const char *error_name(const tess_driver *driver, int code) {
+    return driver->extra[ERROR_NAME] ? EXTRA(driver, ERROR_NAME, const char *(*)(int))(code) : NULL;
+}
+
+static const tess_driver_row *const rows[] = {&tess_driver_portable, NULL};
+
+static const tess_driver_vendor vendor = {.name = "hip",
+                                          .libraries = libraries,
+                                          .symbols = symbols,
+                                          .images = tess_hip_images,
+                                          .build_hint = "clang 17 or newer and lld were not found when it was built",
+                                          .rows = rows,
+                                          .units_attribute = ATTRIBUTE_UNITS,
+                                          .time_limit_attribute = ATTRIBUTE_TIME_LIMIT,
+                                          .stream_flags = 1,
+                                          .enter = enter,
+                                          .leave = leave,
+                                          .attach = attach,
+                                          .detach = detach,
+                                          .arch = arch,
+                                          .image = image,
+                                          .error_name = error_name};
+
+static tess_driver driver;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static void load(void) { tess_driver_load(&driver, &vendor); }
+static const tess_driver *opened(void) {
+    pthread_once(&once, load);
+    return &driver;
+}
+
+static tess_status list(const tess_host *host, uint32_t index, tess_device_info *info) { return tess_driver_list(opened(), host, index, info); }
+static tess_status open(const tess_host *host, uint32_t index, const void *native, void **device) {
+    return tess_driver_open(opened(), host, index, native, device);
+}
+
+const tess_backend tess_hip_backend = {
+    .abi = TESS_BACKEND_ABI,
+    .struct_size = sizeof(tess_backend),
+    .name = "hip",
+    .list = list,
+    .open = open,
+    .close = tess_driver_close,
+    .query = tess_driver_query,
+    .kernel = tess_driver_kernel,
+    .launch = tess_driver_launch,
+    .alloc = tess_driver_alloc,
+    .free = tess_driver_free,
+    .copy = tess_driver_copy,
+    .wait = tess_driver_wait,
+};

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Tessera inside an application that has its own CUDA context.
+ *
+ * A CUDA device is opened by id ("cuda:0"), on the primary context of the GPU, or around a context of the application's:
+ *
+ *     tess_cuda_native native = {sizeof native, 0, context};
+ *     tess_device_desc desc = {sizeof desc, 0, "cuda:0", &native};
+ *
+ * Context.   It must outlive the tess_device and belong to the GPU that `id` names (UNAVAILABLE otherwise). It is pushed on entry of every call and popped before the call
+ *            returns, so the calling thread's current context does not change.
+ * Buffers.   TESS_BUFFER_POINTER: `handle` is a CUdeviceptr (or a pointer from cudaMalloc), `offset` bytes are added to it. Elements must be aligned to their size and
+ *            to nothing more; rows whose addresses are multiples of 16 bytes are faster.
+ * Streams.   TESS_STREAM_DEFAULT is a stream of the device's own, in which work runs in the order of the calls and which does not wait for the legacy default stream.
+ *            TESS_STREAM_SUBMIT: `handle` is a CUstream (cudaStream_t) of the context; 0 is the legacy default stream. `extra` is NULL.
+ *            TESS_STREAM_RECORD is UNSUPPORTED: to record, capture a stream into a graph and give that stream as SUBMIT. tess_run only launches kernels and fills 4 bytes of the
+ *            workspace, so any capture mode will do; device_seconds must be NULL then. The graph refers to buffers, workspace and plan, which must outlive it.
+ * Errors.    CUDA's sticky errors (700, 702, 710, 714 to 719 among them) are TESS_ERROR_DEVICE_LOST.
+ * Threads.   As tessera.h says. At most 8 calls with device_seconds at once; more are BUSY.
+ */
+#ifndef TESSERA_TESSERA_CUDA_H
+#define TESSERA_TESSERA_CUDA_H
+
+#include <tessera/tessera.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct CUctx_st; /* what a CUcontext points to */
+
+typedef struct tess_cuda_native {
+    uint32_t struct_size;
+    uint32_t reserved; /* must be 0 */
+    struct CUctx_st *context;
+} tess_cuda_native;
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* TESSERA_TESSERA_CUDA_H */
