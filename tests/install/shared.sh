@@ -4,7 +4,7 @@
 install_from "$build"
 by_cmake
 by_pkg_config
-for file in include/tessera/tessera.h include/tessera/tessera_backend.h include/tessera/tessera_opencl.h bin/tessera; do
+for file in include/tessera/tessera.h include/tessera/tessera_backend.h include/tessera/tessera_opencl.h include/tessera/tessera_vulkan.h bin/tessera; do
   [ -e "$scratch/prefix/$file" ] || { echo "$file was not installed"; exit 1; }
 done
 "$scratch/prefix/bin/tessera" --version

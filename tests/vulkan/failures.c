@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Every Vulkan call fails once: out of memory, after which the same step is tried again and works, or the device is lost for good. Whatever fails, statuses say so,
+ * The backend on a libvulkan that misleads it. Every Vulkan call fails once: out of memory, after which the same step is tried again and works, or the device is lost for good. Whatever fails, statuses say so,
  * nothing hangs, and no object is left. Runs against the library of shim.c, which the loader finds in place of libvulkan.so.1.
  */
 #include <dlfcn.h>
@@ -13,15 +13,28 @@
 #include "reference.h"
 #include "shim.h"
 
+/* The functions of the library, by the names of shim.h. */
+#define SHIM_FUNCTIONS(X)                                     \
+    X(reset, void, (long at, int stays, int result))          \
+    X(calls, long, (void))                                    \
+    X(failures, long, (void))                                 \
+    X(live, long, (char *text, size_t size))                  \
+    X(failed, const char *, (void))                           \
+    X(pretend, void, (int device_kind, unsigned most_groups)) \
+    X(submits, long, (void))                                  \
+    X(rows, long, (void))                                     \
+    X(cache_bytes, size_t, (void))
 static struct {
-    void (*reset)(long, int, int);
-    long (*calls)(void), (*failures)(void), (*live)(char *, size_t);
-    const char *(*failed)(void);
+#define MEMBER(name, result, parameters) result(*name) parameters;
+    SHIM_FUNCTIONS(MEMBER)
 } shim;
+static test_heap heap;
 
-enum { OUT_OF_HOST_MEMORY = -1, OUT_OF_DEVICE_MEMORY = -2, DEVICE_LOST = -4 };
+enum { OUT_OF_HOST_MEMORY = -1, OUT_OF_DEVICE_MEMORY = -2, DEVICE_LOST = -4, INTEGRATED = 1, DISCRETE = 2 };
 
-static const char line[] = "pattern=dense heads=1 q_len=3 kv_len=40 head_dim=8 kv_split=2 block=8";
+static const char small_line[] = "pattern=dense heads=1 q_len=3 kv_len=40 head_dim=8 kv_split=2 block=8";
+/* More jobs than fit one submission to an integrated GPU. */
+static const char long_line[] = "pattern=dense heads=500 kv_heads=1 q_len=2 kv_len=70 head_dim=8 batch=6 tile_rows=1";
 
 /* How a step that failed may answer. */
 typedef struct rule {
@@ -38,7 +51,7 @@ static int search_ended(tess_status wanted, const char *what, tess_status status
 /* 1: the step is done; 0: it failed as it should, and nothing more can be done. */
 static int step(const rule *r, const char *what, tess_status status) {
     if (status == TESS_OK) return 1;
-    if (shim.failures() == 0) fail_msg("%s: %s without any failure: %s", what, tess_status_name(status), tess_last_error());
+    if (shim.failures() + heap.failures == 0) fail_msg("%s: %s without any failure: %s", what, tess_status_name(status), tess_last_error());
     if (status != r->wanted && !search_ended(r->wanted, what, status))
         fail_msg("%s: %s after %s failed: %s", what, tess_status_name(status), shim.failed(), tess_last_error());
     return 0;
@@ -54,7 +67,7 @@ static int step(const rule *r, const char *what, tess_status status) {
     } while (0)
 
 /* Everything that an application does, from the first call to the last. */
-static void scenario(const rule *r) {
+static void scenario(const char *line, const rule *r) {
     tess_runtime *runtime = NULL;
     tess_device *device = NULL;
     tess_layout *layout = NULL;
@@ -66,8 +79,7 @@ static void scenario(const rule *r) {
     tess_buffer buffers[6], none = {0};
     double seconds;
     memset(buffers, 0, sizeof buffers);
-    const tess_runtime_desc desc = {.struct_size = sizeof desc, .log = test_log_nothing};
-    assert_ok(tess_runtime_create(&desc, &runtime));
+    const tess_runtime_desc desc = {.struct_size = sizeof desc, .allocator = heap.allocator, .log = test_log_nothing};
     assert_int_equal(problem_parse(&p, line, error, sizeof error), 0);
     const tess_device_desc open = {.struct_size = sizeof open, .id = "vulkan"};
     tess_run_desc run = {.struct_size = sizeof run};
@@ -75,13 +87,14 @@ static void scenario(const rule *r) {
     tess_plan_desc plan_desc;
     tess_plan_info info = {.struct_size = sizeof info};
     int64_t *cu = NULL;
+    STEP(tess_runtime_create(&desc, &runtime));
     STEP(tess_device_open(runtime, &open, &device));
     STEP(problem_layout(&p, runtime, &layout));
     assert_int_equal(problem_plan_desc(&p, &plan_desc, &cu), 0);
     plan_desc.max_in_flight = 2;
     STEP(tess_plan_create(device, layout, &plan_desc, &plan));
     assert_ok(tess_plan_query(plan, &info));
-    assert_true(info.n_merge_jobs > 0);
+    assert_true(info.n_merge_jobs > 0 || line == long_line);
     for (int n = 0; n < 6; n++) {
         if (n < 5) assert_ok(tess_plan_tensor(plan, (tess_role)n, none, tensors[n], &bytes[n]));
         STEP(tess_alloc(device, n < 5 ? bytes[n] : info.workspace_bytes, &buffers[n]));
@@ -104,12 +117,15 @@ static void scenario(const rule *r) {
     STEP(tess_run(plan, &run));
     STEP(tess_copy(device, tess_host_buffer(host[3], bytes[3]), buffers[3], bytes[3]));
     const reference_inputs in = {host[0], host[1], host[2]};
-    for (int64_t q = 0; q < p.q_len; q++) {
-        double row[8], lse;
-        reference_row(&p, &in, 0, 0, q, row, &lse);
-        for (int e = 0; e < 8; e++)
-            if (!(fabs(((float *)host[3])[q * 8 + e] - row[e]) < 1e-5)) fail_msg("wrong result after %s failed", shim.failed());
-    }
+    for (int64_t b = 0; b<p.batch; b += p.batch> 1 ? p.batch - 1 : 1)
+        for (int32_t h = 0; h<p.heads; h += p.heads> 1 ? p.heads - 1 : 1)
+            for (int64_t q = 0; q < p.q_len; q++) {
+                double row[8], lse;
+                reference_row(&p, &in, b, h, q, row, &lse);
+                for (int e = 0; e < 8; e++)
+                    if (!(fabs(((float *)host[3])[((b * p.q_len + q) * p.heads + h) * 8 + e] - row[e]) < 1e-5))
+                        fail_msg("wrong result after %s failed", shim.failed());
+            }
 end:
     free(cu);
     tess_plan_release(plan);
@@ -121,41 +137,95 @@ end:
     problem_free(&p);
 }
 
-static void each_call(int sticky, int code, const rule *r) {
+/* Nothing is left of a scenario. */
+static void check_left(long k) {
     char text[400];
+    if (shim.live(text, sizeof text)) fail_msg("call %ld, %s: left behind: %s", k, shim.failed(), text);
+    if (heap.live || heap.damaged) fail_msg("call %ld, %s: %lld pieces of host memory are left", k, shim.failed(), (long long)heap.live);
+}
+
+/* Devices with memory of their own differ in few calls; --all lets each of them fail as well. */
+static long step_elsewhere = 4;
+
+static void each_call(int sticky, int code, int kind, const rule *r) {
     long most = 0;
-    for (long k = 1;; k++) {
+    for (long k = 1;; k += kind ? step_elsewhere : 1) {
+        test_heap_init(&heap, 0, 0);
+        shim.pretend(kind, 0);
         shim.reset(k, sticky, code);
-        scenario(r);
+        scenario(small_line, r);
         const long failures = shim.failures();
-        if (shim.live(text, sizeof text)) fail_msg("call %ld, %s: left behind: %s", k, shim.failed(), text);
+        check_left(k);
         if (failures == 0) break;
-        most = k;
+        most++;
     }
+    shim.pretend(0, 0);
     printf("%ld calls failed, one after the other\n", most);
-    assert_true(most > 60);
+    assert_true(most > 60 / (kind ? step_elsewhere : 1));
+}
+
+static const rule nothing_fails = {0, TESS_OK}, again = {1, TESS_ERROR_OUT_OF_MEMORY}, lost = {0, TESS_ERROR_DEVICE_LOST};
+
+static void without_failure(const char *line) {
+    test_heap_init(&heap, 0, 0);
+    shim.reset(0, 0, 0);
+    scenario(line, &nothing_fails);
+    check_left(0);
+    assert_true(shim.calls() > 60);
 }
 
 static void test_no_failure(void **state) {
     (void)state;
-    char text[400];
-    const rule none = {0, TESS_OK};
-    shim.reset(0, 0, 0);
-    scenario(&none);
-    assert_int_equal(shim.live(text, sizeof text), 0);
-    assert_true(shim.calls() > 60);
+    without_failure(small_line);
 }
 
+/* A device with memory of its own has other calls: copies go through staging memory. */
 static void test_out_of_memory(void **state) {
     (void)state;
-    const rule again = {1, TESS_ERROR_OUT_OF_MEMORY};
-    each_call(0, OUT_OF_HOST_MEMORY, &again);
+    each_call(0, OUT_OF_HOST_MEMORY, 0, &again);
+    each_call(0, OUT_OF_DEVICE_MEMORY, DISCRETE, &again);
 }
 
 static void test_lost(void **state) {
     (void)state;
-    const rule lost = {0, TESS_ERROR_DEVICE_LOST};
-    each_call(1, DEVICE_LOST, &lost);
+    each_call(1, DEVICE_LOST, 0, &lost);
+    each_call(1, DEVICE_LOST, DISCRETE, &lost);
+}
+
+static void test_host_memory(void **state) {
+    (void)state;
+    for (int64_t k = 1;; k++) {
+        test_heap_init(&heap, k, 0);
+        shim.reset(0, 0, 0);
+        scenario(small_line, &again);
+        check_left((long)k);
+        if (heap.failures == 0) break;
+    }
+}
+
+/* Work for a display's GPU is cut into short submissions, and grids into as many rows as the device needs. */
+static void test_pieces(void **state) {
+    (void)state;
+    long before = shim.submits();
+    without_failure(long_line);
+    const long whole = shim.submits() - before;
+    assert_int_equal(shim.rows(), 0);
+    shim.pretend(INTEGRATED, 0);
+    before = shim.submits();
+    without_failure(long_line);
+    if (shim.submits() - before < whole + 5) fail_msg("%ld submissions instead of %ld", shim.submits() - before, whole);
+    shim.pretend(0, 7);
+    without_failure(long_line);
+    assert_true(shim.rows() > 0);
+    shim.pretend(0, 0);
+}
+
+/* What one process compiled the next one finds on disk. */
+static void test_cache(void **state) {
+    (void)state;
+    without_failure(small_line);
+    without_failure(small_line);
+    assert_true(shim.cache_bytes() > 0);
 }
 
 /* Whether there is a device to test on at all. */
@@ -172,23 +242,22 @@ static int have_device(void) {
     return status == TESS_OK;
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+    if (argc > 1 && strcmp(argv[1], "--all") == 0) step_elsewhere = 1;
     void *library = dlopen("libvulkan.so.1", RTLD_NOW | RTLD_LOCAL);
-    void *const symbols[] = {library ? dlsym(library, "shim_reset") : NULL, library ? dlsym(library, "shim_calls") : NULL,
-                             library ? dlsym(library, "shim_failures") : NULL, library ? dlsym(library, "shim_live") : NULL,
-                             library ? dlsym(library, "shim_failed") : NULL};
-    for (int n = 0; n < 5; n++)
-        if (!symbols[n]) {
-            puts("libvulkan.so.1 is not the library of this test; run it through ctest");
-            return 1;
-        }
-    memcpy(&shim.reset, &symbols[0], sizeof symbols[0]);
-    memcpy(&shim.calls, &symbols[1], sizeof symbols[0]);
-    memcpy(&shim.failures, &symbols[2], sizeof symbols[0]);
-    memcpy(&shim.live, &symbols[3], sizeof symbols[0]);
-    memcpy(&shim.failed, &symbols[4], sizeof symbols[0]);
+#define FIND(name, result, parameters)                                 \
+    {                                                                  \
+        void *symbol = library ? dlsym(library, "shim_" #name) : NULL; \
+        memcpy(&shim.name, &symbol, sizeof symbol);                    \
+    }
+    SHIM_FUNCTIONS(FIND)
+    if (!shim.reset) {
+        puts("libvulkan.so.1 is not the library of this test; run it through ctest");
+        return 1;
+    }
     const char *require = getenv("TESSERA_REQUIRE");
     if (!have_device()) return require && strstr(require, "vulkan") ? 1 : 77;
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_no_failure), cmocka_unit_test(test_out_of_memory), cmocka_unit_test(test_lost)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_no_failure),  cmocka_unit_test(test_pieces),        cmocka_unit_test(test_cache),
+                                       cmocka_unit_test(test_host_memory), cmocka_unit_test(test_out_of_memory), cmocka_unit_test(test_lost)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -24,6 +24,18 @@ static atomic_long calls, failures, live[KINDS];
 static long fail_at;
 static int sticky, code;
 static char failed_name[64];
+static int kind;           /* of device to pretend; 0: the truth */
+static uint32_t width;     /* most workgroups in a row of the grid; 0: the truth */
+static long submits, rows; /* submissions; dispatches of several rows of workgroups */
+static size_t cache_bytes; /* that the last pipeline cache began with */
+
+void shim_pretend(int device_kind, unsigned most_groups) {
+    kind = device_kind;
+    width = most_groups;
+}
+long shim_submits(void) { return submits; }
+long shim_rows(void) { return rows; }
+size_t shim_cache_bytes(void) { return cache_bytes; }
 
 void shim_reset(long at, int stays, int result) {
     fail_at = at;
@@ -88,7 +100,19 @@ static vk_result shim_CreateDevice(vk_physical physical, const vk_device_create_
     real_wait_idle = (vk_result(*)(vk_device))real.GetDeviceProcAddr(device_now, "vkDeviceWaitIdle");
     return result;
 }
-FORWARD(QueueSubmit, (vk_queue queue, uint32_t count, const vk_submit_info *submits, vk_handle fence), (queue, count, submits, fence))
+static vk_result shim_QueueSubmit(vk_queue queue, uint32_t count, const vk_submit_info *infos, vk_handle fence) {
+    submits += count;
+    return fails("QueueSubmit") ? code : real.QueueSubmit(queue, count, infos, fence);
+}
+static void shim_CmdDispatch(vk_commands commands, uint32_t x, uint32_t y, uint32_t z) {
+    rows += y > 1;
+    real.CmdDispatch(commands, x, y, z);
+}
+static void shim_GetPhysicalDeviceProperties(vk_physical physical, vk_properties *out) {
+    real.GetPhysicalDeviceProperties(physical, out);
+    if (kind) out->kind = (uint32_t)kind;
+    if (width) out->limits.max_group_count[0] = width;
+}
 CREATE(AllocateMemory, MEMORY, (vk_device device, const vk_memory_allocate_info *info, const void *allocator, vk_handle *out),
        (device, info, allocator, out))
 FORWARD(MapMemory, (vk_device device, vk_handle memory, uint64_t offset, uint64_t size, uint32_t flags, void **out),
@@ -109,8 +133,12 @@ FORWARD(GetQueryPoolResults,
         (device, pool, first, count, size, data, stride, flags))
 CREATE(CreateShaderModule, SHADER, (vk_device device, const vk_shader_module_create_info *info, const void *allocator, vk_handle *out),
        (device, info, allocator, out))
-CREATE(CreatePipelineCache, CACHE, (vk_device device, const vk_pipeline_cache_create_info *info, const void *allocator, vk_handle *out),
-       (device, info, allocator, out))
+static vk_result shim_CreatePipelineCache(vk_device device, const vk_pipeline_cache_create_info *info, const void *allocator, vk_handle *out) {
+    const vk_result result = fails("CreatePipelineCache") ? code : real.CreatePipelineCache(device, info, allocator, out);
+    if (result == TVK_SUCCESS) atomic_fetch_add(&live[CACHE], 1);
+    cache_bytes = info->bytes;
+    return result;
+}
 FORWARD(GetPipelineCacheData, (vk_device device, vk_handle cache, size_t *size, void *data), (device, cache, size, data))
 CREATE(CreateComputePipelines, PIPELINE,
        (vk_device device, vk_handle cache, uint32_t count, const vk_compute_pipeline_create_info *infos, const void *allocator, vk_handle *out),
@@ -173,6 +201,8 @@ static vk_function intercept(const char *name, vk_function found) {
     TAKE(GetDeviceProcAddr)
     TAKE(DestroyDevice)
     TAKE(QueueSubmit)
+    TAKE(CmdDispatch)
+    TAKE(GetPhysicalDeviceProperties)
     TAKE(AllocateMemory)
     TAKE(FreeMemory)
     TAKE(MapMemory)
