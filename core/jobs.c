@@ -140,11 +140,11 @@ static bool count_job(tess_jobs *jobs, uint64_t blocks, uint64_t times, uint32_t
     return true;
 }
 
-/* What one tile makes of each class when a job takes at most `heads` heads. */
-static void count_packs(tess_jobs *jobs, uint32_t heads) {
+/* What one tile makes of each class when a job takes at most `heads` heads, of the runs [first, last). */
+static void count_packs(tess_jobs *jobs, uint32_t heads, uint32_t first, uint32_t last) {
     uint32_t n_classes = jobs->tiler.layout->n_classes, *widest = jobs->packs + n_classes;
     memset(jobs->packs, 0, 2 * n_classes * sizeof *jobs->packs);
-    for (uint32_t r = 0; r < jobs->n_runs; r++) {
+    for (uint32_t r = first; r < last; r++) {
         const tess_head_run *run = &jobs->runs[r];
         uint32_t most = (uint32_t)smaller(heads, run->heads);
         jobs->packs[run->cls] += (run->heads - 1) / heads + 1;
@@ -163,6 +163,7 @@ static tess_status count_sequence(tess_jobs *jobs, const tess_sequence *sequence
         uint32_t rows = (uint32_t)(tile.last - tile.first + 1);
         for (uint32_t c = 0; c < n_classes; c++) {
             tess_keys keys;
+            if (jobs->packs[c] == 0) continue; /* none of its heads is counted now */
             tess_status status = merged ? tess_tiler_merge(&jobs->tiler, c, &tile) : TESS_OK;
             if (status != TESS_OK) return status;
             tess_tile_keys(&jobs->tiler, c, &tile, kv_len, kv_blocks, &keys);
@@ -182,7 +183,7 @@ tess_status tess_jobs_count(tess_jobs *jobs) {
         const tess_sequence *sequence = &jobs->sequences[s];
         if (sequence->q_len == 0) continue;
         uint32_t heads = heads_of_job(jobs, sequence);
-        if (heads != packed) count_packs(jobs, heads);
+        if (heads != packed) count_packs(jobs, heads, 0, jobs->n_runs);
         packed = heads;
         tess_status status = count_sequence(jobs, sequence);
         if (status != TESS_OK) return status;
@@ -274,25 +275,97 @@ static void place_kv_head(tess_jobs *jobs, placing *place, uint32_t s, tess_tile
     } while (tess_tile_next(&jobs->grid, &tile));
 }
 
-void tess_jobs_place(tess_jobs *jobs, tess_job *out, tess_merge *merges) {
-    placing place = {out, merges, 0, 0};
-    uint32_t at = 0;
-    for (uint32_t b = jobs->n_buckets; b-- > 0;) {
-        uint32_t count = jobs->bucket[b];
-        jobs->bucket[b] = at;
-        at += count;
+/* A place in the order of sequences and, within one, of runs. */
+typedef struct cursor {
+    uint32_t sequence, run;
+} cursor;
+
+/* The end of the runs of the kv head that begins at `first`. */
+static uint32_t kv_head_end(const tess_jobs *jobs, uint32_t first) {
+    uint32_t last = first + 1;
+    while (last < jobs->n_runs && jobs->runs[last].kv_head == jobs->runs[first].kv_head) last++;
+    return last;
+}
+
+/* Key blocks that the last row reads of the kv head whose runs are [first, last): about what its tiles share at any time. */
+static uint64_t shared_blocks(const tess_jobs *jobs, const tess_sequence *sequence, uint32_t first, uint32_t last) {
+    int64_t kv_len = sequence->kv_len, kv_blocks = (kv_len + jobs->grid.block - 1) / jobs->grid.block;
+    uint64_t sum = 0;
+    tess_tile tile;
+    if (kv_len == 0) return 0;
+    tess_tile_begin(&jobs->grid, kv_len - 1, kv_len, &tile);
+    for (uint32_t r = first; r < last; r++) {
+        tess_keys keys;
+        tess_tile_keys(&jobs->tiler, jobs->runs[r].cls, &tile, kv_len, kv_blocks, &keys);
+        sum += tess_keys_blocks(&keys);
     }
-    for (uint32_t s = 0; s < jobs->n_sequences; s++) {
-        if (jobs->sequences[s].q_len == 0) continue;
+    return smaller(sum, (uint64_t)kv_blocks);
+}
+
+/* Where the section that begins at `at` ends: after as many kv heads as fit, and after one at least. */
+static cursor section_end(const tess_jobs *jobs, cursor at) {
+    uint64_t sum = 0;
+    while (at.sequence < jobs->n_sequences) {
+        const tess_sequence *sequence = &jobs->sequences[at.sequence];
+        while (sequence->q_len != 0 && at.run < jobs->n_runs) {
+            const uint32_t last = kv_head_end(jobs, at.run);
+            const uint64_t blocks = shared_blocks(jobs, sequence, at.run, last);
+            if (sum != 0 && sum + blocks > jobs->section_blocks) return at;
+            sum += blocks;
+            at.run = last;
+        }
+        at.sequence++;
+        at.run = 0;
+    }
+    return at;
+}
+
+/* Counts the jobs of [begin, end) into the buckets. The count of all has succeeded, so this one does. */
+static void count_section(tess_jobs *jobs, cursor begin, cursor end) {
+    const tess_jobs totals = *jobs;
+    memset(jobs->bucket, 0, jobs->n_buckets * sizeof *jobs->bucket);
+    for (uint32_t s = begin.sequence; s <= end.sequence && s < jobs->n_sequences; s++) {
+        const uint32_t first = s == begin.sequence ? begin.run : 0, last = s == end.sequence ? end.run : jobs->n_runs;
+        if (jobs->sequences[s].q_len == 0 || first == last) continue;
+        count_packs(jobs, heads_of_job(jobs, &jobs->sequences[s]), first, last);
+        (void)count_sequence(jobs, &jobs->sequences[s]);
+    }
+    *jobs = totals;
+}
+
+static void place_section(tess_jobs *jobs, placing *place, cursor begin, cursor end) {
+    for (uint32_t s = begin.sequence; s <= end.sequence && s < jobs->n_sequences; s++) {
+        const uint32_t first = s == begin.sequence ? begin.run : 0, last = s == end.sequence ? end.run : jobs->n_runs;
         const tess_sequence *sequence = &jobs->sequences[s];
-        uint32_t heads = heads_of_job(jobs, sequence);
+        if (sequence->q_len == 0) continue;
+        const uint32_t heads = heads_of_job(jobs, sequence);
         tess_tile tile;
         tess_tile_begin(&jobs->grid, (int64_t)sequence->kv_len - sequence->q_len, sequence->kv_len, &tile);
-        for (uint32_t first = 0, last; first < jobs->n_runs; first = last) {
-            for (last = first + 1; last < jobs->n_runs && jobs->runs[last].kv_head == jobs->runs[first].kv_head; last++) {}
-            place_kv_head(jobs, &place, s, tile, first, last, heads);
+        for (uint32_t run = first, next; run < last; run = next) {
+            next = kv_head_end(jobs, run);
+            place_kv_head(jobs, place, s, tile, run, next, heads);
         }
     }
+}
+
+void tess_jobs_place(tess_jobs *jobs, tess_job *out, tess_merge *merges) {
+    placing place = {out, merges, 0, 0};
+    const cursor all = {jobs->n_sequences, 0};
+    cursor begin = {0, 0}, end;
+    uint32_t at = 0;
+    /* Without sections, the buckets hold what the last count left there. A tile of a block mask has to be merged before it can be counted, which is worth doing once only. */
+    const bool sections = jobs->section_blocks != 0 && jobs->tiler.layout->rules[0].kind != TESS_RULE_BLOCKS;
+    do {
+        end = sections ? section_end(jobs, begin) : all;
+        if (sections) count_section(jobs, begin, end);
+        for (uint32_t b = jobs->n_buckets; b-- > 0;) {
+            uint32_t count = jobs->bucket[b];
+            jobs->bucket[b] = at;
+            at += count;
+        }
+        place_section(jobs, &place, begin, end);
+        begin = end;
+    } while (end.sequence < jobs->n_sequences);
 }
 
 /* ------------------------------------------------------------------ ranges */

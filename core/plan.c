@@ -12,8 +12,9 @@
 static const char *const in_create = "tess_plan_create";
 
 enum {
-    SPLIT_KEYS = 4096,    /* keys of a part in batch-invariant mode */
-    LEAST_PART_KEYS = 512 /* a part of fewer keys costs more in merging than it gains */
+    SPLIT_KEYS = 4096,     /* keys of a part in batch-invariant mode */
+    LEAST_PART_KEYS = 512, /* a part of fewer keys costs more in merging than it gains */
+    SECTION_JOBS = 4       /* for each job that the device works on at a time */
 };
 
 /* ------------------------------------------------------------------ checks */
@@ -202,6 +203,15 @@ static tess_status count_jobs(const tess_plan *plan, const tess_plan_desc *d, te
     return tess_jobs_count(jobs);
 }
 
+/* Key blocks that fit half of the device's cache, if there are so many jobs that their order can follow it: with few, longest first balances better. */
+static uint64_t section_blocks(const tess_plan *plan, const tess_jobs *jobs) {
+    const tess_caps *caps = &plan->device->caps;
+    if (caps->cache_bytes == 0 || jobs->n_jobs < SECTION_JOBS * (uint64_t)caps->parallel_jobs) return 0;
+    const uint64_t block = 2 * (uint64_t)plan->layout->pattern.block * (uint64_t)plan->head_dim * tess_dtype_size(plan->dtype);
+    const uint64_t blocks = caps->cache_bytes / 2 / block;
+    return blocks ? blocks : 1;
+}
+
 /* Key blocks of one range of tess_plan_range; 0: no limit. */
 static uint64_t range_limit(const tess_plan *plan, const tess_plan_desc *d) {
     const tess_caps *caps = &plan->device->caps;
@@ -273,6 +283,7 @@ static tess_status make_tables(tess_plan *plan, const tess_plan_desc *d, tess_jo
     for (uint32_t c = 0; c < layout->n_classes; c++) tess_tiler_class(&jobs->tiler, c, &classes[c]);
     if (plan->batch > 0) memcpy((void *)plan->tables.sequences, plan->sequences, plan->batch * sizeof *plan->sequences);
     tess_tiler_entries(&jobs->tiler, (uint32_t *)plan->tables.entries, (uint32_t *)plan->tables.bits);
+    jobs->section_blocks = section_blocks(plan, jobs);
     tess_jobs_place(jobs, (tess_job *)plan->tables.jobs, (tess_merge *)plan->tables.merges);
     tess_status status = find_ranges(plan, range_limit(plan, d));
     if (status != TESS_OK || plan->device->caps.host_memory) return status;

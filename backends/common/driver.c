@@ -137,6 +137,7 @@ tess_status tess_driver_open(const tess_driver *driver, const tess_host *host, u
     if (status == TESS_OK) {
         /* Not every driver knows it, and without an answer no limit is assumed. */
         if (driver->call.attribute(&d->time_limited, vendor->time_limit_attribute, d->device) != DRIVER_OK) d->time_limited = 0;
+        if (driver->call.attribute(&d->cache_bytes, vendor->cache_attribute, d->device) != DRIVER_OK) d->cache_bytes = 0;
         vendor->arch(driver, d->device, d->arch, sizeof d->arch);
         d->image = vendor->image(vendor->images, d->arch);
         status = vendor->attach(d, native);
@@ -182,6 +183,7 @@ tess_status tess_driver_query(void *device, tess_caps *caps) {
     caps->buffer_kind = TESS_BUFFER_POINTER;
     caps->parallel_jobs = 2u * (uint32_t)(d->units > 0 ? d->units : 1);
     caps->workspace_align = 256;
+    caps->cache_bytes = d->cache_bytes > 0 ? (uint64_t)d->cache_bytes : 0;
     if (d->time_limited) {
         /* A step (64 rows by 64 keys) is 2 MFLOP at head_dim 128; a quarter of a TFLOP/s for each ten units is slow even for the portable kernel. */
         caps->steps_per_second = 12000u * (uint64_t)(d->units > 0 ? d->units : 1);

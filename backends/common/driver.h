@@ -70,7 +70,7 @@ typedef struct tess_driver_vendor {
     const tess_driver_image *images;
     const char *build_hint;             /* what to install when there are no images */
     const tess_driver_row *const *rows; /* NULL-ended, best first */
-    int units_attribute, time_limit_attribute;
+    int units_attribute, time_limit_attribute, cache_attribute;
     unsigned stream_flags; /* of a stream that does not wait for the legacy one */
     /* Makes the device's context current, and puts back the one before. Codes of the driver. */
     int (*enter)(tess_driver_device *d, void **before);
@@ -97,7 +97,7 @@ typedef struct tess_driver {
 struct tess_driver_device {
     const tess_host *host;
     const tess_driver *driver;
-    int device, units, time_limited;
+    int device, units, time_limited, cache_bytes;
     char arch[32];
     void *context; /* vendor's */
     int borrowed;  /* the context is the application's */

@@ -23,7 +23,7 @@ static const char *const symbols[] = {"cuInit", "cuDriverGetVersion", "cuDeviceG
 enum cuda_extra { RETAIN, RELEASE, PUSH, POP, CONTEXT_DEVICE, ERROR_NAME };
 
 /* CUdevice_attribute */
-enum { ATTRIBUTE_UNITS = 16, ATTRIBUTE_TIME_LIMIT = 17, ATTRIBUTE_MAJOR = 75, ATTRIBUTE_MINOR = 76 };
+enum { ATTRIBUTE_UNITS = 16, ATTRIBUTE_TIME_LIMIT = 17, ATTRIBUTE_CACHE = 38, ATTRIBUTE_MAJOR = 75, ATTRIBUTE_MINOR = 76 };
 
 #define EXTRA(driver, n, type) ((type)(driver)->extra[n])
 
@@ -110,6 +110,7 @@ static const tess_driver_vendor vendor = {.name = "cuda",
                                           .rows = rows,
                                           .units_attribute = ATTRIBUTE_UNITS,
                                           .time_limit_attribute = ATTRIBUTE_TIME_LIMIT,
+                                          .cache_attribute = ATTRIBUTE_CACHE,
                                           .stream_flags = 1,
                                           .enter = enter,
                                           .leave = leave,

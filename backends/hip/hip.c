@@ -21,7 +21,7 @@ static const char *const symbols[] = {
 enum hip_extra { SET_DEVICE, GET_DEVICE, ERROR_NAME, PROPERTIES, OLD_PROPERTIES };
 
 /* hipDeviceAttribute_t */
-enum { ATTRIBUTE_TIME_LIMIT = 18, ATTRIBUTE_UNITS = 63 };
+enum { ATTRIBUTE_TIME_LIMIT = 18, ATTRIBUTE_CACHE = 19, ATTRIBUTE_UNITS = 63 };
 
 #define EXTRA(driver, n, type) ((type)(driver)->extra[n])
 
@@ -83,6 +83,7 @@ static const tess_driver_vendor vendor = {.name = "hip",
                                           .rows = rows,
                                           .units_attribute = ATTRIBUTE_UNITS,
                                           .time_limit_attribute = ATTRIBUTE_TIME_LIMIT,
+                                          .cache_attribute = ATTRIBUTE_CACHE,
                                           .stream_flags = 1,
                                           .enter = enter,
                                           .leave = leave,

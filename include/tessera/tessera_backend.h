@@ -156,6 +156,8 @@ typedef struct tess_caps {
     uint64_t workspace_align;
     uint64_t range_blocks;     /* [0: no limit] (row tile, key block) steps that fit the time limit of one submission, a cautious estimate */
     uint64_t steps_per_second; /* [0: unknown] such steps a second, to turn time_limit_us into blocks */
+    uint64_t
+        cache_bytes; /* [0: not used] of the cache that K and V are read through: kv heads that are worked on together are chosen to fit half of it */
 } tess_caps;
 
 /* Everything that decides which kernel serves a plan. In batch-invariant plans max_q_len, max_kv_len and batch are the largest there can be. */

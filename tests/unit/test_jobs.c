@@ -31,6 +31,7 @@ typedef struct instance {
     tess_sequence sequences[5];
     uint32_t n_sequences, tile_rows, pack_rows;
     tess_split split;
+    uint64_t section_blocks;
     tess_jobs jobs;
     tess_class *classes;
     tess_job *out;
@@ -69,6 +70,7 @@ static void instance_random(instance *c, uint64_t *seed) {
     }
     c->tile_rows = (uint32_t)between(seed, 1, between(seed, 0, 1) ? 12 : 90);
     c->pack_rows = (uint32_t)between(seed, 0, 20);
+    c->section_blocks = between(seed, 0, 1) ? (uint64_t)between(seed, 1, 30) : 0;
     switch (between(seed, 0, 3)) {
     case 0: c->split.max_parts = (uint32_t)between(seed, 1, 5); break;
     case 1: c->split.length = (uint32_t)between(seed, 1, 6); break;
@@ -92,6 +94,7 @@ static void instance_plan(instance *c) {
     c->entries = exact(c->jobs.tiler.n_entries, sizeof *c->entries);
     c->bits = exact(c->x.pattern.kind == TESS_PATTERN_BLOCKS ? c->jobs.tiler.n_entries : 0, sizeof *c->bits);
     tess_tiler_entries(&c->jobs.tiler, c->entries, c->bits);
+    c->jobs.section_blocks = c->section_blocks;
     tess_jobs_place(&c->jobs, c->out, c->merges);
 }
 
@@ -173,15 +176,21 @@ static void check_shape(const instance *c, const tess_job *job) {
 
 static uint64_t cost(const tess_job *job) { return (uint64_t)job->left_count + job->interval_blocks + job->right_count; }
 
-/* Longest first; equal ones by sequence, kv head and row. */
+/* Longest first; equal ones by sequence, kv head and row. Where sections are asked for, the order may begin anew with a kv head that comes after all before; none of those then
+ * comes again. */
 static void check_order(const instance *c) {
-    uint64_t group = (uint64_t)(c->x.layout.n_heads / c->x.layout.n_kv_heads);
-    for (uint64_t n = 1; n < c->jobs.n_jobs; n++) {
-        const tess_job *a = &c->out[n - 1], *b = &c->out[n];
-        uint64_t place_a = (uint64_t)a->sequence << 48 | (uint64_t)a->head / group << 32 | a->row;
-        uint64_t place_b = (uint64_t)b->sequence << 48 | (uint64_t)b->head / group << 32 | b->row;
-        if (cost(a) < cost(b) || (cost(a) == cost(b) && place_a > place_b))
-            FAIL(c, "jobs %llu and %llu are out of order", (unsigned long long)n - 1, (unsigned long long)n);
+    uint64_t group = (uint64_t)(c->x.layout.n_heads / c->x.layout.n_kv_heads), most = 0, least = 0;
+    for (uint64_t n = 0; n < c->jobs.n_jobs; n++) {
+        const tess_job *b = &c->out[n], *a = n ? b - 1 : b;
+        uint64_t kv_a = (uint64_t)a->sequence << 16 | (uint64_t)a->head / group, kv_b = (uint64_t)b->sequence << 16 | (uint64_t)b->head / group;
+        uint64_t place_a = kv_a << 32 | a->row, place_b = kv_b << 32 | b->row;
+        if (cost(a) < cost(b) || (cost(a) == cost(b) && place_a > place_b)) {
+            if (c->section_blocks == 0 || kv_b <= most)
+                FAIL(c, "jobs %llu and %llu are out of order", (unsigned long long)n - 1, (unsigned long long)n);
+            least = most + 1;
+        }
+        if (kv_b < least) FAIL(c, "job %llu is of a section that had ended", (unsigned long long)n);
+        if (kv_b > most) most = kv_b;
     }
 }
 
