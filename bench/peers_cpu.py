@@ -10,83 +10,23 @@ checked before its time counts. Rates and ratios come from medians; the minimum 
 FLOPs count the two products of the kept (query, key) pairs, 4 * head_dim each. Needs PyTorch; nothing else of the project uses it.
 """
 import argparse
-import ctypes
 import math
 import os
 import statistics
 import sys
 import time
 
-u32, i32, i64, u64, f32, f64, ptr = (ctypes.c_uint32, ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64, ctypes.c_float, ctypes.c_double, ctypes.c_void_p)
+from tessera_ctypes import DENSE, S2, Tessera, pattern
 
 
-def structure(name, *fields):
-    flat = [(word, kind) for kind, words in fields for word in words.split()]
-    return type(name, (ctypes.Structure,), {"_fields_": flat})
-
-
-# The structures of tessera.h that are used here, field for field.
-RuntimeDesc = structure("RuntimeDesc", (u32, "struct_size flags"), (ptr, "alloc free user log log_user backend kernel verbose cache_dir tune_file backend_path"),
-                        (u32, "cpu_threads reserved"))
-DeviceDesc = structure("DeviceDesc", (u32, "struct_size flags"), (ctypes.c_char_p, "id"), (ptr, "native"))
-Pattern = structure("Pattern", (u32, "struct_size kind flags"), (i32, "block local local_right stride offset dense_heads mask_heads"),
-                    (i64, "left right sinks"), (ptr, "mask"), (i64, "mask_query_blocks mask_key_blocks"))
-LayoutDesc = structure("LayoutDesc", (u32, "struct_size flags"), (ptr, "pattern"), (i32, "n_heads n_kv_heads head_first heads_total kv_heads_total reserved"),
-                       (i64, "max_tokens max_chunk"))
-PlanDesc = structure("PlanDesc", (u32, "struct_size flags op dtype"), (i32, "head_dim value_head_dim"), (f32, "scale softcap"), (i64, "batch q_len kv_len"),
-                     (ptr, "q_lens kv_lens cu_q_lens cu_kv_lens"), (i32, "kv_split tile_rows"), (u32, "determinism max_in_flight"), (u64, "time_limit_us"),
-                     (ctypes.c_char_p, "kernel"))
-PlanInfo = structure("PlanInfo", (u32, "struct_size tile_rows"), (u64, "n_jobs n_merge_jobs n_ranges kept_pairs dense_pairs"), (f64, "flops"),
-                     (u64, "bytes_min workspace_bytes workspace_align host_bytes device_bytes"), (f64, "create_seconds"), (ctypes.c_char * 64, "kernel"))
-Buffer = structure("Buffer", (u32, "kind reserved"), (u64, "handle offset size"))
-Tensor = structure("Tensor", (Buffer, "buffer"), (i64, "stride_batch stride_token stride_head"))
-Stream = structure("Stream", (u32, "kind reserved"), (u64, "handle"), (ptr, "extra"))
-RunDesc = structure("RunDesc", (u32, "struct_size flags"), (Tensor, "q k v o lse"), (Buffer, "workspace"), (Stream, "stream"), (u64, "first_job job_count"),
-                    (ptr, "device_seconds"), (Tensor, "sink_logits k_scale v_scale"), (Buffer, "q_lens kv_lens block_table"), (Tensor, "d_o d_q d_k d_v d_lse"))
-DENSE, S2, HOST = 0, 1, 1
-DTYPES = {"fp32": 0, "bf16": 2}
-
-
-class Tessera:
-    """One open CPU device of the library."""
-
-    def __init__(self, path, threads, kernel):
-        self.lib = ctypes.CDLL(path)
-        self.lib.tess_last_error.restype = ctypes.c_char_p
-        self.kernel = kernel.encode() if kernel else None
-        desc = RuntimeDesc(struct_size=ctypes.sizeof(RuntimeDesc), cpu_threads=threads)
-        self.runtime, self.device = ptr(), ptr()
-        self.call("tess_runtime_create", ctypes.byref(desc), ctypes.byref(self.runtime))
-        device = DeviceDesc(struct_size=ctypes.sizeof(DeviceDesc), id=b"cpu:0")
-        self.call("tess_device_open", self.runtime, ctypes.byref(device), ctypes.byref(self.device))
-
-    def call(self, name, *arguments):
-        if getattr(self.lib, name)(*arguments) != 0:
-            sys.exit(f"{name}: {self.lib.tess_last_error().decode()}")
-
-    def plan(self, torch, dtype, tokens, heads, head_dim, pattern):
-        """A function that runs the plan on fresh tensors, the tensors [1, tokens, heads, head_dim], and the plan's description."""
-        layout, plan = ptr(), ptr()
-        desc = LayoutDesc(struct_size=ctypes.sizeof(LayoutDesc), pattern=ctypes.cast(ctypes.pointer(pattern), ptr), n_heads=heads, n_kv_heads=heads,
-                          max_tokens=tokens)
-        self.call("tess_layout_create", self.runtime, ctypes.byref(desc), ctypes.byref(layout))
-        wanted = PlanDesc(struct_size=ctypes.sizeof(PlanDesc), dtype=DTYPES[dtype], head_dim=head_dim, batch=1, q_len=tokens, kv_len=tokens, kernel=self.kernel)
-        self.call("tess_plan_create", self.device, layout, ctypes.byref(wanted), ctypes.byref(plan))
-        info = PlanInfo(struct_size=ctypes.sizeof(PlanInfo))
-        self.call("tess_plan_query", plan, ctypes.byref(info))
-        kind = torch.float32 if dtype == "fp32" else torch.bfloat16
-        torch.manual_seed(1)
-        q, k, v = (torch.randn(1, tokens, heads, head_dim).to(kind) for _ in range(3))
-        o, work = torch.empty_like(q), torch.empty(info.workspace_bytes + 4096, dtype=torch.uint8)
-        start = -work.data_ptr() % 4096
-        run = RunDesc(struct_size=ctypes.sizeof(RunDesc))
-        for role, field, x in ((0, "q", q), (1, "k", k), (2, "v", v), (3, "o", o)):
-            tensor = Tensor()
-            self.call("tess_plan_tensor", plan, role, Buffer(kind=HOST, handle=x.data_ptr(), size=x.nbytes), ctypes.byref(tensor), None)
-            setattr(run, field, tensor)
-        run.workspace = Buffer(kind=HOST, handle=work.data_ptr(), offset=start, size=work.nbytes)
-        keep = (work, layout)
-        return (lambda: (keep, self.call("tess_run", plan, ctypes.byref(run)))), (q, k, v, o), info
+def cpu_plan(tessera, torch, dtype, tokens, heads, head_dim, wanted):
+    """A function that runs the plan on fresh tensors, the tensors [1, tokens, heads, head_dim], and the plan's description."""
+    kind = torch.float32 if dtype == "fp32" else torch.bfloat16
+    torch.manual_seed(1)
+    q, k, v = (torch.randn(1, tokens, heads, head_dim).to(kind) for _ in range(3))
+    o = torch.empty_like(q)
+    run, info = tessera.plan(torch, dtype, q, k, v, o, wanted)
+    return run, (q, k, v, o), info
 
 
 def check_rows(torch, q, k, v, o, kept, name):
@@ -151,11 +91,11 @@ def main():
     torch.set_grad_enabled(False)
     model = next((line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "?")
     print(f"{model}, cores {cores}; PyTorch {torch.__version__}, {torch.get_num_threads()} threads")
-    tessera = Tessera(options.library, len(cores), options.kernel)
+    tessera = Tessera(options.library, "cpu:0", len(cores), options.kernel)
 
     for dtype in options.dtypes.split(","):
         heads, head_dim, tokens = 8, 128, options.tokens
-        run, (q, k, v, o), info = tessera.plan(torch, dtype, tokens, heads, head_dim, Pattern(struct_size=ctypes.sizeof(Pattern), kind=DENSE))
+        run, (q, k, v, o), info = cpu_plan(tessera, torch, dtype, tokens, heads, head_dim, pattern(DENSE))
         run()
         check_rows(torch, q, k, v, o, lambda head, row: torch.arange(row + 1), f"dense {dtype}")
         a, b, c = (x.transpose(1, 2).contiguous() for x in (q, k, v))
@@ -172,8 +112,8 @@ def main():
         if options.s2_tokens == 0:
             continue
         heads, tokens, block, local, stride = 16, options.s2_tokens, 64, 8, 16
-        pattern = Pattern(struct_size=ctypes.sizeof(Pattern), kind=S2, block=block, local=local, stride=stride)
-        run, (q, k, v, o), info = tessera.plan(torch, dtype, tokens, heads, head_dim, pattern)
+        strided = pattern(S2, block=block, local=local, stride=stride)
+        run, (q, k, v, o), info = cpu_plan(tessera, torch, dtype, tokens, heads, head_dim, strided)
         run()
 
         def kept(head, row):
@@ -182,7 +122,7 @@ def main():
             return t[(row // block - j < local) | ((j + head * max(1, stride // heads)) % stride == 0)]
 
         check_rows(torch, q, k, v, o, kept, f"S2 {dtype}")
-        dense, _, dense_info = tessera.plan(torch, dtype, tokens, heads, head_dim, Pattern(struct_size=ctypes.sizeof(Pattern), kind=DENSE))
+        dense, _, dense_info = cpu_plan(tessera, torch, dtype, tokens, heads, head_dim, pattern(DENSE))
         contestants = [("Tessera dense causal", dense_info.flops, dense), (f"Tessera S2 B={block} L={local} V={stride}", info.flops, run)]
         print(f"\n{dtype}, {heads} heads, head_dim {head_dim}, {tokens} tokens")
         seconds = take_turns(contestants, max(1, options.rounds // 3))

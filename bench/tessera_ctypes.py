@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the scripts that time Tessera beside PyTorch need of tessera.h, and one open device of the library."""
+import ctypes
+import sys
+
+u32, i32, i64, u64, f32, f64, ptr = (ctypes.c_uint32, ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64, ctypes.c_float, ctypes.c_double, ctypes.c_void_p)
+
+
+def structure(name, *fields):
+    flat = [(word, kind) for kind, words in fields for word in words.split()]
+    return type(name, (ctypes.Structure,), {"_fields_": flat})
+
+
+# The structures of tessera.h that are used here, field for field.
+RuntimeDesc = structure("RuntimeDesc", (u32, "struct_size flags"), (ptr, "alloc free user log log_user backend kernel verbose cache_dir tune_file backend_path"),
+                        (u32, "cpu_threads reserved"))
+DeviceDesc = structure("DeviceDesc", (u32, "struct_size flags"), (ctypes.c_char_p, "id"), (ptr, "native"))
+Pattern = structure("Pattern", (u32, "struct_size kind flags"), (i32, "block local local_right stride offset dense_heads mask_heads"),
+                    (i64, "left right sinks"), (ptr, "mask"), (i64, "mask_query_blocks mask_key_blocks"))
+LayoutDesc = structure("LayoutDesc", (u32, "struct_size flags"), (ptr, "pattern"), (i32, "n_heads n_kv_heads head_first heads_total kv_heads_total reserved"),
+                       (i64, "max_tokens max_chunk"))
+PlanDesc = structure("PlanDesc", (u32, "struct_size flags op dtype"), (i32, "head_dim value_head_dim"), (f32, "scale softcap"), (i64, "batch q_len kv_len"),
+                     (ptr, "q_lens kv_lens cu_q_lens cu_kv_lens"), (i32, "kv_split tile_rows"), (u32, "determinism max_in_flight"), (u64, "time_limit_us"),
+                     (ctypes.c_char_p, "kernel"))
+PlanInfo = structure("PlanInfo", (u32, "struct_size tile_rows"), (u64, "n_jobs n_merge_jobs n_ranges kept_pairs dense_pairs"), (f64, "flops"),
+                     (u64, "bytes_min workspace_bytes workspace_align host_bytes device_bytes"), (f64, "create_seconds"), (ctypes.c_char * 64, "kernel"))
+Buffer = structure("Buffer", (u32, "kind reserved"), (u64, "handle offset size"))
+Tensor = structure("Tensor", (Buffer, "buffer"), (i64, "stride_batch stride_token stride_head"))
+Stream = structure("Stream", (u32, "kind reserved"), (u64, "handle"), (ptr, "extra"))
+RunDesc = structure("RunDesc", (u32, "struct_size flags"), (Tensor, "q k v o lse"), (Buffer, "workspace"), (Stream, "stream"), (u64, "first_job job_count"),
+                    (ptr, "device_seconds"), (Tensor, "sink_logits k_scale v_scale"), (Buffer, "q_lens kv_lens block_table"), (Tensor, "d_o d_q d_k d_v d_lse"))
+DENSE, S2, WINDOW = 0, 1, 2
+HOST, POINTER = 1, 2
+DEFAULT, SUBMIT = 0, 1
+DTYPES = {"fp32": 0, "fp16": 1, "bf16": 2}
+
+
+def pattern(kind, **fields):
+    return Pattern(struct_size=ctypes.sizeof(Pattern), kind=kind, **fields)
+
+
+class Tessera:
+    """One open device. `threads`: of the CPU backend."""
+
+    def __init__(self, path, device, threads=0, kernel=None):
+        self.lib = ctypes.CDLL(path)
+        self.lib.tess_last_error.restype = ctypes.c_char_p
+        self.kernel = kernel.encode() if kernel else None
+        self.memory = HOST if device.startswith("cpu") else POINTER
+        desc = RuntimeDesc(struct_size=ctypes.sizeof(RuntimeDesc), cpu_threads=threads)
+        self.runtime, self.device = ptr(), ptr()
+        self.call("tess_runtime_create", ctypes.byref(desc), ctypes.byref(self.runtime))
+        wanted = DeviceDesc(struct_size=ctypes.sizeof(DeviceDesc), id=device.encode())
+        self.call("tess_device_open", self.runtime, ctypes.byref(wanted), ctypes.byref(self.device))
+
+    def call(self, name, *arguments):
+        if getattr(self.lib, name)(*arguments) != 0:
+            sys.exit(f"{name}: {self.lib.tess_last_error().decode()}")
+
+    def plan(self, torch, dtype, q, k, v, o, pattern, stream=0):
+        """A function that runs the plan on tensors [batch, tokens, heads, head_dim], and the plan's description. `stream`: of CUDA."""
+        layout, plan = ptr(), ptr()
+        batch, tokens, heads, head_dim = q.shape
+        desc = LayoutDesc(struct_size=ctypes.sizeof(LayoutDesc), pattern=ctypes.cast(ctypes.pointer(pattern), ptr), n_heads=heads, n_kv_heads=k.shape[2],
+                          max_tokens=k.shape[1])
+        self.call("tess_layout_create", self.runtime, ctypes.byref(desc), ctypes.byref(layout))
+        wanted = PlanDesc(struct_size=ctypes.sizeof(PlanDesc), dtype=DTYPES[dtype], head_dim=head_dim, batch=batch, q_len=tokens, kv_len=k.shape[1],
+                          kernel=self.kernel)
+        self.call("tess_plan_create", self.device, layout, ctypes.byref(wanted), ctypes.byref(plan))
+        info = PlanInfo(struct_size=ctypes.sizeof(PlanInfo))
+        self.call("tess_plan_query", plan, ctypes.byref(info))
+        work = torch.empty(info.workspace_bytes + 4096, dtype=torch.uint8, device=q.device)
+        start = -work.data_ptr() % 4096
+        run = RunDesc(struct_size=ctypes.sizeof(RunDesc))
+        for role, field, x in ((0, "q", q), (1, "k", k), (2, "v", v), (3, "o", o)):
+            tensor = Tensor()
+            self.call("tess_plan_tensor", plan, role, Buffer(kind=self.memory, handle=x.data_ptr(), size=x.nbytes), ctypes.byref(tensor), None)
+            setattr(run, field, tensor)
+        run.workspace = Buffer(kind=self.memory, handle=work.data_ptr(), offset=start, size=work.nbytes)
+        if stream:
+            run.stream = Stream(kind=SUBMIT, handle=stream)
+        keep = (work, layout, q, k, v, o)
+        return (lambda: (keep, self.call("tess_run", plan, ctypes.byref(run)))), info
