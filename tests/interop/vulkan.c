@@ -350,6 +350,13 @@ static void execute(app *a, VkCommandBuffer commands, VkFence fence) {
     wait_fence(a, fence);
 }
 
+/* Signals of one submission need not become visible in one moment, so a fence does not tell of a semaphore. */
+static void wait_semaphore(const app *a, VkSemaphore semaphore, uint64_t value) {
+    const VkSemaphoreWaitInfo until = {
+        .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO, .semaphoreCount = 1, .pSemaphores = &semaphore, .pValues = &value};
+    VK(vkWaitSemaphores(a->device, &until, patience));
+}
+
 static tess_stream record_into(VkCommandBuffer commands, const tess_vulkan_record *extra) {
     return (tess_stream){.kind = TESS_STREAM_RECORD, .handle = (uint64_t)(uintptr_t)commands, .extra = extra};
 }
@@ -435,6 +442,7 @@ static void test_record_slots(void **state) {
         assert_int_equal(tess_run(plan, &j.run), TESS_ERROR_BUSY);
         submit(a, other, VK_NULL_HANDLE, 0, semaphore, 7, fence);
         wait_fence(a, fence);
+        wait_semaphore(a, semaphore, 7);
         assert_ok(tess_run(plan, &j.run));
         assert_int_equal(tess_run(plan, &j.run), TESS_ERROR_BUSY);
         VK(vkEndCommandBuffer(third));
@@ -524,10 +532,7 @@ static void test_waits(void **state) {
     assert_true(untouched(a, &j[0]) && untouched(a, &j[1]));
     const VkSemaphoreSignalInfo go = {.sType = VK_STRUCTURE_TYPE_SEMAPHORE_SIGNAL_INFO, .semaphore = semaphore, .value = 1};
     VK(vkSignalSemaphore(a->device, &go));
-    const uint64_t two = 2;
-    const VkSemaphoreWaitInfo until = {
-        .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO, .semaphoreCount = 1, .pSemaphores = &semaphore, .pValues = &two};
-    VK(vkWaitSemaphores(a->device, &until, patience));
+    wait_semaphore(a, semaphore, 2);
     assert_ok(tess_wait(a->tessera, patience));
     job_check(a, &j[0], 0);
     job_check(a, &j[1], 1);
@@ -628,6 +633,42 @@ static void test_several_devices(void **state) {
     }
     for (int n = 0; n < 3; n++) assert_int_equal(pthread_join(threads[n], NULL), 0);
     job_end(a, &j);
+}
+
+typedef struct runner {
+    const app *a;
+    job j;
+    int runs;
+} runner;
+
+static void *run_often(void *argument) {
+    runner *r = argument;
+    while (r->runs < 10) {
+        const tess_status status = tess_run(r->a->plan, &r->j.run);
+        if (status == TESS_OK) r->runs++;
+        if (status != TESS_OK && status != TESS_ERROR_BUSY) return NULL;
+        if (tess_wait(r->a->tessera, patience) != TESS_OK) return NULL;
+    }
+    return NULL;
+}
+
+/* One plan from several threads, more than it has slots for. */
+static void test_threads(void **state) {
+    app *a = *state;
+    runner runners[4];
+    pthread_t threads[4];
+    memset(runners, 0, sizeof runners);
+    for (int n = 0; n < 4; n++) {
+        runners[n].a = a;
+        job_begin(a, &runners[n].j, n % 2);
+    }
+    for (int n = 0; n < 4; n++) assert_int_equal(pthread_create(&threads[n], NULL, run_often, &runners[n]), 0);
+    for (int n = 0; n < 4; n++) assert_int_equal(pthread_join(threads[n], NULL), 0);
+    for (int n = 0; n < 4; n++) {
+        assert_int_equal(runners[n].runs, 10);
+        job_check(a, &runners[n].j, n % 2);
+        job_end(a, &runners[n].j);
+    }
 }
 
 /* ------------------------------------------------------------------ refusals */
@@ -752,10 +793,11 @@ int main(void) {
         a->index = (uint32_t)n;
         const struct CMUnitTest tests[] = {
 #define TEST(function) {#function, function, setup, teardown, a}
-            TEST(test_record_and_replay), TEST(test_record_ranges),    TEST(test_record_slots),
-            TEST(test_timeline),          TEST(test_binary),           TEST(test_waits),
-            TEST(test_default_stream),    TEST(test_several_devices),  TEST(test_bad_natives),
-            TEST(test_bad_streams),       TEST(test_without_features), TEST(test_range_limit),
+            TEST(test_record_and_replay), TEST(test_record_ranges),   TEST(test_record_slots),
+            TEST(test_timeline),          TEST(test_binary),          TEST(test_waits),
+            TEST(test_default_stream),    TEST(test_several_devices), TEST(test_threads),
+            TEST(test_bad_natives),       TEST(test_bad_streams),     TEST(test_without_features),
+            TEST(test_range_limit),
         };
         failed += cmocka_run_group_tests(tests, NULL, NULL);
     }
