@@ -10,9 +10,10 @@
 
 /* ------------------------------------------------------------------ errors */
 
-/* After these codes a context answers every call with an error. */
+/* After these codes a context answers every call with an error: uncorrectable memory and links, contained errors, a context that somebody destroyed, everything that a
+ * kernel may do wrong, and what lies behind the process (a server that shares the device, an external device). */
 static int is_sticky(int code) {
-    static const int codes[] = {46, 214, 220, 700, 702, 710, 714, 715, 716, 717, 718, 719};
+    static const int codes[] = {214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911};
     for (size_t n = 0; n < sizeof codes / sizeof *codes; n++)
         if (codes[n] == code) return 1;
     return 0;
@@ -20,7 +21,8 @@ static int is_sticky(int code) {
 
 static tess_status status_of(int code) {
     if (code == DRIVER_OUT_OF_MEMORY) return TESS_ERROR_OUT_OF_MEMORY;
-    if (code == 3 || code == 100 || code == 101) return TESS_ERROR_UNAVAILABLE; /* not initialised, no device, no such device */
+    /* Not initialised or not any more, in use by somebody else alone, no device, no such device. */
+    if (code == 3 || code == 4 || code == 46 || code == 100 || code == 101) return TESS_ERROR_UNAVAILABLE;
     return is_sticky(code) ? TESS_ERROR_DEVICE_LOST : TESS_ERROR_NATIVE;
 }
 
@@ -75,6 +77,7 @@ tess_status tess_driver_list(const tess_driver *driver, const tess_host *host, u
     if (code == DRIVER_OK) code = c->name(text, sizeof text, device);
     if (code == DRIVER_OK) code = c->memory(&memory, device);
     if (code == DRIVER_OK) code = c->attribute(&units, driver->vendor->units_attribute, device);
+    if (code == DRIVER_OK) code = driver->vendor->arch(driver, device, info->arch, sizeof info->arch);
     if (code == DRIVER_OK) code = c->version(&version);
     if (code != DRIVER_OK)
         return host->fail(host, status_of(code), "%s: device %u cannot be asked (%s, %d)", name, (unsigned)index, code_name(driver, code), code);
@@ -83,14 +86,17 @@ tess_status tess_driver_list(const tess_driver *driver, const tess_host *host, u
     info->memory_bytes = memory;
     text[sizeof text - 1] = '\0';
     snprintf(info->name, sizeof info->name, "%s", text);
-    driver->vendor->arch(driver, device, info->arch, sizeof info->arch);
-    snprintf(info->driver, sizeof info->driver, "%s driver API %d.%d", name, version / 1000, version % 1000 / 10);
+    driver->vendor->version(version, info->driver, sizeof info->driver);
     return TESS_OK;
 }
 
 /* ------------------------------------------------------------------ devices */
 
-static int enter(tess_driver_device *d, void **before) { return d->driver->vendor->enter(d, before); }
+tess_status tess_driver_enter(tess_driver_device *d, void **before) {
+    const int code = d->driver->vendor->enter(d, before);
+    return code == DRIVER_OK ? TESS_OK : tess_driver_fail(d, d->driver->vendor->enter_call, "the context cannot be made current", code);
+}
+
 static void leave(tess_driver_device *d, void *before) { d->driver->vendor->leave(d, before); }
 
 static void drop_objects(tess_driver_device *d) {
@@ -108,14 +114,14 @@ static tess_status make_objects(tess_driver_device *d) {
     int code = c->stream_create(&d->stream, d->driver->vendor->stream_flags);
     if (code != DRIVER_OK) {
         d->stream = NULL;
-        return tess_driver_fail(d, d->driver->vendor->symbols[11], "no stream", code);
+        return tess_driver_fail(d, tess_driver_symbol(d, stream_create), "no stream", code);
     }
     for (int n = 0; n < TESS_DRIVER_TIMERS; n++)
         for (int i = 0; i < 2; i++) {
             code = c->event_create(&d->timers[n][i], 0);
             if (code == DRIVER_OK) continue;
             d->timers[n][i] = NULL;
-            return tess_driver_fail(d, d->driver->vendor->symbols[15], "no event", code);
+            return tess_driver_fail(d, tess_driver_symbol(d, event_create), "no event", code);
         }
     return TESS_OK;
 }
@@ -133,21 +139,19 @@ tess_status tess_driver_open(const tess_driver *driver, const tess_host *host, u
     pthread_mutex_init(&d->loading, NULL);
     int code = driver->call.get(&d->device, (int)index);
     if (code == DRIVER_OK) code = driver->call.attribute(&d->units, vendor->units_attribute, d->device);
-    tess_status status = code == DRIVER_OK ? TESS_OK : tess_driver_fail(d, vendor->symbols[6], "the device cannot be asked", code);
+    if (code == DRIVER_OK) code = vendor->arch(driver, d->device, d->arch, sizeof d->arch);
+    tess_status status = code == DRIVER_OK ? TESS_OK : tess_driver_fail(d, tess_driver_symbol(d, attribute), "the device cannot be asked", code);
     if (status == TESS_OK) {
         /* Not every driver knows it, and without an answer no limit is assumed. */
         if (driver->call.attribute(&d->time_limited, vendor->time_limit_attribute, d->device) != DRIVER_OK) d->time_limited = 0;
         if (driver->call.attribute(&d->cache_bytes, vendor->cache_attribute, d->device) != DRIVER_OK) d->cache_bytes = 0;
-        vendor->arch(driver, d->device, d->arch, sizeof d->arch);
         d->image = vendor->image(vendor->images, d->arch);
         status = vendor->attach(d, native);
     }
     if (status == TESS_OK) {
         void *before = NULL;
-        code = enter(d, &before);
-        if (code != DRIVER_OK) {
-            status = tess_driver_fail(d, "entering the context", "it cannot be made current", code);
-        } else {
+        status = tess_driver_enter(d, &before);
+        if (status == TESS_OK) {
             status = make_objects(d);
             if (status != TESS_OK) drop_objects(d);
             leave(d, before);
@@ -166,10 +170,10 @@ tess_status tess_driver_open(const tess_driver *driver, const tess_host *host, u
 void tess_driver_close(void *device) {
     tess_driver_device *d = device;
     void *before = NULL;
-    if (enter(d, &before) == DRIVER_OK) {
-        drop_objects(d);
-        leave(d, before);
-    }
+    /* Even without the context: then the driver knows most objects by their handles, and there is nobody else to drop them. */
+    const int code = d->driver->vendor->enter(d, &before);
+    drop_objects(d);
+    if (code == DRIVER_OK) leave(d, before);
     d->driver->vendor->detach(d);
     pthread_mutex_destroy(&d->loading);
     d->host->free(d->host, d, sizeof *d);
@@ -198,14 +202,14 @@ tess_status tess_driver_alloc(void *device, uint64_t size, tess_buffer *buffer) 
     tess_driver_device *d = device;
     void *before = NULL;
     uint64_t pointer = 0;
-    int code = enter(d, &before);
-    if (code != DRIVER_OK) return tess_driver_fail(d, "entering the context", "it cannot be made current", code);
-    code = size <= SIZE_MAX ? d->driver->call.alloc(&pointer, (size_t)size) : DRIVER_OUT_OF_MEMORY;
+    const tess_status status = tess_driver_enter(d, &before);
+    if (status != TESS_OK) return status;
+    const int code = size <= SIZE_MAX ? d->driver->call.alloc(&pointer, (size_t)size) : DRIVER_OUT_OF_MEMORY;
     leave(d, before);
     if (code != DRIVER_OK) {
         char what[64];
         snprintf(what, sizeof what, "%llu bytes", (unsigned long long)size);
-        return tess_driver_fail(d, d->driver->vendor->symbols[20], what, code);
+        return tess_driver_fail(d, tess_driver_symbol(d, alloc), what, code);
     }
     memset(buffer, 0, sizeof *buffer);
     buffer->kind = TESS_BUFFER_POINTER;
@@ -217,12 +221,11 @@ tess_status tess_driver_alloc(void *device, uint64_t size, tess_buffer *buffer) 
 tess_status tess_driver_free(void *device, tess_buffer *buffer) {
     tess_driver_device *d = device;
     void *before = NULL;
+    const int entered = d->driver->vendor->enter(d, &before), code = d->driver->call.free(buffer->handle);
+    if (entered == DRIVER_OK) leave(d, before);
     /* With the context lost, its memory is gone, and there is nothing that the host holds. */
-    if (enter(d, &before) != DRIVER_OK) return TESS_OK;
-    const int code = d->driver->call.free(buffer->handle);
-    leave(d, before);
-    if (code == DRIVER_OK || is_sticky(code)) return TESS_OK;
-    return tess_driver_fail(d, d->driver->vendor->symbols[21], "not a buffer of the device", code);
+    if (code == DRIVER_OK || is_sticky(code) || is_sticky(entered)) return TESS_OK;
+    return tess_driver_fail(d, tess_driver_symbol(d, free), "not a buffer of the device", code);
 }
 
 /* Copies in the order of the device's own stream, so that what runs there before is seen. */
@@ -232,26 +235,28 @@ tess_status tess_driver_copy(void *device, tess_buffer to, tess_buffer from, uin
     void *before = NULL;
     if (bytes == 0) return TESS_OK;
     if (bytes > SIZE_MAX) return d->host->fail(d->host, TESS_ERROR_INVALID, "bytes: %llu do not fit the address space", (unsigned long long)bytes);
-    int code = enter(d, &before), symbol = 24;
-    if (code != DRIVER_OK) return tess_driver_fail(d, "entering the context", "it cannot be made current", code);
+    const char *symbol = tess_driver_symbol(d, on_device);
+    const tess_status status = tess_driver_enter(d, &before);
+    if (status != TESS_OK) return status;
+    int code = DRIVER_OK;
     const uint64_t target = to.handle + to.offset, source = from.handle + from.offset;
     if (to.kind == TESS_BUFFER_HOST && from.kind == TESS_BUFFER_HOST) {
         memmove((void *)(uintptr_t)target, (const void *)(uintptr_t)source, (size_t)bytes);
     } else if (from.kind == TESS_BUFFER_HOST) {
-        symbol = 22;
+        symbol = tess_driver_symbol(d, to_device);
         code = c->to_device(target, (const void *)(uintptr_t)source, (size_t)bytes, d->stream);
     } else if (to.kind == TESS_BUFFER_HOST) {
-        symbol = 23;
+        symbol = tess_driver_symbol(d, to_host);
         code = c->to_host((void *)(uintptr_t)target, source, (size_t)bytes, d->stream);
     } else {
         code = c->on_device(target, source, (size_t)bytes, d->stream);
     }
     if (code == DRIVER_OK) {
         code = c->stream_wait(d->stream);
-        if (code != DRIVER_OK) symbol = 14;
+        if (code != DRIVER_OK) symbol = tess_driver_symbol(d, stream_wait);
     }
     leave(d, before);
-    return code == DRIVER_OK ? TESS_OK : tess_driver_fail(d, d->driver->vendor->symbols[symbol], "the copy failed", code);
+    return code == DRIVER_OK ? TESS_OK : tess_driver_fail(d, symbol, "the copy failed", code);
 }
 
 static uint64_t now_ns(void) {
@@ -264,14 +269,16 @@ tess_status tess_driver_wait(void *device, uint64_t timeout_ns) {
     tess_driver_device *d = device;
     const tess_driver_calls *c = &d->driver->call;
     void *before = NULL;
-    int code = enter(d, &before), symbol = 14;
-    if (code != DRIVER_OK) return tess_driver_fail(d, "entering the context", "it cannot be made current", code);
+    const char *symbol = tess_driver_symbol(d, stream_wait);
+    const tess_status status = tess_driver_enter(d, &before);
+    if (status != TESS_OK) return status;
+    int code;
     if (timeout_ns == UINT64_MAX) {
         code = c->stream_wait(d->stream);
     } else {
         const uint64_t start = now_ns();
         struct timespec nap = {0, 20000};
-        symbol = 13;
+        symbol = tess_driver_symbol(d, stream_query);
         while ((code = c->stream_query(d->stream)) == DRIVER_NOT_READY && now_ns() - start < timeout_ns) {
             nanosleep(&nap, NULL);
             if (nap.tv_nsec < 1000000) nap.tv_nsec *= 2; /* short waits are answered quickly, long ones cost no processor */
@@ -281,5 +288,5 @@ tess_status tess_driver_wait(void *device, uint64_t timeout_ns) {
     if (code == DRIVER_NOT_READY)
         return d->host->fail(d->host, TESS_ERROR_TIMEOUT, "%s: work is still under way after %llu ns", d->driver->vendor->name,
                              (unsigned long long)timeout_ns);
-    return code == DRIVER_OK ? TESS_OK : tess_driver_fail(d, d->driver->vendor->symbols[symbol], "waiting failed", code);
+    return code == DRIVER_OK ? TESS_OK : tess_driver_fail(d, symbol, "waiting failed", code);
 }

@@ -8,6 +8,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stddef.h>
 
 #include "portable.h"
 #include <tessera/tessera_backend.h>
@@ -45,10 +46,13 @@ typedef struct tess_driver_calls {
 
 enum {
     TESS_DRIVER_CALLS = sizeof(tess_driver_calls) / sizeof(void (*)(void)),
-    TESS_DRIVER_EXTRAS = 8,
+    TESS_DRIVER_EXTRAS = 9,
     TESS_DRIVER_TIMERS = 8,
     TESS_DRIVER_MODULES = 4
 };
+
+/* The name of a call in messages: tess_driver_symbol(d, alloc) is "cuMemAlloc_v2" or "hipMalloc". */
+#define tess_driver_symbol(d, call) ((d)->driver->vendor->symbols[offsetof(tess_driver_calls, call) / sizeof(void (*)(void))])
 
 /* Codes that mean the same in both drivers. */
 enum { DRIVER_OK = 0, DRIVER_OUT_OF_MEMORY = 2, DRIVER_NOT_READY = 600 };
@@ -72,16 +76,22 @@ typedef struct tess_driver_vendor {
     const tess_driver_row *const *rows; /* NULL-ended, best first */
     int units_attribute, time_limit_attribute, cache_attribute;
     unsigned stream_flags; /* of a stream that does not wait for the legacy one */
-    /* Makes the device's context current, and puts back the one before. Codes of the driver. */
+    /* Makes the device's context current, and puts back the one before. Codes of the driver; the call's name is for messages. */
+    const char *enter_call;
     int (*enter)(tess_driver_device *d, void **before);
     void (*leave)(tess_driver_device *d, void *before);
     /* The context: kept for the device's life, or found in `native`. Sets a message and returns a status. */
     tess_status (*attach)(tess_driver_device *d, const void *native);
     void (*detach)(tess_driver_device *d);
-    void (*arch)(const struct tess_driver *driver, int device, char *arch, size_t size);
+    /* Writes the architecture as images name it. Code of the driver. */
+    int (*arch)(const struct tess_driver *driver, int device, char *arch, size_t size);
     /* Index of the image for an architecture, or -1. */
     int (*image)(const tess_driver_image *images, const char *arch);
     const char *(*error_name)(const struct tess_driver *driver, int code);
+    /* The driver's number of its version as text. */
+    void (*version)(int number, char *text, size_t size);
+    /* Brings a function's code onto the device, which a driver may otherwise do in its first launch; NULL: nothing is to be done. Code of the driver. */
+    int (*load)(const struct tess_driver *driver, void *function);
 } tess_driver_vendor;
 
 /* A driver that has been opened; one for each vendor and process. */
@@ -132,6 +142,9 @@ extern const tess_driver_row tess_driver_portable;
 
 /* host->fail with the call's name, what it was about, and the code's name. The status follows from the code. */
 tess_status tess_driver_fail(const tess_driver_device *d, const char *call, const char *what, int code);
+
+/* Makes the device's context current; vendor->leave puts back the one before. */
+tess_status tess_driver_enter(tess_driver_device *d, void **before);
 
 /* Finds function `name` in module `slot` (0: the portable kernels'), which is loaded from the image if that was not done before. */
 tess_status tess_driver_function(tess_driver_device *d, int slot, const tess_driver_image *image, const char *name, void **function);

@@ -17,15 +17,18 @@ static tess_status load_module(tess_driver_device *d, int slot, const tess_drive
     d->modules[slot] = NULL;
     char what[96];
     snprintf(what, sizeof what, "the code for %s on %s", image->arch, d->arch);
-    return tess_driver_fail(d, d->driver->vendor->symbols[7], what, code);
+    /* What is not the device's state is the driver's refusal, most often of code that is newer than itself. */
+    const tess_status status = tess_driver_fail(d, tess_driver_symbol(d, module_load), what, code);
+    return status == TESS_ERROR_NATIVE ? TESS_ERROR_UNAVAILABLE : status;
 }
 
 tess_status tess_driver_function(tess_driver_device *d, int slot, const tess_driver_image *image, const char *name, void **function) {
     pthread_mutex_lock(&d->loading);
     tess_status status = load_module(d, slot, image);
     if (status == TESS_OK) {
-        const int code = d->driver->call.module_function(function, d->modules[slot], name);
-        if (code != DRIVER_OK) status = tess_driver_fail(d, d->driver->vendor->symbols[9], name, code);
+        int code = d->driver->call.module_function(function, d->modules[slot], name);
+        if (code == DRIVER_OK && d->driver->vendor->load) code = d->driver->vendor->load(d->driver, *function);
+        if (code != DRIVER_OK) status = tess_driver_fail(d, tess_driver_symbol(d, module_function), name, code);
     }
     pthread_mutex_unlock(&d->loading);
     return status;
@@ -94,11 +97,11 @@ static tess_status launch_portable(tess_driver_device *d, const tess_launch *l, 
              tables = l->tables->device.handle + l->tables->device.offset, workspace = workspace_at;
     void *parameters[] = {&q, &k, &v, &o, &lse, &tables, &workspace, args};
     const int code = d->driver->call.launch(function, args->items, 1, 1, threads, 1, 1, 0, stream, parameters, NULL);
-    return code == DRIVER_OK ? TESS_OK : tess_driver_fail(d, d->driver->vendor->symbols[10], "the launch failed", code);
+    return code == DRIVER_OK ? TESS_OK : tess_driver_fail(d, tess_driver_symbol(d, launch), "the launch failed", code);
 }
 
-/* More workgroups than this in a launch are not promised by every driver. */
-enum { MOST_GROUPS = 1 << 30 };
+/* Workgroups of a launch: HIP counts its threads, of which there are 128 in each, in 32 bits. */
+enum { MOST_GROUPS = 1 << 24 };
 
 static tess_status portable_forward(tess_driver_device *d, const tess_launch *l, void *stream) {
     const tess_driver_state *state = l->kernel->state;
@@ -177,9 +180,9 @@ tess_status tess_driver_kernel(void *device, const tess_kernel_key *key, tess_ke
     tess_driver_device *d = device;
     void *before = NULL;
     if (!key) return describe(d, index, info);
-    const int code = d->driver->vendor->enter(d, &before);
-    if (code != DRIVER_OK) return tess_driver_fail(d, "entering the context", "it cannot be made current", code);
-    const tess_status status = choose(d, key, kernel);
+    tess_status status = tess_driver_enter(d, &before);
+    if (status != TESS_OK) return status;
+    status = choose(d, key, kernel);
     d->driver->vendor->leave(d, before);
     return status;
 }
@@ -198,12 +201,13 @@ static int take_timer(tess_driver_device *d) {
 static tess_status read_timer(tess_driver_device *d, void *const *events, double *seconds) {
     const tess_driver_calls *c = &d->driver->call;
     float milliseconds = 0;
-    int code = c->event_wait(events[1]), symbol = 18;
+    const char *symbol = tess_driver_symbol(d, event_wait);
+    int code = c->event_wait(events[1]);
     if (code == DRIVER_OK) {
         code = c->event_time(&milliseconds, events[0], events[1]);
-        symbol = 19;
+        symbol = tess_driver_symbol(d, event_time);
     }
-    if (code != DRIVER_OK) return tess_driver_fail(d, d->driver->vendor->symbols[symbol], "no time", code);
+    if (code != DRIVER_OK) return tess_driver_fail(d, symbol, "no time", code);
     *seconds = (double)milliseconds * 1e-3;
     return TESS_OK;
 }
@@ -221,10 +225,10 @@ static tess_status enqueue_timed(tess_driver_device *d, const tess_launch *l, vo
     if (timer < 0) return d->host->fail(d->host, TESS_ERROR_BUSY, "device_seconds: %d calls are being timed already", TESS_DRIVER_TIMERS);
     void *const *events = d->timers[timer];
     int code = c->event_record(events[0], stream);
-    tess_status status = code == DRIVER_OK ? enqueue(d, l, stream) : tess_driver_fail(d, d->driver->vendor->symbols[17], "no event", code);
+    tess_status status = code == DRIVER_OK ? enqueue(d, l, stream) : tess_driver_fail(d, tess_driver_symbol(d, event_record), "no event", code);
     if (status == TESS_OK) {
         code = c->event_record(events[1], stream);
-        status = code == DRIVER_OK ? read_timer(d, events, l->seconds) : tess_driver_fail(d, d->driver->vendor->symbols[17], "no event", code);
+        status = code == DRIVER_OK ? read_timer(d, events, l->seconds) : tess_driver_fail(d, tess_driver_symbol(d, event_record), "no event", code);
     }
     atomic_store(&d->timer_busy[timer], 0);
     return status;
@@ -238,9 +242,9 @@ tess_status tess_driver_launch(void *device, const tess_launch *l) {
                              d->driver->vendor->name);
     if (l->stream.extra) return d->host->fail(d->host, TESS_ERROR_INVALID, "stream.extra: must be NULL for %s", d->driver->vendor->name);
     if (l->stream.kind == TESS_STREAM_SUBMIT) stream = (void *)(uintptr_t)l->stream.handle;
-    const int code = d->driver->vendor->enter(d, &before);
-    if (code != DRIVER_OK) return tess_driver_fail(d, "entering the context", "it cannot be made current", code);
-    const tess_status status = l->seconds ? enqueue_timed(d, l, stream) : enqueue(d, l, stream);
+    tess_status status = tess_driver_enter(d, &before);
+    if (status != TESS_OK) return status;
+    status = l->seconds ? enqueue_timed(d, l, stream) : enqueue(d, l, stream);
     d->driver->vendor->leave(d, before);
     return status;
 }

@@ -18,9 +18,11 @@ static const char *const symbols[] = {"cuInit", "cuDriverGetVersion", "cuDeviceG
                                       "cuMemFree_v2", "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2", "cuMemcpyDtoDAsync_v2", "cuMemsetD32Async",
                                       /* CUDA's own, in the order of cuda_extra */
                                       "cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2",
-                                      "cuCtxGetDevice", "cuGetErrorName", "cuFuncSetAttribute", "?cuTensorMapEncodeTiled", NULL};
+                                      "cuCtxGetDevice", "cuGetErrorName", "cuFuncSetAttribute", "?cuTensorMapEncodeTiled", "?cuFuncLoad", NULL};
 
-enum cuda_extra { RETAIN, RELEASE, PUSH, POP, CONTEXT_DEVICE, ERROR_NAME };
+enum cuda_extra { RETAIN, RELEASE, PUSH, POP, CONTEXT_DEVICE, ERROR_NAME, LOAD = CUDA_ENCODE_TENSOR_MAP + 1, EXTRAS };
+_Static_assert(sizeof symbols / sizeof *symbols == TESS_DRIVER_CALLS + (int)EXTRAS + 1 && (int)EXTRAS <= (int)TESS_DRIVER_EXTRAS,
+               "every symbol has its place");
 
 /* CUdevice_attribute */
 enum { ATTRIBUTE_UNITS = 16, ATTRIBUTE_TIME_LIMIT = 17, ATTRIBUTE_CACHE = 38, ATTRIBUTE_MAJOR = 75, ATTRIBUTE_MINOR = 76 };
@@ -43,6 +45,9 @@ static tess_status attach_own(tess_driver_device *d, const tess_cuda_native *nat
     if (native->struct_size < sizeof *native)
         return host->fail(host, TESS_ERROR_VERSION, "native.struct_size: must be at least %zu, got %u", sizeof *native,
                           (unsigned)native->struct_size);
+    for (size_t n = sizeof *native; n < native->struct_size; n++)
+        if (((const unsigned char *)native)[n])
+            return host->fail(host, TESS_ERROR_VERSION, "native: has fields that this version of the library does not know");
     if (native->reserved != 0) return host->fail(host, TESS_ERROR_INVALID, "native.reserved: must be 0, got %u", (unsigned)native->reserved);
     if (!native->context) return host->fail(host, TESS_ERROR_INVALID, "native.context: must not be NULL");
     d->context = native->context;
@@ -66,11 +71,12 @@ static void detach(tess_driver_device *d) {
     if (!d->borrowed) EXTRA(d->driver, RELEASE, int (*)(int))(d->device);
 }
 
-static void arch(const tess_driver *driver, int device, char *text, size_t size) {
+static int arch(const tess_driver *driver, int device, char *text, size_t size) {
     int major = 0, minor = 0;
-    driver->call.attribute(&major, ATTRIBUTE_MAJOR, device);
-    driver->call.attribute(&minor, ATTRIBUTE_MINOR, device);
+    int code = driver->call.attribute(&major, ATTRIBUTE_MAJOR, device);
+    if (code == DRIVER_OK) code = driver->call.attribute(&minor, ATTRIBUTE_MINOR, device);
     snprintf(text, size, "sm_%d%d", major, minor);
+    return code;
 }
 
 static int number_after(const char *text, const char *prefix) {
@@ -100,25 +106,35 @@ static const char *error_name(const tess_driver *driver, int code) {
     return name;
 }
 
+static void version(int number, char *text, size_t size) { snprintf(text, size, "CUDA %d.%d", number / 1000, number % 1000 / 10); }
+
+/* Since 12.2 drivers load code at a function's first launch, which a stream that is being captured does not allow everywhere. Older ones have no such call. */
+static int load_function(const tess_driver *driver, void *function) {
+    return driver->extra[LOAD] ? EXTRA(driver, LOAD, int (*)(void *))(function) : DRIVER_OK;
+}
+
 static const tess_driver_row *const rows[] = {&tess_cuda_sm90, &tess_driver_portable, NULL};
 
 static const tess_driver_vendor vendor = {.name = "cuda",
                                           .libraries = libraries,
                                           .symbols = symbols,
                                           .images = tess_cuda_images,
-                                          .build_hint = "nvcc was not found when it was built",
+                                          .build_hint = "neither nvcc nor clang was found when it was built",
                                           .rows = rows,
                                           .units_attribute = ATTRIBUTE_UNITS,
                                           .time_limit_attribute = ATTRIBUTE_TIME_LIMIT,
                                           .cache_attribute = ATTRIBUTE_CACHE,
                                           .stream_flags = 1,
+                                          .enter_call = "cuCtxPushCurrent",
                                           .enter = enter,
                                           .leave = leave,
                                           .attach = attach,
                                           .detach = detach,
                                           .arch = arch,
                                           .image = image,
-                                          .error_name = error_name};
+                                          .error_name = error_name,
+                                          .version = version,
+                                          .load = load_function};
 
 static tess_driver driver;
 static pthread_once_t once = PTHREAD_ONCE_INIT;

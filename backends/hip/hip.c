@@ -18,7 +18,9 @@ static const char *const symbols[] = {
     /* HIP's own, in the order of hip_extra */
     "hipSetDevice", "hipGetDevice", "hipGetErrorName", "?hipGetDevicePropertiesR0600", "?hipGetDeviceProperties", NULL};
 
-enum hip_extra { SET_DEVICE, GET_DEVICE, ERROR_NAME, PROPERTIES, OLD_PROPERTIES };
+enum hip_extra { SET_DEVICE, GET_DEVICE, ERROR_NAME, PROPERTIES, OLD_PROPERTIES, EXTRAS };
+_Static_assert(sizeof symbols / sizeof *symbols == TESS_DRIVER_CALLS + (int)EXTRAS + 1 && (int)EXTRAS <= (int)TESS_DRIVER_EXTRAS,
+               "every symbol has its place");
 
 /* hipDeviceAttribute_t */
 enum { ATTRIBUTE_TIME_LIMIT = 18, ATTRIBUTE_CACHE = 19, ATTRIBUTE_UNITS = 63 };
@@ -45,22 +47,24 @@ static tess_status attach(tess_driver_device *d, const void *native) {
 static void detach(tess_driver_device *d) { (void)d; }
 
 /* The name of the instruction set stands in a structure whose layout changed with HIP's versions, so it is looked for: "gfx" and what may follow. */
-static void arch(const tess_driver *driver, int device, char *text, size_t size) {
+static int arch(const tess_driver *driver, int device, char *text, size_t size) {
     static const char allowed[] = "0123456789abcdefghijklmnopqrstuvwxyz";
     enum { PROPERTIES_BYTES = 16384 }; /* ten times what any version has */
     char properties[PROPERTIES_BYTES];
     int (*const get)(void *, int) = EXTRA(driver, driver->extra[PROPERTIES] ? PROPERTIES : OLD_PROPERTIES, int (*)(void *, int));
     snprintf(text, size, "unknown");
-    if (!get) return;
+    if (!get) return DRIVER_OK;
     memset(properties, 0, sizeof properties);
-    if (get(properties, device) != DRIVER_OK) return;
+    const int code = get(properties, device);
+    if (code != DRIVER_OK) return code;
     for (size_t n = 0; n + 32 < sizeof properties; n++) {
         if (memcmp(properties + n, "gfx", 3) != 0) continue;
         const size_t length = 3 + strspn(properties + n + 3, allowed);
         if (length < 6 || length > 16) continue;
         snprintf(text, size, "%.*s", (int)length, properties + n);
-        return;
+        break;
     }
+    return DRIVER_OK;
 }
 
 static int image(const tess_driver_image *images, const char *text) {
@@ -71,6 +75,14 @@ static int image(const tess_driver_image *images, const char *text) {
 
 static const char *error_name(const tess_driver *driver, int code) {
     return driver->extra[ERROR_NAME] ? EXTRA(driver, ERROR_NAME, const char *(*)(int))(code) : NULL;
+}
+
+/* HIP_VERSION since HIP 5; a number of the build before. */
+static void version(int number, char *text, size_t size) {
+    if (number >= 10000000)
+        snprintf(text, size, "HIP %d.%d.%d", number / 10000000, number / 100000 % 100, number % 100000);
+    else
+        snprintf(text, size, "HIP build %d", number);
 }
 
 static const tess_driver_row *const rows[] = {&tess_driver_portable, NULL};
@@ -85,13 +97,15 @@ static const tess_driver_vendor vendor = {.name = "hip",
                                           .time_limit_attribute = ATTRIBUTE_TIME_LIMIT,
                                           .cache_attribute = ATTRIBUTE_CACHE,
                                           .stream_flags = 1,
+                                          .enter_call = "hipSetDevice",
                                           .enter = enter,
                                           .leave = leave,
                                           .attach = attach,
                                           .detach = detach,
                                           .arch = arch,
                                           .image = image,
-                                          .error_name = error_name};
+                                          .error_name = error_name,
+                                          .version = version};
 
 static tess_driver driver;
 static pthread_once_t once = PTHREAD_ONCE_INIT;

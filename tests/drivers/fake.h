@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A driver that is not there: what the stand-ins for libcuda.so.1 and libamdhip64.so.6 share. It keeps contexts, streams, events, modules and memory as a driver
+ * would, in host memory, refuses what a driver would refuse, writes down what it is asked, and fails on request.
+ *
+ * Work is not done when it is enqueued but when somebody waits for it, so a wait that is missing shows. A call that destroys something and has to fail has
+ * destroyed it all the same, so that what is counted as alive is what was forgotten.
+ */
+#ifndef TESSERA_TESTS_DRIVERS_FAKE_H
+#define TESSERA_TESTS_DRIVERS_FAKE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { FAKE_CONTEXT, FAKE_STREAM, FAKE_EVENT, FAKE_MODULE, FAKE_MEMORY, FAKE_GRAPH, FAKE_KINDS };
+
+enum { FAKE_DEVICES = 2, FAKE_UNITS = 3 };
+
+typedef struct fake_control {
+    int calls;       /* since it was last set to 0 */
+    int fail_at;     /* the call that fails, counted from 1; 0: none */
+    int sticky;      /* every later call fails as well */
+    int only_device; /* calls that concern this device alone count and fail; -1: all */
+    int code;        /* the error that failing calls give */
+    int failures;    /* calls that failed */
+    const char *failed;
+    int live[FAKE_KINDS];
+    int depth;      /* contexts pushed and not popped, by all threads */
+    int wrong;      /* calls that a driver would refuse or that would crash it */
+    char what[160]; /* the first of them */
+    int hold;       /* work never seems to end */
+    int time_limited;
+    char arch[FAKE_DEVICES][16]; /* "sm_80", "gfx1100"; set before the devices are listed */
+    uint64_t most_bytes;         /* more cannot be allocated; 0: no limit */
+    int logging;
+    size_t used;
+    char log[1 << 16]; /* one line for each call */
+} fake_control;
+
+/* Exported by the stand-ins. */
+typedef fake_control *fake_control_fn(void);
+
+/* ------------------------------------------------------------------ for the stand-ins alone */
+
+typedef struct fake_object fake_object;
+
+/* Begins a call: takes the lock and writes down its name, without the suffix of a version. The code with which it has to fail, or 0. */
+int fake_begin(const char *name);
+int fake_end(int code); /* lets the lock go; returns `code` */
+void fake_note(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* A handle as text: "stream 2". NULL is "0". */
+const char *fake_name(const void *handle);
+int fake_misuse(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* What is current in the thread. Contexts belong to a device; a driver without contexts uses those of fake_primary. */
+fake_object *fake_primary(int device);
+fake_object *fake_context_create(int device);
+int fake_context_destroy(fake_object *context);
+fake_object *fake_current(void);
+void fake_set_current(fake_object *context);
+int fake_push(fake_object *context);
+int fake_pop(fake_object **context);
+int fake_device_of(const fake_object *context);
+
+/* Calls within the current context. They return the driver's codes. */
+int fake_stream_create(void **stream);
+int fake_stream_destroy(void *stream);
+int fake_stream_query(void *stream);
+int fake_stream_wait(void *stream);
+int fake_event_create(void **event);
+int fake_event_destroy(void *event);
+int fake_event_record(void *event, void *stream);
+int fake_event_wait(void *event);
+int fake_event_time(float *milliseconds, void *first, void *last);
+int fake_module_load(void **module, const char *image);
+int fake_module_unload(void *module);
+int fake_module_function(void **function, void *module, const char *name);
+int fake_alloc(uint64_t *pointer, size_t bytes);
+int fake_free(uint64_t pointer);
+int fake_copy(uint64_t to, int to_host, uint64_t from, int from_host, size_t bytes, void *stream);
+int fake_fill(uint64_t to, unsigned value, size_t words, void *stream);
+int fake_launch(void *function, const unsigned grid[3], const unsigned block[3], unsigned shared, void *stream, void **parameters);
+int fake_capture_begin(void *stream);
+int fake_capture_end(void *stream, void **graph);
+int fake_graph_launch(void *graph, void *stream);
+int fake_graph_destroy(void *graph);
+
+/* The architecture of a device: as the test wants it, else FAKE_DRIVER_ARCH, else as given. */
+const char *fake_arch(int device, const char *otherwise);
+/* Whether an image can run on an architecture; each stand-in has its own. */
+int fake_can_run(const char *image_arch, const char *arch);
+
+extern fake_control fake;
+
+/* ------------------------------------------------------------------ kernels.c */
+
+/* The kernel that a name stands for, or -1; bytes of each parameter, ended by 0; threads of a workgroup. */
+int fake_kernel_find(const char *name);
+const size_t *fake_kernel_parameters(int kernel);
+unsigned fake_kernel_threads(int kernel);
+/* Text about the arguments for the log. */
+void fake_kernel_describe(int kernel, void *const *parameters, char *text, size_t size);
+/* Computes. Device pointers are turned into host ones by fake_host, which complains about pointers into nothing. */
+void fake_kernel_run(int kernel, unsigned groups, void *const *parameters);
+void *fake_host(uint64_t pointer);
+
+#endif

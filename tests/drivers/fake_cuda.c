@@ -1,0 +1,228 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A stand-in for libcuda.so.1: what the CUDA backend calls, and what an application of its own does. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "fake.h"
+
+#define EXPORT __attribute__((visibility("default")))
+
+enum { INVALID_VALUE = 1, NOT_INITIALIZED = 3, INVALID_DEVICE = 101, INVALID_CONTEXT = 201 };
+
+/* A call without arguments worth writing down, or one that writes them itself. */
+#define CALL(name, parameters, ...)   \
+    EXPORT int name parameters;       \
+    int name parameters {             \
+        int code = fake_begin(#name); \
+        if (!code) { __VA_ARGS__; }   \
+        return fake_end(code);        \
+    }
+
+/* A call that destroys: it does so even if it has to fail. */
+#define DESTROY(name, parameters, action)    \
+    EXPORT int name parameters;              \
+    int name parameters {                    \
+        const int fail = fake_begin(#name);  \
+        const int code = action;             \
+        return fake_end(fail ? fail : code); \
+    }
+
+static int started, retained[FAKE_DEVICES];
+
+static int environment(const char *name, int otherwise) {
+    const char *text = getenv(name);
+    return text ? atoi(text) : otherwise;
+}
+
+static int devices(void) { return environment("FAKE_DRIVER_DEVICES", FAKE_DEVICES); }
+
+EXPORT fake_control *fake_control_get(void);
+fake_control *fake_control_get(void) { return &fake; }
+
+int fake_can_run(const char *image, const char *arch) {
+    const int own = atoi(arch + 3), version = atoi(strchr(image, '_') + 1);
+    if (strncmp(image, "compute_", 8) == 0) return version <= own;
+    if (image[strlen(image) - 1] == 'a') return version == own;
+    return version / 10 == own / 10 && version <= own;
+}
+
+static int attribute_of(int *value, int attribute, int device) {
+    fake_note(" %d of device %d", attribute, device);
+    if (device < 0 || device >= devices()) return INVALID_DEVICE;
+    const int version = atoi(fake_arch(device, "sm_80") + 3);
+    switch (attribute) {
+    case 16: *value = FAKE_UNITS; return 0;
+    case 17: *value = fake.time_limited; return 0;
+    case 75: *value = version / 10; return 0;
+    case 76: *value = version % 10; return 0;
+    default: return INVALID_VALUE;
+    }
+}
+
+CALL(cuInit, (unsigned flags), {
+    (void)flags;
+    code = environment("FAKE_DRIVER_INIT", 0);
+    started = !code;
+})
+CALL(cuDriverGetVersion, (int *version), *version = 12040)
+CALL(cuDeviceGetCount, (int *count), {
+    *count = devices();
+    code = started ? 0 : NOT_INITIALIZED;
+})
+CALL(cuDeviceGet, (int *device, int index), {
+    fake_note(" %d", index);
+    *device = index;
+    code = index < devices() ? 0 : INVALID_DEVICE;
+})
+CALL(cuDeviceGetName, (char *name, int size, int device), {
+    fake_note(" %d", device);
+    snprintf(name, (size_t)size, "Pretended GPU %d", device);
+})
+CALL(cuDeviceTotalMem_v2, (size_t * bytes, int device), {
+    fake_note(" %d", device);
+    *bytes = (size_t)1 << 30;
+})
+CALL(cuDeviceGetAttribute, (int *value, int attribute, int device), code = attribute_of(value, attribute, device))
+
+CALL(cuDevicePrimaryCtxRetain, (fake_object * *context, int device), {
+    fake_note(" %d", device);
+    *context = fake_primary(device);
+    fake.live[FAKE_CONTEXT]++;
+    retained[device]++;
+})
+static int release_primary(int device) {
+    fake_note(" %d", device);
+    if (device < 0 || device >= FAKE_DEVICES || retained[device] == 0) return fake_misuse(INVALID_CONTEXT, "a primary context is released too often");
+    retained[device]--;
+    fake.live[FAKE_CONTEXT]--;
+    return 0;
+}
+DESTROY(cuDevicePrimaryCtxRelease_v2, (int device), release_primary(device))
+CALL(cuCtxPushCurrent_v2, (fake_object * context), {
+    fake_note(" %s", fake_name(context));
+    code = fake_push(context);
+})
+DESTROY(cuCtxPopCurrent_v2, (fake_object * *context), fake_pop(context))
+CALL(cuCtxGetDevice, (int *device), {
+    if (fake_current())
+        *device = fake_device_of(fake_current());
+    else
+        code = INVALID_CONTEXT;
+})
+
+EXPORT int cuGetErrorName(int code, const char **name);
+int cuGetErrorName(int code, const char **name) {
+    static const struct {
+        int code;
+        const char *name;
+    } names[] = {{1, "CUDA_ERROR_INVALID_VALUE"},     {2, "CUDA_ERROR_OUT_OF_MEMORY"},   {3, "CUDA_ERROR_NOT_INITIALIZED"},
+                 {100, "CUDA_ERROR_NO_DEVICE"},       {200, "CUDA_ERROR_INVALID_IMAGE"}, {209, "CUDA_ERROR_NO_BINARY_FOR_GPU"},
+                 {700, "CUDA_ERROR_ILLEGAL_ADDRESS"}, {719, "CUDA_ERROR_LAUNCH_FAILED"}, {803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"}};
+    for (size_t n = 0; n < sizeof names / sizeof *names; n++) {
+        if (names[n].code != code) continue;
+        *name = names[n].name;
+        return 0;
+    }
+    *name = NULL;
+    return INVALID_VALUE;
+}
+
+CALL(cuModuleLoadData, (void **module, const void *image), code = fake_module_load(module, image))
+DESTROY(cuModuleUnload, (void *module), fake_module_unload(module))
+CALL(cuModuleGetFunction, (void **function, void *module, const char *name), code = fake_module_function(function, module, name))
+CALL(cuFuncLoad, (void *function), (void)function)
+CALL(cuFuncSetAttribute, (void *function, int attribute, int value), {
+    (void)function;
+    fake_note(" %d %d", attribute, value);
+})
+
+/* Refuses what the driver's documentation tells it to refuse. */
+static int encode_map(void *map, unsigned rank, uint64_t address, const uint64_t *sizes, const uint64_t *strides, const unsigned *box) {
+    if ((uintptr_t)map % 64 || rank < 3 || rank > 5) return fake_misuse(INVALID_VALUE, "a tensor map of rank %u", rank);
+    if (address % 16) return fake_misuse(INVALID_VALUE, "a tensor map of an address that is not aligned");
+    for (unsigned n = 0; n < rank; n++) {
+        if (!sizes[n] || sizes[n] > 1ULL << 32 || !box[n] || box[n] > 256) return fake_misuse(INVALID_VALUE, "a tensor map with size %u", n);
+        if (n + 1 < rank && (strides[n] % 16 || strides[n] >= 1ULL << 40)) return fake_misuse(INVALID_VALUE, "a tensor map with stride %u", n);
+    }
+    memset(map, 1, 128);
+    return 0;
+}
+CALL(cuTensorMapEncodeTiled,
+     (void *map, int type, unsigned rank, uint64_t address, const uint64_t *sizes, const uint64_t *strides, const unsigned *box,
+      const unsigned *steps, int interleave, int swizzle, int promotion, int fill),
+     {
+         (void)steps;
+         fake_note(" %d %d %d %d %d", type, interleave, swizzle, promotion, fill);
+         code = encode_map(map, rank, address, sizes, strides, box);
+     })
+CALL(cuLaunchKernel,
+     (void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void *stream, void **parameters,
+      void **extra),
+     {
+         const unsigned grid[3] = {gx, gy, gz};
+         const unsigned block[3] = {bx, by, bz};
+         code = extra ? INVALID_VALUE : fake_launch(function, grid, block, shared, stream, parameters);
+     })
+
+CALL(cuStreamCreate, (void **stream, unsigned flags), {
+    fake_note(" %u", flags);
+    code = fake_stream_create(stream);
+})
+DESTROY(cuStreamDestroy_v2, (void *stream), fake_stream_destroy(stream))
+CALL(cuStreamQuery, (void *stream), code = fake_stream_query(stream))
+CALL(cuStreamSynchronize, (void *stream), code = fake_stream_wait(stream))
+CALL(cuEventCreate, (void **event, unsigned flags), {
+    fake_note(" %u", flags);
+    code = fake_event_create(event);
+})
+DESTROY(cuEventDestroy_v2, (void *event), fake_event_destroy(event))
+CALL(cuEventRecord, (void *event, void *stream), code = fake_event_record(event, stream))
+CALL(cuEventSynchronize, (void *event), code = fake_event_wait(event))
+CALL(cuEventElapsedTime, (float *milliseconds, void *first, void *last), code = fake_event_time(milliseconds, first, last))
+CALL(cuMemAlloc_v2, (uint64_t * pointer, size_t bytes), code = fake_alloc(pointer, bytes))
+DESTROY(cuMemFree_v2, (uint64_t pointer), fake_free(pointer))
+CALL(cuMemcpyHtoDAsync_v2, (uint64_t to, const void *from, size_t bytes, void *stream),
+     code = fake_copy(to, 0, (uint64_t)(uintptr_t)from, 1, bytes, stream))
+CALL(cuMemcpyDtoHAsync_v2, (void *to, uint64_t from, size_t bytes, void *stream),
+     code = fake_copy((uint64_t)(uintptr_t)to, 1, from, 0, bytes, stream))
+CALL(cuMemcpyDtoDAsync_v2, (uint64_t to, uint64_t from, size_t bytes, void *stream), code = fake_copy(to, 0, from, 0, bytes, stream))
+CALL(cuMemsetD32Async, (uint64_t to, unsigned value, size_t words, void *stream), code = fake_fill(to, value, words, stream))
+
+/* ------------------------------------------------------------------ what only applications call */
+
+CALL(cuCtxCreate_v2, (fake_object * *context, unsigned flags, int device), {
+    (void)flags;
+    *context = fake_context_create(device);
+    code = fake_push(*context);
+})
+CALL(cuCtxDestroy_v2, (fake_object * context), {
+    if (fake_current() == context) {
+        fake_object *popped;
+        fake_pop(&popped);
+    }
+    code = fake_context_destroy(context);
+})
+CALL(cuCtxGetCurrent, (fake_object * *context), *context = fake_current())
+CALL(cuCtxSetCurrent, (fake_object * context), fake_set_current(context))
+CALL(cuMemcpyHtoD_v2, (uint64_t to, const void *from, size_t bytes), {
+    code = fake_copy(to, 0, (uint64_t)(uintptr_t)from, 1, bytes, NULL);
+    if (!code) code = fake_stream_wait(NULL);
+})
+CALL(cuMemcpyDtoH_v2, (void *to, uint64_t from, size_t bytes), {
+    code = fake_copy((uint64_t)(uintptr_t)to, 1, from, 0, bytes, NULL);
+    if (!code) code = fake_stream_wait(NULL);
+})
+CALL(cuStreamBeginCapture_v2, (void *stream, int mode), {
+    (void)mode;
+    code = fake_capture_begin(stream);
+})
+CALL(cuStreamEndCapture, (void *stream, void **graph), code = fake_capture_end(stream, graph))
+/* The executable graph is the graph itself, so destroying the template does nothing. */
+CALL(cuGraphInstantiateWithFlags, (void **executable, void *graph, unsigned long long flags), {
+    (void)flags;
+    *executable = graph;
+})
+CALL(cuGraphLaunch, (void *executable, void *stream), code = fake_graph_launch(executable, stream))
+CALL(cuGraphDestroy, (void *graph), (void)graph)
+DESTROY(cuGraphExecDestroy, (void *executable), fake_graph_destroy(executable))

@@ -1,0 +1,265 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the kernels of the stand-ins compute: a plain loop that reads the same arguments and tables as the real ones. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <tessera/tessera_backend.h>
+
+#include "args.h"
+#include "fake.h"
+#include "kernels/sm90_args.h"
+#include "shapes.h"
+
+enum { FORWARD, MERGE, SM90, PARTS = 3, DTYPES = 3, TENSOR_MAP = 128, MERGE_GROUP = 64, SM90_GROUP = 384 };
+
+typedef struct kernel {
+    int kind, dtype, head_dim;
+    unsigned threads;
+} kernel;
+
+static const char *const dtypes[DTYPES] = {"f32", "f16", "bf16"};
+static const int portable_dims[] = {64, 128, 256}, sm90_dims[] = {64, 96, 128, 192, 256};
+static const unsigned portable_threads[] = {TESS_THREADS_64, TESS_THREADS_128, TESS_THREADS_256};
+
+enum { PORTABLE_DIMS = sizeof portable_dims / sizeof *portable_dims, SM90_DIMS = sizeof sm90_dims / sizeof *sm90_dims };
+
+/* Kernels are numbered: dtype, then kind and head_dim. */
+enum { PER_DTYPE = PORTABLE_DIMS + 1 + SM90_DIMS };
+
+static kernel kernel_of(int number) {
+    const int dtype = number / PER_DTYPE, n = number % PER_DTYPE;
+    if (n < PORTABLE_DIMS) return (kernel){FORWARD, dtype, portable_dims[n], portable_threads[n]};
+    if (n == PORTABLE_DIMS) return (kernel){MERGE, dtype, 0, MERGE_GROUP};
+    return (kernel){SM90, dtype, sm90_dims[n - PORTABLE_DIMS - 1], SM90_GROUP};
+}
+
+int fake_kernel_find(const char *name) {
+    for (int n = 0; n < DTYPES * PER_DTYPE; n++) {
+        static const char *const kinds[] = {"forward", "merge", "sm90"};
+        const kernel k = kernel_of(n);
+        char text[64];
+        if (k.kind == SM90 && k.dtype == TESS_F32) continue;
+        const int length = snprintf(text, sizeof text, "tess_%s_%s", kinds[k.kind], dtypes[k.dtype]);
+        if (k.kind != MERGE) snprintf(text + length, sizeof text - (size_t)length, "_%d", k.head_dim);
+        if (strcmp(text, name) == 0) return n;
+    }
+    return -1;
+}
+
+const size_t *fake_kernel_parameters(int number) {
+    static const size_t portable[] = {8, 8, 8, 8, 8, 8, 8, sizeof(tess_args), 0},
+                        sm90[] = {TENSOR_MAP, TENSOR_MAP, TENSOR_MAP, sizeof(tess_sm90_args), 0};
+    return kernel_of(number).kind == SM90 ? sm90 : portable;
+}
+
+unsigned fake_kernel_threads(int number) { return kernel_of(number).threads; }
+
+/* The arguments of either kind of kernel. */
+typedef struct arguments {
+    tess_args a;
+    uint64_t pointers[7]; /* Q, K, V, O, LSE, tables, workspace */
+    uint64_t counter;
+    int dtype;
+} arguments;
+
+static arguments read_arguments(int number, void *const *parameters) {
+    arguments x = {.dtype = kernel_of(number).dtype};
+    if (kernel_of(number).kind == SM90) {
+        tess_sm90_args s;
+        memcpy(&s, parameters[3], sizeof s);
+        const uint64_t pointers[7] = {s.q, s.k, s.v, s.o, s.lse, s.tables, s.workspace};
+        memcpy(x.pointers, pointers, sizeof pointers);
+        x.a = s.common;
+        x.counter = s.counter;
+    } else {
+        for (int n = 0; n < 7; n++) memcpy(&x.pointers[n], parameters[n], 8);
+        memcpy(&x.a, parameters[7], sizeof x.a);
+    }
+    return x;
+}
+
+void fake_kernel_describe(int number, void *const *parameters, char *text, size_t size) {
+    const arguments x = read_arguments(number, parameters);
+    const tess_args *a = &x.a;
+    snprintf(text, size, " items %u from %u head_dim %u block %u group %u flags %u partial_rows %u", a->items, a->items_at, a->head_dim, a->block,
+             a->group, a->flags, a->partial_rows);
+}
+
+/* ------------------------------------------------------------------ elements */
+
+static float from_half(uint16_t h) {
+    const int exponent = h >> 10 & 31, fraction = h & 1023;
+    const float sign = h >> 15 ? -1.0f : 1.0f;
+    if (exponent == 31) return fraction ? NAN : sign * INFINITY;
+    return sign * (exponent ? ldexpf((float)(fraction + 1024), exponent - 25) : ldexpf((float)fraction, -24));
+}
+
+/* To nearest, ties to even; results of attention on finite inputs do not overflow. */
+static uint16_t to_half(float f) {
+    const uint16_t sign = signbit(f) ? 0x8000 : 0;
+    int exponent = 0;
+    if (isnan(f)) return (uint16_t)(sign | 0x7e00);
+    frexpf(f, &exponent);
+    const int unit = exponent - 11 < -24 || f == 0 ? -24 : exponent - 11;
+    const float steps = rintf(ldexpf(fabsf(f), -unit));
+    return (uint16_t)(sign | (unit == -24 ? (uint32_t)steps : (uint32_t)((unit + 24) * 1024 + (int)steps)));
+}
+
+static float load(int dtype, const void *base, int64_t index) {
+    uint16_t bits;
+    float f;
+    if (dtype == TESS_F32) {
+        memcpy(&f, (const char *)base + 4 * index, sizeof f);
+        return f;
+    }
+    memcpy(&bits, (const char *)base + 2 * index, sizeof bits);
+    if (dtype == TESS_F16) return from_half(bits);
+    const uint32_t wide = (uint32_t)bits << 16;
+    memcpy(&f, &wide, sizeof f);
+    return f;
+}
+
+static void store(int dtype, void *base, int64_t index, float f) {
+    uint32_t wide;
+    if (dtype == TESS_F32) {
+        memcpy((char *)base + 4 * index, &f, sizeof f);
+        return;
+    }
+    memcpy(&wide, &f, sizeof wide);
+    const uint16_t bits = dtype == TESS_F16 ? to_half(f) : (uint16_t)((wide + 0x7fff + (wide >> 16 & 1)) >> 16);
+    memcpy((char *)base + 2 * index, &bits, sizeof bits);
+}
+
+/* ------------------------------------------------------------------ attention */
+
+typedef struct buffers {
+    const tess_args *a;
+    int dtype;
+    const void *q, *k, *v;
+    void *o;
+    float *lse, *workspace;
+    const uint32_t *tables;
+} buffers;
+
+typedef struct row {
+    const buffers *b;
+    const tess_sequence *sequence;
+    const tess_class *cls;
+    int64_t position, first_block, kv_head;
+    float q[256];
+    double most, sum, o[256];
+} row;
+
+static int64_t block_of(int64_t token, int64_t block) { return token >= 0 ? token / block : -((block - 1 - token) / block); }
+
+static void add_block(row *r, int64_t j, uint32_t bits, int masked) {
+    const buffers *b = r->b;
+    const tess_args *a = b->a;
+    const tess_sequence *s = r->sequence;
+    for (int64_t t = j * a->block; t < (j + 1) * a->block && t < s->kv_len; t++) {
+        if (masked && !tess_kept(r->cls, r->position, t, block_of(r->position, a->block), j, bits, r->first_block)) continue;
+        const int64_t k = a->k_at + s->batch * a->k_batch + (s->kv_start + t) * a->k_token + r->kv_head * a->k_head,
+                      v = a->v_at + s->batch * a->v_batch + (s->kv_start + t) * a->v_token + r->kv_head * a->v_head;
+        double score = 0;
+        for (uint32_t e = 0; e < a->head_dim; e++) score += (double)r->q[e] * load(b->dtype, b->k, k + e);
+        score *= a->scale;
+        const double most = fmax(score, r->most), keep = exp(r->most - most), weight = exp(score - most);
+        r->sum = r->sum * keep + weight;
+        r->most = most;
+        for (uint32_t e = 0; e < a->head_dim; e++) r->o[e] = r->o[e] * keep + weight * load(b->dtype, b->v, v + e);
+    }
+}
+
+static float *partial_at(const buffers *b, uint32_t partial) {
+    return b->workspace + b->a->partials_at + (uint64_t)partial * b->a->partial_rows * (b->a->head_dim + 1u);
+}
+
+static void write_row(const buffers *b, const tess_sequence *s, int64_t token, int64_t head, const double *o, double lse) {
+    const tess_args *a = b->a;
+    const int64_t at = a->o_at + s->batch * a->o_batch + (s->q_start + token) * a->o_token + head * a->o_head;
+    for (uint32_t e = 0; e < a->head_dim; e++) store(b->dtype, b->o, at + e, (float)o[e]);
+    if (a->flags & TESS_ARGS_LSE) b->lse[a->lse_at + s->batch * a->lse_batch + (s->q_start + token) * a->lse_token + head * a->lse_head] = (float)lse;
+}
+
+static void forward_row(const buffers *b, const tess_job *job, int64_t pack, int64_t n) {
+    const tess_args *a = b->a;
+    const uint32_t *entries = b->tables + a->entries_at, *bits = b->tables + a->bits_at;
+    row r = {.b = b, .most = -INFINITY};
+    r.sequence = (const tess_sequence *)(const void *)(b->tables + a->sequences_at) + job->sequence;
+    r.cls = (const tess_class *)(const void *)(b->tables + a->classes_at) + job->cls;
+    const tess_sequence *s = r.sequence;
+    const int64_t head = job->head + pack, first = (int64_t)s->kv_len - s->q_len + job->row;
+    r.kv_head = head / a->group;
+    r.position = first + n;
+    r.first_block = block_of(first, a->block);
+    const int64_t q = a->q_at + s->batch * a->q_batch + (s->q_start + job->row + n) * a->q_token + head * a->q_head;
+    for (uint32_t e = 0; e < a->head_dim; e++) r.q[e] = load(b->dtype, b->q, q + e);
+    const int with_bits = (r.cls->flags & TESS_CLASS_BITS) != 0, masked = with_bits || (r.cls->flags & TESS_CLASS_MASK_ENTRIES) != 0;
+    for (uint32_t i = 0; i < job->left_count; i++) add_block(&r, entries[job->left_offset + i], with_bits ? bits[job->left_offset + i] : 0, masked);
+    for (uint32_t i = 0; i < job->interval_blocks; i++)
+        add_block(&r, (int64_t)job->interval_start + i, 0, i < job->mask_head || i + job->mask_tail >= job->interval_blocks);
+    for (uint32_t i = 0; i < job->right_count; i++) add_block(&r, entries[job->right_offset + i], 0, masked);
+    for (uint32_t e = 0; e < a->head_dim; e++) r.o[e] = r.sum > 0 ? r.o[e] / r.sum : 0;
+    const double lse = r.sum > 0 ? r.most + log(r.sum) : -INFINITY;
+    if (job->partial == TESS_NO_PARTIAL) {
+        write_row(b, s, job->row + n, head, r.o, lse);
+        return;
+    }
+    float *partial = partial_at(b, job->partial);
+    const int64_t place = pack * job->rows + n;
+    for (uint32_t e = 0; e < a->head_dim; e++) partial[place * a->head_dim + e] = (float)r.o[e];
+    partial[(int64_t)a->partial_rows * a->head_dim + place] = (float)lse;
+}
+
+static void merge_row(const buffers *b, const tess_merge *merge, int64_t pack, int64_t n) {
+    const tess_args *a = b->a;
+    const tess_sequence *s = (const tess_sequence *)(const void *)(b->tables + a->sequences_at) + merge->sequence;
+    const int64_t place = pack * merge->rows + n, lse_at = (int64_t)a->partial_rows * a->head_dim + place;
+    double most = -INFINITY, sum = 0, o[256] = {0};
+    for (uint32_t i = 0; i < merge->parts; i++) most = fmax(most, partial_at(b, merge->partial + i)[lse_at]);
+    for (uint32_t i = 0; i < merge->parts && most > -INFINITY; i++) {
+        const float *partial = partial_at(b, merge->partial + i);
+        const double weight = exp(partial[lse_at] - most);
+        sum += weight;
+        for (uint32_t e = 0; e < a->head_dim; e++) o[e] += weight * partial[place * a->head_dim + e];
+    }
+    for (uint32_t e = 0; e < a->head_dim; e++) o[e] = sum > 0 ? o[e] / sum : 0;
+    write_row(b, s, merge->row + n, merge->head + pack, o, sum > 0 ? most + log(sum) : -INFINITY);
+}
+
+void fake_kernel_run(int number, unsigned groups, void *const *parameters) {
+    const kernel k = kernel_of(number);
+    const arguments x = read_arguments(number, parameters);
+    const buffers b = {&x.a,
+                       x.dtype,
+                       fake_host(x.pointers[0]),
+                       fake_host(x.pointers[1]),
+                       fake_host(x.pointers[2]),
+                       fake_host(x.pointers[3]),
+                       fake_host(x.pointers[4]),
+                       fake_host(x.pointers[6]),
+                       fake_host(x.pointers[5])};
+    if (!b.tables || !b.o) return;
+    if (k.kind != MERGE && (int)x.a.head_dim > k.head_dim) {
+        fake_misuse(700, "the kernel for head_dim %d is given %u", k.head_dim, x.a.head_dim);
+        return;
+    }
+    /* The fast kernel's workgroups hand out jobs among themselves; the others take one each. */
+    const unsigned items = k.kind == SM90 || x.a.items < groups ? x.a.items : groups;
+    const uint32_t *counter = fake_host(x.counter);
+    if (counter && *counter != 0) fake_misuse(700, "the counter of jobs is not 0");
+    for (unsigned i = 0; i < items; i++) {
+        const void *item = b.tables + x.a.items_at + i * (k.kind == MERGE ? sizeof(tess_merge) : sizeof(tess_job)) / 4;
+        const tess_job *job = item;
+        const tess_merge *merge = item;
+        const int heads = k.kind == MERGE ? merge->heads : job->heads, rows = k.kind == MERGE ? merge->rows : job->rows;
+        for (int pack = 0; pack < heads; pack++)
+            for (int n = 0; n < rows; n++) {
+                if (k.kind == MERGE)
+                    merge_row(&b, merge, pack, n);
+                else
+                    forward_row(&b, job, pack, n);
+            }
+    }
+}
