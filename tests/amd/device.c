@@ -17,8 +17,10 @@ static const uint64_t far_away = 1ULL << 60;
 
 /* emulate.py unpacks the same fields. */
 typedef struct message {
-    uint32_t merge, dtype, head_dim, threads; /* head_dim of the instance */
-    uint64_t memory[7];                       /* Q, K, V, O, LSE, tables, workspace: bytes into the shared memory */
+    uint32_t merge, dtype;
+    tess_portable_shape shape; /* of the instance */
+    uint32_t reserved;
+    uint64_t memory[7]; /* Q, K, V, O, LSE, tables, workspace: bytes into the shared memory */
     tess_args args;
 } message;
 
@@ -155,8 +157,7 @@ static tess_status emulated_launch(void *opaque, const tess_launch *l) {
     const tess_portable_shape *shape = l->kernel->impl;
     tess_status status = TESS_OK;
     message m = {.dtype = l->dtype,
-                 .head_dim = shape->head_dim,
-                 .threads = shape->threads,
+                 .shape = *shape,
                  .memory = {place(device, &l->q.buffer), place(device, &l->k.buffer), place(device, &l->v.buffer), place(device, &l->o.buffer),
                             place(device, &l->lse.buffer), place(device, &l->tables->device), place(device, &l->workspace)}};
     if (l->n_jobs) {
@@ -165,7 +166,8 @@ static tess_status emulated_launch(void *opaque, const tess_launch *l) {
     }
     if (l->n_merges && status == TESS_OK) {
         m.merge = 1;
-        m.threads = TESS_MERGE_THREADS;
+        m.shape.threads = TESS_MERGE_THREADS;
+        m.shape.shared_bytes = 0;
         tess_portable_merge_args(l, 0, l->n_merges, 1, &m.args);
         status = run(device, &m);
     }

@@ -54,7 +54,7 @@ SETS = {0x3F: "cdna", 0x40: "cdna", 0x4C: "cdna", 0x4F: "cdna",
 
 DTYPES = ["f32", "f16", "bf16"]
 ARGS_BYTES = 216             # of tess_args
-MESSAGE = "<4I7Q%ds" % ARGS_BYTES  # of device.c
+MESSAGE = "<8I7Q%ds" % ARGS_BYTES  # of device.c
 MEMORY_BYTES = 1 << 29
 
 
@@ -128,10 +128,12 @@ class Emulator:
         emu.Buffer = buffer
         emu._load_vsrc0 = load_whole if code.set == "cdna" else original["_load_vsrc0"]
 
-    def launch(self, name, grid, threads, arguments):
+    def launch(self, name, grid, threads, shared, arguments):
         code = self.code
         descriptor = code.symbols[name + ".kd"][0]
         group, scratch, argument_bytes = struct.unpack_from("<3I", code.memory.pages, descriptor)
+        if group != shared:
+            raise ValueError("%s has %d bytes of workgroup memory, and backends/common/portable.c says %d" % (name, group, shared))
         entry, = struct.unpack_from("<q", code.memory.pages, descriptor + 16)
         resources, properties = struct.unpack_from("<IH", code.memory.pages, descriptor + 52)
         # Numbers of workgroups and their sizes follow the kernel's own arguments.
@@ -155,14 +157,14 @@ def serve(emulator, memory, channel, failures):
         data = channel.recv(struct.calcsize(MESSAGE), socket.MSG_WAITALL)
         if len(data) < struct.calcsize(MESSAGE):
             return
-        merge, dtype, head_dim, threads, *rest = struct.unpack(MESSAGE, data)
+        merge, dtype, head_dim, _, _, threads, shared, _, *rest = struct.unpack(MESSAGE, data)
         args = rest.pop()
         items, = struct.unpack_from("<I", args, 21 * 8 + 5 * 4)
         name = "tess_merge_" + DTYPES[dtype] if merge else "tess_forward_%s_%d" % (DTYPES[dtype], head_dim)
         # Two dimensions, and with an odd number a workgroup too many, as large launches have them.
         grid = ((items + 1) // 2, 2, 1) if items > 1 else (1, 1, 1)
         try:
-            emulator.launch(name, grid, threads, struct.pack("<7Q", *(memory.address + at for at in rest)) + args)
+            emulator.launch(name, grid, threads, shared, struct.pack("<7Q", *(memory.address + at for at in rest)) + args)
             channel.sendall(struct.pack("<i", 0))
         except Exception:
             failures.append(traceback.format_exc())
