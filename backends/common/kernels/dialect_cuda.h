@@ -69,6 +69,7 @@ TESS_FUNCTION void tess_barrier() {
 }
 TESS_FUNCTION float tess_exp2(float x) { return __builtin_amdgcn_exp2f(x); }
 TESS_FUNCTION float tess_log2(float x) { return __builtin_amdgcn_logf(x); }
+TESS_FUNCTION float tess_max(float a, float b) { return a > b ? a : b; }
 TESS_FUNCTION float tess_half_wide(uint bits) { return (float)__builtin_bit_cast(_Float16, (unsigned short)bits); }
 TESS_FUNCTION uint tess_half_narrow(float x) { return __builtin_bit_cast(unsigned short, (_Float16)x); }
 #else
@@ -98,6 +99,11 @@ TESS_FUNCTION float tess_log2(float x) {
     asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
+TESS_FUNCTION float tess_max(float a, float b) {
+    float y;
+    asm("max.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+    return y;
+}
 TESS_FUNCTION float tess_half_wide(uint bits) {
     float y;
     asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"((unsigned short)bits));
@@ -115,7 +121,6 @@ TESS_FUNCTION uint tess_to_bits(float x) { return __builtin_bit_cast(uint, x); }
 #define TESS_MINUS_INFINITY tess_from_bits(0xff800000u)
 
 TESS_FUNCTION uint tess_least(uint a, uint b) { return a < b ? a : b; }
-TESS_FUNCTION float tess_max(float a, float b) { return a > b ? a : b; }
 TESS_FUNCTION vec4 tess_max4(vec4 a, vec4 b) { return VEC4(tess_max(a.x, b.x), tess_max(a.y, b.y), tess_max(a.z, b.z), tess_max(a.w, b.w)); }
 TESS_FUNCTION float tess_highest(vec4 a) { return tess_max(tess_max(a.x, a.y), tess_max(a.z, a.w)); }
 TESS_FUNCTION float tess_power(float score, float most) { return score > TESS_LOWEST ? tess_exp2(score - most) : 0.0f; }
