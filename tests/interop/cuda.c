@@ -1,0 +1,557 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * An application that owns its CUDA context: Tessera runs in it, on its streams and its memory, and is captured into its graphs. The driver is opened here as
+ * Tessera opens it, so that the program builds without CUDA's headers; where there is no driver it is skipped. Every test runs with every kernel.
+ */
+#include <dlfcn.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <tessera/tessera_cuda.h>
+
+#include "common/testlib.h"
+#include "instance.h"
+
+/* CUDA's driver API: X(name, symbol, parameters). */
+#define DRIVER(X)                                                                              \
+    X(init, "cuInit", (unsigned))                                                              \
+    X(count, "cuDeviceGetCount", (int *))                                                      \
+    X(get, "cuDeviceGet", (int *, int))                                                        \
+    X(context_create, "cuCtxCreate_v2", (struct CUctx_st **, unsigned, int))                   \
+    X(context_destroy, "cuCtxDestroy_v2", (struct CUctx_st *))                                 \
+    X(context_current, "cuCtxGetCurrent", (struct CUctx_st **))                                \
+    X(push, "cuCtxPushCurrent_v2", (struct CUctx_st *))                                        \
+    X(pop, "cuCtxPopCurrent_v2", (struct CUctx_st **))                                         \
+    X(alloc, "cuMemAlloc_v2", (uint64_t *, size_t))                                            \
+    X(free, "cuMemFree_v2", (uint64_t))                                                        \
+    X(to_device, "cuMemcpyHtoDAsync_v2", (uint64_t, const void *, size_t, void *))             \
+    X(to_host, "cuMemcpyDtoHAsync_v2", (void *, uint64_t, size_t, void *))                     \
+    X(stream_create, "cuStreamCreate", (void **, unsigned))                                    \
+    X(stream_destroy, "cuStreamDestroy_v2", (void *))                                          \
+    X(stream_wait, "cuStreamSynchronize", (void *))                                            \
+    X(event_create, "cuEventCreate", (void **, unsigned))                                      \
+    X(event_destroy, "cuEventDestroy_v2", (void *))                                            \
+    X(event_record, "cuEventRecord", (void *, void *))                                         \
+    X(stream_wait_event, "cuStreamWaitEvent", (void *, void *, unsigned))                      \
+    X(capture_begin, "cuStreamBeginCapture_v2", (void *, int))                                 \
+    X(capture_end, "cuStreamEndCapture", (void *, void **))                                    \
+    X(graph_instantiate, "cuGraphInstantiateWithFlags", (void **, void *, unsigned long long)) \
+    X(graph_launch, "cuGraphLaunch", (void *, void *))                                         \
+    X(graph_exec_destroy, "cuGraphExecDestroy", (void *))                                      \
+    X(graph_destroy, "cuGraphDestroy", (void *))
+
+static struct {
+#define MEMBER(name, symbol, parameters) int(*name) parameters;
+    DRIVER(MEMBER)
+} cu;
+
+#define CU(call)                                                               \
+    do {                                                                       \
+        const int cu_code = (call);                                            \
+        if (cu_code != 0) fail_msg("%s gave CUDA's error %d", #call, cu_code); \
+    } while (0)
+
+enum { PARTS = 6, GUARD = 512, NON_BLOCKING = 1, CAPTURE_GLOBAL = 0 }; /* PARTS: Q, K, V, O, LSE, workspace */
+
+/* What a test runs with. */
+typedef struct variant {
+    const char *kernel; /* NULL: the plan's own choice */
+    const char *dtype;
+    int odd; /* no part of the memory is aligned to more than its elements */
+} variant;
+
+static const variant variants[] = {
+    {"cuda/portable", "f32", 1}, {"cuda/portable", "f32", 0}, {"cuda/portable", "bf16", 1}, {"cuda/portable", "f16", 0},
+    {"cuda/sm90", "bf16", 0},    {"cuda/sm90", "bf16", 1},    {"cuda/sm90", "f16", 1},      {NULL, "bf16", 0}};
+
+/* What such an application holds. */
+typedef struct app {
+    const variant *v;
+    int index, number; /* of the device: Tessera's and CUDA's */
+    struct CUctx_st *context;
+    void *stream;
+    tess_runtime *runtime;
+    tess_device *device;
+    problem p;
+    tess_layout *layout;
+    tess_plan *plan;
+    tess_plan_info info;
+    uint64_t item, bytes[PARTS], offset[PARTS], size;
+} app;
+
+static const char *id_of(const app *a) {
+    static char id[32];
+    snprintf(id, sizeof id, "cuda:%d", a->index);
+    return id;
+}
+
+static tess_status wrap(const app *a, struct CUctx_st *context, tess_device **device) {
+    const tess_cuda_native native = {.struct_size = sizeof native, .context = context};
+    const tess_device_desc desc = {.struct_size = sizeof desc, .id = id_of(a), .native = &native};
+    return tess_device_open(a->runtime, &desc, device);
+}
+
+static void make_plan(const app *a, tess_device *device, const char *kernel, tess_plan **plan) {
+    tess_plan_desc desc;
+    int64_t *lengths = NULL;
+    assert_int_equal(problem_plan_desc(&a->p, &desc, &lengths), 0);
+    desc.kernel = kernel;
+    const tess_status status = tess_plan_create(device, a->layout, &desc, plan);
+    free(lengths);
+    assert_ok(status);
+}
+
+/* Whether the device has the kernel of the variant. */
+static int has_kernel(const app *a) {
+    tess_kernel_info info = {.struct_size = sizeof info};
+    if (!a->v->kernel) return 1;
+    for (uint32_t n = 0; tess_device_kernel(a->device, n, &info) == TESS_OK; n++)
+        if (strcmp(info.name, a->v->kernel) == 0) return info.status == TESS_OK;
+    return 0;
+}
+
+/* The context is current in the thread, as in most applications. */
+static int setup(void **state) {
+    app *a = *state;
+    char line[256], error[256];
+    CU(cu.context_create(&a->context, 0, a->number));
+    CU(cu.stream_create(&a->stream, NON_BLOCKING));
+    a->runtime = test_runtime(2);
+    assert_ok(wrap(a, a->context, &a->device));
+    if (!has_kernel(a)) return 0;
+    snprintf(line, sizeof line, "pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 q_len=70 kv_len=333 head_dim=72 dtype=%s kv_split=3 batch=2",
+             a->v->dtype);
+    assert_int_equal(problem_parse(&a->p, line, error, sizeof error), 0);
+    assert_ok(problem_layout(&a->p, a->runtime, &a->layout));
+    make_plan(a, a->device, a->v->kernel, &a->plan);
+    a->info.struct_size = sizeof a->info;
+    assert_ok(tess_plan_query(a->plan, &a->info));
+    assert_true(a->info.n_merge_jobs > 0);
+    if (a->v->kernel) assert_string_equal(a->info.kernel, a->v->kernel);
+    const tess_buffer none = {0};
+    a->item = a->p.dtype == TESS_F32 ? 4 : 2;
+    uint64_t end = a->v->odd ? 7 * a->item : 0;
+    for (int n = 0; n < PARTS; n++) {
+        tess_tensor tensor;
+        if (n < 5)
+            assert_ok(tess_plan_tensor(a->plan, (tess_role)n, none, &tensor, &a->bytes[n]));
+        else
+            a->bytes[n] = a->info.workspace_bytes;
+        const uint64_t align = n == 5 ? a->info.workspace_align : !a->v->odd ? 256 : n == 4 ? 4 : a->item;
+        end += GUARD;
+        end += (align - end % align) % align;
+        a->offset[n] = end;
+        end += a->bytes[n];
+    }
+    a->size = end + GUARD;
+    return 0;
+}
+
+static int teardown(void **state) {
+    app *a = *state;
+    const app bare = {.v = a->v, .index = a->index, .number = a->number};
+    struct CUctx_st *current = NULL;
+    tess_plan_release(a->plan);
+    tess_layout_release(a->layout);
+    tess_device_release(a->device);
+    tess_runtime_release(a->runtime);
+    if (a->plan) problem_free(&a->p);
+    CU(cu.context_current(&current));
+    assert_ptr_equal(current, a->context); /* nothing that Tessera did has changed it */
+    CU(cu.stream_destroy(a->stream));
+    CU(cu.context_destroy(a->context));
+    *a = bare;
+    return 0;
+}
+
+#define NEEDS_KERNEL(a) \
+    if (!(a)->plan) skip()
+
+/* ------------------------------------------------------------------ one run */
+
+/* The application's memory, all in one allocation, and what it holds on the host. */
+typedef struct job {
+    unsigned char *image;
+    uint64_t memory;
+    tess_run_desc run;
+    uint64_t seed;
+} job;
+
+static void fill_inputs(const app *a, job *j, uint64_t seed) {
+    j->seed = seed;
+    for (int n = 0; n < 3; n++) {
+        /* The place may not be aligned for elements, as far as C is concerned. */
+        void *values = malloc(a->bytes[n]);
+        assert_non_null(values);
+        fill_normal(a->p.dtype, values, (int64_t)(a->bytes[n] / a->item), seed, (uint32_t)n);
+        memcpy(j->image + a->offset[n], values, a->bytes[n]);
+        free(values);
+    }
+}
+
+static void job_begin(const app *a, job *j, uint64_t seed) {
+    memset(j, 0, sizeof *j);
+    j->image = malloc(a->size);
+    assert_non_null(j->image);
+    for (uint64_t n = 0; n < a->size; n++) j->image[n] = (unsigned char)(n * 41 + 3);
+    for (int n = 3; n < PARTS; n++) memset(j->image + a->offset[n], 0xff, a->bytes[n]);
+    fill_inputs(a, j, seed);
+    CU(cu.alloc(&j->memory, a->size));
+    CU(cu.to_device(j->memory, j->image, a->size, a->stream));
+    CU(cu.stream_wait(a->stream));
+    j->run = (tess_run_desc){.struct_size = sizeof j->run};
+    tess_tensor *const tensors[5] = {&j->run.q, &j->run.k, &j->run.v, &j->run.o, &j->run.lse};
+    tess_buffer buffer = {.kind = TESS_BUFFER_POINTER, .handle = j->memory, .size = a->size};
+    for (int n = 0; n < 5; n++) {
+        buffer.offset = a->offset[n];
+        assert_ok(tess_plan_tensor(a->plan, (tess_role)n, buffer, tensors[n], NULL));
+    }
+    buffer.offset = a->offset[5];
+    j->run.workspace = buffer;
+    j->run.stream = (tess_stream){.kind = TESS_STREAM_SUBMIT, .handle = (uint64_t)(uintptr_t)a->stream};
+}
+
+/* Copies part `n` out, to memory aligned for its elements. */
+static void *part(const app *a, const unsigned char *image, int n) {
+    void *copy = malloc(a->bytes[n]);
+    assert_non_null(copy);
+    memcpy(copy, image + a->offset[n], a->bytes[n]);
+    return copy;
+}
+
+/* Compares O and LSE with the reference, by the rules for every test (docs/testing.md). */
+static void check_values(const app *a, const unsigned char *inputs, const unsigned char *got) {
+    instance x;
+    instance_verdict verdict;
+    memset(&x, 0, sizeof x);
+    x.problem = &a->p;
+    x.q = part(a, inputs, 0);
+    x.k = part(a, inputs, 1);
+    x.v = part(a, inputs, 2);
+    x.o = part(a, got, 3);
+    x.lse = part(a, got, 4);
+    instance_check(&x, 64, &verdict);
+    free(x.q);
+    free(x.k);
+    free(x.v);
+    free(x.o);
+    free(x.lse);
+    if (!verdict.pass) fail_msg("%s %s: %s", a->info.kernel, a->v->dtype, verdict.what);
+}
+
+/* Reads everything in the order of a stream of the application's, and checks results and that nothing else changed. */
+static void job_check(const app *a, const job *j, void *stream) {
+    unsigned char *got = malloc(a->size);
+    uint64_t end = 0;
+    assert_non_null(got);
+    CU(cu.to_host(got, j->memory, a->size, stream));
+    CU(cu.stream_wait(stream));
+    for (int n = 0; n < PARTS; n++) {
+        if (memcmp(got + end, j->image + end, a->offset[n] - end) != 0) fail_msg("memory before part %d was written", n);
+        end = n < 3 ? a->offset[n] : a->offset[n] + a->bytes[n]; /* inputs are compared with what is in front of the next part */
+    }
+    if (memcmp(got + end, j->image + end, GUARD) != 0) fail_msg("memory behind the workspace was written");
+    check_values(a, j->image, got);
+    free(got);
+}
+
+static void job_end(job *j) {
+    CU(cu.free(j->memory));
+    free(j->image);
+}
+
+/* ------------------------------------------------------------------ the ways */
+
+/* On the application's stream: its later commands see the result without any wait in between. */
+static void test_stream(void **state) {
+    app *a = *state;
+    job j;
+    NEEDS_KERNEL(a);
+    job_begin(a, &j, 1);
+    assert_ok(tess_run(a->plan, &j.run));
+    job_check(a, &j, a->stream);
+    job_end(&j);
+}
+
+/* On the device's own stream, which is waited for. */
+static void test_own_stream(void **state) {
+    app *a = *state;
+    job j;
+    NEEDS_KERNEL(a);
+    job_begin(a, &j, 2);
+    j.run.stream = (tess_stream){0};
+    assert_ok(tess_run(a->plan, &j.run));
+    assert_ok(tess_wait(a->device, UINT64_C(60000000000)));
+    job_check(a, &j, a->stream);
+    job_end(&j);
+}
+
+/* On the legacy default stream. */
+static void test_null_stream(void **state) {
+    app *a = *state;
+    job j;
+    NEEDS_KERNEL(a);
+    job_begin(a, &j, 3);
+    j.run.stream.handle = 0;
+    assert_ok(tess_run(a->plan, &j.run));
+    job_check(a, &j, NULL);
+    job_end(&j);
+}
+
+/* Ranges of jobs on two streams in turn, chained by events. */
+static void test_ranges(void **state) {
+    app *a = *state;
+    void *streams[2] = {a->stream, NULL}, *event = NULL;
+    job j;
+    int n = 0;
+    NEEDS_KERNEL(a);
+    CU(cu.stream_create(&streams[1], NON_BLOCKING));
+    CU(cu.event_create(&event, 0));
+    job_begin(a, &j, 4);
+    for (uint64_t first = 0; first < a->info.n_jobs; first += 5, n++) {
+        j.run.first_job = first;
+        j.run.job_count = a->info.n_jobs - first < 5 ? a->info.n_jobs - first : 5;
+        j.run.stream.handle = (uint64_t)(uintptr_t)streams[n % 2];
+        if (n > 0) CU(cu.stream_wait_event(streams[n % 2], event, 0));
+        assert_ok(tess_run(a->plan, &j.run));
+        CU(cu.event_record(event, streams[n % 2]));
+    }
+    CU(cu.stream_wait_event(a->stream, event, 0));
+    job_check(a, &j, a->stream);
+    job_end(&j);
+    CU(cu.event_destroy(event));
+    CU(cu.stream_destroy(streams[1]));
+}
+
+static void test_times(void **state) {
+    app *a = *state;
+    double seconds = -1;
+    job j;
+    NEEDS_KERNEL(a);
+    job_begin(a, &j, 5);
+    j.run.device_seconds = &seconds;
+    assert_ok(tess_run(a->plan, &j.run));
+    assert_true(isfinite(seconds) && seconds >= 0);
+    job_check(a, &j, a->stream);
+    job_end(&j);
+}
+
+/* A run that was never made is captured in the strictest mode; the graph runs with whatever the buffers hold by then. */
+static void test_graph(void **state) {
+    app *a = *state;
+    void *graph = NULL, *ready = NULL;
+    job j;
+    NEEDS_KERNEL(a);
+    job_begin(a, &j, 6);
+    CU(cu.capture_begin(a->stream, CAPTURE_GLOBAL));
+    const tess_status status = tess_run(a->plan, &j.run);
+    CU(cu.capture_end(a->stream, &graph));
+    assert_ok(status);
+    CU(cu.graph_instantiate(&ready, graph, 0));
+    for (uint64_t seed = 7; seed < 9; seed++) {
+        fill_inputs(a, &j, seed);
+        CU(cu.to_device(j.memory, j.image, a->size, a->stream)); /* fills outputs and workspace with NaN again, too */
+        CU(cu.graph_launch(ready, a->stream));
+        job_check(a, &j, a->stream);
+    }
+    /* Without a change in between the graph gives the same result again, on what the last launch left in the workspace. */
+    CU(cu.graph_launch(ready, a->stream));
+    job_check(a, &j, a->stream);
+    CU(cu.graph_exec_destroy(ready));
+    CU(cu.graph_destroy(graph));
+    job_end(&j);
+}
+
+/* A thread without a context gets its work done, and has none afterwards. */
+static void test_no_context(void **state) {
+    app *a = *state;
+    struct CUctx_st *popped = NULL, *current = NULL;
+    job j;
+    NEEDS_KERNEL(a);
+    job_begin(a, &j, 10);
+    CU(cu.pop(&popped));
+    assert_ptr_equal(popped, a->context);
+    assert_ok(tess_run(a->plan, &j.run));
+    assert_ok(tess_wait(a->device, UINT64_MAX));
+    CU(cu.context_current(&current));
+    assert_null(current);
+    CU(cu.push(a->context));
+    job_check(a, &j, a->stream);
+    job_end(&j);
+}
+
+/* ------------------------------------------------------------------ several at once */
+
+/* Runs the problem on another device of Tessera's with memory from there; leaves O and LSE in `got`, whose places are the application's. */
+static void run_on(const app *a, tess_device *device, const char *kernel, const unsigned char *inputs, unsigned char *got) {
+    tess_plan *plan = NULL;
+    tess_plan_info info = {.struct_size = sizeof info};
+    tess_run_desc run = {.struct_size = sizeof run};
+    tess_tensor *const tensors[5] = {&run.q, &run.k, &run.v, &run.o, &run.lse};
+    tess_buffer buffers[PARTS];
+    make_plan(a, device, kernel, &plan);
+    assert_ok(tess_plan_query(plan, &info));
+    for (int n = 0; n < PARTS; n++) {
+        buffers[n] = test_upload(device, n < 3 ? inputs + a->offset[n] : NULL, n < 5 ? a->bytes[n] : info.workspace_bytes);
+        if (n < 5) assert_ok(tess_plan_tensor(plan, (tess_role)n, buffers[n], tensors[n], NULL));
+    }
+    run.workspace = buffers[5];
+    assert_ok(tess_run(plan, &run));
+    assert_ok(tess_wait(device, UINT64_MAX));
+    for (int n = 3; n < 5; n++) test_download(device, buffers[n], got + a->offset[n], a->bytes[n]);
+    for (int n = 0; n < PARTS; n++) assert_ok(tess_free(device, &buffers[n]));
+    tess_plan_release(plan);
+}
+
+/* The wrapped context, the same one wrapped again, the GPU's primary context, and the CPU, in one process and at the same time. */
+static void test_beside_other_devices(void **state) {
+    app *a = *state;
+    tess_device *devices[3] = {NULL, NULL, test_cpu(a->runtime)};
+    const tess_device_desc desc = {.struct_size = sizeof desc, .id = id_of(a)};
+    job j;
+    NEEDS_KERNEL(a);
+    assert_ok(wrap(a, a->context, &devices[0]));
+    assert_ok(tess_device_open(a->runtime, &desc, &devices[1]));
+    job_begin(a, &j, 11);
+    assert_ok(tess_run(a->plan, &j.run)); /* under way while the others run */
+    unsigned char *got = malloc(a->size);
+    assert_non_null(got);
+    for (int d = 0; d < 3; d++) {
+        memcpy(got, j.image, a->size);
+        run_on(a, devices[d], d < 2 ? a->v->kernel : NULL, j.image, got);
+        check_values(a, j.image, got);
+    }
+    job_check(a, &j, a->stream);
+    free(got);
+    job_end(&j);
+    for (int d = 0; d < 3; d++) tess_device_release(devices[d]);
+}
+
+/* ------------------------------------------------------------------ refusals */
+
+static void says(const char *what) {
+    if (!strstr(tess_last_error(), what)) fail_msg("'%s' is not in '%s'", what, tess_last_error());
+}
+
+static void test_bad_natives(void **state) {
+    app *a = *state;
+    const tess_cuda_native good = {.struct_size = sizeof good, .context = a->context};
+    const struct {
+        tess_cuda_native native;
+        tess_status status;
+        const char *what;
+    } bad[] = {{{4, 0, a->context}, TESS_ERROR_VERSION, "native.struct_size"},
+               {{sizeof good, 1, a->context}, TESS_ERROR_INVALID, "native.reserved"},
+               {{sizeof good, 0, NULL}, TESS_ERROR_INVALID, "native.context"}};
+    for (size_t n = 0; n < sizeof bad / sizeof *bad; n++) {
+        const tess_device_desc desc = {.struct_size = sizeof desc, .id = id_of(a), .native = &bad[n].native};
+        tess_device *device = NULL;
+        assert_int_equal(tess_device_open(a->runtime, &desc, &device), bad[n].status);
+        says(bad[n].what);
+        assert_null(device);
+    }
+}
+
+/* The context of another GPU, where there is one. By the backend's name alone its GPU is found. */
+static void test_other_device(void **state) {
+    app *a = *state;
+    struct CUctx_st *other = NULL, *popped = NULL;
+    int count = 0, number = 0;
+    tess_device *device = NULL;
+    CU(cu.count(&count));
+    if (count < 2) skip();
+    CU(cu.get(&number, a->index ? 0 : 1));
+    CU(cu.context_create(&other, 0, number));
+    CU(cu.pop(&popped));
+    assert_int_equal(wrap(a, other, &device), TESS_ERROR_UNAVAILABLE);
+    says("another device");
+    const tess_cuda_native native = {.struct_size = sizeof native, .context = other};
+    const tess_device_desc desc = {.struct_size = sizeof desc, .id = "cuda", .native = &native};
+    assert_ok(tess_device_open(a->runtime, &desc, &device));
+    tess_device_info info = {.struct_size = sizeof info};
+    assert_ok(tess_device_query(device, &info));
+    assert_string_equal(info.id, a->index ? "cuda:0" : "cuda:1");
+    tess_device_release(device);
+    CU(cu.context_destroy(other));
+}
+
+static void test_bad_runs(void **state) {
+    app *a = *state;
+    job j;
+    NEEDS_KERNEL(a);
+    job_begin(a, &j, 12);
+    const tess_run_desc good = j.run;
+    j.run.stream.kind = TESS_STREAM_RECORD;
+    assert_error(tess_run(a->plan, &j.run), TESS_ERROR_UNSUPPORTED, "tess_run", NULL);
+    says("stream.kind");
+    j.run = good;
+    j.run.stream.extra = &j;
+    assert_error(tess_run(a->plan, &j.run), TESS_ERROR_INVALID, "tess_run", NULL);
+    says("stream.extra");
+    /* Host memory is never copied in silence. */
+    j.run = good;
+    j.run.q.buffer = tess_host_buffer(j.image, a->size);
+    assert_error(tess_run(a->plan, &j.run), TESS_ERROR_INVALID, "tess_run", "q.buffer");
+    j.run = good;
+    j.run.q.buffer.offset++; /* a part of an element */
+    assert_error(tess_run(a->plan, &j.run), TESS_ERROR_INVALID, "tess_run", "q.buffer");
+    /* After all that the plan is as good as before. */
+    j.run = good;
+    assert_ok(tess_run(a->plan, &j.run));
+    job_check(a, &j, a->stream);
+    job_end(&j);
+}
+
+/* ------------------------------------------------------------------ */
+
+/* How many GPUs there are; prints why there is none. */
+static int find_driver(void) {
+    int count = 0, code = 0;
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (!library) {
+        printf("skipped: %s\n", dlerror());
+        return 0;
+    }
+#define FIND(name, symbol, parameters)                           \
+    {                                                            \
+        void *address = dlsym(library, symbol);                  \
+        memcpy(&cu.name, &address, sizeof address);              \
+        if (!address) {                                          \
+            printf("skipped: libcuda.so.1 has no %s\n", symbol); \
+            return 0;                                            \
+        }                                                        \
+    }
+    DRIVER(FIND)
+    code = cu.init(0);
+    if (code == 0) code = cu.count(&count);
+    if (code != 0 || count == 0) printf("skipped: there is no CUDA device (error %d)\n", code);
+    return code == 0 ? count : 0;
+}
+
+int main(void) {
+    const int devices = find_driver();
+    int failed = 0;
+    if (devices == 0) {
+        const char *require = getenv("TESSERA_REQUIRE");
+        return require && strstr(require, "cuda") ? 1 : 77;
+    }
+    for (int d = 0; d < devices && d < 2; d++) {
+        for (size_t n = 0; n < sizeof variants / sizeof *variants; n++) {
+            static app a;
+            char name[64];
+            a = (app){.v = &variants[n], .index = d};
+            if (cu.get(&a.number, d) != 0) return 1;
+            snprintf(name, sizeof name, "cuda:%d %s %s%s", d, a.v->kernel ? a.v->kernel : "own choice", a.v->dtype, a.v->odd ? " odd" : "");
+#define TEST(test) \
+    { #test, test, setup, teardown, &a }
+            const struct CMUnitTest tests[] = {
+                TEST(test_graph),        TEST(test_stream),     TEST(test_own_stream),  TEST(test_null_stream),          TEST(test_ranges),
+                TEST(test_times),        TEST(test_no_context), TEST(test_bad_natives), TEST(test_beside_other_devices), TEST(test_bad_runs),
+                TEST(test_other_device),
+            };
+            failed += cmocka_run_group_tests_name(name, tests, NULL, NULL);
+        }
+    }
+    return failed != 0;
+}
