@@ -178,7 +178,12 @@ INLINE void ask_rows(const task *t, const tess_tensor *x, int32_t first, int32_t
     const int32_t end = first + count < t->rows ? first + count : t->rows;
     for (int32_t r = first; r < end; r++) {
         const char *row = tensor_base(x) + row_offset(t, x, r) * t->esize;
-        for (int64_t b = 0; b < t->head_dim * t->esize; b += 64) __builtin_prefetch(row + b, to_write, 2);
+        for (int64_t b = 0; b < t->head_dim * t->esize; b += 64) {
+            if (to_write)
+                __builtin_prefetch(row + b, 1, 2);
+            else
+                __builtin_prefetch(row + b, 0, 2);
+        }
     }
 }
 
