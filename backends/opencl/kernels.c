@@ -96,7 +96,7 @@ static void to_cache(const opencl_device *d, const tess_cache_key *key, cl_progr
     size_t sizes[MOST_DEVICES] = {0};
     unsigned char *binaries[MOST_DEVICES] = {NULL};
     if (cl->clGetProgramInfo(program, CL_PROGRAM_NUM_DEVICES, sizeof count, &count, NULL) != CL_SUCCESS || count == 0 || count > MOST_DEVICES) return;
-    if (cl->clGetProgramInfo(program, CL_PROGRAM_DEVICES, count * sizeof *devices, devices, NULL) != CL_SUCCESS) return;
+    if (cl->clGetProgramInfo(program, CL_PROGRAM_DEVICES, count * sizeof(cl_device_id), devices, NULL) != CL_SUCCESS) return;
     if (cl->clGetProgramInfo(program, CL_PROGRAM_BINARY_SIZES, count * sizeof *sizes, sizes, NULL) != CL_SUCCESS) return;
     cl_uint own = 0;
     while (own < count && devices[own] != d->device) own++;

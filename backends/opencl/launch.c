@@ -31,8 +31,8 @@ static tess_status submit_way(const opencl_device *d, const tess_stream *stream,
     cl_device_id device = NULL;
     if (stream->handle == 0) return host->fail(host, TESS_ERROR_INVALID, "stream.handle: must be a cl_command_queue, not 0");
     way->queue = (cl_command_queue)(uintptr_t)stream->handle;
-    cl_int code = d->cl->clGetCommandQueueInfo(way->queue, CL_QUEUE_CONTEXT, sizeof context, &context, NULL);
-    if (code == CL_SUCCESS) code = d->cl->clGetCommandQueueInfo(way->queue, CL_QUEUE_DEVICE, sizeof device, &device, NULL);
+    cl_int code = d->cl->clGetCommandQueueInfo(way->queue, CL_QUEUE_CONTEXT, sizeof(cl_context), &context, NULL);
+    if (code == CL_SUCCESS) code = d->cl->clGetCommandQueueInfo(way->queue, CL_QUEUE_DEVICE, sizeof(cl_device_id), &device, NULL);
     if (code != CL_SUCCESS) return invalid(d, "stream.handle: clGetCommandQueueInfo", code);
     if (context != d->context || device != d->device)
         return host->fail(host, TESS_ERROR_INVALID, "stream.handle: the queue is not of this device and its context");
@@ -85,7 +85,7 @@ static tess_status set_buffers(const opencl_device *d, const tess_launch *l, cl_
                                          "o.buffer: clSetKernelArg", "lse.buffer: clSetKernelArg", "tables: clSetKernelArg",
                                          "workspace: clSetKernelArg"};
     for (cl_uint n = 0; n < 7; n++) {
-        const cl_int code = d->cl->clSetKernelArg(kernel, n, sizeof buffers[n], &buffers[n]);
+        const cl_int code = d->cl->clSetKernelArg(kernel, n, sizeof(cl_mem), &buffers[n]);
         if (code == CL_INVALID_MEM_OBJECT || code == CL_INVALID_ARG_VALUE) return invalid(d, names[n], code);
         if (code != CL_SUCCESS) return tess_opencl_fail(d->host, "clSetKernelArg", names[n], code);
     }

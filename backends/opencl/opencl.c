@@ -56,7 +56,7 @@ static int is_or_belongs_to(const cl_api *cl, cl_device_id device, cl_device_id 
     for (int depth = 0; device && depth < 16; depth++) {
         if (device == root) return 1;
         cl_device_id parent = NULL;
-        if (cl->clGetDeviceInfo(device, CL_DEVICE_PARENT_DEVICE, sizeof parent, &parent, NULL) != CL_SUCCESS) return 0;
+        if (cl->clGetDeviceInfo(device, CL_DEVICE_PARENT_DEVICE, sizeof(cl_device_id), &parent, NULL) != CL_SUCCESS) return 0;
         device = parent;
     }
     return 0;
@@ -68,8 +68,8 @@ static tess_status check_queue(const opencl_device *d, const tess_opencl_native 
     cl_context context = NULL;
     cl_device_id device = NULL;
     cl_bitfield properties = 0;
-    cl_int code = d->cl->clGetCommandQueueInfo(queue, CL_QUEUE_CONTEXT, sizeof context, &context, NULL);
-    if (code == CL_SUCCESS) code = d->cl->clGetCommandQueueInfo(queue, CL_QUEUE_DEVICE, sizeof device, &device, NULL);
+    cl_int code = d->cl->clGetCommandQueueInfo(queue, CL_QUEUE_CONTEXT, sizeof(cl_context), &context, NULL);
+    if (code == CL_SUCCESS) code = d->cl->clGetCommandQueueInfo(queue, CL_QUEUE_DEVICE, sizeof(cl_device_id), &device, NULL);
     if (code == CL_SUCCESS) code = d->cl->clGetCommandQueueInfo(queue, CL_QUEUE_PROPERTIES, sizeof properties, &properties, NULL);
     if (code != CL_SUCCESS)
         return host->fail(host, TESS_ERROR_INVALID, "native.queue: clGetCommandQueueInfo says %s (%d)", tess_opencl_error_name(code), (int)code);
@@ -112,7 +112,7 @@ static tess_status wrap(opencl_device *d, uint32_t index, const opencl_found *fo
     if (code != CL_SUCCESS)
         return host->fail(host, TESS_ERROR_INVALID, "native.context: clGetContextInfo says %s (%d)", tess_opencl_error_name(code), (int)code);
     int held = 0;
-    for (size_t n = 0; n < bytes / sizeof *devices && n < 128; n++) held |= devices[n] == native->device;
+    for (size_t n = 0; n < bytes / sizeof(cl_device_id) && n < 128; n++) held |= devices[n] == native->device;
     if (!held) return host->fail(host, TESS_ERROR_INVALID, "native.context: does not hold native.device");
     if (native->queue) {
         const tess_status status = check_queue(d, native);
@@ -153,7 +153,7 @@ static tess_status opencl_open(const tess_host *host, uint32_t index, const void
     char why[400];
     const cl_api *cl = tess_opencl_api(why, sizeof why);
     if (!cl) return host->fail(host, TESS_ERROR_UNAVAILABLE, "%s", why);
-    opencl_found found;
+    opencl_found found = {.kind = TESS_DEVICE_GPU};
     tess_status status = tess_opencl_find(host, cl, index, &found);
     if (status != TESS_OK) return status;
     opencl_device *d = host->alloc(host, sizeof *d, 64);
