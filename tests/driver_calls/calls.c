@@ -1,0 +1,449 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the CUDA and HIP backends ask of their drivers, on the stand-ins of tests/drivers: which calls, in which order, in whose context; which image for which device; what
+ * is listed.
+ *
+ *   driver_calls BACKEND FOLDER [--write]   FOLDER holds the expected logs; --write writes them anew
+ *   driver_calls --reason BACKEND TEXT      there is no device, and the reason holds TEXT
+ */
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <tessera/tessera_cuda.h>
+
+#include "common/testlib.h"
+#include "fake.h"
+#include "problem.h"
+
+static const char *backend, *folder;
+static int is_cuda, writes;
+static const fake_exports *driver;
+static fake_control *control;
+static void *library;
+
+enum { PARTS = 6, NO_DEVICE = -1 }; /* PARTS: Q, K, V, O, LSE, workspace */
+
+/* A function of the driver's own, for what an application does by itself. */
+static void *symbol(const char *cuda, const char *hip) {
+    void *found = dlsym(library, is_cuda ? cuda : hip);
+    assert_non_null(found);
+    return found;
+}
+
+static const char *id_of(int index) {
+    static char id[32];
+    snprintf(id, sizeof id, "%s:%d", backend, index);
+    return id;
+}
+
+static void set_arch(int device, const char *arch) { snprintf(control->arch[device], sizeof control->arch[device], "%s", arch); }
+
+static void start_log(void) {
+    control->used = 0;
+    control->log[0] = '\0';
+    control->logging = 1;
+    control->calls = 0;
+}
+
+/* What an application holds. */
+typedef struct scene {
+    test_heap heap;
+    tess_runtime *runtime;
+    tess_device *device;
+    tess_layout *layout;
+    tess_plan *plan;
+    tess_plan_info info;
+    problem p;
+    tess_buffer buffers[PARTS];
+    tess_run_desc run;
+    char logged[2000];
+} scene;
+
+static void keep_line(void *user, const char *line) {
+    char *text = user;
+    const size_t used = strlen(text);
+    snprintf(text + used, 2000 - used, "%s\n", line);
+}
+
+static tess_status make_plan(scene *s, const char *kernel, tess_plan **plan) {
+    tess_plan_desc desc;
+    int64_t *lengths = NULL;
+    assert_int_equal(problem_plan_desc(&s->p, &desc, &lengths), 0);
+    desc.kernel = kernel;
+    const tess_status status = tess_plan_create(s->device, s->layout, &desc, plan);
+    free(lengths);
+    return status;
+}
+
+/* Everything up to the plan, of which the status comes back. */
+static tess_status open_scene(scene *s, const char *line, int device, const void *native, const char *kernel) {
+    char error[256];
+    memset(s, 0, sizeof *s);
+    test_heap_init(&s->heap, 0, 0);
+    const tess_runtime_desc desc = {
+        .struct_size = sizeof desc, .allocator = s->heap.allocator, .log = keep_line, .log_user = s->logged, .verbose = "device"};
+    const tess_device_desc open = {.struct_size = sizeof open, .id = id_of(device), .native = native};
+    assert_ok(tess_runtime_create(&desc, &s->runtime));
+    assert_ok(tess_device_open(s->runtime, &open, &s->device));
+    assert_int_equal(problem_parse(&s->p, line, error, sizeof error), 0);
+    assert_ok(problem_layout(&s->p, s->runtime, &s->layout));
+    const tess_status status = make_plan(s, kernel, &s->plan);
+    s->info.struct_size = sizeof s->info;
+    if (status == TESS_OK) assert_ok(tess_plan_query(s->plan, &s->info));
+    return status;
+}
+
+static void add_buffers(scene *s, uint64_t shift) {
+    const tess_buffer none = {0};
+    s->run = (tess_run_desc){.struct_size = sizeof s->run};
+    tess_tensor *const tensors[5] = {&s->run.q, &s->run.k, &s->run.v, &s->run.o, &s->run.lse};
+    for (int n = 0; n < PARTS; n++) {
+        uint64_t bytes = s->info.workspace_bytes;
+        if (n < 5) assert_ok(tess_plan_tensor(s->plan, (tess_role)n, none, tensors[n], &bytes));
+        const uint64_t place = n < 4 ? shift : 0;
+        s->buffers[n] = test_upload(s->device, NULL, bytes + place);
+        tess_buffer given = s->buffers[n];
+        if (given.kind) given.offset = place;
+        if (n < 5)
+            tensors[n]->buffer = given;
+        else
+            s->run.workspace = given;
+    }
+}
+
+static void close_scene(scene *s) {
+    for (int n = 0; n < PARTS; n++) assert_ok(tess_free(s->device, &s->buffers[n]));
+    tess_plan_release(s->plan);
+    tess_layout_release(s->layout);
+    tess_device_release(s->device);
+    tess_runtime_release(s->runtime);
+    problem_free(&s->p);
+    assert_int_equal(s->heap.live, 0);
+    assert_int_equal(s->heap.damaged, 0);
+    if (control->wrong) fail_msg("the driver was misused: %s", control->what);
+}
+
+static const char split_line[] =
+    "pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 q_len=5 kv_len=333 head_dim=72 dtype=bf16 kv_split=3 batch=2";
+static const char many_line[] = "pattern=dense heads=20 q_len=3 kv_len=40 head_dim=64 dtype=f16 batch=2";
+
+/* ------------------------------------------------------------------ the order of calls */
+
+/* The log since the last note, under a heading. */
+static void note(FILE *out, const char *heading) {
+    fprintf(out, "== %s\n%s", heading, control->log);
+    start_log();
+}
+
+static void compare(const char *name, const char *got) {
+    char path[600];
+    snprintf(path, sizeof path, "%s/%s.txt", folder, name);
+    FILE *file = fopen(path, writes ? "wb" : "rb");
+    if (!file) fail_msg("%s cannot be opened", path);
+    if (writes) {
+        fputs(got, file);
+        assert_int_equal(fclose(file), 0);
+        return;
+    }
+    static char wanted[1 << 17];
+    wanted[fread(wanted, 1, sizeof wanted - 1, file)] = '\0';
+    fclose(file);
+    size_t n = 0, line = 1, start = 0;
+    for (; wanted[n] && wanted[n] == got[n]; n++)
+        if (wanted[n] == '\n') {
+            line++;
+            start = n + 1;
+        }
+    if (wanted[n] != got[n])
+        fail_msg("%s, line %zu:\n  expected: %.*s\n  got:      %.*s", path, line, (int)strcspn(wanted + start, "\n"), wanted + start,
+                 (int)strcspn(got + start, "\n"), got + start);
+}
+
+/* A life from opening to closing; plans load their code once, and runs launch and do nothing else. */
+static void life(const char *name, const char *arch, const char *line, const char *kernel, uint64_t shift) {
+    char *text = NULL;
+    size_t size = 0;
+    FILE *out = open_memstream(&text, &size);
+    scene s;
+    double seconds = -1;
+    tess_plan *second = NULL;
+    void *stream = NULL;
+    int (*make)(void **, unsigned), (*drop)(void *);
+    assert_non_null(out);
+    *(void **)&make = symbol("cuStreamCreate", "hipStreamCreateWithFlags");
+    *(void **)&drop = symbol("cuStreamDestroy_v2", "hipStreamDestroy");
+    set_arch(0, arch);
+    start_log();
+    assert_ok(open_scene(&s, line, 0, NULL, kernel));
+    note(out, "listing, opening, planning");
+    assert_ok(make_plan(&s, kernel, &second));
+    note(out, "a second plan");
+    tess_plan_release(second);
+    start_log();
+    add_buffers(&s, shift);
+    note(out, "memory");
+    assert_ok(tess_run(s.plan, &s.run));
+    note(out, "a run");
+    const uint64_t jobs = s.info.n_jobs;
+    s.run.job_count = jobs / 2;
+    assert_ok(tess_run(s.plan, &s.run));
+    note(out, "half of the jobs");
+    s.run.first_job = jobs / 2;
+    s.run.job_count = 0;
+    assert_ok(tess_run(s.plan, &s.run));
+    note(out, "the other half");
+    s.run.first_job = jobs - 1;
+    assert_ok(tess_run(s.plan, &s.run));
+    note(out, "the last of the jobs");
+    s.run.first_job = 0;
+    driver->make_current(0);
+    assert_int_equal(make(&stream, 0), 0);
+    start_log();
+    s.run.stream = (tess_stream){.kind = TESS_STREAM_SUBMIT, .handle = (uint64_t)(uintptr_t)stream};
+    assert_ok(tess_run(s.plan, &s.run));
+    note(out, "on the application's stream");
+    s.run.stream.handle = 0;
+    assert_ok(tess_run(s.plan, &s.run));
+    note(out, "on the null stream");
+    assert_int_equal(drop(stream), 0);
+    driver->make_current(NO_DEVICE);
+    start_log();
+    s.run.stream = (tess_stream){0};
+    s.run.device_seconds = &seconds;
+    assert_ok(tess_run(s.plan, &s.run));
+    note(out, "with its time");
+    assert_true(seconds >= 0);
+    assert_ok(tess_wait(s.device, UINT64_MAX));
+    note(out, "a wait");
+    close_scene(&s);
+    note(out, "the end");
+    assert_int_equal(fclose(out), 0);
+    control->logging = 0;
+    compare(name, text);
+    free(text);
+}
+
+static void test_portable(void **state) {
+    (void)state;
+    life(is_cuda ? "cuda_portable" : "hip_portable", is_cuda ? "sm_86" : "gfx1100", split_line, NULL, 0);
+}
+
+static void test_sm90(void **state) {
+    (void)state;
+    if (!is_cuda) skip();
+    life("cuda_sm90", "sm_90", split_line, NULL, 0);
+    life("cuda_sm90_odd", "sm_90", split_line, "cuda/sm90", 6); /* rows that tensor maps cannot take */
+    life("cuda_sm90_many", "sm_90", many_line, NULL, 0);        /* jobs are counted on the device */
+}
+
+/* What tess_run may call at all: a graph takes nothing else. And it does not allocate. */
+static void test_run_calls(void **state) {
+    (void)state;
+    static const char *const allowed[] = {"cuCtxPushCurrent",       "cuCtxPopCurrent", "cuLaunchKernel", "cuMemsetD32Async",
+                                          "cuTensorMapEncodeTiled", "hipSetDevice",    "hipGetDevice",   "hipModuleLaunchKernel"};
+    static const char *const archs[2][2] = {{"gfx1100", "gfx90a"}, {"sm_90", "sm_75"}};
+    for (int n = 0; n < 8; n++) {
+        scene s;
+        set_arch(0, archs[is_cuda][n & 1]);
+        assert_ok(open_scene(&s, n & 2 ? split_line : many_line, 0, NULL, NULL));
+        add_buffers(&s, n & 4 ? 2 : 0);
+        const int64_t allocations = s.heap.calls;
+        int launches = 0;
+        start_log();
+        assert_ok(tess_run(s.plan, &s.run));
+        control->logging = 0;
+        assert_int_equal(s.heap.calls, allocations);
+        for (const char *line = control->log; *line; line += strcspn(line, "\n"), line += *line == '\n') {
+            const size_t length = strcspn(line, " \n");
+            int found = 0;
+            for (size_t i = 0; i < sizeof allowed / sizeof *allowed; i++) found |= strlen(allowed[i]) == length && !strncmp(line, allowed[i], length);
+            if (!found) fail_msg("tess_run called %.*s", (int)length, line);
+            launches += !strncmp(line, "cuLaunch", 8) || !strncmp(line, "hipModuleLaunch", 15);
+        }
+        assert_int_equal(launches, s.info.n_merge_jobs ? 2 : 1);
+        assert_ok(tess_wait(s.device, UINT64_MAX));
+        close_scene(&s);
+    }
+}
+
+/* ------------------------------------------------------------------ which image */
+
+typedef struct choice {
+    const char *arch, *image;
+} choice;
+
+static void test_images(void **state) {
+    (void)state;
+    static const choice cuda[] = {{"sm_61", NULL},      {"sm_70", "compute_70"}, {"sm_72", "compute_70"}, {"sm_75", "sm_75"},
+                                  {"sm_80", "sm_80"},   {"sm_86", "sm_86"},      {"sm_87", "sm_86"},      {"sm_89", "sm_89"},
+                                  {"sm_90", "sm_90"},   {"sm_100", "sm_100"},    {"sm_103", "sm_100"},    {"sm_110", "compute_75"},
+                                  {"sm_120", "sm_120"}, {"sm_121", "sm_120"},    {"sm_130", "compute_75"}};
+    static const choice hip[] = {{"gfx906", "gfx906"}, {"gfx90a", "gfx90a"}, {"gfx1100", "gfx1100"},
+                                 {"gfx1103", NULL},    {"gfx9", NULL},       {"gfx90", NULL}};
+    const choice *all = is_cuda ? cuda : hip;
+    const size_t count = is_cuda ? sizeof cuda / sizeof *cuda : sizeof hip / sizeof *hip;
+    for (size_t n = 0; n < count; n++) {
+        scene s;
+        char said[96];
+        set_arch(0, all[n].arch);
+        const tess_status status = open_scene(&s, many_line, 0, NULL, is_cuda ? "cuda/portable" : NULL);
+        if (all[n].image) {
+            assert_ok(status);
+            snprintf(said, sizeof said, "%s runs code for %s\n", all[n].arch, all[n].image);
+            if (!strstr(s.logged, said)) fail_msg("'%s' was not logged in: %s", said, s.logged);
+        } else {
+            tess_kernel_info info = {.struct_size = sizeof info};
+            assert_int_equal(status, TESS_ERROR_UNSUPPORTED);
+            if (!strstr(tess_last_error(), "; there is some for ")) fail_msg("%s", tess_last_error());
+            for (uint32_t k = 0; tess_device_kernel(s.device, k, &info) == TESS_OK; k++) assert_int_equal(info.status, TESS_ERROR_UNAVAILABLE);
+        }
+        close_scene(&s);
+    }
+}
+
+/* ------------------------------------------------------------------ devices */
+
+static void test_listing(void **state) {
+    (void)state;
+    tess_runtime *runtime = test_runtime(1);
+    tess_device_info info = {.struct_size = sizeof info};
+    int found = 0;
+    set_arch(0, is_cuda ? "sm_90" : "gfx1100");
+    set_arch(1, is_cuda ? "sm_86" : "gfx90a");
+    for (uint32_t n = 0; tess_runtime_device(runtime, n, &info) == TESS_OK; n++) {
+        if (strcmp(info.backend, backend) != 0) continue;
+        assert_string_equal(info.id, id_of(found));
+        assert_int_equal(info.kind, TESS_DEVICE_GPU);
+        assert_int_equal(info.compute_units, FAKE_UNITS);
+        assert_true(info.memory_bytes > 0);
+        assert_true(strlen(info.name) > 0 && strlen(info.driver) > 0);
+        assert_string_equal(info.arch, control->arch[found]);
+        found++;
+    }
+    assert_int_equal(found, FAKE_DEVICES);
+    tess_device *device = NULL;
+    const tess_device_desc desc = {.struct_size = sizeof desc, .id = is_cuda ? "cuda:2" : "hip:2"};
+    assert_error(tess_device_open(runtime, &desc, &device), TESS_ERROR_UNAVAILABLE, "tess_device_open", NULL);
+    tess_runtime_release(runtime);
+}
+
+/* Two devices of a backend at once, and one of them twice, whatever is current in the calling thread, which stays current. */
+static void test_two_devices(void **state) {
+    (void)state;
+    scene s[3];
+    for (int current = NO_DEVICE; current < FAKE_DEVICES; current++) {
+        if (current == NO_DEVICE && !is_cuda) continue;
+        if (current != NO_DEVICE) driver->make_current(current);
+        const int depth = control->depth;
+        for (int n = 0; n < 3; n++) {
+            assert_ok(open_scene(&s[n], split_line, n % 2, NULL, NULL));
+            assert_int_equal(driver->current_device(), current);
+            add_buffers(&s[n], 0);
+            assert_int_equal(driver->current_device(), current);
+        }
+        for (int n = 0; n < 3; n++) {
+            assert_ok(tess_run(s[n].plan, &s[n].run));
+            assert_int_equal(driver->current_device(), current);
+        }
+        for (int n = 2; n >= 0; n--) {
+            tess_kernel_info info = {.struct_size = sizeof info};
+            assert_ok(tess_wait(s[n].device, 1000000000));
+            assert_ok(tess_device_kernel(s[n].device, 0, &info));
+            close_scene(&s[n]);
+            assert_int_equal(driver->current_device(), current);
+            assert_int_equal(control->depth, depth);
+        }
+    }
+    driver->make_current(is_cuda ? NO_DEVICE : 0);
+}
+
+static void says(const char *what) {
+    if (!strstr(tess_last_error(), what)) fail_msg("'%s' is not in '%s'", what, tess_last_error());
+}
+
+/* A context of the application's: used, checked, and left alone. HIP has none. */
+static void test_wrapping(void **state) {
+    (void)state;
+    tess_runtime *runtime = test_runtime(1);
+    tess_device *device = NULL;
+    tess_cuda_native native = {.struct_size = sizeof native};
+    tess_device_desc desc = {.struct_size = sizeof desc, .id = "hip:0", .native = &native};
+    if (!is_cuda) {
+        assert_int_equal(tess_device_open(runtime, &desc, &device), TESS_ERROR_INVALID);
+        says("native");
+        tess_runtime_release(runtime);
+        return;
+    }
+    int (*create)(struct CUctx_st **, unsigned, int), (*destroy)(struct CUctx_st *);
+    *(void **)&create = symbol("cuCtxCreate_v2", NULL);
+    *(void **)&destroy = symbol("cuCtxDestroy_v2", NULL);
+    assert_int_equal(create(&native.context, 0, 1), 0); /* of the second device, and current */
+    const int depth = control->depth;
+    scene s;
+    assert_ok(open_scene(&s, split_line, 1, &native, NULL));
+    add_buffers(&s, 0);
+    assert_ok(tess_run(s.plan, &s.run));
+    assert_ok(tess_wait(s.device, UINT64_MAX));
+    close_scene(&s);
+    assert_int_equal(control->depth, depth);
+    desc.id = "cuda:0";
+    assert_int_equal(tess_device_open(runtime, &desc, &device), TESS_ERROR_UNAVAILABLE);
+    says("another device");
+    desc.id = "cuda";
+    assert_ok(tess_device_open(runtime, &desc, &device));
+    tess_device_info info = {.struct_size = sizeof info};
+    assert_ok(tess_device_query(device, &info));
+    assert_string_equal(info.id, "cuda:1");
+    tess_device_release(device);
+    assert_int_equal(control->depth, depth);
+    assert_int_equal(driver->current_device(), 1);
+    assert_int_equal(destroy(native.context), 0);
+    tess_runtime_release(runtime);
+}
+
+/* ------------------------------------------------------------------ */
+
+static int check_reason(const char *name, const char *text) {
+    tess_runtime *runtime = test_runtime(1);
+    tess_backend_info info = {.struct_size = sizeof info};
+    int failed = 1;
+    for (uint32_t n = 0; tess_runtime_backend(runtime, n, &info) == TESS_OK; n++) {
+        if (strcmp(info.name, name) != 0) continue;
+        printf("%s: %s: %s\n", info.name, tess_status_name(info.status), info.reason);
+        failed = info.status != TESS_ERROR_UNAVAILABLE || info.device_count != 0 || !strstr(info.reason, text);
+    }
+    tess_runtime_release(runtime);
+    return failed;
+}
+
+int main(int argc, char **argv) {
+    if (argc == 4 && strcmp(argv[1], "--reason") == 0) return check_reason(argv[2], argv[3]);
+    if (argc < 3) return 2;
+    backend = argv[1];
+    folder = argv[2];
+    writes = argc > 3 && strcmp(argv[3], "--write") == 0;
+    is_cuda = strcmp(backend, "cuda") == 0;
+    const char *name = is_cuda ? "libcuda.so.1" : "libamdhip64.so.6";
+    union {
+        void *symbol;
+        fake_get_fn *function;
+    } get = {NULL};
+    library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    if (library) get.symbol = dlsym(library, "fake_get");
+    if (!get.symbol) {
+        printf("%s is not the library of this test; run it through ctest\n", name);
+        return 1;
+    }
+    driver = get.function();
+    control = driver->control;
+    /* The driver is initialised once for a process; what follows is the same every time. */
+    tess_runtime *runtime = test_runtime(1);
+    tess_device_info info = {.struct_size = sizeof info};
+    tess_runtime_device(runtime, 0, &info);
+    tess_runtime_release(runtime);
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_listing),  cmocka_unit_test(test_two_devices), cmocka_unit_test(test_wrapping),
+                                       cmocka_unit_test(test_images),   cmocka_unit_test(test_portable),    cmocka_unit_test(test_sm90),
+                                       cmocka_unit_test(test_run_calls)};
+    return cmocka_run_group_tests_name("calls of a driver", tests, NULL, NULL);
+}
