@@ -85,13 +85,13 @@ static int number_after(const char *text, const char *prefix) {
 }
 
 /* Machine code runs on its own version and later ones of the same major number; PTX on its own and all later ones, after the driver has compiled it. */
-static int image(const tess_driver_image *images, const char *text) {
+static int image(const tess_driver_image *images, const char *text, uint32_t refused) {
     const int own = number_after(text, "sm_");
     int best = -1, best_version = -1, best_is_code = 0;
     for (int n = 0; images[n].data; n++) {
         const int code = number_after(images[n].arch, "sm_"), version = code >= 0 ? code : number_after(images[n].arch, "compute_"),
                   is_code = code >= 0;
-        if (version > own || (is_code && version / 10 != own / 10)) continue;
+        if ((n < 32 && (refused >> n & 1u)) || version > own || (is_code && version / 10 != own / 10)) continue;
         if (is_code < best_is_code || (is_code == best_is_code && version <= best_version)) continue;
         best = n;
         best_version = version;
@@ -130,6 +130,7 @@ static const tess_driver_vendor vendor = {.name = "cuda",
                                           .leave = leave,
                                           .attach = attach,
                                           .detach = detach,
+                                          .arch_call = "cuDeviceGetAttribute",
                                           .arch = arch,
                                           .image = image,
                                           .error_name = error_name,

@@ -273,7 +273,8 @@ __device__ __forceinline__ void produce(memory<D, KEYS, Q_SLOTS, STAGES> *m, con
 
         const int32_t masked = (tail_blocks + head_blocks + masked_left + masked_right) * block_pieces;
         const int32_t total = (interval + left + right) * block_pieces;
-        const int32_t stages = (total + stage_pieces - 1) / stage_pieces, empty = stages * stage_pieces - total;
+        /* At least one, if need be of empty pieces, so that a tile without keys is no special case. */
+        const int32_t stages = max((total + stage_pieces - 1) / stage_pieces, 1), empty = stages * stage_pieces - total;
         const int32_t masked_stages = (empty + masked + stage_pieces - 1) / stage_pieces;
 
         if (lane == 0) {
@@ -420,7 +421,7 @@ __device__ __forceinline__ void produce(memory<D, KEYS, Q_SLOTS, STAGES> *m, con
             plain_before = plain;
             cut_before = cut;
             if (i == 1 || i == stages) {
-                if (i == 1 || stages < 1) {
+                if (i == 1) {
                     job_index = __shfl_sync(~0u, next, 0);
                     d.read_job(tables, c, job_index, lane);
                 }
@@ -487,242 +488,296 @@ template <int KEYS> __device__ __forceinline__ void mask(float (&s)[KEYS / 2], c
     }
 }
 
-template <typename T, int D, int KEYS, int Q_SLOTS, int STAGES>
-__device__ __forceinline__ void consume(memory<D, KEYS, Q_SLOTS, STAGES> *m, const tess_sm90_args *a) {
-    constexpr int CHUNKS = memory<D, KEYS, Q_SLOTS, STAGES>::CHUNKS;
-    constexpr int S = KEYS / 2, O = D / 2;
-    const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    const int row = group * 64 + warp * 16 + lane / 4; /* and row + 8 */
-    const int own_turn = 1 + group, other_turn = 2 - group;
-    const tess_args *c = &a->common;
-    const float scale = fabsf(c->scale), slope = scale * 1.44269504088896341f;
-    const bool negative = c->scale < 0;
-    const float minus_infinity = __int_as_float(0xff800000);
-    uint32_t consumed = 0;
+#define MINUS_INFINITY __int_as_float(0xff800000)
 
-    if (group == 1) turn_give(1);
-    for (uint32_t taken = 0;; taken++) {
-        const int slot = taken % Q_SLOTS;
-        barrier_wait(&m->q_full[slot], taken / Q_SLOTS & 1);
-        const tile *t = &m->tiles[slot];
-        const int32_t stages = t->stages, masked_stages = t->masked_stages;
-        if (stages < 0) break;
+/* One of the two consuming warpgroups: what a thread holds, and the steps that it takes. */
+template <typename T, int D, int KEYS, int Q_SLOTS, int STAGES> struct consumer {
+    typedef memory<D, KEYS, Q_SLOTS, STAGES> shared;
+    enum { CHUNKS = shared::CHUNKS, S = KEYS / 2, O = D / 2, PRIMES = Q_SLOTS > 1, COLUMN = (Q_SLOTS == 1 ? ROWS : 16) * 128 };
 
-        float o[O], s[S];
-        uint32_t p[KEYS / 16][4];
-        float top[2] = {minus_infinity, minus_infinity}, sum[2] = {0, 0};
-#pragma unroll
-        for (int i = 0; i < O; i++) o[i] = 0;
+    shared *m;
+    const tess_sm90_args *a;
+    int group, warp, lane, row;      /* row: the thread's first one in the tile, the other is 8 below */
+    float scale, slope;              /* of the scores; the same in exponents of 2 */
+    float s[S], o[O];                /* scores and then exponentials; results */
+    uint32_t p[KEYS / 16][4];        /* exponentials as the operand of the second product */
+    float top[2], sum[2], factor[2]; /* of the two rows: the score that exponentials are relative to, their sum, and what O has to be multiplied by */
 
-        const uint64_t q = matrix(m->q[slot][0] + group * 64 * 128, 16);
-        auto scores = [&](uint32_t n) { /* S = Q K^T */
-                                        const uint64_t k = matrix(m->k[n % STAGES][0], 16);
-                                        products_begin();
+    __device__ __forceinline__ void issue_scores(const uint8_t *q_rows, uint32_t n) { /* S = Q K^T */
+        const uint64_t q = matrix(q_rows, 16), k = matrix(m->k[n % STAGES][0], 16);
+        products_begin();
 #pragma unroll
-                                        for (int x = 0; x < (D + 15) / 16; x++)
-                                            wgmma<T, KEYS>::ss(s, q + (x / 4 * ROWS * 128 + x % 4 * 32 >> 4),
-                                                               k + (x / 4 * KEYS * 128 + x % 4 * 32 >> 4), x > 0);
-                                        products_commit();
-        };
-        auto values = [&](uint32_t n) { /* O += P V */
-                                        const uint64_t v = matrix(m->v[n % STAGES][0], KEYS * 128);
-                                        products_begin();
-#pragma unroll
-                                        for (int x = 0; x < KEYS / 16; x++) wgmma<T, D>::rs(o, p[x], v + (x * 16 * 128 >> 4), 1);
-                                        products_commit();
-        };
-        float factor[2];
-        auto softmax = [&](int32_t i,
-                           uint32_t n) { /* turns scores into exponentials; `factor` is what O must be multiplied by */
-                                         if (negative) {
-#pragma unroll
-                                             for (int x = 0; x < S; x++) s[x] = -s[x];
-                                         }
-                                         if (i < masked_stages) mask<KEYS>(s, m->pieces[n % STAGES], t, a->piece_shift, row);
-                                         __syncwarp();
-                                         if (lane == 0) barrier_arrive(&m->k_empty[n % STAGES]);
-                                         float most[2] = {s[0], s[2]};
-#pragma unroll
-                                         for (int x = 0; x < S; x += 4) {
-                                             most[0] = fmaxf(most[0], fmaxf(s[x], s[x + 1]));
-                                             most[1] = fmaxf(most[1], fmaxf(s[x + 2], s[x + 3]));
-                                         }
-                                         float bias[2];
-#pragma unroll
-                                         for (int r = 0; r < 2; r++) {
-                                             most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 1));
-                                             most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 2));
-                                             /* The reference follows the largest score only when that makes a factor of more than 2^8: exponentials stay bounded, and O is rarely multiplied. */
-                                             const bool rises = (most[r] - top[r]) * slope > 8.0f;
-                                             factor[r] = rises ? exp2_fast((top[r] - most[r]) * slope) : 1.0f;
-                                             if (rises) top[r] = most[r];
-                                             bias[r] = top[r] == minus_infinity ? 0.0f : top[r] * slope;
-                                             sum[r] *= factor[r];
-                                         }
-                                         if (fabsf(bias[0]) > 0x1p14f ||
-                                             fabsf(bias[1]) > 0x1p14f) { /* a product that large has lost bits which the difference keeps */
-#pragma unroll
-                                             for (int x = 0; x < S; x += 4) {
-                                                 s[x] -= bias[0] == 0 ? 0 : top[0];
-                                                 s[x + 1] -= bias[0] == 0 ? 0 : top[0];
-                                                 s[x + 2] -= bias[1] == 0 ? 0 : top[1];
-                                                 s[x + 3] -= bias[1] == 0 ? 0 : top[1];
-                                             }
-                                             bias[0] = bias[1] = 0;
-                                         }
-#pragma unroll
-                                         for (int x = 0; x < S; x += 4) {
-                                             s[x] = exp2_fast(fmaf(s[x], slope, -bias[0]));
-                                             s[x + 1] = exp2_fast(fmaf(s[x + 1], slope, -bias[0]));
-                                             s[x + 2] = exp2_fast(fmaf(s[x + 2], slope, -bias[1]));
-                                             s[x + 3] = exp2_fast(fmaf(s[x + 3], slope, -bias[1]));
-                                             sum[0] += s[x] + s[x + 1];
-                                             sum[1] += s[x + 2] + s[x + 3];
-                                         }
-        };
-        auto to_operand = [&]() {
-#pragma unroll
-            for (int x = 0; x < KEYS / 16; x++) {
-                p[x][0] = pack<T>(s[8 * x], s[8 * x + 1]);
-                p[x][1] = pack<T>(s[8 * x + 2], s[8 * x + 3]);
-                p[x][2] = pack<T>(s[8 * x + 4], s[8 * x + 5]);
-                p[x][3] = pack<T>(s[8 * x + 6], s[8 * x + 7]);
-            }
-        };
+        for (int x = 0; x < (D + 15) / 16; x++)
+            wgmma<T, KEYS>::ss(s, q + (x / 4 * ROWS * 128 + x % 4 * 32 >> 4), k + (x / 4 * KEYS * 128 + x % 4 * 32 >> 4), x > 0);
+        products_commit();
+    }
 
-        if (stages > 0) {
-            barrier_wait(&m->k_full[consumed % STAGES], consumed / STAGES & 1);
-            turn_wait(own_turn);
-            scores(consumed);
-            turn_give(other_turn);
-            products_wait<0>();
-            keep_below(s);
-            softmax(0, consumed);
-            to_operand();
-            for (int32_t i = 1; i < stages; i++) {
-                const uint32_t n = consumed + i, before = n - 1;
-                barrier_wait(&m->k_full[n % STAGES], n / STAGES & 1);
-                turn_wait(own_turn);
-                scores(n);
-                barrier_wait(&m->v_full[before % STAGES], before / STAGES & 1);
-                values(before);
-                turn_give(other_turn);
-                products_wait<1>();
-                keep_below(s);
-                softmax(i, n);
-                products_wait<0>();
-                keep_below(o);
-                if (lane == 0) barrier_arrive(&m->v_empty[before % STAGES]);
-                if (__any_sync(~0u, factor[0] != 1.0f || factor[1] != 1.0f)) {
+    __device__ __forceinline__ void issue_values(uint32_t n, bool first) { /* O += P V, or = for the first keys of a tile */
+        const uint64_t v = matrix(m->v[n % STAGES][0], KEYS * 128);
+        products_begin();
 #pragma unroll
-                    for (int x = 0; x < O; x += 4) {
-                        o[x] *= factor[0];
-                        o[x + 1] *= factor[0];
-                        o[x + 2] *= factor[1];
-                        o[x + 3] *= factor[1];
-                    }
-                }
-                to_operand();
-            }
-            const uint32_t last = consumed + stages - 1;
-            barrier_wait(&m->v_full[last % STAGES], last / STAGES & 1);
-            values(last);
-            products_wait<0>();
-            keep_below(o);
-            __syncwarp();
-            if (lane == 0) barrier_arrive(&m->v_empty[last % STAGES]);
-            consumed += stages;
+        for (int x = 0; x < KEYS / 16; x++) wgmma<T, D>::rs(o, p[x], v + (x * 16 * 128 >> 4), x > 0 || !first);
+        products_commit();
+    }
+
+    __device__ __forceinline__ const uint8_t *q_rows(int slot) const { return m->q[slot][0] + group * 64 * 128; }
+
+    /* Turns scores into exponentials. */
+    __device__ __forceinline__ void softmax(const tile *t, bool masked, uint32_t n) {
+        if (a->common.scale < 0) {
+#pragma unroll
+            for (int x = 0; x < S; x++) s[x] = -s[x];
         }
+        if (masked) mask<KEYS>(s, m->pieces[n % STAGES], t, a->piece_shift, row);
+        __syncwarp();
+        if (lane == 0) barrier_arrive(&m->k_empty[n % STAGES]);
+        float most[2] = {s[0], s[2]}, bias[2];
+#pragma unroll
+        for (int x = 0; x < S; x += 4) {
+            most[0] = fmaxf(most[0], fmaxf(s[x], s[x + 1]));
+            most[1] = fmaxf(most[1], fmaxf(s[x + 2], s[x + 3]));
+        }
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 1));
+            most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 2));
+            /* The reference follows the largest score only when that makes a factor of more than 2^8: exponentials stay bounded, and O is rarely multiplied. */
+            const bool rises = (most[r] - top[r]) * slope > 8.0f;
+            factor[r] = rises ? exp2_fast((top[r] - most[r]) * slope) : 1.0f;
+            if (rises) top[r] = most[r];
+            bias[r] = top[r] == MINUS_INFINITY ? 0.0f : top[r] * slope;
+            sum[r] *= factor[r];
+        }
+        if (fabsf(bias[0]) > 0x1p14f || fabsf(bias[1]) > 0x1p14f) { /* a product that large has lost bits which the difference keeps */
+            const float above[2] = {bias[0] == 0 ? 0 : top[0], bias[1] == 0 ? 0 : top[1]};
+#pragma unroll
+            for (int x = 0; x < S; x++) s[x] -= above[x / 2 % 2];
+            bias[0] = bias[1] = 0;
+        }
+#pragma unroll
+        for (int x = 0; x < S; x += 4) {
+            s[x] = exp2_fast(fmaf(s[x], slope, -bias[0]));
+            s[x + 1] = exp2_fast(fmaf(s[x + 1], slope, -bias[0]));
+            s[x + 2] = exp2_fast(fmaf(s[x + 2], slope, -bias[1]));
+            s[x + 3] = exp2_fast(fmaf(s[x + 3], slope, -bias[1]));
+            sum[0] += s[x] + s[x + 1];
+            sum[1] += s[x + 2] + s[x + 3];
+        }
+    }
 
-        /* O / sum, and LSE. What is needed of the tile is read before its slot is given back. */
-        const int32_t rows = t->rows, all = rows * t->heads, partial = t->partial;
-        const int64_t o_base = t->batch * c->o_batch + (t->q_start + t->row) * c->o_token + t->head * c->o_head;
-        const int64_t lse_base = t->batch * c->lse_batch + (t->q_start + t->row) * c->lse_token + t->head * c->lse_head;
-        const bool one_head = t->heads == 1;
-        auto give_back = [&]() { /* the slot of Q */
-                                 __syncwarp();
-                                 if (lane == 0) barrier_arrive(&m->q_empty[slot]);
-        };
-        if (Q_SLOTS > 1) give_back();
+    __device__ __forceinline__ void scale_results() {
+        if (!__any_sync(~0u, factor[0] != 1.0f || factor[1] != 1.0f)) return;
+#pragma unroll
+        for (int x = 0; x < O; x++) o[x] *= factor[x / 2 % 2];
+    }
 
+    __device__ __forceinline__ void to_operand() {
+#pragma unroll
+        for (int x = 0; x < KEYS / 16; x++) {
+#pragma unroll
+            for (int y = 0; y < 4; y++) p[x][y] = pack<T>(s[8 * x + 2 * y], s[8 * x + 2 * y + 1]);
+        }
+    }
+
+    /* Where row `in_tile` of the tile lies in a tensor with the given strides, from the tile's first row and head on. */
+    static __device__ __forceinline__ int64_t row_at(int in_tile, int32_t rows, bool one_head, int64_t token, int64_t head) {
+        const int h = one_head ? 0 : in_tile / rows;
+        return (in_tile - h * rows) * token + h * head;
+    }
+
+    /* Divides O by the sums and lays it out in workgroup memory, a warp's 16 rows for itself. Without branches, since the next tile's first product is under way. */
+    __device__ __forceinline__ void stage_results(int slot) {
         float inverse[2];
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             sum[r] += __shfl_xor_sync(~0u, sum[r], 1);
             sum[r] += __shfl_xor_sync(~0u, sum[r], 2);
-            inverse[r] = sum[r] == 0 ? 0.0f : 1.0f / sum[r];
-            const float lse = sum[r] == 0 ? minus_infinity : top[r] * scale + natural_log(sum[r]);
-            const int in_tile = row + 8 * r;
-            if (lane % 4 == 0 && in_tile < all) {
-                if (partial != NO_PARTIAL) {
-                    float *at = (float *)a->workspace + c->partials_at + (uint64_t)(uint32_t)partial * c->partial_rows * (c->head_dim + 1);
-                    at[(uint64_t)c->partial_rows * c->head_dim + in_tile] = lse;
-                } else if (c->flags & TESS_ARGS_LSE) {
-                    const int h = one_head ? 0 : in_tile / rows, own = in_tile - h * rows;
-                    ((float *)a->lse)[lse_base + own * c->lse_token + h * c->lse_head] = lse;
-                }
-            }
+            inverse[r] = 1.0f / sum[r];
         }
-        const bool none[2] = {sum[0] == 0, sum[1] == 0}; /* a NaN or infinity of V times 0 must not reach a row without keys */
-        if (partial != NO_PARTIAL) {
-            float *at = (float *)a->workspace + c->partials_at + (uint64_t)(uint32_t)partial * c->partial_rows * (c->head_dim + 1);
+        /* A row that has seen no key is 0, whatever its registers hold. */
 #pragma unroll
-            for (int x = 0; x < O; x += 4) {
-                const int element = x * 2 + lane % 4 * 2;
-#pragma unroll
-                for (int r = 0; r < 2; r++) {
-                    if (element < (int)c->head_dim && row + 8 * r < all) {
-                        float *to = at + (uint64_t)(row + 8 * r) * c->head_dim + element;
-                        to[0] = none[r] ? 0.0f : o[x + 2 * r] * inverse[r];
-                        to[1] = none[r] ? 0.0f : o[x + 2 * r + 1] * inverse[r];
-                    }
-                }
-            }
-            if (Q_SLOTS == 1) give_back();
-            continue;
-        }
-        uint8_t *staged = Q_SLOTS == 1 ? m->q[slot][0] + (group * 64 + warp * 16) * 128 : m->o[group * 4 + warp][0];
-        constexpr int COLUMN = Q_SLOTS == 1 ? ROWS * 128 : 16 * 128; /* bytes from 64 elements to the next */
-        const int matrix_row = lane % 16;                            /* of the 8 x 8 matrices that this lane addresses */
+        for (int x = 0; x < O; x++) o[x] = sum[x / 2 % 2] == 0 ? 0.0f : o[x] * inverse[x / 2 % 2];
+        uint8_t *staged = staged_rows(slot);
+        const int matrix_row = lane % 16; /* of the 8 x 8 matrices that this lane addresses */
 #pragma unroll
         for (int x = 0; x < D / 16; x++) {
-            uint32_t w[4];
-#pragma unroll
-            for (int y = 0; y < 4; y++) {
-                const int r = y % 2, at = 8 * x + 4 * (y / 2) + 2 * r;
-                w[y] = pack<T>(none[r] ? 0.0f : o[at] * inverse[r], none[r] ? 0.0f : o[at + 1] * inverse[r]);
-            }
             const int unit = 2 * x + lane / 16;
             const uint32_t at = shared_address(staged + unit / 8 * COLUMN + matrix_row * 128 + ((unit % 8) ^ (matrix_row % 8)) * 16);
-            asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3])
+            asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(pack<T>(o[8 * x], o[8 * x + 1])),
+                         "r"(pack<T>(o[8 * x + 2], o[8 * x + 3])), "r"(pack<T>(o[8 * x + 4], o[8 * x + 5])), "r"(pack<T>(o[8 * x + 6], o[8 * x + 7]))
                          : "memory");
         }
         __syncwarp();
-        const int units = (int)c->head_dim / 8, first_row = group * 64 + warp * 16;
-        constexpr int LANES = CHUNKS * 8 < 32 ? CHUNKS * 8 : 32; /* of a row */
-        for (int r = lane / LANES; r < 16 && first_row + r < all; r += 32 / LANES) {
-            const int in_tile = first_row + r, h = one_head ? 0 : in_tile / rows, own = in_tile - h * rows;
-            uint16_t *to = (uint16_t *)a->o + o_base + own * c->o_token + h * c->o_head;
-            const int unit = lane % LANES;
-            if (unit < units) {
-                const uint4 x = *(const uint4 *)(staged + unit / 8 * COLUMN + r * 128 + ((unit % 8) ^ (r % 8)) * 16);
-                if (a->wide & 4) {
-                    *(uint4 *)(to + unit * 8) = x;
-                } else {
-                    const uint32_t w[4] = {x.x, x.y, x.z, x.w};
+    }
+
+    __device__ __forceinline__ uint8_t *staged_rows(int slot) const {
+        return Q_SLOTS == 1 ? m->q[slot][0] + (group * 64 + warp * 16) * 128 : m->o[group * 4 + warp][0];
+    }
+
+    /* Writes O and LSE of the tile to the caller, or into a partial result. Gives the slot of Q back. */
+    __device__ __forceinline__ void finish(const tile *t, int slot) {
+        const tess_args *c = &a->common;
+        const int32_t rows = t->rows, all = rows * t->heads, partial = t->partial;
+        const int64_t o_base = t->batch * c->o_batch + (t->q_start + t->row) * c->o_token + t->head * c->o_head;
+        const int64_t lse_base = t->batch * c->lse_batch + (t->q_start + t->row) * c->lse_token + t->head * c->lse_head;
+        const bool one_head = t->heads == 1;
+        __syncwarp();
+        if (Q_SLOTS > 1 && lane == 0) barrier_arrive(&m->q_empty[slot]);
+
+        float *const partials = (float *)a->workspace + c->partials_at + (uint64_t)(uint32_t)partial * c->partial_rows * (c->head_dim + 1);
 #pragma unroll
-                    for (int e = 0; e < 8; e++) to[unit * 8 + e] = (uint16_t)(w[e / 2] >> (e % 2 * 16));
-                }
-            }
+        for (int r = 0; r < 2; r++) {
+            const float lse = sum[r] == 0 ? MINUS_INFINITY : top[r] * scale + natural_log(sum[r]);
+            const int in_tile = row + 8 * r;
+            if (lane % 4 != 0 || in_tile >= all) continue;
+            if (partial != NO_PARTIAL)
+                partials[(uint64_t)c->partial_rows * c->head_dim + in_tile] = lse;
+            else if (c->flags & TESS_ARGS_LSE)
+                ((float *)a->lse)[lse_base + row_at(in_tile, rows, one_head, c->lse_token, c->lse_head)] = lse;
         }
+        if (partial != NO_PARTIAL)
+            store_partial(partials, all);
+        else
+            store(slot, rows, all, one_head, o_base);
         if (Q_SLOTS == 1) {
             fence_async_proxy(); /* the next tile of Q is copied over what was read here */
-            give_back();
-        } else {
             __syncwarp();
+            if (lane == 0) barrier_arrive(&m->q_empty[slot]);
         }
     }
-}
+
+    __device__ __forceinline__ void store_partial(float *partials, int32_t all) const {
+        const uint32_t head_dim = a->common.head_dim;
+#pragma unroll
+        for (int x = 0; x < O; x += 2) {
+            const int element = x / 4 * 8 + lane % 4 * 2, in_tile = row + x / 2 % 2 * 8;
+            if (element >= (int)head_dim || in_tile >= all) continue;
+            float *to = partials + (uint64_t)in_tile * head_dim + element;
+            to[0] = o[x];
+            to[1] = o[x + 1];
+        }
+    }
+
+    /* Whole rows at a time, out of workgroup memory. */
+    __device__ __forceinline__ void store(int slot, int32_t rows, int32_t all, bool one_head, int64_t o_base) const {
+        constexpr int LANES = CHUNKS * 8 < 32 ? CHUNKS * 8 : 32; /* of a row */
+        const tess_args *c = &a->common;
+        const uint8_t *staged = staged_rows(slot);
+        const int units = (int)c->head_dim / 8, first_row = group * 64 + warp * 16, unit = lane % LANES;
+#pragma unroll 4
+        for (int r = lane / LANES; r < 16; r += 32 / LANES) {
+            if (first_row + r >= all || unit >= units) continue;
+            const uint4 x = *(const uint4 *)(staged + unit / 8 * COLUMN + r * 128 + ((unit % 8) ^ (r % 8)) * 16);
+            uint16_t *to = (uint16_t *)a->o + o_base + row_at(first_row + r, rows, one_head, c->o_token, c->o_head) + unit * 8;
+            if (a->wide & 4) {
+                *(uint4 *)to = x;
+            } else {
+                const uint32_t w[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+                for (int e = 0; e < 8; e++) to[e] = (uint16_t)(w[e / 2] >> (e % 2 * 16));
+            }
+        }
+        __syncwarp();
+    }
+
+    /* Waits for the description and Q of a tile; its number of stages, negative if there is none. */
+    __device__ __forceinline__ int32_t next_tile(uint32_t taken) {
+        barrier_wait(&m->q_full[taken % Q_SLOTS], taken / Q_SLOTS & 1);
+        return __shfl_sync(~0u, m->tiles[taken % Q_SLOTS].stages, 0); /* the same for all, and the compiler shall know it */
+    }
+
+    /* Waits for the first keys of a tile and issues its first product. */
+    __device__ __forceinline__ void begin(uint32_t taken, uint32_t n) {
+        barrier_wait(&m->k_full[n % STAGES], n / STAGES & 1);
+        issue_scores(q_rows(taken % Q_SLOTS), n);
+    }
+
+    /* All tiles. Where there is room for two tiles of Q, the first product of a tile is issued before the results of the one before are stored, so that storing leaves the tensor
+     * cores busy. */
+    __device__ __forceinline__ void run() {
+        const int own_turn = 1 + group, other_turn = 2 - group;
+        uint32_t n = 0, taken = 0; /* stages and tiles so far */
+        if (group == 1) turn_give(1);
+        int32_t stages = next_tile(0);
+        if (stages < 0) return;
+        if (PRIMES) {
+            turn_wait(own_turn);
+            begin(0, n);
+            turn_give(other_turn);
+        }
+        for (;;) {
+            const int slot = taken % Q_SLOTS;
+            const tile *t = &m->tiles[slot];
+            const int32_t masked_stages = t->masked_stages;
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                top[r] = MINUS_INFINITY;
+                sum[r] = 0;
+            }
+            if (!PRIMES) {
+                turn_wait(own_turn);
+                begin(taken, n);
+                turn_give(other_turn);
+            }
+            products_wait<0>();
+            keep_below(s);
+            softmax(t, masked_stages > 0, n);
+            to_operand();
+            for (int32_t i = 1; i < stages; i++, n++) {
+                barrier_wait(&m->k_full[(n + 1) % STAGES], (n + 1) / STAGES & 1);
+                turn_wait(own_turn);
+                issue_scores(q_rows(slot), n + 1);
+                barrier_wait(&m->v_full[n % STAGES], n / STAGES & 1);
+                issue_values(n, i == 1);
+                turn_give(other_turn);
+                products_wait<1>();
+                keep_below(s);
+                softmax(t, i < masked_stages, n + 1);
+                products_wait<0>();
+                keep_below(o);
+                if (lane == 0) barrier_arrive(&m->v_empty[n % STAGES]);
+                scale_results();
+                to_operand();
+            }
+            const bool first = stages == 1;
+            barrier_wait(&m->v_full[n % STAGES], n / STAGES & 1);
+            taken++;
+            if (PRIMES) {
+                stages = next_tile(taken);
+                if (stages < 0) {
+                    last_values(t, slot, n, first);
+                    return;
+                }
+                turn_wait(own_turn);
+                issue_values(n, first);
+                begin(taken, n + 1);
+                turn_give(other_turn);
+                products_wait<1>();
+                keep_below(o);
+                if (lane == 0) barrier_arrive(&m->v_empty[n % STAGES]);
+                stage_results(slot);
+                products_wait<0>();
+                keep_below(s);
+                finish(t, slot);
+            } else {
+                last_values(t, slot, n, first);
+                stages = next_tile(taken);
+                if (stages < 0) return;
+            }
+            n++;
+        }
+    }
+
+    /* The end of a tile that no product of the next one overlaps with. */
+    __device__ __forceinline__ void last_values(const tile *t, int slot, uint32_t n, bool first) {
+        issue_values(n, first);
+        products_wait<0>();
+        keep_below(o);
+        if (lane == 0) barrier_arrive(&m->v_empty[n % STAGES]);
+        stage_results(slot);
+        finish(t, slot);
+    }
+};
 
 template <typename T, int D, int KEYS, int Q_SLOTS, int STAGES>
 __device__ __forceinline__ void forward(const tess_tensor_map *q_map, const tess_tensor_map *k_map, const tess_tensor_map *v_map,
@@ -751,7 +806,16 @@ __device__ __forceinline__ void forward(const tess_tensor_map *q_map, const tess
         if (threadIdx.x < 32) produce<D, KEYS, Q_SLOTS, STAGES>(m, q_map, k_map, v_map, a);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
-        consume<T, D, KEYS, Q_SLOTS, STAGES>(m, a);
+        consumer<T, D, KEYS, Q_SLOTS, STAGES> x;
+        x.m = m;
+        x.a = a;
+        x.group = threadIdx.x / 128 - 1;
+        x.warp = threadIdx.x / 32 % 4;
+        x.lane = threadIdx.x % 32;
+        x.row = x.group * 64 + x.warp * 16 + x.lane / 4;
+        x.scale = fabsf(a->common.scale);
+        x.slope = x.scale * 1.44269504088896341f;
+        x.run();
     }
 }
 
