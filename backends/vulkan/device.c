@@ -178,6 +178,8 @@ tess_status tess_vk_query(void *device, tess_caps *caps) {
     caps->workspace_align = VK_WORKSPACE_ALIGN;
     caps->range_blocks = tess_vk_range_steps(d);
     caps->steps_per_second = 5 * caps->range_blocks; /* 200 ms of them */
+    /* Vulkan does not tell the cache's size. Devices of that much memory have 40 MiB at least; of others too little is known to assume any. */
+    if (d->found.properties.kind == TVK_DEVICE_DISCRETE_GPU && local_bytes(d) >= UINT64_C(40) << 30) caps->cache_bytes = UINT64_C(40) << 20;
     return TESS_OK;
 }
 
