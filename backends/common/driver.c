@@ -32,7 +32,7 @@ static const char *code_name(const tess_driver *driver, int code) {
 }
 
 tess_status tess_driver_fail(const tess_driver_device *d, const char *call, const char *what, int code) {
-    return d->host->fail(d->host, status_of(code), "%s: %s: %s (%s, %d)", d->driver->vendor->name, call, what, code_name(d->driver, code), code);
+    return d->host->fail(d->host, status_of(code), "%s: %s (%s, %d)", call, what, code_name(d->driver, code), code);
 }
 
 /* ------------------------------------------------------------------ the driver */
@@ -48,13 +48,13 @@ void tess_driver_load(tess_driver *driver, const tess_driver_vendor *vendor) {
     memcpy(&driver->call, table, sizeof driver->call);
     memcpy(driver->extra, table + TESS_DRIVER_CALLS, sizeof driver->extra);
     int code = driver->call.init(0);
-    const char *call = vendor->symbols[0];
+    const char *call = tess_driver_symbol(driver, init);
     if (code == DRIVER_OK) {
         code = driver->call.count(&driver->count);
-        call = vendor->symbols[2];
+        call = tess_driver_symbol(driver, count);
     }
     if (code != DRIVER_OK) {
-        snprintf(driver->why, sizeof driver->why, "%s: %s (%d)", call, code_name(driver, code), code);
+        snprintf(driver->why, sizeof driver->why, "%s: the driver does not start (%s, %d)", call, code_name(driver, code), code);
         return;
     }
     if (driver->count <= 0) {
@@ -66,21 +66,36 @@ void tess_driver_load(tess_driver *driver, const tess_driver_vendor *vendor) {
 }
 
 tess_status tess_driver_list(const tess_driver *driver, const tess_host *host, uint32_t index, tess_device_info *info) {
-    const char *name = driver->vendor->name;
-    if (driver->status != TESS_OK) return host->fail(host, driver->status, "%s: %s", name, driver->why);
-    if (index >= (uint32_t)driver->count) return host->fail(host, TESS_ERROR_UNAVAILABLE, "%s: there are %d devices", name, driver->count);
+    if (driver->status != TESS_OK) return host->fail(host, driver->status, "%s", driver->why);
+    if (index >= (uint32_t)driver->count) return host->fail(host, TESS_ERROR_UNAVAILABLE, "there are %d devices", driver->count);
     const tess_driver_calls *c = &driver->call;
     int device = 0, units = 0, version = 0;
     size_t memory = 0;
     char text[128] = "";
+    const char *call = tess_driver_symbol(driver, get);
     int code = c->get(&device, (int)index);
-    if (code == DRIVER_OK) code = c->name(text, sizeof text, device);
-    if (code == DRIVER_OK) code = c->memory(&memory, device);
-    if (code == DRIVER_OK) code = c->attribute(&units, driver->vendor->units_attribute, device);
-    if (code == DRIVER_OK) code = driver->vendor->arch(driver, device, info->arch, sizeof info->arch);
-    if (code == DRIVER_OK) code = c->version(&version);
+    if (code == DRIVER_OK) {
+        call = tess_driver_symbol(driver, name);
+        code = c->name(text, sizeof text, device);
+    }
+    if (code == DRIVER_OK) {
+        call = tess_driver_symbol(driver, memory);
+        code = c->memory(&memory, device);
+    }
+    if (code == DRIVER_OK) {
+        call = tess_driver_symbol(driver, attribute);
+        code = c->attribute(&units, driver->vendor->units_attribute, device);
+    }
+    if (code == DRIVER_OK) {
+        call = driver->vendor->arch_call;
+        code = driver->vendor->arch(driver, device, info->arch, sizeof info->arch);
+    }
+    if (code == DRIVER_OK) {
+        call = tess_driver_symbol(driver, version);
+        code = c->version(&version);
+    }
     if (code != DRIVER_OK)
-        return host->fail(host, status_of(code), "%s: device %u cannot be asked (%s, %d)", name, (unsigned)index, code_name(driver, code), code);
+        return host->fail(host, status_of(code), "%s: device %u cannot be asked (%s, %d)", call, (unsigned)index, code_name(driver, code), code);
     info->kind = TESS_DEVICE_GPU;
     info->compute_units = units > 0 ? (uint32_t)units : 0;
     info->memory_bytes = memory;
@@ -114,24 +129,24 @@ static tess_status make_objects(tess_driver_device *d) {
     int code = c->stream_create(&d->stream, d->driver->vendor->stream_flags);
     if (code != DRIVER_OK) {
         d->stream = NULL;
-        return tess_driver_fail(d, tess_driver_symbol(d, stream_create), "no stream", code);
+        return tess_driver_fail(d, tess_driver_symbol(d->driver, stream_create), "no stream", code);
     }
     for (int n = 0; n < TESS_DRIVER_TIMERS; n++)
         for (int i = 0; i < 2; i++) {
             code = c->event_create(&d->timers[n][i], 0);
             if (code == DRIVER_OK) continue;
             d->timers[n][i] = NULL;
-            return tess_driver_fail(d, tess_driver_symbol(d, event_create), "no event", code);
+            return tess_driver_fail(d, tess_driver_symbol(d->driver, event_create), "no event", code);
         }
     return TESS_OK;
 }
 
 tess_status tess_driver_open(const tess_driver *driver, const tess_host *host, uint32_t index, const void *native, void **out) {
     const tess_driver_vendor *vendor = driver->vendor;
-    if (driver->status != TESS_OK) return host->fail(host, driver->status, "%s: %s", vendor->name, driver->why);
-    if (index >= (uint32_t)driver->count) return host->fail(host, TESS_ERROR_UNAVAILABLE, "%s: there are %d devices", vendor->name, driver->count);
+    if (driver->status != TESS_OK) return host->fail(host, driver->status, "%s", driver->why);
+    if (index >= (uint32_t)driver->count) return host->fail(host, TESS_ERROR_UNAVAILABLE, "there are %d devices", driver->count);
     tess_driver_device *d = host->alloc(host, sizeof *d, 64);
-    if (!d) return host->fail(host, TESS_ERROR_OUT_OF_MEMORY, "%s: %zu bytes for the device", vendor->name, sizeof *d);
+    if (!d) return host->fail(host, TESS_ERROR_OUT_OF_MEMORY, "%zu bytes for the device", sizeof *d);
     memset(d, 0, sizeof *d);
     d->host = host;
     d->driver = driver;
@@ -140,12 +155,13 @@ tess_status tess_driver_open(const tess_driver *driver, const tess_host *host, u
     int code = driver->call.get(&d->device, (int)index);
     if (code == DRIVER_OK) code = driver->call.attribute(&d->units, vendor->units_attribute, d->device);
     if (code == DRIVER_OK) code = vendor->arch(driver, d->device, d->arch, sizeof d->arch);
-    tess_status status = code == DRIVER_OK ? TESS_OK : tess_driver_fail(d, tess_driver_symbol(d, attribute), "the device cannot be asked", code);
+    tess_status status =
+        code == DRIVER_OK ? TESS_OK : tess_driver_fail(d, tess_driver_symbol(d->driver, attribute), "the device cannot be asked", code);
     if (status == TESS_OK) {
         /* Not every driver knows it, and without an answer no limit is assumed. */
         if (driver->call.attribute(&d->time_limited, vendor->time_limit_attribute, d->device) != DRIVER_OK) d->time_limited = 0;
         if (driver->call.attribute(&d->cache_bytes, vendor->cache_attribute, d->device) != DRIVER_OK) d->cache_bytes = 0;
-        d->image = vendor->image(vendor->images, d->arch);
+        d->image = vendor->image(vendor->images, d->arch, 0);
         status = vendor->attach(d, native);
     }
     if (status == TESS_OK) {
@@ -209,7 +225,7 @@ tess_status tess_driver_alloc(void *device, uint64_t size, tess_buffer *buffer) 
     if (code != DRIVER_OK) {
         char what[64];
         snprintf(what, sizeof what, "%llu bytes", (unsigned long long)size);
-        return tess_driver_fail(d, tess_driver_symbol(d, alloc), what, code);
+        return tess_driver_fail(d, tess_driver_symbol(d->driver, alloc), what, code);
     }
     memset(buffer, 0, sizeof *buffer);
     buffer->kind = TESS_BUFFER_POINTER;
@@ -225,7 +241,7 @@ tess_status tess_driver_free(void *device, tess_buffer *buffer) {
     if (entered == DRIVER_OK) leave(d, before);
     /* With the context lost, its memory is gone, and there is nothing that the host holds. */
     if (code == DRIVER_OK || is_sticky(code) || is_sticky(entered)) return TESS_OK;
-    return tess_driver_fail(d, tess_driver_symbol(d, free), "not a buffer of the device", code);
+    return tess_driver_fail(d, tess_driver_symbol(d->driver, free), "not a buffer of the device", code);
 }
 
 /* Copies in the order of the device's own stream, so that what runs there before is seen. */
@@ -235,7 +251,7 @@ tess_status tess_driver_copy(void *device, tess_buffer to, tess_buffer from, uin
     void *before = NULL;
     if (bytes == 0) return TESS_OK;
     if (bytes > SIZE_MAX) return d->host->fail(d->host, TESS_ERROR_INVALID, "bytes: %llu do not fit the address space", (unsigned long long)bytes);
-    const char *symbol = tess_driver_symbol(d, on_device);
+    const char *symbol = tess_driver_symbol(d->driver, on_device);
     const tess_status status = tess_driver_enter(d, &before);
     if (status != TESS_OK) return status;
     int code = DRIVER_OK;
@@ -243,17 +259,17 @@ tess_status tess_driver_copy(void *device, tess_buffer to, tess_buffer from, uin
     if (to.kind == TESS_BUFFER_HOST && from.kind == TESS_BUFFER_HOST) {
         memmove((void *)(uintptr_t)target, (const void *)(uintptr_t)source, (size_t)bytes);
     } else if (from.kind == TESS_BUFFER_HOST) {
-        symbol = tess_driver_symbol(d, to_device);
+        symbol = tess_driver_symbol(d->driver, to_device);
         code = c->to_device(target, (const void *)(uintptr_t)source, (size_t)bytes, d->stream);
     } else if (to.kind == TESS_BUFFER_HOST) {
-        symbol = tess_driver_symbol(d, to_host);
+        symbol = tess_driver_symbol(d->driver, to_host);
         code = c->to_host((void *)(uintptr_t)target, source, (size_t)bytes, d->stream);
     } else {
         code = c->on_device(target, source, (size_t)bytes, d->stream);
     }
     if (code == DRIVER_OK) {
         code = c->stream_wait(d->stream);
-        if (code != DRIVER_OK) symbol = tess_driver_symbol(d, stream_wait);
+        if (code != DRIVER_OK) symbol = tess_driver_symbol(d->driver, stream_wait);
     }
     leave(d, before);
     return code == DRIVER_OK ? TESS_OK : tess_driver_fail(d, symbol, "the copy failed", code);
@@ -269,7 +285,7 @@ tess_status tess_driver_wait(void *device, uint64_t timeout_ns) {
     tess_driver_device *d = device;
     const tess_driver_calls *c = &d->driver->call;
     void *before = NULL;
-    const char *symbol = tess_driver_symbol(d, stream_wait);
+    const char *symbol = tess_driver_symbol(d->driver, stream_wait);
     const tess_status status = tess_driver_enter(d, &before);
     if (status != TESS_OK) return status;
     int code;
@@ -278,7 +294,7 @@ tess_status tess_driver_wait(void *device, uint64_t timeout_ns) {
     } else {
         const uint64_t start = now_ns();
         struct timespec nap = {0, 20000};
-        symbol = tess_driver_symbol(d, stream_query);
+        symbol = tess_driver_symbol(d->driver, stream_query);
         while ((code = c->stream_query(d->stream)) == DRIVER_NOT_READY && now_ns() - start < timeout_ns) {
             nanosleep(&nap, NULL);
             if (nap.tv_nsec < 1000000) nap.tv_nsec *= 2; /* short waits are answered quickly, long ones cost no processor */
@@ -286,7 +302,6 @@ tess_status tess_driver_wait(void *device, uint64_t timeout_ns) {
     }
     leave(d, before);
     if (code == DRIVER_NOT_READY)
-        return d->host->fail(d->host, TESS_ERROR_TIMEOUT, "%s: work is still under way after %llu ns", d->driver->vendor->name,
-                             (unsigned long long)timeout_ns);
+        return d->host->fail(d->host, TESS_ERROR_TIMEOUT, "work is still under way after %llu ns", (unsigned long long)timeout_ns);
     return code == DRIVER_OK ? TESS_OK : tess_driver_fail(d, symbol, "waiting failed", code);
 }

@@ -51,8 +51,8 @@ enum {
     TESS_DRIVER_MODULES = 4
 };
 
-/* The name of a call in messages: tess_driver_symbol(d, alloc) is "cuMemAlloc_v2" or "hipMalloc". */
-#define tess_driver_symbol(d, call) ((d)->driver->vendor->symbols[offsetof(tess_driver_calls, call) / sizeof(void (*)(void))])
+/* The name of a call in messages: tess_driver_symbol(driver, alloc) is "cuMemAlloc_v2" or "hipMalloc". */
+#define tess_driver_symbol(driver, call) ((driver)->vendor->symbols[offsetof(tess_driver_calls, call) / sizeof(void (*)(void))])
 
 /* Codes that mean the same in both drivers. */
 enum { DRIVER_OK = 0, DRIVER_OUT_OF_MEMORY = 2, DRIVER_NOT_READY = 600 };
@@ -84,9 +84,10 @@ typedef struct tess_driver_vendor {
     tess_status (*attach)(tess_driver_device *d, const void *native);
     void (*detach)(tess_driver_device *d);
     /* Writes the architecture as images name it. Code of the driver. */
+    const char *arch_call;
     int (*arch)(const struct tess_driver *driver, int device, char *arch, size_t size);
-    /* Index of the image for an architecture, or -1. */
-    int (*image)(const tess_driver_image *images, const char *arch);
+    /* Index of the best image for an architecture that is not among the refused ones (bit n: index n), or -1. */
+    int (*image)(const tess_driver_image *images, const char *arch, uint32_t refused);
     const char *(*error_name)(const struct tess_driver *driver, int code);
     /* The driver's number of its version as text. */
     void (*version)(int number, char *text, size_t size);
@@ -146,7 +147,7 @@ tess_status tess_driver_fail(const tess_driver_device *d, const char *call, cons
 /* Makes the device's context current; vendor->leave puts back the one before. */
 tess_status tess_driver_enter(tess_driver_device *d, void **before);
 
-/* Finds function `name` in module `slot` (0: the portable kernels'), which is loaded from the image if that was not done before. */
+/* Finds function `name` in module `slot`, which is loaded from the image if that was not done before. Slot 0 is the portable kernels', with images of its own. */
 tess_status tess_driver_function(tess_driver_device *d, int slot, const tess_driver_image *image, const char *name, void **function);
 
 /* Allocates and fills the state of a plan: a forward kernel, and the merge kernel of the key's type, which is one of the portable kernels. */

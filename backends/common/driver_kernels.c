@@ -7,8 +7,7 @@
 
 /* ------------------------------------------------------------------ modules and functions */
 
-static tess_status load_module(tess_driver_device *d, int slot, const tess_driver_image *image) {
-    if (d->modules[slot]) return TESS_OK;
+static tess_status try_image(tess_driver_device *d, int slot, const tess_driver_image *image) {
     const int code = d->driver->call.module_load(&d->modules[slot], image->data);
     if (code == DRIVER_OK) {
         d->host->log(d->host, "device", "%s: %s runs code for %s", d->driver->vendor->name, d->arch, image->arch);
@@ -18,8 +17,22 @@ static tess_status load_module(tess_driver_device *d, int slot, const tess_drive
     char what[96];
     snprintf(what, sizeof what, "the code for %s on %s", image->arch, d->arch);
     /* What is not the device's state is the driver's refusal, most often of code that is newer than itself. */
-    const tess_status status = tess_driver_fail(d, tess_driver_symbol(d, module_load), what, code);
+    const tess_status status = tess_driver_fail(d, tess_driver_symbol(d->driver, module_load), what, code);
     return status == TESS_ERROR_NATIVE ? TESS_ERROR_UNAVAILABLE : status;
+}
+
+/* A driver may be older than the compiler of the best image, and take another one. */
+static tess_status load_module(tess_driver_device *d, int slot, const tess_driver_image *image) {
+    const tess_driver_vendor *vendor = d->driver->vendor;
+    if (d->modules[slot]) return TESS_OK;
+    if (slot != 0) return try_image(d, slot, image);
+    tess_status status = TESS_ERROR_UNAVAILABLE;
+    uint32_t refused = 0;
+    for (int n = d->image; n >= 0 && n < 32 && status == TESS_ERROR_UNAVAILABLE; n = vendor->image(vendor->images, d->arch, refused)) {
+        status = try_image(d, 0, &vendor->images[n]);
+        refused |= 1u << n;
+    }
+    return status;
 }
 
 tess_status tess_driver_function(tess_driver_device *d, int slot, const tess_driver_image *image, const char *name, void **function) {
@@ -28,7 +41,7 @@ tess_status tess_driver_function(tess_driver_device *d, int slot, const tess_dri
     if (status == TESS_OK) {
         int code = d->driver->call.module_function(function, d->modules[slot], name);
         if (code == DRIVER_OK && d->driver->vendor->load) code = d->driver->vendor->load(d->driver, *function);
-        if (code != DRIVER_OK) status = tess_driver_fail(d, tess_driver_symbol(d, module_function), name, code);
+        if (code != DRIVER_OK) status = tess_driver_fail(d, tess_driver_symbol(d->driver, module_function), name, code);
     }
     pthread_mutex_unlock(&d->loading);
     return status;
@@ -38,14 +51,14 @@ tess_status tess_driver_state_create(tess_driver_device *d, const tess_kernel_ke
                                      tess_driver_state **out) {
     char merge[64];
     tess_driver_state *state = d->host->alloc(d->host, sizeof *state, 64);
-    if (!state) return d->host->fail(d->host, TESS_ERROR_OUT_OF_MEMORY, "%s: %zu bytes for a plan", d->driver->vendor->name, sizeof *state);
+    if (!state) return d->host->fail(d->host, TESS_ERROR_OUT_OF_MEMORY, "%zu bytes for a plan", sizeof *state);
     memset(state, 0, sizeof *state);
     state->device = d;
     state->key = *key;
     state->key.name = NULL;
     snprintf(merge, sizeof merge, "tess_merge_%s", tess_portable_dtype(key->dtype));
     tess_status status = tess_driver_function(d, slot, image, forward, &state->forward);
-    if (status == TESS_OK) status = tess_driver_function(d, 0, &d->driver->vendor->images[d->image], merge, &state->merge);
+    if (status == TESS_OK) status = tess_driver_function(d, 0, NULL, merge, &state->merge);
     if (status != TESS_OK) {
         d->host->free(d->host, state, sizeof *state);
         return status;
@@ -80,7 +93,7 @@ static tess_status portable_prepare(tess_driver_device *d, const tess_kernel_key
     tess_driver_state *state = NULL;
     char name[64];
     snprintf(name, sizeof name, "tess_forward_%s_%u", tess_portable_dtype(key->dtype), (unsigned)shape->head_dim);
-    const tess_status status = tess_driver_state_create(d, key, 0, &d->driver->vendor->images[d->image], name, &state);
+    const tess_status status = tess_driver_state_create(d, key, 0, NULL, name, &state);
     if (status != TESS_OK) return status;
     state->shape = shape;
     kernel->tile_rows = kernel->pack_rows = shape->rows;
@@ -97,7 +110,7 @@ static tess_status launch_portable(tess_driver_device *d, const tess_launch *l, 
              tables = l->tables->device.handle + l->tables->device.offset, workspace = workspace_at;
     void *parameters[] = {&q, &k, &v, &o, &lse, &tables, &workspace, args};
     const int code = d->driver->call.launch(function, args->items, 1, 1, threads, 1, 1, 0, stream, parameters, NULL);
-    return code == DRIVER_OK ? TESS_OK : tess_driver_fail(d, tess_driver_symbol(d, launch), "the launch failed", code);
+    return code == DRIVER_OK ? TESS_OK : tess_driver_fail(d, tess_driver_symbol(d->driver, launch), "the launch failed", code);
 }
 
 /* Workgroups of a launch: HIP counts its threads, of which there are 128 in each, in 32 bits. */
@@ -151,6 +164,7 @@ static tess_status describe(tess_driver_device *d, uint32_t index, tess_kernel_i
 static tess_status choose(tess_driver_device *d, const tess_kernel_key *key, tess_kernel *kernel) {
     const char *vendor = d->driver->vendor->name;
     char all[768] = "";
+    tess_status failed = TESS_OK;
     for (const tess_driver_row *const *row = d->driver->vendor->rows; *row; row++) {
         char buffer[256];
         if (key->name && strcmp(key->name, (*row)->name) != 0) continue;
@@ -164,6 +178,11 @@ static tess_status choose(tess_driver_device *d, const tess_kernel_key *key, tes
         }
         kernel->scratch_bytes = 0;
         const tess_status status = (*row)->prepare(d, key, kernel);
+        if (status == TESS_ERROR_UNAVAILABLE) { /* the message stands, should nothing else be left */
+            failed = status;
+            d->host->log(d->host, "dispatch", "%s/%s refuses: the driver does not take its code", vendor, (*row)->name);
+            continue;
+        }
         if (status != TESS_OK) return status;
         snprintf(kernel->name, sizeof kernel->name, "%s", (*row)->name);
         kernel->impl = *row;
@@ -172,6 +191,7 @@ static tess_status choose(tess_driver_device *d, const tess_kernel_key *key, tes
                      (int)key->head_dim);
         return TESS_OK;
     }
+    if (failed != TESS_OK) return failed;
     if (!all[0]) return d->host->fail(d->host, TESS_ERROR_UNSUPPORTED, "kernel: %s has no kernel named '%s'", vendor, key->name ? key->name : "");
     return d->host->fail(d->host, TESS_ERROR_UNSUPPORTED, "no %s kernel accepts the problem: %s", vendor, all);
 }
@@ -201,11 +221,11 @@ static int take_timer(tess_driver_device *d) {
 static tess_status read_timer(tess_driver_device *d, void *const *events, double *seconds) {
     const tess_driver_calls *c = &d->driver->call;
     float milliseconds = 0;
-    const char *symbol = tess_driver_symbol(d, event_wait);
+    const char *symbol = tess_driver_symbol(d->driver, event_wait);
     int code = c->event_wait(events[1]);
     if (code == DRIVER_OK) {
         code = c->event_time(&milliseconds, events[0], events[1]);
-        symbol = tess_driver_symbol(d, event_time);
+        symbol = tess_driver_symbol(d->driver, event_time);
     }
     if (code != DRIVER_OK) return tess_driver_fail(d, symbol, "no time", code);
     *seconds = (double)milliseconds * 1e-3;
@@ -225,10 +245,12 @@ static tess_status enqueue_timed(tess_driver_device *d, const tess_launch *l, vo
     if (timer < 0) return d->host->fail(d->host, TESS_ERROR_BUSY, "device_seconds: %d calls are being timed already", TESS_DRIVER_TIMERS);
     void *const *events = d->timers[timer];
     int code = c->event_record(events[0], stream);
-    tess_status status = code == DRIVER_OK ? enqueue(d, l, stream) : tess_driver_fail(d, tess_driver_symbol(d, event_record), "no event", code);
+    tess_status status =
+        code == DRIVER_OK ? enqueue(d, l, stream) : tess_driver_fail(d, tess_driver_symbol(d->driver, event_record), "no event", code);
     if (status == TESS_OK) {
         code = c->event_record(events[1], stream);
-        status = code == DRIVER_OK ? read_timer(d, events, l->seconds) : tess_driver_fail(d, tess_driver_symbol(d, event_record), "no event", code);
+        status = code == DRIVER_OK ? read_timer(d, events, l->seconds)
+                                   : tess_driver_fail(d, tess_driver_symbol(d->driver, event_record), "no event", code);
     }
     atomic_store(&d->timer_busy[timer], 0);
     return status;

@@ -67,9 +67,9 @@ static int arch(const tess_driver *driver, int device, char *text, size_t size) 
     return DRIVER_OK;
 }
 
-static int image(const tess_driver_image *images, const char *text) {
+static int image(const tess_driver_image *images, const char *text, uint32_t refused) {
     for (int n = 0; images[n].data; n++)
-        if (strcmp(images[n].arch, text) == 0) return n;
+        if (!(n < 32 && (refused >> n & 1u)) && strcmp(images[n].arch, text) == 0) return n;
     return -1;
 }
 
@@ -102,6 +102,7 @@ static const tess_driver_vendor vendor = {.name = "hip",
                                           .leave = leave,
                                           .attach = attach,
                                           .detach = detach,
+                                          .arch_call = "hipGetDeviceProperties",
                                           .arch = arch,
                                           .image = image,
                                           .error_name = error_name,

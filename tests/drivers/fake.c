@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum {
     OK = 0,
@@ -89,16 +90,17 @@ int fake_misuse(int code, const char *format, ...) {
     return code;
 }
 
-int fake_begin(const char *name) {
+int fake_begin(const char *name) { return fake_begin_on(name, fake_current() ? fake_current()->device : -1); }
+
+int fake_begin_on(const char *name, int device) {
     pthread_mutex_lock(&lock);
     const char *version = strstr(name, "_v");
     fake_note("%.*s", version ? (int)(version - name) : (int)strlen(name), name);
-    const fake_object *current = fake_current();
-    if (fake.only_device >= 0 && (!current || current->device != fake.only_device)) return 0;
+    if (fake.only_device >= 0 && device != fake.only_device) return 0;
     fake.calls++;
+    if (fake.failed && !fake.next) fake.next = name;
     if (!fake.fail_at || (fake.calls != fake.fail_at && !(fake.sticky && fake.calls > fake.fail_at))) return 0;
-    fake.failures++;
-    fake.failed = name;
+    if (!fake.failures++) fake.failed = name;
     return fake.code;
 }
 
@@ -107,6 +109,16 @@ int fake_end(int code) {
     fake_note("\n");
     pthread_mutex_unlock(&lock);
     return code;
+}
+
+/* A program that has misused the driver, or forgotten something, does not end well, whatever its tests say. */
+__attribute__((destructor)) static void last_look(void) {
+    for (int n = 0; n < FAKE_KINDS; n++)
+        if (fake.live[n] != 0) fake_misuse(0, "%d of kind '%s' are left", fake.live[n], kind_names[n]);
+    if (fake.depth != 0) fake_misuse(0, "%d contexts are left on the stack", fake.depth);
+    if (!fake.wrong) return;
+    fprintf(stderr, "the driver was misused %d times, first: %s\n", fake.wrong, fake.what);
+    _exit(1);
 }
 
 /* ------------------------------------------------------------------ objects */
@@ -222,6 +234,10 @@ void fake_set_current(fake_object *context) {
     if (top < 0) top = 0;
     stack[top] = context;
 }
+
+static void make_current(int device) { fake_set_current(fake_primary(device)); }
+static int current_device(void) { return fake_current() ? fake_current()->device : -1; }
+const fake_exports fake_table = {&fake, make_current, current_device};
 
 int fake_push(fake_object *context) {
     if (!is_context(context)) return fake_misuse(INVALID_CONTEXT, "this is no context");

@@ -17,13 +17,14 @@ enum { FAKE_CONTEXT, FAKE_STREAM, FAKE_EVENT, FAKE_MODULE, FAKE_MEMORY, FAKE_GRA
 enum { FAKE_DEVICES = 2, FAKE_UNITS = 3 };
 
 typedef struct fake_control {
-    int calls;       /* since it was last set to 0 */
-    int fail_at;     /* the call that fails, counted from 1; 0: none */
-    int sticky;      /* every later call fails as well */
-    int only_device; /* calls that concern this device alone count and fail; -1: all */
-    int code;        /* the error that failing calls give */
-    int failures;    /* calls that failed */
-    const char *failed;
+    int calls;          /* since it was last set to 0 */
+    int fail_at;        /* the call that fails, counted from 1; 0: none */
+    int sticky;         /* every later call fails as well */
+    int only_device;    /* calls that concern this device alone count and fail; -1: all */
+    int code;           /* the error that failing calls give */
+    int failures;       /* calls that failed */
+    const char *failed; /* the name of the first of them ... */
+    const char *next;   /* ... and of the first call after it */
     int live[FAKE_KINDS];
     int depth;      /* contexts pushed and not popped, by all threads */
     int wrong;      /* calls that a driver would refuse or that would crash it */
@@ -37,8 +38,13 @@ typedef struct fake_control {
     char log[1 << 16]; /* one line for each call */
 } fake_control;
 
-/* Exported by the stand-ins. */
-typedef fake_control *fake_control_fn(void);
+/* What a test may use of a stand-in, which exports fake_get. */
+typedef struct fake_exports {
+    fake_control *control;
+    void (*make_current)(int device); /* in the calling thread, as an application does */
+    int (*current_device)(void);      /* -1: none */
+} fake_exports;
+typedef const fake_exports *fake_get_fn(void);
 
 /* ------------------------------------------------------------------ for the stand-ins alone */
 
@@ -46,7 +52,8 @@ typedef struct fake_object fake_object;
 
 /* Begins a call: takes the lock and writes down its name, without the suffix of a version. The code with which it has to fail, or 0. */
 int fake_begin(const char *name);
-int fake_end(int code); /* lets the lock go; returns `code` */
+int fake_begin_on(const char *name, int device); /* of a call that concerns another device than the current one; -1: none */
+int fake_end(int code);                          /* lets the lock go; returns `code` */
 void fake_note(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* A handle as text: "stream 2". NULL is "0". */
 const char *fake_name(const void *handle);
@@ -91,6 +98,7 @@ const char *fake_arch(int device, const char *otherwise);
 int fake_can_run(const char *image_arch, const char *arch);
 
 extern fake_control fake;
+extern const fake_exports fake_table;
 
 /* ------------------------------------------------------------------ kernels.c */
 

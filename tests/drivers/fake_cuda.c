@@ -30,15 +30,15 @@ enum { INVALID_VALUE = 1, NOT_INITIALIZED = 3, INVALID_DEVICE = 101, INVALID_CON
 
 static int started, retained[FAKE_DEVICES];
 
+EXPORT fake_get_fn fake_get;
+const fake_exports *fake_get(void) { return &fake_table; }
+
 static int environment(const char *name, int otherwise) {
     const char *text = getenv(name);
     return text ? atoi(text) : otherwise;
 }
 
 static int devices(void) { return environment("FAKE_DRIVER_DEVICES", FAKE_DEVICES); }
-
-EXPORT fake_control *fake_control_get(void);
-fake_control *fake_control_get(void) { return &fake; }
 
 int fake_can_run(const char *image, const char *arch) {
     const int own = atoi(arch + 3), version = atoi(strchr(image, '_') + 1);
@@ -99,10 +99,13 @@ static int release_primary(int device) {
     return 0;
 }
 DESTROY(cuDevicePrimaryCtxRelease_v2, (int device), release_primary(device))
-CALL(cuCtxPushCurrent_v2, (fake_object * context), {
+EXPORT int cuCtxPushCurrent_v2(fake_object *context);
+int cuCtxPushCurrent_v2(fake_object *context) {
+    int code = fake_begin_on("cuCtxPushCurrent_v2", fake_device_of(context));
     fake_note(" %s", fake_name(context));
-    code = fake_push(context);
-})
+    if (!code) code = fake_push(context);
+    return fake_end(code);
+}
 DESTROY(cuCtxPopCurrent_v2, (fake_object * *context), fake_pop(context))
 CALL(cuCtxGetDevice, (int *device), {
     if (fake_current())

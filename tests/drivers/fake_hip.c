@@ -31,6 +31,9 @@ enum { INVALID_VALUE = 1, NOT_INITIALIZED = 3, INVALID_DEVICE = 101 };
 
 static int started;
 
+EXPORT fake_get_fn fake_get;
+const fake_exports *fake_get(void) { return &fake_table; }
+
 static int environment(const char *name, int otherwise) {
     const char *text = getenv(name);
     return text ? atoi(text) : otherwise;
@@ -43,9 +46,6 @@ static int current_device(void) {
     if (!fake_current()) fake_set_current(fake_primary(0));
     return fake_device_of(fake_current());
 }
-
-EXPORT fake_control *fake_control_get(void);
-fake_control *fake_control_get(void) { return &fake; }
 
 int fake_can_run(const char *image, const char *arch) { return strcmp(image, arch) == 0; }
 
@@ -91,14 +91,21 @@ CALL(hipGetDevicePropertiesR0600, (char *properties, int device), {
     snprintf(properties + 1160, 256, "%s:sramecc+:xnack-", fake_arch(device, "gfx90a"));
 })
 
-CALL(hipGetDevice, (int *device), *device = current_device())
-CALL(hipSetDevice, (int device), {
+EXPORT int hipGetDevice(int *device);
+int hipGetDevice(int *device) {
+    const int code = fake_begin_on("hipGetDevice", -1);
+    *device = current_device();
+    return fake_end(code);
+}
+
+EXPORT int hipSetDevice(int device);
+int hipSetDevice(int device) {
+    int code = fake_begin_on("hipSetDevice", device);
     fake_note(" %d", device);
-    if (device < 0 || device >= devices())
-        code = INVALID_DEVICE;
-    else
-        fake_set_current(fake_primary(device));
-})
+    if (!code && (device < 0 || device >= devices())) code = INVALID_DEVICE;
+    if (!code) fake_set_current(fake_primary(device));
+    return fake_end(code);
+}
 
 EXPORT const char *hipGetErrorName(int code);
 const char *hipGetErrorName(int code) {

@@ -1,0 +1,342 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Every call of the CUDA and HIP backends to their driver fails once, or from then on, over a whole life cycle: lack of memory, code that the driver refuses, a
+ * device that is lost, and an error that nobody expects. Nothing may leak or hang, the status has to be right, what was current in the thread has to be
+ * current again, and afterwards a whole cycle works.
+ *
+ *   driver_faults cuda|hip ARCHITECTURE
+ */
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/testlib.h"
+#include "fake.h"
+#include "instance.h"
+
+enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_IMAGE = 200, ILLEGAL_ADDRESS = 700, LAUNCH_FAILED = 719, MOST_CALLS = 3000, DISTURBED = 2 };
+
+static const fake_exports *driver;
+static fake_control *control;
+static const char *backend, *arch;
+
+/* Two bytes an element, so that the fast kernel of Hopper takes it where there is one; enough jobs for its counter, and merges. */
+static const char line[] = "pattern=s2 block=16 local=2 stride=3 heads=8 kv_heads=4 q_len=40 kv_len=90 head_dim=24 dtype=f16 kv_split=3";
+
+static void reset(void) {
+    memset(control, 0, sizeof *control);
+    control->only_device = -1;
+    for (int n = 0; n < FAKE_DEVICES; n++) snprintf(control->arch[n], sizeof control->arch[n], "%s", arch);
+    driver->make_current(1); /* what the application has been doing */
+}
+
+static const char *id_of(int index) {
+    static char text[2][32];
+    snprintf(text[index], sizeof text[index], "%s:%d", backend, index);
+    return text[index];
+}
+
+static tess_runtime *runtime_with(test_heap *heap) {
+    tess_runtime_desc desc = {.struct_size = sizeof desc, .allocator = heap->allocator, .log = test_log_nothing, .cpu_threads = 1};
+    tess_runtime *runtime = NULL;
+    assert_ok(tess_runtime_create(&desc, &runtime));
+    return runtime;
+}
+
+static tess_status open_device(tess_runtime *runtime, int index, tess_device **device) {
+    tess_device_desc desc = {.struct_size = sizeof desc, .id = id_of(index)};
+    *device = NULL;
+    return tess_device_open(runtime, &desc, device);
+}
+
+/* A lost device says so at once, without asking the driver. */
+static void stays_lost(tess_device *device) {
+    const int calls = control->calls;
+    tess_buffer buffer = {0};
+    assert_error(tess_alloc(device, 64, &buffer), TESS_ERROR_DEVICE_LOST, "tess_alloc", NULL);
+    assert_error(tess_wait(device, 0), TESS_ERROR_DEVICE_LOST, "tess_wait", NULL);
+    assert_int_equal(control->calls, calls);
+}
+
+static tess_status use_memory(tess_device *device) {
+    char back[sizeof line] = "";
+    tess_buffer one = {0}, two = {0};
+    tess_status status = tess_alloc(device, 4096, &one);
+    if (status == TESS_OK) status = tess_alloc(device, 4096, &two);
+    if (status == TESS_OK) status = tess_copy(device, one, tess_host_buffer(line, sizeof line), sizeof line);
+    if (status == TESS_OK) status = tess_copy(device, two, one, sizeof line);
+    if (status == TESS_OK) status = tess_copy(device, tess_host_buffer(back, sizeof back), two, sizeof line);
+    if (status == TESS_OK) assert_memory_equal(back, line, sizeof line);
+    if (status == TESS_OK) status = tess_wait(device, 10000000000u);
+    /* Buffers are freed whatever happened, and on a lost device too. */
+    const tess_status first = tess_free(device, &one), second = tess_free(device, &two);
+    if (status == TESS_ERROR_DEVICE_LOST) assert_true(first == TESS_OK && second == TESS_OK);
+    if (status == TESS_OK) status = first != TESS_OK ? first : second;
+    return status;
+}
+
+static tess_status use_plan(tess_device *device, const problem *p, int *seen) {
+    instance x;
+    double seconds = -1;
+    tess_status status = instance_create(&x, device, p, NULL, INSTANCE_GUARDS | INSTANCE_POISON);
+    if (status != TESS_OK) return status;
+    status = instance_run(&x, &seconds);
+    if (status == TESS_OK) assert_true(seconds > 0);
+    if (status == TESS_OK) status = instance_run(&x, NULL);
+    if (status == TESS_OK) status = instance_fetch(&x);
+    if (status == TESS_OK) {
+        instance_verdict verdict = {0};
+        const int before = control->failures;
+        instance_check(&x, 0, &verdict); /* reads guard words, which may fail as well */
+        *seen = control->failures == before ? verdict.pass : DISTURBED;
+        if (!*seen) fail_msg("%s", verdict.what);
+    }
+    instance_release(&x);
+    return status;
+}
+
+/* One life cycle up to the first failure, everything released. `opened`: the device was open by then; `seen`: a result was right, or could not be read. */
+static tess_status live_once(test_heap *heap, int *opened, int *seen) {
+    tess_runtime *runtime = runtime_with(heap);
+    tess_device *device = NULL;
+    problem p;
+    char error[256];
+    assert_int_equal(problem_parse(&p, line, error, sizeof error), 0);
+    *seen = 0;
+    tess_status status = open_device(runtime, 0, &device);
+    *opened = status == TESS_OK;
+    if (status == TESS_OK) status = use_memory(device);
+    if (status == TESS_OK) status = use_plan(device, &p, seen);
+    if (*opened && status == TESS_ERROR_DEVICE_LOST) stays_lost(device);
+    tess_device_release(device);
+    tess_runtime_release(runtime);
+    problem_free(&p);
+    return status;
+}
+
+static void nothing_lives(const test_heap *heap, int k) {
+    static const char *const names[FAKE_KINDS] = {"contexts", "streams", "events", "modules", "buffers", "graphs"};
+    const char *failed = control->failed ? control->failed : "none";
+    for (int n = 0; n < FAKE_KINDS; n++)
+        if (control->live[n] != 0) fail_msg("call %d (%s) fails: %d %s leak", k, failed, control->live[n], names[n]);
+    if (heap->live || heap->bytes || heap->damaged) fail_msg("call %d (%s) fails: %lld allocations leak", k, failed, (long long)heap->live);
+    if (control->depth) fail_msg("call %d (%s) fails: %d contexts stay on the stack", k, failed, control->depth);
+    if (control->wrong) fail_msg("call %d (%s) fails: %s", k, failed, control->what);
+    /* The call that puts back what was current may be one that fails. */
+    if (driver->current_device() != 1 && strcmp(failed, "hipSetDevice") != 0 && !(control->sticky && strcmp(backend, "hip") == 0))
+        fail_msg("call %d (%s) fails: device %d is current, not the application's", k, failed, driver->current_device());
+}
+
+static void live_well(void) {
+    test_heap heap;
+    int opened, seen;
+    test_heap_init(&heap, 0, 0);
+    reset();
+    assert_ok(live_once(&heap, &opened, &seen));
+    assert_int_equal(seen, 1);
+    nothing_lives(&heap, 0);
+}
+
+static int holds_one(const char *call, const char *const *parts) {
+    for (; call && *parts; parts++)
+        if (strstr(call, *parts)) return 1;
+    return 0;
+}
+
+/* Calls whose failure may go unnoticed: what only informs, what gives back, and the context that is entered for that. */
+static int may_fail(void) {
+    static const char *const informing[] = {"DeviceGet", "DeviceTotalMem", "DriverGetVersion", "GetDeviceProperties", "TensorMapEncode", NULL};
+    static const char *const releasing[] = {"Destroy", "Unload", "Free", "Release", "PopCurrent", NULL};
+    static const char *const entering[] = {"PushCurrent", "hipGetDevice", "hipSetDevice", NULL};
+    if (holds_one(control->failed, informing) || holds_one(control->failed, releasing)) return 1;
+    /* hipSetDevice may also have been putting back. */
+    return holds_one(control->failed, entering) && (strcmp(control->failed, "hipSetDevice") == 0 || holds_one(control->next, releasing));
+}
+
+/* The status that a failing call has to give. */
+static int is_right(tess_status status, int code, int opened, int seen) {
+    if (status == TESS_OK && strstr(control->failed, "ModuleLoadData") && code != OUT_OF_MEMORY && code < ILLEGAL_ADDRESS)
+        return seen == 1; /* there was other code for the device */
+    if (status == TESS_OK) return seen == DISTURBED || may_fail();
+    if (!opened && status == TESS_ERROR_UNAVAILABLE) return 1; /* a device that cannot be asked or opened */
+    switch (code) {
+    case OUT_OF_MEMORY: return status == TESS_ERROR_OUT_OF_MEMORY;
+    case ILLEGAL_ADDRESS:
+    case LAUNCH_FAILED: return status == TESS_ERROR_DEVICE_LOST;
+    default: return status == TESS_ERROR_NATIVE || (status == TESS_ERROR_UNAVAILABLE && strstr(control->failed, "ModuleLoadData"));
+    }
+}
+
+static void every_call_fails(int code, int sticky) {
+    int k = 1;
+    live_well();
+    for (; k < MOST_CALLS; k++) {
+        test_heap heap;
+        int opened, seen;
+        test_heap_init(&heap, 0, 0);
+        reset();
+        control->fail_at = k;
+        control->sticky = sticky;
+        control->code = code;
+        const tess_status status = live_once(&heap, &opened, &seen);
+        if (!control->failures) break;
+        if (!is_right(status, code, opened, seen))
+            fail_msg("call %d (%s) fails: %s: %s", k, control->failed, tess_status_name(status), tess_last_error());
+        if (status != TESS_OK && !tess_last_error()[0]) fail_msg("call %d (%s) fails without a message", k, control->failed);
+        nothing_lives(&heap, k);
+    }
+    assert_in_range(k, 100, MOST_CALLS - 1);
+    live_well();
+}
+
+static void test_no_memory_once(void **state) {
+    (void)state;
+    every_call_fails(OUT_OF_MEMORY, 0);
+}
+static void test_no_memory_from_then_on(void **state) {
+    (void)state;
+    every_call_fails(OUT_OF_MEMORY, 1);
+}
+static void test_lost_once(void **state) {
+    (void)state;
+    every_call_fails(LAUNCH_FAILED, 0);
+}
+static void test_lost_from_then_on(void **state) {
+    (void)state;
+    every_call_fails(ILLEGAL_ADDRESS, 1);
+}
+static void test_invalid_image(void **state) {
+    (void)state;
+    every_call_fails(INVALID_IMAGE, 0);
+    every_call_fails(INVALID_IMAGE, 1);
+}
+static void test_unexpected(void **state) {
+    (void)state;
+    every_call_fails(INVALID_VALUE, 0);
+    every_call_fails(INVALID_VALUE, 1);
+}
+
+/* Host memory: every allocation fails once. */
+static void test_no_host_memory(void **state) {
+    (void)state;
+    int64_t k = 1;
+    for (; k < MOST_CALLS; k++) {
+        test_heap heap;
+        int opened, seen;
+        reset();
+        test_heap_init(&heap, k, 0);
+        tess_runtime_desc rd = {.struct_size = sizeof rd, .allocator = heap.allocator, .log = test_log_nothing, .cpu_threads = 1};
+        tess_runtime *runtime = NULL;
+        if (tess_runtime_create(&rd, &runtime) != TESS_OK) continue; /* the core's own, tested elsewhere */
+        tess_runtime_release(runtime);
+        if (heap.failures) continue;
+        test_heap_init(&heap, k, 0);
+        const tess_status status = live_once(&heap, &opened, &seen);
+        if (!heap.failures) break;
+        if (status != TESS_OK && status != TESS_ERROR_OUT_OF_MEMORY)
+            fail_msg("allocation %lld fails: %s: %s", (long long)k, tess_status_name(status), tess_last_error());
+        nothing_lives(&heap, (int)k);
+    }
+    assert_in_range(k, 10, MOST_CALLS - 1);
+}
+
+/* Two devices of one backend: one is lost in its k-th call, the other goes on, and the first can be opened again. */
+static void test_other_device_goes_on(void **state) {
+    (void)state;
+    for (int k = 1, failures = 1; failures; k += 7) {
+        test_heap heap;
+        tess_device *devices[2];
+        problem p;
+        char error[256];
+        int seen = 0;
+        test_heap_init(&heap, 0, 0);
+        reset();
+        assert_int_equal(problem_parse(&p, line, error, sizeof error), 0);
+        tess_runtime *runtime = runtime_with(&heap);
+        for (int n = 0; n < 2; n++) assert_ok(open_device(runtime, n, &devices[n]));
+        control->calls = 0;
+        control->fail_at = k;
+        control->sticky = 1;
+        control->only_device = 0;
+        control->code = LAUNCH_FAILED;
+        const tess_status status = use_plan(devices[0], &p, &seen);
+        failures = control->failures;
+        if (failures && status != TESS_OK) {
+            assert_int_equal(status, TESS_ERROR_DEVICE_LOST);
+            stays_lost(devices[0]);
+        }
+        seen = 0;
+        assert_ok(use_plan(devices[1], &p, &seen));
+        assert_int_equal(seen, 1);
+        tess_device_release(devices[0]);
+        control->fail_at = 0;
+        assert_ok(open_device(runtime, 0, &devices[0]));
+        assert_ok(use_plan(devices[0], &p, &seen));
+        for (int n = 0; n < 2; n++) tess_device_release(devices[n]);
+        tess_runtime_release(runtime);
+        problem_free(&p);
+        nothing_lives(&heap, k);
+    }
+}
+
+/* Work that never ends: a wait ends at its limit, and the device stays usable. */
+static void test_wait_ends(void **state) {
+    (void)state;
+    test_heap heap;
+    tess_device *device;
+    test_heap_init(&heap, 0, 0);
+    reset();
+    tess_runtime *runtime = runtime_with(&heap);
+    assert_ok(open_device(runtime, 0, &device));
+    control->hold = 1;
+    assert_error(tess_wait(device, 0), TESS_ERROR_TIMEOUT, "tess_wait", NULL);
+    assert_error(tess_wait(device, 20000000), TESS_ERROR_TIMEOUT, "tess_wait", NULL);
+    control->hold = 0;
+    assert_ok(tess_wait(device, 10000000000u));
+    assert_ok(tess_wait(device, UINT64_MAX));
+    assert_ok(use_memory(device));
+    tess_device_release(device);
+    tess_runtime_release(runtime);
+    nothing_lives(&heap, 0);
+}
+
+/* More than the device has, at any place of a plan's life, is lack of memory and nothing worse. */
+static void test_little_memory(void **state) {
+    (void)state;
+    for (uint64_t bytes = 256; bytes < 1 << 20; bytes *= 2) {
+        test_heap heap;
+        int opened, seen;
+        test_heap_init(&heap, 0, 0);
+        reset();
+        control->most_bytes = bytes;
+        const tess_status status = live_once(&heap, &opened, &seen);
+        if (status != TESS_OK && status != TESS_ERROR_OUT_OF_MEMORY) fail_msg("%s: %s", tess_status_name(status), tess_last_error());
+        nothing_lives(&heap, 0);
+    }
+}
+
+int main(int argc, char **argv) {
+    if (argc != 3) return 2;
+    backend = argv[1];
+    arch = argv[2];
+    const char *name = strcmp(backend, "cuda") == 0 ? "libcuda.so.1" : "libamdhip64.so.6";
+    void *library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    union {
+        void *symbol;
+        fake_get_fn *function;
+    } get = {library ? dlsym(library, "fake_get") : NULL};
+    if (!get.symbol) {
+        fprintf(stderr, "the first %s that is found is not the one of this test; see LD_LIBRARY_PATH in tests/drivers/CMakeLists.txt\n", name);
+        return 1;
+    }
+    driver = get.function();
+    control = driver->control;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_no_memory_once),    cmocka_unit_test(test_no_memory_from_then_on), cmocka_unit_test(test_lost_once),
+        cmocka_unit_test(test_lost_from_then_on), cmocka_unit_test(test_invalid_image),          cmocka_unit_test(test_unexpected),
+        cmocka_unit_test(test_no_host_memory),    cmocka_unit_test(test_other_device_goes_on),   cmocka_unit_test(test_wait_ends),
+        cmocka_unit_test(test_little_memory),
+    };
+    return cmocka_run_group_tests_name("faults of a driver", tests, NULL, NULL);
+}
