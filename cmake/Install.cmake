@@ -9,6 +9,7 @@ install(TARGETS tessera EXPORT tessera-targets
 install(FILES include/tessera/tessera.h include/tessera/tessera_backend.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tessera)
 install(FILES include/tessera/tessera_vulkan.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tessera)
 install(FILES include/tessera/tessera_opencl.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tessera)
+install(FILES include/tessera/tessera_cuda.h include/tessera/tessera_hip.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tessera)
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 if(TARGET tessera_cli)
   install(TARGETS tessera_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
