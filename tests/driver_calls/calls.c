@@ -39,6 +39,17 @@ static const char *id_of(int index) {
 
 static void set_arch(int device, const char *arch) { snprintf(control->arch[device], sizeof control->arch[device], "%s", arch); }
 
+/* Nothing is current in the thread any more. HIP has no such state. */
+static void leave_current(void) {
+    int (*set)(void *);
+    if (!is_cuda) {
+        driver->make_current(0);
+        return;
+    }
+    *(void **)&set = symbol("cuCtxSetCurrent", NULL);
+    assert_int_equal(set(NULL), 0);
+}
+
 static void start_log(void) {
     control->used = 0;
     control->log[0] = '\0';
@@ -207,7 +218,7 @@ static void life(const char *name, const char *arch, const char *line, const cha
     assert_ok(tess_run(s.plan, &s.run));
     note(out, "on the null stream");
     assert_int_equal(drop(stream), 0);
-    driver->make_current(NO_DEVICE);
+    leave_current();
     start_log();
     s.run.stream = (tess_stream){0};
     s.run.device_seconds = &seconds;
@@ -304,27 +315,38 @@ static void test_images(void **state) {
 
 /* ------------------------------------------------------------------ devices */
 
+/* Asks for one backend and no other: drivers of others may be there, and are not for this test. */
+static int find_backend(tess_runtime *runtime, const char *name, tess_backend_info *info) {
+    info->struct_size = sizeof *info;
+    for (uint32_t n = 0; tess_runtime_backend(runtime, n, info) == TESS_OK; n++)
+        if (strcmp(info->name, name) == 0) return 1;
+    return 0;
+}
+
 static void test_listing(void **state) {
     (void)state;
     tess_runtime *runtime = test_runtime(1);
-    tess_device_info info = {.struct_size = sizeof info};
-    int found = 0;
+    tess_device *device = NULL;
+    tess_backend_info listed;
     set_arch(0, is_cuda ? "sm_90" : "gfx1100");
     set_arch(1, is_cuda ? "sm_86" : "gfx90a");
-    for (uint32_t n = 0; tess_runtime_device(runtime, n, &info) == TESS_OK; n++) {
-        if (strcmp(info.backend, backend) != 0) continue;
-        assert_string_equal(info.id, id_of(found));
+    assert_true(find_backend(runtime, backend, &listed));
+    assert_int_equal(listed.status, TESS_OK);
+    assert_int_equal(listed.device_count, FAKE_DEVICES);
+    for (int n = 0; n < FAKE_DEVICES; n++) {
+        tess_device_info info = {.struct_size = sizeof info};
+        const tess_device_desc desc = {.struct_size = sizeof desc, .id = id_of(n)};
+        assert_ok(tess_device_open(runtime, &desc, &device));
+        assert_ok(tess_device_query(device, &info));
+        assert_string_equal(info.id, id_of(n));
+        assert_string_equal(info.backend, backend);
         assert_int_equal(info.kind, TESS_DEVICE_GPU);
         assert_int_equal(info.compute_units, FAKE_UNITS);
         assert_true(info.memory_bytes > 0);
         assert_true(strlen(info.name) > 0 && strlen(info.driver) > 0);
-        assert_string_equal(info.arch, control->arch[found]);
-        found++;
+        assert_string_equal(info.arch, control->arch[n]);
+        tess_device_release(device);
     }
-    assert_int_equal(found, FAKE_DEVICES);
-    tess_device *device = NULL;
-    const tess_device_desc desc = {.struct_size = sizeof desc, .id = is_cuda ? "cuda:2" : "hip:2"};
-    assert_error(tess_device_open(runtime, &desc, &device), TESS_ERROR_UNAVAILABLE, "tess_device_open", NULL);
     tess_runtime_release(runtime);
 }
 
@@ -355,7 +377,7 @@ static void test_two_devices(void **state) {
             assert_int_equal(control->depth, depth);
         }
     }
-    driver->make_current(is_cuda ? NO_DEVICE : 0);
+    leave_current();
 }
 
 static void says(const char *what) {
@@ -407,12 +429,9 @@ static void test_wrapping(void **state) {
 static int check_reason(const char *name, const char *text) {
     tess_runtime *runtime = test_runtime(1);
     tess_backend_info info = {.struct_size = sizeof info};
-    int failed = 1;
-    for (uint32_t n = 0; tess_runtime_backend(runtime, n, &info) == TESS_OK; n++) {
-        if (strcmp(info.name, name) != 0) continue;
-        printf("%s: %s: %s\n", info.name, tess_status_name(info.status), info.reason);
-        failed = info.status != TESS_ERROR_UNAVAILABLE || info.device_count != 0 || !strstr(info.reason, text);
-    }
+    const int found = find_backend(runtime, name, &info);
+    const int failed = !found || info.status != TESS_ERROR_UNAVAILABLE || info.device_count != 0 || !strstr(info.reason, text);
+    printf("%s: %s: %s\n", info.name, tess_status_name(info.status), info.reason);
     tess_runtime_release(runtime);
     return failed;
 }
@@ -439,8 +458,8 @@ int main(int argc, char **argv) {
     control = driver->control;
     /* The driver is initialised once for a process; what follows is the same every time. */
     tess_runtime *runtime = test_runtime(1);
-    tess_device_info info = {.struct_size = sizeof info};
-    tess_runtime_device(runtime, 0, &info);
+    tess_backend_info info;
+    find_backend(runtime, backend, &info);
     tess_runtime_release(runtime);
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_listing),  cmocka_unit_test(test_two_devices), cmocka_unit_test(test_wrapping),
                                        cmocka_unit_test(test_images),   cmocka_unit_test(test_portable),    cmocka_unit_test(test_sm90),
