@@ -270,6 +270,8 @@ tess_status tess_driver_copy(void *device, tess_buffer to, tess_buffer from, uin
     if (code == DRIVER_OK) {
         code = c->stream_wait(d->stream);
         if (code != DRIVER_OK) symbol = tess_driver_symbol(d->driver, stream_wait);
+        /* The caller may free its memory now, so the copy must not be under way any more. */
+        if (code != DRIVER_OK && !is_sticky(code)) c->stream_wait(d->stream);
     }
     leave(d, before);
     return code == DRIVER_OK ? TESS_OK : tess_driver_fail(d, symbol, "the copy failed", code);

@@ -20,7 +20,7 @@ enum {
     NOT_READY = 600,
     ILLEGAL_ADDRESS = 700,
     CAPTURE_UNSUPPORTED = 900,
-    MOST_OBJECTS = 4096,
+    MOST_OBJECTS = 512,
     MOST_DEPTH = 32,
     MOST_PARAMETERS = 8,
     MOST_NAME = 64
@@ -69,6 +69,9 @@ static int clock_now;
 static _Thread_local fake_object *stack[MOST_DEPTH];
 static _Thread_local int top = -1;
 
+static void flush_all(void);
+static void give_up(void);
+
 static const char *const kind_names[FAKE_KINDS] = {"context", "stream", "event", "module", "memory", "graph"};
 
 /* ------------------------------------------------------------------ calls */
@@ -101,6 +104,7 @@ int fake_begin_on(const char *name, int device) {
     if (fake.failed && !fake.next) fake.next = name;
     if (!fake.fail_at || (fake.calls != fake.fail_at && !(fake.sticky && fake.calls > fake.fail_at))) return 0;
     if (!fake.failures++) fake.failed = name;
+    if (fake.sticky || (fake.code >= ILLEGAL_ADDRESS && strstr(name, "Synchronize"))) give_up();
     return fake.code;
 }
 
@@ -302,8 +306,6 @@ int fake_alloc(uint64_t *pointer, size_t bytes) {
     return OK;
 }
 
-static void flush_all(void);
-
 int fake_free(uint64_t pointer) {
     fake_object *m = memory_at(pointer, 0);
     fake_note(" %s", place(pointer));
@@ -339,6 +341,13 @@ static void flush(fake_object *stream) {
     if (fake.hold) return;
     for (const work *w = stream->first; w; w = w->next) run(w);
     drop_work(stream);
+}
+
+/* With everything failing there is nobody who could do the work, as when a device is lost. */
+static void give_up(void) {
+    for (int n = 0; n < FAKE_DEVICES; n++) drop_work(&null_streams[n]);
+    for (int n = 0; n < MOST_OBJECTS; n++)
+        if (objects[n] && objects[n]->kind == FAKE_STREAM && (fake.only_device < 0 || objects[n]->device == fake.only_device)) drop_work(objects[n]);
 }
 
 static void flush_all(void) {
