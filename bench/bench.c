@@ -26,7 +26,7 @@ static const char help[] =
     "Measures attention on every device found. Each number is printed only after its result was checked against the fp64 reference.\n\n"
     "  SUITE            default (about 2.5 minutes), quick (about 30 s), full (an hour), or families by name: --list shows them\n"
     "  k=v ...          one problem instead, beside its dense twin: heads=8 q_len=4096 head_dim=128 local=8 stride=16 ...\n\n"
-    "  --backends LIST  'all' devices that are no software emulation, or a comma list of backends and devices (cpu, cpu:0)\n"
+    "  --backends LIST  'hardware' (default), 'all' with software emulations, or a comma list of backends and devices (cpu, cpu:0)\n"
     "  --kernels WHICH  'pick' (the one that the device would take, default) or 'all'\n"
     "  --dtype LIST     f32, f16, bf16: replaces the types of a suite\n"
     "  --budget S       seconds that the suite may take; what would not fit is skipped with a note\n"

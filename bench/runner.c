@@ -73,11 +73,14 @@ static int next_name(const char **list, char name[64]) {
     return 1;
 }
 
-/* Whether `name` is all, a backend, or a backend with an index, written as tess_device_open wants it. CLI_GO_ON or CLI_USAGE. */
+/* Names of more than one device: all, and those that are no software emulation. */
+static int is_group(const char *name) { return strcmp(name, "all") == 0 || strcmp(name, "hardware") == 0; }
+
+/* Whether `name` is a group, a backend, or a backend with an index, written as tess_device_open wants it. CLI_GO_ON or CLI_USAGE. */
 static int check_name(tess_runtime *runtime, const char *name) {
     size_t length = strcspn(name, ":");
     char names[256] = "";
-    if (strcmp(name, "all") == 0) return CLI_GO_ON;
+    if (is_group(name)) return CLI_GO_ON;
     if (!length) return cli_error(CLI_USAGE, "bench", "--backends: a name is empty");
     if (name[length] && (!name[length + 1] || strspn(name + length + 1, "0123456789") != strlen(name + length + 1)))
         return cli_error(CLI_USAGE, "bench", "--backends: %s: what follows the colon is no index", name);
@@ -112,11 +115,11 @@ static int choose_by_list(tess_runtime *runtime, const char *list, bench_report 
     if (more < 0) return cli_error(CLI_USAGE, "bench", "--backends: a name is longer than 63 characters");
     if (status != CLI_GO_ON) return status;
     for (rest = list; next_name(&rest, name) > 0;) {
-        int found = strcmp(name, "all") == 0;
+        int found = is_group(name);
         tess_device_info info = {.struct_size = sizeof info};
         for (uint32_t i = 0; tess_runtime_device(runtime, i, &info) == TESS_OK; i++) {
-            int all = strcmp(name, "all") == 0 && info.kind != TESS_DEVICE_SOFTWARE;
-            if (!all && strcmp(name, info.id) != 0 && strcmp(name, info.backend) != 0) continue;
+            int in_group = strcmp(name, "all") == 0 || (strcmp(name, "hardware") == 0 && info.kind != TESS_DEVICE_SOFTWARE);
+            if (!in_group && strcmp(name, info.id) != 0 && strcmp(name, info.backend) != 0) continue;
             found = 1;
             if (!known_device(report, info.id) && add_device(report, &info) != 0) return out_of_memory();
         }
@@ -139,7 +142,7 @@ static int choose_devices(tess_runtime *runtime, const run_options *options, ben
         tess_device_release(device);
         return add_device(report, &info) == 0 ? 0 : out_of_memory();
     }
-    return choose_by_list(runtime, "all", report);
+    return choose_by_list(runtime, "hardware", report);
 }
 
 static int read_settings(tess_runtime *runtime, bench_report *report) {

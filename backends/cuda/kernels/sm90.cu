@@ -549,10 +549,15 @@ template <typename T, int D, int KEYS, int Q_SLOTS, int STAGES> struct consumer 
             sum[r] *= factor[r];
         }
         if (fabsf(bias[0]) > 0x1p14f || fabsf(bias[1]) > 0x1p14f) { /* a product that large has lost bits which the difference keeps */
-            const float above[2] = {bias[0] == 0 ? 0 : top[0], bias[1] == 0 ? 0 : top[1]};
+            float above[2];
+#pragma unroll
+            for (int r = 0; r < 2; r++) { /* each row for itself: its bits must not depend on its neighbour, which may be no row at all */
+                const bool large = fabsf(bias[r]) > 0x1p14f;
+                above[r] = large ? top[r] : 0.0f;
+                if (large) bias[r] = 0;
+            }
 #pragma unroll
             for (int x = 0; x < S; x++) s[x] -= above[x / 2 % 2];
-            bias[0] = bias[1] = 0;
         }
 #pragma unroll
         for (int x = 0; x < S; x += 4) {

@@ -1,0 +1,90 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# What only a machine with a GPU shows:
+#
+#     tests/gpu/prove.sh BUILD [BACKEND...]     (default: cuda opencl vulkan, as far as their drivers are here)
+#
+# The whole conformance list on every kernel of each backend, the properties, the applications of tests/interop, and on CUDA compute-sanitizer's four checkers over a part of the
+# list. BUILD is a build folder (build/release), or any folder that holds the programs. TESSERA_PROVE_JOBS shards of the list run at once (default: half of the CPUs);
+# TESSERA_PROVE_SANITIZE: every N-th problem of the list under compute-sanitizer (default 40, 0 for none). Prints a line for each step; exit status 1 if one failed.
+set -u
+build=${1:?usage: prove.sh BUILD [BACKEND...]}
+shift
+jobs=${TESSERA_PROVE_JOBS:-$(($(nproc) / 2))}
+[ "$jobs" -gt 0 ] || jobs=1
+every=${TESSERA_PROVE_SANITIZE:-40}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+failed=0
+
+program() { find "$build" -type f -name "$1" -perm -u+x 2>/dev/null | head -n 1; }
+conformance=$(program conformance)
+properties=$(program properties)
+if [ -z "$conformance" ] || [ -z "$properties" ]; then
+  echo "prove: no conformance and properties in $build" >&2
+  exit 2
+fi
+export TESSERA_CACHE_DIR="$work/kernels"
+mkdir -m 700 "$TESSERA_CACHE_DIR"
+
+# step NAME LOG STATUS
+step() {
+  count=$(grep -c '\[       OK \]' "$2")
+  if [ "$3" = 0 ]; then
+    printf '%-44s passed (%s tests)\n' "$1" "$count"
+  elif [ "$3" = 77 ]; then
+    printf '%-44s skipped: %s\n' "$1" "$(tail -n 1 "$2")"
+  else
+    printf '%-44s FAILED (status %s)\n' "$1" "$3"
+    grep -vE '\[ RUN|\[       OK' "$2" | tail -n 15
+    failed=1
+  fi
+}
+
+list() {
+  n=0
+  while [ $n -lt "$jobs" ]; do
+    mkdir -p "$work/$1-$n"
+    { "$conformance" --device "$1" --masks "$work/$1-$n" --shard "$n/$jobs" >"$work/$1-$n.log" 2>&1; echo $? >"$work/$1-$n.status"; } &
+    n=$((n + 1))
+  done
+  wait
+  status=0
+  for file in "$work/$1"-*.status; do [ "$(cat "$file")" = 0 ] || status=$(cat "$file"); done
+  cat "$work/$1"-*.log >"$work/$1.log"
+  step "$1: conformance list" "$work/$1.log" "$status"
+}
+
+[ $# -gt 0 ] || set -- cuda opencl vulkan
+for backend in "$@"; do
+  list "$backend"
+  "$properties" --device "$backend" >"$work/log" 2>&1
+  step "$backend: properties" "$work/log" $?
+  interop=$(program "interop_$backend")
+  if [ -n "$interop" ]; then
+    "$interop" >"$work/log" 2>&1
+    step "$backend: an application's own objects" "$work/log" $?
+  fi
+done
+
+case " $* " in *' cuda '*)
+  if [ "$every" != 0 ] && command -v compute-sanitizer >/dev/null 2>&1; then
+    for tool in memcheck initcheck synccheck; do
+      mkdir -p "$work/masks"
+      compute-sanitizer --tool "$tool" --error-exitcode 9 "$conformance" --device cuda --masks "$work/masks" --every "$every" >"$work/log" 2>&1
+      step "cuda: compute-sanitizer $tool" "$work/log" $?
+    done
+    # racecheck does not see that a warp's reads come before an arrival by one of its lanes (after __syncwarp), which is how the kernel for Hopper gives rings back. So it looks at
+    # problems that the portable kernels take alone.
+    "$conformance" --masks "$work/masks" --list | grep 'dtype=f32' | grep -v 'F.npy\|mask=' | awk "NR % $every == 1" >"$work/lines"
+    : >"$work/log"
+    status=0
+    while IFS= read -r line; do
+      compute-sanitizer --tool racecheck --error-exitcode 9 "$conformance" --device cuda --masks "$work/masks" --line "$line" >>"$work/log" 2>&1 || status=$?
+    done <"$work/lines"
+    step "cuda: compute-sanitizer racecheck, f32" "$work/log" $status
+  else
+    echo "cuda: compute-sanitizer is not here, or not wanted"
+  fi ;;
+esac
+exit $failed
