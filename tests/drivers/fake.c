@@ -63,7 +63,9 @@ typedef struct function {
 
 fake_control fake = {.only_device = -1};
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static fake_object *objects[MOST_OBJECTS], primaries[FAKE_DEVICES], null_streams[FAKE_DEVICES];
+static fake_object *objects[MOST_OBJECTS];
+static fake_object primaries[FAKE_DEVICES] = {{.kind = FAKE_CONTEXT, .device = 0}, {.kind = FAKE_CONTEXT, .device = 1}};
+static fake_object null_streams[FAKE_DEVICES] = {{.kind = FAKE_STREAM, .device = 0}, {.kind = FAKE_STREAM, .device = 1}};
 static function *functions;
 static int clock_now;
 static _Thread_local fake_object *stack[MOST_DEPTH];
@@ -197,11 +199,7 @@ const char *fake_name(const void *handle) {
 
 /* ------------------------------------------------------------------ contexts */
 
-fake_object *fake_primary(int device) {
-    primaries[device].device = device;
-    primaries[device].kind = FAKE_CONTEXT;
-    return &primaries[device];
-}
+fake_object *fake_primary(int device) { return &primaries[device]; }
 
 fake_object *fake_context_create(int device) {
     fake_object *context = create(FAKE_CONTEXT);
@@ -317,11 +315,7 @@ int fake_free(uint64_t pointer) {
 
 /* ------------------------------------------------------------------ streams */
 
-static fake_object *stream_of(void *handle) {
-    const int device = fake_current()->device;
-    null_streams[device].device = device;
-    return handle ? handle : &null_streams[device];
-}
+static fake_object *stream_of(void *handle) { return handle ? handle : &null_streams[fake_current()->device]; }
 
 static int check_stream(void *stream) {
     fake_note(" on %s", fake_name(stream));
