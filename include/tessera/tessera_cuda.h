@@ -15,7 +15,11 @@
  *            TESS_STREAM_SUBMIT: `handle` is a CUstream (cudaStream_t) of the context; 0 is the legacy default stream. `extra` is NULL.
  *            TESS_STREAM_RECORD is UNSUPPORTED: to record, capture a stream into a graph and give that stream as SUBMIT. tess_run only launches kernels and fills 4 bytes of the
  *            workspace, so any capture mode will do; device_seconds must be NULL then. The graph refers to buffers, workspace and plan, which must outlive it.
- * Errors.    CUDA's sticky errors (700, 702, 710, 714 to 719 among them) are TESS_ERROR_DEVICE_LOST.
+ * Plans.     The first plan of a device loads its code, and where there is only PTX for the GPU, the driver compiles that, which takes seconds unless its own cache has it.
+ *            A driver that is too old for all of the library's code makes tess_plan_create UNAVAILABLE. tess_run loads nothing.
+ * Memory.    tess_alloc, tess_copy and tess_wait use the device's own stream and know nothing of the application's.
+ * Errors.    CUDA's sticky errors (700, 702, 709, 710, 714 to 719 among them) are TESS_ERROR_DEVICE_LOST. CUDA's documentation asks for a new process after most of
+ *            them; a new context may do, and opening the device again tells.
  * Threads.   As tessera.h says. At most 8 calls with device_seconds at once; more are BUSY.
  */
 #ifndef TESSERA_TESSERA_CUDA_H
