@@ -51,7 +51,7 @@ static int is_host_memory(tess_device *device) {
 }
 
 static void add_targets(test_targets *targets, tess_device *device, const tess_device_info *info, unsigned flags) {
-    test_target base = {.device = device, .host_memory = is_host_memory(device)};
+    test_target base = {.device = device, .host_memory = is_host_memory(device), .software = info->kind == TESS_DEVICE_SOFTWARE};
     snprintf(base.id, sizeof base.id, "%s", info->id);
     snprintf(base.backend, sizeof base.backend, "%s", info->backend);
     targets->items[targets->count++] = base;

@@ -19,6 +19,7 @@ typedef struct test_target {
     char backend[32];
     char kernel[64];
     int host_memory; /* tensors are host memory */
+    int software;    /* a GPU interface emulated on the CPU, which takes its time */
     int portable;    /* the kernel is the portable body, which may refuse nothing; the plan's own choice may not either */
 } test_target;
 

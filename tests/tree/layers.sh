@@ -52,12 +52,14 @@ bad=$(
   check 'cli/*' support bench cli
   for folder in tests/*/; do
     folder=${folder%/}
-    case $folder in tests/unit | tests/opencl | tests/vulkan | tests/drivers) ;; *) check "$folder/*" tests support bench ;; esac
+    case $folder in tests/unit | tests/opencl | tests/vulkan | tests/drivers | tests/driver_calls | tests/amd) ;; *) check "$folder/*" tests support bench ;; esac
   done
   check 'tests/unit/*' tests support core backends/common
   check 'tests/opencl/*' tests support backends/opencl # its stand-in for the loader needs the declarations
   check 'tests/vulkan/*' tests support backends/vulkan # whose declarations of Vulkan are under test
   check 'tests/drivers/*' tests support backends/common backends/cuda # what stands in for a driver reads the arguments of kernels
+  check 'tests/driver_calls/*' tests support tests/drivers backends/common backends/cuda
+  check 'tests/amd/*' tests support backends/common # it is a backend, whose kernels run in an emulator
   check 'examples/*'
 )
 [ -z "$bad" ] || wrong "$bad"
