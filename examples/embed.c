@@ -11,6 +11,18 @@ static void check(tess_status status) {
     exit(1);
 }
 
+/* A tensor of the plan in the device's own memory, which on a CPU is the host's. An application that has its arrays there already passes those instead. */
+static tess_tensor place(tess_device *device, const tess_plan *plan, tess_role role, const void *data) {
+    tess_tensor tensor;
+    tess_buffer memory;
+    uint64_t bytes;
+    check(tess_plan_tensor(plan, role, (tess_buffer){0}, &tensor, &bytes));
+    check(tess_alloc(device, bytes, &memory));
+    if (data) check(tess_copy(device, memory, tess_host_buffer(data, bytes), bytes));
+    tensor.buffer = memory;
+    return tensor;
+}
+
 enum { TOKENS = 2048, HEADS = 8, KV_HEADS = 2, DIM = 64 };
 static float q[TOKENS * HEADS * DIM], k[TOKENS * KV_HEADS * DIM], v[TOKENS * KV_HEADS * DIM], o[TOKENS * HEADS * DIM];
 
@@ -38,20 +50,23 @@ int main(void) {
     check(tess_plan_create(device, layout, &plan_desc, &plan));
     check(tess_plan_query(plan, &info));
 
-    /* A run: on arrays that belong to the application, workspace included. A GPU takes its own kinds of buffers instead. */
+    /* A run: on memory that belongs to the application, workspace included. */
     tess_run_desc run = {.struct_size = sizeof run};
-    check(tess_plan_tensor(plan, TESS_ROLE_Q, tess_host_buffer(q, sizeof q), &run.q, NULL));
-    check(tess_plan_tensor(plan, TESS_ROLE_K, tess_host_buffer(k, sizeof k), &run.k, NULL));
-    check(tess_plan_tensor(plan, TESS_ROLE_V, tess_host_buffer(v, sizeof v), &run.v, NULL));
-    check(tess_plan_tensor(plan, TESS_ROLE_O, tess_host_buffer(o, sizeof o), &run.o, NULL));
+    run.q = place(device, plan, TESS_ROLE_Q, q);
+    run.k = place(device, plan, TESS_ROLE_K, k);
+    run.v = place(device, plan, TESS_ROLE_V, v);
+    run.o = place(device, plan, TESS_ROLE_O, NULL);
     check(tess_alloc(device, info.workspace_bytes, &run.workspace));
     check(tess_run(plan, &run));
+    check(tess_wait(device, UINT64_MAX));
+    check(tess_copy(device, tess_host_buffer(o, sizeof o), run.o.buffer, sizeof o));
 
     double sum = 0;
     for (int n = 0; n < TOKENS * HEADS * DIM; n++) sum += o[n];
     printf("%s: checksum %.3f, %.2f times less work than dense\n", info.kernel, sum, (double)info.dense_pairs / (double)info.kept_pairs);
 
-    check(tess_free(device, &run.workspace));
+    tess_buffer *buffers[] = {&run.q.buffer, &run.k.buffer, &run.v.buffer, &run.o.buffer, &run.workspace};
+    for (int n = 0; n < 5; n++) check(tess_free(device, buffers[n]));
     tess_plan_release(plan);
     tess_layout_release(layout);
     tess_device_release(device);
