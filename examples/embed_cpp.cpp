@@ -38,7 +38,10 @@ int run() {
     check(tess_runtime_create(nullptr, &raw_runtime));
     const Runtime runtime(raw_runtime);
     tess_device *raw_device = nullptr;
-    check(tess_device_open(runtime.get(), nullptr, &raw_device));
+    tess_device_desc device_desc = {};
+    device_desc.struct_size = sizeof device_desc;
+    device_desc.id = "cpu"; // whose buffers are the program's own memory
+    check(tess_device_open(runtime.get(), &device_desc, &raw_device));
     const Device device(raw_device);
     tess_device_info device_info = zeroed<tess_device_info>();
     check(tess_device_query(device.get(), &device_info));
