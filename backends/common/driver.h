@@ -147,7 +147,8 @@ tess_status tess_driver_fail(const tess_driver_device *d, const char *call, cons
 /* Makes the device's context current; vendor->leave puts back the one before. */
 tess_status tess_driver_enter(tess_driver_device *d, void **before);
 
-/* Finds function `name` in module `slot`, which is loaded from the image if that was not done before. Slot 0 is the portable kernels', with images of its own. */
+/* Finds function `name` in module `slot`, which is loaded from the image if that was not done before. Slot 0 is the portable kernels', of whose
+ * images it takes the best that the driver takes. */
 tess_status tess_driver_function(tess_driver_device *d, int slot, const tess_driver_image *image, const char *name, void **function);
 
 /* Allocates and fills the state of a plan: a forward kernel, and the merge kernel of the key's type, which is one of the portable kernels. */

@@ -58,7 +58,7 @@ tess_status tess_driver_state_create(tess_driver_device *d, const tess_kernel_ke
     state->key.name = NULL;
     snprintf(merge, sizeof merge, "tess_merge_%s", tess_portable_dtype(key->dtype));
     tess_status status = tess_driver_function(d, slot, image, forward, &state->forward);
-    if (status == TESS_OK) status = tess_driver_function(d, 0, NULL, merge, &state->merge);
+    if (status == TESS_OK) status = tess_driver_function(d, 0, d->driver->vendor->images, merge, &state->merge);
     if (status != TESS_OK) {
         d->host->free(d->host, state, sizeof *state);
         return status;
@@ -93,8 +93,8 @@ static tess_status portable_prepare(tess_driver_device *d, const tess_kernel_key
     tess_driver_state *state = NULL;
     char name[64];
     snprintf(name, sizeof name, "tess_forward_%s_%u", tess_portable_dtype(key->dtype), (unsigned)shape->head_dim);
-    const tess_status status = tess_driver_state_create(d, key, 0, NULL, name, &state);
-    if (status != TESS_OK) return status;
+    const tess_status status = tess_driver_state_create(d, key, 0, d->driver->vendor->images, name, &state);
+    if (status != TESS_OK || !state) return status;
     state->shape = shape;
     kernel->tile_rows = kernel->pack_rows = shape->rows;
     kernel->tile_step = 1;

@@ -81,7 +81,7 @@ static int arch(const tess_driver *driver, int device, char *text, size_t size) 
 
 static int number_after(const char *text, const char *prefix) {
     const size_t length = strlen(prefix);
-    return strncmp(text, prefix, length) == 0 ? atoi(text + length) : -1;
+    return strncmp(text, prefix, length) == 0 ? (int)strtol(text + length, NULL, 10) : -1;
 }
 
 /* Machine code runs on its own version and later ones of the same major number; PTX on its own and all later ones, after the driver has compiled it. */

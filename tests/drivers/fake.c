@@ -2,7 +2,6 @@
 #include "fake.h"
 
 #include <pthread.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -78,20 +77,13 @@ static const char *const kind_names[FAKE_KINDS] = {"context", "stream", "event",
 
 /* ------------------------------------------------------------------ calls */
 
-void fake_note(const char *format, ...) {
-    va_list list;
-    if (!fake.logging || fake.used >= sizeof fake.log) return;
-    va_start(list, format);
-    const int length = vsnprintf(fake.log + fake.used, sizeof fake.log - fake.used, format, list);
-    va_end(list);
-    if (length > 0) fake.used += (size_t)length;
+void fake_noted(int length) {
+    if (fake.logging && length > 0) fake.used += (size_t)length;
+    if (fake.used >= sizeof fake.log) fake.used = sizeof fake.log - 1; /* the rest did not fit */
 }
 
-int fake_misuse(int code, const char *format, ...) {
-    va_list list;
-    va_start(list, format);
-    if (!fake.wrong++) vsnprintf(fake.what, sizeof fake.what, format, list);
-    va_end(list);
+int fake_misused(int code) {
+    fake.wrong++;
     return code;
 }
 
@@ -221,6 +213,13 @@ int fake_context_destroy(fake_object *context) {
             return fake_misuse(INVALID_CONTEXT, "a context goes before its objects");
     destroy(context);
     return OK;
+}
+
+int fake_number(const char *text) { return (int)strtol(text, NULL, 10); }
+
+int fake_setting(const char *name, int otherwise) {
+    const char *text = getenv(name);
+    return text ? fake_number(text) : otherwise;
 }
 
 const char *fake_arch(int device, const char *otherwise) {

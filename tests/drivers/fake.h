@@ -11,6 +11,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 enum { FAKE_CONTEXT, FAKE_STREAM, FAKE_EVENT, FAKE_MODULE, FAKE_MEMORY, FAKE_GRAPH, FAKE_KINDS };
 
@@ -54,10 +55,13 @@ typedef struct fake_object fake_object;
 int fake_begin(const char *name);
 int fake_begin_on(const char *name, int device); /* of a call that concerns another device than the current one; -1: none */
 int fake_end(int code);                          /* lets the lock go; returns `code` */
-void fake_note(const char *format, ...) __attribute__((format(printf, 1, 2)));
+#define fake_note(...) fake_noted(snprintf(fake.log + fake.used, fake.logging ? sizeof fake.log - fake.used : 0, __VA_ARGS__))
+void fake_noted(int length);
 /* A handle as text: "stream 2". NULL is "0". */
 const char *fake_name(const void *handle);
-int fake_misuse(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* Keeps the text of the first misuse; gives `code`. */
+#define fake_misuse(code, ...) (snprintf(fake.what, fake.wrong ? 0 : sizeof fake.what, __VA_ARGS__), fake_misused(code))
+int fake_misused(int code);
 
 /* What is current in the thread. Contexts belong to a device; a driver without contexts uses those of fake_primary. */
 fake_object *fake_primary(int device);
@@ -91,6 +95,10 @@ int fake_capture_begin(void *stream);
 int fake_capture_end(void *stream, void **graph);
 int fake_graph_launch(void *graph, void *stream);
 int fake_graph_destroy(void *graph);
+
+/* The number at the start of a text; that of a variable of the environment. */
+int fake_number(const char *text);
+int fake_setting(const char *name, int otherwise);
 
 /* The architecture of a device: as the test wants it, else FAKE_DRIVER_ARCH, else as given. */
 const char *fake_arch(int device, const char *otherwise);

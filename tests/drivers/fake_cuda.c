@@ -33,15 +33,10 @@ static int started, retained[FAKE_DEVICES];
 EXPORT fake_get_fn fake_get;
 const fake_exports *fake_get(void) { return &fake_table; }
 
-static int environment(const char *name, int otherwise) {
-    const char *text = getenv(name);
-    return text ? atoi(text) : otherwise;
-}
-
-static int devices(void) { return environment("FAKE_DRIVER_DEVICES", FAKE_DEVICES); }
+static int devices(void) { return fake_setting("FAKE_DRIVER_DEVICES", FAKE_DEVICES); }
 
 int fake_can_run(const char *image, const char *arch) {
-    const int own = atoi(arch + 3), version = atoi(strchr(image, '_') + 1);
+    const int own = fake_number(arch + 3), version = fake_number(strchr(image, '_') + 1);
     if (strncmp(image, "compute_", 8) == 0) return version <= own;
     if (image[strlen(image) - 1] == 'a') return version == own;
     return version / 10 == own / 10 && version <= own;
@@ -50,7 +45,7 @@ int fake_can_run(const char *image, const char *arch) {
 static int attribute_of(int *value, int attribute, int device) {
     fake_note(" %d of device %d", attribute, device);
     if (device < 0 || device >= devices()) return INVALID_DEVICE;
-    const int version = atoi(fake_arch(device, "sm_80") + 3);
+    const int version = fake_number(fake_arch(device, "sm_80") + 3);
     switch (attribute) {
     case 16: *value = FAKE_UNITS; return 0;
     case 17: *value = fake.time_limited; return 0;
@@ -62,7 +57,7 @@ static int attribute_of(int *value, int attribute, int device) {
 
 CALL(cuInit, (unsigned flags), {
     (void)flags;
-    code = environment("FAKE_DRIVER_INIT", 0);
+    code = fake_setting("FAKE_DRIVER_INIT", 0);
     started = !code;
 })
 CALL(cuDriverGetVersion, (int *version), *version = 12040)

@@ -34,12 +34,7 @@ static int started;
 EXPORT fake_get_fn fake_get;
 const fake_exports *fake_get(void) { return &fake_table; }
 
-static int environment(const char *name, int otherwise) {
-    const char *text = getenv(name);
-    return text ? atoi(text) : otherwise;
-}
-
-static int devices(void) { return environment("FAKE_DRIVER_DEVICES", FAKE_DEVICES); }
+static int devices(void) { return fake_setting("FAKE_DRIVER_DEVICES", FAKE_DEVICES); }
 
 /* Every thread begins with device 0. */
 static int current_device(void) {
@@ -61,7 +56,7 @@ static int attribute_of(int *value, int attribute, int device) {
 
 CALL(hipInit, (unsigned flags), {
     (void)flags;
-    code = environment("FAKE_DRIVER_INIT", 0);
+    code = fake_setting("FAKE_DRIVER_INIT", 0);
     started = !code;
 })
 CALL(hipDriverGetVersion, (int *version), *version = 60443483)

@@ -54,7 +54,7 @@ static int run_often(worker *w, instance *x) {
 
 static int use_device(worker *w) {
     instance x;
-    instance_verdict verdict;
+    instance_verdict verdict = {0};
     WANT(instance_create(&x, w->device, w->p, NULL, INSTANCE_GUARDS | INSTANCE_POISON) == TESS_OK);
     const int fine = run_often(w, &x) && instance_fetch(&x) == TESS_OK;
     if (fine) instance_check(&x, 0, &verdict);

@@ -407,10 +407,11 @@ static void run_on(const app *a, tess_device *device, const char *kernel, const 
 /* The wrapped context, the same one wrapped again, the GPU's primary context, and the CPU, in one process and at the same time. */
 static void test_beside_other_devices(void **state) {
     app *a = *state;
-    tess_device *devices[3] = {NULL, NULL, test_cpu(a->runtime)};
+    tess_device *devices[3] = {NULL};
     const tess_device_desc desc = {.struct_size = sizeof desc, .id = id_of(a)};
     job j;
     NEEDS_KERNEL(a);
+    devices[2] = test_cpu(a->runtime);
     assert_ok(wrap(a, a->context, &devices[0]));
     assert_ok(tess_device_open(a->runtime, &desc, &devices[1]));
     job_begin(a, &j, 11);
