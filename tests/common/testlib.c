@@ -76,7 +76,7 @@ int test_targets_open(test_targets *targets, const char *backend, unsigned flags
     desc.log = test_log_nothing;
     if (tess_runtime_create(&desc, &targets->runtime) != TESS_OK) {
         fprintf(stderr, "%s\n", tess_last_error());
-        return -1;
+        return 1;
     }
     for (uint32_t i = 0; targets->n_devices < 16; i++) {
         tess_device_info info = {.struct_size = sizeof info};
@@ -87,16 +87,16 @@ int test_targets_open(test_targets *targets, const char *backend, unsigned flags
         tess_device *device = NULL;
         if (tess_device_open(targets->runtime, &open, &device) != TESS_OK) {
             fprintf(stderr, "device %s was listed and does not open: %s\n", info.id, tess_last_error());
-            return -1;
+            return 1;
         }
         targets->devices[targets->n_devices++] = device;
         add_targets(targets, device, &info, flags);
     }
     if (!targets->n_devices) {
         fprintf(stderr, "no device was found%s%s\n", backend ? " for backend " : "", backend ? backend : "");
-        return -1;
+        return required_missing(targets->runtime) != 0 || !backend ? 1 : TEST_SKIPPED;
     }
-    return required_missing(targets->runtime) ? -1 : 0;
+    return required_missing(targets->runtime);
 }
 
 void test_targets_close(test_targets *targets) {

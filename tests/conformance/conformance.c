@@ -216,7 +216,11 @@ int main(int argc, char **argv) {
     }
 
     test_targets targets;
-    if (test_targets_open(&targets, backend, TEST_EACH_KERNEL) != 0) return failed_early(&list);
+    const int absent = test_targets_open(&targets, backend, TEST_EACH_KERNEL);
+    if (absent != 0) {
+        list_free(&list);
+        return absent;
+    }
     const size_t most = (size_t)(list.count + 2) * (size_t)targets.count + 2;
     struct CMUnitTest *tests = calloc(most, sizeof *tests);
     one_case *cases = calloc(most, sizeof *cases);

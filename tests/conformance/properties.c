@@ -22,7 +22,8 @@ int main(int argc, char **argv) {
     static const char *const names[] = {"memory", "bits", "values", "sizes"};
     static const property *const groups[] = {memory_properties, bits_properties, value_properties, size_properties};
     test_targets targets;
-    if (test_targets_open(&targets, backend, TEST_EACH_KERNEL) != 0) return 1;
+    const int absent = test_targets_open(&targets, backend, TEST_EACH_KERNEL);
+    if (absent != 0) return absent;
     int failed = 0, groups_run = 0;
     for (size_t g = 0; g < sizeof groups / sizeof groups[0]; g++) {
         if (only && strcmp(only, names[g]) != 0) continue;
