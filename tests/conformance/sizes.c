@@ -90,9 +90,12 @@ static void test_many_heads_and_sequences(void **state) {
         "pattern=s2 block=2 local=1 stride=3 heads=65535 kv_heads=1 head_dim=8 batch=2 q_len=1 kv_len=7 dtype=f16",
         "pattern=dense heads=1 head_dim=8 batch=70000 q_len=2 kv_len=1",
     };
-    for (size_t n = 0; n < sizeof lines / sizeof lines[0]; n++) {
+    const test_target *target = *state;
+    /* A device's own choice is one of its kernels, each of which has its turn. Where that takes minutes, one problem shows that the choice works. */
+    const size_t count = target->software && !target->kernel[0] ? 1 : sizeof lines / sizeof lines[0];
+    for (size_t n = 0; n < count; n++) {
         rig r;
-        rig_create(&r, *state, lines[n], NULL, NULL);
+        rig_create(&r, target, lines[n], NULL, NULL);
         if (r.refused) continue;
         void *o = calloc(1, r.bytes[TESS_ROLE_O]), *lse = calloc(1, r.bytes[TESS_ROLE_LSE]);
         assert_true(o && lse);
