@@ -19,7 +19,7 @@ typedef struct instance {
     unsigned shared_bytes;
 } instance;
 
-#define INSTANCE(head_dim, keys, q_slots, stages) {head_dim, TESS_SM90_SHARED(head_dim, keys, q_slots, stages)},
+#define INSTANCE(head_dim, keys, q_slots, k_stages, v_stages) {head_dim, TESS_SM90_SHARED(head_dim, keys, q_slots, k_stages, v_stages)},
 static const instance instances[] = {TESS_SM90_INSTANCES(INSTANCE)};
 
 enum {
@@ -102,11 +102,12 @@ static tess_status forward(tess_driver_device *d, const tess_launch *l, void *st
     unsigned shift = 6;
     while (l->block % (1 << shift) != 0) shift--;
 
-    tensor_map maps[3];
+    tensor_map maps[4];
     memset(maps, 0, sizeof maps);
     const int q_map = q_wide && make_map(d, l, &l->q, l->q_tokens, l->n_heads, 64, &maps[0]);
     const int kv_map = kv_wide && make_map(d, l, &l->k, l->kv_tokens, l->n_heads / l->group, 1u << shift, &maps[1]) &&
                        make_map(d, l, &l->v, l->kv_tokens, l->n_heads / l->group, 1u << shift, &maps[2]);
+    const int o_map = o_wide && make_map(d, l, &l->o, l->q_tokens, l->n_heads, 16, &maps[3]);
 
     /* Few jobs are dealt out beforehand, to and fro, as they come longest first; of many, each workgroup takes the next one when it is done. */
     const int counted = l->n_jobs >= (uint64_t)COUNTED_JOBS * (uint64_t)d->units;
@@ -126,14 +127,14 @@ static tess_status forward(tess_driver_device *d, const tess_launch *l, void *st
         args.piece_shift = shift;
         args.q_tokens = (uint32_t)l->q_tokens;
         args.kv_tokens = (uint32_t)l->kv_tokens;
-        args.tma = (q_map ? 1u : 0) | (kv_map ? 2u : 0);
+        args.tma = (q_map ? 1u : 0) | (kv_map ? 2u : 0) | (o_map ? 4u : 0);
         args.wide = (q_wide ? 1u : 0) | (kv_wide ? 2u : 0) | (o_wide ? 4u : 0);
         if (counted) {
             const int code = c->fill(workspace, 0, 1, stream);
             if (code != DRIVER_OK) return tess_driver_fail(d, "cuMemsetD32Async", "the counter of jobs", code);
         }
         const unsigned groups = items < (uint64_t)d->units ? (unsigned)items : (unsigned)d->units;
-        void *parameters[] = {&maps[0], &maps[1], &maps[2], &args};
+        void *parameters[] = {&maps[0], &maps[1], &maps[2], &maps[3], &args};
         const int code = c->launch(state->forward, groups, 1, 1, THREADS, 1, 1, x->shared_bytes, stream, parameters, NULL);
         if (code != DRIVER_OK) return tess_driver_fail(d, "cuLaunchKernel", "the kernel for sm_90", code);
         done += items;

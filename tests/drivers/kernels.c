@@ -49,7 +49,7 @@ int fake_kernel_find(const char *name) {
 
 const size_t *fake_kernel_parameters(int number) {
     static const size_t portable[] = {8, 8, 8, 8, 8, 8, 8, sizeof(tess_args), 0},
-                        sm90[] = {TENSOR_MAP, TENSOR_MAP, TENSOR_MAP, sizeof(tess_sm90_args), 0};
+                        sm90[] = {TENSOR_MAP, TENSOR_MAP, TENSOR_MAP, TENSOR_MAP, sizeof(tess_sm90_args), 0};
     return kernel_of(number).kind == SM90 ? sm90 : portable;
 }
 
@@ -67,7 +67,7 @@ static arguments read_arguments(int number, void *const *parameters) {
     arguments x = {.dtype = kernel_of(number).dtype};
     if (kernel_of(number).kind == SM90) {
         tess_sm90_args s;
-        memcpy(&s, parameters[3], sizeof s);
+        memcpy(&s, parameters[4], sizeof s);
         const uint64_t pointers[7] = {s.q, s.k, s.v, s.o, s.lse, s.tables, s.workspace};
         memcpy(x.pointers, pointers, sizeof pointers);
         x.a = s.common;

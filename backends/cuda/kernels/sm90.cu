@@ -37,6 +37,7 @@ struct tile {
     int32_t stages; /* negative: there are no more jobs */
     int32_t masked_stages;
     int32_t rows, heads, head, row;
+    int32_t last; /* rows behind the tile's are outside of the tensors */
     int32_t partial;
     int32_t position; /* of the tile's first row */
     int32_t kv_len, first_block;
@@ -75,15 +76,14 @@ struct block_list {
     }
 };
 
-template <int D, int KEYS, int Q_SLOTS, int STAGES> struct alignas(1024) memory {
+template <int D, int KEYS, int Q_SLOTS, int K_STAGES, int V_STAGES> struct alignas(1024) memory {
     static constexpr int CHUNKS = (D + 63) / 64; /* columns of 64 elements: rows of 128 bytes, which is what the copies swizzle */
-    uint8_t q[Q_SLOTS][CHUNKS][ROWS * 128];
-    uint8_t k[STAGES][CHUNKS][KEYS * 128];
-    uint8_t v[STAGES][CHUNKS][KEYS * 128];
-    uint8_t o[Q_SLOTS == 1 ? 1 : CONSUMER_WARPS][CHUNKS][16 * 128]; /* results on their way out; with one tile of Q, they take its place */
-    uint64_t q_full[Q_SLOTS], q_empty[Q_SLOTS], k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
+    uint8_t q[Q_SLOTS][CHUNKS][ROWS * 128];      /* of a tile, and then its results on their way out */
+    uint8_t k[K_STAGES][CHUNKS][KEYS * 128];
+    uint8_t v[V_STAGES][CHUNKS][KEYS * 128];
+    uint64_t q_full[Q_SLOTS], q_empty[Q_SLOTS], k_full[K_STAGES], k_empty[K_STAGES], v_full[V_STAGES], v_empty[V_STAGES];
     tile tiles[Q_SLOTS];
-    piece pieces[STAGES][MOST_PIECES];
+    piece pieces[K_STAGES][MOST_PIECES];
     block_list list; /* of the producing warp */
 };
 
@@ -116,6 +116,16 @@ __device__ __forceinline__ void copy_box(void *to, const tess_tensor_map *map, u
         : "memory");
 }
 
+/* The other way, to where the tensor has rows and elements. By one thread, which waits for its own copies: until they have read workgroup memory, or until they are done. */
+__device__ __forceinline__ void copy_box_out(const tess_tensor_map *map, const void *from, int32_t element, int32_t token, int32_t head, int32_t batch) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map), "r"(shared_address(from)),
+                 "r"(element), "r"(token), "r"(head), "r"(batch)
+                 : "memory");
+}
+__device__ __forceinline__ void copies_out_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void copies_out_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+__device__ __forceinline__ void copies_out_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -133,6 +143,12 @@ __device__ __forceinline__ void turn_give(int turn) { asm volatile("bar.arrive %
 __device__ __forceinline__ float exp2_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+__device__ __forceinline__ float reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
@@ -207,10 +223,10 @@ struct description {
 
 __device__ __forceinline__ int32_t floor_div(int32_t a, int32_t b) { return a / b - (a % b < 0); }
 
-template <int D, int KEYS, int Q_SLOTS, int STAGES>
-__device__ __forceinline__ void produce(memory<D, KEYS, Q_SLOTS, STAGES> *m, const tess_tensor_map *q_map, const tess_tensor_map *k_map,
+template <int D, int KEYS, int Q_SLOTS, int K_STAGES, int V_STAGES>
+__device__ __forceinline__ void produce(memory<D, KEYS, Q_SLOTS, K_STAGES, V_STAGES> *m, const tess_tensor_map *q_map, const tess_tensor_map *k_map,
                                         const tess_tensor_map *v_map, const tess_sm90_args *a) {
-    constexpr int CHUNKS = memory<D, KEYS, Q_SLOTS, STAGES>::CHUNKS;
+    constexpr int CHUNKS = memory<D, KEYS, Q_SLOTS, K_STAGES, V_STAGES>::CHUNKS;
     const int lane = threadIdx.x % 32;
     const uint32_t *tables = (const uint32_t *)a->tables;
     const tess_args *c = &a->common;
@@ -295,6 +311,7 @@ __device__ __forceinline__ void produce(memory<D, KEYS, Q_SLOTS, STAGES> *m, con
             t->sinks = flags & CLASS_WINDOW ? sinks : 0;
             t->block = c->block;
             t->q_start = q_start;
+            t->last = row + rows == q_len && (uint32_t)(q_start + q_len) == a->q_tokens;
         }
         /* A box that reaches past the sequence is read only where that is past the map too: behind the last sequence there may be no memory. */
         const bool q_map_used = (a->tma & 1) && heads == 1 && (row + ROWS <= q_len || (uint32_t)(q_start + q_len) == a->q_tokens);
@@ -365,10 +382,10 @@ __device__ __forceinline__ void produce(memory<D, KEYS, Q_SLOTS, STAGES> *m, con
         for (int32_t i = 0; i <= stages; i++) {
             if (i < stages) {
                 const uint32_t n = loaded + i;
-                const int stage = n % STAGES;
+                const int stage = n % K_STAGES;
                 token = ahead.token;
                 plain = __ballot_sync(~0u, cut = token != NO_TOKEN && token + piece_tokens > kv_len && !ends_map);
-                barrier_wait(&m->k_empty[stage], (n / STAGES & 1) ^ 1);
+                barrier_wait(&m->k_empty[stage], (n / K_STAGES & 1) ^ 1);
                 if (i < masked_stages && lane < stage_pieces) { m->pieces[stage][lane] = ahead; }
                 if (plain || !kv_maps) {
                     for (int p = 0; p < stage_pieces; p++) {
@@ -394,8 +411,8 @@ __device__ __forceinline__ void produce(memory<D, KEYS, Q_SLOTS, STAGES> *m, con
             ahead = find_piece(i + 1);
             if (i > 0) {
                 const uint32_t n = loaded + i - 1;
-                const int stage = n % STAGES;
-                barrier_wait(&m->v_empty[stage], (n / STAGES & 1) ^ 1);
+                const int stage = n % V_STAGES;
+                barrier_wait(&m->v_empty[stage], (n / V_STAGES & 1) ^ 1);
                 if (plain_before || !kv_maps) {
                     for (int p = 0; p < stage_pieces; p++) {
                         if (kv_maps && !(plain_before >> p & 1)) continue;
@@ -420,13 +437,11 @@ __device__ __forceinline__ void produce(memory<D, KEYS, Q_SLOTS, STAGES> *m, con
             token_before = token;
             plain_before = plain;
             cut_before = cut;
-            if (i == 1 || i == stages) {
-                if (i == 1) {
-                    job_index = __shfl_sync(~0u, next, 0);
-                    d.read_job(tables, c, job_index, lane);
-                }
-                if (i == stages) d.read_rest(tables, c, lane);
+            if (i == 1) {
+                job_index = __shfl_sync(~0u, next, 0);
+                d.read_job(tables, c, job_index, lane);
             }
+            if (i == min(stages, 2)) d.read_rest(tables, c, lane);
         }
         loaded += stages;
     }
@@ -491,11 +506,12 @@ template <int KEYS> __device__ __forceinline__ void mask(float (&s)[KEYS / 2], c
 #define MINUS_INFINITY __int_as_float(0xff800000)
 
 /* One of the two consuming warpgroups: what a thread holds, and the steps that it takes. */
-template <typename T, int D, int KEYS, int Q_SLOTS, int STAGES> struct consumer {
-    typedef memory<D, KEYS, Q_SLOTS, STAGES> shared;
-    enum { CHUNKS = shared::CHUNKS, S = KEYS / 2, O = D / 2, PRIMES = Q_SLOTS > 1, COLUMN = (Q_SLOTS == 1 ? ROWS : 16) * 128 };
+template <typename T, int D, int KEYS, int Q_SLOTS, int K_STAGES, int V_STAGES> struct consumer {
+    typedef memory<D, KEYS, Q_SLOTS, K_STAGES, V_STAGES> shared;
+    enum { CHUNKS = shared::CHUNKS, S = KEYS / 2, O = D / 2, PRIMES = Q_SLOTS > 1, COLUMN = ROWS * 128 };
 
     shared *m;
+    const tess_tensor_map *o_map;
     const tess_sm90_args *a;
     int group, warp, lane, row;      /* row: the thread's first one in the tile, the other is 8 below */
     float scale, slope;              /* of the scores; the same in exponents of 2 */
@@ -504,7 +520,7 @@ template <typename T, int D, int KEYS, int Q_SLOTS, int STAGES> struct consumer 
     float top[2], sum[2], factor[2]; /* of the two rows: the score that exponentials are relative to, their sum, and what O has to be multiplied by */
 
     __device__ __forceinline__ void issue_scores(const uint8_t *q_rows, uint32_t n) { /* S = Q K^T */
-        const uint64_t q = matrix(q_rows, 16), k = matrix(m->k[n % STAGES][0], 16);
+        const uint64_t q = matrix(q_rows, 16), k = matrix(m->k[n % K_STAGES][0], 16);
         products_begin();
 #pragma unroll
         for (int x = 0; x < (D + 15) / 16; x++)
@@ -513,7 +529,7 @@ template <typename T, int D, int KEYS, int Q_SLOTS, int STAGES> struct consumer 
     }
 
     __device__ __forceinline__ void issue_values(uint32_t n, bool first) { /* O += P V, or = for the first keys of a tile */
-        const uint64_t v = matrix(m->v[n % STAGES][0], KEYS * 128);
+        const uint64_t v = matrix(m->v[n % V_STAGES][0], KEYS * 128);
         products_begin();
 #pragma unroll
         for (int x = 0; x < KEYS / 16; x++) wgmma<T, D>::rs(o, p[x], v + (x * 16 * 128 >> 4), x > 0 || !first);
@@ -528,9 +544,9 @@ template <typename T, int D, int KEYS, int Q_SLOTS, int STAGES> struct consumer 
 #pragma unroll
             for (int x = 0; x < S; x++) s[x] = -s[x];
         }
-        if (masked) mask<KEYS>(s, m->pieces[n % STAGES], t, a->piece_shift, row);
+        if (masked) mask<KEYS>(s, m->pieces[n % K_STAGES], t, a->piece_shift, row);
         __syncwarp();
-        if (lane == 0) barrier_arrive(&m->k_empty[n % STAGES]);
+        if (lane == 0) barrier_arrive(&m->k_empty[n % K_STAGES]);
         float most[2] = {s[0], s[2]}, bias[2];
 #pragma unroll
         for (int x = 0; x < S; x += 4) {
@@ -570,6 +586,12 @@ template <typename T, int D, int KEYS, int Q_SLOTS, int STAGES> struct consumer 
         }
     }
 
+    /* The compiler likes to wait for products before it exponentiates, and then nothing overlaps. It does not move a wait above what depends on the sums; that they are negative
+     * never happens. */
+    __device__ __forceinline__ void exponentials_first() const {
+        if (sum[0] < 0 || sum[1] < 0) asm volatile("nanosleep.u32 0;");
+    }
+
     __device__ __forceinline__ void scale_results() {
         if (!__any_sync(~0u, factor[0] != 1.0f || factor[1] != 1.0f)) return;
 #pragma unroll
@@ -590,14 +612,14 @@ template <typename T, int D, int KEYS, int Q_SLOTS, int STAGES> struct consumer 
         return (in_tile - h * rows) * token + h * head;
     }
 
-    /* Divides O by the sums and lays it out in workgroup memory, a warp's 16 rows for itself. Without branches, since the next tile's first product is under way. */
+    /* Divides O by the sums and lays it out in workgroup memory, a warp's 16 rows for itself, in the place of the same rows of Q. Without branches, since the next tile's first product is under way. */
     __device__ __forceinline__ void stage_results(int slot) {
         float inverse[2];
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             sum[r] += __shfl_xor_sync(~0u, sum[r], 1);
             sum[r] += __shfl_xor_sync(~0u, sum[r], 2);
-            inverse[r] = 1.0f / sum[r];
+            inverse[r] = reciprocal(sum[r]);
         }
         /* A row that has seen no key is 0, whatever its registers hold. */
 #pragma unroll
@@ -612,43 +634,57 @@ template <typename T, int D, int KEYS, int Q_SLOTS, int STAGES> struct consumer 
                          "r"(pack<T>(o[8 * x + 2], o[8 * x + 3])), "r"(pack<T>(o[8 * x + 4], o[8 * x + 5])), "r"(pack<T>(o[8 * x + 6], o[8 * x + 7]))
                          : "memory");
         }
+        fence_async_proxy();
         __syncwarp();
     }
 
     __device__ __forceinline__ uint8_t *staged_rows(int slot) const {
-        return Q_SLOTS == 1 ? m->q[slot][0] + (group * 64 + warp * 16) * 128 : m->o[group * 4 + warp][0];
+        return m->q[slot][0] + (group * 64 + warp * 16) * 128;
     }
 
-    /* Writes O and LSE of the tile to the caller, or into a partial result. Gives the slot of Q back. */
+    /* Writes O and LSE of the tile to the caller, or into a partial result. */
     __device__ __forceinline__ void finish(const tile *t, int slot) {
         const tess_args *c = &a->common;
-        const int32_t rows = t->rows, all = rows * t->heads, partial = t->partial;
-        const int64_t o_base = t->batch * c->o_batch + (t->q_start + t->row) * c->o_token + t->head * c->o_head;
-        const int64_t lse_base = t->batch * c->lse_batch + (t->q_start + t->row) * c->lse_token + t->head * c->lse_head;
+        const int32_t rows = t->rows, all = rows * t->heads, partial = t->partial, head = t->head, batch = t->batch, last = t->last;
+        const int64_t first = t->q_start + t->row;
         const bool one_head = t->heads == 1;
-        __syncwarp();
-        if (Q_SLOTS > 1 && lane == 0) barrier_arrive(&m->q_empty[slot]);
-
         float *const partials = (float *)a->workspace + c->partials_at + (uint64_t)(uint32_t)partial * c->partial_rows * (c->head_dim + 1);
+        if (partial != NO_PARTIAL || (c->flags & TESS_ARGS_LSE)) {
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const float lse = sum[r] == 0 ? MINUS_INFINITY : top[r] * scale + natural_log(sum[r]);
-            const int in_tile = row + 8 * r;
-            if (lane % 4 != 0 || in_tile >= all) continue;
-            if (partial != NO_PARTIAL)
-                partials[(uint64_t)c->partial_rows * c->head_dim + in_tile] = lse;
-            else if (c->flags & TESS_ARGS_LSE)
-                ((float *)a->lse)[lse_base + row_at(in_tile, rows, one_head, c->lse_token, c->lse_head)] = lse;
+            for (int r = 0; r < 2; r++) {
+                const float lse = sum[r] == 0 ? MINUS_INFINITY : top[r] * scale + natural_log(sum[r]);
+                const int in_tile = row + 8 * r;
+                if (lane % 4 != 0 || in_tile >= all) continue;
+                if (partial != NO_PARTIAL)
+                    partials[(uint64_t)c->partial_rows * c->head_dim + in_tile] = lse;
+                else
+                    ((float *)a->lse)[batch * c->lse_batch + first * c->lse_token + head * c->lse_head +
+                                      row_at(in_tile, rows, one_head, c->lse_token, c->lse_head)] = lse;
+            }
         }
-        if (partial != NO_PARTIAL)
+        const int first_row = group * 64 + warp * 16;
+        if (partial != NO_PARTIAL) {
             store_partial(partials, all);
-        else
-            store(slot, rows, all, one_head, o_base);
-        if (Q_SLOTS == 1) {
-            fence_async_proxy(); /* the next tile of Q is copied over what was read here */
-            __syncwarp();
-            if (lane == 0) barrier_arrive(&m->q_empty[slot]);
+        } else if ((a->tma & 4) && one_head && (first_row + 16 <= all || last)) {
+            /* Boxes of 16 rows, of which rows past the end are left out: they are outside of the tensor. */
+            if (lane == 0 && first_row < all) {
+#pragma unroll
+                for (int chunk = 0; chunk < CHUNKS; chunk++)
+                    copy_box_out(o_map, staged_rows(slot) + chunk * COLUMN, chunk * 64, (int32_t)first + first_row, head, batch);
+                copies_out_commit();
+            }
+        } else {
+            store(slot, rows, all, one_head, batch * c->o_batch + first * c->o_token + head * c->o_head);
         }
+    }
+
+    /* Gives the slot of Q back when its results have left it. */
+    __device__ __forceinline__ void release(int slot) const {
+        fence_async_proxy(); /* the next tile of Q is copied over what plain loads have read */
+        __syncwarp();
+        if (lane != 0) return;
+        copies_out_read();
+        barrier_arrive(&m->q_empty[slot]);
     }
 
     __device__ __forceinline__ void store_partial(float *partials, int32_t all) const {
@@ -693,7 +729,7 @@ template <typename T, int D, int KEYS, int Q_SLOTS, int STAGES> struct consumer 
 
     /* Waits for the first keys of a tile and issues its first product. */
     __device__ __forceinline__ void begin(uint32_t taken, uint32_t n) {
-        barrier_wait(&m->k_full[n % STAGES], n / STAGES & 1);
+        barrier_wait(&m->k_full[n % K_STAGES], n / K_STAGES & 1);
         issue_scores(q_rows(taken % Q_SLOTS), n);
     }
 
@@ -728,29 +764,32 @@ template <typename T, int D, int KEYS, int Q_SLOTS, int STAGES> struct consumer 
             keep_below(s);
             softmax(t, masked_stages > 0, n);
             to_operand();
+            if (PRIMES && taken > 0) release((taken - 1) % Q_SLOTS);
             for (int32_t i = 1; i < stages; i++, n++) {
-                barrier_wait(&m->k_full[(n + 1) % STAGES], (n + 1) / STAGES & 1);
+                barrier_wait(&m->k_full[(n + 1) % K_STAGES], (n + 1) / K_STAGES & 1);
                 turn_wait(own_turn);
                 issue_scores(q_rows(slot), n + 1);
-                barrier_wait(&m->v_full[n % STAGES], n / STAGES & 1);
+                barrier_wait(&m->v_full[n % V_STAGES], n / V_STAGES & 1);
                 issue_values(n, i == 1);
                 turn_give(other_turn);
                 products_wait<1>();
                 keep_below(s);
                 softmax(t, i < masked_stages, n + 1);
+                exponentials_first();
                 products_wait<0>();
                 keep_below(o);
-                if (lane == 0) barrier_arrive(&m->v_empty[n % STAGES]);
+                if (lane == 0) barrier_arrive(&m->v_empty[n % V_STAGES]);
                 scale_results();
                 to_operand();
             }
             const bool first = stages == 1;
-            barrier_wait(&m->v_full[n % STAGES], n / STAGES & 1);
+            barrier_wait(&m->v_full[n % V_STAGES], n / V_STAGES & 1);
             taken++;
             if (PRIMES) {
                 stages = next_tile(taken);
                 if (stages < 0) {
                     last_values(t, slot, n, first);
+                    copies_out_done();
                     return;
                 }
                 turn_wait(own_turn);
@@ -759,15 +798,19 @@ template <typename T, int D, int KEYS, int Q_SLOTS, int STAGES> struct consumer 
                 turn_give(other_turn);
                 products_wait<1>();
                 keep_below(o);
-                if (lane == 0) barrier_arrive(&m->v_empty[n % STAGES]);
+                if (lane == 0) barrier_arrive(&m->v_empty[n % V_STAGES]);
                 stage_results(slot);
                 products_wait<0>();
                 keep_below(s);
                 finish(t, slot);
             } else {
                 last_values(t, slot, n, first);
+                release(slot);
                 stages = next_tile(taken);
-                if (stages < 0) return;
+                if (stages < 0) {
+                    copies_out_done();
+                    return;
+                }
             }
             n++;
         }
@@ -778,27 +821,29 @@ template <typename T, int D, int KEYS, int Q_SLOTS, int STAGES> struct consumer 
         issue_values(n, first);
         products_wait<0>();
         keep_below(o);
-        if (lane == 0) barrier_arrive(&m->v_empty[n % STAGES]);
+        if (lane == 0) barrier_arrive(&m->v_empty[n % V_STAGES]);
         stage_results(slot);
         finish(t, slot);
     }
 };
 
-template <typename T, int D, int KEYS, int Q_SLOTS, int STAGES>
+template <typename T, int D, int KEYS, int Q_SLOTS, int K_STAGES, int V_STAGES>
 __device__ __forceinline__ void forward(const tess_tensor_map *q_map, const tess_tensor_map *k_map, const tess_tensor_map *v_map,
-                                        const tess_sm90_args *a) {
-    extern __shared__ uint8_t raw[];
-    typedef memory<D, KEYS, Q_SLOTS, STAGES> shared;
-    static_assert(sizeof(shared) + 1024 <= TESS_SM90_SHARED(D, KEYS, Q_SLOTS, STAGES), "the host asks for enough workgroup memory");
-    shared *m = (shared *)(((uint64_t)raw + 1023) & ~(uint64_t)1023);
+                                        const tess_tensor_map *o_map, const tess_sm90_args *a) {
+    extern __shared__ __align__(1024) uint8_t raw[];
+    typedef memory<D, KEYS, Q_SLOTS, K_STAGES, V_STAGES> shared;
+    static_assert(sizeof(shared) <= TESS_SM90_SHARED(D, KEYS, Q_SLOTS, K_STAGES, V_STAGES), "the host asks for enough workgroup memory");
+    shared *m = (shared *)raw;
     if (threadIdx.x == 0) {
         for (int i = 0; i < Q_SLOTS; i++) {
             barrier_init(&m->q_full[i], 1);
             barrier_init(&m->q_empty[i], CONSUMER_WARPS);
         }
-        for (int i = 0; i < STAGES; i++) {
+        for (int i = 0; i < K_STAGES; i++) {
             barrier_init(&m->k_full[i], 1);
             barrier_init(&m->k_empty[i], CONSUMER_WARPS);
+        }
+        for (int i = 0; i < V_STAGES; i++) {
             barrier_init(&m->v_full[i], 1);
             barrier_init(&m->v_empty[i], CONSUMER_WARPS);
         }
@@ -808,11 +853,12 @@ __device__ __forceinline__ void forward(const tess_tensor_map *q_map, const tess
     __syncthreads();
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
-        if (threadIdx.x < 32) produce<D, KEYS, Q_SLOTS, STAGES>(m, q_map, k_map, v_map, a);
+        if (threadIdx.x < 32) produce<D, KEYS, Q_SLOTS, K_STAGES, V_STAGES>(m, q_map, k_map, v_map, a);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
-        consumer<T, D, KEYS, Q_SLOTS, STAGES> x;
+        consumer<T, D, KEYS, Q_SLOTS, K_STAGES, V_STAGES> x;
         x.m = m;
+        x.o_map = o_map;
         x.a = a;
         x.group = threadIdx.x / 128 - 1;
         x.warp = threadIdx.x / 32 % 4;
@@ -826,11 +872,12 @@ __device__ __forceinline__ void forward(const tess_tensor_map *q_map, const tess
 
 } // namespace tess
 
-#define INSTANCE(T, D, KEYS, Q_SLOTS, STAGES)                                                                             \
+#define INSTANCE(T, D, KEYS, Q_SLOTS, K_STAGES, V_STAGES)                                                                           \
     extern "C" __global__ void __launch_bounds__(384, 1)                                                                  \
         tess_sm90_##T##_##D(const __grid_constant__ tess_tensor_map q_map, const __grid_constant__ tess_tensor_map k_map, \
-                            const __grid_constant__ tess_tensor_map v_map, const __grid_constant__ tess_sm90_args args) { \
-        tess::forward<tess::T##_t, D, KEYS, Q_SLOTS, STAGES>(&q_map, &k_map, &v_map, &args);                              \
+                            const __grid_constant__ tess_tensor_map v_map, const __grid_constant__ tess_tensor_map o_map, \
+                            const __grid_constant__ tess_sm90_args args) {                                                \
+        tess::forward<tess::T##_t, D, KEYS, Q_SLOTS, K_STAGES, V_STAGES>(&q_map, &k_map, &v_map, &o_map, &args);                      \
     }
 #define BF16(...) INSTANCE(bf16, __VA_ARGS__)
 #define F16(...)  INSTANCE(f16, __VA_ARGS__)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the kernel for Hopper is given besides its three tensor maps. Shared by host and device. */
+/* What the kernel for Hopper is given besides its four tensor maps. Shared by host and device. */
 #ifndef TESS_CUDA_SM90_ARGS_H
 #define TESS_CUDA_SM90_ARGS_H
 
@@ -14,16 +14,15 @@ typedef struct tess_sm90_args {
     tess_arg_u64 counter;             /* u32 that is 0 before the launch: jobs handed out beyond the first of each workgroup */
     tess_arg_u32 piece_shift;         /* log2 of the tokens of a piece: the largest power of two, at most 64, that divides the block */
     tess_arg_u32 q_tokens, kv_tokens; /* extents of the tensor maps of Q, and of K and V */
-    tess_arg_u32 tma;                 /* bit 0: Q, bit 1: K and V are read through tensor maps; else by plain loads */
-    tess_arg_u32 wide;                /* bit 0: rows of Q, bit 1: of K and V, bit 2: of O are aligned to 16 bytes */
+    tess_arg_u32 tma;  /* bit 0: Q, bit 1: K and V are read and bit 2: O is written through tensor maps; else by plain loads and stores */
+    tess_arg_u32 wide; /* bit 0: rows of Q, bit 1: of K and V, bit 2: of O are aligned to 16 bytes */
 } tess_sm90_args;
 
-/* The compiled shapes: X(largest head_dim, keys of a stage, tiles of Q in flight, stages of K and of V). */
-#define TESS_SM90_INSTANCES(X) X(64, 128, 2, 4) X(96, 128, 2, 2) X(128, 128, 2, 2) X(192, 64, 1, 2) X(256, 64, 1, 2)
+/* The compiled shapes: X(largest head_dim, keys of a stage, tiles of Q in flight, stages of K, stages of V). Values are held longer than keys, so they want one stage more. */
+#define TESS_SM90_INSTANCES(X) X(64, 128, 2, 4, 5) X(96, 128, 2, 2, 3) X(128, 128, 2, 2, 3) X(192, 64, 1, 3, 4) X(256, 64, 1, 2, 3)
 
-/* Bytes of workgroup memory of a shape: rows of 128 bytes for Q, K, V and the results (for which Q's place serves where there is one tile of it), and 3 KiB for alignment,
- * barriers and descriptions. */
-#define TESS_SM90_SHARED(head_dim, keys, q_slots, stages) \
-    (((head_dim) + 63) / 64 * 128 * ((q_slots)*128 + 2 * (stages) * (keys) + ((q_slots) == 1 ? 16 : 128)) + 3072)
+/* Bytes of workgroup memory of a shape: rows of 128 bytes for Q, K and V, and 3 KiB for alignment, barriers and descriptions. */
+#define TESS_SM90_SHARED(head_dim, keys, q_slots, k_stages, v_stages) \
+    (((head_dim) + 63) / 64 * 128 * ((q_slots)*128 + ((k_stages) + (v_stages)) * (keys)) + 3072)
 
 #endif /* TESS_CUDA_SM90_ARGS_H */
