@@ -1,0 +1,403 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The consuming warpgroups of the kernel for Hopper: 64 query rows each. */
+#ifndef TESS_CUDA_SM90_CONSUME_CUH
+#define TESS_CUDA_SM90_CONSUME_CUH
+
+#include "sm90_ptx.cuh"
+#include "sm90_tile.cuh"
+#include "wgmma.cuh"
+
+namespace tess {
+
+/* Thread layout of an accumulator: rows lane / 4 and that + 8 of the warp's 16, columns 8 n + lane % 4 * 2 + {0, 1}. So many of a thread's columns are below the n-th of a piece. */
+__device__ __forceinline__ int32_t columns_below(int32_t n) {
+    const int32_t x = max(n - (int32_t)(threadIdx.x % 4 * 2), 0);
+    return x / 8 * 2 + min(x % 8, 2);
+}
+__device__ __forceinline__ uint32_t low_bits(int32_t n) { return (1u << n) - 1; }
+
+/* Replaces scores that must not count by -inf. */
+template <int KEYS> __device__ __forceinline__ void mask(float (&s)[KEYS / 2], const piece *pieces, const tile *t, int piece_shift, int row) {
+    const int32_t rows = t->rows, last = rows * t->heads - 1, tokens = 1 << piece_shift, kv_len = t->kv_len, position = t->position, sinks = t->sinks;
+    const uint32_t flags = t->flags;
+    uint32_t counts[2] = {0, 0}; /* a bit for each column */
+    int32_t from[2], to[2], cap[2];
+    int shift[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int32_t in_head = min(row + 8 * r, last);
+        if (t->heads > 1) in_head %= rows;
+        const int32_t p = position + in_head;
+        cap[r] = max(flags & CLASS_CAUSAL ? min(p + 1, kv_len) : kv_len, 0); /* tokens from here on are not kept */
+        from[r] = 0;
+        to[r] = cap[r];
+        if (flags & CLASS_WINDOW) {
+            if (t->left != 0x7fffffff) from[r] = (int32_t)max((long long)p - t->left, 0ll);
+            if (t->right != 0x7fffffff) to[r] = (int32_t)max(min((long long)cap[r], (long long)p + t->right + 1), 0ll);
+        }
+        /* Query blocks from the first on. A product stands for a quotient, which is exact for numbers this small. */
+        shift[r] = t->block >= ROWS ? t->in_block + in_head >= t->block : (t->in_block + in_head) * t->block_inverse >> 16;
+    }
+    for (int n = 0; n < KEYS >> piece_shift; n++) {
+        const piece x = pieces[n];
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            uint32_t bits = low_bits(columns_below(min(to[r] - x.token, tokens))) & ~low_bits(columns_below(min(from[r] - x.token, tokens)));
+            if (sinks > 0) bits |= low_bits(columns_below(min(min(sinks, cap[r]) - x.token, tokens)));
+            if (x.kept >> shift[r] & 1) counts[r] |= bits << (n << piece_shift >> 2);
+        }
+    }
+#pragma unroll
+    for (int x = 0; x < KEYS / 2; x++)
+        if (!(counts[x / 2 % 2] & 1u << (x / 4 * 2 + x % 2))) s[x] = __int_as_float(0xff800000);
+}
+
+#define MINUS_INFINITY __int_as_float(0xff800000)
+
+/* One of the two consuming warpgroups: what a thread holds, and the steps that it takes. */
+template <typename T, int D, int KEYS, int Q_SLOTS, int K_STAGES, int V_STAGES> struct consumer {
+    typedef memory<D, KEYS, Q_SLOTS, K_STAGES, V_STAGES> shared;
+    /* The reference follows scores that make a factor of more than 2^8 where the largest one is known, and exponentials which add up to more than this in a thread elsewhere. They stay
+     * bounded, also as f16, and O is rarely multiplied. */
+    static constexpr float RISE = 8, LARGE = 0x1p14f;
+    enum { CHUNKS = shared::CHUNKS, S = KEYS / 2, O = D / 2, PRIMES = Q_SLOTS > 1, COLUMN = ROWS * 128 };
+
+    shared *m;
+    const tess_sm90_args *a;
+    int group, warp, lane, row;      /* row: the thread's first one in the tile, the other is 8 below */
+    float scale, slope;              /* of the scores; the same in exponents of 2 */
+    float s[S], o[O];                /* scores and then exponentials; results */
+    uint32_t p[KEYS / 16][4];        /* exponentials as the operand of the second product */
+    float top[2], sum[2], factor[2]; /* of the two rows: the score that exponentials are relative to, their sum, and what O has to be multiplied by */
+    float base[2];                   /* the exponent of 2 that belongs to `top`, or 0 where that is -inf or large */
+    bool settled;                    /* no row of the warp has such a top */
+    bool rescale;                    /* some factor of the warp is not 1, and only then factors are set */
+
+    __device__ __forceinline__ void issue_scores(const uint8_t *q_rows, uint32_t n) { /* S = Q K^T */
+        const uint64_t q = matrix(q_rows, 16), k = matrix(m->k[n % K_STAGES][0], 16);
+        products_begin();
+#pragma unroll
+        for (int x = 0; x < (D + 15) / 16; x++)
+            wgmma<T, KEYS>::template ss<K_MAJOR>(s, q + (x / 4 * ROWS * 128 + x % 4 * 32 >> 4), k + (x / 4 * KEYS * 128 + x % 4 * 32 >> 4), x > 0);
+        products_commit();
+    }
+
+    __device__ __forceinline__ void issue_values(uint32_t n, bool first) { /* O += P V, or = for the first keys of a tile */
+        const uint64_t v = matrix(m->v[n % V_STAGES][0], KEYS * 128);
+        products_begin();
+#pragma unroll
+        for (int x = 0; x < KEYS / 16; x++) wgmma<T, D>::rs(o, p[x], v + (x * 16 * 128 >> 4), x > 0 || !first);
+        products_commit();
+    }
+
+    __device__ __forceinline__ const uint8_t *q_rows(int slot) const { return m->q[slot][0] + group * 64 * 128; }
+
+    /* The largest score of each row. */
+    __device__ __forceinline__ void largest(float (&most)[2]) const {
+        most[0] = s[0];
+        most[1] = s[2];
+#pragma unroll
+        for (int x = 0; x < S; x += 4) {
+            most[0] = fmaxf(most[0], fmaxf(s[x], s[x + 1]));
+            most[1] = fmaxf(most[1], fmaxf(s[x + 2], s[x + 3]));
+        }
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 1));
+            most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 2));
+        }
+    }
+
+    /* Turns scores into exponentials. Any reference near the largest score does for a softmax. The largest one is looked for only where keys are masked, and for rows that have
+     * seen none or whose exponents are large. Elsewhere exponentials are relative to the reference of old, and looked at afterwards. What becomes of a row depends on that row alone. */
+    __device__ __forceinline__ void softmax(const tile *t, const uint8_t *q, bool masked, uint32_t n) {
+        if (a->common.scale < 0) {
+#pragma unroll
+            for (int x = 0; x < S; x++) s[x] = -s[x];
+        }
+        rescale = false;
+        if (masked || !settled) {
+            float most[2];
+            if (masked) mask<KEYS>(s, m->pieces[n % K_STAGES], t, a->piece_shift, row);
+            largest(most);
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const bool unseen = top[r] == MINUS_INFINITY;
+                factor[r] = unseen || ((masked || is_large(top[r])) && (most[r] - top[r]) * slope > RISE) ? follow(r, most[r]) : 1.0f;
+            }
+            rescale = __any_sync(~0u, factor[0] != 1.0f || factor[1] != 1.0f);
+            subtract();
+        }
+        float part[2] = {0, 0};
+#pragma unroll
+        for (int x = 0; x < S; x += 4) {
+            s[x] = exp2_fast(fmaf(s[x], slope, -base[0]));
+            s[x + 1] = exp2_fast(fmaf(s[x + 1], slope, -base[0]));
+            s[x + 2] = exp2_fast(fmaf(s[x + 2], slope, -base[1]));
+            s[x + 3] = exp2_fast(fmaf(s[x + 3], slope, -base[1]));
+            part[0] += s[x] + s[x + 1];
+            part[1] += s[x + 2] + s[x + 3];
+        }
+        if (__any_sync(~0u, part[0] > LARGE || part[1] > LARGE)) lower(part, q, n);
+        if (lane == 0) barrier_arrive(&m->k_empty[n % K_STAGES]);
+#pragma unroll
+        for (int r = 0; r < 2; r++) sum[r] = (rescale ? sum[r] * factor[r] : sum[r]) + part[r];
+    }
+
+    /* A product of score and scale that large has lost bits which the difference of scores keeps. */
+    __device__ __forceinline__ bool is_large(float score) const { return fabsf(score * slope) > 0x1p14f; }
+
+    /* Makes exponentials of a row relative to another score; what earlier ones are worth then. */
+    __device__ __forceinline__ float follow(int r, float score) {
+        const float before = top[r], base_before = base[r];
+        const bool relative = before != MINUS_INFINITY && !is_large(before);
+        top[r] = score;
+        base[r] = score == MINUS_INFINITY || is_large(score) ? 0.0f : score * slope;
+        return before == MINUS_INFINITY ? 1.0f : exp2_fast(relative && !is_large(score) ? base_before - base[r] : (before - score) * slope);
+    }
+
+    /* Takes large references off their scores. */
+    __device__ __forceinline__ void subtract() {
+        const bool large[2] = {is_large(top[0]), is_large(top[1])};
+        settled = !__any_sync(~0u, large[0] || large[1] || top[0] == MINUS_INFINITY || top[1] == MINUS_INFINITY);
+        if (settled) return;
+#pragma unroll
+        for (int x = 0; x < S; x++) s[x] -= large[x / 2 % 2] && top[x / 2 % 2] != MINUS_INFINITY ? top[x / 2 % 2] : 0.0f;
+    }
+
+    /* Follows rows whose exponentials have become large. Those relative to another score are multiples of them, by no less than 2^-120 since smaller numbers are flushed, unless they
+     * are infinite. */
+    __device__ __forceinline__ void lower(float (&part)[2], const uint8_t *q, uint32_t n) {
+        float most[2], times[2];
+        bool lost[2];
+        largest(most);
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const bool large = __ballot_sync(~0u, part[r] > LARGE) >> (lane & 28) & 15;
+            if (!rescale) factor[r] = 1.0f;
+            lost[r] = large && most[r] == -MINUS_INFINITY;
+            times[r] = large && !lost[r] ? follow(r, top[r] + (float)min((__float_as_int(most[r]) >> 23) - 127, 120) / slope) : 1.0f;
+            factor[r] *= times[r];
+            part[r] = 0;
+        }
+#pragma unroll
+        for (int x = 0; x < S; x++) s[x] *= times[x / 2 % 2];
+        if (__any_sync(~0u, lost[0] || lost[1])) {
+            scores_again(lost, q, n);
+            largest(most);
+            if (lost[0]) factor[0] *= follow(0, most[0]);
+            if (lost[1]) factor[1] *= follow(1, most[1]);
+#pragma unroll
+            for (int x = 0; x < S; x++) {
+                const int r = x / 2 % 2;
+                if (lost[r]) s[x] = exp2_fast((s[x] - top[r]) * slope);
+            }
+        }
+#pragma unroll
+        for (int x = 0; x < S; x++) part[x / 2 % 2] += s[x];
+        rescale = true;
+        settled = !__any_sync(~0u, is_large(top[0]) || is_large(top[1]));
+    }
+
+    /* The scores of some rows once more, by a warp for itself. */
+    __device__ __forceinline__ void scores_again(const bool (&which)[2], const uint8_t *q, uint32_t n) {
+        const uint32_t q_at = shared_address(q + warp * 16 * 128), k_at = shared_address(m->k[n % K_STAGES][0]);
+        const int q_row = lane % 16, k_row = lane % 8 + lane / 16 * 8;
+#pragma unroll
+        for (int keys = 0; keys < KEYS / 16; keys++) {
+            float c[8] = {};
+#pragma unroll 1
+            for (int x = 0; x < (D + 15) / 16; x++) {
+                uint32_t qs[4], ks[4];
+                load_matrices(qs, q_at + x / 4 * ROWS * 128 + q_row * 128 + ((x % 4 * 2 + lane / 16) ^ q_row % 8) * 16);
+                load_matrices(ks, k_at + x / 4 * KEYS * 128 + (keys * 16 + k_row) * 128 + ((x % 4 * 2 + lane / 8 % 2) ^ k_row % 8) * 16);
+                product<T>(c, qs, ks[0], ks[1]);
+                product<T>(c + 4, qs, ks[2], ks[3]);
+            }
+#pragma unroll
+            for (int e = 0; e < 8; e++)
+                if (which[e / 2 % 2]) s[8 * keys + e] = a->common.scale < 0 ? -c[e] : c[e];
+        }
+    }
+
+    __device__ __forceinline__ void scale_results() {
+#pragma unroll
+        for (int x = 0; x < O; x++) o[x] *= factor[x / 2 % 2];
+    }
+
+    __device__ __forceinline__ void to_operand() {
+#pragma unroll
+        for (int x = 0; x < KEYS / 16; x++) {
+#pragma unroll
+            for (int y = 0; y < 4; y++) p[x][y] = pack<T>(s[8 * x + 2 * y], s[8 * x + 2 * y + 1]);
+        }
+    }
+
+    /* Divides O by the sums and lays it out in workgroup memory, a warp's 16 rows for itself, in the place of the same rows of Q. */
+    __device__ __forceinline__ void stage_results(int slot) {
+        float inverse[2];
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            sum[r] += __shfl_xor_sync(~0u, sum[r], 1);
+            sum[r] += __shfl_xor_sync(~0u, sum[r], 2);
+            inverse[r] = reciprocal(sum[r]);
+        }
+#pragma unroll
+        for (int x = 0; x < O; x++) o[x] *= inverse[x / 2 % 2];
+        if (__any_sync(~0u, sum[0] == 0 || sum[1] == 0)) { /* a row that has seen no key is 0, whatever its registers hold */
+#pragma unroll
+            for (int x = 0; x < O; x++) o[x] = sum[x / 2 % 2] == 0 ? 0.0f : o[x];
+        }
+        uint8_t *staged = m->q[slot][0] + (group * 64 + warp * 16) * 128;
+        const int matrix_row = lane % 16; /* of the 8 x 8 matrices that this lane addresses */
+#pragma unroll
+        for (int x = 0; x < D / 16; x++) {
+            const int unit = 2 * x + lane / 16;
+            store_matrices(staged + unit / 8 * COLUMN + matrix_row * 128 + ((unit % 8) ^ (matrix_row % 8)) * 16, pack<T>(o[8 * x], o[8 * x + 1]),
+                           pack<T>(o[8 * x + 2], o[8 * x + 3]), pack<T>(o[8 * x + 4], o[8 * x + 5]), pack<T>(o[8 * x + 6], o[8 * x + 7]));
+        }
+        fence_async_proxy();
+    }
+
+    /* Writes LSE, and O if that is a partial result, and hands the tile on to the warp that writes the others. */
+    __device__ __forceinline__ void finish(const tile *t, int slot) {
+        const tess_args *c = &a->common;
+        const int32_t rows = t->rows, all = rows * t->heads, partial = t->partial;
+        float *const partials = (float *)a->workspace + c->partials_at + (uint64_t)(uint32_t)partial * c->partial_rows * (c->head_dim + 1);
+        if (partial != NO_PARTIAL || (c->flags & TESS_ARGS_LSE)) {
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const float lse = sum[r] == 0 ? MINUS_INFINITY : top[r] * scale + natural_log(sum[r]);
+                const int in_tile = row + 8 * r;
+                if (lane % 4 != 0 || in_tile >= all) continue;
+                if (partial != NO_PARTIAL)
+                    partials[(uint64_t)c->partial_rows * c->head_dim + in_tile] = lse;
+                else
+                    ((float *)a->lse)[t->batch * c->lse_batch + (t->q_start + t->row) * c->lse_token + t->head * c->lse_head +
+                                      row_at(in_tile, rows, t->heads == 1, c->lse_token, c->lse_head)] = lse;
+            }
+        }
+        if (partial != NO_PARTIAL) store_partial(partials, all);
+        __syncwarp();
+        if (lane == 0) barrier_arrive(&m->o_full[slot]);
+    }
+
+    __device__ __forceinline__ void store_partial(float *partials, int32_t all) const {
+        const uint32_t head_dim = a->common.head_dim;
+#pragma unroll
+        for (int x = 0; x < O; x += 2) {
+            const int element = x / 4 * 8 + lane % 4 * 2, in_tile = row + x / 2 % 2 * 8;
+            if (element >= (int)head_dim || in_tile >= all) continue;
+            float *to = partials + (uint64_t)in_tile * head_dim + element;
+            to[0] = o[x];
+            to[1] = o[x + 1];
+        }
+    }
+
+    /* Waits for the description of a tile; its number of stages, negative if there is none. */
+    __device__ __forceinline__ int32_t next_tile(uint32_t taken) {
+        barrier_wait(&m->tile_full[taken % TILES], taken / TILES & 1);
+        return __shfl_sync(~0u, m->tiles[taken % TILES].stages, 0); /* the same for all, and the compiler shall know it */
+    }
+
+    /* Waits for the rows of a tile and its first keys. */
+    __device__ __forceinline__ void await(uint32_t taken, uint32_t n) {
+        barrier_wait(&m->q_full[taken % Q_SLOTS], taken / Q_SLOTS & 1);
+        barrier_wait(&m->k_full[n % K_STAGES], n / K_STAGES & 1);
+    }
+
+    /* All tiles. Where there is room for two tiles of Q, the first product of a tile is issued before the results of the one before are stored, so that storing leaves the tensor
+     * cores busy. */
+    __device__ __forceinline__ void run() {
+        const int own_turn = 1 + group, other_turn = 2 - group;
+        uint32_t n = 0, taken = 0; /* stages and tiles so far */
+        if (group == 1) turn_give(1);
+        int32_t stages = next_tile(0);
+        if (stages < 0) return;
+        if (PRIMES) {
+            await(0, n);
+            turn_wait(own_turn);
+            issue_scores(q_rows(0), n);
+            turn_give(other_turn);
+        }
+        for (;;) {
+            const int slot = taken % Q_SLOTS;
+            const tile *t = &m->tiles[taken % TILES];
+            const int32_t masked_stages = t->masked_stages;
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                top[r] = MINUS_INFINITY;
+                base[r] = 0;
+                sum[r] = 0;
+            }
+            settled = false;
+            if (!PRIMES) {
+                await(taken, n);
+                turn_wait(own_turn);
+                issue_scores(q_rows(slot), n);
+                turn_give(other_turn);
+            }
+            products_wait<0>();
+            keep_below(s);
+            softmax(t, q_rows(slot), masked_stages > 0, n);
+            to_operand();
+            for (int32_t i = 1; i < stages; i++, n++) {
+                barrier_wait(&m->k_full[(n + 1) % K_STAGES], (n + 1) / K_STAGES & 1);
+                turn_wait(own_turn);
+                issue_scores(q_rows(slot), n + 1);
+                barrier_wait(&m->v_full[n % V_STAGES], n / V_STAGES & 1);
+                issue_values(n, i == 1);
+                turn_give(other_turn);
+                products_wait<1>();
+                keep_below(s);
+                softmax(t, q_rows(slot), i < masked_stages, n + 1);
+                products_wait<0>();
+                keep_below(o);
+                if (lane == 0) barrier_arrive(&m->v_empty[n % V_STAGES]);
+                if (rescale) scale_results();
+                to_operand();
+            }
+            const bool first = stages == 1;
+            barrier_wait(&m->v_full[n % V_STAGES], n / V_STAGES & 1);
+            taken++;
+            if (PRIMES) {
+                stages = next_tile(taken);
+                if (stages < 0) {
+                    last_values(t, slot, n, first);
+                    return;
+                }
+                await(taken, n + 1);
+                turn_wait(own_turn);
+                issue_values(n, first);
+                issue_scores(q_rows(taken % Q_SLOTS), n + 1);
+                turn_give(other_turn);
+                products_wait<1>();
+                keep_below(o);
+                if (lane == 0) barrier_arrive(&m->v_empty[n % V_STAGES]);
+                stage_results(slot);
+                products_wait<0>();
+                keep_below(s);
+                finish(t, slot);
+            } else {
+                last_values(t, slot, n, first);
+                stages = next_tile(taken);
+                if (stages < 0) return;
+            }
+            n++;
+        }
+    }
+
+    /* The end of a tile that no product of the next one overlaps with. */
+    __device__ __forceinline__ void last_values(const tile *t, int slot, uint32_t n, bool first) {
+        issue_values(n, first);
+        products_wait<0>();
+        keep_below(o);
+        if (lane == 0) barrier_arrive(&m->v_empty[n % V_STAGES]);
+        stage_results(slot);
+        finish(t, slot);
+    }
+};
+
+} // namespace tess
+
+#endif // TESS_CUDA_SM90_CONSUME_CUH

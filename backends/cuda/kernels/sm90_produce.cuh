@@ -1,0 +1,310 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The producing warps of the kernel for Hopper. One describes jobs and copies Q, one copies K and one V, each as far ahead as its ring is deep, and one writes results. Descriptions are
+ * rings too, so a warp is in the next job as soon as it is done with the last.
+ */
+#ifndef TESS_CUDA_SM90_PRODUCE_CUH
+#define TESS_CUDA_SM90_PRODUCE_CUH
+
+#include "sm90_ptx.cuh"
+#include "sm90_tile.cuh"
+
+namespace tess {
+
+/* One 16-byte unit of a row that may be aligned to its elements only. */
+__device__ __forceinline__ uint4 load_unit(const uint16_t *p, bool wide) {
+    if (wide) return *(const uint4 *)p;
+    uint32_t w[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) w[i] = (uint32_t)p[2 * i] | (uint32_t)p[2 * i + 1] << 16;
+    return make_uint4(w[0], w[1], w[2], w[3]);
+}
+
+/* Copies rows by plain loads to where a copy of a box would have put them, from row `first` of the stage on; rows past `valid`, and elements past head_dim, become 0. By one warp. */
+template <int CHUNKS>
+__device__ __forceinline__ void copy_rows(uint8_t *to, uint32_t chunk_bytes, int32_t first, const uint16_t *from, int64_t stride, int32_t rows,
+                                          int32_t valid, int32_t head_dim, bool wide) {
+    const int lane = threadIdx.x % 32;
+    for (int n = lane; n < rows * CHUNKS * 8; n += 32) {
+        const int row = n / (CHUNKS * 8), unit = n % (CHUNKS * 8), in_stage = first + row;
+        uint4 x = make_uint4(0, 0, 0, 0);
+        if (row < valid && unit * 8 < head_dim) x = load_unit(from + row * stride + unit * 8, wide);
+        *(uint4 *)(to + unit / 8 * chunk_bytes + in_stage * 128 + ((unit % 8) ^ (in_stage % 8)) * 16) = x;
+    }
+}
+
+/* A job and its sequence and class, one word in each lane. */
+struct description {
+    uint32_t job, sequence, cls;
+
+    __device__ __forceinline__ void read_job(const uint32_t *tables, const tess_args *c, uint32_t index, int lane) {
+        job = index < c->items && lane < 12 ? tables[c->items_at + (uint64_t)index * 12 + lane] : 0;
+    }
+    __device__ __forceinline__ void read_rest(const uint32_t *tables, const tess_args *c, int lane) {
+        const uint32_t which_sequence = job_word(0), which_class = job_word(3) >> 16;
+        sequence = lane < 10 ? tables[c->sequences_at + (uint64_t)which_sequence * 10 + lane] : 0;
+        cls = lane < 12 ? tables[c->classes_at + which_class * 12 + lane] : 0;
+    }
+    __device__ __forceinline__ uint32_t job_word(int n) const { return __shfl_sync(~0u, job, n); }
+    __device__ __forceinline__ uint32_t sequence_word(int n) const { return __shfl_sync(~0u, sequence, n); }
+    __device__ __forceinline__ uint32_t class_word(int n) const { return __shfl_sync(~0u, cls, n); }
+};
+
+__device__ __forceinline__ int32_t floor_div(int32_t a, int32_t b) { return a / b - (a % b < 0); }
+
+/* The n-th piece of a tile; an empty one for n < 0 and behind the last. */
+__device__ __forceinline__ piece find_piece(const tile *t, int32_t n, int block_pieces, int block_shift, int piece_shift, const uint32_t *entries,
+                                            const uint32_t *bits) {
+    piece x = {NO_TOKEN, ~0u};
+    const int32_t nth = block_shift >= 0 ? n >> block_shift : n / block_pieces;
+    const block_list &list = t->list;
+    if (n < 0 || nth >= list.all) return x;
+    uint32_t entry;
+    const uint32_t block = list.at(nth, &entry, entries), flags = t->flags;
+    x.token = (int32_t)(block * (uint32_t)t->block) + ((n - nth * block_pieces) << piece_shift);
+    if (x.token >= t->kv_len) x.token = NO_TOKEN;
+    if ((flags & CLASS_LOCAL) && (block + t->residue) % t->stride != 0) {
+        const int32_t blocks = (int32_t)block + (int32_t)t->local - t->first_block; /* query blocks below it keep the block */
+        x.kept = blocks <= 0 ? 0 : blocks >= 32 ? ~0u : (1u << blocks) - 1;
+    }
+    if (flags & CLASS_BITS) x.kept &= bits[entry];
+    return x;
+}
+
+/* The first producing warp: describes the jobs of this workgroup, and copies their rows of Q. */
+template <int D, int KEYS, int Q_SLOTS, int K_STAGES, int V_STAGES>
+__device__ __forceinline__ void produce_tiles(memory<D, KEYS, Q_SLOTS, K_STAGES, V_STAGES> *m, const tess_tensor_map *q_map,
+                                              const tess_sm90_args *a) {
+    constexpr int CHUNKS = memory<D, KEYS, Q_SLOTS, K_STAGES, V_STAGES>::CHUNKS;
+    const int lane = threadIdx.x % 32;
+    const uint32_t *tables = (const uint32_t *)a->tables, *entries = tables + a->common.entries_at;
+    const tess_args *c = &a->common;
+    const int stage_pieces = KEYS >> a->piece_shift, block_pieces = (int)c->block >> a->piece_shift;
+    uint32_t job_index = blockIdx.x;
+    description d;
+    for (uint32_t taken = 0;; taken++) {
+        d.read_job(tables, c, job_index, lane);
+        d.read_rest(tables, c, lane);
+        tile *t = &m->tiles[taken % TILES];
+        barrier_wait(&m->tile_empty[taken % TILES], (taken / TILES & 1) ^ 1);
+        if (job_index >= c->items) {
+            if (lane == 0) {
+                t->stages = -1;
+                barrier_arrive(&m->tile_full[taken % TILES]);
+            }
+            return;
+        }
+        const uint32_t w1 = d.job_word(1), w3 = d.job_word(3), w10 = d.job_word(10);
+        const int32_t head = w1 & 0xffff, heads = w1 >> 16, row = d.job_word(2), rows = w3 & 0xffff;
+        const int32_t batch = d.sequence_word(4), q_len = d.sequence_word(5), kv_len = d.sequence_word(6);
+        const int64_t q_start = (int64_t)((uint64_t)d.sequence_word(1) << 32 | d.sequence_word(0));
+        const int64_t kv_start = (int64_t)((uint64_t)d.sequence_word(3) << 32 | d.sequence_word(2));
+        const uint32_t flags = d.class_word(0), local = d.class_word(1), stride = d.class_word(2), residue = d.class_word(3);
+        const int32_t partial = d.job_word(11), window_left = d.class_word(4), window_right = d.class_word(5), sinks = d.class_word(6);
+        const int32_t position = kv_len - q_len + row;
+        const int32_t interval_start = d.job_word(8), interval = d.job_word(9), left = d.job_word(5), right = d.job_word(7);
+        const uint32_t left_offset = d.job_word(4), right_offset = d.job_word(6);
+        const uint32_t last_block = kv_len % (int32_t)c->block ? kv_len / c->block : ~0u; /* the block that ends early, if any */
+        const int32_t head_blocks = w10 & 0xffff;
+        int32_t tail_blocks = w10 >> 16;
+        if (interval > 0 && tail_blocks == 0 && head_blocks < interval && interval_start + interval - 1 == (int32_t)last_block) tail_blocks = 1;
+        const bool all = flags & CLASS_MASK_ENTRIES, ends_early = last_block != ~0u, ends_map = (uint32_t)(q_start + q_len) == a->q_tokens;
+        const int32_t masked_left = all ? left : left > 0 && ends_early && entries[left_offset + left - 1] == last_block;
+        const int32_t masked_right = all ? right : right > 0 && ends_early && entries[right_offset + right - 1] == last_block;
+        const int32_t masked = (tail_blocks + head_blocks + masked_left + masked_right) * block_pieces;
+        const int32_t total = (interval + left + right) * block_pieces;
+        /* At least one, if need be of empty pieces, so that a tile without keys is no special case. */
+        const int32_t stages = max((total + stage_pieces - 1) / stage_pieces, 1), empty = stages * stage_pieces - total;
+        if (lane == 0) {
+            t->stages = stages;
+            t->masked_stages = (empty + masked + stage_pieces - 1) / stage_pieces;
+            t->rows = rows;
+            t->heads = heads;
+            t->head = head;
+            t->row = row;
+            t->last = row + rows == q_len && ends_map;
+            t->partial = partial;
+            t->position = position;
+            t->kv_len = kv_len;
+            const int32_t first_block = floor_div(position, c->block);
+            t->first_block = first_block;
+            t->in_block = position - first_block * (int32_t)c->block;
+            t->block_inverse = (65535 + c->block) / c->block;
+            t->batch = batch;
+            t->flags = flags;
+            t->left = window_left;
+            t->right = window_right;
+            t->sinks = flags & CLASS_WINDOW ? sinks : 0;
+            t->block = c->block;
+            t->kv_head = head / c->group;
+            t->empty = empty;
+            t->local = local;
+            t->stride = stride;
+            t->residue = residue;
+            t->q_start = q_start;
+            t->kv_start = kv_start;
+            block_list &list = t->list;
+            list.head = head_blocks;
+            list.tail = tail_blocks;
+            list.masked_left = masked_left;
+            list.masked_right = masked_right;
+            list.middle = interval - head_blocks - tail_blocks;
+            list.left = left - masked_left;
+            list.all = interval + left + right;
+            list.tail_start = interval_start + interval - tail_blocks;
+            list.head_start = interval_start;
+            list.middle_start = interval_start + head_blocks;
+            list.left_entry = left_offset;
+            list.masked_left_entry = left_offset + left - masked_left;
+            list.right_entry = right_offset;
+            list.masked_right_entry = right_offset + right - masked_right;
+            barrier_arrive(&m->tile_full[taken % TILES]);
+        }
+        if (a->counter) {
+            if (lane == 0) job_index = atomicAdd((uint32_t *)a->counter, 1u) + gridDim.x;
+        } else {
+            const uint32_t round = taken + 1;
+            job_index = round * gridDim.x + (round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+        }
+
+        const int slot = taken % Q_SLOTS;
+        barrier_wait(&m->q_empty[slot], (taken / Q_SLOTS & 1) ^ 1);
+        /* A box that reaches past the sequence is read only where that is past the map too: behind the last sequence there may be no memory. */
+        if ((a->tma & 1) && heads == 1 && (row + ROWS <= q_len || ends_map)) {
+            if (lane == 0) barrier_expect(&m->q_full[slot], CHUNKS * ROWS * 128);
+            __syncwarp();
+            if (lane < 2 * CHUNKS)
+                copy_box(m->q[slot][lane / 2] + lane % 2 * 64 * 128, q_map, &m->q_full[slot], lane / 2 * 64, (int32_t)q_start + row + lane % 2 * 64,
+                         head, batch);
+        } else {
+            const uint16_t *q = (const uint16_t *)a->q + batch * c->q_batch + (q_start + row) * c->q_token + head * c->q_head;
+            for (int32_t h = 0; h < heads; h++) {
+                copy_rows<CHUNKS>(m->q[slot][0], ROWS * 128, h * rows, q + h * c->q_head, c->q_token, rows, rows, c->head_dim, a->wide & 1);
+            }
+            fence_async_proxy();
+            __syncwarp();
+            if (lane == 0) barrier_arrive(&m->q_full[slot]);
+        }
+        job_index = __shfl_sync(~0u, job_index, 0);
+    }
+}
+
+/* A ring of stages in workgroup memory, and the tensor that it is filled from. */
+template <int BYTES, int STAGES> struct ring {
+    uint8_t (*stages)[BYTES];
+    uint64_t *full, *empty;
+    const tess_tensor_map *map;
+    const uint16_t *from;
+    int64_t batch, token, head; /* strides */
+};
+
+/* The producing warps of K and of V: each walks the lists of key blocks, and copies as far ahead as there are stages. */
+template <bool KEEPS_PIECES, int KEYS, int CHUNKS, int STAGES, typename M>
+__device__ __forceinline__ void produce_stages(M *m, const ring<CHUNKS * KEYS * 128, STAGES> &to, const tess_sm90_args *a) {
+    const int lane = threadIdx.x % 32;
+    const tess_args *c = &a->common;
+    const uint32_t *tables = (const uint32_t *)a->tables;
+    const int piece_shift = a->piece_shift, piece_tokens = 1 << piece_shift, stage_pieces = KEYS >> piece_shift;
+    const int block_pieces = (int)c->block >> piece_shift, block_shift = block_pieces & (block_pieces - 1) ? -1 : 31 - __clz(block_pieces);
+    const bool maps = a->tma & 2;
+    uint32_t n = 0;
+    for (uint32_t taken = 0;; taken++) {
+        const tile *t = &m->tiles[taken % TILES];
+        barrier_wait(&m->tile_full[taken % TILES], taken / TILES & 1);
+        const int32_t stages = __shfl_sync(~0u, t->stages, 0); /* the same for all, and the compiler shall know it */
+        if (stages < 0) return;
+        const int32_t masked_stages = __shfl_sync(~0u, t->masked_stages, 0), kv_len = t->kv_len, batch = t->batch, kv_head = t->kv_head;
+        const int32_t kv_start = (int32_t)t->kv_start; /* of tensor maps, which have no more tokens */
+        const bool ends_map = (uint32_t)(kv_start + kv_len) == a->kv_tokens;
+        piece found; /* of 32 pieces, one in each lane */
+        for (int32_t i = 0; i < stages; i++, n++) {
+            const int32_t first = i * stage_pieces;
+            if (first % 32 == 0)
+                found = find_piece(t, first + lane - t->empty, block_pieces, block_shift, piece_shift, tables + c->entries_at, tables + c->bits_at);
+            const int32_t token = __shfl_sync(~0u, found.token, first + lane); /* modulo 32 */
+            const bool own = lane < stage_pieces, cut = own && token != NO_TOKEN && token + piece_tokens > kv_len && !ends_map;
+            const uint32_t plain =
+                __ballot_sync(~0u, own && (!maps || cut)); /* pieces that plain loads have to copy, since a box would reach past the sequence's end */
+            const int stage = n % STAGES;
+            uint8_t *at = to.stages[stage];
+            barrier_wait(&to.empty[stage], (n / STAGES & 1) ^ 1);
+            if (KEEPS_PIECES && i < masked_stages) {
+                const uint32_t kept = __shfl_sync(~0u, found.kept, first + lane);
+                if (own) m->pieces[stage][lane] = {token, kept};
+            }
+            if (plain) {
+                const uint16_t *from = to.from + batch * to.batch + t->kv_start * to.token + kv_head * to.head;
+                for (int p = 0; p < stage_pieces; p++) {
+                    if (!(plain >> p & 1)) continue;
+                    const int32_t x = __shfl_sync(~0u, token, p);
+                    copy_rows<CHUNKS>(at, KEYS * 128, p * piece_tokens, from + x * to.token, to.token, piece_tokens, x == NO_TOKEN ? 0 : kv_len - x,
+                                      c->head_dim, a->wide & 2);
+                }
+                fence_async_proxy();
+            }
+            __syncwarp();
+            if (lane == 0) barrier_expect(&to.full[stage], (stage_pieces - __popc(plain)) * piece_tokens * 128 * CHUNKS);
+            __syncwarp();
+            if (own && !(plain >> lane & 1)) {
+#pragma unroll
+                for (int chunk = 0; chunk < CHUNKS; chunk++)
+                    copy_box(at + chunk * KEYS * 128 + lane * piece_tokens * 128, to.map, &to.full[stage], chunk * 64,
+                             token == NO_TOKEN ? NO_TOKEN : kv_start + token, kv_head, batch);
+            }
+        }
+        __syncwarp();
+        if (lane == 0) barrier_arrive(&m->tile_empty[taken % TILES]);
+    }
+}
+
+/* The fourth producing warp writes results out of workgroup memory, and gives the slots of their tiles back. */
+template <int CHUNKS, int Q_SLOTS, typename M>
+__device__ __forceinline__ void write_results(M *m, const tess_tensor_map *o_map, const tess_sm90_args *a) {
+    constexpr int GROUP = 16, LANES = CHUNKS * 8 < 32 ? CHUNKS * 8 : 32; /* rows of a box; lanes of a row */
+    const tess_args *c = &a->common;
+    const int lane = threadIdx.x % 32, units = (int)c->head_dim / 8, unit = lane % LANES;
+    for (uint32_t taken = 0;; taken++) {
+        const tile *t = &m->tiles[taken % TILES];
+        barrier_wait(&m->tile_full[taken % TILES], taken / TILES & 1);
+        if (__shfl_sync(~0u, t->stages, 0) < 0) break;
+        const int slot = taken % Q_SLOTS;
+        const int32_t rows = t->rows, head = t->head, batch = t->batch;
+        const int32_t all = __shfl_sync(~0u, t->partial == NO_PARTIAL ? rows * t->heads : 0, 0);
+        const int64_t first = t->q_start + t->row;
+        const bool one_head = t->heads == 1;
+        /* Rows past the end are left out of a box where they are outside of the tensor. */
+        const bool boxed = (a->tma & 4) && one_head && lane < ROWS / GROUP && lane * GROUP < all && (lane * GROUP + GROUP <= all || t->last);
+        const uint32_t boxes = __ballot_sync(~0u, boxed);
+        barrier_wait(&m->o_full[slot], taken / Q_SLOTS & 1);
+        if (boxed) {
+#pragma unroll
+            for (int chunk = 0; chunk < CHUNKS; chunk++)
+                copy_box_out(o_map, m->q[slot][chunk] + lane * GROUP * 128, chunk * 64, (int32_t)first + lane * GROUP, head, batch);
+            copies_out_commit();
+        }
+        uint16_t *const o = (uint16_t *)a->o + batch * c->o_batch + first * c->o_token + head * c->o_head;
+        for (int in_tile = lane / LANES; in_tile < all; in_tile += 32 / LANES) {
+            if ((boxes >> in_tile / GROUP & 1) || unit >= units) continue;
+            const uint4 x = *(const uint4 *)(m->q[slot][unit / 8] + in_tile * 128 + ((unit % 8) ^ (in_tile % 8)) * 16);
+            uint16_t *to = o + row_at(in_tile, rows, one_head, c->o_token, c->o_head) + unit * 8;
+            if (a->wide & 4) {
+                *(uint4 *)to = x;
+            } else {
+                const uint32_t w[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+                for (int e = 0; e < 8; e++) to[e] = (uint16_t)(w[e / 2] >> (e % 2 * 16));
+            }
+        }
+        copies_out_read();
+        fence_async_proxy(); /* the next tile of Q is copied over what plain loads have read */
+        __syncwarp();
+        if (lane == 0) {
+            barrier_arrive(&m->q_empty[slot]);
+            barrier_arrive(&m->tile_empty[taken % TILES]);
+        }
+    }
+    copies_out_done();
+}
+} // namespace tess
+
+#endif // TESS_CUDA_SM90_PRODUCE_CUH

@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Instructions of Hopper that the language has no words for: barriers, tensor memory copies, warpgroup products, and their kin. */
+#ifndef TESS_CUDA_SM90_PTX_CUH
+#define TESS_CUDA_SM90_PTX_CUH
+
+#include "types.cuh"
+
+struct alignas(64) tess_tensor_map {
+    uint64_t words[16];
+};
+
+namespace tess {
+
+__device__ __forceinline__ uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+
+__device__ __forceinline__ void barrier_init(uint64_t *b, uint32_t count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(count));
+}
+__device__ __forceinline__ void barrier_arrive(uint64_t *b) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(b)) : "memory");
+}
+__device__ __forceinline__ void barrier_expect(uint64_t *b, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void barrier_wait(uint64_t *b, uint32_t parity) {
+    asm volatile("{\n.reg .pred done;\n"
+                 "again:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra again;\n}" ::"r"(shared_address(b)),
+                 "r"(parity)
+                 : "memory");
+}
+
+__device__ __forceinline__ void copy_box(void *to, const tess_tensor_map *map, uint64_t *full, int32_t element, int32_t token, int32_t head,
+                                         int32_t batch) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared_address(to)),
+        "l"(map), "r"(shared_address(full)), "r"(element), "r"(token), "r"(head), "r"(batch)
+        : "memory");
+}
+
+/* The other way, to where the tensor has rows and elements. By one thread, which waits for its own copies: until they have read workgroup memory, or until they are done. */
+__device__ __forceinline__ void copy_box_out(const tess_tensor_map *map, const void *from, int32_t element, int32_t token, int32_t head,
+                                             int32_t batch) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map), "r"(shared_address(from)),
+                 "r"(element), "r"(token), "r"(head), "r"(batch)
+                 : "memory");
+}
+__device__ __forceinline__ void copies_out_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void copies_out_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+__device__ __forceinline__ void copies_out_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+__device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int N> __device__ __forceinline__ void products_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
+
+/* Products write registers behind the compiler's back: nothing that reads them may move above the wait. */
+template <int N> __device__ __forceinline__ void keep_below(float (&r)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+f"(r[i])::"memory");
+}
+
+__device__ __forceinline__ void turn_wait(int turn) { asm volatile("bar.sync %0, 256;" ::"r"(turn) : "memory"); }
+__device__ __forceinline__ void turn_give(int turn) { asm volatile("bar.arrive %0, 256;" ::"r"(turn) : "memory"); }
+
+__device__ __forceinline__ float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+__device__ __forceinline__ float reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+__device__ __forceinline__ float natural_log(float x) {
+    float y;
+    asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y * 0.69314718055994531f;
+}
+
+/* Four 8 x 8 matrices of 16-bit elements, a row of 16 bytes at each lane's address: lanes 0 to 7 those of the first matrix, and so on. */
+__device__ __forceinline__ void store_matrices(void *row, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)), "r"(a), "r"(b), "r"(c), "r"(d)
+                 : "memory");
+}
+__device__ __forceinline__ void load_matrices(uint32_t (&x)[4], uint32_t row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(row)
+                 : "memory");
+}
+
+/* C[16][8] += A[16][16] B[16][8], by a warp. */
+template <typename T> __device__ __forceinline__ void product(float *c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+template <> __device__ __forceinline__ void product<bf16_t>(float *c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+template <> __device__ __forceinline__ void product<f16_t>(float *c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+template <typename T> __device__ __forceinline__ uint32_t pack(float low, float high);
+template <> __device__ __forceinline__ uint32_t pack<bf16_t>(float low, float high) {
+    uint32_t r;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+}
+template <> __device__ __forceinline__ uint32_t pack<f16_t>(float low, float high) {
+    uint32_t r;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+}
+
+/* A matrix in workgroup memory with rows of 128 bytes, swizzled. K-major: `leading` is not used. N-major: bytes from one 64 columns to the next. */
+__device__ __forceinline__ uint64_t matrix(const void *at, uint32_t leading) {
+    uint64_t d = (uint64_t)((shared_address(at) & 0x3ffff) >> 4);
+    d |= (uint64_t)(leading >> 4) << 16;
+    d |= (uint64_t)(1024 >> 4) << 32; /* from 8 rows to the next 8 */
+    d |= (uint64_t)1 << 62;           /* swizzled over 128 bytes */
+    return d;
+}
+
+} // namespace tess
+
+#endif // TESS_CUDA_SM90_PTX_CUH

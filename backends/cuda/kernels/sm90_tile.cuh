@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the warps of a workgroup share: workgroup memory, and the description of a job that the producing warps hand to the others. */
+#ifndef TESS_CUDA_SM90_TILE_CUH
+#define TESS_CUDA_SM90_TILE_CUH
+
+#include "sm90_args.h"
+#include "types.cuh"
+
+namespace tess {
+
+enum {
+    ROWS = 128, /* of a tile */
+    CONSUMER_WARPS = 8,
+    MOST_PIECES = 16, /* of a stage */
+    TILES = 4,        /* descriptions in flight */
+    TILE_READERS = 3, /* warps that give a description back; consumers are done with it before the one that writes results */
+    NO_PARTIAL = -1,
+    NO_TOKEN = 0x7fff0000, /* token of an empty piece; past every length */
+};
+
+enum { CLASS_CAUSAL = 1, CLASS_LOCAL = 2, CLASS_WINDOW = 4, CLASS_BITS = 8, CLASS_MASK_ENTRIES = 16 };
+
+struct piece {
+    int32_t token;
+    uint32_t kept; /* bit n: rows of the tile's n-th query block keep keys of it, as far as token bounds allow */
+};
+
+/* Blocks of a job in the order in which they are taken: those to be masked first. */
+struct block_list {
+    int32_t tail, head, masked_left, masked_right, middle, left, all; /* how many of each */
+    uint32_t tail_start, head_start, middle_start;                    /* key blocks */
+    uint32_t left_entry, masked_left_entry, right_entry, masked_right_entry;
+    /* The key block, and where its bits are. */
+    __device__ __forceinline__ uint32_t at(int32_t n, uint32_t *entry, const uint32_t *entries) const {
+        *entry = 0;
+        if (n < tail) return tail_start + n;
+        n -= tail;
+        if (n < head) return head_start + n;
+        n -= head;
+        if (n < masked_left) return entries[*entry = masked_left_entry + n];
+        n -= masked_left;
+        if (n < masked_right) return entries[*entry = masked_right_entry + n];
+        n -= masked_right;
+        if (n < middle) return middle_start + n;
+        n -= middle;
+        if (n < left) return entries[*entry = left_entry + n];
+        return entries[*entry = right_entry + (n - left)];
+    }
+};
+
+/* What the other warps need to know of a job. */
+struct tile {
+    int32_t stages; /* negative: there are no more jobs */
+    int32_t masked_stages;
+    int32_t rows, heads, head, row;
+    int32_t last; /* rows behind the tile's are outside of the tensors */
+    int32_t partial;
+    int32_t position; /* of the tile's first row */
+    int32_t kv_len, first_block;
+    int32_t batch;
+    uint32_t flags;
+    int32_t left, right, sinks;
+    int32_t block, in_block; /* tokens of a block; the first row's place in its block */
+    uint32_t block_inverse;  /* 2^16 / block, rounded up */
+    int32_t kv_head, empty;  /* empty pieces in front */
+    uint32_t local, stride, residue;
+    int64_t q_start, kv_start;
+    block_list list;
+};
+
+template <int D, int KEYS, int Q_SLOTS, int K_STAGES, int V_STAGES> struct alignas(1024) memory {
+    static constexpr int CHUNKS = (D + 63) / 64; /* columns of 64 elements: rows of 128 bytes, which is what the copies swizzle */
+    uint8_t q[Q_SLOTS][CHUNKS][ROWS * 128];      /* of a tile, and then its results on their way out */
+    uint8_t k[K_STAGES][CHUNKS][KEYS * 128];
+    uint8_t v[V_STAGES][CHUNKS][KEYS * 128];
+    uint64_t q_full[Q_SLOTS], q_empty[Q_SLOTS], o_full[Q_SLOTS], k_full[K_STAGES], k_empty[K_STAGES], v_full[V_STAGES], v_empty[V_STAGES];
+    uint64_t tile_full[TILES], tile_empty[TILES];
+    tile tiles[TILES];
+    piece pieces[K_STAGES][MOST_PIECES];
+};
+
+/* Where row `in_tile` of a tile lies in a tensor with the given strides, from the tile's first row and head on. */
+__device__ __forceinline__ int64_t row_at(int in_tile, int32_t rows, bool one_head, int64_t token, int64_t head) {
+    const int h = one_head ? 0 : in_tile / rows;
+    return (in_tile - h * rows) * token + h * head;
+}
+
+} // namespace tess
+
+#endif // TESS_CUDA_SM90_TILE_CUH
