@@ -6,16 +6,15 @@
 #include "cuda.h"
 #include "kernels/sm80_args.h"
 
-/* A compiled shape, with the stages that it runs with. Multiprocessors of 164 KiB have room for a second workgroup where that has fewer stages. */
 typedef struct instance {
     int32_t head_dim;
-    uint32_t rows, stages, fewer_stages;
+    uint32_t rows, stages, groups;
 } instance;
 
-#define INSTANCE(head_dim, rows, stages, fewer_stages, groups) {head_dim, rows, stages, fewer_stages},
+#define INSTANCE(head_dim, rows, stages, groups) {head_dim, rows, stages, groups},
 static const instance instances[] = {TESS_SM80_INSTANCES(INSTANCE)};
 
-#define FITS(head_dim, rows, stages, fewer_stages, groups) \
+#define FITS(head_dim, rows, stages, groups) \
     _Static_assert(TESS_SM80_SHARED(head_dim, rows, stages) <= 99 * 1024, "every device has this much workgroup memory");
 TESS_SM80_INSTANCES(FITS)
 
@@ -28,13 +27,28 @@ static const instance *find(int32_t head_dim) {
     return NULL;
 }
 
-static uint32_t stages_on(const tess_driver_device *d, const instance *x) {
-    return strcmp(d->arch, "sm_80") == 0 || strcmp(d->arch, "sm_87") == 0 ? x->fewer_stages : x->stages;
+static unsigned bytes_with(const instance *x, uint32_t stages) { return TESS_SM80_SHARED((unsigned)x->head_dim, x->rows, stages); }
+
+/* Workgroups for which a multiprocessor has the memory. */
+static uint32_t groups_with(const tess_driver_device *d, const instance *x, uint32_t stages) {
+    static const struct {
+        const char *arch;
+        unsigned bytes;
+    } large[] = {{"sm_80", 164 << 10}, {"sm_87", 164 << 10}, {"sm_90", 228 << 10}, {"sm_100", 228 << 10}, {"sm_103", 228 << 10}};
+    unsigned bytes = 100 << 10;
+    for (size_t n = 0; n < sizeof large / sizeof *large; n++)
+        if (strcmp(d->arch, large[n].arch) == 0) bytes = large[n].bytes;
+    const uint32_t fit = bytes / (bytes_with(x, stages) + 1024); /* the driver takes 1 KiB for each */
+    return fit < x->groups ? fit : x->groups;
 }
 
-static unsigned shared_bytes(const tess_driver_device *d, const instance *x) {
-    return TESS_SM80_SHARED((unsigned)x->head_dim, x->rows, stages_on(d, x));
+/* With two stages copies have longer to arrive, but a second workgroup on the multiprocessor is worth more. */
+static uint32_t stages_on(const tess_driver_device *d, const instance *x) {
+    if (x->stages == 1) return 1;
+    return groups_with(d, x, 2) >= 2 || groups_with(d, x, 1) < 2 ? 2 : 1;
 }
+
+static unsigned shared_bytes(const tess_driver_device *d, const instance *x) { return bytes_with(x, stages_on(d, x)); }
 
 /* The best image for the device, or NULL. */
 static const tess_driver_image *image(const tess_driver_device *d) {

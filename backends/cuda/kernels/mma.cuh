@@ -12,8 +12,8 @@ namespace tess {
 __device__ __forceinline__ uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
 /* The lane, as if it could change: what is computed from it is not kept for later. */
-__device__ __forceinline__ int lane_now() {
-    int lane;
+__device__ __forceinline__ uint32_t lane_now() {
+    uint32_t lane;
     asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
     return lane;
 }

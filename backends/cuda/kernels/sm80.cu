@@ -33,7 +33,7 @@ template <int D, int ROWS> struct alignas(128) memory {
     const uint16_t *k, *v;              /* the sequence's first key of the job's head */
     static constexpr int HEADER = 3072; /* of the bytes that precede the matrices */
 
-    static __device__ __forceinline__ uint32_t place(int row, int unit) {
+    static __device__ __forceinline__ uint32_t place(uint32_t row, uint32_t unit) {
         return row * ROW + (unit / GROUP * GROUP + ((unit ^ row / SAME) % GROUP)) * 16;
     }
 };
@@ -63,15 +63,15 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
     shared *m;
     const tess_sm80_args *a;
     uint32_t q_at; /* in workgroup memory: Q, and after it the stages, each of K and then V */
-    int thread, warp, lane;
+    uint32_t thread, warp, lane;
     float s[TILES][N][4], o[TILES][O][4]; /* scores and then exponentials; results */
     float top[TILES][2], sum[TILES][2];   /* of each row: the score that exponentials are relative to, and their sum */
 
     __device__ __forceinline__ uint32_t k_at(int stage) const { return q_at + ROWS * ROW + stage * 2 * STAGE; }
     __device__ __forceinline__ uint32_t v_at(int stage) const { return k_at(stage) + STAGE; }
     /* Where this lane reads matrices, of the first 16 rows of Q or V, and of the first 16 keys of K. */
-    static __device__ __forceinline__ uint32_t own_rows(int lane) { return shared::place(lane % 16, lane / 16); }
-    static __device__ __forceinline__ uint32_t own_keys(int lane) { return shared::place(lane / 16 * 8 + lane % 8, lane / 8 % 2); }
+    static __device__ __forceinline__ uint32_t own_rows(uint32_t lane) { return shared::place(lane % 16, lane / 16); }
+    static __device__ __forceinline__ uint32_t own_keys(uint32_t lane) { return shared::place(lane / 16 * 8 + lane % 8, lane / 8 % 2); }
 
     /* Element columns 16 x .. 16 x + 15 of rows that begin at `at`, which is a multiple of 128 but for the lane's own place. */
     static __device__ __forceinline__ uint32_t step(uint32_t at, int x) { return (at ^ (x % TURNS * 32)) + x / TURNS * GROUP * 16; }
@@ -137,7 +137,7 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
     /* ---------------------------------------------------------------- one stage */
 
     __device__ __forceinline__ void scores(int stage) {
-        const int now = lane_now(); /* addresses are computed in each stage, since all of them together take too many registers */
+        const uint32_t now = lane_now(); /* addresses are computed in each stage, since all of them together take too many registers */
         const uint32_t k = k_at(stage) + own_keys(now), q = q_at + warp * 16 * ROW + own_rows(now);
 #pragma unroll
         for (int t = 0; t < TILES; t++)
@@ -474,9 +474,16 @@ template <typename T, int D, int ROWS> __device__ __forceinline__ void forward(c
 
 } // namespace tess
 
-#define INSTANCE(T, D, ROWS, STAGES, FEWER_STAGES, GROUPS)                                                                                     \
-    extern "C" __global__ void __launch_bounds__(TESS_SM80_THREADS, GROUPS) tess_sm80_##T##_##D(const __grid_constant__ tess_sm80_args args) { \
-        tess::forward<tess::T##_t, D, ROWS>(&args);                                                                                            \
+/* The compiler leaves registers for so many workgroups; more than two find no memory where a multiprocessor has 100 KiB. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+#define AT_ONCE(groups) ((groups) < 2 ? (groups) : 2)
+#else
+#define AT_ONCE(groups) (groups)
+#endif
+#define INSTANCE(T, D, ROWS, STAGES, GROUPS)                                         \
+    extern "C" __global__ void __launch_bounds__(TESS_SM80_THREADS, AT_ONCE(GROUPS)) \
+        tess_sm80_##T##_##D(const __grid_constant__ tess_sm80_args args) {           \
+        tess::forward<tess::T##_t, D, ROWS>(&args);                                  \
     }
 #define BF16(...) INSTANCE(bf16, __VA_ARGS__)
 #define F16(...)  INSTANCE(f16, __VA_ARGS__)

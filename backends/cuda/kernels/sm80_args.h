@@ -16,9 +16,8 @@ typedef struct tess_sm80_args {
     float slope;         /* the magnitude of the scale in exponents of 2 */
 } tess_sm80_args;
 
-/* The compiled shapes: X(largest head_dim, rows of a tile, stages, stages where a multiprocessor has 164 KiB, workgroups of a multiprocessor). Every one fits the 99 KiB
- * that a workgroup may have on most devices. With two stages copies have longer to arrive; but two workgroups on a multiprocessor are worth more. */
-#define TESS_SM80_INSTANCES(X) X(64, 128, 2, 2, 2) X(96, 128, 2, 2, 2) X(128, 128, 2, 1, 2) X(192, 64, 1, 1, 2) X(256, 64, 1, 1, 1)
+/* The compiled shapes: X(largest head_dim, rows of a tile, stages that fit the 99 KiB which a workgroup may have on every device, workgroups of a multiprocessor at most). */
+#define TESS_SM80_INSTANCES(X) X(64, 128, 2, 3) X(96, 128, 2, 2) X(128, 128, 2, 2) X(192, 64, 1, 3) X(256, 64, 1, 2)
 
 #define TESS_SM80_KEYS    64  /* of a stage */
 #define TESS_SM80_THREADS 128 /* four warps of 16 rows, or of twice 16 */
