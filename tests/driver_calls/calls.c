@@ -319,25 +319,33 @@ static void test_images(void **state) {
     }
 }
 
-/* The kernel for Ampere and later has an image for each major version. */
+/* The kernel for Ampere and later has an image for each major version, and takes the workgroup memory of two stages where a multiprocessor then has room for two workgroups. */
 static void test_images_sm80(void **state) {
     (void)state;
-    static const choice all[] = {{"sm_75", NULL},    {"sm_80", "sm_80"},   {"sm_86", "sm_80"},   {"sm_87", "sm_80"},
-                                 {"sm_89", "sm_80"}, {"sm_90", "sm_90"},   {"sm_100", "sm_100"}, {"sm_103", "sm_100"},
-                                 {"sm_110", NULL},   {"sm_120", "sm_120"}, {"sm_121", "sm_120"}};
+    enum { ONE = 35840, TWO = 52224 }; /* bytes with head_dim 64 */
+    static const struct {
+        choice image;
+        int bytes;
+    } all[] = {{{"sm_75", NULL}, 0},      {{"sm_80", "sm_80"}, TWO},   {{"sm_86", "sm_80"}, ONE},   {{"sm_87", "sm_80"}, TWO},
+               {{"sm_89", "sm_80"}, ONE}, {{"sm_90", "sm_90"}, TWO},   {{"sm_100", "sm_100"}, TWO}, {{"sm_103", "sm_100"}, TWO},
+               {{"sm_110", NULL}, 0},     {{"sm_120", "sm_120"}, ONE}, {{"sm_121", "sm_120"}, ONE}};
     if (!is_cuda) skip();
     for (size_t n = 0; n < sizeof all / sizeof *all; n++) {
         scene s;
-        char said[96];
-        set_arch(0, all[n].arch);
+        char said[128];
+        set_arch(0, all[n].image.arch);
+        start_log();
         const tess_status status = open_scene(&s, many_line, 0, NULL, "cuda/sm80");
-        if (all[n].image) {
+        control->logging = 0;
+        if (all[n].image.image) {
             assert_ok(status);
-            snprintf(said, sizeof said, "%s runs code for %s\n", all[n].arch, all[n].image);
+            snprintf(said, sizeof said, "%s runs code for %s\n", all[n].image.arch, all[n].image.image);
             if (!strstr(s.logged, said)) fail_msg("'%s' was not logged in: %s", said, s.logged);
+            snprintf(said, sizeof said, "cuFuncSetAttribute 8 %d\n", all[n].bytes);
+            if (!strstr(control->log, said)) fail_msg("%s: no '%s' in: %s", all[n].image.arch, said, control->log);
         } else {
             assert_int_equal(status, TESS_ERROR_UNSUPPORTED);
-            snprintf(said, sizeof said, "needs sm_80 or later, and has no device code for %s; there is some for sm_80 ", all[n].arch);
+            snprintf(said, sizeof said, "needs sm_80 or later, and has no device code for %s; there is some for sm_80 ", all[n].image.arch);
             if (!strstr(tess_last_error(), said)) fail_msg("%s", tess_last_error());
         }
         close_scene(&s);
