@@ -113,7 +113,7 @@ static int load_function(const tess_driver *driver, void *function) {
     return driver->extra[LOAD] ? EXTRA(driver, LOAD, int (*)(void *))(function) : DRIVER_OK;
 }
 
-static const tess_driver_row *const rows[] = {&tess_cuda_sm90, &tess_driver_portable, NULL};
+static const tess_driver_row *const rows[] = {&tess_cuda_sm90, &tess_cuda_sm80, &tess_driver_portable, NULL};
 
 static const tess_driver_vendor vendor = {.name = "cuda",
                                           .libraries = libraries,

@@ -237,7 +237,13 @@ static void life(const char *name, const char *arch, const char *line, const cha
 
 static void test_portable(void **state) {
     (void)state;
-    life(is_cuda ? "cuda_portable" : "hip_portable", is_cuda ? "sm_86" : "gfx1100", split_line, NULL, 0);
+    life(is_cuda ? "cuda_portable" : "hip_portable", is_cuda ? "sm_86" : "gfx1100", split_line, is_cuda ? "cuda/portable" : NULL, 0);
+}
+
+static void test_sm80(void **state) {
+    (void)state;
+    if (!is_cuda) skip();
+    life("cuda_sm80", "sm_86", split_line, NULL, 0);
 }
 
 static void test_sm90(void **state) {
@@ -308,6 +314,39 @@ static void test_images(void **state) {
             assert_int_equal(status, TESS_ERROR_UNSUPPORTED);
             if (!strstr(tess_last_error(), "; there is some for ")) fail_msg("%s", tess_last_error());
             for (uint32_t k = 0; tess_device_kernel(s.device, k, &info) == TESS_OK; k++) assert_int_equal(info.status, TESS_ERROR_UNAVAILABLE);
+        }
+        close_scene(&s);
+    }
+}
+
+/* The kernel for Ampere and later has an image for each major version, and takes the workgroup memory of two stages where a multiprocessor then has room for two workgroups. */
+static void test_images_sm80(void **state) {
+    (void)state;
+    enum { ONE = 35840, TWO = 52224 }; /* bytes with head_dim 64 */
+    static const struct {
+        choice image;
+        int bytes;
+    } all[] = {{{"sm_75", NULL}, 0},      {{"sm_80", "sm_80"}, TWO},   {{"sm_86", "sm_80"}, ONE},   {{"sm_87", "sm_80"}, TWO},
+               {{"sm_89", "sm_80"}, ONE}, {{"sm_90", "sm_90"}, TWO},   {{"sm_100", "sm_100"}, TWO}, {{"sm_103", "sm_100"}, TWO},
+               {{"sm_110", NULL}, 0},     {{"sm_120", "sm_120"}, ONE}, {{"sm_121", "sm_120"}, ONE}};
+    if (!is_cuda) skip();
+    for (size_t n = 0; n < sizeof all / sizeof *all; n++) {
+        scene s;
+        char said[128];
+        set_arch(0, all[n].image.arch);
+        start_log();
+        const tess_status status = open_scene(&s, many_line, 0, NULL, "cuda/sm80");
+        control->logging = 0;
+        if (all[n].image.image) {
+            assert_ok(status);
+            snprintf(said, sizeof said, "%s runs code for %s\n", all[n].image.arch, all[n].image.image);
+            if (!strstr(s.logged, said)) fail_msg("'%s' was not logged in: %s", said, s.logged);
+            snprintf(said, sizeof said, "cuFuncSetAttribute 8 %d\n", all[n].bytes);
+            if (!strstr(control->log, said)) fail_msg("%s: no '%s' in: %s", all[n].image.arch, said, control->log);
+        } else {
+            assert_int_equal(status, TESS_ERROR_UNSUPPORTED);
+            snprintf(said, sizeof said, "needs sm_80 or later, and has no device code for %s; there is some for sm_80 ", all[n].image.arch);
+            if (!strstr(tess_last_error(), said)) fail_msg("%s", tess_last_error());
         }
         close_scene(&s);
     }
@@ -461,8 +500,8 @@ int main(int argc, char **argv) {
     tess_backend_info info;
     find_backend(runtime, backend, &info);
     tess_runtime_release(runtime);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_listing),  cmocka_unit_test(test_two_devices), cmocka_unit_test(test_wrapping),
-                                       cmocka_unit_test(test_images),   cmocka_unit_test(test_portable),    cmocka_unit_test(test_sm90),
-                                       cmocka_unit_test(test_run_calls)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_listing), cmocka_unit_test(test_two_devices), cmocka_unit_test(test_wrapping),
+                                       cmocka_unit_test(test_images),  cmocka_unit_test(test_images_sm80), cmocka_unit_test(test_portable),
+                                       cmocka_unit_test(test_sm80),    cmocka_unit_test(test_sm90),        cmocka_unit_test(test_run_calls)};
     return cmocka_run_group_tests_name("calls of a driver", tests, NULL, NULL);
 }

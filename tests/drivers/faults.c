@@ -139,6 +139,7 @@ static void live_well(void) {
     nothing_lives(&heap, 0);
     /* The problem is one that takes every way. */
     assert_non_null(strstr(control->log, "tess_merge_f16"));
+    if (strcmp(arch, "sm_80") == 0) assert_non_null(strstr(control->log, "tess_sm80_f16"));
     if (strcmp(arch, "sm_90") == 0) assert_true(strstr(control->log, "tess_sm90_f16") && strstr(control->log, "cuMemsetD32Async"));
 }
 

@@ -8,10 +8,11 @@
 
 #include "args.h"
 #include "fake.h"
+#include "kernels/sm80_args.h"
 #include "kernels/sm90_args.h"
 #include "shapes.h"
 
-enum { FORWARD, MERGE, SM90, PARTS = 3, DTYPES = 3, TENSOR_MAP = 128, MERGE_GROUP = 64, SM90_GROUP = 384 };
+enum { FORWARD, MERGE, SM90, SM80, PARTS = 3, DTYPES = 3, TENSOR_MAP = 128, MERGE_GROUP = 64, SM90_GROUP = 384 };
 
 typedef struct kernel {
     int kind, dtype, head_dim;
@@ -19,27 +20,28 @@ typedef struct kernel {
 } kernel;
 
 static const char *const dtypes[DTYPES] = {"f32", "f16", "bf16"};
-static const int portable_dims[] = {64, 128, 256}, sm90_dims[] = {64, 96, 128, 192, 256};
+static const int portable_dims[] = {64, 128, 256}, fast_dims[] = {64, 96, 128, 192, 256};
 static const unsigned portable_threads[] = {TESS_THREADS_64, TESS_THREADS_128, TESS_THREADS_256};
 
-enum { PORTABLE_DIMS = sizeof portable_dims / sizeof *portable_dims, SM90_DIMS = sizeof sm90_dims / sizeof *sm90_dims };
+enum { PORTABLE_DIMS = sizeof portable_dims / sizeof *portable_dims, FAST_DIMS = sizeof fast_dims / sizeof *fast_dims };
 
 /* Kernels are numbered: dtype, then kind and head_dim. */
-enum { PER_DTYPE = PORTABLE_DIMS + 1 + SM90_DIMS };
+enum { PER_DTYPE = PORTABLE_DIMS + 1 + 2 * FAST_DIMS };
 
 static kernel kernel_of(int number) {
     const int dtype = number / PER_DTYPE, n = number % PER_DTYPE;
     if (n < PORTABLE_DIMS) return (kernel){FORWARD, dtype, portable_dims[n], portable_threads[n]};
     if (n == PORTABLE_DIMS) return (kernel){MERGE, dtype, 0, MERGE_GROUP};
-    return (kernel){SM90, dtype, sm90_dims[n - PORTABLE_DIMS - 1], SM90_GROUP};
+    const int fast = n - PORTABLE_DIMS - 1, dim = fast_dims[fast % FAST_DIMS];
+    return fast < FAST_DIMS ? (kernel){SM90, dtype, dim, SM90_GROUP} : (kernel){SM80, dtype, dim, TESS_SM80_THREADS};
 }
 
 int fake_kernel_find(const char *name) {
     for (int n = 0; n < DTYPES * PER_DTYPE; n++) {
-        static const char *const kinds[] = {"forward", "merge", "sm90"};
+        static const char *const kinds[] = {"forward", "merge", "sm90", "sm80"};
         const kernel k = kernel_of(n);
         char text[64];
-        if (k.kind == SM90 && k.dtype == TESS_F32) continue;
+        if (k.kind >= SM90 && k.dtype == TESS_F32) continue;
         const int length = snprintf(text, sizeof text, "tess_%s_%s", kinds[k.kind], dtypes[k.dtype]);
         if (k.kind != MERGE) snprintf(text + length, sizeof text - (size_t)length, "_%d", k.head_dim);
         if (strcmp(text, name) == 0) return n;
@@ -49,8 +51,9 @@ int fake_kernel_find(const char *name) {
 
 const size_t *fake_kernel_parameters(int number) {
     static const size_t portable[] = {8, 8, 8, 8, 8, 8, 8, sizeof(tess_args), 0},
-                        sm90[] = {TENSOR_MAP, TENSOR_MAP, TENSOR_MAP, TENSOR_MAP, sizeof(tess_sm90_args), 0};
-    return kernel_of(number).kind == SM90 ? sm90 : portable;
+                        sm90[] = {TENSOR_MAP, TENSOR_MAP, TENSOR_MAP, TENSOR_MAP, sizeof(tess_sm90_args), 0}, sm80[] = {sizeof(tess_sm80_args), 0};
+    const int kind = kernel_of(number).kind;
+    return kind == SM90 ? sm90 : kind == SM80 ? sm80 : portable;
 }
 
 unsigned fake_kernel_threads(int number) { return kernel_of(number).threads; }
@@ -72,6 +75,12 @@ static arguments read_arguments(int number, void *const *parameters) {
         memcpy(x.pointers, pointers, sizeof pointers);
         x.a = s.common;
         x.counter = s.counter;
+    } else if (kernel_of(number).kind == SM80) {
+        tess_sm80_args s;
+        memcpy(&s, parameters[0], sizeof s);
+        const uint64_t pointers[7] = {s.q, s.k, s.v, s.o, s.lse, s.tables, s.workspace};
+        memcpy(x.pointers, pointers, sizeof pointers);
+        x.a = s.common;
     } else {
         for (int n = 0; n < 7; n++) memcpy(&x.pointers[n], parameters[n], 8);
         memcpy(&x.a, parameters[7], sizeof x.a);
@@ -245,7 +254,7 @@ void fake_kernel_run(int number, unsigned groups, void *const *parameters) {
         fake_misuse(700, "the kernel for head_dim %d is given %u", k.head_dim, x.a.head_dim);
         return;
     }
-    /* The fast kernel's workgroups hand out jobs among themselves; the others take one each. */
+    /* Hopper's workgroups hand out jobs among themselves; the others take one each. */
     const unsigned items = k.kind == SM90 || x.a.items < groups ? x.a.items : groups;
     const uint32_t *counter = fake_host(x.counter);
     if (counter && *counter != 0) fake_misuse(700, "the counter of jobs is not 0");

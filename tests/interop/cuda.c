@@ -62,8 +62,8 @@ typedef struct variant {
 } variant;
 
 static const variant variants[] = {
-    {"cuda/portable", "f32", 1}, {"cuda/portable", "f32", 0}, {"cuda/portable", "bf16", 1}, {"cuda/portable", "f16", 0},
-    {"cuda/sm90", "bf16", 0},    {"cuda/sm90", "bf16", 1},    {"cuda/sm90", "f16", 1},      {NULL, "bf16", 0}};
+    {"cuda/portable", "f32", 1}, {"cuda/portable", "f32", 0}, {"cuda/portable", "bf16", 1}, {"cuda/portable", "f16", 0}, {"cuda/sm90", "bf16", 0},
+    {"cuda/sm90", "bf16", 1},    {"cuda/sm90", "f16", 1},     {"cuda/sm80", "bf16", 0},     {"cuda/sm80", "f16", 1},     {NULL, "bf16", 0}};
 
 /* What such an application holds. */
 typedef struct app {

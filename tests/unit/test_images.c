@@ -8,12 +8,12 @@
 #include "common/testlib.h"
 #include "driver.h"
 
-extern const tess_driver_image tess_cuda_images[], tess_cuda_sm90_images[], tess_hip_images[];
+extern const tess_driver_image tess_cuda_images[], tess_cuda_sm90_images[], tess_cuda_sm80_images[], tess_hip_images[];
 
 enum { MACHINE_CUDA = 190, MACHINE_AMD = 224 };
 
 static const char *const dtypes[] = {"f32", "f16", "bf16"};
-static const char *const sm90_dims[] = {"64", "96", "128", "192", "256"};
+static const char *const fast_dims[] = {"64", "96", "128", "192", "256"};
 
 /* What the ELF header of AMD code objects says of the instruction set (EF_AMDGPU_MACH). */
 static const struct {
@@ -102,18 +102,29 @@ static void test_cuda(void **state) {
     }
 }
 
+/* The kernels that are compiled for the tensor cores of one family. */
+static void wants_fast(const tess_driver_image *image, const char *family) {
+    char name[64];
+    check_cubin(image);
+    for (int t = 1; t < 3; t++)
+        for (size_t n = 0; n < sizeof fast_dims / sizeof *fast_dims; n++) {
+            snprintf(name, sizeof name, "tess_%s_%s_%s", family, dtypes[t], fast_dims[n]);
+            wants(image, name);
+        }
+}
+
 static void test_sm90(void **state) {
     (void)state;
-    char name[64];
     if (!tess_cuda_sm90_images[0].data) skip();
     assert_string_equal(tess_cuda_sm90_images[0].arch, "sm_90a");
     assert_null(tess_cuda_sm90_images[1].data);
-    check_cubin(&tess_cuda_sm90_images[0]);
-    for (int t = 1; t < 3; t++)
-        for (size_t n = 0; n < sizeof sm90_dims / sizeof *sm90_dims; n++) {
-            snprintf(name, sizeof name, "tess_sm90_%s_%s", dtypes[t], sm90_dims[n]);
-            wants(&tess_cuda_sm90_images[0], name);
-        }
+    wants_fast(&tess_cuda_sm90_images[0], "sm90");
+}
+
+static void test_sm80(void **state) {
+    (void)state;
+    if (!tess_cuda_sm80_images[0].data) skip();
+    for (const tess_driver_image *image = tess_cuda_sm80_images; image->data; image++) wants_fast(image, "sm80");
 }
 
 static void test_hip(void **state) {
@@ -134,8 +145,8 @@ static void test_hip(void **state) {
 /* No image is listed twice, since the second could never be taken. */
 static void test_lists(void **state) {
     (void)state;
-    const tess_driver_image *const lists[] = {tess_cuda_images, tess_hip_images};
-    for (int l = 0; l < 2; l++)
+    const tess_driver_image *const lists[] = {tess_cuda_images, tess_cuda_sm90_images, tess_cuda_sm80_images, tess_hip_images};
+    for (size_t l = 0; l < sizeof lists / sizeof *lists; l++)
         for (const tess_driver_image *a = lists[l]; a->data; a++)
             for (const tess_driver_image *b = a + 1; b->data; b++) assert_string_not_equal(a->arch, b->arch);
 }
@@ -145,7 +156,7 @@ int main(void) {
         puts("skipped: the build has no device code");
         return 77;
     }
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_cuda), cmocka_unit_test(test_sm90), cmocka_unit_test(test_hip),
-                                       cmocka_unit_test(test_lists)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_cuda), cmocka_unit_test(test_sm90), cmocka_unit_test(test_sm80),
+                                       cmocka_unit_test(test_hip), cmocka_unit_test(test_lists)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

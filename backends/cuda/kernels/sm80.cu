@@ -1,0 +1,491 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Forward attention for Ampere and later (sm_80): matrix products of a warp, asynchronous copies of 16 bytes, one workgroup of four warps for a job.
+ *
+ * A warp takes 16 query rows of a tile of up to 64 rows, or rows n and n + 64 of a larger one, so that what it reads of K and V serves twice as many products. S = Q K^T comes out
+ * in registers laid out as the operand P of O += P V wants it. Q stays in workgroup memory; K and V come in stages of 64 keys, which need not be neighbours: every key has
+ * its own place in a list (tile.cuh), which is written one or two stages ahead.
+ *
+ * With two stages, all of the next one is copied while this one is worked on. With one, the next keys are copied once this stage's products with Q are done, and its values during these.
+ */
+#include "mma.cuh"
+#include "sm80_args.h"
+#include "tile.cuh"
+
+namespace tess {
+
+enum {
+    KEYS = TESS_SM80_KEYS,
+    THREADS = TESS_SM80_THREADS,
+    LISTS = 3, /* stages of which the keys are known: this one's are masked by while the next one's are copied and those after it are looked up */
+};
+
+/* Workgroup memory. Rows are as long as D elements; within a row, units of 16 bytes trade places with others of their group, so that 8 rows of one column are in different banks. */
+template <int D, int ROWS> struct alignas(128) memory {
+    static constexpr int UNITS = D / 8, ROW = D * 2;
+    static constexpr int GROUP = UNITS % 8 == 0 ? 8 : 4, SAME = 8 / GROUP; /* units that trade places; neighbouring rows that trade alike */
+    key keys[LISTS][KEYS];
+    struct {
+        int32_t position, block; /* the key that it is level with; its query block counted from the tile's first */
+    } rows[ROWS];
+    job_words job;
+    key_list list;
+    const uint16_t *k, *v;              /* the sequence's first key of the job's head */
+    static constexpr int HEADER = 3072; /* of the bytes that precede the matrices */
+
+    static __device__ __forceinline__ uint32_t place(uint32_t row, uint32_t unit) {
+        return row * ROW + (unit / GROUP * GROUP + ((unit ^ row / SAME) % GROUP)) * 16;
+    }
+};
+
+/* One 16-byte unit of a row that may be aligned to its elements only. */
+__device__ __forceinline__ uint4 load_unit(const uint16_t *p) {
+    uint32_t w[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) w[i] = (uint32_t)p[2 * i] | (uint32_t)p[2 * i + 1] << 16;
+    return make_uint4(w[0], w[1], w[2], w[3]);
+}
+
+/* A workgroup's way through one job: what a thread holds, and the steps that it takes. TILES: times 64 rows of the job, at most. */
+template <typename T, int D, int ROWS, int TILES> struct worker {
+    typedef memory<D, ROWS> shared;
+    enum {
+        UNITS = shared::UNITS,
+        ROW = shared::ROW,
+        GROUP = shared::GROUP,
+        TURNS = GROUP / 2,      /* steps of 16 elements until places repeat */
+        PASS = THREADS / GROUP, /* rows that the workgroup copies at a time */
+        STAGE = KEYS * ROW,     /* bytes of K or V */
+        N = KEYS / 8,           /* columns of products: 8 keys each */
+        O = D / 8               /* and 8 elements each */
+    };
+
+    shared *m;
+    const tess_sm80_args *a;
+    uint32_t q_at; /* in workgroup memory: Q, and after it the stages, each of K and then V */
+    uint32_t thread, warp, lane;
+    float s[TILES][N][4], o[TILES][O][4]; /* scores and then exponentials; results */
+    float top[TILES][2], sum[TILES][2];   /* of each row: the score that exponentials are relative to, and their sum */
+
+    __device__ __forceinline__ uint32_t k_at(int stage) const { return q_at + ROWS * ROW + stage * 2 * STAGE; }
+    __device__ __forceinline__ uint32_t v_at(int stage) const { return k_at(stage) + STAGE; }
+    /* Where this lane reads matrices, of the first 16 rows of Q or V, and of the first 16 keys of K. */
+    static __device__ __forceinline__ uint32_t own_rows(uint32_t lane) { return shared::place(lane % 16, lane / 16); }
+    static __device__ __forceinline__ uint32_t own_keys(uint32_t lane) { return shared::place(lane / 16 * 8 + lane % 8, lane / 8 % 2); }
+
+    /* Element columns 16 x .. 16 x + 15 of rows that begin at `at`, which is a multiple of 128 but for the lane's own place. */
+    static __device__ __forceinline__ uint32_t step(uint32_t at, int x) { return (at ^ (x % TURNS * 32)) + x / TURNS * GROUP * 16; }
+
+    /* ---------------------------------------------------------------- copies */
+
+    __device__ __forceinline__ uint32_t own_place() const { return shared::place(thread / GROUP, thread % GROUP); }
+
+    /* Copies the elements of one row that are this thread's; of a row that is not `there` it makes zeros. */
+    __device__ __forceinline__ void copy_row(uint32_t to, const uint16_t *row, bool there, bool wide) const {
+        const int unit = thread % GROUP, units = there ? a->common.head_dim / 8 : 0;
+        if (wide) {
+#pragma unroll
+            for (int c = 0; c < UNITS; c += GROUP) copy_unit(to + c * 16, row + (c + unit) * 8, c + unit < units ? 16 : 0);
+        } else {
+#pragma unroll 1
+            for (int c = 0; c < UNITS; c += GROUP)
+                store_unit(to + c * 16, c + unit < units ? load_unit(row + (c + unit) * 8) : make_uint4(0, 0, 0, 0));
+        }
+    }
+
+    __device__ __forceinline__ void copy_keys(uint32_t to, const uint16_t *from, int64_t stride, int list) const {
+        const key *keys = m->keys[list] + thread / GROUP;
+        to += own_place();
+        if (a->wide & 2) {
+#pragma unroll
+            for (int r = 0; r < KEYS; r += PASS) {
+                const int32_t token = keys[r].token;
+                const bool there = token != NO_TOKEN;
+                copy_row(to + r * ROW, from + (there ? token : 0) * stride, there, true);
+            }
+        } else {
+#pragma unroll 1
+            for (int r = 0; r < KEYS; r += PASS) {
+                const int32_t token = keys[r].token;
+                const bool there = token != NO_TOKEN;
+                copy_row(to + r * ROW, from + (there ? token : 0) * stride, there, false);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void copy_k(int stage, int list) const { copy_keys(k_at(stage), m->k, a->common.k_token, list); }
+    __device__ __forceinline__ void copy_v(int stage, int list) const { copy_keys(v_at(stage), m->v, a->common.v_token, list); }
+
+    __device__ __forceinline__ void copy_q() const {
+        const tess_args *c = &a->common;
+        const job_words *j = &m->job;
+        const uint16_t *first = (const uint16_t *)a->q + j->batch * c->q_batch + (j->q_start + j->row) * c->q_token + j->head * c->q_head;
+        const int32_t rows = j->rows, all = rows * j->heads;
+#pragma unroll 1
+        for (int r = thread / GROUP; r < TILES * 64; r += PASS)
+            copy_row(q_at + shared::place(r, thread % GROUP), first + (r < all ? row_at(r, rows, rows == all, c->q_token, c->q_head) : 0), r < all,
+                     a->wide & 1);
+    }
+
+    /* Writes down the keys of a stage, one for each of 64 threads. */
+    __device__ __forceinline__ void list_keys(int stage, int list, int place) const {
+        const uint32_t *tables = (const uint32_t *)a->tables;
+        m->keys[list][place] =
+            m->list.find((uint32_t)stage * KEYS + place, tables + a->common.entries_at, tables + a->common.bits_at, stage < m->list.masked_stages);
+    }
+
+    /* ---------------------------------------------------------------- one stage */
+
+    __device__ __forceinline__ void scores(int stage) {
+        const uint32_t now = lane_now(); /* addresses are computed in each stage, since all of them together take too many registers */
+        const uint32_t k = k_at(stage) + own_keys(now), q = q_at + warp * 16 * ROW + own_rows(now);
+#pragma unroll
+        for (int t = 0; t < TILES; t++)
+#pragma unroll
+            for (int n = 0; n < N; n++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) s[t][n][e] = 0;
+#pragma unroll
+        for (int x = 0; x < D / 16; x++) {
+            uint32_t rows[TILES][4];
+#pragma unroll
+            for (int t = 0; t < TILES; t++) load_matrices(rows[t], step(q, x) + t * 64 * ROW);
+#pragma unroll
+            for (int n = 0; n < N; n += 2) {
+                uint32_t keys[4];
+                load_matrices(keys, step(k, x) + n * 8 * ROW);
+#pragma unroll
+                for (int t = 0; t < TILES; t++) {
+                    multiply<T>(s[t][n], rows[t], keys[0], keys[1]);
+                    multiply<T>(s[t][n + 1], rows[t], keys[2], keys[3]);
+                }
+            }
+        }
+    }
+
+    /* For a scale below 0, of which the magnitude is what exponentials are made with. */
+    __device__ __forceinline__ void negate() {
+#pragma unroll
+        for (int t = 0; t < TILES; t++)
+#pragma unroll
+            for (int n = 0; n < N; n++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) s[t][n][e] = -s[t][n][e];
+    }
+
+    /* Replaces scores that must not count by -inf. */
+    __device__ __forceinline__ void mask(int list) {
+        const job_words *j = &m->job;
+        const uint32_t flags = j->flags;
+        const int32_t kv_len = j->kv_len, left = j->left, right = j->right, sinks = j->sinks;
+        const uint32_t keys = shared_address(m->keys[list] + lane % 4 * 2);
+#pragma unroll
+        for (int t = 0; t < TILES; t++) {
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const int in_tile = t * 64 + warp * 16 + r * 8 + lane / 4;
+                const row_bounds b = bounds_of(m->rows[in_tile].position, m->rows[in_tile].block, flags, kv_len, left, right);
+                if (flags & CLASS_WINDOW)
+                    mask_row<true>(t, r, keys, b, sinks);
+                else
+                    mask_row<false>(t, r, keys, b, 0);
+            }
+        }
+    }
+
+    /* Each row reads the keys anew: held for all rows, they would take more registers than there are. */
+    template <bool WINDOW> __device__ __forceinline__ void mask_row(int t, int r, uint32_t keys, const row_bounds &b, int32_t sinks) {
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            const uint4 two = load_shared_anew(keys + n * 8 * sizeof(key));
+            const key x = {(int32_t)two.x, two.y}, y = {(int32_t)two.z, two.w};
+            if (!(WINDOW ? b.keeps(x, sinks) : b.keeps(x))) s[t][n][2 * r] = MINUS_INFINITY;
+            if (!(WINDOW ? b.keeps(y, sinks) : b.keeps(y))) s[t][n][2 * r + 1] = MINUS_INFINITY;
+        }
+    }
+
+    /* Turns scores into exponentials, each row for itself: its bits depend on nothing that is in its neighbours. Products and sums are never fused, since which are would be for the
+     * compiler to choose, and differently in each place. */
+    __device__ __forceinline__ void softmax() {
+        const float slope = a->slope;
+        float factor[TILES][2];
+#pragma unroll
+        for (int t = 0; t < TILES; t++) {
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                float most = s[t][0][2 * r], bias;
+#pragma unroll
+                for (int n = 0; n < N; n++) most = fmaxf(most, fmaxf(s[t][n][2 * r], s[t][n][2 * r + 1]));
+                most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+                most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+                /* The reference follows the largest score only when that makes a factor of more than 2^8: exponentials stay bounded, and O is rarely multiplied. */
+                const bool rises = (most - top[t][r]) * slope > 8.0f;
+                factor[t][r] = rises ? exp2_fast((top[t][r] - most) * slope) : 1.0f;
+                if (rises) top[t][r] = most;
+                bias = top[t][r] == MINUS_INFINITY ? 0.0f : top[t][r] * slope;
+                if (fabsf(bias) > 0x1p14f) { /* a product that large has lost bits which the difference keeps */
+#pragma unroll
+                    for (int n = 0; n < N; n++) {
+                        s[t][n][2 * r] -= top[t][r];
+                        s[t][n][2 * r + 1] -= top[t][r];
+                    }
+                    bias = 0;
+                }
+                float total = __fmul_rn(sum[t][r], factor[t][r]);
+#pragma unroll
+                for (int n = 0; n < N; n++) {
+                    s[t][n][2 * r] = exp2_fast(fmaf(s[t][n][2 * r], slope, -bias));
+                    s[t][n][2 * r + 1] = exp2_fast(fmaf(s[t][n][2 * r + 1], slope, -bias));
+                    total = __fadd_rn(total, __fadd_rn(s[t][n][2 * r], s[t][n][2 * r + 1]));
+                }
+                sum[t][r] = total;
+            }
+        }
+#pragma unroll
+        for (int t = 0; t < TILES; t++) {
+            if (!__any_sync(~0u, factor[t][0] != 1.0f || factor[t][1] != 1.0f)) continue;
+#pragma unroll
+            for (int y = 0; y < O; y++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) o[t][y][e] *= factor[t][e / 2];
+        }
+    }
+
+    /* O += P V */
+    __device__ __forceinline__ void values(int stage) {
+        const uint32_t v = v_at(stage) + own_rows(lane_now());
+#pragma unroll
+        for (int x = 0; x < KEYS / 16; x++) {
+            uint32_t p[TILES][4];
+#pragma unroll
+            for (int t = 0; t < TILES; t++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) p[t][i] = pack<T>(s[t][2 * x + i / 2][i % 2 * 2], s[t][2 * x + i / 2][i % 2 * 2 + 1]);
+#pragma unroll
+            for (int y = 0; y < O; y += 2) {
+                uint32_t elements[4];
+                load_matrices_transposed(elements, step(v, y / 2) + x * 16 * ROW);
+#pragma unroll
+                for (int t = 0; t < TILES; t++) {
+                    multiply<T>(o[t][y], p[t], elements[0], elements[1]);
+                    multiply<T>(o[t][y + 1], p[t], elements[2], elements[3]);
+                }
+            }
+        }
+    }
+
+    /* ---------------------------------------------------------------- results */
+
+    /* Divides O by the sums. A row that has seen no key is 0, whatever its registers hold. */
+    __device__ __forceinline__ void divide() {
+#pragma unroll
+        for (int t = 0; t < TILES; t++)
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                sum[t][r] = __fadd_rn(sum[t][r], __shfl_xor_sync(~0u, sum[t][r], 1));
+                sum[t][r] = __fadd_rn(sum[t][r], __shfl_xor_sync(~0u, sum[t][r], 2));
+                const float inverse = reciprocal(sum[t][r]);
+#pragma unroll
+                for (int y = 0; y < O; y++)
+#pragma unroll
+                    for (int e = 2 * r; e < 2 * r + 2; e++) o[t][y][e] = sum[t][r] == 0 ? 0.0f : o[t][y][e] * inverse;
+            }
+    }
+
+    /* Writes O and LSE of the tile to the caller, or into a partial result. */
+    __device__ __forceinline__ void finish() {
+        const tess_args *c = &a->common;
+        const job_words *j = &m->job;
+        const int32_t rows = j->rows, all = rows * j->heads, head = j->head, batch = j->batch, partial = j->partial;
+        const int64_t first = j->q_start + j->row;
+        const bool one_head = rows == all;
+        float *const partials = (float *)a->workspace + c->partials_at + (uint64_t)(uint32_t)partial * c->partial_rows * (c->head_dim + 1);
+        divide();
+        if (partial != NO_PARTIAL || (c->flags & TESS_ARGS_LSE)) {
+#pragma unroll
+            for (int t = 0; t < TILES; t++)
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    const float ln = __fmul_rn(log2_fast(sum[t][r]), 0.69314718055994531f);
+                    const float lse = sum[t][r] == 0 ? MINUS_INFINITY : fmaf(top[t][r], fabsf(c->scale), ln);
+                    const int in_tile = t * 64 + warp * 16 + r * 8 + lane / 4;
+                    if (lane % 4 != 0 || in_tile >= all) continue;
+                    if (partial != NO_PARTIAL)
+                        partials[(uint64_t)c->partial_rows * c->head_dim + in_tile] = lse;
+                    else
+                        ((float *)a->lse)[batch * c->lse_batch + first * c->lse_token + head * c->lse_head +
+                                          row_at(in_tile, rows, one_head, c->lse_token, c->lse_head)] = lse;
+                }
+        }
+        if (partial != NO_PARTIAL)
+            store_partial(partials, all);
+        else
+            store((uint16_t *)a->o + batch * c->o_batch + first * c->o_token + head * c->o_head, rows, all, one_head);
+    }
+
+    __device__ __forceinline__ void store_partial(float *partials, int32_t all) const {
+        const int32_t head_dim = a->common.head_dim;
+#pragma unroll
+        for (int t = 0; t < TILES; t++)
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const int in_tile = t * 64 + warp * 16 + r * 8 + lane / 4;
+                if (in_tile >= all) continue;
+                float *to = partials + (uint64_t)in_tile * head_dim + lane % 4 * 2;
+#pragma unroll
+                for (int y = 0; y < O; y++) {
+                    if (8 * y >= head_dim) break;
+                    to[8 * y] = o[t][y][2 * r];
+                    to[8 * y + 1] = o[t][y][2 * r + 1];
+                }
+            }
+    }
+
+    /* Whole rows at a time, by way of workgroup memory: a warp's rows for itself, in the place of the same rows of Q. */
+    __device__ __forceinline__ void store(uint16_t *first, int32_t rows, int32_t all, bool one_head) const {
+        const tess_args *c = &a->common;
+        __syncwarp();
+#pragma unroll
+        for (int t = 0; t < TILES; t++)
+#pragma unroll
+            for (int r = 0; r < 2; r++)
+#pragma unroll
+                for (int y = 0; y < O; y++)
+                    store_word(q_at + (t * 64 + warp * 16) * ROW + shared::place(r * 8 + lane / 4, y) + lane % 4 * 4,
+                               pack<T>(o[t][y][2 * r], o[t][y][2 * r + 1]));
+        __syncwarp();
+        const int units = (int)c->head_dim / 8;
+#pragma unroll
+        for (int t = 0; t < TILES; t++) {
+            const int first_row = t * 64 + warp * 16;
+#pragma unroll 4
+            for (int n = lane; n < 16 * UNITS; n += 32) {
+                const int r = n / UNITS, unit = n % UNITS;
+                if (first_row + r >= all || unit >= units) continue;
+                const uint4 x = load_shared_unit(q_at + first_row * ROW + shared::place(r, unit));
+                uint16_t *to = first + row_at(first_row + r, rows, one_head, c->o_token, c->o_head) + unit * 8;
+                if (a->wide & 4) {
+                    *(uint4 *)to = x;
+                } else {
+                    const uint32_t w[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+                    for (int e = 0; e < 8; e++) to[e] = (uint16_t)(w[e / 2] >> (e % 2 * 16));
+                }
+            }
+        }
+    }
+
+    /* ---------------------------------------------------------------- all of it */
+
+    __device__ __forceinline__ void run() {
+        const int32_t stages = __shfl_sync(~0u, m->list.stages, 0); /* the same for all, and the compiler shall know it */
+        const bool two = a->stages == 2, active = warp * 16 < m->job.rows * m->job.heads;
+#pragma unroll
+        for (int t = 0; t < TILES; t++) {
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                top[t][r] = MINUS_INFINITY;
+                sum[t][r] = 0;
+            }
+#pragma unroll
+            for (int y = 0; y < O; y++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) o[t][y][e] = 0;
+        }
+        if (stages > 0) {
+            copy_q();
+            copy_k(0, 0);
+            if (two) copy_v(0, 0);
+        }
+        int list = 0; /* of this stage's keys */
+        for (int32_t i = 0; i < stages; i++) {
+            const int next_list = list == LISTS - 1 ? 0 : list + 1, stage = two ? i & 1 : 0, next_stage = two ? stage ^ 1 : 0;
+            copies_wait();
+            __syncthreads();
+            if (!two) {
+                copy_v(stage, list);
+            } else if (i + 1 < stages) {
+                copy_k(next_stage, next_list);
+                copy_v(next_stage, next_list);
+            }
+            if (i + 2 < stages && thread < KEYS) list_keys(i + 2, next_list == LISTS - 1 ? 0 : next_list + 1, thread);
+            if (active) scores(stage);
+            if (!two) {
+                copies_wait();
+                __syncthreads();
+                if (i + 1 < stages) copy_k(next_stage, next_list);
+            }
+            if (active) {
+                if (a->common.scale < 0) negate();
+                if (i < m->list.masked_stages) mask(list);
+                softmax();
+                values(stage);
+            }
+            list = next_list;
+        }
+        if (active) finish();
+    }
+};
+
+template <typename T, int D, int ROWS, int TILES>
+__device__ __forceinline__ void work(memory<D, ROWS> *m, uint32_t matrices, const tess_sm80_args *a) {
+    worker<T, D, ROWS, TILES> w;
+    w.m = m;
+    w.a = a;
+    w.thread = threadIdx.x;
+    w.warp = threadIdx.x / 32;
+    w.lane = threadIdx.x % 32;
+    w.q_at = matrices;
+    w.run();
+}
+
+template <typename T, int D, int ROWS> __device__ __forceinline__ void forward(const tess_sm80_args *a) {
+    extern __shared__ __align__(128) uint8_t raw[];
+    typedef memory<D, ROWS> shared;
+    static_assert(sizeof(shared) <= shared::HEADER, "the host asks for enough workgroup memory");
+    shared *m = (shared *)raw;
+    const uint32_t *tables = (const uint32_t *)a->tables;
+    const int thread = threadIdx.x;
+    if (thread == 0) {
+        job_words j;
+        j.read(tables, &a->common, blockIdx.x);
+        m->job = j;
+        const tess_args *c = &a->common;
+        const int32_t kv_head = j.head / (int32_t)c->group;
+        m->k = (const uint16_t *)a->k + j.batch * c->k_batch + j.kv_start * c->k_token + kv_head * c->k_head;
+        m->v = (const uint16_t *)a->v + j.batch * c->v_batch + j.kv_start * c->v_token + kv_head * c->v_head;
+        m->list.make(&j, tables + a->common.entries_at, a->common.block, KEYS);
+    }
+    __syncthreads();
+    const int32_t rows = m->job.rows, all = rows * m->job.heads, list = thread / KEYS;
+    if (list < m->list.stages)
+        m->keys[list][thread % KEYS] = m->list.find(thread, tables + a->common.entries_at, tables + a->common.bits_at, list < m->list.masked_stages);
+    for (int r = thread; r < ROWS; r += THREADS) {
+        m->rows[r].position = m->job.kv_len - m->job.q_len + m->job.row + min(r, all - 1) % rows;
+        m->rows[r].block = floor_div(m->rows[r].position, a->common.block) - m->list.first_block;
+    }
+    __syncthreads();
+    const uint32_t matrices = shared_address(raw) + shared::HEADER;
+    if (ROWS > 64 && all > 64)
+        work<T, D, ROWS, ROWS / 64>(m, matrices, a);
+    else
+        work<T, D, ROWS, 1>(m, matrices, a);
+}
+
+} // namespace tess
+
+/* The compiler leaves registers for so many workgroups; more than two find no memory where a multiprocessor has 100 KiB. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+#define AT_ONCE(groups) ((groups) < 2 ? (groups) : 2)
+#else
+#define AT_ONCE(groups) (groups)
+#endif
+#define INSTANCE(T, D, ROWS, STAGES, GROUPS)                                         \
+    extern "C" __global__ void __launch_bounds__(TESS_SM80_THREADS, AT_ONCE(GROUPS)) \
+        tess_sm80_##T##_##D(const __grid_constant__ tess_sm80_args args) {           \
+        tess::forward<tess::T##_t, D, ROWS>(&args);                                  \
+    }
+#define BF16(...) INSTANCE(bf16, __VA_ARGS__)
+#define F16(...)  INSTANCE(f16, __VA_ARGS__)
+TESS_SM80_INSTANCES(BF16)
+TESS_SM80_INSTANCES(F16)

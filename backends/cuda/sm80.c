@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The kernel for Ampere and later from the host's side: which problems it takes, and the launch. */
+#include <stdio.h>
+#include <string.h>
+
+#include "cuda.h"
+#include "kernels/sm80_args.h"
+
+typedef struct instance {
+    int32_t head_dim;
+    uint32_t rows, stages, groups;
+} instance;
+
+#define INSTANCE(head_dim, rows, stages, groups) {head_dim, rows, stages, groups},
+static const instance instances[] = {TESS_SM80_INSTANCES(INSTANCE)};
+
+#define FITS(head_dim, rows, stages, groups) \
+    _Static_assert(TESS_SM80_SHARED(head_dim, rows, stages) <= 99 * 1024, "every device has this much workgroup memory");
+TESS_SM80_INSTANCES(FITS)
+
+enum { INSTANCES = sizeof instances / sizeof *instances };
+
+/* The smallest one that takes a head_dim. */
+static const instance *find(int32_t head_dim) {
+    for (size_t n = 0; n < INSTANCES; n++)
+        if (head_dim <= instances[n].head_dim) return &instances[n];
+    return NULL;
+}
+
+static unsigned bytes_with(const instance *x, uint32_t stages) { return TESS_SM80_SHARED((unsigned)x->head_dim, x->rows, stages); }
+
+/* Workgroups for which a multiprocessor has the memory. */
+static uint32_t groups_with(const tess_driver_device *d, const instance *x, uint32_t stages) {
+    static const struct {
+        const char *arch;
+        unsigned bytes;
+    } large[] = {{"sm_80", 164 << 10}, {"sm_87", 164 << 10}, {"sm_90", 228 << 10}, {"sm_100", 228 << 10}, {"sm_103", 228 << 10}};
+    unsigned bytes = 100 << 10;
+    for (size_t n = 0; n < sizeof large / sizeof *large; n++)
+        if (strcmp(d->arch, large[n].arch) == 0) bytes = large[n].bytes;
+    const uint32_t fit = bytes / (bytes_with(x, stages) + 1024); /* the driver takes 1 KiB for each */
+    return fit < x->groups ? fit : x->groups;
+}
+
+/* With two stages copies have longer to arrive, but a second workgroup on the multiprocessor is worth more. */
+static uint32_t stages_on(const tess_driver_device *d, const instance *x) {
+    if (x->stages == 1) return 1;
+    return groups_with(d, x, 2) >= 2 || groups_with(d, x, 1) < 2 ? 2 : 1;
+}
+
+static unsigned shared_bytes(const tess_driver_device *d, const instance *x) { return bytes_with(x, stages_on(d, x)); }
+
+/* The best image for the device, or NULL. */
+static const tess_driver_image *image(const tess_driver_device *d) {
+    const int n = d->driver->vendor->image(tess_cuda_sm80_images, d->arch, 0);
+    return n < 0 ? NULL : &tess_cuda_sm80_images[n];
+}
+
+static const char *refuses(const tess_driver_device *d, const tess_kernel_key *key, char *buffer, size_t size) {
+    if (!key) {
+        if (image(d)) return d->image < 0 ? "built without the merge kernel" : NULL;
+        if (!tess_cuda_sm80_images[0].data) return "built without device code for sm_80 and later";
+        int used = snprintf(buffer, size, "needs sm_80 or later, and has no device code for %s; there is some for", d->arch);
+        for (const tess_driver_image *i = tess_cuda_sm80_images; i->data && used > 0 && (size_t)used < size; i++)
+            used += snprintf(buffer + used, size - (size_t)used, " %s", i->arch);
+        return buffer;
+    }
+    if (key->op != TESS_OP_FORWARD) return "forward only";
+    if (key->dtype != TESS_F16 && key->dtype != TESS_BF16) return "takes f16 and bf16 only";
+    if (key->value_head_dim != key->head_dim) return "value_head_dim differs from head_dim";
+    if (key->head_dim % 8 != 0 || !find(key->head_dim)) return "head_dim is not a multiple of 8 from 8 to 256";
+    return NULL;
+}
+
+static tess_status prepare(tess_driver_device *d, const tess_kernel_key *key, tess_kernel *kernel) {
+    const instance *x = find(key->head_dim);
+    tess_driver_state *state = NULL;
+    char name[64];
+    snprintf(name, sizeof name, "tess_sm80_%s_%d", tess_portable_dtype(key->dtype), (int)x->head_dim);
+    const tess_status status = tess_driver_state_create(d, key, CUDA_SM80_MODULE, image(d), name, &state);
+    if (status != TESS_OK) return status;
+    int (*const set)(void *, int, int) = (int (*)(void *, int, int))d->driver->extra[CUDA_SET_FUNCTION_ATTRIBUTE];
+    const int code = set(state->forward, 8 /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */, (int)shared_bytes(d, x));
+    if (code != DRIVER_OK) {
+        d->host->free(d->host, state, sizeof *state);
+        return tess_driver_fail(d, "cuFuncSetAttribute", "workgroup memory of the kernel for sm_80", code);
+    }
+    kernel->tile_rows = kernel->pack_rows = x->rows;
+    kernel->tile_step = 1;
+    kernel->state = state;
+    return TESS_OK;
+}
+
+/* Rows of 16 aligned bytes, which copies of 16 bytes need. */
+static int is_wide(const tess_tensor *t, int batch_strided) {
+    const uint64_t address = t->buffer.handle + t->buffer.offset;
+    return address % 16 == 0 && t->stride_token % 8 == 0 && t->stride_head % 8 == 0 && (!batch_strided || t->stride_batch % 8 == 0);
+}
+
+static tess_status forward(tess_driver_device *d, const tess_launch *l, void *stream) {
+    const tess_driver_state *state = l->kernel->state;
+    const instance *x = find(l->head_dim);
+    const int batch_strided = (int)l->batch_strided;
+    const int q_wide = is_wide(&l->q, batch_strided), o_wide = is_wide(&l->o, batch_strided);
+    const int kv_wide = is_wide(&l->k, batch_strided) && is_wide(&l->v, batch_strided);
+    for (uint64_t done = 0; done < l->n_jobs;) {
+        const uint64_t items = l->n_jobs - done < INT32_MAX ? l->n_jobs - done : INT32_MAX;
+        tess_sm80_args args;
+        memset(&args, 0, sizeof args);
+        tess_portable_forward_args(l, done, items, 1, &args.common);
+        args.q = l->q.buffer.handle + l->q.buffer.offset;
+        args.k = l->k.buffer.handle + l->k.buffer.offset;
+        args.v = l->v.buffer.handle + l->v.buffer.offset;
+        args.o = l->o.buffer.handle + l->o.buffer.offset;
+        args.lse = l->lse.buffer.handle + l->lse.buffer.offset;
+        args.tables = l->tables->device.handle + l->tables->device.offset;
+        args.workspace = l->workspace.handle + l->workspace.offset;
+        args.wide = (q_wide ? 1u : 0) | (kv_wide ? 2u : 0) | (o_wide ? 4u : 0);
+        args.stages = stages_on(d, x);
+        args.slope = (l->scale < 0 ? -l->scale : l->scale) * 1.44269504088896341f;
+        void *parameters[] = {&args};
+        const int code =
+            d->driver->call.launch(state->forward, (unsigned)items, 1, 1, TESS_SM80_THREADS, 1, 1, shared_bytes(d, x), stream, parameters, NULL);
+        if (code != DRIVER_OK) return tess_driver_fail(d, "cuLaunchKernel", "the kernel for sm_80", code);
+        done += items;
+    }
+    return TESS_OK;
+}
+
+const tess_driver_row tess_cuda_sm80 = {"sm80", refuses, prepare, forward};
