@@ -157,7 +157,7 @@ static int run_and_check(instance *x, const problem *p, const measure_limits *li
     double start = clock_now();
     if (instance_run(x, NULL) != TESS_OK) return fail(r, BENCH_FAILED, x->error);
     r->first_seconds = clock_now() - start;
-    instance_verdict verdict;
+    instance_verdict verdict = {0};
     char why[sizeof x->error];
     if (measure_check(x, limits->check_seconds, &verdict, why, sizeof why) != 0) return fail(r, BENCH_FAILED, why);
     r->checked_rows = verdict.rows;

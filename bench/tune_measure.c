@@ -70,7 +70,7 @@ typedef struct candidate {
 
 /* The first run, its check, and a second run that tells about how long the others will take. Returns 0, or -1 with the reason. */
 static int check_first(candidate *c, double check_seconds, char *why, size_t why_size) {
-    instance_verdict verdict;
+    instance_verdict verdict = {0};
     if (instance_run(&c->x, NULL) != TESS_OK) return text_error(why, why_size, "%s", c->x.error);
     if (measure_check(&c->x, check_seconds, &verdict, why, why_size) != 0) return -1;
     c->samples[0] = measure_run(&c->x);

@@ -27,7 +27,9 @@ static void pattern_of(const char *text, char *buffer, size_t size) {
 /* Comments have room for so much of a text; control characters would make the file a malformed one. */
 static void comment(FILE *f, const char *text) {
     fputs("# ", f);
-    for (size_t n = 0; text[n] && n < LINE_BYTES - 8; n++) fputc((unsigned char)text[n] < ' ' || text[n] == 127 ? ' ' : text[n], f);
+    size_t length = strlen(text);
+    if (length > LINE_BYTES - 8) length = LINE_BYTES - 8;
+    for (size_t n = 0; n < length; n++) fputc((unsigned char)text[n] < ' ' || text[n] == 127 ? ' ' : text[n], f);
     fputc('\n', f);
 }
 
