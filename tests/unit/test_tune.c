@@ -482,6 +482,11 @@ static void test_order(void **state) {
     assert_null(strstr(captured, "errors:"));
     assert_null(strstr(captured, "never"));
     close_scene(&s);
+    /* A file that has decided leaves nothing for the backend's own table. */
+    open_scene(&s, HEAD "kernel=rig/plain\n", "");
+    assert_true(preferred(&s, 0, shape(TESS_F16, 64, 8)));
+    assert_int_equal(rig.calls, 1);
+    close_scene(&s);
     /* Behind the file comes the backend's own table, and behind that the order of the backend. */
     open_scene(&s, HEAD "kernel=rig/none\n", "");
     assert_true(preferred(&s, 0, shape(TESS_F16, 64, 8)));
