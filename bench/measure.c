@@ -51,9 +51,7 @@ static uint64_t tensor_bytes(const problem *p) {
     return (2 * q + 2 * kv) * (uint64_t)p->head_dim * dtype_size(p->dtype) + q * sizeof(float);
 }
 
-/* Layout and plan of a problem, without any memory for tensors. */
-static tess_status plan_problem(tess_runtime *runtime, tess_device *device, const char *kernel, const problem *p, tess_layout **layout,
-                                tess_plan **plan) {
+tess_status measure_plan(tess_runtime *runtime, tess_device *device, const char *kernel, const problem *p, tess_layout **layout, tess_plan **plan) {
     tess_plan_desc desc;
     int64_t *cu = NULL;
     *layout = NULL;
@@ -77,7 +75,7 @@ int measure_estimate(tess_runtime *runtime, tess_device *device, const char *ker
         problem_free(&p);
         return -1;
     }
-    tess_status status = plan_problem(runtime, device, kernel, &p, &layout, &plan);
+    tess_status status = measure_plan(runtime, device, kernel, &p, &layout, &plan);
     if (status == TESS_OK) status = tess_plan_query(plan, &info);
     if (status == TESS_OK)
         *cost = (measure_cost){info.flops, tensor_bytes(&p), info.kept_pairs ? (double)info.dense_pairs / (double)info.kept_pairs : NAN};

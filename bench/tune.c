@@ -104,7 +104,7 @@ static int run_device(session *s, int index, int *steps_left) {
                                     machine_memory_available() / 10 * 6};
         snprintf(text, sizeof text, "%s %.90s", d->id, shapes[i].line);
         progress_now(&s->bar, text);
-        if (tune_measure(device, d->id, &limits, &s->bar, r, &s->failures) != 0) break;
+        if (tune_measure(s->runtime, device, d->id, &limits, &s->bar, r, &s->failures) != 0) break;
         snprintf(text, sizeof text, "%s, %.100s: %s%s", d->id, shapes[i].line, r->n_kernels ? r->kernels[0].name : r->note,
                  r->displaced ? " instead of the usual one" : "");
         progress_step(&s->bar, text);

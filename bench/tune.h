@@ -53,7 +53,8 @@ typedef struct tune_limits {
 
 /* Measures every kernel of the device that takes the shape, each checked against the reference first, in turns. Kernels that fail are left out, told through `bar` and counted
  * in *failures. Returns 0, or -1 when interrupted. */
-int tune_measure(tess_device *device, const char *id, const tune_limits *limits, progress *bar, tune_result *result, int *failures);
+int tune_measure(tess_runtime *runtime, tess_device *device, const char *id, const tune_limits *limits, progress *bar, tune_result *result,
+                 int *failures);
 
 /* The order of a rule: by median, but the usual kernel first unless another wins by more than both spreads and 2 %. */
 void tune_order(tune_result *result);

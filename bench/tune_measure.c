@@ -68,15 +68,6 @@ typedef struct candidate {
     int hopeless;
 } candidate;
 
-/* The first run, its check, and a second run that tells about how long the others will take. Returns 0, or -1 with the reason. */
-static int check_first(candidate *c, double check_seconds, char *why, size_t why_size) {
-    instance_verdict verdict = {0};
-    if (instance_run(&c->x, NULL) != TESS_OK) return text_error(why, why_size, "%s", c->x.error);
-    if (measure_check(&c->x, check_seconds, &verdict, why, why_size) != 0) return -1;
-    c->samples[0] = measure_run(&c->x);
-    return isnan(c->samples[0]) ? text_error(why, why_size, "%s", c->x.error) : 0;
-}
-
 /* Timed runs in turns, so that whatever else happens on the machine meets all kernels alike; every other round goes backwards. Returns the index of a kernel that failed, n if none did,
  * -1 when interrupted. */
 static int time_in_turns(candidate *all, int n, double end) {
@@ -106,18 +97,6 @@ static int summarize(candidate *c) {
     return 0;
 }
 
-/* What a plan takes by itself. */
-static tess_status find_usual(tess_device *device, const problem *p, tune_result *r) {
-    instance x;
-    const tess_status status = instance_create(&x, device, p, NULL, 0);
-    snprintf(r->usual, sizeof r->usual, "%s", status == TESS_OK ? x.info.kernel : "");
-    if (status == TESS_OK)
-        instance_release(&x);
-    else
-        snprintf(r->note, sizeof r->note, "%.200s", x.error);
-    return status;
-}
-
 static uint64_t tensor_bytes(const problem *p) {
     const uint64_t rows = 2 * (uint64_t)problem_q_tokens(p) * (uint64_t)p->heads + 2 * (uint64_t)problem_kv_tokens(p) * (uint64_t)p->kv_heads;
     return rows * (uint64_t)p->head_dim * dtype_size(p->dtype);
@@ -125,6 +104,7 @@ static uint64_t tensor_bytes(const problem *p) {
 
 /* What measuring one shape is about. */
 typedef struct scene {
+    tess_runtime *runtime;
     tess_device *device;
     const char *id;
     const problem *p;
@@ -137,7 +117,7 @@ typedef struct scene {
     int choice; /* more than one kernel takes the shape, though some of them may fail afterwards */
 } scene;
 
-/* Kernel `index` of the scene failed: it is told, and taken out if it holds an instance already (index below n). */
+/* Kernel `index` of the scene failed: it is told, and taken out if it was taken in (index below n). */
 static void fail(scene *s, int index, const char *kernel, const char *why) {
     char line[1024];
     snprintf(line, sizeof line,
@@ -151,36 +131,59 @@ static void fail(scene *s, int index, const char *kernel, const char *why) {
     s->n--;
 }
 
-/* An instance for each kernel that takes the shape. */
+/* Plans the shape with one kernel, or with none named; `taken` (64 bytes) is the one that it got. */
+static tess_status plan(const scene *s, const char *kernel, char *taken) {
+    tess_layout *layout = NULL;
+    tess_plan *plan = NULL;
+    tess_plan_info info = {.struct_size = sizeof info};
+    tess_status status = measure_plan(s->runtime, s->device, kernel, s->p, &layout, &plan);
+    if (status == TESS_OK) status = tess_plan_query(plan, &info);
+    snprintf(taken, 64, "%s", status == TESS_OK ? info.kernel : "");
+    tess_plan_release(plan);
+    tess_layout_release(layout);
+    return status;
+}
+
+/* The kernels that take the shape, which plans without any memory tell. */
 static void gather(scene *s) {
     char names[DEVICES_KERNELS][64], usual[DEVICES_KERNELS][64];
     const int n_names = devices_kernels(s->device, s->limits->which, names), n_usual = devices_kernels(s->device, DEVICES_USUAL_KERNELS, usual);
     for (int i = 0; i < n_names && s->n < TUNE_KERNELS; i++) {
         candidate *c = &s->all[s->n];
-        /* What the tensors take on the host, on the device, and in the making. */
-        if (s->limits->host_bytes && 3 * tensor_bytes(s->p) * (uint64_t)(s->n + 1) > s->limits->host_bytes) break;
-        memset(c, 0, sizeof *c);
-        snprintf(c->kernel.name, sizeof c->kernel.name, "%.63s", names[i]);
+        const tess_status status = plan(s, names[i], c->kernel.name);
+        if (status != TESS_OK && status != TESS_ERROR_UNSUPPORTED) fail(s, s->n, names[i], cli_why());
+        if (status != TESS_OK) continue;
         c->kernel.only_named = 1;
         for (int k = 0; k < n_usual; k++)
             if (strcmp(usual[k], names[i]) == 0) c->kernel.only_named = 0;
-        const tess_status status = instance_create(&c->x, s->device, s->p, names[i], INSTANCE_GUARDS);
-        if (status == TESS_OK)
-            s->n++;
-        else if (status != TESS_ERROR_UNSUPPORTED)
-            fail(s, s->n, names[i], c->x.error);
+        s->n++;
     }
+    s->choice = s->n > 1;
+}
+
+/* Tensors, the first run, its check, and a second run that tells about how long the others will take. Returns 0, or -1 with the reason. */
+static int prepare(const scene *s, candidate *c, double check_seconds, char *why, size_t why_size) {
+    instance_verdict verdict = {0};
+    if (instance_create(&c->x, s->device, s->p, c->kernel.name, INSTANCE_GUARDS) != TESS_OK) return text_error(why, why_size, "%s", c->x.error);
+    if (instance_run(&c->x, NULL) != TESS_OK) return text_error(why, why_size, "%s", c->x.error);
+    if (measure_check(&c->x, check_seconds, &verdict, why, why_size) != 0) return -1;
+    c->samples[0] = measure_run(&c->x);
+    return isnan(c->samples[0]) ? text_error(why, why_size, "%s", c->x.error) : 0;
 }
 
 /* Returns 0, or -1 when interrupted. Where there is nothing to choose from, nothing is run. */
 static int measure_candidates(scene *s) {
     const double end = clock_now() + s->limits->seconds;
+    const uint64_t each = 3 * tensor_bytes(s->p); /* on the host, on the device, and in the making */
     char why[512];
     gather(s);
-    s->choice = s->n > 1;
     for (int i = 0; i < s->n && s->choice;) {
         if (clock_interrupted()) return -1;
-        if (check_first(&s->all[i], 0.05, why, sizeof why) == 0)
+        if (s->limits->host_bytes && each * (uint64_t)(i + 1) > s->limits->host_bytes) {
+            s->n = i; /* the last ones are seldom the fastest */
+            break;
+        }
+        if (prepare(s, &s->all[i], 0.05, why, sizeof why) == 0)
             i++;
         else
             fail(s, i, s->all[i].kernel.name, why);
@@ -194,16 +197,19 @@ static int measure_candidates(scene *s) {
     return 0;
 }
 
-int tune_measure(tess_device *device, const char *id, const tune_limits *limits, progress *bar, tune_result *r, int *failures) {
+int tune_measure(tess_runtime *runtime, tess_device *device, const char *id, const tune_limits *limits, progress *bar, tune_result *r,
+                 int *failures) {
     problem p;
     char error[256] = "";
     int status = 0;
-    scene s = {device, id, &p, limits, bar, r, failures, calloc(TUNE_KERNELS, sizeof *s.all), 0, 0};
+    scene s = {runtime, device, id, &p, limits, bar, r, failures, calloc(TUNE_KERNELS, sizeof *s.all), 0, 0};
     if (line_parse(&p, r->shape.line, error, sizeof error) != 0 || !s.all) {
         snprintf(r->note, sizeof r->note, "%s", s.all ? error : "out of memory");
         ++*failures;
-    } else if (find_usual(device, &p, r) == TESS_OK) {
+    } else if (plan(&s, NULL, r->usual) == TESS_OK) {
         status = measure_candidates(&s);
+    } else {
+        snprintf(r->note, sizeof r->note, "%.200s", cli_why());
     }
     for (int i = 0; i < s.n; i++) {
         if (status == 0 && s.choice && summarize(&s.all[i]) == 0) r->kernels[r->n_kernels++] = s.all[i].kernel;

@@ -2,6 +2,7 @@
 /* The backends of a runtime, what probing them found, and the grammar that selects among them. */
 #include "backends.h"
 
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -70,7 +71,7 @@ static tess_status check_names(tess_runtime *runtime, const char *function) {
 }
 
 tess_status tess_backend_table(tess_backend_entry *entry, const tess_backend *backend, const char *label) {
-    if (backend->struct_size < sizeof *backend || backend->tune == NULL) return TESS_OK;
+    if (backend->struct_size < offsetof(tess_backend, tune) + sizeof backend->tune || backend->tune == NULL) return TESS_OK;
     return tess_tune_parse(entry->runtime, label, backend->name, backend->tune, strlen(backend->tune), &entry->tune);
 }
 
