@@ -51,9 +51,7 @@ static uint64_t tensor_bytes(const problem *p) {
     return (2 * q + 2 * kv) * (uint64_t)p->head_dim * dtype_size(p->dtype) + q * sizeof(float);
 }
 
-/* Layout and plan of a problem, without any memory for tensors. */
-static tess_status plan_problem(tess_runtime *runtime, tess_device *device, const char *kernel, const problem *p, tess_layout **layout,
-                                tess_plan **plan) {
+tess_status measure_plan(tess_runtime *runtime, tess_device *device, const char *kernel, const problem *p, tess_layout **layout, tess_plan **plan) {
     tess_plan_desc desc;
     int64_t *cu = NULL;
     *layout = NULL;
@@ -77,7 +75,7 @@ int measure_estimate(tess_runtime *runtime, tess_device *device, const char *ker
         problem_free(&p);
         return -1;
     }
-    tess_status status = plan_problem(runtime, device, kernel, &p, &layout, &plan);
+    tess_status status = measure_plan(runtime, device, kernel, &p, &layout, &plan);
     if (status == TESS_OK) status = tess_plan_query(plan, &info);
     if (status == TESS_OK)
         *cost = (measure_cost){info.flops, tensor_bytes(&p), info.kept_pairs ? (double)info.dense_pairs / (double)info.kept_pairs : NAN};
@@ -134,39 +132,39 @@ static tess_status kv_bytes(const instance *x, const problem *p, bench_result *r
     return TESS_OK;
 }
 
-/* Runs once; the device's own time where it gives one. Returns seconds, or NaN after a failure. */
-static double timed_run(instance *x) {
+double measure_run(instance *x) {
     double device = 0, start = clock_now();
     if (instance_run(x, &device) != TESS_OK) return NAN;
     double wall = clock_now() - start;
     return device > 0 ? device : wall;
 }
 
-static int64_t check_rows(const problem *p, const measure_limits *limits) {
+static int64_t check_rows(const problem *p, double seconds) {
     double row = (double)problem_max_kv(p) * p->head_dim * REFERENCE_SECONDS * (p->dtype == TESS_F32 ? 1 : 2);
-    double rows = row > 0 ? limits->check_seconds / row : MAX_CHECK_ROWS;
+    double rows = row > 0 ? seconds / row : MAX_CHECK_ROWS;
     return rows < MIN_CHECK_ROWS ? MIN_CHECK_ROWS : rows > MAX_CHECK_ROWS ? MAX_CHECK_ROWS : (int64_t)rows;
+}
+
+int measure_check(instance *x, double seconds, instance_verdict *verdict, char *why, size_t why_size) {
+    if (instance_fetch(x) != TESS_OK) return text_error(why, why_size, "%s", x->error);
+    instance_check(x, check_rows(x->problem, seconds), verdict);
+    return verdict->pass ? 0 : text_error(why, why_size, "wrong result: %s", verdict->what);
 }
 
 static int run_and_check(instance *x, const problem *p, const measure_limits *limits, bench_result *r) {
     double start = clock_now();
     if (instance_run(x, NULL) != TESS_OK) return fail(r, BENCH_FAILED, x->error);
     r->first_seconds = clock_now() - start;
-    instance_verdict verdict;
-    if (instance_fetch(x) != TESS_OK) return fail(r, BENCH_FAILED, x->error);
-    instance_check(x, check_rows(p, limits), &verdict);
-    if (!verdict.pass) {
-        char text[sizeof verdict.what + 16];
-        snprintf(text, sizeof text, "wrong result: %s", verdict.what);
-        return fail(r, BENCH_FAILED, text);
-    }
+    instance_verdict verdict = {0};
+    char why[sizeof x->error];
+    if (measure_check(x, limits->check_seconds, &verdict, why, sizeof why) != 0) return fail(r, BENCH_FAILED, why);
     r->checked_rows = verdict.rows;
     r->check_error = p->dtype == TESS_F32 ? verdict.nmse : verdict.worst;
     r->check_allowed = p->dtype == TESS_F32 ? 1e-10 : verdict.allowed;
     start = clock_now();
     while (r->n_samples < MIN_RUNS || (r->n_samples < BENCH_MAX_SAMPLES && clock_now() - start < limits->seconds)) {
         if (clock_interrupted()) return fail(r, BENCH_SKIPPED, "interrupted");
-        double t = timed_run(x);
+        double t = measure_run(x);
         if (isnan(t)) return fail(r, BENCH_FAILED, x->error);
         r->samples[r->n_samples++] = t;
     }

@@ -5,6 +5,7 @@
 
 #include <tessera/tessera.h>
 
+#include "instance.h"
 #include "results.h"
 
 typedef struct measure_limits {
@@ -32,6 +33,13 @@ void measure_problem(tess_runtime *runtime, tess_device *device, const char *ker
 
 /* The fields that follow from the line alone: shape, pattern, dtype. What cannot be parsed makes the result a failed one. */
 void measure_describe(const char *line, bench_result *result);
+
+/* Layout and plan of a problem, without any memory for tensors; the caller releases what is not NULL, also after a failure. `kernel` may be NULL. */
+tess_status measure_plan(tess_runtime *runtime, tess_device *device, const char *kernel, const problem *p, tess_layout **layout, tess_plan **plan);
+/* Runs once; the device's own time where it gives one. Returns seconds, or NaN after a failure, which x->error tells. */
+double measure_run(instance *x);
+/* Compares the result of the last run with the reference in so many rows as fit about `seconds`. Returns 0, or -1 with the reason in `why`. */
+int measure_check(instance *x, double seconds, instance_verdict *verdict, char *why, size_t why_size);
 
 /* Useful FLOP/s of a small dense problem, to foretell how long others take. 0 when the kernel does not run it. */
 double measure_speed(tess_runtime *runtime, tess_device *device, const char *kernel, uint32_t dtype);

@@ -11,6 +11,7 @@
 
 #include "ceilings.h"
 #include "clock.h"
+#include "devices.h"
 #include "machine.h"
 #include "measure.h"
 #include "options.h"
@@ -19,7 +20,7 @@
 #include "report.h"
 #include "text.h"
 
-enum { MAX_KERNELS = 32, RUNS_AT_LEAST = 4 /* the first and three timed ones */ };
+enum { RUNS_AT_LEAST = 4 /* the first and three timed ones */ };
 
 /* Everything a step needs to know. */
 typedef struct session {
@@ -39,111 +40,7 @@ typedef struct session {
 
 static int out_of_memory(void) { return cli_error(CLI_FAILED, "bench", "out of memory"); }
 
-/* ------------------------------------------------------------------ devices */
-
-static int add_device(bench_report *report, const tess_device_info *info) {
-    static const char *const kinds[] = {"cpu", "gpu", "software"};
-    bench_device *d = report_add_device(report);
-    if (!d) return -1;
-    snprintf(d->id, sizeof d->id, "%s", info->id);
-    snprintf(d->backend, sizeof d->backend, "%s", info->backend);
-    snprintf(d->kind, sizeof d->kind, "%s", info->kind < 3 ? kinds[info->kind] : "gpu");
-    snprintf(d->name, sizeof d->name, "%s", info->name);
-    snprintf(d->arch, sizeof d->arch, "%s", info->arch);
-    snprintf(d->driver, sizeof d->driver, "%s", info->driver);
-    d->compute_units = info->compute_units;
-    d->memory_bytes = info->memory_bytes;
-    return 0;
-}
-
-static int known_device(const bench_report *report, const char *id) {
-    for (int i = 0; i < report->n_devices; i++)
-        if (strcmp(report->devices[i].id, id) == 0) return 1;
-    return 0;
-}
-
-/* The next name of a comma list into `name`, 0 after the last, -1 for one that is too long. *list is NULL when the last one was taken. */
-static int next_name(const char **list, char name[64]) {
-    if (!*list) return 0;
-    size_t length = strcspn(*list, ",");
-    if (length >= 64) return -1;
-    memcpy(name, *list, length);
-    name[length] = 0;
-    *list = (*list)[length] ? *list + length + 1 : NULL;
-    return 1;
-}
-
-/* Names of more than one device: all, and those that are no software emulation. */
-static int is_group(const char *name) { return strcmp(name, "all") == 0 || strcmp(name, "hardware") == 0; }
-
-/* Whether `name` is a group, a backend, or a backend with an index, written as tess_device_open wants it. CLI_GO_ON or CLI_USAGE. */
-static int check_name(tess_runtime *runtime, const char *name) {
-    size_t length = strcspn(name, ":");
-    char names[256] = "";
-    if (is_group(name)) return CLI_GO_ON;
-    if (!length) return cli_error(CLI_USAGE, "bench", "--backends: a name is empty");
-    if (name[length] && (!name[length + 1] || strspn(name + length + 1, "0123456789") != strlen(name + length + 1)))
-        return cli_error(CLI_USAGE, "bench", "--backends: %s: what follows the colon is no index", name);
-    for (uint32_t i = 0;; i++) {
-        tess_backend_info b = {.struct_size = sizeof b};
-        if (tess_runtime_backend(runtime, i, &b) != TESS_OK) break;
-        if (strlen(b.name) == length && strncmp(b.name, name, length) == 0) return CLI_GO_ON;
-        size_t used = strlen(names);
-        snprintf(names + used, sizeof names - used, "%s%s", i ? ", " : "", b.name);
-    }
-    return cli_error(CLI_USAGE, "bench", "--backends: %s: no such backend; there are: %s", name, names);
-}
-
-/* Why a backend that is known gives no device for `name`. */
-static int explain_missing(tess_runtime *runtime, const char *name) {
-    size_t length = strcspn(name, ":");
-    for (uint32_t i = 0;; i++) {
-        tess_backend_info b = {.struct_size = sizeof b};
-        if (tess_runtime_backend(runtime, i, &b) != TESS_OK) break;
-        if (strlen(b.name) != length || strncmp(b.name, name, length) != 0) continue;
-        if (b.status != TESS_OK) return cli_error(CLI_FAILED, "bench", "--backends: %s is not available: %s", b.name, b.reason);
-        return cli_error(CLI_FAILED, "bench", "--backends: %s: %s has %u device%s", name, b.name, b.device_count, b.device_count == 1 ? "" : "s");
-    }
-    return cli_error(CLI_FAILED, "bench", "--backends: %s: no such device", name);
-}
-
-static int choose_by_list(tess_runtime *runtime, const char *list, bench_report *report) {
-    const char *rest = list;
-    char name[64];
-    int more, status = CLI_GO_ON;
-    while ((more = next_name(&rest, name)) > 0 && status == CLI_GO_ON) status = check_name(runtime, name);
-    if (more < 0) return cli_error(CLI_USAGE, "bench", "--backends: a name is longer than 63 characters");
-    if (status != CLI_GO_ON) return status;
-    for (rest = list; next_name(&rest, name) > 0;) {
-        int found = is_group(name);
-        tess_device_info info = {.struct_size = sizeof info};
-        for (uint32_t i = 0; tess_runtime_device(runtime, i, &info) == TESS_OK; i++) {
-            int in_group = strcmp(name, "all") == 0 || (strcmp(name, "hardware") == 0 && info.kind != TESS_DEVICE_SOFTWARE);
-            if (!in_group && strcmp(name, info.id) != 0 && strcmp(name, info.backend) != 0) continue;
-            found = 1;
-            if (!known_device(report, info.id) && add_device(report, &info) != 0) return out_of_memory();
-        }
-        if (!found) return explain_missing(runtime, name);
-    }
-    return report->n_devices ? CLI_OK : cli_error(CLI_FAILED, "bench", "--backends: no device is available");
-}
-
-static int choose_devices(tess_runtime *runtime, const run_options *options, bench_report *report) {
-    if (options->backends) return choose_by_list(runtime, options->backends, report);
-    for (int i = 0; i < report->n_settings; i++) {
-        if (strcmp(report->settings[i].name, "TESSERA_BACKEND") != 0 || !report->settings[i].value[0]) continue;
-        tess_device *device = NULL;
-        tess_device_info info = {.struct_size = sizeof info};
-        if (tess_device_open(runtime, NULL, &device) != TESS_OK || tess_device_query(device, &info) != TESS_OK) {
-            cli_error(CLI_FAILED, "bench", "%s", cli_why());
-            tess_device_release(device);
-            return CLI_FAILED;
-        }
-        tess_device_release(device);
-        return add_device(report, &info) == 0 ? 0 : out_of_memory();
-    }
-    return choose_by_list(runtime, "hardware", report);
-}
+/* ------------------------------------------------------------------ settings */
 
 static int read_settings(tess_runtime *runtime, bench_report *report) {
     tess_setting_info s = {.struct_size = sizeof s};
@@ -339,15 +236,6 @@ static int run_kernel(session *s, const char *kernel) {
     return 0;
 }
 
-/* Names of the kernels to run: a single NULL for the device's own choice. */
-static int list_kernels(const session *s, char names[MAX_KERNELS][64]) {
-    int n = 0;
-    tess_kernel_info info = {.struct_size = sizeof info};
-    for (uint32_t i = 0; n < MAX_KERNELS && tess_device_kernel(s->device, i, &info) == TESS_OK; i++)
-        if (info.status == TESS_OK && info.op == TESS_OP_FORWARD) snprintf(names[n++], 64, "%s", info.name);
-    return n;
-}
-
 static int count_points(const run_options *o) {
     int n = 0;
     if (o->line) return 1;
@@ -356,7 +244,7 @@ static int count_points(const run_options *o) {
 }
 
 static int run_device(session *s, double seconds) {
-    char names[MAX_KERNELS][64], error[512] = "";
+    char names[DEVICES_KERNELS][64], error[512] = "";
     bench_device *d = &s->report->devices[s->index];
     const tess_device_desc desc = {.struct_size = sizeof desc, .id = d->id};
     double end = clock_now() + seconds;
@@ -379,7 +267,7 @@ static int run_device(session *s, double seconds) {
             status = 0;
         }
     }
-    int n = s->options->all_kernels ? list_kernels(s, names) : 1;
+    int n = s->options->all_kernels ? devices_kernels(s->device, DEVICES_ALL_KERNELS, names) : 1;
     s->bar.total += (n - 1) * count_points(s->options);
     for (int k = 0; k < n && status == 0 && !clock_interrupted(); k++) {
         s->deadline = clock_now() + (end - clock_now()) / (n - k);
@@ -414,7 +302,7 @@ int run_suite(const run_options *options, bench_report *report) {
     if (tess_runtime_create(NULL, &s.runtime) != TESS_OK) return cli_error(CLI_FAILED, "bench", "%s", cli_why());
     machine_describe(&report->machine);
     s.host_bytes = machine_memory_available() / 10 * 6;
-    int status = read_settings(s.runtime, report) == 0 ? choose_devices(s.runtime, options, report) : out_of_memory();
+    int status = read_settings(s.runtime, report) == 0 ? devices_choose(s.runtime, "bench", options->backends, report) : out_of_memory();
     if (status != 0) {
         tess_runtime_release(s.runtime);
         return status;

@@ -10,7 +10,8 @@
 #include "text.h"
 
 static const char help[] = "usage: tessera info [--json]\n\n"
-                           "Shows the backends and why one is not available, the devices with their kernels in the order in which they are tried,\n"
+                           "Shows the backends and why one is not available, the devices with their kernels in the order in which they are tried\n"
+                           "and the rules of tune tables that change this order, the tune file,\n"
                            "and the settings: each environment variable, its value, where that came from, and what it means.\n\n"
                            "  --json      the same as JSON (docs/cli.md lists the keys)\n"
                            "  --help      this text\n"
@@ -34,8 +35,39 @@ static tess_device *open_device(tess_runtime *runtime, const char *id) {
     return tess_device_open(runtime, &desc, &device) == TESS_OK ? device : NULL;
 }
 
+/* Copies rule `index` of the tune tables, of those for a device unless that is NULL; 0 past the last. */
+static int rule_at(const tess_runtime *runtime, const tess_device *device, uint32_t index, tess_rule_info *rule) {
+    *rule = (tess_rule_info){.struct_size = sizeof *rule};
+    return tess_runtime_rule(runtime, device, index, rule) == TESS_OK;
+}
+
+static const char *basis_name(uint32_t basis) {
+    static const char *const names[] = {"", "measured", "reasoned"};
+    return basis < sizeof names / sizeof *names ? names[basis] : "";
+}
+
+/* Rules of the tune file: all of them, or those for a device. */
+static uint32_t count_rules(const tess_runtime *runtime, const tess_device *device) {
+    tess_rule_info rule;
+    uint32_t n = 0;
+    while (rule_at(runtime, device, n, &rule) && !rule.built_in) n++;
+    return n;
+}
+
+static const char *remark_on_tune_file(tess_runtime *runtime) {
+    tess_device_info info = {.struct_size = sizeof info};
+    uint32_t n = 0;
+    for (uint32_t i = 0; tess_runtime_device(runtime, i, &info) == TESS_OK; i++) {
+        tess_device *device = open_device(runtime, info.id);
+        if (device) n += count_rules(runtime, device);
+        tess_device_release(device);
+    }
+    return n ? "" : "no rule of it is for a device here, so it changes nothing";
+}
+
 /* What is wrong with a setting although its form is legal; "" for nothing. A kernel's name is looked up only when a plan is made. */
 static const char *remark_on(tess_runtime *runtime, const tess_setting_info *setting) {
+    if (strcmp(setting->name, "TESSERA_TUNE_FILE") == 0 && *setting->value) return remark_on_tune_file(runtime);
     if (strcmp(setting->name, "TESSERA_KERNEL") != 0 || !*setting->value) return "";
     tess_device_info info = {.struct_size = sizeof info};
     const char *remark = "no device here has this kernel, so every plan will be refused";
@@ -64,6 +96,15 @@ static void print_backends(tess_runtime *runtime) {
     }
 }
 
+/* Rules of the file by their lines, since there may be many; the few that a backend brings along as they stand. */
+static void print_rules(tess_runtime *runtime, const tess_device *device) {
+    const uint32_t n = count_rules(runtime, device);
+    tess_rule_info rule;
+    for (uint32_t i = 0; i < n && rule_at(runtime, device, i, &rule); i++)
+        printf("%s %" PRIu32 "%s", i ? "," : n > 1 ? "    tune file, lines" : "    tune file, line", rule.line, i + 1 < n ? "" : "\n");
+    for (uint32_t i = n; rule_at(runtime, device, i, &rule); i++) printf("    %s %s\n", i == n ? "own rules:" : "          ", rule.text);
+}
+
 static void print_kernels(tess_runtime *runtime, const char *id) {
     tess_device *device = open_device(runtime, id);
     if (!device) {
@@ -73,7 +114,9 @@ static void print_kernels(tess_runtime *runtime, const char *id) {
     puts("    kernels, in the order in which they are tried");
     tess_kernel_info kernel;
     for (uint32_t i = 0; kernel_at(device, i, &kernel); i++)
-        printf("      %-20s %s\n", kernel.name, kernel.status == TESS_OK ? "available" : kernel.reason);
+        printf("      %-20s %s%s\n", kernel.name, kernel.status == TESS_OK ? "available" : kernel.reason,
+               kernel.flags & TESS_KERNEL_ONLY_NAMED ? ", taken only when named" : "");
+    print_rules(runtime, device);
     tess_device_release(device);
 }
 
@@ -91,6 +134,18 @@ static void print_devices(tess_runtime *runtime) {
         print_kernels(runtime, device.id);
     }
     if (i == 0) puts("  none");
+}
+
+static void print_tune_file(tess_runtime *runtime) {
+    tess_setting_info setting = {.struct_size = sizeof setting};
+    for (uint32_t i = 0; tess_runtime_setting(runtime, i, &setting) == TESS_OK; i++) {
+        if (strcmp(setting.name, "TESSERA_TUNE_FILE") != 0) continue;
+        const uint32_t n = count_rules(runtime, NULL);
+        if (*setting.value)
+            printf("\nTune file\n  %s, %" PRIu32 " rule%s\n", setting.value, n, n == 1 ? "" : "s");
+        else
+            puts("\nTune file\n  none");
+    }
 }
 
 static void print_settings(tess_runtime *runtime) {
@@ -136,6 +191,18 @@ static void json_kernels(tess_runtime *runtime, const char *id, cJSON *object) {
         add_text(entry, "op", kernel.op == TESS_OP_FORWARD ? "fwd" : "bwd");
         add_text(entry, "status", tess_status_name(kernel.status));
         add_text(entry, "reason", kernel.reason);
+        cJSON_AddBoolToObject(entry, "only_named", kernel.flags & TESS_KERNEL_ONLY_NAMED);
+        cJSON_AddItemToArray(list, entry);
+    }
+    list = cJSON_AddArrayToObject(object, "rules");
+    tess_rule_info rule;
+    for (uint32_t i = 0; rule_at(runtime, device, i, &rule); i++) {
+        cJSON *entry = cJSON_CreateObject();
+        add_text(entry, "table", rule.table);
+        cJSON_AddNumberToObject(entry, "line", rule.line);
+        cJSON_AddBoolToObject(entry, "built_in", rule.built_in);
+        add_text(entry, "basis", basis_name(rule.basis));
+        add_text(entry, "rule", rule.text);
         cJSON_AddItemToArray(list, entry);
     }
     tess_device_release(device);
@@ -175,6 +242,7 @@ static cJSON *json_info(tess_runtime *runtime) {
         cJSON_AddItemToArray(list, entry);
     }
 
+    cJSON_AddNumberToObject(root, "tune_file_rules", count_rules(runtime, NULL));
     list = cJSON_AddArrayToObject(root, "settings");
     tess_setting_info setting = {.struct_size = sizeof setting};
     for (uint32_t i = 0; tess_runtime_setting(runtime, i, &setting) == TESS_OK; i++) {
@@ -209,6 +277,7 @@ int info_main(int argc, char **argv) {
         printf("Tessera %d.%d.%d\n\n", TESS_VERSION_MAJOR, TESS_VERSION_MINOR, TESS_VERSION_PATCH);
         print_backends(runtime);
         print_devices(runtime);
+        print_tune_file(runtime);
         print_settings(runtime);
         status = CLI_OK;
     }

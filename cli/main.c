@@ -19,6 +19,7 @@ static const struct {
     {"run", run_main, "attention on NumPy arrays"},
     {"bench", bench_main, "measure every device, each number checked against the reference first"},
     {"compare", compare_main, "set result files of the bench side by side"},
+    {"tune", tune_main, "measure which kernel serves which shape, and write a tune file"},
 };
 enum { N_COMMANDS = sizeof commands / sizeof *commands };
 

@@ -2,6 +2,7 @@
 /* The backends of a runtime, what probing them found, and the grammar that selects among them. */
 #include "backends.h"
 
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,15 +36,16 @@ static tess_status load_libraries(tess_runtime *runtime, const char *function, c
     char *copy = tess_mem_alloc(runtime, bytes, 1);
     if (copy == NULL) return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: %zu bytes for the backend path", function, bytes);
     memcpy(copy, paths, bytes);
-    for (char *path = copy, *next; path != NULL; path = next) {
+    tess_status status = TESS_OK;
+    for (char *path = copy, *next; path != NULL && status == TESS_OK; path = next) {
         next = strchr(path, ':');
         if (next != NULL) *next++ = '\0';
         /* The entry is counted after loading, so that it is not found as its own namesake. */
-        tess_backend_load(runtime, path, &runtime->backends[runtime->n_backends]);
+        status = tess_backend_load(runtime, path, &runtime->backends[runtime->n_backends]);
         runtime->n_backends++;
     }
     tess_mem_free(runtime, copy, bytes);
-    return TESS_OK;
+    return status;
 }
 
 /* The names in the settings can be checked once every backend is known. */
@@ -68,9 +70,15 @@ static tess_status check_names(tess_runtime *runtime, const char *function) {
     return TESS_OK;
 }
 
+tess_status tess_backend_table(tess_backend_entry *entry, const tess_backend *backend, const char *label) {
+    if (backend->struct_size < offsetof(tess_backend, tune) + sizeof backend->tune || backend->tune == NULL) return TESS_OK;
+    return tess_tune_parse(entry->runtime, label, backend->name, backend->tune, strlen(backend->tune), &entry->tune);
+}
+
 tess_status tess_backends_list(tess_runtime *runtime) {
     static const char function[] = "tess_runtime_create";
     const char *paths = tess_setting_value(&runtime->settings, TESS_SETTING_BACKEND_PATH);
+    char label[128];
     size_t capacity = 0;
     while (tess_registry[capacity] != NULL) capacity++;
     size_t built_in = capacity;
@@ -89,6 +97,9 @@ tess_status tess_backends_list(tess_runtime *runtime) {
         snprintf(entry->name, sizeof entry->name, "%s", entry->backend->name);
         tess_host_init(entry);
         runtime->n_backends++;
+        snprintf(label, sizeof label, "%s: the tune table of %s", function, entry->name);
+        tess_status status = tess_backend_table(entry, entry->backend, label);
+        if (status != TESS_OK) return status;
     }
     if (paths[0] != '\0') {
         tess_status status = load_libraries(runtime, function, paths);
@@ -101,6 +112,7 @@ void tess_backends_free(tess_runtime *runtime) {
     for (uint32_t n = 0; n < runtime->n_backends; n++) {
         tess_backend_entry *entry = &runtime->backends[n];
         tess_mem_free(runtime, entry->devices, entry->capacity * sizeof *entry->devices);
+        tess_tune_free(runtime, &entry->tune);
     }
     tess_mem_free(runtime, runtime->backends, runtime->backends_bytes);
 }

@@ -4,12 +4,14 @@
 #define TESSERA_CORE_BACKENDS_H
 
 #include "common.h"
+#include "tune.h"
 
 typedef struct tess_backend_entry {
     tess_host host; /* what the backend sees of the core; the address leads back to the entry */
     tess_runtime *runtime;
     const tess_backend *backend; /* NULL: a library that cannot be used */
     char name[32];
+    tess_tune tune; /* the table that the backend brings along */
     /* Written once, by the probe; reading them needs the runtime's mutex until `probed` was seen. */
     bool probed;
     tess_status status;
@@ -50,7 +52,10 @@ enum { TESS_DEVICE_RANKS = 3 };
 /* host.c: fills entry->host; the name and the runtime must be set. */
 void tess_host_init(tess_backend_entry *entry);
 
-/* loading.c: loads the library at `path` into `entry`. Problems are kept in the entry as its status and reason. */
-void tess_backend_load(tess_runtime *runtime, const char *path, tess_backend_entry *entry);
+/* Reads the tune table that a backend brings along, if it is not from before there were any. Messages begin with `label`. */
+tess_status tess_backend_table(tess_backend_entry *entry, const tess_backend *backend, const char *label);
+
+/* loading.c: loads the library at `path` into `entry`. Problems are kept in the entry as its status and reason; only lack of memory, which says nothing about the library, fails. */
+tess_status tess_backend_load(tess_runtime *runtime, const char *path, tess_backend_entry *entry);
 
 #endif

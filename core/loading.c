@@ -4,6 +4,7 @@
 #include "backends.h"
 
 #include <dlfcn.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -30,7 +31,7 @@ static void refuse(tess_backend_entry *entry, tess_status status, const char *pa
     tess_log(entry->runtime, "device", "%s: refused: %s", entry->name, entry->reason);
 }
 
-void tess_backend_load(tess_runtime *runtime, const char *path, tess_backend_entry *entry) {
+tess_status tess_backend_load(tess_runtime *runtime, const char *path, tess_backend_entry *entry) {
     const char *file = strrchr(path, '/') + 1;
     char why[256];
     entry->runtime = runtime;
@@ -41,7 +42,7 @@ void tess_backend_load(tess_runtime *runtime, const char *path, tess_backend_ent
     if (library == NULL) {
         const char *error = dlerror();
         refuse(entry, TESS_ERROR_UNAVAILABLE, path, error != NULL ? error : "dlopen failed");
-        return;
+        return TESS_OK;
     }
     union {
         void *symbol;
@@ -49,40 +50,53 @@ void tess_backend_load(tess_runtime *runtime, const char *path, tess_backend_ent
     } enter = {dlsym(library, TESS_BACKEND_ENTRY)};
     if (enter.symbol == NULL) {
         refuse(entry, TESS_ERROR_INVALID, path, "it does not export " TESS_BACKEND_ENTRY);
-        return;
+        return TESS_OK;
     }
     const tess_backend *backend = enter.function();
     if (backend == NULL) {
         refuse(entry, TESS_ERROR_INVALID, path, TESS_BACKEND_ENTRY " returned NULL");
-        return;
+        return TESS_OK;
     }
     /* Only the ABI number has the same place in every version, so nothing else is read before it fits. */
     if (backend->abi != TESS_BACKEND_ABI) {
         snprintf(why, sizeof why, "it has backend ABI %u, but this library needs %u", backend->abi, TESS_BACKEND_ABI);
         refuse(entry, TESS_ERROR_VERSION, path, why);
-        return;
+        return TESS_OK;
     }
-    if (backend->struct_size < sizeof(tess_backend)) {
-        snprintf(why, sizeof why, "struct_size is %u, but a backend has %zu bytes", backend->struct_size, sizeof(tess_backend));
+    /* The fields from `tune` on came later, and backends without them are none the worse. */
+    const size_t least = offsetof(tess_backend, tune);
+    if (backend->struct_size < least) {
+        snprintf(why, sizeof why, "struct_size is %u, but a backend has %zu bytes", backend->struct_size, least);
         refuse(entry, TESS_ERROR_VERSION, path, why);
-        return;
+        return TESS_OK;
     }
     if (backend->name == NULL || !name_is_legal(backend->name)) {
         refuse(entry, TESS_ERROR_INVALID, path, "its name is not 1 to 31 lower-case letters, digits, '_' and '-' with a letter first");
-        return;
+        return TESS_OK;
     }
     if (!functions_are_complete(backend)) {
         refuse(entry, TESS_ERROR_INVALID, path, "a function of the backend is NULL");
-        return;
+        return TESS_OK;
     }
     const tess_backend_entry *other = tess_backend_find(runtime, backend->name, strlen(backend->name));
     if (other != NULL && other != entry) {
         snprintf(why, sizeof why, "its name '%s' is taken by another backend", backend->name);
         refuse(entry, TESS_ERROR_INVALID, path, why);
-        return;
+        return TESS_OK;
+    }
+    tess_recovery recovery;
+    tess_recover_begin(&recovery);
+    tess_status status = tess_backend_table(entry, backend, "its tune table");
+    snprintf(why, sizeof why, "%s", status == TESS_OK ? "" : tess_last_error());
+    tess_recover_end(&recovery);
+    if (status == TESS_ERROR_OUT_OF_MEMORY) return tess_fail(status, "tess_runtime_create: %s: %s", path, why);
+    if (status != TESS_OK) {
+        refuse(entry, TESS_ERROR_INVALID, path, why);
+        return TESS_OK;
     }
     entry->backend = backend;
     snprintf(entry->name, sizeof entry->name, "%s", backend->name);
     tess_host_init(entry);
     tess_log(runtime, "device", "%s: loaded from %s", entry->name, path);
+    return TESS_OK;
 }

@@ -6,6 +6,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "tune.h"
+
 #define REFUSE(...)      return tess_fail(TESS_ERROR_INVALID, __VA_ARGS__)
 #define UNSUPPORTED(...) return tess_fail(TESS_ERROR_UNSUPPORTED, __VA_ARGS__)
 
@@ -164,8 +166,12 @@ static tess_status find_kernel(tess_plan *plan, const tess_plan_desc *d) {
     if (d->kernel && *d->kernel) status = own_kernel(device, "kernel", d->kernel, &key.name);
     if (*setting) status = own_kernel(device, "TESSERA_KERNEL", setting, &key.name);
     if (status != TESS_OK) return status;
-    plan->kernel.struct_size = sizeof plan->kernel;
-    status = tess_device_result(device, device->backend->kernel(device->native, &key, &plan->kernel, 0, NULL));
+    bool chosen = false;
+    if (!key.name) status = tess_tune_choose(device, &key, key.has_entries ? layout->pattern.kind : TESS_PATTERN_DENSE, &plan->kernel, &chosen);
+    if (status == TESS_OK && !chosen) {
+        plan->kernel.struct_size = sizeof plan->kernel;
+        status = tess_device_result(device, device->backend->kernel(device->native, &key, &plan->kernel, 0, NULL));
+    }
     if (status != TESS_OK) {
         memset(&plan->kernel, 0, sizeof plan->kernel); /* nothing to release */
         return status;

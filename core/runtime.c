@@ -131,11 +131,19 @@ static void error_logger_remove(tess_runtime *runtime) {
 static void runtime_destroy(tess_runtime *runtime) {
     error_logger_remove(runtime);
     tess_backends_free(runtime);
+    tess_tune_free(runtime, &runtime->tune);
     tess_settings_free(runtime);
     /* After a fork another thread of the parent may have held the mutex, and destroying a locked one is not defined. */
     if (!tess_runtime_forked(runtime)) pthread_mutex_destroy(&runtime->probing);
     tess_allocator allocator = runtime->allocator;
     allocator.free(allocator.user, runtime, sizeof *runtime);
+}
+
+/* A file that somebody named and that cannot be used is an error: running on in silence with other kernels would look like a slow machine. */
+static tess_status read_tune_file(tess_runtime *runtime) {
+    const char *path = tess_setting_value(&runtime->settings, TESS_SETTING_TUNE_FILE);
+    if (path[0] == '\0') return TESS_OK;
+    return tess_tune_read(runtime, tess_setting_label(&runtime->settings, TESS_SETTING_TUNE_FILE), path, &runtime->tune);
 }
 
 tess_status tess_runtime_create(const tess_runtime_desc *desc, tess_runtime **out) {
@@ -167,6 +175,7 @@ tess_status tess_runtime_create(const tess_runtime_desc *desc, tess_runtime **ou
     runtime->log_user = own.log_user;
 
     tess_status status = tess_settings_read(runtime, &own);
+    if (status == TESS_OK) status = read_tune_file(runtime);
     if (status == TESS_OK) status = tess_backends_list(runtime);
     if (status != TESS_OK) {
         runtime_destroy(runtime);

@@ -8,6 +8,7 @@
 #include "backends.h"
 #include "common.h"
 #include "settings.h"
+#include "tune.h"
 
 struct tess_runtime {
     atomic_uint refs;
@@ -18,6 +19,7 @@ struct tess_runtime {
     tess_log_fn log;
     void *log_user;
     tess_settings settings;
+    tess_tune tune;          /* of the file that the setting names */
     pthread_mutex_t probing; /* guards the results of probing in `backends` */
     tess_backend_entry *backends;
     size_t backends_bytes;

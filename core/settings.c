@@ -111,8 +111,7 @@ static const struct setting {
          "Folder for compiled kernels, an absolute path; by default tessera in the user's cache folder, and /dev/null for none."},
     [TESS_SETTING_TUNE_FILE] =
         {"TESSERA_TUNE_FILE", "tune_file", offsetof(tess_runtime_desc, tune_file), rule_absolute,
-         "File of kernel choices measured on this device, an absolute path; no backend of this release has such choices, so it "
-         "stays unused unless a loaded backend reads it."},
+         "File of rules that say which kernel is tried first for which shape, an absolute path; `tessera tune` measures and writes one."},
     [TESS_SETTING_BACKEND_PATH] = {"TESSERA_BACKEND_PATH", "backend_path", offsetof(tess_runtime_desc, backend_path), rule_path,
                                    "Backend libraries to load: a colon list of absolute paths."},
     [TESS_SETTING_CPU_THREADS] = {"TESSERA_CPU_THREADS", "cpu_threads", offsetof(tess_runtime_desc, cpu_threads), rule_threads,

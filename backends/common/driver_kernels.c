@@ -154,7 +154,7 @@ static tess_status describe(tess_driver_device *d, uint32_t index, tess_kernel_i
     const char *why = rows[index]->refuses(d, NULL, buffer, sizeof buffer);
     info->op = TESS_OP_FORWARD;
     info->status = why ? TESS_ERROR_UNAVAILABLE : TESS_OK;
-    info->reserved = 0;
+    info->flags = 0;
     snprintf(info->name, sizeof info->name, "%s/%s", d->driver->vendor->name, rows[index]->name);
     snprintf(info->reason, sizeof info->reason, "%s", why ? why : "");
     return TESS_OK;

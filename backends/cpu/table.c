@@ -49,7 +49,7 @@ static const char *refusal(const cpu_row *row, const tess_kernel_key *key, char 
         return buffer;
     }
     if (key->value_head_dim != key->head_dim) return "value_head_dim differs from head_dim";
-    if (row->only_forced && !key->name) return "taken only when named";
+    if (row->only_forced && (!key->name || key->preferred)) return "taken only when named";
     return tess_cpu_isa_request(row->isa, &reason) ? NULL : reason;
 }
 
@@ -61,7 +61,7 @@ static tess_status describe(const tess_host *host, uint32_t index, tess_kernel_i
     const int usable = rows[index].job && tess_cpu_isa_usable(rows[index].isa, &reason);
     info->op = TESS_OP_FORWARD;
     info->status = usable ? TESS_OK : TESS_ERROR_UNAVAILABLE;
-    info->reserved = 0;
+    info->flags = rows[index].only_forced ? TESS_KERNEL_ONLY_NAMED : 0;
     snprintf(info->name, sizeof info->name, "cpu/%s", rows[index].name);
     snprintf(info->reason, sizeof info->reason, "%s", usable ? "" : reason);
     return TESS_OK;

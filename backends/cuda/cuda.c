@@ -164,4 +164,5 @@ const tess_backend tess_cuda_backend = {
     .free = tess_driver_free,
     .copy = tess_driver_copy,
     .wait = tess_driver_wait,
+    .tune = tess_cuda_tune,
 };

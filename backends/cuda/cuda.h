@@ -16,4 +16,7 @@ enum { CUDA_SM90_MODULE = 1, CUDA_SM80_MODULE = 2 };
 
 extern const tess_driver_row tess_cuda_sm90, tess_cuda_sm80;
 
+/* Which kernels are tried first on which device (docs/tune.md). */
+extern const char tess_cuda_tune[];
+
 #endif /* TESS_CUDA_CUDA_H */

@@ -218,7 +218,7 @@ static tess_status describe(const opencl_device *d, uint32_t index, tess_kernel_
     const int usable = fits(d, &rows[index]->shapes[0], why, sizeof why);
     info->op = TESS_OP_FORWARD;
     info->status = usable ? TESS_OK : TESS_ERROR_UNAVAILABLE;
-    info->reserved = 0;
+    info->flags = 0;
     snprintf(info->name, sizeof info->name, "opencl/%s", rows[index]->name);
     snprintf(info->reason, sizeof info->reason, "%s", why);
     return TESS_OK;

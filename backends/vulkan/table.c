@@ -43,7 +43,7 @@ static tess_status describe(const tess_vk_device *d, uint32_t index, tess_kernel
     const char *why = shape_refusal(d, &rows[index]->shapes[0], buffer, sizeof buffer);
     info->op = TESS_OP_FORWARD;
     info->status = why ? TESS_ERROR_UNAVAILABLE : TESS_OK;
-    info->reserved = 0;
+    info->flags = 0;
     snprintf(info->name, sizeof info->name, "vulkan/%s", rows[index]->name);
     snprintf(info->reason, sizeof info->reason, "%s", why ? why : "");
     return TESS_OK;

@@ -121,7 +121,7 @@ typedef struct tess_runtime_desc {
     const char *kernel;       /* TESSERA_KERNEL: `backend/kernel`; a kernel that refuses a problem makes it TESS_ERROR_UNSUPPORTED */
     const char *verbose;      /* TESSERA_VERBOSE: comma list of `errors`, `device`, `dispatch`, `plan`, `all` */
     const char *cache_dir;    /* TESSERA_CACHE_DIR: where compiled kernels are kept; absolute */
-    const char *tune_file;    /* TESSERA_TUNE_FILE: kernel choices measured on this device; absolute */
+    const char *tune_file;    /* TESSERA_TUNE_FILE: rules that say which kernel is tried first for which shape (docs/tune.md); absolute */
     const char *backend_path; /* TESSERA_BACKEND_PATH: colon list of absolute paths of backend libraries to load */
     uint32_t cpu_threads;     /* [0: TESSERA_CPU_THREADS, else the CPUs that this process may run on] at most 1024 */
     uint32_t reserved;        /* must be 0 */
@@ -129,7 +129,9 @@ typedef struct tess_runtime_desc {
 
 /* Reads the settings once (descriptor, then environment) and lists the backends; opens no driver. `desc` may be NULL for all defaults.
  * Environment variables are read through secure_getenv where it exists. Later changes of the environment have no effect.
- * INVALID: a malformed setting, unknown backend name in `backend`, allocator with one function. OUT_OF_MEMORY. VERSION. */
+ * The tune file is read here and never again; a file that is named and cannot be used is an error, whose message names the setting and the line.
+ * INVALID: a malformed setting, unknown backend name in `backend`, allocator with one function, a tune file that is not there, no regular file or too large.
+ * CORRUPT: a malformed tune file. VERSION: a descriptor or a tune file of a later version. NATIVE: the tune file cannot be read. OUT_OF_MEMORY. */
 TESS_API tess_status tess_runtime_create(const tess_runtime_desc *desc, tess_runtime **runtime);
 
 /* Drops the caller's reference; NULL is ignored. Memory goes back once the last device, layout and plan made from it is released. */
@@ -198,17 +200,44 @@ TESS_API tess_status tess_device_open(tess_runtime *runtime, const tess_device_d
 TESS_API void tess_device_release(tess_device *device);
 TESS_API tess_status tess_device_query(const tess_device *device, tess_device_info *info);
 
+enum {
+    TESS_KERNEL_ONLY_NAMED = 1u << 0, /* taken only where the setting or the plan names it: made for tests, never the best */
+};
+
 typedef struct tess_kernel_info {
     uint32_t struct_size;
     uint32_t op;        /* tess_op */
     tess_status status; /* TESS_OK, or UNAVAILABLE with the reason: this device cannot run it */
-    uint32_t reserved;
-    char name[64]; /* "cpu/avx512": what TESSERA_KERNEL and tess_plan_desc.kernel take */
+    uint32_t flags;     /* TESS_KERNEL_ONLY_NAMED */
+    char name[64];      /* "cpu/avx512": what TESSERA_KERNEL and tess_plan_desc.kernel take */
     char reason[128];
 } tess_kernel_info;
 
 /* Describes kernel `index` (0, 1, ...) of the device, in the order in which they are tried. INVALID when index is past the last. */
 TESS_API tess_status tess_device_kernel(const tess_device *device, uint32_t index, tess_kernel_info *info);
+
+typedef enum tess_rule_basis {
+    TESS_BASIS_NONE = 0,     /* the rule does not say */
+    TESS_BASIS_MEASURED = 1, /* on such a device */
+    TESS_BASIS_REASONED = 2, /* from what the device is, without one at hand */
+} tess_rule_basis;
+
+typedef struct tess_rule_info {
+    uint32_t struct_size;
+    uint32_t line;     /* of the table, counted from 1 */
+    uint32_t built_in; /* 0: of the setting `tune_file`; 1: of a backend's own table */
+    uint32_t basis;    /* tess_rule_basis */
+    const char *table; /* the file's path, or the backend's name */
+    const char *text;  /* the rule as it stands there, comments left out */
+} tess_rule_info;
+
+/*
+ * Describes rule `index` (0, 1, ...) of those that are for `device`, or of all with NULL: the tune file's in order, then each backend's own. A plan without a kernel
+ * of its own or the setting's takes the first rule of the file that is for its device and shape, and tries the rule's kernels in order; if there is none, or all of
+ * them refuse, likewise with the backend's own rules; and then the backend's kernels in the order of tess_device_kernel. Strings live as long as the runtime.
+ * INVALID when index is past the last, or the device belongs to another runtime.
+ */
+TESS_API tess_status tess_runtime_rule(const tess_runtime *runtime, const tess_device *device, uint32_t index, tess_rule_info *info);
 
 /* ------------------------------------------------------------------ pattern and layout */
 
@@ -394,7 +423,7 @@ typedef struct tess_plan_desc {
     uint32_t determinism;   /* [0: run to run] other levels are UNSUPPORTED in this version */
     uint32_t max_in_flight; /* [0: 4] tess_run calls that may be under way at once, where the device needs objects per call */
     uint64_t time_limit_us; /* [0: the device's own limit, if any] of one range of tess_plan_range; an estimate, not a promise */
-    const char *kernel;     /* [NULL: setting `kernel`, else the first that accepts] "backend/kernel" */
+    const char *kernel;     /* [NULL: setting `kernel`, else as the tune tables prefer, else the first that accepts] "backend/kernel" */
 } tess_plan_desc;
 
 /* Binds a layout and a batch to a device: picks the kernel, cuts the rows into tiles, orders the jobs longest first, and places the workspace.

@@ -3,7 +3,7 @@
  * Tessera: the interface between the core and a backend. In-tree and out-of-tree backends are written against this header alone.
  *
  * A backend is one constant tess_backend: an ABI number, a name, and ten functions, none of them optional; what a backend cannot do it says in
- * `query` and `kernel`. The core calls `list` to enumerate devices, `open` once per device, `kernel` once per plan, and `launch` from tess_run. Every function may be
+ * `query` and `kernel`. A table of preferred kernels may follow them. The core calls `list` to enumerate devices, `open` once per device, `kernel` once per plan, and `launch` from tess_run. Every function may be
  * called from any thread; calls on one device are concurrent.
  *
  * Errors: return host->fail(host, status, "native_call: what and its code"), which stores the message for tess_last_error() and returns the status.
@@ -176,7 +176,7 @@ typedef struct tess_kernel_key {
     uint32_t batch;     /* sequences */
     uint32_t n_heads;   /* query heads */
     uint32_t packed;    /* 1: sequences follow each other in one dimension */
-    uint32_t reserved;
+    uint32_t preferred; /* 1: `name` is the preference of a tune table and no order; a kernel that is taken only when named refuses then */
 } tess_kernel_key;
 
 typedef struct tess_kernel tess_kernel;
@@ -243,6 +243,10 @@ typedef struct tess_backend {
     tess_status (*free)(void *device, tess_buffer *buffer);
     tess_status (*copy)(void *device, tess_buffer destination, tess_buffer source, uint64_t bytes);
     tess_status (*wait)(void *device, uint64_t timeout_ns);
+
+    /* [NULL: none] The backend's own tune table, text as docs/tune.md describes it, with kernels of this backend only: which of them are tried first on which device for which
+     * shape. A tune file of the user's comes before it, the order of `kernel` after it. May be absent: struct_size then ends before it. */
+    const char *tune;
 } tess_backend;
 
 #ifdef __cplusplus

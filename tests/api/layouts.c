@@ -166,6 +166,7 @@ static void test_runtime_queries(void **state) {
     tess_backend_info backend = {.struct_size = sizeof backend};
     tess_device_info info = {.struct_size = sizeof info};
     tess_setting_info setting = {.struct_size = sizeof setting};
+    tess_rule_info rule = {.struct_size = sizeof rule};
     assert_error(tess_runtime_backend(NULL, 0, &backend), TESS_ERROR_INVALID, "tess_runtime_backend", "runtime");
     assert_error(tess_runtime_backend(runtime, 0, NULL), TESS_ERROR_INVALID, "tess_runtime_backend", "info");
     assert_error(tess_runtime_backend(runtime, 1000, &backend), TESS_ERROR_INVALID, "tess_runtime_backend", "index");
@@ -176,6 +177,9 @@ static void test_runtime_queries(void **state) {
     assert_error(tess_runtime_setting(NULL, 0, &setting), TESS_ERROR_INVALID, "tess_runtime_setting", "runtime");
     assert_error(tess_runtime_setting(runtime, 0, NULL), TESS_ERROR_INVALID, "tess_runtime_setting", "info");
     assert_error(tess_runtime_setting(runtime, 1000, &setting), TESS_ERROR_INVALID, "tess_runtime_setting", "index");
+    assert_error(tess_runtime_rule(NULL, NULL, 0, &rule), TESS_ERROR_INVALID, "tess_runtime_rule", "runtime");
+    assert_error(tess_runtime_rule(runtime, NULL, 0, NULL), TESS_ERROR_INVALID, "tess_runtime_rule", "info");
+    assert_error(tess_runtime_rule(runtime, NULL, UINT32_MAX, &rule), TESS_ERROR_INVALID, "tess_runtime_rule", "index");
     int cpu = 0;
     for (uint32_t n = 0; tess_runtime_backend(runtime, n, &backend) == TESS_OK; n++) {
         if (strcmp(backend.name, "cpu") == 0)

@@ -211,6 +211,7 @@ static void test_descriptor_sizes(void **state) {
 static tess_status get_backend(void *i) { return tess_runtime_backend(h.runtime, 0, i); }
 static tess_status get_device(void *i) { return tess_runtime_device(h.runtime, 0, i); }
 static tess_status get_setting(void *i) { return tess_runtime_setting(h.runtime, 0, i); }
+static tess_status get_rule(void *i) { return tess_runtime_rule(h.runtime, NULL, 0, i); }
 static tess_status get_opened(void *i) { return tess_device_query(h.device, i); }
 static tess_status get_kernel(void *i) { return tess_device_kernel(h.device, 0, i); }
 static tess_status get_layout(void *i) { return tess_layout_query(h.layout, i); }
@@ -224,13 +225,10 @@ static void test_infos(void **state) {
         tess_status (*get)(void *info);
         size_t known;
     } rows[] = {
-        {"tess_backend_info", get_backend, sizeof(tess_backend_info)},
-        {"tess_device_info", get_device, sizeof(tess_device_info)},
-        {"tess_setting_info", get_setting, sizeof(tess_setting_info)},
-        {"tess_device_info", get_opened, sizeof(tess_device_info)},
-        {"tess_kernel_info", get_kernel, sizeof(tess_kernel_info)},
-        {"tess_layout_info", get_layout, sizeof(tess_layout_info)},
-        {"tess_kv_info", get_kv, sizeof(tess_kv_info)},
+        {"tess_backend_info", get_backend, sizeof(tess_backend_info)}, {"tess_device_info", get_device, sizeof(tess_device_info)},
+        {"tess_setting_info", get_setting, sizeof(tess_setting_info)}, {"tess_rule_info", get_rule, sizeof(tess_rule_info)},
+        {"tess_device_info", get_opened, sizeof(tess_device_info)},    {"tess_kernel_info", get_kernel, sizeof(tess_kernel_info)},
+        {"tess_layout_info", get_layout, sizeof(tess_layout_info)},    {"tess_kv_info", get_kv, sizeof(tess_kv_info)},
         {"tess_plan_info", get_plan, sizeof(tess_plan_info)},
     };
     for (size_t n = 0; n < sizeof rows / sizeof rows[0]; n++) {

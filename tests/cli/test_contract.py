@@ -5,7 +5,9 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
+import sys
 import xml.etree.ElementTree
 
 from command import CommandTest, main
@@ -26,7 +28,7 @@ class Contract(CommandTest):
     def test_help_and_version(self):
         self.assertEqual(self.call().code, 2)
         self.refuse(2, "nonsense", "nonsense")
-        for words in ((), ("info",), ("pattern",), ("plan",), ("run",), ("bench",), ("compare",)):
+        for words in ((), ("info",), ("pattern",), ("plan",), ("run",), ("bench",), ("compare",), ("tune",)):
             done = self.succeed(*words, "--help")
             self.assertTrue(done.out.startswith("usage: tessera") and done.err == "", words)
             done = self.succeed(*words, "--version")
@@ -241,6 +243,80 @@ class Contract(CommandTest):
             words = ["q_len=512" if line[1] == "bench" and w.startswith("q_len=") else w for w in line[1:]]
             self.succeed(*words, *(("--no-ceilings", "--no-planning") if line[1] == "bench" else ()), folder=self.folder.name)
         self.assertTrue({"o.npy", "lse.npy"} <= set(self.files()))
+
+    # -------------------------------------------------------------- tune
+
+    def put(self, text, name="tune"):
+        with open(self.path(name), "w") as file:
+            file.write(text)
+        return {"TESSERA_TUNE_FILE": self.path(name)}
+
+    def test_tune(self):
+        """What is measured is a file that the library reads, and plans follow it."""
+        done = self.succeed("tune", "--quick", "--backends", "cpu", "--out", self.path("t"), env={"TESSERA_TUNE_FILE": self.path("t"), "TESSERA_KERNEL": "cpu/none"})
+        self.assertEqual(self.files(), ["t"])
+        self.assertRegex(done.out, r"cpu:0 +f32 +1\.\.64 +dense +17\.\. +cpu/")
+        self.assertRegex(done.err, r"\[24/24\] cpu:0, dtype=bf16 ")
+        with open(self.path("t"), "rb") as file:
+            lines = file.read().decode().split("\n")
+        self.assertEqual((lines[0], lines[-1]), ("tessera-tune 1", ""))
+        rules = [line for line in lines[1:] if line and line[0] != "#"]
+        self.assertTrue(all(line.endswith(" basis=measured") for line in rules))
+        info = json.loads(self.succeed("info", "--json", env={"TESSERA_TUNE_FILE": self.path("t")}).out)
+        self.assertEqual(info["tune_file_rules"], len(rules))
+        cpu = [d for d in info["devices"] if d["id"] == "cpu:0"][0]
+        self.assertEqual([r["rule"] for r in cpu["rules"]], rules)
+        kernels = [k for k in cpu["kernels"] if k["status"] == "TESS_OK" and not k["only_named"]]
+        self.assertEqual(len(rules), 24 if len(kernels) > 1 else 0)
+        for rule in cpu["rules"]:
+            self.assertEqual((rule["table"], rule["built_in"], rule["basis"], rule["rule"]), (self.path("t"), False, "measured", lines[rule["line"] - 1]))
+        if rules:
+            done = self.succeed("plan", "heads=2", "q_len=3", "kv_len=99", "head_dim=96", "dtype=f16", "pattern=dense",
+                                env={"TESSERA_TUNE_FILE": self.path("t"), "TESSERA_VERBOSE": "dispatch", "TESSERA_BACKEND": "cpu"})
+            line, = [n + 1 for n, text in enumerate(lines) if "dtype=f16 head_dim=65..128 pattern=dense q_len=..16" in text]
+            self.assertIn(f"is preferred by tune file {self.path('t')} line {line} (measured)", done.err)
+
+    def test_tune_interrupted(self):
+        environment = {n: v for n, v in os.environ.items() if not n.startswith("TESSERA_")}
+        process = subprocess.Popen([sys.modules["command"].COMMAND, "tune", "--backends", "cpu", "--out", self.path("t")], stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, env=environment)
+        process.stderr.readline()  # a first shape is done
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=120)
+        self.assertEqual((process.returncode, out, self.files()), (1, b"", []), err)
+        self.assertIn(b"tessera tune: interrupted; no file was written", err)
+
+    def test_tune_refuses(self):
+        self.refuse(2, "'heads=4': this command takes no words", "tune", "heads=4")
+        self.refuse(2, "--kernels: ", "tune", "--kernels", "some")
+        self.refuse(2, "--out: ", "tune", "--out", "")
+        self.refuse(2, "--out: given twice", "tune", "--out", self.path("a"), "--out", self.path("b"))
+        self.refuse(1, "tessera tune: --out: cannot write ", "tune", "--out", self.path("none/t"))
+        self.refuse(1, "open stream", "tune", "--out", "/dev/stdout")
+        for backends in ("", ",", "cpu:", "cpu,,cpu", "nonsense", "cpu:7,nonsense"):
+            self.refuse(2, "tessera tune: --backends: ", "tune", "--backends", backends)
+        self.refuse(1, "cpu has 1 device", "tune", "--backends", "cpu:7")
+
+    def test_tune_file(self):
+        """The first rule that fits decides, a kernel that is named beats it, and only a file that can be read as a whole is taken."""
+        def kernel(*words, env):
+            return json.loads(self.succeed("plan", *SHAPE, *S2, "--backend", "cpu", "--json", *words, env=env).out)["kernel"]
+
+        env = self.put("tessera-tune 1\ndtype=f16 kernel=cpu/none\n# portable is never the first by itself\npattern=s2 kernel=cpu/none,cpu/amx_bf16_soft,cpu/portable\n")
+        usual = {dtype: kernel("dtype=" + dtype, env={}) for dtype in ("f32", "f16", "bf16")}
+        self.assertEqual(kernel(env=env), "cpu/portable")
+        self.assertEqual(kernel("dtype=f16", env=env), usual["f16"])
+        self.assertEqual(kernel("dtype=bf16", env=env), "cpu/portable")  # what is taken only when named is not what a rule can prefer
+        self.assertEqual(kernel("dtype=bf16", env={**env, "TESSERA_KERNEL": "cpu/amx_bf16_soft"}), "cpu/amx_bf16_soft")
+        info = self.succeed("info", env=env).out
+        self.assertIn(f"\nTune file\n  {self.path('tune')}, 2 rules\n", info)
+        self.assertIn("    tune file, lines 2, 4\n", info)
+        info = self.succeed("info", env=self.put("tessera-tune 1\nkernel=elsewhere/x\n")).out
+        self.assertIn("Remark: no rule of it is for a device here", info)
+        for text, words in (("", "line 1: "), ("tessera-tune 2\n", "line 1: has format 2"), ("tessera-tune 1\nkernel=cpu/avx2", "line 2: "),
+                            ("tessera-tune 1\n\nkernel=cpu\n", "line 3: kernel: "), ("tessera-tune 1\ntile=64 kernel=cpu/avx2\n", "line 2: 'tile=64'")):
+            self.refuse(1, ("tessera plan: TESSERA_TUNE_FILE: ", words), "plan", *SHAPE, *S2, env=self.put(text))
+        self.refuse(1, ("tessera info: TESSERA_TUNE_FILE: ", "cannot be opened"), "info", env={"TESSERA_TUNE_FILE": self.path("none")})
 
     # -------------------------------------------------------------- bench and compare
 

@@ -126,6 +126,24 @@ static void test_bad_libraries(void **state) {
     assert_bad(FIXTURE("plugin_clash"), "plugin_clash.so", TESS_ERROR_INVALID, "its name 'beta' is taken");
 }
 
+/* A backend may bring a tune table, and one from before there were tables is none the worse. */
+static void test_tables(void **state) {
+    (void)state;
+    tess_rule_info rule = {sizeof rule};
+    tess_runtime *runtime = load(FIXTURE("plugin_older"));
+    assert_status(TESS_OK, loaded(runtime, 0).status);
+    assert_status(TESS_ERROR_INVALID, tess_runtime_rule(runtime, NULL, 0, &rule));
+    tess_runtime_release(runtime);
+    runtime = load(FIXTURE("plugin_tune"));
+    assert_status(TESS_OK, loaded(runtime, 0).status);
+    assert_status(TESS_OK, tess_runtime_rule(runtime, NULL, 0, &rule));
+    assert_string_equal("outside", rule.table);
+    assert_string_equal("kernel=outside/fast basis=reasoned", rule.text);
+    tess_runtime_release(runtime);
+    assert_bad(FIXTURE("plugin_tune_bad"), "plugin_tune_bad.so", TESS_ERROR_INVALID,
+               ": its tune table: line 2: kernel: 'other/fast' is not the backend's own");
+}
+
 static void test_several_libraries(void **state) {
     (void)state;
     tess_runtime *runtime = load(FIXTURE("plugin_good") ":" FIXTURE("plugin_abi") ":" FIXTURE("plugin_good") ":" FIXTURE("plugin_other"));
@@ -191,8 +209,9 @@ static void test_allocations_fail(void **state) {
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup(name, fake_setup)
     const struct CMUnitTest tests[] = {
-        TEST(test_good_library),  TEST(test_symbols_stay_inside), TEST(test_it_may_log),        TEST(test_settings_may_name_it),
-        TEST(test_bad_libraries), TEST(test_several_libraries),   TEST(test_current_directory), TEST(test_allocations_fail),
+        TEST(test_good_library),         TEST(test_symbols_stay_inside), TEST(test_it_may_log),
+        TEST(test_settings_may_name_it), TEST(test_bad_libraries),       TEST(test_tables),
+        TEST(test_several_libraries),    TEST(test_current_directory),   TEST(test_allocations_fail),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

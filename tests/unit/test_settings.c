@@ -138,12 +138,24 @@ static void test_quota_limits_the_threads(void **state) {
     assert_int_equal(0, system(command));
 }
 
+/* A tune file without rules: the runtime reads the file that it is given. */
+static const char *tune_file(void) {
+    static char path[64];
+    snprintf(path, sizeof path, "/tmp/tessera-settings-tune-XXXXXX");
+    int file = mkstemp(path);
+    assert_true(file >= 0);
+    assert_int_equal(15, write(file, "tessera-tune 1\n", 15));
+    close(file);
+    return path;
+}
+
 static void test_environment(void **state) {
     (void)state;
+    const char *tune = tune_file();
     setenv("TESSERA_BACKEND", "delta,beta:0", 1);
     setenv("TESSERA_KERNEL", "beta/fast", 1);
     setenv("TESSERA_CACHE_DIR", "/tmp/cache", 1);
-    setenv("TESSERA_TUNE_FILE", "/tmp/tune", 1);
+    setenv("TESSERA_TUNE_FILE", tune, 1);
     setenv("TESSERA_CPU_THREADS", "1024", 1);
     setenv("TESSERA_VERBOSE", "", 1);
     tess_runtime *runtime = NULL;
@@ -153,7 +165,8 @@ static void test_environment(void **state) {
     assert_setting(runtime, "TESSERA_BACKEND", "delta,beta:0", "environment");
     assert_setting(runtime, "TESSERA_KERNEL", "beta/fast", "environment");
     assert_setting(runtime, "TESSERA_CACHE_DIR", "/tmp/cache", "environment");
-    assert_setting(runtime, "TESSERA_TUNE_FILE", "/tmp/tune", "environment");
+    assert_setting(runtime, "TESSERA_TUNE_FILE", tune, "environment");
+    unlink(tune); /* it was read once */
     assert_setting(runtime, "TESSERA_CPU_THREADS", "1024", "environment");
     assert_setting(runtime, "TESSERA_VERBOSE", "", "default");
     tess_device *device = NULL;
@@ -170,16 +183,18 @@ static void test_descriptor_beats_environment(void **state) {
     setenv("TESSERA_BACKEND", "beta", 1);
     setenv("TESSERA_KERNEL", "malformed", 1);
     setenv("TESSERA_CPU_THREADS", "nonsense", 1);
-    setenv("TESSERA_TUNE_FILE", "/from/environment", 1);
+    setenv("TESSERA_CACHE_DIR", "/from/environment", 1);
+    setenv("TESSERA_TUNE_FILE", "/from/nowhere", 1);
     char backend[] = "gamma";
-    tess_runtime_desc desc = {.backend = backend, .kernel = "", .cpu_threads = 7};
+    tess_runtime_desc desc = {.backend = backend, .kernel = "", .tune_file = "", .cpu_threads = 7};
     tess_runtime *runtime = NULL;
     assert_status(TESS_OK, create(desc, &runtime));
     memset(backend, '?', sizeof backend - 1); /* the runtime has a copy */
     assert_setting(runtime, "TESSERA_BACKEND", "gamma", "descriptor");
     assert_setting(runtime, "TESSERA_KERNEL", "", "descriptor"); /* "" means unset, and hides the environment */
     assert_setting(runtime, "TESSERA_CPU_THREADS", "7", "descriptor");
-    assert_setting(runtime, "TESSERA_TUNE_FILE", "/from/environment", "environment");
+    assert_setting(runtime, "TESSERA_CACHE_DIR", "/from/environment", "environment");
+    assert_setting(runtime, "TESSERA_TUNE_FILE", "", "descriptor");
     tess_runtime_release(runtime);
 }
 
