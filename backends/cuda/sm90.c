@@ -15,17 +15,16 @@ typedef int (*encode_fn)(tensor_map *map, int type, unsigned rank, uint64_t addr
                          const unsigned *box, const unsigned *element_strides, int interleave, int swizzle, int promotion, int fill);
 
 typedef struct instance {
-    int32_t head_dim;
-    unsigned shared_bytes;
+    int32_t head_dim, rows;
+    unsigned threads, shared_bytes;
 } instance;
 
-#define INSTANCE(head_dim, keys, q_slots, k_stages, v_stages) {head_dim, TESS_SM90_SHARED(head_dim, keys, q_slots, k_stages, v_stages)},
+#define INSTANCE(head_dim, keys, groups, q_slots, k_stages, v_stages) \
+    {head_dim, TESS_SM90_ROWS(groups), TESS_SM90_THREADS(groups), TESS_SM90_SHARED(head_dim, keys, groups, q_slots, k_stages, v_stages)},
 static const instance instances[] = {TESS_SM90_INSTANCES(INSTANCE)};
 
 enum {
     INSTANCES = sizeof instances / sizeof *instances,
-    ROWS = 128,
-    THREADS = 384,
     COUNTER_BYTES = 256, /* of the workspace */
     COUNTED_JOBS = 8,    /* jobs a multiprocessor from which on handing them out one by one is worth filling the counter before the launch */
 };
@@ -67,7 +66,7 @@ static tess_status prepare(tess_driver_device *d, const tess_kernel_key *key, te
         d->host->free(d->host, state, sizeof *state);
         return tess_driver_fail(d, "cuFuncSetAttribute", "workgroup memory of the kernel for sm_90", code);
     }
-    kernel->tile_rows = kernel->pack_rows = ROWS;
+    kernel->tile_rows = kernel->pack_rows = x->rows;
     kernel->tile_step = 8;
     kernel->scratch_bytes = COUNTER_BYTES;
     kernel->state = state;
@@ -135,7 +134,7 @@ static tess_status forward(tess_driver_device *d, const tess_launch *l, void *st
         }
         const unsigned groups = items < (uint64_t)d->units ? (unsigned)items : (unsigned)d->units;
         void *parameters[] = {&maps[0], &maps[1], &maps[2], &maps[3], &args};
-        const int code = c->launch(state->forward, groups, 1, 1, THREADS, 1, 1, x->shared_bytes, stream, parameters, NULL);
+        const int code = c->launch(state->forward, groups, 1, 1, x->threads, 1, 1, x->shared_bytes, stream, parameters, NULL);
         if (code != DRIVER_OK) return tess_driver_fail(d, "cuLaunchKernel", "the kernel for sm_90", code);
         done += items;
     }

@@ -16,13 +16,14 @@
 
 namespace tess {
 
-template <typename T, int D, int KEYS, int Q_SLOTS, int K_STAGES, int V_STAGES>
+template <typename T, typename X>
 __device__ __forceinline__ void forward(const tess_tensor_map *q_map, const tess_tensor_map *k_map, const tess_tensor_map *v_map,
                                         const tess_tensor_map *o_map, const tess_sm90_args *a) {
+    constexpr int Q_SLOTS = X::Q_SLOTS, K_STAGES = X::K_STAGES, V_STAGES = X::V_STAGES, BYTES = X::CHUNKS * X::KEYS * 128;
     extern __shared__ __align__(1024) uint8_t raw[];
-    typedef memory<D, KEYS, Q_SLOTS, K_STAGES, V_STAGES> shared;
-    static_assert(sizeof(shared) <= TESS_SM90_SHARED(D, KEYS, Q_SLOTS, K_STAGES, V_STAGES), "the host asks for enough workgroup memory");
-    shared *m = (shared *)raw;
+    static_assert(sizeof(memory<X>) <= TESS_SM90_SHARED(X::D, X::KEYS, X::GROUPS, Q_SLOTS, K_STAGES, V_STAGES),
+                  "the host asks for enough workgroup memory");
+    memory<X> *m = (memory<X> *)raw;
     if (threadIdx.x == 0) {
         for (int i = 0; i < TILES; i++) {
             barrier_init(&m->tile_full[i], 1);
@@ -31,52 +32,47 @@ __device__ __forceinline__ void forward(const tess_tensor_map *q_map, const tess
         for (int i = 0; i < Q_SLOTS; i++) {
             barrier_init(&m->q_full[i], 1);
             barrier_init(&m->q_empty[i], 1);
-            barrier_init(&m->o_full[i], CONSUMER_WARPS);
+            barrier_init(&m->o_full[i], X::WARPS);
         }
         for (int i = 0; i < K_STAGES; i++) {
             barrier_init(&m->k_full[i], 1);
-            barrier_init(&m->k_empty[i], CONSUMER_WARPS);
+            barrier_init(&m->k_empty[i], X::WARPS);
         }
         for (int i = 0; i < V_STAGES; i++) {
             barrier_init(&m->v_full[i], 1);
-            barrier_init(&m->v_empty[i], CONSUMER_WARPS);
+            barrier_init(&m->v_empty[i], X::WARPS);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         fence_async_proxy();
     }
     __syncthreads();
+    /* Of 65,536 registers, less what the compiler leaves over when it divides them by all threads. */
     if (threadIdx.x < 128) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+        if (X::GROUPS == 2)
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+        else
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
         const tess_args *c = &a->common;
         const int32_t kind = __shfl_sync(~0u, threadIdx.x / 32, 0);
         if (kind == 0) {
-            produce_tiles<D, KEYS, Q_SLOTS, K_STAGES, V_STAGES>(m, q_map, a);
+            produce_tiles<X>(m, q_map, a);
         } else if (kind == 1) {
-            const ring<shared::CHUNKS * KEYS * 128, K_STAGES> keys = {(uint8_t(*)[shared::CHUNKS * KEYS * 128]) m->k,
-                                                                      m->k_full,
-                                                                      m->k_empty,
-                                                                      k_map,
-                                                                      (const uint16_t *)a->k,
-                                                                      c->k_batch,
-                                                                      c->k_token,
-                                                                      c->k_head};
-            produce_stages<true, KEYS, shared::CHUNKS>(m, keys, a);
+            const ring<BYTES, K_STAGES> keys = {(uint8_t(*)[BYTES])m->k, m->k_full,  m->k_empty, k_map,
+                                                (const uint16_t *)a->k,  c->k_batch, c->k_token, c->k_head};
+            produce_stages<X, true>(m, keys, a);
         } else if (kind == 2) {
-            const ring<shared::CHUNKS * KEYS * 128, V_STAGES> values = {(uint8_t(*)[shared::CHUNKS * KEYS * 128]) m->v,
-                                                                        m->v_full,
-                                                                        m->v_empty,
-                                                                        v_map,
-                                                                        (const uint16_t *)a->v,
-                                                                        c->v_batch,
-                                                                        c->v_token,
-                                                                        c->v_head};
-            produce_stages<false, KEYS, shared::CHUNKS>(m, values, a);
+            const ring<BYTES, V_STAGES> values = {(uint8_t(*)[BYTES])m->v, m->v_full,  m->v_empty, v_map,
+                                                  (const uint16_t *)a->v,  c->v_batch, c->v_token, c->v_head};
+            produce_stages<X, false>(m, values, a);
         } else {
-            write_results<shared::CHUNKS, Q_SLOTS>(m, o_map, a);
+            write_results<X>(m, o_map, a);
         }
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
-        consumer<T, D, KEYS, Q_SLOTS, K_STAGES, V_STAGES> x;
+        if (X::GROUPS == 2)
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+        else
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
+        consumer<T, X> x;
         x.m = m;
         x.a = a;
         x.group = threadIdx.x / 128 - 1;
@@ -91,11 +87,11 @@ __device__ __forceinline__ void forward(const tess_tensor_map *q_map, const tess
 
 } // namespace tess
 
-#define INSTANCE(T, D, KEYS, Q_SLOTS, K_STAGES, V_STAGES)                                                                                            \
-    extern "C" __global__ void __launch_bounds__(384, 1) tess_sm90_##T##_##D(                                                                        \
+#define INSTANCE(T, D, KEYS, GROUPS, Q_SLOTS, K_STAGES, V_STAGES)                                                                                    \
+    extern "C" __global__ void __launch_bounds__(TESS_SM90_THREADS(GROUPS), 1) tess_sm90_##T##_##D(                                                  \
         const __grid_constant__ tess_tensor_map q_map, const __grid_constant__ tess_tensor_map k_map, const __grid_constant__ tess_tensor_map v_map, \
         const __grid_constant__ tess_tensor_map o_map, const __grid_constant__ tess_sm90_args args) {                                                \
-        tess::forward<tess::T##_t, D, KEYS, Q_SLOTS, K_STAGES, V_STAGES>(&q_map, &k_map, &v_map, &o_map, &args);                                     \
+        tess::forward<tess::T##_t, tess::shape<D, KEYS, GROUPS, Q_SLOTS, K_STAGES, V_STAGES>>(&q_map, &k_map, &v_map, &o_map, &args);                \
     }
 #define BF16(...) INSTANCE(bf16, __VA_ARGS__)
 #define F16(...)  INSTANCE(f16, __VA_ARGS__)

@@ -18,11 +18,15 @@ typedef struct tess_sm90_args {
     tess_arg_u32 wide; /* bit 0: rows of Q, bit 1: of K and V, bit 2: of O are aligned to 16 bytes */
 } tess_sm90_args;
 
-/* The compiled shapes: X(largest head_dim, keys of a stage, tiles of Q in flight, stages of K, stages of V). Values are held longer than keys, so they want one stage more. */
-#define TESS_SM90_INSTANCES(X) X(64, 128, 2, 4, 5) X(96, 128, 2, 2, 3) X(128, 128, 2, 2, 3) X(192, 64, 1, 3, 4) X(256, 64, 1, 2, 3)
+/* The compiled shapes: X(largest head_dim, keys of a stage, consuming warpgroups, tiles of Q in flight, stages of K, stages of V). Values are held longer than keys, so they want one
+ * stage more. A small head_dim leaves registers for a third warpgroup, which exponentiates while the others do what they do. */
+#define TESS_SM90_INSTANCES(X) X(64, 128, 3, 2, 4, 5) X(96, 128, 2, 2, 2, 3) X(128, 128, 2, 2, 2, 3) X(192, 64, 2, 1, 3, 4) X(256, 64, 2, 1, 2, 3)
+
+#define TESS_SM90_ROWS(groups)    (64 * (groups)) /* of a tile */
+#define TESS_SM90_THREADS(groups) (128 + 128 * (groups))
 
 /* Bytes of workgroup memory of a shape: rows of 128 bytes for Q, K and V, and 3 KiB for alignment, barriers and descriptions. */
-#define TESS_SM90_SHARED(head_dim, keys, q_slots, k_stages, v_stages) \
-    (((head_dim) + 63) / 64 * 128 * ((q_slots)*128 + ((k_stages) + (v_stages)) * (keys)) + 3072)
+#define TESS_SM90_SHARED(head_dim, keys, groups, q_slots, k_stages, v_stages) \
+    (((head_dim) + 63) / 64 * 128 * ((q_slots)*TESS_SM90_ROWS(groups) + ((k_stages) + (v_stages)) * (keys)) + 3072)
 
 #endif /* TESS_CUDA_SM90_ARGS_H */

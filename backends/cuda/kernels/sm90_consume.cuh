@@ -9,41 +9,41 @@
 
 namespace tess {
 
-/* Thread layout of an accumulator: rows lane / 4 and that + 8 of the warp's 16, columns 8 n + lane % 4 * 2 + {0, 1}. So many of a thread's columns are below the n-th of a piece. */
-__device__ __forceinline__ int32_t columns_below(int32_t n) {
-    const int32_t x = max(n - (int32_t)(threadIdx.x % 4 * 2), 0);
-    return x / 8 * 2 + min(x % 8, 2);
+/* Thread layout of an accumulator: rows lane / 4 and that + 8 of the warp's 16, columns 8 n + lane % 4 * 2 + {0, 1}. One bit for each of a thread's columns below the n-th of a piece. */
+__device__ __forceinline__ uint32_t columns_below(int32_t n) {
+    const uint32_t x = max(n - (int32_t)(threadIdx.x % 4 * 2), 0);
+    return (1u << (x / 8 * 2 + min(x % 8, 2u))) - 1;
 }
-__device__ __forceinline__ uint32_t low_bits(int32_t n) { return (1u << n) - 1; }
 
 /* Replaces scores that must not count by -inf. */
 template <int KEYS> __device__ __forceinline__ void mask(float (&s)[KEYS / 2], const piece *pieces, const tile *t, int piece_shift, int row) {
-    const int32_t rows = t->rows, last = rows * t->heads - 1, tokens = 1 << piece_shift, kv_len = t->kv_len, position = t->position, sinks = t->sinks;
+    const int32_t rows = t->rows, heads = t->heads, tokens = 1 << piece_shift, kv_len = t->kv_len, position = t->position;
     const uint32_t flags = t->flags;
     uint32_t counts[2] = {0, 0}; /* a bit for each column */
     int32_t from[2], to[2], cap[2];
     int shift[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        int32_t in_head = min(row + 8 * r, last);
-        if (t->heads > 1) in_head %= rows;
+        int32_t in_head = min(row + 8 * r, rows * heads - 1);
+        if (heads > 1) in_head %= rows;
         const int32_t p = position + in_head;
-        cap[r] = max(flags & CLASS_CAUSAL ? min(p + 1, kv_len) : kv_len, 0); /* tokens from here on are not kept */
+        to[r] = cap[r] = max(flags & CLASS_CAUSAL ? min(p + 1, kv_len) : kv_len, 0); /* tokens from here on are not kept */
         from[r] = 0;
-        to[r] = cap[r];
         if (flags & CLASS_WINDOW) {
             if (t->left != 0x7fffffff) from[r] = (int32_t)max((long long)p - t->left, 0ll);
             if (t->right != 0x7fffffff) to[r] = (int32_t)max(min((long long)cap[r], (long long)p + t->right + 1), 0ll);
+            cap[r] = min(cap[r], t->sinks);
         }
         /* Query blocks from the first on. A product stands for a quotient, which is exact for numbers this small. */
-        shift[r] = t->block >= ROWS ? t->in_block + in_head >= t->block : (t->in_block + in_head) * t->block_inverse >> 16;
+        shift[r] = t->block >= MOST_ROWS ? t->in_block + in_head >= t->block : (t->in_block + in_head) * t->block_inverse >> 20;
     }
+#pragma unroll 2
     for (int n = 0; n < KEYS >> piece_shift; n++) {
         const piece x = pieces[n];
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            uint32_t bits = low_bits(columns_below(min(to[r] - x.token, tokens))) & ~low_bits(columns_below(min(from[r] - x.token, tokens)));
-            if (sinks > 0) bits |= low_bits(columns_below(min(min(sinks, cap[r]) - x.token, tokens)));
+            uint32_t bits = columns_below(min(to[r] - x.token, tokens));
+            if (flags & CLASS_WINDOW) bits = (bits & ~columns_below(min(from[r] - x.token, tokens))) | columns_below(min(cap[r] - x.token, tokens));
             if (x.kept >> shift[r] & 1) counts[r] |= bits << (n << piece_shift >> 2);
         }
     }
@@ -54,15 +54,15 @@ template <int KEYS> __device__ __forceinline__ void mask(float (&s)[KEYS / 2], c
 
 #define MINUS_INFINITY __int_as_float(0xff800000)
 
-/* One of the two consuming warpgroups: what a thread holds, and the steps that it takes. */
-template <typename T, int D, int KEYS, int Q_SLOTS, int K_STAGES, int V_STAGES> struct consumer {
-    typedef memory<D, KEYS, Q_SLOTS, K_STAGES, V_STAGES> shared;
+/* One of the consuming warpgroups: what a thread holds, and the steps that it takes. */
+template <typename T, typename X> struct consumer {
     /* The reference follows scores that make a factor of more than 2^8 where the largest one is known, and exponentials which add up to more than this in a thread elsewhere. They stay
      * bounded, also as f16, and O is rarely multiplied. */
     static constexpr float RISE = 8, LARGE = 0x1p14f;
-    enum { CHUNKS = shared::CHUNKS, S = KEYS / 2, O = D / 2, PRIMES = Q_SLOTS > 1, COLUMN = ROWS * 128 };
+    enum { D = X::D, KEYS = X::KEYS, ROWS = X::ROWS, Q_SLOTS = X::Q_SLOTS, K_STAGES = X::K_STAGES, V_STAGES = X::V_STAGES };
+    enum { S = KEYS / 2, O = D / 2, PRIMES = Q_SLOTS > 1, COLUMN = ROWS * 128 };
 
-    shared *m;
+    memory<X> *m;
     const tess_sm90_args *a;
     int group, warp, lane, row;      /* row: the thread's first one in the tile, the other is 8 below */
     float scale, slope;              /* of the scores; the same in exponents of 2 */
@@ -71,6 +71,7 @@ template <typename T, int D, int KEYS, int Q_SLOTS, int K_STAGES, int V_STAGES> 
     float top[2], sum[2], factor[2]; /* of the two rows: the score that exponentials are relative to, their sum, and what O has to be multiplied by */
     float base[2];                   /* the exponent of 2 that belongs to `top`, or 0 where that is -inf or large */
     bool settled;                    /* no row of the warp has such a top */
+    bool keys_here;                  /* of the next stage, as seen before they are needed */
     bool rescale;                    /* some factor of the warp is not 1, and only then factors are set */
 
     __device__ __forceinline__ void issue_scores(const uint8_t *q_rows, uint32_t n) { /* S = Q K^T */
@@ -303,15 +304,20 @@ template <typename T, int D, int KEYS, int Q_SLOTS, int K_STAGES, int V_STAGES> 
     /* Waits for the rows of a tile and its first keys. */
     __device__ __forceinline__ void await(uint32_t taken, uint32_t n) {
         barrier_wait(&m->q_full[taken % Q_SLOTS], taken / Q_SLOTS & 1);
-        barrier_wait(&m->k_full[n % K_STAGES], n / K_STAGES & 1);
+        await_keys(n);
     }
+    __device__ __forceinline__ void await_keys(uint32_t n) {
+        if (!keys_here) barrier_wait(&m->k_full[n % K_STAGES], n / K_STAGES & 1);
+    }
+    __device__ __forceinline__ void look_for_keys(uint32_t n) { keys_here = barrier_passed(&m->k_full[n % K_STAGES], n / K_STAGES & 1); }
 
     /* All tiles. Where there is room for two tiles of Q, the first product of a tile is issued before the results of the one before are stored, so that storing leaves the tensor
      * cores busy. */
     __device__ __forceinline__ void run() {
-        const int own_turn = 1 + group, other_turn = 2 - group;
+        const int own_turn = 1 + group, other_turn = 1 + (group + 1) % X::GROUPS;
         uint32_t n = 0, taken = 0; /* stages and tiles so far */
-        if (group == 1) turn_give(1);
+        keys_here = false;
+        if (group == X::GROUPS - 1) turn_give(1);
         int32_t stages = next_tile(0);
         if (stages < 0) return;
         if (PRIMES) {
@@ -339,10 +345,11 @@ template <typename T, int D, int KEYS, int Q_SLOTS, int K_STAGES, int V_STAGES> 
             }
             products_wait<0>();
             keep_below(s);
+            look_for_keys(n + 1);
             softmax(t, q_rows(slot), masked_stages > 0, n);
             to_operand();
             for (int32_t i = 1; i < stages; i++, n++) {
-                barrier_wait(&m->k_full[(n + 1) % K_STAGES], (n + 1) / K_STAGES & 1);
+                await_keys(n + 1);
                 turn_wait(own_turn);
                 issue_scores(q_rows(slot), n + 1);
                 barrier_wait(&m->v_full[n % V_STAGES], n / V_STAGES & 1);
@@ -350,6 +357,7 @@ template <typename T, int D, int KEYS, int Q_SLOTS, int K_STAGES, int V_STAGES> 
                 turn_give(other_turn);
                 products_wait<1>();
                 keep_below(s);
+                look_for_keys(n + 2);
                 softmax(t, q_rows(slot), i < masked_stages, n + 1);
                 products_wait<0>();
                 keep_below(o);

@@ -72,14 +72,12 @@ __device__ __forceinline__ piece find_piece(const tile *t, int32_t n, int block_
 }
 
 /* The first producing warp: describes the jobs of this workgroup, and copies their rows of Q. */
-template <int D, int KEYS, int Q_SLOTS, int K_STAGES, int V_STAGES>
-__device__ __forceinline__ void produce_tiles(memory<D, KEYS, Q_SLOTS, K_STAGES, V_STAGES> *m, const tess_tensor_map *q_map,
-                                              const tess_sm90_args *a) {
-    constexpr int CHUNKS = memory<D, KEYS, Q_SLOTS, K_STAGES, V_STAGES>::CHUNKS;
+template <typename X> __device__ __forceinline__ void produce_tiles(memory<X> *m, const tess_tensor_map *q_map, const tess_sm90_args *a) {
+    constexpr int CHUNKS = X::CHUNKS, ROWS = X::ROWS, Q_SLOTS = X::Q_SLOTS;
     const int lane = threadIdx.x % 32;
     const uint32_t *tables = (const uint32_t *)a->tables, *entries = tables + a->common.entries_at;
     const tess_args *c = &a->common;
-    const int stage_pieces = KEYS >> a->piece_shift, block_pieces = (int)c->block >> a->piece_shift;
+    const int stage_pieces = X::KEYS >> a->piece_shift, block_pieces = (int)c->block >> a->piece_shift;
     uint32_t job_index = blockIdx.x;
     description d;
     for (uint32_t taken = 0;; taken++) {
@@ -129,7 +127,7 @@ __device__ __forceinline__ void produce_tiles(memory<D, KEYS, Q_SLOTS, K_STAGES,
             const int32_t first_block = floor_div(position, c->block);
             t->first_block = first_block;
             t->in_block = position - first_block * (int32_t)c->block;
-            t->block_inverse = (65535 + c->block) / c->block;
+            t->block_inverse = (0xfffffu + c->block) / c->block;
             t->batch = batch;
             t->flags = flags;
             t->left = window_left;
@@ -173,9 +171,10 @@ __device__ __forceinline__ void produce_tiles(memory<D, KEYS, Q_SLOTS, K_STAGES,
         if ((a->tma & 1) && heads == 1 && (row + ROWS <= q_len || ends_map)) {
             if (lane == 0) barrier_expect(&m->q_full[slot], CHUNKS * ROWS * 128);
             __syncwarp();
-            if (lane < 2 * CHUNKS)
-                copy_box(m->q[slot][lane / 2] + lane % 2 * 64 * 128, q_map, &m->q_full[slot], lane / 2 * 64, (int32_t)q_start + row + lane % 2 * 64,
-                         head, batch);
+            if (lane < X::GROUPS * CHUNKS) {
+                const int chunk = lane / X::GROUPS, rows64 = lane % X::GROUPS * 64;
+                copy_box(m->q[slot][chunk] + rows64 * 128, q_map, &m->q_full[slot], chunk * 64, (int32_t)q_start + row + rows64, head, batch);
+            }
         } else {
             const uint16_t *q = (const uint16_t *)a->q + batch * c->q_batch + (q_start + row) * c->q_token + head * c->q_head;
             for (int32_t h = 0; h < heads; h++) {
@@ -199,8 +198,9 @@ template <int BYTES, int STAGES> struct ring {
 };
 
 /* The producing warps of K and of V: each walks the lists of key blocks, and copies as far ahead as there are stages. */
-template <bool KEEPS_PIECES, int KEYS, int CHUNKS, int STAGES, typename M>
-__device__ __forceinline__ void produce_stages(M *m, const ring<CHUNKS * KEYS * 128, STAGES> &to, const tess_sm90_args *a) {
+template <typename X, bool KEEPS_PIECES, int STAGES>
+__device__ __forceinline__ void produce_stages(memory<X> *m, const ring<X::CHUNKS * X::KEYS * 128, STAGES> &to, const tess_sm90_args *a) {
+    constexpr int CHUNKS = X::CHUNKS, KEYS = X::KEYS;
     const int lane = threadIdx.x % 32;
     const tess_args *c = &a->common;
     const uint32_t *tables = (const uint32_t *)a->tables;
@@ -258,8 +258,8 @@ __device__ __forceinline__ void produce_stages(M *m, const ring<CHUNKS * KEYS * 
 }
 
 /* The fourth producing warp writes results out of workgroup memory, and gives the slots of their tiles back. */
-template <int CHUNKS, int Q_SLOTS, typename M>
-__device__ __forceinline__ void write_results(M *m, const tess_tensor_map *o_map, const tess_sm90_args *a) {
+template <typename X> __device__ __forceinline__ void write_results(memory<X> *m, const tess_tensor_map *o_map, const tess_sm90_args *a) {
+    constexpr int CHUNKS = X::CHUNKS, ROWS = X::ROWS, Q_SLOTS = X::Q_SLOTS;
     constexpr int GROUP = 16, LANES = CHUNKS * 8 < 32 ? CHUNKS * 8 : 32; /* rows of a box; lanes of a row */
     const tess_args *c = &a->common;
     const int lane = threadIdx.x % 32, units = (int)c->head_dim / 8, unit = lane % LANES;

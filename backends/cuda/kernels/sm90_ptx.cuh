@@ -30,6 +30,17 @@ __device__ __forceinline__ void barrier_wait(uint64_t *b, uint32_t parity) {
                  : "memory");
 }
 
+__device__ __forceinline__ bool barrier_passed(uint64_t *b, uint32_t parity) {
+    uint32_t done;
+    asm volatile("{\n.reg .pred done;\n"
+                 "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, done;\n}"
+                 : "=r"(done)
+                 : "r"(shared_address(b)), "r"(parity)
+                 : "memory");
+    return done;
+}
+
 __device__ __forceinline__ void copy_box(void *to, const tess_tensor_map *map, uint64_t *full, int32_t element, int32_t token, int32_t head,
                                          int32_t batch) {
     asm volatile(

@@ -9,9 +9,8 @@
 namespace tess {
 
 enum {
-    ROWS = 128, /* of a tile */
-    CONSUMER_WARPS = 8,
     MOST_PIECES = 16, /* of a stage */
+    MOST_ROWS = 192,  /* of a tile */
     TILES = 4,        /* descriptions in flight */
     TILE_READERS = 3, /* warps that give a description back; consumers are done with it before the one that writes results */
     NO_PARTIAL = -1,
@@ -61,16 +60,23 @@ struct tile {
     uint32_t flags;
     int32_t left, right, sinks;
     int32_t block, in_block; /* tokens of a block; the first row's place in its block */
-    uint32_t block_inverse;  /* 2^16 / block, rounded up */
+    uint32_t block_inverse;  /* 2^20 / block, rounded up */
     int32_t kv_head, empty;  /* empty pieces in front */
     uint32_t local, stride, residue;
     int64_t q_start, kv_start;
     block_list list;
 };
 
-template <int D, int KEYS, int Q_SLOTS, int K_STAGES, int V_STAGES> struct alignas(1024) memory {
+template <int HEAD_DIM, int KEYS_OF_STAGE, int CONSUMERS, int SLOTS_OF_Q, int STAGES_OF_K, int STAGES_OF_V> struct shape {
+    static constexpr int D = HEAD_DIM, KEYS = KEYS_OF_STAGE, GROUPS = CONSUMERS, Q_SLOTS = SLOTS_OF_Q, K_STAGES = STAGES_OF_K, V_STAGES = STAGES_OF_V;
+    static constexpr int ROWS = TESS_SM90_ROWS(GROUPS);
     static constexpr int CHUNKS = (D + 63) / 64; /* columns of 64 elements: rows of 128 bytes, which is what the copies swizzle */
-    uint8_t q[Q_SLOTS][CHUNKS][ROWS * 128];      /* of a tile, and then its results on their way out */
+    static constexpr int WARPS = 4 * GROUPS;     /* those that consume */
+};
+
+template <typename X> struct alignas(1024) memory {
+    static constexpr int ROWS = X::ROWS, KEYS = X::KEYS, CHUNKS = X::CHUNKS, Q_SLOTS = X::Q_SLOTS, K_STAGES = X::K_STAGES, V_STAGES = X::V_STAGES;
+    uint8_t q[Q_SLOTS][CHUNKS][ROWS * 128]; /* of a tile, and then its results on their way out */
     uint8_t k[K_STAGES][CHUNKS][KEYS * 128];
     uint8_t v[V_STAGES][CHUNKS][KEYS * 128];
     uint64_t q_full[Q_SLOTS], q_empty[Q_SLOTS], o_full[Q_SLOTS], k_full[K_STAGES], k_empty[K_STAGES], v_full[V_STAGES], v_empty[V_STAGES];
