@@ -302,16 +302,14 @@ static uint64_t shared_blocks(const tess_jobs *jobs, const tess_sequence *sequen
     return smaller(sum, (uint64_t)kv_blocks);
 }
 
-/* Where the section that begins at `at` ends: after as many kv heads as fit, and after one at least. */
-static cursor section_end(const tess_jobs *jobs, cursor at) {
-    uint64_t sum = 0;
+/* Where the section that begins at `at` ends: after the kv head with which all shared blocks so far, which are added to *sum, reach `target`. */
+static cursor section_end(const tess_jobs *jobs, cursor at, uint64_t target, uint64_t *sum) {
     while (at.sequence < jobs->n_sequences) {
         const tess_sequence *sequence = &jobs->sequences[at.sequence];
         while (sequence->q_len != 0 && at.run < jobs->n_runs) {
             const uint32_t last = kv_head_end(jobs, at.run);
-            const uint64_t blocks = shared_blocks(jobs, sequence, at.run, last);
-            if (sum != 0 && sum + blocks > jobs->section_blocks) return at;
-            sum += blocks;
+            if (*sum >= target) return at;
+            *sum += shared_blocks(jobs, sequence, at.run, last);
             at.run = last;
         }
         at.sequence++;
@@ -332,6 +330,9 @@ static void count_section(tess_jobs *jobs, cursor begin, cursor end) {
     }
     *jobs = totals;
 }
+
+/* section / count of the total, which is less than 2^63 / count: a job has 2^32 key blocks at most, and there are 2^32 jobs. */
+static uint64_t section_target(uint64_t total, uint64_t section, uint64_t count) { return total / count * section + total % count * section / count; }
 
 static void place_section(tess_jobs *jobs, placing *place, cursor begin, cursor end) {
     for (uint32_t s = begin.sequence; s <= end.sequence && s < jobs->n_sequences; s++) {
@@ -355,8 +356,15 @@ void tess_jobs_place(tess_jobs *jobs, tess_job *out, tess_merge *merges) {
     uint32_t at = 0;
     /* Without sections, the buckets hold what the last count left there. A tile of a block mask has to be merged before it can be counted, which is worth doing once only. */
     const bool sections = jobs->section_blocks != 0 && jobs->tiler.layout->rules[0].kind != TESS_RULE_BLOCKS;
-    do {
-        end = sections ? section_end(jobs, begin) : all;
+    /* Sections are about equal: a small one at the end would begin its longest jobs when the device has little else left to do. */
+    uint64_t total = 0, n_sections = 0, sum = 0;
+    if (sections) {
+        (void)section_end(jobs, begin, UINT64_MAX, &total);
+        n_sections = total == 0 ? 1 : (total - 1) / jobs->section_blocks + 1;
+    }
+    for (uint64_t section = 1; begin.sequence < jobs->n_sequences; section++) {
+        end = section < n_sections ? section_end(jobs, begin, section_target(total, section, n_sections), &sum) : all;
+        if (end.sequence == begin.sequence && end.run == begin.run) continue; /* the kv head before was large enough for two */
         if (sections) count_section(jobs, begin, end);
         for (uint32_t b = jobs->n_buckets; b-- > 0;) {
             uint32_t count = jobs->bucket[b];
@@ -365,7 +373,7 @@ void tess_jobs_place(tess_jobs *jobs, tess_job *out, tess_merge *merges) {
         }
         place_section(jobs, &place, begin, end);
         begin = end;
-    } while (end.sequence < jobs->n_sequences);
+    }
 }
 
 /* ------------------------------------------------------------------ ranges */

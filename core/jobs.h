@@ -39,8 +39,8 @@ typedef struct tess_jobs {
     uint64_t n_jobs, n_merges, n_partials, n_blocks;
     uint32_t partial_rows; /* most rows * heads of a split job */
 
-    /* [0: one section] Set between count and place: kv heads whose shared key blocks sum up to this form a section; sections follow each other, and jobs are longest first
-     * within each. What is worked on at one time then fits a cache. Block masks have one section. */
+    /* [0: one section] Set between count and place: jobs come in sections of about equal size, of as few as have about this many shared key blocks of their kv heads each, and longest
+     * first within each. What is worked on at one time then fits a cache. Block masks have one section. */
     uint64_t section_blocks;
 } tess_jobs;
 

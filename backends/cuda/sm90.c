@@ -26,7 +26,7 @@ static const instance instances[] = {TESS_SM90_INSTANCES(INSTANCE)};
 enum {
     INSTANCES = sizeof instances / sizeof *instances,
     COUNTER_BYTES = 256, /* of the workspace */
-    COUNTED_JOBS = 8,    /* jobs a multiprocessor from which on handing them out one by one is worth filling the counter before the launch */
+    COUNTED_JOBS = 3,    /* jobs a multiprocessor from which on handing them out one by one is worth filling the counter before the launch */
 };
 
 /* The smallest one that takes a head_dim. */

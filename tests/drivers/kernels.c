@@ -12,7 +12,7 @@
 #include "kernels/sm90_args.h"
 #include "shapes.h"
 
-enum { FORWARD, MERGE, SM90, SM80, PARTS = 3, DTYPES = 3, TENSOR_MAP = 128, MERGE_GROUP = 64, SM90_GROUP = 384 };
+enum { FORWARD, MERGE, SM90, SM80, PARTS = 3, DTYPES = 3, TENSOR_MAP = 128, MERGE_GROUP = 64 };
 
 typedef struct kernel {
     int kind, dtype, head_dim;
@@ -21,6 +21,8 @@ typedef struct kernel {
 
 static const char *const dtypes[DTYPES] = {"f32", "f16", "bf16"};
 static const int portable_dims[] = {64, 128, 256}, fast_dims[] = {64, 96, 128, 192, 256};
+#define THREADS_OF(head_dim, keys, groups, ...) TESS_SM90_THREADS(groups),
+static const unsigned sm90_threads[] = {TESS_SM90_INSTANCES(THREADS_OF)};
 static const unsigned portable_threads[] = {TESS_THREADS_64, TESS_THREADS_128, TESS_THREADS_256};
 
 enum { PORTABLE_DIMS = sizeof portable_dims / sizeof *portable_dims, FAST_DIMS = sizeof fast_dims / sizeof *fast_dims };
@@ -33,7 +35,7 @@ static kernel kernel_of(int number) {
     if (n < PORTABLE_DIMS) return (kernel){FORWARD, dtype, portable_dims[n], portable_threads[n]};
     if (n == PORTABLE_DIMS) return (kernel){MERGE, dtype, 0, MERGE_GROUP};
     const int fast = n - PORTABLE_DIMS - 1, dim = fast_dims[fast % FAST_DIMS];
-    return fast < FAST_DIMS ? (kernel){SM90, dtype, dim, SM90_GROUP} : (kernel){SM80, dtype, dim, TESS_SM80_THREADS};
+    return fast < FAST_DIMS ? (kernel){SM90, dtype, dim, sm90_threads[fast]} : (kernel){SM80, dtype, dim, TESS_SM80_THREADS};
 }
 
 int fake_kernel_find(const char *name) {
