@@ -24,7 +24,15 @@ __device__ __forceinline__ void forward(const tess_tensor_map *q_map, const tess
     static_assert(sizeof(memory<X>) <= TESS_SM90_SHARED(X::D, X::KEYS, X::GROUPS, Q_SLOTS, K_STAGES, V_STAGES),
                   "the host asks for enough workgroup memory");
     memory<X> *m = (memory<X> *)raw;
-    if (threadIdx.x == 0) {
+    const int32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+    description first;
+    if (warp == 0) {
+        first.read(a, blockIdx.x, threadIdx.x % 32); /* which takes a while */
+    } else if (warp < 4 && threadIdx.x % 32 == 0) {
+        prefetch_map(warp == 1 ? k_map : warp == 2 ? v_map : q_map);
+        if (warp == 3) prefetch_map(o_map);
+    }
+    if (threadIdx.x == 128) {
         for (int i = 0; i < TILES; i++) {
             barrier_init(&m->tile_full[i], 1);
             barrier_init(&m->tile_empty[i], TILE_READERS);
@@ -53,14 +61,13 @@ __device__ __forceinline__ void forward(const tess_tensor_map *q_map, const tess
         else
             asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
         const tess_args *c = &a->common;
-        const int32_t kind = __shfl_sync(~0u, threadIdx.x / 32, 0);
-        if (kind == 0) {
-            produce_tiles<X>(m, q_map, a);
-        } else if (kind == 1) {
+        if (warp == 0) {
+            produce_tiles<X>(m, q_map, a, first);
+        } else if (warp == 1) {
             const ring<BYTES, K_STAGES> keys = {(uint8_t(*)[BYTES])m->k, m->k_full,  m->k_empty, k_map,
                                                 (const uint16_t *)a->k,  c->k_batch, c->k_token, c->k_head};
             produce_stages<X, true>(m, keys, a);
-        } else if (kind == 2) {
+        } else if (warp == 2) {
             const ring<BYTES, V_STAGES> values = {(uint8_t(*)[BYTES])m->v, m->v_full,  m->v_empty, v_map,
                                                   (const uint16_t *)a->v,  c->v_batch, c->v_token, c->v_head};
             produce_stages<X, false>(m, values, a);

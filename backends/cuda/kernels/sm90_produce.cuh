@@ -37,10 +37,10 @@ __device__ __forceinline__ void copy_rows(uint8_t *to, uint32_t chunk_bytes, int
 struct description {
     uint32_t job, sequence, cls;
 
-    __device__ __forceinline__ void read_job(const uint32_t *tables, const tess_args *c, uint32_t index, int lane) {
+    __device__ __forceinline__ void read(const tess_sm90_args *a, uint32_t index, int lane) {
+        const uint32_t *tables = (const uint32_t *)a->tables;
+        const tess_args *c = &a->common;
         job = index < c->items && lane < 12 ? tables[c->items_at + (uint64_t)index * 12 + lane] : 0;
-    }
-    __device__ __forceinline__ void read_rest(const uint32_t *tables, const tess_args *c, int lane) {
         const uint32_t which_sequence = job_word(0), which_class = job_word(3) >> 16;
         sequence = lane < 10 ? tables[c->sequences_at + (uint64_t)which_sequence * 10 + lane] : 0;
         cls = lane < 12 ? tables[c->classes_at + which_class * 12 + lane] : 0;
@@ -71,18 +71,16 @@ __device__ __forceinline__ piece find_piece(const tile *t, int32_t n, int block_
     return x;
 }
 
-/* The first producing warp: describes the jobs of this workgroup, and copies their rows of Q. */
-template <typename X> __device__ __forceinline__ void produce_tiles(memory<X> *m, const tess_tensor_map *q_map, const tess_sm90_args *a) {
+/* The first producing warp: describes the jobs of this workgroup, of which it is given the first, and copies their rows of Q. */
+template <typename X>
+__device__ __forceinline__ void produce_tiles(memory<X> *m, const tess_tensor_map *q_map, const tess_sm90_args *a, description d) {
     constexpr int CHUNKS = X::CHUNKS, ROWS = X::ROWS, Q_SLOTS = X::Q_SLOTS;
     const int lane = threadIdx.x % 32;
     const uint32_t *tables = (const uint32_t *)a->tables, *entries = tables + a->common.entries_at;
     const tess_args *c = &a->common;
     const int stage_pieces = X::KEYS >> a->piece_shift, block_pieces = (int)c->block >> a->piece_shift;
     uint32_t job_index = blockIdx.x;
-    description d;
     for (uint32_t taken = 0;; taken++) {
-        d.read_job(tables, c, job_index, lane);
-        d.read_rest(tables, c, lane);
         tile *t = &m->tiles[taken % TILES];
         barrier_wait(&m->tile_empty[taken % TILES], (taken / TILES & 1) ^ 1);
         if (job_index >= c->items) {
@@ -185,6 +183,7 @@ template <typename X> __device__ __forceinline__ void produce_tiles(memory<X> *m
             if (lane == 0) barrier_arrive(&m->q_full[slot]);
         }
         job_index = __shfl_sync(~0u, job_index, 0);
+        d.read(a, job_index, lane);
     }
 }
 

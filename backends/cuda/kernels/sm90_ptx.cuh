@@ -41,6 +41,8 @@ __device__ __forceinline__ bool barrier_passed(uint64_t *b, uint32_t parity) {
     return done;
 }
 
+__device__ __forceinline__ void prefetch_map(const tess_tensor_map *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
+
 __device__ __forceinline__ void copy_box(void *to, const tess_tensor_map *map, uint64_t *full, int32_t element, int32_t token, int32_t head,
                                          int32_t batch) {
     asm volatile(
