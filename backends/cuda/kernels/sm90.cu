@@ -9,6 +9,9 @@
  * Keys come in stages of KEYS, made of pieces of up to 64 tokens that need not be neighbours: the order of keys does not matter to a softmax. Pieces that must be masked come first
  * (preceded by empty ones, so that stages are full), and all later stages run without any test.
  *
+ * Of two query blocks of 64 rows, one does not keep the last keys of the other, and of a local window not its first ones. Where both are so, the two meet in one last stage, of which each
+ * warpgroup takes its half.
+ *
  * The technique of overlapping within and between warpgroups is that of FlashAttention-3 (arXiv 2407.08608).
  */
 #include "sm90_consume.cuh"

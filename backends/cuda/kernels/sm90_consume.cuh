@@ -60,7 +60,7 @@ template <typename T, typename X> struct consumer {
      * bounded, also as f16, and O is rarely multiplied. */
     static constexpr float RISE = 8, LARGE = 0x1p14f;
     enum { D = X::D, KEYS = X::KEYS, ROWS = X::ROWS, Q_SLOTS = X::Q_SLOTS, K_STAGES = X::K_STAGES, V_STAGES = X::V_STAGES };
-    enum { S = KEYS / 2, O = D / 2, PRIMES = Q_SLOTS > 1, COLUMN = ROWS * 128 };
+    enum { S = KEYS / 2, O = D / 2, PRIMES = Q_SLOTS > 1, PARTS = KEYS == 128 && X::GROUPS == 2, COLUMN = ROWS * 128 };
 
     memory<X> *m;
     const tess_sm90_args *a;
@@ -91,14 +91,26 @@ template <typename T, typename X> struct consumer {
         products_commit();
     }
 
+    /* The first half of S only, from half of a stage's keys. */
+    __device__ __forceinline__ float (&half_scores())[32] { return reinterpret_cast<float(&)[32]>(s); }
+    __device__ __forceinline__ void issue_half_scores(const uint8_t *q_rows, uint32_t n, int half) {
+        const uint64_t q = matrix(q_rows, 16), k = matrix(m->k[n % K_STAGES][0] + half * 64 * 128, 16);
+        products_begin();
+#pragma unroll
+        for (int x = 0; x < (D + 15) / 16; x++)
+            wgmma<T, 64>::template ss<K_MAJOR>(half_scores(), q + (x / 4 * ROWS * 128 + x % 4 * 32 >> 4), k + (x / 4 * KEYS * 128 + x % 4 * 32 >> 4),
+                                               x > 0);
+        products_commit();
+    }
+
     __device__ __forceinline__ const uint8_t *q_rows(int slot) const { return m->q[slot][0] + group * 64 * 128; }
 
     /* The largest score of each row. */
-    __device__ __forceinline__ void largest(float (&most)[2]) const {
+    template <int N> static __device__ __forceinline__ void largest(const float (&s)[N], float (&most)[2]) {
         most[0] = s[0];
         most[1] = s[2];
 #pragma unroll
-        for (int x = 0; x < S; x += 4) {
+        for (int x = 0; x < N; x += 4) {
             most[0] = fmaxf(most[0], fmaxf(s[x], s[x + 1]));
             most[1] = fmaxf(most[1], fmaxf(s[x + 2], s[x + 3]));
         }
@@ -120,14 +132,14 @@ template <typename T, typename X> struct consumer {
         if (masked || !settled) {
             float most[2];
             if (masked) mask<KEYS>(s, m->pieces[n % K_STAGES], t, a->piece_shift, row);
-            largest(most);
+            largest(s, most);
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 const bool unseen = top[r] == MINUS_INFINITY;
                 factor[r] = unseen || ((masked || is_large(top[r])) && (most[r] - top[r]) * slope > RISE) ? follow(r, most[r]) : 1.0f;
             }
             rescale = __any_sync(~0u, factor[0] != 1.0f || factor[1] != 1.0f);
-            subtract();
+            subtract(s);
         }
         float part[2] = {0, 0};
 #pragma unroll
@@ -145,6 +157,38 @@ template <typename T, typename X> struct consumer {
         for (int r = 0; r < 2; r++) sum[r] = (rescale ? sum[r] * factor[r] : sum[r]) + part[r];
     }
 
+    /* The same for half of a stage's keys; the exponentials of the other half are 0. */
+    __device__ __forceinline__ void half_softmax(const tile *t, uint32_t n, int half) {
+        float(&s)[32] = half_scores(), most[2], part[2] = {0, 0};
+        if (a->common.scale < 0) {
+#pragma unroll
+            for (int x = 0; x < 32; x++) s[x] = -s[x];
+        }
+        mask<64>(s, m->pieces[n % K_STAGES] + (half * 64 >> a->piece_shift), t, a->piece_shift, row);
+        largest(s, most);
+        if (lane == 0) barrier_arrive(&m->k_empty[n % K_STAGES]);
+#pragma unroll
+        for (int r = 0; r < 2; r++) factor[r] = top[r] == MINUS_INFINITY || (most[r] - top[r]) * slope > RISE ? follow(r, most[r]) : 1.0f;
+        subtract(s);
+        if (__any_sync(~0u, factor[0] != 1.0f || factor[1] != 1.0f)) scale_results();
+#pragma unroll
+        for (int x = 0; x < 32; x++) {
+            s[x] = exp2_fast(fmaf(s[x], slope, -base[x / 2 % 2]));
+            part[x / 2 % 2] += s[x];
+        }
+#pragma unroll
+        for (int x = 0; x < KEYS / 32; x++) {
+#pragma unroll
+            for (int y = 0; y < 4; y++) {
+                const uint32_t both = pack<T>(s[8 * x + 2 * y], s[8 * x + 2 * y + 1]);
+                p[x][y] = half ? 0 : both;
+                p[KEYS / 32 + x][y] = half ? both : 0;
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < 2; r++) sum[r] = sum[r] * factor[r] + part[r];
+    }
+
     /* A product of score and scale that large has lost bits which the difference of scores keeps. */
     __device__ __forceinline__ bool is_large(float score) const { return fabsf(score * slope) > 0x1p14f; }
 
@@ -158,12 +202,12 @@ template <typename T, typename X> struct consumer {
     }
 
     /* Takes large references off their scores. */
-    __device__ __forceinline__ void subtract() {
+    template <int N> __device__ __forceinline__ void subtract(float (&s)[N]) {
         const bool large[2] = {is_large(top[0]), is_large(top[1])};
         settled = !__any_sync(~0u, large[0] || large[1] || top[0] == MINUS_INFINITY || top[1] == MINUS_INFINITY);
         if (settled) return;
 #pragma unroll
-        for (int x = 0; x < S; x++) s[x] -= large[x / 2 % 2] && top[x / 2 % 2] != MINUS_INFINITY ? top[x / 2 % 2] : 0.0f;
+        for (int x = 0; x < N; x++) s[x] -= large[x / 2 % 2] && top[x / 2 % 2] != MINUS_INFINITY ? top[x / 2 % 2] : 0.0f;
     }
 
     /* Follows rows whose exponentials have become large. Those relative to another score are multiples of them, by no less than 2^-120 since smaller numbers are flushed, unless they
@@ -171,7 +215,7 @@ template <typename T, typename X> struct consumer {
     __device__ __forceinline__ void lower(float (&part)[2], const uint8_t *q, uint32_t n) {
         float most[2], times[2];
         bool lost[2];
-        largest(most);
+        largest(s, most);
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const bool large = __ballot_sync(~0u, part[r] > LARGE) >> (lane & 28) & 15;
@@ -185,7 +229,7 @@ template <typename T, typename X> struct consumer {
         for (int x = 0; x < S; x++) s[x] *= times[x / 2 % 2];
         if (__any_sync(~0u, lost[0] || lost[1])) {
             scores_again(lost, q, n);
-            largest(most);
+            largest(s, most);
             if (lost[0]) factor[0] *= follow(0, most[0]);
             if (lost[1]) factor[1] *= follow(1, most[1]);
 #pragma unroll
@@ -330,6 +374,8 @@ template <typename T, typename X> struct consumer {
             const int slot = taken % Q_SLOTS;
             const tile *t = &m->tiles[taken % TILES];
             const int32_t masked_stages = t->masked_stages;
+            const bool parted = PARTS && __shfl_sync(~0u, t->parted, 0);
+            if (parted) stages--;
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 top[r] = MINUS_INFINITY;
@@ -365,7 +411,23 @@ template <typename T, typename X> struct consumer {
                 if (rescale) scale_results();
                 to_operand();
             }
-            const bool first = stages == 1;
+            bool first = stages == 1;
+            if (parted) { /* begins and ends with no product under way, which keeps the compiler from serializing the others */
+                barrier_wait(&m->v_full[n % V_STAGES], n / V_STAGES & 1);
+                await_keys(n + 1);
+                turn_wait(own_turn);
+                issue_values(n, first);
+                issue_half_scores(q_rows(slot), n + 1, 1 - group);
+                turn_give(other_turn);
+                products_wait<0>();
+                keep_below(o);
+                keep_below(half_scores());
+                if (lane == 0) barrier_arrive(&m->v_empty[n % V_STAGES]);
+                look_for_keys(n + 2);
+                half_softmax(t, n + 1, 1 - group);
+                first = false;
+                n++;
+            }
             barrier_wait(&m->v_full[n % V_STAGES], n / V_STAGES & 1);
             taken++;
             if (PRIMES) {

@@ -71,6 +71,26 @@ __device__ __forceinline__ piece find_piece(const tile *t, int32_t n, int block_
     return x;
 }
 
+/* How many blocks at the end of the interval only the upper 64 rows of a tile keep, if as many at its beginning are kept by the others only: 64 tokens each; else 0. Each warpgroup
+ * then has half of the work of a stage that holds them all. */
+template <typename X>
+__device__ __forceinline__ int32_t find_half(const description &d, const tess_sm90_args *a, int32_t rows, int32_t heads, int32_t position,
+                                             int32_t first_block, int32_t head_blocks, int32_t tail_blocks) {
+    const int32_t block = a->common.block, start = d.job_word(8), interval = d.job_word(9), left = d.class_word(4), sinks = d.class_word(6);
+    const uint32_t flags = d.class_word(0), local = d.class_word(1), stride = d.class_word(2), residue = d.class_word(3);
+    if (X::KEYS != 128 || X::GROUPS != 2 || heads != 1 || rows != X::ROWS || position % 64 != 0 || block > 64 || 64 % block != 0) return 0;
+    const int32_t half = 64 / block;
+    if (!(flags & CLASS_CAUSAL) || (flags & CLASS_BITS) || head_blocks < half || tail_blocks < half || start + interval != first_block + 2 * half)
+        return 0;
+    if (interval * block <= X::KEYS) return 0; /* a tile has other stages */
+    if (flags & CLASS_LOCAL) {                 /* and no vertical block among those at the beginning */
+        const uint32_t after = (start + residue) % stride;
+        return start + (int32_t)local == first_block + 1 && after != 0 && after + half <= stride ? half : 0;
+    }
+    if (!(flags & CLASS_WINDOW) || left == 0x7fffffff) return 0;
+    return (int64_t)(start + half) * block <= (int64_t)position + 64 - left && start * block >= sinks ? half : 0;
+}
+
 /* The first producing warp: describes the jobs of this workgroup, of which it is given the first, and copies their rows of Q. */
 template <typename X>
 __device__ __forceinline__ void produce_tiles(memory<X> *m, const tess_tensor_map *q_map, const tess_sm90_args *a, description d) {
@@ -107,7 +127,9 @@ __device__ __forceinline__ void produce_tiles(memory<X> *m, const tess_tensor_ma
         const bool all = flags & CLASS_MASK_ENTRIES, ends_early = last_block != ~0u, ends_map = (uint32_t)(q_start + q_len) == a->q_tokens;
         const int32_t masked_left = all ? left : left > 0 && ends_early && entries[left_offset + left - 1] == last_block;
         const int32_t masked_right = all ? right : right > 0 && ends_early && entries[right_offset + right - 1] == last_block;
-        const int32_t masked = (tail_blocks + head_blocks + masked_left + masked_right) * block_pieces;
+        const int32_t first_block = floor_div(position, c->block);
+        const int32_t half = find_half<X>(d, a, rows, heads, position, first_block, head_blocks, tail_blocks);
+        const int32_t masked = (tail_blocks + head_blocks + masked_left + masked_right - 2 * half) * block_pieces;
         const int32_t total = (interval + left + right) * block_pieces;
         /* At least one, if need be of empty pieces, so that a tile without keys is no special case. */
         const int32_t stages = max((total + stage_pieces - 1) / stage_pieces, 1), empty = stages * stage_pieces - total;
@@ -122,7 +144,7 @@ __device__ __forceinline__ void produce_tiles(memory<X> *m, const tess_tensor_ma
             t->partial = partial;
             t->position = position;
             t->kv_len = kv_len;
-            const int32_t first_block = floor_div(position, c->block);
+            t->parted = half > 0;
             t->first_block = first_block;
             t->in_block = position - first_block * (int32_t)c->block;
             t->block_inverse = (0xfffffu + c->block) / c->block;
@@ -140,15 +162,19 @@ __device__ __forceinline__ void produce_tiles(memory<X> *m, const tess_tensor_ma
             t->q_start = q_start;
             t->kv_start = kv_start;
             block_list &list = t->list;
-            list.head = head_blocks;
-            list.tail = tail_blocks;
+            list.head = head_blocks - half;
+            list.tail = tail_blocks - half;
+            list.half = half;
+            list.upper_start = interval_start + interval - half;
+            list.lower_start = interval_start;
+            list.right = right - masked_right;
             list.masked_left = masked_left;
             list.masked_right = masked_right;
             list.middle = interval - head_blocks - tail_blocks;
             list.left = left - masked_left;
             list.all = interval + left + right;
             list.tail_start = interval_start + interval - tail_blocks;
-            list.head_start = interval_start;
+            list.head_start = interval_start + half;
             list.middle_start = interval_start + head_blocks;
             list.left_entry = left_offset;
             list.masked_left_entry = left_offset + left - masked_left;
@@ -212,7 +238,8 @@ __device__ __forceinline__ void produce_stages(memory<X> *m, const ring<X::CHUNK
         barrier_wait(&m->tile_full[taken % TILES], taken / TILES & 1);
         const int32_t stages = __shfl_sync(~0u, t->stages, 0); /* the same for all, and the compiler shall know it */
         if (stages < 0) return;
-        const int32_t masked_stages = __shfl_sync(~0u, t->masked_stages, 0), kv_len = t->kv_len, batch = t->batch, kv_head = t->kv_head;
+        const int32_t masked_stages = __shfl_sync(~0u, t->masked_stages, 0), parted_stage = t->parted ? stages - 1 : -1, kv_len = t->kv_len,
+                      batch = t->batch, kv_head = t->kv_head;
         const int32_t kv_start = (int32_t)t->kv_start; /* of tensor maps, which have no more tokens */
         const bool ends_map = (uint32_t)(kv_start + kv_len) == a->kv_tokens;
         piece found; /* of 32 pieces, one in each lane */
@@ -227,7 +254,7 @@ __device__ __forceinline__ void produce_stages(memory<X> *m, const ring<X::CHUNK
             const int stage = n % STAGES;
             uint8_t *at = to.stages[stage];
             barrier_wait(&to.empty[stage], (n / STAGES & 1) ^ 1);
-            if (KEEPS_PIECES && i < masked_stages) {
+            if (KEEPS_PIECES && (i < masked_stages || i == parted_stage)) {
                 const uint32_t kept = __shfl_sync(~0u, found.kept, first + lane);
                 if (own) m->pieces[stage][lane] = {token, kept};
             }

@@ -26,8 +26,8 @@ struct piece {
 
 /* Blocks of a job in the order in which they are taken: those to be masked first. */
 struct block_list {
-    int32_t tail, head, masked_left, masked_right, middle, left, all; /* how many of each */
-    uint32_t tail_start, head_start, middle_start;                    /* key blocks */
+    int32_t tail, head, masked_left, masked_right, middle, left, right, half, all; /* how many of each; twice `half` */
+    uint32_t tail_start, head_start, middle_start, upper_start, lower_start;       /* key blocks */
     uint32_t left_entry, masked_left_entry, right_entry, masked_right_entry;
     /* The key block, and where its bits are. */
     __device__ __forceinline__ uint32_t at(int32_t n, uint32_t *entry, const uint32_t *entries) const {
@@ -43,14 +43,19 @@ struct block_list {
         if (n < middle) return middle_start + n;
         n -= middle;
         if (n < left) return entries[*entry = left_entry + n];
-        return entries[*entry = right_entry + (n - left)];
+        n -= left;
+        if (n < right) return entries[*entry = right_entry + n];
+        n -= right;
+        return n < half ? upper_start + n : lower_start + (n - half);
     }
 };
 
 /* What the other warps need to know of a job. */
 struct tile {
-    int32_t stages; /* negative: there are no more jobs */
-    int32_t masked_stages;
+    int32_t stages;        /* negative: there are no more jobs */
+    int32_t masked_stages; /* from the first on */
+    int32_t
+        parted; /* 1: the last stage is masked too, and its keys are 64 that only the tile's upper 64 rows keep (those with the larger numbers), and 64 of the lower ones */
     int32_t rows, heads, head, row;
     int32_t last; /* rows behind the tile's are outside of the tensors */
     int32_t partial;
