@@ -347,6 +347,21 @@ static const char *const further[] = {
     "pattern=window left=10 right=30 causal=0 sinks=70 heads=2 head_dim=16 q_len=150 kv_len=90",
     "pattern=window left=200 right=0 sinks=64 block=16 heads=8 kv_heads=2 head_dim=64 q_len=1 kv_len=4097 kv_split=5",
     "pattern=window left=17 right=0 sinks=4 block=128 heads=2 head_dim=64 q_len=600 kv_len=601 dtype=f16",
+    /* Tiles of two query blocks of 64 rows, of which each keeps keys that the other does not: at one end of its local window only one of them, at the other end the other. Blocks of
+     * every size that divides 64, vertical blocks that meet the window's beginning, windows that begin within a block, sinks, rows that begin at a block and do not, splits. */
+    "pattern=s2 block=64 local=3 stride=5 heads=5 head_dim=128 q_len=700 dtype=bf16",
+    "pattern=s2 block=64 local=4 stride=3 heads=6 kv_heads=2 head_dim=72 q_len=640 kv_len=1728 dtype=f16 offset=2",
+    "pattern=s2 block=32 local=5 stride=7 heads=7 head_dim=96 q_len=900 dtype=f16",
+    "pattern=s2 block=32 local=6 stride=9 heads=3 head_dim=128 q_len=512 kv_len=768 dtype=bf16 kv_split=3",
+    "pattern=s2 block=16 local=9 stride=4 heads=4 head_dim=128 q_len=333 kv_len=1357 dtype=bf16",
+    "pattern=s2 block=16 local=12 stride=31 heads=2 head_dim=104 q_len=521 kv_len=1161 dtype=f16 scale=-0.1",
+    "pattern=s2 block=8 local=20 stride=17 heads=3 head_dim=128 q_len=512 dtype=bf16 batch=2",
+    "pattern=s2 block=64 local=3 stride=50 heads=2 head_dim=128 q_len=400 kv_len=1000 dtype=bf16",
+    "pattern=window left=191 right=0 heads=2 head_dim=128 q_len=600 dtype=bf16",
+    "pattern=window left=255 right=0 sinks=5 block=32 heads=2 head_dim=120 q_len=512 kv_len=1024 dtype=f16",
+    "pattern=window left=300 right=0 sinks=200 block=16 heads=2 kv_heads=1 head_dim=128 q_len=448 dtype=bf16",
+    "pattern=window left=1023 right=0 heads=1 head_dim=128 q_len=2048 dtype=bf16 batch_invariant=1",
+    "pattern=window left=127 right=0 heads=1 head_dim=128 q_lens=512,1,300 kv_lens=512,700,364 dtype=bf16",
 };
 
 int list_build(problem_list *list, const char *folder) {
