@@ -4,7 +4,7 @@
 #include "cuda.h"
 
 const char tess_cuda_tune[] = "tessera-tune 1\n"
-                              "# H200 class: the kernel on wgmma and tensor maps. Measured on an H200 against the portable kernel.\n"
+                              "# H200 class: the kernel on wgmma and tensor maps. Measured on an H200 by tessera tune: faster than both others, or within the spread.\n"
                               "arch=sm_90 dtype=f16,bf16 kernel=cuda/sm90 basis=measured\n"
                               "# A100 class: mma.sync with asynchronous copies is what these tensor cores are made for. No such device was at hand.\n"
                               "arch=sm_80 dtype=f16,bf16 kernel=cuda/sm80,cuda/portable basis=reasoned\n"

@@ -4,15 +4,18 @@
 #
 #     tests/gpu/prove.sh BUILD [BACKEND...]     (default: cuda opencl vulkan, as far as their drivers are here)
 #
-# The whole conformance list on every kernel of each backend, the properties, the applications of tests/interop, and on CUDA compute-sanitizer's four checkers over a part of the
-# list. BUILD is a build folder (build/release), or any folder that holds the programs. TESSERA_PROVE_JOBS shards of the list run at once (default: half of the CPUs);
-# TESSERA_PROVE_SANITIZE: every N-th problem of the list under compute-sanitizer (default 40, 0 for none). Prints a line for each step; exit status 1 if one failed.
+# The whole conformance list on every kernel of each backend, the properties with 100 repeats, 500 random problems, the applications of tests/interop, and on CUDA compute-sanitizer's four
+# checkers over a part of the list. BUILD is a build folder (build/release), or any folder that holds the programs. Prints a line for each step; exit status 1 if one failed.
+#
+# TESSERA_PROVE_JOBS: shards of the list that run at once (default: half of the CPUs). TESSERA_PROVE_RANDOM, TESSERA_PROVE_SEED: how many random problems, and which (default 500, 1).
+# TESSERA_PROVE_SANITIZE: every N-th problem of the list under compute-sanitizer (default 40, 0 for none).
 set -u
 build=${1:?usage: prove.sh BUILD [BACKEND...]}
 shift
 jobs=${TESSERA_PROVE_JOBS:-$(($(nproc) / 2))}
 [ "$jobs" -gt 0 ] || jobs=1
 every=${TESSERA_PROVE_SANITIZE:-40}
+random=${TESSERA_PROVE_RANDOM:-500}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 failed=0
@@ -58,8 +61,12 @@ list() {
 [ $# -gt 0 ] || set -- cuda opencl vulkan
 for backend in "$@"; do
   list "$backend"
-  "$properties" --device "$backend" >"$work/log" 2>&1
-  step "$backend: properties" "$work/log" $?
+  TESSERA_TEST_REPEATS=100 "$properties" --device "$backend" >"$work/log" 2>&1
+  step "$backend: properties, 100 repeats" "$work/log" $?
+  if [ "$random" != 0 ]; then
+    "$conformance" --device "$backend" --masks "$work" --every 1000000 --random "$random" --seed "${TESSERA_PROVE_SEED:-1}" >"$work/log" 2>&1
+    step "$backend: $random random problems" "$work/log" $?
+  fi
   interop=$(program "interop_$backend")
   if [ -n "$interop" ]; then
     "$interop" >"$work/log" 2>&1

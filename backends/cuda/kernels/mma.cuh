@@ -6,6 +6,7 @@
 #include "types.cuh"
 
 #define MINUS_INFINITY __int_as_float(0xff800000)
+#define LN_2           0.69314718055994531f
 
 namespace tess {
 

@@ -306,7 +306,7 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
             for (int t = 0; t < TILES; t++)
 #pragma unroll
                 for (int r = 0; r < 2; r++) {
-                    const float ln = __fmul_rn(log2_fast(sum[t][r]), 0.69314718055994531f);
+                    const float ln = __fmul_rn(log2_fast(sum[t][r]), LN_2);
                     const float lse = sum[t][r] == 0 ? MINUS_INFINITY : fmaf(top[t][r], fabsf(c->scale), ln);
                     const int in_tile = t * 64 + warp * 16 + r * 8 + lane / 4;
                     if (lane % 4 != 0 || in_tile >= all) continue;

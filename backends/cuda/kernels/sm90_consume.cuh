@@ -49,10 +49,8 @@ template <int KEYS> __device__ __forceinline__ void mask(float (&s)[KEYS / 2], c
     }
 #pragma unroll
     for (int x = 0; x < KEYS / 2; x++)
-        if (!(counts[x / 2 % 2] & 1u << (x / 4 * 2 + x % 2))) s[x] = __int_as_float(0xff800000);
+        if (!(counts[x / 2 % 2] & 1u << (x / 4 * 2 + x % 2))) s[x] = MINUS_INFINITY;
 }
-
-#define MINUS_INFINITY __int_as_float(0xff800000)
 
 /* One of the consuming warpgroups: what a thread holds, and the steps that it takes. */
 template <typename T, typename X> struct consumer {
@@ -250,18 +248,18 @@ template <typename T, typename X> struct consumer {
         const int q_row = lane % 16, k_row = lane % 8 + lane / 16 * 8;
 #pragma unroll
         for (int keys = 0; keys < KEYS / 16; keys++) {
-            float c[8] = {};
+            float c[2][4] = {};
 #pragma unroll 1
             for (int x = 0; x < (D + 15) / 16; x++) {
                 uint32_t qs[4], ks[4];
                 load_matrices(qs, q_at + x / 4 * ROWS * 128 + q_row * 128 + ((x % 4 * 2 + lane / 16) ^ q_row % 8) * 16);
                 load_matrices(ks, k_at + x / 4 * KEYS * 128 + (keys * 16 + k_row) * 128 + ((x % 4 * 2 + lane / 8 % 2) ^ k_row % 8) * 16);
-                product<T>(c, qs, ks[0], ks[1]);
-                product<T>(c + 4, qs, ks[2], ks[3]);
+                multiply<T>(c[0], qs, ks[0], ks[1]);
+                multiply<T>(c[1], qs, ks[2], ks[3]);
             }
 #pragma unroll
             for (int e = 0; e < 8; e++)
-                if (which[e / 2 % 2]) s[8 * keys + e] = a->common.scale < 0 ? -c[e] : c[e];
+                if (which[e / 2 % 2]) s[8 * keys + e] = a->common.scale < 0 ? -c[e / 4][e % 4] : c[e / 4][e % 4];
         }
     }
 
@@ -312,7 +310,7 @@ template <typename T, typename X> struct consumer {
         if (partial != NO_PARTIAL || (c->flags & TESS_ARGS_LSE)) {
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                const float lse = sum[r] == 0 ? MINUS_INFINITY : top[r] * scale + natural_log(sum[r]);
+                const float lse = sum[r] == 0 ? MINUS_INFINITY : top[r] * scale + log2_fast(sum[r]) * LN_2;
                 const int in_tile = row + 8 * r;
                 if (lane % 4 != 0 || in_tile >= all) continue;
                 if (partial != NO_PARTIAL)

@@ -50,8 +50,6 @@ struct description {
     __device__ __forceinline__ uint32_t class_word(int n) const { return __shfl_sync(~0u, cls, n); }
 };
 
-__device__ __forceinline__ int32_t floor_div(int32_t a, int32_t b) { return a / b - (a % b < 0); }
-
 /* The n-th piece of a tile; an empty one for n < 0 and behind the last. */
 __device__ __forceinline__ piece find_piece(const tile *t, int32_t n, int block_pieces, int block_shift, int piece_shift, const uint32_t *entries,
                                             const uint32_t *bits) {

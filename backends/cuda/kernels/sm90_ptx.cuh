@@ -3,15 +3,13 @@
 #ifndef TESS_CUDA_SM90_PTX_CUH
 #define TESS_CUDA_SM90_PTX_CUH
 
-#include "types.cuh"
+#include "mma.cuh"
 
 struct alignas(64) tess_tensor_map {
     uint64_t words[16];
 };
 
 namespace tess {
-
-__device__ __forceinline__ uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
 __device__ __forceinline__ void barrier_init(uint64_t *b, uint32_t count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(count));
@@ -76,61 +74,11 @@ template <int N> __device__ __forceinline__ void keep_below(float (&r)[N]) {
 __device__ __forceinline__ void turn_wait(int turn) { asm volatile("bar.sync %0, 256;" ::"r"(turn) : "memory"); }
 __device__ __forceinline__ void turn_give(int turn) { asm volatile("bar.arrive %0, 256;" ::"r"(turn) : "memory"); }
 
-__device__ __forceinline__ float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-__device__ __forceinline__ float reciprocal(float x) {
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-__device__ __forceinline__ float natural_log(float x) {
-    float y;
-    asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y * 0.69314718055994531f;
-}
-
 /* Four 8 x 8 matrices of 16-bit elements, a row of 16 bytes at each lane's address: lanes 0 to 7 those of the first matrix, and so on. */
 __device__ __forceinline__ void store_matrices(void *row, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)), "r"(a), "r"(b), "r"(c), "r"(d)
                  : "memory");
 }
-__device__ __forceinline__ void load_matrices(uint32_t (&x)[4], uint32_t row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                 : "r"(row)
-                 : "memory");
-}
-
-/* C[16][8] += A[16][16] B[16][8], by a warp. */
-template <typename T> __device__ __forceinline__ void product(float *c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
-template <> __device__ __forceinline__ void product<bf16_t>(float *c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-template <> __device__ __forceinline__ void product<f16_t>(float *c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-template <typename T> __device__ __forceinline__ uint32_t pack(float low, float high);
-template <> __device__ __forceinline__ uint32_t pack<bf16_t>(float low, float high) {
-    uint32_t r;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-    return r;
-}
-template <> __device__ __forceinline__ uint32_t pack<f16_t>(float low, float high) {
-    uint32_t r;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-    return r;
-}
-
 /* A matrix in workgroup memory with rows of 128 bytes, swizzled. K-major: `leading` is not used. N-major: bytes from one 64 columns to the next. */
 __device__ __forceinline__ uint64_t matrix(const void *at, uint32_t leading) {
     uint64_t d = (uint64_t)((shared_address(at) & 0x3ffff) >> 4);

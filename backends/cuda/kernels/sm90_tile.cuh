@@ -4,7 +4,7 @@
 #define TESS_CUDA_SM90_TILE_CUH
 
 #include "sm90_args.h"
-#include "types.cuh"
+#include "tile.cuh"
 
 namespace tess {
 
@@ -13,11 +13,7 @@ enum {
     MOST_ROWS = 192,  /* of a tile */
     TILES = 4,        /* descriptions in flight */
     TILE_READERS = 3, /* warps that give a description back; consumers are done with it before the one that writes results */
-    NO_PARTIAL = -1,
-    NO_TOKEN = 0x7fff0000, /* token of an empty piece; past every length */
 };
-
-enum { CLASS_CAUSAL = 1, CLASS_LOCAL = 2, CLASS_WINDOW = 4, CLASS_BITS = 8, CLASS_MASK_ENTRIES = 16 };
 
 struct piece {
     int32_t token;
@@ -89,12 +85,6 @@ template <typename X> struct alignas(1024) memory {
     tile tiles[TILES];
     piece pieces[K_STAGES][MOST_PIECES];
 };
-
-/* Where row `in_tile` of a tile lies in a tensor with the given strides, from the tile's first row and head on. */
-__device__ __forceinline__ int64_t row_at(int in_tile, int32_t rows, bool one_head, int64_t token, int64_t head) {
-    const int h = one_head ? 0 : in_tile / rows;
-    return (in_tile - h * rows) * token + h * head;
-}
 
 } // namespace tess
 
