@@ -44,29 +44,31 @@ step() {
   fi
 }
 
+# list NAME BACKEND [OPTION...]: problems, in shards side by side
 list() {
+  name=$1
+  target=$2
+  shift 2
   n=0
+  rm -f "$work"/shard-*
   while [ $n -lt "$jobs" ]; do
-    mkdir -p "$work/$1-$n"
-    { "$conformance" --device "$1" --masks "$work/$1-$n" --shard "$n/$jobs" >"$work/$1-$n.log" 2>&1; echo $? >"$work/$1-$n.status"; } &
+    mkdir -p "$work/masks-$n"
+    { "$conformance" --device "$target" --masks "$work/masks-$n" --shard "$n/$jobs" "$@" >"$work/shard-$n.log" 2>&1; echo $? >"$work/shard-$n.status"; } &
     n=$((n + 1))
   done
   wait
   status=0
-  for file in "$work/$1"-*.status; do [ "$(cat "$file")" = 0 ] || status=$(cat "$file"); done
-  cat "$work/$1"-*.log >"$work/$1.log"
-  step "$1: conformance list" "$work/$1.log" "$status"
+  for file in "$work"/shard-*.status; do [ "$(cat "$file")" = 0 ] || status=$(cat "$file"); done
+  cat "$work"/shard-*.log >"$work/log"
+  step "$target: $name" "$work/log" "$status"
 }
 
 [ $# -gt 0 ] || set -- cuda opencl vulkan
 for backend in "$@"; do
-  list "$backend"
+  list "conformance list" "$backend"
   TESSERA_TEST_REPEATS=100 "$properties" --device "$backend" >"$work/log" 2>&1
   step "$backend: properties, 100 repeats" "$work/log" $?
-  if [ "$random" != 0 ]; then
-    "$conformance" --device "$backend" --masks "$work" --every 1000000 --random "$random" --seed "${TESSERA_PROVE_SEED:-1}" >"$work/log" 2>&1
-    step "$backend: $random random problems" "$work/log" $?
-  fi
+  [ "$random" = 0 ] || list "$random random problems" "$backend" --random "$random" --seed "${TESSERA_PROVE_SEED:-1}"
   interop=$(program "interop_$backend")
   if [ -n "$interop" ]; then
     "$interop" >"$work/log" 2>&1
