@@ -321,6 +321,7 @@ static cursor section_end(const tess_jobs *jobs, cursor at, uint64_t target, uin
 /* Counts the jobs of [begin, end) into the buckets. The count of all has succeeded, so this one does. */
 static void count_section(tess_jobs *jobs, cursor begin, cursor end) {
     const tess_jobs totals = *jobs;
+    jobs->n_jobs = jobs->n_merges = jobs->n_partials = jobs->n_blocks = 0;
     memset(jobs->bucket, 0, jobs->n_buckets * sizeof *jobs->bucket);
     for (uint32_t s = begin.sequence; s <= end.sequence && s < jobs->n_sequences; s++) {
         const uint32_t first = s == begin.sequence ? begin.run : 0, last = s == end.sequence ? end.run : jobs->n_runs;

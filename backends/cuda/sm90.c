@@ -25,8 +25,9 @@ static const instance instances[] = {TESS_SM90_INSTANCES(INSTANCE)};
 
 enum {
     INSTANCES = sizeof instances / sizeof *instances,
-    COUNTER_BYTES = 256, /* of the workspace */
-    COUNTED_JOBS = 3,    /* jobs a multiprocessor from which on handing them out one by one is worth filling the counter before the launch */
+    COUNTER_BYTES = 256,      /* of the workspace */
+    MOST_TOKENS = 0x7fff0000, /* of a tensor map: the coordinate of an empty piece, which reads zeros, lies behind them */
+    COUNTED_JOBS = 3,         /* jobs a multiprocessor from which on handing them out one by one is worth filling the counter before the launch */
 };
 
 /* The smallest one that takes a head_dim. */
@@ -84,7 +85,7 @@ static int is_wide(const tess_tensor *t, int batch_strided) {
 static int make_map(const tess_driver_device *d, const tess_launch *l, const tess_tensor *t, int64_t tokens, uint32_t heads, unsigned box_tokens,
                     tensor_map *map) {
     const encode_fn encode = (encode_fn)d->driver->extra[CUDA_ENCODE_TENSOR_MAP];
-    if (!encode || tokens <= 0 || tokens > INT32_MAX) return 0;
+    if (!encode || tokens <= 0 || tokens > MOST_TOKENS) return 0;
     const uint64_t sizes[4] = {(uint64_t)l->head_dim, (uint64_t)tokens, heads, l->batch};
     const uint64_t strides[3] = {2 * (uint64_t)t->stride_token, 2 * (uint64_t)t->stride_head, l->batch_strided ? 2 * (uint64_t)t->stride_batch : 16};
     const unsigned box[4] = {64, box_tokens, 1, 1}, ones[4] = {1, 1, 1, 1};

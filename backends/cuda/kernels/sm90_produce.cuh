@@ -83,7 +83,7 @@ __device__ __forceinline__ int32_t find_half(const description &d, const tess_sm
     if (interval * block <= X::KEYS) return 0; /* a tile has other stages */
     if (flags & CLASS_LOCAL) {                 /* and no vertical block among those at the beginning */
         const uint32_t after = (start + residue) % stride;
-        return start + (int32_t)local == first_block + 1 && after != 0 && after + half <= stride ? half : 0;
+        return (uint32_t)start + local == (uint32_t)first_block + 1 && after != 0 && after + half <= stride ? half : 0;
     }
     if (!(flags & CLASS_WINDOW) || left == 0x7fffffff) return 0;
     return (int64_t)(start + half) * block <= (int64_t)position + 64 - left && start * block >= sinks ? half : 0;
@@ -154,7 +154,7 @@ __device__ __forceinline__ void produce_tiles(memory<X> *m, const tess_tensor_ma
             t->block = c->block;
             t->kv_head = head / c->group;
             t->empty = empty;
-            t->local = local;
+            t->local = min(local, 1u << 30); /* more than there are blocks, and its sum with one is no overflow */
             t->stride = stride;
             t->residue = residue;
             t->q_start = q_start;
