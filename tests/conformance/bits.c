@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Equal bits: over repeats, thread counts, job ranges and, in batch-invariant mode, the company that a sequence keeps. */
+/* Equal bits: over repeats, thread counts, job ranges, other rows of a tile and, in batch-invariant mode, the company that a sequence keeps. */
 #include <fenv.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -220,6 +221,82 @@ static void test_batch_invariance(void **state) {
         }
 }
 
+static void set_element(uint32_t dtype, void *base, int64_t index, float x) {
+    if (dtype == TESS_F32)
+        ((float *)base)[index] = x;
+    else
+        ((uint16_t *)base)[index] = dtype == TESS_F16 ? float_to_half(x) : float_to_bf16(x);
+}
+
+/* Element 0 of every row of Q for the heads from `first` on in steps of `step`. */
+static void set_queries(const rig *r, int32_t first, int32_t step, float x) {
+    for (int64_t t = 0; t < r->p.q_len; t++)
+        for (int32_t h = first; h < r->p.heads; h += step) set_element(r->p.dtype, r->data[TESS_ROLE_Q], (t * r->p.heads + h) * r->p.head_dim, x);
+}
+
+/* Element 0 of K rises by 1 every 64 keys, so that it does from one stage of any kernel to the next. It stays 0 in the last keys, because some kernels take those that may be
+ * masked first and would have seen the largest score by then. */
+static void set_keys(const rig *r) {
+    for (int64_t t = 0; t < r->p.kv_len; t++)
+        for (int32_t h = 0; h < r->p.kv_heads; h++)
+            set_element(r->p.dtype, r->data[TESS_ROLE_K], (t * r->p.kv_heads + h) * r->p.head_dim, t < r->p.kv_len - 256 ? (float)(t / 64) : 0.0f);
+}
+
+static void other_heads_stay(const test_target *target, const char *line) {
+    /* Exponents of 2 from one stage to the next: more than a kernel may put up with before it makes a row relative to a larger score, and more than a float has. */
+    static const float rises[] = {24, 150};
+    rig r;
+    rig_create(&r, target, line, NULL, NULL);
+    if (r.refused) return;
+    const int32_t heads = r.p.heads, group = heads / r.p.kv_heads;
+    const size_t row = (size_t)r.p.head_dim * r.size[TESS_ROLE_O];
+    char *o = room(r.bytes[TESS_ROLE_O]), *again = room(r.bytes[TESS_ROLE_O]), what[256];
+    float *lse = room(r.bytes[TESS_ROLE_LSE]), *lse_again = room(r.bytes[TESS_ROLE_LSE]);
+    set_keys(&r);
+    set_queries(&r, 0, 1, 0);
+    rig_run(&r, NULL, o, lse);
+    for (size_t n = 0; n < sizeof rises / sizeof rises[0]; n++) {
+        set_queries(&r, 1, group, rises[n] * 0.6931472f * sqrtf((float)r.p.head_dim));
+        rig_run(&r, NULL, again, lse_again);
+        for (int32_t h = 0; h < heads; h++) {
+            if (h % group == 1) { /* float32 keeps scores of this size to about 1e-3 */
+                rig_check_head(&r, h, again, lse_again, 2e-3 + 0x1p-7);
+                continue;
+            }
+            for (int64_t t = 0; t < r.p.q_len; t++) {
+                const size_t at = (size_t)(t * heads + h) * row;
+                snprintf(what, sizeof what, "%s: o of head %d row %d beside scores that rise by 2^%g", line, (int)h, (int)t, (double)rises[n]);
+                rig_same_bits(what, o + at, again + at, row);
+            }
+            snprintf(what, sizeof what, "%s: lse of head %d beside scores that rise by 2^%g", line, (int)h, (double)rises[n]);
+            rig_same_bits(what, lse + h * r.p.q_len, lse_again + h * r.p.q_len, (uint64_t)r.p.q_len * sizeof *lse);
+        }
+    }
+    free(o);
+    free(again);
+    free(lse);
+    free(lse_again);
+    rig_release(&r);
+}
+
+/* Query heads of one KV head are packed in a tile. One of them gets scores that rise again and again, and the bits of its neighbours must not notice. There is no split, so that
+ * one job meets all keys. */
+static void test_packed_heads(void **state) {
+    static const char *const shapes[] = {
+        "pattern=dense causal=0 heads=32 kv_heads=8 q_len=1 kv_len=1500 kv_split=1",
+        "pattern=dense heads=8 kv_heads=2 q_len=5 kv_len=1300 kv_split=1",
+    };
+    static const char *const types[] = {
+        "head_dim=64 dtype=f32", "head_dim=64 dtype=f16", "head_dim=64 dtype=bf16", "head_dim=128 dtype=f16", "head_dim=128 dtype=bf16",
+    };
+    for (size_t a = 0; a < sizeof shapes / sizeof shapes[0]; a++)
+        for (size_t b = 0; b < sizeof types / sizeof types[0]; b++) {
+            char line[160];
+            snprintf(line, sizeof line, "%s %s", shapes[a], types[b]);
+            other_heads_stay(*state, line);
+        }
+}
+
 const property bits_properties[] = {
     {"repeats", test_repeats, 0},
     {"the rounding mode of the caller", test_rounding_mode, 0},
@@ -227,5 +304,6 @@ const property bits_properties[] = {
     {"ranges of jobs", test_ranges, 0},
     {"ranges under a time limit", test_time_limit, 1},
     {"batch composition", test_batch_invariance, 0},
+    {"large scores of another packed head", test_packed_heads, 0},
     {NULL, NULL, 0},
 };

@@ -10,7 +10,7 @@ typedef struct property {
 } property;
 
 extern const property memory_properties[]; /* memory.c: strides, offsets, poison */
-extern const property bits_properties[];   /* bits.c: repeats, threads, batch composition, ranges */
+extern const property bits_properties[];   /* bits.c: repeats, threads, ranges, batch composition, packed heads */
 extern const property value_properties[];  /* values.c: partitions, LSE, empty rows, wrong patterns are seen */
 extern const property size_properties[];   /* sizes.c: both sides of 2^31 and 2^32 */
 

@@ -194,23 +194,26 @@ void rig_same_bits(const char *what, const void *a, const void *b, uint64_t byte
         if (x[n] != y[n]) fail_msg("%s: byte %llu of %llu differs", what, (unsigned long long)n, (unsigned long long)bytes);
 }
 
-void rig_check(const rig *r, const void *o, const float *lse, double tolerance) {
+void rig_check_head(const rig *r, int32_t head, const void *o, const float *lse, double tolerance) {
     const problem *p = &r->p;
     const reference_inputs in = {r->data[0], r->data[1], r->data[2]};
     const rig_view vo = rig_contiguous(r, TESS_ROLE_O), vl = rig_contiguous(r, TESS_ROLE_LSE);
     double row[256], value;
     for (int64_t s = 0; s < p->batch; s++)
-        for (int32_t h = 0; h < p->heads; h++)
-            for (int64_t n = 0; n < problem_q_len(p, s); n++) {
-                reference_row(p, &in, s, h, n, row, &value);
-                const int64_t token = problem_q_start(p, s) + n, batch = p->q_lens ? 0 : s;
-                const double got = lse[batch * vl.batch + token * vl.token + h * vl.head];
-                if (isinf(value) ? got != value : !(fabs(got - value) <= tolerance * (1 + fabs(value))))
-                    fail_msg("sequence %d head %d row %d: LSE is %.9g and should be %.9g", (int)s, (int)h, (int)n, got, value);
-                for (int e = 0; e < p->head_dim; e++) {
-                    const double x = load_element(p->dtype, o, batch * vo.batch + token * vo.token + h * vo.head + e);
-                    if (!(fabs(x - row[e]) <= tolerance * (1 + fabs(row[e]))))
-                        fail_msg("sequence %d head %d row %d element %d: %.9g and should be %.9g", (int)s, (int)h, (int)n, e, x, row[e]);
-                }
+        for (int64_t n = 0; n < problem_q_len(p, s); n++) {
+            reference_row(p, &in, s, head, n, row, &value);
+            const int64_t token = problem_q_start(p, s) + n, batch = p->q_lens ? 0 : s;
+            const double got = lse[batch * vl.batch + token * vl.token + head * vl.head];
+            if (isinf(value) ? got != value : !(fabs(got - value) <= tolerance * (1 + fabs(value))))
+                fail_msg("sequence %d head %d row %d: LSE is %.9g and should be %.9g", (int)s, (int)head, (int)n, got, value);
+            for (int e = 0; e < p->head_dim; e++) {
+                const double x = load_element(p->dtype, o, batch * vo.batch + token * vo.token + head * vo.head + e);
+                if (!(fabs(x - row[e]) <= tolerance * (1 + fabs(row[e]))))
+                    fail_msg("sequence %d head %d row %d element %d: %.9g and should be %.9g", (int)s, (int)head, (int)n, e, x, row[e]);
             }
+        }
+}
+
+void rig_check(const rig *r, const void *o, const float *lse, double tolerance) {
+    for (int32_t h = 0; h < r->p.heads; h++) rig_check_head(r, h, o, lse, tolerance);
 }

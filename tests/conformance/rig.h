@@ -56,5 +56,6 @@ void rig_same_bits(const char *what, const void *a, const void *b, uint64_t byte
 
 /* Fails the test unless every row equals the reference: |difference| <= tolerance (1 + |reference|), and the LSE likewise. */
 void rig_check(const rig *r, const void *o, const float *lse, double tolerance);
+void rig_check_head(const rig *r, int32_t head, const void *o, const float *lse, double tolerance); /* rows of that head only */
 
 #endif
