@@ -7,22 +7,6 @@
 
 #include "jobs.h"
 
-static tess_runtime *runtime;
-
-static int setup(void **state) {
-    (void)state;
-    rig_reset();
-    runtime = open_runtime();
-    return 0;
-}
-
-static int teardown(void **state) {
-    (void)state;
-    tess_runtime_release(runtime);
-    assert_int_equal(0, heap.live);
-    return 0;
-}
-
 /* ------------------------------------------------------------------ one case */
 
 typedef struct instance {
@@ -509,14 +493,14 @@ static void test_failing_memory(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_against_formulas, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_tall_tiles, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_known_jobs, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_decode, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_many_blocks, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_too_many_jobs, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_too_many_entries, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_failing_memory, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_against_formulas, runtime_setup, runtime_teardown),
+        cmocka_unit_test_setup_teardown(test_tall_tiles, runtime_setup, runtime_teardown),
+        cmocka_unit_test_setup_teardown(test_known_jobs, runtime_setup, runtime_teardown),
+        cmocka_unit_test_setup_teardown(test_decode, runtime_setup, runtime_teardown),
+        cmocka_unit_test_setup_teardown(test_many_blocks, runtime_setup, runtime_teardown),
+        cmocka_unit_test_setup_teardown(test_too_many_jobs, runtime_setup, runtime_teardown),
+        cmocka_unit_test_setup_teardown(test_too_many_entries, runtime_setup, runtime_teardown),
+        cmocka_unit_test_setup_teardown(test_failing_memory, runtime_setup, runtime_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

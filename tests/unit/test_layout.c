@@ -4,39 +4,11 @@
 
 #include "layout.h"
 
-static tess_runtime *runtime;
-
-static int setup(void **state) {
-    (void)state;
-    rig_reset();
-    runtime = open_runtime();
-    return 0;
-}
-
-static int teardown(void **state) {
-    (void)state;
-    tess_runtime_release(runtime);
-    assert_int_equal(0, heap.live);
-    return 0;
-}
-
 /* ------------------------------------------------------------------ known values */
-
-static tess_pattern s2(int32_t block, int32_t local, int32_t stride, int32_t offset) {
-    tess_pattern p = {.struct_size = sizeof p, .kind = TESS_PATTERN_S2, .block = block, .local = local, .stride = stride, .offset = offset};
-    return p;
-}
-
-static tess_layout *make(const tess_pattern *pattern, int32_t heads, int32_t kv_heads, int64_t tokens) {
-    tess_layout_desc d = {.struct_size = sizeof d, .pattern = pattern, .n_heads = heads, .n_kv_heads = kv_heads, .max_tokens = tokens};
-    tess_layout *layout = NULL;
-    if (tess_layout_create(runtime, &d, &layout) != TESS_OK) fail_msg("%s", tess_last_error());
-    return layout;
-}
 
 /* Eight rows of eight blocks, as the golden rows are written. */
 static void assert_rows(const tess_pattern *pattern, int32_t kv_heads, int32_t head, const char *wanted) {
-    tess_layout *layout = make(pattern, 4, kv_heads, 8 * pattern->block);
+    tess_layout *layout = make_layout(runtime, pattern, 4, kv_heads, 8 * pattern->block);
     char got[80];
     size_t at = 0;
     for (int64_t i = 0; i < 8; i++) {
@@ -55,7 +27,7 @@ static void test_golden_rows(void **state) {
     static const char *const second = "10000000 11000000 11100000 10110000 10011000 10001100 10001110 10001011";
     const int32_t blocks[] = {1, 16, 64, 100};
     for (size_t n = 0; n < 4; n++) {
-        tess_pattern p = s2(blocks[n], 2, 4, 0);
+        tess_pattern p = s2_pattern(blocks[n], 2, 4, 0);
         assert_rows(&p, 4, 1, first);
         p.offset = 1;
         assert_rows(&p, 4, 0, first);
@@ -64,7 +36,7 @@ static void test_golden_rows(void **state) {
         p.flags = TESS_PATTERN_PER_KV_HEAD;
         assert_rows(&p, 2, 2, first);
         assert_rows(&p, 2, 3, first);
-        tess_layout *layout = make(&p, 4, 2, 8 * p.block);
+        tess_layout *layout = make_layout(runtime, &p, 4, 2, 8 * p.block);
         assert_int_equal(layout->head_class[0], layout->head_class[1]);
         assert_int_equal(layout->head_class[2], layout->head_class[3]);
         assert_int_equal(2, layout->n_classes);
@@ -73,7 +45,7 @@ static void test_golden_rows(void **state) {
 }
 
 static void assert_kv(const tess_pattern *p, int64_t tokens, int64_t kept, int64_t allocated) {
-    tess_layout *layout = make(p, 32, 8, tokens);
+    tess_layout *layout = make_layout(runtime, p, 32, 8, tokens);
     for (int32_t g = 0; g < 8; g++) {
         tess_kv_info info = {.struct_size = sizeof info};
         assert_int_equal(TESS_OK, tess_layout_kv(layout, g, &info));
@@ -95,13 +67,13 @@ static void assert_kv(const tess_pattern *p, int64_t tokens, int64_t kept, int64
 /* Phi-3-small: a kv head keeps 56 % of its blocks at 8k and 50 % at 128k. */
 static void test_phi3_storage(void **state) {
     (void)state;
-    tess_pattern p = s2(64, 16, 8, 1);
+    tess_pattern p = s2_pattern(64, 16, 8, 1);
     assert_kv(&p, 8192, 72, 81);
     assert_kv(&p, 131072, 1024 + 8, 1024 + 17);
     /* Ideal saving, dense causal blocks over kept blocks, as published: 3.04 and 7.21. */
     for (int n = 0; n < 2; n++) {
         int64_t tokens = n ? 131072 : 8192, blocks = tokens / 64;
-        tess_layout *layout = make(&p, 32, 8, tokens);
+        tess_layout *layout = make_layout(runtime, &p, 32, 8, tokens);
         double kept = 0;
         for (uint32_t c = 0; c < layout->n_classes; c++)
             kept += (double)layout->class_heads[c] * (double)tess_rule_block_pairs(&layout->rules[c], tokens) / 32;
@@ -114,9 +86,9 @@ static void test_phi3_storage(void **state) {
 /* With more heads than the stride only some residues are covered when the heads' step does not divide it. */
 static void test_coverage_of_residues(void **state) {
     (void)state;
-    tess_pattern p = s2(16, 1, 8, 0);
+    tess_pattern p = s2_pattern(16, 1, 8, 0);
     p.flags = TESS_PATTERN_HOMOGENEOUS;
-    tess_layout *layout = make(&p, 8, 8, 4096);
+    tess_layout *layout = make_layout(runtime, &p, 8, 8, 4096);
     tess_layout_info info = {.struct_size = sizeof info};
     assert_int_equal(TESS_OK, tess_layout_query(layout, &info));
     assert_int_equal(1, info.residues);
@@ -124,7 +96,7 @@ static void test_coverage_of_residues(void **state) {
     tess_layout_release(layout);
     p.flags = 0;
     p.dense_heads = 1;
-    layout = make(&p, 2, 1, 4096);
+    layout = make_layout(runtime, &p, 2, 1, 4096);
     assert_int_equal(TESS_OK, tess_layout_query(layout, &info));
     assert_int_equal(8, info.residues);
     assert_true(info.coverage == 1);
@@ -303,9 +275,9 @@ static void test_storage(void **state) {
 /* Layouts cost nothing per token, and their sums do not overflow. */
 static void test_large(void **state) {
     (void)state;
-    tess_pattern p = s2(1, 1, 2, 0);
+    tess_pattern p = s2_pattern(1, 1, 2, 0);
     uint64_t before = heap.bytes;
-    tess_layout *layout = make(&p, 1, 1, INT32_MAX);
+    tess_layout *layout = make_layout(runtime, &p, 1, 1, INT32_MAX);
     assert_true(heap.bytes - before < 8192);
     tess_layout_info info = {.struct_size = sizeof info};
     assert_int_equal(TESS_OK, tess_layout_query(layout, &info));
@@ -313,9 +285,9 @@ static void test_large(void **state) {
     tess_layout_release(layout);
     for (int flags = 0; flags < 2; flags++) { /* 2^31 - 1 blocks of 2^31 - 1 tokens */
         const int64_t most = (int64_t)INT32_MAX * INT32_MAX;
-        p = s2(INT32_MAX, 3, 7, 0);
+        p = s2_pattern(INT32_MAX, 3, 7, 0);
         p.flags = flags ? TESS_PATTERN_BIDIRECTIONAL : 0;
-        layout = make(&p, 7, 7, most);
+        layout = make_layout(runtime, &p, 7, 7, most);
         assert_int_equal(TESS_OK, tess_layout_query(layout, &info));
         assert_true(info.kept_share > 0.142 && info.kept_share < 0.143);
         assert_true(flags ? info.coverage < 0.15 : info.coverage == 1);
@@ -329,22 +301,22 @@ static void test_large(void **state) {
         p = (tess_pattern){.struct_size = sizeof p, .kind = TESS_PATTERN_WINDOW, .flags = p.flags, .block = INT32_MAX};
         p.left = p.right = INT64_MAX;
         p.sinks = INT64_MAX;
-        layout = make(&p, 1, 1, most);
+        layout = make_layout(runtime, &p, 1, 1, most);
         assert_int_equal(TESS_OK, tess_layout_query(layout, &info));
         assert_true(info.kept_share == 1 && info.coverage == 1);
         assert_int_equal(TESS_OK, tess_layout_kept(layout, 0, INT64_MAX, most - 1, &kept));
         assert_int_equal(1, kept);
         tess_layout_release(layout);
     }
-    p = s2(2, 1, 2, 0);
+    p = s2_pattern(2, 1, 2, 0);
     tess_layout_desc d = {.struct_size = sizeof d, .pattern = &p, .n_heads = 1, .n_kv_heads = 1, .max_tokens = 2 * (int64_t)INT32_MAX + 1};
     assert_refused(TESS_ERROR_UNSUPPORTED, tess_layout_create(runtime, &d, &layout), "tess_layout_create", "max_tokens");
     d.max_tokens--;
     assert_int_equal(TESS_OK, tess_layout_create(runtime, &d, &layout));
     tess_layout_release(layout);
     /* As many heads and classes as there can be. */
-    p = s2(1, 1, INT32_MAX, INT32_MAX);
-    layout = make(&p, 65535, 1, 100);
+    p = s2_pattern(1, 1, INT32_MAX, INT32_MAX);
+    layout = make_layout(runtime, &p, 65535, 1, 100);
     assert_int_equal(65535, layout->n_classes);
     tess_layout_release(layout);
 }
@@ -462,7 +434,7 @@ static void test_refusals(void **state) {
     };
     for (size_t n = 0; n < sizeof list / sizeof *list; n++) {
         const uint8_t mask[4] = {1, 0, 1, 1};
-        tess_pattern p = s2(16, 2, 4, 0);
+        tess_pattern p = s2_pattern(16, 2, 4, 0);
         p.mask = mask;
         p.mask_heads = 1;
         p.mask_query_blocks = p.mask_key_blocks = 2;
@@ -478,8 +450,8 @@ static void test_refusals(void **state) {
 
 static void test_bad_arguments(void **state) {
     (void)state;
-    tess_pattern p = s2(16, 2, 4, 0);
-    tess_layout *layout = make(&p, 4, 2, 100);
+    tess_pattern p = s2_pattern(16, 2, 4, 0);
+    tess_layout *layout = make_layout(runtime, &p, 4, 2, 100);
     tess_layout_desc d = {.struct_size = sizeof d, .pattern = &p, .n_heads = 4, .n_kv_heads = 2};
     tess_kv_info kv = {.struct_size = sizeof kv};
     tess_layout_info info = {.struct_size = 4};
@@ -529,12 +501,12 @@ static void test_classes(void **state) {
     memcpy(mask + 20, mask, 10);
     memcpy(mask + 50, mask + 10, 10);
     mask[50 + 4] ^= 1; /* past the diagonal: of no effect in causal order */
-    tess_layout *layout = make(&p, 6, 3, 20);
+    tess_layout *layout = make_layout(runtime, &p, 6, 3, 20);
     assert_int_equal(layout->head_class[2], layout->head_class[0]);
     assert_int_equal(layout->head_class[5], layout->head_class[1]);
     tess_layout_release(layout);
     p.flags = TESS_PATTERN_BIDIRECTIONAL;
-    layout = make(&p, 6, 3, 20);
+    layout = make_layout(runtime, &p, 6, 3, 20);
     assert_int_equal(layout->head_class[2], layout->head_class[0]);
     assert_true(layout->head_class[5] != layout->head_class[1]);
     tess_layout_release(layout);
@@ -575,17 +547,17 @@ static void test_failing_memory(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_golden_rows, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_phi3_storage, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_coverage_of_residues, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_against_formulas, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_residues, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_storage, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_large, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_refusals, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_bad_arguments, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_classes, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_failing_memory, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_golden_rows, runtime_setup, runtime_teardown),
+        cmocka_unit_test_setup_teardown(test_phi3_storage, runtime_setup, runtime_teardown),
+        cmocka_unit_test_setup_teardown(test_coverage_of_residues, runtime_setup, runtime_teardown),
+        cmocka_unit_test_setup_teardown(test_against_formulas, runtime_setup, runtime_teardown),
+        cmocka_unit_test_setup_teardown(test_residues, runtime_setup, runtime_teardown),
+        cmocka_unit_test_setup_teardown(test_storage, runtime_setup, runtime_teardown),
+        cmocka_unit_test_setup_teardown(test_large, runtime_setup, runtime_teardown),
+        cmocka_unit_test_setup_teardown(test_refusals, runtime_setup, runtime_teardown),
+        cmocka_unit_test_setup_teardown(test_bad_arguments, runtime_setup, runtime_teardown),
+        cmocka_unit_test_setup_teardown(test_classes, runtime_setup, runtime_teardown),
+        cmocka_unit_test_setup_teardown(test_failing_memory, runtime_setup, runtime_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,22 +4,6 @@
 
 #include "layout.h"
 
-static tess_runtime *runtime;
-
-static int setup(void **state) {
-    (void)state;
-    rig_reset();
-    runtime = open_runtime();
-    return 0;
-}
-
-static int teardown(void **state) {
-    (void)state;
-    tess_runtime_release(runtime);
-    assert_int_equal(0, heap.live);
-    return 0;
-}
-
 static unsigned char *to_bytes(const tess_layout *layout, size_t *size) {
     *size = 0;
     assert_int_equal(TESS_OK, tess_layout_serialize(layout, NULL, size));
@@ -148,10 +132,8 @@ static void test_uneven_slice(void **state) {
 
 static void test_arguments(void **state) {
     (void)state;
-    tess_pattern p = {.struct_size = sizeof p};
-    tess_layout_desc d = {.struct_size = sizeof d, .pattern = &p, .n_heads = 2, .n_kv_heads = 1, .max_tokens = 300};
-    tess_layout *layout = NULL, *back = NULL;
-    assert_int_equal(TESS_OK, tess_layout_create(runtime, &d, &layout));
+    const tess_pattern p = {.struct_size = sizeof p};
+    tess_layout *layout = make_layout(runtime, &p, 2, 1, 300), *back = NULL;
     size_t size;
     unsigned char *data = to_bytes(layout, &size);
     size_t little = size - 1;
@@ -211,10 +193,8 @@ static void test_fields(void **state) {
         {12, 0, "data"},           {20, 0, "data"},
         {12, 3, "data"},
     };
-    tess_pattern p = {.struct_size = sizeof p, .kind = TESS_PATTERN_S2, .block = 16, .local = 2, .stride = 4};
-    tess_layout_desc d = {.struct_size = sizeof d, .pattern = &p, .n_heads = 2, .n_kv_heads = 1, .max_tokens = 300};
-    tess_layout *layout = NULL, *back = NULL;
-    assert_int_equal(TESS_OK, tess_layout_create(runtime, &d, &layout));
+    const tess_pattern p = s2_pattern(16, 2, 4, 0);
+    tess_layout *layout = make_layout(runtime, &p, 2, 1, 300), *back = NULL;
     size_t size;
     unsigned char *data = to_bytes(layout, &size), copy[200];
     for (size_t n = 0; n < sizeof list / sizeof *list; n++) {
@@ -338,10 +318,13 @@ static void test_failing_memory(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_round_trip, setup, teardown),     cmocka_unit_test_setup_teardown(test_format, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_arguments, setup, teardown),      cmocka_unit_test_setup_teardown(test_fields, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_uneven_slice, setup, teardown),   cmocka_unit_test_setup_teardown(test_mutations, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_failing_memory, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_round_trip, runtime_setup, runtime_teardown),
+        cmocka_unit_test_setup_teardown(test_format, runtime_setup, runtime_teardown),
+        cmocka_unit_test_setup_teardown(test_arguments, runtime_setup, runtime_teardown),
+        cmocka_unit_test_setup_teardown(test_fields, runtime_setup, runtime_teardown),
+        cmocka_unit_test_setup_teardown(test_uneven_slice, runtime_setup, runtime_teardown),
+        cmocka_unit_test_setup_teardown(test_mutations, runtime_setup, runtime_teardown),
+        cmocka_unit_test_setup_teardown(test_failing_memory, runtime_setup, runtime_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -8,25 +8,17 @@
 
 #include "plan.h"
 
-static tess_runtime *runtime;
 static tess_device *device;
 
 static int setup(void **state) {
-    (void)state;
-    rig_reset();
-    runtime = open_runtime();
+    runtime_setup(state);
     device = open_device(runtime);
     return 0;
 }
 
 static int teardown(void **state) {
-    (void)state;
     tess_device_release(device);
-    tess_runtime_release(runtime);
-    assert_int_equal(0, heap.live);
-    assert_int_equal(0, rig.live_kernels);
-    assert_int_equal(0, rig.live_buffers);
-    return 0;
+    return runtime_teardown(state);
 }
 
 /* A device with other capabilities than the last one. */
@@ -36,11 +28,8 @@ static void reopen(void) {
 }
 
 static tess_layout *s2_layout(int32_t block, int64_t max_tokens) {
-    tess_pattern p = {.struct_size = sizeof p, .kind = TESS_PATTERN_S2, .block = block, .local = 2, .stride = 4};
-    tess_layout_desc d = {.struct_size = sizeof d, .pattern = &p, .n_heads = 8, .n_kv_heads = 2, .max_tokens = max_tokens};
-    tess_layout *layout = NULL;
-    assert_int_equal(TESS_OK, tess_layout_create(runtime, &d, &layout));
-    return layout;
+    const tess_pattern p = s2_pattern(block, 2, 4, 0);
+    return make_layout(runtime, &p, 8, 2, max_tokens);
 }
 
 static tess_plan_desc plan_desc(int64_t batch, int64_t q_len, int64_t kv_len) {
@@ -48,11 +37,7 @@ static tess_plan_desc plan_desc(int64_t batch, int64_t q_len, int64_t kv_len) {
     return d;
 }
 
-static tess_plan *make(const tess_layout *layout, const tess_plan_desc *d) {
-    tess_plan *plan = NULL;
-    if (tess_plan_create(device, layout, d, &plan) != TESS_OK) fail_msg("%s", tess_last_error());
-    return plan;
-}
+static tess_plan *make(const tess_layout *layout, const tess_plan_desc *d) { return make_plan(device, layout, d); }
 
 static tess_plan_info query(const tess_plan *plan) {
     tess_plan_info info = {.struct_size = sizeof info};
@@ -144,9 +129,7 @@ static void test_work(void **state) {
 static void test_saturation(void **state) {
     (void)state;
     tess_pattern p = {.struct_size = sizeof p, .block = INT32_MAX};
-    tess_layout_desc l = {.struct_size = sizeof l, .pattern = &p, .n_heads = 65535, .n_kv_heads = 1, .max_tokens = INT32_MAX};
-    tess_layout *layout = NULL;
-    assert_int_equal(TESS_OK, tess_layout_create(runtime, &l, &layout));
+    tess_layout *layout = make_layout(runtime, &p, 65535, 1, INT32_MAX);
     rig.tile_rows = 1 << 30;
     tess_plan_desc d = plan_desc(1, 1 << 18, 2147418111);
     d.kv_split = 1;
@@ -319,9 +302,7 @@ static void test_class_lists(void **state) {
         {.struct_size = sizeof *patterns, .kind = TESS_PATTERN_WINDOW, .block = 16, .left = 50, .sinks = 40},
     };
     for (int n = 0; n < 3; n++) {
-        tess_layout_desc l = {.struct_size = sizeof l, .pattern = &patterns[n], .n_heads = 8, .n_kv_heads = 2, .max_tokens = 4000};
-        tess_layout *layout = NULL;
-        assert_int_equal(TESS_OK, tess_layout_create(runtime, &l, &layout));
+        tess_layout *layout = make_layout(runtime, &patterns[n], 8, 2, 4000);
         tess_plan_desc d = plan_desc(1, 10, 1000); /* 63 blocks */
         tess_plan *plan = make(layout, &d);
         const tess_tables *t = &plan->tables;
@@ -547,8 +528,7 @@ static void test_tensors(void **state) {
     tess_layout_release(layout);
     /* A batch whose tensors no memory can hold, in as few jobs as it takes. */
     tess_pattern p = {.struct_size = sizeof p, .block = 1 << 20};
-    tess_layout_desc l = {.struct_size = sizeof l, .pattern = &p, .n_heads = 65535, .n_kv_heads = 65535, .max_tokens = INT32_MAX};
-    assert_int_equal(TESS_OK, tess_layout_create(runtime, &l, &layout));
+    layout = make_layout(runtime, &p, 65535, 65535, INT32_MAX);
     const int64_t batches[] = {100, 1 << 8, 1 << 20}; /* past 2^63 bytes, and past 2^64 in one more product each */
     for (int n = 0; n < 3; n++) {
         d = plan_desc(batches[n], 0, 2147418111);
@@ -701,8 +681,7 @@ static void test_refusals(void **state) {
     tess_layout_release(layout);
     /* 2^47 parts are not counted one by one, not even those of one sequence. */
     tess_pattern dense = {.struct_size = sizeof dense, .block = 1};
-    tess_layout_desc l = {.struct_size = sizeof l, .pattern = &dense, .n_heads = 1, .n_kv_heads = 1, .max_tokens = 1 << 24};
-    assert_int_equal(TESS_OK, tess_layout_create(runtime, &l, &layout));
+    layout = make_layout(runtime, &dense, 1, 1, 1 << 24);
     rig.tile_rows = 1;
     d = plan_desc(1, 1 << 24, 1 << 24);
     d.kv_split = 1 << 24;

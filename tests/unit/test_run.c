@@ -6,20 +6,11 @@
 
 enum { HEADS = 4, KV_HEADS = 2, DIM = 16, BATCH = 2, ROWS = 6, KEYS = 20 };
 
-static tess_runtime *runtime;
 static tess_device *device;
 static tess_layout *layout;
 static tess_plan *plan;
 static tess_run_desc run;
 static _Alignas(256) char memory[1 << 16]; /* never touched: the backend of the test only remembers */
-
-static tess_layout *make_layout(void) {
-    tess_pattern p = {.struct_size = sizeof p, .kind = TESS_PATTERN_S2, .block = 4, .local = 2, .stride = 3};
-    tess_layout_desc d = {.struct_size = sizeof d, .pattern = &p, .n_heads = HEADS, .n_kv_heads = KV_HEADS, .max_tokens = 100};
-    tess_layout *made = NULL;
-    assert_int_equal(TESS_OK, tess_layout_create(runtime, &d, &made));
-    return made;
-}
 
 static tess_plan_desc plan_desc(void) {
     tess_plan_desc d = {.struct_size = sizeof d, .head_dim = DIM, .batch = BATCH, .q_len = ROWS, .kv_len = KEYS, .kv_split = 2};
@@ -40,19 +31,17 @@ static void fill(const tess_plan *p) {
 }
 
 static void remake(const tess_plan_desc *d) {
-    tess_plan *made = NULL;
-    if (tess_plan_create(device, layout, d, &made) != TESS_OK) fail_msg("%s", tess_last_error());
+    tess_plan *made = make_plan(device, layout, d);
     tess_plan_release(plan);
     plan = made;
     fill(plan);
 }
 
 static int setup(void **state) {
-    (void)state;
-    rig_reset();
-    runtime = open_runtime();
+    runtime_setup(state);
     device = open_device(runtime);
-    layout = make_layout();
+    const tess_pattern p = s2_pattern(4, 2, 3, 0);
+    layout = make_layout(runtime, &p, HEADS, KV_HEADS, 100);
     tess_plan_desc d = plan_desc();
     plan = NULL;
     remake(&d);
@@ -60,13 +49,10 @@ static int setup(void **state) {
 }
 
 static int teardown(void **state) {
-    (void)state;
     tess_plan_release(plan);
     tess_layout_release(layout);
     tess_device_release(device);
-    tess_runtime_release(runtime);
-    assert_int_equal(0, heap.live);
-    return 0;
+    return runtime_teardown(state);
 }
 
 static void accepted(void) {

@@ -19,22 +19,10 @@ static const char own_table[] = "tessera-tune 1\n"
 
 #define HEAD "tessera-tune 1\n"
 
-static tess_runtime *runtime;
-
 static int setup(void **state) {
-    (void)state;
     unsetenv("TESSERA_TUNE_FILE");
     unsetenv("TESSERA_KERNEL");
-    rig_reset();
-    runtime = open_runtime();
-    return 0;
-}
-
-static int teardown(void **state) {
-    (void)state;
-    tess_runtime_release(runtime);
-    assert_int_equal(heap.live, 0);
-    return 0;
+    return runtime_setup(state);
 }
 
 static tess_status parse_bytes(const char *text, size_t size, tess_tune *tune) {
@@ -364,8 +352,7 @@ static void open_scene(scene *s, const char *text, const char *kernel) {
     for (uint32_t kind = 0; kind < 3; kind++) {
         tess_pattern pattern = {.struct_size = sizeof pattern, .kind = kind, .block = 16};
         if (kind == TESS_PATTERN_S2) pattern.local = pattern.stride = 2;
-        tess_layout_desc desc = {.struct_size = sizeof desc, .pattern = &pattern, .n_heads = 2, .n_kv_heads = 1, .max_tokens = 512};
-        assert_int_equal(tess_layout_create(s->runtime, &desc, &s->layouts[kind]), TESS_OK);
+        s->layouts[kind] = make_layout(s->runtime, &pattern, 2, 1, 512);
     }
 }
 
@@ -597,7 +584,7 @@ static void test_queries(void **state) {
 
 int main(void) {
     if (!mkdtemp(folder)) return 1;
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, runtime_teardown)
     const struct CMUnitTest tests[] = {
         TEST(test_every_word), TEST(test_malformed),       TEST(test_cut_off), TEST(test_limits), TEST(test_own_kernels_only),
         TEST(test_files),      TEST(test_no_memory),       TEST(test_shapes),  TEST(test_order),  TEST(test_forced),
