@@ -11,6 +11,20 @@ void test_log_nothing(void *user, const char *line) {
     (void)line;
 }
 
+char test_logged[16384];
+
+void test_log_keep(void *user, const char *line) {
+    (void)user;
+    const size_t used = strlen(test_logged);
+    snprintf(test_logged + used, sizeof test_logged - used, "%s\n", line);
+}
+
+void test_assert_logged(const char *text, const char *file, int line) {
+    if (strstr(test_logged, text)) return;
+    print_error("'%s' is not in:\n%s", text, test_logged);
+    _fail(file, line);
+}
+
 /* Whether a comma list names the backend. */
 static int names_backend(const char *list, const char *backend) {
     const size_t length = strlen(backend);
@@ -215,6 +229,12 @@ void test_assert_error(tess_status status, tess_status wanted, const char *funct
         print_error("the message is more than one line: %s\n", text);
         _fail(file, line);
     }
+}
+
+void test_assert_error_has(const char *text, const char *file, int line) {
+    if (strstr(tess_last_error(), text)) return;
+    print_error("'%s' is not in '%s'\n", text, tess_last_error());
+    _fail(file, line);
 }
 
 void test_assert_ok(tess_status status, const char *file, int line) {

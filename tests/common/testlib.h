@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What every test program shares: devices and kernels found on this machine, memory on a device, a counting allocator, and reading error messages. */
+/* What every test program shares: devices and kernels found on this machine, memory on a device, a counting allocator, and reading error messages and logs. */
 #ifndef TESSERA_TESTS_TESTLIB_H
 #define TESSERA_TESTS_TESTLIB_H
 
@@ -65,12 +65,21 @@ void test_heap_init(test_heap *heap, int64_t fail_at, int sticky);
 /* Drops a line of log. */
 void test_log_nothing(void *user, const char *line);
 
+/* Keeps the log, each line with its end, in a text that the test empties when it begins to listen. What no longer fits is cut off. */
+extern char test_logged[16384];
+void test_log_keep(void *user, const char *line);
+#define assert_logged(text) test_assert_logged((text), __FILE__, __LINE__)
+void test_assert_logged(const char *text, const char *file, int line);
+
 /* Whether a message begins with "function: field", where the field ends at ':', '.', '[' or a blank. */
 int test_names_field(const char *text, const char *function, const char *field);
 
 /* Asserts a status and that the last error names `function` and `field` (NULL: any field). */
 #define assert_error(status, wanted, function, field) test_assert_error((status), (wanted), (function), (field), __FILE__, __LINE__)
 void test_assert_error(tess_status status, tess_status wanted, const char *function, const char *field, const char *file, int line);
+/* Asserts that the last error contains a text. */
+#define assert_error_has(text) test_assert_error_has((text), __FILE__, __LINE__)
+void test_assert_error_has(const char *text, const char *file, int line);
 #define assert_ok(status) test_assert_ok((status), __FILE__, __LINE__)
 void test_assert_ok(tess_status status, const char *file, int line);
 

@@ -419,10 +419,6 @@ static void test_two_devices(void **state) {
     leave_current();
 }
 
-static void says(const char *what) {
-    if (!strstr(tess_last_error(), what)) fail_msg("'%s' is not in '%s'", what, tess_last_error());
-}
-
 /* A context of the application's: used, checked, and left alone. HIP has none. */
 static void test_wrapping(void **state) {
     (void)state;
@@ -432,7 +428,7 @@ static void test_wrapping(void **state) {
     tess_device_desc desc = {.struct_size = sizeof desc, .id = "hip:0", .native = &native};
     if (!is_cuda) {
         assert_int_equal(tess_device_open(runtime, &desc, &device), TESS_ERROR_INVALID);
-        says("native");
+        assert_error_has("native");
         tess_runtime_release(runtime);
         return;
     }
@@ -450,7 +446,7 @@ static void test_wrapping(void **state) {
     assert_int_equal(control->depth, depth);
     desc.id = "cuda:0";
     assert_int_equal(tess_device_open(runtime, &desc, &device), TESS_ERROR_UNAVAILABLE);
-    says("another device");
+    assert_error_has("another device");
     desc.id = "cuda";
     assert_ok(tess_device_open(runtime, &desc, &device));
     tess_device_info info = {.struct_size = sizeof info};

@@ -13,18 +13,12 @@
 #include "instance.h"
 
 static const char *arch;
-static char path[] = "/tmp/tessera-driver-tune-XXXXXX", captured[16384];
-
-static void capture(void *user, const char *line) {
-    (void)user;
-    const size_t used = strlen(captured);
-    snprintf(captured + used, sizeof captured - used, "%s\n", line);
-}
+static char path[] = "/tmp/tessera-driver-tune-XXXXXX";
 
 /* Plans and runs one problem with a tune file of these rules (NULL: without a file), checks the result, and writes the kernel that was taken. */
 static void run(const char *rules, const char *words, char kernel[64]) {
     char line[256], error[256];
-    tess_runtime_desc desc = {.struct_size = sizeof desc, .log = capture, .verbose = "dispatch", .tune_file = "", .kernel = ""};
+    tess_runtime_desc desc = {.struct_size = sizeof desc, .log = test_log_keep, .verbose = "dispatch", .tune_file = "", .kernel = ""};
     const tess_device_desc open = {.struct_size = sizeof open, .id = "cuda:0"};
     tess_runtime *runtime = NULL;
     tess_device *device = NULL;
@@ -38,7 +32,7 @@ static void run(const char *rules, const char *words, char kernel[64]) {
         assert_int_equal(fclose(file), 0);
         desc.tune_file = path;
     }
-    captured[0] = '\0';
+    test_logged[0] = '\0';
     snprintf(line, sizeof line, "heads=4 kv_heads=2 kv_len=90 head_dim=16 %s", words);
     assert_int_equal(problem_parse(&p, line, error, sizeof error), 0);
     assert_ok(tess_runtime_create(&desc, &runtime));
@@ -55,10 +49,6 @@ static void run(const char *rules, const char *words, char kernel[64]) {
     tess_runtime_release(runtime);
 }
 
-static void assert_log(const char *text) {
-    if (!strstr(captured, text)) fail_msg("'%s' is not in:\n%s", text, captured);
-}
-
 #define DENSE_F16 "q_len=9 dtype=f16 pattern=dense"
 #define S2_F16    "q_len=90 dtype=f16 block=16 local=2 stride=3"
 #define DENSE_F32 "q_len=9 dtype=f32 pattern=dense"
@@ -70,17 +60,17 @@ static void test_own_table(void **state) {
     run(NULL, DENSE_F16, kernel);
     if (strcmp(arch, "sm_90") == 0) {
         assert_string_equal(kernel, "cuda/sm90");
-        assert_log("dispatch: cuda:0: cuda/sm90 is preferred by the table of cuda line 3 (measured)");
+        assert_logged("dispatch: cuda:0: cuda/sm90 is preferred by the table of cuda line 3 (measured)");
     } else if (strcmp(arch, "sm_86") == 0) {
-        assert_null(strstr(captured, "prefer"));
+        assert_null(strstr(test_logged, "prefer"));
     } else {
         assert_true(strcmp(kernel, "cuda/sm80") == 0 || strcmp(kernel, "cuda/portable") == 0);
-        assert_log("cuda:0: cuda/sm80");
-        assert_log(strcmp(arch, "sm_80") == 0 ? "the table of cuda line 5 (reasoned)" : "the table of cuda line 7 (reasoned)");
+        assert_logged("cuda:0: cuda/sm80");
+        assert_logged(strcmp(arch, "sm_80") == 0 ? "the table of cuda line 5 (reasoned)" : "the table of cuda line 7 (reasoned)");
     }
     run(NULL, DENSE_F32, kernel); /* of which the table says nothing */
     assert_string_equal(kernel, "cuda/portable");
-    assert_null(strstr(captured, "prefer"));
+    assert_null(strstr(test_logged, "prefer"));
 }
 
 /* A file turns the order of the rows round for the shapes that it names, and for no others. */
@@ -91,13 +81,13 @@ static void test_file(void **state) {
     run(NULL, S2_F16, usual);
     run(rules, DENSE_F16, kernel);
     assert_string_equal(kernel, "cuda/portable");
-    assert_log("dispatch: cuda:0: cuda/portable is preferred by tune file /tmp/tessera-driver-tune-");
-    assert_log(" line 2 (measured)");
+    assert_logged("dispatch: cuda:0: cuda/portable is preferred by tune file /tmp/tessera-driver-tune-");
+    assert_logged(" line 2 (measured)");
     run(rules, S2_F16, kernel);
     assert_string_equal(kernel, usual);
-    assert_null(strstr(captured, "tune file"));
+    assert_null(strstr(test_logged, "tune file"));
     run("device=no*such*device kernel=cuda/portable\n", DENSE_F16, kernel);
-    assert_null(strstr(captured, "tune file"));
+    assert_null(strstr(test_logged, "tune file"));
 }
 
 /* What refuses is passed over: here a kernel for other types, or for another device. */
@@ -106,13 +96,13 @@ static void test_refusals(void **state) {
     char kernel[64];
     run("kernel=cuda/sm90,cuda/none,cuda/portable\n", DENSE_F32, kernel);
     assert_string_equal(kernel, "cuda/portable");
-    assert_log("cuda/sm90, preferred by tune file ");
-    assert_log("is passed over: no cuda kernel accepts the problem: sm90: ");
-    assert_log("is passed over: kernel: cuda has no kernel named 'none'");
-    assert_log("cuda:0: cuda/portable is preferred by tune file ");
+    assert_logged("cuda/sm90, preferred by tune file ");
+    assert_logged("is passed over: no cuda kernel accepts the problem: sm90: ");
+    assert_logged("is passed over: kernel: cuda has no kernel named 'none'");
+    assert_logged("cuda:0: cuda/portable is preferred by tune file ");
     run("kernel=cuda/none\nkernel=cuda/portable\n", DENSE_F32, kernel);
     assert_string_equal(kernel, "cuda/portable");
-    assert_null(strstr(captured, "is preferred by"));
+    assert_null(strstr(test_logged, "is preferred by"));
 }
 
 int main(int argc, char **argv) {

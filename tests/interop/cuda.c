@@ -431,10 +431,6 @@ static void test_beside_other_devices(void **state) {
 
 /* ------------------------------------------------------------------ refusals */
 
-static void says(const char *what) {
-    if (!strstr(tess_last_error(), what)) fail_msg("'%s' is not in '%s'", what, tess_last_error());
-}
-
 static void test_bad_natives(void **state) {
     app *a = *state;
     const tess_cuda_native good = {.struct_size = sizeof good, .context = a->context};
@@ -449,7 +445,7 @@ static void test_bad_natives(void **state) {
         const tess_device_desc desc = {.struct_size = sizeof desc, .id = id_of(a), .native = &bad[n].native};
         tess_device *device = NULL;
         assert_int_equal(tess_device_open(a->runtime, &desc, &device), bad[n].status);
-        says(bad[n].what);
+        assert_error_has(bad[n].what);
         assert_null(device);
     }
 }
@@ -466,7 +462,7 @@ static void test_other_device(void **state) {
     CU(cu.context_create(&other, 0, number));
     CU(cu.pop(&popped));
     assert_int_equal(wrap(a, other, &device), TESS_ERROR_UNAVAILABLE);
-    says("another device");
+    assert_error_has("another device");
     const tess_cuda_native native = {.struct_size = sizeof native, .context = other};
     const tess_device_desc desc = {.struct_size = sizeof desc, .id = "cuda", .native = &native};
     assert_ok(tess_device_open(a->runtime, &desc, &device));
@@ -485,11 +481,11 @@ static void test_bad_runs(void **state) {
     const tess_run_desc good = j.run;
     j.run.stream.kind = TESS_STREAM_RECORD;
     assert_error(tess_run(a->plan, &j.run), TESS_ERROR_UNSUPPORTED, "tess_run", NULL);
-    says("stream.kind");
+    assert_error_has("stream.kind");
     j.run = good;
     j.run.stream.extra = &j;
     assert_error(tess_run(a->plan, &j.run), TESS_ERROR_INVALID, "tess_run", NULL);
-    says("stream.extra");
+    assert_error_has("stream.extra");
     /* Host memory is never copied in silence. */
     j.run = good;
     j.run.q.buffer = tess_host_buffer(j.image, a->size);

@@ -345,7 +345,7 @@ static void test_kernel_names(void **state) {
     }
     d.kernel = "rig/other";
     assert_int_equal(TESS_ERROR_UNSUPPORTED, tess_plan_create(device, layout, &d, &plan));
-    assert_non_null(strstr(tess_last_error(), "no kernel other"));
+    assert_error_has("no kernel other");
     d.kernel = "rig/plain";
     tess_plan_release(make(layout, &d));
     assert_string_equal("plain", rig.key_name);

@@ -277,7 +277,7 @@ static void test_outputs_apart(void **state) {
             taken++;
         } else {
             assert_int_equal(TESS_ERROR_INVALID, status);
-            assert_non_null(strstr(tess_last_error(), lse ? "lse.stride_" : "o.stride_"));
+            assert_error_has(lse ? "lse.stride_" : "o.stride_");
         }
         fill(plan);
     }

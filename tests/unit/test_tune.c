@@ -32,10 +32,6 @@ static tess_status parse_bytes(const char *text, size_t size, tess_tune *tune) {
 
 static tess_status parse(const char *text, tess_tune *tune) { return parse_bytes(text, strlen(text), tune); }
 
-static void assert_text(const char *wanted) {
-    if (strstr(tess_last_error(), wanted) == NULL) fail_msg("'%s' is not in '%s'", wanted, tess_last_error());
-}
-
 /* ------------------------------------------------------------------ what is read */
 
 static void assert_range(tess_range range, int64_t low, int64_t high) {
@@ -153,14 +149,14 @@ static void test_malformed(void **state) {
         tess_tune tune;
         tess_status status = parse(cases[n].text, &tune);
         if (status != cases[n].status) fail_msg("case %zu: %s \"%s\"", n, tess_status_name(status), tess_last_error());
-        assert_text("tess_runtime_create: table: line ");
-        assert_text(cases[n].message);
+        assert_error_has("tess_runtime_create: table: line ");
+        assert_error_has(cases[n].message);
         assert_null(tune.text);
     }
     tess_tune tune;
     static const char with_zero[] = HEAD "kernel=a/b\0 dtype=f32\n";
     assert_int_equal(parse_bytes(with_zero, sizeof with_zero - 1, &tune), TESS_ERROR_CORRUPT);
-    assert_text("line 2: byte 11 is the control character 0x00");
+    assert_error_has("line 2: byte 11 is the control character 0x00");
 }
 
 /* Every beginning of a good table is read or refused, and never read past its end, which a checker of memory sees. */
@@ -201,14 +197,14 @@ static void test_limits(void **state) {
     free(text);
     text = repeated(HEAD, "kernel=a/b\n", TESS_TUNE_RULES + 1, &size);
     assert_int_equal(parse_bytes(text, size, &tune), TESS_ERROR_CORRUPT);
-    assert_text("line 1026: more than 1024 rules");
+    assert_error_has("line 1026: more than 1024 rules");
     free(text);
     text = repeated(HEAD, "\n", TESS_TUNE_BYTES - sizeof HEAD + 1, &size);
     assert_int_equal(size, TESS_TUNE_BYTES);
     assert_int_equal(parse_bytes(text, size, &tune), TESS_OK);
     tess_tune_free(runtime, &tune);
     assert_int_equal(parse_bytes(text, size + 1, &tune), TESS_ERROR_INVALID);
-    assert_text("has 262145 bytes, at most 262144 are allowed");
+    assert_error_has("has 262145 bytes, at most 262144 are allowed");
     free(text);
     text = repeated(HEAD "#", "x", TESS_TUNE_LINE, &size);
     text[size - 1] = '\n';
@@ -218,7 +214,7 @@ static void test_limits(void **state) {
     text = repeated(HEAD "#", "x", TESS_TUNE_LINE + 1, &size);
     text[size - 1] = '\n';
     assert_int_equal(parse_bytes(text, size, &tune), TESS_ERROR_CORRUPT);
-    assert_text("line 2: has 513 bytes, at most 512 are allowed");
+    assert_error_has("line 2: has 513 bytes, at most 512 are allowed");
     free(text);
 }
 
@@ -228,7 +224,7 @@ static void test_own_kernels_only(void **state) {
     static const char text[] = HEAD "kernel=rig/a\nkernel=rig2/a\n";
     tess_call_begin("tess_runtime_create", 0);
     assert_int_equal(tess_tune_parse(runtime, "the table of rig", "rig", text, sizeof text - 1, &tune), TESS_ERROR_CORRUPT);
-    assert_text("the table of rig: line 3: kernel: 'rig2/a' is not the backend's own");
+    assert_error_has("the table of rig: line 3: kernel: 'rig2/a' is not the backend's own");
     assert_int_equal(tess_tune_parse(runtime, "the table of rig", "rig", text, sizeof HEAD - 1 + 13, &tune), TESS_OK);
     tess_tune_free(runtime, &tune);
 }
@@ -251,22 +247,15 @@ static const char *put(const char *text) {
     return path;
 }
 
-static char captured[16384];
-static void capture(void *user, const char *line) {
-    (void)user;
-    size_t used = strlen(captured);
-    snprintf(captured + used, sizeof captured - used, "%s\n", line);
-}
-
 static tess_status create(const char *file, const char *kernel, tess_runtime **out) {
     tess_runtime_desc desc = {.struct_size = sizeof desc,
                               .allocator = {heap_alloc, heap_free, NULL},
-                              .log = capture,
+                              .log = test_log_keep,
                               .backend = "",
                               .kernel = kernel,
                               .verbose = "dispatch,errors",
                               .tune_file = file};
-    captured[0] = '\0';
+    test_logged[0] = '\0';
     return tess_runtime_create(&desc, out);
 }
 
@@ -275,8 +264,8 @@ static void assert_file_refused(const char *file, tess_status wanted, const char
     uint64_t live = heap.live;
     tess_status status = create(file, "", &made);
     if (status != wanted) fail_msg("%s: %s \"%s\"", file, tess_status_name(status), tess_last_error());
-    assert_text("tess_runtime_create: tune_file: ");
-    assert_text(message);
+    assert_error_has("tess_runtime_create: tune_file: ");
+    assert_error_has(message);
     assert_null(made);
     assert_int_equal(heap.live, live);
 }
@@ -307,7 +296,7 @@ static void test_files(void **state) {
     setenv("TESSERA_TUNE_FILE", "/nowhere/else", 1);
     tess_runtime *made = NULL;
     assert_int_equal(tess_runtime_create(NULL, &made), TESS_ERROR_INVALID);
-    assert_text("tess_runtime_create: TESSERA_TUNE_FILE: /nowhere/else: cannot be opened");
+    assert_error_has("tess_runtime_create: TESSERA_TUNE_FILE: /nowhere/else: cannot be opened");
     unsetenv("TESSERA_TUNE_FILE");
 }
 
@@ -370,7 +359,7 @@ static tess_plan_desc shape(uint32_t dtype, int32_t head_dim, int64_t q_len) {
 
 static tess_status plan_once(scene *s, uint32_t kind, tess_plan_desc desc) {
     tess_plan *plan = NULL;
-    captured[0] = '\0';
+    test_logged[0] = '\0';
     rig.calls = 0;
     tess_status status = tess_plan_create(s->device, s->layouts[kind], &desc, &plan);
     tess_plan_release(plan);
@@ -382,10 +371,6 @@ static bool preferred(scene *s, uint32_t kind, tess_plan_desc desc) {
     assert_int_equal(plan_once(s, kind, desc), TESS_OK);
     assert_int_equal(rig.key.preferred, rig.key_name[0] != '\0');
     return rig.key.preferred;
-}
-
-static void assert_log(const char *text) {
-    if (strstr(captured, text) == NULL) fail_msg("'%s' is not in:\n%s", text, captured);
 }
 
 static void test_shapes(void **state) {
@@ -436,7 +421,7 @@ static void test_shapes(void **state) {
         snprintf(text, sizeof text, HEAD "kernel=absent/plain\n%s kernel=rig/plain\n", cases[n].rule);
         open_scene(&s, text, "");
         bool taken = preferred(&s, cases[n].kind, shape(cases[n].dtype, cases[n].head_dim, cases[n].q_len));
-        if (taken != cases[n].taken) fail_msg("%s: %s\n%s", cases[n].rule, taken ? "taken" : "not taken", captured);
+        if (taken != cases[n].taken) fail_msg("%s: %s\n%s", cases[n].rule, taken ? "taken" : "not taken", test_logged);
         close_scene(&s);
     }
 }
@@ -463,11 +448,11 @@ static void test_order(void **state) {
     open_scene(&s, HEAD "# first\nkernel=rig/none,rig/plain basis=measured\nkernel=rig/never\n", "");
     assert_true(preferred(&s, 0, shape(TESS_F32, 64, 8)));
     assert_int_equal(rig.calls, 2);
-    assert_log("dispatch: rig:0: rig/none, preferred by tune file ");
-    assert_log("tune line 3 (measured), is passed over: no kernel none\n");
-    assert_log("tune line 3 (measured)\n");
-    assert_null(strstr(captured, "errors:"));
-    assert_null(strstr(captured, "never"));
+    assert_logged("dispatch: rig:0: rig/none, preferred by tune file ");
+    assert_logged("tune line 3 (measured), is passed over: no kernel none\n");
+    assert_logged("tune line 3 (measured)\n");
+    assert_null(strstr(test_logged, "errors:"));
+    assert_null(strstr(test_logged, "never"));
     close_scene(&s);
     /* A file that has decided leaves nothing for the backend's own table. */
     open_scene(&s, HEAD "kernel=rig/plain\n", "");
@@ -477,12 +462,12 @@ static void test_order(void **state) {
     /* Behind the file comes the backend's own table, and behind that the order of the backend. */
     open_scene(&s, HEAD "kernel=rig/none\n", "");
     assert_true(preferred(&s, 0, shape(TESS_F16, 64, 8)));
-    assert_log("dispatch: rig:0: rig/plain is preferred by the table of rig line 2 (reasoned)\n");
+    assert_logged("dispatch: rig:0: rig/plain is preferred by the table of rig line 2 (reasoned)\n");
     assert_false(preferred(&s, 0, shape(TESS_F32, 64, 8)));
     assert_int_equal(rig.calls, 2);
     assert_false(preferred(&s, 0, shape(TESS_F32, 40, 8)));
     assert_int_equal(rig.calls, 3);
-    assert_log("rig/other, preferred by the table of rig line 4, is passed over");
+    assert_logged("rig/other, preferred by the table of rig line 4, is passed over");
     close_scene(&s);
     /* Without a file the backend's own table stands. */
     open_scene(&s, NULL, "");
@@ -519,7 +504,7 @@ static void test_failures(void **state) {
         assert_int_equal(plan_once(&s, 0, shape(TESS_F32, 64, 8)), statuses[n]);
         assert_int_equal(rig.calls, 1);
         assert_refused(statuses[n], statuses[n], "tess_plan_create", "rig:0");
-        assert_log("errors: tess_plan_create: rig:0: ");
+        assert_logged("errors: tess_plan_create: rig:0: ");
         rig.fail_call = 0;
         tess_status again = plan_once(&s, 0, shape(TESS_F32, 64, 8));
         assert_int_equal(again, statuses[n] == TESS_ERROR_DEVICE_LOST ? TESS_ERROR_DEVICE_LOST : TESS_OK);
@@ -538,7 +523,7 @@ static void test_failures(void **state) {
         assert_int_equal(heap.live, live);
         assert_true(k < 100);
     }
-    assert_log("preferred by");
+    assert_logged("preferred by");
     close_scene(&s);
 }
 
