@@ -26,12 +26,12 @@ static void test_tables(void **state) {
         tess_tables counted, placed;
         memset(&l, 0, sizeof l);
         memset(&counted, 0, sizeof counted);
-        l.n_sequences = (uint64_t)between(&seed, 0, 20);
-        l.n_classes = (uint64_t)between(&seed, 0, 20);
-        l.n_jobs = (uint64_t)between(&seed, 0, 200);
-        l.n_merges = (uint64_t)between(&seed, 0, 200);
-        l.n_entries = (uint64_t)between(&seed, 0, 500);
-        l.n_bits = (uint64_t)between(&seed, 0, 500);
+        l.n_sequences = (uint64_t)test_between(&seed, 0, 20);
+        l.n_classes = (uint64_t)test_between(&seed, 0, 20);
+        l.n_jobs = (uint64_t)test_between(&seed, 0, 200);
+        l.n_merges = (uint64_t)test_between(&seed, 0, 200);
+        l.n_entries = (uint64_t)test_between(&seed, 0, 500);
+        l.n_bits = (uint64_t)test_between(&seed, 0, 500);
         l.workspace_align = 64;
         assert_true(tess_ledger_settle(&l, &counted, NULL));
         assert_null(counted.jobs);

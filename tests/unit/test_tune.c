@@ -503,7 +503,7 @@ static void test_failures(void **state) {
         rig.fail_status = statuses[n];
         assert_int_equal(plan_once(&s, 0, shape(TESS_F32, 64, 8)), statuses[n]);
         assert_int_equal(rig.calls, 1);
-        assert_refused(statuses[n], statuses[n], "tess_plan_create", "rig:0");
+        assert_error(statuses[n], statuses[n], "tess_plan_create", "rig:0");
         assert_logged("errors: tess_plan_create: rig:0: ");
         rig.fail_call = 0;
         tess_status again = plan_once(&s, 0, shape(TESS_F32, 64, 8));
@@ -560,9 +560,9 @@ static void test_queries(void **state) {
     assert_int_equal(rule_at(&s, s.device, 1).line, 2);
     assert_int_equal(rule_at(&s, s.device, 2).line, 4);
     assert_int_equal(tess_runtime_rule(s.runtime, s.device, 3, &info), TESS_ERROR_INVALID);
-    assert_refused(TESS_ERROR_INVALID, tess_runtime_rule(NULL, NULL, 0, &info), "tess_runtime_rule", "runtime");
-    assert_refused(TESS_ERROR_INVALID, tess_runtime_rule(s.runtime, other.device, 0, &info), "tess_runtime_rule", "device");
-    assert_refused(TESS_ERROR_INVALID, tess_runtime_rule(s.runtime, NULL, 0, NULL), "tess_runtime_rule", "info");
+    assert_error(tess_runtime_rule(NULL, NULL, 0, &info), TESS_ERROR_INVALID, "tess_runtime_rule", "runtime");
+    assert_error(tess_runtime_rule(s.runtime, other.device, 0, &info), TESS_ERROR_INVALID, "tess_runtime_rule", "device");
+    assert_error(tess_runtime_rule(s.runtime, NULL, 0, NULL), TESS_ERROR_INVALID, "tess_runtime_rule", "info");
     close_scene(&s);
     close_scene(&other);
 }
