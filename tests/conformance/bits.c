@@ -18,12 +18,6 @@ static const char *const lines[] = {
 };
 enum { LINES = sizeof lines / sizeof lines[0] };
 
-static void *room(uint64_t bytes) {
-    void *pointer = calloc(1, bytes + 1);
-    if (!pointer) fail_msg("out of memory");
-    return pointer;
-}
-
 static void test_repeats(void **state) {
     const char *wanted = getenv("TESSERA_TEST_REPEATS");
     /* Copies to and fro take most of the time elsewhere. */
@@ -32,8 +26,8 @@ static void test_repeats(void **state) {
         rig r;
         rig_create(&r, *state, lines[n], NULL, NULL);
         if (r.refused) continue;
-        void *o = room(r.bytes[TESS_ROLE_O]), *again = room(r.bytes[TESS_ROLE_O]);
-        float *lse = room(r.bytes[TESS_ROLE_LSE]), *lse_again = room(r.bytes[TESS_ROLE_LSE]);
+        void *o = rig_room(r.bytes[TESS_ROLE_O]), *again = rig_room(r.bytes[TESS_ROLE_O]);
+        float *lse = rig_room(r.bytes[TESS_ROLE_LSE]), *lse_again = rig_room(r.bytes[TESS_ROLE_LSE]);
         rig_run(&r, NULL, o, lse);
         for (int repeat = 0; repeat < repeats; repeat++) {
             rig_run(&r, NULL, again, lse_again);
@@ -55,8 +49,8 @@ static void test_rounding_mode(void **state) {
         rig r;
         rig_create(&r, *state, lines[n], NULL, NULL);
         if (r.refused) continue;
-        void *o = room(r.bytes[TESS_ROLE_O]), *upward = room(r.bytes[TESS_ROLE_O]);
-        float *lse = room(r.bytes[TESS_ROLE_LSE]), *lse_upward = room(r.bytes[TESS_ROLE_LSE]);
+        void *o = rig_room(r.bytes[TESS_ROLE_O]), *upward = rig_room(r.bytes[TESS_ROLE_O]);
+        float *lse = rig_room(r.bytes[TESS_ROLE_LSE]), *lse_upward = rig_room(r.bytes[TESS_ROLE_LSE]);
         rig_run(&r, NULL, o, lse);
         assert_int_equal(fesetround(FE_UPWARD), 0);
         rig_run(&r, NULL, upward, lse_upward);
@@ -91,8 +85,8 @@ static void test_threads(void **state) {
             rig r;
             rig_create(&r, &with, lines[n], NULL, NULL);
             if (!r.refused) {
-                void *got = room(r.bytes[TESS_ROLE_O]);
-                float *lse_got = room(r.bytes[TESS_ROLE_LSE]);
+                void *got = rig_room(r.bytes[TESS_ROLE_O]);
+                float *lse_got = rig_room(r.bytes[TESS_ROLE_LSE]);
                 rig_run(&r, NULL, got, lse_got);
                 if (o) {
                     rig_same_bits("o with other threads", o, got, r.bytes[TESS_ROLE_O]);
@@ -117,8 +111,8 @@ static void test_ranges(void **state) {
         rig r;
         rig_create(&r, *state, lines[n], NULL, NULL);
         if (r.refused) continue;
-        void *o = room(r.bytes[TESS_ROLE_O]), *again = room(r.bytes[TESS_ROLE_O]);
-        float *lse = room(r.bytes[TESS_ROLE_LSE]), *lse_again = room(r.bytes[TESS_ROLE_LSE]);
+        void *o = rig_room(r.bytes[TESS_ROLE_O]), *again = rig_room(r.bytes[TESS_ROLE_O]);
+        float *lse = rig_room(r.bytes[TESS_ROLE_LSE]), *lse_again = rig_room(r.bytes[TESS_ROLE_LSE]);
         rig_run(&r, NULL, o, lse);
         const uint64_t steps[] = {1, 2, 7, r.info.n_jobs > 1 ? r.info.n_jobs - 1 : 1, r.info.n_jobs};
         for (size_t s = 0; s < sizeof steps / sizeof steps[0]; s++) {
@@ -160,8 +154,8 @@ static void test_time_limit(void **state) {
             expected += count;
         }
         assert_true(expected == r.info.n_jobs);
-        void *o = room(r.bytes[TESS_ROLE_O]), *again = room(r.bytes[TESS_ROLE_O]);
-        float *lse = room(r.bytes[TESS_ROLE_LSE]), *lse_again = room(r.bytes[TESS_ROLE_LSE]);
+        void *o = rig_room(r.bytes[TESS_ROLE_O]), *again = rig_room(r.bytes[TESS_ROLE_O]);
+        float *lse = rig_room(r.bytes[TESS_ROLE_LSE]), *lse_again = rig_room(r.bytes[TESS_ROLE_LSE]);
         rig_run(&whole, NULL, o, lse);
         rig_run(&r, NULL, again, lse_again);
         rig_same_bits("o under a time limit", o, again, r.bytes[TESS_ROLE_O]);
@@ -199,8 +193,8 @@ static void test_batch_invariance(void **state) {
                 rig r;
                 rig_create(&r, *state, line, NULL, NULL);
                 if (r.refused) continue;
-                void *all = room(r.bytes[TESS_ROLE_O]);
-                float *all_lse = room(r.bytes[TESS_ROLE_LSE]);
+                void *all = rig_room(r.bytes[TESS_ROLE_O]);
+                float *all_lse = rig_room(r.bytes[TESS_ROLE_LSE]);
                 rig_run(&r, NULL, all, all_lse);
                 const int64_t q = problem_q_len(&r.p, 0), tokens = r.dims[TESS_ROLE_LSE].tokens;
                 const uint64_t bytes = (uint64_t)(q * r.p.heads * r.p.head_dim) * r.size[TESS_ROLE_O];
@@ -250,8 +244,8 @@ static void other_heads_stay(const test_target *target, const char *line) {
     if (r.refused) return;
     const int32_t heads = r.p.heads, group = heads / r.p.kv_heads;
     const size_t row = (size_t)r.p.head_dim * r.size[TESS_ROLE_O];
-    char *o = room(r.bytes[TESS_ROLE_O]), *again = room(r.bytes[TESS_ROLE_O]), what[256];
-    float *lse = room(r.bytes[TESS_ROLE_LSE]), *lse_again = room(r.bytes[TESS_ROLE_LSE]);
+    char *o = rig_room(r.bytes[TESS_ROLE_O]), *again = rig_room(r.bytes[TESS_ROLE_O]), what[256];
+    float *lse = rig_room(r.bytes[TESS_ROLE_LSE]), *lse_again = rig_room(r.bytes[TESS_ROLE_LSE]);
     set_keys(&r);
     set_queries(&r, 0, 1, 0);
     rig_run(&r, NULL, o, lse);

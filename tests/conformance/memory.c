@@ -22,11 +22,7 @@ typedef struct outputs {
     float *lse;
 } outputs;
 
-static outputs outputs_of(const rig *r) {
-    outputs out = {calloc(1, r->bytes[TESS_ROLE_O] + 1), calloc(1, r->bytes[TESS_ROLE_LSE] + 1)};
-    if (!out.o || !out.lse) fail_msg("out of memory");
-    return out;
-}
+static outputs outputs_of(const rig *r) { return (outputs){rig_room(r->bytes[TESS_ROLE_O]), rig_room(r->bytes[TESS_ROLE_LSE])}; }
 
 static void outputs_free(outputs *out) {
     free(out->o);

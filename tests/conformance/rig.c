@@ -188,6 +188,15 @@ void rig_run(const rig *r, const rig_options *options, void *o, float *lse) {
     }
 }
 
+void *rig_room(uint64_t bytes) {
+    void *pointer = calloc(1, bytes + 1);
+    if (!pointer) {
+        fail_msg("out of memory");
+        exit(1); /* where fail_msg() is not known to end the function */
+    }
+    return pointer;
+}
+
 void rig_same_bits(const char *what, const void *a, const void *b, uint64_t bytes) {
     const unsigned char *x = a, *y = b;
     for (uint64_t n = 0; n < bytes; n++)

@@ -51,6 +51,9 @@ uint64_t rig_extent(const rig *r, tess_role role, const rig_view *view); /* byte
 
 rig_view rig_contiguous(const rig *r, tess_role role);
 
+/* Zeroed memory for outputs, which the test frees. */
+void *rig_room(uint64_t bytes);
+
 /* Fails the test if the arrays differ in a bit. */
 void rig_same_bits(const char *what, const void *a, const void *b, uint64_t bytes);
 

@@ -11,15 +11,6 @@
 #include "properties.h"
 #include "rig.h"
 
-static void *room(uint64_t bytes) {
-    void *pointer = calloc(1, bytes + 1);
-    if (!pointer) {
-        fail_msg("out of memory");
-        exit(1);
-    }
-    return pointer;
-}
-
 /* ------------------------------------------------------------------ partitions */
 
 /* A row of partial results, added up in double. */
@@ -30,7 +21,7 @@ typedef struct sums {
 } sums;
 
 static sums sums_of(int64_t rows, int elements) {
-    sums s = {rows, elements, room((uint64_t)(rows * elements) * sizeof(double)), room((uint64_t)rows * sizeof(double))};
+    sums s = {rows, elements, rig_room((uint64_t)(rows * elements) * sizeof(double)), rig_room((uint64_t)rows * sizeof(double))};
     for (int64_t n = 0; n < rows; n++) s.lse[n] = -INFINITY;
     return s;
 }
@@ -70,7 +61,7 @@ static void test_context_parallel_dense(void **state) {
     snprintf(line, sizeof line, "pattern=dense heads=1 head_dim=%d q_len=%d seed=5", D, ALL);
     rig_create(&whole, *state, line, NULL, NULL);
     if (whole.refused) return;
-    float *o = room(ALL * D * 4), *lse = room(ALL * 4), *part_o = room(PIECE * D * 4), *part_lse = room(PIECE * 4);
+    float *o = rig_room(ALL * D * 4), *lse = rig_room(ALL * 4), *part_o = rig_room(PIECE * D * 4), *part_lse = rig_room(PIECE * 4);
     rig_run(&whole, NULL, o, lse);
     sums s = sums_of(ALL, D);
     for (int q = 0; q < PIECES; q++)
@@ -99,8 +90,8 @@ static void test_context_parallel_s2(void **state) {
     rig whole;
     rig_create(&whole, *state, "pattern=s2 block=16 local=1 stride=4 offset=1 heads=3 head_dim=32 q_len=330 seed=6", NULL, NULL);
     if (whole.refused) return;
-    float *o = room(HEADS * TOKENS * D * 4), *lse = room(HEADS * TOKENS * 4), *part_o = room(HEADS * TOKENS * D * 4),
-          *part_lse = room(HEADS * TOKENS * 4);
+    float *o = rig_room(HEADS * TOKENS * D * 4), *lse = rig_room(HEADS * TOKENS * 4), *part_o = rig_room(HEADS * TOKENS * D * 4),
+          *part_lse = rig_room(HEADS * TOKENS * 4);
     rig_run(&whole, NULL, o, lse);
     sums s = sums_of(HEADS * TOKENS, D);
     int empty_rows = 0;
@@ -131,7 +122,7 @@ static void test_context_parallel_s2(void **state) {
         rig_release(&part);
     }
     assert_true(empty_rows > 50);
-    float *in_rows = room(HEADS * TOKENS * 4); /* LSE as [token, head] */
+    float *in_rows = rig_room(HEADS * TOKENS * 4); /* LSE as [token, head] */
     for (int h = 0; h < HEADS; h++)
         for (int n = 0; n < TOKENS; n++) in_rows[n * HEADS + h] = lse[h * TOKENS + n];
     sums_equal(&s, o, in_rows);
@@ -166,8 +157,8 @@ static void test_rows_without_keys(void **state) {
         rig r;
         rig_create(&r, *state, cases[n].line, NULL, NULL);
         if (r.refused) continue;
-        unsigned char *o = room(r.bytes[TESS_ROLE_O]);
-        float *lse = room(r.bytes[TESS_ROLE_LSE]);
+        unsigned char *o = rig_room(r.bytes[TESS_ROLE_O]);
+        float *lse = rig_room(r.bytes[TESS_ROLE_LSE]);
         const rig_options options = {.workspace_byte = 0xff};
         rig_run(&r, &options, o, lse);
         const size_t row = (size_t)(r.p.heads * r.p.head_dim) * r.size[TESS_ROLE_O];
@@ -224,7 +215,7 @@ static void test_scores_of_any_size(void **state) {
         rig r;
         rig_create(&r, *state, cases[n], NULL, NULL);
         if (r.refused) continue;
-        float *o = room(r.bytes[TESS_ROLE_O]), *lse = room(r.bytes[TESS_ROLE_LSE]);
+        float *o = rig_room(r.bytes[TESS_ROLE_O]), *lse = rig_room(r.bytes[TESS_ROLE_LSE]);
         rig_run(&r, NULL, o, lse);
         /* A score near 1000 in float32 is off by up to 1e-4, and its exponential by as much. bf16 rounds exponentials and results by up to 2^-8 each. */
         rig_check(&r, o, lse, n == 1 ? 1e-5 : r.p.dtype == TESS_F32 ? 2e-3 : 2e-3 + 0x1p-7);
@@ -244,7 +235,7 @@ static void test_negative_scale(void **state) {
     rig_create(&r, *state, "pattern=s2 block=16 local=2 stride=3 heads=2 head_dim=64 q_len=40 kv_len=300", negative_scale, NULL);
     if (r.refused) return;
     r.p.scale = -0.25;
-    float *o = room(r.bytes[TESS_ROLE_O]), *lse = room(r.bytes[TESS_ROLE_LSE]);
+    float *o = rig_room(r.bytes[TESS_ROLE_O]), *lse = rig_room(r.bytes[TESS_ROLE_LSE]);
     rig_run(&r, NULL, o, lse);
     rig_check(&r, o, lse, 1e-5);
     free(o);
@@ -313,8 +304,8 @@ static void test_wrong_pattern_is_seen(void **state) {
 static void test_wrong_offset_shows_everywhere(void **state) {
     rig r;
     rig_create(&r, *state, "pattern=s2 block=16 local=2 stride=4" SHAPE "dtype=f16", NULL, NULL);
-    uint16_t *o = room(r.bytes[TESS_ROLE_O]);
-    float *lse = room(r.bytes[TESS_ROLE_LSE]);
+    uint16_t *o = rig_room(r.bytes[TESS_ROLE_O]);
+    float *lse = rig_room(r.bytes[TESS_ROLE_LSE]);
     rig_run(&r, NULL, o, lse);
     const reference_inputs in = {r.data[0], r.data[1], r.data[2]};
     int64_t off[2] = {0, 0}, all = 0;
