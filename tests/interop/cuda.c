@@ -12,6 +12,7 @@
 
 #include "common/testlib.h"
 #include "instance.h"
+#include "parts.h"
 
 /* CUDA's driver API: X(name, symbol, parameters). */
 #define DRIVER(X)                                                                              \
@@ -52,7 +53,7 @@ static struct {
         if (cu_code != 0) fail_msg("%s gave CUDA's error %d", #call, cu_code); \
     } while (0)
 
-enum { PARTS = 6, GUARD = 512, NON_BLOCKING = 1, CAPTURE_GLOBAL = 0 }; /* PARTS: Q, K, V, O, LSE, workspace */
+enum { NON_BLOCKING = 1, CAPTURE_GLOBAL = 0 };
 
 /* What a test runs with. */
 typedef struct variant {
@@ -77,7 +78,8 @@ typedef struct app {
     tess_layout *layout;
     tess_plan *plan;
     tess_plan_info info;
-    uint64_t item, bytes[PARTS], offset[PARTS], size;
+    uint64_t item; /* bytes of an element */
+    parts parts;
 } app;
 
 static const char *id_of(const app *a) {
@@ -90,16 +92,6 @@ static tess_status wrap(const app *a, struct CUctx_st *context, tess_device **de
     const tess_cuda_native native = {.struct_size = sizeof native, .context = context};
     const tess_device_desc desc = {.struct_size = sizeof desc, .id = id_of(a), .native = &native};
     return tess_device_open(a->runtime, &desc, device);
-}
-
-static void make_plan(const app *a, tess_device *device, const char *kernel, tess_plan **plan) {
-    tess_plan_desc desc;
-    int64_t *lengths = NULL;
-    assert_int_equal(problem_plan_desc(&a->p, &desc, &lengths), 0);
-    desc.kernel = kernel;
-    const tess_status status = tess_plan_create(device, a->layout, &desc, plan);
-    free(lengths);
-    assert_ok(status);
 }
 
 /* Whether the device has the kernel of the variant. */
@@ -124,27 +116,13 @@ static int setup(void **state) {
              a->v->dtype);
     assert_int_equal(problem_parse(&a->p, line, error, sizeof error), 0);
     assert_ok(problem_layout(&a->p, a->runtime, &a->layout));
-    make_plan(a, a->device, a->v->kernel, &a->plan);
+    a->plan = parts_plan(&a->p, a->layout, a->device, a->v->kernel, 0);
     a->info.struct_size = sizeof a->info;
     assert_ok(tess_plan_query(a->plan, &a->info));
     assert_true(a->info.n_merge_jobs > 0);
     if (a->v->kernel) assert_string_equal(a->info.kernel, a->v->kernel);
-    const tess_buffer none = {0};
     a->item = a->p.dtype == TESS_F32 ? 4 : 2;
-    uint64_t end = a->v->odd ? 7 * a->item : 0;
-    for (int n = 0; n < PARTS; n++) {
-        tess_tensor tensor;
-        if (n < 5)
-            assert_ok(tess_plan_tensor(a->plan, (tess_role)n, none, &tensor, &a->bytes[n]));
-        else
-            a->bytes[n] = a->info.workspace_bytes;
-        const uint64_t align = n == 5 ? a->info.workspace_align : !a->v->odd ? 256 : n == 4 ? 4 : a->item;
-        end += GUARD;
-        end += (align - end % align) % align;
-        a->offset[n] = end;
-        end += a->bytes[n];
-    }
-    a->size = end + GUARD;
+    parts_place(&a->parts, a->plan, a->item, a->v->odd);
     return 0;
 }
 
@@ -182,41 +160,32 @@ static void fill_inputs(const app *a, job *j, uint64_t seed) {
     j->seed = seed;
     for (int n = 0; n < 3; n++) {
         /* The place may not be aligned for elements, as far as C is concerned. */
-        void *values = malloc(a->bytes[n]);
+        void *values = malloc(a->parts.bytes[n]);
         assert_non_null(values);
-        fill_normal(a->p.dtype, values, (int64_t)(a->bytes[n] / a->item), seed, (uint32_t)n);
-        memcpy(j->image + a->offset[n], values, a->bytes[n]);
+        fill_normal(a->p.dtype, values, (int64_t)(a->parts.bytes[n] / a->item), seed, (uint32_t)n);
+        memcpy(j->image + a->parts.offset[n], values, a->parts.bytes[n]);
         free(values);
     }
 }
 
 static void job_begin(const app *a, job *j, uint64_t seed) {
     memset(j, 0, sizeof *j);
-    j->image = malloc(a->size);
+    j->image = malloc(a->parts.size);
     assert_non_null(j->image);
-    for (uint64_t n = 0; n < a->size; n++) j->image[n] = (unsigned char)(n * 41 + 3);
-    for (int n = 3; n < PARTS; n++) memset(j->image + a->offset[n], 0xff, a->bytes[n]);
+    parts_fill(&a->parts, j->image);
     fill_inputs(a, j, seed);
-    CU(cu.alloc(&j->memory, a->size));
-    CU(cu.to_device(j->memory, j->image, a->size, a->stream));
+    CU(cu.alloc(&j->memory, a->parts.size));
+    CU(cu.to_device(j->memory, j->image, a->parts.size, a->stream));
     CU(cu.stream_wait(a->stream));
-    j->run = (tess_run_desc){.struct_size = sizeof j->run};
-    tess_tensor *const tensors[5] = {&j->run.q, &j->run.k, &j->run.v, &j->run.o, &j->run.lse};
-    tess_buffer buffer = {.kind = TESS_BUFFER_POINTER, .handle = j->memory, .size = a->size};
-    for (int n = 0; n < 5; n++) {
-        buffer.offset = a->offset[n];
-        assert_ok(tess_plan_tensor(a->plan, (tess_role)n, buffer, tensors[n], NULL));
-    }
-    buffer.offset = a->offset[5];
-    j->run.workspace = buffer;
+    j->run = parts_run(&a->parts, a->plan, (tess_buffer){.kind = TESS_BUFFER_POINTER, .handle = j->memory, .size = a->parts.size});
     j->run.stream = (tess_stream){.kind = TESS_STREAM_SUBMIT, .handle = (uint64_t)(uintptr_t)a->stream};
 }
 
 /* Copies part `n` out, to memory aligned for its elements. */
 static void *part(const app *a, const unsigned char *image, int n) {
-    void *copy = malloc(a->bytes[n]);
+    void *copy = malloc(a->parts.bytes[n]);
     assert_non_null(copy);
-    memcpy(copy, image + a->offset[n], a->bytes[n]);
+    memcpy(copy, image + a->parts.offset[n], a->parts.bytes[n]);
     return copy;
 }
 
@@ -242,16 +211,11 @@ static void check_values(const app *a, const unsigned char *inputs, const unsign
 
 /* Reads everything in the order of a stream of the application's, and checks results and that nothing else changed. */
 static void job_check(const app *a, const job *j, void *stream) {
-    unsigned char *got = malloc(a->size);
-    uint64_t end = 0;
+    unsigned char *got = malloc(a->parts.size);
     assert_non_null(got);
-    CU(cu.to_host(got, j->memory, a->size, stream));
+    CU(cu.to_host(got, j->memory, a->parts.size, stream));
     CU(cu.stream_wait(stream));
-    for (int n = 0; n < PARTS; n++) {
-        if (memcmp(got + end, j->image + end, a->offset[n] - end) != 0) fail_msg("memory before part %d was written", n);
-        end = n < 3 ? a->offset[n] : a->offset[n] + a->bytes[n]; /* inputs are compared with what is in front of the next part */
-    }
-    if (memcmp(got + end, j->image + end, GUARD) != 0) fail_msg("memory behind the workspace was written");
+    parts_check_rest(&a->parts, got, j->image);
     check_values(a, j->image, got);
     free(got);
 }
@@ -351,7 +315,7 @@ static void test_graph(void **state) {
     CU(cu.graph_instantiate(&ready, graph, 0));
     for (uint64_t seed = 7; seed < 9; seed++) {
         fill_inputs(a, &j, seed);
-        CU(cu.to_device(j.memory, j.image, a->size, a->stream)); /* fills outputs and workspace with NaN again, too */
+        CU(cu.to_device(j.memory, j.image, a->parts.size, a->stream)); /* fills outputs and workspace with NaN again, too */
         CU(cu.graph_launch(ready, a->stream));
         job_check(a, &j, a->stream);
     }
@@ -383,27 +347,6 @@ static void test_no_context(void **state) {
 
 /* ------------------------------------------------------------------ several at once */
 
-/* Runs the problem on another device of Tessera's with memory from there; leaves O and LSE in `got`, whose places are the application's. */
-static void run_on(const app *a, tess_device *device, const char *kernel, const unsigned char *inputs, unsigned char *got) {
-    tess_plan *plan = NULL;
-    tess_plan_info info = {.struct_size = sizeof info};
-    tess_run_desc run = {.struct_size = sizeof run};
-    tess_tensor *const tensors[5] = {&run.q, &run.k, &run.v, &run.o, &run.lse};
-    tess_buffer buffers[PARTS];
-    make_plan(a, device, kernel, &plan);
-    assert_ok(tess_plan_query(plan, &info));
-    for (int n = 0; n < PARTS; n++) {
-        buffers[n] = test_upload(device, n < 3 ? inputs + a->offset[n] : NULL, n < 5 ? a->bytes[n] : info.workspace_bytes);
-        if (n < 5) assert_ok(tess_plan_tensor(plan, (tess_role)n, buffers[n], tensors[n], NULL));
-    }
-    run.workspace = buffers[5];
-    assert_ok(tess_run(plan, &run));
-    assert_ok(tess_wait(device, UINT64_MAX));
-    for (int n = 3; n < 5; n++) test_download(device, buffers[n], got + a->offset[n], a->bytes[n]);
-    for (int n = 0; n < PARTS; n++) assert_ok(tess_free(device, &buffers[n]));
-    tess_plan_release(plan);
-}
-
 /* The wrapped context, the same one wrapped again, the GPU's primary context, and the CPU, in one process and at the same time. */
 static void test_beside_other_devices(void **state) {
     app *a = *state;
@@ -416,11 +359,13 @@ static void test_beside_other_devices(void **state) {
     assert_ok(tess_device_open(a->runtime, &desc, &devices[1]));
     job_begin(a, &j, 11);
     assert_ok(tess_run(a->plan, &j.run)); /* under way while the others run */
-    unsigned char *got = malloc(a->size);
+    unsigned char *got = malloc(a->parts.size);
     assert_non_null(got);
+    const void *const inputs[3] = {j.image + a->parts.offset[0], j.image + a->parts.offset[1], j.image + a->parts.offset[2]};
     for (int d = 0; d < 3; d++) {
-        memcpy(got, j.image, a->size);
-        run_on(a, devices[d], d < 2 ? a->v->kernel : NULL, j.image, got);
+        memcpy(got, j.image, a->parts.size);
+        parts_run_elsewhere(&a->parts, &a->p, a->layout, devices[d], d < 2 ? a->v->kernel : NULL, inputs, got + a->parts.offset[3],
+                            got + a->parts.offset[4]);
         check_values(a, j.image, got);
     }
     job_check(a, &j, a->stream);
@@ -488,7 +433,7 @@ static void test_bad_runs(void **state) {
     assert_error_has("stream.extra");
     /* Host memory is never copied in silence. */
     j.run = good;
-    j.run.q.buffer = tess_host_buffer(j.image, a->size);
+    j.run.q.buffer = tess_host_buffer(j.image, a->parts.size);
     assert_error(tess_run(a->plan, &j.run), TESS_ERROR_INVALID, "tess_run", "q.buffer");
     j.run = good;
     j.run.q.buffer.offset++; /* a part of an element */

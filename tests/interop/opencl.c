@@ -5,7 +5,6 @@
  */
 #define CL_TARGET_OPENCL_VERSION 120
 #include <CL/cl.h>
-#include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,9 +12,10 @@
 #include <tessera/tessera_opencl.h>
 
 #include "common/testlib.h"
+#include "parts.h"
 #include "reference.h"
 
-enum { PARTS = 6, GUARD = 512, MOST_DEVICES = 4 }; /* PARTS: Q, K, V, O, LSE, workspace */
+enum { MOST_DEVICES = 4 };
 
 /* What such an application holds. */
 typedef struct app {
@@ -29,7 +29,7 @@ typedef struct app {
     tess_plan *plan;
     tess_plan_info info;
     void *inputs[3];
-    uint64_t bytes[PARTS], offset[PARTS];
+    parts parts;
 } app;
 
 #define CL(call) assert_int_equal((call), CL_SUCCESS)
@@ -51,16 +51,6 @@ static tess_device *wrap(const app *a, const char *id, cl_command_queue queue) {
     return device;
 }
 
-static void make_plan(app *a, tess_device *device, uint32_t max_in_flight, tess_plan **plan) {
-    tess_plan_desc desc;
-    int64_t *cu = NULL;
-    assert_int_equal(problem_plan_desc(&a->p, &desc, &cu), 0);
-    desc.max_in_flight = max_in_flight;
-    const tess_status status = tess_plan_create(device, a->layout, &desc, plan);
-    free(cu);
-    assert_ok(status);
-}
-
 static int setup(void **state) {
     app *a = *state;
     cl_int code;
@@ -72,28 +62,15 @@ static int setup(void **state) {
     a->device = wrap(a, "opencl", a->queue);
     assert_int_equal(problem_parse(&a->p, line, error, sizeof error), 0);
     assert_ok(problem_layout(&a->p, a->runtime, &a->layout));
-    make_plan(a, a->device, 0, &a->plan);
+    a->plan = parts_plan(&a->p, a->layout, a->device, NULL, 0);
     a->info.struct_size = sizeof a->info;
     assert_ok(tess_plan_query(a->plan, &a->info));
     assert_true(a->info.n_merge_jobs > 0);
-    const tess_buffer none = {0};
-    uint64_t end = 2 * 7; /* odd places: one buffer holds all, and no part is aligned to more than its elements */
-    for (int n = 0; n < PARTS; n++) {
-        tess_tensor tensor;
-        if (n < 5)
-            assert_ok(tess_plan_tensor(a->plan, (tess_role)n, none, &tensor, &a->bytes[n]));
-        else
-            a->bytes[n] = a->info.workspace_bytes;
-        const uint64_t align = n == 5 ? a->info.workspace_align : n == 4 ? 4 : 2;
-        end += GUARD;
-        end += (align - end % align) % align;
-        a->offset[n] = end;
-        end += a->bytes[n];
-    }
+    parts_place(&a->parts, a->plan, 2, 1);
     for (int n = 0; n < 3; n++) {
-        a->inputs[n] = malloc(a->bytes[n]);
+        a->inputs[n] = malloc(a->parts.bytes[n]);
         assert_non_null(a->inputs[n]);
-        fill_normal(a->p.dtype, a->inputs[n], (int64_t)a->bytes[n] / 2, 5, (uint32_t)n);
+        fill_normal(a->p.dtype, a->inputs[n], (int64_t)a->parts.bytes[n] / 2, 5, (uint32_t)n);
     }
     return 0;
 }
@@ -126,51 +103,20 @@ typedef struct job {
 /* One buffer of the application's with everything in it. */
 static void job_begin(const app *a, job *j) {
     cl_int code;
-    j->size = a->offset[PARTS - 1] + a->bytes[PARTS - 1] + GUARD;
+    j->size = a->parts.size;
     j->image = malloc(j->size);
     assert_non_null(j->image);
-    for (uint64_t n = 0; n < j->size; n++) j->image[n] = (unsigned char)(n * 41 + 3);
-    for (int n = 0; n < 3; n++) memcpy(j->image + a->offset[n], a->inputs[n], a->bytes[n]);
-    for (int n = 3; n < PARTS; n++) memset(j->image + a->offset[n], 0xff, a->bytes[n]);
+    parts_fill(&a->parts, j->image);
+    for (int n = 0; n < 3; n++) memcpy(j->image + a->parts.offset[n], a->inputs[n], a->parts.bytes[n]);
     j->mem = clCreateBuffer(a->context, CL_MEM_READ_WRITE | CL_MEM_COPY_HOST_PTR, j->size, j->image, &code);
     CL(code);
-    j->run = (tess_run_desc){.struct_size = sizeof j->run};
-    tess_tensor *const tensors[5] = {&j->run.q, &j->run.k, &j->run.v, &j->run.o, &j->run.lse};
-    tess_buffer buffer = {.kind = TESS_BUFFER_OBJECT, .handle = (uint64_t)(uintptr_t)j->mem, .size = j->size};
-    for (int n = 0; n < 5; n++) {
-        buffer.offset = a->offset[n];
-        assert_ok(tess_plan_tensor(a->plan, (tess_role)n, buffer, tensors[n], NULL));
-    }
-    buffer.offset = a->offset[5];
-    j->run.workspace = buffer;
+    j->run = parts_run(&a->parts, a->plan, (tess_buffer){.kind = TESS_BUFFER_OBJECT, .handle = (uint64_t)(uintptr_t)j->mem, .size = j->size});
 }
 
 /* Checks what came back against the reference, and that nothing else changed. */
 static void job_check(const app *a, const job *j, const unsigned char *got) {
-    const reference_inputs in = {a->inputs[0], a->inputs[1], a->inputs[2]};
-    double row[256], lse;
-    uint64_t end = 0;
-    for (int n = 0; n < PARTS; n++) {
-        if (memcmp(got + end, j->image + end, a->offset[n] - end) != 0) fail_msg("memory before part %d was written", n);
-        end = n < 3 ? a->offset[n] : a->offset[n] + a->bytes[n]; /* inputs are compared with what is in front of the next part */
-    }
-    if (memcmp(got + end, j->image + end, GUARD) != 0) fail_msg("memory behind the workspace was written");
-    const uint16_t *o = (const uint16_t *)(const void *)(got + a->offset[3]);
-    for (int64_t b = 0; b < a->p.batch; b++)
-        for (int32_t h = 0; h < a->p.heads; h++)
-            for (int64_t r = 0; r < a->p.q_len; r += 3) {
-                float got_lse;
-                reference_row(&a->p, &in, b, h, r, row, &lse);
-                memcpy(&got_lse, got + a->offset[4] + 4 * (uint64_t)((b * a->p.heads + h) * a->p.q_len + r), sizeof got_lse);
-                if (!(fabs(got_lse - lse) < 1e-4)) fail_msg("batch %d head %d row %d: LSE %g, not %g", (int)b, (int)h, (int)r, (double)got_lse, lse);
-                for (int e = 0; e < a->p.head_dim; e++) {
-                    uint16_t bits;
-                    memcpy(&bits, &o[((b * a->p.q_len + r) * a->p.heads + h) * a->p.head_dim + e], sizeof bits);
-                    const double x = half_to_float(bits);
-                    if (!(fabs(x - row[e]) <= 2e-3 * (1 + fabs(row[e]))))
-                        fail_msg("batch %d head %d row %d: %g, not %g", (int)b, (int)h, (int)r, x, row[e]);
-                }
-            }
+    parts_check_rest(&a->parts, got, j->image);
+    parts_check_rows(&a->p, a->inputs, got + a->parts.offset[3], got + a->parts.offset[4]);
 }
 
 /* Reads the buffer on a queue of the application's, behind `event` if that is not NULL, and checks it. */
@@ -321,11 +267,10 @@ static void test_references(void **state) {
     const cl_uint context = context_references(a->context), queue = queue_references(a->queue);
     for (int n = 0; n < 20; n++) {
         tess_device *device = wrap(a, "opencl", n % 2 ? a->queue : NULL);
-        tess_plan *plan = NULL;
         tess_buffer buffer;
         if (n % 2) assert_true(queue_references(a->queue) > queue);
         assert_true(context_references(a->context) > context);
-        make_plan(a, device, 3, &plan);
+        tess_plan *plan = parts_plan(&a->p, a->layout, device, NULL, 3);
         assert_ok(tess_alloc(device, 1000, &buffer));
         assert_ok(tess_free(device, &buffer));
         tess_device_release(device);
@@ -368,28 +313,13 @@ static void test_beside_other_devices(void **state) {
     job_begin(a, &j);
     assert_ok(tess_run(a->plan, &j.run));
     for (int d = 0; d < 2; d++) {
-        tess_plan *plan = NULL;
-        tess_plan_info other = {.struct_size = sizeof other};
-        make_plan(a, devices[d], 0, &plan);
-        assert_ok(tess_plan_query(plan, &other));
-        tess_run_desc run = {.struct_size = sizeof run};
-        tess_tensor *const tensors[5] = {&run.q, &run.k, &run.v, &run.o, &run.lse};
-        tess_buffer buffers[PARTS];
-        for (int n = 0; n < PARTS; n++) {
-            buffers[n] = test_upload(devices[d], n < 3 ? a->inputs[n] : NULL, n < 5 ? a->bytes[n] : other.workspace_bytes);
-            if (n < 5) assert_ok(tess_plan_tensor(plan, (tess_role)n, buffers[n], tensors[n], NULL));
-        }
-        run.workspace = buffers[5];
-        assert_ok(tess_run(plan, &run));
+        const void *const inputs[3] = {a->inputs[0], a->inputs[1], a->inputs[2]};
         unsigned char *got = malloc(j.size);
         assert_non_null(got);
         memcpy(got, j.image, j.size);
-        test_download(devices[d], buffers[3], got + a->offset[3], a->bytes[3]);
-        test_download(devices[d], buffers[4], got + a->offset[4], a->bytes[4]);
+        parts_run_elsewhere(&a->parts, &a->p, a->layout, devices[d], NULL, inputs, got + a->parts.offset[3], got + a->parts.offset[4]);
         job_check(a, &j, got);
         free(got);
-        for (int n = 0; n < PARTS; n++) assert_ok(tess_free(devices[d], &buffers[n]));
-        tess_plan_release(plan);
         tess_device_release(devices[d]);
     }
     job_end(a, &j, a->queue, NULL);
@@ -423,8 +353,7 @@ static void test_threads(void **state) {
     app *a = *state;
     for (uint32_t in_flight = 1; in_flight <= THREADS; in_flight += THREADS - 1) {
         worker workers[THREADS];
-        tess_plan *plan = NULL;
-        make_plan(a, a->device, in_flight, &plan);
+        tess_plan *plan = parts_plan(&a->p, a->layout, a->device, NULL, in_flight);
         memset(workers, 0, sizeof workers);
         for (int n = 0; n < THREADS; n++) {
             workers[n].a = a;
@@ -519,7 +448,7 @@ static void test_bad_streams(void **state) {
     /* Host memory is never copied in silence. */
     j.run.stream = (tess_stream){0};
     const tess_run_desc good = j.run;
-    j.run.q.buffer = tess_host_buffer(a->inputs[0], a->bytes[0]);
+    j.run.q.buffer = tess_host_buffer(a->inputs[0], a->parts.bytes[0]);
     assert_error(tess_run(a->plan, &j.run), TESS_ERROR_INVALID, "tess_run", "q.buffer");
     j.run = good;
     j.run.q.buffer.offset++; /* half an element */

@@ -3,7 +3,6 @@
  * An application that owns its Vulkan device: Tessera records into its command buffers, submits to its queue between its semaphores, and reads and writes
  * its buffers at its offsets. Every test runs on every device that the application finds.
  */
-#include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,9 +11,10 @@
 #include <vulkan/vulkan.h>
 
 #include "common/testlib.h"
+#include "parts.h"
 #include "reference.h"
 
-enum { PARTS = 6, GUARD = 512, MOST_DEVICES = 4 }; /* PARTS: Q, K, V, O, LSE, workspace */
+enum { MOST_DEVICES = 4 };
 static const uint64_t patience = UINT64_C(120000000000);
 
 typedef struct app {
@@ -35,7 +35,7 @@ typedef struct app {
     tess_plan *plan;
     tess_plan_info info;
     void *inputs[2][3]; /* two sets of Q, K and V */
-    uint64_t bytes[PARTS], offset[PARTS], size;
+    parts parts;
 } app;
 
 #define VK(call) assert_int_equal((call), VK_SUCCESS)
@@ -119,36 +119,6 @@ static tess_status wrap(app *a, const tess_vulkan_device *native, tess_device **
 
 /* ------------------------------------------------------------------ problem and memory */
 
-static void make_plan(const app *a, tess_device *device, uint32_t max_in_flight, tess_plan **plan) {
-    tess_plan_desc desc;
-    int64_t *cu = NULL;
-    assert_int_equal(problem_plan_desc(&a->p, &desc, &cu), 0);
-    desc.max_in_flight = max_in_flight;
-    const tess_status status = tess_plan_create(device, a->layout, &desc, plan);
-    free(cu);
-    assert_ok(status);
-}
-
-/* Where the parts lie in one buffer: at odd elements, with guards between. */
-static void place_parts(app *a) {
-    const uint64_t item = a->p.dtype == TESS_F32 ? 4 : 2;
-    const tess_buffer none = {0};
-    uint64_t end = 7 * item;
-    for (int n = 0; n < PARTS; n++) {
-        tess_tensor tensor;
-        if (n < 5)
-            assert_ok(tess_plan_tensor(a->plan, (tess_role)n, none, &tensor, &a->bytes[n]));
-        else
-            a->bytes[n] = a->info.workspace_bytes;
-        const uint64_t align = n == 5 ? a->info.workspace_align : n == 4 ? 4 : item;
-        end += GUARD;
-        end += (align - end % align) % align;
-        a->offset[n] = end;
-        end += a->bytes[n];
-    }
-    a->size = end + GUARD;
-}
-
 static int setup(void **state) {
     app *a = *state;
     char error[256];
@@ -160,16 +130,17 @@ static int setup(void **state) {
     assert_ok(wrap(a, &native, &a->tessera));
     assert_int_equal(problem_parse(&a->p, a->narrow ? narrow_line : wide_line, error, sizeof error), 0);
     assert_ok(problem_layout(&a->p, a->runtime, &a->layout));
-    make_plan(a, a->tessera, 2, &a->plan);
+    a->plan = parts_plan(&a->p, a->layout, a->tessera, NULL, 2);
     a->info.struct_size = sizeof a->info;
     assert_ok(tess_plan_query(a->plan, &a->info));
     assert_true(a->info.n_merge_jobs > 0);
-    place_parts(a);
+    parts_place(&a->parts, a->plan, a->p.dtype == TESS_F32 ? 4 : 2, 1);
     for (int set = 0; set < 2; set++)
         for (int n = 0; n < 3; n++) {
-            a->inputs[set][n] = malloc(a->bytes[n]);
+            a->inputs[set][n] = malloc(a->parts.bytes[n]);
             assert_non_null(a->inputs[set][n]);
-            fill_normal(a->p.dtype, a->inputs[set][n], (int64_t)(a->bytes[n] / (a->p.dtype == TESS_F32 ? 4 : 2)), 5 + (uint64_t)set, (uint32_t)n);
+            fill_normal(a->p.dtype, a->inputs[set][n], (int64_t)(a->parts.bytes[n] / (a->p.dtype == TESS_F32 ? 4 : 2)), 5 + (uint64_t)set,
+                        (uint32_t)n);
         }
     return 0;
 }
@@ -225,27 +196,18 @@ static void make_buffer(const app *a, uint64_t size, VkBuffer *buffer, VkDeviceM
 
 /* Fresh contents with a set of inputs; outputs and workspace are NaN. */
 static void job_fill(const app *a, job *j, int set) {
-    for (uint64_t n = 0; n < j->size; n++) j->image[n] = (unsigned char)(n * 41 + 3);
-    for (int n = 0; n < 3; n++) memcpy(j->image + a->offset[n], a->inputs[set][n], a->bytes[n]);
-    for (int n = 3; n < PARTS; n++) memset(j->image + a->offset[n], 0xff, a->bytes[n]);
+    parts_fill(&a->parts, j->image);
+    for (int n = 0; n < 3; n++) memcpy(j->image + a->parts.offset[n], a->inputs[set][n], a->parts.bytes[n]);
     memcpy(j->mapped, j->image, j->size);
 }
 
 static void job_begin(const app *a, job *j, int set) {
-    j->size = a->size;
+    j->size = a->parts.size;
     j->image = malloc(j->size);
     assert_non_null(j->image);
     make_buffer(a, j->size, &j->buffer, &j->memory, &j->mapped);
     job_fill(a, j, set);
-    j->run = (tess_run_desc){.struct_size = sizeof j->run};
-    tess_tensor *const tensors[5] = {&j->run.q, &j->run.k, &j->run.v, &j->run.o, &j->run.lse};
-    tess_buffer buffer = {.kind = TESS_BUFFER_OBJECT, .handle = (uint64_t)j->buffer, .size = j->size};
-    for (int n = 0; n < 5; n++) {
-        buffer.offset = a->offset[n];
-        assert_ok(tess_plan_tensor(a->plan, (tess_role)n, buffer, tensors[n], NULL));
-    }
-    buffer.offset = a->offset[5];
-    j->run.workspace = buffer;
+    j->run = parts_run(&a->parts, a->plan, (tess_buffer){.kind = TESS_BUFFER_OBJECT, .handle = (uint64_t)j->buffer, .size = j->size});
 }
 
 static void job_end(const app *a, job *j) {
@@ -254,39 +216,12 @@ static void job_end(const app *a, job *j) {
     vkFreeMemory(a->device, j->memory, NULL);
 }
 
-static int untouched(const app *a, const job *j) { return memcmp(j->mapped, j->image, a->size) == 0; }
-
-static void check_rows(const problem *p, void *const inputs[3], const unsigned char *o, const unsigned char *lse) {
-    const reference_inputs in = {inputs[0], inputs[1], inputs[2]};
-    const uint64_t item = p->dtype == TESS_F32 ? 4 : 2;
-    const double tolerance = p->dtype == TESS_F32 ? 1e-5 : 2e-3;
-    double row[256], wanted;
-    for (int64_t b = 0; b < p->batch; b++)
-        for (int32_t h = 0; h < p->heads; h++)
-            for (int64_t r = 0; r < p->q_len; r += 3) {
-                float got;
-                reference_row(p, &in, b, h, r, row, &wanted);
-                memcpy(&got, lse + 4 * (uint64_t)((b * p->heads + h) * p->q_len + r), sizeof got);
-                if (!(fabs(got - wanted) < 1e-4)) fail_msg("batch %d head %d row %d: LSE %g, not %g", (int)b, (int)h, (int)r, (double)got, wanted);
-                for (int e = 0; e < p->head_dim; e++) {
-                    uint32_t bits[1] = {0};
-                    memcpy(bits, o + item * (uint64_t)(((b * p->q_len + r) * p->heads + h) * p->head_dim + e), item);
-                    const double x = load_element(p->dtype, bits, 0);
-                    if (!(fabs(x - row[e]) <= tolerance * (1 + fabs(row[e]))))
-                        fail_msg("batch %d head %d row %d: %g, not %g", (int)b, (int)h, (int)r, x, row[e]);
-                }
-            }
-}
+static int untouched(const app *a, const job *j) { return memcmp(j->mapped, j->image, a->parts.size) == 0; }
 
 /* The result is that of the set of inputs, and nothing around the outputs changed. */
 static void job_check(const app *a, const job *j, int set) {
-    uint64_t end = 0;
-    for (int n = 0; n < PARTS; n++) {
-        if (memcmp(j->mapped + end, j->image + end, a->offset[n] - end) != 0) fail_msg("memory before part %d was written", n);
-        end = n < 3 ? a->offset[n] : a->offset[n] + a->bytes[n]; /* inputs are compared with what is in front of the next part */
-    }
-    if (memcmp(j->mapped + end, j->image + end, a->size - end) != 0) fail_msg("memory behind the workspace was written");
-    check_rows(&a->p, (void *const *)a->inputs[set], j->mapped + a->offset[3], j->mapped + a->offset[4]);
+    parts_check_rest(&a->parts, j->mapped, j->image);
+    parts_check_rows(&a->p, (void *const *)a->inputs[set], j->mapped + a->parts.offset[3], j->mapped + a->parts.offset[4]);
 }
 
 /* ------------------------------------------------------------------ the application's own commands */
@@ -389,9 +324,8 @@ static void test_record_and_replay(void **state) {
 static void test_record_ranges(void **state) {
     app *a = *state;
     job j;
-    tess_plan *plan;
     VkFence fence = make_fence(a);
-    make_plan(a, a->tessera, 64, &plan);
+    tess_plan *plan = parts_plan(&a->p, a->layout, a->tessera, NULL, 64);
     job_begin(a, &j, 1);
     VkCommandBuffer commands = begin_commands(a, VK_COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT_BIT);
     j.run.stream = record_into(commands, NULL);
@@ -413,8 +347,7 @@ static void test_record_slots(void **state) {
     job j;
     VkFence fence = make_fence(a), over = make_fence(a);
     VkSemaphore semaphore = a->timeline ? make_semaphore(a, 1) : VK_NULL_HANDLE;
-    tess_plan *plan;
-    make_plan(a, a->tessera, 1, &plan);
+    tess_plan *plan = parts_plan(&a->p, a->layout, a->tessera, NULL, 1);
     job_begin(a, &j, 0);
     VkCommandBuffer commands = begin_commands(a, 0), other = begin_commands(a, 0);
     tess_vulkan_record extra = {.struct_size = sizeof extra, .fence = (uint64_t)over};
@@ -457,7 +390,7 @@ static void test_record_slots(void **state) {
 /* ------------------------------------------------------------------ submitting */
 
 static VkCommandBuffer copy_commands(const app *a, VkBuffer from, VkBuffer to) {
-    const VkBufferCopy all = {0, 0, a->size};
+    const VkBufferCopy all = {0, 0, a->parts.size};
     VkCommandBuffer commands = begin_commands(a, 0);
     vkCmdCopyBuffer(commands, from, to, 1, &all);
     VK(vkEndCommandBuffer(commands));
@@ -473,11 +406,11 @@ static void chained(app *a, int timeline) {
     VkFence fence = make_fence(a), run_fence = make_fence(a);
     VkSemaphore first = make_semaphore(a, timeline), second = timeline ? first : make_semaphore(a, 0);
     job_begin(a, &j, 1);
-    make_buffer(a, a->size, &in, &in_memory, &in_mapped);
-    make_buffer(a, a->size, &out, &out_memory, &out_mapped);
-    memcpy(in_mapped, j.image, a->size);
-    memset(j.mapped, 0, a->size);
-    memset(out_mapped, 0, a->size);
+    make_buffer(a, a->parts.size, &in, &in_memory, &in_mapped);
+    make_buffer(a, a->parts.size, &out, &out_memory, &out_mapped);
+    memcpy(in_mapped, j.image, a->parts.size);
+    memset(j.mapped, 0, a->parts.size);
+    memset(out_mapped, 0, a->parts.size);
     submit(a, copy_commands(a, in, j.buffer), VK_NULL_HANDLE, 0, first, timeline ? 1 : 0, VK_NULL_HANDLE);
     const tess_vulkan_semaphore wait = {(uint64_t)first, timeline ? 1 : 0}, signal = {(uint64_t)second, timeline ? 2 : 0};
     const tess_vulkan_submit extra = {
@@ -555,16 +488,16 @@ static void test_default_stream(void **state) {
     assert_true(seconds >= 0 && seconds < 100);
     const tess_buffer from = {.kind = TESS_BUFFER_OBJECT, .handle = (uint64_t)j.buffer},
                       to = {.kind = TESS_BUFFER_OBJECT, .handle = (uint64_t)copy.buffer};
-    assert_ok(tess_copy(a->tessera, to, from, a->size));
+    assert_ok(tess_copy(a->tessera, to, from, a->parts.size));
     job_check(a, &j, 0);
-    assert_memory_equal(copy.mapped, j.mapped, a->size);
-    unsigned char *host = malloc(a->size);
+    assert_memory_equal(copy.mapped, j.mapped, a->parts.size);
+    unsigned char *host = malloc(a->parts.size);
     assert_non_null(host);
-    assert_ok(tess_copy(a->tessera, tess_host_buffer(host, a->size), from, a->size));
-    assert_memory_equal(host, j.mapped, a->size);
-    memset(host, 1, a->size);
-    assert_ok(tess_copy(a->tessera, from, tess_host_buffer(host, a->size), a->size));
-    assert_memory_equal(host, j.mapped, a->size);
+    assert_ok(tess_copy(a->tessera, tess_host_buffer(host, a->parts.size), from, a->parts.size));
+    assert_memory_equal(host, j.mapped, a->parts.size);
+    memset(host, 1, a->parts.size);
+    assert_ok(tess_copy(a->tessera, from, tess_host_buffer(host, a->parts.size), a->parts.size));
+    assert_memory_equal(host, j.mapped, a->parts.size);
     free(host);
     job_end(a, &j);
     job_end(a, &copy);
@@ -575,31 +508,15 @@ static void test_default_stream(void **state) {
 /* The same problem on a device of Tessera's own, in its own memory. */
 static void run_elsewhere(const app *a, const char *id, int set) {
     tess_device *device = NULL;
-    tess_plan *plan;
-    tess_plan_info info = {.struct_size = sizeof info};
     const tess_device_desc desc = {.struct_size = sizeof desc, .id = id};
-    assert_ok(tess_device_open(a->runtime, &desc, &device));
-    make_plan(a, device, 1, &plan);
-    assert_ok(tess_plan_query(plan, &info));
-    tess_run_desc run = {.struct_size = sizeof run};
-    tess_tensor *const tensors[5] = {&run.q, &run.k, &run.v, &run.o, &run.lse};
-    tess_buffer buffers[6];
-    for (int n = 0; n < 6; n++) {
-        buffers[n] = test_upload(device, n < 3 ? a->inputs[set][n] : NULL, n < 5 ? a->bytes[n] : info.workspace_bytes);
-        if (n < 5) assert_ok(tess_plan_tensor(plan, (tess_role)n, buffers[n], tensors[n], NULL));
-    }
-    run.workspace = buffers[5];
-    assert_ok(tess_run(plan, &run));
-    assert_ok(tess_wait(device, patience));
-    unsigned char *o = malloc(a->bytes[3]), *lse = malloc(a->bytes[4]);
+    const void *const inputs[3] = {a->inputs[set][0], a->inputs[set][1], a->inputs[set][2]};
+    unsigned char *o = malloc(a->parts.bytes[3]), *lse = malloc(a->parts.bytes[4]);
     assert_true(o && lse);
-    test_download(device, buffers[3], o, a->bytes[3]);
-    test_download(device, buffers[4], lse, a->bytes[4]);
-    check_rows(&a->p, (void *const *)a->inputs[set], o, lse);
+    assert_ok(tess_device_open(a->runtime, &desc, &device));
+    parts_run_elsewhere(&a->parts, &a->p, a->layout, device, NULL, inputs, o, lse);
+    parts_check_rows(&a->p, (void *const *)a->inputs[set], o, lse);
     free(o);
     free(lse);
-    for (int n = 0; n < 6; n++) assert_ok(tess_free(device, &buffers[n]));
-    tess_plan_release(plan);
     tess_device_release(device);
 }
 
