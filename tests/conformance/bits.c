@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/elements.h"
 #include "properties.h"
 #include "rig.h"
 
@@ -215,17 +216,10 @@ static void test_batch_invariance(void **state) {
         }
 }
 
-static void set_element(uint32_t dtype, void *base, int64_t index, float x) {
-    if (dtype == TESS_F32)
-        ((float *)base)[index] = x;
-    else
-        ((uint16_t *)base)[index] = dtype == TESS_F16 ? float_to_half(x) : float_to_bf16(x);
-}
-
 /* Element 0 of every row of Q for the heads from `first` on in steps of `step`. */
 static void set_queries(const rig *r, int32_t first, int32_t step, float x) {
     for (int64_t t = 0; t < r->p.q_len; t++)
-        for (int32_t h = first; h < r->p.heads; h += step) set_element(r->p.dtype, r->data[TESS_ROLE_Q], (t * r->p.heads + h) * r->p.head_dim, x);
+        for (int32_t h = first; h < r->p.heads; h += step) element_store(r->p.dtype, r->data[TESS_ROLE_Q], (t * r->p.heads + h) * r->p.head_dim, x);
 }
 
 /* Element 0 of K rises by 1 every 64 keys, so that it does from one stage of any kernel to the next. It stays 0 in the last keys, because some kernels take those that may be
@@ -233,7 +227,7 @@ static void set_queries(const rig *r, int32_t first, int32_t step, float x) {
 static void set_keys(const rig *r) {
     for (int64_t t = 0; t < r->p.kv_len; t++)
         for (int32_t h = 0; h < r->p.kv_heads; h++)
-            set_element(r->p.dtype, r->data[TESS_ROLE_K], (t * r->p.kv_heads + h) * r->p.head_dim, t < r->p.kv_len - 256 ? (float)(t / 64) : 0.0f);
+            element_store(r->p.dtype, r->data[TESS_ROLE_K], (t * r->p.kv_heads + h) * r->p.head_dim, t < r->p.kv_len - 256 ? (float)(t / 64) : 0.0f);
 }
 
 static void other_heads_stay(const test_target *target, const char *line) {

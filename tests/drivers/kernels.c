@@ -7,6 +7,7 @@
 #include <tessera/tessera_backend.h>
 
 #include "args.h"
+#include "common/elements.h"
 #include "fake.h"
 #include "kernels/sm80_args.h"
 #include "kernels/sm90_args.h"
@@ -97,51 +98,6 @@ void fake_kernel_describe(int number, void *const *parameters, char *text, size_
              a->group, a->flags, a->partial_rows);
 }
 
-/* ------------------------------------------------------------------ elements */
-
-static float from_half(uint16_t h) {
-    const int exponent = h >> 10 & 31, fraction = h & 1023;
-    const float sign = h >> 15 ? -1.0f : 1.0f;
-    if (exponent == 31) return fraction ? NAN : sign * INFINITY;
-    return sign * (exponent ? ldexpf((float)(fraction + 1024), exponent - 25) : ldexpf((float)fraction, -24));
-}
-
-/* To nearest, ties to even; results of attention on finite inputs do not overflow. */
-static uint16_t to_half(float f) {
-    const uint16_t sign = signbit(f) ? 0x8000 : 0;
-    int exponent = 0;
-    if (isnan(f)) return (uint16_t)(sign | 0x7e00);
-    frexpf(f, &exponent);
-    const int unit = exponent - 11 < -24 || f == 0 ? -24 : exponent - 11;
-    const float steps = rintf(ldexpf(fabsf(f), -unit));
-    return (uint16_t)(sign | (unit == -24 ? (uint32_t)steps : (uint32_t)((unit + 24) * 1024 + (int)steps)));
-}
-
-static float load(int dtype, const void *base, int64_t index) {
-    uint16_t bits;
-    float f;
-    if (dtype == TESS_F32) {
-        memcpy(&f, (const char *)base + 4 * index, sizeof f);
-        return f;
-    }
-    memcpy(&bits, (const char *)base + 2 * index, sizeof bits);
-    if (dtype == TESS_F16) return from_half(bits);
-    const uint32_t wide = (uint32_t)bits << 16;
-    memcpy(&f, &wide, sizeof f);
-    return f;
-}
-
-static void store(int dtype, void *base, int64_t index, float f) {
-    uint32_t wide;
-    if (dtype == TESS_F32) {
-        memcpy((char *)base + 4 * index, &f, sizeof f);
-        return;
-    }
-    memcpy(&wide, &f, sizeof wide);
-    const uint16_t bits = dtype == TESS_F16 ? to_half(f) : (uint16_t)((wide + 0x7fff + (wide >> 16 & 1)) >> 16);
-    memcpy((char *)base + 2 * index, &bits, sizeof bits);
-}
-
 /* ------------------------------------------------------------------ attention */
 
 typedef struct buffers {
@@ -173,12 +129,12 @@ static void add_block(row *r, int64_t j, uint32_t bits, int masked) {
         const int64_t k = a->k_at + s->batch * a->k_batch + (s->kv_start + t) * a->k_token + r->kv_head * a->k_head,
                       v = a->v_at + s->batch * a->v_batch + (s->kv_start + t) * a->v_token + r->kv_head * a->v_head;
         double score = 0;
-        for (uint32_t e = 0; e < a->head_dim; e++) score += (double)r->q[e] * load(b->dtype, b->k, k + e);
+        for (uint32_t e = 0; e < a->head_dim; e++) score += (double)r->q[e] * element_load((uint32_t)b->dtype, b->k, k + e);
         score *= a->scale;
         const double most = fmax(score, r->most), keep = exp(r->most - most), weight = exp(score - most);
         r->sum = r->sum * keep + weight;
         r->most = most;
-        for (uint32_t e = 0; e < a->head_dim; e++) r->o[e] = r->o[e] * keep + weight * load(b->dtype, b->v, v + e);
+        for (uint32_t e = 0; e < a->head_dim; e++) r->o[e] = r->o[e] * keep + weight * element_load((uint32_t)b->dtype, b->v, v + e);
     }
 }
 
@@ -189,7 +145,7 @@ static float *partial_at(const buffers *b, uint32_t partial) {
 static void write_row(const buffers *b, const tess_sequence *s, int64_t token, int64_t head, const double *o, double lse) {
     const tess_args *a = b->a;
     const int64_t at = a->o_at + s->batch * a->o_batch + (s->q_start + token) * a->o_token + head * a->o_head;
-    for (uint32_t e = 0; e < a->head_dim; e++) store(b->dtype, b->o, at + e, (float)o[e]);
+    for (uint32_t e = 0; e < a->head_dim; e++) element_store((uint32_t)b->dtype, b->o, at + e, (float)o[e]);
     if (a->flags & TESS_ARGS_LSE) b->lse[a->lse_at + s->batch * a->lse_batch + (s->q_start + token) * a->lse_token + head * a->lse_head] = (float)lse;
 }
 
@@ -205,7 +161,7 @@ static void forward_row(const buffers *b, const tess_job *job, int64_t pack, int
     r.position = first + n;
     r.first_block = block_of(first, a->block);
     const int64_t q = a->q_at + s->batch * a->q_batch + (s->q_start + job->row + n) * a->q_token + head * a->q_head;
-    for (uint32_t e = 0; e < a->head_dim; e++) r.q[e] = load(b->dtype, b->q, q + e);
+    for (uint32_t e = 0; e < a->head_dim; e++) r.q[e] = element_load((uint32_t)b->dtype, b->q, q + e);
     const int with_bits = (r.cls->flags & TESS_CLASS_BITS) != 0, masked = with_bits || (r.cls->flags & TESS_CLASS_MASK_ENTRIES) != 0;
     for (uint32_t i = 0; i < job->left_count; i++) add_block(&r, entries[job->left_offset + i], with_bits ? bits[job->left_offset + i] : 0, masked);
     for (uint32_t i = 0; i < job->interval_blocks; i++)

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/elements.h"
+
 enum { DEVICES = 2, MOST_BUFFERS = 256 };
 
 /* Added to every address that leaves the backend: whoever reads through a handle of this device crashes. */
@@ -195,56 +197,6 @@ static tess_status fake_kernel(void *opaque, const tess_kernel_key *key, tess_ke
     return TESS_OK;
 }
 
-static float from_half(uint16_t h) {
-    const int exponent = h >> 10 & 31, fraction = h & 1023;
-    const float sign = h >> 15 ? -1.0f : 1.0f;
-    if (exponent == 31) return fraction ? NAN : sign * INFINITY;
-    return sign * (exponent ? ldexpf((float)(fraction + 1024), exponent - 25) : ldexpf((float)fraction, -24));
-}
-
-/* Rounds to nearest, ties to even. */
-static uint16_t to_half(float f) {
-    uint32_t bits;
-    memcpy(&bits, &f, sizeof bits);
-    const uint16_t sign = (uint16_t)(bits >> 16 & 0x8000);
-    const float magnitude = fabsf(f);
-    if (isnan(f)) return (uint16_t)(sign | 0x7e00);
-    if (magnitude == 0) return sign;
-    if (magnitude >= 65520.0f) return (uint16_t)(sign | 0x7c00);
-    int exponent = 0;
-    frexpf(magnitude, &exponent);
-    const int unit = exponent - 11 < -24 ? -24 : exponent - 11;
-    const uint32_t steps = (uint32_t)rintf(ldexpf(magnitude, -unit)); /* up to 2048 units of the last place */
-    if (unit == -24) return (uint16_t)(sign | steps);
-    return (uint16_t)(sign | (uint32_t)((unit + 24) * 1024 + (int)steps));
-}
-
-static float load(uint32_t dtype, const char *base, int64_t index) {
-    float f;
-    uint16_t h;
-    uint32_t bits;
-    if (dtype == TESS_F32) {
-        memcpy(&f, base + index * 4, sizeof f);
-        return f;
-    }
-    memcpy(&h, base + index * 2, sizeof h);
-    if (dtype == TESS_F16) return from_half(h);
-    bits = (uint32_t)h << 16;
-    memcpy(&f, &bits, sizeof f);
-    return f;
-}
-
-static void store(uint32_t dtype, char *base, int64_t index, float f) {
-    if (dtype == TESS_F32) {
-        memcpy(base + index * 4, &f, sizeof f);
-        return;
-    }
-    uint32_t bits;
-    memcpy(&bits, &f, sizeof bits);
-    const uint16_t h = dtype == TESS_F16 ? to_half(f) : (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-    memcpy(base + index * 2, &h, sizeof h);
-}
-
 /* The row that is being computed. */
 typedef struct row_state {
     const tess_launch *launch;
@@ -269,11 +221,11 @@ static void add_block(row_state *r, int64_t j, uint32_t bits, int masked) {
         if (masked && !tess_kept(r->cls, r->position, t, floor_block(r->position, l->block), j, bits, r->first_block)) continue;
         double score = 0;
         const int64_t k = at(&l->k, s->batch, s->kv_start + t, group), v = at(&l->v, s->batch, s->kv_start + t, group);
-        for (int e = 0; e < l->head_dim; e++) score += (double)r->q[e] * load(l->dtype, address(&l->k.buffer), k + e);
+        for (int e = 0; e < l->head_dim; e++) score += (double)r->q[e] * element_load(l->dtype, address(&l->k.buffer), k + e);
         score *= l->scale;
         const double most = score > r->most ? score : r->most, keep = exp(r->most - most), weight = exp(score - most);
         r->sum = r->sum * keep + weight;
-        for (int e = 0; e < l->head_dim; e++) r->o[e] = r->o[e] * keep + weight * load(l->dtype, address(&l->v.buffer), v + e);
+        for (int e = 0; e < l->head_dim; e++) r->o[e] = r->o[e] * keep + weight * element_load(l->dtype, address(&l->v.buffer), v + e);
         r->most = most;
     }
 }
@@ -284,8 +236,9 @@ static float *partial_at(const tess_launch *l, uint32_t partial) {
 
 static void write_row(const tess_launch *l, const tess_sequence *s, int64_t row, int64_t head, const double *o, double lse) {
     const int64_t to = at(&l->o, s->batch, s->q_start + row, head);
-    for (int e = 0; e < l->head_dim; e++) store(l->dtype, address(&l->o.buffer), to + e, (float)o[e]);
-    if (l->lse.buffer.kind != TESS_BUFFER_NONE) store(TESS_F32, address(&l->lse.buffer), at(&l->lse, s->batch, s->q_start + row, head), (float)lse);
+    for (int e = 0; e < l->head_dim; e++) element_store(l->dtype, address(&l->o.buffer), to + e, (float)o[e]);
+    if (l->lse.buffer.kind != TESS_BUFFER_NONE)
+        element_store(TESS_F32, address(&l->lse.buffer), at(&l->lse, s->batch, s->q_start + row, head), (float)lse);
 }
 
 static void run_row(const tess_launch *l, const char *tables, const tess_job *job, int64_t head_in_pack, int64_t row) {
@@ -299,7 +252,7 @@ static void run_row(const tess_launch *l, const char *tables, const tess_job *jo
     r.first_block = floor_block((int64_t)r.sequence->kv_len - r.sequence->q_len + job->row, l->block);
     r.most = -INFINITY;
     const int64_t q = at(&l->q, r.sequence->batch, r.sequence->q_start + job->row + row, r.head);
-    for (int e = 0; e < l->head_dim; e++) r.q[e] = load(l->dtype, address(&l->q.buffer), q + e);
+    for (int e = 0; e < l->head_dim; e++) r.q[e] = element_load(l->dtype, address(&l->q.buffer), q + e);
     const int with_bits = (r.cls->flags & TESS_CLASS_BITS) != 0, masked = (r.cls->flags & TESS_CLASS_MASK_ENTRIES) != 0;
     for (uint32_t n = 0; n < job->left_count; n++)
         add_block(&r, entries[job->left_offset + n], with_bits ? bits[job->left_offset + n] : 0, masked || with_bits);

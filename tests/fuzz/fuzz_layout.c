@@ -23,10 +23,6 @@ static void give(void *user, void *pointer, size_t size) {
     taken -= size;
     free(pointer);
 }
-static void quiet(void *user, const char *line) {
-    (void)user;
-    (void)line;
-}
 
 static uint64_t random_bits(uint64_t *state) {
     *state = *state * 6364136223846793005u + 1442695040888963407u;
@@ -81,7 +77,7 @@ static void one_layout(tess_runtime *runtime, const uint8_t *data, size_t size) 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static tess_runtime *runtime;
     if (!runtime) {
-        tess_runtime_desc desc = {.struct_size = sizeof desc, .allocator = {take, give, NULL}, .log = quiet, .cpu_threads = 1};
+        tess_runtime_desc desc = {.struct_size = sizeof desc, .allocator = {take, give, NULL}, .log = fuzz_log_nothing, .cpu_threads = 1};
         desc.backend = desc.kernel = desc.verbose = desc.cache_dir = desc.tune_file = desc.backend_path = "";
         FUZZ_REQUIRE(tess_runtime_create(&desc, &runtime) == TESS_OK);
     }

@@ -7,16 +7,11 @@
 
 #include "fuzz.h"
 
-static void quiet(void *user, const char *line) {
-    (void)user;
-    (void)line;
-}
-
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static tess_runtime *runtime;
     if (size < 1) return 0;
     if (!runtime) {
-        tess_runtime_desc desc = {.struct_size = sizeof desc, .log = quiet, .cpu_threads = 1};
+        tess_runtime_desc desc = {.struct_size = sizeof desc, .log = fuzz_log_nothing, .cpu_threads = 1};
         desc.backend = desc.kernel = desc.verbose = desc.cache_dir = desc.tune_file = desc.backend_path = "";
         FUZZ_REQUIRE(tess_runtime_create(&desc, &runtime) == TESS_OK);
     }
@@ -33,7 +28,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         FUZZ_REQUIRE((status == TESS_OK) == (device != NULL));
         tess_device_release(device);
     } else {
-        tess_runtime_desc desc = {.struct_size = sizeof desc, .log = quiet, .cpu_threads = 1};
+        tess_runtime_desc desc = {.struct_size = sizeof desc, .log = fuzz_log_nothing, .cpu_threads = 1};
         tess_runtime *made = NULL;
         desc.backend = desc.kernel = desc.verbose = desc.cache_dir = desc.tune_file = desc.backend_path = "";
         if (data[0] % 4 == 1)

@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Elements of the three types, wherever they lie. A header alone, because stand-ins of devices are linked with nothing else of the project. */
+#ifndef TESSERA_TESTS_ELEMENTS_H
+#define TESSERA_TESTS_ELEMENTS_H
+
+#include <math.h>
+#include <string.h>
+
+#include <tessera/tessera.h>
+
+static inline float element_from_half(uint16_t h) {
+    const int exponent = h >> 10 & 31, fraction = h & 1023;
+    const float sign = h >> 15 ? -1.0f : 1.0f;
+    if (exponent == 31) return fraction ? NAN : sign * INFINITY;
+    return sign * (exponent ? ldexpf((float)(fraction + 1024), exponent - 25) : ldexpf((float)fraction, -24));
+}
+
+/* Rounds to nearest, ties to even. */
+static inline uint16_t element_to_half(float f) {
+    uint32_t bits;
+    memcpy(&bits, &f, sizeof bits);
+    const uint16_t sign = (uint16_t)(bits >> 16 & 0x8000);
+    const float magnitude = fabsf(f);
+    if (isnan(f)) return (uint16_t)(sign | 0x7e00);
+    if (magnitude == 0) return sign;
+    if (magnitude >= 65520.0f) return (uint16_t)(sign | 0x7c00);
+    int exponent = 0;
+    frexpf(magnitude, &exponent);
+    const int unit = exponent - 11 < -24 ? -24 : exponent - 11;
+    const uint32_t steps = (uint32_t)rintf(ldexpf(magnitude, -unit)); /* up to 2048 units of the last place */
+    if (unit == -24) return (uint16_t)(sign | steps);
+    return (uint16_t)(sign | (uint32_t)((unit + 24) * 1024 + (int)steps));
+}
+
+static inline float element_load(uint32_t dtype, const void *base, int64_t index) {
+    float f;
+    uint16_t h;
+    if (dtype == TESS_F32) {
+        memcpy(&f, (const char *)base + index * 4, sizeof f);
+        return f;
+    }
+    memcpy(&h, (const char *)base + index * 2, sizeof h);
+    if (dtype == TESS_F16) return element_from_half(h);
+    const uint32_t bits = (uint32_t)h << 16;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
+
+static inline void element_store(uint32_t dtype, void *base, int64_t index, float f) {
+    if (dtype == TESS_F32) {
+        memcpy((char *)base + index * 4, &f, sizeof f);
+        return;
+    }
+    uint32_t bits;
+    memcpy(&bits, &f, sizeof bits);
+    const uint16_t h = dtype == TESS_F16 ? element_to_half(f) : (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    memcpy((char *)base + index * 2, &h, sizeof h);
+}
+
+#endif
