@@ -378,14 +378,14 @@ static void test_beside_other_devices(void **state) {
 
 static void test_bad_natives(void **state) {
     app *a = *state;
-    const tess_cuda_native good = {.struct_size = sizeof good, .context = a->context};
+    enum { SIZE = sizeof(tess_cuda_native) };
     const struct {
         tess_cuda_native native;
         tess_status status;
         const char *what;
     } bad[] = {{{4, 0, a->context}, TESS_ERROR_VERSION, "native.struct_size"},
-               {{sizeof good, 1, a->context}, TESS_ERROR_INVALID, "native.reserved"},
-               {{sizeof good, 0, NULL}, TESS_ERROR_INVALID, "native.context"}};
+               {{SIZE, 1, a->context}, TESS_ERROR_INVALID, "native.reserved"},
+               {{SIZE, 0, NULL}, TESS_ERROR_INVALID, "native.context"}};
     for (size_t n = 0; n < sizeof bad / sizeof *bad; n++) {
         const tess_device_desc desc = {.struct_size = sizeof desc, .id = id_of(a), .native = &bad[n].native};
         tess_device *device = NULL;
