@@ -20,7 +20,7 @@ TESS_SM80_INSTANCES(FITS)
 
 enum { INSTANCES = sizeof instances / sizeof *instances };
 
-/* The smallest one that takes a head_dim. */
+/* The smallest one that takes a head_dim; the last takes every one that is not refused. */
 static const instance *find(int32_t head_dim) {
     for (size_t n = 0; n < INSTANCES; n++)
         if (head_dim <= instances[n].head_dim) return &instances[n];
@@ -65,44 +65,22 @@ static const char *refuses(const tess_driver_device *d, const tess_kernel_key *k
             used += snprintf(buffer + used, size - (size_t)used, " %s", i->arch);
         return buffer;
     }
-    if (key->op != TESS_OP_FORWARD) return "forward only";
-    if (key->dtype != TESS_F16 && key->dtype != TESS_BF16) return "takes f16 and bf16 only";
-    if (key->value_head_dim != key->head_dim) return "value_head_dim differs from head_dim";
-    if (key->head_dim % 8 != 0 || !find(key->head_dim)) return "head_dim is not a multiple of 8 from 8 to 256";
-    return NULL;
+    if (key->dtype == TESS_F32) return "takes f16 and bf16 only";
+    return tess_portable_refusal(key);
 }
 
 static tess_status prepare(tess_driver_device *d, const tess_kernel_key *key, tess_kernel *kernel) {
     const instance *x = find(key->head_dim);
-    tess_driver_state *state = NULL;
     char name[64];
     snprintf(name, sizeof name, "tess_sm80_%s_%d", tess_portable_dtype(key->dtype), (int)x->head_dim);
-    const tess_status status = tess_driver_state_create(d, key, CUDA_SM80_MODULE, image(d), name, &state);
-    if (status != TESS_OK) return status;
-    int (*const set)(void *, int, int) = (int (*)(void *, int, int))d->driver->extra[CUDA_SET_FUNCTION_ATTRIBUTE];
-    const int code = set(state->forward, 8 /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */, (int)shared_bytes(d, x));
-    if (code != DRIVER_OK) {
-        d->host->free(d->host, state, sizeof *state);
-        return tess_driver_fail(d, "cuFuncSetAttribute", "workgroup memory of the kernel for sm_80", code);
-    }
     kernel->tile_rows = kernel->pack_rows = x->rows;
     kernel->tile_step = 1;
-    kernel->state = state;
-    return TESS_OK;
-}
-
-/* Rows of 16 aligned bytes, which copies of 16 bytes need. */
-static int is_wide(const tess_tensor *t, int batch_strided) {
-    const uint64_t address = t->buffer.handle + t->buffer.offset;
-    return address % 16 == 0 && t->stride_token % 8 == 0 && t->stride_head % 8 == 0 && (!batch_strided || t->stride_batch % 8 == 0);
+    return tess_cuda_prepare(d, key, CUDA_SM80_MODULE, image(d), name, shared_bytes(d, x), kernel);
 }
 
 static tess_status forward(tess_driver_device *d, const tess_launch *l, void *stream) {
     const tess_driver_state *state = l->kernel->state;
     const instance *x = find(l->head_dim);
-    const int batch_strided = (int)l->batch_strided;
-    const int q_wide = is_wide(&l->q, batch_strided), o_wide = is_wide(&l->o, batch_strided);
-    const int kv_wide = is_wide(&l->k, batch_strided) && is_wide(&l->v, batch_strided);
     for (uint64_t done = 0; done < l->n_jobs;) {
         const uint64_t items = l->n_jobs - done < INT32_MAX ? l->n_jobs - done : INT32_MAX;
         tess_sm80_args args;
@@ -115,7 +93,7 @@ static tess_status forward(tess_driver_device *d, const tess_launch *l, void *st
         args.lse = l->lse.buffer.handle + l->lse.buffer.offset;
         args.tables = l->tables->device.handle + l->tables->device.offset;
         args.workspace = l->workspace.handle + l->workspace.offset;
-        args.wide = (q_wide ? 1u : 0) | (kv_wide ? 2u : 0) | (o_wide ? 4u : 0);
+        args.wide = tess_cuda_wide(l);
         args.stages = stages_on(d, x);
         args.slope = (l->scale < 0 ? -l->scale : l->scale) * 1.44269504088896341f;
         void *parameters[] = {&args};

@@ -30,7 +30,7 @@ enum {
     COUNTED_JOBS = 3,         /* jobs a multiprocessor from which on handing them out one by one is worth filling the counter before the launch */
 };
 
-/* The smallest one that takes a head_dim. */
+/* The smallest one that takes a head_dim; the last takes every one that is not refused. */
 static const instance *find(int32_t head_dim) {
     for (size_t n = 0; n < INSTANCES; n++)
         if (head_dim <= instances[n].head_dim) return &instances[n];
@@ -46,38 +46,19 @@ static const char *refuses(const tess_driver_device *d, const tess_kernel_key *k
         if (!tess_cuda_sm90_images[0].data) return "built without device code for sm_90a";
         return d->image < 0 ? "built without the merge kernel" : NULL;
     }
-    if (key->op != TESS_OP_FORWARD) return "forward only";
-    if (key->dtype != TESS_F16 && key->dtype != TESS_BF16) return "takes f16 and bf16 only";
-    if (key->value_head_dim != key->head_dim) return "value_head_dim differs from head_dim";
-    if (key->head_dim % 8 != 0 || !find(key->head_dim)) return "head_dim is not a multiple of 8 from 8 to 256";
+    if (key->dtype == TESS_F32) return "takes f16 and bf16 only";
     if (key->block % 8 != 0) return "block is not a multiple of 8";
-    return NULL;
+    return tess_portable_refusal(key);
 }
 
 static tess_status prepare(tess_driver_device *d, const tess_kernel_key *key, tess_kernel *kernel) {
     const instance *x = find(key->head_dim);
-    tess_driver_state *state = NULL;
     char name[64];
     snprintf(name, sizeof name, "tess_sm90_%s_%d", tess_portable_dtype(key->dtype), (int)x->head_dim);
-    const tess_status status = tess_driver_state_create(d, key, CUDA_SM90_MODULE, &tess_cuda_sm90_images[0], name, &state);
-    if (status != TESS_OK) return status;
-    int (*const set)(void *, int, int) = (int (*)(void *, int, int))d->driver->extra[CUDA_SET_FUNCTION_ATTRIBUTE];
-    const int code = set(state->forward, 8 /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */, (int)x->shared_bytes);
-    if (code != DRIVER_OK) {
-        d->host->free(d->host, state, sizeof *state);
-        return tess_driver_fail(d, "cuFuncSetAttribute", "workgroup memory of the kernel for sm_90", code);
-    }
     kernel->tile_rows = kernel->pack_rows = x->rows;
     kernel->tile_step = 8;
     kernel->scratch_bytes = COUNTER_BYTES;
-    kernel->state = state;
-    return TESS_OK;
-}
-
-/* Rows of 16 aligned bytes, which wide loads and tensor maps need. */
-static int is_wide(const tess_tensor *t, int batch_strided) {
-    const uint64_t address = t->buffer.handle + t->buffer.offset;
-    return address % 16 == 0 && t->stride_token % 8 == 0 && t->stride_head % 8 == 0 && (!batch_strided || t->stride_batch % 8 == 0);
+    return tess_cuda_prepare(d, key, CUDA_SM90_MODULE, &tess_cuda_sm90_images[0], name, x->shared_bytes, kernel);
 }
 
 /* A map of [batch][head][token][element], of which boxes of 64 elements by `box_tokens` tokens are copied; what lies past an extent reads as 0. False if the driver
@@ -96,18 +77,17 @@ static tess_status forward(tess_driver_device *d, const tess_launch *l, void *st
     const tess_driver_state *state = l->kernel->state;
     const instance *x = find(l->head_dim);
     const tess_driver_calls *c = &d->driver->call;
-    const int q_wide = is_wide(&l->q, (int)l->batch_strided), o_wide = is_wide(&l->o, (int)l->batch_strided);
-    const int kv_wide = is_wide(&l->k, (int)l->batch_strided) && is_wide(&l->v, (int)l->batch_strided);
+    const uint32_t wide = tess_cuda_wide(l);
     const uint64_t workspace = l->workspace.handle + l->workspace.offset;
     unsigned shift = 6;
     while (l->block % (1 << shift) != 0) shift--;
 
     tensor_map maps[4];
     memset(maps, 0, sizeof maps);
-    const int q_map = q_wide && make_map(d, l, &l->q, l->q_tokens, l->n_heads, 64, &maps[0]);
-    const int kv_map = kv_wide && make_map(d, l, &l->k, l->kv_tokens, l->n_heads / l->group, 1u << shift, &maps[1]) &&
+    const int q_map = (wide & 1) && make_map(d, l, &l->q, l->q_tokens, l->n_heads, 64, &maps[0]);
+    const int kv_map = (wide & 2) && make_map(d, l, &l->k, l->kv_tokens, l->n_heads / l->group, 1u << shift, &maps[1]) &&
                        make_map(d, l, &l->v, l->kv_tokens, l->n_heads / l->group, 1u << shift, &maps[2]);
-    const int o_map = o_wide && make_map(d, l, &l->o, l->q_tokens, l->n_heads, 16, &maps[3]);
+    const int o_map = (wide & 4) && make_map(d, l, &l->o, l->q_tokens, l->n_heads, 16, &maps[3]);
 
     /* Few jobs are dealt out beforehand, to and fro, as they come longest first; of many, each workgroup takes the next one when it is done. */
     const int counted = l->n_jobs >= (uint64_t)COUNTED_JOBS * (uint64_t)d->units;
@@ -128,7 +108,7 @@ static tess_status forward(tess_driver_device *d, const tess_launch *l, void *st
         args.q_tokens = (uint32_t)l->q_tokens;
         args.kv_tokens = (uint32_t)l->kv_tokens;
         args.tma = (q_map ? 1u : 0) | (kv_map ? 2u : 0) | (o_map ? 4u : 0);
-        args.wide = (q_wide ? 1u : 0) | (kv_wide ? 2u : 0) | (o_wide ? 4u : 0);
+        args.wide = wide;
         if (counted) {
             const int code = c->fill(workspace, 0, 1, stream);
             if (code != DRIVER_OK) return tess_driver_fail(d, "cuMemsetD32Async", "the counter of jobs", code);

@@ -73,6 +73,9 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
     static __device__ __forceinline__ uint32_t own_rows(uint32_t lane) { return shared::place(lane % 16, lane / 16); }
     static __device__ __forceinline__ uint32_t own_keys(uint32_t lane) { return shared::place(lane / 16 * 8 + lane % 8, lane / 8 % 2); }
 
+    /* The row of the tile that s[t][n][2 * r], o[t][n][2 * r] and those after them belong to. */
+    __device__ __forceinline__ int row_of(int t, int r) const { return t * 64 + warp * 16 + r * 8 + lane / 4; }
+
     /* Element columns 16 x .. 16 x + 15 of rows that begin at `at`, which is a multiple of 128 but for the lane's own place. */
     static __device__ __forceinline__ uint32_t step(uint32_t at, int x) { return (at ^ (x % TURNS * 32)) + x / TURNS * GROUP * 16; }
 
@@ -93,23 +96,21 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
         }
     }
 
+    /* The same of a key; zeros where there is none. */
+    __device__ __forceinline__ void copy_key(uint32_t to, const uint16_t *from, int64_t stride, int32_t token, bool wide) const {
+        const bool there = token != NO_TOKEN;
+        copy_row(to, from + (there ? token : 0) * stride, there, wide);
+    }
+
     __device__ __forceinline__ void copy_keys(uint32_t to, const uint16_t *from, int64_t stride, int list) const {
         const key *keys = m->keys[list] + thread / GROUP;
         to += own_place();
         if (a->wide & 2) {
 #pragma unroll
-            for (int r = 0; r < KEYS; r += PASS) {
-                const int32_t token = keys[r].token;
-                const bool there = token != NO_TOKEN;
-                copy_row(to + r * ROW, from + (there ? token : 0) * stride, there, true);
-            }
+            for (int r = 0; r < KEYS; r += PASS) copy_key(to + r * ROW, from, stride, keys[r].token, true);
         } else {
 #pragma unroll 1
-            for (int r = 0; r < KEYS; r += PASS) {
-                const int32_t token = keys[r].token;
-                const bool there = token != NO_TOKEN;
-                copy_row(to + r * ROW, from + (there ? token : 0) * stride, there, false);
-            }
+            for (int r = 0; r < KEYS; r += PASS) copy_key(to + r * ROW, from, stride, keys[r].token, false);
         }
     }
 
@@ -183,7 +184,7 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
         for (int t = 0; t < TILES; t++) {
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                const int in_tile = t * 64 + warp * 16 + r * 8 + lane / 4;
+                const int in_tile = row_of(t, r);
                 const row_bounds b = bounds_of(m->rows[in_tile].position, m->rows[in_tile].block, flags, kv_len, left, right);
                 if (flags & CLASS_WINDOW)
                     mask_row<true>(t, r, keys, b, sinks);
@@ -308,7 +309,7 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
                 for (int r = 0; r < 2; r++) {
                     const float ln = __fmul_rn(log2_fast(sum[t][r]), LN_2);
                     const float lse = sum[t][r] == 0 ? MINUS_INFINITY : fmaf(top[t][r], fabsf(c->scale), ln);
-                    const int in_tile = t * 64 + warp * 16 + r * 8 + lane / 4;
+                    const int in_tile = row_of(t, r);
                     if (lane % 4 != 0 || in_tile >= all) continue;
                     if (partial != NO_PARTIAL)
                         partials[(uint64_t)c->partial_rows * c->head_dim + in_tile] = lse;
@@ -329,7 +330,7 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
         for (int t = 0; t < TILES; t++)
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                const int in_tile = t * 64 + warp * 16 + r * 8 + lane / 4;
+                const int in_tile = row_of(t, r);
                 if (in_tile >= all) continue;
                 float *to = partials + (uint64_t)in_tile * head_dim + lane % 4 * 2;
 #pragma unroll
