@@ -285,6 +285,7 @@ static tess_status make_tables(tess_plan *plan, const tess_plan_desc *d, tess_jo
         return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: no memory for tables of %llu bytes", in_create, (unsigned long long)ledger->table_bytes);
     plan->host_bytes += ledger->table_bytes;
     tess_ledger_settle(ledger, &plan->tables, plan->table_memory);
+    plan->tables.list_step = (uint32_t)jobs->grid.stride;
     tess_class *classes = (tess_class *)plan->tables.classes;
     for (uint32_t c = 0; c < layout->n_classes; c++) tess_tiler_class(&jobs->tiler, c, &classes[c]);
     if (plan->batch > 0) memcpy((void *)plan->tables.sequences, plan->sequences, plan->batch * sizeof *plan->sequences);

@@ -6,21 +6,16 @@
 #include "cuda.h"
 #include "kernels/sm90_args.h"
 
-/* CUtensorMap: 128 opaque bytes. */
-typedef struct tensor_map {
-    _Alignas(64) uint64_t words[16];
-} tensor_map;
-
-typedef int (*encode_fn)(tensor_map *map, int type, unsigned rank, uint64_t address, const uint64_t *sizes, const uint64_t *strides,
+typedef int (*encode_fn)(tess_tensor_map *map, int type, unsigned rank, uint64_t address, const uint64_t *sizes, const uint64_t *strides,
                          const unsigned *box, const unsigned *element_strides, int interleave, int swizzle, int promotion, int fill);
 
 typedef struct instance {
     int32_t head_dim, rows;
-    unsigned threads, shared_bytes;
+    unsigned keys, threads, shared_bytes;
 } instance;
 
 #define INSTANCE(head_dim, keys, groups, q_slots, k_stages, v_stages) \
-    {head_dim, TESS_SM90_ROWS(groups), TESS_SM90_THREADS(groups), TESS_SM90_SHARED(head_dim, keys, groups, q_slots, k_stages, v_stages)},
+    {head_dim, TESS_SM90_ROWS(groups), keys, TESS_SM90_THREADS(groups), TESS_SM90_SHARED(head_dim, keys, groups, q_slots, k_stages, v_stages)},
 static const instance instances[] = {TESS_SM90_INSTANCES(INSTANCE)};
 
 enum {
@@ -61,16 +56,33 @@ static tess_status prepare(tess_driver_device *d, const tess_kernel_key *key, te
     return tess_cuda_prepare(d, key, CUDA_SM90_MODULE, &tess_cuda_sm90_images[0], name, x->shared_bytes, kernel);
 }
 
-/* A map of [batch][head][token][element], of which boxes of 64 elements by `box_tokens` tokens are copied; what lies past an extent reads as 0. False if the driver
- * refuses, as it may for strides of 2^40 bytes. */
+/* A map for copies of `boxes` boxes, each of 64 elements by `box_tokens` tokens and `step` tokens behind the one before; what lies past an extent reads as 0. False if the
+ * driver refuses, as it may for strides of 2^40 bytes. */
 static int make_map(const tess_driver_device *d, const tess_launch *l, const tess_tensor *t, int64_t tokens, uint32_t heads, unsigned box_tokens,
-                    tensor_map *map) {
+                    unsigned boxes, uint64_t step, tess_tensor_map *map) {
     const encode_fn encode = (encode_fn)d->driver->extra[CUDA_ENCODE_TENSOR_MAP];
     if (!encode || tokens <= 0 || tokens > MOST_TOKENS) return 0;
-    const uint64_t sizes[4] = {(uint64_t)l->head_dim, (uint64_t)tokens, heads, l->batch};
-    const uint64_t strides[3] = {2 * (uint64_t)t->stride_token, 2 * (uint64_t)t->stride_head, l->batch_strided ? 2 * (uint64_t)t->stride_batch : 16};
-    const unsigned box[4] = {64, box_tokens, 1, 1}, ones[4] = {1, 1, 1, 1};
-    return encode(map, l->dtype == TESS_BF16 ? 9 : 6, 4, t->buffer.handle + t->buffer.offset, sizes, strides, box, ones, 0, 3, 3, 0) == DRIVER_OK;
+    const uint64_t sizes[5] = {(uint64_t)l->head_dim, (uint64_t)tokens, boxes, heads, l->batch};
+    const uint64_t token = 2 * (uint64_t)t->stride_token;
+    const uint64_t strides[4] = {token, boxes > 1 ? step * token : 16, 2 * (uint64_t)t->stride_head,
+                                 l->batch_strided ? 2 * (uint64_t)t->stride_batch : 16};
+    const unsigned box[5] = {64, box_tokens, boxes, 1, 1}, ones[5] = {1, 1, 1, 1, 1};
+    return encode(map, l->dtype == TESS_BF16 ? 9 : 6, 5, t->buffer.handle + t->buffer.offset, sizes, strides, box, ones, 0, 3, 3, 0) == DRIVER_OK;
+}
+
+/* The maps of K and V, and their steps. A stage is made of pieces of `piece` tokens. False if there is not even a map of single pieces. */
+static int make_key_maps(const tess_driver_device *d, const tess_launch *l, unsigned piece, unsigned pieces, tess_sm90_maps *maps, uint32_t *step) {
+    const uint64_t steps[TESS_SM90_MAPS] = {
+        [TESS_SM90_PIECES] = piece, [TESS_SM90_RUN] = piece, [TESS_SM90_LIST] = (uint64_t)l->tables->list_step * (uint64_t)l->block};
+    for (unsigned n = 0; n < TESS_SM90_MAPS; n++) {
+        const unsigned boxes = n == TESS_SM90_PIECES ? 1 : pieces;
+        const int made = (n == TESS_SM90_PIECES || pieces > 1) && steps[n] > 0 && steps[n] <= MOST_TOKENS &&
+                         make_map(d, l, &l->k, l->kv_tokens, l->n_heads / l->group, piece, boxes, steps[n], &maps->k[n]) &&
+                         make_map(d, l, &l->v, l->kv_tokens, l->n_heads / l->group, piece, boxes, steps[n], &maps->v[n]);
+        step[n] = made ? (uint32_t)steps[n] : 0;
+        if (!step[TESS_SM90_PIECES]) return 0;
+    }
+    return 1;
 }
 
 static tess_status forward(tess_driver_device *d, const tess_launch *l, void *stream) {
@@ -82,12 +94,12 @@ static tess_status forward(tess_driver_device *d, const tess_launch *l, void *st
     unsigned shift = 6;
     while (l->block % (1 << shift) != 0) shift--;
 
-    tensor_map maps[4];
-    memset(maps, 0, sizeof maps);
-    const int q_map = (wide & 1) && make_map(d, l, &l->q, l->q_tokens, l->n_heads, 64, &maps[0]);
-    const int kv_map = (wide & 2) && make_map(d, l, &l->k, l->kv_tokens, l->n_heads / l->group, 1u << shift, &maps[1]) &&
-                       make_map(d, l, &l->v, l->kv_tokens, l->n_heads / l->group, 1u << shift, &maps[2]);
-    const int o_map = (wide & 4) && make_map(d, l, &l->o, l->q_tokens, l->n_heads, 16, &maps[3]);
+    tess_sm90_maps maps;
+    uint32_t step[TESS_SM90_MAPS] = {0};
+    memset(&maps, 0, sizeof maps);
+    const int q_map = (wide & 1) && make_map(d, l, &l->q, l->q_tokens, l->n_heads, 64, 1, 0, &maps.q);
+    const int o_map = (wide & 4) && make_map(d, l, &l->o, l->q_tokens, l->n_heads, 16, 1, 0, &maps.o);
+    const int kv_map = (wide & 2) && make_key_maps(d, l, 1u << shift, x->keys >> shift, &maps, step);
 
     /* Few jobs are dealt out beforehand, to and fro, as they come longest first; of many, each workgroup takes the next one when it is done. */
     const int counted = l->n_jobs >= (uint64_t)COUNTED_JOBS * (uint64_t)d->units;
@@ -107,6 +119,7 @@ static tess_status forward(tess_driver_device *d, const tess_launch *l, void *st
         args.piece_shift = shift;
         args.q_tokens = (uint32_t)l->q_tokens;
         args.kv_tokens = (uint32_t)l->kv_tokens;
+        memcpy(args.step, step, sizeof step);
         args.tma = (q_map ? 1u : 0) | (kv_map ? 2u : 0) | (o_map ? 4u : 0);
         args.wide = wide;
         if (counted) {
@@ -114,7 +127,7 @@ static tess_status forward(tess_driver_device *d, const tess_launch *l, void *st
             if (code != DRIVER_OK) return tess_driver_fail(d, "cuMemsetD32Async", "the counter of jobs", code);
         }
         const unsigned groups = items < (uint64_t)d->units ? (unsigned)items : (unsigned)d->units;
-        void *parameters[] = {&maps[0], &maps[1], &maps[2], &maps[3], &args};
+        void *parameters[] = {&maps, &args};
         const int code = c->launch(state->forward, groups, 1, 1, x->threads, 1, 1, x->shared_bytes, stream, parameters, NULL);
         if (code != DRIVER_OK) return tess_driver_fail(d, "cuLaunchKernel", "the kernel for sm_90", code);
         done += items;

@@ -13,7 +13,7 @@
 #include "kernels/sm90_args.h"
 #include "shapes.h"
 
-enum { FORWARD, MERGE, SM90, SM80, PARTS = 3, DTYPES = 3, TENSOR_MAP = 128, MERGE_GROUP = 64 };
+enum { FORWARD, MERGE, SM90, SM80, PARTS = 3, DTYPES = 3, MERGE_GROUP = 64 };
 
 typedef struct kernel {
     int kind, dtype, head_dim;
@@ -53,8 +53,8 @@ int fake_kernel_find(const char *name) {
 }
 
 const size_t *fake_kernel_parameters(int number) {
-    static const size_t portable[] = {8, 8, 8, 8, 8, 8, 8, sizeof(tess_args), 0},
-                        sm90[] = {TENSOR_MAP, TENSOR_MAP, TENSOR_MAP, TENSOR_MAP, sizeof(tess_sm90_args), 0}, sm80[] = {sizeof(tess_sm80_args), 0};
+    static const size_t portable[] = {8, 8, 8, 8, 8, 8, 8, sizeof(tess_args), 0}, sm90[] = {sizeof(tess_sm90_maps), sizeof(tess_sm90_args), 0},
+                        sm80[] = {sizeof(tess_sm80_args), 0};
     const int kind = kernel_of(number).kind;
     return kind == SM90 ? sm90 : kind == SM80 ? sm80 : portable;
 }
@@ -73,7 +73,7 @@ static arguments read_arguments(int number, void *const *parameters) {
     arguments x = {.dtype = kernel_of(number).dtype};
     if (kernel_of(number).kind == SM90) {
         tess_sm90_args s;
-        memcpy(&s, parameters[4], sizeof s);
+        memcpy(&s, parameters[1], sizeof s);
         const uint64_t pointers[7] = {s.q, s.k, s.v, s.o, s.lse, s.tables, s.workspace};
         memcpy(x.pointers, pointers, sizeof pointers);
         x.a = s.common;

@@ -9,8 +9,10 @@
  * Keys come in stages of KEYS, made of pieces of up to 64 tokens that need not be neighbours: the order of keys does not matter to a softmax. Pieces that must be masked come first
  * (preceded by empty ones, so that stages are full), and all later stages run without any test.
  *
- * Of two query blocks of 64 rows, one does not keep the last keys of the other, and of a local window not its first ones. Where both are so, the two meet in one last stage, of which each
- * warpgroup takes its half.
+ * Of two query blocks of 64 rows, one does not keep the last keys of the other, and of a local window not its first ones. Where both are so, the two meet in the first stage, of which
+ * each warpgroup takes its half.
+ *
+ * A stage whose pieces are neighbours, or entries of one list at the list's step, is one copy for 64 columns; of others each piece is.
  *
  * The technique of overlapping within and between warpgroups is that of FlashAttention-3 (arXiv 2407.08608).
  */
@@ -20,8 +22,7 @@
 namespace tess {
 
 template <typename T, typename X>
-__device__ __forceinline__ void forward(const tess_tensor_map *q_map, const tess_tensor_map *k_map, const tess_tensor_map *v_map,
-                                        const tess_tensor_map *o_map, const tess_sm90_args *a) {
+__device__ __forceinline__ void forward(const tess_sm90_maps *maps, const tess_sm90_args *a) {
     constexpr int Q_SLOTS = X::Q_SLOTS, K_STAGES = X::K_STAGES, V_STAGES = X::V_STAGES, BYTES = X::CHUNKS * X::KEYS * 128;
     extern __shared__ __align__(1024) uint8_t raw[];
     static_assert(sizeof(memory<X>) <= TESS_SM90_SHARED(X::D, X::KEYS, X::GROUPS, Q_SLOTS, K_STAGES, V_STAGES),
@@ -32,8 +33,13 @@ __device__ __forceinline__ void forward(const tess_tensor_map *q_map, const tess
     if (warp == 0) {
         first.read(a, blockIdx.x, threadIdx.x % 32); /* which takes a while */
     } else if (warp < 4 && threadIdx.x % 32 == 0) {
-        prefetch_map(warp == 1 ? k_map : warp == 2 ? v_map : q_map);
-        if (warp == 3) prefetch_map(o_map);
+        if (warp == 3) {
+            prefetch_map(&maps->q);
+            prefetch_map(&maps->o);
+        } else {
+            for (int map = 0; map < TESS_SM90_MAPS; map++)
+                if (a->step[map]) prefetch_map(warp == 1 ? &maps->k[map] : &maps->v[map]);
+        }
     }
     if (threadIdx.x == 128) {
         for (int i = 0; i < TILES; i++) {
@@ -65,17 +71,17 @@ __device__ __forceinline__ void forward(const tess_tensor_map *q_map, const tess
             asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
         const tess_args *c = &a->common;
         if (warp == 0) {
-            produce_tiles<X>(m, q_map, a, first);
+            produce_tiles<X>(m, &maps->q, a, first);
         } else if (warp == 1) {
-            const ring<BYTES, K_STAGES> keys = {(uint8_t(*)[BYTES])m->k, m->k_full,  m->k_empty, k_map,
+            const ring<BYTES, K_STAGES> keys = {(uint8_t(*)[BYTES])m->k, m->k_full,  m->k_empty, maps->k,
                                                 (const uint16_t *)a->k,  c->k_batch, c->k_token, c->k_head};
             produce_stages<X, true>(m, keys, a);
         } else if (warp == 2) {
-            const ring<BYTES, V_STAGES> values = {(uint8_t(*)[BYTES])m->v, m->v_full,  m->v_empty, v_map,
+            const ring<BYTES, V_STAGES> values = {(uint8_t(*)[BYTES])m->v, m->v_full,  m->v_empty, maps->v,
                                                   (const uint16_t *)a->v,  c->v_batch, c->v_token, c->v_head};
             produce_stages<X, false>(m, values, a);
         } else {
-            write_results<X>(m, o_map, a);
+            write_results<X>(m, &maps->o, a);
         }
     } else {
         if (X::GROUPS == 2)
@@ -85,8 +91,8 @@ __device__ __forceinline__ void forward(const tess_tensor_map *q_map, const tess
         consumer<T, X> x;
         x.m = m;
         x.a = a;
-        x.group = threadIdx.x / 128 - 1;
-        x.warp = threadIdx.x / 32 % 4;
+        x.group = warp / 4 - 1;
+        x.warp = warp % 4;
         x.lane = threadIdx.x % 32;
         x.row = x.group * 64 + x.warp * 16 + x.lane / 4;
         x.scale = fabsf(a->common.scale);
@@ -97,11 +103,10 @@ __device__ __forceinline__ void forward(const tess_tensor_map *q_map, const tess
 
 } // namespace tess
 
-#define INSTANCE(T, D, KEYS, GROUPS, Q_SLOTS, K_STAGES, V_STAGES)                                                                                    \
-    extern "C" __global__ void __launch_bounds__(TESS_SM90_THREADS(GROUPS), 1) tess_sm90_##T##_##D(                                                  \
-        const __grid_constant__ tess_tensor_map q_map, const __grid_constant__ tess_tensor_map k_map, const __grid_constant__ tess_tensor_map v_map, \
-        const __grid_constant__ tess_tensor_map o_map, const __grid_constant__ tess_sm90_args args) {                                                \
-        tess::forward<tess::T##_t, tess::shape<D, KEYS, GROUPS, Q_SLOTS, K_STAGES, V_STAGES>>(&q_map, &k_map, &v_map, &o_map, &args);                \
+#define INSTANCE(T, D, KEYS, GROUPS, Q_SLOTS, K_STAGES, V_STAGES)                                                   \
+    extern "C" __global__ void __launch_bounds__(TESS_SM90_THREADS(GROUPS), 1)                                      \
+        tess_sm90_##T##_##D(const __grid_constant__ tess_sm90_maps maps, const __grid_constant__ tess_sm90_args args) { \
+        tess::forward<tess::T##_t, tess::shape<D, KEYS, GROUPS, Q_SLOTS, K_STAGES, V_STAGES>>(&maps, &args);        \
     }
 #define BF16(...) INSTANCE(bf16, __VA_ARGS__)
 #define F16(...)  INSTANCE(f16, __VA_ARGS__)

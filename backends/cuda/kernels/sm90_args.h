@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the kernel for Hopper is given besides its four tensor maps. Shared by host and device. */
+/* What the kernel for Hopper is given. Shared by host and device. */
 #ifndef TESS_CUDA_SM90_ARGS_H
 #define TESS_CUDA_SM90_ARGS_H
 
@@ -7,13 +7,31 @@
 
 typedef unsigned long long tess_arg_u64;
 
+/* CUtensorMap: opaque. A map is of [batch][head][box][token][element], and a copy takes as many boxes as it has, which overlap in the tensor. */
+#ifdef __cplusplus
+#define TESS_ALIGN_MAP alignas(64)
+#else
+#define TESS_ALIGN_MAP _Alignas(64)
+#endif
+typedef struct tess_tensor_map {
+    TESS_ALIGN_MAP tess_arg_u64 words[16];
+} tess_tensor_map;
+
+/* Of K and V: the pieces of a stage one by one; all at once where they are neighbours; or all at once where each is `step` tokens behind the one before. */
+enum { TESS_SM90_PIECES, TESS_SM90_RUN, TESS_SM90_LIST, TESS_SM90_MAPS };
+
+typedef struct tess_sm90_maps {
+    tess_tensor_map q, o, k[TESS_SM90_MAPS], v[TESS_SM90_MAPS];
+} tess_sm90_maps;
+
 typedef struct tess_sm90_args {
     tess_args common;             /* *_at are 0 but for partials_at: the pointers below hold the offsets */
     tess_arg_u64 q, k, v, o, lse; /* device pointers to element 0 */
     tess_arg_u64 tables, workspace;
-    tess_arg_u64 counter;             /* u32 that is 0 before the launch: jobs handed out beyond the first of each workgroup */
-    tess_arg_u32 piece_shift;         /* log2 of the tokens of a piece: the largest power of two, at most 64, that divides the block */
-    tess_arg_u32 q_tokens, kv_tokens; /* extents of the tensor maps of Q, and of K and V */
+    tess_arg_u64 counter;              /* u32 that is 0 before the launch: jobs handed out beyond the first of each workgroup */
+    tess_arg_u32 piece_shift;          /* log2 of the tokens of a piece: the largest power of two, at most 64, that divides the block */
+    tess_arg_u32 q_tokens, kv_tokens;  /* extents of the tensor maps of Q, and of K and V */
+    tess_arg_u32 step[TESS_SM90_MAPS]; /* tokens from a piece to the next that a map copies with it; 0: there is no such map */
     tess_arg_u32 tma;  /* bit 0: Q, bit 1: K and V are read and bit 2: O is written through tensor maps; else by plain loads and stores */
     tess_arg_u32 wide; /* bit 0: rows of Q, bit 1: of K and V, bit 2: of O are aligned to 16 bytes */
 } tess_sm90_args;

@@ -15,27 +15,26 @@ __device__ __forceinline__ uint32_t columns_below(int32_t n) {
     return (1u << (x / 8 * 2 + min(x % 8, 2u))) - 1;
 }
 
-/* Replaces scores that must not count by -inf. */
-template <int KEYS> __device__ __forceinline__ void mask(float (&s)[KEYS / 2], const piece *pieces, const tile *t, int piece_shift, int row) {
-    const int32_t rows = t->rows, heads = t->heads, tokens = 1 << piece_shift, kv_len = t->kv_len, position = t->position;
-    const uint32_t flags = t->flags;
-    uint32_t counts[2] = {0, 0}; /* a bit for each column */
+/* Which of a thread's scores count, in two rows of a tile: a bit for each column of KEYS. Without branches, since all that wait for it wait together. */
+template <int KEYS, bool WINDOW>
+__device__ __forceinline__ void find_kept(uint32_t (&kept)[2], const piece *pieces, const tile *t, int piece_shift, int row) {
+    const int32_t tokens = 1 << piece_shift, kv_len = t->kv_len;
     int32_t from[2], to[2], cap[2];
     int shift[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        int32_t in_head = min(row + 8 * r, rows * heads - 1);
-        if (heads > 1) in_head %= rows;
-        const int32_t p = position + in_head;
-        to[r] = cap[r] = max(flags & CLASS_CAUSAL ? min(p + 1, kv_len) : kv_len, 0); /* tokens from here on are not kept */
-        from[r] = 0;
-        if (flags & CLASS_WINDOW) {
-            if (t->left != 0x7fffffff) from[r] = (int32_t)max((long long)p - t->left, 0ll);
-            if (t->right != 0x7fffffff) to[r] = (int32_t)max(min((long long)cap[r], (long long)p + t->right + 1), 0ll);
+        /* A product stands for a quotient, which is exact for numbers this small. */
+        int32_t in_head = min(row + 8 * r, t->last_row);
+        in_head -= (int32_t)((uint32_t)in_head * t->rows_inverse >> 20) * t->rows;
+        const int32_t p = t->position + in_head;
+        to[r] = cap[r] = max(t->flags & CLASS_CAUSAL ? p + 1 : kv_len, 0); /* tokens from here on are not kept */
+        if (WINDOW) {
+            from[r] = max(max(p, 0) - t->left, 0);
+            to[r] = max(p + 1 + min(cap[r] - 1 - p, t->right), 0);
             cap[r] = min(cap[r], t->sinks);
         }
-        /* Query blocks from the first on. A product stands for a quotient, which is exact for numbers this small. */
-        shift[r] = t->block >= MOST_ROWS ? t->in_block + in_head >= t->block : (t->in_block + in_head) * t->block_inverse >> 20;
+        shift[r] = (int)(((uint32_t)t->in_block + in_head) * t->block_inverse >> 20) + (in_head >= t->block_edge); /* query blocks from the first on */
+        kept[r] = 0;
     }
 #pragma unroll 2
     for (int n = 0; n < KEYS >> piece_shift; n++) {
@@ -43,19 +42,16 @@ template <int KEYS> __device__ __forceinline__ void mask(float (&s)[KEYS / 2], c
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             uint32_t bits = columns_below(min(to[r] - x.token, tokens));
-            if (flags & CLASS_WINDOW) bits = (bits & ~columns_below(min(from[r] - x.token, tokens))) | columns_below(min(cap[r] - x.token, tokens));
-            if (x.kept >> shift[r] & 1) counts[r] |= bits << (n << piece_shift >> 2);
+            if (WINDOW) bits = (bits & ~columns_below(min(from[r] - x.token, tokens))) | columns_below(min(cap[r] - x.token, tokens));
+            kept[r] |= (bits & 0 - (x.kept >> shift[r] & 1)) << (n << piece_shift >> 2);
         }
     }
-#pragma unroll
-    for (int x = 0; x < KEYS / 2; x++)
-        if (!(counts[x / 2 % 2] & 1u << (x / 4 * 2 + x % 2))) s[x] = MINUS_INFINITY;
 }
 
 /* One of the consuming warpgroups: what a thread holds, and the steps that it takes. */
 template <typename T, typename X> struct consumer {
-    /* The reference follows scores that make a factor of more than 2^8 where the largest one is known, and exponentials which add up to more than this in a thread elsewhere. They stay
-     * bounded, also as f16, and O is rarely multiplied. */
+    /* The reference follows exponentials which add up to more than this in a thread, and of large scores those that make a factor of more than 2^8. They stay bounded, also as f16, and
+     * O is rarely multiplied. */
     static constexpr float RISE = 8, LARGE = 0x1p14f;
     enum { D = X::D, KEYS = X::KEYS, ROWS = X::ROWS, Q_SLOTS = X::Q_SLOTS, K_STAGES = X::K_STAGES, V_STAGES = X::V_STAGES };
     enum { S = KEYS / 2, O = D / 2, PRIMES = Q_SLOTS > 1, PARTS = KEYS == 128 && X::GROUPS == 2, COLUMN = ROWS * 128 };
@@ -71,37 +67,52 @@ template <typename T, typename X> struct consumer {
     bool settled;                    /* no row of the warp has such a top */
     bool keys_here;                  /* of the next stage, as seen before they are needed */
     bool rescale;                    /* some factor of the warp is not 1, and only then factors are set */
+    uint32_t kept[2];                /* which scores count in a masked stage */
+    int32_t masked_stages;           /* of the tile, from its first one on */
+    bool parted, window;             /* its first stage is parted; its mask is a window */
 
-    __device__ __forceinline__ void issue_scores(const uint8_t *q_rows, uint32_t n) { /* S = Q K^T */
-        const uint64_t q = matrix(q_rows, 16), k = matrix(m->k[n % K_STAGES][0], 16);
+    __device__ __forceinline__ void issue_scores(const uint8_t *q_rows, uint32_t n, int first = 0) { /* S = Q K^T, of keys from the first of a stage on */
+        const uint32_t q = matrix(q_rows, 16), k = matrix(m->k[n % K_STAGES][0] + first * 128, 16);
         products_begin();
 #pragma unroll
         for (int x = 0; x < (D + 15) / 16; x++)
-            wgmma<T, KEYS>::template ss<K_MAJOR>(s, q + (x / 4 * ROWS * 128 + x % 4 * 32 >> 4), k + (x / 4 * KEYS * 128 + x % 4 * 32 >> 4), x > 0);
+            wgmma<T, KEYS>::template ss<K_MAJOR>(s, description_of(q + (x / 4 * ROWS * 128 + x % 4 * 32 >> 4)), description_of(k + (x / 4 * KEYS * 128 + x % 4 * 32 >> 4)), x > 0);
         products_commit();
     }
 
     __device__ __forceinline__ void issue_values(uint32_t n, bool first) { /* O += P V, or = for the first keys of a tile */
-        const uint64_t v = matrix(m->v[n % V_STAGES][0], KEYS * 128);
+        const uint32_t v = matrix(m->v[n % V_STAGES][0], KEYS * 128);
         products_begin();
 #pragma unroll
-        for (int x = 0; x < KEYS / 16; x++) wgmma<T, D>::rs(o, p[x], v + (x * 16 * 128 >> 4), x > 0 || !first);
-        products_commit();
-    }
-
-    /* The first half of S only, from half of a stage's keys. */
-    __device__ __forceinline__ float (&half_scores())[32] { return reinterpret_cast<float(&)[32]>(s); }
-    __device__ __forceinline__ void issue_half_scores(const uint8_t *q_rows, uint32_t n, int half) {
-        const uint64_t q = matrix(q_rows, 16), k = matrix(m->k[n % K_STAGES][0] + half * 64 * 128, 16);
-        products_begin();
-#pragma unroll
-        for (int x = 0; x < (D + 15) / 16; x++)
-            wgmma<T, 64>::template ss<K_MAJOR>(half_scores(), q + (x / 4 * ROWS * 128 + x % 4 * 32 >> 4), k + (x / 4 * KEYS * 128 + x % 4 * 32 >> 4),
-                                               x > 0);
+        for (int x = 0; x < KEYS / 16; x++) wgmma<T, D>::rs(o, p[x], description_of(v + (x * 16 * 128 >> 4)), x > 0 || !first);
         products_commit();
     }
 
     __device__ __forceinline__ const uint8_t *q_rows(int slot) const { return m->q[slot][0] + group * 64 * 128; }
+
+    __device__ __forceinline__ float (&half_scores())[32] { return reinterpret_cast<float(&)[32]>(s); }
+    __device__ __forceinline__ int first_key() const { return parted ? (1 - group) * 64 : 0; } /* that the warpgroup uses of a tile's first stage */
+
+    template <int N> __device__ __forceinline__ void find(const tile *t, uint32_t n, int first) {
+        const piece *pieces = m->pieces[n % K_STAGES] + (first >> a->piece_shift);
+        if (window)
+            find_kept<N, true>(kept, pieces, t, a->piece_shift, row);
+        else
+            find_kept<N, false>(kept, pieces, t, a->piece_shift, row);
+    }
+    __device__ __forceinline__ void find_first(const tile *t, uint32_t n) { /* of a tile's first stage */
+        if (parted)
+            find<64>(t, n, first_key());
+        else if (masked_stages > 0)
+            find<KEYS>(t, n, 0);
+    }
+
+    /* Replaces scores that must not count by -inf. */
+    template <int N> __device__ __forceinline__ void mask(float (&s)[N]) const {
+#pragma unroll
+        for (int x = 0; x < N; x++)
+            if (!(kept[x / 2 % 2] & 1u << (x / 4 * 2 + x % 2))) s[x] = MINUS_INFINITY;
+    }
 
     /* The largest score of each row. */
     template <int N> static __device__ __forceinline__ void largest(const float (&s)[N], float (&most)[2]) {
@@ -119,24 +130,21 @@ template <typename T, typename X> struct consumer {
         }
     }
 
-    /* Turns scores into exponentials. Any reference near the largest score does for a softmax. The largest one is looked for only where keys are masked, and for rows that have
-     * seen none or whose exponents are large. Elsewhere exponentials are relative to the reference of old, and looked at afterwards. What becomes of a row depends on that row alone. */
-    __device__ __forceinline__ void softmax(const tile *t, const uint8_t *q, bool masked, uint32_t n) {
+    /* Turns scores into exponentials. Any reference near the largest score does for a softmax. The largest one is looked for only for rows that have seen none or whose exponents
+     * are large. Elsewhere exponentials are relative to the reference of old, and looked at afterwards. What becomes of a row depends on that row alone. */
+    __device__ __forceinline__ void softmax(const uint8_t *q, bool masked, uint32_t n) {
         if (a->common.scale < 0) {
 #pragma unroll
             for (int x = 0; x < S; x++) s[x] = -s[x];
         }
         rescale = false;
-        if (masked || !settled) {
+        if (masked) mask(s);
+        if (!settled) {
             float most[2];
-            if (masked) mask<KEYS>(s, m->pieces[n % K_STAGES], t, a->piece_shift, row);
             largest(s, most);
 #pragma unroll
-            for (int r = 0; r < 2; r++) {
-                const bool unseen = top[r] == MINUS_INFINITY;
-                factor[r] = unseen || ((masked || is_large(top[r])) && (most[r] - top[r]) * slope > RISE) ? follow(r, most[r]) : 1.0f;
-            }
-            rescale = __any_sync(~0u, factor[0] != 1.0f || factor[1] != 1.0f);
+            for (int r = 0; r < 2; r++) factor[r] = rise(r, most[r]);
+            rescale = __any_sync(~0u, (factor[0] != 1.0f) | (factor[1] != 1.0f));
             subtract(s);
         }
         float part[2] = {0, 0};
@@ -149,42 +157,30 @@ template <typename T, typename X> struct consumer {
             part[0] += s[x] + s[x + 1];
             part[1] += s[x + 2] + s[x + 3];
         }
-        if (__any_sync(~0u, part[0] > LARGE || part[1] > LARGE)) lower(part, q, n);
+        if (__any_sync(~0u, part[0] > LARGE || part[1] > LARGE)) lower(part, q, masked, n);
         if (lane == 0) barrier_arrive(&m->k_empty[n % K_STAGES]);
 #pragma unroll
         for (int r = 0; r < 2; r++) sum[r] = (rescale ? sum[r] * factor[r] : sum[r]) + part[r];
     }
 
-    /* The same for half of a stage's keys; the exponentials of the other half are 0. */
-    __device__ __forceinline__ void half_softmax(const tile *t, uint32_t n, int half) {
-        float(&s)[32] = half_scores(), most[2], part[2] = {0, 0};
+    /* The same for a tile's first stage if that is parted: scores of the warpgroup's own half are the first half of S. */
+    __device__ __forceinline__ void half_softmax(uint32_t n) {
+        float(&s)[32] = half_scores(), most[2];
         if (a->common.scale < 0) {
 #pragma unroll
             for (int x = 0; x < 32; x++) s[x] = -s[x];
         }
-        mask<64>(s, m->pieces[n % K_STAGES] + (half * 64 >> a->piece_shift), t, a->piece_shift, row);
+        mask(s);
         largest(s, most);
         if (lane == 0) barrier_arrive(&m->k_empty[n % K_STAGES]);
 #pragma unroll
-        for (int r = 0; r < 2; r++) factor[r] = top[r] == MINUS_INFINITY || (most[r] - top[r]) * slope > RISE ? follow(r, most[r]) : 1.0f;
+        for (int r = 0; r < 2; r++) follow(r, most[r]);
         subtract(s);
-        if (__any_sync(~0u, factor[0] != 1.0f || factor[1] != 1.0f)) scale_results();
 #pragma unroll
         for (int x = 0; x < 32; x++) {
             s[x] = exp2_fast(fmaf(s[x], slope, -base[x / 2 % 2]));
-            part[x / 2 % 2] += s[x];
+            sum[x / 2 % 2] += s[x];
         }
-#pragma unroll
-        for (int x = 0; x < KEYS / 32; x++) {
-#pragma unroll
-            for (int y = 0; y < 4; y++) {
-                const uint32_t both = pack<T>(s[8 * x + 2 * y], s[8 * x + 2 * y + 1]);
-                p[x][y] = half ? 0 : both;
-                p[KEYS / 32 + x][y] = half ? both : 0;
-            }
-        }
-#pragma unroll
-        for (int r = 0; r < 2; r++) sum[r] = sum[r] * factor[r] + part[r];
     }
 
     /* A product of score and scale that large has lost bits which the difference of scores keeps. */
@@ -193,16 +189,24 @@ template <typename T, typename X> struct consumer {
     /* Makes exponentials of a row relative to another score; what earlier ones are worth then. */
     __device__ __forceinline__ float follow(int r, float score) {
         const float before = top[r], base_before = base[r];
-        const bool relative = before != MINUS_INFINITY && !is_large(before);
+        const bool unseen = before == MINUS_INFINITY, none = score == MINUS_INFINITY, apart = is_large(before) | is_large(score);
         top[r] = score;
-        base[r] = score == MINUS_INFINITY || is_large(score) ? 0.0f : score * slope;
-        return before == MINUS_INFINITY ? 1.0f : exp2_fast(relative && !is_large(score) ? base_before - base[r] : (before - score) * slope);
+        base[r] = none | is_large(score) ? 0.0f : score * slope;
+        const float factor = exp2_fast(apart | none ? (before - score) * slope : base_before - base[r]);
+        return unseen ? 1.0f : factor;
+    }
+
+    /* Follows a score if its row has seen none, or if it is much higher than a large one. */
+    __device__ __forceinline__ float rise(int r, float score) {
+        const bool rises = (top[r] == MINUS_INFINITY) | (is_large(top[r]) & ((score - top[r]) * slope > RISE));
+        const float factor = follow(r, rises ? score : top[r]);
+        return rises ? factor : 1.0f;
     }
 
     /* Takes large references off their scores. */
     template <int N> __device__ __forceinline__ void subtract(float (&s)[N]) {
         const bool large[2] = {is_large(top[0]), is_large(top[1])};
-        settled = !__any_sync(~0u, large[0] || large[1] || top[0] == MINUS_INFINITY || top[1] == MINUS_INFINITY);
+        settled = !__any_sync(~0u, large[0] | large[1] | (top[0] == MINUS_INFINITY) | (top[1] == MINUS_INFINITY));
         if (settled) return;
 #pragma unroll
         for (int x = 0; x < N; x++) s[x] -= large[x / 2 % 2] && top[x / 2 % 2] != MINUS_INFINITY ? top[x / 2 % 2] : 0.0f;
@@ -210,7 +214,7 @@ template <typename T, typename X> struct consumer {
 
     /* Follows rows whose exponentials have become large. Those relative to another score are multiples of them, by no less than 2^-120 since smaller numbers are flushed, unless they
      * are infinite. */
-    __device__ __forceinline__ void lower(float (&part)[2], const uint8_t *q, uint32_t n) {
+    __device__ __forceinline__ void lower(float (&part)[2], const uint8_t *q, bool masked, uint32_t n) {
         float most[2], times[2];
         bool lost[2];
         largest(s, most);
@@ -227,6 +231,7 @@ template <typename T, typename X> struct consumer {
         for (int x = 0; x < S; x++) s[x] *= times[x / 2 % 2];
         if (__any_sync(~0u, lost[0] || lost[1])) {
             scores_again(lost, q, n);
+            if (masked) mask_rows(lost);
             largest(s, most);
             if (lost[0]) factor[0] *= follow(0, most[0]);
             if (lost[1]) factor[1] *= follow(1, most[1]);
@@ -243,6 +248,12 @@ template <typename T, typename X> struct consumer {
         }
         rescale = true;
         settled = !__any_sync(~0u, is_large(top[0]) || is_large(top[1]));
+    }
+
+    __device__ __forceinline__ void mask_rows(const bool (&which)[2]) {
+#pragma unroll
+        for (int x = 0; x < S; x++)
+            if (which[x / 2 % 2] && !(kept[x / 2 % 2] & 1u << (x / 4 * 2 + x % 2))) s[x] = MINUS_INFINITY;
     }
 
     /* The scores of some rows once more, by a warp for itself. */
@@ -279,15 +290,30 @@ template <typename T, typename X> struct consumer {
         }
     }
 
-    /* Divides O by the sums and lays it out in workgroup memory, a warp's 16 rows for itself, in the place of the same rows of Q. */
-    __device__ __forceinline__ void stage_results(int slot) {
-        float inverse[2];
+    /* Exponentials of the other half are 0. */
+    __device__ __forceinline__ void half_to_operand() {
+#pragma unroll
+        for (int x = 0; x < KEYS / 32; x++) {
+#pragma unroll
+            for (int y = 0; y < 4; y++) {
+                const uint32_t both = pack<T>(s[8 * x + 2 * y], s[8 * x + 2 * y + 1]);
+                p[x][y] = group ? both : 0;
+                p[KEYS / 32 + x][y] = group ? 0 : both;
+            }
+        }
+    }
+
+    __device__ __forceinline__ void complete_sums() {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             sum[r] += __shfl_xor_sync(~0u, sum[r], 1);
             sum[r] += __shfl_xor_sync(~0u, sum[r], 2);
-            inverse[r] = reciprocal(sum[r]);
         }
+    }
+
+    /* Divides O by the sums and lays it out in workgroup memory, a warp's 16 rows for itself, in the place of the same rows of Q. */
+    __device__ __forceinline__ void stage_results(int slot) {
+        const float inverse[2] = {reciprocal(sum[0]), reciprocal(sum[1])};
 #pragma unroll
         for (int x = 0; x < O; x++) o[x] *= inverse[x / 2 % 2];
         if (__any_sync(~0u, sum[0] == 0 || sum[1] == 0)) { /* a row that has seen no key is 0, whatever its registers hold */
@@ -343,7 +369,11 @@ template <typename T, typename X> struct consumer {
     /* Waits for the description of a tile; its number of stages, negative if there is none. */
     __device__ __forceinline__ int32_t next_tile(uint32_t taken) {
         barrier_wait(&m->tile_full[taken % TILES], taken / TILES & 1);
-        return __shfl_sync(~0u, m->tiles[taken % TILES].stages, 0); /* the same for all, and the compiler shall know it */
+        const tile *t = &m->tiles[taken % TILES];
+        masked_stages = t->masked_stages;
+        parted = PARTS && __shfl_sync(~0u, t->parted, 0);
+        window = __shfl_sync(~0u, t->flags & CLASS_WINDOW, 0);
+        return __shfl_sync(~0u, t->stages, 0); /* the same for all, and the compiler shall know it */
     }
 
     /* Waits for the rows of a tile and its first keys. */
@@ -357,7 +387,7 @@ template <typename T, typename X> struct consumer {
     __device__ __forceinline__ void look_for_keys(uint32_t n) { keys_here = barrier_passed(&m->k_full[n % K_STAGES], n / K_STAGES & 1); }
 
     /* All tiles. Where there is room for two tiles of Q, the first product of a tile is issued before the results of the one before are stored, so that storing leaves the tensor
-     * cores busy. */
+     * cores busy. The turn is given away before, since looking for the tile takes longer than the product under way. */
     __device__ __forceinline__ void run() {
         const int own_turn = 1 + group, other_turn = 1 + (group + 1) % X::GROUPS;
         uint32_t n = 0, taken = 0; /* stages and tiles so far */
@@ -367,16 +397,14 @@ template <typename T, typename X> struct consumer {
         if (stages < 0) return;
         if (PRIMES) {
             await(0, n);
+            find_first(&m->tiles[0], n);
             turn_wait(own_turn);
-            issue_scores(q_rows(0), n);
+            issue_scores(q_rows(0), n, first_key());
             turn_give(other_turn);
         }
         for (;;) {
             const int slot = taken % Q_SLOTS;
             const tile *t = &m->tiles[taken % TILES];
-            const int32_t masked_stages = t->masked_stages;
-            const bool parted = PARTS && __shfl_sync(~0u, t->parted, 0);
-            if (parted) stages--;
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 top[r] = MINUS_INFINITY;
@@ -386,6 +414,7 @@ template <typename T, typename X> struct consumer {
             settled = false;
             if (!PRIMES) {
                 await(taken, n);
+                find_first(t, n);
                 turn_wait(own_turn);
                 issue_scores(q_rows(slot), n);
                 turn_give(other_turn);
@@ -393,55 +422,45 @@ template <typename T, typename X> struct consumer {
             products_wait<0>();
             keep_below(s);
             look_for_keys(n + 1);
-            softmax(t, q_rows(slot), masked_stages > 0, n);
-            to_operand();
+            if (parted) {
+                half_softmax(n);
+                half_to_operand();
+            } else {
+                softmax(q_rows(slot), masked_stages > 0, n);
+                to_operand();
+            }
             for (int32_t i = 1; i < stages; i++, n++) {
                 await_keys(n + 1);
                 turn_wait(own_turn);
                 issue_scores(q_rows(slot), n + 1);
+                if (i < masked_stages) find<KEYS>(t, n + 1, 0);
                 barrier_wait(&m->v_full[n % V_STAGES], n / V_STAGES & 1);
                 issue_values(n, i == 1);
                 turn_give(other_turn);
                 products_wait<1>();
                 keep_below(s);
                 look_for_keys(n + 2);
-                softmax(t, q_rows(slot), i < masked_stages, n + 1);
+                softmax(q_rows(slot), i < masked_stages, n + 1);
                 products_wait<0>();
                 keep_below(o);
                 if (lane == 0) barrier_arrive(&m->v_empty[n % V_STAGES]);
                 if (rescale) scale_results();
                 to_operand();
             }
-            bool first = stages == 1;
-            if (parted) { /* begins and ends with no product under way, which keeps the compiler from serializing the others */
-                barrier_wait(&m->v_full[n % V_STAGES], n / V_STAGES & 1);
-                await_keys(n + 1);
-                turn_wait(own_turn);
-                issue_values(n, first);
-                issue_half_scores(q_rows(slot), n + 1, 1 - group);
-                turn_give(other_turn);
-                products_wait<0>();
-                keep_below(o);
-                keep_below(half_scores());
-                if (lane == 0) barrier_arrive(&m->v_empty[n % V_STAGES]);
-                look_for_keys(n + 2);
-                half_softmax(t, n + 1, 1 - group);
-                first = false;
-                n++;
-            }
+            const bool first = stages == 1;
             barrier_wait(&m->v_full[n % V_STAGES], n / V_STAGES & 1);
             taken++;
+            complete_sums();
             if (PRIMES) {
-                stages = next_tile(taken);
-                if (stages < 0) {
-                    last_values(t, slot, n, first);
-                    return;
-                }
-                await(taken, n + 1);
                 turn_wait(own_turn);
                 issue_values(n, first);
-                issue_scores(q_rows(taken % Q_SLOTS), n + 1);
                 turn_give(other_turn);
+                stages = next_tile(taken);
+                if (stages >= 0) { /* else a product of what is there, since the compiler wants one on every way */
+                    await(taken, n + 1);
+                    find_first(&m->tiles[taken % TILES], n + 1);
+                }
+                issue_scores(q_rows(taken % Q_SLOTS), n + 1, first_key());
                 products_wait<1>();
                 keep_below(o);
                 if (lane == 0) barrier_arrive(&m->v_empty[n % V_STAGES]);
@@ -450,22 +469,17 @@ template <typename T, typename X> struct consumer {
                 keep_below(s);
                 finish(t, slot);
             } else {
-                last_values(t, slot, n, first);
+                issue_values(n, first);
+                products_wait<0>();
+                keep_below(o);
+                if (lane == 0) barrier_arrive(&m->v_empty[n % V_STAGES]);
+                stage_results(slot);
+                finish(t, slot);
                 stages = next_tile(taken);
-                if (stages < 0) return;
             }
+            if (stages < 0) return;
             n++;
         }
-    }
-
-    /* The end of a tile that no product of the next one overlaps with. */
-    __device__ __forceinline__ void last_values(const tile *t, int slot, uint32_t n, bool first) {
-        issue_values(n, first);
-        products_wait<0>();
-        keep_below(o);
-        if (lane == 0) barrier_arrive(&m->v_empty[n % V_STAGES]);
-        stage_results(slot);
-        finish(t, slot);
     }
 };
 

@@ -50,13 +50,14 @@ struct description {
     __device__ __forceinline__ uint32_t class_word(int n) const { return __shfl_sync(~0u, cls, n); }
 };
 
-/* The n-th piece of a tile; an empty one for n < 0 and behind the last. */
+/* The n-th piece of a tile. */
 __device__ __forceinline__ piece find_piece(const tile *t, int32_t n, int block_pieces, int block_shift, int piece_shift, const uint32_t *entries,
                                             const uint32_t *bits) {
     piece x = {NO_TOKEN, ~0u};
+    if (n >= t->lead && (n -= t->empty) < t->lead) return x;
     const int32_t nth = block_shift >= 0 ? n >> block_shift : n / block_pieces;
     const block_list &list = t->list;
-    if (n < 0 || nth >= list.all) return x;
+    if (nth >= list.all) return x;
     uint32_t entry;
     const uint32_t block = list.at(nth, &entry, entries), flags = t->flags;
     x.token = (int32_t)(block * (uint32_t)t->block) + ((n - nth * block_pieces) << piece_shift);
@@ -80,8 +81,7 @@ __device__ __forceinline__ int32_t find_half(const description &d, const tess_sm
     const int32_t half = 64 / block;
     if (!(flags & CLASS_CAUSAL) || (flags & CLASS_BITS) || head_blocks < half || tail_blocks < half || start + interval != first_block + 2 * half)
         return 0;
-    if (interval * block <= X::KEYS) return 0; /* a tile has other stages */
-    if (flags & CLASS_LOCAL) {                 /* and no vertical block among those at the beginning */
+    if (flags & CLASS_LOCAL) { /* no vertical block among those at the beginning */
         const uint32_t after = (start + residue) % stride;
         return (uint32_t)start + local == (uint32_t)first_block + 1 && after != 0 && after + half <= stride ? half : 0;
     }
@@ -133,8 +133,10 @@ __device__ __forceinline__ void produce_tiles(memory<X> *m, const tess_tensor_ma
         const int32_t stages = max((total + stage_pieces - 1) / stage_pieces, 1), empty = stages * stage_pieces - total;
         if (lane == 0) {
             t->stages = stages;
-            t->masked_stages = (empty + masked + stage_pieces - 1) / stage_pieces;
+            t->masked_stages = (half > 0) + (empty + masked + stage_pieces - 1) / stage_pieces;
             t->rows = rows;
+            t->last_row = rows * heads - 1;
+            t->rows_inverse = (0xfffff + rows) / rows;
             t->heads = heads;
             t->head = head;
             t->row = row;
@@ -145,7 +147,8 @@ __device__ __forceinline__ void produce_tiles(memory<X> *m, const tess_tensor_ma
             t->parted = half > 0;
             t->first_block = first_block;
             t->in_block = position - first_block * (int32_t)c->block;
-            t->block_inverse = (0xfffffu + c->block) / c->block;
+            t->block_inverse = c->block < MOST_ROWS ? (0xfffffu + c->block) / c->block : 0;
+            t->block_edge = c->block < MOST_ROWS ? MOST_ROWS : (int32_t)c->block - t->in_block;
             t->batch = batch;
             t->flags = flags;
             t->left = window_left;
@@ -153,6 +156,7 @@ __device__ __forceinline__ void produce_tiles(memory<X> *m, const tess_tensor_ma
             t->sinks = flags & CLASS_WINDOW ? sinks : 0;
             t->block = c->block;
             t->kv_head = head / c->group;
+            t->lead = half > 0 ? stage_pieces : 0;
             t->empty = empty;
             t->local = min(local, 1u << 30); /* more than there are blocks, and its sum with one is no overflow */
             t->stride = stride;
@@ -195,7 +199,7 @@ __device__ __forceinline__ void produce_tiles(memory<X> *m, const tess_tensor_ma
             __syncwarp();
             if (lane < X::GROUPS * CHUNKS) {
                 const int chunk = lane / X::GROUPS, rows64 = lane % X::GROUPS * 64;
-                copy_box(m->q[slot][chunk] + rows64 * 128, q_map, &m->q_full[slot], chunk * 64, (int32_t)q_start + row + rows64, head, batch);
+                copy_boxes(m->q[slot][chunk] + rows64 * 128, q_map, &m->q_full[slot], chunk * 64, (int32_t)q_start + row + rows64, head, batch);
             }
         } else {
             const uint16_t *q = (const uint16_t *)a->q + batch * c->q_batch + (q_start + row) * c->q_token + head * c->q_head;
@@ -215,7 +219,7 @@ __device__ __forceinline__ void produce_tiles(memory<X> *m, const tess_tensor_ma
 template <int BYTES, int STAGES> struct ring {
     uint8_t (*stages)[BYTES];
     uint64_t *full, *empty;
-    const tess_tensor_map *map;
+    const tess_tensor_map *maps; /* TESS_SM90_MAPS of them */
     const uint16_t *from;
     int64_t batch, token, head; /* strides */
 };
@@ -236,7 +240,7 @@ __device__ __forceinline__ void produce_stages(memory<X> *m, const ring<X::CHUNK
         barrier_wait(&m->tile_full[taken % TILES], taken / TILES & 1);
         const int32_t stages = __shfl_sync(~0u, t->stages, 0); /* the same for all, and the compiler shall know it */
         if (stages < 0) return;
-        const int32_t masked_stages = __shfl_sync(~0u, t->masked_stages, 0), parted_stage = t->parted ? stages - 1 : -1, kv_len = t->kv_len,
+        const int32_t masked_stages = __shfl_sync(~0u, t->masked_stages, 0), kv_len = t->kv_len,
                       batch = t->batch, kv_head = t->kv_head;
         const int32_t kv_start = (int32_t)t->kv_start; /* of tensor maps, which have no more tokens */
         const bool ends_map = (uint32_t)(kv_start + kv_len) == a->kv_tokens;
@@ -244,15 +248,22 @@ __device__ __forceinline__ void produce_stages(memory<X> *m, const ring<X::CHUNK
         for (int32_t i = 0; i < stages; i++, n++) {
             const int32_t first = i * stage_pieces;
             if (first % 32 == 0)
-                found = find_piece(t, first + lane - t->empty, block_pieces, block_shift, piece_shift, tables + c->entries_at, tables + c->bits_at);
+                found = find_piece(t, first + lane, block_pieces, block_shift, piece_shift, tables + c->entries_at, tables + c->bits_at);
             const int32_t token = __shfl_sync(~0u, found.token, first + lane); /* modulo 32 */
             const bool own = lane < stage_pieces, cut = own && token != NO_TOKEN && token + piece_tokens > kv_len && !ends_map;
             const uint32_t plain =
                 __ballot_sync(~0u, own && (!maps || cut)); /* pieces that plain loads have to copy, since a box would reach past the sequence's end */
+            const int32_t token_of_first = __shfl_sync(~0u, token, 0);
+            const bool inside = __all_sync(~0u, !own || token <= kv_len - piece_tokens);
+            int together = TESS_SM90_PIECES;
+            for (int map = TESS_SM90_RUN; map < TESS_SM90_MAPS; map++) {
+                const bool as_map = !own || (uint32_t)token == (uint32_t)token_of_first + lane * a->step[map];
+                if (__all_sync(~0u, as_map && a->step[map] != 0 && inside && plain == 0)) together = map;
+            }
             const int stage = n % STAGES;
             uint8_t *at = to.stages[stage];
             barrier_wait(&to.empty[stage], (n / STAGES & 1) ^ 1);
-            if (KEEPS_PIECES && (i < masked_stages || i == parted_stage)) {
+            if (KEEPS_PIECES && i < masked_stages) {
                 const uint32_t kept = __shfl_sync(~0u, found.kept, first + lane);
                 if (own) m->pieces[stage][lane] = {token, kept};
             }
@@ -269,11 +280,14 @@ __device__ __forceinline__ void produce_stages(memory<X> *m, const ring<X::CHUNK
             __syncwarp();
             if (lane == 0) barrier_expect(&to.full[stage], (stage_pieces - __popc(plain)) * piece_tokens * 128 * CHUNKS);
             __syncwarp();
-            if (own && !(plain >> lane & 1)) {
+            if (together) {
+                if (lane < CHUNKS)
+                    copy_boxes(at + lane * KEYS * 128, to.maps + together, &to.full[stage], lane * 64, kv_start + token_of_first, kv_head, batch);
+            } else if (own && !(plain >> lane & 1)) {
 #pragma unroll
                 for (int chunk = 0; chunk < CHUNKS; chunk++)
-                    copy_box(at + chunk * KEYS * 128 + lane * piece_tokens * 128, to.map, &to.full[stage], chunk * 64,
-                             token == NO_TOKEN ? NO_TOKEN : kv_start + token, kv_head, batch);
+                    copy_boxes(at + chunk * KEYS * 128 + lane * piece_tokens * 128, to.maps + TESS_SM90_PIECES, &to.full[stage], chunk * 64,
+                               token == NO_TOKEN ? NO_TOKEN : kv_start + token, kv_head, batch);
             }
         }
         __syncwarp();
@@ -303,7 +317,7 @@ template <typename X> __device__ __forceinline__ void write_results(memory<X> *m
         if (boxed) {
 #pragma unroll
             for (int chunk = 0; chunk < CHUNKS; chunk++)
-                copy_box_out(o_map, m->q[slot][chunk] + lane * GROUP * 128, chunk * 64, (int32_t)first + lane * GROUP, head, batch);
+                copy_boxes_out(o_map, m->q[slot][chunk] + lane * GROUP * 128, chunk * 64, (int32_t)first + lane * GROUP, head, batch);
             copies_out_commit();
         }
         uint16_t *const o = (uint16_t *)a->o + batch * c->o_batch + first * c->o_token + head * c->o_head;

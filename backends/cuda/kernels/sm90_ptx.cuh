@@ -5,10 +5,6 @@
 
 #include "mma.cuh"
 
-struct alignas(64) tess_tensor_map {
-    uint64_t words[16];
-};
-
 namespace tess {
 
 __device__ __forceinline__ void barrier_init(uint64_t *b, uint32_t count) {
@@ -39,21 +35,22 @@ __device__ __forceinline__ bool barrier_passed(uint64_t *b, uint32_t parity) {
     return done;
 }
 
-__device__ __forceinline__ void prefetch_map(const tess_tensor_map *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
+__device__ __forceinline__ void prefetch_map(const void *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 
-__device__ __forceinline__ void copy_box(void *to, const tess_tensor_map *map, uint64_t *full, int32_t element, int32_t token, int32_t head,
-                                         int32_t batch) {
-    asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared_address(to)),
-        "l"(map), "r"(shared_address(full)), "r"(element), "r"(token), "r"(head), "r"(batch)
-        : "memory");
+/* Copies a box, or several at the map's distance from each other, which follow each other in workgroup memory. */
+__device__ __forceinline__ void copy_boxes(void *to, const void *map, uint64_t *full, int32_t element, int32_t token, int32_t head,
+                                           int32_t batch) {
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(
+                     shared_address(to)),
+                 "l"(map), "r"(shared_address(full)), "r"(element), "r"(token), "r"(0), "r"(head), "r"(batch)
+                 : "memory");
 }
 
 /* The other way, to where the tensor has rows and elements. By one thread, which waits for its own copies: until they have read workgroup memory, or until they are done. */
-__device__ __forceinline__ void copy_box_out(const tess_tensor_map *map, const void *from, int32_t element, int32_t token, int32_t head,
-                                             int32_t batch) {
-    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map), "r"(shared_address(from)),
-                 "r"(element), "r"(token), "r"(head), "r"(batch)
+__device__ __forceinline__ void copy_boxes_out(const void *map, const void *from, int32_t element, int32_t token, int32_t head,
+                                               int32_t batch) {
+    asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(map), "r"(shared_address(from)),
+                 "r"(element), "r"(token), "r"(0), "r"(head), "r"(batch)
                  : "memory");
 }
 __device__ __forceinline__ void copies_out_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
@@ -79,13 +76,11 @@ __device__ __forceinline__ void store_matrices(void *row, uint32_t a, uint32_t b
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)), "r"(a), "r"(b), "r"(c), "r"(d)
                  : "memory");
 }
-/* A matrix in workgroup memory with rows of 128 bytes, swizzled. K-major: `leading` is not used. N-major: bytes from one 64 columns to the next. */
-__device__ __forceinline__ uint64_t matrix(const void *at, uint32_t leading) {
-    uint64_t d = (uint64_t)((shared_address(at) & 0x3ffff) >> 4);
-    d |= (uint64_t)(leading >> 4) << 16;
-    d |= (uint64_t)(1024 >> 4) << 32; /* from 8 rows to the next 8 */
-    d |= (uint64_t)1 << 62;           /* swizzled over 128 bytes */
-    return d;
+/* A matrix in workgroup memory with rows of 128 bytes, swizzled: the low word of its description. K-major: `leading` is not used. N-major: bytes from one 64 columns to the next.
+ * Matrices that begin `bytes` behind it have bytes / 16 more. */
+__device__ __forceinline__ uint32_t matrix(const void *at, uint32_t leading) { return (shared_address(at) & 0x3ffff) >> 4 | leading >> 4 << 16; }
+__device__ __forceinline__ uint64_t description_of(uint32_t matrix) {
+    return (uint64_t)(1024 >> 4 /* from 8 rows to the next 8 */ | 1u << 30 /* swizzled over 128 bytes */) << 32 | matrix;
 }
 
 } // namespace tess

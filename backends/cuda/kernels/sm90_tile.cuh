@@ -20,14 +20,18 @@ struct piece {
     uint32_t kept; /* bit n: rows of the tile's n-th query block keep keys of it, as far as token bounds allow */
 };
 
-/* Blocks of a job in the order in which they are taken: those to be masked first. */
+/* Blocks of a job in the order in which they are taken: those of a parted stage first, then others to be masked. */
 struct block_list {
-    int32_t tail, head, masked_left, masked_right, middle, left, right, half, all; /* how many of each; twice `half` */
+    int32_t half, tail, head, masked_left, masked_right, middle, left, right, all; /* how many of each; twice `half` */
     uint32_t tail_start, head_start, middle_start, upper_start, lower_start;       /* key blocks */
     uint32_t left_entry, masked_left_entry, right_entry, masked_right_entry;
     /* The key block, and where its bits are. */
     __device__ __forceinline__ uint32_t at(int32_t n, uint32_t *entry, const uint32_t *entries) const {
         *entry = 0;
+        if (n < half) return upper_start + n;
+        n -= half;
+        if (n < half) return lower_start + n;
+        n -= half;
         if (n < tail) return tail_start + n;
         n -= tail;
         if (n < head) return head_start + n;
@@ -40,9 +44,7 @@ struct block_list {
         n -= middle;
         if (n < left) return entries[*entry = left_entry + n];
         n -= left;
-        if (n < right) return entries[*entry = right_entry + n];
-        n -= right;
-        return n < half ? upper_start + n : lower_start + (n - half);
+        return entries[*entry = right_entry + n];
     }
 };
 
@@ -50,9 +52,10 @@ struct block_list {
 struct tile {
     int32_t stages;        /* negative: there are no more jobs */
     int32_t masked_stages; /* from the first on */
-    int32_t
-        parted; /* 1: the last stage is masked too, and its keys are 64 that only the tile's upper 64 rows keep (those with the larger numbers), and 64 of the lower ones */
+    int32_t parted; /* 1: keys of the first stage are 64 that only the tile's upper 64 rows keep (those with the larger numbers), and 64 of the lower ones */
     int32_t rows, heads, head, row;
+    int32_t last_row;      /* of all heads */
+    uint32_t rows_inverse; /* 2^20 / rows, rounded up */
     int32_t last; /* rows behind the tile's are outside of the tensors */
     int32_t partial;
     int32_t position; /* of the tile's first row */
@@ -61,8 +64,9 @@ struct tile {
     uint32_t flags;
     int32_t left, right, sinks;
     int32_t block, in_block; /* tokens of a block; the first row's place in its block */
-    uint32_t block_inverse;  /* 2^20 / block, rounded up */
-    int32_t kv_head, empty;  /* empty pieces in front */
+    uint32_t block_inverse;  /* 2^20 / block, rounded up; 0 for blocks that are larger than a tile, and then */
+    int32_t block_edge;      /* is the first row of a second block, if there is one */
+    int32_t kv_head, lead, empty; /* pieces of a parted stage, and empty ones behind them, which make stages full */
     uint32_t local, stride, residue;
     int64_t q_start, kv_start;
     block_list list;
