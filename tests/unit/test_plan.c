@@ -309,6 +309,7 @@ static void test_class_lists(void **state) {
         const tess_tables *t = &plan->tables;
         uint64_t entries = 0;
         assert_int_equal(n == 0 ? 5 : 1, plan->ledger.n_classes);
+        assert_int_equal(n == 0 ? 4 : 0, t->list_step);
         for (uint64_t c = 0; c < plan->ledger.n_classes; c++) {
             const tess_class *words = &t->classes[c];
             if (words->list_count > 0) assert_int_equal(entries, words->list_offset);

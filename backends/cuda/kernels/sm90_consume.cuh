@@ -71,28 +71,37 @@ template <typename T, typename X> struct consumer {
     int32_t masked_stages;           /* of the tile, from its first one on */
     bool parted, window;             /* its first stage is parted; its mask is a window */
 
-    __device__ __forceinline__ void issue_scores(const uint8_t *q_rows, uint32_t n, int first = 0) { /* S = Q K^T, of keys from the first of a stage on */
-        const uint32_t q = matrix(q_rows, 16), k = matrix(m->k[n % K_STAGES][0] + first * 128, 16);
+    /* Where a tile's rows are, and a stage's keys. Asked for ahead of a product, and the same for all lanes, so that issuing one takes few instructions. */
+    __device__ __forceinline__ uint32_t q_matrix(uint32_t taken) const { return __shfl_sync(~0u, matrix(q_rows(taken % Q_SLOTS), 16), 0); }
+    __device__ __forceinline__ uint32_t k_matrix(uint32_t stage, int first = 0) const {
+        return __shfl_sync(~0u, matrix(m->k[stage % K_STAGES][0] + first * 128, 16), 0);
+    }
+
+    __device__ __forceinline__ void issue_scores(uint32_t q, uint32_t k) { /* S = Q K^T */
         products_begin();
 #pragma unroll
         for (int x = 0; x < (D + 15) / 16; x++)
-            wgmma<T, KEYS>::template ss<K_MAJOR>(s, description_of(q + (x / 4 * ROWS * 128 + x % 4 * 32 >> 4)), description_of(k + (x / 4 * KEYS * 128 + x % 4 * 32 >> 4)), x > 0);
+            wgmma<T, KEYS>::template ss<K_MAJOR>(s, description_of(q + (x / 4 * ROWS * 128 + x % 4 * 32 >> 4)),
+                                                 description_of(k + (x / 4 * KEYS * 128 + x % 4 * 32 >> 4)), x > 0);
         products_commit();
     }
 
-    __device__ __forceinline__ void issue_values(uint32_t n, bool first) { /* O += P V, or = for the first keys of a tile */
-        const uint32_t v = matrix(m->v[n % V_STAGES][0], KEYS * 128);
+    /* O += P V, or = for the first keys of a tile. HALF: of a parted stage, the warpgroup's own half. */
+    template <bool HALF> __device__ __forceinline__ void issue_values(uint32_t n, bool first) {
+        const uint32_t v = matrix(m->v[n % V_STAGES][0] + (HALF ? (1 - group) * 64 * 128 : 0), KEYS * 128);
         products_begin();
 #pragma unroll
-        for (int x = 0; x < KEYS / 16; x++) wgmma<T, D>::rs(o, p[x], description_of(v + (x * 16 * 128 >> 4)), x > 0 || !first);
+        for (int x = 0; x < KEYS / (HALF ? 32 : 16); x++) wgmma<T, D>::rs(o, p[x], description_of(v + (x * 16 * 128 >> 4)), x > 0 || !first);
         products_commit();
     }
 
     __device__ __forceinline__ const uint8_t *q_rows(int slot) const { return m->q[slot][0] + group * 64 * 128; }
 
+    /* Of a parted stage the product begins at the warpgroup's own half, and what follows that is not used. */
+    __device__ __forceinline__ int first_key() const { return parted ? (1 - group) * 64 : 0; }
     __device__ __forceinline__ float (&half_scores())[32] { return reinterpret_cast<float(&)[32]>(s); }
-    __device__ __forceinline__ int first_key() const { return parted ? (1 - group) * 64 : 0; } /* that the warpgroup uses of a tile's first stage */
 
+    /* Finds which of N scores count, from a key of stage n on. */
     template <int N> __device__ __forceinline__ void find(const tile *t, uint32_t n, int first) {
         const piece *pieces = m->pieces[n % K_STAGES] + (first >> a->piece_shift);
         if (window)
@@ -290,16 +299,11 @@ template <typename T, typename X> struct consumer {
         }
     }
 
-    /* Exponentials of the other half are 0. */
     __device__ __forceinline__ void half_to_operand() {
 #pragma unroll
         for (int x = 0; x < KEYS / 32; x++) {
 #pragma unroll
-            for (int y = 0; y < 4; y++) {
-                const uint32_t both = pack<T>(s[8 * x + 2 * y], s[8 * x + 2 * y + 1]);
-                p[x][y] = group ? both : 0;
-                p[KEYS / 32 + x][y] = group ? 0 : both;
-            }
+            for (int y = 0; y < 4; y++) p[x][y] = pack<T>(s[8 * x + 2 * y], s[8 * x + 2 * y + 1]);
         }
     }
 
@@ -386,6 +390,27 @@ template <typename T, typename X> struct consumer {
     }
     __device__ __forceinline__ void look_for_keys(uint32_t n) { keys_here = barrier_passed(&m->k_full[n % K_STAGES], n / K_STAGES & 1); }
 
+    /* A stage of keys after the first one of a tile, the n + 1-th of all: its scores, and the values of the stage before. */
+    template <bool HALF> __device__ __forceinline__ void step(const tile *t, uint32_t q, int slot, int32_t i, uint32_t n) {
+        const uint32_t k = k_matrix(n + 1);
+        await_keys(n + 1);
+        turn_wait(1 + group);
+        issue_scores(q, k);
+        if (i < masked_stages) find<KEYS>(t, n + 1, 0);
+        barrier_wait(&m->v_full[n % V_STAGES], n / V_STAGES & 1);
+        issue_values<HALF>(n, i == 1);
+        turn_give(1 + (group + 1) % X::GROUPS);
+        products_wait<1>();
+        keep_below(s);
+        look_for_keys(n + 2);
+        softmax(q_rows(slot), i < masked_stages, n + 1);
+        products_wait<0>();
+        keep_below(o);
+        if (lane == 0) barrier_arrive(&m->v_empty[n % V_STAGES]);
+        if (rescale) scale_results();
+        to_operand();
+    }
+
     /* All tiles. Where there is room for two tiles of Q, the first product of a tile is issued before the results of the one before are stored, so that storing leaves the tensor
      * cores busy. The turn is given away before, since looking for the tile takes longer than the product under way. */
     __device__ __forceinline__ void run() {
@@ -399,7 +424,7 @@ template <typename T, typename X> struct consumer {
             await(0, n);
             find_first(&m->tiles[0], n);
             turn_wait(own_turn);
-            issue_scores(q_rows(0), n, first_key());
+            issue_scores(q_matrix(0), k_matrix(n, first_key()));
             turn_give(other_turn);
         }
         for (;;) {
@@ -416,7 +441,7 @@ template <typename T, typename X> struct consumer {
                 await(taken, n);
                 find_first(t, n);
                 turn_wait(own_turn);
-                issue_scores(q_rows(slot), n);
+                issue_scores(q_matrix(taken), k_matrix(n));
                 turn_give(other_turn);
             }
             products_wait<0>();
@@ -429,38 +454,25 @@ template <typename T, typename X> struct consumer {
                 softmax(q_rows(slot), masked_stages > 0, n);
                 to_operand();
             }
-            for (int32_t i = 1; i < stages; i++, n++) {
-                await_keys(n + 1);
-                turn_wait(own_turn);
-                issue_scores(q_rows(slot), n + 1);
-                if (i < masked_stages) find<KEYS>(t, n + 1, 0);
-                barrier_wait(&m->v_full[n % V_STAGES], n / V_STAGES & 1);
-                issue_values(n, i == 1);
-                turn_give(other_turn);
-                products_wait<1>();
-                keep_below(s);
-                look_for_keys(n + 2);
-                softmax(q_rows(slot), i < masked_stages, n + 1);
-                products_wait<0>();
-                keep_below(o);
-                if (lane == 0) barrier_arrive(&m->v_empty[n % V_STAGES]);
-                if (rescale) scale_results();
-                to_operand();
-            }
+            const uint32_t q = q_matrix(taken);
+            int32_t i = 1;
+            if (parted) step<true>(t, q, slot, i++, n++);
+            for (; i < stages; i++, n++) step<false>(t, q, slot, i, n);
             const bool first = stages == 1;
             barrier_wait(&m->v_full[n % V_STAGES], n / V_STAGES & 1);
             taken++;
             complete_sums();
             if (PRIMES) {
                 turn_wait(own_turn);
-                issue_values(n, first);
+                issue_values<false>(n, first);
                 turn_give(other_turn);
                 stages = next_tile(taken);
                 if (stages >= 0) { /* else a product of what is there, since the compiler wants one on every way */
                     await(taken, n + 1);
                     find_first(&m->tiles[taken % TILES], n + 1);
                 }
-                issue_scores(q_rows(taken % Q_SLOTS), n + 1, first_key());
+                const uint32_t q = q_matrix(taken), k = k_matrix(n + 1, first_key());
+                issue_scores(q, k);
                 products_wait<1>();
                 keep_below(o);
                 if (lane == 0) barrier_arrive(&m->v_empty[n % V_STAGES]);
@@ -469,7 +481,7 @@ template <typename T, typename X> struct consumer {
                 keep_below(s);
                 finish(t, slot);
             } else {
-                issue_values(n, first);
+                issue_values<false>(n, first);
                 products_wait<0>();
                 keep_below(o);
                 if (lane == 0) barrier_arrive(&m->v_empty[n % V_STAGES]);

@@ -79,6 +79,7 @@ __device__ __forceinline__ int32_t find_half(const description &d, const tess_sm
     const uint32_t flags = d.class_word(0), local = d.class_word(1), stride = d.class_word(2), residue = d.class_word(3);
     if (X::KEYS != 128 || X::GROUPS != 2 || heads != 1 || rows != X::ROWS || position % 64 != 0 || block > 64 || 64 % block != 0) return 0;
     const int32_t half = 64 / block;
+    if (interval * block <= X::KEYS) return 0; /* a tile has other stages */
     if (!(flags & CLASS_CAUSAL) || (flags & CLASS_BITS) || head_blocks < half || tail_blocks < half || start + interval != first_block + 2 * half)
         return 0;
     if (flags & CLASS_LOCAL) { /* no vertical block among those at the beginning */
