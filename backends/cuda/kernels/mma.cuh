@@ -70,6 +70,24 @@ template <> __device__ __forceinline__ void multiply<f16_t>(float (&c)[4], const
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+/* A unit of 16 bytes of a row that, if it is not `wide`, may be aligned to its elements only. */
+__device__ __forceinline__ uint4 read_unit(const uint16_t *p, bool wide) {
+    if (wide) return *(const uint4 *)p;
+    uint32_t w[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) w[i] = (uint32_t)p[2 * i] | (uint32_t)p[2 * i + 1] << 16;
+    return make_uint4(w[0], w[1], w[2], w[3]);
+}
+__device__ __forceinline__ void write_unit(uint16_t *p, uint4 x, bool wide) {
+    if (wide) {
+        *(uint4 *)p = x;
+        return;
+    }
+    const uint32_t w[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+    for (int e = 0; e < 8; e++) p[e] = (uint16_t)(w[e / 2] >> (e % 2 * 16));
+}
+
 template <typename T> __device__ __forceinline__ uint32_t pack(float low, float high);
 template <> __device__ __forceinline__ uint32_t pack<bf16_t>(float low, float high) {
     uint32_t r;

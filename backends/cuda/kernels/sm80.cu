@@ -38,14 +38,6 @@ template <int D, int ROWS> struct alignas(128) memory {
     }
 };
 
-/* One 16-byte unit of a row that may be aligned to its elements only. */
-__device__ __forceinline__ uint4 load_unit(const uint16_t *p) {
-    uint32_t w[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) w[i] = (uint32_t)p[2 * i] | (uint32_t)p[2 * i + 1] << 16;
-    return make_uint4(w[0], w[1], w[2], w[3]);
-}
-
 /* A workgroup's way through one job: what a thread holds, and the steps that it takes. TILES: times 64 rows of the job, at most. */
 template <typename T, int D, int ROWS, int TILES> struct worker {
     typedef memory<D, ROWS> shared;
@@ -92,7 +84,7 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
         } else {
 #pragma unroll 1
             for (int c = 0; c < UNITS; c += GROUP)
-                store_unit(to + c * 16, c + unit < units ? load_unit(row + (c + unit) * 8) : make_uint4(0, 0, 0, 0));
+                store_unit(to + c * 16, c + unit < units ? read_unit(row + (c + unit) * 8, false) : make_uint4(0, 0, 0, 0));
         }
     }
 
@@ -365,13 +357,7 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
                 if (first_row + r >= all || unit >= units) continue;
                 const uint4 x = load_shared_unit(q_at + first_row * ROW + shared::place(r, unit));
                 uint16_t *to = first + row_at(first_row + r, rows, one_head, c->o_token, c->o_head) + unit * 8;
-                if (a->wide & 4) {
-                    *(uint4 *)to = x;
-                } else {
-                    const uint32_t w[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-                    for (int e = 0; e < 8; e++) to[e] = (uint16_t)(w[e / 2] >> (e % 2 * 16));
-                }
+                write_unit(to, x, a->wide & 4);
             }
         }
     }

@@ -11,15 +11,6 @@
 
 namespace tess {
 
-/* One 16-byte unit of a row that may be aligned to its elements only. */
-__device__ __forceinline__ uint4 load_unit(const uint16_t *p, bool wide) {
-    if (wide) return *(const uint4 *)p;
-    uint32_t w[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) w[i] = (uint32_t)p[2 * i] | (uint32_t)p[2 * i + 1] << 16;
-    return make_uint4(w[0], w[1], w[2], w[3]);
-}
-
 /* Copies rows by plain loads to where a copy of a box would have put them, from row `first` of the stage on; rows past `valid`, and elements past head_dim, become 0. By one warp. */
 template <int CHUNKS>
 __device__ __forceinline__ void copy_rows(uint8_t *to, uint32_t chunk_bytes, int32_t first, const uint16_t *from, int64_t stride, int32_t rows,
@@ -28,7 +19,7 @@ __device__ __forceinline__ void copy_rows(uint8_t *to, uint32_t chunk_bytes, int
     for (int n = lane; n < rows * CHUNKS * 8; n += 32) {
         const int row = n / (CHUNKS * 8), unit = n % (CHUNKS * 8), in_stage = first + row;
         uint4 x = make_uint4(0, 0, 0, 0);
-        if (row < valid && unit * 8 < head_dim) x = load_unit(from + row * stride + unit * 8, wide);
+        if (row < valid && unit * 8 < head_dim) x = read_unit(from + row * stride + unit * 8, wide);
         *(uint4 *)(to + unit / 8 * chunk_bytes + in_stage * 128 + ((unit % 8) ^ (in_stage % 8)) * 16) = x;
     }
 }
@@ -326,13 +317,7 @@ template <typename X> __device__ __forceinline__ void write_results(memory<X> *m
             if ((boxes >> in_tile / GROUP & 1) || unit >= units) continue;
             const uint4 x = *(const uint4 *)(m->q[slot][unit / 8] + in_tile * 128 + ((unit % 8) ^ (in_tile % 8)) * 16);
             uint16_t *to = o + row_at(in_tile, rows, one_head, c->o_token, c->o_head) + unit * 8;
-            if (a->wide & 4) {
-                *(uint4 *)to = x;
-            } else {
-                const uint32_t w[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-                for (int e = 0; e < 8; e++) to[e] = (uint16_t)(w[e / 2] >> (e % 2 * 16));
-            }
+            write_unit(to, x, a->wide & 4);
         }
         copies_out_read();
         fence_async_proxy(); /* the next tile of Q is copied over what plain loads have read */
