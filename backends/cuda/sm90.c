@@ -70,14 +70,16 @@ static int make_map(const tess_driver_device *d, const tess_launch *l, const tes
     return encode(map, l->dtype == TESS_BF16 ? 9 : 6, 5, t->buffer.handle + t->buffer.offset, sizes, strides, box, ones, 0, 3, 3, 0) == DRIVER_OK;
 }
 
-/* The maps of K and V, and their steps. A stage is made of pieces of `piece` tokens. False if there is not even a map of single pieces. */
+/* The maps of K and V, and their steps. A stage is made of pieces of `piece` tokens; where a sequence does not hold as many, there is nothing to copy at once. False if there is not
+ * even a map of single pieces. */
 static int make_key_maps(const tess_driver_device *d, const tess_launch *l, unsigned piece, unsigned pieces, tess_sm90_maps *maps, uint32_t *step) {
     const uint64_t steps[TESS_SM90_MAPS] = {
         [TESS_SM90_PIECES] = piece, [TESS_SM90_RUN] = piece, [TESS_SM90_LIST] = (uint64_t)l->tables->list_step * (uint64_t)l->block};
     for (unsigned n = 0; n < TESS_SM90_MAPS; n++) {
         const unsigned boxes = n == TESS_SM90_PIECES ? 1 : pieces;
-        const int made = (n == TESS_SM90_PIECES || pieces > 1) && steps[n] > 0 && steps[n] <= MOST_TOKENS &&
-                         make_map(d, l, &l->k, l->kv_tokens, l->n_heads / l->group, piece, boxes, steps[n], &maps->k[n]) &&
+        const int fits =
+            n == TESS_SM90_PIECES || (l->kv_tokens > 0 && pieces > 1 && steps[n] > 0 && steps[n] <= (uint64_t)(l->kv_tokens - 1) / (pieces - 1));
+        const int made = fits && make_map(d, l, &l->k, l->kv_tokens, l->n_heads / l->group, piece, boxes, steps[n], &maps->k[n]) &&
                          make_map(d, l, &l->v, l->kv_tokens, l->n_heads / l->group, piece, boxes, steps[n], &maps->v[n]);
         step[n] = made ? (uint32_t)steps[n] : 0;
         if (!step[TESS_SM90_PIECES]) return 0;

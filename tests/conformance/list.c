@@ -357,6 +357,7 @@ static const char *const further[] = {
     "pattern=s2 block=16 local=12 stride=31 heads=2 head_dim=104 q_len=521 kv_len=1161 dtype=f16 scale=-0.1",
     "pattern=s2 block=8 local=20 stride=17 heads=3 head_dim=128 q_len=512 dtype=bf16 batch=2",
     "pattern=s2 block=64 local=2147483647 stride=8 heads=2 head_dim=128 q_len=150 dtype=bf16",
+    "pattern=s2 block=64 local=2 stride=2097152 heads=32 head_dim=128 q_len=200 dtype=f16", /* entries of a list would be 2^40 bytes apart */
     "pattern=s2 block=64 local=3 stride=50 heads=2 head_dim=128 q_len=400 kv_len=1000 dtype=bf16",
     "pattern=window left=191 right=0 heads=2 head_dim=128 q_len=600 dtype=bf16",
     "pattern=window left=255 right=0 sinks=5 block=32 heads=2 head_dim=120 q_len=512 kv_len=1024 dtype=f16",

@@ -143,6 +143,7 @@ static int encode_map(void *map, unsigned rank, uint64_t address, const uint64_t
         if (!sizes[n] || sizes[n] > 1ULL << 32 || !box[n] || box[n] > 256) return fake_misuse(INVALID_VALUE, "a tensor map with size %u", n);
         if (n + 1 < rank && (strides[n] % 16 || strides[n] >= 1ULL << 40)) return fake_misuse(INVALID_VALUE, "a tensor map with stride %u", n);
     }
+    if (2 * box[0] > 128) return fake_misuse(INVALID_VALUE, "a tensor map of boxes that are wider than what is swizzled");
     memset(map, 1, 128);
     return 0;
 }
