@@ -118,8 +118,8 @@ static inline int tess_kept(const tess_class *c, int64_t p, int64_t t, int64_t i
  * at the byte offsets beside each pointer, every table 256-byte aligned. */
 typedef struct tess_tables {
     uint32_t struct_size;
-    uint32_t
-        list_step; /* blocks from an entry of a list to the next, in the lists of all causal LOCAL classes; 0: there are none. For kernels that copy several at once */
+    /* Blocks from an entry of a list to the next, the same in the lists of all causal LOCAL classes; 0: there are none. For kernels that copy several blocks at once. */
+    uint32_t list_step;
     const tess_job *jobs;
     const tess_merge *merges;
     const tess_sequence *sequences;

@@ -41,7 +41,7 @@ struct description {
     __device__ __forceinline__ uint32_t class_word(int n) const { return __shfl_sync(~0u, cls, n); }
 };
 
-/* The n-th piece of a tile. */
+/* The n-th piece of a tile: those of a parted stage, then empty ones, which have no token, then the others. */
 __device__ __forceinline__ piece find_piece(const tile *t, int32_t n, int block_pieces, int block_shift, int piece_shift, const uint32_t *entries,
                                             const uint32_t *bits) {
     piece x = {NO_TOKEN, ~0u};
