@@ -192,7 +192,7 @@ tess_status tess_runtime_backend(tess_runtime *runtime, uint32_t index, tess_bac
     tess_backend_info full = {.struct_size = sizeof full, .device_count = entry->n_devices, .status = entry->status};
     memcpy(full.name, entry->name, sizeof full.name);
     memcpy(full.reason, entry->reason, sizeof full.reason);
-    return tess_info_write(function, info, &full, sizeof full);
+    return tess_info_write(function, info, &full, TESS_BACKEND_INFO);
 }
 
 /* ------------------------------------------------------------------ selection */

@@ -48,7 +48,7 @@ tess_status tess_runtime_device(tess_runtime *runtime, uint32_t index, tess_devi
     if (status != TESS_OK) return status;
     place found;
     if (!place_find(runtime, NULL, index, &found)) return tess_past_end(function, index, "device");
-    return tess_info_write(function, info, &found.entry->devices[found.index], sizeof *info);
+    return tess_info_write(function, info, &found.entry->devices[found.index], TESS_DEVICE_INFO);
 }
 
 /* ------------------------------------------------------------------ opening */
@@ -201,7 +201,7 @@ tess_status tess_device_open(tess_runtime *runtime, const tess_device_desc *desc
     tess_status status = tess_runtime_check(runtime, function_open);
     if (status != TESS_OK) return status;
     if (out == NULL) return tess_fail(TESS_ERROR_INVALID, "%s: device: must not be NULL", function_open);
-    if (desc != NULL) status = tess_desc_read(function_open, "desc", desc, &own, sizeof own);
+    if (desc != NULL) status = tess_desc_read(function_open, "desc", desc, &own, TESS_DEVICE_DESC);
     if (status != TESS_OK) return status;
     if (own.flags != 0) return tess_fail(TESS_ERROR_INVALID, "%s: flags: must be 0, not 0x%x", function_open, own.flags);
     if (own.id != NULL && own.id[0] == '\0')
@@ -277,7 +277,7 @@ tess_status tess_device_result(tess_device *device, tess_status status) {
 tess_status tess_device_query(const tess_device *device, tess_device_info *info) {
     static const char function[] = "tess_device_query";
     tess_status status = tess_device_check(device, function);
-    return status == TESS_OK ? tess_info_write(function, info, &device->info, sizeof device->info) : status;
+    return status == TESS_OK ? tess_info_write(function, info, &device->info, TESS_DEVICE_INFO) : status;
 }
 
 tess_status tess_device_kernel(const tess_device *device, uint32_t index, tess_kernel_info *info) {
@@ -298,5 +298,5 @@ tess_status tess_device_kernel(const tess_device *device, uint32_t index, tess_k
         memcpy(name, full.name, sizeof name);
         snprintf(full.name, sizeof full.name, "%s/%.31s", device->backend->name, name);
     }
-    return tess_info_write(function, info, &full, sizeof full);
+    return tess_info_write(function, info, &full, TESS_KERNEL_INFO);
 }

@@ -204,5 +204,5 @@ tess_status tess_runtime_setting(const tess_runtime *runtime, uint32_t index, te
                               .value = tess_setting_value(settings, (tess_setting_id)index),
                               .source = sources[settings->values[index].source],
                               .meaning = table[index].meaning};
-    return tess_info_write(here, info, &full, sizeof full);
+    return tess_info_write(here, info, &full, TESS_SETTING_INFO);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Status names, the message of the last failure per thread, and the rules for descriptors and info structures of other versions. */
+/* Status names, and the message of the last failure per thread. */
 #include "status.h"
 
 #include <stdio.h>
@@ -116,51 +116,4 @@ void tess_recover_end(const tess_recovery *recovery) {
     call.failed = recovery->failed;
     memcpy(call.text, recovery->text, sizeof call.text);
     call.recovering--;
-}
-
-/* A structure of this library never grows by more than this between two versions that understand each other; a larger struct_size is a value that was
- * never set, and reading that far would leave the caller's memory. */
-enum { LARGEST_UNKNOWN_TAIL = 4096 };
-
-enum { SMALLEST_STRUCTURE = 8 };
-
-/* Reads struct_size, which is the first field of every versioned structure. Returns 0, with *status set, if it is none. */
-static size_t struct_size_read(const char *function, const char *field, const void *structure, size_t known, tess_status *status) {
-    uint32_t size;
-    if (structure == NULL) {
-        *status = tess_fail(TESS_ERROR_INVALID, "%s: %s: must not be NULL", function, field);
-        return 0;
-    }
-    memcpy(&size, structure, sizeof size);
-    if (size >= SMALLEST_STRUCTURE && size <= known + LARGEST_UNKNOWN_TAIL) return size;
-    *status = tess_fail(TESS_ERROR_VERSION, "%s: %s.struct_size: %u is not the size of this structure in any version (here it is %zu)", function,
-                        field, size, known);
-    return 0;
-}
-
-tess_status tess_desc_read(const char *function, const char *field, const void *desc, void *copy, size_t known) {
-    tess_status status;
-    size_t size = struct_size_read(function, field, desc, known, &status);
-    if (size < SMALLEST_STRUCTURE) return status;
-    const unsigned char *bytes = desc;
-    for (size_t n = known; n < size; n++)
-        if (bytes[n] != 0)
-            return tess_fail(TESS_ERROR_VERSION, "%s: %s.struct_size: byte %zu is set, but this version of the library knows only %zu bytes",
-                             function, field, n, known);
-    if (size > known) size = known;
-    memset(copy, 0, known);
-    memcpy(copy, desc, size);
-    uint32_t value = (uint32_t)known;
-    memcpy(copy, &value, sizeof value);
-    return TESS_OK;
-}
-
-tess_status tess_info_write(const char *function, void *info, const void *full, size_t known) {
-    tess_status status;
-    size_t size = struct_size_read(function, "info", info, known, &status);
-    if (size < SMALLEST_STRUCTURE) return status;
-    size_t common = size < known ? size : known;
-    memcpy((unsigned char *)info + sizeof(uint32_t), (const unsigned char *)full + sizeof(uint32_t), common - sizeof(uint32_t));
-    if (size > known) memset((unsigned char *)info + known, 0, size - known);
-    return TESS_OK;
 }

@@ -22,8 +22,9 @@
  *             No argument makes the library abort, and outputs of a failed call are left as they were unless a function says otherwise.
  * Descriptors begin with `struct_size`, which the caller sets to sizeof the structure: `tess_plan_desc d = {sizeof d};` zeroes the rest. Fields are
  *             only ever appended; a larger structure from a newer header is accepted while its unknown tail is zero and refused with
- *             TESS_ERROR_VERSION otherwise. Zero means "default" only for fields marked [0: ...]. Info structures that the library fills
- *             follow the same rule: at most struct_size bytes are written, and bytes that this library does not know are zeroed.
+ *             TESS_ERROR_VERSION otherwise. So is a size that cuts a field in two: a size is a multiple of the structure's alignment and
+ *             ends between fields. Zero means "default" only for fields marked [0: ...]. Info structures that the library fills
+ *             follow the same rules: at most struct_size bytes are written, and bytes that this library does not know are zeroed.
  * Ownership.  Handles are reference counted inside: a plan keeps its device and layout alive, a device its runtime, so handles may be released
  *             in any order. Strings returned by the library are owned by it and live as long as the handle they came from.
  *             Memory behind tess_buffer and tess_tensor always belongs to the caller.
