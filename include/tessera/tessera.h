@@ -87,7 +87,9 @@ typedef enum tess_status {
 TESS_API const char *tess_status_name(tess_status status);
 
 /* One line about the last failure on the calling thread: the function, then the field or native call, then what is wrong with it.
- * Valid until the next failing call on this thread. Empty if nothing failed yet. A successful call leaves it as it was. */
+ * Valid until the next failing call on this thread. Empty if nothing failed yet. A successful call leaves it as it was.
+ * A thread's first failure takes memory for it from malloc, under 512 bytes that go back when the thread ends; while there is none, the text
+ * says what kind of failure it was and no more. */
 TESS_API const char *tess_last_error(void);
 
 /* TESS_VERSION_NUMBER of the library that is running, to compare with the header's. Cannot fail. */
@@ -484,8 +486,9 @@ typedef struct tess_run_desc {
 } tess_run_desc;
 
 /*
- * Runs the plan. Never allocates, compiles, synchronises (device_seconds apart) or reads the environment, so it can be captured into a graph; on a CPU it
- * returns when the work is done. Concurrent calls on one plan are safe with distinct workspaces and outputs.
+ * Runs the plan. Never allocates (a thread's first failure apart: tess_last_error), compiles, synchronises (device_seconds apart) or reads the
+ * environment, so it can be captured into a graph; on a CPU it returns when the work is done. A driver may do more within its own calls: some finish
+ * compiling a kernel when it first runs, so run a plan once before you measure it or capture it. Concurrent calls on one plan are safe with distinct workspaces and outputs.
  *
  * A row that keeps no key gets O = 0 and LSE = -inf. Keys at or past kv_len, and blocks that no row of a tile keeps, contribute nothing even
  * when they hold NaN. Inside a block that some row of a tile keeps, a non-finite V may reach every row of that tile, never another head or tile.
