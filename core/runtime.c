@@ -173,6 +173,7 @@ tess_status tess_runtime_create(const tess_runtime_desc *desc, tess_runtime **ou
     runtime->allocator = own.allocator;
     runtime->log = own.log != NULL ? own.log : default_log;
     runtime->log_user = own.log_user;
+    runtime->elevated = tess_process_elevated();
 
     tess_status status = tess_settings_read(runtime, &own);
     if (status == TESS_OK) status = read_tune_file(runtime);

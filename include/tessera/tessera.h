@@ -149,7 +149,10 @@ typedef struct tess_backend_info {
     char reason[512]; /* one line when status is not TESS_OK: library names tried, driver too old, no device */
 } tess_backend_info;
 
-/* Describes backend `index` (0, 1, ...; order of preference), probing its driver on first use. INVALID when index is past the last. */
+/* Describes backend `index` (0, 1, ...; order of preference), probing its driver on first use. INVALID when index is past the last.
+ * In a process with more rights than its user (set-user-ID, set-group-ID, file capabilities) no driver of a GPU is opened unless
+ * tess_runtime_desc.backend or tess_device_desc.id names the backend; until then it is UNAVAILABLE and has no devices. Drivers and their loaders
+ * obey variables of their own, so who names one there gives the user those rights: see SECURITY.md. */
 TESS_API tess_status tess_runtime_backend(tess_runtime *runtime, uint32_t index, tess_backend_info *info);
 
 typedef enum tess_device_kind {
@@ -198,7 +201,8 @@ typedef struct tess_device_desc {
 /* Opens a device. An unknown backend name is INVALID; names that are not available here are skipped; if none is left the error is
  * UNAVAILABLE and lists what exists. With `native`, `id` must be `name:index`, the device that the context belongs to, or `name`, and then it is found
  * among the backend's devices (UNAVAILABLE if it is none of them); the backend's own status comes back. OUT_OF_MEMORY ends the search: it says nothing
- * about which device works. `desc` may be NULL. Software devices rank below the CPU. The choice is made here, once, never per problem. */
+ * about which device works. `desc` may be NULL. Software devices rank below the CPU. In a process with more rights than its user backends of GPUs that
+ * no descriptor names are not looked at (tess_runtime_backend). The choice is made here, once, never per problem. */
 TESS_API tess_status tess_device_open(tess_runtime *runtime, const tess_device_desc *desc, tess_device **device);
 TESS_API void tess_device_release(tess_device *device);
 TESS_API tess_status tess_device_query(const tess_device *device, tess_device_info *info);
