@@ -123,7 +123,7 @@ typedef struct tess_runtime_desc {
     const char *backend;      /* TESSERA_BACKEND: `name`, `name:index`, or a comma list in order of preference */
     const char *kernel;       /* TESSERA_KERNEL: `backend/kernel`; a kernel that refuses a problem makes it TESS_ERROR_UNSUPPORTED */
     const char *verbose;      /* TESSERA_VERBOSE: comma list of `errors`, `device`, `dispatch`, `plan`, `all` */
-    const char *cache_dir;    /* TESSERA_CACHE_DIR: where compiled kernels are kept; absolute */
+    const char *cache_dir;    /* TESSERA_CACHE_DIR: where compiled kernels are kept, 256 MiB at most, the newest; absolute */
     const char *tune_file;    /* TESSERA_TUNE_FILE: rules that say which kernel is tried first for which shape (docs/tune.md); absolute */
     const char *backend_path; /* TESSERA_BACKEND_PATH: colon list of absolute paths of backend libraries to load */
     uint32_t cpu_threads;     /* [0: TESSERA_CPU_THREADS, else the CPUs that this process may run on] at most 1024 */
