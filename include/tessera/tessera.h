@@ -307,8 +307,8 @@ typedef struct tess_layout_desc {
     int64_t max_chunk;           /* [0: 1] most new tokens per step, for the KV ring of tess_layout_kv */
 } tess_layout_desc;
 
-/* Makes a pattern concrete. Takes time and memory in proportion to the kept lists (S2: classes * blocks / stride entries), never to tokens^2,
- * a caller's mask apart. INVALID names the field. UNSUPPORTED: more than 2^31 - 1 blocks. OUT_OF_MEMORY. VERSION. */
+/* Makes a pattern concrete. Takes time and memory in proportion to the heads alone, whatever the context: a layout holds formulas and no lists.
+ * Only a caller's mask is read as a whole and kept, compressed. INVALID names the field. UNSUPPORTED: more than 2^31 - 1 blocks. OUT_OF_MEMORY. VERSION. */
 TESS_API tess_status tess_layout_create(tess_runtime *runtime, const tess_layout_desc *desc, tess_layout **layout);
 TESS_API void tess_layout_release(tess_layout *layout);
 
@@ -457,7 +457,8 @@ typedef struct tess_plan_info {
     char kernel[64];          /* "backend/kernel" */
 } tess_plan_info;
 
-/* kept_pairs, dense_pairs, flops and bytes_min are computed here, in O(query blocks * classes) a sequence; the rest is stored. */
+/* kept_pairs, dense_pairs, flops and bytes_min are computed here, in closed form: O(heads) a sequence, or O(query blocks * heads) and a little memory
+ * for a caller's mask. The rest is stored. OUT_OF_MEMORY. */
 TESS_API tess_status tess_plan_query(const tess_plan *plan, tess_plan_info *info);
 
 /* Range `index` of the jobs, in order, such that one range stays under the time limit. INVALID when index is past the last. */
@@ -496,6 +497,10 @@ typedef struct tess_run_desc {
  *
  * A row that keeps no key gets O = 0 and LSE = -inf. Keys at or past kv_len, and blocks that no row of a tile keeps, contribute nothing even
  * when they hold NaN. Inside a block that some row of a tile keeps, a non-finite V may reach every row of that tile, never another head or tile.
+ * Weighted values are added up in float32 and divided by the sum of weights at the end. Where that sum of V leaves float32's range the element is infinite, or NaN
+ * if a greater score follows, although the quotient would be finite: V near the largest finite float32 or bfloat16 over many keys of nearly equal
+ * scores. V of up to 2^80 in magnitude never does that, and float16 never can. Denormal numbers may count as 0, in inputs, on the way and in results: below
+ * 2^-126 in float32 and bfloat16, which x86-64 and 64-bit ARM CPUs always do, and below 2^-14 in float16, which some GPUs do and CPUs do not.
  * The same call gives the same bits every time, and on a CPU with every number of threads. A batch or q_len of 0 succeeds without a launch.
  *
  * INVALID names the tensor and what is wrong: kind, alignment, stride, size, workspace too small, range. UNSUPPORTED: a reserved feature.
