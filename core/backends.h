@@ -27,8 +27,9 @@ typedef struct tess_backend_entry {
 tess_status tess_backends_list(tess_runtime *runtime);
 void tess_backends_free(tess_runtime *runtime);
 
-/* Probes a backend unless that was done. In a process with more rights than its user a backend that nobody named and that opens a driver is not probed, and its reason says so.
- * Fails only for lack of memory, and may then be tried again. The caller holds runtime->probing. */
+/* Probes a backend unless that was done. In a process with more rights than its user a backend
+ * that nobody named and that opens a driver is not probed, and its reason says so. Fails only
+ * for lack of memory, and may then be tried again. The caller holds runtime->probing. */
 tess_status tess_backend_probe(tess_backend_entry *entry);
 
 /* The entry of a backend, or NULL. */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What every file of the core uses: failing with a message, host memory, logging, and the state behind runtime and device. */
+/* What every file of the core uses: failing with a message, host memory, logging, and the state
+ * behind runtime and device. */
 #ifndef TESSERA_CORE_COMMON_H
 #define TESSERA_CORE_COMMON_H
 

@@ -27,8 +27,9 @@ typedef struct place {
     uint32_t index;
 } place;
 
-/* The device number `index` in order of preference, of one backend or of all (NULL): by kind, then by backend, then by number. What a place leads to may be read
- * without the lock, since devices that were found never change. */
+/* The device number `index` in order of preference, of one backend or of all (NULL): by kind,
+ * then by backend, then by number. What a place leads to may be read without the lock, since
+ * devices that were found never change. */
 static bool place_find_locked(tess_runtime *runtime, const tess_backend_entry *only, uint32_t index, place *found) {
     for (uint32_t rank = 0; rank < TESS_DEVICE_RANKS; rank++)
         for (uint32_t n = 0; n < runtime->n_backends; n++) {

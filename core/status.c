@@ -8,9 +8,11 @@
 #include <string.h>
 
 /*
- * What every call writes is in thread-local storage that is there before the thread's first call. Of that the C library keeps little for libraries opened with dlopen, and all of
- * them share it: a copy of this library takes a pointer and a word, so that a process may hold many. Without the attribute the storage would come from malloc when a thread first
- * touches it, in tess_run for one.
+ * What every call writes is in thread-local storage that is there before the thread's first
+ * call. Of that the C library keeps little for libraries opened with dlopen, and all of them
+ * share it: a copy of this library takes a pointer and a word, so that a process may hold many.
+ * Without the attribute the storage would come from malloc when a thread first touches it, in
+ * tess_run for one.
  */
 #ifdef __GLIBC__
 #define READY_WITH_THE_THREAD __attribute__((tls_model("initial-exec")))
@@ -28,16 +30,19 @@ static _Thread_local READY_WITH_THE_THREAD struct {
 
 _Static_assert(sizeof call <= 16, "a pointer and a word: the room is shared by all libraries of the process");
 
-/* ------------------------------------------------------------------ the message, made by a thread's first failure and freed when the thread ends */
+/* ------------------------------------------------------------------ the message */
+
+/* It is made by a thread's first failure and freed when the thread ends. */
 
 static pthread_once_t key_once = PTHREAD_ONCE_INIT;
 static pthread_key_t key;
 static atomic_bool key_works;
 
-/* The key's destructor is the C library's, so a thread may end after this library has been closed. */
+/* The key's destructor is the C library's: a thread may end after this library was closed. */
 static void key_make(void) { atomic_store(&key_works, pthread_key_create(&key, free) == 0); }
 
-/* Keys are few in a process, so one is given back when the library is closed. What other threads still hold then goes with the process. */
+/* Keys are few in a process, so one is given back when the library is closed. What other threads
+ * still hold then goes with the process. */
 #if defined(__GNUC__)
 static void key_give_back(void) __attribute__((destructor));
 static void key_give_back(void) {

@@ -271,7 +271,8 @@ static void old_insert(old_file *files, int *count, const char *name, const stru
     snprintf(files[at].name, sizeof files[at].name, "%s", name);
 }
 
-/* One pass: adds up what is stored, finds the oldest files other than `kept`, and removes what a process that ended in the middle of a store left behind. */
+/* One pass: adds up what is stored, finds the oldest files other than `kept`, and removes what a
+ * process that ended in the middle of a store left behind. */
 static uint64_t scan(DIR *directory, const char *kept, old_file *files, int *count) {
     const int folder = dirfd(directory);
     const time_t now = time(NULL);
@@ -294,7 +295,8 @@ static uint64_t scan(DIR *directory, const char *kept, old_file *files, int *cou
     return bytes;
 }
 
-/* Removes what was stored longest ago until the rest is within the bound. Files of other names are somebody else's. */
+/* Removes what was stored longest ago until the rest is within the bound. Files of other names
+ * are somebody else's. */
 static void make_room(const tess_host *host, int folder, const char *kept) {
     old_file files[OLDEST];
     int count, removed;

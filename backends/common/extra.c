@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-/* All these structures hold pointers, so the compiler makes every version's size a multiple of this. */
+/* All these structures hold pointers, so the size of every version is a multiple of this. */
 #define ALIGNMENT ((uint32_t)sizeof(void *))
 
 /* No structure grows by more than this between two versions that understand each other; a larger

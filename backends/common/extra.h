@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Structures of tessera_<backend>.h that applications pass to a backend: tess_device_desc.native and tess_stream.extra. */
+/* Structures of tessera_<backend>.h that applications pass to a backend: tess_device_desc.native
+ * and tess_stream.extra. */
 #ifndef TESS_COMMON_EXTRA_H
 #define TESS_COMMON_EXTRA_H
 

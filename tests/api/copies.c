@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Twelve copies of the library in one process, as plugins bring them along that know nothing of each other: each loads, works, and keeps its own messages. */
+/* Twelve copies of the library in one process, as plugins bring them along that know nothing of
+ * each other: each loads, works, and keeps its own messages. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A set-user-ID program whose user points the OpenCL loader to a library of his own. Root makes a copy
- * of this program that belongs to root and lets another user start it; elsewhere the test is skipped.
- * The copy opens the best device and lists all there are, and no loader of drivers may be in the
- * process afterwards, nor the user's library.
+ * A set-user-ID program whose user points the OpenCL loader to a library of his own. Root makes
+ * a copy of this program that belongs to root and lets another user start it; elsewhere the test
+ * is skipped. The copy opens the best device and lists all there are, and no loader of drivers
+ * may be in the process afterwards, nor the user's library.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE

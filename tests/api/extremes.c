@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What tessera.h says of numbers at the ends of their range, on every kernel of the CPU: V near the largest finite value, and denormal numbers. */
+/* What tessera.h says of numbers at the ends of their range, on every kernel of the CPU: V near
+ * the largest finite value, and denormal numbers. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,7 +13,8 @@ enum { D = 16, KEYS = 300, MOST_ROWS = 40 };
 
 static test_targets targets;
 
-/* One head, whose rows all keep all keys. Rows of Q are equal, and so are elements of a row of Q and of K. */
+/* One head, whose rows all keep all keys. Rows of Q are equal, and so are elements of a row of Q
+ * and of K. */
 typedef struct problem {
     uint32_t dtype;
     int rows;
@@ -115,7 +117,8 @@ static void solve_all(problem *p, const expected *e) {
 static const uint32_t wide[] = {TESS_F32, TESS_BF16}; /* types with float32's range */
 #define FOR_WIDE(p) for (int type = 0; type < 2 && ((p).dtype = wide[type], 1); type++)
 
-/* The result may be infinity, of the right sign. It is no NaN, and what stands beside it is right. */
+/* The result may be infinity, of the right sign. It is no NaN, and what stands beside it is
+ * right. */
 static void test_largest_values(void **state) {
     static problem p;
     (void)state;
@@ -128,7 +131,8 @@ static void test_largest_values(void **state) {
     }
 }
 
-/* Up to 2^80 nothing becomes infinite, whatever the scores. Here they rise, so that weights of later keys are large beside those of the first. */
+/* Up to 2^80 nothing becomes infinite, whatever the scores. Here they rise, so that weights of
+ * later keys are large beside those of the first. */
 static void test_values_in_bounds(void **state) {
     static problem p;
     (void)state;
@@ -153,7 +157,8 @@ static void test_largest_halves(void **state) {
     solve_all(&p, &e);
 }
 
-/* On these CPUs denormal numbers always count as 0: those of V, those of Q, and those that would be a result. */
+/* On these CPUs denormal numbers always count as 0: those of V, those of Q, and those that would
+ * be a result. */
 static void test_denormals(void **state) {
 #if !defined(__x86_64__) && !defined(__aarch64__)
     skip();

@@ -168,7 +168,8 @@ static const struct {
     {"tess_run_desc", base_run, call_run, offsetof(tess_run_desc, sink_logits)},
 };
 
-/* Sizes between these limits cut a field in two, although they may be multiples of the alignment. */
+/* Sizes between these limits cut a field in two, although they may be multiples of the
+ * alignment. */
 static const struct {
     const char *structure;
     size_t at, size;
@@ -206,7 +207,8 @@ static const struct {
     WIDE(tess_plan_info, kernel),
 };
 
-/* All fields but the wide ones have 8 bytes, or 4 and come in pairs. Two structures have no field of 8 bytes. */
+/* All fields but the wide ones have 8 bytes, or 4 and come in pairs. Two structures have no
+ * field of 8 bytes. */
 static int size_is_legal(const char *structure, size_t size) {
     const int small = strcmp(structure, "tess_backend_info") == 0 || strcmp(structure, "tess_kernel_info") == 0;
     if (size < 8 || size % (small ? 4 : 8) != 0) return 0;

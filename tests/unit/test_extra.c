@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Structures of applications that backends read: every size but the known one and longer ones with a tail of zeros is refused, and nothing behind struct_size is read. */
+/* Structures of applications that backends read: every size but the known one and longer ones
+ * with a tail of zeros is refused, and nothing behind struct_size is read. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

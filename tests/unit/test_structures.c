@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The tables of fields cover every byte of every structure, so a field that was added to the header and not to its table is found here. */
+/* The tables of fields cover every byte of every structure, so a field that was added to the
+ * header and not to its table is found here. */
 #include "common/testlib.h"
 #include "structures.h"
 
