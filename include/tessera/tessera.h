@@ -512,6 +512,11 @@ typedef struct tess_run_desc {
  * The same call gives the same bits every time, and on a CPU with every number of threads. A
  * batch or q_len of 0 succeeds without a launch.
  *
+ * LSE is the float32 nearest to scale * m + ln(sum exp(scale * (s - m))) for the row's largest
+ * score m, up to a few units in the last place: a large score leaves few digits for the rest,
+ * and a product beyond float32 gives infinity. O does not depend on that: it is computed from
+ * differences of scores, also where keys are split.
+ *
  * Weighted values are added up in float32 and divided by the sum of their weights at the end.
  * Where the first sum leaves float32's range, the element is infinite (NaN if a greater score
  * follows) although the quotient would be finite: V near the largest finite float32 or bfloat16
