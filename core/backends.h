@@ -11,7 +11,7 @@ typedef struct tess_backend_entry {
     tess_runtime *runtime;
     const tess_backend *backend; /* NULL: a library that cannot be used */
     char name[32];
-    bool opens_driver; /* what listing its devices may run; a library is named by the path that it was loaded from */
+    bool opens_driver; /* as the registry says; a loaded library is named by its path */
     tess_tune tune;    /* the table that the backend brings along */
     /* Guarded by the runtime's mutex. Once `probed` is true what follows never changes again. */
     bool named; /* by the descriptor of the runtime or of a device */

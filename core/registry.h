@@ -10,7 +10,9 @@
 
 typedef struct tess_registered {
     const tess_backend *backend;
-    bool opens_driver; /* to list its devices it opens a driver or a loader of drivers, which may run code that the environment names */
+    /* To list its devices it opens a driver or a loader of drivers, which may run code that the
+     * environment names. */
+    bool opens_driver;
 } tess_registered;
 
 extern const tess_registered tess_registry[]; /* best first; ends with a NULL backend */

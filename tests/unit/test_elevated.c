@@ -7,6 +7,7 @@
 #include "fixtures/fake_backend.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
 #include <sys/auxv.h>
 
 static int elevated;
@@ -109,6 +110,30 @@ static void test_the_runtime_names_it(void **state) {
     release(runtime);
 }
 
+/* One thread lists what there is while another names a backend. */
+static void *list_again_and_again(void *runtime) {
+    for (int n = 0; n < 50; n++)
+        if (count_devices(runtime) < 1) return NULL;
+    return runtime;
+}
+
+static void test_threads_list_and_name(void **state) {
+    (void)state;
+    for (int round = 0; round < 20; round++) {
+        tess_runtime *runtime = make_runtime(NULL);
+        pthread_t thread;
+        void *listed_well;
+        assert_int_equal(pthread_create(&thread, NULL, list_again_and_again, runtime), 0);
+        opens(runtime, "alpha", "alpha:0");
+        opens(runtime, "gamma", "gamma:0");
+        opens(runtime, NULL, "alpha:0");
+        assert_int_equal(pthread_join(thread, &listed_well), 0);
+        assert_ptr_equal(listed_well, runtime);
+        assert_int_equal(count_devices(runtime), 4);
+        release(runtime);
+    }
+}
+
 static void test_ordinary_rights(void **state) {
     (void)state;
     elevated = 0;
@@ -121,8 +146,8 @@ static void test_ordinary_rights(void **state) {
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup(name, setup)
     const struct CMUnitTest tests[] = {
-        TEST(test_nothing_is_named),     TEST(test_the_device_names_it), TEST(test_a_name_that_fails_opens_no_other),
-        TEST(test_the_runtime_names_it), TEST(test_ordinary_rights),
+        TEST(test_nothing_is_named),     TEST(test_the_device_names_it),   TEST(test_a_name_that_fails_opens_no_other),
+        TEST(test_the_runtime_names_it), TEST(test_threads_list_and_name), TEST(test_ordinary_rights),
     };
     return cmocka_run_group_tests_name("raised rights", tests, NULL, NULL);
 }
