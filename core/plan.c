@@ -360,7 +360,7 @@ tess_status tess_plan_create(tess_device *device, const tess_layout *layout, con
     status = tess_layout_check(layout, in_create);
     if (status != TESS_OK) return status;
     if (!plan) REFUSE("%s: plan: must not be NULL", in_create);
-    status = tess_desc_read(in_create, "desc", desc, &d, sizeof d);
+    status = tess_desc_read(in_create, "desc", desc, &d, TESS_PLAN_DESC);
     if (status == TESS_OK) status = check_numbers(&d);
     if (status == TESS_OK) status = check_batch(&d);
     if (status != TESS_OK) return status;

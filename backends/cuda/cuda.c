@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "cuda.h"
+#include "extra.h"
 #include <tessera/tessera_cuda.h>
 
 extern const tess_backend tess_cuda_backend;
@@ -39,18 +40,15 @@ static void leave(tess_driver_device *d, void *before) {
     EXTRA(d->driver, POP, int (*)(void **))(&popped);
 }
 
-static tess_status attach_own(tess_driver_device *d, const tess_cuda_native *native) {
+static tess_status attach_own(tess_driver_device *d, const void *structure) {
     const tess_host *host = d->host;
+    tess_cuda_native native;
     int device = -1;
-    if (native->struct_size < sizeof *native)
-        return host->fail(host, TESS_ERROR_VERSION, "native.struct_size: must be at least %zu, got %u", sizeof *native,
-                          (unsigned)native->struct_size);
-    for (size_t n = sizeof *native; n < native->struct_size; n++)
-        if (((const unsigned char *)native)[n])
-            return host->fail(host, TESS_ERROR_VERSION, "native: has fields that this version of the library does not know");
-    if (native->reserved != 0) return host->fail(host, TESS_ERROR_INVALID, "native.reserved: must be 0, got %u", (unsigned)native->reserved);
-    if (!native->context) return host->fail(host, TESS_ERROR_INVALID, "native.context: must not be NULL");
-    d->context = native->context;
+    const tess_status status = tess_extra_read(host, "native", structure, &native, sizeof native);
+    if (status != TESS_OK) return status;
+    if (native.reserved != 0) return host->fail(host, TESS_ERROR_INVALID, "native.reserved: must be 0, got %u", (unsigned)native.reserved);
+    if (!native.context) return host->fail(host, TESS_ERROR_INVALID, "native.context: must not be NULL");
+    d->context = native.context;
     d->borrowed = 1;
     int code = enter(d, NULL);
     if (code != DRIVER_OK) return tess_driver_fail(d, "cuCtxPushCurrent", "native.context", code);
