@@ -373,7 +373,11 @@ typedef struct tess_buffer {
 
 /* A tensor [batch, token, head, element] with unit stride over elements; other strides in elements, at least 0. Inputs may have equal or zero strides;
  * strides of outputs must keep elements apart (INVALID otherwise). For LSE the element dimension does not exist. For packed batches
- * (cu_q_lens, cu_kv_lens) tokens of all sequences follow each other and stride_batch is not used. Outputs must not overlap inputs. */
+ * (cu_q_lens, cu_kv_lens) tokens of all sequences follow each other and stride_batch is not used.
+ * Outputs must not overlap inputs or each other. tess_run refuses outputs of which an element
+ * certainly lies within another tensor, as addresses and strides tell; it finds every overlap of
+ * tensors with equal lengths whose strides nest. Tensors may alternate in one buffer, as packed
+ * Q, K and V do, since only elements count. */
 typedef struct tess_tensor {
     tess_buffer buffer;
     int64_t stride_batch;
@@ -412,8 +416,11 @@ typedef struct tess_plan_desc {
     int32_t value_head_dim; /* [0: head_dim] anything else is UNSUPPORTED in this version */
     float scale;            /* [0: 1 / sqrt(head_dim)] finite, 2^-120 to 2^120 in magnitude; multiplies <q, k> before the softmax */
     float softcap;          /* [0: none] UNSUPPORTED in this version */
-    int64_t batch;          /* sequences; 0 is legal */
-    int64_t q_len, kv_len;  /* of every sequence, where the arrays below are NULL; 0 is legal; q_len > kv_len is legal */
+    /* Sequences. 0 is legal and has no other meaning: a plan whose batch was forgotten computes
+     * nothing. With q_len above 0 the setting `verbose` logs that under `plan`. Sequences without
+     * rows cost no memory. */
+    int64_t batch;
+    int64_t q_len, kv_len; /* of every sequence, where the arrays below are NULL; 0 is legal; q_len > kv_len is legal */
     /* Arrays are copied. Padded batches: lengths per sequence, at most q_len and kv_len if those are not 0; rows past a length are neither read nor
      * written. Packed batches: cumulative lengths, batch + 1 values, the first 0, never falling; both or neither of cu_q_lens and cu_kv_lens. */
     const int64_t *q_lens, *kv_lens;
