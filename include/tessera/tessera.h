@@ -123,8 +123,11 @@ typedef struct tess_runtime_desc {
     const char *cache_dir;    /* TESSERA_CACHE_DIR: where compiled kernels are kept; absolute */
     const char *tune_file;    /* TESSERA_TUNE_FILE: rules that say which kernel is tried first for which shape (docs/tune.md); absolute */
     const char *backend_path; /* TESSERA_BACKEND_PATH: colon list of absolute paths of backend libraries to load */
-    uint32_t cpu_threads;     /* [0: TESSERA_CPU_THREADS, else the CPUs that this process may run on] at most 1024 */
-    uint32_t reserved;        /* must be 0 */
+    /* [0: TESSERA_CPU_THREADS, else no bound] Most threads of a CPU device, its caller's included, 1 to
+     * 1024. Never more are used than the CPUs that the process may keep busy when the runtime is
+     * created: its affinity mask, lowered to the quota of its control groups. */
+    uint32_t cpu_threads;
+    uint32_t reserved; /* must be 0 */
 } tess_runtime_desc;
 
 /* Reads the settings once (descriptor, then environment) and lists the backends; opens no driver. `desc` may be NULL for all defaults.
@@ -492,6 +495,7 @@ typedef struct tess_run_desc {
 /*
  * Runs the plan. Never allocates, compiles, synchronises (device_seconds apart) or reads the environment, so it can be captured into a graph; on a CPU it
  * returns when the work is done. Concurrent calls on one plan are safe with distinct workspaces and outputs.
+ * On a CPU the calling thread is one of the workers, and takes at most 16 KiB of its stack for that.
  *
  * A row that keeps no key gets O = 0 and LSE = -inf. Keys at or past kv_len, and blocks that no row of a tile keeps, contribute nothing even
  * when they hold NaN. Inside a block that some row of a tile keeps, a non-finite V may reach every row of that tile, never another head or tile.

@@ -145,7 +145,7 @@ struct tess_host {
     void (*log)(const tess_host *host, const char *topic, const char *format, ...);
     /* The value of a setting by its environment name ("TESSERA_CACHE_DIR"); "" when unset. */
     const char *(*setting)(const tess_host *host, const char *name);
-    uint32_t cpu_threads; /* resolved */
+    uint32_t cpu_threads; /* workers that a launch on the CPU may have: the setting, or fewer CPUs */
 };
 
 /* ------------------------------------------------------------------ the backend */
