@@ -320,6 +320,35 @@ class Contract(CommandTest):
 
     # -------------------------------------------------------------- bench and compare
 
+    def interrupt_bench(self, *words):
+        """Sends SIGINT once a first point is done; the results of all points but the one under way are then complete."""
+        environment = {n: v for n, v in os.environ.items() if not n.startswith("TESSERA_")}
+        process = subprocess.Popen([sys.modules["command"].COMMAND, "bench", "--backends", "cpu", "--no-ceilings", *words], stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, env=environment)
+        process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=120)
+        self.assertEqual(process.returncode, 1, err)
+        return out.decode(), err.decode()
+
+    def test_bench_interrupted(self):
+        outputs = [word for suffix in ("json", "csv", "md", "html") for word in ("--" + suffix, self.path("a." + suffix))]
+        out, err = self.interrupt_bench("full", "--no-planning", *outputs)
+        self.assertIn("INTERRUPTED", out)
+        self.assertIn("tessera bench: interrupted; what was complete by then is reported", err)
+        self.assertEqual(self.files(), ["a.csv", "a.html", "a.json", "a.md"])
+        with open(self.path("a.json")) as file:
+            report = json.load(file)
+        self.assertIs(report["complete"], False)
+        done = [result for result in report["results"] if result["status"] == "ok"]
+        self.assertTrue(done)
+        self.assertTrue(all(result["median_seconds"] > 0 for result in done))
+        self.assertTrue(all(result["note"] == "interrupted" for result in report["results"] if result["status"] == "skipped" and "need_seconds" not in result))
+        for name, mark in (("a.md", "INTERRUPTED"), ("a.html", "This run was interrupted")):
+            with open(self.path(name)) as file:
+                self.assertIn(mark, file.read())
+        self.assertIn("interrupted", self.succeed("compare", self.path("a.json"), self.path("a.json")).out)
+
     BENCH = ("bench", "heads=2", "q_len=128", "head_dim=32", *S2, "--no-ceilings", "--no-planning", "--backends", "cpu")
 
     def test_bench(self):
