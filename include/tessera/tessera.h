@@ -353,7 +353,8 @@ TESS_API tess_status tess_layout_kept(const tess_layout *layout, int32_t head, i
  * same on every machine and hold no pointers. INVALID when the capacity is too small (then *size is the length needed). */
 TESS_API tess_status tess_layout_serialize(const tess_layout *layout, void *data, size_t *size);
 
-/* Makes a layout from such bytes, which are not trusted: CORRUPT or VERSION for anything that tess_layout_create would not have accepted. */
+/* Makes a layout from such bytes, which are not trusted: CORRUPT or VERSION for anything that
+ * tess_layout_create would not have accepted or tess_layout_serialize would not have written. */
 TESS_API tess_status tess_layout_deserialize(tess_runtime *runtime, const void *data, size_t size, tess_layout **layout);
 
 /* ------------------------------------------------------------------ buffers, tensors, streams */
