@@ -7,6 +7,7 @@
 
 #include "common/elements.h"
 #include "common/fp_control.h"
+#include "instance.h"
 #include "properties.h"
 #include "rig.h"
 
@@ -150,6 +151,46 @@ static void test_ranges(void **state) {
         free(lse_again);
         rig_release(&r);
     }
+}
+
+/* A range of jobs writes the results of its own jobs, and no others. */
+static void test_range_alone(void **state) {
+    const test_target *target = *state;
+    static const char line[] = "pattern=dense heads=3 head_dim=32 q_len=70 kv_len=90 tile_rows=16 kv_split=1";
+    problem p;
+    instance x;
+    char error[256];
+    if (problem_parse(&p, line, error, sizeof error) != 0) fail_msg("%s", error);
+    const tess_status status = instance_create(&x, target->device, &p, target->kernel[0] ? target->kernel : NULL, INSTANCE_GUARDS);
+    if (status == TESS_ERROR_UNSUPPORTED && target->kernel[0] && !target->portable) {
+        problem_free(&p);
+        return;
+    }
+    assert_ok(status);
+    assert_int_equal(x.info.n_merge_jobs, 0);
+    float *whole = rig_room(x.o_bytes);
+    assert_ok(instance_run(&x, NULL));
+    assert_ok(instance_fetch(&x));
+    memcpy(whole, x.o, x.o_bytes);
+    for (uint64_t first = 0; first < x.info.n_jobs; first += 3) {
+        memset(x.o, 0xff, x.o_bytes);
+        assert_ok(tess_copy(x.device, x.run.o.buffer, tess_host_buffer(x.o, x.o_bytes), x.o_bytes));
+        x.run.first_job = first;
+        x.run.job_count = 1;
+        assert_ok(instance_run(&x, NULL));
+        assert_ok(instance_fetch(&x));
+        int64_t written = 0;
+        for (size_t row = 0; row < 70 * 3; row++) {
+            const float *got = (const float *)x.o + row * 32;
+            if (isnan(got[0])) continue;
+            rig_same_bits("a row of one job", whole + row * 32, got, 32 * sizeof *got);
+            written++;
+        }
+        assert_in_range(written, 1, 16);
+    }
+    free(whole);
+    instance_release(&x);
+    problem_free(&p);
 }
 
 static void limit_time(tess_plan_desc *desc, void *user) { desc->time_limit_us = *(const uint64_t *)user; }
@@ -309,6 +350,7 @@ const property bits_properties[] = {
     {"repeats", test_repeats, 0},
     {"the floating-point mode of the caller", test_rounding_mode, 0},
     {"1, 2, 3 and 5 threads", test_threads, 0},
+    {"a range of jobs alone", test_range_alone, 0},
     {"ranges of jobs", test_ranges, 0},
     {"ranges under a time limit", test_time_limit, 1},
     {"batch composition", test_batch_invariance, 0},
