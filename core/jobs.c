@@ -155,6 +155,7 @@ static void count_packs(tess_jobs *jobs, uint32_t heads, uint32_t first, uint32_
 static tess_status count_sequence(tess_jobs *jobs, const tess_sequence *sequence) {
     uint32_t n_classes = jobs->tiler.layout->n_classes;
     const uint32_t *widest = jobs->packs + n_classes;
+    const uint64_t before = jobs->n_blocks;
     int64_t kv_len = sequence->kv_len, kv_blocks = (kv_len + jobs->grid.block - 1) / jobs->grid.block;
     bool merged = jobs->tiler.layout->rules[0].kind == TESS_RULE_BLOCKS;
     tess_tile tile;
@@ -171,12 +172,14 @@ static tess_status count_sequence(tess_jobs *jobs, const tess_sequence *sequence
                 return tess_fail(TESS_ERROR_UNSUPPORTED, "tess_plan_create: kv_split: its parts make 2^32 jobs or more");
         }
     } while (tess_tile_next(&jobs->grid, &tile));
+    jobs->n_rows += (uint64_t)sequence->q_len * (uint64_t)jobs->tiler.layout->n_heads;
+    jobs->n_read += (uint64_t)smaller((int64_t)(jobs->n_blocks - before), kv_blocks * jobs->tiler.layout->n_kv_heads);
     return TESS_OK;
 }
 
 tess_status tess_jobs_count(tess_jobs *jobs) {
     uint32_t packed = 0;
-    jobs->n_jobs = jobs->n_merges = jobs->n_partials = jobs->n_blocks = 0;
+    jobs->n_jobs = jobs->n_merges = jobs->n_partials = jobs->n_blocks = jobs->n_rows = jobs->n_read = 0;
     jobs->partial_rows = 0;
     memset(jobs->bucket, 0, jobs->n_buckets * sizeof *jobs->bucket);
     for (uint32_t s = 0; s < jobs->n_sequences; s++) {

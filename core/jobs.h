@@ -37,6 +37,8 @@ typedef struct tess_jobs {
 
     /* What tess_jobs_count found. */
     uint64_t n_jobs, n_merges, n_partials, n_blocks;
+    uint64_t n_rows;       /* rows of all query heads */
+    uint64_t n_read;       /* key blocks of all kv heads that are read at least once: a bound from above */
     uint32_t partial_rows; /* most rows * heads of a split job */
 
     /* [0: one section] Set between count and place: jobs come in sections of about equal size, of as few as have about this many shared key blocks of their kv heads each, and longest
