@@ -73,9 +73,10 @@ static tess_status allocate(tess_jobs *jobs, const tess_layout *layout, uint64_t
     jobs->n_buckets = (uint32_t)(most_blocks >> jobs->shift) + 1;
     size_t heads = (size_t)layout->n_heads;
     jobs->runs = tess_mem_alloc(jobs->runtime, heads * sizeof *jobs->runs, 64);
-    jobs->packs = tess_mem_alloc(jobs->runtime, 2 * layout->n_classes * sizeof *jobs->packs, 64);
+    jobs->packs = tess_mem_alloc(jobs->runtime, layout->n_classes * sizeof *jobs->packs, 64);
+    jobs->pack = tess_mem_alloc(jobs->runtime, layout->n_classes * sizeof *jobs->pack, 64);
     jobs->bucket = tess_mem_alloc(jobs->runtime, jobs->n_buckets * sizeof *jobs->bucket, 64);
-    if (!jobs->runs || !jobs->packs || !jobs->bucket)
+    if (!jobs->runs || !jobs->packs || !jobs->pack || !jobs->bucket)
         return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "tess_plan_create: no memory to sort jobs of %llu key blocks", (unsigned long long)most_blocks);
     return TESS_OK;
 }
@@ -110,7 +111,8 @@ void tess_jobs_release(tess_jobs *jobs) {
         const tess_layout *layout = jobs->tiler.layout;
         size_t heads = (size_t)layout->n_heads;
         tess_mem_free(jobs->runtime, jobs->bucket, jobs->n_buckets * sizeof *jobs->bucket);
-        tess_mem_free(jobs->runtime, jobs->packs, 2 * layout->n_classes * sizeof *jobs->packs);
+        tess_mem_free(jobs->runtime, jobs->pack, layout->n_classes * sizeof *jobs->pack);
+        tess_mem_free(jobs->runtime, jobs->packs, layout->n_classes * sizeof *jobs->packs);
         tess_mem_free(jobs->runtime, jobs->runs, heads * sizeof *jobs->runs);
     }
     tess_tiler_release(&jobs->tiler);
@@ -142,35 +144,43 @@ static bool count_job(tess_jobs *jobs, uint64_t blocks, uint64_t times, uint32_t
 
 /* What one tile makes of each class when a job takes at most `heads` heads, of the runs [first, last). */
 static void count_packs(tess_jobs *jobs, uint32_t heads, uint32_t first, uint32_t last) {
-    uint32_t n_classes = jobs->tiler.layout->n_classes, *widest = jobs->packs + n_classes;
-    memset(jobs->packs, 0, 2 * n_classes * sizeof *jobs->packs);
+    memset(jobs->pack, 0xff, jobs->tiler.layout->n_classes * sizeof *jobs->pack);
+    jobs->n_packs = 0;
     for (uint32_t r = first; r < last; r++) {
         const tess_head_run *run = &jobs->runs[r];
-        uint32_t most = (uint32_t)smaller(heads, run->heads);
-        jobs->packs[run->cls] += (run->heads - 1) / heads + 1;
-        if (most > widest[run->cls]) widest[run->cls] = most;
+        const uint32_t most = (uint32_t)smaller(heads, run->heads);
+        if (jobs->pack[run->cls] == UINT32_MAX) {
+            jobs->pack[run->cls] = jobs->n_packs;
+            jobs->packs[jobs->n_packs++] = (tess_pack){.cls = run->cls};
+        }
+        tess_pack *pack = &jobs->packs[jobs->pack[run->cls]];
+        pack->jobs += (run->heads - 1) / heads + 1;
+        if (most > pack->heads) pack->heads = most;
     }
 }
 
+/* Makes the merged rows of all that the tile's jobs read known. Apart from the count, whose tile then stays in registers. */
+static tess_status merge_tile(tess_jobs *jobs, tess_tile tile) {
+    tess_status status = TESS_OK;
+    for (uint32_t n = 0; n < jobs->n_packs && status == TESS_OK; n++) status = tess_tiler_merge(&jobs->tiler, jobs->packs[n].cls, &tile);
+    return status;
+}
+
 static tess_status count_sequence(tess_jobs *jobs, const tess_sequence *sequence) {
-    uint32_t n_classes = jobs->tiler.layout->n_classes;
-    const uint32_t *widest = jobs->packs + n_classes;
     const uint64_t before = jobs->n_blocks;
-    int64_t kv_len = sequence->kv_len, kv_blocks = (kv_len + jobs->grid.block - 1) / jobs->grid.block;
-    bool merged = jobs->tiler.layout->rules[0].kind == TESS_RULE_BLOCKS;
-    tess_tile tile;
-    tess_tile_begin(&jobs->grid, kv_len - sequence->q_len, kv_len, &tile);
+    const bool merged = jobs->tiler.layout->rules[0].kind == TESS_RULE_BLOCKS;
+    const int64_t kv_len = sequence->kv_len, kv_blocks = (kv_len + jobs->grid.block - 1) / jobs->grid.block;
+    const tess_pack *end = jobs->packs + jobs->n_packs;
+    tess_tile begin, tile;
+    tess_tile_begin(&jobs->grid, kv_len - sequence->q_len, kv_len, &begin);
+    tile = begin;
     do {
-        uint32_t rows = (uint32_t)(tile.last - tile.first + 1);
-        for (uint32_t c = 0; c < n_classes; c++) {
-            tess_keys keys;
-            if (jobs->packs[c] == 0) continue; /* none of its heads is counted now */
-            tess_status status = merged ? tess_tiler_merge(&jobs->tiler, c, &tile) : TESS_OK;
-            if (status != TESS_OK) return status;
-            tess_tile_keys(&jobs->tiler, c, &tile, kv_len, kv_blocks, &keys);
-            if (!count_job(jobs, tess_keys_blocks(&keys), jobs->packs[c], rows * widest[c]))
+        const uint32_t rows = (uint32_t)(tile.last - tile.first + 1);
+        const tess_status status = merged ? merge_tile(jobs, tile) : TESS_OK;
+        if (status != TESS_OK) return status;
+        for (const tess_pack *pack = jobs->packs; pack < end; pack++)
+            if (!count_job(jobs, tess_tile_blocks(&jobs->tiler, pack->cls, &tile, kv_len, kv_blocks), pack->jobs, rows * pack->heads))
                 return tess_fail(TESS_ERROR_UNSUPPORTED, "tess_plan_create: kv_split: its parts make 2^32 jobs or more");
-        }
     } while (tess_tile_next(&jobs->grid, &tile));
     jobs->n_rows += (uint64_t)sequence->q_len * (uint64_t)jobs->tiler.layout->n_heads;
     jobs->n_read += (uint64_t)smaller((int64_t)(jobs->n_blocks - before), kv_blocks * jobs->tiler.layout->n_kv_heads);
@@ -228,23 +238,22 @@ static void write_job(tess_job *job, const placed_tile *tile, uint32_t head, uin
 }
 
 /* Writes the parts of a job and their merge. */
-static void place_parts(tess_jobs *jobs, placing *place, const placed_tile *tile, uint32_t head, uint32_t heads, const tess_keys *keys,
-                        uint64_t parts) {
-    uint64_t blocks = tess_keys_blocks(keys);
+static void place_parts(tess_jobs *jobs, placing *place, placed_tile tile, uint32_t head, uint32_t heads, tess_keys keys, uint64_t parts) {
+    uint64_t blocks = tess_keys_blocks(&keys);
     tess_merge *merge = &place->merges[place->n_merges++];
-    merge->sequence = tile->sequence;
+    merge->sequence = tile.sequence;
     merge->head = (uint16_t)head;
     merge->heads = (uint16_t)heads;
-    merge->row = tile->row;
-    merge->rows = tile->rows;
+    merge->row = tile.row;
+    merge->rows = tile.rows;
     merge->reserved = 0;
     merge->partial = (uint32_t)place->n_partials;
     merge->parts = (uint32_t)parts;
     for (uint64_t part = 0; part < parts; part++) {
         uint64_t begin = split_begin(&jobs->split, blocks, parts, part), end = split_begin(&jobs->split, blocks, parts, part + 1);
         tess_keys piece;
-        split_keys(keys, begin, end, &piece);
-        write_job(&place->jobs[jobs->bucket[(end - begin) >> jobs->shift]++], tile, head, heads, &piece, (uint32_t)place->n_partials++);
+        split_keys(&keys, begin, end, &piece);
+        write_job(&place->jobs[jobs->bucket[(end - begin) >> jobs->shift]++], &tile, head, heads, &piece, (uint32_t)place->n_partials++);
     }
 }
 
@@ -257,21 +266,19 @@ static void place_run(tess_jobs *jobs, placing *place, const placed_tile *tile, 
         if (parts == 1)
             write_job(&place->jobs[(*bucket)++], tile, head, count, keys, TESS_NO_PARTIAL);
         else
-            place_parts(jobs, place, tile, head, count, keys, parts);
+            place_parts(jobs, place, *tile, head, count, *keys, parts);
     }
 }
 
 /* The runs [first, last) are those of one kv head. `tile` is the sequence's first. */
-static void place_kv_head(tess_jobs *jobs, placing *place, uint32_t s, tess_tile tile, uint32_t first, uint32_t last, uint32_t heads) {
-    int64_t kv_len = jobs->sequences[s].kv_len, kv_blocks = (kv_len + jobs->grid.block - 1) / jobs->grid.block, p0 = tile.first;
-    placed_tile at;
-    at.sequence = s;
+static void place_kv_head(tess_jobs *jobs, placing *place, uint32_t s, const tess_tile *begin, uint32_t first, uint32_t last, uint32_t heads) {
+    const int64_t kv_len = jobs->sequences[s].kv_len, kv_blocks = (kv_len + jobs->grid.block - 1) / jobs->grid.block, p0 = begin->first;
+    tess_tile tile = *begin;
     do {
-        at.row = (uint32_t)(tile.first - p0);
-        at.rows = (uint16_t)(tile.last - tile.first + 1);
         for (uint32_t r = first; r < last; r++) {
+            const placed_tile at = {
+                .sequence = s, .row = (uint32_t)(tile.first - p0), .rows = (uint16_t)(tile.last - tile.first + 1), .cls = jobs->runs[r].cls};
             tess_keys keys;
-            at.cls = jobs->runs[r].cls;
             tess_tile_keys(&jobs->tiler, at.cls, &tile, kv_len, kv_blocks, &keys);
             place_run(jobs, place, &at, &jobs->runs[r], heads, &keys);
         }
@@ -348,7 +355,7 @@ static void place_section(tess_jobs *jobs, placing *place, cursor begin, cursor 
         tess_tile_begin(&jobs->grid, (int64_t)sequence->kv_len - sequence->q_len, sequence->kv_len, &tile);
         for (uint32_t run = first, next; run < last; run = next) {
             next = kv_head_end(jobs, run);
-            place_kv_head(jobs, place, s, tile, run, next, heads);
+            place_kv_head(jobs, place, s, &tile, run, next, heads);
         }
     }
 }

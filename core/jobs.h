@@ -20,6 +20,13 @@ typedef struct tess_head_run {
     uint16_t head, heads, cls;
 } tess_head_run;
 
+/* What one tile makes of one class. */
+typedef struct tess_pack {
+    uint32_t cls;
+    uint32_t jobs;
+    uint32_t heads; /* most of one job */
+} tess_pack;
+
 typedef struct tess_jobs {
     tess_runtime *runtime;
     tess_tiler tiler;
@@ -31,7 +38,9 @@ typedef struct tess_jobs {
 
     tess_head_run *runs; /* [n_runs] in order of heads */
     uint32_t n_runs;
-    uint32_t *packs;  /* [n_classes] jobs that one tile makes of each class, then [n_classes] most heads of one of them */
+    tess_pack *packs; /* [n_packs] of the classes that are counted now; room for [n_classes] */
+    uint32_t *pack;   /* [n_classes] where the pack of a class is, if it has one */
+    uint32_t n_packs;
     uint32_t *bucket; /* [n_buckets] by key blocks >> shift: counts, then where the next job goes */
     uint32_t n_buckets, shift;
 
