@@ -159,32 +159,61 @@ static void count_packs(tess_jobs *jobs, uint32_t heads, uint32_t first, uint32_
     }
 }
 
-/* Makes the merged rows of all that the tile's jobs read known. Apart from the count, whose tile then stays in registers. */
-static tess_status merge_tile(tess_jobs *jobs, tess_tile tile) {
-    tess_status status = TESS_OK;
-    for (uint32_t n = 0; n < jobs->n_packs && status == TESS_OK; n++) status = tess_tiler_merge(&jobs->tiler, jobs->packs[n].cls, &tile);
-    return status;
+/* Without a split: nothing but lengths matters, and the sums stay in registers. */
+static void count_whole(tess_jobs *jobs, tess_tile tile, int64_t kv_len, int64_t kv_blocks) {
+    const tess_pack *const end = jobs->packs + jobs->n_packs;
+    uint32_t *const bucket = jobs->bucket;
+    const uint32_t shift = jobs->shift;
+    uint64_t n_jobs = 0, n_blocks = 0;
+    do {
+        for (const tess_pack *pack = jobs->packs; pack < end; pack++) {
+            const uint64_t blocks = tess_tile_blocks(&jobs->tiler, pack->cls, &tile, kv_len, kv_blocks);
+            bucket[blocks >> shift] += pack->jobs;
+            n_blocks += blocks * pack->jobs;
+            n_jobs += pack->jobs;
+        }
+    } while (tess_tile_next(&jobs->grid, &tile));
+    jobs->n_jobs += n_jobs;
+    jobs->n_blocks += n_blocks;
+}
+
+static tess_status count_parts(tess_jobs *jobs, tess_tile tile, int64_t kv_len, int64_t kv_blocks) {
+    do {
+        const uint32_t rows = (uint32_t)(tile.last - tile.first + 1);
+        for (uint32_t n = 0; n < jobs->n_packs; n++) {
+            const tess_pack *pack = &jobs->packs[n];
+            if (!count_job(jobs, tess_tile_blocks(&jobs->tiler, pack->cls, &tile, kv_len, kv_blocks), pack->jobs, rows * pack->heads))
+                return tess_fail(TESS_ERROR_UNSUPPORTED, "tess_plan_create: kv_split: its parts make 2^32 jobs or more");
+        }
+    } while (tess_tile_next(&jobs->grid, &tile));
+    return TESS_OK;
+}
+
+/* BLOCKS: makes the merged rows known that the jobs read. */
+static tess_status merge_rows_of(tess_jobs *jobs, tess_tile tile) {
+    do {
+        for (uint32_t n = 0; n < jobs->n_packs; n++) {
+            const tess_status status = tess_tiler_merge(&jobs->tiler, jobs->packs[n].cls, &tile);
+            if (status != TESS_OK) return status;
+        }
+    } while (tess_tile_next(&jobs->grid, &tile));
+    return TESS_OK;
 }
 
 static tess_status count_sequence(tess_jobs *jobs, const tess_sequence *sequence) {
-    const uint64_t before = jobs->n_blocks;
-    const bool merged = jobs->tiler.layout->rules[0].kind == TESS_RULE_BLOCKS;
+    const tess_layout *layout = jobs->tiler.layout;
     const int64_t kv_len = sequence->kv_len, kv_blocks = (kv_len + jobs->grid.block - 1) / jobs->grid.block;
-    const tess_pack *end = jobs->packs + jobs->n_packs;
-    tess_tile begin, tile;
+    const uint64_t before = jobs->n_blocks;
+    tess_tile begin;
     tess_tile_begin(&jobs->grid, kv_len - sequence->q_len, kv_len, &begin);
-    tile = begin;
-    do {
-        const uint32_t rows = (uint32_t)(tile.last - tile.first + 1);
-        const tess_status status = merged ? merge_tile(jobs, tile) : TESS_OK;
-        if (status != TESS_OK) return status;
-        for (const tess_pack *pack = jobs->packs; pack < end; pack++)
-            if (!count_job(jobs, tess_tile_blocks(&jobs->tiler, pack->cls, &tile, kv_len, kv_blocks), pack->jobs, rows * pack->heads))
-                return tess_fail(TESS_ERROR_UNSUPPORTED, "tess_plan_create: kv_split: its parts make 2^32 jobs or more");
-    } while (tess_tile_next(&jobs->grid, &tile));
-    jobs->n_rows += (uint64_t)sequence->q_len * (uint64_t)jobs->tiler.layout->n_heads;
-    jobs->n_read += (uint64_t)smaller((int64_t)(jobs->n_blocks - before), kv_blocks * jobs->tiler.layout->n_kv_heads);
-    return TESS_OK;
+    tess_status status = layout->rules[0].kind == TESS_RULE_BLOCKS ? merge_rows_of(jobs, begin) : TESS_OK;
+    if (status == TESS_OK && (jobs->split.length || jobs->split.max_parts))
+        status = count_parts(jobs, begin, kv_len, kv_blocks);
+    else if (status == TESS_OK)
+        count_whole(jobs, begin, kv_len, kv_blocks);
+    jobs->n_rows += (uint64_t)sequence->q_len * (uint64_t)layout->n_heads;
+    jobs->n_read += (uint64_t)smaller((int64_t)(jobs->n_blocks - before), kv_blocks * layout->n_kv_heads);
+    return status;
 }
 
 tess_status tess_jobs_count(tess_jobs *jobs) {
@@ -238,49 +267,64 @@ static void write_job(tess_job *job, const placed_tile *tile, uint32_t head, uin
 }
 
 /* Writes the parts of a job and their merge. */
-static void place_parts(tess_jobs *jobs, placing *place, placed_tile tile, uint32_t head, uint32_t heads, tess_keys keys, uint64_t parts) {
-    uint64_t blocks = tess_keys_blocks(&keys);
+static void place_parts(tess_jobs *jobs, placing *place, const placed_tile *tile, uint32_t head, uint32_t heads, const tess_keys *keys,
+                        uint64_t parts) {
+    uint64_t blocks = tess_keys_blocks(keys);
     tess_merge *merge = &place->merges[place->n_merges++];
-    merge->sequence = tile.sequence;
+    merge->sequence = tile->sequence;
     merge->head = (uint16_t)head;
     merge->heads = (uint16_t)heads;
-    merge->row = tile.row;
-    merge->rows = tile.rows;
+    merge->row = tile->row;
+    merge->rows = tile->rows;
     merge->reserved = 0;
     merge->partial = (uint32_t)place->n_partials;
     merge->parts = (uint32_t)parts;
     for (uint64_t part = 0; part < parts; part++) {
         uint64_t begin = split_begin(&jobs->split, blocks, parts, part), end = split_begin(&jobs->split, blocks, parts, part + 1);
         tess_keys piece;
-        split_keys(&keys, begin, end, &piece);
-        write_job(&place->jobs[jobs->bucket[(end - begin) >> jobs->shift]++], &tile, head, heads, &piece, (uint32_t)place->n_partials++);
+        split_keys(keys, begin, end, &piece);
+        write_job(&place->jobs[jobs->bucket[(end - begin) >> jobs->shift]++], tile, head, heads, &piece, (uint32_t)place->n_partials++);
     }
 }
 
-/* Places what a tile makes of one run of heads. */
-static void place_run(tess_jobs *jobs, placing *place, const placed_tile *tile, const tess_head_run *run, uint32_t heads, const tess_keys *keys) {
-    uint64_t blocks = tess_keys_blocks(keys), parts = split_parts(&jobs->split, blocks);
-    uint32_t *bucket = &jobs->bucket[blocks >> jobs->shift];
-    for (uint32_t done = 0; done < run->heads; done += heads) {
-        uint32_t head = run->head + done, count = (uint32_t)smaller(heads, run->heads - done);
-        if (parts == 1)
-            write_job(&place->jobs[(*bucket)++], tile, head, count, keys, TESS_NO_PARTIAL);
-        else
-            place_parts(jobs, place, *tile, head, count, *keys, parts);
-    }
+/* Places the jobs of one kv head, whose runs are [first, last), without a split. `tile` is the sequence's first. */
+static void place_whole(tess_jobs *jobs, tess_job *out, uint32_t s, tess_tile tile, uint32_t first, uint32_t last, uint32_t heads) {
+    const int64_t kv_len = jobs->sequences[s].kv_len, kv_blocks = (kv_len + jobs->grid.block - 1) / jobs->grid.block, p0 = tile.first;
+    const tess_head_run *const end = jobs->runs + last;
+    uint32_t *const bucket = jobs->bucket;
+    const uint32_t shift = jobs->shift;
+    do {
+        for (const tess_head_run *run = jobs->runs + first; run < end; run++) {
+            const placed_tile at = {s, (uint32_t)(tile.first - p0), (uint16_t)(tile.last - tile.first + 1), run->cls};
+            tess_keys keys;
+            tess_tile_keys(&jobs->tiler, run->cls, &tile, kv_len, kv_blocks, &keys);
+            uint32_t *const next = &bucket[tess_keys_blocks(&keys) >> shift];
+            tess_job *job = out + *next;
+            uint32_t head = run->head, left = run->heads;
+            for (; left > heads; left -= heads, head += heads) write_job(job++, &at, head, heads, &keys, TESS_NO_PARTIAL);
+            write_job(job++, &at, head, left, &keys, TESS_NO_PARTIAL);
+            *next = (uint32_t)(job - out);
+        }
+    } while (tess_tile_next(&jobs->grid, &tile));
 }
 
-/* The runs [first, last) are those of one kv head. `tile` is the sequence's first. */
-static void place_kv_head(tess_jobs *jobs, placing *place, uint32_t s, const tess_tile *begin, uint32_t first, uint32_t last, uint32_t heads) {
-    const int64_t kv_len = jobs->sequences[s].kv_len, kv_blocks = (kv_len + jobs->grid.block - 1) / jobs->grid.block, p0 = begin->first;
-    tess_tile tile = *begin;
+/* The same with a split, which some jobs may be too short for. */
+static void place_split(tess_jobs *jobs, placing *place, uint32_t s, tess_tile tile, uint32_t first, uint32_t last, uint32_t heads) {
+    const int64_t kv_len = jobs->sequences[s].kv_len, kv_blocks = (kv_len + jobs->grid.block - 1) / jobs->grid.block, p0 = tile.first;
     do {
         for (uint32_t r = first; r < last; r++) {
-            const placed_tile at = {
-                .sequence = s, .row = (uint32_t)(tile.first - p0), .rows = (uint16_t)(tile.last - tile.first + 1), .cls = jobs->runs[r].cls};
+            const tess_head_run *run = &jobs->runs[r];
+            const placed_tile at = {s, (uint32_t)(tile.first - p0), (uint16_t)(tile.last - tile.first + 1), run->cls};
             tess_keys keys;
-            tess_tile_keys(&jobs->tiler, at.cls, &tile, kv_len, kv_blocks, &keys);
-            place_run(jobs, place, &at, &jobs->runs[r], heads, &keys);
+            tess_tile_keys(&jobs->tiler, run->cls, &tile, kv_len, kv_blocks, &keys);
+            const uint64_t blocks = tess_keys_blocks(&keys), parts = split_parts(&jobs->split, blocks);
+            for (uint32_t done = 0; done < run->heads; done += heads) {
+                const uint32_t head = run->head + done, count = (uint32_t)smaller(heads, run->heads - done);
+                if (parts == 1)
+                    write_job(&place->jobs[jobs->bucket[blocks >> jobs->shift]++], &at, head, count, &keys, TESS_NO_PARTIAL);
+                else
+                    place_parts(jobs, place, &at, head, count, &keys, parts);
+            }
         }
     } while (tess_tile_next(&jobs->grid, &tile));
 }
@@ -355,7 +399,10 @@ static void place_section(tess_jobs *jobs, placing *place, cursor begin, cursor 
         tess_tile_begin(&jobs->grid, (int64_t)sequence->kv_len - sequence->q_len, sequence->kv_len, &tile);
         for (uint32_t run = first, next; run < last; run = next) {
             next = kv_head_end(jobs, run);
-            place_kv_head(jobs, place, s, &tile, run, next, heads);
+            if (jobs->split.length || jobs->split.max_parts)
+                place_split(jobs, place, s, tile, run, next, heads);
+            else
+                place_whole(jobs, place->jobs, s, tile, run, next, heads);
         }
     }
 }

@@ -8,7 +8,8 @@
  *
  * Of all part lengths only those are weighed that end in whole waves: for 1, 2, 3 ... waves of the
  * workers, the shortest length whose parts fit that many. A length in between leaves more workers
- * idle in its last wave.
+ * idle in its last wave. Where few jobs would have many parts each, which take long to merge, an
+ * eighth, a quarter and half of a wave are weighed as well.
  */
 
 enum {
@@ -43,7 +44,7 @@ typedef struct candidate {
     load loads[LOADS];
     uint32_t n_loads;
     double work_ns;  /* of all jobs together */
-    double merge_ns; /* traffic of the partials included; 0: unsplit */
+    double merge_ns; /* the partials' traffic included; 0: unsplit */
 } candidate;
 
 static double at_least(double a, double b) { return a > b ? a : b; }
@@ -123,7 +124,7 @@ static void add_load(candidate *c, double ns, uint64_t jobs) {
 }
 
 static void find_loads(const tess_split_model *model, const bin *bins, uint32_t n_bins, uint64_t length, double rows, candidate *c) {
-    uint64_t partials = 0;
+    uint64_t partials = 0, most_parts = 0;
     c->n_loads = 0;
     c->work_ns = c->merge_ns = 0;
     for (uint32_t b = 0; b < n_bins; b++) {
@@ -131,9 +132,10 @@ static void find_loads(const tess_split_model *model, const bin *bins, uint32_t 
         if (longer) add_load(c, job_ns(model, size + 1), longer * bins[b].jobs);
         add_load(c, job_ns(model, size), (parts - longer) * bins[b].jobs);
         if (parts > 1) partials += parts * bins[b].jobs;
+        if (parts > most_parts) most_parts = parts;
     }
     if (partials == 0) return;
-    c->merge_ns = model->costs.merge_ns;
+    c->merge_ns = model->costs.merge_ns + (double)most_parts * model->costs.part_ns;
     if (model->costs.bandwidth) c->merge_ns += 2e3 * (double)partials * rows * (double)model->row_bytes / model->costs.bandwidth;
 }
 
@@ -197,10 +199,12 @@ void tess_split_choose(const tess_split_model *model, const tess_jobs *jobs, tes
     /* Work that is spread evenly, and the merge: less than that is not to be had. */
     if (at_least(read_ns, c.work_ns / costs->workers) + costs->merge_ns >= choice->ns) return;
     const uint64_t least = model->block < costs->step_keys ? costs->step_keys / model->block : 1;
-    const uint64_t first = jobs->n_jobs / costs->workers + 1; /* waves, with room for one part more than there are jobs */
-    uint64_t last = bins[0].blocks;
-    for (uint64_t waves = first; waves < first + MOST_CANDIDATES - 1 && last > least; waves++) {
-        const uint64_t length = shortest_length(bins, n_bins, least, waves * costs->workers);
+    uint64_t last = bins[0].blocks, waves = jobs->n_jobs / costs->workers + 1;
+    uint32_t halves = 3; /* of a wave; 0: whole waves */
+    while (halves > 0 && costs->workers >> halves <= jobs->n_jobs) halves--;
+    for (uint32_t tried = 1; tried < MOST_CANDIDATES && last > least; tried++) {
+        const uint64_t most = halves > 0 ? costs->workers >> halves-- : costs->workers * waves++;
+        const uint64_t length = shortest_length(bins, n_bins, least, most);
         if (length >= last) continue;
         last = length;
         find_loads(model, bins, n_bins, length, rows, &c);

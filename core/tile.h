@@ -45,6 +45,16 @@ static inline void tess_tile_move_start(const tess_grid *grid, tess_tile *tile) 
 static inline bool tess_tile_next(const tess_grid *grid, tess_tile *tile) {
     int64_t first = tile->last + 1;
     if (first >= tile->end) return false;
+    /* From one whole cell to the next, as nearly all steps are. */
+    if (grid->step == grid->unit && first == tile->cell_end && first + grid->unit <= tile->end) {
+        tile->first = first;
+        tile->last += grid->unit;
+        tile->cell_end += grid->unit;
+        tile->i_first = tile->i_last + 1;
+        tile->i_last += grid->blocks;
+        if (grid->stride) tess_tile_move_start(grid, tile);
+        return true;
+    }
     tile->first = first;
     if (first == tile->cell_end) {
         tile->cell_end += grid->unit;

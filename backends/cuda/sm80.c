@@ -77,7 +77,8 @@ static tess_kernel_costs costs_of(const tess_driver_device *d, const instance *x
                                .step_keys = TESS_SM80_KEYS,
                                .step_ns = groups * flop / FLOP_PER_NS,
                                .job_ns = 3000,
-                               .merge_ns = 4000,
+                               .merge_ns = 7000,
+                               .part_ns = 200,
                                .bandwidth = 1500000};
 }
 

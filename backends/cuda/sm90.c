@@ -54,7 +54,9 @@ static tess_kernel_costs costs_of(const tess_driver_device *d, const instance *x
                                .step_keys = x->keys,
                                .step_ns = flop / FLOP_PER_NS,
                                .job_ns = 1600,
-                               .merge_ns = 2500,
+
+                               .merge_ns = 6000,
+                               .part_ns = 150,
                                .bandwidth = 4300000};
 }
 

@@ -196,7 +196,8 @@ typedef struct tess_kernel_costs {
     uint32_t step_keys; /* keys of a job that are worked on together: fewer cost as much */
     uint32_t step_ns;   /* of that many keys, against as many rows as the key says or a full tile, while all workers are busy */
     uint32_t job_ns;    /* of a job beside its steps */
-    uint32_t merge_ns;  /* of merging beside the traffic of the partial results */
+    uint32_t merge_ns;  /* of merging beside the traffic of the partial results ... */
+    uint32_t part_ns;   /* ... and for each part of the job that has most */
     uint32_t bandwidth; /* [0: no bound] of the memory, in bytes a microsecond (MB/s) */
 } tess_kernel_costs;
 

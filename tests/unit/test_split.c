@@ -13,7 +13,7 @@ enum { UNITS = 132, ROWS = 128, BLOCK = 64, MOST_SEQUENCES = 2 * UNITS + 1 };
 
 /* About what the kernel for Hopper says of an H200 at head_dim 128 in 16 bits. */
 static const tess_split_model h200 = {
-    .costs = {.workers = UNITS, .step_keys = 128, .step_ns = 1450, .job_ns = 1600, .merge_ns = 2500, .bandwidth = 4300000},
+    .costs = {.workers = UNITS, .step_keys = 128, .step_ns = 1450, .job_ns = 1600, .merge_ns = 6000, .part_ns = 150, .bandwidth = 4300000},
     .block = BLOCK,
     .block_bytes = 2 * BLOCK * 128 * 2,
     .row_bytes = 130 * 4,
@@ -54,12 +54,16 @@ static double reckon(const batch *b, const tess_split_model *m, uint32_t length,
     assert_true(out && merges);
     tess_jobs_place(&jobs, out, merges);
     double ns = longest_first(out, jobs.n_jobs, m), read_ns = 0, partial_bytes = 0, keys = 0;
+    uint32_t most_parts = 0;
     for (uint32_t s = 0; s < b->n; s++) keys += b->sequences[s].q_len ? (b->sequences[s].kv_len + m->block - 1) / m->block : 0;
     if (m->costs.bandwidth) read_ns = 1e3 * keys * b->layout->n_kv_heads * (double)m->block_bytes / m->costs.bandwidth;
     if (read_ns > ns) ns = read_ns;
     for (uint64_t j = 0; j < jobs.n_jobs; j++)
         if (out[j].partial != TESS_NO_PARTIAL) partial_bytes += (double)(out[j].rows * out[j].heads) * (double)m->row_bytes;
-    if (jobs.n_merges) ns += m->costs.merge_ns + (m->costs.bandwidth ? 2e3 * partial_bytes / m->costs.bandwidth : 0);
+    for (uint64_t n = 0; n < jobs.n_merges; n++)
+        if (merges[n].parts > most_parts) most_parts = merges[n].parts;
+    if (jobs.n_merges)
+        ns += m->costs.merge_ns + (double)most_parts * m->costs.part_ns + (m->costs.bandwidth ? 2e3 * partial_bytes / m->costs.bandwidth : 0);
     *n_jobs = jobs.n_jobs;
     free(out);
     free(merges);
@@ -131,6 +135,11 @@ static void test_counts_around_a_wave(void **state) {
                                                            : (s == 0 ? most : 64);
                 }
                 check(&b, &h200, true, &choice);
+                if (lengths == 0 && b.n <= UNITS) { /* one full wave is among the candidates */
+                    const uint32_t parts = UNITS / b.n, blocks = (uint32_t)most / BLOCK, length = (blocks + parts - 1) / parts;
+                    uint64_t n_jobs;
+                    if (length > 1) assert_true(choice.ns <= reckon(&b, &h200, length, &n_jobs) * (1 + 1e-9));
+                }
                 split += choice.length != 0;
                 unsplit += choice.length == 0;
             }
@@ -225,7 +234,7 @@ static void test_orders(void **state) {
 /* A kernel that says nothing, and one that says absurd things. */
 static void test_costs(void **state) {
     (void)state;
-    const tess_kernel_costs none = {0}, absurd = {UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX, 1}, idle = {.workers = 7};
+    const tess_kernel_costs none = {0}, absurd = {UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX, 1}, idle = {.workers = 7};
     tess_layout *layout = dense(1, 1);
     static batch b;
     tess_split split;
