@@ -2,6 +2,7 @@
 /* Enqueuing the kernels of a run. OpenCL copies the arguments of a kernel while it is enqueued, so a slot is free again as soon as that is done. */
 #include <string.h>
 
+#include "extra.h"
 #include "opencl.h"
 #include <tessera/tessera_opencl.h>
 
@@ -26,7 +27,7 @@ static tess_status invalid(const opencl_device *d, const char *what, cl_int code
 
 static tess_status submit_way(const opencl_device *d, const tess_stream *stream, opencl_way *way, cl_event **event) {
     const tess_host *host = d->host;
-    const tess_opencl_submit *extra = stream->extra;
+    tess_opencl_submit extra;
     cl_context context = NULL;
     cl_device_id device = NULL;
     if (stream->handle == 0) return host->fail(host, TESS_ERROR_INVALID, "stream.handle: must be a cl_command_queue, not 0");
@@ -40,14 +41,13 @@ static tess_status submit_way(const opencl_device *d, const tess_stream *stream,
     code = d->cl->clGetCommandQueueInfo(way->queue, CL_QUEUE_PROPERTIES, sizeof properties, &properties, NULL);
     if (code != CL_SUCCESS) return invalid(d, "stream.handle: clGetCommandQueueInfo", code);
     way->chained = (properties & CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE) != 0;
-    if (!extra) return TESS_OK;
-    if (extra->struct_size < sizeof *extra)
-        return host->fail(host, TESS_ERROR_VERSION, "stream.extra: struct_size is %u, but tess_opencl_submit has %zu bytes",
-                          (unsigned)extra->struct_size, sizeof *extra);
-    if (extra->n_waits > 0 && !extra->waits) return host->fail(host, TESS_ERROR_INVALID, "stream.extra: waits must not be NULL with n_waits");
-    way->n_waits = extra->n_waits;
-    way->waits = extra->n_waits ? (const cl_event *)extra->waits : NULL;
-    *event = extra->event;
+    if (!stream->extra) return TESS_OK;
+    const tess_status status = tess_extra_read(host, "stream.extra", stream->extra, &extra, sizeof extra);
+    if (status != TESS_OK) return status;
+    if (extra.n_waits > 0 && !extra.waits) return host->fail(host, TESS_ERROR_INVALID, "stream.extra: waits must not be NULL with n_waits");
+    way->n_waits = extra.n_waits;
+    way->waits = extra.n_waits ? (const cl_event *)extra.waits : NULL;
+    *event = extra.event;
     if (*event) way->chained = 1;
     return TESS_OK;
 }
