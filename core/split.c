@@ -93,7 +93,8 @@ static uint64_t count_parts(const bin *bins, uint32_t n_bins, uint64_t length) {
     return sum;
 }
 
-/* The shortest length, at least `least`, with which there are at most `most` parts; the longest job if there is none. */
+/* The shortest length, at least `least`, with which there are at most `most` parts; the longest job
+ * if there is none. */
 static uint64_t shortest_length(const bin *bins, uint32_t n_bins, uint64_t least, uint64_t most) {
     uint64_t low = least, high = bins[0].blocks > least ? bins[0].blocks : least;
     while (low < high) {
@@ -167,17 +168,19 @@ static double makespan(const candidate *c, uint32_t workers) {
                 left %= workers;
                 continue;
             }
-            /* Rounds of the lowest level until it is no longer the lowest. */
-            double rounds = (double)(left / low.workers);
-            if (n > 1 && (levels[n - 2].ns - low.ns) / ns < rounds) rounds = (double)(uint64_t)((levels[n - 2].ns - low.ns) / ns) + 1;
-            if (rounds > (double)(left / low.workers)) rounds = (double)(left / low.workers);
-            const uint64_t taken = rounds >= 1 ? (uint64_t)rounds * low.workers : left;
-            if (rounds >= 1)
+            /* How often each of the lowest level takes one before they are no longer the lowest. */
+            uint64_t rounds = left / low.workers;
+            const double gap = n > 1 ? (levels[n - 2].ns - low.ns) / ns + 1 : (double)rounds;
+            if (gap < (double)rounds) rounds = (uint64_t)gap;
+            if (rounds > 0) {
                 n--;
-            else
+                add_level(levels, &n, low.ns + (double)rounds * ns, low.workers);
+                left -= rounds * low.workers;
+            } else {
                 levels[n - 1].workers -= left;
-            add_level(levels, &n, low.ns + (rounds >= 1 ? rounds : 1) * ns, rounds >= 1 ? low.workers : left);
-            left -= taken;
+                add_level(levels, &n, low.ns + ns, left);
+                left = 0;
+            }
         }
     }
     return levels[0].ns;

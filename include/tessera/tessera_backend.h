@@ -190,12 +190,14 @@ typedef struct tess_kernel_key {
     uint32_t preferred; /* 1: `name` is the preference of a tune table and no order; a kernel that is taken only when named refuses then */
 } tess_kernel_key;
 
-/* What the jobs of a kernel cost on the device's architecture, for a plan that decides whether to split the keys of its rows (core/split.c has the model). Constants of the
- * kernel, the architecture and the key, and never measured on the machine: the bits of results depend on them. All 0: the kernel says nothing, and the plan guesses. */
+/* What the jobs of a kernel cost on the device's architecture, for a plan that decides whether to
+ * split the keys of its rows (docs/layout.md has the model). Constants of the kernel, the
+ * architecture and the key, and never measured on the machine: the bits of results depend on them.
+ * workers 0: the kernel says nothing, and the plan guesses. */
 typedef struct tess_kernel_costs {
     uint32_t workers;   /* jobs that run at a time; must not depend on settings */
     uint32_t step_keys; /* keys of a job that are worked on together: fewer cost as much */
-    uint32_t step_ns;   /* of that many keys, against as many rows as the key says or a full tile, while all workers are busy */
+    uint32_t step_ns;   /* of that many keys and a full tile, or the rows that the key allows */
     uint32_t job_ns;    /* of a job beside its steps */
     uint32_t merge_ns;  /* of merging beside the traffic of the partial results ... */
     uint32_t part_ns;   /* ... and for each part of the job that has most */
@@ -213,7 +215,7 @@ struct tess_kernel {
     const void *impl;                     /* the backend's */
     void *state;                          /* the backend's, per plan (objects for max_in_flight launches); may be NULL */
     void (*release)(tess_kernel *kernel); /* frees `state` when the plan goes; never NULL */
-    tess_kernel_costs costs;              /* [all 0: unknown] */
+    tess_kernel_costs costs;              /* [workers 0: unknown] */
 };
 
 typedef struct tess_launch {
