@@ -182,7 +182,7 @@ static tess_status opencl_query(void *device, tess_caps *caps) {
     memset(caps, 0, sizeof *caps);
     caps->struct_size = size;
     caps->buffer_kind = TESS_BUFFER_OBJECT;
-    caps->parallel_jobs = d->compute_units ? 2 * d->compute_units : 2;
+    caps->parallel_jobs = tess_opencl_parallel_jobs(d);
     caps->workspace_align = 256;
     if (!d->time_limited) return TESS_OK;
     const double rate = 2e6 * (d->compute_units ? d->compute_units : 1) * (d->clock_mhz ? d->clock_mhz : 500);

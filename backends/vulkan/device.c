@@ -165,13 +165,15 @@ uint64_t tess_vk_range_steps(const tess_vk_device *d) {
     return bytes >= 40 * gib ? 2000000 : bytes >= 11 * gib ? 150000 : 40000;
 }
 
+uint32_t tess_vk_parallel_jobs(const tess_vk_device *d) { return d->found.properties.kind == TVK_DEVICE_CPU ? 64 : d->units ? 2 * d->units : 128; }
+
 tess_status tess_vk_query(void *device, tess_caps *caps) {
     const tess_vk_device *d = device;
     const uint32_t size = caps->struct_size;
     memset(caps, 0, sizeof *caps);
     caps->struct_size = size;
     caps->buffer_kind = TESS_BUFFER_OBJECT;
-    caps->parallel_jobs = d->found.properties.kind == TVK_DEVICE_CPU ? 64 : d->units ? 2 * d->units : 128;
+    caps->parallel_jobs = tess_vk_parallel_jobs(d);
     caps->workspace_align = VK_WORKSPACE_ALIGN;
     caps->range_blocks = tess_vk_range_steps(d);
     caps->steps_per_second = 5 * caps->range_blocks; /* 200 ms of them */
