@@ -89,38 +89,79 @@ static tess_status read_length(const char *field, const int64_t *lengths, const 
     return check_item(field, b + 1, *length, 0);
 }
 
+/* Looks at every length, and counts the sequences that have rows; writes them once there is memory. */
 static tess_status read_sequences(tess_plan *plan, const tess_plan_desc *d) {
     int64_t q_start = 0, kv_start = 0, max_tokens = plan->layout->max_tokens, max_q = 0, max_kv = 0;
     const char *q_field = plan->packed ? "cu_q_lens" : "q_lens", *kv_field = plan->packed ? "cu_kv_lens" : d->kv_lens ? "kv_lens" : "kv_len";
     if (plan->packed && d->cu_q_lens[0] != 0) REFUSE("%s: cu_q_lens[0]: must be 0, got %lld", in_create, (long long)d->cu_q_lens[0]);
     if (plan->packed && d->cu_kv_lens[0] != 0) REFUSE("%s: cu_kv_lens[0]: must be 0, got %lld", in_create, (long long)d->cu_kv_lens[0]);
     plan->q_last = plan->kv_last = -1;
-    for (int64_t b = 0; b < d->batch; b++) {
-        tess_sequence *s = &plan->sequences[b];
-        int64_t q_len, kv_len;
-        s->q_start = q_start;
-        s->kv_start = kv_start;
-        s->batch = plan->packed ? 0 : (uint32_t)b;
-        memset(s->reserved, 0, sizeof s->reserved);
+    plan->equal_lengths = !plan->packed && !d->q_lens && !d->kv_lens;
+    const uint32_t capacity = plan->n_sequences;
+    plan->n_sequences = 0;
+    /* Of equal sequences without rows one stands for all. */
+    const int64_t batch = plan->equal_lengths && d->q_len == 0 ? smaller(d->batch, 1) : d->batch;
+    for (int64_t b = 0; b < batch; b++) {
+        int64_t q_first = q_start, kv_first = kv_start, q_len, kv_len;
         tess_status status = read_length(q_field, d->q_lens, d->cu_q_lens, b, d->q_len, &q_start, &q_len);
         if (status == TESS_OK) status = read_length(kv_field, d->kv_lens, d->cu_kv_lens, b, d->kv_len, &kv_start, &kv_len);
         if (status != TESS_OK) return status;
         if (kv_len > max_tokens)
             REFUSE("%s: %s: sequence %lld has %lld keys, more than the layout's max_tokens (%lld)", in_create, kv_field, (long long)b,
                    (long long)kv_len, (long long)max_tokens);
-        s->q_len = (int32_t)q_len;
-        s->kv_len = (int32_t)kv_len;
-        if (q_len > max_q) max_q = q_len;
         if (kv_len > max_kv) max_kv = kv_len;
-        if (q_len > 0) plan->q_last = b;
-        if (q_len > 0 && kv_len > 0) plan->kv_last = b;
+        if (q_len == 0) continue;
+        if (q_len > max_q) max_q = q_len;
+        plan->q_last = b;
+        if (kv_len > 0) plan->kv_last = b;
+        uint32_t n = plan->n_sequences++;
+        if (!plan->sequences) continue;
+        if (n == capacity) REFUSE("%s: %s: changed while it was read", in_create, q_field);
+        plan->sequences[n] = (tess_sequence){
+            .q_start = q_first, .kv_start = kv_first, .batch = plan->packed ? 0 : (uint32_t)b, .q_len = (int32_t)q_len, .kv_len = (int32_t)kv_len};
     }
     plan->max_q_len = max_q;
     plan->max_kv_len = max_kv;
     plan->q_len = plan->packed ? q_start : d->q_len ? d->q_len : max_q;
     plan->kv_len = plan->packed ? kv_start : d->kv_len ? d->kv_len : max_kv;
-    plan->equal_lengths = !plan->packed && !d->q_lens && !d->kv_lens;
     return TESS_OK;
+}
+
+static tess_part part_of(const tess_sequence *s) { return (tess_part){s->batch, 1, s->q_start, s->q_len, s->kv_start, s->kv_len}; }
+
+/* Boxes that hold nothing but what the jobs touch. Where lengths differ: the first sequence, the longest, and what all have in common. */
+static void find_parts(tess_plan *plan) {
+    int64_t least_q = plan->max_q_len, least_kv = plan->max_kv_len, keys = 0;
+    const tess_sequence *longest = plan->sequences;
+    for (uint32_t n = 0; n < plan->n_sequences; n++) {
+        const tess_sequence *s = &plan->sequences[n];
+        least_q = smaller(least_q, s->q_len);
+        least_kv = smaller(least_kv, s->kv_len);
+        keys += s->kv_len;
+        if ((int64_t)s->q_len + s->kv_len > (int64_t)longest->q_len + longest->kv_len) longest = s;
+    }
+    tess_part *part = plan->parts;
+    if (!plan->equal_lengths) {
+        *part++ = part_of(plan->sequences);
+        *part++ = part_of(longest);
+    }
+    /* A sequence without rows leaves a gap, of its keys where the batch is packed. */
+    if (plan->packed && keys == plan->kv_len) *part++ = (tess_part){0, 1, 0, plan->q_len, 0, plan->kv_len};
+    if (!plan->packed && plan->n_sequences == plan->batch) *part++ = (tess_part){0, plan->batch, 0, least_q, 0, least_kv};
+    plan->n_parts = (uint32_t)(part - plan->parts);
+}
+
+static tess_status make_sequences(tess_plan *plan, const tess_plan_desc *d) {
+    tess_status status = read_sequences(plan, d);
+    if (status != TESS_OK || plan->n_sequences == 0) return status;
+    uint64_t bytes = (uint64_t)plan->n_sequences * sizeof *plan->sequences;
+    plan->sequences = bytes > SIZE_MAX ? NULL : tess_mem_alloc(plan->device->runtime, (size_t)bytes, 64);
+    if (!plan->sequences) return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: batch: no memory for %u sequences", in_create, (unsigned)plan->n_sequences);
+    plan->sequences_bytes = bytes;
+    plan->host_bytes += bytes;
+    status = read_sequences(plan, d);
+    if (status == TESS_OK) find_parts(plan);
+    return status;
 }
 
 /* ------------------------------------------------------------------ kernel */
@@ -267,7 +308,7 @@ static tess_status make_tables(tess_plan *plan, const tess_plan_desc *d, tess_jo
     const tess_layout *layout = plan->layout;
     tess_ledger *ledger = &plan->ledger;
     uint64_t align = plan->device->caps.workspace_align;
-    ledger->n_sequences = plan->batch;
+    ledger->n_sequences = plan->n_sequences;
     ledger->n_classes = layout->n_classes;
     ledger->n_jobs = jobs->n_jobs;
     ledger->n_merges = jobs->n_merges;
@@ -288,7 +329,7 @@ static tess_status make_tables(tess_plan *plan, const tess_plan_desc *d, tess_jo
     plan->tables.list_step = (uint32_t)jobs->grid.stride;
     tess_class *classes = (tess_class *)plan->tables.classes;
     for (uint32_t c = 0; c < layout->n_classes; c++) tess_tiler_class(&jobs->tiler, c, &classes[c]);
-    if (plan->batch > 0) memcpy((void *)plan->tables.sequences, plan->sequences, plan->batch * sizeof *plan->sequences);
+    if (plan->n_sequences > 0) memcpy((void *)plan->tables.sequences, plan->sequences, (size_t)plan->sequences_bytes);
     tess_tiler_entries(&jobs->tiler, (uint32_t *)plan->tables.entries, (uint32_t *)plan->tables.bits);
     jobs->section_blocks = section_blocks(plan, jobs);
     tess_jobs_place(jobs, (tess_job *)plan->tables.jobs, (tess_merge *)plan->tables.merges);
@@ -300,7 +341,7 @@ static tess_status make_tables(tess_plan *plan, const tess_plan_desc *d, tess_jo
 static tess_status make_jobs(tess_plan *plan, const tess_plan_desc *d) {
     tess_jobs jobs;
     tess_status status =
-        tess_jobs_create(&jobs, plan->device->runtime, plan->layout, plan->sequences, plan->batch, plan->tile_rows, plan->kernel.pack_rows);
+        tess_jobs_create(&jobs, plan->device->runtime, plan->layout, plan->sequences, plan->n_sequences, plan->tile_rows, plan->kernel.pack_rows);
     if (status == TESS_OK) status = count_jobs(plan, d, &jobs);
     if (status == TESS_OK) status = make_tables(plan, d, &jobs);
     tess_jobs_release(&jobs);
@@ -319,7 +360,7 @@ static void destroy(tess_plan *plan) {
     }
     tess_mem_free(runtime, plan->range_start, (size_t)(plan->n_ranges + 1) * sizeof *plan->range_start);
     tess_mem_free(runtime, plan->table_memory, (size_t)plan->ledger.table_bytes);
-    tess_mem_free(runtime, plan->sequences, plan->batch * sizeof *plan->sequences);
+    tess_mem_free(runtime, plan->sequences, (size_t)plan->sequences_bytes);
     tess_layout_release(plan->layout);
     tess_mem_free(runtime, plan, sizeof *plan);
     tess_device_release(device);
@@ -332,14 +373,8 @@ static tess_status fill(tess_plan *plan, const tess_plan_desc *d) {
     plan->scale = d->scale != 0 ? d->scale : (float)(1 / sqrt((double)d->head_dim));
     plan->packed = d->cu_q_lens != NULL;
     plan->host_bytes = sizeof *plan;
-    uint64_t bytes = (uint64_t)d->batch * sizeof *plan->sequences;
-    if (bytes > 0) {
-        plan->sequences = bytes > SIZE_MAX ? NULL : tess_mem_alloc(plan->device->runtime, (size_t)bytes, 64);
-        if (!plan->sequences) return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: batch: no memory for %lld sequences", in_create, (long long)d->batch);
-    }
     plan->batch = (uint32_t)d->batch;
-    plan->host_bytes += bytes;
-    tess_status status = read_sequences(plan, d);
+    tess_status status = make_sequences(plan, d);
     if (status == TESS_OK) status = find_kernel(plan, d);
     if (status == TESS_OK) status = make_jobs(plan, d);
     return status;
@@ -380,6 +415,9 @@ tess_status tess_plan_create(tess_device *device, const tess_layout *layout, con
     tess_log(device->runtime, "plan", "plan: %s, tiles of %u rows, %llu jobs, %llu merges, %llu bytes of workspace, made in %.3f ms", x->kernel_name,
              (unsigned)x->tile_rows, (unsigned long long)x->ledger.n_jobs, (unsigned long long)x->ledger.n_merges,
              (unsigned long long)x->ledger.workspace_bytes, 1e3 * x->create_seconds);
+    /* Legal, since servers have such steps, and easily done by mistake, since batch has no default but 0. */
+    if (d.batch == 0 && d.q_len > 0)
+        tess_log(device->runtime, "plan", "plan: batch is 0, so nothing is computed although q_len is %lld", (long long)d.q_len);
     *plan = x;
     return TESS_OK;
 }

@@ -87,7 +87,9 @@ static tess_status rule_threads(tess_settings *settings, const char *label, cons
     if (digits) threads = strtoul(text, NULL, 10);
     if (threads < 1 || threads > TESS_CPU_THREADS_MOST)
         return tess_fail(TESS_ERROR_INVALID, "%s: %s: '%.80s' is not an integer from 1 to %d", function, label, text, TESS_CPU_THREADS_MOST);
-    settings->cpu_threads = (uint32_t)threads;
+    /* More workers than CPUs wait for each other: one that was put to sleep keeps all others from the end of a launch. */
+    const uint32_t cpus = tess_cpus_usable();
+    settings->cpu_threads = threads < cpus ? (uint32_t)threads : cpus;
     return TESS_OK;
 }
 
@@ -115,7 +117,7 @@ static const struct setting {
     [TESS_SETTING_BACKEND_PATH] = {"TESSERA_BACKEND_PATH", "backend_path", offsetof(tess_runtime_desc, backend_path), rule_path,
                                    "Backend libraries to load: a colon list of absolute paths."},
     [TESS_SETTING_CPU_THREADS] = {"TESSERA_CPU_THREADS", "cpu_threads", offsetof(tess_runtime_desc, cpu_threads), rule_threads,
-                                  "Threads of the CPU backend, 1 to 1024; by default the CPUs that this process may use."},
+                                  "Most threads of the CPU backend, 1 to 1024; never more are used than the CPUs that this process may use."},
 };
 
 bool tess_process_elevated(void) {

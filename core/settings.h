@@ -26,8 +26,8 @@ typedef struct tess_settings {
         size_t bytes;
         tess_source source;
     } values[TESS_SETTING_COUNT];
-    uint32_t topics; /* bit n: topic n of TESSERA_VERBOSE */
-    uint32_t cpu_threads;
+    uint32_t topics;      /* bit n: topic n of TESSERA_VERBOSE */
+    uint32_t cpu_threads; /* what the setting and the CPUs allow */
 } tess_settings;
 
 /* Fills runtime->settings from the descriptor, then the environment, and checks everything but the names of backends, which are not known yet.

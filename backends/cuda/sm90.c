@@ -130,8 +130,8 @@ static tess_status forward(tess_driver_device *d, const tess_launch *l, void *st
         }
         const unsigned groups = items < (uint64_t)d->units ? (unsigned)items : (unsigned)d->units;
         void *parameters[] = {&maps, &args};
-        const int code = c->launch(state->forward, groups, 1, 1, x->threads, 1, 1, x->shared_bytes, stream, parameters, NULL);
-        if (code != DRIVER_OK) return tess_driver_fail(d, "cuLaunchKernel", "the kernel for sm_90", code);
+        const tess_status status = tess_driver_start(d, CUDA_SM90_MODULE, state->forward, groups, x->threads, x->shared_bytes, stream, parameters);
+        if (status != TESS_OK) return status;
         done += items;
     }
     return TESS_OK;

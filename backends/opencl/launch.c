@@ -25,6 +25,12 @@ static tess_status invalid(const opencl_device *d, const char *what, cl_int code
     return d->host->fail(d->host, TESS_ERROR_INVALID, "%s (%s, %d)", what, tess_opencl_error_name(code), (int)code);
 }
 
+/* Only what says that the handle is no queue is the caller's mistake. */
+static tess_status no_queue(const opencl_device *d, cl_int code) {
+    if (code == CL_INVALID_COMMAND_QUEUE || code == CL_INVALID_VALUE) return invalid(d, "stream.handle: clGetCommandQueueInfo", code);
+    return tess_opencl_fail(d->host, "clGetCommandQueueInfo", "stream.handle", code);
+}
+
 static tess_status submit_way(const opencl_device *d, const tess_stream *stream, opencl_way *way, cl_event **event) {
     const tess_host *host = d->host;
     tess_opencl_submit extra;
@@ -34,12 +40,12 @@ static tess_status submit_way(const opencl_device *d, const tess_stream *stream,
     way->queue = (cl_command_queue)(uintptr_t)stream->handle;
     cl_int code = d->cl->clGetCommandQueueInfo(way->queue, CL_QUEUE_CONTEXT, sizeof(cl_context), &context, NULL);
     if (code == CL_SUCCESS) code = d->cl->clGetCommandQueueInfo(way->queue, CL_QUEUE_DEVICE, sizeof(cl_device_id), &device, NULL);
-    if (code != CL_SUCCESS) return invalid(d, "stream.handle: clGetCommandQueueInfo", code);
+    if (code != CL_SUCCESS) return no_queue(d, code);
     if (context != d->context || device != d->device)
         return host->fail(host, TESS_ERROR_INVALID, "stream.handle: the queue is not of this device and its context");
     cl_bitfield properties = 0;
     code = d->cl->clGetCommandQueueInfo(way->queue, CL_QUEUE_PROPERTIES, sizeof properties, &properties, NULL);
-    if (code != CL_SUCCESS) return invalid(d, "stream.handle: clGetCommandQueueInfo", code);
+    if (code != CL_SUCCESS) return no_queue(d, code);
     way->chained = (properties & CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE) != 0;
     if (!stream->extra) return TESS_OK;
     const tess_status status = tess_extra_read(host, "stream.extra", stream->extra, &extra, sizeof extra);

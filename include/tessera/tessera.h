@@ -127,8 +127,11 @@ typedef struct tess_runtime_desc {
     const char *cache_dir;    /* TESSERA_CACHE_DIR: where compiled kernels are kept, 256 MiB at most, the newest; absolute */
     const char *tune_file;    /* TESSERA_TUNE_FILE: rules that say which kernel is tried first for which shape (docs/tune.md); absolute */
     const char *backend_path; /* TESSERA_BACKEND_PATH: colon list of absolute paths of backend libraries to load */
-    uint32_t cpu_threads;     /* [0: TESSERA_CPU_THREADS, else the CPUs that this process may run on] at most 1024 */
-    uint32_t reserved;        /* must be 0 */
+    /* [0: TESSERA_CPU_THREADS, else no bound] Most threads of a CPU device, its caller's included, 1 to
+     * 1024. Never more are used than the CPUs that the process may keep busy when the runtime is
+     * created: its affinity mask, lowered to the quota of its control groups. */
+    uint32_t cpu_threads;
+    uint32_t reserved; /* must be 0 */
 } tess_runtime_desc;
 
 /* Reads the settings once (descriptor, then environment) and lists the backends; opens no driver. `desc` may be NULL for all defaults.
@@ -365,7 +368,8 @@ TESS_API tess_status tess_layout_kept(const tess_layout *layout, int32_t head, i
  * same on every machine and hold no pointers. INVALID when the capacity is too small (then *size is the length needed). */
 TESS_API tess_status tess_layout_serialize(const tess_layout *layout, void *data, size_t *size);
 
-/* Makes a layout from such bytes, which are not trusted: CORRUPT or VERSION for anything that tess_layout_create would not have accepted. */
+/* Makes a layout from such bytes, which are not trusted: CORRUPT or VERSION for anything that
+ * tess_layout_create would not have accepted or tess_layout_serialize would not have written. */
 TESS_API tess_status tess_layout_deserialize(tess_runtime *runtime, const void *data, size_t size, tess_layout **layout);
 
 /* ------------------------------------------------------------------ buffers, tensors, streams */
@@ -388,7 +392,11 @@ typedef struct tess_buffer {
 
 /* A tensor [batch, token, head, element] with unit stride over elements; other strides in elements, at least 0. Inputs may have equal or zero strides;
  * strides of outputs must keep elements apart (INVALID otherwise). For LSE the element dimension does not exist. For packed batches
- * (cu_q_lens, cu_kv_lens) tokens of all sequences follow each other and stride_batch is not used. Outputs must not overlap inputs. */
+ * (cu_q_lens, cu_kv_lens) tokens of all sequences follow each other and stride_batch is not used.
+ * Outputs must not overlap inputs or each other. tess_run refuses outputs of which an element
+ * certainly lies within another tensor, as addresses and strides tell; it finds every overlap of
+ * tensors with equal lengths whose strides nest. Tensors may alternate in one buffer, as packed
+ * Q, K and V do, since only elements count. */
 typedef struct tess_tensor {
     tess_buffer buffer;
     int64_t stride_batch;
@@ -427,8 +435,11 @@ typedef struct tess_plan_desc {
     int32_t value_head_dim; /* [0: head_dim] anything else is UNSUPPORTED in this version */
     float scale;            /* [0: 1 / sqrt(head_dim)] finite, 2^-120 to 2^120 in magnitude; multiplies <q, k> before the softmax */
     float softcap;          /* [0: none] UNSUPPORTED in this version */
-    int64_t batch;          /* sequences; 0 is legal */
-    int64_t q_len, kv_len;  /* of every sequence, where the arrays below are NULL; 0 is legal; q_len > kv_len is legal */
+    /* Sequences. 0 is legal and has no other meaning: a plan whose batch was forgotten computes
+     * nothing. With q_len above 0 the setting `verbose` logs that under `plan`. Sequences without
+     * rows cost no memory. */
+    int64_t batch;
+    int64_t q_len, kv_len; /* of every sequence, where the arrays below are NULL; 0 is legal; q_len > kv_len is legal */
     /* Arrays are copied. Padded batches: lengths per sequence, at most q_len and kv_len if those are not 0; rows past a length are neither read nor
      * written. Packed batches: cumulative lengths, batch + 1 values, the first 0, never falling; both or neither of cu_q_lens and cu_kv_lens. */
     const int64_t *q_lens, *kv_lens;
@@ -505,6 +516,7 @@ typedef struct tess_run_desc {
  * graph; on a CPU it returns when the work is done. A driver may do more within its own calls:
  * some finish compiling a kernel when it first runs, so run a plan once before you measure it or
  * capture it. Concurrent calls on one plan are safe with distinct workspaces and outputs.
+ * On a CPU the calling thread is one of the workers, and takes at most 16 KiB of its stack for that.
  *
  * A row that keeps no key gets O = 0 and LSE = -inf. Keys at or past kv_len, and blocks that no
  * row of a tile keeps, contribute nothing even when they hold NaN. Inside a block that some row

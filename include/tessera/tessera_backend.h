@@ -81,7 +81,8 @@ typedef struct tess_merge {
     uint32_t parts;
 } tess_merge;
 
-/* One sequence. The element (row r, head h) of Q, O and LSE is at  batch * stride_batch + (q_start + r) * stride_token + h * stride_head;
+/* One sequence that has rows; those of the batch that have none are not in the table.
+ * The element (row r, head h) of Q, O and LSE is at  batch * stride_batch + (q_start + r) * stride_token + h * stride_head;
  * key t of kv head g likewise with kv_start. The absolute position of row r is kv_len - q_len + r. */
 typedef struct tess_sequence {
     int64_t q_start, kv_start;
@@ -153,7 +154,7 @@ struct tess_host {
     void (*log)(const tess_host *host, const char *topic, const char *format, ...);
     /* The value of a setting by its environment name ("TESSERA_CACHE_DIR"); "" when unset. */
     const char *(*setting)(const tess_host *host, const char *name);
-    uint32_t cpu_threads; /* resolved */
+    uint32_t cpu_threads; /* workers that a launch on the CPU may have: the setting, or fewer CPUs */
 };
 
 /* ------------------------------------------------------------------ the backend */
