@@ -6,6 +6,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "split.h"
 #include "tune.h"
 
 #define REFUSE(...)      return tess_fail(TESS_ERROR_INVALID, __VA_ARGS__)
@@ -14,9 +15,7 @@
 static const char *const in_create = "tess_plan_create";
 
 enum {
-    SPLIT_KEYS = 4096,     /* keys of a part in batch-invariant mode */
-    LEAST_PART_KEYS = 512, /* a part of fewer keys costs more in merging than it gains */
-    SECTION_JOBS = 4       /* for each job that the device works on at a time */
+    SECTION_JOBS = 4 /* for each job that the device works on at a time */
 };
 
 /* ------------------------------------------------------------------ checks */
@@ -234,20 +233,23 @@ static tess_status find_kernel(tess_plan *plan, const tess_plan_desc *d) {
 
 /* ------------------------------------------------------------------ jobs and tables */
 
-/* Counts the jobs, and counts again with parts when the plan is to decide and there are too few jobs for the device. */
-static tess_status count_jobs(const tess_plan *plan, const tess_plan_desc *d, tess_jobs *jobs) {
-    uint32_t block = (uint32_t)plan->layout->pattern.block, wanted = plan->device->caps.parallel_jobs;
-    bool invariant = (d->flags & TESS_PLAN_BATCH_INVARIANT) != 0;
-    if (d->kv_split > 1) jobs->split.max_parts = (uint32_t)d->kv_split;
-    if (d->kv_split == 0 && invariant) {
-        jobs->split.length = block < SPLIT_KEYS ? SPLIT_KEYS / block : 1;
-        jobs->split.fixed = true;
-    }
-    tess_status status = tess_jobs_count(jobs);
-    if (status != TESS_OK || d->kv_split != 0 || invariant || jobs->n_jobs == 0 || jobs->n_jobs >= wanted) return status;
-    uint64_t least = block < LEAST_PART_KEYS ? LEAST_PART_KEYS / block : 1, length = (jobs->n_blocks + wanted - 1) / wanted;
-    jobs->split.length = (uint32_t)(length > least ? length : least);
-    return tess_jobs_count(jobs);
+static tess_status count_jobs(tess_plan *plan, const tess_plan_desc *d, tess_jobs *jobs) {
+    const tess_device *device = plan->device;
+    const uint32_t block = (uint32_t)plan->layout->pattern.block, element = tess_dtype_size(plan->dtype);
+    const tess_split_model model = {.costs = tess_split_costs(&plan->kernel.costs, device->caps.parallel_jobs),
+                                    .block = block,
+                                    .block_bytes = 2 * (uint64_t)block * (uint64_t)plan->head_dim * element,
+                                    .row_bytes = ((uint64_t)plan->head_dim + 2) * sizeof(float)};
+    tess_split_choice choice;
+    tess_status status = tess_split_count(&model, d->kv_split, (d->flags & TESS_PLAN_BATCH_INVARIANT) != 0, jobs, &choice);
+    if (status != TESS_OK || choice.candidates == 0 || !tess_log_wanted(device->runtime, "plan")) return status;
+    if (choice.length == 0)
+        tess_log(device->runtime, "plan", "split: none, %.1f us on %u workers is the least of %u candidates", 1e-3 * choice.ns,
+                 (unsigned)model.costs.workers, (unsigned)choice.candidates);
+    else
+        tess_log(device->runtime, "plan", "split: parts of %u key blocks, %.1f us on %u workers is the least of %u candidates; unsplit %.1f us",
+                 (unsigned)choice.length, 1e-3 * choice.ns, (unsigned)model.costs.workers, (unsigned)choice.candidates, 1e-3 * choice.unsplit_ns);
+    return status;
 }
 
 /* Key blocks that fit half of the device's cache, if there are so many jobs that their order can follow it: with few, longest first balances better. */
@@ -395,7 +397,7 @@ tess_status tess_plan_create(tess_device *device, const tess_layout *layout, con
     status = tess_layout_check(layout, in_create);
     if (status != TESS_OK) return status;
     if (!plan) REFUSE("%s: plan: must not be NULL", in_create);
-    status = tess_desc_read(in_create, "desc", desc, &d, sizeof d);
+    status = tess_desc_read(in_create, "desc", desc, &d, TESS_PLAN_DESC);
     if (status == TESS_OK) status = check_numbers(&d);
     if (status == TESS_OK) status = check_batch(&d);
     if (status != TESS_OK) return status;

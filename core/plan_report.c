@@ -130,7 +130,7 @@ tess_status tess_plan_query(const tess_plan *plan, tess_plan_info *info) {
     status = batch_work(plan, function, &full);
     if (status != TESS_OK) return status;
     full.flops = 4.0 * plan->head_dim * (double)full.kept_pairs;
-    return tess_info_write(function, info, &full, sizeof full);
+    return tess_info_write(function, info, &full, TESS_PLAN_INFO);
 }
 
 /* ------------------------------------------------------------------ ranges and tensors */

@@ -242,7 +242,7 @@ tess_status tess_run(const tess_plan *plan, const tess_run_desc *desc) {
     tess_launch launch;
     if (!plan) return tess_handle_missing(in_run, "plan");
     tess_status status = tess_device_check(plan->device, in_run);
-    if (status == TESS_OK) status = tess_desc_read(in_run, "desc", desc, &d, sizeof d);
+    if (status == TESS_OK) status = tess_desc_read(in_run, "desc", desc, &d, TESS_RUN_DESC);
     if (status == TESS_OK) status = check_reserved(&d);
     if (status != TESS_OK) return status;
     if (plan->ledger.n_jobs == 0) {

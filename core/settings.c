@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#if defined(__linux__) && !defined(__GLIBC__)
+#if defined(__linux__)
 #include <sys/auxv.h>
 #elif !defined(__linux__) && !defined(_WIN32)
 #include <unistd.h>
@@ -120,16 +120,21 @@ static const struct setting {
                                   "Most threads of the CPU backend, 1 to 1024; never more are used than the CPUs that this process may use."},
 };
 
-/* A process that runs with more rights than its user must not take orders from that user's environment. */
+bool tess_process_elevated(void) {
+#if defined(__linux__)
+    return getauxval(AT_SECURE) != 0;
+#elif defined(_WIN32)
+    return false;
+#else
+    return issetugid() != 0;
+#endif
+}
+
 static const char *environment(const char *name) {
 #if defined(__GLIBC__)
     return secure_getenv(name);
-#elif defined(__linux__)
-    return getauxval(AT_SECURE) ? NULL : getenv(name);
-#elif defined(_WIN32)
-    return getenv(name);
 #else
-    return issetugid() ? NULL : getenv(name);
+    return tess_process_elevated() ? NULL : getenv(name);
 #endif
 }
 
@@ -206,5 +211,5 @@ tess_status tess_runtime_setting(const tess_runtime *runtime, uint32_t index, te
                               .value = tess_setting_value(settings, (tess_setting_id)index),
                               .source = sources[settings->values[index].source],
                               .meaning = table[index].meaning};
-    return tess_info_write(here, info, &full, sizeof full);
+    return tess_info_write(here, info, &full, TESS_SETTING_INFO);
 }

@@ -39,6 +39,10 @@ const char *tess_setting_value(const tess_settings *settings, tess_setting_id id
 /* What to call a setting in a message: the descriptor's field or the environment variable, whichever it came from. */
 const char *tess_setting_label(const tess_settings *settings, tess_setting_id id);
 
+/* Whether this process has more rights than the user who started it (set-user-ID, set-group-ID,
+ * file capabilities), whose environment then must not decide what code it runs. */
+bool tess_process_elevated(void);
+
 /* The bit of a topic of TESSERA_VERBOSE, or 0 for a name that is none. */
 uint32_t tess_topic_bit(const char *topic, size_t length);
 

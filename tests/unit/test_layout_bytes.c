@@ -255,6 +255,42 @@ static void test_other_forms(void **state) {
     tess_layout_release(layout);
 }
 
+/* The last byte of a mask's row has bits that stand for no block: one that is set is refused, in every row. */
+static void test_unused_bits(void **state) {
+    (void)state;
+    static const uint8_t mask[2 * 3 * 11];
+    const tess_pattern p = {.struct_size = sizeof p,
+                            .kind = TESS_PATTERN_BLOCKS,
+                            .flags = TESS_PATTERN_BIDIRECTIONAL,
+                            .block = 8,
+                            .mask = mask,
+                            .mask_heads = 1,
+                            .mask_query_blocks = 6,
+                            .mask_key_blocks = 11};
+    tess_layout *layout = make_layout(runtime, &p, 2, 1, 88), *back = NULL;
+    size_t size;
+    unsigned char *data = to_bytes(layout, &size);
+    assert_int_equal(size, 124 + 6 * 2 + 8);
+    for (size_t row = 0; row < 6; row++) {
+        unsigned char *last = &data[124 + row * 2 + 1];
+        for (int bit = 0; bit < 8; bit++) {
+            *last = (unsigned char)(1u << bit);
+            seal(data, size);
+            const tess_status status = tess_layout_deserialize(runtime, data, size, &back);
+            if (bit < 3) { /* blocks 8, 9 and 10 */
+                assert_int_equal(TESS_OK, status);
+                tess_layout_release(back);
+            } else {
+                assert_error(status, TESS_ERROR_CORRUPT, "tess_layout_deserialize", "data");
+                assert_error_has("unused bit");
+            }
+        }
+        *last = 0;
+    }
+    free(data);
+    tess_layout_release(layout);
+}
+
 /* What a layout may take of memory in proportion to the bytes it is made from, whatever they say. */
 static void use(tess_layout *layout, uint64_t *seed) {
     tess_layout_info info = {.struct_size = sizeof info};
@@ -376,6 +412,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_format, runtime_setup, runtime_teardown),
         cmocka_unit_test_setup_teardown(test_arguments, runtime_setup, runtime_teardown),
         cmocka_unit_test_setup_teardown(test_fields, runtime_setup, runtime_teardown),
+        cmocka_unit_test_setup_teardown(test_unused_bits, runtime_setup, runtime_teardown),
         cmocka_unit_test_setup_teardown(test_uneven_slice, runtime_setup, runtime_teardown),
         cmocka_unit_test_setup_teardown(test_other_forms, runtime_setup, runtime_teardown),
         cmocka_unit_test_setup_teardown(test_mutations, runtime_setup, runtime_teardown),

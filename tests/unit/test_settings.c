@@ -232,6 +232,8 @@ static void test_malformed_environment(void **state) {
     assert_environment_refused("TESSERA_TUNE_FILE", "./tune", "not an absolute path");
     assert_environment_refused("TESSERA_BACKEND_PATH", "libfoo.so", "not an absolute path");
     assert_environment_refused("TESSERA_BACKEND_PATH", "/a/lib.so:lib.so:/b/lib.so", "'lib.so' is not an absolute path");
+    assert_environment_refused("TESSERA_BACKEND_PATH", "./lib.so", "'./lib.so' is not an absolute path");
+    assert_environment_refused("TESSERA_BACKEND_PATH", "/a/lib.so:../lib.so", "'../lib.so' is not an absolute path");
     assert_environment_refused("TESSERA_BACKEND_PATH", "/a/lib.so:", "'' is not an absolute path");
     assert_environment_refused("TESSERA_BACKEND_PATH", ":/a/lib.so", "'' is not an absolute path");
     static const char *const numbers[] = {"0", "-1", "+1", " 1", "1 ", "1025", "4294967297", "99999999999999999999", "two", "1.5", "0x4"};
