@@ -216,6 +216,9 @@ struct tess_kernel {
     void *state;                          /* the backend's, per plan (objects for max_in_flight launches); may be NULL */
     void (*release)(tess_kernel *kernel); /* frees `state` when the plan goes; never NULL */
     tess_kernel_costs costs;              /* [workers 0: unknown] */
+    uint32_t
+        low_rows; /* [0: none] tiles of so many rows, fewer than tile_rows, take less time each: for few and short jobs, all of which run at a time */
+    uint32_t reserved; /* 0 */
 };
 
 typedef struct tess_launch {

@@ -259,6 +259,51 @@ static void test_costs(void **state) {
     tess_layout_release(layout);
 }
 
+/* ------------------------------------------------------------------ low tiles */
+
+static uint32_t tile_rows_of(const tess_plan_desc *d, uint64_t *n_jobs) {
+    tess_layout *layout = dense(2, 2);
+    tess_device *device = open_device(runtime);
+    tess_plan *plan = make_plan(device, layout, d);
+    tess_plan_info info = {sizeof info};
+    assert_int_equal(TESS_OK, tess_plan_query(plan, &info));
+    assert_int_equal(0, info.n_merge_jobs);
+    *n_jobs = info.n_jobs;
+    tess_plan_release(plan);
+    tess_device_release(device);
+    tess_layout_release(layout);
+    return info.tile_rows;
+}
+
+/* Few short jobs are cut into low tiles if as many run at a time, and only where the plan decides. */
+static void test_low_tiles(void **state) {
+    (void)state;
+    rig.tile_rows = 128;
+    rig.low_rows = 64;
+    rig.caps.parallel_jobs = 16;
+    tess_plan_desc d = {.struct_size = sizeof d, .dtype = TESS_BF16, .head_dim = 64, .batch = 1, .q_len = 512, .kv_len = 512};
+    uint64_t n_jobs;
+    assert_int_equal(64, tile_rows_of(&d, &n_jobs)); /* 2 heads of 4 tiles, or of 8: as many as there are workers */
+    assert_int_equal(16, n_jobs);
+    rig.caps.parallel_jobs = 15;
+    assert_int_equal(128, tile_rows_of(&d, &n_jobs));
+    assert_int_equal(8, n_jobs);
+    rig.caps.parallel_jobs = 16;
+    d.kv_split = 1;
+    assert_int_equal(128, tile_rows_of(&d, &n_jobs));
+    d.kv_split = 0;
+    d.tile_rows = 128;
+    assert_int_equal(128, tile_rows_of(&d, &n_jobs));
+    d.tile_rows = 0;
+    d.flags = TESS_PLAN_BATCH_INVARIANT;
+    assert_int_equal(128, tile_rows_of(&d, &n_jobs));
+    d.flags = 0;
+    rig.low_rows = 0;
+    assert_int_equal(128, tile_rows_of(&d, &n_jobs));
+    rig.low_rows = 128;
+    assert_int_equal(128, tile_rows_of(&d, &n_jobs));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_counts_around_a_wave, runtime_setup, runtime_teardown),
@@ -267,6 +312,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_shapes, runtime_setup, runtime_teardown),
         cmocka_unit_test_setup_teardown(test_orders, runtime_setup, runtime_teardown),
         cmocka_unit_test_setup_teardown(test_costs, runtime_setup, runtime_teardown),
+        cmocka_unit_test_setup_teardown(test_low_tiles, runtime_setup, runtime_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
