@@ -261,6 +261,7 @@ static void test_unused_bits(void **state) {
     static const uint8_t mask[2 * 3 * 11];
     const tess_pattern p = {.struct_size = sizeof p,
                             .kind = TESS_PATTERN_BLOCKS,
+                            .flags = TESS_PATTERN_BIDIRECTIONAL,
                             .block = 8,
                             .mask = mask,
                             .mask_heads = 1,
