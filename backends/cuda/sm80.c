@@ -79,6 +79,7 @@ static tess_kernel_costs costs_of(const tess_driver_device *d, const instance *x
                                .job_ns = 3000,
                                .merge_ns = 7000,
                                .part_ns = 200,
+                               .partial_bandwidth = 500000,
                                .bandwidth = 1500000};
 }
 

@@ -57,6 +57,7 @@ static tess_kernel_costs costs_of(const tess_driver_device *d, const instance *x
 
                                .merge_ns = 6000,
                                .part_ns = 150,
+                               .partial_bandwidth = 1300000,
                                .bandwidth = 4300000};
 }
 

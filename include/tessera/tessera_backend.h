@@ -195,13 +195,14 @@ typedef struct tess_kernel_key {
  * architecture and the key, and never measured on the machine: the bits of results depend on them.
  * workers 0: the kernel says nothing, and the plan guesses. */
 typedef struct tess_kernel_costs {
-    uint32_t workers;   /* jobs that run at a time; must not depend on settings */
-    uint32_t step_keys; /* keys of a job that are worked on together: fewer cost as much */
-    uint32_t step_ns;   /* of that many keys and a full tile, or the rows that the key allows */
-    uint32_t job_ns;    /* of a job beside its steps */
-    uint32_t merge_ns;  /* of merging beside the traffic of the partial results ... */
-    uint32_t part_ns;   /* ... and for each part of the job that has most */
-    uint32_t bandwidth; /* [0: no bound] of the memory, in bytes a microsecond (MB/s) */
+    uint32_t workers;           /* jobs that run at a time; must not depend on settings */
+    uint32_t step_keys;         /* keys of a job that are worked on together: fewer cost as much */
+    uint32_t step_ns;           /* of that many keys and a full tile, or the rows that the key allows */
+    uint32_t job_ns;            /* of a job beside its steps */
+    uint32_t merge_ns;          /* of merging beside the traffic of the partial results ... */
+    uint32_t part_ns;           /* ... and for each part of the job that has most */
+    uint32_t partial_bandwidth; /* [0: no bound] of writing and reading partial results, in MB/s */
+    uint32_t bandwidth;         /* [0: no bound] of reading K and V, in bytes a microsecond (MB/s) */
 } tess_kernel_costs;
 
 typedef struct tess_kernel tess_kernel;

@@ -13,7 +13,14 @@ enum { UNITS = 132, ROWS = 128, BLOCK = 64, MOST_SEQUENCES = 2 * UNITS + 1 };
 
 /* About what the kernel for Hopper says of an H200 at head_dim 128 in 16 bits. */
 static const tess_split_model h200 = {
-    .costs = {.workers = UNITS, .step_keys = 128, .step_ns = 1450, .job_ns = 1600, .merge_ns = 6000, .part_ns = 150, .bandwidth = 4300000},
+    .costs = {.workers = UNITS,
+              .step_keys = 128,
+              .step_ns = 1450,
+              .job_ns = 1600,
+              .merge_ns = 6000,
+              .part_ns = 150,
+              .partial_bandwidth = 1300000,
+              .bandwidth = 4300000},
     .block = BLOCK,
     .block_bytes = 2 * BLOCK * 128 * 2,
     .row_bytes = 130 * 4,
@@ -63,7 +70,8 @@ static double reckon(const batch *b, const tess_split_model *m, uint32_t length,
     for (uint64_t n = 0; n < jobs.n_merges; n++)
         if (merges[n].parts > most_parts) most_parts = merges[n].parts;
     if (jobs.n_merges)
-        ns += m->costs.merge_ns + (double)most_parts * m->costs.part_ns + (m->costs.bandwidth ? 2e3 * partial_bytes / m->costs.bandwidth : 0);
+        ns += m->costs.merge_ns + (double)most_parts * m->costs.part_ns +
+              (m->costs.partial_bandwidth ? 2e3 * partial_bytes / m->costs.partial_bandwidth : 0);
     *n_jobs = jobs.n_jobs;
     free(out);
     free(merges);
@@ -196,7 +204,8 @@ static void test_shapes(void **state) {
         uint64_t least, most; /* jobs */
     } shapes[] = {
         {16, 16, 1024, 1024, 128, 128}, {8, 8, 512, 512, 32, 32},           {32, 8, 512, 4096, 128, 128},           {32, 8, 512, 32768, 128, 128},
-        {32, 8, 128, 32768, 96, UNITS}, {32, 8, 1, 131072, 128, 4 * UNITS}, {16, 16, 131072, 131072, 16384, 16384},
+        {32, 8, 128, 32768, 96, UNITS}, {32, 8, 1, 131072, 128, 4 * UNITS}, {32, 8, 1, 4096, 128, UNITS},           {32, 8, 16, 4096, 64, 64},
+        {32, 8, 64, 4096, 64, 64},      {32, 8, 256, 4096, 128, 128},       {16, 16, 131072, 131072, 16384, 16384},
     };
     static batch b;
     for (size_t n = 0; n < sizeof shapes / sizeof *shapes; n++) {
@@ -234,7 +243,8 @@ static void test_orders(void **state) {
 /* A kernel that says nothing, and one that says absurd things. */
 static void test_costs(void **state) {
     (void)state;
-    const tess_kernel_costs none = {0}, absurd = {UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX, 1}, idle = {.workers = 7};
+    const tess_kernel_costs none = {0}, absurd = {UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX, 1, 1},
+                            idle = {.workers = 7};
     tess_layout *layout = dense(1, 1);
     static batch b;
     tess_split split;
