@@ -176,13 +176,6 @@ __device__ __forceinline__ void produce_tiles(memory<X> *m, const tess_tensor_ma
             list.masked_right_entry = right_offset + right - masked_right;
             barrier_arrive(&m->tile_full[taken % TILES]);
         }
-        if (a->counter) {
-            if (lane == 0) job_index = atomicAdd((uint32_t *)a->counter, 1u) + gridDim.x;
-        } else {
-            const uint32_t round = taken + 1;
-            job_index = round * gridDim.x + (round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-        }
-
         const int slot = taken % Q_SLOTS;
         barrier_wait(&m->q_empty[slot], (taken / Q_SLOTS & 1) ^ 1);
         /* A box that reaches past the sequence is read only where that is past the map too: behind the last sequence there may be no memory. */
@@ -202,7 +195,17 @@ __device__ __forceinline__ void produce_tiles(memory<X> *m, const tess_tensor_ma
             __syncwarp();
             if (lane == 0) barrier_arrive(&m->q_full[slot]);
         }
-        job_index = __shfl_sync(~0u, job_index, 0);
+        /* Jobs are claimed late, since a workgroup that holds jobs it cannot begin yet leaves others
+         * idle at the end: when the last keys of this one are about to be copied, there is just
+         * enough time to read what the next one asks for. */
+        if (a->counter) {
+            barrier_wait(&m->claim, taken & 1);
+            if (lane == 0) job_index = atomicAdd((uint32_t *)a->counter, 1u) + gridDim.x;
+            job_index = __shfl_sync(~0u, job_index, 0);
+        } else {
+            const uint32_t round = taken + 1;
+            job_index = round * gridDim.x + (round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+        }
         d.read(a, job_index, lane);
     }
 }
@@ -236,9 +239,11 @@ __device__ __forceinline__ void produce_stages(memory<X> *m, const ring<X::CHUNK
                       batch = t->batch, kv_head = t->kv_head;
         const int32_t kv_start = (int32_t)t->kv_start; /* of tensor maps, which have no more tokens */
         const bool ends_map = (uint32_t)(kv_start + kv_len) == a->kv_tokens;
+        const int32_t claim_stage = max(stages - CLAIM_STAGES, 0);
         piece found; /* of 32 pieces, one in each lane */
         for (int32_t i = 0; i < stages; i++, n++) {
             const int32_t first = i * stage_pieces;
+            if (KEEPS_PIECES && i == claim_stage && lane == 0) barrier_arrive(&m->claim);
             if (first % 32 == 0)
                 found = find_piece(t, first + lane, block_pieces, block_shift, piece_shift, tables + c->entries_at, tables + c->bits_at);
             const int32_t token = __shfl_sync(~0u, found.token, first + lane); /* modulo 32 */
