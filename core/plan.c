@@ -301,6 +301,8 @@ static tess_status make_jobs(tess_plan *plan, const tess_plan_desc *d) {
     tess_jobs jobs;
     tess_status status =
         tess_jobs_create(&jobs, plan->device->runtime, plan->layout, plan->sequences, plan->batch, plan->tile_rows, plan->kernel.pack_rows);
+    if (status == TESS_OK && !(plan->flags & TESS_PLAN_BATCH_INVARIANT))
+        tess_grid_count_from_end(&jobs.grid, plan->layout, plan->tile_rows);
     if (status == TESS_OK) status = count_jobs(plan, d, &jobs);
     if (status == TESS_OK) status = make_tables(plan, d, &jobs);
     tess_jobs_release(&jobs);
