@@ -275,7 +275,7 @@ static tess_status make_tables(tess_plan *plan, const tess_plan_desc *d, tess_jo
     ledger->n_bits = layout->pattern.kind == TESS_PATTERN_BLOCKS ? jobs->tiler.n_entries : 0;
     ledger->scratch_bytes = jobs->n_jobs ? plan->kernel.scratch_bytes : 0;
     ledger->n_partials = jobs->n_partials;
-    ledger->partial_rows = plan->partial_rows = jobs->partial_rows;
+    ledger->partial_rows = plan->partial_rows = jobs->partial_rows + jobs->partial_rows % 2; /* each partial then starts on 16 bytes */
     ledger->value_head_dim = (uint64_t)plan->head_dim;
     ledger->workspace_align = align < 64 ? 64 : align;
     if (!tess_ledger_settle(ledger, &plan->tables, NULL) || ledger->table_bytes > SIZE_MAX || ledger->workspace_bytes > INT64_MAX)

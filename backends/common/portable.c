@@ -82,6 +82,10 @@ void tess_portable_forward_args(const tess_launch *l, uint64_t skip, uint64_t it
     a->items_at = (tess_arg_u32)((l->tables->jobs_at + (l->first_job + skip) * sizeof(tess_job)) / 4);
 }
 
+uint32_t tess_portable_merge_groups(const tess_launch *l) {
+    return l->partial_rows > 0 ? (l->partial_rows - 1) / TESS_MERGE_ROWS + 1 : 1;
+}
+
 void tess_portable_merge_args(const tess_launch *l, uint64_t skip, uint64_t items, int base_in_handle, tess_args *a) {
     common_args(l, base_in_handle, a);
     a->items = (tess_arg_u32)items;

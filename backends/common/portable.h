@@ -22,7 +22,8 @@ typedef struct tess_portable_variant {
 
 extern const tess_portable_variant tess_portable, tess_portable_small;
 
-enum { TESS_MERGE_THREADS = 64 }; /* of a workgroup of the merge kernel, which takes one merge */
+/* Of a workgroup of the merge kernel: its threads, and the rows of one merge that it takes. */
+enum { TESS_MERGE_THREADS = 64, TESS_MERGE_ROWS = 4 };
 
 /* Why no portable kernel takes the problem, or NULL. */
 const char *tess_portable_refusal(const tess_kernel_key *key);
@@ -37,6 +38,8 @@ uint32_t tess_portable_element(uint32_t dtype);
 /* The arguments for `items` jobs from launch->first_job + skip on. *_at fields hold only what follows from buffer.offset (kind POINTER has it added to
  * the handle by the backend as it likes: set `base_in_handle` to leave 0 here). */
 void tess_portable_forward_args(const tess_launch *launch, uint64_t skip, uint64_t items, int base_in_handle, tess_args *args);
+/* Workgroups of the merge kernel for each merge of a launch. */
+uint32_t tess_portable_merge_groups(const tess_launch *launch);
 void tess_portable_merge_args(const tess_launch *launch, uint64_t skip, uint64_t items, int base_in_handle, tess_args *args);
 
 #endif /* TESS_COMMON_PORTABLE_H */

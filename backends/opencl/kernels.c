@@ -220,7 +220,7 @@ static tess_status describe(const opencl_device *d, uint32_t index, tess_kernel_
     info->status = usable ? TESS_OK : TESS_ERROR_UNAVAILABLE;
     info->flags = 0;
     snprintf(info->name, sizeof info->name, "opencl/%s", rows[index]->name);
-    snprintf(info->reason, sizeof info->reason, "%s", why);
+    snprintf(info->reason, sizeof info->reason, "%.*s", (int)sizeof info->reason - 1, why);
     return TESS_OK;
 }
 

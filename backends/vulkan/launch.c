@@ -166,9 +166,11 @@ static void end_run(const tess_vk_device *d, vk_commands commands) {
                 TVK_ACCESS_HOST_WRITE);
 }
 
-/* `items` workgroups in a grid whose width the device allows. Those past the last item find that out by themselves. */
-static void dispatch(const tess_vk_device *d, vk_commands commands, vk_handle pipeline, vk_handle set, const bindings *b, tess_args *args) {
-    const uint32_t most = d->found.properties.limits.max_group_count[0], width = args->items < most ? args->items : most;
+/* Workgroups in a grid whose width the device allows, `groups` for each item. Those past the last item find that out by themselves. */
+static void dispatch(const tess_vk_device *d, vk_commands commands, vk_handle pipeline, vk_handle set, const bindings *b, tess_args *args,
+                     uint32_t groups) {
+    const uint64_t all = (uint64_t)args->items * groups;
+    const uint32_t most = d->found.properties.limits.max_group_count[0], width = all < most ? (uint32_t)all : most;
     args->q_at = b->q_at;
     args->k_at = b->k_at;
     args->v_at = b->v_at;
@@ -179,7 +181,7 @@ static void dispatch(const tess_vk_device *d, vk_commands commands, vk_handle pi
     d->vk.CmdBindPipeline(commands, TVK_BIND_POINT_COMPUTE, pipeline);
     d->vk.CmdBindDescriptorSets(commands, TVK_BIND_POINT_COMPUTE, d->layout, 0, 1, &set, 0, NULL);
     d->vk.CmdPushConstants(commands, d->layout, TVK_SHADER_STAGE_COMPUTE, 0, sizeof push, &push);
-    d->vk.CmdDispatch(commands, width, (uint32_t)(((uint64_t)args->items + width - 1) / width), 1);
+    d->vk.CmdDispatch(commands, width, (uint32_t)((all + width - 1) / width), 1);
 }
 
 static void record_jobs(const tess_vk_device *d, vk_commands commands, const tess_launch *l, vk_handle set, const bindings *b, uint64_t skip,
@@ -188,7 +190,7 @@ static void record_jobs(const tess_vk_device *d, vk_commands commands, const tes
     tess_args args;
     if (jobs == 0) return;
     tess_portable_forward_args(l, skip, jobs, 1, &args);
-    dispatch(d, commands, s->forward, set, b, &args);
+    dispatch(d, commands, s->forward, set, b, &args, 1);
 }
 
 static void record_merges(const tess_vk_device *d, vk_commands commands, const tess_launch *l, vk_handle set, const bindings *b) {
@@ -198,7 +200,7 @@ static void record_merges(const tess_vk_device *d, vk_commands commands, const t
     if (l->n_jobs)
         barrier(d, commands, TVK_STAGE_COMPUTE, TVK_ACCESS_SHADER_WRITE, TVK_STAGE_COMPUTE, TVK_ACCESS_SHADER_READ | TVK_ACCESS_SHADER_WRITE);
     tess_portable_merge_args(l, 0, l->n_merges, 1, &args);
-    dispatch(d, commands, s->merge, set, b, &args);
+    dispatch(d, commands, s->merge, set, b, &args, tess_portable_merge_groups(l));
 }
 
 static tess_status record_outside(const tess_vk_device *d, const tess_launch *l, const errand *e, tess_vk_slot *slot, const bindings *b) {

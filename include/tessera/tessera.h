@@ -488,6 +488,8 @@ typedef struct tess_run_desc {
  *
  * A row that keeps no key gets O = 0 and LSE = -inf. Keys at or past kv_len, and blocks that no row of a tile keeps, contribute nothing even
  * when they hold NaN. Inside a block that some row of a tile keeps, a non-finite V may reach every row of that tile, never another head or tile.
+ * LSE is the float32 nearest to scale * m + ln(sum exp(scale * (s - m))) for the row's largest score m, up to a few units in the last place: a large score leaves few
+ * digits for the rest, and a product beyond float32 gives infinity. O does not depend on that: it is computed from differences of scores, also where keys are split.
  * The same call gives the same bits every time, and on a CPU with every number of threads. A batch or q_len of 0 succeeds without a launch.
  *
  * INVALID names the tensor and what is wrong: kind, alignment, stride, size, workspace too small, range. UNSUPPORTED: a reserved feature.

@@ -19,7 +19,7 @@ extern "C" {
 #endif
 
 /* Raised whenever a structure of this header changes incompatibly. Checked before any other field of a backend is read. */
-#define TESS_BACKEND_ABI 1u
+#define TESS_BACKEND_ABI 2u
 
 /* The symbol that a backend library exports: `const tess_backend *tess_backend_entry(void)`. */
 #define TESS_BACKEND_ENTRY "tess_backend_entry"
@@ -60,8 +60,17 @@ typedef struct tess_job {
 
 #define TESS_NO_PARTIAL 0xffffffffu
 
-/* Merges partials [partial, partial + parts) of the given rows into O and LSE:  m = max LSE_i,  w_i = exp(LSE_i - m),
- * O = sum w_i O_i / sum w_i,  LSE = m + ln(sum w_i); all LSE_i = -inf gives O = 0 and LSE = -inf. Parts are added in rising order. */
+/*
+ * A partial result holds, of each row, O (normalised, float32), the reference m that its exponentials are relative to, and their sum l:
+ *
+ *     l = sum over keys of exp(|scale| * (s - m)),   O = sum over keys of exp(|scale| * (s - m)) * V / l,   s = <q, k> * sign(scale)
+ *
+ * Any m near the row's largest s does. It is a score that is not scaled yet, since differences of scores are exact where it matters and a rounded LSE of large
+ * scores is not. A row that sees no key has l = 0, O = 0 and an m of -3e38 or less.
+ *
+ * A merge combines partials [partial, partial + parts) of the given rows:  m = max m_i,  w_i = l_i * exp(|scale| * (m_i - m)),  O = sum w_i O_i / sum w_i,
+ * LSE = |scale| * m + ln(sum w_i); all l_i = 0 gives O = 0 and LSE = -inf. Parts are added in rising order.
+ */
 typedef struct tess_merge {
     uint32_t sequence;
     uint16_t head, heads;
@@ -208,9 +217,9 @@ typedef struct tess_launch {
     tess_tensor q, k, v, o, lse; /* checked by the core: kind, alignment, strides, sizes */
     tess_buffer workspace;       /* kernel scratch first, partials at partials_at */
     uint64_t partials_at;        /* bytes from workspace.offset */
-    uint32_t
-        partial_rows; /* partial n starts at float n * partial_rows * (value_head_dim + 1): rows of value_head_dim floats of O (normalised), packed row
-                                         r = head_in_pack * job.rows + row; then partial_rows floats of LSE */
+    /* Even. Partial n starts at float n * partial_rows * (value_head_dim + 2), on a 16-byte boundary: partial_rows rows of O, the packed row
+     * r = head_in_pack * job.rows + row at r * value_head_dim; then partial_rows references, then partial_rows sums. */
+    uint32_t partial_rows;
     uint32_t reserved;
     tess_stream stream;
     double *seconds; /* NULL, or where the device's own time goes, after waiting */

@@ -42,7 +42,9 @@ TESS_FUNCTION vec4 tess_max4(vec4 a, vec4 b) { return max(a, b); }
 TESS_FUNCTION float tess_highest(vec4 a) { return max(max(a.x, a.y), max(a.z, a.w)); }
 /* The native exponential may be off by any amount. */
 TESS_FUNCTION float tess_exp2(float x) { return exp2(x); }
-TESS_FUNCTION vec4 tess_power4(vec4 scores, float most) { return select((float4)(0.0f), exp2(scores - most), scores > TESS_LOWEST); }
+TESS_FUNCTION vec4 tess_power4(vec4 scores, float most, float scale_log2) {
+    return select((float4)(0.0f), exp2((scores - most) * scale_log2), scores > TESS_LOWEST);
+}
 TESS_FUNCTION float tess_log2(float x) { return log2(x); }
 
 #if TESS_DTYPE == 0
@@ -101,6 +103,7 @@ TESS_FUNCTION ushort tess_narrow(float x) { return tess_narrow4((float4)(x)).x; 
 #define TESS_STORE4_PARTIAL(at, x) vstore4((x), 0, workspace + (at))
 #define TESS_STORE_PARTIAL(at, x)  (workspace[at] = (x))
 #define TESS_LOAD_PARTIAL(at)      (workspace[at])
+#define TESS_LOAD4_PARTIAL(at)     vload4(0, workspace + (at))
 #define TESS_STORE_LSE(at, x)      (LSE[at] = (x))
 
 #define TESS_BUFFERS                                                                                                                               \

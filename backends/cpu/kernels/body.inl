@@ -445,9 +445,11 @@ static void finish_row(const task *t, int32_t r, const float *row) {
     const tess_launch *l = t->launch;
     if (t->job->partial != TESS_NO_PARTIAL) {
         float *partial = (float *)(uintptr_t)(l->workspace.handle + l->workspace.offset + l->partials_at) +
-                         (size_t)t->job->partial * l->partial_rows * ((size_t)l->value_head_dim + 1);
+                         (size_t)t->job->partial * l->partial_rows * ((size_t)l->value_head_dim + 2);
+        float *reference = partial + (size_t)l->partial_rows * t->head_dim, *sum = reference + l->partial_rows;
         memcpy(partial + (size_t)r * t->head_dim, row, (size_t)t->head_dim * sizeof(float));
-        partial[(size_t)l->partial_rows * t->head_dim + r] = row_lse(t, r);
+        reference[r] = t->m.top[r];
+        sum[r] = t->m.sum[r];
         return;
     }
     store_row(l->dtype, tensor_base(&l->o) + row_offset(t, &l->o, r) * t->esize, row, t->head_dim);
