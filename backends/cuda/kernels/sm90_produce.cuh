@@ -177,15 +177,18 @@ __device__ __forceinline__ void produce_tiles(memory<X> *m, const tess_tensor_ma
             barrier_arrive(&m->tile_full[taken % TILES]);
         }
         const int slot = taken % Q_SLOTS;
-        barrier_wait(&m->q_empty[slot], (taken / Q_SLOTS & 1) ^ 1);
         /* A box that reaches past the sequence is read only where that is past the map too: behind the last sequence there may be no memory. */
-        if ((a->tma & 1) && heads == 1 && (row + ROWS <= q_len || ends_map)) {
+        const bool boxed = (a->tma & 1) && heads == 1 && (row + ROWS <= q_len || ends_map);
+        const int chunk = lane / X::GROUPS, rows64 = lane % X::GROUPS * 64;
+        const int32_t token = (int32_t)q_start + row + rows64;
+        const bool copies = boxed && lane < X::GROUPS * CHUNKS;
+        /* Rows are in the cache by the time that the results in their place are written. */
+        if (copies) prefetch_boxes(q_map, chunk * 64, token, head, batch);
+        barrier_wait(&m->q_empty[slot], (taken / Q_SLOTS & 1) ^ 1);
+        if (boxed) {
             if (lane == 0) barrier_expect(&m->q_full[slot], CHUNKS * ROWS * 128);
             __syncwarp();
-            if (lane < X::GROUPS * CHUNKS) {
-                const int chunk = lane / X::GROUPS, rows64 = lane % X::GROUPS * 64;
-                copy_boxes(m->q[slot][chunk] + rows64 * 128, q_map, &m->q_full[slot], chunk * 64, (int32_t)q_start + row + rows64, head, batch);
-            }
+            if (copies) copy_boxes(m->q[slot][chunk] + rows64 * 128, q_map, &m->q_full[slot], chunk * 64, token, head, batch);
         } else {
             const uint16_t *q = (const uint16_t *)a->q + batch * c->q_batch + (q_start + row) * c->q_token + head * c->q_head;
             for (int32_t h = 0; h < heads; h++) {
@@ -317,8 +320,10 @@ template <typename X> __device__ __forceinline__ void write_results(memory<X> *m
                 copy_boxes_out(o_map, m->q[slot][chunk] + lane * GROUP * 128, chunk * 64, (int32_t)first + lane * GROUP, head, batch);
             copies_out_commit();
         }
+        /* The next tile of Q waits for this slot: do not look at rows that boxes hold anyway. */
+        const int32_t from = boxes == (1u << (all + GROUP - 1) / GROUP) - 1 ? all : lane / LANES;
         uint16_t *const o = (uint16_t *)a->o + batch * c->o_batch + first * c->o_token + head * c->o_head;
-        for (int in_tile = lane / LANES; in_tile < all; in_tile += 32 / LANES) {
+        for (int in_tile = from; in_tile < all; in_tile += 32 / LANES) {
             if ((boxes >> in_tile / GROUP & 1) || unit >= units) continue;
             const uint4 x = *(const uint4 *)(m->q[slot][unit / 8] + in_tile * 128 + ((unit % 8) ^ (in_tile % 8)) * 16);
             uint16_t *to = o + row_at(in_tile, rows, one_head, c->o_token, c->o_head) + unit * 8;
