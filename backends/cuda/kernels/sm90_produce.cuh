@@ -225,7 +225,7 @@ template <int BYTES, int STAGES> struct ring {
 /* The producing warps of K and of V: each walks the lists of key blocks, and copies as far ahead as there are stages. */
 template <typename X, bool KEEPS_PIECES, int STAGES>
 __device__ __forceinline__ void produce_stages(memory<X> *m, const ring<X::CHUNKS * X::KEYS * 128, STAGES> &to, const tess_sm90_args *a) {
-    constexpr int CHUNKS = X::CHUNKS, KEYS = X::KEYS;
+    constexpr int CHUNKS = X::CHUNKS, KEYS = X::KEYS, PIECE_STAGES = X::PIECE_STAGES;
     const int lane = threadIdx.x % 32;
     const tess_args *c = &a->common;
     const uint32_t *tables = (const uint32_t *)a->tables;
@@ -262,10 +262,21 @@ __device__ __forceinline__ void produce_stages(memory<X> *m, const ring<X::CHUNK
             }
             const int stage = n % STAGES;
             uint8_t *at = to.stages[stage];
-            barrier_wait(&to.empty[stage], (n / STAGES & 1) ^ 1);
-            if (KEEPS_PIECES && i < masked_stages) {
+            if (KEEPS_PIECES && i < masked_stages) { /* a place that was given back with an earlier stage */
                 const uint32_t kept = __shfl_sync(~0u, found.kept, first + lane);
-                if (own) m->pieces[stage][lane] = {token, kept};
+                if (own) m->pieces[n % PIECE_STAGES][lane] = {token, kept};
+                __syncwarp();
+            }
+            /* What follows the wait is short: with two stages, keys arrive little before their turn. */
+            barrier_wait(&to.empty[stage], (n / STAGES & 1) ^ 1);
+            if (together) {
+                if (lane == 0) {
+                    barrier_expect(&to.full[stage], KEYS * 128 * CHUNKS);
+                    for (int chunk = 0; chunk < CHUNKS; chunk++)
+                        copy_boxes(at + chunk * KEYS * 128, to.maps + together, &to.full[stage], chunk * 64, kv_start + token, kv_head, batch);
+                }
+                __syncwarp();
+                continue;
             }
             if (plain) {
                 const uint16_t *from = to.from + batch * to.batch + t->kv_start * to.token + kv_head * to.head;
@@ -276,14 +287,11 @@ __device__ __forceinline__ void produce_stages(memory<X> *m, const ring<X::CHUNK
                                       c->head_dim, a->wide & 2);
                 }
                 fence_async_proxy();
+                __syncwarp();
             }
-            __syncwarp();
             if (lane == 0) barrier_expect(&to.full[stage], (stage_pieces - __popc(plain)) * piece_tokens * 128 * CHUNKS);
             __syncwarp();
-            if (together) {
-                if (lane < CHUNKS)
-                    copy_boxes(at + lane * KEYS * 128, to.maps + together, &to.full[stage], lane * 64, kv_start + token_of_first, kv_head, batch);
-            } else if (own && !(plain >> lane & 1)) {
+            if (own && !(plain >> lane & 1)) {
 #pragma unroll
                 for (int chunk = 0; chunk < CHUNKS; chunk++)
                     copy_boxes(at + chunk * KEYS * 128 + lane * piece_tokens * 128, to.maps + TESS_SM90_PIECES, &to.full[stage], chunk * 64,
