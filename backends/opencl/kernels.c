@@ -233,6 +233,7 @@ static tess_status accept(opencl_device *d, const tess_kernel_key *key, uint32_t
     kernel->tile_step = 1;
     kernel->pack_rows = shape->rows;
     kernel->scratch_bytes = 0;
+    kernel->costs = tess_portable_costs(shape, tess_opencl_parallel_jobs(d));
     snprintf(kernel->name, sizeof kernel->name, "%s", rows[row]->name);
     kernel->impl = shape;
     kernel->state = state;

@@ -2,6 +2,7 @@
 /* Enqueuing the kernels of a run. OpenCL copies the arguments of a kernel while it is enqueued, so a slot is free again as soon as that is done. */
 #include <string.h>
 
+#include "extra.h"
 #include "opencl.h"
 #include <tessera/tessera_opencl.h>
 
@@ -24,30 +25,35 @@ static tess_status invalid(const opencl_device *d, const char *what, cl_int code
     return d->host->fail(d->host, TESS_ERROR_INVALID, "%s (%s, %d)", what, tess_opencl_error_name(code), (int)code);
 }
 
+/* Only what says that the handle is no queue is the caller's mistake. */
+static tess_status no_queue(const opencl_device *d, cl_int code) {
+    if (code == CL_INVALID_COMMAND_QUEUE || code == CL_INVALID_VALUE) return invalid(d, "stream.handle: clGetCommandQueueInfo", code);
+    return tess_opencl_fail(d->host, "clGetCommandQueueInfo", "stream.handle", code);
+}
+
 static tess_status submit_way(const opencl_device *d, const tess_stream *stream, opencl_way *way, cl_event **event) {
     const tess_host *host = d->host;
-    const tess_opencl_submit *extra = stream->extra;
+    tess_opencl_submit extra;
     cl_context context = NULL;
     cl_device_id device = NULL;
     if (stream->handle == 0) return host->fail(host, TESS_ERROR_INVALID, "stream.handle: must be a cl_command_queue, not 0");
     way->queue = (cl_command_queue)(uintptr_t)stream->handle;
     cl_int code = d->cl->clGetCommandQueueInfo(way->queue, CL_QUEUE_CONTEXT, sizeof(cl_context), &context, NULL);
     if (code == CL_SUCCESS) code = d->cl->clGetCommandQueueInfo(way->queue, CL_QUEUE_DEVICE, sizeof(cl_device_id), &device, NULL);
-    if (code != CL_SUCCESS) return invalid(d, "stream.handle: clGetCommandQueueInfo", code);
+    if (code != CL_SUCCESS) return no_queue(d, code);
     if (context != d->context || device != d->device)
         return host->fail(host, TESS_ERROR_INVALID, "stream.handle: the queue is not of this device and its context");
     cl_bitfield properties = 0;
     code = d->cl->clGetCommandQueueInfo(way->queue, CL_QUEUE_PROPERTIES, sizeof properties, &properties, NULL);
-    if (code != CL_SUCCESS) return invalid(d, "stream.handle: clGetCommandQueueInfo", code);
+    if (code != CL_SUCCESS) return no_queue(d, code);
     way->chained = (properties & CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE) != 0;
-    if (!extra) return TESS_OK;
-    if (extra->struct_size < sizeof *extra)
-        return host->fail(host, TESS_ERROR_VERSION, "stream.extra: struct_size is %u, but tess_opencl_submit has %zu bytes",
-                          (unsigned)extra->struct_size, sizeof *extra);
-    if (extra->n_waits > 0 && !extra->waits) return host->fail(host, TESS_ERROR_INVALID, "stream.extra: waits must not be NULL with n_waits");
-    way->n_waits = extra->n_waits;
-    way->waits = extra->n_waits ? (const cl_event *)extra->waits : NULL;
-    *event = extra->event;
+    if (!stream->extra) return TESS_OK;
+    const tess_status status = tess_extra_read(host, "stream.extra", stream->extra, &extra, sizeof extra);
+    if (status != TESS_OK) return status;
+    if (extra.n_waits > 0 && !extra.waits) return host->fail(host, TESS_ERROR_INVALID, "stream.extra: waits must not be NULL with n_waits");
+    way->n_waits = extra.n_waits;
+    way->waits = extra.n_waits ? (const cl_event *)extra.waits : NULL;
+    *event = extra.event;
     if (*event) way->chained = 1;
     return TESS_OK;
 }

@@ -6,22 +6,12 @@
 #include <string.h>
 #include <time.h>
 
+#include "extra.h"
 #include "kernels/push.h"
 #include "vk.h"
 #include <tessera/tessera_vulkan.h>
 
 /* ------------------------------------------------------------------ the application's structures */
-
-/* Reads a structure of `known` bytes that begins with its size. */
-static tess_status read_extra(const tess_host *host, const void *extra, void *out, uint32_t known) {
-    const unsigned char *bytes = extra;
-    const uint32_t size = *(const uint32_t *)extra;
-    if (size < known) return host->fail(host, TESS_ERROR_VERSION, "stream.extra.struct_size: %u is less than %u", size, known);
-    for (uint32_t b = known; b < size; b++)
-        if (bytes[b]) return host->fail(host, TESS_ERROR_VERSION, "stream.extra: byte %u is not 0, and not known to this version", b);
-    memcpy(out, extra, known);
-    return TESS_OK;
-}
 
 /* Semaphores of one direction, as Vulkan takes them. */
 typedef struct semaphores {
@@ -60,7 +50,7 @@ static tess_status read_submit(const tess_vk_device *d, const tess_stream *strea
     tess_vulkan_submit submit;
     if (stream->handle) e->queue = (vk_queue)(uintptr_t)stream->handle;
     if (!stream->extra) return TESS_OK;
-    tess_status status = read_extra(d->host, stream->extra, &submit, sizeof submit);
+    tess_status status = tess_extra_read(d->host, "stream.extra", stream->extra, &submit, sizeof submit);
     if (status == TESS_OK && submit.reserved)
         status = d->host->fail(d->host, TESS_ERROR_INVALID, "stream.extra.reserved: must be 0, not %u", submit.reserved);
     if (status == TESS_OK) status = read_semaphores(d, "waits", submit.n_waits, submit.waits, &e->waits);
@@ -75,7 +65,7 @@ static tess_status read_record(const tess_vk_device *d, const tess_launch *l, er
     if (l->seconds) return host->fail(host, TESS_ERROR_INVALID, "device_seconds: must be NULL, since recording does not run anything");
     e->outside = (vk_commands)(uintptr_t)l->stream.handle;
     if (!l->stream.extra) return TESS_OK;
-    const tess_status status = read_extra(host, l->stream.extra, &e->record, sizeof e->record);
+    const tess_status status = tess_extra_read(host, "stream.extra", l->stream.extra, &e->record, sizeof e->record);
     if (status != TESS_OK) return status;
     if (e->record.reserved) return host->fail(host, TESS_ERROR_INVALID, "stream.extra.reserved: must be 0, not %u", e->record.reserved);
     if (e->record.fence && e->record.semaphore.semaphore)

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "bad.h"
 
@@ -434,10 +435,38 @@ static void test_memory(void **state) {
     assert_ok(tess_free(device, &a));
 }
 
+/* A kernel that is there for its tests is not taken because a tune file prefers it. */
+static void test_only_named(void **state) {
+    (void)state;
+    char path[] = "/tmp/tessera-plans-XXXXXX";
+    const int file = mkstemp(path);
+    static const char rules[] = "tessera-tune 1\nkernel=cpu/amx_bf16_soft,cpu/portable\n";
+    assert_true(file >= 0 && write(file, rules, sizeof rules - 1) == (ssize_t)sizeof rules - 1 && close(file) == 0);
+    const tess_runtime_desc rd = {.struct_size = sizeof rd, .log = test_log_nothing, .cpu_threads = 1, .kernel = "", .tune_file = path};
+    tess_runtime *tuned = NULL;
+    assert_ok(tess_runtime_create(&rd, &tuned));
+    unlink(path);
+    tess_device *cpu = test_cpu(tuned);
+    tess_plan_desc desc = base_plan();
+    desc.dtype = TESS_BF16;
+    static const char *const taken[] = {"cpu/portable", "cpu/amx_bf16_soft"};
+    for (int named = 0; named < 2; named++) {
+        tess_plan *made = NULL;
+        tess_plan_info of = {.struct_size = sizeof of};
+        desc.kernel = named ? taken[1] : NULL;
+        assert_ok(tess_plan_create(cpu, layout, &desc, &made));
+        assert_ok(tess_plan_query(made, &of));
+        assert_string_equal(of.kernel, taken[named]);
+        tess_plan_release(made);
+    }
+    tess_device_release(cpu);
+    tess_runtime_release(tuned);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_plan_create), cmocka_unit_test(test_packed_lengths), cmocka_unit_test(test_plan_queries),
-        cmocka_unit_test(test_run),         cmocka_unit_test(test_shared_inputs),  cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_plan_create),   cmocka_unit_test(test_packed_lengths), cmocka_unit_test(test_plan_queries), cmocka_unit_test(test_run),
+        cmocka_unit_test(test_shared_inputs), cmocka_unit_test(test_memory),         cmocka_unit_test(test_only_named),
     };
     return cmocka_run_group_tests_name("bad arguments: plan, run, memory", tests, setup, teardown);
 }

@@ -17,11 +17,13 @@ enum form { FORM_PLAIN, FORM_HOMO, FORM_PER_KV, FORM_SLICE };
 enum batch { BATCH_ONE, BATCH_THREE, BATCH_PACKED };
 enum factor { KIND, LV, FORM, DIM, QLEN, GROUP, BLOCK, KV, DTYPE, BATCH, OFFSET, DENSE_HEADS, SPLIT, INVARIANT, SCALE, TILE, FACTORS };
 
-enum { UNSET = -1, MOST_VALUES = 32, SEEDS = 24 };
+enum { UNSET = -1, MOST_VALUES = 32, SEEDS = 24, USUAL_BLOCKS = 4, MASK_BLOCKS = 800 };
 
-static const int n_values[FACTORS] = {8, 5, 4, 32, 10, 5, 4, 4, 3, 3, 2, 2, 3, 2, 2, 3};
+static const int n_values[FACTORS] = {8, 5, 4, 32, 10, 5, 13, 4, 3, 3, 2, 2, 3, 2, 2, 3};
 static const int64_t q_lens[] = {1, 2, 15, 63, 64, 65, 127, 1028, 5175, 8192};
-static const int blocks[] = {16, 32, 64, 128};
+/* The usual sizes first. Small ones put up to 32 query blocks into a tile, whose bits in a block mask are then all in
+ * use; the others are no powers of two. */
+static const int blocks[] = {16, 32, 64, 128, 1, 2, 3, 5, 7, 8, 17, 48, 100};
 static const int locals[] = {1, 4, 10, 8, 16};
 static const int strides[] = {8, 4, 3, 1, 8};
 static const int groups[] = {1, 2, 4, 8, 5}; /* the last one is MQA: five query heads and one kv head */
@@ -39,6 +41,10 @@ static int active(int factor, int kind) {
     default: return 1;
     }
 }
+
+/* A problem for each head_dim with each block size would alone be most of the list, and no kernel's code meets the two:
+ * unusual block sizes take the head_dim that closes most other pairs. */
+static int wanted(int a, int b, int y) { return a != DIM || b != BLOCK || y < USUAL_BLOCKS; }
 
 /* ------------------------------------------------------------------ from values to a problem */
 
@@ -88,6 +94,7 @@ static double cost(const int *v, int kv_heads) {
     double pairs = dense * pairs_of(v, q, kv, 1) + (heads - dense) * pairs_of(v, q, kv, 0);
     if (v[BATCH] == BATCH_THREE) pairs *= 3;
     if (v[BATCH] == BATCH_PACKED) pairs += heads * 40.0 * (40 + 4 * blocks[v[BLOCK]]);
+    if (blocks[v[BLOCK]] < 16) pairs *= 16.0 / blocks[v[BLOCK]]; /* a short block takes a kernel about as long as 16 keys */
     return 4.0 * (8 * (v[DIM] + 1)) * pairs;
 }
 
@@ -109,7 +116,11 @@ static int complete(const int *partial, int *v) {
 
 static int feasible(const int *partial) {
     int v[FACTORS];
-    return complete(partial, v) && cost(v, fewest_kv_heads(v)) <= LIST_FLOPS;
+    if (!complete(partial, v)) return 0;
+    /* The file of a mask has a byte for each pair of blocks. */
+    const int masked = v[KIND] == K_BLOCKS_EFFICIENT || v[KIND] == K_BLOCKS_ANY;
+    if (masked && kv_of(v, q_lens[v[QLEN]]) / blocks[v[BLOCK]] > MASK_BLOCKS) return 0;
+    return cost(v, fewest_kv_heads(v)) <= LIST_FLOPS;
 }
 
 /* ------------------------------------------------------------------ covering every pair */
@@ -125,6 +136,7 @@ static void cover_init(cover *c) {
         for (int b = a + 1; b < FACTORS; b++)
             for (int x = 0; x < n_values[a]; x++)
                 for (int y = 0; y < n_values[b]; y++) {
+                    if (!wanted(a, b, y)) continue;
                     int partial[FACTORS], v[FACTORS];
                     for (int f = 0; f < FACTORS; f++) partial[f] = UNSET;
                     partial[a] = x;
@@ -392,7 +404,7 @@ int list_build(problem_list *list, const char *folder) {
     }
     list->covered = c->pairs - c->infeasible - c->left;
     free(c);
-    for (int n = 0; n < 4; n++) {
+    for (int n = 0; n < USUAL_BLOCKS; n++) {
         every_remainder(list->lines[list->count++], blocks[n], 1, n % 2 ? "dtype=bf16" : "offset=1");
         every_remainder(list->lines[list->count++], blocks[n], 1, "kv_split=4 kv_heads=1 per_kv_head=1");
         every_remainder(list->lines[list->count++], blocks[n], 7, n % 2 ? "offset=1" : "dtype=f16");

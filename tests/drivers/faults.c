@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/again.h"
 #include "common/testlib.h"
 #include "fake.h"
 #include "instance.h"
@@ -285,6 +286,93 @@ static void test_other_device_goes_on(void **state) {
     }
 }
 
+/* ------------------------------------------------------------------ the same objects again */
+
+static int again_code;
+static void again_fail(int call) {
+    control->calls = control->failures = 0;
+    control->failed = NULL;
+    control->sticky = 0;
+    control->code = again_code;
+    control->fail_at = call;
+    driver->make_current(1); /* HIP's call that puts back what was current may have been the one that failed */
+}
+static int again_failures(void) { return control->failures; }
+static const char *again_failed(void) { return control->failed ? control->failed : "nothing"; }
+static long again_live(void) {
+    long sum = 0;
+    for (int n = 0; n < FAKE_KINDS; n++) sum += control->live[n];
+    return sum;
+}
+
+static void test_same_plan_again(void **state) {
+    (void)state;
+    static const struct {
+        int code;
+        tess_status status;
+    } codes[] = {{OUT_OF_MEMORY, TESS_ERROR_OUT_OF_MEMORY}, {INVALID_VALUE, TESS_ERROR_NATIVE}};
+    const again ways[] = {{again_fail, again_failures, again_failed, again_run, again_live},
+                          {again_fail, again_failures, again_failed, again_run_timed, again_live}};
+    test_heap heap;
+    tess_device *device;
+    problem p;
+    instance x;
+    char error[256];
+    test_heap_init(&heap, 0, 0);
+    reset();
+    assert_int_equal(problem_parse(&p, line, error, sizeof error), 0);
+    tess_runtime *runtime = runtime_with(&heap);
+    assert_ok(open_device(runtime, 0, &device));
+    assert_ok(instance_create(&x, device, &p, NULL, INSTANCE_GUARDS | INSTANCE_POISON));
+    for (int c = 0; c < 2; c++)
+        for (int w = 0; w < 2; w++) {
+            again_code = codes[c].code;
+            assert_in_range(again_runs(&x, &ways[w], codes[c].status), 3, 100);
+        }
+    assert_int_equal(control->wrong, 0);
+    instance_release(&x);
+    tess_device_release(device);
+    tess_runtime_release(runtime);
+    problem_free(&p);
+    nothing_lives(&heap, 0);
+}
+
+/* A plan that could not be made can be made on the same device as soon as there is memory, and memory can be used. */
+static void test_same_device_again(void **state) {
+    (void)state;
+    static const int codes[] = {OUT_OF_MEMORY, INVALID_VALUE};
+    for (int c = 0; c < 2; c++) {
+        test_heap heap;
+        tess_device *device;
+        problem p;
+        char error[256];
+        test_heap_init(&heap, 0, 0);
+        reset();
+        again_code = codes[c];
+        assert_int_equal(problem_parse(&p, line, error, sizeof error), 0);
+        tess_runtime *runtime = runtime_with(&heap);
+        for (int call = 1, failures = 1; failures; call++) {
+            int seen = 0;
+            assert_ok(open_device(runtime, 0, &device));
+            again_fail(call);
+            tess_status status = use_memory(device);
+            if (status == TESS_OK) status = use_plan(device, &p, &seen);
+            failures = control->failures;
+            char failed[64];
+            snprintf(failed, sizeof failed, "%s", again_failed());
+            again_fail(0);
+            status = use_memory(device);
+            if (status == TESS_OK) status = use_plan(device, &p, &seen);
+            if (status != TESS_OK || seen != 1)
+                fail_msg("the same device after call %d (%s) failed: %s: %s", call, failed, tess_status_name(status), tess_last_error());
+            tess_device_release(device);
+        }
+        tess_runtime_release(runtime);
+        problem_free(&p);
+        nothing_lives(&heap, 0);
+    }
+}
+
 /* Work that never ends: a wait ends at its limit, and the device stays usable. */
 static void test_wait_ends(void **state) {
     (void)state;
@@ -341,7 +429,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_no_memory_once),    cmocka_unit_test(test_no_memory_from_then_on), cmocka_unit_test(test_lost_once),
         cmocka_unit_test(test_lost_from_then_on), cmocka_unit_test(test_invalid_image),          cmocka_unit_test(test_unexpected),
         cmocka_unit_test(test_no_host_memory),    cmocka_unit_test(test_other_device_goes_on),   cmocka_unit_test(test_wait_ends),
-        cmocka_unit_test(test_little_memory),
+        cmocka_unit_test(test_little_memory),     cmocka_unit_test(test_same_plan_again),        cmocka_unit_test(test_same_device_again),
     };
     return cmocka_run_group_tests_name("faults of a driver", tests, NULL, NULL);
 }

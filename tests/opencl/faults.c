@@ -9,9 +9,12 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "cl.h"
+#include "common/again.h"
 #include "common/testlib.h"
 #include "instance.h"
 #include "loader.h"
+#include <tessera/tessera_opencl.h>
 
 enum { OUT_OF_RESOURCES = -5, NOT_AVAILABLE = -2, INVALID_OPERATION = -59, MOST_CALLS = 2000 };
 
@@ -179,6 +182,122 @@ static void test_wait_ends(void **state) {
     nothing_lives(&heap, 0);
 }
 
+/* ------------------------------------------------------------------ the same plan again */
+
+/* The application's side: a context with a queue that keeps no order, made through the loader under test. */
+static struct {
+#define MEMBER(result, name, parameters) result(*name) parameters;
+    TESS_OPENCL_FUNCTIONS(MEMBER)
+} cl;
+static cl_context context;
+static cl_device_id cl_device;
+static cl_command_queue unordered;
+
+static void application_begin(void) {
+    cl_platform_id platform;
+    void *library = dlopen("libOpenCL.so.1", RTLD_NOW | RTLD_LOCAL);
+#define FIND(result, name, parameters)                        \
+    {                                                         \
+        void *symbol = dlsym(library, #name);                 \
+        if (symbol) memcpy(&cl.name, &symbol, sizeof symbol); \
+    }
+    TESS_OPENCL_FUNCTIONS(FIND)
+    cl_int code = CL_SUCCESS;
+    assert_int_equal(cl.clGetPlatformIDs(1, &platform, NULL), CL_SUCCESS);
+    assert_int_equal(cl.clGetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, 1, &cl_device, NULL), CL_SUCCESS);
+    context = cl.clCreateContext(NULL, 1, &cl_device, NULL, NULL, &code);
+    assert_int_equal(code, CL_SUCCESS);
+    unordered = cl.clCreateCommandQueue(context, cl_device, CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE | CL_QUEUE_PROFILING_ENABLE, &code);
+    assert_int_equal(code, CL_SUCCESS);
+}
+
+static void application_end(void) {
+    cl.clReleaseCommandQueue(unordered);
+    cl.clReleaseContext(context);
+}
+
+static int again_code;
+static void again_fail(int call) {
+    control->calls = control->failures = 0;
+    control->failed = NULL;
+    control->sticky = 0;
+    control->code = again_code;
+    control->fail_at = call;
+}
+static int again_failures(void) { return control->failures; }
+static const char *again_failed(void) { return control->failed ? control->failed : "nothing"; }
+static long again_live(void) {
+    long sum = 0;
+    for (int n = 0; n < LOADER_KINDS; n++) sum += control->live[n];
+    return sum;
+}
+
+/* On the application's queue: an event is given by a run that works, and by no other. The fault ends before the wait. */
+static tess_status run_unordered(instance *x, int with_event, double *seconds) {
+    cl_event event = NULL;
+    const tess_opencl_submit submit = {.struct_size = sizeof submit, .event = &event};
+    tess_run_desc run = x->run;
+    run.stream = (tess_stream){TESS_STREAM_SUBMIT, 0, (uint64_t)(uintptr_t)unordered, with_event ? &submit : NULL};
+    run.device_seconds = seconds;
+    const tess_status status = tess_run(x->plan, &run);
+    control->fail_at = 0;
+    assert_int_equal(event != NULL, with_event && status == TESS_OK);
+    if (event) {
+        assert_int_equal(cl.clWaitForEvents(1, &event), CL_SUCCESS);
+        assert_int_equal(cl.clReleaseEvent(event), CL_SUCCESS);
+    }
+    /* Without an event of its own the queue is asked for one. */
+    assert_int_equal(cl.clEnqueueMarkerWithWaitList(unordered, 0, NULL, &event), CL_SUCCESS);
+    assert_int_equal(cl.clWaitForEvents(1, &event), CL_SUCCESS);
+    assert_int_equal(cl.clReleaseEvent(event), CL_SUCCESS);
+    return status;
+}
+static tess_status run_without_event(instance *x) { return run_unordered(x, 0, NULL); }
+static tess_status run_with_event(instance *x) { return run_unordered(x, 1, NULL); }
+static tess_status run_with_event_timed(instance *x) {
+    double seconds = -1;
+    const tess_status status = run_unordered(x, 1, &seconds);
+    if (status == TESS_OK) assert_true(seconds >= 0);
+    return status;
+}
+
+static void test_same_plan_again(void **state) {
+    (void)state;
+    static const struct {
+        int code;
+        tess_status status;
+    } codes[] = {{OUT_OF_RESOURCES, TESS_ERROR_OUT_OF_MEMORY}, {INVALID_OPERATION, TESS_ERROR_NATIVE}};
+    static tess_status (*const ways[])(instance * x) = {again_run, again_run_timed, run_without_event, run_with_event, run_with_event_timed};
+    test_heap heap;
+    tess_runtime *runtime = NULL;
+    tess_device *device = NULL;
+    problem p;
+    instance x;
+    char error[256];
+    test_heap_init(&heap, 0, 0);
+    memset(control, 0, sizeof *control);
+    application_begin();
+    const tess_opencl_native native = {.struct_size = sizeof native, .context = context, .device = cl_device};
+    tess_runtime_desc rd = {.struct_size = sizeof rd, .allocator = heap.allocator, .log = test_log_nothing, .cpu_threads = 1};
+    tess_device_desc dd = {.struct_size = sizeof dd, .id = "opencl:0", .native = &native};
+    assert_int_equal(problem_parse(&p, line, error, sizeof error), 0);
+    assert_ok(tess_runtime_create(&rd, &runtime));
+    assert_ok(tess_device_open(runtime, &dd, &device));
+    assert_ok(instance_create(&x, device, &p, NULL, INSTANCE_GUARDS | INSTANCE_POISON));
+    for (size_t c = 0; c < sizeof codes / sizeof *codes; c++)
+        for (size_t w = 0; w < sizeof ways / sizeof *ways; w++) {
+            const again a = {again_fail, again_failures, again_failed, ways[w], again_live};
+            again_code = codes[c].code;
+            assert_in_range(again_runs(&x, &a, codes[c].status), 10, 100);
+        }
+    instance_release(&x);
+    tess_device_release(device);
+    tess_runtime_release(runtime);
+    problem_free(&p);
+    application_end();
+    nothing_lives(&heap, 0);
+}
+
 static int setup(void **state) {
     (void)state;
     snprintf(cache, sizeof cache, "/tmp/tessera-faults-XXXXXX");
@@ -216,6 +335,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_no_memory_once),  cmocka_unit_test(test_no_memory_from_then_on), cmocka_unit_test(test_device_gone),
         cmocka_unit_test(test_unexpected_once), cmocka_unit_test(test_no_host_memory),         cmocka_unit_test(test_wait_ends),
+        cmocka_unit_test(test_same_plan_again),
     };
     return cmocka_run_group_tests_name("faults of OpenCL", tests, setup, teardown);
 }

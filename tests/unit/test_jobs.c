@@ -39,13 +39,7 @@ static void *exact(uint64_t count, size_t size) {
     return memory;
 }
 
-static void instance_random(instance *c, uint64_t *seed) {
-    memset(c, 0, sizeof *c);
-    do {
-        spec_free(&c->x);
-        spec_random(&c->x, seed, test_between(seed, 0, 3) ? 70 : 160);
-    } while (c->x.layout.max_tokens == 0 && test_between(seed, 0, 9));
-    c->layout = spec_layout(&c->x, runtime);
+static void instance_lengths(instance *c, uint64_t *seed) {
     c->n_sequences = (uint32_t)test_between(seed, 0, 4);
     for (uint32_t s = 0; s < c->n_sequences; s++) {
         tess_sequence *q = &c->sequences[s];
@@ -53,6 +47,16 @@ static void instance_random(instance *c, uint64_t *seed) {
         q->q_len = (int32_t)(test_between(seed, 0, 2) ? test_between(seed, 0, q->kv_len) : test_between(seed, 0, 4));
         if (test_between(seed, 0, 9) == 0) q->q_len = q->kv_len + (int32_t)test_between(seed, 0, 40);
     }
+}
+
+static void instance_random(instance *c, uint64_t *seed) {
+    memset(c, 0, sizeof *c);
+    do {
+        spec_free(&c->x);
+        spec_random(&c->x, seed, test_between(seed, 0, 3) ? 70 : 160);
+    } while (c->x.layout.max_tokens == 0 && test_between(seed, 0, 9));
+    c->layout = spec_layout(&c->x, runtime);
+    instance_lengths(c, seed);
     c->tile_rows = (uint32_t)test_between(seed, 1, test_between(seed, 0, 1) ? 12 : 90);
     c->pack_rows = (uint32_t)test_between(seed, 0, 20);
     c->section_blocks = test_between(seed, 0, 1) ? (uint64_t)test_between(seed, 1, 30) : 0;
@@ -293,7 +297,7 @@ static void test_against_formulas(void **state) {
     assert_true(split > 1000 && packed > 1000);
 }
 
-/* Many query blocks in a tile, and more rows than a job may have. */
+/* Many query blocks in a tile, and more rows than a job may have. A mask reaches past the 32 blocks of a tile. */
 static void test_tall_tiles(void **state) {
     (void)state;
     uint64_t seed = 32;
@@ -302,12 +306,37 @@ static void test_tall_tiles(void **state) {
         instance_random(&c, &seed);
         tess_layout_release(c.layout);
         c.x.pattern.block = (int32_t)test_between(&seed, 1, 4);
+        if (c.x.pattern.kind == TESS_PATTERN_BLOCKS) spec_mask(&c.x, &seed, 80);
         c.layout = spec_layout(&c.x, runtime);
         c.tile_rows = (uint32_t)test_between(&seed, 60, 100000);
         instance_plan(&c);
         instance_check(&c);
         instance_free(&c);
     }
+}
+
+/* Block sizes that are no powers of two, or smaller than any kernel's step, under tiles of 1 to 32 query blocks. */
+static void test_block_sizes(void **state) {
+    (void)state;
+    static const int32_t blocks[] = {1, 2, 3, 5, 7, 8, 17, 48, 100};
+    uint64_t seed = 34, wide = 0;
+    for (size_t b = 0; b < sizeof blocks / sizeof *blocks; b++)
+        for (int n = 0; n < 60; n++) {
+            instance c;
+            instance_random(&c, &seed);
+            tess_layout_release(c.layout);
+            c.x.pattern.block = blocks[b];
+            if (c.x.pattern.kind == TESS_PATTERN_BLOCKS) spec_mask(&c.x, &seed, 60);
+            c.x.layout.max_tokens = blocks[b] < 4 ? 40 * blocks[b] : 160;
+            c.layout = spec_layout(&c.x, runtime);
+            instance_lengths(&c, &seed);
+            c.tile_rows = (uint32_t)(blocks[b] * test_between(&seed, 1, 40) + test_between(&seed, 0, 3));
+            instance_plan(&c);
+            for (uint64_t e = 0; c.x.pattern.kind == TESS_PATTERN_BLOCKS && e < c.jobs.tiler.n_entries; e++) wide += c.bits[e] >> 16 != 0;
+            instance_check(&c);
+            instance_free(&c);
+        }
+    assert_true(wide > 100); /* keys that only rows past the sixteenth query block of a tile keep */
 }
 
 /* ------------------------------------------------------------------ known jobs */
@@ -558,6 +587,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_against_formulas, runtime_setup, runtime_teardown),
         cmocka_unit_test_setup_teardown(test_tall_tiles, runtime_setup, runtime_teardown),
+        cmocka_unit_test_setup_teardown(test_block_sizes, runtime_setup, runtime_teardown),
         cmocka_unit_test_setup_teardown(test_known_jobs, runtime_setup, runtime_teardown),
         cmocka_unit_test_setup_teardown(test_decode, runtime_setup, runtime_teardown),
         cmocka_unit_test_setup_teardown(test_dense_from_end, runtime_setup, runtime_teardown),

@@ -244,6 +244,32 @@ static void play(const spec *x, const tess_layout *layout, int32_t kv_head, int6
     free(slots);
 }
 
+/* A column that is read for long gets a slot of its own where that keeps the ring short, and none where it does not. */
+static void test_fewest_slots(void **state) {
+    (void)state;
+    enum { BLOCKS = 20 };
+    uint8_t mask[BLOCKS][BLOCKS] = {{0}};
+    for (int i = 0; i < BLOCKS; i++) mask[i][0] = mask[i][i] = 1;
+    for (int wide = 0; wide < 2; wide++) {
+        const tess_pattern p = {.struct_size = sizeof p,
+                                .kind = TESS_PATTERN_BLOCKS,
+                                .block = 8,
+                                .mask = &mask[0][0],
+                                .mask_heads = 1,
+                                .mask_query_blocks = BLOCKS,
+                                .mask_key_blocks = BLOCKS};
+        tess_layout *layout = make_layout(runtime, &p, 1, 1, 8 * BLOCKS);
+        tess_kv_info info = {.struct_size = sizeof info};
+        assert_int_equal(TESS_OK, tess_layout_kv(layout, 0, &info));
+        assert_int_equal(1, info.slots_fixed);
+        assert_int_equal(wide ? 4 + 1 : 1 + 1, info.slots_ring); /* the blocks that all rows read back to, and the one being written */
+        tess_layout_release(layout);
+        /* Now every row reads four blocks back. */
+        for (int i = 0; i < BLOCKS; i++)
+            for (int j = i < 3 ? 0 : i - 3; j <= i; j++) mask[i][j] = 1;
+    }
+}
+
 static void test_storage(void **state) {
     (void)state;
     uint64_t seed = 13;
@@ -552,6 +578,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_coverage_of_residues, runtime_setup, runtime_teardown),
         cmocka_unit_test_setup_teardown(test_against_formulas, runtime_setup, runtime_teardown),
         cmocka_unit_test_setup_teardown(test_residues, runtime_setup, runtime_teardown),
+        cmocka_unit_test_setup_teardown(test_fewest_slots, runtime_setup, runtime_teardown),
         cmocka_unit_test_setup_teardown(test_storage, runtime_setup, runtime_teardown),
         cmocka_unit_test_setup_teardown(test_large, runtime_setup, runtime_teardown),
         cmocka_unit_test_setup_teardown(test_refusals, runtime_setup, runtime_teardown),

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/again.h"
 #include "common/testlib.h"
 #include "reference.h"
 #include "shim.h"
@@ -21,6 +22,7 @@
     X(live, long, (char *text, size_t size))                  \
     X(failed, const char *, (void))                           \
     X(pretend, void, (int device_kind, unsigned most_groups)) \
+    X(pretend_vendor, void, (unsigned vendor))                \
     X(submits, long, (void))                                  \
     X(rows, long, (void))                                     \
     X(cache_bytes, size_t, (void))
@@ -35,6 +37,9 @@ enum { OUT_OF_HOST_MEMORY = -1, OUT_OF_DEVICE_MEMORY = -2, DEVICE_LOST = -4, INT
 static const char small_line[] = "pattern=dense heads=1 q_len=3 kv_len=40 head_dim=8 kv_split=2 block=8";
 /* More jobs than fit one submission to an integrated GPU. */
 static const char long_line[] = "pattern=dense heads=500 kv_heads=1 q_len=2 kv_len=70 head_dim=8 batch=6 tile_rows=1";
+
+/* The same with little to do: so many keys that a submission may hold only a few jobs, of which each reads a few. */
+static const char far_line[] = "pattern=window left=5 right=0 heads=8 kv_heads=1 q_len=2 kv_len=60000 head_dim=8 tile_rows=1";
 
 /* How a step that failed may answer. */
 typedef struct rule {
@@ -164,7 +169,7 @@ static void each_call(int sticky, int code, int kind, const rule *r) {
     assert_true(most > 60 / (kind ? step_elsewhere : 1));
 }
 
-static const rule nothing_fails = {0, TESS_OK}, again = {1, TESS_ERROR_OUT_OF_MEMORY}, lost = {0, TESS_ERROR_DEVICE_LOST};
+static const rule nothing_fails = {0, TESS_OK}, once_more = {1, TESS_ERROR_OUT_OF_MEMORY}, lost = {0, TESS_ERROR_DEVICE_LOST};
 
 static void without_failure(const char *line) {
     test_heap_init(&heap, 0, 0);
@@ -182,8 +187,8 @@ static void test_no_failure(void **state) {
 /* A device with memory of its own has other calls: copies go through staging memory. */
 static void test_out_of_memory(void **state) {
     (void)state;
-    each_call(0, OUT_OF_HOST_MEMORY, 0, &again);
-    each_call(0, OUT_OF_DEVICE_MEMORY, DISCRETE, &again);
+    each_call(0, OUT_OF_HOST_MEMORY, 0, &once_more);
+    each_call(0, OUT_OF_DEVICE_MEMORY, DISCRETE, &once_more);
 }
 
 static void test_lost(void **state) {
@@ -197,9 +202,50 @@ static void test_host_memory(void **state) {
     for (int64_t k = 1;; k++) {
         test_heap_init(&heap, k, 0);
         shim.reset(0, 0, 0);
-        scenario(small_line, &again);
+        scenario(small_line, &once_more);
         check_left((long)k);
         if (heap.failures == 0) break;
+    }
+}
+
+static int again_code;
+static void again_fail(int call) { shim.reset(call, 0, again_code); }
+static int again_failures(void) { return (int)shim.failures(); }
+static const char *again_failed(void) { return shim.failed(); }
+/* One plan through all its failures, on a device that takes a run whole and on one that gets it in pieces. Objects are
+ * counted at the end only: waits share a pool of fences, which grows where one cannot be reset. */
+static void test_same_plan_again(void **state) {
+    (void)state;
+    static const int kinds[] = {0, INTEGRATED};
+    for (int k = 0; k < 2; k++) {
+        const again ways[] = {{again_fail, again_failures, again_failed, again_run, NULL},
+                              {again_fail, again_failures, again_failed, again_run_timed, NULL}};
+        const tess_runtime_desc desc = {.struct_size = sizeof desc, .allocator = heap.allocator, .log = test_log_nothing};
+        const tess_device_desc open = {.struct_size = sizeof open, .id = "vulkan"};
+        tess_runtime *runtime = NULL;
+        tess_device *device = NULL;
+        problem p;
+        instance x;
+        char error[256];
+        test_heap_init(&heap, 0, 0);
+        shim.pretend(kinds[k], 0);
+        shim.reset(0, 0, 0);
+        assert_int_equal(problem_parse(&p, kinds[k] == INTEGRATED ? far_line : small_line, error, sizeof error), 0);
+        assert_ok(tess_runtime_create(&desc, &runtime));
+        assert_ok(tess_device_open(runtime, &open, &device));
+        assert_ok(instance_create(&x, device, &p, NULL, INSTANCE_GUARDS | INSTANCE_POISON));
+        for (int w = 0; w < 2; w++) {
+            again_code = w ? OUT_OF_DEVICE_MEMORY : OUT_OF_HOST_MEMORY;
+            const int calls = again_runs(&x, &ways[w], TESS_ERROR_OUT_OF_MEMORY);
+            printf("each of %d calls of a run failed\n", calls);
+            assert_in_range(calls, 3, 100);
+        }
+        instance_release(&x);
+        tess_device_release(device);
+        tess_runtime_release(runtime);
+        problem_free(&p);
+        shim.pretend(0, 0);
+        check_left(0);
     }
 }
 
@@ -226,6 +272,54 @@ static void test_cache(void **state) {
     without_failure(small_line);
     without_failure(small_line);
     assert_true(shim.cache_bytes() > 0);
+}
+
+static void plan_kernel(const char *line, char kernel[64]) {
+    tess_runtime *runtime = NULL;
+    tess_device *device = NULL;
+    tess_layout *layout = NULL;
+    tess_plan *plan = NULL;
+    tess_plan_desc plan_desc;
+    tess_plan_info info = {.struct_size = sizeof info};
+    int64_t *cu = NULL;
+    char error[256];
+    problem p;
+    const tess_runtime_desc desc = {.struct_size = sizeof desc, .log = test_log_keep, .verbose = "dispatch", .tune_file = "", .kernel = ""};
+    const tess_device_desc open = {.struct_size = sizeof open, .id = "vulkan"};
+    test_logged[0] = '\0';
+    assert_int_equal(problem_parse(&p, line, error, sizeof error), 0);
+    assert_ok(tess_runtime_create(&desc, &runtime));
+    assert_ok(tess_device_open(runtime, &open, &device));
+    assert_ok(problem_layout(&p, runtime, &layout));
+    assert_int_equal(problem_plan_desc(&p, &plan_desc, &cu), 0);
+    assert_ok(tess_plan_create(device, layout, &plan_desc, &plan));
+    assert_ok(tess_plan_query(plan, &info));
+    memcpy(kernel, info.kernel, 64);
+    free(cu);
+    tess_plan_release(plan);
+    tess_layout_release(layout);
+    tess_device_release(device);
+    tess_runtime_release(runtime);
+    problem_free(&p);
+}
+
+/* The backend's own table turns the order of the rows round, for the vendor and the type that it names. */
+static void test_tune(void **state) {
+    (void)state;
+    char kernel[64];
+    shim.pretend_vendor(0x10de);
+    plan_kernel("pattern=dense q_len=9 dtype=bf16 head_dim=128", kernel);
+    assert_string_equal(kernel, "vulkan/portable_small");
+    assert_non_null(strstr(test_logged, "is preferred by the table of vulkan"));
+    plan_kernel("block=16 local=2 stride=3 q_len=40 dtype=bf16 head_dim=64", kernel);
+    assert_string_equal(kernel, "vulkan/portable_small");
+    plan_kernel("pattern=dense q_len=9 dtype=f32 head_dim=128", kernel);
+    assert_string_equal(kernel, "vulkan/portable");
+    plan_kernel("pattern=dense q_len=9 dtype=bf16 head_dim=136", kernel);
+    assert_string_equal(kernel, "vulkan/portable");
+    shim.pretend_vendor(0);
+    plan_kernel("pattern=dense q_len=9 dtype=bf16 head_dim=128", kernel);
+    assert_string_equal(kernel, "vulkan/portable");
 }
 
 /* Whether there is a device to test on at all. */
@@ -257,7 +351,12 @@ int main(int argc, char **argv) {
     }
     const char *require = getenv("TESSERA_REQUIRE");
     if (!have_device()) return require && strstr(require, "vulkan") ? 1 : 77;
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_no_failure),  cmocka_unit_test(test_pieces),        cmocka_unit_test(test_cache),
-                                       cmocka_unit_test(test_host_memory), cmocka_unit_test(test_out_of_memory), cmocka_unit_test(test_lost)};
+    if (argc > 1 && strcmp(argv[1], "--again") == 0) {
+        const struct CMUnitTest again_tests[] = {cmocka_unit_test(test_same_plan_again)};
+        return cmocka_run_group_tests(again_tests, NULL, NULL);
+    }
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_no_failure), cmocka_unit_test(test_pieces),      cmocka_unit_test(test_cache),
+                                       cmocka_unit_test(test_tune),       cmocka_unit_test(test_host_memory), cmocka_unit_test(test_out_of_memory),
+                                       cmocka_unit_test(test_lost)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

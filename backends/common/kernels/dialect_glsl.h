@@ -132,3 +132,4 @@ uint tess_narrow(float x) {
     TESS_STORE_PARTIAL((at) + 3u, (four).w)
 #define TESS_FORWARD_KERNEL void main()
 #define TESS_MERGE_KERNEL   void main()
+#define TESS_DEPENDENCIES_WAIT

@@ -109,6 +109,7 @@ TESS_FUNCTION ushort tess_narrow(float x) { return tess_narrow4((float4)(x)).x; 
 #define TESS_BUFFERS                                                                                                                               \
     const __global tess_element *Q, const __global tess_element *K, const __global tess_element *V, __global tess_element *O, __global float *LSE, \
         const __global uint *tables, __global float *workspace, const tess_args args
+#define TESS_DEPENDENCIES_WAIT
 #define TESS_FORWARD_KERNEL __kernel __attribute__((reqd_work_group_size(TESS_THREADS, 1, 1))) void tess_forward(TESS_BUFFERS)
 #define TESS_MERGE_KERNEL   __kernel __attribute__((reqd_work_group_size(TESS_MERGE_THREADS, 1, 1))) void tess_merge(TESS_BUFFERS)
 

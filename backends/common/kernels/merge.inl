@@ -44,6 +44,7 @@ TESS_MERGE_KERNEL {
     const uint line = thread / TESS_MERGE_PARTS, lane = thread % TESS_MERGE_PARTS, own_row = first_row + line;
     const bool weighs = own_row < used;
     float most = TESS_LOWEST;
+    TESS_DEPENDENCIES_WAIT; /* nothing before this reads what another kernel writes */
     if (weighs) {
         for (uint n = lane; n < parts; n += TESS_MERGE_PARTS)
             most = tess_max(most, TESS_LOAD_PARTIAL(first_most + TESS_OFFSET(n) * step + TESS_OFFSET(own_row)));

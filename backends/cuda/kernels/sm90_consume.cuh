@@ -421,6 +421,7 @@ template <typename T, typename X> struct consumer {
     /* All tiles. Where there is room for two tiles of Q, the first product of a tile is issued before the results of the one before are stored, so that storing leaves the tensor
      * cores busy. The turn is given away before, since looking for the tile takes longer than the product under way. */
     __device__ __forceinline__ void run() {
+        dependencies_wait();
         const int own_turn = 1 + group, other_turn = 1 + (group + 1) % X::GROUPS;
         uint32_t n = 0, taken = 0; /* stages and tiles so far */
         keys_here = false;

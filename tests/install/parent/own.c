@@ -2,6 +2,4 @@
 /* The parent's own library. */
 int own_answer(void);
 
-int own_answer(void) {
-    return 42;
-}
+int own_answer(void) { return 42; }

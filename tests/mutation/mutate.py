@@ -1,0 +1,282 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Plants one-line faults, one by one, and sees whether the test that must catch each of them does.
+
+    mutate.py [--shard K/N] [--only REGEX] [--list FILE] [--build FOLDER] [--jobs N]
+    mutate.py --check
+
+The list (faults.txt) has a line for each fault:
+
+    FILE :: OLD => NEW :: TEST
+
+OLD stands in FILE exactly once and is replaced by NEW, or removed if NEW is `(nothing)`. TEST is the name of a test (cmake/Tests.cmake) without the prefix of
+a build, or `$ PROGRAM ARGUMENTS` with a program of the build folder. Everything happens in a copy of the tree with a build of
+its own: apply, build what TEST needs, run it, put the line back. A test that fails or does not end has caught the fault.
+
+--check only looks whether every entry still applies exactly once. --shard takes the K-th of N parts, counted from 1, and
+--only the entries whose line matches. The exit status is 0 if every fault was caught.
+"""
+import argparse
+import collections
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+FEWEST = 100
+SKIPPED = 77
+# Libraries that a test finds by LD_LIBRARY_PATH are no dependencies of its program.
+STAND_INS = {"tests/drivers": ["tessera_pretended"], "tests/opencl/loader": ["tessera_failing_opencl"], "tests/vulkan/shim": ["vulkan_shim"]}
+
+Fault = collections.namedtuple("Fault", "number line file old new test")
+
+
+def read_faults(path):
+    """The entries, and what is wrong with lines that are none."""
+    faults, wrong = [], []
+    with open(path, encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            line = line.rstrip("\n")
+            if not line.strip() or line.startswith("#"):
+                continue
+            parts = line.split(" :: ")
+            change = parts[1].split(" => ") if len(parts) == 3 else []
+            if len(change) != 2:
+                wrong.append(f"line {number}: not of the form FILE :: OLD => NEW :: TEST")
+                continue
+            new = "" if change[1] == "(nothing)" else change[1]
+            faults.append(Fault(number, line, parts[0].strip(), change[0], new, parts[2].strip()))
+    return faults, wrong
+
+
+def apply(text, fault):
+    """The text with the fault, or None and why it does not apply."""
+    count = text.count(fault.old)
+    if count != 1:
+        return None, f"OLD stands {count} times in {fault.file}"
+    if fault.old == fault.new:
+        return None, "OLD and NEW are the same"
+    return text.replace(fault.old, fault.new), None
+
+
+def check(faults, wrong, root):
+    """Complains about entries that do not apply to the sources in `root`."""
+    for fault in faults:
+        path = os.path.join(root, fault.file)
+        if not os.path.isfile(path):
+            wrong.append(f"line {fault.number}: there is no {fault.file}")
+            continue
+        with open(path, encoding="utf-8") as source:
+            why = apply(source.read(), fault)[1]
+        if why:
+            wrong.append(f"line {fault.number}: {why}: {fault.old}")
+    return wrong
+
+
+class Copy:
+    """A copy of the tree and its build."""
+
+    def __init__(self, folder, jobs):
+        self.tree = os.path.join(folder, "tree")
+        self.build = os.path.join(folder, "build")
+        self.log = os.path.join(folder, "log")
+        self.jobs = str(jobs)
+        self.tests = {}
+
+    def update(self):
+        """Brings the copy up to date. Files that are the same keep their time, and so what was built from them."""
+        names = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\n")
+        names = {n for n in names if n and os.path.isfile(os.path.join(ROOT, n))}
+        for name in names:
+            source, target = os.path.join(ROOT, name), os.path.join(self.tree, name)
+            with open(source, "rb") as file:
+                wanted = file.read()
+            if os.path.isfile(target):
+                with open(target, "rb") as file:
+                    if file.read() == wanted:
+                        continue
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            shutil.copy(source, target)
+        for folder, _, files in os.walk(self.tree):
+            for file in files:
+                path = os.path.join(folder, file)
+                if os.path.relpath(path, self.tree) not in names:
+                    os.remove(path)
+
+    def call(self, command, timeout=None, env=None):
+        """The exit status; None if it did not end. What it says is appended to the log."""
+        with open(self.log, "ab") as log:
+            log.write(("\n$ " + shlex.join(command) + "\n").encode())
+            log.flush()
+            child = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=env, cwd=self.build, start_new_session=True)
+            try:
+                return child.wait(timeout)
+            except subprocess.TimeoutExpired:
+                os.killpg(child.pid, 9)
+                child.wait()
+                return None
+
+    def configure(self):
+        os.makedirs(self.build, exist_ok=True)
+        # Warnings that a fault causes are no errors here. Without much optimisation the builds take half the time.
+        command = ["cmake", "-G", "Ninja", "-S", self.tree, "-B", self.build, "-DCMAKE_BUILD_TYPE=Release", "-DTESSERA_WERROR=OFF",
+                   "-DTESSERA_DEVICE_CODE=none", "-DCMAKE_C_FLAGS_RELEASE=-O1 -DNDEBUG"]
+        if shutil.which("ccache"):
+            os.environ.setdefault("CCACHE_BASEDIR", self.tree)
+            command.append("-DCMAKE_C_COMPILER_LAUNCHER=ccache")
+        if self.call(command) != 0:
+            sys.exit(f"mutate: the copy cannot be configured; see {self.log}")
+        self.read_tests()
+
+    def read_tests(self):
+        """The tests as CMake wrote them down. ctest itself does not tell the command of a test that is not built yet."""
+        for folder, _, files in os.walk(self.build):
+            if "CTestTestfile.cmake" not in files:
+                continue
+            with open(os.path.join(folder, "CTestTestfile.cmake"), encoding="utf-8") as file:
+                text = file.read()
+            for name, command in re.findall(r"^add_test\(\[=*\[(.*?)\]=*\] (.*)\)$", text, re.M):
+                self.tests[name] = (shlex.split(command), [])
+            for name, words in re.findall(r"^set_tests_properties\(\[=*\[(.*?)\]=*\] PROPERTIES (.*)\)$", text, re.M):
+                words = shlex.split(words)
+                if name in self.tests and "ENVIRONMENT" in words:
+                    self.tests[name] = (self.tests[name][0], words[words.index("ENVIRONMENT") + 1].split(";"))
+
+    def command(self, name):
+        """What runs a test, in which environment, and what has to be built for it."""
+        if name.startswith("$ "):
+            words = shlex.split(name[2:])
+            command, environment = [os.path.join(self.build, words[0])] + words[1:], []
+        elif name in self.tests:
+            command, environment = self.tests[name]
+        else:
+            return None
+        targets = {os.path.relpath(word, self.build) for word in command if word.startswith(self.build + os.sep)}
+        targets = {t for t in targets if not os.path.isdir(os.path.join(self.build, t))}
+        env = dict(os.environ, TESSERA_CACHE_DIR=os.path.join(self.build, "kernels"))
+        env.setdefault("TESSERA_REQUIRE", "cpu")
+        for entry in environment:
+            key, value = entry.split("=", 1)
+            env[key] = value
+            for part, names in STAND_INS.items():
+                if key == "LD_LIBRARY_PATH" and os.path.join(self.build, part) in value:
+                    targets.update(names)
+                elif key == "TESSERA_BACKEND_PATH" and value.startswith(self.build):
+                    targets.add(os.path.relpath(value, self.build))
+        return command, env, sorted(targets)
+
+    def make(self, targets):
+        return self.call(["cmake", "--build", self.build, "-j", self.jobs, "--target"] + targets) == 0
+
+    def test(self, command, env, timeout):
+        return self.call(command, timeout, env)
+
+    def write(self, name, text):
+        with open(os.path.join(self.tree, name), "w", encoding="utf-8") as file:
+            file.write(text)
+
+
+def baseline(copy, faults):
+    """Builds and runs every test of the list without a fault. How long each takes; None where it is skipped."""
+    times, failed = {}, []
+    names = list(dict.fromkeys(f.test for f in faults))
+    known = {name: copy.command(name) for name in names}
+    for name in [n for n in names if known[n] is None]:
+        failed.append(f"there is no test {name}")
+    if not failed and not copy.make(sorted({t for k in known.values() for t in k[2]})):
+        failed.append(f"the copy does not build; see {copy.log}")
+    for name in names if not failed else []:
+        command, env, _ = known[name]
+        begin = time.monotonic()
+        status = copy.test(command, env, 900)
+        times[name] = None if status == SKIPPED else time.monotonic() - begin
+        if status not in (0, SKIPPED):
+            failed.append(f"{name} fails without any fault; see {copy.log}")
+    if failed:
+        sys.exit("mutate: " + "\nmutate: ".join(failed))
+    return times
+
+
+def plant(copy, fault, seconds):
+    """What became of one fault."""
+    path = os.path.join(copy.tree, fault.file)
+    with open(path, encoding="utf-8") as file:
+        original = file.read()
+    text, why = apply(original, fault)
+    if not text:
+        return "does not apply", why
+    command, env, targets = copy.command(fault.test)
+    try:
+        copy.write(fault.file, text)
+        if not copy.make(targets):
+            return "does not build", f"see {copy.log}"
+        # A fault may make a program hang; ten times its usual time tells that from a busy machine.
+        status = copy.test(command, env, 60 + 10 * seconds)
+    finally:
+        copy.write(fault.file, original)
+    return ("SURVIVED", f"{fault.test} passes") if status == 0 else ("caught", "by its time limit" if status is None else "")
+
+
+def report(faults, results):
+    """A table by folder, and every fault that was not caught."""
+    table = collections.OrderedDict()
+    for fault in faults:
+        key = "/".join(fault.file.split("/")[: 2 if fault.file.startswith("backends/") else 1])
+        table.setdefault(key, collections.Counter())[results[fault][0]] += 1
+    kinds = ["caught", "SURVIVED", "does not apply", "does not build", "skipped"]
+    print(f"\n{'':20}" + "".join(f"{k:>16}" for k in kinds))
+    for key, row in list(table.items()) + [("all", sum(table.values(), collections.Counter()))]:
+        print(f"{key:20}" + "".join(f"{row[k]:16}" for k in kinds))
+    bad = [f for f in faults if results[f][0] not in ("caught", "skipped")]
+    for fault in bad:
+        print(f"\n{results[fault][0]}: {results[fault][1]}\n  line {fault.number}: {fault.line}")
+    return bad
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--shard", default="1/1")
+    parser.add_argument("--only", default="")
+    parser.add_argument("--list", default=os.path.join(ROOT, "tests/mutation/faults.txt"))
+    parser.add_argument("--build", default=os.path.join(ROOT, "build/mutation"))
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 2)
+    options = parser.parse_args()
+    faults, wrong = read_faults(options.list)
+    wrong = check(faults, wrong, ROOT)
+    if len(faults) < FEWEST:
+        wrong.append(f"only {len(faults)} faults; at least {FEWEST} are wanted")
+    for text in wrong:
+        print(f"{os.path.relpath(options.list, ROOT)}: {text}")
+    if options.check or wrong:
+        print(f"{len(faults)} faults, {len(wrong)} complaints")
+        return 1 if wrong else 0
+    part, parts = (int(n) for n in options.shard.split("/"))
+    # Neighbours in a file share what is rebuilt for the one before; so shards are made of runs of neighbours.
+    faults = [f for f in faults if re.search(options.only, f.line)]
+    faults = faults[len(faults) * (part - 1) // parts: len(faults) * part // parts]
+    copy = Copy(os.path.abspath(options.build), options.jobs)
+    os.makedirs(options.build, exist_ok=True)
+    open(copy.log, "wb").close()
+    begin = time.monotonic()
+    copy.update()
+    copy.configure()
+    times = baseline(copy, faults)
+    print(f"{len(faults)} faults, {len(times)} tests; ready after {time.monotonic() - begin:.0f} s", flush=True)
+    results = {}
+    for n, fault in enumerate(faults, 1):
+        start = time.monotonic()
+        skip = times[fault.test] is None
+        results[fault] = ("skipped", "its test does not run here") if skip else plant(copy, fault, times[fault.test])
+        print(f"[{n}/{len(faults)}] {results[fault][0]:10} {time.monotonic() - start:5.1f} s  {fault.file}: {fault.new.strip() or 'without ' + fault.old}", flush=True)
+    bad = report(faults, results)
+    print(f"\n{len(faults) - len(bad)} of {len(faults)} caught or skipped, in {(time.monotonic() - begin) / 60:.1f} minutes")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
