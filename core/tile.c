@@ -45,7 +45,7 @@ void tess_grid_count_from_end(tess_grid *grid, const tess_layout *layout, int64_
     }
     if (tile_rows < grid->block || tile_rows / grid->block + 2 > MAX_TILE_BLOCKS) return;
     grid->unit = grid->step = tile_rows;
-    grid->blocks = 0;
+    grid->blocks = tile_rows % grid->block ? 0 : tile_rows / grid->block;
     grid->from_end = true;
 }
 
@@ -58,6 +58,7 @@ void tess_tile_begin(const tess_grid *grid, int64_t begin, int64_t end, tess_til
     int64_t cut = cell + ((begin - cell) / grid->step + 1) * grid->step;
     tile->cell_end = cell + grid->unit;
     tile->end = end;
+    tile->blocks = origin % grid->block ? 0 : grid->blocks;
     tile->first = begin;
     tile->last = smaller(smaller(cut, tile->cell_end), end) - 1;
     tile->i_first = floor_div(begin, grid->block);

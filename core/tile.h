@@ -31,6 +31,7 @@ uint64_t tess_grid_tiles(const tess_grid *grid, int64_t rows);
 typedef struct tess_tile {
     int64_t first, last, i_first, i_last;
     int64_t cell_end, end;  /* where the cell and the sequence's rows end */
+    int64_t blocks;         /* of a cell; 0: its limits lie inside blocks */
     int64_t start;          /* causal S2: the first local block of the first row, at least 0 ... */
     int64_t quotient, rest; /* ... divided by the stride: a vertical list has quotient + (first < rest) entries below it */
 } tess_tile;
@@ -54,12 +55,12 @@ static inline bool tess_tile_next(const tess_grid *grid, tess_tile *tile) {
     int64_t first = tile->last + 1;
     if (first >= tile->end) return false;
     /* From one whole cell to the next, as nearly all steps are. */
-    if (grid->step == grid->unit && first == tile->cell_end && first + grid->unit <= tile->end) {
+    if (tile->blocks && grid->step == grid->unit && first == tile->cell_end && first + grid->unit <= tile->end) {
         tile->first = first;
         tile->last += grid->unit;
         tile->cell_end += grid->unit;
         tile->i_first = tile->i_last + 1;
-        tile->i_last += grid->blocks;
+        tile->i_last += tile->blocks;
         if (grid->stride) tess_tile_move_start(grid, tile);
         return true;
     }
@@ -68,10 +69,10 @@ static inline bool tess_tile_next(const tess_grid *grid, tess_tile *tile) {
     if (next_cell) tile->cell_end += grid->unit;
     int64_t end = first + grid->step < tile->cell_end ? first + grid->step : tile->cell_end;
     tile->last = (end < tile->end ? end : tile->end) - 1;
-    if (next_cell) tile->i_first = grid->blocks ? tile->i_last + 1 : floor_div(first, grid->block);
+    if (next_cell) tile->i_first = tile->blocks ? tile->i_last + 1 : floor_div(first, grid->block);
     /* Only the last tile of a sequence may end before a cell of several blocks does. */
-    if (grid->blocks == 1 || (grid->blocks && tile->last + 1 == tile->cell_end))
-        tile->i_last = tile->i_first + grid->blocks - 1;
+    if (tile->blocks == 1 || (tile->blocks && tile->last + 1 == tile->cell_end))
+        tile->i_last = tile->i_first + tile->blocks - 1;
     else
         tile->i_last = floor_div(tile->last, grid->block);
     if (grid->stride) tess_tile_move_start(grid, tile);
