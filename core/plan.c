@@ -343,7 +343,9 @@ static tess_status make_tables(tess_plan *plan, const tess_plan_desc *d, tess_jo
 static tess_status cut_jobs(tess_plan *plan, const tess_plan_desc *d, int32_t kv_split, tess_jobs *jobs) {
     const tess_status status =
         tess_jobs_create(jobs, plan->device->runtime, plan->layout, plan->sequences, plan->n_sequences, plan->tile_rows, plan->kernel.pack_rows);
-    return status == TESS_OK ? count_jobs(plan, d, kv_split, jobs) : status;
+    if (status != TESS_OK) return status;
+    if (!(plan->flags & TESS_PLAN_BATCH_INVARIANT)) tess_grid_count_from_end(&jobs->grid, plan->layout, plan->tile_rows);
+    return count_jobs(plan, d, kv_split, jobs);
 }
 
 /* Jobs that are too short to split and leave workers idle are done sooner as lower tiles, as long as all of these run at a time. Where keys are split, full tiles

@@ -3,16 +3,22 @@
 
 #include <string.h>
 
-enum { MAX_TILE_BLOCKS = 32, MAX_TILE_ROWS = 32768 };
+enum {
+    MAX_TILE_BLOCKS = 32,
+    MAX_TILE_ROWS = 32768,
+    MOST_UNUSED = 8 /* whole blocks may leave an eighth of a tile's rows unused */
+};
 
 /* ------------------------------------------------------------------ rows */
 
 void tess_grid_set(tess_grid *grid, const tess_layout *layout, int64_t tile_rows) {
     int64_t block = layout->pattern.block, most = MAX_TILE_BLOCKS;
-    grid->local = grid->stride = 0;
+    bool cut = true; /* inside blocks: neighbours of these rules read about the same keys */
+    memset(grid, 0, sizeof *grid);
     for (uint32_t c = 0; c < layout->n_classes; c++) {
         const tess_rule *rule = &layout->rules[c];
         if (rule->kind == TESS_RULE_STRIDED_BOTH) most = 1;
+        if (rule->kind == TESS_RULE_STRIDED_BOTH || rule->kind == TESS_RULE_BLOCKS) cut = false;
         if (rule->kind == TESS_RULE_STRIDED) {
             grid->local = rule->local;
             grid->stride = rule->stride;
@@ -24,19 +30,35 @@ void tess_grid_set(tess_grid *grid, const tess_layout *layout, int64_t tile_rows
         grid->unit = block;
         grid->step = tile_rows;
         grid->blocks = 1;
+    } else if (cut && tile_rows / block <= most && tile_rows % block > tile_rows / MOST_UNUSED) {
+        grid->unit = grid->step = tile_rows; /* fewer than eight blocks, so that its ends do not make it too many */
     } else {
         grid->blocks = smaller(most, tile_rows / block);
         grid->unit = grid->step = block * grid->blocks;
     }
 }
 
+void tess_grid_count_from_end(tess_grid *grid, const tess_layout *layout, int64_t tile_rows) {
+    tile_rows = smaller(tile_rows, MAX_TILE_ROWS);
+    for (uint32_t c = 0; c < layout->n_classes; c++) {
+        if (layout->rules[c].kind != TESS_RULE_DENSE) return;
+    }
+    if (tile_rows < grid->block || tile_rows / grid->block + 2 > MAX_TILE_BLOCKS) return;
+    grid->unit = grid->step = tile_rows;
+    grid->blocks = tile_rows % grid->block ? 0 : tile_rows / grid->block;
+    grid->from_end = true;
+}
+
 uint64_t tess_grid_tiles(const tess_grid *grid, int64_t rows) { return (uint64_t)smaller(rows, rows / grid->step + 2 * (rows / grid->unit + 2)); }
 
 void tess_tile_begin(const tess_grid *grid, int64_t begin, int64_t end, tess_tile *tile) {
-    int64_t cell = floor_div(begin, grid->unit) * grid->unit;
+    /* Position 0 is a limit in any case. */
+    int64_t origin = grid->from_end && begin >= 0 ? end % grid->unit : 0;
+    int64_t cell = floor_div(begin - origin, grid->unit) * grid->unit + origin;
     int64_t cut = cell + ((begin - cell) / grid->step + 1) * grid->step;
     tile->cell_end = cell + grid->unit;
     tile->end = end;
+    tile->blocks = origin % grid->block ? 0 : grid->blocks;
     tile->first = begin;
     tile->last = smaller(smaller(cut, tile->cell_end), end) - 1;
     tile->i_first = floor_div(begin, grid->block);

@@ -5,16 +5,24 @@
 
 #include "layout.h"
 
-/* Tiles are cut at fixed absolute positions, so that equal rows of different sequences make equal tiles: cells of `unit` tokens begin at multiples of `unit`,
- * and each is cut into tiles of `step` rows. Either a cell is one tile of whole blocks, or it is one block of several tiles. */
+/* Tiles are cut at fixed absolute positions, so that equal rows of different sequences make equal
+ * tiles: cells of `unit` tokens begin at multiples of `unit`, and each is cut into tiles of `step`
+ * rows. A cell is one tile of whole blocks, or one block of several tiles. Where whole blocks would
+ * leave much of a tile empty, a cell is one full tile, and its limits lie inside blocks. */
 typedef struct tess_grid {
     int64_t block, unit, step;
-    int64_t blocks;        /* of a cell */
+    int64_t blocks;        /* of a cell; 0: its limits lie inside blocks */
     int64_t local, stride; /* of the layout's causal S2 classes, which share them; stride 0: there are none */
+    bool from_end;         /* cells are counted from a sequence's last row instead */
 } tess_grid;
 
 /* `tile_rows` is at least 1. At most 32 blocks make a tile, and one where the layout's rule is relative to the query block. */
 void tess_grid_set(tess_grid *grid, const tess_layout *layout, int64_t tile_rows);
+
+/* Lets the last tile of a sequence be full and the first one short, if the layout's heads are all
+ * dense: the last one reads the most keys. Equal rows of sequences that end elsewhere then make
+ * other tiles. */
+void tess_grid_count_from_end(tess_grid *grid, const tess_layout *layout, int64_t tile_rows);
 
 /* A bound on the tiles that `rows` rows make, whatever their position. */
 uint64_t tess_grid_tiles(const tess_grid *grid, int64_t rows);
@@ -23,6 +31,7 @@ uint64_t tess_grid_tiles(const tess_grid *grid, int64_t rows);
 typedef struct tess_tile {
     int64_t first, last, i_first, i_last;
     int64_t cell_end, end;  /* where the cell and the sequence's rows end */
+    int64_t blocks;         /* of a cell; 0: its limits lie inside blocks */
     int64_t start;          /* causal S2: the first local block of the first row, at least 0 ... */
     int64_t quotient, rest; /* ... divided by the stride: a vertical list has quotient + (first < rest) entries below it */
 } tess_tile;
@@ -46,25 +55,24 @@ static inline bool tess_tile_next(const tess_grid *grid, tess_tile *tile) {
     int64_t first = tile->last + 1;
     if (first >= tile->end) return false;
     /* From one whole cell to the next, as nearly all steps are. */
-    if (grid->step == grid->unit && first == tile->cell_end && first + grid->unit <= tile->end) {
+    if (tile->blocks && grid->step == grid->unit && first == tile->cell_end && first + grid->unit <= tile->end) {
         tile->first = first;
         tile->last += grid->unit;
         tile->cell_end += grid->unit;
         tile->i_first = tile->i_last + 1;
-        tile->i_last += grid->blocks;
+        tile->i_last += tile->blocks;
         if (grid->stride) tess_tile_move_start(grid, tile);
         return true;
     }
     tile->first = first;
-    if (first == tile->cell_end) {
-        tile->cell_end += grid->unit;
-        tile->i_first = tile->i_last + 1;
-    }
+    const bool next_cell = first == tile->cell_end;
+    if (next_cell) tile->cell_end += grid->unit;
     int64_t end = first + grid->step < tile->cell_end ? first + grid->step : tile->cell_end;
     tile->last = (end < tile->end ? end : tile->end) - 1;
+    if (next_cell) tile->i_first = tile->blocks ? tile->i_last + 1 : floor_div(first, grid->block);
     /* Only the last tile of a sequence may end before a cell of several blocks does. */
-    if (grid->blocks == 1 || tile->last + 1 == tile->cell_end)
-        tile->i_last = tile->i_first + grid->blocks - 1;
+    if (tile->blocks == 1 || (tile->blocks && tile->last + 1 == tile->cell_end))
+        tile->i_last = tile->i_first + tile->blocks - 1;
     else
         tile->i_last = floor_div(tile->last, grid->block);
     if (grid->stride) tess_tile_move_start(grid, tile);

@@ -16,6 +16,7 @@ typedef struct instance {
     uint32_t n_sequences, tile_rows, pack_rows;
     tess_split split;
     uint64_t section_blocks;
+    bool from_end;
     tess_jobs jobs;
     tess_class *classes;
     tess_job *out;
@@ -59,6 +60,7 @@ static void instance_random(instance *c, uint64_t *seed) {
     c->tile_rows = (uint32_t)test_between(seed, 1, test_between(seed, 0, 1) ? 12 : 90);
     c->pack_rows = (uint32_t)test_between(seed, 0, 20);
     c->section_blocks = test_between(seed, 0, 1) ? (uint64_t)test_between(seed, 1, 30) : 0;
+    c->from_end = test_between(seed, 0, 1);
     switch (test_between(seed, 0, 3)) {
     case 0: c->split.max_parts = (uint32_t)test_between(seed, 1, 5); break;
     case 1: c->split.length = (uint32_t)test_between(seed, 1, 6); break;
@@ -73,6 +75,8 @@ static void instance_random(instance *c, uint64_t *seed) {
 static void instance_plan(instance *c) {
     tess_status status = tess_jobs_create(&c->jobs, runtime, c->layout, c->sequences, c->n_sequences, c->tile_rows, c->pack_rows);
     c->jobs.split = c->split;
+    if (status == TESS_OK && c->from_end)
+        tess_grid_count_from_end(&c->jobs.grid, c->layout, c->tile_rows);
     if (status == TESS_OK) status = tess_jobs_count(&c->jobs);
     if (status != TESS_OK) FAIL(c, "%s", tess_last_error());
     c->classes = exact(c->layout->n_classes, sizeof *c->classes);
@@ -157,7 +161,10 @@ static void check_shape(const instance *c, const tess_job *job) {
     int64_t blocks = floor_block(end - 1, block) - floor_block(p, block) + 1;
     assert_true(blocks <= 32);
     const tess_grid *grid = &c->jobs.grid;
-    int64_t begin_in_cell = p - floor_block(p, grid->unit) * grid->unit, end_in_cell = end - floor_block(end, grid->unit) * grid->unit;
+    int64_t p0 = (int64_t)q->kv_len - q->q_len;
+    int64_t origin = grid->from_end && p0 >= 0 ? q->kv_len % grid->unit : 0;
+    int64_t begin_in_cell = p - origin - floor_block(p - origin, grid->unit) * grid->unit;
+    int64_t end_in_cell = end - origin - floor_block(end - origin, grid->unit) * grid->unit;
     if (job->row != 0) assert_int_equal(0, begin_in_cell % grid->step);
     if ((int64_t)job->row + job->rows != q->q_len) assert_int_equal(0, end_in_cell % grid->step);
 }
@@ -402,6 +409,62 @@ static void test_decode(void **state) {
     instance_free(&c);
 }
 
+/* The last tile of a dense sequence reads the most keys: counted from the end it is full. */
+static void test_dense_from_end(void **state) {
+    (void)state;
+    instance c;
+    memset(&c, 0, sizeof c);
+    c.x.pattern = (tess_pattern){
+        .struct_size = sizeof(tess_pattern), .kind = TESS_PATTERN_DENSE, .block = 64};
+    c.x.layout = (tess_layout_desc){.struct_size = sizeof(tess_layout_desc),
+                                    .n_heads = 1,
+                                    .n_kv_heads = 1,
+                                    .max_tokens = 1000};
+    c.layout = spec_layout(&c.x, runtime);
+    c.n_sequences = 1;
+    c.sequences[0].q_len = c.sequences[0].kv_len = 1000;
+    c.tile_rows = 192;
+    c.from_end = true;
+    instance_plan(&c);
+    static const uint32_t row[] = {808, 616, 424, 232, 40, 0}, blocks[] = {16, 13, 10, 7, 4, 1};
+    assert_int_equal(6, c.jobs.n_jobs);
+    for (uint64_t n = 0; n < c.jobs.n_jobs; n++) {
+        assert_int_equal(row[n], c.out[n].row);
+        assert_int_equal(n < 5 ? 192 : 40, c.out[n].rows);
+        assert_int_equal(blocks[n], cost(&c.out[n]));
+    }
+    instance_check(&c);
+    instance_free(&c);
+}
+
+/* Blocks of 48 would leave a quarter of 128 rows unused, so that tiles are cut inside of them. */
+static void test_cut_blocks(void **state) {
+    (void)state;
+    instance c;
+    memset(&c, 0, sizeof c);
+    c.x.pattern = (tess_pattern){.struct_size = sizeof(tess_pattern),
+                                 .kind = TESS_PATTERN_S2,
+                                 .block = 48,
+                                 .local = 2,
+                                 .stride = 4};
+    c.x.layout = (tess_layout_desc){.struct_size = sizeof(tess_layout_desc),
+                                    .n_heads = 4,
+                                    .n_kv_heads = 4,
+                                    .max_tokens = 640};
+    c.layout = spec_layout(&c.x, runtime);
+    c.n_sequences = 1;
+    c.sequences[0].q_len = c.sequences[0].kv_len = 640;
+    c.tile_rows = 128;
+    instance_plan(&c);
+    assert_int_equal(4 * 5, c.jobs.n_jobs);
+    for (uint64_t n = 0; n < c.jobs.n_jobs; n++) {
+        assert_int_equal(128, c.out[n].rows);
+        assert_int_equal(0, c.out[n].row % 128);
+    }
+    instance_check(&c);
+    instance_free(&c);
+}
+
 /* Past 16384 key blocks jobs are sorted in coarser steps, and nothing is lost. */
 static void test_many_blocks(void **state) {
     (void)state;
@@ -527,6 +590,8 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_block_sizes, runtime_setup, runtime_teardown),
         cmocka_unit_test_setup_teardown(test_known_jobs, runtime_setup, runtime_teardown),
         cmocka_unit_test_setup_teardown(test_decode, runtime_setup, runtime_teardown),
+        cmocka_unit_test_setup_teardown(test_dense_from_end, runtime_setup, runtime_teardown),
+        cmocka_unit_test_setup_teardown(test_cut_blocks, runtime_setup, runtime_teardown),
         cmocka_unit_test_setup_teardown(test_many_blocks, runtime_setup, runtime_teardown),
         cmocka_unit_test_setup_teardown(test_too_many_jobs, runtime_setup, runtime_teardown),
         cmocka_unit_test_setup_teardown(test_too_many_entries, runtime_setup, runtime_teardown),

@@ -43,6 +43,7 @@ __device__ __forceinline__ void forward(const tess_sm90_maps *maps, const tess_s
         }
     }
     if (threadIdx.x == 128) {
+        barrier_init(&m->claim, 1);
         for (int i = 0; i < TILES; i++) {
             barrier_init(&m->tile_full[i], 1);
             barrier_init(&m->tile_empty[i], TILE_READERS);

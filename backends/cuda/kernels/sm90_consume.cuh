@@ -103,7 +103,7 @@ template <typename T, typename X> struct consumer {
 
     /* Finds which of N scores count, from a key of stage n on. */
     template <int N> __device__ __forceinline__ void find(const tile *t, uint32_t n, int first) {
-        const piece *pieces = m->pieces[n % K_STAGES] + (first >> a->piece_shift);
+        const piece *pieces = m->pieces[n % X::PIECE_STAGES] + (first >> a->piece_shift);
         if (window)
             find_kept<N, true>(kept, pieces, t, a->piece_shift, row);
         else
@@ -400,10 +400,13 @@ template <typename T, typename X> struct consumer {
         await_keys(n + 1);
         turn_wait(1 + group);
         issue_scores(q, k);
-        if (i < masked_stages) find<KEYS>(t, n + 1, 0);
+        /* The search for masks lasts about as long as a product: two warpgroups wait less for each
+         * other if it is made before the second product, and three if that is not kept waiting. */
+        if (X::GROUPS == 2 && i < masked_stages) find<KEYS>(t, n + 1, 0);
         barrier_wait(&m->v_full[n % V_STAGES], n / V_STAGES & 1);
         issue_values<HALF>(n, i == 1);
         turn_give(1 + (group + 1) % X::GROUPS);
+        if (X::GROUPS > 2 && i < masked_stages) find<KEYS>(t, n + 1, 0);
         products_wait<1>();
         keep_below(s);
         look_for_keys(n + 2);

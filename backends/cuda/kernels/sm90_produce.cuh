@@ -177,23 +177,19 @@ __device__ __forceinline__ void produce_tiles(memory<X> *m, const tess_tensor_ma
             barrier_arrive(&m->tile_full[taken % TILES]);
         }
         if (taken == 0) dependencies_wait();
-        if (a->counter) {
-            if (lane == 0) job_index = atomicAdd((uint32_t *)a->counter, 1u) + gridDim.x;
-        } else {
-            const uint32_t round = taken + 1;
-            job_index = round * gridDim.x + (round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-        }
-
         const int slot = taken % Q_SLOTS;
-        barrier_wait(&m->q_empty[slot], (taken / Q_SLOTS & 1) ^ 1);
         /* A box that reaches past the sequence is read only where that is past the map too: behind the last sequence there may be no memory. */
-        if ((a->tma & 1) && heads == 1 && (row + ROWS <= q_len || ends_map)) {
+        const bool boxed = (a->tma & 1) && heads == 1 && (row + ROWS <= q_len || ends_map);
+        const int chunk = lane / X::GROUPS, rows64 = lane % X::GROUPS * 64;
+        const int32_t token = (int32_t)q_start + row + rows64;
+        const bool copies = boxed && lane < X::GROUPS * CHUNKS;
+        /* Rows are in the cache by the time that the results in their place are written. */
+        if (copies) prefetch_boxes(q_map, chunk * 64, token, head, batch);
+        barrier_wait(&m->q_empty[slot], (taken / Q_SLOTS & 1) ^ 1);
+        if (boxed) {
             if (lane == 0) barrier_expect(&m->q_full[slot], CHUNKS * ROWS * 128);
             __syncwarp();
-            if (lane < X::GROUPS * CHUNKS) {
-                const int chunk = lane / X::GROUPS, rows64 = lane % X::GROUPS * 64;
-                copy_boxes(m->q[slot][chunk] + rows64 * 128, q_map, &m->q_full[slot], chunk * 64, (int32_t)q_start + row + rows64, head, batch);
-            }
+            if (copies) copy_boxes(m->q[slot][chunk] + rows64 * 128, q_map, &m->q_full[slot], chunk * 64, token, head, batch);
         } else {
             const uint16_t *q = (const uint16_t *)a->q + batch * c->q_batch + (q_start + row) * c->q_token + head * c->q_head;
             for (int32_t h = 0; h < heads; h++) {
@@ -203,7 +199,17 @@ __device__ __forceinline__ void produce_tiles(memory<X> *m, const tess_tensor_ma
             __syncwarp();
             if (lane == 0) barrier_arrive(&m->q_full[slot]);
         }
-        job_index = __shfl_sync(~0u, job_index, 0);
+        /* Jobs are claimed late, since a workgroup that holds jobs it cannot begin yet leaves others
+         * idle at the end: when the last keys of this one are about to be copied, there is just
+         * enough time to read what the next one asks for. */
+        if (a->counter) {
+            barrier_wait(&m->claim, taken & 1);
+            if (lane == 0) job_index = atomicAdd((uint32_t *)a->counter, 1u) + gridDim.x;
+            job_index = __shfl_sync(~0u, job_index, 0);
+        } else {
+            const uint32_t round = taken + 1;
+            job_index = round * gridDim.x + (round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+        }
         d.read(a, job_index, lane);
     }
 }
@@ -220,7 +226,7 @@ template <int BYTES, int STAGES> struct ring {
 /* The producing warps of K and of V: each walks the lists of key blocks, and copies as far ahead as there are stages. */
 template <typename X, bool KEEPS_PIECES, int STAGES>
 __device__ __forceinline__ void produce_stages(memory<X> *m, const ring<X::CHUNKS * X::KEYS * 128, STAGES> &to, const tess_sm90_args *a) {
-    constexpr int CHUNKS = X::CHUNKS, KEYS = X::KEYS;
+    constexpr int CHUNKS = X::CHUNKS, KEYS = X::KEYS, PIECE_STAGES = X::PIECE_STAGES;
     const int lane = threadIdx.x % 32;
     const tess_args *c = &a->common;
     const uint32_t *tables = (const uint32_t *)a->tables;
@@ -237,9 +243,11 @@ __device__ __forceinline__ void produce_stages(memory<X> *m, const ring<X::CHUNK
                       batch = t->batch, kv_head = t->kv_head;
         const int32_t kv_start = (int32_t)t->kv_start; /* of tensor maps, which have no more tokens */
         const bool ends_map = (uint32_t)(kv_start + kv_len) == a->kv_tokens;
+        const int32_t claim_stage = max(stages - CLAIM_STAGES, 0);
         piece found; /* of 32 pieces, one in each lane */
         for (int32_t i = 0; i < stages; i++, n++) {
             const int32_t first = i * stage_pieces;
+            if (KEEPS_PIECES && i == claim_stage && lane == 0) barrier_arrive(&m->claim);
             if (first % 32 == 0)
                 found = find_piece(t, first + lane, block_pieces, block_shift, piece_shift, tables + c->entries_at, tables + c->bits_at);
             if (n == 0) dependencies_wait();
@@ -256,10 +264,21 @@ __device__ __forceinline__ void produce_stages(memory<X> *m, const ring<X::CHUNK
             }
             const int stage = n % STAGES;
             uint8_t *at = to.stages[stage];
-            barrier_wait(&to.empty[stage], (n / STAGES & 1) ^ 1);
-            if (KEEPS_PIECES && i < masked_stages) {
+            if (KEEPS_PIECES && i < masked_stages) { /* a place that was given back with an earlier stage */
                 const uint32_t kept = __shfl_sync(~0u, found.kept, first + lane);
-                if (own) m->pieces[stage][lane] = {token, kept};
+                if (own) m->pieces[n % PIECE_STAGES][lane] = {token, kept};
+                __syncwarp();
+            }
+            /* What follows the wait is short: with two stages, keys arrive little before their turn. */
+            barrier_wait(&to.empty[stage], (n / STAGES & 1) ^ 1);
+            if (together) {
+                if (lane == 0) {
+                    barrier_expect(&to.full[stage], KEYS * 128 * CHUNKS);
+                    for (int chunk = 0; chunk < CHUNKS; chunk++)
+                        copy_boxes(at + chunk * KEYS * 128, to.maps + together, &to.full[stage], chunk * 64, kv_start + token, kv_head, batch);
+                }
+                __syncwarp();
+                continue;
             }
             if (plain) {
                 const uint16_t *from = to.from + batch * to.batch + t->kv_start * to.token + kv_head * to.head;
@@ -270,14 +289,11 @@ __device__ __forceinline__ void produce_stages(memory<X> *m, const ring<X::CHUNK
                                       c->head_dim, a->wide & 2);
                 }
                 fence_async_proxy();
+                __syncwarp();
             }
-            __syncwarp();
             if (lane == 0) barrier_expect(&to.full[stage], (stage_pieces - __popc(plain)) * piece_tokens * 128 * CHUNKS);
             __syncwarp();
-            if (together) {
-                if (lane < CHUNKS)
-                    copy_boxes(at + lane * KEYS * 128, to.maps + together, &to.full[stage], lane * 64, kv_start + token_of_first, kv_head, batch);
-            } else if (own && !(plain >> lane & 1)) {
+            if (own && !(plain >> lane & 1)) {
 #pragma unroll
                 for (int chunk = 0; chunk < CHUNKS; chunk++)
                     copy_boxes(at + chunk * KEYS * 128 + lane * piece_tokens * 128, to.maps + TESS_SM90_PIECES, &to.full[stage], chunk * 64,
@@ -315,8 +331,10 @@ template <typename X> __device__ __forceinline__ void write_results(memory<X> *m
                 copy_boxes_out(o_map, m->q[slot][chunk] + lane * GROUP * 128, chunk * 64, (int32_t)first + lane * GROUP, head, batch);
             copies_out_commit();
         }
+        /* The next tile of Q waits for this slot: do not look at rows that boxes hold anyway. */
+        const int32_t from = boxes == (1u << (all + GROUP - 1) / GROUP) - 1 ? all : lane / LANES;
         uint16_t *const o = (uint16_t *)a->o + batch * c->o_batch + first * c->o_token + head * c->o_head;
-        for (int in_tile = lane / LANES; in_tile < all; in_tile += 32 / LANES) {
+        for (int in_tile = from; in_tile < all; in_tile += 32 / LANES) {
             if ((boxes >> in_tile / GROUP & 1) || unit >= units) continue;
             const uint4 x = *(const uint4 *)(m->q[slot][unit / 8] + in_tile * 128 + ((unit % 8) ^ (in_tile % 8)) * 16);
             uint16_t *to = o + row_at(in_tile, rows, one_head, c->o_token, c->o_head) + unit * 8;

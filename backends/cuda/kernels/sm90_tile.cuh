@@ -12,6 +12,7 @@ enum {
     MOST_PIECES = 16, /* of a stage */
     MOST_ROWS = 192,  /* of a tile */
     TILES = 4,        /* descriptions in flight */
+    CLAIM_STAGES = 3, /* still to be copied when the next job is claimed, whose words take about two to arrive */
     TILE_READERS = 3, /* warps that give a description back; consumers are done with it before the one that writes results */
 };
 
@@ -77,6 +78,7 @@ template <int HEAD_DIM, int KEYS_OF_STAGE, int CONSUMERS, int SLOTS_OF_Q, int ST
     static constexpr int ROWS = TESS_SM90_ROWS(GROUPS);
     static constexpr int CHUNKS = (D + 63) / 64; /* columns of 64 elements: rows of 128 bytes, which is what the copies swizzle */
     static constexpr int WARPS = 4 * GROUPS;     /* those that consume */
+    static constexpr int PIECE_STAGES = K_STAGES < 4 ? 4 : 8; /* so that pieces are written before a stage is free */
 };
 
 template <typename X> struct alignas(1024) memory {
@@ -85,9 +87,9 @@ template <typename X> struct alignas(1024) memory {
     uint8_t k[K_STAGES][CHUNKS][KEYS * 128];
     uint8_t v[V_STAGES][CHUNKS][KEYS * 128];
     uint64_t q_full[Q_SLOTS], q_empty[Q_SLOTS], o_full[Q_SLOTS], k_full[K_STAGES], k_empty[K_STAGES], v_full[V_STAGES], v_empty[V_STAGES];
-    uint64_t tile_full[TILES], tile_empty[TILES];
+    uint64_t tile_full[TILES], tile_empty[TILES], claim; /* claim: a phase a tile */
     tile tiles[TILES];
-    piece pieces[K_STAGES][MOST_PIECES];
+    piece pieces[X::PIECE_STAGES][MOST_PIECES];
 };
 
 } // namespace tess
