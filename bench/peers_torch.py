@@ -48,7 +48,11 @@ def captured(function, calls):
 
 
 def take_turns(functions, rounds, milliseconds=20.0, graphs=True):
-    """Seconds by function and round. If one function is short, all are timed as graphs."""
+    """Seconds by function and round. If one function is short, all are timed as graphs.
+
+    Each round begins with another function: what ran before decides how warm the GPU is, and so
+    how fast its clock runs.
+    """
     for function in functions:
         function()
     guesses = [timed(function, 1.0) for function in functions]
@@ -59,9 +63,11 @@ def take_turns(functions, rounds, milliseconds=20.0, graphs=True):
             (captured(function, calls).replay, calls) for function, calls in zip(functions, counts)
         ]
     seconds = [[] for _ in functions]
-    for _ in range(rounds):
-        for (function, calls), taken in zip(work, seconds):
-            taken.append(timed(function, milliseconds, calls))
+    for first in range(rounds):
+        for n in range(len(work)):
+            at = (first * 3 + n) % len(work)
+            function, calls = work[at]
+            seconds[at].append(timed(function, milliseconds, calls))
     return seconds
 
 
