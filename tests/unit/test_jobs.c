@@ -75,8 +75,7 @@ static void instance_random(instance *c, uint64_t *seed) {
 static void instance_plan(instance *c) {
     tess_status status = tess_jobs_create(&c->jobs, runtime, c->layout, c->sequences, c->n_sequences, c->tile_rows, c->pack_rows);
     c->jobs.split = c->split;
-    if (status == TESS_OK && c->from_end)
-        tess_grid_count_from_end(&c->jobs.grid, c->layout, c->tile_rows);
+    if (status == TESS_OK && c->from_end) tess_grid_count_from_end(&c->jobs.grid, c->layout, c->tile_rows);
     if (status == TESS_OK) status = tess_jobs_count(&c->jobs);
     if (status != TESS_OK) FAIL(c, "%s", tess_last_error());
     c->classes = exact(c->layout->n_classes, sizeof *c->classes);
@@ -414,12 +413,8 @@ static void test_dense_from_end(void **state) {
     (void)state;
     instance c;
     memset(&c, 0, sizeof c);
-    c.x.pattern = (tess_pattern){
-        .struct_size = sizeof(tess_pattern), .kind = TESS_PATTERN_DENSE, .block = 64};
-    c.x.layout = (tess_layout_desc){.struct_size = sizeof(tess_layout_desc),
-                                    .n_heads = 1,
-                                    .n_kv_heads = 1,
-                                    .max_tokens = 1000};
+    c.x.pattern = (tess_pattern){.struct_size = sizeof(tess_pattern), .kind = TESS_PATTERN_DENSE, .block = 64};
+    c.x.layout = (tess_layout_desc){.struct_size = sizeof(tess_layout_desc), .n_heads = 1, .n_kv_heads = 1, .max_tokens = 1000};
     c.layout = spec_layout(&c.x, runtime);
     c.n_sequences = 1;
     c.sequences[0].q_len = c.sequences[0].kv_len = 1000;
@@ -442,15 +437,8 @@ static void test_cut_blocks(void **state) {
     (void)state;
     instance c;
     memset(&c, 0, sizeof c);
-    c.x.pattern = (tess_pattern){.struct_size = sizeof(tess_pattern),
-                                 .kind = TESS_PATTERN_S2,
-                                 .block = 48,
-                                 .local = 2,
-                                 .stride = 4};
-    c.x.layout = (tess_layout_desc){.struct_size = sizeof(tess_layout_desc),
-                                    .n_heads = 4,
-                                    .n_kv_heads = 4,
-                                    .max_tokens = 640};
+    c.x.pattern = (tess_pattern){.struct_size = sizeof(tess_pattern), .kind = TESS_PATTERN_S2, .block = 48, .local = 2, .stride = 4};
+    c.x.layout = (tess_layout_desc){.struct_size = sizeof(tess_layout_desc), .n_heads = 4, .n_kv_heads = 4, .max_tokens = 640};
     c.layout = spec_layout(&c.x, runtime);
     c.n_sequences = 1;
     c.sequences[0].q_len = c.sequences[0].kv_len = 640;
