@@ -8,5 +8,7 @@ extern const tess_backend tess_vulkan_backend;
 extern const tess_backend tess_opencl_backend;
 extern const tess_backend tess_cpu_backend;
 
-const tess_backend *const tess_registry[] = {&tess_cuda_backend,   &tess_hip_backend, &tess_vulkan_backend,
-                                             &tess_opencl_backend, &tess_cpu_backend, NULL};
+const tess_registered tess_registry[] = {
+    {&tess_cuda_backend, true},   {&tess_hip_backend, true},  {&tess_vulkan_backend, true},
+    {&tess_opencl_backend, true}, {&tess_cpu_backend, false}, {NULL, false},
+};

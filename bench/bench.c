@@ -225,6 +225,12 @@ static int write_outputs(const bench_report *r, const bench_arguments *a) {
     return status == 0 ? CLI_OK : CLI_FAILED;
 }
 
+static int has_ceilings(const bench_report *r) {
+    int n = 0;
+    for (int i = 0; i < r->n_devices; i++) n += r->devices[i].n_ceilings;
+    return n > 0;
+}
+
 /* Measures and writes; the arguments are known to be good. */
 static int measure_and_report(const bench_arguments *a, bench_report *report) {
     char error[512];
@@ -239,8 +245,14 @@ static int measure_and_report(const bench_arguments *a, bench_report *report) {
     if (report->machine.cpus > 0)
         report->machine.other_load = fmax(machine_other_seconds() - others, 0) / (report->elapsed_seconds * report->machine.cpus);
     if (report->n_results || report->n_planning) report_text(report, stdout);
-    if (report->n_devices && !report->complete) return cli_error(CLI_FAILED, "bench", "interrupted; no files were written");
-    if (report->n_results && status != CLI_USAGE && write_outputs(report, a) != CLI_OK) status = CLI_FAILED;
+    if (status == CLI_USAGE) return status;
+    const int interrupted = report->n_devices && !report->complete;
+    /* Minutes of measuring are kept, however the run ended. */
+    const int worth_writing = report->n_results || (interrupted && (report->n_planning || has_ceilings(report)));
+    if (worth_writing && write_outputs(report, a) != CLI_OK) status = CLI_FAILED;
+    if (interrupted)
+        return cli_error(CLI_FAILED, "bench",
+                         worth_writing ? "interrupted; what was complete by then is reported" : "interrupted before anything was measured");
     return status;
 }
 

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the scripts that time Tessera beside PyTorch need of tessera.h, and one open device of the library."""
+"""What the scripts that time Tessera beside PyTorch need of tessera.h, and one open device."""
+
 import ctypes
 import sys
 
-u32, i32, i64, u64, f32, f64, ptr = (ctypes.c_uint32, ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64, ctypes.c_float, ctypes.c_double, ctypes.c_void_p)
+u32, i32, u64, i64 = ctypes.c_uint32, ctypes.c_int32, ctypes.c_uint64, ctypes.c_int64
+f32, f64, ptr = ctypes.c_float, ctypes.c_double, ctypes.c_void_p
 
 
 def structure(name, *fields):
@@ -12,24 +14,68 @@ def structure(name, *fields):
 
 
 # The structures of tessera.h that are used here, field for field.
-RuntimeDesc = structure("RuntimeDesc", (u32, "struct_size flags"), (ptr, "alloc free user log log_user backend kernel verbose cache_dir tune_file backend_path"),
-                        (u32, "cpu_threads reserved"))
-DeviceDesc = structure("DeviceDesc", (u32, "struct_size flags"), (ctypes.c_char_p, "id"), (ptr, "native"))
-Pattern = structure("Pattern", (u32, "struct_size kind flags"), (i32, "block local local_right stride offset dense_heads mask_heads"),
-                    (i64, "left right sinks"), (ptr, "mask"), (i64, "mask_query_blocks mask_key_blocks"))
-LayoutDesc = structure("LayoutDesc", (u32, "struct_size flags"), (ptr, "pattern"), (i32, "n_heads n_kv_heads head_first heads_total kv_heads_total reserved"),
-                       (i64, "max_tokens max_chunk"))
-PlanDesc = structure("PlanDesc", (u32, "struct_size flags op dtype"), (i32, "head_dim value_head_dim"), (f32, "scale softcap"), (i64, "batch q_len kv_len"),
-                     (ptr, "q_lens kv_lens cu_q_lens cu_kv_lens"), (i32, "kv_split tile_rows"), (u32, "determinism max_in_flight"), (u64, "time_limit_us"),
-                     (ctypes.c_char_p, "kernel"))
-PlanInfo = structure("PlanInfo", (u32, "struct_size tile_rows"), (u64, "n_jobs n_merge_jobs n_ranges kept_pairs dense_pairs"), (f64, "flops"),
-                     (u64, "bytes_min workspace_bytes workspace_align host_bytes device_bytes"), (f64, "create_seconds"), (ctypes.c_char * 64, "kernel"))
+RuntimeDesc = structure(
+    "RuntimeDesc",
+    (u32, "struct_size flags"),
+    (ptr, "alloc free user log log_user backend kernel verbose cache_dir tune_file backend_path"),
+    (u32, "cpu_threads reserved"),
+)
+DeviceDesc = structure(
+    "DeviceDesc", (u32, "struct_size flags"), (ctypes.c_char_p, "id"), (ptr, "native")
+)
+Pattern = structure(
+    "Pattern",
+    (u32, "struct_size kind flags"),
+    (i32, "block local local_right stride offset dense_heads mask_heads"),
+    (i64, "left right sinks"),
+    (ptr, "mask"),
+    (i64, "mask_query_blocks mask_key_blocks"),
+)
+LayoutDesc = structure(
+    "LayoutDesc",
+    (u32, "struct_size flags"),
+    (ptr, "pattern"),
+    (i32, "n_heads n_kv_heads head_first heads_total kv_heads_total reserved"),
+    (i64, "max_tokens max_chunk"),
+)
+PlanDesc = structure(
+    "PlanDesc",
+    (u32, "struct_size flags op dtype"),
+    (i32, "head_dim value_head_dim"),
+    (f32, "scale softcap"),
+    (i64, "batch q_len kv_len"),
+    (ptr, "q_lens kv_lens cu_q_lens cu_kv_lens"),
+    (i32, "kv_split tile_rows"),
+    (u32, "determinism max_in_flight"),
+    (u64, "time_limit_us"),
+    (ctypes.c_char_p, "kernel"),
+)
+PlanInfo = structure(
+    "PlanInfo",
+    (u32, "struct_size tile_rows"),
+    (u64, "n_jobs n_merge_jobs n_ranges kept_pairs dense_pairs"),
+    (f64, "flops"),
+    (u64, "bytes_min workspace_bytes workspace_align host_bytes device_bytes"),
+    (f64, "create_seconds"),
+    (ctypes.c_char * 64, "kernel"),
+)
 Buffer = structure("Buffer", (u32, "kind reserved"), (u64, "handle offset size"))
 Tensor = structure("Tensor", (Buffer, "buffer"), (i64, "stride_batch stride_token stride_head"))
 Stream = structure("Stream", (u32, "kind reserved"), (u64, "handle"), (ptr, "extra"))
-RunDesc = structure("RunDesc", (u32, "struct_size flags"), (Tensor, "q k v o lse"), (Buffer, "workspace"), (Stream, "stream"), (u64, "first_job job_count"),
-                    (ptr, "device_seconds"), (Tensor, "sink_logits k_scale v_scale"), (Buffer, "q_lens kv_lens block_table"), (Tensor, "d_o d_q d_k d_v d_lse"))
+RunDesc = structure(
+    "RunDesc",
+    (u32, "struct_size flags"),
+    (Tensor, "q k v o lse"),
+    (Buffer, "workspace"),
+    (Stream, "stream"),
+    (u64, "first_job job_count"),
+    (ptr, "device_seconds"),
+    (Tensor, "sink_logits k_scale v_scale"),
+    (Buffer, "q_lens kv_lens block_table"),
+    (Tensor, "d_o d_q d_k d_v d_lse"),
+)
 DENSE, S2, WINDOW = 0, 1, 2
+PER_KV_HEAD = 2
 HOST, POINTER = 1, 2
 DEFAULT, SUBMIT = 0, 1
 DTYPES = {"fp32": 0, "fp16": 1, "bf16": 2}
@@ -37,6 +83,27 @@ DTYPES = {"fp32": 0, "fp16": 1, "bf16": 2}
 
 def pattern(kind, **fields):
     return Pattern(struct_size=ctypes.sizeof(Pattern), kind=kind, **fields)
+
+
+class Plan:
+    """A plan, and the tensors it runs on, which live as long as it. A call runs all its jobs."""
+
+    def __init__(self, tessera, layout, plan, info, run, keep):
+        self.tessera, self.layout, self.plan = tessera, layout, plan
+        self.info, self.run, self.keep = info, run, keep
+
+    def __call__(self):
+        self.tessera.call("tess_run", self.plan, ctypes.byref(self.run))
+
+    def jobs(self, first, count):
+        """A function that runs `count` jobs from `first` on. Merges are the last of all."""
+        run = RunDesc.from_buffer_copy(self.run)
+        run.first_job, run.job_count = first, count
+        return lambda: self.tessera.call("tess_run", self.plan, ctypes.byref(run))
+
+    def __del__(self):
+        self.tessera.lib.tess_plan_release(self.plan)
+        self.tessera.lib.tess_layout_release(self.layout)
 
 
 class Tessera:
@@ -57,15 +124,31 @@ class Tessera:
         if getattr(self.lib, name)(*arguments) != 0:
             sys.exit(f"{name}: {self.lib.tess_last_error().decode()}")
 
-    def plan(self, torch, dtype, q, k, v, o, pattern, stream=0):
-        """A function that runs the plan on tensors [batch, tokens, heads, head_dim], and the plan's description. `stream`: of CUDA."""
+    def plan(self, torch, dtype, q, k, v, o, pattern, stream=0, kv_split=0):
+        """A Plan on tensors [batch, tokens, heads, head_dim], and its description.
+
+        The last query meets the last key. `stream`: of CUDA.
+        """
         layout, plan = ptr(), ptr()
         batch, tokens, heads, head_dim = q.shape
-        desc = LayoutDesc(struct_size=ctypes.sizeof(LayoutDesc), pattern=ctypes.cast(ctypes.pointer(pattern), ptr), n_heads=heads, n_kv_heads=k.shape[2],
-                          max_tokens=k.shape[1])
+        desc = LayoutDesc(
+            struct_size=ctypes.sizeof(LayoutDesc),
+            pattern=ctypes.cast(ctypes.pointer(pattern), ptr),
+            n_heads=heads,
+            n_kv_heads=k.shape[2],
+            max_tokens=k.shape[1],
+        )
         self.call("tess_layout_create", self.runtime, ctypes.byref(desc), ctypes.byref(layout))
-        wanted = PlanDesc(struct_size=ctypes.sizeof(PlanDesc), dtype=DTYPES[dtype], head_dim=head_dim, batch=batch, q_len=tokens, kv_len=k.shape[1],
-                          kernel=self.kernel)
+        wanted = PlanDesc(
+            struct_size=ctypes.sizeof(PlanDesc),
+            dtype=DTYPES[dtype],
+            head_dim=head_dim,
+            batch=batch,
+            q_len=tokens,
+            kv_len=k.shape[1],
+            kv_split=kv_split,
+            kernel=self.kernel,
+        )
         self.call("tess_plan_create", self.device, layout, ctypes.byref(wanted), ctypes.byref(plan))
         info = PlanInfo(struct_size=ctypes.sizeof(PlanInfo))
         self.call("tess_plan_query", plan, ctypes.byref(info))
@@ -74,10 +157,18 @@ class Tessera:
         run = RunDesc(struct_size=ctypes.sizeof(RunDesc))
         for role, field, x in ((0, "q", q), (1, "k", k), (2, "v", v), (3, "o", o)):
             tensor = Tensor()
-            self.call("tess_plan_tensor", plan, role, Buffer(kind=self.memory, handle=x.data_ptr(), size=x.nbytes), ctypes.byref(tensor), None)
+            self.call(
+                "tess_plan_tensor",
+                plan,
+                role,
+                Buffer(kind=self.memory, handle=x.data_ptr(), size=x.nbytes),
+                ctypes.byref(tensor),
+                None,
+            )
             setattr(run, field, tensor)
-        run.workspace = Buffer(kind=self.memory, handle=work.data_ptr(), offset=start, size=work.nbytes)
+        run.workspace = Buffer(
+            kind=self.memory, handle=work.data_ptr(), offset=start, size=work.nbytes
+        )
         if stream:
             run.stream = Stream(kind=SUBMIT, handle=stream)
-        keep = (work, layout, q, k, v, o)
-        return (lambda: (keep, self.call("tess_run", plan, ctypes.byref(run)))), info
+        return Plan(self, layout, plan, info, run, (work, q, k, v, o)), info

@@ -22,6 +22,44 @@ static const char *kind_name(uint32_t kind) {
     return kind < sizeof names / sizeof *names ? names[kind] : "unknown";
 }
 
+/* Copies the description of backend `index`; 0 past the last. A backend that cannot be described,
+ * because listing its devices failed for want of memory, gets its error as the reason: it begins with the backend's name. */
+static int backend_at(tess_runtime *runtime, uint32_t index, tess_backend_info *backend) {
+    *backend = (tess_backend_info){.struct_size = sizeof *backend};
+    const tess_status status = tess_runtime_backend(runtime, index, backend);
+    if (status == TESS_OK || status == TESS_ERROR_INVALID) return status == TESS_OK;
+    const char *why = cli_why();
+    *backend = (tess_backend_info){.struct_size = sizeof *backend, .status = status};
+    snprintf(backend->name, sizeof backend->name, "%.*s", (int)strcspn(why, ":"), why);
+    snprintf(backend->reason, sizeof backend->reason, "%s", why);
+    return 1;
+}
+
+static tess_device *open_device(tess_runtime *runtime, const char *id);
+
+/* Copies the description of device `index`; 0 past the last. When one backend keeps the library from listing all devices, those of the
+ * others are asked themselves, in the order of backends. */
+static int device_at(tess_runtime *runtime, uint32_t index, tess_device_info *info) {
+    *info = (tess_device_info){.struct_size = sizeof *info};
+    const tess_status status = tess_runtime_device(runtime, index, info);
+    if (status == TESS_OK || status == TESS_ERROR_INVALID) return status == TESS_OK;
+    tess_backend_info backend;
+    for (uint32_t b = 0; backend_at(runtime, b, &backend); b++) {
+        if (index >= backend.device_count) {
+            index -= backend.device_count;
+            continue;
+        }
+        *info = (tess_device_info){.struct_size = sizeof *info};
+        snprintf(info->id, sizeof info->id, "%s:%" PRIu32, backend.name, index % 10000); /* there are never so many */
+        tess_device *device = open_device(runtime, info->id);
+        if (device) (void)tess_device_query(device, info);
+        tess_device_release(device);
+        snprintf(info->backend, sizeof info->backend, "%s", backend.name);
+        return 1;
+    }
+    return 0;
+}
+
 /* Copies the description of kernel `index` of the device; 0 past the last. */
 static int kernel_at(const tess_device *device, uint32_t index, tess_kernel_info *kernel) {
     *kernel = (tess_kernel_info){.struct_size = sizeof *kernel};
@@ -55,9 +93,9 @@ static uint32_t count_rules(const tess_runtime *runtime, const tess_device *devi
 }
 
 static const char *remark_on_tune_file(tess_runtime *runtime) {
-    tess_device_info info = {.struct_size = sizeof info};
+    tess_device_info info;
     uint32_t n = 0;
-    for (uint32_t i = 0; tess_runtime_device(runtime, i, &info) == TESS_OK; i++) {
+    for (uint32_t i = 0; device_at(runtime, i, &info); i++) {
         tess_device *device = open_device(runtime, info.id);
         if (device) n += count_rules(runtime, device);
         tess_device_release(device);
@@ -69,9 +107,9 @@ static const char *remark_on_tune_file(tess_runtime *runtime) {
 static const char *remark_on(tess_runtime *runtime, const tess_setting_info *setting) {
     if (strcmp(setting->name, "TESSERA_TUNE_FILE") == 0 && *setting->value) return remark_on_tune_file(runtime);
     if (strcmp(setting->name, "TESSERA_KERNEL") != 0 || !*setting->value) return "";
-    tess_device_info info = {.struct_size = sizeof info};
+    tess_device_info info;
     const char *remark = "no device here has this kernel, so every plan will be refused";
-    for (uint32_t i = 0; tess_runtime_device(runtime, i, &info) == TESS_OK; i++) {
+    for (uint32_t i = 0; device_at(runtime, i, &info); i++) {
         tess_device *device = open_device(runtime, info.id);
         tess_kernel_info kernel;
         for (uint32_t k = 0; device && kernel_at(device, k, &kernel); k++) {
@@ -86,9 +124,9 @@ static const char *remark_on(tess_runtime *runtime, const tess_setting_info *set
 /* ------------------------------------------------------------------ text */
 
 static void print_backends(tess_runtime *runtime) {
-    tess_backend_info backend = {.struct_size = sizeof backend};
+    tess_backend_info backend;
     puts("Backends, in order of preference");
-    for (uint32_t i = 0; tess_runtime_backend(runtime, i, &backend) == TESS_OK; i++) {
+    for (uint32_t i = 0; backend_at(runtime, i, &backend); i++) {
         if (backend.status == TESS_OK)
             printf("  %-8s %" PRIu32 " device%s\n", backend.name, backend.device_count, backend.device_count == 1 ? "" : "s");
         else
@@ -121,11 +159,11 @@ static void print_kernels(tess_runtime *runtime, const char *id) {
 }
 
 static void print_devices(tess_runtime *runtime) {
-    tess_device_info device = {.struct_size = sizeof device};
+    tess_device_info device;
     char bytes[TEXT_SIZE];
     puts("\nDevices, in order of preference");
     uint32_t i = 0;
-    for (; tess_runtime_device(runtime, i, &device) == TESS_OK; i++) {
+    for (; device_at(runtime, i, &device); i++) {
         printf("  %-8s %s\n", device.id, device.name);
         printf("    %s, %" PRIu32 " %s, %s of memory\n", kind_name(device.kind), device.compute_units,
                device.kind == TESS_DEVICE_GPU ? "multiprocessors" : "threads", text_bytes(bytes, sizeof bytes, (double)device.memory_bytes));
@@ -215,8 +253,8 @@ static cJSON *json_info(tess_runtime *runtime) {
     add_text(root, "version", text);
 
     cJSON *list = cJSON_AddArrayToObject(root, "backends");
-    tess_backend_info backend = {.struct_size = sizeof backend};
-    for (uint32_t i = 0; tess_runtime_backend(runtime, i, &backend) == TESS_OK; i++) {
+    tess_backend_info backend;
+    for (uint32_t i = 0; backend_at(runtime, i, &backend); i++) {
         cJSON *entry = cJSON_CreateObject();
         add_text(entry, "name", backend.name);
         add_text(entry, "status", tess_status_name(backend.status));
@@ -226,8 +264,8 @@ static cJSON *json_info(tess_runtime *runtime) {
     }
 
     list = cJSON_AddArrayToObject(root, "devices");
-    tess_device_info device = {.struct_size = sizeof device};
-    for (uint32_t i = 0; tess_runtime_device(runtime, i, &device) == TESS_OK; i++) {
+    tess_device_info device;
+    for (uint32_t i = 0; device_at(runtime, i, &device); i++) {
         cJSON *entry = cJSON_CreateObject();
         add_text(entry, "id", device.id);
         add_text(entry, "backend", device.backend);

@@ -11,7 +11,8 @@ set(TESSERA_HIP_ARCHS "gfx906;gfx908;gfx90a;gfx942;gfx950;gfx1030;gfx1100;gfx110
   CACHE STRING "AMD instruction sets to build HIP code for; those that the compiler does not know are left out")
 set_property(CACHE TESSERA_DEVICE_CODE PROPERTY STRINGS all present none)
 
-# Whether device code for a driver's library is wanted.
+# Whether device code for a driver's library is wanted. A driver is here if the loader of shared
+# libraries would find it; containers often have it in LD_LIBRARY_PATH alone.
 function(tessera_device_wanted result library)
   set(${result} FALSE PARENT_SCOPE)
   if(TESSERA_DEVICE_CODE STREQUAL "all")
@@ -21,6 +22,13 @@ function(tessera_device_wanted result library)
     if(NOT missing)
       set(${result} TRUE PARENT_SCOPE)
     endif()
+    string(REPLACE ":" ";" folders "$ENV{LD_LIBRARY_PATH}")
+    foreach(folder IN LISTS folders)
+      file(GLOB found "${folder}/${library}*")
+      if(found)
+        set(${result} TRUE PARENT_SCOPE)
+      endif()
+    endforeach()
   endif()
 endfunction()
 

@@ -57,6 +57,7 @@ static tess_status check_names(tess_runtime *runtime, const char *function) {
         tess_selection item;
         tess_status status = tess_selection_next(runtime, function, tess_setting_label(settings, TESS_SETTING_BACKEND), &cursor, &item);
         if (status != TESS_OK) return status;
+        item.entry->named = true;
     }
     const char *kernel = tess_setting_value(settings, TESS_SETTING_KERNEL);
     if (kernel[0] == '\0') return TESS_OK;
@@ -80,7 +81,7 @@ tess_status tess_backends_list(tess_runtime *runtime) {
     const char *paths = tess_setting_value(&runtime->settings, TESS_SETTING_BACKEND_PATH);
     char label[128];
     size_t capacity = 0;
-    while (tess_registry[capacity] != NULL) capacity++;
+    while (tess_registry[capacity].backend != NULL) capacity++;
     size_t built_in = capacity;
     if (paths[0] != '\0') capacity++;
     for (const char *c = paths; *c != '\0'; c++) capacity += *c == ':';
@@ -93,7 +94,8 @@ tess_status tess_backends_list(tess_runtime *runtime) {
     for (size_t n = 0; n < built_in; n++) {
         tess_backend_entry *entry = &runtime->backends[n];
         entry->runtime = runtime;
-        entry->backend = tess_registry[n];
+        entry->backend = tess_registry[n].backend;
+        entry->opens_driver = tess_registry[n].opens_driver;
         snprintf(entry->name, sizeof entry->name, "%s", entry->backend->name);
         tess_host_init(entry);
         runtime->n_backends++;
@@ -145,6 +147,13 @@ static void device_complete(const tess_backend_entry *entry, uint32_t index, tes
 
 tess_status tess_backend_probe(tess_backend_entry *entry) {
     if (entry->probed) return TESS_OK;
+    /* A loader of drivers takes orders from the environment, which here is not to be trusted. */
+    if (entry->runtime->elevated && entry->opens_driver && !entry->named) {
+        entry->status = TESS_ERROR_UNAVAILABLE;
+        snprintf(entry->reason, sizeof entry->reason,
+                 "its driver is not opened, because this process has more rights than its user and no descriptor names the backend");
+        return TESS_OK;
+    }
     tess_recovery recovery;
     tess_recover_begin(&recovery);
     tess_status status = TESS_OK;
@@ -162,8 +171,10 @@ tess_status tess_backend_probe(tess_backend_entry *entry) {
     }
     snprintf(entry->reason, sizeof entry->reason, "%s", tess_call_failed() ? tess_last_error() : tess_status_text(status));
     tess_recover_end(&recovery);
-    if (status == TESS_ERROR_OUT_OF_MEMORY) /* This says nothing about the machine, so it is not kept: a later call probes again. */
+    if (status == TESS_ERROR_OUT_OF_MEMORY) { /* This says nothing about the machine, so it is not kept: a later call probes again. */
+        entry->n_devices = 0;
         return tess_fail_in(status, entry->name, entry->reason);
+    }
     if (entry->n_devices > 0) {
         if (status != TESS_OK && status != TESS_ERROR_UNAVAILABLE)
             tess_log(entry->runtime, "device", "%s: listing stopped after %u devices: %s", entry->name, entry->n_devices, entry->reason);
@@ -187,12 +198,11 @@ tess_status tess_runtime_backend(tess_runtime *runtime, uint32_t index, tess_bac
     tess_backend_entry *entry = &runtime->backends[index];
     pthread_mutex_lock(&runtime->probing);
     status = tess_backend_probe(entry);
-    pthread_mutex_unlock(&runtime->probing);
-    if (status != TESS_OK) return status;
     tess_backend_info full = {.struct_size = sizeof full, .device_count = entry->n_devices, .status = entry->status};
     memcpy(full.name, entry->name, sizeof full.name);
     memcpy(full.reason, entry->reason, sizeof full.reason);
-    return tess_info_write(function, info, &full, sizeof full);
+    pthread_mutex_unlock(&runtime->probing);
+    return status != TESS_OK ? status : tess_info_write(function, info, &full, TESS_BACKEND_INFO);
 }
 
 /* ------------------------------------------------------------------ selection */

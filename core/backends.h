@@ -11,8 +11,10 @@ typedef struct tess_backend_entry {
     tess_runtime *runtime;
     const tess_backend *backend; /* NULL: a library that cannot be used */
     char name[32];
-    tess_tune tune; /* the table that the backend brings along */
-    /* Written once, by the probe; reading them needs the runtime's mutex until `probed` was seen. */
+    bool opens_driver; /* as the registry says; a loaded library is named by its path */
+    tess_tune tune;    /* the table that the backend brings along */
+    /* Guarded by the runtime's mutex. Once `probed` is true what follows never changes again. */
+    bool named; /* by the descriptor of the runtime or of a device */
     bool probed;
     tess_status status;
     char reason[512];
@@ -25,7 +27,9 @@ typedef struct tess_backend_entry {
 tess_status tess_backends_list(tess_runtime *runtime);
 void tess_backends_free(tess_runtime *runtime);
 
-/* Probes a backend unless that was done. Fails only for lack of memory, and may then be tried again. The caller holds runtime->probing. */
+/* Probes a backend unless that was done. In a process with more rights than its user a backend
+ * that nobody named and that opens a driver is not probed, and its reason says so. Fails only
+ * for lack of memory, and may then be tried again. The caller holds runtime->probing. */
 tess_status tess_backend_probe(tess_backend_entry *entry);
 
 /* The entry of a backend, or NULL. */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What every file of the core uses: failing with a message, host memory, descriptors of any version, logging, and the state behind runtime and device. */
+/* What every file of the core uses: failing with a message, host memory, logging, and the state
+ * behind runtime and device. */
 #ifndef TESSERA_CORE_COMMON_H
 #define TESSERA_CORE_COMMON_H
 
@@ -8,6 +9,8 @@
 #include <stdint.h>
 
 #include <tessera/tessera_backend.h>
+
+#include "structures.h"
 
 #if defined(__GNUC__)
 #define TESS_PRINTF(f, a) __attribute__((format(printf, f, a)))
@@ -30,12 +33,6 @@ bool tess_runtime_forked(const tess_runtime *runtime); /* then nothing of a back
 void tess_log(const tess_runtime *runtime, const char *topic, const char *format, ...) TESS_PRINTF(3, 4);
 bool tess_log_wanted(const tess_runtime *runtime, const char *topic);
 const char *tess_setting(const tess_runtime *runtime, const char *name); /* "" when unset */
-
-/* status.c: copies a descriptor of any version into `copy` (size `known`, its struct_size set to `known`): the missing tail is zero, an unknown tail must be zero.
- * Messages call it `field`. */
-tess_status tess_desc_read(const char *function, const char *field, const void *desc, void *copy, size_t known);
-/* status.c: writes `full` (size `known`) over the caller's info structure, at most its struct_size bytes, zeroing what this library does not know. */
-tess_status tess_info_write(const char *function, void *info, const void *full, size_t known);
 
 /* device.c */
 struct tess_device {

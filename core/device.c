@@ -10,10 +10,11 @@
 
 /* ------------------------------------------------------------------ order of preference */
 
-/* Probes one backend, or all with NULL. Afterwards the results may be read without the lock, since they never change again. */
+/* Probes one backend, which the caller's descriptor names, or all with NULL. */
 static tess_status probe(tess_runtime *runtime, tess_backend_entry *only) {
     tess_status status = TESS_OK;
     pthread_mutex_lock(&runtime->probing);
+    if (only != NULL) only->named = true;
     for (uint32_t n = 0; n < runtime->n_backends && status == TESS_OK; n++)
         if (only == NULL || only == &runtime->backends[n]) status = tess_backend_probe(&runtime->backends[n]);
     pthread_mutex_unlock(&runtime->probing);
@@ -26,8 +27,10 @@ typedef struct place {
     uint32_t index;
 } place;
 
-/* The device number `index` in order of preference, of one backend or of all (NULL): by kind, then by backend, then by number. */
-static bool place_find(tess_runtime *runtime, const tess_backend_entry *only, uint32_t index, place *found) {
+/* The device number `index` in order of preference, of one backend or of all (NULL): by kind,
+ * then by backend, then by number. What a place leads to may be read without the lock, since
+ * devices that were found never change. */
+static bool place_find_locked(tess_runtime *runtime, const tess_backend_entry *only, uint32_t index, place *found) {
     for (uint32_t rank = 0; rank < TESS_DEVICE_RANKS; rank++)
         for (uint32_t n = 0; n < runtime->n_backends; n++) {
             tess_backend_entry *entry = &runtime->backends[n];
@@ -41,6 +44,13 @@ static bool place_find(tess_runtime *runtime, const tess_backend_entry *only, ui
     return false;
 }
 
+static bool place_find(tess_runtime *runtime, const tess_backend_entry *only, uint32_t index, place *found) {
+    pthread_mutex_lock(&runtime->probing);
+    bool there = place_find_locked(runtime, only, index, found);
+    pthread_mutex_unlock(&runtime->probing);
+    return there;
+}
+
 tess_status tess_runtime_device(tess_runtime *runtime, uint32_t index, tess_device_info *info) {
     static const char function[] = "tess_runtime_device";
     tess_status status = tess_runtime_check(runtime, function);
@@ -48,7 +58,7 @@ tess_status tess_runtime_device(tess_runtime *runtime, uint32_t index, tess_devi
     if (status != TESS_OK) return status;
     place found;
     if (!place_find(runtime, NULL, index, &found)) return tess_past_end(function, index, "device");
-    return tess_info_write(function, info, &found.entry->devices[found.index], sizeof *info);
+    return tess_info_write(function, info, &found.entry->devices[found.index], TESS_DEVICE_INFO);
 }
 
 /* ------------------------------------------------------------------ opening */
@@ -133,12 +143,14 @@ static tess_status try_place(tess_runtime *runtime, place at, text_list *tried, 
 static tess_status try_all(tess_runtime *runtime, tess_backend_entry *only, text_list *tried, tess_device **out) {
     tess_status status = probe(runtime, only);
     if (status != TESS_OK) return status;
+    pthread_mutex_lock(&runtime->probing);
     for (uint32_t n = 0; n < runtime->n_backends; n++) {
         const tess_backend_entry *entry = &runtime->backends[n];
         if ((only != NULL && only != entry) || entry->status == TESS_OK) continue;
         append(tried, "%s%s: %s", separator(tried), entry->name, entry->reason);
         tess_log(runtime, "device", "%s skipped: %s", entry->name, entry->reason);
     }
+    pthread_mutex_unlock(&runtime->probing);
     place at;
     status = TESS_ERROR_UNAVAILABLE;
     for (uint32_t n = 0; status == TESS_ERROR_UNAVAILABLE && place_find(runtime, only, n, &at); n++) status = try_place(runtime, at, tried, out);
@@ -167,11 +179,9 @@ static tess_status nothing_works(tess_runtime *runtime, const char *label, const
     tess_recover_begin(&recovery);
     probe(runtime, NULL);
     tess_recover_end(&recovery);
-    pthread_mutex_lock(&runtime->probing);
     place at;
     for (uint32_t n = 0; place_find(runtime, NULL, n, &at); n++)
         append(&exists, "%s%s", exists.length != 0 ? ", " : "", at.entry->devices[at.index].id);
-    pthread_mutex_unlock(&runtime->probing);
     return tess_fail(TESS_ERROR_UNAVAILABLE, "%s: %s: no device can be opened; devices here: %.200s; tried: %s", function_open, label,
                      exists.length != 0 ? exists.text : "none", tried->text);
 }
@@ -201,7 +211,7 @@ tess_status tess_device_open(tess_runtime *runtime, const tess_device_desc *desc
     tess_status status = tess_runtime_check(runtime, function_open);
     if (status != TESS_OK) return status;
     if (out == NULL) return tess_fail(TESS_ERROR_INVALID, "%s: device: must not be NULL", function_open);
-    if (desc != NULL) status = tess_desc_read(function_open, "desc", desc, &own, sizeof own);
+    if (desc != NULL) status = tess_desc_read(function_open, "desc", desc, &own, TESS_DEVICE_DESC);
     if (status != TESS_OK) return status;
     if (own.flags != 0) return tess_fail(TESS_ERROR_INVALID, "%s: flags: must be 0, not 0x%x", function_open, own.flags);
     if (own.id != NULL && own.id[0] == '\0')
@@ -277,7 +287,7 @@ tess_status tess_device_result(tess_device *device, tess_status status) {
 tess_status tess_device_query(const tess_device *device, tess_device_info *info) {
     static const char function[] = "tess_device_query";
     tess_status status = tess_device_check(device, function);
-    return status == TESS_OK ? tess_info_write(function, info, &device->info, sizeof device->info) : status;
+    return status == TESS_OK ? tess_info_write(function, info, &device->info, TESS_DEVICE_INFO) : status;
 }
 
 tess_status tess_device_kernel(const tess_device *device, uint32_t index, tess_kernel_info *info) {
@@ -298,5 +308,5 @@ tess_status tess_device_kernel(const tess_device *device, uint32_t index, tess_k
         memcpy(name, full.name, sizeof name);
         snprintf(full.name, sizeof full.name, "%s/%.31s", device->backend->name, name);
     }
-    return tess_info_write(function, info, &full, sizeof full);
+    return tess_info_write(function, info, &full, TESS_KERNEL_INFO);
 }

@@ -73,9 +73,10 @@ static tess_status allocate(tess_jobs *jobs, const tess_layout *layout, uint64_t
     jobs->n_buckets = (uint32_t)(most_blocks >> jobs->shift) + 1;
     size_t heads = (size_t)layout->n_heads;
     jobs->runs = tess_mem_alloc(jobs->runtime, heads * sizeof *jobs->runs, 64);
-    jobs->packs = tess_mem_alloc(jobs->runtime, 2 * layout->n_classes * sizeof *jobs->packs, 64);
+    jobs->packs = tess_mem_alloc(jobs->runtime, layout->n_classes * sizeof *jobs->packs, 64);
+    jobs->pack = tess_mem_alloc(jobs->runtime, layout->n_classes * sizeof *jobs->pack, 64);
     jobs->bucket = tess_mem_alloc(jobs->runtime, jobs->n_buckets * sizeof *jobs->bucket, 64);
-    if (!jobs->runs || !jobs->packs || !jobs->bucket)
+    if (!jobs->runs || !jobs->packs || !jobs->pack || !jobs->bucket)
         return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "tess_plan_create: no memory to sort jobs of %llu key blocks", (unsigned long long)most_blocks);
     return TESS_OK;
 }
@@ -110,7 +111,8 @@ void tess_jobs_release(tess_jobs *jobs) {
         const tess_layout *layout = jobs->tiler.layout;
         size_t heads = (size_t)layout->n_heads;
         tess_mem_free(jobs->runtime, jobs->bucket, jobs->n_buckets * sizeof *jobs->bucket);
-        tess_mem_free(jobs->runtime, jobs->packs, 2 * layout->n_classes * sizeof *jobs->packs);
+        tess_mem_free(jobs->runtime, jobs->pack, layout->n_classes * sizeof *jobs->pack);
+        tess_mem_free(jobs->runtime, jobs->packs, layout->n_classes * sizeof *jobs->packs);
         tess_mem_free(jobs->runtime, jobs->runs, heads * sizeof *jobs->runs);
     }
     tess_tiler_release(&jobs->tiler);
@@ -142,41 +144,81 @@ static bool count_job(tess_jobs *jobs, uint64_t blocks, uint64_t times, uint32_t
 
 /* What one tile makes of each class when a job takes at most `heads` heads, of the runs [first, last). */
 static void count_packs(tess_jobs *jobs, uint32_t heads, uint32_t first, uint32_t last) {
-    uint32_t n_classes = jobs->tiler.layout->n_classes, *widest = jobs->packs + n_classes;
-    memset(jobs->packs, 0, 2 * n_classes * sizeof *jobs->packs);
+    memset(jobs->pack, 0xff, jobs->tiler.layout->n_classes * sizeof *jobs->pack);
+    jobs->n_packs = 0;
     for (uint32_t r = first; r < last; r++) {
         const tess_head_run *run = &jobs->runs[r];
-        uint32_t most = (uint32_t)smaller(heads, run->heads);
-        jobs->packs[run->cls] += (run->heads - 1) / heads + 1;
-        if (most > widest[run->cls]) widest[run->cls] = most;
+        const uint32_t most = (uint32_t)smaller(heads, run->heads);
+        if (jobs->pack[run->cls] == UINT32_MAX) {
+            jobs->pack[run->cls] = jobs->n_packs;
+            jobs->packs[jobs->n_packs++] = (tess_pack){.cls = run->cls};
+        }
+        tess_pack *pack = &jobs->packs[jobs->pack[run->cls]];
+        pack->jobs += (run->heads - 1) / heads + 1;
+        if (most > pack->heads) pack->heads = most;
     }
 }
 
-static tess_status count_sequence(tess_jobs *jobs, const tess_sequence *sequence) {
-    uint32_t n_classes = jobs->tiler.layout->n_classes;
-    const uint32_t *widest = jobs->packs + n_classes;
-    int64_t kv_len = sequence->kv_len, kv_blocks = (kv_len + jobs->grid.block - 1) / jobs->grid.block;
-    bool merged = jobs->tiler.layout->rules[0].kind == TESS_RULE_BLOCKS;
-    tess_tile tile;
-    tess_tile_begin(&jobs->grid, kv_len - sequence->q_len, kv_len, &tile);
+/* Without a split: nothing but lengths matters, and the sums stay in registers. */
+static void count_whole(tess_jobs *jobs, tess_tile tile, int64_t kv_len, int64_t kv_blocks) {
+    const tess_pack *const end = jobs->packs + jobs->n_packs;
+    uint32_t *const bucket = jobs->bucket;
+    const uint32_t shift = jobs->shift;
+    uint64_t n_jobs = 0, n_blocks = 0;
     do {
-        uint32_t rows = (uint32_t)(tile.last - tile.first + 1);
-        for (uint32_t c = 0; c < n_classes; c++) {
-            tess_keys keys;
-            if (jobs->packs[c] == 0) continue; /* none of its heads is counted now */
-            tess_status status = merged ? tess_tiler_merge(&jobs->tiler, c, &tile) : TESS_OK;
-            if (status != TESS_OK) return status;
-            tess_tile_keys(&jobs->tiler, c, &tile, kv_len, kv_blocks, &keys);
-            if (!count_job(jobs, tess_keys_blocks(&keys), jobs->packs[c], rows * widest[c]))
+        for (const tess_pack *pack = jobs->packs; pack < end; pack++) {
+            const uint64_t blocks = tess_tile_blocks(&jobs->tiler, pack->cls, &tile, kv_len, kv_blocks);
+            bucket[blocks >> shift] += pack->jobs;
+            n_blocks += blocks * pack->jobs;
+            n_jobs += pack->jobs;
+        }
+    } while (tess_tile_next(&jobs->grid, &tile));
+    jobs->n_jobs += n_jobs;
+    jobs->n_blocks += n_blocks;
+}
+
+static tess_status count_parts(tess_jobs *jobs, tess_tile tile, int64_t kv_len, int64_t kv_blocks) {
+    do {
+        const uint32_t rows = (uint32_t)(tile.last - tile.first + 1);
+        for (uint32_t n = 0; n < jobs->n_packs; n++) {
+            const tess_pack *pack = &jobs->packs[n];
+            if (!count_job(jobs, tess_tile_blocks(&jobs->tiler, pack->cls, &tile, kv_len, kv_blocks), pack->jobs, rows * pack->heads))
                 return tess_fail(TESS_ERROR_UNSUPPORTED, "tess_plan_create: kv_split: its parts make 2^32 jobs or more");
         }
     } while (tess_tile_next(&jobs->grid, &tile));
     return TESS_OK;
 }
 
+/* BLOCKS: makes the merged rows known that the jobs read. */
+static tess_status merge_rows_of(tess_jobs *jobs, tess_tile tile) {
+    do {
+        for (uint32_t n = 0; n < jobs->n_packs; n++) {
+            const tess_status status = tess_tiler_merge(&jobs->tiler, jobs->packs[n].cls, &tile);
+            if (status != TESS_OK) return status;
+        }
+    } while (tess_tile_next(&jobs->grid, &tile));
+    return TESS_OK;
+}
+
+static tess_status count_sequence(tess_jobs *jobs, const tess_sequence *sequence) {
+    const tess_layout *layout = jobs->tiler.layout;
+    const int64_t kv_len = sequence->kv_len, kv_blocks = (kv_len + jobs->grid.block - 1) / jobs->grid.block;
+    const uint64_t before = jobs->n_blocks;
+    tess_tile begin;
+    tess_tile_begin(&jobs->grid, kv_len - sequence->q_len, kv_len, &begin);
+    tess_status status = layout->rules[0].kind == TESS_RULE_BLOCKS ? merge_rows_of(jobs, begin) : TESS_OK;
+    if (status == TESS_OK && (jobs->split.length || jobs->split.max_parts))
+        status = count_parts(jobs, begin, kv_len, kv_blocks);
+    else if (status == TESS_OK)
+        count_whole(jobs, begin, kv_len, kv_blocks);
+    jobs->n_rows += (uint64_t)sequence->q_len * (uint64_t)layout->n_heads;
+    jobs->n_read += (uint64_t)smaller((int64_t)(jobs->n_blocks - before), kv_blocks * layout->n_kv_heads);
+    return status;
+}
+
 tess_status tess_jobs_count(tess_jobs *jobs) {
     uint32_t packed = 0;
-    jobs->n_jobs = jobs->n_merges = jobs->n_partials = jobs->n_blocks = 0;
+    jobs->n_jobs = jobs->n_merges = jobs->n_partials = jobs->n_blocks = jobs->n_rows = jobs->n_read = 0;
     jobs->partial_rows = 0;
     memset(jobs->bucket, 0, jobs->n_buckets * sizeof *jobs->bucket);
     for (uint32_t s = 0; s < jobs->n_sequences; s++) {
@@ -245,32 +287,44 @@ static void place_parts(tess_jobs *jobs, placing *place, const placed_tile *tile
     }
 }
 
-/* Places what a tile makes of one run of heads. */
-static void place_run(tess_jobs *jobs, placing *place, const placed_tile *tile, const tess_head_run *run, uint32_t heads, const tess_keys *keys) {
-    uint64_t blocks = tess_keys_blocks(keys), parts = split_parts(&jobs->split, blocks);
-    uint32_t *bucket = &jobs->bucket[blocks >> jobs->shift];
-    for (uint32_t done = 0; done < run->heads; done += heads) {
-        uint32_t head = run->head + done, count = (uint32_t)smaller(heads, run->heads - done);
-        if (parts == 1)
-            write_job(&place->jobs[(*bucket)++], tile, head, count, keys, TESS_NO_PARTIAL);
-        else
-            place_parts(jobs, place, tile, head, count, keys, parts);
-    }
+/* Places the jobs of one kv head, whose runs are [first, last), without a split. `tile` is the sequence's first. */
+static void place_whole(tess_jobs *jobs, tess_job *out, uint32_t s, tess_tile tile, uint32_t first, uint32_t last, uint32_t heads) {
+    const int64_t kv_len = jobs->sequences[s].kv_len, kv_blocks = (kv_len + jobs->grid.block - 1) / jobs->grid.block, p0 = tile.first;
+    const tess_head_run *const end = jobs->runs + last;
+    uint32_t *const bucket = jobs->bucket;
+    const uint32_t shift = jobs->shift;
+    do {
+        for (const tess_head_run *run = jobs->runs + first; run < end; run++) {
+            const placed_tile at = {s, (uint32_t)(tile.first - p0), (uint16_t)(tile.last - tile.first + 1), run->cls};
+            tess_keys keys;
+            tess_tile_keys(&jobs->tiler, run->cls, &tile, kv_len, kv_blocks, &keys);
+            uint32_t *const next = &bucket[tess_keys_blocks(&keys) >> shift];
+            tess_job *job = out + *next;
+            uint32_t head = run->head, left = run->heads;
+            for (; left > heads; left -= heads, head += heads) write_job(job++, &at, head, heads, &keys, TESS_NO_PARTIAL);
+            write_job(job++, &at, head, left, &keys, TESS_NO_PARTIAL);
+            *next = (uint32_t)(job - out);
+        }
+    } while (tess_tile_next(&jobs->grid, &tile));
 }
 
-/* The runs [first, last) are those of one kv head. `tile` is the sequence's first. */
-static void place_kv_head(tess_jobs *jobs, placing *place, uint32_t s, tess_tile tile, uint32_t first, uint32_t last, uint32_t heads) {
-    int64_t kv_len = jobs->sequences[s].kv_len, kv_blocks = (kv_len + jobs->grid.block - 1) / jobs->grid.block, p0 = tile.first;
-    placed_tile at;
-    at.sequence = s;
+/* The same with a split, which some jobs may be too short for. */
+static void place_split(tess_jobs *jobs, placing *place, uint32_t s, tess_tile tile, uint32_t first, uint32_t last, uint32_t heads) {
+    const int64_t kv_len = jobs->sequences[s].kv_len, kv_blocks = (kv_len + jobs->grid.block - 1) / jobs->grid.block, p0 = tile.first;
     do {
-        at.row = (uint32_t)(tile.first - p0);
-        at.rows = (uint16_t)(tile.last - tile.first + 1);
         for (uint32_t r = first; r < last; r++) {
+            const tess_head_run *run = &jobs->runs[r];
+            const placed_tile at = {s, (uint32_t)(tile.first - p0), (uint16_t)(tile.last - tile.first + 1), run->cls};
             tess_keys keys;
-            at.cls = jobs->runs[r].cls;
-            tess_tile_keys(&jobs->tiler, at.cls, &tile, kv_len, kv_blocks, &keys);
-            place_run(jobs, place, &at, &jobs->runs[r], heads, &keys);
+            tess_tile_keys(&jobs->tiler, run->cls, &tile, kv_len, kv_blocks, &keys);
+            const uint64_t blocks = tess_keys_blocks(&keys), parts = split_parts(&jobs->split, blocks);
+            for (uint32_t done = 0; done < run->heads; done += heads) {
+                const uint32_t head = run->head + done, count = (uint32_t)smaller(heads, run->heads - done);
+                if (parts == 1)
+                    write_job(&place->jobs[jobs->bucket[blocks >> jobs->shift]++], &at, head, count, &keys, TESS_NO_PARTIAL);
+                else
+                    place_parts(jobs, place, &at, head, count, &keys, parts);
+            }
         }
     } while (tess_tile_next(&jobs->grid, &tile));
 }
@@ -345,7 +399,10 @@ static void place_section(tess_jobs *jobs, placing *place, cursor begin, cursor 
         tess_tile_begin(&jobs->grid, (int64_t)sequence->kv_len - sequence->q_len, sequence->kv_len, &tile);
         for (uint32_t run = first, next; run < last; run = next) {
             next = kv_head_end(jobs, run);
-            place_kv_head(jobs, place, s, tile, run, next, heads);
+            if (jobs->split.length || jobs->split.max_parts)
+                place_split(jobs, place, s, tile, run, next, heads);
+            else
+                place_whole(jobs, place->jobs, s, tile, run, next, heads);
         }
     }
 }

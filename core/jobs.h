@@ -20,6 +20,13 @@ typedef struct tess_head_run {
     uint16_t head, heads, cls;
 } tess_head_run;
 
+/* What one tile makes of one class. */
+typedef struct tess_pack {
+    uint32_t cls;
+    uint32_t jobs;
+    uint32_t heads; /* most of one job */
+} tess_pack;
+
 typedef struct tess_jobs {
     tess_runtime *runtime;
     tess_tiler tiler;
@@ -31,12 +38,16 @@ typedef struct tess_jobs {
 
     tess_head_run *runs; /* [n_runs] in order of heads */
     uint32_t n_runs;
-    uint32_t *packs;  /* [n_classes] jobs that one tile makes of each class, then [n_classes] most heads of one of them */
+    tess_pack *packs; /* [n_packs] of the classes that are counted now; room for [n_classes] */
+    uint32_t *pack;   /* [n_classes] where the pack of a class is, if it has one */
+    uint32_t n_packs;
     uint32_t *bucket; /* [n_buckets] by key blocks >> shift: counts, then where the next job goes */
     uint32_t n_buckets, shift;
 
     /* What tess_jobs_count found. */
     uint64_t n_jobs, n_merges, n_partials, n_blocks;
+    uint64_t n_rows;       /* rows of all query heads */
+    uint64_t n_read;       /* key blocks of all kv heads that are read at least once: a bound from above */
     uint32_t partial_rows; /* most rows * heads of a split job */
 
     /* [0: one section] Set between count and place: jobs come in sections of about equal size, of as few as have about this many shared key blocks of their kv heads each, and longest

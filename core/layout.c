@@ -229,10 +229,10 @@ tess_status tess_layout_create(tess_runtime *runtime, const tess_layout_desc *de
     tess_status status = tess_runtime_check(runtime, function);
     if (status != TESS_OK) return status;
     if (!layout) REFUSE("%s: layout: must not be NULL", function);
-    status = tess_desc_read(function, "desc", desc, &d, sizeof d);
+    status = tess_desc_read(function, "desc", desc, &d, TESS_LAYOUT_DESC);
     if (status != TESS_OK) return status;
     if (!d.pattern) REFUSE("%s: pattern: must not be NULL", function);
-    status = tess_desc_read(function, "pattern", d.pattern, &p, sizeof p);
+    status = tess_desc_read(function, "pattern", d.pattern, &p, TESS_PATTERN);
     if (status != TESS_OK) return status;
     return tess_layout_build(runtime, function, &d, &p, NULL, layout);
 }

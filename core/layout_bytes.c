@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Layouts as bytes: the descriptor in fixed little-endian fields, a caller's mask as bits, and a checksum against damage. Reading builds the layout anew
- * from the descriptor, so hostile bytes can only mean what a descriptor can, and cannot make it larger than their own length allows.
+ * from the descriptor, so hostile bytes can only mean what a descriptor can, and cannot make it larger than their own length allows. Bytes that mean a layout
+ * but are not what it is written as are refused: a layout has one form.
  *
  *     offset  bytes  field
  *          0      8  "TESSLAY" and a zero
@@ -61,24 +62,13 @@ static void put_mask(const tess_layout *x, int64_t heads, unsigned char *at) {
     }
 }
 
-tess_status tess_layout_serialize(const tess_layout *x, void *data, size_t *size) {
-    static const char *const function = "tess_layout_serialize";
-    tess_status status = tess_layout_check(x, function);
-    if (status != TESS_OK) return status;
-    if (!size) return tess_fail(TESS_ERROR_INVALID, "%s: size: must not be NULL", function);
+/* Equal masks are written once. */
+static int64_t masks_written(const tess_layout *x) { return x->pattern.kind != TESS_PATTERN_BLOCKS ? 0 : x->n_classes == 1 ? 1 : x->n_heads; }
+
+/* Writes what comes before the mask. */
+static void put_header(const tess_layout *x, unsigned char *at) {
     const tess_pattern *p = &x->pattern;
     bool blocks = p->kind == TESS_PATTERN_BLOCKS;
-    /* Equal masks are written once. No overflow: creation has read a mask of at least this size. */
-    int64_t mask_heads = !blocks ? 0 : x->n_classes == 1 ? 1 : x->n_heads;
-    uint64_t row_bytes = ((uint64_t)p->mask_key_blocks + 7) / 8, mask_bytes = (uint64_t)mask_heads * (uint64_t)p->mask_query_blocks * row_bytes;
-    uint64_t needed = mask_bytes + HEADER_BYTES + CHECKSUM_BYTES;
-    size_t capacity = *size;
-    *size = (size_t)needed;
-    if (!data) return TESS_OK;
-    if (capacity < needed)
-        return tess_fail(TESS_ERROR_INVALID, "%s: size: %llu bytes are needed, got %llu", function, (unsigned long long)needed,
-                         (unsigned long long)capacity);
-    unsigned char *at = data;
     memcpy(at, magic, sizeof magic);
     at += sizeof magic;
     put(&at, FORMAT_VERSION, 4);
@@ -100,10 +90,31 @@ tess_status tess_layout_serialize(const tess_layout *x, void *data, size_t *size
     put(&at, (uint32_t)x->kv_heads_total, 4);
     put(&at, (uint64_t)x->max_tokens, 8);
     put(&at, (uint64_t)x->max_chunk, 8);
-    put(&at, (uint64_t)mask_heads, 4);
+    put(&at, (uint64_t)masks_written(x), 4);
     put(&at, blocks ? (uint64_t)p->mask_query_blocks : 0, 8);
     put(&at, blocks ? (uint64_t)p->mask_key_blocks : 0, 8);
-    if (blocks) put_mask(x, mask_heads, at);
+}
+
+tess_status tess_layout_serialize(const tess_layout *x, void *data, size_t *size) {
+    static const char *const function = "tess_layout_serialize";
+    tess_status status = tess_layout_check(x, function);
+    if (status != TESS_OK) return status;
+    if (!size) return tess_fail(TESS_ERROR_INVALID, "%s: size: must not be NULL", function);
+    const tess_pattern *p = &x->pattern;
+    /* No overflow: creation has read a mask of at least this size. */
+    const int64_t masks = masks_written(x);
+    uint64_t row_bytes = ((uint64_t)p->mask_key_blocks + 7) / 8, mask_bytes = (uint64_t)masks * (uint64_t)p->mask_query_blocks * row_bytes;
+    uint64_t needed = mask_bytes + HEADER_BYTES + CHECKSUM_BYTES;
+    size_t capacity = *size;
+    *size = (size_t)needed;
+    if (!data) return TESS_OK;
+    if (capacity < needed)
+        return tess_fail(TESS_ERROR_INVALID, "%s: size: %llu bytes are needed, got %llu", function, (unsigned long long)needed,
+                         (unsigned long long)capacity);
+    unsigned char *at = data;
+    put_header(x, at);
+    at += HEADER_BYTES;
+    put_mask(x, masks, at);
     at += mask_bytes;
     put(&at, checksum(data, (size_t)(needed - CHECKSUM_BYTES)), 8);
     return TESS_OK;
@@ -159,15 +170,34 @@ static void read_header(const unsigned char *at, tess_layout_desc *d, tess_patte
     mask->key_blocks = p->mask_key_blocks;
 }
 
-/* Fields that a layout writes as zero, or with their defaults filled in, must stand so: the bytes of a layout are unique. */
-static tess_status check_unique(const char *function, const tess_layout_desc *d, const tess_pattern *p) {
-    bool strided = p->kind == TESS_PATTERN_S2, blocks = p->kind == TESS_PATTERN_BLOCKS;
-    if (!strided && (p->local || p->stride || p->offset || p->dense_heads)) return corrupt(function, "a field of S2 is set for another kind");
-    if (p->kind != TESS_PATTERN_WINDOW && (p->left || p->right || p->sinks)) return corrupt(function, "a field of WINDOW is set for another kind");
-    if (!blocks && (p->mask_heads || p->mask_query_blocks || p->mask_key_blocks))
-        return corrupt(function, "a field of BLOCKS is set for another kind");
-    if (p->block == 0 || d->heads_total == 0 || d->max_chunk == 0) return corrupt(function, "a field that is never 0 is 0");
-    return TESS_OK;
+/* Whether the mask holds the bits that the layout would write and no others, without memory for a second one. */
+static bool same_mask(const tess_layout *x, const unsigned char *at) {
+    size_t row_bytes = ((size_t)x->pattern.mask_key_blocks + 7) / 8;
+    for (int64_t h = 0; h < masks_written(x); h++) {
+        const tess_mask_rows *rows = &x->rules[x->head_class[h]].rows;
+        for (int64_t i = 0; i < rows->query_blocks; i++, at += row_bytes) {
+            int64_t count, set = 0;
+            const uint32_t *columns = tess_mask_row(rows, i, &count);
+            for (size_t n = 0; n < row_bytes; n++) set += __builtin_popcount(at[n]);
+            if (set != count) return false;
+            for (int64_t c = 0; c < count; c++) {
+                if (!(at[columns[c] >> 3] >> (columns[c] & 7) & 1)) return false;
+            }
+        }
+    }
+    return true;
+}
+
+/* That the bytes are those that the layout made from them is written as. */
+static tess_status check_unique(const char *function, const tess_layout *made, const unsigned char *data) {
+    unsigned char header[HEADER_BYTES];
+    size_t at = 0;
+    put_header(made, header);
+    while (at < HEADER_BYTES && header[at] == data[at]) at++;
+    if (at < HEADER_BYTES)
+        return tess_fail(TESS_ERROR_CORRUPT, "%s: data: the field of byte %u is not as this layout is written, which has one form only", function,
+                         (unsigned)at);
+    return same_mask(made, data + HEADER_BYTES) ? TESS_OK : corrupt(function, "a bit of the mask is set that no query can use");
 }
 
 tess_status tess_layout_deserialize(tess_runtime *runtime, const void *data, size_t size, tess_layout **layout) {
@@ -192,8 +222,6 @@ tess_status tess_layout_deserialize(tess_runtime *runtime, const void *data, siz
     tess_mask mask;
     uint64_t left = size - HEADER_BYTES - CHECKSUM_BYTES;
     read_header(at, &d, &p, &mask);
-    status = check_unique(function, &d, &p);
-    if (status != TESS_OK) return status;
     bool blocks = p.kind == TESS_PATTERN_BLOCKS;
     if (!blocks && left != 0) return corrupt(function, "it is longer than its fields say");
     if (blocks) status = check_mask(function, &mask, left);
@@ -203,10 +231,10 @@ tess_status tess_layout_deserialize(tess_runtime *runtime, const void *data, siz
     status = tess_layout_build(runtime, function, &d, &p, &mask, &made);
     /* What creation refuses, honest bytes cannot hold. The message stays: it names the field. */
     if (status != TESS_OK) return status == TESS_ERROR_INVALID || status == TESS_ERROR_UNSUPPORTED ? TESS_ERROR_CORRUPT : status;
-    if (made->kv_heads_total != d.kv_heads_total) {
+    status = check_unique(function, made, data);
+    if (status == TESS_OK)
+        *layout = made;
+    else
         tess_layout_release(made);
-        return corrupt(function, "kv_heads_total is 0 where it has a default");
-    }
-    *layout = made;
-    return TESS_OK;
+    return status;
 }

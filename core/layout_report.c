@@ -279,7 +279,7 @@ tess_status tess_layout_query(const tess_layout *x, tess_layout_info *info) {
         kept += (double)x->class_heads[c] * (double)tess_rule_pairs(&x->rules[c], 0, x->max_tokens, x->max_tokens);
     full.kept_share = x->max_tokens ? share_of(kept, dense * x->n_heads) : 1;
     full.host_bytes = sizeof *x + x->memory_bytes + x->mask.bytes + x->mask.rows_bytes + x->stores_bytes + x->fixed_bytes;
-    return tess_info_write(function, info, &full, sizeof full);
+    return tess_info_write(function, info, &full, TESS_LAYOUT_INFO);
 }
 
 static tess_status check_kv_head(const tess_layout *x, const char *function, int32_t kv_head) {
@@ -302,7 +302,7 @@ tess_status tess_layout_kv(const tess_layout *x, int32_t kv_head, tess_kv_info *
     full.blocks_allocated = store.fixed + store.ring;
     full.slots_fixed = store.fixed;
     full.slots_ring = store.ring;
-    return tess_info_write(function, info, &full, sizeof full);
+    return tess_info_write(function, info, &full, TESS_KV_INFO);
 }
 
 tess_status tess_layout_slot(const tess_layout *x, int32_t kv_head, int64_t block, int64_t *slot) {

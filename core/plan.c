@@ -6,6 +6,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "split.h"
 #include "tune.h"
 
 #define REFUSE(...)      return tess_fail(TESS_ERROR_INVALID, __VA_ARGS__)
@@ -14,9 +15,7 @@
 static const char *const in_create = "tess_plan_create";
 
 enum {
-    SPLIT_KEYS = 4096,     /* keys of a part in batch-invariant mode */
-    LEAST_PART_KEYS = 512, /* a part of fewer keys costs more in merging than it gains */
-    SECTION_JOBS = 4       /* for each job that the device works on at a time */
+    SECTION_JOBS = 4 /* for each job that the device works on at a time */
 };
 
 /* ------------------------------------------------------------------ checks */
@@ -89,38 +88,79 @@ static tess_status read_length(const char *field, const int64_t *lengths, const 
     return check_item(field, b + 1, *length, 0);
 }
 
+/* Looks at every length, and counts the sequences that have rows; writes them once there is memory. */
 static tess_status read_sequences(tess_plan *plan, const tess_plan_desc *d) {
     int64_t q_start = 0, kv_start = 0, max_tokens = plan->layout->max_tokens, max_q = 0, max_kv = 0;
     const char *q_field = plan->packed ? "cu_q_lens" : "q_lens", *kv_field = plan->packed ? "cu_kv_lens" : d->kv_lens ? "kv_lens" : "kv_len";
     if (plan->packed && d->cu_q_lens[0] != 0) REFUSE("%s: cu_q_lens[0]: must be 0, got %lld", in_create, (long long)d->cu_q_lens[0]);
     if (plan->packed && d->cu_kv_lens[0] != 0) REFUSE("%s: cu_kv_lens[0]: must be 0, got %lld", in_create, (long long)d->cu_kv_lens[0]);
     plan->q_last = plan->kv_last = -1;
-    for (int64_t b = 0; b < d->batch; b++) {
-        tess_sequence *s = &plan->sequences[b];
-        int64_t q_len, kv_len;
-        s->q_start = q_start;
-        s->kv_start = kv_start;
-        s->batch = plan->packed ? 0 : (uint32_t)b;
-        memset(s->reserved, 0, sizeof s->reserved);
+    plan->equal_lengths = !plan->packed && !d->q_lens && !d->kv_lens;
+    const uint32_t capacity = plan->n_sequences;
+    plan->n_sequences = 0;
+    /* Of equal sequences without rows one stands for all. */
+    const int64_t batch = plan->equal_lengths && d->q_len == 0 ? smaller(d->batch, 1) : d->batch;
+    for (int64_t b = 0; b < batch; b++) {
+        int64_t q_first = q_start, kv_first = kv_start, q_len, kv_len;
         tess_status status = read_length(q_field, d->q_lens, d->cu_q_lens, b, d->q_len, &q_start, &q_len);
         if (status == TESS_OK) status = read_length(kv_field, d->kv_lens, d->cu_kv_lens, b, d->kv_len, &kv_start, &kv_len);
         if (status != TESS_OK) return status;
         if (kv_len > max_tokens)
             REFUSE("%s: %s: sequence %lld has %lld keys, more than the layout's max_tokens (%lld)", in_create, kv_field, (long long)b,
                    (long long)kv_len, (long long)max_tokens);
-        s->q_len = (int32_t)q_len;
-        s->kv_len = (int32_t)kv_len;
-        if (q_len > max_q) max_q = q_len;
         if (kv_len > max_kv) max_kv = kv_len;
-        if (q_len > 0) plan->q_last = b;
-        if (q_len > 0 && kv_len > 0) plan->kv_last = b;
+        if (q_len == 0) continue;
+        if (q_len > max_q) max_q = q_len;
+        plan->q_last = b;
+        if (kv_len > 0) plan->kv_last = b;
+        uint32_t n = plan->n_sequences++;
+        if (!plan->sequences) continue;
+        if (n == capacity) REFUSE("%s: %s: changed while it was read", in_create, q_field);
+        plan->sequences[n] = (tess_sequence){
+            .q_start = q_first, .kv_start = kv_first, .batch = plan->packed ? 0 : (uint32_t)b, .q_len = (int32_t)q_len, .kv_len = (int32_t)kv_len};
     }
     plan->max_q_len = max_q;
     plan->max_kv_len = max_kv;
     plan->q_len = plan->packed ? q_start : d->q_len ? d->q_len : max_q;
     plan->kv_len = plan->packed ? kv_start : d->kv_len ? d->kv_len : max_kv;
-    plan->equal_lengths = !plan->packed && !d->q_lens && !d->kv_lens;
     return TESS_OK;
+}
+
+static tess_part part_of(const tess_sequence *s) { return (tess_part){s->batch, 1, s->q_start, s->q_len, s->kv_start, s->kv_len}; }
+
+/* Boxes that hold nothing but what the jobs touch. Where lengths differ: the first sequence, the longest, and what all have in common. */
+static void find_parts(tess_plan *plan) {
+    int64_t least_q = plan->max_q_len, least_kv = plan->max_kv_len, keys = 0;
+    const tess_sequence *longest = plan->sequences;
+    for (uint32_t n = 0; n < plan->n_sequences; n++) {
+        const tess_sequence *s = &plan->sequences[n];
+        least_q = smaller(least_q, s->q_len);
+        least_kv = smaller(least_kv, s->kv_len);
+        keys += s->kv_len;
+        if ((int64_t)s->q_len + s->kv_len > (int64_t)longest->q_len + longest->kv_len) longest = s;
+    }
+    tess_part *part = plan->parts;
+    if (!plan->equal_lengths) {
+        *part++ = part_of(plan->sequences);
+        *part++ = part_of(longest);
+    }
+    /* A sequence without rows leaves a gap, of its keys where the batch is packed. */
+    if (plan->packed && keys == plan->kv_len) *part++ = (tess_part){0, 1, 0, plan->q_len, 0, plan->kv_len};
+    if (!plan->packed && plan->n_sequences == plan->batch) *part++ = (tess_part){0, plan->batch, 0, least_q, 0, least_kv};
+    plan->n_parts = (uint32_t)(part - plan->parts);
+}
+
+static tess_status make_sequences(tess_plan *plan, const tess_plan_desc *d) {
+    tess_status status = read_sequences(plan, d);
+    if (status != TESS_OK || plan->n_sequences == 0) return status;
+    uint64_t bytes = (uint64_t)plan->n_sequences * sizeof *plan->sequences;
+    plan->sequences = bytes > SIZE_MAX ? NULL : tess_mem_alloc(plan->device->runtime, (size_t)bytes, 64);
+    if (!plan->sequences) return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: batch: no memory for %u sequences", in_create, (unsigned)plan->n_sequences);
+    plan->sequences_bytes = bytes;
+    plan->host_bytes += bytes;
+    status = read_sequences(plan, d);
+    if (status == TESS_OK) find_parts(plan);
+    return status;
 }
 
 /* ------------------------------------------------------------------ kernel */
@@ -193,20 +233,23 @@ static tess_status find_kernel(tess_plan *plan, const tess_plan_desc *d) {
 
 /* ------------------------------------------------------------------ jobs and tables */
 
-/* Counts the jobs, and counts again with parts when the plan is to decide and there are too few jobs for the device. */
-static tess_status count_jobs(const tess_plan *plan, const tess_plan_desc *d, tess_jobs *jobs) {
-    uint32_t block = (uint32_t)plan->layout->pattern.block, wanted = plan->device->caps.parallel_jobs;
-    bool invariant = (d->flags & TESS_PLAN_BATCH_INVARIANT) != 0;
-    if (d->kv_split > 1) jobs->split.max_parts = (uint32_t)d->kv_split;
-    if (d->kv_split == 0 && invariant) {
-        jobs->split.length = block < SPLIT_KEYS ? SPLIT_KEYS / block : 1;
-        jobs->split.fixed = true;
-    }
-    tess_status status = tess_jobs_count(jobs);
-    if (status != TESS_OK || d->kv_split != 0 || invariant || jobs->n_jobs == 0 || jobs->n_jobs >= wanted) return status;
-    uint64_t least = block < LEAST_PART_KEYS ? LEAST_PART_KEYS / block : 1, length = (jobs->n_blocks + wanted - 1) / wanted;
-    jobs->split.length = (uint32_t)(length > least ? length : least);
-    return tess_jobs_count(jobs);
+static tess_status count_jobs(tess_plan *plan, const tess_plan_desc *d, tess_jobs *jobs) {
+    const tess_device *device = plan->device;
+    const uint32_t block = (uint32_t)plan->layout->pattern.block, element = tess_dtype_size(plan->dtype);
+    const tess_split_model model = {.costs = tess_split_costs(&plan->kernel.costs, device->caps.parallel_jobs),
+                                    .block = block,
+                                    .block_bytes = 2 * (uint64_t)block * (uint64_t)plan->head_dim * element,
+                                    .row_bytes = ((uint64_t)plan->head_dim + 2) * sizeof(float)};
+    tess_split_choice choice;
+    tess_status status = tess_split_count(&model, d->kv_split, (d->flags & TESS_PLAN_BATCH_INVARIANT) != 0, jobs, &choice);
+    if (status != TESS_OK || choice.candidates == 0 || !tess_log_wanted(device->runtime, "plan")) return status;
+    if (choice.length == 0)
+        tess_log(device->runtime, "plan", "split: none, %.1f us on %u workers is the least of %u candidates", 1e-3 * choice.ns,
+                 (unsigned)model.costs.workers, (unsigned)choice.candidates);
+    else
+        tess_log(device->runtime, "plan", "split: parts of %u key blocks, %.1f us on %u workers is the least of %u candidates; unsplit %.1f us",
+                 (unsigned)choice.length, 1e-3 * choice.ns, (unsigned)model.costs.workers, (unsigned)choice.candidates, 1e-3 * choice.unsplit_ns);
+    return status;
 }
 
 /* Key blocks that fit half of the device's cache, if there are so many jobs that their order can follow it: with few, longest first balances better. */
@@ -267,7 +310,7 @@ static tess_status make_tables(tess_plan *plan, const tess_plan_desc *d, tess_jo
     const tess_layout *layout = plan->layout;
     tess_ledger *ledger = &plan->ledger;
     uint64_t align = plan->device->caps.workspace_align;
-    ledger->n_sequences = plan->batch;
+    ledger->n_sequences = plan->n_sequences;
     ledger->n_classes = layout->n_classes;
     ledger->n_jobs = jobs->n_jobs;
     ledger->n_merges = jobs->n_merges;
@@ -275,7 +318,7 @@ static tess_status make_tables(tess_plan *plan, const tess_plan_desc *d, tess_jo
     ledger->n_bits = layout->pattern.kind == TESS_PATTERN_BLOCKS ? jobs->tiler.n_entries : 0;
     ledger->scratch_bytes = jobs->n_jobs ? plan->kernel.scratch_bytes : 0;
     ledger->n_partials = jobs->n_partials;
-    ledger->partial_rows = plan->partial_rows = jobs->partial_rows;
+    ledger->partial_rows = plan->partial_rows = jobs->partial_rows + jobs->partial_rows % 2; /* each partial then starts on 16 bytes */
     ledger->value_head_dim = (uint64_t)plan->head_dim;
     ledger->workspace_align = align < 64 ? 64 : align;
     if (!tess_ledger_settle(ledger, &plan->tables, NULL) || ledger->table_bytes > SIZE_MAX || ledger->workspace_bytes > INT64_MAX)
@@ -288,7 +331,7 @@ static tess_status make_tables(tess_plan *plan, const tess_plan_desc *d, tess_jo
     plan->tables.list_step = (uint32_t)jobs->grid.stride;
     tess_class *classes = (tess_class *)plan->tables.classes;
     for (uint32_t c = 0; c < layout->n_classes; c++) tess_tiler_class(&jobs->tiler, c, &classes[c]);
-    if (plan->batch > 0) memcpy((void *)plan->tables.sequences, plan->sequences, plan->batch * sizeof *plan->sequences);
+    if (plan->n_sequences > 0) memcpy((void *)plan->tables.sequences, plan->sequences, (size_t)plan->sequences_bytes);
     tess_tiler_entries(&jobs->tiler, (uint32_t *)plan->tables.entries, (uint32_t *)plan->tables.bits);
     jobs->section_blocks = section_blocks(plan, jobs);
     tess_jobs_place(jobs, (tess_job *)plan->tables.jobs, (tess_merge *)plan->tables.merges);
@@ -300,7 +343,7 @@ static tess_status make_tables(tess_plan *plan, const tess_plan_desc *d, tess_jo
 static tess_status make_jobs(tess_plan *plan, const tess_plan_desc *d) {
     tess_jobs jobs;
     tess_status status =
-        tess_jobs_create(&jobs, plan->device->runtime, plan->layout, plan->sequences, plan->batch, plan->tile_rows, plan->kernel.pack_rows);
+        tess_jobs_create(&jobs, plan->device->runtime, plan->layout, plan->sequences, plan->n_sequences, plan->tile_rows, plan->kernel.pack_rows);
     if (status == TESS_OK) status = count_jobs(plan, d, &jobs);
     if (status == TESS_OK) status = make_tables(plan, d, &jobs);
     tess_jobs_release(&jobs);
@@ -319,7 +362,7 @@ static void destroy(tess_plan *plan) {
     }
     tess_mem_free(runtime, plan->range_start, (size_t)(plan->n_ranges + 1) * sizeof *plan->range_start);
     tess_mem_free(runtime, plan->table_memory, (size_t)plan->ledger.table_bytes);
-    tess_mem_free(runtime, plan->sequences, plan->batch * sizeof *plan->sequences);
+    tess_mem_free(runtime, plan->sequences, (size_t)plan->sequences_bytes);
     tess_layout_release(plan->layout);
     tess_mem_free(runtime, plan, sizeof *plan);
     tess_device_release(device);
@@ -332,14 +375,8 @@ static tess_status fill(tess_plan *plan, const tess_plan_desc *d) {
     plan->scale = d->scale != 0 ? d->scale : (float)(1 / sqrt((double)d->head_dim));
     plan->packed = d->cu_q_lens != NULL;
     plan->host_bytes = sizeof *plan;
-    uint64_t bytes = (uint64_t)d->batch * sizeof *plan->sequences;
-    if (bytes > 0) {
-        plan->sequences = bytes > SIZE_MAX ? NULL : tess_mem_alloc(plan->device->runtime, (size_t)bytes, 64);
-        if (!plan->sequences) return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: batch: no memory for %lld sequences", in_create, (long long)d->batch);
-    }
     plan->batch = (uint32_t)d->batch;
-    plan->host_bytes += bytes;
-    tess_status status = read_sequences(plan, d);
+    tess_status status = make_sequences(plan, d);
     if (status == TESS_OK) status = find_kernel(plan, d);
     if (status == TESS_OK) status = make_jobs(plan, d);
     return status;
@@ -360,7 +397,7 @@ tess_status tess_plan_create(tess_device *device, const tess_layout *layout, con
     status = tess_layout_check(layout, in_create);
     if (status != TESS_OK) return status;
     if (!plan) REFUSE("%s: plan: must not be NULL", in_create);
-    status = tess_desc_read(in_create, "desc", desc, &d, sizeof d);
+    status = tess_desc_read(in_create, "desc", desc, &d, TESS_PLAN_DESC);
     if (status == TESS_OK) status = check_numbers(&d);
     if (status == TESS_OK) status = check_batch(&d);
     if (status != TESS_OK) return status;
@@ -380,6 +417,9 @@ tess_status tess_plan_create(tess_device *device, const tess_layout *layout, con
     tess_log(device->runtime, "plan", "plan: %s, tiles of %u rows, %llu jobs, %llu merges, %llu bytes of workspace, made in %.3f ms", x->kernel_name,
              (unsigned)x->tile_rows, (unsigned long long)x->ledger.n_jobs, (unsigned long long)x->ledger.n_merges,
              (unsigned long long)x->ledger.workspace_bytes, 1e3 * x->create_seconds);
+    /* Legal, since servers have such steps, and easily done by mistake, since batch has no default but 0. */
+    if (d.batch == 0 && d.q_len > 0)
+        tess_log(device->runtime, "plan", "plan: batch is 0, so nothing is computed although q_len is %lld", (long long)d.q_len);
     *plan = x;
     return TESS_OK;
 }

@@ -99,9 +99,9 @@ static tess_status batch_work(const tess_plan *plan, const char *function, tess_
         if (!mark) return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: no memory for %lld key blocks", function, (long long)layout->n_blocks);
     }
     tess_work work;
-    for (uint32_t b = 0; b < plan->batch; b++) {
-        const tess_sequence *s = &plan->sequences[b];
-        if (b == 0 || s->q_len != s[-1].q_len || s->kv_len != s[-1].kv_len) sequence_work(layout, s, mark, &work);
+    for (uint32_t n = 0; n < plan->n_sequences; n++) {
+        const tess_sequence *s = &plan->sequences[n];
+        if (n == 0 || s->q_len != s[-1].q_len || s->kv_len != s[-1].kv_len) sequence_work(layout, s, mark, &work);
         add_product(&info->kept_pairs, work.kept, 1);
         add_product(&info->dense_pairs, work.dense, 1);
         add_product(&info->bytes_min, (uint64_t)s->q_len * (uint64_t)layout->n_heads, 2 * element);
@@ -130,7 +130,7 @@ tess_status tess_plan_query(const tess_plan *plan, tess_plan_info *info) {
     status = batch_work(plan, function, &full);
     if (status != TESS_OK) return status;
     full.flops = 4.0 * plan->head_dim * (double)full.kept_pairs;
-    return tess_info_write(function, info, &full, sizeof full);
+    return tess_info_write(function, info, &full, TESS_PLAN_INFO);
 }
 
 /* ------------------------------------------------------------------ ranges and tensors */

@@ -4,8 +4,17 @@
 #ifndef TESSERA_CORE_REGISTRY_H
 #define TESSERA_CORE_REGISTRY_H
 
+#include <stdbool.h>
+
 #include <tessera/tessera_backend.h>
 
-extern const tess_backend *const tess_registry[]; /* best first, NULL-terminated */
+typedef struct tess_registered {
+    const tess_backend *backend;
+    /* To list its devices it opens a driver or a loader of drivers, which may run code that the
+     * environment names. */
+    bool opens_driver;
+} tess_registered;
+
+extern const tess_registered tess_registry[]; /* best first; ends with a NULL backend */
 
 #endif

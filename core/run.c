@@ -2,6 +2,7 @@
 /* Running a plan: every tensor is checked against what the jobs will touch, then the backend is called once. Nothing here allocates. */
 #include <string.h>
 
+#include "overlap.h"
 #include "plan.h"
 
 #define REFUSE(...) return tess_fail(TESS_ERROR_INVALID, __VA_ARGS__)
@@ -61,12 +62,12 @@ static bool last_token(const tess_plan *plan, const tess_tensor *t, bool keys, u
     uint64_t batch_part, token_part;
     *last = 0;
     if (plan->packed) return checked_mul((uint64_t)(keys ? plan->kv_len : plan->q_len) - 1, (uint64_t)t->stride_token, last);
-    for (uint32_t b = plan->equal_lengths ? plan->batch - 1 : 0; b < plan->batch; b++) {
-        const tess_sequence *s = &plan->sequences[b];
+    for (uint32_t n = plan->equal_lengths ? plan->n_sequences - 1 : 0; n < plan->n_sequences; n++) {
+        const tess_sequence *s = &plan->sequences[n];
         int32_t tokens = keys ? s->kv_len : s->q_len;
-        if (s->q_len == 0 || tokens == 0) continue;
-        if (!checked_mul(b, (uint64_t)t->stride_batch, &batch_part) || !checked_mul((uint64_t)tokens - 1, (uint64_t)t->stride_token, &token_part) ||
-            !checked_add(batch_part, token_part, &batch_part))
+        if (tokens == 0) continue;
+        if (!checked_mul(s->batch, (uint64_t)t->stride_batch, &batch_part) ||
+            !checked_mul((uint64_t)tokens - 1, (uint64_t)t->stride_token, &token_part) || !checked_add(batch_part, token_part, &batch_part))
             return false;
         if (batch_part > *last) *last = batch_part;
     }
@@ -120,6 +121,54 @@ static tess_status check_output(const tess_plan *plan, const char *name, const t
     return status == TESS_OK ? check_apart(plan, name, t, x) : status;
 }
 
+/* ------------------------------------------------------------------ overlaps */
+
+/* A tensor as the check of overlaps sees it; bytes 0: it is not there. */
+typedef struct tess_placed {
+    const char *name;
+    const tess_tensor *tensor;
+    const tess_extent *extent;
+    uint64_t bytes; /* from the first element on */
+} tess_placed;
+
+/* Bytes of a tensor from here on. Offsets stand for addresses within one buffer object. */
+static uint64_t place_of(const tess_buffer *b) { return b->kind == TESS_BUFFER_OBJECT ? b->offset : b->handle + b->offset; }
+
+static tess_box box_of(const tess_placed *p, const tess_part *part) {
+    const tess_tensor *t = p->tensor;
+    uint64_t item = p->extent->item, token = (uint64_t)t->stride_token * item, batch = (uint64_t)t->stride_batch * item;
+    int64_t first = p->extent->keys ? part->kv_start : part->q_start, tokens = p->extent->keys ? part->kv_len : part->q_len;
+    return (tess_box){.address = place_of(&t->buffer) + part->batch * batch + (uint64_t)first * token,
+                      .row_bytes = p->extent->row * item,
+                      .count = {p->extent->heads, (uint64_t)tokens, part->batches},
+                      .stride = {(uint64_t)t->stride_head * item, token, batch}};
+}
+
+static bool share_memory(const tess_plan *plan, const tess_placed *a, const tess_placed *b) {
+    const tess_buffer *x = &a->tensor->buffer, *y = &b->tensor->buffer;
+    if (x->kind == TESS_BUFFER_OBJECT && x->handle != y->handle) return false;
+    uint64_t from = place_of(x), to = place_of(y);
+    if (a->bytes == 0 || b->bytes == 0 || from >= to + b->bytes || to >= from + a->bytes) return false;
+    for (uint32_t n = 0; n < plan->n_parts; n++) {
+        const tess_part *part = &plan->parts[n];
+        if ((a->extent->keys || b->extent->keys) && part->kv_len == 0) continue;
+        tess_box first = box_of(a, part), second = box_of(b, part);
+        if (tess_boxes_meet(&first, &second)) return true;
+    }
+    return false;
+}
+
+/* Outputs against inputs and against each other. Parts of one buffer may alternate as they like. */
+static tess_status check_overlaps(const tess_plan *plan, const tess_placed *placed) {
+    for (const tess_placed *out = placed + TESS_ROLE_O; out <= placed + TESS_ROLE_LSE; out++) {
+        for (const tess_placed *other = placed; other < out; other++) {
+            if (share_memory(plan, out, other))
+                REFUSE("%s: %s: must not overlap %s, and elements of the two share memory", in_run, out->name, other->name);
+        }
+    }
+    return TESS_OK;
+}
+
 static tess_status check_tensors(const tess_plan *plan, const tess_run_desc *d, tess_launch *l) {
     uint32_t item = tess_dtype_size(plan->dtype), row = (uint32_t)plan->head_dim;
     tess_extent rows = {false, (uint32_t)plan->layout->n_heads, row, item}, keys = {true, (uint32_t)plan->layout->n_kv_heads, row, item};
@@ -129,7 +178,13 @@ static tess_status check_tensors(const tess_plan *plan, const tess_run_desc *d, 
     if (status == TESS_OK) status = check_tensor(plan, "v", &d->v, &keys, &l->v_bytes);
     if (status == TESS_OK) status = check_output(plan, "o", &d->o, &rows, &l->o_bytes);
     if (status == TESS_OK && d->lse.buffer.kind != TESS_BUFFER_NONE) status = check_output(plan, "lse", &d->lse, &lse, &l->lse_bytes);
-    return status;
+    if (status != TESS_OK) return status;
+    const tess_placed placed[] = {{"q", &d->q, &rows, l->q_bytes},
+                                  {"k", &d->k, &keys, l->k_bytes},
+                                  {"v", &d->v, &keys, l->v_bytes},
+                                  {"o", &d->o, &rows, l->o_bytes},
+                                  {"lse", &d->lse, &lse, l->lse_bytes}};
+    return check_overlaps(plan, placed);
 }
 
 static tess_status check_workspace(const tess_plan *plan, const tess_buffer *workspace) {
@@ -187,7 +242,7 @@ tess_status tess_run(const tess_plan *plan, const tess_run_desc *desc) {
     tess_launch launch;
     if (!plan) return tess_handle_missing(in_run, "plan");
     tess_status status = tess_device_check(plan->device, in_run);
-    if (status == TESS_OK) status = tess_desc_read(in_run, "desc", desc, &d, sizeof d);
+    if (status == TESS_OK) status = tess_desc_read(in_run, "desc", desc, &d, TESS_RUN_DESC);
     if (status == TESS_OK) status = check_reserved(&d);
     if (status != TESS_OK) return status;
     if (plan->ledger.n_jobs == 0) {

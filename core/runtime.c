@@ -152,7 +152,7 @@ tess_status tess_runtime_create(const tess_runtime_desc *desc, tess_runtime **ou
     tess_call_begin(function, 0);
     if (out == NULL) return tess_fail(TESS_ERROR_INVALID, "%s: runtime: must not be NULL", function);
     if (desc != NULL) {
-        tess_status status = tess_desc_read(function, "desc", desc, &own, sizeof own);
+        tess_status status = tess_desc_read(function, "desc", desc, &own, TESS_RUNTIME_DESC);
         if (status != TESS_OK) return status;
     }
     if (own.flags != 0) return tess_fail(TESS_ERROR_INVALID, "%s: flags: must be 0, not 0x%x", function, own.flags);
@@ -173,6 +173,7 @@ tess_status tess_runtime_create(const tess_runtime_desc *desc, tess_runtime **ou
     runtime->allocator = own.allocator;
     runtime->log = own.log != NULL ? own.log : default_log;
     runtime->log_user = own.log_user;
+    runtime->elevated = tess_process_elevated();
 
     tess_status status = tess_settings_read(runtime, &own);
     if (status == TESS_OK) status = read_tune_file(runtime);

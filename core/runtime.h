@@ -12,6 +12,7 @@
 
 struct tess_runtime {
     atomic_uint refs;
+    bool elevated;       /* the process has more rights than its user */
     unsigned generation; /* how many times this process was forked off when the runtime was made */
     uint64_t id;         /* never used twice in a process */
     tess_runtime *next;  /* of the list of runtimes that log errors */

@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#if defined(__linux__) && !defined(__GLIBC__)
+#if defined(__linux__)
 #include <sys/auxv.h>
 #elif !defined(__linux__) && !defined(_WIN32)
 #include <unistd.h>
@@ -87,7 +87,9 @@ static tess_status rule_threads(tess_settings *settings, const char *label, cons
     if (digits) threads = strtoul(text, NULL, 10);
     if (threads < 1 || threads > TESS_CPU_THREADS_MOST)
         return tess_fail(TESS_ERROR_INVALID, "%s: %s: '%.80s' is not an integer from 1 to %d", function, label, text, TESS_CPU_THREADS_MOST);
-    settings->cpu_threads = (uint32_t)threads;
+    /* More workers than CPUs wait for each other: one that was put to sleep keeps all others from the end of a launch. */
+    const uint32_t cpus = tess_cpus_usable();
+    settings->cpu_threads = threads < cpus ? (uint32_t)threads : cpus;
     return TESS_OK;
 }
 
@@ -115,19 +117,24 @@ static const struct setting {
     [TESS_SETTING_BACKEND_PATH] = {"TESSERA_BACKEND_PATH", "backend_path", offsetof(tess_runtime_desc, backend_path), rule_path,
                                    "Backend libraries to load: a colon list of absolute paths."},
     [TESS_SETTING_CPU_THREADS] = {"TESSERA_CPU_THREADS", "cpu_threads", offsetof(tess_runtime_desc, cpu_threads), rule_threads,
-                                  "Threads of the CPU backend, 1 to 1024; by default the CPUs that this process may use."},
+                                  "Most threads of the CPU backend, 1 to 1024; never more are used than the CPUs that this process may use."},
 };
 
-/* A process that runs with more rights than its user must not take orders from that user's environment. */
+bool tess_process_elevated(void) {
+#if defined(__linux__)
+    return getauxval(AT_SECURE) != 0;
+#elif defined(_WIN32)
+    return false;
+#else
+    return issetugid() != 0;
+#endif
+}
+
 static const char *environment(const char *name) {
 #if defined(__GLIBC__)
     return secure_getenv(name);
-#elif defined(__linux__)
-    return getauxval(AT_SECURE) ? NULL : getenv(name);
-#elif defined(_WIN32)
-    return getenv(name);
 #else
-    return issetugid() ? NULL : getenv(name);
+    return tess_process_elevated() ? NULL : getenv(name);
 #endif
 }
 
@@ -204,5 +211,5 @@ tess_status tess_runtime_setting(const tess_runtime *runtime, uint32_t index, te
                               .value = tess_setting_value(settings, (tess_setting_id)index),
                               .source = sources[settings->values[index].source],
                               .meaning = table[index].meaning};
-    return tess_info_write(here, info, &full, sizeof full);
+    return tess_info_write(here, info, &full, TESS_SETTING_INFO);
 }

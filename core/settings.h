@@ -26,8 +26,8 @@ typedef struct tess_settings {
         size_t bytes;
         tess_source source;
     } values[TESS_SETTING_COUNT];
-    uint32_t topics; /* bit n: topic n of TESSERA_VERBOSE */
-    uint32_t cpu_threads;
+    uint32_t topics;      /* bit n: topic n of TESSERA_VERBOSE */
+    uint32_t cpu_threads; /* what the setting and the CPUs allow */
 } tess_settings;
 
 /* Fills runtime->settings from the descriptor, then the environment, and checks everything but the names of backends, which are not known yet.
@@ -38,6 +38,10 @@ void tess_settings_free(tess_runtime *runtime);
 const char *tess_setting_value(const tess_settings *settings, tess_setting_id id); /* "" when unset */
 /* What to call a setting in a message: the descriptor's field or the environment variable, whichever it came from. */
 const char *tess_setting_label(const tess_settings *settings, tess_setting_id id);
+
+/* Whether this process has more rights than the user who started it (set-user-ID, set-group-ID,
+ * file capabilities), whose environment then must not decide what code it runs. */
+bool tess_process_elevated(void);
 
 /* The bit of a topic of TESSERA_VERBOSE, or 0 for a name that is none. */
 uint32_t tess_topic_bit(const char *topic, size_t length);

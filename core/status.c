@@ -1,12 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Status names, the message of the last failure per thread, and the rules for descriptors and info structures of other versions. */
+/* Status names, and the message of the last failure per thread. */
 #include "status.h"
 
+#include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
-/* A library that was opened with dlopen gets its thread-local variables from malloc when a thread first touches them, unless they fit the little room that
- * the C library keeps ready. They do, so tess_run takes no memory on any thread, and reporting "out of memory" needs none. */
+/*
+ * What every call writes is in thread-local storage that is there before the thread's first
+ * call. Of that the C library keeps little for libraries opened with dlopen, and all of them
+ * share it: a copy of this library takes a pointer and a word, so that a process may hold many.
+ * Without the attribute the storage would come from malloc when a thread first touches it, in
+ * tess_run for one.
+ */
 #ifdef __GLIBC__
 #define READY_WITH_THE_THREAD __attribute__((tls_model("initial-exec")))
 #else
@@ -15,13 +22,52 @@
 
 static _Thread_local READY_WITH_THE_THREAD struct {
     const char *function;
-    uint64_t runtime_id;
-    bool failed;
-    unsigned recovering;
-    char text[TESS_ERROR_BYTES];
+    uint64_t runtime_id : 48;
+    uint64_t recovering : 8;
+    uint64_t failed : 1;
+    uint64_t untold : 7; /* status of the last failure, if there was no memory for its message; else 0 */
 } call;
 
-_Static_assert(sizeof call <= 512, "the room is shared by all libraries of the process");
+_Static_assert(sizeof call <= 16, "a pointer and a word: the room is shared by all libraries of the process");
+
+/* ------------------------------------------------------------------ the message */
+
+/* It is made by a thread's first failure and freed when the thread ends. */
+
+static pthread_once_t key_once = PTHREAD_ONCE_INIT;
+static pthread_key_t key;
+static atomic_bool key_works;
+
+/* The key's destructor is the C library's: a thread may end after this library was closed. */
+static void key_make(void) { atomic_store(&key_works, pthread_key_create(&key, free) == 0); }
+
+/* Keys are few in a process, so one is given back when the library is closed. What other threads
+ * still hold then goes with the process. */
+#if defined(__GNUC__)
+static void key_give_back(void) __attribute__((destructor));
+static void key_give_back(void) {
+    if (!atomic_exchange(&key_works, false)) return;
+    free(pthread_getspecific(key));
+    pthread_key_delete(key);
+}
+#endif
+
+static char *message(void) {
+    pthread_once(&key_once, key_make);
+    return atomic_load(&key_works) ? pthread_getspecific(key) : NULL;
+}
+
+/* Likewise, but made if it is not there. NULL: there is no memory. */
+static char *message_make(void) {
+    char *text = message();
+    if (text != NULL || !atomic_load(&key_works)) return text;
+    text = malloc(TESS_ERROR_BYTES);
+    if (text == NULL) return NULL;
+    text[0] = '\0';
+    if (pthread_setspecific(key, text) == 0) return text;
+    free(text);
+    return NULL;
+}
 
 const char *tess_status_name(tess_status status) {
     switch (status) {
@@ -43,7 +89,18 @@ const char *tess_status_text(tess_status status) {
     return "unknown status";
 }
 
-const char *tess_last_error(void) { return call.text; }
+static const char *const untold[] = {
+#define STATUS_UNTOLD(name, text) text "; there is no memory for a message that says more",
+    TESS_STATUS_LIST(STATUS_UNTOLD)
+#undef STATUS_UNTOLD
+};
+enum { N_STATUSES = sizeof untold / sizeof untold[0] };
+
+const char *tess_last_error(void) {
+    if (call.untold != 0) return untold[call.untold];
+    const char *text = message();
+    return text != NULL ? text : "";
+}
 
 uint32_t tess_version(void) { return TESS_VERSION_NUMBER; }
 
@@ -68,9 +125,11 @@ tess_status tess_fail(tess_status status, const char *format, ...) {
     va_start(arguments, format);
     tess_format(text, sizeof text, format, arguments);
     va_end(arguments);
-    memcpy(call.text, text, sizeof text);
+    char *kept = message_make();
+    if (kept != NULL) memcpy(kept, text, sizeof text);
+    call.untold = kept != NULL ? 0 : (unsigned)status < (unsigned)N_STATUSES ? (unsigned)status & 0x7f : TESS_ERROR_NATIVE;
     call.failed = true;
-    if (call.recovering == 0) tess_log_failure(call.runtime_id, call.text);
+    if (call.recovering == 0) tess_log_failure(call.runtime_id, text);
     return status;
 }
 
@@ -95,7 +154,7 @@ tess_status tess_fail_in(tess_status status, const char *who, const char *text) 
 
 void tess_call_begin(const char *function, uint64_t runtime_id) {
     call.function = function;
-    call.runtime_id = runtime_id;
+    call.runtime_id = runtime_id & 0xffffffffffff;
     call.failed = false;
 }
 
@@ -104,63 +163,24 @@ bool tess_call_failed(void) { return call.failed; }
 void tess_recover_begin(tess_recovery *recovery) {
     recovery->function = call.function;
     recovery->failed = call.failed;
-    memcpy(recovery->text, call.text, sizeof call.text);
+    recovery->untold = call.untold;
+    recovery->text[0] = '\0';
+    char *text = message();
+    if (text != NULL) {
+        memcpy(recovery->text, text, sizeof recovery->text);
+        text[0] = '\0';
+    }
     call.function = NULL;
     call.failed = false;
-    call.text[0] = '\0';
+    call.untold = 0;
     call.recovering++;
 }
 
 void tess_recover_end(const tess_recovery *recovery) {
     call.function = recovery->function;
     call.failed = recovery->failed;
-    memcpy(call.text, recovery->text, sizeof call.text);
+    call.untold = recovery->untold & 0x7f;
+    char *text = message();
+    if (text != NULL) memcpy(text, recovery->text, sizeof recovery->text);
     call.recovering--;
-}
-
-/* A structure of this library never grows by more than this between two versions that understand each other; a larger struct_size is a value that was
- * never set, and reading that far would leave the caller's memory. */
-enum { LARGEST_UNKNOWN_TAIL = 4096 };
-
-enum { SMALLEST_STRUCTURE = 8 };
-
-/* Reads struct_size, which is the first field of every versioned structure. Returns 0, with *status set, if it is none. */
-static size_t struct_size_read(const char *function, const char *field, const void *structure, size_t known, tess_status *status) {
-    uint32_t size;
-    if (structure == NULL) {
-        *status = tess_fail(TESS_ERROR_INVALID, "%s: %s: must not be NULL", function, field);
-        return 0;
-    }
-    memcpy(&size, structure, sizeof size);
-    if (size >= SMALLEST_STRUCTURE && size <= known + LARGEST_UNKNOWN_TAIL) return size;
-    *status = tess_fail(TESS_ERROR_VERSION, "%s: %s.struct_size: %u is not the size of this structure in any version (here it is %zu)", function,
-                        field, size, known);
-    return 0;
-}
-
-tess_status tess_desc_read(const char *function, const char *field, const void *desc, void *copy, size_t known) {
-    tess_status status;
-    size_t size = struct_size_read(function, field, desc, known, &status);
-    if (size < SMALLEST_STRUCTURE) return status;
-    const unsigned char *bytes = desc;
-    for (size_t n = known; n < size; n++)
-        if (bytes[n] != 0)
-            return tess_fail(TESS_ERROR_VERSION, "%s: %s.struct_size: byte %zu is set, but this version of the library knows only %zu bytes",
-                             function, field, n, known);
-    if (size > known) size = known;
-    memset(copy, 0, known);
-    memcpy(copy, desc, size);
-    uint32_t value = (uint32_t)known;
-    memcpy(copy, &value, sizeof value);
-    return TESS_OK;
-}
-
-tess_status tess_info_write(const char *function, void *info, const void *full, size_t known) {
-    tess_status status;
-    size_t size = struct_size_read(function, "info", info, known, &status);
-    if (size < SMALLEST_STRUCTURE) return status;
-    size_t common = size < known ? size : known;
-    memcpy((unsigned char *)info + sizeof(uint32_t), (const unsigned char *)full + sizeof(uint32_t), common - sizeof(uint32_t));
-    if (size > known) memset((unsigned char *)info + known, 0, size - known);
-    return TESS_OK;
 }

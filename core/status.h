@@ -10,7 +10,8 @@
 /* Longer messages are cut. */
 #define TESS_ERROR_BYTES 480
 
-/* Notes which public function runs on this thread and on behalf of which runtime (0: none). Costs three thread-local stores and never memory, so tess_run may afford it. */
+/* Notes which public function runs on this thread and on behalf of which runtime (0: none).
+ * Costs a few thread-local stores and never memory, so tess_run may afford it. */
 void tess_call_begin(const char *function, uint64_t runtime_id);
 /* Whether tess_fail was called on this thread since tess_call_begin or tess_recover_begin. */
 bool tess_call_failed(void);
@@ -20,6 +21,7 @@ bool tess_call_failed(void);
 typedef struct tess_recovery {
     const char *function;
     bool failed;
+    unsigned untold; /* status of a failure whose message had no memory */
     char text[TESS_ERROR_BYTES];
 } tess_recovery;
 void tess_recover_begin(tess_recovery *recovery);

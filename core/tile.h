@@ -45,6 +45,16 @@ static inline void tess_tile_move_start(const tess_grid *grid, tess_tile *tile) 
 static inline bool tess_tile_next(const tess_grid *grid, tess_tile *tile) {
     int64_t first = tile->last + 1;
     if (first >= tile->end) return false;
+    /* From one whole cell to the next, as nearly all steps are. */
+    if (grid->step == grid->unit && first == tile->cell_end && first + grid->unit <= tile->end) {
+        tile->first = first;
+        tile->last += grid->unit;
+        tile->cell_end += grid->unit;
+        tile->i_first = tile->i_last + 1;
+        tile->i_last += grid->blocks;
+        if (grid->stride) tess_tile_move_start(grid, tile);
+        return true;
+    }
     tile->first = first;
     if (first == tile->cell_end) {
         tile->cell_end += grid->unit;
@@ -98,13 +108,16 @@ tess_status tess_tiler_merge(tess_tiler *tiler, uint32_t cls, const tess_tile *t
 /* The key blocks of one tile of a sequence of `kv_len` keys in `kv_blocks` blocks, for every rule. */
 void tess_tile_keys_of(const tess_tiler *tiler, uint32_t cls, const tess_tile *tile, int64_t kv_len, int64_t kv_blocks, tess_keys *keys);
 
-/* The same, with causal S2 and dense classes at hand, since it is asked for tens of thousands of tiles. Left: the list below the interval. Interval:
+/* The same, with causal S2 and dense classes at hand, since it is asked for tens of thousands of tiles. What the call is given are copies, so that the caller's stay in registers. Left: the list below the interval. Interval:
  * from the first local block of the first row, or the first block of all, to the diagonal. */
 static inline void tess_tile_keys(const tess_tiler *tiler, uint32_t cls, const tess_tile *tile, int64_t kv_len, int64_t kv_blocks, tess_keys *keys) {
     const tess_rule *rule = &tiler->layout->rules[cls];
     bool strided = rule->kind == TESS_RULE_STRIDED;
     if (!(strided || rule->kind == TESS_RULE_DENSE) || !rule->causal || tile->first < 0) {
-        tess_tile_keys_of(tiler, cls, tile, kv_len, kv_blocks, keys);
+        const tess_tile copy = *tile;
+        tess_keys found;
+        tess_tile_keys_of(tiler, cls, &copy, kv_len, kv_blocks, &found);
+        *keys = found;
         return;
     }
     int64_t start = strided ? tile->start : 0, blocks = tile->i_last + 1 - start;
@@ -121,6 +134,19 @@ static inline void tess_tile_keys(const tess_tiler *tiler, uint32_t cls, const t
     keys->interval_blocks = (uint32_t)blocks;
     keys->mask_head = head > 0 ? (uint32_t)head : 0;
     keys->mask_tail = (uint32_t)tail;
+}
+
+/* How many key blocks those are. */
+static inline uint64_t tess_tile_blocks(const tess_tiler *tiler, uint32_t cls, const tess_tile *tile, int64_t kv_len, int64_t kv_blocks) {
+    const tess_rule *rule = &tiler->layout->rules[cls];
+    if (rule->causal && tile->first >= 0) {
+        if (rule->kind == TESS_RULE_DENSE) return (uint64_t)(tile->i_last + 1);
+        if (rule->kind == TESS_RULE_STRIDED) return (uint64_t)(tile->i_last + 1 - tile->start + tile->quotient + (rule->first < tile->rest));
+    }
+    const tess_tile copy = *tile;
+    tess_keys keys;
+    tess_tile_keys_of(tiler, cls, &copy, kv_len, kv_blocks, &keys);
+    return tess_keys_blocks(&keys);
 }
 
 /* What kernels see of a class, its list included. */

@@ -152,5 +152,5 @@ tess_status tess_runtime_rule(const tess_runtime *runtime, const tess_device *de
         full.table = runtime->backends[n].name;
         found = take(&runtime->backends[n].tune, device, &left, &full);
     }
-    return found ? tess_info_write(here, info, &full, sizeof full) : tess_past_end(here, index, "rule");
+    return found ? tess_info_write(here, info, &full, TESS_RULE_INFO) : tess_past_end(here, index, "rule");
 }

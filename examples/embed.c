@@ -43,7 +43,8 @@ int main(void) {
     tess_layout *layout;
     check(tess_layout_create(runtime, &layout_desc, &layout));
 
-    /* A plan: this layout for one sequence on this device. Made once for each batch shape, run every step. */
+    /* A plan: this layout for one sequence on this device. Made once for each batch shape, run every step.
+     * `batch` has no default: left 0 it is legal, and nothing is computed. */
     tess_plan_desc plan_desc = {.struct_size = sizeof plan_desc, .dtype = TESS_F32, .head_dim = DIM, .batch = 1, .q_len = TOKENS, .kv_len = TOKENS};
     tess_plan *plan;
     tess_plan_info info = {.struct_size = sizeof info};

@@ -6,7 +6,7 @@
 #include <tessera/tessera.h>
 
 typedef struct problem {
-    uint32_t op;    /* tess_op */
+    uint32_t op;    /* tess_op, or 2 for decode, which the library does not know */
     uint32_t dtype; /* tess_dtype */
     int64_t batch, q_len, kv_len;
     int64_t *q_lens, *kv_lens; /* packed batch: `batch` lengths each, owned; NULL otherwise */

@@ -31,7 +31,7 @@ typedef struct tess_args {
     tess_arg_u32 head_dim;     /* the real one, at most the instance's */
     tess_arg_u32 block;        /* tokens */
     tess_arg_u32 group;        /* query heads per kv head */
-    tess_arg_u32 partial_rows; /* rows of a partial: partial n starts at float partials_at + n * partial_rows * (head_dim + 1) */
+    tess_arg_u32 partial_rows; /* rows of a partial: partial n starts at float partials_at + n * partial_rows * (head_dim + 2) */
     tess_arg_u32 flags;        /* TESS_ARGS_* */
     float scale;               /* of the scores, natural base */
 } tess_args;

@@ -9,6 +9,7 @@
 #endif
 #include "cache.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -223,13 +224,100 @@ void *tess_cache_load(const tess_host *host, const tess_cache_key *key, size_t *
     return data;
 }
 
+#define TEMPORARY ".new-"
+
 /* A name that no other thread or process uses at this time; if one does after all, nothing is stored. */
 static void temporary_name(char name[FILE_NAME]) {
     static uint32_t counter;
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
-    snprintf(name, FILE_NAME, ".new-%ld-%lld-%ld-%u", (long)getpid(), (long long)now.tv_sec, now.tv_nsec,
+    snprintf(name, FILE_NAME, TEMPORARY "%ld-%lld-%ld-%u", (long)getpid(), (long long)now.tv_sec, now.tv_nsec,
              __atomic_add_fetch(&counter, 1, __ATOMIC_RELAXED));
+}
+
+/* ------------------------------------------------------------------ room */
+
+enum {
+    LEFTOVER_SECONDS = 24 * 60 * 60, /* no store takes that long */
+    OLDEST = 32,                     /* files removed in one pass over the folder */
+};
+
+typedef struct old_file {
+    struct timespec stored;
+    uint64_t bytes;
+    char name[FILE_NAME];
+} old_file;
+
+/* Whether file_name could have made this. */
+static int is_stored_name(const char *name) {
+    const size_t length = strlen(name), digits = 2 * TESS_SHA256_BYTES;
+    return length > digits + 1 && length < FILE_NAME && name[length - digits - 1] == '-' &&
+           strspn(name + length - digits, "0123456789abcdef") == digits;
+}
+
+static int is_older(const struct timespec *a, const struct timespec *b) {
+    return a->tv_sec != b->tv_sec ? a->tv_sec < b->tv_sec : a->tv_nsec < b->tv_nsec;
+}
+
+/* Puts a file into its place among the oldest, if it is one of them. */
+static void old_insert(old_file *files, int *count, const char *name, const struct stat *status) {
+    int at = *count;
+    while (at > 0 && is_older(&status->st_mtim, &files[at - 1].stored)) at--;
+    if (at == OLDEST) return;
+    if (*count < OLDEST) ++*count;
+    memmove(&files[at + 1], &files[at], (size_t)(*count - at - 1) * sizeof *files);
+    files[at].stored = status->st_mtim;
+    files[at].bytes = (uint64_t)status->st_size;
+    snprintf(files[at].name, sizeof files[at].name, "%s", name);
+}
+
+/* One pass: adds up what is stored, finds the oldest files other than `kept`, and removes what a
+ * process that ended in the middle of a store left behind. */
+static uint64_t scan(DIR *directory, const char *kept, old_file *files, int *count) {
+    const int folder = dirfd(directory);
+    const time_t now = time(NULL);
+    uint64_t bytes = 0;
+    *count = 0;
+    rewinddir(directory);
+    for (const struct dirent *entry; (entry = readdir(directory)) != NULL;) {
+        struct stat status;
+        const int leftover = strncmp(entry->d_name, TEMPORARY, sizeof TEMPORARY - 1) == 0;
+        if ((!leftover && !is_stored_name(entry->d_name)) || fstatat(folder, entry->d_name, &status, AT_SYMLINK_NOFOLLOW) != 0 ||
+            !S_ISREG(status.st_mode))
+            continue;
+        if (leftover) {
+            if (status.st_mtime < now - LEFTOVER_SECONDS) (void)unlinkat(folder, entry->d_name, 0);
+            continue;
+        }
+        bytes += (uint64_t)status.st_size;
+        if (strcmp(entry->d_name, kept) != 0) old_insert(files, count, entry->d_name, &status);
+    }
+    return bytes;
+}
+
+/* Removes what was stored longest ago until the rest is within the bound. Files of other names
+ * are somebody else's. */
+static void make_room(const tess_host *host, int folder, const char *kept) {
+    old_file files[OLDEST];
+    int count, removed;
+    const int again = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *directory = again >= 0 ? fdopendir(again) : NULL;
+    if (!directory) {
+        if (again >= 0) close(again);
+        return;
+    }
+    do {
+        uint64_t bytes = scan(directory, kept, files, &count);
+        removed = 0;
+        for (int n = 0; n < count && bytes > TESS_CACHE_MOST_BYTES; n++) {
+            if (unlinkat(folder, files[n].name, 0) != 0 && errno != ENOENT) continue;
+            host->log(host, "device", "cache: %s was removed, which is among the oldest of more than %d bytes", files[n].name,
+                      (int)TESS_CACHE_MOST_BYTES);
+            bytes -= files[n].bytes;
+            removed++;
+        }
+    } while (removed == OLDEST);
+    closedir(directory);
 }
 
 void tess_cache_store(const tess_host *host, const tess_cache_key *key, const void *data, size_t size) {
@@ -254,5 +342,6 @@ void tess_cache_store(const tess_host *host, const tess_cache_key *key, const vo
         host->log(host, "device", "cache: %s was not stored: %s (%d)", name, strerror(errno), errno);
         if (file >= 0) (void)unlinkat(folder, temporary, 0);
     }
+    make_room(host, folder, name); /* after a failure too: the disk may be full of leftovers */
     close(folder);
 }

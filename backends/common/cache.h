@@ -8,6 +8,9 @@
 
 #include <tessera/tessera_backend.h>
 
+/* The files of the folder together. The oldest go when a store exceeds it. */
+#define TESS_CACHE_MOST_BYTES (256 * 1024 * 1024)
+
 typedef struct tess_cache_key {
     const char *backend; /* "opencl" */
     const char *device;  /* name and UUID, or what comes nearest */

@@ -50,6 +50,10 @@ void tess_driver_load(tess_driver *driver, const tess_driver_vendor *vendor) {
     int code = driver->call.init(0);
     const char *call = tess_driver_symbol(driver, init);
     if (code == DRIVER_OK) {
+        code = driver->call.version(&driver->number);
+        call = tess_driver_symbol(driver, version);
+    }
+    if (code == DRIVER_OK) {
         code = driver->call.count(&driver->count);
         call = tess_driver_symbol(driver, count);
     }

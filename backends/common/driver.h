@@ -46,7 +46,7 @@ typedef struct tess_driver_calls {
 
 enum {
     TESS_DRIVER_CALLS = sizeof(tess_driver_calls) / sizeof(void (*)(void)),
-    TESS_DRIVER_EXTRAS = 9,
+    TESS_DRIVER_EXTRAS = 10,
     TESS_DRIVER_TIMERS = 8,
     TESS_DRIVER_MODULES = 4
 };
@@ -91,6 +91,10 @@ typedef struct tess_driver_vendor {
     const char *(*error_name)(const struct tess_driver *driver, int code);
     /* The driver's number of its version as text. */
     void (*version)(int number, char *text, size_t size);
+    /* Launches a kernel that waits by itself for what earlier ones in the stream write, of the image in module `slot`: where the driver can, it begins while they
+     * end, which hides its start. NULL: there is no such launch. Code of the driver. */
+    int (*start)(const tess_driver_device *d, int slot, void *function, unsigned groups, unsigned threads, unsigned shared_bytes, void *stream,
+                 void **parameters);
     /* Brings a function's code onto the device, which a driver may otherwise do in its first launch; NULL: nothing is to be done. Code of the driver. */
     int (*load)(const struct tess_driver *driver, void *function);
 } tess_driver_vendor;
@@ -100,6 +104,7 @@ typedef struct tess_driver {
     const tess_driver_vendor *vendor;
     tess_driver_calls call;
     void (*extra[TESS_DRIVER_EXTRAS])(void); /* the vendor's own symbols, in order */
+    int number;                              /* of its version */
     int count;
     char why[512]; /* why there is none; "" when it works */
     tess_status status;
@@ -114,8 +119,9 @@ struct tess_driver_device {
     int borrowed;  /* the context is the application's */
     void *stream;
     pthread_mutex_t loading;
-    int image;                          /* index in the vendor's list, or -1: there is no code for the portable kernels */
-    void *modules[TESS_DRIVER_MODULES]; /* NULL until a plan needs them */
+    int image;                               /* index in the vendor's list, or -1: there is no code for the portable kernels */
+    void *modules[TESS_DRIVER_MODULES];      /* NULL until a plan needs them */
+    const char *loaded[TESS_DRIVER_MODULES]; /* the architecture that a module's image is for */
     void *timers[TESS_DRIVER_TIMERS][2];
     atomic_int timer_busy[TESS_DRIVER_TIMERS];
 };
@@ -155,6 +161,10 @@ tess_status tess_driver_function(tess_driver_device *d, int slot, const tess_dri
 tess_status tess_driver_state_create(tess_driver_device *d, const tess_kernel_key *key, int slot, const tess_driver_image *image, const char *forward,
                                      tess_driver_state **state);
 void tess_driver_state_release(tess_kernel *kernel);
+
+/* One launch in x alone of a kernel of module `slot` that waits by itself for earlier ones. */
+tess_status tess_driver_start(const tess_driver_device *d, int slot, void *function, unsigned groups, unsigned threads, unsigned shared_bytes,
+                              void *stream, void **parameters);
 
 /* kernels of the table, and launches */
 tess_status tess_driver_kernel(void *device, const tess_kernel_key *key, tess_kernel *kernel, uint32_t index, tess_kernel_info *info);

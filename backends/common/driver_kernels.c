@@ -10,6 +10,7 @@
 static tess_status try_image(tess_driver_device *d, int slot, const tess_driver_image *image) {
     const int code = d->driver->call.module_load(&d->modules[slot], image->data);
     if (code == DRIVER_OK) {
+        d->loaded[slot] = image->arch;
         d->host->log(d->host, "device", "%s: %s runs code for %s", d->driver->vendor->name, d->arch, image->arch);
         return TESS_OK;
     }
@@ -98,18 +99,29 @@ static tess_status portable_prepare(tess_driver_device *d, const tess_kernel_key
     state->shape = shape;
     kernel->tile_rows = kernel->pack_rows = shape->rows;
     kernel->tile_step = 1;
+    kernel->costs = tess_portable_costs(shape, 2 * (uint32_t)(d->units > 0 ? d->units : 1));
     kernel->state = state;
     return TESS_OK;
 }
 
-/* One launch of the forward or merge kernel of the portable body, whose arguments are alike. */
-static tess_status launch_portable(tess_driver_device *d, const tess_launch *l, void *function, tess_args *args, uint32_t threads, void *stream) {
+tess_status tess_driver_start(const tess_driver_device *d, int slot, void *function, unsigned groups, unsigned threads, unsigned shared_bytes,
+                              void *stream, void **parameters) {
+    const tess_driver_vendor *vendor = d->driver->vendor;
+    const int code = vendor->start ? vendor->start(d, slot, function, groups, threads, shared_bytes, stream, parameters)
+                                   : d->driver->call.launch(function, groups, 1, 1, threads, 1, 1, shared_bytes, stream, parameters, NULL);
+    return code == DRIVER_OK ? TESS_OK : tess_driver_fail(d, tess_driver_symbol(d->driver, launch), "the launch failed", code);
+}
+
+/* One launch of the forward or merge kernel of the portable body, whose arguments are alike. The merge kernel waits by itself for earlier ones. */
+static tess_status launch_portable(tess_driver_device *d, const tess_launch *l, void *function, tess_args *args, uint32_t groups, uint32_t threads,
+                                   int waits, void *stream) {
     const uint64_t workspace_at = l->workspace.handle + l->workspace.offset;
     uint64_t q = l->q.buffer.handle + l->q.buffer.offset, k = l->k.buffer.handle + l->k.buffer.offset, v = l->v.buffer.handle + l->v.buffer.offset,
              o = l->o.buffer.handle + l->o.buffer.offset, lse = l->lse.buffer.handle + l->lse.buffer.offset,
              tables = l->tables->device.handle + l->tables->device.offset, workspace = workspace_at;
     void *parameters[] = {&q, &k, &v, &o, &lse, &tables, &workspace, args};
-    const int code = d->driver->call.launch(function, args->items, 1, 1, threads, 1, 1, 0, stream, parameters, NULL);
+    if (waits) return tess_driver_start(d, 0, function, groups, threads, 0, stream, parameters);
+    const int code = d->driver->call.launch(function, groups, 1, 1, threads, 1, 1, 0, stream, parameters, NULL);
     return code == DRIVER_OK ? TESS_OK : tess_driver_fail(d, tess_driver_symbol(d->driver, launch), "the launch failed", code);
 }
 
@@ -123,7 +135,7 @@ static tess_status portable_forward(tess_driver_device *d, const tess_launch *l,
         tess_args args;
         const uint64_t items = l->n_jobs - done < MOST_GROUPS ? l->n_jobs - done : MOST_GROUPS;
         tess_portable_forward_args(l, done, items, 1, &args);
-        status = launch_portable(d, l, state->forward, &args, state->shape->threads, stream);
+        status = launch_portable(d, l, state->forward, &args, args.items, state->shape->threads, 0, stream);
         done += items;
     }
     return status;
@@ -131,12 +143,13 @@ static tess_status portable_forward(tess_driver_device *d, const tess_launch *l,
 
 static tess_status merge(tess_driver_device *d, const tess_launch *l, void *stream) {
     const tess_driver_state *state = l->kernel->state;
+    const uint32_t groups = tess_portable_merge_groups(l), most = groups < MOST_GROUPS ? MOST_GROUPS / groups : 1;
     tess_status status = TESS_OK;
     for (uint64_t done = 0; done < l->n_merges && status == TESS_OK;) {
         tess_args args;
-        const uint64_t items = l->n_merges - done < MOST_GROUPS ? l->n_merges - done : MOST_GROUPS;
+        const uint64_t items = l->n_merges - done < most ? l->n_merges - done : most;
         tess_portable_merge_args(l, done, items, 1, &args);
-        status = launch_portable(d, l, state->merge, &args, TESS_MERGE_THREADS, stream);
+        status = launch_portable(d, l, state->merge, &args, (uint32_t)items * groups, TESS_MERGE_THREADS, 1, stream);
         done += items;
     }
     return status;

@@ -42,6 +42,18 @@ const tess_portable_shape *tess_portable_find(const tess_portable_variant *varia
     return NULL;
 }
 
+tess_kernel_costs tess_portable_costs(const tess_portable_shape *shape, uint32_t workers) {
+    enum { FLOP_PER_NS = 60 }; /* of a workgroup: 15 TFLOP/s of an H200, which runs 264 of them */
+    const uint32_t flop = 4 * shape->rows * shape->keys * shape->head_dim;
+    return (tess_kernel_costs){.workers = workers,
+                               .step_keys = shape->keys,
+                               .step_ns = flop / FLOP_PER_NS,
+                               .job_ns = 4000,
+                               .merge_ns = 8000,
+                               .part_ns = 200,
+                               .bandwidth = 1000000};
+}
+
 static void common_args(const tess_launch *l, int base_in_handle, tess_args *a) {
     const uint32_t item = tess_portable_element(l->dtype);
     const tess_tables *t = l->tables;
@@ -81,6 +93,8 @@ void tess_portable_forward_args(const tess_launch *l, uint64_t skip, uint64_t it
     a->items = (tess_arg_u32)items;
     a->items_at = (tess_arg_u32)((l->tables->jobs_at + (l->first_job + skip) * sizeof(tess_job)) / 4);
 }
+
+uint32_t tess_portable_merge_groups(const tess_launch *l) { return l->partial_rows > 0 ? (l->partial_rows - 1) / TESS_MERGE_ROWS + 1 : 1; }
 
 void tess_portable_merge_args(const tess_launch *l, uint64_t skip, uint64_t items, int base_in_handle, tess_args *a) {
     common_args(l, base_in_handle, a);

@@ -22,13 +22,17 @@ typedef struct tess_portable_variant {
 
 extern const tess_portable_variant tess_portable, tess_portable_small;
 
-enum { TESS_MERGE_THREADS = 64 }; /* of a workgroup of the merge kernel, which takes one merge */
+/* Of a workgroup of the merge kernel: its threads, and the rows of one merge that it takes. */
+enum { TESS_MERGE_THREADS = 64, TESS_MERGE_ROWS = 4 };
 
 /* Why no portable kernel takes the problem, or NULL. */
 const char *tess_portable_refusal(const tess_kernel_key *key);
 
 /* The smallest shape for a head_dim; NULL past the last. */
 const tess_portable_shape *tess_portable_find(const tess_portable_variant *variant, int32_t head_dim);
+
+/* What a shape costs on a device that runs `workers` of its workgroups at a time. Rates differ between devices by more than a shape does; these are of a fast one, where parts pay least. */
+tess_kernel_costs tess_portable_costs(const tess_portable_shape *shape, uint32_t workers);
 
 /* "f32", "f16", "bf16", and bytes of an element. */
 const char *tess_portable_dtype(uint32_t dtype);
@@ -37,6 +41,8 @@ uint32_t tess_portable_element(uint32_t dtype);
 /* The arguments for `items` jobs from launch->first_job + skip on. *_at fields hold only what follows from buffer.offset (kind POINTER has it added to
  * the handle by the backend as it likes: set `base_in_handle` to leave 0 here). */
 void tess_portable_forward_args(const tess_launch *launch, uint64_t skip, uint64_t items, int base_in_handle, tess_args *args);
+/* Workgroups of the merge kernel for each merge of a launch. */
+uint32_t tess_portable_merge_groups(const tess_launch *launch);
 void tess_portable_merge_args(const tess_launch *launch, uint64_t skip, uint64_t items, int base_in_handle, tess_args *args);
 
 #endif /* TESS_COMMON_PORTABLE_H */

@@ -52,7 +52,7 @@ static tess_status cpu_query(void *device, tess_caps *caps) {
     caps->struct_size = size;
     caps->host_memory = 1;
     caps->buffer_kind = TESS_BUFFER_HOST;
-    caps->parallel_jobs = 64; /* a constant: how a plan splits keys must not depend on the number of threads */
+    caps->parallel_jobs = CPU_PARALLEL_JOBS;
     caps->workspace_align = 64;
     return TESS_OK;
 }

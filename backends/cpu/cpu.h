@@ -21,11 +21,14 @@ typedef struct cpu_row {
     enum cpu_isa isa;
     uint32_t dtypes; /* bit n: tess_dtype n */
     int only_forced; /* taken only when named */
+    uint32_t rate;   /* GFLOP/s of a thread, about: for the plan's choice of parts, and so a constant */
     cpu_job_fn job;  /* NULL: not built for this processor */
     cpu_scratch_fn scratch;
     cpu_rows_fn rows;
     cpu_thread_fn enter, leave;
 } cpu_row;
+
+enum { CPU_PARALLEL_JOBS = 64 }; /* a constant: how a plan splits keys must not depend on the number of threads */
 
 typedef struct cpu_device {
     const tess_host *host;

@@ -13,23 +13,23 @@ enum { F32 = 1u << TESS_F32, F16 = 1u << TESS_F16, BF16 = 1u << TESS_BF16 };
 
 static const cpu_row rows[] = {
 #if defined(__x86_64__)
-    {"amx_bf16", CPU_ISA_AMX_BF16, BF16, 0, WITH_TILES(amx_bf16, tess_cpu_amx_bf16)},
-    {"avx512_bf16", CPU_ISA_AVX512_BF16, BF16, 0, WITH(avx512_bf16)},
-    {"avx512", CPU_ISA_AVX512, F32 | F16 | BF16, 0, WITH(avx512)},
-    {"avx2", CPU_ISA_AVX2, F32 | F16 | BF16, 0, WITH(avx2)},
+    {"amx_bf16", CPU_ISA_AMX_BF16, BF16, 0, 600, WITH_TILES(amx_bf16, tess_cpu_amx_bf16)},
+    {"avx512_bf16", CPU_ISA_AVX512_BF16, BF16, 0, 120, WITH(avx512_bf16)},
+    {"avx512", CPU_ISA_AVX512, F32 | F16 | BF16, 0, 80, WITH(avx512)},
+    {"avx2", CPU_ISA_AVX2, F32 | F16 | BF16, 0, 50, WITH(avx2)},
 #else
-    {"amx_bf16", CPU_ISA_AMX_BF16, BF16, 0, WITHOUT},
-    {"avx512_bf16", CPU_ISA_AVX512_BF16, BF16, 0, WITHOUT},
-    {"avx512", CPU_ISA_AVX512, F32 | F16 | BF16, 0, WITHOUT},
-    {"avx2", CPU_ISA_AVX2, F32 | F16 | BF16, 0, WITHOUT},
+    {"amx_bf16", CPU_ISA_AMX_BF16, BF16, 0, 600, WITHOUT},
+    {"avx512_bf16", CPU_ISA_AVX512_BF16, BF16, 0, 120, WITHOUT},
+    {"avx512", CPU_ISA_AVX512, F32 | F16 | BF16, 0, 80, WITHOUT},
+    {"avx2", CPU_ISA_AVX2, F32 | F16 | BF16, 0, 50, WITHOUT},
 #endif
 #if defined(__aarch64__)
-    {"neon", CPU_ISA_NEON, F32 | F16 | BF16, 0, WITH(neon)},
+    {"neon", CPU_ISA_NEON, F32 | F16 | BF16, 0, 25, WITH(neon)},
 #else
-    {"neon", CPU_ISA_NEON, F32 | F16 | BF16, 0, WITHOUT},
+    {"neon", CPU_ISA_NEON, F32 | F16 | BF16, 0, 25, WITHOUT},
 #endif
-    {"portable", CPU_ISA_ANY, F32 | F16 | BF16, 0, WITH(portable)},
-    {"amx_bf16_soft", CPU_ISA_ANY, BF16, 1, WITH(amx_bf16_soft)},
+    {"portable", CPU_ISA_ANY, F32 | F16 | BF16, 0, 5, WITH(portable)},
+    {"amx_bf16_soft", CPU_ISA_ANY, BF16, 1, 5, WITH(amx_bf16_soft)},
 };
 enum { ROWS = sizeof rows / sizeof *rows };
 
@@ -51,6 +51,20 @@ static const char *refusal(const cpu_row *row, const tess_kernel_key *key, char 
     if (key->value_head_dim != key->head_dim) return "value_head_dim differs from head_dim";
     if (row->only_forced && (!key->name || key->preferred)) return "taken only when named";
     return tess_cpu_isa_request(row->isa, &reason) ? NULL : reason;
+}
+
+/* Nothing here may follow from the machine or the settings, so that results have the same bits with any number of threads. */
+static tess_kernel_costs costs_of(const cpu_row *row, const tess_kernel_key *key, uint32_t tile) {
+    enum { STEP_KEYS = 64 };
+    /* A job pays for the rows that it has. */
+    const uint64_t few = key->max_q_len < (int64_t)tile ? (uint64_t)key->max_q_len * key->group : tile;
+    const uint64_t flop = 4 * (few < tile ? few : tile) * STEP_KEYS * (uint64_t)key->head_dim;
+    return (tess_kernel_costs){.workers = CPU_PARALLEL_JOBS,
+                               .step_keys = STEP_KEYS,
+                               .step_ns = (uint32_t)(flop / row->rate) + 1,
+                               .job_ns = 500,
+                               .merge_ns = 3000,
+                               .bandwidth = 200000};
 }
 
 static void release(tess_kernel *kernel) { kernel->state = NULL; /* launches keep nothing between calls */ }
@@ -87,6 +101,7 @@ tess_status tess_cpu_kernel(void *device, const tess_kernel_key *key, tess_kerne
         kernel->pack_rows = tile;
         kernel->scratch_bytes = (uint64_t)d->threads * cpu_thread_bytes(&rows[i], key->head_dim);
         snprintf(kernel->name, sizeof kernel->name, "%s", rows[i].name);
+        kernel->costs = costs_of(&rows[i], key, tile);
         kernel->impl = &rows[i];
         kernel->state = NULL;
         kernel->release = release;

@@ -5,22 +5,23 @@
 #include <string.h>
 
 #include "cuda.h"
+#include "extra.h"
 #include <tessera/tessera_cuda.h>
 
 extern const tess_backend tess_cuda_backend;
 
 static const char *const libraries[] = {"libcuda.so.1", "libcuda.so", NULL};
 
-static const char *const symbols[] = {"cuInit", "cuDriverGetVersion", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetName", "cuDeviceTotalMem_v2",
-                                      "cuDeviceGetAttribute", "cuModuleLoadData", "cuModuleUnload", "cuModuleGetFunction", "cuLaunchKernel",
-                                      "cuStreamCreate", "cuStreamDestroy_v2", "cuStreamQuery", "cuStreamSynchronize", "cuEventCreate",
-                                      "cuEventDestroy_v2", "cuEventRecord", "cuEventSynchronize", "cuEventElapsedTime", "cuMemAlloc_v2",
-                                      "cuMemFree_v2", "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2", "cuMemcpyDtoDAsync_v2", "cuMemsetD32Async",
-                                      /* CUDA's own, in the order of cuda_extra */
-                                      "cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2",
-                                      "cuCtxGetDevice", "cuGetErrorName", "cuFuncSetAttribute", "?cuTensorMapEncodeTiled", "?cuFuncLoad", NULL};
+static const char *const symbols[] = {
+    "cuInit", "cuDriverGetVersion", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetName", "cuDeviceTotalMem_v2", "cuDeviceGetAttribute",
+    "cuModuleLoadData", "cuModuleUnload", "cuModuleGetFunction", "cuLaunchKernel", "cuStreamCreate", "cuStreamDestroy_v2", "cuStreamQuery",
+    "cuStreamSynchronize", "cuEventCreate", "cuEventDestroy_v2", "cuEventRecord", "cuEventSynchronize", "cuEventElapsedTime", "cuMemAlloc_v2",
+    "cuMemFree_v2", "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2", "cuMemcpyDtoDAsync_v2", "cuMemsetD32Async",
+    /* CUDA's own, in the order of cuda_extra */
+    "cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2", "cuCtxGetDevice", "cuGetErrorName",
+    "cuFuncSetAttribute", "?cuTensorMapEncodeTiled", "?cuFuncLoad", "?cuLaunchKernelEx", NULL};
 
-enum cuda_extra { RETAIN, RELEASE, PUSH, POP, CONTEXT_DEVICE, ERROR_NAME, LOAD = CUDA_ENCODE_TENSOR_MAP + 1, EXTRAS };
+enum cuda_extra { RETAIN, RELEASE, PUSH, POP, CONTEXT_DEVICE, ERROR_NAME, LOAD = CUDA_ENCODE_TENSOR_MAP + 1, LAUNCH_EX, EXTRAS };
 _Static_assert(sizeof symbols / sizeof *symbols == TESS_DRIVER_CALLS + (int)EXTRAS + 1 && (int)EXTRAS <= (int)TESS_DRIVER_EXTRAS,
                "every symbol has its place");
 
@@ -39,18 +40,15 @@ static void leave(tess_driver_device *d, void *before) {
     EXTRA(d->driver, POP, int (*)(void **))(&popped);
 }
 
-static tess_status attach_own(tess_driver_device *d, const tess_cuda_native *native) {
+static tess_status attach_own(tess_driver_device *d, const void *structure) {
     const tess_host *host = d->host;
+    tess_cuda_native native;
     int device = -1;
-    if (native->struct_size < sizeof *native)
-        return host->fail(host, TESS_ERROR_VERSION, "native.struct_size: must be at least %zu, got %u", sizeof *native,
-                          (unsigned)native->struct_size);
-    for (size_t n = sizeof *native; n < native->struct_size; n++)
-        if (((const unsigned char *)native)[n])
-            return host->fail(host, TESS_ERROR_VERSION, "native: has fields that this version of the library does not know");
-    if (native->reserved != 0) return host->fail(host, TESS_ERROR_INVALID, "native.reserved: must be 0, got %u", (unsigned)native->reserved);
-    if (!native->context) return host->fail(host, TESS_ERROR_INVALID, "native.context: must not be NULL");
-    d->context = native->context;
+    const tess_status status = tess_extra_read(host, "native", structure, &native, sizeof native);
+    if (status != TESS_OK) return status;
+    if (native.reserved != 0) return host->fail(host, TESS_ERROR_INVALID, "native.reserved: must be 0, got %u", (unsigned)native.reserved);
+    if (!native.context) return host->fail(host, TESS_ERROR_INVALID, "native.context: must not be NULL");
+    d->context = native.context;
     d->borrowed = 1;
     int code = enter(d, NULL);
     if (code != DRIVER_OK) return tess_driver_fail(d, "cuCtxPushCurrent", "native.context", code);
@@ -113,6 +111,29 @@ static int load_function(const tess_driver *driver, void *function) {
     return driver->extra[LOAD] ? EXTRA(driver, LOAD, int (*)(void *))(function) : DRIVER_OK;
 }
 
+/* CUlaunchAttribute and CUlaunchConfig */
+typedef struct launch_attribute {
+    unsigned id, reserved;
+    int value[16];
+} launch_attribute;
+typedef struct launch_config {
+    unsigned grid[3], block[3], shared_bytes;
+    void *stream;
+    launch_attribute *attributes;
+    unsigned n_attributes;
+} launch_config;
+
+/* Code for sm_90 and later waits for earlier kernels by itself. Streams that are being captured take such launches since 12.3. */
+static int start(const tess_driver_device *d, int slot, void *function, unsigned groups, unsigned threads, unsigned shared_bytes, void *stream,
+                 void **parameters) {
+    const tess_driver *driver = d->driver;
+    if (!driver->extra[LAUNCH_EX] || driver->number < 12030 || number_after(d->loaded[slot], "sm_") < 90)
+        return driver->call.launch(function, groups, 1, 1, threads, 1, 1, shared_bytes, stream, parameters, NULL);
+    launch_attribute early = {.id = 6 /* CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION */, .value = {1}};
+    const launch_config config = {{groups, 1, 1}, {threads, 1, 1}, shared_bytes, stream, &early, 1};
+    return EXTRA(driver, LAUNCH_EX, int (*)(const launch_config *, void *, void **, void **))(&config, function, parameters, NULL);
+}
+
 static const tess_driver_row *const rows[] = {&tess_cuda_sm90, &tess_cuda_sm80, &tess_driver_portable, NULL};
 
 static const tess_driver_vendor vendor = {.name = "cuda",
@@ -135,6 +156,7 @@ static const tess_driver_vendor vendor = {.name = "cuda",
                                           .image = image,
                                           .error_name = error_name,
                                           .version = version,
+                                          .start = start,
                                           .load = load_function};
 
 static tess_driver driver;

@@ -220,7 +220,7 @@ static tess_status describe(const opencl_device *d, uint32_t index, tess_kernel_
     info->status = usable ? TESS_OK : TESS_ERROR_UNAVAILABLE;
     info->flags = 0;
     snprintf(info->name, sizeof info->name, "opencl/%s", rows[index]->name);
-    snprintf(info->reason, sizeof info->reason, "%s", why);
+    snprintf(info->reason, sizeof info->reason, "%.*s", (int)sizeof info->reason - 1, why);
     return TESS_OK;
 }
 
@@ -233,6 +233,7 @@ static tess_status accept(opencl_device *d, const tess_kernel_key *key, uint32_t
     kernel->tile_step = 1;
     kernel->pack_rows = shape->rows;
     kernel->scratch_bytes = 0;
+    kernel->costs = tess_portable_costs(shape, tess_opencl_parallel_jobs(d));
     snprintf(kernel->name, sizeof kernel->name, "%s", rows[row]->name);
     kernel->impl = shape;
     kernel->state = state;

@@ -2,6 +2,7 @@
 /* Enqueuing the kernels of a run. OpenCL copies the arguments of a kernel while it is enqueued, so a slot is free again as soon as that is done. */
 #include <string.h>
 
+#include "extra.h"
 #include "opencl.h"
 #include <tessera/tessera_opencl.h>
 
@@ -32,7 +33,7 @@ static tess_status no_queue(const opencl_device *d, cl_int code) {
 
 static tess_status submit_way(const opencl_device *d, const tess_stream *stream, opencl_way *way, cl_event **event) {
     const tess_host *host = d->host;
-    const tess_opencl_submit *extra = stream->extra;
+    tess_opencl_submit extra;
     cl_context context = NULL;
     cl_device_id device = NULL;
     if (stream->handle == 0) return host->fail(host, TESS_ERROR_INVALID, "stream.handle: must be a cl_command_queue, not 0");
@@ -46,14 +47,13 @@ static tess_status submit_way(const opencl_device *d, const tess_stream *stream,
     code = d->cl->clGetCommandQueueInfo(way->queue, CL_QUEUE_PROPERTIES, sizeof properties, &properties, NULL);
     if (code != CL_SUCCESS) return no_queue(d, code);
     way->chained = (properties & CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE) != 0;
-    if (!extra) return TESS_OK;
-    if (extra->struct_size < sizeof *extra)
-        return host->fail(host, TESS_ERROR_VERSION, "stream.extra: struct_size is %u, but tess_opencl_submit has %zu bytes",
-                          (unsigned)extra->struct_size, sizeof *extra);
-    if (extra->n_waits > 0 && !extra->waits) return host->fail(host, TESS_ERROR_INVALID, "stream.extra: waits must not be NULL with n_waits");
-    way->n_waits = extra->n_waits;
-    way->waits = extra->n_waits ? (const cl_event *)extra->waits : NULL;
-    *event = extra->event;
+    if (!stream->extra) return TESS_OK;
+    const tess_status status = tess_extra_read(host, "stream.extra", stream->extra, &extra, sizeof extra);
+    if (status != TESS_OK) return status;
+    if (extra.n_waits > 0 && !extra.waits) return host->fail(host, TESS_ERROR_INVALID, "stream.extra: waits must not be NULL with n_waits");
+    way->n_waits = extra.n_waits;
+    way->waits = extra.n_waits ? (const cl_event *)extra.waits : NULL;
+    *event = extra.event;
     if (*event) way->chained = 1;
     return TESS_OK;
 }
@@ -99,10 +99,10 @@ static tess_status set_buffers(const opencl_device *d, const tess_launch *l, cl_
 }
 
 /* Enqueues `groups` workgroups, after what `way` says, and moves its events on. */
-static tess_status enqueue(const opencl_device *d, opencl_way *way, cl_kernel kernel, const tess_args *args, uint32_t threads) {
+static tess_status enqueue(const opencl_device *d, opencl_way *way, cl_kernel kernel, const tess_args *args, size_t groups, uint32_t threads) {
     cl_int code = d->cl->clSetKernelArg(kernel, 7, sizeof *args, args);
     if (code != CL_SUCCESS) return tess_opencl_fail(d->host, "clSetKernelArg", "the arguments are not taken", code);
-    const size_t local = threads, global = (size_t)args->items * threads;
+    const size_t local = threads, global = groups * threads;
     const cl_event previous = way->last;
     const cl_uint n_waits = previous ? 1 : way->n_waits;
     const cl_event *waits = previous ? &previous : way->waits;
@@ -122,13 +122,15 @@ static tess_status enqueue(const opencl_device *d, opencl_way *way, cl_kernel ke
 
 typedef void args_fn(const tess_launch *launch, uint64_t skip, uint64_t items, int base_in_handle, tess_args *args);
 
+/* `groups` workgroups take an item. */
 static tess_status run_kernel(const opencl_device *d, const tess_launch *l, opencl_way *way, cl_kernel kernel, args_fn *fill, uint64_t items,
-                              uint32_t threads) {
+                              uint32_t groups, uint32_t threads) {
+    const uint64_t most = groups < MOST_GROUPS ? MOST_GROUPS / groups : 1;
     tess_status status = items ? set_buffers(d, l, kernel) : TESS_OK;
-    for (uint64_t done = 0; done < items && status == TESS_OK; done += MOST_GROUPS) {
+    for (uint64_t done = 0; done < items && status == TESS_OK; done += most) {
         tess_args args;
-        fill(l, done, items - done < MOST_GROUPS ? items - done : MOST_GROUPS, 0, &args);
-        status = enqueue(d, way, kernel, &args, threads);
+        fill(l, done, items - done < most ? items - done : most, 0, &args);
+        status = enqueue(d, way, kernel, &args, (size_t)args.items * groups, threads);
     }
     return status;
 }
@@ -169,8 +171,9 @@ tess_status tess_opencl_launch(void *device, const tess_launch *l) {
                           (unsigned long long)l->tables->device.size);
     opencl_slot *slot = take_slot(state);
     if (!slot) return host->fail(host, TESS_ERROR_BUSY, "max_in_flight: %u runs are being enqueued", (unsigned)state->slots);
-    status = run_kernel(d, l, &way, slot->forward, tess_portable_forward_args, l->n_jobs, state->threads);
-    if (status == TESS_OK) status = run_kernel(d, l, &way, slot->merge, tess_portable_merge_args, l->n_merges, TESS_MERGE_THREADS);
+    status = run_kernel(d, l, &way, slot->forward, tess_portable_forward_args, l->n_jobs, 1, state->threads);
+    if (status == TESS_OK)
+        status = run_kernel(d, l, &way, slot->merge, tess_portable_merge_args, l->n_merges, tess_portable_merge_groups(l), TESS_MERGE_THREADS);
     __atomic_store_n(&slot->busy, 0, __ATOMIC_RELEASE);
     if (status == TESS_OK && l->stream.kind == TESS_STREAM_DEFAULT) {
         const cl_int code = d->cl->clFlush(way.queue);

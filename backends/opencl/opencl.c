@@ -6,6 +6,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "extra.h"
 #include <tessera/tessera_opencl.h>
 
 extern const tess_backend tess_opencl_backend;
@@ -96,29 +97,29 @@ static tess_status retain(opencl_device *d, const tess_opencl_native *native) {
     return TESS_OK;
 }
 
-static tess_status wrap(opencl_device *d, uint32_t index, const opencl_found *found, const tess_opencl_native *native) {
+static tess_status wrap(opencl_device *d, uint32_t index, const opencl_found *found, const void *structure) {
     const tess_host *host = d->host;
+    tess_opencl_native native;
     cl_device_id devices[128];
     size_t bytes = 0;
-    if (native->struct_size < sizeof *native)
-        return host->fail(host, TESS_ERROR_VERSION, "native.struct_size: is %u, but tess_opencl_native has %zu bytes", (unsigned)native->struct_size,
-                          sizeof *native);
-    if (native->reserved != 0) return host->fail(host, TESS_ERROR_INVALID, "native.reserved: must be 0, got %u", (unsigned)native->reserved);
-    if (!native->context) return host->fail(host, TESS_ERROR_INVALID, "native.context: must not be NULL");
-    if (!native->device) return host->fail(host, TESS_ERROR_INVALID, "native.device: must not be NULL");
-    if (!is_or_belongs_to(d->cl, native->device, found->device))
+    const tess_status read = tess_extra_read(host, "native", structure, &native, sizeof native);
+    if (read != TESS_OK) return read;
+    if (native.reserved != 0) return host->fail(host, TESS_ERROR_INVALID, "native.reserved: must be 0, got %u", (unsigned)native.reserved);
+    if (!native.context) return host->fail(host, TESS_ERROR_INVALID, "native.context: must not be NULL");
+    if (!native.device) return host->fail(host, TESS_ERROR_INVALID, "native.device: must not be NULL");
+    if (!is_or_belongs_to(d->cl, native.device, found->device))
         return host->fail(host, TESS_ERROR_UNAVAILABLE, "native.device: it is not opencl:%u", (unsigned)index);
-    const cl_int code = d->cl->clGetContextInfo(native->context, CL_CONTEXT_DEVICES, sizeof devices, devices, &bytes);
+    const cl_int code = d->cl->clGetContextInfo(native.context, CL_CONTEXT_DEVICES, sizeof devices, devices, &bytes);
     if (code != CL_SUCCESS)
         return host->fail(host, TESS_ERROR_INVALID, "native.context: clGetContextInfo says %s (%d)", tess_opencl_error_name(code), (int)code);
     int held = 0;
-    for (size_t n = 0; n < bytes / sizeof(cl_device_id) && n < 128; n++) held |= devices[n] == native->device;
+    for (size_t n = 0; n < bytes / sizeof(cl_device_id) && n < 128; n++) held |= devices[n] == native.device;
     if (!held) return host->fail(host, TESS_ERROR_INVALID, "native.context: does not hold native.device");
-    if (native->queue) {
-        const tess_status status = check_queue(d, native);
+    if (native.queue) {
+        const tess_status status = check_queue(d, &native);
         if (status != TESS_OK) return status;
     }
-    return retain(d, native);
+    return retain(d, &native);
 }
 
 /* Drops what an open device holds; members that are NULL were never taken. */
@@ -181,7 +182,7 @@ static tess_status opencl_query(void *device, tess_caps *caps) {
     memset(caps, 0, sizeof *caps);
     caps->struct_size = size;
     caps->buffer_kind = TESS_BUFFER_OBJECT;
-    caps->parallel_jobs = d->compute_units ? 2 * d->compute_units : 2;
+    caps->parallel_jobs = tess_opencl_parallel_jobs(d);
     caps->workspace_align = 256;
     if (!d->time_limited) return TESS_OK;
     const double rate = 2e6 * (d->compute_units ? d->compute_units : 1) * (d->clock_mhz ? d->clock_mhz : 500);

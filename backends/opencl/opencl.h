@@ -64,6 +64,9 @@ const char *tess_opencl_error_name(cl_int code);
 tess_status tess_opencl_fail(const tess_host *host, const char *call, const char *what, cl_int code);
 
 /* kernels.c */
+/* Workgroups that run at a time, about. */
+static inline uint32_t tess_opencl_parallel_jobs(const opencl_device *d) { return d->compute_units ? 2 * d->compute_units : 2; }
+
 tess_status tess_opencl_kernel(void *device, const tess_kernel_key *key, tess_kernel *kernel, uint32_t index, tess_kernel_info *info);
 void tess_opencl_programs_release(opencl_device *d);
 

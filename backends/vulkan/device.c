@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "extra.h"
 #include "vk.h"
 #include <tessera/tessera_vulkan.h>
 
@@ -51,12 +52,8 @@ static tess_status open_index(tess_vk_device *d, uint32_t index) {
 
 /* The application's structure: at least what this version knows, and nothing behind it that it does not know. */
 static tess_status read_native(const tess_host *host, const void *native, tess_vulkan_device *n) {
-    const uint32_t size = *(const uint32_t *)native;
-    if (size < sizeof *n) return host->fail(host, TESS_ERROR_VERSION, "native.struct_size: %u is less than %zu", size, sizeof *n);
-    for (uint32_t b = sizeof *n; b < size; b++)
-        if (((const unsigned char *)native)[b])
-            return host->fail(host, TESS_ERROR_VERSION, "native: byte %u is not 0, and not known to this version", b);
-    memcpy(n, native, sizeof *n);
+    const tess_status status = tess_extra_read(host, "native", native, n, sizeof *n);
+    if (status != TESS_OK) return status;
     const uint32_t known = TESS_VULKAN_STORAGE_16BIT | TESS_VULKAN_TIMELINE;
     if (n->features & ~known) return host->fail(host, TESS_ERROR_INVALID, "native.features: unknown bits 0x%x", n->features & ~known);
     if (n->reserved) return host->fail(host, TESS_ERROR_INVALID, "native.reserved: must be 0, not %u", n->reserved);
@@ -168,13 +165,15 @@ uint64_t tess_vk_range_steps(const tess_vk_device *d) {
     return bytes >= 40 * gib ? 2000000 : bytes >= 11 * gib ? 150000 : 40000;
 }
 
+uint32_t tess_vk_parallel_jobs(const tess_vk_device *d) { return d->found.properties.kind == TVK_DEVICE_CPU ? 64 : d->units ? 2 * d->units : 128; }
+
 tess_status tess_vk_query(void *device, tess_caps *caps) {
     const tess_vk_device *d = device;
     const uint32_t size = caps->struct_size;
     memset(caps, 0, sizeof *caps);
     caps->struct_size = size;
     caps->buffer_kind = TESS_BUFFER_OBJECT;
-    caps->parallel_jobs = d->found.properties.kind == TVK_DEVICE_CPU ? 64 : d->units ? 2 * d->units : 128;
+    caps->parallel_jobs = tess_vk_parallel_jobs(d);
     caps->workspace_align = VK_WORKSPACE_ALIGN;
     caps->range_blocks = tess_vk_range_steps(d);
     caps->steps_per_second = 5 * caps->range_blocks; /* 200 ms of them */

@@ -6,22 +6,12 @@
 #include <string.h>
 #include <time.h>
 
+#include "extra.h"
 #include "kernels/push.h"
 #include "vk.h"
 #include <tessera/tessera_vulkan.h>
 
 /* ------------------------------------------------------------------ the application's structures */
-
-/* Reads a structure of `known` bytes that begins with its size. */
-static tess_status read_extra(const tess_host *host, const void *extra, void *out, uint32_t known) {
-    const unsigned char *bytes = extra;
-    const uint32_t size = *(const uint32_t *)extra;
-    if (size < known) return host->fail(host, TESS_ERROR_VERSION, "stream.extra.struct_size: %u is less than %u", size, known);
-    for (uint32_t b = known; b < size; b++)
-        if (bytes[b]) return host->fail(host, TESS_ERROR_VERSION, "stream.extra: byte %u is not 0, and not known to this version", b);
-    memcpy(out, extra, known);
-    return TESS_OK;
-}
 
 /* Semaphores of one direction, as Vulkan takes them. */
 typedef struct semaphores {
@@ -60,7 +50,7 @@ static tess_status read_submit(const tess_vk_device *d, const tess_stream *strea
     tess_vulkan_submit submit;
     if (stream->handle) e->queue = (vk_queue)(uintptr_t)stream->handle;
     if (!stream->extra) return TESS_OK;
-    tess_status status = read_extra(d->host, stream->extra, &submit, sizeof submit);
+    tess_status status = tess_extra_read(d->host, "stream.extra", stream->extra, &submit, sizeof submit);
     if (status == TESS_OK && submit.reserved)
         status = d->host->fail(d->host, TESS_ERROR_INVALID, "stream.extra.reserved: must be 0, not %u", submit.reserved);
     if (status == TESS_OK) status = read_semaphores(d, "waits", submit.n_waits, submit.waits, &e->waits);
@@ -75,7 +65,7 @@ static tess_status read_record(const tess_vk_device *d, const tess_launch *l, er
     if (l->seconds) return host->fail(host, TESS_ERROR_INVALID, "device_seconds: must be NULL, since recording does not run anything");
     e->outside = (vk_commands)(uintptr_t)l->stream.handle;
     if (!l->stream.extra) return TESS_OK;
-    const tess_status status = read_extra(host, l->stream.extra, &e->record, sizeof e->record);
+    const tess_status status = tess_extra_read(host, "stream.extra", l->stream.extra, &e->record, sizeof e->record);
     if (status != TESS_OK) return status;
     if (e->record.reserved) return host->fail(host, TESS_ERROR_INVALID, "stream.extra.reserved: must be 0, not %u", e->record.reserved);
     if (e->record.fence && e->record.semaphore.semaphore)
@@ -166,9 +156,11 @@ static void end_run(const tess_vk_device *d, vk_commands commands) {
                 TVK_ACCESS_HOST_WRITE);
 }
 
-/* `items` workgroups in a grid whose width the device allows. Those past the last item find that out by themselves. */
-static void dispatch(const tess_vk_device *d, vk_commands commands, vk_handle pipeline, vk_handle set, const bindings *b, tess_args *args) {
-    const uint32_t most = d->found.properties.limits.max_group_count[0], width = args->items < most ? args->items : most;
+/* Workgroups in a grid whose width the device allows, `groups` for each item. Those past the last item find that out by themselves. */
+static void dispatch(const tess_vk_device *d, vk_commands commands, vk_handle pipeline, vk_handle set, const bindings *b, tess_args *args,
+                     uint32_t groups) {
+    const uint64_t all = (uint64_t)args->items * groups;
+    const uint32_t most = d->found.properties.limits.max_group_count[0], width = all < most ? (uint32_t)all : most;
     args->q_at = b->q_at;
     args->k_at = b->k_at;
     args->v_at = b->v_at;
@@ -179,7 +171,7 @@ static void dispatch(const tess_vk_device *d, vk_commands commands, vk_handle pi
     d->vk.CmdBindPipeline(commands, TVK_BIND_POINT_COMPUTE, pipeline);
     d->vk.CmdBindDescriptorSets(commands, TVK_BIND_POINT_COMPUTE, d->layout, 0, 1, &set, 0, NULL);
     d->vk.CmdPushConstants(commands, d->layout, TVK_SHADER_STAGE_COMPUTE, 0, sizeof push, &push);
-    d->vk.CmdDispatch(commands, width, (uint32_t)(((uint64_t)args->items + width - 1) / width), 1);
+    d->vk.CmdDispatch(commands, width, (uint32_t)((all + width - 1) / width), 1);
 }
 
 static void record_jobs(const tess_vk_device *d, vk_commands commands, const tess_launch *l, vk_handle set, const bindings *b, uint64_t skip,
@@ -188,7 +180,7 @@ static void record_jobs(const tess_vk_device *d, vk_commands commands, const tes
     tess_args args;
     if (jobs == 0) return;
     tess_portable_forward_args(l, skip, jobs, 1, &args);
-    dispatch(d, commands, s->forward, set, b, &args);
+    dispatch(d, commands, s->forward, set, b, &args, 1);
 }
 
 static void record_merges(const tess_vk_device *d, vk_commands commands, const tess_launch *l, vk_handle set, const bindings *b) {
@@ -198,7 +190,7 @@ static void record_merges(const tess_vk_device *d, vk_commands commands, const t
     if (l->n_jobs)
         barrier(d, commands, TVK_STAGE_COMPUTE, TVK_ACCESS_SHADER_WRITE, TVK_STAGE_COMPUTE, TVK_ACCESS_SHADER_READ | TVK_ACCESS_SHADER_WRITE);
     tess_portable_merge_args(l, 0, l->n_merges, 1, &args);
-    dispatch(d, commands, s->merge, set, b, &args);
+    dispatch(d, commands, s->merge, set, b, &args, tess_portable_merge_groups(l));
 }
 
 static tess_status record_outside(const tess_vk_device *d, const tess_launch *l, const errand *e, tess_vk_slot *slot, const bindings *b) {

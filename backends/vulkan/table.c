@@ -84,6 +84,7 @@ static tess_status accept(tess_vk_device *d, const tess_kernel_key *key, int var
     kernel->tile_step = 1;
     kernel->pack_rows = shape->rows;
     kernel->scratch_bytes = 0;
+    kernel->costs = tess_portable_costs(shape, tess_vk_parallel_jobs(d));
     snprintf(kernel->name, sizeof kernel->name, "%s", rows[variant]->name);
     kernel->impl = rows[variant];
     kernel->state = state;

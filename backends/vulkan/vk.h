@@ -100,6 +100,7 @@ void tess_vk_close(void *device);
 tess_status tess_vk_query(void *device, tess_caps *caps);
 /* (row tile, 64 keys) steps that surely take less than 200 ms; 0: nothing watches this device. */
 uint64_t tess_vk_range_steps(const tess_vk_device *d);
+uint32_t tess_vk_parallel_jobs(const tess_vk_device *d); /* workgroups that run at a time, about */
 vk_result tess_vk_submit(tess_vk_device *d, vk_queue queue, uint32_t count, const vk_submit_info *submits, vk_handle fence);
 
 /* memory.c */
@@ -150,6 +151,9 @@ void tess_vk_state_release(tess_kernel *kernel);
 tess_status tess_vk_slot_take(tess_vk_state *state, uint32_t *index);
 
 /* table.c, launch.c */
+/* Which kernels are tried first on which device (docs/tune.md). */
+extern const char tess_vk_tune[];
+
 tess_status tess_vk_kernel(void *device, const tess_kernel_key *key, tess_kernel *kernel, uint32_t index, tess_kernel_info *info);
 tess_status tess_vk_launch(void *device, const tess_launch *launch);
 

@@ -74,35 +74,40 @@ static float *element(const tess_tensor *t, uint32_t batch, int64_t token, uint3
     return base + batch * t->stride_batch + token * t->stride_token + head * t->stride_head;
 }
 
-/* What a row has gathered so far: the outputs are weighted by exp(score - most). */
+/* What a row has gathered so far: the outputs are weighted by exp(|scale| * (score - most)). */
 typedef struct gathered {
     float most, sum, o[256];
 } gathered;
 
-static void gather(const tess_launch *l, gathered *g, const float *q, const float *k, const float *v) {
-    float score = 0;
-    for (int e = 0; e < l->head_dim; e++) score += q[e] * k[e];
-    score *= l->scale;
-    const float most = fmaxf(g->most, score), old = g->most == most ? 1 : expf(g->most - most), weight = expf(score - most);
-    for (int e = 0; e < l->head_dim; e++) g->o[e] = g->o[e] * old + weight * v[e];
-    g->sum = g->sum * old + weight;
+/* Adds outputs whose weights are relative to the score `most` and add up to `sum`. */
+static void add(const tess_launch *l, gathered *g, float score, float sum, const float *o) {
+    const float scale = fabsf(l->scale), most = fmaxf(g->most, score);
+    const float old = g->most == most ? 1 : expf(scale * (g->most - most)), new = sum *expf(scale * (score - most));
+    for (int e = 0; e < l->head_dim; e++) g->o[e] = g->o[e] * old + new *o[e];
+    g->sum = g->sum * old + new;
     g->most = most;
 }
 
-static void finish(const tess_launch *l, const gathered *g, float *o, float *lse) {
+static void gather(const tess_launch *l, gathered *g, const float *q, const float *k, const float *v) {
+    float score = 0;
+    for (int e = 0; e < l->head_dim; e++) score += q[e] * k[e];
+    add(l, g, l->scale < 0 ? -score : score, 1, v);
+}
+
+static void finish(const tess_launch *l, const gathered *g, float *o) {
     for (int e = 0; e < l->head_dim; e++) o[e] = g->sum > 0 ? g->o[e] / g->sum : 0;
-    if (lse) *lse = g->sum > 0 ? g->most + logf(g->sum) : -INFINITY;
 }
 
 static float *partial(const tess_launch *l, uint32_t index) {
     float *base = (float *)(void *)((char *)(uintptr_t)l->workspace.handle + l->workspace.offset + l->partials_at);
-    return base + (uint64_t)index * l->partial_rows * (uint64_t)(l->head_dim + 1);
+    return base + (uint64_t)index * l->partial_rows * (uint64_t)(l->head_dim + 2);
 }
 
 /* Where row r of an item goes in the end. LSE is optional. */
 static void store(const tess_launch *l, const gathered *g, const tess_sequence *s, uint32_t row, uint32_t head) {
-    finish(l, g, element(&l->o, s->batch, s->q_start + row, head),
-           l->lse.buffer.kind == TESS_BUFFER_NONE ? NULL : element(&l->lse, s->batch, s->q_start + row, head));
+    finish(l, g, element(&l->o, s->batch, s->q_start + row, head));
+    if (l->lse.buffer.kind != TESS_BUFFER_NONE)
+        *element(&l->lse, s->batch, s->q_start + row, head) = g->sum > 0 ? fabsf(l->scale) * g->most + logf(g->sum) : -INFINITY;
 }
 
 static void run_row(const tess_launch *l, const tess_job *job, uint32_t r) {
@@ -129,20 +134,19 @@ static void run_row(const tess_launch *l, const tess_job *job, uint32_t r) {
     if (job->partial == TESS_NO_PARTIAL)
         store(l, &g, s, job->row + r, job->head);
     else {
-        float *to = partial(l, job->partial);
-        finish(l, &g, to + (uint64_t)r * (uint64_t)l->head_dim, to + (uint64_t)l->partial_rows * (uint64_t)l->head_dim + r);
+        float *to = partial(l, job->partial), *reference = to + (uint64_t)l->partial_rows * (uint64_t)l->head_dim;
+        finish(l, &g, to + (uint64_t)r * (uint64_t)l->head_dim);
+        reference[r] = g.most;
+        reference[l->partial_rows + r] = g.sum;
     }
 }
 
 static void merge_row(const tess_launch *l, const tess_merge *m, uint32_t r) {
     gathered g = {.most = -INFINITY};
     for (uint32_t n = 0; n < m->parts; n++) {
-        const float *from = partial(l, m->partial + n), lse = from[(uint64_t)l->partial_rows * (uint64_t)l->head_dim + r];
-        if (lse == -INFINITY) continue;
-        const float most = fmaxf(g.most, lse), old = g.most == most ? 1 : expf(g.most - most), weight = expf(lse - most);
-        for (int e = 0; e < l->head_dim; e++) g.o[e] = g.o[e] * old + weight * from[(uint64_t)r * (uint64_t)l->head_dim + (uint64_t)e];
-        g.sum = g.sum * old + weight;
-        g.most = most;
+        const float *from = partial(l, m->partial + n), *reference = from + (uint64_t)l->partial_rows * (uint64_t)l->head_dim;
+        if (reference[l->partial_rows + r] == 0) continue;
+        add(l, &g, reference[r], reference[l->partial_rows + r], from + (uint64_t)r * (uint64_t)l->head_dim);
     }
     store(l, &g, &l->tables->sequences[m->sequence], m->row + r, m->head);
 }

@@ -22,8 +22,9 @@
  *             No argument makes the library abort, and outputs of a failed call are left as they were unless a function says otherwise.
  * Descriptors begin with `struct_size`, which the caller sets to sizeof the structure: `tess_plan_desc d = {sizeof d};` zeroes the rest. Fields are
  *             only ever appended; a larger structure from a newer header is accepted while its unknown tail is zero and refused with
- *             TESS_ERROR_VERSION otherwise. Zero means "default" only for fields marked [0: ...]. Info structures that the library fills
- *             follow the same rule: at most struct_size bytes are written, and bytes that this library does not know are zeroed.
+ *             TESS_ERROR_VERSION otherwise. So is a size that cuts a field in two: a size is a multiple of the structure's alignment and
+ *             ends between fields. Zero means "default" only for fields marked [0: ...]. Info structures that the library fills
+ *             follow the same rules: at most struct_size bytes are written, and bytes that this library does not know are zeroed.
  * Ownership.  Handles are reference counted inside: a plan keeps its device and layout alive, a device its runtime, so handles may be released
  *             in any order. Strings returned by the library are owned by it and live as long as the handle they came from.
  *             Memory behind tess_buffer and tess_tensor always belongs to the caller.
@@ -85,8 +86,11 @@ typedef enum tess_status {
 /* The name of a status, "TESS_OK" and so on; "TESS_ERROR_?" for a value that is none. Static storage. Thread-safe, cannot fail. */
 TESS_API const char *tess_status_name(tess_status status);
 
-/* One line about the last failure on the calling thread: the function, then the field or native call, then what is wrong with it.
- * Valid until the next failing call on this thread. Empty if nothing failed yet. A successful call leaves it as it was. */
+/* One line about the last failure on the calling thread: the function, then the field or native
+ * call, then what is wrong with it. Valid until the next failing call on this thread. Empty if
+ * nothing failed yet. A successful call leaves it as it was. A thread's first failure takes
+ * memory for it from malloc, under 512 bytes that go back when the thread ends; while there is
+ * none, the text says what kind of failure it was and no more. */
 TESS_API const char *tess_last_error(void);
 
 /* TESS_VERSION_NUMBER of the library that is running, to compare with the header's. Cannot fail. */
@@ -120,11 +124,14 @@ typedef struct tess_runtime_desc {
     const char *backend;      /* TESSERA_BACKEND: `name`, `name:index`, or a comma list in order of preference */
     const char *kernel;       /* TESSERA_KERNEL: `backend/kernel`; a kernel that refuses a problem makes it TESS_ERROR_UNSUPPORTED */
     const char *verbose;      /* TESSERA_VERBOSE: comma list of `errors`, `device`, `dispatch`, `plan`, `all` */
-    const char *cache_dir;    /* TESSERA_CACHE_DIR: where compiled kernels are kept; absolute */
+    const char *cache_dir;    /* TESSERA_CACHE_DIR: where compiled kernels are kept, 256 MiB at most, the newest; absolute */
     const char *tune_file;    /* TESSERA_TUNE_FILE: rules that say which kernel is tried first for which shape (docs/tune.md); absolute */
     const char *backend_path; /* TESSERA_BACKEND_PATH: colon list of absolute paths of backend libraries to load */
-    uint32_t cpu_threads;     /* [0: TESSERA_CPU_THREADS, else the CPUs that this process may run on] at most 1024 */
-    uint32_t reserved;        /* must be 0 */
+    /* [0: TESSERA_CPU_THREADS, else no bound] Most threads of a CPU device, its caller's included, 1 to
+     * 1024. Never more are used than the CPUs that the process may keep busy when the runtime is
+     * created: its affinity mask, lowered to the quota of its control groups. */
+    uint32_t cpu_threads;
+    uint32_t reserved; /* must be 0 */
 } tess_runtime_desc;
 
 /* Reads the settings once (descriptor, then environment) and lists the backends; opens no driver. `desc` may be NULL for all defaults.
@@ -146,7 +153,12 @@ typedef struct tess_backend_info {
     char reason[512]; /* one line when status is not TESS_OK: library names tried, driver too old, no device */
 } tess_backend_info;
 
-/* Describes backend `index` (0, 1, ...; order of preference), probing its driver on first use. INVALID when index is past the last. */
+/* Describes backend `index` (0, 1, ...; order of preference), probing its driver on first use.
+ * INVALID when index is past the last. In a process with more rights than its user (set-user-ID,
+ * set-group-ID, file capabilities) no driver of a GPU is opened unless tess_runtime_desc.backend
+ * or tess_device_desc.id names the backend; until then it is UNAVAILABLE and has no devices.
+ * Drivers and their loaders obey variables of their own, so who names one there gives the user
+ * those rights: see SECURITY.md. */
 TESS_API tess_status tess_runtime_backend(tess_runtime *runtime, uint32_t index, tess_backend_info *info);
 
 typedef enum tess_device_kind {
@@ -192,10 +204,14 @@ typedef struct tess_device_desc {
     const void *native; /* [NULL: the library opens the device] a structure of tessera_<backend>.h that wraps the application's own context */
 } tess_device_desc;
 
-/* Opens a device. An unknown backend name is INVALID; names that are not available here are skipped; if none is left the error is
- * UNAVAILABLE and lists what exists. With `native`, `id` must be `name:index`, the device that the context belongs to, or `name`, and then it is found
- * among the backend's devices (UNAVAILABLE if it is none of them); the backend's own status comes back. OUT_OF_MEMORY ends the search: it says nothing
- * about which device works. `desc` may be NULL. Software devices rank below the CPU. The choice is made here, once, never per problem. */
+/* Opens a device. An unknown backend name is INVALID; names that are not available here are
+ * skipped; if none is left the error is UNAVAILABLE and lists what exists. With `native`, `id`
+ * must be `name:index`, the device that the context belongs to, or `name`, and then it is found
+ * among the backend's devices (UNAVAILABLE if it is none of them); the backend's own status
+ * comes back. OUT_OF_MEMORY ends the search: it says nothing about which device works. `desc`
+ * may be NULL. Software devices rank below the CPU. In a process with more rights than its user
+ * backends of GPUs that no descriptor names are not looked at (tess_runtime_backend). The choice
+ * is made here, once, never per problem. */
 TESS_API tess_status tess_device_open(tess_runtime *runtime, const tess_device_desc *desc, tess_device **device);
 TESS_API void tess_device_release(tess_device *device);
 TESS_API tess_status tess_device_query(const tess_device *device, tess_device_info *info);
@@ -300,8 +316,10 @@ typedef struct tess_layout_desc {
     int64_t max_chunk;           /* [0: 1] most new tokens per step, for the KV ring of tess_layout_kv */
 } tess_layout_desc;
 
-/* Makes a pattern concrete. Takes time and memory in proportion to the kept lists (S2: classes * blocks / stride entries), never to tokens^2,
- * a caller's mask apart. INVALID names the field. UNSUPPORTED: more than 2^31 - 1 blocks. OUT_OF_MEMORY. VERSION. */
+/* Makes a pattern concrete. Takes time and memory in proportion to the heads alone, whatever the
+ * context: a layout holds formulas and no lists. Only a caller's mask is read as a whole and
+ * kept, compressed. INVALID names the field. UNSUPPORTED: more than 2^31 - 1 blocks.
+ * OUT_OF_MEMORY. VERSION. */
 TESS_API tess_status tess_layout_create(tess_runtime *runtime, const tess_layout_desc *desc, tess_layout **layout);
 TESS_API void tess_layout_release(tess_layout *layout);
 
@@ -350,7 +368,8 @@ TESS_API tess_status tess_layout_kept(const tess_layout *layout, int32_t head, i
  * same on every machine and hold no pointers. INVALID when the capacity is too small (then *size is the length needed). */
 TESS_API tess_status tess_layout_serialize(const tess_layout *layout, void *data, size_t *size);
 
-/* Makes a layout from such bytes, which are not trusted: CORRUPT or VERSION for anything that tess_layout_create would not have accepted. */
+/* Makes a layout from such bytes, which are not trusted: CORRUPT or VERSION for anything that
+ * tess_layout_create would not have accepted or tess_layout_serialize would not have written. */
 TESS_API tess_status tess_layout_deserialize(tess_runtime *runtime, const void *data, size_t size, tess_layout **layout);
 
 /* ------------------------------------------------------------------ buffers, tensors, streams */
@@ -373,7 +392,11 @@ typedef struct tess_buffer {
 
 /* A tensor [batch, token, head, element] with unit stride over elements; other strides in elements, at least 0. Inputs may have equal or zero strides;
  * strides of outputs must keep elements apart (INVALID otherwise). For LSE the element dimension does not exist. For packed batches
- * (cu_q_lens, cu_kv_lens) tokens of all sequences follow each other and stride_batch is not used. Outputs must not overlap inputs. */
+ * (cu_q_lens, cu_kv_lens) tokens of all sequences follow each other and stride_batch is not used.
+ * Outputs must not overlap inputs or each other. tess_run refuses outputs of which an element
+ * certainly lies within another tensor, as addresses and strides tell; it finds every overlap of
+ * tensors with equal lengths whose strides nest. Tensors may alternate in one buffer, as packed
+ * Q, K and V do, since only elements count. */
 typedef struct tess_tensor {
     tess_buffer buffer;
     int64_t stride_batch;
@@ -412,8 +435,11 @@ typedef struct tess_plan_desc {
     int32_t value_head_dim; /* [0: head_dim] anything else is UNSUPPORTED in this version */
     float scale;            /* [0: 1 / sqrt(head_dim)] finite, 2^-120 to 2^120 in magnitude; multiplies <q, k> before the softmax */
     float softcap;          /* [0: none] UNSUPPORTED in this version */
-    int64_t batch;          /* sequences; 0 is legal */
-    int64_t q_len, kv_len;  /* of every sequence, where the arrays below are NULL; 0 is legal; q_len > kv_len is legal */
+    /* Sequences. 0 is legal and has no other meaning: a plan whose batch was forgotten computes
+     * nothing. With q_len above 0 the setting `verbose` logs that under `plan`. Sequences without
+     * rows cost no memory. */
+    int64_t batch;
+    int64_t q_len, kv_len; /* of every sequence, where the arrays below are NULL; 0 is legal; q_len > kv_len is legal */
     /* Arrays are copied. Padded batches: lengths per sequence, at most q_len and kv_len if those are not 0; rows past a length are neither read nor
      * written. Packed batches: cumulative lengths, batch + 1 values, the first 0, never falling; both or neither of cu_q_lens and cu_kv_lens. */
     const int64_t *q_lens, *kv_lens;
@@ -450,7 +476,9 @@ typedef struct tess_plan_info {
     char kernel[64];          /* "backend/kernel" */
 } tess_plan_info;
 
-/* kept_pairs, dense_pairs, flops and bytes_min are computed here, in O(query blocks * classes) a sequence; the rest is stored. */
+/* kept_pairs, dense_pairs, flops and bytes_min are computed here, in closed form: O(heads) a
+ * sequence, or O(query blocks * heads) and a little memory for a caller's mask. The rest is
+ * stored. OUT_OF_MEMORY. */
 TESS_API tess_status tess_plan_query(const tess_plan *plan, tess_plan_info *info);
 
 /* Range `index` of the jobs, in order, such that one range stays under the time limit. INVALID when index is past the last. */
@@ -483,15 +511,35 @@ typedef struct tess_run_desc {
 } tess_run_desc;
 
 /*
- * Runs the plan. Never allocates, compiles, synchronises (device_seconds apart) or reads the environment, so it can be captured into a graph; on a CPU it
- * returns when the work is done. Concurrent calls on one plan are safe with distinct workspaces and outputs.
+ * Runs the plan. Never allocates (a thread's first failure apart: tess_last_error), compiles,
+ * synchronises (device_seconds apart) or reads the environment, so it can be captured into a
+ * graph; on a CPU it returns when the work is done. A driver may do more within its own calls:
+ * some finish compiling a kernel when it first runs, so run a plan once before you measure it or
+ * capture it. Concurrent calls on one plan are safe with distinct workspaces and outputs.
+ * On a CPU the calling thread is one of the workers, and takes at most 16 KiB of its stack for that.
  *
- * A row that keeps no key gets O = 0 and LSE = -inf. Keys at or past kv_len, and blocks that no row of a tile keeps, contribute nothing even
- * when they hold NaN. Inside a block that some row of a tile keeps, a non-finite V may reach every row of that tile, never another head or tile.
- * The same call gives the same bits every time, and on a CPU with every number of threads. A batch or q_len of 0 succeeds without a launch.
+ * A row that keeps no key gets O = 0 and LSE = -inf. Keys at or past kv_len, and blocks that no
+ * row of a tile keeps, contribute nothing even when they hold NaN. Inside a block that some row
+ * of a tile keeps, a non-finite V may reach every row of that tile, never another head or tile.
+ * The same call gives the same bits every time, and on a CPU with every number of threads. A
+ * batch or q_len of 0 succeeds without a launch.
  *
- * INVALID names the tensor and what is wrong: kind, alignment, stride, size, workspace too small, range. UNSUPPORTED: a reserved feature.
- * BUSY: max_in_flight. DEVICE_LOST. NATIVE. On failure outputs may be partly written.
+ * LSE is the float32 nearest to scale * m + ln(sum exp(scale * (s - m))) for the row's largest
+ * score m, up to a few units in the last place: a large score leaves few digits for the rest,
+ * and a product beyond float32 gives infinity. O does not depend on that: it is computed from
+ * differences of scores, also where keys are split.
+ *
+ * Weighted values are added up in float32 and divided by the sum of their weights at the end.
+ * Where the first sum leaves float32's range, the element is infinite (NaN if a greater score
+ * follows) although the quotient would be finite: V near the largest finite float32 or bfloat16
+ * over many keys of nearly equal scores. V of up to 2^80 in magnitude never does that, and
+ * float16 never can. Denormal numbers may count as 0, in inputs, on the way and in results:
+ * below 2^-126 in float32 and bfloat16, where x86-64 and 64-bit ARM CPUs always do, and below
+ * 2^-14 in float16, where some GPUs do and no CPU does.
+ *
+ * INVALID names the tensor and what is wrong: kind, alignment, stride, size, workspace too
+ * small, range. UNSUPPORTED: a reserved feature. BUSY: max_in_flight. DEVICE_LOST. NATIVE. On
+ * failure outputs may be partly written.
  */
 TESS_API tess_status tess_run(const tess_plan *plan, const tess_run_desc *desc);
 

@@ -19,7 +19,7 @@ extern "C" {
 #endif
 
 /* Raised whenever a structure of this header changes incompatibly. Checked before any other field of a backend is read. */
-#define TESS_BACKEND_ABI 1u
+#define TESS_BACKEND_ABI 2u
 
 /* The symbol that a backend library exports: `const tess_backend *tess_backend_entry(void)`. */
 #define TESS_BACKEND_ENTRY "tess_backend_entry"
@@ -60,8 +60,17 @@ typedef struct tess_job {
 
 #define TESS_NO_PARTIAL 0xffffffffu
 
-/* Merges partials [partial, partial + parts) of the given rows into O and LSE:  m = max LSE_i,  w_i = exp(LSE_i - m),
- * O = sum w_i O_i / sum w_i,  LSE = m + ln(sum w_i); all LSE_i = -inf gives O = 0 and LSE = -inf. Parts are added in rising order. */
+/*
+ * A partial result holds, of each row, O (normalised, float32), the reference m that its exponentials are relative to, and their sum l:
+ *
+ *     l = sum over keys of exp(|scale| * (s - m)),   O = sum over keys of exp(|scale| * (s - m)) * V / l,   s = <q, k> * sign(scale)
+ *
+ * Any m near the row's largest s does. It is a score that is not scaled yet, since differences of scores are exact where it matters and a rounded LSE of large
+ * scores is not. A row that sees no key has l = 0, O = 0 and an m of -3e38 or less.
+ *
+ * A merge combines partials [partial, partial + parts) of the given rows:  m = max m_i,  w_i = l_i * exp(|scale| * (m_i - m)),  O = sum w_i O_i / sum w_i,
+ * LSE = |scale| * m + ln(sum w_i); all l_i = 0 gives O = 0 and LSE = -inf. Parts are added in rising order.
+ */
 typedef struct tess_merge {
     uint32_t sequence;
     uint16_t head, heads;
@@ -72,7 +81,8 @@ typedef struct tess_merge {
     uint32_t parts;
 } tess_merge;
 
-/* One sequence. The element (row r, head h) of Q, O and LSE is at  batch * stride_batch + (q_start + r) * stride_token + h * stride_head;
+/* One sequence that has rows; those of the batch that have none are not in the table.
+ * The element (row r, head h) of Q, O and LSE is at  batch * stride_batch + (q_start + r) * stride_token + h * stride_head;
  * key t of kv head g likewise with kv_start. The absolute position of row r is kv_len - q_len + r. */
 typedef struct tess_sequence {
     int64_t q_start, kv_start;
@@ -144,7 +154,7 @@ struct tess_host {
     void (*log)(const tess_host *host, const char *topic, const char *format, ...);
     /* The value of a setting by its environment name ("TESSERA_CACHE_DIR"); "" when unset. */
     const char *(*setting)(const tess_host *host, const char *name);
-    uint32_t cpu_threads; /* resolved */
+    uint32_t cpu_threads; /* workers that a launch on the CPU may have: the setting, or fewer CPUs */
 };
 
 /* ------------------------------------------------------------------ the backend */
@@ -153,7 +163,7 @@ typedef struct tess_caps {
     uint32_t struct_size;
     uint32_t host_memory;   /* 1: kernels read host memory, tables are not uploaded, buffers are of kind HOST */
     uint32_t buffer_kind;   /* tess_buffer_kind that tensors and workspace must have */
-    uint32_t parallel_jobs; /* the plan splits keys when there are fewer jobs than this; must not depend on settings */
+    uint32_t parallel_jobs; /* jobs that keep the device busy, for kernels without `costs`; must not depend on settings */
     uint64_t workspace_align;
     uint64_t range_blocks;     /* [0: no limit] (row tile, key block) steps that fit the time limit of one submission, a cautious estimate */
     uint64_t steps_per_second; /* [0: unknown] such steps a second, to turn time_limit_us into blocks */
@@ -180,6 +190,20 @@ typedef struct tess_kernel_key {
     uint32_t preferred; /* 1: `name` is the preference of a tune table and no order; a kernel that is taken only when named refuses then */
 } tess_kernel_key;
 
+/* What the jobs of a kernel cost on the device's architecture, for a plan that decides whether to
+ * split the keys of its rows (docs/layout.md has the model). Constants of the kernel, the
+ * architecture and the key, and never measured on the machine: the bits of results depend on them.
+ * workers 0: the kernel says nothing, and the plan guesses. */
+typedef struct tess_kernel_costs {
+    uint32_t workers;   /* jobs that run at a time; must not depend on settings */
+    uint32_t step_keys; /* keys of a job that are worked on together: fewer cost as much */
+    uint32_t step_ns;   /* of that many keys and a full tile, or the rows that the key allows */
+    uint32_t job_ns;    /* of a job beside its steps */
+    uint32_t merge_ns;  /* of merging beside the traffic of the partial results ... */
+    uint32_t part_ns;   /* ... and for each part of the job that has most */
+    uint32_t bandwidth; /* [0: no bound] of the memory, in bytes a microsecond (MB/s) */
+} tess_kernel_costs;
+
 typedef struct tess_kernel tess_kernel;
 struct tess_kernel {
     uint32_t struct_size;
@@ -191,6 +215,7 @@ struct tess_kernel {
     const void *impl;                     /* the backend's */
     void *state;                          /* the backend's, per plan (objects for max_in_flight launches); may be NULL */
     void (*release)(tess_kernel *kernel); /* frees `state` when the plan goes; never NULL */
+    tess_kernel_costs costs;              /* [workers 0: unknown] */
 };
 
 typedef struct tess_launch {
@@ -208,9 +233,9 @@ typedef struct tess_launch {
     tess_tensor q, k, v, o, lse; /* checked by the core: kind, alignment, strides, sizes */
     tess_buffer workspace;       /* kernel scratch first, partials at partials_at */
     uint64_t partials_at;        /* bytes from workspace.offset */
-    uint32_t
-        partial_rows; /* partial n starts at float n * partial_rows * (value_head_dim + 1): rows of value_head_dim floats of O (normalised), packed row
-                                         r = head_in_pack * job.rows + row; then partial_rows floats of LSE */
+    /* Even. Partial n starts at float n * partial_rows * (value_head_dim + 2), on a 16-byte boundary: partial_rows rows of O, the packed row
+     * r = head_in_pack * job.rows + row at r * value_head_dim; then partial_rows references, then partial_rows sums. */
+    uint32_t partial_rows;
     uint32_t reserved;
     tess_stream stream;
     double *seconds; /* NULL, or where the device's own time goes, after waiting */

@@ -12,6 +12,10 @@
  *             device, in order or not: handle (uint64_t)(uintptr_t)queue, extra NULL or a tess_opencl_submit. The library does not flush such a queue.
  *             TESS_STREAM_RECORD is UNSUPPORTED: OpenCL has no recording of commands.
  *
+ * Kernels are compiled when a plan needs them and kept on disk (tess_runtime_desc.cache_dir). Some
+ * drivers, PoCL among them, finish the work when a kernel is first enqueued, so a plan's first
+ * tess_run may take long.
+ *
  * tess_run_desc.device_seconds needs a queue with CL_QUEUE_PROFILING_ENABLE, which the library's own has, and is UNSUPPORTED on others.
  */
 #ifndef TESSERA_TESSERA_OPENCL_H

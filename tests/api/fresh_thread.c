@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A thread's first run takes no memory, even when the library was opened with dlopen and its thread-local variables do not exist yet. */
+/* A thread's first run takes no memory, even when the library was opened with dlopen and its
+ * thread-local variables do not exist yet. Its first failure takes a message's, and without
+ * memory says less. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -26,12 +28,13 @@ EXPORTED void *aligned_alloc(size_t alignment, size_t size);
 EXPORTED int posix_memalign(void **pointer, size_t alignment, size_t size);
 
 static _Thread_local int counting;
+static _Thread_local int refusing; /* there is no memory */
 static int taken;
 
-void *malloc(size_t size) { return taken += counting, __libc_malloc(size); }
-void *calloc(size_t count, size_t size) { return taken += counting, __libc_calloc(count, size); }
-void *realloc(void *pointer, size_t size) { return taken += counting, __libc_realloc(pointer, size); }
-void *memalign(size_t alignment, size_t size) { return taken += counting, __libc_memalign(alignment, size); }
+void *malloc(size_t size) { return taken += counting, refusing ? NULL : __libc_malloc(size); }
+void *calloc(size_t count, size_t size) { return taken += counting, refusing ? NULL : __libc_calloc(count, size); }
+void *realloc(void *pointer, size_t size) { return taken += counting, refusing ? NULL : __libc_realloc(pointer, size); }
+void *memalign(size_t alignment, size_t size) { return taken += counting, refusing ? NULL : __libc_memalign(alignment, size); }
 void *aligned_alloc(size_t alignment, size_t size) { return memalign(alignment, size); }
 int posix_memalign(void **pointer, size_t alignment, size_t size) { return (*pointer = memalign(alignment, size)) == NULL; }
 
@@ -48,6 +51,27 @@ static void *run_counted(void *unused) {
     counting = 1;
     result = run(plan, &desc);
     counting = 0;
+    return unused;
+}
+
+/* What a failing run leaves: first without memory, then with it, then without it again, when the
+ * message has its place. */
+static char messages[3][500];
+static const char *(*last_error)(void);
+
+static void *run_failing(void *unused) {
+    tess_run_desc bad = desc;
+    bad.flags = 1;
+    for (int n = 0; n < 3; n++) {
+        counting = 1;
+        refusing = n != 1;
+        result = run(plan, &bad);
+        counting = refusing = 0;
+        snprintf(messages[n], sizeof messages[n], "%s", last_error());
+        if (result != TESS_ERROR_INVALID) return unused;
+    }
+    bad.flags = 0;
+    result = run(plan, &bad);
     return unused;
 }
 
@@ -70,7 +94,9 @@ static void test_first_run(void **state) {
     LOAD(tess_plan_query);
     LOAD(tess_plan_tensor);
     LOAD(tess_run);
+    LOAD(tess_last_error);
     run = p_tess_run;
+    last_error = p_tess_last_error;
     tess_runtime_desc rd = {.struct_size = sizeof rd, .cpu_threads = 1};
     tess_device_desc dd = {.struct_size = sizeof dd, .id = "cpu"};
     tess_pattern pattern = {.struct_size = sizeof pattern, .kind = TESS_PATTERN_S2, .block = 8, .local = 2, .stride = 2};
@@ -97,6 +123,14 @@ static void test_first_run(void **state) {
     assert_int_equal(0, pthread_join(thread, NULL));
     assert_int_equal(TESS_OK, result);
     assert_int_equal(0, taken);
+    assert_int_equal(0, pthread_create(&thread, NULL, run_failing, NULL));
+    assert_int_equal(0, pthread_join(thread, NULL));
+    assert_int_equal(TESS_OK, result);
+    assert_string_equal(messages[0], "invalid argument; there is no memory for a message that says more");
+    assert_string_equal(messages[1], "tess_run: flags: must be 0, got 0x1");
+    assert_string_equal(messages[2], messages[1]);
+    assert_int_equal(2, taken); /* one refused, one kept */
+    taken = 0;
     counting = 1; /* and what counts, counts */
     assert_int_equal(TESS_OK, p_tess_runtime_create(&rd, &runtime));
     counting = 0;

@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import unittest
 import xml.etree.ElementTree
 
 from command import CommandTest, main
@@ -201,16 +202,16 @@ class Contract(CommandTest):
 
     def test_info(self):
         self.assertIn("cpu", self.succeed("info").out)
-        info = json.loads(self.succeed("info", "--json", env={"TESSERA_CPU_THREADS": "3"}).out)
+        info = json.loads(self.succeed("info", "--json", env={"TESSERA_CPU_THREADS": "1"}).out)
         self.assertTrue({"version", "backends", "devices", "settings"} <= info.keys())
         cpu = [d for d in info["devices"] if d["backend"] == "cpu"][0]
-        self.assertEqual((cpu["id"], cpu["kind"], cpu["compute_units"]), ("cpu:0", "cpu", 3))
+        self.assertEqual((cpu["id"], cpu["kind"], cpu["compute_units"]), ("cpu:0", "cpu", 1))
         kernels = {k["name"]: k for k in cpu["kernels"]}
         self.assertEqual(kernels["cpu/portable"]["status"], "TESS_OK")
         for kernel in kernels.values():
             self.assertTrue(kernel["status"] == "TESS_OK" or kernel["reason"], kernel)
         settings = {s["name"]: s for s in info["settings"]}
-        self.assertEqual((settings["TESSERA_CPU_THREADS"]["value"], settings["TESSERA_CPU_THREADS"]["source"]), ("3", "environment"))
+        self.assertEqual((settings["TESSERA_CPU_THREADS"]["value"], settings["TESSERA_CPU_THREADS"]["source"]), ("1", "environment"))
         self.assertEqual(settings["TESSERA_BACKEND"]["source"], "default")
         self.assertEqual(settings["TESSERA_KERNEL"]["remark"], "")
         for kernel, remark in (("cpu/xx", "no device here has this kernel"), ("cpu/portable", "")):
@@ -220,6 +221,30 @@ class Contract(CommandTest):
         self.assertEqual(self.succeed("info", env={"TESSERA_VERBOSE": "errors"}).err, "")
         missing = json.loads(self.succeed("info", "--json", env={"TESSERA_BACKEND_PATH": "/nonexistent/backend.so"}).out)
         self.assertTrue(any(b["status"] == "TESS_ERROR_UNAVAILABLE" and "/nonexistent/backend.so" in b["reason"] for b in missing["backends"]), missing["backends"])
+
+    @unittest.skipUnless("TESSERA_TEST_PLUGINS" in os.environ, "needs the backend libraries of the build")
+    def test_info_of_failing_lists(self):
+        """A backend whose devices cannot be listed is shown with the reason, and hides nothing of the others."""
+        plugins = os.environ["TESSERA_TEST_PLUGINS"]
+        usual = json.loads(self.succeed("info", "--json").out)
+        for names in (["broken"], ["hungry"], ["hungry", "outside"], ["broken", "hungry", "outside"]):
+            libraries = {"broken": "no_list", "hungry": "no_memory", "outside": "good"}
+            env = {"TESSERA_BACKEND_PATH": ":".join(f"{plugins}/plugin_{libraries[n]}.so" for n in names)}
+            info = json.loads(self.succeed("info", "--json", env=env).out)
+            shown = {b["name"]: b for b in info["backends"]}
+            self.assertEqual(list(shown), [b["name"] for b in usual["backends"]] + names)
+            self.assertEqual(sorted(d["id"] for d in info["devices"]), sorted([d["id"] for d in usual["devices"]] + ["outside:0"] * ("outside" in names)))
+            for device in usual["devices"]:
+                self.assertIn(device, info["devices"])
+            self.assertEqual(len(info["settings"]), len(usual["settings"]))
+            text = self.succeed("info", env=env).out
+            for name, status in (("broken", "TESS_ERROR_NATIVE"), ("hungry", "TESS_ERROR_OUT_OF_MEMORY")):
+                if name not in names:
+                    continue
+                self.assertEqual((shown[name]["status"], shown[name]["devices"]), (status, 0))
+                self.assertIn("list: refused", shown[name]["reason"])
+                self.assertRegex(text, rf"  {name} +{status}: .*list: refused")
+            self.assertIn("\n  cpu:0 ", text)
 
     def test_full_disk(self):
         """Output that does not arrive is a failure."""
@@ -319,6 +344,35 @@ class Contract(CommandTest):
         self.refuse(1, ("tessera info: TESSERA_TUNE_FILE: ", "cannot be opened"), "info", env={"TESSERA_TUNE_FILE": self.path("none")})
 
     # -------------------------------------------------------------- bench and compare
+
+    def interrupt_bench(self, *words):
+        """Sends SIGINT once a first point is done; the results of all points but the one under way are then complete."""
+        environment = {n: v for n, v in os.environ.items() if not n.startswith("TESSERA_")}
+        process = subprocess.Popen([sys.modules["command"].COMMAND, "bench", "--backends", "cpu", "--no-ceilings", *words], stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, env=environment)
+        process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=120)
+        self.assertEqual(process.returncode, 1, err)
+        return out.decode(), err.decode()
+
+    def test_bench_interrupted(self):
+        outputs = [word for suffix in ("json", "csv", "md", "html") for word in ("--" + suffix, self.path("a." + suffix))]
+        out, err = self.interrupt_bench("full", "--no-planning", *outputs)
+        self.assertIn("INTERRUPTED", out)
+        self.assertIn("tessera bench: interrupted; what was complete by then is reported", err)
+        self.assertEqual(self.files(), ["a.csv", "a.html", "a.json", "a.md"])
+        with open(self.path("a.json")) as file:
+            report = json.load(file)
+        self.assertIs(report["complete"], False)
+        done = [result for result in report["results"] if result["status"] == "ok"]
+        self.assertTrue(done)
+        self.assertTrue(all(result["median_seconds"] > 0 for result in done))
+        self.assertTrue(all(result["note"] == "interrupted" for result in report["results"] if result["status"] == "skipped" and "need_seconds" not in result))
+        for name, mark in (("a.md", "INTERRUPTED"), ("a.html", "This run was interrupted")):
+            with open(self.path(name)) as file:
+                self.assertIn(mark, file.read())
+        self.assertIn("interrupted", self.succeed("compare", self.path("a.json"), self.path("a.json")).out)
 
     BENCH = ("bench", "heads=2", "q_len=128", "head_dim=32", *S2, "--no-ceilings", "--no-planning", "--backends", "cpu")
 

@@ -41,6 +41,10 @@ enum {
 int test_targets_open(test_targets *targets, const char *backend, unsigned flags);
 void test_targets_close(test_targets *targets);
 
+/* cpus.c: makes the process believe that it may run on that many CPUs (0: the true ones), so that a
+ * test may have more workers than there are. A quota of control groups still counts. */
+void test_pretend_cpus(int cpus);
+
 /* A runtime with `threads` CPU threads (0: default) whose log is dropped, and its first CPU device. Both fail the test when they cannot be had. */
 tess_runtime *test_runtime(uint32_t threads);
 tess_device *test_cpu(tess_runtime *runtime);

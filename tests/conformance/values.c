@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "common/elements.h"
 #include "instance.h"
 #include "npy.h"
 #include "properties.h"
@@ -225,6 +226,70 @@ static void test_scores_of_any_size(void **state) {
     }
 }
 
+/* Scores of `size` and more whose differences are small and exact, whatever adds them up: whole numbers in the first 33 elements, of which one is large. */
+static void exact_scores(rig *r, float size) {
+    uint64_t seed = 7;
+    for (int role = 0; role < 2; role++) {
+        const rig_dims *d = &r->dims[role];
+        const int64_t rows = d->batch * d->tokens * d->heads;
+        for (int64_t row = 0; row < rows; row++)
+            for (int64_t e = 0; e < d->elements; e++) {
+                seed = seed * 6364136223846793005u + 1442695040888963407u;
+                const float x = e == 0 ? (role ? size / 512 : 512) : e <= 32 ? (float)((int)(seed >> 60) % 3 - 1) * (role ? 0.25f : 1) : 0;
+                element_store(r->p.dtype, r->data[role], row * d->elements + e, x);
+            }
+    }
+}
+
+/* However large scores are, what counts is their difference; parts of the keys must not lose it. */
+static void test_large_scores_split(void **state) {
+    static const char *const dtypes[] = {"f32", "f16", "bf16"};
+    static const int splits[] = {1, 2, 3, 7, 33};
+    for (int d = 0; d < 3; d++)
+        for (int s = 0; s < 5; s++)
+            for (int power = 10; power <= 18; power += 4) {
+                char line[256];
+                snprintf(line, sizeof line, "pattern=dense heads=2 kv_heads=1 head_dim=64 q_len=%d kv_len=%d scale=1 dtype=%s kv_split=%d",
+                         power == 14 ? 70 : 3, power == 14 ? 600 : 2200, dtypes[d], splits[s]);
+                rig r;
+                rig_create(&r, *state, line, NULL, NULL);
+                if (r.refused) continue;
+                exact_scores(&r, ldexpf(1, power));
+                float *o = rig_room(r.bytes[TESS_ROLE_O]), *lse = rig_room(r.bytes[TESS_ROLE_LSE]);
+                rig_run(&r, NULL, o, lse);
+                rig_check(&r, o, lse, r.p.dtype == TESS_F32 ? 1e-5 : r.p.dtype == TESS_F16 ? 2e-3 : 0x1p-7);
+                free(o);
+                free(lse);
+                rig_release(&r);
+            }
+}
+
+/* The largest legal scale, with scores whose product with it no float holds: results are those of the highest scores, which are equal here. */
+static void test_scale_beyond_floats(void **state) {
+    for (int split = 1; split <= 3; split += 2) {
+        char line[256];
+        snprintf(line, sizeof line, "pattern=dense heads=2 kv_heads=1 head_dim=64 q_len=3 kv_len=900 scale=1.3e36 kv_split=%d", split);
+        rig r;
+        rig_create(&r, *state, line, NULL, NULL);
+        if (r.refused) continue;
+        exact_scores(&r, 0x1p18f);
+        float *o = rig_room(r.bytes[TESS_ROLE_O]);
+        const rig_options options = {.without_lse = 1};
+        rig_run(&r, &options, o, NULL);
+        const reference_inputs in = {r.data[0], r.data[1], r.data[2]};
+        for (int h = 0; h < 2; h++)
+            for (int n = 0; n < 3; n++) {
+                double row[256], lse;
+                reference_row(&r.p, &in, 0, h, n, row, &lse);
+                for (int e = 0; e < 64; e++)
+                    if (!(fabs(o[(n * 2 + h) * 64 + e] - row[e]) <= 1e-5 * (1 + fabs(row[e]))))
+                        fail_msg("%s: row %d of head %d: %g instead of %g", line, n, h, (double)o[(n * 2 + h) * 64 + e], row[e]);
+            }
+        free(o);
+        rig_release(&r);
+    }
+}
+
 static void negative_scale(tess_plan_desc *desc, void *user) {
     (void)user;
     desc->scale = -0.25f;
@@ -388,6 +453,8 @@ const property value_properties[] = {
     {"rows without keys", test_rows_without_keys, 0},
     {"empty batches and sequences", test_nothing_to_do, 0},
     {"scores of any size", test_scores_of_any_size, 0},
+    {"large scores, split", test_large_scores_split, 0},
+    {"a scale whose products no float holds", test_scale_beyond_floats, 0},
     {"negative scale", test_negative_scale, 0},
     {"a wrong pattern is seen", test_wrong_pattern_is_seen, 1},
     {"a wrong offset shows in most elements", test_wrong_offset_shows_everywhere, 1},

@@ -60,7 +60,7 @@ CALL(cuInit, (unsigned flags), {
     code = fake_setting("FAKE_DRIVER_INIT", 0);
     started = !code;
 })
-CALL(cuDriverGetVersion, (int *version), *version = 12040)
+CALL(cuDriverGetVersion, (int *version), *version = fake_setting("FAKE_DRIVER_VERSION", 12040))
 CALL(cuDeviceGetCount, (int *count), {
     *count = devices();
     code = started ? 0 : NOT_INITIALIZED;
@@ -163,6 +163,23 @@ CALL(cuLaunchKernel,
          const unsigned block[3] = {bx, by, bz};
          code = extra ? INVALID_VALUE : fake_launch(function, grid, block, shared, stream, parameters);
      })
+
+/* CUlaunchConfig with one CUlaunchAttribute, which lets the kernel begin while earlier ones end. */
+typedef struct fake_config {
+    unsigned grid[3], block[3], shared;
+    void *stream;
+    const struct {
+        unsigned id, reserved;
+        int value[16];
+    } * attributes;
+    unsigned n_attributes;
+} fake_config;
+CALL(cuLaunchKernelEx, (const fake_config *config, void *function, void **parameters, void **extra), {
+    if (extra || config->n_attributes != 1 || config->attributes->id != 6 || config->attributes->value[0] != 1)
+        code = fake_misuse(INVALID_VALUE, "a launch with unknown attributes");
+    else
+        code = fake_launch(function, config->grid, config->block, config->shared, config->stream, parameters);
+})
 
 CALL(cuStreamCreate, (void **stream, unsigned flags), {
     fake_note(" %u", flags);

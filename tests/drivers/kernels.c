@@ -130,8 +130,9 @@ static void add_block(row *r, int64_t j, uint32_t bits, int masked) {
                       v = a->v_at + s->batch * a->v_batch + (s->kv_start + t) * a->v_token + r->kv_head * a->v_head;
         double score = 0;
         for (uint32_t e = 0; e < a->head_dim; e++) score += (double)r->q[e] * element_load((uint32_t)b->dtype, b->k, k + e);
-        score *= a->scale;
-        const double most = fmax(score, r->most), keep = exp(r->most - most), weight = exp(score - most);
+        if (a->scale < 0) score = -score;
+        const double scale = fabs((double)a->scale), most = fmax(score, r->most), keep = exp(scale * (r->most - most)),
+                     weight = exp(scale * (score - most));
         r->sum = r->sum * keep + weight;
         r->most = most;
         for (uint32_t e = 0; e < a->head_dim; e++) r->o[e] = r->o[e] * keep + weight * element_load((uint32_t)b->dtype, b->v, v + e);
@@ -139,7 +140,7 @@ static void add_block(row *r, int64_t j, uint32_t bits, int masked) {
 }
 
 static float *partial_at(const buffers *b, uint32_t partial) {
-    return b->workspace + b->a->partials_at + (uint64_t)partial * b->a->partial_rows * (b->a->head_dim + 1u);
+    return b->workspace + b->a->partials_at + (uint64_t)partial * b->a->partial_rows * (b->a->head_dim + 2u);
 }
 
 static void write_row(const buffers *b, const tess_sequence *s, int64_t token, int64_t head, const double *o, double lse) {
@@ -168,31 +169,33 @@ static void forward_row(const buffers *b, const tess_job *job, int64_t pack, int
         add_block(&r, (int64_t)job->interval_start + i, 0, i < job->mask_head || i + job->mask_tail >= job->interval_blocks);
     for (uint32_t i = 0; i < job->right_count; i++) add_block(&r, entries[job->right_offset + i], 0, masked);
     for (uint32_t e = 0; e < a->head_dim; e++) r.o[e] = r.sum > 0 ? r.o[e] / r.sum : 0;
-    const double lse = r.sum > 0 ? r.most + log(r.sum) : -INFINITY;
     if (job->partial == TESS_NO_PARTIAL) {
-        write_row(b, s, job->row + n, head, r.o, lse);
+        write_row(b, s, job->row + n, head, r.o, r.sum > 0 ? fabs((double)a->scale) * r.most + log(r.sum) : -INFINITY);
         return;
     }
     float *partial = partial_at(b, job->partial);
     const int64_t place = pack * job->rows + n;
     for (uint32_t e = 0; e < a->head_dim; e++) partial[place * a->head_dim + e] = (float)r.o[e];
-    partial[(int64_t)a->partial_rows * a->head_dim + place] = (float)lse;
+    partial[(int64_t)a->partial_rows * a->head_dim + place] = (float)r.most;
+    partial[(int64_t)a->partial_rows * (a->head_dim + 1) + place] = (float)r.sum;
 }
 
 static void merge_row(const buffers *b, const tess_merge *merge, int64_t pack, int64_t n) {
     const tess_args *a = b->a;
     const tess_sequence *s = (const tess_sequence *)(const void *)(b->tables + a->sequences_at) + merge->sequence;
-    const int64_t place = pack * merge->rows + n, lse_at = (int64_t)a->partial_rows * a->head_dim + place;
+    const int64_t place = pack * merge->rows + n, most_at = (int64_t)a->partial_rows * a->head_dim + place, sum_at = most_at + a->partial_rows;
+    const double scale = fabs((double)a->scale);
     double most = -INFINITY, sum = 0, o[256] = {0};
-    for (uint32_t i = 0; i < merge->parts; i++) most = fmax(most, partial_at(b, merge->partial + i)[lse_at]);
-    for (uint32_t i = 0; i < merge->parts && most > -INFINITY; i++) {
+    for (uint32_t i = 0; i < merge->parts; i++) most = fmax(most, partial_at(b, merge->partial + i)[most_at]);
+    for (uint32_t i = 0; i < merge->parts; i++) {
         const float *partial = partial_at(b, merge->partial + i);
-        const double weight = exp(partial[lse_at] - most);
+        if (partial[sum_at] == 0) continue;
+        const double weight = partial[sum_at] * exp(scale * (partial[most_at] - most));
         sum += weight;
         for (uint32_t e = 0; e < a->head_dim; e++) o[e] += weight * partial[place * a->head_dim + e];
     }
     for (uint32_t e = 0; e < a->head_dim; e++) o[e] = sum > 0 ? o[e] / sum : 0;
-    write_row(b, s, merge->row + n, merge->head + pack, o, sum > 0 ? most + log(sum) : -INFINITY);
+    write_row(b, s, merge->row + n, merge->head + pack, o, sum > 0 ? scale * most + log(sum) : -INFINITY);
 }
 
 void fake_kernel_run(int number, unsigned groups, void *const *parameters) {

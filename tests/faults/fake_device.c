@@ -222,8 +222,9 @@ static void add_block(row_state *r, int64_t j, uint32_t bits, int masked) {
         double score = 0;
         const int64_t k = at(&l->k, s->batch, s->kv_start + t, group), v = at(&l->v, s->batch, s->kv_start + t, group);
         for (int e = 0; e < l->head_dim; e++) score += (double)r->q[e] * element_load(l->dtype, address(&l->k.buffer), k + e);
-        score *= l->scale;
-        const double most = score > r->most ? score : r->most, keep = exp(r->most - most), weight = exp(score - most);
+        if (l->scale < 0) score = -score;
+        const double scale = fabs((double)l->scale), most = score > r->most ? score : r->most;
+        const double keep = exp(scale * (r->most - most)), weight = exp(scale * (score - most));
         r->sum = r->sum * keep + weight;
         for (int e = 0; e < l->head_dim; e++) r->o[e] = r->o[e] * keep + weight * element_load(l->dtype, address(&l->v.buffer), v + e);
         r->most = most;
@@ -231,7 +232,7 @@ static void add_block(row_state *r, int64_t j, uint32_t bits, int masked) {
 }
 
 static float *partial_at(const tess_launch *l, uint32_t partial) {
-    return (float *)(void *)(address(&l->workspace) + l->partials_at) + (uint64_t)partial * l->partial_rows * (uint64_t)(l->value_head_dim + 1);
+    return (float *)(void *)(address(&l->workspace) + l->partials_at) + (uint64_t)partial * l->partial_rows * (uint64_t)(l->value_head_dim + 2);
 }
 
 static void write_row(const tess_launch *l, const tess_sequence *s, int64_t row, int64_t head, const double *o, double lse) {
@@ -260,30 +261,33 @@ static void run_row(const tess_launch *l, const char *tables, const tess_job *jo
         add_block(&r, (int64_t)job->interval_start + n, 0, n < job->mask_head || n >= job->interval_blocks - job->mask_tail);
     for (uint32_t n = 0; n < job->right_count; n++) add_block(&r, entries[job->right_offset + n], 0, masked);
     for (int e = 0; e < l->head_dim; e++) r.o[e] = r.sum > 0 ? r.o[e] / r.sum : 0;
-    const double lse = r.sum > 0 ? r.most + log(r.sum) : -INFINITY;
     if (job->partial == TESS_NO_PARTIAL) {
-        write_row(l, r.sequence, job->row + row, r.head, r.o, lse);
+        write_row(l, r.sequence, job->row + row, r.head, r.o, r.sum > 0 ? fabs((double)l->scale) * r.most + log(r.sum) : -INFINITY);
         return;
     }
     float *partial = partial_at(l, job->partial);
     const int64_t place = head_in_pack * job->rows + row;
     for (int e = 0; e < l->head_dim; e++) partial[place * l->value_head_dim + e] = (float)r.o[e];
-    partial[(int64_t)l->partial_rows * l->value_head_dim + place] = (float)lse;
+    partial[(int64_t)l->partial_rows * l->value_head_dim + place] = (float)r.most;
+    partial[(int64_t)l->partial_rows * (l->value_head_dim + 1) + place] = (float)r.sum;
 }
 
 static void merge_row(const tess_launch *l, const char *tables, const tess_merge *merge, int64_t head_in_pack, int64_t row) {
     const tess_sequence *s = (const tess_sequence *)(const void *)(tables + l->tables->sequences_at) + merge->sequence;
-    const int64_t place = head_in_pack * merge->rows + row, lse_at = (int64_t)l->partial_rows * l->value_head_dim + place;
+    const int64_t place = head_in_pack * merge->rows + row, most_at = (int64_t)l->partial_rows * l->value_head_dim + place,
+                  sum_at = most_at + l->partial_rows;
+    const double scale = fabs((double)l->scale);
     double most = -INFINITY, sum = 0, o[256] = {0};
-    for (uint32_t n = 0; n < merge->parts; n++) most = fmax(most, partial_at(l, merge->partial + n)[lse_at]);
-    for (uint32_t n = 0; n < merge->parts && most > -INFINITY; n++) {
+    for (uint32_t n = 0; n < merge->parts; n++) most = fmax(most, partial_at(l, merge->partial + n)[most_at]);
+    for (uint32_t n = 0; n < merge->parts; n++) {
         const float *partial = partial_at(l, merge->partial + n);
-        const double weight = exp(partial[lse_at] - most);
+        if (partial[sum_at] == 0) continue;
+        const double weight = partial[sum_at] * exp(scale * (partial[most_at] - most));
         sum += weight;
         for (int e = 0; e < l->head_dim; e++) o[e] += weight * partial[place * l->value_head_dim + e];
     }
     for (int e = 0; e < l->head_dim; e++) o[e] = sum > 0 ? o[e] / sum : 0;
-    write_row(l, s, merge->row + row, merge->head + head_in_pack, o, sum > 0 ? most + log(sum) : -INFINITY);
+    write_row(l, s, merge->row + row, merge->head + head_in_pack, o, sum > 0 ? scale * most + log(sum) : -INFINITY);
 }
 
 static tess_status fake_launch(void *opaque, const tess_launch *l) {

@@ -63,15 +63,12 @@ static void one_layout(tess_runtime *runtime, const uint8_t *data, size_t size) 
     ask(layout, size);
     size_t length = 0;
     FUZZ_REQUIRE(tess_layout_serialize(layout, NULL, &length) == TESS_OK);
-    uint8_t *again = malloc(length), *third = malloc(length);
-    FUZZ_REQUIRE(again && third && tess_layout_serialize(layout, again, &length) == TESS_OK);
+    uint8_t *again = malloc(length);
+    FUZZ_REQUIRE(again && tess_layout_serialize(layout, again, &length) == TESS_OK);
     tess_layout_release(layout);
-    /* What was read may have been written in a longer way (equal masks of all heads); what is written is read and written as the same bytes. */
-    FUZZ_REQUIRE(length <= size && tess_layout_deserialize(runtime, again, length, &layout) == TESS_OK);
-    FUZZ_REQUIRE(tess_layout_serialize(layout, third, &length) == TESS_OK && memcmp(again, third, length) == 0);
-    tess_layout_release(layout);
+    /* What is read is written as the same bytes; a wrong checksum is not looked at in this build. */
+    FUZZ_REQUIRE(length == size && memcmp(again, data, length - CHECKSUM) == 0);
     free(again);
-    free(third);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {

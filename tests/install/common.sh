@@ -19,6 +19,7 @@ install_from() {
   PKG_CONFIG_PATH=$(dirname "$(find "$scratch/prefix" -name tessera.pc)")
   export PKG_CONFIG_PATH
   libdir=$(dirname "$PKG_CONFIG_PATH")
+  root=$scratch/prefix
 }
 
 # Configures and builds the library alone with the options given, in $scratch/build.
@@ -35,7 +36,8 @@ run_embed() {
 }
 
 by_cmake() {
-  "$cmake" -S "$source/tests/install/consumer" -B "$scratch/consumer" -G "$generator" -DCMAKE_PREFIX_PATH="$scratch/prefix" -DEXAMPLES="$source/examples" \
+  rm -rf "$scratch/consumer"
+  "$cmake" -S "$source/tests/install/consumer" -B "$scratch/consumer" -G "$generator" -DCMAKE_PREFIX_PATH="$root" -DEXAMPLES="$source/examples" \
     >"$scratch/consumer.log" 2>&1 && "$cmake" --build "$scratch/consumer" >>"$scratch/consumer.log" 2>&1 || { cat "$scratch/consumer.log"; exit 1; }
   run_embed "$scratch/consumer/embed"
   "$scratch/consumer/embed_cpp"

@@ -75,6 +75,7 @@ static int setup(void **state) {
     for (int n = 0; n < Q_COUNT; n++) all->q[n] = (float)test_between(&seed, -1000, 1000) / 500;
     for (int n = 0; n < KV_COUNT; n++) all->k[n] = (float)test_between(&seed, -1000, 1000) / 500;
     for (int n = 0; n < KV_COUNT; n++) all->v[n] = (float)test_between(&seed, -1000, 1000) / 500;
+    test_pretend_cpus(3);
     all->runtime = test_runtime(3);
     all->device = test_cpu(all->runtime);
     const tess_layout_desc layout = layout_desc(&s2);

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# What the README shows is what the command (the third argument) does: its picture, its settings, and its problem words.
+# What the README shows is what the command (the third argument) does: its picture, its settings,
+# and its problem words. What documents count is what there is.
 . "$(dirname "$0")/common.sh"
 tessera=$3
 scratch=$(mktemp -d)
@@ -17,6 +18,15 @@ for name in $($tessera info | grep -oE '\bTESSERA_[A-Z_]+' | sort -u); do
   grep -q "\`$name\`" README.md || wrong "README.md: the setting $name is missing"
 done
 [ "$count" -ge 7 ] || wrong "only $count settings were found"
+
+# Counts in words.
+functions=$(grep -c '^TESS_API' include/tessera/tessera.h)
+[ "$functions" -ge 25 ] && [ "$functions" -le 35 ] || wrong "README.md: tessera.h has $functions functions, not some thirty"
+grep -q 'some thirty functions' README.md || wrong "README.md: how many functions there are was not found"
+headers=$(ls include/tessera/*.h | wc -l)
+set -- zero one two three four five six seven eight nine ten
+shift "$headers"
+grep -q "one library, $1 headers" docs/design.md || wrong "docs/design.md: there are $headers headers"
 
 # Lines of the README that begin with "tessera plan" or "tessera pattern" need no files and must run as they stand.
 grep -E '^tessera (plan|pattern|info)' README.md | sed 's/#.*//; s/^tessera //' >"$scratch/lines"

@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "cache.h"
@@ -476,6 +477,112 @@ static void test_nothing_and_too_much(void **state) {
     assert_int_equal(access(folder, F_OK), -1);
 }
 
+/* ------------------------------------------------------------------ room */
+
+/* A file of the cache's folder, without anything in it that would take room on the disk. */
+static void put(const char *name, int64_t size, int64_t age) {
+    char path[512];
+    struct timespec times[2];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    const int file = open(path, O_WRONLY | O_CREAT | O_EXCL, 0600);
+    assert_true(file >= 0);
+    assert_int_equal(ftruncate(file, size), 0);
+    clock_gettime(CLOCK_REALTIME, &times[0]);
+    times[0].tv_sec -= age;
+    times[1] = times[0];
+    assert_int_equal(futimens(file, times), 0);
+    assert_int_equal(close(file), 0);
+}
+
+/* The name of kernel `n` of some backend. */
+static const char *kernel_name(int n) {
+    static char name[128];
+    snprintf(name, sizeof name, "vulkan-%064x", n);
+    return name;
+}
+
+static int is_there(const char *name) {
+    char path[512];
+    struct stat status;
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    return lstat(path, &status) == 0;
+}
+
+enum { MIB = 1024 * 1024, HOUR = 3600 };
+
+/* More files than one pass removes, of ages in no order. */
+static void test_the_oldest_go(void **state) {
+    (void)state;
+    enum { FILES = 100, SIZE = 8 * MIB, STAY = TESS_CACHE_MOST_BYTES / SIZE - 1 /* the new one needs room as well */ };
+    const tess_cache_key key = a_key();
+    assert_int_equal(mkdir(folder, 0700), 0);
+    for (int n = 0; n < FILES; n++) put(kernel_name(n), SIZE, HOUR * (1 + n * 37 % FILES));
+    store(&key);
+    assert_true(loads(&key));
+    for (int n = 0; n < FILES; n++)
+        if (is_there(kernel_name(n)) != (n * 37 % FILES < STAY))
+            fail_msg("the file of rank %d in age: %s", n * 37 % FILES, is_there(kernel_name(n)) ? "is there" : "is gone");
+    assert_int_equal(logged, FILES - STAY);
+    store(&key); /* now there is room */
+    assert_int_equal(logged, FILES - STAY);
+}
+
+/* A clock that went back does not make the newest file the one to go. */
+static void test_what_was_just_stored_stays(void **state) {
+    (void)state;
+    const tess_cache_key key = a_key();
+    assert_int_equal(mkdir(folder, 0700), 0);
+    put(kernel_name(0), TESS_CACHE_MOST_BYTES, -10 * HOUR);
+    put(kernel_name(1), 1, -10 * HOUR);
+    store(&key);
+    assert_true(loads(&key));
+    assert_int_equal(is_there(kernel_name(0)) + is_there(kernel_name(1)), 1);
+}
+
+static void test_files_of_others_stay(void **state) {
+    (void)state;
+    static const char *const names[] = {"notes", "vulkan-0123", "vulkan-", ".hidden", "new-1-2-3-4"};
+    const tess_cache_key key = a_key();
+    char longer[160], upper[128], path[512];
+    assert_int_equal(mkdir(folder, 0700), 0);
+    snprintf(longer, sizeof longer, "%s0", kernel_name(0) + 7);
+    snprintf(upper, sizeof upper, "vulkan-%064X", 0xabc);
+    for (size_t n = 0; n < sizeof names / sizeof *names; n++) put(names[n], TESS_CACHE_MOST_BYTES, 1000 * HOUR);
+    put(longer, TESS_CACHE_MOST_BYTES, 1000 * HOUR);
+    put(upper, TESS_CACHE_MOST_BYTES, 1000 * HOUR);
+    snprintf(path, sizeof path, "%s/%s", folder, kernel_name(1));
+    assert_int_equal(symlink("notes", path), 0);
+    snprintf(path, sizeof path, "%s/%s", folder, kernel_name(2));
+    assert_int_equal(mkdir(path, 0700), 0);
+    put(kernel_name(3), MIB, 1000 * HOUR);
+    store(&key);
+    for (size_t n = 0; n < sizeof names / sizeof *names; n++) assert_true(is_there(names[n]));
+    assert_true(is_there(longer));
+    assert_true(is_there(upper));
+    for (int n = 1; n <= 3; n++) assert_true(is_there(kernel_name(n)));
+    assert_true(loads(&key));
+    assert_int_equal(logged, 0);
+}
+
+/* What a process left that ended in the middle of a store. */
+static void test_leftovers_go_after_a_day(void **state) {
+    (void)state;
+    const tess_cache_key key = a_key();
+    assert_int_equal(mkdir(folder, 0700), 0);
+    put(".new-1-2-3-4", MIB, 25 * HOUR);
+    put(".new-1-2-3-5", MIB, 1000 * HOUR);
+    put(".new-1-2-3-6", MIB, 23 * HOUR);
+    put(".new-1-2-3-7", MIB, -HOUR);
+    assert_false(loads(&key)); /* looking changes nothing */
+    assert_true(is_there(".new-1-2-3-4"));
+    store(&key);
+    assert_true(loads(&key));
+    assert_false(is_there(".new-1-2-3-4"));
+    assert_false(is_there(".new-1-2-3-5"));
+    assert_true(is_there(".new-1-2-3-6"));
+    assert_true(is_there(".new-1-2-3-7"));
+}
+
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
@@ -495,6 +602,10 @@ int main(void) {
         TEST(test_processes_store_at_once),
         TEST(test_no_memory),
         TEST(test_nothing_and_too_much),
+        TEST(test_the_oldest_go),
+        TEST(test_what_was_just_stored_stays),
+        TEST(test_files_of_others_stay),
+        TEST(test_leftovers_go_after_a_day),
     };
     return cmocka_run_group_tests_name("cache", tests, NULL, NULL);
 }

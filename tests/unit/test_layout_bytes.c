@@ -178,7 +178,7 @@ static void test_fields(void **state) {
         unsigned char value;
         const char *field;
     } list[] = {
-        {12, 9, "data"},           {16, 0x80, "flags"},
+        {12, 9, "kind"},           {16, 0x80, "flags"},
         {23, 0x80, "block"},       {24, 0, "local"},
         {28, 1, "local_right"},    {32, 0, "stride"},
         {39, 0x80, "offset"},      {40, 3, "dense_heads"},
@@ -190,7 +190,7 @@ static void test_fields(void **state) {
         {88 + 5, 1, "max_tokens"}, {96 + 7, 0x80, "max_chunk"},
         {96, 0, "data"},           {104, 1, "data"},
         {108, 1, "data"},          {116, 1, "data"},
-        {12, 0, "data"},           {20, 0, "data"},
+        {12, 0, "data"},           {20, 0, "block"},
         {12, 3, "data"},
     };
     const tess_pattern p = s2_pattern(16, 2, 4, 0);
@@ -207,12 +207,61 @@ static void test_fields(void **state) {
     tess_layout_release(layout);
 }
 
+/* Forms that mean a layout and that nobody writes: one form each is accepted. */
+static void test_other_forms(void **state) {
+    (void)state;
+    static const uint8_t mask[] = {1, 0, 0, 1, 1, 0, /* as many again */ 1, 0, 0, 1, 1, 0};
+    const struct {
+        tess_pattern pattern;
+        size_t at;
+        unsigned char value; /* of another form */
+    } list[] = {
+        {{.kind = TESS_PATTERN_S2, .flags = TESS_PATTERN_BIDIRECTIONAL, .block = 16, .local = 2, .stride = 4}, 28, 0}, /* local_right */
+        {{.kind = TESS_PATTERN_WINDOW, .left = 9}, 52, 7},                                                             /* right, in causal order */
+        {{.kind = TESS_PATTERN_BLOCKS, .block = 16, .mask = mask, .mask_heads = 1, .mask_query_blocks = 2, .mask_key_blocks = 3}, 124, 3},
+        {{.kind = TESS_PATTERN_BLOCKS, .block = 16, .mask = mask, .mask_heads = 1, .mask_query_blocks = 0, .mask_key_blocks = 3}, 116, 3},
+    };
+    for (size_t n = 0; n < sizeof list / sizeof *list; n++) {
+        tess_pattern p = list[n].pattern;
+        p.struct_size = sizeof p;
+        tess_layout *layout = make_layout(runtime, &p, 2, 1, 300), *back = NULL;
+        size_t size;
+        unsigned char *data = to_bytes(layout, &size);
+        if (tess_layout_deserialize(runtime, data, size, &back) != TESS_OK) fail_msg("form %d: %s", (int)n, tess_last_error());
+        tess_layout_release(back);
+        back = NULL;
+        assert_int_not_equal(data[list[n].at], list[n].value);
+        data[list[n].at] = list[n].value;
+        seal(data, size);
+        assert_error(tess_layout_deserialize(runtime, data, size, &back), TESS_ERROR_CORRUPT, "tess_layout_deserialize", "data");
+        assert_null(back);
+        free(data);
+        tess_layout_release(layout);
+    }
+    /* Equal masks of two heads, written twice. */
+    tess_pattern p = {.struct_size = sizeof p, .kind = TESS_PATTERN_BLOCKS, .block = 16, .mask = mask, .mask_heads = 2};
+    p.mask_query_blocks = 2;
+    p.mask_key_blocks = 3;
+    tess_layout *layout = make_layout(runtime, &p, 2, 1, 300), *back = NULL;
+    size_t size;
+    unsigned char *data = to_bytes(layout, &size), twice[200];
+    assert_int_equal(1, data[104]);
+    memcpy(twice, data, size - 8);
+    memcpy(twice + size - 8, data + 124, 2);
+    twice[104] = 2;
+    seal(twice, size + 2);
+    assert_error(tess_layout_deserialize(runtime, twice, size + 2, &back), TESS_ERROR_CORRUPT, "tess_layout_deserialize", "data");
+    free(data);
+    tess_layout_release(layout);
+}
+
 /* The last byte of a mask's row has bits that stand for no block: one that is set is refused, in every row. */
 static void test_unused_bits(void **state) {
     (void)state;
     static const uint8_t mask[2 * 3 * 11];
     const tess_pattern p = {.struct_size = sizeof p,
                             .kind = TESS_PATTERN_BLOCKS,
+                            .flags = TESS_PATTERN_BIDIRECTIONAL,
                             .block = 8,
                             .mask = mask,
                             .mask_heads = 1,
@@ -307,6 +356,12 @@ static void test_mutations(void **state) {
             /* Heads cost a fixed price each, and there are at most 65535 of them whatever the length. */
             assert_true(heap.peak - before < (1u << 24) + 64 * length);
             if (status == TESS_OK) {
+                /* What is read is written as the same bytes. */
+                size_t again_size;
+                unsigned char *again = to_bytes(back, &again_size);
+                assert_int_equal(length, again_size);
+                assert_memory_equal(exact, again, length);
+                free(again);
                 use(back, &seed);
                 tess_layout_release(back);
                 accepted++;
@@ -359,6 +414,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_fields, runtime_setup, runtime_teardown),
         cmocka_unit_test_setup_teardown(test_unused_bits, runtime_setup, runtime_teardown),
         cmocka_unit_test_setup_teardown(test_uneven_slice, runtime_setup, runtime_teardown),
+        cmocka_unit_test_setup_teardown(test_other_forms, runtime_setup, runtime_teardown),
         cmocka_unit_test_setup_teardown(test_mutations, runtime_setup, runtime_teardown),
         cmocka_unit_test_setup_teardown(test_failing_memory, runtime_setup, runtime_teardown),
     };

@@ -10,24 +10,22 @@ static tess_device *device;
 static tess_layout *layout;
 static tess_plan *plan;
 static tess_run_desc run;
-static _Alignas(256) char memory[1 << 16]; /* never touched: the backend of the test only remembers */
+enum { REGION = 1 << 15 };
+static _Alignas(256) char memory[6 * REGION]; /* never touched: the backend of the test only remembers */
 
 static tess_plan_desc plan_desc(void) {
     tess_plan_desc d = {.struct_size = sizeof d, .head_dim = DIM, .batch = BATCH, .q_len = ROWS, .kv_len = KEYS, .kv_split = 2};
     return d;
 }
 
-static tess_buffer buffer(void) { return tess_host_buffer(memory, sizeof memory); }
+static tess_buffer region(int n) { return tess_host_buffer(memory + (size_t)n * REGION, REGION); }
 
 static void fill(const tess_plan *p) {
     memset(&run, 0, sizeof run);
     run.struct_size = sizeof run;
-    assert_int_equal(TESS_OK, tess_plan_tensor(p, TESS_ROLE_Q, buffer(), &run.q, NULL));
-    assert_int_equal(TESS_OK, tess_plan_tensor(p, TESS_ROLE_K, buffer(), &run.k, NULL));
-    assert_int_equal(TESS_OK, tess_plan_tensor(p, TESS_ROLE_V, buffer(), &run.v, NULL));
-    assert_int_equal(TESS_OK, tess_plan_tensor(p, TESS_ROLE_O, buffer(), &run.o, NULL));
-    assert_int_equal(TESS_OK, tess_plan_tensor(p, TESS_ROLE_LSE, buffer(), &run.lse, NULL));
-    run.workspace = buffer();
+    tess_tensor *const tensors[] = {&run.q, &run.k, &run.v, &run.o, &run.lse};
+    for (int n = 0; n < 5; n++) assert_int_equal(TESS_OK, tess_plan_tensor(p, (tess_role)n, region(n), tensors[n], NULL));
+    run.workspace = region(5);
 }
 
 static void remake(const tess_plan_desc *d) {
@@ -434,7 +432,7 @@ static void test_reserved(void **state) {
         {"d_lse", &run.d_lse.buffer},
     };
     for (size_t n = 0; n < sizeof list / sizeof *list; n++) {
-        *list[n].at = buffer();
+        *list[n].at = region(0);
         refused(TESS_ERROR_UNSUPPORTED, list[n].field);
     }
     run.flags = 4;
@@ -460,10 +458,10 @@ static void test_objects(void **state) {
     tess_tensor *const tensors[] = {&run.q, &run.k, &run.v, &run.o, &run.lse};
     for (int n = 0; n < 5; n++) {
         tensors[n]->buffer.kind = TESS_BUFFER_OBJECT;
-        tensors[n]->buffer.handle = 3;
+        tensors[n]->buffer.handle = 3 + (uint64_t)n;
     }
     run.workspace.kind = TESS_BUFFER_OBJECT;
-    run.workspace.handle = 5;
+    run.workspace.handle = 8;
     accepted();
     run.q.buffer.offset = 4;
     accepted();

@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 
 #include "common.h"
-#include "settings.h"
+#include "runtime.h"
 
 static tess_status create(tess_runtime_desc desc, tess_runtime **runtime) {
     desc.struct_size = sizeof desc;
@@ -87,6 +87,22 @@ static void test_affinity_limits_the_threads(void **state) {
     assert_int_equal(0, sched_setaffinity(0, sizeof one, &one));
     assert_int_equal(1, tess_cpus_usable());
     assert_int_equal(0, sched_setaffinity(0, sizeof before, &before));
+}
+
+/* The setting is a bound: what a backend is told is never more than the CPUs. */
+static void test_cpus_limit_the_setting(void **state) {
+    (void)state;
+    static const uint32_t asked[] = {0, 1, 2, 3, 4, 256, 1024};
+    test_pretend_cpus(3);
+    const uint32_t cpus = tess_cpus_usable(); /* 3, unless a quota allows fewer */
+    assert_in_range(cpus, 1, 3);
+    for (size_t n = 0; n < sizeof asked / sizeof asked[0]; n++) {
+        tess_runtime *runtime = NULL;
+        assert_status(TESS_OK, create((tess_runtime_desc){.cpu_threads = asked[n]}, &runtime));
+        assert_int_equal(asked[n] != 0 && asked[n] < cpus ? asked[n] : cpus, runtime->settings.cpu_threads);
+        tess_runtime_release(runtime);
+    }
+    test_pretend_cpus(0);
 }
 
 static void put(const char *folder, const char *name, const char *text) {
@@ -343,6 +359,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(test_defaults),
         TEST(test_affinity_limits_the_threads),
+        TEST(test_cpus_limit_the_setting),
         TEST(test_quota_limits_the_threads),
         TEST(test_environment),
         TEST(test_descriptor_beats_environment),

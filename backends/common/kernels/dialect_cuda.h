@@ -119,13 +119,22 @@ TESS_FUNCTION uint tess_half_narrow(float x) {
 TESS_FUNCTION float tess_from_bits(uint bits) { return __builtin_bit_cast(float, bits); }
 TESS_FUNCTION uint tess_to_bits(float x) { return __builtin_bit_cast(uint, x); }
 #define TESS_MINUS_INFINITY tess_from_bits(0xff800000u)
+/* Waits for what earlier kernels have written, where the host may have begun this one before they ended (tess_driver_vendor.start). */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define TESS_DEPENDENCIES_WAIT asm volatile("griddepcontrol.launch_dependents;\n\tgriddepcontrol.wait;" ::: "memory")
+#else
+#define TESS_DEPENDENCIES_WAIT
+#endif
 
 TESS_FUNCTION uint tess_least(uint a, uint b) { return a < b ? a : b; }
 TESS_FUNCTION vec4 tess_max4(vec4 a, vec4 b) { return VEC4(tess_max(a.x, b.x), tess_max(a.y, b.y), tess_max(a.z, b.z), tess_max(a.w, b.w)); }
 TESS_FUNCTION float tess_highest(vec4 a) { return tess_max(tess_max(a.x, a.y), tess_max(a.z, a.w)); }
-TESS_FUNCTION float tess_power(float score, float most) { return score > TESS_LOWEST ? tess_exp2(score - most) : 0.0f; }
-TESS_FUNCTION vec4 tess_power4(vec4 scores, float most) {
-    return VEC4(tess_power(scores.x, most), tess_power(scores.y, most), tess_power(scores.z, most), tess_power(scores.w, most));
+TESS_FUNCTION float tess_power(float score, float most, float scale_log2) {
+    return score > TESS_LOWEST ? tess_exp2((score - most) * scale_log2) : 0.0f;
+}
+TESS_FUNCTION vec4 tess_power4(vec4 scores, float most, float scale_log2) {
+    return VEC4(tess_power(scores.x, most, scale_log2), tess_power(scores.y, most, scale_log2), tess_power(scores.z, most, scale_log2),
+                tess_power(scores.w, most, scale_log2));
 }
 
 /* ------------------------------------------------------------------ elements */
@@ -177,8 +186,10 @@ template <typename T> TESS_FUNCTION void tess_store4(T *to, vec4 x) {
 #define TESS_STORE4_O(at, x)                 tess_store4(O + (at), (x))
 #define TESS_STORE_LSE(at, x)                (LSE[at] = (x))
 #define TESS_STORE_PARTIAL(at, x)            (workspace[at] = (x))
-#define TESS_STORE4_PARTIAL(at, x)           tess_store4(workspace + (at), (x))
 #define TESS_LOAD_PARTIAL(at)                (workspace[at])
+/* Rows of a partial result start on 16-byte boundaries. */
+#define TESS_STORE4_PARTIAL(at, x) (*(vec4 *)(workspace + (at)) = (x))
+#define TESS_LOAD4_PARTIAL(at)     (*(const vec4 *)(workspace + (at)))
 
 #define TESS_OUTPUTS_(element) \
     element *__restrict__ O, float *__restrict__ LSE, const uint *__restrict__ tables, float *__restrict__ workspace, const tess_args args

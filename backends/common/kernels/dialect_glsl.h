@@ -67,13 +67,16 @@ layout(set = 0, binding = 3) writeonly buffer tess_o { TESS_ELEMENT O_[]; };
 layout(set = 0, binding = 4) writeonly buffer tess_lse { float LSE_[]; };
 layout(set = 0, binding = 5) readonly buffer tess_tables { uint tables_[]; };
 layout(set = 0, binding = 6) buffer tess_workspace { float workspace_[]; };
+layout(set = 0, binding = 6) readonly buffer tess_workspace4 { vec4 workspace4_[]; };
 
 #define tess_least(a, b) min(a, b)
 #define tess_max(a, b)   max(a, b)
 #define tess_max4(a, b)  max(a, b)
 #define tess_exp2(x)     exp2(x)
 #define tess_log2(x)     log2(x)
-vec4 tess_power4(vec4 scores, float most) { return mix(vec4(0.0), exp2(scores - most), greaterThan(scores, vec4(TESS_LOWEST))); }
+vec4 tess_power4(vec4 scores, float most, float scale_log2) {
+    return mix(vec4(0.0), exp2((scores - most) * scale_log2), greaterThan(scores, vec4(TESS_LOWEST)));
+}
 float tess_highest(vec4 a) { return max(max(a.x, a.y), max(a.z, a.w)); }
 
 #if TESS_DTYPE == 0
@@ -116,6 +119,7 @@ uint tess_narrow(float x) {
 #define TESS_STORE_LSE(at, value)            LSE_[at] = (value)
 #define TESS_STORE_PARTIAL(at, value)        workspace_[at] = (value)
 #define TESS_LOAD_PARTIAL(at)                workspace_[at]
+#define TESS_LOAD4_PARTIAL(at)               workspace4_[(at) / 4u]
 #define TESS_STORE4_O(at, four)        \
     TESS_STORE_O(at, (four).x);        \
     TESS_STORE_O((at) + 1u, (four).y); \
@@ -128,3 +132,4 @@ uint tess_narrow(float x) {
     TESS_STORE_PARTIAL((at) + 3u, (four).w)
 #define TESS_FORWARD_KERNEL void main()
 #define TESS_MERGE_KERNEL   void main()
+#define TESS_DEPENDENCIES_WAIT

@@ -42,7 +42,9 @@ TESS_FUNCTION vec4 tess_max4(vec4 a, vec4 b) { return max(a, b); }
 TESS_FUNCTION float tess_highest(vec4 a) { return max(max(a.x, a.y), max(a.z, a.w)); }
 /* The native exponential may be off by any amount. */
 TESS_FUNCTION float tess_exp2(float x) { return exp2(x); }
-TESS_FUNCTION vec4 tess_power4(vec4 scores, float most) { return select((float4)(0.0f), exp2(scores - most), scores > TESS_LOWEST); }
+TESS_FUNCTION vec4 tess_power4(vec4 scores, float most, float scale_log2) {
+    return select((float4)(0.0f), exp2((scores - most) * scale_log2), scores > TESS_LOWEST);
+}
 TESS_FUNCTION float tess_log2(float x) { return log2(x); }
 
 #if TESS_DTYPE == 0
@@ -101,11 +103,13 @@ TESS_FUNCTION ushort tess_narrow(float x) { return tess_narrow4((float4)(x)).x; 
 #define TESS_STORE4_PARTIAL(at, x) vstore4((x), 0, workspace + (at))
 #define TESS_STORE_PARTIAL(at, x)  (workspace[at] = (x))
 #define TESS_LOAD_PARTIAL(at)      (workspace[at])
+#define TESS_LOAD4_PARTIAL(at)     vload4(0, workspace + (at))
 #define TESS_STORE_LSE(at, x)      (LSE[at] = (x))
 
 #define TESS_BUFFERS                                                                                                                               \
     const __global tess_element *Q, const __global tess_element *K, const __global tess_element *V, __global tess_element *O, __global float *LSE, \
         const __global uint *tables, __global float *workspace, const tess_args args
+#define TESS_DEPENDENCIES_WAIT
 #define TESS_FORWARD_KERNEL __kernel __attribute__((reqd_work_group_size(TESS_THREADS, 1, 1))) void tess_forward(TESS_BUFFERS)
 #define TESS_MERGE_KERNEL   __kernel __attribute__((reqd_work_group_size(TESS_MERGE_THREADS, 1, 1))) void tess_merge(TESS_BUFFERS)
 

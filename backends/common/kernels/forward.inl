@@ -11,7 +11,8 @@
  * blocks are glued and large ones cut. Threads look up one key each. Numbers past the end stand for the last key, and rows past the tile's for its last row: nothing
  * else needs a test when it is loaded, and nothing outside of the listed blocks is ever read. Such keys count as masked; such rows are not stored.
  *
- * Softmax runs in base 2. TESS_LOWEST stands for minus infinity, so that no step depends on how a compiler treats infinities; a score at or below it counts 0.
+ * Softmax runs in base 2, on scores that are not scaled yet: differences of two scores are exact where it matters, however large both are, and only a difference is
+ * multiplied by the scale. TESS_LOWEST stands for minus infinity, so that no test depends on how a compiler treats infinities; a score at or below it counts 0.
  */
 
 /* ------------------------------------------------------------------ sizes; shared_bytes in portable.c follows from them */
@@ -135,8 +136,8 @@ TESS_FORWARD_SHARED
 #define TESS_SOFTMAX_ROW(n, c)                                                                             \
     {                                                                                                      \
         const vec4 a = s[4u * g + n];                                                                      \
-        const vec4 p = tess_power4(a, now.c);                                                              \
-        const float shrink = tess_exp2(most[g].c - now.c);                                                 \
+        const vec4 p = tess_power4(a, now.c, scale_log2);                                                  \
+        const float shrink = tess_exp2((most[g].c - now.c) * scale_log2);                                  \
         sum[g].c = sum[g].c * shrink + ((p.x + p.y) + (p.z + p.w));                                        \
         TESS_UNROLL for (uint d = 0u; d < TESS_OUTPUTS; d++) o[(4u * g + n) * TESS_OUTPUTS + d] *= shrink; \
         stage[(first_row + 4u * g + n) * TESS_COLUMNS + column] = p;                                       \
@@ -147,12 +148,13 @@ TESS_FORWARD_SHARED
         const uint r = first_row + 4u * g + n;                                                                                                \
         if (r < used) {                                                                                                                       \
             const float norm = total.c > 0.0f ? 1.0f / total.c : 0.0f;                                                                        \
-            const float lse = total.c > 0.0f ? (most[g].c + tess_log2(total.c)) * TESS_LN2 : TESS_MINUS_INFINITY;                             \
+            const float lse = total.c > 0.0f ? (most[g].c * scale_log2 + tess_log2(total.c)) * TESS_LN2 : TESS_MINUS_INFINITY;                \
             const uint place = row_place[r];                                                                                                  \
             if (column == 0u) {                                                                                                               \
-                if (part != TESS_NO_PARTIAL)                                                                                                  \
-                    TESS_STORE_PARTIAL(partial_base + TESS_OFFSET(args.partial_rows) * TESS_OFFSET(head_dim) + TESS_OFFSET(r), lse);          \
-                else if ((TESS_FLAGS & TESS_ARGS_LSE) != 0u)                                                                                  \
+                if (part != TESS_NO_PARTIAL) {                                                                                                \
+                    TESS_STORE_PARTIAL(partial_base + TESS_OFFSET(args.partial_rows) * TESS_OFFSET(head_dim) + TESS_OFFSET(r), most[g].c);    \
+                    TESS_STORE_PARTIAL(partial_base + TESS_OFFSET(args.partial_rows) * TESS_OFFSET(head_dim + 1u) + TESS_OFFSET(r), total.c); \
+                } else if ((TESS_FLAGS & TESS_ARGS_LSE) != 0u)                                                                                \
                     TESS_STORE_LSE(lse_base + TESS_OFFSET(place >> 16) * args.lse_head + TESS_OFFSET(place & 0xffffu) * args.lse_token, lse); \
             }                                                                                                                                 \
             const tess_offset to = part != TESS_NO_PARTIAL                                                                                    \
@@ -230,7 +232,7 @@ TESS_FORWARD_KERNEL {
     }
 
     const uint column = thread % TESS_COLUMNS, first_row = thread / TESS_COLUMNS * TESS_LINE_ROWS;
-    const float scale = args.scale * TESS_LOG2E;
+    const float scale_log2 = (args.scale < 0.0f ? -args.scale : args.scale) * TESS_LOG2E;
     vec4 s[TESS_LINE_ROWS], o[TESS_LINE_ROWS * TESS_OUTPUTS];
     vec4 most[TESS_LINE_ROWS / 4u], sum[TESS_LINE_ROWS / 4u]; /* of each row; `sum` only of this thread's keys */
     TESS_UNROLL for (uint n = 0u; n < TESS_LINE_ROWS * TESS_OUTPUTS; n++) o[n] = VEC4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -307,8 +309,8 @@ TESS_FORWARD_KERNEL {
             }
         }
 
-        /* Scale and mask them; tell the other columns the largest. */
-        TESS_UNROLL for (uint n = 0u; n < TESS_LINE_ROWS; n++) s[n] *= scale;
+        /* Mask them; tell the other columns the largest. */
+        if (args.scale < 0.0f) { TESS_UNROLL for (uint n = 0u; n < TESS_LINE_ROWS; n++) s[n] *= -1.0f; }
         if (masked) {
             const uint e = column * 4u;
             const int test0 = key_test[e], test1 = key_test[e + 1u], test2 = key_test[e + 2u], test3 = key_test[e + 3u];
@@ -364,7 +366,7 @@ TESS_FORWARD_KERNEL {
         args.o_at + TESS_OFFSET(batch) * args.o_batch + (TESS_WIDE(sequence) + TESS_OFFSET(row)) * args.o_token + TESS_OFFSET(head) * args.o_head;
     const tess_offset lse_base = args.lse_at + TESS_OFFSET(batch) * args.lse_batch + (TESS_WIDE(sequence) + TESS_OFFSET(row)) * args.lse_token +
                                  TESS_OFFSET(head) * args.lse_head;
-    const tess_offset partial_base = args.partials_at + TESS_OFFSET(part) * TESS_OFFSET(args.partial_rows) * TESS_OFFSET(head_dim + 1u);
+    const tess_offset partial_base = args.partials_at + TESS_OFFSET(part) * TESS_OFFSET(args.partial_rows) * TESS_OFFSET(head_dim + 2u);
 
     /* The sums of all columns. */
     TESS_UNROLL for (uint g = 0u; g < TESS_LINE_ROWS / 4u; g++) lines[(column * TESS_ROWS + first_row) / 4u + g] = sum[g];

@@ -15,8 +15,12 @@
 #define TESS_BITS    8u
 #define TESS_ENTRIES 16u
 
-#define TESS_NO_PARTIAL    0xffffffffu
+#define TESS_NO_PARTIAL 0xffffffffu
+
+/* A workgroup of the merge takes so many rows, and weighs so many parts of each at a time. */
 #define TESS_MERGE_THREADS 64u
+#define TESS_MERGE_ROWS    4u
+#define TESS_MERGE_PARTS   (TESS_MERGE_THREADS / TESS_MERGE_ROWS)
 
 #define TESS_INT_MAX 0x7fffffff
 #define TESS_INT_MIN (-0x7fffffff - 1)

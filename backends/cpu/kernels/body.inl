@@ -86,11 +86,6 @@ static size_t memory_layout(memory *m, int32_t head_dim, float *base) {
     return at * sizeof(float);
 }
 
-size_t KERNEL(scratch)(int32_t head_dim) {
-    memory m;
-    return memory_layout(&m, head_dim, NULL);
-}
-
 /* ------------------------------------------------------------------ packing */
 
 /* One row of the caller's elements as floats. Rows hold a multiple of 8 elements; nothing past the last one is read. */
@@ -123,6 +118,11 @@ INLINE void load_words(uint32_t dtype, const void *source, int32_t head_dim, flo
 #endif
 }
 
+/* Where the caller's rows of a chunk are, for jobs of a few rows. */
+typedef struct direct_rows {
+    const char *k[CHUNK], *v[CHUNK];
+} direct_rows;
+
 typedef struct task {
     const tess_launch *launch;
     const tess_job *job;
@@ -134,6 +134,7 @@ typedef struct task {
     int64_t k_stride, v_stride;
     float slope;           /* |scale| * log2(e): turns <q, k> into the exponent of 2 */
     cpu_chunk chunk, next; /* of jobs of a few rows */
+    direct_rows direct[2];
     cpu_panel_rows panel;
     const char *ahead[2 * BATCH * CHUNK]; /* rows of K and V that will be packed next, to be asked for meanwhile */
     int32_t asked, to_ask, per_step;
@@ -146,6 +147,20 @@ typedef struct key_batch {
     float *k, *v;
     cpu_chunk chunk[BATCH];
 } key_batch;
+
+/* What a job keeps besides its arrays. It lies in the scratch memory too: the thread that calls tess_run
+ * is one of the workers, and its stack may be small. */
+typedef struct state {
+    task task;
+    key_batch batches[2];
+} state;
+
+enum { STATE_BYTES = (sizeof(state) + 63) / 64 * 64 };
+
+size_t KERNEL(scratch)(int32_t head_dim) {
+    memory m;
+    return STATE_BYTES + memory_layout(&m, head_dim, NULL);
+}
 
 /* What a panel has to do in one chunk of the batch. */
 typedef struct share {
@@ -445,9 +460,11 @@ static void finish_row(const task *t, int32_t r, const float *row) {
     const tess_launch *l = t->launch;
     if (t->job->partial != TESS_NO_PARTIAL) {
         float *partial = (float *)(uintptr_t)(l->workspace.handle + l->workspace.offset + l->partials_at) +
-                         (size_t)t->job->partial * l->partial_rows * ((size_t)l->value_head_dim + 1);
+                         (size_t)t->job->partial * l->partial_rows * ((size_t)l->value_head_dim + 2);
+        float *reference = partial + (size_t)l->partial_rows * t->head_dim, *sum = reference + l->partial_rows;
         memcpy(partial + (size_t)r * t->head_dim, row, (size_t)t->head_dim * sizeof(float));
-        partial[(size_t)l->partial_rows * t->head_dim + r] = row_lse(t, r);
+        reference[r] = t->m.top[r];
+        sum[r] = t->m.sum[r];
         return;
     }
     store_row(l->dtype, tensor_base(&l->o) + row_offset(t, &l->o, r) * t->esize, row, t->head_dim);
@@ -519,54 +536,55 @@ static void pack_chunk(const task *t, key_batch *b, int32_t c) {
 }
 
 void KERNEL(job)(const tess_launch *launch, const tess_job *job, void *scratch) {
-    task t;
-    t.launch = launch;
-    t.job = job;
-    t.cls = &launch->tables->classes[job->cls];
-    t.head_dim = launch->head_dim;
-    t.rows = (int32_t)job->rows * job->heads;
-    t.esize = launch->dtype == TESS_F32 ? 4 : 2;
-    t.k_stride = (int64_t)((uint64_t)launch->k.stride_token * (uint64_t)t.esize);
-    t.v_stride = (int64_t)((uint64_t)launch->v.stride_token * (uint64_t)t.esize);
-    t.k = first_key(&t, &launch->k);
-    t.v = first_key(&t, &launch->v);
-    t.slope = fabsf(launch->scale) * 1.44269504088896340736f;
-    memory_layout(&t.m, t.head_dim, scratch);
+    state *kept = scratch;
+    task *t = &kept->task;
+    t->launch = launch;
+    t->job = job;
+    t->cls = &launch->tables->classes[job->cls];
+    t->head_dim = launch->head_dim;
+    t->rows = (int32_t)job->rows * job->heads;
+    t->esize = launch->dtype == TESS_F32 ? 4 : 2;
+    t->k_stride = (int64_t)((uint64_t)launch->k.stride_token * (uint64_t)t->esize);
+    t->v_stride = (int64_t)((uint64_t)launch->v.stride_token * (uint64_t)t->esize);
+    t->k = first_key(t, &launch->k);
+    t->v = first_key(t, &launch->v);
+    t->slope = fabsf(launch->scale) * 1.44269504088896340736f;
+    memory_layout(&t->m, t->head_dim, (float *)(void *)((char *)scratch + STATE_BYTES));
 
-    const memory *m = &t.m;
-    const int32_t lanes = round_up(t.rows, PANEL), panels = lanes / PANEL;
-    place_rows(&t);
-    if (t.rows <= DIRECT_ROWS) {
-        direct_job(&t);
+    const memory *m = &t->m;
+    const int32_t lanes = round_up(t->rows, PANEL), panels = lanes / PANEL;
+    place_rows(t);
+    if (t->rows <= DIRECT_ROWS) {
+        direct_job(t);
         return;
     }
     /* The next batch is packed between the panels of this one. The first ones are short, because nothing hides the wait for their rows. */
     int32_t limit = 1;
-    key_batch batches[2], *now = &batches[0], *next = &batches[1];
+    key_batch *batches = kept->batches, *now = &batches[0], *next = &batches[1];
     for (int i = 0; i < 2; i++) {
         batches[i].k = m->k + (size_t)i * BATCH * CHUNK * m->k_pitch;
         batches[i].v = m->v + (size_t)i * BATCH * CHUNK * WORD_OF(m->o_elements);
     }
     cpu_walk walk;
     cpu_walk_start(&walk, launch, job);
-    ask_rows(&t, &launch->q, 0, 2 * PANEL, 0);
+    ask_rows(t, &launch->q, 0, 2 * PANEL, 0);
     next_batch(&walk, now, limit);
-    t.asked = t.to_ask = 0;
-    t.per_step = 1;
-    for (int32_t c = 0; c < now->chunks; c++) list_ahead(&t, &now->chunk[c]);
-    while (t.asked < t.to_ask) ask_ahead(&t);
+    t->asked = t->to_ask = 0;
+    t->per_step = 1;
+    for (int32_t c = 0; c < now->chunks; c++) list_ahead(t, &now->chunk[c]);
+    while (t->asked < t->to_ask) ask_ahead(t);
     for (int32_t r = 0; r < lanes; r += PANEL) {
-        ask_rows(&t, &launch->q, r + 2 * PANEL, PANEL, 0);
-        pack_queries(&t, r);
+        ask_rows(t, &launch->q, r + 2 * PANEL, PANEL, 0);
+        pack_queries(t, r);
     }
     for (int32_t r = 0; r < lanes; r++) {
         m->top[r] = -INFINITY;
         m->sum[r] = 0.0f;
     }
-    memset(t.begun, !TILES, sizeof t.begun);
+    memset(t->begun, !TILES, sizeof t->begun);
     if (!TILES) memset(m->o, 0, (size_t)lanes * m->o_elements * sizeof(float));
 
-    for (int32_t c = 0; c < now->chunks; c++) pack_chunk(&t, now, c);
+    for (int32_t c = 0; c < now->chunks; c++) pack_chunk(t, now, c);
     while (now->chunks > 0) {
         if (limit < BATCH) limit *= 2;
         next_batch(&walk, next, limit);
@@ -574,34 +592,34 @@ void KERNEL(job)(const tess_launch *launch, const tess_job *job, void *scratch) 
         share shares[2][BATCH];
         vf largest[NV];
         panel_work w = {.after = NULL, .largest = largest};
-        int32_t n_after = panel_shares(&t, 0, now, shares[0], &turn);
-        t.asked = t.to_ask = 0;
-        for (int32_t c = 0; c < next->chunks; c++) list_ahead(&t, &next->chunk[c]);
-        t.per_step = 1 + t.to_ask / (now->chunks * panels * STEPS);
+        int32_t n_after = panel_shares(t, 0, now, shares[0], &turn);
+        t->asked = t->to_ask = 0;
+        for (int32_t c = 0; c < next->chunks; c++) list_ahead(t, &next->chunk[c]);
+        t->per_step = 1 + t->to_ask / (now->chunks * panels * STEPS);
         for (int32_t panel = 0; panel < panels; panel++) {
             const int32_t first = panel * PANEL, to = next->chunks * (panel + 1) / panels;
             w.shares = shares[panel % 2];
             w.n = n_after;
             w.started = S_BUFFERS > 1 && w.after != NULL;
-            n_after = panel + 1 < panels ? panel_shares(&t, first + PANEL, now, shares[(panel + 1) % 2], &turn) : 0;
+            n_after = panel + 1 < panels ? panel_shares(t, first + PANEL, now, shares[(panel + 1) % 2], &turn) : 0;
             w.after = n_after > 0 && w.n > 0 ? shares[(panel + 1) % 2] : NULL;
             if (w.n > 0) {
                 /* Panels that overlap are of one width. */
-                if ((S_BUFFERS > 1 ? t.rows : t.rows - first) <= VL)
-                    attend_narrow(&t, &w);
+                if ((S_BUFFERS > 1 ? t->rows : t->rows - first) <= VL)
+                    attend_narrow(t, &w);
                 else
-                    attend_wide(&t, &w);
+                    attend_wide(t, &w);
             }
-            for (; packed < to; packed++) pack_chunk(&t, next, packed);
+            for (; packed < to; packed++) pack_chunk(t, next, packed);
         }
         key_batch *done = now;
         now = next;
         next = done;
     }
     const int writes = job->partial == TESS_NO_PARTIAL;
-    if (writes) ask_rows(&t, &launch->o, 0, 2 * PANEL, 1);
+    if (writes) ask_rows(t, &launch->o, 0, 2 * PANEL, 1);
     for (int32_t r = 0; r < lanes; r += PANEL) {
-        if (writes) ask_rows(&t, &launch->o, r + 2 * PANEL, PANEL, 1);
-        finish_panel(&t, r);
+        if (writes) ask_rows(t, &launch->o, r + 2 * PANEL, PANEL, 1);
+        finish_panel(t, r);
     }
 }

@@ -122,10 +122,6 @@ static void direct_softmax(const task *t, int32_t r) {
     m->sum[r] += total;
 }
 
-typedef struct direct_rows {
-    const char *k[CHUNK], *v[CHUNK];
-} direct_rows;
-
 static void direct_find(const task *t, const cpu_chunk *chunk, direct_rows *rows) {
     for (int32_t n = 0; n < chunk->pieces; n++) {
         const cpu_piece *p = &chunk->piece[n];
@@ -142,7 +138,7 @@ static void direct_find(const task *t, const cpu_chunk *chunk, direct_rows *rows
  * for while K is read, and K of the next chunk while V is. */
 INLINE void direct_chunks(task *t, const uint32_t dtype, const int rows) {
     const int64_t bytes = (int64_t)t->head_dim * t->esize;
-    direct_rows both[2];
+    direct_rows *both = t->direct;
     cpu_walk walk;
     cpu_walk_start(&walk, t->launch, t->job);
     int more = cpu_walk_next(&walk, &t->next, CHUNK), turn = 0;

@@ -292,7 +292,7 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
         const int32_t rows = j->rows, all = rows * j->heads, head = j->head, batch = j->batch, partial = j->partial;
         const int64_t first = j->q_start + j->row;
         const bool one_head = rows == all;
-        float *const partials = (float *)a->workspace + c->partials_at + (uint64_t)(uint32_t)partial * c->partial_rows * (c->head_dim + 1);
+        float *const partials = (float *)a->workspace + c->partials_at + (uint64_t)(uint32_t)partial * c->partial_rows * (c->head_dim + 2);
         divide();
         if (partial != NO_PARTIAL || (c->flags & TESS_ARGS_LSE)) {
 #pragma unroll
@@ -304,7 +304,7 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
                     const int in_tile = row_of(t, r);
                     if (lane % 4 != 0 || in_tile >= all) continue;
                     if (partial != NO_PARTIAL)
-                        partials[(uint64_t)c->partial_rows * c->head_dim + in_tile] = lse;
+                        store_reference(partials + (uint64_t)c->partial_rows * c->head_dim + in_tile, top[t][r], sum[t][r]);
                     else
                         ((float *)a->lse)[batch * c->lse_batch + first * c->lse_token + head * c->lse_head +
                                           row_at(in_tile, rows, one_head, c->lse_token, c->lse_head)] = lse;
@@ -314,6 +314,13 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
             store_partial(partials, all);
         else
             store((uint16_t *)a->o + batch * c->o_batch + first * c->o_token + head * c->o_head, rows, all, one_head);
+    }
+
+    /* The reference and the sum of a row. Exponentials are relative to a rounded product of reference and scale, which the sum makes up for. */
+    __device__ __forceinline__ void store_reference(float *to, float most, float total) const {
+        const float product = __fmul_rn(most, a->slope);
+        to[0] = most;
+        to[a->common.partial_rows] = total == 0 || fabsf(product) > 0x1p14f ? total : total * exp2_fast(-fmaf(most, a->slope, -product));
     }
 
     __device__ __forceinline__ void store_partial(float *partials, int32_t all) const {
@@ -328,8 +335,7 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
 #pragma unroll
                 for (int y = 0; y < O; y++) {
                     if (8 * y >= head_dim) break;
-                    to[8 * y] = o[t][y][2 * r];
-                    to[8 * y + 1] = o[t][y][2 * r + 1];
+                    *(float2 *)(to + 8 * y) = make_float2(o[t][y][2 * r], o[t][y][2 * r + 1]);
                 }
             }
     }

@@ -339,7 +339,7 @@ template <typename T, typename X> struct consumer {
     __device__ __forceinline__ void finish(const tile *t, int slot) {
         const tess_args *c = &a->common;
         const int32_t rows = t->rows, all = rows * t->heads, partial = t->partial;
-        float *const partials = (float *)a->workspace + c->partials_at + (uint64_t)(uint32_t)partial * c->partial_rows * (c->head_dim + 1);
+        float *const partials = (float *)a->workspace + c->partials_at + (uint64_t)(uint32_t)partial * c->partial_rows * (c->head_dim + 2);
         if (partial != NO_PARTIAL || (c->flags & TESS_ARGS_LSE)) {
 #pragma unroll
             for (int r = 0; r < 2; r++) {
@@ -347,7 +347,7 @@ template <typename T, typename X> struct consumer {
                 const int in_tile = row + 8 * r;
                 if (lane % 4 != 0 || in_tile >= all) continue;
                 if (partial != NO_PARTIAL)
-                    partials[(uint64_t)c->partial_rows * c->head_dim + in_tile] = lse;
+                    store_reference(partials + (uint64_t)c->partial_rows * c->head_dim + in_tile, top[r], sum[r], base[r]);
                 else
                     ((float *)a->lse)[t->batch * c->lse_batch + (t->q_start + t->row) * c->lse_token + t->head * c->lse_head +
                                       row_at(in_tile, rows, t->heads == 1, c->lse_token, c->lse_head)] = lse;
@@ -358,15 +358,19 @@ template <typename T, typename X> struct consumer {
         if (lane == 0) barrier_arrive(&m->o_full[slot]);
     }
 
+    /* The reference and the sum of a row. Exponentials are relative to a rounded product of reference and scale, which the sum makes up for. */
+    __device__ __forceinline__ void store_reference(float *to, float most, float total, float product) const {
+        to[0] = most;
+        to[a->common.partial_rows] = total == 0 || is_large(most) ? total : total * exp2_fast(-fmaf(most, slope, -product));
+    }
+
     __device__ __forceinline__ void store_partial(float *partials, int32_t all) const {
         const uint32_t head_dim = a->common.head_dim;
 #pragma unroll
         for (int x = 0; x < O; x += 2) {
             const int element = x / 4 * 8 + lane % 4 * 2, in_tile = row + x / 2 % 2 * 8;
             if (element >= (int)head_dim || in_tile >= all) continue;
-            float *to = partials + (uint64_t)in_tile * head_dim + element;
-            to[0] = o[x];
-            to[1] = o[x + 1];
+            *(float2 *)(partials + (uint64_t)in_tile * head_dim + element) = make_float2(o[x], o[x + 1]);
         }
     }
 
@@ -414,6 +418,7 @@ template <typename T, typename X> struct consumer {
     /* All tiles. Where there is room for two tiles of Q, the first product of a tile is issued before the results of the one before are stored, so that storing leaves the tensor
      * cores busy. The turn is given away before, since looking for the tile takes longer than the product under way. */
     __device__ __forceinline__ void run() {
+        dependencies_wait();
         const int own_turn = 1 + group, other_turn = 1 + (group + 1) % X::GROUPS;
         uint32_t n = 0, taken = 0; /* stages and tiles so far */
         keys_here = false;

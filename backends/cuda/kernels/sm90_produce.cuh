@@ -176,6 +176,7 @@ __device__ __forceinline__ void produce_tiles(memory<X> *m, const tess_tensor_ma
             list.masked_right_entry = right_offset + right - masked_right;
             barrier_arrive(&m->tile_full[taken % TILES]);
         }
+        if (taken == 0) dependencies_wait();
         if (a->counter) {
             if (lane == 0) job_index = atomicAdd((uint32_t *)a->counter, 1u) + gridDim.x;
         } else {
@@ -241,6 +242,7 @@ __device__ __forceinline__ void produce_stages(memory<X> *m, const ring<X::CHUNK
             const int32_t first = i * stage_pieces;
             if (first % 32 == 0)
                 found = find_piece(t, first + lane, block_pieces, block_shift, piece_shift, tables + c->entries_at, tables + c->bits_at);
+            if (n == 0) dependencies_wait();
             const int32_t token = __shfl_sync(~0u, found.token, first + lane); /* modulo 32 */
             const bool own = lane < stage_pieces, cut = own && token != NO_TOKEN && token + piece_tokens > kv_len && !ends_map;
             const uint32_t plain =
@@ -293,6 +295,7 @@ template <typename X> __device__ __forceinline__ void write_results(memory<X> *m
     constexpr int GROUP = 16, LANES = CHUNKS * 8 < 32 ? CHUNKS * 8 : 32; /* rows of a box; lanes of a row */
     const tess_args *c = &a->common;
     const int lane = threadIdx.x % 32, units = (int)c->head_dim / 8, unit = lane % LANES;
+    dependencies_wait();
     for (uint32_t taken = 0;; taken++) {
         const tile *t = &m->tiles[taken % TILES];
         barrier_wait(&m->tile_full[taken % TILES], taken / TILES & 1);

@@ -7,6 +7,13 @@
 
 namespace tess {
 
+/*
+ * The host launches the kernel before earlier ones in the stream have ended (tess_driver_vendor.start). The first thread of each role that touches memory of the
+ * application waits for them; until then only the plan's tables are read, which are older. The next kernel in the stream may begin as early.
+ */
+__device__ __forceinline__ void dependencies_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ __forceinline__ void dependents_begin() { asm volatile("griddepcontrol.launch_dependents;"); }
+
 __device__ __forceinline__ void barrier_init(uint64_t *b, uint32_t count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(count));
 }

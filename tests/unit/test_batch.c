@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Batches with sequences that have no rows: they cost nothing, are checked all the same, and change nothing for the others. */
+#include "fixtures/planner.h"
+
+#include "plan.h"
+
+static tess_device *device;
+static tess_layout *layout;
+
+static int setup(void **state) {
+    runtime_setup(state);
+    device = open_device(runtime);
+    const tess_pattern p = s2_pattern(16, 2, 4, 0);
+    layout = make_layout(runtime, &p, 8, 2, 1000);
+    return 0;
+}
+
+static int teardown(void **state) {
+    tess_layout_release(layout);
+    tess_device_release(device);
+    return runtime_teardown(state);
+}
+
+static tess_plan_desc plan_desc(int64_t batch, int64_t q_len, int64_t kv_len) {
+    return (tess_plan_desc){.struct_size = sizeof(tess_plan_desc), .head_dim = 16, .batch = batch, .q_len = q_len, .kv_len = kv_len};
+}
+
+/* Host memory of a plan, and the most that making it took at any time. */
+static uint64_t cost(const tess_plan_desc *d, uint64_t *peak) {
+    const uint64_t before = heap.bytes;
+    heap.peak = before;
+    tess_plan *plan = make_plan(device, layout, d);
+    const uint64_t bytes = heap.bytes - before;
+    *peak = heap.peak - before;
+    tess_plan_release(plan);
+    return bytes;
+}
+
+static void test_cost(void **state) {
+    (void)state;
+    enum { MANY = 100000000, SOME = 100000 };
+    uint64_t none_peak, peak;
+    tess_plan_desc d = plan_desc(0, 0, 1000);
+    const uint64_t none = cost(&d, &none_peak);
+    d.batch = MANY;
+    assert_int_equal(none, cost(&d, &peak));
+    assert_int_equal(none_peak, peak);
+    /* Lengths in arrays are read, and take no memory either. */
+    int64_t *zeros = calloc(SOME + 1, sizeof *zeros);
+    assert_non_null(zeros);
+    d.batch = SOME;
+    d.q_lens = d.kv_lens = zeros;
+    assert_int_equal(none, cost(&d, &peak));
+    assert_int_equal(none_peak, peak);
+    d.q_lens = d.kv_lens = NULL;
+    d.cu_q_lens = d.cu_kv_lens = zeros;
+    assert_int_equal(none, cost(&d, &peak));
+    assert_int_equal(none_peak, peak);
+    /* One row among many sequences costs what it costs alone. */
+    uint64_t one_peak;
+    zeros[SOME] = 1;
+    const uint64_t among = cost(&d, &peak);
+    tess_plan_desc alone = plan_desc(1, 1, 1);
+    assert_int_equal(cost(&alone, &one_peak), among);
+    assert_int_equal(one_peak, peak);
+    free(zeros);
+}
+
+/* What no row needs is checked as well. */
+static void test_checks(void **state) {
+    (void)state;
+    const int64_t zeros[3] = {0}, long_keys[3] = {5, 1001, 5}, negative[3] = {0, 0, -1}, cu_zeros[4] = {0}, cu_falls[4] = {0, 5, 4, 5};
+    tess_plan *plan = NULL;
+    tess_plan_desc d = plan_desc(3, 0, 0);
+    d.q_lens = zeros;
+    d.kv_lens = long_keys;
+    assert_error(tess_plan_create(device, layout, &d, &plan), TESS_ERROR_INVALID, "tess_plan_create", "kv_lens");
+    d.kv_lens = negative;
+    assert_error(tess_plan_create(device, layout, &d, &plan), TESS_ERROR_INVALID, "tess_plan_create", "kv_lens");
+    d = plan_desc(3, 0, 0);
+    d.cu_q_lens = cu_zeros;
+    d.cu_kv_lens = cu_falls;
+    assert_error(tess_plan_create(device, layout, &d, &plan), TESS_ERROR_INVALID, "tess_plan_create", "cu_kv_lens");
+    d = plan_desc(100000000, 0, 1001);
+    assert_error(tess_plan_create(device, layout, &d, &plan), TESS_ERROR_INVALID, "tess_plan_create", "kv_len");
+}
+
+/* The tables hold the sequences that have rows, each with its own place in the batch. */
+static void test_places(void **state) {
+    (void)state;
+    const int64_t q_lens[] = {0, 3, 0, 0, 2, 0}, kv_lens[] = {9, 40, 0, 7, 50, 1}, cu_q[] = {0, 0, 3, 3, 3, 5, 5},
+                  cu_kv[] = {0, 9, 49, 49, 56, 106, 107};
+    for (int packed = 0; packed < 2; packed++) {
+        tess_plan_desc d = plan_desc(6, 0, 0);
+        if (packed) d.cu_q_lens = cu_q, d.cu_kv_lens = cu_kv;
+        if (!packed) d.q_lens = q_lens, d.kv_lens = kv_lens;
+        tess_plan *plan = make_plan(device, layout, &d);
+        assert_int_equal(2, plan->n_sequences);
+        const tess_sequence *s = plan->tables.sequences;
+        for (int n = 0; n < 2; n++) {
+            const int b = n ? 4 : 1;
+            assert_int_equal(packed ? 0 : b, s[n].batch);
+            assert_int_equal(q_lens[b], s[n].q_len);
+            assert_int_equal(kv_lens[b], s[n].kv_len);
+            assert_int_equal(packed ? cu_q[b] : 0, s[n].q_start);
+            assert_int_equal(packed ? cu_kv[b] : 0, s[n].kv_start);
+        }
+        for (uint64_t j = 0; j < plan->ledger.n_jobs; j++) assert_in_range(plan->tables.jobs[j].sequence, 0, 1);
+        uint64_t bytes;
+        tess_tensor t;
+        assert_int_equal(TESS_OK, tess_plan_tensor(plan, TESS_ROLE_Q, (tess_buffer){0}, &t, &bytes));
+        assert_int_equal((packed ? 5 : 6 * 3) * 8 * 16 * 4, bytes);
+        tess_plan_release(plan);
+    }
+}
+
+/* A batch that was forgotten is told of, and no other. */
+static void test_log(void **state) {
+    (void)state;
+    static const char line[] = "batch is 0, so nothing is computed although q_len is 5";
+    tess_runtime *loud;
+    tess_runtime_desc rd = {.struct_size = sizeof rd, .backend = "", .kernel = "", .verbose = "plan", .log = test_log_keep};
+    assert_int_equal(TESS_OK, tess_runtime_create(&rd, &loud));
+    tess_device *heard = open_device(loud);
+    const int64_t cu[] = {0};
+    for (int n = 0; n < 4; n++) {
+        tess_plan_desc d = plan_desc(n == 1, n == 2 ? 0 : 5, 10);
+        if (n == 3) d.cu_q_lens = d.cu_kv_lens = cu;
+        test_logged[0] = 0;
+        tess_plan *plan = make_plan(heard, layout, &d);
+        assert_logged("tiles of");
+        assert_int_equal(n == 0 || n == 3, strstr(test_logged, line) != NULL);
+        tess_plan_release(plan);
+    }
+    tess_device_release(heard);
+    tess_runtime_release(loud);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_cost, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_checks, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_places, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_log, setup, teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

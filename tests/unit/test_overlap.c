@@ -1,0 +1,338 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Tensors that share memory: the search against marked bytes, and what tess_run makes of it. */
+#include "fixtures/planner.h"
+
+#include "overlap.h"
+#include "plan.h"
+
+/* ------------------------------------------------------------------ boxes */
+
+enum { SPACE = 1 << 16 };
+static uint8_t marks[SPACE];
+
+/* Visits every byte: sets it, or tells whether one is set. */
+static bool visit(const tess_box *box, bool set) {
+    for (uint64_t i = 0; i < box->count[0]; i++)
+        for (uint64_t j = 0; j < box->count[1]; j++)
+            for (uint64_t k = 0; k < box->count[2]; k++) {
+                uint64_t at = box->address + i * box->stride[0] + j * box->stride[1] + k * box->stride[2];
+                for (uint64_t n = at; n < at + box->row_bytes; n++) {
+                    assert_true(n < SPACE);
+                    if (!set && marks[n]) return true;
+                    marks[n] = set;
+                }
+            }
+    return false;
+}
+
+static bool really_meet(const tess_box *a, const tess_box *b) {
+    memset(marks, 0, sizeof marks);
+    visit(a, true);
+    return visit(b, false);
+}
+
+/* Nested strides are those of tensors: each dimension goes beyond all that are below it. */
+static tess_box random_box(uint64_t *seed, bool nested) {
+    tess_box box = {.address = (uint64_t)test_between(seed, 0, 400), .row_bytes = (uint64_t)test_between(seed, 1, 8)};
+    uint64_t extent = box.row_bytes;
+    int order[3] = {0, 1, 2};
+    for (int n = 2; n > 0; n--) {
+        int other = (int)test_between(seed, 0, n), kept = order[n];
+        order[n] = order[other];
+        order[other] = kept;
+    }
+    for (int n = 0; n < 3; n++) {
+        int d = order[n];
+        box.count[d] = (uint64_t)test_between(seed, 1, 5);
+        box.stride[d] = nested ? extent * (uint64_t)test_between(seed, 1, 3) : (uint64_t)test_between(seed, 0, 60);
+        if (nested && test_between(seed, 0, 3) == 0) box.stride[d] += (uint64_t)test_between(seed, 0, 5);
+        extent += (box.count[d] - 1) * box.stride[d];
+    }
+    return box;
+}
+
+static void test_boxes(void **state) {
+    (void)state;
+    uint64_t seed = 11, met = 0, found = 0, apart = 0;
+    for (int n = 0; n < 20000; n++) {
+        tess_box a = random_box(&seed, n % 3 != 0), b = random_box(&seed, n % 3 == 1);
+        bool really = really_meet(&a, &b), says = tess_boxes_meet(&a, &b);
+        if (says && !really) fail_msg("pair %d: said to meet", n);
+        if (n % 3 == 1 && !says && really) fail_msg("pair %d: nested, and not found", n);
+        met += really;
+        found += says;
+        apart += !really;
+    }
+    assert_true(apart > 2000 && met > 2000);
+    assert_true(met - found < met / 100); /* of strides without any order some need more steps */
+}
+
+/* Sizes that no sum can hold, and a search that has no end within its steps. */
+static void test_limits(void **state) {
+    (void)state;
+    tess_box a = {4096, 64, {1, 1, 1}, {0, 0, 0}}, b = a;
+    assert_true(tess_boxes_meet(&a, &b));
+    b.count[2] = 3;
+    b.stride[2] = UINT64_C(1) << 62;
+    assert_false(tess_boxes_meet(&a, &b));
+    b.stride[2] = UINT64_MAX;
+    assert_false(tess_boxes_meet(&a, &b));
+    b.count[2] = 1; /* the stride of one is not looked at */
+    assert_true(tess_boxes_meet(&a, &b));
+    a = (tess_box){1 << 20, 1, {1000, 1000, 1000}, {1009 * 2, 1013 * 2, 1019 * 2}};
+    b = (tess_box){(1 << 20) + 1, 1, {1000, 1000, 1000}, {1021 * 2, 1031 * 2, 1033 * 2}};
+    assert_false(tess_boxes_meet(&a, &b));
+}
+
+/* ------------------------------------------------------------------ runs */
+
+enum { HEADS = 4, KV_HEADS = 2, DIM = 8, BATCH = 3, ROWS = 5, KEYS = 7 };
+
+static tess_device *device;
+static tess_layout *layout;
+static tess_plan *plan;
+static tess_run_desc run;
+static _Alignas(64) float memory[1 << 16]; /* never touched: the backend of the test only remembers */
+static const char *const names[] = {"q", "k", "v", "o", "lse"};
+
+static tess_tensor *tensor(int role) {
+    tess_tensor *const tensors[] = {&run.q, &run.k, &run.v, &run.o, &run.lse};
+    return tensors[role];
+}
+
+static void fill(void) {
+    memset(&run, 0, sizeof run);
+    run.struct_size = sizeof run;
+    for (int n = 0; n < 5; n++)
+        assert_int_equal(TESS_OK, tess_plan_tensor(plan, (tess_role)n, tess_host_buffer(memory + n * 8192, 0), tensor(n), NULL));
+}
+
+static void remake(const tess_plan_desc *d) {
+    tess_plan *made = make_plan(device, layout, d);
+    tess_plan_release(plan);
+    plan = made;
+    fill();
+}
+
+static tess_plan_desc plan_desc(void) {
+    return (tess_plan_desc){.struct_size = sizeof(tess_plan_desc), .head_dim = DIM, .batch = BATCH, .q_len = ROWS, .kv_len = KEYS};
+}
+
+static int setup(void **state) {
+    runtime_setup(state);
+    device = open_device(runtime);
+    const tess_pattern p = {.struct_size = sizeof p, .kind = TESS_PATTERN_DENSE};
+    layout = make_layout(runtime, &p, HEADS, KV_HEADS, 100);
+    plan = NULL;
+    const tess_plan_desc d = plan_desc();
+    remake(&d);
+    return 0;
+}
+
+static int teardown(void **state) {
+    tess_plan_release(plan);
+    tess_layout_release(layout);
+    tess_device_release(device);
+    return runtime_teardown(state);
+}
+
+static void accepted(void) {
+    if (tess_run(plan, &run) != TESS_OK) fail_msg("%s", tess_last_error());
+}
+
+/* The message names both tensors. */
+static void refused(const char *field, const char *other) {
+    char wanted[64];
+    snprintf(wanted, sizeof wanted, "must not overlap %s,", other);
+    assert_error(tess_run(plan, &run), TESS_ERROR_INVALID, "tess_run", field);
+    assert_error_has(wanted);
+    fill();
+}
+
+/* Each output upon each tensor before it, from its first byte to its last and one past it. */
+static void overlay_all(void) {
+    for (int out = TESS_ROLE_O; out <= TESS_ROLE_LSE; out++) {
+        for (int other = TESS_ROLE_Q; other < out; other++) {
+            accepted();
+            tensor(out)->buffer.handle = tensor(other)->buffer.handle;
+            refused(names[out], names[other]);
+            accepted();
+            const tess_launch *l = &rig.launch;
+            const uint64_t bytes[] = {l->q_bytes, l->k_bytes, l->v_bytes, l->o_bytes, l->lse_bytes};
+            assert_true(bytes[out] > 0 && bytes[other] > 0);
+            tensor(out)->buffer.handle = tensor(other)->buffer.handle + bytes[other];
+            accepted();
+            tensor(out)->buffer.handle = tensor(other)->buffer.handle - bytes[out];
+            accepted();
+            fill();
+        }
+    }
+    run.lse.buffer = (tess_buffer){.kind = TESS_BUFFER_NONE, .handle = run.o.buffer.handle};
+    accepted();
+    fill();
+    run.k.buffer.handle = run.v.buffer.handle = run.q.buffer.handle; /* inputs may share what they like */
+    accepted();
+    fill();
+}
+
+static void test_plain(void **state) {
+    (void)state;
+    tess_plan_desc d = plan_desc();
+    overlay_all();
+    run.o.buffer.handle = run.q.buffer.handle + (uint64_t)(BATCH * ROWS * HEADS * DIM - 1) * 4; /* one element */
+    refused("o", "q");
+    run.o.buffer.offset = (uint64_t)run.v.stride_batch * 4; /* the offset counts like the address */
+    run.o.buffer.handle = run.v.buffer.handle;
+    refused("o", "v");
+    const int64_t q_lens[] = {2, 0, 5}, kv_lens[] = {3, 7, 6}, cu_q[] = {0, 2, 2, 7}, cu_kv[] = {0, 3, 3, 9};
+    d.q_lens = q_lens;
+    d.kv_lens = kv_lens;
+    remake(&d);
+    overlay_all();
+    d = plan_desc();
+    d.cu_q_lens = cu_q;
+    d.cu_kv_lens = cu_kv;
+    remake(&d);
+    overlay_all();
+    d = plan_desc();
+    d.kv_len = 0; /* no key is read, so O may lie where they would be */
+    remake(&d);
+    run.o.buffer.handle = run.k.buffer.handle;
+    accepted();
+}
+
+/* Bytes of buffer objects have no address: the offset within one object decides. */
+static void test_objects(void **state) {
+    (void)state;
+    rig.caps.buffer_kind = TESS_BUFFER_OBJECT;
+    tess_device_release(device);
+    device = open_device(runtime);
+    const tess_plan_desc d = plan_desc();
+    remake(&d);
+    for (int n = 0; n < 5; n++) tensor(n)->buffer = (tess_buffer){.kind = TESS_BUFFER_OBJECT, .handle = 3, .offset = (uint64_t)n * 8192};
+    accepted();
+    run.o.buffer.offset = run.k.buffer.offset;
+    assert_int_equal(TESS_ERROR_INVALID, tess_run(plan, &run));
+    assert_error_has("must not overlap k,");
+    run.o.buffer.handle = 4;
+    accepted();
+}
+
+/* Q, K, V and O as parts of one array, in every order that is in use. */
+static void test_interleaved(void **state) {
+    (void)state;
+    const int64_t all = 2 * HEADS + 2 * KV_HEADS, first[] = {0, HEADS, HEADS + KV_HEADS, HEADS + 2 * KV_HEADS};
+    for (int order = 0; order < 4; order++) {
+        tess_plan_desc d = plan_desc();
+        if (order == 3) d.batch = 1;
+        d.kv_len = ROWS;
+        remake(&d);
+        for (int n = 0; n < 4; n++) {
+            tess_tensor *t = tensor(n);
+            int64_t at = first[n] * DIM;
+            t->stride_head = DIM;
+            t->stride_token = all * DIM;
+            t->stride_batch = ROWS * all * DIM;
+            if (order == 1) { /* [batch, head, token] */
+                t->stride_token = DIM;
+                t->stride_head = ROWS * DIM;
+                at *= ROWS;
+            }
+            if (order == 2) { /* [batch, token, head, part]; K and V leave every second place free */
+                t->stride_head = 4 * DIM;
+                t->stride_token = HEADS * 4 * DIM;
+                t->stride_batch = ROWS * HEADS * 4 * DIM;
+                at = n * DIM;
+            }
+            t->buffer = tess_host_buffer(memory + at, 0);
+        }
+        accepted();
+        run.o.buffer.handle += 4; /* the last element of a row becomes the first of what follows */
+        assert_int_equal(TESS_ERROR_INVALID, tess_run(plan, &run));
+        run.o.buffer.handle -= 4;
+        run.o.buffer.handle -= DIM * 4; /* upon the tensor before it */
+        assert_int_equal(TESS_ERROR_INVALID, tess_run(plan, &run));
+        assert_error_has("must not overlap v,");
+        fill();
+    }
+}
+
+/* Bytes of the elements of a tensor that the plan's sequences have. */
+static bool visit_tensor(int role, const int64_t *q_lens, const int64_t *kv_lens, const int64_t *cu_q, const int64_t *cu_kv, bool set) {
+    const tess_tensor *t = tensor(role);
+    const bool keys = role == TESS_ROLE_K || role == TESS_ROLE_V;
+    const int64_t heads = keys ? KV_HEADS : HEADS, row = role == TESS_ROLE_LSE ? 1 : DIM;
+    bool met = false;
+    for (int64_t b = 0; b < BATCH; b++) {
+        int64_t start = !cu_q ? 0 : keys ? cu_kv[b] : cu_q[b], tokens = keys ? kv_lens[b] : q_lens[b];
+        if (q_lens[b] == 0 || tokens == 0) continue;
+        tess_box box = {.address = t->buffer.handle - (uint64_t)(uintptr_t)memory,
+                        .row_bytes = (uint64_t)row * 4,
+                        .count = {(uint64_t)heads, (uint64_t)tokens, 1},
+                        .stride = {(uint64_t)t->stride_head * 4, (uint64_t)t->stride_token * 4, 0}};
+        box.address += (uint64_t)(start * t->stride_token + (cu_q ? 0 : b * t->stride_batch)) * 4;
+        met |= visit(&box, set);
+    }
+    return met;
+}
+
+/* What is refused has an element in common; with equal lengths the other way round as well. */
+static void test_lengths(void **state) {
+    (void)state;
+    uint64_t seed = 17, n_refused = 0, n_accepted = 0;
+    for (int n = 0; n < 3000; n++) {
+        int64_t q_lens[BATCH], kv_lens[BATCH], cu_q[BATCH + 1] = {0}, cu_kv[BATCH + 1] = {0};
+        const int64_t kind = test_between(&seed, 0, 2); /* equal, padded, packed */
+        tess_plan_desc d = plan_desc();
+        for (int b = 0; b < BATCH; b++) {
+            q_lens[b] = kind ? test_between(&seed, b == 0, ROWS) : ROWS;
+            kv_lens[b] = kind ? test_between(&seed, 0, KEYS) : KEYS;
+            cu_q[b + 1] = cu_q[b] + q_lens[b];
+            cu_kv[b + 1] = cu_kv[b] + kv_lens[b];
+        }
+        if (kind == 1) d.q_lens = q_lens, d.kv_lens = kv_lens;
+        if (kind == 2) d.cu_q_lens = cu_q, d.cu_kv_lens = cu_kv;
+        remake(&d);
+        const int64_t pad = test_between(&seed, 0, 2) * DIM, parts = test_between(&seed, 1, 4);
+        for (int role = 0; role < 5; role++) {
+            tess_tensor *t = tensor(role);
+            if (role != TESS_ROLE_LSE) {
+                int64_t heads = role == TESS_ROLE_K || role == TESS_ROLE_V ? KV_HEADS : HEADS,
+                        most = role == TESS_ROLE_Q || role == TESS_ROLE_O ? ROWS : KEYS;
+                t->stride_head = parts * DIM;
+                t->stride_token = heads * parts * DIM + pad;
+                t->stride_batch = most * t->stride_token;
+            }
+            t->buffer = tess_host_buffer(
+                memory + role * test_between(&seed, 0, 1) * 2000 + test_between(&seed, 0, 100) * (test_between(&seed, 0, 4) ? DIM : 1), 0);
+        }
+        bool met = false;
+        for (int out = TESS_ROLE_O; out <= TESS_ROLE_LSE; out++) {
+            memset(marks, 0, sizeof marks);
+            visit_tensor(out, q_lens, kv_lens, kind == 2 ? cu_q : NULL, cu_kv, true);
+            for (int other = 0; other < out; other++) met |= visit_tensor(other, q_lens, kv_lens, kind == 2 ? cu_q : NULL, cu_kv, false);
+        }
+        tess_status status = tess_run(plan, &run);
+        if (status != TESS_OK) {
+            assert_error_has("must not overlap");
+            assert_true(met);
+        } else if (kind == 0) {
+            assert_false(met);
+        }
+        n_refused += status != TESS_OK;
+        n_accepted += status == TESS_OK;
+    }
+    assert_true(n_refused > 200 && n_accepted > 200);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_boxes),
+        cmocka_unit_test(test_limits),
+        cmocka_unit_test_setup_teardown(test_plain, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_objects, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_interleaved, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_lengths, setup, teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

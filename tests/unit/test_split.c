@@ -1,0 +1,272 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Whether keys are split: the choice against a second reckoning of its model, which hands every
+ * single job that the plan would place to the worker that is free first.
+ */
+#include <math.h>
+
+#include "fixtures/planner.h"
+
+#include "split.h"
+
+enum { UNITS = 132, ROWS = 128, BLOCK = 64, MOST_SEQUENCES = 2 * UNITS + 1 };
+
+/* About what the kernel for Hopper says of an H200 at head_dim 128 in 16 bits. */
+static const tess_split_model h200 = {
+    .costs = {.workers = UNITS, .step_keys = 128, .step_ns = 1450, .job_ns = 1600, .merge_ns = 6000, .part_ns = 150, .bandwidth = 4300000},
+    .block = BLOCK,
+    .block_bytes = 2 * BLOCK * 128 * 2,
+    .row_bytes = 130 * 4,
+};
+
+/* ------------------------------------------------------------------ the second reckoning */
+
+static double longest_first(const tess_job *jobs, uint64_t n, const tess_split_model *m) {
+    double *busy = calloc(m->costs.workers, sizeof *busy), last = 0;
+    assert_non_null(busy);
+    for (uint64_t j = 0; j < n; j++) {
+        uint32_t free_first = 0;
+        for (uint32_t w = 1; w < m->costs.workers; w++)
+            if (busy[w] < busy[free_first]) free_first = w;
+        if (j > 0) assert_true(tess_job_blocks(&jobs[j]) <= tess_job_blocks(&jobs[j - 1]));
+        uint64_t steps = (tess_job_blocks(&jobs[j]) * m->block + m->costs.step_keys - 1) / m->costs.step_keys;
+        busy[free_first] += m->costs.job_ns + (double)steps * m->costs.step_ns;
+        if (busy[free_first] > last) last = busy[free_first];
+    }
+    free(busy);
+    return last;
+}
+
+typedef struct batch {
+    const tess_layout *layout;
+    tess_sequence sequences[MOST_SEQUENCES];
+    uint32_t n;
+} batch;
+
+/* What a run with parts of `length` key blocks takes. */
+static double reckon(const batch *b, const tess_split_model *m, uint32_t length, uint64_t *n_jobs) {
+    tess_jobs jobs;
+    assert_int_equal(TESS_OK, tess_jobs_create(&jobs, runtime, b->layout, b->sequences, b->n, ROWS, ROWS));
+    jobs.split.length = length;
+    assert_int_equal(TESS_OK, tess_jobs_count(&jobs));
+    tess_job *out = malloc((jobs.n_jobs + 1) * sizeof *out);
+    tess_merge *merges = malloc((jobs.n_merges + 1) * sizeof *merges);
+    assert_true(out && merges);
+    tess_jobs_place(&jobs, out, merges);
+    double ns = longest_first(out, jobs.n_jobs, m), read_ns = 0, partial_bytes = 0, keys = 0;
+    uint32_t most_parts = 0;
+    for (uint32_t s = 0; s < b->n; s++) keys += b->sequences[s].q_len ? (b->sequences[s].kv_len + m->block - 1) / m->block : 0;
+    if (m->costs.bandwidth) read_ns = 1e3 * keys * b->layout->n_kv_heads * (double)m->block_bytes / m->costs.bandwidth;
+    if (read_ns > ns) ns = read_ns;
+    for (uint64_t j = 0; j < jobs.n_jobs; j++)
+        if (out[j].partial != TESS_NO_PARTIAL) partial_bytes += (double)(out[j].rows * out[j].heads) * (double)m->row_bytes;
+    for (uint64_t n = 0; n < jobs.n_merges; n++)
+        if (merges[n].parts > most_parts) most_parts = merges[n].parts;
+    if (jobs.n_merges)
+        ns += m->costs.merge_ns + (double)most_parts * m->costs.part_ns + (m->costs.bandwidth ? 2e3 * partial_bytes / m->costs.bandwidth : 0);
+    *n_jobs = jobs.n_jobs;
+    free(out);
+    free(merges);
+    tess_jobs_release(&jobs);
+    return ns;
+}
+
+static tess_split_choice choose(const batch *b, const tess_split_model *m, int32_t kv_split, bool invariant, tess_split *split) {
+    tess_jobs jobs;
+    tess_split_choice choice;
+    assert_int_equal(TESS_OK, tess_jobs_create(&jobs, runtime, b->layout, b->sequences, b->n, ROWS, ROWS));
+    assert_int_equal(TESS_OK, tess_split_count(m, kv_split, invariant, &jobs, &choice));
+    *split = jobs.split;
+    tess_jobs_release(&jobs);
+    return choice;
+}
+
+/* Returns the number of jobs, parts included. `exact`: rows do not differ, nor do more lengths occur than the model tells apart. */
+static uint64_t check(const batch *b, const tess_split_model *m, bool exact, tess_split_choice *out) {
+    tess_split split;
+    uint64_t n_jobs, n_parts;
+    tess_split_choice choice = choose(b, m, 0, false, &split);
+    double unsplit = reckon(b, m, 0, &n_jobs), chosen = reckon(b, m, choice.length, &n_parts), within = exact ? 1e-9 : 0.05;
+    assert_true(choice.candidates >= 1 && choice.candidates <= 32);
+    assert_int_equal(choice.length, split.length);
+    assert_true(!split.fixed && split.max_parts == 0);
+    if (fabs(choice.unsplit_ns - unsplit) > within * unsplit) fail_msg("unsplit %.1f ns, the model says %.1f", unsplit, choice.unsplit_ns);
+    if (fabs(choice.ns - chosen) > within * chosen) fail_msg("parts of %u: %.1f ns, the model says %.1f", choice.length, chosen, choice.ns);
+    if (chosen > unsplit) fail_msg("parts of %u blocks take %.1f ns, none %.1f", choice.length, chosen, unsplit);
+    if (choice.length) assert_true(chosen < unsplit && n_parts > n_jobs);
+    if (out) *out = choice;
+    return n_parts;
+}
+
+static tess_layout *dense(int32_t heads, int32_t kv_heads) {
+    tess_pattern pattern = {.struct_size = sizeof pattern, .kind = TESS_PATTERN_DENSE, .block = BLOCK};
+    return make_layout(runtime, &pattern, heads, kv_heads, 1 << 21);
+}
+
+static void one_sequence(batch *b, int32_t q_len, int32_t kv_len) {
+    memset(b->sequences, 0, sizeof b->sequences);
+    b->n = 1;
+    b->sequences[0].q_len = q_len;
+    b->sequences[0].kv_len = kv_len;
+}
+
+/* ------------------------------------------------------------------ the tests */
+
+/* One job each of `n` sequences, around one wave and two. */
+static void test_counts_around_a_wave(void **state) {
+    (void)state;
+    static const uint32_t counts[] = {1, 2, 8, 66, UNITS - 1, UNITS, UNITS + 1, 2 * UNITS - 1, 2 * UNITS, 2 * UNITS + 1};
+    tess_layout *layout = dense(1, 1);
+    static batch b;
+    uint64_t seed = 5, split = 0, unsplit = 0;
+    b.layout = layout;
+    for (size_t c = 0; c < sizeof counts / sizeof *counts; c++) {
+        for (int lengths = 0; lengths < 4; lengths++) {
+            for (int32_t most = 64; most <= 1 << 19; most *= 8) {
+                tess_split_choice choice;
+                memset(b.sequences, 0, sizeof b.sequences);
+                b.n = counts[c];
+                for (uint32_t s = 0; s < b.n; s++) {
+                    b.sequences[s].q_len = 1;
+                    /* Equal; two lengths; a few; one long one among short ones. */
+                    b.sequences[s].kv_len = lengths == 0   ? most
+                                            : lengths == 1 ? (s % 3 ? most : most / 2)
+                                            : lengths == 2 ? (int32_t)test_between(&seed, 1, 32) * (most / 32)
+                                                           : (s == 0 ? most : 64);
+                }
+                check(&b, &h200, true, &choice);
+                if (lengths == 0 && b.n <= UNITS) { /* one full wave is among the candidates */
+                    const uint32_t parts = UNITS / b.n, blocks = (uint32_t)most / BLOCK, length = (blocks + parts - 1) / parts;
+                    uint64_t n_jobs;
+                    if (length > 1) assert_true(choice.ns <= reckon(&b, &h200, length, &n_jobs) * (1 + 1e-9));
+                }
+                split += choice.length != 0;
+                unsplit += choice.length == 0;
+            }
+        }
+    }
+    assert_true(split > 20 && unsplit > 20);
+    tess_layout_release(layout);
+}
+
+/* More lengths than the model tells apart: it may be off by a little, and never chooses what is worse. */
+static void test_many_lengths(void **state) {
+    (void)state;
+    tess_layout *layout = dense(3, 1);
+    static batch b;
+    uint64_t seed = 77;
+    b.layout = layout;
+    for (int round = 0; round < 200; round++) {
+        memset(b.sequences, 0, sizeof b.sequences);
+        b.n = (uint32_t)test_between(&seed, 1, MOST_SEQUENCES);
+        for (uint32_t s = 0; s < b.n; s++) {
+            b.sequences[s].q_len = 1;
+            b.sequences[s].kv_len = (int32_t)test_between(&seed, 1, 1 << test_between(&seed, 6, 17));
+        }
+        check(&b, &h200, false, NULL);
+    }
+    tess_layout_release(layout);
+}
+
+static void test_ties(void **state) {
+    (void)state;
+    tess_layout *layout = dense(1, 1);
+    static batch b;
+    tess_split_choice choice;
+    /* Nothing costs anything but steps, so that parts in whole waves take just as long. */
+    tess_split_model m = {.costs = {.workers = 4, .step_keys = 64, .step_ns = 1000}, .block = BLOCK, .block_bytes = 1, .row_bytes = 1};
+    b.layout = layout;
+    b.n = 8;
+    for (uint32_t s = 0; s < b.n; s++) b.sequences[s] = (tess_sequence){.q_len = 1, .kv_len = 64 * 16};
+    assert_int_equal(8, check(&b, &m, true, &choice));
+    assert_int_equal(0, choice.length);
+    b.n = 7; /* the last wave is not full: 28 parts are 7 waves of 4 blocks */
+    assert_int_equal(28, check(&b, &m, true, &choice));
+    assert_int_equal(4, choice.length);
+    /* Memory is the limit, and parts do not read less. */
+    m.costs.bandwidth = 1;
+    assert_int_equal(7, check(&b, &m, true, &choice));
+    tess_layout_release(layout);
+}
+
+static void test_shapes(void **state) {
+    (void)state;
+    static const struct {
+        int32_t heads, kv_heads, rows, keys;
+        uint64_t least, most; /* jobs */
+    } shapes[] = {
+        {16, 16, 1024, 1024, 128, 128}, {8, 8, 512, 512, 32, 32},           {32, 8, 512, 4096, 128, 128},           {32, 8, 512, 32768, 128, 128},
+        {32, 8, 128, 32768, 96, UNITS}, {32, 8, 1, 131072, 128, 4 * UNITS}, {16, 16, 131072, 131072, 16384, 16384},
+    };
+    static batch b;
+    for (size_t n = 0; n < sizeof shapes / sizeof *shapes; n++) {
+        tess_layout *layout = dense(shapes[n].heads, shapes[n].kv_heads);
+        b.layout = layout;
+        one_sequence(&b, shapes[n].rows, shapes[n].keys);
+        uint64_t parts = check(&b, &h200, shapes[n].rows < 8192, NULL);
+        if (parts < shapes[n].least || parts > shapes[n].most)
+            fail_msg("%d rows on %d keys: %llu jobs", shapes[n].rows, shapes[n].keys, (unsigned long long)parts);
+        /* The device is full to the last wave. */
+        if (parts > 128) assert_true(parts % UNITS == 0 || parts % UNITS > UNITS * 9 / 10 || shapes[n].rows > 8192);
+        tess_layout_release(layout);
+    }
+}
+
+/* What the caller orders, and what batch-invariant mode wants, the model is not asked about. */
+static void test_orders(void **state) {
+    (void)state;
+    tess_layout *layout = dense(1, 1);
+    static batch b;
+    tess_split split;
+    b.layout = layout;
+    one_sequence(&b, 1, 1 << 20);
+    assert_int_equal(0, choose(&b, &h200, 1, false, &split).candidates);
+    assert_true(split.length == 0 && split.max_parts == 0);
+    assert_int_equal(0, choose(&b, &h200, 5, false, &split).candidates);
+    assert_true(split.length == 0 && split.max_parts == 5);
+    assert_int_equal(0, choose(&b, &h200, 0, true, &split).candidates);
+    assert_true(split.length == 4096 / BLOCK && split.fixed);
+    assert_true(choose(&b, &h200, 0, false, &split).candidates > 1);
+    assert_true(split.length > 0);
+    tess_layout_release(layout);
+}
+
+/* A kernel that says nothing, and one that says absurd things. */
+static void test_costs(void **state) {
+    (void)state;
+    const tess_kernel_costs none = {0}, absurd = {UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX, 1}, idle = {.workers = 7};
+    tess_layout *layout = dense(1, 1);
+    static batch b;
+    tess_split split;
+    tess_split_model m = h200;
+    b.layout = layout;
+    one_sequence(&b, 1, 1 << 20);
+    m.costs = tess_split_costs(&none, 64);
+    assert_int_equal(64, m.costs.workers);
+    assert_true(m.costs.step_keys > 0 && m.costs.step_ns > 0);
+    assert_int_equal(64, check(&b, &m, true, NULL));
+    m.costs = tess_split_costs(&none, 0);
+    assert_int_equal(1, check(&b, &m, true, NULL));
+    m.costs = tess_split_costs(&absurd, 64);
+    assert_in_range(choose(&b, &m, 0, false, &split).candidates, 1, 32);
+    m.costs = tess_split_costs(&idle, 64);
+    assert_int_equal(7, m.costs.workers);
+    assert_in_range(choose(&b, &m, 0, false, &split).candidates, 1, 32);
+    b.n = 0;
+    assert_int_equal(0, choose(&b, &h200, 0, false, &split).candidates);
+    one_sequence(&b, 10, 0);
+    assert_int_equal(0, choose(&b, &h200, 0, false, &split).length);
+    tess_layout_release(layout);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_counts_around_a_wave, runtime_setup, runtime_teardown),
+        cmocka_unit_test_setup_teardown(test_many_lengths, runtime_setup, runtime_teardown),
+        cmocka_unit_test_setup_teardown(test_ties, runtime_setup, runtime_teardown),
+        cmocka_unit_test_setup_teardown(test_shapes, runtime_setup, runtime_teardown),
+        cmocka_unit_test_setup_teardown(test_orders, runtime_setup, runtime_teardown),
+        cmocka_unit_test_setup_teardown(test_costs, runtime_setup, runtime_teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
