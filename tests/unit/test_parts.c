@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where batch-invariant plans cut the keys of a sequence. */
+/* Where plans that are told how cut the keys of a sequence: batch-invariant ones, and those with a number of parts. */
 #include "fixtures/planner.h"
 
 #include "plan.h"
@@ -33,7 +33,25 @@ static void test_fixed_parts(void **state) {
     tess_device_release(device);
 }
 
+/* As many parts as were asked for, two included. */
+static void test_asked_parts(void **state) {
+    (void)state;
+    const tess_pattern p = s2_pattern(64, 2, 4, 0);
+    tess_device *device = open_device(runtime);
+    tess_layout *layout = make_layout(runtime, &p, 8, 2, 20000);
+    for (int32_t parts = 1; parts < 6; parts++) {
+        const tess_plan_desc d = {.struct_size = sizeof d, .head_dim = 16, .batch = 1, .q_len = 1, .kv_len = 20000, .kv_split = parts};
+        tess_plan *plan = make_plan(device, layout, &d);
+        assert_int_equal(parts > 1 ? 8 : 0, plan->ledger.n_merges);
+        assert_int_equal(8 * parts, plan->ledger.n_jobs);
+        tess_plan_release(plan);
+    }
+    tess_layout_release(layout);
+    tess_device_release(device);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test_setup_teardown(test_fixed_parts, runtime_setup, runtime_teardown)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test_setup_teardown(test_fixed_parts, runtime_setup, runtime_teardown),
+                                       cmocka_unit_test_setup_teardown(test_asked_parts, runtime_setup, runtime_teardown)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
