@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where plans that are told how cut the keys of a sequence: batch-invariant ones, and those with a number of parts. */
+/* Where plans that are told how cut the keys of a sequence: batch-invariant ones, and those with a number of parts; and the ranges of their jobs. */
 #include "fixtures/planner.h"
 
 #include "plan.h"
@@ -50,8 +50,31 @@ static void test_asked_parts(void **state) {
     tess_device_release(device);
 }
 
+/* Jobs whose rows see no key take their time as well: ranges hold no more of them than of jobs with one block. */
+static void test_empty_jobs_count(void **state) {
+    (void)state;
+    enum { LIMIT = 3 };
+    const tess_pattern p = {.struct_size = sizeof p, .kind = TESS_PATTERN_DENSE, .block = 16};
+    rig.caps.range_blocks = LIMIT;
+    rig.tile_rows = 16;
+    tess_device *device = open_device(runtime);
+    tess_layout *layout = make_layout(runtime, &p, 2, 2, 320);
+    const tess_plan_desc d = {.struct_size = sizeof d, .head_dim = 16, .batch = 1, .q_len = 320, .kv_len = 16, .kv_split = 1};
+    tess_plan *plan = make_plan(device, layout, &d);
+    assert_int_equal(2 * 20, plan->ledger.n_jobs);
+    for (uint64_t r = 0; r < plan->n_ranges; r++) {
+        uint64_t first, count;
+        assert_int_equal(TESS_OK, tess_plan_range(plan, r, &first, &count));
+        assert_in_range(count, 1, LIMIT);
+    }
+    tess_plan_release(plan);
+    tess_layout_release(layout);
+    tess_device_release(device);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test_setup_teardown(test_fixed_parts, runtime_setup, runtime_teardown),
-                                       cmocka_unit_test_setup_teardown(test_asked_parts, runtime_setup, runtime_teardown)};
+                                       cmocka_unit_test_setup_teardown(test_asked_parts, runtime_setup, runtime_teardown),
+                                       cmocka_unit_test_setup_teardown(test_empty_jobs_count, runtime_setup, runtime_teardown)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
