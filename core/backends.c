@@ -54,9 +54,9 @@ static tess_status check_names(tess_runtime *runtime, const char *function) {
     const char *cursor = tess_setting_value(settings, TESS_SETTING_BACKEND);
     if (cursor[0] == '\0') cursor = NULL;
     while (cursor != NULL) {
-        tess_selection item;
+        tess_selection item = {0};
         tess_status status = tess_selection_next(runtime, function, tess_setting_label(settings, TESS_SETTING_BACKEND), &cursor, &item);
-        if (status != TESS_OK) return status;
+        if (status != TESS_OK || item.entry == NULL) return status;
         item.entry->named = true;
     }
     const char *kernel = tess_setting_value(settings, TESS_SETTING_KERNEL);

@@ -233,7 +233,7 @@ static tess_status find_kernel(tess_plan *plan, const tess_plan_desc *d) {
 
 /* ------------------------------------------------------------------ jobs and tables */
 
-static tess_status count_jobs(tess_plan *plan, const tess_plan_desc *d, tess_jobs *jobs) {
+static tess_status count_jobs(tess_plan *plan, const tess_plan_desc *d, int32_t kv_split, tess_jobs *jobs) {
     const tess_device *device = plan->device;
     const uint32_t block = (uint32_t)plan->layout->pattern.block, element = tess_dtype_size(plan->dtype);
     const tess_split_model model = {.costs = tess_split_costs(&plan->kernel.costs, device->caps.parallel_jobs),
@@ -241,7 +241,7 @@ static tess_status count_jobs(tess_plan *plan, const tess_plan_desc *d, tess_job
                                     .block_bytes = 2 * (uint64_t)block * (uint64_t)plan->head_dim * element,
                                     .row_bytes = ((uint64_t)plan->head_dim + 2) * sizeof(float)};
     tess_split_choice choice;
-    tess_status status = tess_split_count(&model, d->kv_split, (d->flags & TESS_PLAN_BATCH_INVARIANT) != 0, jobs, &choice);
+    tess_status status = tess_split_count(&model, kv_split, (d->flags & TESS_PLAN_BATCH_INVARIANT) != 0, jobs, &choice);
     if (status != TESS_OK || choice.candidates == 0 || !tess_log_wanted(device->runtime, "plan")) return status;
     if (choice.length == 0)
         tess_log(device->runtime, "plan", "split: none, %.1f us on %u workers is the least of %u candidates", 1e-3 * choice.ns,
@@ -340,11 +340,28 @@ static tess_status make_tables(tess_plan *plan, const tess_plan_desc *d, tess_jo
     return upload(plan);
 }
 
+static tess_status cut_jobs(tess_plan *plan, const tess_plan_desc *d, int32_t kv_split, tess_jobs *jobs) {
+    const tess_status status =
+        tess_jobs_create(jobs, plan->device->runtime, plan->layout, plan->sequences, plan->n_sequences, plan->tile_rows, plan->kernel.pack_rows);
+    return status == TESS_OK ? count_jobs(plan, d, kv_split, jobs) : status;
+}
+
+/* Jobs that are too short to split and leave workers idle are done sooner as lower tiles, as long as all of these run at a time. Where keys are split, full tiles
+ * read K and V fewer times. */
+static bool suits_low_tiles(const tess_plan *plan, const tess_plan_desc *d, const tess_jobs *jobs) {
+    const uint32_t low = plan->kernel.low_rows, workers = tess_split_costs(&plan->kernel.costs, plan->device->caps.parallel_jobs).workers;
+    if (low == 0 || low >= plan->tile_rows || d->tile_rows != 0 || d->kv_split != 0 || (d->flags & TESS_PLAN_BATCH_INVARIANT) != 0) return false;
+    return jobs->n_merges == 0 && jobs->n_jobs * ((plan->tile_rows - 1) / low + 1) <= workers;
+}
+
 static tess_status make_jobs(tess_plan *plan, const tess_plan_desc *d) {
     tess_jobs jobs;
-    tess_status status =
-        tess_jobs_create(&jobs, plan->device->runtime, plan->layout, plan->sequences, plan->n_sequences, plan->tile_rows, plan->kernel.pack_rows);
-    if (status == TESS_OK) status = count_jobs(plan, d, &jobs);
+    tess_status status = cut_jobs(plan, d, d->kv_split, &jobs);
+    if (status == TESS_OK && suits_low_tiles(plan, d, &jobs)) {
+        tess_jobs_release(&jobs);
+        plan->tile_rows = plan->kernel.low_rows;
+        status = cut_jobs(plan, d, 1, &jobs);
+    }
     if (status == TESS_OK) status = make_tables(plan, d, &jobs);
     tess_jobs_release(&jobs);
     return status;

@@ -137,7 +137,8 @@ static void find_loads(const tess_split_model *model, const bin *bins, uint32_t 
     }
     if (partials == 0) return;
     c->merge_ns = model->costs.merge_ns + (double)most_parts * model->costs.part_ns;
-    if (model->costs.bandwidth) c->merge_ns += 2e3 * (double)partials * rows * (double)model->row_bytes / model->costs.bandwidth;
+    if (model->costs.partial_bandwidth == 0) return;
+    c->merge_ns += 2e3 * (double)partials * rows * (double)model->row_bytes / model->costs.partial_bandwidth;
 }
 
 static void add_level(level *levels, uint32_t *n, double ns, uint64_t workers) {

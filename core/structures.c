@@ -8,6 +8,7 @@
 
 /* ------------------------------------------------------------------ fields */
 
+/* NOLINTBEGIN(bugprone-sizeof-expression): of a field that is a pointer its own size is meant. */
 #define F(type, name) \
     { offsetof(type, name), sizeof(((type *)0)->name) }
 
@@ -72,6 +73,8 @@ static const tess_field plan_info[] = {F(T, struct_size),     F(T, tile_rows),  
                                        F(T, kept_pairs),      F(T, dense_pairs), F(T, flops),        F(T, bytes_min),      F(T, workspace_bytes),
                                        F(T, workspace_align), F(T, host_bytes),  F(T, device_bytes), F(T, create_seconds), F(T, kernel)};
 #undef T
+
+/* NOLINTEND(bugprone-sizeof-expression) */
 
 #define STRUCTURE(type, fields) \
     { #type, sizeof(type), _Alignof(type), sizeof(fields) / sizeof *(fields), fields }

@@ -51,6 +51,7 @@ tess_kernel_costs tess_portable_costs(const tess_portable_shape *shape, uint32_t
                                .job_ns = 4000,
                                .merge_ns = 8000,
                                .part_ns = 200,
+                               .partial_bandwidth = 500000,
                                .bandwidth = 1000000};
 }
 

@@ -64,6 +64,7 @@ static tess_kernel_costs costs_of(const cpu_row *row, const tess_kernel_key *key
                                .step_ns = (uint32_t)(flop / row->rate) + 1,
                                .job_ns = 500,
                                .merge_ns = 3000,
+                               .partial_bandwidth = 100000,
                                .bandwidth = 200000};
 }
 

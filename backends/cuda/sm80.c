@@ -79,6 +79,7 @@ static tess_kernel_costs costs_of(const tess_driver_device *d, const instance *x
                                .job_ns = 3000,
                                .merge_ns = 7000,
                                .part_ns = 200,
+                               .partial_bandwidth = 500000,
                                .bandwidth = 1500000};
 }
 
@@ -89,6 +90,7 @@ static tess_status prepare(tess_driver_device *d, const tess_kernel_key *key, te
     kernel->tile_rows = kernel->pack_rows = x->rows;
     kernel->tile_step = 1;
     kernel->costs = costs_of(d, x);
+    kernel->low_rows = x->rows > 64 ? 64 : 0; /* 16 of each warp */
     return tess_cuda_prepare(d, key, CUDA_SM80_MODULE, image(d), name, shared_bytes(d, x), kernel);
 }
 

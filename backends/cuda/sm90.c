@@ -57,6 +57,7 @@ static tess_kernel_costs costs_of(const tess_driver_device *d, const instance *x
 
                                .merge_ns = 6000,
                                .part_ns = 150,
+                               .partial_bandwidth = 1300000,
                                .bandwidth = 4300000};
 }
 
@@ -68,6 +69,7 @@ static tess_status prepare(tess_driver_device *d, const tess_kernel_key *key, te
     kernel->tile_step = 8;
     kernel->scratch_bytes = COUNTER_BYTES;
     kernel->costs = costs_of(d, x);
+    kernel->low_rows = 64; /* of one warpgroup */
     return tess_cuda_prepare(d, key, CUDA_SM90_MODULE, &tess_cuda_sm90_images[0], name, x->shared_bytes, kernel);
 }
 

@@ -195,13 +195,14 @@ typedef struct tess_kernel_key {
  * architecture and the key, and never measured on the machine: the bits of results depend on them.
  * workers 0: the kernel says nothing, and the plan guesses. */
 typedef struct tess_kernel_costs {
-    uint32_t workers;   /* jobs that run at a time; must not depend on settings */
-    uint32_t step_keys; /* keys of a job that are worked on together: fewer cost as much */
-    uint32_t step_ns;   /* of that many keys and a full tile, or the rows that the key allows */
-    uint32_t job_ns;    /* of a job beside its steps */
-    uint32_t merge_ns;  /* of merging beside the traffic of the partial results ... */
-    uint32_t part_ns;   /* ... and for each part of the job that has most */
-    uint32_t bandwidth; /* [0: no bound] of the memory, in bytes a microsecond (MB/s) */
+    uint32_t workers;           /* jobs that run at a time; must not depend on settings */
+    uint32_t step_keys;         /* keys of a job that are worked on together: fewer cost as much */
+    uint32_t step_ns;           /* of that many keys and a full tile, or the rows that the key allows */
+    uint32_t job_ns;            /* of a job beside its steps */
+    uint32_t merge_ns;          /* of merging beside the traffic of the partial results ... */
+    uint32_t part_ns;           /* ... and for each part of the job that has most */
+    uint32_t partial_bandwidth; /* [0: no bound] of writing and reading partial results, in MB/s */
+    uint32_t bandwidth;         /* [0: no bound] of reading K and V, in bytes a microsecond (MB/s) */
 } tess_kernel_costs;
 
 typedef struct tess_kernel tess_kernel;
@@ -216,6 +217,9 @@ struct tess_kernel {
     void *state;                          /* the backend's, per plan (objects for max_in_flight launches); may be NULL */
     void (*release)(tess_kernel *kernel); /* frees `state` when the plan goes; never NULL */
     tess_kernel_costs costs;              /* [workers 0: unknown] */
+    uint32_t
+        low_rows; /* [0: none] tiles of so many rows, fewer than tile_rows, take less time each: for few and short jobs, all of which run at a time */
+    uint32_t reserved; /* 0 */
 };
 
 typedef struct tess_launch {

@@ -116,7 +116,10 @@ static void test_opened_again_and_again(void **state) {
         __typeof__(&tess_last_error) last_error;
         pthread_t thread;
         void *library = dlopen(*state, RTLD_NOW | RTLD_LOCAL);
-        if (!library) fail_msg("time %d: %s", n, dlerror());
+        if (!library) {
+            fail_msg("time %d: %s", n, dlerror());
+            return;
+        }
         assert_non_null(*(void **)&create = dlsym(library, "tess_runtime_create"));
         assert_non_null(*(void **)&last_error = dlsym(library, "tess_last_error"));
         assert_string_equal(last_error(), "");

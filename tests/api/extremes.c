@@ -74,7 +74,7 @@ static int solve(const test_target *target, problem *p) {
     for (int n = 0; n < p->rows * D; n++) p->o[n / D][n % D] = (double)element_load(p->dtype, o, n);
     for (int r = 0; r < p->rows; r++) p->lse[r] = (double)lse[r];
     tess_buffer *const buffers[] = {&run.q.buffer, &run.k.buffer, &run.v.buffer, &run.o.buffer, &run.lse.buffer, &run.workspace};
-    for (size_t n = 0; n < sizeof buffers / sizeof *buffers; n++) assert_ok(tess_free(target->device, buffers[n]));
+    for (int n = 0; n < 6; n++) assert_ok(tess_free(target->device, buffers[n]));
     tess_plan_release(plan);
     return 1;
 }
@@ -140,7 +140,8 @@ static void test_values_in_bounds(void **state) {
         double sum = 0;
         fill(&p, 1, 0, 0x1p80, -0x1p80);
         for (int t = 0; t < KEYS; t++) {
-            p.k[t] = (double)(t / 8) / 8;
+            const int step = t / 8;
+            p.k[t] = step / 8.0;
             sum += exp(p.k[t] * D / sqrt(D));
         }
         const expected e = {0x1p80, -0x1p80, 0, log(sum)};

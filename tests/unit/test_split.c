@@ -13,7 +13,14 @@ enum { UNITS = 132, ROWS = 128, BLOCK = 64, MOST_SEQUENCES = 2 * UNITS + 1 };
 
 /* About what the kernel for Hopper says of an H200 at head_dim 128 in 16 bits. */
 static const tess_split_model h200 = {
-    .costs = {.workers = UNITS, .step_keys = 128, .step_ns = 1450, .job_ns = 1600, .merge_ns = 6000, .part_ns = 150, .bandwidth = 4300000},
+    .costs = {.workers = UNITS,
+              .step_keys = 128,
+              .step_ns = 1450,
+              .job_ns = 1600,
+              .merge_ns = 6000,
+              .part_ns = 150,
+              .partial_bandwidth = 1300000,
+              .bandwidth = 4300000},
     .block = BLOCK,
     .block_bytes = 2 * BLOCK * 128 * 2,
     .row_bytes = 130 * 4,
@@ -63,7 +70,8 @@ static double reckon(const batch *b, const tess_split_model *m, uint32_t length,
     for (uint64_t n = 0; n < jobs.n_merges; n++)
         if (merges[n].parts > most_parts) most_parts = merges[n].parts;
     if (jobs.n_merges)
-        ns += m->costs.merge_ns + (double)most_parts * m->costs.part_ns + (m->costs.bandwidth ? 2e3 * partial_bytes / m->costs.bandwidth : 0);
+        ns += m->costs.merge_ns + (double)most_parts * m->costs.part_ns +
+              (m->costs.partial_bandwidth ? 2e3 * partial_bytes / m->costs.partial_bandwidth : 0);
     *n_jobs = jobs.n_jobs;
     free(out);
     free(merges);
@@ -196,7 +204,8 @@ static void test_shapes(void **state) {
         uint64_t least, most; /* jobs */
     } shapes[] = {
         {16, 16, 1024, 1024, 128, 128}, {8, 8, 512, 512, 32, 32},           {32, 8, 512, 4096, 128, 128},           {32, 8, 512, 32768, 128, 128},
-        {32, 8, 128, 32768, 96, UNITS}, {32, 8, 1, 131072, 128, 4 * UNITS}, {16, 16, 131072, 131072, 16384, 16384},
+        {32, 8, 128, 32768, 96, UNITS}, {32, 8, 1, 131072, 128, 4 * UNITS}, {32, 8, 1, 4096, 128, UNITS},           {32, 8, 16, 4096, 64, 64},
+        {32, 8, 64, 4096, 64, 64},      {32, 8, 256, 4096, 128, 128},       {16, 16, 131072, 131072, 16384, 16384},
     };
     static batch b;
     for (size_t n = 0; n < sizeof shapes / sizeof *shapes; n++) {
@@ -234,7 +243,8 @@ static void test_orders(void **state) {
 /* A kernel that says nothing, and one that says absurd things. */
 static void test_costs(void **state) {
     (void)state;
-    const tess_kernel_costs none = {0}, absurd = {UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX, 1}, idle = {.workers = 7};
+    const tess_kernel_costs none = {0}, absurd = {UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX, 1, 1},
+                            idle = {.workers = 7};
     tess_layout *layout = dense(1, 1);
     static batch b;
     tess_split split;
@@ -259,6 +269,51 @@ static void test_costs(void **state) {
     tess_layout_release(layout);
 }
 
+/* ------------------------------------------------------------------ low tiles */
+
+static uint32_t tile_rows_of(const tess_plan_desc *d, uint64_t *n_jobs) {
+    tess_layout *layout = dense(2, 2);
+    tess_device *device = open_device(runtime);
+    tess_plan *plan = make_plan(device, layout, d);
+    tess_plan_info info = {sizeof info};
+    assert_int_equal(TESS_OK, tess_plan_query(plan, &info));
+    assert_int_equal(0, info.n_merge_jobs);
+    *n_jobs = info.n_jobs;
+    tess_plan_release(plan);
+    tess_device_release(device);
+    tess_layout_release(layout);
+    return info.tile_rows;
+}
+
+/* Few short jobs are cut into low tiles if as many run at a time, and only where the plan decides. */
+static void test_low_tiles(void **state) {
+    (void)state;
+    rig.tile_rows = 128;
+    rig.low_rows = 64;
+    rig.caps.parallel_jobs = 16;
+    tess_plan_desc d = {.struct_size = sizeof d, .dtype = TESS_BF16, .head_dim = 64, .batch = 1, .q_len = 512, .kv_len = 512};
+    uint64_t n_jobs;
+    assert_int_equal(64, tile_rows_of(&d, &n_jobs)); /* 2 heads of 4 tiles, or of 8: as many as there are workers */
+    assert_int_equal(16, n_jobs);
+    rig.caps.parallel_jobs = 15;
+    assert_int_equal(128, tile_rows_of(&d, &n_jobs));
+    assert_int_equal(8, n_jobs);
+    rig.caps.parallel_jobs = 16;
+    d.kv_split = 1;
+    assert_int_equal(128, tile_rows_of(&d, &n_jobs));
+    d.kv_split = 0;
+    d.tile_rows = 128;
+    assert_int_equal(128, tile_rows_of(&d, &n_jobs));
+    d.tile_rows = 0;
+    d.flags = TESS_PLAN_BATCH_INVARIANT;
+    assert_int_equal(128, tile_rows_of(&d, &n_jobs));
+    d.flags = 0;
+    rig.low_rows = 0;
+    assert_int_equal(128, tile_rows_of(&d, &n_jobs));
+    rig.low_rows = 128;
+    assert_int_equal(128, tile_rows_of(&d, &n_jobs));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_counts_around_a_wave, runtime_setup, runtime_teardown),
@@ -267,6 +322,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_shapes, runtime_setup, runtime_teardown),
         cmocka_unit_test_setup_teardown(test_orders, runtime_setup, runtime_teardown),
         cmocka_unit_test_setup_teardown(test_costs, runtime_setup, runtime_teardown),
+        cmocka_unit_test_setup_teardown(test_low_tiles, runtime_setup, runtime_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

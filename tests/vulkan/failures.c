@@ -308,17 +308,17 @@ static void test_tune(void **state) {
     (void)state;
     char kernel[64];
     shim.pretend_vendor(0x10de);
-    plan_kernel("pattern=dense q_len=9 dtype=bf16 head_dim=128", kernel);
+    plan_kernel("pattern=dense heads=1 q_len=9 dtype=bf16 head_dim=128", kernel);
     assert_string_equal(kernel, "vulkan/portable_small");
     assert_non_null(strstr(test_logged, "is preferred by the table of vulkan"));
-    plan_kernel("block=16 local=2 stride=3 q_len=40 dtype=bf16 head_dim=64", kernel);
+    plan_kernel("heads=2 block=16 local=2 stride=3 q_len=40 dtype=bf16 head_dim=64", kernel);
     assert_string_equal(kernel, "vulkan/portable_small");
-    plan_kernel("pattern=dense q_len=9 dtype=f32 head_dim=128", kernel);
+    plan_kernel("pattern=dense heads=1 q_len=9 dtype=f32 head_dim=128", kernel);
     assert_string_equal(kernel, "vulkan/portable");
-    plan_kernel("pattern=dense q_len=9 dtype=bf16 head_dim=136", kernel);
+    plan_kernel("pattern=dense heads=1 q_len=9 dtype=bf16 head_dim=136", kernel);
     assert_string_equal(kernel, "vulkan/portable");
     shim.pretend_vendor(0);
-    plan_kernel("pattern=dense q_len=9 dtype=bf16 head_dim=128", kernel);
+    plan_kernel("pattern=dense heads=1 q_len=9 dtype=bf16 head_dim=128", kernel);
     assert_string_equal(kernel, "vulkan/portable");
 }
 
