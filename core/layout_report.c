@@ -7,6 +7,13 @@
 #define REFUSE(...) return tess_fail(TESS_ERROR_INVALID, __VA_ARGS__)
 
 static int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
+
+/* Sums of pairs are rounded where there is no integer of 128 bits, and may then come out a little below 0 or above the whole. */
+static double share_of(double part, double whole) {
+    const double share = part / whole;
+    return share < 0 ? 0 : share > 1 ? 1 : share;
+}
+
 static bool in_causal_order(const tess_layout *x) { return !(x->pattern.flags & TESS_PATTERN_BIDIRECTIONAL); }
 
 /* ------------------------------------------------------------------ examination at creation */
@@ -72,7 +79,7 @@ static tess_status examine_coverage(tess_layout *x, const char *function) {
         for (uint32_t c = 0; c < x->n_classes; c++) seen += tess_rule_block_pairs(&x->rules[c], x->max_tokens) - shared;
         seen += shared;
     }
-    x->coverage = (double)seen / (double)visible;
+    x->coverage = share_of((double)seen, (double)visible);
     return TESS_OK;
 }
 
@@ -270,7 +277,7 @@ tess_status tess_layout_query(const tess_layout *x, tess_layout_info *info) {
     double dense = in_causal_order(x) ? tokens * (tokens + 1) / 2 : tokens * tokens;
     for (uint32_t c = 0; c < x->n_classes; c++)
         kept += (double)x->class_heads[c] * (double)tess_rule_pairs(&x->rules[c], 0, x->max_tokens, x->max_tokens);
-    full.kept_share = x->max_tokens && kept < dense * x->n_heads ? kept / (dense * x->n_heads) : 1;
+    full.kept_share = x->max_tokens ? share_of(kept, dense * x->n_heads) : 1;
     full.host_bytes = sizeof *x + x->memory_bytes + x->mask.bytes + x->mask.rows_bytes + x->stores_bytes + x->fixed_bytes;
     return tess_info_write(function, info, &full, TESS_LAYOUT_INFO);
 }
