@@ -159,12 +159,31 @@ static void count_packs(tess_jobs *jobs, uint32_t heads, uint32_t first, uint32_
     }
 }
 
-/* Without a split: nothing but lengths matters, and the sums stay in registers. */
+/* Without a split: nothing but lengths matters, and the sums stay in registers. A section often has one class, which is then looked up once. */
+static void count_causal(tess_jobs *jobs, tess_tile tile, tess_causal causal) {
+    const uint32_t times = jobs->packs[0].jobs, shift = jobs->shift;
+    uint32_t *const bucket = jobs->bucket;
+    uint64_t n_jobs = 0, n_blocks = 0;
+    do {
+        const uint64_t blocks = tess_causal_blocks(&causal, &tile);
+        bucket[blocks >> shift] += times;
+        n_blocks += blocks;
+        n_jobs++;
+    } while (tess_tile_next(&jobs->grid, &tile));
+    jobs->n_jobs += n_jobs * times;
+    jobs->n_blocks += n_blocks * times;
+}
+
 static void count_whole(tess_jobs *jobs, tess_tile tile, int64_t kv_len, int64_t kv_blocks) {
     const tess_pack *const end = jobs->packs + jobs->n_packs;
     uint32_t *const bucket = jobs->bucket;
     const uint32_t shift = jobs->shift;
     uint64_t n_jobs = 0, n_blocks = 0;
+    tess_causal causal;
+    if (jobs->n_packs == 1 && tile.first >= 0 && tess_tiler_causal(&jobs->tiler, jobs->packs[0].cls, &causal)) {
+        count_causal(jobs, tile, causal);
+        return;
+    }
     do {
         for (const tess_pack *pack = jobs->packs; pack < end; pack++) {
             const uint64_t blocks = tess_tile_blocks(&jobs->tiler, pack->cls, &tile, kv_len, kv_blocks);
@@ -230,6 +249,8 @@ tess_status tess_jobs_count(tess_jobs *jobs) {
         tess_status status = count_sequence(jobs, sequence);
         if (status != TESS_OK) return status;
     }
+    jobs->n_used = jobs->n_buckets;
+    while (jobs->n_used > 0 && jobs->bucket[jobs->n_used - 1] == 0) jobs->n_used--;
     return TESS_OK;
 }
 
@@ -287,25 +308,40 @@ static void place_parts(tess_jobs *jobs, placing *place, const placed_tile *tile
     }
 }
 
+/* Places what one tile makes of one run of heads, without a split. */
+static inline void place_run(tess_job *out, uint32_t *bucket, const placed_tile *at, const tess_head_run *run, uint32_t heads,
+                             const tess_keys *keys) {
+    uint32_t head = run->head, left = run->heads, n = *bucket;
+    for (; left > heads; left -= heads, head += heads) write_job(&out[n++], at, head, heads, keys, TESS_NO_PARTIAL);
+    write_job(&out[n++], at, head, left, keys, TESS_NO_PARTIAL);
+    *bucket = n;
+}
+
 /* Places the jobs of one kv head, whose runs are [first, last), without a split. `tile` is the sequence's first. */
 static void place_whole(tess_jobs *jobs, tess_job *out, uint32_t s, tess_tile tile, uint32_t first, uint32_t last, uint32_t heads) {
     const int64_t kv_len = jobs->sequences[s].kv_len, kv_blocks = (kv_len + jobs->grid.block - 1) / jobs->grid.block, p0 = tile.first;
     const tess_head_run *const end = jobs->runs + last;
     uint32_t *const bucket = jobs->bucket;
     const uint32_t shift = jobs->shift;
+    const tess_grid grid = jobs->grid;
+    tess_causal causal;
+    tess_keys keys;
+    if (last - first == 1 && tile.first >= 0 && tess_tiler_causal(&jobs->tiler, jobs->runs[first].cls, &causal)) {
+        const tess_head_run run = jobs->runs[first];
+        do {
+            const placed_tile at = {s, (uint32_t)(tile.first - p0), (uint16_t)(tile.last - tile.first + 1), run.cls};
+            tess_causal_keys(&causal, &tile, kv_len, &keys);
+            place_run(out, &bucket[tess_keys_blocks(&keys) >> shift], &at, &run, heads, &keys);
+        } while (tess_tile_next(&grid, &tile));
+        return;
+    }
     do {
         for (const tess_head_run *run = jobs->runs + first; run < end; run++) {
             const placed_tile at = {s, (uint32_t)(tile.first - p0), (uint16_t)(tile.last - tile.first + 1), run->cls};
-            tess_keys keys;
             tess_tile_keys(&jobs->tiler, run->cls, &tile, kv_len, kv_blocks, &keys);
-            uint32_t *const next = &bucket[tess_keys_blocks(&keys) >> shift];
-            tess_job *job = out + *next;
-            uint32_t head = run->head, left = run->heads;
-            for (; left > heads; left -= heads, head += heads) write_job(job++, &at, head, heads, &keys, TESS_NO_PARTIAL);
-            write_job(job++, &at, head, left, &keys, TESS_NO_PARTIAL);
-            *next = (uint32_t)(job - out);
+            place_run(out, &bucket[tess_keys_blocks(&keys) >> shift], &at, run, heads, &keys);
         }
-    } while (tess_tile_next(&jobs->grid, &tile));
+    } while (tess_tile_next(&grid, &tile));
 }
 
 /* The same with a split, which some jobs may be too short for. */
@@ -376,7 +412,7 @@ static cursor section_end(const tess_jobs *jobs, cursor at, uint64_t target, uin
 static void count_section(tess_jobs *jobs, cursor begin, cursor end) {
     const tess_jobs totals = *jobs;
     jobs->n_jobs = jobs->n_merges = jobs->n_partials = jobs->n_blocks = 0;
-    memset(jobs->bucket, 0, jobs->n_buckets * sizeof *jobs->bucket);
+    memset(jobs->bucket, 0, jobs->n_used * sizeof *jobs->bucket);
     for (uint32_t s = begin.sequence; s <= end.sequence && s < jobs->n_sequences; s++) {
         const uint32_t first = s == begin.sequence ? begin.run : 0, last = s == end.sequence ? end.run : jobs->n_runs;
         if (jobs->sequences[s].q_len == 0 || first == last) continue;
@@ -424,7 +460,7 @@ void tess_jobs_place(tess_jobs *jobs, tess_job *out, tess_merge *merges) {
         end = section < n_sections ? section_end(jobs, begin, section_target(total, section, n_sections), &sum) : all;
         if (end.sequence == begin.sequence && end.run == begin.run) continue; /* the kv head before was large enough for two */
         if (sections) count_section(jobs, begin, end);
-        for (uint32_t b = jobs->n_buckets; b-- > 0;) {
+        for (uint32_t b = jobs->n_used; b-- > 0;) {
             uint32_t count = jobs->bucket[b];
             jobs->bucket[b] = at;
             at += count;

@@ -41,8 +41,8 @@ typedef struct tess_jobs {
     tess_pack *packs; /* [n_packs] of the classes that are counted now; room for [n_classes] */
     uint32_t *pack;   /* [n_classes] where the pack of a class is, if it has one */
     uint32_t n_packs;
-    uint32_t *bucket; /* [n_buckets] by key blocks >> shift: counts, then where the next job goes */
-    uint32_t n_buckets, shift;
+    uint32_t *bucket;                  /* [n_buckets] by key blocks >> shift: counts, then where the next job goes */
+    uint32_t n_buckets, shift, n_used; /* n_used: those above are empty since tess_jobs_count */
 
     /* What tess_jobs_count found. */
     uint64_t n_jobs, n_merges, n_partials, n_blocks;

@@ -116,27 +116,38 @@ tess_status tess_tiler_merge(tess_tiler *tiler, uint32_t cls, const tess_tile *t
 /* The key blocks of one tile of a sequence of `kv_len` keys in `kv_blocks` blocks, for every rule. */
 void tess_tile_keys_of(const tess_tiler *tiler, uint32_t cls, const tess_tile *tile, int64_t kv_len, int64_t kv_blocks, tess_keys *keys);
 
-/* The same, with causal S2 and dense classes at hand, since it is asked for tens of thousands of tiles. What the call is given are copies, so that the caller's stay in registers. Left: the list below the interval. Interval:
- * from the first local block of the first row, or the first block of all, to the diagonal. */
-static inline void tess_tile_keys(const tess_tiler *tiler, uint32_t cls, const tess_tile *tile, int64_t kv_len, int64_t kv_blocks, tess_keys *keys) {
+/* What the key blocks of a causal S2 or dense class follow from, in copies: they stay in registers
+ * while tens of thousands of jobs are written. */
+typedef struct tess_causal {
+    int64_t local, first, block;
+    uint32_t list;
+    bool strided;
+} tess_causal;
+
+/* False for classes of another kind. */
+static inline bool tess_tiler_causal(const tess_tiler *tiler, uint32_t cls, tess_causal *causal) {
     const tess_rule *rule = &tiler->layout->rules[cls];
-    bool strided = rule->kind == TESS_RULE_STRIDED;
-    if (!(strided || rule->kind == TESS_RULE_DENSE) || !rule->causal || tile->first < 0) {
-        const tess_tile copy = *tile;
-        tess_keys found;
-        tess_tile_keys_of(tiler, cls, &copy, kv_len, kv_blocks, &found);
-        *keys = found;
-        return;
-    }
-    int64_t start = strided ? tile->start : 0, blocks = tile->i_last + 1 - start;
+    *causal = (tess_causal){rule->local, rule->first, rule->block, tiler->list[cls], rule->kind == TESS_RULE_STRIDED};
+    return rule->causal && (causal->strided || rule->kind == TESS_RULE_DENSE);
+}
+
+static inline uint64_t tess_causal_blocks(const tess_causal *c, const tess_tile *tile) {
+    const uint64_t blocks = (uint64_t)(tile->i_last + 1);
+    return c->strided ? blocks + (uint64_t)(tile->quotient + (c->first < tile->rest) - tile->start) : blocks;
+}
+
+/* Of a tile of positions from 0 on. Left: the list below the interval. Interval: from the first
+ * local block of the first row, or the first block of all, to the diagonal. */
+static inline void tess_causal_keys(const tess_causal *c, const tess_tile *tile, int64_t kv_len, tess_keys *keys) {
+    int64_t start = c->strided ? tile->start : 0, blocks = tile->i_last + 1 - start;
     /* Blocks that the first row does not see to their end; a tile that begins with the last row of a block sees that one whole. */
-    int64_t tail = tile->i_last + 1 - tile->i_first - (tile->first + 1 == (tile->i_first + 1) * rule->block);
+    int64_t tail = tile->i_last + 1 - tile->i_first - (tile->first + 1 == (tile->i_first + 1) * c->block);
     if (tile->first >= kv_len - 1) tail = 0;
     /* Blocks that are not local to the last row. */
-    int64_t head = strided ? tile->i_last - rule->local + 1 - start : 0;
+    int64_t head = c->strided ? tile->i_last - c->local + 1 - start : 0;
     if (head > blocks - tail) head = blocks - tail;
-    keys->left_offset = tiler->list[cls];
-    keys->left_count = strided ? (uint32_t)(tile->quotient + (rule->first < tile->rest)) : 0;
+    keys->left_offset = c->list;
+    keys->left_count = c->strided ? (uint32_t)(tile->quotient + (c->first < tile->rest)) : 0;
     keys->right_offset = keys->right_count = 0;
     keys->interval_start = (uint32_t)start;
     keys->interval_blocks = (uint32_t)blocks;
@@ -144,13 +155,23 @@ static inline void tess_tile_keys(const tess_tiler *tiler, uint32_t cls, const t
     keys->mask_tail = (uint32_t)tail;
 }
 
+/* The key blocks of one tile of a sequence of `kv_len` keys in `kv_blocks` blocks. What the call is given are copies, so that the caller's stay in registers. */
+static inline void tess_tile_keys(const tess_tiler *tiler, uint32_t cls, const tess_tile *tile, int64_t kv_len, int64_t kv_blocks, tess_keys *keys) {
+    tess_causal causal;
+    if (tess_tiler_causal(tiler, cls, &causal) && tile->first >= 0) {
+        tess_causal_keys(&causal, tile, kv_len, keys);
+        return;
+    }
+    const tess_tile copy = *tile;
+    tess_keys found;
+    tess_tile_keys_of(tiler, cls, &copy, kv_len, kv_blocks, &found);
+    *keys = found;
+}
+
 /* How many key blocks those are. */
 static inline uint64_t tess_tile_blocks(const tess_tiler *tiler, uint32_t cls, const tess_tile *tile, int64_t kv_len, int64_t kv_blocks) {
-    const tess_rule *rule = &tiler->layout->rules[cls];
-    if (rule->causal && tile->first >= 0) {
-        if (rule->kind == TESS_RULE_DENSE) return (uint64_t)(tile->i_last + 1);
-        if (rule->kind == TESS_RULE_STRIDED) return (uint64_t)(tile->i_last + 1 - tile->start + tile->quotient + (rule->first < tile->rest));
-    }
+    tess_causal causal;
+    if (tess_tiler_causal(tiler, cls, &causal) && tile->first >= 0) return tess_causal_blocks(&causal, tile);
     const tess_tile copy = *tile;
     tess_keys keys;
     tess_tile_keys_of(tiler, cls, &copy, kv_len, kv_blocks, &keys);
