@@ -30,7 +30,6 @@ __device__ __forceinline__ void forward(const tess_sm90_maps *maps, const tess_s
     memory<X> *m = (memory<X> *)raw;
     const int32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     description first;
-    dependents_begin();
     if (warp == 0) {
         first.read(a, blockIdx.x, threadIdx.x % 32); /* which takes a while */
     } else if (warp < 4 && threadIdx.x % 32 == 0) {

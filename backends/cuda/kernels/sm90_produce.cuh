@@ -312,6 +312,7 @@ template <typename X> __device__ __forceinline__ void write_results(memory<X> *m
     const tess_args *c = &a->common;
     const int lane = threadIdx.x % 32, units = (int)c->head_dim / 8, unit = lane % LANES;
     dependencies_wait();
+    dependents_begin();
     for (uint32_t taken = 0;; taken++) {
         const tile *t = &m->tiles[taken % TILES];
         barrier_wait(&m->tile_full[taken % TILES], taken / TILES & 1);
