@@ -346,12 +346,14 @@ class Contract(CommandTest):
     # -------------------------------------------------------------- bench and compare
 
     def interrupt_bench(self, *words):
-        """Sends SIGINT once a first point is done; the results of all points but the one under way are then complete."""
+        """Sends SIGINT once a first point is done; the results of all points but the one under way are then complete. It comes several times, as from `timeout`,
+        which sends it to the process and to its group."""
         environment = {n: v for n, v in os.environ.items() if not n.startswith("TESSERA_")}
         process = subprocess.Popen([sys.modules["command"].COMMAND, "bench", "--backends", "cpu", "--no-ceilings", *words], stdout=subprocess.PIPE,
                                    stderr=subprocess.PIPE, env=environment)
         process.stderr.readline()
-        process.send_signal(signal.SIGINT)
+        for _ in range(20):
+            process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=120)
         self.assertEqual(process.returncode, 1, err)
         return out.decode(), err.decode()
