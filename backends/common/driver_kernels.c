@@ -276,6 +276,10 @@ tess_status tess_driver_launch(void *device, const tess_launch *l) {
         return d->host->fail(d->host, TESS_ERROR_UNSUPPORTED, "stream.kind: %s records by capturing a stream; give that one as SUBMIT",
                              d->driver->vendor->name);
     if (l->stream.extra) return d->host->fail(d->host, TESS_ERROR_INVALID, "stream.extra: must be NULL for %s", d->driver->vendor->name);
+    /* Kernels count the words of the tables in 32 bits. */
+    if (l->tables->device.size > (uint64_t)UINT32_MAX * 4)
+        return d->host->fail(d->host, TESS_ERROR_UNSUPPORTED, "batch: tables of %llu bytes; this backend takes 16 GiB",
+                             (unsigned long long)l->tables->device.size);
     if (l->stream.kind == TESS_STREAM_SUBMIT) stream = (void *)(uintptr_t)l->stream.handle;
     tess_status status = tess_driver_enter(d, &before);
     if (status != TESS_OK) return status;

@@ -15,6 +15,10 @@
  *            TESS_STREAM_SUBMIT: `handle` is a CUstream (cudaStream_t) of the context; 0 is the legacy default stream. `extra` is NULL.
  *            TESS_STREAM_RECORD is UNSUPPORTED: to record, capture a stream into a graph and give that stream as SUBMIT. tess_run only launches kernels and fills 4 bytes of the
  *            workspace, so any capture mode will do; device_seconds must be NULL then. The graph refers to buffers, workspace and plan, which must outlive it.
+ *            From CUDA 12.3 on, kernels for sm_90 and later begin while earlier ones of the stream end, and wait for these before they touch buffers
+ *            (programmatic dependent launch). They let the next kernel begin as early. One of the application's that is launched that way must wait
+ *            (cudaGridDependencySynchronize) before it touches what any earlier work in the stream writes, and not just what tess_run does. In a graph, some
+ *            edges to and from such kernels are programmatic: who asks for edges asks for their data too (cuGraphGetEdges_v2).
  * Plans.     The first plan of a device loads its code, and where there is only PTX for the GPU, the driver compiles that, which takes seconds unless its own cache has it.
  *            A driver that is too old for all of the library's code makes tess_plan_create UNAVAILABLE. tess_run loads nothing.
  * Memory.    tess_alloc, tess_copy and tess_wait use the device's own stream and know nothing of the application's.

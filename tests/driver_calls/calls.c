@@ -264,12 +264,12 @@ static void test_run_calls(void **state) {
     (void)state;
     static const char *const allowed[] = {"cuCtxPushCurrent",       "cuCtxPopCurrent", "cuLaunchKernel", "cuLaunchKernelEx",     "cuMemsetD32Async",
                                           "cuTensorMapEncodeTiled", "hipSetDevice",    "hipGetDevice",   "hipModuleLaunchKernel"};
-    static const char *const archs[2][2] = {{"gfx1100", "gfx90a"}, {"sm_90", "sm_75"}};
-    for (int n = 0; n < 8; n++) {
+    static const char *const archs[2][3] = {{"gfx1100", "gfx90a", "gfx906"}, {"sm_90", "sm_75", "sm_130"}};
+    for (int n = 0; n < 12; n++) {
         scene s;
-        set_arch(0, archs[is_cuda][n & 1]);
-        assert_ok(open_scene(&s, n & 2 ? split_line : many_line, 0, NULL, NULL));
-        add_buffers(&s, n & 4 ? 2 : 0);
+        set_arch(0, archs[is_cuda][n % 3]);
+        assert_ok(open_scene(&s, n / 3 & 1 ? split_line : many_line, 0, NULL, NULL));
+        add_buffers(&s, n / 6 ? 2 : 0);
         const int64_t allocations = s.heap.calls;
         int launches = 0;
         start_log();

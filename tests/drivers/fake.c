@@ -532,10 +532,25 @@ int fake_module_function(void **out, void *module, const char *name) {
     return OK;
 }
 
-int fake_launch(void *handle, const unsigned grid[3], const unsigned block[3], unsigned shared, void *stream, void **parameters) {
+static const function *function_at(const void *handle) {
     const function *f = functions;
-    char text[256];
     while (f && f != handle) f = f->next;
+    return f;
+}
+
+const char *fake_function_name(const void *handle) {
+    const function *f = function_at(handle);
+    return f ? f->name : "";
+}
+
+const char *fake_function_arch(const void *handle) {
+    const function *f = function_at(handle);
+    return f && check(f->module, FAKE_MODULE) == OK ? ((const fake_object *)f->module)->arch : "";
+}
+
+int fake_launch(void *handle, const unsigned grid[3], const unsigned block[3], unsigned shared, void *stream, void **parameters) {
+    const function *f = function_at(handle);
+    char text[256];
     if (!f) return fake_misuse(INVALID_HANDLE, "this is no function");
     fake_note(" %s grid %u,%u,%u block %u,%u,%u shared %u", f->name, grid[0], grid[1], grid[2], block[0], block[1], block[2], shared);
     int code = check_stream(stream);

@@ -90,6 +90,9 @@ int fake_alloc(uint64_t *pointer, size_t bytes);
 int fake_free(uint64_t pointer);
 int fake_copy(uint64_t to, int to_host, uint64_t from, int from_host, size_t bytes, void *stream);
 int fake_fill(uint64_t to, unsigned value, size_t words, void *stream);
+/* What a function is called, and the architecture that its code is for; "" if it is none. */
+const char *fake_function_name(const void *function);
+const char *fake_function_arch(const void *function);
 int fake_launch(void *function, const unsigned grid[3], const unsigned block[3], unsigned shared, void *stream, void **parameters);
 int fake_capture_begin(void *stream);
 int fake_capture_end(void *stream, void **graph);

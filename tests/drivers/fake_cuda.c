@@ -174,9 +174,19 @@ typedef struct fake_config {
     } * attributes;
     unsigned n_attributes;
 } fake_config;
+/* Only these wait for earlier kernels by themselves, and only in code for sm_90 and later. */
+static int waits(const void *function) {
+    const char *name = fake_function_name(function), *arch = fake_function_arch(function);
+    return (strncmp(name, "tess_sm90_", 10) == 0 || strncmp(name, "tess_merge_", 11) == 0) && strncmp(arch, "sm_", 3) == 0 &&
+           fake_number(arch + 3) >= 90;
+}
+
 CALL(cuLaunchKernelEx, (const fake_config *config, void *function, void **parameters, void **extra), {
     if (extra || config->n_attributes != 1 || config->attributes->id != 6 || config->attributes->value[0] != 1)
         code = fake_misuse(INVALID_VALUE, "a launch with unknown attributes");
+    else if (!waits(function))
+        code =
+            fake_misuse(INVALID_VALUE, "%s for %s is launched early, but does not wait", fake_function_name(function), fake_function_arch(function));
     else
         code = fake_launch(function, config->grid, config->block, config->shared, config->stream, parameters);
 })

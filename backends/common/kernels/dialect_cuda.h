@@ -191,11 +191,14 @@ template <typename T> TESS_FUNCTION void tess_store4(T *to, vec4 x) {
 #define TESS_STORE4_PARTIAL(at, x) (*(vec4 *)(workspace + (at)) = (x))
 #define TESS_LOAD4_PARTIAL(at)     (*(const vec4 *)(workspace + (at)))
 
-#define TESS_OUTPUTS_(element) \
-    element *__restrict__ O, float *__restrict__ LSE, const uint *__restrict__ tables, float *__restrict__ workspace, const tess_args args
-#define TESS_FORWARD_BUFFERS(element) \
-    const element *__restrict__ Q, const element *__restrict__ K, const element *__restrict__ V, TESS_OUTPUTS_(element)
-#define TESS_MERGE_BUFFERS(element)     const element *, const element *, const element *, TESS_OUTPUTS_(element)
+#define TESS_OUTPUTS_(element) element *__restrict__ O, float *__restrict__ LSE, const uint *__restrict__ tables
+#define TESS_FORWARD_BUFFERS(element)                                                                                    \
+    const element *__restrict__ Q, const element *__restrict__ K, const element *__restrict__ V, TESS_OUTPUTS_(element), \
+        float *__restrict__ workspace, const tess_args args
+/* An earlier kernel may still write the workspace when the merge begins. Were that restrict, the
+ * compiler would take it for read-only as long as the merge runs: such loads need not stay behind
+ * the wait, and may hit what a cache still holds from before it. */
+#define TESS_MERGE_BUFFERS(element)     const element *, const element *, const element *, TESS_OUTPUTS_(element), float *workspace, const tess_args args
 #define TESS_FORWARD_NAME_(dtype, dims) tess_forward_##dtype##_##dims
 #define TESS_FORWARD_NAME(dtype, dims)  TESS_FORWARD_NAME_(dtype, dims)
 #define TESS_MERGE_NAME_(dtype)         tess_merge_##dtype

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+# waits.sh TREE NVCC: in the code of the merge kernel for sm_90, which the host launches before
+# earlier kernels have ended, what those may still write is neither touched before the wait nor
+# loaded as if it were constant. Only the plan's tables are, which are words of 32 bits.
+tree=$1
+nvcc=$2
+scratch=$(mktemp -d) || exit 1
+trap 'rm -rf "$scratch"' EXIT
+common=$tree/backends/common
+for dtype in "f32 float" "bf16 tess_bf16"; do
+  # shellcheck disable=SC2086
+  set -- $dtype
+  printf '#%s\n' 'include "dialect_cuda.h"' "define TESS_DTYPE_NAME $1" "define TESS_ELEMENT $2" \
+    'include "merge.inl"' >"$scratch/merge.cu"
+  "$nvcc" -O3 -I"$common" -I"$common/kernels" -ptx -arch=sm_90 -o "$scratch/merge.ptx" "$scratch/merge.cu" || exit 1
+  awk -v name="tess_merge_$1" '
+    /griddepcontrol\.wait/ { waits++ }
+    /(ld|st|atom|red)\.global/ {
+      table = /ld\.global\.nc\.(u32|b32)/
+      if (!table && !waits) { print name ": before the wait: " $0; wrong = 1 }
+      if (!table && /\.nc\./) { print name ": as if it were constant: " $0; wrong = 1 }
+      if (!table && /ld\.global/) loads++
+    }
+    END {
+      if (waits != 1 || !loads) { print name ": " waits + 0 " waits, " loads + 0 " loads"; wrong = 1 }
+      exit wrong
+    }' "$scratch/merge.ptx" || exit 1
+done
