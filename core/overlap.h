@@ -15,8 +15,8 @@ typedef struct tess_box {
 } tess_box;
 
 /* True only if some byte certainly belongs to both boxes. The search for one has a fixed number of
- * steps, which suffices when strides nest, as those of tensors do; when they run out, the answer
- * is false. The end of neither box may pass 2^64. */
+ * steps, which suffices when neither box has gaps, and nearly always when strides nest; when they
+ * run out, the answer is false. The end of neither box may pass 2^64. */
 bool tess_boxes_meet(const tess_box *a, const tess_box *b);
 
 #endif

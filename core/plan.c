@@ -158,9 +158,12 @@ static tess_status make_sequences(tess_plan *plan, const tess_plan_desc *d) {
     if (!plan->sequences) return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: batch: no memory for %u sequences", in_create, (unsigned)plan->n_sequences);
     plan->sequences_bytes = bytes;
     plan->host_bytes += bytes;
+    const uint32_t counted = plan->n_sequences;
     status = read_sequences(plan, d);
-    if (status == TESS_OK) find_parts(plan);
-    return status;
+    if (status != TESS_OK) return status;
+    if (plan->n_sequences != counted) REFUSE("%s: %s: changed while it was read", in_create, plan->packed ? "cu_q_lens" : "q_lens");
+    find_parts(plan);
+    return TESS_OK;
 }
 
 /* ------------------------------------------------------------------ kernel */

@@ -31,8 +31,10 @@ enum {
     MOST_BYTES = 256 * 1024 * 1024, /* of a file; no kernel comes near */
 };
 
+#define MAGIC "tesscach"
+
 typedef struct cache_header {
-    char magic[8];
+    char magic[sizeof MAGIC - 1];
     uint32_t format, library;
     uint64_t size; /* of the bytes */
     unsigned char key[TESS_SHA256_BYTES];
@@ -116,7 +118,7 @@ static void header_begin(const tess_cache_key *key, cache_header *header, char *
     const uint32_t version[2] = {FORMAT, TESS_VERSION_NUMBER};
     tess_sha256 sha;
     memset(header, 0, sizeof *header);
-    memcpy(header->magic, "tesscach", sizeof header->magic);
+    memcpy(header->magic, MAGIC, sizeof header->magic);
     header->format = version[0];
     header->library = version[1];
     tess_sha256_begin(&sha);
@@ -255,6 +257,27 @@ static int is_stored_name(const char *name) {
            strspn(name + length - digits, "0123456789abcdef") == digits;
 }
 
+/* Whether temporary_name could. */
+static int is_temporary_name(const char *name) {
+    if (strncmp(name, TEMPORARY, sizeof TEMPORARY - 1) != 0) return 0;
+    const char *at = name + sizeof TEMPORARY - 1;
+    for (int number = 0;; number++) {
+        const size_t digits = strspn(at, "0123456789");
+        at += digits;
+        if (digits == 0 || number == 3 || *at++ != '-') return digits > 0 && number == 3 && *at == '\0';
+    }
+}
+
+/* Whether a file begins as those of the cache do: the user may have named a folder where other
+ * programs keep theirs under names that look alike. */
+static int is_stored_file(int folder, const char *name) {
+    char found[sizeof MAGIC - 1];
+    const int file = openat(folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    const int is_ours = file >= 0 && read_all(file, found, sizeof found) && memcmp(found, MAGIC, sizeof found) == 0;
+    if (file >= 0) close(file);
+    return is_ours;
+}
+
 static int is_older(const struct timespec *a, const struct timespec *b) {
     return a->tv_sec != b->tv_sec ? a->tv_sec < b->tv_sec : a->tv_nsec < b->tv_nsec;
 }
@@ -281,7 +304,7 @@ static uint64_t scan(DIR *directory, const char *kept, old_file *files, int *cou
     rewinddir(directory);
     for (const struct dirent *entry; (entry = readdir(directory)) != NULL;) {
         struct stat status;
-        const int leftover = strncmp(entry->d_name, TEMPORARY, sizeof TEMPORARY - 1) == 0;
+        const int leftover = is_temporary_name(entry->d_name);
         if ((!leftover && !is_stored_name(entry->d_name)) || fstatat(folder, entry->d_name, &status, AT_SYMLINK_NOFOLLOW) != 0 ||
             !S_ISREG(status.st_mode))
             continue;
@@ -289,14 +312,15 @@ static uint64_t scan(DIR *directory, const char *kept, old_file *files, int *cou
             if (status.st_mtime < now - LEFTOVER_SECONDS) (void)unlinkat(folder, entry->d_name, 0);
             continue;
         }
+        if (!is_stored_file(folder, entry->d_name)) continue;
         bytes += (uint64_t)status.st_size;
         if (strcmp(entry->d_name, kept) != 0) old_insert(files, count, entry->d_name, &status);
     }
     return bytes;
 }
 
-/* Removes what was stored longest ago until the rest is within the bound. Files of other names
- * are somebody else's. */
+/* Removes what was stored longest ago until the rest is within the bound. Files that the cache did
+ * not write are somebody else's. */
 static void make_room(const tess_host *host, int folder, const char *kept) {
     old_file files[OLDEST];
     int count, removed;

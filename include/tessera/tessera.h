@@ -394,9 +394,9 @@ typedef struct tess_buffer {
  * strides of outputs must keep elements apart (INVALID otherwise). For LSE the element dimension does not exist. For packed batches
  * (cu_q_lens, cu_kv_lens) tokens of all sequences follow each other and stride_batch is not used.
  * Outputs must not overlap inputs or each other. tess_run refuses outputs of which an element
- * certainly lies within another tensor, as addresses and strides tell; it finds every overlap of
- * tensors with equal lengths whose strides nest. Tensors may alternate in one buffer, as packed
- * Q, K and V do, since only elements count. */
+ * certainly lies within another tensor, as addresses and strides tell; of equal lengths it finds
+ * every overlap of tensors without gaps, whatever the order of their dimensions, and nearly all
+ * others. Tensors may alternate in one buffer, as packed Q, K and V do, since only elements count. */
 typedef struct tess_tensor {
     tess_buffer buffer;
     int64_t stride_batch;

@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 import unittest
 import xml.etree.ElementTree
 
@@ -346,11 +347,14 @@ class Contract(CommandTest):
     # -------------------------------------------------------------- bench and compare
 
     def interrupt_bench(self, *words):
-        """Sends SIGINT once a first point is done; the results of all points but the one under way are then complete."""
+        """Sends SIGINT once a first point is done; the results of all points but the one under way are then complete. It comes twice, as from `timeout`,
+        which sends it to the process and to its group; the pause lets the first one arrive."""
         environment = {n: v for n, v in os.environ.items() if not n.startswith("TESSERA_")}
         process = subprocess.Popen([sys.modules["command"].COMMAND, "bench", "--backends", "cpu", "--no-ceilings", *words], stdout=subprocess.PIPE,
                                    stderr=subprocess.PIPE, env=environment)
         process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.02)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=120)
         self.assertEqual(process.returncode, 1, err)

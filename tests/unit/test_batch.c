@@ -114,6 +114,42 @@ static void test_places(void **state) {
     }
 }
 
+/* The caller's allocator runs between the two readings of the lengths, and other threads may run at any time. */
+static int64_t changing[3], changed_to;
+static uint64_t change_at;
+static void change(void) {
+    if (heap.calls == change_at) changing[1] = changed_to;
+}
+
+static void test_lengths_that_change(void **state) {
+    (void)state;
+    static const struct {
+        int64_t others, before, after;
+        int refused; /* however often it changes: there is one moment between the readings */
+    } cases[] = {{1, 3, 0, 1}, {1, 0, 3, 1}, {0, 3, 0, 1}, {1, 3, 2, 0}};
+    for (size_t n = 0; n < sizeof cases / sizeof *cases; n++) {
+        int refused = 0;
+        for (uint64_t call = 1; call < 10; call++) {
+            tess_plan_desc d = plan_desc(3, 0, 5);
+            tess_plan *plan = NULL;
+            changing[0] = changing[2] = cases[n].others;
+            changing[1] = cases[n].before;
+            changed_to = cases[n].after;
+            d.q_lens = changing;
+            change_at = heap.calls + call;
+            heap.during = change;
+            const tess_status status = tess_plan_create(device, layout, &d, &plan);
+            heap.during = NULL;
+            if (status != TESS_OK) {
+                assert_error(status, TESS_ERROR_INVALID, "tess_plan_create", "q_lens");
+                refused++;
+            }
+            tess_plan_release(plan);
+        }
+        assert_int_equal(cases[n].refused, refused);
+    }
+}
+
 /* A batch that was forgotten is told of, and no other. */
 static void test_log(void **state) {
     (void)state;
@@ -138,9 +174,8 @@ static void test_log(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_cost, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_checks, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_places, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_cost, setup, teardown),   cmocka_unit_test_setup_teardown(test_checks, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_places, setup, teardown), cmocka_unit_test_setup_teardown(test_lengths_that_change, setup, teardown),
         cmocka_unit_test_setup_teardown(test_log, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

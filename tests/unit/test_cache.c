@@ -479,13 +479,14 @@ static void test_nothing_and_too_much(void **state) {
 
 /* ------------------------------------------------------------------ room */
 
-/* A file of the cache's folder, without anything in it that would take room on the disk. */
-static void put(const char *name, int64_t size, int64_t age) {
+/* A file of the cache's folder that begins with `text`, without anything else in it that would take room on the disk. */
+static void put_text(const char *name, const char *text, int64_t size, int64_t age) {
     char path[512];
     struct timespec times[2];
     snprintf(path, sizeof path, "%s/%s", folder, name);
     const int file = open(path, O_WRONLY | O_CREAT | O_EXCL, 0600);
     assert_true(file >= 0);
+    assert_int_equal(write(file, text, strlen(text)), strlen(text));
     assert_int_equal(ftruncate(file, size), 0);
     clock_gettime(CLOCK_REALTIME, &times[0]);
     times[0].tv_sec -= age;
@@ -493,6 +494,8 @@ static void put(const char *name, int64_t size, int64_t age) {
     assert_int_equal(futimens(file, times), 0);
     assert_int_equal(close(file), 0);
 }
+
+static void put(const char *name, int64_t size, int64_t age) { put_text(name, "tesscach", size, age); }
 
 /* The name of kernel `n` of some backend. */
 static const char *kernel_name(int n) {
@@ -533,7 +536,7 @@ static void test_what_was_just_stored_stays(void **state) {
     const tess_cache_key key = a_key();
     assert_int_equal(mkdir(folder, 0700), 0);
     put(kernel_name(0), TESS_CACHE_MOST_BYTES, -10 * HOUR);
-    put(kernel_name(1), 1, -10 * HOUR);
+    put(kernel_name(1), 8, -10 * HOUR);
     store(&key);
     assert_true(loads(&key));
     assert_int_equal(is_there(kernel_name(0)) + is_there(kernel_name(1)), 1);
@@ -561,6 +564,24 @@ static void test_files_of_others_stay(void **state) {
     assert_true(is_there(upper));
     for (int n = 1; n <= 3; n++) assert_true(is_there(kernel_name(n)));
     assert_true(loads(&key));
+    assert_int_equal(logged, 0);
+}
+
+/* A folder that the user named may hold files of other programs under names that look alike. */
+static void test_files_that_look_alike_stay(void **state) {
+    (void)state;
+    static const char *const temporaries[] = {".new-", ".new-mail", ".new-1-2-3", ".new-1-2-3-", ".new-1-2-3-4-5", ".new-1-2-3-4x", ".new-1--3-4"};
+    const tess_cache_key key = a_key();
+    assert_int_equal(mkdir(folder, 0700), 0);
+    put_text(kernel_name(0), "somebody else's", TESS_CACHE_MOST_BYTES, 1000 * HOUR);
+    put_text(kernel_name(1), "tessca", 6, 1000 * HOUR);
+    for (size_t n = 0; n < sizeof temporaries / sizeof *temporaries; n++) put(temporaries[n], MIB, 1000 * HOUR);
+    put(kernel_name(2), TESS_CACHE_MOST_BYTES / 2, 1000 * HOUR); /* those of others do not count, so there is room for it */
+    store(&key);
+    assert_true(loads(&key));
+    for (int n = 0; n < 3; n++) assert_true(is_there(kernel_name(n)));
+    for (size_t n = 0; n < sizeof temporaries / sizeof *temporaries; n++)
+        if (!is_there(temporaries[n])) fail_msg("%s is gone", temporaries[n]);
     assert_int_equal(logged, 0);
 }
 
@@ -605,6 +626,7 @@ int main(void) {
         TEST(test_the_oldest_go),
         TEST(test_what_was_just_stored_stays),
         TEST(test_files_of_others_stay),
+        TEST(test_files_that_look_alike_stay),
         TEST(test_leftovers_go_after_a_day),
     };
     return cmocka_run_group_tests_name("cache", tests, NULL, NULL);

@@ -67,6 +67,39 @@ static void test_boxes(void **state) {
     assert_true(met - found < met / 100); /* of strides without any order some need more steps */
 }
 
+/* Boxes without gaps meet where their ends say, whatever the order of their dimensions; of any size, those of real tensors among them. */
+static void test_boxes_without_gaps(void **state) {
+    (void)state;
+    static const int orders[6][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
+    uint64_t seed = 23, n_meet = 0;
+    enum { PAIRS = 50000 };
+    for (int n = 0; n < PAIRS; n++) {
+        tess_box box[2];
+        uint64_t end[2], heads = (uint64_t)test_between(&seed, 1, 64), tokens = (uint64_t)test_between(&seed, 1, n % 2 ? 100 : 100000);
+        const uint64_t batches = (uint64_t)test_between(&seed, 1, 8), row = 16 * (uint64_t)test_between(&seed, 1, 64);
+        for (int b = 0; b < 2; b++) {
+            const int *order = orders[test_between(&seed, 0, 5)];
+            const bool other = b && test_between(&seed, 0, 2) == 0;
+            box[b] = (tess_box){.address = UINT64_C(1) << 40,
+                                .row_bytes = b && test_between(&seed, 0, 3) == 0 ? 4 : row,
+                                .count = {other ? (heads + 3) / 4 : heads, other ? tokens + 7 : tokens, batches}};
+            end[b] = box[b].row_bytes;
+            for (int d = 0; d < 3; d++) {
+                box[b].stride[order[d]] = end[b];
+                end[b] *= box[b].count[order[d]];
+            }
+        }
+        const int64_t before = -(int64_t)end[1], after = (int64_t)end[0], kind = test_between(&seed, 0, 2);
+        box[1].address += (uint64_t)(kind == 0   ? test_between(&seed, before - 300, after + 300)
+                                     : kind == 1 ? test_between(&seed, before - 30, before + 30)
+                                                 : test_between(&seed, after - 30, after + 30));
+        const bool meet = box[0].address < box[1].address + end[1] && box[1].address < box[0].address + end[0];
+        if (tess_boxes_meet(&box[0], &box[1]) != meet) fail_msg("pair %d: %s", n, meet ? "not found" : "said to meet");
+        n_meet += meet;
+    }
+    assert_true(n_meet > PAIRS / 4 && n_meet < PAIRS - PAIRS / 8);
+}
+
 /* Sizes that no sum can hold, and a search that has no end within its steps. */
 static void test_limits(void **state) {
     (void)state;
@@ -328,6 +361,7 @@ static void test_lengths(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_boxes),
+        cmocka_unit_test(test_boxes_without_gaps),
         cmocka_unit_test(test_limits),
         cmocka_unit_test_setup_teardown(test_plain, setup, teardown),
         cmocka_unit_test_setup_teardown(test_objects, setup, teardown),
