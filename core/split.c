@@ -18,6 +18,7 @@ enum {
     BINS = 64,              /* lengths that jobs are told apart by */
     LOADS = 2 * BINS,       /* the parts of a job have two lengths at most */
     LEVELS = LOADS + 1,     /* of workers with equal work: each load adds one at most */
+    MOST_STEPS = 1 << 12,   /* of dealing out jobs, for one candidate */
     MOST_WORKERS = 1 << 20, /* so that no product overflows */
     MOST_JOBS = 1 << 30     /* as many again may be added without reaching 2^32 */
 };
@@ -153,16 +154,31 @@ static void add_level(level *levels, uint32_t *n, double ns, uint64_t workers) {
     *n = end + 1;
 }
 
+/* One level of all workers, who share the work so far and `ns` more evenly, but none of whom is
+ * done before the last one is now. */
+static void even_out(level *levels, uint32_t *n, double ns, uint32_t workers) {
+    double sum = ns;
+    for (uint32_t i = 0; i < *n; i++) sum += levels[i].ns * (double)levels[i].workers;
+    levels[0] = (level){at_least(levels[0].ns, sum / workers), workers};
+    *n = 1;
+}
+
 /* When the last worker is done if each job, longest first, goes to the worker that is free first.
- * Workers with equal work are one level, most work first, and take equal jobs together. */
+ * Workers with equal work are one level, most work first, and take equal jobs together. Levels that
+ * never meet may pass each other job by job: after so many steps, what is left counts as spread
+ * evenly, which is wrong by less than a job. */
 static double makespan(const candidate *c, uint32_t workers) {
     level levels[LEVELS + 1] = {{0, workers}};
-    uint32_t n = 1;
+    uint32_t n = 1, steps = 0;
     for (uint32_t l = 0; l < c->n_loads; l++) {
         const double ns = c->loads[l].ns;
         uint64_t left = c->loads[l].jobs;
         if (ns <= 0) continue;
         while (left > 0) {
+            if (steps++ >= MOST_STEPS) {
+                even_out(levels, &n, (double)left * ns, workers);
+                break;
+            }
             const level low = levels[n - 1];
             if (left >= workers && levels[0].ns - low.ns <= ns) { /* everybody takes one, time and again */
                 for (uint32_t i = 0; i < n; i++) levels[i].ns += (double)(left / workers) * ns;

@@ -296,16 +296,23 @@ static void negative_scale(tess_plan_desc *desc, void *user) {
 }
 
 static void test_negative_scale(void **state) {
-    rig r;
-    rig_create(&r, *state, "pattern=s2 block=16 local=2 stride=3 heads=2 head_dim=64 q_len=40 kv_len=300", negative_scale, NULL);
-    if (r.refused) return;
-    r.p.scale = -0.25;
-    float *o = rig_room(r.bytes[TESS_ROLE_O]), *lse = rig_room(r.bytes[TESS_ROLE_LSE]);
-    rig_run(&r, NULL, o, lse);
-    rig_check(&r, o, lse, 1e-5);
-    free(o);
-    free(lse);
-    rig_release(&r);
+    static const char *const dtypes[] = {"f32", "f16", "bf16"};
+    static const double tolerances[] = {1e-5, 2e-3, 0x1p-7};
+    for (int n = 0; n < 6; n++) {
+        char line[256];
+        snprintf(line, sizeof line, "pattern=s2 block=16 local=2 stride=3 heads=2 head_dim=64 q_len=%d kv_len=300 dtype=%s", n < 3 ? 40 : 2,
+                 dtypes[n % 3]);
+        rig r;
+        rig_create(&r, *state, line, negative_scale, NULL);
+        if (r.refused) continue;
+        r.p.scale = -0.25;
+        float *o = rig_room(r.bytes[TESS_ROLE_O]), *lse = rig_room(r.bytes[TESS_ROLE_LSE]);
+        rig_run(&r, NULL, o, lse);
+        rig_check(&r, o, lse, tolerances[n % 3]);
+        free(o);
+        free(lse);
+        rig_release(&r);
+    }
 }
 
 /* ------------------------------------------------------------------ the check itself */
