@@ -69,7 +69,6 @@ static tess_status prepare(tess_driver_device *d, const tess_kernel_key *key, te
     kernel->tile_step = 8;
     kernel->scratch_bytes = COUNTER_BYTES;
     kernel->costs = costs_of(d, x);
-    kernel->low_rows = 64; /* of one warpgroup */
     return tess_cuda_prepare(d, key, CUDA_SM90_MODULE, &tess_cuda_sm90_images[0], name, x->shared_bytes, kernel);
 }
 
