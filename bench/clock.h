@@ -5,7 +5,8 @@
 
 double clock_now(void); /* seconds on a clock that never jumps */
 
-/* From now on the first Ctrl-C (or SIGTERM) is noted, and one that comes a second later or more ends the process as usual. */
+/* From now on the first Ctrl-C (or SIGTERM) is noted, and one that comes a second later or more
+ * ends the process as usual. */
 void clock_catch_interrupt(void);
 void clock_release_interrupt(void);
 int clock_interrupted(void);

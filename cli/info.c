@@ -23,7 +23,8 @@ static const char *kind_name(uint32_t kind) {
 }
 
 /* Copies the description of backend `index`; 0 past the last. A backend that cannot be described,
- * because listing its devices failed for want of memory, gets its error as the reason: it begins with the backend's name. */
+ * because listing its devices failed for want of memory, gets its error as the reason: it begins
+ * with the backend's name. */
 static int backend_at(tess_runtime *runtime, uint32_t index, tess_backend_info *backend) {
     *backend = (tess_backend_info){.struct_size = sizeof *backend};
     const tess_status status = tess_runtime_backend(runtime, index, backend);
@@ -37,8 +38,8 @@ static int backend_at(tess_runtime *runtime, uint32_t index, tess_backend_info *
 
 static tess_device *open_device(tess_runtime *runtime, const char *id);
 
-/* Copies the description of device `index`; 0 past the last. When one backend keeps the library from listing all devices, those of the
- * others are asked themselves, in the order of backends. */
+/* Copies the description of device `index`; 0 past the last. When one backend keeps the library
+ * from listing all devices, those of the others are asked themselves, in the order of backends. */
 static int device_at(tess_runtime *runtime, uint32_t index, tess_device_info *info) {
     *info = (tess_device_info){.struct_size = sizeof *info};
     const tess_status status = tess_runtime_device(runtime, index, info);

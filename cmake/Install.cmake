@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # What `cmake --install` puts down: library, headers, command, CMake package, pkg-config file. An
-# installed tree can be moved as long as its folders are relative to the prefix, which is the default.
+# installed tree can be moved as long as its folders are relative to the prefix, which is the
+# default.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Two libraries from the same objects: the one that applications link, and for unit tests of the core
-# a static one with every symbol.
-# TESSERA_PRIVATE_LIBS comes from backends/CMakeLists.txt.
+# Two libraries from the same objects: the one that applications link, and for unit tests of the
+# core a static one with every symbol. TESSERA_PRIVATE_LIBS comes from backends/CMakeLists.txt.
 set(TESSERA_OBJECTS $<TARGET_OBJECTS:tessera_core> $<TARGET_OBJECTS:tessera_backends>)
 
 add_library(tessera ${TESSERA_OBJECTS})

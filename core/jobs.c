@@ -159,7 +159,8 @@ static void count_packs(tess_jobs *jobs, uint32_t heads, uint32_t first, uint32_
     }
 }
 
-/* Without a split: nothing but lengths matters, and the sums stay in registers. A section often has one class, which is then looked up once. */
+/* Without a split: nothing but lengths matters, and the sums stay in registers. A section often has
+ * one class, which is then looked up once. */
 static void count_causal(tess_jobs *jobs, tess_tile tile, tess_causal causal) {
     const uint32_t times = jobs->packs[0].jobs, shift = jobs->shift;
     uint32_t *const bucket = jobs->bucket;
@@ -317,7 +318,8 @@ static inline void place_run(tess_job *out, uint32_t *bucket, const placed_tile 
     *bucket = n;
 }
 
-/* Places the jobs of one kv head, whose runs are [first, last), without a split. `tile` is the sequence's first. */
+/* Places the jobs of one kv head, whose runs are [first, last), without a split. `tile` is the
+ * sequence's first. */
 static void place_whole(tess_jobs *jobs, tess_job *out, uint32_t s, tess_tile tile, uint32_t first, uint32_t last, uint32_t heads) {
     const int64_t kv_len = jobs->sequences[s].kv_len, kv_blocks = (kv_len + jobs->grid.block - 1) / jobs->grid.block, p0 = tile.first;
     const tess_head_run *const end = jobs->runs + last;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Layouts as bytes: the descriptor in fixed little-endian fields, a caller's mask as bits, and a checksum against damage. Reading builds the layout anew
- * from the descriptor, so hostile bytes can only mean what a descriptor can, and cannot make it larger than their own length allows. Bytes that mean a layout
- * but are not what it is written as are refused: a layout has one form.
+ * Layouts as bytes: the descriptor in fixed little-endian fields, a caller's mask as bits, and a
+ * checksum against damage. Reading builds the layout anew from the descriptor, so hostile bytes can
+ * only mean what a descriptor can, and cannot make it larger than their own length allows. Bytes
+ * that mean a layout but are not what it is written as are refused: a layout has one form.
  *
  *     offset  bytes  field
  *          0      8  "TESSLAY" and a zero
@@ -170,7 +171,8 @@ static void read_header(const unsigned char *at, tess_layout_desc *d, tess_patte
     mask->key_blocks = p->mask_key_blocks;
 }
 
-/* Whether the mask holds the bits that the layout would write and no others, without memory for a second one. */
+/* Whether the mask holds the bits that the layout would write and no others, without memory for a
+ * second one. */
 static bool same_mask(const tess_layout *x, const unsigned char *at) {
     size_t row_bytes = ((size_t)x->pattern.mask_key_blocks + 7) / 8;
     for (int64_t h = 0; h < masks_written(x); h++) {

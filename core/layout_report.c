@@ -8,7 +8,8 @@
 
 static int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
-/* Sums of pairs are rounded where there is no integer of 128 bits, and may then come out a little below 0 or above the whole. */
+/* Sums of pairs are rounded where there is no integer of 128 bits, and may then come out a little
+ * below 0 or above the whole. */
 static double share_of(double part, double whole) {
     const double share = part / whole;
     return share < 0 ? 0 : share > 1 ? 1 : share;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Two rows meet when the distance of their addresses is less than a row. That distance is the sum of
- * a constant and of a multiple of each stride, where the multiples have bounds. So the question is
- * whether a sum of bounded multiples of at most six strides can lie in a given interval. The largest
- * stride leaves one or two multiples to try when all smaller ones together reach less far than it.
+ * Two rows meet when the distance of their addresses is less than a row. That distance is the sum
+ * of a constant and of a multiple of each stride, where the multiples have bounds. So the question
+ * is whether a sum of bounded multiples of at most six strides can lie in a given interval. The
+ * largest stride leaves one or two multiples to try when all smaller ones together reach less far
+ * than it.
  */
 #include "overlap.h"
 

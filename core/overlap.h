@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Whether two tensors share memory, decided from addresses and strides in a bounded number of steps. */
+/* Whether two tensors share memory, decided from addresses and strides in a bounded number of
+ * steps. */
 #ifndef TESSERA_CORE_OVERLAP_H
 #define TESSERA_CORE_OVERLAP_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Rows of contiguous bytes: one at address + sum of x[n] * stride[n] for every x with x[n] < count[n]. */
+/* Rows of contiguous bytes: one at address + sum of x[n] * stride[n] for every x with x[n] <
+ * count[n]. */
 typedef struct tess_box {
     uint64_t address;
     uint64_t row_bytes; /* at least 1 */

@@ -88,7 +88,8 @@ static tess_status read_length(const char *field, const int64_t *lengths, const 
     return check_item(field, b + 1, *length, 0);
 }
 
-/* Looks at every length, and counts the sequences that have rows; writes them once there is memory. */
+/* Looks at every length, and counts the sequences that have rows; writes them once there is
+ * memory. */
 static tess_status read_sequences(tess_plan *plan, const tess_plan_desc *d) {
     int64_t q_start = 0, kv_start = 0, max_tokens = plan->layout->max_tokens, max_q = 0, max_kv = 0;
     const char *q_field = plan->packed ? "cu_q_lens" : "q_lens", *kv_field = plan->packed ? "cu_kv_lens" : d->kv_lens ? "kv_lens" : "kv_len";
@@ -128,7 +129,8 @@ static tess_status read_sequences(tess_plan *plan, const tess_plan_desc *d) {
 
 static tess_part part_of(const tess_sequence *s) { return (tess_part){s->batch, 1, s->q_start, s->q_len, s->kv_start, s->kv_len}; }
 
-/* Boxes that hold nothing but what the jobs touch. Where lengths differ: the first sequence, the longest, and what all have in common. */
+/* Boxes that hold nothing but what the jobs touch. Where lengths differ: the first sequence, the
+ * longest, and what all have in common. */
 static void find_parts(tess_plan *plan) {
     int64_t least_q = plan->max_q_len, least_kv = plan->max_kv_len, keys = 0;
     const tess_sequence *longest = plan->sequences;
@@ -351,8 +353,8 @@ static tess_status cut_jobs(tess_plan *plan, const tess_plan_desc *d, int32_t kv
     return count_jobs(plan, d, kv_split, jobs);
 }
 
-/* Jobs that are too short to split and leave workers idle are done sooner as lower tiles, as long as all of these run at a time. Where keys are split, full tiles
- * read K and V fewer times. */
+/* Jobs that are too short to split and leave workers idle are done sooner as lower tiles, as long
+ * as all of these run at a time. Where keys are split, full tiles read K and V fewer times. */
 static bool suits_low_tiles(const tess_plan *plan, const tess_plan_desc *d, const tess_jobs *jobs) {
     const uint32_t low = plan->kernel.low_rows, workers = tess_split_costs(&plan->kernel.costs, plan->device->caps.parallel_jobs).workers;
     if (low == 0 || low >= plan->tile_rows || d->tile_rows != 0 || d->kv_split != 0 || (d->flags & TESS_PLAN_BATCH_INVARIANT) != 0) return false;
@@ -439,7 +441,8 @@ tess_status tess_plan_create(tess_device *device, const tess_layout *layout, con
     tess_log(device->runtime, "plan", "plan: %s, tiles of %u rows, %llu jobs, %llu merges, %llu bytes of workspace, made in %.3f ms", x->kernel_name,
              (unsigned)x->tile_rows, (unsigned long long)x->ledger.n_jobs, (unsigned long long)x->ledger.n_merges,
              (unsigned long long)x->ledger.workspace_bytes, 1e3 * x->create_seconds);
-    /* Legal, since servers have such steps, and easily done by mistake, since batch has no default but 0. */
+    /* Legal, since servers have such steps, and easily done by mistake, since batch has no default
+     * but 0. */
     if (d.batch == 0 && d.q_len > 0)
         tess_log(device->runtime, "plan", "plan: batch is 0, so nothing is computed although q_len is %lld", (long long)d.q_len);
     *plan = x;

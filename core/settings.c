@@ -87,7 +87,8 @@ static tess_status rule_threads(tess_settings *settings, const char *label, cons
     if (digits) threads = strtoul(text, NULL, 10);
     if (threads < 1 || threads > TESS_CPU_THREADS_MOST)
         return tess_fail(TESS_ERROR_INVALID, "%s: %s: '%.80s' is not an integer from 1 to %d", function, label, text, TESS_CPU_THREADS_MOST);
-    /* More workers than CPUs wait for each other: one that was put to sleep keeps all others from the end of a launch. */
+    /* More workers than CPUs wait for each other: one that was put to sleep keeps all others from
+     * the end of a launch. */
     const uint32_t cpus = tess_cpus_usable();
     settings->cpu_threads = threads < cpus ? (uint32_t)threads : cpus;
     return TESS_OK;

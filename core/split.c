@@ -229,7 +229,8 @@ void tess_split_choose(const tess_split_model *model, const tess_jobs *jobs, tes
         last = length;
         find_loads(model, bins, n_bins, length, rows, &c);
         choice->candidates++;
-        /* More waves mean more work and more partials: once these alone cost too much, they always will. */
+        /* More waves mean more work and more partials: once these alone cost too much, they always
+         * will. */
         if (at_least(read_ns, c.work_ns / costs->workers) + c.merge_ns >= choice->ns) return;
         const double ns = at_least(read_ns, makespan(&c, costs->workers)) + c.merge_ns;
         if (ns >= choice->ns) continue;

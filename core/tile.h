@@ -155,7 +155,8 @@ static inline void tess_causal_keys(const tess_causal *c, const tess_tile *tile,
     keys->mask_tail = (uint32_t)tail;
 }
 
-/* The key blocks of one tile of a sequence of `kv_len` keys in `kv_blocks` blocks. What the call is given are copies, so that the caller's stay in registers. */
+/* The key blocks of one tile of a sequence of `kv_len` keys in `kv_blocks` blocks. What the call is
+ * given are copies, so that the caller's stay in registers. */
 static inline void tess_tile_keys(const tess_tiler *tiler, uint32_t cls, const tess_tile *tile, int64_t kv_len, int64_t kv_blocks, tess_keys *keys) {
     tess_causal causal;
     if (tess_tiler_causal(tiler, cls, &causal) && tile->first >= 0) {

@@ -91,8 +91,9 @@ typedef struct tess_driver_vendor {
     const char *(*error_name)(const struct tess_driver *driver, int code);
     /* The driver's number of its version as text. */
     void (*version)(int number, char *text, size_t size);
-    /* Launches a kernel that waits by itself for what earlier ones in the stream write, of the image in module `slot`: where the driver can, it begins while they
-     * end, which hides its start. NULL: there is no such launch. Code of the driver. */
+    /* Launches a kernel that waits by itself for what earlier ones in the stream write, of the
+     * image in module `slot`: where the driver can, it begins while they end, which hides its
+     * start. NULL: there is no such launch. Code of the driver. */
     int (*start)(const tess_driver_device *d, int slot, void *function, unsigned groups, unsigned threads, unsigned shared_bytes, void *stream,
                  void **parameters);
     /* Brings a function's code onto the device, which a driver may otherwise do in its first launch; NULL: nothing is to be done. Code of the driver. */

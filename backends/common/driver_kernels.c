@@ -112,7 +112,8 @@ tess_status tess_driver_start(const tess_driver_device *d, int slot, void *funct
     return code == DRIVER_OK ? TESS_OK : tess_driver_fail(d, tess_driver_symbol(d->driver, launch), "the launch failed", code);
 }
 
-/* One launch of the forward or merge kernel of the portable body, whose arguments are alike. The merge kernel waits by itself for earlier ones. */
+/* One launch of the forward or merge kernel of the portable body, whose arguments are alike. The
+ * merge kernel waits by itself for earlier ones. */
 static tess_status launch_portable(tess_driver_device *d, const tess_launch *l, void *function, tess_args *args, uint32_t groups, uint32_t threads,
                                    int waits, void *stream) {
     const uint64_t workspace_at = l->workspace.handle + l->workspace.offset;

@@ -31,7 +31,8 @@ const char *tess_portable_refusal(const tess_kernel_key *key);
 /* The smallest shape for a head_dim; NULL past the last. */
 const tess_portable_shape *tess_portable_find(const tess_portable_variant *variant, int32_t head_dim);
 
-/* What a shape costs on a device that runs `workers` of its workgroups at a time. Rates differ between devices by more than a shape does; these are of a fast one, where parts pay least. */
+/* What a shape costs on a device that runs `workers` of its workgroups at a time. Rates differ
+ * between devices by more than a shape does; these are of a fast one, where parts pay least. */
 tess_kernel_costs tess_portable_costs(const tess_portable_shape *shape, uint32_t workers);
 
 /* "f32", "f16", "bf16", and bytes of an element. */

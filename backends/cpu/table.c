@@ -53,7 +53,8 @@ static const char *refusal(const cpu_row *row, const tess_kernel_key *key, char 
     return tess_cpu_isa_request(row->isa, &reason) ? NULL : reason;
 }
 
-/* Nothing here may follow from the machine or the settings, so that results have the same bits with any number of threads. */
+/* Nothing here may follow from the machine or the settings, so that results have the same bits with
+ * any number of threads. */
 static tess_kernel_costs costs_of(const cpu_row *row, const tess_kernel_key *key, uint32_t tile) {
     enum { STEP_KEYS = 64 };
     /* A job pays for the rows that it has. */

@@ -123,7 +123,8 @@ typedef struct launch_config {
     unsigned n_attributes;
 } launch_config;
 
-/* Code for sm_90 and later waits for earlier kernels by itself. Streams that are being captured take such launches since 12.3. */
+/* Code for sm_90 and later waits for earlier kernels by itself. Streams that are being captured
+ * take such launches since 12.3. */
 static int start(const tess_driver_device *d, int slot, void *function, unsigned groups, unsigned threads, unsigned shared_bytes, void *stream,
                  void **parameters) {
     const tess_driver *driver = d->driver;

@@ -69,7 +69,8 @@ static const char *refuses(const tess_driver_device *d, const tess_kernel_key *k
     return tess_portable_refusal(key);
 }
 
-/* Reasoned from an A100: 312 TFLOP/s of 108 multiprocessors, of which the kernel reaches a bit more than half, and 1.5 TB/s. */
+/* Reasoned from an A100: 312 TFLOP/s of 108 multiprocessors, of which the kernel reaches a bit more
+ * than half, and 1.5 TB/s. */
 static tess_kernel_costs costs_of(const tess_driver_device *d, const instance *x) {
     enum { FLOP_PER_NS = 1600 }; /* of a multiprocessor */
     const uint32_t groups = groups_with(d, x, stages_on(d, x)), flop = 4 * x->rows * TESS_SM80_KEYS * (uint32_t)x->head_dim;

@@ -156,7 +156,8 @@ static void end_run(const tess_vk_device *d, vk_commands commands) {
                 TVK_ACCESS_HOST_WRITE);
 }
 
-/* Workgroups in a grid whose width the device allows, `groups` for each item. Those past the last item find that out by themselves. */
+/* Workgroups in a grid whose width the device allows, `groups` for each item. Those past the last
+ * item find that out by themselves. */
 static void dispatch(const tess_vk_device *d, vk_commands commands, vk_handle pipeline, vk_handle set, const bindings *b, tess_args *args,
                      uint32_t groups) {
     const uint64_t all = (uint64_t)args->items * groups;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a run on the CPU takes of its caller: a bounded part of the stack, and no more threads than CPUs. */
+/* What a run on the CPU takes of its caller: a bounded part of the stack, and no more threads than
+ * CPUs. */
 #include <dirent.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -69,7 +70,8 @@ static void *run_on_own_stack(void *argument) {
     return NULL;
 }
 
-/* Bytes of stack that tess_run went through: a new thread's stack is painted, and the paint is looked at afterwards. */
+/* Bytes of stack that tess_run went through: a new thread's stack is painted, and the paint is
+ * looked at afterwards. */
 static int64_t stack_of(problem *p, char *stack) {
     pthread_attr_t attributes;
     pthread_t thread;
@@ -145,7 +147,8 @@ static int threads_are(int count) {
     return 0;
 }
 
-/* The setting is a bound, and so are the CPUs: however many threads are asked for, a device has no more workers, its caller included. */
+/* The setting is a bound, and so are the CPUs: however many threads are asked for, a device has no
+ * more workers, its caller included. */
 static void test_threads(void **state) {
     (void)state;
     static const uint32_t asked[] = {1, 2, 3, 4, 256, 1024, 0};

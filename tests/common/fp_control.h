@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The register that controls floating point in the calling thread, and values that a caller may have put there. fegetround
- * does not do: glibc answers it on x86 from the x87 control word, which no kernel touches.
+ * The register that controls floating point in the calling thread, and values that a caller may
+ * have put there. fegetround does not do: glibc answers it on x86 from the x87 control word, which
+ * no kernel touches.
  */
 #ifndef TESSERA_TESTS_FP_CONTROL_H
 #define TESSERA_TESTS_FP_CONTROL_H

@@ -44,8 +44,9 @@ static void test_repeats(void **state) {
     }
 }
 
-/* The caller's floating-point mode is the caller's own affair: it changes no bit of a result, and is the same afterwards.
- * Threads inherit the mode of the one that starts them, so it may not matter at opening either. */
+/* The caller's floating-point mode is the caller's own affair: it changes no bit of a result, and
+ * is the same afterwards. Threads inherit the mode of the one that starts them, so it may not
+ * matter at opening either. */
 static void test_rounding_mode(void **state) {
     const test_target *target = *state;
     if (strcmp(target->backend, "cpu") != 0) return;

@@ -21,8 +21,8 @@ enum { UNSET = -1, MOST_VALUES = 32, SEEDS = 24, USUAL_BLOCKS = 4, MASK_BLOCKS =
 
 static const int n_values[FACTORS] = {8, 5, 4, 32, 10, 5, 13, 4, 3, 3, 2, 2, 3, 2, 2, 3};
 static const int64_t q_lens[] = {1, 2, 15, 63, 64, 65, 127, 1028, 5175, 8192};
-/* The usual sizes first. Small ones put up to 32 query blocks into a tile, whose bits in a block mask are then all in
- * use; the others are no powers of two. */
+/* The usual sizes first. Small ones put up to 32 query blocks into a tile, whose bits in a block
+ * mask are then all in use; the others are no powers of two. */
 static const int blocks[] = {16, 32, 64, 128, 1, 2, 3, 5, 7, 8, 17, 48, 100};
 static const int locals[] = {1, 4, 10, 8, 16};
 static const int strides[] = {8, 4, 3, 1, 8};
@@ -42,8 +42,8 @@ static int active(int factor, int kind) {
     }
 }
 
-/* A problem for each head_dim with each block size would alone be most of the list, and no kernel's code meets the two:
- * unusual block sizes take the head_dim that closes most other pairs. */
+/* A problem for each head_dim with each block size would alone be most of the list, and no kernel's
+ * code meets the two: unusual block sizes take the head_dim that closes most other pairs. */
 static int wanted(int a, int b, int y) { return a != DIM || b != BLOCK || y < USUAL_BLOCKS; }
 
 /* ------------------------------------------------------------------ from values to a problem */

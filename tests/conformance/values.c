@@ -226,7 +226,8 @@ static void test_scores_of_any_size(void **state) {
     }
 }
 
-/* Scores of `size` and more whose differences are small and exact, whatever adds them up: whole numbers in the first 33 elements, of which one is large. */
+/* Scores of `size` and more whose differences are small and exact, whatever adds them up: whole
+ * numbers in the first 33 elements, of which one is large. */
 static void exact_scores(rig *r, float size) {
     uint64_t seed = 7;
     for (int role = 0; role < 2; role++) {
@@ -264,7 +265,8 @@ static void test_large_scores_split(void **state) {
             }
 }
 
-/* The largest legal scale, with scores whose product with it no float holds: results are those of the highest scores, which are equal here. */
+/* The largest legal scale, with scores whose product with it no float holds: results are those of
+ * the highest scores, which are equal here. */
 static void test_scale_beyond_floats(void **state) {
     for (int split = 1; split <= 3; split += 2) {
         char line[256];

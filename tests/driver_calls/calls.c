@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the CUDA and HIP backends ask of their drivers, on the stand-ins of tests/drivers: which calls, in which order, in whose context; which image for which device; what
- * is listed.
+ * What the CUDA and HIP backends ask of their drivers, on the stand-ins of tests/drivers: which
+ * calls, in which order, in whose context; which image for which device; what is listed.
  *
  *   driver_calls BACKEND FOLDER [--write]   FOLDER holds the expected logs; --write writes them anew
  *   driver_calls BACKEND FOLDER --plain     the same logs, but that each launch is a plain one, as drivers before CUDA 12.3 want it

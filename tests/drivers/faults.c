@@ -340,7 +340,8 @@ static void test_same_plan_again(void **state) {
     nothing_lives(&heap, 0);
 }
 
-/* A plan that could not be made can be made on the same device as soon as there is memory, and memory can be used. */
+/* A plan that could not be made can be made on the same device as soon as there is memory, and
+ * memory can be used. */
 static void test_same_device_again(void **state) {
     (void)state;
     static const int codes[] = {OUT_OF_MEMORY, INVALID_VALUE};

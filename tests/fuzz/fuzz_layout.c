@@ -66,7 +66,8 @@ static void one_layout(tess_runtime *runtime, const uint8_t *data, size_t size) 
     uint8_t *again = malloc(length);
     FUZZ_REQUIRE(again && tess_layout_serialize(layout, again, &length) == TESS_OK);
     tess_layout_release(layout);
-    /* What is read is written as the same bytes; a wrong checksum is not looked at in this build. */
+    /* What is read is written as the same bytes; a wrong checksum is not looked at in this
+     * build. */
     FUZZ_REQUIRE(length == size && memcmp(again, data, length - CHECKSUM) == 0);
     free(again);
 }

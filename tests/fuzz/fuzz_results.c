@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Result files of the bench suite, as `tessera compare` reads them: what is read is written, and written alike ever after. */
+/* Result files of the bench suite, as `tessera compare` reads them: what is read is written, and
+ * written alike ever after. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

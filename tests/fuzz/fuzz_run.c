@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Plans and runs on the CPU. The first byte chooses: either a small problem made from the bytes, on any kernel, whose result
- * has to be the reference's; or descriptors of plan and run filled with hostile numbers over one block of memory, which
- * have to be refused or to touch nothing outside of it.
+ * Plans and runs on the CPU. The first byte chooses: either a small problem made from the bytes, on
+ * any kernel, whose result has to be the reference's; or descriptors of plan and run filled with
+ * hostile numbers over one block of memory, which have to be refused or to touch nothing outside of
+ * it.
  */
 #include <limits.h>
 #include <math.h>
@@ -44,8 +45,9 @@ static int between(bytes *b, int low, int high) { return low + below(b, high - l
 #endif
 #endif
 #if MEMORY_SANITIZER
-/* It does not see what tile instructions write, and takes words of the soft tiles for uninitialised. Nothing of a job lies
- * on the stack unset, and a workspace full of NaN, which each problem begins with, would show in the result. */
+/* It does not see what tile instructions write, and takes words of the soft tiles for
+ * uninitialised. Nothing of a job lies on the stack unset, and a workspace full of NaN, which each
+ * problem begins with, would show in the result. */
 static const char *const kernels[] = {"cpu/portable", "cpu/avx2", "cpu/avx512", "cpu/avx512_bf16"};
 #else
 static const char *const kernels[] = {NULL,           "cpu/portable",      "cpu/avx2", "cpu/avx512", "cpu/avx512_bf16",

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The part of cmocka's interface that the unit tests use, for builds whose processor the distribution has no cmocka for
- * (the preset m32). The first assertion that fails ends the program.
+ * The part of cmocka's interface that the unit tests use, for builds whose processor the
+ * distribution has no cmocka for (the preset m32). The first assertion that fails ends the program.
  */
 #ifndef TESSERA_TESTS_M32_CMOCKA_H
 #define TESSERA_TESTS_M32_CMOCKA_H

@@ -184,7 +184,8 @@ static void test_wait_ends(void **state) {
 
 /* ------------------------------------------------------------------ the same plan again */
 
-/* The application's side: a context with a queue that keeps no order, made through the loader under test. */
+/* The application's side: a context with a queue that keeps no order, made through the loader under
+ * test. */
 static struct {
 #define MEMBER(result, name, parameters) result(*name) parameters;
     TESS_OPENCL_FUNCTIONS(MEMBER)
@@ -232,7 +233,8 @@ static long again_live(void) {
     return sum;
 }
 
-/* On the application's queue: an event is given by a run that works, and by no other. The fault ends before the wait. */
+/* On the application's queue: an event is given by a run that works, and by no other. The fault
+ * ends before the wait. */
 static tess_status run_unordered(instance *x, int with_event, double *seconds) {
     cl_event event = NULL;
     const tess_opencl_submit submit = {.struct_size = sizeof submit, .event = &event};

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Batches with sequences that have no rows: they cost nothing, are checked all the same, and change nothing for the others. */
+/* Batches with sequences that have no rows: they cost nothing, are checked all the same, and change
+ * nothing for the others. */
 #include "fixtures/planner.h"
 
 #include "plan.h"
@@ -114,7 +115,8 @@ static void test_places(void **state) {
     }
 }
 
-/* The caller's allocator runs between the two readings of the lengths, and other threads may run at any time. */
+/* The caller's allocator runs between the two readings of the lengths, and other threads may run at
+ * any time. */
 static int64_t changing[3], changed_to;
 static uint64_t change_at;
 static void change(void) {

@@ -479,7 +479,8 @@ static void test_nothing_and_too_much(void **state) {
 
 /* ------------------------------------------------------------------ room */
 
-/* A file of the cache's folder that begins with `text`, without anything else in it that would take room on the disk. */
+/* A file of the cache's folder that begins with `text`, without anything else in it that would take
+ * room on the disk. */
 static void put_text(const char *name, const char *text, int64_t size, int64_t age) {
     char path[512];
     struct timespec times[2];

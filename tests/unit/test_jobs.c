@@ -296,7 +296,8 @@ static void test_against_formulas(void **state) {
     assert_true(split > 1000 && packed > 1000);
 }
 
-/* Many query blocks in a tile, and more rows than a job may have. A mask reaches past the 32 blocks of a tile. */
+/* Many query blocks in a tile, and more rows than a job may have. A mask reaches past the 32 blocks
+ * of a tile. */
 static void test_tall_tiles(void **state) {
     (void)state;
     uint64_t seed = 32;
@@ -314,7 +315,8 @@ static void test_tall_tiles(void **state) {
     }
 }
 
-/* Block sizes that are no powers of two, or smaller than any kernel's step, under tiles of 1 to 32 query blocks. */
+/* Block sizes that are no powers of two, or smaller than any kernel's step, under tiles of 1 to 32
+ * query blocks. */
 static void test_block_sizes(void **state) {
     (void)state;
     static const int32_t blocks[] = {1, 2, 3, 5, 7, 8, 17, 48, 100};

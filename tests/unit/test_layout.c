@@ -244,7 +244,8 @@ static void play(const spec *x, const tess_layout *layout, int32_t kv_head, int6
     free(slots);
 }
 
-/* A column that is read for long gets a slot of its own where that keeps the ring short, and none where it does not. */
+/* A column that is read for long gets a slot of its own where that keeps the ring short, and none
+ * where it does not. */
 static void test_fewest_slots(void **state) {
     (void)state;
     enum { BLOCKS = 20 };

@@ -255,7 +255,8 @@ static void test_other_forms(void **state) {
     tess_layout_release(layout);
 }
 
-/* The last byte of a mask's row has bits that stand for no block: one that is set is refused, in every row. */
+/* The last byte of a mask's row has bits that stand for no block: one that is set is refused, in
+ * every row. */
 static void test_unused_bits(void **state) {
     (void)state;
     static const uint8_t mask[2 * 3 * 11];

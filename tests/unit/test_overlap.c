@@ -67,7 +67,8 @@ static void test_boxes(void **state) {
     assert_true(met - found < met / 100); /* of strides without any order some need more steps */
 }
 
-/* Boxes without gaps meet where their ends say, whatever the order of their dimensions; of any size, those of real tensors among them. */
+/* Boxes without gaps meet where their ends say, whatever the order of their dimensions; of any
+ * size, those of real tensors among them. */
 static void test_boxes_without_gaps(void **state) {
     (void)state;
     static const int orders[6][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};

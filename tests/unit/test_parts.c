@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where plans that are told how cut the keys of a sequence: batch-invariant ones, and those with a number of parts; and the ranges of their jobs. */
+/* Where plans that are told how cut the keys of a sequence: batch-invariant ones, and those with a
+ * number of parts; and the ranges of their jobs. */
 #include "fixtures/planner.h"
 
 #include "plan.h"
 
-/* Parts of a batch-invariant plan are cut at fixed distances: all but the last of a job are equally long, whatever the
- * number of keys, so that a longer sequence keeps the parts of a shorter one. */
+/* Parts of a batch-invariant plan are cut at fixed distances: all but the last of a job are equally
+ * long, whatever the number of keys, so that a longer sequence keeps the parts of a shorter one. */
 static void test_fixed_parts(void **state) {
     (void)state;
     const tess_pattern p = s2_pattern(64, 2, 4, 0);
@@ -50,7 +51,8 @@ static void test_asked_parts(void **state) {
     tess_device_release(device);
 }
 
-/* Jobs whose rows see no key take their time as well: ranges hold no more of them than of jobs with one block. */
+/* Jobs whose rows see no key take their time as well: ranges hold no more of them than of jobs with
+ * one block. */
 static void test_empty_jobs_count(void **state) {
     (void)state;
     enum { LIMIT = 3 };

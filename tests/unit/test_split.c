@@ -89,7 +89,8 @@ static tess_split_choice choose(const batch *b, const tess_split_model *m, int32
     return choice;
 }
 
-/* Returns the number of jobs, parts included. `exact`: rows do not differ, nor do more lengths occur than the model tells apart. */
+/* Returns the number of jobs, parts included. `exact`: rows do not differ, nor do more lengths
+ * occur than the model tells apart. */
 static uint64_t check(const batch *b, const tess_split_model *m, bool exact, tess_split_choice *out) {
     tess_split split;
     uint64_t n_jobs, n_parts;
@@ -157,7 +158,8 @@ static void test_counts_around_a_wave(void **state) {
     tess_layout_release(layout);
 }
 
-/* More lengths than the model tells apart: it may be off by a little, and never chooses what is worse. */
+/* More lengths than the model tells apart: it may be off by a little, and never chooses what is
+ * worse. */
 static void test_many_lengths(void **state) {
     (void)state;
     tess_layout *layout = dense(3, 1);
@@ -285,7 +287,8 @@ static uint32_t tile_rows_of(const tess_plan_desc *d, uint64_t *n_jobs) {
     return info.tile_rows;
 }
 
-/* Few short jobs are cut into low tiles if as many run at a time, and only where the plan decides. */
+/* Few short jobs are cut into low tiles if as many run at a time, and only where the plan
+ * decides. */
 static void test_low_tiles(void **state) {
     (void)state;
     rig.tile_rows = 128;

@@ -38,7 +38,8 @@ static const char small_line[] = "pattern=dense heads=1 q_len=3 kv_len=40 head_d
 /* More jobs than fit one submission to an integrated GPU. */
 static const char long_line[] = "pattern=dense heads=500 kv_heads=1 q_len=2 kv_len=70 head_dim=8 batch=6 tile_rows=1";
 
-/* The same with little to do: so many keys that a submission may hold only a few jobs, of which each reads a few. */
+/* The same with little to do: so many keys that a submission may hold only a few jobs, of which
+ * each reads a few. */
 static const char far_line[] = "pattern=window left=5 right=0 heads=8 kv_heads=1 q_len=2 kv_len=60000 head_dim=8 tile_rows=1";
 
 /* How a step that failed may answer. */
@@ -212,8 +213,9 @@ static int again_code;
 static void again_fail(int call) { shim.reset(call, 0, again_code); }
 static int again_failures(void) { return (int)shim.failures(); }
 static const char *again_failed(void) { return shim.failed(); }
-/* One plan through all its failures, on a device that takes a run whole and on one that gets it in pieces. Objects are
- * counted at the end only: waits share a pool of fences, which grows where one cannot be reset. */
+/* One plan through all its failures, on a device that takes a run whole and on one that gets it in
+ * pieces. Objects are counted at the end only: waits share a pool of fences, which grows where one
+ * cannot be reset. */
 static void test_same_plan_again(void **state) {
     (void)state;
     static const int kinds[] = {0, INTEGRATED};
@@ -303,7 +305,8 @@ static void plan_kernel(const char *line, char kernel[64]) {
     problem_free(&p);
 }
 
-/* The backend's own table turns the order of the rows round, for the vendor and the type that it names. */
+/* The backend's own table turns the order of the rows round, for the vendor and the type that it
+ * names. */
 static void test_tune(void **state) {
     (void)state;
     char kernel[64];

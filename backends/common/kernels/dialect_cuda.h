@@ -119,7 +119,8 @@ TESS_FUNCTION uint tess_half_narrow(float x) {
 TESS_FUNCTION float tess_from_bits(uint bits) { return __builtin_bit_cast(float, bits); }
 TESS_FUNCTION uint tess_to_bits(float x) { return __builtin_bit_cast(uint, x); }
 #define TESS_MINUS_INFINITY tess_from_bits(0xff800000u)
-/* Waits for what earlier kernels have written, where the host may have begun this one before they ended (tess_driver_vendor.start). */
+/* Waits for what earlier kernels have written, where the host may have begun this one before they
+ * ended (tess_driver_vendor.start). */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define TESS_DEPENDENCIES_WAIT asm volatile("griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;" ::: "memory")
 #else

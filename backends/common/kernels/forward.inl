@@ -1,18 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The portable forward kernel: one body for every language, in the dialect that the including file has chosen (dialect_*.h). One workgroup takes one job.
+ * The portable forward kernel: one body for every language, in the dialect that the including file
+ * has chosen (dialect_*.h). One workgroup takes one job.
  *
- * Given: TESS_DTYPE, and the shape TESS_DIMS (largest head_dim), TESS_ROWS, TESS_KEYS, TESS_THREADS, constants when the kernel is compiled or specialised.
- * Threads form a grid of TESS_COLUMNS columns, each for 4 keys of a chunk, and lines of TESS_LINE_ROWS rows, 4 or 8. A thread keeps the scores of its rows and keys,
- * and the outputs of its rows and of every TESS_COLUMNS-th group of 4 dims, in registers; no array in registers is indexed by anything that unrolling
- * does not turn into a constant.
+ * Given: TESS_DTYPE, and the shape TESS_DIMS (largest head_dim), TESS_ROWS, TESS_KEYS,
+ * TESS_THREADS, constants when the kernel is compiled or specialised. Threads form a grid of
+ * TESS_COLUMNS columns, each for 4 keys of a chunk, and lines of TESS_LINE_ROWS rows, 4 or 8. A
+ * thread keeps the scores of its rows and keys, and the outputs of its rows and of every
+ * TESS_COLUMNS-th group of 4 dims, in registers; no array in registers is indexed by anything that
+ * unrolling does not turn into a constant.
  *
- * The keys of a job are numbered through: left entries, interval, right entries. A chunk is TESS_KEYS such numbers, whatever blocks they come from, so that small
- * blocks are glued and large ones cut. Threads look up one key each. Numbers past the end stand for the last key, and rows past the tile's for its last row: nothing
- * else needs a test when it is loaded, and nothing outside of the listed blocks is ever read. Such keys count as masked; such rows are not stored.
+ * The keys of a job are numbered through: left entries, interval, right entries. A chunk is
+ * TESS_KEYS such numbers, whatever blocks they come from, so that small blocks are glued and large
+ * ones cut. Threads look up one key each. Numbers past the end stand for the last key, and rows
+ * past the tile's for its last row: nothing else needs a test when it is loaded, and nothing
+ * outside of the listed blocks is ever read. Such keys count as masked; such rows are not stored.
  *
- * Softmax runs in base 2, on scores that are not scaled yet: differences of two scores are exact where it matters, however large both are, and only a difference is
- * multiplied by the scale. TESS_LOWEST stands for minus infinity, so that no test depends on how a compiler treats infinities; a score at or below it counts 0.
+ * Softmax runs in base 2, on scores that are not scaled yet: differences of two scores are exact
+ * where it matters, however large both are, and only a difference is multiplied by the scale.
+ * TESS_LOWEST stands for minus infinity, so that no test depends on how a compiler treats
+ * infinities; a score at or below it counts 0.
  */
 
 /* ------------------------------------------------------------------ sizes; shared_bytes in portable.c follows from them */

@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The merge of partial results: one body for every language (see forward.inl). A workgroup of TESS_MERGE_THREADS threads takes TESS_MERGE_ROWS rows of one merge.
+ * The merge of partial results: one body for every language (see forward.inl). A workgroup of
+ * TESS_MERGE_THREADS threads takes TESS_MERGE_ROWS rows of one merge.
  *
- * Threads first share out parts: TESS_MERGE_PARTS of them for each row look for the highest reference, and then weigh as many parts at a time, each once. In between
- * they share out elements, 4 at a time, and add up the parts in rising order. The rows of a workgroup lie one behind the other in a partial result, so that these
- * are also TESS_MERGE_ROWS * head_dim floats in one piece, and thread t takes the groups of 4 number t, t + TESS_MERGE_THREADS, ...
+ * Threads first share out parts: TESS_MERGE_PARTS of them for each row look for the highest
+ * reference, and then weigh as many parts at a time, each once. In between they share out elements,
+ * 4 at a time, and add up the parts in rising order. The rows of a workgroup lie one behind the
+ * other in a partial result, so that these are also TESS_MERGE_ROWS * head_dim floats in one piece,
+ * and thread t takes the groups of 4 number t, t + TESS_MERGE_THREADS, ...
  */
 #define TESS_MERGE_SHARED                                            \
     TESS_SHARED(float, part_most, TESS_MERGE_ROWS *TESS_MERGE_PARTS) \
@@ -40,7 +43,8 @@ TESS_MERGE_KERNEL {
     const tess_offset first_sum = first_most + TESS_OFFSET(args.partial_rows);
     const float scale_log2 = (args.scale < 0.0f ? -args.scale : args.scale) * TESS_LOG2E;
 
-    /* The highest reference of each row. A part without keys has one at or below TESS_LOWEST, and a sum of 0. */
+    /* The highest reference of each row. A part without keys has one at or below TESS_LOWEST, and a
+     * sum of 0. */
     const uint line = thread / TESS_MERGE_PARTS, lane = thread % TESS_MERGE_PARTS, own_row = first_row + line;
     const bool weighs = own_row < used;
     float most = TESS_LOWEST;
@@ -92,7 +96,8 @@ TESS_MERGE_KERNEL {
             const uint packed = (first_row + r) / rows, own = first_row + r - packed * rows;
             const vec4 out4 = o[g] * (sum[g] != 0.0f ? 1.0f / sum[g] : 0.0f);
             const tess_offset to = o_base + TESS_OFFSET(packed) * args.o_head + TESS_OFFSET(own) * args.o_token + TESS_OFFSET(dim);
-            /* One by one: with a vector store here, NVIDIA's OpenCL driver gave wrong results in 16 bits. */
+            /* One by one: with a vector store here, NVIDIA's OpenCL driver gave wrong results in 16
+             * bits. */
             TESS_STORE_O(to, out4.x);
             TESS_STORE_O(to + 1u, out4.y);
             TESS_STORE_O(to + 2u, out4.z);

@@ -148,8 +148,8 @@ typedef struct key_batch {
     cpu_chunk chunk[BATCH];
 } key_batch;
 
-/* What a job keeps besides its arrays. It lies in the scratch memory too: the thread that calls tess_run
- * is one of the workers, and its stack may be small. */
+/* What a job keeps besides its arrays. It lies in the scratch memory too: the thread that calls
+ * tess_run is one of the workers, and its stack may be small. */
 typedef struct state {
     task task;
     key_batch batches[2];

@@ -316,7 +316,8 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
             store((uint16_t *)a->o + batch * c->o_batch + first * c->o_token + head * c->o_head, rows, all, one_head);
     }
 
-    /* The reference and the sum of a row. Exponentials are relative to a rounded product of reference and scale, which the sum makes up for. */
+    /* The reference and the sum of a row. Exponentials are relative to a rounded product of
+     * reference and scale, which the sum makes up for. */
     __device__ __forceinline__ void store_reference(float *to, float most, float total) const {
         const float product = __fmul_rn(most, a->slope);
         to[0] = most;

@@ -358,7 +358,8 @@ template <typename T, typename X> struct consumer {
         if (lane == 0) barrier_arrive(&m->o_full[slot]);
     }
 
-    /* The reference and the sum of a row. Exponentials are relative to a rounded product of reference and scale, which the sum makes up for. */
+    /* The reference and the sum of a row. Exponentials are relative to a rounded product of
+     * reference and scale, which the sum makes up for. */
     __device__ __forceinline__ void store_reference(float *to, float most, float total, float product) const {
         to[0] = most;
         to[a->common.partial_rows] = total == 0 || is_large(most) ? total : total * exp2_fast(-fmaf(most, slope, -product));

@@ -199,9 +199,9 @@ __device__ __forceinline__ void produce_tiles(memory<X> *m, const tess_tensor_ma
             __syncwarp();
             if (lane == 0) barrier_arrive(&m->q_full[slot]);
         }
-        /* Jobs are claimed late, since a workgroup that holds jobs it cannot begin yet leaves others
-         * idle at the end: when the last keys of this one are about to be copied, there is just
-         * enough time to read what the next one asks for. */
+        /* Jobs are claimed late, since a workgroup that holds jobs it cannot begin yet leaves
+         * others idle at the end: when the last keys of this one are about to be copied, there is
+         * just enough time to read what the next one asks for. */
         if (a->counter) {
             barrier_wait(&m->claim, taken & 1);
             if (lane == 0) job_index = atomicAdd((uint32_t *)a->counter, 1u) + gridDim.x;
@@ -269,7 +269,8 @@ __device__ __forceinline__ void produce_stages(memory<X> *m, const ring<X::CHUNK
                 if (own) m->pieces[n % PIECE_STAGES][lane] = {token, kept};
                 __syncwarp();
             }
-            /* What follows the wait is short: with two stages, keys arrive little before their turn. */
+            /* What follows the wait is short: with two stages, keys arrive little before their
+             * turn. */
             barrier_wait(&to.empty[stage], (n / STAGES & 1) ^ 1);
             if (together) {
                 if (lane == 0) {

@@ -8,9 +8,10 @@
 namespace tess {
 
 /*
- * The host launches the kernel before earlier ones in the stream have ended (tess_driver_vendor.start). The first thread of each role that touches memory of the
- * application waits for them; until then only the plan's tables are read, which are older. The next kernel in the stream may begin as early, once
- * everything before this one has ended.
+ * The host launches the kernel before earlier ones in the stream have ended
+ * (tess_driver_vendor.start). The first thread of each role that touches memory of the application
+ * waits for them; until then only the plan's tables are read, which are older. The next kernel in
+ * the stream may begin as early, once everything before this one has ended.
  */
 __device__ __forceinline__ void dependencies_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 __device__ __forceinline__ void dependents_begin() { asm volatile("griddepcontrol.launch_dependents;"); }
