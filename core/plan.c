@@ -127,11 +127,11 @@ static tess_status read_sequences(tess_plan *plan, const tess_plan_desc *d) {
     return TESS_OK;
 }
 
-static tess_part part_of(const tess_sequence *s) { return (tess_part){s->batch, 1, s->q_start, s->q_len, s->kv_start, s->kv_len}; }
+static tess_touched touched_by(const tess_sequence *s) { return (tess_touched){s->batch, 1, s->q_start, s->q_len, s->kv_start, s->kv_len}; }
 
 /* Boxes that hold nothing but what the jobs touch. Where lengths differ: the first sequence, the
  * longest, and what all have in common. */
-static void find_parts(tess_plan *plan) {
+static void find_touched(tess_plan *plan) {
     int64_t least_q = plan->max_q_len, least_kv = plan->max_kv_len, keys = 0;
     const tess_sequence *longest = plan->sequences;
     for (uint32_t n = 0; n < plan->n_sequences; n++) {
@@ -141,15 +141,15 @@ static void find_parts(tess_plan *plan) {
         keys += s->kv_len;
         if ((int64_t)s->q_len + s->kv_len > (int64_t)longest->q_len + longest->kv_len) longest = s;
     }
-    tess_part *part = plan->parts;
+    tess_touched *box = plan->touched;
     if (!plan->equal_lengths) {
-        *part++ = part_of(plan->sequences);
-        *part++ = part_of(longest);
+        *box++ = touched_by(plan->sequences);
+        *box++ = touched_by(longest);
     }
     /* A sequence without rows leaves a gap, of its keys where the batch is packed. */
-    if (plan->packed && keys == plan->kv_len) *part++ = (tess_part){0, 1, 0, plan->q_len, 0, plan->kv_len};
-    if (!plan->packed && plan->n_sequences == plan->batch) *part++ = (tess_part){0, plan->batch, 0, least_q, 0, least_kv};
-    plan->n_parts = (uint32_t)(part - plan->parts);
+    if (plan->packed && keys == plan->kv_len) *box++ = (tess_touched){0, 1, 0, plan->q_len, 0, plan->kv_len};
+    if (!plan->packed && plan->n_sequences == plan->batch) *box++ = (tess_touched){0, plan->batch, 0, least_q, 0, least_kv};
+    plan->n_touched = (uint32_t)(box - plan->touched);
 }
 
 static tess_status make_sequences(tess_plan *plan, const tess_plan_desc *d) {
@@ -164,7 +164,7 @@ static tess_status make_sequences(tess_plan *plan, const tess_plan_desc *d) {
     status = read_sequences(plan, d);
     if (status != TESS_OK) return status;
     if (plan->n_sequences != counted) REFUSE("%s: %s: changed while it was read", in_create, plan->packed ? "cu_q_lens" : "q_lens");
-    find_parts(plan);
+    find_touched(plan);
     return TESS_OK;
 }
 

@@ -7,10 +7,10 @@
 #include "ledger.h"
 
 /* A box of rows and keys that the jobs touch all of. */
-typedef struct tess_part {
+typedef struct tess_touched {
     uint32_t batch, batches; /* first index of the batch dimension, and how many */
     int64_t q_start, q_len, kv_start, kv_len;
-} tess_part;
+} tess_touched;
 
 struct tess_plan {
     tess_device *device;
@@ -24,8 +24,8 @@ struct tess_plan {
     int64_t max_q_len, max_kv_len; /* of any sequence */
     int64_t q_last, kv_last;       /* padded: the last sequence that has rows, and the last one with rows that has keys; -1: none */
     bool equal_lengths;            /* padded, and all sequences are as long as q_len and kv_len say */
-    tess_part parts[3];            /* for the check of overlaps; with lengths that differ they are not everything */
-    uint32_t n_parts;
+    tess_touched touched[3];       /* for the check of overlaps; with lengths that differ they are not everything */
+    uint32_t n_touched;
     uint32_t tile_rows;
     tess_kernel kernel;
     char kernel_name[64]; /* "backend/kernel" */

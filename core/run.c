@@ -134,7 +134,7 @@ typedef struct tess_placed {
 /* Bytes of a tensor from here on. Offsets stand for addresses within one buffer object. */
 static uint64_t place_of(const tess_buffer *b) { return b->kind == TESS_BUFFER_OBJECT ? b->offset : b->handle + b->offset; }
 
-static tess_box box_of(const tess_placed *p, const tess_part *part) {
+static tess_box box_of(const tess_placed *p, const tess_touched *part) {
     const tess_tensor *t = p->tensor;
     uint64_t item = p->extent->item, token = (uint64_t)t->stride_token * item, batch = (uint64_t)t->stride_batch * item;
     int64_t first = p->extent->keys ? part->kv_start : part->q_start, tokens = p->extent->keys ? part->kv_len : part->q_len;
@@ -149,8 +149,8 @@ static bool share_memory(const tess_plan *plan, const tess_placed *a, const tess
     if (x->kind == TESS_BUFFER_OBJECT && x->handle != y->handle) return false;
     uint64_t from = place_of(x), to = place_of(y);
     if (a->bytes == 0 || b->bytes == 0 || from >= to + b->bytes || to >= from + a->bytes) return false;
-    for (uint32_t n = 0; n < plan->n_parts; n++) {
-        const tess_part *part = &plan->parts[n];
+    for (uint32_t n = 0; n < plan->n_touched; n++) {
+        const tess_touched *part = &plan->touched[n];
         if ((a->extent->keys || b->extent->keys) && part->kv_len == 0) continue;
         tess_box first = box_of(a, part), second = box_of(b, part);
         if (tess_boxes_meet(&first, &second)) return true;

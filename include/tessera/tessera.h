@@ -444,8 +444,13 @@ typedef struct tess_plan_desc {
      * written. Packed batches: cumulative lengths, batch + 1 values, the first 0, never falling; both or neither of cu_q_lens and cu_kv_lens. */
     const int64_t *q_lens, *kv_lens;
     const int64_t *cu_q_lens, *cu_kv_lens;
-    int32_t kv_split;       /* [0: the plan decides] 1: never split the keys of a row; n > 1: into at most n parts, merged by (O, LSE) */
-    int32_t tile_rows;      /* [0: the kernel decides] query rows of a job at most; rounded down to what the kernel can do */
+    /* [0: the plan decides, by the kernel's costs and all lengths of the batch] 1: never split the
+     * keys of a row; n > 1: into at most n parts. Parts are merged in a fixed order, by each row's
+     * largest score and sum of exponentials in float32. */
+    int32_t kv_split;
+    /* [0: the kernel's; the plan may take fewer where jobs are few and short] query rows of a job
+     * at most; rounded down to what the kernel can do */
+    int32_t tile_rows;
     uint32_t determinism;   /* [0: run to run] other levels are UNSUPPORTED in this version */
     uint32_t max_in_flight; /* [0: 4] tess_run calls that may be under way at once, where the device needs objects per call */
     uint64_t time_limit_us; /* [0: the device's own limit, if any] of one range of tess_plan_range; an estimate, not a promise */
