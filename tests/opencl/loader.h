@@ -3,7 +3,16 @@
 #ifndef TESSERA_TESTS_OPENCL_LOADER_H
 #define TESSERA_TESTS_OPENCL_LOADER_H
 
-enum { LOADER_CONTEXT, LOADER_QUEUE, LOADER_MEM, LOADER_PROGRAM, LOADER_KERNEL, LOADER_EVENT, LOADER_DEVICE, LOADER_KINDS };
+enum {
+    LOADER_CONTEXT,
+    LOADER_QUEUE,
+    LOADER_MEM,
+    LOADER_PROGRAM,
+    LOADER_KERNEL,
+    LOADER_EVENT,
+    LOADER_DEVICE,
+    LOADER_KINDS
+};
 
 typedef struct loader_control {
     int calls;              /* since it was last set to 0 */
