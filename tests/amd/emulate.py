@@ -9,7 +9,7 @@ the instructions one by one. A code object is backends/hip/kernels/portable.hip 
 architecture, RDNA in the mode of compute units:
 
     clang-19 -x hip --offload-arch=gfx1100 -mcumode --cuda-device-only --no-gpu-bundle-output \\
-        -nogpulib -nogpuinc -O3 -I backends/common -I backends/common/kernels \\
+        -nogpulib -nogpuinc -O3 -I include -I backends/common -I backends/common/kernels \\
         backends/hip/kernels/portable.hip -o gfx1100.co
 
 The problems run in tests/conformance/conformance of the build FOLDER, on the device of
