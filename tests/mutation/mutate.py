@@ -84,6 +84,7 @@ class Copy:
         self.tree = os.path.join(folder, "tree")
         self.build = os.path.join(folder, "build")
         self.log = os.path.join(folder, "log")
+        self.temporary = os.path.join(folder, "tmp")
         self.jobs = str(jobs)
         self.tests = {}
 
@@ -157,7 +158,9 @@ class Copy:
             return None
         targets = {os.path.relpath(word, self.build) for word in command if word.startswith(self.build + os.sep)}
         targets = {t for t in targets if not os.path.isdir(os.path.join(self.build, t))}
-        env = dict(os.environ, TESSERA_CACHE_DIR=os.path.join(self.build, "kernels"))
+        # cmocka ends a program at its first failure, and does not go on in one that a fault has crashed.
+        env = dict(os.environ, TESSERA_CACHE_DIR=os.path.join(self.build, "kernels"),
+                   CMOCKA_TEST_ABORT="1", TMPDIR=self.temporary)
         env.setdefault("TESSERA_REQUIRE", "cpu")
         for entry in environment:
             key, value = entry.split("=", 1)
@@ -173,7 +176,11 @@ class Copy:
         return self.call(["cmake", "--build", self.build, "-j", self.jobs, "--target"] + targets) == 0
 
     def test(self, command, env, timeout):
-        return self.call(command, timeout, env)
+        """The exit status as call() gives it. What a test that was cut short leaves behind is removed."""
+        os.makedirs(self.temporary, exist_ok=True)
+        status = self.call(command, timeout, env)
+        shutil.rmtree(self.temporary, ignore_errors=True)
+        return status
 
     def write(self, name, text):
         with open(os.path.join(self.tree, name), "w", encoding="utf-8") as file:
