@@ -11,7 +11,8 @@
 #include "runtime.h"
 #include "status.h"
 
-/* More devices than any machine has; a backend that never says "past the last" must not fill the memory. */
+/* More devices than any machine has; a backend that never says "past the last" must not fill the
+ * memory. */
 enum { MOST_DEVICES = 1024 };
 
 /* ------------------------------------------------------------------ list */
@@ -28,13 +29,16 @@ void tess_backend_names(const tess_runtime *runtime, char *text, size_t size) {
     size_t length = 0;
     text[0] = '\0';
     for (uint32_t n = 0; n < runtime->n_backends && length < size; n++)
-        length += (size_t)snprintf(text + length, size - length, "%s%s", n != 0 ? ", " : "", runtime->backends[n].name);
+        length += (size_t)snprintf(text + length, size - length, "%s%s", n != 0 ? ", " : "",
+                                   runtime->backends[n].name);
 }
 
 static tess_status load_libraries(tess_runtime *runtime, const char *function, const char *paths) {
     size_t bytes = strlen(paths) + 1;
     char *copy = tess_mem_alloc(runtime, bytes, 1);
-    if (copy == NULL) return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: %zu bytes for the backend path", function, bytes);
+    if (copy == NULL)
+        return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: %zu bytes for the backend path", function,
+                         bytes);
     memcpy(copy, paths, bytes);
     tess_status status = TESS_OK;
     for (char *path = copy, *next; path != NULL && status == TESS_OK; path = next) {
@@ -55,7 +59,8 @@ static tess_status check_names(tess_runtime *runtime, const char *function) {
     if (cursor[0] == '\0') cursor = NULL;
     while (cursor != NULL) {
         tess_selection item = {0};
-        tess_status status = tess_selection_next(runtime, function, tess_setting_label(settings, TESS_SETTING_BACKEND), &cursor, &item);
+        tess_status status = tess_selection_next(
+            runtime, function, tess_setting_label(settings, TESS_SETTING_BACKEND), &cursor, &item);
         if (status != TESS_OK || item.entry == NULL) return status;
         item.entry->named = true;
     }
@@ -65,15 +70,20 @@ static tess_status check_names(tess_runtime *runtime, const char *function) {
     if (tess_backend_find(runtime, kernel, length) == NULL) {
         char names[400];
         tess_backend_names(runtime, names, sizeof names);
-        return tess_fail(TESS_ERROR_INVALID, "%s: %s: '%s' names no backend; known are: %s", function,
-                         tess_setting_label(settings, TESS_SETTING_KERNEL), kernel, names);
+        return tess_fail(TESS_ERROR_INVALID, "%s: %s: '%s' names no backend; known are: %s",
+                         function, tess_setting_label(settings, TESS_SETTING_KERNEL), kernel,
+                         names);
     }
     return TESS_OK;
 }
 
-tess_status tess_backend_table(tess_backend_entry *entry, const tess_backend *backend, const char *label) {
-    if (backend->struct_size < offsetof(tess_backend, tune) + sizeof backend->tune || backend->tune == NULL) return TESS_OK;
-    return tess_tune_parse(entry->runtime, label, backend->name, backend->tune, strlen(backend->tune), &entry->tune);
+tess_status tess_backend_table(tess_backend_entry *entry, const tess_backend *backend,
+                               const char *label) {
+    if (backend->struct_size < offsetof(tess_backend, tune) + sizeof backend->tune ||
+        backend->tune == NULL)
+        return TESS_OK;
+    return tess_tune_parse(entry->runtime, label, backend->name, backend->tune,
+                           strlen(backend->tune), &entry->tune);
 }
 
 tess_status tess_backends_list(tess_runtime *runtime) {
@@ -86,9 +96,11 @@ tess_status tess_backends_list(tess_runtime *runtime) {
     if (paths[0] != '\0') capacity++;
     for (const char *c = paths; *c != '\0'; c++) capacity += *c == ':';
 
-    runtime->backends = tess_mem_alloc(runtime, capacity * sizeof *runtime->backends, _Alignof(tess_backend_entry));
+    runtime->backends =
+        tess_mem_alloc(runtime, capacity * sizeof *runtime->backends, _Alignof(tess_backend_entry));
     if (runtime->backends == NULL)
-        return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: %zu bytes for the list of backends", function, capacity * sizeof *runtime->backends);
+        return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: %zu bytes for the list of backends",
+                         function, capacity * sizeof *runtime->backends);
     memset(runtime->backends, 0, capacity * sizeof *runtime->backends);
     runtime->backends_bytes = capacity * sizeof *runtime->backends;
     for (size_t n = 0; n < built_in; n++) {
@@ -124,7 +136,8 @@ void tess_backends_free(tess_runtime *runtime) {
 static bool devices_grow(tess_backend_entry *entry) {
     if (entry->n_devices < entry->capacity) return true;
     uint32_t capacity = entry->capacity != 0 ? 2 * entry->capacity : 2;
-    tess_device_info *devices = tess_mem_alloc(entry->runtime, capacity * sizeof *devices, _Alignof(tess_device_info));
+    tess_device_info *devices =
+        tess_mem_alloc(entry->runtime, capacity * sizeof *devices, _Alignof(tess_device_info));
     if (devices == NULL) return false;
     if (entry->n_devices != 0) memcpy(devices, entry->devices, entry->n_devices * sizeof *devices);
     tess_mem_free(entry->runtime, entry->devices, entry->capacity * sizeof *devices);
@@ -134,12 +147,14 @@ static bool devices_grow(tess_backend_entry *entry) {
 }
 
 /* What the core knows better than the backend, and strings that end. */
-static void device_complete(const tess_backend_entry *entry, uint32_t index, tess_device_info *info) {
+static void device_complete(const tess_backend_entry *entry, uint32_t index,
+                            tess_device_info *info) {
     info->struct_size = sizeof *info;
     info->reserved = 0;
     snprintf(info->id, sizeof info->id, "%s:%u", entry->name, index % MOST_DEVICES);
     snprintf(info->backend, sizeof info->backend, "%s", entry->name);
-    info->name[sizeof info->name - 1] = info->arch[sizeof info->arch - 1] = info->driver[sizeof info->driver - 1] = '\0';
+    info->name[sizeof info->name - 1] = info->arch[sizeof info->arch - 1] =
+        info->driver[sizeof info->driver - 1] = '\0';
     tess_one_line(info->name);
     tess_one_line(info->arch);
     tess_one_line(info->driver);
@@ -151,7 +166,8 @@ tess_status tess_backend_probe(tess_backend_entry *entry) {
     if (entry->runtime->elevated && entry->opens_driver && !entry->named) {
         entry->status = TESS_ERROR_UNAVAILABLE;
         snprintf(entry->reason, sizeof entry->reason,
-                 "its driver is not opened, because this process has more rights than its user and no descriptor names the backend");
+                 "its driver is not opened, because this process has more rights than its user and "
+                 "no descriptor names the backend");
         return TESS_OK;
     }
     tess_recovery recovery;
@@ -169,22 +185,26 @@ tess_status tess_backend_probe(tess_backend_entry *entry) {
         if (status != TESS_OK) break;
         device_complete(entry, entry->n_devices, info);
     }
-    snprintf(entry->reason, sizeof entry->reason, "%s", tess_call_failed() ? tess_last_error() : tess_status_text(status));
+    snprintf(entry->reason, sizeof entry->reason, "%s",
+             tess_call_failed() ? tess_last_error() : tess_status_text(status));
     tess_recover_end(&recovery);
-    if (status == TESS_ERROR_OUT_OF_MEMORY) { /* This says nothing about the machine, so it is not kept: a later call probes again. */
+    /* This says nothing about the machine, so it is not kept: a later call probes again. */
+    if (status == TESS_ERROR_OUT_OF_MEMORY) {
         entry->n_devices = 0;
         return tess_fail_in(status, entry->name, entry->reason);
     }
     if (entry->n_devices > 0) {
         if (status != TESS_OK && status != TESS_ERROR_UNAVAILABLE)
-            tess_log(entry->runtime, "device", "%s: listing stopped after %u devices: %s", entry->name, entry->n_devices, entry->reason);
+            tess_log(entry->runtime, "device", "%s: listing stopped after %u devices: %s",
+                     entry->name, entry->n_devices, entry->reason);
         status = TESS_OK;
         entry->reason[0] = '\0';
     } else
-        tess_log(entry->runtime, "device", "%s: %s: %s", entry->name, tess_status_text(status), entry->reason);
+        tess_log(entry->runtime, "device", "%s: %s: %s", entry->name, tess_status_text(status),
+                 entry->reason);
     for (uint32_t n = 0; n < entry->n_devices; n++)
-        tess_log(entry->runtime, "device", "%s: found %s (%s, %s)", entry->devices[n].id, entry->devices[n].name, entry->devices[n].arch,
-                 entry->devices[n].driver);
+        tess_log(entry->runtime, "device", "%s: found %s (%s, %s)", entry->devices[n].id,
+                 entry->devices[n].name, entry->devices[n].arch, entry->devices[n].driver);
     entry->status = status;
     entry->probed = true;
     return TESS_OK;
@@ -198,7 +218,8 @@ tess_status tess_runtime_backend(tess_runtime *runtime, uint32_t index, tess_bac
     tess_backend_entry *entry = &runtime->backends[index];
     pthread_mutex_lock(&runtime->probing);
     status = tess_backend_probe(entry);
-    tess_backend_info full = {.struct_size = sizeof full, .device_count = entry->n_devices, .status = entry->status};
+    tess_backend_info full = {
+        .struct_size = sizeof full, .device_count = entry->n_devices, .status = entry->status};
     memcpy(full.name, entry->name, sizeof full.name);
     memcpy(full.reason, entry->reason, sizeof full.reason);
     pthread_mutex_unlock(&runtime->probing);
@@ -207,16 +228,20 @@ tess_status tess_runtime_backend(tess_runtime *runtime, uint32_t index, tess_bac
 
 /* ------------------------------------------------------------------ selection */
 
-static tess_status selection_fail(const char *function, const char *label, const tess_selection *item, const char *why) {
-    return tess_fail(TESS_ERROR_INVALID, "%s: %s: '%.*s' %s", function, label, (int)(item->length < 80 ? item->length : 80), item->text, why);
+static tess_status selection_fail(const char *function, const char *label,
+                                  const tess_selection *item, const char *why) {
+    return tess_fail(TESS_ERROR_INVALID, "%s: %s: '%.*s' %s", function, label,
+                     (int)(item->length < 80 ? item->length : 80), item->text, why);
 }
 
-tess_status tess_selection_next(tess_runtime *runtime, const char *function, const char *label, const char **cursor, tess_selection *item) {
+tess_status tess_selection_next(tess_runtime *runtime, const char *function, const char *label,
+                                const char **cursor, tess_selection *item) {
     item->text = *cursor;
     item->length = strcspn(item->text, ",");
     item->index = -1;
     *cursor = item->text[item->length] == ',' ? item->text + item->length + 1 : NULL;
-    if (item->length == 0) return tess_fail(TESS_ERROR_INVALID, "%s: %s: has an empty item", function, label);
+    if (item->length == 0)
+        return tess_fail(TESS_ERROR_INVALID, "%s: %s: has an empty item", function, label);
     const char *colon = memchr(item->text, ':', item->length);
     size_t name_length = colon != NULL ? (size_t)(colon - item->text) : item->length;
     if (colon != NULL) {
@@ -235,4 +260,6 @@ tess_status tess_selection_next(tess_runtime *runtime, const char *function, con
     return TESS_OK;
 }
 
-uint32_t tess_device_rank(uint32_t kind) { return kind == TESS_DEVICE_GPU ? 0 : kind == TESS_DEVICE_CPU ? 1 : 2; }
+uint32_t tess_device_rank(uint32_t kind) {
+    return kind == TESS_DEVICE_GPU ? 0 : kind == TESS_DEVICE_CPU ? 1 : 2;
+}

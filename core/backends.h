@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The backends of a runtime: those of the registry and those loaded from libraries, what probing them found, and how a device is selected. */
+/* The backends of a runtime: those of the registry and those loaded from libraries, what probing
+ * them found, and how a device is selected. */
 #ifndef TESSERA_CORE_BACKENDS_H
 #define TESSERA_CORE_BACKENDS_H
 
@@ -23,7 +24,8 @@ typedef struct tess_backend_entry {
     uint32_t capacity;
 } tess_backend_entry;
 
-/* Lists the registry, loads the libraries of TESSERA_BACKEND_PATH, and checks the names in the settings. Opens no driver. */
+/* Lists the registry, loads the libraries of TESSERA_BACKEND_PATH, and checks the names in the
+ * settings. Opens no driver. */
 tess_status tess_backends_list(tess_runtime *runtime);
 void tess_backends_free(tess_runtime *runtime);
 
@@ -45,9 +47,10 @@ typedef struct tess_selection {
     int64_t index; /* -1: not given */
 } tess_selection;
 
-/* Takes the next item of a comma list from *cursor, which becomes NULL after the last. INVALID, with a message about `label`, when the item is
- * malformed or names no backend. */
-tess_status tess_selection_next(tess_runtime *runtime, const char *function, const char *label, const char **cursor, tess_selection *item);
+/* Takes the next item of a comma list from *cursor, which becomes NULL after the last. INVALID,
+ * with a message about `label`, when the item is malformed or names no backend. */
+tess_status tess_selection_next(tess_runtime *runtime, const char *function, const char *label,
+                                const char **cursor, tess_selection *item);
 
 /* Rank of a kind of device when the library chooses: 0 is best. */
 uint32_t tess_device_rank(uint32_t kind);
@@ -56,10 +59,13 @@ enum { TESS_DEVICE_RANKS = 3 };
 /* host.c: fills entry->host; the name and the runtime must be set. */
 void tess_host_init(tess_backend_entry *entry);
 
-/* Reads the tune table that a backend brings along, if it is not from before there were any. Messages begin with `label`. */
-tess_status tess_backend_table(tess_backend_entry *entry, const tess_backend *backend, const char *label);
+/* Reads the tune table that a backend brings along, if it is not from before there were any.
+ * Messages begin with `label`. */
+tess_status tess_backend_table(tess_backend_entry *entry, const tess_backend *backend,
+                               const char *label);
 
-/* loading.c: loads the library at `path` into `entry`. Problems are kept in the entry as its status and reason; only lack of memory, which says nothing about the library, fails. */
+/* loading.c: loads the library at `path` into `entry`. Problems are kept in the entry as its status
+ * and reason; only lack of memory, which says nothing about the library, fails. */
 tess_status tess_backend_load(tess_runtime *runtime, const char *path, tess_backend_entry *entry);
 
 #endif

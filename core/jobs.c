@@ -3,10 +3,13 @@
 
 #include <string.h>
 
-/* Jobs are sorted by counting: exactly up to this many key blocks, in steps of equal size beyond. */
+/* Jobs are sorted by counting: exactly up to this many key blocks, in steps of equal size
+ * beyond. */
 enum { MAX_BUCKETS = 16384 };
 
-static uint32_t clamp(int64_t x, uint32_t high) { return x < 0 ? 0 : x > high ? high : (uint32_t)x; }
+static uint32_t clamp(int64_t x, uint32_t high) {
+    return x < 0 ? 0 : x > high ? high : (uint32_t)x;
+}
 
 /* ------------------------------------------------------------------ splitting */
 
@@ -17,13 +20,16 @@ static uint64_t split_parts(const tess_split *split, uint64_t blocks) {
 }
 
 /* Where part `part` of `parts` begins in the job's key blocks. */
-static uint64_t split_begin(const tess_split *split, uint64_t blocks, uint64_t parts, uint64_t part) {
+static uint64_t split_begin(const tess_split *split, uint64_t blocks, uint64_t parts,
+                            uint64_t part) {
     return split->fixed ? (uint64_t)smaller(blocks, part * split->length) : blocks * part / parts;
 }
 
-/* The key blocks [begin, end) of `whole`: what of each slice and of the interval's masked ends lies in there. */
+/* The key blocks [begin, end) of `whole`: what of each slice and of the interval's masked ends lies
+ * in there. */
 static void split_keys(const tess_keys *whole, uint64_t begin, uint64_t end, tess_keys *part) {
-    int64_t first = (int64_t)begin, last = (int64_t)end, interval = whole->left_count, right = interval + whole->interval_blocks;
+    int64_t first = (int64_t)begin, last = (int64_t)end, interval = whole->left_count,
+            right = interval + whole->interval_blocks;
     uint32_t a = clamp(first, whole->left_count), b = clamp(last, whole->left_count);
     *part = *whole;
     part->left_offset = whole->left_offset + a;
@@ -59,7 +65,8 @@ static void find_runs(const tess_layout *layout, tess_head_run *runs, uint32_t *
     *n_runs = n;
 }
 
-/* How many heads of a run one job takes, given the sequence's rows: all its tiles must have room for them. */
+/* How many heads of a run one job takes, given the sequence's rows: all its tiles must have room
+ * for them. */
 static uint32_t heads_of_job(const tess_jobs *jobs, const tess_sequence *sequence) {
     uint64_t rows = smaller((uint64_t)sequence->q_len, (uint64_t)jobs->grid.step);
     uint32_t heads = (uint32_t)(smaller(jobs->tile_rows, jobs->pack_rows) / rows);
@@ -77,11 +84,14 @@ static tess_status allocate(tess_jobs *jobs, const tess_layout *layout, uint64_t
     jobs->pack = tess_mem_alloc(jobs->runtime, layout->n_classes * sizeof *jobs->pack, 64);
     jobs->bucket = tess_mem_alloc(jobs->runtime, jobs->n_buckets * sizeof *jobs->bucket, 64);
     if (!jobs->runs || !jobs->packs || !jobs->pack || !jobs->bucket)
-        return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "tess_plan_create: no memory to sort jobs of %llu key blocks", (unsigned long long)most_blocks);
+        return tess_fail(TESS_ERROR_OUT_OF_MEMORY,
+                         "tess_plan_create: no memory to sort jobs of %llu key blocks",
+                         (unsigned long long)most_blocks);
     return TESS_OK;
 }
 
-tess_status tess_jobs_create(tess_jobs *jobs, tess_runtime *runtime, const tess_layout *layout, const tess_sequence *sequences, uint32_t n_sequences,
+tess_status tess_jobs_create(tess_jobs *jobs, tess_runtime *runtime, const tess_layout *layout,
+                             const tess_sequence *sequences, uint32_t n_sequences,
                              uint32_t tile_rows, uint32_t pack_rows) {
     int64_t max_keys = 0;
     uint64_t bound = 0, add;
@@ -96,7 +106,9 @@ tess_status tess_jobs_create(tess_jobs *jobs, tess_runtime *runtime, const tess_
         if (sequences[s].q_len == 0) continue;
         if (sequences[s].kv_len > max_keys) max_keys = sequences[s].kv_len;
         add = tess_grid_tiles(&jobs->grid, sequences[s].q_len) * (uint64_t)layout->n_heads;
-        if (bound + add > UINT32_MAX) return tess_fail(TESS_ERROR_UNSUPPORTED, "tess_plan_create: batch: its rows and heads make 2^32 jobs or more");
+        if (bound + add > UINT32_MAX)
+            return tess_fail(TESS_ERROR_UNSUPPORTED,
+                             "tess_plan_create: batch: its rows and heads make 2^32 jobs or more");
         bound += add;
     }
     tess_status status = tess_tiler_create(&jobs->tiler, runtime, layout, max_keys);
@@ -121,7 +133,8 @@ void tess_jobs_release(tess_jobs *jobs) {
 
 /* ------------------------------------------------------------------ counting */
 
-/* Adds `times` jobs, or their parts, of `blocks` key blocks each; false when there are 2^32 of them by now. */
+/* Adds `times` jobs, or their parts, of `blocks` key blocks each; false when there are 2^32 of them
+ * by now. */
 static bool count_job(tess_jobs *jobs, uint64_t blocks, uint64_t times, uint32_t rows) {
     uint64_t parts = split_parts(&jobs->split, blocks);
     jobs->n_blocks += blocks * times;
@@ -136,13 +149,15 @@ static bool count_job(tess_jobs *jobs, uint64_t blocks, uint64_t times, uint32_t
     if (jobs->n_jobs + jobs->n_merges > UINT32_MAX) return false;
     /* Parts have two sizes at most: all but the last are `length` long, or they differ by one. */
     uint64_t size = jobs->split.fixed ? jobs->split.length : blocks / parts;
-    uint64_t others = jobs->split.fixed ? 1 : blocks % parts, other = jobs->split.fixed ? blocks - (parts - 1) * size : size + 1;
+    uint64_t others = jobs->split.fixed ? 1 : blocks % parts,
+             other = jobs->split.fixed ? blocks - (parts - 1) * size : size + 1;
     jobs->bucket[size >> jobs->shift] += (uint32_t)((parts - others) * times);
     if (others) jobs->bucket[other >> jobs->shift] += (uint32_t)(others * times);
     return true;
 }
 
-/* What one tile makes of each class when a job takes at most `heads` heads, of the runs [first, last). */
+/* What one tile makes of each class when a job takes at most `heads` heads, of the runs [first,
+ * last). */
 static void count_packs(tess_jobs *jobs, uint32_t heads, uint32_t first, uint32_t last) {
     memset(jobs->pack, 0xff, jobs->tiler.layout->n_classes * sizeof *jobs->pack);
     jobs->n_packs = 0;
@@ -181,13 +196,15 @@ static void count_whole(tess_jobs *jobs, tess_tile tile, int64_t kv_len, int64_t
     const uint32_t shift = jobs->shift;
     uint64_t n_jobs = 0, n_blocks = 0;
     tess_causal causal;
-    if (jobs->n_packs == 1 && tile.first >= 0 && tess_tiler_causal(&jobs->tiler, jobs->packs[0].cls, &causal)) {
+    if (jobs->n_packs == 1 && tile.first >= 0 &&
+        tess_tiler_causal(&jobs->tiler, jobs->packs[0].cls, &causal)) {
         count_causal(jobs, tile, causal);
         return;
     }
     do {
         for (const tess_pack *pack = jobs->packs; pack < end; pack++) {
-            const uint64_t blocks = tess_tile_blocks(&jobs->tiler, pack->cls, &tile, kv_len, kv_blocks);
+            const uint64_t blocks =
+                tess_tile_blocks(&jobs->tiler, pack->cls, &tile, kv_len, kv_blocks);
             bucket[blocks >> shift] += pack->jobs;
             n_blocks += blocks * pack->jobs;
             n_jobs += pack->jobs;
@@ -202,8 +219,11 @@ static tess_status count_parts(tess_jobs *jobs, tess_tile tile, int64_t kv_len, 
         const uint32_t rows = (uint32_t)(tile.last - tile.first + 1);
         for (uint32_t n = 0; n < jobs->n_packs; n++) {
             const tess_pack *pack = &jobs->packs[n];
-            if (!count_job(jobs, tess_tile_blocks(&jobs->tiler, pack->cls, &tile, kv_len, kv_blocks), pack->jobs, rows * pack->heads))
-                return tess_fail(TESS_ERROR_UNSUPPORTED, "tess_plan_create: kv_split: its parts make 2^32 jobs or more");
+            if (!count_job(jobs,
+                           tess_tile_blocks(&jobs->tiler, pack->cls, &tile, kv_len, kv_blocks),
+                           pack->jobs, rows * pack->heads))
+                return tess_fail(TESS_ERROR_UNSUPPORTED,
+                                 "tess_plan_create: kv_split: its parts make 2^32 jobs or more");
         }
     } while (tess_tile_next(&jobs->grid, &tile));
     return TESS_OK;
@@ -222,23 +242,27 @@ static tess_status merge_rows_of(tess_jobs *jobs, tess_tile tile) {
 
 static tess_status count_sequence(tess_jobs *jobs, const tess_sequence *sequence) {
     const tess_layout *layout = jobs->tiler.layout;
-    const int64_t kv_len = sequence->kv_len, kv_blocks = (kv_len + jobs->grid.block - 1) / jobs->grid.block;
+    const int64_t kv_len = sequence->kv_len,
+                  kv_blocks = (kv_len + jobs->grid.block - 1) / jobs->grid.block;
     const uint64_t before = jobs->n_blocks;
     tess_tile begin;
     tess_tile_begin(&jobs->grid, kv_len - sequence->q_len, kv_len, &begin);
-    tess_status status = layout->rules[0].kind == TESS_RULE_BLOCKS ? merge_rows_of(jobs, begin) : TESS_OK;
+    tess_status status =
+        layout->rules[0].kind == TESS_RULE_BLOCKS ? merge_rows_of(jobs, begin) : TESS_OK;
     if (status == TESS_OK && (jobs->split.length || jobs->split.max_parts))
         status = count_parts(jobs, begin, kv_len, kv_blocks);
     else if (status == TESS_OK)
         count_whole(jobs, begin, kv_len, kv_blocks);
     jobs->n_rows += (uint64_t)sequence->q_len * (uint64_t)layout->n_heads;
-    jobs->n_read += (uint64_t)smaller((int64_t)(jobs->n_blocks - before), kv_blocks * layout->n_kv_heads);
+    jobs->n_read +=
+        (uint64_t)smaller((int64_t)(jobs->n_blocks - before), kv_blocks * layout->n_kv_heads);
     return status;
 }
 
 tess_status tess_jobs_count(tess_jobs *jobs) {
     uint32_t packed = 0;
-    jobs->n_jobs = jobs->n_merges = jobs->n_partials = jobs->n_blocks = jobs->n_rows = jobs->n_read = 0;
+    jobs->n_jobs = jobs->n_merges = jobs->n_partials = jobs->n_blocks = jobs->n_rows =
+        jobs->n_read = 0;
     jobs->partial_rows = 0;
     memset(jobs->bucket, 0, jobs->n_buckets * sizeof *jobs->bucket);
     for (uint32_t s = 0; s < jobs->n_sequences; s++) {
@@ -269,8 +293,10 @@ typedef struct placed_tile {
     uint16_t rows, cls;
 } placed_tile;
 
-/* Field by field into its place: a copy of a job that was just written in pieces would wait for the pieces. */
-static void write_job(tess_job *job, const placed_tile *tile, uint32_t head, uint32_t heads, const tess_keys *keys, uint32_t partial) {
+/* Field by field into its place: a copy of a job that was just written in pieces would wait for the
+ * pieces. */
+static void write_job(tess_job *job, const placed_tile *tile, uint32_t head, uint32_t heads,
+                      const tess_keys *keys, uint32_t partial) {
     job->sequence = tile->sequence;
     job->head = (uint16_t)head;
     job->heads = (uint16_t)heads;
@@ -289,8 +315,8 @@ static void write_job(tess_job *job, const placed_tile *tile, uint32_t head, uin
 }
 
 /* Writes the parts of a job and their merge. */
-static void place_parts(tess_jobs *jobs, placing *place, const placed_tile *tile, uint32_t head, uint32_t heads, const tess_keys *keys,
-                        uint64_t parts) {
+static void place_parts(tess_jobs *jobs, placing *place, const placed_tile *tile, uint32_t head,
+                        uint32_t heads, const tess_keys *keys, uint64_t parts) {
     uint64_t blocks = tess_keys_blocks(keys);
     tess_merge *merge = &place->merges[place->n_merges++];
     merge->sequence = tile->sequence;
@@ -302,36 +328,43 @@ static void place_parts(tess_jobs *jobs, placing *place, const placed_tile *tile
     merge->partial = (uint32_t)place->n_partials;
     merge->parts = (uint32_t)parts;
     for (uint64_t part = 0; part < parts; part++) {
-        uint64_t begin = split_begin(&jobs->split, blocks, parts, part), end = split_begin(&jobs->split, blocks, parts, part + 1);
+        uint64_t begin = split_begin(&jobs->split, blocks, parts, part),
+                 end = split_begin(&jobs->split, blocks, parts, part + 1);
         tess_keys piece;
         split_keys(keys, begin, end, &piece);
-        write_job(&place->jobs[jobs->bucket[(end - begin) >> jobs->shift]++], tile, head, heads, &piece, (uint32_t)place->n_partials++);
+        write_job(&place->jobs[jobs->bucket[(end - begin) >> jobs->shift]++], tile, head, heads,
+                  &piece, (uint32_t)place->n_partials++);
     }
 }
 
 /* Places what one tile makes of one run of heads, without a split. */
-static inline void place_run(tess_job *out, uint32_t *bucket, const placed_tile *at, const tess_head_run *run, uint32_t heads,
-                             const tess_keys *keys) {
+static inline void place_run(tess_job *out, uint32_t *bucket, const placed_tile *at,
+                             const tess_head_run *run, uint32_t heads, const tess_keys *keys) {
     uint32_t head = run->head, left = run->heads, n = *bucket;
-    for (; left > heads; left -= heads, head += heads) write_job(&out[n++], at, head, heads, keys, TESS_NO_PARTIAL);
+    for (; left > heads; left -= heads, head += heads)
+        write_job(&out[n++], at, head, heads, keys, TESS_NO_PARTIAL);
     write_job(&out[n++], at, head, left, keys, TESS_NO_PARTIAL);
     *bucket = n;
 }
 
 /* Places the jobs of one kv head, whose runs are [first, last), without a split. `tile` is the
  * sequence's first. */
-static void place_whole(tess_jobs *jobs, tess_job *out, uint32_t s, tess_tile tile, uint32_t first, uint32_t last, uint32_t heads) {
-    const int64_t kv_len = jobs->sequences[s].kv_len, kv_blocks = (kv_len + jobs->grid.block - 1) / jobs->grid.block, p0 = tile.first;
+static void place_whole(tess_jobs *jobs, tess_job *out, uint32_t s, tess_tile tile, uint32_t first,
+                        uint32_t last, uint32_t heads) {
+    const int64_t kv_len = jobs->sequences[s].kv_len,
+                  kv_blocks = (kv_len + jobs->grid.block - 1) / jobs->grid.block, p0 = tile.first;
     const tess_head_run *const end = jobs->runs + last;
     uint32_t *const bucket = jobs->bucket;
     const uint32_t shift = jobs->shift;
     const tess_grid grid = jobs->grid;
     tess_causal causal;
     tess_keys keys;
-    if (last - first == 1 && tile.first >= 0 && tess_tiler_causal(&jobs->tiler, jobs->runs[first].cls, &causal)) {
+    if (last - first == 1 && tile.first >= 0 &&
+        tess_tiler_causal(&jobs->tiler, jobs->runs[first].cls, &causal)) {
         const tess_head_run run = jobs->runs[first];
         do {
-            const placed_tile at = {s, (uint32_t)(tile.first - p0), (uint16_t)(tile.last - tile.first + 1), run.cls};
+            const placed_tile at = {s, (uint32_t)(tile.first - p0),
+                                    (uint16_t)(tile.last - tile.first + 1), run.cls};
             tess_causal_keys(&causal, &tile, kv_len, &keys);
             place_run(out, &bucket[tess_keys_blocks(&keys) >> shift], &at, &run, heads, &keys);
         } while (tess_tile_next(&grid, &tile));
@@ -339,7 +372,8 @@ static void place_whole(tess_jobs *jobs, tess_job *out, uint32_t s, tess_tile ti
     }
     do {
         for (const tess_head_run *run = jobs->runs + first; run < end; run++) {
-            const placed_tile at = {s, (uint32_t)(tile.first - p0), (uint16_t)(tile.last - tile.first + 1), run->cls};
+            const placed_tile at = {s, (uint32_t)(tile.first - p0),
+                                    (uint16_t)(tile.last - tile.first + 1), run->cls};
             tess_tile_keys(&jobs->tiler, run->cls, &tile, kv_len, kv_blocks, &keys);
             place_run(out, &bucket[tess_keys_blocks(&keys) >> shift], &at, run, heads, &keys);
         }
@@ -347,19 +381,25 @@ static void place_whole(tess_jobs *jobs, tess_job *out, uint32_t s, tess_tile ti
 }
 
 /* The same with a split, which some jobs may be too short for. */
-static void place_split(tess_jobs *jobs, placing *place, uint32_t s, tess_tile tile, uint32_t first, uint32_t last, uint32_t heads) {
-    const int64_t kv_len = jobs->sequences[s].kv_len, kv_blocks = (kv_len + jobs->grid.block - 1) / jobs->grid.block, p0 = tile.first;
+static void place_split(tess_jobs *jobs, placing *place, uint32_t s, tess_tile tile, uint32_t first,
+                        uint32_t last, uint32_t heads) {
+    const int64_t kv_len = jobs->sequences[s].kv_len,
+                  kv_blocks = (kv_len + jobs->grid.block - 1) / jobs->grid.block, p0 = tile.first;
     do {
         for (uint32_t r = first; r < last; r++) {
             const tess_head_run *run = &jobs->runs[r];
-            const placed_tile at = {s, (uint32_t)(tile.first - p0), (uint16_t)(tile.last - tile.first + 1), run->cls};
+            const placed_tile at = {s, (uint32_t)(tile.first - p0),
+                                    (uint16_t)(tile.last - tile.first + 1), run->cls};
             tess_keys keys;
             tess_tile_keys(&jobs->tiler, run->cls, &tile, kv_len, kv_blocks, &keys);
-            const uint64_t blocks = tess_keys_blocks(&keys), parts = split_parts(&jobs->split, blocks);
+            const uint64_t blocks = tess_keys_blocks(&keys),
+                           parts = split_parts(&jobs->split, blocks);
             for (uint32_t done = 0; done < run->heads; done += heads) {
-                const uint32_t head = run->head + done, count = (uint32_t)smaller(heads, run->heads - done);
+                const uint32_t head = run->head + done,
+                               count = (uint32_t)smaller(heads, run->heads - done);
                 if (parts == 1)
-                    write_job(&place->jobs[jobs->bucket[blocks >> jobs->shift]++], &at, head, count, &keys, TESS_NO_PARTIAL);
+                    write_job(&place->jobs[jobs->bucket[blocks >> jobs->shift]++], &at, head, count,
+                              &keys, TESS_NO_PARTIAL);
                 else
                     place_parts(jobs, place, &at, head, count, &keys, parts);
             }
@@ -379,9 +419,12 @@ static uint32_t kv_head_end(const tess_jobs *jobs, uint32_t first) {
     return last;
 }
 
-/* Key blocks that the last row reads of the kv head whose runs are [first, last): about what its tiles share at any time. */
-static uint64_t shared_blocks(const tess_jobs *jobs, const tess_sequence *sequence, uint32_t first, uint32_t last) {
-    int64_t kv_len = sequence->kv_len, kv_blocks = (kv_len + jobs->grid.block - 1) / jobs->grid.block;
+/* Key blocks that the last row reads of the kv head whose runs are [first, last): about what its
+ * tiles share at any time. */
+static uint64_t shared_blocks(const tess_jobs *jobs, const tess_sequence *sequence, uint32_t first,
+                              uint32_t last) {
+    int64_t kv_len = sequence->kv_len,
+            kv_blocks = (kv_len + jobs->grid.block - 1) / jobs->grid.block;
     uint64_t sum = 0;
     tess_tile tile;
     if (kv_len == 0) return 0;
@@ -394,7 +437,8 @@ static uint64_t shared_blocks(const tess_jobs *jobs, const tess_sequence *sequen
     return smaller(sum, (uint64_t)kv_blocks);
 }
 
-/* Where the section that begins at `at` ends: after the kv head with which all shared blocks so far, which are added to *sum, reach `target`. */
+/* Where the section that begins at `at` ends: after the kv head with which all shared blocks so
+ * far, which are added to *sum, reach `target`. */
 static cursor section_end(const tess_jobs *jobs, cursor at, uint64_t target, uint64_t *sum) {
     while (at.sequence < jobs->n_sequences) {
         const tess_sequence *sequence = &jobs->sequences[at.sequence];
@@ -410,13 +454,15 @@ static cursor section_end(const tess_jobs *jobs, cursor at, uint64_t target, uin
     return at;
 }
 
-/* Counts the jobs of [begin, end) into the buckets. The count of all has succeeded, so this one does. */
+/* Counts the jobs of [begin, end) into the buckets. The count of all has succeeded, so this one
+ * does. */
 static void count_section(tess_jobs *jobs, cursor begin, cursor end) {
     const tess_jobs totals = *jobs;
     jobs->n_jobs = jobs->n_merges = jobs->n_partials = jobs->n_blocks = 0;
     memset(jobs->bucket, 0, jobs->n_used * sizeof *jobs->bucket);
     for (uint32_t s = begin.sequence; s <= end.sequence && s < jobs->n_sequences; s++) {
-        const uint32_t first = s == begin.sequence ? begin.run : 0, last = s == end.sequence ? end.run : jobs->n_runs;
+        const uint32_t first = s == begin.sequence ? begin.run : 0,
+                       last = s == end.sequence ? end.run : jobs->n_runs;
         if (jobs->sequences[s].q_len == 0 || first == last) continue;
         count_packs(jobs, heads_of_job(jobs, &jobs->sequences[s]), first, last);
         (void)count_sequence(jobs, &jobs->sequences[s]);
@@ -424,17 +470,22 @@ static void count_section(tess_jobs *jobs, cursor begin, cursor end) {
     *jobs = totals;
 }
 
-/* section / count of the total, which is less than 2^63 / count: a job has 2^32 key blocks at most, and there are 2^32 jobs. */
-static uint64_t section_target(uint64_t total, uint64_t section, uint64_t count) { return total / count * section + total % count * section / count; }
+/* section / count of the total, which is less than 2^63 / count: a job has 2^32 key blocks at most,
+ * and there are 2^32 jobs. */
+static uint64_t section_target(uint64_t total, uint64_t section, uint64_t count) {
+    return total / count * section + total % count * section / count;
+}
 
 static void place_section(tess_jobs *jobs, placing *place, cursor begin, cursor end) {
     for (uint32_t s = begin.sequence; s <= end.sequence && s < jobs->n_sequences; s++) {
-        const uint32_t first = s == begin.sequence ? begin.run : 0, last = s == end.sequence ? end.run : jobs->n_runs;
+        const uint32_t first = s == begin.sequence ? begin.run : 0,
+                       last = s == end.sequence ? end.run : jobs->n_runs;
         const tess_sequence *sequence = &jobs->sequences[s];
         if (sequence->q_len == 0) continue;
         const uint32_t heads = heads_of_job(jobs, sequence);
         tess_tile tile;
-        tess_tile_begin(&jobs->grid, (int64_t)sequence->kv_len - sequence->q_len, sequence->kv_len, &tile);
+        tess_tile_begin(&jobs->grid, (int64_t)sequence->kv_len - sequence->q_len, sequence->kv_len,
+                        &tile);
         for (uint32_t run = first, next; run < last; run = next) {
             next = kv_head_end(jobs, run);
             if (jobs->split.length || jobs->split.max_parts)
@@ -450,17 +501,23 @@ void tess_jobs_place(tess_jobs *jobs, tess_job *out, tess_merge *merges) {
     const cursor all = {jobs->n_sequences, 0};
     cursor begin = {0, 0}, end;
     uint32_t at = 0;
-    /* Without sections, the buckets hold what the last count left there. A tile of a block mask has to be merged before it can be counted, which is worth doing once only. */
-    const bool sections = jobs->section_blocks != 0 && jobs->tiler.layout->rules[0].kind != TESS_RULE_BLOCKS;
-    /* Sections are about equal: a small one at the end would begin its longest jobs when the device has little else left to do. */
+    /* Without sections, the buckets hold what the last count left there. A tile of a block mask has
+     * to be merged before it can be counted, which is worth doing once only. */
+    const bool sections =
+        jobs->section_blocks != 0 && jobs->tiler.layout->rules[0].kind != TESS_RULE_BLOCKS;
+    /* Sections are about equal: a small one at the end would begin its longest jobs when the device
+     * has little else left to do. */
     uint64_t total = 0, n_sections = 0, sum = 0;
     if (sections) {
         (void)section_end(jobs, begin, UINT64_MAX, &total);
         n_sections = total == 0 ? 1 : (total - 1) / jobs->section_blocks + 1;
     }
     for (uint64_t section = 1; begin.sequence < jobs->n_sequences; section++) {
-        end = section < n_sections ? section_end(jobs, begin, section_target(total, section, n_sections), &sum) : all;
-        if (end.sequence == begin.sequence && end.run == begin.run) continue; /* the kv head before was large enough for two */
+        end = section < n_sections
+                  ? section_end(jobs, begin, section_target(total, section, n_sections), &sum)
+                  : all;
+        /* the kv head before was large enough for two */
+        if (end.sequence == begin.sequence && end.run == begin.run) continue;
         if (sections) count_section(jobs, begin, end);
         for (uint32_t b = jobs->n_used; b-- > 0;) {
             uint32_t count = jobs->bucket[b];
@@ -474,10 +531,12 @@ void tess_jobs_place(tess_jobs *jobs, tess_job *out, tess_merge *merges) {
 
 /* ------------------------------------------------------------------ ranges */
 
-uint64_t tess_jobs_ranges(const tess_tables *tables, uint64_t n_jobs, uint64_t n_merges, uint64_t limit, uint64_t *start) {
+uint64_t tess_jobs_ranges(const tess_tables *tables, uint64_t n_jobs, uint64_t n_merges,
+                          uint64_t limit, uint64_t *start) {
     uint64_t n = 0, sum = 0, total = n_jobs + n_merges;
     for (uint64_t job = 0; job < total; job++) {
-        uint64_t cost = job < n_jobs ? tess_job_blocks(&tables->jobs[job]) : tables->merges[job - n_jobs].parts;
+        uint64_t cost =
+            job < n_jobs ? tess_job_blocks(&tables->jobs[job]) : tables->merges[job - n_jobs].parts;
         if (cost == 0) cost = 1;
         if (job == 0 || sum + cost > limit) {
             if (start) start[n] = job;

@@ -11,17 +11,26 @@
 static tess_status check_heads(const char *function, tess_layout *x, const tess_layout_desc *d) {
     if (d->flags != 0) REFUSE("%s: flags: must be 0, got 0x%x", function, (unsigned)d->flags);
     if (d->reserved != 0) REFUSE("%s: reserved: must be 0, got %d", function, (int)d->reserved);
-    if (d->n_heads < 1 || d->n_heads > 65535) REFUSE("%s: n_heads: must be 1 to 65535, got %d", function, (int)d->n_heads);
-    if (d->n_kv_heads < 1) REFUSE("%s: n_kv_heads: must be at least 1, got %d", function, (int)d->n_kv_heads);
+    if (d->n_heads < 1 || d->n_heads > 65535)
+        REFUSE("%s: n_heads: must be 1 to 65535, got %d", function, (int)d->n_heads);
+    if (d->n_kv_heads < 1)
+        REFUSE("%s: n_kv_heads: must be at least 1, got %d", function, (int)d->n_kv_heads);
     if (d->n_heads % d->n_kv_heads != 0)
-        REFUSE("%s: n_heads: must be a multiple of n_kv_heads (%d), got %d", function, (int)d->n_kv_heads, (int)d->n_heads);
-    if (d->head_first < 0) REFUSE("%s: head_first: must be at least 0, got %d", function, (int)d->head_first);
+        REFUSE("%s: n_heads: must be a multiple of n_kv_heads (%d), got %d", function,
+               (int)d->n_kv_heads, (int)d->n_heads);
+    if (d->head_first < 0)
+        REFUSE("%s: head_first: must be at least 0, got %d", function, (int)d->head_first);
     int64_t end = (int64_t)d->head_first + d->n_heads;
-    if (end > INT32_MAX) REFUSE("%s: head_first: head_first + n_heads overflows, got %d", function, (int)d->head_first);
+    if (end > INT32_MAX)
+        REFUSE("%s: head_first: head_first + n_heads overflows, got %d", function,
+               (int)d->head_first);
     if (d->heads_total != 0 && d->heads_total < end)
-        REFUSE("%s: heads_total: must be at least %lld (head_first + n_heads), got %d", function, (long long)end, (int)d->heads_total);
-    if (d->max_tokens < 0) REFUSE("%s: max_tokens: must be at least 0, got %lld", function, (long long)d->max_tokens);
-    if (d->max_chunk < 0) REFUSE("%s: max_chunk: must be at least 0, got %lld", function, (long long)d->max_chunk);
+        REFUSE("%s: heads_total: must be at least %lld (head_first + n_heads), got %d", function,
+               (long long)end, (int)d->heads_total);
+    if (d->max_tokens < 0)
+        REFUSE("%s: max_tokens: must be at least 0, got %lld", function, (long long)d->max_tokens);
+    if (d->max_chunk < 0)
+        REFUSE("%s: max_chunk: must be at least 0, got %lld", function, (long long)d->max_chunk);
     x->n_heads = d->n_heads;
     x->n_kv_heads = d->n_kv_heads;
     x->head_first = d->head_first;
@@ -29,7 +38,8 @@ static tess_status check_heads(const char *function, tess_layout *x, const tess_
     x->max_tokens = d->max_tokens;
     x->max_chunk = d->max_chunk ? d->max_chunk : 1;
     if (d->kv_heads_total < 0 || (d->kv_heads_total > 0 && x->heads_total % d->kv_heads_total != 0))
-        REFUSE("%s: kv_heads_total: must divide heads_total (%d), got %d", function, (int)x->heads_total, (int)d->kv_heads_total);
+        REFUSE("%s: kv_heads_total: must divide heads_total (%d), got %d", function,
+               (int)x->heads_total, (int)d->kv_heads_total);
     x->kv_heads_total = d->kv_heads_total;
     return TESS_OK;
 }
@@ -38,16 +48,19 @@ static tess_status check_blocks(const char *function, tess_layout *x) {
     int64_t block = x->pattern.block;
     x->n_blocks = x->max_tokens / block + (x->max_tokens % block != 0);
     if (x->n_blocks > INT32_MAX)
-        return tess_fail(TESS_ERROR_UNSUPPORTED, "%s: max_tokens: %lld tokens are more than 2147483647 blocks of %lld", function,
-                         (long long)x->max_tokens, (long long)block);
+        return tess_fail(TESS_ERROR_UNSUPPORTED,
+                         "%s: max_tokens: %lld tokens are more than 2147483647 blocks of %lld",
+                         function, (long long)x->max_tokens, (long long)block);
     if (x->kv_heads_total == 0) {
-        /* Only patterns per kv head need it, so that slices which do not split evenly are refused for these alone, and it stays 0 for others. */
+        /* Only patterns per kv head need it, so that slices which do not split evenly are refused
+         * for these alone, and it stays 0 for others. */
         int32_t group = x->n_heads / x->n_kv_heads;
         if (x->heads_total % group == 0)
             x->kv_heads_total = x->heads_total / group;
         else if (x->pattern.flags & TESS_PATTERN_PER_KV_HEAD)
-            REFUSE("%s: kv_heads_total: must be given, since %d heads, %d of each kv head, make no whole number of kv heads", function,
-                   (int)x->heads_total, (int)group);
+            REFUSE("%s: kv_heads_total: must be given, since %d heads, %d of each kv head, make no "
+                   "whole number of kv heads",
+                   function, (int)x->heads_total, (int)group);
     }
     return TESS_OK;
 }
@@ -90,19 +103,24 @@ static int64_t head_first_block(const tess_layout *x, int32_t head) {
     if (p->flags & TESS_PATTERN_BIDIRECTIONAL) return 0;
     int64_t step = p->flags & TESS_PATTERN_HOMOGENEOUS ? 0 : p->stride / x->heads_total;
     if (step == 0 && !(p->flags & TESS_PATTERN_HOMOGENEOUS)) step = 1;
-    int64_t g = p->flags & TESS_PATTERN_PER_KV_HEAD ? id / (x->heads_total / x->kv_heads_total) : id;
+    int64_t g =
+        p->flags & TESS_PATTERN_PER_KV_HEAD ? id / (x->heads_total / x->kv_heads_total) : id;
     return (p->stride - (g * step + p->offset) % p->stride) % p->stride;
 }
 
-/* Groups heads whose lists begin alike. A table of at least twice as many slots as heads, each a class plus 1. */
+/* Groups heads whose lists begin alike. A table of at least twice as many slots as heads, each a
+ * class plus 1. */
 static void group_heads(tess_layout *x, uint32_t *slots, uint64_t n_slots) {
     x->n_classes = 0;
     for (int32_t head = 0; head < x->n_heads; head++) {
         int64_t first = head_first_block(x, head);
-        uint64_t slot = ((uint64_t)(first + 1) * UINT64_C(0x9e3779b97f4a7c15) >> 32) & (n_slots - 1);
+        uint64_t slot =
+            ((uint64_t)(first + 1) * UINT64_C(0x9e3779b97f4a7c15) >> 32) & (n_slots - 1);
         while (slots[slot] != 0) {
             const tess_rule *rule = &x->rules[slots[slot] - 1];
-            if ((rule->kind == TESS_RULE_DENSE ? -1 : rule->first) == first || x->pattern.kind != TESS_PATTERN_S2) break;
+            if ((rule->kind == TESS_RULE_DENSE ? -1 : rule->first) == first ||
+                x->pattern.kind != TESS_PATTERN_S2)
+                break;
             slot = (slot + 1) & (n_slots - 1);
         }
         if (slots[slot] == 0) {
@@ -113,7 +131,8 @@ static void group_heads(tess_layout *x, uint32_t *slots, uint64_t n_slots) {
     }
 }
 
-/* Lists the distinct classes of each kv head. `seen` holds, per class, the last kv head plus 1 that used it. */
+/* Lists the distinct classes of each kv head. `seen` holds, per class, the last kv head plus 1 that
+ * used it. */
 static void list_groups(tess_layout *x, uint32_t *seen) {
     int32_t group = x->n_heads / x->n_kv_heads;
     uint32_t n = 0;
@@ -134,12 +153,16 @@ static tess_status make_classes(tess_layout *x, const char *function, const tess
     while (n_slots < 2 * heads) n_slots *= 2;
     size_t bytes = n_slots * sizeof(uint32_t);
     uint32_t *slots = tess_mem_alloc(x->runtime, bytes, 64);
-    if (!slots) return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: no memory to group %d heads", function, (int)x->n_heads);
+    if (!slots)
+        return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: no memory to group %d heads", function,
+                         (int)x->n_heads);
     memset(slots, 0, bytes);
     tess_status status = TESS_OK;
     if (mask) {
         x->mask.head_class = x->head_class;
-        status = tess_mask_compress(x->runtime, function, mask, !(x->pattern.flags & TESS_PATTERN_BIDIRECTIONAL), x->n_blocks, &x->mask);
+        status = tess_mask_compress(x->runtime, function, mask,
+                                    !(x->pattern.flags & TESS_PATTERN_BIDIRECTIONAL), x->n_blocks,
+                                    &x->mask);
         if (status == TESS_OK) {
             x->n_classes = x->mask.n_classes;
             for (uint32_t c = 0; c < x->n_classes; c++) {
@@ -164,10 +187,13 @@ static tess_status make_classes(tess_layout *x, const char *function, const tess
 /* One block for all arrays that have a place per head; n_classes is at most n_heads. */
 static tess_status allocate(tess_layout *x, const char *function) {
     size_t heads = (size_t)x->n_heads, kv_heads = (size_t)x->n_kv_heads;
-    size_t rules = heads * sizeof(tess_rule), counts = heads * sizeof(uint32_t), starts = (kv_heads + 1) * sizeof(uint32_t);
+    size_t rules = heads * sizeof(tess_rule), counts = heads * sizeof(uint32_t),
+           starts = (kv_heads + 1) * sizeof(uint32_t);
     size_t bytes = rules + counts + starts + 2 * heads * sizeof(uint16_t);
     char *memory = tess_mem_alloc(x->runtime, bytes, 64);
-    if (!memory) return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: no memory for %d heads", function, (int)x->n_heads);
+    if (!memory)
+        return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: no memory for %d heads", function,
+                         (int)x->n_heads);
     memset(memory, 0, bytes);
     x->memory = memory;
     x->memory_bytes = bytes;
@@ -191,7 +217,8 @@ static void destroy(tess_layout *x) {
     tess_runtime_release(runtime);
 }
 
-tess_status tess_layout_build(tess_runtime *runtime, const char *function, const tess_layout_desc *desc, const tess_pattern *pattern,
+tess_status tess_layout_build(tess_runtime *runtime, const char *function,
+                              const tess_layout_desc *desc, const tess_pattern *pattern,
                               const tess_mask *mask, tess_layout **layout) {
     tess_layout *x = tess_mem_alloc(runtime, sizeof *x, 64);
     if (!x) return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: no memory for the layout", function);
@@ -201,11 +228,13 @@ tess_status tess_layout_build(tess_runtime *runtime, const char *function, const
     tess_runtime_retain(runtime);
     x->pattern = *pattern;
     tess_status status = check_heads(function, x, desc);
-    if (status == TESS_OK) status = tess_pattern_check(function, &x->pattern, x->n_heads, x->heads_total);
+    if (status == TESS_OK)
+        status = tess_pattern_check(function, &x->pattern, x->n_heads, x->heads_total);
     if (status == TESS_OK) status = check_blocks(function, x);
     if (status == TESS_OK) status = allocate(x, function);
     if (status == TESS_OK) {
-        tess_mask bytes = {(const uint8_t *)x->pattern.mask, false, x->pattern.mask_heads, x->pattern.mask_query_blocks, x->pattern.mask_key_blocks};
+        tess_mask bytes = {(const uint8_t *)x->pattern.mask, false, x->pattern.mask_heads,
+                           x->pattern.mask_query_blocks, x->pattern.mask_key_blocks};
         bool blocks = x->pattern.kind == TESS_PATTERN_BLOCKS;
         status = make_classes(x, function, !blocks ? NULL : mask ? mask : &bytes);
     }
@@ -216,13 +245,18 @@ tess_status tess_layout_build(tess_runtime *runtime, const char *function, const
         return status;
     }
     if (x->coverage < 1)
-        tess_log(runtime, "plan", "layout: %.1f %% of the blocks that a query could see are seen by some head%s", 100 * x->coverage,
-                 x->pattern.kind == TESS_PATTERN_S2 ? "; S2 covers all when its heads have at least `stride` residues" : "");
+        tess_log(runtime, "plan",
+                 "layout: %.1f %% of the blocks that a query could see are seen by some head%s",
+                 100 * x->coverage,
+                 x->pattern.kind == TESS_PATTERN_S2
+                     ? "; S2 covers all when its heads have at least `stride` residues"
+                     : "");
     *layout = x;
     return TESS_OK;
 }
 
-tess_status tess_layout_create(tess_runtime *runtime, const tess_layout_desc *desc, tess_layout **layout) {
+tess_status tess_layout_create(tess_runtime *runtime, const tess_layout_desc *desc,
+                               tess_layout **layout) {
     static const char *const function = "tess_layout_create";
     tess_layout_desc d;
     tess_pattern p;
@@ -237,7 +271,9 @@ tess_status tess_layout_create(tess_runtime *runtime, const tess_layout_desc *de
     return tess_layout_build(runtime, function, &d, &p, NULL, layout);
 }
 
-void tess_layout_retain(const tess_layout *layout) { atomic_fetch_add_explicit(&((tess_layout *)layout)->refs, 1, memory_order_relaxed); }
+void tess_layout_retain(const tess_layout *layout) {
+    atomic_fetch_add_explicit(&((tess_layout *)layout)->refs, 1, memory_order_relaxed);
+}
 
 void tess_layout_release(tess_layout *layout) {
     if (!layout || atomic_fetch_sub_explicit(&layout->refs, 1, memory_order_acq_rel) != 1) return;
@@ -245,5 +281,6 @@ void tess_layout_release(tess_layout *layout) {
 }
 
 tess_status tess_layout_check(const tess_layout *layout, const char *function) {
-    return layout ? tess_runtime_check(layout->runtime, function) : tess_handle_missing(function, "layout");
+    return layout ? tess_runtime_check(layout->runtime, function)
+                  : tess_handle_missing(function, "layout");
 }

@@ -5,9 +5,11 @@
 
 #include "pattern.h"
 
-/* How a kv head stores its key blocks: blocks that may be read long after they were written keep a slot for good, the others share a ring. */
+/* How a kv head stores its key blocks: blocks that may be read long after they were written keep a
+ * slot for good, the others share a ring. */
 typedef struct tess_kv_store {
-    int64_t local;        /* so many blocks back, the query's own included, every other block is read for the last time */
+    /* so many blocks back, the query's own included, every other block is read for the last time */
+    int64_t local;
     int64_t fixed;        /* blocks with a slot of their own */
     int64_t kept;         /* those, and the last `local` ones */
     int64_t ring;         /* slots of the ring; 0: slot = block */
@@ -19,7 +21,8 @@ struct tess_layout {
     tess_runtime *runtime;
     tess_pattern pattern; /* checked, defaults filled in; `mask` is NULL */
     int32_t n_heads, n_kv_heads, head_first, heads_total;
-    int32_t kv_heads_total; /* 0: not given and no whole number, which only patterns per kv head would need */
+    /* 0: not given and no whole number, which only patterns per kv head would need */
+    int32_t kv_heads_total;
     int64_t max_tokens, max_chunk, n_blocks;
 
     uint32_t n_classes;
@@ -45,11 +48,14 @@ struct tess_layout {
 void tess_layout_retain(const tess_layout *layout);
 tess_status tess_layout_check(const tess_layout *layout, const char *function); /* NULL or forked */
 
-/* Creation from a checked-for-version descriptor; `mask` (BLOCKS) may be packed and replaces pattern.mask. Messages begin with `function`. */
-tess_status tess_layout_build(tess_runtime *runtime, const char *function, const tess_layout_desc *desc, const tess_pattern *pattern,
+/* Creation from a checked-for-version descriptor; `mask` (BLOCKS) may be packed and replaces
+ * pattern.mask. Messages begin with `function`. */
+tess_status tess_layout_build(tess_runtime *runtime, const char *function,
+                              const tess_layout_desc *desc, const tess_pattern *pattern,
                               const tess_mask *mask, tess_layout **layout);
 
-/* layout_report.c: fills coverage, residues, KV-efficiency and, for BLOCKS, the storage of each kv head. */
+/* layout_report.c: fills coverage, residues, KV-efficiency and, for BLOCKS, the storage of each kv
+ * head. */
 tess_status tess_layout_examine(tess_layout *layout, const char *function);
 
 #endif

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a layout tells about its pattern: coverage, KV-efficiency, kept pairs, storage per kv head, and single rows and pairs. */
+/* What a layout tells about its pattern: coverage, KV-efficiency, kept pairs, storage per kv head,
+ * and single rows and pairs. */
 #include <string.h>
 
 #include "layout.h"
@@ -15,15 +16,21 @@ static double share_of(double part, double whole) {
     return share < 0 ? 0 : share > 1 ? 1 : share;
 }
 
-static bool in_causal_order(const tess_layout *x) { return !(x->pattern.flags & TESS_PATTERN_BIDIRECTIONAL); }
+static bool in_causal_order(const tess_layout *x) {
+    return !(x->pattern.flags & TESS_PATTERN_BIDIRECTIONAL);
+}
 
 /* ------------------------------------------------------------------ examination at creation */
 
-/* Pairs of blocks that some class of a BLOCKS layout keeps: each row of all classes is marked, counted and cleared again. */
+/* Pairs of blocks that some class of a BLOCKS layout keeps: each row of all classes is marked,
+ * counted and cleared again. */
 static tess_status union_of_rows(const tess_layout *x, const char *function, tess_wide *pairs) {
-    int64_t rows = smaller(x->pattern.mask_query_blocks, x->n_blocks), columns = smaller(x->pattern.mask_key_blocks, x->n_blocks);
+    int64_t rows = smaller(x->pattern.mask_query_blocks, x->n_blocks),
+            columns = smaller(x->pattern.mask_key_blocks, x->n_blocks);
     uint8_t *mark = tess_mem_alloc(x->runtime, (size_t)columns + 1, 64);
-    if (!mark) return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: mask: no memory for %lld columns", function, (long long)columns);
+    if (!mark)
+        return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: mask: no memory for %lld columns", function,
+                         (long long)columns);
     memset(mark, 0, (size_t)columns + 1);
     *pairs = 0;
     for (int64_t i = 0; i < rows; i++) {
@@ -77,7 +84,8 @@ static tess_status examine_coverage(tess_layout *x, const char *function) {
             local.left = (local.local - 1) * local.block;
         }
         tess_wide shared = tess_rule_block_pairs(&local, x->max_tokens);
-        for (uint32_t c = 0; c < x->n_classes; c++) seen += tess_rule_block_pairs(&x->rules[c], x->max_tokens) - shared;
+        for (uint32_t c = 0; c < x->n_classes; c++)
+            seen += tess_rule_block_pairs(&x->rules[c], x->max_tokens) - shared;
         seen += shared;
     }
     x->coverage = share_of((double)seen, (double)visible);
@@ -92,7 +100,8 @@ static void store_whole(const tess_layout *x, tess_kv_store *store) {
     store->ring = 0;
 }
 
-/* Completes a store of which `local`, `fixed` and `late` (fixed ones among the last `local` blocks) are known. */
+/* Completes a store of which `local`, `fixed` and `late` (fixed ones among the last `local` blocks)
+ * are known. */
 static void store_finish(const tess_layout *x, tess_kv_store *store, int64_t late) {
     int64_t chunk = ceil_div(x->max_chunk, x->pattern.block);
     store->kept = store->fixed + smaller(store->local, x->n_blocks) - late;
@@ -125,7 +134,8 @@ static void store_of_rule(const tess_layout *x, int32_t kv_head, tess_kv_store *
     store_finish(x, store, late);
 }
 
-/* For a caller's mask: how many blocks later, its own included, the heads of a kv head read each column for the last time. */
+/* For a caller's mask: how many blocks later, its own included, the heads of a kv head read each
+ * column for the last time. */
 static void measure_reach(const tess_layout *x, int32_t kv_head, uint32_t *reach, int64_t columns) {
     int64_t rows = smaller(x->pattern.mask_query_blocks, x->n_blocks);
     memset(reach, 0, (size_t)columns * sizeof *reach);
@@ -142,8 +152,10 @@ static void measure_reach(const tess_layout *x, int32_t kv_head, uint32_t *reach
     }
 }
 
-/* Chooses `local` such that the columns that reach further, which get slots of their own, and the ring are fewest together. */
-static void store_of_reach(const tess_layout *x, const uint32_t *reach, int64_t columns, uint64_t *histogram, int64_t rows, tess_kv_store *store) {
+/* Chooses `local` such that the columns that reach further, which get slots of their own, and the
+ * ring are fewest together. */
+static void store_of_reach(const tess_layout *x, const uint32_t *reach, int64_t columns,
+                           uint64_t *histogram, int64_t rows, tess_kv_store *store) {
     memset(histogram, 0, (size_t)(rows + 1) * sizeof *histogram);
     for (int64_t j = 0; j < columns; j++) histogram[reach[j]]++;
     int64_t beyond = columns - (int64_t)histogram[0], late = 0;
@@ -156,18 +168,22 @@ static void store_of_reach(const tess_layout *x, const uint32_t *reach, int64_t 
             store->fixed = beyond;
         }
     }
-    for (int64_t j = x->n_blocks - smaller(store->local, x->n_blocks); j < columns; j++) late += reach[j] > store->local;
+    for (int64_t j = x->n_blocks - smaller(store->local, x->n_blocks); j < columns; j++)
+        late += reach[j] > store->local;
     store_finish(x, store, late);
 }
 
 static bool same_classes(const tess_layout *x, int32_t a, int32_t b) {
     uint32_t n = x->group_start[a + 1] - x->group_start[a];
     if (n != x->group_start[b + 1] - x->group_start[b]) return false;
-    return memcmp(&x->group_classes[x->group_start[a]], &x->group_classes[x->group_start[b]], n * sizeof *x->group_classes) == 0;
+    return memcmp(&x->group_classes[x->group_start[a]], &x->group_classes[x->group_start[b]],
+                  n * sizeof *x->group_classes) == 0;
 }
 
-/* Two rounds, to count the fixed blocks and to list them; neighbours with equal classes share a list. */
-static tess_status examine_stores(tess_layout *x, const char *function, uint32_t *reach, int64_t columns, uint64_t *histogram, int64_t rows) {
+/* Two rounds, to count the fixed blocks and to list them; neighbours with equal classes share a
+ * list. */
+static tess_status examine_stores(tess_layout *x, const char *function, uint32_t *reach,
+                                  int64_t columns, uint64_t *histogram, int64_t rows) {
     uint64_t total = 0;
     for (int32_t kv_head = 0; kv_head < x->n_kv_heads; kv_head++) {
         if (kv_head > 0 && same_classes(x, kv_head - 1, kv_head)) {
@@ -182,7 +198,9 @@ static tess_status examine_stores(tess_layout *x, const char *function, uint32_t
     if (total == 0) return TESS_OK;
     x->fixed_bytes = total * sizeof *x->fixed;
     x->fixed = tess_mem_alloc(x->runtime, (size_t)x->fixed_bytes, 64);
-    if (!x->fixed) return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: mask: no memory for %llu slots", function, (unsigned long long)total);
+    if (!x->fixed)
+        return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: mask: no memory for %llu slots", function,
+                         (unsigned long long)total);
     for (int32_t kv_head = 0; kv_head < x->n_kv_heads; kv_head++) {
         const tess_kv_store *store = &x->stores[kv_head];
         if (!store->ring || (kv_head > 0 && same_classes(x, kv_head - 1, kv_head))) continue;
@@ -196,8 +214,10 @@ static tess_status examine_stores(tess_layout *x, const char *function, uint32_t
 }
 
 static tess_status examine_mask_stores(tess_layout *x, const char *function) {
-    int64_t rows = smaller(x->pattern.mask_query_blocks, x->n_blocks), columns = smaller(x->pattern.mask_key_blocks, x->n_blocks);
-    size_t reach_bytes = (size_t)(columns + 1) * sizeof(uint32_t), histogram_bytes = (size_t)(rows + 1) * sizeof(uint64_t);
+    int64_t rows = smaller(x->pattern.mask_query_blocks, x->n_blocks),
+            columns = smaller(x->pattern.mask_key_blocks, x->n_blocks);
+    size_t reach_bytes = (size_t)(columns + 1) * sizeof(uint32_t),
+           histogram_bytes = (size_t)(rows + 1) * sizeof(uint64_t);
     x->stores_bytes = (uint64_t)x->n_kv_heads * sizeof *x->stores;
     x->stores = tess_mem_alloc(x->runtime, (size_t)x->stores_bytes, 64);
     uint32_t *reach = tess_mem_alloc(x->runtime, reach_bytes, 64);
@@ -206,7 +226,9 @@ static tess_status examine_mask_stores(tess_layout *x, const char *function) {
     if (x->stores && reach && histogram)
         status = examine_stores(x, function, reach, columns, histogram, rows);
     else
-        status = tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: mask: no memory for the storage of %d kv heads", function, (int)x->n_kv_heads);
+        status = tess_fail(TESS_ERROR_OUT_OF_MEMORY,
+                           "%s: mask: no memory for the storage of %d kv heads", function,
+                           (int)x->n_kv_heads);
     tess_mem_free(x->runtime, histogram, histogram_bytes);
     tess_mem_free(x->runtime, reach, reach_bytes);
     return status;
@@ -215,14 +237,17 @@ static tess_status examine_mask_stores(tess_layout *x, const char *function) {
 tess_status tess_layout_examine(tess_layout *x, const char *function) {
     x->kv_efficient = in_causal_order(x);
     for (uint32_t c = 0; c < x->n_classes && x->kv_efficient; c++)
-        if (x->rules[c].kind == TESS_RULE_BLOCKS) x->kv_efficient = tess_mask_kv_efficient(&x->rules[c].rows, x->n_blocks);
+        if (x->rules[c].kind == TESS_RULE_BLOCKS)
+            x->kv_efficient = tess_mask_kv_efficient(&x->rules[c].rows, x->n_blocks);
     tess_status status = examine_coverage(x, function);
     if (status != TESS_OK) return status;
-    if (x->pattern.kind == TESS_PATTERN_BLOCKS && x->kv_efficient) return examine_mask_stores(x, function);
+    if (x->pattern.kind == TESS_PATTERN_BLOCKS && x->kv_efficient)
+        return examine_mask_stores(x, function);
     return TESS_OK;
 }
 
-/* The storage of a kv head. Without a causal order, or when a block may be read again, nothing can be dropped. */
+/* The storage of a kv head. Without a causal order, or when a block may be read again, nothing can
+ * be dropped. */
 static void kv_store(const tess_layout *x, int32_t kv_head, tess_kv_store *store) {
     if (!x->kv_efficient)
         store_whole(x, store);
@@ -233,7 +258,8 @@ static void kv_store(const tess_layout *x, int32_t kv_head, tess_kv_store *store
 }
 
 /* Whether a block has a slot of its own, and how many blocks before it do. */
-static bool fixed_rank(const tess_layout *x, int32_t kv_head, const tess_kv_store *store, int64_t block, int64_t *rank) {
+static bool fixed_rank(const tess_layout *x, int32_t kv_head, const tess_kv_store *store,
+                       int64_t block, int64_t *rank) {
     if (x->stores) {
         *rank = 0;
         if (!x->fixed) return false;
@@ -277,16 +303,20 @@ tess_status tess_layout_query(const tess_layout *x, tess_layout_info *info) {
     double kept = 0, tokens = (double)x->max_tokens;
     double dense = in_causal_order(x) ? tokens * (tokens + 1) / 2 : tokens * tokens;
     for (uint32_t c = 0; c < x->n_classes; c++)
-        kept += (double)x->class_heads[c] * (double)tess_rule_pairs(&x->rules[c], 0, x->max_tokens, x->max_tokens);
+        kept += (double)x->class_heads[c] *
+                (double)tess_rule_pairs(&x->rules[c], 0, x->max_tokens, x->max_tokens);
     full.kept_share = x->max_tokens ? share_of(kept, dense * x->n_heads) : 1;
-    full.host_bytes = sizeof *x + x->memory_bytes + x->mask.bytes + x->mask.rows_bytes + x->stores_bytes + x->fixed_bytes;
+    full.host_bytes = sizeof *x + x->memory_bytes + x->mask.bytes + x->mask.rows_bytes +
+                      x->stores_bytes + x->fixed_bytes;
     return tess_info_write(function, info, &full, TESS_LAYOUT_INFO);
 }
 
 static tess_status check_kv_head(const tess_layout *x, const char *function, int32_t kv_head) {
     tess_status status = tess_layout_check(x, function);
     if (status != TESS_OK) return status;
-    if (kv_head < 0 || kv_head >= x->n_kv_heads) REFUSE("%s: kv_head: must be 0 to %d, got %d", function, (int)x->n_kv_heads - 1, (int)kv_head);
+    if (kv_head < 0 || kv_head >= x->n_kv_heads)
+        REFUSE("%s: kv_head: must be 0 to %d, got %d", function, (int)x->n_kv_heads - 1,
+               (int)kv_head);
     return TESS_OK;
 }
 
@@ -310,7 +340,9 @@ tess_status tess_layout_slot(const tess_layout *x, int32_t kv_head, int64_t bloc
     static const char *const function = "tess_layout_slot";
     tess_status status = check_kv_head(x, function, kv_head);
     if (status != TESS_OK) return status;
-    if (block < 0 || block >= x->n_blocks) REFUSE("%s: block: must be 0 to %lld, got %lld", function, (long long)x->n_blocks - 1, (long long)block);
+    if (block < 0 || block >= x->n_blocks)
+        REFUSE("%s: block: must be 0 to %lld, got %lld", function, (long long)x->n_blocks - 1,
+               (long long)block);
     if (!slot) REFUSE("%s: slot: must not be NULL", function);
     tess_kv_store store;
     int64_t rank;
@@ -318,34 +350,43 @@ tess_status tess_layout_slot(const tess_layout *x, int32_t kv_head, int64_t bloc
     if (store.ring == 0)
         *slot = block;
     else
-        *slot = fixed_rank(x, kv_head, &store, block, &rank) ? rank : store.fixed + block % store.ring;
+        *slot =
+            fixed_rank(x, kv_head, &store, block, &rank) ? rank : store.fixed + block % store.ring;
     return TESS_OK;
 }
 
 static tess_status check_head(const tess_layout *x, const char *function, int32_t head) {
     tess_status status = tess_layout_check(x, function);
     if (status != TESS_OK) return status;
-    if (head < 0 || head >= x->n_heads) REFUSE("%s: head: must be 0 to %d, got %d", function, (int)x->n_heads - 1, (int)head);
+    if (head < 0 || head >= x->n_heads)
+        REFUSE("%s: head: must be 0 to %d, got %d", function, (int)x->n_heads - 1, (int)head);
     return TESS_OK;
 }
 
-tess_status tess_layout_row(const tess_layout *x, int32_t head, int64_t query_block, uint8_t *row, int64_t row_blocks) {
+tess_status tess_layout_row(const tess_layout *x, int32_t head, int64_t query_block, uint8_t *row,
+                            int64_t row_blocks) {
     static const char *const function = "tess_layout_row";
     tess_status status = check_head(x, function, head);
     if (status != TESS_OK) return status;
     if (query_block < 0 || query_block >= x->n_blocks)
-        REFUSE("%s: query_block: must be 0 to %lld, got %lld", function, (long long)x->n_blocks - 1, (long long)query_block);
+        REFUSE("%s: query_block: must be 0 to %lld, got %lld", function, (long long)x->n_blocks - 1,
+               (long long)query_block);
     if (!row) REFUSE("%s: row: must not be NULL", function);
-    if (row_blocks < x->n_blocks) REFUSE("%s: row_blocks: must be at least %lld, got %lld", function, (long long)x->n_blocks, (long long)row_blocks);
+    if (row_blocks < x->n_blocks)
+        REFUSE("%s: row_blocks: must be at least %lld, got %lld", function, (long long)x->n_blocks,
+               (long long)row_blocks);
     tess_rule_row(&x->rules[x->head_class[head]], query_block, x->max_tokens, row);
     return TESS_OK;
 }
 
-tess_status tess_layout_kept(const tess_layout *x, int32_t head, int64_t query, int64_t key, int *kept) {
+tess_status tess_layout_kept(const tess_layout *x, int32_t head, int64_t query, int64_t key,
+                             int *kept) {
     static const char *const function = "tess_layout_kept";
     tess_status status = check_head(x, function, head);
     if (status != TESS_OK) return status;
-    if (key < 0 || key >= x->max_tokens) REFUSE("%s: key: must be 0 to %lld, got %lld", function, (long long)x->max_tokens - 1, (long long)key);
+    if (key < 0 || key >= x->max_tokens)
+        REFUSE("%s: key: must be 0 to %lld, got %lld", function, (long long)x->max_tokens - 1,
+               (long long)key);
     if (!kept) REFUSE("%s: kept: must not be NULL", function);
     *kept = tess_rule_kept(&x->rules[x->head_class[head]], query, key);
     return TESS_OK;

@@ -9,15 +9,18 @@ enum { TABLE_ALIGN = 256 };
 static bool settle(uint64_t *end, uint64_t count, uint64_t size, uint64_t *at) {
     uint64_t bytes;
     *at = *end;
-    return checked_mul(count, size, &bytes) && checked_add(*end, bytes, end) && checked_align(*end, TABLE_ALIGN, end);
+    return checked_mul(count, size, &bytes) && checked_add(*end, bytes, end) &&
+           checked_align(*end, TABLE_ALIGN, end);
 }
 
 bool tess_ledger_settle(tess_ledger *ledger, tess_tables *t, void *base) {
     uint64_t end = 0, floats, bytes;
     bool fits = settle(&end, ledger->n_sequences, sizeof *t->sequences, &t->sequences_at) &&
-                settle(&end, ledger->n_classes, sizeof *t->classes, &t->classes_at) && settle(&end, ledger->n_jobs, sizeof *t->jobs, &t->jobs_at) &&
+                settle(&end, ledger->n_classes, sizeof *t->classes, &t->classes_at) &&
+                settle(&end, ledger->n_jobs, sizeof *t->jobs, &t->jobs_at) &&
                 settle(&end, ledger->n_merges, sizeof *t->merges, &t->merges_at) &&
-                settle(&end, ledger->n_entries, sizeof *t->entries, &t->entries_at) && settle(&end, ledger->n_bits, sizeof *t->bits, &t->bits_at);
+                settle(&end, ledger->n_entries, sizeof *t->entries, &t->entries_at) &&
+                settle(&end, ledger->n_bits, sizeof *t->bits, &t->bits_at);
     t->struct_size = sizeof *t;
     if (base) {
         char *place = base;
@@ -33,6 +36,8 @@ bool tess_ledger_settle(tess_ledger *ledger, tess_tables *t, void *base) {
     if (!fits || ledger->n_partials == 0) return fits;
     /* A partial is partial_rows rows of O, then as many references and sums. */
     return checked_align(ledger->scratch_bytes, ledger->workspace_align, &ledger->partials_at) &&
-           checked_mul(ledger->partial_rows, ledger->value_head_dim + 2, &floats) && checked_mul(floats, sizeof(float), &bytes) &&
-           checked_mul(bytes, ledger->n_partials, &bytes) && checked_add(ledger->partials_at, bytes, &ledger->workspace_bytes);
+           checked_mul(ledger->partial_rows, ledger->value_head_dim + 2, &floats) &&
+           checked_mul(floats, sizeof(float), &bytes) &&
+           checked_mul(bytes, ledger->n_partials, &bytes) &&
+           checked_add(ledger->partials_at, bytes, &ledger->workspace_bytes);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The ledger: sizes and places of a plan's tables and of its workspace, computed by one function, so that they cannot disagree. */
+/* The ledger: sizes and places of a plan's tables and of its workspace, computed by one function,
+ * so that they cannot disagree. */
 #ifndef TESSERA_CORE_LEDGER_H
 #define TESSERA_CORE_LEDGER_H
 
@@ -14,7 +15,8 @@ typedef struct tess_ledger {
     uint64_t partials_at, workspace_bytes;
 } tess_ledger;
 
-/* Counts (base NULL: pointers stay as they are) or places every table at `base`: sets the offsets, and with a base the pointers, of `tables`. False on overflow. */
+/* Counts (base NULL: pointers stay as they are) or places every table at `base`: sets the offsets,
+ * and with a base the pointers, of `tables`. False on overflow. */
 bool tess_ledger_settle(tess_ledger *ledger, tess_tables *tables, void *base);
 
 #endif

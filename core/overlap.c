@@ -31,7 +31,9 @@ typedef struct search {
 static uint64_t extent(const tess_box *box) {
     uint64_t bytes = box->row_bytes, part;
     for (int n = 0; n < 3; n++) {
-        if (!checked_mul(box->count[n] - 1, box->stride[n], &part) || !checked_add(bytes, part, &bytes)) return UINT64_MAX;
+        if (!checked_mul(box->count[n] - 1, box->stride[n], &part) ||
+            !checked_add(bytes, part, &bytes))
+            return UINT64_MAX;
     }
     return bytes;
 }
@@ -65,7 +67,8 @@ static bool reaches(search *s, int n, int64_t low, int64_t high) {
     const term *t = &s->terms[n];
     /* Only multiples whose distance from [low, high] the smaller strides can bridge. */
     int64_t x = larger(t->low, -floor_div(s->rest_high[n + 1] - low, t->stride));
-    for (int64_t sum = x * t->stride; x <= t->high && sum + s->rest_low[n + 1] <= high; x++, sum += t->stride) {
+    for (int64_t sum = x * t->stride; x <= t->high && sum + s->rest_low[n + 1] <= high;
+         x++, sum += t->stride) {
         if (s->steps++ >= MOST_STEPS) return false;
         if (reaches(s, n + 1, low - sum, high - sum)) return true;
     }
@@ -83,5 +86,6 @@ bool tess_boxes_meet(const tess_box *a, const tess_box *b) {
     }
     bound_rests(&s);
     int64_t distance = (int64_t)(a->address - b->address);
-    return reaches(&s, 0, 1 - (int64_t)a->row_bytes - distance, (int64_t)b->row_bytes - 1 - distance);
+    return reaches(&s, 0, 1 - (int64_t)a->row_bytes - distance,
+                   (int64_t)b->row_bytes - 1 - distance);
 }

@@ -20,17 +20,23 @@ struct tess_plan {
     float scale;
     bool packed;
     uint32_t batch;
-    int64_t q_len, kv_len;         /* padded: rows and keys of a sequence in a contiguous tensor; packed: over the whole batch */
+    /* padded: rows and keys of a sequence in a contiguous tensor; packed: over the whole batch */
+    int64_t q_len, kv_len;
     int64_t max_q_len, max_kv_len; /* of any sequence */
-    int64_t q_last, kv_last;       /* padded: the last sequence that has rows, and the last one with rows that has keys; -1: none */
-    bool equal_lengths;            /* padded, and all sequences are as long as q_len and kv_len say */
-    tess_touched touched[3];       /* for the check of overlaps; with lengths that differ they are not everything */
+    /* padded: the last sequence that has rows, and the last one with rows that has keys; -1:
+     * none */
+    int64_t q_last, kv_last;
+    /* padded, and all sequences are as long as q_len and kv_len say */
+    bool equal_lengths;
+    /* for the check of overlaps; with lengths that differ they are not everything */
+    tess_touched touched[3];
     uint32_t n_touched;
     uint32_t tile_rows;
     tess_kernel kernel;
     char kernel_name[64]; /* "backend/kernel" */
 
-    tess_sequence *sequences; /* [n_sequences], those of the batch that have rows; the host's in any case */
+    /* [n_sequences], those of the batch that have rows; the host's in any case */
+    tess_sequence *sequences;
     uint32_t n_sequences;
     uint64_t sequences_bytes;
     tess_tables tables;

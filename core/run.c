@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Running a plan: every tensor is checked against what the jobs will touch, then the backend is called once. Nothing here allocates. */
+/* Running a plan: every tensor is checked against what the jobs will touch, then the backend is
+ * called once. Nothing here allocates. */
 #include <string.h>
 
 #include "overlap.h"
@@ -12,33 +13,45 @@ static const char *const in_run = "tess_run";
 /* ------------------------------------------------------------------ buffers */
 
 static const char *kind_name(uint32_t kind) {
-    static const char *const names[] = {"none", "host memory", "a device pointer", "a buffer object"};
+    static const char *const names[] = {"none", "host memory", "a device pointer",
+                                        "a buffer object"};
     return kind <= TESS_BUFFER_OBJECT ? names[kind] : "of an unknown kind";
 }
 
 /* Kind, handle and alignment. Messages call the buffer `name` followed by `part`. */
-static tess_status check_buffer(const tess_plan *plan, const char *name, const char *part, const tess_buffer *buffer, uint64_t align) {
+static tess_status check_buffer(const tess_plan *plan, const char *name, const char *part,
+                                const tess_buffer *buffer, uint64_t align) {
     uint32_t wanted = plan->device->caps.buffer_kind;
-    if (buffer->reserved != 0) REFUSE("%s: %s%s.reserved: must be 0, got %u", in_run, name, part, (unsigned)buffer->reserved);
+    if (buffer->reserved != 0)
+        REFUSE("%s: %s%s.reserved: must be 0, got %u", in_run, name, part,
+               (unsigned)buffer->reserved);
     if (buffer->kind != wanted)
-        REFUSE("%s: %s%s.kind: device %s takes %s, got %s", in_run, name, part, plan->device->info.id, kind_name(wanted), kind_name(buffer->kind));
+        REFUSE("%s: %s%s.kind: device %s takes %s, got %s", in_run, name, part,
+               plan->device->info.id, kind_name(wanted), kind_name(buffer->kind));
     if (buffer->handle == 0) REFUSE("%s: %s%s.handle: must not be 0", in_run, name, part);
     uint64_t address = buffer->offset;
-    if (buffer->kind != TESS_BUFFER_OBJECT && !checked_add(buffer->handle, buffer->offset, &address))
+    if (buffer->kind != TESS_BUFFER_OBJECT &&
+        !checked_add(buffer->handle, buffer->offset, &address))
         REFUSE("%s: %s%s.offset: overflows the address", in_run, name, part);
-    if (address % align != 0) REFUSE("%s: %s%s: its address must be a multiple of %llu bytes", in_run, name, part, (unsigned long long)align);
+    if (address % align != 0)
+        REFUSE("%s: %s%s: its address must be a multiple of %llu bytes", in_run, name, part,
+               (unsigned long long)align);
     return TESS_OK;
 }
 
 /* That `bytes` from the offset on lie within the buffer and within the address space. */
-static tess_status check_size(const char *name, const char *part, const tess_buffer *buffer, uint64_t bytes) {
+static tess_status check_size(const char *name, const char *part, const tess_buffer *buffer,
+                              uint64_t bytes) {
     uint64_t end, address;
     if (!checked_add(buffer->offset, bytes, &end) || end > INT64_MAX)
-        REFUSE("%s: %s%s.offset: overflows, with %llu bytes after it", in_run, name, part, (unsigned long long)bytes);
+        REFUSE("%s: %s%s.offset: overflows, with %llu bytes after it", in_run, name, part,
+               (unsigned long long)bytes);
     if (buffer->size != 0 && end > buffer->size)
-        REFUSE("%s: %s%s.size: %llu bytes are needed, got %llu", in_run, name, part, (unsigned long long)end, (unsigned long long)buffer->size);
+        REFUSE("%s: %s%s.size: %llu bytes are needed, got %llu", in_run, name, part,
+               (unsigned long long)end, (unsigned long long)buffer->size);
     if (buffer->kind != TESS_BUFFER_OBJECT && !checked_add(buffer->handle, end, &address))
-        REFUSE("%s: %s%s.handle: %llu bytes behind it leave the address space", in_run, name, part, (unsigned long long)end);
+        REFUSE("%s: %s%s.handle: %llu bytes behind it leave the address space", in_run, name, part,
+               (unsigned long long)end);
     return TESS_OK;
 }
 
@@ -51,42 +64,58 @@ typedef struct tess_extent {
 } tess_extent;
 
 static tess_status check_strides(const char *name, const tess_tensor *t, bool packed) {
-    if (!packed && t->stride_batch < 0) REFUSE("%s: %s.stride_batch: must be at least 0, got %lld", in_run, name, (long long)t->stride_batch);
-    if (t->stride_token < 0) REFUSE("%s: %s.stride_token: must be at least 0, got %lld", in_run, name, (long long)t->stride_token);
-    if (t->stride_head < 0) REFUSE("%s: %s.stride_head: must be at least 0, got %lld", in_run, name, (long long)t->stride_head);
+    if (!packed && t->stride_batch < 0)
+        REFUSE("%s: %s.stride_batch: must be at least 0, got %lld", in_run, name,
+               (long long)t->stride_batch);
+    if (t->stride_token < 0)
+        REFUSE("%s: %s.stride_token: must be at least 0, got %lld", in_run, name,
+               (long long)t->stride_token);
+    if (t->stride_head < 0)
+        REFUSE("%s: %s.stride_head: must be at least 0, got %lld", in_run, name,
+               (long long)t->stride_head);
     return TESS_OK;
 }
 
-/* The largest element index of (batch, token), or false on overflow. Lengths that differ make every sequence count. */
+/* The largest element index of (batch, token), or false on overflow. Lengths that differ make every
+ * sequence count. */
 static bool last_token(const tess_plan *plan, const tess_tensor *t, bool keys, uint64_t *last) {
     uint64_t batch_part, token_part;
     *last = 0;
-    if (plan->packed) return checked_mul((uint64_t)(keys ? plan->kv_len : plan->q_len) - 1, (uint64_t)t->stride_token, last);
+    if (plan->packed)
+        return checked_mul((uint64_t)(keys ? plan->kv_len : plan->q_len) - 1,
+                           (uint64_t)t->stride_token, last);
     for (uint32_t n = plan->equal_lengths ? plan->n_sequences - 1 : 0; n < plan->n_sequences; n++) {
         const tess_sequence *s = &plan->sequences[n];
         int32_t tokens = keys ? s->kv_len : s->q_len;
         if (tokens == 0) continue;
         if (!checked_mul(s->batch, (uint64_t)t->stride_batch, &batch_part) ||
-            !checked_mul((uint64_t)tokens - 1, (uint64_t)t->stride_token, &token_part) || !checked_add(batch_part, token_part, &batch_part))
+            !checked_mul((uint64_t)tokens - 1, (uint64_t)t->stride_token, &token_part) ||
+            !checked_add(batch_part, token_part, &batch_part))
             return false;
         if (batch_part > *last) *last = batch_part;
     }
     return true;
 }
 
-static tess_status check_extent(const tess_plan *plan, const char *name, const tess_tensor *t, const tess_extent *x, uint64_t *touched) {
+static tess_status check_extent(const tess_plan *plan, const char *name, const tess_tensor *t,
+                                const tess_extent *x, uint64_t *touched) {
     uint64_t last, head_part, bytes;
-    if (!last_token(plan, t, x->keys, &last) || !checked_mul(x->heads - 1, (uint64_t)t->stride_head, &head_part) ||
-        !checked_add(last, head_part, &last) || !checked_add(last, x->row, &last) || !checked_mul(last, x->item, &bytes) || bytes > INT64_MAX)
+    if (!last_token(plan, t, x->keys, &last) ||
+        !checked_mul(x->heads - 1, (uint64_t)t->stride_head, &head_part) ||
+        !checked_add(last, head_part, &last) || !checked_add(last, x->row, &last) ||
+        !checked_mul(last, x->item, &bytes) || bytes > INT64_MAX)
         REFUSE("%s: %s: its strides overflow 64-bit sizes", in_run, name);
     *touched = bytes;
     return check_size(name, ".buffer", &t->buffer, bytes);
 }
 
-/* Elements lie apart when every stride, in rising order, is at least the extent of all dimensions below it. */
-static tess_status check_apart(const tess_plan *plan, const char *name, const tess_tensor *t, const tess_extent *x) {
+/* Elements lie apart when every stride, in rising order, is at least the extent of all dimensions
+ * below it. */
+static tess_status check_apart(const tess_plan *plan, const char *name, const tess_tensor *t,
+                               const tess_extent *x) {
     int64_t strides[3] = {t->stride_head, t->stride_token, t->stride_batch};
-    int64_t counts[3] = {x->heads, plan->packed ? plan->q_len : plan->max_q_len, plan->packed ? 1 : plan->q_last + 1};
+    int64_t counts[3] = {x->heads, plan->packed ? plan->q_len : plan->max_q_len,
+                         plan->packed ? 1 : plan->q_last + 1};
     static const char *const names[3] = {"stride_head", "stride_token", "stride_batch"};
     uint64_t extent = x->row;
     bool used[3] = {counts[0] < 2, counts[1] < 2, counts[2] < 2};
@@ -97,15 +126,17 @@ static tess_status check_apart(const tess_plan *plan, const char *name, const te
         }
         if (next < 0) return TESS_OK;
         if ((uint64_t)strides[next] < extent)
-            REFUSE("%s: %s.%s: must be at least %llu to keep elements apart, got %lld", in_run, name, names[next], (unsigned long long)extent,
-                   (long long)strides[next]);
-        /* No overflow: check_extent found each product to be below 2^63 bytes, and an element has two at least. */
+            REFUSE("%s: %s.%s: must be at least %llu to keep elements apart, got %lld", in_run,
+                   name, names[next], (unsigned long long)extent, (long long)strides[next]);
+        /* No overflow: check_extent found each product to be below 2^63 bytes, and an element has
+         * two at least. */
         extent += (uint64_t)(counts[next] - 1) * (uint64_t)strides[next];
         used[next] = true;
     }
 }
 
-static tess_status check_tensor(const tess_plan *plan, const char *name, const tess_tensor *t, const tess_extent *x, uint64_t *touched) {
+static tess_status check_tensor(const tess_plan *plan, const char *name, const tess_tensor *t,
+                                const tess_extent *x, uint64_t *touched) {
     tess_status status = check_strides(name, t, plan->packed);
     if (status != TESS_OK) return status;
     /* Without keys there may be no memory for them. */
@@ -116,7 +147,8 @@ static tess_status check_tensor(const tess_plan *plan, const char *name, const t
     return check_extent(plan, name, t, x, touched);
 }
 
-static tess_status check_output(const tess_plan *plan, const char *name, const tess_tensor *t, const tess_extent *x, uint64_t *touched) {
+static tess_status check_output(const tess_plan *plan, const char *name, const tess_tensor *t,
+                                const tess_extent *x, uint64_t *touched) {
     tess_status status = check_tensor(plan, name, t, x, touched);
     return status == TESS_OK ? check_apart(plan, name, t, x) : status;
 }
@@ -132,13 +164,18 @@ typedef struct tess_placed {
 } tess_placed;
 
 /* Bytes of a tensor from here on. Offsets stand for addresses within one buffer object. */
-static uint64_t place_of(const tess_buffer *b) { return b->kind == TESS_BUFFER_OBJECT ? b->offset : b->handle + b->offset; }
+static uint64_t place_of(const tess_buffer *b) {
+    return b->kind == TESS_BUFFER_OBJECT ? b->offset : b->handle + b->offset;
+}
 
 static tess_box box_of(const tess_placed *p, const tess_touched *part) {
     const tess_tensor *t = p->tensor;
-    uint64_t item = p->extent->item, token = (uint64_t)t->stride_token * item, batch = (uint64_t)t->stride_batch * item;
-    int64_t first = p->extent->keys ? part->kv_start : part->q_start, tokens = p->extent->keys ? part->kv_len : part->q_len;
-    return (tess_box){.address = place_of(&t->buffer) + part->batch * batch + (uint64_t)first * token,
+    uint64_t item = p->extent->item, token = (uint64_t)t->stride_token * item,
+             batch = (uint64_t)t->stride_batch * item;
+    int64_t first = p->extent->keys ? part->kv_start : part->q_start,
+            tokens = p->extent->keys ? part->kv_len : part->q_len;
+    return (tess_box){.address =
+                          place_of(&t->buffer) + part->batch * batch + (uint64_t)first * token,
                       .row_bytes = p->extent->row * item,
                       .count = {p->extent->heads, (uint64_t)tokens, part->batches},
                       .stride = {(uint64_t)t->stride_head * item, token, batch}};
@@ -148,7 +185,8 @@ static bool share_memory(const tess_plan *plan, const tess_placed *a, const tess
     const tess_buffer *x = &a->tensor->buffer, *y = &b->tensor->buffer;
     if (x->kind == TESS_BUFFER_OBJECT && x->handle != y->handle) return false;
     uint64_t from = place_of(x), to = place_of(y);
-    if (a->bytes == 0 || b->bytes == 0 || from >= to + b->bytes || to >= from + a->bytes) return false;
+    if (a->bytes == 0 || b->bytes == 0 || from >= to + b->bytes || to >= from + a->bytes)
+        return false;
     for (uint32_t n = 0; n < plan->n_touched; n++) {
         const tess_touched *part = &plan->touched[n];
         if ((a->extent->keys || b->extent->keys) && part->kv_len == 0) continue;
@@ -163,7 +201,8 @@ static tess_status check_overlaps(const tess_plan *plan, const tess_placed *plac
     for (const tess_placed *out = placed + TESS_ROLE_O; out <= placed + TESS_ROLE_LSE; out++) {
         for (const tess_placed *other = placed; other < out; other++) {
             if (share_memory(plan, out, other))
-                REFUSE("%s: %s: must not overlap %s, and elements of the two share memory", in_run, out->name, other->name);
+                REFUSE("%s: %s: must not overlap %s, and elements of the two share memory", in_run,
+                       out->name, other->name);
         }
     }
     return TESS_OK;
@@ -171,13 +210,15 @@ static tess_status check_overlaps(const tess_plan *plan, const tess_placed *plac
 
 static tess_status check_tensors(const tess_plan *plan, const tess_run_desc *d, tess_launch *l) {
     uint32_t item = tess_dtype_size(plan->dtype), row = (uint32_t)plan->head_dim;
-    tess_extent rows = {false, (uint32_t)plan->layout->n_heads, row, item}, keys = {true, (uint32_t)plan->layout->n_kv_heads, row, item};
+    tess_extent rows = {false, (uint32_t)plan->layout->n_heads, row, item},
+                keys = {true, (uint32_t)plan->layout->n_kv_heads, row, item};
     tess_extent lse = {false, (uint32_t)plan->layout->n_heads, 1, sizeof(float)};
     tess_status status = check_tensor(plan, "q", &d->q, &rows, &l->q_bytes);
     if (status == TESS_OK) status = check_tensor(plan, "k", &d->k, &keys, &l->k_bytes);
     if (status == TESS_OK) status = check_tensor(plan, "v", &d->v, &keys, &l->v_bytes);
     if (status == TESS_OK) status = check_output(plan, "o", &d->o, &rows, &l->o_bytes);
-    if (status == TESS_OK && d->lse.buffer.kind != TESS_BUFFER_NONE) status = check_output(plan, "lse", &d->lse, &lse, &l->lse_bytes);
+    if (status == TESS_OK && d->lse.buffer.kind != TESS_BUFFER_NONE)
+        status = check_output(plan, "lse", &d->lse, &lse, &l->lse_bytes);
     if (status != TESS_OK) return status;
     const tess_placed placed[] = {{"q", &d->q, &rows, l->q_bytes},
                                   {"k", &d->k, &keys, l->k_bytes},
@@ -190,7 +231,8 @@ static tess_status check_tensors(const tess_plan *plan, const tess_run_desc *d, 
 static tess_status check_workspace(const tess_plan *plan, const tess_buffer *workspace) {
     uint64_t bytes = plan->ledger.workspace_bytes;
     if (bytes == 0) return TESS_OK;
-    tess_status status = check_buffer(plan, "workspace", "", workspace, plan->ledger.workspace_align);
+    tess_status status =
+        check_buffer(plan, "workspace", "", workspace, plan->ledger.workspace_align);
     return status == TESS_OK ? check_size("workspace", "", workspace, bytes) : status;
 }
 
@@ -214,10 +256,13 @@ static tess_status check_reserved(const tess_run_desc *d) {
     if (d->flags != 0) REFUSE("%s: flags: must be 0, got 0x%x", in_run, (unsigned)d->flags);
     for (size_t n = 0; n < sizeof later / sizeof *later; n++) {
         if (later[n].buffer->kind != TESS_BUFFER_NONE)
-            return tess_fail(TESS_ERROR_UNSUPPORTED, "%s: %s: must be of kind NONE in this version", in_run, later[n].name);
+            return tess_fail(TESS_ERROR_UNSUPPORTED, "%s: %s: must be of kind NONE in this version",
+                             in_run, later[n].name);
     }
-    if (d->stream.kind > TESS_STREAM_RECORD) REFUSE("%s: stream.kind: %u is no tess_stream_kind", in_run, (unsigned)d->stream.kind);
-    if (d->stream.reserved != 0) REFUSE("%s: stream.reserved: must be 0, got %u", in_run, (unsigned)d->stream.reserved);
+    if (d->stream.kind > TESS_STREAM_RECORD)
+        REFUSE("%s: stream.kind: %u is no tess_stream_kind", in_run, (unsigned)d->stream.kind);
+    if (d->stream.reserved != 0)
+        REFUSE("%s: stream.reserved: must be 0, got %u", in_run, (unsigned)d->stream.reserved);
     return TESS_OK;
 }
 
@@ -225,10 +270,11 @@ static tess_status check_reserved(const tess_run_desc *d) {
 static tess_status set_range(const tess_plan *plan, const tess_run_desc *d, tess_launch *launch) {
     uint64_t jobs = plan->ledger.n_jobs, total = jobs + plan->ledger.n_merges;
     if (d->first_job >= total)
-        REFUSE("%s: first_job: must be less than %llu, got %llu", in_run, (unsigned long long)total, (unsigned long long)d->first_job);
+        REFUSE("%s: first_job: must be less than %llu, got %llu", in_run, (unsigned long long)total,
+               (unsigned long long)d->first_job);
     if (d->job_count > total - d->first_job)
-        REFUSE("%s: job_count: at most %llu from first_job on, got %llu", in_run, (unsigned long long)(total - d->first_job),
-               (unsigned long long)d->job_count);
+        REFUSE("%s: job_count: at most %llu from first_job on, got %llu", in_run,
+               (unsigned long long)(total - d->first_job), (unsigned long long)d->job_count);
     uint64_t end = d->job_count ? d->first_job + d->job_count : total;
     launch->first_job = d->first_job < jobs ? d->first_job : jobs;
     launch->n_jobs = (end < jobs ? end : jobs) - launch->first_job;
@@ -279,5 +325,6 @@ tess_status tess_run(const tess_plan *plan, const tess_run_desc *desc) {
     launch.partial_rows = plan->partial_rows;
     launch.stream = d.stream;
     launch.seconds = d.device_seconds;
-    return tess_device_result(plan->device, plan->device->backend->launch(plan->device->native, &launch));
+    return tess_device_result(plan->device,
+                              plan->device->backend->launch(plan->device->native, &launch));
 }

@@ -29,7 +29,7 @@ uint32_t tess_topic_bit(const char *topic, size_t length) {
     return 0;
 }
 
-/* ------------------------------------------------------------------ rules; each is called with a text that is not empty */
+/* ----------------------------------------- rules; each is called with a text that is not empty */
 
 typedef tess_status rule_fn(tess_settings *settings, const char *label, const char *text);
 
@@ -37,15 +37,18 @@ static tess_status rule_list(tess_settings *settings, const char *label, const c
     (void)settings;
     size_t length = strlen(text);
     if (text[0] == ',' || text[length - 1] == ',' || strstr(text, ",,") != NULL)
-        return tess_fail(TESS_ERROR_INVALID, "%s: %s: '%.80s' has an empty item", function, label, text);
+        return tess_fail(TESS_ERROR_INVALID, "%s: %s: '%.80s' has an empty item", function, label,
+                         text);
     return TESS_OK;
 }
 
 static tess_status rule_kernel(tess_settings *settings, const char *label, const char *text) {
     (void)settings;
     const char *slash = strchr(text, '/');
-    if (slash == NULL || slash == text || slash[1] == '\0' || strlen(text) >= sizeof((tess_kernel_info *)0)->name)
-        return tess_fail(TESS_ERROR_INVALID, "%s: %s: '%.80s' is not of the form backend/kernel", function, label, text);
+    if (slash == NULL || slash == text || slash[1] == '\0' ||
+        strlen(text) >= sizeof((tess_kernel_info *)0)->name)
+        return tess_fail(TESS_ERROR_INVALID, "%s: %s: '%.80s' is not of the form backend/kernel",
+                         function, label, text);
     return TESS_OK;
 }
 
@@ -54,10 +57,12 @@ static tess_status rule_verbose(tess_settings *settings, const char *label, cons
     if (status != TESS_OK) return status;
     for (const char *item = text; item != NULL;) {
         size_t length = strcspn(item, ",");
-        uint32_t bit = length == 3 && memcmp(item, "all", 3) == 0 ? (1u << N_TOPICS) - 1 : tess_topic_bit(item, length);
+        uint32_t bit = length == 3 && memcmp(item, "all", 3) == 0 ? (1u << N_TOPICS) - 1
+                                                                  : tess_topic_bit(item, length);
         if (bit == 0)
-            return tess_fail(TESS_ERROR_INVALID, "%s: %s: '%.*s' is none of errors, device, dispatch, plan, all", function, label,
-                             (int)(length < 80 ? length : 80), item);
+            return tess_fail(TESS_ERROR_INVALID,
+                             "%s: %s: '%.*s' is none of errors, device, dispatch, plan, all",
+                             function, label, (int)(length < 80 ? length : 80), item);
         settings->topics |= bit;
         item = item[length] == ',' ? item + length + 1 : NULL;
     }
@@ -66,16 +71,21 @@ static tess_status rule_verbose(tess_settings *settings, const char *label, cons
 
 static tess_status rule_absolute(tess_settings *settings, const char *label, const char *text) {
     (void)settings;
-    if (text[0] != '/') return tess_fail(TESS_ERROR_INVALID, "%s: %s: '%.200s' is not an absolute path", function, label, text);
+    if (text[0] != '/')
+        return tess_fail(TESS_ERROR_INVALID, "%s: %s: '%.200s' is not an absolute path", function,
+                         label, text);
     return TESS_OK;
 }
 
 static tess_status rule_path(tess_settings *settings, const char *label, const char *text) {
-    /* An empty item would mean the current directory to many programs, so it is refused like any other relative path. */
-    for (const char *item = text; item != NULL; item = strchr(item, ':') != NULL ? strchr(item, ':') + 1 : NULL)
+    /* An empty item would mean the current directory to many programs, so it is refused like any
+     * other relative path. */
+    for (const char *item = text; item != NULL;
+         item = strchr(item, ':') != NULL ? strchr(item, ':') + 1 : NULL)
         if (item[0] != '/')
-            return tess_fail(TESS_ERROR_INVALID, "%s: %s: '%.*s' is not an absolute path", function, label,
-                             (int)(strcspn(item, ":") < 200 ? strcspn(item, ":") : 200), item);
+            return tess_fail(TESS_ERROR_INVALID, "%s: %s: '%.*s' is not an absolute path", function,
+                             label, (int)(strcspn(item, ":") < 200 ? strcspn(item, ":") : 200),
+                             item);
     (void)settings;
     return TESS_OK;
 }
@@ -86,7 +96,8 @@ static tess_status rule_threads(tess_settings *settings, const char *label, cons
     bool digits = length <= 9 && strspn(text, "0123456789") == length;
     if (digits) threads = strtoul(text, NULL, 10);
     if (threads < 1 || threads > TESS_CPU_THREADS_MOST)
-        return tess_fail(TESS_ERROR_INVALID, "%s: %s: '%.80s' is not an integer from 1 to %d", function, label, text, TESS_CPU_THREADS_MOST);
+        return tess_fail(TESS_ERROR_INVALID, "%s: %s: '%.80s' is not an integer from 1 to %d",
+                         function, label, text, TESS_CPU_THREADS_MOST);
     /* More workers than CPUs wait for each other: one that was put to sleep keeps all others from
      * the end of a launch. */
     const uint32_t cpus = tess_cpus_usable();
@@ -94,7 +105,7 @@ static tess_status rule_threads(tess_settings *settings, const char *label, cons
     return TESS_OK;
 }
 
-/* ------------------------------------------------------------------ the table, in the order of tess_setting_id */
+/* -------------------------------------------------- the table, in the order of tess_setting_id */
 
 static const struct setting {
     const char *name;    /* environment variable */
@@ -103,22 +114,32 @@ static const struct setting {
     rule_fn *rule;       /* checks a value and derives what the runtime keeps of it */
     const char *meaning; /* one sentence for users */
 } table[TESS_SETTING_COUNT] = {
-    [TESS_SETTING_BACKEND] = {"TESSERA_BACKEND", "backend", offsetof(tess_runtime_desc, backend), rule_list,
-                              "Device to open when the application names none: name, name:index, or a comma list in order of preference."},
-    [TESS_SETTING_KERNEL] = {"TESSERA_KERNEL", "kernel", offsetof(tess_runtime_desc, kernel), rule_kernel,
-                             "The only kernel that plans may use, as backend/kernel; a problem that it refuses is not supported."},
-    [TESS_SETTING_VERBOSE] = {"TESSERA_VERBOSE", "verbose", offsetof(tess_runtime_desc, verbose), rule_verbose,
+    [TESS_SETTING_BACKEND] = {"TESSERA_BACKEND", "backend", offsetof(tess_runtime_desc, backend),
+                              rule_list,
+                              "Device to open when the application names none: name, name:index, "
+                              "or a comma list in order of preference."},
+    [TESS_SETTING_KERNEL] = {"TESSERA_KERNEL", "kernel", offsetof(tess_runtime_desc, kernel),
+                             rule_kernel,
+                             "The only kernel that plans may use, as backend/kernel; a problem "
+                             "that it refuses is not supported."},
+    [TESS_SETTING_VERBOSE] = {"TESSERA_VERBOSE", "verbose", offsetof(tess_runtime_desc, verbose),
+                              rule_verbose,
                               "What to log: a comma list of errors, device, dispatch, plan, all."},
-    [TESS_SETTING_CACHE_DIR] =
-        {"TESSERA_CACHE_DIR", "cache_dir", offsetof(tess_runtime_desc, cache_dir), rule_absolute,
-         "Folder for compiled kernels, an absolute path; by default tessera in the user's cache folder, and /dev/null for none."},
-    [TESS_SETTING_TUNE_FILE] =
-        {"TESSERA_TUNE_FILE", "tune_file", offsetof(tess_runtime_desc, tune_file), rule_absolute,
-         "File of rules that say which kernel is tried first for which shape, an absolute path; `tessera tune` measures and writes one."},
-    [TESS_SETTING_BACKEND_PATH] = {"TESSERA_BACKEND_PATH", "backend_path", offsetof(tess_runtime_desc, backend_path), rule_path,
+    [TESS_SETTING_CACHE_DIR] = {"TESSERA_CACHE_DIR", "cache_dir",
+                                offsetof(tess_runtime_desc, cache_dir), rule_absolute,
+                                "Folder for compiled kernels, an absolute path; by default tessera "
+                                "in the user's cache folder, and /dev/null for none."},
+    [TESS_SETTING_TUNE_FILE] = {"TESSERA_TUNE_FILE", "tune_file",
+                                offsetof(tess_runtime_desc, tune_file), rule_absolute,
+                                "File of rules that say which kernel is tried first for which "
+                                "shape, an absolute path; `tessera tune` measures and writes one."},
+    [TESS_SETTING_BACKEND_PATH] = {"TESSERA_BACKEND_PATH", "backend_path",
+                                   offsetof(tess_runtime_desc, backend_path), rule_path,
                                    "Backend libraries to load: a colon list of absolute paths."},
-    [TESS_SETTING_CPU_THREADS] = {"TESSERA_CPU_THREADS", "cpu_threads", offsetof(tess_runtime_desc, cpu_threads), rule_threads,
-                                  "Most threads of the CPU backend, 1 to 1024; never more are used than the CPUs that this process may use."},
+    [TESS_SETTING_CPU_THREADS] = {"TESSERA_CPU_THREADS", "cpu_threads",
+                                  offsetof(tess_runtime_desc, cpu_threads), rule_threads,
+                                  "Most threads of the CPU backend, 1 to 1024; never more are used "
+                                  "than the CPUs that this process may use."},
 };
 
 bool tess_process_elevated(void) {
@@ -142,7 +163,9 @@ static const char *environment(const char *name) {
 static tess_status store(tess_runtime *runtime, tess_setting_id id, const char *text) {
     size_t bytes = strlen(text) + 1;
     char *copy = tess_mem_alloc(runtime, bytes, 1);
-    if (copy == NULL) return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: %s: %zu bytes", function, table[id].name, bytes);
+    if (copy == NULL)
+        return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: %s: %zu bytes", function, table[id].name,
+                         bytes);
     memcpy(copy, text, bytes);
     runtime->settings.values[id].text = copy;
     runtime->settings.values[id].bytes = bytes;
@@ -183,7 +206,8 @@ tess_status tess_settings_read(tess_runtime *runtime, const tess_runtime_desc *d
 
 void tess_settings_free(tess_runtime *runtime) {
     for (tess_setting_id id = 0; id < TESS_SETTING_COUNT; id++)
-        tess_mem_free(runtime, runtime->settings.values[id].text, runtime->settings.values[id].bytes);
+        tess_mem_free(runtime, runtime->settings.values[id].text,
+                      runtime->settings.values[id].bytes);
 }
 
 const char *tess_setting_value(const tess_settings *settings, tess_setting_id id) {
@@ -200,7 +224,8 @@ const char *tess_setting(const tess_runtime *runtime, const char *name) {
     return "";
 }
 
-tess_status tess_runtime_setting(const tess_runtime *runtime, uint32_t index, tess_setting_info *info) {
+tess_status tess_runtime_setting(const tess_runtime *runtime, uint32_t index,
+                                 tess_setting_info *info) {
     static const char *const sources[] = {"default", "environment", "descriptor"};
     static const char here[] = "tess_runtime_setting";
     tess_status status = tess_runtime_check(runtime, here);

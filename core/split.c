@@ -49,11 +49,17 @@ typedef struct candidate {
 } candidate;
 
 static double at_least(double a, double b) { return a > b ? a : b; }
-static uint64_t parts_of(uint64_t blocks, uint64_t length) { return length == 0 || blocks <= length ? 1 : (blocks - 1) / length + 1; }
+static uint64_t parts_of(uint64_t blocks, uint64_t length) {
+    return length == 0 || blocks <= length ? 1 : (blocks - 1) / length + 1;
+}
 
 tess_kernel_costs tess_split_costs(const tess_kernel_costs *costs, uint32_t parallel_jobs) {
     /* Parts of fewer than 512 keys gain nothing on any device that is known. */
-    const tess_kernel_costs guess = {.workers = parallel_jobs, .step_keys = 512, .step_ns = 100000, .job_ns = 5000, .merge_ns = 20000};
+    const tess_kernel_costs guess = {.workers = parallel_jobs,
+                                     .step_keys = 512,
+                                     .step_ns = 100000,
+                                     .job_ns = 5000,
+                                     .merge_ns = 20000};
     tess_kernel_costs complete = costs->workers ? *costs : guess;
     if (complete.workers > MOST_WORKERS) complete.workers = MOST_WORKERS;
     if (complete.workers == 0) complete.workers = 1;
@@ -125,12 +131,14 @@ static void add_load(candidate *c, double ns, uint64_t jobs) {
     c->work_ns += ns * (double)jobs;
 }
 
-static void find_loads(const tess_split_model *model, const bin *bins, uint32_t n_bins, uint64_t length, double rows, candidate *c) {
+static void find_loads(const tess_split_model *model, const bin *bins, uint32_t n_bins,
+                       uint64_t length, double rows, candidate *c) {
     uint64_t partials = 0, most_parts = 0;
     c->n_loads = 0;
     c->work_ns = c->merge_ns = 0;
     for (uint32_t b = 0; b < n_bins; b++) {
-        const uint64_t parts = parts_of(bins[b].blocks, length), size = bins[b].blocks / parts, longer = bins[b].blocks % parts;
+        const uint64_t parts = parts_of(bins[b].blocks, length), size = bins[b].blocks / parts,
+                       longer = bins[b].blocks % parts;
         if (longer) add_load(c, job_ns(model, size + 1), longer * bins[b].jobs);
         add_load(c, job_ns(model, size), (parts - longer) * bins[b].jobs);
         if (parts > 1) partials += parts * bins[b].jobs;
@@ -139,7 +147,8 @@ static void find_loads(const tess_split_model *model, const bin *bins, uint32_t 
     if (partials == 0) return;
     c->merge_ns = model->costs.merge_ns + (double)most_parts * model->costs.part_ns;
     if (model->costs.partial_bandwidth == 0) return;
-    c->merge_ns += 2e3 * (double)partials * rows * (double)model->row_bytes / model->costs.partial_bandwidth;
+    c->merge_ns +=
+        2e3 * (double)partials * rows * (double)model->row_bytes / model->costs.partial_bandwidth;
 }
 
 static void add_level(level *levels, uint32_t *n, double ns, uint64_t workers) {
@@ -180,7 +189,8 @@ static double makespan(const candidate *c, uint32_t workers) {
                 break;
             }
             const level low = levels[n - 1];
-            if (left >= workers && levels[0].ns - low.ns <= ns) { /* everybody takes one, time and again */
+            /* everybody takes one, time and again */
+            if (left >= workers && levels[0].ns - low.ns <= ns) {
                 for (uint32_t i = 0; i < n; i++) levels[i].ns += (double)(left / workers) * ns;
                 left %= workers;
                 continue;
@@ -205,7 +215,8 @@ static double makespan(const candidate *c, uint32_t workers) {
 
 /* ------------------------------------------------------------------ the choice */
 
-void tess_split_choose(const tess_split_model *model, const tess_jobs *jobs, tess_split_choice *choice) {
+void tess_split_choose(const tess_split_model *model, const tess_jobs *jobs,
+                       tess_split_choice *choice) {
     const tess_kernel_costs *costs = &model->costs;
     bin bins[BINS];
     candidate c;
@@ -213,7 +224,9 @@ void tess_split_choose(const tess_split_model *model, const tess_jobs *jobs, tes
     *choice = (tess_split_choice){.candidates = 1};
     if (n_bins == 0 || jobs->n_jobs >= MOST_JOBS) return;
     const double rows = (double)jobs->n_rows / (double)jobs->n_jobs;
-    const double read_ns = costs->bandwidth ? 1e3 * (double)jobs->n_read * (double)model->block_bytes / costs->bandwidth : 0;
+    const double read_ns = costs->bandwidth ? 1e3 * (double)jobs->n_read *
+                                                  (double)model->block_bytes / costs->bandwidth
+                                            : 0;
     find_loads(model, bins, n_bins, 0, rows, &c);
     choice->unsplit_ns = choice->ns = at_least(read_ns, makespan(&c, costs->workers));
     /* Work that is spread evenly, and the merge: less than that is not to be had. */
@@ -239,7 +252,8 @@ void tess_split_choose(const tess_split_model *model, const tess_jobs *jobs, tes
     }
 }
 
-tess_status tess_split_count(const tess_split_model *model, int32_t kv_split, bool invariant, tess_jobs *jobs, tess_split_choice *choice) {
+tess_status tess_split_count(const tess_split_model *model, int32_t kv_split, bool invariant,
+                             tess_jobs *jobs, tess_split_choice *choice) {
     *choice = (tess_split_choice){0};
     if (kv_split > 1) jobs->split.max_parts = (uint32_t)kv_split;
     if (kv_split == 0 && invariant) {

@@ -26,9 +26,11 @@ tess_kernel_costs tess_split_costs(const tess_kernel_costs *costs, uint32_t para
 /* Counts the jobs under the split that the plan asks for; kv_split == 0 leaves the choice to the
  * model, or to the sequence's own length in batch-invariant mode. `choice` has 0 candidates where
  * the model was not asked. */
-tess_status tess_split_count(const tess_split_model *model, int32_t kv_split, bool invariant, tess_jobs *jobs, tess_split_choice *choice);
+tess_status tess_split_count(const tess_split_model *model, int32_t kv_split, bool invariant,
+                             tess_jobs *jobs, tess_split_choice *choice);
 
 /* Chooses for jobs that were counted without a split. Reads the counts only. */
-void tess_split_choose(const tess_split_model *model, const tess_jobs *jobs, tess_split_choice *choice);
+void tess_split_choose(const tess_split_model *model, const tess_jobs *jobs,
+                       tess_split_choice *choice);
 
 #endif

@@ -25,10 +25,12 @@ static _Thread_local READY_WITH_THE_THREAD struct {
     uint64_t runtime_id : 48;
     uint64_t recovering : 8;
     uint64_t failed : 1;
-    uint64_t untold : 7; /* status of the last failure, if there was no memory for its message; else 0 */
+    /* status of the last failure, if there was no memory for its message; else 0 */
+    uint64_t untold : 7;
 } call;
 
-_Static_assert(sizeof call <= 16, "a pointer and a word: the room is shared by all libraries of the process");
+_Static_assert(sizeof call <= 16,
+               "a pointer and a word: the room is shared by all libraries of the process");
 
 /* ------------------------------------------------------------------ the message */
 
@@ -127,7 +129,9 @@ tess_status tess_fail(tess_status status, const char *format, ...) {
     va_end(arguments);
     char *kept = message_make();
     if (kept != NULL) memcpy(kept, text, sizeof text);
-    call.untold = kept != NULL ? 0 : (unsigned)status < (unsigned)N_STATUSES ? (unsigned)status & 0x7f : TESS_ERROR_NATIVE;
+    call.untold = kept != NULL                              ? 0
+                  : (unsigned)status < (unsigned)N_STATUSES ? (unsigned)status & 0x7f
+                                                            : TESS_ERROR_NATIVE;
     call.failed = true;
     if (call.recovering == 0) tess_log_failure(call.runtime_id, text);
     return status;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a thread knows about the public call it is in: its name and runtime, for messages, and failures that are recovered from. */
+/* What a thread knows about the public call it is in: its name and runtime, for messages, and
+ * failures that are recovered from. */
 #ifndef TESSERA_CORE_STATUS_H
 #define TESSERA_CORE_STATUS_H
 
@@ -16,8 +17,9 @@ void tess_call_begin(const char *function, uint64_t runtime_id);
 /* Whether tess_fail was called on this thread since tess_call_begin or tess_recover_begin. */
 bool tess_call_failed(void);
 
-/* Failures between begin and end are handled by the caller: tess_last_error() reads afterwards as it did before, nothing is logged under "errors",
- * and messages of a backend come without a prefix. Scopes may be nested. */
+/* Failures between begin and end are handled by the caller: tess_last_error() reads afterwards as
+ * it did before, nothing is logged under "errors", and messages of a backend come without a prefix.
+ * Scopes may be nested. */
 typedef struct tess_recovery {
     const char *function;
     bool failed;
@@ -27,12 +29,15 @@ typedef struct tess_recovery {
 void tess_recover_begin(tess_recovery *recovery);
 void tess_recover_end(const tess_recovery *recovery);
 
-/* Whether failures of the running call are logged under "errors"; they are unless it says false here, and true again soon after. */
+/* Whether failures of the running call are logged under "errors"; they are unless it says false
+ * here, and true again soon after. */
 void tess_log_errors(bool on);
-/* The failure that ends an enumeration, with a message as any other, but never logged: a loop over all there is ends so. */
+/* The failure that ends an enumeration, with a message as any other, but never logged: a loop over
+ * all there is ends so. */
 tess_status tess_past_end(const char *function, uint32_t index, const char *what);
 
-/* Fails with "<function>: <who>: <text>", `who` being a device or a backend; within a recovery with `text` alone, because the caller says the rest. */
+/* Fails with "<function>: <who>: <text>", `who` being a device or a backend; within a recovery with
+ * `text` alone, because the caller says the rest. */
 tess_status tess_fail_in(tess_status status, const char *who, const char *text);
 
 /* "invalid argument" and so on. */

@@ -31,7 +31,8 @@ void tess_grid_set(tess_grid *grid, const tess_layout *layout, int64_t tile_rows
         grid->step = tile_rows;
         grid->blocks = 1;
     } else if (cut && tile_rows / block <= most && tile_rows % block > tile_rows / MOST_UNUSED) {
-        grid->unit = grid->step = tile_rows; /* fewer than eight blocks, so that its ends do not make it too many */
+        /* fewer than eight blocks, so that its ends do not make it too many */
+        grid->unit = grid->step = tile_rows;
     } else {
         grid->blocks = smaller(most, tile_rows / block);
         grid->unit = grid->step = block * grid->blocks;
@@ -49,7 +50,9 @@ void tess_grid_count_from_end(tess_grid *grid, const tess_layout *layout, int64_
     grid->from_end = true;
 }
 
-uint64_t tess_grid_tiles(const tess_grid *grid, int64_t rows) { return (uint64_t)smaller(rows, rows / grid->step + 2 * (rows / grid->unit + 2)); }
+uint64_t tess_grid_tiles(const tess_grid *grid, int64_t rows) {
+    return (uint64_t)smaller(rows, rows / grid->step + 2 * (rows / grid->unit + 2));
+}
 
 void tess_tile_begin(const tess_grid *grid, int64_t begin, int64_t end, tess_tile *tile) {
     /* Position 0 is a limit in any case. */
@@ -73,24 +76,32 @@ void tess_tile_begin(const tess_grid *grid, int64_t begin, int64_t end, tess_til
 static uint64_t list_length(const tess_tiler *tiler, const tess_rule *rule) {
     switch (rule->kind) {
     case TESS_RULE_STRIDED: return (uint64_t)tess_vertical_count(rule, tiler->n_blocks);
-    case TESS_RULE_STRIDED_BOTH: return (uint64_t)tiler->n_blocks; /* one list for each residue, in order of residues */
-    case TESS_RULE_WINDOW: return (uint64_t)smaller(rule->sinks / rule->block + (rule->sinks % rule->block != 0), tiler->n_blocks);
+    /* one list for each residue, in order of residues */
+    case TESS_RULE_STRIDED_BOTH: return (uint64_t)tiler->n_blocks;
+    case TESS_RULE_WINDOW:
+        return (uint64_t)smaller(rule->sinks / rule->block + (rule->sinks % rule->block != 0),
+                                 tiler->n_blocks);
     default: return 0;
     }
 }
 
 static tess_status too_many(void) {
-    return tess_fail(TESS_ERROR_UNSUPPORTED, "tess_plan_create: the lists of the layout's classes need 2^32 entries or more");
+    return tess_fail(
+        TESS_ERROR_UNSUPPORTED,
+        "tess_plan_create: the lists of the layout's classes need 2^32 entries or more");
 }
 
-tess_status tess_tiler_create(tess_tiler *tiler, tess_runtime *runtime, const tess_layout *layout, int64_t max_keys) {
+tess_status tess_tiler_create(tess_tiler *tiler, tess_runtime *runtime, const tess_layout *layout,
+                              int64_t max_keys) {
     int64_t block = layout->pattern.block;
     memset(tiler, 0, sizeof *tiler);
     tiler->runtime = runtime;
     tiler->layout = layout;
     tiler->n_blocks = (max_keys + block - 1) / block;
     tiler->list = tess_mem_alloc(runtime, layout->n_classes * sizeof *tiler->list, 64);
-    if (!tiler->list) return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "tess_plan_create: no memory for %u classes", (unsigned)layout->n_classes);
+    if (!tiler->list)
+        return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "tess_plan_create: no memory for %u classes",
+                         (unsigned)layout->n_classes);
     for (uint32_t c = 0; c < layout->n_classes; c++) {
         uint64_t length = list_length(tiler, &layout->rules[c]);
         tiler->list[c] = (uint32_t)tiler->n_entries;
@@ -103,12 +114,14 @@ tess_status tess_tiler_create(tess_tiler *tiler, tess_runtime *runtime, const te
 void tess_tiler_release(tess_tiler *tiler) {
     if (!tiler->runtime) return;
     tess_mem_free(tiler->runtime, tiler->list, tiler->layout->n_classes * sizeof *tiler->list);
-    tess_mem_free(tiler->runtime, tiler->merged, (size_t)tiler->merged_room * sizeof *tiler->merged);
+    tess_mem_free(tiler->runtime, tiler->merged,
+                  (size_t)tiler->merged_room * sizeof *tiler->merged);
     tess_mem_free(tiler->runtime, tiler->slots, (size_t)tiler->n_slots * sizeof *tiler->slots);
     memset(tiler, 0, sizeof *tiler);
 }
 
-/* Rows before the first key keep nothing; their tiles are never merged, so that i_first fits 31 bits. */
+/* Rows before the first key keep nothing; their tiles are never merged, so that i_first fits 31
+ * bits. */
 static uint64_t merged_key(uint32_t cls, int64_t i_first, int64_t i_last) {
     return (uint64_t)cls << 40 | (uint64_t)i_first << 5 | (uint64_t)(i_last - i_first);
 }
@@ -116,11 +129,13 @@ static uint64_t merged_key(uint32_t cls, int64_t i_first, int64_t i_last) {
 /* The slot that holds `key`, or the empty one where it belongs. */
 static uint64_t merged_slot(const tess_tiler *tiler, uint64_t key) {
     uint64_t slot = (key * UINT64_C(0x9e3779b97f4a7c15)) >> 32 & (tiler->n_slots - 1);
-    while (tiler->slots[slot] != 0 && tiler->merged[tiler->slots[slot] - 1].key != key) slot = (slot + 1) & (tiler->n_slots - 1);
+    while (tiler->slots[slot] != 0 && tiler->merged[tiler->slots[slot] - 1].key != key)
+        slot = (slot + 1) & (tiler->n_slots - 1);
     return slot;
 }
 
-/* Doubles the room. The old arrays stay whole until the new ones are there. There are no more merged rows than jobs, which fit 32 bits. */
+/* Doubles the room. The old arrays stay whole until the new ones are there. There are no more
+ * merged rows than jobs, which fit 32 bits. */
 static tess_status merged_grow(tess_tiler *tiler) {
     uint64_t room = tiler->merged_room ? 2 * tiler->merged_room : 64, n_slots = 2 * room;
     tess_merged *merged = tess_mem_alloc(tiler->runtime, (size_t)room * sizeof *merged, 64);
@@ -128,7 +143,9 @@ static tess_status merged_grow(tess_tiler *tiler) {
     if (!merged || !slots) {
         tess_mem_free(tiler->runtime, merged, (size_t)room * sizeof *merged);
         tess_mem_free(tiler->runtime, slots, (size_t)n_slots * sizeof *slots);
-        return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "tess_plan_create: no memory for %llu merged rows of the mask", (unsigned long long)room);
+        return tess_fail(TESS_ERROR_OUT_OF_MEMORY,
+                         "tess_plan_create: no memory for %llu merged rows of the mask",
+                         (unsigned long long)room);
     }
     if (tiler->n_merged) memcpy(merged, tiler->merged, (size_t)tiler->n_merged * sizeof *merged);
     tess_mem_free(tiler->runtime, tiler->merged, (size_t)tiler->merged_room * sizeof *merged);
@@ -138,13 +155,16 @@ static tess_status merged_grow(tess_tiler *tiler) {
     tiler->slots = slots;
     tiler->merged_room = room;
     tiler->n_slots = n_slots;
-    for (uint64_t n = 0; n < tiler->n_merged; n++) slots[merged_slot(tiler, merged[n].key)] = (uint32_t)n + 1;
+    for (uint64_t n = 0; n < tiler->n_merged; n++)
+        slots[merged_slot(tiler, merged[n].key)] = (uint32_t)n + 1;
     return TESS_OK;
 }
 
-/* Merges the columns from `from` on of the rows i_first .. i_first + span, rising, with a bit for each row that has a column. Returns how many
- * there are, and writes them unless `entries` is NULL. */
-static uint64_t merge_rows(const tess_mask_rows *rows, int64_t i_first, int64_t span, int64_t from, uint32_t *entries, uint32_t *bits) {
+/* Merges the columns from `from` on of the rows i_first .. i_first + span, rising, with a bit for
+ * each row that has a column. Returns how many there are, and writes them unless `entries` is
+ * NULL. */
+static uint64_t merge_rows(const tess_mask_rows *rows, int64_t i_first, int64_t span, int64_t from,
+                           uint32_t *entries, uint32_t *bits) {
     const uint32_t *next[MAX_TILE_BLOCKS], *end[MAX_TILE_BLOCKS];
     uint64_t n = 0;
     for (int64_t r = 0; r <= span; r++) {
@@ -182,7 +202,8 @@ tess_status tess_tiler_merge(tess_tiler *tiler, uint32_t cls, const tess_tile *t
     }
     uint64_t key = merged_key(cls, tile->i_first, tile->i_last), slot = merged_slot(tiler, key);
     if (tiler->slots[slot] != 0) return TESS_OK;
-    uint64_t count = merge_rows(&tiler->layout->rules[cls].rows, tile->i_first, tile->i_last - tile->i_first, 0, NULL, NULL);
+    uint64_t count = merge_rows(&tiler->layout->rules[cls].rows, tile->i_first,
+                                tile->i_last - tile->i_first, 0, NULL, NULL);
     if (count > UINT32_MAX - tiler->n_entries) return too_many();
     tess_merged *merged = &tiler->merged[tiler->n_merged++];
     merged->key = key;
@@ -193,12 +214,15 @@ tess_status tess_tiler_merge(tess_tiler *tiler, uint32_t cls, const tess_tile *t
     return TESS_OK;
 }
 
-/* How many merged columns a sequence of `kv_blocks` key blocks has: it may be shorter than the mask. In causal order no column lies past the
- * query block anyway. */
-static uint32_t merged_below(const tess_tiler *tiler, uint32_t cls, const tess_tile *tile, int64_t kv_blocks, const tess_merged *merged) {
+/* How many merged columns a sequence of `kv_blocks` key blocks has: it may be shorter than the
+ * mask. In causal order no column lies past the query block anyway. */
+static uint32_t merged_below(const tess_tiler *tiler, uint32_t cls, const tess_tile *tile,
+                             int64_t kv_blocks, const tess_merged *merged) {
     const tess_rule *rule = &tiler->layout->rules[cls];
     if (rule->causal) return merged->count;
-    return merged->count - (uint32_t)merge_rows(&rule->rows, tile->i_first, tile->i_last - tile->i_first, kv_blocks, NULL, NULL);
+    return merged->count - (uint32_t)merge_rows(&rule->rows, tile->i_first,
+                                                tile->i_last - tile->i_first, kv_blocks, NULL,
+                                                NULL);
 }
 
 void tess_tiler_class(const tess_tiler *tiler, uint32_t cls, tess_class *words) {
@@ -214,10 +238,12 @@ void tess_tiler_entries(const tess_tiler *tiler, uint32_t *entries, uint32_t *bi
         const tess_rule *rule = &layout->rules[c];
         uint32_t *list = entries + tiler->list[c];
         if (rule->kind == TESS_RULE_STRIDED) {
-            for (int64_t j = rule->first; j < tiler->n_blocks; j += rule->stride) *list++ = (uint32_t)j;
+            for (int64_t j = rule->first; j < tiler->n_blocks; j += rule->stride)
+                *list++ = (uint32_t)j;
         } else if (rule->kind == TESS_RULE_STRIDED_BOTH) {
             for (int64_t residue = 0; residue < smaller(rule->stride, tiler->n_blocks); residue++) {
-                for (int64_t j = residue; j < tiler->n_blocks; j += rule->stride) *list++ = (uint32_t)j;
+                for (int64_t j = residue; j < tiler->n_blocks; j += rule->stride)
+                    *list++ = (uint32_t)j;
             }
         } else {
             for (uint64_t j = 0; j < list_length(tiler, rule); j++) *list++ = (uint32_t)j;
@@ -226,14 +252,15 @@ void tess_tiler_entries(const tess_tiler *tiler, uint32_t *entries, uint32_t *bi
     for (uint64_t n = 0; n < tiler->n_merged; n++) {
         const tess_merged *merged = &tiler->merged[n];
         const tess_mask_rows *rows = &layout->rules[merged->key >> 40].rows;
-        merge_rows(rows, (int64_t)(merged->key >> 5 & 0x7fffffff), (int64_t)(merged->key & 31), 0, entries + merged->offset, bits + merged->offset);
+        merge_rows(rows, (int64_t)(merged->key >> 5 & 0x7fffffff), (int64_t)(merged->key & 31), 0,
+                   entries + merged->offset, bits + merged->offset);
     }
 }
 
 /* ------------------------------------------------------------------ keys of a tile */
 
-/* Masked blocks at the end of an interval whose last block is `last`: those that some row does not see to their end. The first row sees
- * the keys up to `reach`. */
+/* Masked blocks at the end of an interval whose last block is `last`: those that some row does not
+ * see to their end. The first row sees the keys up to `reach`. */
 static int64_t masked_tail(int64_t reach, int64_t last, int64_t block, int64_t kv_len) {
     return reach >= kv_len - 1 ? 0 : last + 1 - floor_div(reach + 1, block);
 }
@@ -247,32 +274,37 @@ static void set_interval(tess_keys *keys, int64_t start, int64_t end, int64_t he
     keys->mask_head = (uint32_t)smaller(head, blocks - tail);
 }
 
-/* Entries of the residue of `block` in [begin, end), as a slice of the lists. `end` is at most the lists' end. */
-static void residue_slice(const tess_tiler *tiler, uint32_t cls, int64_t stride, int64_t block, int64_t begin, int64_t end, uint32_t *offset,
-                          uint32_t *count) {
+/* Entries of the residue of `block` in [begin, end), as a slice of the lists. `end` is at most the
+ * lists' end. */
+static void residue_slice(const tess_tiler *tiler, uint32_t cls, int64_t stride, int64_t block,
+                          int64_t begin, int64_t end, uint32_t *offset, uint32_t *count) {
     int64_t residue = block % stride, n = tiler->n_blocks;
     if (residue < 0) residue += stride;
     int64_t skipped = begin <= residue ? 0 : (begin - residue - 1) / stride + 1;
     int64_t below = end <= residue ? 0 : (end - residue - 1) / stride + 1;
     *offset = *count = 0;
     if (below <= skipped) return;
-    *offset = tiler->list[cls] + (uint32_t)(residue * (n / stride) + smaller(residue, n % stride) + skipped);
+    *offset = tiler->list[cls] +
+              (uint32_t)(residue * (n / stride) + smaller(residue, n % stride) + skipped);
     *count = (uint32_t)(below - skipped);
 }
 
-static void strided_both_keys(const tess_tiler *tiler, uint32_t cls, const tess_rule *rule, const tess_tile *tile, int64_t kv_blocks,
-                              tess_keys *keys) {
+static void strided_both_keys(const tess_tiler *tiler, uint32_t cls, const tess_rule *rule,
+                              const tess_tile *tile, int64_t kv_blocks, tess_keys *keys) {
     int64_t start = tile->i_first - rule->local + 1, end = tile->i_first + rule->local_right;
     set_interval(keys, larger(0, start), smaller(end, kv_blocks), 0, 0);
     residue_slice(tiler, cls, rule->stride, start, 0, start, &keys->left_offset, &keys->left_count);
-    residue_slice(tiler, cls, rule->stride, end - 1, larger(0, end), kv_blocks, &keys->right_offset, &keys->right_count);
+    residue_slice(tiler, cls, rule->stride, end - 1, larger(0, end), kv_blocks, &keys->right_offset,
+                  &keys->right_count);
 }
 
 /* The window's interval, and the sinks on both sides of it. */
-static void window_keys(const tess_tiler *tiler, uint32_t cls, const tess_rule *rule, const tess_tile *tile, int64_t kv_len, int64_t kv_blocks,
-                        tess_keys *keys) {
-    int64_t block = rule->block, sinks = smaller(rule->sinks / block + (rule->sinks % block != 0), kv_blocks);
-    int64_t low = larger(0, tile->first - rule->left), high = smaller(kv_len - 1, tile->last + rule->right);
+static void window_keys(const tess_tiler *tiler, uint32_t cls, const tess_rule *rule,
+                        const tess_tile *tile, int64_t kv_len, int64_t kv_blocks, tess_keys *keys) {
+    int64_t block = rule->block,
+            sinks = smaller(rule->sinks / block + (rule->sinks % block != 0), kv_blocks);
+    int64_t low = larger(0, tile->first - rule->left),
+            high = smaller(kv_len - 1, tile->last + rule->right);
     if (rule->causal && tile->last < 0) return;
     keys->left_offset = keys->right_offset = tiler->list[cls];
     if (high < 0) { /* the window lies before the first key: sinks only */
@@ -281,7 +313,8 @@ static void window_keys(const tess_tiler *tiler, uint32_t cls, const tess_rule *
     }
     int64_t start = low / block, end = high / block + 1, seen = tile->last - rule->left;
     int64_t head = seen <= 0 ? 0 : (seen + block - 1) / block - start;
-    set_interval(keys, start, end, head, masked_tail(tile->first + rule->right, end - 1, block, kv_len));
+    set_interval(keys, start, end, head,
+                 masked_tail(tile->first + rule->right, end - 1, block, kv_len));
     keys->left_count = (uint32_t)smaller(sinks, start);
     if (!rule->causal && sinks > end) {
         keys->right_offset += (uint32_t)end;
@@ -289,7 +322,8 @@ static void window_keys(const tess_tiler *tiler, uint32_t cls, const tess_rule *
     }
 }
 
-void tess_tile_keys_of(const tess_tiler *tiler, uint32_t cls, const tess_tile *tile, int64_t kv_len, int64_t kv_blocks, tess_keys *keys) {
+void tess_tile_keys_of(const tess_tiler *tiler, uint32_t cls, const tess_tile *tile, int64_t kv_len,
+                       int64_t kv_blocks, tess_keys *keys) {
     const tess_rule *rule = &tiler->layout->rules[cls];
     memset(keys, 0, sizeof *keys);
     switch (rule->kind) {
@@ -297,7 +331,10 @@ void tess_tile_keys_of(const tess_tiler *tiler, uint32_t cls, const tess_tile *t
     case TESS_RULE_WINDOW: window_keys(tiler, cls, rule, tile, kv_len, kv_blocks, keys); break;
     case TESS_RULE_BLOCKS:
         if (tile->i_first >= 0) {
-            const tess_merged *merged = &tiler->merged[tiler->slots[merged_slot(tiler, merged_key(cls, tile->i_first, tile->i_last))] - 1];
+            const tess_merged *merged =
+                &tiler->merged[tiler->slots[merged_slot(
+                                   tiler, merged_key(cls, tile->i_first, tile->i_last))] -
+                               1];
             keys->left_offset = merged->offset;
             keys->left_count = merged_below(tiler, cls, tile, kv_blocks, merged);
         }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tune tables: which kernel is tried first for which shape, read from the file that the setting names and from the text that a backend brings along. */
+/* Tune tables: which kernel is tried first for which shape, read from the file that the setting
+ * names and from the text that a backend brings along. */
 #ifndef TESSERA_CORE_TUNE_H
 #define TESSERA_CORE_TUNE_H
 
@@ -39,15 +40,22 @@ typedef struct tess_tune {
     uint32_t n_rules;
 } tess_tune;
 
-/* Reads a table, which is not trusted. Messages begin with `label`; `only` is the one backend that it may speak of, or NULL. CORRUPT names the line,
- * VERSION is another format, OUT_OF_MEMORY. On failure *tune is empty. */
-tess_status tess_tune_parse(tess_runtime *runtime, const char *label, const char *only, const char *bytes, size_t size, tess_tune *tune);
-/* The same from a file; `label` is the setting's name. INVALID: it cannot be opened, is no regular file, or is too large; NATIVE: it cannot be read. */
-tess_status tess_tune_read(tess_runtime *runtime, const char *label, const char *path, tess_tune *tune);
+/* Reads a table, which is not trusted. Messages begin with `label`; `only` is the one backend that
+ * it may speak of, or NULL. CORRUPT names the line, VERSION is another format, OUT_OF_MEMORY. On
+ * failure *tune is empty. */
+tess_status tess_tune_parse(tess_runtime *runtime, const char *label, const char *only,
+                            const char *bytes, size_t size, tess_tune *tune);
+/* The same from a file; `label` is the setting's name. INVALID: it cannot be opened, is no regular
+ * file, or is too large; NATIVE: it cannot be read. */
+tess_status tess_tune_read(tess_runtime *runtime, const char *label, const char *path,
+                           tess_tune *tune);
 void tess_tune_free(tess_runtime *runtime, tess_tune *tune);
 
-/* Takes the kernel that the tables prefer for the key, whose name is NULL, and for a pattern of this tess_pattern_kind: the first rule of the file that matches, then the first
- * of the backend. Kernels that refuse are passed over; *chosen tells whether one accepted. Fails only where the backend fails in another way than by refusing. */
-tess_status tess_tune_choose(tess_device *device, const tess_kernel_key *key, uint32_t pattern, tess_kernel *kernel, bool *chosen);
+/* Takes the kernel that the tables prefer for the key, whose name is NULL, and for a pattern of
+ * this tess_pattern_kind: the first rule of the file that matches, then the first of the backend.
+ * Kernels that refuse are passed over; *chosen tells whether one accepted. Fails only where the
+ * backend fails in another way than by refusing. */
+tess_status tess_tune_choose(tess_device *device, const tess_kernel_key *key, uint32_t pattern,
+                             tess_kernel *kernel, bool *chosen);
 
 #endif

@@ -9,7 +9,8 @@
 
 /* ------------------------------------------------------------------ matching */
 
-/* '*' stands for any bytes, '?' for one; everything else for itself. An absent pattern takes all. */
+/* '*' stands for any bytes, '?' for one; everything else for itself. An absent pattern takes
+ * all. */
 static bool matches(tess_span pattern, const char *text) {
     size_t p = 0, t = 0, length = strlen(text), star = SIZE_MAX, again = 0;
     if (pattern.length == 0) return true;
@@ -32,29 +33,37 @@ static bool matches(tess_span pattern, const char *text) {
 }
 
 static bool is_for_device(const tess_tune_rule *rule, const tess_device_info *info) {
-    return strlen(info->backend) == rule->backend.length && memcmp(info->backend, rule->backend.at, rule->backend.length) == 0 &&
+    return strlen(info->backend) == rule->backend.length &&
+           memcmp(info->backend, rule->backend.at, rule->backend.length) == 0 &&
            matches(rule->arch, info->arch) && matches(rule->device, info->name);
 }
 
-static bool holds(tess_range range, int64_t number) { return number >= range.low && number <= range.high; }
+static bool holds(tess_range range, int64_t number) {
+    return number >= range.low && number <= range.high;
+}
 
 static bool is_for_shape(const tess_tune_rule *rule, const tess_kernel_key *key, uint32_t pattern) {
-    return (rule->ops >> key->op & 1) != 0 && (rule->dtypes >> key->dtype & 1) != 0 && (rule->patterns >> pattern & 1) != 0 &&
-           holds(rule->head_dim, key->head_dim) && holds(rule->block, key->block) && holds(rule->q_len, key->max_q_len) &&
+    return (rule->ops >> key->op & 1) != 0 && (rule->dtypes >> key->dtype & 1) != 0 &&
+           (rule->patterns >> pattern & 1) != 0 && holds(rule->head_dim, key->head_dim) &&
+           holds(rule->block, key->block) && holds(rule->q_len, key->max_q_len) &&
            holds(rule->kv_len, key->max_kv_len);
 }
 
 /* Numbers first: a server plans every step, and nearly all rules are told apart by them. */
-static const tess_tune_rule *find(const tess_tune *tune, const tess_device_info *info, const tess_kernel_key *key, uint32_t pattern) {
+static const tess_tune_rule *find(const tess_tune *tune, const tess_device_info *info,
+                                  const tess_kernel_key *key, uint32_t pattern) {
     for (uint32_t n = 0; n < tune->n_rules; n++)
-        if (is_for_shape(&tune->rules[n], key, pattern) && is_for_device(&tune->rules[n], info)) return &tune->rules[n];
+        if (is_for_shape(&tune->rules[n], key, pattern) && is_for_device(&tune->rules[n], info))
+            return &tune->rules[n];
     return NULL;
 }
 
 /* ------------------------------------------------------------------ choosing */
 
-/* Asks for one kernel by name. A refusal is no failure of the call, and leaves no trace but in the log. */
-static tess_status try_kernel(tess_device *device, const tess_kernel_key *key, const char *name, const char *why, tess_kernel *kernel) {
+/* Asks for one kernel by name. A refusal is no failure of the call, and leaves no trace but in the
+ * log. */
+static tess_status try_kernel(tess_device *device, const tess_kernel_key *key, const char *name,
+                              const char *why, tess_kernel *kernel) {
     const char *backend = device->backend->name;
     tess_kernel_key wanted = *key;
     tess_recovery recovery;
@@ -69,19 +78,22 @@ static tess_status try_kernel(tess_device *device, const tess_kernel_key *key, c
     snprintf(text, sizeof text, "%s", told ? tess_last_error() : tess_status_text(status));
     tess_recover_end(&recovery);
     if (status == TESS_OK) {
-        tess_log(device->runtime, "dispatch", "%s: %s/%s is preferred by %s", device->info.id, backend, name, why);
+        tess_log(device->runtime, "dispatch", "%s: %s/%s is preferred by %s", device->info.id,
+                 backend, name, why);
         return status;
     }
     memset(kernel, 0, sizeof *kernel); /* nothing to release */
     if (status == TESS_ERROR_UNSUPPORTED || status == TESS_ERROR_UNAVAILABLE) {
-        tess_log(device->runtime, "dispatch", "%s: %s/%s, preferred by %s, is passed over: %s", device->info.id, backend, name, why, text);
+        tess_log(device->runtime, "dispatch", "%s: %s/%s, preferred by %s, is passed over: %s",
+                 device->info.id, backend, name, why, text);
         return status;
     }
     if (told) tess_fail_in(status, backend, text);
     return tess_device_result(device, status);
 }
 
-static tess_status try_rule(tess_device *device, const tess_kernel_key *key, const tess_tune_rule *rule, const char *table, tess_kernel *kernel,
+static tess_status try_rule(tess_device *device, const tess_kernel_key *key,
+                            const tess_tune_rule *rule, const char *table, tess_kernel *kernel,
                             bool *chosen) {
     static const char *const bases[] = {"", " (measured)", " (reasoned)"};
     char why[TESS_ERROR_BYTES / 2], name[64];
@@ -107,14 +119,16 @@ static const tess_tune *own_table(const tess_runtime *runtime, const tess_backen
     return &none;
 }
 
-tess_status tess_tune_choose(tess_device *device, const tess_kernel_key *key, uint32_t pattern, tess_kernel *kernel, bool *chosen) {
+tess_status tess_tune_choose(tess_device *device, const tess_kernel_key *key, uint32_t pattern,
+                             tess_kernel *kernel, bool *chosen) {
     const tess_runtime *runtime = device->runtime;
     char table[256];
     *chosen = false;
     const tess_tune_rule *rule = find(&runtime->tune, &device->info, key, pattern);
     tess_status status = TESS_OK;
     if (rule != NULL) {
-        snprintf(table, sizeof table, "tune file %.160s", tess_setting_value(&runtime->settings, TESS_SETTING_TUNE_FILE));
+        snprintf(table, sizeof table, "tune file %.160s",
+                 tess_setting_value(&runtime->settings, TESS_SETTING_TUNE_FILE));
         status = try_rule(device, key, rule, table, kernel, chosen);
     }
     if (status != TESS_OK || *chosen) return status;
@@ -127,7 +141,8 @@ tess_status tess_tune_choose(tess_device *device, const tess_kernel_key *key, ui
 /* ------------------------------------------------------------------ queries */
 
 /* Copies rule `*index` of a table, or counts the rules that are passed. */
-static bool take(const tess_tune *tune, const tess_device *device, uint32_t *index, tess_rule_info *full) {
+static bool take(const tess_tune *tune, const tess_device *device, uint32_t *index,
+                 tess_rule_info *full) {
     for (uint32_t n = 0; n < tune->n_rules; n++) {
         const tess_tune_rule *rule = &tune->rules[n];
         if ((device != NULL && !is_for_device(rule, &device->info)) || (*index)-- != 0) continue;
@@ -139,12 +154,15 @@ static bool take(const tess_tune *tune, const tess_device *device, uint32_t *ind
     return false;
 }
 
-tess_status tess_runtime_rule(const tess_runtime *runtime, const tess_device *device, uint32_t index, tess_rule_info *info) {
+tess_status tess_runtime_rule(const tess_runtime *runtime, const tess_device *device,
+                              uint32_t index, tess_rule_info *info) {
     static const char here[] = "tess_runtime_rule";
     tess_status status = tess_runtime_check(runtime, here);
     if (status != TESS_OK) return status;
-    if (device != NULL && device->runtime != runtime) return tess_fail(TESS_ERROR_INVALID, "%s: device: belongs to another runtime", here);
-    tess_rule_info full = {.struct_size = sizeof full, .table = tess_setting_value(&runtime->settings, TESS_SETTING_TUNE_FILE)};
+    if (device != NULL && device->runtime != runtime)
+        return tess_fail(TESS_ERROR_INVALID, "%s: device: belongs to another runtime", here);
+    tess_rule_info full = {.struct_size = sizeof full,
+                           .table = tess_setting_value(&runtime->settings, TESS_SETTING_TUNE_FILE)};
     uint32_t left = index;
     bool found = take(&runtime->tune, device, &left, &full);
     for (uint32_t n = 0; n < runtime->n_backends && !found; n++) {
@@ -152,5 +170,6 @@ tess_status tess_runtime_rule(const tess_runtime *runtime, const tess_device *de
         full.table = runtime->backends[n].name;
         found = take(&runtime->backends[n].tune, device, &left, &full);
     }
-    return found ? tess_info_write(here, info, &full, TESS_RULE_INFO) : tess_past_end(here, index, "rule");
+    return found ? tess_info_write(here, info, &full, TESS_RULE_INFO)
+                 : tess_past_end(here, index, "rule");
 }

@@ -7,9 +7,11 @@
 
 enum { F32 = 1u << TESS_F32, F16 = 1u << TESS_F16, BF16 = 1u << TESS_BF16 };
 
-#define WITH(name)           tess_cpu_##name##_job, tess_cpu_##name##_scratch, tess_cpu_##name##_rows, NULL, NULL
-#define WITH_TILES(name, at) tess_cpu_##name##_job, tess_cpu_##name##_scratch, tess_cpu_##name##_rows, at##_enter, at##_leave
-#define WITHOUT              NULL, NULL, NULL, NULL, NULL
+#define WITH(name) \
+    tess_cpu_##name##_job, tess_cpu_##name##_scratch, tess_cpu_##name##_rows, NULL, NULL
+#define WITH_TILES(name, at) \
+    tess_cpu_##name##_job, tess_cpu_##name##_scratch, tess_cpu_##name##_rows, at##_enter, at##_leave
+#define WITHOUT NULL, NULL, NULL, NULL, NULL
 
 static const cpu_row rows[] = {
 #if defined(__x86_64__)
@@ -36,16 +38,19 @@ enum { ROWS = sizeof rows / sizeof *rows };
 static const char *const dtype_names[] = {"f32", "f16", "bf16"};
 
 /* Why a row cannot take the problem, or NULL if it can. */
-static const char *refusal(const cpu_row *row, const tess_kernel_key *key, char *buffer, size_t size) {
+static const char *refusal(const cpu_row *row, const tess_kernel_key *key, char *buffer,
+                           size_t size) {
     const char *reason = "not built for this processor";
     if (!row->job || !tess_cpu_isa_usable(row->isa, &reason)) return reason;
     if (key->op != TESS_OP_FORWARD) return "forward only";
     if (key->dtype > TESS_BF16 || !(row->dtypes & (1u << key->dtype))) {
-        snprintf(buffer, size, "does not take dtype %s", key->dtype <= TESS_BF16 ? dtype_names[key->dtype] : "?");
+        snprintf(buffer, size, "does not take dtype %s",
+                 key->dtype <= TESS_BF16 ? dtype_names[key->dtype] : "?");
         return buffer;
     }
     if (key->head_dim < 8 || key->head_dim > 256 || key->head_dim % 8 != 0) {
-        snprintf(buffer, size, "head_dim %d is not a multiple of 8 from 8 to 256", (int)key->head_dim);
+        snprintf(buffer, size, "head_dim %d is not a multiple of 8 from 8 to 256",
+                 (int)key->head_dim);
         return buffer;
     }
     if (key->value_head_dim != key->head_dim) return "value_head_dim differs from head_dim";
@@ -58,7 +63,8 @@ static const char *refusal(const cpu_row *row, const tess_kernel_key *key, char 
 static tess_kernel_costs costs_of(const cpu_row *row, const tess_kernel_key *key, uint32_t tile) {
     enum { STEP_KEYS = 64 };
     /* A job pays for the rows that it has. */
-    const uint64_t few = key->max_q_len < (int64_t)tile ? (uint64_t)key->max_q_len * key->group : tile;
+    const uint64_t few =
+        key->max_q_len < (int64_t)tile ? (uint64_t)key->max_q_len * key->group : tile;
     const uint64_t flop = 4 * (few < tile ? few : tile) * STEP_KEYS * (uint64_t)key->head_dim;
     return (tess_kernel_costs){.workers = CPU_PARALLEL_JOBS,
                                .step_keys = STEP_KEYS,
@@ -69,10 +75,13 @@ static tess_kernel_costs costs_of(const cpu_row *row, const tess_kernel_key *key
                                .bandwidth = 200000};
 }
 
-static void release(tess_kernel *kernel) { kernel->state = NULL; /* launches keep nothing between calls */ }
+static void release(tess_kernel *kernel) {
+    kernel->state = NULL; /* launches keep nothing between calls */
+}
 
 static tess_status describe(const tess_host *host, uint32_t index, tess_kernel_info *info) {
-    if (index >= ROWS) return host->fail(host, TESS_ERROR_INVALID, "index: %u is past the last kernel", index);
+    if (index >= ROWS)
+        return host->fail(host, TESS_ERROR_INVALID, "index: %u is past the last kernel", index);
     const char *reason = "not built for this processor";
     const int usable = rows[index].job && tess_cpu_isa_usable(rows[index].isa, &reason);
     info->op = TESS_OP_FORWARD;
@@ -83,7 +92,8 @@ static tess_status describe(const tess_host *host, uint32_t index, tess_kernel_i
     return TESS_OK;
 }
 
-tess_status tess_cpu_kernel(void *device, const tess_kernel_key *key, tess_kernel *kernel, uint32_t index, tess_kernel_info *info) {
+tess_status tess_cpu_kernel(void *device, const tess_kernel_key *key, tess_kernel *kernel,
+                            uint32_t index, tess_kernel_info *info) {
     const cpu_device *d = device;
     if (!key) return describe(d->host, index, info);
     char all[768] = "";
@@ -93,7 +103,8 @@ tess_status tess_cpu_kernel(void *device, const tess_kernel_key *key, tess_kerne
         const char *why = refusal(&rows[i], key, buffer, sizeof buffer);
         if (why) {
             const size_t used = strlen(all);
-            snprintf(all + used, sizeof all - used, "%s%s: %s", used ? "; " : "", rows[i].name, why);
+            snprintf(all + used, sizeof all - used, "%s%s: %s", used ? "; " : "", rows[i].name,
+                     why);
             d->host->log(d->host, "dispatch", "cpu/%s refuses: %s", rows[i].name, why);
             continue;
         }
@@ -107,9 +118,13 @@ tess_status tess_cpu_kernel(void *device, const tess_kernel_key *key, tess_kerne
         kernel->impl = &rows[i];
         kernel->state = NULL;
         kernel->release = release;
-        d->host->log(d->host, "dispatch", "cpu/%s accepts: dtype %s, head_dim %d", rows[i].name, dtype_names[key->dtype], (int)key->head_dim);
+        d->host->log(d->host, "dispatch", "cpu/%s accepts: dtype %s, head_dim %d", rows[i].name,
+                     dtype_names[key->dtype], (int)key->head_dim);
         return TESS_OK;
     }
-    if (!all[0]) return d->host->fail(d->host, TESS_ERROR_UNSUPPORTED, "kernel: cpu has no kernel named '%s'", key->name ? key->name : "");
-    return d->host->fail(d->host, TESS_ERROR_UNSUPPORTED, "no cpu kernel accepts the problem: %s", all);
+    if (!all[0])
+        return d->host->fail(d->host, TESS_ERROR_UNSUPPORTED,
+                             "kernel: cpu has no kernel named '%s'", key->name ? key->name : "");
+    return d->host->fail(d->host, TESS_ERROR_UNSUPPORTED, "no cpu kernel accepts the problem: %s",
+                         all);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The ordered table of kernels, and building them: from the cache on disk where it has the binary, else from source. */
+/* The ordered table of kernels, and building them: from the cache on disk where it has the binary,
+ * else from source. */
 #include <stdio.h>
 #include <string.h>
 
@@ -11,7 +12,8 @@ extern const char tess_opencl_portable[];
 extern const size_t tess_opencl_portable_size;
 
 /* Best first. */
-static const tess_portable_variant *const rows[OPENCL_VARIANTS] = {&tess_portable, &tess_portable_small};
+static const tess_portable_variant *const rows[OPENCL_VARIANTS] = {&tess_portable,
+                                                                   &tess_portable_small};
 
 enum { MOST_SLOTS = 1024, MOST_OPTIONS = 256, MOST_DEVICES = 64 };
 
@@ -20,30 +22,39 @@ enum { MOST_SLOTS = 1024, MOST_OPTIONS = 256, MOST_DEVICES = 64 };
 /* Whether the device has room for a workgroup of the shape; if not, `why` says what is missing. */
 static int fits(const opencl_device *d, const tess_portable_shape *shape, char *why, size_t size) {
     if (d->most_threads < shape->threads) {
-        snprintf(why, size, "needs workgroups of %u work-items, and the device has at most %zu", (unsigned)shape->threads, d->most_threads);
+        snprintf(why, size, "needs workgroups of %u work-items, and the device has at most %zu",
+                 (unsigned)shape->threads, d->most_threads);
         return 0;
     }
     if (d->local_bytes < shape->shared_bytes) {
-        snprintf(why, size, "needs %u bytes of local memory, and the device has %llu", (unsigned)shape->shared_bytes,
-                 (unsigned long long)d->local_bytes);
+        snprintf(why, size, "needs %u bytes of local memory, and the device has %llu",
+                 (unsigned)shape->shared_bytes, (unsigned long long)d->local_bytes);
         return 0;
     }
     return 1;
 }
 
 /* What only the compiled kernel tells. */
-static int kernel_fits(const opencl_device *d, cl_kernel kernel, uint32_t threads, char *why, size_t size) {
+static int kernel_fits(const opencl_device *d, cl_kernel kernel, uint32_t threads, char *why,
+                       size_t size) {
     size_t most = threads;
     cl_ulong local = 0;
     /* Without an answer the launch will tell. */
-    if (d->cl->clGetKernelWorkGroupInfo(kernel, d->device, CL_KERNEL_WORK_GROUP_SIZE, sizeof most, &most, NULL) == CL_SUCCESS && most < threads) {
-        snprintf(why, size, "compiled for this device it runs %zu work-items in a group and needs %u", most, (unsigned)threads);
+    if (d->cl->clGetKernelWorkGroupInfo(kernel, d->device, CL_KERNEL_WORK_GROUP_SIZE, sizeof most,
+                                        &most, NULL) == CL_SUCCESS &&
+        most < threads) {
+        snprintf(why, size,
+                 "compiled for this device it runs %zu work-items in a group and needs %u", most,
+                 (unsigned)threads);
         return 0;
     }
-    if (d->cl->clGetKernelWorkGroupInfo(kernel, d->device, CL_KERNEL_LOCAL_MEM_SIZE, sizeof local, &local, NULL) == CL_SUCCESS &&
+    if (d->cl->clGetKernelWorkGroupInfo(kernel, d->device, CL_KERNEL_LOCAL_MEM_SIZE, sizeof local,
+                                        &local, NULL) == CL_SUCCESS &&
         local > d->local_bytes) {
-        snprintf(why, size, "compiled for this device it needs %llu bytes of local memory, and the device has %llu", (unsigned long long)local,
-                 (unsigned long long)d->local_bytes);
+        snprintf(
+            why, size,
+            "compiled for this device it needs %llu bytes of local memory, and the device has %llu",
+            (unsigned long long)local, (unsigned long long)d->local_bytes);
         return 0;
     }
     return 1;
@@ -59,10 +70,14 @@ static cl_int build(const opencl_device *d, cl_program program, const char *opti
 static void build_log(const opencl_device *d, cl_program program, char *text, size_t size) {
     size_t bytes = 0;
     text[0] = '\0';
-    if (d->cl->clGetProgramBuildInfo(program, d->device, CL_PROGRAM_BUILD_LOG, 0, NULL, &bytes) != CL_SUCCESS || bytes == 0) return;
+    if (d->cl->clGetProgramBuildInfo(program, d->device, CL_PROGRAM_BUILD_LOG, 0, NULL, &bytes) !=
+            CL_SUCCESS ||
+        bytes == 0)
+        return;
     char *log = d->host->alloc(d->host, bytes + 1, 1);
     if (!log) return;
-    if (d->cl->clGetProgramBuildInfo(program, d->device, CL_PROGRAM_BUILD_LOG, bytes, log, NULL) == CL_SUCCESS) {
+    if (d->cl->clGetProgramBuildInfo(program, d->device, CL_PROGRAM_BUILD_LOG, bytes, log, NULL) ==
+        CL_SUCCESS) {
         log[bytes] = '\0';
         d->host->log(d->host, "device", "build log: %s", log);
         snprintf(text, size, "%s", log);
@@ -78,10 +93,14 @@ static cl_program from_cache(const opencl_device *d, const tess_cache_key *key) 
     void *binary = tess_cache_load(d->host, key, &size);
     if (!binary) return NULL;
     const unsigned char *bytes = binary;
-    cl_program program = d->cl->clCreateProgramWithBinary(d->context, 1, &d->device, &size, &bytes, &loaded, &code);
+    cl_program program =
+        d->cl->clCreateProgramWithBinary(d->context, 1, &d->device, &size, &bytes, &loaded, &code);
     d->host->free(d->host, binary, size);
-    if (program && (code != CL_SUCCESS || loaded != CL_SUCCESS || build(d, program, key->options) != CL_SUCCESS)) {
-        d->host->log(d->host, "device", "the driver does not take its own binary from the cache; building from source");
+    if (program && (code != CL_SUCCESS || loaded != CL_SUCCESS ||
+                    build(d, program, key->options) != CL_SUCCESS)) {
+        d->host->log(
+            d->host, "device",
+            "the driver does not take its own binary from the cache; building from source");
         d->cl->clReleaseProgram(program);
         program = NULL;
     }
@@ -95,15 +114,23 @@ static void to_cache(const opencl_device *d, const tess_cache_key *key, cl_progr
     cl_device_id devices[MOST_DEVICES];
     size_t sizes[MOST_DEVICES] = {0};
     unsigned char *binaries[MOST_DEVICES] = {NULL};
-    if (cl->clGetProgramInfo(program, CL_PROGRAM_NUM_DEVICES, sizeof count, &count, NULL) != CL_SUCCESS || count == 0 || count > MOST_DEVICES) return;
-    if (cl->clGetProgramInfo(program, CL_PROGRAM_DEVICES, count * sizeof(cl_device_id), devices, NULL) != CL_SUCCESS) return;
-    if (cl->clGetProgramInfo(program, CL_PROGRAM_BINARY_SIZES, count * sizeof *sizes, sizes, NULL) != CL_SUCCESS) return;
+    if (cl->clGetProgramInfo(program, CL_PROGRAM_NUM_DEVICES, sizeof count, &count, NULL) !=
+            CL_SUCCESS ||
+        count == 0 || count > MOST_DEVICES)
+        return;
+    if (cl->clGetProgramInfo(program, CL_PROGRAM_DEVICES, count * sizeof(cl_device_id), devices,
+                             NULL) != CL_SUCCESS)
+        return;
+    if (cl->clGetProgramInfo(program, CL_PROGRAM_BINARY_SIZES, count * sizeof *sizes, sizes,
+                             NULL) != CL_SUCCESS)
+        return;
     cl_uint own = 0;
     while (own < count && devices[own] != d->device) own++;
     if (own == count || sizes[own] == 0) return;
     binaries[own] = d->host->alloc(d->host, sizes[own], 64);
     if (!binaries[own]) return;
-    if (cl->clGetProgramInfo(program, CL_PROGRAM_BINARIES, count * sizeof *binaries, binaries, NULL) == CL_SUCCESS)
+    if (cl->clGetProgramInfo(program, CL_PROGRAM_BINARIES, count * sizeof *binaries, binaries,
+                             NULL) == CL_SUCCESS)
         tess_cache_store(d->host, key, binaries[own], sizes[own]);
     d->host->free(d->host, binaries[own], sizes[own]);
 }
@@ -113,7 +140,8 @@ static tess_status from_source(const opencl_device *d, const tess_cache_key *key
     const char *source = tess_opencl_portable;
     char text[600];
     cl_int code = CL_SUCCESS;
-    cl_program program = d->cl->clCreateProgramWithSource(d->context, 1, &source, &tess_opencl_portable_size, &code);
+    cl_program program =
+        d->cl->clCreateProgramWithSource(d->context, 1, &source, &tess_opencl_portable_size, &code);
     if (!program) return tess_opencl_fail(host, "clCreateProgramWithSource", "no program", code);
     code = build(d, program, key->options);
     if (code == CL_SUCCESS) {
@@ -123,12 +151,15 @@ static tess_status from_source(const opencl_device *d, const tess_cache_key *key
     }
     build_log(d, program, text, sizeof text);
     d->cl->clReleaseProgram(program);
-    return host->fail(host, tess_opencl_status(code), "clBuildProgram: the portable kernels do not compile (%s, %d): %s",
+    return host->fail(host, tess_opencl_status(code),
+                      "clBuildProgram: the portable kernels do not compile (%s, %d): %s",
                       tess_opencl_error_name(code), (int)code, text);
 }
 
-/* Compiles one instance unless that was done before. UNSUPPORTED, with the reason in entry->refusal: the device cannot run it. */
-static tess_status instance(opencl_device *d, uint32_t dtype, uint32_t row, uint32_t bucket, opencl_program **out) {
+/* Compiles one instance unless that was done before. UNSUPPORTED, with the reason in
+ * entry->refusal: the device cannot run it. */
+static tess_status instance(opencl_device *d, uint32_t dtype, uint32_t row, uint32_t bucket,
+                            opencl_program **out) {
     const tess_portable_shape *shape = &rows[row]->shapes[bucket];
     opencl_program *entry = &d->programs[dtype][row][bucket];
     char options[MOST_OPTIONS];
@@ -136,8 +167,10 @@ static tess_status instance(opencl_device *d, uint32_t dtype, uint32_t row, uint
     if (entry->refusal[0]) return TESS_ERROR_UNSUPPORTED;
     if (entry->program) return TESS_OK;
     if (!fits(d, shape, entry->refusal, sizeof entry->refusal)) return TESS_ERROR_UNSUPPORTED;
-    snprintf(options, sizeof options, "-cl-std=CL1.2 -D TESS_DTYPE=%u -D TESS_DIMS=%u -D TESS_ROWS=%u -D TESS_KEYS=%u -D TESS_THREADS=%u", dtype,
-             shape->head_dim, shape->rows, shape->keys, shape->threads);
+    snprintf(options, sizeof options,
+             "-cl-std=CL1.2 -D TESS_DTYPE=%u -D TESS_DIMS=%u -D TESS_ROWS=%u -D TESS_KEYS=%u -D "
+             "TESS_THREADS=%u",
+             dtype, shape->head_dim, shape->rows, shape->keys, shape->threads);
     const tess_cache_key key = {.backend = "opencl",
                                 .device = d->names[0],
                                 .driver = d->names[1],
@@ -154,7 +187,8 @@ static tess_status instance(opencl_device *d, uint32_t dtype, uint32_t row, uint
         d->cl->clReleaseProgram(program);
         return status;
     }
-    if (!kernel_fits(d, kernel, shape->threads, entry->refusal, sizeof entry->refusal)) status = TESS_ERROR_UNSUPPORTED;
+    if (!kernel_fits(d, kernel, shape->threads, entry->refusal, sizeof entry->refusal))
+        status = TESS_ERROR_UNSUPPORTED;
     d->cl->clReleaseKernel(kernel);
     if (status == TESS_OK)
         entry->program = program;
@@ -171,7 +205,9 @@ void tess_opencl_programs_release(opencl_device *d) {
 
 /* ------------------------------------------------------------------ objects of a plan */
 
-static size_t state_bytes(uint32_t slots) { return sizeof(opencl_state) + slots * sizeof(opencl_slot); }
+static size_t state_bytes(uint32_t slots) {
+    return sizeof(opencl_state) + slots * sizeof(opencl_slot);
+}
 
 static void state_release(opencl_state *state) {
     const opencl_device *d = state->device;
@@ -187,12 +223,16 @@ static void release(tess_kernel *kernel) {
     kernel->state = NULL;
 }
 
-/* A slot is held only while its launch is being enqueued, so more of them than there can be threads serve nobody. */
-static tess_status state_create(opencl_device *d, cl_program program, uint32_t slots, uint32_t threads, opencl_state **out) {
+/* A slot is held only while its launch is being enqueued, so more of them than there can be threads
+ * serve nobody. */
+static tess_status state_create(opencl_device *d, cl_program program, uint32_t slots,
+                                uint32_t threads, opencl_state **out) {
     const tess_host *host = d->host;
     if (slots > MOST_SLOTS) slots = MOST_SLOTS;
     opencl_state *state = host->alloc(host, state_bytes(slots), 64);
-    if (!state) return host->fail(host, TESS_ERROR_OUT_OF_MEMORY, "opencl: %zu bytes for the kernels of a plan", state_bytes(slots));
+    if (!state)
+        return host->fail(host, TESS_ERROR_OUT_OF_MEMORY,
+                          "opencl: %zu bytes for the kernels of a plan", state_bytes(slots));
     memset(state, 0, state_bytes(slots));
     state->device = d;
     state->slots = slots;
@@ -200,7 +240,8 @@ static tess_status state_create(opencl_device *d, cl_program program, uint32_t s
     cl_int code = CL_SUCCESS;
     for (uint32_t n = 0; n < slots && code == CL_SUCCESS; n++) {
         state->slot[n].forward = d->cl->clCreateKernel(program, "tess_forward", &code);
-        if (code == CL_SUCCESS) state->slot[n].merge = d->cl->clCreateKernel(program, "tess_merge", &code);
+        if (code == CL_SUCCESS)
+            state->slot[n].merge = d->cl->clCreateKernel(program, "tess_merge", &code);
     }
     if (code == CL_SUCCESS) {
         *out = state;
@@ -213,7 +254,9 @@ static tess_status state_create(opencl_device *d, cl_program program, uint32_t s
 /* ------------------------------------------------------------------ the choice */
 
 static tess_status describe(const opencl_device *d, uint32_t index, tess_kernel_info *info) {
-    if (index >= OPENCL_VARIANTS) return d->host->fail(d->host, TESS_ERROR_INVALID, "index: %u is past the last kernel", (unsigned)index);
+    if (index >= OPENCL_VARIANTS)
+        return d->host->fail(d->host, TESS_ERROR_INVALID, "index: %u is past the last kernel",
+                             (unsigned)index);
     char why[256] = "";
     const int usable = fits(d, &rows[index]->shapes[0], why, sizeof why);
     info->op = TESS_OP_FORWARD;
@@ -224,10 +267,12 @@ static tess_status describe(const opencl_device *d, uint32_t index, tess_kernel_
     return TESS_OK;
 }
 
-static tess_status accept(opencl_device *d, const tess_kernel_key *key, uint32_t row, const tess_portable_shape *shape, cl_program program,
+static tess_status accept(opencl_device *d, const tess_kernel_key *key, uint32_t row,
+                          const tess_portable_shape *shape, cl_program program,
                           tess_kernel *kernel) {
     opencl_state *state = NULL;
-    const tess_status status = state_create(d, program, key->max_in_flight ? key->max_in_flight : 1, shape->threads, &state);
+    const tess_status status = state_create(d, program, key->max_in_flight ? key->max_in_flight : 1,
+                                            shape->threads, &state);
     if (status != TESS_OK) return status;
     kernel->tile_rows = shape->rows;
     kernel->tile_step = 1;
@@ -238,12 +283,14 @@ static tess_status accept(opencl_device *d, const tess_kernel_key *key, uint32_t
     kernel->impl = shape;
     kernel->state = state;
     kernel->release = release;
-    d->host->log(d->host, "dispatch", "opencl/%s accepts: dtype %s, head_dim %d in an instance of %u", rows[row]->name,
+    d->host->log(d->host, "dispatch",
+                 "opencl/%s accepts: dtype %s, head_dim %d in an instance of %u", rows[row]->name,
                  tess_portable_dtype(key->dtype), (int)key->head_dim, (unsigned)shape->head_dim);
     return TESS_OK;
 }
 
-tess_status tess_opencl_kernel(void *device, const tess_kernel_key *key, tess_kernel *kernel, uint32_t index, tess_kernel_info *info) {
+tess_status tess_opencl_kernel(void *device, const tess_kernel_key *key, tess_kernel *kernel,
+                               uint32_t index, tess_kernel_info *info) {
     opencl_device *d = device;
     const tess_host *host = d->host;
     if (!key) return describe(d, index, info);
@@ -251,20 +298,27 @@ tess_status tess_opencl_kernel(void *device, const tess_kernel_key *key, tess_ke
     for (uint32_t row = 0; row < OPENCL_VARIANTS; row++) {
         if (key->name && strcmp(key->name, rows[row]->name) != 0) continue;
         const char *why = tess_portable_refusal(key);
-        const tess_portable_shape *shape = why ? NULL : tess_portable_find(rows[row], key->head_dim);
+        const tess_portable_shape *shape =
+            why ? NULL : tess_portable_find(rows[row], key->head_dim);
         if (shape) {
             opencl_program *entry = NULL;
             pthread_mutex_lock(&d->building);
-            const tess_status status = instance(d, key->dtype, row, (uint32_t)(shape - rows[row]->shapes), &entry);
+            const tess_status status =
+                instance(d, key->dtype, row, (uint32_t)(shape - rows[row]->shapes), &entry);
             pthread_mutex_unlock(&d->building);
             if (status == TESS_OK) return accept(d, key, row, shape, entry->program, kernel);
             if (status != TESS_ERROR_UNSUPPORTED) return status;
             why = entry->refusal;
         }
         const size_t used = strlen(all);
-        snprintf(all + used, sizeof all - used, "%s%s: %s", used ? "; " : "", rows[row]->name, why ? why : "no instance takes this head_dim");
-        host->log(host, "dispatch", "opencl/%s refuses: %s", rows[row]->name, why ? why : "no instance takes this head_dim");
+        snprintf(all + used, sizeof all - used, "%s%s: %s", used ? "; " : "", rows[row]->name,
+                 why ? why : "no instance takes this head_dim");
+        host->log(host, "dispatch", "opencl/%s refuses: %s", rows[row]->name,
+                  why ? why : "no instance takes this head_dim");
     }
-    if (!all[0]) return host->fail(host, TESS_ERROR_UNSUPPORTED, "kernel: opencl has no kernel named '%s'", key->name ? key->name : "");
-    return host->fail(host, TESS_ERROR_UNSUPPORTED, "no opencl kernel accepts the problem: %s", all);
+    if (!all[0])
+        return host->fail(host, TESS_ERROR_UNSUPPORTED, "kernel: opencl has no kernel named '%s'",
+                          key->name ? key->name : "");
+    return host->fail(host, TESS_ERROR_UNSUPPORTED, "no opencl kernel accepts the problem: %s",
+                      all);
 }

@@ -48,8 +48,10 @@ typedef struct opencl_device {
 /* The entry points, found once for the process; NULL with the reason in `why`. */
 const cl_api *tess_opencl_api(char *why, size_t size);
 
-/* Device `index` in the order of tess_runtime_device; UNAVAILABLE past the last, and for index 0 with the reason why there is none. */
-tess_status tess_opencl_find(const tess_host *host, const cl_api *cl, uint32_t index, opencl_found *found);
+/* Device `index` in the order of tess_runtime_device; UNAVAILABLE past the last, and for index 0
+ * with the reason why there is none. */
+tess_status tess_opencl_find(const tess_host *host, const cl_api *cl, uint32_t index,
+                             opencl_found *found);
 tess_status tess_opencl_list(const tess_host *host, uint32_t index, tess_device_info *info);
 
 /* A text, or a number of a device; "" and 0 where the driver does not know it. */
@@ -58,19 +60,25 @@ void tess_opencl_text(const cl_api *cl, cl_device_id device, cl_uint what, char 
 int tess_opencl_has(const cl_api *cl, cl_device_id device, const char *extension);
 uint64_t tess_opencl_number(const cl_api *cl, cl_device_id device, cl_uint what, size_t bytes);
 
-/* The status that an error stands for, its name, and both in a message "call: what (NAME, code)". */
+/* The status that an error stands for, its name, and both in a message "call: what (NAME,
+ * code)". */
 tess_status tess_opencl_status(cl_int code);
 const char *tess_opencl_error_name(cl_int code);
-tess_status tess_opencl_fail(const tess_host *host, const char *call, const char *what, cl_int code);
+tess_status tess_opencl_fail(const tess_host *host, const char *call, const char *what,
+                             cl_int code);
 
 /* kernels.c */
 /* Workgroups that run at a time, about. */
-static inline uint32_t tess_opencl_parallel_jobs(const opencl_device *d) { return d->compute_units ? 2 * d->compute_units : 2; }
+static inline uint32_t tess_opencl_parallel_jobs(const opencl_device *d) {
+    return d->compute_units ? 2 * d->compute_units : 2;
+}
 
-tess_status tess_opencl_kernel(void *device, const tess_kernel_key *key, tess_kernel *kernel, uint32_t index, tess_kernel_info *info);
+tess_status tess_opencl_kernel(void *device, const tess_kernel_key *key, tess_kernel *kernel,
+                               uint32_t index, tess_kernel_info *info);
 void tess_opencl_programs_release(opencl_device *d);
 
-/* Kernel objects hold their arguments, so each launch needs its own pair while it is being enqueued. */
+/* Kernel objects hold their arguments, so each launch needs its own pair while it is being
+ * enqueued. */
 typedef struct opencl_slot {
     cl_kernel forward, merge;
     int busy; /* atomic */

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The part of Vulkan that this backend uses, declared here so that it builds on machines without Vulkan's headers. Names are our own, values and layouts are
- * Vulkan's; tests/vulkan/api.c compares both with vulkan_core.h where that is found. Handles that Vulkan does not dispatch on are 64-bit numbers on every
- * machine with 64-bit pointers and on the others.
+ * The part of Vulkan that this backend uses, declared here so that it builds on machines without
+ * Vulkan's headers. Names are our own, values and layouts are Vulkan's; tests/vulkan/api.c compares
+ * both with vulkan_core.h where that is found. Handles that Vulkan does not dispatch on are 64-bit
+ * numbers on every machine with 64-bit pointers and on the others.
  */
 #ifndef TESSERA_VULKAN_API_H
 #define TESSERA_VULKAN_API_H
@@ -120,7 +121,7 @@ enum {
     TVK_ACCESS_HOST_WRITE = 0x4000,
 };
 
-/* ------------------------------------------------------------------ instance and physical device */
+/* ---------------------------------------------------------------- instance and physical device */
 
 typedef struct vk_application_info {
     VK_IN;
@@ -409,7 +410,7 @@ typedef struct vk_timeline_submit_info {
     const uint64_t *signal_values;
 } vk_timeline_submit_info;
 
-/* ------------------------------------------------------------------ functions: X(name without vk, result, parameters) */
+/* ------------------------------------------- functions: X(name without vk, result, parameters) */
 
 typedef void (*vk_function)(void);
 typedef vk_function (*vk_get_instance_proc)(vk_instance, const char *);
@@ -418,74 +419,97 @@ typedef vk_function (*vk_get_instance_proc)(vk_instance, const char *);
     X(CreateInstance, vk_result, (const vk_instance_create_info *, const void *, vk_instance *)) \
     X(EnumerateInstanceVersion, vk_result, (uint32_t *)) /* missing in 1.0 */
 
-#define VK_INSTANCE_FUNCTIONS(X)                                                                                         \
-    X(DestroyInstance, void, (vk_instance, const void *))                                                                \
-    X(EnumeratePhysicalDevices, vk_result, (vk_instance, uint32_t *, vk_physical *))                                     \
-    X(EnumerateDeviceExtensionProperties, vk_result, (vk_physical, const char *, uint32_t *, vk_extension_properties *)) \
-    X(GetPhysicalDeviceProperties, void, (vk_physical, vk_properties *))                                                 \
-    X(GetPhysicalDeviceProperties2, void, (vk_physical, vk_properties_2 *))                                              \
-    X(GetPhysicalDeviceFeatures2, void, (vk_physical, vk_features_2 *))                                                  \
-    X(GetPhysicalDeviceQueueFamilyProperties, void, (vk_physical, uint32_t *, vk_queue_family *))                        \
-    X(GetPhysicalDeviceMemoryProperties, void, (vk_physical, vk_memory_properties *))                                    \
-    X(CreateDevice, vk_result, (vk_physical, const vk_device_create_info *, const void *, vk_device *))                  \
+#define VK_INSTANCE_FUNCTIONS(X)                                                                  \
+    X(DestroyInstance, void, (vk_instance, const void *))                                         \
+    X(EnumeratePhysicalDevices, vk_result, (vk_instance, uint32_t *, vk_physical *))              \
+    X(EnumerateDeviceExtensionProperties, vk_result,                                              \
+      (vk_physical, const char *, uint32_t *, vk_extension_properties *))                         \
+    X(GetPhysicalDeviceProperties, void, (vk_physical, vk_properties *))                          \
+    X(GetPhysicalDeviceProperties2, void, (vk_physical, vk_properties_2 *))                       \
+    X(GetPhysicalDeviceFeatures2, void, (vk_physical, vk_features_2 *))                           \
+    X(GetPhysicalDeviceQueueFamilyProperties, void, (vk_physical, uint32_t *, vk_queue_family *)) \
+    X(GetPhysicalDeviceMemoryProperties, void, (vk_physical, vk_memory_properties *))             \
+    X(CreateDevice, vk_result,                                                                    \
+      (vk_physical, const vk_device_create_info *, const void *, vk_device *))                    \
     X(GetDeviceProcAddr, vk_function, (vk_device, const char *))
 
-#define VK_DEVICE_FUNCTIONS(X)                                                                                                                 \
-    X(DestroyDevice, void, (vk_device, const void *))                                                                                          \
-    X(GetDeviceQueue, void, (vk_device, uint32_t, uint32_t, vk_queue *))                                                                       \
-    X(QueueSubmit, vk_result, (vk_queue, uint32_t, const vk_submit_info *, vk_handle))                                                         \
-    X(AllocateMemory, vk_result, (vk_device, const vk_memory_allocate_info *, const void *, vk_handle *))                                      \
-    X(FreeMemory, void, (vk_device, vk_handle, const void *))                                                                                  \
-    X(MapMemory, vk_result, (vk_device, vk_handle, uint64_t, uint64_t, uint32_t, void **))                                                     \
-    X(BindBufferMemory, vk_result, (vk_device, vk_handle, vk_handle, uint64_t))                                                                \
-    X(GetBufferMemoryRequirements, void, (vk_device, vk_handle, vk_memory_requirements *))                                                     \
-    X(CreateBuffer, vk_result, (vk_device, const vk_buffer_create_info *, const void *, vk_handle *))                                          \
-    X(DestroyBuffer, void, (vk_device, vk_handle, const void *))                                                                               \
-    X(CreateFence, vk_result, (vk_device, const vk_fence_create_info *, const void *, vk_handle *))                                            \
-    X(DestroyFence, void, (vk_device, vk_handle, const void *))                                                                                \
-    X(ResetFences, vk_result, (vk_device, uint32_t, const vk_handle *))                                                                        \
-    X(GetFenceStatus, vk_result, (vk_device, vk_handle))                                                                                       \
-    X(WaitForFences, vk_result, (vk_device, uint32_t, const vk_handle *, vk_bool, uint64_t))                                                   \
-    X(CreateQueryPool, vk_result, (vk_device, const vk_query_pool_create_info *, const void *, vk_handle *))                                   \
-    X(DestroyQueryPool, void, (vk_device, vk_handle, const void *))                                                                            \
-    X(GetQueryPoolResults, vk_result, (vk_device, vk_handle, uint32_t, uint32_t, size_t, void *, uint64_t, uint32_t))                          \
-    X(CreateShaderModule, vk_result, (vk_device, const vk_shader_module_create_info *, const void *, vk_handle *))                             \
-    X(DestroyShaderModule, void, (vk_device, vk_handle, const void *))                                                                         \
-    X(CreatePipelineCache, vk_result, (vk_device, const vk_pipeline_cache_create_info *, const void *, vk_handle *))                           \
-    X(DestroyPipelineCache, void, (vk_device, vk_handle, const void *))                                                                        \
-    X(GetPipelineCacheData, vk_result, (vk_device, vk_handle, size_t *, void *))                                                               \
-    X(CreateComputePipelines, vk_result, (vk_device, vk_handle, uint32_t, const vk_compute_pipeline_create_info *, const void *, vk_handle *)) \
-    X(DestroyPipeline, void, (vk_device, vk_handle, const void *))                                                                             \
-    X(CreatePipelineLayout, vk_result, (vk_device, const vk_pipeline_layout_create_info *, const void *, vk_handle *))                         \
-    X(DestroyPipelineLayout, void, (vk_device, vk_handle, const void *))                                                                       \
-    X(CreateDescriptorSetLayout, vk_result, (vk_device, const vk_set_layout_create_info *, const void *, vk_handle *))                         \
-    X(DestroyDescriptorSetLayout, void, (vk_device, vk_handle, const void *))                                                                  \
-    X(CreateDescriptorPool, vk_result, (vk_device, const vk_descriptor_pool_create_info *, const void *, vk_handle *))                         \
-    X(DestroyDescriptorPool, void, (vk_device, vk_handle, const void *))                                                                       \
-    X(AllocateDescriptorSets, vk_result, (vk_device, const vk_set_allocate_info *, vk_handle *))                                               \
-    X(UpdateDescriptorSets, void, (vk_device, uint32_t, const vk_write_set *, uint32_t, const void *))                                         \
-    X(CreateCommandPool, vk_result, (vk_device, const vk_command_pool_create_info *, const void *, vk_handle *))                               \
-    X(DestroyCommandPool, void, (vk_device, vk_handle, const void *))                                                                          \
-    X(AllocateCommandBuffers, vk_result, (vk_device, const vk_commands_allocate_info *, vk_commands *))                                        \
-    X(BeginCommandBuffer, vk_result, (vk_commands, const vk_begin_info *))                                                                     \
-    X(EndCommandBuffer, vk_result, (vk_commands))                                                                                              \
-    X(CmdBindPipeline, void, (vk_commands, uint32_t, vk_handle))                                                                               \
-    X(CmdBindDescriptorSets, void, (vk_commands, uint32_t, vk_handle, uint32_t, uint32_t, const vk_handle *, uint32_t, const uint32_t *))      \
-    X(CmdPushConstants, void, (vk_commands, vk_handle, uint32_t, uint32_t, uint32_t, const void *))                                            \
-    X(CmdDispatch, void, (vk_commands, uint32_t, uint32_t, uint32_t))                                                                          \
-    X(CmdPipelineBarrier, void,                                                                                                                \
-      (vk_commands, uint32_t, uint32_t, uint32_t, uint32_t, const vk_memory_barrier *, uint32_t, const void *, uint32_t, const void *))        \
-    X(CmdCopyBuffer, void, (vk_commands, vk_handle, vk_handle, uint32_t, const vk_buffer_copy *))                                              \
-    X(CmdResetQueryPool, void, (vk_commands, vk_handle, uint32_t, uint32_t))                                                                   \
+#define VK_DEVICE_FUNCTIONS(X)                                                                    \
+    X(DestroyDevice, void, (vk_device, const void *))                                             \
+    X(GetDeviceQueue, void, (vk_device, uint32_t, uint32_t, vk_queue *))                          \
+    X(QueueSubmit, vk_result, (vk_queue, uint32_t, const vk_submit_info *, vk_handle))            \
+    X(AllocateMemory, vk_result,                                                                  \
+      (vk_device, const vk_memory_allocate_info *, const void *, vk_handle *))                    \
+    X(FreeMemory, void, (vk_device, vk_handle, const void *))                                     \
+    X(MapMemory, vk_result, (vk_device, vk_handle, uint64_t, uint64_t, uint32_t, void **))        \
+    X(BindBufferMemory, vk_result, (vk_device, vk_handle, vk_handle, uint64_t))                   \
+    X(GetBufferMemoryRequirements, void, (vk_device, vk_handle, vk_memory_requirements *))        \
+    X(CreateBuffer, vk_result,                                                                    \
+      (vk_device, const vk_buffer_create_info *, const void *, vk_handle *))                      \
+    X(DestroyBuffer, void, (vk_device, vk_handle, const void *))                                  \
+    X(CreateFence, vk_result,                                                                     \
+      (vk_device, const vk_fence_create_info *, const void *, vk_handle *))                       \
+    X(DestroyFence, void, (vk_device, vk_handle, const void *))                                   \
+    X(ResetFences, vk_result, (vk_device, uint32_t, const vk_handle *))                           \
+    X(GetFenceStatus, vk_result, (vk_device, vk_handle))                                          \
+    X(WaitForFences, vk_result, (vk_device, uint32_t, const vk_handle *, vk_bool, uint64_t))      \
+    X(CreateQueryPool, vk_result,                                                                 \
+      (vk_device, const vk_query_pool_create_info *, const void *, vk_handle *))                  \
+    X(DestroyQueryPool, void, (vk_device, vk_handle, const void *))                               \
+    X(GetQueryPoolResults, vk_result,                                                             \
+      (vk_device, vk_handle, uint32_t, uint32_t, size_t, void *, uint64_t, uint32_t))             \
+    X(CreateShaderModule, vk_result,                                                              \
+      (vk_device, const vk_shader_module_create_info *, const void *, vk_handle *))               \
+    X(DestroyShaderModule, void, (vk_device, vk_handle, const void *))                            \
+    X(CreatePipelineCache, vk_result,                                                             \
+      (vk_device, const vk_pipeline_cache_create_info *, const void *, vk_handle *))              \
+    X(DestroyPipelineCache, void, (vk_device, vk_handle, const void *))                           \
+    X(GetPipelineCacheData, vk_result, (vk_device, vk_handle, size_t *, void *))                  \
+    X(CreateComputePipelines, vk_result,                                                          \
+      (vk_device, vk_handle, uint32_t, const vk_compute_pipeline_create_info *, const void *,     \
+       vk_handle *))                                                                              \
+    X(DestroyPipeline, void, (vk_device, vk_handle, const void *))                                \
+    X(CreatePipelineLayout, vk_result,                                                            \
+      (vk_device, const vk_pipeline_layout_create_info *, const void *, vk_handle *))             \
+    X(DestroyPipelineLayout, void, (vk_device, vk_handle, const void *))                          \
+    X(CreateDescriptorSetLayout, vk_result,                                                       \
+      (vk_device, const vk_set_layout_create_info *, const void *, vk_handle *))                  \
+    X(DestroyDescriptorSetLayout, void, (vk_device, vk_handle, const void *))                     \
+    X(CreateDescriptorPool, vk_result,                                                            \
+      (vk_device, const vk_descriptor_pool_create_info *, const void *, vk_handle *))             \
+    X(DestroyDescriptorPool, void, (vk_device, vk_handle, const void *))                          \
+    X(AllocateDescriptorSets, vk_result, (vk_device, const vk_set_allocate_info *, vk_handle *))  \
+    X(UpdateDescriptorSets, void,                                                                 \
+      (vk_device, uint32_t, const vk_write_set *, uint32_t, const void *))                        \
+    X(CreateCommandPool, vk_result,                                                               \
+      (vk_device, const vk_command_pool_create_info *, const void *, vk_handle *))                \
+    X(DestroyCommandPool, void, (vk_device, vk_handle, const void *))                             \
+    X(AllocateCommandBuffers, vk_result,                                                          \
+      (vk_device, const vk_commands_allocate_info *, vk_commands *))                              \
+    X(BeginCommandBuffer, vk_result, (vk_commands, const vk_begin_info *))                        \
+    X(EndCommandBuffer, vk_result, (vk_commands))                                                 \
+    X(CmdBindPipeline, void, (vk_commands, uint32_t, vk_handle))                                  \
+    X(CmdBindDescriptorSets, void,                                                                \
+      (vk_commands, uint32_t, vk_handle, uint32_t, uint32_t, const vk_handle *, uint32_t,         \
+       const uint32_t *))                                                                         \
+    X(CmdPushConstants, void,                                                                     \
+      (vk_commands, vk_handle, uint32_t, uint32_t, uint32_t, const void *))                       \
+    X(CmdDispatch, void, (vk_commands, uint32_t, uint32_t, uint32_t))                             \
+    X(CmdPipelineBarrier, void,                                                                   \
+      (vk_commands, uint32_t, uint32_t, uint32_t, uint32_t, const vk_memory_barrier *, uint32_t,  \
+       const void *, uint32_t, const void *))                                                     \
+    X(CmdCopyBuffer, void, (vk_commands, vk_handle, vk_handle, uint32_t, const vk_buffer_copy *)) \
+    X(CmdResetQueryPool, void, (vk_commands, vk_handle, uint32_t, uint32_t))                      \
     X(CmdWriteTimestamp, void, (vk_commands, uint32_t, vk_handle, uint32_t))
 
 /* Of 1.2, or with KHR at the end of the name; may be missing. */
-#define VK_OPTIONAL_FUNCTIONS(X) X(GetSemaphoreCounterValue, vk_result, (vk_device, vk_handle, uint64_t *))
+#define VK_OPTIONAL_FUNCTIONS(X) \
+    X(GetSemaphoreCounterValue, vk_result, (vk_device, vk_handle, uint64_t *))
 
 /* All functions, each under its Vulkan name without the prefix. */
 typedef struct vk_api {
 #define VK_MEMBER(name, result, parameters) result(*name) parameters;
-    VK_GLOBAL_FUNCTIONS(VK_MEMBER) VK_INSTANCE_FUNCTIONS(VK_MEMBER) VK_DEVICE_FUNCTIONS(VK_MEMBER) VK_OPTIONAL_FUNCTIONS(VK_MEMBER)
+    VK_GLOBAL_FUNCTIONS(VK_MEMBER)
+    VK_INSTANCE_FUNCTIONS(VK_MEMBER) VK_DEVICE_FUNCTIONS(VK_MEMBER) VK_OPTIONAL_FUNCTIONS(VK_MEMBER)
 #undef VK_MEMBER
 } vk_api;
 

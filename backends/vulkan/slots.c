@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the launches of a plan need: a descriptor set, command buffers, a fence and two timestamps each, made with the plan and used again and again. */
+/* What the launches of a plan need: a descriptor set, command buffers, a fence and two timestamps
+ * each, made with the plan and used again and again. */
 #include <string.h>
 
 #include "vk.h"
 
 /* Everything in one block: the state, its slots, and their command buffers. */
 static tess_vk_state *layout_state(tess_vk_device *d, uint32_t slots, uint32_t pieces) {
-    const size_t bytes = sizeof(tess_vk_state) + slots * (sizeof(tess_vk_slot) + pieces * sizeof(vk_commands));
+    const size_t bytes =
+        sizeof(tess_vk_state) + slots * (sizeof(tess_vk_slot) + pieces * sizeof(vk_commands));
     tess_vk_state *s = d->host->alloc(d->host, bytes, 64);
     if (!s) return NULL;
     memset(s, 0, bytes);
@@ -26,8 +28,10 @@ static tess_vk_state *layout_state(tess_vk_device *d, uint32_t slots, uint32_t p
 static vk_result make_pool(tess_vk_state *s, const char **call) {
     const tess_vk_device *d = s->device;
     const vk_pool_size size = {TVK_DESCRIPTOR_STORAGE_BUFFER, VK_BINDINGS * s->n_slots};
-    const vk_descriptor_pool_create_info pool = {
-        .type = TVK_TYPE_DESCRIPTOR_POOL_CREATE_INFO, .max_sets = s->n_slots, .size_count = 1, .sizes = &size};
+    const vk_descriptor_pool_create_info pool = {.type = TVK_TYPE_DESCRIPTOR_POOL_CREATE_INFO,
+                                                 .max_sets = s->n_slots,
+                                                 .size_count = 1,
+                                                 .sizes = &size};
     *call = "vkCreateDescriptorPool";
     vk_result result = d->vk.CreateDescriptorPool(d->device, &pool, NULL, &s->descriptor_pool);
     if (result != TVK_SUCCESS) {
@@ -35,7 +39,9 @@ static vk_result make_pool(tess_vk_state *s, const char **call) {
         return result;
     }
     if (d->found.timestamp_bits) {
-        const vk_query_pool_create_info queries = {.type = TVK_TYPE_QUERY_POOL_CREATE_INFO, .kind = TVK_QUERY_TIMESTAMP, .count = 2 * s->n_slots};
+        const vk_query_pool_create_info queries = {.type = TVK_TYPE_QUERY_POOL_CREATE_INFO,
+                                                   .kind = TVK_QUERY_TIMESTAMP,
+                                                   .count = 2 * s->n_slots};
         *call = "vkCreateQueryPool";
         result = d->vk.CreateQueryPool(d->device, &queries, NULL, &s->queries);
         if (result != TVK_SUCCESS) s->queries = 0;
@@ -43,13 +49,17 @@ static vk_result make_pool(tess_vk_state *s, const char **call) {
     return result;
 }
 
-/* Recording into command buffers of one pool must not happen at the same time, so every slot has a pool. */
+/* Recording into command buffers of one pool must not happen at the same time, so every slot has a
+ * pool. */
 static vk_result make_slot(const tess_vk_state *s, tess_vk_slot *slot, const char **call) {
     const tess_vk_device *d = s->device;
-    const vk_set_allocate_info set = {
-        .type = TVK_TYPE_DESCRIPTOR_SET_ALLOCATE_INFO, .pool = s->descriptor_pool, .count = 1, .layouts = &d->set_layout};
-    const vk_command_pool_create_info pool = {
-        .type = TVK_TYPE_COMMAND_POOL_CREATE_INFO, .flags = TVK_COMMAND_POOL_RESET_BUFFER, .family = d->found.family};
+    const vk_set_allocate_info set = {.type = TVK_TYPE_DESCRIPTOR_SET_ALLOCATE_INFO,
+                                      .pool = s->descriptor_pool,
+                                      .count = 1,
+                                      .layouts = &d->set_layout};
+    const vk_command_pool_create_info pool = {.type = TVK_TYPE_COMMAND_POOL_CREATE_INFO,
+                                              .flags = TVK_COMMAND_POOL_RESET_BUFFER,
+                                              .family = d->found.family};
     const vk_fence_create_info fence = {.type = TVK_TYPE_FENCE_CREATE_INFO};
     *call = "vkAllocateDescriptorSets";
     vk_result result = d->vk.AllocateDescriptorSets(d->device, &set, &slot->set);
@@ -64,7 +74,8 @@ static vk_result make_slot(const tess_vk_state *s, tess_vk_slot *slot, const cha
         slot->pool = 0;
         return result;
     }
-    const vk_commands_allocate_info commands = {.type = TVK_TYPE_COMMAND_BUFFER_ALLOCATE_INFO, .pool = slot->pool, .count = s->n_pieces};
+    const vk_commands_allocate_info commands = {
+        .type = TVK_TYPE_COMMAND_BUFFER_ALLOCATE_INFO, .pool = slot->pool, .count = s->n_pieces};
     *call = "vkAllocateCommandBuffers";
     return d->vk.AllocateCommandBuffers(d->device, &commands, slot->commands);
 }
@@ -82,12 +93,16 @@ static void destroy(tess_vk_state *s) {
     d->host->free(d->host, s, s->bytes);
 }
 
-tess_status tess_vk_state_create(tess_vk_device *d, uint32_t slots, uint32_t pieces, tess_vk_state **state) {
+tess_status tess_vk_state_create(tess_vk_device *d, uint32_t slots, uint32_t pieces,
+                                 tess_vk_state **state) {
     const char *call = NULL;
     tess_vk_state *s = layout_state(d, slots, pieces);
-    if (!s) return d->host->fail(d->host, TESS_ERROR_OUT_OF_MEMORY, "vulkan: no memory for %u slots", slots);
+    if (!s)
+        return d->host->fail(d->host, TESS_ERROR_OUT_OF_MEMORY, "vulkan: no memory for %u slots",
+                             slots);
     vk_result result = make_pool(s, &call);
-    for (uint32_t n = 0; n < slots && result == TVK_SUCCESS; n++) result = make_slot(s, &s->slots[n], &call);
+    for (uint32_t n = 0; n < slots && result == TVK_SUCCESS; n++)
+        result = make_slot(s, &s->slots[n], &call);
     if (result == TVK_SUCCESS) {
         *state = s;
         return TESS_OK;
@@ -117,7 +132,8 @@ static vk_result finished(const tess_vk_device *d, const tess_vk_slot *slot, int
     if (state == VK_SLOT_SUBMITTED) return d->vk.GetFenceStatus(d->device, slot->fence);
     if (slot->until_fence) return d->vk.GetFenceStatus(d->device, slot->until_fence);
     if (!slot->until_semaphore) return TVK_NOT_READY;
-    const vk_result result = d->vk.GetSemaphoreCounterValue(d->device, slot->until_semaphore, &value);
+    const vk_result result =
+        d->vk.GetSemaphoreCounterValue(d->device, slot->until_semaphore, &value);
     return result == TVK_SUCCESS && value < slot->until_value ? TVK_NOT_READY : result;
 }
 
@@ -127,9 +143,12 @@ tess_status tess_vk_slot_take(tess_vk_state *s, uint32_t *index) {
     for (uint32_t n = 0; n < s->n_slots; n++) {
         tess_vk_slot *slot = &s->slots[n];
         int state = atomic_load(&slot->state);
-        if (state == VK_SLOT_TAKEN || state == VK_SLOT_UNTRACKED || !atomic_compare_exchange_strong(&slot->state, &state, VK_SLOT_TAKEN)) continue;
+        if (state == VK_SLOT_TAKEN || state == VK_SLOT_UNTRACKED ||
+            !atomic_compare_exchange_strong(&slot->state, &state, VK_SLOT_TAKEN))
+            continue;
         vk_result result = state == VK_SLOT_FREE ? TVK_SUCCESS : finished(d, slot, state);
-        if (result == TVK_SUCCESS && state == VK_SLOT_SUBMITTED) result = d->vk.ResetFences(d->device, 1, &slot->fence);
+        if (result == TVK_SUCCESS && state == VK_SLOT_SUBMITTED)
+            result = d->vk.ResetFences(d->device, 1, &slot->fence);
         if (result == TVK_SUCCESS) {
             *index = n;
             return TESS_OK;
@@ -137,6 +156,8 @@ tess_status tess_vk_slot_take(tess_vk_state *s, uint32_t *index) {
         atomic_store(&slot->state, state);
         if (result != TVK_NOT_READY) worst = result;
     }
-    if (worst != TVK_NOT_READY) return tess_vk_fail(d->host, worst, "vkGetFenceStatus", "of an earlier run");
-    return d->host->fail(d->host, TESS_ERROR_BUSY, "max_in_flight: all %u runs of the plan are under way", s->n_slots);
+    if (worst != TVK_NOT_READY)
+        return tess_vk_fail(d->host, worst, "vkGetFenceStatus", "of an earlier run");
+    return d->host->fail(d->host, TESS_ERROR_BUSY,
+                         "max_in_flight: all %u runs of the plan are under way", s->n_slots);
 }

@@ -5,29 +5,36 @@
 
 #include "vk.h"
 
-static const tess_portable_variant *const rows[VK_VARIANTS] = {&tess_portable, &tess_portable_small};
+static const tess_portable_variant *const rows[VK_VARIANTS] = {&tess_portable,
+                                                               &tess_portable_small};
 
 enum { MOST_SLOTS = 4096, STEP_KEYS = 64 };
 
 /* Why the device cannot run a shape, or NULL. */
-static const char *shape_refusal(const tess_vk_device *d, const tess_portable_shape *s, char *buffer, size_t size) {
+static const char *shape_refusal(const tess_vk_device *d, const tess_portable_shape *s,
+                                 char *buffer, size_t size) {
     const vk_limits *l = &d->found.properties.limits;
     if (s->shared_bytes > l->max_shared_bytes)
-        snprintf(buffer, size, "needs %u bytes of shared memory, maxComputeSharedMemorySize is %u", s->shared_bytes, l->max_shared_bytes);
+        snprintf(buffer, size, "needs %u bytes of shared memory, maxComputeSharedMemorySize is %u",
+                 s->shared_bytes, l->max_shared_bytes);
     else if (s->threads > l->max_group_threads)
-        snprintf(buffer, size, "needs workgroups of %u, maxComputeWorkGroupInvocations is %u", s->threads, l->max_group_threads);
+        snprintf(buffer, size, "needs workgroups of %u, maxComputeWorkGroupInvocations is %u",
+                 s->threads, l->max_group_threads);
     else if (s->threads > l->max_group_size[0])
-        snprintf(buffer, size, "needs workgroups of %u, maxComputeWorkGroupSize is %u", s->threads, l->max_group_size[0]);
+        snprintf(buffer, size, "needs workgroups of %u, maxComputeWorkGroupSize is %u", s->threads,
+                 l->max_group_size[0]);
     else
         return NULL;
     return buffer;
 }
 
-static const char *refusal(const tess_vk_device *d, int variant, const tess_kernel_key *key, char *buffer, size_t size) {
+static const char *refusal(const tess_vk_device *d, int variant, const tess_kernel_key *key,
+                           char *buffer, size_t size) {
     const char *why = tess_portable_refusal(key);
     if (why) return why;
     if (key->dtype != TESS_F32 && !d->found.storage_16bit) {
-        snprintf(buffer, size, "dtype %s needs the feature storageBuffer16BitAccess", tess_portable_dtype(key->dtype));
+        snprintf(buffer, size, "dtype %s needs the feature storageBuffer16BitAccess",
+                 tess_portable_dtype(key->dtype));
         return buffer;
     }
     if (key->max_in_flight > MOST_SLOTS) {
@@ -39,7 +46,9 @@ static const char *refusal(const tess_vk_device *d, int variant, const tess_kern
 
 static tess_status describe(const tess_vk_device *d, uint32_t index, tess_kernel_info *info) {
     char buffer[128];
-    if (index >= VK_VARIANTS) return d->host->fail(d->host, TESS_ERROR_INVALID, "index: %u is past the last kernel", index);
+    if (index >= VK_VARIANTS)
+        return d->host->fail(d->host, TESS_ERROR_INVALID, "index: %u is past the last kernel",
+                             index);
     const char *why = shape_refusal(d, &rows[index]->shapes[0], buffer, sizeof buffer);
     info->op = TESS_OP_FORWARD;
     info->status = why ? TESS_ERROR_UNAVAILABLE : TESS_OK;
@@ -50,28 +59,33 @@ static tess_status describe(const tess_vk_device *d, uint32_t index, tess_kernel
 }
 
 /* How a launch is cut into submissions, from what a plan of this key may hold at most. */
-static void find_pieces(const tess_vk_device *d, const tess_kernel_key *key, uint32_t tile_rows, uint64_t *jobs_per_piece, uint32_t *pieces) {
+static void find_pieces(const tess_vk_device *d, const tess_kernel_key *key, uint32_t tile_rows,
+                        uint64_t *jobs_per_piece, uint32_t *pieces) {
     const uint64_t limit = tess_vk_range_steps(d);
     *jobs_per_piece = 0;
     *pieces = 1;
     if (limit == 0) return;
-    /* Where the key does not know the lengths (batch-invariant plans), keys are split into parts of 4096. */
+    /* Where the key does not know the lengths (batch-invariant plans), keys are split into parts of
+     * 4096. */
     const uint64_t keys = key->max_kv_len > INT32_MAX / 2 ? 4096 : (uint64_t)key->max_kv_len;
     const uint64_t steps = keys / STEP_KEYS + 1;
     *jobs_per_piece = limit / steps ? limit / steps : 1;
-    const double jobs = (double)key->batch * key->n_heads * ((double)key->max_q_len / tile_rows + 2);
+    const double jobs =
+        (double)key->batch * key->n_heads * ((double)key->max_q_len / tile_rows + 2);
     const double wanted = jobs / (double)*jobs_per_piece + 1;
     *pieces = wanted < VK_MOST_PIECES ? (uint32_t)wanted : VK_MOST_PIECES;
 }
 
 /* Pipelines and slots of an accepted problem. */
-static tess_status accept(tess_vk_device *d, const tess_kernel_key *key, int variant, tess_kernel *kernel) {
+static tess_status accept(tess_vk_device *d, const tess_kernel_key *key, int variant,
+                          tess_kernel *kernel) {
     const tess_portable_shape *shape = tess_portable_find(rows[variant], key->head_dim);
     vk_handle forward, merge;
     tess_vk_state *state;
     uint64_t jobs_per_piece;
     uint32_t pieces;
-    tess_status status = tess_vk_forward_pipeline(d, variant, (int)(shape - rows[variant]->shapes), key->dtype, &forward);
+    tess_status status = tess_vk_forward_pipeline(d, variant, (int)(shape - rows[variant]->shapes),
+                                                  key->dtype, &forward);
     if (status == TESS_OK) status = tess_vk_merge_pipeline(d, key->dtype, &merge);
     if (status != TESS_OK) return status;
     find_pieces(d, key, shape->rows, &jobs_per_piece, &pieces);
@@ -89,12 +103,13 @@ static tess_status accept(tess_vk_device *d, const tess_kernel_key *key, int var
     kernel->impl = rows[variant];
     kernel->state = state;
     kernel->release = tess_vk_state_release;
-    d->host->log(d->host, "dispatch", "vulkan/%s accepts: dtype %s, head_dim %d", rows[variant]->name, tess_portable_dtype(key->dtype),
-                 (int)key->head_dim);
+    d->host->log(d->host, "dispatch", "vulkan/%s accepts: dtype %s, head_dim %d",
+                 rows[variant]->name, tess_portable_dtype(key->dtype), (int)key->head_dim);
     return TESS_OK;
 }
 
-tess_status tess_vk_kernel(void *device, const tess_kernel_key *key, tess_kernel *kernel, uint32_t index, tess_kernel_info *info) {
+tess_status tess_vk_kernel(void *device, const tess_kernel_key *key, tess_kernel *kernel,
+                           uint32_t index, tess_kernel_info *info) {
     tess_vk_device *d = device;
     if (!key) return describe(d, index, info);
     char all[600] = "";
@@ -107,6 +122,9 @@ tess_status tess_vk_kernel(void *device, const tess_kernel_key *key, tess_kernel
         snprintf(all + used, sizeof all - used, "%s%s: %s", used ? "; " : "", rows[v]->name, why);
         d->host->log(d->host, "dispatch", "vulkan/%s refuses: %s", rows[v]->name, why);
     }
-    if (!all[0]) return d->host->fail(d->host, TESS_ERROR_UNSUPPORTED, "kernel: vulkan has no kernel named '%s'", key->name ? key->name : "");
-    return d->host->fail(d->host, TESS_ERROR_UNSUPPORTED, "no vulkan kernel accepts the problem: %s", all);
+    if (!all[0])
+        return d->host->fail(d->host, TESS_ERROR_UNSUPPORTED,
+                             "kernel: vulkan has no kernel named '%s'", key->name ? key->name : "");
+    return d->host->fail(d->host, TESS_ERROR_UNSUPPORTED,
+                         "no vulkan kernel accepts the problem: %s", all);
 }

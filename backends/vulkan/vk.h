@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Parts of the Vulkan backend: the loader and its devices, memory and waiting, pipelines, the table of kernels, and launches. */
+/* Parts of the Vulkan backend: the loader and its devices, memory and waiting, pipelines, the table
+ * of kernels, and launches. */
 #ifndef TESSERA_VULKAN_VK_H
 #define TESSERA_VULKAN_VK_H
 
@@ -58,8 +59,9 @@ typedef struct tess_vk_device {
     void (*lock)(void *user), (*unlock)(void *user);
     void *lock_user;
     char driver[96];
-    uint32_t units;   /* multiprocessors; 0: not known */
-    atomic_int stuck; /* a wait ran out of patience: objects may still be in use and are not destroyed */
+    uint32_t units; /* multiprocessors; 0: not known */
+    /* a wait ran out of patience: objects may still be in use and are not destroyed */
+    atomic_int stuck;
 
     pthread_mutex_t queue_lock;
     pthread_mutex_t memory_lock; /* of `allocations` */
@@ -82,17 +84,21 @@ typedef struct tess_vk_device {
 /* loader.c: the library, an instance, the devices on it. */
 vk_get_instance_proc tess_vk_library(char *why, size_t size);
 /* Fills the functions that need no device. */
-tess_status tess_vk_instance_functions(const tess_host *host, vk_get_instance_proc get, vk_instance instance, vk_api *vk);
+tess_status tess_vk_instance_functions(const tess_host *host, vk_get_instance_proc get,
+                                       vk_instance instance, vk_api *vk);
 tess_status tess_vk_connect(const tess_host *host, vk_api *vk, vk_instance *instance);
-tess_status tess_vk_find(const tess_host *host, const vk_api *vk, vk_instance instance, uint32_t index, tess_vk_found *found);
+tess_status tess_vk_find(const tess_host *host, const vk_api *vk, vk_instance instance,
+                         uint32_t index, tess_vk_found *found);
 /* Fills *found for one physical device; returns why it cannot be used, or NULL. */
 const char *tess_vk_inspect(const vk_api *vk, vk_physical physical, tess_vk_found *found);
-void tess_vk_driver_text(const tess_host *host, const vk_api *vk, const tess_vk_found *found, char *text, size_t size);
+void tess_vk_driver_text(const tess_host *host, const vk_api *vk, const tess_vk_found *found,
+                         char *text, size_t size);
 uint32_t tess_vk_compute_units(const tess_host *host, const vk_api *vk, vk_physical physical);
 tess_status tess_vk_list(const tess_host *host, uint32_t index, tess_device_info *info);
 
 /* result.c: a failed call as a status, with the result's name in the message. */
-tess_status tess_vk_fail(const tess_host *host, vk_result result, const char *call, const char *what);
+tess_status tess_vk_fail(const tess_host *host, vk_result result, const char *call,
+                         const char *what);
 
 /* device.c */
 tess_status tess_vk_open(const tess_host *host, uint32_t index, const void *native, void **device);
@@ -101,7 +107,8 @@ tess_status tess_vk_query(void *device, tess_caps *caps);
 /* (row tile, 64 keys) steps that surely take less than 200 ms; 0: nothing watches this device. */
 uint64_t tess_vk_range_steps(const tess_vk_device *d);
 uint32_t tess_vk_parallel_jobs(const tess_vk_device *d); /* workgroups that run at a time, about */
-vk_result tess_vk_submit(tess_vk_device *d, vk_queue queue, uint32_t count, const vk_submit_info *submits, vk_handle fence);
+vk_result tess_vk_submit(tess_vk_device *d, vk_queue queue, uint32_t count,
+                         const vk_submit_info *submits, vk_handle fence);
 
 /* memory.c */
 tess_status tess_vk_alloc(void *device, uint64_t size, tess_buffer *buffer);
@@ -119,7 +126,8 @@ void tess_vk_memory_close(tess_vk_device *d);
 /* pipeline.c */
 tess_status tess_vk_layouts_create(tess_vk_device *d);
 void tess_vk_pipelines_close(tess_vk_device *d);
-tess_status tess_vk_forward_pipeline(tess_vk_device *d, int variant, int bucket, uint32_t dtype, vk_handle *pipeline);
+tess_status tess_vk_forward_pipeline(tess_vk_device *d, int variant, int bucket, uint32_t dtype,
+                                     vk_handle *pipeline);
 tess_status tess_vk_merge_pipeline(tess_vk_device *d, uint32_t dtype, vk_handle *pipeline);
 
 /* slots.c: what max_in_flight launches of a plan need. */
@@ -138,14 +146,16 @@ typedef struct tess_vk_slot {
 typedef struct tess_vk_state {
     tess_vk_device *device;
     vk_handle forward, merge;
-    vk_handle descriptor_pool, queries; /* queries 2n and 2n + 1 are slot n's; 0 where there are no timestamps */
+    /* queries 2n and 2n + 1 are slot n's; 0 where there are no timestamps */
+    vk_handle descriptor_pool, queries;
     uint32_t n_slots, n_pieces;
     uint64_t jobs_per_piece; /* 0: no limit */
     size_t bytes;            /* of the state with all that follows it */
     tess_vk_slot *slots;
 } tess_vk_state;
 
-tess_status tess_vk_state_create(tess_vk_device *d, uint32_t slots, uint32_t pieces, tess_vk_state **state);
+tess_status tess_vk_state_create(tess_vk_device *d, uint32_t slots, uint32_t pieces,
+                                 tess_vk_state **state);
 void tess_vk_state_release(tess_kernel *kernel);
 /* A slot that nothing uses, its fence unsignalled; BUSY. */
 tess_status tess_vk_slot_take(tess_vk_state *state, uint32_t *index);
@@ -154,7 +164,8 @@ tess_status tess_vk_slot_take(tess_vk_state *state, uint32_t *index);
 /* Which kernels are tried first on which device (docs/tune.md). */
 extern const char tess_vk_tune[];
 
-tess_status tess_vk_kernel(void *device, const tess_kernel_key *key, tess_kernel *kernel, uint32_t index, tess_kernel_info *info);
+tess_status tess_vk_kernel(void *device, const tess_kernel_key *key, tess_kernel *kernel,
+                           uint32_t index, tess_kernel_info *info);
 tess_status tess_vk_launch(void *device, const tess_launch *launch);
 
 #endif

@@ -17,7 +17,8 @@ static int pretended;
 void test_pretend_cpus(int cpus) { pretended = cpus; }
 
 /* The system call tells how many bytes it wrote, and leaves the rest as it was. */
-__attribute__((visibility("default"))) int sched_getaffinity(pid_t pid, size_t size, cpu_set_t *set) {
+__attribute__((visibility("default"))) int sched_getaffinity(pid_t pid, size_t size,
+                                                             cpu_set_t *set) {
     if (pretended > 0) {
         CPU_ZERO_S(size, set);
         for (int n = 0; n < pretended && (size_t)n < 8 * size; n++) CPU_SET_S(n, size, set);

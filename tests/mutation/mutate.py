@@ -9,7 +9,7 @@ The list (faults.txt) has a line for each fault:
 
     FILE :: OLD => NEW :: TEST
 
-OLD stands in FILE exactly once and is replaced by NEW, or removed if NEW is `(nothing)`. TEST is the name of a test (cmake/Tests.cmake) without the prefix of
+OLD stands in FILE exactly once, however its lines are broken, and is replaced by NEW, or removed if NEW is `(nothing)`. TEST is the name of a test (cmake/Tests.cmake) without the prefix of
 a build, or `$ PROGRAM ARGUMENTS` with a program of the build folder. Everything happens in a copy of the tree with a build of
 its own: apply, build what TEST needs, run it, put the line back. A test that fails or does not end has caught the fault.
 
@@ -53,14 +53,20 @@ def read_faults(path):
     return faults, wrong
 
 
+def pattern_of(old):
+    """What finds `old` however its line is broken: a space, or none behind a bracket, may be any."""
+    return r"\s+".join(re.escape(word) for word in old.split()).replace(r"\(", r"\(\s*")
+
+
 def apply(text, fault):
     """The text with the fault, or None and why it does not apply."""
-    count = text.count(fault.old)
+    found = re.findall(pattern_of(fault.old), text)
+    count = len(found)
     if count != 1:
         return None, f"OLD stands {count} times in {fault.file}"
     if fault.old == fault.new:
         return None, "OLD and NEW are the same"
-    return text.replace(fault.old, fault.new), None
+    return text.replace(found[0], fault.new), None
 
 
 def check(faults, wrong, root):

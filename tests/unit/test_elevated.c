@@ -27,7 +27,10 @@ static int setup(void **state) {
 
 static tess_runtime *make_runtime(const char *backend) {
     tess_runtime *runtime = NULL;
-    const tess_runtime_desc desc = {.struct_size = sizeof desc, .allocator = counting_allocator(), .backend = backend, .log = test_log_nothing};
+    const tess_runtime_desc desc = {.struct_size = sizeof desc,
+                                    .allocator = counting_allocator(),
+                                    .backend = backend,
+                                    .log = test_log_nothing};
     assert_ok(tess_runtime_create(&desc, &runtime));
     return runtime;
 }
@@ -53,7 +56,8 @@ static void opens(tess_runtime *runtime, const char *id, const char *wanted) {
 static void listed(int alpha, int beta, int gamma, int delta) {
     const int wanted[FAKE_COUNT] = {alpha, beta, gamma, delta};
     for (int n = 0; n < FAKE_COUNT; n++)
-        if ((fake.list_calls[n] != 0) != wanted[n]) fail_msg("%s was %s", fake_names[n], wanted[n] ? "left alone" : "listed");
+        if ((fake.list_calls[n] != 0) != wanted[n])
+            fail_msg("%s was %s", fake_names[n], wanted[n] ? "left alone" : "listed");
 }
 
 static uint32_t count_devices(tess_runtime *runtime) {
@@ -146,8 +150,12 @@ static void test_ordinary_rights(void **state) {
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup(name, setup)
     const struct CMUnitTest tests[] = {
-        TEST(test_nothing_is_named),     TEST(test_the_device_names_it),   TEST(test_a_name_that_fails_opens_no_other),
-        TEST(test_the_runtime_names_it), TEST(test_threads_list_and_name), TEST(test_ordinary_rights),
+        TEST(test_nothing_is_named),
+        TEST(test_the_device_names_it),
+        TEST(test_a_name_that_fails_opens_no_other),
+        TEST(test_the_runtime_names_it),
+        TEST(test_threads_list_and_name),
+        TEST(test_ordinary_rights),
     };
     return cmocka_run_group_tests_name("raised rights", tests, NULL, NULL);
 }

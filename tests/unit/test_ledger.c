@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The ledger: counting and placing agree, tables are aligned and apart, and sizes past 64 bits are found. */
+/* The ledger: counting and placing agree, tables are aligned and apart, and sizes past 64 bits are
+ * found. */
 #include "fixtures/planner.h"
 
 #include "ledger.h"
@@ -48,7 +49,9 @@ static void test_tables(void **state) {
             assert_int_equal(0, list[a].at % 256);
             assert_ptr_equal(memory + list[a].at, list[a].pointer);
             assert_true(list[a].at + list[a].bytes <= bytes);
-            for (int b = 0; b < a; b++) assert_true(list[a].at >= list[b].at + list[b].bytes || list[b].at >= list[a].at + list[a].bytes);
+            for (int b = 0; b < a; b++)
+                assert_true(list[a].at >= list[b].at + list[b].bytes ||
+                            list[b].at >= list[a].at + list[a].bytes);
         }
         table same[6];
         tables_of(&l, &counted, same);
@@ -87,8 +90,14 @@ static void test_overflow(void **state) {
     for (int field = 0; field < 6; field++) {
         for (int step = 0; step < 3; step++) {
             tess_ledger l = {.workspace_align = 64};
-            uint64_t *const counts[6] = {&l.n_sequences, &l.n_classes, &l.n_jobs, &l.n_merges, &l.n_entries, &l.n_bits};
-            const uint64_t sizes[6] = {sizeof(tess_sequence), sizeof(tess_class), sizeof(tess_job), sizeof(tess_merge), 4, 4};
+            uint64_t *const counts[6] = {&l.n_sequences, &l.n_classes, &l.n_jobs,
+                                         &l.n_merges,    &l.n_entries, &l.n_bits};
+            const uint64_t sizes[6] = {sizeof(tess_sequence),
+                                       sizeof(tess_class),
+                                       sizeof(tess_job),
+                                       sizeof(tess_merge),
+                                       4,
+                                       4};
             /* The product, the sum with what stands before, and the alignment. */
             if (step == 0) *counts[field] = UINT64_MAX / sizes[field] + 1;
             if (step == 1) {
@@ -99,7 +108,11 @@ static void test_overflow(void **state) {
             assert_false(tess_ledger_settle(&l, &t, NULL));
         }
     }
-    tess_ledger l = {.workspace_align = 64, .n_partials = 1, .partial_rows = 1, .value_head_dim = 6, .scratch_bytes = UINT64_MAX - 10};
+    tess_ledger l = {.workspace_align = 64,
+                     .n_partials = 1,
+                     .partial_rows = 1,
+                     .value_head_dim = 6,
+                     .scratch_bytes = UINT64_MAX - 10};
     assert_false(tess_ledger_settle(&l, &t, NULL)); /* aligning the scratch */
     l.scratch_bytes = UINT64_MAX - 63;
     assert_true(tess_ledger_settle(&l, &t, NULL));

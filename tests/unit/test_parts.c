@@ -13,8 +13,12 @@ static void test_fixed_parts(void **state) {
     tess_device *device = open_device(runtime);
     tess_layout *layout = make_layout(runtime, &p, 8, 2, 200000);
     for (int64_t kv_len = 20000; kv_len <= 100000; kv_len += 777) {
-        const tess_plan_desc d = {
-            .struct_size = sizeof d, .flags = TESS_PLAN_BATCH_INVARIANT, .head_dim = 16, .batch = 1, .q_len = 1, .kv_len = kv_len};
+        const tess_plan_desc d = {.struct_size = sizeof d,
+                                  .flags = TESS_PLAN_BATCH_INVARIANT,
+                                  .head_dim = 16,
+                                  .batch = 1,
+                                  .q_len = 1,
+                                  .kv_len = kv_len};
         tess_plan *plan = make_plan(device, layout, &d);
         const uint64_t n_jobs = plan->ledger.n_jobs;
         uint64_t blocks[8 * 64];
@@ -25,7 +29,8 @@ static void test_fixed_parts(void **state) {
         }
         for (uint64_t n = 0; n < plan->ledger.n_merges; n++) {
             const tess_merge *merge = &plan->tables.merges[n];
-            for (uint32_t part = 0; part + 1 < merge->parts; part++) assert_int_equal(4096 / 64, blocks[merge->partial + part]);
+            for (uint32_t part = 0; part + 1 < merge->parts; part++)
+                assert_int_equal(4096 / 64, blocks[merge->partial + part]);
             assert_in_range(blocks[merge->partial + merge->parts - 1], 1, 4096 / 64);
         }
         tess_plan_release(plan);
@@ -41,7 +46,12 @@ static void test_asked_parts(void **state) {
     tess_device *device = open_device(runtime);
     tess_layout *layout = make_layout(runtime, &p, 8, 2, 20000);
     for (int32_t parts = 1; parts < 6; parts++) {
-        const tess_plan_desc d = {.struct_size = sizeof d, .head_dim = 16, .batch = 1, .q_len = 1, .kv_len = 20000, .kv_split = parts};
+        const tess_plan_desc d = {.struct_size = sizeof d,
+                                  .head_dim = 16,
+                                  .batch = 1,
+                                  .q_len = 1,
+                                  .kv_len = 20000,
+                                  .kv_split = parts};
         tess_plan *plan = make_plan(device, layout, &d);
         assert_int_equal(parts > 1 ? 8 : 0, plan->ledger.n_merges);
         assert_int_equal(8 * parts, plan->ledger.n_jobs);
@@ -61,7 +71,12 @@ static void test_empty_jobs_count(void **state) {
     rig.tile_rows = 16;
     tess_device *device = open_device(runtime);
     tess_layout *layout = make_layout(runtime, &p, 2, 2, 320);
-    const tess_plan_desc d = {.struct_size = sizeof d, .head_dim = 16, .batch = 1, .q_len = 320, .kv_len = 16, .kv_split = 1};
+    const tess_plan_desc d = {.struct_size = sizeof d,
+                              .head_dim = 16,
+                              .batch = 1,
+                              .q_len = 320,
+                              .kv_len = 16,
+                              .kv_split = 1};
     tess_plan *plan = make_plan(device, layout, &d);
     assert_int_equal(2 * 20, plan->ledger.n_jobs);
     for (uint64_t r = 0; r < plan->n_ranges; r++) {
@@ -75,8 +90,9 @@ static void test_empty_jobs_count(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test_setup_teardown(test_fixed_parts, runtime_setup, runtime_teardown),
-                                       cmocka_unit_test_setup_teardown(test_asked_parts, runtime_setup, runtime_teardown),
-                                       cmocka_unit_test_setup_teardown(test_empty_jobs_count, runtime_setup, runtime_teardown)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_fixed_parts, runtime_setup, runtime_teardown),
+        cmocka_unit_test_setup_teardown(test_asked_parts, runtime_setup, runtime_teardown),
+        cmocka_unit_test_setup_teardown(test_empty_jobs_count, runtime_setup, runtime_teardown)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

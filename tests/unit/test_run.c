@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tess_run: each check of each tensor, the ranges that reach the backend, and that nothing is allocated. */
+/* tess_run: each check of each tensor, the ranges that reach the backend, and that nothing is
+ * allocated. */
 #include "fixtures/planner.h"
 
 #include "plan.h"
@@ -11,10 +12,16 @@ static tess_layout *layout;
 static tess_plan *plan;
 static tess_run_desc run;
 enum { REGION = 1 << 15 };
-static _Alignas(256) char memory[6 * REGION]; /* never touched: the backend of the test only remembers */
+/* never touched: the backend of the test only remembers */
+static _Alignas(256) char memory[6 * REGION];
 
 static tess_plan_desc plan_desc(void) {
-    tess_plan_desc d = {.struct_size = sizeof d, .head_dim = DIM, .batch = BATCH, .q_len = ROWS, .kv_len = KEYS, .kv_split = 2};
+    tess_plan_desc d = {.struct_size = sizeof d,
+                        .head_dim = DIM,
+                        .batch = BATCH,
+                        .q_len = ROWS,
+                        .kv_len = KEYS,
+                        .kv_split = 2};
     return d;
 }
 
@@ -24,7 +31,8 @@ static void fill(const tess_plan *p) {
     memset(&run, 0, sizeof run);
     run.struct_size = sizeof run;
     tess_tensor *const tensors[] = {&run.q, &run.k, &run.v, &run.o, &run.lse};
-    for (int n = 0; n < 5; n++) assert_int_equal(TESS_OK, tess_plan_tensor(p, (tess_role)n, region(n), tensors[n], NULL));
+    for (int n = 0; n < 5; n++)
+        assert_int_equal(TESS_OK, tess_plan_tensor(p, (tess_role)n, region(n), tensors[n], NULL));
     run.workspace = region(5);
 }
 
@@ -125,9 +133,12 @@ static void test_ranges(void **state) {
             uint64_t n = count ? count : total - first, seen = 0;
             const tess_launch *l = &rig.launch;
             assert_true(l->first_job + l->n_jobs <= jobs && l->first_merge + l->n_merges <= merges);
-            for (uint64_t j = 0; j < jobs; j++) seen += (j >= first && j < first + n) == (j >= l->first_job && j < l->first_job + l->n_jobs);
+            for (uint64_t j = 0; j < jobs; j++)
+                seen += (j >= first && j < first + n) ==
+                        (j >= l->first_job && j < l->first_job + l->n_jobs);
             for (uint64_t m = 0; m < merges; m++)
-                seen += (jobs + m >= first && jobs + m < first + n) == (m >= l->first_merge && m < l->first_merge + l->n_merges);
+                seen += (jobs + m >= first && jobs + m < first + n) ==
+                        (m >= l->first_merge && m < l->first_merge + l->n_merges);
             assert_int_equal(total, seen);
         }
     }
@@ -264,7 +275,8 @@ static void test_outputs_apart(void **state) {
         bool lse = test_between(&seed, 0, 1);
         tess_tensor *t = lse ? &run.lse : &run.o;
         int64_t row = lse ? 1 : DIM;
-        t->stride_head = test_between(&seed, 0, 12) * row + test_between(&seed, -1, 1) * (test_between(&seed, 0, 5) == 0);
+        t->stride_head = test_between(&seed, 0, 12) * row +
+                         test_between(&seed, -1, 1) * (test_between(&seed, 0, 5) == 0);
         t->stride_token = test_between(&seed, 0, 12) * row;
         t->stride_batch = test_between(&seed, 0, 60) * row;
         if (t->stride_head < 0) t->stride_head = 0;
@@ -486,11 +498,16 @@ static void test_failures(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_launch, setup, teardown),    cmocka_unit_test_setup_teardown(test_ranges, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_tensors, setup, teardown),   cmocka_unit_test_setup_teardown(test_outputs_apart, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_lengths, setup, teardown),   cmocka_unit_test_setup_teardown(test_empty, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_workspace, setup, teardown), cmocka_unit_test_setup_teardown(test_reserved, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_objects, setup, teardown),   cmocka_unit_test_setup_teardown(test_failures, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_launch, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_ranges, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_tensors, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_outputs_apart, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_lengths, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_empty, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_workspace, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_reserved, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_objects, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_failures, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The backend's own declarations of Vulkan against Vulkan's: values, sizes and offsets. Whatever differs does not compile. */
+/* The backend's own declarations of Vulkan against Vulkan's: values, sizes and offsets. Whatever
+ * differs does not compile. */
 #define VK_NO_PROTOTYPES
 #include <stdio.h>
 #include <vulkan/vulkan_core.h>
@@ -16,8 +17,10 @@
 VK_RESULT_LIST(RESULT)
 
 /* Each name exists in Vulkan, or PFN_vk would not. */
-#define EXISTS(name, result, parameters) SAME(sizeof(((vk_api *)0)->name), sizeof(PFN_vk##name), #name);
-#define ALL(X)                           VK_GLOBAL_FUNCTIONS(X) VK_INSTANCE_FUNCTIONS(X) VK_DEVICE_FUNCTIONS(X) VK_OPTIONAL_FUNCTIONS(X)
+#define EXISTS(name, result, parameters) \
+    SAME(sizeof(((vk_api *)0)->name), sizeof(PFN_vk##name), #name);
+#define ALL(X) \
+    VK_GLOBAL_FUNCTIONS(X) VK_INSTANCE_FUNCTIONS(X) VK_DEVICE_FUNCTIONS(X) VK_OPTIONAL_FUNCTIONS(X)
 ALL(EXISTS)
 
 TYPE(APPLICATION_INFO, APPLICATION_INFO);
@@ -110,7 +113,8 @@ AT(vk_driver_properties, info, VkPhysicalDeviceDriverProperties, driverInfo);
 SIZE(vk_sm_properties, VkPhysicalDeviceShaderSMBuiltinsPropertiesNV);
 AT(vk_sm_properties, sm_count, VkPhysicalDeviceShaderSMBuiltinsPropertiesNV, shaderSMCount);
 SIZE(vk_core_properties_amd, VkPhysicalDeviceShaderCorePropertiesAMD);
-AT(vk_core_properties_amd, units_per_array, VkPhysicalDeviceShaderCorePropertiesAMD, computeUnitsPerShaderArray);
+AT(vk_core_properties_amd, units_per_array, VkPhysicalDeviceShaderCorePropertiesAMD,
+   computeUnitsPerShaderArray);
 SIZE(vk_features_2, VkPhysicalDeviceFeatures2);
 SIZE(vk_16bit_features, VkPhysicalDevice16BitStorageFeatures);
 AT(vk_16bit_features, storage, VkPhysicalDevice16BitStorageFeatures, storageBuffer16BitAccess);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The dialect of the portable kernels in GLSL 4.5 for Vulkan 1.1. Buffers and push constants are those of backends/vulkan/kernels/push.h, indices have 32 bits. 16-bit
- * elements need storageBuffer16BitAccess, but no arithmetic on 16 bits.
+ * The dialect of the portable kernels in GLSL 4.5 for Vulkan 1.1. Buffers and push constants are
+ * those of backends/vulkan/kernels/push.h, indices have 32 bits. 16-bit elements need
+ * storageBuffer16BitAccess, but no arithmetic on 16 bits.
  */
 #extension GL_EXT_control_flow_attributes : require
 #if TESS_DTYPE != 0
@@ -75,12 +76,14 @@ layout(set = 0, binding = 6) readonly buffer tess_workspace4 { vec4 workspace4_[
 #define tess_exp2(x)     exp2(x)
 #define tess_log2(x)     log2(x)
 vec4 tess_power4(vec4 scores, float most, float scale_log2) {
-    return mix(vec4(0.0), exp2((scores - most) * scale_log2), greaterThan(scores, vec4(TESS_LOWEST)));
+    return mix(vec4(0.0), exp2((scores - most) * scale_log2),
+               greaterThan(scores, vec4(TESS_LOWEST)));
 }
 float tess_highest(vec4 a) { return max(max(a.x, a.y), max(a.z, a.w)); }
 
 #if TESS_DTYPE == 0
-#define TESS_LOAD4(buffer, at)         vec4(buffer##_[at], buffer##_[(at) + 1u], buffer##_[(at) + 2u], buffer##_[(at) + 3u])
+#define TESS_LOAD4(buffer, at) \
+    vec4(buffer##_[at], buffer##_[(at) + 1u], buffer##_[(at) + 2u], buffer##_[(at) + 3u])
 #define TESS_LOAD4_ALIGNED(buffer, at) buffer##4_ [(at) / 4u]
 #define TESS_STORE_O(at, value)        O_[at] = (value)
 #else
@@ -94,23 +97,26 @@ uint tess_narrow(float x) {
     if (size >= 0x477ff000u) return sign | 0x7c00u;
     if (size >= 0x38800000u) return sign | (size - 0x38000000u + 0xfffu + (size >> 13 & 1u)) >> 13;
     if (size < 0x33000000u) return sign;
-    const uint shift = 126u - (size >> 23), fraction = (size & 0x7fffffu) | 0x800000u, whole = fraction >> shift;
+    const uint shift = 126u - (size >> 23), fraction = (size & 0x7fffffu) | 0x800000u,
+               whole = fraction >> shift;
     const uint rest = fraction & ((1u << shift) - 1u), half_way = 1u << (shift - 1u);
     return sign | (whole + uint(rest > half_way || (rest == half_way && (whole & 1u) != 0u)));
 }
 #else
 vec4 tess_widen(uvec2 four) {
-    return vec4(uintBitsToFloat(four.x << 16), uintBitsToFloat(four.x & 0xffff0000u), uintBitsToFloat(four.y << 16),
-                uintBitsToFloat(four.y & 0xffff0000u));
+    return vec4(uintBitsToFloat(four.x << 16), uintBitsToFloat(four.x & 0xffff0000u),
+                uintBitsToFloat(four.y << 16), uintBitsToFloat(four.y & 0xffff0000u));
 }
 /* To nearest even; a NaN stays one. */
 uint tess_narrow(float x) {
     const uint bits = floatBitsToUint(x);
-    return (bits & 0x7fffffffu) > 0x7f800000u ? bits >> 16 | 0x40u : (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+    return (bits & 0x7fffffffu) > 0x7f800000u ? bits >> 16 | 0x40u
+                                              : (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
 }
 #endif
-#define TESS_LOAD4(buffer, at) \
-    tess_widen(tess_two(uint(buffer##_[at]), uint(buffer##_[(at) + 1u]), uint(buffer##_[(at) + 2u]), uint(buffer##_[(at) + 3u])))
+#define TESS_LOAD4(buffer, at)                                           \
+    tess_widen(tess_two(uint(buffer##_[at]), uint(buffer##_[(at) + 1u]), \
+                        uint(buffer##_[(at) + 2u]), uint(buffer##_[(at) + 3u])))
 #define TESS_LOAD4_ALIGNED(buffer, at) tess_widen(buffer##4_ [(at) / 4u])
 #define TESS_STORE_O(at, value)        O_[at] = uint16_t(tess_narrow(value))
 #endif

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Constants of the portable kernels in every language: the tables of tessera_backend.h in 32-bit words, and numbers of the softmax. */
+/* Constants of the portable kernels in every language: the tables of tessera_backend.h in 32-bit
+ * words, and numbers of the softmax. */
 #ifndef TESS_KERNEL_WORDS_H
 #define TESS_KERNEL_WORDS_H
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The portable merge kernel for Vulkan, one module for each TESS_DTYPE (0, 1, 2: f32, f16, bf16). */
+/* The portable merge kernel for Vulkan, one module for each TESS_DTYPE (0, 1, 2: f32, f16,
+ * bf16). */
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "dialect_glsl.h"

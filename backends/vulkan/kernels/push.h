@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The push constants of the portable kernels in GLSL: tess_args in 32 words, which is all that Vulkan promises. The shaders declare the same block in the same order
- * (dialect_glsl.h). Indices and strides are kept modulo 2^32, which gives the right element as long as every bound range holds at most 2^32 of them.
+ * The push constants of the portable kernels in GLSL: tess_args in 32 words, which is all that
+ * Vulkan promises. The shaders declare the same block in the same order (dialect_glsl.h). Indices
+ * and strides are kept modulo 2^32, which gives the right element as long as every bound range
+ * holds at most 2^32 of them.
  *
- * Descriptors: set 0, storage buffers, bindings 0..6 = Q, K, V, O, LSE, tables, workspace. Indices (*_at) count elements from the start of the bound range: 32-bit words
- * for tables, floats for LSE and workspace. A binding that a launch does not use (LSE or the workspace) still needs some buffer behind it.
- * Specialization constants: 0 = head_dim of the instance, 1 = rows, 2 = keys, 3 = threads (of tess_portable_shape). The merge has none; its workgroups
- * have TESS_MERGE_THREADS threads. Workgroup n is x + y * (workgroups in x).
+ * Descriptors: set 0, storage buffers, bindings 0..6 = Q, K, V, O, LSE, tables, workspace. Indices
+ * (*_at) count elements from the start of the bound range: 32-bit words for tables, floats for LSE
+ * and workspace. A binding that a launch does not use (LSE or the workspace) still needs some
+ * buffer behind it. Specialization constants: 0 = head_dim of the instance, 1 = rows, 2 = keys, 3 =
+ * threads (of tess_portable_shape). The merge has none; its workgroups have TESS_MERGE_THREADS
+ * threads. Workgroup n is x + y * (workgroups in x).
  */
 #ifndef TESS_VULKAN_KERNELS_PUSH_H
 #define TESS_VULKAN_KERNELS_PUSH_H
