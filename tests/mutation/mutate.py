@@ -9,9 +9,12 @@ The list (faults.txt) has a line for each fault:
 
     FILE :: OLD => NEW :: TEST
 
-OLD stands in FILE exactly once, however its lines are broken, and is replaced by NEW, or removed if NEW is `(nothing)`. TEST is the name of a test (cmake/Tests.cmake) without the prefix of
-a build, or `$ PROGRAM ARGUMENTS` with a program of the build folder. Everything happens in a copy of the tree with a build of
-its own: apply, build what TEST needs, run it, put the line back. A test that fails or does not end has caught the fault.
+OLD stands in FILE exactly once, however its lines are broken, and is replaced by NEW, or removed if
+NEW is `(nothing)`. TEST is the name of a test (cmake/Tests.cmake) without the prefix of a build,
+which further arguments may follow, or `$ PROGRAM ARGUMENTS` with a program of the build folder.
+Everything happens in a copy of the tree with a build of its own: apply, build what TEST needs, run
+it up to its first failure, put the line back. A test that fails or does not end has caught the
+fault.
 
 --check only looks whether every entry still applies exactly once. --shard takes the K-th of N parts, counted from 1, and
 --only the entries whose line matches. The exit status is 0 if every fault was caught.
@@ -155,11 +158,12 @@ class Copy:
 
     def command(self, name):
         """What runs a test, in which environment, and what has to be built for it."""
-        if name.startswith("$ "):
-            words = shlex.split(name[2:])
-            command, environment = [os.path.join(self.build, words[0])] + words[1:], []
-        elif name in self.tests:
-            command, environment = self.tests[name]
+        words = shlex.split(name)
+        if words[0] == "$":
+            command, environment = [os.path.join(self.build, words[1])] + words[2:], []
+        elif words[0] in self.tests:
+            command, environment = self.tests[words[0]]
+            command = command + words[1:]
         else:
             return None
         targets = {os.path.relpath(word, self.build) for word in command if word.startswith(self.build + os.sep)}
