@@ -479,13 +479,14 @@ int main(int argc, char **argv) {
     }
     driver = get.function();
     control = driver->control;
+    /* The quick ones first: they find most of what is wrong. */
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_wait_ends),       cmocka_unit_test(test_little_memory),
+        cmocka_unit_test(test_same_plan_again), cmocka_unit_test(test_same_device_again),
         cmocka_unit_test(test_no_memory_once),  cmocka_unit_test(test_no_memory_from_then_on),
         cmocka_unit_test(test_lost_once),       cmocka_unit_test(test_lost_from_then_on),
         cmocka_unit_test(test_invalid_image),   cmocka_unit_test(test_unexpected),
         cmocka_unit_test(test_no_host_memory),  cmocka_unit_test(test_other_device_goes_on),
-        cmocka_unit_test(test_wait_ends),       cmocka_unit_test(test_little_memory),
-        cmocka_unit_test(test_same_plan_again), cmocka_unit_test(test_same_device_again),
     };
     return cmocka_run_group_tests_name("faults of a driver", tests, NULL, NULL);
 }

@@ -10,10 +10,11 @@ The list (faults.txt) has a line for each fault:
     FILE :: OLD => NEW :: TEST
 
 OLD stands in FILE exactly once, however its lines are broken, and is replaced by NEW, or removed if
-NEW is `(nothing)`. TEST is the name of a test (cmake/Tests.cmake) without the prefix of a build, or
-`$ PROGRAM ARGUMENTS` with a program of the build folder. Everything happens in a copy of the tree
-with a build of its own: apply, build what TEST needs, run it, put the line back. A test that fails
-or does not end has caught the fault.
+NEW is `(nothing)`. TEST is the name of a test (cmake/Tests.cmake) without the prefix of a build,
+which further arguments may follow, or `$ PROGRAM ARGUMENTS` with a program of the build folder.
+Everything happens in a copy of the tree with a build of its own: apply, build what TEST needs, run
+it up to its first failure, put the line back. A test that fails or does not end has caught the
+fault.
 
 --check only looks whether every entry still applies exactly once. --shard takes the K-th of N
 parts, counted from 1, and --only the entries whose line matches. The exit status is 0 if every
@@ -97,6 +98,7 @@ class Copy:
         self.tree = os.path.join(folder, "tree")
         self.build = os.path.join(folder, "build")
         self.log = os.path.join(folder, "log")
+        self.temporary = os.path.join(folder, "tmp")
         self.jobs = str(jobs)
         self.tests = {}
 
@@ -171,17 +173,21 @@ class Copy:
 
     def command(self, name):
         """What runs a test, in which environment, and what has to be built for it."""
-        if name.startswith("$ "):
-            words = shlex.split(name[2:])
-            command, environment = [os.path.join(self.build, words[0])] + words[1:], []
-        elif name in self.tests:
-            command, environment = self.tests[name]
+        words = shlex.split(name)
+        if words[0] == "$":
+            command, environment = [os.path.join(self.build, words[1])] + words[2:], []
+        elif words[0] in self.tests:
+            command, environment = self.tests[words[0]]
+            command = command + words[1:]
         else:
             return None
         targets = {os.path.relpath(word, self.build) for word in command
                    if word.startswith(self.build + os.sep)}
         targets = {t for t in targets if not os.path.isdir(os.path.join(self.build, t))}
-        env = dict(os.environ, TESSERA_CACHE_DIR=os.path.join(self.build, "kernels"))
+        # cmocka ends a program at its first failure, and does not go on in one that a fault has
+        # crashed.
+        env = dict(os.environ, TESSERA_CACHE_DIR=os.path.join(self.build, "kernels"),
+                   CMOCKA_TEST_ABORT="1", TMPDIR=self.temporary)
         env.setdefault("TESSERA_REQUIRE", "cpu")
         for entry in environment:
             key, value = entry.split("=", 1)
@@ -198,7 +204,11 @@ class Copy:
         return self.call(command + targets) == 0
 
     def test(self, command, env, timeout):
-        return self.call(command, timeout, env)
+        """The exit status as call() gives it. Removes what a test that was cut short leaves."""
+        os.makedirs(self.temporary, exist_ok=True)
+        status = self.call(command, timeout, env)
+        shutil.rmtree(self.temporary, ignore_errors=True)
+        return status
 
     def write(self, name, text):
         with open(os.path.join(self.tree, name), "w", encoding="utf-8") as file:

@@ -193,8 +193,8 @@ ENQUEUE(clEnqueueMarkerWithWaitList,
 EXPORT cl_int clGetEventInfo(cl_event a, cl_uint b, size_t c, void *d, size_t *e);
 cl_int clGetEventInfo(cl_event a, cl_uint b, size_t c, void *d, size_t *e) {
     if (fails("clGetEventInfo")) return control.code;
-    const cl_int code = real.clGetEventInfo(a, b, c, d, e), running = 1;
-    if (code == CL_SUCCESS && control.hold && b == CL_EVENT_COMMAND_EXECUTION_STATUS)
-        memcpy(d, &running, sizeof running);
+    const cl_int code = real.clGetEventInfo(a, b, c, d, e), shown = control.shown;
+    if (code == CL_SUCCESS && shown && b == CL_EVENT_COMMAND_EXECUTION_STATUS)
+        memcpy(d, &shown, sizeof shown);
     return code;
 }
