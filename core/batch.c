@@ -83,8 +83,9 @@ static tess_status read_sequences(tess_plan *plan, const tess_plan_desc *d) {
     plan->equal_lengths = !plan->packed && !d->q_lens && !d->kv_lens;
     const uint32_t capacity = plan->n_sequences;
     plan->n_sequences = 0;
-    /* Of equal sequences without rows one stands for all. */
-    const int64_t batch = plan->equal_lengths && d->q_len == 0 ? smaller(d->batch, 1) : d->batch;
+    /* Of equal sequences one stands for all, unless all are written. */
+    const bool one = plan->equal_lengths && (d->q_len == 0 || !plan->sequences);
+    const int64_t batch = one ? smaller(d->batch, 1) : d->batch;
     for (int64_t b = 0; b < batch; b++) {
         int64_t q_first = q_start, kv_first = kv_start, q_len, kv_len;
         tess_status status =
@@ -110,6 +111,7 @@ static tess_status read_sequences(tess_plan *plan, const tess_plan_desc *d) {
                                              .q_len = (int32_t)q_len,
                                              .kv_len = (int32_t)kv_len};
     }
+    if (one) plan->n_sequences *= (uint32_t)d->batch;
     plan->max_q_len = max_q;
     plan->max_kv_len = max_kv;
     plan->q_len = plan->packed ? q_start : d->q_len ? d->q_len : max_q;
