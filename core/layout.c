@@ -56,8 +56,8 @@ static tess_status check_blocks(const char *function, tess_layout *x) {
             "%s: max_tokens: %lld tokens are more than 2147483647 blocks of %lld", function,
             (long long)x->max_tokens, (long long)block);
     if (x->kv_heads_total == 0) {
-        /* Only patterns per kv head need it, so that slices which do not split evenly are refused
-         * for these alone, and it stays 0 for others. */
+        /* Only patterns per kv head need it. For the others it stays 0 where the heads do not split
+         * evenly. */
         int32_t group = x->n_heads / x->n_kv_heads;
         if (x->heads_total % group == 0)
             x->kv_heads_total = x->heads_total / group;
@@ -113,8 +113,8 @@ static int64_t head_first_block(const tess_layout *x, int32_t head) {
     return (p->stride - (g * step + p->offset) % p->stride) % p->stride;
 }
 
-/* Groups heads whose lists begin alike. A table of at least twice as many slots as heads, each a
- * class plus 1. */
+/* Groups heads whose lists begin alike, by open addressing in a table with at least twice as many
+ * slots as heads. A slot holds a class plus 1. */
 static void group_heads(tess_layout *x, uint32_t *slots, uint64_t n_slots) {
     x->n_classes = 0;
     for (int32_t head = 0; head < x->n_heads; head++) {
@@ -136,8 +136,8 @@ static void group_heads(tess_layout *x, uint32_t *slots, uint64_t n_slots) {
     }
 }
 
-/* Lists the distinct classes of each kv head. `seen` holds, per class, the last kv head plus 1 that
- * used it. */
+/* Lists the distinct classes of each kv head. `seen` holds for each class the last kv head that
+ * uses it, plus 1. */
 static void list_groups(tess_layout *x, uint32_t *seen) {
     int32_t group = x->n_heads / x->n_kv_heads;
     uint32_t n = 0;
@@ -164,7 +164,7 @@ static tess_status make_mask_classes(tess_layout *x, const char *function, const
         rule_of(x, false, 0, &x->rules[c]);
         x->rules[c].rows = x->mask.rows[c];
     }
-    /* One mask for all heads: only the first head has its class yet. */
+    /* Where all heads share one mask, only the first has its class yet. */
     for (int64_t h = mask->heads; h < x->n_heads; h++) x->head_class[h] = 0;
     return TESS_OK;
 }
@@ -192,7 +192,7 @@ static tess_status make_classes(tess_layout *x, const char *function, const tess
     return status;
 }
 
-/* One block for all arrays that have a place per head; n_classes is at most n_heads. */
+/* Allocates all arrays of heads and classes as one; n_classes is at most n_heads. */
 static tess_status allocate(tess_layout *x, const char *function) {
     size_t heads = (size_t)x->n_heads, kv_heads = (size_t)x->n_kv_heads;
     size_t rules = heads * sizeof(tess_rule), counts = heads * sizeof(uint32_t),

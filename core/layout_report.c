@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a layout tells about its pattern: coverage, KV-efficiency, kept pairs, and single rows and
+/* What a layout reports of its pattern: coverage, KV-efficiency, kept pairs, and single rows and
  * pairs. */
 #include <string.h>
 
 #include "layout.h"
 
-/* Sums of pairs are rounded where there is no integer of 128 bits, and may then come out a little
- * below 0 or above the whole. */
+/* Without 128-bit integers, sums of pairs are rounded and may come out a little below 0 or above
+ * the whole. */
 static double share_of(double part, double whole) {
     const double share = part / whole;
     return share < 0 ? 0 : share > 1 ? 1 : share;
@@ -18,8 +18,8 @@ static bool in_causal_order(const tess_layout *x) {
 
 /* ------------------------------------------------------------------ examination at creation */
 
-/* Pairs of blocks that some class of a BLOCKS layout keeps: each row of all classes is marked,
- * counted and cleared again. */
+/* Pairs of blocks that some class of a BLOCKS layout keeps. For each row the columns of all classes
+ * are marked, counted and cleared again. */
 static tess_status union_of_rows(const tess_layout *x, const char *function, tess_wide *pairs) {
     int64_t rows = smaller(x->pattern.mask_query_blocks, x->n_blocks),
             columns = smaller(x->pattern.mask_key_blocks, x->n_blocks);
@@ -72,7 +72,7 @@ static tess_status examine_coverage(tess_layout *x, const char *function) {
     if (x->pattern.kind == TESS_PATTERN_BLOCKS) {
         TESS_RETURN_IF_ERROR(union_of_rows(x, function, &seen));
     } else {
-        /* Classes of S2 share their local blocks and nothing else. */
+        /* Classes of S2 have their local blocks in common and nothing else. */
         tess_rule local = x->rules[0];
         if (local.kind == TESS_RULE_STRIDED) {
             local.kind = TESS_RULE_WINDOW;

@@ -34,7 +34,7 @@ bool tess_ledger_settle(tess_ledger *ledger, tess_tables *t, void *base) {
     ledger->table_bytes = end;
     ledger->partials_at = ledger->workspace_bytes = ledger->scratch_bytes;
     if (!fits || ledger->n_partials == 0) return fits;
-    /* A partial is partial_rows rows of O, then as many references and sums. */
+    /* A partial has partial_rows rows of O, then as many row_max and row_sum. */
     return checked_align(ledger->scratch_bytes, ledger->workspace_align, &ledger->partials_at) &&
            checked_mul(ledger->partial_rows, ledger->value_head_dim + 2, &floats) &&
            checked_mul(floats, sizeof(float), &bytes) &&

@@ -34,7 +34,7 @@ static tess_wide sum_vertical(const tess_rule *rule, int64_t last) {
 
 /* ------------------------------------------------------------------ membership */
 
-/* The relative rule of bidirectional S2. Written so that no query position overflows. */
+/* Bidirectional S2 counts from the query block. Written so that no query position overflows. */
 static bool strided_both_kept(const tess_rule *rule, int64_t i, int64_t j) {
     /* i - j modulo stride, each term small */
     int64_t stride = rule->stride, distance = i % stride - j % stride;
@@ -48,7 +48,7 @@ bool tess_rule_kept(const tess_rule *rule, int64_t p, int64_t t) {
     if (rule->causal && t > p) return false;
     switch (rule->kind) {
     case TESS_RULE_STRIDED: {
-        int64_t i = p / rule->block, j = t / rule->block; /* causal order: p is not negative here */
+        int64_t i = p / rule->block, j = t / rule->block; /* p >= t >= 0 in causal order */
         return i - j < rule->local || j % rule->stride == rule->first;
     }
     case TESS_RULE_STRIDED_BOTH:
@@ -82,7 +82,9 @@ void tess_rule_row(const tess_rule *rule, int64_t i, int64_t tokens, uint8_t *ro
             row[j] = t_first < rule->sinks ||
                      (t_first - p_last <= rule->right && p_first - t_last <= rule->left);
         } else {
-            /* the same for all pairs of the blocks, and in causal order most likely here */
+            /* All pairs of two blocks are alike, except that causal order masks some, this one
+             * last.
+             */
             row[j] = tess_rule_kept(rule, p_last, t_first);
         }
     }
@@ -90,8 +92,8 @@ void tess_rule_row(const tess_rule *rule, int64_t i, int64_t tokens, uint8_t *ro
 
 /* ------------------------------------------------------------------ pairs */
 
-/* Pairs of the rows [0, end) of a causal S2 rule. Row p of block i keeps p + 1 keys, less the
- * blocks below the local ones, plus those of the vertical list among them. */
+/* Pairs that the rows [0, end) of a causal S2 pattern keep. Row p of block i keeps p + 1 keys, less
+ * the blocks below the local ones, plus those of the vertical list among them. */
 static tess_wide strided_prefix(const tess_rule *rule, int64_t end) {
     if (end <= 0) return 0;
     int64_t blocks = end / rule->block, rest = end % rule->block;
@@ -103,23 +105,22 @@ static tess_wide strided_prefix(const tess_rule *rule, int64_t end) {
     return triangle(end) + sum * rule->block;
 }
 
-/* Keys that one row of each query block in [begin, end) keeps, summed, for a bidirectional S2
- * rule. */
+/* Bidirectional S2: the keys that one row of a query block keeps, summed over the blocks [begin,
+ * end). */
 static tess_wide strided_both_rows(const tess_rule *rule, int64_t begin, int64_t end,
                                    int64_t keys) {
     if (end <= begin) return 0;
     int64_t block = rule->block, stride = rule->stride, n = (keys + block - 1) / block,
             missing = n * block - keys;
-    /* Local blocks: [max(0, i - local + 1), min(n, i + local_right)), the last of which may be
-     * short. */
+    /* Local blocks: [max(0, i - local + 1), min(n, i + local_right)). The last one may be short. */
     tess_wide blocks =
         sum_clamped(begin, end, rule->local_right, n) - sum_clamped(begin, end, 1 - rule->local, n);
     int64_t to_end = larger(begin, n - rule->local_right);
     tess_wide short_rows = end > to_end ? end - to_end : 0;
     /* To the left: (i - local + 1) div stride blocks. */
     blocks += sum_quotients(end - rule->local, stride) - sum_quotients(begin - rule->local, stride);
-    /* To the right: with y = n - i - local_right, y div stride blocks, less those that would have a
-     * negative index. */
+    /* To the right, with y = n - i - local_right: y div stride blocks, less those with a negative
+     * index. */
     int64_t y_first = n - (end - 1) - rule->local_right, y_last = n - begin - rule->local_right;
     blocks += sum_quotients(y_last, stride) - sum_quotients(y_first - 1, stride);
     blocks -= sum_quotients(y_last - n, stride) - sum_quotients(y_first - 1 - n, stride);
@@ -139,8 +140,7 @@ static tess_wide strided_both_pairs(const tess_rule *rule, int64_t p_begin, int6
            strided_both_rows(rule, i_last, i_last + 1, keys) * (p_end - i_last * block);
 }
 
-/* A window keeps max(0, p - left) .. min(keys, p + right + 1) and what of the sinks lies outside of
- * it. */
+/* A window keeps max(0, p - left) .. min(keys, p + right + 1), and the sinks outside of it. */
 static tess_wide window_pairs(int64_t left, int64_t right, int64_t sinks, bool causal,
                               int64_t begin, int64_t end, int64_t keys) {
     if (sinks > keys) sinks = keys;
@@ -198,7 +198,7 @@ tess_wide tess_rule_block_pairs(const tess_rule *rule, int64_t tokens) {
         return strided_both_rows(&unit, 0, n, n);
     }
     default: {
-        /* In blocks a window reaches ceil(left / block) to the left, and to the right as far as the
+        /* A window reaches ceil(left / block) blocks to the left, and to the right as far as the
          * last query of a block sees. */
         int64_t left = rule->left / block + (rule->left % block != 0),
                 right = (block - 1 + rule->right) / block;
@@ -210,7 +210,7 @@ tess_wide tess_rule_block_pairs(const tess_rule *rule, int64_t tokens) {
 
 /* ------------------------------------------------------------------ words and checks */
 
-/* Bounds at or past 2^31 - 1 reach every key of a plan. */
+/* A bound at or past 2^31 - 1 reaches every key of a plan. */
 static int32_t word(int64_t tokens) { return tokens >= INT32_MAX ? INT32_MAX : (int32_t)tokens; }
 
 void tess_rule_class(const tess_rule *rule, tess_class *words) {
@@ -225,7 +225,7 @@ void tess_rule_class(const tess_rule *rule, tess_class *words) {
         break;
     case TESS_RULE_WINDOW:
         words->flags |= TESS_CLASS_WINDOW;
-        /* Sinks that end inside a block make that block's entry a masked one. */
+        /* Where sinks end inside a block, the entry of that block needs a mask. */
         if (rule->sinks % rule->block != 0) words->flags |= TESS_CLASS_MASK_ENTRIES;
         words->left = word(rule->left);
         words->right = word(rule->right);
@@ -298,7 +298,7 @@ static tess_status check_blocks(const char *function, tess_pattern *p, int32_t n
                      (uint64_t)p->mask_heads, &size) ||
         size > SIZE_MAX / 2)
         return tess_invalid("%s: mask: its size overflows", function);
-    /* An empty mask needs no memory, so nothing else would bound the rows that are walked. */
+    /* An empty mask needs no memory, so nothing else would bound the number of its rows. */
     if (p->mask_query_blocks == 0 || p->mask_key_blocks == 0)
         p->mask_query_blocks = p->mask_key_blocks = 0;
     return TESS_OK;
@@ -326,7 +326,7 @@ tess_status tess_pattern_check(const char *function, tess_pattern *p, int32_t n_
         return tess_invalid("%s: block: must be at least %d, got %d", function, sized ? 1 : 0,
                             (int)p->block);
     if (p->block == 0) p->block = 64;
-    /* Fields of other kinds are not looked at, and forgotten. */
+    /* Fields of other kinds are ignored and cleared. */
     if (p->kind != TESS_PATTERN_S2) p->local = p->stride = p->offset = p->dense_heads = 0;
     if (p->kind != TESS_PATTERN_WINDOW) p->left = p->right = p->sinks = 0;
     if (p->kind != TESS_PATTERN_BLOCKS)

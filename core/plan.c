@@ -12,7 +12,7 @@
 static const char *const in_create = "tess_plan_create";
 
 enum {
-    SECTION_JOBS = 4 /* for each job that the device works on at a time */
+    SECTION_JOBS = 4 /* for each job that the device runs at a time */
 };
 
 /* ------------------------------------------------------------------ checks */
@@ -168,8 +168,8 @@ static tess_status count_jobs(tess_plan *plan, const tess_plan_desc *d, int32_t 
     return TESS_OK;
 }
 
-/* Key blocks that fit half of the device's cache, if there are so many jobs that their order can
- * follow it: with few, longest first balances better. */
+/* How many key blocks fit half of the device's cache; 0 where there are so few jobs that longest
+ * first balances better. */
 static uint64_t section_blocks(const tess_plan *plan, const tess_jobs *jobs) {
     const tess_caps *caps = &plan->device->caps;
     if (caps->cache_bytes == 0 || jobs->n_jobs < SECTION_JOBS * (uint64_t)caps->parallel_jobs)
@@ -180,7 +180,7 @@ static uint64_t section_blocks(const tess_plan *plan, const tess_jobs *jobs) {
     return blocks ? blocks : 1;
 }
 
-/* Key blocks of one range of tess_plan_range; 0: no limit. */
+/* The most key blocks of one range of tess_plan_range; 0: no limit. */
 static uint64_t range_limit(const tess_plan *plan, const tess_plan_desc *d) {
     const tess_caps *caps = &plan->device->caps;
     if (d->time_limit_us == 0 || caps->steps_per_second == 0) return caps->range_blocks;
@@ -205,7 +205,7 @@ static tess_status find_ranges(tess_plan *plan, uint64_t limit) {
     return TESS_OK;
 }
 
-/* Moves the tables to the device and drops the host's copy. */
+/* Moves the tables to the device and frees the host's copy. */
 static tess_status upload(tess_plan *plan) {
     tess_device *device = plan->device;
     uint64_t bytes = plan->ledger.table_bytes;
@@ -229,8 +229,7 @@ static tess_status upload(tess_plan *plan) {
     return status;
 }
 
-/* The tables are small integers of known count: sized by the ledger, placed by it, and filled
- * here. */
+/* The ledger sizes and places the tables; they are filled here. */
 static tess_status make_tables(tess_plan *plan, const tess_plan_desc *d, tess_jobs *jobs) {
     tess_runtime *runtime = plan->device->runtime;
     const tess_layout *layout = plan->layout;
@@ -244,7 +243,7 @@ static tess_status make_tables(tess_plan *plan, const tess_plan_desc *d, tess_jo
     ledger->n_bits = layout->pattern.kind == TESS_PATTERN_BLOCKS ? jobs->tiler.n_entries : 0;
     ledger->scratch_bytes = jobs->n_jobs ? plan->kernel.scratch_bytes : 0;
     ledger->n_partials = jobs->n_partials;
-    /* each partial then starts on 16 bytes */
+    /* an even number, so that each partial starts on 16 bytes */
     ledger->partial_rows = plan->partial_rows = jobs->partial_rows + jobs->partial_rows % 2;
     ledger->value_head_dim = (uint64_t)plan->head_dim;
     ledger->workspace_align = align < 64 ? 64 : align;
@@ -281,8 +280,8 @@ static tess_status cut_jobs(tess_plan *plan, const tess_plan_desc *d, int32_t kv
     return count_jobs(plan, d, kv_split, jobs);
 }
 
-/* Jobs that are too short to split and leave workers idle are done sooner as lower tiles, as long
- * as all of these run at a time. Where keys are split, full tiles read K and V fewer times. */
+/* Short tiles finish sooner where jobs are too short to split and leave workers idle, as long as
+ * all of them run at a time. Where keys are split, full tiles read K and V fewer times. */
 static bool suits_low_tiles(const tess_plan *plan, const tess_plan_desc *d, const tess_jobs *jobs) {
     const uint32_t low = plan->kernel.low_rows,
                    workers = tess_split_costs(&plan->kernel.costs, plan->device->caps.parallel_jobs)
@@ -313,7 +312,7 @@ static void destroy(tess_plan *plan) {
     tess_runtime *runtime = device->runtime;
     if (!tess_runtime_forked(runtime)) {
         if (plan->kernel.release) plan->kernel.release(&plan->kernel);
-        /* A lost device may refuse this; nothing better can be done here. */
+        /* A lost device may refuse this, and nothing more can be done here. */
         if (plan->tables.device.kind != TESS_BUFFER_NONE)
             (void)device->backend->free(device->native, &plan->tables.device);
     }
@@ -375,8 +374,8 @@ tess_status tess_plan_create(tess_device *device, const tess_layout *layout,
              x->kernel_name, (unsigned)x->tile_rows, (unsigned long long)x->ledger.n_jobs,
              (unsigned long long)x->ledger.n_merges, (unsigned long long)x->ledger.workspace_bytes,
              1e3 * x->create_seconds);
-    /* Legal, since servers have such steps, and easily done by mistake, since batch has no default
-     * but 0. */
+    /* This is legal, since servers have such steps, but also an easy mistake, since 0 is the
+     * default of batch. */
     if (d.batch == 0 && d.q_len > 0)
         tess_log(device->runtime, "plan",
                  "plan: batch is 0, so nothing is computed although q_len is %lld",

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a plan tells: work and traffic in closed form, ranges of jobs, and the tensors that fit
+/* What a plan reports: work and traffic in closed form, ranges of jobs, and the tensors that fit
  * it. */
 #include <string.h>
 
@@ -13,17 +13,17 @@ static void add_product(uint64_t *sum, uint64_t a, uint64_t b) {
     if (!checked_mul(a, b, &product) || !checked_add(*sum, product, sum)) *sum = UINT64_MAX;
 }
 
-/* Blocks before `start`, the first query block's first local one, that some of `queries`
- * consecutive query blocks reads (bidirectional S2): block start - d is read when -d mod stride <
- * queries. */
+/* Bidirectional S2: how many blocks before `start` are read by some of `queries` consecutive query
+ * blocks. `start` is the first local block of the first of them; block start - d is read when -d
+ * mod stride < queries. */
 static int64_t strided_both_before(const tess_rule *rule, int64_t start, int64_t queries) {
     int64_t stride = rule->stride;
     if (queries >= stride) return start;
     return start / stride * queries + larger(0, start % stride - (stride - queries));
 }
 
-/* Keys that the rows [p0, keys) read with at least one head of the kv head. All rules but a
- * caller's mask share what is local, and differ in the lists before it. */
+/* Keys that the rows [p0, keys) read with at least one head of the kv head. Except for BLOCKS, the
+ * classes share their local keys and differ in the lists before them. */
 static int64_t group_keys(const tess_layout *layout, int32_t kv_head, int64_t p0, int64_t keys) {
     int64_t block = layout->pattern.block, before = 0, start = 0;
     for (uint32_t g = layout->group_start[kv_head]; g < layout->group_start[kv_head + 1]; g++) {
@@ -50,7 +50,7 @@ static int64_t group_keys(const tess_layout *layout, int32_t kv_head, int64_t p0
     return keys - start + before;
 }
 
-/* The same for a caller's mask; `mark` has a byte for each key block. */
+/* The same for BLOCKS; `mark` has a byte for each key block. */
 static int64_t masked_keys(const tess_layout *layout, int32_t kv_head, int64_t p0, int64_t keys,
                            uint8_t *mark) {
     int64_t block = layout->pattern.block, n = (keys + block - 1) / block, sum = 0;
@@ -79,7 +79,7 @@ static void sequence_work(const tess_layout *layout, const tess_sequence *s, uin
                           tess_work *work) {
     int64_t keys = s->kv_len, p0 = keys - s->q_len;
     bool causal = layout->rules[0].causal;
-    /* in causal order rows before the first key count for nothing */
+    /* in causal order rows before the first key keep nothing */
     int64_t seen = causal ? larger(0, p0) : p0;
     memset(work, 0, sizeof *work);
     if (s->q_len == 0 || keys == 0) return;
@@ -169,8 +169,8 @@ tess_status tess_plan_tensor(const tess_plan *plan, tess_role role, tess_buffer 
     int64_t tokens = keys ? plan->kv_len : plan->q_len,
             heads = keys ? plan->layout->n_kv_heads : plan->layout->n_heads;
     int64_t element = lse ? 1 : plan->head_dim;
-    /* Below 2^31 tokens a sequence and 2^16 heads a stride cannot overflow; the tokens of a packed
-     * batch and the whole tensor can. */
+    /* With less than 2^31 tokens a sequence and 2^16 heads no stride can overflow, but the tokens
+     * of a packed batch and the whole tensor can. */
     uint64_t row = (uint64_t)heads * (uint64_t)element, stride, size;
     if (!checked_mul((uint64_t)tokens, row, &stride) ||
         !checked_mul(stride, plan->packed ? 1 : plan->batch, &size) ||

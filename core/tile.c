@@ -13,7 +13,7 @@ enum {
 
 void tess_grid_set(tess_grid *grid, const tess_layout *layout, int64_t tile_rows) {
     int64_t block = layout->pattern.block, most = MAX_TILE_BLOCKS;
-    bool cut = true; /* inside blocks: neighbours of these rules read about the same keys */
+    bool cut = true; /* inside blocks: neighbours read about the same keys */
     memset(grid, 0, sizeof *grid);
     for (uint32_t c = 0; c < layout->n_classes; c++) {
         const tess_rule *rule = &layout->rules[c];
@@ -31,7 +31,7 @@ void tess_grid_set(tess_grid *grid, const tess_layout *layout, int64_t tile_rows
         grid->step = tile_rows;
         grid->blocks = 1;
     } else if (cut && tile_rows / block <= most && tile_rows % block > tile_rows / MOST_UNUSED) {
-        /* fewer than eight blocks, so that its ends do not make it too many */
+        /* fewer than eight blocks, so that partial blocks at its ends do not exceed the limit */
         grid->unit = grid->step = tile_rows;
     } else {
         grid->blocks = smaller(most, tile_rows / block);
@@ -55,7 +55,7 @@ uint64_t tess_grid_tiles(const tess_grid *grid, int64_t rows) {
 }
 
 void tess_tile_begin(const tess_grid *grid, int64_t begin, int64_t end, tess_tile *tile) {
-    /* Position 0 is a limit in any case. */
+    /* A tile always ends at position 0. */
     int64_t origin = grid->from_end && begin >= 0 ? end % grid->unit : 0;
     int64_t cell = floor_div(begin - origin, grid->unit) * grid->unit + origin;
     int64_t cut = cell + ((begin - cell) / grid->step + 1) * grid->step;
@@ -76,7 +76,7 @@ void tess_tile_begin(const tess_grid *grid, int64_t begin, int64_t end, tess_til
 static uint64_t list_length(const tess_tiler *tiler, const tess_rule *rule) {
     switch (rule->kind) {
     case TESS_RULE_STRIDED: return (uint64_t)tess_vertical_count(rule, tiler->n_blocks);
-    /* one list for each residue, in order of residues */
+    /* a list for each residue, one after the other */
     case TESS_RULE_STRIDED_BOTH: return (uint64_t)tiler->n_blocks;
     case TESS_RULE_WINDOW:
         return (uint64_t)smaller(rule->sinks / rule->block + (rule->sinks % rule->block != 0),
@@ -119,8 +119,7 @@ void tess_tiler_release(tess_tiler *tiler) {
     memset(tiler, 0, sizeof *tiler);
 }
 
-/* Rows before the first key keep nothing; their tiles are never merged, so that i_first fits 31
- * bits. */
+/* Tiles before the first key keep nothing and are never merged, so i_first fits 31 bits. */
 static uint64_t merged_key(uint32_t cls, int64_t i_first, int64_t i_last) {
     return (uint64_t)cls << 40 | (uint64_t)i_first << 5 | (uint64_t)(i_last - i_first);
 }
@@ -133,8 +132,8 @@ static uint64_t merged_slot(const tess_tiler *tiler, uint64_t key) {
     return slot;
 }
 
-/* Doubles the room. The old arrays stay whole until the new ones are there. There are no more
- * merged rows than jobs, which fit 32 bits. */
+/* Doubles the room. The old arrays stay valid until both new ones are there. There are at most as
+ * many merged rows as jobs, so an index fits 32 bits. */
 static tess_status merged_grow(tess_tiler *tiler) {
     uint64_t room = tiler->merged_room ? 2 * tiler->merged_room : 64, n_slots = 2 * room;
     tess_merged *merged = tess_mem_alloc(tiler->runtime, (size_t)room * sizeof *merged, 64);
@@ -159,9 +158,9 @@ static tess_status merged_grow(tess_tiler *tiler) {
     return TESS_OK;
 }
 
-/* Merges the columns from `from` on of the rows i_first .. i_first + span, rising, with a bit for
- * each row that has a column. Returns how many there are, and writes them unless `entries` is
- * NULL. */
+/* Merges the columns of the rows i_first .. i_first + span, from column `from` on, in rising order.
+ * Each merged column has a bit for every row that contains it. Returns how many there are, and
+ * writes them unless `entries` is NULL. */
 static uint64_t merge_rows(const tess_mask_rows *rows, int64_t i_first, int64_t span, int64_t from,
                            uint32_t *entries, uint32_t *bits) {
     const uint32_t *next[MAX_TILE_BLOCKS], *end[MAX_TILE_BLOCKS];
@@ -210,7 +209,7 @@ tess_status tess_tiler_merge(tess_tiler *tiler, uint32_t cls, const tess_tile *t
     return TESS_OK;
 }
 
-/* How many merged columns a sequence of `kv_blocks` key blocks has: it may be shorter than the
+/* How many merged columns a sequence of `kv_blocks` key blocks has, which may be shorter than the
  * mask. In causal order no column lies past the query block anyway. */
 static uint32_t merged_below(const tess_tiler *tiler, uint32_t cls, const tess_tile *tile,
                              int64_t kv_blocks, const tess_merged *merged) {
@@ -255,8 +254,8 @@ void tess_tiler_entries(const tess_tiler *tiler, uint32_t *entries, uint32_t *bi
 
 /* ------------------------------------------------------------------ keys of a tile */
 
-/* Masked blocks at the end of an interval whose last block is `last`: those that some row does not
- * see to their end. The first row sees the keys up to `reach`. */
+/* How many blocks need a mask at the end of an interval whose last block is `last`: those whose end
+ * the first row does not see. It sees the keys up to `reach`. */
 static int64_t masked_tail(int64_t reach, int64_t last, int64_t block, int64_t kv_len) {
     return reach >= kv_len - 1 ? 0 : last + 1 - floor_div(reach + 1, block);
 }
@@ -270,8 +269,8 @@ static void set_interval(tess_keys *keys, int64_t start, int64_t end, int64_t he
     keys->mask_head = (uint32_t)smaller(head, blocks - tail);
 }
 
-/* Entries of the residue of `block` in [begin, end), as a slice of the lists. `end` is at most the
- * lists' end. */
+/* The slice of entries in [begin, end) with the residue of `block`. `end` is at most the end of the
+ * lists. */
 static void residue_slice(const tess_tiler *tiler, uint32_t cls, int64_t stride, int64_t block,
                           int64_t begin, int64_t end, uint32_t *offset, uint32_t *count) {
     int64_t residue = block % stride, n = tiler->n_blocks;
@@ -294,7 +293,7 @@ static void strided_both_keys(const tess_tiler *tiler, uint32_t cls, const tess_
                   &keys->right_count);
 }
 
-/* The window's interval, and the sinks on both sides of it. */
+/* The window is the interval; the sinks on both sides of it are slices. */
 static void window_keys(const tess_tiler *tiler, uint32_t cls, const tess_rule *rule,
                         const tess_tile *tile, int64_t kv_len, int64_t kv_blocks, tess_keys *keys) {
     int64_t block = rule->block,
@@ -335,7 +334,7 @@ void tess_tile_keys_of(const tess_tiler *tiler, uint32_t cls, const tess_tile *t
             keys->left_count = merged_below(tiler, cls, tile, kv_blocks, merged);
         }
         break;
-    default: /* of the rules in causal order, only rows before the first key come here */
+    default: /* in causal order only rows before the first key come here */
         if (!rule->causal) set_interval(keys, 0, kv_blocks, 0, 0);
     }
 }
