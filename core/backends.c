@@ -129,9 +129,8 @@ static tess_status check_names(tess_runtime *runtime, const char *function) {
     if (backend_find(runtime, kernel, length) == NULL) {
         char names[400];
         backend_names(runtime, names, sizeof names);
-        return tess_fail(TESS_ERROR_INVALID, "%s: %s: '%s' names no backend; known are: %s",
-                         function, tess_setting_label(settings, TESS_SETTING_KERNEL), kernel,
-                         names);
+        return tess_invalid("%s: %s: '%s' names no backend; known are: %s", function,
+                            tess_setting_label(settings, TESS_SETTING_KERNEL), kernel, names);
     }
     return TESS_OK;
 }
@@ -162,13 +161,9 @@ tess_status tess_backends_list(tess_runtime *runtime) {
         tess_host_init(entry, runtime->settings.cpu_threads);
         runtime->n_backends++;
         snprintf(label, sizeof label, "%s: the tune table of %s", function, entry->name);
-        tess_status status = read_table(entry, entry->backend, label);
-        if (status != TESS_OK) return status;
+        TESS_RETURN_IF_ERROR(read_table(entry, entry->backend, label));
     }
-    if (paths[0] != '\0') {
-        tess_status status = load_libraries(runtime, function, paths);
-        if (status != TESS_OK) return status;
-    }
+    if (paths[0] != '\0') { TESS_RETURN_IF_ERROR(load_libraries(runtime, function, paths)); }
     return check_names(runtime, function);
 }
 
@@ -306,8 +301,8 @@ bool tess_device_find(tess_runtime *runtime, const tess_backend_entry *only, uin
 
 static tess_status selection_fail(const char *function, const char *label,
                                   const tess_selection *item, const char *why) {
-    return tess_fail(TESS_ERROR_INVALID, "%s: %s: '%.*s' %s", function, label,
-                     (int)(item->length < 80 ? item->length : 80), item->text, why);
+    return tess_invalid("%s: %s: '%.*s' %s", function, label,
+                        (int)(item->length < 80 ? item->length : 80), item->text, why);
 }
 
 tess_status tess_selection_next(tess_runtime *runtime, const char *function, const char *label,
@@ -316,8 +311,7 @@ tess_status tess_selection_next(tess_runtime *runtime, const char *function, con
     item->length = strcspn(item->text, ",");
     item->index = -1;
     *cursor = item->text[item->length] == ',' ? item->text + item->length + 1 : NULL;
-    if (item->length == 0)
-        return tess_fail(TESS_ERROR_INVALID, "%s: %s: has an empty item", function, label);
+    if (item->length == 0) return tess_invalid("%s: %s: has an empty item", function, label);
     const char *colon = memchr(item->text, ':', item->length);
     size_t name_length = colon != NULL ? (size_t)(colon - item->text) : item->length;
     if (colon != NULL) {

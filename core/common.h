@@ -21,6 +21,15 @@
 /* status.c: stores the message of this thread and returns `status`. Messages read "<function>:
  * <field>: <what is wrong>". */
 tess_status tess_fail(tess_status status, const char *format, ...) TESS_PRINTF(2, 3);
+#define tess_invalid(...)     tess_fail(TESS_ERROR_INVALID, __VA_ARGS__)
+#define tess_unsupported(...) tess_fail(TESS_ERROR_UNSUPPORTED, __VA_ARGS__)
+
+/* Leaves the function with the status of `expr` unless that is TESS_OK. */
+#define TESS_RETURN_IF_ERROR(expr)                            \
+    do {                                                      \
+        const tess_status status_of_expr = (expr);            \
+        if (status_of_expr != TESS_OK) return status_of_expr; \
+    } while (0)
 
 /* runtime.c: host memory through the runtime's allocator. Alignment is a power of two. NULL when
  * out of memory or size overflows. */

@@ -101,14 +101,14 @@ tess_status tess_jobs_create(tess_jobs *jobs, tess_runtime *runtime, const tess_
         if (sequences[s].kv_len > max_keys) max_keys = sequences[s].kv_len;
         add = tess_grid_tiles(&jobs->grid, sequences[s].q_len) * (uint64_t)layout->n_heads;
         if (bound + add > UINT32_MAX)
-            return tess_fail(TESS_ERROR_UNSUPPORTED,
-                             "tess_plan_create: batch: its rows and heads make 2^32 jobs or more");
+            return tess_unsupported(
+                "tess_plan_create: batch: its rows and heads make 2^32 jobs or more");
         bound += add;
     }
-    tess_status status = tess_tiler_create(&jobs->tiler, runtime, layout, max_keys);
-    if (status == TESS_OK) status = allocate(jobs, layout, (uint64_t)jobs->tiler.n_blocks);
-    if (status == TESS_OK) find_runs(layout, jobs->runs, &jobs->n_runs);
-    return status;
+    TESS_RETURN_IF_ERROR(tess_tiler_create(&jobs->tiler, runtime, layout, max_keys));
+    TESS_RETURN_IF_ERROR(allocate(jobs, layout, (uint64_t)jobs->tiler.n_blocks));
+    find_runs(layout, jobs->runs, &jobs->n_runs);
+    return TESS_OK;
 }
 
 void tess_jobs_release(tess_jobs *jobs) {
@@ -216,8 +216,8 @@ static tess_status count_parts(tess_jobs *jobs, tess_tile tile, int64_t kv_len, 
             if (!count_job(jobs,
                            tess_tile_blocks(&jobs->tiler, pack->cls, &tile, kv_len, kv_blocks),
                            pack->jobs, rows * pack->heads))
-                return tess_fail(TESS_ERROR_UNSUPPORTED,
-                                 "tess_plan_create: kv_split: its parts make 2^32 jobs or more");
+                return tess_unsupported(
+                    "tess_plan_create: kv_split: its parts make 2^32 jobs or more");
         }
     } while (tess_tile_next(&jobs->grid, &tile));
     return TESS_OK;
@@ -227,8 +227,7 @@ static tess_status count_parts(tess_jobs *jobs, tess_tile tile, int64_t kv_len, 
 static tess_status merge_rows_of(tess_jobs *jobs, tess_tile tile) {
     do {
         for (uint32_t n = 0; n < jobs->n_packs; n++) {
-            const tess_status status = tess_tiler_merge(&jobs->tiler, jobs->packs[n].cls, &tile);
-            if (status != TESS_OK) return status;
+            TESS_RETURN_IF_ERROR(tess_tiler_merge(&jobs->tiler, jobs->packs[n].cls, &tile));
         }
     } while (tess_tile_next(&jobs->grid, &tile));
     return TESS_OK;
@@ -241,16 +240,15 @@ static tess_status count_sequence(tess_jobs *jobs, const tess_sequence *sequence
     const uint64_t before = jobs->n_blocks;
     tess_tile begin;
     tess_tile_begin(&jobs->grid, kv_len - sequence->q_len, kv_len, &begin);
-    tess_status status =
-        layout->rules[0].kind == TESS_RULE_BLOCKS ? merge_rows_of(jobs, begin) : TESS_OK;
-    if (status == TESS_OK && (jobs->split.length || jobs->split.max_parts))
-        status = count_parts(jobs, begin, kv_len, kv_blocks);
-    else if (status == TESS_OK)
+    if (layout->rules[0].kind == TESS_RULE_BLOCKS) TESS_RETURN_IF_ERROR(merge_rows_of(jobs, begin));
+    if (jobs->split.length || jobs->split.max_parts)
+        TESS_RETURN_IF_ERROR(count_parts(jobs, begin, kv_len, kv_blocks));
+    else
         count_whole(jobs, begin, kv_len, kv_blocks);
     jobs->n_rows += (uint64_t)sequence->q_len * (uint64_t)layout->n_heads;
     jobs->n_read +=
         (uint64_t)smaller((int64_t)(jobs->n_blocks - before), kv_blocks * layout->n_kv_heads);
-    return status;
+    return TESS_OK;
 }
 
 tess_status tess_jobs_count(tess_jobs *jobs) {
@@ -265,8 +263,7 @@ tess_status tess_jobs_count(tess_jobs *jobs) {
         uint32_t heads = heads_of_job(jobs, sequence);
         if (heads != packed) count_packs(jobs, heads, 0, jobs->n_runs);
         packed = heads;
-        tess_status status = count_sequence(jobs, sequence);
-        if (status != TESS_OK) return status;
+        TESS_RETURN_IF_ERROR(count_sequence(jobs, sequence));
     }
     tess_order_end(&jobs->order);
     return TESS_OK;

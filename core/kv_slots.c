@@ -5,8 +5,6 @@
 
 #include "layout.h"
 
-#define REFUSE(...) return tess_fail(TESS_ERROR_INVALID, __VA_ARGS__)
-
 /* ------------------------------------------------------------------ storage of a kv head */
 
 /* Everything is kept and slot = block. */
@@ -188,18 +186,16 @@ static bool fixed_rank(const tess_layout *x, int32_t kv_head, const tess_kv_stor
 /* ------------------------------------------------------------------ public */
 
 static tess_status check_kv_head(const tess_layout *x, const char *function, int32_t kv_head) {
-    tess_status status = tess_layout_check(x, function);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(tess_layout_check(x, function));
     if (kv_head < 0 || kv_head >= x->n_kv_heads)
-        REFUSE("%s: kv_head: must be 0 to %d, got %d", function, (int)x->n_kv_heads - 1,
-               (int)kv_head);
+        return tess_invalid("%s: kv_head: must be 0 to %d, got %d", function,
+                            (int)x->n_kv_heads - 1, (int)kv_head);
     return TESS_OK;
 }
 
 tess_status tess_layout_kv(const tess_layout *x, int32_t kv_head, tess_kv_info *info) {
     static const char *const function = "tess_layout_kv";
-    tess_status status = check_kv_head(x, function, kv_head);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(check_kv_head(x, function, kv_head));
     tess_kv_store store;
     tess_kv_info full;
     memset(&full, 0, sizeof full);
@@ -214,12 +210,11 @@ tess_status tess_layout_kv(const tess_layout *x, int32_t kv_head, tess_kv_info *
 
 tess_status tess_layout_slot(const tess_layout *x, int32_t kv_head, int64_t block, int64_t *slot) {
     static const char *const function = "tess_layout_slot";
-    tess_status status = check_kv_head(x, function, kv_head);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(check_kv_head(x, function, kv_head));
     if (block < 0 || block >= x->n_blocks)
-        REFUSE("%s: block: must be 0 to %lld, got %lld", function, (long long)x->n_blocks - 1,
-               (long long)block);
-    if (!slot) REFUSE("%s: slot: must not be NULL", function);
+        return tess_invalid("%s: block: must be 0 to %lld, got %lld", function,
+                            (long long)x->n_blocks - 1, (long long)block);
+    if (!slot) return tess_invalid("%s: slot: must not be NULL", function);
     tess_kv_store store;
     int64_t rank;
     kv_store(x, kv_head, &store);

@@ -101,9 +101,8 @@ static void put_header(const tess_layout *x, unsigned char *at) {
 
 tess_status tess_layout_serialize(const tess_layout *x, void *data, size_t *size) {
     static const char *const function = "tess_layout_serialize";
-    tess_status status = tess_layout_check(x, function);
-    if (status != TESS_OK) return status;
-    if (!size) return tess_fail(TESS_ERROR_INVALID, "%s: size: must not be NULL", function);
+    TESS_RETURN_IF_ERROR(tess_layout_check(x, function));
+    if (!size) return tess_invalid("%s: size: must not be NULL", function);
     const tess_pattern *p = &x->pattern;
     /* No overflow: creation has read a mask of at least this size. */
     const int64_t masks = masks_written(x);
@@ -114,8 +113,8 @@ tess_status tess_layout_serialize(const tess_layout *x, void *data, size_t *size
     *size = (size_t)needed;
     if (!data) return TESS_OK;
     if (capacity < needed)
-        return tess_fail(TESS_ERROR_INVALID, "%s: size: %llu bytes are needed, got %llu", function,
-                         (unsigned long long)needed, (unsigned long long)capacity);
+        return tess_invalid("%s: size: %llu bytes are needed, got %llu", function,
+                            (unsigned long long)needed, (unsigned long long)capacity);
     unsigned char *at = data;
     put_header(x, at);
     at += HEADER_BYTES;
@@ -220,10 +219,9 @@ static tess_status check_unique(const char *function, const tess_layout *made,
 tess_status tess_layout_deserialize(tess_runtime *runtime, const void *data, size_t size,
                                     tess_layout **layout) {
     static const char *const function = "tess_layout_deserialize";
-    tess_status status = tess_runtime_check(runtime, function);
-    if (status != TESS_OK) return status;
-    if (!data) return tess_fail(TESS_ERROR_INVALID, "%s: data: must not be NULL", function);
-    if (!layout) return tess_fail(TESS_ERROR_INVALID, "%s: layout: must not be NULL", function);
+    TESS_RETURN_IF_ERROR(tess_runtime_check(runtime, function));
+    if (!data) return tess_invalid("%s: data: must not be NULL", function);
+    if (!layout) return tess_invalid("%s: layout: must not be NULL", function);
     const unsigned char *at = data;
     if (size < sizeof magic || memcmp(at, magic, sizeof magic) != 0)
         return corrupt(function, "it does not begin like a layout");
@@ -245,11 +243,10 @@ tess_status tess_layout_deserialize(tess_runtime *runtime, const void *data, siz
     read_header(at, &d, &p, &mask);
     bool blocks = p.kind == TESS_PATTERN_BLOCKS;
     if (!blocks && left != 0) return corrupt(function, "it is longer than its fields say");
-    if (blocks) status = check_mask(function, &mask, left);
-    if (status != TESS_OK) return status;
+    if (blocks) TESS_RETURN_IF_ERROR(check_mask(function, &mask, left));
     p.mask = blocks ? mask.data : NULL;
     tess_layout *made;
-    status = tess_layout_build(runtime, function, &d, &p, &mask, &made);
+    tess_status status = tess_layout_build(runtime, function, &d, &p, &mask, &made);
     /* What creation refuses, honest bytes cannot hold. The message stays: it names the field. */
     if (status != TESS_OK)
         return status == TESS_ERROR_INVALID || status == TESS_ERROR_UNSUPPORTED ? TESS_ERROR_CORRUPT

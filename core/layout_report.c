@@ -5,8 +5,6 @@
 
 #include "layout.h"
 
-#define REFUSE(...) return tess_fail(TESS_ERROR_INVALID, __VA_ARGS__)
-
 /* Sums of pairs are rounded where there is no integer of 128 bits, and may then come out a little
  * below 0 or above the whole. */
 static double share_of(double part, double whole) {
@@ -72,8 +70,7 @@ static tess_status examine_coverage(tess_layout *x, const char *function) {
         return TESS_OK;
     }
     if (x->pattern.kind == TESS_PATTERN_BLOCKS) {
-        tess_status status = union_of_rows(x, function, &seen);
-        if (status != TESS_OK) return status;
+        TESS_RETURN_IF_ERROR(union_of_rows(x, function, &seen));
     } else {
         /* Classes of S2 share their local blocks and nothing else. */
         tess_rule local = x->rules[0];
@@ -95,8 +92,7 @@ tess_status tess_layout_examine(tess_layout *x, const char *function) {
     for (uint32_t c = 0; c < x->n_classes && x->kv_efficient; c++)
         if (x->rules[c].kind == TESS_RULE_BLOCKS)
             x->kv_efficient = tess_mask_kv_efficient(&x->rules[c].rows, x->n_blocks);
-    tess_status status = examine_coverage(x, function);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(examine_coverage(x, function));
     if (x->pattern.kind == TESS_PATTERN_BLOCKS && x->kv_efficient)
         return tess_kv_slots_examine(x, function);
     return TESS_OK;
@@ -106,8 +102,7 @@ tess_status tess_layout_examine(tess_layout *x, const char *function) {
 
 tess_status tess_layout_query(const tess_layout *x, tess_layout_info *info) {
     static const char *const function = "tess_layout_query";
-    tess_status status = tess_layout_check(x, function);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(tess_layout_check(x, function));
     tess_layout_info full;
     memset(&full, 0, sizeof full);
     full.n_classes = x->n_classes;
@@ -132,25 +127,24 @@ tess_status tess_layout_query(const tess_layout *x, tess_layout_info *info) {
 }
 
 static tess_status check_head(const tess_layout *x, const char *function, int32_t head) {
-    tess_status status = tess_layout_check(x, function);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(tess_layout_check(x, function));
     if (head < 0 || head >= x->n_heads)
-        REFUSE("%s: head: must be 0 to %d, got %d", function, (int)x->n_heads - 1, (int)head);
+        return tess_invalid("%s: head: must be 0 to %d, got %d", function, (int)x->n_heads - 1,
+                            (int)head);
     return TESS_OK;
 }
 
 tess_status tess_layout_row(const tess_layout *x, int32_t head, int64_t query_block, uint8_t *row,
                             int64_t row_blocks) {
     static const char *const function = "tess_layout_row";
-    tess_status status = check_head(x, function, head);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(check_head(x, function, head));
     if (query_block < 0 || query_block >= x->n_blocks)
-        REFUSE("%s: query_block: must be 0 to %lld, got %lld", function, (long long)x->n_blocks - 1,
-               (long long)query_block);
-    if (!row) REFUSE("%s: row: must not be NULL", function);
+        return tess_invalid("%s: query_block: must be 0 to %lld, got %lld", function,
+                            (long long)x->n_blocks - 1, (long long)query_block);
+    if (!row) return tess_invalid("%s: row: must not be NULL", function);
     if (row_blocks < x->n_blocks)
-        REFUSE("%s: row_blocks: must be at least %lld, got %lld", function, (long long)x->n_blocks,
-               (long long)row_blocks);
+        return tess_invalid("%s: row_blocks: must be at least %lld, got %lld", function,
+                            (long long)x->n_blocks, (long long)row_blocks);
     tess_rule_row(&x->rules[x->head_class[head]], query_block, x->max_tokens, row);
     return TESS_OK;
 }
@@ -158,12 +152,11 @@ tess_status tess_layout_row(const tess_layout *x, int32_t head, int64_t query_bl
 tess_status tess_layout_kept(const tess_layout *x, int32_t head, int64_t query, int64_t key,
                              int *kept) {
     static const char *const function = "tess_layout_kept";
-    tess_status status = check_head(x, function, head);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(check_head(x, function, head));
     if (key < 0 || key >= x->max_tokens)
-        REFUSE("%s: key: must be 0 to %lld, got %lld", function, (long long)x->max_tokens - 1,
-               (long long)key);
-    if (!kept) REFUSE("%s: kept: must not be NULL", function);
+        return tess_invalid("%s: key: must be 0 to %lld, got %lld", function,
+                            (long long)x->max_tokens - 1, (long long)key);
+    if (!kept) return tess_invalid("%s: kept: must not be NULL", function);
     *kept = tess_rule_kept(&x->rules[x->head_class[head]], query, key);
     return TESS_OK;
 }

@@ -236,66 +236,68 @@ void tess_rule_class(const tess_rule *rule, tess_class *words) {
     }
 }
 
-#define REFUSE(...) return tess_fail(TESS_ERROR_INVALID, __VA_ARGS__)
-
 static tess_status check_strided(const char *function, tess_pattern *p, int32_t heads_total) {
     const uint32_t shared = TESS_PATTERN_PER_KV_HEAD | TESS_PATTERN_HOMOGENEOUS;
     bool both = (p->flags & TESS_PATTERN_BIDIRECTIONAL) != 0;
-    if (p->local < 1) REFUSE("%s: local: must be at least 1, got %d", function, (int)p->local);
-    if (p->stride < 1) REFUSE("%s: stride: must be at least 1, got %d", function, (int)p->stride);
-    if (p->offset < 0) REFUSE("%s: offset: must be at least 0, got %d", function, (int)p->offset);
+    if (p->local < 1)
+        return tess_invalid("%s: local: must be at least 1, got %d", function, (int)p->local);
+    if (p->stride < 1)
+        return tess_invalid("%s: stride: must be at least 1, got %d", function, (int)p->stride);
+    if (p->offset < 0)
+        return tess_invalid("%s: offset: must be at least 0, got %d", function, (int)p->offset);
     if (p->dense_heads < 0 || p->dense_heads > heads_total)
-        REFUSE("%s: dense_heads: must be 0 to %d (heads_total), got %d", function, (int)heads_total,
-               (int)p->dense_heads);
+        return tess_invalid("%s: dense_heads: must be 0 to %d (heads_total), got %d", function,
+                            (int)heads_total, (int)p->dense_heads);
     if (both && (p->flags & shared))
-        REFUSE("%s: flags: PER_KV_HEAD and HOMOGENEOUS must be 0 for a bidirectional pattern",
-               function);
+        return tess_invalid(
+            "%s: flags: PER_KV_HEAD and HOMOGENEOUS must be 0 for a bidirectional pattern",
+            function);
     if (both && p->offset != 0)
-        REFUSE("%s: offset: must be 0 for a bidirectional pattern, got %d", function,
-               (int)p->offset);
+        return tess_invalid("%s: offset: must be 0 for a bidirectional pattern, got %d", function,
+                            (int)p->offset);
     if (both && p->local_right < 0)
-        REFUSE("%s: local_right: must be at least 0, got %d", function, (int)p->local_right);
+        return tess_invalid("%s: local_right: must be at least 0, got %d", function,
+                            (int)p->local_right);
     if (both && p->local_right == 0) p->local_right = p->local;
     return TESS_OK;
 }
 
 static tess_status check_window(const char *function, tess_pattern *p) {
     if (p->left < -1)
-        REFUSE("%s: left: must be at least 0, or -1 for unbounded, got %lld", function,
-               (long long)p->left);
+        return tess_invalid("%s: left: must be at least 0, or -1 for unbounded, got %lld", function,
+                            (long long)p->left);
     if (p->right < -1)
-        REFUSE("%s: right: must be at least 0, or -1 for unbounded, got %lld", function,
-               (long long)p->right);
+        return tess_invalid("%s: right: must be at least 0, or -1 for unbounded, got %lld",
+                            function, (long long)p->right);
     if (p->sinks < 0)
-        REFUSE("%s: sinks: must be at least 0, got %lld", function, (long long)p->sinks);
+        return tess_invalid("%s: sinks: must be at least 0, got %lld", function,
+                            (long long)p->sinks);
     if (!(p->flags & TESS_PATTERN_BIDIRECTIONAL)) p->right = 0;
     return TESS_OK;
 }
 
 static tess_status check_blocks(const char *function, tess_pattern *p, int32_t n_heads) {
     uint64_t size;
-    if (!p->mask) REFUSE("%s: mask: must not be NULL", function);
+    if (!p->mask) return tess_invalid("%s: mask: must not be NULL", function);
     if (p->mask_heads != 1 && p->mask_heads != n_heads)
-        REFUSE("%s: mask_heads: must be 1 or %d (n_heads), got %d", function, (int)n_heads,
-               (int)p->mask_heads);
+        return tess_invalid("%s: mask_heads: must be 1 or %d (n_heads), got %d", function,
+                            (int)n_heads, (int)p->mask_heads);
     if (p->mask_query_blocks < 0)
-        REFUSE("%s: mask_query_blocks: must be at least 0, got %lld", function,
-               (long long)p->mask_query_blocks);
+        return tess_invalid("%s: mask_query_blocks: must be at least 0, got %lld", function,
+                            (long long)p->mask_query_blocks);
     if (p->mask_key_blocks < 0)
-        REFUSE("%s: mask_key_blocks: must be at least 0, got %lld", function,
-               (long long)p->mask_key_blocks);
+        return tess_invalid("%s: mask_key_blocks: must be at least 0, got %lld", function,
+                            (long long)p->mask_key_blocks);
     if (p->mask_query_blocks > INT32_MAX)
-        return tess_fail(TESS_ERROR_UNSUPPORTED,
-                         "%s: mask_query_blocks: at most 2147483647, got %lld", function,
-                         (long long)p->mask_query_blocks);
+        return tess_unsupported("%s: mask_query_blocks: at most 2147483647, got %lld", function,
+                                (long long)p->mask_query_blocks);
     if (p->mask_key_blocks > INT32_MAX)
-        return tess_fail(TESS_ERROR_UNSUPPORTED,
-                         "%s: mask_key_blocks: at most 2147483647, got %lld", function,
-                         (long long)p->mask_key_blocks);
+        return tess_unsupported("%s: mask_key_blocks: at most 2147483647, got %lld", function,
+                                (long long)p->mask_key_blocks);
     if (!checked_mul((uint64_t)p->mask_query_blocks * (uint64_t)p->mask_key_blocks,
                      (uint64_t)p->mask_heads, &size) ||
         size > SIZE_MAX / 2)
-        REFUSE("%s: mask: its size overflows", function);
+        return tess_invalid("%s: mask: its size overflows", function);
     /* An empty mask needs no memory, so nothing else would bound the rows that are walked. */
     if (p->mask_query_blocks == 0 || p->mask_key_blocks == 0)
         p->mask_query_blocks = p->mask_key_blocks = 0;
@@ -307,18 +309,22 @@ tess_status tess_pattern_check(const char *function, tess_pattern *p, int32_t n_
     const uint32_t known =
         TESS_PATTERN_BIDIRECTIONAL | TESS_PATTERN_PER_KV_HEAD | TESS_PATTERN_HOMOGENEOUS;
     if (p->kind > TESS_PATTERN_BLOCKS)
-        REFUSE("%s: kind: %u is no tess_pattern_kind", function, (unsigned)p->kind);
+        return tess_invalid("%s: kind: %u is no tess_pattern_kind", function, (unsigned)p->kind);
     if (p->flags & ~known)
-        REFUSE("%s: flags: unknown bits 0x%x", function, (unsigned)(p->flags & ~known));
+        return tess_invalid("%s: flags: unknown bits 0x%x", function,
+                            (unsigned)(p->flags & ~known));
     if (p->kind != TESS_PATTERN_S2 && (p->flags & ~(uint32_t)TESS_PATTERN_BIDIRECTIONAL))
-        REFUSE("%s: flags: PER_KV_HEAD and HOMOGENEOUS are for S2 patterns only", function);
+        return tess_invalid("%s: flags: PER_KV_HEAD and HOMOGENEOUS are for S2 patterns only",
+                            function);
     bool strided_both = p->kind == TESS_PATTERN_S2 && (p->flags & TESS_PATTERN_BIDIRECTIONAL);
     if (!strided_both && p->local_right != 0)
-        REFUSE("%s: local_right: must be 0 unless the pattern is S2 and bidirectional, got %d",
-               function, (int)p->local_right);
+        return tess_invalid(
+            "%s: local_right: must be 0 unless the pattern is S2 and bidirectional, got %d",
+            function, (int)p->local_right);
     bool sized = p->kind == TESS_PATTERN_S2 || p->kind == TESS_PATTERN_BLOCKS;
     if (p->block < (sized ? 1 : 0))
-        REFUSE("%s: block: must be at least %d, got %d", function, sized ? 1 : 0, (int)p->block);
+        return tess_invalid("%s: block: must be at least %d, got %d", function, sized ? 1 : 0,
+                            (int)p->block);
     if (p->block == 0) p->block = 64;
     /* Fields of other kinds are not looked at, and forgotten. */
     if (p->kind != TESS_PATTERN_S2) p->local = p->stride = p->offset = p->dense_heads = 0;

@@ -9,9 +9,6 @@
 #include "split.h"
 #include "tune.h"
 
-#define REFUSE(...)      return tess_fail(TESS_ERROR_INVALID, __VA_ARGS__)
-#define UNSUPPORTED(...) return tess_fail(TESS_ERROR_UNSUPPORTED, __VA_ARGS__)
-
 static const char *const in_create = "tess_plan_create";
 
 enum {
@@ -22,35 +19,43 @@ enum {
 
 static tess_status check_numbers(const tess_plan_desc *d) {
     if (d->flags & ~(uint32_t)TESS_PLAN_BATCH_INVARIANT)
-        REFUSE("%s: flags: unknown bits 0x%x", in_create, (unsigned)d->flags);
-    if (d->op > TESS_OP_BACKWARD) REFUSE("%s: op: %u is no tess_op", in_create, (unsigned)d->op);
+        return tess_invalid("%s: flags: unknown bits 0x%x", in_create, (unsigned)d->flags);
+    if (d->op > TESS_OP_BACKWARD)
+        return tess_invalid("%s: op: %u is no tess_op", in_create, (unsigned)d->op);
     if (d->op != TESS_OP_FORWARD)
-        UNSUPPORTED("%s: op: TESS_OP_BACKWARD is not supported in this version", in_create);
+        return tess_unsupported("%s: op: TESS_OP_BACKWARD is not supported in this version",
+                                in_create);
     if (d->dtype > TESS_BF16)
-        REFUSE("%s: dtype: %u is no tess_dtype", in_create, (unsigned)d->dtype);
+        return tess_invalid("%s: dtype: %u is no tess_dtype", in_create, (unsigned)d->dtype);
     if (d->head_dim < 1)
-        REFUSE("%s: head_dim: must be at least 1, got %d", in_create, (int)d->head_dim);
+        return tess_invalid("%s: head_dim: must be at least 1, got %d", in_create,
+                            (int)d->head_dim);
     if (d->head_dim % 8 != 0 || d->head_dim > 256)
-        UNSUPPORTED("%s: head_dim: must be a multiple of 8 from 8 to 256, got %d", in_create,
-                    (int)d->head_dim);
+        return tess_unsupported("%s: head_dim: must be a multiple of 8 from 8 to 256, got %d",
+                                in_create, (int)d->head_dim);
     if (d->value_head_dim < 0)
-        REFUSE("%s: value_head_dim: must be at least 0, got %d", in_create, (int)d->value_head_dim);
+        return tess_invalid("%s: value_head_dim: must be at least 0, got %d", in_create,
+                            (int)d->value_head_dim);
     if (d->value_head_dim != 0 && d->value_head_dim != d->head_dim)
-        UNSUPPORTED("%s: value_head_dim: must be head_dim (%d) in this version, got %d", in_create,
-                    (int)d->head_dim, (int)d->value_head_dim);
-    if (!isfinite(d->scale)) REFUSE("%s: scale: must be finite", in_create);
+        return tess_unsupported("%s: value_head_dim: must be head_dim (%d) in this version, got %d",
+                                in_create, (int)d->head_dim, (int)d->value_head_dim);
+    if (!isfinite(d->scale)) return tess_invalid("%s: scale: must be finite", in_create);
     if (d->scale != 0 && (fabsf(d->scale) < 0x1p-120f || fabsf(d->scale) > 0x1p120f))
-        UNSUPPORTED("%s: scale: must be 0 or between 2^-120 and 2^120 in magnitude, got %g",
-                    in_create, (double)d->scale);
-    if (!isfinite(d->softcap)) REFUSE("%s: softcap: must be finite", in_create);
-    if (d->softcap != 0) UNSUPPORTED("%s: softcap: must be 0 in this version", in_create);
+        return tess_unsupported(
+            "%s: scale: must be 0 or between 2^-120 and 2^120 in magnitude, got %g", in_create,
+            (double)d->scale);
+    if (!isfinite(d->softcap)) return tess_invalid("%s: softcap: must be finite", in_create);
+    if (d->softcap != 0)
+        return tess_unsupported("%s: softcap: must be 0 in this version", in_create);
     if (d->kv_split < 0)
-        REFUSE("%s: kv_split: must be at least 0, got %d", in_create, (int)d->kv_split);
+        return tess_invalid("%s: kv_split: must be at least 0, got %d", in_create,
+                            (int)d->kv_split);
     if (d->tile_rows < 0)
-        REFUSE("%s: tile_rows: must be at least 0, got %d", in_create, (int)d->tile_rows);
+        return tess_invalid("%s: tile_rows: must be at least 0, got %d", in_create,
+                            (int)d->tile_rows);
     if (d->determinism != 0)
-        UNSUPPORTED("%s: determinism: must be 0 in this version, got %u", in_create,
-                    (unsigned)d->determinism);
+        return tess_unsupported("%s: determinism: must be 0 in this version, got %u", in_create,
+                                (unsigned)d->determinism);
     return TESS_OK;
 }
 
@@ -62,11 +67,11 @@ static tess_status own_kernel(const tess_device *device, const char *label, cons
                               const char **own) {
     const char *backend = device->backend->name, *slash = strchr(name, '/');
     if (!slash || slash == name || slash[1] == '\0')
-        REFUSE("%s: %s: must be backend/kernel, got \"%s\"", in_create, label, name);
+        return tess_invalid("%s: %s: must be backend/kernel, got \"%s\"", in_create, label, name);
     size_t length = (size_t)(slash - name);
     if (strlen(backend) != length || memcmp(backend, name, length) != 0)
-        UNSUPPORTED("%s: %s: \"%s\" is not a kernel of the device's backend (%s)", in_create, label,
-                    name, backend);
+        return tess_unsupported("%s: %s: \"%s\" is not a kernel of the device's backend (%s)",
+                                in_create, label, name, backend);
     *own = slash + 1;
     return TESS_OK;
 }
@@ -147,10 +152,9 @@ static tess_status count_jobs(tess_plan *plan, const tess_plan_desc *d, int32_t 
         .block_bytes = 2 * (uint64_t)block * (uint64_t)plan->head_dim * element,
         .row_bytes = ((uint64_t)plan->head_dim + 2) * sizeof(float)};
     tess_split_choice choice;
-    tess_status status = tess_split_count(
-        &model, kv_split, (d->flags & TESS_PLAN_BATCH_INVARIANT) != 0, jobs, &choice);
-    if (status != TESS_OK || choice.candidates == 0 || !tess_log_wanted(device->runtime, "plan"))
-        return status;
+    TESS_RETURN_IF_ERROR(tess_split_count(
+        &model, kv_split, (d->flags & TESS_PLAN_BATCH_INVARIANT) != 0, jobs, &choice));
+    if (choice.candidates == 0 || !tess_log_wanted(device->runtime, "plan")) return TESS_OK;
     if (choice.length == 0)
         tess_log(device->runtime, "plan",
                  "split: none, %.1f us on %u workers is the least of %u candidates",
@@ -161,7 +165,7 @@ static tess_status count_jobs(tess_plan *plan, const tess_plan_desc *d, int32_t 
                  "candidates; unsplit %.1f us",
                  (unsigned)choice.length, 1e-3 * choice.ns, (unsigned)model.costs.workers,
                  (unsigned)choice.candidates, 1e-3 * choice.unsplit_ns);
-    return status;
+    return TESS_OK;
 }
 
 /* Key blocks that fit half of the device's cache, if there are so many jobs that their order can
@@ -246,7 +250,8 @@ static tess_status make_tables(tess_plan *plan, const tess_plan_desc *d, tess_jo
     ledger->workspace_align = align < 64 ? 64 : align;
     if (!tess_ledger_settle(ledger, &plan->tables, NULL) || ledger->table_bytes > SIZE_MAX ||
         ledger->workspace_bytes > INT64_MAX)
-        UNSUPPORTED("%s: batch: its tables or its workspace do not fit 64-bit sizes", in_create);
+        return tess_unsupported("%s: batch: its tables or its workspace do not fit 64-bit sizes",
+                                in_create);
     plan->table_memory = tess_mem_alloc(runtime, (size_t)ledger->table_bytes, 256);
     if (!plan->table_memory)
         return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: no memory for tables of %llu bytes",
@@ -262,17 +267,15 @@ static tess_status make_tables(tess_plan *plan, const tess_plan_desc *d, tess_jo
                        (uint32_t *)plan->tables.bits);
     jobs->section_blocks = section_blocks(plan, jobs);
     tess_jobs_place(jobs, (tess_job *)plan->tables.jobs, (tess_merge *)plan->tables.merges);
-    tess_status status = find_ranges(plan, range_limit(plan, d));
-    if (status != TESS_OK || plan->device->caps.host_memory) return status;
-    return upload(plan);
+    TESS_RETURN_IF_ERROR(find_ranges(plan, range_limit(plan, d)));
+    return plan->device->caps.host_memory ? TESS_OK : upload(plan);
 }
 
 static tess_status cut_jobs(tess_plan *plan, const tess_plan_desc *d, int32_t kv_split,
                             tess_jobs *jobs) {
-    const tess_status status =
-        tess_jobs_create(jobs, plan->device->runtime, plan->layout, plan->sequences,
-                         plan->n_sequences, plan->tile_rows, plan->kernel.pack_rows);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(tess_jobs_create(jobs, plan->device->runtime, plan->layout,
+                                          plan->sequences, plan->n_sequences, plan->tile_rows,
+                                          plan->kernel.pack_rows));
     if (!(plan->flags & TESS_PLAN_BATCH_INVARIANT))
         tess_grid_count_from_end(&jobs->grid, plan->layout, plan->tile_rows);
     return count_jobs(plan, d, kv_split, jobs);
@@ -332,10 +335,9 @@ static tess_status fill(tess_plan *plan, const tess_plan_desc *d) {
     plan->packed = d->cu_q_lens != NULL;
     plan->host_bytes = sizeof *plan;
     plan->batch = (uint32_t)d->batch;
-    tess_status status = tess_batch_read(plan, d);
-    if (status == TESS_OK) status = find_kernel(plan, d);
-    if (status == TESS_OK) status = make_jobs(plan, d);
-    return status;
+    TESS_RETURN_IF_ERROR(tess_batch_read(plan, d));
+    TESS_RETURN_IF_ERROR(find_kernel(plan, d));
+    return make_jobs(plan, d);
 }
 
 static double seconds(void) {
@@ -348,16 +350,13 @@ tess_status tess_plan_create(tess_device *device, const tess_layout *layout,
                              const tess_plan_desc *desc, tess_plan **plan) {
     double begin = seconds();
     tess_plan_desc d;
-    tess_status status = tess_device_check(device, in_create);
-    if (status != TESS_OK) return status;
-    if (!layout) REFUSE("%s: layout: must not be NULL", in_create);
-    status = tess_layout_check(layout, in_create);
-    if (status != TESS_OK) return status;
-    if (!plan) REFUSE("%s: plan: must not be NULL", in_create);
-    status = tess_desc_read(in_create, "desc", desc, &d, TESS_PLAN_DESC);
-    if (status == TESS_OK) status = check_numbers(&d);
-    if (status == TESS_OK) status = tess_batch_check(&d);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(tess_device_check(device, in_create));
+    if (!layout) return tess_invalid("%s: layout: must not be NULL", in_create);
+    TESS_RETURN_IF_ERROR(tess_layout_check(layout, in_create));
+    if (!plan) return tess_invalid("%s: plan: must not be NULL", in_create);
+    TESS_RETURN_IF_ERROR(tess_desc_read(in_create, "desc", desc, &d, TESS_PLAN_DESC));
+    TESS_RETURN_IF_ERROR(check_numbers(&d));
+    TESS_RETURN_IF_ERROR(tess_batch_check(&d));
     tess_plan *x = tess_mem_alloc(device->runtime, sizeof *x, 64);
     if (!x) return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: no memory for the plan", in_create);
     memset(x, 0, sizeof *x);
@@ -365,7 +364,7 @@ tess_status tess_plan_create(tess_device *device, const tess_layout *layout,
     tess_layout_retain(layout);
     x->device = device;
     x->layout = (tess_layout *)layout;
-    status = fill(x, &d);
+    const tess_status status = fill(x, &d);
     if (status != TESS_OK) {
         destroy(x);
         return status;

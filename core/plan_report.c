@@ -5,8 +5,6 @@
 
 #include "roles.h"
 
-#define REFUSE(...) return tess_fail(TESS_ERROR_INVALID, __VA_ARGS__)
-
 /* ------------------------------------------------------------------ work and traffic */
 
 /* Sums that stop at the largest value instead of wrapping. */
@@ -125,8 +123,7 @@ static tess_status batch_work(const tess_plan *plan, const char *function, tess_
 
 tess_status tess_plan_query(const tess_plan *plan, tess_plan_info *info) {
     static const char *const function = "tess_plan_query";
-    tess_status status = tess_plan_check(plan, function);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(tess_plan_check(plan, function));
     tess_plan_info full;
     memset(&full, 0, sizeof full);
     full.tile_rows = plan->tile_rows;
@@ -139,8 +136,7 @@ tess_status tess_plan_query(const tess_plan *plan, tess_plan_info *info) {
     full.device_bytes = plan->tables.device.kind == TESS_BUFFER_NONE ? 0 : plan->ledger.table_bytes;
     full.create_seconds = plan->create_seconds;
     memcpy(full.kernel, plan->kernel_name, sizeof full.kernel);
-    status = batch_work(plan, function, &full);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(batch_work(plan, function, &full));
     full.flops = 4.0 * plan->head_dim * (double)full.kept_pairs;
     return tess_info_write(function, info, &full, TESS_PLAN_INFO);
 }
@@ -150,13 +146,12 @@ tess_status tess_plan_query(const tess_plan *plan, tess_plan_info *info) {
 tess_status tess_plan_range(const tess_plan *plan, uint64_t index, uint64_t *first_job,
                             uint64_t *job_count) {
     static const char *const function = "tess_plan_range";
-    tess_status status = tess_plan_check(plan, function);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(tess_plan_check(plan, function));
     if (index >= plan->n_ranges)
-        REFUSE("%s: index: %llu is past the last range, there are %llu", function,
-               (unsigned long long)index, (unsigned long long)plan->n_ranges);
-    if (!first_job) REFUSE("%s: first_job: must not be NULL", function);
-    if (!job_count) REFUSE("%s: job_count: must not be NULL", function);
+        return tess_invalid("%s: index: %llu is past the last range, there are %llu", function,
+                            (unsigned long long)index, (unsigned long long)plan->n_ranges);
+    if (!first_job) return tess_invalid("%s: first_job: must not be NULL", function);
+    if (!job_count) return tess_invalid("%s: job_count: must not be NULL", function);
     *first_job = plan->range_start ? plan->range_start[index] : 0;
     *job_count = plan->range_start ? plan->range_start[index + 1] - *first_job
                                    : plan->ledger.n_jobs + plan->ledger.n_merges;
@@ -166,11 +161,10 @@ tess_status tess_plan_range(const tess_plan *plan, uint64_t index, uint64_t *fir
 tess_status tess_plan_tensor(const tess_plan *plan, tess_role role, tess_buffer buffer,
                              tess_tensor *tensor, uint64_t *bytes) {
     static const char *const function = "tess_plan_tensor";
-    tess_status status = tess_plan_check(plan, function);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(tess_plan_check(plan, function));
     if ((unsigned)role >= TESS_ROLES_USED)
-        REFUSE("%s: role: %u is no tess_role", function, (unsigned)role);
-    if (!tensor) REFUSE("%s: tensor: must not be NULL", function);
+        return tess_invalid("%s: role: %u is no tess_role", function, (unsigned)role);
+    if (!tensor) return tess_invalid("%s: tensor: must not be NULL", function);
     const tess_extent x = tess_role_extent(plan, role);
     const int64_t tokens = x.keys ? plan->kv_len : plan->q_len;
     /* Below 2^31 tokens a sequence and 2^16 heads a stride cannot overflow; the tokens of a packed
@@ -179,8 +173,7 @@ tess_status tess_plan_tensor(const tess_plan *plan, tess_role role, tess_buffer 
     if (!checked_mul((uint64_t)tokens, row, &stride) ||
         !checked_mul(stride, plan->packed ? 1 : plan->batch, &size) ||
         !checked_mul(size, x.item, &size) || size > INT64_MAX)
-        return tess_fail(TESS_ERROR_UNSUPPORTED, "%s: role: the tensor has 2^63 bytes or more",
-                         function);
+        return tess_unsupported("%s: role: the tensor has 2^63 bytes or more", function);
     tensor->buffer = buffer;
     tensor->stride_batch = plan->packed ? 0 : (int64_t)stride;
     /* Numbers of a head lie side by side, vectors of a token do. */

@@ -166,21 +166,16 @@ tess_status tess_runtime_create(const tess_runtime_desc *desc, tess_runtime **ou
     static const char function[] = "tess_runtime_create";
     tess_runtime_desc own = {.struct_size = sizeof own};
     tess_call_begin(function, 0);
-    if (out == NULL)
-        return tess_fail(TESS_ERROR_INVALID, "%s: runtime: must not be NULL", function);
+    if (out == NULL) return tess_invalid("%s: runtime: must not be NULL", function);
     if (desc != NULL) {
-        tess_status status = tess_desc_read(function, "desc", desc, &own, TESS_RUNTIME_DESC);
-        if (status != TESS_OK) return status;
+        TESS_RETURN_IF_ERROR(tess_desc_read(function, "desc", desc, &own, TESS_RUNTIME_DESC));
     }
-    if (own.flags != 0)
-        return tess_fail(TESS_ERROR_INVALID, "%s: flags: must be 0, not 0x%x", function, own.flags);
+    if (own.flags != 0) return tess_invalid("%s: flags: must be 0, not 0x%x", function, own.flags);
     if (own.reserved != 0)
-        return tess_fail(TESS_ERROR_INVALID, "%s: reserved: must be 0, not %u", function,
-                         own.reserved);
+        return tess_invalid("%s: reserved: must be 0, not %u", function, own.reserved);
     if ((own.allocator.alloc == NULL) != (own.allocator.free == NULL))
-        return tess_fail(TESS_ERROR_INVALID,
-                         "%s: allocator: give both functions or neither; %s is missing", function,
-                         own.allocator.alloc == NULL ? "alloc" : "free");
+        return tess_invalid("%s: allocator: give both functions or neither; %s is missing",
+                            function, own.allocator.alloc == NULL ? "alloc" : "free");
     if (own.allocator.alloc == NULL)
         own.allocator = (tess_allocator){default_alloc, default_free, NULL};
     if (!watch_forks()) return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: pthread_atfork", function);
@@ -223,17 +218,17 @@ void tess_runtime_release(tess_runtime *runtime) {
 
 tess_status tess_handle_missing(const char *function, const char *name) {
     tess_call_begin(function, 0);
-    return tess_fail(TESS_ERROR_INVALID, "%s: %s: must not be NULL", function, name);
+    return tess_invalid("%s: %s: must not be NULL", function, name);
 }
 
 tess_status tess_runtime_check(const tess_runtime *runtime, const char *function) {
     if (runtime == NULL) return tess_handle_missing(function, "runtime");
     tess_call_begin(function, runtime->id);
     if (tess_runtime_forked(runtime))
-        return tess_fail(TESS_ERROR_INVALID,
-                         "%s: the handle was made before fork() and cannot be used in the child; "
-                         "make a new runtime there",
-                         function);
+        return tess_invalid(
+            "%s: the handle was made before fork() and cannot be used in the child; "
+            "make a new runtime there",
+            function);
     return TESS_OK;
 }
 
@@ -246,8 +241,7 @@ const char *tess_setting(const tess_runtime *runtime, const char *name) {
 tess_status tess_runtime_setting(const tess_runtime *runtime, uint32_t index,
                                  tess_setting_info *info) {
     static const char function[] = "tess_runtime_setting";
-    tess_status status = tess_runtime_check(runtime, function);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(tess_runtime_check(runtime, function));
     if (index >= TESS_SETTING_COUNT) return tess_past_end(function, index, "setting");
     const tess_setting_info full =
         tess_setting_describe(&runtime->settings, (tess_setting_id)index);
@@ -256,18 +250,18 @@ tess_status tess_runtime_setting(const tess_runtime *runtime, uint32_t index,
 
 tess_status tess_runtime_backend(tess_runtime *runtime, uint32_t index, tess_backend_info *info) {
     static const char function[] = "tess_runtime_backend";
-    tess_status status = tess_runtime_check(runtime, function);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(tess_runtime_check(runtime, function));
     if (index >= runtime->n_backends) return tess_past_end(function, index, "backend");
     tess_backend_entry *entry = &runtime->backends[index];
     pthread_mutex_lock(&runtime->probing);
-    status = tess_backend_probe(entry);
+    const tess_status status = tess_backend_probe(entry);
     tess_backend_info full = {
         .struct_size = sizeof full, .device_count = entry->n_devices, .status = entry->status};
     memcpy(full.name, entry->name, sizeof full.name);
     memcpy(full.reason, entry->reason, sizeof full.reason);
     pthread_mutex_unlock(&runtime->probing);
-    return status != TESS_OK ? status : tess_info_write(function, info, &full, TESS_BACKEND_INFO);
+    TESS_RETURN_IF_ERROR(status);
+    return tess_info_write(function, info, &full, TESS_BACKEND_INFO);
 }
 
 tess_status tess_runtime_device(tess_runtime *runtime, uint32_t index, tess_device_info *info) {
@@ -284,10 +278,9 @@ tess_status tess_runtime_device(tess_runtime *runtime, uint32_t index, tess_devi
 tess_status tess_runtime_rule(const tess_runtime *runtime, const tess_device *device,
                               uint32_t index, tess_rule_info *info) {
     static const char function[] = "tess_runtime_rule";
-    tess_status status = tess_runtime_check(runtime, function);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(tess_runtime_check(runtime, function));
     if (device != NULL && device->runtime != runtime)
-        return tess_fail(TESS_ERROR_INVALID, "%s: device: belongs to another runtime", function);
+        return tess_invalid("%s: device: belongs to another runtime", function);
     tess_rule_info full = {.struct_size = sizeof full,
                            .table = tess_setting_value(&runtime->settings, TESS_SETTING_TUNE_FILE)};
     uint32_t left = index;

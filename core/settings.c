@@ -34,8 +34,7 @@ static tess_status rule_list(tess_settings *settings, const char *label, const c
     (void)settings;
     size_t length = strlen(text);
     if (text[0] == ',' || text[length - 1] == ',' || strstr(text, ",,") != NULL)
-        return tess_fail(TESS_ERROR_INVALID, "%s: %s: '%.80s' has an empty item", function, label,
-                         text);
+        return tess_invalid("%s: %s: '%.80s' has an empty item", function, label, text);
     return TESS_OK;
 }
 
@@ -44,22 +43,20 @@ static tess_status rule_kernel(tess_settings *settings, const char *label, const
     const char *slash = strchr(text, '/');
     if (slash == NULL || slash == text || slash[1] == '\0' ||
         strlen(text) >= sizeof((tess_kernel_info *)0)->name)
-        return tess_fail(TESS_ERROR_INVALID, "%s: %s: '%.80s' is not of the form backend/kernel",
-                         function, label, text);
+        return tess_invalid("%s: %s: '%.80s' is not of the form backend/kernel", function, label,
+                            text);
     return TESS_OK;
 }
 
 static tess_status rule_verbose(tess_settings *settings, const char *label, const char *text) {
-    tess_status status = rule_list(settings, label, text);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(rule_list(settings, label, text));
     for (const char *item = text; item != NULL;) {
         size_t length = strcspn(item, ",");
         uint32_t bit = length == 3 && memcmp(item, "all", 3) == 0 ? (1u << N_TOPICS) - 1
                                                                   : tess_topic_bit(item, length);
         if (bit == 0)
-            return tess_fail(TESS_ERROR_INVALID,
-                             "%s: %s: '%.*s' is none of errors, device, dispatch, plan, all",
-                             function, label, (int)(length < 80 ? length : 80), item);
+            return tess_invalid("%s: %s: '%.*s' is none of errors, device, dispatch, plan, all",
+                                function, label, (int)(length < 80 ? length : 80), item);
         settings->topics |= bit;
         item = item[length] == ',' ? item + length + 1 : NULL;
     }
@@ -69,8 +66,7 @@ static tess_status rule_verbose(tess_settings *settings, const char *label, cons
 static tess_status rule_absolute(tess_settings *settings, const char *label, const char *text) {
     (void)settings;
     if (text[0] != '/')
-        return tess_fail(TESS_ERROR_INVALID, "%s: %s: '%.200s' is not an absolute path", function,
-                         label, text);
+        return tess_invalid("%s: %s: '%.200s' is not an absolute path", function, label, text);
     return TESS_OK;
 }
 
@@ -80,9 +76,8 @@ static tess_status rule_path(tess_settings *settings, const char *label, const c
     for (const char *item = text; item != NULL;
          item = strchr(item, ':') != NULL ? strchr(item, ':') + 1 : NULL)
         if (item[0] != '/')
-            return tess_fail(TESS_ERROR_INVALID, "%s: %s: '%.*s' is not an absolute path", function,
-                             label, (int)(strcspn(item, ":") < 200 ? strcspn(item, ":") : 200),
-                             item);
+            return tess_invalid("%s: %s: '%.*s' is not an absolute path", function, label,
+                                (int)(strcspn(item, ":") < 200 ? strcspn(item, ":") : 200), item);
     (void)settings;
     return TESS_OK;
 }
@@ -93,8 +88,8 @@ static tess_status rule_threads(tess_settings *settings, const char *label, cons
     bool digits = length <= 9 && strspn(text, "0123456789") == length;
     if (digits) threads = strtoul(text, NULL, 10);
     if (threads < 1 || threads > TESS_CPU_THREADS_MOST)
-        return tess_fail(TESS_ERROR_INVALID, "%s: %s: '%.80s' is not an integer from 1 to %d",
-                         function, label, text, TESS_CPU_THREADS_MOST);
+        return tess_invalid("%s: %s: '%.80s' is not an integer from 1 to %d", function, label, text,
+                            TESS_CPU_THREADS_MOST);
     /* More workers than CPUs wait for each other: one that was put to sleep keeps all others from
      * the end of a launch. */
     const uint32_t cpus = tess_cpus_usable();
@@ -195,9 +190,8 @@ tess_status tess_settings_read(tess_runtime *runtime, const tess_runtime_desc *d
             snprintf(number, sizeof number, "%u", tess_cpus_usable());
             text = number;
         }
-        tess_status status = table[id].rule(settings, tess_setting_label(settings, id), text);
-        if (status == TESS_OK) status = store(runtime, settings, id, text);
-        if (status != TESS_OK) return status;
+        TESS_RETURN_IF_ERROR(table[id].rule(settings, tess_setting_label(settings, id), text));
+        TESS_RETURN_IF_ERROR(store(runtime, settings, id, text));
     }
     return TESS_OK;
 }

@@ -260,8 +260,8 @@ tess_status tess_split_count(const tess_split_model *model, int32_t kv_split, bo
         jobs->split.length = model->block < INVARIANT_KEYS ? INVARIANT_KEYS / model->block : 1;
         jobs->split.fixed = true;
     }
-    const tess_status status = tess_jobs_count(jobs);
-    if (status != TESS_OK || kv_split != 0 || invariant || jobs->n_jobs == 0) return status;
+    TESS_RETURN_IF_ERROR(tess_jobs_count(jobs));
+    if (kv_split != 0 || invariant || jobs->n_jobs == 0) return TESS_OK;
     tess_split_choose(model, jobs, choice);
     if (choice->length == 0) return TESS_OK;
     jobs->split.length = choice->length;

@@ -143,8 +143,7 @@ static uint32_t struct_size(const void *structure) {
 
 static tess_status check_size(const char *function, const char *field, const void *structure,
                               const tess_structure *s) {
-    if (structure == NULL)
-        return tess_fail(TESS_ERROR_INVALID, "%s: %s: must not be NULL", function, field);
+    if (structure == NULL) return tess_invalid("%s: %s: must not be NULL", function, field);
     if (size_is_legal(s, struct_size(structure))) return TESS_OK;
     return tess_fail(TESS_ERROR_VERSION,
                      "%s: %s.struct_size: %u is not the size of %s in any version (here it is %u)",
@@ -155,8 +154,7 @@ tess_status tess_desc_read(const char *function, const char *field, const void *
                            tess_structure_id id) {
     const tess_structure *s = &tess_structures[id];
     const unsigned char *bytes = desc;
-    tess_status status = check_size(function, field, desc, s);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(check_size(function, field, desc, s));
     uint32_t known = s->size, size = struct_size(desc);
     for (uint32_t n = known; n < size; n++)
         if (bytes[n] != 0)
@@ -174,8 +172,7 @@ tess_status tess_desc_read(const char *function, const char *field, const void *
 tess_status tess_info_write(const char *function, void *info, const void *full,
                             tess_structure_id id) {
     const tess_structure *s = &tess_structures[id];
-    tess_status status = check_size(function, "info", info, s);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(check_size(function, "info", info, s));
     size_t size = struct_size(info);
     size_t common = size < s->size ? size : s->size;
     memcpy((unsigned char *)info + sizeof(uint32_t), (const unsigned char *)full + sizeof(uint32_t),

@@ -86,8 +86,7 @@ static uint64_t list_length(const tess_tiler *tiler, const tess_rule *rule) {
 }
 
 static tess_status too_many(void) {
-    return tess_fail(
-        TESS_ERROR_UNSUPPORTED,
+    return tess_unsupported(
         "tess_plan_create: the lists of the layout's classes need 2^32 entries or more");
 }
 
@@ -196,10 +195,7 @@ static uint64_t merge_rows(const tess_mask_rows *rows, int64_t i_first, int64_t 
 
 tess_status tess_tiler_merge(tess_tiler *tiler, uint32_t cls, const tess_tile *tile) {
     if (tile->i_first < 0) return TESS_OK;
-    if (tiler->n_merged == tiler->merged_room) {
-        tess_status status = merged_grow(tiler);
-        if (status != TESS_OK) return status;
-    }
+    if (tiler->n_merged == tiler->merged_room) { TESS_RETURN_IF_ERROR(merged_grow(tiler)); }
     uint64_t key = merged_key(cls, tile->i_first, tile->i_last), slot = merged_slot(tiler, key);
     if (tiler->slots[slot] != 0) return TESS_OK;
     uint64_t count = merge_rows(&tiler->layout->rules[cls].rows, tile->i_first,
