@@ -223,11 +223,11 @@ static tess_status count_parts(tess_jobs *jobs, tess_tile tile, int64_t kv_len, 
     return TESS_OK;
 }
 
-/* BLOCKS: merges the rows of the mask that the jobs read. */
-static tess_status merge_rows_of(tess_jobs *jobs, tess_tile tile) {
+/* BLOCKS: joins the rows of the mask that the jobs read. */
+static tess_status join_rows_of(tess_jobs *jobs, tess_tile tile) {
     do {
         for (uint32_t n = 0; n < jobs->n_packs; n++) {
-            TESS_RETURN_IF_ERROR(tess_tiler_merge(&jobs->tiler, jobs->packs[n].cls, &tile));
+            TESS_RETURN_IF_ERROR(tess_tiler_join(&jobs->tiler, jobs->packs[n].cls, &tile));
         }
     } while (tess_tile_next(&jobs->grid, &tile));
     return TESS_OK;
@@ -240,7 +240,8 @@ static tess_status count_sequence(tess_jobs *jobs, const tess_sequence *sequence
     const uint64_t before = jobs->n_blocks;
     tess_tile begin;
     tess_tile_begin(&jobs->grid, kv_len - sequence->q_len, kv_len, &begin);
-    if (layout->rules[0].kind == TESS_RULE_BLOCKS) TESS_RETURN_IF_ERROR(merge_rows_of(jobs, begin));
+    if (layout->patterns[0].kind == TESS_HEAD_BLOCKS)
+        TESS_RETURN_IF_ERROR(join_rows_of(jobs, begin));
     if (jobs->split.length || jobs->split.max_parts)
         TESS_RETURN_IF_ERROR(count_parts(jobs, begin, kv_len, kv_blocks));
     else
@@ -320,10 +321,10 @@ static void place_parts(tess_jobs *jobs, placing *place, const placed_tile *tile
     for (uint64_t part = 0; part < parts; part++) {
         uint64_t begin = split_begin(&jobs->split, blocks, parts, part),
                  end = split_begin(&jobs->split, blocks, parts, part + 1);
-        tess_keys piece;
-        split_keys(keys, begin, end, &piece);
+        tess_keys of_part;
+        split_keys(keys, begin, end, &of_part);
         write_job(&place->jobs[(*tess_order_bucket(&jobs->order, end - begin))++], tile, head,
-                  heads, &piece, (uint32_t)place->n_partials++);
+                  heads, &of_part, (uint32_t)place->n_partials++);
     }
 }
 

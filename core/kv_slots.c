@@ -25,22 +25,23 @@ static void store_finish(const tess_layout *x, tess_kv_store *store, int64_t lat
     }
 }
 
-static void store_of_rule(const tess_layout *x, int32_t kv_head, tess_kv_store *store) {
+static void store_of_pattern(const tess_layout *x, int32_t kv_head, tess_kv_store *store) {
     int64_t late = 0, n = x->n_blocks;
     store->local = store->fixed = 0;
     for (uint32_t g = x->group_start[kv_head]; g < x->group_start[kv_head + 1]; g++) {
-        const tess_rule *rule = &x->rules[x->group_classes[g]];
-        if (rule->kind == TESS_RULE_DENSE) {
+        const tess_head_pattern *pattern = &x->patterns[x->group_classes[g]];
+        if (pattern->kind == TESS_HEAD_DENSE) {
             store_whole(x, store);
             return;
         }
-        if (rule->kind == TESS_RULE_STRIDED) {
-            store->local = smaller(rule->local, n);
-            store->fixed += tess_vertical_count(rule, n);
-            late += tess_vertical_count(rule, n) - tess_vertical_count(rule, n - store->local);
+        if (pattern->kind == TESS_HEAD_STRIDED) {
+            store->local = smaller(pattern->local, n);
+            store->fixed += tess_vertical_count(pattern, n);
+            late +=
+                tess_vertical_count(pattern, n) - tess_vertical_count(pattern, n - store->local);
         } else {
-            store->local = smaller(ceil_div(rule->left, rule->block) + 1, n);
-            store->fixed = smaller(ceil_div(rule->sinks, rule->block), n);
+            store->local = smaller(ceil_div(pattern->left, pattern->block) + 1, n);
+            store->fixed = smaller(ceil_div(pattern->sinks, pattern->block), n);
             late = store->fixed > n - store->local ? store->fixed - (n - store->local) : 0;
         }
     }
@@ -53,7 +54,7 @@ static void measure_reach(const tess_layout *x, int32_t kv_head, uint32_t *reach
     int64_t rows = smaller(x->pattern.mask_query_blocks, x->n_blocks);
     memset(reach, 0, (size_t)columns * sizeof *reach);
     for (uint32_t g = x->group_start[kv_head]; g < x->group_start[kv_head + 1]; g++) {
-        const tess_mask_rows *mask = &x->rules[x->group_classes[g]].rows;
+        const tess_mask_rows *mask = &x->patterns[x->group_classes[g]].rows;
         for (int64_t i = 0; i < rows; i++) {
             int64_t count;
             const uint32_t *column = tess_mask_row(mask, i, &count);
@@ -155,7 +156,7 @@ static void kv_store(const tess_layout *x, int32_t kv_head, tess_kv_store *store
     else if (x->stores)
         *store = x->stores[kv_head];
     else
-        store_of_rule(x, kv_head, store);
+        store_of_pattern(x, kv_head, store);
 }
 
 /* Whether a block has a slot of its own, and *rank: how many blocks before it have one. */
@@ -171,10 +172,10 @@ static bool fixed_rank(const tess_layout *x, int32_t kv_head, const tess_kv_stor
     bool fixed = false;
     *rank = 0;
     for (uint32_t g = x->group_start[kv_head]; g < x->group_start[kv_head + 1]; g++) {
-        const tess_rule *rule = &x->rules[x->group_classes[g]];
-        if (rule->kind == TESS_RULE_STRIDED) {
-            *rank += tess_vertical_count(rule, block);
-            fixed = fixed || block % rule->stride == rule->first;
+        const tess_head_pattern *pattern = &x->patterns[x->group_classes[g]];
+        if (pattern->kind == TESS_HEAD_STRIDED) {
+            *rank += tess_vertical_count(pattern, block);
+            fixed = fixed || block % pattern->stride == pattern->first;
         } else {
             *rank = smaller(block, store->fixed);
             fixed = block < store->fixed;

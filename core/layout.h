@@ -27,12 +27,12 @@ struct tess_layout {
     int64_t max_tokens, max_chunk, n_blocks;
 
     uint32_t n_classes;
-    tess_rule *rules;        /* [n_classes] */
-    uint32_t *class_heads;   /* [n_classes] heads of each class */
-    uint16_t *head_class;    /* [n_heads] */
-    uint32_t *group_start;   /* [n_kv_heads + 1] into group_classes */
-    uint16_t *group_classes; /* the distinct classes of each kv head, in order of first use */
-    void *memory;            /* of the arrays above */
+    tess_head_pattern *patterns; /* [n_classes] */
+    uint32_t *class_heads;       /* [n_classes] heads of each class */
+    uint16_t *head_class;        /* [n_heads] */
+    uint32_t *group_start;       /* [n_kv_heads + 1] into group_classes */
+    uint16_t *group_classes;     /* the distinct classes of each kv head, in order of first use */
+    void *memory;                /* of the arrays above */
     uint64_t memory_bytes;
 
     tess_mask_set mask; /* BLOCKS */

@@ -53,7 +53,7 @@ static uint64_t checksum(const unsigned char *data, size_t size) {
 static void put_mask(const tess_layout *x, int64_t heads, unsigned char *at) {
     size_t row_bytes = ((size_t)x->pattern.mask_key_blocks + 7) / 8;
     for (int64_t h = 0; h < heads; h++) {
-        const tess_mask_rows *rows = &x->rules[x->head_class[h]].rows;
+        const tess_mask_rows *rows = &x->patterns[x->head_class[h]].rows;
         for (int64_t i = 0; i < rows->query_blocks; i++, at += row_bytes) {
             int64_t count;
             const uint32_t *columns = tess_mask_row(rows, i, &count);
@@ -185,7 +185,7 @@ static void read_header(const unsigned char *at, tess_layout_desc *d, tess_patte
 static bool same_mask(const tess_layout *x, const unsigned char *at) {
     size_t row_bytes = ((size_t)x->pattern.mask_key_blocks + 7) / 8;
     for (int64_t h = 0; h < masks_written(x); h++) {
-        const tess_mask_rows *rows = &x->rules[x->head_class[h]].rows;
+        const tess_mask_rows *rows = &x->patterns[x->head_class[h]].rows;
         for (int64_t i = 0; i < rows->query_blocks; i++, at += row_bytes) {
             int64_t count, set = 0;
             const uint32_t *columns = tess_mask_row(rows, i, &count);

@@ -88,9 +88,9 @@ static tess_status find_kernel(tess_plan *plan, const tess_plan_desc *d) {
     key.block = layout->pattern.block;
     for (uint32_t c = 0; c < layout->n_classes; c++) {
         tess_class words;
-        tess_rule_class(&layout->rules[c], &words);
+        tess_class_words(&layout->patterns[c], &words);
         key.class_flags |= words.flags;
-        if (layout->rules[c].kind != TESS_RULE_DENSE) key.has_entries = 1;
+        if (layout->patterns[c].kind != TESS_HEAD_DENSE) key.has_entries = 1;
     }
     /* The other sequences of a batch must not decide which kernel a sequence gets when its bits
      * shall not depend on them. */
@@ -189,10 +189,10 @@ static uint64_t range_limit(const tess_plan *plan, const tess_plan_desc *d) {
 }
 
 static tess_status find_ranges(tess_plan *plan, uint64_t limit) {
-    plan->n_ranges = plan->ledger.n_jobs ? 1 : 0;
+    plan->n_ranges = plan->memory.n_jobs ? 1 : 0;
     if (limit == 0 || plan->n_ranges == 0) return TESS_OK;
     uint64_t n =
-        tess_jobs_ranges(&plan->tables, plan->ledger.n_jobs, plan->ledger.n_merges, limit, NULL);
+        tess_jobs_ranges(&plan->tables, plan->memory.n_jobs, plan->memory.n_merges, limit, NULL);
     if (n == 1) return TESS_OK;
     size_t bytes = (size_t)(n + 1) * sizeof *plan->range_start;
     plan->range_start = tess_mem_alloc(plan->device->runtime, bytes, 64);
@@ -200,7 +200,7 @@ static tess_status find_ranges(tess_plan *plan, uint64_t limit) {
         return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: no memory for %llu ranges", in_create,
                          (unsigned long long)n);
     plan->host_bytes += bytes;
-    plan->n_ranges = tess_jobs_ranges(&plan->tables, plan->ledger.n_jobs, plan->ledger.n_merges,
+    plan->n_ranges = tess_jobs_ranges(&plan->tables, plan->memory.n_jobs, plan->memory.n_merges,
                                       limit, plan->range_start);
     return TESS_OK;
 }
@@ -208,7 +208,7 @@ static tess_status find_ranges(tess_plan *plan, uint64_t limit) {
 /* Moves the tables to the device and frees the host's copy. */
 static tess_status upload(tess_plan *plan) {
     tess_device *device = plan->device;
-    uint64_t bytes = plan->ledger.table_bytes;
+    uint64_t bytes = plan->memory.table_bytes;
     tess_status status = tess_device_result(
         device, device->backend->alloc(device->native, bytes, &plan->tables.device));
     if (status != TESS_OK) {
@@ -229,34 +229,34 @@ static tess_status upload(tess_plan *plan) {
     return status;
 }
 
-/* The ledger sizes and places the tables; they are filled here. */
+/* The memory plan sizes and places the tables; they are filled here. */
 static tess_status make_tables(tess_plan *plan, const tess_plan_desc *d, tess_jobs *jobs) {
     tess_runtime *runtime = plan->device->runtime;
     const tess_layout *layout = plan->layout;
-    tess_ledger *ledger = &plan->ledger;
+    tess_memory_plan *memory = &plan->memory;
     uint64_t align = plan->device->caps.workspace_align;
-    ledger->n_sequences = plan->n_sequences;
-    ledger->n_classes = layout->n_classes;
-    ledger->n_jobs = jobs->n_jobs;
-    ledger->n_merges = jobs->n_merges;
-    ledger->n_entries = jobs->tiler.n_entries;
-    ledger->n_bits = layout->pattern.kind == TESS_PATTERN_BLOCKS ? jobs->tiler.n_entries : 0;
-    ledger->scratch_bytes = jobs->n_jobs ? plan->kernel.scratch_bytes : 0;
-    ledger->n_partials = jobs->n_partials;
+    memory->n_sequences = plan->n_sequences;
+    memory->n_classes = layout->n_classes;
+    memory->n_jobs = jobs->n_jobs;
+    memory->n_merges = jobs->n_merges;
+    memory->n_entries = jobs->tiler.n_entries;
+    memory->n_bits = layout->pattern.kind == TESS_PATTERN_BLOCKS ? jobs->tiler.n_entries : 0;
+    memory->scratch_bytes = jobs->n_jobs ? plan->kernel.scratch_bytes : 0;
+    memory->n_partials = jobs->n_partials;
     /* an even number, so that each partial starts on 16 bytes */
-    ledger->partial_rows = plan->partial_rows = jobs->partial_rows + jobs->partial_rows % 2;
-    ledger->value_head_dim = (uint64_t)plan->head_dim;
-    ledger->workspace_align = align < 64 ? 64 : align;
-    if (!tess_ledger_settle(ledger, &plan->tables, NULL) || ledger->table_bytes > SIZE_MAX ||
-        ledger->workspace_bytes > INT64_MAX)
+    memory->partial_rows = plan->partial_rows = jobs->partial_rows + jobs->partial_rows % 2;
+    memory->value_head_dim = (uint64_t)plan->head_dim;
+    memory->workspace_align = align < 64 ? 64 : align;
+    if (!tess_memory_settle(memory, &plan->tables, NULL) || memory->table_bytes > SIZE_MAX ||
+        memory->workspace_bytes > INT64_MAX)
         return tess_unsupported("%s: batch: its tables or its workspace do not fit 64-bit sizes",
                                 in_create);
-    plan->table_memory = tess_mem_alloc(runtime, (size_t)ledger->table_bytes, 256);
+    plan->table_memory = tess_mem_alloc(runtime, (size_t)memory->table_bytes, 256);
     if (!plan->table_memory)
         return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: no memory for tables of %llu bytes",
-                         in_create, (unsigned long long)ledger->table_bytes);
-    plan->host_bytes += ledger->table_bytes;
-    tess_ledger_settle(ledger, &plan->tables, plan->table_memory);
+                         in_create, (unsigned long long)memory->table_bytes);
+    plan->host_bytes += memory->table_bytes;
+    tess_memory_settle(memory, &plan->tables, plan->table_memory);
     plan->tables.list_step = (uint32_t)jobs->grid.stride;
     tess_class *classes = (tess_class *)plan->tables.classes;
     for (uint32_t c = 0; c < layout->n_classes; c++) tess_tiler_class(&jobs->tiler, c, &classes[c]);
@@ -282,22 +282,23 @@ static tess_status cut_jobs(tess_plan *plan, const tess_plan_desc *d, int32_t kv
 
 /* Short tiles finish sooner where jobs are too short to split and leave workers idle, as long as
  * all of them run at a time. Where keys are split, full tiles read K and V fewer times. */
-static bool suits_low_tiles(const tess_plan *plan, const tess_plan_desc *d, const tess_jobs *jobs) {
-    const uint32_t low = plan->kernel.low_rows,
+static bool suits_short_tiles(const tess_plan *plan, const tess_plan_desc *d,
+                              const tess_jobs *jobs) {
+    const uint32_t rows = plan->kernel.short_rows,
                    workers = tess_split_costs(&plan->kernel.costs, plan->device->caps.parallel_jobs)
                                  .workers;
-    if (low == 0 || low >= plan->tile_rows || d->tile_rows != 0 || d->kv_split != 0 ||
+    if (rows == 0 || rows >= plan->tile_rows || d->tile_rows != 0 || d->kv_split != 0 ||
         (d->flags & TESS_PLAN_BATCH_INVARIANT) != 0)
         return false;
-    return jobs->n_merges == 0 && jobs->n_jobs * ((plan->tile_rows - 1) / low + 1) <= workers;
+    return jobs->n_merges == 0 && jobs->n_jobs * ((plan->tile_rows - 1) / rows + 1) <= workers;
 }
 
 static tess_status make_jobs(tess_plan *plan, const tess_plan_desc *d) {
     tess_jobs jobs;
     tess_status status = cut_jobs(plan, d, d->kv_split, &jobs);
-    if (status == TESS_OK && suits_low_tiles(plan, d, &jobs)) {
+    if (status == TESS_OK && suits_short_tiles(plan, d, &jobs)) {
         tess_jobs_release(&jobs);
-        plan->tile_rows = plan->kernel.low_rows;
+        plan->tile_rows = plan->kernel.short_rows;
         status = cut_jobs(plan, d, 1, &jobs);
     }
     if (status == TESS_OK) status = make_tables(plan, d, &jobs);
@@ -318,7 +319,7 @@ static void destroy(tess_plan *plan) {
     }
     tess_mem_free(runtime, plan->range_start,
                   (size_t)(plan->n_ranges + 1) * sizeof *plan->range_start);
-    tess_mem_free(runtime, plan->table_memory, (size_t)plan->ledger.table_bytes);
+    tess_mem_free(runtime, plan->table_memory, (size_t)plan->memory.table_bytes);
     tess_mem_free(runtime, plan->sequences, (size_t)plan->sequences_bytes);
     tess_layout_release(plan->layout);
     tess_mem_free(runtime, plan, sizeof *plan);
@@ -372,8 +373,8 @@ tess_status tess_plan_create(tess_device *device, const tess_layout *layout,
     tess_log(device->runtime, "plan",
              "plan: %s, tiles of %u rows, %llu jobs, %llu merges, %llu bytes of workspace, made in "
              "%.3f ms",
-             x->kernel_name, (unsigned)x->tile_rows, (unsigned long long)x->ledger.n_jobs,
-             (unsigned long long)x->ledger.n_merges, (unsigned long long)x->ledger.workspace_bytes,
+             x->kernel_name, (unsigned)x->tile_rows, (unsigned long long)x->memory.n_jobs,
+             (unsigned long long)x->memory.n_merges, (unsigned long long)x->memory.workspace_bytes,
              1e3 * x->create_seconds);
     /* This is legal, since servers have such steps, but also an easy mistake, since 0 is the
      * default of batch. */

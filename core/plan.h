@@ -4,7 +4,7 @@
 #define TESSERA_CORE_PLAN_H
 
 #include "jobs.h"
-#include "ledger.h"
+#include "memory_plan.h"
 
 /* A box of rows and keys, all of which the jobs read or write. */
 typedef struct tess_touched {
@@ -39,7 +39,7 @@ struct tess_plan {
     uint32_t n_sequences;
     uint64_t sequences_bytes;
     tess_tables tables;
-    tess_ledger ledger;
+    tess_memory_plan memory;
     void *table_memory; /* NULL where the tables are in device memory */
     uint32_t partial_rows;
     uint64_t *range_start; /* [n_ranges + 1]; NULL: one range, or none without jobs */

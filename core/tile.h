@@ -17,7 +17,7 @@ typedef struct tess_grid {
     bool from_end; /* cells are counted from a sequence's last row instead */
 } tess_grid;
 
-/* `tile_rows` is at least 1. At most 32 blocks make a tile, and one where the layout's rule is
+/* `tile_rows` is at least 1. At most 32 blocks make a tile, and one where the layout's pattern is
  * relative to the query block. */
 void tess_grid_set(tess_grid *grid, const tess_layout *layout, int64_t tile_rows);
 
@@ -95,14 +95,14 @@ static inline uint64_t tess_keys_blocks(const tess_keys *keys) {
     return (uint64_t)keys->left_count + keys->right_count + keys->interval_blocks;
 }
 
-/* The merged columns of the query blocks i_first .. i_first + span of a BLOCKS class, and where
+/* The joined columns of the query blocks i_first .. i_first + span of a BLOCKS class, and where
  * they stand in the entries. */
-typedef struct tess_merged {
+typedef struct tess_joined {
     uint64_t key;
     uint32_t offset, count;
-} tess_merged;
+} tess_joined;
 
-/* Turns tiles into key blocks: the layout, the lists of its classes, and the merged rows of block
+/* Turns tiles into key blocks: the layout, the lists of its classes, and the joined rows of block
  * masks. */
 typedef struct tess_tiler {
     tess_runtime *runtime;
@@ -111,9 +111,9 @@ typedef struct tess_tiler {
     uint64_t n_entries;
     uint32_t *list; /* [n_classes] where the list of a class begins in the entries */
     /* BLOCKS: a growing array, and a hash table with open addressing that holds indices plus 1. */
-    tess_merged *merged;
+    tess_joined *joined;
     uint32_t *slots;
-    uint64_t n_merged, merged_room, n_slots;
+    uint64_t n_joined, joined_room, n_slots;
 } tess_tiler;
 
 /* `max_keys`: of the longest sequence. UNSUPPORTED when the lists need 2^32 entries. */
@@ -121,12 +121,12 @@ tess_status tess_tiler_create(tess_tiler *tiler, tess_runtime *runtime, const te
                               int64_t max_keys);
 void tess_tiler_release(tess_tiler *tiler);
 
-/* BLOCKS: merges the rows of a tile and counts their entries. To be called before tess_tile_keys.
+/* BLOCKS: joins the rows of a tile and counts their entries. To be called before tess_tile_keys.
  */
-tess_status tess_tiler_merge(tess_tiler *tiler, uint32_t cls, const tess_tile *tile);
+tess_status tess_tiler_join(tess_tiler *tiler, uint32_t cls, const tess_tile *tile);
 
 /* The key blocks of one tile of a sequence of `kv_len` keys in `kv_blocks` blocks, for every
- * rule. */
+ * pattern. */
 void tess_tile_keys_of(const tess_tiler *tiler, uint32_t cls, const tess_tile *tile, int64_t kv_len,
                        int64_t kv_blocks, tess_keys *keys);
 
@@ -140,10 +140,10 @@ typedef struct tess_causal {
 
 /* False for classes of another kind. */
 static inline bool tess_tiler_causal(const tess_tiler *tiler, uint32_t cls, tess_causal *causal) {
-    const tess_rule *rule = &tiler->layout->rules[cls];
-    *causal = (tess_causal){rule->local, rule->first, rule->block, tiler->list[cls],
-                            rule->kind == TESS_RULE_STRIDED};
-    return rule->causal && (causal->strided || rule->kind == TESS_RULE_DENSE);
+    const tess_head_pattern *pattern = &tiler->layout->patterns[cls];
+    *causal = (tess_causal){pattern->local, pattern->first, pattern->block, tiler->list[cls],
+                            pattern->kind == TESS_HEAD_STRIDED};
+    return pattern->causal && (causal->strided || pattern->kind == TESS_HEAD_DENSE);
 }
 
 static inline uint64_t tess_causal_blocks(const tess_causal *c, const tess_tile *tile) {
