@@ -290,19 +290,19 @@ tess_status tess_device_kernel(const tess_device *device, uint32_t index, tess_k
     if (status != TESS_OK) return status;
     tess_kernel_info full = {.struct_size = sizeof full};
     tess_log_errors(false); /* INVALID means the end of the enumeration */
-    status = device->backend->kernel(device->native, NULL, NULL, index, &full);
+    status = device->backend->kernel(device->native, index, NULL, &full, NULL);
+    if (status == TESS_ERROR_INVALID)
+        tess_fail(status, "%s: %s: index: %u is past the last kernel", function,
+                  device->backend->name, (unsigned)index);
     tess_log_errors(true);
-    if (status != TESS_OK && status != TESS_ERROR_INVALID && tess_call_failed())
-        tess_fail(status, "%s", tess_last_error());
+    if (status == TESS_ERROR_INVALID) return status;
+    if (status != TESS_OK && tess_call_failed()) tess_fail(status, "%s", tess_last_error());
     /* Devices are shared between threads, and their state behind `lost` is atomic, so a query may
      * note a loss. */
     if (status != TESS_OK) return tess_device_result((tess_device *)device, status);
-    full.name[sizeof full.name - 1] = full.reason[sizeof full.reason - 1] = '\0';
-    size_t prefix = strlen(device->backend->name);
-    if (strncmp(full.name, device->backend->name, prefix) != 0 || full.name[prefix] != '/') {
-        char name[sizeof full.name];
-        memcpy(name, full.name, sizeof name);
-        snprintf(full.name, sizeof full.name, "%s/%.31s", device->backend->name, name);
-    }
+    char name[sizeof full.name];
+    memcpy(name, full.name, sizeof name);
+    name[sizeof name - 1] = full.reason[sizeof full.reason - 1] = '\0';
+    snprintf(full.name, sizeof full.name, "%s/%.31s", device->backend->name, name);
     return tess_info_write(function, info, &full, TESS_KERNEL_INFO);
 }

@@ -13,6 +13,7 @@
 #include <stddef.h>
 
 #include "portable.h"
+#include "row.h"
 #include <tessera/tessera_backend.h>
 
 /* The calls that both drivers have, in the order of a vendor's list of symbols. Pointers of devices
@@ -79,8 +80,8 @@ typedef struct tess_driver_vendor {
     /* NULL-ended: those of tess_driver_calls, then the vendor's own */
     const char *const *symbols;
     const tess_driver_image *images;
-    const char *build_hint;             /* what to install when there are no images */
-    const tess_driver_row *const *rows; /* NULL-ended, best first */
+    const char *build_hint;                /* what to install when there are no images */
+    const tess_driver_row *const *kernels; /* NULL-ended, best first */
     int units_attribute, time_limit_attribute, cache_attribute;
     unsigned stream_flags; /* of a stream that does not wait for the legacy one */
     /* Makes the device's context current, and puts back the one before. Codes of the driver; the
@@ -139,18 +140,18 @@ struct tess_driver_device {
     atomic_int timer_busy[TESS_DRIVER_TIMERS];
 };
 
-/* One way to compute attention: a row of a vendor's table. */
+/* A row of a vendor's table of kernels. */
 struct tess_driver_row {
-    const char *name;
-    /* Why the device cannot run it at all (key NULL), or not for this problem; NULL if it can.
-     * `buffer` may hold the text. */
+    tess_row_head head;
+    /* Why the device cannot run it, or, with a key, why it does not take the problem; NULL if it
+     * does. `buffer` may hold the text. */
     const char *(*refuses)(const tess_driver_device *d, const tess_kernel_key *key, char *buffer,
                            size_t size);
     /* Fills *kernel; `state` is allocated with host->alloc and freed by kernel->release. In the
      * device's context. */
     tess_status (*prepare)(tess_driver_device *d, const tess_kernel_key *key, tess_kernel *kernel);
     /* Enqueues jobs [launch->first_job, + n_jobs). In the device's context. */
-    tess_status (*forward)(tess_driver_device *d, const tess_launch *launch, void *stream);
+    tess_status (*launch)(tess_driver_device *d, const tess_launch *launch, void *stream);
 };
 
 /* What kernel->state points to for every row: the functions of a plan. */
@@ -158,7 +159,6 @@ typedef struct tess_driver_state {
     tess_driver_device *device;
     void *forward, *merge;
     const tess_portable_shape *shape; /* of the portable kernel */
-    tess_kernel_key key;              /* `name` is not kept */
 } tess_driver_state;
 
 extern const tess_driver_row tess_driver_portable;
@@ -176,6 +176,11 @@ tess_status tess_driver_enter(tess_driver_device *d, void **before);
  * takes. */
 tess_status tess_driver_function(tess_driver_device *d, int slot, const tess_driver_image *image,
                                  const char *name, void **function);
+
+/* Writes into `buffer`, and returns, that there is no image for the device and which there are.
+ * `before` begins the sentence. */
+const char *tess_driver_no_code(const tess_driver_device *d, const tess_driver_image *images,
+                                const char *before, char *buffer, size_t size);
 
 /* Allocates and fills the state of a plan: a forward kernel, and the merge kernel of the key's
  * type, which is one of the portable kernels. */
@@ -195,8 +200,8 @@ static inline uint64_t tess_driver_address(const tess_buffer *buffer) {
 }
 
 /* kernels of the table, and launches */
-tess_status tess_driver_kernel(void *device, const tess_kernel_key *key, tess_kernel *kernel,
-                               uint32_t index, tess_kernel_info *info);
+tess_status tess_driver_kernel(void *device, uint32_t index, const tess_kernel_key *key,
+                               tess_kernel_info *info, tess_kernel *kernel);
 tess_status tess_driver_launch(void *device, const tess_launch *launch);
 
 /* The functions of tess_backend; `driver` is the vendor's, opened on first use. */

@@ -46,7 +46,6 @@ const char *tess_portable_dtype(uint32_t dtype) {
 uint32_t tess_portable_element(uint32_t dtype) { return dtype == TESS_F32 ? 4 : 2; }
 
 const char *tess_portable_refusal(const tess_kernel_key *key) {
-    if (key->op != TESS_OP_FORWARD) return "forward only";
     if (key->dtype > TESS_BF16) return "dtype is none of f32, f16 and bf16";
     if (key->head_dim < 8 || key->head_dim > 256 || key->head_dim % 8 != 0)
         return "head_dim is not a multiple of 8 from 8 to 256";

@@ -97,7 +97,7 @@ static void version(int number, char *text, size_t size) {
         snprintf(text, size, "HIP build %d", number);
 }
 
-static const tess_driver_row *const rows[] = {&tess_driver_portable, NULL};
+static const tess_driver_row *const kernels[] = {&tess_driver_portable, NULL};
 
 static const tess_driver_vendor vendor = {
     .name = "hip",
@@ -105,7 +105,7 @@ static const tess_driver_vendor vendor = {
     .symbols = symbols,
     .images = tess_hip_images,
     .build_hint = "clang 17 or newer and lld were not found when it was built",
-    .rows = rows,
+    .kernels = kernels,
     .units_attribute = ATTRIBUTE_UNITS,
     .time_limit_attribute = ATTRIBUTE_TIME_LIMIT,
     .cache_attribute = ATTRIBUTE_CACHE,

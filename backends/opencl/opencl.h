@@ -7,6 +7,7 @@
 
 #include "cl.h"
 #include "portable.h"
+#include "row.h"
 #include <tessera/tessera_backend.h>
 
 enum {
@@ -73,8 +74,8 @@ static inline uint32_t tess_opencl_parallel_jobs(const opencl_device *d) {
     return d->compute_units ? 2 * d->compute_units : 2;
 }
 
-tess_status tess_opencl_kernel(void *device, const tess_kernel_key *key, tess_kernel *kernel,
-                               uint32_t index, tess_kernel_info *info);
+tess_status tess_opencl_kernel(void *device, uint32_t index, const tess_kernel_key *key,
+                               tess_kernel_info *info, tess_kernel *kernel);
 void tess_opencl_programs_release(opencl_device *d);
 
 /* Kernel objects hold their arguments, so each launch needs its own pair while it is being
