@@ -30,8 +30,7 @@ static void append(text_list *list, const char *format, ...) {
 
 static const char *separator(const text_list *list) { return list->length != 0 ? "; " : ""; }
 
-/* The plan divides and aligns by these, so a backend from outside the tree is not believed without
- * a look. */
+/* Plans divide and align by these values, so check those of backends from outside the tree. */
 static tess_status caps_check(const tess_backend_entry *entry, const tess_caps *caps) {
     const char *field = NULL;
     if (caps->buffer_kind < TESS_BUFFER_HOST || caps->buffer_kind > TESS_BUFFER_OBJECT)
@@ -76,8 +75,8 @@ static tess_status open_place(tess_runtime *runtime, tess_device_place at, const
     return TESS_OK;
 }
 
-/* Opens a device among others that may do: a failure is noted in `tried`, and only lack of memory
- * ends the search, because it says nothing about which device works. */
+/* Opens one device of several candidates. A failure is noted in `tried` and the search goes on,
+ * except for lack of memory, which says nothing about which device works. */
 static tess_status try_place(tess_runtime *runtime, tess_device_place at, text_list *tried,
                              tess_device **out) {
     const char *id = at.entry->devices[at.index].id;
@@ -150,8 +149,8 @@ static tess_status nothing_works(tess_runtime *runtime, const char *label, const
                      function_open, label, exists.length != 0 ? exists.text : "none", tried->text);
 }
 
-/* Wraps a context of the application's. It belongs to the very device that `id` names, or with a
- * name alone to the first that takes it. */
+/* Wraps a context of the application. It belongs to the device that `id` names, or, if that names a
+ * backend alone, to the first device that takes it. */
 static tess_status wrap(tess_runtime *runtime, const char *id, const void *native,
                         tess_device **out) {
     if (id == NULL)
@@ -209,8 +208,8 @@ tess_status tess_device_open(tess_runtime *runtime, const tess_device_desc *desc
             own.id != NULL ? own.id : tess_setting_value(&runtime->settings, TESS_SETTING_BACKEND);
         text_list tried = {0};
         tess_selection item;
-        /* Every item is checked before the first is tried: a misspelt name is an error even behind
-         * a name that works. */
+        /* Check every item before trying the first: a misspelt name is an error even behind one
+         * that works. */
         const char *cursor = text[0] != '\0' ? text : NULL;
         while (cursor != NULL && status == TESS_OK)
             status = tess_selection_next(runtime, function_open, label, &cursor, &item);
@@ -244,8 +243,8 @@ void tess_device_release(tess_device *device) {
     if (device == NULL || atomic_fetch_sub_explicit(&device->refs, 1, memory_order_acq_rel) != 1)
         return;
     tess_runtime *runtime = device->runtime;
-    /* Threads and driver state did not survive a fork, so the child frees only what is the
-     * core's. */
+    /* Threads and driver state do not survive a fork, so the child frees only the core's own
+     * memory. */
     if (!tess_runtime_forked(runtime)) device->backend->close(device->native);
     tess_mem_free(runtime, device, sizeof *device);
     tess_runtime_release(runtime);
@@ -270,7 +269,7 @@ tess_status tess_device_result(tess_device *device, tess_status status) {
     if (status == TESS_ERROR_DEVICE_LOST &&
         !atomic_exchange_explicit(&device->lost, true, memory_order_relaxed))
         tess_log(device->runtime, "device", "%s: lost", device->info.id);
-    /* A backend that forgot its message must not leave an older one standing as the explanation. */
+    /* A backend that gave no message must not leave an older one as the explanation. */
     if (!tess_call_failed()) tess_fail_in(status, device->info.id, tess_status_text(status));
     return status;
 }

@@ -49,7 +49,7 @@ static bool is_for_shape(const tess_tune_rule *rule, const tess_kernel_key *key,
            holds(rule->kv_len, key->max_kv_len);
 }
 
-/* Numbers first: a server plans every step, and nearly all rules are told apart by them. */
+/* Compare numbers first: they rule out nearly all rules, and a server plans at every step. */
 static const tess_tune_rule *find(const tess_tune *tune, const tess_device_info *info,
                                   const tess_kernel_key *key, uint32_t pattern) {
     for (uint32_t n = 0; n < tune->n_rules; n++)
@@ -60,7 +60,7 @@ static const tess_tune_rule *find(const tess_tune *tune, const tess_device_info 
 
 /* ------------------------------------------------------------------ preferences */
 
-/* The table that the device's backend brings along. */
+/* The backend's own table. */
 static const tess_tune *own_table(const tess_runtime *runtime, const tess_backend *backend) {
     static const tess_tune none = {0};
     for (uint32_t n = 0; n < runtime->n_backends; n++)
@@ -68,7 +68,7 @@ static const tess_tune *own_table(const tess_runtime *runtime, const tess_backen
     return &none;
 }
 
-/* Starts on the rule that holds in the next table that has one; false when there is none. */
+/* Moves to the matching rule of the next table that has one; false when there is none. */
 static bool next_table(const tess_device *device, const tess_kernel_key *key, uint32_t pattern,
                        tess_preference *p) {
     static const char *const bases[] = {"", " (measured)", " (reasoned)"};

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The ordered table of kernels, their modules, and launches, for CUDA and HIP. */
+/* The table of kernels, their modules, and launches, for CUDA and HIP. */
 #include <stdio.h>
 #include <string.h>
 
@@ -18,14 +18,14 @@ static tess_status try_image(tess_driver_device *d, int slot, const tess_driver_
     d->modules[slot] = NULL;
     char what[96];
     snprintf(what, sizeof what, "the code for %s on %s", image->arch, d->arch);
-    /* What is not the device's state is the driver's refusal, most often of code that is newer than
-     * itself. */
+    /* Unless the device itself is in trouble, the driver refuses the code, most often because that
+     * is newer than the driver. */
     const tess_status status =
         tess_driver_fail(d, tess_driver_symbol(d->driver, module_load), what, code);
     return status == TESS_ERROR_NATIVE ? TESS_ERROR_UNAVAILABLE : status;
 }
 
-/* A driver may be older than the compiler of the best image, and take another one. */
+/* A driver that is older than the compiler of the best image may still take another image. */
 static tess_status load_module(tess_driver_device *d, int slot, const tess_driver_image *image) {
     const tess_driver_vendor *vendor = d->driver->vendor;
     if (d->modules[slot]) return TESS_OK;
@@ -138,8 +138,8 @@ tess_status tess_driver_start(const tess_driver_device *d, int slot, void *funct
                                                 "the launch failed", code);
 }
 
-/* One launch of the forward or merge kernel of the portable body, whose arguments are alike. The
- * merge kernel waits by itself for earlier ones. */
+/* Launches the portable forward or merge kernel, which take the same arguments. `waits`: the kernel
+ * waits for earlier ones by itself. */
 static tess_status launch_portable(tess_driver_device *d, const tess_launch *l, void *function,
                                    tess_args *args, uint32_t groups, uint32_t threads, int waits,
                                    void *stream) {
@@ -159,7 +159,7 @@ static tess_status launch_portable(tess_driver_device *d, const tess_launch *l, 
                                                 "the launch failed", code);
 }
 
-/* Workgroups of a launch: HIP counts its threads, of which there are 128 in each, in 32 bits. */
+/* The most workgroups of a launch: HIP counts threads, 128 for each workgroup, in 32 bits. */
 enum { MOST_GROUPS = 1 << 24 };
 
 static tess_status portable_forward(tess_driver_device *d, const tess_launch *l, void *stream) {
@@ -283,7 +283,7 @@ tess_status tess_driver_launch(void *device, const tess_launch *l) {
     if (l->stream.extra)
         return d->host->fail(d->host, TESS_ERROR_INVALID, "stream.extra: must be NULL for %s",
                              d->driver->vendor->name);
-    /* Kernels count the words of the tables in 32 bits. */
+    /* Kernels index the tables by 32-bit words. */
     if (l->tables->device.size > (uint64_t)UINT32_MAX * 4)
         return d->host->fail(d->host, TESS_ERROR_UNSUPPORTED,
                              "batch: tables of %llu bytes; this backend takes 16 GiB",

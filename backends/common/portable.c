@@ -5,8 +5,8 @@
 
 #include <string.h>
 
-/* The sizes of the arrays in workgroup memory, which kernels/forward.inl derives in the same way
- * from the same numbers. */
+/* Sizes of the arrays in workgroup memory. kernels/forward.inl derives them likewise from the same
+ * numbers. */
 #define COLUMNS(keys) ((keys) / 4)
 #define SLICE(rows)   ((rows) >= 32 ? 32 : 16)
 #define SCORES(rows, keys)                                                               \

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a backend answers about a row of its table of kernels, in the parts that are alike. */
+/* The part of tess_backend.kernel that is the same in every backend. */
 #ifndef TESS_COMMON_ROW_H
 #define TESS_COMMON_ROW_H
 
 #include <stdio.h>
 #include <tessera/tessera_backend.h>
 
-/* What a row is, whatever its backend. */
+/* What a row of any backend's table of kernels begins with. */
 typedef struct tess_row_head {
     uint32_t op;      /* tess_op */
     const char *name; /* without the backend's */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The ordered table of kernels, and building them: from the cache on disk where it has the binary,
- * else from source. */
+/* The table of kernels, and their programs: binaries from the cache on disk where it has them, else
+ * built from source. */
 #include <stdio.h>
 #include <string.h>
 
@@ -43,12 +43,12 @@ static int fits(const opencl_device *d, const tess_portable_shape *shape, char *
     return 1;
 }
 
-/* What only the compiled kernel tells. */
+/* The limits that are known only once the kernel is compiled. */
 static int kernel_fits(const opencl_device *d, cl_kernel kernel, uint32_t threads, char *why,
                        size_t size) {
     size_t most = threads;
     cl_ulong local = 0;
-    /* Without an answer the launch will tell. */
+    /* Where the driver does not answer, the launch will fail instead. */
     if (d->cl->clGetKernelWorkGroupInfo(kernel, d->device, CL_KERNEL_WORK_GROUP_SIZE, sizeof most,
                                         &most, NULL) == CL_SUCCESS &&
         most < threads) {
@@ -75,7 +75,7 @@ static cl_int build(const opencl_device *d, cl_program program, const char *opti
     return d->cl->clBuildProgram(program, 1, &d->device, options, NULL, NULL);
 }
 
-/* The first lines of the compiler's complaint, in one. */
+/* The first lines of the compiler's log, joined into one. */
 static void build_log(const opencl_device *d, cl_program program, char *text, size_t size) {
     size_t bytes = 0;
     text[0] = '\0';
@@ -116,7 +116,7 @@ static cl_program from_cache(const opencl_device *d, const tess_cache_key *key) 
     return program;
 }
 
-/* A program may be for several devices of a wrapped context, of which only ours has been built. */
+/* In a wrapped context a program may belong to several devices, and was built for ours alone. */
 static void to_cache(const opencl_device *d, const tess_cache_key *key, cl_program program) {
     const cl_api *cl = d->cl;
     cl_uint count = 0;
@@ -165,8 +165,8 @@ static tess_status from_source(const opencl_device *d, const tess_cache_key *key
                       tess_opencl_error_name(code), (int)code, text);
 }
 
-/* Compiles one instance unless that was done before. UNSUPPORTED, with the reason in
- * entry->refusal: the device cannot run it. */
+/* Compiles one instance, once. UNSUPPORTED: the device cannot run it, and entry->refusal says why.
+ */
 static tess_status instance(opencl_device *d, uint32_t dtype, uint32_t row, uint32_t bucket,
                             opencl_program **out) {
     const tess_portable_shape *shape = &kernels[row].variant->shapes[bucket];
@@ -231,8 +231,8 @@ static void release(tess_kernel *kernel) {
     kernel->state = NULL;
 }
 
-/* A slot is held only while its launch is being enqueued, so more of them than there can be threads
- * serve nobody. */
+/* A launch holds its slot only while it is enqueued, so there is no use for more slots than
+ * threads. */
 static tess_status state_create(opencl_device *d, const opencl_row *row, cl_program program,
                                 uint32_t slots, uint32_t threads, opencl_state **out) {
     const tess_host *host = d->host;
