@@ -9,6 +9,7 @@
 
 #include "api.h"
 #include "portable.h"
+#include "row.h"
 #include <tessera/tessera_backend.h>
 
 enum {
@@ -164,8 +165,8 @@ tess_status tess_vk_slot_take(tess_vk_state *state, uint32_t *index);
 /* Which kernels are tried first on which device (docs/tune.md). */
 extern const char tess_vk_tune[];
 
-tess_status tess_vk_kernel(void *device, const tess_kernel_key *key, tess_kernel *kernel,
-                           uint32_t index, tess_kernel_info *info);
+tess_status tess_vk_kernel(void *device, uint32_t index, const tess_kernel_key *key,
+                           tess_kernel_info *info, tess_kernel *kernel);
 tess_status tess_vk_launch(void *device, const tess_launch *launch);
 
 #endif
