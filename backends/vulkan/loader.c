@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/bindings.h"
 #include "library.h"
 #include "vk.h"
 
@@ -86,6 +87,13 @@ const char *tess_vk_inspect(const vk_api *vk, vk_physical physical, tess_vk_foun
     found->physical = physical;
     vk->GetPhysicalDeviceProperties(physical, &found->properties);
     if (found->properties.api_version < VERSION(1, 1)) return "its driver is older than Vulkan 1.1";
+    const uint32_t buffers = found->properties.limits.max_stage_storage_buffers;
+    if (buffers < TESS_STORAGE_BUFFERS) {
+        snprintf(found->refusal, sizeof found->refusal,
+                 "its maxPerStageDescriptorStorageBuffers is %u, and %d are needed", buffers,
+                 TESS_STORAGE_BUFFERS);
+        return found->refusal;
+    }
     vk->GetPhysicalDeviceQueueFamilyProperties(physical, &count, families);
     int best = -1;
     for (uint32_t n = 0; n < count; n++) {

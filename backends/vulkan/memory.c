@@ -98,15 +98,14 @@ static int find_type(const tess_vk_device *d, uint32_t mask, const uint32_t *wis
     return -1;
 }
 
-static void destroy_memory(tess_vk_device *d, tess_vk_memory *m) {
+void tess_vk_memory_destroy(tess_vk_device *d, tess_vk_memory *m) {
     if (m->buffer) d->vk.DestroyBuffer(d->device, m->buffer, NULL);
     if (m->memory) d->vk.FreeMemory(d->device, m->memory, NULL); /* unmaps */
     memset(m, 0, sizeof *m);
 }
 
-/* A buffer with memory of its own; mapped if `wishes` asks for memory that the host sees. */
-static tess_status make_memory(tess_vk_device *d, uint64_t size, uint32_t usage,
-                               const uint32_t *wishes, int count, tess_vk_memory *m) {
+tess_status tess_vk_memory_create(tess_vk_device *d, uint64_t size, uint32_t usage,
+                                  const uint32_t *wishes, int count, tess_vk_memory *m) {
     const tess_host *host = d->host;
     const vk_buffer_create_info create = {
         .type = TVK_TYPE_BUFFER_CREATE_INFO, .size = size, .usage = usage};
@@ -142,7 +141,7 @@ static tess_status make_memory(tess_vk_device *d, uint64_t size, uint32_t usage,
         result = d->vk.MapMemory(d->device, m->memory, 0, need.size, 0, (void **)&m->mapped);
     }
     if (result == TVK_SUCCESS) return TESS_OK;
-    destroy_memory(d, m);
+    tess_vk_memory_destroy(d, m);
     return tess_vk_fail(host, result, call, "memory of a buffer");
 }
 
@@ -160,7 +159,8 @@ tess_status tess_vk_alloc(void *device, uint64_t size, tess_buffer *buffer) {
                              "vulkan: %zu bytes for an allocation", sizeof *m);
     const int cpu = d->found.properties.kind == TVK_DEVICE_CPU;
     const uint32_t usage = TVK_BUFFER_STORAGE | TVK_BUFFER_TRANSFER_SRC | TVK_BUFFER_TRANSFER_DST;
-    const tess_status status = make_memory(d, size, usage, cpu ? shared : local, cpu ? 3 : 2, m);
+    const tess_status status =
+        tess_vk_memory_create(d, size, usage, cpu ? shared : local, cpu ? 3 : 2, m);
     if (status != TESS_OK) {
         d->host->free(d->host, m, sizeof *m);
         return status;
@@ -190,7 +190,7 @@ tess_status tess_vk_free(void *device, tess_buffer *buffer) {
     if (!found)
         return d->host->fail(d->host, TESS_ERROR_INVALID,
                              "buffer.handle: no buffer that tess_alloc gave");
-    if (!atomic_load(&d->stuck)) destroy_memory(d, found);
+    if (!atomic_load(&d->stuck)) tess_vk_memory_destroy(d, found);
     d->host->free(d->host, found, sizeof *found);
     return TESS_OK;
 }
@@ -226,8 +226,9 @@ static tess_status make_copier(tess_vk_device *d) {
     }
     if (result != TVK_SUCCESS) return tess_vk_fail(d->host, result, call, "for copies");
     if (d->staging.buffer) return TESS_OK;
-    return make_memory(d, STAGING_BYTES, TVK_BUFFER_TRANSFER_SRC | TVK_BUFFER_TRANSFER_DST, cached,
-                       2, &d->staging);
+    return tess_vk_memory_create(d, STAGING_BYTES,
+                                 TVK_BUFFER_TRANSFER_SRC | TVK_BUFFER_TRANSFER_DST, cached, 2,
+                                 &d->staging);
 }
 
 /* One copy on the queue, and waits for it. */
@@ -338,7 +339,7 @@ void tess_vk_memory_close(tess_vk_device *d) {
     while (d->allocations) {
         tess_vk_memory *m = d->allocations;
         d->allocations = m->next;
-        if (alive) destroy_memory(d, m);
+        if (alive) tess_vk_memory_destroy(d, m);
         d->host->free(d->host, m, sizeof *m);
     }
     while (d->fences) {
@@ -348,7 +349,7 @@ void tess_vk_memory_close(tess_vk_device *d) {
         d->host->free(d->host, f, sizeof *f);
     }
     if (!alive) return;
-    destroy_memory(d, &d->staging);
+    tess_vk_memory_destroy(d, &d->staging);
     if (d->copy_fence) d->vk.DestroyFence(d->device, d->copy_fence, NULL);
     if (d->copy_pool) d->vk.DestroyCommandPool(d->device, d->copy_pool, NULL);
 }

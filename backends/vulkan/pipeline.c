@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "cache.h"
-#include "kernels/push.h"
+#include "kernels/bindings.h"
 #include "spirv/forward_bf16.h"
 #include "spirv/forward_f16.h"
 #include "spirv/forward_f32.h"
@@ -30,26 +30,24 @@ static const module merge_modules[VK_DTYPES] = {{tess_vk_merge_f32, sizeof tess_
 /* ------------------------------------------------------------------ layouts */
 
 tess_status tess_vk_layouts_create(tess_vk_device *d) {
-    vk_binding bindings[VK_BINDINGS];
-    for (uint32_t n = 0; n < VK_BINDINGS; n++)
-        bindings[n] = (vk_binding){.binding = n,
-                                   .kind = TVK_DESCRIPTOR_STORAGE_BUFFER,
-                                   .count = 1,
-                                   .stages = TVK_SHADER_STAGE_COMPUTE};
+    vk_binding bindings[TESS_BINDINGS];
+    for (uint32_t n = 0; n < TESS_BINDINGS; n++)
+        bindings[n] =
+            (vk_binding){.binding = n,
+                         .kind = n == TESS_BIND_ARGS ? TVK_DESCRIPTOR_UNIFORM_BUFFER_DYNAMIC
+                                                     : TVK_DESCRIPTOR_STORAGE_BUFFER,
+                         .count = 1,
+                         .stages = TVK_SHADER_STAGE_COMPUTE};
     const vk_set_layout_create_info set = {.type = TVK_TYPE_DESCRIPTOR_SET_LAYOUT_CREATE_INFO,
-                                           .count = VK_BINDINGS,
+                                           .count = TESS_BINDINGS,
                                            .bindings = bindings};
     vk_result result = d->vk.CreateDescriptorSetLayout(d->device, &set, NULL, &d->set_layout);
     if (result != TVK_SUCCESS) {
         d->set_layout = 0;
         return tess_vk_fail(d->host, result, "vkCreateDescriptorSetLayout", "for the kernels");
     }
-    const vk_push_range push = {TVK_SHADER_STAGE_COMPUTE, 0, sizeof(tess_push)};
-    const vk_pipeline_layout_create_info layout = {.type = TVK_TYPE_PIPELINE_LAYOUT_CREATE_INFO,
-                                                   .set_count = 1,
-                                                   .sets = &d->set_layout,
-                                                   .push_count = 1,
-                                                   .pushes = &push};
+    const vk_pipeline_layout_create_info layout = {
+        .type = TVK_TYPE_PIPELINE_LAYOUT_CREATE_INFO, .set_count = 1, .sets = &d->set_layout};
     result = d->vk.CreatePipelineLayout(d->device, &layout, NULL, &d->layout);
     if (result == TVK_SUCCESS) return TESS_OK;
     d->layout = 0;

@@ -13,7 +13,6 @@
 
 enum {
     VK_MOST_DEVICES = 16,
-    VK_BINDINGS = 7, /* Q, K, V, O, LSE, tables, workspace */
     VK_DTYPES = 3,
     VK_VARIANTS = 2,
     VK_WORKSPACE_ALIGN = 256,
@@ -29,6 +28,7 @@ typedef struct tess_vk_found {
     uint32_t family;         /* of queues that compute, without graphics where there is a choice */
     uint32_t timestamp_bits; /* 0: that family has no timestamps */
     vk_bool storage_16bit;
+    char refusal[80];
 } tess_vk_found;
 
 /* Memory that the application took from us, or that we need ourselves. */
@@ -121,6 +121,11 @@ vk_result tess_vk_drain(tess_vk_device *d, uint64_t timeout_ns);
 void tess_vk_settle(tess_vk_device *d);
 /* Likewise for the work of one fence. */
 vk_result tess_vk_wait_fence(tess_vk_device *d, vk_handle fence);
+/* A buffer with memory of its own, of the first of `count` wishes (TVK_MEMORY_*) that the device
+ * has; mapped if the first one asks for memory that the host sees. */
+tess_status tess_vk_memory_create(tess_vk_device *d, uint64_t size, uint32_t usage,
+                                  const uint32_t *wishes, int count, tess_vk_memory *m);
+void tess_vk_memory_destroy(tess_vk_device *d, tess_vk_memory *m);
 void tess_vk_memory_close(tess_vk_device *d);
 
 /* pipeline.c */
@@ -131,13 +136,13 @@ tess_status tess_vk_forward_pipeline(tess_vk_device *d, int variant, int bucket,
 tess_status tess_vk_merge_pipeline(tess_vk_device *d, uint32_t dtype, vk_handle *pipeline);
 
 /* slots.c: what max_in_flight launches of a plan need. */
-enum { VK_MOST_PIECES = 64 };
+enum { VK_MOST_SUBMISSIONS = 64 };
 enum { VK_SLOT_FREE, VK_SLOT_TAKEN, VK_SLOT_SUBMITTED, VK_SLOT_RECORDED, VK_SLOT_UNTRACKED };
 
 typedef struct tess_vk_slot {
     atomic_int state;
     vk_handle set, pool, fence;
-    vk_commands *commands; /* one for each piece */
+    vk_commands *commands; /* one for each submission */
     /* RECORDED: when the application is through with the slot. Both 0: not before the plan goes. */
     vk_handle until_semaphore, until_fence;
     uint64_t until_value;
@@ -148,19 +153,21 @@ typedef struct tess_vk_state {
     vk_handle forward, merge;
     /* queries 2n and 2n + 1 are slot n's; 0 where there are no timestamps */
     vk_handle descriptor_pool, queries;
-    uint32_t n_slots, n_pieces;
-    uint64_t jobs_per_piece; /* 0: no limit */
-    size_t bytes;            /* of the state with all that follows it */
+    uint32_t n_slots, n_submissions; /* n_submissions: the most that one run is split into */
+    uint64_t jobs_per_submission;    /* 0: no limit */
+    tess_vk_memory parameters;       /* of all dispatches of all slots: parameters.c */
+    uint32_t parameters_stride;      /* bytes from one dispatch's parameters to the next */
+    size_t bytes;                    /* of the state with all that follows it */
     tess_vk_slot *slots;
 } tess_vk_state;
 
-tess_status tess_vk_state_create(tess_vk_device *d, uint32_t slots, uint32_t pieces,
+tess_status tess_vk_state_create(tess_vk_device *d, uint32_t slots, uint32_t submissions,
                                  tess_vk_state **state);
 void tess_vk_state_release(tess_kernel *kernel);
 /* A slot that nothing uses, its fence unsignalled; BUSY. */
 tess_status tess_vk_slot_take(tess_vk_state *state, uint32_t *index);
 
-/* table.c, launch.c */
+/* table.c */
 /* Which kernels are tried first on which device (docs/tune.md). */
 extern const char tess_vk_tune[];
 

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Descriptors of a launch: each tensor, the plan's tables, and the workspace. */
+#include "launch.h"
+
+/* Descriptors begin at multiples of an alignment; the rest of the offset becomes an index. */
+static tess_status bind(tess_vk_run *run, uint32_t binding, const char *name,
+                        const tess_buffer *buffer, uint64_t bytes, uint32_t item) {
+    const tess_vk_device *d = run->device;
+    const vk_limits *limits = &d->found.properties.limits;
+    const uint64_t align = limits->min_storage_align ? limits->min_storage_align : 1,
+                   start = buffer->offset / align * align;
+    const uint64_t rest = buffer->offset - start;
+    if (buffer->kind == TESS_BUFFER_NONE || bytes == 0) return TESS_OK;
+    if (bytes > limits->max_storage_range || rest + bytes > limits->max_storage_range)
+        return d->host->fail(d->host, TESS_ERROR_UNSUPPORTED,
+                             "%s: its elements span %llu bytes, and maxStorageBufferRange is %u",
+                             name, (unsigned long long)(rest + bytes), limits->max_storage_range);
+    run->ranges[binding] = (vk_buffer_range){buffer->handle, start, rest + bytes};
+    run->at[binding] = (tess_arg_i64)(rest / item);
+    return TESS_OK;
+}
+
+tess_status tess_vk_bind(tess_vk_run *run) {
+    const tess_launch *l = run->launch;
+    const uint32_t item = tess_portable_element(l->dtype);
+    const struct {
+        uint32_t binding;
+        const char *name;
+        const tess_buffer *buffer;
+        uint64_t bytes;
+        uint32_t item;
+    } all[TESS_STORAGE_BUFFERS] = {
+        {TESS_BIND_Q, "q", &l->q.buffer, l->q_bytes, item},
+        {TESS_BIND_K, "k", &l->k.buffer, l->k_bytes, item},
+        {TESS_BIND_V, "v", &l->v.buffer, l->v_bytes, item},
+        {TESS_BIND_O, "o", &l->o.buffer, l->o_bytes, item},
+        {TESS_BIND_LSE, "lse", &l->lse.buffer, l->lse_bytes, sizeof(float)},
+        {TESS_BIND_TABLES, "tables of the plan", &l->tables->device, l->tables->device.size, 4},
+        {TESS_BIND_WORKSPACE, "workspace", &l->workspace, l->workspace_bytes, sizeof(float)},
+    };
+    for (uint32_t n = 0; n < TESS_STORAGE_BUFFERS; n++) {
+        const tess_status status =
+            bind(run, all[n].binding, all[n].name, all[n].buffer, all[n].bytes, all[n].item);
+        if (status != TESS_OK) return status;
+    }
+    return TESS_OK;
+}
+
+/* Every binding needs a buffer, also those that this launch does not read: they get the tables. The
+ * slot's parameters were bound when the plan was made. */
+void tess_vk_write_set(const tess_vk_run *run) {
+    const tess_vk_device *d = run->device;
+    vk_write_set writes[TESS_STORAGE_BUFFERS];
+    uint32_t count = 0;
+    for (uint32_t n = 0; n < TESS_BINDINGS; n++) {
+        if (n == TESS_BIND_ARGS) continue;
+        writes[count++] =
+            (vk_write_set){.type = TVK_TYPE_WRITE_DESCRIPTOR_SET,
+                           .set = run->slot->set,
+                           .binding = n,
+                           .count = 1,
+                           .kind = TVK_DESCRIPTOR_STORAGE_BUFFER,
+                           .buffers = &run->ranges[run->ranges[n].buffer ? n : TESS_BIND_TABLES]};
+    }
+    d->vk.UpdateDescriptorSets(d->device, count, writes, 0, NULL);
+}
