@@ -20,7 +20,7 @@ typedef uint64_t vk_handle; /* every other kind of object */
 typedef int32_t vk_result;
 typedef uint32_t vk_bool;
 
-/* How structures begin that Vulkan reads or writes: their type, and further structures. */
+/* The first members of structures that Vulkan reads or writes: a type and a chain of extensions. */
 #define VK_IN      \
     uint32_t type; \
     const void *next
@@ -28,7 +28,7 @@ typedef uint32_t vk_bool;
     uint32_t type; \
     void *next
 
-/* X(name, value): results with a meaning of their own here or in messages. */
+/* X(name, value): the results that we test for, or name in messages. */
 #define VK_RESULT_LIST(X)                    \
     X(SUCCESS, 0)                            \
     X(NOT_READY, 1)                          \
@@ -193,7 +193,7 @@ typedef struct vk_sm_properties {
 
 typedef struct vk_core_properties_amd {
     VK_OUT;
-    uint32_t engines, arrays_per_engine, units_per_array, room[11];
+    uint32_t engines, arrays_per_engine, units_per_array, unused[11];
 } vk_core_properties_amd;
 
 typedef struct vk_features_2 {

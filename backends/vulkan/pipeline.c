@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pipelines: one for each shape and type that some plan needed, kept as long as the device, and on
- * disk between processes. */
+/* Pipelines: one for each shape and element type that a plan needed. They live as long as the
+ * device; the pipeline cache keeps their code on disk between processes. */
 #include <stdio.h>
 #include <string.h>
 
@@ -56,8 +56,7 @@ tess_status tess_vk_layouts_create(tess_vk_device *d) {
 
 /* ------------------------------------------------------------------ the cache on disk */
 
-/* Drivers check the data's own header; the key keeps other devices' and drivers' data apart as
- * well. */
+/* Drivers check the header of the data; our key also keeps devices and drivers apart. */
 static void cache_key(const tess_vk_device *d, tess_cache_key *key, char *device, size_t size) {
     const vk_properties *p = &d->found.properties;
     int used = snprintf(device, size, "%.100s ", p->name);
@@ -80,7 +79,7 @@ static void load_cache(tess_vk_device *d) {
     vk_pipeline_cache_create_info create = {
         .type = TVK_TYPE_PIPELINE_CACHE_CREATE_INFO, .bytes = bytes, .data = data};
     if (!data) create.bytes = 0;
-    /* works without */
+    /* pipelines can be made without a cache */
     if (d->vk.CreatePipelineCache(d->device, &create, NULL, &d->cache) != TVK_SUCCESS) d->cache = 0;
     if (data) d->host->free(d->host, data, bytes);
     d->cached_bytes = bytes;
@@ -107,7 +106,7 @@ static void store_cache(tess_vk_device *d) {
 
 /* ------------------------------------------------------------------ pipelines */
 
-/* Constants 0 to 3 of a forward module: what a portable shape is. */
+/* Specialization constants 0 to 3 of a forward module: a portable shape. */
 typedef struct constants {
     uint32_t dims, rows, keys, threads;
 } constants;

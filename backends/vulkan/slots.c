@@ -6,7 +6,7 @@
 #include "kernels/bindings.h"
 #include "vk.h"
 
-/* Everything in one block: the state, its slots, and their command buffers. */
+/* Allocates the state, its slots and their command buffers as one block. */
 static tess_vk_state *layout_state(tess_vk_device *d, uint32_t slots, uint32_t submissions) {
     const size_t bytes =
         sizeof(tess_vk_state) + slots * (sizeof(tess_vk_slot) + submissions * sizeof(vk_commands));
@@ -78,8 +78,7 @@ static void bind_parameters(const tess_vk_state *s, const tess_vk_slot *slot) {
     s->device->vk.UpdateDescriptorSets(s->device->device, 1, &write, 0, NULL);
 }
 
-/* Recording into command buffers of one pool must not happen at the same time, so every slot has a
- * pool. */
+/* Two threads must not record into command buffers of one pool, so each slot has its own. */
 static vk_result make_slot(const tess_vk_state *s, tess_vk_slot *slot, const char **call) {
     const tess_vk_device *d = s->device;
     const vk_set_allocate_info set = {.type = TVK_TYPE_DESCRIPTOR_SET_ALLOCATE_INFO,
@@ -148,7 +147,7 @@ tess_status tess_vk_state_create(tess_vk_device *d, uint32_t slots, uint32_t sub
     return tess_vk_fail(d->host, result, call, "max_in_flight slots of a plan");
 }
 
-/* The plan's tables go after this, so nothing may run any more. */
+/* The plan frees its tables after this, so no run may be under way any more. */
 void tess_vk_state_release(tess_kernel *kernel) {
     tess_vk_state *s = kernel->state;
     if (!s) return;
@@ -158,12 +157,12 @@ void tess_vk_state_release(tess_kernel *kernel) {
         if (state == VK_SLOT_SUBMITTED) (void)tess_vk_wait_fence(s->device, s->slots[n].fence);
         untracked |= state == VK_SLOT_UNTRACKED;
     }
-    if (untracked) tess_vk_settle(s->device);
+    if (untracked) tess_vk_quiesce(s->device);
     destroy(s);
     kernel->state = NULL;
 }
 
-/* Whether a slot that is in use is through. */
+/* SUCCESS if the run that took the slot has ended, NOT_READY if it has not. */
 static vk_result finished(const tess_vk_device *d, const tess_vk_slot *slot, int state) {
     uint64_t value = 0;
     if (state == VK_SLOT_SUBMITTED) return d->vk.GetFenceStatus(d->device, slot->fence);
@@ -176,7 +175,7 @@ static vk_result finished(const tess_vk_device *d, const tess_vk_slot *slot, int
 
 tess_status tess_vk_slot_take(tess_vk_state *s, uint32_t *index) {
     const tess_vk_device *d = s->device;
-    vk_result worst = TVK_NOT_READY;
+    vk_result failure = TVK_NOT_READY;
     for (uint32_t n = 0; n < s->n_slots; n++) {
         tess_vk_slot *slot = &s->slots[n];
         int state = atomic_load(&slot->state);
@@ -191,10 +190,10 @@ tess_status tess_vk_slot_take(tess_vk_state *s, uint32_t *index) {
             return TESS_OK;
         }
         atomic_store(&slot->state, state);
-        if (result != TVK_NOT_READY) worst = result;
+        if (result != TVK_NOT_READY) failure = result;
     }
-    if (worst != TVK_NOT_READY)
-        return tess_vk_fail(d->host, worst, "vkGetFenceStatus", "of an earlier run");
+    if (failure != TVK_NOT_READY)
+        return tess_vk_fail(d->host, failure, "vkGetFenceStatus", "of an earlier run");
     return d->host->fail(d->host, TESS_ERROR_BUSY,
                          "max_in_flight: all %u runs of the plan are under way", s->n_slots);
 }
