@@ -20,30 +20,25 @@ static tess_status bind(tess_vk_run *run, uint32_t binding, const char *name,
     return TESS_OK;
 }
 
+_Static_assert(TESS_STORAGE_BUFFERS == TESS_PORTABLE_BUFFERS &&
+                   TESS_BINDINGS == TESS_BIND_TENSORS + TESS_PORTABLE_TENSORS,
+               "each buffer of the portable kernels has a binding");
+
 tess_status tess_vk_bind(tess_vk_run *run) {
     const tess_launch *l = run->launch;
-    const uint32_t item = tess_portable_element(l->dtype);
-    const struct {
-        uint32_t binding;
-        const char *name;
-        const tess_buffer *buffer;
-        uint64_t bytes;
-        uint32_t item;
-    } all[TESS_STORAGE_BUFFERS] = {
-        {TESS_BIND_Q, "q", &l->q.buffer, l->q_bytes, item},
-        {TESS_BIND_K, "k", &l->k.buffer, l->k_bytes, item},
-        {TESS_BIND_V, "v", &l->v.buffer, l->v_bytes, item},
-        {TESS_BIND_O, "o", &l->o.buffer, l->o_bytes, item},
-        {TESS_BIND_LSE, "lse", &l->lse.buffer, l->lse_bytes, sizeof(float)},
-        {TESS_BIND_TABLES, "tables of the plan", &l->tables->device, l->tables->device.size, 4},
-        {TESS_BIND_WORKSPACE, "workspace", &l->workspace, l->workspace_bytes, sizeof(float)},
-    };
-    for (uint32_t n = 0; n < TESS_STORAGE_BUFFERS; n++) {
-        const tess_status status =
-            bind(run, all[n].binding, all[n].name, all[n].buffer, all[n].bytes, all[n].item);
-        if (status != TESS_OK) return status;
+    tess_status status = TESS_OK;
+    for (uint32_t n = 0; n < TESS_PORTABLE_TENSORS && status == TESS_OK; n++) {
+        const tess_portable_tensor *t = &tess_portable_tensors[n];
+        const uint32_t item = t->role == TESS_ROLE_LSE ? 4 : tess_portable_element(l->dtype);
+        status = bind(run, TESS_BIND_TENSORS + n, t->name, &l->tensor[t->role].buffer,
+                      l->bytes[t->role], item);
     }
-    return TESS_OK;
+    if (status == TESS_OK)
+        status = bind(run, TESS_BIND_TABLES, "tables of the plan", &l->tables->device,
+                      l->tables->device.size, 4);
+    if (status == TESS_OK)
+        status = bind(run, TESS_BIND_WORKSPACE, "workspace", &l->workspace, l->workspace_bytes, 4);
+    return status;
 }
 
 /* Every binding needs a buffer, also those that this launch does not read: they get the tables. The

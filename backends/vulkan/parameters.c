@@ -4,6 +4,8 @@
  * place for the forward dispatch of each submission and one for the merge. Two runs at the same
  * time are in two slots and therefore write and read different places.
  */
+#include <string.h>
+
 #include "launch.h"
 
 _Static_assert(sizeof(tess_args) % 4 == 0 && sizeof(tess_args) <= 65536,
@@ -24,11 +26,9 @@ uint32_t tess_vk_parameters_at(const tess_vk_run *run, uint32_t dispatch) {
 static void write(const tess_vk_run *run, vk_commands commands, uint32_t dispatch,
                   tess_args *args) {
     const tess_vk_device *d = run->device;
-    args->q_at = run->at[TESS_BIND_Q];
-    args->k_at = run->at[TESS_BIND_K];
-    args->v_at = run->at[TESS_BIND_V];
-    args->o_at = run->at[TESS_BIND_O];
-    args->lse_at = run->at[TESS_BIND_LSE];
+    for (uint32_t n = 0; n < TESS_PORTABLE_TENSORS; n++)
+        memcpy((char *)args + tess_portable_tensors[n].at, &run->at[TESS_BIND_TENSORS + n],
+               sizeof *run->at);
     args->partials_at += run->at[TESS_BIND_WORKSPACE];
     d->vk.CmdUpdateBuffer(commands, run->state->parameters.buffer,
                           tess_vk_parameters_at(run, dispatch), sizeof *args, args);

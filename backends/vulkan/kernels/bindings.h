@@ -17,11 +17,14 @@
 #define TESS_BIND_ARGS      0
 #define TESS_BIND_TABLES    1
 #define TESS_BIND_WORKSPACE 2
-#define TESS_BIND_Q         3
-#define TESS_BIND_K         4
-#define TESS_BIND_V         5
-#define TESS_BIND_O         6
-#define TESS_BIND_LSE       7
+
+/* Tensors, in the order of tess_portable_tensors. */
+#define TESS_BIND_TENSORS 3
+#define TESS_BIND_Q       3
+#define TESS_BIND_K       4
+#define TESS_BIND_V       5
+#define TESS_BIND_O       6
+#define TESS_BIND_LSE     7
 
 /* Bindings in all, and those of them that are storage buffers. */
 #define TESS_BINDINGS        8

@@ -10,7 +10,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_forward.comp
- * sha256: 16f0234e74a9b854c75a5c6ca74d6ebbffad8efaadf9ec452b3e4faa77f81b98
+ * sha256: d2ec78061cddfa3080f3bd67fea00d4e246d4c9644aa3e19b4b3b8e33fb1e45d
  */
 #include <stdint.h>
 static const uint32_t tess_vk_forward_f32[] = {

@@ -10,7 +10,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_merge.comp
- * sha256: 6bb84ef832debfc73e0eced07ef4e35160e1cea37ce34ca54a07a2eafa9c8273
+ * sha256: ef565ca5aa5621417d095cd07032d57863effc6ecd471cc9716a7943189f271b
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_bf16[] = {
