@@ -1,7 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Compiles the kernels to SPIR-V and writes each module as a C header: generate.sh [FOLDER], by default this one. The same compiler gives the same bytes. A
-# header names the compiler and the sources with their hash, so that a forgotten run is noticed where there is no compiler (tests/vulkan/spirv.sh).
+# Compiles the kernels to SPIR-V and writes each module as a C header: generate.sh [FOLDER], by
+# default this one. The same compiler gives the same bytes. A header names the compiler and the
+# sources with their hash, so that a forgotten run is noticed where there is no compiler
+# (tests/vulkan/spirv.sh).
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 out=$(cd "${1:-$here}" && pwd)
@@ -15,10 +17,12 @@ for kernel in forward merge; do
   for dtype in f32 f16 bf16; do
     source=kernels/portable_$kernel.comp
     name=${kernel}_$dtype
-    set -- -O --target-env=vulkan1.1 -fshader-stage=compute -DTESS_DTYPE=$number -I ../../include -I ../common -I ../common/kernels -I kernels
+    set -- -O --target-env=vulkan1.1 -fshader-stage=compute -DTESS_DTYPE=$number \
+      -I ../../include -I ../common -I ../common/kernels -I kernels
     glslc "$@" -o "$scratch/module" "$source"
     ! command -v spirv-val >/dev/null || spirv-val --target-env vulkan1.1 "$scratch/module"
-    sources=$(glslc "$@" -M -MT module "$source" | tr -d '\\' | tr ' ' '\n' | grep -v -e '^module:$' -e '^$' | sort -u | tr '\n' ' ' | sed 's/ $//')
+    sources=$(glslc "$@" -M -MT module "$source" | tr -d '\\' | tr ' ' '\n' |
+      grep -v -e '^module:$' -e '^$' | sort -u | tr '\n' ' ' | sed 's/ $//')
     # shellcheck disable=SC2086
     hash=$(cat $sources | sha256sum | cut -d ' ' -f 1)
     {
@@ -32,7 +36,10 @@ for kernel in forward merge; do
       echo " */"
       echo "#include <stdint.h>"
       echo "static const uint32_t tess_vk_$name[] = {"
-      od -An -v -tx4 "$scratch/module" | tr -s ' ' '\n' | grep . | awk '{ printf "%s0x%s,", NR % 8 == 1 ? "    " : " ", $1; if (NR % 8 == 0) print "" } END { if (NR % 8) print "" }'
+      od -An -v -tx4 "$scratch/module" | tr -s ' ' '\n' | grep . | awk '
+        { printf "%s0x%s,", NR % 8 == 1 ? "    " : " ", $1 }
+        NR % 8 == 0 { print "" }
+        END { if (NR % 8) print "" }'
       echo "};"
     } >"$scratch/header"
     mv "$scratch/header" "$out/$name.h"
