@@ -50,9 +50,9 @@ static const char long_line[] =
     "pattern=dense heads=500 kv_heads=1 q_len=2 kv_len=70 head_dim=8 batch=6 tile_rows=1";
 
 /* The same with little to do: so many keys that a submission may hold only a few jobs, of which
- * each reads a few. */
-static const char far_line[] =
-    "pattern=window left=5 right=0 heads=8 kv_heads=1 q_len=2 kv_len=60000 head_dim=8 tile_rows=1";
+ * each reads a few. Parts are merged behind the last submission. */
+static const char far_line[] = "pattern=s2 block=16 local=1 stride=64 heads=8 kv_heads=1 q_len=2 "
+                               "kv_len=20000 head_dim=8 tile_rows=1 kv_split=2";
 
 /* How a step that failed may answer. */
 typedef struct rule {
