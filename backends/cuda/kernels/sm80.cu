@@ -12,9 +12,9 @@
  * With two stages, all of the next one is copied while this one is worked on. With one, the next
  * keys are copied once this stage's products with Q are done, and its values during these.
  */
+#include "jobs.cuh"
 #include "mma.cuh"
 #include "sm80_args.h"
-#include "tile.cuh"
 
 namespace tess {
 

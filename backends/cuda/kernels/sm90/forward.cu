@@ -4,9 +4,9 @@
  * persistent workgroups of three warpgroups.
  *
  * The four warps of the first one produce (sm90_produce.cuh): one walks the jobs and copies Q, one
- * K, one V, each into a ring in workgroup memory that it fills as far ahead as it is deep, and one
+ * K, one V, each into a ring in shared memory that it fills as far ahead as it is deep, and one
  * writes results. The two others consume (sm90_consume.cuh), 64 query rows each: S = Q K^T from
- * workgroup memory, softmax in registers, O += P V with P in registers. The product of the next
+ * shared memory, softmax in registers, O += P V with P in registers. The product of the next
  * keys is under way while a warpgroup is in its softmax, and the two take turns in issuing
  * products, so that one multiplies while the other exponentiates.
  *
@@ -24,51 +24,52 @@
  * The technique of overlapping within and between warpgroups is that of FlashAttention-3 (arXiv
  * 2407.08608).
  */
-#include "sm90_consume.cuh"
-#include "sm90_produce.cuh"
+#include "load.cuh"
+#include "mainloop_forward.cuh"
 
 namespace tess {
 
-template <typename T, typename X>
+template <typename T, typename Shape>
 __device__ __forceinline__ void forward(const tess_sm90_maps *maps, const tess_sm90_args *a) {
-    constexpr int Q_SLOTS = X::Q_SLOTS, K_STAGES = X::K_STAGES, V_STAGES = X::V_STAGES,
-                  BYTES = X::CHUNKS * X::KEYS * 128;
+    constexpr int Q_SLOTS = Shape::Q_SLOTS, K_STAGES = Shape::K_STAGES, V_STAGES = Shape::V_STAGES,
+                  BYTES = Shape::CHUNKS * Shape::KEYS * 128;
     extern __shared__ __align__(1024) uint8_t raw[];
-    static_assert(sizeof(memory<X>) <=
-                      TESS_SM90_SHARED(X::D, X::KEYS, X::GROUPS, Q_SLOTS, K_STAGES, V_STAGES),
-                  "the host asks for enough workgroup memory");
-    memory<X> *m = (memory<X> *)raw;
+    static_assert(sizeof(shared_memory<Shape>) <= TESS_SM90_SHARED(Shape::D, Shape::KEYS,
+                                                                   Shape::CONSUMERS, Q_SLOTS,
+                                                                   K_STAGES, V_STAGES),
+                  "the host asks for enough shared memory");
+    shared_memory<Shape> *m = (shared_memory<Shape> *)raw;
     const int32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     description first;
     if (warp == 0) {
         first.read(a, blockIdx.x, threadIdx.x % 32); /* which takes a while */
     } else if (warp < 4 && threadIdx.x % 32 == 0) {
         if (warp == 3) {
-            prefetch_map(&maps->q);
-            prefetch_map(&maps->o);
+            prefetch_tensor_map(&maps->q);
+            prefetch_tensor_map(&maps->o);
         } else {
             for (int map = 0; map < TESS_SM90_MAPS; map++)
-                if (a->step[map]) prefetch_map(warp == 1 ? &maps->k[map] : &maps->v[map]);
+                if (a->step[map]) prefetch_tensor_map(warp == 1 ? &maps->k[map] : &maps->v[map]);
         }
     }
     if (threadIdx.x == 128) {
-        barrier_init(&m->claim, 1);
+        mbarrier_init(&m->claim, 1);
         for (int i = 0; i < TILES; i++) {
-            barrier_init(&m->tile_full[i], 1);
-            barrier_init(&m->tile_empty[i], TILE_READERS);
+            mbarrier_init(&m->tile_full[i], 1);
+            mbarrier_init(&m->tile_empty[i], TILE_READERS);
         }
         for (int i = 0; i < Q_SLOTS; i++) {
-            barrier_init(&m->q_full[i], 1);
-            barrier_init(&m->q_empty[i], 1);
-            barrier_init(&m->o_full[i], X::WARPS);
+            mbarrier_init(&m->q_full[i], 1);
+            mbarrier_init(&m->q_empty[i], 1);
+            mbarrier_init(&m->o_full[i], Shape::CONSUMER_WARPS);
         }
         for (int i = 0; i < K_STAGES; i++) {
-            barrier_init(&m->k_full[i], 1);
-            barrier_init(&m->k_empty[i], X::WARPS);
+            mbarrier_init(&m->k_full[i], 1);
+            mbarrier_init(&m->k_empty[i], Shape::CONSUMER_WARPS);
         }
         for (int i = 0; i < V_STAGES; i++) {
-            barrier_init(&m->v_full[i], 1);
-            barrier_init(&m->v_empty[i], X::WARPS);
+            mbarrier_init(&m->v_full[i], 1);
+            mbarrier_init(&m->v_empty[i], Shape::CONSUMER_WARPS);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         fence_async_proxy();
@@ -77,32 +78,32 @@ __device__ __forceinline__ void forward(const tess_sm90_maps *maps, const tess_s
     /* Of 65,536 registers, less what the compiler leaves over when it divides them by all
      * threads. */
     if (threadIdx.x < 128) {
-        if (X::GROUPS == 2)
+        if (Shape::CONSUMERS == 2)
             asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
         else
             asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
         const tess_args *c = &a->common;
         if (warp == 0) {
-            produce_tiles<X>(m, &maps->q, a, first);
+            produce_tiles<Shape>(m, &maps->q, a, first);
         } else if (warp == 1) {
             const ring<BYTES, K_STAGES> keys = {
                 (uint8_t(*)[BYTES])m->k, m->k_full,  m->k_empty, maps->k,
                 (const uint16_t *)a->k,  c->k_batch, c->k_token, c->k_head};
-            produce_stages<X, true>(m, keys, a);
+            produce_stages<Shape, true>(m, keys, a);
         } else if (warp == 2) {
             const ring<BYTES, V_STAGES> values = {
                 (uint8_t(*)[BYTES])m->v, m->v_full,  m->v_empty, maps->v,
                 (const uint16_t *)a->v,  c->v_batch, c->v_token, c->v_head};
-            produce_stages<X, false>(m, values, a);
+            produce_stages<Shape, false>(m, values, a);
         } else {
-            write_results<X>(m, &maps->o, a);
+            write_results<Shape>(m, &maps->o, a);
         }
     } else {
-        if (X::GROUPS == 2)
+        if (Shape::CONSUMERS == 2)
             asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
         else
             asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
-        consumer<T, X> x;
+        consumer<T, Shape> x;
         x.m = m;
         x.a = a;
         x.group = warp / 4 - 1;
@@ -110,7 +111,7 @@ __device__ __forceinline__ void forward(const tess_sm90_maps *maps, const tess_s
         x.lane = threadIdx.x % 32;
         x.row = x.group * 64 + x.warp * 16 + x.lane / 4;
         x.scale = fabsf(a->common.scale);
-        x.slope = x.scale * 1.44269504088896341f;
+        x.scale_log2 = x.scale * 1.44269504088896341f;
         x.run();
     }
 }

@@ -7,8 +7,8 @@
 #ifndef TESS_CUDA_SM90_PRODUCE_CUH
 #define TESS_CUDA_SM90_PRODUCE_CUH
 
-#include "sm90_ptx.cuh"
-#include "sm90_tile.cuh"
+#include "ptx.cuh"
+#include "tile.cuh"
 
 namespace tess {
 
@@ -47,9 +47,9 @@ struct description {
     __device__ __forceinline__ uint32_t class_word(int n) const { return __shfl_sync(~0u, cls, n); }
 };
 
-/* The n-th piece of a tile: those of a parted stage, then empty ones, which have no token, then the
+/* The n-th piece of a tile: those of a halved stage, then empty ones, which have no token, then the
  * others. */
-__device__ __forceinline__ piece find_piece(const tile *t, int32_t n, int block_pieces,
+__device__ __forceinline__ piece find_piece(const tile_info *t, int32_t n, int block_pieces,
                                             int block_shift, int piece_shift,
                                             const uint32_t *entries, const uint32_t *bits) {
     piece x = {NO_TOKEN, ~0u};
@@ -73,7 +73,7 @@ __device__ __forceinline__ piece find_piece(const tile *t, int32_t n, int block_
 /* How many blocks at the end of the interval only the upper 64 rows of a tile keep, if as many at
  * its beginning are kept by the others only: 64 tokens each; else 0. Each warpgroup then has half
  * of the work of a stage that holds them all. */
-template <typename X>
+template <typename Shape>
 __device__ __forceinline__ int32_t find_half(const description &d, const tess_sm90_args *a,
                                              int32_t rows, int32_t heads, int32_t position,
                                              int32_t first_block, int32_t head_blocks,
@@ -82,11 +82,11 @@ __device__ __forceinline__ int32_t find_half(const description &d, const tess_sm
                   left = d.class_word(4), sinks = d.class_word(6);
     const uint32_t flags = d.class_word(0), local = d.class_word(1), stride = d.class_word(2),
                    residue = d.class_word(3);
-    if (X::KEYS != 128 || X::GROUPS != 2 || heads != 1 || rows != X::ROWS || position % 64 != 0 ||
-        block > 64 || 64 % block != 0)
+    if (Shape::KEYS != 128 || Shape::CONSUMERS != 2 || heads != 1 || rows != Shape::ROWS ||
+        position % 64 != 0 || block > 64 || 64 % block != 0)
         return 0;
     const int32_t half = 64 / block;
-    if (interval * block <= X::KEYS) return 0; /* a tile has other stages */
+    if (interval * block <= Shape::KEYS) return 0; /* a tile has other stages */
     if (!(flags & CLASS_CAUSAL) || (flags & CLASS_BITS) || head_blocks < half ||
         tail_blocks < half || start + interval != first_block + 2 * half)
         return 0;
@@ -106,23 +106,23 @@ __device__ __forceinline__ int32_t find_half(const description &d, const tess_sm
 
 /* The first producing warp: describes the jobs of this workgroup, of which it is given the first,
  * and copies their rows of Q. */
-template <typename X>
-__device__ __forceinline__ void produce_tiles(memory<X> *m, const tess_tensor_map *q_map,
+template <typename Shape>
+__device__ __forceinline__ void produce_tiles(shared_memory<Shape> *m, const tess_tensor_map *q_map,
                                               const tess_sm90_args *a, description d) {
-    constexpr int CHUNKS = X::CHUNKS, ROWS = X::ROWS, Q_SLOTS = X::Q_SLOTS;
+    constexpr int CHUNKS = Shape::CHUNKS, ROWS = Shape::ROWS, Q_SLOTS = Shape::Q_SLOTS;
     const int lane = threadIdx.x % 32;
     const uint32_t *tables = (const uint32_t *)a->tables, *entries = tables + a->common.entries_at;
     const tess_args *c = &a->common;
-    const int stage_pieces = X::KEYS >> a->piece_shift,
+    const int stage_pieces = Shape::KEYS >> a->piece_shift,
               block_pieces = (int)c->block >> a->piece_shift;
     uint32_t job_index = blockIdx.x;
     for (uint32_t taken = 0;; taken++) {
-        tile *t = &m->tiles[taken % TILES];
-        barrier_wait(&m->tile_empty[taken % TILES], (taken / TILES & 1) ^ 1);
+        tile_info *t = &m->tiles[taken % TILES];
+        mbarrier_wait(&m->tile_empty[taken % TILES], (taken / TILES & 1) ^ 1);
         if (job_index >= c->items) {
             if (lane == 0) {
                 t->stages = -1;
-                barrier_arrive(&m->tile_full[taken % TILES]);
+                mbarrier_arrive(&m->tile_full[taken % TILES]);
             }
             return;
         }
@@ -156,7 +156,7 @@ __device__ __forceinline__ void produce_tiles(memory<X> *m, const tess_tensor_ma
                 : right > 0 && ends_early && entries[right_offset + right - 1] == last_block;
         const int32_t first_block = floor_div(position, c->block);
         const int32_t half =
-            find_half<X>(d, a, rows, heads, position, first_block, head_blocks, tail_blocks);
+            find_half<Shape>(d, a, rows, heads, position, first_block, head_blocks, tail_blocks);
         const int32_t masked =
             (tail_blocks + head_blocks + masked_left + masked_right - 2 * half) * block_pieces;
         const int32_t total = (interval + left + right) * block_pieces;
@@ -177,7 +177,7 @@ __device__ __forceinline__ void produce_tiles(memory<X> *m, const tess_tensor_ma
             t->partial = partial;
             t->position = position;
             t->kv_len = kv_len;
-            t->parted = half > 0;
+            t->halved = half > 0;
             t->first_block = first_block;
             t->in_block = position - first_block * (int32_t)c->block;
             t->block_inverse = c->block < MOST_ROWS ? (0xfffffu + c->block) / c->block : 0;
@@ -216,25 +216,25 @@ __device__ __forceinline__ void produce_tiles(memory<X> *m, const tess_tensor_ma
             list.masked_left_entry = left_offset + left - masked_left;
             list.right_entry = right_offset;
             list.masked_right_entry = right_offset + right - masked_right;
-            barrier_arrive(&m->tile_full[taken % TILES]);
+            mbarrier_arrive(&m->tile_full[taken % TILES]);
         }
-        if (taken == 0) dependencies_wait();
+        if (taken == 0) grid_dependency_wait();
         const int slot = taken % Q_SLOTS;
         /* A box that reaches past the sequence is read only where that is past the map too: behind
          * the last sequence there may be no memory. */
         const bool boxed = (a->tma & 1) && heads == 1 && (row + ROWS <= q_len || ends_map);
-        const int chunk = lane / X::GROUPS, rows64 = lane % X::GROUPS * 64;
+        const int chunk = lane / Shape::CONSUMERS, rows64 = lane % Shape::CONSUMERS * 64;
         const int32_t token = (int32_t)q_start + row + rows64;
-        const bool copies = boxed && lane < X::GROUPS * CHUNKS;
+        const bool copies = boxed && lane < Shape::CONSUMERS * CHUNKS;
         /* Rows are in the cache by the time that the results in their place are written. */
-        if (copies) prefetch_boxes(q_map, chunk * 64, token, head, batch);
-        barrier_wait(&m->q_empty[slot], (taken / Q_SLOTS & 1) ^ 1);
+        if (copies) tma_prefetch(q_map, chunk * 64, token, head, batch);
+        mbarrier_wait(&m->q_empty[slot], (taken / Q_SLOTS & 1) ^ 1);
         if (boxed) {
-            if (lane == 0) barrier_expect(&m->q_full[slot], CHUNKS * ROWS * 128);
+            if (lane == 0) mbarrier_arrive_expect_tx(&m->q_full[slot], CHUNKS * ROWS * 128);
             __syncwarp();
             if (copies)
-                copy_boxes(m->q[slot][chunk] + rows64 * 128, q_map, &m->q_full[slot], chunk * 64,
-                           token, head, batch);
+                tma_load(m->q[slot][chunk] + rows64 * 128, q_map, &m->q_full[slot], chunk * 64,
+                         token, head, batch);
         } else {
             const uint16_t *q = (const uint16_t *)a->q + batch * c->q_batch +
                                 (q_start + row) * c->q_token + head * c->q_head;
@@ -244,13 +244,13 @@ __device__ __forceinline__ void produce_tiles(memory<X> *m, const tess_tensor_ma
             }
             fence_async_proxy();
             __syncwarp();
-            if (lane == 0) barrier_arrive(&m->q_full[slot]);
+            if (lane == 0) mbarrier_arrive(&m->q_full[slot]);
         }
         /* Jobs are claimed late, since a workgroup that holds jobs it cannot begin yet leaves
          * others idle at the end: when the last keys of this one are about to be copied, there is
          * just enough time to read what the next one asks for. */
         if (a->counter) {
-            barrier_wait(&m->claim, taken & 1);
+            mbarrier_wait(&m->claim, taken & 1);
             if (lane == 0) job_index = atomicAdd((uint32_t *)a->counter, 1u) + gridDim.x;
             job_index = __shfl_sync(~0u, job_index, 0);
         } else {
@@ -261,7 +261,7 @@ __device__ __forceinline__ void produce_tiles(memory<X> *m, const tess_tensor_ma
     }
 }
 
-/* A ring of stages in workgroup memory, and the tensor that it is filled from. */
+/* A ring of stages in shared memory, and the tensor that it is filled from. */
 template <int BYTES, int STAGES> struct ring {
     uint8_t (*stages)[BYTES];
     uint64_t *full, *empty;
@@ -272,11 +272,11 @@ template <int BYTES, int STAGES> struct ring {
 
 /* The producing warps of K and of V: each walks the lists of key blocks, and copies as far ahead as
  * there are stages. */
-template <typename X, bool KEEPS_PIECES, int STAGES>
-__device__ __forceinline__ void produce_stages(memory<X> *m,
-                                               const ring<X::CHUNKS * X::KEYS * 128, STAGES> &to,
-                                               const tess_sm90_args *a) {
-    constexpr int CHUNKS = X::CHUNKS, KEYS = X::KEYS, PIECE_STAGES = X::PIECE_STAGES;
+template <typename Shape, bool KEEPS_PIECES, int STAGES>
+__device__ __forceinline__ void
+produce_stages(shared_memory<Shape> *m, const ring<Shape::CHUNKS * Shape::KEYS * 128, STAGES> &to,
+               const tess_sm90_args *a) {
+    constexpr int CHUNKS = Shape::CHUNKS, KEYS = Shape::KEYS, PIECE_STAGES = Shape::PIECE_STAGES;
     const int lane = threadIdx.x % 32;
     const tess_args *c = &a->common;
     const uint32_t *tables = (const uint32_t *)a->tables;
@@ -287,8 +287,8 @@ __device__ __forceinline__ void produce_stages(memory<X> *m,
     const bool maps = a->tma & 2;
     uint32_t n = 0;
     for (uint32_t taken = 0;; taken++) {
-        const tile *t = &m->tiles[taken % TILES];
-        barrier_wait(&m->tile_full[taken % TILES], taken / TILES & 1);
+        const tile_info *t = &m->tiles[taken % TILES];
+        mbarrier_wait(&m->tile_full[taken % TILES], taken / TILES & 1);
         /* the same for all, and the compiler shall know it */
         const int32_t stages = __shfl_sync(~0u, t->stages, 0);
         if (stages < 0) return;
@@ -301,11 +301,11 @@ __device__ __forceinline__ void produce_stages(memory<X> *m,
         piece found; /* of 32 pieces, one in each lane */
         for (int32_t i = 0; i < stages; i++, n++) {
             const int32_t first = i * stage_pieces;
-            if (KEEPS_PIECES && i == claim_stage && lane == 0) barrier_arrive(&m->claim);
+            if (KEEPS_PIECES && i == claim_stage && lane == 0) mbarrier_arrive(&m->claim);
             if (first % 32 == 0)
                 found = find_piece(t, first + lane, block_pieces, block_shift, piece_shift,
                                    tables + c->entries_at, tables + c->bits_at);
-            if (n == 0) dependencies_wait();
+            if (n == 0) grid_dependency_wait();
             const int32_t token = __shfl_sync(~0u, found.token, first + lane); /* modulo 32 */
             const bool own = lane < stage_pieces,
                        cut = own && token != NO_TOKEN && token + piece_tokens > kv_len && !ends_map;
@@ -332,13 +332,13 @@ __device__ __forceinline__ void produce_stages(memory<X> *m,
             }
             /* What follows the wait is short: with two stages, keys arrive little before their
              * turn. */
-            barrier_wait(&to.empty[stage], (n / STAGES & 1) ^ 1);
+            mbarrier_wait(&to.empty[stage], (n / STAGES & 1) ^ 1);
             if (together) {
                 if (lane == 0) {
-                    barrier_expect(&to.full[stage], KEYS * 128 * CHUNKS);
+                    mbarrier_arrive_expect_tx(&to.full[stage], KEYS * 128 * CHUNKS);
                     for (int chunk = 0; chunk < CHUNKS; chunk++)
-                        copy_boxes(at + chunk * KEYS * 128, to.maps + together, &to.full[stage],
-                                   chunk * 64, kv_start + token, kv_head, batch);
+                        tma_load(at + chunk * KEYS * 128, to.maps + together, &to.full[stage],
+                                 chunk * 64, kv_start + token, kv_head, batch);
                 }
                 __syncwarp();
                 continue;
@@ -357,37 +357,37 @@ __device__ __forceinline__ void produce_stages(memory<X> *m,
                 __syncwarp();
             }
             if (lane == 0)
-                barrier_expect(&to.full[stage],
-                               (stage_pieces - __popc(plain)) * piece_tokens * 128 * CHUNKS);
+                mbarrier_arrive_expect_tx(&to.full[stage], (stage_pieces - __popc(plain)) *
+                                                               piece_tokens * 128 * CHUNKS);
             __syncwarp();
             if (own && !(plain >> lane & 1)) {
 #pragma unroll
                 for (int chunk = 0; chunk < CHUNKS; chunk++)
-                    copy_boxes(at + chunk * KEYS * 128 + lane * piece_tokens * 128,
-                               to.maps + TESS_SM90_PIECES, &to.full[stage], chunk * 64,
-                               token == NO_TOKEN ? NO_TOKEN : kv_start + token, kv_head, batch);
+                    tma_load(at + chunk * KEYS * 128 + lane * piece_tokens * 128,
+                             to.maps + TESS_SM90_PIECES, &to.full[stage], chunk * 64,
+                             token == NO_TOKEN ? NO_TOKEN : kv_start + token, kv_head, batch);
             }
         }
         __syncwarp();
-        if (lane == 0) barrier_arrive(&m->tile_empty[taken % TILES]);
+        if (lane == 0) mbarrier_arrive(&m->tile_empty[taken % TILES]);
     }
 }
 
-/* The fourth producing warp writes results out of workgroup memory, and gives the slots of their
+/* The fourth producing warp writes results out of shared memory, and gives the slots of their
  * tiles back. */
-template <typename X>
-__device__ __forceinline__ void write_results(memory<X> *m, const tess_tensor_map *o_map,
+template <typename Shape>
+__device__ __forceinline__ void write_results(shared_memory<Shape> *m, const tess_tensor_map *o_map,
                                               const tess_sm90_args *a) {
-    constexpr int CHUNKS = X::CHUNKS, ROWS = X::ROWS, Q_SLOTS = X::Q_SLOTS;
+    constexpr int CHUNKS = Shape::CHUNKS, ROWS = Shape::ROWS, Q_SLOTS = Shape::Q_SLOTS;
     /* rows of a box; lanes of a row */
     constexpr int GROUP = 16, LANES = CHUNKS * 8 < 32 ? CHUNKS * 8 : 32;
     const tess_args *c = &a->common;
     const int lane = threadIdx.x % 32, units = (int)c->head_dim / 8, unit = lane % LANES;
-    dependencies_wait();
-    dependents_begin();
+    grid_dependency_wait();
+    grid_dependents_launch();
     for (uint32_t taken = 0;; taken++) {
-        const tile *t = &m->tiles[taken % TILES];
-        barrier_wait(&m->tile_full[taken % TILES], taken / TILES & 1);
+        const tile_info *t = &m->tiles[taken % TILES];
+        mbarrier_wait(&m->tile_full[taken % TILES], taken / TILES & 1);
         if (__shfl_sync(~0u, t->stages, 0) < 0) break;
         const int slot = taken % Q_SLOTS;
         const int32_t rows = t->rows, head = t->head, batch = t->batch;
@@ -398,13 +398,13 @@ __device__ __forceinline__ void write_results(memory<X> *m, const tess_tensor_ma
         const bool boxed = (a->tma & 4) && one_head && lane < ROWS / GROUP && lane * GROUP < all &&
                            (lane * GROUP + GROUP <= all || t->last);
         const uint32_t boxes = __ballot_sync(~0u, boxed);
-        barrier_wait(&m->o_full[slot], taken / Q_SLOTS & 1);
+        mbarrier_wait(&m->o_full[slot], taken / Q_SLOTS & 1);
         if (boxed) {
 #pragma unroll
             for (int chunk = 0; chunk < CHUNKS; chunk++)
-                copy_boxes_out(o_map, m->q[slot][chunk] + lane * GROUP * 128, chunk * 64,
-                               (int32_t)first + lane * GROUP, head, batch);
-            copies_out_commit();
+                tma_store(o_map, m->q[slot][chunk] + lane * GROUP * 128, chunk * 64,
+                          (int32_t)first + lane * GROUP, head, batch);
+            tma_store_commit();
         }
         /* The next tile of Q waits for this slot: do not look at rows that boxes hold anyway. */
         const int32_t from = boxes == (1u << (all + GROUP - 1) / GROUP) - 1 ? all : lane / LANES;
@@ -417,15 +417,15 @@ __device__ __forceinline__ void write_results(memory<X> *m, const tess_tensor_ma
             uint16_t *to = o + row_at(in_tile, rows, one_head, c->o_token, c->o_head) + unit * 8;
             write_unit(to, x, a->wide & 4);
         }
-        copies_out_read();
+        tma_store_wait_read();
         fence_async_proxy(); /* the next tile of Q is copied over what plain loads have read */
         __syncwarp();
         if (lane == 0) {
-            barrier_arrive(&m->q_empty[slot]);
-            barrier_arrive(&m->tile_empty[taken % TILES]);
+            mbarrier_arrive(&m->q_empty[slot]);
+            mbarrier_arrive(&m->tile_empty[taken % TILES]);
         }
     }
-    copies_out_done();
+    tma_store_wait();
 }
 } // namespace tess
 

@@ -2,13 +2,13 @@
 /*
  * Warpgroup matrix products of Hopper: D[64][N] (+)= A[64][16] B[16][N], float accumulators, 16-bit
  * operands. Inline assembly knows no arrays, so the registers of every shape are spelled out. `ss`:
- * A and B from workgroup memory; `rs`: A from registers. B of `ss` is K-major (keys of the first
+ * A and B from shared memory; `rs`: A from registers. B of `ss` is K-major (keys of the first
  * product) or N-major (values of the second one); B of `rs` is N-major. accumulate 0 overwrites D.
  */
 #ifndef TESS_CUDA_WGMMA_CUH
 #define TESS_CUDA_WGMMA_CUH
 
-#include "types.cuh"
+#include "kernels/types.cuh"
 
 namespace tess {
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the warps of a workgroup share: workgroup memory, and the description of a job that the
+/* What the warps of a workgroup share: shared memory, and the description of a job that the
  * producing warps hand to the others. */
 #ifndef TESS_CUDA_SM90_TILE_CUH
 #define TESS_CUDA_SM90_TILE_CUH
 
-#include "sm90_args.h"
-#include "tile.cuh"
+#include "kernels/jobs.cuh"
+#include "kernels/sm90_args.h"
 
 namespace tess {
 
@@ -26,7 +26,7 @@ struct piece {
     uint32_t kept;
 };
 
-/* Blocks of a job in the order in which they are taken: those of a parted stage first, then others
+/* Blocks of a job in the order in which they are taken: those of a halved stage first, then others
  * to be masked. */
 struct block_list {
     /* how many of each; twice `half` */
@@ -58,12 +58,12 @@ struct block_list {
 };
 
 /* What the other warps need to know of a job. */
-struct tile {
+struct tile_info {
     int32_t stages;        /* negative: there are no more jobs */
     int32_t masked_stages; /* from the first on */
     /* 1: keys of the first stage are 64 that only the tile's upper 64 rows keep (those with the
      * larger numbers), and 64 of the lower ones */
-    int32_t parted;
+    int32_t halved;
     int32_t rows, heads, head, row;
     int32_t last_row;      /* of all heads */
     uint32_t rows_inverse; /* 2^20 / rows, rounded up */
@@ -78,37 +78,37 @@ struct tile {
     /* 2^20 / block, rounded up; 0 for blocks that are larger than a tile, and then */
     uint32_t block_inverse;
     int32_t block_edge; /* is the first row of a second block, if there is one */
-    /* pieces of a parted stage, and empty ones behind them, which make stages full */
+    /* pieces of a halved stage, and empty ones behind them, which make stages full */
     int32_t kv_head, lead, empty;
     uint32_t local, stride, residue;
     int64_t q_start, kv_start;
     block_list list;
 };
 
-template <int HEAD_DIM, int KEYS_OF_STAGE, int CONSUMERS, int SLOTS_OF_Q, int STAGES_OF_K,
-          int STAGES_OF_V>
-struct shape {
-    static constexpr int D = HEAD_DIM, KEYS = KEYS_OF_STAGE, GROUPS = CONSUMERS,
-                         Q_SLOTS = SLOTS_OF_Q, K_STAGES = STAGES_OF_K, V_STAGES = STAGES_OF_V;
-    static constexpr int ROWS = TESS_SM90_ROWS(GROUPS);
+/* The constants of an instance: TESS_SM90_INSTANCES names its parameters. */
+template <int HEAD_DIM, int STAGE_KEYS, int WARPGROUPS, int Q, int K, int V> struct shape {
+    static constexpr int D = HEAD_DIM, KEYS = STAGE_KEYS, CONSUMERS = WARPGROUPS, Q_SLOTS = Q,
+                         K_STAGES = K, V_STAGES = V;
+    static constexpr int ROWS = TESS_SM90_ROWS(CONSUMERS);
     /* columns of 64 elements: rows of 128 bytes, which is what the copies swizzle */
     static constexpr int CHUNKS = (D + 63) / 64;
-    static constexpr int WARPS = 4 * GROUPS; /* those that consume */
+    static constexpr int CONSUMER_WARPS = 4 * CONSUMERS;
     /* so that pieces are written before a stage is free */
     static constexpr int PIECE_STAGES = K_STAGES < 4 ? 4 : 8;
 };
 
-template <typename X> struct alignas(1024) memory {
-    static constexpr int ROWS = X::ROWS, KEYS = X::KEYS, CHUNKS = X::CHUNKS, Q_SLOTS = X::Q_SLOTS,
-                         K_STAGES = X::K_STAGES, V_STAGES = X::V_STAGES;
+template <typename Shape> struct alignas(1024) shared_memory {
+    static constexpr int ROWS = Shape::ROWS, KEYS = Shape::KEYS, CHUNKS = Shape::CHUNKS,
+                         Q_SLOTS = Shape::Q_SLOTS, K_STAGES = Shape::K_STAGES,
+                         V_STAGES = Shape::V_STAGES;
     uint8_t q[Q_SLOTS][CHUNKS][ROWS * 128]; /* of a tile, and then its results on their way out */
     uint8_t k[K_STAGES][CHUNKS][KEYS * 128];
     uint8_t v[V_STAGES][CHUNKS][KEYS * 128];
     uint64_t q_full[Q_SLOTS], q_empty[Q_SLOTS], o_full[Q_SLOTS], k_full[K_STAGES],
         k_empty[K_STAGES], v_full[V_STAGES], v_empty[V_STAGES];
     uint64_t tile_full[TILES], tile_empty[TILES], claim; /* claim: a phase a tile */
-    tile tiles[TILES];
-    piece pieces[X::PIECE_STAGES][MOST_PIECES];
+    tile_info tiles[TILES];
+    piece pieces[Shape::PIECE_STAGES][MOST_PIECES];
 };
 
 } // namespace tess

@@ -3,8 +3,8 @@
 #ifndef TESS_CUDA_SM90_CONSUME_CUH
 #define TESS_CUDA_SM90_CONSUME_CUH
 
-#include "sm90_ptx.cuh"
-#include "sm90_tile.cuh"
+#include "ptx.cuh"
+#include "tile.cuh"
 #include "wgmma.cuh"
 
 namespace tess {
@@ -19,8 +19,8 @@ __device__ __forceinline__ uint32_t columns_below(int32_t n) {
 /* Which of a thread's scores count, in two rows of a tile: a bit for each column of KEYS. Without
  * branches, since all that wait for it wait together. */
 template <int KEYS, bool WINDOW>
-__device__ __forceinline__ void find_kept(uint32_t (&kept)[2], const piece *pieces, const tile *t,
-                                          int piece_shift, int row) {
+__device__ __forceinline__ void find_kept(uint32_t (&kept)[2], const piece *pieces,
+                                          const tile_info *t, int piece_shift, int row) {
     const int32_t tokens = 1 << piece_shift, kv_len = t->kv_len;
     int32_t from[2], to[2], cap[2];
     int shift[2];
@@ -57,32 +57,32 @@ __device__ __forceinline__ void find_kept(uint32_t (&kept)[2], const piece *piec
 }
 
 /* One of the consuming warpgroups: what a thread holds, and the steps that it takes. */
-template <typename T, typename X> struct consumer {
+template <typename T, typename Shape> struct consumer {
     /* The reference follows exponentials which add up to more than this in a thread, and of large
      * scores those that make a factor of more than 2^8. They stay bounded, also as f16, and O is
      * rarely multiplied. */
     static constexpr float RISE = 8, LARGE = 0x1p14f;
     enum {
-        D = X::D,
-        KEYS = X::KEYS,
-        ROWS = X::ROWS,
-        Q_SLOTS = X::Q_SLOTS,
-        K_STAGES = X::K_STAGES,
-        V_STAGES = X::V_STAGES
+        D = Shape::D,
+        KEYS = Shape::KEYS,
+        ROWS = Shape::ROWS,
+        Q_SLOTS = Shape::Q_SLOTS,
+        K_STAGES = Shape::K_STAGES,
+        V_STAGES = Shape::V_STAGES
     };
     enum {
         S = KEYS / 2,
         O = D / 2,
         PRIMES = Q_SLOTS > 1,
-        PARTS = KEYS == 128 && X::GROUPS == 2,
+        PARTS = KEYS == 128 && Shape::CONSUMERS == 2,
         COLUMN = ROWS * 128
     };
 
-    memory<X> *m;
+    shared_memory<Shape> *m;
     const tess_sm90_args *a;
     /* row: the thread's first one in the tile, the other is 8 below */
     int group, warp, lane, row;
-    float scale, slope;       /* of the scores; the same in exponents of 2 */
+    float scale, scale_log2;  /* of the scores; the same in exponents of 2 */
     float s[S], o[O];         /* scores and then exponentials; results */
     uint32_t p[KEYS / 16][4]; /* exponentials as the operand of the second product */
     /* of the two rows: the score that exponentials are relative to, their sum, and what O has to
@@ -96,7 +96,7 @@ template <typename T, typename X> struct consumer {
     bool rescale;
     uint32_t kept[2];      /* which scores count in a masked stage */
     int32_t masked_stages; /* of the tile, from its first one on */
-    bool parted, window;   /* its first stage is parted; its mask is a window */
+    bool halved, window;   /* its first stage is halved; its mask is a window */
 
     /* Where a tile's rows are, and a stage's keys. Asked for ahead of a product, and the same for
      * all lanes, so that issuing one takes few instructions. */
@@ -108,49 +108,50 @@ template <typename T, typename X> struct consumer {
     }
 
     __device__ __forceinline__ void issue_scores(uint32_t q, uint32_t k) { /* S = Q K^T */
-        products_begin();
+        warpgroup_arrive();
 #pragma unroll
         for (int x = 0; x < (D + 15) / 16; x++)
             wgmma<T, KEYS>::template ss<K_MAJOR>(
-                s, description_of(q + (x / 4 * ROWS * 128 + x % 4 * 32 >> 4)),
-                description_of(k + (x / 4 * KEYS * 128 + x % 4 * 32 >> 4)), x > 0);
-        products_commit();
+                s, matrix_descriptor(q + (x / 4 * ROWS * 128 + x % 4 * 32 >> 4)),
+                matrix_descriptor(k + (x / 4 * KEYS * 128 + x % 4 * 32 >> 4)), x > 0);
+        warpgroup_commit();
     }
 
-    /* O += P V, or = for the first keys of a tile. HALF: of a parted stage, the warpgroup's own
+    /* O += P V, or = for the first keys of a tile. HALF: of a halved stage, the warpgroup's own
      * half. */
     template <bool HALF> __device__ __forceinline__ void issue_values(uint32_t n, bool first) {
         const uint32_t v =
             matrix(m->v[n % V_STAGES][0] + (HALF ? (1 - group) * 64 * 128 : 0), KEYS * 128);
-        products_begin();
+        warpgroup_arrive();
 #pragma unroll
         for (int x = 0; x < KEYS / (HALF ? 32 : 16); x++)
-            wgmma<T, D>::rs(o, p[x], description_of(v + (x * 16 * 128 >> 4)), x > 0 || !first);
-        products_commit();
+            wgmma<T, D>::rs(o, p[x], matrix_descriptor(v + (x * 16 * 128 >> 4)), x > 0 || !first);
+        warpgroup_commit();
     }
 
     __device__ __forceinline__ const uint8_t *q_rows(int slot) const {
         return m->q[slot][0] + group * 64 * 128;
     }
 
-    /* Of a parted stage the product begins at the warpgroup's own half, and what follows that is
+    /* Of a halved stage the product begins at the warpgroup's own half, and what follows that is
      * not used. */
-    __device__ __forceinline__ int first_key() const { return parted ? (1 - group) * 64 : 0; }
+    __device__ __forceinline__ int first_key() const { return halved ? (1 - group) * 64 : 0; }
     __device__ __forceinline__ float (&half_scores())[32] {
         return reinterpret_cast<float(&)[32]>(s);
     }
 
     /* Finds which of N scores count, from a key of stage n on. */
-    template <int N> __device__ __forceinline__ void find(const tile *t, uint32_t n, int first) {
-        const piece *pieces = m->pieces[n % X::PIECE_STAGES] + (first >> a->piece_shift);
+    template <int N>
+    __device__ __forceinline__ void find(const tile_info *t, uint32_t n, int first) {
+        const piece *pieces = m->pieces[n % Shape::PIECE_STAGES] + (first >> a->piece_shift);
         if (window)
             find_kept<N, true>(kept, pieces, t, a->piece_shift, row);
         else
             find_kept<N, false>(kept, pieces, t, a->piece_shift, row);
     }
     /* of a tile's first stage */
-    __device__ __forceinline__ void find_first(const tile *t, uint32_t n) {
-        if (parted)
+    __device__ __forceinline__ void find_first(const tile_info *t, uint32_t n) {
+        if (halved)
             find<64>(t, n, first_key());
         else if (masked_stages > 0)
             find<KEYS>(t, n, 0);
@@ -202,20 +203,20 @@ template <typename T, typename X> struct consumer {
         float part[2] = {0, 0};
 #pragma unroll
         for (int x = 0; x < S; x += 4) {
-            s[x] = exp2_fast(fmaf(s[x], slope, -base[0]));
-            s[x + 1] = exp2_fast(fmaf(s[x + 1], slope, -base[0]));
-            s[x + 2] = exp2_fast(fmaf(s[x + 2], slope, -base[1]));
-            s[x + 3] = exp2_fast(fmaf(s[x + 3], slope, -base[1]));
+            s[x] = exp2_fast(fmaf(s[x], scale_log2, -base[0]));
+            s[x + 1] = exp2_fast(fmaf(s[x + 1], scale_log2, -base[0]));
+            s[x + 2] = exp2_fast(fmaf(s[x + 2], scale_log2, -base[1]));
+            s[x + 3] = exp2_fast(fmaf(s[x + 3], scale_log2, -base[1]));
             part[0] += s[x] + s[x + 1];
             part[1] += s[x + 2] + s[x + 3];
         }
         if (__any_sync(~0u, part[0] > LARGE || part[1] > LARGE)) lower(part, q, masked, n);
-        if (lane == 0) barrier_arrive(&m->k_empty[n % K_STAGES]);
+        if (lane == 0) mbarrier_arrive(&m->k_empty[n % K_STAGES]);
 #pragma unroll
         for (int r = 0; r < 2; r++) sum[r] = (rescale ? sum[r] * factor[r] : sum[r]) + part[r];
     }
 
-    /* The same for a tile's first stage if that is parted: scores of the warpgroup's own half are
+    /* The same for a tile's first stage if that is halved: scores of the warpgroup's own half are
      * the first half of S. */
     __device__ __forceinline__ void half_softmax(uint32_t n) {
         float(&s)[32] = half_scores(), most[2];
@@ -225,13 +226,13 @@ template <typename T, typename X> struct consumer {
         }
         mask(s);
         largest(s, most);
-        if (lane == 0) barrier_arrive(&m->k_empty[n % K_STAGES]);
+        if (lane == 0) mbarrier_arrive(&m->k_empty[n % K_STAGES]);
 #pragma unroll
         for (int r = 0; r < 2; r++) follow(r, most[r]);
         subtract(s);
 #pragma unroll
         for (int x = 0; x < 32; x++) {
-            s[x] = exp2_fast(fmaf(s[x], slope, -base[x / 2 % 2]));
+            s[x] = exp2_fast(fmaf(s[x], scale_log2, -base[x / 2 % 2]));
             sum[x / 2 % 2] += s[x];
         }
     }
@@ -239,7 +240,7 @@ template <typename T, typename X> struct consumer {
     /* A product of score and scale that large has lost bits which the difference of scores
      * keeps. */
     __device__ __forceinline__ bool is_large(float score) const {
-        return fabsf(score * slope) > 0x1p14f;
+        return fabsf(score * scale_log2) > 0x1p14f;
     }
 
     /* Makes exponentials of a row relative to another score; what earlier ones are worth then. */
@@ -248,16 +249,16 @@ template <typename T, typename X> struct consumer {
         const bool unseen = before == MINUS_INFINITY, none = score == MINUS_INFINITY,
                    apart = is_large(before) | is_large(score);
         top[r] = score;
-        base[r] = none | is_large(score) ? 0.0f : score * slope;
+        base[r] = none | is_large(score) ? 0.0f : score * scale_log2;
         const float factor =
-            exp2_fast(apart | none ? (before - score) * slope : base_before - base[r]);
+            exp2_fast(apart | none ? (before - score) * scale_log2 : base_before - base[r]);
         return unseen ? 1.0f : factor;
     }
 
     /* Follows a score if its row has seen none, or if it is much higher than a large one. */
     __device__ __forceinline__ float rise(int r, float score) {
-        const bool rises =
-            (top[r] == MINUS_INFINITY) | (is_large(top[r]) & ((score - top[r]) * slope > RISE));
+        const bool rises = (top[r] == MINUS_INFINITY) |
+                           (is_large(top[r]) & ((score - top[r]) * scale_log2 > RISE));
         const float factor = follow(r, rises ? score : top[r]);
         return rises ? factor : 1.0f;
     }
@@ -288,8 +289,8 @@ template <typename T, typename X> struct consumer {
             lost[r] = large && most[r] == -MINUS_INFINITY;
             times[r] =
                 large && !lost[r]
-                    ? follow(r, top[r] +
-                                    (float)min((__float_as_int(most[r]) >> 23) - 127, 120) / slope)
+                    ? follow(r, top[r] + (float)min((__float_as_int(most[r]) >> 23) - 127, 120) /
+                                             scale_log2)
                     : 1.0f;
             factor[r] *= times[r];
             part[r] = 0;
@@ -305,7 +306,7 @@ template <typename T, typename X> struct consumer {
 #pragma unroll
             for (int x = 0; x < S; x++) {
                 const int r = x / 2 % 2;
-                if (lost[r]) s[x] = exp2_fast((s[x] - top[r]) * slope);
+                if (lost[r]) s[x] = exp2_fast((s[x] - top[r]) * scale_log2);
             }
         }
 #pragma unroll
@@ -381,7 +382,7 @@ template <typename T, typename X> struct consumer {
         }
     }
 
-    /* Divides O by the sums and lays it out in workgroup memory, a warp's 16 rows for itself, in
+    /* Divides O by the sums and lays it out in shared memory, a warp's 16 rows for itself, in
      * the place of the same rows of Q. */
     __device__ __forceinline__ void stage_results(int slot) {
         const float inverse[2] = {reciprocal(sum[0]), reciprocal(sum[1])};
@@ -408,7 +409,7 @@ template <typename T, typename X> struct consumer {
 
     /* Writes LSE, and O if that is a partial result, and hands the tile on to the warp that writes
      * the others. */
-    __device__ __forceinline__ void finish(const tile *t, int slot) {
+    __device__ __forceinline__ void finish(const tile_info *t, int slot) {
         const tess_args *c = &a->common;
         const int32_t rows = t->rows, all = rows * t->heads, partial = t->partial;
         float *const partials = (float *)a->workspace + c->partials_at +
@@ -433,7 +434,7 @@ template <typename T, typename X> struct consumer {
         }
         if (partial != NO_PARTIAL) store_partial(partials, all);
         __syncwarp();
-        if (lane == 0) barrier_arrive(&m->o_full[slot]);
+        if (lane == 0) mbarrier_arrive(&m->o_full[slot]);
     }
 
     /* The reference and the sum of a row. Exponentials are relative to a rounded product of
@@ -441,8 +442,9 @@ template <typename T, typename X> struct consumer {
     __device__ __forceinline__ void store_reference(float *to, float most, float total,
                                                     float product) const {
         to[0] = most;
-        to[a->common.partial_rows] =
-            total == 0 || is_large(most) ? total : total * exp2_fast(-fmaf(most, slope, -product));
+        to[a->common.partial_rows] = total == 0 || is_large(most)
+                                         ? total
+                                         : total * exp2_fast(-fmaf(most, scale_log2, -product));
     }
 
     __device__ __forceinline__ void store_partial(float *partials, int32_t all) const {
@@ -458,10 +460,10 @@ template <typename T, typename X> struct consumer {
 
     /* Waits for the description of a tile; its number of stages, negative if there is none. */
     __device__ __forceinline__ int32_t next_tile(uint32_t taken) {
-        barrier_wait(&m->tile_full[taken % TILES], taken / TILES & 1);
-        const tile *t = &m->tiles[taken % TILES];
+        mbarrier_wait(&m->tile_full[taken % TILES], taken / TILES & 1);
+        const tile_info *t = &m->tiles[taken % TILES];
         masked_stages = t->masked_stages;
-        parted = PARTS && __shfl_sync(~0u, t->parted, 0);
+        halved = PARTS && __shfl_sync(~0u, t->halved, 0);
         window = __shfl_sync(~0u, t->flags & CLASS_WINDOW, 0);
         /* the same for all, and the compiler shall know it */
         return __shfl_sync(~0u, t->stages, 0);
@@ -469,39 +471,39 @@ template <typename T, typename X> struct consumer {
 
     /* Waits for the rows of a tile and its first keys. */
     __device__ __forceinline__ void await(uint32_t taken, uint32_t n) {
-        barrier_wait(&m->q_full[taken % Q_SLOTS], taken / Q_SLOTS & 1);
+        mbarrier_wait(&m->q_full[taken % Q_SLOTS], taken / Q_SLOTS & 1);
         await_keys(n);
     }
     __device__ __forceinline__ void await_keys(uint32_t n) {
-        if (!keys_here) barrier_wait(&m->k_full[n % K_STAGES], n / K_STAGES & 1);
+        if (!keys_here) mbarrier_wait(&m->k_full[n % K_STAGES], n / K_STAGES & 1);
     }
     __device__ __forceinline__ void look_for_keys(uint32_t n) {
-        keys_here = barrier_passed(&m->k_full[n % K_STAGES], n / K_STAGES & 1);
+        keys_here = mbarrier_test(&m->k_full[n % K_STAGES], n / K_STAGES & 1);
     }
 
     /* A stage of keys after the first one of a tile, the n + 1-th of all: its scores, and the
      * values of the stage before. */
     template <bool HALF>
-    __device__ __forceinline__ void step(const tile *t, uint32_t q, int slot, int32_t i,
+    __device__ __forceinline__ void step(const tile_info *t, uint32_t q, int slot, int32_t i,
                                          uint32_t n) {
         const uint32_t k = k_matrix(n + 1);
         await_keys(n + 1);
-        turn_wait(1 + group);
+        named_barrier_sync(1 + group);
         issue_scores(q, k);
         /* The search for masks lasts about as long as a product: two warpgroups wait less for each
          * other if it is made before the second product, and three if that is not kept waiting. */
-        if (X::GROUPS == 2 && i < masked_stages) find<KEYS>(t, n + 1, 0);
-        barrier_wait(&m->v_full[n % V_STAGES], n / V_STAGES & 1);
+        if (Shape::CONSUMERS == 2 && i < masked_stages) find<KEYS>(t, n + 1, 0);
+        mbarrier_wait(&m->v_full[n % V_STAGES], n / V_STAGES & 1);
         issue_values<HALF>(n, i == 1);
-        turn_give(1 + (group + 1) % X::GROUPS);
-        if (X::GROUPS > 2 && i < masked_stages) find<KEYS>(t, n + 1, 0);
-        products_wait<1>();
-        keep_below(s);
+        named_barrier_arrive(1 + (group + 1) % Shape::CONSUMERS);
+        if (Shape::CONSUMERS > 2 && i < masked_stages) find<KEYS>(t, n + 1, 0);
+        warpgroup_wait<1>();
+        register_fence(s);
         look_for_keys(n + 2);
         softmax(q_rows(slot), i < masked_stages, n + 1);
-        products_wait<0>();
-        keep_below(o);
-        if (lane == 0) barrier_arrive(&m->v_empty[n % V_STAGES]);
+        warpgroup_wait<0>();
+        register_fence(o);
+        if (lane == 0) mbarrier_arrive(&m->v_empty[n % V_STAGES]);
         if (rescale) scale_results();
         to_operand();
     }
@@ -511,23 +513,23 @@ template <typename T, typename X> struct consumer {
      * busy. The turn is given away before, since looking for the tile takes longer than the product
      * under way. */
     __device__ __forceinline__ void run() {
-        dependencies_wait();
-        const int own_turn = 1 + group, other_turn = 1 + (group + 1) % X::GROUPS;
+        grid_dependency_wait();
+        const int own_turn = 1 + group, other_turn = 1 + (group + 1) % Shape::CONSUMERS;
         uint32_t n = 0, taken = 0; /* stages and tiles so far */
         keys_here = false;
-        if (group == X::GROUPS - 1) turn_give(1);
+        if (group == Shape::CONSUMERS - 1) named_barrier_arrive(1);
         int32_t stages = next_tile(0);
         if (stages < 0) return;
         if (PRIMES) {
             await(0, n);
             find_first(&m->tiles[0], n);
-            turn_wait(own_turn);
+            named_barrier_sync(own_turn);
             issue_scores(q_matrix(0), k_matrix(n, first_key()));
-            turn_give(other_turn);
+            named_barrier_arrive(other_turn);
         }
         for (;;) {
             const int slot = taken % Q_SLOTS;
-            const tile *t = &m->tiles[taken % TILES];
+            const tile_info *t = &m->tiles[taken % TILES];
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 top[r] = MINUS_INFINITY;
@@ -538,14 +540,14 @@ template <typename T, typename X> struct consumer {
             if (!PRIMES) {
                 await(taken, n);
                 find_first(t, n);
-                turn_wait(own_turn);
+                named_barrier_sync(own_turn);
                 issue_scores(q_matrix(taken), k_matrix(n));
-                turn_give(other_turn);
+                named_barrier_arrive(other_turn);
             }
-            products_wait<0>();
-            keep_below(s);
+            warpgroup_wait<0>();
+            register_fence(s);
             look_for_keys(n + 1);
-            if (parted) {
+            if (halved) {
                 half_softmax(n);
                 half_to_operand();
             } else {
@@ -554,16 +556,16 @@ template <typename T, typename X> struct consumer {
             }
             const uint32_t q = q_matrix(taken);
             int32_t i = 1;
-            if (parted) step<true>(t, q, slot, i++, n++);
+            if (halved) step<true>(t, q, slot, i++, n++);
             for (; i < stages; i++, n++) step<false>(t, q, slot, i, n);
             const bool first = stages == 1;
-            barrier_wait(&m->v_full[n % V_STAGES], n / V_STAGES & 1);
+            mbarrier_wait(&m->v_full[n % V_STAGES], n / V_STAGES & 1);
             taken++;
             complete_sums();
             if (PRIMES) {
-                turn_wait(own_turn);
+                named_barrier_sync(own_turn);
                 issue_values<false>(n, first);
-                turn_give(other_turn);
+                named_barrier_arrive(other_turn);
                 stages = next_tile(taken);
                 /* else a product of what is there, since the compiler wants one on every way */
                 if (stages >= 0) {
@@ -572,18 +574,18 @@ template <typename T, typename X> struct consumer {
                 }
                 const uint32_t q = q_matrix(taken), k = k_matrix(n + 1, first_key());
                 issue_scores(q, k);
-                products_wait<1>();
-                keep_below(o);
-                if (lane == 0) barrier_arrive(&m->v_empty[n % V_STAGES]);
+                warpgroup_wait<1>();
+                register_fence(o);
+                if (lane == 0) mbarrier_arrive(&m->v_empty[n % V_STAGES]);
                 stage_results(slot);
-                products_wait<0>();
-                keep_below(s);
+                warpgroup_wait<0>();
+                register_fence(s);
                 finish(t, slot);
             } else {
                 issue_values<false>(n, first);
-                products_wait<0>();
-                keep_below(o);
-                if (lane == 0) barrier_arrive(&m->v_empty[n % V_STAGES]);
+                warpgroup_wait<0>();
+                register_fence(o);
+                if (lane == 0) mbarrier_arrive(&m->v_empty[n % V_STAGES]);
                 stage_results(slot);
                 finish(t, slot);
                 stages = next_tile(taken);
