@@ -103,15 +103,15 @@ __device__ __forceinline__ void forward(const tess_sm90_maps *maps, const tess_s
             asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
         else
             asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
-        consumer<T, Shape> x;
+        mainloop_forward<T, Shape> x;
         x.m = m;
         x.a = a;
-        x.group = warp / 4 - 1;
-        x.warp = warp % 4;
-        x.lane = threadIdx.x % 32;
-        x.row = x.group * 64 + x.warp * 16 + x.lane / 4;
+        x.at.warpgroup = warp / 4 - 1;
+        x.at.warp = warp % 4;
+        x.at.lane = threadIdx.x % 32;
+        x.at.row = x.at.warpgroup * 64 + x.at.warp * 16 + x.at.lane / 4;
         x.scale = fabsf(a->common.scale);
-        x.scale_log2 = x.scale * 1.44269504088896341f;
+        x.softmax.scale_log2 = x.scale * 1.44269504088896341f;
         x.run();
     }
 }

@@ -98,23 +98,6 @@ __device__ __forceinline__ void tma_store_wait() {
 __device__ __forceinline__ void fence_async_proxy() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-__device__ __forceinline__ void warpgroup_arrive() {
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void warpgroup_commit() {
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-template <int N> __device__ __forceinline__ void warpgroup_wait() {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
-}
-
-/* Products write registers behind the compiler's back: nothing that reads them may move above the
- * wait. */
-template <int N> __device__ __forceinline__ void register_fence(float (&r)[N]) {
-#pragma unroll
-    for (int i = 0; i < N; i++) asm volatile("" : "+f"(r[i])::"memory");
-}
-
 __device__ __forceinline__ void named_barrier_sync(int turn) {
     asm volatile("bar.sync %0, 256;" ::"r"(turn) : "memory");
 }
@@ -130,18 +113,6 @@ __device__ __forceinline__ void store_matrices(void *row, uint32_t a, uint32_t b
                      shared_address(row)),
                  "r"(a), "r"(b), "r"(c), "r"(d)
                  : "memory");
-}
-/* A matrix in shared memory with rows of 128 bytes, swizzled: the low word of its description.
- * K-major: `leading` is not used. N-major: bytes from one 64 columns to the next. Matrices that
- * begin `bytes` behind it have bytes / 16 more. */
-__device__ __forceinline__ uint32_t matrix(const void *at, uint32_t leading) {
-    return (shared_address(at) & 0x3ffff) >> 4 | leading >> 4 << 16;
-}
-__device__ __forceinline__ uint64_t matrix_descriptor(uint32_t matrix) {
-    return (uint64_t)(1024 >> 4 /* from 8 rows to the next 8 */ |
-                      1u << 30 /* swizzled over 128 bytes */)
-               << 32 |
-           matrix;
 }
 
 } // namespace tess

@@ -8,9 +8,39 @@
 #ifndef TESS_CUDA_WGMMA_CUH
 #define TESS_CUDA_WGMMA_CUH
 
-#include "kernels/types.cuh"
+#include "kernels/mma.cuh"
 
 namespace tess {
+
+__device__ __forceinline__ void warpgroup_arrive() {
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void warpgroup_commit() {
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+template <int N> __device__ __forceinline__ void warpgroup_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+
+/* Products write registers behind the compiler's back: nothing that reads them may move above the
+ * wait. */
+template <int N> __device__ __forceinline__ void register_fence(float (&r)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+f"(r[i])::"memory");
+}
+
+/* A matrix in shared memory with rows of 128 bytes, swizzled: the low word of its description.
+ * K-major: `leading` is not used. N-major: bytes from one 64 columns to the next. Matrices that
+ * begin `bytes` behind it have bytes / 16 more. */
+__device__ __forceinline__ uint32_t descriptor_low(const void *at, uint32_t leading) {
+    return (shared_address(at) & 0x3ffff) >> 4 | leading >> 4 << 16;
+}
+__device__ __forceinline__ uint64_t matrix_descriptor(uint32_t low) {
+    return (uint64_t)(1024 >> 4 /* from 8 rows to the next 8 */ |
+                      1u << 30 /* swizzled over 128 bytes */)
+               << 32 |
+           low;
+}
 
 enum { K_MAJOR = 0, N_MAJOR = 1 };
 
