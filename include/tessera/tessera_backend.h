@@ -13,6 +13,7 @@
 #define TESSERA_TESSERA_BACKEND_H
 
 #include "tessera.h"
+#include "tessera_job_words.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -39,7 +40,8 @@ extern "C" {
  * There, tess_kept() below decides. mask_head + mask_tail <= interval_blocks. All other blocks need no test but the end of the keys.
  *
  * A job with neither entries nor interval writes O = 0 and LSE = -inf. Rows of the tile lie within 32 consecutive query blocks.
- * Two uint16_t share a little-endian 32-bit word in the order given, so a kernel may read a job as twelve 32-bit words.
+ * Two uint16_t share a little-endian 32-bit word in the order given, so a kernel may read a job as twelve 32-bit words,
+ * whose names are in tessera_job_words.h.
  */
 typedef struct tess_job {
     uint32_t sequence;    /* index into sequences */
@@ -57,8 +59,6 @@ typedef struct tess_job {
     uint16_t mask_head, mask_tail;
     uint32_t partial; /* index of the partial result to write, or TESS_NO_PARTIAL: O and LSE are written */
 } tess_job;
-
-#define TESS_NO_PARTIAL 0xffffffffu
 
 /*
  * A partial result holds, of each row, O (normalised, float32), the reference m that its exponentials are relative to, and their sum l:
@@ -91,17 +91,9 @@ typedef struct tess_sequence {
     uint32_t reserved[3]; /* 0 */
 } tess_sequence;
 
-enum {
-    TESS_CLASS_CAUSAL = 1u << 0,       /* keep t <= p only */
-    TESS_CLASS_LOCAL = 1u << 1,        /* S2 rule of local and stride, causal order */
-    TESS_CLASS_WINDOW = 1u << 2,       /* token window with sinks */
-    TESS_CLASS_BITS = 1u << 3,         /* bits[] tells for each left entry which query blocks of the tile keep it */
-    TESS_CLASS_MASK_ENTRIES = 1u << 4, /* listed entries need tess_kept as well */
-};
-
 /* The part of a pattern that a kernel needs in masked blocks. */
 typedef struct tess_class {
-    uint32_t flags;
+    uint32_t flags;      /* TESS_CLASS_* of tessera_job_words.h */
     uint32_t local;      /* LOCAL: i - j < local, or ... */
     uint32_t stride;     /* LOCAL: ... (j + shift) mod stride == 0 */
     uint32_t shift;      /* LOCAL: below stride */

@@ -8,7 +8,7 @@ TINYGRAD is a checkout of tinygrad's repository, whose emulator (test/mockgpu/am
 backends/hip/kernels/portable.hip compiled for one architecture, RDNA in the mode of compute units:
 
     clang-19 -x hip --offload-arch=gfx1100 -mcumode --cuda-device-only --no-gpu-bundle-output -nogpulib -nogpuinc -O3 \\
-        -I backends/common -I backends/common/kernels backends/hip/kernels/portable.hip -o gfx1100.co
+        -I include -I backends/common -I backends/common/kernels backends/hip/kernels/portable.hip -o gfx1100.co
 
 The problems run in tests/conformance/conformance of the build FOLDER, on the device of tests/amd/device.c: plan, tables, NaN poison, guards, reference and
 tolerances are those of every other backend. Prints a line for each problem; the exit status is 1 if one failed. Needs numpy.

@@ -3,8 +3,11 @@
  * Every problem of the conformance list, on every device and every kernel found, against the fp64
  * reference.
  *
- *   conformance [--shard I/N] [--device BACKEND] [--every N] [--random COUNT] [--seed S] [--masks
- * FOLDER] [--line "k=v ..."] [--list]
+ *   conformance [--shard I/N] [--device BACKEND] [--every N] [--random COUNT] [--seed S]
+ *               [--masks FOLDER] [--line "k=v ..."] [--list] [--bits FILE]
+ *
+ * --bits compares nothing and writes a line for each result: the kernel, a hash of O and LSE, and
+ * the problem. Two such files tell whether two libraries give the same bits (same_bits.sh).
  *
  * TESSERA_REQUIRE (comma list of backends) turns a missing one into a failure; TESSERA_TEST_FULL=1
  * compares many more rows of large problems; TESSERA_RANDOM_PROBLEMS overrides --random.
@@ -34,6 +37,7 @@ typedef struct one_case {
     test_target *target;
     double most_flops; /* more are a mistake of the list; 0: no limit */
     int *accepted;     /* of the target: how many problems its kernel took */
+    FILE *bits;        /* NULL: compare with the reference */
 } one_case;
 
 static const exception *exception_for(const test_target *target, const char *line) {
@@ -57,6 +61,19 @@ static int64_t rows_to_check(const instance *x, const problem *p) {
         8 * (double)problem_max_kv(p) + 50;
     if (row * rows <= budget) return 0;
     return budget / row < 48 ? 48 : (int64_t)(budget / row);
+}
+
+/* FNV-1a, 64 bits. */
+static uint64_t hash_more(uint64_t hash, const void *data, uint64_t bytes) {
+    for (uint64_t n = 0; n < bytes; n++)
+        hash = (hash ^ ((const unsigned char *)data)[n]) * 0x100000001b3ull;
+    return hash;
+}
+
+static void write_bits(const one_case *c, const instance *x) {
+    uint64_t hash = hash_more(0xcbf29ce484222325ull, x->o, x->o_bytes);
+    hash = hash_more(hash, x->lse, x->lse_bytes);
+    fprintf(c->bits, "%s %016llx %s\n", x->info.kernel, (unsigned long long)hash, c->line);
 }
 
 static void reproduce(const one_case *c, const problem *p) {
@@ -98,7 +115,12 @@ static void test_problem(void **state) {
     instance_verdict verdict = {0};
     tess_status run = instance_run(&x, NULL);
     if (run == TESS_OK) run = instance_fetch(&x);
-    if (run == TESS_OK) instance_check(&x, rows_to_check(&x, &p), &verdict);
+    if (run == TESS_OK && c->bits) {
+        write_bits(c, &x);
+        verdict.pass = 1;
+    } else if (run == TESS_OK) {
+        instance_check(&x, rows_to_check(&x, &p), &verdict);
+    }
     const double flops = x.info.flops;
     instance_release(&x);
     const exception *known = exception_for(c->target, c->line);
@@ -167,7 +189,7 @@ static void test_lines_reproduce(void **state) {
 static void options_error(const char *program) {
     fprintf(stderr,
             "usage: %s [--shard I/N] [--device BACKEND] [--every N] [--random COUNT] [--seed S] "
-            "[--masks FOLDER] [--line WORDS] [--list]\n",
+            "[--masks FOLDER] [--line WORDS] [--list] [--bits FILE]\n",
             program);
     exit(2);
 }
@@ -193,14 +215,16 @@ static int read_shard(const char *text, int *shard, int *shards) {
 }
 
 int main(int argc, char **argv) {
-    static const struct option options[] = {
-        {"shard", 1, NULL, 's'},  {"device", 1, NULL, 'd'}, {"every", 1, NULL, 'e'},
-        {"random", 1, NULL, 'r'}, {"seed", 1, NULL, 'x'},   {"masks", 1, NULL, 'm'},
-        {"line", 1, NULL, 'l'},   {"list", 0, NULL, 'p'},   {NULL, 0, NULL, 0}};
+    static const struct option options[] = {{"shard", 1, NULL, 's'}, {"device", 1, NULL, 'd'},
+                                            {"every", 1, NULL, 'e'}, {"random", 1, NULL, 'r'},
+                                            {"seed", 1, NULL, 'x'},  {"masks", 1, NULL, 'm'},
+                                            {"line", 1, NULL, 'l'},  {"list", 0, NULL, 'p'},
+                                            {"bits", 1, NULL, 'b'},  {NULL, 0, NULL, 0}};
     int shard = 0, shards = 1, every = 1, print = 0;
     long random_count = -1;
     uint64_t seed = 1;
     const char *backend = NULL, *masks = ".", *single = NULL;
+    FILE *bits = NULL;
     for (int o; (o = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         if (o == 's' && read_shard(optarg, &shard, &shards) == 0)
             continue;
@@ -218,6 +242,8 @@ int main(int argc, char **argv) {
             single = optarg;
         else if (o == 'p')
             print = 1;
+        else if (o == 'b' && (bits = fopen(optarg, "w")) != NULL)
+            continue;
         else
             options_error(argv[0]);
     }
@@ -270,14 +296,15 @@ int main(int argc, char **argv) {
             if (own->software && !own->kernel[0] && next->kernel[0] && n % OWN_CHOICE != 0 &&
                 !single)
                 continue;
-            cases[n_cases] = (one_case){list.lines[n], &targets.items[t],
-                                        single || random_count >= 0 ? 0 : LIST_FLOPS, &accepted[t]};
+            cases[n_cases] =
+                (one_case){list.lines[n], &targets.items[t],
+                           single || random_count >= 0 ? 0 : LIST_FLOPS, &accepted[t], bits};
             tests[n_tests++] =
                 (struct CMUnitTest){list.lines[n], test_problem, NULL, NULL, &cases[n_cases++]};
         }
     for (int t = 0; t < targets.count; t++) {
         if (single || !targets.items[t].kernel[0]) continue;
-        cases[n_cases] = (one_case){"", &targets.items[t], 0, &accepted[t]};
+        cases[n_cases] = (one_case){"", &targets.items[t], 0, &accepted[t], NULL};
         tests[n_tests++] = (struct CMUnitTest){targets.items[t].kernel, test_kernel_took_something,
                                                NULL, NULL, &cases[n_cases++]};
     }
@@ -287,5 +314,6 @@ int main(int argc, char **argv) {
     free(accepted);
     test_targets_close(&targets);
     list_free(&list);
+    if (bits && fclose(bits) != 0) return 1;
     return failed != 0;
 }

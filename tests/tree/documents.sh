@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-# What the README shows is what the command (the third argument) does: its picture, its settings,
-# and its problem words. What documents count is what there is.
+# What the documents show is what the command (the third argument) does: the README's picture and
+# examples, the page of settings. What they count is what there is.
 . "$(dirname "$0")/common.sh"
 tessera=$3
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
 # The caption holds the command that drew the picture.
-words=$(grep -oE '`tessera pattern [^`]*--svg docs/s2.svg`' README.md | sed 's/^`tessera //; s/ --svg.*$//')
+words=$(tr '\n' ' ' <README.md | grep -oE '`tessera pattern [^`]*--svg docs/s2.svg`' | sed 's/^`tessera //; s/ --svg.*$//')
 [ -n "$words" ] || wrong "README.md: the command that draws docs/s2.svg was not found"
 $tessera $words --svg "$scratch/s2.svg" >"$scratch/out" 2>&1 || wrong "tessera $words: $(cat "$scratch/out")"
 cmp "$scratch/s2.svg" docs/s2.svg || wrong "docs/s2.svg: not what tessera $words draws"
@@ -15,7 +15,7 @@ cmp "$scratch/s2.svg" docs/s2.svg || wrong "docs/s2.svg: not what tessera $words
 count=0
 for name in $($tessera info | grep -oE '\bTESSERA_[A-Z_]+' | sort -u); do
   count=$((count + 1))
-  grep -q "\`$name\`" README.md || wrong "README.md: the setting $name is missing"
+  grep -q "\`$name\`" docs/settings.md || wrong "docs/settings.md: the setting $name is missing"
 done
 [ "$count" -ge 7 ] || wrong "only $count settings were found"
 

@@ -44,9 +44,9 @@ bad=$(
   check 'core/*' core
   for backend in backends/*/; do
     backend=${backend%/}
-    [ "$backend" = backends/common ] || check "$backend/*" "$backend" backends/common backends/common/kernels
+    [ "$backend" = backends/common ] || check "$backend/*" "$backend" backends/common backends/common/kernels include
   done
-  check 'backends/common/*' backends/common
+  check 'backends/common/*' backends/common include
   check 'support/*' support
   check 'bench/*' support bench
   check 'cli/*' support bench cli

@@ -217,23 +217,33 @@ TESS_FORWARD_KERNEL {
 
     /* The job, its sequence and its class. */
     const uint job = args.items_at + (present ? TESS_GROUP : args.items - 1u) * TESS_JOB_WORDS;
-    const uint sequence = args.sequences_at + TESS_WORD(job) * TESS_SEQUENCE_WORDS;
-    const uint head = TESS_WORD(job + 1u) & 0xffffu, heads = TESS_WORD(job + 1u) >> 16;
-    const uint row = TESS_WORD(job + 2u), rows = TESS_WORD(job + 3u) & 0xffffu;
-    const uint cls = args.classes_at + (TESS_WORD(job + 3u) >> 16) * TESS_CLASS_WORDS;
-    const uint left_at = args.entries_at + TESS_WORD(job + 4u), left_count = TESS_WORD(job + 5u);
-    const uint right_at = args.entries_at + TESS_WORD(job + 6u), right_count = TESS_WORD(job + 7u);
-    const uint interval_start = TESS_WORD(job + 8u), interval_blocks = TESS_WORD(job + 9u);
-    const uint mask_head = TESS_WORD(job + 10u) & 0xffffu, mask_tail = TESS_WORD(job + 10u) >> 16;
-    const uint batch = TESS_WORD(sequence + 4u);
-    const int q_len = TESS_INT(TESS_WORD(sequence + 5u)),
-              kv_len = TESS_INT(TESS_WORD(sequence + 6u));
-    const uint flags = TESS_WORD(cls);
-    const int sinks = (flags & TESS_WINDOW) != 0u ? TESS_INT(TESS_WORD(cls + 6u)) : TESS_INT_MAX;
+    const uint sequence =
+        args.sequences_at + TESS_WORD(job + TESS_WORD_JOB_SEQUENCE) * TESS_SEQUENCE_WORDS;
+    const uint head = TESS_LOW_HALF(TESS_WORD(job + TESS_WORD_JOB_HEAD)),
+               heads = TESS_HIGH_HALF(TESS_WORD(job + TESS_WORD_JOB_HEADS));
+    const uint row = TESS_WORD(job + TESS_WORD_JOB_ROW),
+               rows = TESS_LOW_HALF(TESS_WORD(job + TESS_WORD_JOB_ROWS));
+    const uint cls =
+        args.classes_at + TESS_HIGH_HALF(TESS_WORD(job + TESS_WORD_JOB_CLS)) * TESS_CLASS_WORDS;
+    const uint left_at = args.entries_at + TESS_WORD(job + TESS_WORD_JOB_LEFT_OFFSET),
+               left_count = TESS_WORD(job + TESS_WORD_JOB_LEFT_COUNT);
+    const uint right_at = args.entries_at + TESS_WORD(job + TESS_WORD_JOB_RIGHT_OFFSET),
+               right_count = TESS_WORD(job + TESS_WORD_JOB_RIGHT_COUNT);
+    const uint interval_start = TESS_WORD(job + TESS_WORD_JOB_INTERVAL_START),
+               interval_blocks = TESS_WORD(job + TESS_WORD_JOB_INTERVAL_BLOCKS);
+    const uint mask_head = TESS_LOW_HALF(TESS_WORD(job + TESS_WORD_JOB_MASK_HEAD)),
+               mask_tail = TESS_HIGH_HALF(TESS_WORD(job + TESS_WORD_JOB_MASK_TAIL));
+    const uint batch = TESS_WORD(sequence + TESS_WORD_SEQUENCE_BATCH);
+    const int q_len = TESS_INT(TESS_WORD(sequence + TESS_WORD_SEQUENCE_Q_LEN)),
+              kv_len = TESS_INT(TESS_WORD(sequence + TESS_WORD_SEQUENCE_KV_LEN));
+    const uint flags = TESS_WORD(cls + TESS_WORD_CLASS_FLAGS);
+    const int sinks = (flags & TESS_CLASS_WINDOW) != 0u
+                          ? TESS_INT(TESS_WORD(cls + TESS_WORD_CLASS_SINKS))
+                          : TESS_INT_MAX;
     const uint head_dim = TESS_HEAD_DIM, block = args.block, used = present ? heads * rows : 0u;
     const int position = kv_len - q_len + TESS_INT(row),
               i_first = tess_floor_div(position, TESS_INT(block));
-    const bool mask_entries = (flags & TESS_ENTRIES) != 0u;
+    const bool mask_entries = (flags & TESS_CLASS_MASK_ENTRIES) != 0u;
 
     /* Where the runs of keys end, and what part of the interval is masked at its head and tail. */
     const uint left_end = left_count == 0u
@@ -254,14 +264,15 @@ TESS_FORWARD_KERNEL {
                                               block, TESS_UINT(kv_len));
     const uint keys = (interval_end + right_keys) * TESS_UINT(present);
 
-    const tess_offset q_base = args.q_at + TESS_OFFSET(batch) * args.q_batch +
-                               (TESS_WIDE(sequence) + TESS_OFFSET(row)) * args.q_token +
-                               TESS_OFFSET(head) * args.q_head;
+    const tess_offset q_base =
+        args.q_at + TESS_OFFSET(batch) * args.q_batch +
+        (TESS_WIDE(sequence + TESS_WORD_SEQUENCE_Q_START) + TESS_OFFSET(row)) * args.q_token +
+        TESS_OFFSET(head) * args.q_head;
     const tess_offset k_base = args.k_at + TESS_OFFSET(batch) * args.k_batch +
-                               TESS_WIDE(sequence + 2u) * args.k_token +
+                               TESS_WIDE(sequence + TESS_WORD_SEQUENCE_KV_START) * args.k_token +
                                TESS_OFFSET(head / args.group) * args.k_head;
     const tess_offset v_base = args.v_at + TESS_OFFSET(batch) * args.v_batch +
-                               TESS_WIDE(sequence + 2u) * args.v_token +
+                               TESS_WIDE(sequence + TESS_WORD_SEQUENCE_KV_START) * args.v_token +
                                TESS_OFFSET(head / args.group) * args.v_head;
     const bool q_aligned = TESS_IS_ALIGNED(Q, q_base, args.q_token | args.q_head);
     const bool k_aligned = TESS_IS_ALIGNED(K, k_base, args.k_token);
@@ -270,11 +281,12 @@ TESS_FORWARD_KERNEL {
     for (uint r = thread; r < TESS_ROWS; r += TESS_THREADS) {
         const uint inside = tess_least(r, heads * rows - 1u), packed = inside / rows,
                    own = inside - packed * rows;
-        const int p = position + TESS_INT(own), left = TESS_INT(TESS_WORD(cls + 4u)),
-                  right = TESS_INT(TESS_WORD(cls + 5u));
-        const bool window = (flags & TESS_WINDOW) != 0u;
+        const int p = position + TESS_INT(own),
+                  left = TESS_INT(TESS_WORD(cls + TESS_WORD_CLASS_LEFT)),
+                  right = TESS_INT(TESS_WORD(cls + TESS_WORD_CLASS_RIGHT));
+        const bool window = (flags & TESS_CLASS_WINDOW) != 0u;
         row_place[r] = packed << 16 | own;
-        row_last[r] = (flags & TESS_CAUSAL) != 0u ? p : TESS_INT_MAX;
+        row_last[r] = (flags & TESS_CLASS_CAUSAL) != 0u ? p : TESS_INT_MAX;
         row_low[r] =
             !window || left == TESS_INT_MAX || p < TESS_INT_MIN + left ? TESS_INT_MIN : p - left;
         row_high[r] =
@@ -315,15 +327,16 @@ TESS_FORWARD_KERNEL {
                            entry = (u < left_end ? left_at : right_at) + inside / block;
                 j = TESS_WORD(entry);
                 token = j * block + inside % block;
-                if ((flags & TESS_BITS) != 0u)
+                if ((flags & TESS_CLASS_BITS) != 0u)
                     bits = TESS_WORD(entry - args.entries_at + args.bits_at);
             }
             int test = TESS_INT_MIN, limit = TESS_INT_MAX;
             if (interval ? u < head_end || u >= tail_begin : mask_entries) {
                 test = TESS_INT(token);
-                if ((flags & TESS_LOCAL) != 0u) {
-                    const uint near = TESS_WORD(cls + 1u), stride = TESS_WORD(cls + 2u),
-                               shift = TESS_WORD(cls + 3u);
+                if ((flags & TESS_CLASS_LOCAL) != 0u) {
+                    const uint near = TESS_WORD(cls + TESS_WORD_CLASS_LOCAL),
+                               stride = TESS_WORD(cls + TESS_WORD_CLASS_STRIDE),
+                               shift = TESS_WORD(cls + TESS_WORD_CLASS_SHIFT);
                     /* (j + shift) mod stride == 0 without a sum that could overflow */
                     const bool on_stride = j % stride == (shift == 0u ? 0u : stride - shift);
                     if (!on_stride && near <= TESS_UINT(TESS_INT_MAX) - j)
@@ -434,13 +447,15 @@ TESS_FORWARD_KERNEL {
     }
 
     /* Where the results go: found only now, to hold fewer values throughout. */
-    const uint part = TESS_WORD(job + 11u);
-    const tess_offset o_base = args.o_at + TESS_OFFSET(batch) * args.o_batch +
-                               (TESS_WIDE(sequence) + TESS_OFFSET(row)) * args.o_token +
-                               TESS_OFFSET(head) * args.o_head;
-    const tess_offset lse_base = args.lse_at + TESS_OFFSET(batch) * args.lse_batch +
-                                 (TESS_WIDE(sequence) + TESS_OFFSET(row)) * args.lse_token +
-                                 TESS_OFFSET(head) * args.lse_head;
+    const uint part = TESS_WORD(job + TESS_WORD_JOB_PARTIAL);
+    const tess_offset o_base =
+        args.o_at + TESS_OFFSET(batch) * args.o_batch +
+        (TESS_WIDE(sequence + TESS_WORD_SEQUENCE_Q_START) + TESS_OFFSET(row)) * args.o_token +
+        TESS_OFFSET(head) * args.o_head;
+    const tess_offset lse_base =
+        args.lse_at + TESS_OFFSET(batch) * args.lse_batch +
+        (TESS_WIDE(sequence + TESS_WORD_SEQUENCE_Q_START) + TESS_OFFSET(row)) * args.lse_token +
+        TESS_OFFSET(head) * args.lse_head;
     const tess_offset partial_base = args.partials_at + TESS_OFFSET(part) *
                                                             TESS_OFFSET(args.partial_rows) *
                                                             TESS_OFFSET(head_dim + 2u);
