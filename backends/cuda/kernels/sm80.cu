@@ -7,14 +7,14 @@
  * that what it reads of K and V serves twice as many products. S = Q K^T comes out in registers
  * laid out as the operand P of O += P V wants it. Q stays in workgroup memory; K and V come in
  * stages of 64 keys, which need not be neighbours: every key has its own place in a list
- * (tile.cuh), which is written one or two stages ahead.
+ * (sm80_keys.cuh), which is written one or two stages ahead.
  *
  * With two stages, all of the next one is copied while this one is worked on. With one, the next
  * keys are copied once this stage's products with Q are done, and its values during these.
  */
-#include "jobs.cuh"
 #include "mma.cuh"
 #include "sm80_args.h"
+#include "sm80_keys.cuh"
 
 namespace tess {
 
@@ -24,6 +24,23 @@ enum {
     /* stages of which the keys are known: this one's are masked by while the next one's are
      * copied and those after it are looked up */
     LISTS = 3,
+};
+
+/* The words of a job, of its sequence and of its class, in the plan's tables. */
+struct table_words {
+    const uint32_t *job_at, *sequence_at, *class_at;
+
+    __device__ __forceinline__ table_words(const uint32_t *tables, const tess_args *c,
+                                           uint32_t index) {
+        job_at = tables + c->items_at + (uint64_t)index * TESS_JOB_WORDS;
+        sequence_at =
+            tables + c->sequences_at + (uint64_t)job(TESS_WORD_JOB_SEQUENCE) * TESS_SEQUENCE_WORDS;
+        class_at =
+            tables + c->classes_at + TESS_HIGH_HALF(job(TESS_WORD_JOB_CLS)) * TESS_CLASS_WORDS;
+    }
+    __device__ __forceinline__ uint32_t job(uint32_t n) const { return job_at[n]; }
+    __device__ __forceinline__ uint32_t sequence(uint32_t n) const { return sequence_at[n]; }
+    __device__ __forceinline__ uint32_t cls(uint32_t n) const { return class_at[n]; }
 };
 
 /* Workgroup memory. Rows are as long as D elements; within a row, units of 16 bytes trade places
@@ -221,7 +238,7 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
                 const int in_tile = row_of(t, r);
                 const row_bounds b = bounds_of(m->rows[in_tile].position, m->rows[in_tile].block,
                                                flags, kv_len, left, right);
-                if (flags & CLASS_WINDOW)
+                if (flags & TESS_CLASS_WINDOW)
                     mask_row<true>(t, r, keys, b, sinks);
                 else
                     mask_row<false>(t, r, keys, b, 0);
@@ -514,10 +531,10 @@ __device__ __forceinline__ void forward(const tess_sm80_args *a) {
     const uint32_t *tables = (const uint32_t *)a->tables;
     const int thread = threadIdx.x;
     if (thread == 0) {
-        job_words j;
-        j.read(tables, &a->common, blockIdx.x);
-        m->job = j;
         const tess_args *c = &a->common;
+        job_words j;
+        j.read(table_words(tables, c, blockIdx.x));
+        m->job = j;
         const int32_t kv_head = j.head / (int32_t)c->group;
         m->k = (const uint16_t *)a->k + j.batch * c->k_batch + j.kv_start * c->k_token +
                kv_head * c->k_head;

@@ -130,7 +130,7 @@ __device__ __forceinline__ void write_results(shared_memory<Shape> *m, const tes
         const bool one_head = t->heads == 1;
         /* Rows past the end are left out of a box where they are outside of the tensor. */
         const bool boxed = (a->tma & 4) && one_head && lane < ROWS / GROUP && lane * GROUP < all &&
-                           (lane * GROUP + GROUP <= all || t->last);
+                           (lane * GROUP + GROUP <= all || t->ends_tensor);
         const uint32_t boxes = __ballot_sync(~0u, boxed);
         mbarrier_wait(&m->o_full[slot], taken / Q_SLOTS & 1);
         if (boxed) {

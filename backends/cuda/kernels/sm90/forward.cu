@@ -40,7 +40,7 @@ __device__ __forceinline__ void forward(const tess_sm90_maps *maps, const tess_s
                   "the host asks for enough shared memory");
     shared_memory<Shape> *m = (shared_memory<Shape> *)raw;
     const int32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-    description first;
+    warp_words first;
     if (warp == 0) {
         first.read(a, blockIdx.x, threadIdx.x % 32); /* which takes a while */
     } else if (warp < 4 && threadIdx.x % 32 == 0) {
@@ -86,15 +86,15 @@ __device__ __forceinline__ void forward(const tess_sm90_maps *maps, const tess_s
         if (warp == 0) {
             produce_tiles<Shape>(m, &maps->q, a, first);
         } else if (warp == 1) {
-            const ring<BYTES, K_STAGES> keys = {
+            const kv_ring<BYTES, K_STAGES> keys = {
                 (uint8_t(*)[BYTES])m->k, m->k_full,  m->k_empty, maps->k,
                 (const uint16_t *)a->k,  c->k_batch, c->k_token, c->k_head};
-            produce_stages<Shape, true>(m, keys, a);
+            kv_loader<Shape, true, K_STAGES>(m, keys, a).run();
         } else if (warp == 2) {
-            const ring<BYTES, V_STAGES> values = {
+            const kv_ring<BYTES, V_STAGES> values = {
                 (uint8_t(*)[BYTES])m->v, m->v_full,  m->v_empty, maps->v,
                 (const uint16_t *)a->v,  c->v_batch, c->v_token, c->v_head};
-            produce_stages<Shape, false>(m, values, a);
+            kv_loader<Shape, false, V_STAGES>(m, values, a).run();
         } else {
             write_results<Shape>(m, &maps->o, a);
         }

@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The producing warps of the kernel for Hopper. One describes jobs and copies Q, one copies K and
- * one V, each as far ahead as its ring is deep, and one writes results. Descriptions are rings too,
- * so a warp is in the next job as soon as it is done with the last.
+ * The producer warps of the kernel for Hopper that load. One describes tiles and loads Q, one loads
+ * K and one V, each as far ahead as its ring is deep. Tile descriptions are a ring too, so a warp
+ * is in the next tile as soon as it is done with the last.
  */
-#ifndef TESS_CUDA_SM90_PRODUCE_CUH
-#define TESS_CUDA_SM90_PRODUCE_CUH
+#ifndef TESS_CUDA_SM90_LOAD_CUH
+#define TESS_CUDA_SM90_LOAD_CUH
 
 #include "ptx.cuh"
+#include "schedule.cuh"
 #include "tile.cuh"
 
 namespace tess {
 
-/* Copies rows by plain loads to where a copy of a box would have put them, from row `first` of the
- * stage on; rows past `valid`, and elements past head_dim, become 0. By one warp. */
+/* Copies rows by plain loads to where a TMA load would have put them, from row `first` of the stage
+ * on. Rows past `valid`, and elements past head_dim, become 0. By one warp. */
 template <int CHUNKS>
 __device__ __forceinline__ void copy_rows(uint8_t *to, uint32_t chunk_bytes, int32_t first,
                                           const uint16_t *from, int64_t stride, int32_t rows,
@@ -28,24 +29,70 @@ __device__ __forceinline__ void copy_rows(uint8_t *to, uint32_t chunk_bytes, int
     }
 }
 
-/* A job and its sequence and class, one word in each lane. */
-struct description {
-    uint32_t job, sequence, cls;
+/* Loads the rows of a tile into its slot of Q, when the results before them have left it. */
+template <typename Shape>
+__device__ __forceinline__ void load_q(shared_memory<Shape> *m, const tess_tensor_map *q_map,
+                                       const tess_sm90_args *a, const job_words &j, uint32_t tile,
+                                       int lane) {
+    constexpr int CHUNKS = Shape::CHUNKS, ROWS = Shape::ROWS;
+    const tess_args *c = &a->common;
+    const int slot = tile % Shape::Q_SLOTS;
+    /* A box that reaches past the sequence is read only where that is past the map too: behind the
+     * last sequence there may be no memory. */
+    const bool boxed = (a->tma & 1) && j.heads == 1 &&
+                       (j.row + ROWS <= j.q_len || (uint32_t)(j.q_start + j.q_len) == a->q_tokens);
+    const int chunk = lane / Shape::CONSUMERS, first_row = lane % Shape::CONSUMERS * 64;
+    const int32_t token = (int32_t)j.q_start + j.row + first_row;
+    const bool copies = boxed && lane < Shape::CONSUMERS * CHUNKS;
+    /* Rows are in the L2 cache by the time that the results in their place are written. */
+    if (copies) tma_prefetch(q_map, chunk * 64, token, j.head, j.batch);
+    mbarrier_wait(&m->q_empty[slot], (tile / Shape::Q_SLOTS & 1) ^ 1);
+    if (boxed) {
+        if (lane == 0) mbarrier_arrive_expect_tx(&m->q_full[slot], CHUNKS * ROWS * 128);
+        __syncwarp();
+        if (copies)
+            tma_load(m->q[slot][chunk] + first_row * 128, q_map, &m->q_full[slot], chunk * 64,
+                     token, j.head, j.batch);
+    } else {
+        const uint16_t *q = (const uint16_t *)a->q + j.batch * c->q_batch +
+                            (j.q_start + j.row) * c->q_token + j.head * c->q_head;
+        for (int32_t h = 0; h < j.heads; h++) {
+            copy_rows<CHUNKS>(m->q[slot][0], ROWS * 128, h * j.rows, q + h * c->q_head, c->q_token,
+                              j.rows, j.rows, c->head_dim, a->wide & 1);
+        }
+        fence_async_proxy();
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(&m->q_full[slot]);
+    }
+}
 
-    __device__ __forceinline__ void read(const tess_sm90_args *a, uint32_t index, int lane) {
-        const uint32_t *tables = (const uint32_t *)a->tables;
-        const tess_args *c = &a->common;
-        job = index < c->items && lane < 12 ? tables[c->items_at + (uint64_t)index * 12 + lane] : 0;
-        const uint32_t which_sequence = job_word(0), which_class = job_word(3) >> 16;
-        sequence = lane < 10 ? tables[c->sequences_at + (uint64_t)which_sequence * 10 + lane] : 0;
-        cls = lane < 12 ? tables[c->classes_at + which_class * 12 + lane] : 0;
+/* The first producer warp: describes the workgroup's tiles and loads their rows of Q. `words` are
+ * those of its first job. */
+template <typename Shape>
+__device__ __forceinline__ void produce_tiles(shared_memory<Shape> *m, const tess_tensor_map *q_map,
+                                              const tess_sm90_args *a, warp_words words) {
+    const int lane = threadIdx.x % 32;
+    uint32_t job = blockIdx.x;
+    for (uint32_t tile = 0;; tile++) {
+        tile_info *t = &m->tiles[tile % TILES];
+        mbarrier_wait(&m->tile_empty[tile % TILES], (tile / TILES & 1) ^ 1);
+        if (job >= a->common.items) {
+            if (lane == 0) {
+                t->stages = -1;
+                mbarrier_arrive(&m->tile_full[tile % TILES]);
+            }
+            return;
+        }
+        job_words j;
+        j.read(words);
+        describe_tile<Shape>(t, j, a, lane == 0);
+        if (lane == 0) mbarrier_arrive(&m->tile_full[tile % TILES]);
+        if (tile == 0) grid_dependency_wait();
+        load_q<Shape>(m, q_map, a, j, tile, lane);
+        job = next_job<Shape>(m, a, tile, lane);
+        words.read(a, job, lane);
     }
-    __device__ __forceinline__ uint32_t job_word(int n) const { return __shfl_sync(~0u, job, n); }
-    __device__ __forceinline__ uint32_t sequence_word(int n) const {
-        return __shfl_sync(~0u, sequence, n);
-    }
-    __device__ __forceinline__ uint32_t class_word(int n) const { return __shfl_sync(~0u, cls, n); }
-};
+}
 
 /* The n-th piece of a tile: those of a halved stage, then empty ones, which have no token, then the
  * others. */
@@ -53,216 +100,21 @@ __device__ __forceinline__ piece find_piece(const tile_info *t, int32_t n, int b
                                             int block_shift, int piece_shift,
                                             const uint32_t *entries, const uint32_t *bits) {
     piece x = {NO_TOKEN, ~0u};
-    if (n >= t->lead && (n -= t->empty) < t->lead) return x;
+    if (n >= t->halved_pieces && (n -= t->empty_pieces) < t->halved_pieces) return x;
     const int32_t nth = block_shift >= 0 ? n >> block_shift : n / block_pieces;
-    const block_list &list = t->list;
-    if (nth >= list.all) return x;
+    if (nth >= t->blocks) return x;
     uint32_t entry;
-    const uint32_t block = list.at(nth, &entry, entries), flags = t->flags;
+    const uint32_t block = t->block_at(nth, entries, &entry), flags = t->flags;
     x.token = (int32_t)(block * (uint32_t)t->block) + ((n - nth * block_pieces) << piece_shift);
     if (x.token >= t->kv_len) x.token = NO_TOKEN;
-    if ((flags & CLASS_LOCAL) && (block + t->residue) % t->stride != 0) {
-        /* query blocks below it keep the block */
-        const int32_t blocks = (int32_t)block + (int32_t)t->local - t->first_block;
-        x.kept = blocks <= 0 ? 0 : blocks >= 32 ? ~0u : (1u << blocks) - 1;
-    }
-    if (flags & CLASS_BITS) x.kept &= bits[entry];
+    if ((flags & TESS_CLASS_LOCAL) && (block + t->shift) % t->stride != 0)
+        x.kept = blocks_below((int32_t)block + (int32_t)t->local - t->first_block);
+    if (flags & TESS_CLASS_BITS) x.kept &= bits[entry];
     return x;
 }
 
-/* How many blocks at the end of the interval only the upper 64 rows of a tile keep, if as many at
- * its beginning are kept by the others only: 64 tokens each; else 0. Each warpgroup then has half
- * of the work of a stage that holds them all. */
-template <typename Shape>
-__device__ __forceinline__ int32_t find_half(const description &d, const tess_sm90_args *a,
-                                             int32_t rows, int32_t heads, int32_t position,
-                                             int32_t first_block, int32_t head_blocks,
-                                             int32_t tail_blocks) {
-    const int32_t block = a->common.block, start = d.job_word(8), interval = d.job_word(9),
-                  left = d.class_word(4), sinks = d.class_word(6);
-    const uint32_t flags = d.class_word(0), local = d.class_word(1), stride = d.class_word(2),
-                   residue = d.class_word(3);
-    if (Shape::KEYS != 128 || Shape::CONSUMERS != 2 || heads != 1 || rows != Shape::ROWS ||
-        position % 64 != 0 || block > 64 || 64 % block != 0)
-        return 0;
-    const int32_t half = 64 / block;
-    if (interval * block <= Shape::KEYS) return 0; /* a tile has other stages */
-    if (!(flags & CLASS_CAUSAL) || (flags & CLASS_BITS) || head_blocks < half ||
-        tail_blocks < half || start + interval != first_block + 2 * half)
-        return 0;
-    if (flags & CLASS_LOCAL) { /* no vertical block among those at the beginning */
-        const uint32_t after = (start + residue) % stride;
-        return (uint32_t)start + local == (uint32_t)first_block + 1 && after != 0 &&
-                       after + half <= stride
-                   ? half
-                   : 0;
-    }
-    if (!(flags & CLASS_WINDOW) || left == 0x7fffffff) return 0;
-    return (int64_t)(start + half) * block <= (int64_t)position + 64 - left &&
-                   start * block >= sinks
-               ? half
-               : 0;
-}
-
-/* The first producing warp: describes the jobs of this workgroup, of which it is given the first,
- * and copies their rows of Q. */
-template <typename Shape>
-__device__ __forceinline__ void produce_tiles(shared_memory<Shape> *m, const tess_tensor_map *q_map,
-                                              const tess_sm90_args *a, description d) {
-    constexpr int CHUNKS = Shape::CHUNKS, ROWS = Shape::ROWS, Q_SLOTS = Shape::Q_SLOTS;
-    const int lane = threadIdx.x % 32;
-    const uint32_t *tables = (const uint32_t *)a->tables, *entries = tables + a->common.entries_at;
-    const tess_args *c = &a->common;
-    const int stage_pieces = Shape::KEYS >> a->piece_shift,
-              block_pieces = (int)c->block >> a->piece_shift;
-    uint32_t job_index = blockIdx.x;
-    for (uint32_t taken = 0;; taken++) {
-        tile_info *t = &m->tiles[taken % TILES];
-        mbarrier_wait(&m->tile_empty[taken % TILES], (taken / TILES & 1) ^ 1);
-        if (job_index >= c->items) {
-            if (lane == 0) {
-                t->stages = -1;
-                mbarrier_arrive(&m->tile_full[taken % TILES]);
-            }
-            return;
-        }
-        const uint32_t w1 = d.job_word(1), w3 = d.job_word(3), w10 = d.job_word(10);
-        const int32_t head = w1 & 0xffff, heads = w1 >> 16, row = d.job_word(2), rows = w3 & 0xffff;
-        const int32_t batch = d.sequence_word(4), q_len = d.sequence_word(5),
-                      kv_len = d.sequence_word(6);
-        const int64_t q_start = (int64_t)((uint64_t)d.sequence_word(1) << 32 | d.sequence_word(0));
-        const int64_t kv_start = (int64_t)((uint64_t)d.sequence_word(3) << 32 | d.sequence_word(2));
-        const uint32_t flags = d.class_word(0), local = d.class_word(1), stride = d.class_word(2),
-                       residue = d.class_word(3);
-        const int32_t partial = d.job_word(11), window_left = d.class_word(4),
-                      window_right = d.class_word(5), sinks = d.class_word(6);
-        const int32_t position = kv_len - q_len + row;
-        const int32_t interval_start = d.job_word(8), interval = d.job_word(9),
-                      left = d.job_word(5), right = d.job_word(7);
-        const uint32_t left_offset = d.job_word(4), right_offset = d.job_word(6);
-        /* the block that ends early, if any */
-        const uint32_t last_block = kv_len % (int32_t)c->block ? kv_len / c->block : ~0u;
-        const int32_t head_blocks = w10 & 0xffff;
-        int32_t tail_blocks = w10 >> 16;
-        if (interval > 0 && tail_blocks == 0 && head_blocks < interval &&
-            interval_start + interval - 1 == (int32_t)last_block)
-            tail_blocks = 1;
-        const bool all = flags & CLASS_MASK_ENTRIES, ends_early = last_block != ~0u,
-                   ends_map = (uint32_t)(q_start + q_len) == a->q_tokens;
-        const int32_t masked_left =
-            all ? left : left > 0 && ends_early && entries[left_offset + left - 1] == last_block;
-        const int32_t masked_right =
-            all ? right
-                : right > 0 && ends_early && entries[right_offset + right - 1] == last_block;
-        const int32_t first_block = floor_div(position, c->block);
-        const int32_t half =
-            find_half<Shape>(d, a, rows, heads, position, first_block, head_blocks, tail_blocks);
-        const int32_t masked =
-            (tail_blocks + head_blocks + masked_left + masked_right - 2 * half) * block_pieces;
-        const int32_t total = (interval + left + right) * block_pieces;
-        /* At least one, if need be of empty pieces, so that a tile without keys is no special
-         * case. */
-        const int32_t stages = max((total + stage_pieces - 1) / stage_pieces, 1),
-                      empty = stages * stage_pieces - total;
-        if (lane == 0) {
-            t->stages = stages;
-            t->masked_stages = (half > 0) + (empty + masked + stage_pieces - 1) / stage_pieces;
-            t->rows = rows;
-            t->last_row = rows * heads - 1;
-            t->rows_inverse = (0xfffff + rows) / rows;
-            t->heads = heads;
-            t->head = head;
-            t->row = row;
-            t->last = row + rows == q_len && ends_map;
-            t->partial = partial;
-            t->position = position;
-            t->kv_len = kv_len;
-            t->halved = half > 0;
-            t->first_block = first_block;
-            t->in_block = position - first_block * (int32_t)c->block;
-            t->block_inverse = c->block < MOST_ROWS ? (0xfffffu + c->block) / c->block : 0;
-            t->block_edge = c->block < MOST_ROWS ? MOST_ROWS : (int32_t)c->block - t->in_block;
-            t->batch = batch;
-            t->flags = flags;
-            t->left = window_left;
-            t->right = window_right;
-            t->sinks = flags & CLASS_WINDOW ? sinks : 0;
-            t->block = c->block;
-            t->kv_head = head / c->group;
-            t->lead = half > 0 ? stage_pieces : 0;
-            t->empty = empty;
-            /* more than there are blocks, and its sum with one is no overflow */
-            t->local = min(local, 1u << 30);
-            t->stride = stride;
-            t->residue = residue;
-            t->q_start = q_start;
-            t->kv_start = kv_start;
-            block_list &list = t->list;
-            list.head = head_blocks - half;
-            list.tail = tail_blocks - half;
-            list.half = half;
-            list.upper_start = interval_start + interval - half;
-            list.lower_start = interval_start;
-            list.right = right - masked_right;
-            list.masked_left = masked_left;
-            list.masked_right = masked_right;
-            list.middle = interval - head_blocks - tail_blocks;
-            list.left = left - masked_left;
-            list.all = interval + left + right;
-            list.tail_start = interval_start + interval - tail_blocks;
-            list.head_start = interval_start + half;
-            list.middle_start = interval_start + head_blocks;
-            list.left_entry = left_offset;
-            list.masked_left_entry = left_offset + left - masked_left;
-            list.right_entry = right_offset;
-            list.masked_right_entry = right_offset + right - masked_right;
-            mbarrier_arrive(&m->tile_full[taken % TILES]);
-        }
-        if (taken == 0) grid_dependency_wait();
-        const int slot = taken % Q_SLOTS;
-        /* A box that reaches past the sequence is read only where that is past the map too: behind
-         * the last sequence there may be no memory. */
-        const bool boxed = (a->tma & 1) && heads == 1 && (row + ROWS <= q_len || ends_map);
-        const int chunk = lane / Shape::CONSUMERS, rows64 = lane % Shape::CONSUMERS * 64;
-        const int32_t token = (int32_t)q_start + row + rows64;
-        const bool copies = boxed && lane < Shape::CONSUMERS * CHUNKS;
-        /* Rows are in the cache by the time that the results in their place are written. */
-        if (copies) tma_prefetch(q_map, chunk * 64, token, head, batch);
-        mbarrier_wait(&m->q_empty[slot], (taken / Q_SLOTS & 1) ^ 1);
-        if (boxed) {
-            if (lane == 0) mbarrier_arrive_expect_tx(&m->q_full[slot], CHUNKS * ROWS * 128);
-            __syncwarp();
-            if (copies)
-                tma_load(m->q[slot][chunk] + rows64 * 128, q_map, &m->q_full[slot], chunk * 64,
-                         token, head, batch);
-        } else {
-            const uint16_t *q = (const uint16_t *)a->q + batch * c->q_batch +
-                                (q_start + row) * c->q_token + head * c->q_head;
-            for (int32_t h = 0; h < heads; h++) {
-                copy_rows<CHUNKS>(m->q[slot][0], ROWS * 128, h * rows, q + h * c->q_head,
-                                  c->q_token, rows, rows, c->head_dim, a->wide & 1);
-            }
-            fence_async_proxy();
-            __syncwarp();
-            if (lane == 0) mbarrier_arrive(&m->q_full[slot]);
-        }
-        /* Jobs are claimed late, since a workgroup that holds jobs it cannot begin yet leaves
-         * others idle at the end: when the last keys of this one are about to be copied, there is
-         * just enough time to read what the next one asks for. */
-        if (a->counter) {
-            mbarrier_wait(&m->claim, taken & 1);
-            if (lane == 0) job_index = atomicAdd((uint32_t *)a->counter, 1u) + gridDim.x;
-            job_index = __shfl_sync(~0u, job_index, 0);
-        } else {
-            const uint32_t round = taken + 1;
-            job_index = round * gridDim.x + (round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-        }
-        d.read(a, job_index, lane);
-    }
-}
-
 /* A ring of stages in shared memory, and the tensor that it is filled from. */
-template <int BYTES, int STAGES> struct ring {
+template <int BYTES, int STAGES> struct kv_ring {
     uint8_t (*stages)[BYTES];
     uint64_t *full, *empty;
     const tess_tensor_map *maps; /* TESS_SM90_MAPS of them */
@@ -270,109 +122,149 @@ template <int BYTES, int STAGES> struct ring {
     int64_t batch, token, head; /* strides */
 };
 
-/* The producing warps of K and of V: each walks the lists of key blocks, and copies as far ahead as
- * there are stages. */
-template <typename Shape, bool KEEPS_PIECES, int STAGES>
-__device__ __forceinline__ void
-produce_stages(shared_memory<Shape> *m, const ring<Shape::CHUNKS * Shape::KEYS * 128, STAGES> &to,
-               const tess_sm90_args *a) {
-    constexpr int CHUNKS = Shape::CHUNKS, KEYS = Shape::KEYS, PIECE_STAGES = Shape::PIECE_STAGES;
-    const int lane = threadIdx.x % 32;
-    const tess_args *c = &a->common;
-    const uint32_t *tables = (const uint32_t *)a->tables;
-    const int piece_shift = a->piece_shift, piece_tokens = 1 << piece_shift,
-              stage_pieces = KEYS >> piece_shift;
-    const int block_pieces = (int)c->block >> piece_shift,
-              block_shift = block_pieces & (block_pieces - 1) ? -1 : 31 - __clz(block_pieces);
-    const bool maps = a->tma & 2;
-    uint32_t n = 0;
-    for (uint32_t taken = 0;; taken++) {
-        const tile_info *t = &m->tiles[taken % TILES];
-        mbarrier_wait(&m->tile_full[taken % TILES], taken / TILES & 1);
-        /* the same for all, and the compiler shall know it */
-        const int32_t stages = __shfl_sync(~0u, t->stages, 0);
-        if (stages < 0) return;
-        const int32_t masked_stages = __shfl_sync(~0u, t->masked_stages, 0), kv_len = t->kv_len,
-                      batch = t->batch, kv_head = t->kv_head;
-        /* of tensor maps, which have no more tokens */
-        const int32_t kv_start = (int32_t)t->kv_start;
-        const bool ends_map = (uint32_t)(kv_start + kv_len) == a->kv_tokens;
-        const int32_t claim_stage = max(stages - CLAIM_STAGES, 0);
-        piece found; /* of 32 pieces, one in each lane */
-        for (int32_t i = 0; i < stages; i++, n++) {
-            const int32_t first = i * stage_pieces;
-            if (KEEPS_PIECES && i == claim_stage && lane == 0) mbarrier_arrive(&m->claim);
-            if (first % 32 == 0)
-                found = find_piece(t, first + lane, block_pieces, block_shift, piece_shift,
-                                   tables + c->entries_at, tables + c->bits_at);
-            if (n == 0) grid_dependency_wait();
-            const int32_t token = __shfl_sync(~0u, found.token, first + lane); /* modulo 32 */
-            const bool own = lane < stage_pieces,
-                       cut = own && token != NO_TOKEN && token + piece_tokens > kv_len && !ends_map;
-            const uint32_t plain =
-                /* pieces that plain loads have to copy, since a box would reach past the
-                 * sequence's end */
-                __ballot_sync(~0u, own && (!maps || cut));
-            const int32_t token_of_first = __shfl_sync(~0u, token, 0);
-            const bool inside = __all_sync(~0u, !own || token <= kv_len - piece_tokens);
-            int together = TESS_SM90_PIECES;
-            for (int map = TESS_SM90_RUN; map < TESS_SM90_MAPS; map++) {
-                const bool as_map =
-                    !own || (uint32_t)token == (uint32_t)token_of_first + lane * a->step[map];
-                if (__all_sync(~0u, as_map && a->step[map] != 0 && inside && plain == 0))
-                    together = map;
-            }
-            const int stage = n % STAGES;
-            uint8_t *at = to.stages[stage];
-            /* a place that was given back with an earlier stage */
-            if (KEEPS_PIECES && i < masked_stages) {
-                const uint32_t kept = __shfl_sync(~0u, found.kept, first + lane);
-                if (own) m->pieces[n % PIECE_STAGES][lane] = {token, kept};
-                __syncwarp();
-            }
-            /* What follows the wait is short: with two stages, keys arrive little before their
-             * turn. */
-            mbarrier_wait(&to.empty[stage], (n / STAGES & 1) ^ 1);
-            if (together) {
-                if (lane == 0) {
-                    mbarrier_arrive_expect_tx(&to.full[stage], KEYS * 128 * CHUNKS);
-                    for (int chunk = 0; chunk < CHUNKS; chunk++)
-                        tma_load(at + chunk * KEYS * 128, to.maps + together, &to.full[stage],
-                                 chunk * 64, kv_start + token, kv_head, batch);
-                }
-                __syncwarp();
-                continue;
-            }
-            if (plain) {
-                const uint16_t *from =
-                    to.from + batch * to.batch + t->kv_start * to.token + kv_head * to.head;
-                for (int p = 0; p < stage_pieces; p++) {
-                    if (!(plain >> p & 1)) continue;
-                    const int32_t x = __shfl_sync(~0u, token, p);
-                    copy_rows<CHUNKS>(at, KEYS * 128, p * piece_tokens, from + x * to.token,
-                                      to.token, piece_tokens, x == NO_TOKEN ? 0 : kv_len - x,
-                                      c->head_dim, a->wide & 2);
-                }
-                fence_async_proxy();
-                __syncwarp();
-            }
-            if (lane == 0)
-                mbarrier_arrive_expect_tx(&to.full[stage], (stage_pieces - __popc(plain)) *
-                                                               piece_tokens * 128 * CHUNKS);
-            __syncwarp();
-            if (own && !(plain >> lane & 1)) {
-#pragma unroll
-                for (int chunk = 0; chunk < CHUNKS; chunk++)
-                    tma_load(at + chunk * KEYS * 128 + lane * piece_tokens * 128,
-                             to.maps + TESS_SM90_PIECES, &to.full[stage], chunk * 64,
-                             token == NO_TOKEN ? NO_TOKEN : kv_start + token, kv_head, batch);
-            }
+/* The second and third producer warps, of K and of V: each walks the key blocks of every tile, and
+ * loads as far ahead as its ring has stages. The warp of K tells the consumers about the pieces of
+ * masked stages. */
+template <typename Shape, bool OF_K, int STAGES> struct kv_loader {
+    static constexpr int CHUNKS = Shape::CHUNKS, KEYS = Shape::KEYS;
+    /* Stages of a tile that are still to be loaded when the next job is claimed. Its words take
+     * about two stages to arrive. */
+    static constexpr int CLAIM_STAGES = 3;
+    typedef kv_ring<CHUNKS * KEYS * 128, STAGES> ring;
+
+    shared_memory<Shape> *m;
+    const ring &to;
+    const tess_sm90_args *a;
+    int lane, piece_shift, piece_tokens, stage_pieces, block_pieces, block_shift;
+    /* of the tile */
+    const tile_info *t;
+    int32_t kv_start, kv_len, batch, kv_head; /* tensor maps have no more tokens than 2^31 */
+    bool ends_map;
+
+    __device__ __forceinline__ kv_loader(shared_memory<Shape> *memory, const ring &stages,
+                                         const tess_sm90_args *args)
+        : m(memory), to(stages), a(args) {
+        lane = threadIdx.x % 32;
+        piece_shift = a->piece_shift;
+        piece_tokens = 1 << piece_shift;
+        stage_pieces = KEYS >> piece_shift;
+        block_pieces = (int)a->common.block >> piece_shift;
+        block_shift = block_pieces & (block_pieces - 1) ? -1 : 31 - __clz(block_pieces);
+    }
+
+    /* 32 pieces from the n-th of the tile on, one in each lane. */
+    __device__ __forceinline__ piece find_pieces(int32_t n) const {
+        const uint32_t *tables = (const uint32_t *)a->tables;
+        return find_piece(t, n + lane, block_pieces, block_shift, piece_shift,
+                          tables + a->common.entries_at, tables + a->common.bits_at);
+    }
+
+    /* The map that loads a whole stage at once, or TESS_SM90_PIECES. Lanes below stage_pieces,
+     * which `own` a piece, give its token. */
+    __device__ __forceinline__ int choose_map(bool own, int32_t token, uint32_t plain) const {
+        const int32_t token_of_first = __shfl_sync(~0u, token, 0);
+        const bool inside = __all_sync(~0u, !own || token <= kv_len - piece_tokens);
+        int chosen = TESS_SM90_PIECES;
+        for (int map = TESS_SM90_RUN; map < TESS_SM90_MAPS; map++) {
+            const bool as_map =
+                !own || (uint32_t)token == (uint32_t)token_of_first + lane * a->step[map];
+            if (__all_sync(~0u, as_map && a->step[map] != 0 && inside && plain == 0)) chosen = map;
+        }
+        return chosen;
+    }
+
+    __device__ __forceinline__ void load_whole(int stage, int map, int32_t token) const {
+        if (lane == 0) {
+            mbarrier_arrive_expect_tx(&to.full[stage], KEYS * 128 * CHUNKS);
+            for (int chunk = 0; chunk < CHUNKS; chunk++)
+                tma_load(to.stages[stage] + chunk * KEYS * 128, to.maps + map, &to.full[stage],
+                         chunk * 64, kv_start + token, kv_head, batch);
         }
         __syncwarp();
-        if (lane == 0) mbarrier_arrive(&m->tile_empty[taken % TILES]);
     }
-}
+
+    /* Loads a stage piece by piece. Those in `plain` are copied by plain loads. */
+    __device__ __forceinline__ void load_pieces(int stage, bool own, int32_t token,
+                                                uint32_t plain) const {
+        uint8_t *at = to.stages[stage];
+        if (plain) {
+            const uint16_t *from =
+                to.from + batch * to.batch + t->kv_start * to.token + kv_head * to.head;
+            for (int p = 0; p < stage_pieces; p++) {
+                if (!(plain >> p & 1)) continue;
+                const int32_t x = __shfl_sync(~0u, token, p);
+                copy_rows<CHUNKS>(at, KEYS * 128, p * piece_tokens, from + x * to.token, to.token,
+                                  piece_tokens, x == NO_TOKEN ? 0 : kv_len - x, a->common.head_dim,
+                                  a->wide & 2);
+            }
+            fence_async_proxy();
+            __syncwarp();
+        }
+        if (lane == 0)
+            mbarrier_arrive_expect_tx(&to.full[stage],
+                                      (stage_pieces - __popc(plain)) * piece_tokens * 128 * CHUNKS);
+        __syncwarp();
+        if (own && !(plain >> lane & 1)) {
+#pragma unroll
+            for (int chunk = 0; chunk < CHUNKS; chunk++)
+                tma_load(at + chunk * KEYS * 128 + lane * piece_tokens * 128,
+                         to.maps + TESS_SM90_PIECES, &to.full[stage], chunk * 64,
+                         token == NO_TOKEN ? NO_TOKEN : kv_start + token, kv_head, batch);
+        }
+    }
+
+    /* Loads stage n of all tiles, whose pieces are in the lanes from `first` on, modulo 32. */
+    __device__ __forceinline__ void load_stage(uint32_t n, int32_t first, const piece &found,
+                                               bool masked) const {
+        const int32_t token = __shfl_sync(~0u, found.token, first + lane); /* modulo 32 */
+        const bool own = lane < stage_pieces,
+                   cut = own && token != NO_TOKEN && token + piece_tokens > kv_len && !ends_map;
+        /* pieces that plain loads have to copy, since a box would reach past the sequence's end */
+        const uint32_t plain = __ballot_sync(~0u, own && (!(a->tma & 2) || cut));
+        const int map = choose_map(own, token, plain);
+        /* The consumers gave this place back with an earlier stage. */
+        if (OF_K && masked) {
+            const uint32_t kept = __shfl_sync(~0u, found.kept, first + lane);
+            if (own) m->pieces[n % Shape::PIECE_STAGES][lane] = {token, kept};
+            __syncwarp();
+        }
+        /* What follows the wait is short: with two stages, keys arrive little before their turn. */
+        mbarrier_wait(&to.empty[n % STAGES], (n / STAGES & 1) ^ 1);
+        if (map)
+            load_whole(n % STAGES, map, token);
+        else
+            load_pieces(n % STAGES, own, token, plain);
+    }
+
+    __device__ __forceinline__ void run() {
+        uint32_t n = 0; /* stages of all tiles */
+        for (uint32_t tile = 0;; tile++) {
+            t = &m->tiles[tile % TILES];
+            mbarrier_wait(&m->tile_full[tile % TILES], tile / TILES & 1);
+            /* a shuffle tells the compiler that all lanes have the same */
+            const int32_t stages = __shfl_sync(~0u, t->stages, 0);
+            if (stages < 0) return;
+            const int32_t masked_stages = __shfl_sync(~0u, t->masked_stages, 0);
+            kv_len = t->kv_len;
+            batch = t->batch;
+            kv_head = t->kv_head;
+            kv_start = (int32_t)t->kv_start;
+            ends_map = (uint32_t)(kv_start + kv_len) == a->kv_tokens;
+            const int32_t claim_stage = max(stages - CLAIM_STAGES, 0);
+            piece found; /* of 32 pieces, one in each lane */
+            for (int32_t i = 0; i < stages; i++, n++) {
+                const int32_t first = i * stage_pieces;
+                if (OF_K && i == claim_stage && lane == 0) mbarrier_arrive(&m->claim);
+                if (first % 32 == 0) found = find_pieces(first);
+                if (n == 0) grid_dependency_wait();
+                load_stage(n, first, found, i < masked_stages);
+            }
+            __syncwarp();
+            if (lane == 0) mbarrier_arrive(&m->tile_empty[tile % TILES]);
+        }
+    }
+};
 
 } // namespace tess
 
-#endif // TESS_CUDA_SM90_PRODUCE_CUH
+#endif // TESS_CUDA_SM90_LOAD_CUH

@@ -127,7 +127,7 @@ template <typename T, typename Shape> struct mainloop_forward {
         const tile_info *t = &m->tiles[tile % TILES];
         masked_stages = t->masked_stages;
         halved = HALVES && __shfl_sync(~0u, t->halved, 0);
-        window = __shfl_sync(~0u, t->flags & CLASS_WINDOW, 0);
+        window = __shfl_sync(~0u, t->flags & TESS_CLASS_WINDOW, 0);
         return __shfl_sync(~0u, t->stages, 0); /* a shuffle tells the compiler that all are equal */
     }
 

@@ -13,8 +13,6 @@ enum {
     MOST_PIECES = 16, /* of a stage */
     MOST_ROWS = 192,  /* of a tile */
     TILES = 4,        /* descriptions in flight */
-    /* still to be copied when the next job is claimed, whose words take about two to arrive */
-    CLAIM_STAGES = 3,
     /* warps that give a description back; consumers are done with it before the one that writes
      * results */
     TILE_READERS = 3,
@@ -26,48 +24,17 @@ struct piece {
     uint32_t kept;
 };
 
-/* Blocks of a job in the order in which they are taken: those of a halved stage first, then others
- * to be masked. */
-struct block_list {
-    /* how many of each; twice `half` */
-    int32_t half, tail, head, masked_left, masked_right, middle, left, right, all;
-    uint32_t tail_start, head_start, middle_start, upper_start, lower_start; /* key blocks */
-    uint32_t left_entry, masked_left_entry, right_entry, masked_right_entry;
-    /* The key block, and where its bits are. */
-    __device__ __forceinline__ uint32_t at(int32_t n, uint32_t *entry,
-                                           const uint32_t *entries) const {
-        *entry = 0;
-        if (n < half) return upper_start + n;
-        n -= half;
-        if (n < half) return lower_start + n;
-        n -= half;
-        if (n < tail) return tail_start + n;
-        n -= tail;
-        if (n < head) return head_start + n;
-        n -= head;
-        if (n < masked_left) return entries[*entry = masked_left_entry + n];
-        n -= masked_left;
-        if (n < masked_right) return entries[*entry = masked_right_entry + n];
-        n -= masked_right;
-        if (n < middle) return middle_start + n;
-        n -= middle;
-        if (n < left) return entries[*entry = left_entry + n];
-        n -= left;
-        return entries[*entry = right_entry + n];
-    }
-};
-
 /* What the other warps need to know of a job. */
 struct tile_info {
     int32_t stages;        /* negative: there are no more jobs */
     int32_t masked_stages; /* from the first on */
-    /* 1: keys of the first stage are 64 that only the tile's upper 64 rows keep (those with the
-     * larger numbers), and 64 of the lower ones */
+    /* 1: the first stage is halved. Half of its keys are 64 that only the tile's upper 64 rows keep
+     * (those with the larger numbers), the other half 64 of the lower ones. */
     int32_t halved;
     int32_t rows, heads, head, row;
     int32_t last_row;      /* of all heads */
     uint32_t rows_inverse; /* 2^20 / rows, rounded up */
-    int32_t last;          /* rows behind the tile's are outside of the tensors */
+    int32_t ends_tensor;   /* rows behind the tile's are outside of the tensors */
     int32_t partial;
     int32_t position; /* of the tile's first row */
     int32_t kv_len, first_block;
@@ -75,14 +42,27 @@ struct tile_info {
     uint32_t flags;
     int32_t left, right, sinks;
     int32_t block, in_block; /* tokens of a block; the first row's place in its block */
-    /* 2^20 / block, rounded up; 0 for blocks that are larger than a tile, and then */
+    /* 2^20 / block, rounded up; 0 for blocks that are larger than a tile */
     uint32_t block_inverse;
-    int32_t block_edge; /* is the first row of a second block, if there is one */
-    /* pieces of a halved stage, and empty ones behind them, which make stages full */
-    int32_t kv_head, lead, empty;
-    uint32_t local, stride, residue;
+    int32_t block_edge; /* with these, the first row of a second block, if there is one */
+    int32_t kv_head;
+    int32_t halved_pieces, empty_pieces; /* the latter follow the former and make stages full */
+    uint32_t local, stride, shift;
     int64_t q_start, kv_start;
-    block_list list;
+    /* Key blocks: of a halved stage `half` blocks of the upper rows, and as many of the lower ones;
+     * then the others. */
+    int32_t blocks, half;
+    uint32_t upper_start, lower_start;
+    block_order order;
+
+    __device__ __forceinline__ uint32_t block_at(int32_t n, const uint32_t *entries,
+                                                 uint32_t *entry) const {
+        *entry = 0;
+        if (n < half) return upper_start + n;
+        n -= half;
+        if (n < half) return lower_start + n;
+        return order.at(n - half, entries, entry);
+    }
 };
 
 /* The constants of an instance: TESS_SM90_INSTANCES names its parameters. */
