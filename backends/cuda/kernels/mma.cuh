@@ -8,6 +8,7 @@
 
 #define MINUS_INFINITY __int_as_float(0xff800000)
 #define LN_2           0.69314718055994531f
+#define LOG2_E         1.44269504088896341f
 
 namespace tess {
 

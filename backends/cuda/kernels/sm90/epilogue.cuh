@@ -107,56 +107,57 @@ template <typename T, typename Shape> struct epilogue {
     }
 };
 
-/* The fourth producing warp writes results out of shared memory, and gives the slots of their
- * tiles back. */
+/* The fourth producer warp writes O out of shared memory and gives the slots of the tiles back:
+ * boxes of BOX_ROWS rows by TMA, other rows by plain stores of ROW_LANES lanes each. */
 template <typename Shape>
-__device__ __forceinline__ void write_results(shared_memory<Shape> *m, const tess_tensor_map *o_map,
-                                              const tess_sm90_args *a) {
+__device__ __forceinline__ void write_o(shared_memory<Shape> *m, const tess_tensor_map *o_map,
+                                        const tess_sm90_args *a) {
     constexpr int CHUNKS = Shape::CHUNKS, ROWS = Shape::ROWS, Q_SLOTS = Shape::Q_SLOTS;
-    /* rows of a box; lanes of a row */
-    constexpr int GROUP = 16, LANES = CHUNKS * 8 < 32 ? CHUNKS * 8 : 32;
+    constexpr int BOX_ROWS = 16, ROW_LANES = CHUNKS * 8 < 32 ? CHUNKS * 8 : 32;
     const tess_args *c = &a->common;
-    const int lane = threadIdx.x % 32, units = (int)c->head_dim / 8, unit = lane % LANES;
+    const int lane = threadIdx.x % 32, units = (int)c->head_dim / 8, unit = lane % ROW_LANES;
     grid_dependency_wait();
     grid_dependents_launch();
-    for (uint32_t taken = 0;; taken++) {
-        const tile_info *t = &m->tiles[taken % TILES];
-        mbarrier_wait(&m->tile_full[taken % TILES], taken / TILES & 1);
+    for (uint32_t tile = 0;; tile++) {
+        const tile_info *t = &m->tiles[tile % TILES];
+        mbarrier_wait(&m->tile_full[tile % TILES], tile / TILES & 1);
         if (__shfl_sync(~0u, t->stages, 0) < 0) break;
-        const int slot = taken % Q_SLOTS;
+        const int slot = tile % Q_SLOTS;
         const int32_t rows = t->rows, head = t->head, batch = t->batch;
         const int32_t all = __shfl_sync(~0u, t->partial == NO_PARTIAL ? rows * t->heads : 0, 0);
         const int64_t first = t->q_start + t->row;
         const bool one_head = t->heads == 1;
         /* Rows past the end are left out of a box where they are outside of the tensor. */
-        const bool boxed = (a->tma & 4) && one_head && lane < ROWS / GROUP && lane * GROUP < all &&
-                           (lane * GROUP + GROUP <= all || t->ends_tensor);
+        const bool boxed = (a->tma & 4) && one_head && lane < ROWS / BOX_ROWS &&
+                           lane * BOX_ROWS < all &&
+                           (lane * BOX_ROWS + BOX_ROWS <= all || t->ends_tensor);
         const uint32_t boxes = __ballot_sync(~0u, boxed);
-        mbarrier_wait(&m->o_full[slot], taken / Q_SLOTS & 1);
+        mbarrier_wait(&m->o_full[slot], tile / Q_SLOTS & 1);
         if (boxed) {
 #pragma unroll
             for (int chunk = 0; chunk < CHUNKS; chunk++)
-                tma_store(o_map, m->q[slot][chunk] + lane * GROUP * 128, chunk * 64,
-                          (int32_t)first + lane * GROUP, head, batch);
+                tma_store(o_map, m->q[slot][chunk] + lane * BOX_ROWS * 128, chunk * 64,
+                          (int32_t)first + lane * BOX_ROWS, head, batch);
             tma_store_commit();
         }
-        /* The next tile of Q waits for this slot: do not look at rows that boxes hold anyway. */
-        const int32_t from = boxes == (1u << (all + GROUP - 1) / GROUP) - 1 ? all : lane / LANES;
+        /* The next tile of Q waits for this slot: skip the rows that boxes hold. */
+        const int32_t from =
+            boxes == (1u << (all + BOX_ROWS - 1) / BOX_ROWS) - 1 ? all : lane / ROW_LANES;
         uint16_t *const o =
             (uint16_t *)a->o + batch * c->o_batch + first * c->o_token + head * c->o_head;
-        for (int in_tile = from; in_tile < all; in_tile += 32 / LANES) {
-            if ((boxes >> in_tile / GROUP & 1) || unit >= units) continue;
+        for (int in_tile = from; in_tile < all; in_tile += 32 / ROW_LANES) {
+            if ((boxes >> in_tile / BOX_ROWS & 1) || unit >= units) continue;
             const uint4 x = *(const uint4 *)(m->q[slot][unit / 8] + in_tile * 128 +
                                              ((unit % 8) ^ (in_tile % 8)) * 16);
             uint16_t *to = o + row_at(in_tile, rows, one_head, c->o_token, c->o_head) + unit * 8;
             write_unit(to, x, a->wide & 4);
         }
         tma_store_wait_read();
-        fence_async_proxy(); /* the next tile of Q is copied over what plain loads have read */
+        fence_async_proxy(); /* the next tile of Q is loaded over what plain loads have read */
         __syncwarp();
         if (lane == 0) {
             mbarrier_arrive(&m->q_empty[slot]);
-            mbarrier_arrive(&m->tile_empty[taken % TILES]);
+            mbarrier_arrive(&m->tile_empty[tile % TILES]);
         }
     }
     tma_store_wait();

@@ -216,6 +216,7 @@ template <typename Shape, bool OF_K, int STAGES> struct kv_loader {
     /* Loads stage n of all tiles, whose pieces are in the lanes from `first` on, modulo 32. */
     __device__ __forceinline__ void load_stage(uint32_t n, int32_t first, const piece &found,
                                                bool masked) const {
+        const int stage = n % STAGES;
         const int32_t token = __shfl_sync(~0u, found.token, first + lane); /* modulo 32 */
         const bool own = lane < stage_pieces,
                    cut = own && token != NO_TOKEN && token + piece_tokens > kv_len && !ends_map;
@@ -229,11 +230,11 @@ template <typename Shape, bool OF_K, int STAGES> struct kv_loader {
             __syncwarp();
         }
         /* What follows the wait is short: with two stages, keys arrive little before their turn. */
-        mbarrier_wait(&to.empty[n % STAGES], (n / STAGES & 1) ^ 1);
+        mbarrier_wait(&to.empty[stage], (n / STAGES & 1) ^ 1);
         if (map)
-            load_whole(n % STAGES, map, token);
+            load_whole(stage, map, token);
         else
-            load_pieces(n % STAGES, own, token, plain);
+            load_pieces(stage, own, token, plain);
     }
 
     __device__ __forceinline__ void run() {

@@ -24,6 +24,10 @@ __device__ __forceinline__ void grid_dependents_launch() {
 __device__ __forceinline__ void mbarrier_init(uint64_t *b, uint32_t count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(count));
 }
+/* Makes what was initialised known to copies, too. */
+__device__ __forceinline__ void mbarrier_init_fence() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
 __device__ __forceinline__ void mbarrier_arrive(uint64_t *b) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(b)) : "memory");
 }
@@ -103,6 +107,14 @@ __device__ __forceinline__ void named_barrier_sync(int turn) {
 }
 __device__ __forceinline__ void named_barrier_arrive(int turn) {
     asm volatile("bar.arrive %0, 256;" ::"r"(turn) : "memory");
+}
+
+/* Registers of a thread from here on, for all warps of a warpgroup. */
+template <int N> __device__ __forceinline__ void registers_decrease() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N> __device__ __forceinline__ void registers_increase() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }
 
 /* Four 8 x 8 matrices of 16-bit elements, a row of 16 bytes at each lane's address: lanes 0 to 7
