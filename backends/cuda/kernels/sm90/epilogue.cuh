@@ -38,11 +38,10 @@ template <typename T, typename Shape> struct epilogue {
 #pragma unroll
         for (int x = 0; x < D / 16; x++) {
             const int unit = 2 * x + at.lane / 16;
-            store_matrices(rows + unit / 8 * CHUNK_BYTES + matrix_row * 128 +
-                               ((unit % 8) ^ (matrix_row % 8)) * 16,
-                           pack<T>(o[8 * x], o[8 * x + 1]), pack<T>(o[8 * x + 2], o[8 * x + 3]),
-                           pack<T>(o[8 * x + 4], o[8 * x + 5]),
-                           pack<T>(o[8 * x + 6], o[8 * x + 7]));
+            stmatrix(rows + unit / 8 * CHUNK_BYTES + matrix_row * 128 +
+                         ((unit % 8) ^ (matrix_row % 8)) * 16,
+                     pack<T>(o[8 * x], o[8 * x + 1]), pack<T>(o[8 * x + 2], o[8 * x + 3]),
+                     pack<T>(o[8 * x + 4], o[8 * x + 5]), pack<T>(o[8 * x + 6], o[8 * x + 7]));
         }
         fence_async_proxy();
     }

@@ -66,8 +66,8 @@ __device__ __forceinline__ void load_q(shared_memory<Shape> *m, const tess_tenso
     }
 }
 
-/* The first producer warp: describes the workgroup's tiles and loads their rows of Q. `words` are
- * those of its first job. */
+/* The first producer warp: describes the tiles of the thread block and loads their rows of Q.
+ * `words` are those of its first job. */
 template <typename Shape>
 __device__ __forceinline__ void produce_tiles(shared_memory<Shape> *m, const tess_tensor_map *q_map,
                                               const tess_sm90_args *a, warp_words words) {

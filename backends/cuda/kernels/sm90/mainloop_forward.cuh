@@ -176,12 +176,12 @@ template <typename T, typename Shape> struct mainloop_forward {
 #pragma unroll 1
             for (int x = 0; x < (D + 15) / 16; x++) {
                 uint32_t qs[4], ks[4];
-                load_matrices(qs, q_at + x / 4 * ROWS * 128 + q_row * 128 +
-                                      ((x % 4 * 2 + at.lane / 16) ^ q_row % 8) * 16);
-                load_matrices(ks, k_at + x / 4 * KEYS * 128 + (keys * 16 + k_row) * 128 +
-                                      ((x % 4 * 2 + at.lane / 8 % 2) ^ k_row % 8) * 16);
-                multiply<T>(c[0], qs, ks[0], ks[1]);
-                multiply<T>(c[1], qs, ks[2], ks[3]);
+                ldmatrix(qs, q_at + x / 4 * ROWS * 128 + q_row * 128 +
+                                 ((x % 4 * 2 + at.lane / 16) ^ q_row % 8) * 16);
+                ldmatrix(ks, k_at + x / 4 * KEYS * 128 + (keys * 16 + k_row) * 128 +
+                                 ((x % 4 * 2 + at.lane / 8 % 2) ^ k_row % 8) * 16);
+                mma<T>(c[0], qs, ks[0], ks[1]);
+                mma<T>(c[1], qs, ks[2], ks[3]);
             }
 #pragma unroll
             for (int e = 0; e < 8; e++)

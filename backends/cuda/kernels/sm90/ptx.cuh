@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Instructions of Hopper that the language has no words for: barriers, tensor memory copies,
- * warpgroup products, and their kin. */
+/* Instructions of Hopper that the language has no words for, one function each: dependent
+ * launches, mbarriers, tensor memory copies (TMA), named barriers, registers of a warpgroup. */
 #ifndef TESS_CUDA_SM90_PTX_CUH
 #define TESS_CUDA_SM90_PTX_CUH
 
@@ -59,8 +59,8 @@ __device__ __forceinline__ void prefetch_tensor_map(const void *map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-/* Copies a box, or several at the map's distance from each other, which follow each other in
- * shared memory. */
+/* Loads a box, or several at the map's distance from each other, which follow each other in shared
+ * memory. Their bytes complete the mbarrier `full`. */
 __device__ __forceinline__ void tma_load(void *to, const void *map, uint64_t *full, int32_t element,
                                          int32_t token, int32_t head, int32_t batch) {
     asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -70,7 +70,7 @@ __device__ __forceinline__ void tma_load(void *to, const void *map, uint64_t *fu
                  : "memory");
 }
 
-/* Brings what tma_load() would copy into the L2 cache. */
+/* Brings what tma_load() would load into the L2 cache. */
 __device__ __forceinline__ void tma_prefetch(const void *map, int32_t element, int32_t token,
                                              int32_t head, int32_t batch) {
     asm volatile(
@@ -79,8 +79,9 @@ __device__ __forceinline__ void tma_prefetch(const void *map, int32_t element, i
         : "memory");
 }
 
-/* The other way, to where the tensor has rows and elements. By one thread, which waits for its own
- * copies: until they have read shared memory, or until they are done. */
+/* Stores a box; rows and elements outside of the tensor are left out. The thread that stores also
+ * commits, and waits for its own stores: until they have read shared memory, or until they are
+ * done. */
 __device__ __forceinline__ void tma_store(const void *map, const void *from, int32_t element,
                                           int32_t token, int32_t head, int32_t batch) {
     asm volatile(
@@ -102,11 +103,13 @@ __device__ __forceinline__ void tma_store_wait() {
 __device__ __forceinline__ void fence_async_proxy() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-__device__ __forceinline__ void named_barrier_sync(int turn) {
-    asm volatile("bar.sync %0, 256;" ::"r"(turn) : "memory");
+
+/* A named barrier of two warpgroups: one waits for the arrival of the other. */
+__device__ __forceinline__ void named_barrier_sync(int barrier) {
+    asm volatile("bar.sync %0, 256;" ::"r"(barrier) : "memory");
 }
-__device__ __forceinline__ void named_barrier_arrive(int turn) {
-    asm volatile("bar.arrive %0, 256;" ::"r"(turn) : "memory");
+__device__ __forceinline__ void named_barrier_arrive(int barrier) {
+    asm volatile("bar.arrive %0, 256;" ::"r"(barrier) : "memory");
 }
 
 /* Registers of a thread from here on, for all warps of a warpgroup. */
@@ -119,8 +122,8 @@ template <int N> __device__ __forceinline__ void registers_increase() {
 
 /* Four 8 x 8 matrices of 16-bit elements, a row of 16 bytes at each lane's address: lanes 0 to 7
  * those of the first matrix, and so on. */
-__device__ __forceinline__ void store_matrices(void *row, uint32_t a, uint32_t b, uint32_t c,
-                                               uint32_t d) {
+__device__ __forceinline__ void stmatrix(void *row, uint32_t a, uint32_t b, uint32_t c,
+                                         uint32_t d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
                      shared_address(row)),
                  "r"(a), "r"(b), "r"(c), "r"(d)

@@ -163,9 +163,9 @@ __device__ __forceinline__ void describe_tile(tile_info *t, const job_words &j,
     t->order = keys.order;
 }
 
-/* The job after the one of `tile`, the workgroup's latest. Jobs are claimed late, since a workgroup
- * that holds jobs it cannot begin yet leaves others idle at the end: when the last keys of a job
- * are about to be copied, there is just enough time to read what the next one asks for. */
+/* The job after the one of `tile`, the latest of this thread block. Jobs are claimed late: a block
+ * that holds jobs it cannot begin yet leaves others idle at the end. When the last keys of a job
+ * are about to be loaded, there is just enough time to read the words of the next one. */
 template <typename Shape>
 __device__ __forceinline__ uint32_t next_job(shared_memory<Shape> *m, const tess_sm90_args *a,
                                              uint32_t tile, int lane) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the warps of a workgroup share: shared memory, and the description of a job that the
- * producing warps hand to the others. */
+/* What the warps of the kernel for Hopper share: the shape of an instance, shared memory, and the
+ * description of a tile that the scheduler hands to the other warps. */
 #ifndef TESS_CUDA_SM90_TILE_CUH
 #define TESS_CUDA_SM90_TILE_CUH
 
@@ -13,13 +13,14 @@ enum {
     MOST_PIECES = 16, /* of a stage */
     MOST_ROWS = 192,  /* of a tile */
     TILES = 4,        /* descriptions in flight */
-    /* warps that give a description back; consumers are done with it before the one that writes
-     * results */
+    /* warps that give a description back; consumers are done with it before the warp that writes
+     * O */
     TILE_READERS = 3,
 };
 
+/* Tokens of a stage that follow each other in memory, up to 64. */
 struct piece {
-    int32_t token;
+    int32_t token; /* the first one, or NO_TOKEN */
     /* bit n: rows of the tile's n-th query block keep keys of it, as far as token bounds allow */
     uint32_t kept;
 };
@@ -81,12 +82,13 @@ template <typename Shape> struct alignas(1024) shared_memory {
     static constexpr int ROWS = Shape::ROWS, KEYS = Shape::KEYS, CHUNKS = Shape::CHUNKS,
                          Q_SLOTS = Shape::Q_SLOTS, K_STAGES = Shape::K_STAGES,
                          V_STAGES = Shape::V_STAGES;
-    uint8_t q[Q_SLOTS][CHUNKS][ROWS * 128]; /* of a tile, and then its results on their way out */
+    uint8_t q[Q_SLOTS][CHUNKS][ROWS * 128]; /* Q of a tile, and then its O on the way out */
     uint8_t k[K_STAGES][CHUNKS][KEYS * 128];
     uint8_t v[V_STAGES][CHUNKS][KEYS * 128];
     uint64_t q_full[Q_SLOTS], q_empty[Q_SLOTS], o_full[Q_SLOTS], k_full[K_STAGES],
         k_empty[K_STAGES], v_full[V_STAGES], v_empty[V_STAGES];
-    uint64_t tile_full[TILES], tile_empty[TILES], claim; /* claim: a phase a tile */
+    /* claim: the warp of K tells the scheduler to claim the next job, a phase a tile */
+    uint64_t tile_full[TILES], tile_empty[TILES], claim;
     tile_info tiles[TILES];
     piece pieces[Shape::PIECE_STAGES][MOST_PIECES];
 };

@@ -22,16 +22,16 @@ template <int N> __device__ __forceinline__ void warpgroup_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
-/* Products write registers behind the compiler's back: nothing that reads them may move above the
- * wait. */
+/* A register fence. Products write registers behind the compiler's back: nothing that reads them
+ * may move above the wait. */
 template <int N> __device__ __forceinline__ void register_fence(float (&r)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(r[i])::"memory");
 }
 
-/* A matrix in shared memory with rows of 128 bytes, swizzled: the low word of its description.
- * K-major: `leading` is not used. N-major: bytes from one 64 columns to the next. Matrices that
- * begin `bytes` behind it have bytes / 16 more. */
+/* The low word of a matrix descriptor: a matrix in shared memory with rows of 128 bytes, swizzled.
+ * `leading` is for N-major ones, the bytes from one 64 columns to the next. The descriptor of a
+ * matrix that begins `bytes` behind it is bytes / 16 more. */
 __device__ __forceinline__ uint32_t descriptor_low(const void *at, uint32_t leading) {
     return (shared_address(at) & 0x3ffff) >> 4 | leading >> 4 << 16;
 }
