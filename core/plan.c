@@ -325,6 +325,7 @@ static void destroy(tess_plan *plan) {
 
 static tess_status fill(tess_plan *plan, const tess_plan_desc *d) {
     plan->flags = d->flags;
+    plan->op = d->op;
     plan->dtype = d->dtype;
     plan->head_dim = d->head_dim;
     plan->scale = d->scale != 0 ? d->scale : (float)(1 / sqrt((double)d->head_dim));

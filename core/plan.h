@@ -15,7 +15,7 @@ typedef struct tess_touched {
 struct tess_plan {
     tess_device *device;
     tess_layout *layout;
-    uint32_t flags, dtype;
+    uint32_t flags, op, dtype;
     int32_t head_dim;
     float scale;
     bool packed;

@@ -118,9 +118,9 @@ static float *partial(const tess_launch *l, uint32_t index) {
 /* Where row r of an item goes in the end. LSE is optional. */
 static void store(const tess_launch *l, const gathered *g, const tess_sequence *s, uint32_t row,
                   uint32_t head) {
-    finish(l, g, element(&l->o, s->batch, s->q_start + row, head));
-    if (l->lse.buffer.kind != TESS_BUFFER_NONE)
-        *element(&l->lse, s->batch, s->q_start + row, head) =
+    finish(l, g, element(&l->tensor[TESS_ROLE_O], s->batch, s->q_start + row, head));
+    if (l->tensor[TESS_ROLE_LSE].buffer.kind != TESS_BUFFER_NONE)
+        *element(&l->tensor[TESS_ROLE_LSE], s->batch, s->q_start + row, head) =
             g->sum > 0 ? fabsf(l->scale) * g->most + logf(g->sum) : -INFINITY;
 }
 
@@ -130,7 +130,8 @@ static void run_row(const tess_launch *l, const tess_job *job, uint32_t r) {
     const int64_t first = (int64_t)s->kv_len - s->q_len + job->row, p = first + r, block = l->block;
     const int64_t i = p >= 0 ? p / block : -1 - (-1 - p) / block,
                   i_first = first >= 0 ? first / block : -1 - (-1 - first) / block;
-    const float *q = element(&l->q, s->batch, s->q_start + job->row + r, job->head);
+    const float *q =
+        element(&l->tensor[TESS_ROLE_Q], s->batch, s->q_start + job->row + r, job->head);
     gathered g = {.most = -INFINITY};
     for (uint32_t n = 0; n < job->left_count + job->interval_blocks + job->right_count; n++) {
         /* of the interval, and behind it of the right entries */
@@ -147,8 +148,9 @@ static void run_row(const tess_launch *l, const tess_job *job, uint32_t r) {
         for (int64_t t = j * block; t < (j + 1) * block && t < s->kv_len; t++) {
             if (masked && !tess_kept(c, p, t, i, j, bits, i_first)) continue;
             const int64_t token = s->kv_start + t;
-            gather(l, &g, q, element(&l->k, s->batch, token, job->head / l->group),
-                   element(&l->v, s->batch, token, job->head / l->group));
+            gather(l, &g, q,
+                   element(&l->tensor[TESS_ROLE_K], s->batch, token, job->head / l->group),
+                   element(&l->tensor[TESS_ROLE_V], s->batch, token, job->head / l->group));
         }
     }
     if (job->partial == TESS_NO_PARTIAL)
