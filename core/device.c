@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Devices: the order of preference, opening and wrapping, and what a device says of itself. */
+/* Devices: opening in order of preference, wrapping, and what a device says of itself. */
 #include "backends.h"
 
 #include <stdio.h>
@@ -7,62 +7,6 @@
 
 #include "runtime.h"
 #include "status.h"
-
-/* ------------------------------------------------------------------ order of preference */
-
-/* Probes one backend, which the caller's descriptor names, or all with NULL. */
-static tess_status probe(tess_runtime *runtime, tess_backend_entry *only) {
-    tess_status status = TESS_OK;
-    pthread_mutex_lock(&runtime->probing);
-    if (only != NULL) only->named = true;
-    for (uint32_t n = 0; n < runtime->n_backends && status == TESS_OK; n++)
-        if (only == NULL || only == &runtime->backends[n])
-            status = tess_backend_probe(&runtime->backends[n]);
-    pthread_mutex_unlock(&runtime->probing);
-    return status;
-}
-
-/* A device that was found, as a place in the lists of the backends. */
-typedef struct place {
-    tess_backend_entry *entry;
-    uint32_t index;
-} place;
-
-/* The device number `index` in order of preference, of one backend or of all (NULL): by kind,
- * then by backend, then by number. What a place leads to may be read without the lock, since
- * devices that were found never change. */
-static bool place_find_locked(tess_runtime *runtime, const tess_backend_entry *only, uint32_t index,
-                              place *found) {
-    for (uint32_t rank = 0; rank < TESS_DEVICE_RANKS; rank++)
-        for (uint32_t n = 0; n < runtime->n_backends; n++) {
-            tess_backend_entry *entry = &runtime->backends[n];
-            if (only != NULL && only != entry) continue;
-            for (uint32_t d = 0; d < entry->n_devices; d++)
-                if (tess_device_rank(entry->devices[d].kind) == rank && index-- == 0) {
-                    *found = (place){entry, d};
-                    return true;
-                }
-        }
-    return false;
-}
-
-static bool place_find(tess_runtime *runtime, const tess_backend_entry *only, uint32_t index,
-                       place *found) {
-    pthread_mutex_lock(&runtime->probing);
-    bool there = place_find_locked(runtime, only, index, found);
-    pthread_mutex_unlock(&runtime->probing);
-    return there;
-}
-
-tess_status tess_runtime_device(tess_runtime *runtime, uint32_t index, tess_device_info *info) {
-    static const char function[] = "tess_runtime_device";
-    tess_status status = tess_runtime_check(runtime, function);
-    if (status == TESS_OK) status = probe(runtime, NULL);
-    if (status != TESS_OK) return status;
-    place found;
-    if (!place_find(runtime, NULL, index, &found)) return tess_past_end(function, index, "device");
-    return tess_info_write(function, info, &found.entry->devices[found.index], TESS_DEVICE_INFO);
-}
 
 /* ------------------------------------------------------------------ opening */
 
@@ -101,7 +45,7 @@ static tess_status caps_check(const tess_backend_entry *entry, const tess_caps *
     return tess_fail_in(TESS_ERROR_NATIVE, entry->name, text);
 }
 
-static tess_status open_place(tess_runtime *runtime, place at, const void *native,
+static tess_status open_place(tess_runtime *runtime, tess_device_place at, const void *native,
                               tess_device **out) {
     const tess_backend *backend = at.entry->backend;
     tess_device *device = tess_mem_alloc(runtime, sizeof *device, _Alignof(tess_device));
@@ -134,7 +78,8 @@ static tess_status open_place(tess_runtime *runtime, place at, const void *nativ
 
 /* Opens a device among others that may do: a failure is noted in `tried`, and only lack of memory
  * ends the search, because it says nothing about which device works. */
-static tess_status try_place(tess_runtime *runtime, place at, text_list *tried, tess_device **out) {
+static tess_status try_place(tess_runtime *runtime, tess_device_place at, text_list *tried,
+                             tess_device **out) {
     const char *id = at.entry->devices[at.index].id;
     tess_recovery recovery;
     char why[TESS_ERROR_BYTES];
@@ -153,7 +98,7 @@ static tess_status try_place(tess_runtime *runtime, place at, text_list *tried, 
 /* Tries the devices of one backend, or of all with NULL, in order of preference. */
 static tess_status try_all(tess_runtime *runtime, tess_backend_entry *only, text_list *tried,
                            tess_device **out) {
-    tess_status status = probe(runtime, only);
+    tess_status status = tess_backends_probe(runtime, only);
     if (status != TESS_OK) return status;
     pthread_mutex_lock(&runtime->probing);
     for (uint32_t n = 0; n < runtime->n_backends; n++) {
@@ -163,9 +108,10 @@ static tess_status try_all(tess_runtime *runtime, tess_backend_entry *only, text
         tess_log(runtime, "device", "%s skipped: %s", entry->name, entry->reason);
     }
     pthread_mutex_unlock(&runtime->probing);
-    place at;
+    tess_device_place at;
     status = TESS_ERROR_UNAVAILABLE;
-    for (uint32_t n = 0; status == TESS_ERROR_UNAVAILABLE && place_find(runtime, only, n, &at); n++)
+    for (uint32_t n = 0;
+         status == TESS_ERROR_UNAVAILABLE && tess_device_find(runtime, only, n, &at); n++)
         status = try_place(runtime, at, tried, out);
     return status;
 }
@@ -173,10 +119,11 @@ static tess_status try_all(tess_runtime *runtime, tess_backend_entry *only, text
 static tess_status try_selection(tess_runtime *runtime, const tess_selection *item,
                                  text_list *tried, tess_device **out) {
     if (item->index < 0) return try_all(runtime, item->entry, tried, out);
-    tess_status status = probe(runtime, item->entry);
+    tess_status status = tess_backends_probe(runtime, item->entry);
     if (status != TESS_OK) return status;
     if (item->index < item->entry->n_devices)
-        return try_place(runtime, (place){item->entry, (uint32_t)item->index}, tried, out);
+        return try_place(runtime, (tess_device_place){item->entry, (uint32_t)item->index}, tried,
+                         out);
     char why[600];
     if (item->entry->status != TESS_OK)
         snprintf(why, sizeof why, "%s", item->entry->reason);
@@ -193,10 +140,10 @@ static tess_status nothing_works(tess_runtime *runtime, const char *label, const
     text_list exists = {0};
     tess_recovery recovery;
     tess_recover_begin(&recovery);
-    probe(runtime, NULL);
+    tess_backends_probe(runtime, NULL);
     tess_recover_end(&recovery);
-    place at;
-    for (uint32_t n = 0; place_find(runtime, NULL, n, &at); n++)
+    tess_device_place at;
+    for (uint32_t n = 0; tess_device_find(runtime, NULL, n, &at); n++)
         append(&exists, "%s%s", exists.length != 0 ? ", " : "", at.entry->devices[at.index].id);
     return tess_fail(TESS_ERROR_UNAVAILABLE,
                      "%s: %s: no device can be opened; devices here: %.200s; tried: %s",
@@ -218,7 +165,7 @@ static tess_status wrap(tess_runtime *runtime, const char *id, const void *nativ
         return tess_fail(TESS_ERROR_INVALID,
                          "%s: id: '%.80s' must name one backend when `native` is given",
                          function_open, id);
-    status = probe(runtime, item.entry);
+    status = tess_backends_probe(runtime, item.entry);
     if (status != TESS_OK) return status;
     uint32_t index = item.index < 0 ? 0 : (uint32_t)item.index,
              last = item.index < 0 ? item.entry->n_devices - 1 : index;
@@ -228,7 +175,7 @@ static tess_status wrap(tess_runtime *runtime, const char *id, const void *nativ
     if (index >= item.entry->n_devices)
         return tess_fail(TESS_ERROR_UNAVAILABLE, "%s: id: %s has only %u devices", function_open,
                          item.entry->name, item.entry->n_devices);
-    do status = open_place(runtime, (place){item.entry, index}, native, out);
+    do status = open_place(runtime, (tess_device_place){item.entry, index}, native, out);
     while (status == TESS_ERROR_UNAVAILABLE && index++ < last);
     return status;
 }

@@ -3,10 +3,6 @@
 
 #include <string.h>
 
-/* Jobs are sorted by counting: exactly up to this many key blocks, in steps of equal size
- * beyond. */
-enum { MAX_BUCKETS = 16384 };
-
 static uint32_t clamp(int64_t x, uint32_t high) {
     return x < 0 ? 0 : x > high ? high : (uint32_t)x;
 }
@@ -76,14 +72,12 @@ static uint32_t heads_of_job(const tess_jobs *jobs, const tess_sequence *sequenc
 /* ------------------------------------------------------------------ life */
 
 static tess_status allocate(tess_jobs *jobs, const tess_layout *layout, uint64_t most_blocks) {
-    while (most_blocks >> jobs->shift >= MAX_BUCKETS) jobs->shift++;
-    jobs->n_buckets = (uint32_t)(most_blocks >> jobs->shift) + 1;
     size_t heads = (size_t)layout->n_heads;
     jobs->runs = tess_mem_alloc(jobs->runtime, heads * sizeof *jobs->runs, 64);
     jobs->packs = tess_mem_alloc(jobs->runtime, layout->n_classes * sizeof *jobs->packs, 64);
     jobs->pack = tess_mem_alloc(jobs->runtime, layout->n_classes * sizeof *jobs->pack, 64);
-    jobs->bucket = tess_mem_alloc(jobs->runtime, jobs->n_buckets * sizeof *jobs->bucket, 64);
-    if (!jobs->runs || !jobs->packs || !jobs->pack || !jobs->bucket)
+    if (!jobs->runs || !jobs->packs || !jobs->pack ||
+        !tess_order_create(&jobs->order, jobs->runtime, most_blocks))
         return tess_fail(TESS_ERROR_OUT_OF_MEMORY,
                          "tess_plan_create: no memory to sort jobs of %llu key blocks",
                          (unsigned long long)most_blocks);
@@ -122,7 +116,7 @@ void tess_jobs_release(tess_jobs *jobs) {
     if (jobs->tiler.layout) {
         const tess_layout *layout = jobs->tiler.layout;
         size_t heads = (size_t)layout->n_heads;
-        tess_mem_free(jobs->runtime, jobs->bucket, jobs->n_buckets * sizeof *jobs->bucket);
+        tess_order_release(&jobs->order, jobs->runtime);
         tess_mem_free(jobs->runtime, jobs->pack, layout->n_classes * sizeof *jobs->pack);
         tess_mem_free(jobs->runtime, jobs->packs, layout->n_classes * sizeof *jobs->packs);
         tess_mem_free(jobs->runtime, jobs->runs, heads * sizeof *jobs->runs);
@@ -140,7 +134,7 @@ static bool count_job(tess_jobs *jobs, uint64_t blocks, uint64_t times, uint32_t
     jobs->n_blocks += blocks * times;
     jobs->n_jobs += parts * times;
     if (parts == 1) {
-        jobs->bucket[blocks >> jobs->shift] += (uint32_t)times;
+        *tess_order_bucket(&jobs->order, blocks) += (uint32_t)times;
         return true;
     }
     jobs->n_merges += times;
@@ -151,8 +145,8 @@ static bool count_job(tess_jobs *jobs, uint64_t blocks, uint64_t times, uint32_t
     uint64_t size = jobs->split.fixed ? jobs->split.length : blocks / parts;
     uint64_t others = jobs->split.fixed ? 1 : blocks % parts,
              other = jobs->split.fixed ? blocks - (parts - 1) * size : size + 1;
-    jobs->bucket[size >> jobs->shift] += (uint32_t)((parts - others) * times);
-    if (others) jobs->bucket[other >> jobs->shift] += (uint32_t)(others * times);
+    *tess_order_bucket(&jobs->order, size) += (uint32_t)((parts - others) * times);
+    if (others) *tess_order_bucket(&jobs->order, other) += (uint32_t)(others * times);
     return true;
 }
 
@@ -177,8 +171,8 @@ static void count_packs(tess_jobs *jobs, uint32_t heads, uint32_t first, uint32_
 /* Without a split: nothing but lengths matters, and the sums stay in registers. A section often has
  * one class, which is then looked up once. */
 static void count_causal(tess_jobs *jobs, tess_tile tile, tess_causal causal) {
-    const uint32_t times = jobs->packs[0].jobs, shift = jobs->shift;
-    uint32_t *const bucket = jobs->bucket;
+    const uint32_t times = jobs->packs[0].jobs, shift = jobs->order.shift;
+    uint32_t *const bucket = jobs->order.bucket;
     uint64_t n_jobs = 0, n_blocks = 0;
     do {
         const uint64_t blocks = tess_causal_blocks(&causal, &tile);
@@ -192,8 +186,8 @@ static void count_causal(tess_jobs *jobs, tess_tile tile, tess_causal causal) {
 
 static void count_whole(tess_jobs *jobs, tess_tile tile, int64_t kv_len, int64_t kv_blocks) {
     const tess_pack *const end = jobs->packs + jobs->n_packs;
-    uint32_t *const bucket = jobs->bucket;
-    const uint32_t shift = jobs->shift;
+    uint32_t *const bucket = jobs->order.bucket;
+    const uint32_t shift = jobs->order.shift;
     uint64_t n_jobs = 0, n_blocks = 0;
     tess_causal causal;
     if (jobs->n_packs == 1 && tile.first >= 0 &&
@@ -264,7 +258,7 @@ tess_status tess_jobs_count(tess_jobs *jobs) {
     jobs->n_jobs = jobs->n_merges = jobs->n_partials = jobs->n_blocks = jobs->n_rows =
         jobs->n_read = 0;
     jobs->partial_rows = 0;
-    memset(jobs->bucket, 0, jobs->n_buckets * sizeof *jobs->bucket);
+    tess_order_begin(&jobs->order);
     for (uint32_t s = 0; s < jobs->n_sequences; s++) {
         const tess_sequence *sequence = &jobs->sequences[s];
         if (sequence->q_len == 0) continue;
@@ -274,8 +268,7 @@ tess_status tess_jobs_count(tess_jobs *jobs) {
         tess_status status = count_sequence(jobs, sequence);
         if (status != TESS_OK) return status;
     }
-    jobs->n_used = jobs->n_buckets;
-    while (jobs->n_used > 0 && jobs->bucket[jobs->n_used - 1] == 0) jobs->n_used--;
+    tess_order_end(&jobs->order);
     return TESS_OK;
 }
 
@@ -332,8 +325,8 @@ static void place_parts(tess_jobs *jobs, placing *place, const placed_tile *tile
                  end = split_begin(&jobs->split, blocks, parts, part + 1);
         tess_keys piece;
         split_keys(keys, begin, end, &piece);
-        write_job(&place->jobs[jobs->bucket[(end - begin) >> jobs->shift]++], tile, head, heads,
-                  &piece, (uint32_t)place->n_partials++);
+        write_job(&place->jobs[(*tess_order_bucket(&jobs->order, end - begin))++], tile, head,
+                  heads, &piece, (uint32_t)place->n_partials++);
     }
 }
 
@@ -354,8 +347,8 @@ static void place_whole(tess_jobs *jobs, tess_job *out, uint32_t s, tess_tile ti
     const int64_t kv_len = jobs->sequences[s].kv_len,
                   kv_blocks = (kv_len + jobs->grid.block - 1) / jobs->grid.block, p0 = tile.first;
     const tess_head_run *const end = jobs->runs + last;
-    uint32_t *const bucket = jobs->bucket;
-    const uint32_t shift = jobs->shift;
+    uint32_t *const bucket = jobs->order.bucket;
+    const uint32_t shift = jobs->order.shift;
     const tess_grid grid = jobs->grid;
     tess_causal causal;
     tess_keys keys;
@@ -398,8 +391,8 @@ static void place_split(tess_jobs *jobs, placing *place, uint32_t s, tess_tile t
                 const uint32_t head = run->head + done,
                                count = (uint32_t)smaller(heads, run->heads - done);
                 if (parts == 1)
-                    write_job(&place->jobs[jobs->bucket[blocks >> jobs->shift]++], &at, head, count,
-                              &keys, TESS_NO_PARTIAL);
+                    write_job(&place->jobs[(*tess_order_bucket(&jobs->order, blocks))++], &at, head,
+                              count, &keys, TESS_NO_PARTIAL);
                 else
                     place_parts(jobs, place, &at, head, count, &keys, parts);
             }
@@ -407,59 +400,12 @@ static void place_split(tess_jobs *jobs, placing *place, uint32_t s, tess_tile t
     } while (tess_tile_next(&jobs->grid, &tile));
 }
 
-/* A place in the order of sequences and, within one, of runs. */
-typedef struct cursor {
-    uint32_t sequence, run;
-} cursor;
-
-/* The end of the runs of the kv head that begins at `first`. */
-static uint32_t kv_head_end(const tess_jobs *jobs, uint32_t first) {
-    uint32_t last = first + 1;
-    while (last < jobs->n_runs && jobs->runs[last].kv_head == jobs->runs[first].kv_head) last++;
-    return last;
-}
-
-/* Key blocks that the last row reads of the kv head whose runs are [first, last): about what its
- * tiles share at any time. */
-static uint64_t shared_blocks(const tess_jobs *jobs, const tess_sequence *sequence, uint32_t first,
-                              uint32_t last) {
-    int64_t kv_len = sequence->kv_len,
-            kv_blocks = (kv_len + jobs->grid.block - 1) / jobs->grid.block;
-    uint64_t sum = 0;
-    tess_tile tile;
-    if (kv_len == 0) return 0;
-    tess_tile_begin(&jobs->grid, kv_len - 1, kv_len, &tile);
-    for (uint32_t r = first; r < last; r++) {
-        tess_keys keys;
-        tess_tile_keys(&jobs->tiler, jobs->runs[r].cls, &tile, kv_len, kv_blocks, &keys);
-        sum += tess_keys_blocks(&keys);
-    }
-    return smaller(sum, (uint64_t)kv_blocks);
-}
-
-/* Where the section that begins at `at` ends: after the kv head with which all shared blocks so
- * far, which are added to *sum, reach `target`. */
-static cursor section_end(const tess_jobs *jobs, cursor at, uint64_t target, uint64_t *sum) {
-    while (at.sequence < jobs->n_sequences) {
-        const tess_sequence *sequence = &jobs->sequences[at.sequence];
-        while (sequence->q_len != 0 && at.run < jobs->n_runs) {
-            const uint32_t last = kv_head_end(jobs, at.run);
-            if (*sum >= target) return at;
-            *sum += shared_blocks(jobs, sequence, at.run, last);
-            at.run = last;
-        }
-        at.sequence++;
-        at.run = 0;
-    }
-    return at;
-}
-
 /* Counts the jobs of [begin, end) into the buckets. The count of all has succeeded, so this one
  * does. */
-static void count_section(tess_jobs *jobs, cursor begin, cursor end) {
+static void count_section(tess_jobs *jobs, tess_cursor begin, tess_cursor end) {
     const tess_jobs totals = *jobs;
     jobs->n_jobs = jobs->n_merges = jobs->n_partials = jobs->n_blocks = 0;
-    memset(jobs->bucket, 0, jobs->n_used * sizeof *jobs->bucket);
+    tess_order_again(&jobs->order);
     for (uint32_t s = begin.sequence; s <= end.sequence && s < jobs->n_sequences; s++) {
         const uint32_t first = s == begin.sequence ? begin.run : 0,
                        last = s == end.sequence ? end.run : jobs->n_runs;
@@ -470,13 +416,7 @@ static void count_section(tess_jobs *jobs, cursor begin, cursor end) {
     *jobs = totals;
 }
 
-/* section / count of the total, which is less than 2^63 / count: a job has 2^32 key blocks at most,
- * and there are 2^32 jobs. */
-static uint64_t section_target(uint64_t total, uint64_t section, uint64_t count) {
-    return total / count * section + total % count * section / count;
-}
-
-static void place_section(tess_jobs *jobs, placing *place, cursor begin, cursor end) {
+static void place_section(tess_jobs *jobs, placing *place, tess_cursor begin, tess_cursor end) {
     for (uint32_t s = begin.sequence; s <= end.sequence && s < jobs->n_sequences; s++) {
         const uint32_t first = s == begin.sequence ? begin.run : 0,
                        last = s == end.sequence ? end.run : jobs->n_runs;
@@ -487,7 +427,7 @@ static void place_section(tess_jobs *jobs, placing *place, cursor begin, cursor 
         tess_tile_begin(&jobs->grid, (int64_t)sequence->kv_len - sequence->q_len, sequence->kv_len,
                         &tile);
         for (uint32_t run = first, next; run < last; run = next) {
-            next = kv_head_end(jobs, run);
+            next = tess_kv_head_end(jobs, run);
             if (jobs->split.length || jobs->split.max_parts)
                 place_split(jobs, place, s, tile, run, next, heads);
             else
@@ -498,34 +438,14 @@ static void place_section(tess_jobs *jobs, placing *place, cursor begin, cursor 
 
 void tess_jobs_place(tess_jobs *jobs, tess_job *out, tess_merge *merges) {
     placing place = {out, merges, 0, 0};
-    const cursor all = {jobs->n_sequences, 0};
-    cursor begin = {0, 0}, end;
+    tess_sections sections;
     uint32_t at = 0;
-    /* Without sections, the buckets hold what the last count left there. A tile of a block mask has
-     * to be merged before it can be counted, which is worth doing once only. */
-    const bool sections =
-        jobs->section_blocks != 0 && jobs->tiler.layout->rules[0].kind != TESS_RULE_BLOCKS;
-    /* Sections are about equal: a small one at the end would begin its longest jobs when the device
-     * has little else left to do. */
-    uint64_t total = 0, n_sections = 0, sum = 0;
-    if (sections) {
-        (void)section_end(jobs, begin, UINT64_MAX, &total);
-        n_sections = total == 0 ? 1 : (total - 1) / jobs->section_blocks + 1;
-    }
-    for (uint64_t section = 1; begin.sequence < jobs->n_sequences; section++) {
-        end = section < n_sections
-                  ? section_end(jobs, begin, section_target(total, section, n_sections), &sum)
-                  : all;
-        /* the kv head before was large enough for two */
-        if (end.sequence == begin.sequence && end.run == begin.run) continue;
-        if (sections) count_section(jobs, begin, end);
-        for (uint32_t b = jobs->n_used; b-- > 0;) {
-            uint32_t count = jobs->bucket[b];
-            jobs->bucket[b] = at;
-            at += count;
-        }
-        place_section(jobs, &place, begin, end);
-        begin = end;
+    tess_sections_start(&sections, jobs);
+    while (tess_sections_next(&sections)) {
+        /* Without sections, the buckets hold what the last count left there. */
+        if (sections.count != 0) count_section(jobs, sections.begin, sections.end);
+        at = tess_order_places(&jobs->order, at);
+        place_section(jobs, &place, sections.begin, sections.end);
     }
 }
 

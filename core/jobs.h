@@ -4,6 +4,7 @@
 #ifndef TESSERA_CORE_JOBS_H
 #define TESSERA_CORE_JOBS_H
 
+#include "order.h"
 #include "tile.h"
 
 _Static_assert(sizeof(tess_job) == 48, "a job is twelve 32-bit words");
@@ -43,9 +44,7 @@ typedef struct tess_jobs {
     tess_pack *packs; /* [n_packs] of the classes that are counted now; room for [n_classes] */
     uint32_t *pack;   /* [n_classes] where the pack of a class is, if it has one */
     uint32_t n_packs;
-    /* [n_buckets] by key blocks >> shift: counts, then where the next job goes */
-    uint32_t *bucket;
-    uint32_t n_buckets, shift, n_used; /* n_used: those above are empty since tess_jobs_count */
+    tess_order order; /* of the counted jobs, by key blocks */
 
     /* What tess_jobs_count found. */
     uint64_t n_jobs, n_merges, n_partials, n_blocks;
@@ -60,6 +59,13 @@ typedef struct tess_jobs {
      * section. */
     uint64_t section_blocks;
 } tess_jobs;
+
+/* The end of the runs of the kv head that begins at run `first`. */
+static inline uint32_t tess_kv_head_end(const tess_jobs *jobs, uint32_t first) {
+    uint32_t last = first + 1;
+    while (last < jobs->n_runs && jobs->runs[last].kv_head == jobs->runs[first].kv_head) last++;
+    return last;
+}
 
 /* Prepares the count: head runs, grid, lists. `sequences` stays the caller's and must outlive the
  * jobs. */

@@ -36,7 +36,7 @@ struct tess_layout {
 
     tess_mask_set mask; /* BLOCKS */
 
-    /* What layout_report.c found out at creation. */
+    /* What layout_report.c and kv_slots.c found out at creation. */
     bool kv_efficient;
     uint32_t residues;
     double coverage;
@@ -57,5 +57,8 @@ tess_status tess_layout_build(tess_runtime *runtime, const char *function,
 /* layout_report.c: fills coverage, residues, KV-efficiency and, for BLOCKS, the storage of each kv
  * head. */
 tess_status tess_layout_examine(tess_layout *layout, const char *function);
+
+/* kv_slots.c: fills the storage of each kv head of a KV-efficient BLOCKS layout. */
+tess_status tess_kv_slots_examine(tess_layout *layout, const char *function);
 
 #endif

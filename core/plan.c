@@ -54,162 +54,6 @@ static tess_status check_numbers(const tess_plan_desc *d) {
     return TESS_OK;
 }
 
-static tess_status check_length(const char *field, int64_t length) {
-    if (length < 0)
-        REFUSE("%s: %s: must be at least 0, got %lld", in_create, field, (long long)length);
-    if (length >= TESS_LENGTH_END)
-        UNSUPPORTED("%s: %s: must be less than %lld, got %lld", in_create, field,
-                    (long long)TESS_LENGTH_END, (long long)length);
-    return TESS_OK;
-}
-
-static tess_status check_batch(const tess_plan_desc *d) {
-    tess_status status = check_length("batch", d->batch);
-    if (status == TESS_OK) status = check_length("q_len", d->q_len);
-    if (status == TESS_OK) status = check_length("kv_len", d->kv_len);
-    if (status != TESS_OK) return status;
-    bool packed = d->cu_q_lens || d->cu_kv_lens;
-    if (packed && !d->cu_q_lens)
-        REFUSE("%s: cu_q_lens: must be given together with cu_kv_lens", in_create);
-    if (packed && !d->cu_kv_lens)
-        REFUSE("%s: cu_kv_lens: must be given together with cu_q_lens", in_create);
-    if (packed && d->q_lens) REFUSE("%s: q_lens: must be NULL for a packed batch", in_create);
-    if (packed && d->kv_lens) REFUSE("%s: kv_lens: must be NULL for a packed batch", in_create);
-    return TESS_OK;
-}
-
-static tess_status check_item(const char *field, int64_t index, int64_t length, int64_t most) {
-    if (length < 0)
-        REFUSE("%s: %s[%lld]: must be at least 0, got %lld", in_create, field, (long long)index,
-               (long long)length);
-    if (length >= TESS_LENGTH_END)
-        UNSUPPORTED("%s: %s[%lld]: must be less than %lld, got %lld", in_create, field,
-                    (long long)index, (long long)TESS_LENGTH_END, (long long)length);
-    if (most != 0 && length > most)
-        REFUSE("%s: %s[%lld]: must be at most %lld, got %lld", in_create, field, (long long)index,
-               (long long)most, (long long)length);
-    return TESS_OK;
-}
-
-/* The length of sequence `b` from a padded array or a cumulative one; `last` is the cumulative
- * length so far. */
-static tess_status read_length(const char *field, const int64_t *lengths, const int64_t *cumulative,
-                               int64_t b, int64_t uniform, int64_t *last, int64_t *length) {
-    *length = uniform;
-    if (lengths) {
-        *length = lengths[b];
-        return check_item(field, b, *length, uniform);
-    }
-    if (!cumulative) return TESS_OK;
-    int64_t end = cumulative[b + 1];
-    if (end < *last)
-        REFUSE("%s: %s[%lld]: must not fall, got %lld after %lld", in_create, field,
-               (long long)b + 1, (long long)end, (long long)*last);
-    *length = end - *last;
-    *last = end;
-    return check_item(field, b + 1, *length, 0);
-}
-
-/* Looks at every length, and counts the sequences that have rows; writes them once there is
- * memory. */
-static tess_status read_sequences(tess_plan *plan, const tess_plan_desc *d) {
-    int64_t q_start = 0, kv_start = 0, max_tokens = plan->layout->max_tokens, max_q = 0, max_kv = 0;
-    const char *q_field = plan->packed ? "cu_q_lens" : "q_lens",
-               *kv_field = plan->packed ? "cu_kv_lens"
-                           : d->kv_lens ? "kv_lens"
-                                        : "kv_len";
-    if (plan->packed && d->cu_q_lens[0] != 0)
-        REFUSE("%s: cu_q_lens[0]: must be 0, got %lld", in_create, (long long)d->cu_q_lens[0]);
-    if (plan->packed && d->cu_kv_lens[0] != 0)
-        REFUSE("%s: cu_kv_lens[0]: must be 0, got %lld", in_create, (long long)d->cu_kv_lens[0]);
-    plan->q_last = plan->kv_last = -1;
-    plan->equal_lengths = !plan->packed && !d->q_lens && !d->kv_lens;
-    const uint32_t capacity = plan->n_sequences;
-    plan->n_sequences = 0;
-    /* Of equal sequences without rows one stands for all. */
-    const int64_t batch = plan->equal_lengths && d->q_len == 0 ? smaller(d->batch, 1) : d->batch;
-    for (int64_t b = 0; b < batch; b++) {
-        int64_t q_first = q_start, kv_first = kv_start, q_len, kv_len;
-        tess_status status =
-            read_length(q_field, d->q_lens, d->cu_q_lens, b, d->q_len, &q_start, &q_len);
-        if (status == TESS_OK)
-            status =
-                read_length(kv_field, d->kv_lens, d->cu_kv_lens, b, d->kv_len, &kv_start, &kv_len);
-        if (status != TESS_OK) return status;
-        if (kv_len > max_tokens)
-            REFUSE("%s: %s: sequence %lld has %lld keys, more than the layout's max_tokens (%lld)",
-                   in_create, kv_field, (long long)b, (long long)kv_len, (long long)max_tokens);
-        if (kv_len > max_kv) max_kv = kv_len;
-        if (q_len == 0) continue;
-        if (q_len > max_q) max_q = q_len;
-        plan->q_last = b;
-        if (kv_len > 0) plan->kv_last = b;
-        uint32_t n = plan->n_sequences++;
-        if (!plan->sequences) continue;
-        if (n == capacity) REFUSE("%s: %s: changed while it was read", in_create, q_field);
-        plan->sequences[n] = (tess_sequence){.q_start = q_first,
-                                             .kv_start = kv_first,
-                                             .batch = plan->packed ? 0 : (uint32_t)b,
-                                             .q_len = (int32_t)q_len,
-                                             .kv_len = (int32_t)kv_len};
-    }
-    plan->max_q_len = max_q;
-    plan->max_kv_len = max_kv;
-    plan->q_len = plan->packed ? q_start : d->q_len ? d->q_len : max_q;
-    plan->kv_len = plan->packed ? kv_start : d->kv_len ? d->kv_len : max_kv;
-    return TESS_OK;
-}
-
-static tess_touched touched_by(const tess_sequence *s) {
-    return (tess_touched){s->batch, 1, s->q_start, s->q_len, s->kv_start, s->kv_len};
-}
-
-/* Boxes that hold nothing but what the jobs touch. Where lengths differ: the first sequence, the
- * longest, and what all have in common. */
-static void find_touched(tess_plan *plan) {
-    int64_t least_q = plan->max_q_len, least_kv = plan->max_kv_len, keys = 0;
-    const tess_sequence *longest = plan->sequences;
-    for (uint32_t n = 0; n < plan->n_sequences; n++) {
-        const tess_sequence *s = &plan->sequences[n];
-        least_q = smaller(least_q, s->q_len);
-        least_kv = smaller(least_kv, s->kv_len);
-        keys += s->kv_len;
-        if ((int64_t)s->q_len + s->kv_len > (int64_t)longest->q_len + longest->kv_len) longest = s;
-    }
-    tess_touched *box = plan->touched;
-    if (!plan->equal_lengths) {
-        *box++ = touched_by(plan->sequences);
-        *box++ = touched_by(longest);
-    }
-    /* A sequence without rows leaves a gap, of its keys where the batch is packed. */
-    if (plan->packed && keys == plan->kv_len)
-        *box++ = (tess_touched){0, 1, 0, plan->q_len, 0, plan->kv_len};
-    if (!plan->packed && plan->n_sequences == plan->batch)
-        *box++ = (tess_touched){0, plan->batch, 0, least_q, 0, least_kv};
-    plan->n_touched = (uint32_t)(box - plan->touched);
-}
-
-static tess_status make_sequences(tess_plan *plan, const tess_plan_desc *d) {
-    tess_status status = read_sequences(plan, d);
-    if (status != TESS_OK || plan->n_sequences == 0) return status;
-    uint64_t bytes = (uint64_t)plan->n_sequences * sizeof *plan->sequences;
-    plan->sequences =
-        bytes > SIZE_MAX ? NULL : tess_mem_alloc(plan->device->runtime, (size_t)bytes, 64);
-    if (!plan->sequences)
-        return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: batch: no memory for %u sequences",
-                         in_create, (unsigned)plan->n_sequences);
-    plan->sequences_bytes = bytes;
-    plan->host_bytes += bytes;
-    const uint32_t counted = plan->n_sequences;
-    status = read_sequences(plan, d);
-    if (status != TESS_OK) return status;
-    if (plan->n_sequences != counted)
-        REFUSE("%s: %s: changed while it was read", in_create,
-               plan->packed ? "cu_q_lens" : "q_lens");
-    find_touched(plan);
-    return TESS_OK;
-}
-
 /* ------------------------------------------------------------------ kernel */
 
 /* The part of "backend/kernel" after the slash, if the backend is the plan's. `label` says where
@@ -481,13 +325,14 @@ static void destroy(tess_plan *plan) {
 
 static tess_status fill(tess_plan *plan, const tess_plan_desc *d) {
     plan->flags = d->flags;
+    plan->op = d->op;
     plan->dtype = d->dtype;
     plan->head_dim = d->head_dim;
     plan->scale = d->scale != 0 ? d->scale : (float)(1 / sqrt((double)d->head_dim));
     plan->packed = d->cu_q_lens != NULL;
     plan->host_bytes = sizeof *plan;
     plan->batch = (uint32_t)d->batch;
-    tess_status status = make_sequences(plan, d);
+    tess_status status = tess_batch_read(plan, d);
     if (status == TESS_OK) status = find_kernel(plan, d);
     if (status == TESS_OK) status = make_jobs(plan, d);
     return status;
@@ -511,7 +356,7 @@ tess_status tess_plan_create(tess_device *device, const tess_layout *layout,
     if (!plan) REFUSE("%s: plan: must not be NULL", in_create);
     status = tess_desc_read(in_create, "desc", desc, &d, TESS_PLAN_DESC);
     if (status == TESS_OK) status = check_numbers(&d);
-    if (status == TESS_OK) status = check_batch(&d);
+    if (status == TESS_OK) status = tess_batch_check(&d);
     if (status != TESS_OK) return status;
     tess_plan *x = tess_mem_alloc(device->runtime, sizeof *x, 64);
     if (!x) return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: no memory for the plan", in_create);

@@ -15,7 +15,7 @@ typedef struct tess_touched {
 struct tess_plan {
     tess_device *device;
     tess_layout *layout;
-    uint32_t flags, dtype;
+    uint32_t flags, op, dtype;
     int32_t head_dim;
     float scale;
     bool packed;
@@ -50,6 +50,12 @@ struct tess_plan {
 };
 
 tess_status tess_plan_check(const tess_plan *plan, const char *function); /* NULL or forked */
+
+/* batch.c: refuses lengths and combinations of length arrays that no batch can have. */
+tess_status tess_batch_check(const tess_plan_desc *desc);
+/* batch.c: reads the lengths of a batch that was checked, and fills the plan's sequences and what
+ * follows from them. */
+tess_status tess_batch_read(tess_plan *plan, const tess_plan_desc *desc);
 
 static inline uint32_t tess_dtype_size(uint32_t dtype) { return dtype == TESS_F32 ? 4 : 2; }
 

@@ -3,7 +3,7 @@
  * it. */
 #include <string.h>
 
-#include "plan.h"
+#include "roles.h"
 
 #define REFUSE(...) return tess_fail(TESS_ERROR_INVALID, __VA_ARGS__)
 
@@ -168,25 +168,25 @@ tess_status tess_plan_tensor(const tess_plan *plan, tess_role role, tess_buffer 
     static const char *const function = "tess_plan_tensor";
     tess_status status = tess_plan_check(plan, function);
     if (status != TESS_OK) return status;
-    if ((unsigned)role > TESS_ROLE_LSE)
+    if ((unsigned)role >= TESS_ROLES_USED)
         REFUSE("%s: role: %u is no tess_role", function, (unsigned)role);
     if (!tensor) REFUSE("%s: tensor: must not be NULL", function);
-    bool keys = role == TESS_ROLE_K || role == TESS_ROLE_V, lse = role == TESS_ROLE_LSE;
-    int64_t tokens = keys ? plan->kv_len : plan->q_len,
-            heads = keys ? plan->layout->n_kv_heads : plan->layout->n_heads;
-    int64_t element = lse ? 1 : plan->head_dim;
+    const tess_extent x = tess_role_extent(plan, role);
+    const int64_t tokens = x.keys ? plan->kv_len : plan->q_len;
     /* Below 2^31 tokens a sequence and 2^16 heads a stride cannot overflow; the tokens of a packed
      * batch and the whole tensor can. */
-    uint64_t row = (uint64_t)heads * (uint64_t)element, stride, size;
+    uint64_t row = (uint64_t)x.heads * x.row, stride, size;
     if (!checked_mul((uint64_t)tokens, row, &stride) ||
         !checked_mul(stride, plan->packed ? 1 : plan->batch, &size) ||
-        !checked_mul(size, lse ? 4 : tess_dtype_size(plan->dtype), &size) || size > INT64_MAX)
+        !checked_mul(size, x.item, &size) || size > INT64_MAX)
         return tess_fail(TESS_ERROR_UNSUPPORTED, "%s: role: the tensor has 2^63 bytes or more",
                          function);
     tensor->buffer = buffer;
     tensor->stride_batch = plan->packed ? 0 : (int64_t)stride;
-    tensor->stride_token = lse ? 1 : (int64_t)row;
-    tensor->stride_head = lse ? tokens : element;
+    /* Numbers of a head lie side by side, vectors of a token do. */
+    const bool scalar = tess_role_rows[role].scalar;
+    tensor->stride_token = scalar ? 1 : (int64_t)row;
+    tensor->stride_head = scalar ? tokens : x.row;
     if (bytes) *bytes = size;
     return TESS_OK;
 }

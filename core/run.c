@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "overlap.h"
-#include "plan.h"
+#include "roles.h"
 
 #define REFUSE(...) return tess_fail(TESS_ERROR_INVALID, __VA_ARGS__)
 
@@ -56,12 +56,6 @@ static tess_status check_size(const char *name, const char *part, const tess_buf
 }
 
 /* ------------------------------------------------------------------ tensors */
-
-/* What the jobs touch of a tensor. */
-typedef struct tess_extent {
-    bool keys;                 /* K, V: lengths are kv_len */
-    uint32_t heads, row, item; /* heads; elements of a row; bytes of an element */
-} tess_extent;
 
 static tess_status check_strides(const char *name, const tess_tensor *t, bool packed) {
     if (!packed && t->stride_batch < 0)
@@ -135,97 +129,86 @@ static tess_status check_apart(const tess_plan *plan, const char *name, const te
     }
 }
 
-static tess_status check_tensor(const tess_plan *plan, const char *name, const tess_tensor *t,
-                                const tess_extent *x, uint64_t *touched) {
+/* What holds of a tensor alone. *touched stays 0 where the jobs read nothing of it. */
+static tess_status check_tensor(const tess_plan *plan, uint32_t role, const tess_tensor *t,
+                                uint64_t *touched) {
+    const char *name = tess_role_rows[role].name;
+    const tess_extent x = tess_role_extent(plan, role);
     tess_status status = check_strides(name, t, plan->packed);
     if (status != TESS_OK) return status;
     /* Without keys there may be no memory for them. */
-    bool empty = x->keys && plan->kv_last < 0;
+    bool empty = x.keys && plan->kv_last < 0;
     if (empty && t->buffer.kind == TESS_BUFFER_NONE) return TESS_OK;
-    status = check_buffer(plan, name, ".buffer", &t->buffer, x->item);
+    status = check_buffer(plan, name, ".buffer", &t->buffer, x.item);
     if (status != TESS_OK || empty) return status;
-    return check_extent(plan, name, t, x, touched);
-}
-
-static tess_status check_output(const tess_plan *plan, const char *name, const tess_tensor *t,
-                                const tess_extent *x, uint64_t *touched) {
-    tess_status status = check_tensor(plan, name, t, x, touched);
-    return status == TESS_OK ? check_apart(plan, name, t, x) : status;
+    status = check_extent(plan, name, t, &x, touched);
+    if (status != TESS_OK || !tess_role_rows[role].output) return status;
+    return check_apart(plan, name, t, &x);
 }
 
 /* ------------------------------------------------------------------ overlaps */
-
-/* A tensor as the check of overlaps sees it; bytes 0: it is not there. */
-typedef struct tess_placed {
-    const char *name;
-    const tess_tensor *tensor;
-    const tess_extent *extent;
-    uint64_t bytes; /* from the first element on */
-} tess_placed;
 
 /* Bytes of a tensor from here on. Offsets stand for addresses within one buffer object. */
 static uint64_t place_of(const tess_buffer *b) {
     return b->kind == TESS_BUFFER_OBJECT ? b->offset : b->handle + b->offset;
 }
 
-static tess_box box_of(const tess_placed *p, const tess_touched *part) {
-    const tess_tensor *t = p->tensor;
-    uint64_t item = p->extent->item, token = (uint64_t)t->stride_token * item,
-             batch = (uint64_t)t->stride_batch * item;
-    int64_t first = p->extent->keys ? part->kv_start : part->q_start,
-            tokens = p->extent->keys ? part->kv_len : part->q_len;
+static tess_box box_of(const tess_tensor *t, const tess_extent *x, const tess_touched *part) {
+    uint64_t token = (uint64_t)t->stride_token * x->item,
+             batch = (uint64_t)t->stride_batch * x->item;
+    int64_t first = x->keys ? part->kv_start : part->q_start,
+            tokens = x->keys ? part->kv_len : part->q_len;
     return (tess_box){.address =
                           place_of(&t->buffer) + part->batch * batch + (uint64_t)first * token,
-                      .row_bytes = p->extent->row * item,
-                      .count = {p->extent->heads, (uint64_t)tokens, part->batches},
-                      .stride = {(uint64_t)t->stride_head * item, token, batch}};
+                      .row_bytes = (uint64_t)x->row * x->item,
+                      .count = {x->heads, (uint64_t)tokens, part->batches},
+                      .stride = {(uint64_t)t->stride_head * x->item, token, batch}};
 }
 
-static bool share_memory(const tess_plan *plan, const tess_placed *a, const tess_placed *b) {
-    const tess_buffer *x = &a->tensor->buffer, *y = &b->tensor->buffer;
-    if (x->kind == TESS_BUFFER_OBJECT && x->handle != y->handle) return false;
-    uint64_t from = place_of(x), to = place_of(y);
-    if (a->bytes == 0 || b->bytes == 0 || from >= to + b->bytes || to >= from + a->bytes)
+/* Whether an element of one tensor lies within another; of tensors that are not there, none
+ * does. */
+static bool share_memory(const tess_plan *plan, const tess_launch *l, uint32_t a, uint32_t b) {
+    const tess_tensor *s = &l->tensor[a], *t = &l->tensor[b];
+    if (s->buffer.kind == TESS_BUFFER_OBJECT && s->buffer.handle != t->buffer.handle) return false;
+    uint64_t from = place_of(&s->buffer), to = place_of(&t->buffer);
+    if (l->bytes[a] == 0 || l->bytes[b] == 0 || from >= to + l->bytes[b] ||
+        to >= from + l->bytes[a])
         return false;
+    const tess_extent x = tess_role_extent(plan, a), y = tess_role_extent(plan, b);
     for (uint32_t n = 0; n < plan->n_touched; n++) {
         const tess_touched *part = &plan->touched[n];
-        if ((a->extent->keys || b->extent->keys) && part->kv_len == 0) continue;
-        tess_box first = box_of(a, part), second = box_of(b, part);
+        if ((x.keys || y.keys) && part->kv_len == 0) continue;
+        tess_box first = box_of(s, &x, part), second = box_of(t, &y, part);
         if (tess_boxes_meet(&first, &second)) return true;
     }
     return false;
 }
 
 /* Outputs against inputs and against each other. Parts of one buffer may alternate as they like. */
-static tess_status check_overlaps(const tess_plan *plan, const tess_placed *placed) {
-    for (const tess_placed *out = placed + TESS_ROLE_O; out <= placed + TESS_ROLE_LSE; out++) {
-        for (const tess_placed *other = placed; other < out; other++) {
-            if (share_memory(plan, out, other))
+static tess_status check_overlaps(const tess_plan *plan, const tess_launch *l) {
+    for (uint32_t out = 0; out < TESS_ROLES_USED; out++) {
+        if (!tess_role_rows[out].output) continue;
+        for (uint32_t other = 0; other < TESS_ROLES_USED; other++) {
+            if (other >= out && tess_role_rows[other].output) continue; /* a pair is seen once */
+            if (share_memory(plan, l, out, other))
                 REFUSE("%s: %s: must not overlap %s, and elements of the two share memory", in_run,
-                       out->name, other->name);
+                       tess_role_rows[out].name, tess_role_rows[other].name);
         }
     }
     return TESS_OK;
 }
 
+/* Fills the launch's table of tensors. */
 static tess_status check_tensors(const tess_plan *plan, const tess_run_desc *d, tess_launch *l) {
-    uint32_t item = tess_dtype_size(plan->dtype), row = (uint32_t)plan->head_dim;
-    tess_extent rows = {false, (uint32_t)plan->layout->n_heads, row, item},
-                keys = {true, (uint32_t)plan->layout->n_kv_heads, row, item};
-    tess_extent lse = {false, (uint32_t)plan->layout->n_heads, 1, sizeof(float)};
-    tess_status status = check_tensor(plan, "q", &d->q, &rows, &l->q_bytes);
-    if (status == TESS_OK) status = check_tensor(plan, "k", &d->k, &keys, &l->k_bytes);
-    if (status == TESS_OK) status = check_tensor(plan, "v", &d->v, &keys, &l->v_bytes);
-    if (status == TESS_OK) status = check_output(plan, "o", &d->o, &rows, &l->o_bytes);
-    if (status == TESS_OK && d->lse.buffer.kind != TESS_BUFFER_NONE)
-        status = check_output(plan, "lse", &d->lse, &lse, &l->lse_bytes);
-    if (status != TESS_OK) return status;
-    const tess_placed placed[] = {{"q", &d->q, &rows, l->q_bytes},
-                                  {"k", &d->k, &keys, l->k_bytes},
-                                  {"v", &d->v, &keys, l->v_bytes},
-                                  {"o", &d->o, &rows, l->o_bytes},
-                                  {"lse", &d->lse, &lse, l->lse_bytes}};
-    return check_overlaps(plan, placed);
+    for (uint32_t role = 0; role < TESS_ROLES_USED; role++) {
+        if (!tess_role_serves(role, plan->op)) continue;
+        const tess_tensor *t = tess_role_tensor(d, role);
+        l->tensor[role] = *t;
+        if (tess_role_rows[role].optional && t->buffer.kind == TESS_BUFFER_NONE) continue;
+        tess_status status = check_tensor(plan, role, t, &l->bytes[role]);
+        if (status != TESS_OK) return status;
+    }
+    return check_overlaps(plan, l);
 }
 
 static tess_status check_workspace(const tess_plan *plan, const tess_buffer *workspace) {
@@ -238,27 +221,12 @@ static tess_status check_workspace(const tess_plan *plan, const tess_buffer *wor
 
 /* ------------------------------------------------------------------ the call */
 
-static tess_status check_reserved(const tess_run_desc *d) {
-    const struct {
-        const char *name;
-        const tess_buffer *buffer;
-    } later[] = {{"sink_logits", &d->sink_logits.buffer},
-                 {"k_scale", &d->k_scale.buffer},
-                 {"v_scale", &d->v_scale.buffer},
-                 {"q_lens", &d->q_lens},
-                 {"kv_lens", &d->kv_lens},
-                 {"block_table", &d->block_table},
-                 {"d_o", &d->d_o.buffer},
-                 {"d_q", &d->d_q.buffer},
-                 {"d_k", &d->d_k.buffer},
-                 {"d_v", &d->d_v.buffer},
-                 {"d_lse", &d->d_lse.buffer}};
+static tess_status check_reserved(const tess_plan *plan, const tess_run_desc *d) {
     if (d->flags != 0) REFUSE("%s: flags: must be 0, got 0x%x", in_run, (unsigned)d->flags);
-    for (size_t n = 0; n < sizeof later / sizeof *later; n++) {
-        if (later[n].buffer->kind != TESS_BUFFER_NONE)
-            return tess_fail(TESS_ERROR_UNSUPPORTED, "%s: %s: must be of kind NONE in this version",
-                             in_run, later[n].name);
-    }
+    const char *unused = tess_role_unused(d, plan->op);
+    if (unused)
+        return tess_fail(TESS_ERROR_UNSUPPORTED, "%s: %s: must be of kind NONE in this version",
+                         in_run, unused);
     if (d->stream.kind > TESS_STREAM_RECORD)
         REFUSE("%s: stream.kind: %u is no tess_stream_kind", in_run, (unsigned)d->stream.kind);
     if (d->stream.reserved != 0)
@@ -289,7 +257,7 @@ tess_status tess_run(const tess_plan *plan, const tess_run_desc *desc) {
     if (!plan) return tess_handle_missing(in_run, "plan");
     tess_status status = tess_device_check(plan->device, in_run);
     if (status == TESS_OK) status = tess_desc_read(in_run, "desc", desc, &d, TESS_RUN_DESC);
-    if (status == TESS_OK) status = check_reserved(&d);
+    if (status == TESS_OK) status = check_reserved(plan, &d);
     if (status != TESS_OK) return status;
     if (plan->ledger.n_jobs == 0) {
         if (d.device_seconds) *d.device_seconds = 0;
@@ -301,7 +269,7 @@ tess_status tess_run(const tess_plan *plan, const tess_run_desc *desc) {
     if (status == TESS_OK) status = check_workspace(plan, &d.workspace);
     if (status != TESS_OK) return status;
     launch.struct_size = sizeof launch;
-    launch.op = TESS_OP_FORWARD;
+    launch.op = plan->op;
     launch.dtype = plan->dtype;
     launch.head_dim = launch.value_head_dim = plan->head_dim;
     launch.block = plan->layout->pattern.block;
@@ -310,11 +278,6 @@ tess_status tess_run(const tess_plan *plan, const tess_run_desc *desc) {
     launch.scale = plan->scale;
     launch.kernel = &plan->kernel;
     launch.tables = &plan->tables;
-    launch.q = d.q;
-    launch.k = d.k;
-    launch.v = d.v;
-    launch.o = d.o;
-    launch.lse = d.lse;
     launch.workspace = d.workspace;
     launch.workspace_bytes = plan->ledger.workspace_bytes;
     launch.q_tokens = plan->packed ? plan->q_len : plan->max_q_len;

@@ -102,7 +102,8 @@ void tess_log(const tess_runtime *runtime, const char *topic, const char *format
     log_line(runtime, topic, message);
 }
 
-void tess_log_failure(uint64_t runtime_id, const char *message) {
+/* Hands a message to the log of a runtime that asks for "errors", if it still lives. */
+static void log_failure(uint64_t runtime_id, const char *message) {
     if (atomic_load_explicit(&n_error_loggers, memory_order_relaxed) == 0 || runtime_id == 0)
         return;
     /* The thread remembers only the runtime's number: the runtime itself may be gone, or be
@@ -124,6 +125,7 @@ static void error_logger_add(tess_runtime *runtime) {
     error_loggers = runtime;
     pthread_mutex_unlock(&process);
     atomic_fetch_add_explicit(&n_error_loggers, 1, memory_order_relaxed);
+    tess_failures_observe(log_failure);
 }
 
 static void error_logger_remove(tess_runtime *runtime) {
@@ -143,7 +145,7 @@ static void runtime_destroy(tess_runtime *runtime) {
     error_logger_remove(runtime);
     tess_backends_free(runtime);
     tess_tune_free(runtime, &runtime->tune);
-    tess_settings_free(runtime);
+    tess_settings_free(runtime, &runtime->settings);
     /* After a fork another thread of the parent may have held the mutex, and destroying a locked
      * one is not defined. */
     if (!tess_runtime_forked(runtime)) pthread_mutex_destroy(&runtime->probing);
@@ -198,7 +200,7 @@ tess_status tess_runtime_create(const tess_runtime_desc *desc, tess_runtime **ou
     runtime->log_user = own.log_user;
     runtime->elevated = tess_process_elevated();
 
-    tess_status status = tess_settings_read(runtime, &own);
+    tess_status status = tess_settings_read(runtime, &own, &runtime->settings);
     if (status == TESS_OK) status = read_tune_file(runtime);
     if (status == TESS_OK) status = tess_backends_list(runtime);
     if (status != TESS_OK) {
@@ -233,4 +235,68 @@ tess_status tess_runtime_check(const tess_runtime *runtime, const char *function
                          "make a new runtime there",
                          function);
     return TESS_OK;
+}
+
+/* ------------------------------------------------------------------ queries */
+
+const char *tess_setting(const tess_runtime *runtime, const char *name) {
+    return tess_setting_named(&runtime->settings, name);
+}
+
+tess_status tess_runtime_setting(const tess_runtime *runtime, uint32_t index,
+                                 tess_setting_info *info) {
+    static const char function[] = "tess_runtime_setting";
+    tess_status status = tess_runtime_check(runtime, function);
+    if (status != TESS_OK) return status;
+    if (index >= TESS_SETTING_COUNT) return tess_past_end(function, index, "setting");
+    const tess_setting_info full =
+        tess_setting_describe(&runtime->settings, (tess_setting_id)index);
+    return tess_info_write(function, info, &full, TESS_SETTING_INFO);
+}
+
+tess_status tess_runtime_backend(tess_runtime *runtime, uint32_t index, tess_backend_info *info) {
+    static const char function[] = "tess_runtime_backend";
+    tess_status status = tess_runtime_check(runtime, function);
+    if (status != TESS_OK) return status;
+    if (index >= runtime->n_backends) return tess_past_end(function, index, "backend");
+    tess_backend_entry *entry = &runtime->backends[index];
+    pthread_mutex_lock(&runtime->probing);
+    status = tess_backend_probe(entry);
+    tess_backend_info full = {
+        .struct_size = sizeof full, .device_count = entry->n_devices, .status = entry->status};
+    memcpy(full.name, entry->name, sizeof full.name);
+    memcpy(full.reason, entry->reason, sizeof full.reason);
+    pthread_mutex_unlock(&runtime->probing);
+    return status != TESS_OK ? status : tess_info_write(function, info, &full, TESS_BACKEND_INFO);
+}
+
+tess_status tess_runtime_device(tess_runtime *runtime, uint32_t index, tess_device_info *info) {
+    static const char function[] = "tess_runtime_device";
+    tess_status status = tess_runtime_check(runtime, function);
+    if (status == TESS_OK) status = tess_backends_probe(runtime, NULL);
+    if (status != TESS_OK) return status;
+    tess_device_place found;
+    if (!tess_device_find(runtime, NULL, index, &found))
+        return tess_past_end(function, index, "device");
+    return tess_info_write(function, info, &found.entry->devices[found.index], TESS_DEVICE_INFO);
+}
+
+tess_status tess_runtime_rule(const tess_runtime *runtime, const tess_device *device,
+                              uint32_t index, tess_rule_info *info) {
+    static const char function[] = "tess_runtime_rule";
+    tess_status status = tess_runtime_check(runtime, function);
+    if (status != TESS_OK) return status;
+    if (device != NULL && device->runtime != runtime)
+        return tess_fail(TESS_ERROR_INVALID, "%s: device: belongs to another runtime", function);
+    tess_rule_info full = {.struct_size = sizeof full,
+                           .table = tess_setting_value(&runtime->settings, TESS_SETTING_TUNE_FILE)};
+    uint32_t left = index;
+    bool found = tess_tune_rule_at(&runtime->tune, device, &left, &full);
+    for (uint32_t n = 0; n < runtime->n_backends && !found; n++) {
+        full.built_in = 1;
+        full.table = runtime->backends[n].name;
+        found = tess_tune_rule_at(&runtime->backends[n].tune, device, &left, &full);
+    }
+    return found ? tess_info_write(function, info, &full, TESS_RULE_INFO)
+                 : tess_past_end(function, index, "rule");
 }

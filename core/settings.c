@@ -15,9 +15,6 @@
 #include <unistd.h>
 #endif
 
-#include "runtime.h"
-#include "status.h"
-
 static const char function[] = "tess_runtime_create";
 
 static const char *const topics[] = {"errors", "device", "dispatch", "plan"};
@@ -160,20 +157,21 @@ static const char *environment(const char *name) {
 #endif
 }
 
-static tess_status store(tess_runtime *runtime, tess_setting_id id, const char *text) {
+static tess_status store(tess_runtime *runtime, tess_settings *settings, tess_setting_id id,
+                         const char *text) {
     size_t bytes = strlen(text) + 1;
     char *copy = tess_mem_alloc(runtime, bytes, 1);
     if (copy == NULL)
         return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: %s: %zu bytes", function, table[id].name,
                          bytes);
     memcpy(copy, text, bytes);
-    runtime->settings.values[id].text = copy;
-    runtime->settings.values[id].bytes = bytes;
+    settings->values[id].text = copy;
+    settings->values[id].bytes = bytes;
     return TESS_OK;
 }
 
-tess_status tess_settings_read(tess_runtime *runtime, const tess_runtime_desc *desc) {
-    tess_settings *settings = &runtime->settings;
+tess_status tess_settings_read(tess_runtime *runtime, const tess_runtime_desc *desc,
+                               tess_settings *settings) {
     for (tess_setting_id id = 0; id < TESS_SETTING_COUNT; id++) {
         char number[16];
         const char *text = NULL;
@@ -198,16 +196,15 @@ tess_status tess_settings_read(tess_runtime *runtime, const tess_runtime_desc *d
             text = number;
         }
         tess_status status = table[id].rule(settings, tess_setting_label(settings, id), text);
-        if (status == TESS_OK) status = store(runtime, id, text);
+        if (status == TESS_OK) status = store(runtime, settings, id, text);
         if (status != TESS_OK) return status;
     }
     return TESS_OK;
 }
 
-void tess_settings_free(tess_runtime *runtime) {
+void tess_settings_free(tess_runtime *runtime, tess_settings *settings) {
     for (tess_setting_id id = 0; id < TESS_SETTING_COUNT; id++)
-        tess_mem_free(runtime, runtime->settings.values[id].text,
-                      runtime->settings.values[id].bytes);
+        tess_mem_free(runtime, settings->values[id].text, settings->values[id].bytes);
 }
 
 const char *tess_setting_value(const tess_settings *settings, tess_setting_id id) {
@@ -218,24 +215,17 @@ const char *tess_setting_label(const tess_settings *settings, tess_setting_id id
     return settings->values[id].source == TESS_SOURCE_DESCRIPTOR ? table[id].field : table[id].name;
 }
 
-const char *tess_setting(const tess_runtime *runtime, const char *name) {
+const char *tess_setting_named(const tess_settings *settings, const char *name) {
     for (tess_setting_id id = 0; id < TESS_SETTING_COUNT; id++)
-        if (strcmp(table[id].name, name) == 0) return tess_setting_value(&runtime->settings, id);
+        if (strcmp(table[id].name, name) == 0) return tess_setting_value(settings, id);
     return "";
 }
 
-tess_status tess_runtime_setting(const tess_runtime *runtime, uint32_t index,
-                                 tess_setting_info *info) {
+tess_setting_info tess_setting_describe(const tess_settings *settings, tess_setting_id id) {
     static const char *const sources[] = {"default", "environment", "descriptor"};
-    static const char here[] = "tess_runtime_setting";
-    tess_status status = tess_runtime_check(runtime, here);
-    if (status != TESS_OK) return status;
-    if (index >= TESS_SETTING_COUNT) return tess_past_end(here, index, "setting");
-    const tess_settings *settings = &runtime->settings;
-    tess_setting_info full = {.struct_size = sizeof full,
-                              .name = table[index].name,
-                              .value = tess_setting_value(settings, (tess_setting_id)index),
-                              .source = sources[settings->values[index].source],
-                              .meaning = table[index].meaning};
-    return tess_info_write(here, info, &full, TESS_SETTING_INFO);
+    return (tess_setting_info){.struct_size = sizeof(tess_setting_info),
+                               .name = table[id].name,
+                               .value = tess_setting_value(settings, id),
+                               .source = sources[settings->values[id].source],
+                               .meaning = table[id].meaning};
 }

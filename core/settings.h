@@ -35,14 +35,18 @@ typedef struct tess_settings {
     uint32_t cpu_threads; /* what the setting and the CPUs allow */
 } tess_settings;
 
-/* Fills runtime->settings from the descriptor, then the environment, and checks everything but the
- * names of backends, which are not known yet. On failure the settings may be half filled;
+/* Fills *settings, which are zero, from the descriptor, then the environment, and checks everything
+ * but the names of backends, which are not known yet. On failure the settings may be half filled;
  * tess_settings_free copes. */
-tess_status tess_settings_read(tess_runtime *runtime, const tess_runtime_desc *desc);
-void tess_settings_free(tess_runtime *runtime);
+tess_status tess_settings_read(tess_runtime *runtime, const tess_runtime_desc *desc,
+                               tess_settings *settings);
+void tess_settings_free(tess_runtime *runtime, tess_settings *settings);
 
 /* "" when unset */
 const char *tess_setting_value(const tess_settings *settings, tess_setting_id id);
+/* of the setting with this name in the environment; "" too where there is none */
+const char *tess_setting_named(const tess_settings *settings, const char *name);
+tess_setting_info tess_setting_describe(const tess_settings *settings, tess_setting_id id);
 /* What to call a setting in a message: the descriptor's field or the environment variable,
  * whichever it came from. */
 const char *tess_setting_label(const tess_settings *settings, tess_setting_id id);

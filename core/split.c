@@ -73,21 +73,21 @@ tess_kernel_costs tess_split_costs(const tess_kernel_costs *costs, uint32_t para
  * one and count by their mean. */
 static uint32_t find_bins(const tess_jobs *jobs, bin *bins) {
     uint32_t distinct = 0, low = 0, high = 0, n = 0, current = UINT32_MAX;
-    for (uint32_t b = 0; b < jobs->n_buckets; b++) {
-        if (jobs->bucket[b] == 0) continue;
+    for (uint32_t b = 0; b < jobs->order.n_buckets; b++) {
+        if (jobs->order.bucket[b] == 0) continue;
         if (distinct++ == 0) low = b;
         high = b;
     }
     if (distinct == 0) return 0;
     const uint32_t width = distinct <= BINS ? 1 : (high - low) / BINS + 1;
     for (uint32_t b = high + 1; b-- > low;) {
-        const uint32_t count = jobs->bucket[b];
+        const uint32_t count = jobs->order.bucket[b];
         if (count == 0) continue;
         if ((high - b) / width != current) {
             current = (high - b) / width;
             bins[n++] = (bin){0, 0};
         }
-        bins[n - 1].blocks += count * ((uint64_t)b << jobs->shift);
+        bins[n - 1].blocks += count * ((uint64_t)b << jobs->order.shift);
         bins[n - 1].jobs += count;
     }
     for (uint32_t b = 0; b < n; b++) bins[b].blocks /= bins[b].jobs;

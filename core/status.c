@@ -120,6 +120,12 @@ void tess_format(char *text, size_t size, const char *format, va_list arguments)
     tess_one_line(text);
 }
 
+static _Atomic tess_failure_fn observer;
+
+void tess_failures_observe(tess_failure_fn tell) {
+    atomic_store_explicit(&observer, tell, memory_order_release);
+}
+
 tess_status tess_fail(tess_status status, const char *format, ...) {
     /* The arguments may point into the previous message, so the new one is made beside it. */
     char text[TESS_ERROR_BYTES];
@@ -133,7 +139,8 @@ tess_status tess_fail(tess_status status, const char *format, ...) {
                   : (unsigned)status < (unsigned)N_STATUSES ? (unsigned)status & 0x7f
                                                             : TESS_ERROR_NATIVE;
     call.failed = true;
-    if (call.recovering == 0) tess_log_failure(call.runtime_id, text);
+    const tess_failure_fn tell = atomic_load_explicit(&observer, memory_order_acquire);
+    if (call.recovering == 0 && tell != NULL) tell(call.runtime_id, text);
     return status;
 }
 

@@ -49,7 +49,9 @@ void tess_format(char *text, size_t size, const char *format, va_list arguments)
 /* Makes one line of `text` in place: control characters become spaces, and spaces at the end go. */
 void tess_one_line(char *text);
 
-/* runtime.c: hands a message to the log of a runtime that asks for "errors", if it still lives. */
-void tess_log_failure(uint64_t runtime_id, const char *message);
+/* Who hears of failures that are not recovered from: the log of the runtimes, once one of them asks
+ * for "errors". `runtime_id` is that of the running call. */
+typedef void (*tess_failure_fn)(uint64_t runtime_id, const char *message);
+void tess_failures_observe(tess_failure_fn tell);
 
 #endif

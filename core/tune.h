@@ -58,4 +58,10 @@ void tess_tune_free(tess_runtime *runtime, tess_tune *tune);
 tess_status tess_tune_choose(tess_device *device, const tess_kernel_key *key, uint32_t pattern,
                              tess_kernel *kernel, bool *chosen);
 
+/* Copies rule `*index` of those that may serve the device, or of all with NULL. Where the table
+ * ends before it, returns false and leaves in *index how many rules of further tables are to be
+ * passed. */
+bool tess_tune_rule_at(const tess_tune *tune, const tess_device *device, uint32_t *index,
+                       tess_rule_info *full);
+
 #endif

@@ -140,9 +140,8 @@ tess_status tess_tune_choose(tess_device *device, const tess_kernel_key *key, ui
 
 /* ------------------------------------------------------------------ queries */
 
-/* Copies rule `*index` of a table, or counts the rules that are passed. */
-static bool take(const tess_tune *tune, const tess_device *device, uint32_t *index,
-                 tess_rule_info *full) {
+bool tess_tune_rule_at(const tess_tune *tune, const tess_device *device, uint32_t *index,
+                       tess_rule_info *full) {
     for (uint32_t n = 0; n < tune->n_rules; n++) {
         const tess_tune_rule *rule = &tune->rules[n];
         if ((device != NULL && !is_for_device(rule, &device->info)) || (*index)-- != 0) continue;
@@ -152,24 +151,4 @@ static bool take(const tess_tune *tune, const tess_device *device, uint32_t *ind
         return true;
     }
     return false;
-}
-
-tess_status tess_runtime_rule(const tess_runtime *runtime, const tess_device *device,
-                              uint32_t index, tess_rule_info *info) {
-    static const char here[] = "tess_runtime_rule";
-    tess_status status = tess_runtime_check(runtime, here);
-    if (status != TESS_OK) return status;
-    if (device != NULL && device->runtime != runtime)
-        return tess_fail(TESS_ERROR_INVALID, "%s: device: belongs to another runtime", here);
-    tess_rule_info full = {.struct_size = sizeof full,
-                           .table = tess_setting_value(&runtime->settings, TESS_SETTING_TUNE_FILE)};
-    uint32_t left = index;
-    bool found = take(&runtime->tune, device, &left, &full);
-    for (uint32_t n = 0; n < runtime->n_backends && !found; n++) {
-        full.built_in = 1;
-        full.table = runtime->backends[n].name;
-        found = take(&runtime->backends[n].tune, device, &left, &full);
-    }
-    return found ? tess_info_write(here, info, &full, TESS_RULE_INFO)
-                 : tess_past_end(here, index, "rule");
 }

@@ -189,6 +189,11 @@ tess_status tess_driver_start(const tess_driver_device *d, int slot, void *funct
                               unsigned groups, unsigned threads, unsigned shared_bytes,
                               void *stream, void **parameters);
 
+/* Where a buffer begins on the device. */
+static inline uint64_t tess_driver_address(const tess_buffer *buffer) {
+    return buffer->handle + buffer->offset;
+}
+
 /* kernels of the table, and launches */
 tess_status tess_driver_kernel(void *device, const tess_kernel_key *key, tess_kernel *kernel,
                                uint32_t index, tess_kernel_info *info);

@@ -140,14 +140,14 @@ tess_status tess_driver_start(const tess_driver_device *d, int slot, void *funct
 static tess_status launch_portable(tess_driver_device *d, const tess_launch *l, void *function,
                                    tess_args *args, uint32_t groups, uint32_t threads, int waits,
                                    void *stream) {
-    const uint64_t workspace_at = l->workspace.handle + l->workspace.offset;
-    uint64_t q = l->q.buffer.handle + l->q.buffer.offset,
-             k = l->k.buffer.handle + l->k.buffer.offset,
-             v = l->v.buffer.handle + l->v.buffer.offset,
-             o = l->o.buffer.handle + l->o.buffer.offset,
-             lse = l->lse.buffer.handle + l->lse.buffer.offset,
-             tables = l->tables->device.handle + l->tables->device.offset, workspace = workspace_at;
-    void *parameters[] = {&q, &k, &v, &o, &lse, &tables, &workspace, args};
+    uint64_t buffers[TESS_PORTABLE_BUFFERS];
+    void *parameters[TESS_PORTABLE_BUFFERS + 1];
+    for (int n = 0; n < TESS_PORTABLE_TENSORS; n++)
+        buffers[n] = tess_driver_address(&l->tensor[tess_portable_tensors[n].role].buffer);
+    buffers[TESS_PORTABLE_TENSORS] = tess_driver_address(&l->tables->device);
+    buffers[TESS_PORTABLE_TENSORS + 1] = tess_driver_address(&l->workspace);
+    for (int n = 0; n < TESS_PORTABLE_BUFFERS; n++) parameters[n] = &buffers[n];
+    parameters[TESS_PORTABLE_BUFFERS] = args;
     if (waits) return tess_driver_start(d, 0, function, groups, threads, 0, stream, parameters);
     const int code =
         d->driver->call.launch(function, groups, 1, 1, threads, 1, 1, 0, stream, parameters, NULL);

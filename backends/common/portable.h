@@ -25,6 +25,19 @@ typedef struct tess_portable_variant {
 
 extern const tess_portable_variant tess_portable, tess_portable_small;
 
+/* The tensors that the portable kernels take, in the order of their first buffers; the tables and
+ * the workspace follow. */
+typedef struct tess_portable_tensor {
+    uint32_t role; /* tess_role */
+    const char *name;
+    uint32_t element; /* bytes; 0: of the launch's dtype */
+    size_t at;        /* in tess_args: the index of the first element ... */
+    size_t strides;   /* ... and the three strides */
+} tess_portable_tensor;
+
+enum { TESS_PORTABLE_TENSORS = 5, TESS_PORTABLE_BUFFERS = TESS_PORTABLE_TENSORS + 2 };
+extern const tess_portable_tensor tess_portable_tensors[TESS_PORTABLE_TENSORS];
+
 /* Of a workgroup of the merge kernel: its threads, and the rows of one merge that it takes. */
 enum { TESS_MERGE_THREADS = 64, TESS_MERGE_ROWS = 4 };
 

@@ -51,14 +51,20 @@ void tess_cpu_merge(const tess_launch *l, const tess_merge *merge) {
         const int64_t head = merge->head + r / merge->rows,
                       q = s->q_start + merge->row + r % merge->rows,
                       batch = l->batch_strided ? s->batch : 0;
-        char *o = (char *)(uintptr_t)(l->o.buffer.handle + l->o.buffer.offset);
+        char *o = (char *)(uintptr_t)(l->tensor[TESS_ROLE_O].buffer.handle +
+                                      l->tensor[TESS_ROLE_O].buffer.offset);
         store(l->dtype,
-              o + (batch * l->o.stride_batch + q * l->o.stride_token + head * l->o.stride_head) *
+              o + (batch * l->tensor[TESS_ROLE_O].stride_batch +
+                   q * l->tensor[TESS_ROLE_O].stride_token +
+                   head * l->tensor[TESS_ROLE_O].stride_head) *
                       (int64_t)esize,
               row, dim);
-        if (l->lse.buffer.kind != TESS_BUFFER_NONE) {
-            float *out = (float *)(uintptr_t)(l->lse.buffer.handle + l->lse.buffer.offset);
-            out[batch * l->lse.stride_batch + q * l->lse.stride_token + head * l->lse.stride_head] =
+        if (l->tensor[TESS_ROLE_LSE].buffer.kind != TESS_BUFFER_NONE) {
+            float *out = (float *)(uintptr_t)(l->tensor[TESS_ROLE_LSE].buffer.handle +
+                                              l->tensor[TESS_ROLE_LSE].buffer.offset);
+            out[batch * l->tensor[TESS_ROLE_LSE].stride_batch +
+                q * l->tensor[TESS_ROLE_LSE].stride_token +
+                head * l->tensor[TESS_ROLE_LSE].stride_head] =
                 sum == 0 ? -INFINITY : (float)(top * scale + log(sum));
         }
     }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Enqueuing the kernels of a run. OpenCL copies the arguments of a kernel while it is enqueued, so
  * a slot is free again as soon as that is done. */
+#include <stdio.h>
 #include <string.h>
 
 #include "extra.h"
@@ -106,30 +107,38 @@ static cl_mem mem_or(const tess_buffer *buffer, cl_mem other) {
     return buffer->kind == TESS_BUFFER_NONE ? other : (cl_mem)(uintptr_t)buffer->handle;
 }
 
+/* Messages call the argument `name` followed by `part`. */
+static tess_status set_buffer(const opencl_device *d, cl_kernel kernel, cl_uint n, cl_mem buffer,
+                              const char *name, const char *part) {
+    char what[64];
+    const cl_int code = d->cl->clSetKernelArg(kernel, n, sizeof(cl_mem), &buffer);
+    if (code == CL_SUCCESS) return TESS_OK;
+    snprintf(what, sizeof what, "%s%s: clSetKernelArg", name, part);
+    if (code == CL_INVALID_MEM_OBJECT || code == CL_INVALID_ARG_VALUE)
+        return invalid(d, what, code);
+    return tess_opencl_fail(d->host, "clSetKernelArg", what, code);
+}
+
 static tess_status set_buffers(const opencl_device *d, const tess_launch *l, cl_kernel kernel) {
     /* An argument that is not used still has to be a buffer. */
     const cl_mem tables = (cl_mem)(uintptr_t)l->tables->device.handle;
-    const cl_mem buffers[7] = {mem_or(&l->q.buffer, tables),   mem_or(&l->k.buffer, tables),
-                               mem_or(&l->v.buffer, tables),   mem_or(&l->o.buffer, tables),
-                               mem_or(&l->lse.buffer, tables), tables,
-                               mem_or(&l->workspace, tables)};
-    static const char *const names[7] = {"q.buffer: clSetKernelArg",   "k.buffer: clSetKernelArg",
-                                         "v.buffer: clSetKernelArg",   "o.buffer: clSetKernelArg",
-                                         "lse.buffer: clSetKernelArg", "tables: clSetKernelArg",
-                                         "workspace: clSetKernelArg"};
-    for (cl_uint n = 0; n < 7; n++) {
-        const cl_int code = d->cl->clSetKernelArg(kernel, n, sizeof(cl_mem), &buffers[n]);
-        if (code == CL_INVALID_MEM_OBJECT || code == CL_INVALID_ARG_VALUE)
-            return invalid(d, names[n], code);
-        if (code != CL_SUCCESS) return tess_opencl_fail(d->host, "clSetKernelArg", names[n], code);
+    tess_status status = TESS_OK;
+    for (cl_uint n = 0; n < TESS_PORTABLE_TENSORS && status == TESS_OK; n++) {
+        const tess_portable_tensor *t = &tess_portable_tensors[n];
+        status = set_buffer(d, kernel, n, mem_or(&l->tensor[t->role].buffer, tables), t->name,
+                            ".buffer");
     }
-    return TESS_OK;
+    if (status == TESS_OK)
+        status = set_buffer(d, kernel, TESS_PORTABLE_TENSORS, tables, "tables", "");
+    if (status != TESS_OK) return status;
+    return set_buffer(d, kernel, TESS_PORTABLE_TENSORS + 1, mem_or(&l->workspace, tables),
+                      "workspace", "");
 }
 
 /* Enqueues `groups` workgroups, after what `way` says, and moves its events on. */
 static tess_status enqueue(const opencl_device *d, opencl_way *way, cl_kernel kernel,
                            const tess_args *args, size_t groups, uint32_t threads) {
-    cl_int code = d->cl->clSetKernelArg(kernel, 7, sizeof *args, args);
+    cl_int code = d->cl->clSetKernelArg(kernel, TESS_PORTABLE_BUFFERS, sizeof *args, args);
     if (code != CL_SUCCESS)
         return tess_opencl_fail(d->host, "clSetKernelArg", "the arguments are not taken", code);
     const size_t local = threads, global = groups * threads;

@@ -138,16 +138,20 @@ typedef struct bindings {
 static tess_status bind_all(const tess_vk_device *d, const tess_launch *l, bindings *b) {
     const uint32_t item = tess_portable_element(l->dtype);
     memset(b, 0, sizeof *b);
-    tess_status status = bind(d, "q", &l->q.buffer, l->q_bytes, item, &b->ranges[0], &b->q_at);
+    tess_status status = bind(d, "q", &l->tensor[TESS_ROLE_Q].buffer, l->bytes[TESS_ROLE_Q], item,
+                              &b->ranges[0], &b->q_at);
     if (status == TESS_OK)
-        status = bind(d, "k", &l->k.buffer, l->k_bytes, item, &b->ranges[1], &b->k_at);
+        status = bind(d, "k", &l->tensor[TESS_ROLE_K].buffer, l->bytes[TESS_ROLE_K], item,
+                      &b->ranges[1], &b->k_at);
     if (status == TESS_OK)
-        status = bind(d, "v", &l->v.buffer, l->v_bytes, item, &b->ranges[2], &b->v_at);
+        status = bind(d, "v", &l->tensor[TESS_ROLE_V].buffer, l->bytes[TESS_ROLE_V], item,
+                      &b->ranges[2], &b->v_at);
     if (status == TESS_OK)
-        status = bind(d, "o", &l->o.buffer, l->o_bytes, item, &b->ranges[3], &b->o_at);
+        status = bind(d, "o", &l->tensor[TESS_ROLE_O].buffer, l->bytes[TESS_ROLE_O], item,
+                      &b->ranges[3], &b->o_at);
     if (status == TESS_OK)
-        status =
-            bind(d, "lse", &l->lse.buffer, l->lse_bytes, sizeof(float), &b->ranges[4], &b->lse_at);
+        status = bind(d, "lse", &l->tensor[TESS_ROLE_LSE].buffer, l->bytes[TESS_ROLE_LSE],
+                      sizeof(float), &b->ranges[4], &b->lse_at);
     if (status == TESS_OK)
         status = bind(d, "tables of the plan", &l->tables->device, l->tables->device.size, 4,
                       &b->ranges[5], &b->tables_at);

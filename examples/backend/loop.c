@@ -119,9 +119,9 @@ static float *partial(const tess_launch *l, uint32_t index) {
 /* Where row r of an item goes in the end. LSE is optional. */
 static void store(const tess_launch *l, const gathered *g, const tess_sequence *s, uint32_t row,
                   uint32_t head) {
-    finish(l, g, element(&l->o, s->batch, s->q_start + row, head));
-    if (l->lse.buffer.kind != TESS_BUFFER_NONE)
-        *element(&l->lse, s->batch, s->q_start + row, head) =
+    finish(l, g, element(&l->tensor[TESS_ROLE_O], s->batch, s->q_start + row, head));
+    if (l->tensor[TESS_ROLE_LSE].buffer.kind != TESS_BUFFER_NONE)
+        *element(&l->tensor[TESS_ROLE_LSE], s->batch, s->q_start + row, head) =
             g->sum > 0 ? fabsf(l->scale) * g->most + logf(g->sum) : -INFINITY;
 }
 
@@ -131,7 +131,8 @@ static void run_row(const tess_launch *l, const tess_job *job, uint32_t r) {
     const int64_t first = (int64_t)s->kv_len - s->q_len + job->row, p = first + r, block = l->block;
     const int64_t i = p >= 0 ? p / block : -1 - (-1 - p) / block,
                   i_first = first >= 0 ? first / block : -1 - (-1 - first) / block;
-    const float *q = element(&l->q, s->batch, s->q_start + job->row + r, job->head);
+    const float *q =
+        element(&l->tensor[TESS_ROLE_Q], s->batch, s->q_start + job->row + r, job->head);
     gathered g = {.most = -INFINITY};
     tess_key_run run;
     for (uint64_t n = 0; n < tess_key_blocks(job); n += run.blocks) {
@@ -140,8 +141,9 @@ static void run_row(const tess_launch *l, const tess_job *job, uint32_t r) {
         for (int64_t t = run.block * block; t < end && t < s->kv_len; t++) {
             if (run.masked && !tess_kept(c, p, t, i, run.block, run.bits, i_first)) continue;
             const int64_t token = s->kv_start + t;
-            gather(l, &g, q, element(&l->k, s->batch, token, job->head / l->group),
-                   element(&l->v, s->batch, token, job->head / l->group));
+            gather(l, &g, q,
+                   element(&l->tensor[TESS_ROLE_K], s->batch, token, job->head / l->group),
+                   element(&l->tensor[TESS_ROLE_V], s->batch, token, job->head / l->group));
         }
     }
     if (job->partial == TESS_NO_PARTIAL)

@@ -181,10 +181,12 @@ static tess_status emulated_launch(void *opaque, const tess_launch *l) {
     tess_status status = TESS_OK;
     message m = {.dtype = l->dtype,
                  .shape = *shape,
-                 .memory = {place(device, &l->q.buffer), place(device, &l->k.buffer),
-                            place(device, &l->v.buffer), place(device, &l->o.buffer),
-                            place(device, &l->lse.buffer), place(device, &l->tables->device),
-                            place(device, &l->workspace)}};
+                 .memory = {place(device, &l->tensor[TESS_ROLE_Q].buffer),
+                            place(device, &l->tensor[TESS_ROLE_K].buffer),
+                            place(device, &l->tensor[TESS_ROLE_V].buffer),
+                            place(device, &l->tensor[TESS_ROLE_O].buffer),
+                            place(device, &l->tensor[TESS_ROLE_LSE].buffer),
+                            place(device, &l->tables->device), place(device, &l->workspace)}};
     if (l->n_jobs) {
         tess_portable_forward_args(l, 0, l->n_jobs, 1, &m.args);
         status = run(device, &m);

@@ -248,17 +248,19 @@ static void add_block(row_state *r, int64_t j, uint32_t bits, int masked) {
                                  bits, r->first_block))
             continue;
         double score = 0;
-        const int64_t k = at(&l->k, s->batch, s->kv_start + t, group),
-                      v = at(&l->v, s->batch, s->kv_start + t, group);
+        const int64_t k = at(&l->tensor[TESS_ROLE_K], s->batch, s->kv_start + t, group),
+                      v = at(&l->tensor[TESS_ROLE_V], s->batch, s->kv_start + t, group);
         for (int e = 0; e < l->head_dim; e++)
-            score += (double)r->q[e] * element_load(l->dtype, address(&l->k.buffer), k + e);
+            score += (double)r->q[e] *
+                     element_load(l->dtype, address(&l->tensor[TESS_ROLE_K].buffer), k + e);
         if (l->scale < 0) score = -score;
         const double scale = fabs((double)l->scale), most = score > r->most ? score : r->most;
         const double keep = exp(scale * (r->most - most)), weight = exp(scale * (score - most));
         r->sum = r->sum * keep + weight;
         for (int e = 0; e < l->head_dim; e++)
             r->o[e] =
-                r->o[e] * keep + weight * element_load(l->dtype, address(&l->v.buffer), v + e);
+                r->o[e] * keep +
+                weight * element_load(l->dtype, address(&l->tensor[TESS_ROLE_V].buffer), v + e);
         r->most = most;
     }
 }
@@ -270,12 +272,12 @@ static float *partial_at(const tess_launch *l, uint32_t partial) {
 
 static void write_row(const tess_launch *l, const tess_sequence *s, int64_t row, int64_t head,
                       const double *o, double lse) {
-    const int64_t to = at(&l->o, s->batch, s->q_start + row, head);
+    const int64_t to = at(&l->tensor[TESS_ROLE_O], s->batch, s->q_start + row, head);
     for (int e = 0; e < l->head_dim; e++)
-        element_store(l->dtype, address(&l->o.buffer), to + e, (float)o[e]);
-    if (l->lse.buffer.kind != TESS_BUFFER_NONE)
-        element_store(TESS_F32, address(&l->lse.buffer),
-                      at(&l->lse, s->batch, s->q_start + row, head), (float)lse);
+        element_store(l->dtype, address(&l->tensor[TESS_ROLE_O].buffer), to + e, (float)o[e]);
+    if (l->tensor[TESS_ROLE_LSE].buffer.kind != TESS_BUFFER_NONE)
+        element_store(TESS_F32, address(&l->tensor[TESS_ROLE_LSE].buffer),
+                      at(&l->tensor[TESS_ROLE_LSE], s->batch, s->q_start + row, head), (float)lse);
 }
 
 static void run_row(const tess_launch *l, const char *tables, const tess_job *job,
@@ -291,9 +293,10 @@ static void run_row(const tess_launch *l, const char *tables, const tess_job *jo
     r.first_block =
         floor_block((int64_t)r.sequence->kv_len - r.sequence->q_len + job->row, l->block);
     r.most = -INFINITY;
-    const int64_t q = at(&l->q, r.sequence->batch, r.sequence->q_start + job->row + row, r.head);
+    const int64_t q = at(&l->tensor[TESS_ROLE_Q], r.sequence->batch,
+                         r.sequence->q_start + job->row + row, r.head);
     for (int e = 0; e < l->head_dim; e++)
-        r.q[e] = element_load(l->dtype, address(&l->q.buffer), q + e);
+        r.q[e] = element_load(l->dtype, address(&l->tensor[TESS_ROLE_Q].buffer), q + e);
     tess_key_run run;
     for (uint64_t i = 0; i < tess_key_blocks(job); i += run.blocks) {
         run = tess_key_run_at(job, r.cls, entries, bits, i);

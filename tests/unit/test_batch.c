@@ -1,16 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Batches with sequences that have no rows: they cost nothing, are checked all the same, and change
  * nothing for the others. */
-#include "fixtures/planner.h"
+#include "fixtures/plans.h"
 
-#include "plan.h"
-
-static tess_device *device;
 static tess_layout *layout;
 
 static int setup(void **state) {
-    runtime_setup(state);
-    device = open_device(runtime);
+    device_setup(state);
     const tess_pattern p = s2_pattern(16, 2, 4, 0);
     layout = make_layout(runtime, &p, 8, 2, 1000);
     return 0;
@@ -18,16 +14,7 @@ static int setup(void **state) {
 
 static int teardown(void **state) {
     tess_layout_release(layout);
-    tess_device_release(device);
-    return runtime_teardown(state);
-}
-
-static tess_plan_desc plan_desc(int64_t batch, int64_t q_len, int64_t kv_len) {
-    return (tess_plan_desc){.struct_size = sizeof(tess_plan_desc),
-                            .head_dim = 16,
-                            .batch = batch,
-                            .q_len = q_len,
-                            .kv_len = kv_len};
+    return device_teardown(state);
 }
 
 /* Host memory of a plan, and the most that making it took at any time. */

@@ -526,7 +526,7 @@ static void test_many_blocks(void **state) {
     c.tile_rows = 32;
     instance_plan(&c);
     assert_int_equal(2 * 3125, c.jobs.n_jobs);
-    assert_int_equal(3, c.jobs.shift);
+    assert_int_equal(3, c.jobs.order.shift);
     uint64_t rows = 0;
     for (uint64_t n = 0; n < c.jobs.n_jobs; n++) {
         rows += c.out[n].rows;

@@ -1,26 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Plans: work and traffic by brute force, splitting, kernels and ranges, tables on a device, and
- * what goes wrong on the way. */
-#include "fixtures/planner.h"
-
+/* Plans: splitting, kernels, ranges and tensors, tables on a device, and what goes wrong on the
+ * way. */
 #include <math.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "plan.h"
-
-static tess_device *device;
-
-static int setup(void **state) {
-    runtime_setup(state);
-    device = open_device(runtime);
-    return 0;
-}
-
-static int teardown(void **state) {
-    tess_device_release(device);
-    return runtime_teardown(state);
-}
+#include "fixtures/plans.h"
 
 /* A device with other capabilities than the last one. */
 static void reopen(void) {
@@ -31,125 +16,6 @@ static void reopen(void) {
 static tess_layout *s2_layout(int32_t block, int64_t max_tokens) {
     const tess_pattern p = s2_pattern(block, 2, 4, 0);
     return make_layout(runtime, &p, 8, 2, max_tokens);
-}
-
-static tess_plan_desc plan_desc(int64_t batch, int64_t q_len, int64_t kv_len) {
-    tess_plan_desc d = {
-        .struct_size = sizeof d, .head_dim = 16, .batch = batch, .q_len = q_len, .kv_len = kv_len};
-    return d;
-}
-
-static tess_plan *make(const tess_layout *layout, const tess_plan_desc *d) {
-    return make_plan(device, layout, d);
-}
-
-static tess_plan_info query(const tess_plan *plan) {
-    tess_plan_info info = {.struct_size = sizeof info};
-    assert_int_equal(TESS_OK, tess_plan_query(plan, &info));
-    return info;
-}
-
-/* ------------------------------------------------------------------ work and traffic */
-
-typedef struct lengths {
-    int64_t n, q_lens[4], kv_lens[4], cu_q[5], cu_kv[5];
-    tess_plan_desc desc;
-} lengths;
-
-static void lengths_random(lengths *b, uint64_t *seed, const spec *x) {
-    memset(b, 0, sizeof *b);
-    b->n = test_between(seed, 0, 4);
-    b->desc = plan_desc(b->n, 0, 0);
-    b->desc.head_dim = 8 * (int32_t)test_between(seed, 1, 32);
-    b->desc.dtype = (uint32_t)test_between(seed, 0, 2);
-    int64_t max = x->layout.max_tokens, kind = test_between(seed, 0, 3),
-            most_q = test_between(seed, 0, max + 3), most_kv = test_between(seed, 0, max);
-    for (int64_t s = 0; s < b->n; s++) {
-        b->q_lens[s] = kind == 0 ? most_q : test_between(seed, 0, most_q);
-        b->kv_lens[s] = kind == 0 || kind == 3 ? most_kv : test_between(seed, 0, most_kv);
-        b->cu_q[s + 1] = b->cu_q[s] + b->q_lens[s];
-        b->cu_kv[s + 1] = b->cu_kv[s] + b->kv_lens[s];
-    }
-    if (kind == 1) {
-        b->desc.cu_q_lens = b->cu_q;
-        b->desc.cu_kv_lens = b->cu_kv;
-        return;
-    }
-    b->desc.q_len = kind == 2 && test_between(seed, 0, 1) ? 0 : most_q;
-    b->desc.kv_len = kind == 2 && test_between(seed, 0, 1) ? 0 : most_kv;
-    if (kind >= 2) b->desc.q_lens = b->q_lens;
-    if (kind == 2) b->desc.kv_lens = b->kv_lens;
-}
-
-static void test_work(void **state) {
-    (void)state;
-    uint64_t seed = 51;
-    for (int n = 0; n < 1500; n++) {
-        spec x;
-        lengths b;
-        spec_random(&x, &seed, 60);
-        lengths_random(&b, &seed, &x);
-        b.desc.kv_split = (int32_t)test_between(&seed, 0, 3);
-        tess_layout *layout = spec_layout(&x, runtime);
-        uint64_t before = heap.bytes;
-        tess_plan *plan = make(layout, &b.desc);
-        tess_plan_info info = query(plan);
-        assert_int_equal(heap.bytes - before - 100, info.host_bytes); /* 100 of the kernel */
-        bool both = x.pattern.flags & TESS_PATTERN_BIDIRECTIONAL;
-        uint64_t kept = 0, dense = 0, bytes = 0,
-                 element = (uint64_t)b.desc.head_dim * (b.desc.dtype == TESS_F32 ? 4 : 2);
-        int64_t group = x.layout.n_heads / x.layout.n_kv_heads;
-        for (int64_t s = 0; s < b.n; s++) {
-            bytes += 2 * (uint64_t)b.q_lens[s] * (uint64_t)x.layout.n_heads * element;
-            for (int64_t g = 0; g < x.layout.n_kv_heads; g++) {
-                for (int64_t t = 0; t < b.kv_lens[s]; t++) {
-                    bool read = false;
-                    for (int64_t h = g * group; h < (g + 1) * group; h++) {
-                        for (int64_t r = 0; r < b.q_lens[s]; r++) {
-                            int64_t p = b.kv_lens[s] - b.q_lens[s] + r;
-                            bool k = formula_kept(&x, (int32_t)h, p, t);
-                            kept += k;
-                            dense += both || t <= p;
-                            read = read || k;
-                        }
-                    }
-                    if (read) bytes += 2 * element;
-                }
-            }
-        }
-        if (info.kept_pairs != kept || info.dense_pairs != dense || info.bytes_min != bytes)
-            fail_msg("%s: kept %llu of %llu, wanted %llu of %llu; bytes %llu, wanted %llu",
-                     spec_text(&x), (unsigned long long)info.kept_pairs,
-                     (unsigned long long)info.dense_pairs, (unsigned long long)kept,
-                     (unsigned long long)dense, (unsigned long long)info.bytes_min,
-                     (unsigned long long)bytes);
-        assert_true(info.flops == 4.0 * b.desc.head_dim * (double)kept);
-        assert_true(info.create_seconds > 0 && info.create_seconds < 60);
-        assert_string_equal("rig/plain", info.kernel);
-        assert_int_equal(0, info.device_bytes);
-        tess_plan_release(plan);
-        tess_layout_release(layout);
-        spec_free(&x);
-    }
-}
-
-/* Sums past 64 bits stop at the largest value. */
-static void test_saturation(void **state) {
-    (void)state;
-    tess_pattern p = {.struct_size = sizeof p, .block = INT32_MAX};
-    tess_layout *layout = make_layout(runtime, &p, 65535, 1, INT32_MAX);
-    rig.tile_rows = 1 << 30;
-    tess_plan_desc d = plan_desc(1, 1 << 18, 2147418111);
-    d.kv_split = 1;
-    tess_plan *plan = make(layout, &d);
-    tess_plan_info info = query(plan);
-    assert_true(info.kept_pairs == UINT64_MAX && info.dense_pairs == UINT64_MAX);
-    uint32_t most = 0;
-    for (uint64_t n = 0; n < plan->ledger.n_jobs; n++)
-        most = plan->tables.jobs[n].rows > most ? plan->tables.jobs[n].rows : most;
-    assert_int_equal(32768, most);
-    tess_plan_release(plan);
-    tess_layout_release(layout);
 }
 
 /* ------------------------------------------------------------------ splitting and shapes */
@@ -438,7 +304,7 @@ static void test_kernel_setting(void **state) {
         tess_device_release(device);
         tess_runtime_release(runtime);
     }
-    setup(state);
+    device_setup(state);
 }
 
 /* ------------------------------------------------------------------ ranges */
@@ -880,7 +746,7 @@ static void test_references(void **state) {
     assert_true(query(plan).kept_pairs > 0);
     tess_plan_release(plan);
     assert_int_equal(0, heap.live);
-    setup(state);
+    device_setup(state);
 }
 
 /* In a child of fork() a handle says so, and may be released without a call to the backend. */
@@ -916,23 +782,21 @@ static void test_fork(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_work, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_saturation, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_auto_split, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_batch_invariant, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_class_lists, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_tile_rows, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_key, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_kernel_names, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_kernel_setting, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_ranges, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_tensors, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_refusals, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_tables_on_device, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_faults, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_device_lost, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_references, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_fork, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_auto_split, device_setup, device_teardown),
+        cmocka_unit_test_setup_teardown(test_batch_invariant, device_setup, device_teardown),
+        cmocka_unit_test_setup_teardown(test_class_lists, device_setup, device_teardown),
+        cmocka_unit_test_setup_teardown(test_tile_rows, device_setup, device_teardown),
+        cmocka_unit_test_setup_teardown(test_key, device_setup, device_teardown),
+        cmocka_unit_test_setup_teardown(test_kernel_names, device_setup, device_teardown),
+        cmocka_unit_test_setup_teardown(test_kernel_setting, device_setup, device_teardown),
+        cmocka_unit_test_setup_teardown(test_ranges, device_setup, device_teardown),
+        cmocka_unit_test_setup_teardown(test_tensors, device_setup, device_teardown),
+        cmocka_unit_test_setup_teardown(test_refusals, device_setup, device_teardown),
+        cmocka_unit_test_setup_teardown(test_tables_on_device, device_setup, device_teardown),
+        cmocka_unit_test_setup_teardown(test_faults, device_setup, device_teardown),
+        cmocka_unit_test_setup_teardown(test_device_lost, device_setup, device_teardown),
+        cmocka_unit_test_setup_teardown(test_references, device_setup, device_teardown),
+        cmocka_unit_test_setup_teardown(test_fork, device_setup, device_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -101,11 +101,11 @@ static void test_launch(void **state) {
     assert_int_equal(plan->ledger.n_jobs, l->n_jobs);
     assert_int_equal(0, l->first_merge);
     assert_int_equal(plan->ledger.n_merges, l->n_merges);
-    assert_memory_equal(&run.q, &l->q, sizeof l->q);
-    assert_memory_equal(&run.k, &l->k, sizeof l->k);
-    assert_memory_equal(&run.v, &l->v, sizeof l->v);
-    assert_memory_equal(&run.o, &l->o, sizeof l->o);
-    assert_memory_equal(&run.lse, &l->lse, sizeof l->lse);
+    assert_memory_equal(&run.q, &l->tensor[TESS_ROLE_Q], sizeof l->tensor[TESS_ROLE_Q]);
+    assert_memory_equal(&run.k, &l->tensor[TESS_ROLE_K], sizeof l->tensor[TESS_ROLE_K]);
+    assert_memory_equal(&run.v, &l->tensor[TESS_ROLE_V], sizeof l->tensor[TESS_ROLE_V]);
+    assert_memory_equal(&run.o, &l->tensor[TESS_ROLE_O], sizeof l->tensor[TESS_ROLE_O]);
+    assert_memory_equal(&run.lse, &l->tensor[TESS_ROLE_LSE], sizeof l->tensor[TESS_ROLE_LSE]);
     assert_memory_equal(&run.workspace, &l->workspace, sizeof l->workspace);
     assert_int_equal(plan->ledger.partials_at, l->partials_at);
     assert_int_equal(plan->partial_rows, l->partial_rows);

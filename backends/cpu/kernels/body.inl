@@ -236,14 +236,16 @@ static void pack_queries(task *t, int32_t first) {
             source[i] = (const char *)row;
             /* neither padding nor conversion: the caller's row is transposed where it is */
             if (whole) {
-                source[i] = tensor_base(&t->launch->q) +
-                            row_offset(t, &t->launch->q, first + lane + i) * t->esize;
+                source[i] =
+                    tensor_base(&t->launch->tensor[TESS_ROLE_Q]) +
+                    row_offset(t, &t->launch->tensor[TESS_ROLE_Q], first + lane + i) * t->esize;
             } else if (first + lane + i < t->rows) {
                 memset(row + WORD_OF(t->head_dim), 0,
                        (size_t)(padded - WORD_OF(t->head_dim)) * sizeof(float));
                 load_words(t->launch->dtype,
-                           tensor_base(&t->launch->q) +
-                               row_offset(t, &t->launch->q, first + lane + i) * t->esize,
+                           tensor_base(&t->launch->tensor[TESS_ROLE_Q]) +
+                               row_offset(t, &t->launch->tensor[TESS_ROLE_Q], first + lane + i) *
+                                   t->esize,
                            t->head_dim, row);
             } else {
                 memset(row, 0, (size_t)padded * sizeof(float));
@@ -512,7 +514,7 @@ INLINE float row_lse(const task *t, int32_t r) {
 }
 
 INLINE void store_lse(const task *t, int32_t r) {
-    const tess_tensor *lse = &t->launch->lse;
+    const tess_tensor *lse = &t->launch->tensor[TESS_ROLE_LSE];
     if (lse->buffer.kind != TESS_BUFFER_NONE)
         ((float *)tensor_base(lse))[row_offset(t, lse, r)] = row_lse(t, r);
 }
@@ -532,7 +534,10 @@ static void finish_row(const task *t, int32_t r, const float *row) {
         sum[r] = t->m.sum[r];
         return;
     }
-    store_row(l->dtype, tensor_base(&l->o) + row_offset(t, &l->o, r) * t->esize, row, t->head_dim);
+    store_row(l->dtype,
+              tensor_base(&l->tensor[TESS_ROLE_O]) +
+                  row_offset(t, &l->tensor[TESS_ROLE_O], r) * t->esize,
+              row, t->head_dim);
     store_lse(t, r);
 }
 
@@ -548,8 +553,8 @@ static void finish_pairs(const task *t, int32_t first, int32_t lane) {
                   rows = t->rows - first - lane < VL ? t->rows - first - lane : VL;
     char *out[VL];
     for (int32_t i = 0; i < rows; i++)
-        out[i] =
-            tensor_base(&t->launch->o) + row_offset(t, &t->launch->o, first + lane + i) * t->esize;
+        out[i] = tensor_base(&t->launch->tensor[TESS_ROLE_O]) +
+                 row_offset(t, &t->launch->tensor[TESS_ROLE_O], first + lane + i) * t->esize;
     for (int32_t w = 0; w < words; w += VL) {
         vf r[VL];
         for (int32_t i = 0; i < VL; i++) {
@@ -619,10 +624,12 @@ void KERNEL(job)(const tess_launch *launch, const tess_job *job, void *scratch) 
     t->head_dim = launch->head_dim;
     t->rows = (int32_t)job->rows * job->heads;
     t->esize = launch->dtype == TESS_F32 ? 4 : 2;
-    t->k_stride = (int64_t)((uint64_t)launch->k.stride_token * (uint64_t)t->esize);
-    t->v_stride = (int64_t)((uint64_t)launch->v.stride_token * (uint64_t)t->esize);
-    t->k = first_key(t, &launch->k);
-    t->v = first_key(t, &launch->v);
+    t->k_stride =
+        (int64_t)((uint64_t)launch->tensor[TESS_ROLE_K].stride_token * (uint64_t)t->esize);
+    t->v_stride =
+        (int64_t)((uint64_t)launch->tensor[TESS_ROLE_V].stride_token * (uint64_t)t->esize);
+    t->k = first_key(t, &launch->tensor[TESS_ROLE_K]);
+    t->v = first_key(t, &launch->tensor[TESS_ROLE_V]);
     t->slope = fabsf(launch->scale) * 1.44269504088896340736f;
     memory_layout(&t->m, t->head_dim, (float *)(void *)((char *)scratch + STATE_BYTES));
 
@@ -643,14 +650,14 @@ void KERNEL(job)(const tess_launch *launch, const tess_job *job, void *scratch) 
     }
     cpu_walk walk;
     cpu_walk_start(&walk, launch, job);
-    ask_rows(t, &launch->q, 0, 2 * PANEL, 0);
+    ask_rows(t, &launch->tensor[TESS_ROLE_Q], 0, 2 * PANEL, 0);
     next_batch(&walk, now, limit);
     t->asked = t->to_ask = 0;
     t->per_step = 1;
     for (int32_t c = 0; c < now->chunks; c++) list_ahead(t, &now->chunk[c]);
     while (t->asked < t->to_ask) ask_ahead(t);
     for (int32_t r = 0; r < lanes; r += PANEL) {
-        ask_rows(t, &launch->q, r + 2 * PANEL, PANEL, 0);
+        ask_rows(t, &launch->tensor[TESS_ROLE_Q], r + 2 * PANEL, PANEL, 0);
         pack_queries(t, r);
     }
     for (int32_t r = 0; r < lanes; r++) {
@@ -695,9 +702,9 @@ void KERNEL(job)(const tess_launch *launch, const tess_job *job, void *scratch) 
         next = done;
     }
     const int writes = job->partial == TESS_NO_PARTIAL;
-    if (writes) ask_rows(t, &launch->o, 0, 2 * PANEL, 1);
+    if (writes) ask_rows(t, &launch->tensor[TESS_ROLE_O], 0, 2 * PANEL, 1);
     for (int32_t r = 0; r < lanes; r += PANEL) {
-        if (writes) ask_rows(t, &launch->o, r + 2 * PANEL, PANEL, 1);
+        if (writes) ask_rows(t, &launch->tensor[TESS_ROLE_O], r + 2 * PANEL, PANEL, 1);
         finish_panel(t, r);
     }
 }

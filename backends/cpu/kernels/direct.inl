@@ -202,7 +202,8 @@ static void direct_job(task *t) {
         if (r >= t->rows) continue;
         float *q = m->q + (size_t)r * m->o_elements;
         load_row(t->launch->dtype,
-                 tensor_base(&t->launch->q) + row_offset(t, &t->launch->q, r) * t->esize,
+                 tensor_base(&t->launch->tensor[TESS_ROLE_Q]) +
+                     row_offset(t, &t->launch->tensor[TESS_ROLE_Q], r) * t->esize,
                  t->head_dim, q);
         for (int32_t d = 0; d < t->head_dim; d++) q[d] *= sign;
     }
