@@ -10,7 +10,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_merge.comp
- * sha256: ef565ca5aa5621417d095cd07032d57863effc6ecd471cc9716a7943189f271b
+ * sha256: e1c13967d22e2bd2dcb9ff498f0e4a99cb8a17f67832e621f38399bf94287e21
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_f32[] = {
