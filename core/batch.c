@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The lengths of a batch become the sequences of a plan. */
+/* Reads the lengths of a batch and makes the sequences of a plan from them. */
 #include "plan.h"
 
 static const char *const function = "tess_plan_create";
@@ -47,8 +47,8 @@ static tess_status check_item(const char *field, int64_t index, int64_t length, 
 
 /* ------------------------------------------------------------------ sequences */
 
-/* The length of sequence `b` from a padded array or a cumulative one; `last` is the cumulative
- * length so far. */
+/* The length of sequence `b`, from a padded or a cumulative array. *last is the cumulative length
+ * so far. */
 static tess_status read_length(const char *field, const int64_t *lengths, const int64_t *cumulative,
                                int64_t b, int64_t uniform, int64_t *last, int64_t *length) {
     *length = uniform;
@@ -66,8 +66,8 @@ static tess_status read_length(const char *field, const int64_t *lengths, const 
     return check_item(field, b + 1, *length, 0);
 }
 
-/* Looks at every length, and counts the sequences that have rows; writes them once there is
- * memory. */
+/* Checks every length and counts the sequences that have rows. Once there is memory, also writes
+ * these. */
 static tess_status read_sequences(tess_plan *plan, const tess_plan_desc *d) {
     int64_t q_start = 0, kv_start = 0, max_tokens = plan->layout->max_tokens, max_q = 0, max_kv = 0;
     const char *q_field = plan->packed ? "cu_q_lens" : "q_lens",
@@ -84,7 +84,7 @@ static tess_status read_sequences(tess_plan *plan, const tess_plan_desc *d) {
     plan->equal_lengths = !plan->packed && !d->q_lens && !d->kv_lens;
     const uint32_t capacity = plan->n_sequences;
     plan->n_sequences = 0;
-    /* Of equal sequences one stands for all, unless all are written. */
+    /* One of equal sequences stands for all, unless they are to be written. */
     const bool one = plan->equal_lengths && (d->q_len == 0 || !plan->sequences);
     const int64_t batch = one ? smaller(d->batch, 1) : d->batch;
     for (int64_t b = 0; b < batch; b++) {
@@ -126,8 +126,8 @@ static tess_touched touched_by(const tess_sequence *s) {
     return (tess_touched){s->batch, 1, s->q_start, s->q_len, s->kv_start, s->kv_len};
 }
 
-/* Boxes that hold nothing but what the jobs touch. Where lengths differ: the first sequence, the
- * longest, and what all have in common. */
+/* Finds boxes that hold only what the jobs read or write. Where lengths differ: the first sequence,
+ * the longest, and what all have in common. */
 static void find_touched(tess_plan *plan) {
     int64_t least_q = plan->max_q_len, least_kv = plan->max_kv_len, keys = 0;
     const tess_sequence *longest = plan->sequences;
@@ -143,7 +143,7 @@ static void find_touched(tess_plan *plan) {
         *box++ = touched_by(plan->sequences);
         *box++ = touched_by(longest);
     }
-    /* A sequence without rows leaves a gap, of its keys where the batch is packed. */
+    /* A sequence without rows leaves a gap; in a packed batch, a gap of its keys. */
     if (plan->packed && keys == plan->kv_len)
         *box++ = (tess_touched){0, 1, 0, plan->q_len, 0, plan->kv_len};
     if (!plan->packed && plan->n_sequences == plan->batch)

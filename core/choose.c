@@ -189,9 +189,9 @@ static tess_kernel_key key_of(const tess_plan *plan, const tess_plan_desc *d) {
     key.block = layout->pattern.block;
     for (uint32_t c = 0; c < layout->n_classes; c++) {
         tess_class words;
-        tess_rule_class(&layout->rules[c], &words);
+        tess_class_words(&layout->patterns[c], &words);
         key.class_flags |= words.flags;
-        if (layout->rules[c].kind != TESS_RULE_DENSE) key.has_entries = 1;
+        if (layout->patterns[c].kind != TESS_HEAD_DENSE) key.has_entries = 1;
     }
     key.max_q_len = invariant ? TESS_LENGTH_END - 1 : plan->max_q_len;
     key.max_kv_len = invariant ? TESS_LENGTH_END - 1 : plan->max_kv_len;

@@ -40,9 +40,9 @@ void tess_mem_free(tess_runtime *runtime, void *pointer, size_t size);
 void tess_runtime_retain(tess_runtime *runtime);
 /* fails when NULL or forked */
 tess_status tess_runtime_check(const tess_runtime *runtime, const char *function);
-/* fails: handle `name` is NULL. No runtime's log hears of it. */
+/* fails: handle `name` is NULL; nothing is logged, since no runtime is known */
 tess_status tess_handle_missing(const char *function, const char *name);
-/* then nothing of a backend may be called, not even to release it */
+/* in the child of a fork() nothing of a backend may be called, not even to release it */
 bool tess_runtime_forked(const tess_runtime *runtime);
 void tess_log(const tess_runtime *runtime, const char *topic, const char *format, ...)
     TESS_PRINTF(3, 4);
@@ -64,7 +64,7 @@ void tess_device_retain(tess_device *device);
 tess_status tess_device_check(const tess_device *device, const char *function);
 /* NULL or forked */
 tess_status tess_device_handle(const tess_device *device, const char *function);
-/* notes DEVICE_LOST; returns status */
+/* passes `status` on, and remembers DEVICE_LOST */
 tess_status tess_device_result(tess_device *device, tess_status status);
 
 #endif

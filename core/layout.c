@@ -56,8 +56,8 @@ static tess_status check_blocks(const char *function, tess_layout *x) {
             "%s: max_tokens: %lld tokens are more than 2147483647 blocks of %lld", function,
             (long long)x->max_tokens, (long long)block);
     if (x->kv_heads_total == 0) {
-        /* Only patterns per kv head need it, so that slices which do not split evenly are refused
-         * for these alone, and it stays 0 for others. */
+        /* Only patterns per kv head need it. For the others it stays 0 where the heads do not split
+         * evenly. */
         int32_t group = x->n_heads / x->n_kv_heads;
         if (x->heads_total % group == 0)
             x->kv_heads_total = x->heads_total / group;
@@ -72,30 +72,31 @@ static tess_status check_blocks(const char *function, tess_layout *x) {
 
 /* ------------------------------------------------------------------ classes */
 
-static void rule_of(const tess_layout *x, bool dense, int64_t first, tess_rule *rule) {
+static void class_pattern(const tess_layout *x, bool dense, int64_t first,
+                          tess_head_pattern *pattern) {
     const tess_pattern *p = &x->pattern;
-    memset(rule, 0, sizeof *rule);
-    rule->causal = !(p->flags & TESS_PATTERN_BIDIRECTIONAL);
-    rule->block = p->block;
-    rule->left = TESS_UNBOUNDED;
-    rule->right = rule->causal ? 0 : TESS_UNBOUNDED;
-    rule->kind = TESS_RULE_DENSE;
+    memset(pattern, 0, sizeof *pattern);
+    pattern->causal = !(p->flags & TESS_PATTERN_BIDIRECTIONAL);
+    pattern->block = p->block;
+    pattern->left = TESS_UNBOUNDED;
+    pattern->right = pattern->causal ? 0 : TESS_UNBOUNDED;
+    pattern->kind = TESS_HEAD_DENSE;
     if (p->kind == TESS_PATTERN_S2 && !dense) {
-        rule->kind = rule->causal ? TESS_RULE_STRIDED : TESS_RULE_STRIDED_BOTH;
-        rule->local = p->local;
-        rule->local_right = p->local_right;
-        rule->stride = p->stride;
-        rule->first = first;
+        pattern->kind = pattern->causal ? TESS_HEAD_STRIDED : TESS_HEAD_STRIDED_BOTH;
+        pattern->local = p->local;
+        pattern->local_right = p->local_right;
+        pattern->stride = p->stride;
+        pattern->first = first;
     } else if (p->kind == TESS_PATTERN_WINDOW) {
         int64_t left = p->left < 0 || p->left > TESS_UNBOUNDED ? TESS_UNBOUNDED : p->left;
         int64_t right = p->right < 0 || p->right > TESS_UNBOUNDED ? TESS_UNBOUNDED : p->right;
-        if (left == TESS_UNBOUNDED && (rule->causal || right == TESS_UNBOUNDED)) return;
-        rule->kind = TESS_RULE_WINDOW;
-        rule->left = left;
-        rule->right = right;
-        rule->sinks = p->sinks < TESS_UNBOUNDED ? p->sinks : TESS_UNBOUNDED;
+        if (left == TESS_UNBOUNDED && (pattern->causal || right == TESS_UNBOUNDED)) return;
+        pattern->kind = TESS_HEAD_WINDOW;
+        pattern->left = left;
+        pattern->right = right;
+        pattern->sinks = p->sinks < TESS_UNBOUNDED ? p->sinks : TESS_UNBOUNDED;
     } else if (p->kind == TESS_PATTERN_BLOCKS) {
-        rule->kind = TESS_RULE_BLOCKS;
+        pattern->kind = TESS_HEAD_BLOCKS;
     }
 }
 
@@ -113,8 +114,8 @@ static int64_t head_first_block(const tess_layout *x, int32_t head) {
     return (p->stride - (g * step + p->offset) % p->stride) % p->stride;
 }
 
-/* Groups heads whose lists begin alike. A table of at least twice as many slots as heads, each a
- * class plus 1. */
+/* Groups heads whose lists begin alike, by open addressing in a table with at least twice as many
+ * slots as heads. A slot holds a class plus 1. */
 static void group_heads(tess_layout *x, uint32_t *slots, uint64_t n_slots) {
     x->n_classes = 0;
     for (int32_t head = 0; head < x->n_heads; head++) {
@@ -122,22 +123,22 @@ static void group_heads(tess_layout *x, uint32_t *slots, uint64_t n_slots) {
         uint64_t slot =
             ((uint64_t)(first + 1) * UINT64_C(0x9e3779b97f4a7c15) >> 32) & (n_slots - 1);
         while (slots[slot] != 0) {
-            const tess_rule *rule = &x->rules[slots[slot] - 1];
-            if ((rule->kind == TESS_RULE_DENSE ? -1 : rule->first) == first ||
+            const tess_head_pattern *pattern = &x->patterns[slots[slot] - 1];
+            if ((pattern->kind == TESS_HEAD_DENSE ? -1 : pattern->first) == first ||
                 x->pattern.kind != TESS_PATTERN_S2)
                 break;
             slot = (slot + 1) & (n_slots - 1);
         }
         if (slots[slot] == 0) {
-            rule_of(x, first < 0, first, &x->rules[x->n_classes]);
+            class_pattern(x, first < 0, first, &x->patterns[x->n_classes]);
             slots[slot] = ++x->n_classes;
         }
         x->head_class[head] = (uint16_t)(slots[slot] - 1);
     }
 }
 
-/* Lists the distinct classes of each kv head. `seen` holds, per class, the last kv head plus 1 that
- * used it. */
+/* Lists the distinct classes of each kv head. `seen` holds for each class the last kv head that
+ * uses it, plus 1. */
 static void list_groups(tess_layout *x, uint32_t *seen) {
     int32_t group = x->n_heads / x->n_kv_heads;
     uint32_t n = 0;
@@ -161,10 +162,10 @@ static tess_status make_mask_classes(tess_layout *x, const char *function, const
         tess_mask_compress(x->runtime, function, mask, causal, x->n_blocks, &x->mask));
     x->n_classes = x->mask.n_classes;
     for (uint32_t c = 0; c < x->n_classes; c++) {
-        rule_of(x, false, 0, &x->rules[c]);
-        x->rules[c].rows = x->mask.rows[c];
+        class_pattern(x, false, 0, &x->patterns[c]);
+        x->patterns[c].rows = x->mask.rows[c];
     }
-    /* One mask for all heads: only the first head has its class yet. */
+    /* Where all heads share one mask, only the first has its class yet. */
     for (int64_t h = mask->heads; h < x->n_heads; h++) x->head_class[h] = 0;
     return TESS_OK;
 }
@@ -192,12 +193,12 @@ static tess_status make_classes(tess_layout *x, const char *function, const tess
     return status;
 }
 
-/* One block for all arrays that have a place per head; n_classes is at most n_heads. */
+/* Allocates all arrays of heads and classes as one; n_classes is at most n_heads. */
 static tess_status allocate(tess_layout *x, const char *function) {
     size_t heads = (size_t)x->n_heads, kv_heads = (size_t)x->n_kv_heads;
-    size_t rules = heads * sizeof(tess_rule), counts = heads * sizeof(uint32_t),
+    size_t patterns = heads * sizeof(tess_head_pattern), counts = heads * sizeof(uint32_t),
            starts = (kv_heads + 1) * sizeof(uint32_t);
-    size_t bytes = rules + counts + starts + 2 * heads * sizeof(uint16_t);
+    size_t bytes = patterns + counts + starts + 2 * heads * sizeof(uint16_t);
     char *memory = tess_mem_alloc(x->runtime, bytes, 64);
     if (!memory)
         return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: no memory for %d heads", function,
@@ -205,10 +206,10 @@ static tess_status allocate(tess_layout *x, const char *function) {
     memset(memory, 0, bytes);
     x->memory = memory;
     x->memory_bytes = bytes;
-    x->rules = (tess_rule *)memory;
-    x->class_heads = (uint32_t *)(memory + rules);
-    x->group_start = (uint32_t *)(memory + rules + counts);
-    x->head_class = (uint16_t *)(memory + rules + counts + starts);
+    x->patterns = (tess_head_pattern *)memory;
+    x->class_heads = (uint32_t *)(memory + patterns);
+    x->group_start = (uint32_t *)(memory + patterns + counts);
+    x->head_class = (uint16_t *)(memory + patterns + counts + starts);
     x->group_classes = x->head_class + heads;
     return TESS_OK;
 }

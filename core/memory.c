@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory and waiting for applications that have none of their own: arguments are checked here, the
- * backend does the work. */
+/* Device memory, copies and waiting, for applications that do not use the driver themselves.
+ * Arguments are checked here; the backend does the work. */
 #include "checked.h"
 #include "common.h"
 
@@ -22,7 +22,7 @@ tess_status tess_alloc(tess_device *device, uint64_t size, tess_buffer *buffer) 
 
 tess_status tess_free(tess_device *device, tess_buffer *buffer) {
     static const char function[] = "tess_free";
-    /* What a lost device had can still be given back. */
+    /* Memory of a lost device can still be freed. */
     TESS_RETURN_IF_ERROR(tess_device_handle(device, function));
     if (buffer == NULL) return tess_invalid("%s: buffer: must not be NULL", function);
     if (buffer->kind == TESS_BUFFER_NONE) return TESS_OK;
@@ -38,8 +38,8 @@ tess_status tess_free(tess_device *device, tess_buffer *buffer) {
     return TESS_OK;
 }
 
-/* One side of a copy: the kind, and that `bytes` from the offset on lie within the buffer as far as
- * its size is known. */
+/* Checks one side of a copy: the kind, and that `bytes` from the offset on lie within the buffer,
+ * as far as its size is known. */
 static tess_status side_check(const tess_device *device, const char *side,
                               const tess_buffer *buffer, uint64_t bytes) {
     static const char function[] = "tess_copy";

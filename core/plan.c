@@ -11,7 +11,7 @@
 static const char *const in_create = "tess_plan_create";
 
 enum {
-    SECTION_JOBS = 4 /* for each job that the device works on at a time */
+    SECTION_JOBS = 4 /* for each job that the device runs at a time */
 };
 
 /* ------------------------------------------------------------------ checks */
@@ -87,8 +87,8 @@ static tess_status count_jobs(tess_plan *plan, const tess_plan_desc *d, int32_t 
     return TESS_OK;
 }
 
-/* Key blocks that fit half of the device's cache, if there are so many jobs that their order can
- * follow it: with few, longest first balances better. */
+/* How many key blocks fit half of the device's cache; 0 where there are so few jobs that longest
+ * first balances better. */
 static uint64_t section_blocks(const tess_plan *plan, const tess_jobs *jobs) {
     const tess_caps *caps = &plan->device->caps;
     if (caps->cache_bytes == 0 || jobs->n_jobs < SECTION_JOBS * (uint64_t)caps->parallel_jobs)
@@ -99,7 +99,7 @@ static uint64_t section_blocks(const tess_plan *plan, const tess_jobs *jobs) {
     return blocks ? blocks : 1;
 }
 
-/* Key blocks of one range of tess_plan_range; 0: no limit. */
+/* The most key blocks of one range of tess_plan_range; 0: no limit. */
 static uint64_t range_limit(const tess_plan *plan, const tess_plan_desc *d) {
     const tess_caps *caps = &plan->device->caps;
     if (d->time_limit_us == 0 || caps->steps_per_second == 0) return caps->range_blocks;
@@ -108,10 +108,10 @@ static uint64_t range_limit(const tess_plan *plan, const tess_plan_desc *d) {
 }
 
 static tess_status find_ranges(tess_plan *plan, uint64_t limit) {
-    plan->n_ranges = plan->ledger.n_jobs ? 1 : 0;
+    plan->n_ranges = plan->memory.n_jobs ? 1 : 0;
     if (limit == 0 || plan->n_ranges == 0) return TESS_OK;
     uint64_t n =
-        tess_jobs_ranges(&plan->tables, plan->ledger.n_jobs, plan->ledger.n_merges, limit, NULL);
+        tess_jobs_ranges(&plan->tables, plan->memory.n_jobs, plan->memory.n_merges, limit, NULL);
     if (n == 1) return TESS_OK;
     size_t bytes = (size_t)(n + 1) * sizeof *plan->range_start;
     plan->range_start = tess_mem_alloc(plan->device->runtime, bytes, 64);
@@ -119,15 +119,15 @@ static tess_status find_ranges(tess_plan *plan, uint64_t limit) {
         return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: no memory for %llu ranges", in_create,
                          (unsigned long long)n);
     plan->host_bytes += bytes;
-    plan->n_ranges = tess_jobs_ranges(&plan->tables, plan->ledger.n_jobs, plan->ledger.n_merges,
+    plan->n_ranges = tess_jobs_ranges(&plan->tables, plan->memory.n_jobs, plan->memory.n_merges,
                                       limit, plan->range_start);
     return TESS_OK;
 }
 
-/* Moves the tables to the device and drops the host's copy. */
+/* Moves the tables to the device and frees the host's copy. */
 static tess_status upload(tess_plan *plan) {
     tess_device *device = plan->device;
-    uint64_t bytes = plan->ledger.table_bytes;
+    uint64_t bytes = plan->memory.table_bytes;
     tess_status status = tess_device_result(
         device, device->backend->alloc(device->native, bytes, &plan->tables.device));
     if (status != TESS_OK) {
@@ -148,35 +148,34 @@ static tess_status upload(tess_plan *plan) {
     return status;
 }
 
-/* The tables are small integers of known count: sized by the ledger, placed by it, and filled
- * here. */
+/* The memory plan sizes and places the tables; they are filled here. */
 static tess_status make_tables(tess_plan *plan, const tess_plan_desc *d, tess_jobs *jobs) {
     tess_runtime *runtime = plan->device->runtime;
     const tess_layout *layout = plan->layout;
-    tess_ledger *ledger = &plan->ledger;
+    tess_memory_plan *memory = &plan->memory;
     uint64_t align = plan->device->caps.workspace_align;
-    ledger->n_sequences = plan->n_sequences;
-    ledger->n_classes = layout->n_classes;
-    ledger->n_jobs = jobs->n_jobs;
-    ledger->n_merges = jobs->n_merges;
-    ledger->n_entries = jobs->tiler.n_entries;
-    ledger->n_bits = layout->pattern.kind == TESS_PATTERN_BLOCKS ? jobs->tiler.n_entries : 0;
-    ledger->scratch_bytes = jobs->n_jobs ? plan->kernel.scratch_bytes : 0;
-    ledger->n_partials = jobs->n_partials;
-    /* each partial then starts on 16 bytes */
-    ledger->partial_rows = plan->partial_rows = jobs->partial_rows + jobs->partial_rows % 2;
-    ledger->value_head_dim = (uint64_t)plan->head_dim;
-    ledger->workspace_align = align < 64 ? 64 : align;
-    if (!tess_ledger_settle(ledger, &plan->tables, NULL) || ledger->table_bytes > SIZE_MAX ||
-        ledger->workspace_bytes > INT64_MAX)
+    memory->n_sequences = plan->n_sequences;
+    memory->n_classes = layout->n_classes;
+    memory->n_jobs = jobs->n_jobs;
+    memory->n_merges = jobs->n_merges;
+    memory->n_entries = jobs->tiler.n_entries;
+    memory->n_bits = layout->pattern.kind == TESS_PATTERN_BLOCKS ? jobs->tiler.n_entries : 0;
+    memory->scratch_bytes = jobs->n_jobs ? plan->kernel.scratch_bytes : 0;
+    memory->n_partials = jobs->n_partials;
+    /* an even number, so that each partial starts on 16 bytes */
+    memory->partial_rows = plan->partial_rows = jobs->partial_rows + jobs->partial_rows % 2;
+    memory->value_head_dim = (uint64_t)plan->head_dim;
+    memory->workspace_align = align < 64 ? 64 : align;
+    if (!tess_memory_settle(memory, &plan->tables, NULL) || memory->table_bytes > SIZE_MAX ||
+        memory->workspace_bytes > INT64_MAX)
         return tess_unsupported("%s: batch: its tables or its workspace do not fit 64-bit sizes",
                                 in_create);
-    plan->table_memory = tess_mem_alloc(runtime, (size_t)ledger->table_bytes, 256);
+    plan->table_memory = tess_mem_alloc(runtime, (size_t)memory->table_bytes, 256);
     if (!plan->table_memory)
         return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: no memory for tables of %llu bytes",
-                         in_create, (unsigned long long)ledger->table_bytes);
-    plan->host_bytes += ledger->table_bytes;
-    tess_ledger_settle(ledger, &plan->tables, plan->table_memory);
+                         in_create, (unsigned long long)memory->table_bytes);
+    plan->host_bytes += memory->table_bytes;
+    tess_memory_settle(memory, &plan->tables, plan->table_memory);
     plan->tables.list_step = (uint32_t)jobs->grid.stride;
     tess_class *classes = (tess_class *)plan->tables.classes;
     for (uint32_t c = 0; c < layout->n_classes; c++) tess_tiler_class(&jobs->tiler, c, &classes[c]);
@@ -200,24 +199,25 @@ static tess_status cut_jobs(tess_plan *plan, const tess_plan_desc *d, int32_t kv
     return count_jobs(plan, d, kv_split, jobs);
 }
 
-/* Jobs that are too short to split and leave workers idle are done sooner as lower tiles, as long
- * as all of these run at a time. Where keys are split, full tiles read K and V fewer times. */
-static bool suits_low_tiles(const tess_plan *plan, const tess_plan_desc *d, const tess_jobs *jobs) {
-    const uint32_t low = plan->kernel.low_rows,
+/* Short tiles finish sooner where jobs are too short to split and leave workers idle, as long as
+ * all of them run at a time. Where keys are split, full tiles read K and V fewer times. */
+static bool suits_short_tiles(const tess_plan *plan, const tess_plan_desc *d,
+                              const tess_jobs *jobs) {
+    const uint32_t rows = plan->kernel.short_rows,
                    workers = tess_split_costs(&plan->kernel.costs, plan->device->caps.parallel_jobs)
                                  .workers;
-    if (low == 0 || low >= plan->tile_rows || d->tile_rows != 0 || d->kv_split != 0 ||
+    if (rows == 0 || rows >= plan->tile_rows || d->tile_rows != 0 || d->kv_split != 0 ||
         (d->flags & TESS_PLAN_BATCH_INVARIANT) != 0)
         return false;
-    return jobs->n_merges == 0 && jobs->n_jobs * ((plan->tile_rows - 1) / low + 1) <= workers;
+    return jobs->n_merges == 0 && jobs->n_jobs * ((plan->tile_rows - 1) / rows + 1) <= workers;
 }
 
 static tess_status make_jobs(tess_plan *plan, const tess_plan_desc *d) {
     tess_jobs jobs;
     tess_status status = cut_jobs(plan, d, d->kv_split, &jobs);
-    if (status == TESS_OK && suits_low_tiles(plan, d, &jobs)) {
+    if (status == TESS_OK && suits_short_tiles(plan, d, &jobs)) {
         tess_jobs_release(&jobs);
-        plan->tile_rows = plan->kernel.low_rows;
+        plan->tile_rows = plan->kernel.short_rows;
         status = cut_jobs(plan, d, 1, &jobs);
     }
     if (status == TESS_OK) status = make_tables(plan, d, &jobs);
@@ -232,13 +232,13 @@ static void destroy(tess_plan *plan) {
     tess_runtime *runtime = device->runtime;
     if (!tess_runtime_forked(runtime)) {
         if (plan->kernel.release) plan->kernel.release(&plan->kernel);
-        /* A lost device may refuse this; nothing better can be done here. */
+        /* A lost device may refuse this, and nothing more can be done here. */
         if (plan->tables.device.kind != TESS_BUFFER_NONE)
             (void)device->backend->free(device->native, &plan->tables.device);
     }
     tess_mem_free(runtime, plan->range_start,
                   (size_t)(plan->n_ranges + 1) * sizeof *plan->range_start);
-    tess_mem_free(runtime, plan->table_memory, (size_t)plan->ledger.table_bytes);
+    tess_mem_free(runtime, plan->table_memory, (size_t)plan->memory.table_bytes);
     tess_mem_free(runtime, plan->sequences, (size_t)plan->sequences_bytes);
     tess_layout_release(plan->layout);
     tess_mem_free(runtime, plan, sizeof *plan);
@@ -292,11 +292,11 @@ tess_status tess_plan_create(tess_device *device, const tess_layout *layout,
     tess_log(device->runtime, "plan",
              "plan: %s, tiles of %u rows, %llu jobs, %llu merges, %llu bytes of workspace, made in "
              "%.3f ms",
-             x->kernel_name, (unsigned)x->tile_rows, (unsigned long long)x->ledger.n_jobs,
-             (unsigned long long)x->ledger.n_merges, (unsigned long long)x->ledger.workspace_bytes,
+             x->kernel_name, (unsigned)x->tile_rows, (unsigned long long)x->memory.n_jobs,
+             (unsigned long long)x->memory.n_merges, (unsigned long long)x->memory.workspace_bytes,
              1e3 * x->create_seconds);
-    /* Legal, since servers have such steps, and easily done by mistake, since batch has no default
-     * but 0. */
+    /* This is legal, since servers have such steps, but also an easy mistake, since 0 is the
+     * default of batch. */
     if (d.batch == 0 && d.q_len > 0)
         tess_log(device->runtime, "plan",
                  "plan: batch is 0, so nothing is computed although q_len is %lld",

@@ -210,10 +210,10 @@ static tess_status check_tensors(const tess_plan *plan, const tess_run_desc *d, 
 }
 
 static tess_status check_workspace(const tess_plan *plan, const tess_buffer *workspace) {
-    uint64_t bytes = plan->ledger.workspace_bytes;
+    uint64_t bytes = plan->memory.workspace_bytes;
     if (bytes == 0) return TESS_OK;
     TESS_RETURN_IF_ERROR(
-        check_buffer(plan, "workspace", "", workspace, plan->ledger.workspace_align));
+        check_buffer(plan, "workspace", "", workspace, plan->memory.workspace_align));
     return check_size("workspace", "", workspace, bytes);
 }
 
@@ -236,7 +236,7 @@ static tess_status check_reserved(const tess_plan *plan, const tess_run_desc *d)
 
 /* Splits the range of jobs and merges into one of each. */
 static tess_status set_range(const tess_plan *plan, const tess_run_desc *d, tess_launch *launch) {
-    uint64_t jobs = plan->ledger.n_jobs, total = jobs + plan->ledger.n_merges;
+    uint64_t jobs = plan->memory.n_jobs, total = jobs + plan->memory.n_merges;
     if (d->first_job >= total)
         return tess_invalid("%s: first_job: must be less than %llu, got %llu", in_run,
                             (unsigned long long)total, (unsigned long long)d->first_job);
@@ -259,7 +259,7 @@ tess_status tess_run(const tess_plan *plan, const tess_run_desc *desc) {
     TESS_RETURN_IF_ERROR(tess_device_check(plan->device, in_run));
     TESS_RETURN_IF_ERROR(tess_desc_read(in_run, "desc", desc, &d, TESS_RUN_DESC));
     TESS_RETURN_IF_ERROR(check_reserved(plan, &d));
-    if (plan->ledger.n_jobs == 0) {
+    if (plan->memory.n_jobs == 0) {
         if (d.device_seconds) *d.device_seconds = 0;
         return TESS_OK;
     }
@@ -278,12 +278,12 @@ tess_status tess_run(const tess_plan *plan, const tess_run_desc *desc) {
     launch.kernel = &plan->kernel;
     launch.tables = &plan->tables;
     launch.workspace = d.workspace;
-    launch.workspace_bytes = plan->ledger.workspace_bytes;
+    launch.workspace_bytes = plan->memory.workspace_bytes;
     launch.q_tokens = plan->packed ? plan->q_len : plan->max_q_len;
     launch.kv_tokens = plan->packed ? plan->kv_len : plan->max_kv_len;
     launch.batch = plan->packed ? 1 : plan->batch;
     launch.n_heads = (uint32_t)plan->layout->n_heads;
-    launch.partials_at = plan->ledger.partials_at;
+    launch.partials_at = plan->memory.partials_at;
     launch.partial_rows = plan->partial_rows;
     launch.stream = d.stream;
     launch.seconds = d.device_seconds;

@@ -10,8 +10,8 @@
 
 /* ------------------------------------------------------------------ what the process shares */
 
-/* Guards the list of runtimes that log errors and the registration of the fork handlers. Nothing is
- * called back while it is held. */
+/* Guards the list of runtimes that log errors, and the registration of the fork handlers. No
+ * callback runs while it is held. */
 static pthread_mutex_t process = PTHREAD_MUTEX_INITIALIZER;
 static tess_runtime *error_loggers;
 static atomic_uint n_error_loggers; /* so that a failure costs one load when nobody logs errors */
@@ -80,7 +80,7 @@ bool tess_log_wanted(const tess_runtime *runtime, const char *topic) {
 
 static void default_log(void *user, const char *line) {
     (void)user;
-    /* One call for the whole line, so that lines of several threads do not mix. */
+    /* Write the whole line in one call, so that lines of several threads do not mix. */
     char text[TESS_ERROR_BYTES + 64];
     snprintf(text, sizeof text, "tessera: %s\n", line);
     fputs(text, stderr);
@@ -106,8 +106,8 @@ void tess_log(const tess_runtime *runtime, const char *topic, const char *format
 static void log_failure(uint64_t runtime_id, const char *message) {
     if (atomic_load_explicit(&n_error_loggers, memory_order_relaxed) == 0 || runtime_id == 0)
         return;
-    /* The thread remembers only the runtime's number: the runtime itself may be gone, or be
-     * released by another thread right now. */
+    /* The thread remembers only the runtime's number, because the runtime may be gone or another
+     * thread may be releasing it right now. */
     pthread_mutex_lock(&process);
     tess_runtime *runtime = error_loggers;
     while (runtime != NULL && runtime->id != runtime_id) runtime = runtime->next;
@@ -146,15 +146,15 @@ static void runtime_destroy(tess_runtime *runtime) {
     tess_backends_free(runtime);
     tess_tune_free(runtime, &runtime->tune);
     tess_settings_free(runtime, &runtime->settings);
-    /* After a fork another thread of the parent may have held the mutex, and destroying a locked
-     * one is not defined. */
+    /* After a fork() the mutex may be locked by a thread that does not exist here, and destroying a
+     * locked mutex is undefined. */
     if (!tess_runtime_forked(runtime)) pthread_mutex_destroy(&runtime->probing);
     tess_allocator allocator = runtime->allocator;
     allocator.free(allocator.user, runtime, sizeof *runtime);
 }
 
-/* A file that somebody named and that cannot be used is an error: running on in silence with other
- * kernels would look like a slow machine. */
+/* A file that was named but cannot be used is an error: going on silently with other kernels would
+ * look like a slow machine. */
 static tess_status read_tune_file(tess_runtime *runtime) {
     const char *path = tess_setting_value(&runtime->settings, TESS_SETTING_TUNE_FILE);
     if (path[0] == '\0') return TESS_OK;
@@ -185,7 +185,7 @@ tess_status tess_runtime_create(const tess_runtime_desc *desc, tess_runtime **ou
         return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: %zu bytes for the runtime", function,
                          sizeof *runtime);
     memset(runtime, 0, sizeof *runtime);
-    /* unlike pthread_mutex_init it cannot fail */
+    /* unlike pthread_mutex_init() this cannot fail */
     runtime->probing = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     atomic_init(&runtime->refs, 1);
     runtime->generation = atomic_load_explicit(&generation, memory_order_relaxed);

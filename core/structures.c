@@ -117,16 +117,15 @@ const tess_structure tess_structures[TESS_STRUCTURE_COUNT] = {
 
 /* ------------------------------------------------------------------ sizes */
 
-/* A structure of this library never grows by more than this between two versions that understand
- * each other; a larger struct_size is a value that was never set, and reading that far would
- * leave the caller's memory. */
+/* No structure grows by more than this between two versions that understand each other. A larger
+ * struct_size was never set, and reading that far would leave the caller's memory. */
 enum { LARGEST_UNKNOWN_TAIL = 4096 };
 
 enum { SMALLEST_STRUCTURE = 8 };
 
-/* A compiler makes the size of a structure a multiple of its alignment, and a version ends where
- * the next one's first new field begins. Any other size cuts a field in two, and following the
- * half of a pointer ends in memory that is nobody's. */
+/* A structure's size is a multiple of its alignment, and a version ends where the next one's first
+ * new field begins. Any other size cuts a field in two, and half a pointer leads to memory that is
+ * nobody's. */
 static bool size_is_legal(const tess_structure *s, uint32_t size) {
     if (size < SMALLEST_STRUCTURE || size % s->align != 0) return false;
     if (size >= s->size) return size <= (uint32_t)s->size + LARGEST_UNKNOWN_TAIL;

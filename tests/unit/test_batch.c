@@ -102,7 +102,7 @@ static void test_places(void **state) {
             assert_int_equal(packed ? cu_q[b] : 0, s[n].q_start);
             assert_int_equal(packed ? cu_kv[b] : 0, s[n].kv_start);
         }
-        for (uint64_t j = 0; j < plan->ledger.n_jobs; j++)
+        for (uint64_t j = 0; j < plan->memory.n_jobs; j++)
             assert_in_range(plan->tables.jobs[j].sequence, 0, 1);
         uint64_t bytes;
         tess_tensor t;

@@ -81,7 +81,7 @@ static void test_phi3_storage(void **state) {
         double kept = 0;
         for (uint32_t c = 0; c < layout->n_classes; c++)
             kept += (double)layout->class_heads[c] *
-                    (double)tess_rule_block_pairs(&layout->rules[c], tokens) / 32;
+                    (double)tess_head_block_pairs(&layout->patterns[c], tokens) / 32;
         double saving = (double)blocks * (double)(blocks + 1) / 2 / kept;
         assert_true(saving > (n ? 7.205 : 3.035) && saving < (n ? 7.215 : 3.045));
         tess_layout_release(layout);

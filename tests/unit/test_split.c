@@ -305,7 +305,7 @@ static void test_costs(void **state) {
     tess_layout_release(layout);
 }
 
-/* ------------------------------------------------------------------ low tiles */
+/* ------------------------------------------------------------------ short tiles */
 
 static uint32_t tile_rows_of(const tess_plan_desc *d, uint64_t *n_jobs) {
     tess_layout *layout = dense(2, 2);
@@ -321,12 +321,12 @@ static uint32_t tile_rows_of(const tess_plan_desc *d, uint64_t *n_jobs) {
     return info.tile_rows;
 }
 
-/* Few short jobs are cut into low tiles if as many run at a time, and only where the plan
+/* Few short jobs are cut into short tiles if as many run at a time, and only where the plan
  * decides. */
-static void test_low_tiles(void **state) {
+static void test_short_tiles(void **state) {
     (void)state;
     rig.tile_rows = 128;
-    rig.low_rows = 64;
+    rig.short_rows = 64;
     rig.caps.parallel_jobs = 16;
     tess_plan_desc d = {.struct_size = sizeof d,
                         .dtype = TESS_BF16,
@@ -351,9 +351,9 @@ static void test_low_tiles(void **state) {
     d.flags = TESS_PLAN_BATCH_INVARIANT;
     assert_int_equal(128, tile_rows_of(&d, &n_jobs));
     d.flags = 0;
-    rig.low_rows = 0;
+    rig.short_rows = 0;
     assert_int_equal(128, tile_rows_of(&d, &n_jobs));
-    rig.low_rows = 128;
+    rig.short_rows = 128;
     assert_int_equal(128, tile_rows_of(&d, &n_jobs));
 }
 
@@ -365,7 +365,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_shapes, runtime_setup, runtime_teardown),
         cmocka_unit_test_setup_teardown(test_orders, runtime_setup, runtime_teardown),
         cmocka_unit_test_setup_teardown(test_costs, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_low_tiles, runtime_setup, runtime_teardown),
+        cmocka_unit_test_setup_teardown(test_short_tiles, runtime_setup, runtime_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
