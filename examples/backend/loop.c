@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <tessera/tessera_backend.h>
+#include <tessera/tessera_key_walk.h>
 
 /* ------------------------------------------------------------------ device */
 
@@ -122,20 +123,12 @@ static void run_row(const tess_launch *l, const tess_job *job, uint32_t r) {
     const float *q =
         element(&l->tensor[TESS_ROLE_Q], s->batch, s->q_start + job->row + r, job->head);
     gathered g = {.most = -INFINITY};
-    for (uint32_t n = 0; n < job->left_count + job->interval_blocks + job->right_count; n++) {
-        /* of the interval, and behind it of the right entries */
-        const uint32_t inside = n - job->left_count;
-        const int listed = n < job->left_count || inside >= job->interval_blocks;
-        const uint32_t entry = n < job->left_count
-                                   ? job->left_offset + n
-                                   : job->right_offset + inside - job->interval_blocks;
-        const int64_t j = listed ? l->tables->entries[entry] : job->interval_start + inside;
-        const uint32_t bits = listed && (c->flags & TESS_CLASS_BITS) ? l->tables->bits[entry] : 0;
-        const int masked =
-            listed ? (c->flags & TESS_CLASS_MASK_ENTRIES) != 0
-                   : inside < job->mask_head || inside >= job->interval_blocks - job->mask_tail;
-        for (int64_t t = j * block; t < (j + 1) * block && t < s->kv_len; t++) {
-            if (masked && !tess_kept(c, p, t, i, j, bits, i_first)) continue;
+    tess_key_run run;
+    for (uint64_t n = 0; n < tess_key_blocks(job); n += run.blocks) {
+        run = tess_key_run_at(job, c, l->tables->entries, l->tables->bits, n);
+        const int64_t end = ((int64_t)run.block + run.blocks) * block;
+        for (int64_t t = run.block * block; t < end && t < s->kv_len; t++) {
+            if (run.masked && !tess_kept(c, p, t, i, run.block, run.bits, i_first)) continue;
             const int64_t token = s->kv_start + t;
             gather(l, &g, q,
                    element(&l->tensor[TESS_ROLE_K], s->batch, token, job->head / l->group),

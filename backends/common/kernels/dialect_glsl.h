@@ -12,6 +12,10 @@
 
 #define tess_offset uint
 #define TESS_FUNCTION
+#define TESS_STRUCT(name) struct name
+/* The tables and the arguments are global. */
+#define TESS_TABLES
+#define TESS_TABLES_OF_KERNEL
 /* Of conditions, without branches. */
 #define TESS_AND(a, b) ((a) && (b))
 #define TESS_OR(a, b)  ((a) || (b))
@@ -75,11 +79,11 @@ layout(set = 0, binding = 6) readonly buffer tess_workspace4 { vec4 workspace4_[
 #define tess_max4(a, b)  max(a, b)
 #define tess_exp2(x)     exp2(x)
 #define tess_log2(x)     log2(x)
-vec4 tess_power4(vec4 scores, float most, float scale_log2) {
-    return mix(vec4(0.0), exp2((scores - most) * scale_log2),
+vec4 tess_exp_scores(vec4 scores, float row_max, float scale_log2) {
+    return mix(vec4(0.0), exp2((scores - row_max) * scale_log2),
                greaterThan(scores, vec4(TESS_LOWEST)));
 }
-float tess_highest(vec4 a) { return max(max(a.x, a.y), max(a.z, a.w)); }
+float tess_max_of(vec4 a) { return max(max(a.x, a.y), max(a.z, a.w)); }
 
 #if TESS_DTYPE == 0
 #define TESS_LOAD4(buffer, at) \
