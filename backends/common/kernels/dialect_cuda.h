@@ -20,19 +20,20 @@ typedef long long tess_offset;
 
 #define TESS_FUNCTION static inline __device__ __attribute__((always_inline))
 /* Of conditions, without branches. */
-#define TESS_AND(a, b)       ((a) & (b))
-#define TESS_OR(a, b)        ((a) | (b))
-#define TESS_OFFSET(x)       ((tess_offset)(x))
-#define TESS_INT(x)          ((int)(x))
-#define TESS_UINT(x)         ((uint)(x))
-#define TESS_UNROLL          _Pragma("unroll")
-#define TESS_NO_UNROLL       _Pragma("unroll 1")
-#define TESS_UNROLL_SOME     _Pragma("unroll 4")
-#define TESS_SHARED(t, n, c) __shared__ t n[c];
-#define TESS_WORD(at)        (tables[at])
-#define TESS_WIDE(at)        ((tess_offset)((unsigned long long)tables[at] | (unsigned long long)tables[(at) + 1u] << 32))
-#define TESS_HEAD_DIM        (args.head_dim)
-#define TESS_FLAGS           (args.flags)
+#define TESS_AND(a, b)          ((a) & (b))
+#define TESS_OR(a, b)           ((a) | (b))
+#define TESS_OFFSET(x)          ((tess_offset)(x))
+#define TESS_INT(x)             ((int)(x))
+#define TESS_UINT(x)            ((uint)(x))
+#define TESS_UNROLL             _Pragma("unroll")
+#define TESS_NO_UNROLL          _Pragma("unroll 1")
+#define TESS_LOOP_ENTERS(first) false /* no compiler needs it here: see dialect_opencl.h */
+#define TESS_UNROLL_SOME        _Pragma("unroll 4")
+#define TESS_SHARED(t, n, c)    __shared__ t n[c];
+#define TESS_WORD(at)           (tables[at])
+#define TESS_WIDE(at)           ((tess_offset)((unsigned long long)tables[at] | (unsigned long long)tables[(at) + 1u] << 32))
+#define TESS_HEAD_DIM           (args.head_dim)
+#define TESS_FLAGS              (args.flags)
 
 /* ------------------------------------------------------------------ vectors */
 

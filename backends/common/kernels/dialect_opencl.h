@@ -110,6 +110,14 @@ TESS_FUNCTION ushort tess_narrow(float x) { return tess_narrow4((float4)(x)).x; 
     const __global tess_element *Q, const __global tess_element *K, const __global tess_element *V, __global tess_element *O, __global float *LSE, \
         const __global uint *tables, __global float *workspace, const tess_args args
 #define TESS_DEPENDENCIES_WAIT
+#ifdef TESS_ON_CPU
+/* PoCL 5.0 (LLVM 16) compiles a barrier in a loop that may run no iteration as a conditional
+ * barrier. What it then does to the code lets a stale table of uniform values stand, so that all
+ * work-items may index shared memory as the last one does. A loop entered in any case is right. */
+#define TESS_LOOP_ENTERS(first) (first)
+#else
+#define TESS_LOOP_ENTERS(first) false
+#endif
 #define TESS_FORWARD_KERNEL __kernel __attribute__((reqd_work_group_size(TESS_THREADS, 1, 1))) void tess_forward(TESS_BUFFERS)
 #define TESS_MERGE_KERNEL   __kernel __attribute__((reqd_work_group_size(TESS_MERGE_THREADS, 1, 1))) void tess_merge(TESS_BUFFERS)
 
