@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The one list of backends, best first. Software devices rank below the CPU wherever their backend stands. */
+/* The one list of backends, best first. Software devices rank below the CPU wherever their backend
+ * stands. */
 #include "../core/registry.h"
 
 extern const tess_backend tess_cuda_backend;

@@ -23,19 +23,26 @@
 
 static const char help[] =
     "usage: tessera bench [SUITE ... | k=v ...] [options]\n\n"
-    "Measures attention on every device found. Each number is printed only after its result was checked against the fp64 reference.\n\n"
-    "  SUITE            default (about 2.5 minutes), quick (about 30 s), full (an hour), or families by name: --list shows them\n"
-    "  k=v ...          one problem instead, beside its dense twin: heads=8 q_len=4096 head_dim=128 local=8 stride=16 ...\n\n"
-    "  --backends LIST  'hardware' (default), 'all' with software emulations, or a comma list of backends and devices (cpu, cpu:0)\n"
+    "Measures attention on every device found. Each number is printed only after its result was "
+    "checked against the fp64 reference.\n\n"
+    "  SUITE            default (about 2.5 minutes), quick (about 30 s), full (an hour), or "
+    "families by name: --list shows them\n"
+    "  k=v ...          one problem instead, beside its dense twin: heads=8 q_len=4096 "
+    "head_dim=128 local=8 stride=16 ...\n\n"
+    "  --backends LIST  'hardware' (default), 'all' with software emulations, or a comma list of "
+    "backends and devices (cpu, cpu:0)\n"
     "  --kernels WHICH  'pick' (the one that the device would take, default) or 'all'\n"
     "  --dtype LIST     f32, f16, bf16: replaces the types of a suite\n"
-    "  --budget S       seconds that the suite may take; what would not fit is skipped with a note\n"
+    "  --budget S       seconds that the suite may take; what would not fit is skipped with a "
+    "note\n"
     "  --no-ceilings    do not measure what matrix products and copies reach\n"
     "  --no-planning    do not measure planning times\n"
-    "  --json F  --csv F  --md F  --html F    write the results to files, which appear whole or not at all\n"
+    "  --json F  --csv F  --md F  --html F    write the results to files, which appear whole or "
+    "not at all\n"
     "  --list           print the families and their problems\n"
     "  --help  --version\n\n"
-    "docs/bench.md explains how to read the results. Exit status: 0; 1 when something failed or was interrupted; 2 for unknown words.\n";
+    "docs/bench.md explains how to read the results. Exit status: 0; 1 when something failed or "
+    "was interrupted; 2 for unknown words.\n";
 
 enum { N_OUTPUTS = 4 };
 static const char *const output_names[N_OUTPUTS] = {"json", "csv", "md", "html"};
@@ -50,7 +57,9 @@ typedef struct bench_arguments {
     char line[BENCH_LINE];
 } bench_arguments;
 
-static int usage_error(const char *what, const char *detail) { return cli_error(CLI_USAGE, "bench", "%s%.100s", what, detail ? detail : ""); }
+static int usage_error(const char *what, const char *detail) {
+    return cli_error(CLI_USAGE, "bench", "%s%.100s", what, detail ? detail : "");
+}
 
 /* ------------------------------------------------------------------ words */
 
@@ -62,7 +71,8 @@ static int append_word(char *text, size_t size, const char *word) {
 
 static int parse_budget(const char *text, double *budget) {
     double value = strspn(text, "0123456789.") == strlen(text) ? strtod(text, NULL) : 0;
-    if (!*text || !(value >= 1) || !(value <= 1e6)) return usage_error("--budget: not a number of seconds from 1 to 1000000: ", text);
+    if (!*text || !(value >= 1) || !(value <= 1e6))
+        return usage_error("--budget: not a number of seconds from 1 to 1000000: ", text);
     *budget = value;
     return CLI_GO_ON;
 }
@@ -75,14 +85,18 @@ static int parse_suites(char **names, size_t n, bench_arguments *a) {
     }
     double budget = 0;
     for (size_t i = 0; i < n; i++) {
-        if (strchr(names[i], '=')) return usage_error("give either suites or the words of one problem, not both: ", names[i]);
+        if (strchr(names[i], '='))
+            return usage_error("give either suites or the words of one problem, not both: ",
+                               names[i]);
         for (size_t k = 0; k < i; k++)
             if (strcmp(names[i], names[k]) == 0) return usage_error("given twice: ", names[i]);
         int status = suite_expand(names[i], a->dtypes, &a->run.series, &a->run.n_series);
         if (status == -1) return cli_error(CLI_FAILED, "bench", "out of memory");
         if (status == -2) return usage_error("no such suite or family (see --list): ", names[i]);
-        if (status == -3) return usage_error("--dtype: not a list of f32, f16 and bf16, each once: ", a->dtypes);
-        if (append_word(a->suite, sizeof a->suite, names[i]) != 0) return usage_error("too many suites", NULL);
+        if (status == -3)
+            return usage_error("--dtype: not a list of f32, f16 and bf16, each once: ", a->dtypes);
+        if (append_word(a->suite, sizeof a->suite, names[i]) != 0)
+            return usage_error("too many suites", NULL);
         budget = fmax(budget, suite_budget(names[i]));
     }
     a->run.budget = a->budget > 0 ? a->budget : budget;
@@ -92,15 +106,21 @@ static int parse_suites(char **names, size_t n, bench_arguments *a) {
 static int finish_problem(problem *p, bench_arguments *a) {
     char error[CLI_LINE];
     int bad = problem_finish(p, error, sizeof error);
-    if (bad) return cli_error(bad == PROBLEM_BAD_FILE ? CLI_FAILED : CLI_USAGE, "bench", "%s", error);
-    if (p->op != TESS_OP_FORWARD) return cli_error(CLI_FAILED, "bench", "op: only fwd is supported by this version");
+    if (bad)
+        return cli_error(bad == PROBLEM_BAD_FILE ? CLI_FAILED : CLI_USAGE, "bench", "%s", error);
+    if (p->op != TESS_OP_FORWARD)
+        return cli_error(CLI_FAILED, "bench", "op: only fwd is supported by this version");
     for (const char *c = p->mask_path; c && *c; c++)
-        if ((unsigned char)*c < ' ' || *c == 0x7f) return usage_error("mask: a name with control characters cannot stand in results", NULL);
-    if (line_format(p, a->line, sizeof a->line) != 0) return usage_error("the problem is longer than 2,000 characters", NULL);
+        if ((unsigned char)*c < ' ' || *c == 0x7f)
+            return usage_error("mask: a name with control characters cannot stand in results",
+                               NULL);
+    if (line_format(p, a->line, sizeof a->line) != 0)
+        return usage_error("the problem is longer than 2,000 characters", NULL);
     return CLI_GO_ON;
 }
 
-/* The words of one problem, brought into their shortest form, so that result files of different people agree about the line. */
+/* The words of one problem, brought into their shortest form, so that result files of different
+ * people agree about the line. */
 static int parse_problem(char **words, size_t n, bench_arguments *a) {
     char error[CLI_LINE];
     int status = CLI_GO_ON;
@@ -108,11 +128,13 @@ static int parse_problem(char **words, size_t n, bench_arguments *a) {
     problem_init(&p);
     for (size_t i = 0; i < n && status == CLI_GO_ON; i++) {
         if (!strchr(words[i], '='))
-            status = usage_error("give either suites or the words of one problem, not both: ", words[i]);
+            status =
+                usage_error("give either suites or the words of one problem, not both: ", words[i]);
         else if (problem_word(&p, words[i], error, sizeof error) != 0)
             status = cli_error(CLI_USAGE, "bench", "%s", error);
     }
-    if (status == CLI_GO_ON && a->dtypes) status = usage_error("--dtype: belongs to suites; a problem has the word dtype=", NULL);
+    if (status == CLI_GO_ON && a->dtypes)
+        status = usage_error("--dtype: belongs to suites; a problem has the word dtype=", NULL);
     if (status == CLI_GO_ON) status = finish_problem(&p, a);
     problem_free(&p);
     snprintf(a->suite, sizeof a->suite, "one problem");
@@ -122,7 +144,17 @@ static int parse_problem(char **words, size_t n, bench_arguments *a) {
 }
 
 static int parse(int argc, char **argv, bench_arguments *a) {
-    enum { BACKENDS, KERNELS, DTYPE, BUDGET, NO_CEILINGS, NO_PLANNING, LIST, OUTPUT, N_OPTIONS = OUTPUT + N_OUTPUTS };
+    enum {
+        BACKENDS,
+        KERNELS,
+        DTYPE,
+        BUDGET,
+        NO_CEILINGS,
+        NO_PLANNING,
+        LIST,
+        OUTPUT,
+        N_OPTIONS = OUTPUT + N_OUTPUTS
+    };
     cli_option o[N_OPTIONS] = {{.name = "backends", .takes_value = 1},
                                {.name = "kernels", .takes_value = 1},
                                {.name = "dtype", .takes_value = 1},
@@ -131,7 +163,8 @@ static int parse(int argc, char **argv, bench_arguments *a) {
                                {.name = "no-planning"},
                                {.name = "list"}};
     size_t n_words;
-    for (int i = 0; i < N_OUTPUTS; i++) o[OUTPUT + i] = (cli_option){.name = output_names[i], .takes_value = 1};
+    for (int i = 0; i < N_OUTPUTS; i++)
+        o[OUTPUT + i] = (cli_option){.name = output_names[i], .takes_value = 1};
     int status = cli_options(argc, argv, help, o, N_OPTIONS, &n_words);
     if (status != CLI_GO_ON) return status;
     if (o[LIST].given) {
@@ -145,13 +178,16 @@ static int parse(int argc, char **argv, bench_arguments *a) {
     if (o[KERNELS].given && !a->run.all_kernels && strcmp(o[KERNELS].value, "pick") != 0)
         return usage_error("--kernels: neither 'pick' nor 'all': ", o[KERNELS].value);
     a->dtypes = o[DTYPE].value;
-    if (o[BUDGET].given && (status = parse_budget(o[BUDGET].value, &a->budget)) != CLI_GO_ON) return status;
-    status = n_words && strchr(argv[1], '=') ? parse_problem(argv + 1, n_words, a) : parse_suites(argv + 1, n_words, a);
+    if (o[BUDGET].given && (status = parse_budget(o[BUDGET].value, &a->budget)) != CLI_GO_ON)
+        return status;
+    status = n_words && strchr(argv[1], '=') ? parse_problem(argv + 1, n_words, a)
+                                             : parse_suites(argv + 1, n_words, a);
     for (int i = 0; i < N_OUTPUTS && status == CLI_GO_ON; i++) {
         a->outputs[i] = o[OUTPUT + i].value;
         for (int j = 0; j < i; j++)
             if (a->outputs[i] && a->outputs[j] && text_same_file(a->outputs[i], a->outputs[j]))
-                return cli_error(CLI_USAGE, "bench", "--%s and --%s: the same file", output_names[j], output_names[i]);
+                return cli_error(CLI_USAGE, "bench", "--%s and --%s: the same file",
+                                 output_names[j], output_names[i]);
     }
     return status;
 }
@@ -162,7 +198,8 @@ static void list_families(void) {
         char line[BENCH_LINE], tokens[24];
         suite_series s = {.family = f, .dtype = TESS_BF16};
         printf("%s: %s\n  tokens:", f->name, f->title);
-        for (int k = 0; k < SUITE_MAX_LENGTHS && f->full[k]; k++) printf(" %s", short_tokens(tokens, sizeof tokens, f->full[k]));
+        for (int k = 0; k < SUITE_MAX_LENGTHS && f->full[k]; k++)
+            printf(" %s", short_tokens(tokens, sizeof tokens, f->full[k]));
         if (suite_line(&s, f->full[0], f->heads, line, sizeof line) == 0) printf("\n  %s\n", line);
     }
     puts("\nSuites made of them: quick, default, full.");
@@ -175,7 +212,9 @@ static void describe_command(bench_report *r, int argc, char **argv) {
     char word[512];
     snprintf(r->command, sizeof r->command, "tessera");
     for (int i = 0; i < argc; i++)
-        if (line_escape(argv[i], word, sizeof word) != 0 || append_word(r->command, sizeof r->command, word) != 0) break;
+        if (line_escape(argv[i], word, sizeof word) != 0 ||
+            append_word(r->command, sizeof r->command, word) != 0)
+            break;
     cli_one_line(r->command);
 }
 
@@ -185,7 +224,8 @@ static void describe_run(bench_report *r, const bench_arguments *a) {
     if (gmtime_r(&now, &utc)) strftime(r->created, sizeof r->created, "%Y-%m-%dT%H:%M:%SZ", &utc);
     snprintf(r->suite, sizeof r->suite, "%s", a->suite);
     uint32_t v = tess_version();
-    snprintf(r->library_version, sizeof r->library_version, "%u.%u.%u", v / 1000000, v / 1000 % 1000, v % 1000);
+    snprintf(r->library_version, sizeof r->library_version, "%u.%u.%u", v / 1000000,
+             v / 1000 % 1000, v % 1000);
 #if defined(__clang__)
     snprintf(r->compiler, sizeof r->compiler, "%s", __VERSION__);
 #else
@@ -195,7 +235,8 @@ static void describe_run(bench_report *r, const bench_arguments *a) {
     r->budget_seconds = a->run.budget;
 }
 
-/* Writes every file under a temporary name first and renames all of them only when all are complete. */
+/* Writes every file under a temporary name first and renames all of them only when all are
+ * complete. */
 static int write_outputs(const bench_report *r, const bench_arguments *a) {
     text_file files[N_OUTPUTS] = {{0}};
     char error[512];
@@ -243,16 +284,19 @@ static int measure_and_report(const bench_arguments *a, bench_report *report) {
     int status = run_suite(&a->run, report);
     report->elapsed_seconds = clock_now() - start;
     if (report->machine.cpus > 0)
-        report->machine.other_load = fmax(machine_other_seconds() - others, 0) / (report->elapsed_seconds * report->machine.cpus);
+        report->machine.other_load = fmax(machine_other_seconds() - others, 0) /
+                                     (report->elapsed_seconds * report->machine.cpus);
     if (report->n_results || report->n_planning) report_text(report, stdout);
     if (status == CLI_USAGE) return status;
     const int interrupted = report->n_devices && !report->complete;
     /* Minutes of measuring are kept, however the run ended. */
-    const int worth_writing = report->n_results || (interrupted && (report->n_planning || has_ceilings(report)));
+    const int worth_writing =
+        report->n_results || (interrupted && (report->n_planning || has_ceilings(report)));
     if (worth_writing && write_outputs(report, a) != CLI_OK) status = CLI_FAILED;
     if (interrupted)
         return cli_error(CLI_FAILED, "bench",
-                         worth_writing ? "interrupted; what was complete by then is reported" : "interrupted before anything was measured");
+                         worth_writing ? "interrupted; what was complete by then is reported"
+                                       : "interrupted before anything was measured");
     return status;
 }
 

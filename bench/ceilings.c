@@ -18,12 +18,22 @@
 #include "options.h"
 #include "stats.h"
 
-enum { GEMM_SIZE = 2048, GEMM_SMALL = 1024, GEMM_LARGE = 4096, MIN_SAMPLES = 3, MAX_SAMPLES = 16, COPY_PROVIDER = -1 };
-static const double FAST_PRODUCT = 10e-3, SLOW_PRODUCT = 0.4; /* seconds of one product of GEMM_SIZE */
+enum {
+    GEMM_SIZE = 2048,
+    GEMM_SMALL = 1024,
+    GEMM_LARGE = 4096,
+    MIN_SAMPLES = 3,
+    MAX_SAMPLES = 16,
+    COPY_PROVIDER = -1
+};
+/* seconds of one product of GEMM_SIZE */
+static const double FAST_PRODUCT = 10e-3, SLOW_PRODUCT = 0.4;
 
 static void note(bench_device *d, const char *text) {
     size_t used = strlen(d->ceiling_note);
-    if (used + 1 < sizeof d->ceiling_note) snprintf(d->ceiling_note + used, sizeof d->ceiling_note - used, "%s%s", used ? "; " : "", text);
+    if (used + 1 < sizeof d->ceiling_note)
+        snprintf(d->ceiling_note + used, sizeof d->ceiling_note - used, "%s%s", used ? "; " : "",
+                 text);
 }
 
 /* Turns samples in seconds into rates. `work` is FLOP or bytes of one sample. */
@@ -48,7 +58,8 @@ static void send_ceiling(int out, const bench_ceiling *c) {
     }
 }
 
-static void measure_gemm(int provider, uint32_t dtype, int variant, int threads, double seconds, int out) {
+static void measure_gemm(int provider, uint32_t dtype, int variant, int threads, double seconds,
+                         int out) {
     char reason[256];
     int64_t n = GEMM_SIZE;
     gemm *g = gemm_open(provider, dtype, variant, n, threads, reason, sizeof reason);
@@ -57,7 +68,8 @@ static void measure_gemm(int provider, uint32_t dtype, int variant, int threads,
     double start = clock_now();
     if (gemm_run(g) != 0) return;
     double one = clock_now() - start;
-    /* A product that is over in no time says little about a many-core machine, and a slow one would eat the time of the others. */
+    /* A product that is over in no time says little about a many-core machine, and a slow one would
+     * eat the time of the others. */
     int64_t better = one > SLOW_PRODUCT ? GEMM_SMALL : one < FAST_PRODUCT ? GEMM_LARGE : n;
     if (better != n && !gemm_provider_is_own(provider)) {
         gemm_close(g);
@@ -65,11 +77,16 @@ static void measure_gemm(int provider, uint32_t dtype, int variant, int threads,
         if (!g || gemm_run(g) != 0) return;
         n = better;
     }
-    bench_ceiling c = {.unit = BENCH_GEMM, .dtype = dtype, .size = n, .threads = threads, .own_loop = gemm_provider_is_own(provider)};
+    bench_ceiling c = {.unit = BENCH_GEMM,
+                       .dtype = dtype,
+                       .size = n,
+                       .threads = threads,
+                       .own_loop = gemm_provider_is_own(provider)};
     snprintf(c.library, sizeof c.library, "%s", gemm_library(g));
     snprintf(c.method, sizeof c.method, "%s", gemm_method(g));
     start = clock_now();
-    while (c.n_samples < MIN_SAMPLES || (c.n_samples < MAX_SAMPLES && clock_now() - start < seconds)) {
+    while (c.n_samples < MIN_SAMPLES ||
+           (c.n_samples < MAX_SAMPLES && clock_now() - start < seconds)) {
         double t = clock_now();
         if (gemm_run(g) != 0) return;
         c.samples[c.n_samples++] = clock_now() - t;
@@ -102,7 +119,8 @@ static void *copy_thread(void *argument) {
 
 /* Failures end the child, and its memory goes with it. */
 static void measure_copy(int threads, int out) {
-    /* Several times the last cache, so that the copy is about memory, yet small enough to touch quickly. */
+    /* Several times the last cache, so that the copy is about memory, yet small enough to touch
+     * quickly. */
     uint64_t bytes = 4 * machine_cache_bytes(3), memory = machine_memory_bytes();
     if (bytes < (64u << 20)) bytes = 64u << 20;
     if (bytes > (512u << 20)) bytes = 512u << 20;
@@ -111,14 +129,20 @@ static void measure_copy(int threads, int out) {
     pthread_barrier_t barrier;
     pthread_t *ids = calloc((size_t)threads, sizeof *ids);
     copy_work *works = calloc((size_t)threads, sizeof *works);
-    if (share == 0 || !ids || !works || pthread_barrier_init(&barrier, NULL, (unsigned)threads + 1) != 0) _exit(1);
-    bench_ceiling c = {.unit = BENCH_COPY, .size = (int64_t)(share * (size_t)threads), .threads = threads, .own_loop = 0};
+    if (share == 0 || !ids || !works ||
+        pthread_barrier_init(&barrier, NULL, (unsigned)threads + 1) != 0)
+        _exit(1);
+    bench_ceiling c = {.unit = BENCH_COPY,
+                       .size = (int64_t)(share * (size_t)threads),
+                       .threads = threads,
+                       .own_loop = 0};
     snprintf(c.library, sizeof c.library, "C library");
     snprintf(c.method, sizeof c.method, "memcpy, read + written bytes");
     for (int t = 0; t < threads; t++) {
         works[t] = (copy_work){&barrier, NULL, NULL, share, MAX_SAMPLES + 1};
         void *to = NULL, *from = NULL;
-        if (posix_memalign(&to, 4096, share) != 0 || posix_memalign(&from, 4096, share) != 0) _exit(1);
+        if (posix_memalign(&to, 4096, share) != 0 || posix_memalign(&from, 4096, share) != 0)
+            _exit(1);
         works[t].to = to;
         works[t].from = from;
         if (pthread_create(&ids[t], NULL, copy_thread, &works[t]) != 0) _exit(1);
@@ -138,7 +162,8 @@ static void child_main(int provider, int threads, double seconds, int out) {
     char text[16];
     snprintf(text, sizeof text, "%d", threads);
     /* Read by the libraries when they are opened, so this comes first. */
-    static const char *const variables[] = {"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS"};
+    static const char *const variables[] = {"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS",
+                                            "MKL_NUM_THREADS", "BLIS_NUM_THREADS"};
     for (size_t i = 0; i < sizeof variables / sizeof *variables; i++) setenv(variables[i], text, 1);
     setenv("OMP_DYNAMIC", "false", 1);
     if (provider == COPY_PROVIDER) {
@@ -146,14 +171,16 @@ static void child_main(int provider, int threads, double seconds, int out) {
     } else {
         static const uint32_t dtypes[] = {TESS_F32, TESS_BF16, TESS_F16};
         for (int i = 0; i < 3; i++)
-            for (int variant = 0; variant < 2; variant++) measure_gemm(provider, dtypes[i], variant, threads, seconds / 6, out);
+            for (int variant = 0; variant < 2; variant++)
+                measure_gemm(provider, dtypes[i], variant, threads, seconds / 6, out);
     }
     _exit(0);
 }
 
 /* ------------------------------------------------------------------ in the parent */
 
-/* Reads whole ceilings until the child ends or `limit` seconds have passed, then reaps it. Returns -1 when out of memory. */
+/* Reads whole ceilings until the child ends or `limit` seconds have passed, then reaps it. Returns
+ * -1 when out of memory. */
 static int collect(bench_device *d, int in, pid_t child, const char *name, double limit) {
     double end = clock_now() + limit;
     bench_ceiling c;
@@ -202,7 +229,8 @@ static int collect(bench_device *d, int in, pid_t child, const char *name, doubl
     return result;
 }
 
-static int measure_in_child(bench_device *d, int provider, const char *name, int threads, double seconds) {
+static int measure_in_child(bench_device *d, int provider, const char *name, int threads,
+                            double seconds) {
     int pipe_ends[2];
     if (pipe(pipe_ends) != 0) return note(d, "pipe() failed"), 0;
     fflush(NULL);
@@ -244,7 +272,8 @@ int ceilings_device_copy(bench_device *d, tess_device *device, double seconds) {
     if (status == TESS_OK) status = tess_alloc(device, BYTES, &b);
     if (status == TESS_OK) status = tess_copy(device, b, a, BYTES);
     double start = clock_now();
-    while (status == TESS_OK && (c.n_samples < MIN_SAMPLES || (c.n_samples < MAX_SAMPLES && clock_now() - start < seconds))) {
+    while (status == TESS_OK && (c.n_samples < MIN_SAMPLES ||
+                                 (c.n_samples < MAX_SAMPLES && clock_now() - start < seconds))) {
         double t = clock_now();
         status = tess_copy(device, b, a, BYTES);
         c.samples[c.n_samples++] = clock_now() - t;

@@ -21,19 +21,24 @@ typedef struct axis {
 } axis;
 
 static double at(const axis *a, double v) {
-    double share = a->log ? (log(v) - log(a->low)) / (log(a->high) - log(a->low)) : (v - a->low) / (a->high - a->low);
+    double share = a->log ? (log(v) - log(a->low)) / (log(a->high) - log(a->low))
+                          : (v - a->low) / (a->high - a->low);
     return a->from + share * (a->to - a->from);
 }
 
 static void open_svg(FILE *f, int height, const char *title) {
-    fprintf(f, "<div class=\"wide\">\n<svg class=\"chart\" viewBox=\"0 0 %d %d\" role=\"img\" aria-label=\"", WIDTH, height);
+    fprintf(f,
+            "<div class=\"wide\">\n<svg class=\"chart\" viewBox=\"0 0 %d %d\" role=\"img\" "
+            "aria-label=\"",
+            WIDTH, height);
     write_html_escaped(f, title);
     fputs("\">\n", f);
 }
 
 static void close_svg(FILE *f) { fputs("</svg>\n</div>\n", f); }
 
-static void text_at(FILE *f, double x, double y, const char *anchor, const char *class, const char *text) {
+static void text_at(FILE *f, double x, double y, const char *anchor, const char *class,
+                    const char *text) {
     fprintf(f, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"%s\" class=\"%s\">", x, y, anchor, class);
     write_html_escaped(f, text);
     fputs("</text>\n", f);
@@ -41,22 +46,29 @@ static void text_at(FILE *f, double x, double y, const char *anchor, const char 
 
 /* Along the vertical axis that `y` is the middle of, reading upwards. */
 static void upright_text(FILE *f, double x, double y, const char *text) {
-    fprintf(f, "<text transform=\"translate(%.1f %.1f) rotate(-90)\" text-anchor=\"middle\" class=\"t\">", x, y);
+    fprintf(
+        f,
+        "<text transform=\"translate(%.1f %.1f) rotate(-90)\" text-anchor=\"middle\" class=\"t\">",
+        x, y);
     write_html_escaped(f, text);
     fputs("</text>\n", f);
 }
 
 static void line(FILE *f, double x1, double y1, double x2, double y2, const char *class) {
-    fprintf(f, "<line x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" class=\"%s\"/>\n", x1, y1, x2, y2, class);
+    fprintf(f, "<line x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" class=\"%s\"/>\n", x1, y1, x2,
+            y2, class);
 }
 
-/* Shape and colour both tell series apart, so that nothing hangs on colour alone. The title shows when the pointer rests on the mark. */
+/* Shape and colour both tell series apart, so that nothing hangs on colour alone. The title shows
+ * when the pointer rests on the mark. */
 static void marker(FILE *f, int kind, double x, double y, const char *title) {
     int c = kind % CHART_COLOURS;
     fprintf(f, "<g class=\"m c%d\">", c);
     switch (c % 4) {
     case 0: fprintf(f, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"4.5\"/>", x, y); break;
-    case 1: fprintf(f, "<rect x=\"%.1f\" y=\"%.1f\" width=\"8\" height=\"8\"/>", x - 4, y - 4); break;
+    case 1:
+        fprintf(f, "<rect x=\"%.1f\" y=\"%.1f\" width=\"8\" height=\"8\"/>", x - 4, y - 4);
+        break;
     case 2: fprintf(f, "<path d=\"M%.1f %.1fl5.2 9h-10.4z\"/>", x, y - 5.5); break;
     default: fprintf(f, "<path d=\"M%.1f %.1fl5.5 5.5l-5.5 5.5l-5.5 -5.5z\"/>", x, y - 5.5);
     }
@@ -65,14 +77,21 @@ static void marker(FILE *f, int kind, double x, double y, const char *title) {
     fputs("</title></g>\n", f);
 }
 
-/* Result files are not trusted: only values that a logarithmic axis with one line a step can show are drawn. */
+/* Result files are not trusted: only values that a logarithmic axis with one line a step can show
+ * are drawn. */
 static int plausible(double v) { return v >= 1e-6 && v <= 1e24; }
 
-static double next_power(double v, double base) { return pow(base, ceil(log(v) / log(base) - 1e-9)); }
-static double previous_power(double v, double base) { return pow(base, floor(log(v) / log(base) + 1e-9)); }
+static double next_power(double v, double base) {
+    return pow(base, ceil(log(v) / log(base) - 1e-9));
+}
+static double previous_power(double v, double base) {
+    return pow(base, floor(log(v) / log(base) + 1e-9));
+}
 
 /* Steps of a factor `base` from `low` to `high`, both powers of it. */
-static int log_steps(double low, double high, double base) { return (int)lround(log(high / low) / log(base)); }
+static int log_steps(double low, double high, double base) {
+    return (int)lround(log(high / low) / log(base));
+}
 
 /* 1, 2 or 5 times a power of ten: a step that cuts `range` into at most six. */
 static double nice_step(double range) {
@@ -96,13 +115,17 @@ enum { MAX_SERIES = 64 };
 
 static int find_series(const series *list, int n, const bench_result *x) {
     for (int i = 0; i < n; i++)
-        if (list[i].device == x->device && list[i].dtype == x->dtype && strcmp(list[i].kernel, x->kernel) == 0) return i;
+        if (list[i].device == x->device && list[i].dtype == x->dtype &&
+            strcmp(list[i].kernel, x->kernel) == 0)
+            return i;
     return n - 1; /* more series than a plot can tell apart share the last one */
 }
 
 static void add_series(series *list, int *n, const bench_result *x) {
     int i = find_series(list, *n, x);
-    if (*n == MAX_SERIES || (i >= 0 && list[i].device == x->device && list[i].dtype == x->dtype && strcmp(list[i].kernel, x->kernel) == 0)) return;
+    if (*n == MAX_SERIES || (i >= 0 && list[i].device == x->device && list[i].dtype == x->dtype &&
+                             strcmp(list[i].kernel, x->kernel) == 0))
+        return;
     list[(*n)++] = (series){x->device, x->dtype, x->kernel};
 }
 
@@ -154,11 +177,14 @@ static int legend_height(const bench_report *r, const series *list, int n) {
 
 static void result_title(const bench_report *r, const bench_result *x, char *buffer, size_t size) {
     char tokens[24], heads[32], rate[TEXT_SIZE], speed[24], ideal[24];
-    int n = snprintf(buffer, size, "%s %s %s, %s tokens, %s heads, %s %s: %s", x->family, x->pattern, dtype_name(x->dtype),
-                     short_tokens(tokens, sizeof tokens, x->kv_len), result_heads(x, heads, sizeof heads), r->devices[x->device].id, x->kernel,
-                     text_rate(rate, sizeof rate, x->flop_rate, "FLOP/s"));
+    int n =
+        snprintf(buffer, size, "%s %s %s, %s tokens, %s heads, %s %s: %s", x->family, x->pattern,
+                 dtype_name(x->dtype), short_tokens(tokens, sizeof tokens, x->kv_len),
+                 result_heads(x, heads, sizeof heads), r->devices[x->device].id, x->kernel,
+                 text_rate(rate, sizeof rate, x->flop_rate, "FLOP/s"));
     if (n > 0 && (size_t)n < size && isfinite(x->speedup))
-        snprintf(buffer + n, size - (size_t)n, ", %s over dense (ideal %s)", short_ratio(speed, sizeof speed, x->speedup),
+        snprintf(buffer + n, size - (size_t)n, ", %s over dense (ideal %s)",
+                 short_ratio(speed, sizeof speed, x->speedup),
                  short_ratio(ideal, sizeof ideal, x->ideal_speedup));
 }
 
@@ -170,33 +196,41 @@ static int has_ideal(const bench_result *x) {
     return known && x->kv_len > 0 && plausible(x->ideal_speedup) && !result_is_decode(x);
 }
 
-static int has_speedup(const bench_result *x) { return x->status == BENCH_OK && has_ideal(x) && plausible(x->speedup); }
+static int has_speedup(const bench_result *x) {
+    return x->status == BENCH_OK && has_ideal(x) && plausible(x->speedup);
+}
 
 static int in_series(const bench_result *x, const char *family, const series *s) {
     return strcmp(x->family, family) == 0 && x->device == s->device && x->dtype == s->dtype &&
            (x->status != BENCH_OK || strcmp(x->kernel, s->kernel) == 0);
 }
 
-static void polyline(const bench_report *r, const char *family, const series *s, int colour, int ideal, const axis *ax, const axis *ay, FILE *f) {
+static void polyline(const bench_report *r, const char *family, const series *s, int colour,
+                     int ideal, const axis *ax, const axis *ay, FILE *f) {
     int64_t last = 0;
-    fprintf(f, "<polyline class=\"%s c%d\" points=\"", ideal ? "ideal" : "line", colour % CHART_COLOURS);
-    /* By length, whatever the order of the results: skipped ones stand apart from those of a kernel. */
+    fprintf(f, "<polyline class=\"%s c%d\" points=\"", ideal ? "ideal" : "line",
+            colour % CHART_COLOURS);
+    /* By length, whatever the order of the results: skipped ones stand apart from those of a
+     * kernel. */
     for (;;) {
         const bench_result *next = NULL;
         for (int i = 0; i < r->n_results; i++) {
             const bench_result *x = &r->results[i];
-            if (x->kv_len <= last || (next && x->kv_len >= next->kv_len) || !(ideal ? has_ideal(x) : has_speedup(x)) || !in_series(x, family, s))
+            if (x->kv_len <= last || (next && x->kv_len >= next->kv_len) ||
+                !(ideal ? has_ideal(x) : has_speedup(x)) || !in_series(x, family, s))
                 continue;
             next = x;
         }
         if (!next) break;
         last = next->kv_len;
-        fprintf(f, "%.1f,%.1f ", at(ax, (double)last), at(ay, ideal ? next->ideal_speedup : next->speedup));
+        fprintf(f, "%.1f,%.1f ", at(ax, (double)last),
+                at(ay, ideal ? next->ideal_speedup : next->speedup));
     }
     fputs("\"/>\n", f);
 }
 
-static void speedup_panel(const bench_report *r, const int *order, const char *family, const series *list, int n, axis ax, axis ay, FILE *f) {
+static void speedup_panel(const bench_report *r, const int *order, const char *family,
+                          const series *list, int n, axis ax, axis ay, FILE *f) {
     const bench_result *best = NULL;
     char label[32];
     text_at(f, ax.from, ay.to - 12, "start", "h", family);
@@ -214,7 +248,9 @@ static void speedup_panel(const bench_report *r, const int *order, const char *f
     for (int k = 0; k <= steps; k++) {
         double v = ldexp(first, k);
         line(f, at(&ax, v), ay.from, at(&ax, v), ay.to, "grid");
-        if (k % skip == 0) text_at(f, at(&ax, v), ay.from + 16, "middle", "t", short_tokens(label, sizeof label, (int64_t)v));
+        if (k % skip == 0)
+            text_at(f, at(&ax, v), ay.from + 16, "middle", "t",
+                    short_tokens(label, sizeof label, (int64_t)v));
     }
     for (int s = 0; s < n; s++) {
         polyline(r, family, &list[s], s, 1, &ax, &ay, f);
@@ -222,7 +258,8 @@ static void speedup_panel(const bench_report *r, const int *order, const char *f
     }
     for (int i = 0; i < r->n_results; i++) {
         const bench_result *x = &r->results[order[i]];
-        if (has_ideal(x) && strcmp(x->family, family) == 0) { /* also where one point alone makes no line */
+        /* also where one point alone makes no line */
+        if (has_ideal(x) && strcmp(x->family, family) == 0) {
             double px = at(&ax, (double)x->kv_len), py = at(&ay, x->ideal_speedup);
             line(f, px - 7, py, px + 7, py, "mean");
         }
@@ -234,7 +271,8 @@ static void speedup_panel(const bench_report *r, const int *order, const char *f
     }
     if (!best) return;
     double px = at(&ax, (double)best->kv_len);
-    text_at(f, px, at(&ay, best->speedup) + (best->speedup < best->ideal_speedup ? 19 : -10), px > (ax.from + ax.to) / 2 ? "end" : "start", "v",
+    text_at(f, px, at(&ay, best->speedup) + (best->speedup < best->ideal_speedup ? 19 : -10),
+            px > (ax.from + ax.to) / 2 ? "end" : "start", "v",
             short_ratio(label, sizeof label, best->speedup));
 }
 
@@ -249,7 +287,8 @@ int chart_speedup(const bench_report *r, FILE *f) {
     n = all_series(r, order, list);
     for (int i = 0; i < r->n_results; i++) {
         const bench_result *x = &r->results[order[i]];
-        if (has_speedup(x) && (n_panels == 0 || strcmp(panels[n_panels - 1], x->family) != 0) && n_panels < MAX_PANELS)
+        if (has_speedup(x) && (n_panels == 0 || strcmp(panels[n_panels - 1], x->family) != 0) &&
+            n_panels < MAX_PANELS)
             panels[n_panels++] = x->family;
     }
     for (int i = 0; i < r->n_results; i++) {
@@ -277,14 +316,17 @@ int chart_speedup(const bench_report *r, FILE *f) {
     y_high = next_power(y_high, 2);
     int legend = legend_height(r, list, n), rows = (n_panels + PER_ROW - 1) / PER_ROW;
     double width = (WIDTH - PER_ROW * LEFT - PER_ROW * GAP) / (double)PER_ROW;
-    open_svg(f, legend + 24 + rows * PANEL_HEIGHT, "Measured speed-up over dense attention against length, with the ideal saving");
+    open_svg(f, legend + 24 + rows * PANEL_HEIGHT,
+             "Measured speed-up over dense attention against length, with the ideal saving");
     double y = 12 + series_legend(r, list, n, 12, f);
     line(f, 10, y - 2, 40, y - 2, "ideal c0");
     text_at(f, 48, y + 2, "start", "t",
-            "dashed: ideal (dense pairs / kept pairs); marks: dense time / sparse time, both measured; axes are logarithmic");
+            "dashed: ideal (dense pairs / kept pairs); marks: dense time / sparse time, both "
+            "measured; axes are logarithmic");
     for (int p = 0; p < n_panels; p++) {
         int row = p / PER_ROW;
-        double left = (p % PER_ROW) * (width + LEFT + GAP) + LEFT, top = legend + 20 + row * (double)PANEL_HEIGHT;
+        double left = (p % PER_ROW) * (width + LEFT + GAP) + LEFT,
+               top = legend + 20 + row * (double)PANEL_HEIGHT;
         speedup_panel(r, order, panels[p], list, n, (axis){x_low, x_high, left, left + width, 1},
                       (axis){y_low, y_high, top + PANEL_HEIGHT - 50, top + 34, 1}, f);
     }
@@ -312,14 +354,17 @@ void chart_bars(const chart_bar *bars, int n, const char *unit, const char *titl
     for (int k = 0; k * step <= high * 1.02; k++) {
         double v = k * step;
         line(f, at(&ax, v), TOP, at(&ax, v), height - BOTTOM + 4, "grid");
-        text_at(f, at(&ax, v), height - BOTTOM + 20, "middle", "t", v > 0 ? text_rate(label, sizeof label, v, unit) : "0");
+        text_at(f, at(&ax, v), height - BOTTOM + 20, "middle", "t",
+                v > 0 ? text_rate(label, sizeof label, v, unit) : "0");
     }
     for (int i = 0; i < n; i++) {
         if (bars[i].begins_group) y += GROUP;
         double end = at(&ax, bars[i].value);
         text_at(f, LEFT - 8, y + 12, "end", "t", bars[i].label);
-        fprintf(f, "<rect x=\"%d\" y=\"%.1f\" width=\"%.1f\" height=\"%d\" rx=\"2\" class=\"bar c%d\"><title>", LEFT, y, fmax(end - LEFT, 1), BAR,
-                bars[i].colour % CHART_COLOURS);
+        fprintf(f,
+                "<rect x=\"%d\" y=\"%.1f\" width=\"%.1f\" height=\"%d\" rx=\"2\" class=\"bar "
+                "c%d\"><title>",
+                LEFT, y, fmax(end - LEFT, 1), BAR, bars[i].colour % CHART_COLOURS);
         write_html_escaped(f, bars[i].text);
         fputs("</title></rect>\n", f);
         if (isfinite(bars[i].mark)) {
@@ -337,7 +382,8 @@ void chart_bars(const chart_bar *bars, int n, const char *unit, const char *titl
 static int is_longest(const bench_report *r, const bench_result *x) {
     for (int i = 0; i < r->n_results; i++) {
         const bench_result *y = &r->results[i];
-        if (y->status == BENCH_OK && y->device == x->device && y->dtype == x->dtype && y->kv_len > x->kv_len && strcmp(y->family, x->family) == 0 &&
+        if (y->status == BENCH_OK && y->device == x->device && y->dtype == x->dtype &&
+            y->kv_len > x->kv_len && strcmp(y->family, x->family) == 0 &&
             strcmp(y->kernel, x->kernel) == 0 && strcmp(y->pattern, x->pattern) == 0)
             return 0;
     }
@@ -349,14 +395,15 @@ static int several_kernels(const bench_report *r, int device) {
     for (int i = 0; i < r->n_results; i++)
         for (int j = 0; j < i; j++) {
             const bench_result *x = &r->results[i], *y = &r->results[j];
-            if (x->status == BENCH_OK && y->status == BENCH_OK && x->device == device && y->device == device && x->dtype == y->dtype &&
-                strcmp(x->kernel, y->kernel) != 0)
+            if (x->status == BENCH_OK && y->status == BENCH_OK && x->device == device &&
+                y->device == device && x->dtype == y->dtype && strcmp(x->kernel, y->kernel) != 0)
                 return 1;
         }
     return 0;
 }
 
-/* Bars of one device. `decode`: bytes a second of problems with one new token; otherwise FLOP/s of the others. */
+/* Bars of one device. `decode`: bytes a second of problems with one new token; otherwise FLOP/s of
+ * the others. */
 static int device_bars(const bench_report *r, const int *order, int device, int decode, FILE *f) {
     chart_bar *bars = calloc((size_t)r->n_results + 1, sizeof *bars);
     int n = 0, kernels = several_kernels(r, device);
@@ -365,18 +412,26 @@ static int device_bars(const bench_report *r, const int *order, int device, int 
     const bench_result *previous = NULL;
     for (int i = 0; bars && i < r->n_results; i++) {
         const bench_result *x = &r->results[order[i]];
-        if (x->status != BENCH_OK || x->device != device || result_is_decode(x) != decode || (!decode && !is_longest(r, x))) continue;
+        if (x->status != BENCH_OK || x->device != device || result_is_decode(x) != decode ||
+            (!decode && !is_longest(r, x)))
+            continue;
         chart_bar *b = &bars[n++];
-        int dense = strcmp(x->pattern, "dense") == 0, ceiling = decode ? x->copy_ceiling : x->gemm_ceiling;
-        snprintf(b->label, sizeof b->label, "%s %s %s%s%s, %s%s", x->family, x->pattern, dtype_name(x->dtype), kernels ? " " : "",
-                 kernels ? x->kernel : "", short_tokens(tokens, sizeof tokens, x->kv_len), x->heads_total > x->heads ? "*" : "");
+        int dense = strcmp(x->pattern, "dense") == 0,
+            ceiling = decode ? x->copy_ceiling : x->gemm_ceiling;
+        snprintf(b->label, sizeof b->label, "%s %s %s%s%s, %s%s", x->family, x->pattern,
+                 dtype_name(x->dtype), kernels ? " " : "", kernels ? x->kernel : "",
+                 short_tokens(tokens, sizeof tokens, x->kv_len),
+                 x->heads_total > x->heads ? "*" : "");
         b->value = decode ? x->byte_rate : x->flop_rate;
         b->mark = ceiling >= 0 ? r->devices[device].ceilings[ceiling].rate : NAN;
-        snprintf(b->text, sizeof b->text, "%s, %s of %s", text_rate(rate, sizeof rate, b->value, unit),
-                 short_percent(share, sizeof share, decode ? x->copy_share : x->gemm_share), decode ? "copy" : "GEMM");
+        snprintf(b->text, sizeof b->text, "%s, %s of %s",
+                 text_rate(rate, sizeof rate, b->value, unit),
+                 short_percent(share, sizeof share, decode ? x->copy_share : x->gemm_share),
+                 decode ? "copy" : "GEMM");
         b->colour = dense ? 1 : 0;
         b->begins_group =
-            previous && (strcmp(previous->family, x->family) != 0 || previous->dtype != x->dtype || strcmp(previous->kernel, x->kernel) != 0);
+            previous && (strcmp(previous->family, x->family) != 0 || previous->dtype != x->dtype ||
+                         strcmp(previous->kernel, x->kernel) != 0);
         previous = x;
     }
     if (n) {
@@ -405,7 +460,8 @@ int chart_decode(const bench_report *r, FILE *f) { return all_bars(r, 1, f); }
 
 /* ------------------------------------------------------------------ roofline */
 
-/* One roof of a device for each type that has a GEMM ceiling of its own: the ceilings' indices into list[3]; returns how many. */
+/* One roof of a device for each type that has a GEMM ceiling of its own: the ceilings' indices into
+ * list[3]; returns how many. */
 static int list_roofs(const bench_device *d, int list[3]) {
     int n = 0;
     for (uint32_t t = 0; t < 3; t++) {
@@ -425,9 +481,11 @@ static void roof(const bench_device *d, const axis *ax, const axis *ay, FILE *f)
         if (slope * ax->low < rate && rate > ay->low && slope * ax->high > ay->low) {
             double start = fmax(slope * ax->low, ay->low);
             knee = fmin(rate / slope, ax->high);
-            line(f, at(ax, start / slope), at(ay, start), at(ax, knee), at(ay, knee * slope), "roof");
+            line(f, at(ax, start / slope), at(ay, start), at(ax, knee), at(ay, knee * slope),
+                 "roof");
         }
-        if (rate > ay->low && (slope <= 0 || rate / slope < ax->high)) line(f, at(ax, knee), at(ay, rate), ax->to, at(ay, rate), "roof");
+        if (rate > ay->low && (slope <= 0 || rate / slope < ax->high))
+            line(f, at(ax, knee), at(ay, rate), ax->to, at(ay, rate), "roof");
     }
 }
 
@@ -439,20 +497,27 @@ static void roof_labels(const bench_device *d, const axis *ax, const axis *ay, F
     for (int i = 0; i < n; i++) {
         const bench_ceiling *c = &d->ceilings[list[i]];
         if (c->rate <= ay->low) continue;
-        snprintf(label, sizeof label, "%s: %s GEMM, %s, %s", d->id, dtype_name(c->dtype), text_rate(text, sizeof text, c->rate, "FLOP/s"),
-                 c->library);
-        /* Above the highest roof, below the others, so that close roofs keep their labels apart; at the knee, since marks lie rather to the right. */
+        snprintf(label, sizeof label, "%s: %s GEMM, %s, %s", d->id, dtype_name(c->dtype),
+                 text_rate(text, sizeof text, c->rate, "FLOP/s"), c->library);
+        /* Above the highest roof, below the others, so that close roofs keep their labels apart; at
+         * the knee, since marks lie rather to the right. */
         double knee = copy >= 0 ? fmax(c->rate / d->ceilings[copy].rate, ax->low) : ax->low;
-        if (knee < ax->high) text_at(f, at(ax, knee) + 8, at(ay, c->rate) + (c->rate < highest ? 15 : -6), "start", "t halo", label);
+        if (knee < ax->high)
+            text_at(f, at(ax, knee) + 8, at(ay, c->rate) + (c->rate < highest ? 15 : -6), "start",
+                    "t halo", label);
     }
     if (copy < 0) return;
-    double x = fmax(ax->low, ay->low / d->ceilings[copy].rate) * 2.2, y = d->ceilings[copy].rate * x;
-    snprintf(label, sizeof label, "%s: copy, %s", d->id, text_rate(text, sizeof text, d->ceilings[copy].rate, "B/s"));
-    if (y < highest && x < ax->high) text_at(f, at(ax, x) + 10, at(ay, y) + 4, "start", "t halo", label);
+    double x = fmax(ax->low, ay->low / d->ceilings[copy].rate) * 2.2,
+           y = d->ceilings[copy].rate * x;
+    snprintf(label, sizeof label, "%s: copy, %s", d->id,
+             text_rate(text, sizeof text, d->ceilings[copy].rate, "B/s"));
+    if (y < highest && x < ax->high)
+        text_at(f, at(ax, x) + 10, at(ay, y) + 4, "start", "t halo", label);
 }
 
 static int has_place(const bench_result *x) {
-    return x->status == BENCH_OK && plausible(x->flop_rate) && x->bytes_min > 0 && plausible(x->flops / (double)x->bytes_min);
+    return x->status == BENCH_OK && plausible(x->flop_rate) && x->bytes_min > 0 &&
+           plausible(x->flops / (double)x->bytes_min);
 }
 
 int chart_roofline(const bench_report *r, FILE *f) {
@@ -477,14 +542,16 @@ int chart_roofline(const bench_report *r, FILE *f) {
     free(order);
     for (int d = 0; d < r->n_devices; d++)
         for (int c = 0; c < r->devices[d].n_ceilings; c++)
-            if (r->devices[d].ceilings[c].unit == BENCH_GEMM && plausible(r->devices[d].ceilings[c].rate))
+            if (r->devices[d].ceilings[c].unit == BENCH_GEMM &&
+                plausible(r->devices[d].ceilings[c].rate))
                 y_high = fmax(y_high, r->devices[d].ceilings[c].rate);
     x_low = previous_power(x_low / 1.5, 10);
     x_high = next_power(x_high * 1.5, 10);
     y_low = previous_power(y_low / 1.2, 10);
     y_high = next_power(y_high * 1.3, 10);
     int legend = legend_height(r, list, n);
-    axis ax = {x_low, x_high, LEFT, WIDTH - 12, 1}, ay = {y_low, y_high, legend + HEIGHT - BOTTOM, legend + 14, 1};
+    axis ax = {x_low, x_high, LEFT, WIDTH - 12, 1},
+         ay = {y_low, y_high, legend + HEIGHT - BOTTOM, legend + 14, 1};
     open_svg(f, legend + HEIGHT, "Roofline: FLOP/s against FLOP per byte");
     series_legend(r, list, n, 12, f);
     for (int k = 0; k <= log_steps(y_low, y_high, 10); k++) {
@@ -498,7 +565,8 @@ int chart_roofline(const bench_report *r, FILE *f) {
         snprintf(label, sizeof label, "%.9g", v);
         text_at(f, at(&ax, v), ay.from + 16, v < x_high * 0.99 ? "middle" : "end", "t", label);
     }
-    text_at(f, (ax.from + ax.to) / 2, ay.from + 36, "middle", "t", "useful FLOP per byte of Q, K, V and O");
+    text_at(f, (ax.from + ax.to) / 2, ay.from + 36, "middle", "t",
+            "useful FLOP per byte of Q, K, V and O");
     upright_text(f, 14, (ay.from + ay.to) / 2, "useful FLOP/s");
     for (int d = 0; d < r->n_devices; d++) roof(&r->devices[d], &ax, &ay, f);
     for (int i = 0; i < r->n_results; i++) {
@@ -506,9 +574,11 @@ int chart_roofline(const bench_report *r, FILE *f) {
         char title[256];
         if (!has_place(x)) continue;
         result_title(r, x, title, sizeof title);
-        marker(f, find_series(list, n, x), at(&ax, x->flops / (double)x->bytes_min), at(&ay, x->flop_rate), title);
+        marker(f, find_series(list, n, x), at(&ax, x->flops / (double)x->bytes_min),
+               at(&ay, x->flop_rate), title);
     }
-    for (int d = 0; d < r->n_devices; d++) roof_labels(&r->devices[d], &ax, &ay, f); /* over the marks */
+    /* over the marks */
+    for (int d = 0; d < r->n_devices; d++) roof_labels(&r->devices[d], &ax, &ay, f);
     close_svg(f);
     return 1;
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The plots of the page, as inline SVG. Colours come from the page's style sheet, so they follow the reader's light or dark scheme. */
+/* The plots of the page, as inline SVG. Colours come from the page's style sheet, so they follow
+ * the reader's light or dark scheme. */
 #ifndef TESSERA_BENCH_CHARTS_H
 #define TESSERA_BENCH_CHARTS_H
 
@@ -10,9 +11,12 @@
 enum { CHART_COLOURS = 6 };
 
 /* Each writes nothing and returns 0 when the report holds nothing to draw, else 1. */
-int chart_speedup(const bench_report *r, FILE *f);    /* measured and ideal speed-up against length, one panel a family */
-int chart_throughput(const bench_report *r, FILE *f); /* FLOP/s by family and device, with ceilings */
-int chart_decode(const bench_report *r, FILE *f);     /* B/s of problems with one new token, with the copy ceiling */
+/* measured and ideal speed-up against length, one panel a family */
+int chart_speedup(const bench_report *r, FILE *f);
+/* FLOP/s by family and device, with ceilings */
+int chart_throughput(const bench_report *r, FILE *f);
+/* B/s of problems with one new token, with the copy ceiling */
+int chart_decode(const bench_report *r, FILE *f);
 int chart_roofline(const bench_report *r, FILE *f);
 
 /* One horizontal bar chart. Values and marks share one unit and scale. */

@@ -6,7 +6,8 @@
 #include <stddef.h>
 #include <time.h>
 
-enum { ONE_WISH_MS = 1000 }; /* `timeout` and supervisors send a signal to a process and to its group */
+/* `timeout` and supervisors send a signal to a process and to its group */
+enum { ONE_WISH_MS = 1000 };
 
 static atomic_llong asked_at; /* in milliseconds; 0: nobody has asked for an end */
 static struct sigaction previous[2];

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The libraries are called through declarations of our own. oneDNN's C interface changed between versions 2 and 3: version 2 has public descriptor
- * structures, filled by *_init functions, version 3 has opaque ones. Descriptors of version 2 live in blobs that are several times their size.
+ * The libraries are called through declarations of our own. oneDNN's C interface changed between
+ * versions 2 and 3: version 2 has public descriptor structures, filled by *_init functions, version
+ * 3 has opaque ones. Descriptors of version 2 live in blobs that are several times their size.
  */
 #include "gemm.h"
 
@@ -19,7 +20,14 @@
 
 /* ------------------------------------------------------------------ what the libraries declare */
 
-enum { ONEDNN_OK = 0, ONEDNN_CPU = 1, ONEDNN_TAG_ANY = 1, ONEDNN_TAG_AB = 3, ONEDNN_QUERY_WEIGHTS = 131, ONEDNN_IN_ORDER = 1 };
+enum {
+    ONEDNN_OK = 0,
+    ONEDNN_CPU = 1,
+    ONEDNN_TAG_ANY = 1,
+    ONEDNN_TAG_AB = 3,
+    ONEDNN_QUERY_WEIGHTS = 131,
+    ONEDNN_IN_ORDER = 1
+};
 enum { ONEDNN_ARG_SRC = 1, ONEDNN_ARG_DST = 17, ONEDNN_ARG_WEIGHTS = 33 };
 enum { ONEDNN_F16 = 1, ONEDNN_BF16 = 2, ONEDNN_F32 = 3 };
 enum { CBLAS_ROW_MAJOR = 101, CBLAS_NO_TRANS = 111 };
@@ -34,7 +42,8 @@ typedef struct onednn_arg {
 
 typedef struct onednn_api {
     const onednn_version *(*version)(void);
-    int (*sgemm)(char, char, int64_t, int64_t, int64_t, float, const float *, int64_t, const float *, int64_t, float, float *, int64_t);
+    int (*sgemm)(char, char, int64_t, int64_t, int64_t, float, const float *, int64_t,
+                 const float *, int64_t, float, float *, int64_t);
     int (*engine_create)(void **, int, size_t);
     int (*stream_create)(void **, void *, unsigned);
     int (*stream_wait)(void *);
@@ -43,8 +52,8 @@ typedef struct onednn_api {
     int (*primitive_execute)(const void *, void *, int, const onednn_arg *);
     const void *(*query_md)(const void *, int, int);
     size_t (*memory_size)(const void *);
-    int (*memory_destroy)(void *), (*primitive_destroy)(void *), (*primitive_desc_destroy)(void *), (*stream_destroy)(void *),
-        (*engine_destroy)(void *);
+    int (*memory_destroy)(void *), (*primitive_destroy)(void *), (*primitive_desc_destroy)(void *),
+        (*stream_destroy)(void *), (*engine_destroy)(void *);
     /* version 2 */
     int (*md_init)(void *, int, const int64_t *, int, int);
     int (*matmul_init)(void *, const void *, const void *, const void *, const void *);
@@ -52,11 +61,14 @@ typedef struct onednn_api {
     /* version 3 */
     int (*md_create)(void **, int, const int64_t *, int, int);
     int (*md_destroy)(void *);
-    int (*matmul_create)(void **, void *, const void *, const void *, const void *, const void *, const void *);
+    int (*matmul_create)(void **, void *, const void *, const void *, const void *, const void *,
+                         const void *);
 } onednn_api;
 
-typedef void (*sgemm_fn)(int, int, int, int, int, int, float, const float *, int, const float *, int, float, float *, int);
-typedef void (*bgemm_fn)(int, int, int, int, int, int, float, const uint16_t *, int, const uint16_t *, int, float, float *, int);
+typedef void (*sgemm_fn)(int, int, int, int, int, int, float, const float *, int, const float *,
+                         int, float, float *, int);
+typedef void (*bgemm_fn)(int, int, int, int, int, int, float, const uint16_t *, int,
+                         const uint16_t *, int, float, float *, int);
 
 typedef struct provider {
     const char *name;
@@ -108,7 +120,8 @@ static void *matrix(size_t bytes) {
     return posix_memalign(&p, 4096, bytes ? bytes : 4096) == 0 ? p : NULL;
 }
 
-/* Values in [-1, 1) from a small generator; real data keeps the multipliers as busy as a kernel's data would. */
+/* Values in [-1, 1) from a small generator; real data keeps the multipliers as busy as a kernel's
+ * data would. */
 static void fill(void *data, uint32_t dtype, size_t count, uint64_t seed) {
     uint64_t s = seed * 0x9e3779b97f4a7c15u + 1;
     for (size_t i = 0; i < count; i++) {
@@ -141,22 +154,31 @@ static int make_operands(gemm *g) {
 static int onednn_load(gemm *g) {
     void *l = g->library;
     onednn_api *d = &g->dn;
-    int ok = symbol(l, "dnnl_version", &d->version) && symbol(l, "dnnl_sgemm", &d->sgemm) && symbol(l, "dnnl_engine_create", &d->engine_create) &&
-             symbol(l, "dnnl_stream_create", &d->stream_create) && symbol(l, "dnnl_stream_wait", &d->stream_wait) &&
-             symbol(l, "dnnl_memory_create", &d->memory_create) && symbol(l, "dnnl_primitive_create", &d->primitive_create) &&
-             symbol(l, "dnnl_primitive_execute", &d->primitive_execute) && symbol(l, "dnnl_primitive_desc_query_md", &d->query_md) &&
-             symbol(l, "dnnl_memory_desc_get_size", &d->memory_size) && symbol(l, "dnnl_memory_destroy", &d->memory_destroy) &&
-             symbol(l, "dnnl_primitive_destroy", &d->primitive_destroy) && symbol(l, "dnnl_primitive_desc_destroy", &d->primitive_desc_destroy) &&
-             symbol(l, "dnnl_stream_destroy", &d->stream_destroy) && symbol(l, "dnnl_engine_destroy", &d->engine_destroy);
+    int ok = symbol(l, "dnnl_version", &d->version) && symbol(l, "dnnl_sgemm", &d->sgemm) &&
+             symbol(l, "dnnl_engine_create", &d->engine_create) &&
+             symbol(l, "dnnl_stream_create", &d->stream_create) &&
+             symbol(l, "dnnl_stream_wait", &d->stream_wait) &&
+             symbol(l, "dnnl_memory_create", &d->memory_create) &&
+             symbol(l, "dnnl_primitive_create", &d->primitive_create) &&
+             symbol(l, "dnnl_primitive_execute", &d->primitive_execute) &&
+             symbol(l, "dnnl_primitive_desc_query_md", &d->query_md) &&
+             symbol(l, "dnnl_memory_desc_get_size", &d->memory_size) &&
+             symbol(l, "dnnl_memory_destroy", &d->memory_destroy) &&
+             symbol(l, "dnnl_primitive_destroy", &d->primitive_destroy) &&
+             symbol(l, "dnnl_primitive_desc_destroy", &d->primitive_desc_destroy) &&
+             symbol(l, "dnnl_stream_destroy", &d->stream_destroy) &&
+             symbol(l, "dnnl_engine_destroy", &d->engine_destroy);
     if (!ok) return -1;
     int major = d->version()->major;
     if (major == 2)
-        return symbol(l, "dnnl_memory_desc_init_by_tag", &d->md_init) && symbol(l, "dnnl_matmul_desc_init", &d->matmul_init) &&
+        return symbol(l, "dnnl_memory_desc_init_by_tag", &d->md_init) &&
+                       symbol(l, "dnnl_matmul_desc_init", &d->matmul_init) &&
                        symbol(l, "dnnl_primitive_desc_create", &d->primitive_desc_create)
                    ? 0
                    : -1;
     if (major == 3)
-        return symbol(l, "dnnl_memory_desc_create_with_tag", &d->md_create) && symbol(l, "dnnl_memory_desc_destroy", &d->md_destroy) &&
+        return symbol(l, "dnnl_memory_desc_create_with_tag", &d->md_create) &&
+                       symbol(l, "dnnl_memory_desc_destroy", &d->md_destroy) &&
                        symbol(l, "dnnl_matmul_primitive_desc_create", &d->matmul_create)
                    ? 0
                    : -1;
@@ -165,7 +187,8 @@ static int onednn_load(gemm *g) {
 
 static int onednn_prepare(gemm *g, int variant, char *reason, size_t reason_size) {
     onednn_api *d = &g->dn;
-    if (onednn_load(g) != 0) return snprintf(reason, reason_size, "an unknown version of oneDNN"), -1;
+    if (onednn_load(g) != 0)
+        return snprintf(reason, reason_size, "an unknown version of oneDNN"), -1;
     const onednn_version *v = d->version();
     snprintf(g->name, sizeof g->name, "oneDNN %d.%d.%d", v->major, v->minor, v->patch);
     if (g->dtype == TESS_F32 && variant == 0) {
@@ -195,10 +218,13 @@ static int onednn_prepare(gemm *g, int variant, char *reason, size_t reason_size
     }
     if (status == ONEDNN_OK) {
         if (d->matmul_create) {
-            status = d->matmul_create(&g->primitive_desc, g->engine, md[0], md[1], NULL, md[2], NULL);
+            status =
+                d->matmul_create(&g->primitive_desc, g->engine, md[0], md[1], NULL, md[2], NULL);
         } else {
             status = d->matmul_init(blob + 3 * MD_ROOM, md[0], md[1], NULL, md[2]);
-            if (status == ONEDNN_OK) status = d->primitive_desc_create(&g->primitive_desc, blob + 3 * MD_ROOM, NULL, g->engine, NULL);
+            if (status == ONEDNN_OK)
+                status = d->primitive_desc_create(&g->primitive_desc, blob + 3 * MD_ROOM, NULL,
+                                                  g->engine, NULL);
         }
     }
     if (status == ONEDNN_OK) status = d->primitive_create(&g->primitive, g->primitive_desc);
@@ -208,19 +234,27 @@ static int onednn_prepare(gemm *g, int variant, char *reason, size_t reason_size
         g->b_bytes = d->memory_size(md[1]);
         if (make_operands(g) != 0) status = -1;
         void *data[3] = {g->a, g->b, g->c};
-        for (int i = 0; i < 3 && status == ONEDNN_OK; i++) status = d->memory_create(&g->memory[i], md[i], g->engine, data[i]);
+        for (int i = 0; i < 3 && status == ONEDNN_OK; i++)
+            status = d->memory_create(&g->memory[i], md[i], g->engine, data[i]);
     }
     free(blob);
-    if (status != ONEDNN_OK) return snprintf(reason, reason_size, "%s has no %s matmul here (status %d)", g->name, dtype_name(g->dtype), status), -1;
-    snprintf(g->method, sizeof g->method, "matmul primitive, %s", variant ? "own layout" : "row-major");
+    if (status != ONEDNN_OK)
+        return snprintf(reason, reason_size, "%s has no %s matmul here (status %d)", g->name,
+                        dtype_name(g->dtype), status),
+               -1;
+    snprintf(g->method, sizeof g->method, "matmul primitive, %s",
+             variant ? "own layout" : "row-major");
     g->checkable = variant == 0;
     return 0;
 }
 
 static int onednn_run(gemm *g) {
     onednn_api *d = &g->dn;
-    if (g->kind == 3) return d->sgemm('N', 'N', g->n, g->n, g->n, 1.0f, g->a, g->n, g->b, g->n, 0.0f, g->c, g->n);
-    onednn_arg args[3] = {{ONEDNN_ARG_SRC, g->memory[0]}, {ONEDNN_ARG_WEIGHTS, g->memory[1]}, {ONEDNN_ARG_DST, g->memory[2]}};
+    if (g->kind == 3)
+        return d->sgemm('N', 'N', g->n, g->n, g->n, 1.0f, g->a, g->n, g->b, g->n, 0.0f, g->c, g->n);
+    onednn_arg args[3] = {{ONEDNN_ARG_SRC, g->memory[0]},
+                          {ONEDNN_ARG_WEIGHTS, g->memory[1]},
+                          {ONEDNN_ARG_DST, g->memory[2]}};
     int status = d->primitive_execute(g->primitive, g->stream, 3, args);
     return status ? status : d->stream_wait(g->stream);
 }
@@ -236,7 +270,8 @@ static void blas_version(gemm *g, const char *name) {
         /* "OpenBLAS 0.3.21 NO_LAPACKE DYNAMIC_ARCH ..." */
         const char *config = get_config();
         const char *second = strchr(config, ' ');
-        int length = second ? (int)(second + 1 - config + (ptrdiff_t)strcspn(second + 1, " ")) : (int)strlen(config);
+        int length = second ? (int)(second + 1 - config + (ptrdiff_t)strcspn(second + 1, " "))
+                            : (int)strlen(config);
         snprintf(g->name, sizeof g->name, "%.*s", length > 60 ? 60 : length, config);
     } else if (symbol(g->library, "bli_info_get_version_str", &blis_version)) {
         snprintf(g->name, sizeof g->name, "BLIS %.60s", blis_version());
@@ -248,13 +283,15 @@ static void blas_version(gemm *g, const char *name) {
     }
 }
 
-static int blas_prepare(gemm *g, const char *name, int variant, int threads, char *reason, size_t reason_size) {
+static int blas_prepare(gemm *g, const char *name, int variant, int threads, char *reason,
+                        size_t reason_size) {
     void (*set_threads)(int);
     void (*set_threads_blis)(long);
     if (variant > 0) return snprintf(reason, reason_size, "no further variant"), -1;
     blas_version(g, name);
     if (g->dtype == TESS_F32) {
-        if (!symbol(g->library, "cblas_sgemm", &g->sgemm)) return snprintf(reason, reason_size, "%s has no cblas_sgemm", g->name), -1;
+        if (!symbol(g->library, "cblas_sgemm", &g->sgemm))
+            return snprintf(reason, reason_size, "%s has no cblas_sgemm", g->name), -1;
         snprintf(g->method, sizeof g->method, "cblas_sgemm, row-major");
     } else if (g->dtype == TESS_BF16) {
         if (symbol(g->library, "cblas_gemm_bf16bf16f32", &g->bgemm))
@@ -267,10 +304,12 @@ static int blas_prepare(gemm *g, const char *name, int variant, int threads, cha
     } else {
         return snprintf(reason, reason_size, "%s has no f16 product", g->name), -1;
     }
-    /* The environment was set before the library was opened; these calls hold where something else had loaded it already. */
+    /* The environment was set before the library was opened; these calls hold where something else
+     * had loaded it already. */
     if (symbol(g->library, "openblas_set_num_threads", &set_threads)) set_threads(threads);
     if (symbol(g->library, "MKL_Set_Num_Threads", &set_threads)) set_threads(threads);
-    if (symbol(g->library, "bli_thread_set_num_threads", &set_threads_blis)) set_threads_blis(threads);
+    if (symbol(g->library, "bli_thread_set_num_threads", &set_threads_blis))
+        set_threads_blis(threads);
     g->checkable = 1;
     return make_operands(g) == 0 ? 0 : (snprintf(reason, reason_size, "out of memory"), -1);
 }
@@ -278,15 +317,18 @@ static int blas_prepare(gemm *g, const char *name, int variant, int threads, cha
 static int blas_run(gemm *g) {
     int n = (int)g->n;
     if (g->sgemm)
-        g->sgemm(CBLAS_ROW_MAJOR, CBLAS_NO_TRANS, CBLAS_NO_TRANS, n, n, n, 1.0f, g->a, n, g->b, n, 0.0f, g->c, n);
+        g->sgemm(CBLAS_ROW_MAJOR, CBLAS_NO_TRANS, CBLAS_NO_TRANS, n, n, n, 1.0f, g->a, n, g->b, n,
+                 0.0f, g->c, n);
     else
-        g->bgemm(CBLAS_ROW_MAJOR, CBLAS_NO_TRANS, CBLAS_NO_TRANS, n, n, n, 1.0f, g->a, n, g->b, n, 0.0f, g->c, n);
+        g->bgemm(CBLAS_ROW_MAJOR, CBLAS_NO_TRANS, CBLAS_NO_TRANS, n, n, n, 1.0f, g->a, n, g->b, n,
+                 0.0f, g->c, n);
     return 0;
 }
 
 /* ------------------------------------------------------------------ one interface */
 
-gemm *gemm_open(int p, uint32_t dtype, int variant, int64_t n, int threads, char *reason, size_t reason_size) {
+gemm *gemm_open(int p, uint32_t dtype, int variant, int64_t n, int threads, char *reason,
+                size_t reason_size) {
     gemm *g = calloc(1, sizeof *g);
     if (!g) return snprintf(reason, reason_size, "out of memory"), NULL;
     g->n = n;
@@ -303,14 +345,16 @@ gemm *gemm_open(int p, uint32_t dtype, int variant, int64_t n, int threads, char
         snprintf(g->method, sizeof g->method, "%s micro-kernel", gemm_loop_name(g->loop));
         return g;
     }
-    for (int i = 0; providers[p].files[i] && !g->library; i++) g->library = dlopen(providers[p].files[i], RTLD_NOW | RTLD_LOCAL);
+    for (int i = 0; providers[p].files[i] && !g->library; i++)
+        g->library = dlopen(providers[p].files[i], RTLD_NOW | RTLD_LOCAL);
     if (!g->library) {
         snprintf(reason, reason_size, "%s is not installed", providers[p].files[0]);
         gemm_close(g);
         return NULL;
     }
-    int status =
-        g->kind == 0 ? onednn_prepare(g, variant, reason, reason_size) : blas_prepare(g, providers[p].name, variant, threads, reason, reason_size);
+    int status = g->kind == 0
+                     ? onednn_prepare(g, variant, reason, reason_size)
+                     : blas_prepare(g, providers[p].name, variant, threads, reason, reason_size);
     if (status != 0) {
         gemm_close(g);
         return NULL;
@@ -318,28 +362,41 @@ gemm *gemm_open(int p, uint32_t dtype, int variant, int64_t n, int threads, char
     return g;
 }
 
-int gemm_run(gemm *g) { return g->kind == 2 ? gemm_loop_run(g->loop) : g->kind == 1 ? blas_run(g) : onednn_run(g) == 0 ? 0 : -1; }
+int gemm_run(gemm *g) {
+    return g->kind == 2         ? gemm_loop_run(g->loop)
+           : g->kind == 1       ? blas_run(g)
+           : onednn_run(g) == 0 ? 0
+                                : -1;
+}
 
-double gemm_flops(const gemm *g) { return g->kind == 2 ? gemm_loop_flops(g->loop) : 2.0 * (double)g->n * (double)g->n * (double)g->n; }
+double gemm_flops(const gemm *g) {
+    return g->kind == 2 ? gemm_loop_flops(g->loop)
+                        : 2.0 * (double)g->n * (double)g->n * (double)g->n;
+}
 
 int gemm_check(const gemm *g) {
     if (!g->checkable) return 1;
     const int64_t at[4][2] = {{0, 0}, {g->n - 1, g->n - 1}, {g->n / 3, g->n / 2}, {1, g->n - 1}};
-    double eps = g->dtype == TESS_F32 || g->c_is_float ? 1e-4 : g->dtype == TESS_F16 ? 2e-3 : 1.6e-2;
+    double eps = g->dtype == TESS_F32 || g->c_is_float ? 1e-4
+                 : g->dtype == TESS_F16                ? 2e-3
+                                                       : 1.6e-2;
     for (int i = 0; i < 4; i++) {
         double sum = 0, size = 0;
         for (int64_t k = 0; k < g->n; k++) {
-            double product = load_element(g->dtype, g->a, at[i][0] * g->n + k) * load_element(g->dtype, g->b, k * g->n + at[i][1]);
+            double product = load_element(g->dtype, g->a, at[i][0] * g->n + k) *
+                             load_element(g->dtype, g->b, k * g->n + at[i][1]);
             sum += product;
             size += fabs(product);
         }
-        double got = load_element(g->c_is_float ? (uint32_t)TESS_F32 : g->dtype, g->c, at[i][0] * g->n + at[i][1]);
+        double got = load_element(g->c_is_float ? (uint32_t)TESS_F32 : g->dtype, g->c,
+                                  at[i][0] * g->n + at[i][1]);
         if (!(fabs(got - sum) <= eps * (1 + fabs(sum)) + 1e-6 * size)) return 0;
     }
     return 1;
 }
 
-/* Libraries stay open: some keep threads whose code must not be unmapped, and the process that measures ends right after. */
+/* Libraries stay open: some keep threads whose code must not be unmapped, and the process that
+ * measures ends right after. */
 void gemm_close(gemm *g) {
     if (!g) return;
     for (int i = 0; i < 3; i++) {

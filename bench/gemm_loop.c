@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * An outer-product micro-kernel like the inner loop of any BLAS: a few rows of A against two vectors of B, sums in registers, operands in the first cache.
- * The tile is as large as the registers of each instruction set allow, so the rate is close to what the multipliers can do.
+ * An outer-product micro-kernel like the inner loop of any BLAS: a few rows of A against two
+ * vectors of B, sums in registers, operands in the first cache. The tile is as large as the
+ * registers of each instruction set allow, so the rate is close to what the multipliers can do.
  */
 #include "gemm_loop.h"
 
@@ -21,7 +22,8 @@ typedef struct panel {
     float c[MAX_ROWS * MAX_COLUMNS] __attribute__((aligned(64)));
 } panel;
 
-/* Defines a kernel of ROWS x 2 vectors. One body for all instruction sets; only the vector's width and the number of rows differ. */
+/* Defines a kernel of ROWS x 2 vectors. One body for all instruction sets; only the vector's width
+ * and the number of rows differ. */
 #define DEFINE_KERNEL(name, attributes, vector, ROWS)                                      \
     attributes static void name(panel *p, int repeat) {                                    \
         enum { LANES = sizeof(vector) / sizeof(float) };                                   \
@@ -68,7 +70,8 @@ struct gemm_loop {
 static variant choose(void) {
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx512f")) return (variant){kernel_avx512, 12, 32, "AVX-512"};
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return (variant){kernel_avx2, 6, 16, "AVX2"};
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+        return (variant){kernel_avx2, 6, 16, "AVX2"};
     return (variant){kernel_base, 6, 8, "128-bit vectors"};
 #else
     return (variant){kernel_base, 12, 8, "128-bit vectors"};
@@ -87,15 +90,19 @@ gemm_loop *gemm_loop_create(int threads) {
     }
     loop->panels = panels;
     for (int t = 0; t < loop->threads; t++) {
-        for (int i = 0; i < DEPTH * MAX_ROWS; i++) loop->panels[t].a[i] = (float)((i * 37 + t) % 101) / 101.0f - 0.5f;
-        for (int i = 0; i < DEPTH * MAX_COLUMNS; i++) loop->panels[t].b[i] = (float)((i * 53 + t) % 97) / 97.0f - 0.5f;
+        for (int i = 0; i < DEPTH * MAX_ROWS; i++)
+            loop->panels[t].a[i] = (float)((i * 37 + t) % 101) / 101.0f - 0.5f;
+        for (int i = 0; i < DEPTH * MAX_COLUMNS; i++)
+            loop->panels[t].b[i] = (float)((i * 53 + t) % 97) / 97.0f - 0.5f;
     }
     return loop;
 }
 
 const char *gemm_loop_name(const gemm_loop *loop) { return loop->v.name; }
 
-double gemm_loop_flops(const gemm_loop *loop) { return 2.0 * loop->v.rows * loop->v.columns * DEPTH * (double)REPEAT * loop->threads; }
+double gemm_loop_flops(const gemm_loop *loop) {
+    return 2.0 * loop->v.rows * loop->v.columns * DEPTH * (double)REPEAT * loop->threads;
+}
 
 typedef struct work {
     const gemm_loop *loop;

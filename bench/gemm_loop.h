@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The suite's own f32 multiply-add loop: the ceiling of last resort, where no library for matrix products is installed. */
+/* The suite's own f32 multiply-add loop: the ceiling of last resort, where no library for matrix
+ * products is installed. */
 #ifndef TESSERA_BENCH_GEMM_LOOP_H
 #define TESSERA_BENCH_GEMM_LOOP_H
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A result file may come from anyone: every field is checked for presence, type and range, indices are checked against their arrays, and text loses
- * the control characters that could speak to a terminal.
+ * A result file may come from anyone: every field is checked for presence, type and range, indices
+ * are checked against their arrays, and text loses the control characters that could speak to a
+ * terminal.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -29,7 +30,8 @@ typedef struct reader {
 static void complain(reader *r, const char *key, const char *what) {
     if (r->failed) return;
     r->failed = 1;
-    text_error(r->error, r->error_size, "%s%s%s%s%s", r->at, r->at[0] && key[0] ? "." : "", key, r->at[0] || key[0] ? ": " : "", what);
+    text_error(r->error, r->error_size, "%s%s%s%s%s", r->at, r->at[0] && key[0] ? "." : "", key,
+               r->at[0] || key[0] ? ": " : "", what);
 }
 
 static const cJSON *member(reader *r, const cJSON *o, const char *key, int required) {
@@ -38,7 +40,8 @@ static const cJSON *member(reader *r, const cJSON *o, const char *key, int requi
     return item;
 }
 
-static void get_text(reader *r, const cJSON *o, const char *key, int required, char *to, size_t size) {
+static void get_text(reader *r, const cJSON *o, const char *key, int required, char *to,
+                     size_t size) {
     const cJSON *item = member(r, o, key, required);
     to[0] = 0;
     if (!item) return;
@@ -49,12 +52,15 @@ static void get_text(reader *r, const cJSON *o, const char *key, int required, c
     snprintf(to, size, "%s", item->valuestring);
     for (unsigned char *c = (unsigned char *)to; *c; c++) {
         if (*c < 0x20 || *c == 0x7f) *c = '?';
-        if (*c == 0xc2 && c[1] >= 0x80 && c[1] < 0xa0) *c = c[1] = '?'; /* control characters of eight bits */
+        /* control characters of eight bits */
+        if (*c == 0xc2 && c[1] >= 0x80 && c[1] < 0xa0) *c = c[1] = '?';
     }
 }
 
-/* A number within [min, max]; null counts as NaN where it is allowed, and a missing optional field as `missing`. */
-static double get_number(reader *r, const cJSON *o, const char *key, int required, double min, double max, double missing) {
+/* A number within [min, max]; null counts as NaN where it is allowed, and a missing optional field
+ * as `missing`. */
+static double get_number(reader *r, const cJSON *o, const char *key, int required, double min,
+                         double max, double missing) {
     const cJSON *item = member(r, o, key, required);
     if (!item) return missing;
     if (cJSON_IsNull(item) && !required) return NAN;
@@ -69,7 +75,9 @@ static double get_number(reader *r, const cJSON *o, const char *key, int require
     return item->valuedouble;
 }
 
-static double get_seconds(reader *r, const cJSON *o, const char *key, int required) { return get_number(r, o, key, required, 0, 1e9, NAN); }
+static double get_seconds(reader *r, const cJSON *o, const char *key, int required) {
+    return get_number(r, o, key, required, 0, 1e9, NAN);
+}
 static uint64_t get_count(reader *r, const cJSON *o, const char *key, int required) {
     double v = get_number(r, o, key, required, 0, 9e15, 0);
     return isnan(v) ? 0 : (uint64_t)v;
@@ -178,7 +186,8 @@ static void read_device(reader *r, const cJSON *o, bench_device *d, int index) {
         c->own_loop = get_bool(r, item, "own_loop", 0);
         get_text(r, item, "library", 0, c->library, sizeof c->library);
         get_text(r, item, "method", 0, c->method, sizeof c->method);
-        c->n_samples = get_samples(r, item, c->samples, (int)(sizeof c->samples / sizeof *c->samples));
+        c->n_samples =
+            get_samples(r, item, c->samples, (int)(sizeof c->samples / sizeof *c->samples));
     }
 }
 
@@ -208,8 +217,11 @@ static void read_pattern(reader *r, const cJSON *o, int required, bench_result *
 static void read_result(reader *r, const cJSON *o, bench_result *x, int n_devices) {
     char status[16];
     get_text(r, o, "status", 1, status, sizeof status);
-    x->status = strcmp(status, "ok") == 0 ? BENCH_OK : strcmp(status, "failed") == 0 ? BENCH_FAILED : BENCH_SKIPPED;
-    if (x->status == BENCH_SKIPPED && strcmp(status, "skipped") != 0) complain(r, "status", "not ok, failed or skipped");
+    x->status = strcmp(status, "ok") == 0       ? BENCH_OK
+                : strcmp(status, "failed") == 0 ? BENCH_FAILED
+                                                : BENCH_SKIPPED;
+    if (x->status == BENCH_SKIPPED && strcmp(status, "skipped") != 0)
+        complain(r, "status", "not ok, failed or skipped");
     int ok = x->status == BENCH_OK; /* what could not be run may lack its shape */
     get_text(r, o, "note", 0, x->note, sizeof x->note);
     x->device = get_int(r, o, "device", 1, 0, n_devices - 1);
@@ -259,7 +271,8 @@ static void read_result(reader *r, const cJSON *o, bench_result *x, int n_device
     /* Everything that follows from these is computed again instead of believed. */
 }
 
-/* The elements of an array of objects, one after the other; NULL after the last or after a complaint. */
+/* The elements of an array of objects, one after the other; NULL after the last or after a
+ * complaint. */
 static const cJSON *elements(reader *r, const cJSON *root, const char *key, int required) {
     const cJSON *array = member(r, root, key, required), *item;
     if (!array) return NULL;
@@ -274,9 +287,11 @@ static const cJSON *elements(reader *r, const cJSON *root, const char *key, int 
 static void read_all(reader *r, const cJSON *root, bench_report *out) {
     char schema[32];
     get_text(r, root, "schema", 1, schema, sizeof schema);
-    if (!r->failed && strcmp(schema, "tessera-bench") != 0) complain(r, "schema", "not 'tessera-bench'; this is no result file of the bench suite");
+    if (!r->failed && strcmp(schema, "tessera-bench") != 0)
+        complain(r, "schema", "not 'tessera-bench'; this is no result file of the bench suite");
     double version = get_number(r, root, "schema_version", 1, 0, 1e9, 0);
-    if (!r->failed && version != BENCH_SCHEMA_VERSION) complain(r, "schema_version", "only version 1 is understood");
+    if (!r->failed && version != BENCH_SCHEMA_VERSION)
+        complain(r, "schema_version", "only version 1 is understood");
     if (r->failed) return;
     get_text(r, root, "created", 0, out->created, sizeof out->created);
     get_text(r, root, "suite", 0, out->suite, sizeof out->suite);
@@ -318,7 +333,8 @@ int json_parse(bench_report *r, const char *bytes, size_t size, char *error, siz
     const char *end = bytes;
     cJSON *root = cJSON_ParseWithLengthOpts(bytes, size, &end, 0);
     if (!root) return text_error(error, error_size, "not JSON");
-    while (end < bytes + size && (*end == ' ' || *end == '\t' || *end == '\r' || *end == '\n')) end++;
+    while (end < bytes + size && (*end == ' ' || *end == '\t' || *end == '\r' || *end == '\n'))
+        end++;
     if (end != bytes + size)
         complain(&state, "", "something follows the object");
     else if (!cJSON_IsObject(root))
@@ -333,7 +349,8 @@ int json_parse(bench_report *r, const char *bytes, size_t size, char *error, siz
     return 0;
 }
 
-/* The bytes of a regular file; anything else, such as a pipe that nobody writes to, could block. Owned by the caller; NULL with the reason. */
+/* The bytes of a regular file; anything else, such as a pipe that nobody writes to, could block.
+ * Owned by the caller; NULL with the reason. */
 static char *read_whole(const char *path, size_t *size, const char **why) {
     struct stat about;
     int descriptor = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);

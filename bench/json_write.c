@@ -6,13 +6,20 @@
 
 #include "json.h"
 
-/* cJSON writes NaN and infinities as null, which the reader takes as "none". A failed allocation anywhere shows as a missing item, so it is counted. */
+/* cJSON writes NaN and infinities as null, which the reader takes as "none". A failed allocation
+ * anywhere shows as a missing item, so it is counted. */
 static int failures;
 
 static void check(const void *item) { failures += item == NULL; }
-static void text(cJSON *o, const char *key, const char *value) { check(cJSON_AddStringToObject(o, key, value)); }
-static void number(cJSON *o, const char *key, double value) { check(cJSON_AddNumberToObject(o, key, value)); }
-static void boolean(cJSON *o, const char *key, int value) { check(cJSON_AddBoolToObject(o, key, value != 0)); }
+static void text(cJSON *o, const char *key, const char *value) {
+    check(cJSON_AddStringToObject(o, key, value));
+}
+static void number(cJSON *o, const char *key, double value) {
+    check(cJSON_AddNumberToObject(o, key, value));
+}
+static void boolean(cJSON *o, const char *key, int value) {
+    check(cJSON_AddBoolToObject(o, key, value != 0));
+}
 
 static void samples(cJSON *o, const double *values, int count) {
     cJSON *array = cJSON_CreateDoubleArray(values, count);

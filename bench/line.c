@@ -9,12 +9,14 @@
 size_t line_word(const char **at) {
     *at += strspn(*at, " \t");
     size_t n = 0;
-    while ((*at)[n] && (*at)[n] != ' ' && (*at)[n] != '\t') n += (*at)[n] == '\\' && (*at)[n + 1] ? 2 : 1;
+    while ((*at)[n] && (*at)[n] != ' ' && (*at)[n] != '\t')
+        n += (*at)[n] == '\\' && (*at)[n + 1] ? 2 : 1;
     return n;
 }
 
 int line_escape(const char *word, char *buffer, size_t size) {
-    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=.,:/%@";
+    static const char plain[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=.,:/%@";
     size_t n = 0;
     for (; *word; word++) {
         if (n + 3 > size) return -1;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A problem as one line, as results hold it. Words are parted by blanks; a backslash takes the special meaning off the character after it, so that the
- * name of a mask may be any and the line can be given to a shell. */
+/* A problem as one line, as results hold it. Words are parted by blanks; a backslash takes the
+ * special meaning off the character after it, so that the name of a mask may be any and the line
+ * can be given to a shell. */
 #ifndef TESSERA_BENCH_LINE_H
 #define TESSERA_BENCH_LINE_H
 

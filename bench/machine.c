@@ -10,7 +10,8 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
-/* Copies the value of the first line of `path` that begins with `key`, without blanks, quotes, separators and the end of line. Returns 0 when found. */
+/* Copies the value of the first line of `path` that begins with `key`, without blanks, quotes,
+ * separators and the end of line. Returns 0 when found. */
 static int file_value(const char *path, const char *key, char separator, char *value, size_t size) {
     FILE *f = fopen(path, "r");
     char line[512];
@@ -31,12 +32,15 @@ static int file_value(const char *path, const char *key, char separator, char *v
 
 static uint64_t meminfo(const char *key) {
     char text[64];
-    return file_value("/proc/meminfo", key, ':', text, sizeof text) == 0 ? (uint64_t)strtoull(text, NULL, 10) * 1024 : 0;
+    return file_value("/proc/meminfo", key, ':', text, sizeof text) == 0
+               ? (uint64_t)strtoull(text, NULL, 10) * 1024
+               : 0;
 }
 
 /* The limit of the container that this process may stand in; UINT64_MAX without one. */
 static uint64_t cgroup_limit(void) {
-    static const char *const files[] = {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"};
+    static const char *const files[] = {"/sys/fs/cgroup/memory.max",
+                                        "/sys/fs/cgroup/memory/memory.limit_in_bytes"};
     for (int i = 0; i < 2; i++) {
         FILE *f = fopen(files[i], "r");
         char text[64];
@@ -76,7 +80,8 @@ uint64_t machine_cache_bytes(int level) {
 double machine_other_seconds(void) {
     FILE *f = fopen("/proc/stat", "r");
     char line[512] = "";
-    uint64_t ticks[8] = {0}; /* user, nice, system, idle, waiting, interrupts, soft interrupts, stolen */
+    /* user, nice, system, idle, waiting, interrupts, soft interrupts, stolen */
+    uint64_t ticks[8] = {0};
     int n = 0;
     if (!f) return NAN;
     if (fgets(line, sizeof line, f) && strncmp(line, "cpu ", 4) == 0)
@@ -87,12 +92,14 @@ double machine_other_seconds(void) {
     fclose(f);
     long second = sysconf(_SC_CLK_TCK);
     if (n < 7 || second <= 0) return NAN;
-    double busy = (double)(ticks[0] + ticks[1] + ticks[2] + ticks[5] + ticks[6] + ticks[7]) / (double)second;
+    double busy =
+        (double)(ticks[0] + ticks[1] + ticks[2] + ticks[5] + ticks[6] + ticks[7]) / (double)second;
     static const int whose[2] = {RUSAGE_SELF, RUSAGE_CHILDREN};
     for (int i = 0; i < 2; i++) {
         struct rusage own;
         if (getrusage(whose[i], &own) != 0) return NAN;
-        busy -= (double)(own.ru_utime.tv_sec + own.ru_stime.tv_sec) + 1e-6 * (double)(own.ru_utime.tv_usec + own.ru_stime.tv_usec);
+        busy -= (double)(own.ru_utime.tv_sec + own.ru_stime.tv_sec) +
+                1e-6 * (double)(own.ru_utime.tv_usec + own.ru_stime.tv_usec);
     }
     return busy;
 }
@@ -103,7 +110,8 @@ void machine_describe(bench_machine *m) {
     if (file_value("/proc/cpuinfo", "model name", ':', m->cpu, sizeof m->cpu) != 0 &&
         file_value("/proc/cpuinfo", "Hardware", ':', m->cpu, sizeof m->cpu) != 0)
         snprintf(m->cpu, sizeof m->cpu, "unknown");
-    if (file_value("/etc/os-release", "PRETTY_NAME", '=', m->os, sizeof m->os) != 0) snprintf(m->os, sizeof m->os, "unknown");
+    if (file_value("/etc/os-release", "PRETTY_NAME", '=', m->os, sizeof m->os) != 0)
+        snprintf(m->os, sizeof m->os, "unknown");
     if (uname(&name) == 0) {
         snprintf(m->kernel, sizeof m->kernel, "%.60s %.60s", name.sysname, name.release);
         snprintf(m->arch, sizeof m->arch, "%.31s", name.machine);

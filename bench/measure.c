@@ -15,7 +15,8 @@
 
 enum { MIN_RUNS = 3, PLAN_RUNS = 7, MIN_CHECK_ROWS = 8, MAX_CHECK_ROWS = 256 };
 
-/* Seconds in which the reference, a plain loop in double, visits one (row, key, element). Only the number of rows checked depends on it. */
+/* Seconds in which the reference, a plain loop in double, visits one (row, key, element). Only the
+ * number of rows checked depends on it. */
 static const double REFERENCE_SECONDS = 6e-9;
 
 static int fail(bench_result *r, int status, const char *text) {
@@ -47,11 +48,13 @@ static void describe(const problem *p, bench_result *r) {
 }
 
 static uint64_t tensor_bytes(const problem *p) {
-    uint64_t q = (uint64_t)problem_q_tokens(p) * (uint64_t)p->heads, kv = (uint64_t)problem_kv_tokens(p) * (uint64_t)p->kv_heads;
+    uint64_t q = (uint64_t)problem_q_tokens(p) * (uint64_t)p->heads,
+             kv = (uint64_t)problem_kv_tokens(p) * (uint64_t)p->kv_heads;
     return (2 * q + 2 * kv) * (uint64_t)p->head_dim * dtype_size(p->dtype) + q * sizeof(float);
 }
 
-tess_status measure_plan(tess_runtime *runtime, tess_device *device, const char *kernel, const problem *p, tess_layout **layout, tess_plan **plan) {
+tess_status measure_plan(tess_runtime *runtime, tess_device *device, const char *kernel,
+                         const problem *p, tess_layout **layout, tess_plan **plan) {
     tess_plan_desc desc;
     int64_t *cu = NULL;
     *layout = NULL;
@@ -65,8 +68,8 @@ tess_status measure_plan(tess_runtime *runtime, tess_device *device, const char 
     return status;
 }
 
-int measure_estimate(tess_runtime *runtime, tess_device *device, const char *kernel, const char *line, measure_cost *cost, char *reason,
-                     size_t reason_size) {
+int measure_estimate(tess_runtime *runtime, tess_device *device, const char *kernel,
+                     const char *line, measure_cost *cost, char *reason, size_t reason_size) {
     problem p;
     tess_layout *layout = NULL;
     tess_plan *plan = NULL;
@@ -78,7 +81,9 @@ int measure_estimate(tess_runtime *runtime, tess_device *device, const char *ker
     tess_status status = measure_plan(runtime, device, kernel, &p, &layout, &plan);
     if (status == TESS_OK) status = tess_plan_query(plan, &info);
     if (status == TESS_OK)
-        *cost = (measure_cost){info.flops, tensor_bytes(&p), info.kept_pairs ? (double)info.dense_pairs / (double)info.kept_pairs : NAN};
+        *cost = (measure_cost){info.flops, tensor_bytes(&p),
+                               info.kept_pairs ? (double)info.dense_pairs / (double)info.kept_pairs
+                                               : NAN};
     else
         snprintf(reason, reason_size, "%s", cli_why());
     tess_plan_release(plan);
@@ -87,8 +92,10 @@ int measure_estimate(tess_runtime *runtime, tess_device *device, const char *ker
     return status == TESS_OK ? 0 : -1;
 }
 
-/* Times layout and plan on their own. Planning again is what an application does when lengths change, so the median of a few is told. */
-static tess_status time_planning(tess_runtime *runtime, tess_device *device, const char *kernel, const problem *p, bench_result *r) {
+/* Times layout and plan on their own. Planning again is what an application does when lengths
+ * change, so the median of a few is told. */
+static tess_status time_planning(tess_runtime *runtime, tess_device *device, const char *kernel,
+                                 const problem *p, bench_result *r) {
     tess_plan_desc desc;
     int64_t *cu = NULL;
     double layouts[PLAN_RUNS], plans[PLAN_RUNS], start = clock_now();
@@ -120,7 +127,8 @@ static tess_status time_planning(tess_runtime *runtime, tess_device *device, con
 
 /* K and V of one sequence: all of it, what some head can still see, and what slots take. */
 static tess_status kv_bytes(const instance *x, const problem *p, bench_result *r) {
-    uint64_t block = (uint64_t)p->head_dim * dtype_size(p->dtype) * 2 * (uint64_t)p->block, token = (uint64_t)p->head_dim * dtype_size(p->dtype) * 2;
+    uint64_t block = (uint64_t)p->head_dim * dtype_size(p->dtype) * 2 * (uint64_t)p->block,
+             token = (uint64_t)p->head_dim * dtype_size(p->dtype) * 2;
     for (int32_t g = 0; g < p->kv_heads; g++) {
         tess_kv_info kv = {.struct_size = sizeof kv};
         tess_status status = tess_layout_kv(x->layout, g, &kv);
@@ -140,29 +148,36 @@ double measure_run(instance *x) {
 }
 
 static int64_t check_rows(const problem *p, double seconds) {
-    double row = (double)problem_max_kv(p) * p->head_dim * REFERENCE_SECONDS * (p->dtype == TESS_F32 ? 1 : 2);
+    double row = (double)problem_max_kv(p) * p->head_dim * REFERENCE_SECONDS *
+                 (p->dtype == TESS_F32 ? 1 : 2);
     double rows = row > 0 ? seconds / row : MAX_CHECK_ROWS;
-    return rows < MIN_CHECK_ROWS ? MIN_CHECK_ROWS : rows > MAX_CHECK_ROWS ? MAX_CHECK_ROWS : (int64_t)rows;
+    return rows < MIN_CHECK_ROWS   ? MIN_CHECK_ROWS
+           : rows > MAX_CHECK_ROWS ? MAX_CHECK_ROWS
+                                   : (int64_t)rows;
 }
 
-int measure_check(instance *x, double seconds, instance_verdict *verdict, char *why, size_t why_size) {
+int measure_check(instance *x, double seconds, instance_verdict *verdict, char *why,
+                  size_t why_size) {
     if (instance_fetch(x) != TESS_OK) return text_error(why, why_size, "%s", x->error);
     instance_check(x, check_rows(x->problem, seconds), verdict);
     return verdict->pass ? 0 : text_error(why, why_size, "wrong result: %s", verdict->what);
 }
 
-static int run_and_check(instance *x, const problem *p, const measure_limits *limits, bench_result *r) {
+static int run_and_check(instance *x, const problem *p, const measure_limits *limits,
+                         bench_result *r) {
     double start = clock_now();
     if (instance_run(x, NULL) != TESS_OK) return fail(r, BENCH_FAILED, x->error);
     r->first_seconds = clock_now() - start;
     instance_verdict verdict = {0};
     char why[sizeof x->error];
-    if (measure_check(x, limits->check_seconds, &verdict, why, sizeof why) != 0) return fail(r, BENCH_FAILED, why);
+    if (measure_check(x, limits->check_seconds, &verdict, why, sizeof why) != 0)
+        return fail(r, BENCH_FAILED, why);
     r->checked_rows = verdict.rows;
     r->check_error = p->dtype == TESS_F32 ? verdict.nmse : verdict.worst;
     r->check_allowed = p->dtype == TESS_F32 ? 1e-10 : verdict.allowed;
     start = clock_now();
-    while (r->n_samples < MIN_RUNS || (r->n_samples < BENCH_MAX_SAMPLES && clock_now() - start < limits->seconds)) {
+    while (r->n_samples < MIN_RUNS ||
+           (r->n_samples < BENCH_MAX_SAMPLES && clock_now() - start < limits->seconds)) {
         if (clock_interrupted()) return fail(r, BENCH_SKIPPED, "interrupted");
         double t = measure_run(x);
         if (isnan(t)) return fail(r, BENCH_FAILED, x->error);
@@ -171,8 +186,8 @@ static int run_and_check(instance *x, const problem *p, const measure_limits *li
     return result_summarize(r) == 0 ? 0 : fail(r, BENCH_FAILED, "out of memory");
 }
 
-void measure_problem(tess_runtime *runtime, tess_device *device, const char *kernel, const char *line, const measure_limits *limits,
-                     bench_result *r) {
+void measure_problem(tess_runtime *runtime, tess_device *device, const char *kernel,
+                     const char *line, const measure_limits *limits, bench_result *r) {
     problem p;
     instance x;
     snprintf(r->line, sizeof r->line, "%s", line);
@@ -188,8 +203,11 @@ void measure_problem(tess_runtime *runtime, tess_device *device, const char *ker
     tess_device_query(device, &info);
     int host = info.kind == TESS_DEVICE_CPU;
     if (bytes > limits->host_bytes / (host ? 2 : 1) || (!host && bytes > limits->device_bytes)) {
-        snprintf(r->note, sizeof r->note, "needs about %s of memory, %s may be used", text_bytes(need, sizeof need, (double)bytes * (host ? 2 : 1)),
-                 text_bytes(have, sizeof have, (double)(host || bytes > limits->host_bytes ? limits->host_bytes : limits->device_bytes)));
+        snprintf(r->note, sizeof r->note, "needs about %s of memory, %s may be used",
+                 text_bytes(need, sizeof need, (double)bytes * (host ? 2 : 1)),
+                 text_bytes(have, sizeof have,
+                            (double)(host || bytes > limits->host_bytes ? limits->host_bytes
+                                                                        : limits->device_bytes)));
         r->status = BENCH_SKIPPED;
         problem_free(&p);
         return;
@@ -214,7 +232,8 @@ void measure_problem(tess_runtime *runtime, tess_device *device, const char *ker
     r->n_jobs = x.info.n_jobs;
     r->workspace_bytes = x.info.workspace_bytes;
     r->plan_bytes = x.info.host_bytes + x.info.device_bytes;
-    r->ideal_speedup = x.info.kept_pairs ? (double)x.info.dense_pairs / (double)x.info.kept_pairs : NAN;
+    r->ideal_speedup =
+        x.info.kept_pairs ? (double)x.info.dense_pairs / (double)x.info.kept_pairs : NAN;
     if (kv_bytes(&x, &p, r) != TESS_OK)
         fail(r, BENCH_FAILED, cli_why());
     else
@@ -230,11 +249,13 @@ void measure_describe(const char *line, bench_result *r) {
     problem_free(&p);
 }
 
-double measure_speed(tess_runtime *runtime, tess_device *device, const char *kernel, uint32_t dtype) {
+double measure_speed(tess_runtime *runtime, tess_device *device, const char *kernel,
+                     uint32_t dtype) {
     char line[128];
     bench_result r = {0};
     const measure_limits limits = {0, 0, UINT64_MAX, UINT64_MAX};
-    snprintf(line, sizeof line, "dtype=%s heads=4 head_dim=128 q_len=512 pattern=dense", dtype_name(dtype));
+    snprintf(line, sizeof line, "dtype=%s heads=4 head_dim=128 q_len=512 pattern=dense",
+             dtype_name(dtype));
     measure_problem(runtime, device, kernel, line, &limits, &r);
     return r.status == BENCH_OK && r.median > 0 ? r.flops / r.median : 0;
 }

@@ -30,7 +30,8 @@ static const plan_case cases[] = {
     {"Phi-3-small, 1,000 packed, half decode", 32, 8, PACKED, 0, 0, 16, 8, 1, 1},
 };
 
-/* Mixed lengths, the same on every machine: 16 to 2,063 new tokens, up to 2,047 more keys where a sequence continues. */
+/* Mixed lengths, the same on every machine: 16 to 2,063 new tokens, up to 2,047 more keys where a
+ * sequence continues. */
 static void packed_lengths(const plan_case *c, int64_t *cu_q, int64_t *cu_kv, int64_t *longest) {
     uint64_t s = 88172645463325252u;
     *longest = 0;
@@ -47,11 +48,15 @@ static void packed_lengths(const plan_case *c, int64_t *cu_q, int64_t *cu_kv, in
     }
 }
 
-static tess_status measure_case(const plan_case *c, tess_runtime *runtime, tess_device *device, const char *kernel, int64_t *cu,
-                                bench_planning *out) {
+static tess_status measure_case(const plan_case *c, tess_runtime *runtime, tess_device *device,
+                                const char *kernel, int64_t *cu, bench_planning *out) {
     int64_t max_tokens = c->tokens;
-    tess_plan_desc plan_desc = {
-        .struct_size = sizeof plan_desc, .dtype = TESS_BF16, .head_dim = 128, .batch = c->batch, .tile_rows = c->tile_rows, .kernel = kernel};
+    tess_plan_desc plan_desc = {.struct_size = sizeof plan_desc,
+                                .dtype = TESS_BF16,
+                                .head_dim = 128,
+                                .batch = c->batch,
+                                .tile_rows = c->tile_rows,
+                                .kernel = kernel};
     if (c->tokens) {
         plan_desc.q_len = plan_desc.kv_len = c->tokens;
     } else {
@@ -59,12 +64,17 @@ static tess_status measure_case(const plan_case *c, tess_runtime *runtime, tess_
         plan_desc.cu_q_lens = cu;
         plan_desc.cu_kv_lens = cu + PACKED + 1;
     }
-    tess_pattern pattern = {.struct_size = sizeof pattern, .kind = c->stride ? TESS_PATTERN_S2 : TESS_PATTERN_DENSE, .block = 64};
+    tess_pattern pattern = {.struct_size = sizeof pattern,
+                            .kind = c->stride ? TESS_PATTERN_S2 : TESS_PATTERN_DENSE,
+                            .block = 64};
     pattern.local = c->local;
     pattern.stride = c->stride;
     pattern.offset = c->offset;
-    tess_layout_desc layout_desc = {
-        .struct_size = sizeof layout_desc, .pattern = &pattern, .n_heads = c->heads, .n_kv_heads = c->kv_heads, .max_tokens = max_tokens};
+    tess_layout_desc layout_desc = {.struct_size = sizeof layout_desc,
+                                    .pattern = &pattern,
+                                    .n_heads = c->heads,
+                                    .n_kv_heads = c->kv_heads,
+                                    .max_tokens = max_tokens};
     tess_layout *layout = NULL;
     double start = clock_now(), samples[RUNS];
     tess_status status = tess_layout_create(runtime, &layout_desc, &layout);
@@ -98,14 +108,16 @@ static tess_status measure_case(const plan_case *c, tess_runtime *runtime, tess_
     return TESS_OK;
 }
 
-int planning_measure(bench_report *report, tess_runtime *runtime, tess_device *device, int device_index, const char *kernel, char *error,
-                     size_t error_size) {
+int planning_measure(bench_report *report, tess_runtime *runtime, tess_device *device,
+                     int device_index, const char *kernel, char *error, size_t error_size) {
     int64_t *cu = calloc(2 * (PACKED + 1), sizeof *cu);
     int result = cu ? 0 : -1;
-    for (size_t i = 0; i < sizeof cases / sizeof *cases && result == 0 && !clock_interrupted(); i++) {
+    for (size_t i = 0; i < sizeof cases / sizeof *cases && result == 0 && !clock_interrupted();
+         i++) {
         bench_planning p = {.device = device_index};
         tess_status status = measure_case(&cases[i], runtime, device, kernel, cu, &p);
-        if (status == TESS_ERROR_UNSUPPORTED) continue; /* the kernel that was asked for does not take this type or pattern */
+        /* the kernel that was asked for does not take this type or pattern */
+        if (status == TESS_ERROR_UNSUPPORTED) continue;
         if (status != TESS_OK) {
             snprintf(error, error_size, "planning: %s: %s", cases[i].name, cli_why());
             result = -2;

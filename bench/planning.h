@@ -13,8 +13,9 @@
 #define PLANNING_BAR_JOB_SECONDS 40e-9
 #define PLANNING_BAR_JOB_BYTES   64.0
 
-/* Times the plans on one device and appends them. `kernel` may be NULL. Returns 0; -1 when out of memory; -2 with the reason in `error` when a plan failed. */
-int planning_measure(bench_report *report, tess_runtime *runtime, tess_device *device, int device_index, const char *kernel, char *error,
-                     size_t error_size);
+/* Times the plans on one device and appends them. `kernel` may be NULL. Returns 0; -1 when out of
+ * memory; -2 with the reason in `error` when a plan failed. */
+int planning_measure(bench_report *report, tess_runtime *runtime, tess_device *device,
+                     int device_index, const char *kernel, char *error, size_t error_size);
 
 #endif

@@ -10,8 +10,10 @@
 
 void progress_begin(progress *p, int total, double budget) {
     const char *term = getenv("TERM");
-    *p =
-        (progress){.terminal = isatty(STDERR_FILENO) && !(term && strcmp(term, "dumb") == 0), .total = total, .start = clock_now(), .budget = budget};
+    *p = (progress){.terminal = isatty(STDERR_FILENO) && !(term && strcmp(term, "dumb") == 0),
+                    .total = total,
+                    .start = clock_now(),
+                    .budget = budget};
 }
 
 void progress_now(progress *p, const char *what) {
@@ -21,7 +23,8 @@ void progress_now(progress *p, const char *what) {
     char bar[WIDTH + 1];
     for (int i = 0; i < WIDTH; i++) bar[i] = i < filled ? '#' : '.';
     bar[WIDTH] = 0;
-    fprintf(stderr, "\r\033[K[%s] %d/%d  %.0f s of about %.0f  %.60s", bar, p->done, p->total, clock_now() - p->start, p->budget, what);
+    fprintf(stderr, "\r\033[K[%s] %d/%d  %.0f s of about %.0f  %.60s", bar, p->done, p->total,
+            clock_now() - p->start, p->budget, what);
     fflush(stderr);
 }
 
@@ -30,7 +33,9 @@ void progress_step(progress *p, const char *line) {
     if (!p->terminal) fprintf(stderr, "[%d/%d] %s\n", p->done, p->total, line);
 }
 
-void progress_say(progress *p, const char *line) { fprintf(stderr, "%s%s\n", p->terminal ? "\r\033[K" : "", line); }
+void progress_say(progress *p, const char *line) {
+    fprintf(stderr, "%s%s\n", p->terminal ? "\r\033[K" : "", line);
+}
 
 void progress_end(progress *p) {
     if (p->terminal) fputs("\r\033[K", stderr);

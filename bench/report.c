@@ -43,7 +43,9 @@ int report_disturbed(const bench_report *r, char *buffer, size_t size) {
     char share[24];
     if (size) buffer[0] = 0;
     if (!(r->machine.other_load > quiet)) return 0;
-    snprintf(buffer, size, "Other work took %s of the CPUs during the run: CPU times are longer, and shares less certain, than on a quiet machine.",
+    snprintf(buffer, size,
+             "Other work took %s of the CPUs during the run: CPU times are longer, and shares less "
+             "certain, than on a quiet machine.",
              short_percent(share, sizeof share, r->machine.other_load));
     return 1;
 }
@@ -55,7 +57,9 @@ int report_count(const bench_report *r, int status) {
 }
 
 /* Quartile range as a share of the median. */
-static double spread(const bench_result *x) { return x->median > 0 ? (x->q3 - x->q1) / x->median : NAN; }
+static double spread(const bench_result *x) {
+    return x->median > 0 ? (x->q3 - x->q1) / x->median : NAN;
+}
 
 /* ------------------------------------------------------------------ order */
 
@@ -104,9 +108,12 @@ int *report_order(const bench_report *r) {
 
 /* Rates of a CPU are read in GFLOP/s, those of a GPU in TFLOP/s. */
 static double rate_unit(const bench_device *d) { return strcmp(d->kind, "gpu") == 0 ? 1e12 : 1e9; }
-static const char *rate_name(const bench_device *d) { return strcmp(d->kind, "gpu") == 0 ? "TFLOP/s" : "GFLOP/s"; }
+static const char *rate_name(const bench_device *d) {
+    return strcmp(d->kind, "gpu") == 0 ? "TFLOP/s" : "GFLOP/s";
+}
 
-/* The cells that every form of the table has. Rates are divided by `unit`, or written with a prefix of their own when it is 0. */
+/* The cells that every form of the table has. Rates are divided by `unit`, or written with a prefix
+ * of their own when it is 0. */
 static void cells(table *t, const bench_result *x, double unit) {
     char b[TEXT_SIZE];
     char heads[32];
@@ -127,7 +134,11 @@ static void cells(table *t, const bench_result *x, double unit) {
         table_cell(t, rate < 9.995 ? "%.2f" : rate < 99.95 ? "%.1f" : "%.0f", rate);
     else
         table_cell(t, "%s", text_rate(b, sizeof b, x->flop_rate, ""));
-    table_cell(t, x->byte_rate < 9.995e9 ? "%.2f" : x->byte_rate < 99.95e9 ? "%.1f" : "%.0f", x->byte_rate / 1e9);
+    table_cell(t,
+               x->byte_rate < 9.995e9   ? "%.2f"
+               : x->byte_rate < 99.95e9 ? "%.1f"
+                                        : "%.0f",
+               x->byte_rate / 1e9);
     table_cell(t, "%s", short_ratio(b, sizeof b, x->speedup));
     table_cell(t, "%s", x->twin_line[0] ? short_ratio(b, sizeof b, x->ideal_speedup) : "-");
     table_cell(t, "%s", short_percent(b, sizeof b, x->gemm_share));
@@ -151,7 +162,9 @@ static void text_results(const bench_report *r, FILE *f, const int *order) {
         for (; j < r->n_results; j++) {
             const bench_result *y = &r->results[order[j]];
             if (strcmp(x->family, y->family) != 0 || x->device != y->device) break;
-            if (y->status == BENCH_OK && strcmp(x->kernel, y->kernel) != 0 && x->kernel[0] && x->status == BENCH_OK) break;
+            if (y->status == BENCH_OK && strcmp(x->kernel, y->kernel) != 0 && x->kernel[0] &&
+                x->status == BENCH_OK)
+                break;
             if (y->status == BENCH_OK) {
                 x = y;
                 cells(&t, y, rate_unit(d));
@@ -181,8 +194,9 @@ static void skipped_table(table *t, const bench_report *r, const int *order) {
 }
 
 static void full_table(table *t, const bench_report *r, const int *order) {
-    static const char *const heads[] = {"<family",  "<device", "<kernel", "<pattern",     "<type",
-                                        CELL_HEADS, "FLOP/s",  CELL_TAIL, "rows checked", "<problem"};
+    static const char *const heads[] = {"<family",      "<device",  "<kernel", "<pattern",
+                                        "<type",        CELL_HEADS, "FLOP/s",  CELL_TAIL,
+                                        "rows checked", "<problem"};
     table_init(t, (int)(sizeof heads / sizeof *heads), heads);
     for (int i = 0; i < r->n_results; i++) {
         const bench_result *x = &r->results[order[i]];
@@ -199,17 +213,20 @@ static void full_table(table *t, const bench_report *r, const int *order) {
 /* ------------------------------------------------------------------ planning and ceilings */
 
 static void planning_table(table *t, const bench_report *r) {
-    static const char *const heads[] = {"<plan", "<device", "jobs", "median", "range", "ns/job", "bytes/job", "size", "layout"};
+    static const char *const heads[] = {"<plan",  "<device",   "jobs", "median", "range",
+                                        "ns/job", "bytes/job", "size", "layout"};
     table_init(t, 9, heads);
     for (int i = 0; i < r->n_planning; i++) {
         const bench_planning *p = &r->planning[i];
         char a[TEXT_SIZE], b[TEXT_SIZE];
-        double jobs = p->jobs ? (double)p->jobs : 1, bytes = (double)p->host_bytes + (double)p->device_bytes;
+        double jobs = p->jobs ? (double)p->jobs : 1,
+               bytes = (double)p->host_bytes + (double)p->device_bytes;
         table_cell(t, "%s", p->name);
         table_cell(t, "%s", r->devices[p->device].id);
         table_cell(t, "%s", text_count(a, sizeof a, p->jobs));
         table_cell(t, "%s", text_seconds(a, sizeof a, p->seconds));
-        table_cell(t, "%s .. %s", text_seconds(a, sizeof a, p->seconds_min), text_seconds(b, sizeof b, p->seconds_max));
+        table_cell(t, "%s .. %s", text_seconds(a, sizeof a, p->seconds_min),
+                   text_seconds(b, sizeof b, p->seconds_max));
         table_cell(t, "%.1f", p->seconds / jobs * 1e9);
         table_cell(t, "%.1f", bytes / jobs);
         table_cell(t, "%s", text_bytes(a, sizeof a, bytes));
@@ -218,7 +235,8 @@ static void planning_table(table *t, const bench_report *r) {
 }
 
 static void ceilings_table(table *t, const bench_report *r) {
-    static const char *const heads[] = {"<device", "<what", "rate", "best", "size", "threads", "<library", "<how"};
+    static const char *const heads[] = {"<device", "<what",   "rate",     "best",
+                                        "size",    "threads", "<library", "<how"};
     table_init(t, 8, heads);
     for (int i = 0; i < r->n_devices; i++) {
         const bench_device *d = &r->devices[i];
@@ -228,7 +246,8 @@ static void ceilings_table(table *t, const bench_report *r) {
             const char *unit = c->unit == BENCH_GEMM ? "FLOP/s" : "B/s";
             int used = device_ceiling(d, c->unit, c->dtype) == j;
             table_cell(t, "%s", d->id);
-            table_cell(t, "%s%s%s", c->unit == BENCH_GEMM ? dtype_name(c->dtype) : "", c->unit == BENCH_GEMM ? " GEMM" : "copy", used ? " *" : "");
+            table_cell(t, "%s%s%s", c->unit == BENCH_GEMM ? dtype_name(c->dtype) : "",
+                       c->unit == BENCH_GEMM ? " GEMM" : "copy", used ? " *" : "");
             table_cell(t, "%s", text_rate(a, sizeof a, c->rate, unit));
             table_cell(t, "%s", text_rate(a, sizeof a, c->best, unit));
             if (c->own_loop)
@@ -245,29 +264,37 @@ static void ceilings_table(table *t, const bench_report *r) {
 }
 
 static void planning_bars(char *text, size_t size) {
-    snprintf(text, size, "Bars: 65,536 jobs (the two plans of 64 heads) in %.0f ms and %.0f MiB; otherwise %.0f ns and %.0f bytes a job.",
-             PLANNING_BAR_SECONDS * 1e3, PLANNING_BAR_BYTES / 1048576, PLANNING_BAR_JOB_SECONDS * 1e9, PLANNING_BAR_JOB_BYTES);
+    snprintf(text, size,
+             "Bars: 65,536 jobs (the two plans of 64 heads) in %.0f ms and %.0f MiB; otherwise "
+             "%.0f ns and %.0f bytes a job.",
+             PLANNING_BAR_SECONDS * 1e3, PLANNING_BAR_BYTES / 1048576,
+             PLANNING_BAR_JOB_SECONDS * 1e9, PLANNING_BAR_JOB_BYTES);
 }
 
 /* ------------------------------------------------------------------ text and Markdown */
 
-static const char legend[] =
-    "plan: median of tess_plan_create; first: first run; median: of the runs after it, device time; IQR: distance of the\n"
-    "quartiles / median. FLOP/s count kept pairs only. GB/s: Q, K, V, O once / time. speed-up: measured time of the dense\n"
-    "problem / time; ideal: dense / kept pairs. GEMM, copy: shares of the ceilings. heads n/m: n heads of a model with m,\n"
-    "as on one rank of a tensor-parallel group. Every result was checked against the fp64 reference on sampled rows first.\n";
+static const char legend[] = "plan: median of tess_plan_create; first: first run; median: of the "
+                             "runs after it, device time; IQR: distance of the\n"
+                             "quartiles / median. FLOP/s count kept pairs only. GB/s: Q, K, V, O "
+                             "once / time. speed-up: measured time of the dense\n"
+                             "problem / time; ideal: dense / kept pairs. GEMM, copy: shares of the "
+                             "ceilings. heads n/m: n heads of a model with m,\n"
+                             "as on one rank of a tensor-parallel group. Every result was checked "
+                             "against the fp64 reference on sampled rows first.\n";
 
 static void summary_line(const bench_report *r, FILE *f) {
     int failed = report_count(r, BENCH_FAILED), skipped = report_count(r, BENCH_SKIPPED);
-    fprintf(f, "%d results checked and measured, %d failed, %d skipped, %.0f s%s\n", report_count(r, BENCH_OK), failed, skipped, r->elapsed_seconds,
+    fprintf(f, "%d results checked and measured, %d failed, %d skipped, %.0f s%s\n",
+            report_count(r, BENCH_OK), failed, skipped, r->elapsed_seconds,
             r->complete ? "" : " (INTERRUPTED: incomplete)");
 }
 
 static void machine_line(const bench_report *r, FILE *f, const char *separator) {
     char memory[TEXT_SIZE];
     char warning[192];
-    fprintf(f, "Tessera %s, suite %s%s%s, %d of %d CPUs, %s, %s, %s, %s\n", r->library_version, r->suite, separator, r->machine.cpu,
-            r->machine.cpus_allowed, r->machine.cpus, text_bytes(memory, sizeof memory, (double)r->machine.memory_bytes), r->machine.os,
+    fprintf(f, "Tessera %s, suite %s%s%s, %d of %d CPUs, %s, %s, %s, %s\n", r->library_version,
+            r->suite, separator, r->machine.cpu, r->machine.cpus_allowed, r->machine.cpus,
+            text_bytes(memory, sizeof memory, (double)r->machine.memory_bytes), r->machine.os,
             r->machine.kernel, r->compiler);
     if (report_disturbed(r, warning, sizeof warning)) fprintf(f, "%s\n", warning);
 }
@@ -275,17 +302,20 @@ static void machine_line(const bench_report *r, FILE *f, const char *separator) 
 static void device_lines(const bench_report *r, FILE *f, const char *bullet) {
     for (int i = 0; i < r->n_devices; i++) {
         const bench_device *d = &r->devices[i];
-        fprintf(f, "%s%s: %s, %s%s%s; %u %s\n", bullet, d->id, d->name, d->arch, d->driver[0] ? ", " : "", d->driver, d->compute_units,
+        fprintf(f, "%s%s: %s, %s%s%s; %u %s\n", bullet, d->id, d->name, d->arch,
+                d->driver[0] ? ", " : "", d->driver, d->compute_units,
                 strcmp(d->kind, "gpu") == 0 ? "multiprocessors" : "threads");
         if (d->ceiling_note[0]) fprintf(f, "%s%s ceilings: %s\n", bullet, d->id, d->ceiling_note);
     }
 }
 
 static int same_series(const bench_result *x, const bench_result *y) {
-    return x->device == y->device && x->dtype == y->dtype && strcmp(x->family, y->family) == 0 && strcmp(x->kernel, y->kernel) == 0;
+    return x->device == y->device && x->dtype == y->dtype && strcmp(x->family, y->family) == 0 &&
+           strcmp(x->kernel, y->kernel) == 0;
 }
 
-/* What was not measured: lengths that did not fit the time in one line a series, everything else with its reason and its problem. */
+/* What was not measured: lengths that did not fit the time in one line a series, everything else
+ * with its reason and its problem. */
 static void text_skipped(const bench_report *r, FILE *f, const int *order) {
     char tokens[24], need[TEXT_SIZE];
     int shown = 0;
@@ -293,7 +323,8 @@ static void text_skipped(const bench_report *r, FILE *f, const int *order) {
         const bench_result *x = &r->results[order[i]];
         if (x->status == BENCH_OK) continue;
         if (!shown++) fputc('\n', f);
-        fprintf(f, "%s: %s %s on %s", status_word(x->status), x->family, dtype_name(x->dtype), r->devices[x->device].id);
+        fprintf(f, "%s: %s %s on %s", status_word(x->status), x->family, dtype_name(x->dtype),
+                r->devices[x->device].id);
         if (x->kernel[0]) fprintf(f, ", %s", x->kernel);
         if (!(x->need_seconds > 0)) {
             fprintf(f, ": %s\n  %s\n", x->note, x->line);
@@ -303,7 +334,8 @@ static void text_skipped(const bench_report *r, FILE *f, const int *order) {
         for (const char *separator = ""; i < r->n_results; i++, separator = ",") {
             const bench_result *y = &r->results[order[i]];
             if (!same_series(x, y) || y->status != BENCH_SKIPPED || !(y->need_seconds > 0)) break;
-            fprintf(f, "%s %s (%s)", separator, short_tokens(tokens, sizeof tokens, y->kv_len), text_seconds(need, sizeof need, y->need_seconds));
+            fprintf(f, "%s %s (%s)", separator, short_tokens(tokens, sizeof tokens, y->kv_len),
+                    text_seconds(need, sizeof need, y->need_seconds));
         }
         i--;
         fputs("; --budget gives more\n", f);
@@ -433,10 +465,13 @@ static void csv_number(FILE *f, double value) {
 void report_csv(const bench_report *r, FILE *f) {
     int *order = report_order(r);
     if (!order) return;
-    fputs("status,family,device,device_name,kernel,pattern,dtype,batch,q_len,kv_len,heads,heads_total,kv_heads,head_dim,layout_seconds,plan_seconds,"
+    fputs("status,family,device,device_name,kernel,pattern,dtype,batch,q_len,kv_len,heads,heads_"
+          "total,kv_heads,head_dim,layout_seconds,plan_seconds,"
           "first_seconds,"
-          "median_seconds,q1_seconds,q3_seconds,min_seconds,max_seconds,samples,flops,flop_rate,bytes_min,byte_rate,speedup,speedup_low,speedup_high,"
-          "ideal_speedup,gemm_share,copy_share,jobs,workspace_bytes,plan_bytes,kv_bytes,kv_bytes_kept,kv_bytes_allocated,checked_rows,problem,dense_"
+          "median_seconds,q1_seconds,q3_seconds,min_seconds,max_seconds,samples,flops,flop_rate,"
+          "bytes_min,byte_rate,speedup,speedup_low,speedup_high,"
+          "ideal_speedup,gemm_share,copy_share,jobs,workspace_bytes,plan_bytes,kv_bytes,kv_bytes_"
+          "kept,kv_bytes_allocated,checked_rows,problem,dense_"
           "twin,note\n",
           f);
     for (int i = 0; i < r->n_results; i++) {
@@ -449,17 +484,29 @@ void report_csv(const bench_report *r, FILE *f) {
         csv_text(f, x->kernel, ",");
         csv_text(f, x->pattern, ",");
         csv_text(f, dtype_name(x->dtype), ",");
-        fprintf(f, "%" PRId64 ",%" PRId64 ",%" PRId64 ",%d,%d,%d,%d,", x->batch, x->q_len, x->kv_len, x->heads, x->heads_total, x->kv_heads,
-                x->head_dim);
+        fprintf(f, "%" PRId64 ",%" PRId64 ",%" PRId64 ",%d,%d,%d,%d,", x->batch, x->q_len,
+                x->kv_len, x->heads, x->heads_total, x->kv_heads, x->head_dim);
         if (x->status == BENCH_OK) {
-            const double seconds[] = {x->layout_seconds, x->plan_seconds, x->first_seconds, x->median, x->q1, x->q3, x->min, x->max};
+            const double seconds[] = {x->layout_seconds,
+                                      x->plan_seconds,
+                                      x->first_seconds,
+                                      x->median,
+                                      x->q1,
+                                      x->q3,
+                                      x->min,
+                                      x->max};
             for (size_t k = 0; k < sizeof seconds / sizeof *seconds; k++) csv_number(f, seconds[k]);
             fprintf(f, "%d,", x->n_samples);
-            const double rates[] = {x->flops,       x->flop_rate,    (double)x->bytes_min, x->byte_rate,  x->speedup,
-                                    x->speedup_low, x->speedup_high, x->ideal_speedup,     x->gemm_share, x->copy_share};
+            const double rates[] = {x->flops,        x->flop_rate,     (double)x->bytes_min,
+                                    x->byte_rate,    x->speedup,       x->speedup_low,
+                                    x->speedup_high, x->ideal_speedup, x->gemm_share,
+                                    x->copy_share};
             for (size_t k = 0; k < sizeof rates / sizeof *rates; k++) csv_number(f, rates[k]);
-            fprintf(f, "%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%" PRId64 ",", x->n_jobs, x->workspace_bytes,
-                    x->plan_bytes, x->kv_bytes, x->kv_bytes_kept, x->kv_bytes_allocated, x->checked_rows);
+            fprintf(f,
+                    "%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%" PRIu64
+                    ",%" PRId64 ",",
+                    x->n_jobs, x->workspace_bytes, x->plan_bytes, x->kv_bytes, x->kv_bytes_kept,
+                    x->kv_bytes_allocated, x->checked_rows);
         } else {
             for (int k = 0; k < 26; k++) fputc(',', f);
         }

@@ -7,8 +7,9 @@
 
 #include "results.h"
 
-/* Indices of the results in reading order: families as measured; in each by device, kernel, dtype and length, the sparse problem before its dense twin.
- * NULL when out of memory; freed with free(). */
+/* Indices of the results in reading order: families as measured; in each by device, kernel, dtype
+ * and length, the sparse problem before its dense twin. NULL when out of memory; freed with
+ * free(). */
 int *report_order(const bench_report *r);
 
 void report_text(const bench_report *r, FILE *f); /* at most 120 columns */
@@ -28,7 +29,8 @@ const char *short_tokens(char *buffer, size_t size, int64_t tokens);
 const char *short_ratio(char *buffer, size_t size, double ratio);
 /* "70 %"; "-" for NaN. Returns the buffer. */
 const char *short_percent(char *buffer, size_t size, double share);
-/* A warning when other work disturbed the run; returns 0 and leaves the buffer empty on a quiet machine. */
+/* A warning when other work disturbed the run; returns 0 and leaves the buffer empty on a quiet
+ * machine. */
 int report_disturbed(const bench_report *r, char *buffer, size_t size);
 int result_is_decode(const bench_result *r);
 

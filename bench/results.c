@@ -10,7 +10,8 @@
 
 #include "stats.h"
 
-/* Grows an array by one zeroed element. Capacity is the next power of two, found from the count alone, so no array carries a capacity field. */
+/* Grows an array by one zeroed element. Capacity is the next power of two, found from the count
+ * alone, so no array carries a capacity field. */
 static void *append(void **array, int *count, size_t size) {
     int n = *count;
     if ((n & (n - 1)) == 0) {
@@ -75,8 +76,8 @@ const bench_result *result_twin(const bench_report *r, int index) {
     if (!x->twin_line[0]) return NULL;
     for (int i = 0; i < r->n_results; i++) {
         const bench_result *y = &r->results[i];
-        if (y->status == BENCH_OK && y->device == x->device && strcmp(y->family, x->family) == 0 && strcmp(y->kernel, x->kernel) == 0 &&
-            strcmp(y->line, x->twin_line) == 0)
+        if (y->status == BENCH_OK && y->device == x->device && strcmp(y->family, x->family) == 0 &&
+            strcmp(y->kernel, x->kernel) == 0 && strcmp(y->line, x->twin_line) == 0)
             return y;
     }
     return NULL;
@@ -85,7 +86,8 @@ const bench_result *result_twin(const bench_report *r, int index) {
 void results_derive(bench_report *r) {
     for (int i = 0; i < r->n_results; i++) {
         bench_result *x = &r->results[i];
-        x->speedup = x->speedup_low = x->speedup_high = x->flop_rate = x->byte_rate = x->gemm_share = x->copy_share = NAN;
+        x->speedup = x->speedup_low = x->speedup_high = x->flop_rate = x->byte_rate =
+            x->gemm_share = x->copy_share = NAN;
         x->gemm_ceiling = x->copy_ceiling = -1;
         if (x->status != BENCH_OK || !(x->median > 0)) continue;
         x->flop_rate = x->flops / x->median;
@@ -94,8 +96,10 @@ void results_derive(bench_report *r) {
             const bench_device *d = &r->devices[x->device];
             x->gemm_ceiling = device_ceiling(d, BENCH_GEMM, x->dtype);
             x->copy_ceiling = device_ceiling(d, BENCH_COPY, x->dtype);
-            if (x->gemm_ceiling >= 0) x->gemm_share = x->flop_rate / d->ceilings[x->gemm_ceiling].rate;
-            if (x->copy_ceiling >= 0) x->copy_share = x->byte_rate / d->ceilings[x->copy_ceiling].rate;
+            if (x->gemm_ceiling >= 0)
+                x->gemm_share = x->flop_rate / d->ceilings[x->gemm_ceiling].rate;
+            if (x->copy_ceiling >= 0)
+                x->copy_share = x->byte_rate / d->ceilings[x->copy_ceiling].rate;
         }
         const bench_result *twin = result_twin(r, i);
         if (twin) {
@@ -108,7 +112,9 @@ void results_derive(bench_report *r) {
 
 static const char *const dtype_names[] = {"f32", "f16", "bf16"};
 
-const char *dtype_name(uint32_t dtype) { return dtype < sizeof dtype_names / sizeof *dtype_names ? dtype_names[dtype] : "?"; }
+const char *dtype_name(uint32_t dtype) {
+    return dtype < sizeof dtype_names / sizeof *dtype_names ? dtype_names[dtype] : "?";
+}
 
 int dtype_from_name(const char *name) {
     for (int i = 0; i < (int)(sizeof dtype_names / sizeof *dtype_names); i++)
@@ -118,7 +124,9 @@ int dtype_from_name(const char *name) {
 
 size_t dtype_size(uint32_t dtype) { return dtype == TESS_F32 ? 4 : 2; }
 
-const char *status_word(int status) { return status == BENCH_OK ? "ok" : status == BENCH_FAILED ? "failed" : "skipped"; }
+const char *status_word(int status) {
+    return status == BENCH_OK ? "ok" : status == BENCH_FAILED ? "failed" : "skipped";
+}
 
 const char *result_heads(const bench_result *r, char *buffer, size_t size) {
     if (r->heads_total > r->heads)

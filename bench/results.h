@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What one run of the bench suite knows: machine, devices with ceilings, planning times, results. Filled by the measurement or read from a file, and
- * turned into tables, CSV, Markdown, HTML and JSON. docs/bench.md describes every field under the name that it has in the JSON. */
+/* What one run of the bench suite knows: machine, devices with ceilings, planning times, results.
+ * Filled by the measurement or read from a file, and turned into tables, CSV, Markdown, HTML and
+ * JSON. docs/bench.md describes every field under the name that it has in the JSON. */
 #ifndef TESSERA_BENCH_RESULTS_H
 #define TESSERA_BENCH_RESULTS_H
 
@@ -73,8 +74,9 @@ typedef struct bench_result {
     char note[512]; /* why it failed or was skipped */
     int device;     /* index into devices */
     char family[32];
-    char line[BENCH_LINE];      /* the problem */
-    char twin_line[BENCH_LINE]; /* the dense problem of the same shape; "" when the problem is dense itself */
+    char line[BENCH_LINE]; /* the problem */
+    /* the dense problem of the same shape; "" when the problem is dense itself */
+    char twin_line[BENCH_LINE];
     char kernel[64];
     char pattern[16];
     uint32_t dtype;
@@ -83,16 +85,18 @@ typedef struct bench_result {
     double need_seconds; /* skipped for lack of time: about what it would take; 0 otherwise */
     /* All below only when status is BENCH_OK. */
     int64_t checked_rows;
-    double check_error, check_allowed; /* f32: NMSE and its bound; 16 bits: greatest difference and the tolerance */
+    /* f32: NMSE and its bound; 16 bits: greatest difference and the tolerance */
+    double check_error, check_allowed;
     double layout_seconds, plan_seconds, first_seconds;
     double median, q1, q3, min, max; /* of the samples, seconds of device time */
     int n_samples;
     double samples[BENCH_MAX_SAMPLES];
     double flops; /* useful: of the pairs that the mask keeps */
     uint64_t bytes_min, kept_pairs, dense_pairs, n_jobs;
-    uint64_t workspace_bytes, plan_bytes;                 /* plan_bytes: host and device tables */
-    uint64_t kv_bytes, kv_bytes_kept, kv_bytes_allocated; /* K and V of one sequence of kv_len tokens, all kv heads */
-    double ideal_speedup;                                 /* dense_pairs / kept_pairs */
+    uint64_t workspace_bytes, plan_bytes; /* plan_bytes: host and device tables */
+    /* K and V of one sequence of kv_len tokens, all kv heads */
+    uint64_t kv_bytes, kv_bytes_kept, kv_bytes_allocated;
+    double ideal_speedup; /* dense_pairs / kept_pairs */
     /* Derived by results_derive. NaN where there is nothing to compare with. */
     double speedup;                   /* median of the dense twin / median */
     double speedup_low, speedup_high; /* from the quartiles of both */
@@ -118,7 +122,8 @@ typedef struct bench_report {
     int n_results;
 } bench_report;
 
-/* Each appends a zeroed element and returns it, or NULL when out of memory. The pointer is valid until the next call. */
+/* Each appends a zeroed element and returns it, or NULL when out of memory. The pointer is valid
+ * until the next call. */
 bench_setting *report_add_setting(bench_report *r);
 bench_device *report_add_device(bench_report *r);
 bench_ceiling *device_add_ceiling(bench_device *d);
@@ -126,7 +131,8 @@ bench_planning *report_add_planning(bench_report *r);
 bench_result *report_add_result(bench_report *r);
 void report_free(bench_report *r);
 
-/* The best ceiling of a device: for GEMM the fastest product of `dtype` or of f32 (a kernel may always compute in f32); -1 if there is none. */
+/* The best ceiling of a device: for GEMM the fastest product of `dtype` or of f32 (a kernel may
+ * always compute in f32); -1 if there is none. */
 int device_ceiling(const bench_device *d, int unit, uint32_t dtype);
 
 /* Sets the order statistics of one result from its samples. */
@@ -142,7 +148,8 @@ int dtype_from_name(const char *name); /* -1: none */
 size_t dtype_size(uint32_t dtype);
 const char *status_word(int status);
 
-/* "heads/of" when the problem is a slice of a larger model's heads, else "heads". Returns the buffer. */
+/* "heads/of" when the problem is a slice of a larger model's heads, else "heads". Returns the
+ * buffer. */
 const char *result_heads(const bench_result *r, char *buffer, size_t size);
 
 #endif

@@ -28,9 +28,11 @@ typedef struct session {
     bench_report *report;
     tess_runtime *runtime;
     tess_device *device;
-    int index;           /* of the device in the report */
-    const char *kernel;  /* NULL: the device's choice */
-    double speed[3];     /* FLOP/s of the last dense problem in each dtype; 0: not known yet, negative: the kernel does not take the dtype */
+    int index;          /* of the device in the report */
+    const char *kernel; /* NULL: the device's choice */
+    /* FLOP/s of the last dense problem in each dtype; 0: not known yet, negative: the kernel
+     * does not take the dtype */
+    double speed[3];
     double deadline;     /* for this device and kernel */
     uint64_t host_bytes; /* that a problem may take */
     uint64_t device_bytes;
@@ -56,7 +58,8 @@ static int read_settings(tess_runtime *runtime, bench_report *report) {
 
 /* ------------------------------------------------------------------ one problem */
 
-static const bench_result *already_measured(const session *s, const char *family, const char *line) {
+static const bench_result *already_measured(const session *s, const char *family,
+                                            const char *line) {
     for (int i = 0; i < s->report->n_results; i++) {
         const bench_result *x = &s->report->results[i];
         if (x->device == s->index && strcmp(x->family, family) == 0 && strcmp(x->line, line) == 0 &&
@@ -70,8 +73,11 @@ static void say_failure(session *s, const bench_result *x) {
     char line[BENCH_LINE + 1024];
     const bench_device *d = &s->report->devices[s->index];
     const char *kernel = x->kernel[0] ? x->kernel : s->kernel ? s->kernel : "";
-    snprintf(line, sizeof line, "tessera bench: FAILED on %s%s%s: %s\n  reproduce: TESSERA_BACKEND=%s %s%s%stessera bench %s", d->id,
-             kernel[0] ? ", " : "", kernel, x->note, d->id, kernel[0] ? "TESSERA_KERNEL=" : "", kernel, kernel[0] ? " " : "", x->line);
+    snprintf(line, sizeof line,
+             "tessera bench: FAILED on %s%s%s: %s\n  reproduce: TESSERA_BACKEND=%s %s%s%stessera "
+             "bench %s",
+             d->id, kernel[0] ? ", " : "", kernel, x->note, d->id,
+             kernel[0] ? "TESSERA_KERNEL=" : "", kernel, kernel[0] ? " " : "", x->line);
     progress_say(&s->bar, line);
     s->failed = 1;
 }
@@ -87,7 +93,8 @@ static bench_result *new_result(session *s, const char *family, const char *line
     return x;
 }
 
-static int skip(session *s, const char *family, const char *line, double need, double ideal, const char *why) {
+static int skip(session *s, const char *family, const char *line, double need, double ideal,
+                const char *why) {
     bench_result *x = new_result(s, family, line);
     if (!x) return -1;
     measure_describe(line, x);
@@ -96,19 +103,22 @@ static int skip(session *s, const char *family, const char *line, double need, d
     x->ideal_speedup = ideal;
     snprintf(x->note, sizeof x->note, "%s", why);
     char text[700], tokens[24];
-    snprintf(text, sizeof text, "%s %s, %s tokens: skipped: %s", family, dtype_name(x->dtype), short_tokens(tokens, sizeof tokens, x->kv_len), why);
+    snprintf(text, sizeof text, "%s %s, %s tokens: skipped: %s", family, dtype_name(x->dtype),
+             short_tokens(tokens, sizeof tokens, x->kv_len), why);
     progress_step(&s->bar, text);
     return 0;
 }
 
-static int measure_one(session *s, const char *family, const char *line, double seconds, double check_seconds) {
+static int measure_one(session *s, const char *family, const char *line, double seconds,
+                       double check_seconds) {
     if (already_measured(s, family, line)) return 0;
     bench_result *x = new_result(s, family, line);
     if (!x) return -1;
     measure_limits limits = {seconds, check_seconds, s->host_bytes, s->device_bytes};
     measure_problem(s->runtime, s->device, s->kernel, line, &limits, x);
     if (x->status == BENCH_FAILED) say_failure(s, x);
-    if (x->status == BENCH_OK && !x->twin_line[0] && x->median > 0 && !result_is_decode(x)) s->speed[x->dtype] = x->flops / x->median;
+    if (x->status == BENCH_OK && !x->twin_line[0] && x->median > 0 && !result_is_decode(x))
+        s->speed[x->dtype] = x->flops / x->median;
     return 0;
 }
 
@@ -118,22 +128,28 @@ static void tell(session *s, const char *family, const char *line) {
     const bench_result *x = already_measured(s, family, line);
     char text[640], tokens[24], time[TEXT_SIZE], rate[TEXT_SIZE], ratio[24], ideal[24], heads[32];
     if (!x) return;
-    int n = snprintf(text, sizeof text, "%s %s, %s tokens, %s heads: ", family, dtype_name(x->dtype), short_tokens(tokens, sizeof tokens, x->kv_len),
+    int n = snprintf(text, sizeof text, "%s %s, %s tokens, %s heads: ", family,
+                     dtype_name(x->dtype), short_tokens(tokens, sizeof tokens, x->kv_len),
                      result_heads(x, heads, sizeof heads));
     if (x->status != BENCH_OK)
         snprintf(text + n, sizeof text - (size_t)n, "%s: %s", status_word(x->status), x->note);
     else if (isfinite(x->speedup))
-        snprintf(text + n, sizeof text - (size_t)n, "%s, %s, %s over dense (ideal %s)", text_seconds(time, sizeof time, x->median),
-                 text_rate(rate, sizeof rate, x->flop_rate, "FLOP/s"), short_ratio(ratio, sizeof ratio, x->speedup),
+        snprintf(text + n, sizeof text - (size_t)n, "%s, %s, %s over dense (ideal %s)",
+                 text_seconds(time, sizeof time, x->median),
+                 text_rate(rate, sizeof rate, x->flop_rate, "FLOP/s"),
+                 short_ratio(ratio, sizeof ratio, x->speedup),
                  short_ratio(ideal, sizeof ideal, x->ideal_speedup));
     else
-        snprintf(text + n, sizeof text - (size_t)n, "%s, %s", text_seconds(time, sizeof time, x->median),
+        snprintf(text + n, sizeof text - (size_t)n, "%s, %s",
+                 text_seconds(time, sizeof time, x->median),
                  text_rate(rate, sizeof rate, x->flop_rate, "FLOP/s"));
     progress_step(&s->bar, text);
 }
 
-/* A problem and its dense twin. The twin comes right after, so both see the same state of the machine. */
-static int measure_pair(session *s, const char *family, const char *line, double seconds, double check_seconds) {
+/* A problem and its dense twin. The twin comes right after, so both see the same state of the
+ * machine. */
+static int measure_pair(session *s, const char *family, const char *line, double seconds,
+                        double check_seconds) {
     char twin[BENCH_LINE], now[160];
     if (suite_twin(line, twin, sizeof twin) != 0) return -1;
     snprintf(now, sizeof now, "%s %.90s", s->report->devices[s->index].id, line);
@@ -141,15 +157,18 @@ static int measure_pair(session *s, const char *family, const char *line, double
     int status = measure_one(s, family, line, seconds, check_seconds);
     /* Where the problem itself has no numbers, its twin would stand alone. */
     const bench_result *x = status == 0 ? already_measured(s, family, line) : NULL;
-    if (x && x->status == BENCH_OK && twin[0] && !clock_interrupted()) status = measure_one(s, family, twin, seconds, check_seconds);
+    if (x && x->status == BENCH_OK && twin[0] && !clock_interrupted())
+        status = measure_one(s, family, twin, seconds, check_seconds);
     tell(s, family, line);
     return status;
 }
 
 /* ------------------------------------------------------------------ a series within its time */
 
-/* Seconds that a point will take: runs, inputs, check; and the ideal speed-up. Negative with the reason when it cannot be planned. */
-static double foretell(session *s, const char *family, const char *line, uint32_t dtype, double *ideal, char *why, size_t why_size) {
+/* Seconds that a point will take: runs, inputs, check; and the ideal speed-up. Negative with the
+ * reason when it cannot be planned. */
+static double foretell(session *s, const char *family, const char *line, uint32_t dtype,
+                       double *ideal, char *why, size_t why_size) {
     char twin[BENCH_LINE];
     measure_cost cost;
     double seconds = 0;
@@ -157,9 +176,11 @@ static double foretell(session *s, const char *family, const char *line, uint32_
     const char *const lines[2] = {line, twin};
     for (int i = 0; i < 2; i++) {
         if (!lines[i][0] || already_measured(s, family, lines[i])) continue;
-        if (measure_estimate(s->runtime, s->device, s->kernel, lines[i], &cost, why, why_size) != 0) return -1;
+        if (measure_estimate(s->runtime, s->device, s->kernel, lines[i], &cost, why, why_size) != 0)
+            return -1;
         if (i == 0) *ideal = cost.ideal;
-        /* Tensors are filled, read back and compared: about 3 ns a byte all in all on a slow core. */
+        /* Tensors are filled, read back and compared: about 3 ns a byte all in all on a slow
+         * core. */
         seconds += RUNS_AT_LEAST * cost.flops / s->speed[dtype] + 3e-9 * (double)cost.bytes;
     }
     return seconds;
@@ -171,7 +192,9 @@ static int longer_fits(session *s, const suite_series *e, int k, double seconds)
     int choice = 0;
     double ideal;
     while (suite_heads(e->family, choice + 1)) choice++;
-    if (k + 1 >= e->n_lengths || suite_line(e, e->lengths[k + 1], suite_heads(e->family, choice), line, sizeof line) != 0) return 0;
+    if (k + 1 >= e->n_lengths ||
+        suite_line(e, e->lengths[k + 1], suite_heads(e->family, choice), line, sizeof line) != 0)
+        return 0;
     double need = foretell(s, e->family->name, line, e->dtype, &ideal, why, sizeof why);
     return need >= 0 && need <= seconds;
 }
@@ -183,7 +206,8 @@ static int run_point(session *s, const suite_series *e, int k, double *share) {
     int choice = 0;
     /* Fewer heads now where that lets a longer context be seen. */
     if (e->may_slice && longer_fits(s, e, k, 0.6 * *share)) allowed = 0.4 * *share;
-    /* Every family is to be seen, even after others took longer than foretold; where heads cannot be cut, the shortest length may take more than its part. */
+    /* Every family is to be seen, even after others took longer than foretold; where heads cannot
+     * be cut, the shortest length may take more than its part. */
     if (k == 0) allowed = fmax(e->may_slice ? allowed : 2 * *share, s->options->budget / 50);
     for (int heads; (heads = suite_heads(e->family, choice)) != 0; choice++) {
         if (suite_line(e, e->lengths[k], heads, line, sizeof line) != 0) return -1;
@@ -192,12 +216,14 @@ static int run_point(session *s, const suite_series *e, int k, double *share) {
     }
     if (seconds < 0) return skip(s, family, line, 0, NAN, why);
     if (seconds > allowed) {
-        snprintf(why, sizeof why, "would take about %s, %s are left for it", text_seconds(need, sizeof need, seconds),
+        snprintf(why, sizeof why, "would take about %s, %s are left for it",
+                 text_seconds(need, sizeof need, seconds),
                  text_seconds(left, sizeof left, fmax(allowed, 0)));
         return skip(s, family, line, seconds, ideal, why);
     }
     double start = clock_now(), part = *share / (e->n_lengths - k);
-    int status = measure_pair(s, family, line, fmin(fmax(part / 8, 0.1), 1.0), fmin(fmax(part / 16, 0.05), 0.5));
+    int status = measure_pair(s, family, line, fmin(fmax(part / 8, 0.1), 1.0),
+                              fmin(fmax(part / 16, 0.05), 0.5));
     *share -= clock_now() - start;
     return status;
 }
@@ -213,7 +239,8 @@ static int run_series(session *s, const suite_series *e, double share) {
         int status;
         if (s->speed[e->dtype] < 0) {
             if (suite_line(e, e->lengths[k], e->family->heads, line, sizeof line) != 0) return -1;
-            status = skip(s, e->family->name, line, 0, NAN, "this kernel does not run the small problem that foretells times");
+            status = skip(s, e->family->name, line, 0, NAN,
+                          "this kernel does not run the small problem that foretells times");
         } else {
             status = run_point(s, e, k, &share);
         }
@@ -255,10 +282,12 @@ static int run_device(session *s, double seconds) {
         s->failed = 1;
         return 0;
     }
-    if (s->options->ceilings && strcmp(d->kind, "gpu") == 0) status = ceilings_device_copy(d, s->device, 1.0);
+    if (s->options->ceilings && strcmp(d->kind, "gpu") == 0)
+        status = ceilings_device_copy(d, s->device, 1.0);
     if (s->options->planning && status == 0) {
         progress_now(&s->bar, "planning");
-        status = planning_measure(s->report, s->runtime, s->device, s->index, NULL, error, sizeof error);
+        status =
+            planning_measure(s->report, s->runtime, s->device, s->index, NULL, error, sizeof error);
         if (status == -2) {
             char line[640];
             snprintf(line, sizeof line, "tessera bench: %s: %s", d->id, error);
@@ -283,11 +312,13 @@ static int measure_ceilings(session *s) {
     for (int i = 0; i < r->n_devices && !clock_interrupted(); i++) {
         bench_device *d = &r->devices[i];
         if (strcmp(d->kind, "gpu") == 0) {
-            snprintf(d->ceiling_note, sizeof d->ceiling_note, "no library for matrix products is known for this backend");
+            snprintf(d->ceiling_note, sizeof d->ceiling_note,
+                     "no library for matrix products is known for this backend");
             continue;
         }
         /* Software devices run on the CPUs that this process may use. */
-        int threads = strcmp(d->kind, "cpu") == 0 && d->compute_units ? (int)d->compute_units : r->machine.cpus_allowed;
+        int threads = strcmp(d->kind, "cpu") == 0 && d->compute_units ? (int)d->compute_units
+                                                                      : r->machine.cpus_allowed;
         char text[96];
         snprintf(text, sizeof text, "ceilings of %s", d->id);
         progress_now(&s->bar, text);
@@ -299,10 +330,13 @@ static int measure_ceilings(session *s) {
 int run_suite(const run_options *options, bench_report *report) {
     session s = {.options = options, .report = report};
     double start = clock_now();
-    if (tess_runtime_create(NULL, &s.runtime) != TESS_OK) return cli_error(CLI_FAILED, "bench", "%s", cli_why());
+    if (tess_runtime_create(NULL, &s.runtime) != TESS_OK)
+        return cli_error(CLI_FAILED, "bench", "%s", cli_why());
     machine_describe(&report->machine);
     s.host_bytes = machine_memory_available() / 10 * 6;
-    int status = read_settings(s.runtime, report) == 0 ? devices_choose(s.runtime, "bench", options->backends, report) : out_of_memory();
+    int status = read_settings(s.runtime, report) == 0
+                     ? devices_choose(s.runtime, "bench", options->backends, report)
+                     : out_of_memory();
     if (status != 0) {
         tess_runtime_release(s.runtime);
         return status;
@@ -310,10 +344,12 @@ int run_suite(const run_options *options, bench_report *report) {
     clock_catch_interrupt();
     progress_begin(&s.bar, count_points(options) * report->n_devices, options->budget);
     status = options->ceilings ? measure_ceilings(&s) : 0;
-    for (s.index = 0; s.index < report->n_devices && status == 0 && !clock_interrupted(); s.index++) {
+    for (s.index = 0; s.index < report->n_devices && status == 0 && !clock_interrupted();
+         s.index++) {
         s.device_bytes = report->devices[s.index].memory_bytes / 10 * 8;
         /* However long the ceilings took, at least half of the budget belongs to the problems. */
-        status = run_device(&s, fmax(options->budget - (clock_now() - start), options->budget / 2) / (report->n_devices - s.index));
+        status = run_device(&s, fmax(options->budget - (clock_now() - start), options->budget / 2) /
+                                    (report->n_devices - s.index));
     }
     progress_end(&s.bar);
     results_derive(report);

@@ -16,8 +16,9 @@ typedef struct run_options {
     const char *line; /* ... or one problem, whatever it takes */
 } run_options;
 
-/* Fills devices, settings, planning and results. Returns the exit status: 0; 1 when a check or a call failed, no device is there, or the run was interrupted
- * (then report->complete is 0); 2 when `backends` names something unknown. Messages go to standard error. */
+/* Fills devices, settings, planning and results. Returns the exit status: 0; 1 when a check or a
+ * call failed, no device is there, or the run was interrupted (then report->complete is 0); 2 when
+ * `backends` names something unknown. Messages go to standard error. */
 int run_suite(const run_options *options, bench_report *report);
 
 #endif

@@ -13,7 +13,19 @@
 
 /* Cheap families first: what they leave of the time goes to the long contexts after them. */
 static const suite_family families[] = {
-    {"dense-8h", "Dense, 8 heads, D=128", 8, 8, 128, "", "pattern=dense", 0, 0, "f32,bf16", {K(2)}, {K(4)}, {K(1), K(2), K(4), K(8), K(16)}},
+    {"dense-8h",
+     "Dense, 8 heads, D=128",
+     8,
+     8,
+     128,
+     "",
+     "pattern=dense",
+     0,
+     0,
+     "f32,bf16",
+     {K(2)},
+     {K(4)},
+     {K(1), K(2), K(4), K(8), K(16)}},
     {"phi3-small-decode",
      "Phi-3-small, one new token",
      32,
@@ -27,8 +39,32 @@ static const suite_family families[] = {
      {K(8)},
      {K(8), K(32)},
      {K(2), K(8), K(32), K(128)}},
-    {"llama3-8b", "Llama-3-8B, dense", 32, 8, 128, "", "pattern=dense", 0, 1, "bf16", {K(2)}, {K(2), K(8)}, {K(2), K(4), K(8), K(16), K(32), K(128)}},
-    {"neox-64", "GPT-NeoX-like, D=64", 32, 32, 64, "", S2_PAPER(16), 0, 1, "bf16", {K(2)}, {K(2), K(8)}, {K(2), K(4), K(8), K(16), K(32)}},
+    {"llama3-8b",
+     "Llama-3-8B, dense",
+     32,
+     8,
+     128,
+     "",
+     "pattern=dense",
+     0,
+     1,
+     "bf16",
+     {K(2)},
+     {K(2), K(8)},
+     {K(2), K(4), K(8), K(16), K(32), K(128)}},
+    {"neox-64",
+     "GPT-NeoX-like, D=64",
+     32,
+     32,
+     64,
+     "",
+     S2_PAPER(16),
+     0,
+     1,
+     "bf16",
+     {K(2)},
+     {K(2), K(8)},
+     {K(2), K(4), K(8), K(16), K(32)}},
     {"phi3-small-8k",
      "Phi-3-small 8k",
      32,
@@ -68,7 +104,19 @@ static const suite_family families[] = {
      {K(2), K(8)},
      {K(2), K(8), K(32)},
      {K(2), K(4), K(8), K(16), K(32), K(64), K(128)}},
-    {"s2-32", "S2, H=V=32 (7B)", 32, 32, 128, "", S2_PAPER(32), 0, 1, "bf16", {K(4)}, {K(8), K(32)}, {K(2), K(4), K(8), K(16), K(32), K(64), K(128)}},
+    {"s2-32",
+     "S2, H=V=32 (7B)",
+     32,
+     32,
+     128,
+     "",
+     S2_PAPER(32),
+     0,
+     1,
+     "bf16",
+     {K(4)},
+     {K(8), K(32)},
+     {K(2), K(4), K(8), K(16), K(32), K(64), K(128)}},
     {"s2-64",
      "S2, H=V=64 (70B)",
      64,
@@ -86,7 +134,9 @@ static const suite_family families[] = {
 
 enum { N_FAMILIES = sizeof families / sizeof *families };
 
-const suite_family *suite_family_at(int index) { return index >= 0 && index < N_FAMILIES ? &families[index] : NULL; }
+const suite_family *suite_family_at(int index) {
+    return index >= 0 && index < N_FAMILIES ? &families[index] : NULL;
+}
 
 const suite_family *suite_find(const char *name) {
     for (int i = 0; i < N_FAMILIES; i++)
@@ -113,18 +163,28 @@ static int list_dtypes(const char *list, uint32_t dtypes[3]) {
     }
 }
 
-static int add_family(const suite_family *f, suite_kind kind, const char *dtypes, suite_series **series, int *n_series) {
+static int add_family(const suite_family *f, suite_kind kind, const char *dtypes,
+                      suite_series **series, int *n_series) {
     uint32_t list[3];
-    /* The full suite and a family asked for by name run the whole model; only suites with little time may cut it to some heads. */
-    int n = list_dtypes(dtypes ? dtypes : kind == SUITE_FULL || kind == SUITE_FAMILY ? "f32,bf16" : f->dtypes, list);
+    /* The full suite and a family asked for by name run the whole model; only suites with little
+     * time may cut it to some heads. */
+    int n = list_dtypes(dtypes                                       ? dtypes
+                        : kind == SUITE_FULL || kind == SUITE_FAMILY ? "f32,bf16"
+                                                                     : f->dtypes,
+                        list);
     if (n < 0) return n;
     suite_series *larger = realloc(*series, (size_t)(*n_series + n) * sizeof **series);
     if (!larger) return -1;
     *series = larger;
     for (int i = 0; i < n; i++) {
         suite_series *s = &larger[(*n_series)++];
-        *s = (suite_series){.family = f, .dtype = list[i], .may_slice = f->sliceable && (kind == SUITE_QUICK || kind == SUITE_DEFAULT)};
-        const int64_t *lengths = kind == SUITE_QUICK ? f->quick : kind == SUITE_DEFAULT ? f->standard : f->full;
+        *s = (suite_series){.family = f,
+                            .dtype = list[i],
+                            .may_slice =
+                                f->sliceable && (kind == SUITE_QUICK || kind == SUITE_DEFAULT)};
+        const int64_t *lengths = kind == SUITE_QUICK     ? f->quick
+                                 : kind == SUITE_DEFAULT ? f->standard
+                                                         : f->full;
         while (s->n_lengths < SUITE_MAX_LENGTHS && lengths[s->n_lengths]) {
             s->lengths[s->n_lengths] = lengths[s->n_lengths];
             s->n_lengths++;
@@ -134,7 +194,10 @@ static int add_family(const suite_family *f, suite_kind kind, const char *dtypes
 }
 
 static int named_suite(const char *name) {
-    return strcmp(name, "quick") == 0 ? SUITE_QUICK : strcmp(name, "default") == 0 ? SUITE_DEFAULT : strcmp(name, "full") == 0 ? SUITE_FULL : -1;
+    return strcmp(name, "quick") == 0     ? SUITE_QUICK
+           : strcmp(name, "default") == 0 ? SUITE_DEFAULT
+           : strcmp(name, "full") == 0    ? SUITE_FULL
+                                          : -1;
 }
 
 int suite_expand(const char *name, const char *dtypes, suite_series **series, int *n_series) {
@@ -170,16 +233,22 @@ int suite_line(const suite_series *s, int64_t tokens, int heads, char *line, siz
     int group = f->heads / f->kv_heads;
     if (heads < f->heads) snprintf(slice, sizeof slice, " heads_total=%d", f->heads);
     if (group > 1) snprintf(kv, sizeof kv, " kv_heads=%d", heads / group);
-    int n = snprintf(line, size, "dtype=%s heads=%d%s%s head_dim=%d q_len=%" PRId64, dtype_name(s->dtype), heads, kv, slice, f->head_dim,
+    int n = snprintf(line, size, "dtype=%s heads=%d%s%s head_dim=%d q_len=%" PRId64,
+                     dtype_name(s->dtype), heads, kv, slice, f->head_dim,
                      f->decode ? (int64_t)1 : tokens);
-    if (n > 0 && (size_t)n < size && f->decode) n += snprintf(line + n, size - (size_t)n, " kv_len=%" PRId64, tokens);
-    if (n > 0 && (size_t)n < size) n += snprintf(line + n, size - (size_t)n, "%s%s %s", f->words[0] ? " " : "", f->words, f->pattern);
+    if (n > 0 && (size_t)n < size && f->decode)
+        n += snprintf(line + n, size - (size_t)n, " kv_len=%" PRId64, tokens);
+    if (n > 0 && (size_t)n < size)
+        n += snprintf(line + n, size - (size_t)n, "%s%s %s", f->words[0] ? " " : "", f->words,
+                      f->pattern);
     return n > 0 && (size_t)n < size ? 0 : -1;
 }
 
 static int belongs_to_pattern(const char *word) {
-    static const char *const keys[] = {"pattern", "block", "local", "local_right", "stride", "offset",     "dense_heads", "per_kv_head",
-                                       "homo",    "left",  "right", "sinks",       "mask",   "head_first", "heads_total", "kv_heads_total"};
+    static const char *const keys[] = {"pattern", "block",      "local",       "local_right",
+                                       "stride",  "offset",     "dense_heads", "per_kv_head",
+                                       "homo",    "left",       "right",       "sinks",
+                                       "mask",    "head_first", "heads_total", "kv_heads_total"};
     size_t length = strcspn(word, "=");
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
         if (strlen(keys[i]) == length && strncmp(word, keys[i], length) == 0) return 1;

@@ -5,7 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-void table_init(table *t, int columns, const char *const *heads) { *t = (table){.columns = columns, .heads = heads}; }
+void table_init(table *t, int columns, const char *const *heads) {
+    *t = (table){.columns = columns, .heads = heads};
+}
 
 void table_cell(table *t, const char *format, ...) {
     char text[2304];

@@ -7,10 +7,12 @@
 
 typedef struct table {
     int columns;
-    const char *const *heads; /* a head that begins with '<' is aligned to the left, others to the right */
-    char **cells;             /* owned, row by row */
+    /* a head that begins with '<' is aligned to the left, others to the right */
+    const char *const *heads;
+    char **cells; /* owned, row by row */
     int n_cells;
-    int failed; /* out of memory at some time; what is written then is incomplete and table_free returns -1 */
+    /* out of memory at some time; what is written then is incomplete and table_free returns -1 */
+    int failed;
 } table;
 
 void table_init(table *t, int columns, const char *const *heads);
@@ -20,7 +22,8 @@ void table_cell(table *t, const char *format, ...)
     __attribute__((format(printf, 2, 3)))
 #endif
     ;
-void table_text(const table *t, FILE *f); /* columns move together where the lines would be longer than 120 */
+/* columns move together where the lines would be longer than 120 */
+void table_text(const table *t, FILE *f);
 void table_markdown(const table *t, FILE *f);
 void table_html(const table *t, FILE *f);
 /* Frees the cells; -1 if memory ran out while the table was filled. */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Parts of `tessera tune`: the shapes that stand for classes of shapes, what measuring one of them gives, and the rules that follow. */
+/* Parts of `tessera tune`: the shapes that stand for classes of shapes, what measuring one of them
+ * gives, and the rules that follow. */
 #ifndef TESSERA_BENCH_TUNE_H
 #define TESSERA_BENCH_TUNE_H
 
@@ -17,7 +18,8 @@ typedef struct tune_shape {
     uint32_t dtype;
     int head_dim, least_head_dim; /* the class goes from the latter to the former */
     int sparse;                   /* 1: pattern s2, 0: dense */
-    int few;                      /* 1: one query row, for classes of few rows; 0: as many as keys */
+    /* 1: one query row, for classes of few rows; 0: as many as keys */
+    int few;
     char line[256];
 } tune_shape;
 
@@ -46,17 +48,21 @@ enum { TUNE_SHAPES = 64 };
 int tune_shapes(const char *kind, int quick, tune_shape shapes[TUNE_SHAPES]);
 
 typedef struct tune_limits {
-    double seconds;      /* for all kernels together, setting up and checking included; every kernel has some runs whatever they take */
+    /* for all kernels together, setting up and checking included; every kernel has some runs
+     * whatever they take */
+    double seconds;
     unsigned which;      /* DEVICES_USUAL_KERNELS or DEVICES_ALL_KERNELS */
     uint64_t host_bytes; /* that the tensors of all kernels may take together */
 } tune_limits;
 
-/* Measures every kernel of the device that takes the shape, each checked against the reference first, in turns. Kernels that fail are left out, told through `bar` and counted
- * in *failures. Returns 0, or -1 when interrupted. */
-int tune_measure(tess_runtime *runtime, tess_device *device, const char *id, const tune_limits *limits, progress *bar, tune_result *result,
-                 int *failures);
+/* Measures every kernel of the device that takes the shape, each checked against the reference
+ * first, in turns. Kernels that fail are left out, told through `bar` and counted in *failures.
+ * Returns 0, or -1 when interrupted. */
+int tune_measure(tess_runtime *runtime, tess_device *device, const char *id,
+                 const tune_limits *limits, progress *bar, tune_result *result, int *failures);
 
-/* The order of a rule: by median, but the usual kernel first unless another wins by more than both spreads and 2 %. */
+/* The order of a rule: by median, but the usual kernel first unless another wins by more than both
+ * spreads and 2 %. */
 void tune_order(tune_result *result);
 
 /* Writes the tune file and the table for people. Both return 0, or -1 when out of memory. */

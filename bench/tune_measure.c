@@ -13,7 +13,8 @@
 #include "text.h"
 #include "tune.h"
 
-/* A kernel so many times slower than the best one is not timed any further: no spread makes up for it. */
+/* A kernel so many times slower than the best one is not timed any further: no spread makes up for
+ * it. */
 static const double HOPELESS = 3;
 enum { RUNS_AT_LEAST = 7, RUNS_OF_HOPELESS = 3 };
 
@@ -27,18 +28,22 @@ typedef struct sizes {
     int local, stride;
 } sizes;
 
-static const sizes all_sizes[] = {
-    {"cpu", 4, 2, 512, 8, 2, 2048, 2, 4}, {"gpu", 16, 4, 4096, 32, 8, 16384, 8, 8}, {"software", 2, 1, 128, 2, 1, 256, 1, 2}};
+static const sizes all_sizes[] = {{"cpu", 4, 2, 512, 8, 2, 2048, 2, 4},
+                                  {"gpu", 16, 4, 4096, 32, 8, 16384, 8, 8},
+                                  {"software", 2, 1, 128, 2, 1, 256, 1, 2}};
 
 static void fill_line(const sizes *s, tune_shape *x) {
     char pattern[64] = "pattern=dense";
-    if (x->sparse) snprintf(pattern, sizeof pattern, "block=64 local=%d stride=%d", s->local, s->stride);
+    if (x->sparse)
+        snprintf(pattern, sizeof pattern, "block=64 local=%d stride=%d", s->local, s->stride);
     if (x->few)
-        snprintf(x->line, sizeof x->line, "dtype=%s heads=%d kv_heads=%d head_dim=%d q_len=1 kv_len=%d %s", dtype_name(x->dtype), s->few_heads,
-                 s->few_kv_heads, x->head_dim, s->keys, pattern);
+        snprintf(x->line, sizeof x->line,
+                 "dtype=%s heads=%d kv_heads=%d head_dim=%d q_len=1 kv_len=%d %s",
+                 dtype_name(x->dtype), s->few_heads, s->few_kv_heads, x->head_dim, s->keys,
+                 pattern);
     else
-        snprintf(x->line, sizeof x->line, "dtype=%s heads=%d kv_heads=%d head_dim=%d q_len=%d %s", dtype_name(x->dtype), s->heads, s->kv_heads,
-                 x->head_dim, s->tokens, pattern);
+        snprintf(x->line, sizeof x->line, "dtype=%s heads=%d kv_heads=%d head_dim=%d q_len=%d %s",
+                 dtype_name(x->dtype), s->heads, s->kv_heads, x->head_dim, s->tokens, pattern);
 }
 
 int tune_shapes(const char *kind, int quick, tune_shape shapes[TUNE_SHAPES]) {
@@ -52,7 +57,11 @@ int tune_shapes(const char *kind, int quick, tune_shape shapes[TUNE_SHAPES]) {
         for (const int *dim = quick ? few_dims : many_dims; *dim; least = *dim++ + 1)
             for (int kind_of_class = 0; kind_of_class < 4 && n < TUNE_SHAPES; kind_of_class++) {
                 tune_shape *x = &shapes[n++];
-                *x = (tune_shape){.dtype = dtype, .head_dim = *dim, .least_head_dim = least, .sparse = kind_of_class & 1, .few = kind_of_class >> 1};
+                *x = (tune_shape){.dtype = dtype,
+                                  .head_dim = *dim,
+                                  .least_head_dim = least,
+                                  .sparse = kind_of_class & 1,
+                                  .few = kind_of_class >> 1};
                 fill_line(s, x);
             }
     }
@@ -68,8 +77,9 @@ typedef struct candidate {
     int hopeless;
 } candidate;
 
-/* Timed runs in turns, so that whatever else happens on the machine meets all kernels alike; every other round goes backwards. Returns the index of a kernel that failed, n if none did,
- * -1 when interrupted. */
+/* Timed runs in turns, so that whatever else happens on the machine meets all kernels alike; every
+ * other round goes backwards. Returns the index of a kernel that failed, n if none did, -1 when
+ * interrupted. */
 static int time_in_turns(candidate *all, int n, double end) {
     double best = INFINITY;
     for (int i = 0; i < n; i++) best = fmin(best, all[i].samples[0]);
@@ -77,7 +87,8 @@ static int time_in_turns(candidate *all, int n, double end) {
         all[i].hopeless = all[i].samples[0] > HOPELESS * best;
         all[i].kernel.n_samples = 0; /* the run before was to foretell */
     }
-    for (int round = 0; round < TUNE_SAMPLES && (round < RUNS_AT_LEAST || clock_now() < end); round++)
+    for (int round = 0; round < TUNE_SAMPLES && (round < RUNS_AT_LEAST || clock_now() < end);
+         round++)
         for (int k = 0; k < n; k++) {
             candidate *c = &all[round % 2 ? n - 1 - k : k];
             if (clock_interrupted()) return -1;
@@ -98,7 +109,8 @@ static int summarize(candidate *c) {
 }
 
 static uint64_t tensor_bytes(const problem *p) {
-    const uint64_t rows = 2 * (uint64_t)problem_q_tokens(p) * (uint64_t)p->heads + 2 * (uint64_t)problem_kv_tokens(p) * (uint64_t)p->kv_heads;
+    const uint64_t rows = 2 * (uint64_t)problem_q_tokens(p) * (uint64_t)p->heads +
+                          2 * (uint64_t)problem_kv_tokens(p) * (uint64_t)p->kv_heads;
     return rows * (uint64_t)p->head_dim * dtype_size(p->dtype);
 }
 
@@ -117,12 +129,14 @@ typedef struct scene {
     int choice; /* more than one kernel takes the shape, though some of them may fail afterwards */
 } scene;
 
-/* Kernel `index` of the scene failed: it is told, and taken out if it was taken in (index below n). */
+/* Kernel `index` of the scene failed: it is told, and taken out if it was taken in (index below
+ * n). */
 static void fail(scene *s, int index, const char *kernel, const char *why) {
     char line[1024];
     snprintf(line, sizeof line,
-             "tessera tune: FAILED on %.39s, %.63s: %.400s\n  reproduce: TESSERA_BACKEND=%.39s TESSERA_KERNEL=%.63s tessera bench %.255s", s->id,
-             kernel, why, s->id, kernel, s->result->shape.line);
+             "tessera tune: FAILED on %.39s, %.63s: %.400s\n  reproduce: TESSERA_BACKEND=%.39s "
+             "TESSERA_KERNEL=%.63s tessera bench %.255s",
+             s->id, kernel, why, s->id, kernel, s->result->shape.line);
     progress_say(s->bar, line);
     ++*s->failures;
     if (index == s->n) return;
@@ -131,7 +145,8 @@ static void fail(scene *s, int index, const char *kernel, const char *why) {
     s->n--;
 }
 
-/* Plans the shape with one kernel, or with none named; `taken` (64 bytes) is the one that it got. */
+/* Plans the shape with one kernel, or with none named; `taken` (64 bytes) is the one that it
+ * got. */
 static tess_status plan(const scene *s, const char *kernel, char *taken) {
     tess_layout *layout = NULL;
     tess_plan *plan = NULL;
@@ -147,11 +162,13 @@ static tess_status plan(const scene *s, const char *kernel, char *taken) {
 /* The kernels that take the shape, which plans without any memory tell. */
 static void gather(scene *s) {
     char names[DEVICES_KERNELS][64], usual[DEVICES_KERNELS][64];
-    const int n_names = devices_kernels(s->device, s->limits->which, names), n_usual = devices_kernels(s->device, DEVICES_USUAL_KERNELS, usual);
+    const int n_names = devices_kernels(s->device, s->limits->which, names),
+              n_usual = devices_kernels(s->device, DEVICES_USUAL_KERNELS, usual);
     for (int i = 0; i < n_names && s->n < TUNE_KERNELS; i++) {
         candidate *c = &s->all[s->n];
         const tess_status status = plan(s, names[i], c->kernel.name);
-        if (status != TESS_OK && status != TESS_ERROR_UNSUPPORTED) fail(s, s->n, names[i], cli_why());
+        if (status != TESS_OK && status != TESS_ERROR_UNSUPPORTED)
+            fail(s, s->n, names[i], cli_why());
         if (status != TESS_OK) continue;
         c->kernel.only_named = 1;
         for (int k = 0; k < n_usual; k++)
@@ -161,10 +178,12 @@ static void gather(scene *s) {
     s->choice = s->n > 1;
 }
 
-/* Tensors, the first run, its check, and a second run that tells about how long the others will take. Returns 0, or -1 with the reason. */
+/* Tensors, the first run, its check, and a second run that tells about how long the others will
+ * take. Returns 0, or -1 with the reason. */
 static int prepare(const scene *s, candidate *c, double check_seconds, char *why, size_t why_size) {
     instance_verdict verdict = {0};
-    if (instance_create(&c->x, s->device, s->p, c->kernel.name, INSTANCE_GUARDS) != TESS_OK) return text_error(why, why_size, "%s", c->x.error);
+    if (instance_create(&c->x, s->device, s->p, c->kernel.name, INSTANCE_GUARDS) != TESS_OK)
+        return text_error(why, why_size, "%s", c->x.error);
     if (instance_run(&c->x, NULL) != TESS_OK) return text_error(why, why_size, "%s", c->x.error);
     if (measure_check(&c->x, check_seconds, &verdict, why, why_size) != 0) return -1;
     c->samples[0] = measure_run(&c->x);
@@ -174,7 +193,8 @@ static int prepare(const scene *s, candidate *c, double check_seconds, char *why
 /* Returns 0, or -1 when interrupted. Where there is nothing to choose from, nothing is run. */
 static int measure_candidates(scene *s) {
     const double end = clock_now() + s->limits->seconds;
-    const uint64_t each = 3 * tensor_bytes(s->p); /* on the host, on the device, and in the making */
+    /* on the host, on the device, and in the making */
+    const uint64_t each = 3 * tensor_bytes(s->p);
     char why[512];
     gather(s);
     for (int i = 0; i < s->n && s->choice;) {
@@ -189,7 +209,8 @@ static int measure_candidates(scene *s) {
             fail(s, i, s->all[i].kernel.name, why);
     }
     /* One that fails later takes itself out, and the others start anew. */
-    for (int failed; s->choice && s->n > 0 && (failed = time_in_turns(s->all, s->n, end)) != s->n;) {
+    for (int failed;
+         s->choice && s->n > 0 && (failed = time_in_turns(s->all, s->n, end)) != s->n;) {
         if (failed < 0) return -1;
         snprintf(why, sizeof why, "%s", s->all[failed].x.error);
         fail(s, failed, s->all[failed].kernel.name, why);
@@ -197,12 +218,14 @@ static int measure_candidates(scene *s) {
     return 0;
 }
 
-int tune_measure(tess_runtime *runtime, tess_device *device, const char *id, const tune_limits *limits, progress *bar, tune_result *r,
-                 int *failures) {
+int tune_measure(tess_runtime *runtime, tess_device *device, const char *id,
+                 const tune_limits *limits, progress *bar, tune_result *r, int *failures) {
     problem p;
     char error[256] = "";
     int status = 0;
-    scene s = {runtime, device, id, &p, limits, bar, r, failures, calloc(TUNE_KERNELS, sizeof *s.all), 0, 0};
+    scene s = {
+        runtime, device, id, &p, limits, bar, r, failures, calloc(TUNE_KERNELS, sizeof *s.all),
+        0,       0};
     if (line_parse(&p, r->shape.line, error, sizeof error) != 0 || !s.all) {
         snprintf(r->note, sizeof r->note, "%s", s.all ? error : "out of memory");
         ++*failures;
@@ -212,11 +235,13 @@ int tune_measure(tess_runtime *runtime, tess_device *device, const char *id, con
         snprintf(r->note, sizeof r->note, "%.200s", cli_why());
     }
     for (int i = 0; i < s.n; i++) {
-        if (status == 0 && s.choice && summarize(&s.all[i]) == 0) r->kernels[r->n_kernels++] = s.all[i].kernel;
+        if (status == 0 && s.choice && summarize(&s.all[i]) == 0)
+            r->kernels[r->n_kernels++] = s.all[i].kernel;
         instance_release(&s.all[i].x);
     }
     if (!r->note[0] && !r->n_kernels)
-        snprintf(r->note, sizeof r->note, s.n ? "only %.64s takes it" : "no kernel is left", s.n ? s.all[0].kernel.name : "");
+        snprintf(r->note, sizeof r->note, s.n ? "only %.64s takes it" : "no kernel is left",
+                 s.n ? s.all[0].kernel.name : "");
     tune_order(r);
     free(s.all);
     problem_free(&p);
@@ -236,7 +261,8 @@ void tune_order(tune_result *r) {
     int usual = 0;
     while (usual < r->n_kernels && strcmp(r->kernels[usual].name, r->usual) != 0) usual++;
     r->displaced = r->n_kernels > 0 && usual > 0;
-    if (!r->displaced || usual == r->n_kernels) return; /* it failed, so whatever is left takes its place */
+    /* it failed, so whatever is left takes its place */
+    if (!r->displaced || usual == r->n_kernels) return;
     const tune_kernel best = r->kernels[0], own = r->kernels[usual];
     const double gain = own.median - best.median;
     if (gain > best.spread && gain > own.spread && gain > 0.02 * own.median) return;

@@ -8,9 +8,11 @@
 
 const char cli_help_words[] =
     "Words of a problem, in any order (docs/problems.md explains each):\n"
-    "  heads= kv_heads=heads batch=1 q_len= kv_len=q_len head_dim= dtype=f32|f16|bf16 causal=1 scale=1/sqrt(head_dim) seed=0\n"
+    "  heads= kv_heads=heads batch=1 q_len= kv_len=q_len head_dim= dtype=f32|f16|bf16 causal=1 "
+    "scale=1/sqrt(head_dim) seed=0\n"
     "  q_lens=a,b,... kv_lens=a,b,...     a packed batch, instead of batch, q_len and kv_len\n"
-    "  pattern=s2 local= stride= block=64 offset=0 dense_heads=0 per_kv_head=0 homo=0 local_right=local\n"
+    "  pattern=s2 local= stride= block=64 offset=0 dense_heads=0 per_kv_head=0 homo=0 "
+    "local_right=local\n"
     "  pattern=dense\n"
     "  pattern=window left= right= sinks=0     tokens; -1 is unbounded; causal=1 needs no right\n"
     "  pattern=blocks mask=F.npy block=     bool [1 or heads, query blocks, key blocks]\n"
@@ -22,22 +24,27 @@ const char cli_help_words[] =
 int cli_words(const char *command, char **words, size_t n_words, problem *p) {
     char error[CLI_LINE];
     for (size_t i = 0; i < n_words; i++)
-        if (problem_word(p, words[i], error, sizeof error) != 0) return cli_error(CLI_USAGE, command, "%s", error);
+        if (problem_word(p, words[i], error, sizeof error) != 0)
+            return cli_error(CLI_USAGE, command, "%s", error);
     return CLI_GO_ON;
 }
 
 int cli_finish(const char *command, problem *p) {
     char error[CLI_LINE];
     int bad = problem_finish(p, error, sizeof error);
-    if (bad) return cli_error(bad == PROBLEM_BAD_FILE ? CLI_FAILED : CLI_USAGE, command, "%s", error);
-    if (p->op != TESS_OP_FORWARD) return cli_error(CLI_FAILED, command, "op: only fwd is supported by this version");
+    if (bad)
+        return cli_error(bad == PROBLEM_BAD_FILE ? CLI_FAILED : CLI_USAGE, command, "%s", error);
+    if (p->op != TESS_OP_FORWARD)
+        return cli_error(CLI_FAILED, command, "op: only fwd is supported by this version");
     return CLI_GO_ON;
 }
 
 int cli_refused(const char *command, const problem *p) {
     static const struct {
         const char *field, *words[4]; /* the first of the words that was given, else the last */
-    } names[] = {{"max_tokens", {"kv_len", "kv_lens", "q_lens", "q_len"}}, {"mask_query_blocks", {"mask"}}, {"mask_key_blocks", {"mask"}}};
+    } names[] = {{"max_tokens", {"kv_len", "kv_lens", "q_lens", "q_len"}},
+                 {"mask_query_blocks", {"mask"}},
+                 {"mask_key_blocks", {"mask"}}};
     const char *why = cli_why();
     size_t length = strcspn(why, ":");
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
@@ -49,8 +56,10 @@ int cli_refused(const char *command, const problem *p) {
     return cli_error(CLI_FAILED, command, "%s", why);
 }
 
-int cli_open(const char *command, const char *backend, tess_runtime **runtime, tess_device **device) {
-    if (tess_runtime_create(NULL, runtime) != TESS_OK) return cli_error(CLI_FAILED, command, "%s", cli_why());
+int cli_open(const char *command, const char *backend, tess_runtime **runtime,
+             tess_device **device) {
+    if (tess_runtime_create(NULL, runtime) != TESS_OK)
+        return cli_error(CLI_FAILED, command, "%s", cli_why());
     return device ? cli_open_device(command, "--backend", *runtime, backend, device) : CLI_GO_ON;
 }
 
@@ -64,7 +73,8 @@ static double now(void) {
 
 void cli_progress_begin(cli_progress *progress, const char *what) {
     *progress = (cli_progress){what, now(), 0, isatty(STDERR_FILENO)};
-    progress->drawn = progress->started + 0.3; /* the first time after half a second: quick work shows nothing */
+    /* the first time after half a second: quick work shows nothing */
+    progress->drawn = progress->started + 0.3;
 }
 
 void cli_progress_show(cli_progress *progress, double share) {
@@ -77,7 +87,8 @@ void cli_progress_show(cli_progress *progress, double share) {
     fprintf(stderr, "\r%s [", progress->what);
     for (int i = 0; i < WIDTH; i++) fputc(i < filled ? '#' : '.', stderr);
     fprintf(stderr, "] %3.0f %%", share * 100);
-    if (share > 0.02) fprintf(stderr, ", %.0f s left", (time - progress->started) * (1 - share) / share);
+    if (share > 0.02)
+        fprintf(stderr, ", %.0f s left", (time - progress->started) * (1 - share) / share);
     fputs("\033[K", stderr);
     progress->active = 2;
 }

@@ -19,13 +19,17 @@ int cli_words(const char *command, char **words, size_t n_words, problem *p);
 /* problem_finish, and a refusal of operations that this version has none of. */
 int cli_finish(const char *command, problem *p);
 
-/* Tells why the library refused the problem, by the words of the command line instead of the library's fields. Returns CLI_FAILED. */
+/* Tells why the library refused the problem, by the words of the command line instead of the
+ * library's fields. Returns CLI_FAILED. */
 int cli_refused(const char *command, const problem *p);
 
-/* A runtime with the settings of the environment; `device` may be NULL when none is needed; `backend` may be NULL. CLI_GO_ON or an exit status. */
-int cli_open(const char *command, const char *backend, tess_runtime **runtime, tess_device **device);
+/* A runtime with the settings of the environment; `device` may be NULL when none is needed;
+ * `backend` may be NULL. CLI_GO_ON or an exit status. */
+int cli_open(const char *command, const char *backend, tess_runtime **runtime,
+             tess_device **device);
 
-/* Draws how much of long work is done, on a terminal only and not before half a second has passed. */
+/* Draws how much of long work is done, on a terminal only and not before half a second has
+ * passed. */
 typedef struct cli_progress {
     const char *what;
     double started, drawn;

@@ -10,9 +10,11 @@
 #include "text.h"
 
 static const char help[] = "usage: tessera info [--json]\n\n"
-                           "Shows the backends and why one is not available, the devices with their kernels in the order in which they are tried\n"
+                           "Shows the backends and why one is not available, the devices with "
+                           "their kernels in the order in which they are tried\n"
                            "and the rules of tune tables that change this order, the tune file,\n"
-                           "and the settings: each environment variable, its value, where that came from, and what it means.\n\n"
+                           "and the settings: each environment variable, its value, where that "
+                           "came from, and what it means.\n\n"
                            "  --json      the same as JSON (docs/cli.md lists the keys)\n"
                            "  --help      this text\n"
                            "  --version   the version\n";
@@ -51,7 +53,8 @@ static int device_at(tess_runtime *runtime, uint32_t index, tess_device_info *in
             continue;
         }
         *info = (tess_device_info){.struct_size = sizeof *info};
-        snprintf(info->id, sizeof info->id, "%s:%" PRIu32, backend.name, index % 10000); /* there are never so many */
+        /* there are never so many */
+        snprintf(info->id, sizeof info->id, "%s:%" PRIu32, backend.name, index % 10000);
         tess_device *device = open_device(runtime, info->id);
         if (device) (void)tess_device_query(device, info);
         tess_device_release(device);
@@ -67,15 +70,18 @@ static int kernel_at(const tess_device *device, uint32_t index, tess_kernel_info
     return tess_device_kernel(device, index, kernel) == TESS_OK;
 }
 
-/* Opens the device by its own id, so that its kernels can be listed; NULL, with the reason in cli_why(), when that fails. */
+/* Opens the device by its own id, so that its kernels can be listed; NULL, with the reason in
+ * cli_why(), when that fails. */
 static tess_device *open_device(tess_runtime *runtime, const char *id) {
     tess_device_desc desc = {.struct_size = sizeof desc, .id = id};
     tess_device *device = NULL;
     return tess_device_open(runtime, &desc, &device) == TESS_OK ? device : NULL;
 }
 
-/* Copies rule `index` of the tune tables, of those for a device unless that is NULL; 0 past the last. */
-static int rule_at(const tess_runtime *runtime, const tess_device *device, uint32_t index, tess_rule_info *rule) {
+/* Copies rule `index` of the tune tables, of those for a device unless that is NULL; 0 past the
+ * last. */
+static int rule_at(const tess_runtime *runtime, const tess_device *device, uint32_t index,
+                   tess_rule_info *rule) {
     *rule = (tess_rule_info){.struct_size = sizeof *rule};
     return tess_runtime_rule(runtime, device, index, rule) == TESS_OK;
 }
@@ -104,9 +110,11 @@ static const char *remark_on_tune_file(tess_runtime *runtime) {
     return n ? "" : "no rule of it is for a device here, so it changes nothing";
 }
 
-/* What is wrong with a setting although its form is legal; "" for nothing. A kernel's name is looked up only when a plan is made. */
+/* What is wrong with a setting although its form is legal; "" for nothing. A kernel's name is
+ * looked up only when a plan is made. */
 static const char *remark_on(tess_runtime *runtime, const tess_setting_info *setting) {
-    if (strcmp(setting->name, "TESSERA_TUNE_FILE") == 0 && *setting->value) return remark_on_tune_file(runtime);
+    if (strcmp(setting->name, "TESSERA_TUNE_FILE") == 0 && *setting->value)
+        return remark_on_tune_file(runtime);
     if (strcmp(setting->name, "TESSERA_KERNEL") != 0 || !*setting->value) return "";
     tess_device_info info;
     const char *remark = "no device here has this kernel, so every plan will be refused";
@@ -115,7 +123,9 @@ static const char *remark_on(tess_runtime *runtime, const tess_setting_info *set
         tess_kernel_info kernel;
         for (uint32_t k = 0; device && kernel_at(device, k, &kernel); k++) {
             if (strcmp(kernel.name, setting->value) != 0) continue;
-            remark = kernel.status == TESS_OK ? "" : "this kernel is not available here, so every plan will be refused";
+            remark = kernel.status == TESS_OK
+                         ? ""
+                         : "this kernel is not available here, so every plan will be refused";
         }
         tess_device_release(device);
     }
@@ -129,19 +139,27 @@ static void print_backends(tess_runtime *runtime) {
     puts("Backends, in order of preference");
     for (uint32_t i = 0; backend_at(runtime, i, &backend); i++) {
         if (backend.status == TESS_OK)
-            printf("  %-8s %" PRIu32 " device%s\n", backend.name, backend.device_count, backend.device_count == 1 ? "" : "s");
+            printf("  %-8s %" PRIu32 " device%s\n", backend.name, backend.device_count,
+                   backend.device_count == 1 ? "" : "s");
         else
-            printf("  %-8s %s: %s\n", backend.name, tess_status_name(backend.status), backend.reason);
+            printf("  %-8s %s: %s\n", backend.name, tess_status_name(backend.status),
+                   backend.reason);
     }
 }
 
-/* Rules of the file by their lines, since there may be many; the few that a backend brings along as they stand. */
+/* Rules of the file by their lines, since there may be many; the few that a backend brings along as
+ * they stand. */
 static void print_rules(tess_runtime *runtime, const tess_device *device) {
     const uint32_t n = count_rules(runtime, device);
     tess_rule_info rule;
     for (uint32_t i = 0; i < n && rule_at(runtime, device, i, &rule); i++)
-        printf("%s %" PRIu32 "%s", i ? "," : n > 1 ? "    tune file, lines" : "    tune file, line", rule.line, i + 1 < n ? "" : "\n");
-    for (uint32_t i = n; rule_at(runtime, device, i, &rule); i++) printf("    %s %s\n", i == n ? "own rules:" : "          ", rule.text);
+        printf("%s %" PRIu32 "%s",
+               i       ? ","
+               : n > 1 ? "    tune file, lines"
+                       : "    tune file, line",
+               rule.line, i + 1 < n ? "" : "\n");
+    for (uint32_t i = n; rule_at(runtime, device, i, &rule); i++)
+        printf("    %s %s\n", i == n ? "own rules:" : "          ", rule.text);
 }
 
 static void print_kernels(tess_runtime *runtime, const char *id) {
@@ -153,7 +171,8 @@ static void print_kernels(tess_runtime *runtime, const char *id) {
     puts("    kernels, in the order in which they are tried");
     tess_kernel_info kernel;
     for (uint32_t i = 0; kernel_at(device, i, &kernel); i++)
-        printf("      %-20s %s%s\n", kernel.name, kernel.status == TESS_OK ? "available" : kernel.reason,
+        printf("      %-20s %s%s\n", kernel.name,
+               kernel.status == TESS_OK ? "available" : kernel.reason,
                kernel.flags & TESS_KERNEL_ONLY_NAMED ? ", taken only when named" : "");
     print_rules(runtime, device);
     tess_device_release(device);
@@ -166,8 +185,9 @@ static void print_devices(tess_runtime *runtime) {
     uint32_t i = 0;
     for (; device_at(runtime, i, &device); i++) {
         printf("  %-8s %s\n", device.id, device.name);
-        printf("    %s, %" PRIu32 " %s, %s of memory\n", kind_name(device.kind), device.compute_units,
-               device.kind == TESS_DEVICE_GPU ? "multiprocessors" : "threads", text_bytes(bytes, sizeof bytes, (double)device.memory_bytes));
+        printf("    %s, %" PRIu32 " %s, %s of memory\n", kind_name(device.kind),
+               device.compute_units, device.kind == TESS_DEVICE_GPU ? "multiprocessors" : "threads",
+               text_bytes(bytes, sizeof bytes, (double)device.memory_bytes));
         if (*device.arch) printf("    architecture: %s\n", device.arch);
         if (*device.driver) printf("    driver: %s\n", device.driver);
         print_kernels(runtime, device.id);
@@ -191,7 +211,8 @@ static void print_settings(tess_runtime *runtime) {
     tess_setting_info setting = {.struct_size = sizeof setting};
     puts("\nSettings (environment variables)");
     for (uint32_t i = 0; tess_runtime_setting(runtime, i, &setting) == TESS_OK; i++) {
-        printf("  %-21s %s (%s)\n", setting.name, *setting.value ? setting.value : "unset", setting.source);
+        printf("  %-21s %s (%s)\n", setting.name, *setting.value ? setting.value : "unset",
+               setting.source);
         printf("  %-21s %s\n", "", setting.meaning);
         const char *remark = remark_on(runtime, &setting);
         if (*remark) printf("  %-21s Remark: %s.\n", "", remark);
@@ -205,7 +226,11 @@ static void add_text(cJSON *object, const char *key, const char *text) {
     char copy[1024];
     size_t n = 0;
     for (const unsigned char *c = (const unsigned char *)text; *c && n + 5 < sizeof copy;) {
-        int length = *c < 0x80 ? 1 : *c >= 0xc2 && *c < 0xe0 ? 2 : *c >= 0xe0 && *c < 0xf0 ? 3 : *c >= 0xf0 && *c < 0xf5 ? 4 : 0;
+        int length = *c < 0x80                 ? 1
+                     : *c >= 0xc2 && *c < 0xe0 ? 2
+                     : *c >= 0xe0 && *c < 0xf0 ? 3
+                     : *c >= 0xf0 && *c < 0xf5 ? 4
+                                               : 0;
         for (int i = 1; i < length; i++)
             if ((c[i] & 0xc0) != 0x80) length = 0;
         if (length == 0) copy[n++] = '?';
@@ -250,7 +275,8 @@ static void json_kernels(tess_runtime *runtime, const char *id, cJSON *object) {
 static cJSON *json_info(tess_runtime *runtime) {
     char text[TEXT_SIZE];
     cJSON *root = cJSON_CreateObject();
-    snprintf(text, sizeof text, "%d.%d.%d", TESS_VERSION_MAJOR, TESS_VERSION_MINOR, TESS_VERSION_PATCH);
+    snprintf(text, sizeof text, "%d.%d.%d", TESS_VERSION_MAJOR, TESS_VERSION_MINOR,
+             TESS_VERSION_PATCH);
     add_text(root, "version", text);
 
     cJSON *list = cJSON_AddArrayToObject(root, "backends");
@@ -301,7 +327,8 @@ int info_main(int argc, char **argv) {
     size_t n_words;
     int status = cli_options(argc, argv, help, options, 1, &n_words);
     if (status != CLI_GO_ON) return status;
-    if (n_words) return cli_error(CLI_USAGE, argv[0], "'%.60s': this command takes no words", argv[1]);
+    if (n_words)
+        return cli_error(CLI_USAGE, argv[0], "'%.60s': this command takes no words", argv[1]);
     tess_runtime *runtime = NULL;
     status = cli_open(argv[0], NULL, &runtime, NULL);
     if (status != CLI_GO_ON) return status;

@@ -14,7 +14,8 @@ static const struct {
     const char *does;
 } commands[] = {
     {"info", info_main, "backends, devices, kernels, and the settings in force"},
-    {"pattern", pattern_main, "which key blocks every query block of a head attends, as text and as a picture"},
+    {"pattern", pattern_main,
+     "which key blocks every query block of a head attends, as text and as a picture"},
     {"plan", plan_main, "what a problem costs: jobs, FLOPs, bytes, workspace, KV blocks kept"},
     {"run", run_main, "attention on NumPy arrays"},
     {"bench", bench_main, "measure every device, each number checked against the reference first"},
@@ -25,9 +26,11 @@ enum { N_COMMANDS = sizeof commands / sizeof *commands };
 
 static void usage(FILE *stream) {
     fputs("usage: tessera COMMAND [words and options]\n\n", stream);
-    for (int i = 0; i < N_COMMANDS; i++) fprintf(stream, "  %-8s %s\n", commands[i].name, commands[i].does);
+    for (int i = 0; i < N_COMMANDS; i++)
+        fprintf(stream, "  %-8s %s\n", commands[i].name, commands[i].does);
     fputs("\ntessera COMMAND --help explains a command, tessera --version tells the version.\n"
-          "Exit status: 0 success, 2 the command line cannot be understood, 1 anything else that failed.\n",
+          "Exit status: 0 success, 2 the command line cannot be understood, 1 anything else that "
+          "failed.\n",
           stream);
 }
 
@@ -51,10 +54,12 @@ static int dispatch(int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
-    signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes is an error of the write, whose temporary file is then removed */
+    /* a limit on file sizes is an error of the write, whose temporary file is then removed */
+    signal(SIGXFSZ, SIG_IGN);
     int status = dispatch(argc, argv);
     /* A full disk or a closed pipe shows only here; a result that did not arrive is a failure. */
     if ((fflush(stdout) != 0 || ferror(stdout)) && status == CLI_OK)
-        status = cli_error(CLI_FAILED, NULL, "standard output: %s", errno ? strerror(errno) : "write error");
+        status = cli_error(CLI_FAILED, NULL, "standard output: %s",
+                           errno ? strerror(errno) : "write error");
     return status;
 }

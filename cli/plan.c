@@ -9,13 +9,16 @@
 #include "cli.h"
 #include "text.h"
 
-static const char help[] = "usage: tessera plan WORDS [--backend B] [--json]\n\n"
-                           "Plans a problem on a device and tells what running it takes: jobs, (query, key) pairs, FLOPs, bytes moved, workspace,\n"
-                           "the KV blocks that each kv head keeps, and how long the planning took.\n\n"
-                           "  --backend B   the device, as TESSERA_BACKEND: a name, name:index, or a list in order of preference\n"
-                           "  --json        the same as JSON with stable keys (docs/cli.md lists them)\n"
-                           "  --help        this text\n"
-                           "  --version     the version\n\n";
+static const char help[] =
+    "usage: tessera plan WORDS [--backend B] [--json]\n\n"
+    "Plans a problem on a device and tells what running it takes: jobs, (query, key) pairs, FLOPs, "
+    "bytes moved, workspace,\n"
+    "the KV blocks that each kv head keeps, and how long the planning took.\n\n"
+    "  --backend B   the device, as TESSERA_BACKEND: a name, name:index, or a list in order of "
+    "preference\n"
+    "  --json        the same as JSON with stable keys (docs/cli.md lists them)\n"
+    "  --help        this text\n"
+    "  --version     the version\n\n";
 
 typedef struct planned {
     problem p;
@@ -55,7 +58,8 @@ static tess_status make(planned *x) {
 }
 
 static uint64_t block_bytes(const problem *p) {
-    return 2 * (uint64_t)p->block * (uint64_t)p->head_dim * (p->dtype == TESS_F32 ? 4 : 2); /* K and V */
+    /* K and V */
+    return 2 * (uint64_t)p->block * (uint64_t)p->head_dim * (p->dtype == TESS_F32 ? 4 : 2);
 }
 
 static tess_kv_info kv_at(const planned *x, int32_t kv_head) {
@@ -73,8 +77,11 @@ static int same_kv(const tess_kv_info *a, const tess_kv_info *b) {
 static void print_kv(const planned *x) {
     char a[TEXT_SIZE], b[TEXT_SIZE], c[TEXT_SIZE], d[TEXT_SIZE], range[32];
     uint64_t bytes = block_bytes(&x->p);
-    printf("\nKV blocks of %" PRId32 " tokens a sequence of %" PRId64 " tokens keeps, per kv head\n", x->p.block, x->layout_info.max_tokens);
-    printf("  %-10s %10s %20s %20s %12s %12s\n", "kv head", "all", "kept", "allocated", "bytes all", "allocated");
+    printf("\nKV blocks of %" PRId32 " tokens a sequence of %" PRId64
+           " tokens keeps, per kv head\n",
+           x->p.block, x->layout_info.max_tokens);
+    printf("  %-10s %10s %20s %20s %12s %12s\n", "kv head", "all", "kept", "allocated", "bytes all",
+           "allocated");
     for (int32_t first = 0, next; first < x->p.kv_heads; first = next) {
         tess_kv_info kv = kv_at(x, first);
         for (next = first + 1; next < x->p.kv_heads; next++) {
@@ -82,10 +89,14 @@ static void print_kv(const planned *x) {
             if (!same_kv(&kv, &other)) break;
         }
         double all = kv.blocks ? (double)kv.blocks : 1;
-        snprintf(range, sizeof range, next - first > 1 ? "%" PRId32 "-%" PRId32 : "%" PRId32, first, next - 1);
-        snprintf(a, sizeof a, "%" PRId64 " (%.1f %%)", kv.blocks_kept, (double)kv.blocks_kept / all * 100);
-        snprintf(b, sizeof b, "%" PRId64 " (%.1f %%)", kv.blocks_allocated, (double)kv.blocks_allocated / all * 100);
-        printf("  %-10s %10" PRId64 " %20s %20s %12s %12s\n", range, kv.blocks, a, b, text_bytes(c, sizeof c, (double)bytes * (double)kv.blocks),
+        snprintf(range, sizeof range, next - first > 1 ? "%" PRId32 "-%" PRId32 : "%" PRId32, first,
+                 next - 1);
+        snprintf(a, sizeof a, "%" PRId64 " (%.1f %%)", kv.blocks_kept,
+                 (double)kv.blocks_kept / all * 100);
+        snprintf(b, sizeof b, "%" PRId64 " (%.1f %%)", kv.blocks_allocated,
+                 (double)kv.blocks_allocated / all * 100);
+        printf("  %-10s %10" PRId64 " %20s %20s %12s %12s\n", range, kv.blocks, a, b,
+               text_bytes(c, sizeof c, (double)bytes * (double)kv.blocks),
                text_bytes(d, sizeof d, (double)bytes * (double)kv.blocks_allocated));
     }
 }
@@ -96,17 +107,22 @@ static void print_text(const planned *x) {
     double share = i->dense_pairs ? (double)i->kept_pairs / (double)i->dense_pairs : 1;
     printf("device             %s (%s)\n", x->device_info.id, x->device_info.name);
     printf("kernel             %s\n", i->kernel);
-    printf("jobs               %s, %s of them merges\n", text_count(a, sizeof a, i->n_jobs), text_count(b, sizeof b, i->n_merge_jobs));
+    printf("jobs               %s, %s of them merges\n", text_count(a, sizeof a, i->n_jobs),
+           text_count(b, sizeof b, i->n_merge_jobs));
     printf("tile rows          %" PRIu32 "\n", i->tile_rows);
-    printf("kept pairs         %s (%s of dense)\n", text_count(a, sizeof a, i->kept_pairs), text_percent(b, sizeof b, share));
+    printf("kept pairs         %s (%s of dense)\n", text_count(a, sizeof a, i->kept_pairs),
+           text_percent(b, sizeof b, share));
     printf("dense pairs        %s\n", text_count(a, sizeof a, i->dense_pairs));
-    if (i->kept_pairs) printf("ideal saving       %.2f x\n", (double)i->dense_pairs / (double)i->kept_pairs);
+    if (i->kept_pairs)
+        printf("ideal saving       %.2f x\n", (double)i->dense_pairs / (double)i->kept_pairs);
     printf("FLOPs              %s\n", text_rate(a, sizeof a, i->flops, "FLOP"));
     printf("bytes moved        %s at least\n", text_bytes(a, sizeof a, (double)i->bytes_min));
     printf("workspace          %s\n", text_bytes(a, sizeof a, (double)i->workspace_bytes));
-    printf("tables             %s on the host, %s on the device\n", text_bytes(a, sizeof a, (double)i->host_bytes),
+    printf("tables             %s on the host, %s on the device\n",
+           text_bytes(a, sizeof a, (double)i->host_bytes),
            text_bytes(b, sizeof b, (double)i->device_bytes));
-    printf("planning time      %s, and %s for the layout\n", text_seconds(a, sizeof a, i->create_seconds),
+    printf("planning time      %s, and %s for the layout\n",
+           text_seconds(a, sizeof a, i->create_seconds),
            text_seconds(b, sizeof b, x->layout_seconds));
     printf("classes of heads   %" PRIu32 "\n", x->layout_info.n_classes);
     printf("coverage           %s\n", text_percent(a, sizeof a, x->layout_info.coverage));
@@ -153,10 +169,12 @@ static int print_json(const planned *x) {
     add_u64(root, "classes", x->layout_info.n_classes);
     add_u64(root, "kv_blocks", (uint64_t)x->layout_info.n_blocks);
     add_u64(root, "kv_block_bytes", block_bytes(&x->p));
-    cJSON *kept = cJSON_AddArrayToObject(root, "kv_blocks_kept"), *allocated = cJSON_AddArrayToObject(root, "kv_blocks_allocated");
+    cJSON *kept = cJSON_AddArrayToObject(root, "kv_blocks_kept"),
+          *allocated = cJSON_AddArrayToObject(root, "kv_blocks_allocated");
     for (int32_t h = 0; h < x->p.kv_heads; h++) {
         tess_kv_info kv = kv_at(x, h);
-        cJSON_AddItemToArray(kept, cJSON_CreateNumber((double)kv.blocks_kept)); /* below 2^31 blocks */
+        /* below 2^31 blocks */
+        cJSON_AddItemToArray(kept, cJSON_CreateNumber((double)kv.blocks_kept));
         cJSON_AddItemToArray(allocated, cJSON_CreateNumber((double)kv.blocks_allocated));
     }
     char *text = cJSON_Print(root);
@@ -168,7 +186,8 @@ static int print_json(const planned *x) {
 
 int plan_main(int argc, char **argv) {
     enum { BACKEND, JSON, N_OPTIONS };
-    cli_option options[N_OPTIONS] = {[BACKEND] = {.name = "backend", .takes_value = 1}, [JSON] = {.name = "json"}};
+    cli_option options[N_OPTIONS] = {
+        [BACKEND] = {.name = "backend", .takes_value = 1}, [JSON] = {.name = "json"}};
     const char *command = argv[0];
     char full_help[4096];
     size_t n_words;
@@ -180,11 +199,14 @@ int plan_main(int argc, char **argv) {
     problem_init(&x.p);
     status = cli_words(command, argv + 1, n_words, &x.p);
     if (status == CLI_GO_ON) status = cli_finish(command, &x.p);
-    if (status == CLI_GO_ON) status = cli_open(command, options[BACKEND].value, &x.runtime, &x.device);
+    if (status == CLI_GO_ON)
+        status = cli_open(command, options[BACKEND].value, &x.runtime, &x.device);
     if (status == CLI_GO_ON) {
         tess_status made = make(&x);
         if (made != TESS_OK)
-            status = made == TESS_ERROR_OUT_OF_MEMORY ? cli_error(CLI_FAILED, command, "out of memory") : cli_refused(command, &x.p);
+            status = made == TESS_ERROR_OUT_OF_MEMORY
+                         ? cli_error(CLI_FAILED, command, "out of memory")
+                         : cli_refused(command, &x.p);
         else if (options[JSON].given)
             status = print_json(&x) ? CLI_OK : cli_error(CLI_FAILED, command, "out of memory");
         else {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* `tessera run`: attention on the user's NumPy arrays. Shapes come from the arrays; words that repeat one are checked against it. Both outputs are complete
- * on the disk under temporary names before either gets its own. */
+/* `tessera run`: attention on the user's NumPy arrays. Shapes come from the arrays; words that
+ * repeat one are checked against it. Both outputs are complete on the disk under temporary names
+ * before either gets its own. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,19 +13,27 @@
 
 static const char help[] =
     "usage: tessera run WORDS --q F --k F --v F --o F [--lse F] [--backend B]\n\n"
-    "Reads Q, K and V from .npy files and writes O, and LSE if asked, as .npy files. Arrays are in C order:\n"
-    "  Q and O [batch, q_len, heads, head_dim], K and V [batch, kv_len, kv_heads, head_dim], or packed [total tokens, heads,\n"
-    "  head_dim] with q_lens= and kv_lens=; float32, float16, or uint16 holding bfloat16 bits, which needs dtype=bf16.\n"
-    "  O has Q's type. LSE is float32, the natural logarithm of the sum of exponentials: [batch, heads, q_len] or [heads, total].\n"
-    "Shapes and type come from the arrays, so only pattern words are needed; a word that contradicts an array is an error.\n\n"
+    "Reads Q, K and V from .npy files and writes O, and LSE if asked, as .npy files. Arrays are in "
+    "C order:\n"
+    "  Q and O [batch, q_len, heads, head_dim], K and V [batch, kv_len, kv_heads, head_dim], or "
+    "packed [total tokens, heads,\n"
+    "  head_dim] with q_lens= and kv_lens=; float32, float16, or uint16 holding bfloat16 bits, "
+    "which needs dtype=bf16.\n"
+    "  O has Q's type. LSE is float32, the natural logarithm of the sum of exponentials: [batch, "
+    "heads, q_len] or [heads, total].\n"
+    "Shapes and type come from the arrays, so only pattern words are needed; a word that "
+    "contradicts an array is an error.\n\n"
     "  --q F --k F --v F   inputs\n"
-    "  --o F               output, which appears only when everything succeeded; may be one of the inputs\n"
+    "  --o F               output, which appears only when everything succeeded; may be one of the "
+    "inputs\n"
     "  --lse F             output of LSE, likewise\n"
-    "  --backend B         the device, as TESSERA_BACKEND: a name, name:index, or a list in order of preference\n"
+    "  --backend B         the device, as TESSERA_BACKEND: a name, name:index, or a list in order "
+    "of preference\n"
     "  --help              this text\n"
     "  --version           the version\n\n";
 
-#define WAIT_LIMIT_NS 3600000000000u /* an hour: a device that hangs must not hold the command for ever */
+#define WAIT_LIMIT_NS \
+    3600000000000u /* an hour: a device that hangs must not hold the command for ever */
 
 enum { OPT_Q, OPT_K, OPT_V, OPT_O, OPT_LSE, OPT_BACKEND, N_OPTIONS };
 
@@ -39,7 +48,8 @@ typedef struct job {
     tess_device *device;
     tess_layout *layout;
     tess_plan *plan;
-    tess_buffer device_memory[6]; /* Q, K, V, O, LSE, workspace; kind NONE where the device reads host memory */
+    /* Q, K, V, O, LSE, workspace; kind NONE where the device reads host memory */
+    tess_buffer device_memory[6];
 } job;
 
 static const char *path_of(const job *x, int option) { return x->options[option].value; }
@@ -51,61 +61,80 @@ static int match_word(job *x, const char *key, int64_t given, int64_t value, con
     char word[64], error[CLI_LINE];
     if (problem_has(&x->p, key)) {
         if (given == value) return CLI_GO_ON;
-        return cli_error(CLI_USAGE, x->command, "%s: the word says %" PRId64 ", the array of --%s says %" PRId64, key, given, array, value);
+        return cli_error(CLI_USAGE, x->command,
+                         "%s: the word says %" PRId64 ", the array of --%s says %" PRId64, key,
+                         given, array, value);
     }
     snprintf(word, sizeof word, "%s=%" PRId64, key, value);
     /* The value is the array's, so a refusal is not about the command line. */
-    if (problem_word(&x->p, word, error, sizeof error) != 0) return cli_error(CLI_FAILED, x->command, "--%s: %s", array, error);
+    if (problem_word(&x->p, word, error, sizeof error) != 0)
+        return cli_error(CLI_FAILED, x->command, "--%s: %s", array, error);
     return CLI_GO_ON;
 }
 
 static int match_type(job *x) {
-    static const uint32_t dtypes[] = {[NPY_F32] = TESS_F32, [NPY_F16] = TESS_F16, [NPY_U16] = TESS_BF16};
+    static const uint32_t dtypes[] = {
+        [NPY_F32] = TESS_F32, [NPY_F16] = TESS_F16, [NPY_U16] = TESS_BF16};
     static const char *const words[] = {"f32", "f16", "bf16"};
     for (int i = 0; i < 3; i++) {
         npy_type type = x->in[i].type;
         const char *name = x->options[OPT_Q + i].name;
         if (type != NPY_F32 && type != NPY_F16 && type != NPY_U16)
-            return cli_error(CLI_FAILED, x->command, "--%s: holds %s; float32, float16 and uint16 (bfloat16 bits) are taken", name,
-                             npy_type_name(type));
+            return cli_error(
+                CLI_FAILED, x->command,
+                "--%s: holds %s; float32, float16 and uint16 (bfloat16 bits) are taken", name,
+                npy_type_name(type));
         if (type != x->in[0].type)
-            return cli_error(CLI_FAILED, x->command, "--%s: holds %s, but --q holds %s", name, npy_type_name(type), npy_type_name(x->in[0].type));
+            return cli_error(CLI_FAILED, x->command, "--%s: holds %s, but --q holds %s", name,
+                             npy_type_name(type), npy_type_name(x->in[0].type));
     }
     uint32_t dtype = dtypes[x->in[0].type];
     int given = problem_has(&x->p, "dtype");
     if (dtype == TESS_BF16 && !given)
-        return cli_error(CLI_USAGE, x->command, "dtype: missing; --q holds uint16, which is taken as bfloat16 bits only with dtype=bf16");
+        return cli_error(CLI_USAGE, x->command,
+                         "dtype: missing; --q holds uint16, which is taken as bfloat16 bits only "
+                         "with dtype=bf16");
     if (given && x->p.dtype != dtype)
-        return cli_error(CLI_USAGE, x->command, "dtype: the word says %s, the array of --q holds %s", words[x->p.dtype],
+        return cli_error(CLI_USAGE, x->command,
+                         "dtype: the word says %s, the array of --q holds %s", words[x->p.dtype],
                          npy_type_name(x->in[0].type));
     x->p.dtype = dtype;
     return CLI_GO_ON;
 }
 
 /* The lengths of packed sequences, the word `key`, must add up to the tokens of the array. */
-static int match_lengths(const job *x, const char *key, const int64_t *lengths, int64_t tokens, const char *array) {
+static int match_lengths(const job *x, const char *key, const int64_t *lengths, int64_t tokens,
+                         const char *array) {
     int64_t sum = 0;
     for (int64_t b = 0; b < x->p.batch; b++)
-        if (__builtin_add_overflow(sum, lengths[b], &sum)) return cli_error(CLI_USAGE, x->command, "%s: the sum exceeds 2^63 - 1", key);
+        if (__builtin_add_overflow(sum, lengths[b], &sum))
+            return cli_error(CLI_USAGE, x->command, "%s: the sum exceeds 2^63 - 1", key);
     if (sum == tokens) return CLI_GO_ON;
-    return cli_error(CLI_USAGE, x->command, "%s: the lengths add up to %" PRId64 ", the array of --%s has %" PRId64 " tokens", key, sum, array,
-                     tokens);
+    return cli_error(CLI_USAGE, x->command,
+                     "%s: the lengths add up to %" PRId64 ", the array of --%s has %" PRId64
+                     " tokens",
+                     key, sum, array, tokens);
 }
 
 static int match_packed(const job *x) {
     const problem *p = &x->p;
-    if (!p->q_lens) return cli_error(CLI_USAGE, x->command, "q_lens: missing; --q is packed (3 dimensions)");
+    if (!p->q_lens)
+        return cli_error(CLI_USAGE, x->command, "q_lens: missing; --q is packed (3 dimensions)");
     int status = match_lengths(x, "q_lens", p->q_lens, x->in[0].shape[0], "q");
     if (status != CLI_GO_ON) return status;
-    return match_lengths(x, p->kv_lens ? "kv_lens" : "q_lens", p->kv_lens ? p->kv_lens : p->q_lens, x->in[1].shape[0], "k");
+    return match_lengths(x, p->kv_lens ? "kv_lens" : "q_lens", p->kv_lens ? p->kv_lens : p->q_lens,
+                         x->in[1].shape[0], "k");
 }
 
 static int match_padded(job *x) {
     problem *p = &x->p;
     if (p->q_lens || p->kv_lens)
-        return cli_error(CLI_USAGE, x->command, "%s: is for packed arrays of 3 dimensions; --q has 4", p->q_lens ? "q_lens" : "kv_lens");
+        return cli_error(CLI_USAGE, x->command,
+                         "%s: is for packed arrays of 3 dimensions; --q has 4",
+                         p->q_lens ? "q_lens" : "kv_lens");
     if (x->in[0].shape[0] != x->in[1].shape[0])
-        return cli_error(CLI_FAILED, x->command, "--k: batch of %" PRId64 ", but --q has %" PRId64, x->in[1].shape[0], x->in[0].shape[0]);
+        return cli_error(CLI_FAILED, x->command, "--k: batch of %" PRId64 ", but --q has %" PRId64,
+                         x->in[1].shape[0], x->in[0].shape[0]);
     int status = match_word(x, "batch", p->batch, x->in[0].shape[0], "q");
     if (status == CLI_GO_ON) status = match_word(x, "q_len", p->q_len, x->in[0].shape[1], "q");
     if (status == CLI_GO_ON) status = match_word(x, "kv_len", p->kv_len, x->in[1].shape[1], "k");
@@ -118,22 +147,36 @@ static int match_arrays(job *x) {
     int status = match_type(x);
     if (status != CLI_GO_ON) return status;
     if (q->n_dims != 3 && q->n_dims != 4)
-        return cli_error(CLI_FAILED, x->command, "--q: has %d dimensions; 4 [batch, q_len, heads, head_dim] or, packed, 3 are taken", q->n_dims);
-    if (k->n_dims != q->n_dims) return cli_error(CLI_FAILED, x->command, "--k: has %d dimensions, but --q has %d", k->n_dims, q->n_dims);
-    if (v->n_dims != k->n_dims) return cli_error(CLI_FAILED, x->command, "--v: has %d dimensions, but --k has %d", v->n_dims, k->n_dims);
+        return cli_error(
+            CLI_FAILED, x->command,
+            "--q: has %d dimensions; 4 [batch, q_len, heads, head_dim] or, packed, 3 are taken",
+            q->n_dims);
+    if (k->n_dims != q->n_dims)
+        return cli_error(CLI_FAILED, x->command, "--k: has %d dimensions, but --q has %d",
+                         k->n_dims, q->n_dims);
+    if (v->n_dims != k->n_dims)
+        return cli_error(CLI_FAILED, x->command, "--v: has %d dimensions, but --k has %d",
+                         v->n_dims, k->n_dims);
     for (int i = 0; i < k->n_dims; i++)
         if (k->shape[i] != v->shape[i])
-            return cli_error(CLI_FAILED, x->command, "--v: dimension %d is %" PRId64 ", but --k has %" PRId64, i, v->shape[i], k->shape[i]);
+            return cli_error(CLI_FAILED, x->command,
+                             "--v: dimension %d is %" PRId64 ", but --k has %" PRId64, i,
+                             v->shape[i], k->shape[i]);
     int n = q->n_dims;
     if (q->shape[n - 1] != k->shape[n - 1])
-        return cli_error(CLI_FAILED, x->command, "--k: head_dim of %" PRId64 ", but --q has %" PRId64, k->shape[n - 1], q->shape[n - 1]);
+        return cli_error(CLI_FAILED, x->command,
+                         "--k: head_dim of %" PRId64 ", but --q has %" PRId64, k->shape[n - 1],
+                         q->shape[n - 1]);
     if (k->shape[n - 2] > 0 && q->shape[n - 2] % k->shape[n - 2])
-        return cli_error(CLI_FAILED, x->command, "--k: %" PRId64 " kv heads do not divide the %" PRId64 " heads of --q", k->shape[n - 2],
-                         q->shape[n - 2]);
+        return cli_error(CLI_FAILED, x->command,
+                         "--k: %" PRId64 " kv heads do not divide the %" PRId64 " heads of --q",
+                         k->shape[n - 2], q->shape[n - 2]);
     status = n == 3 ? match_packed(x) : match_padded(x);
     if (status == CLI_GO_ON) status = match_word(x, "heads", x->p.heads, q->shape[n - 2], "q");
-    if (status == CLI_GO_ON) status = match_word(x, "kv_heads", x->p.kv_heads, k->shape[n - 2], "k");
-    if (status == CLI_GO_ON) status = match_word(x, "head_dim", x->p.head_dim, q->shape[n - 1], "q");
+    if (status == CLI_GO_ON)
+        status = match_word(x, "kv_heads", x->p.kv_heads, k->shape[n - 2], "k");
+    if (status == CLI_GO_ON)
+        status = match_word(x, "head_dim", x->p.head_dim, q->shape[n - 1], "q");
     return status;
 }
 
@@ -157,28 +200,35 @@ static int probe_outputs(const job *x) {
 }
 
 static int make_plan(job *x) {
-    if (problem_layout(&x->p, x->runtime, &x->layout) != TESS_OK) return cli_refused(x->command, &x->p);
+    if (problem_layout(&x->p, x->runtime, &x->layout) != TESS_OK)
+        return cli_refused(x->command, &x->p);
     tess_plan_desc desc;
     int64_t *cu = NULL;
-    if (problem_plan_desc(&x->p, &desc, &cu) != 0) return cli_error(CLI_FAILED, x->command, "out of memory");
+    if (problem_plan_desc(&x->p, &desc, &cu) != 0)
+        return cli_error(CLI_FAILED, x->command, "out of memory");
     tess_status status = tess_plan_create(x->device, x->layout, &desc, &x->plan);
     free(cu);
     return status == TESS_OK ? CLI_GO_ON : cli_refused(x->command, &x->p);
 }
 
-/* A tensor in memory that the device can read: the host's own where it is a CPU, else a copy. `data` is NULL for outputs. */
-static tess_status place(job *x, int at, int host_memory, const void *host, const void *data, uint64_t bytes, tess_buffer *buffer) {
+/* A tensor in memory that the device can read: the host's own where it is a CPU, else a copy.
+ * `data` is NULL for outputs. */
+static tess_status place(job *x, int at, int host_memory, const void *host, const void *data,
+                         uint64_t bytes, tess_buffer *buffer) {
     if (host_memory) {
         *buffer = tess_host_buffer(host, bytes);
         return TESS_OK;
     }
     tess_status status = tess_alloc(x->device, bytes ? bytes : 16, &x->device_memory[at]);
     *buffer = x->device_memory[at];
-    if (status == TESS_OK && data && bytes) status = tess_copy(x->device, *buffer, tess_host_buffer(data, bytes), bytes);
+    if (status == TESS_OK && data && bytes)
+        status = tess_copy(x->device, *buffer, tess_host_buffer(data, bytes), bytes);
     return status;
 }
 
-static void *output(uint64_t bytes) { return bytes > SIZE_MAX - 64 ? NULL : aligned_alloc(64, ((size_t)bytes / 64 + 1) * 64); }
+static void *output(uint64_t bytes) {
+    return bytes > SIZE_MAX - 64 ? NULL : aligned_alloc(64, ((size_t)bytes / 64 + 1) * 64);
+}
 
 /* Long work goes in pieces, so that its progress can be shown; the result is the same. */
 static tess_status run_pieces(job *x, tess_run_desc *run) {
@@ -189,7 +239,8 @@ static tess_status run_pieces(job *x, tess_run_desc *run) {
     if (status != TESS_OK) return status;
     cli_progress progress;
     cli_progress_begin(&progress, "running");
-    if (!progress.active || info.flops < long_work || info.n_jobs < 2) return tess_run(x->plan, run);
+    if (!progress.active || info.flops < long_work || info.n_jobs < 2)
+        return tess_run(x->plan, run);
     uint64_t step = info.n_jobs / PIECES + 1;
     for (uint64_t first = 0; first < info.n_jobs && status == TESS_OK; first += step) {
         run->first_job = first;
@@ -207,7 +258,8 @@ static tess_status attend(job *x) {
     const tess_buffer none = {0};
     uint64_t bytes[5];
     tess_status status = TESS_OK;
-    for (int i = 0; i < 5 && status == TESS_OK; i++) status = tess_plan_tensor(x->plan, (tess_role)i, none, tensors[i], &bytes[i]);
+    for (int i = 0; i < 5 && status == TESS_OK; i++)
+        status = tess_plan_tensor(x->plan, (tess_role)i, none, tensors[i], &bytes[i]);
     tess_buffer probe = {0};
     if (status == TESS_OK) status = tess_alloc(x->device, 16, &probe);
     if (status != TESS_OK) return status;
@@ -219,7 +271,9 @@ static tess_status attend(job *x) {
     x->o = output(x->o_bytes);
     x->lse = output(x->lse_bytes);
     if (!x->o || !x->lse) return TESS_ERROR_OUT_OF_MEMORY;
-    for (int i = 0; i < 3 && status == TESS_OK; i++) status = place(x, i, host_memory, x->in[i].data, x->in[i].data, bytes[i], &tensors[i]->buffer);
+    for (int i = 0; i < 3 && status == TESS_OK; i++)
+        status =
+            place(x, i, host_memory, x->in[i].data, x->in[i].data, bytes[i], &tensors[i]->buffer);
     if (status == TESS_OK) status = place(x, 3, host_memory, x->o, NULL, x->o_bytes, &run.o.buffer);
     if (status == TESS_OK && x->options[OPT_LSE].given)
         status = place(x, 4, host_memory, x->lse, NULL, x->lse_bytes, &run.lse.buffer);
@@ -227,15 +281,18 @@ static tess_status attend(job *x) {
         run.lse = (tess_tensor){0};
     tess_plan_info info = {.struct_size = sizeof info};
     if (status == TESS_OK) status = tess_plan_query(x->plan, &info);
-    if (status == TESS_OK) status = tess_alloc(x->device, info.workspace_bytes, &x->device_memory[5]);
+    if (status == TESS_OK)
+        status = tess_alloc(x->device, info.workspace_bytes, &x->device_memory[5]);
     run.workspace = x->device_memory[5];
     if (status == TESS_OK) status = run_pieces(x, &run);
     if (status != TESS_OK || host_memory) return status;
 
     status = tess_wait(x->device, WAIT_LIMIT_NS);
-    if (status == TESS_OK && x->o_bytes) status = tess_copy(x->device, tess_host_buffer(x->o, x->o_bytes), run.o.buffer, x->o_bytes);
+    if (status == TESS_OK && x->o_bytes)
+        status = tess_copy(x->device, tess_host_buffer(x->o, x->o_bytes), run.o.buffer, x->o_bytes);
     if (status == TESS_OK && x->options[OPT_LSE].given && x->lse_bytes)
-        status = tess_copy(x->device, tess_host_buffer(x->lse, x->lse_bytes), run.lse.buffer, x->lse_bytes);
+        status = tess_copy(x->device, tess_host_buffer(x->lse, x->lse_bytes), run.lse.buffer,
+                           x->lse_bytes);
     return status;
 }
 
@@ -252,8 +309,10 @@ static int write_outputs(const job *x) {
         if (at == 0) {
             npy_put(files[0].stream, q->type, q->n_dims, q->shape, x->o);
         } else {
-            const int64_t packed[] = {p->heads, q->shape[0]}, padded[] = {p->batch, p->heads, p->q_len};
-            npy_put(files[1].stream, NPY_F32, p->q_lens ? 2 : 3, p->q_lens ? packed : padded, x->lse);
+            const int64_t packed[] = {p->heads, q->shape[0]},
+                          padded[] = {p->batch, p->heads, p->q_len};
+            npy_put(files[1].stream, NPY_F32, p->q_lens ? 2 : 3, p->q_lens ? packed : padded,
+                    x->lse);
         }
         bad = text_file_close(&files[at], error, sizeof error) != 0;
         if (bad) break;
@@ -263,29 +322,35 @@ static int write_outputs(const job *x) {
         at = i;
     }
     for (int i = 0; i < count; i++) text_file_discard(&files[i]);
-    return bad ? cli_error(CLI_FAILED, x->command, "--%s: %s", x->options[OPT_O + at].name, error) : CLI_OK;
+    return bad ? cli_error(CLI_FAILED, x->command, "--%s: %s", x->options[OPT_O + at].name, error)
+               : CLI_OK;
 }
 
 static int work(job *x) {
     for (int i = OPT_Q; i <= OPT_O; i++)
-        if (!x->options[i].given) return cli_error(CLI_USAGE, x->command, "--%s: missing", x->options[i].name);
+        if (!x->options[i].given)
+            return cli_error(CLI_USAGE, x->command, "--%s: missing", x->options[i].name);
     if (x->options[OPT_LSE].given && text_same_file(path_of(x, OPT_O), path_of(x, OPT_LSE)))
         return cli_error(CLI_USAGE, x->command, "--lse: is the same file as --o");
     int status = read_arrays(x);
     if (status == CLI_GO_ON) status = match_arrays(x);
     if (status == CLI_GO_ON) status = cli_finish(x->command, &x->p);
     if (status == CLI_GO_ON) status = probe_outputs(x);
-    if (status == CLI_GO_ON) status = cli_open(x->command, path_of(x, OPT_BACKEND), &x->runtime, &x->device);
+    if (status == CLI_GO_ON)
+        status = cli_open(x->command, path_of(x, OPT_BACKEND), &x->runtime, &x->device);
     if (status == CLI_GO_ON) status = make_plan(x);
     if (status != CLI_GO_ON) return status;
     tess_status result = attend(x);
-    if (result != TESS_OK) return cli_error(CLI_FAILED, x->command, "%s", !x->o || !x->lse ? "--o: out of memory for the outputs" : cli_why());
+    if (result != TESS_OK)
+        return cli_error(CLI_FAILED, x->command, "%s",
+                         !x->o || !x->lse ? "--o: out of memory for the outputs" : cli_why());
     return write_outputs(x);
 }
 
 static void release(job *x) {
     for (size_t i = 0; i < sizeof x->device_memory / sizeof *x->device_memory; i++)
-        if (x->device_memory[i].kind != TESS_BUFFER_NONE) tess_free(x->device, &x->device_memory[i]);
+        if (x->device_memory[i].kind != TESS_BUFFER_NONE)
+            tess_free(x->device, &x->device_memory[i]);
     tess_plan_release(x->plan);
     tess_layout_release(x->layout);
     tess_device_release(x->device);
@@ -299,7 +364,8 @@ static void release(job *x) {
 int run_main(int argc, char **argv) {
     static const char *const names[N_OPTIONS] = {"q", "k", "v", "o", "lse", "backend"};
     job x = {.command = argv[0]};
-    for (int i = 0; i < N_OPTIONS; i++) x.options[i] = (cli_option){.name = names[i], .takes_value = 1};
+    for (int i = 0; i < N_OPTIONS; i++)
+        x.options[i] = (cli_option){.name = names[i], .takes_value = 1};
     char full_help[4096];
     size_t n_words;
     snprintf(full_help, sizeof full_help, "%s%s", help, cli_help_words);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * From the rows of one head to outlines. A row is cut into runs of equal cells; runs that touch from row to row grow into one band, whose left and right
- * edges are kept only where they move. A column of strided blocks is thus four numbers whatever its height, and the diagonal staircase a few bytes a row.
- * Nothing needs memory in proportion to the area.
+ * From the rows of one head to outlines. A row is cut into runs of equal cells; runs that touch
+ * from row to row grow into one band, whose left and right edges are kept only where they move. A
+ * column of strided blocks is thus four numbers whatever its height, and the diagonal staircase a
+ * few bytes a row. Nothing needs memory in proportion to the area.
  */
 #include <inttypes.h>
 #include <stdarg.h>
@@ -14,12 +15,16 @@
 block_kind pattern_kind_of(const problem *p, int32_t head, int64_t i, int64_t j) {
     switch (p->pattern) {
     case TESS_PATTERN_S2:
-        if (p->head_first + (int64_t)head >= (int64_t)p->heads_total - p->dense_heads) return KIND_DENSE;
-        return i - j < p->local && j - i < (p->causal ? 1 : p->local_right) ? KIND_LOCAL : KIND_STRIDED;
+        if (p->head_first + (int64_t)head >= (int64_t)p->heads_total - p->dense_heads)
+            return KIND_DENSE;
+        return i - j < p->local && j - i < (p->causal ? 1 : p->local_right) ? KIND_LOCAL
+                                                                            : KIND_STRIDED;
     case TESS_PATTERN_WINDOW: {
         /* Both may hold; the window is what moves, so it has the say. */
-        int64_t first = i * p->block, last = first + p->block - 1, key = j * p->block, key_last = key + p->block - 1;
-        int inside = (p->left < 0 || first - key_last <= p->left) && (p->causal || p->right < 0 || key - last <= p->right);
+        int64_t first = i * p->block, last = first + p->block - 1, key = j * p->block,
+                key_last = key + p->block - 1;
+        int inside = (p->left < 0 || first - key_last <= p->left) &&
+                     (p->causal || p->right < 0 || key - last <= p->right);
         return inside ? KIND_WINDOW : KIND_SINK;
     }
     case TESS_PATTERN_BLOCKS: return KIND_MASK;
@@ -69,7 +74,8 @@ static void *grow(tracer *tr, void *data, size_t *room, size_t wanted, size_t si
     return grown;
 }
 
-static void put(tracer *tr, text_buffer *out, const char *format, ...) __attribute__((format(printf, 3, 4)));
+static void put(tracer *tr, text_buffer *out, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 static void put(tracer *tr, text_buffer *out, const char *format, ...) {
     char piece[96];
     va_list arguments;
@@ -135,7 +141,8 @@ static void close_all(tracer *tr) {
     tr->spare = NULL;
 }
 
-/* One row of cells. Runs and bands are both ordered from left to right, so that one walk for each code matches them; corners that touch are enough. */
+/* One row of cells. Runs and bands are both ordered from left to right, so that one walk for each
+ * code matches them; corners that touch are enough. */
 static void add_row(tracer *tr, const uint8_t *codes, int64_t cells, int64_t row) {
     band *old = tr->bands;
     size_t n_old = tr->n_bands, old_room = tr->bands_room, at[N_CODES] = {0};
@@ -167,9 +174,12 @@ static void add_row(tracer *tr, const uint8_t *codes, int64_t cells, int64_t row
 
 /* ------------------------------------------------------------------ cells */
 
-/* Counts of each kind in the cells of one row of the picture, filled from the rows of blocks below it; `counts` is [cells][N_KINDS]. */
-static tess_status count_cells(const trace *t, const problem *p, const tess_layout *layout, int32_t head, int64_t blocks, int64_t shown, int64_t row,
-                               uint8_t *kept, uint32_t *counts, cli_progress *progress, double done, double share) {
+/* Counts of each kind in the cells of one row of the picture, filled from the rows of blocks below
+ * it; `counts` is [cells][N_KINDS]. */
+static tess_status count_cells(const trace *t, const problem *p, const tess_layout *layout,
+                               int32_t head, int64_t blocks, int64_t shown, int64_t row,
+                               uint8_t *kept, uint32_t *counts, cli_progress *progress, double done,
+                               double share) {
     memset(counts, 0, (size_t)t->cells * N_KINDS * sizeof *counts);
     for (int64_t i = row * t->cell; i < (row + 1) * t->cell && i < shown; i++) {
         tess_status status = tess_layout_row(layout, head, i, kept, blocks);
@@ -181,7 +191,8 @@ static tess_status count_cells(const trace *t, const problem *p, const tess_layo
     return TESS_OK;
 }
 
-/* The kind with most blocks, at a level by the share of all kept blocks, so that sparse cells look light. */
+/* The kind with most blocks, at a level by the share of all kept blocks, so that sparse cells look
+ * light. */
 static uint8_t cell_code(const uint32_t *counts, int64_t area) {
     int kind = KIND_NONE;
     int64_t total = 0;
@@ -194,18 +205,23 @@ static uint8_t cell_code(const uint32_t *counts, int64_t area) {
     return (uint8_t)(kind * TRACE_LEVELS + (level < TRACE_LEVELS ? level : TRACE_LEVELS - 1));
 }
 
-int trace_head(trace *t, const problem *p, const tess_layout *layout, int32_t head, int64_t blocks, int64_t shown, int64_t cell, size_t budget,
-               cli_progress *progress, double done, double share) {
+int trace_head(trace *t, const problem *p, const tess_layout *layout, int32_t head, int64_t blocks,
+               int64_t shown, int64_t cell, size_t budget, cli_progress *progress, double done,
+               double share) {
     *t = (trace){.cell = cell, .cells = (shown + cell - 1) / cell};
     tracer tr = {.budget = budget};
     uint8_t *kept = malloc((size_t)blocks + 1), *codes = malloc((size_t)t->cells + 1);
     uint32_t *counts = malloc(((size_t)t->cells + 1) * N_KINDS * sizeof *counts);
     int result = kept && codes && counts ? 0 : -1;
     for (int64_t row = 0; row < t->cells && result == 0; row++) {
-        if (count_cells(t, p, layout, head, blocks, shown, row, kept, counts, progress, done, share) != TESS_OK) result = -1;
-        for (int64_t c = 0; c < t->cells; c++) codes[c] = cell_code(counts + c * N_KINDS, cell * cell);
+        if (count_cells(t, p, layout, head, blocks, shown, row, kept, counts, progress, done,
+                        share) != TESS_OK)
+            result = -1;
+        for (int64_t c = 0; c < t->cells; c++)
+            codes[c] = cell_code(counts + c * N_KINDS, cell * cell);
         add_row(&tr, codes, t->cells, row);
-        /* What is still open counts as well: the staircase of the diagonal is one band to the end. */
+        /* What is still open counts as well: the staircase of the diagonal is one band to the
+         * end. */
         size_t open = 0;
         for (size_t n = 0; n < tr.n_bands; n++) open += tr.bands[n].count * 8;
         if (tr.bytes + open > budget) result = 1;
@@ -218,7 +234,8 @@ int trace_head(trace *t, const problem *p, const tess_layout *layout, int32_t he
     free(counts);
     if (tr.failed && result == 0) result = -1;
     if (result == 0 && tr.bytes > budget) result = 1;
-    for (int code = 0; code < N_CODES; code++) t->paths[code / TRACE_LEVELS][code % TRACE_LEVELS] = tr.out[code].data;
+    for (int code = 0; code < N_CODES; code++)
+        t->paths[code / TRACE_LEVELS][code % TRACE_LEVELS] = tr.out[code].data;
     t->bytes = tr.bytes;
     return result;
 }

@@ -4,15 +4,19 @@
 
 #include <stddef.h>
 
-#include "runtime.h"
 #include "status.h"
 
 static const tess_backend_entry *entry_of(const tess_host *host) {
-    return (const tess_backend_entry *)(const void *)((const char *)host - offsetof(tess_backend_entry, host));
+    return (const tess_backend_entry *)(const void *)((const char *)host -
+                                                      offsetof(tess_backend_entry, host));
 }
 
-static void *host_alloc(const tess_host *host, size_t size, size_t alignment) { return tess_mem_alloc(entry_of(host)->runtime, size, alignment); }
-static void host_free(const tess_host *host, void *pointer, size_t size) { tess_mem_free(entry_of(host)->runtime, pointer, size); }
+static void *host_alloc(const tess_host *host, size_t size, size_t alignment) {
+    return tess_mem_alloc(entry_of(host)->runtime, size, alignment);
+}
+static void host_free(const tess_host *host, void *pointer, size_t size) {
+    tess_mem_free(entry_of(host)->runtime, pointer, size);
+}
 
 static tess_status host_fail(const tess_host *host, tess_status status, const char *format, ...) {
     char message[TESS_ERROR_BYTES];
@@ -34,9 +38,11 @@ static void host_log(const tess_host *host, const char *topic, const char *forma
     tess_log(entry->runtime, topic, "%s: %s", entry->name, message);
 }
 
-static const char *host_setting(const tess_host *host, const char *name) { return tess_setting(entry_of(host)->runtime, name); }
+static const char *host_setting(const tess_host *host, const char *name) {
+    return tess_setting(entry_of(host)->runtime, name);
+}
 
-void tess_host_init(tess_backend_entry *entry) {
+void tess_host_init(tess_backend_entry *entry, uint32_t cpu_threads) {
     entry->host = (tess_host){.abi = TESS_BACKEND_ABI,
                               .struct_size = sizeof(tess_host),
                               .alloc = host_alloc,
@@ -44,5 +50,5 @@ void tess_host_init(tess_backend_entry *entry) {
                               .fail = host_fail,
                               .log = host_log,
                               .setting = host_setting,
-                              .cpu_threads = entry->runtime->settings.cpu_threads};
+                              .cpu_threads = cpu_threads};
 }

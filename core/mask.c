@@ -16,16 +16,18 @@ int64_t tess_mask_below(const uint32_t *columns, int64_t count, int64_t end) {
 }
 
 static const uint8_t *mask_row(const tess_mask *mask, int64_t head, int64_t i) {
-    return mask->data + ((uint64_t)head * (uint64_t)mask->query_blocks + (uint64_t)i) * tess_mask_row_bytes(mask);
+    return mask->data + ((uint64_t)head * (uint64_t)mask->query_blocks + (uint64_t)i) *
+                            tess_mask_row_bytes(mask);
 }
 
-/* Columns of query block i that a key can have. */
+/* How many columns query block i can see. */
 static int64_t row_columns(const tess_mask *mask, int64_t i, bool causal, int64_t n_blocks) {
     int64_t columns = mask->key_blocks < n_blocks ? mask->key_blocks : n_blocks;
     return causal && columns > i + 1 ? i + 1 : columns;
 }
 
-static uint64_t head_hash(const tess_mask *mask, int64_t head, bool causal, int64_t n_blocks, uint64_t *count) {
+static uint64_t head_hash(const tess_mask *mask, int64_t head, bool causal, int64_t n_blocks,
+                          uint64_t *count) {
     uint64_t hash = UINT64_C(0x9e3779b97f4a7c15);
     *count = 0;
     for (int64_t i = 0; i < mask->query_blocks; i++) {
@@ -57,15 +59,20 @@ typedef struct mask_group {
     int64_t head;
 } mask_group;
 
-/* Finds the group of each head. Open addressing over a table of at least twice as many slots as heads; slots hold a class plus 1. */
-static uint32_t group_heads(const tess_mask *mask, bool causal, int64_t n_blocks, uint16_t *head_class, mask_group *groups, uint32_t *slots,
+/* Finds the group of each head, by open addressing in a table with at least twice as many slots as
+ * heads. A slot holds a class plus 1. */
+static uint32_t group_heads(const tess_mask *mask, bool causal, int64_t n_blocks,
+                            uint16_t *head_class, mask_group *groups, uint32_t *slots,
                             uint64_t n_slots) {
     uint32_t n = 0;
     for (int64_t head = 0; head < mask->heads; head++) {
-        uint64_t count, hash = head_hash(mask, head, causal, n_blocks, &count), slot = hash & (n_slots - 1);
+        uint64_t count, hash = head_hash(mask, head, causal, n_blocks, &count),
+                        slot = hash & (n_slots - 1);
         while (slots[slot] != 0) {
             const mask_group *group = &groups[slots[slot] - 1];
-            if (group->hash == hash && group->count == count && head_equal(mask, group->head, head, causal, n_blocks)) break;
+            if (group->hash == hash && group->count == count &&
+                head_equal(mask, group->head, head, causal, n_blocks))
+                break;
             slot = (slot + 1) & (n_slots - 1);
         }
         if (slots[slot] == 0) {
@@ -79,7 +86,8 @@ static uint32_t group_heads(const tess_mask *mask, bool causal, int64_t n_blocks
     return n;
 }
 
-static void compress_head(const tess_mask *mask, int64_t head, bool causal, int64_t n_blocks, uint64_t *start, uint32_t *columns) {
+static void compress_head(const tess_mask *mask, int64_t head, bool causal, int64_t n_blocks,
+                          uint64_t *start, uint32_t *columns) {
     uint64_t n = 0;
     for (int64_t i = 0; i < mask->query_blocks; i++) {
         const uint8_t *row = mask_row(mask, head, i);
@@ -92,9 +100,11 @@ static void compress_head(const tess_mask *mask, int64_t head, bool causal, int6
     start[mask->query_blocks] = n;
 }
 
-static tess_status compress_groups(tess_runtime *runtime, const char *function, const tess_mask *mask, bool causal, int64_t n_blocks,
+static tess_status compress_groups(tess_runtime *runtime, const char *function,
+                                   const tess_mask *mask, bool causal, int64_t n_blocks,
                                    const mask_group *groups, tess_mask_set *set) {
-    /* No overflow: the caller's mask, which lies in memory, has a bit or a byte for everything that is counted here. */
+    /* This cannot overflow: the caller's mask lies in memory and has a bit or a byte for everything
+     * counted here. */
     uint64_t starts = (uint64_t)mask->query_blocks + 1, columns = 0;
     for (uint32_t c = 0; c < set->n_classes; c++) columns += groups[c].count;
     uint64_t bytes = starts * set->n_classes * sizeof(uint64_t) + columns * sizeof(uint32_t);
@@ -104,7 +114,8 @@ static tess_status compress_groups(tess_runtime *runtime, const char *function, 
     set->rows = tess_mem_alloc(runtime, (size_t)set->rows_bytes, 64);
     if (!set->memory || !set->rows) {
         tess_mask_release(runtime, set);
-        return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: mask: no memory for %llu bytes", function, (unsigned long long)bytes);
+        return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: mask: no memory for %llu bytes", function,
+                         (unsigned long long)bytes);
     }
     uint64_t *start = set->memory;
     uint32_t *column = (uint32_t *)(start + starts * set->n_classes);
@@ -119,11 +130,12 @@ static tess_status compress_groups(tess_runtime *runtime, const char *function, 
     return TESS_OK;
 }
 
-tess_status tess_mask_compress(tess_runtime *runtime, const char *function, const tess_mask *mask, bool causal, int64_t n_blocks,
-                               tess_mask_set *set) {
+tess_status tess_mask_compress(tess_runtime *runtime, const char *function, const tess_mask *mask,
+                               bool causal, int64_t n_blocks, tess_mask_set *set) {
     uint64_t n_slots = 2;
     while (n_slots < 2 * (uint64_t)mask->heads) n_slots *= 2;
-    size_t groups_bytes = (size_t)mask->heads * sizeof(mask_group), slots_bytes = (size_t)n_slots * sizeof(uint32_t);
+    size_t groups_bytes = (size_t)mask->heads * sizeof(mask_group),
+           slots_bytes = (size_t)n_slots * sizeof(uint32_t);
     mask_group *groups = tess_mem_alloc(runtime, groups_bytes, 64);
     uint32_t *slots = tess_mem_alloc(runtime, slots_bytes, 64);
     tess_status status = TESS_OK;
@@ -131,10 +143,12 @@ tess_status tess_mask_compress(tess_runtime *runtime, const char *function, cons
     set->rows = NULL;
     if (groups && slots) {
         memset(slots, 0, slots_bytes);
-        set->n_classes = group_heads(mask, causal, n_blocks, set->head_class, groups, slots, n_slots);
+        set->n_classes =
+            group_heads(mask, causal, n_blocks, set->head_class, groups, slots, n_slots);
         status = compress_groups(runtime, function, mask, causal, n_blocks, groups, set);
     } else {
-        status = tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: mask: no memory to compare %lld heads", function, (long long)mask->heads);
+        status = tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: mask: no memory to compare %lld heads",
+                           function, (long long)mask->heads);
     }
     tess_mem_free(runtime, slots, slots_bytes);
     tess_mem_free(runtime, groups, groups_bytes);
@@ -152,8 +166,9 @@ bool tess_mask_kv_efficient(const tess_mask_rows *rows, int64_t n_blocks) {
     int64_t end = rows->query_blocks < n_blocks ? rows->query_blocks : n_blocks;
     for (int64_t i = 2; i < end; i++) {
         int64_t count, before, b = 0;
-        const uint32_t *columns = tess_mask_row(rows, i, &count), *previous = tess_mask_row(rows, i - 1, &before);
-        /* What row i reads below the block before it must have been read by row i - 1. */
+        const uint32_t *columns = tess_mask_row(rows, i, &count),
+                       *previous = tess_mask_row(rows, i - 1, &before);
+        /* Row i - 1 must have read what row i reads below block i - 1. */
         for (int64_t c = 0; c < count && columns[c] + 1 < i; c++) {
             while (b < before && previous[b] < columns[c]) b++;
             if (b == before || previous[b] != columns[c]) return false;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The list of backends that are part of the library. The core declares it and backends/registry.c defines it, so that a new backend needs no edit
- * in the core; a unit test that brings backends of its own defines it instead. */
+/* The list of backends that are part of the library. The core declares it and backends/registry.c
+ * defines it, so that a new backend needs no edit in the core; a unit test that brings backends of
+ * its own defines it instead. */
 #ifndef TESSERA_CORE_REGISTRY_H
 #define TESSERA_CORE_REGISTRY_H
 
@@ -10,8 +11,8 @@
 
 typedef struct tess_registered {
     const tess_backend *backend;
-    /* To list its devices it opens a driver or a loader of drivers, which may run code that the
-     * environment names. */
+    /* listing its devices opens a driver or a driver loader, which may run code that the
+     * environment names */
     bool opens_driver;
 } tess_registered;
 

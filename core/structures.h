@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The structures that begin with struct_size: where their fields lie, and reading and writing
- * them for callers of other versions. */
+/* The structures that begin with struct_size: where their fields lie, and how they are read and
+ * written for callers of other versions. */
 #ifndef TESSERA_CORE_STRUCTURES_H
 #define TESSERA_CORE_STRUCTURES_H
 
@@ -45,10 +45,12 @@ extern const tess_structure tess_structures[TESS_STRUCTURE_COUNT];
  * caller's version lacks are zero, and bytes that this version does not know must be zero. Messages
  * call the descriptor `field`. INVALID: NULL. VERSION: a struct_size that no version has had.
  */
-tess_status tess_desc_read(const char *function, const char *field, const void *desc, void *copy, tess_structure_id id);
+tess_status tess_desc_read(const char *function, const char *field, const void *desc, void *copy,
+                           tess_structure_id id);
 
 /* Writes `full` over the caller's info structure: at most its struct_size bytes, and zeros where
  * the caller's version has fields that this one does not know. Fails as tess_desc_read does. */
-tess_status tess_info_write(const char *function, void *info, const void *full, tess_structure_id id);
+tess_status tess_info_write(const char *function, void *info, const void *full,
+                            tess_structure_id id);
 
 #endif

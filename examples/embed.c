@@ -11,8 +11,10 @@ static void check(tess_status status) {
     exit(1);
 }
 
-/* A tensor of the plan in the device's own memory, which on a CPU is the host's. An application that has its arrays there already passes those instead. */
-static tess_tensor place(tess_device *device, const tess_plan *plan, tess_role role, const void *data) {
+/* A tensor of the plan in the device's own memory, which on a CPU is the host's. An application
+ * that has its arrays there already passes those instead. */
+static tess_tensor place(tess_device *device, const tess_plan *plan, tess_role role,
+                         const void *data) {
     tess_tensor tensor;
     tess_buffer memory;
     uint64_t bytes;
@@ -24,11 +26,13 @@ static tess_tensor place(tess_device *device, const tess_plan *plan, tess_role r
 }
 
 enum { TOKENS = 2048, HEADS = 8, KV_HEADS = 2, DIM = 64 };
-static float q[TOKENS * HEADS * DIM], k[TOKENS * KV_HEADS * DIM], v[TOKENS * KV_HEADS * DIM], o[TOKENS * HEADS * DIM];
+static float q[TOKENS * HEADS * DIM], k[TOKENS * KV_HEADS * DIM], v[TOKENS * KV_HEADS * DIM],
+    o[TOKENS * HEADS * DIM];
 
 int main(void) {
     for (int n = 0; n < TOKENS * HEADS * DIM; n++) q[n] = (float)(n % 7 - 3) / 3;
-    for (int n = 0; n < TOKENS * KV_HEADS * DIM; n++) k[n] = (float)(n % 5 - 2) / 2, v[n] = (float)(n % 11) / 11;
+    for (int n = 0; n < TOKENS * KV_HEADS * DIM; n++)
+        k[n] = (float)(n % 5 - 2) / 2, v[n] = (float)(n % 11) / 11;
 
     /* A device: the best one that works, or what TESSERA_BACKEND asks for. */
     tess_runtime *runtime;
@@ -36,16 +40,19 @@ int main(void) {
     check(tess_runtime_create(NULL, &runtime));
     check(tess_device_open(runtime, NULL, &device));
 
-    /* A layout: each head sees its last 4 blocks of 64 tokens and every 8th block before them, shifted from head to head. */
-    tess_pattern pattern = {.struct_size = sizeof pattern, .kind = TESS_PATTERN_S2, .block = 64, .local = 4, .stride = 8};
-    tess_layout_desc layout_desc = {
-        .struct_size = sizeof layout_desc, .pattern = &pattern, .n_heads = HEADS, .n_kv_heads = KV_HEADS, .max_tokens = TOKENS};
+    /* A layout: each head sees its last 4 blocks of 64 tokens and every 8th block before them,
+     * shifted from head to head. */
+    tess_pattern pattern = {.struct_size = sizeof pattern, .kind = TESS_PATTERN_S2};
+    pattern.block = 64, pattern.local = 4, pattern.stride = 8;
+    tess_layout_desc layout_desc = {.struct_size = sizeof layout_desc, .pattern = &pattern};
+    layout_desc.n_heads = HEADS, layout_desc.n_kv_heads = KV_HEADS, layout_desc.max_tokens = TOKENS;
     tess_layout *layout;
     check(tess_layout_create(runtime, &layout_desc, &layout));
 
-    /* A plan: this layout for one sequence on this device. Made once for each batch shape, run every step.
-     * `batch` has no default: left 0 it is legal, and nothing is computed. */
-    tess_plan_desc plan_desc = {.struct_size = sizeof plan_desc, .dtype = TESS_F32, .head_dim = DIM, .batch = 1, .q_len = TOKENS, .kv_len = TOKENS};
+    /* A plan: this layout for one sequence on this device. Made once for each batch shape, run
+     * every step. `batch` has no default: left 0 it is legal, and nothing is computed. */
+    tess_plan_desc plan_desc = {.struct_size = sizeof plan_desc, .dtype = TESS_F32};
+    plan_desc.head_dim = DIM, plan_desc.batch = 1, plan_desc.q_len = plan_desc.kv_len = TOKENS;
     tess_plan *plan;
     tess_plan_info info = {.struct_size = sizeof info};
     check(tess_plan_create(device, layout, &plan_desc, &plan));
@@ -64,10 +71,12 @@ int main(void) {
 
     double sum = 0;
     for (int n = 0; n < TOKENS * HEADS * DIM; n++) sum += o[n];
-    printf("%s: checksum %.3f, %.2f times less work than dense\n", info.kernel, sum, (double)info.dense_pairs / (double)info.kept_pairs);
+    printf("%s: checksum %.3f, %.2f times less work than dense\n", info.kernel, sum,
+           (double)info.dense_pairs / (double)info.kept_pairs);
 
-    tess_buffer *buffers[] = {&run.q.buffer, &run.k.buffer, &run.v.buffer, &run.o.buffer, &run.workspace};
-    for (int n = 0; n < 5; n++) check(tess_free(device, buffers[n]));
+    tess_tensor *tensors[] = {&run.q, &run.k, &run.v, &run.o};
+    for (int n = 0; n < 4; n++) check(tess_free(device, &tensors[n]->buffer));
+    check(tess_free(device, &run.workspace));
     tess_plan_release(plan);
     tess_layout_release(layout);
     tess_device_release(device);

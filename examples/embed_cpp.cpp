@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The same library from C++11: handles in smart pointers, errors as exceptions. Prints the state of the machine and checks a dense run.
+// The same library from C++11: handles in smart pointers, errors as exceptions. Prints the state of
+// the machine and checks a dense run.
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -13,7 +14,8 @@
 namespace {
 
 void check(tess_status status) {
-    if (status != TESS_OK) throw std::runtime_error(std::string(tess_status_name(status)) + ": " + tess_last_error());
+    if (status != TESS_OK)
+        throw std::runtime_error(std::string(tess_status_name(status)) + ": " + tess_last_error());
 }
 
 template <class T, void (*Release)(T *)> struct Releaser {
@@ -66,15 +68,20 @@ int run() {
     tess_plan_info info = zeroed<tess_plan_info>();
     check(tess_plan_query(plan.get(), &info));
 
-    // Queries of zero weigh all keys equally: row p of the output is the mean of the first p + 1 values.
+    // Queries of zero weigh all keys equally: row p of the output is the mean of the first p + 1
+    // values.
     std::vector<float> q(tokens * heads * dim, 0.0f), k(q.size(), 1.0f), v(q.size()), o(q.size());
     for (std::size_t n = 0; n < v.size(); n++) v[n] = static_cast<float>(n / (heads * dim));
     tess_run_desc desc = zeroed<tess_run_desc>();
     const std::uint64_t bytes = q.size() * sizeof(float);
-    check(tess_plan_tensor(plan.get(), TESS_ROLE_Q, tess_host_buffer(q.data(), bytes), &desc.q, nullptr));
-    check(tess_plan_tensor(plan.get(), TESS_ROLE_K, tess_host_buffer(k.data(), bytes), &desc.k, nullptr));
-    check(tess_plan_tensor(plan.get(), TESS_ROLE_V, tess_host_buffer(v.data(), bytes), &desc.v, nullptr));
-    check(tess_plan_tensor(plan.get(), TESS_ROLE_O, tess_host_buffer(o.data(), bytes), &desc.o, nullptr));
+    check(tess_plan_tensor(plan.get(), TESS_ROLE_Q, tess_host_buffer(q.data(), bytes), &desc.q,
+                           nullptr));
+    check(tess_plan_tensor(plan.get(), TESS_ROLE_K, tess_host_buffer(k.data(), bytes), &desc.k,
+                           nullptr));
+    check(tess_plan_tensor(plan.get(), TESS_ROLE_V, tess_host_buffer(v.data(), bytes), &desc.v,
+                           nullptr));
+    check(tess_plan_tensor(plan.get(), TESS_ROLE_O, tess_host_buffer(o.data(), bytes), &desc.o,
+                           nullptr));
     check(tess_alloc(device.get(), info.workspace_bytes, &desc.workspace));
     const tess_status status = tess_run(plan.get(), &desc);
     check(tess_free(device.get(), &desc.workspace));
@@ -82,7 +89,8 @@ int run() {
 
     double worst = 0;
     for (int p = 0; p < tokens; p++)
-        for (int n = 0; n < heads * dim; n++) worst = std::fmax(worst, std::fabs(o[p * heads * dim + n] - 0.5 * p));
+        for (int n = 0; n < heads * dim; n++)
+            worst = std::fmax(worst, std::fabs(o[p * heads * dim + n] - 0.5 * p));
     std::printf("%s on %s: largest error %.1e\n", info.kernel, device_info.name, worst);
     return worst < 1e-3 ? 0 : 1;
 }

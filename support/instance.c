@@ -11,7 +11,9 @@
 
 enum {
     GUARD_BYTES = 1024,
-    PAD_TOKENS_MIN = 64, /* tokens of NaN around each sequence's keys: at least what a kernel that ignores kv_len would read */
+    /* tokens of NaN around each sequence's keys: at least what a kernel that ignores kv_len
+     * would read */
+    PAD_TOKENS_MIN = 64,
     PAD_TOKENS_MAX = 256,
     NAN_BYTE = 0xff, /* all bits set is a NaN in every type */
 };
@@ -34,8 +36,10 @@ static void *host_alloc(uint64_t bytes) {
     return aligned_alloc(64, ((size_t)bytes / 64 + 1) * 64);
 }
 
-/* A part of `bytes` with guards around it if they are wanted, filled with `fill`; `raw` is what has to be freed, `part` what the run gets. */
-static tess_status guarded_alloc(instance *x, uint64_t bytes, uint64_t alignment, int fill, tess_buffer *raw, tess_buffer *part) {
+/* A part of `bytes` with guards around it if they are wanted, filled with `fill`; `raw` is what has
+ * to be freed, `part` what the run gets. */
+static tess_status guarded_alloc(instance *x, uint64_t bytes, uint64_t alignment, int fill,
+                                 tess_buffer *raw, tess_buffer *part) {
     /* An empty part still gets an address. */
     uint64_t total = x->guard + alignment + bytes + x->guard + 16;
     tess_status status = tess_alloc(x->device, total, raw);
@@ -57,8 +61,10 @@ static tess_status guarded_alloc(instance *x, uint64_t bytes, uint64_t alignment
     return status == TESS_OK ? TESS_OK : fail(x, status, NULL);
 }
 
-/* Compares the guards of one part with what guarded_alloc wrote. Returns 0, or -1 with `what` filled. */
-static int guards_intact(const instance *x, const char *name, const tess_buffer *raw, const tess_buffer *part, char *what, size_t size) {
+/* Compares the guards of one part with what guarded_alloc wrote. Returns 0, or -1 with `what`
+ * filled. */
+static int guards_intact(const instance *x, const char *name, const tess_buffer *raw,
+                         const tess_buffer *part, char *what, size_t size) {
     uint64_t start = part->offset - raw->offset, end = part->size - raw->offset;
     unsigned char seen[GUARD_BYTES];
     for (int side = 0; side < 2; side++) {
@@ -66,20 +72,25 @@ static int guards_intact(const instance *x, const char *name, const tess_buffer 
         tess_buffer source = *raw;
         source.offset += from;
         if (tess_copy(x->device, tess_host_buffer(seen, x->guard), source, x->guard) != TESS_OK)
-            return text_error(what, size, "%s: guard words cannot be read: %s", name, tess_last_error());
+            return text_error(what, size, "%s: guard words cannot be read: %s", name,
+                              tess_last_error());
         for (uint64_t i = 0; i < x->guard; i++)
             if (seen[i] != guard_byte(from + i))
-                return text_error(what, size, "%s: the guard word %" PRIu64 " bytes %s it was overwritten", name, side ? i : x->guard - i,
-                                  side ? "after" : "before");
+                return text_error(what, size,
+                                  "%s: the guard word %" PRIu64 " bytes %s it was overwritten",
+                                  name, side ? i : x->guard - i, side ? "after" : "before");
     }
     return 0;
 }
 
 /* K or V with NaN tokens before, between and after the sequences. */
-static tess_status upload_padded(instance *x, const void *host, tess_buffer *raw, tess_tensor *tensor) {
+static tess_status upload_padded(instance *x, const void *host, tess_buffer *raw,
+                                 tess_tensor *tensor) {
     const problem *p = x->problem;
     uint64_t row = (uint64_t)p->kv_heads * (uint64_t)p->head_dim * element_size(p);
-    uint64_t pad = (uint64_t)(p->block < PAD_TOKENS_MIN ? PAD_TOKENS_MIN : p->block > PAD_TOKENS_MAX ? PAD_TOKENS_MAX : p->block);
+    uint64_t pad = (uint64_t)(p->block < PAD_TOKENS_MIN   ? PAD_TOKENS_MIN
+                              : p->block > PAD_TOKENS_MAX ? PAD_TOKENS_MAX
+                                                          : p->block);
     uint64_t pieces = p->q_lens ? 1 : (uint64_t)p->batch;
     uint64_t tokens = (uint64_t)(p->q_lens ? problem_kv_tokens(p) : p->kv_len);
     uint64_t total = (pad + pieces * (tokens + pad)) * row;
@@ -89,7 +100,8 @@ static tess_status upload_padded(instance *x, const void *host, tess_buffer *raw
     if (!image) return fail(x, TESS_ERROR_OUT_OF_MEMORY, "out of memory for padded keys");
     memset(image, NAN_BYTE, (size_t)total);
     for (uint64_t b = 0; b < pieces; b++)
-        memcpy(image + (pad + b * (tokens + pad)) * row, (const char *)host + b * tokens * row, (size_t)(tokens * row));
+        memcpy(image + (pad + b * (tokens + pad)) * row, (const char *)host + b * tokens * row,
+               (size_t)(tokens * row));
     status = tess_copy(x->device, *raw, tess_host_buffer(image, total), total);
     free(image);
     if (status != TESS_OK) return fail(x, status, NULL);
@@ -100,7 +112,8 @@ static tess_status upload_padded(instance *x, const void *host, tess_buffer *raw
     return TESS_OK;
 }
 
-static tess_status upload(instance *x, const void *host, uint64_t bytes, tess_buffer *raw, tess_tensor *tensor) {
+static tess_status upload(instance *x, const void *host, uint64_t bytes, tess_buffer *raw,
+                          tess_tensor *tensor) {
     if (x->host_memory) {
         tensor->buffer = tess_host_buffer(host, bytes);
         return TESS_OK;
@@ -117,7 +130,8 @@ static tess_status upload(instance *x, const void *host, uint64_t bytes, tess_bu
 static tess_status make_plan(instance *x, const char *kernel) {
     tess_plan_desc desc;
     int64_t *cu = NULL;
-    if (problem_plan_desc(x->problem, &desc, &cu) != 0) return fail(x, TESS_ERROR_OUT_OF_MEMORY, "out of memory for the lengths");
+    if (problem_plan_desc(x->problem, &desc, &cu) != 0)
+        return fail(x, TESS_ERROR_OUT_OF_MEMORY, "out of memory for the lengths");
     desc.kernel = kernel;
     tess_status status = tess_plan_create(x->device, x->layout, &desc, &x->plan);
     free(cu);
@@ -140,7 +154,8 @@ static tess_status describe(instance *x) {
                  {TESS_ROLE_O, &x->run.o, &x->o_bytes},
                  {TESS_ROLE_LSE, &x->run.lse, &x->lse_bytes}};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        tess_status status = tess_plan_tensor(x->plan, parts[i].role, none, parts[i].tensor, parts[i].bytes);
+        tess_status status =
+            tess_plan_tensor(x->plan, parts[i].role, none, parts[i].tensor, parts[i].bytes);
         if (status != TESS_OK) return fail(x, status, NULL);
     }
     return TESS_OK;
@@ -153,7 +168,8 @@ static tess_status make_inputs(instance *x) {
     x->v = host_alloc(x->v_bytes);
     x->o = host_alloc(x->o_bytes);
     x->lse = host_alloc(x->lse_bytes);
-    if (!x->q || !x->k || !x->v || !x->o || !x->lse) return fail(x, TESS_ERROR_OUT_OF_MEMORY, "out of memory for the tensors");
+    if (!x->q || !x->k || !x->v || !x->o || !x->lse)
+        return fail(x, TESS_ERROR_OUT_OF_MEMORY, "out of memory for the tensors");
     fill_normal(p->dtype, x->q, (int64_t)(x->q_bytes / element_size(p)), p->seed, 1);
     fill_normal(p->dtype, x->k, (int64_t)(x->k_bytes / element_size(p)), p->seed, 2);
     fill_normal(p->dtype, x->v, (int64_t)(x->v_bytes / element_size(p)), p->seed, 3);
@@ -166,14 +182,20 @@ static tess_status make_inputs(instance *x) {
 static tess_status place(instance *x) {
     tess_status status = upload(x, x->q, x->q_bytes, &x->dq, &x->run.q);
     if (status == TESS_OK)
-        status = x->flags & INSTANCE_POISON ? upload_padded(x, x->k, &x->dk, &x->run.k) : upload(x, x->k, x->k_bytes, &x->dk, &x->run.k);
+        status = x->flags & INSTANCE_POISON ? upload_padded(x, x->k, &x->dk, &x->run.k)
+                                            : upload(x, x->k, x->k_bytes, &x->dk, &x->run.k);
     if (status == TESS_OK)
-        status = x->flags & INSTANCE_POISON ? upload_padded(x, x->v, &x->dv, &x->run.v) : upload(x, x->v, x->v_bytes, &x->dv, &x->run.v);
+        status = x->flags & INSTANCE_POISON ? upload_padded(x, x->v, &x->dv, &x->run.v)
+                                            : upload(x, x->v, x->v_bytes, &x->dv, &x->run.v);
     int fill = x->flags & INSTANCE_POISON ? NAN_BYTE : 0;
-    if (status == TESS_OK) status = guarded_alloc(x, x->o_bytes, 16, fill, &x->d_o, &x->run.o.buffer);
-    if (status == TESS_OK) status = guarded_alloc(x, x->lse_bytes, 16, fill, &x->dlse, &x->run.lse.buffer);
+    if (status == TESS_OK)
+        status = guarded_alloc(x, x->o_bytes, 16, fill, &x->d_o, &x->run.o.buffer);
+    if (status == TESS_OK)
+        status = guarded_alloc(x, x->lse_bytes, 16, fill, &x->dlse, &x->run.lse.buffer);
     uint64_t alignment = x->info.workspace_align > 16 ? x->info.workspace_align : 16;
-    if (status == TESS_OK) status = guarded_alloc(x, x->info.workspace_bytes, alignment, fill, &x->dwork, &x->run.workspace);
+    if (status == TESS_OK)
+        status = guarded_alloc(x, x->info.workspace_bytes, alignment, fill, &x->dwork,
+                               &x->run.workspace);
     return status;
 }
 
@@ -187,7 +209,8 @@ static tess_status find_memory(instance *x) {
     return TESS_OK;
 }
 
-/* A layout belongs to the host alone, so a runtime without any settings makes it; the layout keeps that runtime alive. */
+/* A layout belongs to the host alone, so a runtime without any settings makes it; the layout keeps
+ * that runtime alive. */
 static tess_status make_layout(instance *x) {
     tess_runtime_desc desc = {.struct_size = sizeof desc,
                               .backend = "",
@@ -205,7 +228,8 @@ static tess_status make_layout(instance *x) {
     return status;
 }
 
-tess_status instance_create(instance *x, tess_device *device, const problem *p, const char *kernel, unsigned flags) {
+tess_status instance_create(instance *x, tess_device *device, const problem *p, const char *kernel,
+                            unsigned flags) {
     memset(x, 0, sizeof *x);
     x->problem = p;
     x->device = device;
@@ -232,8 +256,12 @@ tess_status instance_run(instance *x, double *device_seconds) {
 
 tess_status instance_fetch(instance *x) {
     tess_status status = TESS_OK;
-    if (x->o_bytes) status = tess_copy(x->device, tess_host_buffer(x->o, x->o_bytes), x->run.o.buffer, x->o_bytes);
-    if (status == TESS_OK && x->lse_bytes) status = tess_copy(x->device, tess_host_buffer(x->lse, x->lse_bytes), x->run.lse.buffer, x->lse_bytes);
+    if (x->o_bytes)
+        status =
+            tess_copy(x->device, tess_host_buffer(x->o, x->o_bytes), x->run.o.buffer, x->o_bytes);
+    if (status == TESS_OK && x->lse_bytes)
+        status = tess_copy(x->device, tess_host_buffer(x->lse, x->lse_bytes), x->run.lse.buffer,
+                           x->lse_bytes);
     return status == TESS_OK ? TESS_OK : fail(x, status, NULL);
 }
 
@@ -266,7 +294,9 @@ typedef struct tally {
     char where[192];                /* the element of `worst` */
 } tally;
 
-static float low(uint32_t dtype, float f) { return dtype == TESS_F16 ? half_to_float(float_to_half(f)) : bf16_to_float(float_to_bf16(f)); }
+static float low(uint32_t dtype, float f) {
+    return dtype == TESS_F16 ? half_to_float(float_to_half(f)) : bf16_to_float(float_to_bf16(f));
+}
 
 static int64_t flat_row(const problem *p, int64_t b, int32_t head, int64_t row, int64_t *lse_at) {
     if (p->q_lens) {
@@ -279,13 +309,15 @@ static int64_t flat_row(const problem *p, int64_t b, int32_t head, int64_t row, 
 }
 
 /* One row against the reference. */
-static void compare_row(const instance *x, int64_t b, int32_t head, int64_t row, double *ref, double *same, tally *t, instance_verdict *verdict) {
+static void compare_row(const instance *x, int64_t b, int32_t head, int64_t row, double *ref,
+                        double *same, tally *t, instance_verdict *verdict) {
     const problem *p = x->problem;
     const reference_inputs in = {x->q, x->k, x->v};
     double lse, same_lse;
     int64_t lse_at, o_at = flat_row(p, b, head, row, &lse_at) * p->head_dim;
     char where[96];
-    snprintf(where, sizeof where, "sequence %" PRId64 ", head %" PRId32 ", row %" PRId64, b, head, row);
+    snprintf(where, sizeof where, "sequence %" PRId64 ", head %" PRId32 ", row %" PRId64, b, head,
+             row);
     reference_row(p, &in, b, head, row, ref, &lse);
     int empty = isinf(lse) && lse < 0;
     if (p->dtype != TESS_F32) reference_row_same_type(p, &in, b, head, row, same, &same_lse);
@@ -293,11 +325,13 @@ static void compare_row(const instance *x, int64_t b, int32_t head, int64_t row,
         double got = load_element(p->dtype, x->o, o_at + d), difference = fabs(got - ref[d]);
         if (!t->failed && (!isfinite(got) || (empty && got != 0))) {
             t->failed = 1;
-            text_error(verdict->what, sizeof verdict->what, "O: %s, element %" PRId32 ": got %g, wanted %g", where, d, got, ref[d]);
+            text_error(verdict->what, sizeof verdict->what,
+                       "O: %s, element %" PRId32 ": got %g, wanted %g", where, d, got, ref[d]);
         }
         if (!(difference <= t->worst)) {
             t->worst = difference;
-            snprintf(t->where, sizeof t->where, "%s, element %" PRId32 ": got %.9g, wanted %.9g", where, d, got, ref[d]);
+            snprintf(t->where, sizeof t->where, "%s, element %" PRId32 ": got %.9g, wanted %.9g",
+                     where, d, got, ref[d]);
         }
         t->difference2 += difference * difference;
         t->reference2 += ref[d] * ref[d];
@@ -306,20 +340,24 @@ static void compare_row(const instance *x, int64_t b, int32_t head, int64_t row,
             float rounded = low(p->dtype, (float)ref[d]);
             float there = low(p->dtype, rounded + 0.3f), back = low(p->dtype, there - 0.3f);
             if (fabs(same[d] - ref[d]) > t->same_type) t->same_type = fabs(same[d] - ref[d]);
-            if (fabs((double)back - rounded) > t->rounding) t->rounding = fabs((double)back - rounded);
+            if (fabs((double)back - rounded) > t->rounding)
+                t->rounding = fabs((double)back - rounded);
         }
     }
     double got = x->lse[lse_at], error = empty ? (got == lse ? 0 : INFINITY) : fabs(got - lse);
     if (!(error <= verdict->lse_error)) verdict->lse_error = error;
-    double tolerance = (p->dtype == TESS_F32 ? 1e-5 : 1e-4) * (fabs(lse) > 1 && !empty ? fabs(lse) : 1);
+    double tolerance =
+        (p->dtype == TESS_F32 ? 1e-5 : 1e-4) * (fabs(lse) > 1 && !empty ? fabs(lse) : 1);
     if (!t->failed && !(error <= tolerance)) {
         t->failed = 1;
-        text_error(verdict->what, sizeof verdict->what, "LSE: %s: got %.9g, wanted %.9g", where, got, lse);
+        text_error(verdict->what, sizeof verdict->what, "LSE: %s: got %.9g, wanted %.9g", where,
+                   got, lse);
     }
 }
 
-/* The n-th of `wanted` rows out of `total`: the first, the last, and one at a scattered place of each equal part between them, so that no period of
- * tiles or heads decides which rows are looked at. */
+/* The n-th of `wanted` rows out of `total`: the first, the last, and one at a scattered place of
+ * each equal part between them, so that no period of tiles or heads decides which rows are looked
+ * at. */
 static int64_t nth_row(int64_t n, int64_t wanted, int64_t total) {
     if (wanted >= total) return n;
     if (n == 0) return 0;
@@ -342,9 +380,11 @@ static void compare_rows(const instance *x, int64_t max_rows, tally *t, instance
     int64_t b = 0, before = 0; /* rows of the sequences ahead of b */
     for (int64_t n = 0; n < wanted; n++) {
         int64_t at = nth_row(n, wanted, total);
-        while (at - before >= problem_q_len(p, b) * p->heads) before += problem_q_len(p, b++) * p->heads;
+        while (at - before >= problem_q_len(p, b) * p->heads)
+            before += problem_q_len(p, b++) * p->heads;
         int64_t q_len = problem_q_len(p, b);
-        compare_row(x, b, (int32_t)((at - before) / q_len), (at - before) % q_len, ref, ref + p->head_dim, t, verdict);
+        compare_row(x, b, (int32_t)((at - before) / q_len), (at - before) % q_len, ref,
+                    ref + p->head_dim, t, verdict);
     }
     verdict->rows = wanted;
     free(ref);
@@ -357,7 +397,8 @@ static int all_written(const instance *x, char *what, size_t size) {
         if (isnan(load_element(x->problem->dtype, x->o, (int64_t)i)))
             return text_error(what, size, "O: element %" PRIu64 " of the whole array is NaN", i);
     for (uint64_t i = 0; i < n_lse; i++)
-        if (isnan(x->lse[i])) return text_error(what, size, "LSE: element %" PRIu64 " of the whole array is NaN", i);
+        if (isnan(x->lse[i]))
+            return text_error(what, size, "LSE: element %" PRIu64 " of the whole array is NaN", i);
     return 0;
 }
 
@@ -370,7 +411,9 @@ static int all_guards_intact(const instance *x, char *what, size_t size) {
 void instance_check(const instance *x, int64_t max_rows, instance_verdict *verdict) {
     tally t = {0};
     memset(verdict, 0, sizeof *verdict);
-    if (x->flags & INSTANCE_GUARDS && all_guards_intact(x, verdict->what, sizeof verdict->what) != 0) return;
+    if (x->flags & INSTANCE_GUARDS &&
+        all_guards_intact(x, verdict->what, sizeof verdict->what) != 0)
+        return;
     compare_rows(x, max_rows, &t, verdict);
     verdict->worst = t.worst;
     /* Where every row is empty the reference is 0, and so must the difference be. */
@@ -380,17 +423,21 @@ void instance_check(const instance *x, int64_t max_rows, instance_verdict *verdi
     if (x->problem->dtype == TESS_F32) {
         verdict->allowed = 1e-5 * t.largest;
         if (!(verdict->nmse <= 1e-10) || !(verdict->max_rel <= 1e-5)) {
-            text_error(verdict->what, sizeof verdict->what, "O: nmse %.3g (at most 1e-10), max relative error %.3g (at most 1e-5); worst at %s",
-                       verdict->nmse, verdict->max_rel, t.where);
+            text_error(
+                verdict->what, sizeof verdict->what,
+                "O: nmse %.3g (at most 1e-10), max relative error %.3g (at most 1e-5); worst at %s",
+                verdict->nmse, verdict->max_rel, t.where);
             return;
         }
     } else {
         verdict->allowed = 2 * t.same_type + 2 * t.rounding;
         if (!(t.worst <= verdict->allowed)) {
-            text_error(verdict->what, sizeof verdict->what, "O: error %.3g (at most %.3g) at %s", t.worst, verdict->allowed, t.where);
+            text_error(verdict->what, sizeof verdict->what, "O: error %.3g (at most %.3g) at %s",
+                       t.worst, verdict->allowed, t.where);
             return;
         }
     }
-    if (x->flags & INSTANCE_POISON && all_written(x, verdict->what, sizeof verdict->what) != 0) return;
+    if (x->flags & INSTANCE_POISON && all_written(x, verdict->what, sizeof verdict->what) != 0)
+        return;
     verdict->pass = 1;
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A problem made ready on a device: layout, plan, inputs, guarded outputs and workspace; and the check of its result against the reference. */
+/* A problem made ready on a device: layout, plan, inputs, guarded outputs and workspace; and the
+ * check of its result against the reference. */
 #ifndef TESSERA_SUPPORT_INSTANCE_H
 #define TESSERA_SUPPORT_INSTANCE_H
 
@@ -14,7 +15,8 @@ typedef struct instance {
     void *q, *k, *v, *o; /* host copies, contiguous, in the problem's dtype */
     float *lse;
     uint64_t q_bytes, k_bytes, v_bytes, o_bytes, lse_bytes;
-    tess_buffer dq, dk, dv, d_o, dlse, dwork; /* on the device, guard words on both sides of o, lse and workspace */
+    /* on the device, guard words on both sides of o, lse and workspace */
+    tess_buffer dq, dk, dv, d_o, dlse, dwork;
     tess_run_desc run;
     int host_memory; /* the device reads host memory */
     unsigned flags;  /* INSTANCE_... */
@@ -23,13 +25,18 @@ typedef struct instance {
 } instance;
 
 enum {
-    INSTANCE_POISON = 1 << 0, /* fill outputs, workspace and what lies around K and V (between sequences too, unless packed) with NaN */
-    INSTANCE_GUARDS = 1 << 1, /* guard words around outputs and workspace, verified by instance_check */
+    /* fill outputs, workspace and what lies around K and V (between sequences too, unless
+     * packed) with NaN */
+    INSTANCE_POISON = 1 << 0,
+    /* guard words around outputs and workspace, verified by instance_check */
+    INSTANCE_GUARDS = 1 << 1,
 };
 
-/* `kernel` may be NULL. Inputs are fill_normal(seed of the problem), streams 1, 2 and 3 for Q, K and V. On failure everything is released and x->error tells why.
- * The problem must outlive the instance. */
-tess_status instance_create(instance *x, tess_device *device, const problem *p, const char *kernel, unsigned flags);
+/* `kernel` may be NULL. Inputs are fill_normal(seed of the problem), streams 1, 2 and 3 for Q, K
+ * and V. On failure everything is released and x->error tells why. The problem must outlive the
+ * instance. */
+tess_status instance_create(instance *x, tess_device *device, const problem *p, const char *kernel,
+                            unsigned flags);
 /* Runs and waits. device_seconds may be NULL. Several threads may run instances of their own. */
 tess_status instance_run(instance *x, double *device_seconds);
 tess_status instance_fetch(instance *x); /* outputs back into o and lse */
@@ -41,10 +48,12 @@ typedef struct instance_verdict {
     double worst, allowed; /* 16-bit: max |out - ref| and the tolerance of the rule */
     double lse_error;      /* max |difference| */
     int pass;
-    char what[256]; /* the first failure: sequence, head, row, element, got, wanted; or guard word */
+    /* the first failure: sequence, head, row, element, got, wanted; or guard word */
+    char what[256];
 } instance_verdict;
 
-/* Compares `max_rows` rows (0: all), spread over sequences, heads and rows, first and last included, with the reference; tolerances as docs/testing.md. */
+/* Compares `max_rows` rows (0: all), spread over sequences, heads and rows, first and last
+ * included, with the reference; tolerances as docs/testing.md. */
 void instance_check(const instance *x, int64_t max_rows, instance_verdict *verdict);
 
 #endif

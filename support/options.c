@@ -11,7 +11,8 @@
 void cli_one_line(char *text) {
     for (unsigned char *c = (unsigned char *)text; *c; c++) {
         if (*c < ' ' || *c == 0x7f) *c = '?';
-        if (*c == 0xc2 && c[1] >= 0x80 && c[1] < 0xa0) *c = c[1] = '?'; /* U+0080 to U+009F, which are controls as well */
+        /* U+0080 to U+009F, which are controls as well */
+        if (*c == 0xc2 && c[1] >= 0x80 && c[1] < 0xa0) *c = c[1] = '?';
     }
 }
 
@@ -36,31 +37,46 @@ const char *cli_why(void) {
 
 /* ------------------------------------------------------------------ options */
 
-int cli_options(int argc, char **argv, const char *help, cli_option *options, size_t n_options, size_t *n_words) {
+int cli_options(int argc, char **argv, const char *help, cli_option *options, size_t n_options,
+                size_t *n_words) {
     const char *command = argv[0];
-    struct option table[CLI_MAX_OPTIONS + 3] = {{"help", no_argument, NULL, 'h'}, {"version", no_argument, NULL, 'v'}};
+    struct option table[CLI_MAX_OPTIONS + 3] = {{"help", no_argument, NULL, 'h'},
+                                                {"version", no_argument, NULL, 'v'}};
     for (size_t i = 0; i < n_options; i++)
-        table[2 + i] = (struct option){options[i].name, options[i].takes_value ? required_argument : no_argument, NULL, 256 + (int)i};
+        table[2 + i] = (struct option){options[i].name,
+                                       options[i].takes_value ? required_argument : no_argument,
+                                       NULL, 256 + (int)i};
     *n_words = 0;
     opterr = 0; /* messages are ours, one line each */
     optind = 0; /* start anew, also in getopt's own state */
     for (;;) {
         int at = optind ? optind : 1;
-        /* '-': words come in their places whatever POSIXLY_CORRECT says. ':': a missing value is told apart from an unknown option. */
+        /* '-': words come in their places whatever POSIXLY_CORRECT says. ':': a missing value is
+         * told apart from an unknown option. */
         int index = -1, c = getopt_long(argc, argv, "-:h", table, &index);
         if (c == -1) break;
-        /* getopt_long takes a beginning for the whole name, which would make every new option a change of the old ones. */
-        if (index >= 0 && table[index].name && strcspn(argv[at] + 2, "=") != strlen(table[index].name)) c = '?';
+        /* getopt_long takes a beginning for the whole name, which would make every new option a
+         * change of the old ones. */
+        if (index >= 0 && table[index].name &&
+            strcspn(argv[at] + 2, "=") != strlen(table[index].name))
+            c = '?';
         switch (c) {
         case 1: argv[1 + (*n_words)++] = optarg; break;
         case 'h': fputs(help, stdout); return CLI_OK;
-        case 'v': printf("tessera %d.%d.%d\n", TESS_VERSION_MAJOR, TESS_VERSION_MINOR, TESS_VERSION_PATCH); return CLI_OK;
+        case 'v':
+            printf("tessera %d.%d.%d\n", TESS_VERSION_MAJOR, TESS_VERSION_MINOR,
+                   TESS_VERSION_PATCH);
+            return CLI_OK;
         case ':': return cli_error(CLI_USAGE, command, "%s: needs a value", argv[optind - 1]);
         case '?':
-            return cli_error(CLI_USAGE, command, "%s: unknown option, or a value where none is taken; see tessera %s --help", argv[at], command);
+            return cli_error(
+                CLI_USAGE, command,
+                "%s: unknown option, or a value where none is taken; see tessera %s --help",
+                argv[at], command);
         default: {
             cli_option *option = &options[c - 256];
-            if (option->given) return cli_error(CLI_USAGE, command, "--%s: given twice", option->name);
+            if (option->given)
+                return cli_error(CLI_USAGE, command, "--%s: given twice", option->name);
             option->given = 1;
             option->value = optarg;
             break;
@@ -71,7 +87,8 @@ int cli_options(int argc, char **argv, const char *help, cli_option *options, si
     return CLI_GO_ON;
 }
 
-int cli_open_device(const char *command, const char *option, tess_runtime *runtime, const char *id, tess_device **device) {
+int cli_open_device(const char *command, const char *option, tess_runtime *runtime, const char *id,
+                    tess_device **device) {
     static const char field[] = "id: ";
     if (id && !*id) return cli_error(CLI_USAGE, command, "%s: must not be empty", option);
     tess_device_desc desc = {.struct_size = sizeof desc, .id = id};
@@ -80,5 +97,6 @@ int cli_open_device(const char *command, const char *option, tess_runtime *runti
     const char *why = cli_why();
     if (strncmp(why, field, sizeof field - 1) == 0) why += sizeof field - 1;
     if (!id) return cli_error(CLI_FAILED, command, "%s", why);
-    return cli_error(status == TESS_ERROR_INVALID ? CLI_USAGE : CLI_FAILED, command, "%s: %s", option, why);
+    return cli_error(status == TESS_ERROR_INVALID ? CLI_USAGE : CLI_FAILED, command, "%s: %s",
+                     option, why);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The words of a problem: one table says how each is called, what it may hold and which patterns it belongs to; the rest of the file walks that table. */
+/* The words of a problem: one table says how each is called, what it may hold and which patterns it
+ * belongs to; the rest of the file walks that table. */
 #include "problem.h"
 
 #include <errno.h>
@@ -21,7 +22,15 @@ enum {
     FOR_ALL = ~0,
 };
 
-typedef enum word_type { WORD_I32, WORD_I64, WORD_U64, WORD_NAME, WORD_SCALE, WORD_LIST, WORD_PATH } word_type;
+typedef enum word_type {
+    WORD_I32,
+    WORD_I64,
+    WORD_U64,
+    WORD_NAME,
+    WORD_SCALE,
+    WORD_LIST,
+    WORD_PATH
+} word_type;
 
 typedef struct word_rule {
     const char *key;
@@ -88,7 +97,8 @@ static int rule_index(const char *key, size_t length) {
 
 /* ------------------------------------------------------------------ values */
 
-/* Digits with an optional minus sign and nothing else. Returns 0; 1 for text that is no integer; 2 for one that does not fit. */
+/* Digits with an optional minus sign and nothing else. Returns 0; 1 for text that is no integer; 2
+ * for one that does not fit. */
 static int parse_i64(const char *text, size_t length, int64_t *value) {
     size_t i = 0;
     int negative = length > 0 && text[0] == '-', overflow = 0;
@@ -118,24 +128,33 @@ static int parse_u64(const char *text, uint64_t *value) {
     return overflow ? 2 : 0;
 }
 
-static int out_of_range(const word_rule *rule, const char *text, int length, char *error, size_t error_size) {
+static int out_of_range(const word_rule *rule, const char *text, int length, char *error,
+                        size_t error_size) {
     int64_t max = rule->type == WORD_I32 && rule->max == INT64_MAX ? INT32_MAX : rule->max;
     if (max == INT64_MAX || max == INT32_MAX)
-        return text_error(error, error_size, "%s: %.*s is out of range; it must be at least %" PRId64 " and at most %" PRId64, rule->key,
-                          length < LONGEST_SHOWN ? length : LONGEST_SHOWN, text, rule->min, max);
-    return text_error(error, error_size, "%s: %.*s is out of range; it must be from %" PRId64 " to %" PRId64, rule->key,
-                      length < LONGEST_SHOWN ? length : LONGEST_SHOWN, text, rule->min, max);
+        return text_error(
+            error, error_size,
+            "%s: %.*s is out of range; it must be at least %" PRId64 " and at most %" PRId64,
+            rule->key, length < LONGEST_SHOWN ? length : LONGEST_SHOWN, text, rule->min, max);
+    return text_error(
+        error, error_size, "%s: %.*s is out of range; it must be from %" PRId64 " to %" PRId64,
+        rule->key, length < LONGEST_SHOWN ? length : LONGEST_SHOWN, text, rule->min, max);
 }
 
-static int set_integer(const word_rule *rule, const char *text, size_t length, int64_t *value, char *error, size_t error_size) {
+static int set_integer(const word_rule *rule, const char *text, size_t length, int64_t *value,
+                       char *error, size_t error_size) {
     int shown = length < LONGEST_SHOWN ? (int)length : LONGEST_SHOWN;
     int bad = parse_i64(text, length, value);
-    if (bad == 1) return text_error(error, error_size, "%s: '%.*s' is not an integer", rule->key, shown, text);
-    if (bad || *value < rule->min || *value > rule->max) return out_of_range(rule, text, (int)shown, error, error_size);
+    if (bad == 1)
+        return text_error(error, error_size, "%s: '%.*s' is not an integer", rule->key, shown,
+                          text);
+    if (bad || *value < rule->min || *value > rule->max)
+        return out_of_range(rule, text, (int)shown, error, error_size);
     return 0;
 }
 
-static int set_name(const word_rule *rule, const char *text, uint32_t *value, char *error, size_t error_size) {
+static int set_name(const word_rule *rule, const char *text, uint32_t *value, char *error,
+                    size_t error_size) {
     char list[64];
     size_t length = 0;
     for (uint32_t i = 0; rule->names[i]; i++) {
@@ -143,27 +162,35 @@ static int set_name(const word_rule *rule, const char *text, uint32_t *value, ch
             *value = i;
             return 0;
         }
-        length += (size_t)snprintf(list + length, sizeof list - length, "%s%s", i ? ", " : "", rule->names[i]);
+        length += (size_t)snprintf(list + length, sizeof list - length, "%s%s", i ? ", " : "",
+                                   rule->names[i]);
     }
-    return text_error(error, error_size, "%s: '%.*s' is none of %s", rule->key, LONGEST_SHOWN, text, list);
+    return text_error(error, error_size, "%s: '%.*s' is none of %s", rule->key, LONGEST_SHOWN, text,
+                      list);
 }
 
-/* Plain decimal notation only: strtod alone would also take "nan", "inf", hexadecimal and the locale's decimal comma. */
+/* Plain decimal notation only: strtod alone would also take "nan", "inf", hexadecimal and the
+ * locale's decimal comma. */
 static int set_scale(const char *text, double *value, char *error, size_t error_size) {
     if (!*text || strspn(text, "0123456789.eE+-") != strlen(text) || *text == '+')
         return text_error(error, error_size, "scale: '%.*s' is not a number", LONGEST_SHOWN, text);
     char *end;
     double parsed = strtod(text, &end);
-    if (*end || end == text) return text_error(error, error_size, "scale: '%.*s' is not a number", LONGEST_SHOWN, text);
+    if (*end || end == text)
+        return text_error(error, error_size, "scale: '%.*s' is not a number", LONGEST_SHOWN, text);
     float rounded = (float)parsed;
     if (!isfinite(rounded) || rounded == 0)
-        return text_error(error, error_size, "scale: %.*s is out of range; it must be a finite float32 other than 0", LONGEST_SHOWN, text);
-    *value = rounded; /* exactly what the library gets, so that the reference uses the same number */
+        return text_error(error, error_size,
+                          "scale: %.*s is out of range; it must be a finite float32 other than 0",
+                          LONGEST_SHOWN, text);
+    *value =
+        rounded; /* exactly what the library gets, so that the reference uses the same number */
     return 0;
 }
 
 /* Sets *count and *list. An empty list is an empty batch. */
-static int set_list(const word_rule *rule, const char *text, int64_t **list, int64_t *count, char *error, size_t error_size) {
+static int set_list(const word_rule *rule, const char *text, int64_t **list, int64_t *count,
+                    char *error, size_t error_size) {
     size_t n = *text ? 1 : 0;
     for (const char *c = text; *c; c++) n += *c == ',';
     int64_t *values = malloc((n ? n : 1) * sizeof *values);
@@ -184,7 +211,9 @@ static int set_list(const word_rule *rule, const char *text, int64_t **list, int
 
 /* ------------------------------------------------------------------ unknown keys */
 
-static size_t min3(size_t a, size_t b, size_t c) { return a < b ? (a < c ? a : c) : (b < c ? b : c); }
+static size_t min3(size_t a, size_t b, size_t c) {
+    return a < b ? (a < c ? a : c) : (b < c ? b : c);
+}
 
 /* Insertions, deletions and substitutions that turn `a` into `b`. */
 static size_t edit_distance(const char *a, size_t a_length, const char *b) {
@@ -213,8 +242,11 @@ static int unknown_key(const char *key, size_t length, char *error, size_t error
             nearest = rules[i].key;
         }
     }
-    if (nearest) return text_error(error, error_size, "%.*s: unknown key; did you mean '%s'?", shown, key, nearest);
-    return text_error(error, error_size, "%.*s: unknown key; docs/problems.md lists them", shown, key);
+    if (nearest)
+        return text_error(error, error_size, "%.*s: unknown key; did you mean '%s'?", shown, key,
+                          nearest);
+    return text_error(error, error_size, "%.*s: unknown key; docs/problems.md lists them", shown,
+                      key);
 }
 
 /* ------------------------------------------------------------------ words */
@@ -242,7 +274,8 @@ int problem_has(const problem *p, const char *key) {
 
 int problem_word(problem *p, const char *word, char *error, size_t error_size) {
     const char *equals = strchr(word, '=');
-    if (!equals || equals == word) return text_error(error, error_size, "'%.*s' is not a key=value word", LONGEST_SHOWN, word);
+    if (!equals || equals == word)
+        return text_error(error, error_size, "'%.*s' is not a key=value word", LONGEST_SHOWN, word);
     size_t length = (size_t)(equals - word);
     int index = rule_index(word, length);
     if (index < 0) return unknown_key(word, length, error, error_size);
@@ -263,8 +296,12 @@ int problem_word(problem *p, const char *word, char *error, size_t error_size) {
         break;
     case WORD_U64:
         bad = parse_u64(text, field(p, rule));
-        if (bad == 1) return text_error(error, error_size, "%s: '%.*s' is not an unsigned integer", rule->key, LONGEST_SHOWN, text);
-        if (bad) return text_error(error, error_size, "%s: %.*s is out of range; it must be below 2^64", rule->key, LONGEST_SHOWN, text);
+        if (bad == 1)
+            return text_error(error, error_size, "%s: '%.*s' is not an unsigned integer", rule->key,
+                              LONGEST_SHOWN, text);
+        if (bad)
+            return text_error(error, error_size, "%s: %.*s is out of range; it must be below 2^64",
+                              rule->key, LONGEST_SHOWN, text);
         break;
     case WORD_NAME:
         if (set_name(rule, text, field(p, rule), error, error_size) != 0) return -1;
@@ -274,13 +311,16 @@ int problem_word(problem *p, const char *word, char *error, size_t error_size) {
         break;
     case WORD_LIST: {
         int64_t **list = field(p, rule), count = 0;
-        if (problem_has(p, "batch")) return text_error(error, error_size, "%s: stands instead of batch, which is given as well", rule->key);
+        if (problem_has(p, "batch"))
+            return text_error(error, error_size,
+                              "%s: stands instead of batch, which is given as well", rule->key);
         free(*list); /* of a word that was refused */
         *list = NULL;
         if (set_list(rule, text, list, &count, error, error_size) != 0) return -1;
         const char *other = list == &p->q_lens ? "kv_lens" : "q_lens";
         if (problem_has(p, other) && count != p->batch)
-            return text_error(error, error_size, "%s: %" PRId64 " lengths where %s has %" PRId64, rule->key, count, other, p->batch);
+            return text_error(error, error_size, "%s: %" PRId64 " lengths where %s has %" PRId64,
+                              rule->key, count, other, p->batch);
         p->batch = count;
         break;
     }
@@ -306,7 +346,9 @@ static int finish_lengths(problem *p, char *error, size_t error_size) {
     if (problem_has(p, "q_lens") || problem_has(p, "kv_lens")) {
         static const char *const replaced[] = {"batch", "q_len", "kv_len"};
         for (int i = 0; i < 3; i++)
-            if (problem_has(p, replaced[i])) return text_error(error, error_size, "%s: not allowed together with q_lens or kv_lens", replaced[i]);
+            if (problem_has(p, replaced[i]))
+                return text_error(error, error_size,
+                                  "%s: not allowed together with q_lens or kv_lens", replaced[i]);
         if (!p->q_lens) return text_error(error, error_size, "q_lens: missing; kv_lens needs it");
         if (!p->kv_lens) {
             size_t bytes = (size_t)p->batch * sizeof *p->kv_lens;
@@ -316,61 +358,86 @@ static int finish_lengths(problem *p, char *error, size_t error_size) {
         }
         int64_t q_total = 0, kv_total = 0;
         for (int64_t b = 0; b < p->batch; b++) {
-            if (__builtin_add_overflow(q_total, p->q_lens[b], &q_total)) return text_error(error, error_size, "q_lens: the sum exceeds 2^63 - 1");
-            if (__builtin_add_overflow(kv_total, p->kv_lens[b], &kv_total)) return text_error(error, error_size, "kv_lens: the sum exceeds 2^63 - 1");
+            if (__builtin_add_overflow(q_total, p->q_lens[b], &q_total))
+                return text_error(error, error_size, "q_lens: the sum exceeds 2^63 - 1");
+            if (__builtin_add_overflow(kv_total, p->kv_lens[b], &kv_total))
+                return text_error(error, error_size, "kv_lens: the sum exceeds 2^63 - 1");
         }
         return 0;
     }
     if (required(p, "q_len", error, error_size) != 0) return -1;
     if (!problem_has(p, "kv_len")) p->kv_len = p->q_len;
     int64_t total;
-    if (__builtin_mul_overflow(p->batch, p->q_len, &total)) return text_error(error, error_size, "q_len: batch * q_len exceeds 2^63 - 1");
-    if (__builtin_mul_overflow(p->batch, p->kv_len, &total)) return text_error(error, error_size, "kv_len: batch * kv_len exceeds 2^63 - 1");
+    if (__builtin_mul_overflow(p->batch, p->q_len, &total))
+        return text_error(error, error_size, "q_len: batch * q_len exceeds 2^63 - 1");
+    if (__builtin_mul_overflow(p->batch, p->kv_len, &total))
+        return text_error(error, error_size, "kv_len: batch * kv_len exceeds 2^63 - 1");
     return 0;
 }
 
 static int finish_heads(problem *p, char *error, size_t error_size) {
     if (required(p, "heads", error, error_size) != 0) return -1;
     if (!problem_has(p, "kv_heads")) p->kv_heads = p->heads;
-    if (p->heads % p->kv_heads) return text_error(error, error_size, "kv_heads: %" PRId32 " does not divide heads=%" PRId32, p->kv_heads, p->heads);
+    if (p->heads % p->kv_heads)
+        return text_error(error, error_size, "kv_heads: %" PRId32 " does not divide heads=%" PRId32,
+                          p->kv_heads, p->heads);
     if (!problem_has(p, "heads_total")) p->heads_total = p->heads;
     if ((int64_t)p->head_first + p->heads > p->heads_total)
-        return text_error(error, error_size, "heads_total: %" PRId32 " is less than head_first + heads = %" PRId64, p->heads_total,
-                          (int64_t)p->head_first + p->heads);
+        return text_error(error, error_size,
+                          "heads_total: %" PRId32 " is less than head_first + heads = %" PRId64,
+                          p->heads_total, (int64_t)p->head_first + p->heads);
     if (problem_has(p, "kv_heads_total")) {
         if (p->heads_total % p->kv_heads_total)
-            return text_error(error, error_size, "kv_heads_total: %" PRId32 " does not divide heads_total=%" PRId32, p->kv_heads_total,
-                              p->heads_total);
+            return text_error(error, error_size,
+                              "kv_heads_total: %" PRId32 " does not divide heads_total=%" PRId32,
+                              p->kv_heads_total, p->heads_total);
     } else {
-        /* The whole model groups its heads as the slice does, where that comes out even. Where it does not, the number matters only for per_kv_head. */
+        /* The whole model groups its heads as the slice does, where that comes out even. Where it
+         * does not, the number matters only for per_kv_head. */
         int64_t scaled = (int64_t)p->heads_total * p->kv_heads;
         int even = scaled % p->heads == 0 && p->heads_total % (scaled / p->heads) == 0;
         if (!even && p->per_kv_head)
-            return text_error(error, error_size, "kv_heads_total: missing; heads_total=%" PRId32 " is no multiple of the heads per kv head",
+            return text_error(error, error_size,
+                              "kv_heads_total: missing; heads_total=%" PRId32
+                              " is no multiple of the heads per kv head",
                               p->heads_total);
         p->kv_heads_total = even ? (int32_t)(scaled / p->heads) : p->heads_total;
     }
     if (p->dense_heads > p->heads_total)
-        return text_error(error, error_size, "dense_heads: %" PRId32 " is more than heads_total=%" PRId32, p->dense_heads, p->heads_total);
+        return text_error(error, error_size,
+                          "dense_heads: %" PRId32 " is more than heads_total=%" PRId32,
+                          p->dense_heads, p->heads_total);
     return 0;
 }
 
 static int finish_pattern(problem *p, char *error, size_t error_size) {
     for (int i = 0; i < N_RULES; i++)
         if ((p->seen >> i & 1) && !(rules[i].patterns & 1 << p->pattern))
-            return text_error(error, error_size, "%s: does not belong to pattern=%s", rules[i].key, pattern_names[p->pattern]);
+            return text_error(error, error_size, "%s: does not belong to pattern=%s", rules[i].key,
+                              pattern_names[p->pattern]);
     switch (p->pattern) {
     case TESS_PATTERN_S2:
-        if (required(p, "local", error, error_size) != 0 || required(p, "stride", error, error_size) != 0) return -1;
+        if (required(p, "local", error, error_size) != 0 ||
+            required(p, "stride", error, error_size) != 0)
+            return -1;
         if (p->causal) {
-            if (problem_has(p, "local_right")) return text_error(error, error_size, "local_right: belongs to causal=0 only");
+            if (problem_has(p, "local_right"))
+                return text_error(error, error_size, "local_right: belongs to causal=0 only");
             break;
         }
         if (!problem_has(p, "local_right")) p->local_right = p->local;
-        if (p->offset) return text_error(error, error_size, "offset: must be 0 with causal=0, where the pattern does not depend on the head");
-        if (p->homo) return text_error(error, error_size, "homo: must be 0 with causal=0, where the pattern does not depend on the head");
+        if (p->offset)
+            return text_error(
+                error, error_size,
+                "offset: must be 0 with causal=0, where the pattern does not depend on the head");
+        if (p->homo)
+            return text_error(
+                error, error_size,
+                "homo: must be 0 with causal=0, where the pattern does not depend on the head");
         if (p->per_kv_head)
-            return text_error(error, error_size, "per_kv_head: must be 0 with causal=0, where the pattern does not depend on the head");
+            return text_error(error, error_size,
+                              "per_kv_head: must be 0 with causal=0, where the pattern does not "
+                              "depend on the head");
         break;
     case TESS_PATTERN_WINDOW:
         if (required(p, "left", error, error_size) != 0) return -1;
@@ -378,7 +445,9 @@ static int finish_pattern(problem *p, char *error, size_t error_size) {
         if (!p->causal && required(p, "right", error, error_size) != 0) return -1;
         break;
     case TESS_PATTERN_BLOCKS:
-        if (required(p, "mask", error, error_size) != 0 || required(p, "block", error, error_size) != 0) return -1;
+        if (required(p, "mask", error, error_size) != 0 ||
+            required(p, "block", error, error_size) != 0)
+            return -1;
         break;
     default: break;
     }
@@ -395,14 +464,20 @@ static int load_mask(problem *p, char *error, size_t error_size) {
     }
     int result = 0;
     if (array.type != NPY_BOOL && array.type != NPY_U8) {
-        text_error(error, error_size, "mask: %s holds %s; it must be bool", shown, npy_type_name(array.type));
+        text_error(error, error_size, "mask: %s holds %s; it must be bool", shown,
+                   npy_type_name(array.type));
         result = PROBLEM_BAD_FILE;
     } else if (array.n_dims != 3) {
-        text_error(error, error_size, "mask: %s has %d dimensions; it must have 3: [1 or heads, query blocks, key blocks]", shown, array.n_dims);
+        text_error(
+            error, error_size,
+            "mask: %s has %d dimensions; it must have 3: [1 or heads, query blocks, key blocks]",
+            shown, array.n_dims);
         result = PROBLEM_BAD_FILE;
     } else if (array.shape[0] != 1 && array.shape[0] != p->heads) {
-        result = text_error(error, error_size, "mask: %s is for %" PRId64 " heads; heads=%" PRId32 " needs 1 or %" PRId32, shown, array.shape[0],
-                            p->heads, p->heads);
+        result =
+            text_error(error, error_size,
+                       "mask: %s is for %" PRId64 " heads; heads=%" PRId32 " needs 1 or %" PRId32,
+                       shown, array.shape[0], p->heads, p->heads);
     }
     if (result == 0) {
         p->mask = array.data;
@@ -416,8 +491,9 @@ static int load_mask(problem *p, char *error, size_t error_size) {
 }
 
 int problem_finish(problem *p, char *error, size_t error_size) {
-    if (finish_heads(p, error, error_size) != 0 || required(p, "head_dim", error, error_size) != 0 || finish_lengths(p, error, error_size) != 0 ||
-        finish_pattern(p, error, error_size) != 0)
+    if (finish_heads(p, error, error_size) != 0 ||
+        required(p, "head_dim", error, error_size) != 0 ||
+        finish_lengths(p, error, error_size) != 0 || finish_pattern(p, error, error_size) != 0)
         return -1;
     if (!problem_has(p, "scale")) p->scale = (float)(1 / sqrt(p->head_dim));
     return p->pattern == TESS_PATTERN_BLOCKS ? load_mask(p, error, error_size) : 0;
@@ -429,7 +505,8 @@ int problem_parse(problem *p, const char *line, char *error, size_t error_size) 
     while (*(line += strspn(line, blanks)) && *line != '#') {
         size_t length = strcspn(line, blanks);
         char *word = strndup(line, length);
-        if (!word) return text_error(error, error_size, "'%.*s': out of memory", LONGEST_SHOWN, line);
+        if (!word)
+            return text_error(error, error_size, "'%.*s': out of memory", LONGEST_SHOWN, line);
         int bad = problem_word(p, word, error, error_size);
         free(word);
         if (bad) return -1;
@@ -474,7 +551,8 @@ int problem_format(const problem *p, char *buffer, size_t size) {
     add(&w, " head_dim=%" PRId32, p->head_dim);
     if (p->q_lens) {
         add_list(&w, "q_lens", p->q_lens, p->batch);
-        if (p->batch && memcmp(p->q_lens, p->kv_lens, (size_t)p->batch * sizeof *p->q_lens) != 0) add_list(&w, "kv_lens", p->kv_lens, p->batch);
+        if (p->batch && memcmp(p->q_lens, p->kv_lens, (size_t)p->batch * sizeof *p->q_lens) != 0)
+            add_list(&w, "kv_lens", p->kv_lens, p->batch);
     } else {
         add_integer(&w, "batch", p->batch, 1);
         add(&w, " q_len=%" PRId64, p->q_len);
@@ -516,7 +594,9 @@ int problem_format(const problem *p, char *buffer, size_t size) {
 /* ------------------------------------------------------------------ lengths */
 
 int64_t problem_q_len(const problem *p, int64_t b) { return p->q_lens ? p->q_lens[b] : p->q_len; }
-int64_t problem_kv_len(const problem *p, int64_t b) { return p->kv_lens ? p->kv_lens[b] : p->kv_len; }
+int64_t problem_kv_len(const problem *p, int64_t b) {
+    return p->kv_lens ? p->kv_lens[b] : p->kv_len;
+}
 
 static int64_t sum(const int64_t *lengths, int64_t count) {
     int64_t total = 0;
@@ -526,8 +606,12 @@ static int64_t sum(const int64_t *lengths, int64_t count) {
 
 int64_t problem_q_start(const problem *p, int64_t b) { return sum(p->q_lens, b); }
 int64_t problem_kv_start(const problem *p, int64_t b) { return sum(p->kv_lens, b); }
-int64_t problem_q_tokens(const problem *p) { return p->q_lens ? sum(p->q_lens, p->batch) : p->batch * p->q_len; }
-int64_t problem_kv_tokens(const problem *p) { return p->kv_lens ? sum(p->kv_lens, p->batch) : p->batch * p->kv_len; }
+int64_t problem_q_tokens(const problem *p) {
+    return p->q_lens ? sum(p->q_lens, p->batch) : p->batch * p->q_len;
+}
+int64_t problem_kv_tokens(const problem *p) {
+    return p->kv_lens ? sum(p->kv_lens, p->batch) : p->batch * p->kv_len;
+}
 
 int64_t problem_max_kv(const problem *p) {
     if (!p->kv_lens) return p->kv_len;
@@ -567,7 +651,8 @@ tess_status problem_layout(const problem *p, tess_runtime *runtime, tess_layout 
     }
     int64_t chunk = 1;
     for (int64_t b = 0; b < (p->q_lens ? p->batch : 1); b++)
-        if (problem_q_len(p, b) < problem_kv_len(p, b) && problem_q_len(p, b) > chunk) chunk = problem_q_len(p, b);
+        if (problem_q_len(p, b) < problem_kv_len(p, b) && problem_q_len(p, b) > chunk)
+            chunk = problem_q_len(p, b);
     tess_layout_desc desc = {
         .struct_size = sizeof desc,
         .pattern = &pattern,

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One attention problem as a line of key=value words, shared by the command, the bench suite, the tests and every log. docs/problems.md lists the words. */
+/* One attention problem as a line of key=value words, shared by the command, the bench suite, the
+ * tests and every log. docs/problems.md lists the words. */
 #ifndef TESSERA_SUPPORT_PROBLEM_H
 #define TESSERA_SUPPORT_PROBLEM_H
 
@@ -26,26 +27,33 @@ typedef struct problem {
     uint64_t seen; /* private: which words were given */
 } problem;
 
-/* Parsing. Functions return 0, or -1 with one line in `error` that begins with the key it is about. A problem is used as
- * problem_init, problem_word for each word, problem_finish; and freed with problem_free in every case. */
-enum { PROBLEM_BAD_FILE = -2 }; /* from problem_finish and problem_parse: the words are right, but the file of mask= cannot be used */
+/* Parsing. Functions return 0, or -1 with one line in `error` that begins with the key it is about.
+ * A problem is used as problem_init, problem_word for each word, problem_finish; and freed with
+ * problem_free in every case. */
+/* from problem_finish and problem_parse: the words are right, but the file of mask= cannot be
+ * used */
+enum { PROBLEM_BAD_FILE = -2 };
 void problem_init(problem *p);
 int problem_word(problem *p, const char *word, char *error, size_t error_size);
-/* Fills defaults, checks ranges and combinations that the grammar alone can decide, loads mask=. What needs the library (legal layouts) is left to it.
- * heads, q_len (or q_lens) and head_dim are required; the command `run` adds them as words taken from the arrays. */
+/* Fills defaults, checks ranges and combinations that the grammar alone can decide, loads mask=.
+ * What needs the library (legal layouts) is left to it. heads, q_len (or q_lens) and head_dim are
+ * required; the command `run` adds them as words taken from the arrays. */
 int problem_finish(problem *p, char *error, size_t error_size);
 /* Whether the word `key` was given. */
 int problem_has(const problem *p, const char *key);
-/* All words of a line, blanks between, '#' starts a comment; includes problem_init and problem_finish. */
+/* All words of a line, blanks between, '#' starts a comment; includes problem_init and
+ * problem_finish. */
 int problem_parse(problem *p, const char *line, char *error, size_t error_size);
 void problem_free(problem *p);
 
-/* Writes the shortest line that gives the same problem (defaults omitted); returns its length as snprintf does. */
+/* Writes the shortest line that gives the same problem (defaults omitted); returns its length as
+ * snprintf does. */
 int problem_format(const problem *p, char *buffer, size_t size);
 
-/* The library's descriptors. The layout's max_tokens is the longest kv_len, its max_chunk the longest q_len of the sequences that continue a cached
- * prefix (q_len < kv_len), else 1. The plan descriptor's arrays point into caller-owned storage in *cu (freed by
- * the caller with free(), NULL for a batch that is not packed). */
+/* The library's descriptors. The layout's max_tokens is the longest kv_len, its max_chunk the
+ * longest q_len of the sequences that continue a cached prefix (q_len < kv_len), else 1. The plan
+ * descriptor's arrays point into caller-owned storage in *cu (freed by the caller with free(), NULL
+ * for a batch that is not packed). */
 tess_status problem_layout(const problem *p, tess_runtime *runtime, tess_layout **layout);
 int problem_plan_desc(const problem *p, tess_plan_desc *desc, int64_t **cu);
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Nothing here is shared with the library: the predicate restates docs/patterns.md, and the arithmetic is a plain loop over every key. */
+/* Nothing here is shared with the library: the predicate restates docs/patterns.md, and the
+ * arithmetic is a plain loop over every key. */
 #include "reference.h"
 
 #include <math.h>
@@ -41,9 +42,11 @@ int reference_kept(const problem *p, int32_t head, int64_t position, int64_t key
     if (key < 0 || key >= kv_len) return 0;
     if (p->causal && key > position) return 0;
     switch (p->pattern) {
-    case TESS_PATTERN_S2: return s2_kept(p, head, floor_quotient(position, p->block), key / p->block);
+    case TESS_PATTERN_S2:
+        return s2_kept(p, head, floor_quotient(position, p->block), key / p->block);
     case TESS_PATTERN_WINDOW: return window_kept(p, position, key);
-    case TESS_PATTERN_BLOCKS: return mask_kept(p, head, floor_quotient(position, p->block), key / p->block);
+    case TESS_PATTERN_BLOCKS:
+        return mask_kept(p, head, floor_quotient(position, p->block), key / p->block);
     default: return 1;
     }
 }
@@ -64,7 +67,8 @@ static float bits_float(uint32_t bits) {
 
 float half_to_float(uint16_t h) {
     uint32_t sign = (uint32_t)(h & 0x8000) << 16, magnitude = h & 0x7fff;
-    if (magnitude >= 0x7c00) return bits_float(sign | 0x7f800000 | (magnitude & 0x3ff) << 13); /* infinity, NaN */
+    /* infinity, NaN */
+    if (magnitude >= 0x7c00) return bits_float(sign | 0x7f800000 | (magnitude & 0x3ff) << 13);
     if (magnitude >= 0x0400) return bits_float(sign | ((magnitude << 13) + (112u << 23)));
     float tiny = (float)magnitude * 0x1p-24f; /* subnormal or zero: exact */
     return sign ? -tiny : tiny;
@@ -73,13 +77,18 @@ float half_to_float(uint16_t h) {
 uint16_t float_to_half(float f) {
     uint32_t bits = float_bits(f), magnitude = bits & 0x7fffffff;
     uint16_t sign = (uint16_t)(bits >> 16 & 0x8000);
-    if (magnitude > 0x7f800000) return (uint16_t)(sign | 0x7e00 | (magnitude >> 13 & 0x1ff)); /* NaN stays NaN */
-    if (magnitude >= 0x477ff000) return sign | 0x7c00;                                        /* rounds to 65520 or more */
-    if (magnitude < 0x38800000) {                                                             /* below the smallest normal half */
-        /* Adding 0.5 leaves the wanted 2^-24 steps in the last bits of the sum, rounded to nearest even by the addition itself. */
+    /* NaN stays NaN */
+    if (magnitude > 0x7f800000) return (uint16_t)(sign | 0x7e00 | (magnitude >> 13 & 0x1ff));
+    /* rounds to 65520 or more */
+    if (magnitude >= 0x477ff000) return sign | 0x7c00;
+    /* below the smallest normal half */
+    if (magnitude < 0x38800000) {
+        /* Adding 0.5 leaves the wanted 2^-24 steps in the last bits of the sum, rounded to nearest
+         * even by the addition itself. */
         return (uint16_t)(sign | (uint16_t)(float_bits(bits_float(magnitude) + 0.5f) - 0x3f000000));
     }
-    return (uint16_t)(sign | (uint16_t)((magnitude - (112u << 23) + 0xfff + (magnitude >> 13 & 1)) >> 13));
+    return (uint16_t)(sign |
+                      (uint16_t)((magnitude - (112u << 23) + 0xfff + (magnitude >> 13 & 1)) >> 13));
 }
 
 float bf16_to_float(uint16_t h) { return bits_float((uint32_t)h << 16); }
@@ -98,7 +107,9 @@ static float load_float(uint32_t dtype, const void *base, int64_t index) {
     }
 }
 
-double load_element(uint32_t dtype, const void *base, int64_t index) { return load_float(dtype, base, index); }
+double load_element(uint32_t dtype, const void *base, int64_t index) {
+    return load_float(dtype, base, index);
+}
 
 static float round_to(uint32_t dtype, float f) {
     switch (dtype) {
@@ -130,7 +141,8 @@ typedef struct row_view {
     int32_t head;
 } row_view;
 
-static row_view view(const problem *p, const reference_inputs *in, int64_t sequence, int32_t head, int64_t row) {
+static row_view view(const problem *p, const reference_inputs *in, int64_t sequence, int32_t head,
+                     int64_t row) {
     int64_t q_token = p->q_lens ? problem_q_start(p, sequence) + row : sequence * p->q_len + row;
     int64_t kv_token = p->kv_lens ? problem_kv_start(p, sequence) : sequence * p->kv_len;
     int64_t kv_head = head / (p->heads / p->kv_heads);
@@ -155,14 +167,16 @@ static double dot_double(const row_view *v, int64_t key) {
     return sum;
 }
 
-void reference_row(const problem *p, const reference_inputs *in, int64_t sequence, int32_t head, int64_t row, double *o, double *lse) {
+void reference_row(const problem *p, const reference_inputs *in, int64_t sequence, int32_t head,
+                   int64_t row, double *o, double *lse) {
     row_view v = view(p, in, sequence, head, row);
     double max = -INFINITY, total = 0;
     for (int32_t d = 0; d < p->head_dim; d++) o[d] = 0;
     for (int64_t t = 0; t < v.keys; t++) {
         if (!reference_kept(p, head, v.position, t, v.kv_len)) continue;
         double s = p->scale * dot_double(&v, t);
-        /* The running maximum spares a second pass over the keys; in fp64 the rescaling costs nothing that matters. */
+        /* The running maximum spares a second pass over the keys; in fp64 the rescaling costs
+         * nothing that matters. */
         if (s > max) {
             double shrink = exp(max - s);
             for (int32_t d = 0; d < p->head_dim; d++) o[d] *= shrink;
@@ -183,7 +197,8 @@ void reference_row(const problem *p, const reference_inputs *in, int64_t sequenc
     *lse = total > 0 ? max + log(total) : -INFINITY;
 }
 
-/* The score of a key as a framework computes it in the low type: products summed in float, the sum and the scaled sum rounded. */
+/* The score of a key as a framework computes it in the low type: products summed in float, the sum
+ * and the scaled sum rounded. */
 static float score_low(const row_view *v, int64_t key) {
     float q[CHUNK], k[CHUNK], sum = 0;
     for (int32_t at = 0; at < v->p->head_dim; at += CHUNK) {
@@ -195,7 +210,8 @@ static float score_low(const row_view *v, int64_t key) {
     return round_to(v->p->dtype, round_to(v->p->dtype, sum) * (float)v->p->scale);
 }
 
-void reference_row_same_type(const problem *p, const reference_inputs *in, int64_t sequence, int32_t head, int64_t row, double *o, double *lse) {
+void reference_row_same_type(const problem *p, const reference_inputs *in, int64_t sequence,
+                             int32_t head, int64_t row, double *o, double *lse) {
     row_view v = view(p, in, sequence, head, row);
     float max = -INFINITY, total = 0;
     for (int64_t t = 0; t < v.keys; t++) {
@@ -216,7 +232,8 @@ void reference_row_same_type(const problem *p, const reference_inputs *in, int64
         }
     }
     float rounded_total = round_to(p->dtype, total);
-    for (int32_t d = 0; d < p->head_dim && total > 0; d++) o[d] = round_to(p->dtype, round_to(p->dtype, (float)o[d]) / rounded_total);
+    for (int32_t d = 0; d < p->head_dim && total > 0; d++)
+        o[d] = round_to(p->dtype, round_to(p->dtype, (float)o[d]) / rounded_total);
     *lse = total > 0 ? max + logf(rounded_total) : -INFINITY;
 }
 
@@ -236,14 +253,16 @@ static uint32_t count_bits(uint64_t x) {
 }
 
 /*
- * Number `index` of a stream. The sum of 64 fair bits is binomial, and adding a triangular number from -1 to 1 joins its steps into a continuous density:
- * mean 0, variance 16 + 1/6, excess kurtosis -0.03, values up to 8 standard deviations. Integers until the last multiplication, so every machine
- * gets the same bits, which no library's logarithm would promise.
+ * Number `index` of a stream. The sum of 64 fair bits is binomial, and adding a triangular number
+ * from -1 to 1 joins its steps into a continuous density: mean 0, variance 16 + 1/6, excess
+ * kurtosis -0.03, values up to 8 standard deviations. Integers until the last multiplication, so
+ * every machine gets the same bits, which no library's logarithm would promise.
  */
 static inline float normal_at(uint64_t base, uint64_t index) {
     uint64_t bits = mix(base + (index + 1) * 0x9e3779b97f4a7c15u);
     uint64_t smooth = mix(bits + 0x632be59bd9b4e019u);
-    int64_t centred = ((int64_t)count_bits(bits) - 32) * ((int64_t)1 << 32) + (int64_t)(smooth >> 32) - (int64_t)(smooth & 0xffffffffu);
+    int64_t centred = ((int64_t)count_bits(bits) - 32) * ((int64_t)1 << 32) +
+                      (int64_t)(smooth >> 32) - (int64_t)(smooth & 0xffffffffu);
     return (float)centred * 5.7906844e-11f; /* 2^-32 / sqrt(16 + 1/6) */
 }
 
@@ -252,7 +271,9 @@ void fill_normal(uint32_t dtype, void *data, int64_t count, uint64_t seed, uint3
     if (dtype == TESS_F32)
         for (int64_t i = 0; i < count; i++) ((float *)data)[i] = normal_at(base, (uint64_t)i);
     else if (dtype == TESS_F16)
-        for (int64_t i = 0; i < count; i++) ((uint16_t *)data)[i] = float_to_half(normal_at(base, (uint64_t)i));
+        for (int64_t i = 0; i < count; i++)
+            ((uint16_t *)data)[i] = float_to_half(normal_at(base, (uint64_t)i));
     else
-        for (int64_t i = 0; i < count; i++) ((uint16_t *)data)[i] = float_to_bf16(normal_at(base, (uint64_t)i));
+        for (int64_t i = 0; i < count; i++)
+            ((uint16_t *)data)[i] = float_to_bf16(normal_at(base, (uint64_t)i));
 }

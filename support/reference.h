@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The fp64 reference: a plain loop over all keys with its own predicate of the pattern, written from the formulas of docs/patterns.md and without any code of the planner. */
+/* The fp64 reference: a plain loop over all keys with its own predicate of the pattern, written
+ * from the formulas of docs/patterns.md and without any code of the planner. */
 #ifndef TESSERA_SUPPORT_REFERENCE_H
 #define TESSERA_SUPPORT_REFERENCE_H
 
 #include "problem.h"
 
-/* Whether head `head` of the problem keeps (query position p, key t) in a sequence of kv_len keys: p = kv_len - q_len + row. */
+/* Whether head `head` of the problem keeps (query position p, key t) in a sequence of kv_len keys:
+ * p = kv_len - q_len + row. */
 int reference_kept(const problem *p, int32_t head, int64_t position, int64_t key, int64_t kv_len);
 
 /* Host arrays as the contiguous tensors of tess_plan_tensor, dtype of the problem. */
@@ -14,10 +16,13 @@ typedef struct reference_inputs {
 } reference_inputs;
 
 /* One row: o[head_dim] and *lse in double. */
-void reference_row(const problem *p, const reference_inputs *in, int64_t sequence, int32_t head, int64_t row, double *o, double *lse);
+void reference_row(const problem *p, const reference_inputs *in, int64_t sequence, int32_t head,
+                   int64_t row, double *o, double *lse);
 
-/* The same row computed plainly with every intermediate rounded to the problem's dtype (f32: float arithmetic), for the tolerance rule. */
-void reference_row_same_type(const problem *p, const reference_inputs *in, int64_t sequence, int32_t head, int64_t row, double *o, double *lse);
+/* The same row computed plainly with every intermediate rounded to the problem's dtype (f32: float
+ * arithmetic), for the tolerance rule. */
+void reference_row_same_type(const problem *p, const reference_inputs *in, int64_t sequence,
+                             int32_t head, int64_t row, double *o, double *lse);
 
 /* Conversions, round to nearest even. */
 float half_to_float(uint16_t h);
@@ -26,7 +31,8 @@ float bf16_to_float(uint16_t h);
 uint16_t float_to_bf16(float f);
 double load_element(uint32_t dtype, const void *base, int64_t index);
 
-/* Fills `count` elements of `dtype` with unit-normal numbers (rounded to dtype) that depend on (seed, stream, index) only. */
+/* Fills `count` elements of `dtype` with unit-normal numbers (rounded to dtype) that depend on
+ * (seed, stream, index) only. */
 void fill_normal(uint32_t dtype, void *data, int64_t count, uint64_t seed, uint32_t stream);
 
 #endif

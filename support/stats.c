@@ -11,7 +11,8 @@ static int compare_doubles(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* A sorted copy that the caller frees; NULL when the sample is empty, holds a NaN (which has no order), or memory is out. */
+/* A sorted copy that the caller frees; NULL when the sample is empty, holds a NaN (which has no
+ * order), or memory is out. */
 static double *sorted_copy(const double *values, size_t count) {
     if (count == 0 || count > SIZE_MAX / sizeof *values) return NULL;
     for (size_t i = 0; i < count; i++)
@@ -42,11 +43,21 @@ double stats_quantile(const double *values, size_t count, double q) {
     return result;
 }
 
-double stats_median(const double *values, size_t count) { return stats_quantile(values, count, 0.5); }
+double stats_median(const double *values, size_t count) {
+    return stats_quantile(values, count, 0.5);
+}
 
 int stats_summarize(const double *values, size_t count, stats_summary *summary) {
-    *summary = (stats_summary){
-        .count = count, .min = NAN, .q10 = NAN, .q25 = NAN, .median = NAN, .q75 = NAN, .q90 = NAN, .max = NAN, .mean = NAN, .spread = NAN};
+    *summary = (stats_summary){.count = count,
+                               .min = NAN,
+                               .q10 = NAN,
+                               .q25 = NAN,
+                               .median = NAN,
+                               .q75 = NAN,
+                               .q90 = NAN,
+                               .max = NAN,
+                               .mean = NAN,
+                               .spread = NAN};
     for (size_t i = 0; i < count; i++)
         if (isnan(values[i])) return 0;
     if (count == 0) return 0;

@@ -11,7 +11,8 @@ typedef struct stats_summary {
     double spread; /* (q75 - q25) / median; 0 when the median is 0 */
 } stats_summary;
 
-/* Values need not be sorted and are not changed. An empty sample, or one that holds a NaN, gives NaN. */
+/* Values need not be sorted and are not changed. An empty sample, or one that holds a NaN, gives
+ * NaN. */
 double stats_median(const double *values, size_t count);
 /* Linear interpolation between order statistics (NumPy's default); `q` is clamped to [0, 1]. */
 double stats_quantile(const double *values, size_t count, double q);

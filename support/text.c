@@ -13,7 +13,8 @@
 #include <unistd.h>
 
 /* Three significant digits, so that columns of numbers are as wide as they are exact. */
-static void three_digits(char *buffer, size_t size, double value, const char *prefix, const char *unit) {
+static void three_digits(char *buffer, size_t size, double value, const char *prefix,
+                         const char *unit) {
     double magnitude = fabs(value);
     int digits = magnitude < 9.995 ? 2 : magnitude < 99.95 ? 1 : 0;
     snprintf(buffer, size, "%.*f %s%s", digits, value, prefix, unit);
@@ -109,21 +110,24 @@ static size_t folder_length(const char *path) {
     return slash ? (size_t)(slash - path) + 1 : 0;
 }
 
-/* The folder of `path`, with a '/' at its end or as "."; owned by the caller; NULL when memory is out. */
+/* The folder of `path`, with a '/' at its end or as "."; owned by the caller; NULL when memory is
+ * out. */
 static char *folder_of(const char *path) {
     size_t length = folder_length(path);
     return length ? strndup(path, length) : strdup("./");
 }
 
-/* Whether `path` leads over a link by which the system names an open file of this process (/dev/stdout, /dev/fd/3): who wrote it means the stream, and
- * replacing the file behind it would leave the stream with a file that has no name any more. */
+/* Whether `path` leads over a link by which the system names an open file of this process
+ * (/dev/stdout, /dev/fd/3): who wrote it means the stream, and replacing the file behind it would
+ * leave the stream with a file that has no name any more. */
 static int names_stream(const char *path) {
     int found = 0;
     char *at = strdup(path);
     for (int links = 0; at && !found && links < 40; links++) {
         char target[4096], *folder = folder_of(at), *real = folder ? realpath(folder, NULL) : NULL;
         ssize_t length = readlink(at, target, sizeof target - 1);
-        found = length >= 0 && real && (strcmp(real, "/dev") == 0 || strncmp(real, "/proc/", 6) == 0);
+        found =
+            length >= 0 && real && (strcmp(real, "/dev") == 0 || strncmp(real, "/proc/", 6) == 0);
         free(real);
         free(at);
         at = NULL;
@@ -139,7 +143,8 @@ static int names_stream(const char *path) {
     return found;
 }
 
-/* The file behind `path`: links are followed, also a link whose target does not exist yet. NULL with errno when that is impossible. */
+/* The file behind `path`: links are followed, also a link whose target does not exist yet. NULL
+ * with errno when that is impossible. */
 static char *resolve(const char *path) {
     char *real = realpath(path, NULL);
     if (real) return real;
@@ -156,9 +161,13 @@ int text_file_open(text_file *file, const char *path, char *error, size_t error_
     static atomic_uint serial;
     *file = (text_file){0};
     if (!*path) return cannot_write(error, error_size, "''", "the file name is empty");
-    if (names_stream(path)) return cannot_write(error, error_size, path, "it names an open stream, not a file");
+    if (names_stream(path))
+        return cannot_write(error, error_size, path, "it names an open stream, not a file");
     file->path = resolve(path);
-    if (!file->path) return cannot_write(error, error_size, path, errno == ELOOP ? "it is a symbolic link that leads nowhere" : strerror(errno));
+    if (!file->path)
+        return cannot_write(error, error_size, path,
+                            errno == ELOOP ? "it is a symbolic link that leads nowhere"
+                                           : strerror(errno));
     struct stat status;
     int exists = stat(file->path, &status) == 0;
     if (exists && !S_ISREG(status.st_mode)) {
@@ -174,7 +183,8 @@ int text_file_open(text_file *file, const char *path, char *error, size_t error_
     int descriptor = -1;
     for (int attempt = 0; attempt < 100 && descriptor < 0; attempt++) {
         /* The name does not contain the file's, which may be as long as the file system allows. */
-        snprintf(file->temporary, room, "%.*s.tessera-%ld-%u.tmp", (int)folder, file->path, (long)getpid(), atomic_fetch_add(&serial, 1));
+        snprintf(file->temporary, room, "%.*s.tessera-%ld-%u.tmp", (int)folder, file->path,
+                 (long)getpid(), atomic_fetch_add(&serial, 1));
         descriptor = open(file->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
         if (descriptor < 0 && errno != EEXIST) break;
     }
@@ -201,8 +211,10 @@ int text_file_close(text_file *file, char *error, size_t error_size) {
     int number = 0;
     if (ferror(file->stream)) number = errno ? errno : EIO;
     if (fflush(file->stream) != 0 && !number) number = errno;
-    /* Without this a crash of the machine after the rename could leave an empty file under the final name. EINVAL: a file system that cannot do it. */
-    if (!number && fsync(fileno(file->stream)) != 0 && errno != EINVAL && errno != EROFS) number = errno;
+    /* Without this a crash of the machine after the rename could leave an empty file under the
+     * final name. EINVAL: a file system that cannot do it. */
+    if (!number && fsync(fileno(file->stream)) != 0 && errno != EINVAL && errno != EROFS)
+        number = errno;
     if (fclose(file->stream) != 0 && !number) number = errno;
     file->stream = NULL;
     if (number) {
@@ -233,7 +245,8 @@ void text_file_discard(text_file *file) {
     *file = (text_file){0};
 }
 
-int text_file_write(const char *path, const void *bytes, size_t size, char *error, size_t error_size) {
+int text_file_write(const char *path, const void *bytes, size_t size, char *error,
+                    size_t error_size) {
     text_file file;
     if (text_file_open(&file, path, error, error_size) != 0) return -1;
     if (size) fwrite(bytes, 1, size, file.stream); /* a failure shows in text_file_close */

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A file of the cache is a header, the names of what the bytes were compiled for, and the bytes. Every byte of it is compared with what it should be or
- * is under the checksum, so no change of a file goes unnoticed. Folder and file must belong to the user and be writable by nobody else, because what is
- * loaded from them becomes code.
+ * A file of the cache is a header, the names of what the bytes were compiled for, and the bytes.
+ * Every byte of it is compared with what it should be or is under the checksum, so no change of a
+ * file goes unnoticed. Folder and file must belong to the user and be writable by nobody else,
+ * because what is loaded from them becomes code.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -45,7 +46,7 @@ typedef struct cache_header {
 
 /* ------------------------------------------------------------------ folder */
 
-/* A process that runs with more rights than its user must not take orders from that user's environment. */
+/* A process with more rights than its user must not follow that user's environment. */
 static const char *environment(const char *name) {
 #if defined(__GLIBC__)
     const char *value = secure_getenv(name);
@@ -61,16 +62,17 @@ static const char *environment(const char *name) {
 static int folder_path(const tess_host *host, char *path) {
     const char *setting = host->setting(host, "TESSERA_CACHE_DIR");
     int length = -1;
-    if (*setting)
-        length = snprintf(path, MOST_PATH, "%s", setting);
-    else if (environment("XDG_CACHE_HOME")[0] == '/') /* relative paths there are to be ignored, says the XDG specification */
+    if (*setting) length = snprintf(path, MOST_PATH, "%s", setting);
+    /* the XDG specification says to ignore relative paths */
+    else if (environment("XDG_CACHE_HOME")[0] == '/')
         length = snprintf(path, MOST_PATH, "%s/tessera", environment("XDG_CACHE_HOME"));
     else if (environment("HOME")[0] == '/')
         length = snprintf(path, MOST_PATH, "%s/.cache/tessera", environment("HOME"));
     return length > 0 && length < MOST_PATH && path[0] == '/';
 }
 
-/* Makes the folder and what is missing above it, for the user alone. Whether that worked is seen when it is opened. */
+/* Makes the folder and its missing parents, with access for the user alone. Opening it will tell
+ * whether that worked. */
 static void folder_make(char *path) {
     for (char *slash = path + 1; *slash; slash++) {
         if (*slash != '/') continue;
@@ -81,24 +83,32 @@ static void folder_make(char *path) {
     (void)mkdir(path, 0700);
 }
 
-static int is_private(const struct stat *status) { return status->st_uid == geteuid() && (status->st_mode & 022) == 0; }
+static int is_private(const struct stat *status) {
+    return status->st_uid == geteuid() && (status->st_mode & 022) == 0;
+}
 
 /* A descriptor of the folder, or -1. */
 static int folder_open(const tess_host *host, int make) {
     char path[MOST_PATH];
     struct stat status;
     if (!folder_path(host, path)) {
-        host->log(host, "device", "cache: no folder is known; TESSERA_CACHE_DIR, XDG_CACHE_HOME and HOME are unset or not usable");
+        host->log(host, "device",
+                  "cache: no folder is known; TESSERA_CACHE_DIR, XDG_CACHE_HOME and HOME are unset "
+                  "or not usable");
         return -1;
     }
     if (make) folder_make(path);
     const int folder = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (folder < 0) {
-        if (make || errno != ENOENT) host->log(host, "device", "cache: open %s: %s (%d)", path, strerror(errno), errno);
+        if (make || errno != ENOENT)
+            host->log(host, "device", "cache: open %s: %s (%d)", path, strerror(errno), errno);
         return -1;
     }
     if (fstat(folder, &status) != 0 || !is_private(&status)) {
-        host->log(host, "device", "cache: %s is not used: it must belong to the user and be writable by nobody else", path);
+        host->log(
+            host, "device",
+            "cache: %s is not used: it must belong to the user and be writable by nobody else",
+            path);
         close(folder);
         return -1;
     }
@@ -109,11 +119,12 @@ static int folder_open(const tess_host *host, int make) {
 
 static void add_text(tess_sha256 *sha, const void *text, size_t size) {
     const uint64_t length = size;
-    tess_sha256_add(sha, &length, sizeof length); /* so that no two lists of texts run into the same bytes */
+    /* length first, so that no two lists of texts hash the same bytes */
+    tess_sha256_add(sha, &length, sizeof length);
     tess_sha256_add(sha, text, size);
 }
 
-/* What a file begins with, the bytes' size and checksum apart. */
+/* The file's header but for the size and checksum of the bytes. */
 static void header_begin(const tess_cache_key *key, cache_header *header, char *names) {
     const uint32_t version[2] = {FORMAT, TESS_VERSION_NUMBER};
     tess_sha256 sha;
@@ -124,7 +135,8 @@ static void header_begin(const tess_cache_key *key, cache_header *header, char *
     tess_sha256_begin(&sha);
     add_text(&sha, version, sizeof version);
     const char *const texts[] = {key->backend, key->device, key->driver, key->options};
-    for (size_t n = 0; n < sizeof texts / sizeof *texts; n++) add_text(&sha, texts[n], strlen(texts[n]));
+    for (size_t n = 0; n < sizeof texts / sizeof *texts; n++)
+        add_text(&sha, texts[n], strlen(texts[n]));
     add_text(&sha, key->source, key->source_size);
     tess_sha256_end(&sha, header->key);
     for (size_t n = 0; n < 3; n++) {
@@ -139,7 +151,8 @@ enum { FILE_NAME = 128 };
 
 static void file_name(const tess_cache_key *key, const cache_header *header, char name[FILE_NAME]) {
     int length = snprintf(name, FILE_NAME, "%.31s-", key->backend);
-    for (size_t n = 0; n < TESS_SHA256_BYTES; n++) length += snprintf(name + length, FILE_NAME - (size_t)length, "%02x", header->key[n]);
+    for (size_t n = 0; n < TESS_SHA256_BYTES; n++)
+        length += snprintf(name + length, FILE_NAME - (size_t)length, "%02x", header->key[n]);
 }
 
 static void checksum(const void *data, size_t size, unsigned char digest[TESS_SHA256_BYTES]) {
@@ -174,7 +187,8 @@ static int write_all(int file, const void *data, size_t size) {
 }
 
 /* Reads the bytes of an open file if it is what `wanted` and `names` say. */
-static void *file_load(const tess_host *host, int file, const cache_header *wanted, const char *names, size_t *size, const char **why) {
+static void *file_load(const tess_host *host, int file, const cache_header *wanted,
+                       const char *names, size_t *size, const char **why) {
     struct stat status;
     cache_header header;
     char found[3 * (MOST_NAME + 1)];
@@ -182,13 +196,17 @@ static void *file_load(const tess_host *host, int file, const cache_header *want
     *why = "it is not a file of the user's alone";
     if (fstat(file, &status) != 0 || !S_ISREG(status.st_mode) || !is_private(&status)) return NULL;
     *why = "it was written by another version or is damaged";
-    if (status.st_size < (off_t)(sizeof header + wanted->names) || status.st_size > MOST_BYTES) return NULL;
-    if (!read_all(file, &header, sizeof header) || !read_all(file, found, wanted->names)) return NULL;
-    if (memcmp(header.magic, wanted->magic, sizeof header.magic) != 0 || header.format != wanted->format || header.library != wanted->library ||
-        memcmp(header.key, wanted->key, sizeof header.key) != 0 || header.names != wanted->names || header.reserved != 0 ||
-        memcmp(found, names, wanted->names) != 0)
+    if (status.st_size < (off_t)(sizeof header + wanted->names) || status.st_size > MOST_BYTES)
         return NULL;
-    if (header.size == 0 || header.size != (uint64_t)status.st_size - sizeof header - header.names) return NULL;
+    if (!read_all(file, &header, sizeof header) || !read_all(file, found, wanted->names))
+        return NULL;
+    if (memcmp(header.magic, wanted->magic, sizeof header.magic) != 0 ||
+        header.format != wanted->format || header.library != wanted->library ||
+        memcmp(header.key, wanted->key, sizeof header.key) != 0 || header.names != wanted->names ||
+        header.reserved != 0 || memcmp(found, names, wanted->names) != 0)
+        return NULL;
+    if (header.size == 0 || header.size != (uint64_t)status.st_size - sizeof header - header.names)
+        return NULL;
     *why = "there is no memory for it";
     void *data = host->alloc(host, (size_t)header.size, 64);
     if (!data) return NULL;
@@ -214,7 +232,7 @@ void *tess_cache_load(const tess_host *host, const tess_cache_key *key, size_t *
     if (folder < 0) return NULL;
     header_begin(key, &header, names);
     file_name(key, &header, name);
-    /* Without O_NONBLOCK a pipe of that name would hold the caller for ever. */
+    /* Without O_NONBLOCK a pipe of that name would block the caller for ever. */
     const int file = openat(folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (file >= 0) {
         data = file_load(host, file, &header, names, size, &why);
@@ -228,13 +246,14 @@ void *tess_cache_load(const tess_host *host, const tess_cache_key *key, size_t *
 
 #define TEMPORARY ".new-"
 
-/* A name that no other thread or process uses at this time; if one does after all, nothing is stored. */
+/* A temporary name that no other thread or process uses now. Should one use it after all, nothing
+ * is stored. */
 static void temporary_name(char name[FILE_NAME]) {
     static uint32_t counter;
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
-    snprintf(name, FILE_NAME, TEMPORARY "%ld-%lld-%ld-%u", (long)getpid(), (long long)now.tv_sec, now.tv_nsec,
-             __atomic_add_fetch(&counter, 1, __ATOMIC_RELAXED));
+    snprintf(name, FILE_NAME, TEMPORARY "%ld-%lld-%ld-%u", (long)getpid(), (long long)now.tv_sec,
+             now.tv_nsec, __atomic_add_fetch(&counter, 1, __ATOMIC_RELAXED));
 }
 
 /* ------------------------------------------------------------------ room */
@@ -264,16 +283,18 @@ static int is_temporary_name(const char *name) {
     for (int number = 0;; number++) {
         const size_t digits = strspn(at, "0123456789");
         at += digits;
-        if (digits == 0 || number == 3 || *at++ != '-') return digits > 0 && number == 3 && *at == '\0';
+        if (digits == 0 || number == 3 || *at++ != '-')
+            return digits > 0 && number == 3 && *at == '\0';
     }
 }
 
-/* Whether a file begins as those of the cache do: the user may have named a folder where other
- * programs keep theirs under names that look alike. */
+/* Whether a file begins as the cache's own do: other programs may keep files with similar names in
+ * a folder that the user named. */
 static int is_stored_file(int folder, const char *name) {
     char found[sizeof MAGIC - 1];
     const int file = openat(folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-    const int is_ours = file >= 0 && read_all(file, found, sizeof found) && memcmp(found, MAGIC, sizeof found) == 0;
+    const int is_ours =
+        file >= 0 && read_all(file, found, sizeof found) && memcmp(found, MAGIC, sizeof found) == 0;
     if (file >= 0) close(file);
     return is_ours;
 }
@@ -294,8 +315,8 @@ static void old_insert(old_file *files, int *count, const char *name, const stru
     snprintf(files[at].name, sizeof files[at].name, "%s", name);
 }
 
-/* One pass: adds up what is stored, finds the oldest files other than `kept`, and removes what a
- * process that ended in the middle of a store left behind. */
+/* One pass over the folder: adds up the sizes, finds the oldest files other than `kept`, and
+ * removes temporary files that a killed process left behind. */
 static uint64_t scan(DIR *directory, const char *kept, old_file *files, int *count) {
     const int folder = dirfd(directory);
     const time_t now = time(NULL);
@@ -305,7 +326,8 @@ static uint64_t scan(DIR *directory, const char *kept, old_file *files, int *cou
     for (const struct dirent *entry; (entry = readdir(directory)) != NULL;) {
         struct stat status;
         const int leftover = is_temporary_name(entry->d_name);
-        if ((!leftover && !is_stored_name(entry->d_name)) || fstatat(folder, entry->d_name, &status, AT_SYMLINK_NOFOLLOW) != 0 ||
+        if ((!leftover && !is_stored_name(entry->d_name)) ||
+            fstatat(folder, entry->d_name, &status, AT_SYMLINK_NOFOLLOW) != 0 ||
             !S_ISREG(status.st_mode))
             continue;
         if (leftover) {
@@ -319,8 +341,8 @@ static uint64_t scan(DIR *directory, const char *kept, old_file *files, int *cou
     return bytes;
 }
 
-/* Removes what was stored longest ago until the rest is within the bound. Files that the cache did
- * not write are somebody else's. */
+/* Removes the oldest entries until the rest is within the bound. Never touches files that the cache
+ * did not write. */
 static void make_room(const tess_host *host, int folder, const char *kept) {
     old_file files[OLDEST];
     int count, removed;
@@ -335,8 +357,9 @@ static void make_room(const tess_host *host, int folder, const char *kept) {
         removed = 0;
         for (int n = 0; n < count && bytes > TESS_CACHE_MOST_BYTES; n++) {
             if (unlinkat(folder, files[n].name, 0) != 0 && errno != ENOENT) continue;
-            host->log(host, "device", "cache: %s was removed, which is among the oldest of more than %d bytes", files[n].name,
-                      (int)TESS_CACHE_MOST_BYTES);
+            host->log(host, "device",
+                      "cache: %s was removed, which is among the oldest of more than %d bytes",
+                      files[n].name, (int)TESS_CACHE_MOST_BYTES);
             bytes -= files[n].bytes;
             removed++;
         }
@@ -344,7 +367,8 @@ static void make_room(const tess_host *host, int folder, const char *kept) {
     closedir(directory);
 }
 
-void tess_cache_store(const tess_host *host, const tess_cache_key *key, const void *data, size_t size) {
+void tess_cache_store(const tess_host *host, const tess_cache_key *key, const void *data,
+                      size_t size) {
     cache_header header;
     char names[3 * (MOST_NAME + 1)], name[FILE_NAME], temporary[FILE_NAME];
     if (size == 0 || size > MOST_BYTES - sizeof header - sizeof names) return;
@@ -355,17 +379,20 @@ void tess_cache_store(const tess_host *host, const tess_cache_key *key, const vo
     checksum(data, size, header.checksum);
     file_name(key, &header, name);
     temporary_name(temporary);
-    const int file = openat(folder, temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    const int file =
+        openat(folder, temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     int stored = 0;
     if (file >= 0) {
-        stored = write_all(file, &header, sizeof header) && write_all(file, names, header.names) && write_all(file, data, size);
-        stored &= close(file) == 0; /* some file systems tell only here that the disk is full */
+        stored = write_all(file, &header, sizeof header) && write_all(file, names, header.names) &&
+                 write_all(file, data, size);
+        stored &= close(file) == 0; /* some file systems report a full disk only here */
         stored = stored && renameat(folder, temporary, folder, name) == 0;
     }
     if (!stored) {
-        host->log(host, "device", "cache: %s was not stored: %s (%d)", name, strerror(errno), errno);
+        host->log(host, "device", "cache: %s was not stored: %s (%d)", name, strerror(errno),
+                  errno);
         if (file >= 0) (void)unlinkat(folder, temporary, 0);
     }
-    make_room(host, folder, name); /* after a failure too: the disk may be full of leftovers */
+    make_room(host, folder, name); /* also after a failure: leftovers may have filled the disk */
     close(folder);
 }

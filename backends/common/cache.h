@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Compiled kernels kept on disk between processes: one file per key in a private folder (TESSERA_CACHE_DIR, else tessera/ in the user's cache folder). Whatever
- * is wrong with folder or file, loading is a miss and storing does nothing: a cache never makes a call fail.
+ * Compiled kernels kept on disk between processes: one file per key in a private folder
+ * (TESSERA_CACHE_DIR, else tessera/ in the user's cache folder). Whatever is wrong with folder or
+ * file, loading is a miss and storing does nothing: a cache never makes a call fail.
  */
 #ifndef TESS_COMMON_CACHE_H
 #define TESS_COMMON_CACHE_H
@@ -24,6 +25,7 @@ typedef struct tess_cache_key {
 void *tess_cache_load(const tess_host *host, const tess_cache_key *key, size_t *size);
 
 /* Stores bytes under the key: written to a temporary name and renamed. */
-void tess_cache_store(const tess_host *host, const tess_cache_key *key, const void *data, size_t size);
+void tess_cache_store(const tess_host *host, const tess_cache_key *key, const void *data,
+                      size_t size);
 
 #endif /* TESS_COMMON_CACHE_H */

@@ -10,10 +10,12 @@
 
 /* ------------------------------------------------------------------ errors */
 
-/* After these codes a context answers every call with an error: uncorrectable memory and links, contained errors, a context that somebody destroyed, everything that a
- * kernel may do wrong, and what lies behind the process (a server that shares the device, an external device). */
+/* After these codes every call in the context fails: uncorrectable memory and link errors,
+ * contained errors, a destroyed context, all faults of a kernel, and failures behind the process (a
+ * server that shares the device, an external device). */
 static int is_sticky(int code) {
-    static const int codes[] = {214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911};
+    static const int codes[] = {214, 220, 226, 700, 702, 709, 710, 714,
+                                715, 716, 717, 718, 719, 721, 810, 911};
     for (size_t n = 0; n < sizeof codes / sizeof *codes; n++)
         if (codes[n] == code) return 1;
     return 0;
@@ -21,8 +23,9 @@ static int is_sticky(int code) {
 
 static tess_status status_of(int code) {
     if (code == DRIVER_OUT_OF_MEMORY) return TESS_ERROR_OUT_OF_MEMORY;
-    /* Not initialised or not any more, in use by somebody else alone, no device, no such device. */
-    if (code == 3 || code == 4 || code == 46 || code == 100 || code == 101) return TESS_ERROR_UNAVAILABLE;
+    /* Not initialised, deinitialised, in exclusive use elsewhere, no device, invalid device. */
+    if (code == 3 || code == 4 || code == 46 || code == 100 || code == 101)
+        return TESS_ERROR_UNAVAILABLE;
     return is_sticky(code) ? TESS_ERROR_DEVICE_LOST : TESS_ERROR_NATIVE;
 }
 
@@ -31,8 +34,10 @@ static const char *code_name(const tess_driver *driver, int code) {
     return name ? name : "unknown error";
 }
 
-tess_status tess_driver_fail(const tess_driver_device *d, const char *call, const char *what, int code) {
-    return d->host->fail(d->host, status_of(code), "%s: %s (%s, %d)", call, what, code_name(d->driver, code), code);
+tess_status tess_driver_fail(const tess_driver_device *d, const char *call, const char *what,
+                             int code) {
+    return d->host->fail(d->host, status_of(code), "%s: %s (%s, %d)", call, what,
+                         code_name(d->driver, code), code);
 }
 
 /* ------------------------------------------------------------------ the driver */
@@ -44,7 +49,9 @@ void tess_driver_load(tess_driver *driver, const tess_driver_vendor *vendor) {
     driver->vendor = vendor;
     driver->status = TESS_ERROR_UNAVAILABLE;
     void *library = tess_library_open(vendor->libraries, driver->why, sizeof driver->why);
-    if (!library || !tess_library_symbols(library, vendor->symbols, table, driver->why, sizeof driver->why)) return;
+    if (!library ||
+        !tess_library_symbols(library, vendor->symbols, table, driver->why, sizeof driver->why))
+        return;
     memcpy(&driver->call, table, sizeof driver->call);
     memcpy(driver->extra, table + TESS_DRIVER_CALLS, sizeof driver->extra);
     int code = driver->call.init(0);
@@ -58,20 +65,24 @@ void tess_driver_load(tess_driver *driver, const tess_driver_vendor *vendor) {
         call = tess_driver_symbol(driver, count);
     }
     if (code != DRIVER_OK) {
-        snprintf(driver->why, sizeof driver->why, "%s: the driver does not start (%s, %d)", call, code_name(driver, code), code);
+        snprintf(driver->why, sizeof driver->why, "%s: the driver does not start (%s, %d)", call,
+                 code_name(driver, code), code);
         return;
     }
     if (driver->count <= 0) {
         driver->count = 0;
-        snprintf(driver->why, sizeof driver->why, "%s: the driver is there, and finds no device", call);
+        snprintf(driver->why, sizeof driver->why, "%s: the driver is there, and finds no device",
+                 call);
         return;
     }
     driver->status = TESS_OK;
 }
 
-tess_status tess_driver_list(const tess_driver *driver, const tess_host *host, uint32_t index, tess_device_info *info) {
+tess_status tess_driver_list(const tess_driver *driver, const tess_host *host, uint32_t index,
+                             tess_device_info *info) {
     if (driver->status != TESS_OK) return host->fail(host, driver->status, "%s", driver->why);
-    if (index >= (uint32_t)driver->count) return host->fail(host, TESS_ERROR_UNAVAILABLE, "there are %d devices", driver->count);
+    if (index >= (uint32_t)driver->count)
+        return host->fail(host, TESS_ERROR_UNAVAILABLE, "there are %d devices", driver->count);
     const tess_driver_calls *c = &driver->call;
     int device = 0, units = 0, version = 0;
     size_t memory = 0;
@@ -99,7 +110,8 @@ tess_status tess_driver_list(const tess_driver *driver, const tess_host *host, u
         code = c->version(&version);
     }
     if (code != DRIVER_OK)
-        return host->fail(host, status_of(code), "%s: device %u cannot be asked (%s, %d)", call, (unsigned)index, code_name(driver, code), code);
+        return host->fail(host, status_of(code), "%s: device %u cannot be asked (%s, %d)", call,
+                          (unsigned)index, code_name(driver, code), code);
     info->kind = TESS_DEVICE_GPU;
     info->compute_units = units > 0 ? (uint32_t)units : 0;
     info->memory_bytes = memory;
@@ -113,7 +125,9 @@ tess_status tess_driver_list(const tess_driver *driver, const tess_host *host, u
 
 tess_status tess_driver_enter(tess_driver_device *d, void **before) {
     const int code = d->driver->vendor->enter(d, before);
-    return code == DRIVER_OK ? TESS_OK : tess_driver_fail(d, d->driver->vendor->enter_call, "the context cannot be made current", code);
+    return code == DRIVER_OK ? TESS_OK
+                             : tess_driver_fail(d, d->driver->vendor->enter_call,
+                                                "the context cannot be made current", code);
 }
 
 static void leave(tess_driver_device *d, void *before) { d->driver->vendor->leave(d, before); }
@@ -140,31 +154,42 @@ static tess_status make_objects(tess_driver_device *d) {
             code = c->event_create(&d->timers[n][i], 0);
             if (code == DRIVER_OK) continue;
             d->timers[n][i] = NULL;
-            return tess_driver_fail(d, tess_driver_symbol(d->driver, event_create), "no event", code);
+            return tess_driver_fail(d, tess_driver_symbol(d->driver, event_create), "no event",
+                                    code);
         }
     return TESS_OK;
 }
 
-tess_status tess_driver_open(const tess_driver *driver, const tess_host *host, uint32_t index, const void *native, void **out) {
+tess_status tess_driver_open(const tess_driver *driver, const tess_host *host, uint32_t index,
+                             const void *native, void **out) {
     const tess_driver_vendor *vendor = driver->vendor;
     if (driver->status != TESS_OK) return host->fail(host, driver->status, "%s", driver->why);
-    if (index >= (uint32_t)driver->count) return host->fail(host, TESS_ERROR_UNAVAILABLE, "there are %d devices", driver->count);
+    if (index >= (uint32_t)driver->count)
+        return host->fail(host, TESS_ERROR_UNAVAILABLE, "there are %d devices", driver->count);
     tess_driver_device *d = host->alloc(host, sizeof *d, 64);
-    if (!d) return host->fail(host, TESS_ERROR_OUT_OF_MEMORY, "%zu bytes for the device", sizeof *d);
+    if (!d)
+        return host->fail(host, TESS_ERROR_OUT_OF_MEMORY, "%zu bytes for the device", sizeof *d);
     memset(d, 0, sizeof *d);
     d->host = host;
     d->driver = driver;
     d->image = -1;
     pthread_mutex_init(&d->loading, NULL);
     int code = driver->call.get(&d->device, (int)index);
-    if (code == DRIVER_OK) code = driver->call.attribute(&d->units, vendor->units_attribute, d->device);
+    if (code == DRIVER_OK)
+        code = driver->call.attribute(&d->units, vendor->units_attribute, d->device);
     if (code == DRIVER_OK) code = vendor->arch(driver, d->device, d->arch, sizeof d->arch);
-    tess_status status =
-        code == DRIVER_OK ? TESS_OK : tess_driver_fail(d, tess_driver_symbol(d->driver, attribute), "the device cannot be asked", code);
+    tess_status status = code == DRIVER_OK
+                             ? TESS_OK
+                             : tess_driver_fail(d, tess_driver_symbol(d->driver, attribute),
+                                                "the device cannot be asked", code);
     if (status == TESS_OK) {
-        /* Not every driver knows it, and without an answer no limit is assumed. */
-        if (driver->call.attribute(&d->time_limited, vendor->time_limit_attribute, d->device) != DRIVER_OK) d->time_limited = 0;
-        if (driver->call.attribute(&d->cache_bytes, vendor->cache_attribute, d->device) != DRIVER_OK) d->cache_bytes = 0;
+        /* Not every driver knows these attributes. Without an answer, assume no limit. */
+        if (driver->call.attribute(&d->time_limited, vendor->time_limit_attribute, d->device) !=
+            DRIVER_OK)
+            d->time_limited = 0;
+        if (driver->call.attribute(&d->cache_bytes, vendor->cache_attribute, d->device) !=
+            DRIVER_OK)
+            d->cache_bytes = 0;
         d->image = vendor->image(vendor->images, d->arch, 0);
         status = vendor->attach(d, native);
     }
@@ -190,7 +215,8 @@ tess_status tess_driver_open(const tess_driver *driver, const tess_host *host, u
 void tess_driver_close(void *device) {
     tess_driver_device *d = device;
     void *before = NULL;
-    /* Even without the context: then the driver knows most objects by their handles, and there is nobody else to drop them. */
+    /* Destroy the objects even without the context: the driver knows most of them by handle, and
+     * nobody else will. */
     const int code = d->driver->vendor->enter(d, &before);
     drop_objects(d);
     if (code == DRIVER_OK) leave(d, before);
@@ -209,7 +235,8 @@ tess_status tess_driver_query(void *device, tess_caps *caps) {
     caps->workspace_align = 256;
     caps->cache_bytes = d->cache_bytes > 0 ? (uint64_t)d->cache_bytes : 0;
     if (d->time_limited) {
-        /* A step (64 rows by 64 keys) is 2 MFLOP at head_dim 128; a quarter of a TFLOP/s for each ten units is slow even for the portable kernel. */
+        /* A step (64 rows by 64 keys) is 2 MFLOP at head_dim 128. Assume a quarter of a TFLOP/s for
+         * each ten units, which is slow even for the portable kernel. */
         caps->steps_per_second = 12000u * (uint64_t)(d->units > 0 ? d->units : 1);
         caps->range_blocks = caps->steps_per_second / 5;
     }
@@ -224,7 +251,8 @@ tess_status tess_driver_alloc(void *device, uint64_t size, tess_buffer *buffer) 
     uint64_t pointer = 0;
     const tess_status status = tess_driver_enter(d, &before);
     if (status != TESS_OK) return status;
-    const int code = size <= SIZE_MAX ? d->driver->call.alloc(&pointer, (size_t)size) : DRIVER_OUT_OF_MEMORY;
+    const int code =
+        size <= SIZE_MAX ? d->driver->call.alloc(&pointer, (size_t)size) : DRIVER_OUT_OF_MEMORY;
     leave(d, before);
     if (code != DRIVER_OK) {
         char what[64];
@@ -241,20 +269,24 @@ tess_status tess_driver_alloc(void *device, uint64_t size, tess_buffer *buffer) 
 tess_status tess_driver_free(void *device, tess_buffer *buffer) {
     tess_driver_device *d = device;
     void *before = NULL;
-    const int entered = d->driver->vendor->enter(d, &before), code = d->driver->call.free(buffer->handle);
+    const int entered = d->driver->vendor->enter(d, &before),
+              code = d->driver->call.free(buffer->handle);
     if (entered == DRIVER_OK) leave(d, before);
-    /* With the context lost, its memory is gone, and there is nothing that the host holds. */
+    /* A lost context has no memory any more, and the host holds nothing of the buffer. */
     if (code == DRIVER_OK || is_sticky(code) || is_sticky(entered)) return TESS_OK;
-    return tess_driver_fail(d, tess_driver_symbol(d->driver, free), "not a buffer of the device", code);
+    return tess_driver_fail(d, tess_driver_symbol(d->driver, free), "not a buffer of the device",
+                            code);
 }
 
-/* Copies in the order of the device's own stream, so that what runs there before is seen. */
+/* Copies on the device's own stream, behind all earlier work there. */
 tess_status tess_driver_copy(void *device, tess_buffer to, tess_buffer from, uint64_t bytes) {
     tess_driver_device *d = device;
     const tess_driver_calls *c = &d->driver->call;
     void *before = NULL;
     if (bytes == 0) return TESS_OK;
-    if (bytes > SIZE_MAX) return d->host->fail(d->host, TESS_ERROR_INVALID, "bytes: %llu do not fit the address space", (unsigned long long)bytes);
+    if (bytes > SIZE_MAX)
+        return d->host->fail(d->host, TESS_ERROR_INVALID,
+                             "bytes: %llu do not fit the address space", (unsigned long long)bytes);
     const char *symbol = tess_driver_symbol(d->driver, on_device);
     const tess_status status = tess_driver_enter(d, &before);
     if (status != TESS_OK) return status;
@@ -274,7 +306,7 @@ tess_status tess_driver_copy(void *device, tess_buffer to, tess_buffer from, uin
     if (code == DRIVER_OK) {
         code = c->stream_wait(d->stream);
         if (code != DRIVER_OK) symbol = tess_driver_symbol(d->driver, stream_wait);
-        /* The caller may free its memory now, so the copy must not be under way any more. */
+        /* The caller may free its memory now, so wait until the copy has ended. */
         if (code != DRIVER_OK && !is_sticky(code)) c->stream_wait(d->stream);
     }
     leave(d, before);
@@ -301,13 +333,16 @@ tess_status tess_driver_wait(void *device, uint64_t timeout_ns) {
         const uint64_t start = now_ns();
         struct timespec nap = {0, 20000};
         symbol = tess_driver_symbol(d->driver, stream_query);
-        while ((code = c->stream_query(d->stream)) == DRIVER_NOT_READY && now_ns() - start < timeout_ns) {
+        while ((code = c->stream_query(d->stream)) == DRIVER_NOT_READY &&
+               now_ns() - start < timeout_ns) {
             nanosleep(&nap, NULL);
-            if (nap.tv_nsec < 1000000) nap.tv_nsec *= 2; /* short waits are answered quickly, long ones cost no processor */
+            /* short waits return quickly, and long ones cost little CPU time */
+            if (nap.tv_nsec < 1000000) nap.tv_nsec *= 2;
         }
     }
     leave(d, before);
     if (code == DRIVER_NOT_READY)
-        return d->host->fail(d->host, TESS_ERROR_TIMEOUT, "work is still under way after %llu ns", (unsigned long long)timeout_ns);
+        return d->host->fail(d->host, TESS_ERROR_TIMEOUT, "work is still under way after %llu ns",
+                             (unsigned long long)timeout_ns);
     return code == DRIVER_OK ? TESS_OK : tess_driver_fail(d, symbol, "waiting failed", code);
 }

@@ -10,6 +10,7 @@
  * Copies `known` bytes of a structure that begins with struct_size. No version has had fewer; bytes
  * behind them must be zero. VERSION otherwise, with a message that calls the structure `name`.
  */
-tess_status tess_extra_read(const tess_host *host, const char *name, const void *structure, void *copy, uint32_t known);
+tess_status tess_extra_read(const tess_host *host, const char *name, const void *structure,
+                            void *copy, uint32_t known);
 
 #endif /* TESS_COMMON_EXTRA_H */

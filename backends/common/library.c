@@ -12,12 +12,15 @@ void *tess_library_open(const char *const *names, char *why, size_t size) {
         void *library = dlopen(names[n], RTLD_NOW | RTLD_LOCAL);
         if (library) return library;
         const char *reason = dlerror();
-        if (used < size) used += (size_t)snprintf(why + used, size - used, "%s%s", used ? "; " : "", reason ? reason : names[n]);
+        if (used < size)
+            used += (size_t)snprintf(why + used, size - used, "%s%s", used ? "; " : "",
+                                     reason ? reason : names[n]);
     }
     return NULL;
 }
 
-int tess_library_symbols(void *library, const char *const *names, void (**table)(void), char *why, size_t size) {
+int tess_library_symbols(void *library, const char *const *names, void (**table)(void), char *why,
+                         size_t size) {
     for (size_t n = 0; names[n]; n++) {
         const int optional = names[n][0] == '?';
         void *symbol = dlsym(library, names[n] + optional);

@@ -5,38 +5,56 @@
 
 #include <string.h>
 
-/* The sizes of the arrays in workgroup memory, which kernels/forward.inl derives in the same way from the same numbers. */
-#define COLUMNS(keys)      ((keys) / 4)
-#define SLICE(rows)        ((rows) >= 32 ? 32 : 16)
-#define SCORES(rows, keys) (((rows) + (keys)) * SLICE(rows) > (rows) * (keys) ? ((rows) + (keys)) * SLICE(rows) : (rows) * (keys))
-#define SHARED(rows, keys) (4 * (SCORES(rows, keys) + COLUMNS(keys) * 128 + (rows)*COLUMNS(keys) + 4 * (keys) + 5 * (rows)))
+/* Sizes of the arrays in workgroup memory. kernels/forward.inl derives them likewise from the same
+ * numbers. */
+#define COLUMNS(keys) ((keys) / 4)
+#define SLICE(rows)   ((rows) >= 32 ? 32 : 16)
+#define SCORES(rows, keys)                                                               \
+    (((rows) + (keys)) * SLICE(rows) > (rows) * (keys) ? ((rows) + (keys)) * SLICE(rows) \
+                                                       : (rows) * (keys))
+#define SHARED(rows, keys) \
+    (4 *                   \
+     (SCORES(rows, keys) + COLUMNS(keys) * 128 + (rows)*COLUMNS(keys) + 4 * (keys) + 5 * (rows)))
 #define SHAPE(dims, rows, keys, threads) \
     { dims, rows, keys, threads, SHARED(rows, keys) }
-#define OF(dims)       SHAPE(dims, TESS_ROWS_##dims, TESS_KEYS_##dims, TESS_THREADS_##dims)
-#define SMALL_OF(dims) SHAPE(dims, TESS_SMALL_ROWS_##dims, TESS_SMALL_KEYS_##dims, TESS_SMALL_THREADS_##dims)
+#define OF(dims) SHAPE(dims, TESS_ROWS_##dims, TESS_KEYS_##dims, TESS_THREADS_##dims)
+#define SMALL_OF(dims) \
+    SHAPE(dims, TESS_SMALL_ROWS_##dims, TESS_SMALL_KEYS_##dims, TESS_SMALL_THREADS_##dims)
 
 const tess_portable_variant tess_portable = {"portable", {OF(64), OF(128), OF(256)}};
-const tess_portable_variant tess_portable_small = {"portable_small", {SMALL_OF(64), SMALL_OF(128), SMALL_OF(256)}};
+const tess_portable_variant tess_portable_small = {"portable_small",
+                                                   {SMALL_OF(64), SMALL_OF(128), SMALL_OF(256)}};
 
-_Static_assert(SHARED(TESS_SMALL_ROWS_64, TESS_SMALL_KEYS_64) <= 16384 && SHARED(TESS_SMALL_ROWS_128, TESS_SMALL_KEYS_128) <= 16384 &&
+_Static_assert(SHARED(TESS_SMALL_ROWS_64, TESS_SMALL_KEYS_64) <= 16384 &&
+                   SHARED(TESS_SMALL_ROWS_128, TESS_SMALL_KEYS_128) <= 16384 &&
                    SHARED(TESS_SMALL_ROWS_256, TESS_SMALL_KEYS_256) <= 16384,
                "the small variant fits 16 KiB of workgroup memory");
 
+#define TENSOR(role, field, element) \
+    { role, #field, element, offsetof(tess_args, field##_at), offsetof(tess_args, field##_batch) }
+
+const tess_portable_tensor tess_portable_tensors[TESS_PORTABLE_TENSORS] = {
+    TENSOR(TESS_ROLE_Q, q, 0), TENSOR(TESS_ROLE_K, k, 0), TENSOR(TESS_ROLE_V, v, 0),
+    TENSOR(TESS_ROLE_O, o, 0), TENSOR(TESS_ROLE_LSE, lse, sizeof(float))};
+
 static const char *const dtype_names[] = {"f32", "f16", "bf16"};
 
-const char *tess_portable_dtype(uint32_t dtype) { return dtype <= TESS_BF16 ? dtype_names[dtype] : "?"; }
+const char *tess_portable_dtype(uint32_t dtype) {
+    return dtype <= TESS_BF16 ? dtype_names[dtype] : "?";
+}
 
 uint32_t tess_portable_element(uint32_t dtype) { return dtype == TESS_F32 ? 4 : 2; }
 
 const char *tess_portable_refusal(const tess_kernel_key *key) {
-    if (key->op != TESS_OP_FORWARD) return "forward only";
     if (key->dtype > TESS_BF16) return "dtype is none of f32, f16 and bf16";
-    if (key->head_dim < 8 || key->head_dim > 256 || key->head_dim % 8 != 0) return "head_dim is not a multiple of 8 from 8 to 256";
+    if (key->head_dim < 8 || key->head_dim > 256 || key->head_dim % 8 != 0)
+        return "head_dim is not a multiple of 8 from 8 to 256";
     if (key->value_head_dim != key->head_dim) return "value_head_dim differs from head_dim";
     return NULL;
 }
 
-const tess_portable_shape *tess_portable_find(const tess_portable_variant *variant, int32_t head_dim) {
+const tess_portable_shape *tess_portable_find(const tess_portable_variant *variant,
+                                              int32_t head_dim) {
     for (size_t n = 0; n < TESS_PORTABLE_BUCKETS; n++)
         if (head_dim <= (int32_t)variant->shapes[n].head_dim) return &variant->shapes[n];
     return NULL;
@@ -57,48 +75,50 @@ tess_kernel_costs tess_portable_costs(const tess_portable_shape *shape, uint32_t
 
 static void common_args(const tess_launch *l, int base_in_handle, tess_args *a) {
     const uint32_t item = tess_portable_element(l->dtype);
-    const tess_tables *t = l->tables;
+    const tess_tables *tables = l->tables;
     const tess_arg_i64 batch = l->batch_strided ? 1 : 0;
     memset(a, 0, sizeof *a);
-    if (!base_in_handle) {
-        a->q_at = (tess_arg_i64)(l->q.buffer.offset / item);
-        a->k_at = (tess_arg_i64)(l->k.buffer.offset / item);
-        a->v_at = (tess_arg_i64)(l->v.buffer.offset / item);
-        a->o_at = (tess_arg_i64)(l->o.buffer.offset / item);
-        a->lse_at = (tess_arg_i64)(l->lse.buffer.offset / sizeof(float));
+    for (size_t n = 0; n < TESS_PORTABLE_TENSORS; n++) {
+        const tess_portable_tensor *p = &tess_portable_tensors[n];
+        const tess_tensor *t = &l->tensor[p->role];
+        tess_arg_i64 *at = (tess_arg_i64 *)(void *)((char *)a + p->at),
+                     *strides = (tess_arg_i64 *)(void *)((char *)a + p->strides);
+        const uint32_t size = p->element ? p->element : item;
+        *at = base_in_handle ? 0 : (tess_arg_i64)(t->buffer.offset / size);
+        strides[0] = batch * t->stride_batch;
+        strides[1] = t->stride_token;
+        strides[2] = t->stride_head;
     }
-    a->partials_at = (tess_arg_i64)((l->partials_at + (base_in_handle ? 0 : l->workspace.offset)) / sizeof(float));
-    const struct {
-        const tess_tensor *tensor;
-        tess_arg_i64 *strides;
-    } tensors[] = {{&l->q, &a->q_batch}, {&l->k, &a->k_batch}, {&l->v, &a->v_batch}, {&l->o, &a->o_batch}, {&l->lse, &a->lse_batch}};
-    for (size_t n = 0; n < sizeof tensors / sizeof *tensors; n++) {
-        tensors[n].strides[0] = batch * tensors[n].tensor->stride_batch;
-        tensors[n].strides[1] = tensors[n].tensor->stride_token;
-        tensors[n].strides[2] = tensors[n].tensor->stride_head;
-    }
-    a->sequences_at = (tess_arg_u32)(t->sequences_at / 4);
-    a->classes_at = (tess_arg_u32)(t->classes_at / 4);
-    a->entries_at = (tess_arg_u32)(t->entries_at / 4);
-    a->bits_at = (tess_arg_u32)(t->bits_at / 4);
+    a->partials_at = (tess_arg_i64)((l->partials_at + (base_in_handle ? 0 : l->workspace.offset)) /
+                                    sizeof(float));
+    a->sequences_at = (tess_arg_u32)(tables->sequences_at / 4);
+    a->classes_at = (tess_arg_u32)(tables->classes_at / 4);
+    a->entries_at = (tess_arg_u32)(tables->entries_at / 4);
+    a->bits_at = (tess_arg_u32)(tables->bits_at / 4);
     a->head_dim = (tess_arg_u32)l->head_dim;
     a->block = (tess_arg_u32)l->block;
     a->group = l->group;
     a->partial_rows = l->partial_rows;
-    a->flags = l->lse.buffer.kind != TESS_BUFFER_NONE ? TESS_ARGS_LSE : 0;
+    a->flags = l->tensor[TESS_ROLE_LSE].buffer.kind != TESS_BUFFER_NONE ? TESS_ARGS_LSE : 0;
     a->scale = l->scale;
 }
 
-void tess_portable_forward_args(const tess_launch *l, uint64_t skip, uint64_t items, int base_in_handle, tess_args *a) {
+void tess_portable_forward_args(const tess_launch *l, uint64_t skip, uint64_t items,
+                                int base_in_handle, tess_args *a) {
     common_args(l, base_in_handle, a);
     a->items = (tess_arg_u32)items;
-    a->items_at = (tess_arg_u32)((l->tables->jobs_at + (l->first_job + skip) * sizeof(tess_job)) / 4);
+    a->items_at =
+        (tess_arg_u32)((l->tables->jobs_at + (l->first_job + skip) * sizeof(tess_job)) / 4);
 }
 
-uint32_t tess_portable_merge_groups(const tess_launch *l) { return l->partial_rows > 0 ? (l->partial_rows - 1) / TESS_MERGE_ROWS + 1 : 1; }
+uint32_t tess_portable_merge_groups(const tess_launch *l) {
+    return l->partial_rows > 0 ? (l->partial_rows - 1) / TESS_MERGE_ROWS + 1 : 1;
+}
 
-void tess_portable_merge_args(const tess_launch *l, uint64_t skip, uint64_t items, int base_in_handle, tess_args *a) {
+void tess_portable_merge_args(const tess_launch *l, uint64_t skip, uint64_t items,
+                              int base_in_handle, tess_args *a) {
     common_args(l, base_in_handle, a);
     a->items = (tess_arg_u32)items;
-    a->items_at = (tess_arg_u32)((l->tables->merges_at + (l->first_merge + skip) * sizeof(tess_merge)) / 4);
+    a->items_at =
+        (tess_arg_u32)((l->tables->merges_at + (l->first_merge + skip) * sizeof(tess_merge)) / 4);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The portable kernels from the host's side: their instances, which problems they take, and their arguments. Shared by all GPU backends. */
+/* The portable kernels from the host's side: their instances, which problems they take, and their
+ * arguments. Shared by all GPU backends. */
 #ifndef TESS_COMMON_PORTABLE_H
 #define TESS_COMMON_PORTABLE_H
 
@@ -8,7 +9,8 @@
 
 enum { TESS_PORTABLE_BUCKETS = 3 };
 
-/* One compiled shape of the forward kernel. A workgroup of `threads` takes one job of at most `rows` rows, `keys` keys at a time. */
+/* One compiled shape of the forward kernel. A workgroup of `threads` takes one job of at most
+ * `rows` rows, `keys` keys at a time. */
 typedef struct tess_portable_shape {
     uint32_t head_dim; /* largest that it takes: 64, 128 or 256 */
     uint32_t rows, keys, threads;
@@ -16,11 +18,25 @@ typedef struct tess_portable_shape {
 } tess_portable_shape;
 
 typedef struct tess_portable_variant {
-    const char *name;                                  /* "portable", or "portable_small" whose instances fit 16 KiB of workgroup memory */
+    /* "portable", or "portable_small" whose instances fit 16 KiB of workgroup memory */
+    const char *name;
     tess_portable_shape shapes[TESS_PORTABLE_BUCKETS]; /* rising head_dim */
 } tess_portable_variant;
 
 extern const tess_portable_variant tess_portable, tess_portable_small;
+
+/* The tensors that the portable kernels take, in the order of their first buffers; the tables and
+ * the workspace follow. */
+typedef struct tess_portable_tensor {
+    uint32_t role; /* tess_role */
+    const char *name;
+    uint32_t element; /* bytes; 0: of the launch's dtype */
+    size_t at;        /* in tess_args: the index of the first element ... */
+    size_t strides;   /* ... and the three strides */
+} tess_portable_tensor;
+
+enum { TESS_PORTABLE_TENSORS = 5, TESS_PORTABLE_BUFFERS = TESS_PORTABLE_TENSORS + 2 };
+extern const tess_portable_tensor tess_portable_tensors[TESS_PORTABLE_TENSORS];
 
 /* Of a workgroup of the merge kernel: its threads, and the rows of one merge that it takes. */
 enum { TESS_MERGE_THREADS = 64, TESS_MERGE_ROWS = 4 };
@@ -29,21 +45,26 @@ enum { TESS_MERGE_THREADS = 64, TESS_MERGE_ROWS = 4 };
 const char *tess_portable_refusal(const tess_kernel_key *key);
 
 /* The smallest shape for a head_dim; NULL past the last. */
-const tess_portable_shape *tess_portable_find(const tess_portable_variant *variant, int32_t head_dim);
+const tess_portable_shape *tess_portable_find(const tess_portable_variant *variant,
+                                              int32_t head_dim);
 
-/* What a shape costs on a device that runs `workers` of its workgroups at a time. Rates differ
- * between devices by more than a shape does; these are of a fast one, where parts pay least. */
+/* The costs of a shape on a device that runs `workers` of its workgroups at a time. Devices differ
+ * in speed by more than shapes do; the rates are those of a fast device, where splitting keys pays
+ * least. */
 tess_kernel_costs tess_portable_costs(const tess_portable_shape *shape, uint32_t workers);
 
 /* "f32", "f16", "bf16", and bytes of an element. */
 const char *tess_portable_dtype(uint32_t dtype);
 uint32_t tess_portable_element(uint32_t dtype);
 
-/* The arguments for `items` jobs from launch->first_job + skip on. *_at fields hold only what follows from buffer.offset (kind POINTER has it added to
- * the handle by the backend as it likes: set `base_in_handle` to leave 0 here). */
-void tess_portable_forward_args(const tess_launch *launch, uint64_t skip, uint64_t items, int base_in_handle, tess_args *args);
+/* The arguments for `items` jobs from launch->first_job + skip on. The *_at fields hold the
+ * elements of buffer.offset, or 0 with `base_in_handle`, for backends that add the offset to the
+ * address. */
+void tess_portable_forward_args(const tess_launch *launch, uint64_t skip, uint64_t items,
+                                int base_in_handle, tess_args *args);
 /* Workgroups of the merge kernel for each merge of a launch. */
 uint32_t tess_portable_merge_groups(const tess_launch *launch);
-void tess_portable_merge_args(const tess_launch *launch, uint64_t skip, uint64_t items, int base_in_handle, tess_args *args);
+void tess_portable_merge_args(const tess_launch *launch, uint64_t skip, uint64_t items,
+                              int base_in_handle, tess_args *args);
 
 #endif /* TESS_COMMON_PORTABLE_H */

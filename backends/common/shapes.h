@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows, keys and threads of each instance of the forward kernel by its largest head_dim, for host code and for compilers that make all instances at once. */
+/* Rows, keys and threads of each instance of the forward kernel by its largest head_dim, for host
+ * code and for compilers that make all instances at once. */
 #ifndef TESS_COMMON_SHAPES_H
 #define TESS_COMMON_SHAPES_H
 

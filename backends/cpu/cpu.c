@@ -9,7 +9,8 @@
 extern const tess_backend tess_cpu_backend;
 
 static tess_status cpu_list(const tess_host *host, uint32_t index, tess_device_info *info) {
-    if (index > 0) return host->fail(host, TESS_ERROR_UNAVAILABLE, "cpu: there is one device, cpu:0");
+    if (index > 0)
+        return host->fail(host, TESS_ERROR_UNAVAILABLE, "cpu: there is one device, cpu:0");
     info->kind = TESS_DEVICE_CPU;
     info->compute_units = TESS_CPU_PTHREADPOOL ? host->cpu_threads : 1;
     const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
@@ -20,11 +21,17 @@ static tess_status cpu_list(const tess_host *host, uint32_t index, tess_device_i
     return TESS_OK;
 }
 
-static tess_status cpu_open(const tess_host *host, uint32_t index, const void *native, void **device) {
-    if (index > 0) return host->fail(host, TESS_ERROR_UNAVAILABLE, "cpu: there is one device, cpu:0");
-    if (native) return host->fail(host, TESS_ERROR_INVALID, "native: the cpu backend has nothing to wrap; it must be NULL");
+static tess_status cpu_open(const tess_host *host, uint32_t index, const void *native,
+                            void **device) {
+    if (index > 0)
+        return host->fail(host, TESS_ERROR_UNAVAILABLE, "cpu: there is one device, cpu:0");
+    if (native)
+        return host->fail(host, TESS_ERROR_INVALID,
+                          "native: the cpu backend has nothing to wrap; it must be NULL");
     cpu_device *d = host->alloc(host, sizeof *d, 64);
-    if (!d) return host->fail(host, TESS_ERROR_OUT_OF_MEMORY, "cpu: %zu bytes for the device", sizeof *d);
+    if (!d)
+        return host->fail(host, TESS_ERROR_OUT_OF_MEMORY, "cpu: %zu bytes for the device",
+                          sizeof *d);
     d->host = host;
     d->threads = TESS_CPU_PTHREADPOOL && host->cpu_threads ? host->cpu_threads : 1;
     d->pid = getpid();
@@ -32,7 +39,8 @@ static tess_status cpu_open(const tess_host *host, uint32_t index, const void *n
     if (!d->pool) {
         const uint32_t threads = d->threads;
         host->free(host, d, sizeof *d);
-        return host->fail(host, TESS_ERROR_OUT_OF_MEMORY, "pthreadpool_create: no pool of %u threads", threads);
+        return host->fail(host, TESS_ERROR_OUT_OF_MEMORY,
+                          "pthreadpool_create: no pool of %u threads", threads);
     }
     *device = d;
     return TESS_OK;
@@ -40,7 +48,8 @@ static tess_status cpu_open(const tess_host *host, uint32_t index, const void *n
 
 static void cpu_close(void *device) {
     cpu_device *d = device;
-    /* In the child of a fork the pool's threads do not exist, and waiting for them would not end. */
+    /* In the child of a fork the pool's threads do not exist, and waiting for them would not
+     * end. */
     if (d->pid == getpid()) tess_cpu_pool_destroy(d->pool);
     d->host->free(d->host, d, sizeof *d);
 }
@@ -60,7 +69,9 @@ static tess_status cpu_query(void *device, tess_caps *caps) {
 static tess_status cpu_alloc(void *device, uint64_t size, tess_buffer *buffer) {
     cpu_device *d = device;
     void *pointer = size <= SIZE_MAX ? d->host->alloc(d->host, (size_t)size, 256) : NULL;
-    if (!pointer) return d->host->fail(d->host, TESS_ERROR_OUT_OF_MEMORY, "cpu: %llu bytes", (unsigned long long)size);
+    if (!pointer)
+        return d->host->fail(d->host, TESS_ERROR_OUT_OF_MEMORY, "cpu: %llu bytes",
+                             (unsigned long long)size);
     *buffer = tess_host_buffer(pointer, size);
     return TESS_OK;
 }
@@ -71,9 +82,11 @@ static tess_status cpu_free(void *device, tess_buffer *buffer) {
     return TESS_OK;
 }
 
-static tess_status cpu_copy(void *device, tess_buffer destination, tess_buffer source, uint64_t bytes) {
+static tess_status cpu_copy(void *device, tess_buffer destination, tess_buffer source,
+                            uint64_t bytes) {
     (void)device;
-    memmove((char *)(uintptr_t)destination.handle + destination.offset, (const char *)(uintptr_t)source.handle + source.offset, (size_t)bytes);
+    memmove((char *)(uintptr_t)destination.handle + destination.offset,
+            (const char *)(uintptr_t)source.handle + source.offset, (size_t)bytes);
     return TESS_OK;
 }
 

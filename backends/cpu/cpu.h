@@ -1,34 +1,45 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Parts of the CPU backend: the table of kernels, what the processor can do, and the work of one launch. */
+/* Parts of the CPU backend: the table of kernels, what the processor can do, and the work of one
+ * launch. */
 #ifndef TESSERA_CPU_CPU_H
 #define TESSERA_CPU_CPU_H
 
 #include <sys/types.h>
 
 #include "kernels/kernel.h"
+#include "row.h"
 
 /* isa.c: whether this process may use an instruction set; `reason` tells why not. */
-enum cpu_isa { CPU_ISA_ANY, CPU_ISA_AVX2, CPU_ISA_AVX512, CPU_ISA_AVX512_BF16, CPU_ISA_AMX_BF16, CPU_ISA_NEON };
+enum cpu_isa {
+    CPU_ISA_ANY,
+    CPU_ISA_AVX2,
+    CPU_ISA_AVX512,
+    CPU_ISA_AVX512_BF16,
+    CPU_ISA_AMX_BF16,
+    CPU_ISA_NEON
+};
 int tess_cpu_isa_usable(enum cpu_isa isa, const char **reason);
-/* Asks the system for what the set needs at run time, once its kernel is chosen; the permission for AMX holds for the whole process and for good. */
+/* Asks the system for what the set needs at run time, once its kernel is chosen; the permission for
+ * AMX holds for the whole process and for good. */
 int tess_cpu_isa_request(enum cpu_isa isa, const char **reason);
 void tess_cpu_isa_list(char *text, size_t size);   /* names of the usable sets, blanks between */
 void tess_cpu_model_name(char *text, size_t size); /* as the system tells it */
 
 /* table.c: one implementation. */
 typedef struct cpu_row {
-    const char *name;
+    tess_row_head head;
     enum cpu_isa isa;
     uint32_t dtypes; /* bit n: tess_dtype n */
-    int only_forced; /* taken only when named */
-    uint32_t rate;   /* GFLOP/s of a thread, about: for the plan's choice of parts, and so a constant */
-    cpu_job_fn job;  /* NULL: not built for this processor */
+    /* GFLOP/s of a thread, about: for the plan's choice of parts, and so a constant */
+    uint32_t rate;
+    cpu_job_fn job; /* NULL: not built for this processor */
     cpu_scratch_fn scratch;
     cpu_rows_fn rows;
     cpu_thread_fn enter, leave;
 } cpu_row;
 
-enum { CPU_PARALLEL_JOBS = 64 }; /* a constant: how a plan splits keys must not depend on the number of threads */
+/* a constant: how a plan splits keys must not depend on the number of threads */
+enum { CPU_PARALLEL_JOBS = 64 };
 
 typedef struct cpu_device {
     const tess_host *host;
@@ -37,7 +48,8 @@ typedef struct cpu_device {
     pid_t pid; /* of the process that opened it: the pool's threads do not survive fork() */
 } cpu_device;
 
-tess_status tess_cpu_kernel(void *device, const tess_kernel_key *key, tess_kernel *kernel, uint32_t index, tess_kernel_info *info);
+tess_status tess_cpu_kernel(void *device, uint32_t index, const tess_kernel_key *key,
+                            tess_kernel_info *info, tess_kernel *kernel);
 
 /* run.c */
 enum { TESS_CPU_MAX_THREADS = 1024 };
@@ -50,6 +62,8 @@ const char *tess_cpu_pool_name(void);
 void tess_cpu_merge(const tess_launch *launch, const tess_merge *merge);
 
 /* Bytes of scratch memory of one thread, rounded so that the slices of all threads are aligned. */
-static inline size_t cpu_thread_bytes(const cpu_row *row, int32_t head_dim) { return (row->scratch(head_dim) + 4095) / 4096 * 4096; }
+static inline size_t cpu_thread_bytes(const cpu_row *row, int32_t head_dim) {
+    return (row->scratch(head_dim) + 4095) / 4096 * 4096;
+}
 
 #endif

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The floating-point mode of a worker's share of a launch: round to nearest, denormals flushed to zero (as AMX and the bf16 dot products do in any case), no traps. Without it
- * a result would depend on the mode that the calling thread, one of the workers, happens to be in, and a caller with traps enabled would be interrupted by a division that the
- * kernels mean. Restoring brings the caller's exception flags back too.
+ * The floating-point mode of a worker's share of a launch: round to nearest, denormals flushed to
+ * zero (as AMX and the bf16 dot products do in any case), no traps. Without it a result would
+ * depend on the mode that the calling thread, one of the workers, happens to be in, and a caller
+ * with traps enabled would be interrupted by a division that the kernels mean. Restoring brings the
+ * caller's exception flags back too.
  */
 #ifndef TESSERA_CPU_FP_MODE_H
 #define TESSERA_CPU_FP_MODE_H
@@ -19,7 +21,9 @@ static inline cpu_fp_mode cpu_fp_enter(void) {
     __builtin_ia32_ldmxcsr(0x9fc0); /* flush to zero, all exceptions masked, denormals are zero */
     return before;
 }
-static inline void cpu_fp_leave(cpu_fp_mode before) { __builtin_ia32_ldmxcsr((unsigned)before.control); }
+static inline void cpu_fp_leave(cpu_fp_mode before) {
+    __builtin_ia32_ldmxcsr((unsigned)before.control);
+}
 #elif defined(__aarch64__)
 static inline cpu_fp_mode cpu_fp_enter(void) {
     cpu_fp_mode before;
@@ -27,7 +31,9 @@ static inline cpu_fp_mode cpu_fp_enter(void) {
     __asm__ volatile("msr fpcr, %0" ::"r"((uint64_t)1 << 24)); /* flush to zero */
     return before;
 }
-static inline void cpu_fp_leave(cpu_fp_mode before) { __asm__ volatile("msr fpcr, %0\n\tmsr fpsr, %1" ::"r"(before.control), "r"(before.status)); }
+static inline void cpu_fp_leave(cpu_fp_mode before) {
+    __asm__ volatile("msr fpcr, %0\n\tmsr fpsr, %1" ::"r"(before.control), "r"(before.status));
+}
 #else
 #include <fenv.h>
 static inline cpu_fp_mode cpu_fp_enter(void) {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the processor can do and the system lets this process use: CPUID for the first, XGETBV (and a permission, for AMX) for the second. */
+/* What the processor can do and the system lets this process use: CPUID for the first, XGETBV (and
+ * a permission, for AMX) for the second. */
 #include "cpu.h"
 
 #include <pthread.h>
@@ -32,7 +33,8 @@ static void probe(void) {
     if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE)) return;
     const int fma = (c & bit_FMA) && (c & bit_F16C) && (c & bit_AVX);
     const uint64_t state = enabled_state();
-    const int ymm = (state & 0x6) == 0x6, zmm = (state & 0xe6) == 0xe6, tiles = (state & 0x60000) == 0x60000;
+    const int ymm = (state & 0x6) == 0x6, zmm = (state & 0xe6) == 0xe6,
+              tiles = (state & 0x60000) == 0x60000;
     if (!__get_cpuid_count(7, 0, &a, &b7, &c7, &d7)) return;
     if (a >= 1) __get_cpuid_count(7, 1, &a71, &b, &c, &d);
     const uint32_t wide = bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL;
@@ -44,7 +46,8 @@ static void probe(void) {
             found.amx_reason = "the processor has AMX without AVX-512 BF16";
         else if (!tiles)
             found.amx_reason = "the system does not enable AMX tiles";
-        else if (syscall(SYS_arch_prctl, GET_SUPPORTED_STATES, &states) != 0 || !(states >> TILE_DATA & 1))
+        else if (syscall(SYS_arch_prctl, GET_SUPPORTED_STATES, &states) != 0 ||
+                 !(states >> TILE_DATA & 1))
             found.amx_reason = "the system does not give AMX tiles to processes (arch_prctl)";
         else
             found.amx = 1;
@@ -57,8 +60,12 @@ int tess_cpu_isa_usable(enum cpu_isa isa, const char **reason) {
     switch (isa) {
     case CPU_ISA_ANY: return 1;
     case CPU_ISA_AVX2: *reason = "the processor has no AVX2 with FMA and F16C"; return found.avx2;
-    case CPU_ISA_AVX512: *reason = "the processor has no AVX-512 F, BW, DQ and VL"; return found.avx512;
-    case CPU_ISA_AVX512_BF16: *reason = "the processor has no AVX-512 BF16"; return found.avx512_bf16;
+    case CPU_ISA_AVX512:
+        *reason = "the processor has no AVX-512 F, BW, DQ and VL";
+        return found.avx512;
+    case CPU_ISA_AVX512_BF16:
+        *reason = "the processor has no AVX-512 BF16";
+        return found.avx512_bf16;
     case CPU_ISA_AMX_BF16: *reason = found.amx_reason; return found.amx;
     case CPU_ISA_NEON: break;
     }
@@ -107,7 +114,8 @@ void tess_cpu_isa_list(char *text, size_t size) {
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         const char *reason;
         const size_t used = strlen(text);
-        if (tess_cpu_isa_usable(names[i].isa, &reason)) snprintf(text + used, size - used, " %s", names[i].name);
+        if (tess_cpu_isa_usable(names[i].isa, &reason))
+            snprintf(text + used, size - used, " %s", names[i].name);
     }
 }
 
@@ -118,7 +126,8 @@ void tess_cpu_model_name(char *text, size_t size) {
     char line[256];
     while (fgets(line, sizeof line, f)) {
         char *value = strchr(line, ':');
-        if (!value || (strncmp(line, "model name", 10) != 0 && strncmp(line, "Model", 5) != 0)) continue;
+        if (!value || (strncmp(line, "model name", 10) != 0 && strncmp(line, "Model", 5) != 0))
+            continue;
         for (value++; *value == ' ';) value++;
         value[strcspn(value, "\n")] = 0;
         if (*value) snprintf(text, size, "%s", value);

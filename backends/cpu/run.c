@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The work of one launch, spread over the device's thread pool. Each worker takes the next job from a shared counter (jobs come longest first) and has its own
- * slice of the workspace. What a job computes depends on nothing but the job, so bits are equal for every number of threads.
+ * The work of one launch, spread over the device's thread pool. Each worker takes the next job from
+ * a shared counter (jobs come longest first) and has its own slice of the workspace. What a job
+ * computes depends on nothing but the job, so bits are equal for every number of threads.
  *
- * The pool runs one launch at a time: concurrent launches on a device queue at its mutex. Its workers go to sleep after each launch instead of spinning, because an
- * application has other threads that need the cores.
+ * The pool runs one launch at a time: concurrent launches on a device queue at its mutex. Its
+ * workers go to sleep after each launch instead of spinning, because an application has other
+ * threads that need the cores.
  */
 #include "cpu.h"
 
@@ -18,7 +20,8 @@
 
 #include "fp_mode.h"
 
-/* The pool itself is not instrumented, so ThreadSanitizer has to be told where work is handed over. */
+/* The pool itself is not instrumented, so ThreadSanitizer has to be told where work is handed
+ * over. */
 #if defined(__SANITIZE_THREAD__)
 #define SANITIZE_THREAD 1
 #elif defined(__has_feature)
@@ -81,7 +84,8 @@ static void *wait_for_start(void *gate) {
     return NULL;
 }
 
-/* pthreadpool_create does not look whether its threads start, and then waits for them without end. So as many are started, and ended, before it. */
+/* pthreadpool_create does not look whether its threads start, and then waits for them without end.
+ * So as many are started, and ended, before it. */
 static int threads_start(uint32_t threads) {
     pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
     pthread_t started[TESS_CPU_MAX_THREADS];
@@ -94,7 +98,9 @@ static int threads_start(uint32_t threads) {
 }
 
 /* The caller of a launch is one of its threads. */
-void *tess_cpu_pool_create(uint32_t threads) { return threads_start(threads - 1) ? pthreadpool_create(threads) : NULL; }
+void *tess_cpu_pool_create(uint32_t threads) {
+    return threads_start(threads - 1) ? pthreadpool_create(threads) : NULL;
+}
 void tess_cpu_pool_destroy(void *pool) { pthreadpool_destroy(pool); }
 const char *tess_cpu_pool_name(void) { return "pthreadpool"; }
 
@@ -129,7 +135,8 @@ static double seconds(void) {
 tess_status tess_cpu_launch(void *device, const tess_launch *launch) {
     cpu_device *d = device;
     if (launch->stream.kind != TESS_STREAM_DEFAULT)
-        return d->host->fail(d->host, TESS_ERROR_UNSUPPORTED, "stream.kind: the CPU has no streams but the default one");
+        return d->host->fail(d->host, TESS_ERROR_UNSUPPORTED,
+                             "stream.kind: the CPU has no streams but the default one");
     const double start = launch->seconds ? seconds() : 0;
     work w;
     w.launch = launch;
@@ -144,7 +151,8 @@ tess_status tess_cpu_launch(void *device, const tess_launch *launch) {
     if (launch->n_merges) {
         atomic_init(&w.next, launch->first_merge);
         w.end = launch->first_merge + launch->n_merges;
-        spread(d->pool, do_merges, &w, launch->n_merges < d->threads ? launch->n_merges : d->threads);
+        spread(d->pool, do_merges, &w,
+               launch->n_merges < d->threads ? launch->n_merges : d->threads);
     }
     if (launch->seconds) *launch->seconds = seconds() - start;
     return TESS_OK;

@@ -13,20 +13,40 @@ extern const tess_backend tess_cuda_backend;
 static const char *const libraries[] = {"libcuda.so.1", "libcuda.so", NULL};
 
 static const char *const symbols[] = {
-    "cuInit", "cuDriverGetVersion", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetName", "cuDeviceTotalMem_v2", "cuDeviceGetAttribute",
-    "cuModuleLoadData", "cuModuleUnload", "cuModuleGetFunction", "cuLaunchKernel", "cuStreamCreate", "cuStreamDestroy_v2", "cuStreamQuery",
-    "cuStreamSynchronize", "cuEventCreate", "cuEventDestroy_v2", "cuEventRecord", "cuEventSynchronize", "cuEventElapsedTime", "cuMemAlloc_v2",
-    "cuMemFree_v2", "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2", "cuMemcpyDtoDAsync_v2", "cuMemsetD32Async",
+    "cuInit", "cuDriverGetVersion", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetName",
+    "cuDeviceTotalMem_v2", "cuDeviceGetAttribute", "cuModuleLoadData", "cuModuleUnload",
+    "cuModuleGetFunction", "cuLaunchKernel", "cuStreamCreate", "cuStreamDestroy_v2",
+    "cuStreamQuery", "cuStreamSynchronize", "cuEventCreate", "cuEventDestroy_v2", "cuEventRecord",
+    "cuEventSynchronize", "cuEventElapsedTime", "cuMemAlloc_v2", "cuMemFree_v2",
+    "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2", "cuMemcpyDtoDAsync_v2", "cuMemsetD32Async",
     /* CUDA's own, in the order of cuda_extra */
-    "cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2", "cuCtxGetDevice", "cuGetErrorName",
-    "cuFuncSetAttribute", "?cuTensorMapEncodeTiled", "?cuFuncLoad", "?cuLaunchKernelEx", NULL};
+    "cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2", "cuCtxPushCurrent_v2",
+    "cuCtxPopCurrent_v2", "cuCtxGetDevice", "cuGetErrorName", "cuFuncSetAttribute",
+    "?cuTensorMapEncodeTiled", "?cuFuncLoad", "?cuLaunchKernelEx", NULL};
 
-enum cuda_extra { RETAIN, RELEASE, PUSH, POP, CONTEXT_DEVICE, ERROR_NAME, LOAD = CUDA_ENCODE_TENSOR_MAP + 1, LAUNCH_EX, EXTRAS };
-_Static_assert(sizeof symbols / sizeof *symbols == TESS_DRIVER_CALLS + (int)EXTRAS + 1 && (int)EXTRAS <= (int)TESS_DRIVER_EXTRAS,
+enum cuda_extra {
+    RETAIN,
+    RELEASE,
+    PUSH,
+    POP,
+    CONTEXT_DEVICE,
+    ERROR_NAME,
+    LOAD = CUDA_ENCODE_TENSOR_MAP + 1,
+    LAUNCH_EX,
+    EXTRAS
+};
+_Static_assert(sizeof symbols / sizeof *symbols == TESS_DRIVER_CALLS + (int)EXTRAS + 1 &&
+                   (int)EXTRAS <= (int)TESS_DRIVER_EXTRAS,
                "every symbol has its place");
 
 /* CUdevice_attribute */
-enum { ATTRIBUTE_UNITS = 16, ATTRIBUTE_TIME_LIMIT = 17, ATTRIBUTE_CACHE = 38, ATTRIBUTE_MAJOR = 75, ATTRIBUTE_MINOR = 76 };
+enum {
+    ATTRIBUTE_UNITS = 16,
+    ATTRIBUTE_TIME_LIMIT = 17,
+    ATTRIBUTE_CACHE = 38,
+    ATTRIBUTE_MAJOR = 75,
+    ATTRIBUTE_MINOR = 76
+};
 
 #define EXTRA(driver, n, type) ((type)(driver)->extra[n])
 
@@ -46,8 +66,11 @@ static tess_status attach_own(tess_driver_device *d, const void *structure) {
     int device = -1;
     const tess_status status = tess_extra_read(host, "native", structure, &native, sizeof native);
     if (status != TESS_OK) return status;
-    if (native.reserved != 0) return host->fail(host, TESS_ERROR_INVALID, "native.reserved: must be 0, got %u", (unsigned)native.reserved);
-    if (!native.context) return host->fail(host, TESS_ERROR_INVALID, "native.context: must not be NULL");
+    if (native.reserved != 0)
+        return host->fail(host, TESS_ERROR_INVALID, "native.reserved: must be 0, got %u",
+                          (unsigned)native.reserved);
+    if (!native.context)
+        return host->fail(host, TESS_ERROR_INVALID, "native.context: must not be NULL");
     d->context = native.context;
     d->borrowed = 1;
     int code = enter(d, NULL);
@@ -55,14 +78,17 @@ static tess_status attach_own(tess_driver_device *d, const void *structure) {
     code = EXTRA(d->driver, CONTEXT_DEVICE, int (*)(int *))(&device);
     leave(d, NULL);
     if (code != DRIVER_OK) return tess_driver_fail(d, "cuCtxGetDevice", "native.context", code);
-    if (device != d->device) return host->fail(host, TESS_ERROR_UNAVAILABLE, "native.context: belongs to another device than id names");
+    if (device != d->device)
+        return host->fail(host, TESS_ERROR_UNAVAILABLE,
+                          "native.context: belongs to another device than id names");
     return TESS_OK;
 }
 
 static tess_status attach(tess_driver_device *d, const void *native) {
     if (native) return attach_own(d, native);
     const int code = EXTRA(d->driver, RETAIN, int (*)(void **, int))(&d->context, d->device);
-    return code == DRIVER_OK ? TESS_OK : tess_driver_fail(d, "cuDevicePrimaryCtxRetain", "no context", code);
+    return code == DRIVER_OK ? TESS_OK
+                             : tess_driver_fail(d, "cuDevicePrimaryCtxRetain", "no context", code);
 }
 
 static void detach(tess_driver_device *d) {
@@ -82,15 +108,20 @@ static int number_after(const char *text, const char *prefix) {
     return strncmp(text, prefix, length) == 0 ? (int)strtol(text + length, NULL, 10) : -1;
 }
 
-/* Machine code runs on its own version and later ones of the same major number; PTX on its own and all later ones, after the driver has compiled it. */
+/* Machine code runs on its own version and later ones of the same major number; PTX on its own and
+ * all later ones, after the driver has compiled it. */
 static int image(const tess_driver_image *images, const char *text, uint32_t refused) {
     const int own = number_after(text, "sm_");
     int best = -1, best_version = -1, best_is_code = 0;
     for (int n = 0; images[n].data; n++) {
-        const int code = number_after(images[n].arch, "sm_"), version = code >= 0 ? code : number_after(images[n].arch, "compute_"),
+        const int code = number_after(images[n].arch, "sm_"),
+                  version = code >= 0 ? code : number_after(images[n].arch, "compute_"),
                   is_code = code >= 0;
-        if ((n < 32 && (refused >> n & 1u)) || version > own || (is_code && version / 10 != own / 10)) continue;
-        if (is_code < best_is_code || (is_code == best_is_code && version <= best_version)) continue;
+        if ((n < 32 && (refused >> n & 1u)) || version > own ||
+            (is_code && version / 10 != own / 10))
+            continue;
+        if (is_code < best_is_code || (is_code == best_is_code && version <= best_version))
+            continue;
         best = n;
         best_version = version;
         best_is_code = is_code;
@@ -100,13 +131,17 @@ static int image(const tess_driver_image *images, const char *text, uint32_t ref
 
 static const char *error_name(const tess_driver *driver, int code) {
     const char *name = NULL;
-    if (driver->extra[ERROR_NAME]) EXTRA(driver, ERROR_NAME, int (*)(int, const char **))(code, &name);
+    if (driver->extra[ERROR_NAME])
+        EXTRA(driver, ERROR_NAME, int (*)(int, const char **))(code, &name);
     return name;
 }
 
-static void version(int number, char *text, size_t size) { snprintf(text, size, "CUDA %d.%d", number / 1000, number % 1000 / 10); }
+static void version(int number, char *text, size_t size) {
+    snprintf(text, size, "CUDA %d.%d", number / 1000, number % 1000 / 10);
+}
 
-/* Since 12.2 drivers load code at a function's first launch, which a stream that is being captured does not allow everywhere. Older ones have no such call. */
+/* Since 12.2 drivers load code at a function's first launch, which a stream that is being captured
+ * does not allow everywhere. Older ones have no such call. */
 static int load_function(const tess_driver *driver, void *function) {
     return driver->extra[LOAD] ? EXTRA(driver, LOAD, int (*)(void *))(function) : DRIVER_OK;
 }
@@ -125,24 +160,30 @@ typedef struct launch_config {
 
 /* Code for sm_90 and later waits for earlier kernels by itself. Streams that are being captured
  * take such launches since 12.3. */
-static int start(const tess_driver_device *d, int slot, void *function, unsigned groups, unsigned threads, unsigned shared_bytes, void *stream,
-                 void **parameters) {
+static int start(const tess_driver_device *d, int slot, void *function, unsigned groups,
+                 unsigned threads, unsigned shared_bytes, void *stream, void **parameters) {
     const tess_driver *driver = d->driver;
-    if (!driver->extra[LAUNCH_EX] || driver->number < 12030 || number_after(d->loaded[slot], "sm_") < 90)
-        return driver->call.launch(function, groups, 1, 1, threads, 1, 1, shared_bytes, stream, parameters, NULL);
-    launch_attribute early = {.id = 6 /* CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION */, .value = {1}};
+    if (!driver->extra[LAUNCH_EX] || driver->number < 12030 ||
+        number_after(d->loaded[slot], "sm_") < 90)
+        return driver->call.launch(function, groups, 1, 1, threads, 1, 1, shared_bytes, stream,
+                                   parameters, NULL);
+    launch_attribute early = {.id = 6 /* CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION */,
+                              .value = {1}};
     const launch_config config = {{groups, 1, 1}, {threads, 1, 1}, shared_bytes, stream, &early, 1};
-    return EXTRA(driver, LAUNCH_EX, int (*)(const launch_config *, void *, void **, void **))(&config, function, parameters, NULL);
+    return EXTRA(driver, LAUNCH_EX, int (*)(const launch_config *, void *, void **, void **))(
+        &config, function, parameters, NULL);
 }
 
-static const tess_driver_row *const rows[] = {&tess_cuda_sm90, &tess_cuda_sm80, &tess_driver_portable, NULL};
+static const tess_driver_row *const kernels[] = {&tess_cuda_sm90, &tess_cuda_sm80,
+                                                 &tess_driver_portable, NULL};
 
 static const tess_driver_vendor vendor = {.name = "cuda",
                                           .libraries = libraries,
                                           .symbols = symbols,
                                           .images = tess_cuda_images,
-                                          .build_hint = "neither nvcc nor clang was found when it was built",
-                                          .rows = rows,
+                                          .build_hint =
+                                              "neither nvcc nor clang was found when it was built",
+                                          .kernels = kernels,
                                           .units_attribute = ATTRIBUTE_UNITS,
                                           .time_limit_attribute = ATTRIBUTE_TIME_LIMIT,
                                           .cache_attribute = ATTRIBUTE_CACHE,
@@ -168,7 +209,9 @@ static const tess_driver *opened(void) {
     return &driver;
 }
 
-static tess_status list(const tess_host *host, uint32_t index, tess_device_info *info) { return tess_driver_list(opened(), host, index, info); }
+static tess_status list(const tess_host *host, uint32_t index, tess_device_info *info) {
+    return tess_driver_list(opened(), host, index, info);
+}
 static tess_status open(const tess_host *host, uint32_t index, const void *native, void **device) {
     return tess_driver_open(opened(), host, index, native, device);
 }

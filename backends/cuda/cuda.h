@@ -5,7 +5,8 @@
 
 #include "driver.h"
 
-/* Made at build time: the portable kernels, those for Hopper, and those for Ampere and later. Lists end with data NULL and are empty in a build without nvcc. */
+/* Made at build time: the portable kernels, those for Hopper, and those for Ampere and later. Lists
+ * end with data NULL and are empty in a build without nvcc. */
 extern const tess_driver_image tess_cuda_images[], tess_cuda_sm90_images[], tess_cuda_sm80_images[];
 
 /* Places among tess_driver.extra that other files use; cuda.c has the whole list. */
@@ -16,11 +17,14 @@ enum { CUDA_SM90_MODULE = 1, CUDA_SM80_MODULE = 2 };
 
 extern const tess_driver_row tess_cuda_sm90, tess_cuda_sm80;
 
-/* What these two share (tensor_cores.c). Makes the state of a plan: function `name` of a module, with so much workgroup memory, and the merge kernel. */
-tess_status tess_cuda_prepare(tess_driver_device *d, const tess_kernel_key *key, int module, const tess_driver_image *image, const char *name,
+/* What these two share (tensor_cores.c). Makes the state of a plan: function `name` of a module,
+ * with so much workgroup memory, and the merge kernel. */
+tess_status tess_cuda_prepare(tess_driver_device *d, const tess_kernel_key *key, int module,
+                              const tess_driver_image *image, const char *name,
                               unsigned shared_bytes, tess_kernel *kernel);
 
-/* Which tensors have rows of 16 aligned bytes, which wide loads and tensor maps need. Bit 0: Q, bit 1: K and V, bit 2: O. */
+/* Which tensors have rows of 16 aligned bytes, which wide loads and tensor maps need. Bit 0: Q, bit
+ * 1: K and V, bit 2: O. */
 uint32_t tess_cuda_wide(const tess_launch *l);
 
 /* Which kernels are tried first on which device (docs/tune.md). */

@@ -14,8 +14,9 @@ typedef struct instance {
 #define INSTANCE(head_dim, rows, stages, groups) {head_dim, rows, stages, groups},
 static const instance instances[] = {TESS_SM80_INSTANCES(INSTANCE)};
 
-#define FITS(head_dim, rows, stages, groups) \
-    _Static_assert(TESS_SM80_SHARED(head_dim, rows, stages) <= 99 * 1024, "every device has this much workgroup memory");
+#define FITS(head_dim, rows, stages, groups)                              \
+    _Static_assert(TESS_SM80_SHARED(head_dim, rows, stages) <= 99 * 1024, \
+                   "every device has this much workgroup memory");
 TESS_SM80_INSTANCES(FITS)
 
 enum { INSTANCES = sizeof instances / sizeof *instances };
@@ -27,28 +28,38 @@ static const instance *find(int32_t head_dim) {
     return NULL;
 }
 
-static unsigned bytes_with(const instance *x, uint32_t stages) { return TESS_SM80_SHARED((unsigned)x->head_dim, x->rows, stages); }
+static unsigned bytes_with(const instance *x, uint32_t stages) {
+    return TESS_SM80_SHARED((unsigned)x->head_dim, x->rows, stages);
+}
 
 /* Workgroups for which a multiprocessor has the memory. */
 static uint32_t groups_with(const tess_driver_device *d, const instance *x, uint32_t stages) {
     static const struct {
         const char *arch;
         unsigned bytes;
-    } large[] = {{"sm_80", 164 << 10}, {"sm_87", 164 << 10}, {"sm_90", 228 << 10}, {"sm_100", 228 << 10}, {"sm_103", 228 << 10}};
+    } large[] = {{"sm_80", 164 << 10},
+                 {"sm_87", 164 << 10},
+                 {"sm_90", 228 << 10},
+                 {"sm_100", 228 << 10},
+                 {"sm_103", 228 << 10}};
     unsigned bytes = 100 << 10;
     for (size_t n = 0; n < sizeof large / sizeof *large; n++)
         if (strcmp(d->arch, large[n].arch) == 0) bytes = large[n].bytes;
-    const uint32_t fit = bytes / (bytes_with(x, stages) + 1024); /* the driver takes 1 KiB for each */
+    /* the driver takes 1 KiB for each */
+    const uint32_t fit = bytes / (bytes_with(x, stages) + 1024);
     return fit < x->groups ? fit : x->groups;
 }
 
-/* With two stages copies have longer to arrive, but a second workgroup on the multiprocessor is worth more. */
+/* With two stages copies have longer to arrive, but a second workgroup on the multiprocessor is
+ * worth more. */
 static uint32_t stages_on(const tess_driver_device *d, const instance *x) {
     if (x->stages == 1) return 1;
     return groups_with(d, x, 2) >= 2 || groups_with(d, x, 1) < 2 ? 2 : 1;
 }
 
-static unsigned shared_bytes(const tess_driver_device *d, const instance *x) { return bytes_with(x, stages_on(d, x)); }
+static unsigned shared_bytes(const tess_driver_device *d, const instance *x) {
+    return bytes_with(x, stages_on(d, x));
+}
 
 /* The best image for the device, or NULL. */
 static const tess_driver_image *image(const tess_driver_device *d) {
@@ -56,15 +67,14 @@ static const tess_driver_image *image(const tess_driver_device *d) {
     return n < 0 ? NULL : &tess_cuda_sm80_images[n];
 }
 
-static const char *refuses(const tess_driver_device *d, const tess_kernel_key *key, char *buffer, size_t size) {
-    if (!key) {
-        if (image(d)) return d->image < 0 ? "built without the merge kernel" : NULL;
-        if (!tess_cuda_sm80_images[0].data) return "built without device code for sm_80 and later";
-        int used = snprintf(buffer, size, "needs sm_80 or later, and has no device code for %s; there is some for", d->arch);
-        for (const tess_driver_image *i = tess_cuda_sm80_images; i->data && used > 0 && (size_t)used < size; i++)
-            used += snprintf(buffer + used, size - (size_t)used, " %s", i->arch);
-        return buffer;
-    }
+static const char *refuses(const tess_driver_device *d, const tess_kernel_key *key, char *buffer,
+                           size_t size) {
+    if (!tess_cuda_sm80_images[0].data) return "built without device code for sm_80 and later";
+    if (!image(d))
+        return tess_driver_no_code(d, tess_cuda_sm80_images, "needs sm_80 or later, and has ",
+                                   buffer, size);
+    if (d->image < 0) return "built without the merge kernel";
+    if (!key) return NULL;
     if (key->dtype == TESS_F32) return "takes f16 and bf16 only";
     return tess_portable_refusal(key);
 }
@@ -73,7 +83,8 @@ static const char *refuses(const tess_driver_device *d, const tess_kernel_key *k
  * than half, and 1.5 TB/s. */
 static tess_kernel_costs costs_of(const tess_driver_device *d, const instance *x) {
     enum { FLOP_PER_NS = 1600 }; /* of a multiprocessor */
-    const uint32_t groups = groups_with(d, x, stages_on(d, x)), flop = 4 * x->rows * TESS_SM80_KEYS * (uint32_t)x->head_dim;
+    const uint32_t groups = groups_with(d, x, stages_on(d, x)),
+                   flop = 4 * x->rows * TESS_SM80_KEYS * (uint32_t)x->head_dim;
     return (tess_kernel_costs){.workers = groups * (uint32_t)(d->units > 0 ? d->units : 1),
                                .step_keys = TESS_SM80_KEYS,
                                .step_ns = groups * flop / FLOP_PER_NS,
@@ -87,11 +98,12 @@ static tess_kernel_costs costs_of(const tess_driver_device *d, const instance *x
 static tess_status prepare(tess_driver_device *d, const tess_kernel_key *key, tess_kernel *kernel) {
     const instance *x = find(key->head_dim);
     char name[64];
-    snprintf(name, sizeof name, "tess_sm80_%s_%d", tess_portable_dtype(key->dtype), (int)x->head_dim);
+    snprintf(name, sizeof name, "tess_sm80_%s_%d", tess_portable_dtype(key->dtype),
+             (int)x->head_dim);
     kernel->tile_rows = kernel->pack_rows = x->rows;
     kernel->tile_step = 1;
     kernel->costs = costs_of(d, x);
-    kernel->low_rows = x->rows > 64 ? 64 : 0; /* 16 of each warp */
+    kernel->short_rows = x->rows > 64 ? 64 : 0; /* 16 of each warp */
     return tess_cuda_prepare(d, key, CUDA_SM80_MODULE, image(d), name, shared_bytes(d, x), kernel);
 }
 
@@ -103,23 +115,25 @@ static tess_status forward(tess_driver_device *d, const tess_launch *l, void *st
         tess_sm80_args args;
         memset(&args, 0, sizeof args);
         tess_portable_forward_args(l, done, items, 1, &args.common);
-        args.q = l->q.buffer.handle + l->q.buffer.offset;
-        args.k = l->k.buffer.handle + l->k.buffer.offset;
-        args.v = l->v.buffer.handle + l->v.buffer.offset;
-        args.o = l->o.buffer.handle + l->o.buffer.offset;
-        args.lse = l->lse.buffer.handle + l->lse.buffer.offset;
-        args.tables = l->tables->device.handle + l->tables->device.offset;
-        args.workspace = l->workspace.handle + l->workspace.offset;
+        args.q = tess_driver_address(&l->tensor[TESS_ROLE_Q].buffer);
+        args.k = tess_driver_address(&l->tensor[TESS_ROLE_K].buffer);
+        args.v = tess_driver_address(&l->tensor[TESS_ROLE_V].buffer);
+        args.o = tess_driver_address(&l->tensor[TESS_ROLE_O].buffer);
+        args.lse = tess_driver_address(&l->tensor[TESS_ROLE_LSE].buffer);
+        args.tables = tess_driver_address(&l->tables->device);
+        args.workspace = tess_driver_address(&l->workspace);
         args.wide = tess_cuda_wide(l);
         args.stages = stages_on(d, x);
         args.slope = (l->scale < 0 ? -l->scale : l->scale) * 1.44269504088896341f;
         void *parameters[] = {&args};
         const int code =
-            d->driver->call.launch(state->forward, (unsigned)items, 1, 1, TESS_SM80_THREADS, 1, 1, shared_bytes(d, x), stream, parameters, NULL);
-        if (code != DRIVER_OK) return tess_driver_fail(d, "cuLaunchKernel", "the kernel for sm_80", code);
+            d->driver->call.launch(state->forward, (unsigned)items, 1, 1, TESS_SM80_THREADS, 1, 1,
+                                   shared_bytes(d, x), stream, parameters, NULL);
+        if (code != DRIVER_OK)
+            return tess_driver_fail(d, "cuLaunchKernel", "the kernel for sm_80", code);
         done += items;
     }
     return TESS_OK;
 }
 
-const tess_driver_row tess_cuda_sm80 = {"sm80", refuses, prepare, forward};
+const tess_driver_row tess_cuda_sm80 = {{TESS_OP_FORWARD, "sm80", 0}, refuses, prepare, forward};

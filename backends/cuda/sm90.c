@@ -1,28 +1,35 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The kernel for Hopper from the host's side: which problems it takes, tensor maps, and the launch. */
+/* The kernel for Hopper from the host's side: which problems it takes, tensor maps, and the
+ * launch. */
 #include <stdio.h>
 #include <string.h>
 
 #include "cuda.h"
 #include "kernels/sm90_args.h"
 
-typedef int (*encode_fn)(tess_tensor_map *map, int type, unsigned rank, uint64_t address, const uint64_t *sizes, const uint64_t *strides,
-                         const unsigned *box, const unsigned *element_strides, int interleave, int swizzle, int promotion, int fill);
+typedef int (*encode_fn)(tess_tensor_map *map, int type, unsigned rank, uint64_t address,
+                         const uint64_t *sizes, const uint64_t *strides, const unsigned *box,
+                         const unsigned *element_strides, int interleave, int swizzle,
+                         int promotion, int fill);
 
 typedef struct instance {
     int32_t head_dim, rows;
     unsigned keys, threads, shared_bytes;
 } instance;
 
-#define INSTANCE(head_dim, keys, groups, q_slots, k_stages, v_stages) \
-    {head_dim, TESS_SM90_ROWS(groups), keys, TESS_SM90_THREADS(groups), TESS_SM90_SHARED(head_dim, keys, groups, q_slots, k_stages, v_stages)},
+#define INSTANCE(head_dim, keys, groups, q_slots, k_stages, v_stages)   \
+    {head_dim, TESS_SM90_ROWS(groups), keys, TESS_SM90_THREADS(groups), \
+     TESS_SM90_SHARED(head_dim, keys, groups, q_slots, k_stages, v_stages)},
 static const instance instances[] = {TESS_SM90_INSTANCES(INSTANCE)};
 
 enum {
     INSTANCES = sizeof instances / sizeof *instances,
-    COUNTER_BYTES = 256,      /* of the workspace */
-    MOST_TOKENS = 0x7fff0000, /* of a tensor map: the coordinate of an empty piece, which reads zeros, lies behind them */
-    COUNTED_JOBS = 3,         /* jobs a multiprocessor from which on handing them out one by one is worth filling the counter before the launch */
+    COUNTER_BYTES = 256, /* of the workspace */
+    /* of a tensor map: the coordinate of an empty piece, which reads zeros, lies behind them */
+    MOST_TOKENS = 0x7fff0000,
+    /* jobs a multiprocessor from which on handing them out one by one is worth filling the
+     * counter before the launch */
+    COUNTED_JOBS = 3,
 };
 
 /* The smallest one that takes a head_dim; the last takes every one that is not refused. */
@@ -32,15 +39,15 @@ static const instance *find(int32_t head_dim) {
     return NULL;
 }
 
-static const char *refuses(const tess_driver_device *d, const tess_kernel_key *key, char *buffer, size_t size) {
-    if (!key) {
-        if (strcmp(d->arch, "sm_90") != 0) {
-            snprintf(buffer, size, "needs sm_90, and the device is %s", d->arch);
-            return buffer;
-        }
-        if (!tess_cuda_sm90_images[0].data) return "built without device code for sm_90a";
-        return d->image < 0 ? "built without the merge kernel" : NULL;
+static const char *refuses(const tess_driver_device *d, const tess_kernel_key *key, char *buffer,
+                           size_t size) {
+    if (strcmp(d->arch, "sm_90") != 0) {
+        snprintf(buffer, size, "needs sm_90, and the device is %s", d->arch);
+        return buffer;
     }
+    if (!tess_cuda_sm90_images[0].data) return "built without device code for sm_90a";
+    if (d->image < 0) return "built without the merge kernel";
+    if (!key) return NULL;
     if (key->dtype == TESS_F32) return "takes f16 and bf16 only";
     if (key->block % 8 != 0) return "block is not a multiple of 8";
     return tess_portable_refusal(key);
@@ -64,18 +71,22 @@ static tess_kernel_costs costs_of(const tess_driver_device *d, const instance *x
 static tess_status prepare(tess_driver_device *d, const tess_kernel_key *key, tess_kernel *kernel) {
     const instance *x = find(key->head_dim);
     char name[64];
-    snprintf(name, sizeof name, "tess_sm90_%s_%d", tess_portable_dtype(key->dtype), (int)x->head_dim);
+    snprintf(name, sizeof name, "tess_sm90_%s_%d", tess_portable_dtype(key->dtype),
+             (int)x->head_dim);
     kernel->tile_rows = kernel->pack_rows = x->rows;
     kernel->tile_step = 8;
     kernel->scratch_bytes = COUNTER_BYTES;
     kernel->costs = costs_of(d, x);
-    return tess_cuda_prepare(d, key, CUDA_SM90_MODULE, &tess_cuda_sm90_images[0], name, x->shared_bytes, kernel);
+    return tess_cuda_prepare(d, key, CUDA_SM90_MODULE, &tess_cuda_sm90_images[0], name,
+                             x->shared_bytes, kernel);
 }
 
-/* A map for copies of `boxes` boxes, each of 64 elements by `box_tokens` tokens and `step` tokens behind the one before; what lies past an extent reads as 0. False if the
- * driver refuses, as it may for strides of 2^40 bytes. */
-static int make_map(const tess_driver_device *d, const tess_launch *l, const tess_tensor *t, int64_t tokens, uint32_t heads, unsigned box_tokens,
-                    unsigned boxes, uint64_t step, tess_tensor_map *map) {
+/* A map for copies of `boxes` boxes, each of 64 elements by `box_tokens` tokens and `step` tokens
+ * behind the one before; what lies past an extent reads as 0. False if the driver refuses, as it
+ * may for strides of 2^40 bytes. */
+static int make_map(const tess_driver_device *d, const tess_launch *l, const tess_tensor *t,
+                    int64_t tokens, uint32_t heads, unsigned box_tokens, unsigned boxes,
+                    uint64_t step, tess_tensor_map *map) {
     const encode_fn encode = (encode_fn)d->driver->extra[CUDA_ENCODE_TENSOR_MAP];
     if (!encode || tokens <= 0 || tokens > MOST_TOKENS) return 0;
     const uint64_t sizes[5] = {(uint64_t)l->head_dim, (uint64_t)tokens, boxes, heads, l->batch};
@@ -83,20 +94,29 @@ static int make_map(const tess_driver_device *d, const tess_launch *l, const tes
     const uint64_t strides[4] = {token, boxes > 1 ? step * token : 16, 2 * (uint64_t)t->stride_head,
                                  l->batch_strided ? 2 * (uint64_t)t->stride_batch : 16};
     const unsigned box[5] = {64, box_tokens, boxes, 1, 1}, ones[5] = {1, 1, 1, 1, 1};
-    return encode(map, l->dtype == TESS_BF16 ? 9 : 6, 5, t->buffer.handle + t->buffer.offset, sizes, strides, box, ones, 0, 3, 3, 0) == DRIVER_OK;
+    return encode(map, l->dtype == TESS_BF16 ? 9 : 6, 5, t->buffer.handle + t->buffer.offset, sizes,
+                  strides, box, ones, 0, 3, 3, 0) == DRIVER_OK;
 }
 
-/* The maps of K and V, and their steps. A stage is made of pieces of `piece` tokens; where a sequence does not hold as many, there is nothing to copy at once. False if there is not
- * even a map of single pieces. */
-static int make_key_maps(const tess_driver_device *d, const tess_launch *l, unsigned piece, unsigned pieces, tess_sm90_maps *maps, uint32_t *step) {
-    const uint64_t steps[TESS_SM90_MAPS] = {
-        [TESS_SM90_PIECES] = piece, [TESS_SM90_RUN] = piece, [TESS_SM90_LIST] = (uint64_t)l->tables->list_step * (uint64_t)l->block};
+/* The maps of K and V, and their steps. A stage is made of pieces of `piece` tokens; where a
+ * sequence does not hold as many, there is nothing to copy at once. False if there is not even a
+ * map of single pieces. */
+static int make_key_maps(const tess_driver_device *d, const tess_launch *l, unsigned piece,
+                         unsigned pieces, tess_sm90_maps *maps, uint32_t *step) {
+    const uint64_t steps[TESS_SM90_MAPS] = {[TESS_SM90_PIECES] = piece,
+                                            [TESS_SM90_RUN] = piece,
+                                            [TESS_SM90_LIST] = (uint64_t)l->tables->list_step *
+                                                               (uint64_t)l->block};
     for (unsigned n = 0; n < TESS_SM90_MAPS; n++) {
         const unsigned boxes = n == TESS_SM90_PIECES ? 1 : pieces;
         const int fits =
-            n == TESS_SM90_PIECES || (l->kv_tokens > 0 && pieces > 1 && steps[n] > 0 && steps[n] <= (uint64_t)(l->kv_tokens - 1) / (pieces - 1));
-        const int made = fits && make_map(d, l, &l->k, l->kv_tokens, l->n_heads / l->group, piece, boxes, steps[n], &maps->k[n]) &&
-                         make_map(d, l, &l->v, l->kv_tokens, l->n_heads / l->group, piece, boxes, steps[n], &maps->v[n]);
+            n == TESS_SM90_PIECES || (l->kv_tokens > 0 && pieces > 1 && steps[n] > 0 &&
+                                      steps[n] <= (uint64_t)(l->kv_tokens - 1) / (pieces - 1));
+        const int made = fits &&
+                         make_map(d, l, &l->tensor[TESS_ROLE_K], l->kv_tokens,
+                                  l->n_heads / l->group, piece, boxes, steps[n], &maps->k[n]) &&
+                         make_map(d, l, &l->tensor[TESS_ROLE_V], l->kv_tokens,
+                                  l->n_heads / l->group, piece, boxes, steps[n], &maps->v[n]);
         step[n] = made ? (uint32_t)steps[n] : 0;
         if (!step[TESS_SM90_PIECES]) return 0;
     }
@@ -115,23 +135,27 @@ static tess_status forward(tess_driver_device *d, const tess_launch *l, void *st
     tess_sm90_maps maps;
     uint32_t step[TESS_SM90_MAPS] = {0};
     memset(&maps, 0, sizeof maps);
-    const int q_map = (wide & 1) && make_map(d, l, &l->q, l->q_tokens, l->n_heads, 64, 1, 0, &maps.q);
-    const int o_map = (wide & 4) && make_map(d, l, &l->o, l->q_tokens, l->n_heads, 16, 1, 0, &maps.o);
-    const int kv_map = (wide & 2) && make_key_maps(d, l, 1u << shift, x->keys >> shift, &maps, step);
+    const int q_map = (wide & 1) && make_map(d, l, &l->tensor[TESS_ROLE_Q], l->q_tokens, l->n_heads,
+                                             64, 1, 0, &maps.q);
+    const int o_map = (wide & 4) && make_map(d, l, &l->tensor[TESS_ROLE_O], l->q_tokens, l->n_heads,
+                                             16, 1, 0, &maps.o);
+    const int kv_map =
+        (wide & 2) && make_key_maps(d, l, 1u << shift, x->keys >> shift, &maps, step);
 
-    /* Few jobs are dealt out beforehand, to and fro, as they come longest first; of many, each workgroup takes the next one when it is done. */
+    /* Few jobs are dealt out beforehand, to and fro, as they come longest first; of many, each
+     * workgroup takes the next one when it is done. */
     const int counted = l->n_jobs >= (uint64_t)COUNTED_JOBS * (uint64_t)d->units;
     for (uint64_t done = 0; done < l->n_jobs;) {
         const uint64_t items = l->n_jobs - done < INT32_MAX ? l->n_jobs - done : INT32_MAX;
         tess_sm90_args args;
         memset(&args, 0, sizeof args);
         tess_portable_forward_args(l, done, items, 1, &args.common);
-        args.q = l->q.buffer.handle + l->q.buffer.offset;
-        args.k = l->k.buffer.handle + l->k.buffer.offset;
-        args.v = l->v.buffer.handle + l->v.buffer.offset;
-        args.o = l->o.buffer.handle + l->o.buffer.offset;
-        args.lse = l->lse.buffer.handle + l->lse.buffer.offset;
-        args.tables = l->tables->device.handle + l->tables->device.offset;
+        args.q = tess_driver_address(&l->tensor[TESS_ROLE_Q].buffer);
+        args.k = tess_driver_address(&l->tensor[TESS_ROLE_K].buffer);
+        args.v = tess_driver_address(&l->tensor[TESS_ROLE_V].buffer);
+        args.o = tess_driver_address(&l->tensor[TESS_ROLE_O].buffer);
+        args.lse = tess_driver_address(&l->tensor[TESS_ROLE_LSE].buffer);
+        args.tables = tess_driver_address(&l->tables->device);
         args.workspace = workspace;
         args.counter = counted ? workspace : 0;
         args.piece_shift = shift;
@@ -142,15 +166,18 @@ static tess_status forward(tess_driver_device *d, const tess_launch *l, void *st
         args.wide = wide;
         if (counted) {
             const int code = c->fill(workspace, 0, 1, stream);
-            if (code != DRIVER_OK) return tess_driver_fail(d, "cuMemsetD32Async", "the counter of jobs", code);
+            if (code != DRIVER_OK)
+                return tess_driver_fail(d, "cuMemsetD32Async", "the counter of jobs", code);
         }
         const unsigned groups = items < (uint64_t)d->units ? (unsigned)items : (unsigned)d->units;
         void *parameters[] = {&maps, &args};
-        const tess_status status = tess_driver_start(d, CUDA_SM90_MODULE, state->forward, groups, x->threads, x->shared_bytes, stream, parameters);
+        const tess_status status =
+            tess_driver_start(d, CUDA_SM90_MODULE, state->forward, groups, x->threads,
+                              x->shared_bytes, stream, parameters);
         if (status != TESS_OK) return status;
         done += items;
     }
     return TESS_OK;
 }
 
-const tess_driver_row tess_cuda_sm90 = {"sm90", refuses, prepare, forward};
+const tess_driver_row tess_cuda_sm90 = {{TESS_OP_FORWARD, "sm90", 0}, refuses, prepare, forward};

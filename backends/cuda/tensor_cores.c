@@ -2,13 +2,16 @@
 /* What the kernels for Hopper and for Ampere and later have in common on the host's side. */
 #include "cuda.h"
 
-tess_status tess_cuda_prepare(tess_driver_device *d, const tess_kernel_key *key, int module, const tess_driver_image *image, const char *name,
+tess_status tess_cuda_prepare(tess_driver_device *d, const tess_kernel_key *key, int module,
+                              const tess_driver_image *image, const char *name,
                               unsigned shared_bytes, tess_kernel *kernel) {
     tess_driver_state *state = NULL;
     const tess_status status = tess_driver_state_create(d, key, module, image, name, &state);
     if (status != TESS_OK) return status;
-    int (*const set)(void *, int, int) = (int (*)(void *, int, int))d->driver->extra[CUDA_SET_FUNCTION_ATTRIBUTE];
-    const int code = set(state->forward, 8 /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */, (int)shared_bytes);
+    int (*const set)(void *, int, int) =
+        (int (*)(void *, int, int))d->driver->extra[CUDA_SET_FUNCTION_ATTRIBUTE];
+    const int code = set(state->forward, 8 /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */,
+                         (int)shared_bytes);
     if (code != DRIVER_OK) {
         d->host->free(d->host, state, sizeof *state);
         return tess_driver_fail(d, "cuFuncSetAttribute", name, code);
@@ -20,9 +23,12 @@ tess_status tess_cuda_prepare(tess_driver_device *d, const tess_kernel_key *key,
 /* Rows of 16 aligned bytes. */
 static int is_wide(const tess_launch *l, const tess_tensor *t) {
     const uint64_t address = t->buffer.handle + t->buffer.offset;
-    return address % 16 == 0 && t->stride_token % 8 == 0 && t->stride_head % 8 == 0 && (!l->batch_strided || t->stride_batch % 8 == 0);
+    return address % 16 == 0 && t->stride_token % 8 == 0 && t->stride_head % 8 == 0 &&
+           (!l->batch_strided || t->stride_batch % 8 == 0);
 }
 
 uint32_t tess_cuda_wide(const tess_launch *l) {
-    return (is_wide(l, &l->q) ? 1u : 0) | (is_wide(l, &l->k) && is_wide(l, &l->v) ? 2u : 0) | (is_wide(l, &l->o) ? 4u : 0);
+    return (is_wide(l, &l->tensor[TESS_ROLE_Q]) ? 1u : 0) |
+           (is_wide(l, &l->tensor[TESS_ROLE_K]) && is_wide(l, &l->tensor[TESS_ROLE_V]) ? 2u : 0) |
+           (is_wide(l, &l->tensor[TESS_ROLE_O]) ? 4u : 0);
 }

@@ -8,18 +8,23 @@
 extern const tess_backend tess_hip_backend;
 extern const tess_driver_image tess_hip_images[];
 
-static const char *const libraries[] = {"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5", "libamdhip64.so", NULL};
+static const char *const libraries[] = {"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5",
+                                        "libamdhip64.so", NULL};
 
 static const char *const symbols[] = {
-    "hipInit", "hipDriverGetVersion", "hipGetDeviceCount", "hipDeviceGet", "hipDeviceGetName", "hipDeviceTotalMem", "hipDeviceGetAttribute",
-    "hipModuleLoadData", "hipModuleUnload", "hipModuleGetFunction", "hipModuleLaunchKernel", "hipStreamCreateWithFlags", "hipStreamDestroy",
-    "hipStreamQuery", "hipStreamSynchronize", "hipEventCreateWithFlags", "hipEventDestroy", "hipEventRecord", "hipEventSynchronize",
-    "hipEventElapsedTime", "hipMalloc", "hipFree", "hipMemcpyHtoDAsync", "hipMemcpyDtoHAsync", "hipMemcpyDtoDAsync", "hipMemsetD32Async",
+    "hipInit", "hipDriverGetVersion", "hipGetDeviceCount", "hipDeviceGet", "hipDeviceGetName",
+    "hipDeviceTotalMem", "hipDeviceGetAttribute", "hipModuleLoadData", "hipModuleUnload",
+    "hipModuleGetFunction", "hipModuleLaunchKernel", "hipStreamCreateWithFlags", "hipStreamDestroy",
+    "hipStreamQuery", "hipStreamSynchronize", "hipEventCreateWithFlags", "hipEventDestroy",
+    "hipEventRecord", "hipEventSynchronize", "hipEventElapsedTime", "hipMalloc", "hipFree",
+    "hipMemcpyHtoDAsync", "hipMemcpyDtoHAsync", "hipMemcpyDtoDAsync", "hipMemsetD32Async",
     /* HIP's own, in the order of hip_extra */
-    "hipSetDevice", "hipGetDevice", "hipGetErrorName", "?hipGetDevicePropertiesR0600", "?hipGetDeviceProperties", NULL};
+    "hipSetDevice", "hipGetDevice", "hipGetErrorName", "?hipGetDevicePropertiesR0600",
+    "?hipGetDeviceProperties", NULL};
 
 enum hip_extra { SET_DEVICE, GET_DEVICE, ERROR_NAME, PROPERTIES, OLD_PROPERTIES, EXTRAS };
-_Static_assert(sizeof symbols / sizeof *symbols == TESS_DRIVER_CALLS + (int)EXTRAS + 1 && (int)EXTRAS <= (int)TESS_DRIVER_EXTRAS,
+_Static_assert(sizeof symbols / sizeof *symbols == TESS_DRIVER_CALLS + (int)EXTRAS + 1 &&
+                   (int)EXTRAS <= (int)TESS_DRIVER_EXTRAS,
                "every symbol has its place");
 
 /* hipDeviceAttribute_t */
@@ -36,22 +41,28 @@ static int enter(tess_driver_device *d, void **before) {
     return EXTRA(d->driver, SET_DEVICE, int (*)(int))(d->device);
 }
 
-static void leave(tess_driver_device *d, void *before) { EXTRA(d->driver, SET_DEVICE, int (*)(int))((int)(intptr_t)before); }
+static void leave(tess_driver_device *d, void *before) {
+    EXTRA(d->driver, SET_DEVICE, int (*)(int))((int)(intptr_t)before);
+}
 
 static tess_status attach(tess_driver_device *d, const void *native) {
     if (native)
-        return d->host->fail(d->host, TESS_ERROR_INVALID, "native: HIP has one context a device, so there is nothing to wrap; it must be NULL");
+        return d->host->fail(
+            d->host, TESS_ERROR_INVALID,
+            "native: HIP has one context a device, so there is nothing to wrap; it must be NULL");
     return TESS_OK;
 }
 
 static void detach(tess_driver_device *d) { (void)d; }
 
-/* The name of the instruction set stands in a structure whose layout changed with HIP's versions, so it is looked for: "gfx" and what may follow. */
+/* The instruction set's name lies in a structure whose layout differs between HIP versions, so
+ * search for "gfx" and what may follow it. */
 static int arch(const tess_driver *driver, int device, char *text, size_t size) {
     static const char allowed[] = "0123456789abcdefghijklmnopqrstuvwxyz";
     enum { PROPERTIES_BYTES = 16384 }; /* ten times what any version has */
     char properties[PROPERTIES_BYTES];
-    int (*const get)(void *, int) = EXTRA(driver, driver->extra[PROPERTIES] ? PROPERTIES : OLD_PROPERTIES, int (*)(void *, int));
+    int (*const get)(void *, int) = EXTRA(
+        driver, driver->extra[PROPERTIES] ? PROPERTIES : OLD_PROPERTIES, int (*)(void *, int));
     snprintf(text, size, "unknown");
     if (!get) return DRIVER_OK;
     memset(properties, 0, sizeof properties);
@@ -77,36 +88,38 @@ static const char *error_name(const tess_driver *driver, int code) {
     return driver->extra[ERROR_NAME] ? EXTRA(driver, ERROR_NAME, const char *(*)(int))(code) : NULL;
 }
 
-/* HIP_VERSION since HIP 5; a number of the build before. */
+/* HIP_VERSION since HIP 5; before, a build number. */
 static void version(int number, char *text, size_t size) {
     if (number >= 10000000)
-        snprintf(text, size, "HIP %d.%d.%d", number / 10000000, number / 100000 % 100, number % 100000);
+        snprintf(text, size, "HIP %d.%d.%d", number / 10000000, number / 100000 % 100,
+                 number % 100000);
     else
         snprintf(text, size, "HIP build %d", number);
 }
 
-static const tess_driver_row *const rows[] = {&tess_driver_portable, NULL};
+static const tess_driver_row *const kernels[] = {&tess_driver_portable, NULL};
 
-static const tess_driver_vendor vendor = {.name = "hip",
-                                          .libraries = libraries,
-                                          .symbols = symbols,
-                                          .images = tess_hip_images,
-                                          .build_hint = "clang 17 or newer and lld were not found when it was built",
-                                          .rows = rows,
-                                          .units_attribute = ATTRIBUTE_UNITS,
-                                          .time_limit_attribute = ATTRIBUTE_TIME_LIMIT,
-                                          .cache_attribute = ATTRIBUTE_CACHE,
-                                          .stream_flags = 1,
-                                          .enter_call = "hipSetDevice",
-                                          .enter = enter,
-                                          .leave = leave,
-                                          .attach = attach,
-                                          .detach = detach,
-                                          .arch_call = "hipGetDeviceProperties",
-                                          .arch = arch,
-                                          .image = image,
-                                          .error_name = error_name,
-                                          .version = version};
+static const tess_driver_vendor vendor = {
+    .name = "hip",
+    .libraries = libraries,
+    .symbols = symbols,
+    .images = tess_hip_images,
+    .build_hint = "clang 17 or newer and lld were not found when it was built",
+    .kernels = kernels,
+    .units_attribute = ATTRIBUTE_UNITS,
+    .time_limit_attribute = ATTRIBUTE_TIME_LIMIT,
+    .cache_attribute = ATTRIBUTE_CACHE,
+    .stream_flags = 1,
+    .enter_call = "hipSetDevice",
+    .enter = enter,
+    .leave = leave,
+    .attach = attach,
+    .detach = detach,
+    .arch_call = "hipGetDeviceProperties",
+    .arch = arch,
+    .image = image,
+    .error_name = error_name,
+    .version = version};
 
 static tess_driver driver;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -116,7 +129,9 @@ static const tess_driver *opened(void) {
     return &driver;
 }
 
-static tess_status list(const tess_host *host, uint32_t index, tess_device_info *info) { return tess_driver_list(opened(), host, index, info); }
+static tess_status list(const tess_host *host, uint32_t index, tess_device_info *info) {
+    return tess_driver_list(opened(), host, index, info);
+}
 static tess_status open(const tess_host *host, uint32_t index, const void *native, void **device) {
     return tess_driver_open(opened(), host, index, native, device);
 }

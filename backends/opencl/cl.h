@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What this backend uses of OpenCL 1.2, declared here so that it compiles on machines without OpenCL's headers. Names and values are the standard's. */
+/* What this backend uses of OpenCL 1.2, declared here so that it compiles on machines without
+ * OpenCL's headers. Names and values are the standard's. */
 #ifndef TESS_OPENCL_CL_H
 #define TESS_OPENCL_CL_H
 
@@ -122,46 +123,62 @@ enum {
 };
 #define CL_DEVICE_TYPE_ALL 0xFFFFFFFFu
 
-/* X(type of the result, name, parameters): every function used, in the order in which the loader finds them. */
-#define TESS_OPENCL_FUNCTIONS(X)                                                                                                              \
-    X(cl_int, clGetPlatformIDs, (cl_uint, cl_platform_id *, cl_uint *))                                                                       \
-    X(cl_int, clGetPlatformInfo, (cl_platform_id, cl_uint, size_t, void *, size_t *))                                                         \
-    X(cl_int, clGetDeviceIDs, (cl_platform_id, cl_bitfield, cl_uint, cl_device_id *, cl_uint *))                                              \
-    X(cl_int, clGetDeviceInfo, (cl_device_id, cl_uint, size_t, void *, size_t *))                                                             \
-    X(cl_context, clCreateContext,                                                                                                            \
-      (const cl_context_properties *, cl_uint, const cl_device_id *, void (*)(const char *, const void *, size_t, void *), void *, cl_int *)) \
-    X(cl_int, clRetainContext, (cl_context))                                                                                                  \
-    X(cl_int, clReleaseContext, (cl_context))                                                                                                 \
-    X(cl_int, clGetContextInfo, (cl_context, cl_uint, size_t, void *, size_t *))                                                              \
-    X(cl_command_queue, clCreateCommandQueue, (cl_context, cl_device_id, cl_bitfield, cl_int *))                                              \
-    X(cl_int, clRetainCommandQueue, (cl_command_queue))                                                                                       \
-    X(cl_int, clReleaseCommandQueue, (cl_command_queue))                                                                                      \
-    X(cl_int, clGetCommandQueueInfo, (cl_command_queue, cl_uint, size_t, void *, size_t *))                                                   \
-    X(cl_int, clRetainDevice, (cl_device_id))                                                                                                 \
-    X(cl_int, clReleaseDevice, (cl_device_id))                                                                                                \
-    X(cl_mem, clCreateBuffer, (cl_context, cl_bitfield, size_t, void *, cl_int *))                                                            \
-    X(cl_int, clReleaseMemObject, (cl_mem))                                                                                                   \
-    X(cl_int, clEnqueueReadBuffer, (cl_command_queue, cl_mem, cl_bool, size_t, size_t, void *, cl_uint, const cl_event *, cl_event *))        \
-    X(cl_int, clEnqueueWriteBuffer, (cl_command_queue, cl_mem, cl_bool, size_t, size_t, const void *, cl_uint, const cl_event *, cl_event *)) \
-    X(cl_int, clEnqueueCopyBuffer, (cl_command_queue, cl_mem, cl_mem, size_t, size_t, size_t, cl_uint, const cl_event *, cl_event *))         \
-    X(cl_program, clCreateProgramWithSource, (cl_context, cl_uint, const char **, const size_t *, cl_int *))                                  \
-    X(cl_program, clCreateProgramWithBinary,                                                                                                  \
-      (cl_context, cl_uint, const cl_device_id *, const size_t *, const unsigned char **, cl_int *, cl_int *))                                \
-    X(cl_int, clBuildProgram, (cl_program, cl_uint, const cl_device_id *, const char *, void (*)(cl_program, void *), void *))                \
-    X(cl_int, clGetProgramInfo, (cl_program, cl_uint, size_t, void *, size_t *))                                                              \
-    X(cl_int, clGetProgramBuildInfo, (cl_program, cl_device_id, cl_uint, size_t, void *, size_t *))                                           \
-    X(cl_int, clReleaseProgram, (cl_program))                                                                                                 \
-    X(cl_kernel, clCreateKernel, (cl_program, const char *, cl_int *))                                                                        \
-    X(cl_int, clReleaseKernel, (cl_kernel))                                                                                                   \
-    X(cl_int, clSetKernelArg, (cl_kernel, cl_uint, size_t, const void *))                                                                     \
-    X(cl_int, clGetKernelWorkGroupInfo, (cl_kernel, cl_device_id, cl_uint, size_t, void *, size_t *))                                         \
-    X(cl_int, clEnqueueNDRangeKernel,                                                                                                         \
-      (cl_command_queue, cl_kernel, cl_uint, const size_t *, const size_t *, const size_t *, cl_uint, const cl_event *, cl_event *))          \
-    X(cl_int, clEnqueueMarkerWithWaitList, (cl_command_queue, cl_uint, const cl_event *, cl_event *))                                         \
-    X(cl_int, clWaitForEvents, (cl_uint, const cl_event *))                                                                                   \
-    X(cl_int, clGetEventInfo, (cl_event, cl_uint, size_t, void *, size_t *))                                                                  \
-    X(cl_int, clGetEventProfilingInfo, (cl_event, cl_uint, size_t, void *, size_t *))                                                         \
-    X(cl_int, clReleaseEvent, (cl_event))                                                                                                     \
+/* X(type of the result, name, parameters): every function used, in the order in which the loader
+ * finds them. */
+#define TESS_OPENCL_FUNCTIONS(X)                                                                   \
+    X(cl_int, clGetPlatformIDs, (cl_uint, cl_platform_id *, cl_uint *))                            \
+    X(cl_int, clGetPlatformInfo, (cl_platform_id, cl_uint, size_t, void *, size_t *))              \
+    X(cl_int, clGetDeviceIDs, (cl_platform_id, cl_bitfield, cl_uint, cl_device_id *, cl_uint *))   \
+    X(cl_int, clGetDeviceInfo, (cl_device_id, cl_uint, size_t, void *, size_t *))                  \
+    X(cl_context, clCreateContext,                                                                 \
+      (const cl_context_properties *, cl_uint, const cl_device_id *,                               \
+       void (*)(const char *, const void *, size_t, void *), void *, cl_int *))                    \
+    X(cl_int, clRetainContext, (cl_context))                                                       \
+    X(cl_int, clReleaseContext, (cl_context))                                                      \
+    X(cl_int, clGetContextInfo, (cl_context, cl_uint, size_t, void *, size_t *))                   \
+    X(cl_command_queue, clCreateCommandQueue, (cl_context, cl_device_id, cl_bitfield, cl_int *))   \
+    X(cl_int, clRetainCommandQueue, (cl_command_queue))                                            \
+    X(cl_int, clReleaseCommandQueue, (cl_command_queue))                                           \
+    X(cl_int, clGetCommandQueueInfo, (cl_command_queue, cl_uint, size_t, void *, size_t *))        \
+    X(cl_int, clRetainDevice, (cl_device_id))                                                      \
+    X(cl_int, clReleaseDevice, (cl_device_id))                                                     \
+    X(cl_mem, clCreateBuffer, (cl_context, cl_bitfield, size_t, void *, cl_int *))                 \
+    X(cl_int, clReleaseMemObject, (cl_mem))                                                        \
+    X(cl_int, clEnqueueReadBuffer,                                                                 \
+      (cl_command_queue, cl_mem, cl_bool, size_t, size_t, void *, cl_uint, const cl_event *,       \
+       cl_event *))                                                                                \
+    X(cl_int, clEnqueueWriteBuffer,                                                                \
+      (cl_command_queue, cl_mem, cl_bool, size_t, size_t, const void *, cl_uint, const cl_event *, \
+       cl_event *))                                                                                \
+    X(cl_int, clEnqueueCopyBuffer,                                                                 \
+      (cl_command_queue, cl_mem, cl_mem, size_t, size_t, size_t, cl_uint, const cl_event *,        \
+       cl_event *))                                                                                \
+    X(cl_program, clCreateProgramWithSource,                                                       \
+      (cl_context, cl_uint, const char **, const size_t *, cl_int *))                              \
+    X(cl_program, clCreateProgramWithBinary,                                                       \
+      (cl_context, cl_uint, const cl_device_id *, const size_t *, const unsigned char **,          \
+       cl_int *, cl_int *))                                                                        \
+    X(cl_int, clBuildProgram,                                                                      \
+      (cl_program, cl_uint, const cl_device_id *, const char *, void (*)(cl_program, void *),      \
+       void *))                                                                                    \
+    X(cl_int, clGetProgramInfo, (cl_program, cl_uint, size_t, void *, size_t *))                   \
+    X(cl_int, clGetProgramBuildInfo,                                                               \
+      (cl_program, cl_device_id, cl_uint, size_t, void *, size_t *))                               \
+    X(cl_int, clReleaseProgram, (cl_program))                                                      \
+    X(cl_kernel, clCreateKernel, (cl_program, const char *, cl_int *))                             \
+    X(cl_int, clReleaseKernel, (cl_kernel))                                                        \
+    X(cl_int, clSetKernelArg, (cl_kernel, cl_uint, size_t, const void *))                          \
+    X(cl_int, clGetKernelWorkGroupInfo,                                                            \
+      (cl_kernel, cl_device_id, cl_uint, size_t, void *, size_t *))                                \
+    X(cl_int, clEnqueueNDRangeKernel,                                                              \
+      (cl_command_queue, cl_kernel, cl_uint, const size_t *, const size_t *, const size_t *,       \
+       cl_uint, const cl_event *, cl_event *))                                                     \
+    X(cl_int, clEnqueueMarkerWithWaitList,                                                         \
+      (cl_command_queue, cl_uint, const cl_event *, cl_event *))                                   \
+    X(cl_int, clWaitForEvents, (cl_uint, const cl_event *))                                        \
+    X(cl_int, clGetEventInfo, (cl_event, cl_uint, size_t, void *, size_t *))                       \
+    X(cl_int, clGetEventProfilingInfo, (cl_event, cl_uint, size_t, void *, size_t *))              \
+    X(cl_int, clReleaseEvent, (cl_event))                                                          \
     X(cl_int, clFlush, (cl_command_queue))
 
 typedef struct cl_api {

@@ -7,6 +7,7 @@
 
 #include "cl.h"
 #include "portable.h"
+#include "row.h"
 #include <tessera/tessera_backend.h>
 
 enum {
@@ -37,7 +38,7 @@ typedef struct opencl_device {
     cl_context context;
     cl_command_queue queue; /* in order */
     uint32_t kind, compute_units, clock_mhz;
-    int time_limited; /* kernels may be stopped by the system after some seconds */
+    int time_limited; /* a watchdog may stop kernels after some seconds */
     size_t most_threads;
     uint64_t local_bytes, most_bytes;
     char names[2][512]; /* device and driver, for the cache */
@@ -48,29 +49,37 @@ typedef struct opencl_device {
 /* The entry points, found once for the process; NULL with the reason in `why`. */
 const cl_api *tess_opencl_api(char *why, size_t size);
 
-/* Device `index` in the order of tess_runtime_device; UNAVAILABLE past the last, and for index 0 with the reason why there is none. */
-tess_status tess_opencl_find(const tess_host *host, const cl_api *cl, uint32_t index, opencl_found *found);
+/* Device `index` in the order of tess_runtime_device; UNAVAILABLE past the last, and for index 0
+ * with the reason why there is none. */
+tess_status tess_opencl_find(const tess_host *host, const cl_api *cl, uint32_t index,
+                             opencl_found *found);
 tess_status tess_opencl_list(const tess_host *host, uint32_t index, tess_device_info *info);
 
-/* A text, or a number of a device; "" and 0 where the driver does not know it. */
+/* A device property as text or as a number; "" or 0 where the driver does not know it. */
 void tess_opencl_text(const cl_api *cl, cl_device_id device, cl_uint what, char *text, size_t size);
-/* Whether the device has an extension; only then are its questions understood. */
+/* Whether the device has an extension. Only then does it know the queries of that extension. */
 int tess_opencl_has(const cl_api *cl, cl_device_id device, const char *extension);
 uint64_t tess_opencl_number(const cl_api *cl, cl_device_id device, cl_uint what, size_t bytes);
 
-/* The status that an error stands for, its name, and both in a message "call: what (NAME, code)". */
+/* The status that an error stands for, its name, and both in a message "call: what (NAME,
+ * code)". */
 tess_status tess_opencl_status(cl_int code);
 const char *tess_opencl_error_name(cl_int code);
-tess_status tess_opencl_fail(const tess_host *host, const char *call, const char *what, cl_int code);
+tess_status tess_opencl_fail(const tess_host *host, const char *call, const char *what,
+                             cl_int code);
 
 /* kernels.c */
-/* Workgroups that run at a time, about. */
-static inline uint32_t tess_opencl_parallel_jobs(const opencl_device *d) { return d->compute_units ? 2 * d->compute_units : 2; }
+/* About how many workgroups run at a time. */
+static inline uint32_t tess_opencl_parallel_jobs(const opencl_device *d) {
+    return d->compute_units ? 2 * d->compute_units : 2;
+}
 
-tess_status tess_opencl_kernel(void *device, const tess_kernel_key *key, tess_kernel *kernel, uint32_t index, tess_kernel_info *info);
+tess_status tess_opencl_kernel(void *device, uint32_t index, const tess_kernel_key *key,
+                               tess_kernel_info *info, tess_kernel *kernel);
 void tess_opencl_programs_release(opencl_device *d);
 
-/* Kernel objects hold their arguments, so each launch needs its own pair while it is being enqueued. */
+/* Kernel objects hold their arguments, so each launch needs a pair of its own while it is enqueued.
+ */
 typedef struct opencl_slot {
     cl_kernel forward, merge;
     int busy; /* atomic */

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The part of Vulkan that this backend uses, declared here so that it builds on machines without Vulkan's headers. Names are our own, values and layouts are
- * Vulkan's; tests/vulkan/api.c compares both with vulkan_core.h where that is found. Handles that Vulkan does not dispatch on are 64-bit numbers on every
- * machine with 64-bit pointers and on the others.
+ * The part of Vulkan that this backend uses, declared here so that it builds on machines without
+ * Vulkan's headers. Names are our own, values and layouts are Vulkan's; tests/vulkan/api.c compares
+ * both with vulkan_core.h where that is found. Handles that Vulkan does not dispatch on are 64-bit
+ * numbers on every machine with 64-bit pointers and on the others.
  */
 #ifndef TESSERA_VULKAN_API_H
 #define TESSERA_VULKAN_API_H
@@ -19,7 +20,7 @@ typedef uint64_t vk_handle; /* every other kind of object */
 typedef int32_t vk_result;
 typedef uint32_t vk_bool;
 
-/* How structures begin that Vulkan reads or writes: their type, and further structures. */
+/* The first members of structures that Vulkan reads or writes: a type and a chain of extensions. */
 #define VK_IN      \
     uint32_t type; \
     const void *next
@@ -27,7 +28,7 @@ typedef uint32_t vk_bool;
     uint32_t type; \
     void *next
 
-/* X(name, value): results with a meaning of their own here or in messages. */
+/* X(name, value): the results that we test for, or name in messages. */
 #define VK_RESULT_LIST(X)                    \
     X(SUCCESS, 0)                            \
     X(NOT_READY, 1)                          \
@@ -101,8 +102,10 @@ enum {
     TVK_HEAP_DEVICE_LOCAL = 0x1,
     TVK_BUFFER_TRANSFER_SRC = 0x1,
     TVK_BUFFER_TRANSFER_DST = 0x2,
+    TVK_BUFFER_UNIFORM = 0x10,
     TVK_BUFFER_STORAGE = 0x20,
     TVK_DESCRIPTOR_STORAGE_BUFFER = 7,
+    TVK_DESCRIPTOR_UNIFORM_BUFFER_DYNAMIC = 8,
     TVK_SHADER_STAGE_COMPUTE = 0x20,
     TVK_BIND_POINT_COMPUTE = 1,
     TVK_COMMAND_POOL_RESET_BUFFER = 0x2,
@@ -112,6 +115,7 @@ enum {
     TVK_STAGE_COMPUTE = 0x800,
     TVK_STAGE_TRANSFER = 0x1000,
     TVK_STAGE_HOST = 0x4000,
+    TVK_ACCESS_UNIFORM_READ = 0x8,
     TVK_ACCESS_SHADER_READ = 0x20,
     TVK_ACCESS_SHADER_WRITE = 0x40,
     TVK_ACCESS_TRANSFER_READ = 0x800,
@@ -120,7 +124,7 @@ enum {
     TVK_ACCESS_HOST_WRITE = 0x4000,
 };
 
-/* ------------------------------------------------------------------ instance and physical device */
+/* ---------------------------------------------------------------- instance and physical device */
 
 typedef struct vk_application_info {
     VK_IN;
@@ -145,18 +149,20 @@ typedef struct vk_extension_properties {
     uint32_t version;
 } vk_extension_properties;
 
-/* Of some hundred limits, those that are asked for; the others are room. */
+/* Of some hundred limits, those that we ask for; the words between them are unused. */
 typedef struct vk_limits {
-    uint32_t room_0[7];
-    uint32_t max_storage_range, max_push_bytes, max_allocations;
-    uint32_t room_1[44];
+    uint32_t unused_0[7];
+    uint32_t max_storage_range, unused_1, max_allocations;
+    uint32_t unused_2[9];
+    uint32_t max_stage_storage_buffers;
+    uint32_t unused_3[34];
     uint32_t max_shared_bytes, max_group_count[3], max_group_threads, max_group_size[3];
-    uint32_t room_2[20];
-    uint64_t min_storage_align;
-    uint32_t room_3[21];
+    uint32_t unused_4[18];
+    uint64_t min_uniform_align, min_storage_align;
+    uint32_t unused_5[21];
     vk_bool timestamps;
     float timestamp_period;
-    uint32_t room_4[17];
+    uint32_t unused_6[17];
     uint64_t coherent_atom;
 } vk_limits;
 
@@ -187,7 +193,7 @@ typedef struct vk_sm_properties {
 
 typedef struct vk_core_properties_amd {
     VK_OUT;
-    uint32_t engines, arrays_per_engine, units_per_array, room[11];
+    uint32_t engines, arrays_per_engine, units_per_array, unused[11];
 } vk_core_properties_amd;
 
 typedef struct vk_features_2 {
@@ -302,16 +308,12 @@ typedef struct vk_compute_pipeline_create_info {
     int32_t base_index;
 } vk_compute_pipeline_create_info;
 
-typedef struct vk_push_range {
-    uint32_t stages, offset, size;
-} vk_push_range;
-
 typedef struct vk_pipeline_layout_create_info {
     VK_IN;
     uint32_t flags, set_count;
     const vk_handle *sets;
     uint32_t push_count;
-    const vk_push_range *pushes;
+    const void *pushes;
 } vk_pipeline_layout_create_info;
 
 typedef struct vk_binding {
@@ -409,7 +411,7 @@ typedef struct vk_timeline_submit_info {
     const uint64_t *signal_values;
 } vk_timeline_submit_info;
 
-/* ------------------------------------------------------------------ functions: X(name without vk, result, parameters) */
+/* ------------------------------------------- functions: X(name without vk, result, parameters) */
 
 typedef void (*vk_function)(void);
 typedef vk_function (*vk_get_instance_proc)(vk_instance, const char *);
@@ -418,74 +420,96 @@ typedef vk_function (*vk_get_instance_proc)(vk_instance, const char *);
     X(CreateInstance, vk_result, (const vk_instance_create_info *, const void *, vk_instance *)) \
     X(EnumerateInstanceVersion, vk_result, (uint32_t *)) /* missing in 1.0 */
 
-#define VK_INSTANCE_FUNCTIONS(X)                                                                                         \
-    X(DestroyInstance, void, (vk_instance, const void *))                                                                \
-    X(EnumeratePhysicalDevices, vk_result, (vk_instance, uint32_t *, vk_physical *))                                     \
-    X(EnumerateDeviceExtensionProperties, vk_result, (vk_physical, const char *, uint32_t *, vk_extension_properties *)) \
-    X(GetPhysicalDeviceProperties, void, (vk_physical, vk_properties *))                                                 \
-    X(GetPhysicalDeviceProperties2, void, (vk_physical, vk_properties_2 *))                                              \
-    X(GetPhysicalDeviceFeatures2, void, (vk_physical, vk_features_2 *))                                                  \
-    X(GetPhysicalDeviceQueueFamilyProperties, void, (vk_physical, uint32_t *, vk_queue_family *))                        \
-    X(GetPhysicalDeviceMemoryProperties, void, (vk_physical, vk_memory_properties *))                                    \
-    X(CreateDevice, vk_result, (vk_physical, const vk_device_create_info *, const void *, vk_device *))                  \
+#define VK_INSTANCE_FUNCTIONS(X)                                                                  \
+    X(DestroyInstance, void, (vk_instance, const void *))                                         \
+    X(EnumeratePhysicalDevices, vk_result, (vk_instance, uint32_t *, vk_physical *))              \
+    X(EnumerateDeviceExtensionProperties, vk_result,                                              \
+      (vk_physical, const char *, uint32_t *, vk_extension_properties *))                         \
+    X(GetPhysicalDeviceProperties, void, (vk_physical, vk_properties *))                          \
+    X(GetPhysicalDeviceProperties2, void, (vk_physical, vk_properties_2 *))                       \
+    X(GetPhysicalDeviceFeatures2, void, (vk_physical, vk_features_2 *))                           \
+    X(GetPhysicalDeviceQueueFamilyProperties, void, (vk_physical, uint32_t *, vk_queue_family *)) \
+    X(GetPhysicalDeviceMemoryProperties, void, (vk_physical, vk_memory_properties *))             \
+    X(CreateDevice, vk_result,                                                                    \
+      (vk_physical, const vk_device_create_info *, const void *, vk_device *))                    \
     X(GetDeviceProcAddr, vk_function, (vk_device, const char *))
 
-#define VK_DEVICE_FUNCTIONS(X)                                                                                                                 \
-    X(DestroyDevice, void, (vk_device, const void *))                                                                                          \
-    X(GetDeviceQueue, void, (vk_device, uint32_t, uint32_t, vk_queue *))                                                                       \
-    X(QueueSubmit, vk_result, (vk_queue, uint32_t, const vk_submit_info *, vk_handle))                                                         \
-    X(AllocateMemory, vk_result, (vk_device, const vk_memory_allocate_info *, const void *, vk_handle *))                                      \
-    X(FreeMemory, void, (vk_device, vk_handle, const void *))                                                                                  \
-    X(MapMemory, vk_result, (vk_device, vk_handle, uint64_t, uint64_t, uint32_t, void **))                                                     \
-    X(BindBufferMemory, vk_result, (vk_device, vk_handle, vk_handle, uint64_t))                                                                \
-    X(GetBufferMemoryRequirements, void, (vk_device, vk_handle, vk_memory_requirements *))                                                     \
-    X(CreateBuffer, vk_result, (vk_device, const vk_buffer_create_info *, const void *, vk_handle *))                                          \
-    X(DestroyBuffer, void, (vk_device, vk_handle, const void *))                                                                               \
-    X(CreateFence, vk_result, (vk_device, const vk_fence_create_info *, const void *, vk_handle *))                                            \
-    X(DestroyFence, void, (vk_device, vk_handle, const void *))                                                                                \
-    X(ResetFences, vk_result, (vk_device, uint32_t, const vk_handle *))                                                                        \
-    X(GetFenceStatus, vk_result, (vk_device, vk_handle))                                                                                       \
-    X(WaitForFences, vk_result, (vk_device, uint32_t, const vk_handle *, vk_bool, uint64_t))                                                   \
-    X(CreateQueryPool, vk_result, (vk_device, const vk_query_pool_create_info *, const void *, vk_handle *))                                   \
-    X(DestroyQueryPool, void, (vk_device, vk_handle, const void *))                                                                            \
-    X(GetQueryPoolResults, vk_result, (vk_device, vk_handle, uint32_t, uint32_t, size_t, void *, uint64_t, uint32_t))                          \
-    X(CreateShaderModule, vk_result, (vk_device, const vk_shader_module_create_info *, const void *, vk_handle *))                             \
-    X(DestroyShaderModule, void, (vk_device, vk_handle, const void *))                                                                         \
-    X(CreatePipelineCache, vk_result, (vk_device, const vk_pipeline_cache_create_info *, const void *, vk_handle *))                           \
-    X(DestroyPipelineCache, void, (vk_device, vk_handle, const void *))                                                                        \
-    X(GetPipelineCacheData, vk_result, (vk_device, vk_handle, size_t *, void *))                                                               \
-    X(CreateComputePipelines, vk_result, (vk_device, vk_handle, uint32_t, const vk_compute_pipeline_create_info *, const void *, vk_handle *)) \
-    X(DestroyPipeline, void, (vk_device, vk_handle, const void *))                                                                             \
-    X(CreatePipelineLayout, vk_result, (vk_device, const vk_pipeline_layout_create_info *, const void *, vk_handle *))                         \
-    X(DestroyPipelineLayout, void, (vk_device, vk_handle, const void *))                                                                       \
-    X(CreateDescriptorSetLayout, vk_result, (vk_device, const vk_set_layout_create_info *, const void *, vk_handle *))                         \
-    X(DestroyDescriptorSetLayout, void, (vk_device, vk_handle, const void *))                                                                  \
-    X(CreateDescriptorPool, vk_result, (vk_device, const vk_descriptor_pool_create_info *, const void *, vk_handle *))                         \
-    X(DestroyDescriptorPool, void, (vk_device, vk_handle, const void *))                                                                       \
-    X(AllocateDescriptorSets, vk_result, (vk_device, const vk_set_allocate_info *, vk_handle *))                                               \
-    X(UpdateDescriptorSets, void, (vk_device, uint32_t, const vk_write_set *, uint32_t, const void *))                                         \
-    X(CreateCommandPool, vk_result, (vk_device, const vk_command_pool_create_info *, const void *, vk_handle *))                               \
-    X(DestroyCommandPool, void, (vk_device, vk_handle, const void *))                                                                          \
-    X(AllocateCommandBuffers, vk_result, (vk_device, const vk_commands_allocate_info *, vk_commands *))                                        \
-    X(BeginCommandBuffer, vk_result, (vk_commands, const vk_begin_info *))                                                                     \
-    X(EndCommandBuffer, vk_result, (vk_commands))                                                                                              \
-    X(CmdBindPipeline, void, (vk_commands, uint32_t, vk_handle))                                                                               \
-    X(CmdBindDescriptorSets, void, (vk_commands, uint32_t, vk_handle, uint32_t, uint32_t, const vk_handle *, uint32_t, const uint32_t *))      \
-    X(CmdPushConstants, void, (vk_commands, vk_handle, uint32_t, uint32_t, uint32_t, const void *))                                            \
-    X(CmdDispatch, void, (vk_commands, uint32_t, uint32_t, uint32_t))                                                                          \
-    X(CmdPipelineBarrier, void,                                                                                                                \
-      (vk_commands, uint32_t, uint32_t, uint32_t, uint32_t, const vk_memory_barrier *, uint32_t, const void *, uint32_t, const void *))        \
-    X(CmdCopyBuffer, void, (vk_commands, vk_handle, vk_handle, uint32_t, const vk_buffer_copy *))                                              \
-    X(CmdResetQueryPool, void, (vk_commands, vk_handle, uint32_t, uint32_t))                                                                   \
+#define VK_DEVICE_FUNCTIONS(X)                                                                    \
+    X(DestroyDevice, void, (vk_device, const void *))                                             \
+    X(GetDeviceQueue, void, (vk_device, uint32_t, uint32_t, vk_queue *))                          \
+    X(QueueSubmit, vk_result, (vk_queue, uint32_t, const vk_submit_info *, vk_handle))            \
+    X(AllocateMemory, vk_result,                                                                  \
+      (vk_device, const vk_memory_allocate_info *, const void *, vk_handle *))                    \
+    X(FreeMemory, void, (vk_device, vk_handle, const void *))                                     \
+    X(MapMemory, vk_result, (vk_device, vk_handle, uint64_t, uint64_t, uint32_t, void **))        \
+    X(BindBufferMemory, vk_result, (vk_device, vk_handle, vk_handle, uint64_t))                   \
+    X(GetBufferMemoryRequirements, void, (vk_device, vk_handle, vk_memory_requirements *))        \
+    X(CreateBuffer, vk_result,                                                                    \
+      (vk_device, const vk_buffer_create_info *, const void *, vk_handle *))                      \
+    X(DestroyBuffer, void, (vk_device, vk_handle, const void *))                                  \
+    X(CreateFence, vk_result,                                                                     \
+      (vk_device, const vk_fence_create_info *, const void *, vk_handle *))                       \
+    X(DestroyFence, void, (vk_device, vk_handle, const void *))                                   \
+    X(ResetFences, vk_result, (vk_device, uint32_t, const vk_handle *))                           \
+    X(GetFenceStatus, vk_result, (vk_device, vk_handle))                                          \
+    X(WaitForFences, vk_result, (vk_device, uint32_t, const vk_handle *, vk_bool, uint64_t))      \
+    X(CreateQueryPool, vk_result,                                                                 \
+      (vk_device, const vk_query_pool_create_info *, const void *, vk_handle *))                  \
+    X(DestroyQueryPool, void, (vk_device, vk_handle, const void *))                               \
+    X(GetQueryPoolResults, vk_result,                                                             \
+      (vk_device, vk_handle, uint32_t, uint32_t, size_t, void *, uint64_t, uint32_t))             \
+    X(CreateShaderModule, vk_result,                                                              \
+      (vk_device, const vk_shader_module_create_info *, const void *, vk_handle *))               \
+    X(DestroyShaderModule, void, (vk_device, vk_handle, const void *))                            \
+    X(CreatePipelineCache, vk_result,                                                             \
+      (vk_device, const vk_pipeline_cache_create_info *, const void *, vk_handle *))              \
+    X(DestroyPipelineCache, void, (vk_device, vk_handle, const void *))                           \
+    X(GetPipelineCacheData, vk_result, (vk_device, vk_handle, size_t *, void *))                  \
+    X(CreateComputePipelines, vk_result,                                                          \
+      (vk_device, vk_handle, uint32_t, const vk_compute_pipeline_create_info *, const void *,     \
+       vk_handle *))                                                                              \
+    X(DestroyPipeline, void, (vk_device, vk_handle, const void *))                                \
+    X(CreatePipelineLayout, vk_result,                                                            \
+      (vk_device, const vk_pipeline_layout_create_info *, const void *, vk_handle *))             \
+    X(DestroyPipelineLayout, void, (vk_device, vk_handle, const void *))                          \
+    X(CreateDescriptorSetLayout, vk_result,                                                       \
+      (vk_device, const vk_set_layout_create_info *, const void *, vk_handle *))                  \
+    X(DestroyDescriptorSetLayout, void, (vk_device, vk_handle, const void *))                     \
+    X(CreateDescriptorPool, vk_result,                                                            \
+      (vk_device, const vk_descriptor_pool_create_info *, const void *, vk_handle *))             \
+    X(DestroyDescriptorPool, void, (vk_device, vk_handle, const void *))                          \
+    X(AllocateDescriptorSets, vk_result, (vk_device, const vk_set_allocate_info *, vk_handle *))  \
+    X(UpdateDescriptorSets, void,                                                                 \
+      (vk_device, uint32_t, const vk_write_set *, uint32_t, const void *))                        \
+    X(CreateCommandPool, vk_result,                                                               \
+      (vk_device, const vk_command_pool_create_info *, const void *, vk_handle *))                \
+    X(DestroyCommandPool, void, (vk_device, vk_handle, const void *))                             \
+    X(AllocateCommandBuffers, vk_result,                                                          \
+      (vk_device, const vk_commands_allocate_info *, vk_commands *))                              \
+    X(BeginCommandBuffer, vk_result, (vk_commands, const vk_begin_info *))                        \
+    X(EndCommandBuffer, vk_result, (vk_commands))                                                 \
+    X(CmdBindPipeline, void, (vk_commands, uint32_t, vk_handle))                                  \
+    X(CmdBindDescriptorSets, void,                                                                \
+      (vk_commands, uint32_t, vk_handle, uint32_t, uint32_t, const vk_handle *, uint32_t,         \
+       const uint32_t *))                                                                         \
+    X(CmdDispatch, void, (vk_commands, uint32_t, uint32_t, uint32_t))                             \
+    X(CmdPipelineBarrier, void,                                                                   \
+      (vk_commands, uint32_t, uint32_t, uint32_t, uint32_t, const vk_memory_barrier *, uint32_t,  \
+       const void *, uint32_t, const void *))                                                     \
+    X(CmdUpdateBuffer, void, (vk_commands, vk_handle, uint64_t, uint64_t, const void *))          \
+    X(CmdCopyBuffer, void, (vk_commands, vk_handle, vk_handle, uint32_t, const vk_buffer_copy *)) \
+    X(CmdResetQueryPool, void, (vk_commands, vk_handle, uint32_t, uint32_t))                      \
     X(CmdWriteTimestamp, void, (vk_commands, uint32_t, vk_handle, uint32_t))
 
 /* Of 1.2, or with KHR at the end of the name; may be missing. */
-#define VK_OPTIONAL_FUNCTIONS(X) X(GetSemaphoreCounterValue, vk_result, (vk_device, vk_handle, uint64_t *))
+#define VK_OPTIONAL_FUNCTIONS(X) \
+    X(GetSemaphoreCounterValue, vk_result, (vk_device, vk_handle, uint64_t *))
 
 /* All functions, each under its Vulkan name without the prefix. */
 typedef struct vk_api {
 #define VK_MEMBER(name, result, parameters) result(*name) parameters;
-    VK_GLOBAL_FUNCTIONS(VK_MEMBER) VK_INSTANCE_FUNCTIONS(VK_MEMBER) VK_DEVICE_FUNCTIONS(VK_MEMBER) VK_OPTIONAL_FUNCTIONS(VK_MEMBER)
+    VK_GLOBAL_FUNCTIONS(VK_MEMBER)
+    VK_INSTANCE_FUNCTIONS(VK_MEMBER) VK_DEVICE_FUNCTIONS(VK_MEMBER) VK_OPTIONAL_FUNCTIONS(VK_MEMBER)
 #undef VK_MEMBER
 } vk_api;
 

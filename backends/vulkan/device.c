@@ -19,17 +19,25 @@ static tess_status load_device_functions(tess_vk_device *d) {
 #undef LOAD
 #define LOAD(name, result, parameters)                                             \
     vk->name = (result(*) parameters)vk->GetDeviceProcAddr(d->device, "vk" #name); \
-    if (!vk->name) vk->name = (result(*) parameters)vk->GetDeviceProcAddr(d->device, "vk" #name "KHR");
+    if (!vk->name)                                                                 \
+        vk->name = (result(*) parameters)vk->GetDeviceProcAddr(d->device, "vk" #name "KHR");
     VK_OPTIONAL_FUNCTIONS(LOAD)
 #undef LOAD
-    return missing ? d->host->fail(d->host, TESS_ERROR_UNAVAILABLE, "vkGetDeviceProcAddr: the driver has no %s", missing) : TESS_OK;
+    return missing ? d->host->fail(d->host, TESS_ERROR_UNAVAILABLE,
+                                   "vkGetDeviceProcAddr: the driver has no %s", missing)
+                   : TESS_OK;
 }
 
 static tess_status create_device(tess_vk_device *d) {
     const float priority = 1;
-    vk_16bit_features narrow = {.type = TVK_TYPE_16BIT_STORAGE_FEATURES, .storage = d->found.storage_16bit};
-    const vk_queue_create_info queue = {.type = TVK_TYPE_DEVICE_QUEUE_CREATE_INFO, .family = d->found.family, .count = 1, .priorities = &priority};
-    const vk_device_create_info create = {.type = TVK_TYPE_DEVICE_CREATE_INFO, .next = &narrow, .queue_count = 1, .queues = &queue};
+    vk_16bit_features narrow = {.type = TVK_TYPE_16BIT_STORAGE_FEATURES,
+                                .storage = d->found.storage_16bit};
+    const vk_queue_create_info queue = {.type = TVK_TYPE_DEVICE_QUEUE_CREATE_INFO,
+                                        .family = d->found.family,
+                                        .count = 1,
+                                        .priorities = &priority};
+    const vk_device_create_info create = {
+        .type = TVK_TYPE_DEVICE_CREATE_INFO, .next = &narrow, .queue_count = 1, .queues = &queue};
     const vk_result result = d->vk.CreateDevice(d->found.physical, &create, NULL, &d->device);
     if (result != TVK_SUCCESS) {
         d->device = NULL;
@@ -50,17 +58,27 @@ static tess_status open_index(tess_vk_device *d, uint32_t index) {
     return status == TESS_OK ? create_device(d) : status;
 }
 
-/* The application's structure: at least what this version knows, and nothing behind it that it does not know. */
+/* Checks the application's structure. */
 static tess_status read_native(const tess_host *host, const void *native, tess_vulkan_device *n) {
     const tess_status status = tess_extra_read(host, "native", native, n, sizeof *n);
     if (status != TESS_OK) return status;
     const uint32_t known = TESS_VULKAN_STORAGE_16BIT | TESS_VULKAN_TIMELINE;
-    if (n->features & ~known) return host->fail(host, TESS_ERROR_INVALID, "native.features: unknown bits 0x%x", n->features & ~known);
-    if (n->reserved) return host->fail(host, TESS_ERROR_INVALID, "native.reserved: must be 0, not %u", n->reserved);
-    const char *missing = !n->instance ? "instance" : !n->physical_device ? "physical_device" : !n->device ? "device" : !n->queue ? "queue" : NULL;
-    if (missing) return host->fail(host, TESS_ERROR_INVALID, "native.%s: must not be NULL", missing);
+    if (n->features & ~known)
+        return host->fail(host, TESS_ERROR_INVALID, "native.features: unknown bits 0x%x",
+                          n->features & ~known);
+    if (n->reserved)
+        return host->fail(host, TESS_ERROR_INVALID, "native.reserved: must be 0, not %u",
+                          n->reserved);
+    const char *missing = !n->instance          ? "instance"
+                          : !n->physical_device ? "physical_device"
+                          : !n->device          ? "device"
+                          : !n->queue           ? "queue"
+                                                : NULL;
+    if (missing)
+        return host->fail(host, TESS_ERROR_INVALID, "native.%s: must not be NULL", missing);
     if (!n->lock_queue != !n->unlock_queue)
-        return host->fail(host, TESS_ERROR_INVALID, "native.%s: both functions are needed, or neither",
+        return host->fail(host, TESS_ERROR_INVALID,
+                          "native.%s: both functions are needed, or neither",
                           n->lock_queue ? "unlock_queue" : "lock_queue");
     return TESS_OK;
 }
@@ -73,16 +91,22 @@ static tess_status wrap(tess_vk_device *d, const void *native) {
     tess_status status = read_native(d->host, native, &n);
     if (status != TESS_OK) return status;
     d->wrapped = 1;
-    const vk_get_instance_proc get = n.get_instance_proc_addr ? n.get_instance_proc_addr : tess_vk_library(why, sizeof why);
+    const vk_get_instance_proc get =
+        n.get_instance_proc_addr ? n.get_instance_proc_addr : tess_vk_library(why, sizeof why);
     if (!get) return d->host->fail(d->host, TESS_ERROR_UNAVAILABLE, "dlopen: %s", why);
     status = tess_vk_instance_functions(d->host, get, n.instance, &d->vk);
     if (status != TESS_OK) return status;
     const char *refused = tess_vk_inspect(&d->vk, n.physical_device, &d->found);
-    if (refused) return d->host->fail(d->host, TESS_ERROR_UNAVAILABLE, "native.physical_device: %s", refused);
+    if (refused)
+        return d->host->fail(d->host, TESS_ERROR_UNAVAILABLE, "native.physical_device: %s",
+                             refused);
     d->vk.GetPhysicalDeviceQueueFamilyProperties(n.physical_device, &count, families);
-    if (n.queue_family >= count) return d->host->fail(d->host, TESS_ERROR_INVALID, "native.queue_family: %u of %u", n.queue_family, count);
+    if (n.queue_family >= count)
+        return d->host->fail(d->host, TESS_ERROR_INVALID, "native.queue_family: %u of %u",
+                             n.queue_family, count);
     if (!(families[n.queue_family].flags & TVK_QUEUE_COMPUTE))
-        return d->host->fail(d->host, TESS_ERROR_INVALID, "native.queue_family: family %u does not compute", n.queue_family);
+        return d->host->fail(d->host, TESS_ERROR_INVALID,
+                             "native.queue_family: family %u does not compute", n.queue_family);
     d->found.family = n.queue_family;
     d->found.timestamp_bits = families[n.queue_family].timestamp_bits;
     d->found.storage_16bit = (n.features & TESS_VULKAN_STORAGE_16BIT) != 0;
@@ -96,7 +120,7 @@ static tess_status wrap(tess_vk_device *d, const void *native) {
     return load_device_functions(d);
 }
 
-/* Takes back what exists so far. A device whose work did not end in time keeps its Vulkan objects: they may still be in use. */
+/* Destroys what exists so far. A stuck device keeps its Vulkan objects: they may be in use. */
 static void destroy(tess_vk_device *d) {
     tess_vk_memory_close(d);
     if (!atomic_load(&d->stuck)) {
@@ -116,7 +140,9 @@ static void destroy(tess_vk_device *d) {
 
 tess_status tess_vk_open(const tess_host *host, uint32_t index, const void *native, void **device) {
     tess_vk_device *d = host->alloc(host, sizeof *d, 64);
-    if (!d) return host->fail(host, TESS_ERROR_OUT_OF_MEMORY, "vulkan: %zu bytes for the device", sizeof *d);
+    if (!d)
+        return host->fail(host, TESS_ERROR_OUT_OF_MEMORY, "vulkan: %zu bytes for the device",
+                          sizeof *d);
     memset(d, 0, sizeof *d);
     d->host = host;
     atomic_init(&d->stuck, 0);
@@ -142,7 +168,7 @@ tess_status tess_vk_open(const tess_host *host, uint32_t index, const void *nati
 
 void tess_vk_close(void *device) {
     tess_vk_device *d = device;
-    tess_vk_settle(d);
+    tess_vk_quiesce(d);
     destroy(d);
 }
 
@@ -151,12 +177,15 @@ void tess_vk_close(void *device) {
 static uint64_t local_bytes(const tess_vk_device *d) {
     uint64_t most = 0;
     for (uint32_t n = 0; n < d->memory.heap_count; n++)
-        if ((d->memory.heaps[n].flags & TVK_HEAP_DEVICE_LOCAL) && d->memory.heaps[n].size > most) most = d->memory.heaps[n].size;
+        if ((d->memory.heaps[n].flags & TVK_HEAP_DEVICE_LOCAL) && d->memory.heaps[n].size > most)
+            most = d->memory.heaps[n].size;
     return most;
 }
 
-/* A GPU that shows a picture is reset when one submission takes seconds. Speeds differ a hundredfold and Vulkan tells none, so the kind of device and its memory
- * stand in: a step of 64 rows and 64 keys is about 2 MFLOP, and the estimates leave a factor of ten to what such devices reach. */
+/* Operating systems reset a GPU that drives a display when one submission takes seconds. Vulkan
+ * reports no speed, and devices differ by a factor of a hundred, so we estimate it from the kind of
+ * device and its memory. A step of 64 rows and 64 keys is about 2 MFLOP; the estimates leave a
+ * factor of ten to what such devices reach. */
 uint64_t tess_vk_range_steps(const tess_vk_device *d) {
     const uint64_t gib = UINT64_C(1) << 30;
     if (d->found.properties.kind == TVK_DEVICE_CPU) return 0;
@@ -165,7 +194,9 @@ uint64_t tess_vk_range_steps(const tess_vk_device *d) {
     return bytes >= 40 * gib ? 2000000 : bytes >= 11 * gib ? 150000 : 40000;
 }
 
-uint32_t tess_vk_parallel_jobs(const tess_vk_device *d) { return d->found.properties.kind == TVK_DEVICE_CPU ? 64 : d->units ? 2 * d->units : 128; }
+uint32_t tess_vk_parallel_jobs(const tess_vk_device *d) {
+    return d->found.properties.kind == TVK_DEVICE_CPU ? 64 : d->units ? 2 * d->units : 128;
+}
 
 tess_status tess_vk_query(void *device, tess_caps *caps) {
     const tess_vk_device *d = device;
@@ -177,12 +208,15 @@ tess_status tess_vk_query(void *device, tess_caps *caps) {
     caps->workspace_align = VK_WORKSPACE_ALIGN;
     caps->range_blocks = tess_vk_range_steps(d);
     caps->steps_per_second = 5 * caps->range_blocks; /* 200 ms of them */
-    /* Vulkan does not tell the cache's size. Devices of that much memory have 40 MiB at least; of others too little is known to assume any. */
-    if (d->found.properties.kind == TVK_DEVICE_DISCRETE_GPU && local_bytes(d) >= UINT64_C(40) << 30) caps->cache_bytes = UINT64_C(40) << 20;
+    /* Vulkan does not report the size of the cache. GPUs with that much memory have at least 40
+     * MiB; for others we assume none. */
+    if (d->found.properties.kind == TVK_DEVICE_DISCRETE_GPU && local_bytes(d) >= UINT64_C(40) << 30)
+        caps->cache_bytes = UINT64_C(40) << 20;
     return TESS_OK;
 }
 
-vk_result tess_vk_submit(tess_vk_device *d, vk_queue queue, uint32_t count, const vk_submit_info *submits, vk_handle fence) {
+vk_result tess_vk_submit(tess_vk_device *d, vk_queue queue, uint32_t count,
+                         const vk_submit_info *submits, vk_handle fence) {
     pthread_mutex_lock(&d->queue_lock);
     if (d->lock) d->lock(d->lock_user);
     const vk_result result = d->vk.QueueSubmit(queue, count, submits, fence);

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pipelines: one for each shape and type that some plan needed, kept as long as the device, and on disk between processes. */
+/* Pipelines: one for each shape and element type that a plan needed. They live as long as the
+ * device; the pipeline cache keeps their code on disk between processes. */
 #include <stdio.h>
 #include <string.h>
 
 #include "cache.h"
-#include "kernels/push.h"
+#include "kernels/bindings.h"
 #include "spirv/forward_bf16.h"
 #include "spirv/forward_f16.h"
 #include "spirv/forward_f32.h"
@@ -18,27 +19,35 @@ typedef struct module {
     size_t bytes;
 } module;
 
-static const module forward_modules[VK_DTYPES] = {{tess_vk_forward_f32, sizeof tess_vk_forward_f32},
-                                                  {tess_vk_forward_f16, sizeof tess_vk_forward_f16},
-                                                  {tess_vk_forward_bf16, sizeof tess_vk_forward_bf16}};
-static const module merge_modules[VK_DTYPES] = {
-    {tess_vk_merge_f32, sizeof tess_vk_merge_f32}, {tess_vk_merge_f16, sizeof tess_vk_merge_f16}, {tess_vk_merge_bf16, sizeof tess_vk_merge_bf16}};
+static const module forward_modules[VK_DTYPES] = {
+    {tess_vk_forward_f32, sizeof tess_vk_forward_f32},
+    {tess_vk_forward_f16, sizeof tess_vk_forward_f16},
+    {tess_vk_forward_bf16, sizeof tess_vk_forward_bf16}};
+static const module merge_modules[VK_DTYPES] = {{tess_vk_merge_f32, sizeof tess_vk_merge_f32},
+                                                {tess_vk_merge_f16, sizeof tess_vk_merge_f16},
+                                                {tess_vk_merge_bf16, sizeof tess_vk_merge_bf16}};
 
 /* ------------------------------------------------------------------ layouts */
 
 tess_status tess_vk_layouts_create(tess_vk_device *d) {
-    vk_binding bindings[VK_BINDINGS];
-    for (uint32_t n = 0; n < VK_BINDINGS; n++)
-        bindings[n] = (vk_binding){.binding = n, .kind = TVK_DESCRIPTOR_STORAGE_BUFFER, .count = 1, .stages = TVK_SHADER_STAGE_COMPUTE};
-    const vk_set_layout_create_info set = {.type = TVK_TYPE_DESCRIPTOR_SET_LAYOUT_CREATE_INFO, .count = VK_BINDINGS, .bindings = bindings};
+    vk_binding bindings[TESS_BINDINGS];
+    for (uint32_t n = 0; n < TESS_BINDINGS; n++)
+        bindings[n] =
+            (vk_binding){.binding = n,
+                         .kind = n == TESS_BIND_ARGS ? TVK_DESCRIPTOR_UNIFORM_BUFFER_DYNAMIC
+                                                     : TVK_DESCRIPTOR_STORAGE_BUFFER,
+                         .count = 1,
+                         .stages = TVK_SHADER_STAGE_COMPUTE};
+    const vk_set_layout_create_info set = {.type = TVK_TYPE_DESCRIPTOR_SET_LAYOUT_CREATE_INFO,
+                                           .count = TESS_BINDINGS,
+                                           .bindings = bindings};
     vk_result result = d->vk.CreateDescriptorSetLayout(d->device, &set, NULL, &d->set_layout);
     if (result != TVK_SUCCESS) {
         d->set_layout = 0;
         return tess_vk_fail(d->host, result, "vkCreateDescriptorSetLayout", "for the kernels");
     }
-    const vk_push_range push = {TVK_SHADER_STAGE_COMPUTE, 0, sizeof(tess_push)};
     const vk_pipeline_layout_create_info layout = {
-        .type = TVK_TYPE_PIPELINE_LAYOUT_CREATE_INFO, .set_count = 1, .sets = &d->set_layout, .push_count = 1, .pushes = &push};
+        .type = TVK_TYPE_PIPELINE_LAYOUT_CREATE_INFO, .set_count = 1, .sets = &d->set_layout};
     result = d->vk.CreatePipelineLayout(d->device, &layout, NULL, &d->layout);
     if (result == TVK_SUCCESS) return TESS_OK;
     d->layout = 0;
@@ -47,11 +56,12 @@ tess_status tess_vk_layouts_create(tess_vk_device *d) {
 
 /* ------------------------------------------------------------------ the cache on disk */
 
-/* Drivers check the data's own header; the key keeps other devices' and drivers' data apart as well. */
+/* Drivers check the header of the data; our key also keeps devices and drivers apart. */
 static void cache_key(const tess_vk_device *d, tess_cache_key *key, char *device, size_t size) {
     const vk_properties *p = &d->found.properties;
     int used = snprintf(device, size, "%.100s ", p->name);
-    for (size_t n = 0; n < sizeof p->cache_uuid; n++) used += snprintf(device + used, size - (size_t)used, "%02x", p->cache_uuid[n]);
+    for (size_t n = 0; n < sizeof p->cache_uuid; n++)
+        used += snprintf(device + used, size - (size_t)used, "%02x", p->cache_uuid[n]);
     *key = (tess_cache_key){.backend = "vulkan",
                             .device = device,
                             .driver = d->driver,
@@ -66,9 +76,11 @@ static void load_cache(tess_vk_device *d) {
     size_t bytes = 0;
     cache_key(d, &key, device, sizeof device);
     void *data = tess_cache_load(d->host, &key, &bytes);
-    vk_pipeline_cache_create_info create = {.type = TVK_TYPE_PIPELINE_CACHE_CREATE_INFO, .bytes = bytes, .data = data};
+    vk_pipeline_cache_create_info create = {
+        .type = TVK_TYPE_PIPELINE_CACHE_CREATE_INFO, .bytes = bytes, .data = data};
     if (!data) create.bytes = 0;
-    if (d->vk.CreatePipelineCache(d->device, &create, NULL, &d->cache) != TVK_SUCCESS) d->cache = 0; /* works without */
+    /* pipelines can be made without a cache */
+    if (d->vk.CreatePipelineCache(d->device, &create, NULL, &d->cache) != TVK_SUCCESS) d->cache = 0;
     if (data) d->host->free(d->host, data, bytes);
     d->cached_bytes = bytes;
 }
@@ -77,11 +89,14 @@ static void store_cache(tess_vk_device *d) {
     tess_cache_key key;
     char device[192];
     size_t bytes = 0;
-    if (!d->cache || d->vk.GetPipelineCacheData(d->device, d->cache, &bytes, NULL) != TVK_SUCCESS || bytes <= d->cached_bytes) return;
+    if (!d->cache || d->vk.GetPipelineCacheData(d->device, d->cache, &bytes, NULL) != TVK_SUCCESS ||
+        bytes <= d->cached_bytes)
+        return;
     void *data = d->host->alloc(d->host, bytes, 64);
     if (!data) return;
     size_t got = bytes;
-    if (d->vk.GetPipelineCacheData(d->device, d->cache, &got, data) == TVK_SUCCESS && got <= bytes) {
+    if (d->vk.GetPipelineCacheData(d->device, d->cache, &got, data) == TVK_SUCCESS &&
+        got <= bytes) {
         cache_key(d, &key, device, sizeof device);
         tess_cache_store(d->host, &key, data, got);
         d->cached_bytes = got;
@@ -91,35 +106,41 @@ static void store_cache(tess_vk_device *d) {
 
 /* ------------------------------------------------------------------ pipelines */
 
-/* Constants 0 to 3 of a forward module: what a portable shape is. */
+/* Specialization constants 0 to 3 of a forward module: a portable shape. */
 typedef struct constants {
     uint32_t dims, rows, keys, threads;
 } constants;
 
-static tess_status create(tess_vk_device *d, const module *m, const constants *c, vk_handle *pipeline) {
+static tess_status create(tess_vk_device *d, const module *m, const constants *c,
+                          vk_handle *pipeline) {
     static const vk_specialization_entry entries[] = {{0, 0, 4}, {1, 4, 4}, {2, 8, 4}, {3, 12, 4}};
     const vk_specialization_info specialization = {4, entries, sizeof(constants), c};
-    const vk_shader_module_create_info code = {.type = TVK_TYPE_SHADER_MODULE_CREATE_INFO, .bytes = m->bytes, .code = m->code};
+    const vk_shader_module_create_info code = {
+        .type = TVK_TYPE_SHADER_MODULE_CREATE_INFO, .bytes = m->bytes, .code = m->code};
     vk_handle shader = 0, made = 0;
     vk_result result = d->vk.CreateShaderModule(d->device, &code, NULL, &shader);
-    if (result != TVK_SUCCESS) return tess_vk_fail(d->host, result, "vkCreateShaderModule", "a kernel");
-    const vk_compute_pipeline_create_info info = {.type = TVK_TYPE_COMPUTE_PIPELINE_CREATE_INFO,
-                                                  .stage = {.type = TVK_TYPE_PIPELINE_SHADER_STAGE_CREATE_INFO,
-                                                            .stage = TVK_SHADER_STAGE_COMPUTE,
-                                                            .module = shader,
-                                                            .entry = "main",
-                                                            .specialization = c ? &specialization : NULL},
-                                                  .layout = d->layout};
+    if (result != TVK_SUCCESS)
+        return tess_vk_fail(d->host, result, "vkCreateShaderModule", "a kernel");
+    const vk_compute_pipeline_create_info info = {
+        .type = TVK_TYPE_COMPUTE_PIPELINE_CREATE_INFO,
+        .stage = {.type = TVK_TYPE_PIPELINE_SHADER_STAGE_CREATE_INFO,
+                  .stage = TVK_SHADER_STAGE_COMPUTE,
+                  .module = shader,
+                  .entry = "main",
+                  .specialization = c ? &specialization : NULL},
+        .layout = d->layout};
     if (!d->cache) load_cache(d);
     result = d->vk.CreateComputePipelines(d->device, d->cache, 1, &info, NULL, &made);
     d->vk.DestroyShaderModule(d->device, shader, NULL);
-    if (result != TVK_SUCCESS) return tess_vk_fail(d->host, result, "vkCreateComputePipelines", "a kernel");
+    if (result != TVK_SUCCESS)
+        return tess_vk_fail(d->host, result, "vkCreateComputePipelines", "a kernel");
     *pipeline = made;
     store_cache(d);
     return TESS_OK;
 }
 
-static tess_status find(tess_vk_device *d, const module *m, const constants *c, vk_handle *kept, vk_handle *pipeline) {
+static tess_status find(tess_vk_device *d, const module *m, const constants *c, vk_handle *kept,
+                        vk_handle *pipeline) {
     pthread_mutex_lock(&d->pipeline_lock);
     const tess_status status = *kept ? TESS_OK : create(d, m, c, kept);
     *pipeline = *kept;
@@ -127,8 +148,10 @@ static tess_status find(tess_vk_device *d, const module *m, const constants *c, 
     return status;
 }
 
-tess_status tess_vk_forward_pipeline(tess_vk_device *d, int variant, int bucket, uint32_t dtype, vk_handle *pipeline) {
-    const tess_portable_shape *s = &(variant ? &tess_portable_small : &tess_portable)->shapes[bucket];
+tess_status tess_vk_forward_pipeline(tess_vk_device *d, int variant, int bucket, uint32_t dtype,
+                                     vk_handle *pipeline) {
+    const tess_portable_shape *s =
+        &(variant ? &tess_portable_small : &tess_portable)->shapes[bucket];
     const constants c = {s->head_dim, s->rows, s->keys, s->threads};
     return find(d, &forward_modules[dtype], &c, &d->forward[variant][bucket][dtype], pipeline);
 }
@@ -141,7 +164,8 @@ void tess_vk_pipelines_close(tess_vk_device *d) {
     for (int t = 0; t < VK_DTYPES; t++) {
         for (int v = 0; v < VK_VARIANTS; v++)
             for (int b = 0; b < TESS_PORTABLE_BUCKETS; b++)
-                if (d->forward[v][b][t]) d->vk.DestroyPipeline(d->device, d->forward[v][b][t], NULL);
+                if (d->forward[v][b][t])
+                    d->vk.DestroyPipeline(d->device, d->forward[v][b][t], NULL);
         if (d->merge[t]) d->vk.DestroyPipeline(d->device, d->merge[t], NULL);
     }
     if (d->cache) d->vk.DestroyPipelineCache(d->device, d->cache, NULL);

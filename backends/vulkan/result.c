@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Failed calls as statuses. */
 #include "vk.h"
 
 static const char *result_name(vk_result result) {
@@ -11,7 +12,8 @@ static const char *result_name(vk_result result) {
     }
 }
 
-tess_status tess_vk_fail(const tess_host *host, vk_result result, const char *call, const char *what) {
+tess_status tess_vk_fail(const tess_host *host, vk_result result, const char *call,
+                         const char *what) {
     tess_status status = TESS_ERROR_NATIVE;
     switch (result) {
     case TVK_ERROR_OUT_OF_HOST_MEMORY:
@@ -22,5 +24,6 @@ tess_status tess_vk_fail(const tess_host *host, vk_result result, const char *ca
     case TVK_TIMEOUT: status = TESS_ERROR_TIMEOUT; break;
     default: break;
     }
-    return host->fail(host, status, "%s: %s (%s, %d)", call, what, result_name(result), (int)result);
+    return host->fail(host, status, "%s: %s (%s, %d)", call, what, result_name(result),
+                      (int)result);
 }

@@ -5,9 +5,11 @@
 
 #define SMALL_FIRST " kernel=vulkan/portable_small,vulkan/portable "
 
-const char tess_vk_tune[] = "tessera-tune 1\n"
-                            "# Measured on an H200 at head_dim 128: 17.2 against 14.9 TFLOP/s dense, 17.0 against 13.9 S2.\n"
-                            "device=*H200* arch=*NVIDIA* dtype=bf16 head_dim=65..128" SMALL_FIRST "basis=measured\n"
-                            "# Other NVIDIA devices, and smaller heads: the same code on much the same multiprocessors.\n"
-                            "# None was at hand.\n"
-                            "arch=*NVIDIA* dtype=bf16 head_dim=..128" SMALL_FIRST "basis=reasoned\n";
+const char tess_vk_tune[] =
+    "tessera-tune 1\n"
+    "# Measured on an H200 at head_dim 128: 17.2 against 14.9 TFLOP/s dense, 17.0 against 13.9 "
+    "S2.\n"
+    "device=*H200* arch=*NVIDIA* dtype=bf16 head_dim=65..128" SMALL_FIRST "basis=measured\n"
+    "# Other NVIDIA devices, and smaller heads: the same code on much the same multiprocessors.\n"
+    "# None was at hand.\n"
+    "arch=*NVIDIA* dtype=bf16 head_dim=..128" SMALL_FIRST "basis=reasoned\n";

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A backend outside of the tree, in one file: a device whose kernel is a plain loop over host memory, for float32. It is built against the installed headers
- * alone, does not link the library, and is loaded by TESSERA_BACKEND_PATH=/absolute/path/libloop.so; see docs/backends.md.
+ * A backend outside of the tree, in one file: a device whose kernel is a plain loop over host
+ * memory, for float32. It is built against the installed headers alone, does not link the library,
+ * and is loaded by TESSERA_BACKEND_PATH=/absolute/path/libloop.so; see docs/backends.md.
  */
 #include <math.h>
 #include <stdio.h>
@@ -11,7 +12,8 @@
 /* ------------------------------------------------------------------ device */
 
 static tess_status loop_list(const tess_host *host, uint32_t index, tess_device_info *info) {
-    if (index > 0) return host->fail(host, TESS_ERROR_UNAVAILABLE, "loop_list: there is one device");
+    if (index > 0)
+        return host->fail(host, TESS_ERROR_UNAVAILABLE, "loop_list: there is one device");
     info->kind = TESS_DEVICE_CPU;
     info->compute_units = 1;
     snprintf(info->name, sizeof info->name, "A plain loop");
@@ -20,10 +22,13 @@ static tess_status loop_list(const tess_host *host, uint32_t index, tess_device_
     return TESS_OK;
 }
 
-static tess_status loop_open(const tess_host *host, uint32_t index, const void *native, void **device) {
+static tess_status loop_open(const tess_host *host, uint32_t index, const void *native,
+                             void **device) {
     (void)index;
     if (native) return host->fail(host, TESS_ERROR_INVALID, "native: there is nothing to wrap");
-    *device = (void *)(uintptr_t)host; /* the device has nothing of its own; others allocate a structure here, which loop_close frees */
+    /* The device has nothing of its own; others allocate a structure here, which loop_close frees.
+     */
+    *device = (void *)(uintptr_t)host;
     return TESS_OK;
 }
 
@@ -38,32 +43,25 @@ static tess_status loop_query(void *device, tess_caps *caps) {
     return TESS_OK;
 }
 
-/* ------------------------------------------------------------------ the table of kernels, which has one row */
+/* ----------------------------------------------------- the table of kernels, which has one row */
 
 static void loop_release(tess_kernel *kernel) { (void)kernel; }
 
-static tess_status loop_kernel(void *device, const tess_kernel_key *key, tess_kernel *kernel, uint32_t index, tess_kernel_info *info) {
-    const tess_host *host = device;
-    if (!key) {
-        if (index > 0) return host->fail(host, TESS_ERROR_INVALID, "index: %u is past the last kernel", (unsigned)index);
-        info->op = TESS_OP_FORWARD;
-        info->status = TESS_OK;
-        snprintf(info->name, sizeof info->name, "loop/plain");
-        return TESS_OK;
+static tess_status loop_kernel(void *device, uint32_t index, const tess_kernel_key *key,
+                               tess_kernel_info *info, tess_kernel *kernel) {
+    (void)device;
+    if (index > 0) return TESS_ERROR_INVALID; /* past the last row */
+    info->op = TESS_OP_FORWARD;
+    snprintf(info->name, sizeof info->name, "plain");
+    if (key && key->dtype != TESS_F32) {
+        info->status = TESS_ERROR_UNSUPPORTED;
+        snprintf(info->reason, sizeof info->reason, "float32 only");
+    } else if (kernel) {
+        kernel->tile_rows = 32;
+        kernel->tile_step = 1;
+        kernel->pack_rows = 0; /* so that a job is of one head */
+        kernel->release = loop_release;
     }
-    const char *why = key->name && strcmp(key->name, "plain") != 0 ? "there is no other kernel than plain"
-                      : key->op != TESS_OP_FORWARD                 ? "forward only"
-                      : key->dtype != TESS_F32                     ? "float32 only"
-                                                                   : NULL;
-    if (why) {
-        host->log(host, "dispatch", "loop/plain refuses: %s", why);
-        return host->fail(host, TESS_ERROR_UNSUPPORTED, "plain: %s", why);
-    }
-    kernel->tile_rows = 32;
-    kernel->tile_step = 1;
-    kernel->pack_rows = 0; /* so that a job is of one head */
-    kernel->release = loop_release;
-    snprintf(kernel->name, sizeof kernel->name, "plain");
     return TESS_OK;
 }
 
@@ -82,13 +80,15 @@ typedef struct gathered {
 /* Adds outputs whose weights are relative to the score `most` and add up to `sum`. */
 static void add(const tess_launch *l, gathered *g, float score, float sum, const float *o) {
     const float scale = fabsf(l->scale), most = fmaxf(g->most, score);
-    const float old = g->most == most ? 1 : expf(scale * (g->most - most)), new = sum *expf(scale * (score - most));
+    const float old = g->most == most ? 1 : expf(scale * (g->most - most)),
+                new = sum *expf(scale * (score - most));
     for (int e = 0; e < l->head_dim; e++) g->o[e] = g->o[e] * old + new *o[e];
     g->sum = g->sum * old + new;
     g->most = most;
 }
 
-static void gather(const tess_launch *l, gathered *g, const float *q, const float *k, const float *v) {
+static void gather(const tess_launch *l, gathered *g, const float *q, const float *k,
+                   const float *v) {
     float score = 0;
     for (int e = 0; e < l->head_dim; e++) score += q[e] * k[e];
     add(l, g, l->scale < 0 ? -score : score, 1, v);
@@ -99,42 +99,54 @@ static void finish(const tess_launch *l, const gathered *g, float *o) {
 }
 
 static float *partial(const tess_launch *l, uint32_t index) {
-    float *base = (float *)(void *)((char *)(uintptr_t)l->workspace.handle + l->workspace.offset + l->partials_at);
+    float *base = (float *)(void *)((char *)(uintptr_t)l->workspace.handle + l->workspace.offset +
+                                    l->partials_at);
     return base + (uint64_t)index * l->partial_rows * (uint64_t)(l->head_dim + 2);
 }
 
 /* Where row r of an item goes in the end. LSE is optional. */
-static void store(const tess_launch *l, const gathered *g, const tess_sequence *s, uint32_t row, uint32_t head) {
-    finish(l, g, element(&l->o, s->batch, s->q_start + row, head));
-    if (l->lse.buffer.kind != TESS_BUFFER_NONE)
-        *element(&l->lse, s->batch, s->q_start + row, head) = g->sum > 0 ? fabsf(l->scale) * g->most + logf(g->sum) : -INFINITY;
+static void store(const tess_launch *l, const gathered *g, const tess_sequence *s, uint32_t row,
+                  uint32_t head) {
+    finish(l, g, element(&l->tensor[TESS_ROLE_O], s->batch, s->q_start + row, head));
+    if (l->tensor[TESS_ROLE_LSE].buffer.kind != TESS_BUFFER_NONE)
+        *element(&l->tensor[TESS_ROLE_LSE], s->batch, s->q_start + row, head) =
+            g->sum > 0 ? fabsf(l->scale) * g->most + logf(g->sum) : -INFINITY;
 }
 
 static void run_row(const tess_launch *l, const tess_job *job, uint32_t r) {
     const tess_sequence *s = &l->tables->sequences[job->sequence];
     const tess_class *c = &l->tables->classes[job->cls];
     const int64_t first = (int64_t)s->kv_len - s->q_len + job->row, p = first + r, block = l->block;
-    const int64_t i = p >= 0 ? p / block : -1 - (-1 - p) / block, i_first = first >= 0 ? first / block : -1 - (-1 - first) / block;
-    const float *q = element(&l->q, s->batch, s->q_start + job->row + r, job->head);
+    const int64_t i = p >= 0 ? p / block : -1 - (-1 - p) / block,
+                  i_first = first >= 0 ? first / block : -1 - (-1 - first) / block;
+    const float *q =
+        element(&l->tensor[TESS_ROLE_Q], s->batch, s->q_start + job->row + r, job->head);
     gathered g = {.most = -INFINITY};
     for (uint32_t n = 0; n < job->left_count + job->interval_blocks + job->right_count; n++) {
-        const uint32_t inside = n - job->left_count; /* of the interval, and behind it of the right entries */
+        /* of the interval, and behind it of the right entries */
+        const uint32_t inside = n - job->left_count;
         const int listed = n < job->left_count || inside >= job->interval_blocks;
-        const uint32_t entry = n < job->left_count ? job->left_offset + n : job->right_offset + inside - job->interval_blocks;
+        const uint32_t entry = n < job->left_count
+                                   ? job->left_offset + n
+                                   : job->right_offset + inside - job->interval_blocks;
         const int64_t j = listed ? l->tables->entries[entry] : job->interval_start + inside;
         const uint32_t bits = listed && (c->flags & TESS_CLASS_BITS) ? l->tables->bits[entry] : 0;
         const int masked =
-            listed ? (c->flags & TESS_CLASS_MASK_ENTRIES) != 0 : inside < job->mask_head || inside >= job->interval_blocks - job->mask_tail;
+            listed ? (c->flags & TESS_CLASS_MASK_ENTRIES) != 0
+                   : inside < job->mask_head || inside >= job->interval_blocks - job->mask_tail;
         for (int64_t t = j * block; t < (j + 1) * block && t < s->kv_len; t++) {
             if (masked && !tess_kept(c, p, t, i, j, bits, i_first)) continue;
             const int64_t token = s->kv_start + t;
-            gather(l, &g, q, element(&l->k, s->batch, token, job->head / l->group), element(&l->v, s->batch, token, job->head / l->group));
+            gather(l, &g, q,
+                   element(&l->tensor[TESS_ROLE_K], s->batch, token, job->head / l->group),
+                   element(&l->tensor[TESS_ROLE_V], s->batch, token, job->head / l->group));
         }
     }
     if (job->partial == TESS_NO_PARTIAL)
         store(l, &g, s, job->row + r, job->head);
     else {
-        float *to = partial(l, job->partial), *reference = to + (uint64_t)l->partial_rows * (uint64_t)l->head_dim;
+        float *to = partial(l, job->partial),
+              *reference = to + (uint64_t)l->partial_rows * (uint64_t)l->head_dim;
         finish(l, &g, to + (uint64_t)r * (uint64_t)l->head_dim);
         reference[r] = g.most;
         reference[l->partial_rows + r] = g.sum;
@@ -144,21 +156,27 @@ static void run_row(const tess_launch *l, const tess_job *job, uint32_t r) {
 static void merge_row(const tess_launch *l, const tess_merge *m, uint32_t r) {
     gathered g = {.most = -INFINITY};
     for (uint32_t n = 0; n < m->parts; n++) {
-        const float *from = partial(l, m->partial + n), *reference = from + (uint64_t)l->partial_rows * (uint64_t)l->head_dim;
+        const float *from = partial(l, m->partial + n),
+                    *reference = from + (uint64_t)l->partial_rows * (uint64_t)l->head_dim;
         if (reference[l->partial_rows + r] == 0) continue;
-        add(l, &g, reference[r], reference[l->partial_rows + r], from + (uint64_t)r * (uint64_t)l->head_dim);
+        add(l, &g, reference[r], reference[l->partial_rows + r],
+            from + (uint64_t)r * (uint64_t)l->head_dim);
     }
     store(l, &g, &l->tables->sequences[m->sequence], m->row + r, m->head);
 }
 
 static tess_status loop_launch(void *device, const tess_launch *l) {
     const tess_host *host = device;
-    if (l->stream.kind != TESS_STREAM_DEFAULT) return host->fail(host, TESS_ERROR_UNSUPPORTED, "stream.kind: there are no streams");
-    if (l->seconds) return host->fail(host, TESS_ERROR_UNSUPPORTED, "device_seconds: the loop takes no times");
+    if (l->stream.kind != TESS_STREAM_DEFAULT)
+        return host->fail(host, TESS_ERROR_UNSUPPORTED, "stream.kind: there are no streams");
+    if (l->seconds)
+        return host->fail(host, TESS_ERROR_UNSUPPORTED, "device_seconds: the loop takes no times");
     for (uint64_t n = 0; n < l->n_jobs; n++)
-        for (uint32_t r = 0; r < l->tables->jobs[l->first_job + n].rows; r++) run_row(l, &l->tables->jobs[l->first_job + n], r);
+        for (uint32_t r = 0; r < l->tables->jobs[l->first_job + n].rows; r++)
+            run_row(l, &l->tables->jobs[l->first_job + n], r);
     for (uint64_t n = 0; n < l->n_merges; n++)
-        for (uint32_t r = 0; r < l->tables->merges[l->first_merge + n].rows; r++) merge_row(l, &l->tables->merges[l->first_merge + n], r);
+        for (uint32_t r = 0; r < l->tables->merges[l->first_merge + n].rows; r++)
+            merge_row(l, &l->tables->merges[l->first_merge + n], r);
     return TESS_OK;
 }
 
@@ -167,7 +185,9 @@ static tess_status loop_launch(void *device, const tess_launch *l) {
 static tess_status loop_alloc(void *device, uint64_t size, tess_buffer *buffer) {
     const tess_host *host = device;
     void *memory = size <= SIZE_MAX ? host->alloc(host, (size_t)size, 256) : NULL;
-    if (!memory) return host->fail(host, TESS_ERROR_OUT_OF_MEMORY, "loop_alloc: %llu bytes", (unsigned long long)size);
+    if (!memory)
+        return host->fail(host, TESS_ERROR_OUT_OF_MEMORY, "loop_alloc: %llu bytes",
+                          (unsigned long long)size);
     *buffer = tess_host_buffer(memory, size);
     return TESS_OK;
 }
@@ -178,9 +198,11 @@ static tess_status loop_free(void *device, tess_buffer *buffer) {
     return TESS_OK;
 }
 
-static tess_status loop_copy(void *device, tess_buffer destination, tess_buffer source, uint64_t bytes) {
+static tess_status loop_copy(void *device, tess_buffer destination, tess_buffer source,
+                             uint64_t bytes) {
     (void)device;
-    memcpy((char *)(uintptr_t)destination.handle + destination.offset, (const char *)(uintptr_t)source.handle + source.offset, (size_t)bytes);
+    memcpy((char *)(uintptr_t)destination.handle + destination.offset,
+           (const char *)(uintptr_t)source.handle + source.offset, (size_t)bytes);
     return TESS_OK;
 }
 
@@ -189,8 +211,13 @@ static tess_status loop_wait(void *device, uint64_t timeout_ns) {
     return TESS_OK; /* launches return when the work is done */
 }
 
-static const tess_backend loop = {TESS_BACKEND_ABI, sizeof(tess_backend), "loop",     loop_list, loop_open, loop_close, loop_query,
-                                  loop_kernel,      loop_launch,          loop_alloc, loop_free, loop_copy, loop_wait,  NULL};
+static const tess_backend loop = {TESS_BACKEND_ABI, sizeof(tess_backend),
+                                  "loop",           loop_list,
+                                  loop_open,        loop_close,
+                                  loop_query,       loop_kernel,
+                                  loop_launch,      loop_alloc,
+                                  loop_free,        loop_copy,
+                                  loop_wait,        NULL};
 
 TESS_API const tess_backend *tess_backend_entry(void);
 const tess_backend *tess_backend_entry(void) { return &loop; }

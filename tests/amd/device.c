@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A backend library whose kernels run elsewhere: emulate.py executes AMD code objects in it. Memory is one file that both processes map; a launch is a message to a
- * socket, and done when the answer comes. So the programs of tests/conformance, with all that they check, run on instruction sets without the hardware.
+ * A backend library whose kernels run elsewhere: emulate.py executes AMD code objects in it. Memory
+ * is one file that both processes map; a launch is a message to a socket, and done when the answer
+ * comes. So the programs of tests/conformance, with all that they check, run on instruction sets
+ * without the hardware.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,8 +13,10 @@
 #include <unistd.h>
 
 #include "portable.h"
+#include "row.h"
 
-/* Added to every address that leaves the backend: whoever reads through a handle of this device crashes. */
+/* Added to every address that leaves the backend: whoever reads through a handle of this device
+ * crashes. */
 static const uint64_t far_away = 1ULL << 60;
 
 /* emulate.py unpacks the same fields. */
@@ -38,20 +42,25 @@ static int number_of(const char *variable) {
 
 static tess_status emulated_list(const tess_host *host, uint32_t index, tess_device_info *info) {
     if (index > 0 || number_of("TESSERA_EMULATED_SOCKET") < 0)
-        return host->fail(host, TESS_ERROR_UNAVAILABLE, "emulated_list: tests/amd/emulate.py starts the programs that have a device");
+        return host->fail(
+            host, TESS_ERROR_UNAVAILABLE,
+            "emulated_list: tests/amd/emulate.py starts the programs that have a device");
     info->kind = TESS_DEVICE_GPU;
     info->compute_units = 1;
     info->memory_bytes = 1 << 30;
     snprintf(info->name, sizeof info->name, "emulated AMD GPU");
-    snprintf(info->arch, sizeof info->arch, "%s", getenv("TESSERA_EMULATED_ARCH") ? getenv("TESSERA_EMULATED_ARCH") : "");
+    snprintf(info->arch, sizeof info->arch, "%s",
+             getenv("TESSERA_EMULATED_ARCH") ? getenv("TESSERA_EMULATED_ARCH") : "");
     snprintf(info->driver, sizeof info->driver, "none");
     return TESS_OK;
 }
 
-static tess_status emulated_open(const tess_host *host, uint32_t index, const void *native, void **out) {
+static tess_status emulated_open(const tess_host *host, uint32_t index, const void *native,
+                                 void **out) {
     struct stat status;
     const int file = number_of("TESSERA_EMULATED_MEMORY");
-    if (index > 0 || native || fstat(file, &status) != 0) return host->fail(host, TESS_ERROR_UNAVAILABLE, "emulated_open: no shared memory");
+    if (index > 0 || native || fstat(file, &status) != 0)
+        return host->fail(host, TESS_ERROR_UNAVAILABLE, "emulated_open: no shared memory");
     emulated_device *device = host->alloc(host, sizeof *device, 64);
     if (!device) return host->fail(host, TESS_ERROR_OUT_OF_MEMORY, "emulated_open: no host memory");
     memset(device, 0, sizeof *device);
@@ -61,7 +70,8 @@ static tess_status emulated_open(const tess_host *host, uint32_t index, const vo
     void *memory = mmap(NULL, device->size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     if (memory == MAP_FAILED) {
         host->free(host, device, sizeof *device);
-        return host->fail(host, TESS_ERROR_OUT_OF_MEMORY, "emulated_open: the shared memory cannot be mapped");
+        return host->fail(host, TESS_ERROR_OUT_OF_MEMORY,
+                          "emulated_open: the shared memory cannot be mapped");
     }
     device->memory = memory;
     *out = device;
@@ -82,12 +92,16 @@ static tess_status emulated_query(void *opaque, tess_caps *caps) {
     return TESS_OK;
 }
 
-/* Memory is given out from the front, and taken back when all of it is free: programs of tests hold little at a time. */
+/* Memory is given out from the front, and taken back when all of it is free: programs of tests hold
+ * little at a time. */
 static tess_status emulated_alloc(void *opaque, uint64_t size, tess_buffer *buffer) {
     emulated_device *device = opaque;
     if (size > device->size || device->used > device->size - size)
-        return device->host->fail(device->host, TESS_ERROR_OUT_OF_MEMORY, "emulated_alloc: no memory for %llu bytes", (unsigned long long)size);
-    *buffer = (tess_buffer){.kind = TESS_BUFFER_POINTER, .handle = far_away + device->used, .size = size};
+        return device->host->fail(device->host, TESS_ERROR_OUT_OF_MEMORY,
+                                  "emulated_alloc: no memory for %llu bytes",
+                                  (unsigned long long)size);
+    *buffer =
+        (tess_buffer){.kind = TESS_BUFFER_POINTER, .handle = far_away + device->used, .size = size};
     device->used = (device->used + size + 255) / 256 * 256;
     device->live++;
     return TESS_OK;
@@ -102,10 +116,12 @@ static tess_status emulated_free(void *opaque, tess_buffer *buffer) {
 
 static char *address(const emulated_device *device, const tess_buffer *buffer) {
     const uint64_t handle = buffer->handle + buffer->offset;
-    return buffer->kind == TESS_BUFFER_POINTER ? device->memory + (handle - far_away) : (char *)(uintptr_t)handle;
+    return buffer->kind == TESS_BUFFER_POINTER ? device->memory + (handle - far_away)
+                                               : (char *)(uintptr_t)handle;
 }
 
-static tess_status emulated_copy(void *opaque, tess_buffer destination, tess_buffer source, uint64_t bytes) {
+static tess_status emulated_copy(void *opaque, tess_buffer destination, tess_buffer source,
+                                 uint64_t bytes) {
     memcpy(address(opaque, &destination), address(opaque, &source), (size_t)bytes);
     return TESS_OK;
 }
@@ -118,37 +134,34 @@ static tess_status emulated_wait(void *opaque, uint64_t timeout_ns) {
 
 static void release_kernel(tess_kernel *kernel) { (void)kernel; }
 
-static tess_status emulated_kernel(void *opaque, const tess_kernel_key *key, tess_kernel *kernel, uint32_t index, tess_kernel_info *info) {
-    const tess_host *host = ((emulated_device *)opaque)->host;
-    if (!key) {
-        if (index) return host->fail(host, TESS_ERROR_INVALID, "emulated_kernel: index: %u is past the last kernel", (unsigned)index);
-        info->op = TESS_OP_FORWARD;
-        info->status = TESS_OK;
-        snprintf(info->name, sizeof info->name, "portable");
-        return TESS_OK;
-    }
-    const char *why = tess_portable_refusal(key);
-    if (!why && key->name && strcmp(key->name, "portable") != 0) why = "there is only the portable kernel";
-    if (why) return host->fail(host, TESS_ERROR_UNSUPPORTED, "emulated_kernel: %s", why);
+static tess_status emulated_kernel(void *opaque, uint32_t index, const tess_kernel_key *key,
+                                   tess_kernel_info *info, tess_kernel *kernel) {
+    static const tess_row_head row = {TESS_OP_FORWARD, "portable", 0};
+    (void)opaque;
+    if (index > 0) return TESS_ERROR_INVALID;
+    const char *why = key ? tess_portable_refusal(key) : NULL;
+    if (!tess_row_answer(&row, key, why, info) || !kernel) return TESS_OK;
     const tess_portable_shape *shape = tess_portable_find(&tess_portable, key->head_dim);
     kernel->tile_rows = shape->rows;
     kernel->tile_step = 1;
     kernel->pack_rows = shape->rows;
-    snprintf(kernel->name, sizeof kernel->name, "portable");
     kernel->impl = shape;
     kernel->release = release_kernel;
     return TESS_OK;
 }
 
 static uint64_t place(const emulated_device *device, const tess_buffer *buffer) {
-    return buffer->kind == TESS_BUFFER_POINTER ? (uint64_t)(address(device, buffer) - device->memory) : 0;
+    return buffer->kind == TESS_BUFFER_POINTER
+               ? (uint64_t)(address(device, buffer) - device->memory)
+               : 0;
 }
 
 static tess_status run(const emulated_device *device, message *m) {
     int32_t answer = -1;
-    if (write(device->socket, m, sizeof *m) != (ssize_t)sizeof *m || read(device->socket, &answer, sizeof answer) != (ssize_t)sizeof answer ||
-        answer != 0)
-        return device->host->fail(device->host, TESS_ERROR_NATIVE, "emulated_launch: the emulator failed (%d)", (int)answer);
+    if (write(device->socket, m, sizeof *m) != (ssize_t)sizeof *m ||
+        read(device->socket, &answer, sizeof answer) != (ssize_t)sizeof answer || answer != 0)
+        return device->host->fail(device->host, TESS_ERROR_NATIVE,
+                                  "emulated_launch: the emulator failed (%d)", (int)answer);
     return TESS_OK;
 }
 
@@ -158,8 +171,12 @@ static tess_status emulated_launch(void *opaque, const tess_launch *l) {
     tess_status status = TESS_OK;
     message m = {.dtype = l->dtype,
                  .shape = *shape,
-                 .memory = {place(device, &l->q.buffer), place(device, &l->k.buffer), place(device, &l->v.buffer), place(device, &l->o.buffer),
-                            place(device, &l->lse.buffer), place(device, &l->tables->device), place(device, &l->workspace)}};
+                 .memory = {place(device, &l->tensor[TESS_ROLE_Q].buffer),
+                            place(device, &l->tensor[TESS_ROLE_K].buffer),
+                            place(device, &l->tensor[TESS_ROLE_V].buffer),
+                            place(device, &l->tensor[TESS_ROLE_O].buffer),
+                            place(device, &l->tensor[TESS_ROLE_LSE].buffer),
+                            place(device, &l->tables->device), place(device, &l->workspace)}};
     if (l->n_jobs) {
         tess_portable_forward_args(l, 0, l->n_jobs, 1, &m.args);
         status = run(device, &m);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a run on the CPU takes of its caller: a bounded part of the stack, and no more threads than
- * CPUs. */
+/* What a run on the CPU may use: a bounded part of the caller's stack, and no more threads than
+ * there are CPUs. */
 #include <dirent.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -28,7 +28,8 @@ static void *take(uint64_t bytes) {
 }
 
 /* False when the kernel does not take the problem. */
-static int problem_create(problem *p, tess_device *device, const tess_layout *layout, const tess_plan_desc *d) {
+static int problem_create(problem *p, tess_device *device, const tess_layout *layout,
+                          const tess_plan_desc *d) {
     memset(p, 0, sizeof *p);
     tess_status status = tess_plan_create(device, layout, d, &p->plan);
     if (status == TESS_ERROR_UNSUPPORTED) return 0;
@@ -39,7 +40,8 @@ static int problem_create(problem *p, tess_device *device, const tess_layout *la
     tess_tensor *const tensors[] = {&p->run.q, &p->run.k, &p->run.v, &p->run.o, &p->run.lse};
     for (int role = 0; role < 5; role++) {
         uint64_t bytes;
-        assert_ok(tess_plan_tensor(p->plan, (tess_role)role, (tess_buffer){0}, tensors[role], &bytes));
+        assert_ok(
+            tess_plan_tensor(p->plan, (tess_role)role, (tess_buffer){0}, tensors[role], &bytes));
         tensors[role]->buffer = tess_host_buffer(take(bytes), bytes);
     }
     p->run.workspace = tess_host_buffer(take(info.workspace_bytes), info.workspace_bytes);
@@ -54,8 +56,16 @@ static void problem_release(problem *p) {
 }
 
 static tess_layout *make_layout(tess_runtime *runtime) {
-    const tess_pattern pattern = {.struct_size = sizeof pattern, .kind = TESS_PATTERN_S2, .block = 16, .local = 2, .stride = 3};
-    const tess_layout_desc d = {.struct_size = sizeof d, .pattern = &pattern, .n_heads = HEADS, .n_kv_heads = KV_HEADS, .max_tokens = TOKENS};
+    const tess_pattern pattern = {.struct_size = sizeof pattern,
+                                  .kind = TESS_PATTERN_S2,
+                                  .block = 16,
+                                  .local = 2,
+                                  .stride = 3};
+    const tess_layout_desc d = {.struct_size = sizeof d,
+                                .pattern = &pattern,
+                                .n_heads = HEADS,
+                                .n_kv_heads = KV_HEADS,
+                                .max_tokens = TOKENS};
     tess_layout *layout = NULL;
     assert_ok(tess_layout_create(runtime, &d, &layout));
     return layout;
@@ -70,8 +80,8 @@ static void *run_on_own_stack(void *argument) {
     return NULL;
 }
 
-/* Bytes of stack that tess_run went through: a new thread's stack is painted, and the paint is
- * looked at afterwards. */
+/* Bytes of stack that tess_run used: paint a new thread's stack, run, and see how much of the paint
+ * is gone. */
 static int64_t stack_of(problem *p, char *stack) {
     pthread_attr_t attributes;
     pthread_t thread;
@@ -114,8 +124,8 @@ static void test_stack(void **state) {
             assert_true(bytes > 0);
             if (bytes > most) most = bytes;
             if (bytes > BOUND)
-                fail_msg("%s, dtype %u, head_dim %d, %d rows: %d bytes of stack", target->kernel, (unsigned)d.dtype, (int)d.head_dim, (int)d.q_len,
-                         (int)bytes);
+                fail_msg("%s, dtype %u, head_dim %d, %d rows: %d bytes of stack", target->kernel,
+                         (unsigned)d.dtype, (int)d.head_dim, (int)d.q_len, (int)bytes);
             runs++;
             problem_release(&p);
         }
@@ -133,7 +143,8 @@ static int threads_now(void) {
     int count = 0;
     DIR *tasks = opendir("/proc/self/task");
     assert_non_null(tasks);
-    for (const struct dirent *entry; (entry = readdir(tasks)) != NULL;) count += entry->d_name[0] != '.';
+    for (const struct dirent *entry; (entry = readdir(tasks)) != NULL;)
+        count += entry->d_name[0] != '.';
     closedir(tasks);
     return count;
 }
@@ -156,14 +167,17 @@ static void test_threads(void **state) {
     for (int cpus = 1; cpus <= 3; cpus++) {
         test_pretend_cpus(cpus);
         for (size_t n = 0; n < sizeof asked / sizeof asked[0]; n++) {
-            const uint32_t most = asked[n] != 0 && asked[n] < (uint32_t)cpus ? asked[n] : (uint32_t)cpus;
+            const uint32_t most =
+                asked[n] != 0 && asked[n] < (uint32_t)cpus ? asked[n] : (uint32_t)cpus;
             tess_runtime *runtime = test_runtime(asked[n]);
             tess_device *device = test_cpu(runtime);
             tess_layout *layout = make_layout(runtime);
             tess_device_info info = {.struct_size = sizeof info};
             assert_ok(tess_device_query(device, &info));
-            assert_in_range(info.compute_units, 1, most); /* fewer with a quota, or without a thread pool */
-            const tess_plan_desc d = {.struct_size = sizeof d, .head_dim = 64, .batch = 1, .q_len = 64, .kv_len = TOKENS};
+            /* fewer with a quota, or without a thread pool */
+            assert_in_range(info.compute_units, 1, most);
+            const tess_plan_desc d = {
+                .struct_size = sizeof d, .head_dim = 64, .batch = 1, .q_len = 64, .kv_len = TOKENS};
             problem p;
             assert_true(problem_create(&p, device, layout, &d));
             assert_ok(tess_run(p.plan, &p.run));
@@ -178,6 +192,7 @@ static void test_threads(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_stack), cmocka_unit_test(test_threads)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_stack),
+                                       cmocka_unit_test(test_threads)};
     return cmocka_run_group_tests_name("caller", tests, NULL, NULL);
 }

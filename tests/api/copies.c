@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Twelve copies of the library in one process, as plugins bring them along that know nothing of
- * each other: each loads, works, and keeps its own messages. */
+/* Twelve copies of the library in one process, as plugins that know nothing of each other bring
+ * them along: each loads, works, and keeps its own messages. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -29,7 +29,8 @@ static void copy_to(const char *from, const char *to) {
     FILE *in = fopen(from, "rb"), *out = fopen(to, "wb");
     assert_non_null(in);
     assert_non_null(out);
-    for (size_t n; (n = fread(block, 1, sizeof block, in)) > 0;) assert_int_equal(fwrite(block, 1, n, out), n);
+    for (size_t n; (n = fread(block, 1, sizeof block, in)) > 0;)
+        assert_int_equal(fwrite(block, 1, n, out), n);
     assert_int_equal(fclose(in), 0);
     assert_int_equal(fclose(out), 0);
 }
@@ -45,7 +46,8 @@ static int look(struct dl_phdr_info *info, size_t size, void *user) {
     if (strncmp(info->dlpi_name, folder, strlen(folder)) != 0) return 0;
     s->copies++;
     for (int n = 0; n < info->dlpi_phnum; n++)
-        if (info->dlpi_phdr[n].p_type == PT_TLS && info->dlpi_phdr[n].p_memsz > s->largest) s->largest = info->dlpi_phdr[n].p_memsz;
+        if (info->dlpi_phdr[n].p_type == PT_TLS && info->dlpi_phdr[n].p_memsz > s->largest)
+            s->largest = info->dlpi_phdr[n].p_memsz;
     return 0;
 }
 
@@ -75,7 +77,8 @@ static void test_copies(void **state) {
         tess_runtime *runtime;
         tess_device *device;
         char id[16];
-        const tess_device_desc none = {.struct_size = sizeof none, .id = id}, cpu = {.struct_size = sizeof cpu, .id = "cpu"};
+        const tess_device_desc none = {.struct_size = sizeof none, .id = id},
+                               cpu = {.struct_size = sizeof cpu, .id = "cpu"};
         assert_string_equal(last_error[n](), "");
         assert_int_equal(create[n](NULL, &runtime), TESS_OK);
         snprintf(id, sizeof id, "none%d", n);
@@ -107,7 +110,7 @@ static void *fail_and_stay(void *function) {
     return NULL;
 }
 
-/* Opened, used and closed more often than a process has keys for what belongs to a thread. */
+/* Open, use and close the library more often than a process has thread-specific keys. */
 static void test_opened_again_and_again(void **state) {
     enum { TIMES = PTHREAD_KEYS_MAX + 10, THREADS_AT = 20 };
     assert_int_equal(pthread_barrier_init(&barrier, NULL, 2), 0);
@@ -144,7 +147,8 @@ int main(int argc, char **argv) {
         fprintf(stderr, "usage: %s LIBRARY\n", argv[0]);
         return 2;
     }
-    const struct CMUnitTest tests[] = {cmocka_unit_test_prestate(test_copies, argv[1]),
-                                       cmocka_unit_test_prestate(test_opened_again_and_again, argv[1])};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_prestate(test_copies, argv[1]),
+        cmocka_unit_test_prestate(test_opened_again_and_again, argv[1])};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

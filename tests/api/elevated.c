@@ -21,7 +21,8 @@
 
 enum { SKIPPED = 77, NOBODY = 65534 };
 
-static const char *const loaders[] = {"libOpenCL", "libvulkan", "libcuda.so", "libamdhip64", "tessera_elevated_icd"};
+static const char *const loaders[] = {"libOpenCL", "libvulkan", "libcuda.so", "libamdhip64",
+                                      "tessera_elevated_icd"};
 enum { N_LOADERS = sizeof loaders / sizeof *loaders };
 
 static int loaded; /* bit n: loaders[n] */
@@ -37,7 +38,8 @@ static int look(struct dl_phdr_info *info, size_t size, void *user) {
 static int look_at_loaders(const char *when, int wanted) {
     dl_iterate_phdr(look, NULL);
     for (int n = 0; n < N_LOADERS; n++)
-        if ((loaded & ~wanted) >> n & 1) printf("%s is in the process after %s\n", loaders[n], when);
+        if ((loaded & ~wanted) >> n & 1)
+            printf("%s is in the process after %s\n", loaders[n], when);
     return (loaded & ~wanted) != 0;
 }
 
@@ -47,24 +49,28 @@ static int run_elevated(void) {
     tess_device *device;
     tess_backend_info backend = {.struct_size = sizeof backend};
     tess_device_info info = {.struct_size = sizeof info};
-    const tess_device_desc cpu = {.struct_size = sizeof cpu, .id = "cpu"}, opencl = {.struct_size = sizeof opencl, .id = "opencl"};
+    const tess_device_desc cpu = {.struct_size = sizeof cpu, .id = "cpu"},
+                           opencl = {.struct_size = sizeof opencl, .id = "opencl"};
     if (!getauxval(AT_SECURE) || geteuid() == getuid()) {
         printf("skipped: the file system does not honour set-user-ID\n");
         return SKIPPED;
     }
-    if (tess_runtime_create(NULL, &runtime) != TESS_OK || tess_device_open(runtime, NULL, &device) != TESS_OK) {
+    if (tess_runtime_create(NULL, &runtime) != TESS_OK ||
+        tess_device_open(runtime, NULL, &device) != TESS_OK) {
         printf("%s\n", tess_last_error());
         return 1;
     }
     tess_device_release(device);
     if (look_at_loaders("opening the best device", 0)) return 1;
-    for (uint32_t n = 0; tess_runtime_backend(runtime, n, &backend) == TESS_OK; n++) printf("%s: %s\n", backend.name, backend.reason);
-    for (uint32_t n = 0; tess_runtime_device(runtime, n, &info) == TESS_OK; n++) printf("%s: %s\n", info.id, info.name);
+    for (uint32_t n = 0; tess_runtime_backend(runtime, n, &backend) == TESS_OK; n++)
+        printf("%s: %s\n", backend.name, backend.reason);
+    for (uint32_t n = 0; tess_runtime_device(runtime, n, &info) == TESS_OK; n++)
+        printf("%s: %s\n", info.id, info.name);
     if (look_at_loaders("listing what there is", 0)) return 1;
     if (tess_device_open(runtime, &cpu, &device) != TESS_OK) return 1;
     tess_device_release(device);
     if (look_at_loaders("opening the CPU", 0)) return 1;
-    /* Who names a backend gets it, and with it whatever its loader loads. */
+    /* An application that names a backend gets it, and with it whatever its loader loads. */
     if (tess_device_open(runtime, &opencl, &device) == TESS_OK) tess_device_release(device);
     if (look_at_loaders("naming opencl", 1 | 1 << (N_LOADERS - 1))) return 1;
     printf("naming opencl %s its loader%s\n", loaded & 1 ? "opened" : "did not open",
@@ -77,7 +83,8 @@ static int copy_to(const char *from, const char *to, mode_t mode) {
     static char block[1 << 16];
     FILE *in = fopen(from, "rb"), *out = fopen(to, "wb");
     int copied = in && out;
-    for (size_t n; copied && (n = fread(block, 1, sizeof block, in)) > 0;) copied = fwrite(block, 1, n, out) == n;
+    for (size_t n; copied && (n = fread(block, 1, sizeof block, in)) > 0;)
+        copied = fwrite(block, 1, n, out) == n;
     if (in) fclose(in);
     if (out) copied &= fclose(out) == 0;
     return copied && chmod(to, mode) == 0;
@@ -107,11 +114,14 @@ int main(int argc, char **argv) {
     }
     if (!mkdtemp(folder)) return 1;
     snprintf(program, sizeof program, "%s/program", folder);
-    if (chmod(folder, 0755) != 0 || !copy_to("/proc/self/exe", program, 04755) || !make_icd(folder, argv[1])) return 1;
+    if (chmod(folder, 0755) != 0 || !copy_to("/proc/self/exe", program, 04755) ||
+        !make_icd(folder, argv[1]))
+        return 1;
     fflush(stdout);
     const pid_t child = fork();
     if (child == 0) {
-        if (setgid(NOBODY) != 0 || setuid(NOBODY) != 0 || setenv("OCL_ICD_VENDORS", folder, 1) != 0) _exit(SKIPPED);
+        if (setgid(NOBODY) != 0 || setuid(NOBODY) != 0 || setenv("OCL_ICD_VENDORS", folder, 1) != 0)
+            _exit(SKIPPED);
         execl(program, program, "--elevated", (char *)NULL);
         perror("skipped: the program cannot be started");
         _exit(SKIPPED);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What tessera.h says of numbers at the ends of their range, on every kernel of the CPU: V near
- * the largest finite value, and denormal numbers. */
+/* What tessera.h promises for numbers at the ends of their range, on every CPU kernel: V near the
+ * largest finite value, and denormal numbers. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,8 +13,8 @@ enum { D = 16, KEYS = 300, MOST_ROWS = 40 };
 
 static test_targets targets;
 
-/* One head, whose rows all keep all keys. Rows of Q are equal, and so are elements of a row of Q
- * and of K. */
+/* One head whose rows keep all keys. All rows of Q are equal, and so are all elements of a row of Q
+ * or K. */
 typedef struct problem {
     uint32_t dtype;
     int rows;
@@ -30,7 +30,8 @@ static void fill(problem *p, double q, double k, double even, double odd) {
     }
 }
 
-static tess_tensor place(const test_target *target, const tess_plan *plan, tess_role role, const void *data) {
+static tess_tensor place(const test_target *target, const tess_plan *plan, tess_role role,
+                         const void *data) {
     tess_tensor tensor;
     uint64_t bytes;
     assert_ok(tess_plan_tensor(plan, role, (tess_buffer){0}, &tensor, &bytes));
@@ -38,14 +39,24 @@ static tess_tensor place(const test_target *target, const tess_plan *plan, tess_
     return tensor;
 }
 
-/* Runs it on one kernel. False: the kernel does not take the type. */
+/* Runs it on one kernel. Returns false if the kernel does not take the type. */
 static int solve(const test_target *target, problem *p) {
     static uint8_t q[MOST_ROWS * D * 4], k[KEYS * D * 4], v[KEYS * D * 4], o[MOST_ROWS * D * 4];
     static float lse[MOST_ROWS];
-    const tess_pattern pattern = {.struct_size = sizeof pattern, .flags = TESS_PATTERN_BIDIRECTIONAL};
-    const tess_layout_desc ld = {.struct_size = sizeof ld, .pattern = &pattern, .n_heads = 1, .n_kv_heads = 1, .max_tokens = KEYS};
-    const tess_plan_desc pd = {
-        .struct_size = sizeof pd, .dtype = p->dtype, .head_dim = D, .batch = 1, .q_len = p->rows, .kv_len = KEYS, .kernel = target->kernel};
+    const tess_pattern pattern = {.struct_size = sizeof pattern,
+                                  .flags = TESS_PATTERN_BIDIRECTIONAL};
+    const tess_layout_desc ld = {.struct_size = sizeof ld,
+                                 .pattern = &pattern,
+                                 .n_heads = 1,
+                                 .n_kv_heads = 1,
+                                 .max_tokens = KEYS};
+    const tess_plan_desc pd = {.struct_size = sizeof pd,
+                               .dtype = p->dtype,
+                               .head_dim = D,
+                               .batch = 1,
+                               .q_len = p->rows,
+                               .kv_len = KEYS,
+                               .kernel = target->kernel};
     tess_layout *layout;
     tess_plan *plan;
     tess_plan_info info = {.struct_size = sizeof info};
@@ -69,18 +80,21 @@ static int solve(const test_target *target, problem *p) {
     assert_ok(tess_alloc(target->device, info.workspace_bytes, &run.workspace));
     assert_ok(tess_run(plan, &run));
     assert_ok(tess_wait(target->device, UINT64_MAX));
-    test_download(target->device, run.o.buffer, o, (uint64_t)p->rows * D * (p->dtype == TESS_F32 ? 4 : 2));
+    test_download(target->device, run.o.buffer, o,
+                  (uint64_t)p->rows * D * (p->dtype == TESS_F32 ? 4 : 2));
     test_download(target->device, run.lse.buffer, lse, (uint64_t)p->rows * sizeof *lse);
     for (int n = 0; n < p->rows * D; n++) p->o[n / D][n % D] = (double)element_load(p->dtype, o, n);
     for (int r = 0; r < p->rows; r++) p->lse[r] = (double)lse[r];
-    tess_buffer *const buffers[] = {&run.q.buffer, &run.k.buffer, &run.v.buffer, &run.o.buffer, &run.lse.buffer, &run.workspace};
+    tess_buffer *const buffers[] = {&run.q.buffer, &run.k.buffer,   &run.v.buffer,
+                                    &run.o.buffer, &run.lse.buffer, &run.workspace};
     for (int n = 0; n < 6; n++) assert_ok(tess_free(target->device, buffers[n]));
     tess_plan_release(plan);
     return 1;
 }
 
 static void wrong(const test_target *target, const problem *p, int r, int d) {
-    fail_msg("%s, type %u, %d rows: O[%d][%d] is %g, LSE %g", target->kernel, p->dtype, p->rows, r, d, p->o[r][d], p->lse[r]);
+    fail_msg("%s, type %u, %d rows: O[%d][%d] is %g, LSE %g", target->kernel, p->dtype, p->rows, r,
+             d, p->o[r][d], p->lse[r]);
 }
 
 /* What a problem's results should be. */
@@ -94,7 +108,8 @@ static void is_near(const test_target *target, const problem *p, int r, int d, d
     if (!(fabs(p->o[r][d] - wanted) <= fabs(wanted) / 64)) wrong(target, p, r, d);
 }
 
-/* Solves it on every kernel, with a single row, which reads keys in place, and with a tile. */
+/* Solves it on every kernel, once with a single row, which reads keys in place, and once with a
+ * tile. */
 static void solve_all(problem *p, const expected *e) {
     int solved = 0;
     for (int n = 0; n < targets.count; n++) {
@@ -104,7 +119,8 @@ static void solve_all(problem *p, const expected *e) {
             solved++;
             for (int r = 0; r < p->rows; r++) {
                 for (int d = 0; d < D; d++) {
-                    const int infinite = e->may_be_infinite && d % 2 == 0 && isinf(p->o[r][d]) && (p->o[r][d] > 0) == (e->even > 0);
+                    const int infinite = e->may_be_infinite && d % 2 == 0 && isinf(p->o[r][d]) &&
+                                         (p->o[r][d] > 0) == (e->even > 0);
                     if (!infinite) is_near(target, p, r, d, d % 2 ? e->odd : e->even);
                 }
                 if (!(fabs(p->lse[r] - e->lse) <= 1e-4)) wrong(target, p, r, 0);
@@ -117,7 +133,7 @@ static void solve_all(problem *p, const expected *e) {
 static const uint32_t wide[] = {TESS_F32, TESS_BF16}; /* types with float32's range */
 #define FOR_WIDE(p) for (int type = 0; type < 2 && ((p).dtype = wide[type], 1); type++)
 
-/* The result may be infinity, of the right sign. It is no NaN, and what stands beside it is
+/* The result may be an infinity of the right sign but no NaN, and the elements beside it are
  * right. */
 static void test_largest_values(void **state) {
     static problem p;
@@ -131,8 +147,8 @@ static void test_largest_values(void **state) {
     }
 }
 
-/* Up to 2^80 nothing becomes infinite, whatever the scores. Here they rise, so that weights of
- * later keys are large beside those of the first. */
+/* Up to 2^80 nothing becomes infinite, whatever the scores. Here the scores grow, so the weights of
+ * later keys are much larger than those of the first. */
 static void test_values_in_bounds(void **state) {
     static problem p;
     (void)state;
@@ -190,8 +206,9 @@ static void test_denormal_halves(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_largest_values), cmocka_unit_test(test_values_in_bounds), cmocka_unit_test(test_largest_halves),
-        cmocka_unit_test(test_denormals),      cmocka_unit_test(test_denormal_halves),
+        cmocka_unit_test(test_largest_values),  cmocka_unit_test(test_values_in_bounds),
+        cmocka_unit_test(test_largest_halves),  cmocka_unit_test(test_denormals),
+        cmocka_unit_test(test_denormal_halves),
     };
     const int status = test_targets_open(&targets, "cpu", TEST_EACH_KERNEL);
     if (status != 0) return status;

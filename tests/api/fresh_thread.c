@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A thread's first run takes no memory, even when the library was opened with dlopen and its
- * thread-local variables do not exist yet. Its first failure takes a message's, and without
- * memory says less. */
+/* A thread's first run allocates nothing, even when the library was opened with dlopen and its
+ * thread-local variables do not exist yet. Its first failure allocates the message, and without
+ * memory the message says less. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -14,7 +14,8 @@
 #include <cmocka.h>
 #include <tessera/tessera.h>
 
-/* The C library's own functions: the ones below stand before them for the whole process, the dynamic linker included. */
+/* The C library's own functions: the ones below stand before them for the whole process, the
+ * dynamic linker included. */
 void *__libc_malloc(size_t size);
 void *__libc_calloc(size_t count, size_t size);
 void *__libc_realloc(void *pointer, size_t size);
@@ -32,11 +33,19 @@ static _Thread_local int refusing; /* there is no memory */
 static int taken;
 
 void *malloc(size_t size) { return taken += counting, refusing ? NULL : __libc_malloc(size); }
-void *calloc(size_t count, size_t size) { return taken += counting, refusing ? NULL : __libc_calloc(count, size); }
-void *realloc(void *pointer, size_t size) { return taken += counting, refusing ? NULL : __libc_realloc(pointer, size); }
-void *memalign(size_t alignment, size_t size) { return taken += counting, refusing ? NULL : __libc_memalign(alignment, size); }
+void *calloc(size_t count, size_t size) {
+    return taken += counting, refusing ? NULL : __libc_calloc(count, size);
+}
+void *realloc(void *pointer, size_t size) {
+    return taken += counting, refusing ? NULL : __libc_realloc(pointer, size);
+}
+void *memalign(size_t alignment, size_t size) {
+    return taken += counting, refusing ? NULL : __libc_memalign(alignment, size);
+}
 void *aligned_alloc(size_t alignment, size_t size) { return memalign(alignment, size); }
-int posix_memalign(void **pointer, size_t alignment, size_t size) { return (*pointer = memalign(alignment, size)) == NULL; }
+int posix_memalign(void **pointer, size_t alignment, size_t size) {
+    return (*pointer = memalign(alignment, size)) == NULL;
+}
 
 enum { HEADS = 2, TOKENS = 40, D = 16, FLOATS = HEADS * TOKENS * D };
 static float inputs[FLOATS], outputs[FLOATS];
@@ -54,8 +63,8 @@ static void *run_counted(void *unused) {
     return unused;
 }
 
-/* What a failing run leaves: first without memory, then with it, then without it again, when the
- * message has its place. */
+/* The message of a failing run: first without memory, then with it, then without it again, when the
+ * message already has its buffer. */
 static char messages[3][500];
 static const char *(*last_error)(void);
 
@@ -99,9 +108,18 @@ static void test_first_run(void **state) {
     last_error = p_tess_last_error;
     tess_runtime_desc rd = {.struct_size = sizeof rd, .cpu_threads = 1};
     tess_device_desc dd = {.struct_size = sizeof dd, .id = "cpu"};
-    tess_pattern pattern = {.struct_size = sizeof pattern, .kind = TESS_PATTERN_S2, .block = 8, .local = 2, .stride = 2};
-    tess_layout_desc ld = {.struct_size = sizeof ld, .pattern = &pattern, .n_heads = HEADS, .n_kv_heads = HEADS, .max_tokens = TOKENS};
-    tess_plan_desc pd = {.struct_size = sizeof pd, .head_dim = D, .batch = 1, .q_len = TOKENS, .kv_len = TOKENS};
+    tess_pattern pattern = {.struct_size = sizeof pattern,
+                            .kind = TESS_PATTERN_S2,
+                            .block = 8,
+                            .local = 2,
+                            .stride = 2};
+    tess_layout_desc ld = {.struct_size = sizeof ld,
+                           .pattern = &pattern,
+                           .n_heads = HEADS,
+                           .n_kv_heads = HEADS,
+                           .max_tokens = TOKENS};
+    tess_plan_desc pd = {
+        .struct_size = sizeof pd, .head_dim = D, .batch = 1, .q_len = TOKENS, .kv_len = TOKENS};
     tess_runtime *runtime;
     tess_device *device;
     tess_layout *layout;
@@ -116,7 +134,9 @@ static void test_first_run(void **state) {
     assert_int_equal(TESS_OK, p_tess_plan_tensor(plan, TESS_ROLE_Q, in, &desc.q, NULL));
     assert_int_equal(TESS_OK, p_tess_plan_tensor(plan, TESS_ROLE_K, in, &desc.k, NULL));
     assert_int_equal(TESS_OK, p_tess_plan_tensor(plan, TESS_ROLE_V, in, &desc.v, NULL));
-    assert_int_equal(TESS_OK, p_tess_plan_tensor(plan, TESS_ROLE_O, tess_host_buffer(outputs, sizeof outputs), &desc.o, NULL));
+    assert_int_equal(TESS_OK,
+                     p_tess_plan_tensor(plan, TESS_ROLE_O,
+                                        tess_host_buffer(outputs, sizeof outputs), &desc.o, NULL));
     desc.workspace = tess_host_buffer(workspace, sizeof workspace);
     pthread_t thread;
     assert_int_equal(0, pthread_create(&thread, NULL, run_counted, NULL));
@@ -126,7 +146,8 @@ static void test_first_run(void **state) {
     assert_int_equal(0, pthread_create(&thread, NULL, run_failing, NULL));
     assert_int_equal(0, pthread_join(thread, NULL));
     assert_int_equal(TESS_OK, result);
-    assert_string_equal(messages[0], "invalid argument; there is no memory for a message that says more");
+    assert_string_equal(messages[0],
+                        "invalid argument; there is no memory for a message that says more");
     assert_string_equal(messages[1], "tess_run: flags: must be 0, got 0x1");
     assert_string_equal(messages[2], messages[1]);
     assert_int_equal(2, taken); /* one refused, one kept */

@@ -87,19 +87,23 @@ static void test_runtime_create(void **state) {
     test_heap heap;
     tess_runtime *made = NULL;
     test_heap_init(&heap, 0, 0);
-    assert_error(tess_runtime_create(&desc, NULL), TESS_ERROR_INVALID, "tess_runtime_create", "runtime");
+    assert_error(tess_runtime_create(&desc, NULL), TESS_ERROR_INVALID, "tess_runtime_create",
+                 "runtime");
     desc.allocator.alloc = heap.allocator.alloc;
-    assert_error(tess_runtime_create(&desc, &made), TESS_ERROR_INVALID, "tess_runtime_create", "allocator");
+    assert_error(tess_runtime_create(&desc, &made), TESS_ERROR_INVALID, "tess_runtime_create",
+                 "allocator");
     desc.allocator.alloc = NULL;
     desc.allocator.free = heap.allocator.free;
-    assert_error(tess_runtime_create(&desc, &made), TESS_ERROR_INVALID, "tess_runtime_create", "allocator");
+    assert_error(tess_runtime_create(&desc, &made), TESS_ERROR_INVALID, "tess_runtime_create",
+                 "allocator");
     assert_null(made);
     assert_ok(tess_runtime_create(NULL, &made));
     tess_runtime_release(made);
     tess_runtime_release(NULL);
 }
 
-/* The environment: each bad value is refused with the variable's name, and a field of the descriptor beats it. */
+/* The environment: each bad value is refused with the variable's name, and a field of the
+ * descriptor beats it. */
 static void test_environment(void **state) {
     (void)state;
     static const struct {
@@ -126,9 +130,11 @@ static void test_environment(void **state) {
         setenv(rows[n].name, rows[n].value, 1);
         tess_runtime_desc desc = {.struct_size = sizeof desc, .log = test_log_nothing};
         const tess_status status = tess_runtime_create(&desc, &made);
-        if (status != TESS_ERROR_INVALID) fail_msg("%s=%s: %s", rows[n].name, rows[n].value, tess_status_name(status));
+        if (status != TESS_ERROR_INVALID)
+            fail_msg("%s=%s: %s", rows[n].name, rows[n].value, tess_status_name(status));
         assert_error(status, TESS_ERROR_INVALID, "tess_runtime_create", rows[n].name);
-        desc.backend = desc.kernel = desc.verbose = desc.cache_dir = desc.tune_file = desc.backend_path = "";
+        desc.backend = desc.kernel = desc.verbose = desc.cache_dir = desc.tune_file =
+            desc.backend_path = "";
         desc.cpu_threads = 1;
         assert_ok(tess_runtime_create(&desc, &made));
         tess_runtime_release(made);
@@ -150,7 +156,8 @@ static void test_environment(void **state) {
             assert_int_equal(index, 7);
             break;
         }
-        assert_true(strncmp(setting.name, "TESSERA_", 8) == 0 && setting.value && strlen(setting.meaning) > 10);
+        assert_true(strncmp(setting.name, "TESSERA_", 8) == 0 && setting.value &&
+                    strlen(setting.meaning) > 10);
         if (strcmp(setting.name, "TESSERA_CPU_THREADS") != 0) continue;
         assert_string_equal(setting.value, "1");
         assert_string_equal(setting.source, "environment");
@@ -167,19 +174,32 @@ static void test_runtime_queries(void **state) {
     tess_device_info info = {.struct_size = sizeof info};
     tess_setting_info setting = {.struct_size = sizeof setting};
     tess_rule_info rule = {.struct_size = sizeof rule};
-    assert_error(tess_runtime_backend(NULL, 0, &backend), TESS_ERROR_INVALID, "tess_runtime_backend", "runtime");
-    assert_error(tess_runtime_backend(runtime, 0, NULL), TESS_ERROR_INVALID, "tess_runtime_backend", "info");
-    assert_error(tess_runtime_backend(runtime, 1000, &backend), TESS_ERROR_INVALID, "tess_runtime_backend", "index");
-    assert_error(tess_runtime_backend(runtime, UINT32_MAX, &backend), TESS_ERROR_INVALID, "tess_runtime_backend", "index");
-    assert_error(tess_runtime_device(NULL, 0, &info), TESS_ERROR_INVALID, "tess_runtime_device", "runtime");
-    assert_error(tess_runtime_device(runtime, 0, NULL), TESS_ERROR_INVALID, "tess_runtime_device", "info");
-    assert_error(tess_runtime_device(runtime, 1000, &info), TESS_ERROR_INVALID, "tess_runtime_device", "index");
-    assert_error(tess_runtime_setting(NULL, 0, &setting), TESS_ERROR_INVALID, "tess_runtime_setting", "runtime");
-    assert_error(tess_runtime_setting(runtime, 0, NULL), TESS_ERROR_INVALID, "tess_runtime_setting", "info");
-    assert_error(tess_runtime_setting(runtime, 1000, &setting), TESS_ERROR_INVALID, "tess_runtime_setting", "index");
-    assert_error(tess_runtime_rule(NULL, NULL, 0, &rule), TESS_ERROR_INVALID, "tess_runtime_rule", "runtime");
-    assert_error(tess_runtime_rule(runtime, NULL, 0, NULL), TESS_ERROR_INVALID, "tess_runtime_rule", "info");
-    assert_error(tess_runtime_rule(runtime, NULL, UINT32_MAX, &rule), TESS_ERROR_INVALID, "tess_runtime_rule", "index");
+    assert_error(tess_runtime_backend(NULL, 0, &backend), TESS_ERROR_INVALID,
+                 "tess_runtime_backend", "runtime");
+    assert_error(tess_runtime_backend(runtime, 0, NULL), TESS_ERROR_INVALID, "tess_runtime_backend",
+                 "info");
+    assert_error(tess_runtime_backend(runtime, 1000, &backend), TESS_ERROR_INVALID,
+                 "tess_runtime_backend", "index");
+    assert_error(tess_runtime_backend(runtime, UINT32_MAX, &backend), TESS_ERROR_INVALID,
+                 "tess_runtime_backend", "index");
+    assert_error(tess_runtime_device(NULL, 0, &info), TESS_ERROR_INVALID, "tess_runtime_device",
+                 "runtime");
+    assert_error(tess_runtime_device(runtime, 0, NULL), TESS_ERROR_INVALID, "tess_runtime_device",
+                 "info");
+    assert_error(tess_runtime_device(runtime, 1000, &info), TESS_ERROR_INVALID,
+                 "tess_runtime_device", "index");
+    assert_error(tess_runtime_setting(NULL, 0, &setting), TESS_ERROR_INVALID,
+                 "tess_runtime_setting", "runtime");
+    assert_error(tess_runtime_setting(runtime, 0, NULL), TESS_ERROR_INVALID, "tess_runtime_setting",
+                 "info");
+    assert_error(tess_runtime_setting(runtime, 1000, &setting), TESS_ERROR_INVALID,
+                 "tess_runtime_setting", "index");
+    assert_error(tess_runtime_rule(NULL, NULL, 0, &rule), TESS_ERROR_INVALID, "tess_runtime_rule",
+                 "runtime");
+    assert_error(tess_runtime_rule(runtime, NULL, 0, NULL), TESS_ERROR_INVALID, "tess_runtime_rule",
+                 "info");
+    assert_error(tess_runtime_rule(runtime, NULL, UINT32_MAX, &rule), TESS_ERROR_INVALID,
+                 "tess_runtime_rule", "index");
     int cpu = 0;
     for (uint32_t n = 0; tess_runtime_backend(runtime, n, &backend) == TESS_OK; n++) {
         if (strcmp(backend.name, "cpu") == 0)
@@ -233,17 +253,22 @@ static void test_device_open(void **state) {
     tess_device *made = NULL;
     tess_device_info info = {.struct_size = sizeof info};
     tess_kernel_info kernel = {.struct_size = sizeof kernel};
-    assert_error(tess_device_open(NULL, &desc, &made), TESS_ERROR_INVALID, "tess_device_open", "runtime");
-    assert_error(tess_device_open(runtime, &desc, NULL), TESS_ERROR_INVALID, "tess_device_open", "device");
+    assert_error(tess_device_open(NULL, &desc, &made), TESS_ERROR_INVALID, "tess_device_open",
+                 "runtime");
+    assert_error(tess_device_open(runtime, &desc, NULL), TESS_ERROR_INVALID, "tess_device_open",
+                 "device");
     assert_null(made);
     assert_ok(tess_device_open(runtime, NULL, &made));
     tess_device_release(made);
     tess_device_release(NULL);
     assert_error(tess_device_query(NULL, &info), TESS_ERROR_INVALID, "tess_device_query", "device");
     assert_error(tess_device_query(device, NULL), TESS_ERROR_INVALID, "tess_device_query", "info");
-    assert_error(tess_device_kernel(NULL, 0, &kernel), TESS_ERROR_INVALID, "tess_device_kernel", "device");
-    assert_error(tess_device_kernel(device, 0, NULL), TESS_ERROR_INVALID, "tess_device_kernel", "info");
-    assert_error(tess_device_kernel(device, 10000, &kernel), TESS_ERROR_INVALID, "tess_device_kernel", "cpu: index");
+    assert_error(tess_device_kernel(NULL, 0, &kernel), TESS_ERROR_INVALID, "tess_device_kernel",
+                 "device");
+    assert_error(tess_device_kernel(device, 0, NULL), TESS_ERROR_INVALID, "tess_device_kernel",
+                 "info");
+    assert_error(tess_device_kernel(device, 10000, &kernel), TESS_ERROR_INVALID,
+                 "tess_device_kernel", "cpu: index");
     assert_ok(tess_device_query(device, &info));
     assert_string_equal(info.id, "cpu:0");
     assert_string_equal(info.backend, "cpu");
@@ -262,7 +287,9 @@ static void base_pattern(tess_pattern *p, int kind) {
     p->kind = (uint32_t)kind;
     if (kind == TESS_PATTERN_S2) p->block = 16, p->local = 2, p->stride = 3;
     if (kind == TESS_PATTERN_WINDOW) p->left = 10, p->right = 5;
-    if (kind == TESS_PATTERN_BLOCKS) p->block = 16, p->mask_heads = 4, p->mask = some_mask, p->mask_query_blocks = 3, p->mask_key_blocks = 5;
+    if (kind == TESS_PATTERN_BLOCKS)
+        p->block = 16, p->mask_heads = 4, p->mask = some_mask, p->mask_query_blocks = 3,
+        p->mask_key_blocks = 5;
 }
 
 static void base_layout(tess_layout_desc *d, const tess_pattern *p) {
@@ -411,11 +438,15 @@ static void test_layout_create(void **state) {
     tess_layout_desc desc;
     tess_layout *made = NULL;
     base_layout(&desc, &pattern);
-    assert_error(tess_layout_create(NULL, &desc, &made), TESS_ERROR_INVALID, "tess_layout_create", "runtime");
-    assert_error(tess_layout_create(runtime, NULL, &made), TESS_ERROR_INVALID, "tess_layout_create", "desc");
-    assert_error(tess_layout_create(runtime, &desc, NULL), TESS_ERROR_INVALID, "tess_layout_create", "layout");
+    assert_error(tess_layout_create(NULL, &desc, &made), TESS_ERROR_INVALID, "tess_layout_create",
+                 "runtime");
+    assert_error(tess_layout_create(runtime, NULL, &made), TESS_ERROR_INVALID, "tess_layout_create",
+                 "desc");
+    assert_error(tess_layout_create(runtime, &desc, NULL), TESS_ERROR_INVALID, "tess_layout_create",
+                 "layout");
     desc.pattern = NULL;
-    assert_error(tess_layout_create(runtime, &desc, &made), TESS_ERROR_INVALID, "tess_layout_create", "pattern");
+    assert_error(tess_layout_create(runtime, &desc, &made), TESS_ERROR_INVALID,
+                 "tess_layout_create", "pattern");
     assert_null(made);
     tess_layout_release(NULL);
 }
@@ -445,26 +476,46 @@ static void test_layout_queries(void **state) {
     assert_error(tess_layout_kv(layout, -1, &kv), TESS_ERROR_INVALID, "tess_layout_kv", "kv_head");
     assert_error(tess_layout_kv(layout, 2, &kv), TESS_ERROR_INVALID, "tess_layout_kv", "kv_head");
     assert_error(tess_layout_kv(layout, 0, NULL), TESS_ERROR_INVALID, "tess_layout_kv", "info");
-    assert_error(tess_layout_slot(NULL, 0, 0, &slot), TESS_ERROR_INVALID, "tess_layout_slot", "layout");
-    assert_error(tess_layout_slot(layout, -1, 0, &slot), TESS_ERROR_INVALID, "tess_layout_slot", "kv_head");
-    assert_error(tess_layout_slot(layout, 2, 0, &slot), TESS_ERROR_INVALID, "tess_layout_slot", "kv_head");
-    assert_error(tess_layout_slot(layout, 0, -1, &slot), TESS_ERROR_INVALID, "tess_layout_slot", "block");
-    assert_error(tess_layout_slot(layout, 0, 63, &slot), TESS_ERROR_INVALID, "tess_layout_slot", "block");
-    assert_error(tess_layout_slot(layout, 0, 0, NULL), TESS_ERROR_INVALID, "tess_layout_slot", "slot");
-    assert_error(tess_layout_row(NULL, 0, 0, row, 64), TESS_ERROR_INVALID, "tess_layout_row", "layout");
-    assert_error(tess_layout_row(layout, -1, 0, row, 64), TESS_ERROR_INVALID, "tess_layout_row", "head");
-    assert_error(tess_layout_row(layout, 4, 0, row, 64), TESS_ERROR_INVALID, "tess_layout_row", "head");
-    assert_error(tess_layout_row(layout, 0, -1, row, 64), TESS_ERROR_INVALID, "tess_layout_row", "query_block");
-    assert_error(tess_layout_row(layout, 0, 63, row, 64), TESS_ERROR_INVALID, "tess_layout_row", "query_block");
-    assert_error(tess_layout_row(layout, 0, 0, NULL, 64), TESS_ERROR_INVALID, "tess_layout_row", "row");
-    assert_error(tess_layout_row(layout, 0, 0, row, 62), TESS_ERROR_INVALID, "tess_layout_row", "row_blocks");
-    assert_error(tess_layout_row(layout, 0, 0, row, -1), TESS_ERROR_INVALID, "tess_layout_row", "row_blocks");
-    assert_error(tess_layout_kept(NULL, 0, 0, 0, &kept), TESS_ERROR_INVALID, "tess_layout_kept", "layout");
-    assert_error(tess_layout_kept(layout, -1, 0, 0, &kept), TESS_ERROR_INVALID, "tess_layout_kept", "head");
-    assert_error(tess_layout_kept(layout, 4, 0, 0, &kept), TESS_ERROR_INVALID, "tess_layout_kept", "head");
-    assert_error(tess_layout_kept(layout, 0, 0, -1, &kept), TESS_ERROR_INVALID, "tess_layout_kept", "key");
-    assert_error(tess_layout_kept(layout, 0, 0, 1000, &kept), TESS_ERROR_INVALID, "tess_layout_kept", "key");
-    assert_error(tess_layout_kept(layout, 0, 0, 0, NULL), TESS_ERROR_INVALID, "tess_layout_kept", "kept");
+    assert_error(tess_layout_slot(NULL, 0, 0, &slot), TESS_ERROR_INVALID, "tess_layout_slot",
+                 "layout");
+    assert_error(tess_layout_slot(layout, -1, 0, &slot), TESS_ERROR_INVALID, "tess_layout_slot",
+                 "kv_head");
+    assert_error(tess_layout_slot(layout, 2, 0, &slot), TESS_ERROR_INVALID, "tess_layout_slot",
+                 "kv_head");
+    assert_error(tess_layout_slot(layout, 0, -1, &slot), TESS_ERROR_INVALID, "tess_layout_slot",
+                 "block");
+    assert_error(tess_layout_slot(layout, 0, 63, &slot), TESS_ERROR_INVALID, "tess_layout_slot",
+                 "block");
+    assert_error(tess_layout_slot(layout, 0, 0, NULL), TESS_ERROR_INVALID, "tess_layout_slot",
+                 "slot");
+    assert_error(tess_layout_row(NULL, 0, 0, row, 64), TESS_ERROR_INVALID, "tess_layout_row",
+                 "layout");
+    assert_error(tess_layout_row(layout, -1, 0, row, 64), TESS_ERROR_INVALID, "tess_layout_row",
+                 "head");
+    assert_error(tess_layout_row(layout, 4, 0, row, 64), TESS_ERROR_INVALID, "tess_layout_row",
+                 "head");
+    assert_error(tess_layout_row(layout, 0, -1, row, 64), TESS_ERROR_INVALID, "tess_layout_row",
+                 "query_block");
+    assert_error(tess_layout_row(layout, 0, 63, row, 64), TESS_ERROR_INVALID, "tess_layout_row",
+                 "query_block");
+    assert_error(tess_layout_row(layout, 0, 0, NULL, 64), TESS_ERROR_INVALID, "tess_layout_row",
+                 "row");
+    assert_error(tess_layout_row(layout, 0, 0, row, 62), TESS_ERROR_INVALID, "tess_layout_row",
+                 "row_blocks");
+    assert_error(tess_layout_row(layout, 0, 0, row, -1), TESS_ERROR_INVALID, "tess_layout_row",
+                 "row_blocks");
+    assert_error(tess_layout_kept(NULL, 0, 0, 0, &kept), TESS_ERROR_INVALID, "tess_layout_kept",
+                 "layout");
+    assert_error(tess_layout_kept(layout, -1, 0, 0, &kept), TESS_ERROR_INVALID, "tess_layout_kept",
+                 "head");
+    assert_error(tess_layout_kept(layout, 4, 0, 0, &kept), TESS_ERROR_INVALID, "tess_layout_kept",
+                 "head");
+    assert_error(tess_layout_kept(layout, 0, 0, -1, &kept), TESS_ERROR_INVALID, "tess_layout_kept",
+                 "key");
+    assert_error(tess_layout_kept(layout, 0, 0, 1000, &kept), TESS_ERROR_INVALID,
+                 "tess_layout_kept", "key");
+    assert_error(tess_layout_kept(layout, 0, 0, 0, NULL), TESS_ERROR_INVALID, "tess_layout_kept",
+                 "kept");
     assert_true(slot == -77 && kept == 77 && row[0] == 9 && row[63] == 9);
     assert_ok(tess_layout_row(layout, 3, 62, row, 63));
     assert_int_equal(row[63], 9);
@@ -485,35 +536,44 @@ static void test_serialised_layouts(void **state) {
     (void)state;
     tess_layout *layout = make_layout(), *made = NULL;
     size_t size = 0;
-    assert_error(tess_layout_serialize(NULL, NULL, &size), TESS_ERROR_INVALID, "tess_layout_serialize", "layout");
-    assert_error(tess_layout_serialize(layout, NULL, NULL), TESS_ERROR_INVALID, "tess_layout_serialize", "size");
+    assert_error(tess_layout_serialize(NULL, NULL, &size), TESS_ERROR_INVALID,
+                 "tess_layout_serialize", "layout");
+    assert_error(tess_layout_serialize(layout, NULL, NULL), TESS_ERROR_INVALID,
+                 "tess_layout_serialize", "size");
     assert_ok(tess_layout_serialize(layout, NULL, &size));
     assert_in_range(size, 16, 4096);
     uint8_t *bytes = malloc(size + 1), *again = malloc(size);
     assert_true(bytes && again);
     size_t room = size - 1;
-    assert_error(tess_layout_serialize(layout, bytes, &room), TESS_ERROR_INVALID, "tess_layout_serialize", "size");
+    assert_error(tess_layout_serialize(layout, bytes, &room), TESS_ERROR_INVALID,
+                 "tess_layout_serialize", "size");
     assert_true(room == size);
     room = size + 1;
     bytes[size] = 0;
     assert_ok(tess_layout_serialize(layout, bytes, &room));
     assert_true(room == size);
-    assert_error(tess_layout_deserialize(NULL, bytes, size, &made), TESS_ERROR_INVALID, "tess_layout_deserialize", "runtime");
-    assert_error(tess_layout_deserialize(runtime, NULL, size, &made), TESS_ERROR_INVALID, "tess_layout_deserialize", "data");
-    assert_error(tess_layout_deserialize(runtime, bytes, size, NULL), TESS_ERROR_INVALID, "tess_layout_deserialize", "layout");
+    assert_error(tess_layout_deserialize(NULL, bytes, size, &made), TESS_ERROR_INVALID,
+                 "tess_layout_deserialize", "runtime");
+    assert_error(tess_layout_deserialize(runtime, NULL, size, &made), TESS_ERROR_INVALID,
+                 "tess_layout_deserialize", "data");
+    assert_error(tess_layout_deserialize(runtime, bytes, size, NULL), TESS_ERROR_INVALID,
+                 "tess_layout_deserialize", "layout");
     for (size_t n = 0; n < size; n++) {
         const tess_status status = tess_layout_deserialize(runtime, bytes, n, &made);
         assert_true(status == TESS_ERROR_CORRUPT || status == TESS_ERROR_VERSION);
     }
-    assert_error(tess_layout_deserialize(runtime, bytes, size + 1, &made), TESS_ERROR_CORRUPT, "tess_layout_deserialize", NULL);
-    /* Every changed bit is refused; with a checksum that fits it is refused or means a layout that can be asked. */
+    assert_error(tess_layout_deserialize(runtime, bytes, size + 1, &made), TESS_ERROR_CORRUPT,
+                 "tess_layout_deserialize", NULL);
+    /* Every changed bit is refused. With the checksum fixed up, the bytes are refused or give a
+     * layout that answers every query. */
     int accepted = 0;
     for (size_t n = 0; n < size; n++)
         for (int bit = 0; bit < 8; bit++) {
             bytes[n] ^= (uint8_t)(1 << bit);
             tess_status status = tess_layout_deserialize(runtime, bytes, size, &made);
             if (status != TESS_ERROR_CORRUPT && status != TESS_ERROR_VERSION)
-                fail_msg("byte %zu bit %d: %s: %s", n, bit, tess_status_name(status), status == TESS_OK ? "accepted" : tess_last_error());
+                fail_msg("byte %zu bit %d: %s: %s", n, bit, tess_status_name(status),
+                         status == TESS_OK ? "accepted" : tess_last_error());
             memcpy(again, bytes, size);
             repair(again, size);
             status = tess_layout_deserialize(runtime, again, size, &made);
@@ -523,8 +583,10 @@ static void test_serialised_layouts(void **state) {
                 tess_layout_release(made);
                 made = NULL;
                 accepted++;
-            } else if (status != TESS_ERROR_CORRUPT && status != TESS_ERROR_VERSION && status != TESS_ERROR_OUT_OF_MEMORY)
-                fail_msg("byte %zu bit %d: %s: %s", n, bit, tess_status_name(status), tess_last_error());
+            } else if (status != TESS_ERROR_CORRUPT && status != TESS_ERROR_VERSION &&
+                       status != TESS_ERROR_OUT_OF_MEMORY)
+                fail_msg("byte %zu bit %d: %s: %s", n, bit, tess_status_name(status),
+                         tess_last_error());
             bytes[n] ^= (uint8_t)(1 << bit);
         }
     assert_in_range(accepted, 100, 8 * size);
@@ -541,9 +603,11 @@ static void test_serialised_layouts(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_runtime_create), cmocka_unit_test(test_environment),        cmocka_unit_test(test_runtime_queries),
-        cmocka_unit_test(test_device_open),    cmocka_unit_test(test_patterns),           cmocka_unit_test(test_layout_create),
-        cmocka_unit_test(test_layout_queries), cmocka_unit_test(test_serialised_layouts),
+        cmocka_unit_test(test_runtime_create),  cmocka_unit_test(test_environment),
+        cmocka_unit_test(test_runtime_queries), cmocka_unit_test(test_device_open),
+        cmocka_unit_test(test_patterns),        cmocka_unit_test(test_layout_create),
+        cmocka_unit_test(test_layout_queries),  cmocka_unit_test(test_serialised_layouts),
     };
-    return cmocka_run_group_tests_name("bad arguments: runtime, device, layout", tests, setup, teardown);
+    return cmocka_run_group_tests_name("bad arguments: runtime, device, layout", tests, setup,
+                                       teardown);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Handles: released in any order, used in a forked child, and the message of the last failure on each thread. */
+/* Handles: released in any order, used in a forked child, and the message of the last failure on
+ * each thread. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,11 +19,25 @@ typedef struct handles {
 
 static handles make(test_heap *heap) {
     handles h = {0};
-    tess_runtime_desc runtime = {.struct_size = sizeof runtime, .log = test_log_nothing, .cpu_threads = 2};
+    tess_runtime_desc runtime = {
+        .struct_size = sizeof runtime, .log = test_log_nothing, .cpu_threads = 2};
     if (heap) runtime.allocator = heap->allocator;
-    tess_pattern pattern = {.struct_size = sizeof pattern, .kind = TESS_PATTERN_S2, .block = 16, .local = 2, .stride = 3};
-    tess_layout_desc layout = {.struct_size = sizeof layout, .pattern = &pattern, .n_heads = 4, .n_kv_heads = 2, .max_tokens = 500};
-    tess_plan_desc plan = {.struct_size = sizeof plan, .head_dim = 16, .batch = 1, .q_len = 30, .kv_len = 300, .kv_split = 3};
+    tess_pattern pattern = {.struct_size = sizeof pattern,
+                            .kind = TESS_PATTERN_S2,
+                            .block = 16,
+                            .local = 2,
+                            .stride = 3};
+    tess_layout_desc layout = {.struct_size = sizeof layout,
+                               .pattern = &pattern,
+                               .n_heads = 4,
+                               .n_kv_heads = 2,
+                               .max_tokens = 500};
+    tess_plan_desc plan = {.struct_size = sizeof plan,
+                           .head_dim = 16,
+                           .batch = 1,
+                           .q_len = 30,
+                           .kv_len = 300,
+                           .kv_split = 3};
     assert_ok(tess_runtime_create(&runtime, &h.runtime));
     h.device = test_cpu(h.runtime);
     assert_ok(tess_layout_create(h.runtime, &layout, &h.layout));
@@ -34,13 +49,17 @@ static void use_plan(const tess_plan *plan) {
     tess_plan_info info = {.struct_size = sizeof info};
     tess_run_desc run = {.struct_size = sizeof run};
     assert_ok(tess_plan_query(plan, &info));
-    float *memory = aligned_alloc(256, (4 * 300 * 64 * sizeof(float) + info.workspace_bytes + 511) / 256 * 256);
+    float *memory =
+        aligned_alloc(256, (4 * 300 * 64 * sizeof(float) + info.workspace_bytes + 511) / 256 * 256);
     assert_non_null(memory);
     memset(memory, 0, 3 * 300 * 64 * sizeof(float));
     assert_ok(tess_plan_tensor(plan, TESS_ROLE_Q, tess_host_buffer(memory, 0), &run.q, NULL));
-    assert_ok(tess_plan_tensor(plan, TESS_ROLE_K, tess_host_buffer(memory + 300 * 64, 0), &run.k, NULL));
-    assert_ok(tess_plan_tensor(plan, TESS_ROLE_V, tess_host_buffer(memory + 2 * 300 * 64, 0), &run.v, NULL));
-    assert_ok(tess_plan_tensor(plan, TESS_ROLE_O, tess_host_buffer(memory + 3 * 300 * 64, 0), &run.o, NULL));
+    assert_ok(
+        tess_plan_tensor(plan, TESS_ROLE_K, tess_host_buffer(memory + 300 * 64, 0), &run.k, NULL));
+    assert_ok(tess_plan_tensor(plan, TESS_ROLE_V, tess_host_buffer(memory + 2 * 300 * 64, 0),
+                               &run.v, NULL));
+    assert_ok(tess_plan_tensor(plan, TESS_ROLE_O, tess_host_buffer(memory + 3 * 300 * 64, 0),
+                               &run.o, NULL));
     run.workspace = tess_host_buffer(memory + 4 * 300 * 64, 0);
     assert_ok(tess_run(plan, &run));
     free(memory);
@@ -56,7 +75,8 @@ static void release(handles *h, int which) {
     }
 }
 
-/* All 24 orders; what is left must work until it is released, and afterwards no memory is left. */
+/* All 24 orders of release: the remaining handles must work until they are released, and nothing
+ * may leak. */
 static void test_release_orders(void **state) {
     (void)state;
     for (int code = 0; code < 256; code++) {
@@ -104,7 +124,8 @@ static void in_child(handles *h) {
     tess_layout_info layout = {.struct_size = sizeof layout};
     tess_plan_info plan = {.struct_size = sizeof plan};
     tess_run_desc run = {.struct_size = sizeof run};
-    tess_plan_desc desc = {.struct_size = sizeof desc, .head_dim = 16, .batch = 1, .q_len = 3, .kv_len = 30};
+    tess_plan_desc desc = {
+        .struct_size = sizeof desc, .head_dim = 16, .batch = 1, .q_len = 3, .kv_len = 30};
     tess_layout *made_layout = NULL;
     tess_device *made_device = NULL;
     tess_plan *made_plan = NULL;
@@ -116,8 +137,11 @@ static void in_child(handles *h) {
     CHILD(tess_free(h->device, &buffer) == TESS_ERROR_INVALID && says_fork());
     CHILD(tess_wait(h->device, 0) == TESS_ERROR_INVALID && says_fork());
     CHILD(tess_layout_query(h->layout, &layout) == TESS_ERROR_INVALID && says_fork());
-    CHILD(tess_layout_deserialize(h->runtime, bytes, sizeof bytes, &made_layout) == TESS_ERROR_INVALID && says_fork());
-    CHILD(tess_plan_create(h->device, h->layout, &desc, &made_plan) == TESS_ERROR_INVALID && says_fork());
+    CHILD(tess_layout_deserialize(h->runtime, bytes, sizeof bytes, &made_layout) ==
+              TESS_ERROR_INVALID &&
+          says_fork());
+    CHILD(tess_plan_create(h->device, h->layout, &desc, &made_plan) == TESS_ERROR_INVALID &&
+          says_fork());
     CHILD(tess_plan_query(h->plan, &plan) == TESS_ERROR_INVALID && says_fork());
     CHILD(tess_run(h->plan, &run) == TESS_ERROR_INVALID && says_fork());
     CHILD(!made_layout && !made_device && !made_plan);
@@ -154,7 +178,8 @@ static void *fresh_thread(void *unused) {
     (void)unused;
     if (tess_last_error()[0]) return "a new thread has a message";
     tess_layout_query(NULL, NULL);
-    if (!strstr(tess_last_error(), "tess_layout_query")) return "the message of the thread's own failure is missing";
+    if (!strstr(tess_last_error(), "tess_layout_query"))
+        return "the message of the thread's own failure is missing";
     return NULL;
 }
 
@@ -178,6 +203,8 @@ static void test_last_error(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_release_orders), cmocka_unit_test(test_fork), cmocka_unit_test(test_last_error)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_release_orders),
+                                       cmocka_unit_test(test_fork),
+                                       cmocka_unit_test(test_last_error)};
     return cmocka_run_group_tests_name("lifetime of handles", tests, NULL, NULL);
 }

@@ -87,7 +87,8 @@ static void test_plan_create(void **state) {
     (void)state;
 #define P(member, value, statuses, field)  BAD(tess_plan_desc, member, value, statuses, field)
 #define PR(member, value, statuses, field) BAD_REAL(tess_plan_desc, member, value, statuses, field)
-    static const int64_t negative[2] = {3, -1}, longer[2] = {9, 1}, longer_kv[2] = {1, 41}, fine_q[2] = {0, 8}, fine_kv[2] = {40, 0};
+    static const int64_t negative[2] = {3, -1}, longer[2] = {9, 1}, longer_kv[2] = {1, 41},
+                         fine_q[2] = {0, 8}, fine_kv[2] = {40, 0};
     const bad_value rows[] = {
         P(struct_size, 0, VER, "desc"),
         P(struct_size, UINT32_MAX, VER, "desc"),
@@ -178,17 +179,22 @@ static void test_plan_create(void **state) {
     }
     tess_plan_desc desc = base_plan();
     tess_plan *made = NULL;
-    assert_error(tess_plan_create(NULL, layout, &desc, &made), TESS_ERROR_INVALID, "tess_plan_create", "device");
-    assert_error(tess_plan_create(device, NULL, &desc, &made), TESS_ERROR_INVALID, "tess_plan_create", "layout");
-    assert_error(tess_plan_create(device, layout, NULL, &made), TESS_ERROR_INVALID, "tess_plan_create", "desc");
-    assert_error(tess_plan_create(device, layout, &desc, NULL), TESS_ERROR_INVALID, "tess_plan_create", "plan");
+    assert_error(tess_plan_create(NULL, layout, &desc, &made), TESS_ERROR_INVALID,
+                 "tess_plan_create", "device");
+    assert_error(tess_plan_create(device, NULL, &desc, &made), TESS_ERROR_INVALID,
+                 "tess_plan_create", "layout");
+    assert_error(tess_plan_create(device, layout, NULL, &made), TESS_ERROR_INVALID,
+                 "tess_plan_create", "desc");
+    assert_error(tess_plan_create(device, layout, &desc, NULL), TESS_ERROR_INVALID,
+                 "tess_plan_create", "plan");
     assert_null(made);
     tess_plan_release(NULL);
 }
 
 static void test_packed_lengths(void **state) {
     (void)state;
-    static const int64_t fine[3] = {0, 5, 9}, kv[3] = {0, 5, 49}, falling[3] = {0, 9, 5}, late[3] = {1, 5, 9}, negative[3] = {0, -5, 9},
+    static const int64_t fine[3] = {0, 5, 9}, kv[3] = {0, 5, 49}, falling[3] = {0, 9, 5},
+                         late[3] = {1, 5, 9}, negative[3] = {0, -5, 9},
                          long_kv[3] = {0, 4097, 5000}, huge[3] = {0, 5, INT64_MAX};
     static const struct {
         const int64_t *q, *kv, *q_lens;
@@ -217,7 +223,8 @@ static void test_packed_lengths(void **state) {
         desc.q_lens = rows[n].q_lens;
         char title[32];
         snprintf(title, sizeof title, "row %zu", n);
-        const bad_value bad = {.title = title, .statuses = rows[n].statuses, .field = rows[n].field};
+        const bad_value bad = {
+            .title = title, .statuses = rows[n].statuses, .field = rows[n].field};
         tess_plan *made = NULL;
         const tess_status status = tess_plan_create(device, layout, &desc, &made);
         bad_check(&bad, status, "tess_plan_create");
@@ -234,22 +241,32 @@ static void test_plan_queries(void **state) {
     const tess_tensor before = tensor;
     assert_error(tess_plan_query(NULL, &got), TESS_ERROR_INVALID, "tess_plan_query", "plan");
     assert_error(tess_plan_query(plan, NULL), TESS_ERROR_INVALID, "tess_plan_query", "info");
-    assert_error(tess_plan_range(NULL, 0, &first, &count), TESS_ERROR_INVALID, "tess_plan_range", "plan");
-    assert_error(tess_plan_range(plan, info.n_ranges, &first, &count), TESS_ERROR_INVALID, "tess_plan_range", "index");
-    assert_error(tess_plan_range(plan, UINT64_MAX, &first, &count), TESS_ERROR_INVALID, "tess_plan_range", "index");
-    assert_error(tess_plan_range(plan, 0, NULL, &count), TESS_ERROR_INVALID, "tess_plan_range", "first_job");
-    assert_error(tess_plan_range(plan, 0, &first, NULL), TESS_ERROR_INVALID, "tess_plan_range", "job_count");
+    assert_error(tess_plan_range(NULL, 0, &first, &count), TESS_ERROR_INVALID, "tess_plan_range",
+                 "plan");
+    assert_error(tess_plan_range(plan, info.n_ranges, &first, &count), TESS_ERROR_INVALID,
+                 "tess_plan_range", "index");
+    assert_error(tess_plan_range(plan, UINT64_MAX, &first, &count), TESS_ERROR_INVALID,
+                 "tess_plan_range", "index");
+    assert_error(tess_plan_range(plan, 0, NULL, &count), TESS_ERROR_INVALID, "tess_plan_range",
+                 "first_job");
+    assert_error(tess_plan_range(plan, 0, &first, NULL), TESS_ERROR_INVALID, "tess_plan_range",
+                 "job_count");
     assert_true(first == 77 && count == 77);
     const tess_buffer buffer = tess_host_buffer(q, 0);
-    assert_error(tess_plan_tensor(NULL, TESS_ROLE_Q, buffer, &tensor, &bytes), TESS_ERROR_INVALID, "tess_plan_tensor", "plan");
-    assert_error(tess_plan_tensor(plan, (tess_role)5, buffer, &tensor, &bytes), TESS_ERROR_INVALID, "tess_plan_tensor", "role");
-    assert_error(tess_plan_tensor(plan, (tess_role)-1, buffer, &tensor, &bytes), TESS_ERROR_INVALID, "tess_plan_tensor", "role");
-    assert_error(tess_plan_tensor(plan, TESS_ROLE_Q, buffer, NULL, &bytes), TESS_ERROR_INVALID, "tess_plan_tensor", "tensor");
+    assert_error(tess_plan_tensor(NULL, TESS_ROLE_Q, buffer, &tensor, &bytes), TESS_ERROR_INVALID,
+                 "tess_plan_tensor", "plan");
+    assert_error(tess_plan_tensor(plan, (tess_role)5, buffer, &tensor, &bytes), TESS_ERROR_INVALID,
+                 "tess_plan_tensor", "role");
+    assert_error(tess_plan_tensor(plan, (tess_role)-1, buffer, &tensor, &bytes), TESS_ERROR_INVALID,
+                 "tess_plan_tensor", "role");
+    assert_error(tess_plan_tensor(plan, TESS_ROLE_Q, buffer, NULL, &bytes), TESS_ERROR_INVALID,
+                 "tess_plan_tensor", "tensor");
     assert_memory_equal(&before, &tensor, sizeof tensor);
     assert_true(bytes == 77);
     assert_ok(tess_plan_tensor(plan, TESS_ROLE_K, tess_host_buffer(k, 0), &tensor, NULL));
     assert_ok(tess_plan_tensor(plan, TESS_ROLE_LSE, tess_host_buffer(lse, 0), &tensor, &bytes));
-    assert_true(bytes == BATCH * HEADS * Q * 4 && tensor.stride_token == 1 && tensor.stride_head == Q && tensor.stride_batch == HEADS * Q);
+    assert_true(bytes == BATCH * HEADS * Q * 4 && tensor.stride_token == 1 &&
+                tensor.stride_head == Q && tensor.stride_batch == HEADS * Q);
     assert_true(tensor.buffer.handle == (uintptr_t)lse);
 }
 
@@ -257,27 +274,39 @@ static void test_plan_queries(void **state) {
 
 static tess_run_desc base_run(void) {
     tess_run_desc run = {.struct_size = sizeof run};
-    assert_ok(tess_plan_tensor(plan, TESS_ROLE_Q, tess_host_buffer(q, BATCH * Q * HEADS * D * 4), &run.q, NULL));
-    assert_ok(tess_plan_tensor(plan, TESS_ROLE_K, tess_host_buffer(k, BATCH * KV * KV_HEADS * D * 4), &run.k, NULL));
-    assert_ok(tess_plan_tensor(plan, TESS_ROLE_V, tess_host_buffer(v, BATCH * KV * KV_HEADS * D * 4), &run.v, NULL));
-    assert_ok(tess_plan_tensor(plan, TESS_ROLE_O, tess_host_buffer(o, BATCH * Q * HEADS * D * 4), &run.o, NULL));
-    assert_ok(tess_plan_tensor(plan, TESS_ROLE_LSE, tess_host_buffer(lse, BATCH * Q * HEADS * 4), &run.lse, NULL));
+    assert_ok(tess_plan_tensor(plan, TESS_ROLE_Q, tess_host_buffer(q, BATCH * Q * HEADS * D * 4),
+                               &run.q, NULL));
+    assert_ok(tess_plan_tensor(plan, TESS_ROLE_K,
+                               tess_host_buffer(k, BATCH * KV * KV_HEADS * D * 4), &run.k, NULL));
+    assert_ok(tess_plan_tensor(plan, TESS_ROLE_V,
+                               tess_host_buffer(v, BATCH * KV * KV_HEADS * D * 4), &run.v, NULL));
+    assert_ok(tess_plan_tensor(plan, TESS_ROLE_O, tess_host_buffer(o, BATCH * Q * HEADS * D * 4),
+                               &run.o, NULL));
+    assert_ok(tess_plan_tensor(plan, TESS_ROLE_LSE, tess_host_buffer(lse, BATCH * Q * HEADS * 4),
+                               &run.lse, NULL));
     run.workspace = tess_host_buffer(work, info.workspace_bytes);
     return run;
 }
 
 #define R(member, value, statuses, field) BAD(tess_run_desc, member, value, statuses, field)
 /* Rows that every tensor has. */
-#define TENSOR(name, text)                                                                                                                      \
-    R(name.buffer.kind, TESS_BUFFER_POINTER, INV, text), R(name.buffer.kind, TESS_BUFFER_OBJECT, INV, text), R(name.buffer.kind, 4, INV, text), \
-        R(name.buffer.kind, UINT32_MAX, INV, text), R(name.buffer.reserved, 1, INV, text), R(name.buffer.handle, 0, INV, text),                 \
-        R(name.buffer.handle, UINT64_MAX - 3, INV, text), R(name.buffer.offset, 1, INV, text), R(name.buffer.offset, 2, INV, text),             \
-        R(name.buffer.offset, 4, INV, text), R(name.buffer.offset, UINT64_MAX - 3, INV, text), R(name.buffer.size, 64, INV, text),              \
-        R(name.buffer.size, 1, INV, text), R(name.stride_batch, -1, INV, text), R(name.stride_token, -1, INV, text),                            \
-        R(name.stride_head, INT64_MIN, INV, text), R(name.stride_batch, INT64_MAX, INV, text), R(name.stride_token, INT64_MAX, INV, text),      \
-        R(name.stride_head, INT64_MAX, INV, text), R(name.stride_token, INT64_MAX / 4, INV, text), R(name.stride_batch, 1LL << 40, INV, text)
-#define RESERVED_TENSOR(name) R(name.buffer.kind, TESS_BUFFER_HOST, UNS, #name), R(name.buffer.kind, UINT32_MAX, UNS | INV, #name)
-#define RESERVED_BUFFER(name) R(name.kind, TESS_BUFFER_HOST, UNS, #name), R(name.kind, UINT32_MAX, UNS | INV, #name)
+#define TENSOR(name, text)                                                                     \
+    R(name.buffer.kind, TESS_BUFFER_POINTER, INV, text),                                       \
+        R(name.buffer.kind, TESS_BUFFER_OBJECT, INV, text), R(name.buffer.kind, 4, INV, text), \
+        R(name.buffer.kind, UINT32_MAX, INV, text), R(name.buffer.reserved, 1, INV, text),     \
+        R(name.buffer.handle, 0, INV, text), R(name.buffer.handle, UINT64_MAX - 3, INV, text), \
+        R(name.buffer.offset, 1, INV, text), R(name.buffer.offset, 2, INV, text),              \
+        R(name.buffer.offset, 4, INV, text), R(name.buffer.offset, UINT64_MAX - 3, INV, text), \
+        R(name.buffer.size, 64, INV, text), R(name.buffer.size, 1, INV, text),                 \
+        R(name.stride_batch, -1, INV, text), R(name.stride_token, -1, INV, text),              \
+        R(name.stride_head, INT64_MIN, INV, text), R(name.stride_batch, INT64_MAX, INV, text), \
+        R(name.stride_token, INT64_MAX, INV, text), R(name.stride_head, INT64_MAX, INV, text), \
+        R(name.stride_token, INT64_MAX / 4, INV, text), R(name.stride_batch, 1LL << 40, INV, text)
+#define RESERVED_TENSOR(name)                          \
+    R(name.buffer.kind, TESS_BUFFER_HOST, UNS, #name), \
+        R(name.buffer.kind, UINT32_MAX, UNS | INV, #name)
+#define RESERVED_BUFFER(name) \
+    R(name.kind, TESS_BUFFER_HOST, UNS, #name), R(name.kind, UINT32_MAX, UNS | INV, #name)
 
 static void test_run(void **state) {
     (void)state;
@@ -346,7 +375,8 @@ static void test_run(void **state) {
         o[0] = -7;
         const tess_status status = tess_run(plan, &run);
         bad_check(&rows[n], status, "tess_run");
-        if (status != TESS_OK && o[0] != -7) fail_msg("%s: refused, and o was written", rows[n].title);
+        if (status != TESS_OK && o[0] != -7)
+            fail_msg("%s: refused, and o was written", rows[n].title);
     }
     tess_run_desc run = base_run();
     assert_error(tess_run(NULL, &run), TESS_ERROR_INVALID, "tess_run", "plan");
@@ -383,15 +413,17 @@ static void test_memory(void **state) {
     assert_error(tess_alloc(NULL, 10, &a), TESS_ERROR_INVALID, "tess_alloc", "device");
     assert_error(tess_alloc(device, 10, NULL), TESS_ERROR_INVALID, "tess_alloc", "buffer");
     assert_true(tess_alloc(device, UINT64_MAX, &a) == TESS_ERROR_OUT_OF_MEMORY);
-    /* AddressSanitizer ends the program over such a size instead of returning NULL. */
-    if (!test_sanitized()) assert_true(tess_alloc(device, 1ULL << 62, &a) == TESS_ERROR_OUT_OF_MEMORY);
+    /* AddressSanitizer aborts on such a size instead of returning NULL. */
+    if (!test_sanitized())
+        assert_true(tess_alloc(device, 1ULL << 62, &a) == TESS_ERROR_OUT_OF_MEMORY);
     assert_int_equal(a.kind, 0x11111111);
     assert_ok(tess_alloc(device, 0, &a));
     assert_int_equal(a.kind, TESS_BUFFER_NONE);
     assert_ok(tess_free(device, &a));
     assert_ok(tess_alloc(device, 1000, &a));
     assert_ok(tess_alloc(device, 1000, &b));
-    assert_true(a.kind == TESS_BUFFER_HOST && a.size >= 1000 && (a.handle + a.offset) % 256 == 0 && a.reserved == 0);
+    assert_true(a.kind == TESS_BUFFER_HOST && a.size >= 1000 && (a.handle + a.offset) % 256 == 0 &&
+                a.reserved == 0);
     assert_error(tess_free(NULL, &a), TESS_ERROR_INVALID, "tess_free", "device");
     assert_error(tess_free(device, NULL), TESS_ERROR_INVALID, "tess_free", "buffer");
     tess_buffer wrong = a;
@@ -435,14 +467,19 @@ static void test_memory(void **state) {
     assert_ok(tess_free(device, &a));
 }
 
-/* A kernel that is there for its tests is not taken because a tune file prefers it. */
+/* A kernel that exists only for tests is not taken, even when a tune file prefers it. */
 static void test_only_named(void **state) {
     (void)state;
     char path[] = "/tmp/tessera-plans-XXXXXX";
     const int file = mkstemp(path);
     static const char rules[] = "tessera-tune 1\nkernel=cpu/amx_bf16_soft,cpu/portable\n";
-    assert_true(file >= 0 && write(file, rules, sizeof rules - 1) == (ssize_t)sizeof rules - 1 && close(file) == 0);
-    const tess_runtime_desc rd = {.struct_size = sizeof rd, .log = test_log_nothing, .cpu_threads = 1, .kernel = "", .tune_file = path};
+    assert_true(file >= 0 && write(file, rules, sizeof rules - 1) == (ssize_t)sizeof rules - 1 &&
+                close(file) == 0);
+    const tess_runtime_desc rd = {.struct_size = sizeof rd,
+                                  .log = test_log_nothing,
+                                  .cpu_threads = 1,
+                                  .kernel = "",
+                                  .tune_file = path};
     tess_runtime *tuned = NULL;
     assert_ok(tess_runtime_create(&rd, &tuned));
     unlink(path);
@@ -465,8 +502,10 @@ static void test_only_named(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_plan_create),   cmocka_unit_test(test_packed_lengths), cmocka_unit_test(test_plan_queries), cmocka_unit_test(test_run),
-        cmocka_unit_test(test_shared_inputs), cmocka_unit_test(test_memory),         cmocka_unit_test(test_only_named),
+        cmocka_unit_test(test_plan_create),   cmocka_unit_test(test_packed_lengths),
+        cmocka_unit_test(test_plan_queries),  cmocka_unit_test(test_run),
+        cmocka_unit_test(test_shared_inputs), cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_only_named),
     };
     return cmocka_run_group_tests_name("bad arguments: plan, run, memory", tests, setup, teardown);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Structures of other versions: shorter ones mean zeros, longer ones are taken while their tail is zero, and what the library fills never leaves struct_size. */
+/* Structures of other versions: missing fields of shorter ones count as zero, longer ones are
+ * accepted while their tail is zero, and the library never writes past struct_size. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -66,9 +67,12 @@ static int setup(void **state) {
     for (int n = 0; n < 65536 / 4; n++) h.memory[n] = 1;
     h.run.struct_size = sizeof h.run;
     assert_ok(tess_plan_tensor(h.plan, TESS_ROLE_Q, tess_host_buffer(h.memory, 0), &h.run.q, NULL));
-    assert_ok(tess_plan_tensor(h.plan, TESS_ROLE_K, tess_host_buffer(h.memory + 1024, 0), &h.run.k, NULL));
-    assert_ok(tess_plan_tensor(h.plan, TESS_ROLE_V, tess_host_buffer(h.memory + 2048, 0), &h.run.v, NULL));
-    assert_ok(tess_plan_tensor(h.plan, TESS_ROLE_O, tess_host_buffer(h.memory + 4096, 0), &h.run.o, NULL));
+    assert_ok(tess_plan_tensor(h.plan, TESS_ROLE_K, tess_host_buffer(h.memory + 1024, 0), &h.run.k,
+                               NULL));
+    assert_ok(tess_plan_tensor(h.plan, TESS_ROLE_V, tess_host_buffer(h.memory + 2048, 0), &h.run.v,
+                               NULL));
+    assert_ok(tess_plan_tensor(h.plan, TESS_ROLE_O, tess_host_buffer(h.memory + 4096, 0), &h.run.o,
+                               NULL));
     h.run.workspace = tess_host_buffer(h.memory + 16384, 0);
     return 0;
 }
@@ -85,7 +89,8 @@ static int teardown(void **state) {
 
 /* ------------------------------------------------------------------ descriptors */
 
-/* Each fills the descriptor's first bytes and makes the call with whatever struct_size it has been given. */
+/* Each fills the descriptor's first bytes and makes the call with whatever struct_size it has been
+ * given. */
 static size_t base_runtime(void *bytes) {
     tess_runtime_desc d = {.struct_size = sizeof d, .log = test_log_nothing};
     memcpy(bytes, &d, sizeof d);
@@ -210,7 +215,8 @@ static const struct {
 /* All fields but the wide ones have 8 bytes, or 4 and come in pairs. Two structures have no
  * field of 8 bytes. */
 static int size_is_legal(const char *structure, size_t size) {
-    const int small = strcmp(structure, "tess_backend_info") == 0 || strcmp(structure, "tess_kernel_info") == 0;
+    const int small =
+        strcmp(structure, "tess_backend_info") == 0 || strcmp(structure, "tess_kernel_info") == 0;
     if (size < 8 || size % (small ? 4 : 8) != 0) return 0;
     for (size_t n = 0; n < sizeof wide_fields / sizeof wide_fields[0]; n++) {
         const size_t at = wide_fields[n].at, end = at + wide_fields[n].size;
@@ -234,7 +240,8 @@ static void test_every_cut(void **state) {
             const tess_status status = descriptors[n].call(bytes);
             const int legal = size_is_legal(name, size);
             if (legal ? status == TESS_ERROR_VERSION : status != TESS_ERROR_VERSION)
-                fail_msg("%s of %u bytes, of which %zu are known: %s: %s", name, size, known, tess_status_name(status), tess_last_error());
+                fail_msg("%s of %u bytes, of which %zu are known: %s: %s", name, size, known,
+                         tess_status_name(status), tess_last_error());
             if (legal && size >= descriptors[n].shortest) assert_ok(status);
             free(bytes);
         }
@@ -271,11 +278,14 @@ static void test_descriptor_sizes(void **state) {
             memcpy(bytes, &sizes[s].size, sizeof sizes[s].size);
             if (sizes[s].set) bytes[sizes[s].set] = 0x80;
             /* Bytes past struct_size belong to somebody else. */
-            if (sizes[s].size == descriptors[n].shortest) memset(bytes + descriptors[n].shortest, 0xff, ROOM - descriptors[n].shortest);
+            if (sizes[s].size == descriptors[n].shortest)
+                memset(bytes + descriptors[n].shortest, 0xff, ROOM - descriptors[n].shortest);
             const tess_status status = descriptors[n].call(bytes);
             if (status != sizes[s].wanted)
-                fail_msg("%s of %u bytes (%zu known), byte %zu set: %s, wanted %s: %s", descriptors[n].name, sizes[s].size, known, sizes[s].set,
-                         tess_status_name(status), tess_status_name(sizes[s].wanted), tess_last_error());
+                fail_msg("%s of %u bytes (%zu known), byte %zu set: %s, wanted %s: %s",
+                         descriptors[n].name, sizes[s].size, known, sizes[s].set,
+                         tess_status_name(status), tess_status_name(sizes[s].wanted),
+                         tess_last_error());
         }
         free(bytes);
     }
@@ -300,10 +310,14 @@ static void test_infos(void **state) {
         tess_status (*get)(void *info);
         size_t known;
     } rows[] = {
-        {"tess_backend_info", get_backend, sizeof(tess_backend_info)}, {"tess_device_info", get_device, sizeof(tess_device_info)},
-        {"tess_setting_info", get_setting, sizeof(tess_setting_info)}, {"tess_rule_info", get_rule, sizeof(tess_rule_info)},
-        {"tess_device_info", get_opened, sizeof(tess_device_info)},    {"tess_kernel_info", get_kernel, sizeof(tess_kernel_info)},
-        {"tess_layout_info", get_layout, sizeof(tess_layout_info)},    {"tess_kv_info", get_kv, sizeof(tess_kv_info)},
+        {"tess_backend_info", get_backend, sizeof(tess_backend_info)},
+        {"tess_device_info", get_device, sizeof(tess_device_info)},
+        {"tess_setting_info", get_setting, sizeof(tess_setting_info)},
+        {"tess_rule_info", get_rule, sizeof(tess_rule_info)},
+        {"tess_device_info", get_opened, sizeof(tess_device_info)},
+        {"tess_kernel_info", get_kernel, sizeof(tess_kernel_info)},
+        {"tess_layout_info", get_layout, sizeof(tess_layout_info)},
+        {"tess_kv_info", get_kv, sizeof(tess_kv_info)},
         {"tess_plan_info", get_plan, sizeof(tess_plan_info)},
     };
     for (size_t n = 0; n < sizeof rows / sizeof rows[0]; n++) {
@@ -318,13 +332,16 @@ static void test_infos(void **state) {
             if (!size_is_legal(rows[n].name, size)) continue;
             memset(bytes, 0xee, sizeof bytes);
             memcpy(bytes, &size, sizeof size);
-            if (rows[n].get(bytes) != TESS_OK) fail_msg("%s of %u bytes: %s", rows[n].name, size, tess_last_error());
+            if (rows[n].get(bytes) != TESS_OK)
+                fail_msg("%s of %u bytes: %s", rows[n].name, size, tess_last_error());
             uint32_t after;
             memcpy(&after, bytes, sizeof after);
             assert_int_equal(after, size);
             for (size_t b = 4; b < ROOM; b++) {
                 const unsigned char wanted = b >= size ? 0xee : b < known ? full[b] : 0;
-                if (bytes[b] != wanted) fail_msg("%s of %u bytes: byte %zu is %02x and should be %02x", rows[n].name, size, b, bytes[b], wanted);
+                if (bytes[b] != wanted)
+                    fail_msg("%s of %u bytes: byte %zu is %02x and should be %02x", rows[n].name,
+                             size, b, bytes[b], wanted);
             }
         }
         for (size_t b = 0; b <= last + 1; b++) {
@@ -333,13 +350,16 @@ static void test_infos(void **state) {
             if (b <= last && size_is_legal(rows[n].name, b)) continue;
             memset(bytes, 0xee, sizeof bytes);
             memcpy(bytes, &bad, sizeof bad);
-            if (rows[n].get(bytes) != TESS_ERROR_VERSION) fail_msg("%s of %u bytes is accepted", rows[n].name, bad);
+            if (rows[n].get(bytes) != TESS_ERROR_VERSION)
+                fail_msg("%s of %u bytes is accepted", rows[n].name, bad);
             for (size_t at = 4; at < ROOM; at++) assert_int_equal(bytes[at], 0xee);
         }
     }
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_every_cut), cmocka_unit_test(test_descriptor_sizes), cmocka_unit_test(test_infos)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_every_cut),
+                                       cmocka_unit_test(test_descriptor_sizes),
+                                       cmocka_unit_test(test_infos)};
     return cmocka_run_group_tests_name("structures of other versions", tests, setup, teardown);
 }

@@ -17,11 +17,13 @@ enum { AGAIN_TIMES = 9, AGAIN_MOST_CALLS = 500 };
 
 /* What a test tells of its driver and of its way to run. */
 typedef struct again {
-    void (*inject)(int call); /* the call of that number, counted from now on from 1, fails once; 0: none does */
-    int (*failures)(void);    /* how many have failed since then */
+    /* the call of that number, counted from now on from 1, fails once; 0: none does */
+    void (*inject)(int call);
+    int (*failures)(void); /* how many have failed since then */
     const char *(*failed)(void);
     tess_status (*run)(instance *x); /* runs and waits */
-    long (*live)(void);              /* objects that live: as many after a failure as before it; NULL: not counted */
+    /* objects that live: as many after a failure as before it; NULL: not counted */
+    long (*live)(void);
 } again;
 
 static inline tess_status again_run(instance *x) { return instance_run(x, NULL); }
@@ -37,10 +39,13 @@ static inline void again_works(instance *x, const again *a, const char *failed) 
     instance_verdict verdict = {0};
     memset(x->o, 0xff, x->o_bytes); /* NaN in every type */
     memset(x->lse, 0xff, x->lse_bytes);
-    assert_ok(tess_copy(x->device, x->run.o.buffer, tess_host_buffer(x->o, x->o_bytes), x->o_bytes));
-    assert_ok(tess_copy(x->device, x->run.lse.buffer, tess_host_buffer(x->lse, x->lse_bytes), x->lse_bytes));
+    assert_ok(
+        tess_copy(x->device, x->run.o.buffer, tess_host_buffer(x->o, x->o_bytes), x->o_bytes));
+    assert_ok(tess_copy(x->device, x->run.lse.buffer, tess_host_buffer(x->lse, x->lse_bytes),
+                        x->lse_bytes));
     const tess_status status = a->run(x);
-    if (status != TESS_OK) fail_msg("after %s failed: %s: %s", failed, tess_status_name(status), tess_last_error());
+    if (status != TESS_OK)
+        fail_msg("after %s failed: %s: %s", failed, tess_status_name(status), tess_last_error());
     assert_ok(instance_fetch(x));
     instance_check(x, 0, &verdict);
     if (!verdict.pass) fail_msg("after %s failed: %s", failed, verdict.what);
@@ -62,12 +67,16 @@ static inline int again_runs(instance *x, const again *a, tess_status code_statu
             happened = 1;
             snprintf(failed, sizeof failed, "%s (call %d of a run)", a->failed(), call);
             if (status != TESS_OK && status != code_status)
-                fail_msg("time %d that %s fails: %s: %s", n + 1, failed, tess_status_name(status), tess_last_error());
+                fail_msg("time %d that %s fails: %s: %s", n + 1, failed, tess_status_name(status),
+                         tess_last_error());
             a->inject(0);
             /* What was enqueued before the failure may still run. */
             const tess_status waited = tess_wait(x->device, UINT64_C(60000000000));
-            if (waited != TESS_OK) fail_msg("after %s failed: tess_wait: %s", failed, tess_last_error());
-            if (a->live && a->live() != live) fail_msg("time %d that %s fails: %ld objects leak", n + 1, failed, a->live() - live);
+            if (waited != TESS_OK)
+                fail_msg("after %s failed: tess_wait: %s", failed, tess_last_error());
+            if (a->live && a->live() != live)
+                fail_msg("time %d that %s fails: %ld objects leak", n + 1, failed,
+                         a->live() - live);
         }
         a->inject(0);
         if (!happened) return call - 1;

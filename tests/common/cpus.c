@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stands before the C library's sched_getaffinity: the library has no setting for more workers than
- * CPUs, and tests need them. */
+/* Replaces the C library's sched_getaffinity: no setting gives more workers than CPUs, and tests
+ * need them. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -17,7 +17,8 @@ static int pretended;
 void test_pretend_cpus(int cpus) { pretended = cpus; }
 
 /* The system call tells how many bytes it wrote, and leaves the rest as it was. */
-__attribute__((visibility("default"))) int sched_getaffinity(pid_t pid, size_t size, cpu_set_t *set) {
+__attribute__((visibility("default"))) int sched_getaffinity(pid_t pid, size_t size,
+                                                             cpu_set_t *set) {
     if (pretended > 0) {
         CPU_ZERO_S(size, set);
         for (int n = 0; n < pretended && (size_t)n < 8 * size; n++) CPU_SET_S(n, size, set);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Elements of the three types, wherever they lie. A header alone, because stand-ins of devices are linked with nothing else of the project. */
+/* Elements of the three types, wherever they lie. A header alone, because stand-ins of devices are
+ * linked with nothing else of the project. */
 #ifndef TESSERA_TESTS_ELEMENTS_H
 #define TESSERA_TESTS_ELEMENTS_H
 
@@ -12,7 +13,8 @@ static inline float element_from_half(uint16_t h) {
     const int exponent = h >> 10 & 31, fraction = h & 1023;
     const float sign = h >> 15 ? -1.0f : 1.0f;
     if (exponent == 31) return fraction ? NAN : sign * INFINITY;
-    return sign * (exponent ? ldexpf((float)(fraction + 1024), exponent - 25) : ldexpf((float)fraction, -24));
+    return sign * (exponent ? ldexpf((float)(fraction + 1024), exponent - 25)
+                            : ldexpf((float)fraction, -24));
 }
 
 /* Rounds to nearest, ties to even. */
@@ -27,7 +29,8 @@ static inline uint16_t element_to_half(float f) {
     int exponent = 0;
     frexpf(magnitude, &exponent);
     const int unit = exponent - 11 < -24 ? -24 : exponent - 11;
-    const uint32_t steps = (uint32_t)rintf(ldexpf(magnitude, -unit)); /* up to 2048 units of the last place */
+    /* up to 2048 units of the last place */
+    const uint32_t steps = (uint32_t)rintf(ldexpf(magnitude, -unit));
     if (unit == -24) return (uint16_t)(sign | steps);
     return (uint16_t)(sign | (uint32_t)((unit + 24) * 1024 + (int)steps));
 }
@@ -53,7 +56,8 @@ static inline void element_store(uint32_t dtype, void *base, int64_t index, floa
     }
     uint32_t bits;
     memcpy(&bits, &f, sizeof bits);
-    const uint16_t h = dtype == TESS_F16 ? element_to_half(f) : (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    const uint16_t h = dtype == TESS_F16 ? element_to_half(f)
+                                         : (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
     memcpy((char *)base + index * 2, &h, sizeof h);
 }
 

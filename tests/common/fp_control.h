@@ -13,11 +13,13 @@
 /* MXCSR. The six lowest bits are flags that any operation raises, and so not part of a mode. */
 #define FP_CONTROL_BITS 0xffc0u
 static const uint64_t fp_control_odd[] = {
-    0x1f80 | 0x4000,                               /* upward */
-    0x1f80 | 0x2000 | 0x8000,                      /* downward, results flushed to zero */
-    0x1f80 | 0x6000 | 0x0040,                      /* towards zero, operands flushed to zero */
-    (0x1f80 & ~0x0f80) | 0x2000,                   /* downward, traps of everything but inexact results */
-    (0x1f80 & ~0x0300) | 0x4000 | 0x8000 | 0x0040, /* upward, both flushes, traps of divisions by zero and denormals */
+    0x1f80 | 0x4000,          /* upward */
+    0x1f80 | 0x2000 | 0x8000, /* downward, results flushed to zero */
+    0x1f80 | 0x6000 | 0x0040, /* towards zero, operands flushed to zero */
+    /* downward, traps of everything but inexact results */
+    (0x1f80 & ~0x0f80) | 0x2000,
+    /* upward, both flushes, traps of divisions by zero and denormals */
+    (0x1f80 & ~0x0300) | 0x4000 | 0x8000 | 0x0040,
 };
 static inline uint64_t fp_control_read(void) { return __builtin_ia32_stmxcsr() & FP_CONTROL_BITS; }
 static inline void fp_control_write(uint64_t value) { __builtin_ia32_ldmxcsr((unsigned)value); }
@@ -33,7 +35,9 @@ static inline uint64_t fp_control_read(void) {
     __asm__ volatile("mrs %0, fpcr" : "=r"(value));
     return value;
 }
-static inline void fp_control_write(uint64_t value) { __asm__ volatile("msr fpcr, %0" ::"r"(value) : "memory"); }
+static inline void fp_control_write(uint64_t value) {
+    __asm__ volatile("msr fpcr, %0" ::"r"(value) : "memory");
+}
 #else
 #include <fenv.h>
 static const uint64_t fp_control_odd[] = {FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO};

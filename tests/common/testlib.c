@@ -28,8 +28,10 @@ void test_assert_logged(const char *text, const char *file, int line) {
 /* Whether a comma list names the backend. */
 static int names_backend(const char *list, const char *backend) {
     const size_t length = strlen(backend);
-    for (const char *item = list; item && *item; item = strchr(item, ',') ? strchr(item, ',') + 1 : NULL)
-        if (strncmp(item, backend, length) == 0 && (item[length] == ',' || item[length] == '\0')) return 1;
+    for (const char *item = list; item && *item;
+         item = strchr(item, ',') ? strchr(item, ',') + 1 : NULL)
+        if (strncmp(item, backend, length) == 0 && (item[length] == ',' || item[length] == '\0'))
+            return 1;
     return 0;
 }
 
@@ -41,7 +43,8 @@ static int required_missing(tess_runtime *runtime) {
     for (char *name = strtok_r(copy, ",", &rest); name; name = strtok_r(NULL, ",", &rest)) {
         tess_device_info info = {.struct_size = sizeof info};
         int found = 0;
-        for (uint32_t i = 0; !found && tess_runtime_device(runtime, i, &info) == TESS_OK; i++) found = strcmp(info.backend, name) == 0;
+        for (uint32_t i = 0; !found && tess_runtime_device(runtime, i, &info) == TESS_OK; i++)
+            found = strcmp(info.backend, name) == 0;
         if (found) continue;
         fprintf(stderr, "TESSERA_REQUIRE names '%s', and no device of it was found\n", name);
         missing = 1;
@@ -50,10 +53,12 @@ static int required_missing(tess_runtime *runtime) {
     return missing;
 }
 
-/* Software devices take part when they are asked for; never under a sanitizer, which sees neither their compiled kernels nor what their drivers keep. */
+/* Software devices take part when they are asked for; never under a sanitizer, which sees neither
+ * their compiled kernels nor what their drivers keep. */
 static int takes_part(const tess_device_info *info, const char *backend) {
     if (backend) return strcmp(backend, info->backend) == 0 || strcmp(backend, info->id) == 0;
-    return info->kind != TESS_DEVICE_SOFTWARE || (!test_sanitized() && names_backend(getenv("TESSERA_REQUIRE"), info->backend));
+    return info->kind != TESS_DEVICE_SOFTWARE ||
+           (!test_sanitized() && names_backend(getenv("TESSERA_REQUIRE"), info->backend));
 }
 
 static int is_host_memory(tess_device *device) {
@@ -64,8 +69,11 @@ static int is_host_memory(tess_device *device) {
     return host;
 }
 
-static void add_targets(test_targets *targets, tess_device *device, const tess_device_info *info, unsigned flags) {
-    test_target base = {.device = device, .host_memory = is_host_memory(device), .software = info->kind == TESS_DEVICE_SOFTWARE};
+static void add_targets(test_targets *targets, tess_device *device, const tess_device_info *info,
+                        unsigned flags) {
+    test_target base = {.device = device,
+                        .host_memory = is_host_memory(device),
+                        .software = info->kind == TESS_DEVICE_SOFTWARE};
     snprintf(base.id, sizeof base.id, "%s", info->id);
     snprintf(base.backend, sizeof base.backend, "%s", info->backend);
     targets->items[targets->count++] = base;
@@ -74,14 +82,27 @@ static void add_targets(test_targets *targets, tess_device *device, const tess_d
     for (uint32_t k = 0;; k++) {
         tess_kernel_info kernel = {.struct_size = sizeof kernel};
         if (tess_device_kernel(device, k, &kernel) != TESS_OK) break;
-        if (kernel.status != TESS_OK || targets->count == (int)(sizeof targets->items / sizeof targets->items[0])) continue;
+        if (kernel.status != TESS_OK ||
+            targets->count == (int)(sizeof targets->items / sizeof targets->items[0]))
+            continue;
         test_target *target = &targets->items[targets->count++];
         *target = base;
         snprintf(target->kernel, sizeof target->kernel, "%s", kernel.name);
+        target->turn = targets->n_devices + targets->count;
         const char *name = strchr(kernel.name, '/');
         target->portable = name && strcmp(name, "/portable") == 0;
     }
-    if (targets->count == first + 1) targets->count--; /* the only kernel is the device's own choice already */
+    /* the only kernel is the device's own choice already */
+    if (targets->count == first + 1) targets->count--;
+    for (int n = first - 1; n < targets->count; n++)
+        targets->items[n].kernels = targets->count - first;
+}
+
+int test_leaves_out(const test_target *target, int n) {
+    enum { OWN_CHOICE = 7 }; /* no divisor or multiple of a usual number of shards */
+    const char *full = getenv("TESSERA_TEST_FULL");
+    if (!target->software || target->kernels < 2 || (full && *full == '1')) return 0;
+    return target->kernel[0] ? (n / OWN_CHOICE + target->turn) % 2 : n % OWN_CHOICE != 0;
 }
 
 int test_targets_open(test_targets *targets, const char *backend, unsigned flags) {
@@ -100,14 +121,16 @@ int test_targets_open(test_targets *targets, const char *backend, unsigned flags
         open.id = info.id;
         tess_device *device = NULL;
         if (tess_device_open(targets->runtime, &open, &device) != TESS_OK) {
-            fprintf(stderr, "device %s was listed and does not open: %s\n", info.id, tess_last_error());
+            fprintf(stderr, "device %s was listed and does not open: %s\n", info.id,
+                    tess_last_error());
             return 1;
         }
         targets->devices[targets->n_devices++] = device;
         add_targets(targets, device, &info, flags);
     }
     if (!targets->n_devices) {
-        fprintf(stderr, "no device was found%s%s\n", backend ? " for backend " : "", backend ? backend : "");
+        fprintf(stderr, "no device was found%s%s\n", backend ? " for backend " : "",
+                backend ? backend : "");
         return required_missing(targets->runtime) != 0 || !backend ? 1 : TEST_SKIPPED;
     }
     return required_missing(targets->runtime);
@@ -167,7 +190,8 @@ static void *heap_alloc(void *user, size_t size, size_t alignment) {
     const size_t room = alignment > sizeof(heap_header) ? alignment : sizeof(heap_header);
     char *raw = malloc(size + 2 * room);
     if (!raw) return NULL;
-    const uintptr_t at = ((uintptr_t)raw + sizeof(heap_header) + alignment - 1) & ~(uintptr_t)(alignment - 1);
+    const uintptr_t at =
+        ((uintptr_t)raw + sizeof(heap_header) + alignment - 1) & ~(uintptr_t)(alignment - 1);
     const heap_header header = {raw, size, heap_magic};
     memcpy((void *)(at - sizeof header), &header, sizeof header);
     memset((void *)at, 0xa5, size); /* nothing may rely on zeroed memory */
@@ -205,14 +229,16 @@ void test_heap_init(test_heap *heap, int64_t fail_at, int sticky) {
 
 int test_names_field(const char *text, const char *function, const char *field) {
     const size_t n = strlen(function), m = strlen(field);
-    return strncmp(text, function, n) == 0 && strncmp(text + n, ": ", 2) == 0 && strncmp(text + n + 2, field, m) == 0 &&
-           strchr(":.[ ", text[n + 2 + m]);
+    return strncmp(text, function, n) == 0 && strncmp(text + n, ": ", 2) == 0 &&
+           strncmp(text + n + 2, field, m) == 0 && strchr(":.[ ", text[n + 2 + m]);
 }
 
-void test_assert_error(tess_status status, tess_status wanted, const char *function, const char *field, const char *file, int line) {
+void test_assert_error(tess_status status, tess_status wanted, const char *function,
+                       const char *field, const char *file, int line) {
     const char *text = tess_last_error();
     if (status != wanted) {
-        print_error("%s is wanted and %s came; last error: %s\n", tess_status_name(wanted), tess_status_name(status), text);
+        print_error("%s is wanted and %s came; last error: %s\n", tess_status_name(wanted),
+                    tess_status_name(status), text);
         _fail(file, line);
     }
     const size_t length = strlen(function);
@@ -250,7 +276,9 @@ uint64_t test_random(uint64_t *state) {
     return z ^ (z >> 31);
 }
 
-int64_t test_between(uint64_t *state, int64_t low, int64_t high) { return low + (int64_t)(test_random(state) % (uint64_t)(high - low + 1)); }
+int64_t test_between(uint64_t *state, int64_t low, int64_t high) {
+    return low + (int64_t)(test_random(state) % (uint64_t)(high - low + 1));
+}
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define SANITIZED 1

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What every test program shares: devices and kernels found on this machine, memory on a device, a counting allocator, and reading error messages and logs. */
+/* What every test program shares: devices and kernels found on this machine, memory on a device, a
+ * counting allocator, and reading error messages and logs. */
 #ifndef TESSERA_TESTS_TESTLIB_H
 #define TESSERA_TESTS_TESTLIB_H
 
@@ -12,7 +13,8 @@
 
 #include <tessera/tessera.h>
 
-/* One thing that a property is tested on: a device, and a kernel forced by name or "" for the plan's own choice. */
+/* One thing that a property is tested on: a device, and a kernel forced by name or "" for the
+ * plan's own choice. */
 typedef struct test_target {
     tess_device *device;
     char id[40];
@@ -20,7 +22,11 @@ typedef struct test_target {
     char kernel[64];
     int host_memory; /* tensors are host memory */
     int software;    /* a GPU interface emulated on the CPU, which takes its time */
-    int portable;    /* the kernel is the portable body, which may refuse nothing; the plan's own choice may not either */
+    int kernels;     /* targets of its device that force a kernel */
+    int turn;        /* whose turn it is among them; other devices begin with another one */
+    /* the kernel is the portable body, which may refuse nothing; the plan's own choice may not
+     * either */
+    int portable;
 } test_target;
 
 typedef struct test_targets {
@@ -35,17 +41,25 @@ enum {
     TEST_SKIPPED = 77,    /* exit status of a test that has nothing to look at */
 };
 
-/* Opens every device found: with `backend`, only those of that backend, or the one of that id; without, software devices only if TESSERA_REQUIRE (a comma list
- * of backends) names them, and not under a sanitizer. Returns 0, or an exit status after printing why: 1 if there is no device at all or one that TESSERA_REQUIRE names is missing, TEST_SKIPPED if there is none
- * of `backend`. */
+/* Opens every device found: with `backend`, only those of that backend, or the one of that id;
+ * without, software devices only if TESSERA_REQUIRE (a comma list of backends) names them, and not
+ * under a sanitizer. Returns 0, or an exit status after printing why: 1 if there is no device at
+ * all or one that TESSERA_REQUIRE names is missing, TEST_SKIPPED if there is none of `backend`. */
 int test_targets_open(test_targets *targets, const char *backend, unsigned flags);
 void test_targets_close(test_targets *targets);
+
+/* Whether a target leaves out item `n` of a list. The kernels of a software device are instances of
+ * one body, so each takes half of the items, and which half differs between devices; the device's
+ * own choice is one of them and takes every 7th. With TESSERA_TEST_FULL=1, and on all other
+ * devices, nothing is left out. */
+int test_leaves_out(const test_target *target, int n);
 
 /* cpus.c: makes the process believe that it may run on that many CPUs (0: the true ones), so that a
  * test may have more workers than there are. A quota of control groups still counts. */
 void test_pretend_cpus(int cpus);
 
-/* A runtime with `threads` CPU threads (0: default) whose log is dropped, and its first CPU device. Both fail the test when they cannot be had. */
+/* A runtime with `threads` CPU threads (0: default) whose log is dropped, and its first CPU device.
+ * Both fail the test when they cannot be had. */
 tess_runtime *test_runtime(uint32_t threads);
 tess_device *test_cpu(tess_runtime *runtime);
 
@@ -53,7 +67,8 @@ tess_device *test_cpu(tess_runtime *runtime);
 tess_buffer test_upload(tess_device *device, const void *data, uint64_t bytes);
 void test_download(tess_device *device, tess_buffer buffer, void *data, uint64_t bytes);
 
-/* An allocator that counts, fails on request, and verifies that sizes given back are the sizes taken. All counters may be read at any time. */
+/* An allocator that counts, fails on request, and verifies that sizes given back are the sizes
+ * taken. All counters may be read at any time. */
 typedef struct test_heap {
     tess_allocator allocator;
     int64_t calls;    /* allocations asked for */
@@ -62,25 +77,30 @@ typedef struct test_heap {
     int64_t fail_at;  /* the call that fails, counted from 1; 0: none */
     int sticky;       /* every later call fails as well */
     int64_t failures; /* how many calls failed */
-    int damaged;      /* a free with another size, a foreign pointer, or an alignment that is not a power of two */
+    /* a free with another size, a foreign pointer, or an alignment that is not a power of two */
+    int damaged;
 } test_heap;
 void test_heap_init(test_heap *heap, int64_t fail_at, int sticky);
 
 /* Drops a line of log. */
 void test_log_nothing(void *user, const char *line);
 
-/* Keeps the log, each line with its end, in a text that the test empties when it begins to listen. What no longer fits is cut off. */
+/* Keeps the log, each line with its end, in a text that the test empties when it begins to listen.
+ * What no longer fits is cut off. */
 extern char test_logged[16384];
 void test_log_keep(void *user, const char *line);
 #define assert_logged(text) test_assert_logged((text), __FILE__, __LINE__)
 void test_assert_logged(const char *text, const char *file, int line);
 
-/* Whether a message begins with "function: field", where the field ends at ':', '.', '[' or a blank. */
+/* Whether a message begins with "function: field", where the field ends at ':', '.', '[' or a
+ * blank. */
 int test_names_field(const char *text, const char *function, const char *field);
 
 /* Asserts a status and that the last error names `function` and `field` (NULL: any field). */
-#define assert_error(status, wanted, function, field) test_assert_error((status), (wanted), (function), (field), __FILE__, __LINE__)
-void test_assert_error(tess_status status, tess_status wanted, const char *function, const char *field, const char *file, int line);
+#define assert_error(status, wanted, function, field) \
+    test_assert_error((status), (wanted), (function), (field), __FILE__, __LINE__)
+void test_assert_error(tess_status status, tess_status wanted, const char *function,
+                       const char *field, const char *file, int line);
 /* Asserts that the last error contains a text. */
 #define assert_error_has(text) test_assert_error_has((text), __FILE__, __LINE__)
 void test_assert_error_has(const char *text, const char *file, int line);
@@ -91,7 +111,8 @@ void test_assert_ok(tess_status status, const char *file, int line);
 uint64_t test_random(uint64_t *state);
 int64_t test_between(uint64_t *state, int64_t low, int64_t high); /* both included */
 
-/* Whether this build has a sanitizer, which makes everything many times slower and keeps freed memory for a while. */
+/* Whether this build has a sanitizer, which makes everything many times slower and keeps freed
+ * memory for a while. */
 int test_sanitized(void);
 
 /* Open file descriptors, mappings and resident bytes of this process. */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Equal bits: over repeats, thread counts, job ranges, other rows of a tile and, in batch-invariant mode, the company that a sequence keeps. */
+/* Equal bits over repeats, thread counts, job ranges, other rows of a tile and, in batch-invariant
+ * mode, other sequences of the batch. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,23 +14,28 @@
 
 static const char *const lines[] = {
     "pattern=s2 block=16 local=2 stride=3 heads=6 kv_heads=3 head_dim=64 q_len=150 kv_len=400",
-    "pattern=s2 block=32 local=1 stride=4 heads=4 kv_heads=1 head_dim=80 q_len=2 kv_len=900 dtype=bf16",
+    "pattern=s2 block=32 local=1 stride=4 heads=4 kv_heads=1 head_dim=80 q_len=2 kv_len=900 "
+    "dtype=bf16",
     "pattern=dense heads=2 head_dim=128 q_len=1 kv_len=3000 kv_split=7 dtype=f16",
     "pattern=dense causal=0 heads=2 head_dim=32 q_len=90 kv_len=333",
-    "pattern=window left=30 right=0 sinks=5 heads=3 head_dim=48 q_lens=40,1,70 kv_lens=300,211,70 dtype=f16",
+    "pattern=window left=30 right=0 sinks=5 heads=3 head_dim=48 q_lens=40,1,70 kv_lens=300,211,70 "
+    "dtype=f16",
 };
 enum { LINES = sizeof lines / sizeof lines[0] };
 
 static void test_repeats(void **state) {
     const char *wanted = getenv("TESSERA_TEST_REPEATS");
     /* Copies to and fro take most of the time elsewhere. */
-    const int repeats = wanted ? (int)strtol(wanted, NULL, 10) : ((const test_target *)*state)->host_memory && !test_sanitized() ? 100 : 5;
+    const int repeats = wanted ? (int)strtol(wanted, NULL, 10)
+                        : ((const test_target *)*state)->host_memory && !test_sanitized() ? 100
+                                                                                          : 5;
     for (int n = 0; n < LINES; n++) {
         rig r;
         rig_create(&r, *state, lines[n], NULL, NULL);
         if (r.refused) continue;
         void *o = rig_room(r.bytes[TESS_ROLE_O]), *again = rig_room(r.bytes[TESS_ROLE_O]);
-        float *lse = rig_room(r.bytes[TESS_ROLE_LSE]), *lse_again = rig_room(r.bytes[TESS_ROLE_LSE]);
+        float *lse = rig_room(r.bytes[TESS_ROLE_LSE]),
+              *lse_again = rig_room(r.bytes[TESS_ROLE_LSE]);
         rig_run(&r, NULL, o, lse);
         for (int repeat = 0; repeat < repeats; repeat++) {
             rig_run(&r, NULL, again, lse_again);
@@ -44,9 +50,9 @@ static void test_repeats(void **state) {
     }
 }
 
-/* The caller's floating-point mode is the caller's own affair: it changes no bit of a result, and
- * is the same afterwards. Threads inherit the mode of the one that starts them, so it may not
- * matter at opening either. */
+/* The caller's floating-point mode changes no bit of a result and is the same after the call.
+ * Threads inherit the mode of the thread that starts them, so the mode at opening must not matter
+ * either. */
 static void test_rounding_mode(void **state) {
     const test_target *target = *state;
     if (strcmp(target->backend, "cpu") != 0) return;
@@ -63,7 +69,8 @@ static void test_rounding_mode(void **state) {
         if (r.refused) continue;
         rig_create(&s, &odd, lines[n], NULL, NULL);
         void *o = rig_room(r.bytes[TESS_ROLE_O]), *other = rig_room(r.bytes[TESS_ROLE_O]);
-        float *lse = rig_room(r.bytes[TESS_ROLE_LSE]), *lse_other = rig_room(r.bytes[TESS_ROLE_LSE]);
+        float *lse = rig_room(r.bytes[TESS_ROLE_LSE]),
+              *lse_other = rig_room(r.bytes[TESS_ROLE_LSE]);
         rig_run(&r, NULL, o, lse);
         for (int m = -1; m < FP_CONTROL_ODD; m++) {
             fp_control_write(m < 0 ? usual : fp_control_odd[m]);
@@ -71,7 +78,9 @@ static void test_rounding_mode(void **state) {
             rig_run(m < 0 ? &s : &r, NULL, other, lse_other);
             const uint64_t after = fp_control_read();
             fp_control_write(usual);
-            if (before != after) fail_msg("the mode of floating point was %#llx and is %#llx", (unsigned long long)before, (unsigned long long)after);
+            if (before != after)
+                fail_msg("the mode of floating point was %#llx and is %#llx",
+                         (unsigned long long)before, (unsigned long long)after);
             rig_same_bits("o in another mode", o, other, r.bytes[TESS_ROLE_O]);
             rig_same_bits("lse in another mode", lse, lse_other, r.bytes[TESS_ROLE_LSE]);
         }
@@ -102,7 +111,8 @@ static void test_threads(void **state) {
             assert_ok(tess_device_query(with.device, &info));
             assert_in_range(info.compute_units, 1, threads[t]);
             if (n == 0 && info.compute_units < threads[t])
-                print_message("a quota of control groups allows %u of %u threads\n", info.compute_units, threads[t]);
+                print_message("a quota of control groups allows %u of %u threads\n",
+                              info.compute_units, threads[t]);
             rig r;
             rig_create(&r, &with, lines[n], NULL, NULL);
             if (!r.refused) {
@@ -134,9 +144,11 @@ static void test_ranges(void **state) {
         rig_create(&r, *state, lines[n], NULL, NULL);
         if (r.refused) continue;
         void *o = rig_room(r.bytes[TESS_ROLE_O]), *again = rig_room(r.bytes[TESS_ROLE_O]);
-        float *lse = rig_room(r.bytes[TESS_ROLE_LSE]), *lse_again = rig_room(r.bytes[TESS_ROLE_LSE]);
+        float *lse = rig_room(r.bytes[TESS_ROLE_LSE]),
+              *lse_again = rig_room(r.bytes[TESS_ROLE_LSE]);
         rig_run(&r, NULL, o, lse);
-        const uint64_t steps[] = {1, 2, 7, r.info.n_jobs > 1 ? r.info.n_jobs - 1 : 1, r.info.n_jobs};
+        const uint64_t steps[] = {1, 2, 7, r.info.n_jobs > 1 ? r.info.n_jobs - 1 : 1,
+                                  r.info.n_jobs};
         for (size_t s = 0; s < sizeof steps / sizeof steps[0]; s++) {
             const rig_options options = {.step = steps[s]};
             rig_run(&r, &options, again, lse_again);
@@ -161,12 +173,14 @@ static void test_ranges(void **state) {
 /* A range of jobs writes the results of its own jobs, and no others. */
 static void test_range_alone(void **state) {
     const test_target *target = *state;
-    static const char line[] = "pattern=dense heads=3 head_dim=32 q_len=70 kv_len=90 tile_rows=16 kv_split=1";
+    static const char line[] =
+        "pattern=dense heads=3 head_dim=32 q_len=70 kv_len=90 tile_rows=16 kv_split=1";
     problem p;
     instance x;
     char error[256];
     if (problem_parse(&p, line, error, sizeof error) != 0) fail_msg("%s", error);
-    const tess_status status = instance_create(&x, target->device, &p, target->kernel[0] ? target->kernel : NULL, INSTANCE_GUARDS);
+    const tess_status status = instance_create(
+        &x, target->device, &p, target->kernel[0] ? target->kernel : NULL, INSTANCE_GUARDS);
     if (status == TESS_ERROR_UNSUPPORTED && target->kernel[0] && !target->portable) {
         problem_free(&p);
         return;
@@ -198,9 +212,12 @@ static void test_range_alone(void **state) {
     problem_free(&p);
 }
 
-static void limit_time(tess_plan_desc *desc, void *user) { desc->time_limit_us = *(const uint64_t *)user; }
+static void limit_time(tess_plan_desc *desc, void *user) {
+    desc->time_limit_us = *(const uint64_t *)user;
+}
 
-/* A time limit cuts the same jobs into ranges that cover them once, in order; the result has the same bits. */
+/* A time limit cuts the same jobs into ranges that cover them once, in order; the result has the
+ * same bits. */
 static void test_time_limit(void **state) {
     uint64_t limit = 1;
     for (int n = 0; n < LINES; n++) {
@@ -217,7 +234,8 @@ static void test_time_limit(void **state) {
         }
         assert_true(expected == r.info.n_jobs);
         void *o = rig_room(r.bytes[TESS_ROLE_O]), *again = rig_room(r.bytes[TESS_ROLE_O]);
-        float *lse = rig_room(r.bytes[TESS_ROLE_LSE]), *lse_again = rig_room(r.bytes[TESS_ROLE_LSE]);
+        float *lse = rig_room(r.bytes[TESS_ROLE_LSE]),
+              *lse_again = rig_room(r.bytes[TESS_ROLE_LSE]);
         rig_run(&whole, NULL, o, lse);
         rig_run(&r, NULL, again, lse_again);
         rig_same_bits("o under a time limit", o, again, r.bytes[TESS_ROLE_O]);
@@ -242,7 +260,8 @@ static void test_batch_invariance(void **state) {
     static const char *const firsts[] = {"1|1500", "70|300", "5|1111", "2|9001"};
     static const char *const others[] = {
         "", ",1,1,1,1,1,1,1,1|,9,99,999,1000,12,44,2,1", ",500|,500", ",0,3|,7,0",
-        ",1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1|,3000,3000,3000,3000,3000,3000,3000,3000,3000,3000,3000,3000,3000,3000,3000,3000"};
+        ",1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1|,3000,3000,3000,3000,3000,3000,3000,3000,3000,3000,3000,"
+        "3000,3000,3000,3000,3000"};
     for (size_t a = 0; a < sizeof patterns / sizeof patterns[0]; a++)
         for (size_t b = 0; b < sizeof firsts / sizeof firsts[0]; b++) {
             void *o = NULL;
@@ -250,8 +269,9 @@ static void test_batch_invariance(void **state) {
             for (size_t c = 0; c < sizeof others / sizeof others[0]; c++) {
                 char line[1024];
                 const char *first_kv = strchr(firsts[b], '|') + 1, *cut = strchr(others[c], '|');
-                snprintf(line, sizeof line, "%s batch_invariant=1 q_lens=%.*s%.*s kv_lens=%s%s", patterns[a], (int)(first_kv - 1 - firsts[b]),
-                         firsts[b], cut ? (int)(cut - others[c]) : 0, others[c], first_kv, cut ? cut + 1 : "");
+                snprintf(line, sizeof line, "%s batch_invariant=1 q_lens=%.*s%.*s kv_lens=%s%s",
+                         patterns[a], (int)(first_kv - 1 - firsts[b]), firsts[b],
+                         cut ? (int)(cut - others[c]) : 0, others[c], first_kv, cut ? cut + 1 : "");
                 rig r;
                 rig_create(&r, *state, line, NULL, NULL);
                 if (r.refused) continue;
@@ -259,8 +279,10 @@ static void test_batch_invariance(void **state) {
                 float *all_lse = rig_room(r.bytes[TESS_ROLE_LSE]);
                 rig_run(&r, NULL, all, all_lse);
                 const int64_t q = problem_q_len(&r.p, 0), tokens = r.dims[TESS_ROLE_LSE].tokens;
-                const uint64_t bytes = (uint64_t)(q * r.p.heads * r.p.head_dim) * r.size[TESS_ROLE_O];
-                for (int32_t h = 0; h < r.p.heads; h++) memmove(all_lse + h * q, all_lse + h * tokens, (size_t)q * sizeof *all_lse);
+                const uint64_t bytes =
+                    (uint64_t)(q * r.p.heads * r.p.head_dim) * r.size[TESS_ROLE_O];
+                for (int32_t h = 0; h < r.p.heads; h++)
+                    memmove(all_lse + h * q, all_lse + h * tokens, (size_t)q * sizeof *all_lse);
                 if (o) {
                     rig_same_bits(line, o, all, bytes);
                     rig_same_bits(line, lse, all_lse, (uint64_t)(q * r.p.heads) * sizeof *lse);
@@ -280,23 +302,28 @@ static void test_batch_invariance(void **state) {
 /* Element 0 of every row of Q for the heads from `first` on in steps of `step`. */
 static void set_queries(const rig *r, int32_t first, int32_t step, float x) {
     for (int64_t t = 0; t < r->p.q_len; t++)
-        for (int32_t h = first; h < r->p.heads; h += step) element_store(r->p.dtype, r->data[TESS_ROLE_Q], (t * r->p.heads + h) * r->p.head_dim, x);
+        for (int32_t h = first; h < r->p.heads; h += step)
+            element_store(r->p.dtype, r->data[TESS_ROLE_Q], (t * r->p.heads + h) * r->p.head_dim,
+                          x);
 }
 
-/* Element 0 of K rises by 1 every 64 keys, so that it does from one stage of any kernel to the next. It stays 0 in the last keys, because some kernels take those that may be
- * masked first and would have seen the largest score by then. */
+/* Element 0 of K grows by 1 every 64 keys, and so from one pipeline stage of any kernel to the
+ * next. It stays 0 in the last keys: some kernels read the keys that may be masked first, and would
+ * see the largest score at once. */
 static void set_keys(const rig *r) {
     for (int64_t t = 0; t < r->p.kv_len; t++) {
         const int64_t steps = t < r->p.kv_len - 256 ? t / 64 : 0;
         for (int32_t h = 0; h < r->p.kv_heads; h++)
-            element_store(r->p.dtype, r->data[TESS_ROLE_K], (t * r->p.kv_heads + h) * r->p.head_dim, (float)steps);
+            element_store(r->p.dtype, r->data[TESS_ROLE_K], (t * r->p.kv_heads + h) * r->p.head_dim,
+                          (float)steps);
     }
 }
 
 enum { GROUP = 4 }; /* query heads of a KV head */
 
 static void other_heads_stay(const test_target *target, const char *line) {
-    /* Exponents of 2 from one stage to the next: more than a kernel may put up with before it makes a row relative to a larger score, and more than a float has. */
+    /* Exponents of 2 from one stage to the next: more than a kernel tolerates before it rescales a
+     * row, and more than a float has. */
     static const float rises[] = {24, 150};
     rig r;
     rig_create(&r, target, line, NULL, NULL);
@@ -319,11 +346,15 @@ static void other_heads_stay(const test_target *target, const char *line) {
             }
             for (int64_t t = 0; t < r.p.q_len; t++) {
                 const size_t at = (size_t)(t * heads + h) * row;
-                snprintf(what, sizeof what, "%s: o of head %d row %d beside scores that rise by 2^%g", line, (int)h, (int)t, (double)rises[n]);
+                snprintf(what, sizeof what,
+                         "%s: o of head %d row %d beside scores that rise by 2^%g", line, (int)h,
+                         (int)t, (double)rises[n]);
                 rig_same_bits(what, o + at, again + at, row);
             }
-            snprintf(what, sizeof what, "%s: lse of head %d beside scores that rise by 2^%g", line, (int)h, (double)rises[n]);
-            rig_same_bits(what, lse + h * r.p.q_len, lse_again + h * r.p.q_len, (uint64_t)r.p.q_len * sizeof *lse);
+            snprintf(what, sizeof what, "%s: lse of head %d beside scores that rise by 2^%g", line,
+                     (int)h, (double)rises[n]);
+            rig_same_bits(what, lse + h * r.p.q_len, lse_again + h * r.p.q_len,
+                          (uint64_t)r.p.q_len * sizeof *lse);
         }
     }
     free(o);
@@ -333,15 +364,17 @@ static void other_heads_stay(const test_target *target, const char *line) {
     rig_release(&r);
 }
 
-/* Query heads of one KV head are packed in a tile. One of them gets scores that rise again and again, and the bits of its neighbours must not notice. There is no split, so that
- * one job meets all keys. */
+/* Query heads of one KV head are packed in a tile. The scores of one head grow again and again, so
+ * its rows are rescaled; the bits of its neighbours must not change. Keys are not split, so one job
+ * reads them all. */
 static void test_packed_heads(void **state) {
     static const char *const shapes[] = {
         "pattern=dense causal=0 heads=32 kv_heads=8 q_len=1 kv_len=1500 kv_split=1",
         "pattern=dense heads=8 kv_heads=2 q_len=5 kv_len=1300 kv_split=1",
     };
     static const char *const types[] = {
-        "head_dim=64 dtype=f32", "head_dim=64 dtype=f16", "head_dim=64 dtype=bf16", "head_dim=128 dtype=f16", "head_dim=128 dtype=bf16",
+        "head_dim=64 dtype=f32",  "head_dim=64 dtype=f16",   "head_dim=64 dtype=bf16",
+        "head_dim=128 dtype=f16", "head_dim=128 dtype=bf16",
     };
     for (size_t a = 0; a < sizeof shapes / sizeof shapes[0]; a++)
         for (size_t b = 0; b < sizeof types / sizeof types[0]; b++) {

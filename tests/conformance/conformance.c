@@ -1,11 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Every problem of the conformance list, on every device and every kernel found, against the fp64 reference.
+ * Every problem of the conformance list, on every device and every kernel found, against the fp64
+ * reference.
  *
- *   conformance [--shard I/N] [--device BACKEND] [--every N] [--random COUNT] [--seed S] [--masks FOLDER] [--line "k=v ..."] [--list]
+ *   conformance [--shard I/N] [--device BACKEND] [--every N] [--random COUNT] [--seed S]
+ *               [--masks FOLDER] [--line "k=v ..."] [--list] [--bits FILE]
  *
- * TESSERA_REQUIRE (comma list of backends) turns a missing one into a failure; TESSERA_TEST_FULL=1 compares many more rows of large problems;
- * TESSERA_RANDOM_PROBLEMS overrides --random.
+ * --bits compares nothing and writes a line for each result: the kernel, a hash of O and LSE, and
+ * the problem. Two such files tell whether two libraries give the same bits (same_bits.sh).
+ *
+ * TESSERA_REQUIRE (comma list of backends) turns a missing one into a failure; TESSERA_TEST_FULL=1
+ * compares many more rows of large problems; TESSERA_RANDOM_PROBLEMS overrides --random.
  */
 #include <getopt.h>
 #include <stdio.h>
@@ -16,7 +21,8 @@
 #include "instance.h"
 #include "list.h"
 
-/* What a device or kernel is known to do wrong, and why that is so. An entry whose problems pass is out of date and fails the test. */
+/* What a device or kernel is known to do wrong, and why that is so. An entry whose problems pass is
+ * out of date and fails the test. */
 typedef struct exception {
     const char *target; /* backend, or backend/kernel */
     const char *words;  /* part of the problem's line */
@@ -31,32 +37,52 @@ typedef struct one_case {
     test_target *target;
     double most_flops; /* more are a mistake of the list; 0: no limit */
     int *accepted;     /* of the target: how many problems its kernel took */
+    FILE *bits;        /* NULL: compare with the reference */
 } one_case;
 
 static const exception *exception_for(const test_target *target, const char *line) {
     for (const exception *e = exceptions; e->target; e++)
-        if ((strcmp(e->target, target->backend) == 0 || strcmp(e->target, target->kernel) == 0) && strstr(line, e->words)) return e;
+        if ((strcmp(e->target, target->backend) == 0 || strcmp(e->target, target->kernel) == 0) &&
+            strstr(line, e->words))
+            return e;
     return NULL;
 }
 
-/* Rows to compare: all of a small problem; of a large one as many as the reference does in a fraction of a second. The plain loop in a 16-bit type
- * rounds after every operation, which costs about six times as much. */
+/* Rows to compare: all of a small problem; of a large one as many as the reference does in a
+ * fraction of a second. The plain loop in a 16-bit type rounds after every operation, which costs
+ * about six times as much. */
 static int64_t rows_to_check(const instance *x, const problem *p) {
     const char *full = getenv("TESSERA_TEST_FULL");
     const double budget = full && *full == '1' ? 6e8 : 5e7;
     const double rows = (double)problem_q_tokens(p) * p->heads;
     if (rows <= 0) return 0;
-    const double row = (double)x->info.kept_pairs / rows * p->head_dim * (p->dtype == TESS_F32 ? 3 : 18) + 8 * (double)problem_max_kv(p) + 50;
+    const double row =
+        (double)x->info.kept_pairs / rows * p->head_dim * (p->dtype == TESS_F32 ? 3 : 18) +
+        8 * (double)problem_max_kv(p) + 50;
     if (row * rows <= budget) return 0;
     return budget / row < 48 ? 48 : (int64_t)(budget / row);
+}
+
+/* FNV-1a, 64 bits. */
+static uint64_t hash_more(uint64_t hash, const void *data, uint64_t bytes) {
+    for (uint64_t n = 0; n < bytes; n++)
+        hash = (hash ^ ((const unsigned char *)data)[n]) * 0x100000001b3ull;
+    return hash;
+}
+
+static void write_bits(const one_case *c, const instance *x) {
+    uint64_t hash = hash_more(0xcbf29ce484222325ull, x->o, x->o_bytes);
+    hash = hash_more(hash, x->lse, x->lse_bytes);
+    fprintf(c->bits, "%s %016llx %s\n", x->info.kernel, (unsigned long long)hash, c->line);
 }
 
 static void reproduce(const one_case *c, const problem *p) {
     char line[LIST_LINE];
     const int n = problem_format(p, line, sizeof line);
     print_error("problem: %s\n", n > 0 && n < (int)sizeof line ? line : c->line);
-    print_error("reproduce: TESSERA_BACKEND=%s%s%s tessera bench %s\n", c->target->id, c->target->kernel[0] ? " TESSERA_KERNEL=" : "",
-                c->target->kernel, n > 0 && n < (int)sizeof line ? line : c->line);
+    print_error("reproduce: TESSERA_BACKEND=%s%s%s tessera bench %s\n", c->target->id,
+                c->target->kernel[0] ? " TESSERA_KERNEL=" : "", c->target->kernel,
+                n > 0 && n < (int)sizeof line ? line : c->line);
 }
 
 static void test_problem(void **state) {
@@ -69,8 +95,10 @@ static void test_problem(void **state) {
     }
     instance x;
     const tess_status status =
-        instance_create(&x, c->target->device, &p, c->target->kernel[0] ? c->target->kernel : NULL, INSTANCE_POISON | INSTANCE_GUARDS);
-    if (status == TESS_ERROR_UNSUPPORTED && c->target->kernel[0] && !c->target->portable) { /* a fast path may refuse */
+        instance_create(&x, c->target->device, &p, c->target->kernel[0] ? c->target->kernel : NULL,
+                        INSTANCE_POISON | INSTANCE_GUARDS);
+    /* a fast path may refuse */
+    if (status == TESS_ERROR_UNSUPPORTED && c->target->kernel[0] && !c->target->portable) {
         problem_free(&p);
         return;
     }
@@ -87,19 +115,26 @@ static void test_problem(void **state) {
     instance_verdict verdict = {0};
     tess_status run = instance_run(&x, NULL);
     if (run == TESS_OK) run = instance_fetch(&x);
-    if (run == TESS_OK) instance_check(&x, rows_to_check(&x, &p), &verdict);
+    if (run == TESS_OK && c->bits) {
+        write_bits(c, &x);
+        verdict.pass = 1;
+    } else if (run == TESS_OK) {
+        instance_check(&x, rows_to_check(&x, &p), &verdict);
+    }
     const double flops = x.info.flops;
     instance_release(&x);
     const exception *known = exception_for(c->target, c->line);
-    if (run != TESS_OK || (!verdict.pass && !known) || (verdict.pass && known) || (c->most_flops > 0 && flops > c->most_flops)) reproduce(c, &p);
+    if (run != TESS_OK || (!verdict.pass && !known) || (verdict.pass && known) ||
+        (c->most_flops > 0 && flops > c->most_flops))
+        reproduce(c, &p);
     problem_free(&p);
     if (run != TESS_OK) fail_msg("%s: %s", tess_status_name(run), x.error);
-    if (known && verdict.pass) fail_msg("passes, although the table of exceptions says: %s", known->reason);
+    if (known && verdict.pass)
+        fail_msg("passes, although the table of exceptions says: %s", known->reason);
     if (!known && !verdict.pass) fail_msg("%s", verdict.what);
-    if (c->most_flops > 0 && flops > c->most_flops) fail_msg("%.0f FLOP are more than the list allows", flops);
+    if (c->most_flops > 0 && flops > c->most_flops)
+        fail_msg("%.0f FLOP are more than the list allows", flops);
 }
-
-enum { OWN_CHOICE = 7 }; /* no divisor or multiple of a usual number of shards */
 
 /* A kernel that refuses every problem would pass every test. */
 static void test_kernel_took_something(void **state) {
@@ -121,27 +156,38 @@ static void test_lines_reproduce(void **state) {
     for (int n = 0; n < list->count; n++) {
         problem a, b;
         char first[LIST_LINE], second[LIST_LINE], error[512];
-        if (problem_parse(&a, list->lines[n], error, sizeof error) != 0) fail_msg("%s: %s", list->lines[n], error);
+        if (problem_parse(&a, list->lines[n], error, sizeof error) != 0)
+            fail_msg("%s: %s", list->lines[n], error);
         assert_in_range(problem_format(&a, first, sizeof first), 1, LIST_LINE - 1);
         if (problem_parse(&b, first, error, sizeof error) != 0) fail_msg("%s: %s", first, error);
         assert_in_range(problem_format(&b, second, sizeof second), 1, LIST_LINE - 1);
         assert_string_equal(first, second);
-        assert_true(a.op == b.op && a.dtype == b.dtype && a.batch == b.batch && a.q_len == b.q_len && a.kv_len == b.kv_len && a.heads == b.heads);
-        assert_true(a.kv_heads == b.kv_heads && a.head_dim == b.head_dim && a.causal == b.causal && a.scale == b.scale && a.seed == b.seed);
-        assert_true(a.pattern == b.pattern && a.block == b.block && a.local == b.local && a.local_right == b.local_right && a.stride == b.stride);
-        assert_true(a.offset == b.offset && a.dense_heads == b.dense_heads && a.per_kv_head == b.per_kv_head && a.homo == b.homo);
-        assert_true(a.head_first == b.head_first && a.heads_total == b.heads_total && a.kv_heads_total == b.kv_heads_total);
-        assert_true(a.left == b.left && a.right == b.right && a.sinks == b.sinks && a.mask_heads == b.mask_heads);
-        assert_true(a.kv_split == b.kv_split && a.batch_invariant == b.batch_invariant && a.tile_rows == b.tile_rows);
+        assert_true(a.op == b.op && a.dtype == b.dtype && a.batch == b.batch &&
+                    a.q_len == b.q_len && a.kv_len == b.kv_len && a.heads == b.heads);
+        assert_true(a.kv_heads == b.kv_heads && a.head_dim == b.head_dim && a.causal == b.causal &&
+                    a.scale == b.scale && a.seed == b.seed);
+        assert_true(a.pattern == b.pattern && a.block == b.block && a.local == b.local &&
+                    a.local_right == b.local_right && a.stride == b.stride);
+        assert_true(a.offset == b.offset && a.dense_heads == b.dense_heads &&
+                    a.per_kv_head == b.per_kv_head && a.homo == b.homo);
+        assert_true(a.head_first == b.head_first && a.heads_total == b.heads_total &&
+                    a.kv_heads_total == b.kv_heads_total);
+        assert_true(a.left == b.left && a.right == b.right && a.sinks == b.sinks &&
+                    a.mask_heads == b.mask_heads);
+        assert_true(a.kv_split == b.kv_split && a.batch_invariant == b.batch_invariant &&
+                    a.tile_rows == b.tile_rows);
         for (int64_t s = 0; s < a.batch; s++)
-            assert_true(problem_q_len(&a, s) == problem_q_len(&b, s) && problem_kv_len(&a, s) == problem_kv_len(&b, s));
+            assert_true(problem_q_len(&a, s) == problem_q_len(&b, s) &&
+                        problem_kv_len(&a, s) == problem_kv_len(&b, s));
         problem_free(&a);
         problem_free(&b);
     }
 }
 
 static void options_error(const char *program) {
-    fprintf(stderr, "usage: %s [--shard I/N] [--device BACKEND] [--every N] [--random COUNT] [--seed S] [--masks FOLDER] [--line WORDS] [--list]\n",
+    fprintf(stderr,
+            "usage: %s [--shard I/N] [--device BACKEND] [--every N] [--random COUNT] [--seed S] "
+            "[--masks FOLDER] [--line WORDS] [--list] [--bits FILE]\n",
             program);
     exit(2);
 }
@@ -167,13 +213,16 @@ static int read_shard(const char *text, int *shard, int *shards) {
 }
 
 int main(int argc, char **argv) {
-    static const struct option options[] = {{"shard", 1, NULL, 's'},  {"device", 1, NULL, 'd'}, {"every", 1, NULL, 'e'},
-                                            {"random", 1, NULL, 'r'}, {"seed", 1, NULL, 'x'},   {"masks", 1, NULL, 'm'},
-                                            {"line", 1, NULL, 'l'},   {"list", 0, NULL, 'p'},   {NULL, 0, NULL, 0}};
+    static const struct option options[] = {{"shard", 1, NULL, 's'}, {"device", 1, NULL, 'd'},
+                                            {"every", 1, NULL, 'e'}, {"random", 1, NULL, 'r'},
+                                            {"seed", 1, NULL, 'x'},  {"masks", 1, NULL, 'm'},
+                                            {"line", 1, NULL, 'l'},  {"list", 0, NULL, 'p'},
+                                            {"bits", 1, NULL, 'b'},  {NULL, 0, NULL, 0}};
     int shard = 0, shards = 1, every = 1, print = 0;
     long random_count = -1;
     uint64_t seed = 1;
     const char *backend = NULL, *masks = ".", *single = NULL;
+    FILE *bits = NULL;
     for (int o; (o = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         if (o == 's' && read_shard(optarg, &shard, &shards) == 0)
             continue;
@@ -191,6 +240,8 @@ int main(int argc, char **argv) {
             single = optarg;
         else if (o == 'p')
             print = 1;
+        else if (o == 'b' && (bits = fopen(optarg, "w")) != NULL)
+            continue;
         else
             options_error(argv[0]);
     }
@@ -206,7 +257,8 @@ int main(int argc, char **argv) {
         list.lines = calloc((size_t)random_count + 1, sizeof *list.lines);
         if (!list.lines) return 1;
         for (; list.count < random_count; list.count++)
-            if (list_random(seed, (uint64_t)list.count, masks, list.lines[list.count]) != 0) return failed_early(&list);
+            if (list_random(seed, (uint64_t)list.count, masks, list.lines[list.count]) != 0)
+                return failed_early(&list);
     } else if (list_build(&list, masks) != 0)
         return failed_early(&list);
     if (print) {
@@ -228,21 +280,25 @@ int main(int argc, char **argv) {
     if (!tests || !cases || !accepted) exit(1);
     size_t n_tests = 0, n_cases = 0;
     if (!single && random_count < 0 && shard == 0) {
-        tests[n_tests++] = (struct CMUnitTest){"every pair of values is covered", test_list_covers, NULL, NULL, &list};
-        tests[n_tests++] = (struct CMUnitTest){"lines reproduce their problems", test_lines_reproduce, NULL, NULL, &list};
+        tests[n_tests++] = (struct CMUnitTest){"every pair of values is covered", test_list_covers,
+                                               NULL, NULL, &list};
+        tests[n_tests++] = (struct CMUnitTest){"lines reproduce their problems",
+                                               test_lines_reproduce, NULL, NULL, &list};
     }
     for (int n = shard; n < list.count; n += shards * every)
         for (int t = 0; t < targets.count; t++) {
-            /* A device's own choice is one of its kernels, each of which has its turn. Where that takes minutes, a part of the list shows that the choice works. */
-            const test_target *own = &targets.items[t], *next = t + 1 < targets.count ? own + 1 : own;
-            if (own->software && !own->kernel[0] && next->kernel[0] && n % OWN_CHOICE != 0 && !single) continue;
-            cases[n_cases] = (one_case){list.lines[n], &targets.items[t], single || random_count >= 0 ? 0 : LIST_FLOPS, &accepted[t]};
-            tests[n_tests++] = (struct CMUnitTest){list.lines[n], test_problem, NULL, NULL, &cases[n_cases++]};
+            if (!single && test_leaves_out(&targets.items[t], n)) continue;
+            cases[n_cases] =
+                (one_case){list.lines[n], &targets.items[t],
+                           single || random_count >= 0 ? 0 : LIST_FLOPS, &accepted[t], bits};
+            tests[n_tests++] =
+                (struct CMUnitTest){list.lines[n], test_problem, NULL, NULL, &cases[n_cases++]};
         }
     for (int t = 0; t < targets.count; t++) {
         if (single || !targets.items[t].kernel[0]) continue;
-        cases[n_cases] = (one_case){"", &targets.items[t], 0, &accepted[t]};
-        tests[n_tests++] = (struct CMUnitTest){targets.items[t].kernel, test_kernel_took_something, NULL, NULL, &cases[n_cases++]};
+        cases[n_cases] = (one_case){"", &targets.items[t], 0, &accepted[t], NULL};
+        tests[n_tests++] = (struct CMUnitTest){targets.items[t].kernel, test_kernel_took_something,
+                                               NULL, NULL, &cases[n_cases++]};
     }
     const int failed = _cmocka_run_group_tests("conformance", tests, n_tests, NULL, NULL);
     free(tests);
@@ -250,5 +306,6 @@ int main(int argc, char **argv) {
     free(accepted);
     test_targets_close(&targets);
     list_free(&list);
+    if (bits && fclose(bits) != 0) return 1;
     return failed != 0;
 }

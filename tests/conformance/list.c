@@ -11,11 +11,38 @@
 
 /* ------------------------------------------------------------------ factors */
 
-enum kind { K_S2, K_S2_BOTH, K_DENSE, K_DENSE_BOTH, K_WINDOW, K_WINDOW_BOTH, K_BLOCKS_EFFICIENT, K_BLOCKS_ANY };
+enum kind {
+    K_S2,
+    K_S2_BOTH,
+    K_DENSE,
+    K_DENSE_BOTH,
+    K_WINDOW,
+    K_WINDOW_BOTH,
+    K_BLOCKS_EFFICIENT,
+    K_BLOCKS_ANY
+};
 enum kv { KV_EQUAL, KV_NEAR, KV_FAR, KV_SHORT };
 enum form { FORM_PLAIN, FORM_HOMO, FORM_PER_KV, FORM_SLICE };
 enum batch { BATCH_ONE, BATCH_THREE, BATCH_PACKED };
-enum factor { KIND, LV, FORM, DIM, QLEN, GROUP, BLOCK, KV, DTYPE, BATCH, OFFSET, DENSE_HEADS, SPLIT, INVARIANT, SCALE, TILE, FACTORS };
+enum factor {
+    KIND,
+    LV,
+    FORM,
+    DIM,
+    QLEN,
+    GROUP,
+    BLOCK,
+    KV,
+    DTYPE,
+    BATCH,
+    OFFSET,
+    DENSE_HEADS,
+    SPLIT,
+    INVARIANT,
+    SCALE,
+    TILE,
+    FACTORS
+};
 
 enum { UNSET = -1, MOST_VALUES = 32, SEEDS = 24, USUAL_BLOCKS = 4, MASK_BLOCKS = 800 };
 
@@ -26,12 +53,14 @@ static const int64_t q_lens[] = {1, 2, 15, 63, 64, 65, 127, 1028, 5175, 8192};
 static const int blocks[] = {16, 32, 64, 128, 1, 2, 3, 5, 7, 8, 17, 48, 100};
 static const int locals[] = {1, 4, 10, 8, 16};
 static const int strides[] = {8, 4, 3, 1, 8};
-static const int groups[] = {1, 2, 4, 8, 5}; /* the last one is MQA: five query heads and one kv head */
+/* the last one is MQA: five query heads and one kv head */
+static const int groups[] = {1, 2, 4, 8, 5};
 static const char *const dtypes[] = {"f32", "f16", "bf16"};
 static const int splits[] = {0, 1, 3};
 static const int tiles[] = {0, 16, 48};
 
-/* LV, FORM, OFFSET and DENSE_HEADS mean something for some kinds only; a pair counts where both of its factors do. */
+/* LV, FORM, OFFSET and DENSE_HEADS mean something for some kinds only; a pair counts where both of
+ * its factors do. */
 static int active(int factor, int kind) {
     switch (factor) {
     case LV:
@@ -61,7 +90,8 @@ static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 /* Kept pairs of one head, at most. */
 static double pairs_of(const int *v, int64_t q, int64_t kv, int dense_head) {
     const double all = (double)q * (double)kv;
-    const double causal = kv >= q ? all - (double)q * (double)(q - 1) / 2 : (double)kv * (double)(kv + 1) / 2;
+    const double causal =
+        kv >= q ? all - (double)q * (double)(q - 1) / 2 : (double)kv * (double)(kv + 1) / 2;
     const int64_t block = blocks[v[BLOCK]];
     double row;
     switch (v[KIND]) {
@@ -82,7 +112,8 @@ static double pairs_of(const int *v, int64_t q, int64_t kv, int dense_head) {
 static int64_t kv_of(const int *v, int64_t q) {
     switch (v[KV]) {
     case KV_NEAR: return q + 37;
-    case KV_FAR: return q + 37 + (active(LV, v[KIND]) ? 2 * locals[v[LV]] * blocks[v[BLOCK]] : 1000);
+    case KV_FAR:
+        return q + 37 + (active(LV, v[KIND]) ? 2 * locals[v[LV]] * blocks[v[BLOCK]] : 1000);
     case KV_SHORT: return q * 2 / 3;
     default: return q;
     }
@@ -90,22 +121,27 @@ static int64_t kv_of(const int *v, int64_t q) {
 
 static double cost(const int *v, int kv_heads) {
     const int64_t q = q_lens[v[QLEN]], kv = kv_of(v, q);
-    const int heads = kv_heads * groups[v[GROUP]], dense = active(DENSE_HEADS, v[KIND]) && v[DENSE_HEADS] ? 1 : 0;
+    const int heads = kv_heads * groups[v[GROUP]],
+              dense = active(DENSE_HEADS, v[KIND]) && v[DENSE_HEADS] ? 1 : 0;
     double pairs = dense * pairs_of(v, q, kv, 1) + (heads - dense) * pairs_of(v, q, kv, 0);
     if (v[BATCH] == BATCH_THREE) pairs *= 3;
     if (v[BATCH] == BATCH_PACKED) pairs += heads * 40.0 * (40 + 4 * blocks[v[BLOCK]]);
-    if (blocks[v[BLOCK]] < 16) pairs *= 16.0 / blocks[v[BLOCK]]; /* a short block takes a kernel about as long as 16 keys */
+    /* a short block takes a kernel about as long as 16 keys */
+    if (blocks[v[BLOCK]] < 16) pairs *= 16.0 / blocks[v[BLOCK]];
     return 4.0 * (8 * (v[DIM] + 1)) * pairs;
 }
 
-static int fewest_kv_heads(const int *v) { return v[KIND] == K_S2 && v[FORM] == FORM_PER_KV && v[GROUP] != 4 ? 2 : 1; }
+static int fewest_kv_heads(const int *v) {
+    return v[KIND] == K_S2 && v[FORM] == FORM_PER_KV && v[GROUP] != 4 ? 2 : 1;
+}
 
-/* Replaces what is not set by what is cheapest. Returns 0 if the values cannot stand together. */
+/* Fills unset factors with their cheapest value. Returns 0 if the values do not go together. */
 static int complete(const int *partial, int *v) {
     memcpy(v, partial, FACTORS * sizeof *v);
     if (v[KIND] == UNSET) {
         v[KIND] = K_WINDOW;
-        if (v[LV] != UNSET || v[DENSE_HEADS] != UNSET || v[FORM] != UNSET || v[OFFSET] != UNSET) v[KIND] = K_S2;
+        if (v[LV] != UNSET || v[DENSE_HEADS] != UNSET || v[FORM] != UNSET || v[OFFSET] != UNSET)
+            v[KIND] = K_S2;
     }
     for (int f = 0; f < FACTORS; f++) {
         if (v[f] != UNSET && !active(f, v[KIND])) return 0;
@@ -126,7 +162,8 @@ static int feasible(const int *partial) {
 /* ------------------------------------------------------------------ covering every pair */
 
 typedef struct cover {
-    unsigned char open[FACTORS][FACTORS][MOST_VALUES][MOST_VALUES]; /* [a < b]: 1 while nothing covers the pair */
+    /* [a < b]: 1 while nothing covers the pair */
+    unsigned char open[FACTORS][FACTORS][MOST_VALUES][MOST_VALUES];
     int64_t pairs, infeasible, left;
 } cover;
 
@@ -141,7 +178,8 @@ static void cover_init(cover *c) {
                     for (int f = 0; f < FACTORS; f++) partial[f] = UNSET;
                     partial[a] = x;
                     partial[b] = y;
-                    if (!complete(partial, v)) continue; /* means nothing: say, a window with a stride */
+                    /* means nothing: say, a window with a stride */
+                    if (!complete(partial, v)) continue;
                     c->pairs++;
                     if (!feasible(partial)) {
                         c->infeasible++;
@@ -152,7 +190,9 @@ static void cover_init(cover *c) {
                 }
 }
 
-static unsigned char *pair_at(cover *c, int a, int b, int x, int y) { return a < b ? &c->open[a][b][x][y] : &c->open[b][a][y][x]; }
+static unsigned char *pair_at(cover *c, int a, int b, int x, int y) {
+    return a < b ? &c->open[a][b][x][y] : &c->open[b][a][y][x];
+}
 
 /* How many open pairs the values set so far have. */
 static int gain(cover *c, const int *v) {
@@ -170,7 +210,7 @@ static int gain_of(cover *c, const int *v, int factor, int value) {
     return count;
 }
 
-/* Open pairs that the value has with factors which are not set yet: what is still worth reaching for. */
+/* How many open pairs the value has with factors that are not set yet. */
 static int promise_of(cover *c, const int *v, int factor, int value) {
     int count = 0;
     for (int f = 0; f < FACTORS; f++) {
@@ -251,7 +291,8 @@ static void add(writer *w, const char *format, ...) {
 }
 
 /* Writes the mask that a problem needs and its words. */
-static int add_mask(writer *w, const char *folder, const char *name, int efficient, int heads, int64_t n_blocks, int block, uint64_t seed) {
+static int add_mask(writer *w, const char *folder, const char *name, int efficient, int heads,
+                    int64_t n_blocks, int block, uint64_t seed) {
     char path[1024];
     snprintf(path, sizeof path, "%s/%s.npy", folder, name);
     if (mask_write(path, efficient, heads, n_blocks > 0 ? n_blocks : 1, seed) != 0) return -1;
@@ -278,15 +319,18 @@ static int write_line(const int *v, int index, const char *folder, char *line) {
     snprintf(name, sizeof name, "list-%03d", index);
     switch (v[KIND]) {
     case K_S2:
-        add(&w, "pattern=s2 block=%d local=%d stride=%d", (int)block, locals[v[LV]], strides[v[LV]]);
+        add(&w, "pattern=s2 block=%d local=%d stride=%d", (int)block, locals[v[LV]],
+            strides[v[LV]]);
         if (v[OFFSET]) add(&w, " offset=1");
         if (v[DENSE_HEADS]) add(&w, " dense_heads=1");
         if (v[FORM] == FORM_HOMO) add(&w, " homo=1");
         if (v[FORM] == FORM_PER_KV) add(&w, " per_kv_head=1");
-        if (v[FORM] == FORM_SLICE) add(&w, " head_first=%d heads_total=%d", v[DENSE_HEADS] ? 2 * heads : heads, 3 * heads);
+        if (v[FORM] == FORM_SLICE)
+            add(&w, " head_first=%d heads_total=%d", v[DENSE_HEADS] ? 2 * heads : heads, 3 * heads);
         break;
     case K_S2_BOTH:
-        add(&w, "pattern=s2 causal=0 block=%d local=%d stride=%d", (int)block, locals[v[LV]], strides[v[LV]]);
+        add(&w, "pattern=s2 causal=0 block=%d local=%d stride=%d", (int)block, locals[v[LV]],
+            strides[v[LV]]);
         if (index % 2) add(&w, " local_right=2");
         if (v[DENSE_HEADS]) add(&w, " dense_heads=1");
         break;
@@ -297,11 +341,13 @@ static int write_line(const int *v, int index, const char *folder, char *line) {
         if (index % 2) add(&w, " sinks=%d", (int)window_sinks);
         break;
     case K_WINDOW_BOTH:
-        add(&w, "pattern=window causal=0 left=%d right=%d block=%d", (int)window_left, (int)window_right, (int)block);
+        add(&w, "pattern=window causal=0 left=%d right=%d block=%d", (int)window_left,
+            (int)window_right, (int)block);
         if (index % 2) add(&w, " sinks=%d", (int)window_sinks);
         break;
     default:
-        if (add_mask(&w, folder, name, v[KIND] == K_BLOCKS_EFFICIENT, v[KIND] == K_BLOCKS_EFFICIENT ? 1 : heads, (longest + block - 1) / block,
+        if (add_mask(&w, folder, name, v[KIND] == K_BLOCKS_EFFICIENT,
+                     v[KIND] == K_BLOCKS_EFFICIENT ? 1 : heads, (longest + block - 1) / block,
                      (int)block, (uint64_t)index) != 0)
             return -1;
         if (v[KIND] == K_BLOCKS_ANY && index % 2) add(&w, " causal=0");
@@ -311,7 +357,9 @@ static int write_line(const int *v, int index, const char *folder, char *line) {
     if (v[BATCH] == BATCH_PACKED) {
         const int64_t some = smaller(q, 33);
         const int64_t decode = 3 * block + 7, chunk = some + 2 * block + 1;
-        add(&w, " q_lens=%" PRId64 ",1,0,%" PRId64 ",3 kv_lens=%" PRId64 ",%" PRId64 ",5,%" PRId64 ",0", q, some, kv, decode, chunk);
+        add(&w,
+            " q_lens=%" PRId64 ",1,0,%" PRId64 ",3 kv_lens=%" PRId64 ",%" PRId64 ",5,%" PRId64 ",0",
+            q, some, kv, decode, chunk);
     } else {
         if (v[BATCH] == BATCH_THREE) add(&w, " batch=3");
         add(&w, " q_len=%" PRId64, q);
@@ -326,9 +374,10 @@ static int write_line(const int *v, int index, const char *folder, char *line) {
     return 0;
 }
 
-/* ------------------------------------------------------------------ problems beside the covering */
+/* ---------------------------------------------------------------- problems beside the covering */
 
-/* One packed batch whose sequences have every kv_len mod block: decode with q_len 1, or a chunk of a prefill. */
+/* One packed batch whose sequences have every kv_len mod block: decode with q_len 1, or a chunk of
+ * a prefill. */
 static void every_remainder(char *line, int block, int q_len, const char *rest) {
     writer w = {line, 0};
     const char *separator = "";
@@ -340,42 +389,59 @@ static void every_remainder(char *line, int block, int q_len, const char *rest) 
 }
 
 static const char *const further[] = {
-    /* The settings of Phi-3-small: 32 heads in 8 groups, one head in the last slice of two tensor-parallel ranks. */
-    "pattern=s2 block=64 local=16 stride=8 offset=1 heads=32 kv_heads=8 head_dim=128 q_len=3 kv_len=3001 scale=0.0078125 dtype=bf16",
-    "local=16 stride=8 offset=1 heads=16 kv_heads=4 head_first=16 heads_total=32 head_dim=128 q_len=1 kv_len=2049 scale=0.0078125 dtype=f16",
+    /* The settings of Phi-3-small: 32 heads in 8 groups, one head in the last slice of two
+     * tensor-parallel ranks. */
+    "pattern=s2 block=64 local=16 stride=8 offset=1 heads=32 kv_heads=8 head_dim=128 q_len=3 "
+    "kv_len=3001 scale=0.0078125 dtype=bf16",
+    "local=16 stride=8 offset=1 heads=16 kv_heads=4 head_first=16 heads_total=32 head_dim=128 "
+    "q_len=1 kv_len=2049 scale=0.0078125 dtype=f16",
     /* More strides than heads, more local blocks than blocks, a local window of every key. */
     "pattern=s2 block=16 local=2 stride=37 heads=5 head_dim=40 q_len=700",
     "pattern=s2 block=16 local=1000 stride=7 offset=3 heads=2 head_dim=24 q_len=200 kv_len=310",
     "pattern=s2 block=1 local=3 stride=5 offset=2 heads=4 head_dim=16 q_len=130 kv_len=171",
-    "pattern=s2 block=7 local=2 stride=3 offset=9 heads=4 kv_heads=2 per_kv_head=1 dense_heads=1 head_dim=16 q_len=130 kv_len=171",
-    "pattern=s2 causal=0 block=7 local=2 local_right=1 stride=3 heads=4 dense_heads=2 head_dim=16 q_len=130 kv_len=171",
+    "pattern=s2 block=7 local=2 stride=3 offset=9 heads=4 kv_heads=2 per_kv_head=1 dense_heads=1 "
+    "head_dim=16 q_len=130 kv_len=171",
+    "pattern=s2 causal=0 block=7 local=2 local_right=1 stride=3 heads=4 dense_heads=2 head_dim=16 "
+    "q_len=130 kv_len=171",
     "pattern=s2 causal=0 block=16 local=1 stride=4 heads=2 head_dim=32 q_len=200 kv_len=97",
-    /* Unbounded sides of a window, no window at all but the query itself, more sinks than keys, a window in front of the first key. */
+    /* Unbounded sides of a window, no window at all but the query itself, more sinks than keys, a
+     * window in front of the first key. */
     "pattern=window left=-1 right=-1 causal=0 heads=2 head_dim=16 q_len=150",
     "pattern=window left=-1 right=0 heads=2 head_dim=16 q_len=150 kv_len=333",
     "pattern=window left=0 right=0 sinks=0 heads=2 head_dim=16 q_len=150",
     "pattern=window left=0 right=-1 causal=0 sinks=3 heads=2 head_dim=16 q_len=150 kv_len=151",
     "pattern=window left=10 right=0 sinks=1000 heads=2 head_dim=16 q_len=150",
     "pattern=window left=10 right=30 causal=0 sinks=70 heads=2 head_dim=16 q_len=150 kv_len=90",
-    "pattern=window left=200 right=0 sinks=64 block=16 heads=8 kv_heads=2 head_dim=64 q_len=1 kv_len=4097 kv_split=5",
-    "pattern=window left=17 right=0 sinks=4 block=128 heads=2 head_dim=64 q_len=600 kv_len=601 dtype=f16",
-    /* Tiles of two query blocks of 64 rows, of which each keeps keys that the other does not: at one end of its local window only one of them, at the other end the other. Blocks of
-     * every size that divides 64, vertical blocks that meet the window's beginning, windows that begin within a block, sinks, rows that begin at a block and do not, splits. */
+    "pattern=window left=200 right=0 sinks=64 block=16 heads=8 kv_heads=2 head_dim=64 q_len=1 "
+    "kv_len=4097 kv_split=5",
+    "pattern=window left=17 right=0 sinks=4 block=128 heads=2 head_dim=64 q_len=600 kv_len=601 "
+    "dtype=f16",
+    /* Tiles of two query blocks of 64 rows, of which each keeps keys that the other does not: at
+     * one end of its local window only one of them, at the other end the other. Blocks of every
+     * size that divides 64, vertical blocks that meet the window's beginning, windows that begin
+     * within a block, sinks, rows that begin at a block and do not, splits. */
     "pattern=s2 block=64 local=3 stride=5 heads=5 head_dim=128 q_len=700 dtype=bf16",
-    "pattern=s2 block=64 local=4 stride=3 heads=6 kv_heads=2 head_dim=72 q_len=640 kv_len=1728 dtype=f16 offset=2",
+    "pattern=s2 block=64 local=4 stride=3 heads=6 kv_heads=2 head_dim=72 q_len=640 kv_len=1728 "
+    "dtype=f16 offset=2",
     "pattern=s2 block=32 local=5 stride=7 heads=7 head_dim=96 q_len=900 dtype=f16",
-    "pattern=s2 block=32 local=6 stride=9 heads=3 head_dim=128 q_len=512 kv_len=768 dtype=bf16 kv_split=3",
+    "pattern=s2 block=32 local=6 stride=9 heads=3 head_dim=128 q_len=512 kv_len=768 dtype=bf16 "
+    "kv_split=3",
     "pattern=s2 block=16 local=9 stride=4 heads=4 head_dim=128 q_len=333 kv_len=1357 dtype=bf16",
-    "pattern=s2 block=16 local=12 stride=31 heads=2 head_dim=104 q_len=521 kv_len=1161 dtype=f16 scale=-0.1",
+    "pattern=s2 block=16 local=12 stride=31 heads=2 head_dim=104 q_len=521 kv_len=1161 dtype=f16 "
+    "scale=-0.1",
     "pattern=s2 block=8 local=20 stride=17 heads=3 head_dim=128 q_len=512 dtype=bf16 batch=2",
     "pattern=s2 block=64 local=2147483647 stride=8 heads=2 head_dim=128 q_len=150 dtype=bf16",
-    "pattern=s2 block=64 local=2 stride=2097152 heads=32 head_dim=128 q_len=200 dtype=f16", /* entries of a list would be 2^40 bytes apart */
+    /* entries of a list would be 2^40 bytes apart */
+    "pattern=s2 block=64 local=2 stride=2097152 heads=32 head_dim=128 q_len=200 dtype=f16",
     "pattern=s2 block=64 local=3 stride=50 heads=2 head_dim=128 q_len=400 kv_len=1000 dtype=bf16",
     "pattern=window left=191 right=0 heads=2 head_dim=128 q_len=600 dtype=bf16",
-    "pattern=window left=255 right=0 sinks=5 block=32 heads=2 head_dim=120 q_len=512 kv_len=1024 dtype=f16",
-    "pattern=window left=300 right=0 sinks=200 block=16 heads=2 kv_heads=1 head_dim=128 q_len=448 dtype=bf16",
+    "pattern=window left=255 right=0 sinks=5 block=32 heads=2 head_dim=120 q_len=512 kv_len=1024 "
+    "dtype=f16",
+    "pattern=window left=300 right=0 sinks=200 block=16 heads=2 kv_heads=1 head_dim=128 q_len=448 "
+    "dtype=bf16",
     "pattern=window left=1023 right=0 heads=1 head_dim=128 q_len=2048 dtype=bf16 batch_invariant=1",
-    "pattern=window left=127 right=0 heads=1 head_dim=128 q_lens=512,1,300 kv_lens=512,700,364 dtype=bf16",
+    "pattern=window left=127 right=0 heads=1 head_dim=128 q_lens=512,1,300 kv_lens=512,700,364 "
+    "dtype=bf16",
 };
 
 int list_build(problem_list *list, const char *folder) {
@@ -405,11 +471,14 @@ int list_build(problem_list *list, const char *folder) {
     list->covered = c->pairs - c->infeasible - c->left;
     free(c);
     for (int n = 0; n < USUAL_BLOCKS; n++) {
-        every_remainder(list->lines[list->count++], blocks[n], 1, n % 2 ? "dtype=bf16" : "offset=1");
-        every_remainder(list->lines[list->count++], blocks[n], 1, "kv_split=4 kv_heads=1 per_kv_head=1");
+        every_remainder(list->lines[list->count++], blocks[n], 1,
+                        n % 2 ? "dtype=bf16" : "offset=1");
+        every_remainder(list->lines[list->count++], blocks[n], 1,
+                        "kv_split=4 kv_heads=1 per_kv_head=1");
         every_remainder(list->lines[list->count++], blocks[n], 7, n % 2 ? "offset=1" : "dtype=f16");
     }
-    for (size_t n = 0; n < sizeof further / sizeof further[0]; n++) snprintf(list->lines[list->count++], LIST_LINE, "%s", further[n]);
+    for (size_t n = 0; n < sizeof further / sizeof further[0]; n++)
+        snprintf(list->lines[list->count++], LIST_LINE, "%s", further[n]);
     return 0;
 }
 
@@ -427,15 +496,20 @@ static uint64_t next(uint64_t *state) {
     return z ^ (z >> 31);
 }
 
-static int64_t between(uint64_t *state, int64_t low, int64_t high) { return low + (int64_t)(next(state) % (uint64_t)(high - low + 1)); }
+static int64_t between(uint64_t *state, int64_t low, int64_t high) {
+    return low + (int64_t)(next(state) % (uint64_t)(high - low + 1));
+}
 
 /* Short lengths are as likely as long ones. */
-static int64_t length(uint64_t *state, int64_t most) { return between(state, 0, between(state, 0, 1) ? most : 40); }
+static int64_t length(uint64_t *state, int64_t most) {
+    return between(state, 0, between(state, 0, 1) ? most : 40);
+}
 
 int list_random(uint64_t seed, uint64_t index, const char *folder, char line[LIST_LINE]) {
     writer w = {line, 0};
     uint64_t s = seed * 0x2545f4914f6cdd1du + index;
-    const int kv_heads = (int)between(&s, 1, 4), group = (int)between(&s, 1, 5), heads = kv_heads * group;
+    const int kv_heads = (int)between(&s, 1, 4), group = (int)between(&s, 1, 5),
+              heads = kv_heads * group;
     const int block = (int)between(&s, 0, 2) ? 16 << between(&s, 0, 3) : (int)between(&s, 1, 100);
     const int packed = between(&s, 0, 2) == 0, sequences = (int)between(&s, 1, packed ? 6 : 3);
     const int causal = between(&s, 0, 2) != 0;
@@ -446,14 +520,18 @@ int list_random(uint64_t seed, uint64_t index, const char *folder, char line[LIS
         if (kv[n] > longest) longest = kv[n];
     }
     char name[64];
-    snprintf(name, sizeof name, "random-%llu-%llu", (unsigned long long)seed, (unsigned long long)index);
+    snprintf(name, sizeof name, "random-%llu-%llu", (unsigned long long)seed,
+             (unsigned long long)index);
     switch (between(&s, 0, 5)) {
     case 0:
     case 1:
     case 2: {
-        add(&w, "pattern=s2 block=%d local=%d stride=%d", block, (int)between(&s, 1, 12), (int)between(&s, 1, 20));
+        add(&w, "pattern=s2 block=%d local=%d stride=%d", block, (int)between(&s, 1, 12),
+            (int)between(&s, 1, 20));
         const int total = heads * (int)between(&s, 1, 3);
-        if (total != heads) add(&w, " head_first=%d heads_total=%d", (int)between(&s, 0, total / heads - 1) * heads, total);
+        if (total != heads)
+            add(&w, " head_first=%d heads_total=%d", (int)between(&s, 0, total / heads - 1) * heads,
+                total);
         if (between(&s, 0, 2) == 0) add(&w, " dense_heads=%d", (int)between(&s, 0, total));
         if (causal) {
             add(&w, " offset=%d", (int)between(&s, 0, 9));
@@ -465,11 +543,12 @@ int list_random(uint64_t seed, uint64_t index, const char *folder, char line[LIS
     }
     case 3: add(&w, "pattern=dense"); break;
     case 4:
-        add(&w, "pattern=window left=%d right=%d sinks=%d", (int)between(&s, -1, 300), causal ? 0 : (int)between(&s, -1, 300),
-            (int)(between(&s, 0, 1) * between(&s, 0, 150)));
+        add(&w, "pattern=window left=%d right=%d sinks=%d", (int)between(&s, -1, 300),
+            causal ? 0 : (int)between(&s, -1, 300), (int)(between(&s, 0, 1) * between(&s, 0, 150)));
         break;
     default:
-        if (add_mask(&w, folder, name, (int)between(&s, 0, 1), between(&s, 0, 1) ? heads : 1, (longest + block - 1) / block, block, next(&s)) != 0)
+        if (add_mask(&w, folder, name, (int)between(&s, 0, 1), between(&s, 0, 1) ? heads : 1,
+                     (longest + block - 1) / block, block, next(&s)) != 0)
             return -1;
     }
     if (!causal) add(&w, " causal=0");
@@ -478,7 +557,8 @@ int list_random(uint64_t seed, uint64_t index, const char *folder, char line[LIS
     if (packed) {
         for (int side = 0; side < 2; side++) {
             add(&w, side ? " kv_lens=" : " q_lens=");
-            for (int n = 0; n < sequences; n++) add(&w, "%s%lld", n ? "," : "", (long long)(side ? kv[n] : q[n]));
+            for (int n = 0; n < sequences; n++)
+                add(&w, "%s%lld", n ? "," : "", (long long)(side ? kv[n] : q[n]));
         }
     } else
         add(&w, " batch=%d q_len=%lld kv_len=%lld", sequences, (long long)q[0], (long long)kv[0]);

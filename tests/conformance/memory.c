@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory laid out at will, and memory that must not matter: gaps, keys past the end, blocks that nobody keeps, the workspace. */
+/* Tensors with unusual strides, and memory whose contents must not matter: gaps, keys past the end,
+ * blocks that no row keeps, the workspace. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,11 +10,15 @@
 #include "rig.h"
 
 static const char *const lines[] = {
-    "pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 head_dim=24 batch=2 q_len=37 kv_len=101",
-    "pattern=s2 block=16 local=1 stride=4 offset=1 dense_heads=1 heads=3 head_dim=72 q_len=3 kv_len=161 dtype=f16 kv_split=3",
-    "pattern=window left=20 right=9 causal=0 sinks=3 heads=2 kv_heads=1 head_dim=40 q_len=70 kv_len=66 dtype=bf16",
+    "pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 head_dim=24 batch=2 q_len=37 "
+    "kv_len=101",
+    "pattern=s2 block=16 local=1 stride=4 offset=1 dense_heads=1 heads=3 head_dim=72 q_len=3 "
+    "kv_len=161 dtype=f16 kv_split=3",
+    "pattern=window left=20 right=9 causal=0 sinks=3 heads=2 kv_heads=1 head_dim=40 q_len=70 "
+    "kv_len=66 dtype=bf16",
     "pattern=dense heads=2 head_dim=128 q_lens=1,30,0,17 kv_lens=77,30,4,9 dtype=bf16",
-    "pattern=s2 causal=0 block=16 local=2 stride=4 heads=4 head_dim=16 q_len=65 kv_len=65 dtype=f16",
+    "pattern=s2 causal=0 block=16 local=2 stride=4 heads=4 head_dim=16 q_len=65 kv_len=65 "
+    "dtype=f16",
 };
 enum { LINES = sizeof lines / sizeof lines[0] };
 
@@ -22,7 +27,9 @@ typedef struct outputs {
     float *lse;
 } outputs;
 
-static outputs outputs_of(const rig *r) { return (outputs){rig_room(r->bytes[TESS_ROLE_O]), rig_room(r->bytes[TESS_ROLE_LSE])}; }
+static outputs outputs_of(const rig *r) {
+    return (outputs){rig_room(r->bytes[TESS_ROLE_O]), rig_room(r->bytes[TESS_ROLE_LSE])};
+}
 
 static void outputs_free(outputs *out) {
     free(out->o);
@@ -72,11 +79,15 @@ static void test_strides_and_offsets(void **state) {
         if (r.refused) continue;
         outputs plain = outputs_of(&r), got = outputs_of(&r);
         rig_run(&r, NULL, plain.o, plain.lse);
-        rig_check(&r, plain.o, plain.lse, r.p.dtype == TESS_F32 ? 1e-5 : r.p.dtype == TESS_F16 ? 4e-3 : 3e-2);
+        rig_check(&r, plain.o, plain.lse,
+                  r.p.dtype == TESS_F32   ? 1e-5
+                  : r.p.dtype == TESS_F16 ? 4e-3
+                                          : 3e-2);
         for (int offset = 0; offset < 16; offset++) {
             rig_view views[5];
             for (int role = 0; role < 5; role++)
-                views[role] = view_of(&r, (tess_role)role, (offset + role) % 4, (offset * 7 + role * 3) % 11, (offset + role * 5) % 16);
+                views[role] = view_of(&r, (tess_role)role, (offset + role) % 4,
+                                      (offset * 7 + role * 3) % 11, (offset + role * 5) % 16);
             const rig_options options = {.views = views};
             char what[64];
             snprintf(what, sizeof what, "layout %d of problem %d", offset, n);
@@ -89,7 +100,8 @@ static void test_strides_and_offsets(void **state) {
     }
 }
 
-/* Stride 0: one query for every head, one key and value head for every kv head, one sequence of keys for the whole batch. */
+/* Stride 0: one query for every head, one key and value head for every kv head, one sequence of
+ * keys for the whole batch. */
 static void test_broadcast_inputs(void **state) {
     for (int n = 0; n < 2; n++) {
         rig r;
@@ -107,7 +119,9 @@ static void test_broadcast_inputs(void **state) {
             for (int64_t b = 0; b < d->batch; b++)
                 for (int64_t t = 0; t < d->tokens; t++)
                     for (int64_t h = 0; h < d->heads; h++)
-                        memcpy((char *)copy[role] + (size_t)(b * c->batch + t * c->token + h * c->head) * r.size[role],
+                        memcpy((char *)copy[role] +
+                                   (size_t)(b * c->batch + t * c->token + h * c->head) *
+                                       r.size[role],
                                (char *)r.data[role] + (size_t)(t * c->token) * r.size[role], run);
             views[role].batch = views[role].head = 0;
         }
@@ -146,16 +160,19 @@ static void test_workspace_contents(void **state) {
 
 static void poison(const rig *r, int role, void *data, int64_t batch, int64_t token, int64_t head) {
     const rig_view c = rig_contiguous(r, (tess_role)role);
-    memset((char *)data + (size_t)(batch * c.batch + token * c.token + head * c.head) * r->size[role], 0xff,
-           (size_t)r->dims[role].elements * r->size[role]);
+    memset((char *)data +
+               (size_t)(batch * c.batch + token * c.token + head * c.head) * r->size[role],
+           0xff, (size_t)r->dims[role].elements * r->size[role]);
 }
 
 /* Key blocks that no query of any head of the group keeps hold NaN. */
 static void test_poisoned_blocks(void **state) {
     static const char *const sparse[] = {
         "pattern=s2 block=16 local=2 stride=5 heads=4 kv_heads=4 head_dim=32 q_len=20 kv_len=411",
-        "pattern=s2 block=16 local=1 stride=7 offset=1 heads=4 kv_heads=2 head_dim=64 q_len=1 kv_len=500 dtype=bf16",
-        "pattern=s2 block=16 local=1 stride=6 heads=4 kv_heads=2 head_dim=64 q_len=5 kv_len=500 dtype=f16 kv_split=4",
+        "pattern=s2 block=16 local=1 stride=7 offset=1 heads=4 kv_heads=2 head_dim=64 q_len=1 "
+        "kv_len=500 dtype=bf16",
+        "pattern=s2 block=16 local=1 stride=6 heads=4 kv_heads=2 head_dim=64 q_len=5 kv_len=500 "
+        "dtype=f16 kv_split=4",
         "pattern=window left=40 right=0 sinks=20 block=16 heads=2 head_dim=32 q_len=33 kv_len=300",
         "pattern=s2 causal=0 block=32 local=1 stride=9 heads=2 head_dim=16 q_len=40 kv_len=700",
     };
@@ -176,7 +193,8 @@ static void test_poisoned_blocks(void **state) {
                 int used = 0;
                 for (int64_t t = j * p->block; t < (j + 1) * p->block && t < p->kv_len; t++)
                     for (int32_t h = g * group; h < (g + 1) * group; h++)
-                        for (int64_t row = 0; row < p->q_len; row++) used |= reference_kept(p, h, p->kv_len - p->q_len + row, t, p->kv_len);
+                        for (int64_t row = 0; row < p->q_len; row++)
+                            used |= reference_kept(p, h, p->kv_len - p->q_len + row, t, p->kv_len);
                 if (used) continue;
                 poisoned++;
                 for (int64_t t = j * p->block; t < (j + 1) * p->block && t < p->kv_len; t++) {
@@ -198,10 +216,14 @@ static void test_poisoned_blocks(void **state) {
     }
 }
 
-/* A block that one head of the group keeps and another does not: the other head's rows must not change. */
+/* A block that one head of the group keeps and another does not: the other head's rows must not
+ * change. */
 static void test_poison_of_another_head(void **state) {
     rig r;
-    rig_create(&r, *state, "pattern=s2 block=16 local=1 stride=4 heads=4 kv_heads=1 head_dim=32 q_len=1 kv_len=400", NULL, NULL);
+    rig_create(
+        &r, *state,
+        "pattern=s2 block=16 local=1 stride=4 heads=4 kv_heads=1 head_dim=32 q_len=1 kv_len=400",
+        NULL, NULL);
     if (r.refused) return;
     const problem *p = &r.p;
     outputs plain = outputs_of(&r), got = outputs_of(&r);
@@ -225,7 +247,8 @@ static void test_poison_of_another_head(void **state) {
                 reached++;
                 continue;
             }
-            rig_same_bits("o of a head that does not keep the block", (char *)plain.o + h * head, (char *)got.o + h * head, head);
+            rig_same_bits("o of a head that does not keep the block", (char *)plain.o + h * head,
+                          (char *)got.o + h * head, head);
             assert_true(plain.lse[h] == got.lse[h]);
         }
         blocks_tested += reached > 0 && reached < 4;
@@ -251,15 +274,20 @@ static void set_lengths(tess_plan_desc *desc, void *user) {
     desc->kv_len = l->most_kv;
 }
 
-/* A padded batch with a length for each sequence: rows past a length are neither read nor written, and the rest equals the packed batch. */
+/* A padded batch with a length for each sequence: rows past a length are neither read nor written,
+ * and the rest equals the packed batch. */
 static void test_padded_equals_packed(void **state) {
     static const char *const packed_lines[] = {
-        "pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 head_dim=40 q_lens=33,1,0,50,7 kv_lens=120,77,19,50,0 batch_invariant=1",
-        "pattern=window left=31 right=12 causal=0 sinks=4 heads=2 head_dim=64 q_lens=33,1,0,50,7 kv_lens=120,77,19,50,0 batch_invariant=1 dtype=bf16",
+        "pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 head_dim=40 q_lens=33,1,0,50,7 "
+        "kv_lens=120,77,19,50,0 batch_invariant=1",
+        "pattern=window left=31 right=12 causal=0 sinks=4 heads=2 head_dim=64 q_lens=33,1,0,50,7 "
+        "kv_lens=120,77,19,50,0 batch_invariant=1 dtype=bf16",
     };
     static const char *const padded_lines[] = {
-        "pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 head_dim=40 batch=5 q_len=52 kv_len=121 batch_invariant=1",
-        "pattern=window left=31 right=12 causal=0 sinks=4 heads=2 head_dim=64 batch=5 q_len=52 kv_len=121 batch_invariant=1 dtype=bf16",
+        "pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 head_dim=40 batch=5 q_len=52 "
+        "kv_len=121 batch_invariant=1",
+        "pattern=window left=31 right=12 causal=0 sinks=4 heads=2 head_dim=64 batch=5 q_len=52 "
+        "kv_len=121 batch_invariant=1 dtype=bf16",
     };
     static const int64_t q[5] = {33, 1, 0, 50, 7}, kv[5] = {120, 77, 19, 50, 0};
     for (int n = 0; n < 2; n++) {
@@ -269,12 +297,16 @@ static void test_padded_equals_packed(void **state) {
         rig_create(&padded, *state, padded_lines[n], set_lengths, &l);
         if (packed.refused || padded.refused) continue;
         for (int role = 0; role < 3; role++) {
-            const rig_view a = rig_contiguous(&packed, (tess_role)role), b = rig_contiguous(&padded, (tess_role)role);
+            const rig_view a = rig_contiguous(&packed, (tess_role)role),
+                           b = rig_contiguous(&padded, (tess_role)role);
             const size_t size = packed.size[role];
             memset(padded.data[role], 0xff, padded.bytes[role]);
             for (int64_t s = 0; s < 5; s++) {
-                const int64_t tokens = role ? kv[s] : q[s], start = role ? problem_kv_start(&packed.p, s) : problem_q_start(&packed.p, s);
-                memcpy((char *)padded.data[role] + (size_t)(s * b.batch) * size, (char *)packed.data[role] + (size_t)(start * a.token) * size,
+                const int64_t tokens = role ? kv[s] : q[s],
+                              start = role ? problem_kv_start(&packed.p, s)
+                                           : problem_q_start(&packed.p, s);
+                memcpy((char *)padded.data[role] + (size_t)(s * b.batch) * size,
+                       (char *)packed.data[role] + (size_t)(start * a.token) * size,
                        (size_t)(tokens * a.token) * size);
             }
         }
@@ -283,23 +315,29 @@ static void test_padded_equals_packed(void **state) {
         memset(two.lse, 0x11, padded.bytes[TESS_ROLE_LSE]);
         rig_run(&packed, NULL, one.o, one.lse);
         rig_run(&padded, NULL, two.o, two.lse);
-        const rig_view a = rig_contiguous(&packed, TESS_ROLE_O), b = rig_contiguous(&padded, TESS_ROLE_O);
-        const rig_view c = rig_contiguous(&packed, TESS_ROLE_LSE), d = rig_contiguous(&padded, TESS_ROLE_LSE);
+        const rig_view a = rig_contiguous(&packed, TESS_ROLE_O),
+                       b = rig_contiguous(&padded, TESS_ROLE_O);
+        const rig_view c = rig_contiguous(&packed, TESS_ROLE_LSE),
+                       d = rig_contiguous(&padded, TESS_ROLE_LSE);
         const size_t size = packed.size[TESS_ROLE_O];
         for (int64_t s = 0; s < 5; s++) {
             const int64_t start = problem_q_start(&packed.p, s);
-            rig_same_bits("o of a padded sequence", (char *)one.o + (size_t)(start * a.token) * size, (char *)two.o + (size_t)(s * b.batch) * size,
-                          (size_t)(q[s] * a.token) * size);
+            rig_same_bits(
+                "o of a padded sequence", (char *)one.o + (size_t)(start * a.token) * size,
+                (char *)two.o + (size_t)(s * b.batch) * size, (size_t)(q[s] * a.token) * size);
             for (int64_t row = 0; row < 52; row++)
                 for (int32_t h = 0; h < packed.p.heads; h++) {
                     float untouched;
                     memset(&untouched, 0x9d, sizeof untouched);
                     const float got = two.lse[s * d.batch + row * d.token + h * d.head];
-                    const float wanted = row < q[s] ? one.lse[(start + row) * c.token + h * c.head] : untouched;
+                    const float wanted =
+                        row < q[s] ? one.lse[(start + row) * c.token + h * c.head] : untouched;
                     rig_same_bits("lse of a padded sequence", &wanted, &got, sizeof got);
                 }
-            for (int64_t byte = q[s] * a.token * (int64_t)size; byte < 52 * a.token * (int64_t)size; byte++)
-                if (((unsigned char *)two.o)[(size_t)(s * b.batch) * size + (size_t)byte] != 0x9d) fail_msg("o of a padded row was written");
+            for (int64_t byte = q[s] * a.token * (int64_t)size; byte < 52 * a.token * (int64_t)size;
+                 byte++)
+                if (((unsigned char *)two.o)[(size_t)(s * b.batch) * size + (size_t)byte] != 0x9d)
+                    fail_msg("o of a padded row was written");
         }
         outputs_free(&one);
         outputs_free(&two);

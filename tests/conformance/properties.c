@@ -15,12 +15,14 @@ int main(int argc, char **argv) {
         else if (strcmp(argv[n], "--only") == 0 && n + 1 < argc)
             only = argv[++n];
         else {
-            fprintf(stderr, "usage: %s [--device BACKEND] [--only memory|bits|values|sizes]\n", argv[0]);
+            fprintf(stderr, "usage: %s [--device BACKEND] [--only memory|bits|values|sizes]\n",
+                    argv[0]);
             return 2;
         }
     }
     static const char *const names[] = {"memory", "bits", "values", "sizes"};
-    static const property *const groups[] = {memory_properties, bits_properties, value_properties, size_properties};
+    static const property *const groups[] = {memory_properties, bits_properties, value_properties,
+                                             size_properties};
     test_targets targets;
     const int absent = test_targets_open(&targets, backend, TEST_EACH_KERNEL);
     if (absent != 0) return absent;
@@ -36,8 +38,10 @@ int main(int argc, char **argv) {
             for (int t = 0; t < targets.count; t++) {
                 test_target *target = &targets.items[t];
                 if (groups[g][n].once && target->kernel[0]) continue;
-                snprintf(titles[n_tests], sizeof titles[0], "%s [%s %s]", groups[g][n].name, target->id, target->kernel);
-                tests[n_tests] = (struct CMUnitTest){titles[n_tests], groups[g][n].test, NULL, NULL, target};
+                snprintf(titles[n_tests], sizeof titles[0], "%s [%s %s]", groups[g][n].name,
+                         target->id, target->kernel);
+                tests[n_tests] =
+                    (struct CMUnitTest){titles[n_tests], groups[g][n].test, NULL, NULL, target};
                 n_tests++;
             }
         failed |= _cmocka_run_group_tests(names[g], tests, n_tests, NULL, NULL);

@@ -14,9 +14,12 @@ static void *take(uint64_t bytes) {
     return pointer;
 }
 
-static uint64_t elements_of(const rig_dims *d) { return (uint64_t)d->batch * (uint64_t)d->tokens * (uint64_t)d->heads * (uint64_t)d->elements; }
+static uint64_t elements_of(const rig_dims *d) {
+    return (uint64_t)d->batch * (uint64_t)d->tokens * (uint64_t)d->heads * (uint64_t)d->elements;
+}
 
-void rig_create(rig *r, const test_target *target, const char *line, void (*edit)(tess_plan_desc *desc, void *user), void *user) {
+void rig_create(rig *r, const test_target *target, const char *line,
+                void (*edit)(tess_plan_desc *desc, void *user), void *user) {
     char error[512];
     memset(r, 0, sizeof *r);
     r->target = target;
@@ -44,7 +47,8 @@ void rig_create(rig *r, const test_target *target, const char *line, void (*edit
     assert_ok(tess_plan_query(r->plan, &r->info));
     const problem *p = &r->p;
     const int packed = p->q_lens != NULL;
-    const int64_t batch = packed ? 1 : p->batch, q = packed ? problem_q_tokens(p) : p->q_len, kv = packed ? problem_kv_tokens(p) : p->kv_len;
+    const int64_t batch = packed ? 1 : p->batch, q = packed ? problem_q_tokens(p) : p->q_len,
+                  kv = packed ? problem_kv_tokens(p) : p->kv_len;
     r->dims[TESS_ROLE_Q] = r->dims[TESS_ROLE_O] = (rig_dims){batch, q, p->heads, p->head_dim};
     r->dims[TESS_ROLE_K] = r->dims[TESS_ROLE_V] = (rig_dims){batch, kv, p->kv_heads, p->head_dim};
     r->dims[TESS_ROLE_LSE] = (rig_dims){batch, q, p->heads, 1};
@@ -54,7 +58,8 @@ void rig_create(rig *r, const test_target *target, const char *line, void (*edit
     }
     for (int role = 0; role < 3; role++) {
         r->data[role] = take(r->bytes[role]);
-        fill_normal(p->dtype, r->data[role], (int64_t)elements_of(&r->dims[role]), p->seed, (uint32_t)role);
+        fill_normal(p->dtype, r->data[role], (int64_t)elements_of(&r->dims[role]), p->seed,
+                    (uint32_t)role);
     }
 }
 
@@ -73,15 +78,18 @@ rig_view rig_contiguous(const rig *r, tess_role role) {
 }
 
 /* Copies between the contiguous array and the image. */
-static void move_elements(const rig *r, tess_role role, const rig_view *v, void *contiguous, char *image, int scatter) {
+static void move_elements(const rig *r, tess_role role, const rig_view *v, void *contiguous,
+                          char *image, int scatter) {
     const rig_dims *d = &r->dims[role];
     const rig_view c = rig_contiguous(r, role);
     const size_t size = r->size[role], run = (size_t)d->elements * size;
     for (int64_t b = 0; b < d->batch; b++)
         for (int64_t t = 0; t < d->tokens; t++)
             for (int64_t h = 0; h < d->heads; h++) {
-                char *at = (char *)contiguous + (size_t)(b * c.batch + t * c.token + h * c.head) * size;
-                char *to = image + (size_t)(v->offset + b * v->batch + t * v->token + h * v->head) * size;
+                char *at =
+                    (char *)contiguous + (size_t)(b * c.batch + t * c.token + h * c.head) * size;
+                char *to =
+                    image + (size_t)(v->offset + b * v->batch + t * v->token + h * v->head) * size;
                 if (scatter)
                     memcpy(to, at, run);
                 else
@@ -89,18 +97,22 @@ static void move_elements(const rig *r, tess_role role, const rig_view *v, void 
             }
 }
 
-void rig_scatter(const rig *r, tess_role role, const rig_view *view, const void *contiguous, void *image) {
+void rig_scatter(const rig *r, tess_role role, const rig_view *view, const void *contiguous,
+                 void *image) {
     move_elements(r, role, view, (void *)(uintptr_t)contiguous, image, 1);
 }
 
-void rig_gather(const rig *r, tess_role role, const rig_view *view, void *contiguous, const void *image) {
+void rig_gather(const rig *r, tess_role role, const rig_view *view, void *contiguous,
+                const void *image) {
     move_elements(r, role, view, contiguous, (void *)(uintptr_t)image, 0);
 }
 
 uint64_t rig_extent(const rig *r, tess_role role, const rig_view *v) {
     const rig_dims *d = &r->dims[role];
     if (elements_of(d) == 0) return 0;
-    return (uint64_t)(v->offset + (d->batch - 1) * v->batch + (d->tokens - 1) * v->token + (d->heads - 1) * v->head + d->elements) * r->size[role];
+    return (uint64_t)(v->offset + (d->batch - 1) * v->batch + (d->tokens - 1) * v->token +
+                      (d->heads - 1) * v->head + d->elements) *
+           r->size[role];
 }
 
 /* A device may have so many runs under way already that the plan has no room for another. */
@@ -127,9 +139,12 @@ void rig_run(const rig *r, const rig_options *options, void *o, float *lse) {
         const int output = role >= TESS_ROLE_O, guard = output ? GUARD : 0;
         bytes[role] = rig_extent(r, (tess_role)role, &view[role]) + 2 * (uint64_t)guard;
         image[role] = take(bytes[role]);
-        memset(image[role], output ? GUARD_BYTE : 0xff, bytes[role]); /* 0xff.. is NaN in every type: what lies between elements of an input */
+        /* 0xff.. is NaN in every type: what lies between elements of an input */
+        memset(image[role], output ? GUARD_BYTE : 0xff, bytes[role]);
         if (!output)
-            move_elements(r, (tess_role)role, &view[role], opt->data[role] ? (void *)(uintptr_t)opt->data[role] : r->data[role], image[role], 1);
+            move_elements(r, (tess_role)role, &view[role],
+                          opt->data[role] ? (void *)(uintptr_t)opt->data[role] : r->data[role],
+                          image[role], 1);
         buffer[role] = test_upload(device, image[role], bytes[role]);
         memset(&tensor[role], 0, sizeof tensor[role]);
         tensor[role].buffer = buffer[role];
@@ -138,7 +153,8 @@ void rig_run(const rig *r, const rig_options *options, void *o, float *lse) {
         tensor[role].stride_token = view[role].token;
         tensor[role].stride_head = view[role].head;
     }
-    const uint64_t space = r->info.workspace_bytes, align = r->info.workspace_align ? r->info.workspace_align : 1;
+    const uint64_t space = r->info.workspace_bytes,
+                   align = r->info.workspace_align ? r->info.workspace_align : 1;
     const uint64_t front = (GUARD + align - 1) / align * align, all = front + space + GUARD;
     char *work = take(all);
     memset(work, opt->workspace_byte, all);
@@ -157,7 +173,8 @@ void rig_run(const rig *r, const rig_options *options, void *o, float *lse) {
     if (opt->step) {
         run.job_count = opt->step;
         for (; run.first_job < r->info.n_jobs; run.first_job += opt->step) {
-            if (run.job_count > r->info.n_jobs - run.first_job) run.job_count = r->info.n_jobs - run.first_job;
+            if (run.job_count > r->info.n_jobs - run.first_job)
+                run.job_count = r->info.n_jobs - run.first_job;
             run_when_free(device, r->plan, &run);
         }
     } else
@@ -169,15 +186,19 @@ void rig_run(const rig *r, const rig_options *options, void *o, float *lse) {
         char *got = take(bytes[role]);
         test_download(device, buffer[role], got, bytes[role]);
         if (role == TESS_ROLE_O || !opt->without_lse) {
-            move_elements(r, (tess_role)role, &view[role], results[role - TESS_ROLE_O], got + GUARD, 0);
-            move_elements(r, (tess_role)role, &view[role], results[role - TESS_ROLE_O], image[role] + GUARD, 1);
+            move_elements(r, (tess_role)role, &view[role], results[role - TESS_ROLE_O], got + GUARD,
+                          0);
+            move_elements(r, (tess_role)role, &view[role], results[role - TESS_ROLE_O],
+                          image[role] + GUARD, 1);
         }
-        if (memcmp(got, image[role], bytes[role]) != 0) fail_msg("%s was written outside of its elements", role == TESS_ROLE_O ? "o" : "lse");
+        if (memcmp(got, image[role], bytes[role]) != 0)
+            fail_msg("%s was written outside of its elements", role == TESS_ROLE_O ? "o" : "lse");
         free(got);
     }
     char *after = take(all);
     test_download(device, scratch, after, all);
-    if (memcmp(after, work, front) != 0 || memcmp(after + front + space, work + front + space, GUARD) != 0)
+    if (memcmp(after, work, front) != 0 ||
+        memcmp(after + front + space, work + front + space, GUARD) != 0)
         fail_msg("memory around the workspace was written");
     free(after);
     free(work);
@@ -200,7 +221,9 @@ void *rig_room(uint64_t bytes) {
 void rig_same_bits(const char *what, const void *a, const void *b, uint64_t bytes) {
     const unsigned char *x = a, *y = b;
     for (uint64_t n = 0; n < bytes; n++)
-        if (x[n] != y[n]) fail_msg("%s: byte %llu of %llu differs", what, (unsigned long long)n, (unsigned long long)bytes);
+        if (x[n] != y[n])
+            fail_msg("%s: byte %llu of %llu differs", what, (unsigned long long)n,
+                     (unsigned long long)bytes);
 }
 
 void rig_check_head(const rig *r, int32_t head, const void *o, const float *lse, double tolerance) {
@@ -214,11 +237,14 @@ void rig_check_head(const rig *r, int32_t head, const void *o, const float *lse,
             const int64_t token = problem_q_start(p, s) + n, batch = p->q_lens ? 0 : s;
             const double got = lse[batch * vl.batch + token * vl.token + head * vl.head];
             if (isinf(value) ? got != value : !(fabs(got - value) <= tolerance * (1 + fabs(value))))
-                fail_msg("sequence %d head %d row %d: LSE is %.9g and should be %.9g", (int)s, (int)head, (int)n, got, value);
+                fail_msg("sequence %d head %d row %d: LSE is %.9g and should be %.9g", (int)s,
+                         (int)head, (int)n, got, value);
             for (int e = 0; e < p->head_dim; e++) {
-                const double x = load_element(p->dtype, o, batch * vo.batch + token * vo.token + head * vo.head + e);
+                const double x = load_element(
+                    p->dtype, o, batch * vo.batch + token * vo.token + head * vo.head + e);
                 if (!(fabs(x - row[e]) <= tolerance * (1 + fabs(row[e]))))
-                    fail_msg("sequence %d head %d row %d element %d: %.9g and should be %.9g", (int)s, (int)head, (int)n, e, x, row[e]);
+                    fail_msg("sequence %d head %d row %d element %d: %.9g and should be %.9g",
+                             (int)s, (int)head, (int)n, e, x, row[e]);
             }
         }
 }

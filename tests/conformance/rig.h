@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A problem with memory laid out at will: what the properties need beyond the contiguous tensors of support/instance.h. */
+/* A problem whose tensors may have any layout in memory: what the properties need beyond the
+ * contiguous tensors of support/instance.h. */
 #ifndef TESSERA_TESTS_CONFORMANCE_RIG_H
 #define TESSERA_TESTS_CONFORMANCE_RIG_H
 
@@ -28,8 +29,10 @@ typedef struct rig {
     int refused;       /* the forced kernel does not take this problem; nothing else is set */
 } rig;
 
-/* Makes the problem of `line` ready on a target. `edit` (may be NULL) changes the plan's descriptor. Failures fail the test. */
-void rig_create(rig *r, const test_target *target, const char *line, void (*edit)(tess_plan_desc *desc, void *user), void *user);
+/* Makes the problem of `line` ready on a target. `edit` (may be NULL) changes the plan's
+ * descriptor. Failures fail the test. */
+void rig_create(rig *r, const test_target *target, const char *line,
+                void (*edit)(tess_plan_desc *desc, void *user), void *user);
 void rig_release(rig *r);
 
 typedef struct rig_options {
@@ -40,13 +43,16 @@ typedef struct rig_options {
     const void *data[3];   /* other contiguous inputs; NULL: the rig's */
 } rig_options;
 
-/* Runs and gathers the outputs into contiguous arrays. Bytes between the elements of an output, and guard bytes around outputs and workspace, must stay as they
- * were; the test fails otherwise. `options` may be NULL. */
+/* Runs and gathers the outputs into contiguous arrays. Bytes between the elements of an output, and
+ * guard bytes around outputs and workspace, must stay as they were; the test fails otherwise.
+ * `options` may be NULL. */
 void rig_run(const rig *r, const rig_options *options, void *o, float *lse);
 
 /* Copies a contiguous array into an image laid out as `view` says, and back. */
-void rig_scatter(const rig *r, tess_role role, const rig_view *view, const void *contiguous, void *image);
-void rig_gather(const rig *r, tess_role role, const rig_view *view, void *contiguous, const void *image);
+void rig_scatter(const rig *r, tess_role role, const rig_view *view, const void *contiguous,
+                 void *image);
+void rig_gather(const rig *r, tess_role role, const rig_view *view, void *contiguous,
+                const void *image);
 uint64_t rig_extent(const rig *r, tess_role role, const rig_view *view); /* bytes of the image */
 
 rig_view rig_contiguous(const rig *r, tess_role role);
@@ -57,8 +63,10 @@ void *rig_room(uint64_t bytes);
 /* Fails the test if the arrays differ in a bit. */
 void rig_same_bits(const char *what, const void *a, const void *b, uint64_t bytes);
 
-/* Fails the test unless every row equals the reference: |difference| <= tolerance (1 + |reference|), and the LSE likewise. */
+/* Fails the test unless every row equals the reference: |difference| <= tolerance (1 +
+ * |reference|), and the LSE likewise. */
 void rig_check(const rig *r, const void *o, const float *lse, double tolerance);
-void rig_check_head(const rig *r, int32_t head, const void *o, const float *lse, double tolerance); /* rows of that head only */
+/* rows of that head only */
+void rig_check_head(const rig *r, int32_t head, const void *o, const float *lse, double tolerance);
 
 #endif

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Values that other runs, or arithmetic alone, tell: partitions of the keys merged by (O, LSE), rows without keys, large scores; and that the check sees a wrong pattern. */
+/* Results that another run or arithmetic alone predicts: partitions of the keys merged by (O, LSE),
+ * rows without keys, large scores. And the check itself must notice a wrong pattern. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,7 +23,8 @@ typedef struct sums {
 } sums;
 
 static sums sums_of(int64_t rows, int elements) {
-    sums s = {rows, elements, rig_room((uint64_t)(rows * elements) * sizeof(double)), rig_room((uint64_t)rows * sizeof(double))};
+    sums s = {rows, elements, rig_room((uint64_t)(rows * elements) * sizeof(double)),
+              rig_room((uint64_t)rows * sizeof(double))};
     for (int64_t n = 0; n < rows; n++) s.lse[n] = -INFINITY;
     return s;
 }
@@ -34,18 +36,21 @@ static void sums_add(sums *s, int64_t row, const float *o, float lse) {
         return;
     }
     const double x = exp(a - most), y = exp(b - most);
-    for (int e = 0; e < s->elements; e++) s->o[row * s->elements + e] = (x * s->o[row * s->elements + e] + y * o[e]) / (x + y);
+    for (int e = 0; e < s->elements; e++)
+        s->o[row * s->elements + e] = (x * s->o[row * s->elements + e] + y * o[e]) / (x + y);
     s->lse[row] = most + log(x + y);
 }
 
 static void sums_equal(const sums *s, const float *o, const float *lse) {
     for (int64_t n = 0; n < s->rows; n++) {
-        if (isinf(s->lse[n]) ? lse[n] != -INFINITY : !(fabs(lse[n] - s->lse[n]) <= 1e-5 * (1 + fabs(s->lse[n]))))
-            fail_msg("row %d: LSE of the whole is %.9g and of its parts %.9g", (int)n, (double)lse[n], s->lse[n]);
+        if (isinf(s->lse[n]) ? lse[n] != -INFINITY
+                             : !(fabs(lse[n] - s->lse[n]) <= 1e-5 * (1 + fabs(s->lse[n]))))
+            fail_msg("row %d: LSE of the whole is %.9g and of its parts %.9g", (int)n,
+                     (double)lse[n], s->lse[n]);
         for (int e = 0; e < s->elements; e++)
             if (!(fabs(o[n * s->elements + e] - s->o[n * s->elements + e]) <= 1e-5))
-                fail_msg("row %d element %d: the whole is %.9g and its parts %.9g", (int)n, e, (double)o[n * s->elements + e],
-                         s->o[n * s->elements + e]);
+                fail_msg("row %d element %d: the whole is %.9g and its parts %.9g", (int)n, e,
+                         (double)o[n * s->elements + e], s->o[n * s->elements + e]);
     }
 }
 
@@ -54,26 +59,31 @@ static void sums_free(sums *s) {
     free(s->lse);
 }
 
-/* Ranks that hold a piece of the keys and of the queries: earlier pieces are seen whole, the own one in causal order. One head, so that rows are rows. */
+/* Each rank holds one run of keys and queries. It sees the keys of earlier ranks whole and its own
+ * in causal order. There is one head, so that a run of rows is contiguous. */
 static void test_context_parallel_dense(void **state) {
-    enum { PIECES = 4, PIECE = 75, D = 64, ALL = PIECES * PIECE };
+    enum { RANKS = 4, SHARE = 75, D = 64, ALL = RANKS * SHARE };
     rig whole;
     char line[256];
     snprintf(line, sizeof line, "pattern=dense heads=1 head_dim=%d q_len=%d seed=5", D, ALL);
     rig_create(&whole, *state, line, NULL, NULL);
     if (whole.refused) return;
-    float *o = rig_room(ALL * D * 4), *lse = rig_room(ALL * 4), *part_o = rig_room(PIECE * D * 4), *part_lse = rig_room(PIECE * 4);
+    float *o = rig_room(ALL * D * 4), *lse = rig_room(ALL * 4), *part_o = rig_room(SHARE * D * 4),
+          *part_lse = rig_room(SHARE * 4);
     rig_run(&whole, NULL, o, lse);
     sums s = sums_of(ALL, D);
-    for (int q = 0; q < PIECES; q++)
+    for (int q = 0; q < RANKS; q++)
         for (int k = 0; k <= q; k++) {
             rig part;
-            snprintf(line, sizeof line, "pattern=dense causal=%d heads=1 head_dim=%d q_len=%d", q == k, D, PIECE);
+            snprintf(line, sizeof line, "pattern=dense causal=%d heads=1 head_dim=%d q_len=%d",
+                     q == k, D, SHARE);
             rig_create(&part, *state, line, NULL, NULL);
-            const rig_options options = {
-                .data = {(float *)whole.data[0] + q * PIECE * D, (float *)whole.data[1] + k * PIECE * D, (float *)whole.data[2] + k * PIECE * D}};
+            const rig_options options = {.data = {(float *)whole.data[0] + q * SHARE * D,
+                                                  (float *)whole.data[1] + k * SHARE * D,
+                                                  (float *)whole.data[2] + k * SHARE * D}};
             rig_run(&part, &options, part_o, part_lse);
-            for (int n = 0; n < PIECE; n++) sums_add(&s, q * PIECE + n, part_o + n * D, part_lse[n]);
+            for (int n = 0; n < SHARE; n++)
+                sums_add(&s, q * SHARE + n, part_o + n * D, part_lse[n]);
             rig_release(&part);
         }
     sums_equal(&s, o, lse);
@@ -85,14 +95,24 @@ static void test_context_parallel_dense(void **state) {
     rig_release(&whole);
 }
 
-/* The blocks of an S2 pattern dealt to three ranks, each with a block mask of its own; some rows see no key of some rank. */
+/* The blocks of an S2 pattern dealt to three ranks, each with a block mask of its own; some rows
+ * see no key of some rank. */
 static void test_context_parallel_s2(void **state) {
-    enum { HEADS = 3, D = 32, TOKENS = 330, BLOCK = 16, BLOCKS = (TOKENS + BLOCK - 1) / BLOCK, RANKS = 3 };
+    enum {
+        HEADS = 3,
+        D = 32,
+        TOKENS = 330,
+        BLOCK = 16,
+        BLOCKS = (TOKENS + BLOCK - 1) / BLOCK,
+        RANKS = 3
+    };
     rig whole;
-    rig_create(&whole, *state, "pattern=s2 block=16 local=1 stride=4 offset=1 heads=3 head_dim=32 q_len=330 seed=6", NULL, NULL);
+    rig_create(&whole, *state,
+               "pattern=s2 block=16 local=1 stride=4 offset=1 heads=3 head_dim=32 q_len=330 seed=6",
+               NULL, NULL);
     if (whole.refused) return;
-    float *o = rig_room(HEADS * TOKENS * D * 4), *lse = rig_room(HEADS * TOKENS * 4), *part_o = rig_room(HEADS * TOKENS * D * 4),
-          *part_lse = rig_room(HEADS * TOKENS * 4);
+    float *o = rig_room(HEADS * TOKENS * D * 4), *lse = rig_room(HEADS * TOKENS * 4),
+          *part_o = rig_room(HEADS * TOKENS * D * 4), *part_lse = rig_room(HEADS * TOKENS * 4);
     rig_run(&whole, NULL, o, lse);
     sums s = sums_of(HEADS * TOKENS, D);
     int empty_rows = 0;
@@ -104,12 +124,15 @@ static void test_context_parallel_s2(void **state) {
             for (int i = 0; i < BLOCKS; i++) {
                 uint8_t row[BLOCKS];
                 assert_ok(tess_layout_row(whole.layout, h, i, row, BLOCKS));
-                for (int j = 0; j < BLOCKS; j++) mask[h][i][j] = row[j] && j * RANKS / BLOCKS == rank;
+                for (int j = 0; j < BLOCKS; j++)
+                    mask[h][i][j] = row[j] && j * RANKS / BLOCKS == rank;
             }
         snprintf(path, sizeof path, "/tmp/tessera-test-%ld-rank%d.npy", (long)getpid(), rank);
         const int64_t shape[3] = {HEADS, BLOCKS, BLOCKS};
-        if (npy_write(path, NPY_BOOL, 3, shape, mask, error, sizeof error) != 0) fail_msg("%s", error);
-        snprintf(line, sizeof line, "pattern=blocks block=16 mask=%s heads=3 head_dim=32 q_len=330 seed=6", path);
+        if (npy_write(path, NPY_BOOL, 3, shape, mask, error, sizeof error) != 0)
+            fail_msg("%s", error);
+        snprintf(line, sizeof line,
+                 "pattern=blocks block=16 mask=%s heads=3 head_dim=32 q_len=330 seed=6", path);
         rig part;
         rig_create(&part, *state, line, NULL, NULL);
         remove(path);
@@ -136,7 +159,7 @@ static void test_context_parallel_s2(void **state) {
     rig_release(&whole);
 }
 
-/* ------------------------------------------------------------------ rows without keys, lengths of zero */
+/* ---------------------------------------------------------- rows without keys, lengths of zero */
 
 typedef struct empty_case {
     const char *line;
@@ -145,8 +168,11 @@ typedef struct empty_case {
 
 static void test_rows_without_keys(void **state) {
     static const empty_case cases[] = {
-        {"pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 head_dim=32 q_len=90 kv_len=31", 59},
-        {"pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 head_dim=32 q_len=90 kv_len=31 kv_split=3 dtype=f16", 59},
+        {"pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 head_dim=32 q_len=90 kv_len=31",
+         59},
+        {"pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 head_dim=32 q_len=90 kv_len=31 "
+         "kv_split=3 dtype=f16",
+         59},
         {"pattern=dense heads=2 head_dim=24 q_len=5 kv_len=4 dtype=bf16", 1},
         {"pattern=dense heads=2 head_dim=24 q_len=5 kv_len=0", 5},
         {"pattern=dense causal=0 heads=2 head_dim=24 q_len=70 kv_len=0 kv_split=2", 70},
@@ -180,7 +206,8 @@ static void test_rows_without_keys(void **state) {
 
 static void test_nothing_to_do(void **state) {
     static const char *const cases[] = {
-        "pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 head_dim=32 batch=0 q_len=5 kv_len=9",
+        "pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 head_dim=32 batch=0 q_len=5 "
+        "kv_len=9",
         "pattern=dense heads=4 head_dim=32 q_len=0 kv_len=9",
         "pattern=window left=3 right=0 heads=4 head_dim=32 q_len=0 kv_len=0",
         "pattern=dense heads=4 head_dim=32 q_lens=0,0,0 kv_lens=0,5,0",
@@ -207,7 +234,7 @@ static void test_scores_of_any_size(void **state) {
         "pattern=dense heads=2 head_dim=64 q_len=40 kv_len=300 scale=1e10",
         "pattern=dense heads=2 head_dim=64 q_len=1 kv_len=300 scale=1e30 kv_split=3",
         "pattern=dense heads=2 head_dim=64 q_len=40 kv_len=300 scale=1e10 dtype=bf16",
-        /* Scores rise by more than a float's exponent from one tile of keys to the next. */
+        /* Scores grow by more than a float's exponent range from one stage of keys to the next. */
         "pattern=dense heads=2 head_dim=64 q_len=40 kv_len=1500 scale=20 dtype=bf16",
         "pattern=dense heads=4 kv_heads=1 head_dim=128 q_len=40 kv_len=1500 scale=20 dtype=f16",
         "pattern=dense causal=0 heads=2 head_dim=192 q_len=70 kv_len=700 scale=20 dtype=bf16",
@@ -218,7 +245,8 @@ static void test_scores_of_any_size(void **state) {
         if (r.refused) continue;
         float *o = rig_room(r.bytes[TESS_ROLE_O]), *lse = rig_room(r.bytes[TESS_ROLE_LSE]);
         rig_run(&r, NULL, o, lse);
-        /* A score near 1000 in float32 is off by up to 1e-4, and its exponential by as much. bf16 rounds exponentials and results by up to 2^-8 each. */
+        /* A score near 1000 in float32 is off by up to 1e-4, and its exponential by as much. bf16
+         * rounds exponentials and results by up to 2^-8 each. */
         rig_check(&r, o, lse, n == 1 ? 1e-5 : r.p.dtype == TESS_F32 ? 2e-3 : 2e-3 + 0x1p-7);
         free(o);
         free(lse);
@@ -236,13 +264,16 @@ static void exact_scores(rig *r, float size) {
         for (int64_t row = 0; row < rows; row++)
             for (int64_t e = 0; e < d->elements; e++) {
                 seed = seed * 6364136223846793005u + 1442695040888963407u;
-                const float x = e == 0 ? (role ? size / 512 : 512) : e <= 32 ? (float)((int)(seed >> 60) % 3 - 1) * (role ? 0.25f : 1) : 0;
+                const float x = e == 0    ? (role ? size / 512 : 512)
+                                : e <= 32 ? (float)((int)(seed >> 60) % 3 - 1) * (role ? 0.25f : 1)
+                                          : 0;
                 element_store(r->p.dtype, r->data[role], row * d->elements + e, x);
             }
     }
 }
 
-/* However large scores are, what counts is their difference; parts of the keys must not lose it. */
+/* Only differences of scores count, however large the scores are. Splitting the keys must not lose
+ * them. */
 static void test_large_scores_split(void **state) {
     static const char *const dtypes[] = {"f32", "f16", "bf16"};
     static const int splits[] = {1, 2, 3, 7, 33};
@@ -250,7 +281,9 @@ static void test_large_scores_split(void **state) {
         for (int s = 0; s < 5; s++)
             for (int power = 10; power <= 18; power += 4) {
                 char line[256];
-                snprintf(line, sizeof line, "pattern=dense heads=2 kv_heads=1 head_dim=64 q_len=%d kv_len=%d scale=1 dtype=%s kv_split=%d",
+                snprintf(line, sizeof line,
+                         "pattern=dense heads=2 kv_heads=1 head_dim=64 q_len=%d kv_len=%d scale=1 "
+                         "dtype=%s kv_split=%d",
                          power == 14 ? 70 : 3, power == 14 ? 600 : 2200, dtypes[d], splits[s]);
                 rig r;
                 rig_create(&r, *state, line, NULL, NULL);
@@ -258,19 +291,25 @@ static void test_large_scores_split(void **state) {
                 exact_scores(&r, ldexpf(1, power));
                 float *o = rig_room(r.bytes[TESS_ROLE_O]), *lse = rig_room(r.bytes[TESS_ROLE_LSE]);
                 rig_run(&r, NULL, o, lse);
-                rig_check(&r, o, lse, r.p.dtype == TESS_F32 ? 1e-5 : r.p.dtype == TESS_F16 ? 2e-3 : 0x1p-7);
+                rig_check(&r, o, lse,
+                          r.p.dtype == TESS_F32   ? 1e-5
+                          : r.p.dtype == TESS_F16 ? 2e-3
+                                                  : 0x1p-7);
                 free(o);
                 free(lse);
                 rig_release(&r);
             }
 }
 
-/* The largest legal scale, with scores whose product with it no float holds: results are those of
- * the highest scores, which are equal here. */
+/* The largest legal scale, with scores whose product with it overflows a float. Only the keys with
+ * the highest scores count, and those scores are equal here. */
 static void test_scale_beyond_floats(void **state) {
     for (int split = 1; split <= 3; split += 2) {
         char line[256];
-        snprintf(line, sizeof line, "pattern=dense heads=2 kv_heads=1 head_dim=64 q_len=3 kv_len=900 scale=1.3e36 kv_split=%d", split);
+        snprintf(line, sizeof line,
+                 "pattern=dense heads=2 kv_heads=1 head_dim=64 q_len=3 kv_len=900 scale=1.3e36 "
+                 "kv_split=%d",
+                 split);
         rig r;
         rig_create(&r, *state, line, NULL, NULL);
         if (r.refused) continue;
@@ -285,7 +324,8 @@ static void test_scale_beyond_floats(void **state) {
                 reference_row(&r.p, &in, 0, h, n, row, &lse);
                 for (int e = 0; e < 64; e++)
                     if (!(fabs(o[(n * 2 + h) * 64 + e] - row[e]) <= 1e-5 * (1 + fabs(row[e]))))
-                        fail_msg("%s: row %d of head %d: %g instead of %g", line, n, h, (double)o[(n * 2 + h) * 64 + e], row[e]);
+                        fail_msg("%s: row %d of head %d: %g instead of %g", line, n, h,
+                                 (double)o[(n * 2 + h) * 64 + e], row[e]);
             }
         free(o);
         rig_release(&r);
@@ -302,8 +342,10 @@ static void test_negative_scale(void **state) {
     static const double tolerances[] = {1e-5, 2e-3, 0x1p-7};
     for (int n = 0; n < 6; n++) {
         char line[256];
-        snprintf(line, sizeof line, "pattern=s2 block=16 local=2 stride=3 heads=2 head_dim=64 q_len=%d kv_len=300 dtype=%s", n < 3 ? 40 : 2,
-                 dtypes[n % 3]);
+        snprintf(
+            line, sizeof line,
+            "pattern=s2 block=16 local=2 stride=3 heads=2 head_dim=64 q_len=%d kv_len=300 dtype=%s",
+            n < 3 ? 40 : 2, dtypes[n % 3]);
         rig r;
         rig_create(&r, *state, line, negative_scale, NULL);
         if (r.refused) continue;
@@ -326,26 +368,37 @@ typedef struct wrong_case {
 #define SHAPE  " heads=4 kv_heads=2 head_dim=128 q_len=48 kv_len=1030 scale=0.0078125 "
 #define SHAPE0 " heads=4 kv_heads=2 head_dim=128 q_len=200 scale=0.0078125 "
 static const wrong_case wrong_cases[] = {
-    {"pattern=s2 block=16 local=2 stride=4" SHAPE, "pattern=s2 block=16 local=2 stride=4 offset=1" SHAPE},
-    {"pattern=s2 block=16 local=2 stride=4 offset=1" SHAPE, "pattern=s2 block=16 local=2 stride=4 offset=2" SHAPE},
+    {"pattern=s2 block=16 local=2 stride=4" SHAPE,
+     "pattern=s2 block=16 local=2 stride=4 offset=1" SHAPE},
+    {"pattern=s2 block=16 local=2 stride=4 offset=1" SHAPE,
+     "pattern=s2 block=16 local=2 stride=4 offset=2" SHAPE},
     {"pattern=s2 block=16 local=2 stride=4" SHAPE, "pattern=s2 block=16 local=3 stride=4" SHAPE},
     {"pattern=s2 block=16 local=2 stride=4" SHAPE, "pattern=s2 block=16 local=1 stride=4" SHAPE},
     {"pattern=s2 block=16 local=2 stride=4" SHAPE, "pattern=s2 block=16 local=2 stride=5" SHAPE},
     {"pattern=s2 block=16 local=2 stride=4" SHAPE, "pattern=s2 block=17 local=2 stride=4" SHAPE},
-    {"pattern=s2 block=16 local=2 stride=4" SHAPE, "pattern=s2 block=16 local=2 stride=4 per_kv_head=1" SHAPE},
-    {"pattern=s2 block=16 local=2 stride=4" SHAPE, "pattern=s2 block=16 local=2 stride=4 homo=1" SHAPE},
-    {"pattern=s2 block=16 local=2 stride=4" SHAPE, "pattern=s2 block=16 local=2 stride=4 dense_heads=1" SHAPE},
-    {"pattern=s2 block=16 local=2 stride=8" SHAPE, "pattern=s2 block=16 local=2 stride=8 head_first=4 heads_total=8" SHAPE},
-    {"pattern=s2 block=16 local=2 stride=4 causal=0" SHAPE, "pattern=s2 block=16 local=2 local_right=3 stride=4 causal=0" SHAPE},
+    {"pattern=s2 block=16 local=2 stride=4" SHAPE,
+     "pattern=s2 block=16 local=2 stride=4 per_kv_head=1" SHAPE},
+    {"pattern=s2 block=16 local=2 stride=4" SHAPE,
+     "pattern=s2 block=16 local=2 stride=4 homo=1" SHAPE},
+    {"pattern=s2 block=16 local=2 stride=4" SHAPE,
+     "pattern=s2 block=16 local=2 stride=4 dense_heads=1" SHAPE},
+    {"pattern=s2 block=16 local=2 stride=8" SHAPE,
+     "pattern=s2 block=16 local=2 stride=8 head_first=4 heads_total=8" SHAPE},
+    {"pattern=s2 block=16 local=2 stride=4 causal=0" SHAPE,
+     "pattern=s2 block=16 local=2 local_right=3 stride=4 causal=0" SHAPE},
     {"pattern=dense" SHAPE0, "pattern=dense causal=0" SHAPE0},
     {"pattern=window left=40 right=0" SHAPE, "pattern=window left=41 right=0" SHAPE},
     {"pattern=window left=40 right=0" SHAPE, "pattern=window left=39 right=0" SHAPE},
-    {"pattern=window left=40 right=0 sinks=4" SHAPE, "pattern=window left=40 right=0 sinks=3" SHAPE},
-    {"pattern=window left=40 right=9 causal=0" SHAPE, "pattern=window left=40 right=10 causal=0" SHAPE},
-    {"pattern=dense" SHAPE0, "pattern=window left=198 right=0" SHAPE0}, /* one pair in a whole head is missing */
+    {"pattern=window left=40 right=0 sinks=4" SHAPE,
+     "pattern=window left=40 right=0 sinks=3" SHAPE},
+    {"pattern=window left=40 right=9 causal=0" SHAPE,
+     "pattern=window left=40 right=10 causal=0" SHAPE},
+    {"pattern=dense" SHAPE0,
+     "pattern=window left=198 right=0" SHAPE0}, /* one pair in a whole head is missing */
 };
 
-/* A result must not pass against the reference of another pattern, in any type, even with the scale that flattens the softmax most. */
+/* A result must not pass against the reference of another pattern, in any type, even with the scale
+ * that flattens the softmax most. */
 static void test_wrong_pattern_is_seen(void **state) {
     static const char *const dtypes[] = {"f32", "f16", "bf16"};
     const test_target *target = *state;
@@ -354,9 +407,11 @@ static void test_wrong_pattern_is_seen(void **state) {
             char line[512], error[512];
             problem right, wrong;
             snprintf(line, sizeof line, "%s dtype=%s", wrong_cases[n].right, dtypes[d]);
-            if (problem_parse(&right, line, error, sizeof error) != 0) fail_msg("%s: %s", line, error);
+            if (problem_parse(&right, line, error, sizeof error) != 0)
+                fail_msg("%s: %s", line, error);
             snprintf(line, sizeof line, "%s dtype=%s", wrong_cases[n].wrong, dtypes[d]);
-            if (problem_parse(&wrong, line, error, sizeof error) != 0) fail_msg("%s: %s", line, error);
+            if (problem_parse(&wrong, line, error, sizeof error) != 0)
+                fail_msg("%s: %s", line, error);
             instance x;
             instance_verdict verdict;
             assert_ok(instance_create(&x, target->device, &right, NULL, INSTANCE_GUARDS));
@@ -366,7 +421,8 @@ static void test_wrong_pattern_is_seen(void **state) {
             if (!verdict.pass) fail_msg("%s: %s", wrong_cases[n].right, verdict.what);
             x.problem = &wrong;
             instance_check(&x, 0, &verdict);
-            if (verdict.pass) fail_msg("the result of '%s' passes as that of '%s'", wrong_cases[n].right, line);
+            if (verdict.pass)
+                fail_msg("the result of '%s' passes as that of '%s'", wrong_cases[n].right, line);
             x.problem = &right;
             instance_release(&x);
             problem_free(&right);
@@ -374,7 +430,8 @@ static void test_wrong_pattern_is_seen(void **state) {
         }
 }
 
-/* With these inputs a wrong offset must not hide: most elements are off by more than the original's own tolerance. */
+/* With these inputs a wrong offset must not hide: most elements are off by more than the original's
+ * own tolerance. */
 static void test_wrong_offset_shows_everywhere(void **state) {
     rig r;
     rig_create(&r, *state, "pattern=s2 block=16 local=2 stride=4" SHAPE "dtype=f16", NULL, NULL);
@@ -390,7 +447,8 @@ static void test_wrong_offset_shows_everywhere(void **state) {
                 double row[256], value;
                 reference_row(&r.p, &in, 0, h, n, row, &value);
                 for (int e = 0; e < r.p.head_dim; e++, all += wrong)
-                    off[wrong] += fabs(half_to_float(o[(n * r.p.heads + h) * r.p.head_dim + e]) - row[e]) > 1e-2;
+                    off[wrong] += fabs(half_to_float(o[(n * r.p.heads + h) * r.p.head_dim + e]) -
+                                       row[e]) > 1e-2;
             }
     }
     assert_int_equal(off[0], 0);
@@ -400,12 +458,16 @@ static void test_wrong_offset_shows_everywhere(void **state) {
     rig_release(&r);
 }
 
-/* A damaged byte in an output, an LSE that is off, and a guard word that was hit are seen as well. */
+/* A damaged byte in an output, an LSE that is off, and a guard word that was hit are seen as
+ * well. */
 static void test_damaged_output_is_seen(void **state) {
     const test_target *target = *state;
     char error[512];
     problem p;
-    if (problem_parse(&p, "pattern=s2 block=16 local=2 stride=4 heads=4 kv_heads=2 head_dim=64 q_len=50 kv_len=200", error, sizeof error) != 0)
+    if (problem_parse(&p,
+                      "pattern=s2 block=16 local=2 stride=4 heads=4 kv_heads=2 head_dim=64 "
+                      "q_len=50 kv_len=200",
+                      error, sizeof error) != 0)
         fail_msg("%s", error);
     instance x;
     instance_verdict verdict;
@@ -457,8 +519,8 @@ static void test_damaged_output_is_seen(void **state) {
 }
 
 const property value_properties[] = {
-    {"context-parallel pieces of dense attention", test_context_parallel_dense, 0},
-    {"context-parallel pieces of S2 attention", test_context_parallel_s2, 0},
+    {"context-parallel ranks of dense attention", test_context_parallel_dense, 0},
+    {"context-parallel ranks of S2 attention", test_context_parallel_s2, 0},
     {"rows without keys", test_rows_without_keys, 0},
     {"empty batches and sequences", test_nothing_to_do, 0},
     {"scores of any size", test_scores_of_any_size, 0},

@@ -3,9 +3,10 @@
  * What the CUDA and HIP backends ask of their drivers, on the stand-ins of tests/drivers: which
  * calls, in which order, in whose context; which image for which device; what is listed.
  *
- *   driver_calls BACKEND FOLDER [--write]   FOLDER holds the expected logs; --write writes them anew
- *   driver_calls BACKEND FOLDER --plain     the same logs, but that each launch is a plain one, as drivers before CUDA 12.3 want it
- *   driver_calls --reason BACKEND TEXT      there is no device, and the reason holds TEXT
+ *   driver_calls BACKEND FOLDER [--write]   FOLDER holds the expected logs; --write writes them
+ * anew driver_calls BACKEND FOLDER --plain     the same logs, but that each launch is a plain one,
+ * as drivers before CUDA 12.3 want it driver_calls --reason BACKEND TEXT      there is no device,
+ * and the reason holds TEXT
  */
 #include <dlfcn.h>
 #include <stdio.h>
@@ -38,9 +39,11 @@ static const char *id_of(int index) {
     return id;
 }
 
-static void set_arch(int device, const char *arch) { snprintf(control->arch[device], sizeof control->arch[device], "%s", arch); }
+static void set_arch(int device, const char *arch) {
+    snprintf(control->arch[device], sizeof control->arch[device], "%s", arch);
+}
 
-/* Nothing is current in the thread any more. HIP has no such state. */
+/* Leaves the thread without a current context. HIP has no such state. */
 static void leave_current(void) {
     int (*set)(void *);
     if (!is_cuda) {
@@ -89,13 +92,18 @@ static tess_status make_plan(scene *s, const char *kernel, tess_plan **plan) {
 }
 
 /* Everything up to the plan, of which the status comes back. */
-static tess_status open_scene(scene *s, const char *line, int device, const void *native, const char *kernel) {
+static tess_status open_scene(scene *s, const char *line, int device, const void *native,
+                              const char *kernel) {
     char error[256];
     memset(s, 0, sizeof *s);
     test_heap_init(&s->heap, 0, 0);
-    const tess_runtime_desc desc = {
-        .struct_size = sizeof desc, .allocator = s->heap.allocator, .log = keep_line, .log_user = s->logged, .verbose = "device"};
-    const tess_device_desc open = {.struct_size = sizeof open, .id = id_of(device), .native = native};
+    const tess_runtime_desc desc = {.struct_size = sizeof desc,
+                                    .allocator = s->heap.allocator,
+                                    .log = keep_line,
+                                    .log_user = s->logged,
+                                    .verbose = "device"};
+    const tess_device_desc open = {
+        .struct_size = sizeof open, .id = id_of(device), .native = native};
     assert_ok(tess_runtime_create(&desc, &s->runtime));
     assert_ok(tess_device_open(s->runtime, &open, &s->device));
     assert_int_equal(problem_parse(&s->p, line, error, sizeof error), 0);
@@ -136,9 +144,10 @@ static void close_scene(scene *s) {
     if (control->wrong) fail_msg("the driver was misused: %s", control->what);
 }
 
-static const char split_line[] =
-    "pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 q_len=5 kv_len=333 head_dim=72 dtype=bf16 kv_split=3 batch=2";
-static const char many_line[] = "pattern=dense heads=20 q_len=3 kv_len=40 head_dim=64 dtype=f16 batch=2";
+static const char split_line[] = "pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 q_len=5 "
+                                 "kv_len=333 head_dim=72 dtype=bf16 kv_split=3 batch=2";
+static const char many_line[] =
+    "pattern=dense heads=20 q_len=3 kv_len=40 head_dim=64 dtype=f16 batch=2";
 
 /* ------------------------------------------------------------------ the order of calls */
 
@@ -172,12 +181,14 @@ static void compare(const char *name, const char *got) {
             start = n + 1;
         }
     if (wanted[n] != got[n])
-        fail_msg("%s, line %zu:\n  expected: %.*s\n  got:      %.*s", path, line, (int)strcspn(wanted + start, "\n"), wanted + start,
+        fail_msg("%s, line %zu:\n  expected: %.*s\n  got:      %.*s", path, line,
+                 (int)strcspn(wanted + start, "\n"), wanted + start,
                  (int)strcspn(got + start, "\n"), got + start);
 }
 
-/* A life from opening to closing; plans load their code once, and runs launch and do nothing else. */
-static void life(const char *name, const char *arch, const char *line, const char *kernel, uint64_t shift) {
+/* A life cycle from opening to closing: plans load their code once, and runs only launch. */
+static void life(const char *name, const char *arch, const char *line, const char *kernel,
+                 uint64_t shift) {
     char *text = NULL;
     size_t size = 0;
     FILE *out = open_memstream(&text, &size);
@@ -242,7 +253,8 @@ static void life(const char *name, const char *arch, const char *line, const cha
 
 static void test_portable(void **state) {
     (void)state;
-    life(is_cuda ? "cuda_portable" : "hip_portable", is_cuda ? "sm_86" : "gfx1100", split_line, is_cuda ? "cuda/portable" : NULL, 0);
+    life(is_cuda ? "cuda_portable" : "hip_portable", is_cuda ? "sm_86" : "gfx1100", split_line,
+         is_cuda ? "cuda/portable" : NULL, 0);
 }
 
 static void test_sm80(void **state) {
@@ -255,16 +267,21 @@ static void test_sm90(void **state) {
     (void)state;
     if (!is_cuda) skip();
     life("cuda_sm90", "sm_90", split_line, NULL, 0);
-    life("cuda_sm90_odd", "sm_90", split_line, "cuda/sm90", 6); /* rows that tensor maps cannot take */
-    life("cuda_sm90_many", "sm_90", many_line, NULL, 0);        /* jobs are counted on the device */
+    /* rows that tensor maps cannot take */
+    life("cuda_sm90_odd", "sm_90", split_line, "cuda/sm90", 6);
+    life("cuda_sm90_many", "sm_90", many_line, NULL, 0); /* jobs are counted on the device */
 }
 
-/* What tess_run may call at all: a graph takes nothing else. And it does not allocate. */
+/* The only calls that tess_run may make: stream capture allows no others. And it does not
+ * allocate. */
 static void test_run_calls(void **state) {
     (void)state;
-    static const char *const allowed[] = {"cuCtxPushCurrent",       "cuCtxPopCurrent", "cuLaunchKernel", "cuLaunchKernelEx",     "cuMemsetD32Async",
-                                          "cuTensorMapEncodeTiled", "hipSetDevice",    "hipGetDevice",   "hipModuleLaunchKernel"};
-    static const char *const archs[2][3] = {{"gfx1100", "gfx90a", "gfx906"}, {"sm_90", "sm_75", "sm_130"}};
+    static const char *const allowed[] = {
+        "cuCtxPushCurrent", "cuCtxPopCurrent",  "cuLaunchKernel",
+        "cuLaunchKernelEx", "cuMemsetD32Async", "cuTensorMapEncodeTiled",
+        "hipSetDevice",     "hipGetDevice",     "hipModuleLaunchKernel"};
+    static const char *const archs[2][3] = {{"gfx1100", "gfx90a", "gfx906"},
+                                            {"sm_90", "sm_75", "sm_130"}};
     for (int n = 0; n < 12; n++) {
         scene s;
         set_arch(0, archs[is_cuda][n % 3]);
@@ -276,10 +293,12 @@ static void test_run_calls(void **state) {
         assert_ok(tess_run(s.plan, &s.run));
         control->logging = 0;
         assert_int_equal(s.heap.calls, allocations);
-        for (const char *line = control->log; *line; line += strcspn(line, "\n"), line += *line == '\n') {
+        for (const char *line = control->log; *line;
+             line += strcspn(line, "\n"), line += *line == '\n') {
             const size_t length = strcspn(line, " \n");
             int found = 0;
-            for (size_t i = 0; i < sizeof allowed / sizeof *allowed; i++) found |= strlen(allowed[i]) == length && !strncmp(line, allowed[i], length);
+            for (size_t i = 0; i < sizeof allowed / sizeof *allowed; i++)
+                found |= strlen(allowed[i]) == length && !strncmp(line, allowed[i], length);
             if (!found) fail_msg("tess_run called %.*s", (int)length, line);
             launches += !strncmp(line, "cuLaunch", 8) || !strncmp(line, "hipModuleLaunch", 15);
         }
@@ -297,10 +316,12 @@ typedef struct choice {
 
 static void test_images(void **state) {
     (void)state;
-    static const choice cuda[] = {{"sm_61", NULL},      {"sm_70", "compute_70"}, {"sm_72", "compute_70"}, {"sm_75", "sm_75"},
-                                  {"sm_80", "sm_80"},   {"sm_86", "sm_86"},      {"sm_87", "sm_86"},      {"sm_89", "sm_89"},
-                                  {"sm_90", "sm_90"},   {"sm_100", "sm_100"},    {"sm_103", "sm_100"},    {"sm_110", "compute_75"},
-                                  {"sm_120", "sm_120"}, {"sm_121", "sm_120"},    {"sm_130", "compute_75"}};
+    static const choice cuda[] = {
+        {"sm_61", NULL},      {"sm_70", "compute_70"}, {"sm_72", "compute_70"},
+        {"sm_75", "sm_75"},   {"sm_80", "sm_80"},      {"sm_86", "sm_86"},
+        {"sm_87", "sm_86"},   {"sm_89", "sm_89"},      {"sm_90", "sm_90"},
+        {"sm_100", "sm_100"}, {"sm_103", "sm_100"},    {"sm_110", "compute_75"},
+        {"sm_120", "sm_120"}, {"sm_121", "sm_120"},    {"sm_130", "compute_75"}};
     static const choice hip[] = {{"gfx906", "gfx906"}, {"gfx90a", "gfx90a"}, {"gfx1100", "gfx1100"},
                                  {"gfx1103", NULL},    {"gfx9", NULL},       {"gfx90", NULL}};
     const choice *all = is_cuda ? cuda : hip;
@@ -309,7 +330,8 @@ static void test_images(void **state) {
         scene s;
         char said[96];
         set_arch(0, all[n].arch);
-        const tess_status status = open_scene(&s, many_line, 0, NULL, is_cuda ? "cuda/portable" : NULL);
+        const tess_status status =
+            open_scene(&s, many_line, 0, NULL, is_cuda ? "cuda/portable" : NULL);
         if (all[n].image) {
             assert_ok(status);
             snprintf(said, sizeof said, "%s runs code for %s\n", all[n].arch, all[n].image);
@@ -317,23 +339,27 @@ static void test_images(void **state) {
         } else {
             tess_kernel_info info = {.struct_size = sizeof info};
             assert_int_equal(status, TESS_ERROR_UNSUPPORTED);
-            if (!strstr(tess_last_error(), "; there is some for ")) fail_msg("%s", tess_last_error());
-            for (uint32_t k = 0; tess_device_kernel(s.device, k, &info) == TESS_OK; k++) assert_int_equal(info.status, TESS_ERROR_UNAVAILABLE);
+            if (!strstr(tess_last_error(), "; there is some for "))
+                fail_msg("%s", tess_last_error());
+            for (uint32_t k = 0; tess_device_kernel(s.device, k, &info) == TESS_OK; k++)
+                assert_int_equal(info.status, TESS_ERROR_UNAVAILABLE);
         }
         close_scene(&s);
     }
 }
 
-/* The kernel for Ampere and later has an image for each major version, and takes the workgroup memory of two stages where a multiprocessor then has room for two workgroups. */
+/* The kernel for Ampere and later has an image for each major version. It uses two pipeline stages
+ * of shared memory where a multiprocessor still has room for two thread blocks. */
 static void test_images_sm80(void **state) {
     (void)state;
     enum { ONE = 35840, TWO = 52224 }; /* bytes with head_dim 64 */
     static const struct {
         choice image;
         int bytes;
-    } all[] = {{{"sm_75", NULL}, 0},      {{"sm_80", "sm_80"}, TWO},   {{"sm_86", "sm_80"}, ONE},   {{"sm_87", "sm_80"}, TWO},
-               {{"sm_89", "sm_80"}, ONE}, {{"sm_90", "sm_90"}, TWO},   {{"sm_100", "sm_100"}, TWO}, {{"sm_103", "sm_100"}, TWO},
-               {{"sm_110", NULL}, 0},     {{"sm_120", "sm_120"}, ONE}, {{"sm_121", "sm_120"}, ONE}};
+    } all[] = {{{"sm_75", NULL}, 0},        {{"sm_80", "sm_80"}, TWO},   {{"sm_86", "sm_80"}, ONE},
+               {{"sm_87", "sm_80"}, TWO},   {{"sm_89", "sm_80"}, ONE},   {{"sm_90", "sm_90"}, TWO},
+               {{"sm_100", "sm_100"}, TWO}, {{"sm_103", "sm_100"}, TWO}, {{"sm_110", NULL}, 0},
+               {{"sm_120", "sm_120"}, ONE}, {{"sm_121", "sm_120"}, ONE}};
     if (!is_cuda) skip();
     for (size_t n = 0; n < sizeof all / sizeof *all; n++) {
         scene s;
@@ -344,13 +370,18 @@ static void test_images_sm80(void **state) {
         control->logging = 0;
         if (all[n].image.image) {
             assert_ok(status);
-            snprintf(said, sizeof said, "%s runs code for %s\n", all[n].image.arch, all[n].image.image);
+            snprintf(said, sizeof said, "%s runs code for %s\n", all[n].image.arch,
+                     all[n].image.image);
             if (!strstr(s.logged, said)) fail_msg("'%s' was not logged in: %s", said, s.logged);
             snprintf(said, sizeof said, "cuFuncSetAttribute 8 %d\n", all[n].bytes);
-            if (!strstr(control->log, said)) fail_msg("%s: no '%s' in: %s", all[n].image.arch, said, control->log);
+            if (!strstr(control->log, said))
+                fail_msg("%s: no '%s' in: %s", all[n].image.arch, said, control->log);
         } else {
             assert_int_equal(status, TESS_ERROR_UNSUPPORTED);
-            snprintf(said, sizeof said, "needs sm_80 or later, and has no device code for %s; there is some for sm_80 ", all[n].image.arch);
+            snprintf(
+                said, sizeof said,
+                "needs sm_80 or later, and has no device code for %s; there is some for sm_80 ",
+                all[n].image.arch);
             if (!strstr(tess_last_error(), said)) fail_msg("%s", tess_last_error());
         }
         close_scene(&s);
@@ -359,7 +390,8 @@ static void test_images_sm80(void **state) {
 
 /* ------------------------------------------------------------------ devices */
 
-/* Asks for one backend and no other: drivers of others may be there, and are not for this test. */
+/* Asks for one backend alone: drivers of other backends may be installed, and this test must not
+ * open them. */
 static int find_backend(tess_runtime *runtime, const char *name, tess_backend_info *info) {
     info->struct_size = sizeof *info;
     for (uint32_t n = 0; tess_runtime_backend(runtime, n, info) == TESS_OK; n++)
@@ -394,7 +426,8 @@ static void test_listing(void **state) {
     tess_runtime_release(runtime);
 }
 
-/* Two devices of a backend at once, and one of them twice, whatever is current in the calling thread, which stays current. */
+/* Two devices of a backend at once, and one of them twice, whatever is current in the calling
+ * thread, which stays current. */
 static void test_two_devices(void **state) {
     (void)state;
     scene s[3];
@@ -470,7 +503,8 @@ static int check_reason(const char *name, const char *text) {
     tess_runtime *runtime = test_runtime(1);
     tess_backend_info info = {.struct_size = sizeof info};
     const int found = find_backend(runtime, name, &info);
-    const int failed = !found || info.status != TESS_ERROR_UNAVAILABLE || info.device_count != 0 || !strstr(info.reason, text);
+    const int failed = !found || info.status != TESS_ERROR_UNAVAILABLE || info.device_count != 0 ||
+                       !strstr(info.reason, text);
     printf("%s: %s: %s\n", info.name, tess_status_name(info.status), info.reason);
     tess_runtime_release(runtime);
     return failed;
@@ -502,8 +536,11 @@ int main(int argc, char **argv) {
     tess_backend_info info;
     find_backend(runtime, backend, &info);
     tess_runtime_release(runtime);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_listing), cmocka_unit_test(test_two_devices), cmocka_unit_test(test_wrapping),
-                                       cmocka_unit_test(test_images),  cmocka_unit_test(test_images_sm80), cmocka_unit_test(test_portable),
-                                       cmocka_unit_test(test_sm80),    cmocka_unit_test(test_sm90),        cmocka_unit_test(test_run_calls)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_listing),     cmocka_unit_test(test_two_devices),
+        cmocka_unit_test(test_wrapping),    cmocka_unit_test(test_images),
+        cmocka_unit_test(test_images_sm80), cmocka_unit_test(test_portable),
+        cmocka_unit_test(test_sm80),        cmocka_unit_test(test_sm90),
+        cmocka_unit_test(test_run_calls)};
     return cmocka_run_group_tests_name("calls of a driver", tests, NULL, NULL);
 }

@@ -63,8 +63,10 @@ typedef struct function {
 fake_control fake = {.only_device = -1};
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static fake_object *objects[MOST_OBJECTS];
-static fake_object primaries[FAKE_DEVICES] = {{.kind = FAKE_CONTEXT, .device = 0}, {.kind = FAKE_CONTEXT, .device = 1}};
-static fake_object null_streams[FAKE_DEVICES] = {{.kind = FAKE_STREAM, .device = 0}, {.kind = FAKE_STREAM, .device = 1}};
+static fake_object primaries[FAKE_DEVICES] = {{.kind = FAKE_CONTEXT, .device = 0},
+                                              {.kind = FAKE_CONTEXT, .device = 1}};
+static fake_object null_streams[FAKE_DEVICES] = {{.kind = FAKE_STREAM, .device = 0},
+                                                 {.kind = FAKE_STREAM, .device = 1}};
 static function *functions;
 static int clock_now;
 static _Thread_local fake_object *stack[MOST_DEPTH];
@@ -73,7 +75,8 @@ static _Thread_local int top = -1;
 static void flush_all(void);
 static void give_up(void);
 
-static const char *const kind_names[FAKE_KINDS] = {"context", "stream", "event", "module", "memory", "graph"};
+static const char *const kind_names[FAKE_KINDS] = {"context", "stream", "event",
+                                                   "module",  "memory", "graph"};
 
 /* ------------------------------------------------------------------ calls */
 
@@ -87,7 +90,9 @@ int fake_misused(int code) {
     return code;
 }
 
-int fake_begin(const char *name) { return fake_begin_on(name, fake_current() ? fake_current()->device : -1); }
+int fake_begin(const char *name) {
+    return fake_begin_on(name, fake_current() ? fake_current()->device : -1);
+}
 
 int fake_begin_on(const char *name, int device) {
     pthread_mutex_lock(&lock);
@@ -96,7 +101,9 @@ int fake_begin_on(const char *name, int device) {
     if (fake.only_device >= 0 && device != fake.only_device) return 0;
     fake.calls++;
     if (fake.failed && !fake.next) fake.next = name;
-    if (!fake.fail_at || (fake.calls != fake.fail_at && !(fake.sticky && fake.calls > fake.fail_at))) return 0;
+    if (!fake.fail_at ||
+        (fake.calls != fake.fail_at && !(fake.sticky && fake.calls > fake.fail_at)))
+        return 0;
     if (!fake.failures++) fake.failed = name;
     if (fake.sticky || (fake.code >= ILLEGAL_ADDRESS && strstr(name, "Synchronize"))) give_up();
     return fake.code;
@@ -109,10 +116,12 @@ int fake_end(int code) {
     return code;
 }
 
-/* A program that has misused the driver, or forgotten something, does not end well, whatever its tests say. */
+/* A program that misused the driver or leaked an object fails at its end, whatever its tests
+ * say. */
 __attribute__((destructor)) static void last_look(void) {
     for (int n = 0; n < FAKE_KINDS; n++)
-        if (fake.live[n] != 0) fake_misuse(0, "%d of kind '%s' are left", fake.live[n], kind_names[n]);
+        if (fake.live[n] != 0)
+            fake_misuse(0, "%d of kind '%s' are left", fake.live[n], kind_names[n]);
     if (fake.depth != 0) fake_misuse(0, "%d contexts are left on the stack", fake.depth);
     if (!fake.wrong) return;
     fprintf(stderr, "the driver was misused %d times, first: %s\n", fake.wrong, fake.what);
@@ -125,7 +134,8 @@ static fake_object *create(int kind) {
     fake_object *object = NULL;
     int number = 1;
     for (int n = 0; n < MOST_OBJECTS; n++) {
-        if (objects[n] && objects[n]->kind == kind && objects[n]->number >= number) number = objects[n]->number + 1;
+        if (objects[n] && objects[n]->kind == kind && objects[n]->number >= number)
+            number = objects[n]->number + 1;
     }
     for (int n = 0; n < MOST_OBJECTS && !object; n++) {
         if (objects[n]) continue;
@@ -169,9 +179,13 @@ static int exists(const fake_object *object, int kind) {
 /* An object of the current context, or a code. */
 static int check(const void *handle, int kind) {
     const fake_object *object = handle;
-    if (!fake_current()) return fake_misuse(INVALID_CONTEXT, "%s without a current context", kind_names[kind]);
-    if (!exists(object, kind)) return fake_misuse(INVALID_HANDLE, "this is no %s", kind_names[kind]);
-    if (object->context != fake_current()) return fake_misuse(INVALID_HANDLE, "%s %d is of another context", kind_names[kind], object->number);
+    if (!fake_current())
+        return fake_misuse(INVALID_CONTEXT, "%s without a current context", kind_names[kind]);
+    if (!exists(object, kind))
+        return fake_misuse(INVALID_HANDLE, "this is no %s", kind_names[kind]);
+    if (object->context != fake_current())
+        return fake_misuse(INVALID_HANDLE, "%s %d is of another context", kind_names[kind],
+                           object->number);
     return OK;
 }
 
@@ -185,7 +199,8 @@ const char *fake_name(const void *handle) {
     for (int n = 0; n < FAKE_DEVICES; n++)
         if (object == &primaries[n]) snprintf(to, sizeof text[0], "primary %d", n);
     for (int n = 0; n < MOST_OBJECTS; n++)
-        if (objects[n] == object) snprintf(to, sizeof text[0], "%s %d", kind_names[object->kind], object->number);
+        if (objects[n] == object)
+            snprintf(to, sizeof text[0], "%s %d", kind_names[object->kind], object->number);
     return to;
 }
 
@@ -207,7 +222,8 @@ static int is_context(const fake_object *context) {
 }
 
 int fake_context_destroy(fake_object *context) {
-    if (!exists(context, FAKE_CONTEXT)) return fake_misuse(INVALID_CONTEXT, "this context cannot be destroyed");
+    if (!exists(context, FAKE_CONTEXT))
+        return fake_misuse(INVALID_CONTEXT, "this context cannot be destroyed");
     for (int n = 0; n < MOST_OBJECTS; n++)
         if (objects[n] && objects[n] != context && objects[n]->context == context)
             return fake_misuse(INVALID_CONTEXT, "a context goes before its objects");
@@ -224,7 +240,8 @@ int fake_setting(const char *name, int otherwise) {
 
 const char *fake_arch(int device, const char *otherwise) {
     const char *wanted = getenv("FAKE_DRIVER_ARCH");
-    if (!fake.arch[device][0]) snprintf(fake.arch[device], sizeof fake.arch[device], "%s", wanted ? wanted : otherwise);
+    if (!fake.arch[device][0])
+        snprintf(fake.arch[device], sizeof fake.arch[device], "%s", wanted ? wanted : otherwise);
     return fake.arch[device];
 }
 
@@ -262,7 +279,9 @@ static fake_object *memory_at(uint64_t pointer, size_t bytes) {
         fake_object *m = objects[n];
         if (!m || m->kind != FAKE_MEMORY) continue;
         const uint64_t start = (uint64_t)(uintptr_t)m->memory + far_away;
-        if (pointer >= start && pointer - start <= m->bytes && bytes <= m->bytes - (pointer - start)) return m;
+        if (pointer >= start && pointer - start <= m->bytes &&
+            bytes <= m->bytes - (pointer - start))
+            return m;
     }
     return NULL;
 }
@@ -306,7 +325,8 @@ int fake_alloc(uint64_t *pointer, size_t bytes) {
 int fake_free(uint64_t pointer) {
     fake_object *m = memory_at(pointer, 0);
     fake_note(" %s", place(pointer));
-    if (!m || pointer != (uint64_t)(uintptr_t)m->memory + far_away) return fake_misuse(INVALID_VALUE, "this is not memory to be freed");
+    if (!m || pointer != (uint64_t)(uintptr_t)m->memory + far_away)
+        return fake_misuse(INVALID_VALUE, "this is not memory to be freed");
     flush_all(); /* freeing waits */
     destroy(m);
     return OK;
@@ -314,11 +334,16 @@ int fake_free(uint64_t pointer) {
 
 /* ------------------------------------------------------------------ streams */
 
-static fake_object *stream_of(void *handle) { return handle ? handle : &null_streams[fake_current()->device]; }
+static fake_object *stream_of(void *handle) {
+    return handle ? handle : &null_streams[fake_current()->device];
+}
 
 static int check_stream(void *stream) {
     fake_note(" on %s", fake_name(stream));
-    if (!stream) return fake_current() ? OK : fake_misuse(INVALID_CONTEXT, "the null stream without a current context");
+    if (!stream)
+        return fake_current()
+                   ? OK
+                   : fake_misuse(INVALID_CONTEXT, "the null stream without a current context");
     return check(stream, FAKE_STREAM);
 }
 
@@ -336,11 +361,13 @@ static void flush(fake_object *stream) {
     drop_work(stream);
 }
 
-/* With everything failing there is nobody who could do the work, as when a device is lost. */
+/* While every call fails, no work is done, as when a device is lost. */
 static void give_up(void) {
     for (int n = 0; n < FAKE_DEVICES; n++) drop_work(&null_streams[n]);
     for (int n = 0; n < MOST_OBJECTS; n++)
-        if (objects[n] && objects[n]->kind == FAKE_STREAM && (fake.only_device < 0 || objects[n]->device == fake.only_device)) drop_work(objects[n]);
+        if (objects[n] && objects[n]->kind == FAKE_STREAM &&
+            (fake.only_device < 0 || objects[n]->device == fake.only_device))
+            drop_work(objects[n]);
 }
 
 static void flush_all(void) {
@@ -378,7 +405,8 @@ int fake_stream_create(void **stream) {
 
 int fake_stream_destroy(void *stream) {
     fake_note(" %s", fake_name(stream));
-    if (!exists(stream, FAKE_STREAM)) return fake_misuse(INVALID_HANDLE, "this is no stream to be destroyed");
+    if (!exists(stream, FAKE_STREAM))
+        return fake_misuse(INVALID_HANDLE, "this is no stream to be destroyed");
     flush(stream);
     destroy(stream);
     return OK;
@@ -388,7 +416,7 @@ int fake_stream_query(void *stream) {
     int code = check_stream(stream);
     if (code == OK) code = not_capturing(stream);
     if (code != OK) return code;
-    /* Whoever asks is told once that work is under way, and then it is done. */
+    /* The first query says that work is under way; the next one finds it done. */
     const int busy = stream_of(stream)->first != NULL || fake.hold;
     flush(stream_of(stream));
     return busy ? NOT_READY : OK;
@@ -410,7 +438,8 @@ int fake_event_create(void **event) {
 
 int fake_event_destroy(void *event) {
     fake_note(" %s", fake_name(event));
-    if (!exists(event, FAKE_EVENT)) return fake_misuse(INVALID_HANDLE, "this is no event to be destroyed");
+    if (!exists(event, FAKE_EVENT))
+        return fake_misuse(INVALID_HANDLE, "this is no event to be destroyed");
     flush_all();
     destroy(event);
     return OK;
@@ -433,8 +462,10 @@ int fake_event_wait(void *event) {
     const int code = check(event, FAKE_EVENT);
     if (code != OK) return code;
     fake_object *e = event;
-    if (!e->recorded) return fake_misuse(INVALID_VALUE, "an event that was never recorded is waited for");
-    if (e->recorded->capture) return fake_misuse(CAPTURE_UNSUPPORTED, "an event of a captured stream is waited for");
+    if (!e->recorded)
+        return fake_misuse(INVALID_VALUE, "an event that was never recorded is waited for");
+    if (e->recorded->capture)
+        return fake_misuse(CAPTURE_UNSUPPORTED, "an event of a captured stream is waited for");
     flush(e->recorded);
     return OK;
 }
@@ -451,7 +482,8 @@ int fake_event_time(float *milliseconds, void *first, void *last) {
 }
 
 int fake_copy(uint64_t to, int to_host, uint64_t from, int from_host, size_t bytes, void *stream) {
-    fake_note(" %s from %s: %zu", to_host ? "host" : place(to), from_host ? "host" : place(from), bytes);
+    fake_note(" %s from %s: %zu", to_host ? "host" : place(to), from_host ? "host" : place(from),
+              bytes);
     const int code = check_stream(stream);
     if (code != OK) return code;
     if ((!to_host && !memory_at(to, bytes)) || (!from_host && !memory_at(from, bytes)))
@@ -467,7 +499,8 @@ int fake_fill(uint64_t to, unsigned value, size_t words, void *stream) {
     fake_note(" %s: %zu", place(to), words);
     const int code = check_stream(stream);
     if (code != OK) return code;
-    if (!memory_at(to, 4 * words) || to % 4) return fake_misuse(INVALID_VALUE, "%zu words leave their memory", words);
+    if (!memory_at(to, 4 * words) || to % 4)
+        return fake_misuse(INVALID_VALUE, "%zu words leave their memory", words);
     work *w = enqueue(stream, FILL);
     w->to = (void *)(uintptr_t)(to - far_away);
     w->bytes = 4 * words;
@@ -485,7 +518,8 @@ int fake_module_load(void **module, const char *image) {
     const char *arch = image + sizeof magic - 1;
     fake_note(" %s", arch);
     if (!fake_can_run(arch, fake.arch[current->device]))
-        return fake_misuse(NO_BINARY_FOR_GPU, "%s is loaded on %s", arch, fake.arch[current->device]);
+        return fake_misuse(NO_BINARY_FOR_GPU, "%s is loaded on %s", arch,
+                           fake.arch[current->device]);
     fake_object *m = create(FAKE_MODULE);
     snprintf(m->arch, sizeof m->arch, "%s", arch);
     *module = m;
@@ -495,7 +529,8 @@ int fake_module_load(void **module, const char *image) {
 
 int fake_module_unload(void *module) {
     fake_note(" %s", fake_name(module));
-    if (!exists(module, FAKE_MODULE)) return fake_misuse(INVALID_HANDLE, "this is no module to be unloaded");
+    if (!exists(module, FAKE_MODULE))
+        return fake_misuse(INVALID_HANDLE, "this is no module to be unloaded");
     flush_all();
     for (function **at = &functions; *at;) {
         function *f = *at;
@@ -548,18 +583,21 @@ const char *fake_function_arch(const void *handle) {
     return f && check(f->module, FAKE_MODULE) == OK ? ((const fake_object *)f->module)->arch : "";
 }
 
-int fake_launch(void *handle, const unsigned grid[3], const unsigned block[3], unsigned shared, void *stream, void **parameters) {
+int fake_launch(void *handle, const unsigned grid[3], const unsigned block[3], unsigned shared,
+                void *stream, void **parameters) {
     const function *f = function_at(handle);
     char text[256];
     if (!f) return fake_misuse(INVALID_HANDLE, "this is no function");
-    fake_note(" %s grid %u,%u,%u block %u,%u,%u shared %u", f->name, grid[0], grid[1], grid[2], block[0], block[1], block[2], shared);
+    fake_note(" %s grid %u,%u,%u block %u,%u,%u shared %u", f->name, grid[0], grid[1], grid[2],
+              block[0], block[1], block[2], shared);
     int code = check_stream(stream);
     if (code == OK) code = check(f->module, FAKE_MODULE);
     if (code != OK) return code;
     if (!grid[0] || grid[0] > 0x7fffffffu || grid[1] != 1 || grid[2] != 1)
         return fake_misuse(INVALID_VALUE, "%s: grid %u,%u,%u", f->name, grid[0], grid[1], grid[2]);
     if (block[0] != fake_kernel_threads(f->kernel) || block[1] != 1 || block[2] != 1)
-        return fake_misuse(INVALID_VALUE, "%s: block %u,%u,%u", f->name, block[0], block[1], block[2]);
+        return fake_misuse(INVALID_VALUE, "%s: block %u,%u,%u", f->name, block[0], block[1],
+                           block[2]);
     fake_kernel_describe(f->kernel, parameters, text, sizeof text);
     fake_note("%s", text);
     work *w = enqueue(stream, LAUNCH);
@@ -612,7 +650,8 @@ int fake_graph_launch(void *graph, void *stream) {
 }
 
 int fake_graph_destroy(void *graph) {
-    if (!exists(graph, FAKE_GRAPH)) return fake_misuse(INVALID_HANDLE, "this is no graph to be destroyed");
+    if (!exists(graph, FAKE_GRAPH))
+        return fake_misuse(INVALID_HANDLE, "this is no graph to be destroyed");
     destroy(graph);
     return OK;
 }

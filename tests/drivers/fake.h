@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A driver that is not there: what the stand-ins for libcuda.so.1 and libamdhip64.so.6 share. It keeps contexts, streams, events, modules and memory as a driver
- * would, in host memory, refuses what a driver would refuse, writes down what it is asked, and fails on request.
+ * A simulated driver: what the stand-ins for libcuda.so.1 and libamdhip64.so.6 share. It keeps
+ * contexts, streams, events, modules and memory as a driver would, in host memory, refuses what a
+ * driver would refuse, logs its calls, and fails on request.
  *
- * Work is not done when it is enqueued but when somebody waits for it, so a wait that is missing shows. A call that destroys something and has to fail has
- * destroyed it all the same, so that what is counted as alive is what was forgotten.
+ * Work is done when somebody waits for it, not when it is enqueued, so a missing wait shows. A call
+ * that destroys an object and has to fail destroys it all the same: what is left alive in the end
+ * was forgotten.
  */
 #ifndef TESSERA_TESTS_DRIVERS_FAKE_H
 #define TESSERA_TESTS_DRIVERS_FAKE_H
@@ -51,19 +53,25 @@ typedef const fake_exports *fake_get_fn(void);
 
 typedef struct fake_object fake_object;
 
-/* Begins a call: takes the lock and writes down its name, without the suffix of a version. The code with which it has to fail, or 0. */
+/* Begins a call: takes the lock and logs its name without a version suffix. Returns the code with
+ * which it has to fail, or 0. */
 int fake_begin(const char *name);
-int fake_begin_on(const char *name, int device); /* of a call that concerns another device than the current one; -1: none */
-int fake_end(int code);                          /* lets the lock go; returns `code` */
-#define fake_note(...) fake_noted(snprintf(fake.log + fake.used, fake.logging ? sizeof fake.log - fake.used : 0, __VA_ARGS__))
+/* of a call that concerns another device than the current one; -1: none */
+int fake_begin_on(const char *name, int device);
+int fake_end(int code); /* lets the lock go; returns `code` */
+#define fake_note(...)                                                                        \
+    fake_noted(snprintf(fake.log + fake.used, fake.logging ? sizeof fake.log - fake.used : 0, \
+                        __VA_ARGS__))
 void fake_noted(int length);
 /* A handle as text: "stream 2". NULL is "0". */
 const char *fake_name(const void *handle);
 /* Keeps the text of the first misuse; gives `code`. */
-#define fake_misuse(code, ...) (snprintf(fake.what, fake.wrong ? 0 : sizeof fake.what, __VA_ARGS__), fake_misused(code))
+#define fake_misuse(code, ...) \
+    (snprintf(fake.what, fake.wrong ? 0 : sizeof fake.what, __VA_ARGS__), fake_misused(code))
 int fake_misused(int code);
 
-/* What is current in the thread. Contexts belong to a device; a driver without contexts uses those of fake_primary. */
+/* The thread's current context. Contexts belong to a device; a driver without contexts uses those
+ * of fake_primary. */
 fake_object *fake_primary(int device);
 fake_object *fake_context_create(int device);
 int fake_context_destroy(fake_object *context);
@@ -93,7 +101,8 @@ int fake_fill(uint64_t to, unsigned value, size_t words, void *stream);
 /* What a function is called, and the architecture that its code is for; "" if it is none. */
 const char *fake_function_name(const void *function);
 const char *fake_function_arch(const void *function);
-int fake_launch(void *function, const unsigned grid[3], const unsigned block[3], unsigned shared, void *stream, void **parameters);
+int fake_launch(void *function, const unsigned grid[3], const unsigned block[3], unsigned shared,
+                void *stream, void **parameters);
 int fake_capture_begin(void *stream);
 int fake_capture_end(void *stream, void **graph);
 int fake_graph_launch(void *graph, void *stream);
@@ -113,13 +122,15 @@ extern const fake_exports fake_table;
 
 /* ------------------------------------------------------------------ kernels.c */
 
-/* The kernel that a name stands for, or -1; bytes of each parameter, ended by 0; threads of a workgroup. */
+/* The kernel that a name stands for, or -1; bytes of each parameter, ended by 0; threads of a
+ * workgroup. */
 int fake_kernel_find(const char *name);
 const size_t *fake_kernel_parameters(int kernel);
 unsigned fake_kernel_threads(int kernel);
 /* Text about the arguments for the log. */
 void fake_kernel_describe(int kernel, void *const *parameters, char *text, size_t size);
-/* Computes. Device pointers are turned into host ones by fake_host, which complains about pointers into nothing. */
+/* Computes. Device pointers are turned into host ones by fake_host, which complains about pointers
+ * into nothing. */
 void fake_kernel_run(int kernel, unsigned groups, void *const *parameters);
 void *fake_host(uint64_t pointer);
 

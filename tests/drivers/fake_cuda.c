@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A stand-in for libcuda.so.1: what the CUDA backend calls, and what an application of its own does. */
+/* A stand-in for libcuda.so.1: what the CUDA backend calls, and what an application of its own
+ * does. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +11,7 @@
 
 enum { INVALID_VALUE = 1, NOT_INITIALIZED = 3, INVALID_DEVICE = 101, INVALID_CONTEXT = 201 };
 
-/* A call without arguments worth writing down, or one that writes them itself. */
+/* A call whose arguments are not logged, or one that logs them itself. */
 #define CALL(name, parameters, ...)   \
     EXPORT int name parameters;       \
     int name parameters {             \
@@ -78,7 +79,8 @@ CALL(cuDeviceTotalMem_v2, (size_t * bytes, int device), {
     fake_note(" %d", device);
     *bytes = (size_t)1 << 30;
 })
-CALL(cuDeviceGetAttribute, (int *value, int attribute, int device), code = attribute_of(value, attribute, device))
+CALL(cuDeviceGetAttribute, (int *value, int attribute, int device),
+     code = attribute_of(value, attribute, device))
 
 CALL(cuDevicePrimaryCtxRetain, (fake_object * *context, int device), {
     fake_note(" %d", device);
@@ -88,7 +90,8 @@ CALL(cuDevicePrimaryCtxRetain, (fake_object * *context, int device), {
 })
 static int release_primary(int device) {
     fake_note(" %d", device);
-    if (device < 0 || device >= FAKE_DEVICES || retained[device] == 0) return fake_misuse(INVALID_CONTEXT, "a primary context is released too often");
+    if (device < 0 || device >= FAKE_DEVICES || retained[device] == 0)
+        return fake_misuse(INVALID_CONTEXT, "a primary context is released too often");
     retained[device]--;
     fake.live[FAKE_CONTEXT]--;
     return 0;
@@ -114,9 +117,11 @@ int cuGetErrorName(int code, const char **name) {
     static const struct {
         int code;
         const char *name;
-    } names[] = {{1, "CUDA_ERROR_INVALID_VALUE"},     {2, "CUDA_ERROR_OUT_OF_MEMORY"},   {3, "CUDA_ERROR_NOT_INITIALIZED"},
-                 {100, "CUDA_ERROR_NO_DEVICE"},       {200, "CUDA_ERROR_INVALID_IMAGE"}, {209, "CUDA_ERROR_NO_BINARY_FOR_GPU"},
-                 {700, "CUDA_ERROR_ILLEGAL_ADDRESS"}, {719, "CUDA_ERROR_LAUNCH_FAILED"}, {803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"}};
+    } names[] = {{1, "CUDA_ERROR_INVALID_VALUE"},           {2, "CUDA_ERROR_OUT_OF_MEMORY"},
+                 {3, "CUDA_ERROR_NOT_INITIALIZED"},         {100, "CUDA_ERROR_NO_DEVICE"},
+                 {200, "CUDA_ERROR_INVALID_IMAGE"},         {209, "CUDA_ERROR_NO_BINARY_FOR_GPU"},
+                 {700, "CUDA_ERROR_ILLEGAL_ADDRESS"},       {719, "CUDA_ERROR_LAUNCH_FAILED"},
+                 {803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"}};
     for (size_t n = 0; n < sizeof names / sizeof *names; n++) {
         if (names[n].code != code) continue;
         *name = names[n].name;
@@ -128,7 +133,8 @@ int cuGetErrorName(int code, const char **name) {
 
 CALL(cuModuleLoadData, (void **module, const void *image), code = fake_module_load(module, image))
 DESTROY(cuModuleUnload, (void *module), fake_module_unload(module))
-CALL(cuModuleGetFunction, (void **function, void *module, const char *name), code = fake_module_function(function, module, name))
+CALL(cuModuleGetFunction, (void **function, void *module, const char *name),
+     code = fake_module_function(function, module, name))
 CALL(cuFuncLoad, (void *function), (void)function)
 CALL(cuFuncSetAttribute, (void *function, int attribute, int value), {
     (void)function;
@@ -136,32 +142,41 @@ CALL(cuFuncSetAttribute, (void *function, int attribute, int value), {
 })
 
 /* Refuses what the driver's documentation tells it to refuse. */
-static int encode_map(void *map, unsigned rank, uint64_t address, const uint64_t *sizes, const uint64_t *strides, const unsigned *box) {
-    if ((uintptr_t)map % 64 || rank < 3 || rank > 5) return fake_misuse(INVALID_VALUE, "a tensor map of rank %u", rank);
-    if (address % 16) return fake_misuse(INVALID_VALUE, "a tensor map of an address that is not aligned");
+static int encode_map(void *map, unsigned rank, uint64_t address, const uint64_t *sizes,
+                      const uint64_t *strides, const unsigned *box) {
+    if ((uintptr_t)map % 64 || rank < 3 || rank > 5)
+        return fake_misuse(INVALID_VALUE, "a tensor map of rank %u", rank);
+    if (address % 16)
+        return fake_misuse(INVALID_VALUE, "a tensor map of an address that is not aligned");
     for (unsigned n = 0; n < rank; n++) {
-        if (!sizes[n] || sizes[n] > 1ULL << 32 || !box[n] || box[n] > 256) return fake_misuse(INVALID_VALUE, "a tensor map with size %u", n);
-        if (n + 1 < rank && (strides[n] % 16 || strides[n] >= 1ULL << 40)) return fake_misuse(INVALID_VALUE, "a tensor map with stride %u", n);
+        if (!sizes[n] || sizes[n] > 1ULL << 32 || !box[n] || box[n] > 256)
+            return fake_misuse(INVALID_VALUE, "a tensor map with size %u", n);
+        if (n + 1 < rank && (strides[n] % 16 || strides[n] >= 1ULL << 40))
+            return fake_misuse(INVALID_VALUE, "a tensor map with stride %u", n);
     }
-    if (2 * box[0] > 128) return fake_misuse(INVALID_VALUE, "a tensor map of boxes that are wider than what is swizzled");
+    if (2 * box[0] > 128)
+        return fake_misuse(INVALID_VALUE,
+                           "a tensor map of boxes that are wider than what is swizzled");
     memset(map, 1, 128);
     return 0;
 }
 CALL(cuTensorMapEncodeTiled,
-     (void *map, int type, unsigned rank, uint64_t address, const uint64_t *sizes, const uint64_t *strides, const unsigned *box,
-      const unsigned *steps, int interleave, int swizzle, int promotion, int fill),
+     (void *map, int type, unsigned rank, uint64_t address, const uint64_t *sizes,
+      const uint64_t *strides, const unsigned *box, const unsigned *steps, int interleave,
+      int swizzle, int promotion, int fill),
      {
          (void)steps;
          fake_note(" %d %d %d %d %d", type, interleave, swizzle, promotion, fill);
          code = encode_map(map, rank, address, sizes, strides, box);
      })
 CALL(cuLaunchKernel,
-     (void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void *stream, void **parameters,
-      void **extra),
+     (void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+      unsigned shared, void *stream, void **parameters, void **extra),
      {
          const unsigned grid[3] = {gx, gy, gz};
          const unsigned block[3] = {bx, by, bz};
-         code = extra ? INVALID_VALUE : fake_launch(function, grid, block, shared, stream, parameters);
+         code =
+             extra ? INVALID_VALUE : fake_launch(function, grid, block, shared, stream, parameters);
      })
 
 /* CUlaunchConfig with one CUlaunchAttribute, which lets the kernel begin while earlier ones end. */
@@ -174,22 +189,25 @@ typedef struct fake_config {
     } * attributes;
     unsigned n_attributes;
 } fake_config;
-/* Only these wait for earlier kernels by themselves, and only in code for sm_90 and later. */
+/* Only these kernels wait for earlier ones by themselves, and only in code for sm_90 and later. */
 static int waits(const void *function) {
     const char *name = fake_function_name(function), *arch = fake_function_arch(function);
-    return (strncmp(name, "tess_sm90_", 10) == 0 || strncmp(name, "tess_merge_", 11) == 0) && strncmp(arch, "sm_", 3) == 0 &&
-           fake_number(arch + 3) >= 90;
+    return (strncmp(name, "tess_sm90_", 10) == 0 || strncmp(name, "tess_merge_", 11) == 0) &&
+           strncmp(arch, "sm_", 3) == 0 && fake_number(arch + 3) >= 90;
 }
 
-CALL(cuLaunchKernelEx, (const fake_config *config, void *function, void **parameters, void **extra), {
-    if (extra || config->n_attributes != 1 || config->attributes->id != 6 || config->attributes->value[0] != 1)
-        code = fake_misuse(INVALID_VALUE, "a launch with unknown attributes");
-    else if (!waits(function))
-        code =
-            fake_misuse(INVALID_VALUE, "%s for %s is launched early, but does not wait", fake_function_name(function), fake_function_arch(function));
-    else
-        code = fake_launch(function, config->grid, config->block, config->shared, config->stream, parameters);
-})
+CALL(cuLaunchKernelEx, (const fake_config *config, void *function, void **parameters, void **extra),
+     {
+         if (extra || config->n_attributes != 1 || config->attributes->id != 6 ||
+             config->attributes->value[0] != 1)
+             code = fake_misuse(INVALID_VALUE, "a launch with unknown attributes");
+         else if (!waits(function))
+             code = fake_misuse(INVALID_VALUE, "%s for %s is launched early, but does not wait",
+                                fake_function_name(function), fake_function_arch(function));
+         else
+             code = fake_launch(function, config->grid, config->block, config->shared,
+                                config->stream, parameters);
+     })
 
 CALL(cuStreamCreate, (void **stream, unsigned flags), {
     fake_note(" %u", flags);
@@ -205,15 +223,18 @@ CALL(cuEventCreate, (void **event, unsigned flags), {
 DESTROY(cuEventDestroy_v2, (void *event), fake_event_destroy(event))
 CALL(cuEventRecord, (void *event, void *stream), code = fake_event_record(event, stream))
 CALL(cuEventSynchronize, (void *event), code = fake_event_wait(event))
-CALL(cuEventElapsedTime, (float *milliseconds, void *first, void *last), code = fake_event_time(milliseconds, first, last))
+CALL(cuEventElapsedTime, (float *milliseconds, void *first, void *last),
+     code = fake_event_time(milliseconds, first, last))
 CALL(cuMemAlloc_v2, (uint64_t * pointer, size_t bytes), code = fake_alloc(pointer, bytes))
 DESTROY(cuMemFree_v2, (uint64_t pointer), fake_free(pointer))
 CALL(cuMemcpyHtoDAsync_v2, (uint64_t to, const void *from, size_t bytes, void *stream),
      code = fake_copy(to, 0, (uint64_t)(uintptr_t)from, 1, bytes, stream))
 CALL(cuMemcpyDtoHAsync_v2, (void *to, uint64_t from, size_t bytes, void *stream),
      code = fake_copy((uint64_t)(uintptr_t)to, 1, from, 0, bytes, stream))
-CALL(cuMemcpyDtoDAsync_v2, (uint64_t to, uint64_t from, size_t bytes, void *stream), code = fake_copy(to, 0, from, 0, bytes, stream))
-CALL(cuMemsetD32Async, (uint64_t to, unsigned value, size_t words, void *stream), code = fake_fill(to, value, words, stream))
+CALL(cuMemcpyDtoDAsync_v2, (uint64_t to, uint64_t from, size_t bytes, void *stream),
+     code = fake_copy(to, 0, from, 0, bytes, stream))
+CALL(cuMemsetD32Async, (uint64_t to, unsigned value, size_t words, void *stream),
+     code = fake_fill(to, value, words, stream))
 
 /* ------------------------------------------------------------------ what only applications call */
 

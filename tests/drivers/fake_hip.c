@@ -77,8 +77,9 @@ CALL(hipDeviceTotalMem, (size_t * bytes, int device), {
     fake_note(" %d", device);
     *bytes = (size_t)1 << 30;
 })
-CALL(hipDeviceGetAttribute, (int *value, int attribute, int device), code = attribute_of(value, attribute, device))
-/* The name stands where HIP 6 has it, behind a text that looks a little like it; features follow the name. */
+CALL(hipDeviceGetAttribute, (int *value, int attribute, int device),
+     code = attribute_of(value, attribute, device))
+/* The name stands where HIP 6 has it, after a text that looks similar; features follow the name. */
 CALL(hipGetDevicePropertiesR0600, (char *properties, int device), {
     fake_note(" %d", device);
     memset(properties, 0, 1472);
@@ -119,14 +120,16 @@ const char *hipGetErrorName(int code) {
 
 CALL(hipModuleLoadData, (void **module, const void *image), code = fake_module_load(module, image))
 DESTROY(hipModuleUnload, (void *module), fake_module_unload(module))
-CALL(hipModuleGetFunction, (void **function, void *module, const char *name), code = fake_module_function(function, module, name))
+CALL(hipModuleGetFunction, (void **function, void *module, const char *name),
+     code = fake_module_function(function, module, name))
 CALL(hipModuleLaunchKernel,
-     (void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void *stream, void **parameters,
-      void **extra),
+     (void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+      unsigned shared, void *stream, void **parameters, void **extra),
      {
          const unsigned grid[3] = {gx, gy, gz};
          const unsigned block[3] = {bx, by, bz};
-         code = extra ? INVALID_VALUE : fake_launch(function, grid, block, shared, stream, parameters);
+         code =
+             extra ? INVALID_VALUE : fake_launch(function, grid, block, shared, stream, parameters);
      })
 CALL(hipStreamCreateWithFlags, (void **stream, unsigned flags), {
     fake_note(" %u", flags);
@@ -142,11 +145,15 @@ CALL(hipEventCreateWithFlags, (void **event, unsigned flags), {
 DESTROY(hipEventDestroy, (void *event), fake_event_destroy(event))
 CALL(hipEventRecord, (void *event, void *stream), code = fake_event_record(event, stream))
 CALL(hipEventSynchronize, (void *event), code = fake_event_wait(event))
-CALL(hipEventElapsedTime, (float *milliseconds, void *first, void *last), code = fake_event_time(milliseconds, first, last))
+CALL(hipEventElapsedTime, (float *milliseconds, void *first, void *last),
+     code = fake_event_time(milliseconds, first, last))
 CALL(hipMalloc, (uint64_t * pointer, size_t bytes), code = fake_alloc(pointer, bytes))
 DESTROY(hipFree, (uint64_t pointer), fake_free(pointer))
 CALL(hipMemcpyHtoDAsync, (uint64_t to, const void *from, size_t bytes, void *stream),
      code = fake_copy(to, 0, (uint64_t)(uintptr_t)from, 1, bytes, stream))
-CALL(hipMemcpyDtoHAsync, (void *to, uint64_t from, size_t bytes, void *stream), code = fake_copy((uint64_t)(uintptr_t)to, 1, from, 0, bytes, stream))
-CALL(hipMemcpyDtoDAsync, (uint64_t to, uint64_t from, size_t bytes, void *stream), code = fake_copy(to, 0, from, 0, bytes, stream))
-CALL(hipMemsetD32Async, (uint64_t to, unsigned value, size_t words, void *stream), code = fake_fill(to, value, words, stream))
+CALL(hipMemcpyDtoHAsync, (void *to, uint64_t from, size_t bytes, void *stream),
+     code = fake_copy((uint64_t)(uintptr_t)to, 1, from, 0, bytes, stream))
+CALL(hipMemcpyDtoDAsync, (uint64_t to, uint64_t from, size_t bytes, void *stream),
+     code = fake_copy(to, 0, from, 0, bytes, stream))
+CALL(hipMemsetD32Async, (uint64_t to, unsigned value, size_t words, void *stream),
+     code = fake_fill(to, value, words, stream))

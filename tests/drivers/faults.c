@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Every call of the CUDA and HIP backends to their driver fails once, or from then on, over a whole life cycle: lack of memory, code that the driver refuses, a
- * device that is lost, and an error that nobody expects. Nothing may leak or hang, the status has to be right, what was current in the thread has to be
- * current again, and afterwards a whole cycle works.
+ * Every call of the CUDA and HIP backends to their driver fails once, or from then on, over a whole
+ * life cycle: lack of memory, code that the driver refuses, a lost device, and an error that nobody
+ * expects. Nothing may leak or hang, the status has to be right, the thread's current context has
+ * to be restored, and afterwards a whole cycle works.
  *
  *   driver_faults cuda|hip ARCHITECTURE
  */
@@ -16,19 +17,30 @@
 #include "fake.h"
 #include "instance.h"
 
-enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_IMAGE = 200, ILLEGAL_ADDRESS = 700, LAUNCH_FAILED = 719, MOST_CALLS = 3000, DISTURBED = 2 };
+enum {
+    INVALID_VALUE = 1,
+    OUT_OF_MEMORY = 2,
+    INVALID_IMAGE = 200,
+    ILLEGAL_ADDRESS = 700,
+    LAUNCH_FAILED = 719,
+    MOST_CALLS = 3000,
+    DISTURBED = 2
+};
 
 static const fake_exports *driver;
 static fake_control *control;
 static const char *backend, *arch;
 
-/* Two bytes an element, so that the fast kernel of Hopper takes it where there is one; enough jobs for its counter, and merges. */
-static const char line[] = "pattern=s2 block=16 local=2 stride=3 heads=8 kv_heads=4 q_len=9 kv_len=90 head_dim=16 dtype=f16 kv_split=3";
+/* Two bytes an element, so that the kernel for Hopper takes it where there is one; enough jobs for
+ * its job counter, and merges. */
+static const char line[] = "pattern=s2 block=16 local=2 stride=3 heads=8 kv_heads=4 q_len=9 "
+                           "kv_len=90 head_dim=16 dtype=f16 kv_split=3";
 
 static void reset(void) {
     memset(control, 0, sizeof *control);
     control->only_device = -1;
-    for (int n = 0; n < FAKE_DEVICES; n++) snprintf(control->arch[n], sizeof control->arch[n], "%s", arch);
+    for (int n = 0; n < FAKE_DEVICES; n++)
+        snprintf(control->arch[n], sizeof control->arch[n], "%s", arch);
     driver->make_current(1); /* what the application has been doing */
 }
 
@@ -39,7 +51,10 @@ static const char *id_of(int index) {
 }
 
 static tess_runtime *runtime_with(test_heap *heap) {
-    tess_runtime_desc desc = {.struct_size = sizeof desc, .allocator = heap->allocator, .log = test_log_nothing, .cpu_threads = 1};
+    tess_runtime_desc desc = {.struct_size = sizeof desc,
+                              .allocator = heap->allocator,
+                              .log = test_log_nothing,
+                              .cpu_threads = 1};
     tess_runtime *runtime = NULL;
     assert_ok(tess_runtime_create(&desc, &runtime));
     return runtime;
@@ -65,9 +80,11 @@ static tess_status use_memory(tess_device *device) {
     tess_buffer one = {0}, two = {0};
     tess_status status = tess_alloc(device, 4096, &one);
     if (status == TESS_OK) status = tess_alloc(device, 4096, &two);
-    if (status == TESS_OK) status = tess_copy(device, one, tess_host_buffer(line, sizeof line), sizeof line);
+    if (status == TESS_OK)
+        status = tess_copy(device, one, tess_host_buffer(line, sizeof line), sizeof line);
     if (status == TESS_OK) status = tess_copy(device, two, one, sizeof line);
-    if (status == TESS_OK) status = tess_copy(device, tess_host_buffer(back, sizeof back), two, sizeof line);
+    if (status == TESS_OK)
+        status = tess_copy(device, tess_host_buffer(back, sizeof back), two, sizeof line);
     if (status == TESS_OK) assert_memory_equal(back, line, sizeof line);
     if (status == TESS_OK) status = tess_wait(device, 10000000000u);
     /* Buffers are freed whatever happened, and on a lost device too. */
@@ -97,7 +114,8 @@ static tess_status use_plan(tess_device *device, const problem *p, int *seen) {
     return status;
 }
 
-/* One life cycle up to the first failure, everything released. `opened`: the device was open by then; `seen`: a result was right, or could not be read. */
+/* One life cycle up to the first failure, everything released. `opened`: the device was open by
+ * then; `seen`: a result was right, or could not be read. */
 static tess_status live_once(test_heap *heap, int *opened, int *seen) {
     tess_runtime *runtime = runtime_with(heap);
     tess_device *device = NULL;
@@ -117,16 +135,22 @@ static tess_status live_once(test_heap *heap, int *opened, int *seen) {
 }
 
 static void nothing_lives(const test_heap *heap, int k) {
-    static const char *const names[FAKE_KINDS] = {"contexts", "streams", "events", "modules", "buffers", "graphs"};
+    static const char *const names[FAKE_KINDS] = {"contexts", "streams", "events",
+                                                  "modules",  "buffers", "graphs"};
     const char *failed = control->failed ? control->failed : "none";
     for (int n = 0; n < FAKE_KINDS; n++)
-        if (control->live[n] != 0) fail_msg("call %d (%s) fails: %d %s leak", k, failed, control->live[n], names[n]);
-    if (heap->live || heap->bytes || heap->damaged) fail_msg("call %d (%s) fails: %lld allocations leak", k, failed, (long long)heap->live);
-    if (control->depth) fail_msg("call %d (%s) fails: %d contexts stay on the stack", k, failed, control->depth);
+        if (control->live[n] != 0)
+            fail_msg("call %d (%s) fails: %d %s leak", k, failed, control->live[n], names[n]);
+    if (heap->live || heap->bytes || heap->damaged)
+        fail_msg("call %d (%s) fails: %lld allocations leak", k, failed, (long long)heap->live);
+    if (control->depth)
+        fail_msg("call %d (%s) fails: %d contexts stay on the stack", k, failed, control->depth);
     if (control->wrong) fail_msg("call %d (%s) fails: %s", k, failed, control->what);
     /* The call that puts back what was current may be one that fails. */
-    if (driver->current_device() != 1 && strcmp(failed, "hipSetDevice") != 0 && !(control->sticky && strcmp(backend, "hip") == 0))
-        fail_msg("call %d (%s) fails: device %d is current, not the application's", k, failed, driver->current_device());
+    if (driver->current_device() != 1 && strcmp(failed, "hipSetDevice") != 0 &&
+        !(control->sticky && strcmp(backend, "hip") == 0))
+        fail_msg("call %d (%s) fails: device %d is current, not the application's", k, failed,
+                 driver->current_device());
 }
 
 static void live_well(void) {
@@ -141,7 +165,9 @@ static void live_well(void) {
     /* The problem is one that takes every way. */
     assert_non_null(strstr(control->log, "tess_merge_f16"));
     if (strcmp(arch, "sm_80") == 0) assert_non_null(strstr(control->log, "tess_sm80_f16"));
-    if (strcmp(arch, "sm_90") == 0) assert_true(strstr(control->log, "tess_sm90_f16") && strstr(control->log, "cuMemsetD32Async"));
+    if (strcmp(arch, "sm_90") == 0)
+        assert_true(strstr(control->log, "tess_sm90_f16") &&
+                    strstr(control->log, "cuMemsetD32Async"));
 }
 
 static int holds_one(const char *call, const char *const *parts) {
@@ -150,27 +176,36 @@ static int holds_one(const char *call, const char *const *parts) {
     return 0;
 }
 
-/* Calls whose failure may go unnoticed: what only informs, what gives back, and the context that is entered for that. */
+/* Calls whose failure may go unnoticed: queries for information, calls that free something, and
+ * entering the context for those. */
 static int may_fail(void) {
-    static const char *const informing[] = {"DeviceGet", "DeviceTotalMem", "DriverGetVersion", "GetDeviceProperties", "TensorMapEncode", NULL};
-    static const char *const releasing[] = {"Destroy", "Unload", "Free", "Release", "PopCurrent", NULL};
+    static const char *const informing[] = {"DeviceGet",        "DeviceTotalMem",
+                                            "DriverGetVersion", "GetDeviceProperties",
+                                            "TensorMapEncode",  NULL};
+    static const char *const releasing[] = {"Destroy", "Unload",     "Free",
+                                            "Release", "PopCurrent", NULL};
     static const char *const entering[] = {"PushCurrent", "hipGetDevice", "hipSetDevice", NULL};
     if (holds_one(control->failed, informing) || holds_one(control->failed, releasing)) return 1;
     /* hipSetDevice may also have been putting back. */
-    return holds_one(control->failed, entering) && (strcmp(control->failed, "hipSetDevice") == 0 || holds_one(control->next, releasing));
+    return holds_one(control->failed, entering) &&
+           (strcmp(control->failed, "hipSetDevice") == 0 || holds_one(control->next, releasing));
 }
 
 /* The status that a failing call has to give. */
 static int is_right(tess_status status, int code, int opened, int seen) {
-    if (status == TESS_OK && strstr(control->failed, "ModuleLoadData") && code != OUT_OF_MEMORY && code < ILLEGAL_ADDRESS)
+    if (status == TESS_OK && strstr(control->failed, "ModuleLoadData") && code != OUT_OF_MEMORY &&
+        code < ILLEGAL_ADDRESS)
         return seen == 1; /* there was other code for the device */
     if (status == TESS_OK) return seen == DISTURBED || may_fail();
-    if (!opened && status == TESS_ERROR_UNAVAILABLE) return 1; /* a device that cannot be asked or opened */
+    /* a device that cannot be asked or opened */
+    if (!opened && status == TESS_ERROR_UNAVAILABLE) return 1;
     switch (code) {
     case OUT_OF_MEMORY: return status == TESS_ERROR_OUT_OF_MEMORY;
     case ILLEGAL_ADDRESS:
     case LAUNCH_FAILED: return status == TESS_ERROR_DEVICE_LOST;
-    default: return status == TESS_ERROR_NATIVE || (status == TESS_ERROR_UNAVAILABLE && strstr(control->failed, "ModuleLoadData"));
+    default:
+        return status == TESS_ERROR_NATIVE ||
+               (status == TESS_ERROR_UNAVAILABLE && strstr(control->failed, "ModuleLoadData"));
     }
 }
 
@@ -188,8 +223,10 @@ static void every_call_fails(int code, int sticky) {
         const tess_status status = live_once(&heap, &opened, &seen);
         if (!control->failures) break;
         if (!is_right(status, code, opened, seen))
-            fail_msg("call %d (%s) fails: %s: %s", k, control->failed, tess_status_name(status), tess_last_error());
-        if (status != TESS_OK && !tess_last_error()[0]) fail_msg("call %d (%s) fails without a message", k, control->failed);
+            fail_msg("call %d (%s) fails: %s: %s", k, control->failed, tess_status_name(status),
+                     tess_last_error());
+        if (status != TESS_OK && !tess_last_error()[0])
+            fail_msg("call %d (%s) fails without a message", k, control->failed);
         nothing_lives(&heap, k);
     }
     assert_in_range(k, 100, MOST_CALLS - 1);
@@ -232,22 +269,28 @@ static void test_no_host_memory(void **state) {
         int opened, seen;
         reset();
         test_heap_init(&heap, k, 0);
-        tess_runtime_desc rd = {.struct_size = sizeof rd, .allocator = heap.allocator, .log = test_log_nothing, .cpu_threads = 1};
+        tess_runtime_desc rd = {.struct_size = sizeof rd,
+                                .allocator = heap.allocator,
+                                .log = test_log_nothing,
+                                .cpu_threads = 1};
         tess_runtime *runtime = NULL;
-        if (tess_runtime_create(&rd, &runtime) != TESS_OK) continue; /* the core's own, tested elsewhere */
+        /* the core's own, tested elsewhere */
+        if (tess_runtime_create(&rd, &runtime) != TESS_OK) continue;
         tess_runtime_release(runtime);
         if (heap.failures) continue;
         test_heap_init(&heap, k, 0);
         const tess_status status = live_once(&heap, &opened, &seen);
         if (!heap.failures) break;
         if (status != TESS_OK && status != TESS_ERROR_OUT_OF_MEMORY)
-            fail_msg("allocation %lld fails: %s: %s", (long long)k, tess_status_name(status), tess_last_error());
+            fail_msg("allocation %lld fails: %s: %s", (long long)k, tess_status_name(status),
+                     tess_last_error());
         nothing_lives(&heap, (int)k);
     }
     assert_in_range(k, 10, MOST_CALLS - 1);
 }
 
-/* Two devices of one backend: one is lost in its k-th call, the other goes on, and the first can be opened again. */
+/* Two devices of one backend: one is lost in its k-th call, the other goes on, and the first can be
+ * opened again. */
 static void test_other_device_goes_on(void **state) {
     (void)state;
     for (int k = 1, failures = 1; failures; k += 7) {
@@ -295,7 +338,8 @@ static void again_fail(int call) {
     control->sticky = 0;
     control->code = again_code;
     control->fail_at = call;
-    driver->make_current(1); /* HIP's call that puts back what was current may have been the one that failed */
+    /* HIP's call that puts back what was current may have been the one that failed */
+    driver->make_current(1);
 }
 static int again_failures(void) { return control->failures; }
 static const char *again_failed(void) { return control->failed ? control->failed : "nothing"; }
@@ -329,7 +373,7 @@ static void test_same_plan_again(void **state) {
             again_code = codes[c].code;
             assert_in_range(again_runs(&x, &ways[w], codes[c].status), 3, 100);
         }
-    /* Without an LSE tensor there is no address that a kernel may write it to. */
+    /* Without an LSE tensor a kernel gets no address to write it to. */
     memset(&x.run.lse, 0, sizeof x.run.lse);
     assert_ok(instance_run(&x, NULL));
     assert_int_equal(control->wrong, 0);
@@ -368,7 +412,8 @@ static void test_same_device_again(void **state) {
             status = use_memory(device);
             if (status == TESS_OK) status = use_plan(device, &p, &seen);
             if (status != TESS_OK || seen != 1)
-                fail_msg("the same device after call %d (%s) failed: %s: %s", call, failed, tess_status_name(status), tess_last_error());
+                fail_msg("the same device after call %d (%s) failed: %s: %s", call, failed,
+                         tess_status_name(status), tess_last_error());
             tess_device_release(device);
         }
         tess_runtime_release(runtime);
@@ -398,7 +443,8 @@ static void test_wait_ends(void **state) {
     nothing_lives(&heap, 0);
 }
 
-/* More than the device has, at any place of a plan's life, is lack of memory and nothing worse. */
+/* Asking for more memory than the device has, at any point of a plan's life, gives OUT_OF_MEMORY
+ * and nothing worse. */
 static void test_little_memory(void **state) {
     (void)state;
     for (uint64_t bytes = 256; bytes < 1 << 20; bytes *= 2) {
@@ -408,7 +454,8 @@ static void test_little_memory(void **state) {
         reset();
         control->most_bytes = bytes;
         const tess_status status = live_once(&heap, &opened, &seen);
-        if (status != TESS_OK && status != TESS_ERROR_OUT_OF_MEMORY) fail_msg("%s: %s", tess_status_name(status), tess_last_error());
+        if (status != TESS_OK && status != TESS_ERROR_OUT_OF_MEMORY)
+            fail_msg("%s: %s", tess_status_name(status), tess_last_error());
         nothing_lives(&heap, 0);
     }
 }
@@ -424,16 +471,22 @@ int main(int argc, char **argv) {
         fake_get_fn *function;
     } get = {library ? dlsym(library, "fake_get") : NULL};
     if (!get.symbol) {
-        fprintf(stderr, "the first %s that is found is not the one of this test; see LD_LIBRARY_PATH in tests/drivers/CMakeLists.txt\n", name);
+        fprintf(stderr,
+                "the first %s that is found is not the one of this test; see LD_LIBRARY_PATH in "
+                "tests/drivers/CMakeLists.txt\n",
+                name);
         return 1;
     }
     driver = get.function();
     control = driver->control;
+    /* The quick ones first: they find most of what is wrong. */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_no_memory_once),    cmocka_unit_test(test_no_memory_from_then_on), cmocka_unit_test(test_lost_once),
-        cmocka_unit_test(test_lost_from_then_on), cmocka_unit_test(test_invalid_image),          cmocka_unit_test(test_unexpected),
-        cmocka_unit_test(test_no_host_memory),    cmocka_unit_test(test_other_device_goes_on),   cmocka_unit_test(test_wait_ends),
-        cmocka_unit_test(test_little_memory),     cmocka_unit_test(test_same_plan_again),        cmocka_unit_test(test_same_device_again),
+        cmocka_unit_test(test_wait_ends),       cmocka_unit_test(test_little_memory),
+        cmocka_unit_test(test_same_plan_again), cmocka_unit_test(test_same_device_again),
+        cmocka_unit_test(test_no_memory_once),  cmocka_unit_test(test_no_memory_from_then_on),
+        cmocka_unit_test(test_lost_once),       cmocka_unit_test(test_lost_from_then_on),
+        cmocka_unit_test(test_invalid_image),   cmocka_unit_test(test_unexpected),
+        cmocka_unit_test(test_no_host_memory),  cmocka_unit_test(test_other_device_goes_on),
     };
     return cmocka_run_group_tests_name("faults of a driver", tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the kernels of the stand-ins compute: a plain loop that reads the same arguments and tables as the real ones. */
+/* What the kernels of the stand-ins compute: a plain loop that reads the same arguments and tables
+ * as the real ones. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,7 +27,10 @@ static const int portable_dims[] = {64, 128, 256}, fast_dims[] = {64, 96, 128, 1
 static const unsigned sm90_threads[] = {TESS_SM90_INSTANCES(THREADS_OF)};
 static const unsigned portable_threads[] = {TESS_THREADS_64, TESS_THREADS_128, TESS_THREADS_256};
 
-enum { PORTABLE_DIMS = sizeof portable_dims / sizeof *portable_dims, FAST_DIMS = sizeof fast_dims / sizeof *fast_dims };
+enum {
+    PORTABLE_DIMS = sizeof portable_dims / sizeof *portable_dims,
+    FAST_DIMS = sizeof fast_dims / sizeof *fast_dims
+};
 
 /* Kernels are numbered: dtype, then kind and head_dim. */
 enum { PER_DTYPE = PORTABLE_DIMS + 1 + 2 * FAST_DIMS };
@@ -36,7 +40,8 @@ static kernel kernel_of(int number) {
     if (n < PORTABLE_DIMS) return (kernel){FORWARD, dtype, portable_dims[n], portable_threads[n]};
     if (n == PORTABLE_DIMS) return (kernel){MERGE, dtype, 0, MERGE_GROUP};
     const int fast = n - PORTABLE_DIMS - 1, dim = fast_dims[fast % FAST_DIMS];
-    return fast < FAST_DIMS ? (kernel){SM90, dtype, dim, sm90_threads[fast]} : (kernel){SM80, dtype, dim, TESS_SM80_THREADS};
+    return fast < FAST_DIMS ? (kernel){SM90, dtype, dim, sm90_threads[fast]}
+                            : (kernel){SM80, dtype, dim, TESS_SM80_THREADS};
 }
 
 int fake_kernel_find(const char *name) {
@@ -45,15 +50,18 @@ int fake_kernel_find(const char *name) {
         const kernel k = kernel_of(n);
         char text[64];
         if (k.kind >= SM90 && k.dtype == TESS_F32) continue;
-        const int length = snprintf(text, sizeof text, "tess_%s_%s", kinds[k.kind], dtypes[k.dtype]);
-        if (k.kind != MERGE) snprintf(text + length, sizeof text - (size_t)length, "_%d", k.head_dim);
+        const int length =
+            snprintf(text, sizeof text, "tess_%s_%s", kinds[k.kind], dtypes[k.dtype]);
+        if (k.kind != MERGE)
+            snprintf(text + length, sizeof text - (size_t)length, "_%d", k.head_dim);
         if (strcmp(text, name) == 0) return n;
     }
     return -1;
 }
 
 const size_t *fake_kernel_parameters(int number) {
-    static const size_t portable[] = {8, 8, 8, 8, 8, 8, 8, sizeof(tess_args), 0}, sm90[] = {sizeof(tess_sm90_maps), sizeof(tess_sm90_args), 0},
+    static const size_t portable[] = {8, 8, 8, 8, 8, 8, 8, sizeof(tess_args), 0},
+                        sm90[] = {sizeof(tess_sm90_maps), sizeof(tess_sm90_args), 0},
                         sm80[] = {sizeof(tess_sm80_args), 0};
     const int kind = kernel_of(number).kind;
     return kind == SM90 ? sm90 : kind == SM80 ? sm80 : portable;
@@ -94,8 +102,8 @@ static arguments read_arguments(int number, void *const *parameters) {
 void fake_kernel_describe(int number, void *const *parameters, char *text, size_t size) {
     const arguments x = read_arguments(number, parameters);
     const tess_args *a = &x.a;
-    snprintf(text, size, " items %u from %u head_dim %u block %u group %u flags %u partial_rows %u", a->items, a->items_at, a->head_dim, a->block,
-             a->group, a->flags, a->partial_rows);
+    snprintf(text, size, " items %u from %u head_dim %u block %u group %u flags %u partial_rows %u",
+             a->items, a->items_at, a->head_dim, a->block, a->group, a->flags, a->partial_rows);
 }
 
 /* ------------------------------------------------------------------ attention */
@@ -118,36 +126,50 @@ typedef struct row {
     double most, sum, o[256];
 } row;
 
-static int64_t block_of(int64_t token, int64_t block) { return token >= 0 ? token / block : -((block - 1 - token) / block); }
+static int64_t block_of(int64_t token, int64_t block) {
+    return token >= 0 ? token / block : -((block - 1 - token) / block);
+}
 
 static void add_block(row *r, int64_t j, uint32_t bits, int masked) {
     const buffers *b = r->b;
     const tess_args *a = b->a;
     const tess_sequence *s = r->sequence;
     for (int64_t t = j * a->block; t < (j + 1) * a->block && t < s->kv_len; t++) {
-        if (masked && !tess_kept(r->cls, r->position, t, block_of(r->position, a->block), j, bits, r->first_block)) continue;
-        const int64_t k = a->k_at + s->batch * a->k_batch + (s->kv_start + t) * a->k_token + r->kv_head * a->k_head,
-                      v = a->v_at + s->batch * a->v_batch + (s->kv_start + t) * a->v_token + r->kv_head * a->v_head;
+        if (masked && !tess_kept(r->cls, r->position, t, block_of(r->position, a->block), j, bits,
+                                 r->first_block))
+            continue;
+        const int64_t k = a->k_at + s->batch * a->k_batch + (s->kv_start + t) * a->k_token +
+                          r->kv_head * a->k_head,
+                      v = a->v_at + s->batch * a->v_batch + (s->kv_start + t) * a->v_token +
+                          r->kv_head * a->v_head;
         double score = 0;
-        for (uint32_t e = 0; e < a->head_dim; e++) score += (double)r->q[e] * element_load((uint32_t)b->dtype, b->k, k + e);
+        for (uint32_t e = 0; e < a->head_dim; e++)
+            score += (double)r->q[e] * element_load((uint32_t)b->dtype, b->k, k + e);
         if (a->scale < 0) score = -score;
-        const double scale = fabs((double)a->scale), most = fmax(score, r->most), keep = exp(scale * (r->most - most)),
-                     weight = exp(scale * (score - most));
+        const double scale = fabs((double)a->scale), most = fmax(score, r->most),
+                     keep = exp(scale * (r->most - most)), weight = exp(scale * (score - most));
         r->sum = r->sum * keep + weight;
         r->most = most;
-        for (uint32_t e = 0; e < a->head_dim; e++) r->o[e] = r->o[e] * keep + weight * element_load((uint32_t)b->dtype, b->v, v + e);
+        for (uint32_t e = 0; e < a->head_dim; e++)
+            r->o[e] = r->o[e] * keep + weight * element_load((uint32_t)b->dtype, b->v, v + e);
     }
 }
 
 static float *partial_at(const buffers *b, uint32_t partial) {
-    return b->workspace + b->a->partials_at + (uint64_t)partial * b->a->partial_rows * (b->a->head_dim + 2u);
+    return b->workspace + b->a->partials_at +
+           (uint64_t)partial * b->a->partial_rows * (b->a->head_dim + 2u);
 }
 
-static void write_row(const buffers *b, const tess_sequence *s, int64_t token, int64_t head, const double *o, double lse) {
+static void write_row(const buffers *b, const tess_sequence *s, int64_t token, int64_t head,
+                      const double *o, double lse) {
     const tess_args *a = b->a;
-    const int64_t at = a->o_at + s->batch * a->o_batch + (s->q_start + token) * a->o_token + head * a->o_head;
-    for (uint32_t e = 0; e < a->head_dim; e++) element_store((uint32_t)b->dtype, b->o, at + e, (float)o[e]);
-    if (a->flags & TESS_ARGS_LSE) b->lse[a->lse_at + s->batch * a->lse_batch + (s->q_start + token) * a->lse_token + head * a->lse_head] = (float)lse;
+    const int64_t at =
+        a->o_at + s->batch * a->o_batch + (s->q_start + token) * a->o_token + head * a->o_head;
+    for (uint32_t e = 0; e < a->head_dim; e++)
+        element_store((uint32_t)b->dtype, b->o, at + e, (float)o[e]);
+    if (a->flags & TESS_ARGS_LSE)
+        b->lse[a->lse_at + s->batch * a->lse_batch + (s->q_start + token) * a->lse_token +
+               head * a->lse_head] = (float)lse;
 }
 
 static void forward_row(const buffers *b, const tess_job *job, int64_t pack, int64_t n) {
@@ -161,16 +183,24 @@ static void forward_row(const buffers *b, const tess_job *job, int64_t pack, int
     r.kv_head = head / a->group;
     r.position = first + n;
     r.first_block = block_of(first, a->block);
-    const int64_t q = a->q_at + s->batch * a->q_batch + (s->q_start + job->row + n) * a->q_token + head * a->q_head;
-    for (uint32_t e = 0; e < a->head_dim; e++) r.q[e] = element_load((uint32_t)b->dtype, b->q, q + e);
-    const int with_bits = (r.cls->flags & TESS_CLASS_BITS) != 0, masked = with_bits || (r.cls->flags & TESS_CLASS_MASK_ENTRIES) != 0;
-    for (uint32_t i = 0; i < job->left_count; i++) add_block(&r, entries[job->left_offset + i], with_bits ? bits[job->left_offset + i] : 0, masked);
+    const int64_t q = a->q_at + s->batch * a->q_batch + (s->q_start + job->row + n) * a->q_token +
+                      head * a->q_head;
+    for (uint32_t e = 0; e < a->head_dim; e++)
+        r.q[e] = element_load((uint32_t)b->dtype, b->q, q + e);
+    const int with_bits = (r.cls->flags & TESS_CLASS_BITS) != 0,
+              masked = with_bits || (r.cls->flags & TESS_CLASS_MASK_ENTRIES) != 0;
+    for (uint32_t i = 0; i < job->left_count; i++)
+        add_block(&r, entries[job->left_offset + i], with_bits ? bits[job->left_offset + i] : 0,
+                  masked);
     for (uint32_t i = 0; i < job->interval_blocks; i++)
-        add_block(&r, (int64_t)job->interval_start + i, 0, i < job->mask_head || i + job->mask_tail >= job->interval_blocks);
-    for (uint32_t i = 0; i < job->right_count; i++) add_block(&r, entries[job->right_offset + i], 0, masked);
+        add_block(&r, (int64_t)job->interval_start + i, 0,
+                  i < job->mask_head || i + job->mask_tail >= job->interval_blocks);
+    for (uint32_t i = 0; i < job->right_count; i++)
+        add_block(&r, entries[job->right_offset + i], 0, masked);
     for (uint32_t e = 0; e < a->head_dim; e++) r.o[e] = r.sum > 0 ? r.o[e] / r.sum : 0;
     if (job->partial == TESS_NO_PARTIAL) {
-        write_row(b, s, job->row + n, head, r.o, r.sum > 0 ? fabs((double)a->scale) * r.most + log(r.sum) : -INFINITY);
+        write_row(b, s, job->row + n, head, r.o,
+                  r.sum > 0 ? fabs((double)a->scale) * r.most + log(r.sum) : -INFINITY);
         return;
     }
     float *partial = partial_at(b, job->partial);
@@ -182,20 +212,26 @@ static void forward_row(const buffers *b, const tess_job *job, int64_t pack, int
 
 static void merge_row(const buffers *b, const tess_merge *merge, int64_t pack, int64_t n) {
     const tess_args *a = b->a;
-    const tess_sequence *s = (const tess_sequence *)(const void *)(b->tables + a->sequences_at) + merge->sequence;
-    const int64_t place = pack * merge->rows + n, most_at = (int64_t)a->partial_rows * a->head_dim + place, sum_at = most_at + a->partial_rows;
+    const tess_sequence *s =
+        (const tess_sequence *)(const void *)(b->tables + a->sequences_at) + merge->sequence;
+    const int64_t place = pack * merge->rows + n,
+                  most_at = (int64_t)a->partial_rows * a->head_dim + place,
+                  sum_at = most_at + a->partial_rows;
     const double scale = fabs((double)a->scale);
     double most = -INFINITY, sum = 0, o[256] = {0};
-    for (uint32_t i = 0; i < merge->parts; i++) most = fmax(most, partial_at(b, merge->partial + i)[most_at]);
+    for (uint32_t i = 0; i < merge->parts; i++)
+        most = fmax(most, partial_at(b, merge->partial + i)[most_at]);
     for (uint32_t i = 0; i < merge->parts; i++) {
         const float *partial = partial_at(b, merge->partial + i);
         if (partial[sum_at] == 0) continue;
         const double weight = partial[sum_at] * exp(scale * (partial[most_at] - most));
         sum += weight;
-        for (uint32_t e = 0; e < a->head_dim; e++) o[e] += weight * partial[place * a->head_dim + e];
+        for (uint32_t e = 0; e < a->head_dim; e++)
+            o[e] += weight * partial[place * a->head_dim + e];
     }
     for (uint32_t e = 0; e < a->head_dim; e++) o[e] = sum > 0 ? o[e] / sum : 0;
-    write_row(b, s, merge->row + n, merge->head + pack, o, sum > 0 ? scale * most + log(sum) : -INFINITY);
+    write_row(b, s, merge->row + n, merge->head + pack, o,
+              sum > 0 ? scale * most + log(sum) : -INFINITY);
 }
 
 void fake_kernel_run(int number, unsigned groups, void *const *parameters) {
@@ -215,15 +251,17 @@ void fake_kernel_run(int number, unsigned groups, void *const *parameters) {
         fake_misuse(700, "the kernel for head_dim %d is given %u", k.head_dim, x.a.head_dim);
         return;
     }
-    /* Hopper's workgroups hand out jobs among themselves; the others take one each. */
+    /* Thread blocks on Hopper fetch jobs from a counter; on other devices each takes one job. */
     const unsigned items = k.kind == SM90 || x.a.items < groups ? x.a.items : groups;
     const uint32_t *counter = fake_host(x.counter);
     if (counter && *counter != 0) fake_misuse(700, "the counter of jobs is not 0");
     for (unsigned i = 0; i < items; i++) {
-        const void *item = b.tables + x.a.items_at + i * (k.kind == MERGE ? sizeof(tess_merge) : sizeof(tess_job)) / 4;
+        const void *item = b.tables + x.a.items_at +
+                           i * (k.kind == MERGE ? sizeof(tess_merge) : sizeof(tess_job)) / 4;
         const tess_job *job = item;
         const tess_merge *merge = item;
-        const int heads = k.kind == MERGE ? merge->heads : job->heads, rows = k.kind == MERGE ? merge->rows : job->rows;
+        const int heads = k.kind == MERGE ? merge->heads : job->heads,
+                  rows = k.kind == MERGE ? merge->rows : job->rows;
         for (int pack = 0; pack < heads; pack++)
             for (int n = 0; n < rows; n++) {
                 if (k.kind == MERGE)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The CUDA and HIP backends from many threads at once: one plan run by all of them, with and without times; plans made at the same moment, so that code is loaded
- * once; devices opened and closed.
+ * The CUDA and HIP backends from many threads at once: one plan run by all of them, with and
+ * without times; plans made at the same moment, so that code is loaded once; devices opened and
+ * closed.
  *
  *   driver_threads cuda|hip
  */
@@ -16,7 +17,8 @@
 enum { THREADS = 12, ROUNDS = 6 };
 
 static const char *backend;
-static const char line[] = "pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 q_len=9 kv_len=60 head_dim=16 kv_split=2";
+static const char line[] = "pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 q_len=9 "
+                           "kv_len=60 head_dim=16 kv_split=2";
 
 typedef struct worker {
     tess_runtime *runtime;
@@ -41,7 +43,8 @@ static int run_often(worker *w, instance *x) {
     for (int n = 0; n < ROUNDS; n++) {
         double seconds = -1;
         const tess_status status = instance_run(x, n % 2 ? &seconds : NULL);
-        if (status == TESS_ERROR_BUSY && n % 2) { /* more calls with times than the device has timers for */
+        /* more calls with times than the device has timers for */
+        if (status == TESS_ERROR_BUSY && n % 2) {
             w->busy++;
             continue;
         }
@@ -135,6 +138,7 @@ static void test_many_devices(void **state) {
 int main(int argc, char **argv) {
     if (argc != 2) return 2;
     backend = argv[1];
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_one_device), cmocka_unit_test(test_many_devices)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_one_device),
+                                       cmocka_unit_test(test_many_devices)};
     return cmocka_run_group_tests_name("a driver and many threads", tests, NULL, NULL);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tune tables and the rows of the CUDA backend: its own table, a file before it, kernels that refuse, and results that stay right whatever is preferred.
+ * Tune tables and the kernels of the CUDA backend: its own table, a file that comes before it,
+ * kernels that refuse, and results that stay right whatever is preferred.
  *
  *   driver_tune sm_90|sm_80|sm_89|sm_86
  */
@@ -15,10 +16,15 @@
 static const char *arch;
 static char path[] = "/tmp/tessera-driver-tune-XXXXXX";
 
-/* Plans and runs one problem with a tune file of these rules (NULL: without a file), checks the result, and writes the kernel that was taken. */
+/* Plans and runs one problem with a tune file of these rules (NULL: without a file), checks the
+ * result, and writes the kernel that was taken. */
 static void run(const char *rules, const char *words, char kernel[64]) {
     char line[256], error[256];
-    tess_runtime_desc desc = {.struct_size = sizeof desc, .log = test_log_keep, .verbose = "dispatch", .tune_file = "", .kernel = ""};
+    tess_runtime_desc desc = {.struct_size = sizeof desc,
+                              .log = test_log_keep,
+                              .verbose = "dispatch",
+                              .tune_file = "",
+                              .kernel = ""};
     const tess_device_desc open = {.struct_size = sizeof open, .id = "cuda:0"};
     tess_runtime *runtime = NULL;
     tess_device *device = NULL;
@@ -53,35 +59,40 @@ static void run(const char *rules, const char *words, char kernel[64]) {
 #define S2_F16    "q_len=90 dtype=f16 block=16 local=2 stride=3"
 #define DENSE_F32 "q_len=9 dtype=f32 pattern=dense"
 
-/* What comes with the backend. A kernel that a build does not have is passed over, so either of the two is right where the rule says sm80. */
+/* The backend's own table. A kernel that the build lacks is skipped, so either of the two is right
+ * where the rule says sm80. */
 static void test_own_table(void **state) {
     (void)state;
     char kernel[64];
     run(NULL, DENSE_F16, kernel);
     if (strcmp(arch, "sm_90") == 0) {
         assert_string_equal(kernel, "cuda/sm90");
-        assert_logged("dispatch: cuda:0: cuda/sm90 is preferred by the table of cuda line 3 (measured)");
+        assert_logged(
+            "dispatch: cuda:0: cuda/sm90 is preferred by the table of cuda line 3 (measured)");
     } else if (strcmp(arch, "sm_86") == 0) {
         assert_null(strstr(test_logged, "prefer"));
     } else {
         assert_true(strcmp(kernel, "cuda/sm80") == 0 || strcmp(kernel, "cuda/portable") == 0);
         assert_logged("cuda:0: cuda/sm80");
-        assert_logged(strcmp(arch, "sm_80") == 0 ? "the table of cuda line 5 (reasoned)" : "the table of cuda line 7 (reasoned)");
+        assert_logged(strcmp(arch, "sm_80") == 0 ? "the table of cuda line 5 (reasoned)"
+                                                 : "the table of cuda line 7 (reasoned)");
     }
     run(NULL, DENSE_F32, kernel); /* of which the table says nothing */
     assert_string_equal(kernel, "cuda/portable");
     assert_null(strstr(test_logged, "prefer"));
 }
 
-/* A file turns the order of the rows round for the shapes that it names, and for no others. */
+/* A file reverses the order of the kernels for the shapes that it names, and for no others. */
 static void test_file(void **state) {
     (void)state;
-    static const char rules[] = "arch=sm_* pattern=dense q_len=..16 kernel=cuda/portable basis=measured\n";
+    static const char rules[] =
+        "arch=sm_* pattern=dense q_len=..16 kernel=cuda/portable basis=measured\n";
     char kernel[64], usual[64];
     run(NULL, S2_F16, usual);
     run(rules, DENSE_F16, kernel);
     assert_string_equal(kernel, "cuda/portable");
-    assert_logged("dispatch: cuda:0: cuda/portable is preferred by tune file /tmp/tessera-driver-tune-");
+    assert_logged(
+        "dispatch: cuda:0: cuda/portable is preferred by tune file /tmp/tessera-driver-tune-");
     assert_logged(" line 2 (measured)");
     run(rules, S2_F16, kernel);
     assert_string_equal(kernel, usual);
@@ -90,7 +101,7 @@ static void test_file(void **state) {
     assert_null(strstr(test_logged, "tune file"));
 }
 
-/* What refuses is passed over: here a kernel for other types, or for another device. */
+/* Kernels that refuse are skipped: here a kernel for other types, or for another device. */
 static void test_refusals(void **state) {
     (void)state;
     char kernel[64];
@@ -111,8 +122,11 @@ int main(int argc, char **argv) {
     const int file = mkstemp(path);
     if (file < 0) return 1;
     close(file);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_own_table), cmocka_unit_test(test_file), cmocka_unit_test(test_refusals)};
-    const int failed = cmocka_run_group_tests_name("tune tables of a driver's backend", tests, NULL, NULL);
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_own_table),
+                                       cmocka_unit_test(test_file),
+                                       cmocka_unit_test(test_refusals)};
+    const int failed =
+        cmocka_run_group_tests_name("tune tables of a driver's backend", tests, NULL, NULL);
     unlink(path);
     return failed;
 }

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The cheap problems of the conformance list, on every kernel of the CPU backend, against the fp64 reference:
+ * The cheap problems of the conformance list, on every kernel of the CPU backend, against the fp64
+ * reference:
  *
  *   emulated_conformance SHARD SHARDS FOLDER
  *
- * For processors that are emulated: problems that would take long there are left to real ones. FOLDER takes the block masks.
+ * For processors that are emulated: problems that would take long there are left to real ones.
+ * FOLDER takes the block masks.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,7 +30,8 @@ typedef struct tally {
 /* Runs one problem on one kernel. */
 static void try_problem(tess_device *device, const problem *p, const char *line, tally *t) {
     instance x;
-    const tess_status status = instance_create(&x, device, p, t->kernel, INSTANCE_POISON | INSTANCE_GUARDS);
+    const tess_status status =
+        instance_create(&x, device, p, t->kernel, INSTANCE_POISON | INSTANCE_GUARDS);
     if (status == TESS_ERROR_UNSUPPORTED) {
         t->refused++;
         return;
@@ -40,7 +43,7 @@ static void try_problem(tess_device *device, const problem *p, const char *line,
     }
     if (x.info.kept_pairs * (uint64_t)p->head_dim / 8 <= PAIRS_MOST) {
         instance_verdict verdict = {0};
-        /* The caller's floating-point mode is in the way of nothing, and stays. */
+        /* Any floating-point mode of the caller works, and the call leaves it as it was. */
         const uint64_t usual = fp_control_read(), odd = fp_control_odd[t->ran % FP_CONTROL_ODD];
         fp_control_write(odd);
         tess_status run = instance_run(&x, NULL);
@@ -50,8 +53,8 @@ static void try_problem(tess_device *device, const problem *p, const char *line,
         if (run == TESS_OK) instance_check(&x, 24, &verdict);
         t->ran++;
         if (after != odd) {
-            printf("%s: %s: the mode of floating point was %#llx and is %#llx\n", t->kernel, line, (unsigned long long)odd,
-                   (unsigned long long)after);
+            printf("%s: %s: the mode of floating point was %#llx and is %#llx\n", t->kernel, line,
+                   (unsigned long long)odd, (unsigned long long)after);
             t->failed++;
         }
         if (run != TESS_OK || !verdict.pass) {
@@ -63,7 +66,8 @@ static void try_problem(tess_device *device, const problem *p, const char *line,
 }
 
 int main(int argc, char **argv) {
-    const long shard = argc == 4 ? strtol(argv[1], NULL, 10) : -1, shards = argc == 4 ? strtol(argv[2], NULL, 10) : 0;
+    const long shard = argc == 4 ? strtol(argv[1], NULL, 10) : -1,
+               shards = argc == 4 ? strtol(argv[2], NULL, 10) : 0;
     if (shard < 0 || shard >= shards || shards > LIST_MOST) {
         fprintf(stderr, "usage: %s SHARD SHARDS FOLDER\n", argv[0]);
         return 2;
@@ -74,15 +78,18 @@ int main(int argc, char **argv) {
     tess_runtime *runtime;
     tess_device *device;
     const tess_device_desc desc = {.struct_size = sizeof desc, .id = "cpu"};
-    if (tess_runtime_create(NULL, &runtime) != TESS_OK || tess_device_open(runtime, &desc, &device) != TESS_OK) {
+    if (tess_runtime_create(NULL, &runtime) != TESS_OK ||
+        tess_device_open(runtime, &desc, &device) != TESS_OK) {
         printf("%s\n", tess_last_error());
         return 1;
     }
     tally tallies[KERNELS_MOST] = {0};
     int kernels = 0;
     tess_kernel_info info = {.struct_size = sizeof info};
-    for (uint32_t n = 0; kernels < KERNELS_MOST && tess_device_kernel(device, n, &info) == TESS_OK; n++)
-        if (info.op == TESS_OP_FORWARD && info.status == TESS_OK) memcpy(tallies[kernels++].kernel, info.name, sizeof info.name);
+    for (uint32_t n = 0; kernels < KERNELS_MOST && tess_device_kernel(device, n, &info) == TESS_OK;
+         n++)
+        if (info.op == TESS_OP_FORWARD && info.status == TESS_OK)
+            memcpy(tallies[kernels++].kernel, info.name, sizeof info.name);
 
     for (int n = (int)shard; n < list.count; n += (int)shards) {
         problem p;
@@ -90,7 +97,8 @@ int main(int argc, char **argv) {
         if (problem_parse(&p, list.lines[n], error, sizeof error) != 0) {
             printf("%s: %s\n", list.lines[n], error);
             tallies[0].failed++;
-        } else if ((double)problem_q_tokens(&p) * p.heads * p.head_dim <= 8.0 * PAIRS_MOST) { /* outputs alone would take longer than that */
+            /* outputs alone would take longer than that */
+        } else if ((double)problem_q_tokens(&p) * p.heads * p.head_dim <= 8.0 * PAIRS_MOST) {
             for (int k = 0; k < kernels; k++) try_problem(device, &p, list.lines[n], &tallies[k]);
         }
         problem_free(&p);

@@ -10,7 +10,8 @@
 
 enum { DEVICES = 2, MOST_BUFFERS = 256 };
 
-/* Added to every address that leaves the backend: whoever reads through a handle of this device crashes. */
+/* Added to every address that leaves the backend: whoever reads through a handle of this device
+ * crashes. */
 static const uint64_t far_away = 1ULL << 60;
 
 __attribute__((visibility("default"))) fake_control fake_control_symbol = {.only_device = -1};
@@ -28,14 +29,17 @@ static fake_control *const control = &fake_control_symbol;
 static int fails(int device, const char *function) {
     if (control->only_device >= 0 && control->only_device != device) return 0;
     control->calls++;
-    if (!control->fail_at || (control->calls != control->fail_at && !(control->sticky && control->calls > control->fail_at))) return 0;
+    if (!control->fail_at || (control->calls != control->fail_at &&
+                              !(control->sticky && control->calls > control->fail_at)))
+        return 0;
     control->failures++;
     control->failed = function;
     return 1;
 }
 
 static tess_status refuse(const tess_host *host, const char *function) {
-    return host->fail(host, control->status, "fake_%s: error %d was asked for", function, (int)control->status);
+    return host->fail(host, control->status, "fake_%s: error %d was asked for", function,
+                      (int)control->status);
 }
 
 static tess_status on_device(fake_device *device, const char *function) {
@@ -45,7 +49,8 @@ static tess_status on_device(fake_device *device, const char *function) {
 }
 
 static tess_status fake_list(const tess_host *host, uint32_t index, tess_device_info *info) {
-    if (index >= DEVICES) return host->fail(host, TESS_ERROR_UNAVAILABLE, "fake_list: there are %d devices", DEVICES);
+    if (index >= DEVICES)
+        return host->fail(host, TESS_ERROR_UNAVAILABLE, "fake_list: there are %d devices", DEVICES);
     if (fails((int)index, "list")) return refuse(host, "list");
     info->kind = TESS_DEVICE_GPU;
     info->compute_units = 3;
@@ -56,8 +61,11 @@ static tess_status fake_list(const tess_host *host, uint32_t index, tess_device_
     return TESS_OK;
 }
 
-static tess_status fake_open(const tess_host *host, uint32_t index, const void *native, void **out) {
-    if (native) return host->fail(host, TESS_ERROR_UNSUPPORTED, "fake_open: native: there is nothing to wrap");
+static tess_status fake_open(const tess_host *host, uint32_t index, const void *native,
+                             void **out) {
+    if (native)
+        return host->fail(host, TESS_ERROR_UNSUPPORTED,
+                          "fake_open: native: there is nothing to wrap");
     if (fails((int)index, "open")) return refuse(host, "open");
     fake_device *device = host->alloc(host, sizeof *device, 64);
     if (!device) return host->fail(host, TESS_ERROR_OUT_OF_MEMORY, "fake_open: no host memory");
@@ -101,15 +109,19 @@ static tess_status fake_alloc(void *opaque, uint64_t size, tess_buffer *buffer) 
     if (status != TESS_OK) return status;
     for (int n = 0; n < MOST_BUFFERS; n++) {
         if (device->buffers[n]) continue;
-        void *memory = size < 1ULL << 34 ? aligned_alloc(512, (size_t)(size + 511) / 512 * 512) : NULL;
+        void *memory =
+            size < 1ULL << 34 ? aligned_alloc(512, (size_t)(size + 511) / 512 * 512) : NULL;
         if (!memory) break;
         device->buffers[n] = memory;
         device->sizes[n] = size;
         control->buffers++;
-        *buffer = (tess_buffer){.kind = TESS_BUFFER_POINTER, .handle = (uint64_t)(uintptr_t)memory + far_away, .size = size};
+        *buffer = (tess_buffer){.kind = TESS_BUFFER_POINTER,
+                                .handle = (uint64_t)(uintptr_t)memory + far_away,
+                                .size = size};
         return TESS_OK;
     }
-    return device->host->fail(device->host, TESS_ERROR_OUT_OF_MEMORY, "fake_alloc: no memory for %llu bytes", (unsigned long long)size);
+    return device->host->fail(device->host, TESS_ERROR_OUT_OF_MEMORY,
+                              "fake_alloc: no memory for %llu bytes", (unsigned long long)size);
 }
 
 static tess_status fake_free(void *opaque, tess_buffer *buffer) {
@@ -117,17 +129,21 @@ static tess_status fake_free(void *opaque, tess_buffer *buffer) {
     const tess_status status = device->lost ? TESS_OK : on_device(device, "free");
     if (status != TESS_OK) return status;
     for (int n = 0; n < MOST_BUFFERS; n++)
-        if (device->buffers[n] && (uint64_t)(uintptr_t)device->buffers[n] + far_away == buffer->handle) {
+        if (device->buffers[n] &&
+            (uint64_t)(uintptr_t)device->buffers[n] + far_away == buffer->handle) {
             free(device->buffers[n]);
             device->buffers[n] = NULL;
             control->buffers--;
             return TESS_OK;
         }
-    return device->host->fail(device->host, TESS_ERROR_NATIVE, "fake_free: not a buffer of this device");
+    return device->host->fail(device->host, TESS_ERROR_NATIVE,
+                              "fake_free: not a buffer of this device");
 }
 
 static char *address(const tess_buffer *buffer) {
-    return (char *)(uintptr_t)(buffer->handle - (buffer->kind == TESS_BUFFER_POINTER ? far_away : 0) + buffer->offset);
+    return (char *)(uintptr_t)(buffer->handle -
+                               (buffer->kind == TESS_BUFFER_POINTER ? far_away : 0) +
+                               buffer->offset);
 }
 
 /* Whether the range lies within one buffer of the device, as a driver would check. */
@@ -140,13 +156,15 @@ static int is_inside(const fake_device *device, const tess_buffer *buffer, uint6
     return 0;
 }
 
-static tess_status fake_copy(void *opaque, tess_buffer destination, tess_buffer source, uint64_t bytes) {
+static tess_status fake_copy(void *opaque, tess_buffer destination, tess_buffer source,
+                             uint64_t bytes) {
     fake_device *device = opaque;
     const tess_status status = on_device(device, "copy");
     if (status != TESS_OK) return status;
     if ((destination.kind == TESS_BUFFER_POINTER && !is_inside(device, &destination, bytes)) ||
         (source.kind == TESS_BUFFER_POINTER && !is_inside(device, &source, bytes)))
-        return device->host->fail(device->host, TESS_ERROR_NATIVE, "fake_copy: memory of no buffer");
+        return device->host->fail(device->host, TESS_ERROR_NATIVE,
+                                  "fake_copy: memory of no buffer");
     memcpy(address(&destination), address(&source), (size_t)bytes);
     return TESS_OK;
 }
@@ -170,19 +188,17 @@ static void release_kernel(tess_kernel *kernel) {
     kernel->state = NULL;
 }
 
-static tess_status fake_kernel(void *opaque, const tess_kernel_key *key, tess_kernel *kernel, uint32_t index, tess_kernel_info *info) {
+static tess_status fake_kernel(void *opaque, uint32_t index, const tess_kernel_key *key,
+                               tess_kernel_info *info, tess_kernel *kernel) {
     fake_device *device = opaque;
     const tess_host *host = device->host;
-    if (!key) {
-        if (index) return host->fail(host, TESS_ERROR_INVALID, "fake_kernel: index: %u is past the last kernel", index);
-        info->op = TESS_OP_FORWARD;
-        info->status = TESS_OK;
-        snprintf(info->name, sizeof info->name, "loop");
-        return TESS_OK;
-    }
+    (void)key;
+    if (index > 0) return TESS_ERROR_INVALID;
+    info->op = TESS_OP_FORWARD;
+    snprintf(info->name, sizeof info->name, "loop");
+    if (!kernel) return TESS_OK;
     const tess_status status = on_device(device, "kernel");
     if (status != TESS_OK) return status;
-    if (key->name && strcmp(key->name, "loop") != 0) return host->fail(host, TESS_ERROR_UNSUPPORTED, "fake_kernel: there is no kernel %s", key->name);
     fake_state *state = host->alloc(host, sizeof *state, 16);
     if (!state) return host->fail(host, TESS_ERROR_OUT_OF_MEMORY, "fake_kernel: no host memory");
     state->host = host;
@@ -191,7 +207,6 @@ static tess_status fake_kernel(void *opaque, const tess_kernel_key *key, tess_ke
     kernel->tile_step = 1;
     kernel->pack_rows = 8;
     kernel->scratch_bytes = 777; /* partials must be placed after it, wherever it ends */
-    snprintf(kernel->name, sizeof kernel->name, "loop");
     kernel->state = state;
     kernel->release = release_kernel;
     return TESS_OK;
@@ -207,7 +222,9 @@ typedef struct row_state {
     double most, sum, o[256];
 } row_state;
 
-static int64_t floor_block(int64_t token, int64_t block) { return token >= 0 ? token / block : -((-token + block - 1) / block); }
+static int64_t floor_block(int64_t token, int64_t block) {
+    return token >= 0 ? token / block : -((-token + block - 1) / block);
+}
 
 static int64_t at(const tess_tensor *t, int64_t batch, int64_t token, int64_t head) {
     return batch * t->stride_batch + token * t->stride_token + head * t->stride_head;
@@ -218,51 +235,73 @@ static void add_block(row_state *r, int64_t j, uint32_t bits, int masked) {
     const tess_sequence *s = r->sequence;
     const int64_t group = r->head / l->group;
     for (int64_t t = j * l->block; t < (j + 1) * l->block && t < s->kv_len; t++) {
-        if (masked && !tess_kept(r->cls, r->position, t, floor_block(r->position, l->block), j, bits, r->first_block)) continue;
+        if (masked && !tess_kept(r->cls, r->position, t, floor_block(r->position, l->block), j,
+                                 bits, r->first_block))
+            continue;
         double score = 0;
-        const int64_t k = at(&l->k, s->batch, s->kv_start + t, group), v = at(&l->v, s->batch, s->kv_start + t, group);
-        for (int e = 0; e < l->head_dim; e++) score += (double)r->q[e] * element_load(l->dtype, address(&l->k.buffer), k + e);
+        const int64_t k = at(&l->tensor[TESS_ROLE_K], s->batch, s->kv_start + t, group),
+                      v = at(&l->tensor[TESS_ROLE_V], s->batch, s->kv_start + t, group);
+        for (int e = 0; e < l->head_dim; e++)
+            score += (double)r->q[e] *
+                     element_load(l->dtype, address(&l->tensor[TESS_ROLE_K].buffer), k + e);
         if (l->scale < 0) score = -score;
         const double scale = fabs((double)l->scale), most = score > r->most ? score : r->most;
         const double keep = exp(scale * (r->most - most)), weight = exp(scale * (score - most));
         r->sum = r->sum * keep + weight;
-        for (int e = 0; e < l->head_dim; e++) r->o[e] = r->o[e] * keep + weight * element_load(l->dtype, address(&l->v.buffer), v + e);
+        for (int e = 0; e < l->head_dim; e++)
+            r->o[e] =
+                r->o[e] * keep +
+                weight * element_load(l->dtype, address(&l->tensor[TESS_ROLE_V].buffer), v + e);
         r->most = most;
     }
 }
 
 static float *partial_at(const tess_launch *l, uint32_t partial) {
-    return (float *)(void *)(address(&l->workspace) + l->partials_at) + (uint64_t)partial * l->partial_rows * (uint64_t)(l->value_head_dim + 2);
+    return (float *)(void *)(address(&l->workspace) + l->partials_at) +
+           (uint64_t)partial * l->partial_rows * (uint64_t)(l->value_head_dim + 2);
 }
 
-static void write_row(const tess_launch *l, const tess_sequence *s, int64_t row, int64_t head, const double *o, double lse) {
-    const int64_t to = at(&l->o, s->batch, s->q_start + row, head);
-    for (int e = 0; e < l->head_dim; e++) element_store(l->dtype, address(&l->o.buffer), to + e, (float)o[e]);
-    if (l->lse.buffer.kind != TESS_BUFFER_NONE)
-        element_store(TESS_F32, address(&l->lse.buffer), at(&l->lse, s->batch, s->q_start + row, head), (float)lse);
+static void write_row(const tess_launch *l, const tess_sequence *s, int64_t row, int64_t head,
+                      const double *o, double lse) {
+    const int64_t to = at(&l->tensor[TESS_ROLE_O], s->batch, s->q_start + row, head);
+    for (int e = 0; e < l->head_dim; e++)
+        element_store(l->dtype, address(&l->tensor[TESS_ROLE_O].buffer), to + e, (float)o[e]);
+    if (l->tensor[TESS_ROLE_LSE].buffer.kind != TESS_BUFFER_NONE)
+        element_store(TESS_F32, address(&l->tensor[TESS_ROLE_LSE].buffer),
+                      at(&l->tensor[TESS_ROLE_LSE], s->batch, s->q_start + row, head), (float)lse);
 }
 
-static void run_row(const tess_launch *l, const char *tables, const tess_job *job, int64_t head_in_pack, int64_t row) {
+static void run_row(const tess_launch *l, const char *tables, const tess_job *job,
+                    int64_t head_in_pack, int64_t row) {
     const tess_tables *t = l->tables;
-    const uint32_t *entries = (const void *)(tables + t->entries_at), *bits = (const void *)(tables + t->bits_at);
+    const uint32_t *entries = (const void *)(tables + t->entries_at),
+                   *bits = (const void *)(tables + t->bits_at);
     row_state r = {.launch = l};
     r.sequence = (const tess_sequence *)(const void *)(tables + t->sequences_at) + job->sequence;
     r.cls = (const tess_class *)(const void *)(tables + t->classes_at) + job->cls;
     r.head = job->head + head_in_pack;
     r.position = (int64_t)r.sequence->kv_len - r.sequence->q_len + job->row + row;
-    r.first_block = floor_block((int64_t)r.sequence->kv_len - r.sequence->q_len + job->row, l->block);
+    r.first_block =
+        floor_block((int64_t)r.sequence->kv_len - r.sequence->q_len + job->row, l->block);
     r.most = -INFINITY;
-    const int64_t q = at(&l->q, r.sequence->batch, r.sequence->q_start + job->row + row, r.head);
-    for (int e = 0; e < l->head_dim; e++) r.q[e] = element_load(l->dtype, address(&l->q.buffer), q + e);
-    const int with_bits = (r.cls->flags & TESS_CLASS_BITS) != 0, masked = (r.cls->flags & TESS_CLASS_MASK_ENTRIES) != 0;
+    const int64_t q = at(&l->tensor[TESS_ROLE_Q], r.sequence->batch,
+                         r.sequence->q_start + job->row + row, r.head);
+    for (int e = 0; e < l->head_dim; e++)
+        r.q[e] = element_load(l->dtype, address(&l->tensor[TESS_ROLE_Q].buffer), q + e);
+    const int with_bits = (r.cls->flags & TESS_CLASS_BITS) != 0,
+              masked = (r.cls->flags & TESS_CLASS_MASK_ENTRIES) != 0;
     for (uint32_t n = 0; n < job->left_count; n++)
-        add_block(&r, entries[job->left_offset + n], with_bits ? bits[job->left_offset + n] : 0, masked || with_bits);
+        add_block(&r, entries[job->left_offset + n], with_bits ? bits[job->left_offset + n] : 0,
+                  masked || with_bits);
     for (uint32_t n = 0; n < job->interval_blocks; n++)
-        add_block(&r, (int64_t)job->interval_start + n, 0, n < job->mask_head || n >= job->interval_blocks - job->mask_tail);
-    for (uint32_t n = 0; n < job->right_count; n++) add_block(&r, entries[job->right_offset + n], 0, masked);
+        add_block(&r, (int64_t)job->interval_start + n, 0,
+                  n < job->mask_head || n >= job->interval_blocks - job->mask_tail);
+    for (uint32_t n = 0; n < job->right_count; n++)
+        add_block(&r, entries[job->right_offset + n], 0, masked);
     for (int e = 0; e < l->head_dim; e++) r.o[e] = r.sum > 0 ? r.o[e] / r.sum : 0;
     if (job->partial == TESS_NO_PARTIAL) {
-        write_row(l, r.sequence, job->row + row, r.head, r.o, r.sum > 0 ? fabs((double)l->scale) * r.most + log(r.sum) : -INFINITY);
+        write_row(l, r.sequence, job->row + row, r.head, r.o,
+                  r.sum > 0 ? fabs((double)l->scale) * r.most + log(r.sum) : -INFINITY);
         return;
     }
     float *partial = partial_at(l, job->partial);
@@ -272,22 +311,28 @@ static void run_row(const tess_launch *l, const char *tables, const tess_job *jo
     partial[(int64_t)l->partial_rows * (l->value_head_dim + 1) + place] = (float)r.sum;
 }
 
-static void merge_row(const tess_launch *l, const char *tables, const tess_merge *merge, int64_t head_in_pack, int64_t row) {
-    const tess_sequence *s = (const tess_sequence *)(const void *)(tables + l->tables->sequences_at) + merge->sequence;
-    const int64_t place = head_in_pack * merge->rows + row, most_at = (int64_t)l->partial_rows * l->value_head_dim + place,
+static void merge_row(const tess_launch *l, const char *tables, const tess_merge *merge,
+                      int64_t head_in_pack, int64_t row) {
+    const tess_sequence *s =
+        (const tess_sequence *)(const void *)(tables + l->tables->sequences_at) + merge->sequence;
+    const int64_t place = head_in_pack * merge->rows + row,
+                  most_at = (int64_t)l->partial_rows * l->value_head_dim + place,
                   sum_at = most_at + l->partial_rows;
     const double scale = fabs((double)l->scale);
     double most = -INFINITY, sum = 0, o[256] = {0};
-    for (uint32_t n = 0; n < merge->parts; n++) most = fmax(most, partial_at(l, merge->partial + n)[most_at]);
+    for (uint32_t n = 0; n < merge->parts; n++)
+        most = fmax(most, partial_at(l, merge->partial + n)[most_at]);
     for (uint32_t n = 0; n < merge->parts; n++) {
         const float *partial = partial_at(l, merge->partial + n);
         if (partial[sum_at] == 0) continue;
         const double weight = partial[sum_at] * exp(scale * (partial[most_at] - most));
         sum += weight;
-        for (int e = 0; e < l->head_dim; e++) o[e] += weight * partial[place * l->value_head_dim + e];
+        for (int e = 0; e < l->head_dim; e++)
+            o[e] += weight * partial[place * l->value_head_dim + e];
     }
     for (int e = 0; e < l->head_dim; e++) o[e] = sum > 0 ? o[e] / sum : 0;
-    write_row(l, s, merge->row + row, merge->head + head_in_pack, o, sum > 0 ? scale * most + log(sum) : -INFINITY);
+    write_row(l, s, merge->row + row, merge->head + head_in_pack, o,
+              sum > 0 ? scale * most + log(sum) : -INFINITY);
 }
 
 static tess_status fake_launch(void *opaque, const tess_launch *l) {
@@ -302,7 +347,8 @@ static tess_status fake_launch(void *opaque, const tess_launch *l) {
             for (int64_t row = 0; row < jobs[n].rows; row++) run_row(l, tables, &jobs[n], h, row);
     for (uint64_t n = l->first_merge; n < l->first_merge + l->n_merges; n++)
         for (int64_t h = 0; h < merges[n].heads; h++)
-            for (int64_t row = 0; row < merges[n].rows; row++) merge_row(l, tables, &merges[n], h, row);
+            for (int64_t row = 0; row < merges[n].rows; row++)
+                merge_row(l, tables, &merges[n], h, row);
     if (l->seconds) *l->seconds = 1e-3;
     return TESS_OK;
 }

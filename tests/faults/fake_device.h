@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A backend library for tests: devices whose memory the core cannot read, a kernel that is a plain loop over the jobs, and calls that fail on request. */
+/* A backend library for tests: devices whose memory the core cannot read, a kernel that is a plain
+ * loop over the jobs, and calls that fail on request. */
 #ifndef TESSERA_TESTS_FAULTS_FAKE_DEVICE_H
 #define TESSERA_TESTS_FAULTS_FAKE_DEVICE_H
 
 #include <tessera/tessera_backend.h>
 
-/* The symbol `fake_control_symbol` of the library. A test opens the library once more to reach it. */
+/* The symbol `fake_control_symbol` of the library. A test opens the library once more to reach
+ * it. */
 typedef struct fake_control {
     int64_t calls;      /* fallible calls so far, over all devices */
     int64_t fail_at;    /* the call that fails, counted from 1; 0: none */

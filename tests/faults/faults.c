@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Failures from below: every host allocation and every call of a backend fails once, or from then on, over a whole life cycle. After each failure the objects
- * must stay usable (or say DEVICE_LOST), nothing may leak, and other devices go on.
+ * Failures from below: every host allocation and every call of a backend fails once, or from then
+ * on, over a whole life cycle. After each failure the objects must stay usable (or say
+ * DEVICE_LOST), nothing may leak, and other devices go on.
  *
  *   faults PATH_OF_FAKE_BACKEND
  */
@@ -19,11 +20,13 @@ static fake_control *control;
 
 enum { PATTERNS = 5, HEADS = 4, KV_HEADS = 2, D = 16, Q = 20, KV = 90, MOST_FAULTS = 5000 };
 
-static const uint8_t some_mask[4 * 6 * 6] = {1, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 1, 0, 1, 1, 0, 0, 0, 1};
+static const uint8_t some_mask[4 * 6 * 6] = {1, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0,
+                                             1, 1, 0, 0, 0, 1, 0, 1, 1, 0, 0, 0, 1};
 
 static tess_pattern pattern_of(int n) {
     tess_pattern p = {.struct_size = sizeof p};
-    static const uint32_t kinds[PATTERNS] = {TESS_PATTERN_S2, TESS_PATTERN_S2, TESS_PATTERN_DENSE, TESS_PATTERN_WINDOW, TESS_PATTERN_BLOCKS};
+    static const uint32_t kinds[PATTERNS] = {TESS_PATTERN_S2, TESS_PATTERN_S2, TESS_PATTERN_DENSE,
+                                             TESS_PATTERN_WINDOW, TESS_PATTERN_BLOCKS};
     p.kind = kinds[n];
     if (n != 2) p.block = 16;
     if (n < 2) p.local = 2, p.stride = 3;
@@ -52,7 +55,10 @@ typedef tess_status (*step)(life *l, int n);
 
 static tess_status step_runtime(life *l, int n) {
     (void)n;
-    tess_runtime_desc desc = {.struct_size = sizeof desc, .allocator = l->heap->allocator, .log = test_log_nothing, .cpu_threads = 2};
+    tess_runtime_desc desc = {.struct_size = sizeof desc,
+                              .allocator = l->heap->allocator,
+                              .log = test_log_nothing,
+                              .cpu_threads = 2};
     desc.backend_path = l->backend_path;
     return tess_runtime_create(&desc, &l->runtime);
 }
@@ -72,7 +78,11 @@ static tess_status step_open(life *l, int n) {
 
 static tess_status step_layout(life *l, int n) {
     const tess_pattern pattern = pattern_of(n);
-    tess_layout_desc desc = {.struct_size = sizeof desc, .pattern = &pattern, .n_heads = HEADS, .n_kv_heads = KV_HEADS, .max_tokens = KV};
+    tess_layout_desc desc = {.struct_size = sizeof desc,
+                             .pattern = &pattern,
+                             .n_heads = HEADS,
+                             .n_kv_heads = KV_HEADS,
+                             .max_tokens = KV};
     return tess_layout_create(l->runtime, &desc, &l->layouts[n]);
 }
 
@@ -92,12 +102,18 @@ static tess_status step_serialise(life *l, int n) {
     unsigned char bytes[4096];
     size_t size = sizeof bytes;
     const tess_status status = tess_layout_serialize(l->layouts[n], bytes, &size);
-    return status == TESS_OK ? tess_layout_deserialize(l->runtime, bytes, size, &l->copies[n]) : status;
+    return status == TESS_OK ? tess_layout_deserialize(l->runtime, bytes, size, &l->copies[n])
+                             : status;
 }
 
 static tess_status step_plan(life *l, int n) {
-    static const int64_t q_lens[3] = {Q, 0, 1}, kv_lens[3] = {KV, 5, 77}, cu_q[4] = {0, Q, Q, Q + 1}, cu_kv[4] = {0, 10, 15, KV};
-    tess_plan_desc desc = {.struct_size = sizeof desc, .head_dim = D, .batch = 3, .kv_split = n % 2 ? 3 : 0, .time_limit_us = 10};
+    static const int64_t q_lens[3] = {Q, 0, 1}, kv_lens[3] = {KV, 5, 77},
+                         cu_q[4] = {0, Q, Q, Q + 1}, cu_kv[4] = {0, 10, 15, KV};
+    tess_plan_desc desc = {.struct_size = sizeof desc,
+                           .head_dim = D,
+                           .batch = 3,
+                           .kv_split = n % 2 ? 3 : 0,
+                           .time_limit_us = 10};
     if (n % 2) {
         desc.q_lens = q_lens;
         desc.kv_lens = kv_lens;
@@ -133,14 +149,16 @@ static tess_status step_alloc(life *l, int n) {
 }
 
 static tess_status step_upload(life *l, int n) {
-    return tess_copy(l->device, *buffer_of(l, n), tess_host_buffer(inputs, sizeof inputs), sizeof inputs);
+    return tess_copy(l->device, *buffer_of(l, n), tess_host_buffer(inputs, sizeof inputs),
+                     sizeof inputs);
 }
 
 static tess_status step_run(life *l, int n) {
     tess_run_desc run = {.struct_size = sizeof run};
     tess_tensor *const tensors[5] = {&run.q, &run.k, &run.v, &run.o, &run.lse};
     for (int role = 0; role < 5; role++) {
-        const tess_status status = tess_plan_tensor(l->plans[n], (tess_role)role, *buffer_of(l, role), tensors[role], NULL);
+        const tess_status status = tess_plan_tensor(l->plans[n], (tess_role)role,
+                                                    *buffer_of(l, role), tensors[role], NULL);
         if (status != TESS_OK) return status;
     }
     run.workspace = l->workspace;
@@ -153,7 +171,8 @@ static tess_status step_wait(life *l, int n) {
 }
 
 static tess_status step_result(life *l, int n) {
-    const tess_status status = tess_copy(l->device, tess_host_buffer(l->result, sizeof inputs), l->o, sizeof inputs);
+    const tess_status status =
+        tess_copy(l->device, tess_host_buffer(l->result, sizeof inputs), l->o, sizeof inputs);
     if (status != TESS_OK) return status;
     l->sums[n] = 0;
     for (int i = 0; i < Q * HEADS * D; i++) l->sums[n] += l->result[i];
@@ -206,11 +225,14 @@ static void life_begin(life *l, const char *id, const char *backend_path, test_h
 
 static void check_empty(const test_heap *heap, const char *what, int64_t k) {
     if (heap->live || heap->bytes)
-        fail_msg("%s %lld: %lld allocations of %lld bytes leak", what, (long long)k, (long long)heap->live, (long long)heap->bytes);
-    if (heap->damaged) fail_msg("%s %lld: the allocator got something back that it never gave", what, (long long)k);
+        fail_msg("%s %lld: %lld allocations of %lld bytes leak", what, (long long)k,
+                 (long long)heap->live, (long long)heap->bytes);
+    if (heap->damaged)
+        fail_msg("%s %lld: the allocator got something back that it never gave", what,
+                 (long long)k);
 }
 
-/* The sums of a cycle without faults, to see that a cycle with faults still computes. */
+/* Checksums of a cycle without faults: a cycle with faults must still compute them. */
 static void sums_without_faults(const char *id, const char *backend_path, float *sums) {
     test_heap heap;
     life l;
@@ -238,19 +260,22 @@ static int transient_fault(const char *id, const char *backend_path, int64_t k, 
             tess_status status = steps[s].run(&l, n);
             if (status == TESS_OK) continue;
             if (status != TESS_ERROR_OUT_OF_MEMORY || heap.failures != 1 || !tess_last_error()[0])
-                fail_msg("allocation %lld fails in %s %d: %s: %s", (long long)k, steps[s].name, n, tess_status_name(status), tess_last_error());
+                fail_msg("allocation %lld fails in %s %d: %s: %s", (long long)k, steps[s].name, n,
+                         tess_status_name(status), tess_last_error());
             status = steps[s].run(&l, n);
             if (status != TESS_OK)
-                fail_msg("after failing allocation %lld, %s %d done again: %s: %s", (long long)k, steps[s].name, n, tess_status_name(status),
-                         tess_last_error());
+                fail_msg("after failing allocation %lld, %s %d done again: %s: %s", (long long)k,
+                         steps[s].name, n, tess_status_name(status), tess_last_error());
         }
-    if (!same(l.sums, sums, sizeof l.sums)) fail_msg("after failing allocation %lld the results differ", (long long)k);
+    if (!same(l.sums, sums, sizeof l.sums))
+        fail_msg("after failing allocation %lld the results differ", (long long)k);
     life_release(&l);
     check_empty(&heap, "allocation", k);
     return heap.failures > 0;
 }
 
-/* Allocation k and all after it fail: each step says OUT_OF_MEMORY or succeeds; with memory again, it succeeds. */
+/* Allocation k and all after it fail: each step says OUT_OF_MEMORY or succeeds; with memory again,
+ * it succeeds. */
 static int sticky_fault(const char *id, const char *backend_path, int64_t k, const float *sums) {
     test_heap heap;
     life l;
@@ -262,22 +287,25 @@ static int sticky_fault(const char *id, const char *backend_path, int64_t k, con
             tess_status status = steps[s].run(&l, n);
             if (status != TESS_OK) {
                 if (status != TESS_ERROR_OUT_OF_MEMORY)
-                    fail_msg("allocation %lld and later fail in %s %d: %s: %s", (long long)k, steps[s].name, n, tess_status_name(status),
-                             tess_last_error());
+                    fail_msg("allocation %lld and later fail in %s %d: %s: %s", (long long)k,
+                             steps[s].name, n, tess_status_name(status), tess_last_error());
                 heap.fail_at = 0;
                 status = steps[s].run(&l, n);
-                if (status != TESS_OK) fail_msg("with memory again, %s %d: %s: %s", steps[s].name, n, tess_status_name(status), tess_last_error());
+                if (status != TESS_OK)
+                    fail_msg("with memory again, %s %d: %s: %s", steps[s].name, n,
+                             tess_status_name(status), tess_last_error());
                 heap.fail_at = heap.calls + 1; /* and gone once more */
             }
             failures = heap.failures;
         }
-    if (!same(l.sums, sums, sizeof l.sums)) fail_msg("after failing allocations from %lld on the results differ", (long long)k);
+    if (!same(l.sums, sums, sizeof l.sums))
+        fail_msg("after failing allocations from %lld on the results differ", (long long)k);
     life_release(&l);
     check_empty(&heap, "allocations from", k);
     return failures > 0;
 }
 
-/* Builds with a sanitizer take every third fault; which they are depends on nothing that matters. */
+/* Builds with a sanitizer plant every third fault; which third does not matter. */
 static int stride(void) { return test_sanitized() ? 3 : 1; }
 
 static void host_faults(const char *id, const char *backend_path) {
@@ -285,7 +313,8 @@ static void host_faults(const char *id, const char *backend_path) {
     int64_t k = 1;
     sums_without_faults(id, backend_path, sums);
     for (; k < MOST_FAULTS; k += stride()) {
-        const int some = transient_fault(id, backend_path, k, sums), more = sticky_fault(id, backend_path, k, sums);
+        const int some = transient_fault(id, backend_path, k, sums),
+                  more = sticky_fault(id, backend_path, k, sums);
         if (!some && !more) break;
     }
     assert_in_range(k, 20, MOST_FAULTS - 1); /* fewer would mean that the allocator is not used */
@@ -301,10 +330,11 @@ static void test_host_faults_device(void **state) {
     memset(control, 0, sizeof *control);
     control->only_device = -1;
     host_faults("fake:0", fake_path);
-    assert_true(control->devices == 0 && control->buffers == 0 && control->states == 0 && control->leaked == 0);
+    assert_true(control->devices == 0 && control->buffers == 0 && control->states == 0 &&
+                control->leaked == 0);
 }
 
-/* Giving up after a failure, instead of trying again, must not leak either. */
+/* An application that gives up after a failure, instead of trying again, must not leak either. */
 static void test_giving_up(void **state) {
     (void)state;
     int64_t k = 1;
@@ -317,7 +347,8 @@ static void test_giving_up(void **state) {
         control->only_device = -1;
         tess_status status = TESS_OK;
         for (size_t s = 0; s < sizeof steps / sizeof steps[0] && status == TESS_OK; s++)
-            for (int n = 0; n < steps[s].count && status == TESS_OK; n++) status = steps[s].run(&l, n);
+            for (int n = 0; n < steps[s].count && status == TESS_OK; n++)
+                status = steps[s].run(&l, n);
         control->leaked = 0;
         life_release(&l);
         check_empty(&heap, "giving up after allocation", k);
@@ -329,7 +360,9 @@ static void test_giving_up(void **state) {
 
 /* ------------------------------------------------------------------ calls of a backend */
 
-static int says_injected(void) { return strstr(tess_last_error(), "fake_") != NULL && strchr(tess_last_error(), '\n') == NULL; }
+static int says_injected(void) {
+    return strstr(tess_last_error(), "fake_") != NULL && strchr(tess_last_error(), '\n') == NULL;
+}
 
 /* Call k of the backend fails with `status`, once or for good. Returns whether it came to that. */
 static int backend_fault(int64_t k, tess_status wanted, int sticky, const float *sums) {
@@ -349,17 +382,21 @@ static int backend_fault(int64_t k, tess_status wanted, int sticky, const float 
             tess_status status = steps[s].run(&l, n);
             if (status == TESS_OK) continue;
             const int opening = steps[s].run == step_open || steps[s].run == step_list;
-            /* A failing list is kept as the reason why there is no device, and opening one says so later. */
+            /* A failing list is kept as the reason why there is no device, and opening one says so
+             * later. */
             if (control->failures == before && !(opening && control->failures > 0))
-                fail_msg("call %lld: %s %d fails although no call did: %s: %s", (long long)k, steps[s].name, n, tess_status_name(status),
-                         tess_last_error());
-            /* A device that cannot be listed or opened is not available; the reason is in the message. */
-            if (status != wanted && !(opening && (status == TESS_ERROR_UNAVAILABLE || status == TESS_ERROR_INVALID)))
-                fail_msg("call %lld (fake_%s) in %s %d: %s is wanted, got %s: %s", (long long)k, control->failed, steps[s].name, n,
-                         tess_status_name(wanted), tess_status_name(status), tess_last_error());
+                fail_msg("call %lld: %s %d fails although no call did: %s: %s", (long long)k,
+                         steps[s].name, n, tess_status_name(status), tess_last_error());
+            /* A device that cannot be listed or opened is not available; the reason is in the
+             * message. */
+            if (status != wanted &&
+                !(opening && (status == TESS_ERROR_UNAVAILABLE || status == TESS_ERROR_INVALID)))
+                fail_msg("call %lld (fake_%s) in %s %d: %s is wanted, got %s: %s", (long long)k,
+                         control->failed, steps[s].name, n, tess_status_name(wanted),
+                         tess_status_name(status), tess_last_error());
             if (!says_injected() && steps[s].run != step_list)
-                fail_msg("call %lld (fake_%s) in %s %d: the message does not name the call: %s", (long long)k, control->failed, steps[s].name, n,
-                         tess_last_error());
+                fail_msg("call %lld (fake_%s) in %s %d: the message does not name the call: %s",
+                         (long long)k, control->failed, steps[s].name, n, tess_last_error());
             if (l.device && wanted == TESS_ERROR_DEVICE_LOST) {
                 lost = 1;
                 break;
@@ -373,21 +410,28 @@ static int backend_fault(int64_t k, tess_status wanted, int sticky, const float 
             }
             status = steps[s].run(&l, n);
             if (status != TESS_OK)
-                fail_msg("after call %lld (fake_%s), %s %d done again: %s: %s", (long long)k, control->failed, steps[s].name, n,
-                         tess_status_name(status), tess_last_error());
+                fail_msg("after call %lld (fake_%s), %s %d done again: %s: %s", (long long)k,
+                         control->failed, steps[s].name, n, tess_status_name(status),
+                         tess_last_error());
         }
     const int happened = control->failures > 0;
     if (lost) {
-        /* Sticky: nothing reaches the backend any more, whatever is asked of the device, but that memory can be given back. */
+        /* Sticky: no call on the device reaches the backend any more, except the one that frees
+         * memory. */
         const int64_t calls = control->calls;
         for (size_t s = 0; s < sizeof steps / sizeof steps[0]; s++)
             for (int n = 0; n < steps[s].count; n++) {
                 if (!steps[s].needs_device) continue;
                 if (steps[s].run == step_run && !l.plans[n]) continue;
-                if (steps[s].run == step_plan && (l.plans[n] || !(n % 2 ? l.layouts[n] : l.copies[n]))) continue;
+                if (steps[s].run == step_plan &&
+                    (l.plans[n] || !(n % 2 ? l.layouts[n] : l.copies[n])))
+                    continue;
                 const tess_status status = steps[s].run(&l, n);
-                const tess_status expected = steps[s].run == step_free ? TESS_OK : TESS_ERROR_DEVICE_LOST;
-                if (status != expected) fail_msg("%s %d on a lost device: %s", steps[s].name, n, tess_status_name(status));
+                const tess_status expected =
+                    steps[s].run == step_free ? TESS_OK : TESS_ERROR_DEVICE_LOST;
+                if (status != expected)
+                    fail_msg("%s %d on a lost device: %s", steps[s].name, n,
+                             tess_status_name(status));
             }
         if (control->calls != calls) fail_msg("calls reach a lost device");
         control->fail_at = 0;
@@ -412,9 +456,12 @@ static int backend_fault(int64_t k, tess_status wanted, int sticky, const float 
     life_release(&l);
     const int freed_badly = control->failed && strcmp(control->failed, "free") == 0;
     check_empty(&heap, "call", k);
-    if (control->devices || control->buffers || control->states || (control->leaked && !freed_badly))
-        fail_msg("after call %lld (fake_%s): %lld devices, %lld buffers and %lld kernel states leak, %lld buffers were left to the device",
-                 (long long)k, control->failed ? control->failed : "none", (long long)control->devices, (long long)control->buffers,
+    if (control->devices || control->buffers || control->states ||
+        (control->leaked && !freed_badly))
+        fail_msg("after call %lld (fake_%s): %lld devices, %lld buffers and %lld kernel states "
+                 "leak, %lld buffers were left to the device",
+                 (long long)k, control->failed ? control->failed : "none",
+                 (long long)control->devices, (long long)control->buffers,
                  (long long)control->states, (long long)control->leaked);
     return happened;
 }
@@ -462,7 +509,8 @@ static void cycles(const char *id, const char *backend_path) {
             for (int i = 0; i < steps[s].count; i++) assert_ok(steps[s].run(&l, i));
         life_release(&l);
         check_empty(&heap, "cycle", n);
-        if (n + 1 == count / 5) { /* by now caches, pools of the C library and thread stacks have their size */
+        /* by now caches, pools of the C library and thread stacks have reached their size */
+        if (n + 1 == count / 5) {
             descriptors = test_open_descriptors();
             mappings = test_mappings();
             resident = test_resident();
@@ -473,7 +521,8 @@ static void cycles(const char *id, const char *backend_path) {
     assert_in_range(test_mappings(), 1, mappings + 4);
     /* 1 KiB leaked a cycle would be 800 KiB. */
     const int64_t grown = test_resident() - resident;
-    if (grown > 400 * 1024) fail_msg("%d cycles take %lld KiB more", count, (long long)(grown / 1024));
+    if (grown > 400 * 1024)
+        fail_msg("%d cycles take %lld KiB more", count, (long long)(grown / 1024));
 }
 
 static void test_cycles_cpu(void **state) {
@@ -506,7 +555,8 @@ static void test_runs(void **state) {
         if (n == 1000) resident = test_resident();
     }
     if (!test_sanitized() && test_resident() - resident > 400 * 1024)
-        fail_msg("10,000 runs take %lld KiB more", (long long)((test_resident() - resident) / 1024));
+        fail_msg("10,000 runs take %lld KiB more",
+                 (long long)((test_resident() - resident) / 1024));
     assert_true(heap.calls == calls); /* a run allocates nothing */
     for (int n = 0; n < 6; n++) assert_ok(step_free(&l, n));
     life_release(&l);

@@ -14,7 +14,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         return 0;
     }
     size_t bytes = npy_type_size(array.type);
-    FUZZ_REQUIRE(array.n_dims >= 0 && array.n_dims <= NPY_MAX_DIMS && bytes >= 1 && bytes <= 4 && npy_type_name(array.type));
+    FUZZ_REQUIRE(array.n_dims >= 0 && array.n_dims <= NPY_MAX_DIMS && bytes >= 1 && bytes <= 4 &&
+                 npy_type_name(array.type));
     for (int d = 0; d < array.n_dims; d++) {
         FUZZ_REQUIRE(array.shape[d] >= 0);
         FUZZ_REQUIRE(!__builtin_mul_overflow(bytes, (size_t)array.shape[d], &bytes));

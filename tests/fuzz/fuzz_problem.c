@@ -13,7 +13,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (!line) return 0;
     memcpy(line, data, size);
     line[size] = 0;
-    /* A mask names a file; reading any file of the machine is not what is tested here. */
+    /* A mask names a file, and the fuzzer must not read arbitrary files of the machine. */
     if (strstr(line, "mask")) {
         free(line);
         return 0;
@@ -24,14 +24,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         const int length = problem_format(&p, NULL, 0);
         FUZZ_REQUIRE(length > 0);
         again = malloc((size_t)length + 1);
-        FUZZ_REQUIRE(again && problem_format(&p, again, (size_t)length + 1) == length && (int)strlen(again) == length);
+        FUZZ_REQUIRE(again && problem_format(&p, again, (size_t)length + 1) == length &&
+                     (int)strlen(again) == length);
         FUZZ_REQUIRE(problem_parse(&q, again, error, sizeof error) == 0);
         char *third = malloc((size_t)length + 1);
-        FUZZ_REQUIRE(third && problem_format(&q, third, (size_t)length + 1) == length && strcmp(again, third) == 0);
+        FUZZ_REQUIRE(third && problem_format(&q, third, (size_t)length + 1) == length &&
+                     strcmp(again, third) == 0);
         int64_t q_tokens = 0, kv_tokens = 0;
         if (p.q_lens)
             for (int64_t b = 0; b < p.batch; b++) {
-                FUZZ_REQUIRE(problem_q_start(&p, b) == q_tokens && problem_kv_start(&p, b) == kv_tokens);
+                FUZZ_REQUIRE(problem_q_start(&p, b) == q_tokens &&
+                             problem_kv_start(&p, b) == kv_tokens);
                 q_tokens += problem_q_len(&p, b);
                 kv_tokens += problem_kv_len(&p, b);
                 if (b > 200) break; /* problem_q_start adds up; long lists would be slow */

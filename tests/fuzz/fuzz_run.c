@@ -45,13 +45,14 @@ static int between(bytes *b, int low, int high) { return low + below(b, high - l
 #endif
 #endif
 #if MEMORY_SANITIZER
-/* It does not see what tile instructions write, and takes words of the soft tiles for
- * uninitialised. Nothing of a job lies on the stack unset, and a workspace full of NaN, which each
- * problem begins with, would show in the result. */
+/* MemorySanitizer does not see what AMX instructions write, and takes words of the emulated tiles
+ * for uninitialised. Nothing of a job lies on the stack unset, and each problem begins with a
+ * workspace full of NaN, which would show in the result. */
 static const char *const kernels[] = {"cpu/portable", "cpu/avx2", "cpu/avx512", "cpu/avx512_bf16"};
 #else
-static const char *const kernels[] = {NULL,           "cpu/portable",      "cpu/avx2", "cpu/avx512", "cpu/avx512_bf16",
-                                      "cpu/amx_bf16", "cpu/amx_bf16_soft", "cpu/neon"};
+static const char *const kernels[] = {
+    NULL,           "cpu/portable",      "cpu/avx2", "cpu/avx512", "cpu/avx512_bf16",
+    "cpu/amx_bf16", "cpu/amx_bf16_soft", "cpu/neon"};
 #endif
 
 static void add(char *line, const char *word, int value) {
@@ -63,7 +64,8 @@ static void add(char *line, const char *word, int value) {
 static void words(bytes *b, char *line, int *block, int *blocks_pattern) {
     static const char *const patterns[] = {"s2", "s2", "dense", "window", "dense"};
     static const char *const dtypes[] = {"f32", "f16", "bf16"};
-    const int pattern = below(b, 5), causal = below(b, 3) != 0, kv_heads = between(b, 1, 2), group = between(b, 1, 3), packed = below(b, 3) == 0;
+    const int pattern = below(b, 5), causal = below(b, 3) != 0, kv_heads = between(b, 1, 2),
+              group = between(b, 1, 3), packed = below(b, 3) == 0;
     *block = below(b, 2) ? between(b, 1, 8) : between(b, 1, 48);
     *blocks_pattern = pattern == 4;
     snprintf(line, LINE, "pattern=%s dtype=%s", patterns[pattern], dtypes[below(b, 3)]);
@@ -92,7 +94,11 @@ static void words(bytes *b, char *line, int *block, int *blocks_pattern) {
             const int *list = side ? kv : q;
             for (int s = 0; s < n; s++) {
                 const size_t used = strlen(line);
-                snprintf(line + used, LINE - used, "%s%d", s ? "," : side ? " kv_lens=" : " q_lens=", list[s]);
+                snprintf(line + used, LINE - used, "%s%d",
+                         s      ? ","
+                         : side ? " kv_lens="
+                                : " q_lens=",
+                         list[s]);
             }
         }
     } else {
@@ -111,7 +117,8 @@ static void make_mask(bytes *b, problem *p, int block) {
     p->mask_heads = below(b, 2) ? p->heads : 1;
     p->mask_query_blocks = between(b, 1, 50);
     p->mask_key_blocks = between(b, 1, 50);
-    const size_t size = (size_t)p->mask_heads * (size_t)p->mask_query_blocks * (size_t)p->mask_key_blocks;
+    const size_t size =
+        (size_t)p->mask_heads * (size_t)p->mask_query_blocks * (size_t)p->mask_key_blocks;
     p->mask = malloc(size);
     FUZZ_REQUIRE(p->mask != NULL);
     uint32_t state = (uint32_t)byte(b) << 8 | byte(b);
@@ -134,8 +141,10 @@ static void run_problem(tess_device *device, bytes *b) {
         return;
     }
     if (masked) make_mask(b, &p, block);
-    const tess_status status = instance_create(&x, device, &p, kernel, INSTANCE_POISON | INSTANCE_GUARDS);
-    FUZZ_REQUIRE(status == TESS_OK || status == TESS_ERROR_UNSUPPORTED || status == TESS_ERROR_INVALID);
+    const tess_status status =
+        instance_create(&x, device, &p, kernel, INSTANCE_POISON | INSTANCE_GUARDS);
+    FUZZ_REQUIRE(status == TESS_OK || status == TESS_ERROR_UNSUPPORTED ||
+                 status == TESS_ERROR_INVALID);
     if (status == TESS_OK) {
         instance_verdict verdict = {0};
         /* In one go, or cut in two at any job. */
@@ -163,14 +172,18 @@ static void run_problem(tess_device *device, bytes *b) {
 
 /* Mostly small, else at the edges of what a field can hold. */
 static int64_t number(bytes *b) {
-    static const int64_t edges[] = {-1, INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, (int64_t)1 << 31, (int64_t)1 << 32, (int64_t)1 << 62};
+    static const int64_t edges[] = {
+        -1,        INT32_MAX,        INT32_MIN,        INT64_MAX,
+        INT64_MIN, (int64_t)1 << 31, (int64_t)1 << 32, (int64_t)1 << 62};
     const uint8_t kind = byte(b);
     if (kind < 200) return kind % 40;
     if (kind < 230) return (int64_t)byte(b) * 16;
     return (int64_t)((uint64_t)edges[kind % 8] + (uint64_t)(int8_t)byte(b));
 }
 static int32_t number32(bytes *b) { return (int32_t)number(b); }
-static int64_t stride(bytes *b, int64_t unit) { return (int64_t)((uint64_t)number(b) * (uint64_t)(byte(b) < 200 ? unit : 1)); }
+static int64_t stride(bytes *b, int64_t unit) {
+    return (int64_t)((uint64_t)number(b) * (uint64_t)(byte(b) < 200 ? unit : 1));
+}
 
 static tess_tensor tensor(bytes *b, char *arena) {
     tess_tensor t;
@@ -185,11 +198,17 @@ static tess_tensor tensor(bytes *b, char *arena) {
 }
 
 static void run_hostile(tess_runtime *runtime, tess_device *device, bytes *b) {
-    tess_pattern pattern = {.struct_size = sizeof pattern, .kind = below(b, 2) ? TESS_PATTERN_S2 : TESS_PATTERN_DENSE, .block = between(b, 1, 40)};
-    if (pattern.kind == TESS_PATTERN_S2) pattern.local = between(b, 1, 5), pattern.stride = between(b, 1, 5);
+    tess_pattern pattern = {.struct_size = sizeof pattern,
+                            .kind = below(b, 2) ? TESS_PATTERN_S2 : TESS_PATTERN_DENSE,
+                            .block = between(b, 1, 40)};
+    if (pattern.kind == TESS_PATTERN_S2)
+        pattern.local = between(b, 1, 5), pattern.stride = between(b, 1, 5);
     const int32_t kv_heads = between(b, 1, 2);
-    const tess_layout_desc ld = {
-        .struct_size = sizeof ld, .pattern = &pattern, .n_heads = kv_heads * between(b, 1, 2), .n_kv_heads = kv_heads, .max_tokens = 120};
+    const tess_layout_desc ld = {.struct_size = sizeof ld,
+                                 .pattern = &pattern,
+                                 .n_heads = kv_heads * between(b, 1, 2),
+                                 .n_kv_heads = kv_heads,
+                                 .max_tokens = 120};
     tess_layout *layout = NULL;
     tess_plan *plan = NULL;
     FUZZ_REQUIRE(tess_layout_create(runtime, &ld, &layout) == TESS_OK);
@@ -197,7 +216,8 @@ static void run_hostile(tess_runtime *runtime, tess_device *device, bytes *b) {
     memset(&pd, 0, sizeof pd);
     int64_t q_lens[3], kv_lens[3], cu_q[4], cu_kv[4];
     for (int n = 0; n < 3; n++) q_lens[n] = number(b), kv_lens[n] = number(b);
-    for (int n = 0; n < 4; n++) cu_q[n] = (n ? cu_q[n - 1] : 0) + below(b, 30), cu_kv[n] = number(b);
+    for (int n = 0; n < 4; n++)
+        cu_q[n] = (n ? cu_q[n - 1] : 0) + below(b, 30), cu_kv[n] = number(b);
     pd.struct_size = sizeof pd;
     pd.head_dim = byte(b) < 200 ? 8 * between(b, 1, 4) : number32(b);
     pd.batch = byte(b) < 230 ? between(b, 0, 3) : number(b);
@@ -216,7 +236,8 @@ static void run_hostile(tess_runtime *runtime, tess_device *device, bytes *b) {
     const int arrays = pd.batch <= 3 ? below(b, 4) : 0;
     if (arrays & 1) pd.q_lens = q_lens;
     if (arrays & 2) pd.kv_lens = kv_lens;
-    if (pd.batch <= 3 && byte(b) < 60) pd.cu_q_lens = cu_q, pd.cu_kv_lens = cu_kv, pd.q_lens = pd.kv_lens = NULL;
+    if (pd.batch <= 3 && byte(b) < 60)
+        pd.cu_q_lens = cu_q, pd.cu_kv_lens = cu_kv, pd.q_lens = pd.kv_lens = NULL;
     tess_status status = tess_plan_create(device, layout, &pd, &plan);
     FUZZ_REQUIRE(status == TESS_OK || (plan == NULL && tess_last_error()[0]));
     if (status == TESS_OK) {
@@ -227,7 +248,8 @@ static void run_hostile(tess_runtime *runtime, tess_device *device, bytes *b) {
         for (int n = 0; n < ARENA; n++) arena[n] = (char)(n * 37);
         const size_t work_bytes = (size_t)(info.workspace_bytes + 4096) / 4096 * 4096;
         char *work = aligned_alloc(4096, work_bytes);
-        if (work) memset(work, 0, work_bytes); /* merges may run without the jobs whose results they merge */
+        /* merges may run without the jobs whose results they merge */
+        if (work) memset(work, 0, work_bytes);
         tess_run_desc run = {.struct_size = sizeof run};
         run.q = tensor(b, arena);
         run.k = tensor(b, arena);
@@ -249,11 +271,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static tess_runtime *runtime;
     static tess_device *device;
     if (!runtime) {
-        tess_runtime_desc desc = {
-            .struct_size = sizeof desc, .allocator = {take_memory, give_memory, NULL}, .log = fuzz_log_nothing, .cpu_threads = 1};
-        desc.backend = desc.kernel = desc.verbose = desc.cache_dir = desc.tune_file = desc.backend_path = "";
+        tess_runtime_desc desc = {.struct_size = sizeof desc,
+                                  .allocator = {take_memory, give_memory, NULL},
+                                  .log = fuzz_log_nothing,
+                                  .cpu_threads = 1};
+        desc.backend = desc.kernel = desc.verbose = desc.cache_dir = desc.tune_file =
+            desc.backend_path = "";
         const tess_device_desc cpu = {.struct_size = sizeof cpu, .id = "cpu"};
-        FUZZ_REQUIRE(tess_runtime_create(&desc, &runtime) == TESS_OK && tess_device_open(runtime, &cpu, &device) == TESS_OK);
+        FUZZ_REQUIRE(tess_runtime_create(&desc, &runtime) == TESS_OK &&
+                     tess_device_open(runtime, &cpu, &device) == TESS_OK);
     }
     const size_t before = taken;
     bytes b = {data, data + size};

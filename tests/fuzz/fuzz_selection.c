@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The grammar that chooses a device, as TESSERA_BACKEND, --backend and tess_device_desc.id take it, and that of the other settings. */
+/* The grammar that chooses a device, as TESSERA_BACKEND, --backend and tess_device_desc.id take it,
+ * and that of the other settings. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,8 +12,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static tess_runtime *runtime;
     if (size < 1) return 0;
     if (!runtime) {
-        tess_runtime_desc desc = {.struct_size = sizeof desc, .log = fuzz_log_nothing, .cpu_threads = 1};
-        desc.backend = desc.kernel = desc.verbose = desc.cache_dir = desc.tune_file = desc.backend_path = "";
+        tess_runtime_desc desc = {
+            .struct_size = sizeof desc, .log = fuzz_log_nothing, .cpu_threads = 1};
+        desc.backend = desc.kernel = desc.verbose = desc.cache_dir = desc.tune_file =
+            desc.backend_path = "";
         FUZZ_REQUIRE(tess_runtime_create(&desc, &runtime) == TESS_OK);
     }
     char *text = malloc(size);
@@ -24,13 +27,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         tess_device_desc desc = {.struct_size = sizeof desc, .id = text};
         tess_device *device = NULL;
         status = tess_device_open(runtime, &desc, &device);
-        FUZZ_REQUIRE(status == TESS_OK || status == TESS_ERROR_INVALID || status == TESS_ERROR_UNAVAILABLE);
+        FUZZ_REQUIRE(status == TESS_OK || status == TESS_ERROR_INVALID ||
+                     status == TESS_ERROR_UNAVAILABLE);
         FUZZ_REQUIRE((status == TESS_OK) == (device != NULL));
         tess_device_release(device);
     } else {
-        tess_runtime_desc desc = {.struct_size = sizeof desc, .log = fuzz_log_nothing, .cpu_threads = 1};
+        tess_runtime_desc desc = {
+            .struct_size = sizeof desc, .log = fuzz_log_nothing, .cpu_threads = 1};
         tess_runtime *made = NULL;
-        desc.backend = desc.kernel = desc.verbose = desc.cache_dir = desc.tune_file = desc.backend_path = "";
+        desc.backend = desc.kernel = desc.verbose = desc.cache_dir = desc.tune_file =
+            desc.backend_path = "";
         if (data[0] % 4 == 1)
             desc.backend = text;
         else if (data[0] % 4 == 2)

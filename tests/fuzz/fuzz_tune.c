@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tune files: what is read can be listed, written again and read as the same, and plans with it are made or refused. */
+/* Tune files: what is read can be listed, written again and read as the same, and plans with it are
+ * made or refused. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -21,15 +22,22 @@ static tess_runtime *read_back(const void *data, size_t size) {
     static int file = -1;
     char path[64];
     if (file < 0) file = memfd_create("tune", 0);
-    FUZZ_REQUIRE(file >= 0 && ftruncate(file, 0) == 0 && pwrite(file, data, size, 0) == (ssize_t)size);
+    FUZZ_REQUIRE(file >= 0 && ftruncate(file, 0) == 0 &&
+                 pwrite(file, data, size, 0) == (ssize_t)size);
     snprintf(path, sizeof path, "/proc/self/fd/%d", file);
-    tess_runtime_desc desc = {.struct_size = sizeof desc, .log = quiet, .verbose = "dispatch", .tune_file = path, .cpu_threads = 1};
+    tess_runtime_desc desc = {.struct_size = sizeof desc,
+                              .log = quiet,
+                              .verbose = "dispatch",
+                              .tune_file = path,
+                              .cpu_threads = 1};
     desc.backend = desc.kernel = desc.cache_dir = desc.backend_path = "";
     tess_runtime *runtime = NULL;
     const tess_status status = tess_runtime_create(&desc, &runtime);
-    FUZZ_REQUIRE(status == TESS_OK || status == TESS_ERROR_CORRUPT || status == TESS_ERROR_VERSION || status == TESS_ERROR_INVALID);
+    FUZZ_REQUIRE(status == TESS_OK || status == TESS_ERROR_CORRUPT ||
+                 status == TESS_ERROR_VERSION || status == TESS_ERROR_INVALID);
     FUZZ_REQUIRE((status == TESS_OK) == (runtime != NULL));
-    FUZZ_REQUIRE(runtime || (strstr(tess_last_error(), "tess_runtime_create: tune_file: ") && !strchr(tess_last_error(), '\n')));
+    FUZZ_REQUIRE(runtime || (strstr(tess_last_error(), "tess_runtime_create: tune_file: ") &&
+                             !strchr(tess_last_error(), '\n')));
     return runtime;
 }
 
@@ -40,8 +48,10 @@ static size_t write_again(tess_runtime *runtime, char **text) {
     FUZZ_REQUIRE(out);
     fputs("tessera-tune 1\n", out);
     tess_rule_info rule = {.struct_size = sizeof rule};
-    for (uint32_t n = 0; tess_runtime_rule(runtime, NULL, n, &rule) == TESS_OK && !rule.built_in; n++) {
-        FUZZ_REQUIRE(rule.text[0] && rule.text[0] != ' ' && strstr(rule.text, "kernel=") && rule.line > 1 && rule.basis <= TESS_BASIS_REASONED);
+    for (uint32_t n = 0; tess_runtime_rule(runtime, NULL, n, &rule) == TESS_OK && !rule.built_in;
+         n++) {
+        FUZZ_REQUIRE(rule.text[0] && rule.text[0] != ' ' && strstr(rule.text, "kernel=") &&
+                     rule.line > 1 && rule.basis <= TESS_BASIS_REASONED);
         fprintf(out, "%s\n", rule.text);
     }
     FUZZ_REQUIRE(fclose(out) == 0);
@@ -50,9 +60,22 @@ static size_t write_again(tess_runtime *runtime, char **text) {
 
 /* Whatever the file prefers, a plan that is legal is made. */
 static void plan(tess_runtime *runtime) {
-    const tess_pattern pattern = {.struct_size = sizeof pattern, .kind = TESS_PATTERN_S2, .block = 16, .local = 1, .stride = 2};
-    const tess_layout_desc layout_desc = {.struct_size = sizeof layout_desc, .pattern = &pattern, .n_heads = 2, .n_kv_heads = 2, .max_tokens = 64};
-    const tess_plan_desc plan_desc = {.struct_size = sizeof plan_desc, .dtype = TESS_BF16, .head_dim = 64, .batch = 1, .q_len = 8, .kv_len = 64};
+    const tess_pattern pattern = {.struct_size = sizeof pattern,
+                                  .kind = TESS_PATTERN_S2,
+                                  .block = 16,
+                                  .local = 1,
+                                  .stride = 2};
+    const tess_layout_desc layout_desc = {.struct_size = sizeof layout_desc,
+                                          .pattern = &pattern,
+                                          .n_heads = 2,
+                                          .n_kv_heads = 2,
+                                          .max_tokens = 64};
+    const tess_plan_desc plan_desc = {.struct_size = sizeof plan_desc,
+                                      .dtype = TESS_BF16,
+                                      .head_dim = 64,
+                                      .batch = 1,
+                                      .q_len = 8,
+                                      .kv_len = 64};
     const tess_device_desc device_desc = {.struct_size = sizeof device_desc, .id = "cpu"};
     tess_device *device = NULL;
     tess_layout *layout = NULL;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The main function of targets built without libFuzzer: runs the files of the folders given, each also cut short and with single bytes changed. */
+/* The main function of targets built without libFuzzer: runs the files of the folders given, each
+ * also cut short and with single bytes changed. */
 #include <dirent.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -48,7 +49,8 @@ int main(int argc, char **argv) {
         for (const struct dirent *entry; (entry = readdir(folder));) {
             char path[4096];
             struct stat status;
-            if (snprintf(path, sizeof path, "%s/%s", argv[n], entry->d_name) >= (int)sizeof path) return 1;
+            if (snprintf(path, sizeof path, "%s/%s", argv[n], entry->d_name) >= (int)sizeof path)
+                return 1;
             if (stat(path, &status) != 0 || !S_ISREG(status.st_mode)) continue;
             run_file(path);
             files++;

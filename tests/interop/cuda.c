@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * An application that owns its CUDA context: Tessera runs in it, on its streams and its memory, and is captured into its graphs. The driver is opened here as
- * Tessera opens it, so that the program builds without CUDA's headers; where there is no driver it is skipped. Every test runs with every kernel.
+ * An application that owns its CUDA context: Tessera runs in it, on its streams and its memory, and
+ * is captured into its graphs. The driver is opened here as Tessera opens it, so that the program
+ * builds without CUDA's headers; where there is no driver it is skipped. Every test runs with every
+ * kernel.
  */
 #include <dlfcn.h>
 #include <math.h>
@@ -62,9 +64,11 @@ typedef struct variant {
     int odd; /* no part of the memory is aligned to more than its elements */
 } variant;
 
-static const variant variants[] = {
-    {"cuda/portable", "f32", 1}, {"cuda/portable", "f32", 0}, {"cuda/portable", "bf16", 1}, {"cuda/portable", "f16", 0}, {"cuda/sm90", "bf16", 0},
-    {"cuda/sm90", "bf16", 1},    {"cuda/sm90", "f16", 1},     {"cuda/sm80", "bf16", 0},     {"cuda/sm80", "f16", 1},     {NULL, "bf16", 0}};
+static const variant variants[] = {{"cuda/portable", "f32", 1},  {"cuda/portable", "f32", 0},
+                                   {"cuda/portable", "bf16", 1}, {"cuda/portable", "f16", 0},
+                                   {"cuda/sm90", "bf16", 0},     {"cuda/sm90", "bf16", 1},
+                                   {"cuda/sm90", "f16", 1},      {"cuda/sm80", "bf16", 0},
+                                   {"cuda/sm80", "f16", 1},      {NULL, "bf16", 0}};
 
 /* What such an application holds. */
 typedef struct app {
@@ -112,7 +116,9 @@ static int setup(void **state) {
     a->runtime = test_runtime(2);
     assert_ok(wrap(a, a->context, &a->device));
     if (!has_kernel(a)) return 0;
-    snprintf(line, sizeof line, "pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 q_len=70 kv_len=333 head_dim=72 dtype=%s kv_split=3 batch=2",
+    snprintf(line, sizeof line,
+             "pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 q_len=70 kv_len=333 "
+             "head_dim=72 dtype=%s kv_split=3 batch=2",
              a->v->dtype);
     assert_int_equal(problem_parse(&a->p, line, error, sizeof error), 0);
     assert_ok(problem_layout(&a->p, a->runtime, &a->layout));
@@ -159,7 +165,7 @@ typedef struct job {
 static void fill_inputs(const app *a, job *j, uint64_t seed) {
     j->seed = seed;
     for (int n = 0; n < 3; n++) {
-        /* The place may not be aligned for elements, as far as C is concerned. */
+        /* The address may not be aligned for elements by C's rules. */
         void *values = malloc(a->parts.bytes[n]);
         assert_non_null(values);
         fill_normal(a->p.dtype, values, (int64_t)(a->parts.bytes[n] / a->item), seed, (uint32_t)n);
@@ -177,8 +183,11 @@ static void job_begin(const app *a, job *j, uint64_t seed) {
     CU(cu.alloc(&j->memory, a->parts.size));
     CU(cu.to_device(j->memory, j->image, a->parts.size, a->stream));
     CU(cu.stream_wait(a->stream));
-    j->run = parts_run(&a->parts, a->plan, (tess_buffer){.kind = TESS_BUFFER_POINTER, .handle = j->memory, .size = a->parts.size});
-    j->run.stream = (tess_stream){.kind = TESS_STREAM_SUBMIT, .handle = (uint64_t)(uintptr_t)a->stream};
+    j->run = parts_run(
+        &a->parts, a->plan,
+        (tess_buffer){.kind = TESS_BUFFER_POINTER, .handle = j->memory, .size = a->parts.size});
+    j->run.stream =
+        (tess_stream){.kind = TESS_STREAM_SUBMIT, .handle = (uint64_t)(uintptr_t)a->stream};
 }
 
 /* Copies part `n` out, to memory aligned for its elements. */
@@ -209,7 +218,8 @@ static void check_values(const app *a, const unsigned char *inputs, const unsign
     if (!verdict.pass) fail_msg("%s %s: %s", a->info.kernel, a->v->dtype, verdict.what);
 }
 
-/* Reads everything in the order of a stream of the application's, and checks results and that nothing else changed. */
+/* Reads everything back on one of the application's streams, checks the results, and checks that
+ * nothing else changed. */
 static void job_check(const app *a, const job *j, void *stream) {
     unsigned char *got = malloc(a->parts.size);
     assert_non_null(got);
@@ -301,7 +311,8 @@ static void test_times(void **state) {
     job_end(&j);
 }
 
-/* A run that was never made is captured in the strictest mode; the graph runs with whatever the buffers hold by then. */
+/* Captures a plan's first run in the strictest mode. The graph reads whatever the buffers hold when
+ * it is launched. */
 static void test_graph(void **state) {
     app *a = *state;
     void *graph = NULL, *ready = NULL;
@@ -315,11 +326,13 @@ static void test_graph(void **state) {
     CU(cu.graph_instantiate(&ready, graph, 0));
     for (uint64_t seed = 7; seed < 9; seed++) {
         fill_inputs(a, &j, seed);
-        CU(cu.to_device(j.memory, j.image, a->parts.size, a->stream)); /* fills outputs and workspace with NaN again, too */
+        /* fills outputs and workspace with NaN again, too */
+        CU(cu.to_device(j.memory, j.image, a->parts.size, a->stream));
         CU(cu.graph_launch(ready, a->stream));
         job_check(a, &j, a->stream);
     }
-    /* Without a change in between the graph gives the same result again, on what the last launch left in the workspace. */
+    /* With unchanged inputs the graph gives the same result again, on the workspace that the last
+     * launch left. */
     CU(cu.graph_launch(ready, a->stream));
     job_check(a, &j, a->stream);
     CU(cu.graph_exec_destroy(ready));
@@ -327,7 +340,7 @@ static void test_graph(void **state) {
     job_end(&j);
 }
 
-/* A thread without a context gets its work done, and has none afterwards. */
+/* A thread without a context can run a plan, and has no context afterwards. */
 static void test_no_context(void **state) {
     app *a = *state;
     struct CUctx_st *popped = NULL, *current = NULL;
@@ -347,7 +360,8 @@ static void test_no_context(void **state) {
 
 /* ------------------------------------------------------------------ several at once */
 
-/* The wrapped context, the same one wrapped again, the GPU's primary context, and the CPU, in one process and at the same time. */
+/* The wrapped context, the same one wrapped again, the GPU's primary context, and the CPU, in one
+ * process and at the same time. */
 static void test_beside_other_devices(void **state) {
     app *a = *state;
     tess_device *devices[3] = {NULL};
@@ -361,11 +375,12 @@ static void test_beside_other_devices(void **state) {
     assert_ok(tess_run(a->plan, &j.run)); /* under way while the others run */
     unsigned char *got = malloc(a->parts.size);
     assert_non_null(got);
-    const void *const inputs[3] = {j.image + a->parts.offset[0], j.image + a->parts.offset[1], j.image + a->parts.offset[2]};
+    const void *const inputs[3] = {j.image + a->parts.offset[0], j.image + a->parts.offset[1],
+                                   j.image + a->parts.offset[2]};
     for (int d = 0; d < 3; d++) {
         memcpy(got, j.image, a->parts.size);
-        parts_run_elsewhere(&a->parts, &a->p, a->layout, devices[d], d < 2 ? a->v->kernel : NULL, inputs, got + a->parts.offset[3],
-                            got + a->parts.offset[4]);
+        parts_run_elsewhere(&a->parts, &a->p, a->layout, devices[d], d < 2 ? a->v->kernel : NULL,
+                            inputs, got + a->parts.offset[3], got + a->parts.offset[4]);
         check_values(a, j.image, got);
     }
     job_check(a, &j, a->stream);
@@ -387,7 +402,8 @@ static void test_bad_natives(void **state) {
                {{SIZE, 1, a->context}, TESS_ERROR_INVALID, "native.reserved"},
                {{SIZE, 0, NULL}, TESS_ERROR_INVALID, "native.context"}};
     for (size_t n = 0; n < sizeof bad / sizeof *bad; n++) {
-        const tess_device_desc desc = {.struct_size = sizeof desc, .id = id_of(a), .native = &bad[n].native};
+        const tess_device_desc desc = {
+            .struct_size = sizeof desc, .id = id_of(a), .native = &bad[n].native};
         tess_device *device = NULL;
         assert_int_equal(tess_device_open(a->runtime, &desc, &device), bad[n].status);
         assert_error_has(bad[n].what);
@@ -484,13 +500,15 @@ int main(void) {
             char name[64];
             a = (app){.v = &variants[n], .index = d};
             if (cu.get(&a.number, d) != 0) return 1;
-            snprintf(name, sizeof name, "cuda:%d %s %s%s", d, a.v->kernel ? a.v->kernel : "own choice", a.v->dtype, a.v->odd ? " odd" : "");
+            snprintf(name, sizeof name, "cuda:%d %s %s%s", d,
+                     a.v->kernel ? a.v->kernel : "own choice", a.v->dtype, a.v->odd ? " odd" : "");
 #define TEST(test) \
     { #test, test, setup, teardown, &a }
             const struct CMUnitTest tests[] = {
-                TEST(test_graph),        TEST(test_stream),     TEST(test_own_stream),  TEST(test_null_stream),          TEST(test_ranges),
-                TEST(test_times),        TEST(test_no_context), TEST(test_bad_natives), TEST(test_beside_other_devices), TEST(test_bad_runs),
-                TEST(test_other_device),
+                TEST(test_graph),       TEST(test_stream),       TEST(test_own_stream),
+                TEST(test_null_stream), TEST(test_ranges),       TEST(test_times),
+                TEST(test_no_context),  TEST(test_bad_natives),  TEST(test_beside_other_devices),
+                TEST(test_bad_runs),    TEST(test_other_device),
             };
             failed += cmocka_run_group_tests_name(name, tests, NULL, NULL);
         }

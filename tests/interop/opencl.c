@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * An application that owns its OpenCL objects: Tessera runs on its context, its queues and its buffers, waits for its events and gives one back.
- * Every test runs on every device that the application finds.
+ * An application that owns its OpenCL objects: Tessera runs on its context, its queues and its
+ * buffers, waits for its events and gives one back. Every test runs on every device that the
+ * application finds.
  */
 #define CL_TARGET_OPENCL_VERSION 120
 #include <CL/cl.h>
@@ -34,7 +35,8 @@ typedef struct app {
 
 #define CL(call) assert_int_equal((call), CL_SUCCESS)
 
-static const char line[] = "pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 q_len=70 kv_len=333 head_dim=72 dtype=f16 kv_split=3 batch=2";
+static const char line[] = "pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 q_len=70 "
+                           "kv_len=333 head_dim=72 dtype=f16 kv_split=3 batch=2";
 
 static cl_command_queue new_queue(const app *a, cl_command_queue_properties properties) {
     cl_int code;
@@ -44,7 +46,10 @@ static cl_command_queue new_queue(const app *a, cl_command_queue_properties prop
 }
 
 static tess_device *wrap(const app *a, const char *id, cl_command_queue queue) {
-    tess_opencl_native native = {.struct_size = sizeof native, .context = a->context, .device = a->device_id, .queue = queue};
+    tess_opencl_native native = {.struct_size = sizeof native,
+                                 .context = a->context,
+                                 .device = a->device_id,
+                                 .queue = queue};
     tess_device_desc desc = {.struct_size = sizeof desc, .id = id, .native = &native};
     tess_device *device = NULL;
     assert_ok(tess_device_open(a->runtime, &desc, &device));
@@ -107,10 +112,15 @@ static void job_begin(const app *a, job *j) {
     j->image = malloc(j->size);
     assert_non_null(j->image);
     parts_fill(&a->parts, j->image);
-    for (int n = 0; n < 3; n++) memcpy(j->image + a->parts.offset[n], a->inputs[n], a->parts.bytes[n]);
-    j->mem = clCreateBuffer(a->context, CL_MEM_READ_WRITE | CL_MEM_COPY_HOST_PTR, j->size, j->image, &code);
+    for (int n = 0; n < 3; n++)
+        memcpy(j->image + a->parts.offset[n], a->inputs[n], a->parts.bytes[n]);
+    j->mem = clCreateBuffer(a->context, CL_MEM_READ_WRITE | CL_MEM_COPY_HOST_PTR, j->size, j->image,
+                            &code);
     CL(code);
-    j->run = parts_run(&a->parts, a->plan, (tess_buffer){.kind = TESS_BUFFER_OBJECT, .handle = (uint64_t)(uintptr_t)j->mem, .size = j->size});
+    j->run = parts_run(&a->parts, a->plan,
+                       (tess_buffer){.kind = TESS_BUFFER_OBJECT,
+                                     .handle = (uint64_t)(uintptr_t)j->mem,
+                                     .size = j->size});
 }
 
 /* Checks what came back against the reference, and that nothing else changed. */
@@ -119,11 +129,13 @@ static void job_check(const app *a, const job *j, const unsigned char *got) {
     parts_check_rows(&a->p, a->inputs, got + a->parts.offset[3], got + a->parts.offset[4]);
 }
 
-/* Reads the buffer on a queue of the application's, behind `event` if that is not NULL, and checks it. */
+/* Reads the buffer on a queue of the application's, behind `event` if that is not NULL, and checks
+ * it. */
 static void job_end(const app *a, job *j, cl_command_queue queue, cl_event event) {
     unsigned char *got = malloc(j->size);
     assert_non_null(got);
-    CL(clEnqueueReadBuffer(queue, j->mem, CL_TRUE, 0, j->size, got, event ? 1 : 0, event ? &event : NULL, NULL));
+    CL(clEnqueueReadBuffer(queue, j->mem, CL_TRUE, 0, j->size, got, event ? 1 : 0,
+                           event ? &event : NULL, NULL));
     job_check(a, j, got);
     free(got);
     free(j->image);
@@ -136,12 +148,14 @@ static void job_drop(job *j) {
 }
 
 static tess_stream submit_to(cl_command_queue queue, const tess_opencl_submit *extra) {
-    return (tess_stream){.kind = TESS_STREAM_SUBMIT, .handle = (uint64_t)(uintptr_t)queue, .extra = extra};
+    return (tess_stream){
+        .kind = TESS_STREAM_SUBMIT, .handle = (uint64_t)(uintptr_t)queue, .extra = extra};
 }
 
 /* ------------------------------------------------------------------ the ways */
 
-/* The application's queue is the device's own: its later commands see the result without any wait. */
+/* The application's queue is the device's own: its later commands see the result without any
+ * wait. */
 static void test_own_queue(void **state) {
     app *a = *state;
     job j;
@@ -154,7 +168,8 @@ static void test_own_queue(void **state) {
     job_end(a, &j, a->queue, NULL);
 }
 
-/* Nothing starts before the wait list says so, and the event that comes back stands for the end. */
+/* No work starts before the wait list is complete, and the returned event marks the end of the
+ * work. */
 static void test_events(void **state) {
     app *a = *state;
     cl_int code, done = CL_QUEUED;
@@ -162,7 +177,8 @@ static void test_events(void **state) {
     CL(code);
     cl_command_queue queue = new_queue(a, 0), other = new_queue(a, 0);
     struct _cl_event *waits[2] = {gate, gate};
-    const tess_opencl_submit extra = {.struct_size = sizeof extra, .n_waits = 2, .waits = waits, .event = &end};
+    const tess_opencl_submit extra = {
+        .struct_size = sizeof extra, .n_waits = 2, .waits = waits, .event = &end};
     job j;
     job_begin(a, &j);
     j.run.stream = submit_to(queue, &extra);
@@ -187,7 +203,8 @@ static void test_events(void **state) {
 static void test_out_of_order(void **state) {
     app *a = *state;
     cl_int code;
-    cl_command_queue queue = clCreateCommandQueue(a->context, a->device_id, CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE, &code);
+    cl_command_queue queue = clCreateCommandQueue(a->context, a->device_id,
+                                                  CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE, &code);
     if (code == CL_INVALID_QUEUE_PROPERTIES) skip();
     CL(code);
     for (int n = 0; n < 10; n++) {
@@ -217,7 +234,8 @@ static void test_ranges_over_queues(void **state) {
     for (uint64_t first = 0, n = 0; first < a->info.n_jobs; first += 5, n++) {
         struct _cl_event *waits[1] = {last};
         cl_event end = NULL;
-        const tess_opencl_submit extra = {.struct_size = sizeof extra, .n_waits = last ? 1 : 0, .waits = waits, .event = &end};
+        const tess_opencl_submit extra = {
+            .struct_size = sizeof extra, .n_waits = last ? 1 : 0, .waits = waits, .event = &end};
         j.run.first_job = first;
         j.run.job_count = a->info.n_jobs - first < 5 ? a->info.n_jobs - first : 5;
         j.run.stream = submit_to(queues[n % 2], &extra);
@@ -238,7 +256,8 @@ static void test_times(void **state) {
     job j;
     job_begin(a, &j);
     j.run.device_seconds = &seconds;
-    assert_error(tess_run(a->plan, &j.run), TESS_ERROR_UNSUPPORTED, "tess_run", NULL); /* the application's queue takes no times */
+    /* the application's queue takes no times */
+    assert_error(tess_run(a->plan, &j.run), TESS_ERROR_UNSUPPORTED, "tess_run", NULL);
     cl_command_queue queue = new_queue(a, CL_QUEUE_PROFILING_ENABLE);
     j.run.stream = submit_to(queue, NULL);
     assert_ok(tess_run(a->plan, &j.run));
@@ -317,7 +336,8 @@ static void test_beside_other_devices(void **state) {
         unsigned char *got = malloc(j.size);
         assert_non_null(got);
         memcpy(got, j.image, j.size);
-        parts_run_elsewhere(&a->parts, &a->p, a->layout, devices[d], NULL, inputs, got + a->parts.offset[3], got + a->parts.offset[4]);
+        parts_run_elsewhere(&a->parts, &a->p, a->layout, devices[d], NULL, inputs,
+                            got + a->parts.offset[3], got + a->parts.offset[4]);
         job_check(a, &j, got);
         free(got);
         tess_device_release(devices[d]);
@@ -348,7 +368,8 @@ static void *run_often(void *argument) {
     return NULL;
 }
 
-/* One plan, many threads, each with its own buffer and some with their own queue. With one object in flight some are told to come again. */
+/* One plan and many threads, each with its own buffer and some with their own queue. With one run
+ * in flight, some get BUSY and try again. */
 static void test_threads(void **state) {
     app *a = *state;
     for (uint32_t in_flight = 1; in_flight <= THREADS; in_flight += THREADS - 1) {
@@ -363,7 +384,8 @@ static void test_threads(void **state) {
             if (n % 2) workers[n].j.run.stream = submit_to(workers[n].queue, NULL);
             assert_int_equal(pthread_create(&workers[n].thread, NULL, run_often, &workers[n]), 0);
         }
-        for (int n = 0; n < THREADS; n++) assert_int_equal(pthread_join(workers[n].thread, NULL), 0);
+        for (int n = 0; n < THREADS; n++)
+            assert_int_equal(pthread_join(workers[n].thread, NULL), 0);
         for (int n = 0; n < THREADS; n++) {
             assert_false(workers[n].failed);
             if (in_flight == THREADS) assert_int_equal(workers[n].busy, 0);
@@ -386,7 +408,8 @@ static tess_status try_wrap(const app *a, const tess_opencl_native *native) {
 
 static void test_bad_natives(void **state) {
     app *a = *state;
-    const tess_opencl_native good = {.struct_size = sizeof good, .context = a->context, .device = a->device_id};
+    const tess_opencl_native good = {
+        .struct_size = sizeof good, .context = a->context, .device = a->device_id};
     tess_opencl_native native = good;
     native.struct_size = 8;
     assert_int_equal(try_wrap(a, &native), TESS_ERROR_VERSION);
@@ -405,7 +428,8 @@ static void test_bad_natives(void **state) {
     assert_error_has("native.device");
     cl_int code;
     native = good;
-    native.queue = clCreateCommandQueue(a->context, a->device_id, CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE, &code);
+    native.queue = clCreateCommandQueue(a->context, a->device_id,
+                                        CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE, &code);
     if (code == CL_SUCCESS) {
         assert_int_equal(try_wrap(a, &native), TESS_ERROR_INVALID);
         assert_error_has("in order");
@@ -469,9 +493,11 @@ static void test_too_much_memory(void **state) {
     tess_buffer buffer;
     CL(clGetDeviceInfo(a->device_id, CL_DEVICE_MAX_MEM_ALLOC_SIZE, sizeof most, &most, NULL));
     snprintf(text, sizeof text, "%llu", (unsigned long long)most);
-    assert_error(tess_alloc(a->device, most + 1, &buffer), TESS_ERROR_OUT_OF_MEMORY, "tess_alloc", NULL);
+    assert_error(tess_alloc(a->device, most + 1, &buffer), TESS_ERROR_OUT_OF_MEMORY, "tess_alloc",
+                 NULL);
     assert_error_has(text);
-    assert_error(tess_alloc(a->device, UINT64_MAX, &buffer), TESS_ERROR_OUT_OF_MEMORY, "tess_alloc", NULL);
+    assert_error(tess_alloc(a->device, UINT64_MAX, &buffer), TESS_ERROR_OUT_OF_MEMORY, "tess_alloc",
+                 NULL);
     job j;
     job_begin(a, &j);
     assert_ok(tess_run(a->plan, &j.run));
@@ -487,8 +513,11 @@ int main(void) {
     for (cl_uint n = 0; n < n_platforms && n < 8; n++) {
         cl_device_id devices[MOST_DEVICES];
         cl_uint n_devices = 0;
-        if (clGetDeviceIDs(platforms[n], CL_DEVICE_TYPE_ALL, MOST_DEVICES, devices, &n_devices) != CL_SUCCESS) continue;
-        for (cl_uint d = 0; d < n_devices && d < MOST_DEVICES && n_apps < MOST_DEVICES; d++) apps[n_apps++].device_id = devices[d];
+        if (clGetDeviceIDs(platforms[n], CL_DEVICE_TYPE_ALL, MOST_DEVICES, devices, &n_devices) !=
+            CL_SUCCESS)
+            continue;
+        for (cl_uint d = 0; d < n_devices && d < MOST_DEVICES && n_apps < MOST_DEVICES; d++)
+            apps[n_apps++].device_id = devices[d];
     }
     if (n_apps == 0) {
         const char *require = getenv("TESSERA_REQUIRE");
@@ -501,9 +530,12 @@ int main(void) {
 #define TEST(test) \
     { #test, test, setup, teardown, &apps[n] }
         const struct CMUnitTest tests[] = {
-            TEST(test_own_queue), TEST(test_events),      TEST(test_out_of_order),  TEST(test_ranges_over_queues),
-            TEST(test_times),     TEST(test_references),  TEST(test_release_order), TEST(test_beside_other_devices),
-            TEST(test_threads),   TEST(test_bad_natives), TEST(test_bad_streams),   TEST(test_too_much_memory),
+            TEST(test_own_queue),     TEST(test_events),
+            TEST(test_out_of_order),  TEST(test_ranges_over_queues),
+            TEST(test_times),         TEST(test_references),
+            TEST(test_release_order), TEST(test_beside_other_devices),
+            TEST(test_threads),       TEST(test_bad_natives),
+            TEST(test_bad_streams),   TEST(test_too_much_memory),
         };
         failed += cmocka_run_group_tests_name(name, tests, NULL, NULL);
     }

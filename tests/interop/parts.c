@@ -7,7 +7,8 @@
 
 #include "reference.h"
 
-tess_plan *parts_plan(const problem *p, const tess_layout *layout, tess_device *device, const char *kernel, uint32_t max_in_flight) {
+tess_plan *parts_plan(const problem *p, const tess_layout *layout, tess_device *device,
+                      const char *kernel, uint32_t max_in_flight) {
     tess_plan_desc desc;
     tess_plan *plan = NULL;
     int64_t *lengths = NULL;
@@ -57,8 +58,9 @@ tess_run_desc parts_run(const parts *x, const tess_plan *plan, tess_buffer whole
     return run;
 }
 
-void parts_run_elsewhere(const parts *x, const problem *p, const tess_layout *layout, tess_device *device, const char *kernel,
-                         const void *const inputs[3], void *o, void *lse) {
+void parts_run_elsewhere(const parts *x, const problem *p, const tess_layout *layout,
+                         tess_device *device, const char *kernel, const void *const inputs[3],
+                         void *o, void *lse) {
     tess_plan *plan = parts_plan(p, layout, device, kernel, 0);
     tess_plan_info info = {.struct_size = sizeof info};
     tess_run_desc run = {.struct_size = sizeof run};
@@ -66,7 +68,8 @@ void parts_run_elsewhere(const parts *x, const problem *p, const tess_layout *la
     tess_buffer buffers[PARTS];
     assert_ok(tess_plan_query(plan, &info));
     for (int n = 0; n < PARTS; n++) {
-        buffers[n] = test_upload(device, n < 3 ? inputs[n] : NULL, n < 5 ? x->bytes[n] : info.workspace_bytes);
+        buffers[n] = test_upload(device, n < 3 ? inputs[n] : NULL,
+                                 n < 5 ? x->bytes[n] : info.workspace_bytes);
         if (n < 5) assert_ok(tess_plan_tensor(plan, (tess_role)n, buffers[n], tensors[n], NULL));
     }
     run.workspace = buffers[5];
@@ -81,13 +84,17 @@ void parts_run_elsewhere(const parts *x, const problem *p, const tess_layout *la
 void parts_check_rest(const parts *x, const unsigned char *got, const unsigned char *image) {
     uint64_t end = 0;
     for (int n = 0; n < PARTS; n++) {
-        if (memcmp(got + end, image + end, x->offset[n] - end) != 0) fail_msg("memory before part %d was written", n);
-        end = n < 3 ? x->offset[n] : x->offset[n] + x->bytes[n]; /* inputs are compared with what is in front of the next part */
+        if (memcmp(got + end, image + end, x->offset[n] - end) != 0)
+            fail_msg("memory before part %d was written", n);
+        /* inputs are compared with what is in front of the next part */
+        end = n < 3 ? x->offset[n] : x->offset[n] + x->bytes[n];
     }
-    if (memcmp(got + end, image + end, x->size - end) != 0) fail_msg("memory behind the workspace was written");
+    if (memcmp(got + end, image + end, x->size - end) != 0)
+        fail_msg("memory behind the workspace was written");
 }
 
-void parts_check_rows(const problem *p, void *const inputs[3], const unsigned char *o, const unsigned char *lse) {
+void parts_check_rows(const problem *p, void *const inputs[3], const unsigned char *o,
+                      const unsigned char *lse) {
     const reference_inputs in = {inputs[0], inputs[1], inputs[2]};
     const uint64_t element = p->dtype == TESS_F32 ? 4 : 2;
     const double tolerance = p->dtype == TESS_F32 ? 1e-5 : 2e-3;
@@ -98,13 +105,20 @@ void parts_check_rows(const problem *p, void *const inputs[3], const unsigned ch
                 float got;
                 reference_row(p, &in, b, h, r, row, &wanted);
                 memcpy(&got, lse + 4 * (uint64_t)((b * p->heads + h) * p->q_len + r), sizeof got);
-                if (!(fabs(got - wanted) < 1e-4)) fail_msg("batch %d head %d row %d: LSE %g, not %g", (int)b, (int)h, (int)r, (double)got, wanted);
+                if (!(fabs(got - wanted) < 1e-4))
+                    fail_msg("batch %d head %d row %d: LSE %g, not %g", (int)b, (int)h, (int)r,
+                             (double)got, wanted);
                 for (int e = 0; e < p->head_dim; e++) {
                     uint32_t bits[1] = {0};
-                    memcpy(bits, o + element * (uint64_t)(((b * p->q_len + r) * p->heads + h) * p->head_dim + e), element);
+                    memcpy(
+                        bits,
+                        o + element *
+                                (uint64_t)(((b * p->q_len + r) * p->heads + h) * p->head_dim + e),
+                        element);
                     const double x = load_element(p->dtype, bits, 0);
                     if (!(fabs(x - row[e]) <= tolerance * (1 + fabs(row[e]))))
-                        fail_msg("batch %d head %d row %d: %g, not %g", (int)b, (int)h, (int)r, x, row[e]);
+                        fail_msg("batch %d head %d row %d: %g, not %g", (int)b, (int)h, (int)r, x,
+                                 row[e]);
                 }
             }
 }

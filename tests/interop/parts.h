@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the applications of this folder share: one piece of their memory holds all that a run reads and writes, and whatever lies between must stay as it was. */
+/* What the applications of this folder share: one allocation holds all that a run reads and writes,
+ * and the bytes between must stay as they were. */
 #ifndef TESSERA_TESTS_INTEROP_PARTS_H
 #define TESSERA_TESTS_INTEROP_PARTS_H
 
@@ -13,26 +14,34 @@ typedef struct parts {
     uint64_t bytes[PARTS], offset[PARTS], size;
 } parts;
 
-/* The plan of a problem, by a kernel of that name (NULL: the plan's own choice) and with that many runs in flight (0: the default). */
-tess_plan *parts_plan(const problem *p, const tess_layout *layout, tess_device *device, const char *kernel, uint32_t max_in_flight);
+/* The plan of a problem, by a kernel of that name (NULL: the plan's own choice) and with that many
+ * runs in flight (0: the default). */
+tess_plan *parts_plan(const problem *p, const tess_layout *layout, tess_device *device,
+                      const char *kernel, uint32_t max_in_flight);
 
-/* Places the parts of a plan with guards between. An application may put its tensors anywhere: when `odd`, none is aligned to more than its elements. */
+/* Places the parts of a plan with guards between. An application may put its tensors anywhere: when
+ * `odd`, none is aligned to more than its elements. */
 void parts_place(parts *x, const tess_plan *plan, uint64_t element, int odd);
 
-/* Fills an image of the memory, except for inputs: outputs and workspace are NaN, and all else differs from byte to byte. */
+/* Fills an image of the memory, except for inputs: outputs and workspace are NaN, and all else
+ * differs from byte to byte. */
 void parts_fill(const parts *x, unsigned char *image);
 
 /* A run on the parts of a buffer. */
 tess_run_desc parts_run(const parts *x, const tess_plan *plan, tess_buffer whole);
 
-/* The same problem on another device of Tessera's, with memory from there; O and LSE are copied out. */
-void parts_run_elsewhere(const parts *x, const problem *p, const tess_layout *layout, tess_device *device, const char *kernel,
-                         const void *const inputs[3], void *o, void *lse);
+/* The same problem on another device of Tessera's, with memory from there; O and LSE are copied
+ * out. */
+void parts_run_elsewhere(const parts *x, const problem *p, const tess_layout *layout,
+                         tess_device *device, const char *kernel, const void *const inputs[3],
+                         void *o, void *lse);
 
 /* Fails the test unless everything but outputs and workspace is as in the image. */
 void parts_check_rest(const parts *x, const unsigned char *got, const unsigned char *image);
 
-/* Fails the test unless every third row of O and LSE, which may lie anywhere, is that of the reference. */
-void parts_check_rows(const problem *p, void *const inputs[3], const unsigned char *o, const unsigned char *lse);
+/* Fails the test unless every third row of O and LSE, which may lie anywhere, is that of the
+ * reference. */
+void parts_check_rows(const problem *p, void *const inputs[3], const unsigned char *o,
+                      const unsigned char *lse);
 
 #endif

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * An application that owns its Vulkan device: Tessera records into its command buffers, submits to its queue between its semaphores, and reads and writes
- * its buffers at its offsets. Every test runs on every device that the application finds.
+ * An application that owns its Vulkan device: Tessera records into its command buffers, submits to
+ * its queue between its semaphores, and reads and writes its buffers at its offsets. Every test
+ * runs on every device that the application finds.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -22,7 +23,7 @@ typedef struct app {
     VkInstance instance;
     VkPhysicalDevice physical;
     VkDevice device;
-    VkQueue queue;
+    VkQueue queue, second; /* second: another one of the family, or the same */
     VkCommandPool pool;
     uint32_t family;
     int narrow, timeline; /* 16-bit storage and timeline semaphores are enabled */
@@ -40,16 +41,18 @@ typedef struct app {
 
 #define VK(call) assert_int_equal((call), VK_SUCCESS)
 
-static const char narrow_line[] =
-    "pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 q_len=70 kv_len=333 head_dim=72 kv_split=3 batch=2 dtype=f16";
-static const char wide_line[] =
-    "pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 q_len=70 kv_len=333 head_dim=72 kv_split=3 batch=2 dtype=f32";
+static const char narrow_line[] = "pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 "
+                                  "q_len=70 kv_len=333 head_dim=72 kv_split=3 batch=2 dtype=f16";
+static const char wide_line[] = "pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 q_len=70 "
+                                "kv_len=333 head_dim=72 kv_split=3 batch=2 dtype=f32";
 
 /* ------------------------------------------------------------------ the application's device */
 
 static void make_instance(app *a) {
-    const VkApplicationInfo info = {.sType = VK_STRUCTURE_TYPE_APPLICATION_INFO, .apiVersion = VK_API_VERSION_1_2};
-    const VkInstanceCreateInfo create = {.sType = VK_STRUCTURE_TYPE_INSTANCE_CREATE_INFO, .pApplicationInfo = &info};
+    const VkApplicationInfo info = {.sType = VK_STRUCTURE_TYPE_APPLICATION_INFO,
+                                    .apiVersion = VK_API_VERSION_1_2};
+    const VkInstanceCreateInfo create = {.sType = VK_STRUCTURE_TYPE_INSTANCE_CREATE_INFO,
+                                         .pApplicationInfo = &info};
     VK(vkCreateInstance(&create, NULL, &a->instance));
     VkPhysicalDevice all[MOST_DEVICES];
     uint32_t count = MOST_DEVICES;
@@ -63,28 +66,41 @@ static void make_device(app *a) {
     VkQueueFamilyProperties families[16];
     uint32_t count = 16;
     vkGetPhysicalDeviceQueueFamilyProperties(a->physical, &count, families);
-    for (a->family = 0; a->family < count && !(families[a->family].queueFlags & VK_QUEUE_COMPUTE_BIT);) a->family++;
+    for (a->family = 0;
+         a->family < count && !(families[a->family].queueFlags & VK_QUEUE_COMPUTE_BIT);)
+        a->family++;
     assert_true(a->family < count);
     VkPhysicalDeviceProperties properties;
     vkGetPhysicalDeviceProperties(a->physical, &properties);
-    VkPhysicalDeviceTimelineSemaphoreFeatures timeline = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_TIMELINE_SEMAPHORE_FEATURES};
-    VkPhysicalDevice16BitStorageFeatures narrow = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_16BIT_STORAGE_FEATURES};
-    VkPhysicalDeviceFeatures2 features = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2, .pNext = &narrow};
+    VkPhysicalDeviceTimelineSemaphoreFeatures timeline = {
+        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_TIMELINE_SEMAPHORE_FEATURES};
+    VkPhysicalDevice16BitStorageFeatures narrow = {
+        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_16BIT_STORAGE_FEATURES};
+    VkPhysicalDeviceFeatures2 features = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2,
+                                          .pNext = &narrow};
     if (properties.apiVersion >= VK_API_VERSION_1_2) narrow.pNext = &timeline;
     vkGetPhysicalDeviceFeatures2(a->physical, &features);
     memset(&features.features, 0, sizeof features.features);
-    narrow.uniformAndStorageBuffer16BitAccess = narrow.storagePushConstant16 = narrow.storageInputOutput16 = VK_FALSE;
+    narrow.uniformAndStorageBuffer16BitAccess = narrow.storagePushConstant16 =
+        narrow.storageInputOutput16 = VK_FALSE;
     a->narrow = narrow.storageBuffer16BitAccess;
     a->timeline = timeline.timelineSemaphore;
-    const float priority = 1;
-    const VkDeviceQueueCreateInfo queue = {
-        .sType = VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO, .queueFamilyIndex = a->family, .queueCount = 1, .pQueuePriorities = &priority};
-    const VkDeviceCreateInfo create = {
-        .sType = VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO, .pNext = &features, .queueCreateInfoCount = 1, .pQueueCreateInfos = &queue};
+    const uint32_t queues = families[a->family].queueCount > 1 ? 2 : 1;
+    const float priorities[2] = {1, 1};
+    const VkDeviceQueueCreateInfo queue = {.sType = VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO,
+                                           .queueFamilyIndex = a->family,
+                                           .queueCount = queues,
+                                           .pQueuePriorities = priorities};
+    const VkDeviceCreateInfo create = {.sType = VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO,
+                                       .pNext = &features,
+                                       .queueCreateInfoCount = 1,
+                                       .pQueueCreateInfos = &queue};
     VK(vkCreateDevice(a->physical, &create, NULL, &a->device));
     vkGetDeviceQueue(a->device, a->family, 0, &a->queue);
-    const VkCommandPoolCreateInfo pool = {
-        .sType = VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO, .flags = VK_COMMAND_POOL_CREATE_RESET_COMMAND_BUFFER_BIT, .queueFamilyIndex = a->family};
+    vkGetDeviceQueue(a->device, a->family, queues - 1, &a->second);
+    const VkCommandPoolCreateInfo pool = {.sType = VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO,
+                                          .flags = VK_COMMAND_POOL_CREATE_RESET_COMMAND_BUFFER_BIT,
+                                          .queueFamilyIndex = a->family};
     VK(vkCreateCommandPool(a->device, &pool, NULL, &a->pool));
 }
 
@@ -98,8 +114,10 @@ static void drop_lock(void *user) { pthread_mutex_unlock(&((app *)user)->lock); 
 
 static tess_vulkan_device native_of(app *a) {
     return (tess_vulkan_device){.struct_size = sizeof(tess_vulkan_device),
-                                .features = (a->narrow ? TESS_VULKAN_STORAGE_16BIT : 0) | (a->timeline ? TESS_VULKAN_TIMELINE : 0),
-                                .get_instance_proc_addr = (void (*(*)(VkInstance, const char *))(void))vkGetInstanceProcAddr,
+                                .features = (a->narrow ? TESS_VULKAN_STORAGE_16BIT : 0) |
+                                            (a->timeline ? TESS_VULKAN_TIMELINE : 0),
+                                .get_instance_proc_addr = (void (*(*)(VkInstance, const char *))(
+                                    void))vkGetInstanceProcAddr,
                                 .instance = a->instance,
                                 .physical_device = a->physical,
                                 .device = a->device,
@@ -128,7 +146,8 @@ static int setup(void **state) {
     a->runtime = test_runtime(2);
     const tess_vulkan_device native = native_of(a);
     assert_ok(wrap(a, &native, &a->tessera));
-    assert_int_equal(problem_parse(&a->p, a->narrow ? narrow_line : wide_line, error, sizeof error), 0);
+    assert_int_equal(problem_parse(&a->p, a->narrow ? narrow_line : wide_line, error, sizeof error),
+                     0);
     assert_ok(problem_layout(&a->p, a->runtime, &a->layout));
     a->plan = parts_plan(&a->p, a->layout, a->tessera, NULL, 2);
     a->info.struct_size = sizeof a->info;
@@ -139,8 +158,9 @@ static int setup(void **state) {
         for (int n = 0; n < 3; n++) {
             a->inputs[set][n] = malloc(a->parts.bytes[n]);
             assert_non_null(a->inputs[set][n]);
-            fill_normal(a->p.dtype, a->inputs[set][n], (int64_t)(a->parts.bytes[n] / (a->p.dtype == TESS_F32 ? 4 : 2)), 5 + (uint64_t)set,
-                        (uint32_t)n);
+            fill_normal(a->p.dtype, a->inputs[set][n],
+                        (int64_t)(a->parts.bytes[n] / (a->p.dtype == TESS_F32 ? 4 : 2)),
+                        5 + (uint64_t)set, (uint32_t)n);
         }
     return 0;
 }
@@ -172,12 +192,15 @@ typedef struct job {
     tess_run_desc run;
 } job;
 
-static void make_buffer(const app *a, uint64_t size, VkBuffer *buffer, VkDeviceMemory *memory, unsigned char **mapped) {
+static void make_buffer(const app *a, uint64_t size, VkBuffer *buffer, VkDeviceMemory *memory,
+                        unsigned char **mapped) {
     const VkBufferCreateInfo create = {.sType = VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO,
                                        .size = size,
-                                       .usage =
-                                           VK_BUFFER_USAGE_STORAGE_BUFFER_BIT | VK_BUFFER_USAGE_TRANSFER_SRC_BIT | VK_BUFFER_USAGE_TRANSFER_DST_BIT};
-    const VkMemoryPropertyFlags wanted = VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT;
+                                       .usage = VK_BUFFER_USAGE_STORAGE_BUFFER_BIT |
+                                                VK_BUFFER_USAGE_TRANSFER_SRC_BIT |
+                                                VK_BUFFER_USAGE_TRANSFER_DST_BIT};
+    const VkMemoryPropertyFlags wanted =
+        VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT;
     VkMemoryRequirements need;
     VkPhysicalDeviceMemoryProperties types;
     void *pointer = NULL;
@@ -185,9 +208,12 @@ static void make_buffer(const app *a, uint64_t size, VkBuffer *buffer, VkDeviceM
     VK(vkCreateBuffer(a->device, &create, NULL, buffer));
     vkGetBufferMemoryRequirements(a->device, *buffer, &need);
     vkGetPhysicalDeviceMemoryProperties(a->physical, &types);
-    while (!(need.memoryTypeBits >> type & 1) || (types.memoryTypes[type].propertyFlags & wanted) != wanted)
+    while (!(need.memoryTypeBits >> type & 1) ||
+           (types.memoryTypes[type].propertyFlags & wanted) != wanted)
         assert_true(++type < types.memoryTypeCount);
-    const VkMemoryAllocateInfo allocate = {.sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO, .allocationSize = need.size, .memoryTypeIndex = type};
+    const VkMemoryAllocateInfo allocate = {.sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO,
+                                           .allocationSize = need.size,
+                                           .memoryTypeIndex = type};
     VK(vkAllocateMemory(a->device, &allocate, NULL, memory));
     VK(vkBindBufferMemory(a->device, *buffer, *memory, 0));
     VK(vkMapMemory(a->device, *memory, 0, VK_WHOLE_SIZE, 0, &pointer));
@@ -197,7 +223,8 @@ static void make_buffer(const app *a, uint64_t size, VkBuffer *buffer, VkDeviceM
 /* Fresh contents with a set of inputs; outputs and workspace are NaN. */
 static void job_fill(const app *a, job *j, int set) {
     parts_fill(&a->parts, j->image);
-    for (int n = 0; n < 3; n++) memcpy(j->image + a->parts.offset[n], a->inputs[set][n], a->parts.bytes[n]);
+    for (int n = 0; n < 3; n++)
+        memcpy(j->image + a->parts.offset[n], a->inputs[set][n], a->parts.bytes[n]);
     memcpy(j->mapped, j->image, j->size);
 }
 
@@ -207,7 +234,9 @@ static void job_begin(const app *a, job *j, int set) {
     assert_non_null(j->image);
     make_buffer(a, j->size, &j->buffer, &j->memory, &j->mapped);
     job_fill(a, j, set);
-    j->run = parts_run(&a->parts, a->plan, (tess_buffer){.kind = TESS_BUFFER_OBJECT, .handle = (uint64_t)j->buffer, .size = j->size});
+    j->run = parts_run(
+        &a->parts, a->plan,
+        (tess_buffer){.kind = TESS_BUFFER_OBJECT, .handle = (uint64_t)j->buffer, .size = j->size});
 }
 
 static void job_end(const app *a, job *j) {
@@ -216,21 +245,27 @@ static void job_end(const app *a, job *j) {
     vkFreeMemory(a->device, j->memory, NULL);
 }
 
-static int untouched(const app *a, const job *j) { return memcmp(j->mapped, j->image, a->parts.size) == 0; }
+static int untouched(const app *a, const job *j) {
+    return memcmp(j->mapped, j->image, a->parts.size) == 0;
+}
 
 /* The result is that of the set of inputs, and nothing around the outputs changed. */
 static void job_check(const app *a, const job *j, int set) {
     parts_check_rest(&a->parts, j->mapped, j->image);
-    parts_check_rows(&a->p, (void *const *)a->inputs[set], j->mapped + a->parts.offset[3], j->mapped + a->parts.offset[4]);
+    parts_check_rows(&a->p, (void *const *)a->inputs[set], j->mapped + a->parts.offset[3],
+                     j->mapped + a->parts.offset[4]);
 }
 
-/* ------------------------------------------------------------------ the application's own commands */
+/* -------------------------------------------------------------- the application's own commands */
 
 static VkCommandBuffer begin_commands(const app *a, VkCommandBufferUsageFlags flags) {
     VkCommandBuffer commands;
     const VkCommandBufferAllocateInfo allocate = {
-        .sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO, .commandPool = a->pool, .commandBufferCount = 1};
-    const VkCommandBufferBeginInfo begin = {.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO, .flags = flags};
+        .sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO,
+        .commandPool = a->pool,
+        .commandBufferCount = 1};
+    const VkCommandBufferBeginInfo begin = {.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO,
+                                            .flags = flags};
     VK(vkAllocateCommandBuffers(a->device, &allocate, &commands));
     VK(vkBeginCommandBuffer(commands, &begin));
     return commands;
@@ -244,22 +279,25 @@ static VkFence make_fence(const app *a) {
 }
 
 static VkSemaphore make_semaphore(const app *a, int timeline) {
-    const VkSemaphoreTypeCreateInfo type = {.sType = VK_STRUCTURE_TYPE_SEMAPHORE_TYPE_CREATE_INFO, .semaphoreType = VK_SEMAPHORE_TYPE_TIMELINE};
-    const VkSemaphoreCreateInfo create = {.sType = VK_STRUCTURE_TYPE_SEMAPHORE_CREATE_INFO, .pNext = timeline ? &type : NULL};
+    const VkSemaphoreTypeCreateInfo type = {.sType = VK_STRUCTURE_TYPE_SEMAPHORE_TYPE_CREATE_INFO,
+                                            .semaphoreType = VK_SEMAPHORE_TYPE_TIMELINE};
+    const VkSemaphoreCreateInfo create = {.sType = VK_STRUCTURE_TYPE_SEMAPHORE_CREATE_INFO,
+                                          .pNext = timeline ? &type : NULL};
     VkSemaphore semaphore;
     VK(vkCreateSemaphore(a->device, &create, NULL, &semaphore));
     return semaphore;
 }
 
 /* Submits with up to one semaphore on each side; values of 0 stand for binary ones. */
-static void submit(app *a, VkCommandBuffer commands, VkSemaphore wait, uint64_t wait_value, VkSemaphore signal, uint64_t signal_value,
-                   VkFence fence) {
+static void submit(app *a, VkCommandBuffer commands, VkSemaphore wait, uint64_t wait_value,
+                   VkSemaphore signal, uint64_t signal_value, VkFence fence) {
     const VkPipelineStageFlags stage = VK_PIPELINE_STAGE_ALL_COMMANDS_BIT;
-    const VkTimelineSemaphoreSubmitInfo values = {.sType = VK_STRUCTURE_TYPE_TIMELINE_SEMAPHORE_SUBMIT_INFO,
-                                                  .waitSemaphoreValueCount = wait != VK_NULL_HANDLE,
-                                                  .pWaitSemaphoreValues = &wait_value,
-                                                  .signalSemaphoreValueCount = signal != VK_NULL_HANDLE,
-                                                  .pSignalSemaphoreValues = &signal_value};
+    const VkTimelineSemaphoreSubmitInfo values = {
+        .sType = VK_STRUCTURE_TYPE_TIMELINE_SEMAPHORE_SUBMIT_INFO,
+        .waitSemaphoreValueCount = wait != VK_NULL_HANDLE,
+        .pWaitSemaphoreValues = &wait_value,
+        .signalSemaphoreValueCount = signal != VK_NULL_HANDLE,
+        .pSignalSemaphoreValues = &signal_value};
     const VkSubmitInfo info = {.sType = VK_STRUCTURE_TYPE_SUBMIT_INFO,
                                .pNext = wait_value || signal_value ? &values : NULL,
                                .waitSemaphoreCount = wait != VK_NULL_HANDLE,
@@ -285,18 +323,24 @@ static void execute(app *a, VkCommandBuffer commands, VkFence fence) {
     wait_fence(a, fence);
 }
 
-/* Signals of one submission need not become visible in one moment, so a fence does not tell of a semaphore. */
+/* Signals of one submission need not become visible at the same moment, so a signalled fence says
+ * nothing about a semaphore. */
 static void wait_semaphore(const app *a, VkSemaphore semaphore, uint64_t value) {
-    const VkSemaphoreWaitInfo until = {
-        .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO, .semaphoreCount = 1, .pSemaphores = &semaphore, .pValues = &value};
+    const VkSemaphoreWaitInfo until = {.sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO,
+                                       .semaphoreCount = 1,
+                                       .pSemaphores = &semaphore,
+                                       .pValues = &value};
     VK(vkWaitSemaphores(a->device, &until, patience));
 }
 
 static tess_stream record_into(VkCommandBuffer commands, const tess_vulkan_record *extra) {
-    return (tess_stream){.kind = TESS_STREAM_RECORD, .handle = (uint64_t)(uintptr_t)commands, .extra = extra};
+    return (tess_stream){
+        .kind = TESS_STREAM_RECORD, .handle = (uint64_t)(uintptr_t)commands, .extra = extra};
 }
 
-static tess_stream submit_with(const tess_vulkan_submit *extra) { return (tess_stream){.kind = TESS_STREAM_SUBMIT, .extra = extra}; }
+static tess_stream submit_with(const tess_vulkan_submit *extra) {
+    return (tess_stream){.kind = TESS_STREAM_SUBMIT, .extra = extra};
+}
 
 /* ------------------------------------------------------------------ recording */
 
@@ -320,7 +364,8 @@ static void test_record_and_replay(void **state) {
     vkDestroyFence(a->device, fence, NULL);
 }
 
-/* Ranges of jobs recorded one after the other share the workspace and need no barrier of the application's. */
+/* Ranges of jobs recorded one after the other share the workspace and need no barrier of the
+ * application's. */
 static void test_record_ranges(void **state) {
     app *a = *state;
     job j;
@@ -329,8 +374,10 @@ static void test_record_ranges(void **state) {
     job_begin(a, &j, 1);
     VkCommandBuffer commands = begin_commands(a, VK_COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT_BIT);
     j.run.stream = record_into(commands, NULL);
-    for (j.run.first_job = 0; j.run.first_job < a->info.n_jobs; j.run.first_job += j.run.job_count) {
-        j.run.job_count = a->info.n_jobs - j.run.first_job < 5 ? a->info.n_jobs - j.run.first_job : 5;
+    for (j.run.first_job = 0; j.run.first_job < a->info.n_jobs;
+         j.run.first_job += j.run.job_count) {
+        j.run.job_count =
+            a->info.n_jobs - j.run.first_job < 5 ? a->info.n_jobs - j.run.first_job : 5;
         assert_ok(tess_run(plan, &j.run));
     }
     VK(vkEndCommandBuffer(commands));
@@ -362,7 +409,8 @@ static void test_record_slots(void **state) {
     /* A fence that is signalled already says nothing about the future. */
     assert_int_equal(tess_run(plan, &j.run), TESS_ERROR_INVALID);
     if (a->timeline) {
-        extra = (tess_vulkan_record){.struct_size = sizeof extra, .semaphore = {(uint64_t)semaphore, 7}};
+        extra = (tess_vulkan_record){.struct_size = sizeof extra,
+                                     .semaphore = {(uint64_t)semaphore, 7}};
         job_fill(a, &j, 1);
         assert_ok(tess_run(plan, &j.run));
         VK(vkEndCommandBuffer(other));
@@ -387,6 +435,40 @@ static void test_record_slots(void **state) {
     vkDestroyFence(a->device, over, NULL);
 }
 
+/* Two recordings of one plan under way at the same time, on two queues where there are two, and one
+ * of them again behind itself. What lies in one buffer at odd places lies in the other at even
+ * ones, so neither can do with the parameters of the other. */
+static void test_record_two(void **state) {
+    app *a = *state, even = *a;
+    app *const sides[2] = {a, &even};
+    job j[2];
+    VkCommandBuffer commands[2];
+    VkFence fences[2];
+    parts_place(&even.parts, a->plan, a->p.dtype == TESS_F32 ? 4 : 2, 0);
+    even.queue = a->second;
+    for (int n = 0; n < 2; n++) {
+        fences[n] = make_fence(a);
+        commands[n] = begin_commands(a, VK_COMMAND_BUFFER_USAGE_SIMULTANEOUS_USE_BIT);
+        job_begin(sides[n], &j[n], n);
+        j[n].run.stream = record_into(commands[n], NULL);
+        assert_ok(tess_run(a->plan, &j[n].run));
+        VK(vkEndCommandBuffer(commands[n]));
+    }
+    for (int round = 0; round < 3; round++) {
+        for (int n = 0; n < 2; n++) job_fill(sides[n], &j[n], (n + round) % 2);
+        for (int n = 0; n < 2; n++)
+            submit(sides[n], commands[n], VK_NULL_HANDLE, 0, VK_NULL_HANDLE, 0, VK_NULL_HANDLE);
+        for (int n = 0; n < 2; n++)
+            submit(sides[n], commands[n], VK_NULL_HANDLE, 0, VK_NULL_HANDLE, 0, fences[n]);
+        for (int n = 0; n < 2; n++) wait_fence(a, fences[n]);
+        for (int n = 0; n < 2; n++) job_check(sides[n], &j[n], (n + round) % 2);
+    }
+    for (int n = 0; n < 2; n++) {
+        job_end(a, &j[n]);
+        vkDestroyFence(a->device, fences[n], NULL);
+    }
+}
+
 /* ------------------------------------------------------------------ submitting */
 
 static VkCommandBuffer copy_commands(const app *a, VkBuffer from, VkBuffer to) {
@@ -397,24 +479,32 @@ static VkCommandBuffer copy_commands(const app *a, VkBuffer from, VkBuffer to) {
     return commands;
 }
 
-/* The application's copy in, the run, and its copy out, chained by semaphores: of one timeline, or binary ones. */
+/* The application's copy in, the run, and its copy out, chained by semaphores: of one timeline, or
+ * binary ones. */
 static void chained(app *a, int timeline) {
     VkBuffer in, out;
     VkDeviceMemory in_memory, out_memory;
     unsigned char *in_mapped, *out_mapped;
     job j;
     VkFence fence = make_fence(a), run_fence = make_fence(a);
-    VkSemaphore first = make_semaphore(a, timeline), second = timeline ? first : make_semaphore(a, 0);
+    VkSemaphore first = make_semaphore(a, timeline),
+                second = timeline ? first : make_semaphore(a, 0);
     job_begin(a, &j, 1);
     make_buffer(a, a->parts.size, &in, &in_memory, &in_mapped);
     make_buffer(a, a->parts.size, &out, &out_memory, &out_mapped);
     memcpy(in_mapped, j.image, a->parts.size);
     memset(j.mapped, 0, a->parts.size);
     memset(out_mapped, 0, a->parts.size);
-    submit(a, copy_commands(a, in, j.buffer), VK_NULL_HANDLE, 0, first, timeline ? 1 : 0, VK_NULL_HANDLE);
-    const tess_vulkan_semaphore wait = {(uint64_t)first, timeline ? 1 : 0}, signal = {(uint64_t)second, timeline ? 2 : 0};
-    const tess_vulkan_submit extra = {
-        .struct_size = sizeof extra, .n_waits = 1, .n_signals = 1, .waits = &wait, .signals = &signal, .fence = (uint64_t)run_fence};
+    submit(a, copy_commands(a, in, j.buffer), VK_NULL_HANDLE, 0, first, timeline ? 1 : 0,
+           VK_NULL_HANDLE);
+    const tess_vulkan_semaphore wait = {(uint64_t)first, timeline ? 1 : 0},
+                                signal = {(uint64_t)second, timeline ? 2 : 0};
+    const tess_vulkan_submit extra = {.struct_size = sizeof extra,
+                                      .n_waits = 1,
+                                      .n_signals = 1,
+                                      .waits = &wait,
+                                      .signals = &signal,
+                                      .fence = (uint64_t)run_fence};
     j.run.stream = submit_with(&extra);
     const int before = a->locked;
     assert_ok(tess_run(a->plan, &j.run));
@@ -445,7 +535,8 @@ static void test_timeline(void **state) {
 
 static void test_binary(void **state) { chained(*state, 0); }
 
-/* Nothing starts before the semaphore says so; meanwhile waits time out, and a plan's slots run out. */
+/* No work starts before the semaphore is signalled; meanwhile waits time out, and a plan's slots
+ * run out. */
 static void test_waits(void **state) {
     app *a = *state;
     job j[2];
@@ -453,7 +544,8 @@ static void test_waits(void **state) {
     VkSemaphore semaphore = make_semaphore(a, 1);
     const tess_vulkan_semaphore wait = {(uint64_t)semaphore, 1}, signal = {(uint64_t)semaphore, 2};
     const tess_vulkan_submit first = {.struct_size = sizeof first, .n_waits = 1, .waits = &wait},
-                             second = {.struct_size = sizeof second, .n_signals = 1, .signals = &signal};
+                             second = {
+                                 .struct_size = sizeof second, .n_signals = 1, .signals = &signal};
     job_begin(a, &j[0], 0);
     job_begin(a, &j[1], 1);
     j[0].run.stream = submit_with(&first);
@@ -463,7 +555,8 @@ static void test_waits(void **state) {
     assert_error(tess_run(a->plan, &j[1].run), TESS_ERROR_BUSY, "tess_run", NULL);
     assert_error(tess_wait(a->tessera, 10000000), TESS_ERROR_TIMEOUT, "tess_wait", NULL);
     assert_true(untouched(a, &j[0]) && untouched(a, &j[1]));
-    const VkSemaphoreSignalInfo go = {.sType = VK_STRUCTURE_TYPE_SEMAPHORE_SIGNAL_INFO, .semaphore = semaphore, .value = 1};
+    const VkSemaphoreSignalInfo go = {
+        .sType = VK_STRUCTURE_TYPE_SEMAPHORE_SIGNAL_INFO, .semaphore = semaphore, .value = 1};
     VK(vkSignalSemaphore(a->device, &go));
     wait_semaphore(a, semaphore, 2);
     assert_ok(tess_wait(a->tessera, patience));
@@ -475,7 +568,8 @@ static void test_waits(void **state) {
     vkDestroySemaphore(a->device, semaphore, NULL);
 }
 
-/* The device's own queue: in order, with the device's time, and a copy of Tessera's between the application's buffers. */
+/* The device's own queue: in order, with the device's time, and a copy of Tessera's between the
+ * application's buffers. */
 static void test_default_stream(void **state) {
     app *a = *state;
     job j, copy;
@@ -541,7 +635,8 @@ static void test_several_devices(void **state) {
     snprintf(id, sizeof id, "vulkan:%u", a->index);
     elsewhere others[3] = {{a, "cpu", 0}, {a, id, 1}, {a, id, 0}};
     job_begin(a, &j, 1);
-    for (int n = 0; n < 3; n++) assert_int_equal(pthread_create(&threads[n], NULL, run_thread, &others[n]), 0);
+    for (int n = 0; n < 3; n++)
+        assert_int_equal(pthread_create(&threads[n], NULL, run_thread, &others[n]), 0);
     for (int n = 0; n < 3; n++) {
         job_fill(a, &j, n % 2);
         assert_ok(tess_run(a->plan, &j.run));
@@ -579,7 +674,8 @@ static void test_threads(void **state) {
         runners[n].a = a;
         job_begin(a, &runners[n].j, n % 2);
     }
-    for (int n = 0; n < 4; n++) assert_int_equal(pthread_create(&threads[n], NULL, run_often, &runners[n]), 0);
+    for (int n = 0; n < 4; n++)
+        assert_int_equal(pthread_create(&threads[n], NULL, run_often, &runners[n]), 0);
     for (int n = 0; n < 4; n++) assert_int_equal(pthread_join(threads[n], NULL), 0);
     for (int n = 0; n < 4; n++) {
         assert_int_equal(runners[n].runs, 10);
@@ -667,7 +763,8 @@ static void test_bad_streams(void **state) {
     job_end(a, &j);
 }
 
-/* A tensor that spans more than one descriptor may is refused by name, before anything is submitted. */
+/* A tensor that spans more than one descriptor may is refused by name, before anything is
+ * submitted. */
 static void test_range_limit(void **state) {
     app *a = *state;
     job j;
@@ -686,8 +783,10 @@ static void test_range_limit(void **state) {
 /* ------------------------------------------------------------------ */
 
 static int count_devices(void) {
-    const VkApplicationInfo info = {.sType = VK_STRUCTURE_TYPE_APPLICATION_INFO, .apiVersion = VK_API_VERSION_1_2};
-    const VkInstanceCreateInfo create = {.sType = VK_STRUCTURE_TYPE_INSTANCE_CREATE_INFO, .pApplicationInfo = &info};
+    const VkApplicationInfo info = {.sType = VK_STRUCTURE_TYPE_APPLICATION_INFO,
+                                    .apiVersion = VK_API_VERSION_1_2};
+    const VkInstanceCreateInfo create = {.sType = VK_STRUCTURE_TYPE_INSTANCE_CREATE_INFO,
+                                         .pApplicationInfo = &info};
     VkInstance instance;
     uint32_t count = 0;
     if (vkCreateInstance(&create, NULL, &instance) != VK_SUCCESS) return 0;
@@ -710,10 +809,19 @@ int main(void) {
         a->index = (uint32_t)n;
         const struct CMUnitTest tests[] = {
 #define TEST(function) {#function, function, setup, teardown, a}
-            TEST(test_record_and_replay), TEST(test_record_ranges),   TEST(test_record_slots),
-            TEST(test_timeline),          TEST(test_binary),          TEST(test_waits),
-            TEST(test_default_stream),    TEST(test_several_devices), TEST(test_threads),
-            TEST(test_bad_natives),       TEST(test_bad_streams),     TEST(test_without_features),
+            TEST(test_record_and_replay),
+            TEST(test_record_ranges),
+            TEST(test_record_slots),
+            TEST(test_record_two),
+            TEST(test_timeline),
+            TEST(test_binary),
+            TEST(test_waits),
+            TEST(test_default_stream),
+            TEST(test_several_devices),
+            TEST(test_threads),
+            TEST(test_bad_natives),
+            TEST(test_bad_streams),
+            TEST(test_without_features),
             TEST(test_range_limit),
         };
         failed += cmocka_run_group_tests(tests, NULL, NULL);

@@ -29,7 +29,8 @@ struct CMUnitTest {
 
 static jmp_buf cmocka_skipped __attribute__((unused));
 
-__attribute__((noreturn, format(printf, 3, 4), unused)) static void cmocka_fail(const char *file, int line, const char *format, ...) {
+__attribute__((noreturn, format(printf, 3, 4), unused)) static void
+cmocka_fail(const char *file, int line, const char *format, ...) {
     va_list list;
     fflush(stdout);
     fprintf(stderr, "%s:%d: ", file, line);
@@ -40,20 +41,25 @@ __attribute__((noreturn, format(printf, 3, 4), unused)) static void cmocka_fail(
     _Exit(1);
 }
 
-__attribute__((unused)) static int cmocka_run(const struct CMUnitTest *tests, size_t count, int (*setup)(void **), int (*teardown)(void **)) {
+__attribute__((unused)) static int cmocka_run(const struct CMUnitTest *tests, size_t count,
+                                              int (*setup)(void **), int (*teardown)(void **)) {
     void *group = NULL;
     if (setup && setup(&group) != 0) return 1;
     for (size_t n = 0; n < count; n++) {
         void *state = tests[n].initial_state ? tests[n].initial_state : group;
         printf("%s\n", tests[n].name);
-        if (tests[n].setup_func && tests[n].setup_func(&state) != 0) cmocka_fail(tests[n].name, 0, "its setup fails");
+        if (tests[n].setup_func && tests[n].setup_func(&state) != 0)
+            cmocka_fail(tests[n].name, 0, "its setup fails");
         if (setjmp(cmocka_skipped) == 0) tests[n].test_func(&state);
-        if (tests[n].teardown_func && tests[n].teardown_func(&state) != 0) cmocka_fail(tests[n].name, 0, "its teardown fails");
+        if (tests[n].teardown_func && tests[n].teardown_func(&state) != 0)
+            cmocka_fail(tests[n].name, 0, "its teardown fails");
     }
     return teardown ? teardown(&group) : 0;
 }
-#define cmocka_run_group_tests(tests, setup, teardown)            cmocka_run(tests, sizeof(tests) / sizeof *(tests), setup, teardown)
-#define cmocka_run_group_tests_name(name, tests, setup, teardown) cmocka_run_group_tests(tests, setup, teardown)
+#define cmocka_run_group_tests(tests, setup, teardown) \
+    cmocka_run(tests, sizeof(tests) / sizeof *(tests), setup, teardown)
+#define cmocka_run_group_tests_name(name, tests, setup, teardown) \
+    cmocka_run_group_tests(tests, setup, teardown)
 
 #define _fail(file, line) cmocka_fail(file, line, "failed") /* what cmocka's own macros call */
 #define skip()            longjmp(cmocka_skipped, 1)
@@ -69,16 +75,23 @@ __attribute__((unused)) static int cmocka_run(const struct CMUnitTest *tests, si
 #define assert_ptr_equal(a, b) assert_true((const void *)(a) == (const void *)(b))
 
 /* Operands once each, and as wide as any integer. */
-__attribute__((unused)) static void cmocka_int(uintmax_t a, uintmax_t b, int equal, const char *text, const char *file, int line) {
+__attribute__((unused)) static void cmocka_int(uintmax_t a, uintmax_t b, int equal,
+                                               const char *text, const char *file, int line) {
     if ((a == b) != equal) cmocka_fail(file, line, "%s: %ju and %ju", text, a, b);
 }
-#define assert_int_equal(a, b)     cmocka_int((uintmax_t)(a), (uintmax_t)(b), 1, #a " == " #b, __FILE__, __LINE__)
-#define assert_int_not_equal(a, b) cmocka_int((uintmax_t)(a), (uintmax_t)(b), 0, #a " != " #b, __FILE__, __LINE__)
-__attribute__((unused)) static void cmocka_range(uintmax_t a, uintmax_t low, uintmax_t high, const char *text, const char *file, int line) {
-    if (a < low || a > high) cmocka_fail(file, line, "%s: %ju is not in %ju .. %ju", text, a, low, high);
+#define assert_int_equal(a, b) \
+    cmocka_int((uintmax_t)(a), (uintmax_t)(b), 1, #a " == " #b, __FILE__, __LINE__)
+#define assert_int_not_equal(a, b) \
+    cmocka_int((uintmax_t)(a), (uintmax_t)(b), 0, #a " != " #b, __FILE__, __LINE__)
+__attribute__((unused)) static void cmocka_range(uintmax_t a, uintmax_t low, uintmax_t high,
+                                                 const char *text, const char *file, int line) {
+    if (a < low || a > high)
+        cmocka_fail(file, line, "%s: %ju is not in %ju .. %ju", text, a, low, high);
 }
-#define assert_in_range(a, low, high) cmocka_range((uintmax_t)(a), (uintmax_t)(low), (uintmax_t)(high), #a, __FILE__, __LINE__)
-__attribute__((unused)) static void cmocka_text(const char *a, const char *b, int equal, const char *file, int line) {
+#define assert_in_range(a, low, high) \
+    cmocka_range((uintmax_t)(a), (uintmax_t)(low), (uintmax_t)(high), #a, __FILE__, __LINE__)
+__attribute__((unused)) static void cmocka_text(const char *a, const char *b, int equal,
+                                                const char *file, int line) {
     if ((strcmp(a, b) == 0) != equal) cmocka_fail(file, line, "\"%s\" and \"%s\"", a, b);
 }
 #define assert_string_equal(a, b)     cmocka_text(a, b, 1, __FILE__, __LINE__)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Every call of the OpenCL backend to the driver fails once, or from then on, over a whole life cycle: lack of memory, a device that is gone, and an error
- * that nobody expects. Nothing may leak or hang, the status has to be right, and afterwards a whole cycle works.
+ * Every call of the OpenCL backend to the driver fails once, or from then on, over a whole life
+ * cycle: lack of memory, a device that is gone, and an error that nobody expects. Nothing may leak
+ * or hang, the status has to be right, and afterwards a whole cycle works.
  */
 #include <dlfcn.h>
 #include <stdio.h>
@@ -16,16 +17,27 @@
 #include "loader.h"
 #include <tessera/tessera_opencl.h>
 
-enum { OUT_OF_RESOURCES = -5, NOT_AVAILABLE = -2, INVALID_OPERATION = -59, MOST_CALLS = 2000 };
+enum {
+    OUT_OF_RESOURCES = -5,
+    NOT_AVAILABLE = -2,
+    INVALID_OPERATION = -59,
+    RUNNING = 1,
+    MOST_CALLS = 2000
+};
 
 static loader_control *control;
-static char cache[64];
-static const char line[] = "pattern=s2 block=16 local=2 stride=3 heads=2 q_len=40 kv_len=90 head_dim=24 kv_split=3";
+static char cache[512];
+static const char line[] =
+    "pattern=s2 block=16 local=2 stride=3 heads=2 q_len=40 kv_len=90 head_dim=24 kv_split=3";
 
-/* One life cycle up to the first failure, everything released; `seen` says whether a result was checked. Statuses of listing and opening differ from those
- * of a device that works, so they are told apart by `opened`. */
+/* One life cycle up to the first failure, everything released; `seen` says whether a result was
+ * checked. Statuses of listing and opening differ from those of a device that works, so they are
+ * told apart by `opened`. */
 static tess_status live_once(test_heap *heap, int *opened, int *seen) {
-    tess_runtime_desc rd = {.struct_size = sizeof rd, .allocator = heap->allocator, .log = test_log_nothing, .cpu_threads = 1};
+    tess_runtime_desc rd = {.struct_size = sizeof rd,
+                            .allocator = heap->allocator,
+                            .log = test_log_nothing,
+                            .cpu_threads = 1};
     tess_device_desc dd = {.struct_size = sizeof dd, .id = "opencl:0"};
     tess_runtime *runtime = NULL;
     tess_device *device = NULL;
@@ -42,7 +54,8 @@ static tess_status live_once(test_heap *heap, int *opened, int *seen) {
         tess_buffer one = {0}, two = {0};
         status = tess_alloc(device, 4096, &one);
         if (status == TESS_OK) status = tess_alloc(device, 4096, &two);
-        if (status == TESS_OK) status = tess_copy(device, one, tess_host_buffer(line, sizeof line), sizeof line);
+        if (status == TESS_OK)
+            status = tess_copy(device, one, tess_host_buffer(line, sizeof line), sizeof line);
         if (status == TESS_OK) status = tess_copy(device, two, one, sizeof line);
         if (status == TESS_OK) status = tess_wait(device, 10000000000u);
         /* Buffers are freed whatever happened, and on a lost device too. */
@@ -72,10 +85,15 @@ static tess_status live_once(test_heap *heap, int *opened, int *seen) {
 }
 
 static void nothing_lives(const test_heap *heap, int k) {
-    static const char *const names[LOADER_KINDS] = {"contexts", "queues", "buffers", "programs", "kernels", "events", "device references"};
+    static const char *const names[LOADER_KINDS] = {
+        "contexts", "queues", "buffers", "programs", "kernels", "events", "device references"};
     for (int n = 0; n < LOADER_KINDS; n++)
-        if (control->live[n] != 0) fail_msg("call %d (%s) fails: %d %s leak", k, control->failed, control->live[n], names[n]);
-    if (heap->live || heap->bytes || heap->damaged) fail_msg("call %d (%s) fails: %lld allocations leak", k, control->failed, (long long)heap->live);
+        if (control->live[n] != 0)
+            fail_msg("call %d (%s) fails: %d %s leak", k, control->failed, control->live[n],
+                     names[n]);
+    if (heap->live || heap->bytes || heap->damaged)
+        fail_msg("call %d (%s) fails: %lld allocations leak", k, control->failed,
+                 (long long)heap->live);
 }
 
 static void live_well(void) {
@@ -88,7 +106,8 @@ static void live_well(void) {
     nothing_lives(&heap, 0);
 }
 
-/* The status that a failing call has to give once the device is open. Before that a device that does not answer is not available. */
+/* The status that a failing call has to give once the device is open. Before that a device that
+ * does not answer is not available. */
 static int is_right(tess_status status, int code, int opened) {
     if (status == TESS_OK) return 1; /* what only informs may fail */
     if (!opened) return status == TESS_ERROR_UNAVAILABLE || status == TESS_ERROR_OUT_OF_MEMORY;
@@ -110,8 +129,11 @@ static void every_call_fails(int code, int sticky) {
         control->code = code;
         const tess_status status = live_once(&heap, &opened, &seen);
         if (!control->failures) break;
-        if (!is_right(status, code, opened)) fail_msg("call %d (%s) fails: %s: %s", k, control->failed, tess_status_name(status), tess_last_error());
-        if (status != TESS_OK && !tess_last_error()[0]) fail_msg("call %d (%s) fails without a message", k, control->failed);
+        if (!is_right(status, code, opened))
+            fail_msg("call %d (%s) fails: %s: %s", k, control->failed, tess_status_name(status),
+                     tess_last_error());
+        if (status != TESS_OK && !tess_last_error()[0])
+            fail_msg("call %d (%s) fails without a message", k, control->failed);
         nothing_lives(&heap, k);
     }
     assert_in_range(k, 50, MOST_CALLS - 1);
@@ -144,22 +166,28 @@ static void test_no_host_memory(void **state) {
         test_heap heap;
         int opened, seen;
         test_heap_init(&heap, k, 0);
-        tess_runtime_desc rd = {.struct_size = sizeof rd, .allocator = heap.allocator, .log = test_log_nothing, .cpu_threads = 1};
+        tess_runtime_desc rd = {.struct_size = sizeof rd,
+                                .allocator = heap.allocator,
+                                .log = test_log_nothing,
+                                .cpu_threads = 1};
         tess_runtime *runtime = NULL;
-        if (tess_runtime_create(&rd, &runtime) != TESS_OK) continue; /* the core's own, tested elsewhere */
+        /* the core's own, tested elsewhere */
+        if (tess_runtime_create(&rd, &runtime) != TESS_OK) continue;
         tess_runtime_release(runtime);
         if (heap.failures) continue;
         test_heap_init(&heap, k, 0);
         const tess_status status = live_once(&heap, &opened, &seen);
         if (!heap.failures) break;
         if (status != TESS_OK && status != TESS_ERROR_OUT_OF_MEMORY)
-            fail_msg("allocation %lld fails: %s: %s", (long long)k, tess_status_name(status), tess_last_error());
+            fail_msg("allocation %lld fails: %s: %s", (long long)k, tess_status_name(status),
+                     tess_last_error());
         nothing_lives(&heap, (int)k);
     }
     assert_in_range(k, 10, MOST_CALLS - 1);
 }
 
-/* Work that never ends: a wait ends at its limit, and the device stays usable. */
+/* Work that never ends: a wait ends at its limit. Work that failed: a wait says so at once. The
+ * device stays usable. */
 static void test_wait_ends(void **state) {
     (void)state;
     test_heap heap;
@@ -168,13 +196,20 @@ static void test_wait_ends(void **state) {
     tess_device_desc dd = {.struct_size = sizeof dd, .id = "opencl:0"};
     test_heap_init(&heap, 0, 0);
     memset(control, 0, sizeof *control);
-    tess_runtime_desc rd = {.struct_size = sizeof rd, .allocator = heap.allocator, .log = test_log_nothing, .cpu_threads = 1};
+    tess_runtime_desc rd = {.struct_size = sizeof rd,
+                            .allocator = heap.allocator,
+                            .log = test_log_nothing,
+                            .cpu_threads = 1};
     assert_ok(tess_runtime_create(&rd, &runtime));
     assert_ok(tess_device_open(runtime, &dd, &device));
-    control->hold = 1;
+    control->shown = RUNNING;
     assert_error(tess_wait(device, 0), TESS_ERROR_TIMEOUT, "tess_wait", NULL);
     assert_error(tess_wait(device, 20000000), TESS_ERROR_TIMEOUT, "tess_wait", NULL);
-    control->hold = 0;
+    /* Work that failed shows the error in place of its state, and is not waited for any longer. */
+    control->shown = OUT_OF_RESOURCES;
+    assert_error(tess_wait(device, 1000000000), TESS_ERROR_OUT_OF_MEMORY, "tess_wait", NULL);
+    assert_error_has("the work failed");
+    control->shown = 0;
     assert_ok(tess_wait(device, 10000000000u));
     assert_ok(tess_wait(device, UINT64_MAX));
     tess_device_release(device);
@@ -205,10 +240,13 @@ static void application_begin(void) {
     TESS_OPENCL_FUNCTIONS(FIND)
     cl_int code = CL_SUCCESS;
     assert_int_equal(cl.clGetPlatformIDs(1, &platform, NULL), CL_SUCCESS);
-    assert_int_equal(cl.clGetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, 1, &cl_device, NULL), CL_SUCCESS);
+    assert_int_equal(cl.clGetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, 1, &cl_device, NULL),
+                     CL_SUCCESS);
     context = cl.clCreateContext(NULL, 1, &cl_device, NULL, NULL, &code);
     assert_int_equal(code, CL_SUCCESS);
-    unordered = cl.clCreateCommandQueue(context, cl_device, CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE | CL_QUEUE_PROFILING_ENABLE, &code);
+    unordered = cl.clCreateCommandQueue(
+        context, cl_device, CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE | CL_QUEUE_PROFILING_ENABLE,
+        &code);
     assert_int_equal(code, CL_SUCCESS);
 }
 
@@ -239,7 +277,8 @@ static tess_status run_unordered(instance *x, int with_event, double *seconds) {
     cl_event event = NULL;
     const tess_opencl_submit submit = {.struct_size = sizeof submit, .event = &event};
     tess_run_desc run = x->run;
-    run.stream = (tess_stream){TESS_STREAM_SUBMIT, 0, (uint64_t)(uintptr_t)unordered, with_event ? &submit : NULL};
+    run.stream = (tess_stream){TESS_STREAM_SUBMIT, 0, (uint64_t)(uintptr_t)unordered,
+                               with_event ? &submit : NULL};
     run.device_seconds = seconds;
     const tess_status status = tess_run(x->plan, &run);
     control->fail_at = 0;
@@ -268,8 +307,10 @@ static void test_same_plan_again(void **state) {
     static const struct {
         int code;
         tess_status status;
-    } codes[] = {{OUT_OF_RESOURCES, TESS_ERROR_OUT_OF_MEMORY}, {INVALID_OPERATION, TESS_ERROR_NATIVE}};
-    static tess_status (*const ways[])(instance * x) = {again_run, again_run_timed, run_without_event, run_with_event, run_with_event_timed};
+    } codes[] = {{OUT_OF_RESOURCES, TESS_ERROR_OUT_OF_MEMORY},
+                 {INVALID_OPERATION, TESS_ERROR_NATIVE}};
+    static tess_status (*const ways[])(instance * x) = {
+        again_run, again_run_timed, run_without_event, run_with_event, run_with_event_timed};
     test_heap heap;
     tess_runtime *runtime = NULL;
     tess_device *device = NULL;
@@ -279,8 +320,12 @@ static void test_same_plan_again(void **state) {
     test_heap_init(&heap, 0, 0);
     memset(control, 0, sizeof *control);
     application_begin();
-    const tess_opencl_native native = {.struct_size = sizeof native, .context = context, .device = cl_device};
-    tess_runtime_desc rd = {.struct_size = sizeof rd, .allocator = heap.allocator, .log = test_log_nothing, .cpu_threads = 1};
+    const tess_opencl_native native = {
+        .struct_size = sizeof native, .context = context, .device = cl_device};
+    tess_runtime_desc rd = {.struct_size = sizeof rd,
+                            .allocator = heap.allocator,
+                            .log = test_log_nothing,
+                            .cpu_threads = 1};
     tess_device_desc dd = {.struct_size = sizeof dd, .id = "opencl:0", .native = &native};
     assert_int_equal(problem_parse(&p, line, error, sizeof error), 0);
     assert_ok(tess_runtime_create(&rd, &runtime));
@@ -302,14 +347,15 @@ static void test_same_plan_again(void **state) {
 
 static int setup(void **state) {
     (void)state;
-    snprintf(cache, sizeof cache, "/tmp/tessera-faults-XXXXXX");
+    const char *folder = getenv("TMPDIR");
+    snprintf(cache, sizeof cache, "%s/tessera-faults-XXXXXX", folder ? folder : "/tmp");
     return mkdtemp(cache) ? setenv("TESSERA_CACHE_DIR", cache, 1) : -1;
 }
 
 static int teardown(void **state) {
-    char command[96];
+    char command[sizeof cache + 16];
     (void)state;
-    snprintf(command, sizeof command, "rm -rf %s", cache);
+    snprintf(command, sizeof command, "rm -rf '%s'", cache);
     return system(command);
 }
 
@@ -320,24 +366,27 @@ int main(void) {
         loader_control_fn *function;
     } get = {library ? dlsym(library, "loader_control_get") : NULL};
     if (!get.symbol) {
-        fprintf(stderr,
-                "the loader of this test is not the first libOpenCL.so.1 that is found; see LD_LIBRARY_PATH in tests/opencl/CMakeLists.txt\n");
+        fprintf(stderr, "the loader of this test is not the first libOpenCL.so.1 that is found; "
+                        "see LD_LIBRARY_PATH in tests/opencl/CMakeLists.txt\n");
         return 1;
     }
     control = get.function();
     tess_runtime *runtime = test_runtime(1);
     tess_backend_info info = {.struct_size = sizeof info};
     uint32_t n = 0;
-    while (tess_runtime_backend(runtime, n, &info) == TESS_OK && strcmp(info.name, "opencl") != 0) n++;
+    while (tess_runtime_backend(runtime, n, &info) == TESS_OK && strcmp(info.name, "opencl") != 0)
+        n++;
     tess_runtime_release(runtime);
     if (strcmp(info.name, "opencl") != 0 || info.status != TESS_OK) {
         printf("skipped: %s\n", info.reason);
         return 77;
     }
+    /* The quick ones first: they find most of what is wrong. */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_no_memory_once),  cmocka_unit_test(test_no_memory_from_then_on), cmocka_unit_test(test_device_gone),
-        cmocka_unit_test(test_unexpected_once), cmocka_unit_test(test_no_host_memory),         cmocka_unit_test(test_wait_ends),
-        cmocka_unit_test(test_same_plan_again),
+        cmocka_unit_test(test_wait_ends),      cmocka_unit_test(test_same_plan_again),
+        cmocka_unit_test(test_no_memory_once), cmocka_unit_test(test_no_memory_from_then_on),
+        cmocka_unit_test(test_device_gone),    cmocka_unit_test(test_unexpected_once),
+        cmocka_unit_test(test_no_host_memory),
     };
     return cmocka_run_group_tests_name("faults of OpenCL", tests, setup, teardown);
 }

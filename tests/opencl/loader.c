@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A library named like OpenCL's loader that hands every call to the real one, counts what is taken and given back, and fails the k-th call. The test puts its
- * folder into LD_LIBRARY_PATH. A release that fails has released all the same, so that what is counted as live is what the backend forgot.
+ * A library named like OpenCL's loader that forwards every call to the real one, counts objects
+ * that are created and released, and fails the k-th call. The test puts its folder into
+ * LD_LIBRARY_PATH. A release that fails releases all the same: what is left alive in the end was
+ * forgotten by the backend.
  */
 #include "loader.h"
 
@@ -53,7 +55,9 @@ static void find_real(void) {
 static int fails(const char *name) {
     pthread_once(&once, find_real);
     pthread_mutex_lock(&lock);
-    const int call = ++control.calls, fail = control.fail_at && (call == control.fail_at || (control.sticky && call > control.fail_at));
+    const int call = ++control.calls,
+              fail = control.fail_at &&
+                     (call == control.fail_at || (control.sticky && call > control.fail_at));
     if (fail) {
         control.failures++;
         control.failed = name;
@@ -118,31 +122,45 @@ static void count(int kind, int change) {
     }
 
 PLAIN(clGetPlatformIDs, (cl_uint a, cl_platform_id *b, cl_uint *c), (a, b, c))
-PLAIN(clGetPlatformInfo, (cl_platform_id a, cl_uint b, size_t c, void *d, size_t *e), (a, b, c, d, e))
-PLAIN(clGetDeviceIDs, (cl_platform_id a, cl_bitfield b, cl_uint c, cl_device_id *d, cl_uint *e), (a, b, c, d, e))
+PLAIN(clGetPlatformInfo, (cl_platform_id a, cl_uint b, size_t c, void *d, size_t *e),
+      (a, b, c, d, e))
+PLAIN(clGetDeviceIDs, (cl_platform_id a, cl_bitfield b, cl_uint c, cl_device_id *d, cl_uint *e),
+      (a, b, c, d, e))
 PLAIN(clGetDeviceInfo, (cl_device_id a, cl_uint b, size_t c, void *d, size_t *e), (a, b, c, d, e))
 PLAIN(clGetContextInfo, (cl_context a, cl_uint b, size_t c, void *d, size_t *e), (a, b, c, d, e))
-PLAIN(clGetCommandQueueInfo, (cl_command_queue a, cl_uint b, size_t c, void *d, size_t *e), (a, b, c, d, e))
-PLAIN(clBuildProgram, (cl_program a, cl_uint b, const cl_device_id *c, const char *d, void (*e)(cl_program, void *), void *f), (a, b, c, d, e, f))
+PLAIN(clGetCommandQueueInfo, (cl_command_queue a, cl_uint b, size_t c, void *d, size_t *e),
+      (a, b, c, d, e))
+PLAIN(clBuildProgram,
+      (cl_program a, cl_uint b, const cl_device_id *c, const char *d, void (*e)(cl_program, void *),
+       void *f),
+      (a, b, c, d, e, f))
 PLAIN(clGetProgramInfo, (cl_program a, cl_uint b, size_t c, void *d, size_t *e), (a, b, c, d, e))
-PLAIN(clGetProgramBuildInfo, (cl_program a, cl_device_id b, cl_uint c, size_t d, void *e, size_t *f), (a, b, c, d, e, f))
+PLAIN(clGetProgramBuildInfo,
+      (cl_program a, cl_device_id b, cl_uint c, size_t d, void *e, size_t *f), (a, b, c, d, e, f))
 PLAIN(clSetKernelArg, (cl_kernel a, cl_uint b, size_t c, const void *d), (a, b, c, d))
-PLAIN(clGetKernelWorkGroupInfo, (cl_kernel a, cl_device_id b, cl_uint c, size_t d, void *e, size_t *f), (a, b, c, d, e, f))
+PLAIN(clGetKernelWorkGroupInfo,
+      (cl_kernel a, cl_device_id b, cl_uint c, size_t d, void *e, size_t *f), (a, b, c, d, e, f))
 PLAIN(clWaitForEvents, (cl_uint a, const cl_event *b), (a, b))
-PLAIN(clGetEventProfilingInfo, (cl_event a, cl_uint b, size_t c, void *d, size_t *e), (a, b, c, d, e))
+PLAIN(clGetEventProfilingInfo, (cl_event a, cl_uint b, size_t c, void *d, size_t *e),
+      (a, b, c, d, e))
 PLAIN(clFlush, (cl_command_queue a), (a))
 CREATE(cl_context, clCreateContext,
-       (const cl_context_properties *a, cl_uint b, const cl_device_id *c, void (*d)(const char *, const void *, size_t, void *), void *e,
-        cl_int *code),
+       (const cl_context_properties *a, cl_uint b, const cl_device_id *c,
+        void (*d)(const char *, const void *, size_t, void *), void *e, cl_int *code),
        (a, b, c, d, e, code), LOADER_CONTEXT)
-CREATE(cl_command_queue, clCreateCommandQueue, (cl_context a, cl_device_id b, cl_bitfield c, cl_int *code), (a, b, c, code), LOADER_QUEUE)
-CREATE(cl_mem, clCreateBuffer, (cl_context a, cl_bitfield b, size_t c, void *d, cl_int *code), (a, b, c, d, code), LOADER_MEM)
-CREATE(cl_program, clCreateProgramWithSource, (cl_context a, cl_uint b, const char **c, const size_t *d, cl_int *code), (a, b, c, d, code),
+CREATE(cl_command_queue, clCreateCommandQueue,
+       (cl_context a, cl_device_id b, cl_bitfield c, cl_int *code), (a, b, c, code), LOADER_QUEUE)
+CREATE(cl_mem, clCreateBuffer, (cl_context a, cl_bitfield b, size_t c, void *d, cl_int *code),
+       (a, b, c, d, code), LOADER_MEM)
+CREATE(cl_program, clCreateProgramWithSource,
+       (cl_context a, cl_uint b, const char **c, const size_t *d, cl_int *code), (a, b, c, d, code),
        LOADER_PROGRAM)
 CREATE(cl_program, clCreateProgramWithBinary,
-       (cl_context a, cl_uint b, const cl_device_id *c, const size_t *d, const unsigned char **e, cl_int *f, cl_int *code), (a, b, c, d, e, f, code),
-       LOADER_PROGRAM)
-CREATE(cl_kernel, clCreateKernel, (cl_program a, const char *b, cl_int *code), (a, b, code), LOADER_KERNEL)
+       (cl_context a, cl_uint b, const cl_device_id *c, const size_t *d, const unsigned char **e,
+        cl_int *f, cl_int *code),
+       (a, b, c, d, e, f, code), LOADER_PROGRAM)
+CREATE(cl_kernel, clCreateKernel, (cl_program a, const char *b, cl_int *code), (a, b, code),
+       LOADER_KERNEL)
 RETAIN(cl_context, clRetainContext, LOADER_CONTEXT)
 RETAIN(cl_command_queue, clRetainCommandQueue, LOADER_QUEUE)
 RETAIN(cl_device_id, clRetainDevice, LOADER_DEVICE)
@@ -153,23 +171,30 @@ RELEASE(cl_mem, clReleaseMemObject, LOADER_MEM)
 RELEASE(cl_program, clReleaseProgram, LOADER_PROGRAM)
 RELEASE(cl_kernel, clReleaseKernel, LOADER_KERNEL)
 RELEASE(cl_event, clReleaseEvent, LOADER_EVENT)
-ENQUEUE(clEnqueueReadBuffer, (cl_command_queue a, cl_mem b, cl_bool c, size_t d, size_t e, void *f, cl_uint g, const cl_event *h, cl_event *event),
+ENQUEUE(clEnqueueReadBuffer,
+        (cl_command_queue a, cl_mem b, cl_bool c, size_t d, size_t e, void *f, cl_uint g,
+         const cl_event *h, cl_event *event),
         (a, b, c, d, e, f, g, h, event))
 ENQUEUE(clEnqueueWriteBuffer,
-        (cl_command_queue a, cl_mem b, cl_bool c, size_t d, size_t e, const void *f, cl_uint g, const cl_event *h, cl_event *event),
+        (cl_command_queue a, cl_mem b, cl_bool c, size_t d, size_t e, const void *f, cl_uint g,
+         const cl_event *h, cl_event *event),
         (a, b, c, d, e, f, g, h, event))
-ENQUEUE(clEnqueueCopyBuffer, (cl_command_queue a, cl_mem b, cl_mem c, size_t d, size_t e, size_t f, cl_uint g, const cl_event *h, cl_event *event),
+ENQUEUE(clEnqueueCopyBuffer,
+        (cl_command_queue a, cl_mem b, cl_mem c, size_t d, size_t e, size_t f, cl_uint g,
+         const cl_event *h, cl_event *event),
         (a, b, c, d, e, f, g, h, event))
 ENQUEUE(clEnqueueNDRangeKernel,
-        (cl_command_queue a, cl_kernel b, cl_uint c, const size_t *d, const size_t *e, const size_t *f, cl_uint g, const cl_event *h,
-         cl_event *event),
+        (cl_command_queue a, cl_kernel b, cl_uint c, const size_t *d, const size_t *e,
+         const size_t *f, cl_uint g, const cl_event *h, cl_event *event),
         (a, b, c, d, e, f, g, h, event))
-ENQUEUE(clEnqueueMarkerWithWaitList, (cl_command_queue a, cl_uint b, const cl_event *c, cl_event *event), (a, b, c, event))
+ENQUEUE(clEnqueueMarkerWithWaitList,
+        (cl_command_queue a, cl_uint b, const cl_event *c, cl_event *event), (a, b, c, event))
 
 EXPORT cl_int clGetEventInfo(cl_event a, cl_uint b, size_t c, void *d, size_t *e);
 cl_int clGetEventInfo(cl_event a, cl_uint b, size_t c, void *d, size_t *e) {
     if (fails("clGetEventInfo")) return control.code;
-    const cl_int code = real.clGetEventInfo(a, b, c, d, e), running = 1;
-    if (code == CL_SUCCESS && control.hold && b == CL_EVENT_COMMAND_EXECUTION_STATUS) memcpy(d, &running, sizeof running);
+    const cl_int code = real.clGetEventInfo(a, b, c, d, e), shown = control.shown;
+    if (code == CL_SUCCESS && shown && b == CL_EVENT_COMMAND_EXECUTION_STATUS)
+        memcpy(d, &shown, sizeof shown);
     return code;
 }

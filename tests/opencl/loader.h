@@ -3,7 +3,16 @@
 #ifndef TESSERA_TESTS_OPENCL_LOADER_H
 #define TESSERA_TESTS_OPENCL_LOADER_H
 
-enum { LOADER_CONTEXT, LOADER_QUEUE, LOADER_MEM, LOADER_PROGRAM, LOADER_KERNEL, LOADER_EVENT, LOADER_DEVICE, LOADER_KINDS };
+enum {
+    LOADER_CONTEXT,
+    LOADER_QUEUE,
+    LOADER_MEM,
+    LOADER_PROGRAM,
+    LOADER_KERNEL,
+    LOADER_EVENT,
+    LOADER_DEVICE,
+    LOADER_KINDS
+};
 
 typedef struct loader_control {
     int calls;              /* since it was last set to 0 */
@@ -13,7 +22,7 @@ typedef struct loader_control {
     int failures;           /* calls that failed */
     const char *failed;     /* the name of the last of them */
     int live[LOADER_KINDS]; /* references taken and not given back, by kind */
-    int hold;               /* events never seem to end */
+    int shown; /* the state that every event seems to have: CL_RUNNING or an error; 0: the truth */
 } loader_control;
 
 /* Exported by the loader. */

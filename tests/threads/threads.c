@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the header promises to threads: handles shared by many, each with its own workspace, plans and layouts made at once, and one message for each thread. */
+/* What the header promises about threads: handles shared by many threads, each with its own
+ * workspace; plans and layouts created at the same time; one error message for each thread. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,26 +34,40 @@ typedef struct worker {
 static shared *all;
 
 /* cmocka's assertions belong to the main thread: workers leave a complaint instead. */
-#define WANT(condition)                                                                                                  \
-    do {                                                                                                                 \
-        if (!(condition)) {                                                                                              \
-            snprintf(w->complaint, sizeof w->complaint, "thread %d: %s (%s)", w->number, #condition, tess_last_error()); \
-            return NULL;                                                                                                 \
-        }                                                                                                                \
+#define WANT(condition)                                                                  \
+    do {                                                                                 \
+        if (!(condition)) {                                                              \
+            snprintf(w->complaint, sizeof w->complaint, "thread %d: %s (%s)", w->number, \
+                     #condition, tess_last_error());                                     \
+            return NULL;                                                                 \
+        }                                                                                \
     } while (0)
 
 static tess_plan_desc plan_desc(void) {
-    return (tess_plan_desc){.struct_size = sizeof(tess_plan_desc), .head_dim = D, .batch = 1, .q_len = Q, .kv_len = KV, .kv_split = 2};
+    return (tess_plan_desc){.struct_size = sizeof(tess_plan_desc),
+                            .head_dim = D,
+                            .batch = 1,
+                            .q_len = Q,
+                            .kv_len = KV,
+                            .kv_split = 2};
 }
 
 static tess_layout_desc layout_desc(const tess_pattern *pattern) {
-    return (tess_layout_desc){
-        .struct_size = sizeof(tess_layout_desc), .pattern = pattern, .n_heads = HEADS, .n_kv_heads = KV_HEADS, .max_tokens = 1000};
+    return (tess_layout_desc){.struct_size = sizeof(tess_layout_desc),
+                              .pattern = pattern,
+                              .n_heads = HEADS,
+                              .n_kv_heads = KV_HEADS,
+                              .max_tokens = 1000};
 }
 
-static const tess_pattern s2 = {.struct_size = sizeof(tess_pattern), .kind = TESS_PATTERN_S2, .block = 16, .local = 2, .stride = 3};
+static const tess_pattern s2 = {.struct_size = sizeof(tess_pattern),
+                                .kind = TESS_PATTERN_S2,
+                                .block = 16,
+                                .local = 2,
+                                .stride = 3};
 
-static tess_status run_with(const tess_plan *plan, const shared *s, float *o, float *lse, void *work, uint64_t work_bytes) {
+static tess_status run_with(const tess_plan *plan, const shared *s, float *o, float *lse,
+                            void *work, uint64_t work_bytes) {
     tess_run_desc run = {.struct_size = sizeof run};
     tess_plan_tensor(plan, TESS_ROLE_Q, tess_host_buffer(s->q, sizeof s->q), &run.q, NULL);
     tess_plan_tensor(plan, TESS_ROLE_K, tess_host_buffer(s->k, sizeof s->k), &run.k, NULL);
@@ -154,7 +169,8 @@ static void *make_everything(void *argument) {
         tess_device_desc dd = {.struct_size = sizeof dd, .id = "cpu"};
         WANT(tess_layout_create(s->runtime, &ld, &layout) == TESS_OK);
         WANT(tess_device_open(s->runtime, &dd, &device) == TESS_OK);
-        WANT(tess_plan_create(round % 2 ? device : s->device, round % 3 ? layout : s->layout, &pd, &plan) == TESS_OK);
+        WANT(tess_plan_create(round % 2 ? device : s->device, round % 3 ? layout : s->layout, &pd,
+                              &plan) == TESS_OK);
         tess_layout_release(layout);
         tess_device_release(device);
         WANT(tess_plan_query(plan, &info) == TESS_OK);
@@ -200,7 +216,8 @@ static void *ask_everything(void *argument) {
         WANT(tess_plan_query(s->plan, &plan) == TESS_OK && plan.kept_pairs == s->info.kept_pairs);
         WANT(tess_plan_range(s->plan, 0, &first, &count) == TESS_OK);
         WANT(tess_alloc(s->device, 1000, &buffer) == TESS_OK);
-        WANT(tess_copy(s->device, buffer, tess_host_buffer(row, sizeof row), sizeof row) == TESS_OK);
+        WANT(tess_copy(s->device, buffer, tess_host_buffer(row, sizeof row), sizeof row) ==
+             TESS_OK);
         WANT(tess_wait(s->device, 1000000) == TESS_OK);
         WANT(tess_free(s->device, &buffer) == TESS_OK);
     }
@@ -239,7 +256,9 @@ static void *own_runtime(void *argument) {
     for (int round = 0; round < 4; round++) {
         tess_runtime *runtime = NULL;
         tess_device *device = NULL;
-        tess_runtime_desc rd = {.struct_size = sizeof rd, .log = test_log_nothing, .cpu_threads = (uint32_t)(1 + w->number % 3)};
+        tess_runtime_desc rd = {.struct_size = sizeof rd,
+                                .log = test_log_nothing,
+                                .cpu_threads = (uint32_t)(1 + w->number % 3)};
         WANT(tess_runtime_create(&rd, &runtime) == TESS_OK);
         WANT(tess_device_open(runtime, NULL, &device) == TESS_OK);
         tess_runtime_release(runtime);
@@ -275,8 +294,9 @@ static void test_own_runtime(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_run_shared_plan), cmocka_unit_test(test_make_everything), cmocka_unit_test(test_ask_everything),
-        cmocka_unit_test(test_fail_in_own_way), cmocka_unit_test(test_mixture),         cmocka_unit_test(test_own_runtime),
+        cmocka_unit_test(test_run_shared_plan), cmocka_unit_test(test_make_everything),
+        cmocka_unit_test(test_ask_everything),  cmocka_unit_test(test_fail_in_own_way),
+        cmocka_unit_test(test_mixture),         cmocka_unit_test(test_own_runtime),
     };
     return cmocka_run_group_tests_name("threads", tests, setup, teardown);
 }

@@ -1,36 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-# What the README shows is what the command (the third argument) does: its picture, its settings,
-# and its problem words. What documents count is what there is.
+# What the documents show is what the command (the third argument) does: the README's picture and
+# examples, the page of settings. What they count is what there is.
 . "$(dirname "$0")/common.sh"
 tessera=$3
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
 # The caption holds the command that drew the picture.
-words=$(grep -oE '`tessera pattern [^`]*--svg docs/s2.svg`' README.md | sed 's/^`tessera //; s/ --svg.*$//')
+words=$(tr '\n' ' ' <README.md | grep -oE '`tessera pattern [^`]*--svg docs/s2.svg`' |
+  sed 's/^`tessera //; s/ --svg.*$//')
 [ -n "$words" ] || wrong "README.md: the command that draws docs/s2.svg was not found"
-$tessera $words --svg "$scratch/s2.svg" >"$scratch/out" 2>&1 || wrong "tessera $words: $(cat "$scratch/out")"
+$tessera $words --svg "$scratch/s2.svg" >"$scratch/out" 2>&1 ||
+  wrong "tessera $words: $(cat "$scratch/out")"
 cmp "$scratch/s2.svg" docs/s2.svg || wrong "docs/s2.svg: not what tessera $words draws"
 
 count=0
 for name in $($tessera info | grep -oE '\bTESSERA_[A-Z_]+' | sort -u); do
   count=$((count + 1))
-  grep -q "\`$name\`" README.md || wrong "README.md: the setting $name is missing"
+  grep -q "\`$name\`" docs/settings.md || wrong "docs/settings.md: the setting $name is missing"
 done
 [ "$count" -ge 7 ] || wrong "only $count settings were found"
 
 # Counts in words.
 functions=$(grep -c '^TESS_API' include/tessera/tessera.h)
-[ "$functions" -ge 25 ] && [ "$functions" -le 35 ] || wrong "README.md: tessera.h has $functions functions, not some thirty"
-grep -q 'some thirty functions' README.md || wrong "README.md: how many functions there are was not found"
+[ "$functions" -ge 25 ] && [ "$functions" -le 35 ] ||
+  wrong "README.md: tessera.h has $functions functions, not some thirty"
+grep -q 'some thirty functions' README.md ||
+  wrong "README.md: how many functions there are was not found"
 headers=$(ls include/tessera/*.h | wc -l)
 set -- zero one two three four five six seven eight nine ten
 shift "$headers"
-grep -q "one library, $1 headers" docs/design.md || wrong "docs/design.md: there are $headers headers"
+grep -q "one library, $1 headers" docs/design.md ||
+  wrong "docs/design.md: there are $headers headers"
 
-# Lines of the README that begin with "tessera plan" or "tessera pattern" need no files and must run as they stand.
+# Lines of the README that begin with "tessera plan" or "tessera pattern" need no files and must run
+# as they stand.
 grep -E '^tessera (plan|pattern|info)' README.md | sed 's/#.*//; s/^tessera //' >"$scratch/lines"
-[ "$(wc -l <"$scratch/lines")" -ge 3 ] || wrong "README.md: the examples of the command were not found"
+[ "$(wc -l <"$scratch/lines")" -ge 3 ] ||
+  wrong "README.md: the examples of the command were not found"
 while read -r line; do
   $tessera $line >"$scratch/out" 2>&1 || wrong "tessera $line: $(cat "$scratch/out")"
 done <"$scratch/lines"

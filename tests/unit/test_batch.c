@@ -1,16 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Batches with sequences that have no rows: they cost nothing, are checked all the same, and change
  * nothing for the others. */
-#include "fixtures/planner.h"
+#include "fixtures/plans.h"
 
-#include "plan.h"
-
-static tess_device *device;
 static tess_layout *layout;
 
 static int setup(void **state) {
-    runtime_setup(state);
-    device = open_device(runtime);
+    device_setup(state);
     const tess_pattern p = s2_pattern(16, 2, 4, 0);
     layout = make_layout(runtime, &p, 8, 2, 1000);
     return 0;
@@ -18,15 +14,10 @@ static int setup(void **state) {
 
 static int teardown(void **state) {
     tess_layout_release(layout);
-    tess_device_release(device);
-    return runtime_teardown(state);
+    return device_teardown(state);
 }
 
-static tess_plan_desc plan_desc(int64_t batch, int64_t q_len, int64_t kv_len) {
-    return (tess_plan_desc){.struct_size = sizeof(tess_plan_desc), .head_dim = 16, .batch = batch, .q_len = q_len, .kv_len = kv_len};
-}
-
-/* Host memory of a plan, and the most that making it took at any time. */
+/* Host memory of a plan, and the peak while it was created. */
 static uint64_t cost(const tess_plan_desc *d, uint64_t *peak) {
     const uint64_t before = heap.bytes;
     heap.peak = before;
@@ -70,27 +61,32 @@ static void test_cost(void **state) {
 /* What no row needs is checked as well. */
 static void test_checks(void **state) {
     (void)state;
-    const int64_t zeros[3] = {0}, long_keys[3] = {5, 1001, 5}, negative[3] = {0, 0, -1}, cu_zeros[4] = {0}, cu_falls[4] = {0, 5, 4, 5};
+    const int64_t zeros[3] = {0}, long_keys[3] = {5, 1001, 5}, negative[3] = {0, 0, -1},
+                  cu_zeros[4] = {0}, cu_falls[4] = {0, 5, 4, 5};
     tess_plan *plan = NULL;
     tess_plan_desc d = plan_desc(3, 0, 0);
     d.q_lens = zeros;
     d.kv_lens = long_keys;
-    assert_error(tess_plan_create(device, layout, &d, &plan), TESS_ERROR_INVALID, "tess_plan_create", "kv_lens");
+    assert_error(tess_plan_create(device, layout, &d, &plan), TESS_ERROR_INVALID,
+                 "tess_plan_create", "kv_lens");
     d.kv_lens = negative;
-    assert_error(tess_plan_create(device, layout, &d, &plan), TESS_ERROR_INVALID, "tess_plan_create", "kv_lens");
+    assert_error(tess_plan_create(device, layout, &d, &plan), TESS_ERROR_INVALID,
+                 "tess_plan_create", "kv_lens");
     d = plan_desc(3, 0, 0);
     d.cu_q_lens = cu_zeros;
     d.cu_kv_lens = cu_falls;
-    assert_error(tess_plan_create(device, layout, &d, &plan), TESS_ERROR_INVALID, "tess_plan_create", "cu_kv_lens");
+    assert_error(tess_plan_create(device, layout, &d, &plan), TESS_ERROR_INVALID,
+                 "tess_plan_create", "cu_kv_lens");
     d = plan_desc(100000000, 0, 1001);
-    assert_error(tess_plan_create(device, layout, &d, &plan), TESS_ERROR_INVALID, "tess_plan_create", "kv_len");
+    assert_error(tess_plan_create(device, layout, &d, &plan), TESS_ERROR_INVALID,
+                 "tess_plan_create", "kv_len");
 }
 
 /* The tables hold the sequences that have rows, each with its own place in the batch. */
 static void test_places(void **state) {
     (void)state;
-    const int64_t q_lens[] = {0, 3, 0, 0, 2, 0}, kv_lens[] = {9, 40, 0, 7, 50, 1}, cu_q[] = {0, 0, 3, 3, 3, 5, 5},
-                  cu_kv[] = {0, 9, 49, 49, 56, 106, 107};
+    const int64_t q_lens[] = {0, 3, 0, 0, 2, 0}, kv_lens[] = {9, 40, 0, 7, 50, 1},
+                  cu_q[] = {0, 0, 3, 3, 3, 5, 5}, cu_kv[] = {0, 9, 49, 49, 56, 106, 107};
     for (int packed = 0; packed < 2; packed++) {
         tess_plan_desc d = plan_desc(6, 0, 0);
         if (packed) d.cu_q_lens = cu_q, d.cu_kv_lens = cu_kv;
@@ -106,10 +102,12 @@ static void test_places(void **state) {
             assert_int_equal(packed ? cu_q[b] : 0, s[n].q_start);
             assert_int_equal(packed ? cu_kv[b] : 0, s[n].kv_start);
         }
-        for (uint64_t j = 0; j < plan->ledger.n_jobs; j++) assert_in_range(plan->tables.jobs[j].sequence, 0, 1);
+        for (uint64_t j = 0; j < plan->memory.n_jobs; j++)
+            assert_in_range(plan->tables.jobs[j].sequence, 0, 1);
         uint64_t bytes;
         tess_tensor t;
-        assert_int_equal(TESS_OK, tess_plan_tensor(plan, TESS_ROLE_Q, (tess_buffer){0}, &t, &bytes));
+        assert_int_equal(TESS_OK,
+                         tess_plan_tensor(plan, TESS_ROLE_Q, (tess_buffer){0}, &t, &bytes));
         assert_int_equal((packed ? 5 : 6 * 3) * 8 * 16 * 4, bytes);
         tess_plan_release(plan);
     }
@@ -157,7 +155,11 @@ static void test_log(void **state) {
     (void)state;
     static const char line[] = "batch is 0, so nothing is computed although q_len is 5";
     tess_runtime *loud;
-    tess_runtime_desc rd = {.struct_size = sizeof rd, .backend = "", .kernel = "", .verbose = "plan", .log = test_log_keep};
+    tess_runtime_desc rd = {.struct_size = sizeof rd,
+                            .backend = "",
+                            .kernel = "",
+                            .verbose = "plan",
+                            .log = test_log_keep};
     assert_int_equal(TESS_OK, tess_runtime_create(&rd, &loud));
     tess_device *heard = open_device(loud);
     const int64_t cu[] = {0};
@@ -176,8 +178,10 @@ static void test_log(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_cost, setup, teardown),   cmocka_unit_test_setup_teardown(test_checks, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_places, setup, teardown), cmocka_unit_test_setup_teardown(test_lengths_that_change, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_cost, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_checks, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_places, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_lengths_that_change, setup, teardown),
         cmocka_unit_test_setup_teardown(test_log, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

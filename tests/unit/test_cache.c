@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The disk cache of compiled kernels: what was stored comes back, and whatever is wrong with folder or file is a miss and never a failure. */
+/* The disk cache of compiled kernels: what was stored comes back, and whatever is wrong with folder
+ * or file is a miss and never a failure. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -52,8 +53,12 @@ static const char *host_setting(const tess_host *host, const char *name) {
 }
 
 /* A cache never fails, so it has no use for host->fail. */
-static const tess_host host = {
-    .abi = TESS_BACKEND_ABI, .struct_size = sizeof host, .alloc = host_alloc, .free = host_free, .log = host_log, .setting = host_setting};
+static const tess_host host = {.abi = TESS_BACKEND_ABI,
+                               .struct_size = sizeof host,
+                               .alloc = host_alloc,
+                               .free = host_free,
+                               .log = host_log,
+                               .setting = host_setting};
 
 /* ------------------------------------------------------------------ folders */
 
@@ -107,8 +112,12 @@ static void write_file(const char *path, const unsigned char *data, size_t size)
 }
 
 static tess_cache_key a_key(void) {
-    return (tess_cache_key){
-        .backend = "test", .device = "a device", .driver = "a driver 1.0", .source = "source", .source_size = 6, .options = "-O2"};
+    return (tess_cache_key){.backend = "test",
+                            .device = "a device",
+                            .driver = "a driver 1.0",
+                            .source = "source",
+                            .source_size = 6,
+                            .options = "-O2"};
 }
 
 static const unsigned char bytes[] = "the compiled kernel";
@@ -136,7 +145,8 @@ static void digest_is(const void *data, size_t size, size_t piece, const char *w
     char text[2 * TESS_SHA256_BYTES + 1];
     tess_sha256 sha;
     tess_sha256_begin(&sha);
-    for (size_t at = 0; at < size; at += piece) tess_sha256_add(&sha, (const char *)data + at, size - at < piece ? size - at : piece);
+    for (size_t at = 0; at < size; at += piece)
+        tess_sha256_add(&sha, (const char *)data + at, size - at < piece ? size - at : piece);
     tess_sha256_end(&sha, digest);
     for (size_t n = 0; n < sizeof digest; n++) snprintf(text + 2 * n, 3, "%02x", digest[n]);
     assert_string_equal(text, wanted);
@@ -146,18 +156,24 @@ static void digest_is(const void *data, size_t size, size_t piece, const char *w
 static void test_sha256(void **state) {
     (void)state;
     static const char two_blocks[] = "abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq";
-    static const char long_one[] = "abcdefghbcdefghicdefghijdefghijkefghijklfghijklmghijklmnhijklmnoijklmnopjklmnopqklmnopqrlmnopqrsmnopqrstnopqrstu";
+    static const char long_one[] = "abcdefghbcdefghicdefghijdefghijkefghijklfghijklmghijklmnhijklmn"
+                                   "oijklmnopjklmnopqklmnopqrlmnopqrsmnopqrstnopqrstu";
     digest_is("", 0, 1, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
     for (size_t piece = 1; piece <= 130; piece++) {
-        digest_is("abc", 3, piece, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
-        digest_is(two_blocks, 56, piece, "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
-        digest_is(long_one, 112, piece, "cf5b16a778af8380036ce59e7b0492370b249b11e8f07a51afac45037afee9d1");
+        digest_is("abc", 3, piece,
+                  "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+        digest_is(two_blocks, 56, piece,
+                  "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
+        digest_is(long_one, 112, piece,
+                  "cf5b16a778af8380036ce59e7b0492370b249b11e8f07a51afac45037afee9d1");
     }
     char *million = malloc(1000000);
     assert_non_null(million);
     memset(million, 'a', 1000000);
-    digest_is(million, 1000000, 1000000, "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
-    digest_is(million, 1000000, 997, "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
+    digest_is(million, 1000000, 1000000,
+              "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
+    digest_is(million, 1000000, 997,
+              "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
     free(million);
 }
 
@@ -263,7 +279,8 @@ static void test_every_flipped_byte_is_a_miss(void **state) {
             memcpy(bad, good, size);
             bad[at] = (unsigned char)(bad[at] ^ 1 << bit);
             write_file(path, bad, size);
-            if (loads(&key)) fail_msg("bit %d of byte %d was flipped and the file was taken", bit, (int)at);
+            if (loads(&key))
+                fail_msg("bit %d of byte %d was flipped and the file was taken", bit, (int)at);
         }
     store(&key); /* replaces the damaged one */
     assert_true(loads(&key));
@@ -393,7 +410,8 @@ static void test_folders_that_cannot_be(void **state) {
     (void)state;
     const tess_cache_key key = a_key();
     char long_path[2000];
-    static const char *const paths[] = {"/dev/null", "/dev/null/below", "/proc/nothing/here", "relative/folder"};
+    static const char *const paths[] = {"/dev/null", "/dev/null/below", "/proc/nothing/here",
+                                        "relative/folder"};
     for (size_t n = 0; n < sizeof paths / sizeof *paths; n++) {
         snprintf(setting, sizeof setting, "%s", paths[n]);
         store(&key);
@@ -423,7 +441,7 @@ static void test_folders_that_cannot_be(void **state) {
     assert_int_equal(chmod(setting, 0700), 0);
 }
 
-/* ------------------------------------------------------------------ others at the same time, lack of memory */
+/* ----------------------------------------------------- others at the same time, lack of memory */
 
 enum { WRITERS = 4, ROUNDS = 60, BIG = 200000 };
 
@@ -496,7 +514,9 @@ static void put_text(const char *name, const char *text, int64_t size, int64_t a
     assert_int_equal(close(file), 0);
 }
 
-static void put(const char *name, int64_t size, int64_t age) { put_text(name, "tesscach", size, age); }
+static void put(const char *name, int64_t size, int64_t age) {
+    put_text(name, "tesscach", size, age);
+}
 
 /* The name of kernel `n` of some backend. */
 static const char *kernel_name(int n) {
@@ -517,7 +537,11 @@ enum { MIB = 1024 * 1024, HOUR = 3600 };
 /* More files than one pass removes, of ages in no order. */
 static void test_the_oldest_go(void **state) {
     (void)state;
-    enum { FILES = 100, SIZE = 8 * MIB, STAY = TESS_CACHE_MOST_BYTES / SIZE - 1 /* the new one needs room as well */ };
+    enum {
+        FILES = 100,
+        SIZE = 8 * MIB,
+        STAY = TESS_CACHE_MOST_BYTES / SIZE - 1 /* the new one needs room as well */
+    };
     const tess_cache_key key = a_key();
     assert_int_equal(mkdir(folder, 0700), 0);
     for (int n = 0; n < FILES; n++) put(kernel_name(n), SIZE, HOUR * (1 + n * 37 % FILES));
@@ -525,13 +549,14 @@ static void test_the_oldest_go(void **state) {
     assert_true(loads(&key));
     for (int n = 0; n < FILES; n++)
         if (is_there(kernel_name(n)) != (n * 37 % FILES < STAY))
-            fail_msg("the file of rank %d in age: %s", n * 37 % FILES, is_there(kernel_name(n)) ? "is there" : "is gone");
+            fail_msg("the file of rank %d in age: %s", n * 37 % FILES,
+                     is_there(kernel_name(n)) ? "is there" : "is gone");
     assert_int_equal(logged, FILES - STAY);
     store(&key); /* now there is room */
     assert_int_equal(logged, FILES - STAY);
 }
 
-/* A clock that went back does not make the newest file the one to go. */
+/* When the clock was set back, the newest file is not the one to be removed. */
 static void test_what_was_just_stored_stays(void **state) {
     (void)state;
     const tess_cache_key key = a_key();
@@ -545,13 +570,15 @@ static void test_what_was_just_stored_stays(void **state) {
 
 static void test_files_of_others_stay(void **state) {
     (void)state;
-    static const char *const names[] = {"notes", "vulkan-0123", "vulkan-", ".hidden", "new-1-2-3-4"};
+    static const char *const names[] = {"notes", "vulkan-0123", "vulkan-", ".hidden",
+                                        "new-1-2-3-4"};
     const tess_cache_key key = a_key();
     char longer[160], upper[128], path[512];
     assert_int_equal(mkdir(folder, 0700), 0);
     snprintf(longer, sizeof longer, "%s0", kernel_name(0) + 7);
     snprintf(upper, sizeof upper, "vulkan-%064X", 0xabc);
-    for (size_t n = 0; n < sizeof names / sizeof *names; n++) put(names[n], TESS_CACHE_MOST_BYTES, 1000 * HOUR);
+    for (size_t n = 0; n < sizeof names / sizeof *names; n++)
+        put(names[n], TESS_CACHE_MOST_BYTES, 1000 * HOUR);
     put(longer, TESS_CACHE_MOST_BYTES, 1000 * HOUR);
     put(upper, TESS_CACHE_MOST_BYTES, 1000 * HOUR);
     snprintf(path, sizeof path, "%s/%s", folder, kernel_name(1));
@@ -571,13 +598,17 @@ static void test_files_of_others_stay(void **state) {
 /* A folder that the user named may hold files of other programs under names that look alike. */
 static void test_files_that_look_alike_stay(void **state) {
     (void)state;
-    static const char *const temporaries[] = {".new-", ".new-mail", ".new-1-2-3", ".new-1-2-3-", ".new-1-2-3-4-5", ".new-1-2-3-4x", ".new-1--3-4"};
+    static const char *const temporaries[] = {".new-",       ".new-mail",      ".new-1-2-3",
+                                              ".new-1-2-3-", ".new-1-2-3-4-5", ".new-1-2-3-4x",
+                                              ".new-1--3-4"};
     const tess_cache_key key = a_key();
     assert_int_equal(mkdir(folder, 0700), 0);
     put_text(kernel_name(0), "somebody else's", TESS_CACHE_MOST_BYTES, 1000 * HOUR);
     put_text(kernel_name(1), "tessca", 6, 1000 * HOUR);
-    for (size_t n = 0; n < sizeof temporaries / sizeof *temporaries; n++) put(temporaries[n], MIB, 1000 * HOUR);
-    put(kernel_name(2), TESS_CACHE_MOST_BYTES / 2, 1000 * HOUR); /* those of others do not count, so there is room for it */
+    for (size_t n = 0; n < sizeof temporaries / sizeof *temporaries; n++)
+        put(temporaries[n], MIB, 1000 * HOUR);
+    /* those of others do not count, so there is room for it */
+    put(kernel_name(2), TESS_CACHE_MOST_BYTES / 2, 1000 * HOUR);
     store(&key);
     assert_true(loads(&key));
     for (int n = 0; n < 3; n++) assert_true(is_there(kernel_name(n)));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A process with more rights than its user: backends that open drivers are left alone until a
+/* A process with more rights than its user: backends that open drivers are not opened until a
  * descriptor names them. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -25,9 +25,12 @@ static int setup(void **state) {
     return fake_setup(state);
 }
 
-static tess_runtime *make_runtime(const char *backend) {
+static tess_runtime *runtime_for(const char *backend) {
     tess_runtime *runtime = NULL;
-    const tess_runtime_desc desc = {.struct_size = sizeof desc, .allocator = counting_allocator(), .backend = backend, .log = test_log_nothing};
+    const tess_runtime_desc desc = {.struct_size = sizeof desc,
+                                    .allocator = counting_allocator(),
+                                    .backend = backend,
+                                    .log = test_log_nothing};
     assert_ok(tess_runtime_create(&desc, &runtime));
     return runtime;
 }
@@ -53,7 +56,8 @@ static void opens(tess_runtime *runtime, const char *id, const char *wanted) {
 static void listed(int alpha, int beta, int gamma, int delta) {
     const int wanted[FAKE_COUNT] = {alpha, beta, gamma, delta};
     for (int n = 0; n < FAKE_COUNT; n++)
-        if ((fake.list_calls[n] != 0) != wanted[n]) fail_msg("%s was %s", fake_names[n], wanted[n] ? "left alone" : "listed");
+        if ((fake.list_calls[n] != 0) != wanted[n])
+            fail_msg("%s was %s", fake_names[n], wanted[n] ? "left alone" : "listed");
 }
 
 static uint32_t count_devices(tess_runtime *runtime) {
@@ -65,7 +69,7 @@ static uint32_t count_devices(tess_runtime *runtime) {
 
 static void test_nothing_is_named(void **state) {
     (void)state;
-    tess_runtime *runtime = make_runtime(NULL);
+    tess_runtime *runtime = runtime_for(NULL);
     tess_backend_info info = {sizeof info};
     opens(runtime, NULL, "beta:0");
     assert_int_equal(count_devices(runtime), 1);
@@ -80,7 +84,7 @@ static void test_nothing_is_named(void **state) {
 
 static void test_the_device_names_it(void **state) {
     (void)state;
-    tess_runtime *runtime = make_runtime(NULL);
+    tess_runtime *runtime = runtime_for(NULL);
     opens(runtime, NULL, "beta:0");
     opens(runtime, "alpha", "alpha:0");
     listed(1, 1, 0, 0);
@@ -93,7 +97,7 @@ static void test_the_device_names_it(void **state) {
 /* The message lists what there is, and to find that out nothing else is opened. */
 static void test_a_name_that_fails_opens_no_other(void **state) {
     (void)state;
-    tess_runtime *runtime = make_runtime(NULL);
+    tess_runtime *runtime = runtime_for(NULL);
     opens(runtime, "delta", NULL);
     listed(0, 1, 0, 1);
     assert_error_has("devices here: beta:0;");
@@ -102,7 +106,7 @@ static void test_a_name_that_fails_opens_no_other(void **state) {
 
 static void test_the_runtime_names_it(void **state) {
     (void)state;
-    tess_runtime *runtime = make_runtime("gamma,alpha:1");
+    tess_runtime *runtime = runtime_for("gamma,alpha:1");
     opens(runtime, NULL, "gamma:0");
     opens(runtime, "alpha:1", "alpha:1");
     assert_int_equal(count_devices(runtime), 4);
@@ -120,7 +124,7 @@ static void *list_again_and_again(void *runtime) {
 static void test_threads_list_and_name(void **state) {
     (void)state;
     for (int round = 0; round < 20; round++) {
-        tess_runtime *runtime = make_runtime(NULL);
+        tess_runtime *runtime = runtime_for(NULL);
         pthread_t thread;
         void *listed_well;
         assert_int_equal(pthread_create(&thread, NULL, list_again_and_again, runtime), 0);
@@ -137,7 +141,7 @@ static void test_threads_list_and_name(void **state) {
 static void test_ordinary_rights(void **state) {
     (void)state;
     elevated = 0;
-    tess_runtime *runtime = make_runtime(NULL);
+    tess_runtime *runtime = runtime_for(NULL);
     opens(runtime, NULL, "alpha:0");
     listed(1, 1, 1, 1);
     release(runtime);
@@ -146,8 +150,12 @@ static void test_ordinary_rights(void **state) {
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup(name, setup)
     const struct CMUnitTest tests[] = {
-        TEST(test_nothing_is_named),     TEST(test_the_device_names_it),   TEST(test_a_name_that_fails_opens_no_other),
-        TEST(test_the_runtime_names_it), TEST(test_threads_list_and_name), TEST(test_ordinary_rights),
+        TEST(test_nothing_is_named),
+        TEST(test_the_device_names_it),
+        TEST(test_a_name_that_fails_opens_no_other),
+        TEST(test_the_runtime_names_it),
+        TEST(test_threads_list_and_name),
+        TEST(test_ordinary_rights),
     };
     return cmocka_run_group_tests_name("raised rights", tests, NULL, NULL);
 }

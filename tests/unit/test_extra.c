@@ -19,7 +19,8 @@ static tess_status host_fail(const tess_host *host, tess_status status, const ch
     return status;
 }
 
-static const tess_host host = {.abi = TESS_BACKEND_ABI, .struct_size = sizeof host, .fail = host_fail};
+static const tess_host host = {
+    .abi = TESS_BACKEND_ABI, .struct_size = sizeof host, .fail = host_fail};
 
 typedef struct extra {
     uint32_t struct_size, reserved;
@@ -46,12 +47,15 @@ static void test_every_size(void **state) {
         extra copy = {0};
         const int legal = size >= KNOWN && size % sizeof(void *) == 0;
         const tess_status status = tess_extra_read(&host, "stream.extra", bytes, &copy, KNOWN);
-        if (status != (legal ? TESS_OK : TESS_ERROR_VERSION)) fail_msg("%u bytes of %d: %s", size, (int)KNOWN, tess_status_name(status));
+        if (status != (legal ? TESS_OK : TESS_ERROR_VERSION))
+            fail_msg("%u bytes of %d: %s", size, (int)KNOWN, tess_status_name(status));
         assert_true(copy.pointer == (legal ? message : NULL));
         if (!legal) assert_memory_equal(message, "stream.extra.struct_size: ", 26);
-        for (uint32_t at = KNOWN; legal && at < size; at++) { /* each byte that this version does not know */
+        /* each byte that this version does not know */
+        for (uint32_t at = KNOWN; legal && at < size; at++) {
             bytes[at] = 1;
-            assert_int_equal(tess_extra_read(&host, "native", bytes, &copy, KNOWN), TESS_ERROR_VERSION);
+            assert_int_equal(tess_extra_read(&host, "native", bytes, &copy, KNOWN),
+                             TESS_ERROR_VERSION);
             assert_memory_equal(message, "native.struct_size: ", 20);
             bytes[at] = 0;
         }
@@ -59,10 +63,11 @@ static void test_every_size(void **state) {
     }
 }
 
-/* A size that was never set: reading so far would leave the caller's memory. */
+/* A size that was never set: reading that far would leave the caller's memory. */
 static void test_sizes_of_no_version(void **state) {
     (void)state;
-    static const uint32_t sizes[] = {0, 1, KNOWN + 4096 + sizeof(void *), 1u << 20, UINT32_MAX - 7, UINT32_MAX};
+    static const uint32_t sizes[] = {
+        0, 1, KNOWN + 4096 + sizeof(void *), 1u << 20, UINT32_MAX - 7, UINT32_MAX};
     for (size_t n = 0; n < sizeof sizes / sizeof *sizes; n++) {
         extra from = {.struct_size = sizes[n]}, copy;
         assert_int_equal(tess_extra_read(&host, "native", &from, &copy, KNOWN), TESS_ERROR_VERSION);
@@ -70,6 +75,7 @@ static void test_sizes_of_no_version(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_every_size), cmocka_unit_test(test_sizes_of_no_version)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_every_size),
+                                       cmocka_unit_test(test_sizes_of_no_version)};
     return cmocka_run_group_tests_name("structures for backends", tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Device code that the build has embedded for CUDA and HIP: every image is what its row says, ends where it should, and holds every kernel that the host asks for. */
+/* Device code that the build has embedded for CUDA and HIP: every image is what its row says, ends
+ * where it should, and holds every kernel that the host asks for. */
 #include <elf.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,7 +9,8 @@
 #include "common/testlib.h"
 #include "driver.h"
 
-extern const tess_driver_image tess_cuda_images[], tess_cuda_sm90_images[], tess_cuda_sm80_images[], tess_hip_images[];
+extern const tess_driver_image tess_cuda_images[], tess_cuda_sm90_images[], tess_cuda_sm80_images[],
+    tess_hip_images[];
 
 enum { MACHINE_CUDA = 190, MACHINE_AMD = 224 };
 
@@ -19,14 +21,18 @@ static const char *const fast_dims[] = {"64", "96", "128", "192", "256"};
 static const struct {
     const char *arch;
     unsigned code;
-} amd[] = {{"gfx906", 0x2f},  {"gfx908", 0x30},  {"gfx90a", 0x3f},  {"gfx942", 0x4c},  {"gfx950", 0x4f},  {"gfx1030", 0x36}, {"gfx1100", 0x41},
-           {"gfx1101", 0x46}, {"gfx1102", 0x47}, {"gfx1103", 0x44}, {"gfx1150", 0x43}, {"gfx1151", 0x4a}, {"gfx1200", 0x48}, {"gfx1201", 0x4e}};
+} amd[] = {{"gfx906", 0x2f},  {"gfx908", 0x30},  {"gfx90a", 0x3f},  {"gfx942", 0x4c},
+           {"gfx950", 0x4f},  {"gfx1030", 0x36}, {"gfx1100", 0x41}, {"gfx1101", 0x46},
+           {"gfx1102", 0x47}, {"gfx1103", 0x44}, {"gfx1150", 0x43}, {"gfx1151", 0x4a},
+           {"gfx1200", 0x48}, {"gfx1201", 0x4e}};
 
 static const Elf64_Ehdr *header_of(const tess_driver_image *image) {
     const Elf64_Ehdr *h = (const void *)image->data;
     const size_t size = (size_t)(image->end - image->data);
-    if (size < sizeof *h || memcmp(h->e_ident, ELFMAG, SELFMAG) != 0) fail_msg("%s: no ELF file", image->arch);
-    if (h->e_shoff > size || h->e_shentsize != sizeof(Elf64_Shdr) || h->e_shnum > (size - h->e_shoff) / sizeof(Elf64_Shdr))
+    if (size < sizeof *h || memcmp(h->e_ident, ELFMAG, SELFMAG) != 0)
+        fail_msg("%s: no ELF file", image->arch);
+    if (h->e_shoff > size || h->e_shentsize != sizeof(Elf64_Shdr) ||
+        h->e_shnum > (size - h->e_shoff) / sizeof(Elf64_Shdr))
         fail_msg("%s: cut short", image->arch);
     return h;
 }
@@ -40,31 +46,37 @@ static int elf_has(const tess_driver_image *image, const char *name) {
         const Elf64_Sym *symbols = (const void *)(image->data + sections[n].sh_offset);
         const char *names = (const char *)image->data + sections[sections[n].sh_link].sh_offset;
         for (size_t i = 0; i < sections[n].sh_size / sizeof *symbols; i++)
-            if (ELF64_ST_TYPE(symbols[i].st_info) == STT_FUNC && ELF64_ST_BIND(symbols[i].st_info) == STB_GLOBAL &&
+            if (ELF64_ST_TYPE(symbols[i].st_info) == STT_FUNC &&
+                ELF64_ST_BIND(symbols[i].st_info) == STB_GLOBAL &&
                 strcmp(names + symbols[i].st_name, name) == 0)
                 return 1;
     }
     return 0;
 }
 
-/* In PTX a kernel begins with ".visible .entry name(". The text ends with a zero, which drivers look for. */
+/* In PTX a kernel begins with ".visible .entry name(". The text ends with a zero, which drivers
+ * look for. */
 static int ptx_has(const tess_driver_image *image, const char *name) {
     char text[96];
     snprintf(text, sizeof text, ".entry %s(", name);
     return strstr((const char *)image->data, text) != NULL;
 }
 
-static int is_ptx(const tess_driver_image *image) { return strncmp(image->arch, "compute_", 8) == 0; }
+static int is_ptx(const tess_driver_image *image) {
+    return strncmp(image->arch, "compute_", 8) == 0;
+}
 
 static void wants(const tess_driver_image *image, const char *name) {
-    if (!(is_ptx(image) ? ptx_has(image, name) : elf_has(image, name))) fail_msg("%s has no %s", image->arch, name);
+    if (!(is_ptx(image) ? ptx_has(image, name) : elf_has(image, name)))
+        fail_msg("%s has no %s", image->arch, name);
 }
 
 static void wants_portable(const tess_driver_image *image) {
     char name[64];
     for (int t = 0; t < 3; t++) {
         for (int n = 0; n < TESS_PORTABLE_BUCKETS; n++) {
-            snprintf(name, sizeof name, "tess_forward_%s_%u", dtypes[t], (unsigned)tess_portable.shapes[n].head_dim);
+            snprintf(name, sizeof name, "tess_forward_%s_%u", dtypes[t],
+                     (unsigned)tess_portable.shapes[n].head_dim);
             wants(image, name);
         }
         snprintf(name, sizeof name, "tess_merge_%s", dtypes[t]);
@@ -79,13 +91,15 @@ static void check_ptx(const tess_driver_image *image) {
     assert_int_equal(strlen(text), image->end - image->data);
     snprintf(target, sizeof target, ".target sm_%s", image->arch + 8);
     const char *found = strstr(text, target);
-    if (!found || (found[strlen(target)] >= '0' && found[strlen(target)] <= '9')) fail_msg("%s: the text has no '%s'", image->arch, target);
+    if (!found || (found[strlen(target)] >= '0' && found[strlen(target)] <= '9'))
+        fail_msg("%s: the text has no '%s'", image->arch, target);
 }
 
 /* Since version 8 of their format, cubins have the architecture one byte further up. */
 static void check_cubin(const tess_driver_image *image) {
     const Elf64_Ehdr *h = header_of(image);
-    const unsigned arch = h->e_ident[EI_ABIVERSION] >= 8 ? h->e_flags >> 8 & 0xff : h->e_flags & 0xff;
+    const unsigned arch =
+        h->e_ident[EI_ABIVERSION] >= 8 ? h->e_flags >> 8 & 0xff : h->e_flags & 0xff;
     assert_int_equal(h->e_machine, MACHINE_CUDA);
     assert_int_equal(arch, atoi(image->arch + 3));
 }
@@ -124,7 +138,8 @@ static void test_sm90(void **state) {
 static void test_sm80(void **state) {
     (void)state;
     if (!tess_cuda_sm80_images[0].data) skip();
-    for (const tess_driver_image *image = tess_cuda_sm80_images; image->data; image++) wants_fast(image, "sm80");
+    for (const tess_driver_image *image = tess_cuda_sm80_images; image->data; image++)
+        wants_fast(image, "sm80");
 }
 
 static void test_hip(void **state) {
@@ -142,13 +157,15 @@ static void test_hip(void **state) {
     }
 }
 
-/* No image is listed twice, since the second could never be taken. */
+/* No image is listed twice: the second could never be used. */
 static void test_lists(void **state) {
     (void)state;
-    const tess_driver_image *const lists[] = {tess_cuda_images, tess_cuda_sm90_images, tess_cuda_sm80_images, tess_hip_images};
+    const tess_driver_image *const lists[] = {tess_cuda_images, tess_cuda_sm90_images,
+                                              tess_cuda_sm80_images, tess_hip_images};
     for (size_t l = 0; l < sizeof lists / sizeof *lists; l++)
         for (const tess_driver_image *a = lists[l]; a->data; a++)
-            for (const tess_driver_image *b = a + 1; b->data; b++) assert_string_not_equal(a->arch, b->arch);
+            for (const tess_driver_image *b = a + 1; b->data; b++)
+                assert_string_not_equal(a->arch, b->arch);
 }
 
 int main(void) {
@@ -156,7 +173,8 @@ int main(void) {
         puts("skipped: the build has no device code");
         return 77;
     }
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_cuda), cmocka_unit_test(test_sm90), cmocka_unit_test(test_sm80),
-                                       cmocka_unit_test(test_hip), cmocka_unit_test(test_lists)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_cuda), cmocka_unit_test(test_sm90),
+                                       cmocka_unit_test(test_sm80), cmocka_unit_test(test_hip),
+                                       cmocka_unit_test(test_lists)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

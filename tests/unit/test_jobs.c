@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Jobs against the formulas of tessera.h: thousands of random layouts, batches, tiles and splits. What a kernel would see of each job, pair by pair, must be
- * what the pattern keeps, each pair in exactly one part, and nothing may be listed that no row of the tile reads.
+ * Jobs against the formulas of tessera.h: thousands of random layouts, batches, tiles and splits.
+ * What a kernel would see of each job, pair by pair, must be what the pattern keeps, each pair in
+ * exactly one part, and nothing may be listed that no row of the tile reads.
  */
 #include "fixtures/planner.h"
 
@@ -24,11 +25,12 @@ typedef struct instance {
     uint32_t *entries, *bits;
 } instance;
 
-#define FAIL(c, ...)                                                                                                                              \
-    do {                                                                                                                                          \
-        print_message("%s; tile_rows=%u pack_rows=%u split=%u,%u,%d\n", spec_text(&(c)->x), (c)->tile_rows, (c)->pack_rows, (c)->split.max_parts, \
-                      (c)->split.length, (c)->split.fixed);                                                                                       \
-        fail_msg(__VA_ARGS__);                                                                                                                    \
+#define FAIL(c, ...)                                                                           \
+    do {                                                                                       \
+        print_message("%s; tile_rows=%u pack_rows=%u split=%u,%u,%d\n", spec_text(&(c)->x),    \
+                      (c)->tile_rows, (c)->pack_rows, (c)->split.max_parts, (c)->split.length, \
+                      (c)->split.fixed);                                                       \
+        fail_msg(__VA_ARGS__);                                                                 \
     } while (0)
 
 /* Exact sizes, so that the sanitizers see anything written or read past a table. */
@@ -44,8 +46,10 @@ static void instance_lengths(instance *c, uint64_t *seed) {
     for (uint32_t s = 0; s < c->n_sequences; s++) {
         tess_sequence *q = &c->sequences[s];
         q->kv_len = (int32_t)test_between(seed, 0, c->x.layout.max_tokens);
-        q->q_len = (int32_t)(test_between(seed, 0, 2) ? test_between(seed, 0, q->kv_len) : test_between(seed, 0, 4));
-        if (test_between(seed, 0, 9) == 0) q->q_len = q->kv_len + (int32_t)test_between(seed, 0, 40);
+        q->q_len = (int32_t)(test_between(seed, 0, 2) ? test_between(seed, 0, q->kv_len)
+                                                      : test_between(seed, 0, 4));
+        if (test_between(seed, 0, 9) == 0)
+            q->q_len = q->kv_len + (int32_t)test_between(seed, 0, 40);
     }
 }
 
@@ -73,17 +77,21 @@ static void instance_random(instance *c, uint64_t *seed) {
 }
 
 static void instance_plan(instance *c) {
-    tess_status status = tess_jobs_create(&c->jobs, runtime, c->layout, c->sequences, c->n_sequences, c->tile_rows, c->pack_rows);
+    tess_status status = tess_jobs_create(&c->jobs, runtime, c->layout, c->sequences,
+                                          c->n_sequences, c->tile_rows, c->pack_rows);
     c->jobs.split = c->split;
-    if (status == TESS_OK && c->from_end) tess_grid_count_from_end(&c->jobs.grid, c->layout, c->tile_rows);
+    if (status == TESS_OK && c->from_end)
+        tess_grid_count_from_end(&c->jobs.grid, c->layout, c->tile_rows);
     if (status == TESS_OK) status = tess_jobs_count(&c->jobs);
     if (status != TESS_OK) FAIL(c, "%s", tess_last_error());
     c->classes = exact(c->layout->n_classes, sizeof *c->classes);
-    for (uint32_t n = 0; n < c->layout->n_classes; n++) tess_tiler_class(&c->jobs.tiler, n, &c->classes[n]);
+    for (uint32_t n = 0; n < c->layout->n_classes; n++)
+        tess_tiler_class(&c->jobs.tiler, n, &c->classes[n]);
     c->out = exact(c->jobs.n_jobs, sizeof *c->out);
     c->merges = exact(c->jobs.n_merges, sizeof *c->merges);
     c->entries = exact(c->jobs.tiler.n_entries, sizeof *c->entries);
-    c->bits = exact(c->x.pattern.kind == TESS_PATTERN_BLOCKS ? c->jobs.tiler.n_entries : 0, sizeof *c->bits);
+    c->bits = exact(c->x.pattern.kind == TESS_PATTERN_BLOCKS ? c->jobs.tiler.n_entries : 0,
+                    sizeof *c->bits);
     tess_tiler_entries(&c->jobs.tiler, c->entries, c->bits);
     c->jobs.section_blocks = c->section_blocks;
     tess_jobs_place(&c->jobs, c->out, c->merges);
@@ -110,21 +118,27 @@ typedef struct seen {
 static int64_t floor_block(int64_t p, int64_t block) { return floor_divide(p, block); }
 
 /* One listed key block of a job. */
-static void see_block(const instance *c, const tess_job *job, int64_t j, bool masked, uint32_t bits, int64_t *last, seen *s) {
+static void see_block(const instance *c, const tess_job *job, int64_t j, bool masked, uint32_t bits,
+                      int64_t *last, seen *s) {
     const tess_sequence *q = &c->sequences[job->sequence];
-    int64_t block = block_size(&c->x), p0 = (int64_t)q->kv_len - q->q_len, i_first = floor_block(p0 + job->row, block);
+    int64_t block = block_size(&c->x), p0 = (int64_t)q->kv_len - q->q_len,
+            i_first = floor_block(p0 + job->row, block);
     bool any = false;
-    if (j <= *last || j * block >= q->kv_len) FAIL(c, "block %lld is listed after %lld of %d keys", (long long)j, (long long)*last, q->kv_len);
+    if (j <= *last || j * block >= q->kv_len)
+        FAIL(c, "block %lld is listed after %lld of %d keys", (long long)j, (long long)*last,
+             q->kv_len);
     *last = j;
     for (int64_t r = job->row; r < (int64_t)job->row + job->rows; r++) {
         int64_t p = p0 + r, i = floor_block(p, block);
         for (int64_t t = j * block; t < (j + 1) * block && t < q->kv_len; t++) {
             bool kept = !masked || tess_kept(&c->classes[job->cls], p, t, i, j, bits, i_first);
             any = any || kept;
-            for (int32_t h = job->head; h < job->head + job->heads; h++) s->pairs[((int64_t)h * q->q_len + r) * q->kv_len + t] += kept;
+            for (int32_t h = job->head; h < job->head + job->heads; h++)
+                s->pairs[((int64_t)h * q->q_len + r) * q->kv_len + t] += kept;
         }
     }
-    if (!any) FAIL(c, "block %lld is listed, but no row from %u on reads it", (long long)j, job->row);
+    if (!any)
+        FAIL(c, "block %lld is listed, but no row from %u on reads it", (long long)j, job->row);
 }
 
 static void see_job(const instance *c, const tess_job *job, seen *s) {
@@ -138,11 +152,14 @@ static void see_job(const instance *c, const tess_job *job, seen *s) {
     for (uint32_t n = job->left_offset; n < job->left_offset + job->left_count; n++)
         see_block(c, job, c->entries[n], masked, bits ? c->bits[n] : 0, &last, s);
     for (uint32_t n = 0; n < job->interval_blocks; n++)
-        see_block(c, job, (int64_t)job->interval_start + n, n < job->mask_head || n >= job->interval_blocks - job->mask_tail, 0, &last, s);
-    for (uint32_t n = job->right_offset; n < job->right_offset + job->right_count; n++) see_block(c, job, c->entries[n], masked, 0, &last, s);
+        see_block(c, job, (int64_t)job->interval_start + n,
+                  n < job->mask_head || n >= job->interval_blocks - job->mask_tail, 0, &last, s);
+    for (uint32_t n = job->right_offset; n < job->right_offset + job->right_count; n++)
+        see_block(c, job, c->entries[n], masked, 0, &last, s);
 }
 
-/* Heads and rows of a job: in range, of one kv head and class, within the tile, within 32 query blocks, and cut where all sequences are cut. */
+/* Heads and rows of a job: in range, of one kv head and class, within the tile, within 32 query
+ * blocks, and cut where all sequences are cut. */
 static void check_shape(const instance *c, const tess_job *job) {
     int32_t group = c->x.layout.n_heads / c->x.layout.n_kv_heads;
     assert_in_range(job->sequence, 0, c->n_sequences - 1);
@@ -156,7 +173,8 @@ static void check_shape(const instance *c, const tess_job *job) {
     }
     assert_true((uint32_t)job->rows * job->heads <= c->tile_rows);
     if (job->heads > 1) assert_true((uint32_t)job->rows * job->heads <= c->pack_rows);
-    int64_t block = block_size(&c->x), p = (int64_t)q->kv_len - q->q_len + job->row, end = p + job->rows;
+    int64_t block = block_size(&c->x), p = (int64_t)q->kv_len - q->q_len + job->row,
+            end = p + job->rows;
     int64_t blocks = floor_block(end - 1, block) - floor_block(p, block) + 1;
     assert_true(blocks <= 32);
     const tess_grid *grid = &c->jobs.grid;
@@ -168,19 +186,23 @@ static void check_shape(const instance *c, const tess_job *job) {
     if ((int64_t)job->row + job->rows != q->q_len) assert_int_equal(0, end_in_cell % grid->step);
 }
 
-static uint64_t cost(const tess_job *job) { return (uint64_t)job->left_count + job->interval_blocks + job->right_count; }
+static uint64_t cost(const tess_job *job) {
+    return (uint64_t)job->left_count + job->interval_blocks + job->right_count;
+}
 
-/* Longest first; equal ones by sequence, kv head and row. Where sections are asked for, the order may begin anew with a kv head that comes after all before; none of those then
- * comes again. */
+/* Longest first; equal ones by sequence, kv head and row. Where sections are asked for, the order
+ * may begin anew with a kv head that comes after all before; none of those then comes again. */
 static void check_order(const instance *c) {
     uint64_t group = (uint64_t)(c->x.layout.n_heads / c->x.layout.n_kv_heads), most = 0, least = 0;
     for (uint64_t n = 0; n < c->jobs.n_jobs; n++) {
         const tess_job *b = &c->out[n], *a = n ? b - 1 : b;
-        uint64_t kv_a = (uint64_t)a->sequence << 16 | (uint64_t)a->head / group, kv_b = (uint64_t)b->sequence << 16 | (uint64_t)b->head / group;
+        uint64_t kv_a = (uint64_t)a->sequence << 16 | (uint64_t)a->head / group,
+                 kv_b = (uint64_t)b->sequence << 16 | (uint64_t)b->head / group;
         uint64_t place_a = kv_a << 32 | a->row, place_b = kv_b << 32 | b->row;
         if (cost(a) < cost(b) || (cost(a) == cost(b) && place_a > place_b)) {
             if (c->section_blocks == 0 || kv_b <= most)
-                FAIL(c, "jobs %llu and %llu are out of order", (unsigned long long)n - 1, (unsigned long long)n);
+                FAIL(c, "jobs %llu and %llu are out of order", (unsigned long long)n - 1,
+                     (unsigned long long)n);
             least = most + 1;
         }
         if (kv_b < least) FAIL(c, "job %llu is of a section that had ended", (unsigned long long)n);
@@ -198,7 +220,8 @@ static void check_merges(const instance *c, seen *s, uint32_t sequence) {
         assert_true((uint32_t)m->rows * m->heads <= c->jobs.partial_rows);
         if (m->sequence != sequence) continue;
         for (int32_t h = m->head; h < m->head + m->heads; h++) {
-            for (uint32_t r = m->row; r < m->row + m->rows; r++) s->rows[(int64_t)h * c->sequences[sequence].q_len + r]++;
+            for (uint32_t r = m->row; r < m->row + m->rows; r++)
+                s->rows[(int64_t)h * c->sequences[sequence].q_len + r]++;
         }
     }
 }
@@ -221,7 +244,8 @@ static void check_partials(const instance *c) {
         for (uint32_t part = 0; part < m->parts; part++, used++) {
             assert_true(owner[m->partial + part] != UINT32_MAX);
             const tess_job *job = &c->out[owner[m->partial + part]];
-            assert_true(job->sequence == m->sequence && job->head == m->head && job->heads == m->heads && job->row == m->row && job->rows == m->rows);
+            assert_true(job->sequence == m->sequence && job->head == m->head &&
+                        job->heads == m->heads && job->row == m->row && job->rows == m->rows);
             /* Parts follow each other in rising blocks. */
             int64_t first = job->left_count        ? (int64_t)c->entries[job->left_offset]
                             : job->interval_blocks ? (int64_t)job->interval_start
@@ -246,7 +270,8 @@ static void check_sequence(const instance *c, uint32_t sequence) {
     const tess_sequence *q = &c->sequences[sequence];
     int32_t heads = c->x.layout.n_heads;
     int64_t p0 = (int64_t)q->kv_len - q->q_len;
-    seen s = {calloc((size_t)heads * (size_t)q->q_len * (size_t)q->kv_len + 1, 1), calloc((size_t)heads * (size_t)q->q_len + 1, 1)};
+    seen s = {calloc((size_t)heads * (size_t)q->q_len * (size_t)q->kv_len + 1, 1),
+              calloc((size_t)heads * (size_t)q->q_len + 1, 1)};
     assert_true(s.pairs && s.rows);
     for (uint64_t n = 0; n < c->jobs.n_jobs; n++) {
         const tess_job *job = &c->out[n];
@@ -254,19 +279,24 @@ static void check_sequence(const instance *c, uint32_t sequence) {
         see_job(c, job, &s);
         if (job->partial != TESS_NO_PARTIAL) continue;
         for (int32_t h = job->head; h < job->head + job->heads; h++) {
-            for (uint32_t r = job->row; r < job->row + job->rows; r++) s.rows[(int64_t)h * q->q_len + r]++;
+            for (uint32_t r = job->row; r < job->row + job->rows; r++)
+                s.rows[(int64_t)h * q->q_len + r]++;
         }
     }
     check_merges(c, &s, sequence);
     for (int32_t h = 0; h < heads; h++) {
         for (int64_t r = 0; r < q->q_len; r++) {
             if (s.rows[h * q->q_len + r] != 1)
-                FAIL(c, "sequence %u, head %d, row %lld is written %d times", sequence, h, (long long)r, s.rows[h * q->q_len + r]);
+                FAIL(c, "sequence %u, head %d, row %lld is written %d times", sequence, h,
+                     (long long)r, s.rows[h * q->q_len + r]);
             for (int64_t t = 0; t < q->kv_len; t++) {
-                int got = s.pairs[(h * q->q_len + r) * q->kv_len + t], wanted = formula_kept(&c->x, h, p0 + r, t);
+                int got = s.pairs[(h * q->q_len + r) * q->kv_len + t],
+                    wanted = formula_kept(&c->x, h, p0 + r, t);
                 if (got != wanted)
-                    FAIL(c, "sequence %u (%d of %d), head %d, row %lld, key %lld: kept %d times, wanted %d", sequence, q->q_len, q->kv_len, h,
-                         (long long)r, (long long)t, got, wanted);
+                    FAIL(c,
+                         "sequence %u (%d of %d), head %d, row %lld, key %lld: kept %d times, "
+                         "wanted %d",
+                         sequence, q->q_len, q->kv_len, h, (long long)r, (long long)t, got, wanted);
             }
         }
     }
@@ -331,9 +361,12 @@ static void test_block_sizes(void **state) {
             c.x.layout.max_tokens = blocks[b] < 4 ? 40 * blocks[b] : 160;
             c.layout = spec_layout(&c.x, runtime);
             instance_lengths(&c, &seed);
-            c.tile_rows = (uint32_t)(blocks[b] * test_between(&seed, 1, 40) + test_between(&seed, 0, 3));
+            c.tile_rows =
+                (uint32_t)(blocks[b] * test_between(&seed, 1, 40) + test_between(&seed, 0, 3));
             instance_plan(&c);
-            for (uint64_t e = 0; c.x.pattern.kind == TESS_PATTERN_BLOCKS && e < c.jobs.tiler.n_entries; e++) wide += c.bits[e] >> 16 != 0;
+            for (uint64_t e = 0;
+                 c.x.pattern.kind == TESS_PATTERN_BLOCKS && e < c.jobs.tiler.n_entries; e++)
+                wide += c.bits[e] >> 16 != 0;
             instance_check(&c);
             instance_free(&c);
         }
@@ -342,13 +375,21 @@ static void test_block_sizes(void **state) {
 
 /* ------------------------------------------------------------------ known jobs */
 
-/* Two query blocks of 64 in a tile of 128: the diagonal pair is masked, and of the local blocks the one that the second row of blocks has left. */
+/* Two query blocks of 64 in a tile of 128: the diagonal pair is masked, and of the local blocks the
+ * one that the second row of blocks has left. */
 static void test_known_jobs(void **state) {
     (void)state;
     instance c;
     memset(&c, 0, sizeof c);
-    c.x.pattern = (tess_pattern){.struct_size = sizeof(tess_pattern), .kind = TESS_PATTERN_S2, .block = 64, .local = 8, .stride = 64};
-    c.x.layout = (tess_layout_desc){.struct_size = sizeof(tess_layout_desc), .n_heads = 64, .n_kv_heads = 64, .max_tokens = 131072};
+    c.x.pattern = (tess_pattern){.struct_size = sizeof(tess_pattern),
+                                 .kind = TESS_PATTERN_S2,
+                                 .block = 64,
+                                 .local = 8,
+                                 .stride = 64};
+    c.x.layout = (tess_layout_desc){.struct_size = sizeof(tess_layout_desc),
+                                    .n_heads = 64,
+                                    .n_kv_heads = 64,
+                                    .max_tokens = 131072};
     c.layout = spec_layout(&c.x, runtime);
     c.n_sequences = 1;
     c.sequences[0].q_len = c.sequences[0].kv_len = 131072;
@@ -377,11 +418,16 @@ static void test_decode(void **state) {
     (void)state;
     instance c;
     memset(&c, 0, sizeof c);
-    c.x.pattern = (tess_pattern){.struct_size = sizeof(tess_pattern), .kind = TESS_PATTERN_S2, .flags = TESS_PATTERN_PER_KV_HEAD};
+    c.x.pattern = (tess_pattern){.struct_size = sizeof(tess_pattern),
+                                 .kind = TESS_PATTERN_S2,
+                                 .flags = TESS_PATTERN_PER_KV_HEAD};
     c.x.pattern.block = 64;
     c.x.pattern.local = 16;
     c.x.pattern.stride = 8;
-    c.x.layout = (tess_layout_desc){.struct_size = sizeof(tess_layout_desc), .n_heads = 32, .n_kv_heads = 8, .max_tokens = 8192};
+    c.x.layout = (tess_layout_desc){.struct_size = sizeof(tess_layout_desc),
+                                    .n_heads = 32,
+                                    .n_kv_heads = 8,
+                                    .max_tokens = 8192};
     c.layout = spec_layout(&c.x, runtime);
     c.n_sequences = 1;
     c.sequences[0].q_len = 1;
@@ -397,7 +443,8 @@ static void test_decode(void **state) {
         assert_int_equal(0, c.out[n].mask_tail);
     }
     tess_jobs_release(&c.jobs);
-    /* A tile that begins with the last row of a block sees that block whole: of its two blocks only the second is masked. */
+    /* A tile that begins with the last row of a block sees that block whole: of its two blocks only
+     * the second is masked. */
     c.sequences[0].q_len = 65;
     c.sequences[0].kv_len = 640;
     free(c.classes), free(c.out), free(c.merges), free(c.entries), free(c.bits);
@@ -415,8 +462,10 @@ static void test_dense_from_end(void **state) {
     (void)state;
     instance c;
     memset(&c, 0, sizeof c);
-    c.x.pattern = (tess_pattern){.struct_size = sizeof(tess_pattern), .kind = TESS_PATTERN_DENSE, .block = 64};
-    c.x.layout = (tess_layout_desc){.struct_size = sizeof(tess_layout_desc), .n_heads = 1, .n_kv_heads = 1, .max_tokens = 1000};
+    c.x.pattern = (tess_pattern){
+        .struct_size = sizeof(tess_pattern), .kind = TESS_PATTERN_DENSE, .block = 64};
+    c.x.layout = (tess_layout_desc){
+        .struct_size = sizeof(tess_layout_desc), .n_heads = 1, .n_kv_heads = 1, .max_tokens = 1000};
     c.layout = spec_layout(&c.x, runtime);
     c.n_sequences = 1;
     c.sequences[0].q_len = c.sequences[0].kv_len = 1000;
@@ -434,13 +483,18 @@ static void test_dense_from_end(void **state) {
     instance_free(&c);
 }
 
-/* Blocks of 48 would leave a quarter of 128 rows unused, so that tiles are cut inside of them. */
+/* Whole blocks of 48 would leave a quarter of 128 rows unused, so tiles are cut inside blocks. */
 static void test_cut_blocks(void **state) {
     (void)state;
     instance c;
     memset(&c, 0, sizeof c);
-    c.x.pattern = (tess_pattern){.struct_size = sizeof(tess_pattern), .kind = TESS_PATTERN_S2, .block = 48, .local = 2, .stride = 4};
-    c.x.layout = (tess_layout_desc){.struct_size = sizeof(tess_layout_desc), .n_heads = 4, .n_kv_heads = 4, .max_tokens = 640};
+    c.x.pattern = (tess_pattern){.struct_size = sizeof(tess_pattern),
+                                 .kind = TESS_PATTERN_S2,
+                                 .block = 48,
+                                 .local = 2,
+                                 .stride = 4};
+    c.x.layout = (tess_layout_desc){
+        .struct_size = sizeof(tess_layout_desc), .n_heads = 4, .n_kv_heads = 4, .max_tokens = 640};
     c.layout = spec_layout(&c.x, runtime);
     c.n_sequences = 1;
     c.sequences[0].q_len = c.sequences[0].kv_len = 640;
@@ -455,20 +509,24 @@ static void test_cut_blocks(void **state) {
     instance_free(&c);
 }
 
-/* Past 16384 key blocks jobs are sorted in coarser steps, and nothing is lost. */
+/* Past 16384 key blocks jobs are sorted in coarser steps, and no job is lost. */
 static void test_many_blocks(void **state) {
     (void)state;
     instance c;
     memset(&c, 0, sizeof c);
-    c.x.pattern = (tess_pattern){.struct_size = sizeof(tess_pattern), .kind = TESS_PATTERN_DENSE, .block = 1};
-    c.x.layout = (tess_layout_desc){.struct_size = sizeof(tess_layout_desc), .n_heads = 2, .n_kv_heads = 1, .max_tokens = 100000};
+    c.x.pattern =
+        (tess_pattern){.struct_size = sizeof(tess_pattern), .kind = TESS_PATTERN_DENSE, .block = 1};
+    c.x.layout = (tess_layout_desc){.struct_size = sizeof(tess_layout_desc),
+                                    .n_heads = 2,
+                                    .n_kv_heads = 1,
+                                    .max_tokens = 100000};
     c.layout = spec_layout(&c.x, runtime);
     c.n_sequences = 1;
     c.sequences[0].q_len = c.sequences[0].kv_len = 100000;
     c.tile_rows = 32;
     instance_plan(&c);
     assert_int_equal(2 * 3125, c.jobs.n_jobs);
-    assert_int_equal(3, c.jobs.shift);
+    assert_int_equal(3, c.jobs.order.shift);
     uint64_t rows = 0;
     for (uint64_t n = 0; n < c.jobs.n_jobs; n++) {
         rows += c.out[n].rows;
@@ -484,11 +542,16 @@ static void test_too_many_jobs(void **state) {
     (void)state;
     instance c;
     memset(&c, 0, sizeof c);
-    c.x.pattern = (tess_pattern){.struct_size = sizeof(tess_pattern), .kind = TESS_PATTERN_DENSE, .block = 1};
-    c.x.layout = (tess_layout_desc){.struct_size = sizeof(tess_layout_desc), .n_heads = 65535, .n_kv_heads = 1, .max_tokens = INT32_MAX};
+    c.x.pattern =
+        (tess_pattern){.struct_size = sizeof(tess_pattern), .kind = TESS_PATTERN_DENSE, .block = 1};
+    c.x.layout = (tess_layout_desc){.struct_size = sizeof(tess_layout_desc),
+                                    .n_heads = 65535,
+                                    .n_kv_heads = 1,
+                                    .max_tokens = INT32_MAX};
     c.layout = spec_layout(&c.x, runtime);
     c.sequences[0].q_len = c.sequences[0].kv_len = 70000;
-    assert_error(tess_jobs_create(&c.jobs, runtime, c.layout, c.sequences, 1, 1, 1), TESS_ERROR_UNSUPPORTED, "tess_plan_create", "batch");
+    assert_error(tess_jobs_create(&c.jobs, runtime, c.layout, c.sequences, 1, 1, 1),
+                 TESS_ERROR_UNSUPPORTED, "tess_plan_create", "batch");
     tess_jobs_release(&c.jobs);
     /* Parts that do not fit although the jobs do. */
     tess_layout_release(c.layout);
@@ -501,8 +564,13 @@ static void test_too_many_jobs(void **state) {
     assert_error(tess_jobs_count(&c.jobs), TESS_ERROR_UNSUPPORTED, "tess_plan_create", "kv_split");
     tess_jobs_release(&c.jobs);
     tess_layout_release(c.layout);
-    /* Lists that do not fit: three residues of 2^31 - 1 blocks are at once, not so as many classes of one block each. */
-    c.x.pattern = (tess_pattern){.struct_size = sizeof(tess_pattern), .kind = TESS_PATTERN_S2, .block = 1, .local = 1, .stride = 3};
+    /* Lists that do not fit: three residues of 2^31 - 1 blocks are at once, not so as many classes
+     * of one block each. */
+    c.x.pattern = (tess_pattern){.struct_size = sizeof(tess_pattern),
+                                 .kind = TESS_PATTERN_S2,
+                                 .block = 1,
+                                 .local = 1,
+                                 .stride = 3};
     c.x.pattern.dense_heads = 1;
     c.x.layout.n_heads = 3;
     c.layout = spec_layout(&c.x, runtime);
@@ -512,7 +580,10 @@ static void test_too_many_jobs(void **state) {
     tess_tiler_release(&tiler);
     tess_tiler_release(&tiler);
     tess_layout_release(c.layout);
-    c.x.pattern = (tess_pattern){.struct_size = sizeof(tess_pattern), .kind = TESS_PATTERN_WINDOW, .flags = TESS_PATTERN_BIDIRECTIONAL, .block = 1};
+    c.x.pattern = (tess_pattern){.struct_size = sizeof(tess_pattern),
+                                 .kind = TESS_PATTERN_WINDOW,
+                                 .flags = TESS_PATTERN_BIDIRECTIONAL,
+                                 .block = 1};
     c.x.pattern.sinks = INT32_MAX;
     c.layout = spec_layout(&c.x, runtime);
     assert_int_equal(1, c.layout->n_classes);
@@ -525,28 +596,32 @@ static void test_too_many_jobs(void **state) {
 /* A list that does not fit needs a layout of several classes with nearly every block in each. */
 static void test_too_many_entries(void **state) {
     (void)state;
-    tess_rule rules[3];
+    tess_head_pattern patterns[3];
     tess_layout layout;
     tess_tiler tiler;
     memset(&layout, 0, sizeof layout);
-    memset(rules, 0, sizeof rules);
-    for (int n = 0; n < 3; n++) rules[n] = (tess_rule){.kind = TESS_RULE_STRIDED, .causal = true, .block = 1, .local = 1, .stride = 1};
+    memset(patterns, 0, sizeof patterns);
+    for (int n = 0; n < 3; n++)
+        patterns[n] = (tess_head_pattern){
+            .kind = TESS_HEAD_STRIDED, .causal = true, .block = 1, .local = 1, .stride = 1};
     layout.pattern.block = 1;
-    layout.rules = rules;
+    layout.patterns = patterns;
     layout.n_classes = 3;
-    assert_int_equal(TESS_ERROR_UNSUPPORTED, tess_tiler_create(&tiler, runtime, &layout, INT32_MAX));
+    assert_int_equal(TESS_ERROR_UNSUPPORTED,
+                     tess_tiler_create(&tiler, runtime, &layout, INT32_MAX));
     tess_tiler_release(&tiler);
     /* Merged rows of a mask that are one too many. */
     const uint64_t start[] = {0, 2};
     const uint32_t columns[] = {0, 1};
-    rules[0] = (tess_rule){.kind = TESS_RULE_BLOCKS, .block = 1, .rows = {1, start, columns}};
+    patterns[0] =
+        (tess_head_pattern){.kind = TESS_HEAD_BLOCKS, .block = 1, .rows = {1, start, columns}};
     layout.n_classes = 1;
     tess_tile tile = {.first = 0, .last = 0, .i_first = 0, .i_last = 0};
     assert_int_equal(TESS_OK, tess_tiler_create(&tiler, runtime, &layout, 2));
     tiler.n_entries = UINT32_MAX - 1;
-    assert_int_equal(TESS_ERROR_UNSUPPORTED, tess_tiler_merge(&tiler, 0, &tile));
+    assert_int_equal(TESS_ERROR_UNSUPPORTED, tess_tiler_join(&tiler, 0, &tile));
     tiler.n_entries = UINT32_MAX - 2;
-    assert_int_equal(TESS_OK, tess_tiler_merge(&tiler, 0, &tile));
+    assert_int_equal(TESS_OK, tess_tiler_join(&tiler, 0, &tile));
     tess_tiler_release(&tiler);
 }
 
@@ -561,7 +636,8 @@ static void test_failing_memory(void **state) {
             uint64_t live = heap.live;
             heap.calls = 0;
             heap.fail_at = k;
-            tess_status status = tess_jobs_create(&c.jobs, runtime, c.layout, c.sequences, c.n_sequences, c.tile_rows, c.pack_rows);
+            tess_status status = tess_jobs_create(&c.jobs, runtime, c.layout, c.sequences,
+                                                  c.n_sequences, c.tile_rows, c.pack_rows);
             if (status == TESS_OK) status = tess_jobs_count(&c.jobs);
             heap.fail_at = 0;
             done = status == TESS_OK;

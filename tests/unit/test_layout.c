@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Layouts against the formulas of tessera.h: thousands of random patterns, each pair of positions by brute force, and the known rows and sizes. */
+/* Layouts against the formulas of tessera.h: thousands of random patterns, each pair of positions
+ * by brute force, and the known rows and sizes. */
 #include "fixtures/planner.h"
 
 #include "layout.h"
@@ -7,7 +8,8 @@
 /* ------------------------------------------------------------------ known values */
 
 /* Eight rows of eight blocks, as the golden rows are written. */
-static void assert_rows(const tess_pattern *pattern, int32_t kv_heads, int32_t head, const char *wanted) {
+static void assert_rows(const tess_pattern *pattern, int32_t kv_heads, int32_t head,
+                        const char *wanted) {
     tess_layout *layout = make_layout(runtime, pattern, 4, kv_heads, 8 * pattern->block);
     char got[80];
     size_t at = 0;
@@ -23,8 +25,10 @@ static void assert_rows(const tess_pattern *pattern, int32_t kv_heads, int32_t h
 
 static void test_golden_rows(void **state) {
     (void)state;
-    static const char *const first = "10000000 11000000 01100000 00110000 00011000 00011100 00010110 00010011";
-    static const char *const second = "10000000 11000000 11100000 10110000 10011000 10001100 10001110 10001011";
+    static const char *const first =
+        "10000000 11000000 01100000 00110000 00011000 00011100 00010110 00010011";
+    static const char *const second =
+        "10000000 11000000 11100000 10110000 10011000 10001100 10001110 10001011";
     const int32_t blocks[] = {1, 16, 64, 100};
     for (size_t n = 0; n < 4; n++) {
         tess_pattern p = s2_pattern(blocks[n], 2, 4, 0);
@@ -76,14 +80,16 @@ static void test_phi3_storage(void **state) {
         tess_layout *layout = make_layout(runtime, &p, 32, 8, tokens);
         double kept = 0;
         for (uint32_t c = 0; c < layout->n_classes; c++)
-            kept += (double)layout->class_heads[c] * (double)tess_rule_block_pairs(&layout->rules[c], tokens) / 32;
+            kept += (double)layout->class_heads[c] *
+                    (double)tess_head_block_pairs(&layout->patterns[c], tokens) / 32;
         double saving = (double)blocks * (double)(blocks + 1) / 2 / kept;
         assert_true(saving > (n ? 7.205 : 3.035) && saving < (n ? 7.215 : 3.045));
         tess_layout_release(layout);
     }
 }
 
-/* With more heads than the stride only some residues are covered when the heads' step does not divide it. */
+/* With more heads than the stride only some residues are covered when the heads' step does not
+ * divide it. */
 static void test_coverage_of_residues(void **state) {
     (void)state;
     tess_pattern p = s2_pattern(16, 1, 8, 0);
@@ -104,9 +110,10 @@ static void test_coverage_of_residues(void **state) {
     tess_layout_release(layout);
 }
 
-/* ------------------------------------------------------------------ random patterns against the formulas */
+/* -------------------------------------------------------- random patterns against the formulas */
 
-/* KV-efficiency by its definition: no later query block reads again what one after the key block did not. */
+/* KV-efficiency by its definition: no later query block reads again what one after the key block
+ * did not. */
 static bool formula_efficient(const spec *x, int64_t blocks) {
     if (x->pattern.flags & TESS_PATTERN_BIDIRECTIONAL) return false;
     for (int32_t h = 0; h < x->layout.n_heads; h++) {
@@ -134,7 +141,9 @@ static void check_report(const spec *x, const tess_layout *layout) {
                 int got = -1;
                 bool wanted = formula_kept(x, h, p, t);
                 assert_int_equal(TESS_OK, tess_layout_kept(layout, h, p, t, &got));
-                if (got != wanted) fail_msg("%s: head %d, query %lld, key %lld: got %d", spec_text(x), h, (long long)p, (long long)t, got);
+                if (got != wanted)
+                    fail_msg("%s: head %d, query %lld, key %lld: got %d", spec_text(x), h,
+                             (long long)p, (long long)t, got);
                 kept += wanted && p >= 0;
                 dense += p >= 0 && (both || t <= p);
             }
@@ -145,7 +154,8 @@ static void check_report(const spec *x, const tess_layout *layout) {
             assert_int_equal(7, row[blocks]);
             for (int64_t j = 0; j < blocks; j++) {
                 if (row[j] != formula_block(x, h, i, j, tokens))
-                    fail_msg("%s: head %d, row %lld, block %lld: got %d", spec_text(x), h, (long long)i, (long long)j, row[j]);
+                    fail_msg("%s: head %d, row %lld, block %lld: got %d", spec_text(x), h,
+                             (long long)i, (long long)j, row[j]);
             }
         }
     }
@@ -153,19 +163,22 @@ static void check_report(const spec *x, const tess_layout *layout) {
     for (int64_t i = 0; i < blocks; i++) {
         for (int64_t j = 0; j < (both ? blocks : i + 1); j++) {
             bool any = false;
-            for (int32_t h = 0; h < x->layout.n_heads && !any; h++) any = formula_block(x, h, i, j, tokens);
+            for (int32_t h = 0; h < x->layout.n_heads && !any; h++)
+                any = formula_block(x, h, i, j, tokens);
             seen += any;
             visible++;
         }
     }
     tess_layout_info info = {.struct_size = sizeof info};
     assert_int_equal(TESS_OK, tess_layout_query(layout, &info));
-    double coverage = visible ? (double)seen / (double)visible : 1, share = dense ? (double)kept / (double)dense : 1;
+    double coverage = visible ? (double)seen / (double)visible : 1,
+           share = dense ? (double)kept / (double)dense : 1;
     if (info.coverage - coverage > 1e-12 || coverage - info.coverage > 1e-12)
         fail_msg("%s: coverage %.15g, wanted %.15g", spec_text(x), info.coverage, coverage);
     if (info.kept_share - share > 1e-12 || share - info.kept_share > 1e-12)
         fail_msg("%s: kept_share %.15g, wanted %.15g", spec_text(x), info.kept_share, share);
-    if (info.kv_efficient != formula_efficient(x, blocks)) fail_msg("%s: kv_efficient %u", spec_text(x), info.kv_efficient);
+    if (info.kv_efficient != formula_efficient(x, blocks))
+        fail_msg("%s: kv_efficient %u", spec_text(x), info.kv_efficient);
     assert_int_equal(blocks, info.n_blocks);
     assert_int_equal(x->layout.n_heads, info.n_heads);
     assert_true(info.host_bytes > 0 && info.host_bytes <= heap.bytes);
@@ -197,12 +210,15 @@ static void test_residues(void **state) {
             int64_t i = x.pattern.local + x.pattern.stride - 1, residues = 0;
             for (int64_t r = 0; r < x.pattern.stride; r++) {
                 bool any = false;
-                for (int32_t h = 0; h < x.layout.n_heads; h++) any = any || formula_kept(&x, h, i * x.pattern.block, r * x.pattern.block);
+                for (int32_t h = 0; h < x.layout.n_heads; h++)
+                    any = any || formula_kept(&x, h, i * x.pattern.block, r * x.pattern.block);
                 residues += any;
             }
             tess_layout_info info = {.struct_size = sizeof info};
             assert_int_equal(TESS_OK, tess_layout_query(layout, &info));
-            if (info.residues != residues) fail_msg("%s: residues %u, wanted %lld", spec_text(&x), info.residues, (long long)residues);
+            if (info.residues != residues)
+                fail_msg("%s: residues %u, wanted %lld", spec_text(&x), info.residues,
+                         (long long)residues);
             assert_int_equal(x.pattern.stride, info.residues_total);
             tess_layout_release(layout);
         }
@@ -212,9 +228,11 @@ static void test_residues(void **state) {
 
 /* ------------------------------------------------------------------ storage */
 
-/* Plays a generation in steps of `chunk` tokens: every block that a head of the kv head reads must still lie in its slot. */
+/* Simulates generation in steps of `chunk` tokens: every block that a head of the kv head reads
+ * must still lie in its slot. */
 static void play(const spec *x, const tess_layout *layout, int32_t kv_head, int64_t chunk) {
-    int64_t tokens = x->layout.max_tokens, block = block_size(x), group = x->layout.n_heads / x->layout.n_kv_heads, written = 0;
+    int64_t tokens = x->layout.max_tokens, block = block_size(x),
+            group = x->layout.n_heads / x->layout.n_kv_heads, written = 0;
     tess_kv_info info = {.struct_size = sizeof info};
     assert_int_equal(TESS_OK, tess_layout_kv(layout, kv_head, &info));
     int64_t *slots = malloc((size_t)(info.blocks_allocated + 1) * sizeof *slots);
@@ -235,8 +253,8 @@ static void play(const spec *x, const tess_layout *layout, int32_t kv_head, int6
                     int64_t slot = -1;
                     assert_int_equal(TESS_OK, tess_layout_slot(layout, kv_head, j, &slot));
                     if (slots[slot] != j)
-                        fail_msg("%s: chunk %lld, query block %lld, key block %lld is gone", spec_text(x), (long long)chunk, (long long)i,
-                                 (long long)j);
+                        fail_msg("%s: chunk %lld, query block %lld, key block %lld is gone",
+                                 spec_text(x), (long long)chunk, (long long)i, (long long)j);
                 }
             }
         }
@@ -244,8 +262,8 @@ static void play(const spec *x, const tess_layout *layout, int32_t kv_head, int6
     free(slots);
 }
 
-/* A column that is read for long gets a slot of its own where that keeps the ring short, and none
- * where it does not. */
+/* A key block that is read for long gets a slot of its own where that keeps the ring short, and
+ * none where it does not. */
 static void test_fewest_slots(void **state) {
     (void)state;
     enum { BLOCKS = 20 };
@@ -263,7 +281,8 @@ static void test_fewest_slots(void **state) {
         tess_kv_info info = {.struct_size = sizeof info};
         assert_int_equal(TESS_OK, tess_layout_kv(layout, 0, &info));
         assert_int_equal(1, info.slots_fixed);
-        assert_int_equal(wide ? 4 + 1 : 1 + 1, info.slots_ring); /* the blocks that all rows read back to, and the one being written */
+        /* the blocks that all rows read back to, and the one being written */
+        assert_int_equal(wide ? 4 + 1 : 1 + 1, info.slots_ring);
         tess_layout_release(layout);
         /* Now every row reads four blocks back. */
         for (int i = 0; i < BLOCKS; i++)
@@ -325,7 +344,10 @@ static void test_large(void **state) {
         int64_t slot = -1;
         assert_int_equal(TESS_OK, tess_layout_slot(layout, 6, INT32_MAX - 1, &slot));
         tess_layout_release(layout);
-        p = (tess_pattern){.struct_size = sizeof p, .kind = TESS_PATTERN_WINDOW, .flags = p.flags, .block = INT32_MAX};
+        p = (tess_pattern){.struct_size = sizeof p,
+                           .kind = TESS_PATTERN_WINDOW,
+                           .flags = p.flags,
+                           .block = INT32_MAX};
         p.left = p.right = INT64_MAX;
         p.sinks = INT64_MAX;
         layout = make_layout(runtime, &p, 1, 1, most);
@@ -336,8 +358,13 @@ static void test_large(void **state) {
         tess_layout_release(layout);
     }
     p = s2_pattern(2, 1, 2, 0);
-    tess_layout_desc d = {.struct_size = sizeof d, .pattern = &p, .n_heads = 1, .n_kv_heads = 1, .max_tokens = 2 * (int64_t)INT32_MAX + 1};
-    assert_error(tess_layout_create(runtime, &d, &layout), TESS_ERROR_UNSUPPORTED, "tess_layout_create", "max_tokens");
+    tess_layout_desc d = {.struct_size = sizeof d,
+                          .pattern = &p,
+                          .n_heads = 1,
+                          .n_kv_heads = 1,
+                          .max_tokens = 2 * (int64_t)INT32_MAX + 1};
+    assert_error(tess_layout_create(runtime, &d, &layout), TESS_ERROR_UNSUPPORTED,
+                 "tess_layout_create", "max_tokens");
     d.max_tokens--;
     assert_int_equal(TESS_OK, tess_layout_create(runtime, &d, &layout));
     tess_layout_release(layout);
@@ -374,7 +401,8 @@ SPOIL(few_total, d->heads_total = 3)
 SPOIL(negative_total, d->heads_total = -1)
 SPOIL(odd_kv_total, d->kv_heads_total = 3)
 SPOIL(negative_kv_total, d->kv_heads_total = -1)
-SPOIL(missing_kv_total, d->n_kv_heads = 1; d->heads_total = 7; p->flags = TESS_PATTERN_PER_KV_HEAD; d->n_kv_heads = 2)
+SPOIL(missing_kv_total, d->n_kv_heads = 1; d->heads_total = 7; p->flags = TESS_PATTERN_PER_KV_HEAD;
+      d->n_kv_heads = 2)
 SPOIL(uneven_kv_total, d->n_kv_heads = 1; d->heads_total = 9; p->flags = TESS_PATTERN_PER_KV_HEAD)
 SPOIL(pattern_size, p->struct_size = 0)
 SPOIL(negative_tokens, d->max_tokens = -1)
@@ -405,8 +433,10 @@ SPOIL(mask_rows, p->kind = TESS_PATTERN_BLOCKS; p->mask_query_blocks = -1)
 SPOIL(mask_columns, p->kind = TESS_PATTERN_BLOCKS; p->mask_key_blocks = -1)
 SPOIL(mask_many_rows, p->kind = TESS_PATTERN_BLOCKS; p->mask_query_blocks = INT64_C(1) << 31)
 SPOIL(mask_many_columns, p->kind = TESS_PATTERN_BLOCKS; p->mask_key_blocks = INT64_C(1) << 31)
-SPOIL(mask_overflow, p->kind = TESS_PATTERN_BLOCKS; p->mask_query_blocks = p->mask_key_blocks = INT32_MAX; p->mask_heads = 4)
-SPOIL(mask_half_overflow, p->kind = TESS_PATTERN_BLOCKS; p->mask_query_blocks = p->mask_key_blocks = INT32_MAX; p->mask_heads = d->n_heads = 8)
+SPOIL(mask_overflow, p->kind = TESS_PATTERN_BLOCKS;
+      p->mask_query_blocks = p->mask_key_blocks = INT32_MAX; p->mask_heads = 4)
+SPOIL(mask_half_overflow, p->kind = TESS_PATTERN_BLOCKS;
+      p->mask_query_blocks = p->mask_key_blocks = INT32_MAX; p->mask_heads = d->n_heads = 8)
 SPOIL(pattern_null, d->pattern = NULL)
 
 static void test_refusals(void **state) {
@@ -465,11 +495,16 @@ static void test_refusals(void **state) {
         p.mask = mask;
         p.mask_heads = 1;
         p.mask_query_blocks = p.mask_key_blocks = 2;
-        tess_layout_desc d = {.struct_size = sizeof d, .pattern = &p, .n_heads = 4, .n_kv_heads = 2, .max_tokens = 100};
+        tess_layout_desc d = {.struct_size = sizeof d,
+                              .pattern = &p,
+                              .n_heads = 4,
+                              .n_kv_heads = 2,
+                              .max_tokens = 100};
         uint64_t live = heap.live;
         tess_layout *layout = NULL;
         list[n].spoil(&d, &p);
-        assert_error(tess_layout_create(runtime, &d, &layout), list[n].status, "tess_layout_create", list[n].field);
+        assert_error(tess_layout_create(runtime, &d, &layout), list[n].status, "tess_layout_create",
+                     list[n].field);
         assert_null(layout);
         assert_int_equal(live, heap.live);
     }
@@ -486,7 +521,8 @@ static void test_bad_arguments(void **state) {
     int64_t slot;
     int kept;
     assert_int_equal(TESS_ERROR_INVALID, tess_layout_create(NULL, &d, &layout));
-    assert_error(tess_layout_create(runtime, &d, NULL), TESS_ERROR_INVALID, "tess_layout_create", "layout");
+    assert_error(tess_layout_create(runtime, &d, NULL), TESS_ERROR_INVALID, "tess_layout_create",
+                 "layout");
     assert_int_equal(TESS_ERROR_INVALID, tess_layout_create(runtime, NULL, &layout));
     p.struct_size = 3;
     assert_int_equal(TESS_ERROR_VERSION, tess_layout_create(runtime, &d, &layout));
@@ -495,21 +531,36 @@ static void test_bad_arguments(void **state) {
     assert_error(tess_layout_kv(NULL, 0, &kv), TESS_ERROR_INVALID, "tess_layout_kv", "layout");
     assert_error(tess_layout_kv(layout, 2, &kv), TESS_ERROR_INVALID, "tess_layout_kv", "kv_head");
     assert_error(tess_layout_kv(layout, -1, &kv), TESS_ERROR_INVALID, "tess_layout_kv", "kv_head");
-    assert_error(tess_layout_slot(layout, 2, 0, &slot), TESS_ERROR_INVALID, "tess_layout_slot", "kv_head");
-    assert_error(tess_layout_slot(layout, 0, 7, &slot), TESS_ERROR_INVALID, "tess_layout_slot", "block");
-    assert_error(tess_layout_slot(layout, 0, -1, &slot), TESS_ERROR_INVALID, "tess_layout_slot", "block");
-    assert_error(tess_layout_slot(layout, 0, 0, NULL), TESS_ERROR_INVALID, "tess_layout_slot", "slot");
-    assert_error(tess_layout_row(NULL, 0, 0, row, 7), TESS_ERROR_INVALID, "tess_layout_row", "layout");
-    assert_error(tess_layout_row(layout, 4, 0, row, 7), TESS_ERROR_INVALID, "tess_layout_row", "head");
-    assert_error(tess_layout_row(layout, -1, 0, row, 7), TESS_ERROR_INVALID, "tess_layout_row", "head");
-    assert_error(tess_layout_row(layout, 0, 7, row, 7), TESS_ERROR_INVALID, "tess_layout_row", "query_block");
-    assert_error(tess_layout_row(layout, 0, -1, row, 7), TESS_ERROR_INVALID, "tess_layout_row", "query_block");
-    assert_error(tess_layout_row(layout, 0, 0, NULL, 7), TESS_ERROR_INVALID, "tess_layout_row", "row");
-    assert_error(tess_layout_row(layout, 0, 0, row, 6), TESS_ERROR_INVALID, "tess_layout_row", "row_blocks");
-    assert_error(tess_layout_kept(layout, 4, 0, 0, &kept), TESS_ERROR_INVALID, "tess_layout_kept", "head");
-    assert_error(tess_layout_kept(layout, 0, 0, 100, &kept), TESS_ERROR_INVALID, "tess_layout_kept", "key");
-    assert_error(tess_layout_kept(layout, 0, 0, -1, &kept), TESS_ERROR_INVALID, "tess_layout_kept", "key");
-    assert_error(tess_layout_kept(layout, 0, 0, 0, NULL), TESS_ERROR_INVALID, "tess_layout_kept", "kept");
+    assert_error(tess_layout_slot(layout, 2, 0, &slot), TESS_ERROR_INVALID, "tess_layout_slot",
+                 "kv_head");
+    assert_error(tess_layout_slot(layout, 0, 7, &slot), TESS_ERROR_INVALID, "tess_layout_slot",
+                 "block");
+    assert_error(tess_layout_slot(layout, 0, -1, &slot), TESS_ERROR_INVALID, "tess_layout_slot",
+                 "block");
+    assert_error(tess_layout_slot(layout, 0, 0, NULL), TESS_ERROR_INVALID, "tess_layout_slot",
+                 "slot");
+    assert_error(tess_layout_row(NULL, 0, 0, row, 7), TESS_ERROR_INVALID, "tess_layout_row",
+                 "layout");
+    assert_error(tess_layout_row(layout, 4, 0, row, 7), TESS_ERROR_INVALID, "tess_layout_row",
+                 "head");
+    assert_error(tess_layout_row(layout, -1, 0, row, 7), TESS_ERROR_INVALID, "tess_layout_row",
+                 "head");
+    assert_error(tess_layout_row(layout, 0, 7, row, 7), TESS_ERROR_INVALID, "tess_layout_row",
+                 "query_block");
+    assert_error(tess_layout_row(layout, 0, -1, row, 7), TESS_ERROR_INVALID, "tess_layout_row",
+                 "query_block");
+    assert_error(tess_layout_row(layout, 0, 0, NULL, 7), TESS_ERROR_INVALID, "tess_layout_row",
+                 "row");
+    assert_error(tess_layout_row(layout, 0, 0, row, 6), TESS_ERROR_INVALID, "tess_layout_row",
+                 "row_blocks");
+    assert_error(tess_layout_kept(layout, 4, 0, 0, &kept), TESS_ERROR_INVALID, "tess_layout_kept",
+                 "head");
+    assert_error(tess_layout_kept(layout, 0, 0, 100, &kept), TESS_ERROR_INVALID, "tess_layout_kept",
+                 "key");
+    assert_error(tess_layout_kept(layout, 0, 0, -1, &kept), TESS_ERROR_INVALID, "tess_layout_kept",
+                 "key");
+    assert_error(tess_layout_kept(layout, 0, 0, 0, NULL), TESS_ERROR_INVALID, "tess_layout_kept",
+                 "kept");
     tess_layout_release(layout);
     tess_layout_release(NULL);
 }
@@ -519,7 +570,11 @@ static void test_classes(void **state) {
     (void)state;
     uint64_t seed = 5;
     uint8_t mask[6 * 10];
-    tess_pattern p = {.struct_size = sizeof p, .kind = TESS_PATTERN_BLOCKS, .block = 4, .mask = mask, .mask_heads = 6};
+    tess_pattern p = {.struct_size = sizeof p,
+                      .kind = TESS_PATTERN_BLOCKS,
+                      .block = 4,
+                      .mask = mask,
+                      .mask_heads = 6};
     p.mask_query_blocks = 2;
     p.mask_key_blocks = 5;
     p.left = 77;

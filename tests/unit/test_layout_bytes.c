@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Layouts as bytes: they come back equal, the format does not move, and no damage is taken for a layout that creation would have refused. */
+/* Serialised layouts: they come back equal, the format does not change, and no damaged bytes give a
+ * layout that creation would have refused. */
 #include "fixtures/planner.h"
 
 #include "layout.h"
@@ -51,7 +52,8 @@ static void test_round_trip(void **state) {
         spec_random(&x, &seed, 100);
         tess_layout *layout = spec_layout(&x, runtime), *back = NULL;
         unsigned char *data = to_bytes(layout, &size);
-        if (tess_layout_deserialize(runtime, data, size, &back) != TESS_OK) fail_msg("%s: %s", spec_text(&x), tess_last_error());
+        if (tess_layout_deserialize(runtime, data, size, &back) != TESS_OK)
+            fail_msg("%s: %s", spec_text(&x), tess_last_error());
         assert_same(&x, layout, back);
         unsigned char *again = to_bytes(back, &again_size);
         assert_int_equal(size, again_size);
@@ -64,28 +66,172 @@ static void test_round_trip(void **state) {
     }
 }
 
-/* The bytes of one layout, written out: they are the same on every machine and in every later version. */
+/* The bytes of one layout, written out: they are the same on every machine and in every later
+ * version. */
 static void test_format(void **state) {
     (void)state;
     static const unsigned char wanted[] = {
-        'T',  'E',  'S',  'S',  'L',  'A',  'Y',  0,                                         /* magic */
-        1,    0,    0,    0,    3,    0,    0,    0,    1, 0, 0, 0, 16, 0, 0, 0,             /* version, kind, flags, block */
-        0,    0,    0,    0,    0,    0,    0,    0,    0, 0, 0, 0, 0,  0, 0, 0,             /* local, local_right, stride, offset */
-        0,    0,    0,    0,                                                                 /* dense_heads */
-        0,    0,    0,    0,    0,    0,    0,    0,    0, 0, 0, 0, 0,  0, 0, 0,             /* left, right */
-        0,    0,    0,    0,    0,    0,    0,    0,                                         /* sinks */
-        2,    0,    0,    0,    1,    0,    0,    0,    2, 0, 0, 0, 4,  0, 0, 0,             /* n_heads, n_kv_heads, head_first, heads_total */
-        2,    0,    0,    0,                                                                 /* kv_heads_total */
-        44,   1,    0,    0,    0,    0,    0,    0,    5, 0, 0, 0, 0,  0, 0, 0,             /* max_tokens 300, max_chunk */
-        2,    0,    0,    0,    2,    0,    0,    0,    0, 0, 0, 0, 9,  0, 0, 0, 0, 0, 0, 0, /* mask_heads, query blocks, key blocks */
-        0x03, 0x01, 0x00, 0x00, 0x02, 0x00, 0xff, 0x01,                                      /* two heads of two rows of nine bits */
+        /* magic */
+        'T',
+        'E',
+        'S',
+        'S',
+        'L',
+        'A',
+        'Y',
+        0,
+        /* version, kind, flags, block */
+        1,
+        0,
+        0,
+        0,
+        3,
+        0,
+        0,
+        0,
+        1,
+        0,
+        0,
+        0,
+        16,
+        0,
+        0,
+        0,
+        /* local, local_right, stride, offset */
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        /* dense_heads */
+        0,
+        0,
+        0,
+        0,
+        /* left, right */
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        /* sinks */
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        /* n_heads, n_kv_heads, head_first, heads_total */
+        2,
+        0,
+        0,
+        0,
+        1,
+        0,
+        0,
+        0,
+        2,
+        0,
+        0,
+        0,
+        4,
+        0,
+        0,
+        0,
+        /* kv_heads_total */
+        2,
+        0,
+        0,
+        0,
+        /* max_tokens 300, max_chunk */
+        44,
+        1,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        5,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        /* mask_heads, query blocks, key blocks */
+        2,
+        0,
+        0,
+        0,
+        2,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        9,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        /* two heads of two rows of nine bits */
+        0x03,
+        0x01,
+        0x00,
+        0x00,
+        0x02,
+        0x00,
+        0xff,
+        0x01,
     };
-    const uint8_t mask[36] = {1, 9, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1};
-    tess_pattern p = {.struct_size = sizeof p, .kind = TESS_PATTERN_BLOCKS, .flags = TESS_PATTERN_BIDIRECTIONAL, .block = 16, .mask = mask};
+    const uint8_t mask[36] = {1, 9, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+                              0, 1, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    tess_pattern p = {.struct_size = sizeof p,
+                      .kind = TESS_PATTERN_BLOCKS,
+                      .flags = TESS_PATTERN_BIDIRECTIONAL,
+                      .block = 16,
+                      .mask = mask};
     p.mask_heads = 2;
     p.mask_query_blocks = 2;
     p.mask_key_blocks = 9;
-    tess_layout_desc d = {.struct_size = sizeof d, .pattern = &p, .n_heads = 2, .n_kv_heads = 1, .head_first = 2, .max_tokens = 300, .max_chunk = 5};
+    tess_layout_desc d = {.struct_size = sizeof d,
+                          .pattern = &p,
+                          .n_heads = 2,
+                          .n_kv_heads = 1,
+                          .head_first = 2,
+                          .max_tokens = 300,
+                          .max_chunk = 5};
     tess_layout *layout = NULL;
     assert_int_equal(TESS_OK, tess_layout_create(runtime, &d, &layout));
     size_t size;
@@ -99,17 +245,24 @@ static void test_format(void **state) {
     tess_layout_release(layout);
 }
 
-/* A slice of a model whose kv heads do not come out whole: nothing but a pattern per kv head needs their number, so bytes may leave it open. */
+/* A slice of a model whose kv heads do not come out whole: nothing but a pattern per kv head needs
+ * their number, so bytes may leave it open. */
 static void test_uneven_slice(void **state) {
     (void)state;
     tess_pattern p = {.struct_size = sizeof p};
-    tess_layout_desc d = {.struct_size = sizeof d, .pattern = &p, .n_heads = 4, .n_kv_heads = 2, .head_first = 3, .max_tokens = 100};
+    tess_layout_desc d = {.struct_size = sizeof d,
+                          .pattern = &p,
+                          .n_heads = 4,
+                          .n_kv_heads = 2,
+                          .head_first = 3,
+                          .max_tokens = 100};
     const spec x = {.pattern = p, .layout = d};
     tess_layout *layout = NULL, *back = NULL;
     size_t size, again_size;
     assert_int_equal(TESS_OK, tess_layout_create(runtime, &d, &layout));
     unsigned char *data = to_bytes(layout, &size);
-    if (tess_layout_deserialize(runtime, data, size, &back) != TESS_OK) fail_msg("%s", tess_last_error());
+    if (tess_layout_deserialize(runtime, data, size, &back) != TESS_OK)
+        fail_msg("%s", tess_last_error());
     assert_same(&x, layout, back);
     unsigned char *again = to_bytes(back, &again_size);
     assert_int_equal(size, again_size);
@@ -120,11 +273,13 @@ static void test_uneven_slice(void **state) {
     back = NULL;
     data[80] = 8; /* heads_total */
     seal(data, size);
-    assert_error(tess_layout_deserialize(runtime, data, size, &back), TESS_ERROR_CORRUPT, "tess_layout_deserialize", "data");
+    assert_error(tess_layout_deserialize(runtime, data, size, &back), TESS_ERROR_CORRUPT,
+                 "tess_layout_deserialize", "data");
     assert_null(back);
     data[84] = 4; /* kv_heads_total */
     seal(data, size);
-    if (tess_layout_deserialize(runtime, data, size, &back) != TESS_OK) fail_msg("%s", tess_last_error());
+    if (tess_layout_deserialize(runtime, data, size, &back) != TESS_OK)
+        fail_msg("%s", tess_last_error());
     tess_layout_release(back);
     free(data);
     tess_layout_release(layout);
@@ -137,31 +292,40 @@ static void test_arguments(void **state) {
     size_t size;
     unsigned char *data = to_bytes(layout, &size);
     size_t little = size - 1;
-    assert_error(tess_layout_serialize(layout, data, &little), TESS_ERROR_INVALID, "tess_layout_serialize", "size");
+    assert_error(tess_layout_serialize(layout, data, &little), TESS_ERROR_INVALID,
+                 "tess_layout_serialize", "size");
     assert_int_equal(size, little);
-    assert_error(tess_layout_serialize(NULL, data, &size), TESS_ERROR_INVALID, "tess_layout_serialize", "layout");
-    assert_error(tess_layout_serialize(layout, data, NULL), TESS_ERROR_INVALID, "tess_layout_serialize", "size");
+    assert_error(tess_layout_serialize(NULL, data, &size), TESS_ERROR_INVALID,
+                 "tess_layout_serialize", "layout");
+    assert_error(tess_layout_serialize(layout, data, NULL), TESS_ERROR_INVALID,
+                 "tess_layout_serialize", "size");
     assert_int_equal(TESS_ERROR_INVALID, tess_layout_deserialize(NULL, data, size, &back));
-    assert_error(tess_layout_deserialize(runtime, NULL, size, &back), TESS_ERROR_INVALID, "tess_layout_deserialize", "data");
-    assert_error(tess_layout_deserialize(runtime, data, size, NULL), TESS_ERROR_INVALID, "tess_layout_deserialize", "layout");
+    assert_error(tess_layout_deserialize(runtime, NULL, size, &back), TESS_ERROR_INVALID,
+                 "tess_layout_deserialize", "data");
+    assert_error(tess_layout_deserialize(runtime, data, size, NULL), TESS_ERROR_INVALID,
+                 "tess_layout_deserialize", "layout");
     /* Every shorter length, and longer ones. */
     for (size_t n = 0; n < size; n++)
-        assert_error(tess_layout_deserialize(runtime, data, n, &back), TESS_ERROR_CORRUPT, "tess_layout_deserialize", "data");
+        assert_error(tess_layout_deserialize(runtime, data, n, &back), TESS_ERROR_CORRUPT,
+                     "tess_layout_deserialize", "data");
     unsigned char longer[200] = {0};
     memcpy(longer, data, size);
     for (size_t n = size + 1; n <= sizeof longer; n++) {
-        assert_error(tess_layout_deserialize(runtime, longer, n, &back), TESS_ERROR_CORRUPT, "tess_layout_deserialize", "data");
+        assert_error(tess_layout_deserialize(runtime, longer, n, &back), TESS_ERROR_CORRUPT,
+                     "tess_layout_deserialize", "data");
         unsigned char sealed[200];
         memcpy(sealed, longer, n);
         seal(sealed, n);
-        assert_error(tess_layout_deserialize(runtime, sealed, n, &back), TESS_ERROR_CORRUPT, "tess_layout_deserialize", "data");
+        assert_error(tess_layout_deserialize(runtime, sealed, n, &back), TESS_ERROR_CORRUPT,
+                     "tess_layout_deserialize", "data");
     }
     /* Every changed byte is found; the version is told apart from damage. */
     for (size_t n = 0; n < size; n++) {
         for (int bit = 0; bit < 8; bit++) {
             data[n] ^= (unsigned char)(1 << bit);
             tess_status wanted = n >= 8 && n < 12 ? TESS_ERROR_VERSION : TESS_ERROR_CORRUPT;
-            assert_error(tess_layout_deserialize(runtime, data, size, &back), wanted, "tess_layout_deserialize", "data");
+            assert_error(tess_layout_deserialize(runtime, data, size, &back), wanted,
+                         "tess_layout_deserialize", "data");
             data[n] ^= (unsigned char)(1 << bit);
         }
     }
@@ -201,7 +365,8 @@ static void test_fields(void **state) {
         memcpy(copy, data, size);
         copy[list[n].at] = list[n].value;
         seal(copy, size);
-        assert_error(tess_layout_deserialize(runtime, copy, size, &back), TESS_ERROR_CORRUPT, "tess_layout_deserialize", list[n].field);
+        assert_error(tess_layout_deserialize(runtime, copy, size, &back), TESS_ERROR_CORRUPT,
+                     "tess_layout_deserialize", list[n].field);
     }
     free(data);
     tess_layout_release(layout);
@@ -216,10 +381,32 @@ static void test_other_forms(void **state) {
         size_t at;
         unsigned char value; /* of another form */
     } list[] = {
-        {{.kind = TESS_PATTERN_S2, .flags = TESS_PATTERN_BIDIRECTIONAL, .block = 16, .local = 2, .stride = 4}, 28, 0}, /* local_right */
-        {{.kind = TESS_PATTERN_WINDOW, .left = 9}, 52, 7},                                                             /* right, in causal order */
-        {{.kind = TESS_PATTERN_BLOCKS, .block = 16, .mask = mask, .mask_heads = 1, .mask_query_blocks = 2, .mask_key_blocks = 3}, 124, 3},
-        {{.kind = TESS_PATTERN_BLOCKS, .block = 16, .mask = mask, .mask_heads = 1, .mask_query_blocks = 0, .mask_key_blocks = 3}, 116, 3},
+        /* local_right */
+        {{.kind = TESS_PATTERN_S2,
+          .flags = TESS_PATTERN_BIDIRECTIONAL,
+          .block = 16,
+          .local = 2,
+          .stride = 4},
+         28,
+         0},
+        /* right, in causal order */
+        {{.kind = TESS_PATTERN_WINDOW, .left = 9}, 52, 7},
+        {{.kind = TESS_PATTERN_BLOCKS,
+          .block = 16,
+          .mask = mask,
+          .mask_heads = 1,
+          .mask_query_blocks = 2,
+          .mask_key_blocks = 3},
+         124,
+         3},
+        {{.kind = TESS_PATTERN_BLOCKS,
+          .block = 16,
+          .mask = mask,
+          .mask_heads = 1,
+          .mask_query_blocks = 0,
+          .mask_key_blocks = 3},
+         116,
+         3},
     };
     for (size_t n = 0; n < sizeof list / sizeof *list; n++) {
         tess_pattern p = list[n].pattern;
@@ -227,19 +414,25 @@ static void test_other_forms(void **state) {
         tess_layout *layout = make_layout(runtime, &p, 2, 1, 300), *back = NULL;
         size_t size;
         unsigned char *data = to_bytes(layout, &size);
-        if (tess_layout_deserialize(runtime, data, size, &back) != TESS_OK) fail_msg("form %d: %s", (int)n, tess_last_error());
+        if (tess_layout_deserialize(runtime, data, size, &back) != TESS_OK)
+            fail_msg("form %d: %s", (int)n, tess_last_error());
         tess_layout_release(back);
         back = NULL;
         assert_int_not_equal(data[list[n].at], list[n].value);
         data[list[n].at] = list[n].value;
         seal(data, size);
-        assert_error(tess_layout_deserialize(runtime, data, size, &back), TESS_ERROR_CORRUPT, "tess_layout_deserialize", "data");
+        assert_error(tess_layout_deserialize(runtime, data, size, &back), TESS_ERROR_CORRUPT,
+                     "tess_layout_deserialize", "data");
         assert_null(back);
         free(data);
         tess_layout_release(layout);
     }
     /* Equal masks of two heads, written twice. */
-    tess_pattern p = {.struct_size = sizeof p, .kind = TESS_PATTERN_BLOCKS, .block = 16, .mask = mask, .mask_heads = 2};
+    tess_pattern p = {.struct_size = sizeof p,
+                      .kind = TESS_PATTERN_BLOCKS,
+                      .block = 16,
+                      .mask = mask,
+                      .mask_heads = 2};
     p.mask_query_blocks = 2;
     p.mask_key_blocks = 3;
     tess_layout *layout = make_layout(runtime, &p, 2, 1, 300), *back = NULL;
@@ -250,7 +443,8 @@ static void test_other_forms(void **state) {
     memcpy(twice + size - 8, data + 124, 2);
     twice[104] = 2;
     seal(twice, size + 2);
-    assert_error(tess_layout_deserialize(runtime, twice, size + 2, &back), TESS_ERROR_CORRUPT, "tess_layout_deserialize", "data");
+    assert_error(tess_layout_deserialize(runtime, twice, size + 2, &back), TESS_ERROR_CORRUPT,
+                 "tess_layout_deserialize", "data");
     free(data);
     tess_layout_release(layout);
 }
@@ -292,19 +486,24 @@ static void test_unused_bits(void **state) {
     tess_layout_release(layout);
 }
 
-/* What a layout may take of memory in proportion to the bytes it is made from, whatever they say. */
+/* How much memory a layout may take in proportion to the bytes that it is read from, whatever they
+ * say. */
 static void use(tess_layout *layout, uint64_t *seed) {
     tess_layout_info info = {.struct_size = sizeof info};
     tess_kv_info kv = {.struct_size = sizeof kv};
     assert_int_equal(TESS_OK, tess_layout_query(layout, &info));
-    assert_true(info.coverage >= 0 && info.coverage <= 1 && info.kept_share >= 0 && info.kept_share <= 1);
-    int32_t g = (int32_t)test_between(seed, 0, info.n_kv_heads - 1), h = (int32_t)test_between(seed, 0, info.n_heads - 1);
+    assert_true(info.coverage >= 0 && info.coverage <= 1 && info.kept_share >= 0 &&
+                info.kept_share <= 1);
+    int32_t g = (int32_t)test_between(seed, 0, info.n_kv_heads - 1),
+            h = (int32_t)test_between(seed, 0, info.n_heads - 1);
     assert_int_equal(TESS_OK, tess_layout_kv(layout, g, &kv));
     assert_true(kv.blocks_kept <= kv.blocks && kv.blocks_allocated <= kv.blocks);
     if (info.max_tokens > 0) {
         int kept = -1;
         int64_t slot = -1, block = test_between(seed, 0, info.n_blocks - 1);
-        assert_int_equal(TESS_OK, tess_layout_kept(layout, h, (int64_t)test_random(seed), test_between(seed, 0, info.max_tokens - 1), &kept));
+        assert_int_equal(TESS_OK,
+                         tess_layout_kept(layout, h, (int64_t)test_random(seed),
+                                          test_between(seed, 0, info.max_tokens - 1), &kept));
         assert_int_equal(TESS_OK, tess_layout_slot(layout, g, block, &slot));
         assert_true(slot >= 0 && slot < kv.blocks_allocated);
         uint8_t row[128];
@@ -332,7 +531,8 @@ static void test_mutations(void **state) {
             memcpy(copy, data, size);
             for (int64_t changes = test_between(&seed, 1, 4); changes > 0; changes--) {
                 /* Most of the bytes of a large mask are alike; the header's are not. */
-                size_t at = (size_t)test_between(&seed, 8, test_between(&seed, 0, 2) ? 123 : (int64_t)size - 1);
+                size_t at = (size_t)test_between(
+                    &seed, 8, test_between(&seed, 0, 2) ? 123 : (int64_t)size - 1);
                 switch (test_between(&seed, 0, 4)) {
                 case 0: copy[at] ^= (unsigned char)(1u << test_between(&seed, 0, 7)); break;
                 case 1: copy[at] = (unsigned char)test_random(&seed); break;
@@ -354,7 +554,8 @@ static void test_mutations(void **state) {
             uint64_t live = heap.live, before = heap.bytes;
             heap.peak = heap.bytes;
             tess_status status = tess_layout_deserialize(runtime, exact, length, &back);
-            /* Heads cost a fixed price each, and there are at most 65535 of them whatever the length. */
+            /* Heads cost a fixed price each, and there are at most 65535 of them whatever the
+             * length. */
             assert_true(heap.peak - before < (1u << 24) + 64 * length);
             if (status == TESS_OK) {
                 /* What is read is written as the same bytes. */

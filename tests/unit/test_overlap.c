@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tensors that share memory: the search against marked bytes, and what tess_run makes of it. */
+/* Tensors that share memory: the overlap search against marked bytes, and what tess_run refuses. */
 #include "fixtures/planner.h"
 
 #include "overlap.h"
@@ -15,7 +15,8 @@ static bool visit(const tess_box *box, bool set) {
     for (uint64_t i = 0; i < box->count[0]; i++)
         for (uint64_t j = 0; j < box->count[1]; j++)
             for (uint64_t k = 0; k < box->count[2]; k++) {
-                uint64_t at = box->address + i * box->stride[0] + j * box->stride[1] + k * box->stride[2];
+                uint64_t at =
+                    box->address + i * box->stride[0] + j * box->stride[1] + k * box->stride[2];
                 for (uint64_t n = at; n < at + box->row_bytes; n++) {
                     assert_true(n < SPACE);
                     if (!set && marks[n]) return true;
@@ -33,7 +34,8 @@ static bool really_meet(const tess_box *a, const tess_box *b) {
 
 /* Nested strides are those of tensors: each dimension goes beyond all that are below it. */
 static tess_box random_box(uint64_t *seed, bool nested) {
-    tess_box box = {.address = (uint64_t)test_between(seed, 0, 400), .row_bytes = (uint64_t)test_between(seed, 1, 8)};
+    tess_box box = {.address = (uint64_t)test_between(seed, 0, 400),
+                    .row_bytes = (uint64_t)test_between(seed, 1, 8)};
     uint64_t extent = box.row_bytes;
     int order[3] = {0, 1, 2};
     for (int n = 2; n > 0; n--) {
@@ -44,8 +46,10 @@ static tess_box random_box(uint64_t *seed, bool nested) {
     for (int n = 0; n < 3; n++) {
         int d = order[n];
         box.count[d] = (uint64_t)test_between(seed, 1, 5);
-        box.stride[d] = nested ? extent * (uint64_t)test_between(seed, 1, 3) : (uint64_t)test_between(seed, 0, 60);
-        if (nested && test_between(seed, 0, 3) == 0) box.stride[d] += (uint64_t)test_between(seed, 0, 5);
+        box.stride[d] = nested ? extent * (uint64_t)test_between(seed, 1, 3)
+                               : (uint64_t)test_between(seed, 0, 60);
+        if (nested && test_between(seed, 0, 3) == 0)
+            box.stride[d] += (uint64_t)test_between(seed, 0, 5);
         extent += (box.count[d] - 1) * box.stride[d];
     }
     return box;
@@ -71,37 +75,44 @@ static void test_boxes(void **state) {
  * size, those of real tensors among them. */
 static void test_boxes_without_gaps(void **state) {
     (void)state;
-    static const int orders[6][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
+    static const int orders[6][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2},
+                                     {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
     uint64_t seed = 23, n_meet = 0;
     enum { PAIRS = 50000 };
     for (int n = 0; n < PAIRS; n++) {
         tess_box box[2];
-        uint64_t end[2], heads = (uint64_t)test_between(&seed, 1, 64), tokens = (uint64_t)test_between(&seed, 1, n % 2 ? 100 : 100000);
-        const uint64_t batches = (uint64_t)test_between(&seed, 1, 8), row = 16 * (uint64_t)test_between(&seed, 1, 64);
+        uint64_t end[2], heads = (uint64_t)test_between(&seed, 1, 64),
+                         tokens = (uint64_t)test_between(&seed, 1, n % 2 ? 100 : 100000);
+        const uint64_t batches = (uint64_t)test_between(&seed, 1, 8),
+                       row = 16 * (uint64_t)test_between(&seed, 1, 64);
         for (int b = 0; b < 2; b++) {
             const int *order = orders[test_between(&seed, 0, 5)];
             const bool other = b && test_between(&seed, 0, 2) == 0;
-            box[b] = (tess_box){.address = UINT64_C(1) << 40,
-                                .row_bytes = b && test_between(&seed, 0, 3) == 0 ? 4 : row,
-                                .count = {other ? (heads + 3) / 4 : heads, other ? tokens + 7 : tokens, batches}};
+            box[b] = (tess_box){
+                .address = UINT64_C(1) << 40,
+                .row_bytes = b && test_between(&seed, 0, 3) == 0 ? 4 : row,
+                .count = {other ? (heads + 3) / 4 : heads, other ? tokens + 7 : tokens, batches}};
             end[b] = box[b].row_bytes;
             for (int d = 0; d < 3; d++) {
                 box[b].stride[order[d]] = end[b];
                 end[b] *= box[b].count[order[d]];
             }
         }
-        const int64_t before = -(int64_t)end[1], after = (int64_t)end[0], kind = test_between(&seed, 0, 2);
+        const int64_t before = -(int64_t)end[1], after = (int64_t)end[0],
+                      kind = test_between(&seed, 0, 2);
         box[1].address += (uint64_t)(kind == 0   ? test_between(&seed, before - 300, after + 300)
                                      : kind == 1 ? test_between(&seed, before - 30, before + 30)
                                                  : test_between(&seed, after - 30, after + 30));
-        const bool meet = box[0].address < box[1].address + end[1] && box[1].address < box[0].address + end[0];
-        if (tess_boxes_meet(&box[0], &box[1]) != meet) fail_msg("pair %d: %s", n, meet ? "not found" : "said to meet");
+        const bool meet =
+            box[0].address < box[1].address + end[1] && box[1].address < box[0].address + end[0];
+        if (tess_boxes_meet(&box[0], &box[1]) != meet)
+            fail_msg("pair %d: %s", n, meet ? "not found" : "said to meet");
         n_meet += meet;
     }
     assert_true(n_meet > PAIRS / 4 && n_meet < PAIRS - PAIRS / 8);
 }
 
-/* Sizes that no sum can hold, and a search that has no end within its steps. */
+/* Sizes whose sum overflows, and a search that exceeds its limit of steps. */
 static void test_limits(void **state) {
     (void)state;
     tess_box a = {4096, 64, {1, 1, 1}, {0, 0, 0}}, b = a;
@@ -126,7 +137,8 @@ static tess_device *device;
 static tess_layout *layout;
 static tess_plan *plan;
 static tess_run_desc run;
-static _Alignas(64) float memory[1 << 16]; /* never touched: the backend of the test only remembers */
+/* never touched: the backend of the test only remembers */
+static _Alignas(64) float memory[1 << 16];
 static const char *const names[] = {"q", "k", "v", "o", "lse"};
 
 static tess_tensor *tensor(int role) {
@@ -138,7 +150,9 @@ static void fill(void) {
     memset(&run, 0, sizeof run);
     run.struct_size = sizeof run;
     for (int n = 0; n < 5; n++)
-        assert_int_equal(TESS_OK, tess_plan_tensor(plan, (tess_role)n, tess_host_buffer(memory + n * 8192, 0), tensor(n), NULL));
+        assert_int_equal(TESS_OK,
+                         tess_plan_tensor(plan, (tess_role)n,
+                                          tess_host_buffer(memory + n * 8192, 0), tensor(n), NULL));
 }
 
 static void remake(const tess_plan_desc *d) {
@@ -149,7 +163,11 @@ static void remake(const tess_plan_desc *d) {
 }
 
 static tess_plan_desc plan_desc(void) {
-    return (tess_plan_desc){.struct_size = sizeof(tess_plan_desc), .head_dim = DIM, .batch = BATCH, .q_len = ROWS, .kv_len = KEYS};
+    return (tess_plan_desc){.struct_size = sizeof(tess_plan_desc),
+                            .head_dim = DIM,
+                            .batch = BATCH,
+                            .q_len = ROWS,
+                            .kv_len = KEYS};
 }
 
 static int setup(void **state) {
@@ -183,7 +201,8 @@ static void refused(const char *field, const char *other) {
     fill();
 }
 
-/* Each output upon each tensor before it, from its first byte to its last and one past it. */
+/* Each output placed on each tensor before it, from that tensor's first byte to one past its
+ * last. */
 static void overlay_all(void) {
     for (int out = TESS_ROLE_O; out <= TESS_ROLE_LSE; out++) {
         for (int other = TESS_ROLE_Q; other < out; other++) {
@@ -192,7 +211,7 @@ static void overlay_all(void) {
             refused(names[out], names[other]);
             accepted();
             const tess_launch *l = &rig.launch;
-            const uint64_t bytes[] = {l->q_bytes, l->k_bytes, l->v_bytes, l->o_bytes, l->lse_bytes};
+            const uint64_t *bytes = l->bytes;
             assert_true(bytes[out] > 0 && bytes[other] > 0);
             tensor(out)->buffer.handle = tensor(other)->buffer.handle + bytes[other];
             accepted();
@@ -204,7 +223,8 @@ static void overlay_all(void) {
     run.lse.buffer = (tess_buffer){.kind = TESS_BUFFER_NONE, .handle = run.o.buffer.handle};
     accepted();
     fill();
-    run.k.buffer.handle = run.v.buffer.handle = run.q.buffer.handle; /* inputs may share what they like */
+    /* inputs may share what they like */
+    run.k.buffer.handle = run.v.buffer.handle = run.q.buffer.handle;
     accepted();
     fill();
 }
@@ -213,12 +233,14 @@ static void test_plain(void **state) {
     (void)state;
     tess_plan_desc d = plan_desc();
     overlay_all();
-    run.o.buffer.handle = run.q.buffer.handle + (uint64_t)(BATCH * ROWS * HEADS * DIM - 1) * 4; /* one element */
+    /* one element */
+    run.o.buffer.handle = run.q.buffer.handle + (uint64_t)(BATCH * ROWS * HEADS * DIM - 1) * 4;
     refused("o", "q");
     run.o.buffer.offset = (uint64_t)run.v.stride_batch * 4; /* the offset counts like the address */
     run.o.buffer.handle = run.v.buffer.handle;
     refused("o", "v");
-    const int64_t q_lens[] = {2, 0, 5}, kv_lens[] = {3, 7, 6}, cu_q[] = {0, 2, 2, 7}, cu_kv[] = {0, 3, 3, 9};
+    const int64_t q_lens[] = {2, 0, 5}, kv_lens[] = {3, 7, 6}, cu_q[] = {0, 2, 2, 7},
+                  cu_kv[] = {0, 3, 3, 9};
     d.q_lens = q_lens;
     d.kv_lens = kv_lens;
     remake(&d);
@@ -243,7 +265,9 @@ static void test_objects(void **state) {
     device = open_device(runtime);
     const tess_plan_desc d = plan_desc();
     remake(&d);
-    for (int n = 0; n < 5; n++) tensor(n)->buffer = (tess_buffer){.kind = TESS_BUFFER_OBJECT, .handle = 3, .offset = (uint64_t)n * 8192};
+    for (int n = 0; n < 5; n++)
+        tensor(n)->buffer =
+            (tess_buffer){.kind = TESS_BUFFER_OBJECT, .handle = 3, .offset = (uint64_t)n * 8192};
     accepted();
     run.o.buffer.offset = run.k.buffer.offset;
     assert_int_equal(TESS_ERROR_INVALID, tess_run(plan, &run));
@@ -255,7 +279,8 @@ static void test_objects(void **state) {
 /* Q, K, V and O as parts of one array, in every order that is in use. */
 static void test_interleaved(void **state) {
     (void)state;
-    const int64_t all = 2 * HEADS + 2 * KV_HEADS, first[] = {0, HEADS, HEADS + KV_HEADS, HEADS + 2 * KV_HEADS};
+    const int64_t all = 2 * HEADS + 2 * KV_HEADS,
+                  first[] = {0, HEADS, HEADS + KV_HEADS, HEADS + 2 * KV_HEADS};
     for (int order = 0; order < 4; order++) {
         tess_plan_desc d = plan_desc();
         if (order == 3) d.batch = 1;
@@ -272,7 +297,8 @@ static void test_interleaved(void **state) {
                 t->stride_head = ROWS * DIM;
                 at *= ROWS;
             }
-            if (order == 2) { /* [batch, token, head, part]; K and V leave every second place free */
+            /* [batch, token, head, part]; K and V leave every second place free */
+            if (order == 2) {
                 t->stride_head = 4 * DIM;
                 t->stride_token = HEADS * 4 * DIM;
                 t->stride_batch = ROWS * HEADS * 4 * DIM;
@@ -292,13 +318,17 @@ static void test_interleaved(void **state) {
 }
 
 /* Bytes of the elements of a tensor that the plan's sequences have. */
-static bool visit_tensor(int role, const int64_t *q_lens, const int64_t *kv_lens, const int64_t *cu_q, const int64_t *cu_kv, bool set) {
+static bool visit_tensor(int role, const int64_t *q_lens, const int64_t *kv_lens,
+                         const int64_t *cu_q, const int64_t *cu_kv, bool set) {
     const tess_tensor *t = tensor(role);
     const bool keys = role == TESS_ROLE_K || role == TESS_ROLE_V;
     const int64_t heads = keys ? KV_HEADS : HEADS, row = role == TESS_ROLE_LSE ? 1 : DIM;
     bool met = false;
     for (int64_t b = 0; b < BATCH; b++) {
-        int64_t start = !cu_q ? 0 : keys ? cu_kv[b] : cu_q[b], tokens = keys ? kv_lens[b] : q_lens[b];
+        int64_t start = !cu_q  ? 0
+                        : keys ? cu_kv[b]
+                               : cu_q[b],
+                tokens = keys ? kv_lens[b] : q_lens[b];
         if (q_lens[b] == 0 || tokens == 0) continue;
         tess_box box = {.address = t->buffer.handle - (uint64_t)(uintptr_t)memory,
                         .row_bytes = (uint64_t)row * 4,
@@ -310,7 +340,8 @@ static bool visit_tensor(int role, const int64_t *q_lens, const int64_t *kv_lens
     return met;
 }
 
-/* What is refused has an element in common; with equal lengths the other way round as well. */
+/* Tensors that are refused share an element. With equal lengths, tensors that share an element are
+ * refused. */
 static void test_lengths(void **state) {
     (void)state;
     uint64_t seed = 17, n_refused = 0, n_accepted = 0;
@@ -337,14 +368,17 @@ static void test_lengths(void **state) {
                 t->stride_token = heads * parts * DIM + pad;
                 t->stride_batch = most * t->stride_token;
             }
-            t->buffer = tess_host_buffer(
-                memory + role * test_between(&seed, 0, 1) * 2000 + test_between(&seed, 0, 100) * (test_between(&seed, 0, 4) ? DIM : 1), 0);
+            t->buffer = tess_host_buffer(memory + role * test_between(&seed, 0, 1) * 2000 +
+                                             test_between(&seed, 0, 100) *
+                                                 (test_between(&seed, 0, 4) ? DIM : 1),
+                                         0);
         }
         bool met = false;
         for (int out = TESS_ROLE_O; out <= TESS_ROLE_LSE; out++) {
             memset(marks, 0, sizeof marks);
             visit_tensor(out, q_lens, kv_lens, kind == 2 ? cu_q : NULL, cu_kv, true);
-            for (int other = 0; other < out; other++) met |= visit_tensor(other, q_lens, kv_lens, kind == 2 ? cu_q : NULL, cu_kv, false);
+            for (int other = 0; other < out; other++)
+                met |= visit_tensor(other, q_lens, kv_lens, kind == 2 ? cu_q : NULL, cu_kv, false);
         }
         tess_status status = tess_run(plan, &run);
         if (status != TESS_OK) {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tess_run: each check of each tensor, the ranges that reach the backend, and that nothing is allocated. */
+/* tess_run: each check of each tensor, the ranges that reach the backend, and that nothing is
+ * allocated. */
 #include "fixtures/planner.h"
 
 #include "plan.h"
@@ -11,10 +12,16 @@ static tess_layout *layout;
 static tess_plan *plan;
 static tess_run_desc run;
 enum { REGION = 1 << 15 };
-static _Alignas(256) char memory[6 * REGION]; /* never touched: the backend of the test only remembers */
+/* never touched: the backend of the test only remembers */
+static _Alignas(256) char memory[6 * REGION];
 
 static tess_plan_desc plan_desc(void) {
-    tess_plan_desc d = {.struct_size = sizeof d, .head_dim = DIM, .batch = BATCH, .q_len = ROWS, .kv_len = KEYS, .kv_split = 2};
+    tess_plan_desc d = {.struct_size = sizeof d,
+                        .head_dim = DIM,
+                        .batch = BATCH,
+                        .q_len = ROWS,
+                        .kv_len = KEYS,
+                        .kv_split = 2};
     return d;
 }
 
@@ -24,7 +31,8 @@ static void fill(const tess_plan *p) {
     memset(&run, 0, sizeof run);
     run.struct_size = sizeof run;
     tess_tensor *const tensors[] = {&run.q, &run.k, &run.v, &run.o, &run.lse};
-    for (int n = 0; n < 5; n++) assert_int_equal(TESS_OK, tess_plan_tensor(p, (tess_role)n, region(n), tensors[n], NULL));
+    for (int n = 0; n < 5; n++)
+        assert_int_equal(TESS_OK, tess_plan_tensor(p, (tess_role)n, region(n), tensors[n], NULL));
     run.workspace = region(5);
 }
 
@@ -90,16 +98,16 @@ static void test_launch(void **state) {
     assert_ptr_equal(&plan->kernel, l->kernel);
     assert_ptr_equal(&plan->tables, l->tables);
     assert_int_equal(0, l->first_job);
-    assert_int_equal(plan->ledger.n_jobs, l->n_jobs);
+    assert_int_equal(plan->memory.n_jobs, l->n_jobs);
     assert_int_equal(0, l->first_merge);
-    assert_int_equal(plan->ledger.n_merges, l->n_merges);
-    assert_memory_equal(&run.q, &l->q, sizeof l->q);
-    assert_memory_equal(&run.k, &l->k, sizeof l->k);
-    assert_memory_equal(&run.v, &l->v, sizeof l->v);
-    assert_memory_equal(&run.o, &l->o, sizeof l->o);
-    assert_memory_equal(&run.lse, &l->lse, sizeof l->lse);
+    assert_int_equal(plan->memory.n_merges, l->n_merges);
+    assert_memory_equal(&run.q, &l->tensor[TESS_ROLE_Q], sizeof l->tensor[TESS_ROLE_Q]);
+    assert_memory_equal(&run.k, &l->tensor[TESS_ROLE_K], sizeof l->tensor[TESS_ROLE_K]);
+    assert_memory_equal(&run.v, &l->tensor[TESS_ROLE_V], sizeof l->tensor[TESS_ROLE_V]);
+    assert_memory_equal(&run.o, &l->tensor[TESS_ROLE_O], sizeof l->tensor[TESS_ROLE_O]);
+    assert_memory_equal(&run.lse, &l->tensor[TESS_ROLE_LSE], sizeof l->tensor[TESS_ROLE_LSE]);
     assert_memory_equal(&run.workspace, &l->workspace, sizeof l->workspace);
-    assert_int_equal(plan->ledger.partials_at, l->partials_at);
+    assert_int_equal(plan->memory.partials_at, l->partials_at);
     assert_int_equal(plan->partial_rows, l->partial_rows);
     assert_int_equal(99, l->stream.handle);
     assert_ptr_equal(&seconds, l->seconds);
@@ -114,7 +122,7 @@ static void test_launch(void **state) {
 
 static void test_ranges(void **state) {
     (void)state;
-    uint64_t jobs = plan->ledger.n_jobs, merges = plan->ledger.n_merges, total = jobs + merges;
+    uint64_t jobs = plan->memory.n_jobs, merges = plan->memory.n_merges, total = jobs + merges;
     assert_true(jobs > 2 && merges > 2);
     for (uint64_t first = 0; first < total; first++) {
         for (uint64_t count = 0; count <= total - first; count++) {
@@ -125,9 +133,12 @@ static void test_ranges(void **state) {
             uint64_t n = count ? count : total - first, seen = 0;
             const tess_launch *l = &rig.launch;
             assert_true(l->first_job + l->n_jobs <= jobs && l->first_merge + l->n_merges <= merges);
-            for (uint64_t j = 0; j < jobs; j++) seen += (j >= first && j < first + n) == (j >= l->first_job && j < l->first_job + l->n_jobs);
+            for (uint64_t j = 0; j < jobs; j++)
+                seen += (j >= first && j < first + n) ==
+                        (j >= l->first_job && j < l->first_job + l->n_jobs);
             for (uint64_t m = 0; m < merges; m++)
-                seen += (jobs + m >= first && jobs + m < first + n) == (m >= l->first_merge && m < l->first_merge + l->n_merges);
+                seen += (jobs + m >= first && jobs + m < first + n) ==
+                        (m >= l->first_merge && m < l->first_merge + l->n_merges);
             assert_int_equal(total, seen);
         }
     }
@@ -264,7 +275,8 @@ static void test_outputs_apart(void **state) {
         bool lse = test_between(&seed, 0, 1);
         tess_tensor *t = lse ? &run.lse : &run.o;
         int64_t row = lse ? 1 : DIM;
-        t->stride_head = test_between(&seed, 0, 12) * row + test_between(&seed, -1, 1) * (test_between(&seed, 0, 5) == 0);
+        t->stride_head = test_between(&seed, 0, 12) * row +
+                         test_between(&seed, -1, 1) * (test_between(&seed, 0, 5) == 0);
         t->stride_token = test_between(&seed, 0, 12) * row;
         t->stride_batch = test_between(&seed, 0, 60) * row;
         if (t->stride_head < 0) t->stride_head = 0;
@@ -391,7 +403,7 @@ static void test_empty(void **state) {
 
 static void test_workspace(void **state) {
     (void)state;
-    assert_true(plan->ledger.workspace_bytes > 0);
+    assert_true(plan->memory.workspace_bytes > 0);
     run.workspace.offset = 32;
     refused(TESS_ERROR_INVALID, "workspace");
     run.workspace.kind = TESS_BUFFER_NONE;
@@ -399,10 +411,10 @@ static void test_workspace(void **state) {
     run.workspace.handle = 0;
     refused(TESS_ERROR_INVALID, "workspace.handle");
     run.workspace.offset = 64;
-    run.workspace.size = plan->ledger.workspace_bytes + 63;
+    run.workspace.size = plan->memory.workspace_bytes + 63;
     refused(TESS_ERROR_INVALID, "workspace.size");
     run.workspace.offset = 64;
-    run.workspace.size = plan->ledger.workspace_bytes + 64;
+    run.workspace.size = plan->memory.workspace_bytes + 64;
     accepted();
     run.workspace.size = 0;
     accepted();
@@ -486,11 +498,16 @@ static void test_failures(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_launch, setup, teardown),    cmocka_unit_test_setup_teardown(test_ranges, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_tensors, setup, teardown),   cmocka_unit_test_setup_teardown(test_outputs_apart, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_lengths, setup, teardown),   cmocka_unit_test_setup_teardown(test_empty, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_workspace, setup, teardown), cmocka_unit_test_setup_teardown(test_reserved, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_objects, setup, teardown),   cmocka_unit_test_setup_teardown(test_failures, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_launch, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_ranges, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_tensors, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_outputs_apart, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_lengths, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_empty, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_workspace, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_reserved, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_objects, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_failures, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

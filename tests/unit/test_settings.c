@@ -24,7 +24,8 @@ static tess_setting_info find(tess_runtime *runtime, const char *name) {
     return info;
 }
 
-static void assert_setting(tess_runtime *runtime, const char *name, const char *value, const char *source) {
+static void assert_setting(tess_runtime *runtime, const char *name, const char *value,
+                           const char *source) {
     tess_setting_info info = find(runtime, name);
     assert_string_equal(value, info.value);
     assert_string_equal(source, info.source);
@@ -50,8 +51,9 @@ static void assert_environment_refused(const char *name, const char *value, cons
 
 static void test_defaults(void **state) {
     (void)state;
-    static const char *const names[] = {"TESSERA_BACKEND",   "TESSERA_KERNEL",       "TESSERA_VERBOSE",    "TESSERA_CACHE_DIR",
-                                        "TESSERA_TUNE_FILE", "TESSERA_BACKEND_PATH", "TESSERA_CPU_THREADS"};
+    static const char *const names[] = {
+        "TESSERA_BACKEND",   "TESSERA_KERNEL",       "TESSERA_VERBOSE",    "TESSERA_CACHE_DIR",
+        "TESSERA_TUNE_FILE", "TESSERA_BACKEND_PATH", "TESSERA_CPU_THREADS"};
     tess_runtime *runtime = NULL;
     assert_status(TESS_OK, create((tess_runtime_desc){0}, &runtime));
     tess_setting_info info = {sizeof info};
@@ -99,7 +101,8 @@ static void test_cpus_limit_the_setting(void **state) {
     for (size_t n = 0; n < sizeof asked / sizeof asked[0]; n++) {
         tess_runtime *runtime = NULL;
         assert_status(TESS_OK, create((tess_runtime_desc){.cpu_threads = asked[n]}, &runtime));
-        assert_int_equal(asked[n] != 0 && asked[n] < cpus ? asked[n] : cpus, runtime->settings.cpu_threads);
+        assert_int_equal(asked[n] != 0 && asked[n] < cpus ? asked[n] : cpus,
+                         runtime->settings.cpu_threads);
         tess_runtime_release(runtime);
     }
     test_pretend_cpus(0);
@@ -207,7 +210,8 @@ static void test_descriptor_beats_environment(void **state) {
     assert_status(TESS_OK, create(desc, &runtime));
     memset(backend, '?', sizeof backend - 1); /* the runtime has a copy */
     assert_setting(runtime, "TESSERA_BACKEND", "gamma", "descriptor");
-    assert_setting(runtime, "TESSERA_KERNEL", "", "descriptor"); /* "" means unset, and hides the environment */
+    /* "" means unset, and hides the environment */
+    assert_setting(runtime, "TESSERA_KERNEL", "", "descriptor");
     assert_setting(runtime, "TESSERA_CPU_THREADS", "7", "descriptor");
     assert_setting(runtime, "TESSERA_CACHE_DIR", "/from/environment", "environment");
     assert_setting(runtime, "TESSERA_TUNE_FILE", "", "descriptor");
@@ -216,41 +220,54 @@ static void test_descriptor_beats_environment(void **state) {
 
 static void test_malformed_environment(void **state) {
     (void)state;
-    assert_environment_refused("TESSERA_BACKEND", "omega", "'omega' names no backend; known are: gamma, beta, delta, alpha");
+    assert_environment_refused("TESSERA_BACKEND", "omega",
+                               "'omega' names no backend; known are: gamma, beta, delta, alpha");
     assert_environment_refused("TESSERA_BACKEND", "beta,,alpha", "empty item");
     assert_environment_refused("TESSERA_BACKEND", "beta:one", "name:index");
     assert_environment_refused("TESSERA_BACKEND", ",", "empty item");
-    assert_environment_refused("TESSERA_KERNEL", "fast", "'fast' is not of the form backend/kernel");
+    assert_environment_refused("TESSERA_KERNEL", "fast",
+                               "'fast' is not of the form backend/kernel");
     assert_environment_refused("TESSERA_KERNEL", "/fast", "not of the form");
     assert_environment_refused("TESSERA_KERNEL", "beta/", "not of the form");
-    assert_environment_refused("TESSERA_KERNEL", "omega/fast", "names no backend; known are: gamma");
-    assert_environment_refused("TESSERA_VERBOSE", "loud", "'loud' is none of errors, device, dispatch, plan, all");
+    assert_environment_refused("TESSERA_KERNEL", "omega/fast",
+                               "names no backend; known are: gamma");
+    assert_environment_refused("TESSERA_VERBOSE", "loud",
+                               "'loud' is none of errors, device, dispatch, plan, all");
     assert_environment_refused("TESSERA_VERBOSE", "errors,", "empty item");
     assert_environment_refused("TESSERA_VERBOSE", "device,al", "'al' is none of");
     assert_environment_refused("TESSERA_VERBOSE", "Device", "is none of");
     assert_environment_refused("TESSERA_CACHE_DIR", "cache", "'cache' is not an absolute path");
     assert_environment_refused("TESSERA_TUNE_FILE", "./tune", "not an absolute path");
     assert_environment_refused("TESSERA_BACKEND_PATH", "libfoo.so", "not an absolute path");
-    assert_environment_refused("TESSERA_BACKEND_PATH", "/a/lib.so:lib.so:/b/lib.so", "'lib.so' is not an absolute path");
-    assert_environment_refused("TESSERA_BACKEND_PATH", "./lib.so", "'./lib.so' is not an absolute path");
-    assert_environment_refused("TESSERA_BACKEND_PATH", "/a/lib.so:../lib.so", "'../lib.so' is not an absolute path");
+    assert_environment_refused("TESSERA_BACKEND_PATH", "/a/lib.so:lib.so:/b/lib.so",
+                               "'lib.so' is not an absolute path");
+    assert_environment_refused("TESSERA_BACKEND_PATH", "./lib.so",
+                               "'./lib.so' is not an absolute path");
+    assert_environment_refused("TESSERA_BACKEND_PATH", "/a/lib.so:../lib.so",
+                               "'../lib.so' is not an absolute path");
     assert_environment_refused("TESSERA_BACKEND_PATH", "/a/lib.so:", "'' is not an absolute path");
     assert_environment_refused("TESSERA_BACKEND_PATH", ":/a/lib.so", "'' is not an absolute path");
-    static const char *const numbers[] = {"0", "-1", "+1", " 1", "1 ", "1025", "4294967297", "99999999999999999999", "two", "1.5", "0x4"};
+    static const char *const numbers[] = {"0",   "-1",   "+1",         " 1",
+                                          "1 ",  "1025", "4294967297", "99999999999999999999",
+                                          "two", "1.5",  "0x4"};
     for (size_t n = 0; n < sizeof numbers / sizeof numbers[0]; n++)
-        assert_environment_refused("TESSERA_CPU_THREADS", numbers[n], "is not an integer from 1 to 1024");
+        assert_environment_refused("TESSERA_CPU_THREADS", numbers[n],
+                                   "is not an integer from 1 to 1024");
 }
 
 static void test_malformed_descriptor(void **state) {
     (void)state;
-    assert_refused((tess_runtime_desc){.backend = "omega"}, "tess_runtime_create: backend: 'omega'");
+    assert_refused((tess_runtime_desc){.backend = "omega"},
+                   "tess_runtime_create: backend: 'omega'");
     assert_refused((tess_runtime_desc){.kernel = "fast"}, "tess_runtime_create: kernel:");
-    assert_refused((tess_runtime_desc){.kernel = "omega/fast"}, "tess_runtime_create: kernel: 'omega/fast' names no backend");
+    assert_refused((tess_runtime_desc){.kernel = "omega/fast"},
+                   "tess_runtime_create: kernel: 'omega/fast' names no backend");
     assert_refused((tess_runtime_desc){.verbose = "loud"}, "tess_runtime_create: verbose:");
     assert_refused((tess_runtime_desc){.cache_dir = "x"}, "tess_runtime_create: cache_dir:");
     assert_refused((tess_runtime_desc){.tune_file = "x"}, "tess_runtime_create: tune_file:");
     assert_refused((tess_runtime_desc){.backend_path = "x"}, "tess_runtime_create: backend_path:");
-    assert_refused((tess_runtime_desc){.cpu_threads = 1025}, "tess_runtime_create: cpu_threads: '1025'");
+    assert_refused((tess_runtime_desc){.cpu_threads = 1025},
+                   "tess_runtime_create: cpu_threads: '1025'");
     char *large = malloc(100001);
     memset(large, 'x', 100000);
     large[100000] = '\0';
@@ -273,17 +290,22 @@ static void capture(void *user, const char *line) {
 }
 
 static void use_logged(const char *verbose) {
-    tess_runtime_desc desc = {.verbose = verbose, .log = capture, .log_user = (void *)(uintptr_t) "log"};
+    tess_runtime_desc desc = {
+        .verbose = verbose, .log = capture, .log_user = (void *)(uintptr_t) "log"};
     tess_runtime *runtime = NULL;
     tess_device *device = NULL;
     captured[0] = '\0';
     assert_status(TESS_OK, create(desc, &runtime));
-    assert_status(TESS_OK, tess_device_open(runtime, &(tess_device_desc){sizeof(tess_device_desc), .id = "delta,alpha:5,alpha"}, &device));
+    assert_status(TESS_OK, tess_device_open(runtime,
+                                            &(tess_device_desc){sizeof(tess_device_desc),
+                                                                .id = "delta,alpha:5,alpha"},
+                                            &device));
     assert_status(TESS_ERROR_TIMEOUT, tess_wait(device, 0));
     assert_status(TESS_ERROR_INVALID, tess_alloc(device, 1, NULL));
     tess_device_release(device);
     tess_runtime_release(runtime);
-    assert_status(TESS_ERROR_INVALID, tess_runtime_create(NULL, NULL)); /* belongs to no runtime, so nobody logs it */
+    /* belongs to no runtime, so nobody logs it */
+    assert_status(TESS_ERROR_INVALID, tess_runtime_create(NULL, NULL));
 }
 
 static bool has(const char *text) {
@@ -305,7 +327,9 @@ static void test_log_topics(void **state) {
     assert_null(strstr(captured, "errors:"));
     /* Failures that a call recovers from are no errors. */
     use_logged("errors");
-    assert_string_equal("errors: tess_wait: alpha: fakeWait: code 7\nerrors: tess_alloc: buffer: must not be NULL\n", captured);
+    assert_string_equal("errors: tess_wait: alpha: fakeWait: code 7\nerrors: tess_alloc: buffer: "
+                        "must not be NULL\n",
+                        captured);
     use_logged("all");
     assert_true(has("device: alpha:0 taken"));
     assert_true(has("errors: tess_wait"));
@@ -321,7 +345,8 @@ static void test_default_log(void **state) {
     assert_status(TESS_OK, create((tess_runtime_desc){.verbose = "errors"}, &runtime));
     fflush(stderr);
     assert_true(dup2(fileno(file), STDERR_FILENO) >= 0);
-    tess_status past = tess_runtime_device(runtime, 9, NULL); /* the end of an enumeration is no error to log */
+    /* the end of an enumeration is no error to log */
+    tess_status past = tess_runtime_device(runtime, 9, NULL);
     tess_status status = tess_device_open(runtime, NULL, NULL);
     fflush(stderr);
     assert_true(dup2(standard_error, STDERR_FILENO) >= 0);
@@ -340,7 +365,8 @@ static void test_best_device_is_explained(void **state) {
     (void)state;
     fake.open_status[FAKE_ALPHA][0] = TESS_ERROR_NATIVE;
     fake.open_status[FAKE_ALPHA][1] = TESS_ERROR_NATIVE;
-    tess_runtime_desc desc = {.verbose = "device", .log = capture, .log_user = (void *)(uintptr_t) "log"};
+    tess_runtime_desc desc = {
+        .verbose = "device", .log = capture, .log_user = (void *)(uintptr_t) "log"};
     tess_runtime *runtime = NULL;
     tess_device *device = NULL;
     captured[0] = '\0';

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Whether keys are split: the choice against a second reckoning of its model, which hands every
- * single job that the plan would place to the worker that is free first.
+ * Whether keys are split: the choice against a second implementation of its model, which simulates
+ * the plan's jobs one by one and gives each to the worker that is free first.
  */
 #include <math.h>
 
@@ -11,7 +11,7 @@
 
 enum { UNITS = 132, ROWS = 128, BLOCK = 64, MOST_SEQUENCES = 2 * UNITS + 1 };
 
-/* About what the kernel for Hopper says of an H200 at head_dim 128 in 16 bits. */
+/* About the costs that the kernel for Hopper gives for an H200 at head_dim 128 in 16 bits. */
 static const tess_split_model h200 = {
     .costs = {.workers = UNITS,
               .step_keys = 128,
@@ -36,7 +36,8 @@ static double longest_first(const tess_job *jobs, uint64_t n, const tess_split_m
         for (uint32_t w = 1; w < m->costs.workers; w++)
             if (busy[w] < busy[free_first]) free_first = w;
         if (j > 0) assert_true(tess_job_blocks(&jobs[j]) <= tess_job_blocks(&jobs[j - 1]));
-        uint64_t steps = (tess_job_blocks(&jobs[j]) * m->block + m->costs.step_keys - 1) / m->costs.step_keys;
+        uint64_t steps =
+            (tess_job_blocks(&jobs[j]) * m->block + m->costs.step_keys - 1) / m->costs.step_keys;
         busy[free_first] += m->costs.job_ns + (double)steps * m->costs.step_ns;
         if (busy[free_first] > last) last = busy[free_first];
     }
@@ -53,7 +54,8 @@ typedef struct batch {
 /* What a run with parts of `length` key blocks takes. */
 static double reckon(const batch *b, const tess_split_model *m, uint32_t length, uint64_t *n_jobs) {
     tess_jobs jobs;
-    assert_int_equal(TESS_OK, tess_jobs_create(&jobs, runtime, b->layout, b->sequences, b->n, ROWS, ROWS));
+    assert_int_equal(TESS_OK,
+                     tess_jobs_create(&jobs, runtime, b->layout, b->sequences, b->n, ROWS, ROWS));
     jobs.split.length = length;
     assert_int_equal(TESS_OK, tess_jobs_count(&jobs));
     tess_job *out = malloc((jobs.n_jobs + 1) * sizeof *out);
@@ -62,11 +64,14 @@ static double reckon(const batch *b, const tess_split_model *m, uint32_t length,
     tess_jobs_place(&jobs, out, merges);
     double ns = longest_first(out, jobs.n_jobs, m), read_ns = 0, partial_bytes = 0, keys = 0;
     uint32_t most_parts = 0;
-    for (uint32_t s = 0; s < b->n; s++) keys += b->sequences[s].q_len ? (b->sequences[s].kv_len + m->block - 1) / m->block : 0;
-    if (m->costs.bandwidth) read_ns = 1e3 * keys * b->layout->n_kv_heads * (double)m->block_bytes / m->costs.bandwidth;
+    for (uint32_t s = 0; s < b->n; s++)
+        keys += b->sequences[s].q_len ? (b->sequences[s].kv_len + m->block - 1) / m->block : 0;
+    if (m->costs.bandwidth)
+        read_ns = 1e3 * keys * b->layout->n_kv_heads * (double)m->block_bytes / m->costs.bandwidth;
     if (read_ns > ns) ns = read_ns;
     for (uint64_t j = 0; j < jobs.n_jobs; j++)
-        if (out[j].partial != TESS_NO_PARTIAL) partial_bytes += (double)(out[j].rows * out[j].heads) * (double)m->row_bytes;
+        if (out[j].partial != TESS_NO_PARTIAL)
+            partial_bytes += (double)(out[j].rows * out[j].heads) * (double)m->row_bytes;
     for (uint64_t n = 0; n < jobs.n_merges; n++)
         if (merges[n].parts > most_parts) most_parts = merges[n].parts;
     if (jobs.n_merges)
@@ -79,10 +84,12 @@ static double reckon(const batch *b, const tess_split_model *m, uint32_t length,
     return ns;
 }
 
-static tess_split_choice choose(const batch *b, const tess_split_model *m, int32_t kv_split, bool invariant, tess_split *split) {
+static tess_split_choice choose(const batch *b, const tess_split_model *m, int32_t kv_split,
+                                bool invariant, tess_split *split) {
     tess_jobs jobs;
     tess_split_choice choice;
-    assert_int_equal(TESS_OK, tess_jobs_create(&jobs, runtime, b->layout, b->sequences, b->n, ROWS, ROWS));
+    assert_int_equal(TESS_OK,
+                     tess_jobs_create(&jobs, runtime, b->layout, b->sequences, b->n, ROWS, ROWS));
     assert_int_equal(TESS_OK, tess_split_count(m, kv_split, invariant, &jobs, &choice));
     *split = jobs.split;
     tess_jobs_release(&jobs);
@@ -91,24 +98,30 @@ static tess_split_choice choose(const batch *b, const tess_split_model *m, int32
 
 /* Returns the number of jobs, parts included. `exact`: rows do not differ, nor do more lengths
  * occur than the model tells apart. */
-static uint64_t check(const batch *b, const tess_split_model *m, bool exact, tess_split_choice *out) {
+static uint64_t check(const batch *b, const tess_split_model *m, bool exact,
+                      tess_split_choice *out) {
     tess_split split;
     uint64_t n_jobs, n_parts;
     tess_split_choice choice = choose(b, m, 0, false, &split);
-    double unsplit = reckon(b, m, 0, &n_jobs), chosen = reckon(b, m, choice.length, &n_parts), within = exact ? 1e-9 : 0.05;
+    double unsplit = reckon(b, m, 0, &n_jobs), chosen = reckon(b, m, choice.length, &n_parts),
+           within = exact ? 1e-9 : 0.05;
     assert_true(choice.candidates >= 1 && choice.candidates <= 32);
     assert_int_equal(choice.length, split.length);
     assert_true(!split.fixed && split.max_parts == 0);
-    if (fabs(choice.unsplit_ns - unsplit) > within * unsplit) fail_msg("unsplit %.1f ns, the model says %.1f", unsplit, choice.unsplit_ns);
-    if (fabs(choice.ns - chosen) > within * chosen) fail_msg("parts of %u: %.1f ns, the model says %.1f", choice.length, chosen, choice.ns);
-    if (chosen > unsplit) fail_msg("parts of %u blocks take %.1f ns, none %.1f", choice.length, chosen, unsplit);
+    if (fabs(choice.unsplit_ns - unsplit) > within * unsplit)
+        fail_msg("unsplit %.1f ns, the model says %.1f", unsplit, choice.unsplit_ns);
+    if (fabs(choice.ns - chosen) > within * chosen)
+        fail_msg("parts of %u: %.1f ns, the model says %.1f", choice.length, chosen, choice.ns);
+    if (chosen > unsplit)
+        fail_msg("parts of %u blocks take %.1f ns, none %.1f", choice.length, chosen, unsplit);
     if (choice.length) assert_true(chosen < unsplit && n_parts > n_jobs);
     if (out) *out = choice;
     return n_parts;
 }
 
 static tess_layout *dense(int32_t heads, int32_t kv_heads) {
-    tess_pattern pattern = {.struct_size = sizeof pattern, .kind = TESS_PATTERN_DENSE, .block = BLOCK};
+    tess_pattern pattern = {
+        .struct_size = sizeof pattern, .kind = TESS_PATTERN_DENSE, .block = BLOCK};
     return make_layout(runtime, &pattern, heads, kv_heads, 1 << 21);
 }
 
@@ -124,7 +137,8 @@ static void one_sequence(batch *b, int32_t q_len, int32_t kv_len) {
 /* One job each of `n` sequences, around one wave and two. */
 static void test_counts_around_a_wave(void **state) {
     (void)state;
-    static const uint32_t counts[] = {1, 2, 8, 66, UNITS - 1, UNITS, UNITS + 1, 2 * UNITS - 1, 2 * UNITS, 2 * UNITS + 1};
+    static const uint32_t counts[] = {
+        1, 2, 8, 66, UNITS - 1, UNITS, UNITS + 1, 2 * UNITS - 1, 2 * UNITS, 2 * UNITS + 1};
     tess_layout *layout = dense(1, 1);
     static batch b;
     uint64_t seed = 5, split = 0, unsplit = 0;
@@ -140,14 +154,17 @@ static void test_counts_around_a_wave(void **state) {
                     /* Equal; two lengths; a few; one long one among short ones. */
                     b.sequences[s].kv_len = lengths == 0   ? most
                                             : lengths == 1 ? (s % 3 ? most : most / 2)
-                                            : lengths == 2 ? (int32_t)test_between(&seed, 1, 32) * (most / 32)
-                                                           : (s == 0 ? most : 64);
+                                            : lengths == 2
+                                                ? (int32_t)test_between(&seed, 1, 32) * (most / 32)
+                                                : (s == 0 ? most : 64);
                 }
                 check(&b, &h200, true, &choice);
                 if (lengths == 0 && b.n <= UNITS) { /* one full wave is among the candidates */
-                    const uint32_t parts = UNITS / b.n, blocks = (uint32_t)most / BLOCK, length = (blocks + parts - 1) / parts;
+                    const uint32_t parts = UNITS / b.n, blocks = (uint32_t)most / BLOCK,
+                                   length = (blocks + parts - 1) / parts;
                     uint64_t n_jobs;
-                    if (length > 1) assert_true(choice.ns <= reckon(&b, &h200, length, &n_jobs) * (1 + 1e-9));
+                    if (length > 1)
+                        assert_true(choice.ns <= reckon(&b, &h200, length, &n_jobs) * (1 + 1e-9));
                 }
                 split += choice.length != 0;
                 unsplit += choice.length == 0;
@@ -171,7 +188,8 @@ static void test_many_lengths(void **state) {
         b.n = (uint32_t)test_between(&seed, 1, MOST_SEQUENCES);
         for (uint32_t s = 0; s < b.n; s++) {
             b.sequences[s].q_len = 1;
-            b.sequences[s].kv_len = (int32_t)test_between(&seed, 1, 1 << test_between(&seed, 6, 17));
+            b.sequences[s].kv_len =
+                (int32_t)test_between(&seed, 1, 1 << test_between(&seed, 6, 17));
         }
         check(&b, &h200, false, NULL);
     }
@@ -183,11 +201,15 @@ static void test_ties(void **state) {
     tess_layout *layout = dense(1, 1);
     static batch b;
     tess_split_choice choice;
-    /* Nothing costs anything but steps, so that parts in whole waves take just as long. */
-    tess_split_model m = {.costs = {.workers = 4, .step_keys = 64, .step_ns = 1000}, .block = BLOCK, .block_bytes = 1, .row_bytes = 1};
+    /* Only steps cost time, so parts in whole waves take just as long. */
+    tess_split_model m = {.costs = {.workers = 4, .step_keys = 64, .step_ns = 1000},
+                          .block = BLOCK,
+                          .block_bytes = 1,
+                          .row_bytes = 1};
     b.layout = layout;
     b.n = 8;
-    for (uint32_t s = 0; s < b.n; s++) b.sequences[s] = (tess_sequence){.q_len = 1, .kv_len = 64 * 16};
+    for (uint32_t s = 0; s < b.n; s++)
+        b.sequences[s] = (tess_sequence){.q_len = 1, .kv_len = 64 * 16};
     assert_int_equal(8, check(&b, &m, true, &choice));
     assert_int_equal(0, choice.length);
     b.n = 7; /* the last wave is not full: 28 parts are 7 waves of 4 blocks */
@@ -205,9 +227,17 @@ static void test_shapes(void **state) {
         int32_t heads, kv_heads, rows, keys;
         uint64_t least, most; /* jobs */
     } shapes[] = {
-        {16, 16, 1024, 1024, 128, 128}, {8, 8, 512, 512, 32, 32},           {32, 8, 512, 4096, 128, 128},           {32, 8, 512, 32768, 128, 128},
-        {32, 8, 128, 32768, 96, UNITS}, {32, 8, 1, 131072, 128, 4 * UNITS}, {32, 8, 1, 4096, 128, UNITS},           {32, 8, 16, 4096, 64, 64},
-        {32, 8, 64, 4096, 64, 64},      {32, 8, 256, 4096, 128, 128},       {16, 16, 131072, 131072, 16384, 16384},
+        {16, 16, 1024, 1024, 128, 128},
+        {8, 8, 512, 512, 32, 32},
+        {32, 8, 512, 4096, 128, 128},
+        {32, 8, 512, 32768, 128, 128},
+        {32, 8, 128, 32768, 96, UNITS},
+        {32, 8, 1, 131072, 128, 4 * UNITS},
+        {32, 8, 1, 4096, 128, UNITS},
+        {32, 8, 16, 4096, 64, 64},
+        {32, 8, 64, 4096, 64, 64},
+        {32, 8, 256, 4096, 128, 128},
+        {16, 16, 131072, 131072, 16384, 16384},
     };
     static batch b;
     for (size_t n = 0; n < sizeof shapes / sizeof *shapes; n++) {
@@ -216,14 +246,17 @@ static void test_shapes(void **state) {
         one_sequence(&b, shapes[n].rows, shapes[n].keys);
         uint64_t parts = check(&b, &h200, shapes[n].rows < 8192, NULL);
         if (parts < shapes[n].least || parts > shapes[n].most)
-            fail_msg("%d rows on %d keys: %llu jobs", shapes[n].rows, shapes[n].keys, (unsigned long long)parts);
+            fail_msg("%d rows on %d keys: %llu jobs", shapes[n].rows, shapes[n].keys,
+                     (unsigned long long)parts);
         /* The device is full to the last wave. */
-        if (parts > 128) assert_true(parts % UNITS == 0 || parts % UNITS > UNITS * 9 / 10 || shapes[n].rows > 8192);
+        if (parts > 128)
+            assert_true(parts % UNITS == 0 || parts % UNITS > UNITS * 9 / 10 ||
+                        shapes[n].rows > 8192);
         tess_layout_release(layout);
     }
 }
 
-/* What the caller orders, and what batch-invariant mode wants, the model is not asked about. */
+/* Neither an explicit kv_split nor batch-invariant mode asks the model. */
 static void test_orders(void **state) {
     (void)state;
     tess_layout *layout = dense(1, 1);
@@ -245,7 +278,8 @@ static void test_orders(void **state) {
 /* A kernel that says nothing, and one that says absurd things. */
 static void test_costs(void **state) {
     (void)state;
-    const tess_kernel_costs none = {0}, absurd = {UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX, 1, 1},
+    const tess_kernel_costs none = {0}, absurd = {UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX,
+                                                  UINT32_MAX, UINT32_MAX, 1,          1},
                             idle = {.workers = 7};
     tess_layout *layout = dense(1, 1);
     static batch b;
@@ -271,7 +305,7 @@ static void test_costs(void **state) {
     tess_layout_release(layout);
 }
 
-/* ------------------------------------------------------------------ low tiles */
+/* ------------------------------------------------------------------ short tiles */
 
 static uint32_t tile_rows_of(const tess_plan_desc *d, uint64_t *n_jobs) {
     tess_layout *layout = dense(2, 2);
@@ -287,16 +321,22 @@ static uint32_t tile_rows_of(const tess_plan_desc *d, uint64_t *n_jobs) {
     return info.tile_rows;
 }
 
-/* Few short jobs are cut into low tiles if as many run at a time, and only where the plan
+/* Few short jobs are cut into short tiles if as many run at a time, and only where the plan
  * decides. */
-static void test_low_tiles(void **state) {
+static void test_short_tiles(void **state) {
     (void)state;
     rig.tile_rows = 128;
-    rig.low_rows = 64;
+    rig.short_rows = 64;
     rig.caps.parallel_jobs = 16;
-    tess_plan_desc d = {.struct_size = sizeof d, .dtype = TESS_BF16, .head_dim = 64, .batch = 1, .q_len = 512, .kv_len = 512};
+    tess_plan_desc d = {.struct_size = sizeof d,
+                        .dtype = TESS_BF16,
+                        .head_dim = 64,
+                        .batch = 1,
+                        .q_len = 512,
+                        .kv_len = 512};
     uint64_t n_jobs;
-    assert_int_equal(64, tile_rows_of(&d, &n_jobs)); /* 2 heads of 4 tiles, or of 8: as many as there are workers */
+    /* 2 heads of 4 tiles, or of 8: as many as there are workers */
+    assert_int_equal(64, tile_rows_of(&d, &n_jobs));
     assert_int_equal(16, n_jobs);
     rig.caps.parallel_jobs = 15;
     assert_int_equal(128, tile_rows_of(&d, &n_jobs));
@@ -311,9 +351,9 @@ static void test_low_tiles(void **state) {
     d.flags = TESS_PLAN_BATCH_INVARIANT;
     assert_int_equal(128, tile_rows_of(&d, &n_jobs));
     d.flags = 0;
-    rig.low_rows = 0;
+    rig.short_rows = 0;
     assert_int_equal(128, tile_rows_of(&d, &n_jobs));
-    rig.low_rows = 128;
+    rig.short_rows = 128;
     assert_int_equal(128, tile_rows_of(&d, &n_jobs));
 }
 
@@ -325,7 +365,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_shapes, runtime_setup, runtime_teardown),
         cmocka_unit_test_setup_teardown(test_orders, runtime_setup, runtime_teardown),
         cmocka_unit_test_setup_teardown(test_costs, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_low_tiles, runtime_setup, runtime_teardown),
+        cmocka_unit_test_setup_teardown(test_short_tiles, runtime_setup, runtime_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -12,10 +12,14 @@ static void test_fields_cover_the_structures(void **state) {
         assert_non_null(s->name);
         assert_true(s->n_fields >= 2);
         for (uint32_t n = 0; n < s->n_fields; n++) {
-            if (s->fields[n].at != end) fail_msg("%s: bytes %zu to %u belong to no field of its table", s->name, end, (unsigned)s->fields[n].at);
+            if (s->fields[n].at != end)
+                fail_msg("%s: bytes %zu to %u belong to no field of its table", s->name, end,
+                         (unsigned)s->fields[n].at);
             end = s->fields[n].at + (size_t)s->fields[n].size;
         }
-        if (end != s->size) fail_msg("%s: bytes %zu to %u belong to no field of its table", s->name, end, (unsigned)s->size);
+        if (end != s->size)
+            fail_msg("%s: bytes %zu to %u belong to no field of its table", s->name, end,
+                     (unsigned)s->size);
         assert_int_equal(s->size % s->align, 0);
     }
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The backend's own declarations of Vulkan against Vulkan's: values, sizes and offsets. Whatever differs does not compile. */
+/* The backend's own declarations of Vulkan against Vulkan's: values, sizes and offsets. Whatever
+ * differs does not compile. */
 #define VK_NO_PROTOTYPES
 #include <stdio.h>
 #include <vulkan/vulkan_core.h>
@@ -16,8 +17,10 @@
 VK_RESULT_LIST(RESULT)
 
 /* Each name exists in Vulkan, or PFN_vk would not. */
-#define EXISTS(name, result, parameters) SAME(sizeof(((vk_api *)0)->name), sizeof(PFN_vk##name), #name);
-#define ALL(X)                           VK_GLOBAL_FUNCTIONS(X) VK_INSTANCE_FUNCTIONS(X) VK_DEVICE_FUNCTIONS(X) VK_OPTIONAL_FUNCTIONS(X)
+#define EXISTS(name, result, parameters) \
+    SAME(sizeof(((vk_api *)0)->name), sizeof(PFN_vk##name), #name);
+#define ALL(X) \
+    VK_GLOBAL_FUNCTIONS(X) VK_INSTANCE_FUNCTIONS(X) VK_DEVICE_FUNCTIONS(X) VK_OPTIONAL_FUNCTIONS(X)
 ALL(EXISTS)
 
 TYPE(APPLICATION_INFO, APPLICATION_INFO);
@@ -63,8 +66,10 @@ VALUE(MEMORY_HOST_CACHED, MEMORY_PROPERTY_HOST_CACHED_BIT);
 VALUE(HEAP_DEVICE_LOCAL, MEMORY_HEAP_DEVICE_LOCAL_BIT);
 VALUE(BUFFER_TRANSFER_SRC, BUFFER_USAGE_TRANSFER_SRC_BIT);
 VALUE(BUFFER_TRANSFER_DST, BUFFER_USAGE_TRANSFER_DST_BIT);
+VALUE(BUFFER_UNIFORM, BUFFER_USAGE_UNIFORM_BUFFER_BIT);
 VALUE(BUFFER_STORAGE, BUFFER_USAGE_STORAGE_BUFFER_BIT);
 VALUE(DESCRIPTOR_STORAGE_BUFFER, DESCRIPTOR_TYPE_STORAGE_BUFFER);
+VALUE(DESCRIPTOR_UNIFORM_BUFFER_DYNAMIC, DESCRIPTOR_TYPE_UNIFORM_BUFFER_DYNAMIC);
 VALUE(SHADER_STAGE_COMPUTE, SHADER_STAGE_COMPUTE_BIT);
 VALUE(BIND_POINT_COMPUTE, PIPELINE_BIND_POINT_COMPUTE);
 VALUE(COMMAND_POOL_RESET_BUFFER, COMMAND_POOL_CREATE_RESET_COMMAND_BUFFER_BIT);
@@ -74,6 +79,7 @@ VALUE(QUERY_RESULT_64, QUERY_RESULT_64_BIT);
 VALUE(STAGE_COMPUTE, PIPELINE_STAGE_COMPUTE_SHADER_BIT);
 VALUE(STAGE_TRANSFER, PIPELINE_STAGE_TRANSFER_BIT);
 VALUE(STAGE_HOST, PIPELINE_STAGE_HOST_BIT);
+VALUE(ACCESS_UNIFORM_READ, ACCESS_UNIFORM_READ_BIT);
 VALUE(ACCESS_SHADER_READ, ACCESS_SHADER_READ_BIT);
 VALUE(ACCESS_SHADER_WRITE, ACCESS_SHADER_WRITE_BIT);
 VALUE(ACCESS_TRANSFER_READ, ACCESS_TRANSFER_READ_BIT);
@@ -89,12 +95,14 @@ SIZE(vk_extension_properties, VkExtensionProperties);
 AT(vk_extension_properties, version, VkExtensionProperties, specVersion);
 SIZE(vk_limits, VkPhysicalDeviceLimits);
 AT(vk_limits, max_storage_range, VkPhysicalDeviceLimits, maxStorageBufferRange);
-AT(vk_limits, max_push_bytes, VkPhysicalDeviceLimits, maxPushConstantsSize);
 AT(vk_limits, max_allocations, VkPhysicalDeviceLimits, maxMemoryAllocationCount);
+AT(vk_limits, max_stage_storage_buffers, VkPhysicalDeviceLimits,
+   maxPerStageDescriptorStorageBuffers);
 AT(vk_limits, max_shared_bytes, VkPhysicalDeviceLimits, maxComputeSharedMemorySize);
 AT(vk_limits, max_group_count, VkPhysicalDeviceLimits, maxComputeWorkGroupCount);
 AT(vk_limits, max_group_threads, VkPhysicalDeviceLimits, maxComputeWorkGroupInvocations);
 AT(vk_limits, max_group_size, VkPhysicalDeviceLimits, maxComputeWorkGroupSize);
+AT(vk_limits, min_uniform_align, VkPhysicalDeviceLimits, minUniformBufferOffsetAlignment);
 AT(vk_limits, min_storage_align, VkPhysicalDeviceLimits, minStorageBufferOffsetAlignment);
 AT(vk_limits, timestamps, VkPhysicalDeviceLimits, timestampComputeAndGraphics);
 AT(vk_limits, timestamp_period, VkPhysicalDeviceLimits, timestampPeriod);
@@ -110,7 +118,8 @@ AT(vk_driver_properties, info, VkPhysicalDeviceDriverProperties, driverInfo);
 SIZE(vk_sm_properties, VkPhysicalDeviceShaderSMBuiltinsPropertiesNV);
 AT(vk_sm_properties, sm_count, VkPhysicalDeviceShaderSMBuiltinsPropertiesNV, shaderSMCount);
 SIZE(vk_core_properties_amd, VkPhysicalDeviceShaderCorePropertiesAMD);
-AT(vk_core_properties_amd, units_per_array, VkPhysicalDeviceShaderCorePropertiesAMD, computeUnitsPerShaderArray);
+AT(vk_core_properties_amd, units_per_array, VkPhysicalDeviceShaderCorePropertiesAMD,
+   computeUnitsPerShaderArray);
 SIZE(vk_features_2, VkPhysicalDeviceFeatures2);
 SIZE(vk_16bit_features, VkPhysicalDevice16BitStorageFeatures);
 AT(vk_16bit_features, storage, VkPhysicalDevice16BitStorageFeatures, storageBuffer16BitAccess);
@@ -144,7 +153,6 @@ SIZE(vk_stage_create_info, VkPipelineShaderStageCreateInfo);
 AT(vk_stage_create_info, module, VkPipelineShaderStageCreateInfo, module);
 SIZE(vk_compute_pipeline_create_info, VkComputePipelineCreateInfo);
 AT(vk_compute_pipeline_create_info, layout, VkComputePipelineCreateInfo, layout);
-SIZE(vk_push_range, VkPushConstantRange);
 SIZE(vk_pipeline_layout_create_info, VkPipelineLayoutCreateInfo);
 AT(vk_pipeline_layout_create_info, pushes, VkPipelineLayoutCreateInfo, pPushConstantRanges);
 SIZE(vk_binding, VkDescriptorSetLayoutBinding);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Stands in for libvulkan.so.1: forwards to the real one (TESSERA_TEST_VULKAN names it), lets the call of a given number fail, and counts objects that live.
- * Only what Tessera uses is intercepted.
+ * Stands in for libvulkan.so.1: forwards to the real one (TESSERA_TEST_VULKAN names it), lets the
+ * call of a given number fail, and counts objects that live. Only what Tessera uses is intercepted.
  */
 #include "shim.h"
 
@@ -13,10 +13,26 @@
 
 #include "api.h"
 
-enum kind { INSTANCE, DEVICE, MEMORY, BUFFER, FENCE, QUERIES, SHADER, CACHE, PIPELINE, LAYOUT, SET_LAYOUT, DESCRIPTORS, COMMANDS, KINDS };
-static const char *const kind_names[KINDS] = {"instances",   "devices",          "memory objects",  "buffers",   "fences",
-                                              "query pools", "shaders",          "pipeline caches", "pipelines", "pipeline layouts",
-                                              "set layouts", "descriptor pools", "command pools"};
+enum kind {
+    INSTANCE,
+    DEVICE,
+    MEMORY,
+    BUFFER,
+    FENCE,
+    QUERIES,
+    SHADER,
+    CACHE,
+    PIPELINE,
+    LAYOUT,
+    SET_LAYOUT,
+    DESCRIPTORS,
+    COMMANDS,
+    KINDS
+};
+static const char *const kind_names[KINDS] = {
+    "instances",   "devices",          "memory objects",  "buffers",   "fences",
+    "query pools", "shaders",          "pipeline caches", "pipelines", "pipeline layouts",
+    "set layouts", "descriptor pools", "command pools"};
 
 static vk_api real;
 static vk_get_instance_proc real_get;
@@ -26,17 +42,21 @@ static int sticky, code;
 static char failed_name[64];
 static int kind;           /* of device to pretend; 0: the truth */
 static uint32_t width;     /* most workgroups in a row of the grid; 0: the truth */
+static uint32_t buffers;   /* storage buffers of a stage; 0: the truth */
 static uint32_t vendor;    /* of the device to pretend; 0: the truth */
 static long submits, rows; /* submissions; dispatches of several rows of workgroups */
+static long signalled;     /* submissions with a fence that is signalled already */
 static size_t cache_bytes; /* that the last pipeline cache began with */
 
 void shim_pretend(int device_kind, unsigned most_groups) {
     kind = device_kind;
     width = most_groups;
 }
+void shim_pretend_buffers(unsigned most) { buffers = most; }
 void shim_pretend_vendor(unsigned number) { vendor = number; }
 long shim_submits(void) { return submits; }
 long shim_rows(void) { return rows; }
+long shim_signalled(void) { return signalled; }
 size_t shim_cache_bytes(void) { return cache_bytes; }
 
 void shim_reset(long at, int stays, int result) {
@@ -58,7 +78,8 @@ long shim_live(char *text, size_t size) {
     for (int n = 0; n < KINDS; n++) {
         const long count = atomic_load(&live[n]);
         const size_t used = strlen(text);
-        if (count) snprintf(text + used, size - used, "%s%ld %s", used ? ", " : "", count, kind_names[n]);
+        if (count)
+            snprintf(text + used, size - used, "%s%ld %s", used ? ", " : "", count, kind_names[n]);
         sum += labs(count);
     }
     return sum;
@@ -70,17 +91,23 @@ static vk_result (*real_wait_idle)(vk_device device);
 static int fails(const char *name) {
     const long call = atomic_fetch_add(&calls, 1) + 1;
     if (!fail_at || call < fail_at || (call > fail_at && !sticky)) return 0;
-    if (atomic_fetch_add(&failures, 1) == 0) snprintf(failed_name, sizeof failed_name, "vk%s", name);
-    if (code == TVK_ERROR_DEVICE_LOST && device_now) real_wait_idle(device_now); /* nothing runs any more on a lost device */
+    if (atomic_fetch_add(&failures, 1) == 0)
+        snprintf(failed_name, sizeof failed_name, "vk%s", name);
+    /* nothing runs any more on a lost device */
+    if (code == TVK_ERROR_DEVICE_LOST && device_now) real_wait_idle(device_now);
     return 1;
 }
 
 #define FORWARD(name, parameters, arguments) \
     static vk_result shim_##name parameters { return fails(#name) ? code : real.name arguments; }
+/* Nobody may rely on what a failing call leaves in its output, so that is no handle. */
 #define CREATE(name, kind, parameters, arguments)                           \
     static vk_result shim_##name parameters {                               \
         const vk_result result = fails(#name) ? code : real.name arguments; \
-        if (result == TVK_SUCCESS) atomic_fetch_add(&live[kind], 1);        \
+        if (result == TVK_SUCCESS)                                          \
+            atomic_fetch_add(&live[kind], 1);                               \
+        else                                                                \
+            memset(out, 0xff, sizeof *out);                                 \
         return result;                                                      \
     }
 #define DESTROY(name, kind)                                                              \
@@ -90,20 +117,33 @@ static int fails(const char *name) {
     }
 
 FORWARD(EnumerateInstanceVersion, (uint32_t * version), (version))
-CREATE(CreateInstance, INSTANCE, (const vk_instance_create_info *info, const void *allocator, vk_instance *out), (info, allocator, out))
-FORWARD(EnumeratePhysicalDevices, (vk_instance instance, uint32_t *count, vk_physical *out), (instance, count, out))
-FORWARD(EnumerateDeviceExtensionProperties, (vk_physical physical, const char *layer, uint32_t *count, vk_extension_properties *out),
+CREATE(CreateInstance, INSTANCE,
+       (const vk_instance_create_info *info, const void *allocator, vk_instance *out),
+       (info, allocator, out))
+FORWARD(EnumeratePhysicalDevices, (vk_instance instance, uint32_t *count, vk_physical *out),
+        (instance, count, out))
+FORWARD(EnumerateDeviceExtensionProperties,
+        (vk_physical physical, const char *layer, uint32_t *count, vk_extension_properties *out),
         (physical, layer, count, out))
-static vk_result shim_CreateDevice(vk_physical physical, const vk_device_create_info *info, const void *allocator, vk_device *out) {
-    const vk_result result = fails("CreateDevice") ? code : real.CreateDevice(physical, info, allocator, out);
-    if (result != TVK_SUCCESS) return result;
+static vk_result shim_CreateDevice(vk_physical physical, const vk_device_create_info *info,
+                                   const void *allocator, vk_device *out) {
+    const vk_result result =
+        fails("CreateDevice") ? code : real.CreateDevice(physical, info, allocator, out);
+    if (result != TVK_SUCCESS) {
+        memset(out, 0xff, sizeof *out);
+        return result;
+    }
     atomic_fetch_add(&live[DEVICE], 1);
     device_now = *out;
-    real_wait_idle = (vk_result(*)(vk_device))real.GetDeviceProcAddr(device_now, "vkDeviceWaitIdle");
+    real_wait_idle =
+        (vk_result(*)(vk_device))real.GetDeviceProcAddr(device_now, "vkDeviceWaitIdle");
     return result;
 }
-static vk_result shim_QueueSubmit(vk_queue queue, uint32_t count, const vk_submit_info *infos, vk_handle fence) {
+static vk_result shim_QueueSubmit(vk_queue queue, uint32_t count, const vk_submit_info *infos,
+                                  vk_handle fence) {
     submits += count;
+    /* A fence has to be reset before it is given to the queue again. */
+    if (fence && real.GetFenceStatus(device_now, fence) == TVK_SUCCESS) signalled++;
     return fails("QueueSubmit") ? code : real.QueueSubmit(queue, count, infos, fence);
 }
 static void shim_CmdDispatch(vk_commands commands, uint32_t x, uint32_t y, uint32_t z) {
@@ -114,48 +154,83 @@ static void shim_GetPhysicalDeviceProperties(vk_physical physical, vk_properties
     real.GetPhysicalDeviceProperties(physical, out);
     if (kind) out->kind = (uint32_t)kind;
     if (vendor) out->vendor = vendor;
+    if (buffers) out->limits.max_stage_storage_buffers = buffers;
     if (width) out->limits.max_group_count[0] = width;
 }
-CREATE(AllocateMemory, MEMORY, (vk_device device, const vk_memory_allocate_info *info, const void *allocator, vk_handle *out),
+CREATE(AllocateMemory, MEMORY,
+       (vk_device device, const vk_memory_allocate_info *info, const void *allocator,
+        vk_handle *out),
        (device, info, allocator, out))
-FORWARD(MapMemory, (vk_device device, vk_handle memory, uint64_t offset, uint64_t size, uint32_t flags, void **out),
+FORWARD(MapMemory,
+        (vk_device device, vk_handle memory, uint64_t offset, uint64_t size, uint32_t flags,
+         void **out),
         (device, memory, offset, size, flags, out))
-FORWARD(BindBufferMemory, (vk_device device, vk_handle buffer, vk_handle memory, uint64_t offset), (device, buffer, memory, offset))
-CREATE(CreateBuffer, BUFFER, (vk_device device, const vk_buffer_create_info *info, const void *allocator, vk_handle *out),
+FORWARD(BindBufferMemory, (vk_device device, vk_handle buffer, vk_handle memory, uint64_t offset),
+        (device, buffer, memory, offset))
+CREATE(CreateBuffer, BUFFER,
+       (vk_device device, const vk_buffer_create_info *info, const void *allocator, vk_handle *out),
        (device, info, allocator, out))
-CREATE(CreateFence, FENCE, (vk_device device, const vk_fence_create_info *info, const void *allocator, vk_handle *out),
+CREATE(CreateFence, FENCE,
+       (vk_device device, const vk_fence_create_info *info, const void *allocator, vk_handle *out),
        (device, info, allocator, out))
-FORWARD(ResetFences, (vk_device device, uint32_t count, const vk_handle *fences), (device, count, fences))
+FORWARD(ResetFences, (vk_device device, uint32_t count, const vk_handle *fences),
+        (device, count, fences))
 FORWARD(GetFenceStatus, (vk_device device, vk_handle fence), (device, fence))
-FORWARD(WaitForFences, (vk_device device, uint32_t count, const vk_handle *fences, vk_bool all, uint64_t timeout),
+FORWARD(WaitForFences,
+        (vk_device device, uint32_t count, const vk_handle *fences, vk_bool all, uint64_t timeout),
         (device, count, fences, all, timeout))
-CREATE(CreateQueryPool, QUERIES, (vk_device device, const vk_query_pool_create_info *info, const void *allocator, vk_handle *out),
+CREATE(CreateQueryPool, QUERIES,
+       (vk_device device, const vk_query_pool_create_info *info, const void *allocator,
+        vk_handle *out),
        (device, info, allocator, out))
 FORWARD(GetQueryPoolResults,
-        (vk_device device, vk_handle pool, uint32_t first, uint32_t count, size_t size, void *data, uint64_t stride, uint32_t flags),
+        (vk_device device, vk_handle pool, uint32_t first, uint32_t count, size_t size, void *data,
+         uint64_t stride, uint32_t flags),
         (device, pool, first, count, size, data, stride, flags))
-CREATE(CreateShaderModule, SHADER, (vk_device device, const vk_shader_module_create_info *info, const void *allocator, vk_handle *out),
+CREATE(CreateShaderModule, SHADER,
+       (vk_device device, const vk_shader_module_create_info *info, const void *allocator,
+        vk_handle *out),
        (device, info, allocator, out))
-static vk_result shim_CreatePipelineCache(vk_device device, const vk_pipeline_cache_create_info *info, const void *allocator, vk_handle *out) {
-    const vk_result result = fails("CreatePipelineCache") ? code : real.CreatePipelineCache(device, info, allocator, out);
-    if (result == TVK_SUCCESS) atomic_fetch_add(&live[CACHE], 1);
+static vk_result shim_CreatePipelineCache(vk_device device,
+                                          const vk_pipeline_cache_create_info *info,
+                                          const void *allocator, vk_handle *out) {
+    const vk_result result = fails("CreatePipelineCache")
+                                 ? code
+                                 : real.CreatePipelineCache(device, info, allocator, out);
+    if (result == TVK_SUCCESS)
+        atomic_fetch_add(&live[CACHE], 1);
+    else
+        memset(out, 0xff, sizeof *out);
     cache_bytes = info->bytes;
     return result;
 }
-FORWARD(GetPipelineCacheData, (vk_device device, vk_handle cache, size_t *size, void *data), (device, cache, size, data))
+FORWARD(GetPipelineCacheData, (vk_device device, vk_handle cache, size_t *size, void *data),
+        (device, cache, size, data))
 CREATE(CreateComputePipelines, PIPELINE,
-       (vk_device device, vk_handle cache, uint32_t count, const vk_compute_pipeline_create_info *infos, const void *allocator, vk_handle *out),
+       (vk_device device, vk_handle cache, uint32_t count,
+        const vk_compute_pipeline_create_info *infos, const void *allocator, vk_handle *out),
        (device, cache, count, infos, allocator, out))
-CREATE(CreatePipelineLayout, LAYOUT, (vk_device device, const vk_pipeline_layout_create_info *info, const void *allocator, vk_handle *out),
+CREATE(CreatePipelineLayout, LAYOUT,
+       (vk_device device, const vk_pipeline_layout_create_info *info, const void *allocator,
+        vk_handle *out),
        (device, info, allocator, out))
-CREATE(CreateDescriptorSetLayout, SET_LAYOUT, (vk_device device, const vk_set_layout_create_info *info, const void *allocator, vk_handle *out),
+CREATE(CreateDescriptorSetLayout, SET_LAYOUT,
+       (vk_device device, const vk_set_layout_create_info *info, const void *allocator,
+        vk_handle *out),
        (device, info, allocator, out))
-CREATE(CreateDescriptorPool, DESCRIPTORS, (vk_device device, const vk_descriptor_pool_create_info *info, const void *allocator, vk_handle *out),
+CREATE(CreateDescriptorPool, DESCRIPTORS,
+       (vk_device device, const vk_descriptor_pool_create_info *info, const void *allocator,
+        vk_handle *out),
        (device, info, allocator, out))
-FORWARD(AllocateDescriptorSets, (vk_device device, const vk_set_allocate_info *info, vk_handle *out), (device, info, out))
-CREATE(CreateCommandPool, COMMANDS, (vk_device device, const vk_command_pool_create_info *info, const void *allocator, vk_handle *out),
+FORWARD(AllocateDescriptorSets,
+        (vk_device device, const vk_set_allocate_info *info, vk_handle *out), (device, info, out))
+CREATE(CreateCommandPool, COMMANDS,
+       (vk_device device, const vk_command_pool_create_info *info, const void *allocator,
+        vk_handle *out),
        (device, info, allocator, out))
-FORWARD(AllocateCommandBuffers, (vk_device device, const vk_commands_allocate_info *info, vk_commands *out), (device, info, out))
+FORWARD(AllocateCommandBuffers,
+        (vk_device device, const vk_commands_allocate_info *info, vk_commands *out),
+        (device, info, out))
 FORWARD(BeginCommandBuffer, (vk_commands commands, const vk_begin_info *info), (commands, info))
 FORWARD(EndCommandBuffer, (vk_commands commands), (commands))
 
@@ -242,7 +317,9 @@ static vk_function intercept(const char *name, vk_function found) {
     return found;
 }
 
-static vk_function shim_GetDeviceProcAddr(vk_device device, const char *name) { return intercept(name, real.GetDeviceProcAddr(device, name)); }
+static vk_function shim_GetDeviceProcAddr(vk_device device, const char *name) {
+    return intercept(name, real.GetDeviceProcAddr(device, name));
+}
 
 SHIM_API vk_function vkGetInstanceProcAddr(vk_instance instance, const char *name) {
     if (!real_get) {

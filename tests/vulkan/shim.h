@@ -7,7 +7,8 @@
 
 #define SHIM_API __attribute__((visibility("default")))
 
-/* From now on call number `at` (0: none) that returns a VkResult gives `result` and does nothing; with `stays`, all later ones too. */
+/* From now on call number `at` (0: none) that returns a VkResult gives `result` and does nothing;
+ * with `stays`, all later ones too. */
 SHIM_API void shim_reset(long at, int stays, int result);
 SHIM_API long shim_calls(void);
 SHIM_API long shim_failures(void);
@@ -15,12 +16,17 @@ SHIM_API const char *shim_failed(void); /* the first function that failed */
 /* How many objects live; `text` says of which kinds. */
 SHIM_API long shim_live(char *text, size_t size);
 
-/* The device says that it is of another kind (VkPhysicalDeviceType), and that a row of a grid holds so many workgroups at most; 0: the truth. */
+/* The device says that it is of another kind (VkPhysicalDeviceType), and that a row of a grid holds
+ * so many workgroups at most; 0: the truth. */
 SHIM_API void shim_pretend(int device_kind, unsigned most_groups);
+/* so many storage buffers in a stage at most; 0: the truth */
+SHIM_API void shim_pretend_buffers(unsigned most);
 SHIM_API void shim_pretend_vendor(unsigned vendor); /* its number in the PCI list; 0: the truth */
 SHIM_API long shim_submits(void);                   /* submissions of commands so far */
-SHIM_API long shim_rows(void);                      /* dispatches so far with more than one row of workgroups */
-SHIM_API size_t shim_cache_bytes(void);             /* what the latest pipeline cache began with */
+/* dispatches so far with more than one row of workgroups */
+SHIM_API long shim_rows(void);
+SHIM_API long shim_signalled(void);     /* submissions so far whose fence was not reset */
+SHIM_API size_t shim_cache_bytes(void); /* what the latest pipeline cache began with */
 
 struct VkInstance_T;
 SHIM_API void (*vkGetInstanceProcAddr(struct VkInstance_T *instance, const char *name))(void);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The dialect of the portable kernels in CUDA and HIP. Neither toolkit's headers are needed: nvcc brings its own along, and clang compiles for both vendors with
- * builtins alone. One translation unit may hold instances of every TESS_DTYPE.
+ * The dialect of the portable kernels in CUDA and HIP. Neither toolkit's headers are needed: nvcc
+ * brings its own along, and clang compiles for both vendors with builtins alone. One translation
+ * unit may hold instances of every TESS_DTYPE.
  */
 #ifndef TESS_DIALECT_CUDA_H
 #define TESS_DIALECT_CUDA_H
@@ -20,20 +21,20 @@ typedef long long tess_offset;
 
 #define TESS_FUNCTION static inline __device__ __attribute__((always_inline))
 /* Of conditions, without branches. */
-#define TESS_AND(a, b)          ((a) & (b))
-#define TESS_OR(a, b)           ((a) | (b))
-#define TESS_OFFSET(x)          ((tess_offset)(x))
-#define TESS_INT(x)             ((int)(x))
-#define TESS_UINT(x)            ((uint)(x))
-#define TESS_UNROLL             _Pragma("unroll")
-#define TESS_NO_UNROLL          _Pragma("unroll 1")
-#define TESS_LOOP_ENTERS(first) false /* no compiler needs it here: see dialect_opencl.h */
-#define TESS_UNROLL_SOME        _Pragma("unroll 4")
-#define TESS_SHARED(t, n, c)    __shared__ t n[c];
-#define TESS_WORD(at)           (tables[at])
-#define TESS_WIDE(at)           ((tess_offset)((unsigned long long)tables[at] | (unsigned long long)tables[(at) + 1u] << 32))
-#define TESS_HEAD_DIM           (args.head_dim)
-#define TESS_FLAGS              (args.flags)
+#define TESS_AND(a, b)       ((a) & (b))
+#define TESS_OR(a, b)        ((a) | (b))
+#define TESS_OFFSET(x)       ((tess_offset)(x))
+#define TESS_INT(x)          ((int)(x))
+#define TESS_UINT(x)         ((uint)(x))
+#define TESS_UNROLL          _Pragma("unroll")
+#define TESS_NO_UNROLL       _Pragma("unroll 1")
+#define TESS_UNROLL_SOME     _Pragma("unroll 4")
+#define TESS_SHARED(t, n, c) __shared__ t n[c];
+#define TESS_WORD(at)        (tables[at])
+#define TESS_WIDE(at) \
+    ((tess_offset)((unsigned long long)tables[at] | (unsigned long long)tables[(at) + 1u] << 32))
+#define TESS_HEAD_DIM (args.head_dim)
+#define TESS_FLAGS    (args.flags)
 
 /* ------------------------------------------------------------------ vectors */
 
@@ -50,7 +51,9 @@ struct alignas(8) tess_uint2 {
 };
 #define VEC4(a, b, c, d) (vec4{(a), (b), (c), (d)})
 TESS_FUNCTION vec4 operator*(vec4 a, float b) { return VEC4(a.x * b, a.y * b, a.z * b, a.w * b); }
-TESS_FUNCTION vec4 operator+(vec4 a, vec4 b) { return VEC4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
+TESS_FUNCTION vec4 operator+(vec4 a, vec4 b) {
+    return VEC4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
 TESS_FUNCTION void operator*=(vec4 &a, float b) { a = a * b; }
 TESS_FUNCTION void operator+=(vec4 &a, vec4 b) { a = a + b; }
 #endif
@@ -58,9 +61,12 @@ TESS_FUNCTION void operator+=(vec4 &a, vec4 b) { a = a + b; }
 /* ------------------------------------------------------------------ the machine */
 
 #if defined(__HIP__) || defined(__HIP_PLATFORM_AMD__)
-#define TESS_THREAD          ((uint)__builtin_amdgcn_workitem_id_x())
-#define TESS_GROUPS_X        (((const __attribute__((address_space(4))) uint *)__builtin_amdgcn_implicitarg_ptr())[0])
-#define TESS_GROUP           ((uint)__builtin_amdgcn_workgroup_id_x() + (uint)__builtin_amdgcn_workgroup_id_y() * TESS_GROUPS_X)
+#define TESS_THREAD ((uint)__builtin_amdgcn_workitem_id_x())
+#define TESS_GROUPS_X \
+    (((const __attribute__((address_space(4))) uint *)__builtin_amdgcn_implicitarg_ptr())[0])
+#define TESS_GROUP                             \
+    ((uint)__builtin_amdgcn_workgroup_id_x() + \
+     (uint)__builtin_amdgcn_workgroup_id_y() * TESS_GROUPS_X)
 #define TESS_BARRIER         tess_barrier()
 #define TESS_BOUNDS(threads) __attribute__((amdgpu_flat_work_group_size(threads, threads)))
 TESS_FUNCTION void tess_barrier() {
@@ -71,8 +77,12 @@ TESS_FUNCTION void tess_barrier() {
 TESS_FUNCTION float tess_exp2(float x) { return __builtin_amdgcn_exp2f(x); }
 TESS_FUNCTION float tess_log2(float x) { return __builtin_amdgcn_logf(x); }
 TESS_FUNCTION float tess_max(float a, float b) { return a > b ? a : b; }
-TESS_FUNCTION float tess_half_wide(uint bits) { return (float)__builtin_bit_cast(_Float16, (unsigned short)bits); }
-TESS_FUNCTION uint tess_half_narrow(float x) { return __builtin_bit_cast(unsigned short, (_Float16)x); }
+TESS_FUNCTION float tess_half_wide(uint bits) {
+    return (float)__builtin_bit_cast(_Float16, (unsigned short)bits);
+}
+TESS_FUNCTION uint tess_half_narrow(float x) {
+    return __builtin_bit_cast(unsigned short, (_Float16)x);
+}
 #else
 #define TESS_THREAD          tess_special_x()
 #define TESS_GROUP           tess_group()
@@ -123,20 +133,27 @@ TESS_FUNCTION uint tess_to_bits(float x) { return __builtin_bit_cast(uint, x); }
 /* Waits for what earlier kernels have written, where the host may have begun this one before they
  * ended (tess_driver_vendor.start). */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-#define TESS_DEPENDENCIES_WAIT asm volatile("griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;" ::: "memory")
+#define TESS_DEPENDENCIES_WAIT \
+    asm volatile("griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;" ::: "memory")
 #else
 #define TESS_DEPENDENCIES_WAIT
 #endif
+/* Only a compiler of OpenCL C for CPUs needs it: see dialect_opencl.h. */
+#define TESS_LOOP_ENTERS(first) false
 
 TESS_FUNCTION uint tess_least(uint a, uint b) { return a < b ? a : b; }
-TESS_FUNCTION vec4 tess_max4(vec4 a, vec4 b) { return VEC4(tess_max(a.x, b.x), tess_max(a.y, b.y), tess_max(a.z, b.z), tess_max(a.w, b.w)); }
-TESS_FUNCTION float tess_highest(vec4 a) { return tess_max(tess_max(a.x, a.y), tess_max(a.z, a.w)); }
+TESS_FUNCTION vec4 tess_max4(vec4 a, vec4 b) {
+    return VEC4(tess_max(a.x, b.x), tess_max(a.y, b.y), tess_max(a.z, b.z), tess_max(a.w, b.w));
+}
+TESS_FUNCTION float tess_highest(vec4 a) {
+    return tess_max(tess_max(a.x, a.y), tess_max(a.z, a.w));
+}
 TESS_FUNCTION float tess_power(float score, float most, float scale_log2) {
     return score > TESS_LOWEST ? tess_exp2((score - most) * scale_log2) : 0.0f;
 }
 TESS_FUNCTION vec4 tess_power4(vec4 scores, float most, float scale_log2) {
-    return VEC4(tess_power(scores.x, most, scale_log2), tess_power(scores.y, most, scale_log2), tess_power(scores.z, most, scale_log2),
-                tess_power(scores.w, most, scale_log2));
+    return VEC4(tess_power(scores.x, most, scale_log2), tess_power(scores.y, most, scale_log2),
+                tess_power(scores.z, most, scale_log2), tess_power(scores.w, most, scale_log2));
 }
 
 /* ------------------------------------------------------------------ elements */
@@ -155,12 +172,13 @@ TESS_FUNCTION float tess_widen(tess_bf16 x) { return tess_from_bits((uint)x.bits
 TESS_FUNCTION vec4 tess_load4_aligned(const float *from) { return *(const vec4 *)from; }
 TESS_FUNCTION vec4 tess_load4_aligned(const tess_f16 *from) {
     const tess_uint2 four = *(const tess_uint2 *)from;
-    return VEC4(tess_half_wide(four.x & 0xffffu), tess_half_wide(four.x >> 16), tess_half_wide(four.y & 0xffffu), tess_half_wide(four.y >> 16));
+    return VEC4(tess_half_wide(four.x & 0xffffu), tess_half_wide(four.x >> 16),
+                tess_half_wide(four.y & 0xffffu), tess_half_wide(four.y >> 16));
 }
 TESS_FUNCTION vec4 tess_load4_aligned(const tess_bf16 *from) {
     const tess_uint2 four = *(const tess_uint2 *)from;
-    return VEC4(tess_from_bits(four.x << 16), tess_from_bits(four.x & 0xffff0000u), tess_from_bits(four.y << 16),
-                tess_from_bits(four.y & 0xffff0000u));
+    return VEC4(tess_from_bits(four.x << 16), tess_from_bits(four.x & 0xffff0000u),
+                tess_from_bits(four.y << 16), tess_from_bits(four.y & 0xffff0000u));
 }
 template <typename T> TESS_FUNCTION vec4 tess_load4(const T *from) {
     return VEC4(tess_widen(from[0]), tess_widen(from[1]), tess_widen(from[2]), tess_widen(from[3]));
@@ -168,10 +186,13 @@ template <typename T> TESS_FUNCTION vec4 tess_load4(const T *from) {
 
 /* To nearest even; a NaN stays one. */
 TESS_FUNCTION void tess_store(float *to, float x) { *to = x; }
-TESS_FUNCTION void tess_store(tess_f16 *to, float x) { to->bits = (unsigned short)tess_half_narrow(x); }
+TESS_FUNCTION void tess_store(tess_f16 *to, float x) {
+    to->bits = (unsigned short)tess_half_narrow(x);
+}
 TESS_FUNCTION void tess_store(tess_bf16 *to, float x) {
     const uint bits = tess_to_bits(x);
-    to->bits = (unsigned short)(x != x ? bits >> 16 | 0x40u : (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+    to->bits =
+        (unsigned short)(x != x ? bits >> 16 | 0x40u : (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
 template <typename T> TESS_FUNCTION void tess_store4(T *to, vec4 x) {
     tess_store(to, x.x);
@@ -182,33 +203,41 @@ template <typename T> TESS_FUNCTION void tess_store4(T *to, vec4 x) {
 
 #define TESS_LOAD4(buffer, at)         tess_load4((buffer) + (at))
 #define TESS_LOAD4_ALIGNED(buffer, at) tess_load4_aligned((buffer) + (at))
-/* Whether groups of 4 elements from `at` on, and those any number of `strides` away, may be loaded at once. */
-#define TESS_IS_ALIGNED(buffer, at, strides) (((unsigned long long)((buffer) + (at)) & (4u * sizeof *(buffer)-1u)) == 0u && ((strides)&3) == 0)
-#define TESS_STORE_O(at, x)                  tess_store(O + (at), (x))
-#define TESS_STORE4_O(at, x)                 tess_store4(O + (at), (x))
-#define TESS_STORE_LSE(at, x)                (LSE[at] = (x))
-#define TESS_STORE_PARTIAL(at, x)            (workspace[at] = (x))
-#define TESS_LOAD_PARTIAL(at)                (workspace[at])
+/* Whether groups of 4 elements from `at` on, and those any number of `strides` away, may be loaded
+ * at once. */
+#define TESS_IS_ALIGNED(buffer, at, strides)                                       \
+    (((unsigned long long)((buffer) + (at)) & (4u * sizeof *(buffer)-1u)) == 0u && \
+     ((strides)&3) == 0)
+#define TESS_STORE_O(at, x)       tess_store(O + (at), (x))
+#define TESS_STORE4_O(at, x)      tess_store4(O + (at), (x))
+#define TESS_STORE_LSE(at, x)     (LSE[at] = (x))
+#define TESS_STORE_PARTIAL(at, x) (workspace[at] = (x))
+#define TESS_LOAD_PARTIAL(at)     (workspace[at])
 /* Rows of a partial result start on 16-byte boundaries. */
 #define TESS_STORE4_PARTIAL(at, x) (*(vec4 *)(workspace + (at)) = (x))
 #define TESS_LOAD4_PARTIAL(at)     (*(const vec4 *)(workspace + (at)))
 
-#define TESS_OUTPUTS_(element) element *__restrict__ O, float *__restrict__ LSE, const uint *__restrict__ tables
-#define TESS_FORWARD_BUFFERS(element)                                                                                    \
-    const element *__restrict__ Q, const element *__restrict__ K, const element *__restrict__ V, TESS_OUTPUTS_(element), \
-        float *__restrict__ workspace, const tess_args args
+#define TESS_OUTPUTS_(element) \
+    element *__restrict__ O, float *__restrict__ LSE, const uint *__restrict__ tables
+#define TESS_FORWARD_BUFFERS(element)                                                            \
+    const element *__restrict__ Q, const element *__restrict__ K, const element *__restrict__ V, \
+        TESS_OUTPUTS_(element), float *__restrict__ workspace, const tess_args args
 /* An earlier kernel may still write the workspace when the merge begins. Were that restrict, the
  * compiler would take it for read-only as long as the merge runs: such loads need not stay behind
  * the wait, and may hit what a cache still holds from before it. */
-#define TESS_MERGE_BUFFERS(element)     const element *, const element *, const element *, TESS_OUTPUTS_(element), float *workspace, const tess_args args
+#define TESS_MERGE_BUFFERS(element)                                                              \
+    const element *, const element *, const element *, TESS_OUTPUTS_(element), float *workspace, \
+        const tess_args args
 #define TESS_FORWARD_NAME_(dtype, dims) tess_forward_##dtype##_##dims
 #define TESS_FORWARD_NAME(dtype, dims)  TESS_FORWARD_NAME_(dtype, dims)
 #define TESS_MERGE_NAME_(dtype)         tess_merge_##dtype
 #define TESS_MERGE_NAME(dtype)          TESS_MERGE_NAME_(dtype)
 /* TESS_DTYPE_NAME and TESS_ELEMENT go with the instance. */
-#define TESS_FORWARD_KERNEL \
-    extern "C" __global__ TESS_BOUNDS(TESS_THREADS) void TESS_FORWARD_NAME(TESS_DTYPE_NAME, TESS_DIMS)(TESS_FORWARD_BUFFERS(TESS_ELEMENT))
-#define TESS_MERGE_KERNEL \
-    extern "C" __global__ TESS_BOUNDS(TESS_MERGE_THREADS) void TESS_MERGE_NAME(TESS_DTYPE_NAME)(TESS_MERGE_BUFFERS(TESS_ELEMENT))
+#define TESS_FORWARD_KERNEL                                                 \
+    extern "C" __global__ TESS_BOUNDS(TESS_THREADS) void TESS_FORWARD_NAME( \
+        TESS_DTYPE_NAME, TESS_DIMS)(TESS_FORWARD_BUFFERS(TESS_ELEMENT))
+#define TESS_MERGE_KERNEL                                                                        \
+    extern "C" __global__ TESS_BOUNDS(TESS_MERGE_THREADS) void TESS_MERGE_NAME(TESS_DTYPE_NAME)( \
+        TESS_MERGE_BUFFERS(TESS_ELEMENT))
 
 #endif /* TESS_DIALECT_CUDA_H */

@@ -57,10 +57,12 @@ TESS_FUNCTION float tess_narrow(float x) { return x; }
 typedef ushort tess_element;
 typedef ushort4 tess_four;
 #if defined(TESS_ON_CPU)
-/* What vload_half4 does, in far less code: the exponent is moved by a product, which is right for subnormals, and stays all ones where it was. */
+/* What vload_half4 does, in far less code: the exponent is moved by a product, which is right for
+ * subnormals, and stays all ones where it was. */
 TESS_FUNCTION vec4 tess_widen(ushort4 four) {
     const uint4 all = convert_uint4(four), size = (all & 0x7fffu) << 13;
-    const uint4 bits = select(as_uint4(as_float4(size) * 0x1p112f), size | 0x7f800000u, size >= 0x0f800000u);
+    const uint4 bits =
+        select(as_uint4(as_float4(size) * 0x1p112f), size | 0x7f800000u, size >= 0x0f800000u);
     return as_float4(bits | (all & 0x8000u) << 16);
 }
 #else
@@ -83,20 +85,24 @@ TESS_FUNCTION vec4 tess_widen(ushort4 four) { return as_float4(convert_uint4(fou
 /* To nearest even; a NaN stays one. */
 TESS_FUNCTION ushort4 tess_narrow4(vec4 x) {
     const uint4 bits = as_uint4(x);
-    return convert_ushort4(select((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16, bits >> 16 | 0x40u, isnan(x)));
+    return convert_ushort4(
+        select((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16, bits >> 16 | 0x40u, isnan(x)));
 }
 TESS_FUNCTION ushort tess_narrow(float x) { return tess_narrow4((float4)(x)).x; }
 #endif
 
-/* Any element's address will do for vload4. Where the vector type itself may be used, GPUs load it at once; CPUs do that anyway. */
+/* Any element's address will do for vload4. Where the vector type itself may be used, GPUs load it
+ * at once; CPUs do that anyway. */
 #define TESS_LOAD4(buffer, at) tess_widen(vload4(0, (buffer) + (at)))
 #if defined(TESS_ON_CPU)
 #define TESS_LOAD4_ALIGNED(buffer, at)       TESS_LOAD4(buffer, at)
 #define TESS_IS_ALIGNED(buffer, at, strides) true
 #else
-#define TESS_LOAD4_ALIGNED(buffer, at)       tess_widen(*(const __global tess_four *)((buffer) + (at)))
-/* Whether groups of 4 elements from `at` on, and those any number of `strides` away, have the vector type's alignment. */
-#define TESS_IS_ALIGNED(buffer, at, strides) ((((uintptr_t)((buffer) + (at))) % sizeof(tess_four)) == 0u && ((strides)&3) == 0)
+#define TESS_LOAD4_ALIGNED(buffer, at) tess_widen(*(const __global tess_four *)((buffer) + (at)))
+/* Whether groups of 4 elements from `at` on, and those any number of `strides` away, have the
+ * vector type's alignment. */
+#define TESS_IS_ALIGNED(buffer, at, strides) \
+    ((((uintptr_t)((buffer) + (at))) % sizeof(tess_four)) == 0u && ((strides)&3) == 0)
 #endif
 #define TESS_STORE_O(at, x)        (O[at] = tess_narrow(x))
 #define TESS_STORE4_O(at, x)       vstore4(tess_narrow4(x), 0, O + (at))
@@ -106,19 +112,25 @@ TESS_FUNCTION ushort tess_narrow(float x) { return tess_narrow4((float4)(x)).x; 
 #define TESS_LOAD4_PARTIAL(at)     vload4(0, workspace + (at))
 #define TESS_STORE_LSE(at, x)      (LSE[at] = (x))
 
-#define TESS_BUFFERS                                                                                                                               \
-    const __global tess_element *Q, const __global tess_element *K, const __global tess_element *V, __global tess_element *O, __global float *LSE, \
+#define TESS_BUFFERS                                                                   \
+    const __global tess_element *Q, const __global tess_element *K,                    \
+        const __global tess_element *V, __global tess_element *O, __global float *LSE, \
         const __global uint *tables, __global float *workspace, const tess_args args
 #define TESS_DEPENDENCIES_WAIT
 #ifdef TESS_ON_CPU
-/* PoCL 5.0 (LLVM 16) compiles a barrier in a loop that may run no iteration as a conditional
- * barrier. What it then does to the code lets a stale table of uniform values stand, so that all
- * work-items may index shared memory as the last one does. A loop entered in any case is right. */
+/* Enter a loop with barriers even where it has nothing to do. PoCL takes barriers in a loop that
+ * may run no iteration for conditional ones, and the code it clones for those can meet a table of
+ * uniform values which outlives the values' addresses: with PoCL 5.0 (LLVM 16), all work-items then
+ * used the last one's index into shared memory. */
 #define TESS_LOOP_ENTERS(first) (first)
 #else
 #define TESS_LOOP_ENTERS(first) false
 #endif
-#define TESS_FORWARD_KERNEL __kernel __attribute__((reqd_work_group_size(TESS_THREADS, 1, 1))) void tess_forward(TESS_BUFFERS)
-#define TESS_MERGE_KERNEL   __kernel __attribute__((reqd_work_group_size(TESS_MERGE_THREADS, 1, 1))) void tess_merge(TESS_BUFFERS)
+#define TESS_FORWARD_KERNEL                                                               \
+    __kernel __attribute__((reqd_work_group_size(TESS_THREADS, 1, 1))) void tess_forward( \
+        TESS_BUFFERS)
+#define TESS_MERGE_KERNEL                                                                     \
+    __kernel __attribute__((reqd_work_group_size(TESS_MERGE_THREADS, 1, 1))) void tess_merge( \
+        TESS_BUFFERS)
 
 #endif /* TESS_DIALECT_OPENCL_H */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* All kernels of one dtype, for languages whose instances share a translation unit. Given: TESS_DTYPE_NAME and TESS_ELEMENT. */
+/* All kernels of one dtype, for languages whose instances share a translation unit. Given:
+ * TESS_DTYPE_NAME and TESS_ELEMENT. */
 #include "shapes.h"
 
 #define TESS_DIMS    64

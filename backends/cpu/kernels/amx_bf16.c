@@ -9,7 +9,8 @@
 #define TILES     1
 #include "body.inl"
 
-/* Tile state belongs to a thread and costs every context switch while it is in use, so it lives only as long as a worker's share of a launch. */
+/* Tile state belongs to a thread and costs every context switch while it is in use, so it lives
+ * only as long as a worker's share of a launch. */
 void tess_cpu_amx_bf16_enter(void) {
     struct {
         uint8_t palette, start_row, reserved[14];
@@ -22,7 +23,8 @@ void tess_cpu_amx_bf16_enter(void) {
         config.row_bytes[i] = 64;
         config.rows[i] = 16;
     }
-    /* gcc's intrinsic tells the compiler of the first eight bytes only, and the rest would be dropped as dead stores. */
+    /* gcc's intrinsic tells the compiler of the first eight bytes only, and the rest would be
+     * dropped as dead stores. */
     __asm__ volatile("" ::"r"(&config) : "memory");
     _tile_loadconfig(&config);
 }

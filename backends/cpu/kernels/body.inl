@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Fused forward attention of one job: the one body that every instruction set compiles. The including file defines
+ * Fused forward attention of one job: the one body that every instruction set compiles. The
+ * including file defines
  *
  *     KERNEL(x)  the name of function x for this instruction set
  *     VL, NV     floats in a vector; vectors in a panel of query rows
@@ -8,9 +9,10 @@
  *     PAIRS      1 when products take pairs of bf16 (DOT(acc, a, b)), 0 when they take floats
  *     TILES      1 when products run on 16 x 16 tiles (tiles.h); needs PAIRS
  *
- * Vector lanes run over query rows, so Q, S and O are kept transposed: Q[word][row], S[key][row], O[element][row]. Softmax is then vertical, without any
- * reduction across lanes. K and V of a batch of chunks are packed once and serve all panels of the tile, one after the other: Q, O and S of a panel then stay
- * in the first-level cache while the packed K and V stream past from the second.
+ * Vector lanes run over query rows, so Q, S and O are kept transposed: Q[word][row], S[key][row],
+ * O[element][row]. Softmax is then vertical, without any reduction across lanes. K and V of a batch
+ * of chunks are packed once and serve all panels of the tile, one after the other: Q, O and S of a
+ * panel then stay in the first-level cache while the packed K and V stream past from the second.
  */
 #include "chunk.h"
 #include "kernel.h"
@@ -25,8 +27,9 @@
 #ifndef ROWS
 #define ROWS (TILES ? 512 : 256) /* of a tile: what packing K and V is shared by */
 #endif
+/* Chunks that are packed before panels work on them; two batches stay in the second-level cache. */
 #ifndef BATCH
-#define BATCH (PAIRS ? 4 : 2) /* chunks that are packed before panels work on them; two batches stay in the second-level cache */
+#define BATCH (PAIRS ? 4 : 2)
 #endif
 
 #if PAIRS
@@ -36,7 +39,8 @@
 #define DOT(acc, a, b) ((a) * (b) + (acc))
 #endif
 
-/* Keys are handled in groups: the first product computes whole groups, and a panel's keys begin at a group. With tiles, the scores of two chunks are in flight. */
+/* Keys are handled in groups: the first product computes whole groups, and a panel's keys begin at
+ * a group. With tiles, the scores of two chunks are in flight. */
 #if TILES
 #define GROUP     32
 #define S_BUFFERS 2
@@ -45,7 +49,9 @@
 #define S_BUFFERS 1
 #endif
 
-#define STEPS 16 /* that a panel spends on a chunk, at least: how fast rows of the next batch have to be asked for */
+/* That a panel spends on a chunk, at least: how fast rows of the next batch have to be asked for.
+ */
+#define STEPS 16
 
 static inline int32_t round_up(int32_t n, int32_t to) { return (n + to - 1) / to * to; }
 
@@ -67,9 +73,11 @@ static size_t memory_layout(memory *m, int32_t head_dim, float *base) {
     size_t rows = KERNEL(rows)(head_dim), at = 0;
     m->words = WORD_OF(TILES ? round_up(head_dim, 32) : head_dim);
     m->q_words = round_up(m->words, 16);
-    m->k_pitch = TILES ? m->words : m->q_words + 16; /* more than the row keeps the rows of a register block out of each other's cache sets */
+    /* more than the row keeps the rows of a register block out of each other's cache sets */
+    m->k_pitch = TILES ? m->words : m->q_words + 16;
     m->o_elements = round_up(head_dim, 32);
-#define PART(field, count) (m->field = base ? (void *)(base + at) : NULL, at += ((size_t)(count) + 15) / 16 * 16)
+#define PART(field, count) \
+    (m->field = base ? (void *)(base + at) : NULL, at += ((size_t)(count) + 15) / 16 * 16)
     PART(q, rows * (size_t)m->q_words);
     PART(o, rows * (size_t)m->o_elements);
     PART(k, 2 * BATCH * CHUNK * m->k_pitch);
@@ -88,7 +96,8 @@ static size_t memory_layout(memory *m, int32_t head_dim, float *base) {
 
 /* ------------------------------------------------------------------ packing */
 
-/* One row of the caller's elements as floats. Rows hold a multiple of 8 elements; nothing past the last one is read. */
+/* One row of the caller's elements as floats. Rows hold a multiple of 8 elements; nothing past the
+ * last one is read. */
 INLINE void load_row(uint32_t dtype, const void *source, int32_t n, float *out) {
     int32_t i = 0;
     if (dtype == TESS_F32) {
@@ -108,7 +117,8 @@ INLINE void load_row(uint32_t dtype, const void *source, int32_t n, float *out) 
     }
 }
 
-/* Elements of rows of Q, K and V as the products take them: floats, or the caller's bf16 as they are. */
+/* Elements of rows of Q, K and V as the products take them: floats, or the caller's bf16 as they
+ * are. */
 INLINE void load_words(uint32_t dtype, const void *source, int32_t head_dim, float *out) {
 #if PAIRS
     (void)dtype;
@@ -136,7 +146,8 @@ typedef struct task {
     cpu_chunk chunk, next; /* of jobs of a few rows */
     direct_rows direct[2];
     cpu_panel_rows panel;
-    const char *ahead[2 * BATCH * CHUNK]; /* rows of K and V that will be packed next, to be asked for meanwhile */
+    /* rows of K and V that will be packed next, to be asked for meanwhile */
+    const char *ahead[2 * BATCH * CHUNK];
     int32_t asked, to_ask, per_step;
     uint8_t begun[ROWS / PANEL]; /* whether O of a panel holds anything */
 } task;
@@ -174,22 +185,30 @@ typedef struct share {
 INLINE int64_t row_offset(const task *t, const tess_tensor *x, int32_t r) {
     const tess_sequence *s = &t->launch->tables->sequences[t->job->sequence];
     int64_t head = t->job->head + r / t->job->rows, row = (int64_t)t->job->row + r % t->job->rows;
-    return (t->launch->batch_strided ? s->batch * x->stride_batch : 0) + (s->q_start + row) * x->stride_token + head * x->stride_head;
+    return (t->launch->batch_strided ? s->batch * x->stride_batch : 0) +
+           (s->q_start + row) * x->stride_token + head * x->stride_head;
 }
 
-/* Where token 0 of the sequence lies in K or V, for the job's kv head. It is computed modulo 2^64, because a job without keys may come with any strides and no memory. */
+/* Where token 0 of the sequence lies in K or V, for the job's kv head. It is computed modulo 2^64,
+ * because a job without keys may come with any strides and no memory. */
 INLINE const char *first_key(const task *t, const tess_tensor *x) {
     const tess_launch *l = t->launch;
     const tess_sequence *s = &l->tables->sequences[t->job->sequence];
     const uint64_t batch = l->batch_strided ? s->batch : 0, head = t->job->head / l->group;
-    const uint64_t at = batch * (uint64_t)x->stride_batch + (uint64_t)s->kv_start * (uint64_t)x->stride_token + head * (uint64_t)x->stride_head;
+    const uint64_t at = batch * (uint64_t)x->stride_batch +
+                        (uint64_t)s->kv_start * (uint64_t)x->stride_token +
+                        head * (uint64_t)x->stride_head;
     return (const char *)(uintptr_t)(x->buffer.handle + x->buffer.offset + at * (uint64_t)t->esize);
 }
 
-INLINE char *tensor_base(const tess_tensor *x) { return (char *)(uintptr_t)(x->buffer.handle + x->buffer.offset); }
+INLINE char *tensor_base(const tess_tensor *x) {
+    return (char *)(uintptr_t)(x->buffer.handle + x->buffer.offset);
+}
 
-/* Asks for rows of Q, or for ownership of rows of O, before they are needed: each lies in a page of its own, where no hardware prefetcher goes. */
-INLINE void ask_rows(const task *t, const tess_tensor *x, int32_t first, int32_t count, const int to_write) {
+/* Asks for rows of Q, or for ownership of rows of O, before they are needed: each lies in a page of
+ * its own, where no hardware prefetcher goes. */
+INLINE void ask_rows(const task *t, const tess_tensor *x, int32_t first, int32_t count,
+                     const int to_write) {
     const int32_t end = first + count < t->rows ? first + count : t->rows;
     for (int32_t r = first; r < end; r++) {
         const char *row = tensor_base(x) + row_offset(t, x, r) * t->esize;
@@ -202,23 +221,32 @@ INLINE void ask_rows(const task *t, const tess_tensor *x, int32_t first, int32_t
     }
 }
 
-/* Packs Q of the panel that starts at packed row `first`. Lanes past the last row are zero. A negative scale is moved into Q. */
+/* Packs Q of the panel that starts at packed row `first`. Lanes past the last row are zero. A
+ * negative scale is moved into Q. */
 static void pack_queries(task *t, int32_t first) {
     const memory *m = &t->m;
     const int32_t words = m->words, padded = round_up(words, VL);
     float *q = m->q + (size_t)first * m->q_words;
     for (int32_t lane = 0; lane < PANEL; lane += VL) {
         const char *source[VL];
-        const int whole = PAIRS && words % VL == 0 && words == WORD_OF(t->head_dim) && first + lane + VL <= t->rows;
+        const int whole = PAIRS && words % VL == 0 && words == WORD_OF(t->head_dim) &&
+                          first + lane + VL <= t->rows;
         for (int32_t i = 0; i < VL; i++) {
             float *row = m->rows + (size_t)i * padded;
             source[i] = (const char *)row;
-            if (whole) { /* neither padding nor conversion: the caller's row is transposed where it is */
-                source[i] = tensor_base(&t->launch->q) + row_offset(t, &t->launch->q, first + lane + i) * t->esize;
+            /* neither padding nor conversion: the caller's row is transposed where it is */
+            if (whole) {
+                source[i] =
+                    tensor_base(&t->launch->tensor[TESS_ROLE_Q]) +
+                    row_offset(t, &t->launch->tensor[TESS_ROLE_Q], first + lane + i) * t->esize;
             } else if (first + lane + i < t->rows) {
-                memset(row + WORD_OF(t->head_dim), 0, (size_t)(padded - WORD_OF(t->head_dim)) * sizeof(float));
-                load_words(t->launch->dtype, tensor_base(&t->launch->q) + row_offset(t, &t->launch->q, first + lane + i) * t->esize, t->head_dim,
-                           row);
+                memset(row + WORD_OF(t->head_dim), 0,
+                       (size_t)(padded - WORD_OF(t->head_dim)) * sizeof(float));
+                load_words(t->launch->dtype,
+                           tensor_base(&t->launch->tensor[TESS_ROLE_Q]) +
+                               row_offset(t, &t->launch->tensor[TESS_ROLE_Q], first + lane + i) *
+                                   t->esize,
+                           t->head_dim, row);
             } else {
                 memset(row, 0, (size_t)padded * sizeof(float));
             }
@@ -226,21 +254,26 @@ static void pack_queries(task *t, int32_t first) {
         const vi sign = viset(t->launch->scale >= 0 ? 0 : PAIRS ? (int32_t)0x80008000 : INT32_MIN);
         for (int32_t w = 0; w < padded; w += VL) {
             vf r[VL];
-            for (int32_t i = 0; i < VL; i++) r[i] = (vf)((vi)vload_any(source[i] + 4 * (size_t)w) ^ sign);
+            for (int32_t i = 0; i < VL; i++)
+                r[i] = (vf)((vi)vload_any(source[i] + 4 * (size_t)w) ^ sign);
             vtranspose(r);
             for (int32_t i = 0; i < VL; i++) vstore(q + (size_t)(w + i) * PANEL + lane, r[i]);
         }
     }
 }
 
-INLINE int32_t clamp32(int64_t x) { return x < INT32_MIN ? INT32_MIN : x > INT32_MAX ? INT32_MAX : (int32_t)x; }
+INLINE int32_t clamp32(int64_t x) {
+    return x < INT32_MIN ? INT32_MIN : x > INT32_MAX ? INT32_MAX : (int32_t)x;
+}
 
-/* Token bounds and query block of every packed row; lanes past the last row repeat it, so that they do not widen a panel's bounds. */
+/* Token bounds and query block of every packed row; lanes past the last row repeat it, so that they
+ * do not widen a panel's bounds. */
 static void place_rows(task *t) {
     const memory *m = &t->m;
     const tess_sequence *s = &t->launch->tables->sequences[t->job->sequence];
     const tess_class *c = t->cls;
-    const int64_t p0 = (int64_t)s->kv_len - s->q_len + t->job->row, i_first = cpu_floor_div(p0, t->launch->block);
+    const int64_t p0 = (int64_t)s->kv_len - s->q_len + t->job->row,
+                  i_first = cpu_floor_div(p0, t->launch->block);
     const int32_t lanes = round_up(t->rows, PANEL);
     for (int32_t r = 0; r < lanes; r++) {
         int64_t p = p0 + (r < t->rows ? r : t->rows - 1) % t->job->rows;
@@ -271,8 +304,9 @@ static void panel_bounds(task *t, int32_t first) {
     t->panel = b;
 }
 
-/* Rows of the caller are often pages apart, where no hardware prefetcher follows, and a processor waits for few lines at a time. So the rows of the chunks that are
- * packed after a panel are asked for one by one, between the steps of its products, where they keep no other load waiting. */
+/* Rows of the caller are often pages apart, where no hardware prefetcher follows, and a processor
+ * waits for few lines at a time. So the rows of the chunks that are packed after a panel are asked
+ * for one by one, between the steps of its products, where they keep no other load waiting. */
 static void list_ahead(task *t, const cpu_chunk *chunk) {
     for (int32_t i = 0; i < chunk->pieces; i++) {
         const cpu_piece *p = &chunk->piece[i];
@@ -293,20 +327,24 @@ INLINE void ask_ahead(task *t) {
 /* ------------------------------------------------------------------ softmax */
 
 /* Replaces the scores of (row, key) pairs that must not count by -inf. */
-static __attribute__((noinline)) void mask_scores(const task *t, int32_t first_row, const share *x) {
+static __attribute__((noinline)) void mask_scores(const task *t, int32_t first_row,
+                                                  const share *x) {
     const memory *m = &t->m;
     const int32_t sinks = t->cls->flags & TESS_CLASS_WINDOW ? t->cls->sinks : 0;
     for (int32_t n = 0; n < x->chunk->pieces; n++) {
         const cpu_piece *p = &x->chunk->piece[n];
-        const int32_t from = p->at > x->span.first ? p->at : x->span.first, to = p->at + p->count < x->span.end ? p->at + p->count : x->span.end;
+        const int32_t from = p->at > x->span.first ? p->at : x->span.first,
+                      to = p->at + p->count < x->span.end ? p->at + p->count : x->span.end;
         if (!p->masked || from >= to) continue;
         for (int32_t lane = 0; lane < PANEL; lane += VL) {
             const int32_t r = first_row + lane;
-            const vi cap = *(const vi *)(m->cap + r), low = *(const vi *)(m->low + r), high = *(const vi *)(m->high + r);
+            const vi cap = *(const vi *)(m->cap + r), low = *(const vi *)(m->low + r),
+                     high = *(const vi *)(m->high + r);
             const vi rows = -(vi)(((vu)viset((int32_t)p->kept) >> *(const vu *)(m->block + r)) & 1);
             for (int32_t key = from; key < to; key++) {
                 const int32_t token = p->token + key - p->at;
-                const vi keep = token < sinks ? rows & (cap >= token) : rows & (low <= token) & (high >= token);
+                const vi keep =
+                    token < sinks ? rows & (cap >= token) : rows & (low <= token) & (high >= token);
                 float *s = x->s + (size_t)key * PANEL + lane;
                 vstore(s, vselect(keep, vload(s), vset(-INFINITY)));
             }
@@ -314,27 +352,33 @@ static __attribute__((noinline)) void mask_scores(const task *t, int32_t first_r
     }
 }
 
-/* Lanes whose largest score is more than 8 above the reference, in exponents of 2. A score of infinity over one of infinity is none of them. */
+/* Lanes whose largest score is more than 8 above the reference, in exponents of 2. A score of
+ * infinity over one of infinity is none of them. */
 INLINE vi rises(const task *t, vf most, vf top) { return (vi)((most - top) * t->slope > 8.0f); }
 
-/* Multiplies O of the lanes whose reference rises. Other lanes get the factor 1, so a lane's bits do not depend on its neighbours. */
-static __attribute__((noinline)) void raise_top(const task *t, int32_t first_row, int32_t lane, vf most) {
+/* Multiplies O of the lanes whose reference rises. Other lanes get the factor 1, so a lane's bits
+ * do not depend on its neighbours. */
+static __attribute__((noinline)) void raise_top(const task *t, int32_t first_row, int32_t lane,
+                                                vf most) {
     const memory *m = &t->m;
     const vf top = vload(m->top + first_row + lane);
     const vf raised = vselect(rises(t, most, top), most, top);
     const vf factor = vselect((vi)(raised > top), vexp2((top - raised) * t->slope), vset(1.0f));
     float *o = m->o + (size_t)first_row * m->o_elements + lane;
-    for (int32_t d = 0; d < t->head_dim && t->begun[first_row / PANEL]; d++) vstore(o + (size_t)d * PANEL, vload(o + (size_t)d * PANEL) * factor);
+    for (int32_t d = 0; d < t->head_dim && t->begun[first_row / PANEL]; d++)
+        vstore(o + (size_t)d * PANEL, vload(o + (size_t)d * PANEL) * factor);
     vstore(m->sum + first_row + lane, vload(m->sum + first_row + lane) * factor);
     vstore(m->top + first_row + lane, raised);
 }
 
-/* The score that the others of each lane are relative to, after raising it where they ask for it. It follows the largest one only when that makes a factor of more than
- * 2^8, which bounds every exponential and makes the extra pass over O rare. */
+/* The score that the others of each lane are relative to, after raising it where they ask for it.
+ * It follows the largest one only when that makes a factor of more than 2^8, which bounds every
+ * exponential and makes the extra pass over O rare. */
 INLINE void lane_bias(const task *t, int32_t first_row, const vf *most, vf *bias, const int nv) {
     const memory *m = &t->m;
     for (int v = 0; v < nv; v++) {
-        if (vany(rises(t, most[v], vload(m->top + first_row + v * VL)))) raise_top(t, first_row, v * VL, most[v]);
+        if (vany(rises(t, most[v], vload(m->top + first_row + v * VL))))
+            raise_top(t, first_row, v * VL, most[v]);
         const vf top = vload(m->top + first_row + v * VL);
         bias[v] = vselect((vi)(top == -INFINITY), vset(0.0f), top);
     }
@@ -345,14 +389,17 @@ INLINE void largest_scores(const float *s, int32_t from, int32_t to, vf *most, c
     for (int v = 0; v < nv; v++) most[v] = vmax(vload(s + (size_t)key * PANEL + v * VL), most[v]);
 }
 
-/* Turns scores of the keys [from, to) into 2^(slope * (s - bias)) in place and adds them up; the difference comes first, since it is exact where it matters, however large the
- * scores are. For a second product on pairs, words of two keys replace the scores. */
-INLINE void exponentials(float *s, int32_t from, int32_t to, vf slope, const vf *bias, vf *sum, const int nv) {
+/* Turns scores of the keys [from, to) into 2^(slope * (s - bias)) in place and adds them up; the
+ * difference comes first, since it is exact where it matters, however large the scores are. For a
+ * second product on pairs, words of two keys replace the scores. */
+INLINE void exponentials(float *s, int32_t from, int32_t to, vf slope, const vf *bias, vf *sum,
+                         const int nv) {
 #if PAIRS
     for (int32_t key = from; key < to; key += 2) UNROLL
     for (int v = 0; v < nv; v++) {
         const float *in = s + (size_t)key * PANEL + v * VL;
-        const vf even = vexp2_short((vload(in) - bias[v]) * slope), odd = vexp2_short((vload(in + PANEL) - bias[v]) * slope);
+        const vf even = vexp2_short((vload(in) - bias[v]) * slope),
+                 odd = vexp2_short((vload(in + PANEL) - bias[v]) * slope);
         sum[v] += even;
         sum[v] += odd;
         vstore(s + (size_t)(key / 2) * PANEL + v * VL, vpair_bf16(even, odd));
@@ -367,11 +414,16 @@ INLINE void exponentials(float *s, int32_t from, int32_t to, vf slope, const vf 
 #endif
 }
 
-/* Keys that a part's exponentials and second product cover: past the end of its span, scores become -inf. */
-INLINE int32_t share_end(const share *x) { return round_up(x->span.end, TILES ? GROUP : 1 + PAIRS); }
+/* Keys that a part's exponentials and second product cover: past the end of its span, scores become
+ * -inf. */
+INLINE int32_t share_end(const share *x) {
+    return round_up(x->span.end, TILES ? GROUP : 1 + PAIRS);
+}
 
-/* Masks a part whose first product is there; `most` holds the maximum of its scores before and after. */
-static __attribute__((noinline)) void mask_share(const task *t, int32_t first_row, const share *x, vf *most) {
+/* Masks a part whose first product is there; `most` holds the maximum of its scores before and
+ * after. */
+static __attribute__((noinline)) void mask_share(const task *t, int32_t first_row, const share *x,
+                                                 vf *most) {
     if (x->span.masked) mask_scores(t, first_row, x);
     for (int32_t key = x->span.end; key < share_end(x); key++)
         for (int v = 0; v < NV; v++) vstore(x->s + (size_t)key * PANEL + v * VL, vset(-INFINITY));
@@ -383,7 +435,9 @@ static __attribute__((noinline)) void mask_share(const task *t, int32_t first_ro
 typedef struct panel_work {
     const share *shares;
     int32_t n;
-    int32_t started;    /* the scores of the first share are there, and the largest of them, because it was `after` of the panel before */
+    /* the scores of the first share are there, and the largest of them, because it was `after`
+     * of the panel before */
+    int32_t started;
     const share *after; /* the first share of the next panel, or NULL */
     vf *largest;        /* largest scores of a share that is started */
 } panel_work;
@@ -394,11 +448,17 @@ typedef struct panel_work {
 #include "vector_products.inl"
 #endif
 
-static __attribute__((noinline)) void attend_wide(task *t, const panel_work *w) { attend(t, w, NV); }
-static __attribute__((noinline)) void attend_narrow(task *t, const panel_work *w) { attend(t, w, 1); }
+static __attribute__((noinline)) void attend_wide(task *t, const panel_work *w) {
+    attend(t, w, NV);
+}
+static __attribute__((noinline)) void attend_narrow(task *t, const panel_work *w) {
+    attend(t, w, 1);
+}
 
-/* The shares of a panel in the batch, less those in which no row keeps a key. Score buffers are taken in turn, also from one panel to the next. */
-static int32_t panel_shares(task *t, int32_t first_row, const key_batch *b, share *shares, int32_t *turn) {
+/* The shares of a panel in the batch, less those in which no row keeps a key. Score buffers are
+ * taken in turn, also from one panel to the next. */
+static int32_t panel_shares(task *t, int32_t first_row, const key_batch *b, share *shares,
+                            int32_t *turn) {
     const memory *m = &t->m;
     const int32_t sinks = t->cls->flags & TESS_CLASS_WINDOW ? t->cls->sinks : 0;
     int32_t n = 0;
@@ -447,52 +507,69 @@ INLINE void store_row(uint32_t dtype, void *out, const float *row, int32_t n) {
 
 INLINE float row_lse(const task *t, int32_t r) {
     const memory *m = &t->m;
-    return m->sum[r] == 0.0f ? -INFINITY : (float)((double)m->top[r] * fabs((double)t->launch->scale) + log((double)m->sum[r]));
+    return m->sum[r] == 0.0f ? -INFINITY
+                             : (float)((double)m->top[r] * fabs((double)t->launch->scale) +
+                                       log((double)m->sum[r]));
 }
 
 INLINE void store_lse(const task *t, int32_t r) {
-    const tess_tensor *lse = &t->launch->lse;
-    if (lse->buffer.kind != TESS_BUFFER_NONE) ((float *)tensor_base(lse))[row_offset(t, lse, r)] = row_lse(t, r);
+    const tess_tensor *lse = &t->launch->tensor[TESS_ROLE_LSE];
+    if (lse->buffer.kind != TESS_BUFFER_NONE)
+        ((float *)tensor_base(lse))[row_offset(t, lse, r)] = row_lse(t, r);
 }
 
-/* Writes one row of O and its LSE where the job says: into the caller's tensors or a partial result. */
+/* Writes one row of O and its LSE where the job says: into the caller's tensors or a partial
+ * result. */
 static void finish_row(const task *t, int32_t r, const float *row) {
     const tess_launch *l = t->launch;
     if (t->job->partial != TESS_NO_PARTIAL) {
-        float *partial = (float *)(uintptr_t)(l->workspace.handle + l->workspace.offset + l->partials_at) +
-                         (size_t)t->job->partial * l->partial_rows * ((size_t)l->value_head_dim + 2);
-        float *reference = partial + (size_t)l->partial_rows * t->head_dim, *sum = reference + l->partial_rows;
+        float *partial =
+            (float *)(uintptr_t)(l->workspace.handle + l->workspace.offset + l->partials_at) +
+            (size_t)t->job->partial * l->partial_rows * ((size_t)l->value_head_dim + 2);
+        float *reference = partial + (size_t)l->partial_rows * t->head_dim,
+              *sum = reference + l->partial_rows;
         memcpy(partial + (size_t)r * t->head_dim, row, (size_t)t->head_dim * sizeof(float));
         reference[r] = t->m.top[r];
         sum[r] = t->m.sum[r];
         return;
     }
-    store_row(l->dtype, tensor_base(&l->o) + row_offset(t, &l->o, r) * t->esize, row, t->head_dim);
+    store_row(l->dtype,
+              tensor_base(&l->tensor[TESS_ROLE_O]) +
+                  row_offset(t, &l->tensor[TESS_ROLE_O], r) * t->esize,
+              row, t->head_dim);
     store_lse(t, r);
 }
 
 #if PAIRS
-/* The same for VL rows of bf16, which are transposed as words of two elements and go straight to the caller. */
+/* The same for VL rows of bf16, which are transposed as words of two elements and go straight to
+ * the caller. */
 static void finish_pairs(const task *t, int32_t first, int32_t lane) {
     const memory *m = &t->m;
     const vf sum = vload(m->sum + first + lane), inverse = 1.0f / sum;
     const vi empty = (vi)(sum == 0.0f);
     const float *o = m->o + (size_t)first * m->o_elements + lane;
-    const int32_t words = WORD_OF(t->head_dim), rows = t->rows - first - lane < VL ? t->rows - first - lane : VL;
+    const int32_t words = WORD_OF(t->head_dim),
+                  rows = t->rows - first - lane < VL ? t->rows - first - lane : VL;
     char *out[VL];
-    for (int32_t i = 0; i < rows; i++) out[i] = tensor_base(&t->launch->o) + row_offset(t, &t->launch->o, first + lane + i) * t->esize;
+    for (int32_t i = 0; i < rows; i++)
+        out[i] = tensor_base(&t->launch->tensor[TESS_ROLE_O]) +
+                 row_offset(t, &t->launch->tensor[TESS_ROLE_O], first + lane + i) * t->esize;
     for (int32_t w = 0; w < words; w += VL) {
         vf r[VL];
         for (int32_t i = 0; i < VL; i++) {
             const float *pair = o + (size_t)(w + i) * 2 * PANEL;
-            r[i] = w + i < words ? vpair_results(vload(pair) * inverse, vload(pair + PANEL) * inverse) : vset(0.0f);
+            r[i] = w + i < words
+                       ? vpair_results(vload(pair) * inverse, vload(pair + PANEL) * inverse)
+                       : vset(0.0f);
             r[i] = vselect(empty, vset(0.0f), r[i]);
         }
         vtranspose(r);
         if (w + VL <= words && rows == VL) {
             for (int32_t i = 0; i < VL; i++) vstore_any(out[i] + 4 * (size_t)w, r[i]);
         } else {
-            for (int32_t i = 0; i < rows; i++) memcpy(out[i] + 4 * (size_t)w, &r[i], (size_t)(words - w < VL ? words - w : VL) * 4);
+            for (int32_t i = 0; i < rows; i++)
+                memcpy(out[i] + 4 * (size_t)w, &r[i],
+                       (size_t)(words - w < VL ? words - w : VL) * 4);
         }
     }
     for (int32_t i = 0; i < rows; i++) store_lse(t, first + lane + i);
@@ -515,11 +592,13 @@ static void finish_panel(const task *t, int32_t first) {
         const float *o = m->o + (size_t)first * m->o_elements + lane;
         for (int32_t d = 0; d < padded; d += VL) {
             vf r[VL];
-            for (int32_t i = 0; i < VL; i++) r[i] = vselect(empty, vset(0.0f), vload(o + (size_t)(d + i) * PANEL) * inverse);
+            for (int32_t i = 0; i < VL; i++)
+                r[i] = vselect(empty, vset(0.0f), vload(o + (size_t)(d + i) * PANEL) * inverse);
             vtranspose(r);
             for (int32_t i = 0; i < VL; i++) vstore_any(m->rows + (size_t)i * padded + d, r[i]);
         }
-        for (int32_t i = 0; i < VL && first + lane + i < t->rows; i++) finish_row(t, first + lane + i, m->rows + (size_t)i * padded);
+        for (int32_t i = 0; i < VL && first + lane + i < t->rows; i++)
+            finish_row(t, first + lane + i, m->rows + (size_t)i * padded);
     }
 }
 
@@ -544,10 +623,12 @@ void KERNEL(job)(const tess_launch *launch, const tess_job *job, void *scratch) 
     t->head_dim = launch->head_dim;
     t->rows = (int32_t)job->rows * job->heads;
     t->esize = launch->dtype == TESS_F32 ? 4 : 2;
-    t->k_stride = (int64_t)((uint64_t)launch->k.stride_token * (uint64_t)t->esize);
-    t->v_stride = (int64_t)((uint64_t)launch->v.stride_token * (uint64_t)t->esize);
-    t->k = first_key(t, &launch->k);
-    t->v = first_key(t, &launch->v);
+    t->k_stride =
+        (int64_t)((uint64_t)launch->tensor[TESS_ROLE_K].stride_token * (uint64_t)t->esize);
+    t->v_stride =
+        (int64_t)((uint64_t)launch->tensor[TESS_ROLE_V].stride_token * (uint64_t)t->esize);
+    t->k = first_key(t, &launch->tensor[TESS_ROLE_K]);
+    t->v = first_key(t, &launch->tensor[TESS_ROLE_V]);
     t->slope = fabsf(launch->scale) * 1.44269504088896340736f;
     memory_layout(&t->m, t->head_dim, (float *)(void *)((char *)scratch + STATE_BYTES));
 
@@ -558,7 +639,8 @@ void KERNEL(job)(const tess_launch *launch, const tess_job *job, void *scratch) 
         direct_job(t);
         return;
     }
-    /* The next batch is packed between the panels of this one. The first ones are short, because nothing hides the wait for their rows. */
+    /* The next batch is packed between the panels of this one. The first ones are short, because
+     * nothing hides the wait for their rows. */
     int32_t limit = 1;
     key_batch *batches = kept->batches, *now = &batches[0], *next = &batches[1];
     for (int i = 0; i < 2; i++) {
@@ -567,14 +649,14 @@ void KERNEL(job)(const tess_launch *launch, const tess_job *job, void *scratch) 
     }
     cpu_walk walk;
     cpu_walk_start(&walk, launch, job);
-    ask_rows(t, &launch->q, 0, 2 * PANEL, 0);
+    ask_rows(t, &launch->tensor[TESS_ROLE_Q], 0, 2 * PANEL, 0);
     next_batch(&walk, now, limit);
     t->asked = t->to_ask = 0;
     t->per_step = 1;
     for (int32_t c = 0; c < now->chunks; c++) list_ahead(t, &now->chunk[c]);
     while (t->asked < t->to_ask) ask_ahead(t);
     for (int32_t r = 0; r < lanes; r += PANEL) {
-        ask_rows(t, &launch->q, r + 2 * PANEL, PANEL, 0);
+        ask_rows(t, &launch->tensor[TESS_ROLE_Q], r + 2 * PANEL, PANEL, 0);
         pack_queries(t, r);
     }
     for (int32_t r = 0; r < lanes; r++) {
@@ -601,7 +683,9 @@ void KERNEL(job)(const tess_launch *launch, const tess_job *job, void *scratch) 
             w.shares = shares[panel % 2];
             w.n = n_after;
             w.started = S_BUFFERS > 1 && w.after != NULL;
-            n_after = panel + 1 < panels ? panel_shares(t, first + PANEL, now, shares[(panel + 1) % 2], &turn) : 0;
+            n_after = panel + 1 < panels
+                          ? panel_shares(t, first + PANEL, now, shares[(panel + 1) % 2], &turn)
+                          : 0;
             w.after = n_after > 0 && w.n > 0 ? shares[(panel + 1) % 2] : NULL;
             if (w.n > 0) {
                 /* Panels that overlap are of one width. */
@@ -617,9 +701,9 @@ void KERNEL(job)(const tess_launch *launch, const tess_job *job, void *scratch) 
         next = done;
     }
     const int writes = job->partial == TESS_NO_PARTIAL;
-    if (writes) ask_rows(t, &launch->o, 0, 2 * PANEL, 1);
+    if (writes) ask_rows(t, &launch->tensor[TESS_ROLE_O], 0, 2 * PANEL, 1);
     for (int32_t r = 0; r < lanes; r += PANEL) {
-        if (writes) ask_rows(t, &launch->o, r + 2 * PANEL, PANEL, 1);
+        if (writes) ask_rows(t, &launch->tensor[TESS_ROLE_O], r + 2 * PANEL, PANEL, 1);
         finish_panel(t, r);
     }
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The keys of a job, cut into chunks. A chunk is up to a given number of keys that are packed together: one or more pieces, each a run of consecutive tokens
- * that share one mask rule. A masked piece lies inside one block.
+ * The keys of a job, cut into chunks. A chunk is up to a given number of keys that are packed
+ * together: one or more pieces, each a run of consecutive tokens that share one mask rule. A masked
+ * piece lies inside one block.
  */
 #ifndef TESSERA_CPU_CHUNK_H
 #define TESSERA_CPU_CHUNK_H
@@ -15,7 +16,8 @@ typedef struct cpu_piece {
     int32_t count;
     int32_t at; /* the first key's place in the chunk */
     int32_t masked;
-    uint32_t kept; /* masked: bit n tells whether rows of query block i_first + n may keep keys of this block */
+    /* masked: bit n tells whether rows of query block i_first + n may keep keys of this block */
+    uint32_t kept;
 } cpu_piece;
 
 typedef struct cpu_chunk {
@@ -58,7 +60,8 @@ static inline uint32_t cpu_walk_kept(const cpu_walk *w, int64_t j, uint32_t bits
     const tess_class *c = w->cls;
     uint32_t kept = ~0u;
     if ((c->flags & TESS_CLASS_LOCAL) && (uint64_t)(j + c->shift) % c->stride != 0) {
-        int64_t n = j + (int64_t)c->local - w->i_first; /* query blocks i_first .. i_first + n - 1 keep it */
+        /* query blocks i_first .. i_first + n - 1 keep it */
+        int64_t n = j + (int64_t)c->local - w->i_first;
         kept = n <= 0 ? 0 : n >= 32 ? ~0u : (1u << n) - 1;
     }
     if (c->flags & TESS_CLASS_BITS) kept &= bits;
@@ -110,7 +113,8 @@ static inline int cpu_walk_next(cpu_walk *w, cpu_chunk *chunk, int32_t limit) {
     return chunk->keys > 0;
 }
 
-/* What the rows of one panel have in common, to decide about whole pieces. Bounds are inclusive token positions. */
+/* What the rows of one panel have in common, to decide about whole pieces. Bounds are inclusive
+ * token positions. */
 typedef struct cpu_panel_rows {
     uint32_t blocks;            /* bit n: some row lies in query block i_first + n */
     int32_t cap_min, cap_max;   /* causal bound of the rows */
@@ -118,15 +122,18 @@ typedef struct cpu_panel_rows {
     int32_t high_min, high_max; /* window and causal */
 } cpu_panel_rows;
 
-/* The part of a chunk that a panel works on: keys [first, end), masked if some (row, key) of it must not count. Empty if no row keeps any key. */
+/* The part of a chunk that a panel works on: keys [first, end), masked if some (row, key) of it
+ * must not count. Empty if no row keeps any key. */
 typedef struct cpu_span {
     int32_t first, end, masked;
 } cpu_span;
 
 /* `sinks`: keys below it are bounded by the causal order alone. */
-static inline cpu_span cpu_panel_span(const cpu_chunk *chunk, const cpu_panel_rows *r, int32_t sinks) {
+static inline cpu_span cpu_panel_span(const cpu_chunk *chunk, const cpu_panel_rows *r,
+                                      int32_t sinks) {
     cpu_span s = {0, 0, 0};
-    int32_t gap = 0; /* a piece that was skipped lies between first and the next piece that is not */
+    /* a piece that was skipped lies between first and the next piece that is not */
+    int32_t gap = 0;
     for (int32_t n = 0; n < chunk->pieces; n++) {
         const cpu_piece *p = &chunk->piece[n];
         int32_t from = p->at, to = p->at + p->count, full = 1;
@@ -135,12 +142,14 @@ static inline cpu_span cpu_panel_span(const cpu_chunk *chunk, const cpu_panel_ro
             int32_t has_sinks = t0 < sinks;
             int32_t high = has_sinks ? r->cap_max : r->high_max;
             if (t1 > high) to = high < t0 ? from : to - (t1 - high);
-            if (!has_sinks && t0 < r->low_min) from = t1 < r->low_min ? to : from + (r->low_min - t0);
+            if (!has_sinks && t0 < r->low_min)
+                from = t1 < r->low_min ? to : from + (r->low_min - t0);
             if ((p->kept & r->blocks) == 0 || from >= to) {
                 gap = 1;
                 continue;
             }
-            full = (p->kept & r->blocks) == r->blocks && ((t1 <= r->high_min && t0 >= r->low_max) || (t1 < sinks && t1 <= r->cap_min));
+            full = (p->kept & r->blocks) == r->blocks &&
+                   ((t1 <= r->high_min && t0 >= r->low_max) || (t1 < sinks && t1 <= r->cap_min));
             if (from > p->at && s.end > 0) gap = 1;
         }
         if (s.end == 0) {

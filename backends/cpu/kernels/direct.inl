@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Jobs of a few rows (decoding): lanes over rows would stay empty and packing would cost more than the products, so K and V are read in place, once. Lanes run over
- * elements in both products and over keys in the softmax; everything is in floats, whatever the storage.
+ * Jobs of a few rows (decoding): lanes over rows would stay empty and packing would cost more than
+ * the products, so K and V are read in place, once. Lanes run over elements in both products and
+ * over keys in the softmax; everything is in floats, whatever the storage.
  */
 
 #define DIRECT_ROWS 4
 #define DIRECT_SPAN 4 /* vectors of O that are kept in registers, per row */
 
-/* Elements [i, i + VL) of a row of n; of a 16-float vector the second half may lie past the end: it is zero then and not read. */
+/* Elements [i, i + VL) of a row of n; of a 16-float vector the second half may lie past the end: it
+ * is zero then and not read. */
 INLINE vf load_elements(uint32_t dtype, const char *row, int32_t i, int32_t n) {
     const char *at = row + (size_t)i * (dtype == TESS_F32 ? 4 : 2);
 #if VL > 8
@@ -21,11 +23,14 @@ INLINE vf load_elements(uint32_t dtype, const char *row, int32_t i, int32_t n) {
     (void)n;
 #endif
     if (dtype == TESS_F32) return vload_any(at);
-    return dtype == TESS_F16 ? vfrom_f16((const uint16_t *)(const void *)at) : vfrom_bf16((const uint16_t *)(const void *)at);
+    return dtype == TESS_F16 ? vfrom_f16((const uint16_t *)(const void *)at)
+                             : vfrom_bf16((const uint16_t *)(const void *)at);
 }
 
-/* Scores of VL keys against all rows: sums over elements stay in lanes until one transposition adds them up. */
-INLINE void direct_scores(const task *t, const uint32_t dtype, const char *const *keys, int32_t at, const int rows) {
+/* Scores of VL keys against all rows: sums over elements stay in lanes until one transposition adds
+ * them up. */
+INLINE void direct_scores(const task *t, const uint32_t dtype, const char *const *keys, int32_t at,
+                          const int rows) {
     const memory *m = &t->m;
     vf acc[DIRECT_ROWS][VL];
     for (int i = 0; i < VL; i++) {
@@ -34,7 +39,8 @@ INLINE void direct_scores(const task *t, const uint32_t dtype, const char *const
         for (int32_t d = 0; d < t->head_dim; d += VL) {
             const vf k = load_elements(dtype, keys[i], d, t->head_dim);
             UNROLL
-            for (int r = 0; r < rows; r++) sum[r] += k * vload(m->q + (size_t)r * m->o_elements + d);
+            for (int r = 0; r < rows; r++)
+                sum[r] += k * vload(m->q + (size_t)r * m->o_elements + d);
         }
         for (int r = 0; r < rows; r++) acc[r][i] = sum[r];
     }
@@ -50,23 +56,31 @@ INLINE void direct_fetch(const char *row, int64_t bytes) {
     for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(row + b, 0, 3);
 }
 
-/* O of some rows += P V over the chunk, DIRECT_SPAN vectors of O at a time. The first pass asks for the n_next rows of K that come after. */
-INLINE void direct_values(const task *t, const uint32_t dtype, const char *const *values, const char *const *next, int32_t n_next, const int rows) {
+/* O of some rows += P V over the chunk, DIRECT_SPAN vectors of O at a time. The first pass asks for
+ * the n_next rows of K that come after. */
+INLINE void direct_values(const task *t, const uint32_t dtype, const char *const *values,
+                          const char *const *next, int32_t n_next, const int rows) {
     const memory *m = &t->m;
     const int64_t bytes = (int64_t)t->head_dim * t->esize;
     for (int32_t d = 0; d < t->head_dim; d += DIRECT_SPAN * VL) {
         vf acc[DIRECT_ROWS][DIRECT_SPAN];
-        const int32_t left = (t->head_dim - d + VL - 1) / VL, vectors = left < DIRECT_SPAN ? left : DIRECT_SPAN;
+        const int32_t left = (t->head_dim - d + VL - 1) / VL,
+                      vectors = left < DIRECT_SPAN ? left : DIRECT_SPAN;
         for (int r = 0; r < rows; r++)
-            for (int j = 0; j < DIRECT_SPAN; j++) acc[r][j] = vload(m->o + (size_t)r * m->o_elements + d + (j < vectors ? j : 0) * VL);
+            for (int j = 0; j < DIRECT_SPAN; j++)
+                acc[r][j] =
+                    vload(m->o + (size_t)r * m->o_elements + d + (j < vectors ? j : 0) * VL);
         for (int32_t key = 0; key < t->chunk.keys; key++) {
             vf v[DIRECT_SPAN];
             if (d == 0 && key < n_next) direct_fetch(next[key], bytes);
             if (vectors == DIRECT_SPAN && d + DIRECT_SPAN * VL <= t->head_dim) {
                 UNROLL
-                for (int j = 0; j < DIRECT_SPAN; j++) v[j] = load_elements(dtype, values[key], d + j * VL, d + (j + 1) * VL);
+                for (int j = 0; j < DIRECT_SPAN; j++)
+                    v[j] = load_elements(dtype, values[key], d + j * VL, d + (j + 1) * VL);
             } else {
-                for (int j = 0; j < DIRECT_SPAN; j++) v[j] = j < vectors ? load_elements(dtype, values[key], d + j * VL, t->head_dim) : vset(0.0f);
+                for (int j = 0; j < DIRECT_SPAN; j++)
+                    v[j] = j < vectors ? load_elements(dtype, values[key], d + j * VL, t->head_dim)
+                                       : vset(0.0f);
             }
             UNROLL
             for (int r = 0; r < rows; r++) {
@@ -76,7 +90,8 @@ INLINE void direct_values(const task *t, const uint32_t dtype, const char *const
             }
         }
         for (int r = 0; r < rows; r++)
-            for (int j = 0; j < vectors; j++) vstore(m->o + (size_t)r * m->o_elements + d + j * VL, acc[r][j]);
+            for (int j = 0; j < vectors; j++)
+                vstore(m->o + (size_t)r * m->o_elements + d + j * VL, acc[r][j]);
     }
 }
 
@@ -91,7 +106,8 @@ static void direct_mask(const task *t, int32_t r) {
         const int listed = (int)(p->kept >> m->block[r]) & 1;
         for (int32_t i = 0; i < p->count; i++) {
             const int32_t token = p->token + i;
-            const int in_bounds = token < sinks ? token <= m->cap[r] : token >= m->low[r] && token <= m->high[r];
+            const int in_bounds =
+                token < sinks ? token <= m->cap[r] : token >= m->low[r] && token <= m->high[r];
             if (!listed || !in_bounds) s[p->at + i] = -INFINITY;
         }
     }
@@ -108,7 +124,8 @@ static void direct_softmax(const task *t, int32_t r) {
     if ((next - m->top[r]) * t->slope > 8.0f) {
         const vf factor = vexp2(vset((m->top[r] - next) * t->slope));
         for (int32_t d = 0; d < t->head_dim; d += VL)
-            vstore(m->o + (size_t)r * m->o_elements + d, vload(m->o + (size_t)r * m->o_elements + d) * factor);
+            vstore(m->o + (size_t)r * m->o_elements + d,
+                   vload(m->o + (size_t)r * m->o_elements + d) * factor);
         m->sum[r] *= factor[0];
         m->top[r] = next;
     }
@@ -131,11 +148,13 @@ static void direct_find(const task *t, const cpu_chunk *chunk, direct_rows *rows
         }
     }
     /* The last vector of keys is completed with any key; its scores are replaced by -inf. */
-    for (int32_t key = chunk->keys; key < round_up(chunk->keys, VL); key++) rows->k[key] = rows->k[0];
+    for (int32_t key = chunk->keys; key < round_up(chunk->keys, VL); key++)
+        rows->k[key] = rows->k[0];
 }
 
-/* All chunks of the job for a fixed number of rows and one storage type. Rows of K and V are often a page apart, where no hardware prefetcher follows: V is asked
- * for while K is read, and K of the next chunk while V is. */
+/* All chunks of the job for a fixed number of rows and one storage type. Rows of K and V are often
+ * a page apart, where no hardware prefetcher follows: V is asked for while K is read, and K of the
+ * next chunk while V is. */
 INLINE void direct_chunks(task *t, const uint32_t dtype, const int rows) {
     const int64_t bytes = (int64_t)t->head_dim * t->esize;
     direct_rows *both = t->direct;
@@ -149,7 +168,8 @@ INLINE void direct_chunks(task *t, const uint32_t dtype, const int rows) {
         more = cpu_walk_next(&walk, &t->next, CHUNK);
         if (more) direct_find(t, &t->next, &both[turn]);
         for (int32_t key = 0; key < t->chunk.keys; key += VL) {
-            for (int32_t i = key; i < key + VL && i < t->chunk.keys; i++) direct_fetch(now->v[i], bytes);
+            for (int32_t i = key; i < key + VL && i < t->chunk.keys; i++)
+                direct_fetch(now->v[i], bytes);
             direct_scores(t, dtype, now->k + key, key, rows);
         }
         for (int r = 0; r < rows; r++) {
@@ -161,8 +181,12 @@ INLINE void direct_chunks(task *t, const uint32_t dtype, const int rows) {
 }
 
 /* Zeroed copies of the first rows complete the row count of the compiled variants. */
-static __attribute__((noinline)) void direct_f32(task *t) { t->rows == 1 ? direct_chunks(t, TESS_F32, 1) : direct_chunks(t, TESS_F32, DIRECT_ROWS); }
-static __attribute__((noinline)) void direct_f16(task *t) { t->rows == 1 ? direct_chunks(t, TESS_F16, 1) : direct_chunks(t, TESS_F16, DIRECT_ROWS); }
+static __attribute__((noinline)) void direct_f32(task *t) {
+    t->rows == 1 ? direct_chunks(t, TESS_F32, 1) : direct_chunks(t, TESS_F32, DIRECT_ROWS);
+}
+static __attribute__((noinline)) void direct_f16(task *t) {
+    t->rows == 1 ? direct_chunks(t, TESS_F16, 1) : direct_chunks(t, TESS_F16, DIRECT_ROWS);
+}
 static __attribute__((noinline)) void direct_bf16(task *t) {
     t->rows == 1 ? direct_chunks(t, TESS_BF16, 1) : direct_chunks(t, TESS_BF16, DIRECT_ROWS);
 }
@@ -177,7 +201,10 @@ static void direct_job(task *t) {
         m->sum[r] = 0.0f;
         if (r >= t->rows) continue;
         float *q = m->q + (size_t)r * m->o_elements;
-        load_row(t->launch->dtype, tensor_base(&t->launch->q) + row_offset(t, &t->launch->q, r) * t->esize, t->head_dim, q);
+        load_row(t->launch->dtype,
+                 tensor_base(&t->launch->tensor[TESS_ROLE_Q]) +
+                     row_offset(t, &t->launch->tensor[TESS_ROLE_Q], r) * t->esize,
+                 t->head_dim, q);
         for (int32_t d = 0; d < t->head_dim; d++) q[d] *= sign;
     }
     if (t->launch->dtype == TESS_F32)

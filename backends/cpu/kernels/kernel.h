@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What one instruction set offers to the backend: a function that does one job, and how much scratch memory it needs for it. */
+/* What one instruction set offers to the backend: a function that does one job, and how much
+ * scratch memory it needs for it. */
 #ifndef TESSERA_CPU_KERNEL_H
 #define TESSERA_CPU_KERNEL_H
 
@@ -8,14 +9,16 @@
 
 #include <tessera/tessera_backend.h>
 
-/* Does one job on the calling thread. `scratch` is 64-byte aligned and has the bytes that `scratch` of the same kernel names; its contents do not matter. */
+/* Does one job on the calling thread. `scratch` is 64-byte aligned and has the bytes that `scratch`
+ * of the same kernel names; its contents do not matter. */
 typedef void (*cpu_job_fn)(const tess_launch *launch, const tess_job *job, void *scratch);
 typedef size_t (*cpu_scratch_fn)(int32_t head_dim);
 
 /* Most packed rows of a job. */
 typedef uint32_t (*cpu_rows_fn)(int32_t head_dim);
 
-/* Prepares the calling thread before its first job of a launch and tidies it after the last one (AMX tile state); may be NULL. */
+/* Prepares the calling thread before its first job of a launch and tidies it after the last one
+ * (AMX tile state); may be NULL. */
 typedef void (*cpu_thread_fn)(void);
 
 #define CPU_DECLARE_KERNEL(name)                                                               \

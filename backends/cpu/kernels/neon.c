@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The body with the 128-bit vectors of aarch64: 32 registers allow a block of 8 x 2 accumulators. */
+/* The body with the 128-bit vectors of aarch64: 32 registers allow a block of 8 x 2
+ * accumulators. */
 #define KERNEL(x) tess_cpu_neon_##x
 #define VL        4
 #define NV        2

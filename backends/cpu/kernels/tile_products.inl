@@ -1,13 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The two products of the body on 16 x 16 tiles of bf16 pairs. Words pair neighbouring elements of Q and K in the first product, neighbouring keys in the second:
+ * The two products of the body on 16 x 16 tiles of bf16 pairs. Words pair neighbouring elements of
+ * Q and K in the first product, neighbouring keys in the second:
  *     S[key][row] = K[key][word] * Q[word][row]         with K as packed rows,
- *     O[d][row]  += V[d][word] * P[word][row]           with V transposed while packing, one kilobyte per tile: [d / 16][word / 16][16][16].
- * Tiles 0-3 accumulate 32 x 32 results; 4 and 5 hold the left operand, 6 and 7 the right one. Missing keys and elements are zero in the packed operands.
+ *     O[d][row]  += V[d][word] * P[word][row]           with V transposed while packing, one
+ * kilobyte per tile: [d / 16][word / 16][16][16]. Tiles 0-3 accumulate 32 x 32 results; 4 and 5
+ * hold the left operand, 6 and 7 the right one. Missing keys and elements are zero in the packed
+ * operands.
  */
 #include "tiles.h"
 
-#define ROW_BYTES  ((size_t)PANEL * sizeof(float)) /* between the rows of Q, S, P and O in a panel */
+/* Between the rows of Q, S, P and O in a panel. */
+#define ROW_BYTES  ((size_t)PANEL * sizeof(float))
 #define TILE_WORDS 256
 
 #if PANEL != 32
@@ -15,10 +19,12 @@
 #endif
 
 /* The caller's row of every key of the chunk. */
-static void chunk_rows(const cpu_chunk *chunk, const char *base, int64_t stride, const char **rows) {
+static void chunk_rows(const cpu_chunk *chunk, const char *base, int64_t stride,
+                       const char **rows) {
     for (int32_t n = 0; n < chunk->pieces; n++) {
         const cpu_piece *p = &chunk->piece[n];
-        for (int32_t i = 0; i < p->count; i++) rows[p->at + i] = base + (int64_t)(p->token + i) * stride;
+        for (int32_t i = 0; i < p->count; i++)
+            rows[p->at + i] = base + (int64_t)(p->token + i) * stride;
     }
 }
 
@@ -40,7 +46,8 @@ static void pack_keys(const task *t, const cpu_chunk *chunk, float *packed) {
 }
 
 /* 16 words of the elements [d, d + 16) of two keys. */
-INLINE void pair_rows(const char *even, const char *odd, int32_t d, int32_t head_dim, uint32_t *out) {
+INLINE void pair_rows(const char *even, const char *odd, int32_t d, int32_t head_dim,
+                      uint32_t *out) {
     uint16_t e[16] = {0}, o[16] = {0};
     const size_t bytes = (size_t)(head_dim - d < 16 ? head_dim - d : 16) * 2;
     if (even) memcpy(e, even + 2 * d, bytes);
@@ -50,8 +57,9 @@ INLINE void pair_rows(const char *even, const char *odd, int32_t d, int32_t head
 
 #if VL == 16
 /*
- * Two tiles of V: 32 elements of 32 keys, all there. Within 128-bit lanes, words of two keys come out in the order of elements 0-3 | 8-11 | 16-19 | 24-27 and
- * 4-7 | 12-15 | 20-23 | 28-31; since elements are the rows of the transposed tiles, only the places where rows are stored know of it.
+ * Two tiles of V: 32 elements of 32 keys, all there. Within 128-bit lanes, words of two keys come
+ * out in the order of elements 0-3 | 8-11 | 16-19 | 24-27 and 4-7 | 12-15 | 20-23 | 28-31; since
+ * elements are the rows of the transposed tiles, only the places where rows are stored know of it.
  */
 INLINE void pack_value_tiles(const char *const *rows, int32_t d, float *tile, float *tile_next) {
     UNROLL
@@ -59,12 +67,14 @@ INLINE void pack_value_tiles(const char *const *rows, int32_t d, float *tile, fl
         vf r[16];
         UNROLL
         for (int i = 0; i < 16; i++) {
-            const __m512i even = (__m512i)vload_any(rows[2 * i] + 2 * d), odd = (__m512i)vload_any(rows[2 * i + 1] + 2 * d);
+            const __m512i even = (__m512i)vload_any(rows[2 * i] + 2 * d),
+                          odd = (__m512i)vload_any(rows[2 * i + 1] + 2 * d);
             r[i] = (vf)(half ? _mm512_unpackhi_epi16(even, odd) : _mm512_unpacklo_epi16(even, odd));
         }
         vtranspose(r);
         UNROLL
-        for (int i = 0; i < 16; i++) vstore((i < 8 ? tile : tile_next) + (i / 4 % 2 * 8 + half * 4 + i % 4) * 16, r[i]);
+        for (int i = 0; i < 16; i++)
+            vstore((i < 8 ? tile : tile_next) + (i / 4 % 2 * 8 + half * 4 + i % 4) * 16, r[i]);
     }
 }
 #endif
@@ -87,16 +97,19 @@ static void pack_values(const task *t, const cpu_chunk *chunk, float *packed) {
             uint32_t words[16];
             for (int i = 0; i < 16; i++) {
                 memset(words, 0, sizeof words);
-                if (d < t->head_dim) pair_rows(rows[first + 2 * i], rows[first + 2 * i + 1], d, t->head_dim, words);
+                if (d < t->head_dim)
+                    pair_rows(rows[first + 2 * i], rows[first + 2 * i + 1], d, t->head_dim, words);
                 for (int j = 0; j < 16; j++) memcpy(tile + j * 16 + i, &words[j], 4);
             }
         }
     }
 }
 
-/* Turns the scores of `now` (if any) into exponentials while the first product of `next` (if any) is on its way: slices of the one stand between steps of the
- * other, because the vector units are free while tiles multiply, and the processor looks ahead by no more than a slice. */
-INLINE void exponentials_and_scores(task *t, const share *now, const share *next, const vf *bias, const int nv) {
+/* Turns the scores of `now` (if any) into exponentials while the first product of `next` (if any)
+ * is on its way: slices of the one stand between steps of the other, because the vector units are
+ * free while tiles multiply, and the processor looks ahead by no more than a slice. */
+INLINE void exponentials_and_scores(task *t, const share *now, const share *next, const vf *bias,
+                                    const int nv) {
     TILE_STATE;
     const memory *m = &t->m;
     const int both = nv * VL > 16; /* the second 16 rows of the panel are in use */
@@ -114,7 +127,8 @@ INLINE void exponentials_and_scores(task *t, const share *now, const share *next
         const int32_t steps = (share_end(next) - next->span.first) / 32 * (m->words / 16);
         slice = ((end - at) / 2 + steps - 1) / steps * 2;
         for (int32_t key = next->span.first; key < next->span.end; key += 32) {
-            const float *k = next->k + (size_t)key * m->k_pitch, *k_next = k + (size_t)16 * m->k_pitch;
+            const float *k = next->k + (size_t)key * m->k_pitch,
+                        *k_next = k + (size_t)16 * m->k_pitch;
             float *s = next->s + (size_t)key * PANEL;
             TILE_ZERO(0);
             TILE_ZERO(1);
@@ -151,11 +165,13 @@ INLINE void exponentials_and_scores(task *t, const share *now, const share *next
 }
 
 /* O += V P of `now` while the largest scores of `next` (if any) are looked for. */
-INLINE void values_and_largest(task *t, const share *now, const share *next, vf *most, const int nv) {
+INLINE void values_and_largest(task *t, const share *now, const share *next, vf *most,
+                               const int nv) {
     TILE_STATE;
     const memory *m = &t->m;
     const int both = nv * VL > 16;
-    const int32_t steps = (share_end(now) - now->span.first) / 32 * (round_up(t->head_dim, 32) / 32);
+    const int32_t steps =
+        (share_end(now) - now->span.first) / 32 * (round_up(t->head_dim, 32) / 32);
     int32_t at = 0, end = 0, slice;
     if (next) {
         at = next->span.first;
@@ -166,8 +182,10 @@ INLINE void values_and_largest(task *t, const share *now, const share *next, vf 
     const int begun = t->begun[now->row / PANEL];
     t->begun[now->row / PANEL] = 1;
     for (int32_t d = 0; d < t->head_dim; d += 32) {
-        float *o = m->o + (size_t)now->row * m->o_elements + (size_t)d * PANEL, *o_next = o + 16 * PANEL;
-        const float *v = now->v + (size_t)(d / 16 * (CHUNK / 32)) * TILE_WORDS, *v_next = v + CHUNK / 32 * TILE_WORDS;
+        float *o = m->o + (size_t)now->row * m->o_elements + (size_t)d * PANEL,
+              *o_next = o + 16 * PANEL;
+        const float *v = now->v + (size_t)(d / 16 * (CHUNK / 32)) * TILE_WORDS,
+                    *v_next = v + CHUNK / 32 * TILE_WORDS;
         if (begun) {
             TILE_LOAD(0, o, ROW_BYTES);
             TILE_LOAD(2, o_next, ROW_BYTES);
@@ -207,7 +225,8 @@ INLINE void values_and_largest(task *t, const share *now, const share *next, vf 
     }
 }
 
-/* The shares overlap, from one panel to the next as well: while one is in its softmax, the next one's scores are computed. */
+/* The shares overlap, from one panel to the next as well: while one is in its softmax, the next
+ * one's scores are computed. */
 INLINE void attend(task *t, const panel_work *w, const int nv) {
     vf most[NV], bias[NV];
     for (int v = 0; v < NV; v++) {

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The few tile operations that the bf16 tile products need: eight tiles of 16 rows of 16 32-bit words. With SOFT_TILES they are plain C, so that the products run, and are
- * tested, on every processor. A function that uses tiles begins with TILE_STATE and keeps nothing in them past its end.
+ * The few tile operations that the bf16 tile products need: eight tiles of 16 rows of 16 32-bit
+ * words. With SOFT_TILES they are plain C, so that the products run, and are tested, on every
+ * processor. A function that uses tiles begins with TILE_STATE and keeps nothing in them past its
+ * end.
  */
 #ifndef TESSERA_CPU_TILES_H
 #define TESSERA_CPU_TILES_H
@@ -22,7 +24,8 @@ static inline float soft_float(uint32_t bits) {
 }
 
 static inline void soft_load(soft_tile *tile, const void *from, size_t stride) {
-    for (int row = 0; row < 16; row++) memcpy(tile->word[row], (const char *)from + row * stride, 64);
+    for (int row = 0; row < 16; row++)
+        memcpy(tile->word[row], (const char *)from + row * stride, 64);
 }
 static inline void soft_store(const soft_tile *tile, void *to, size_t stride) {
     for (int row = 0; row < 16; row++) memcpy((char *)to + row * stride, tile->word[row], 64);
@@ -33,7 +36,8 @@ static inline void soft_dot(soft_tile *c, const soft_tile *a, const soft_tile *b
         float sum[16];
         memcpy(sum, c->word[m], 64);
         for (int k = 0; k < 16; k++) {
-            const float even = soft_float(a->word[m][k] << 16), odd = soft_float(a->word[m][k] & 0xffff0000u);
+            const float even = soft_float(a->word[m][k] << 16),
+                        odd = soft_float(a->word[m][k] & 0xffff0000u);
             for (int n = 0; n < 16; n++) {
                 sum[n] += even * soft_float(b->word[k][n] << 16);
                 sum[n] += odd * soft_float(b->word[k][n] & 0xffff0000u);
@@ -54,11 +58,13 @@ static inline void soft_dot(soft_tile *c, const soft_tile *a, const soft_tile *b
 
 #include <immintrin.h>
 
-/* gcc does not take a tile load for a read of memory: stores before the function must not sink below its loads. */
-#define TILE_STATE                __asm__ volatile("" ::: "memory")
-#define TILE_ZERO(n)              _tile_zero(n)
-#define TILE_LOAD(n, at, stride)  _tile_loadd(n, at, stride)
-#define TILE_LOAD_ONCE            _tile_stream_loadd /* what is loaded pushes less out of the first-level cache */
+/* gcc does not take a tile load for a read of memory: stores before the function must not sink
+ * below its loads. */
+#define TILE_STATE               __asm__ volatile("" ::: "memory")
+#define TILE_ZERO(n)             _tile_zero(n)
+#define TILE_LOAD(n, at, stride) _tile_loadd(n, at, stride)
+#define TILE_LOAD_ONCE \
+    _tile_stream_loadd /* what is loaded pushes less out of the first-level cache */
 #define TILE_STORE(n, at, stride) _tile_stored(n, at, stride)
 #define TILE_DOT(c, a, b)         _tile_dpbf16ps(c, a, b)
 

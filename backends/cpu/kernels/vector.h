@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Vectors of VL floats on top of the compilers' vector extension, with intrinsics only where the extension does not reach the right instruction. The file
- * that includes this defines VL (4, 8 or 16) to fit the instruction set that it is compiled for.
+ * Vectors of VL floats on top of the compilers' vector extension, with intrinsics only where the
+ * extension does not reach the right instruction. The file that includes this defines VL (4, 8 or
+ * 16) to fit the instruction set that it is compiled for.
  */
 #ifndef TESSERA_CPU_VECTOR_H
 #define TESSERA_CPU_VECTOR_H
@@ -17,14 +18,16 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-/* Unrolls the loop that follows, whose bounds are constants, so that arrays of vectors become registers. */
+/* Unrolls the loop that follows, whose bounds are constants, so that arrays of vectors become
+ * registers. */
 #if defined(__clang__)
 #define UNROLL _Pragma("clang loop unroll(full)")
 #else
 #define UNROLL _Pragma("GCC unroll 16")
 #endif
 
-/* Pins a value to a register at this point. Without it gcc moves multiply-adds of a register block past each other and runs out of registers. */
+/* Pins a value to a register at this point. Without it gcc moves multiply-adds of a register block
+ * past each other and runs out of registers. */
 #if defined(__GNUC__) && !defined(__clang__) && defined(__SSE__)
 #define VKEEP(x) __asm__("" : "+v"(x))
 #elif defined(__GNUC__) && !defined(__clang__) && defined(__aarch64__)
@@ -36,7 +39,8 @@
 typedef float vf __attribute__((vector_size(VL * 4)));
 typedef int32_t vi __attribute__((vector_size(VL * 4)));
 typedef uint32_t vu __attribute__((vector_size(VL * 4)));
-typedef float vf_any __attribute__((vector_size(VL * 4), aligned(2), may_alias)); /* for memory of the caller, aligned to elements of any type only */
+/* for memory of the caller, aligned to elements of any type only */
+typedef float vf_any __attribute__((vector_size(VL * 4), aligned(2), may_alias));
 typedef uint16_t vh __attribute__((vector_size(VL * 2)));
 typedef uint16_t vh_any __attribute__((vector_size(VL * 2), aligned(2), may_alias));
 
@@ -48,7 +52,8 @@ INLINE vf vset(float x) { return x - (vf){0}; }
 INLINE vi viset(int32_t x) { return x - (vi){0}; }
 INLINE vf vselect(vi mask, vf a, vf b) { return (vf)((mask & (vi)a) | (~mask & (vi)b)); }
 
-/* The larger of two; `b` when either is NaN (aarch64: NaN), so a NaN given as `b` survives everywhere. */
+/* The larger of two; `b` when either is NaN (aarch64: NaN), so a NaN given as `b` survives
+ * everywhere. */
 INLINE vf vmax(vf a, vf b) {
 #if VL == 16 && defined(__AVX512F__)
     return (vf)_mm512_max_ps((__m512)a, (__m512)b);
@@ -78,8 +83,10 @@ INLINE int vany(vi mask) {
 }
 
 /*
- * 2^x for x <= about 100. Round to the nearest integer by adding 1.5 * 2^23 + 127: the low bits then hold the biased exponent. Degree 5 on [-1/2, 1/2], relative
- * error 2.2e-7. Everything at or below -127 gives exactly 0 (biased exponent 0), -inf included, and never a denormal; NaN gives NaN.
+ * 2^x for x <= about 100. Round to the nearest integer by adding 1.5 * 2^23 + 127: the low bits
+ * then hold the biased exponent. Degree 5 on [-1/2, 1/2], relative error 2.2e-7. Everything at or
+ * below -127 gives exactly 0 (biased exponent 0), -inf included, and never a denormal; NaN gives
+ * NaN.
  */
 INLINE vf vexp2(vf x) {
     const vf magic = vset(12582912.0f + 127.0f);
@@ -95,7 +102,8 @@ INLINE vf vexp2(vf x) {
     return p * (vf)((vu)t << 23);
 }
 
-/* The same for results that are rounded to bf16: relative error 2.7e-6. With AVX-512, [0, 1) is left of x, and the power of two is exact; tiny results may be denormal. */
+/* The same for results that are rounded to bf16: relative error 2.7e-6. With AVX-512, [0, 1) is
+ * left of x, and the power of two is exact; tiny results may be denormal. */
 INLINE vf vexp2_short(vf x) {
 #if VL == 16 && defined(__AVX512DQ__)
     const vf f = (vf)_mm512_reduce_ps((__m512)x, 1); /* x - floor(x) */
@@ -111,7 +119,9 @@ INLINE vf vexp2_short(vf x) {
 }
 
 /* Element conversions. bf16 and f16 round to nearest even; a NaN stays a NaN. */
-INLINE vf vfrom_bf16(const uint16_t *p) { return (vf)(__builtin_convertvector(*(const vh_any *)p, vu) << 16); }
+INLINE vf vfrom_bf16(const uint16_t *p) {
+    return (vf)(__builtin_convertvector(*(const vh_any *)p, vu) << 16);
+}
 INLINE void vto_bf16(uint16_t *p, vf v) {
     vu u = (vu)v;
     vu r = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
@@ -126,7 +136,8 @@ INLINE vf vpair_bf16(vf even, vf odd) {
 #if VL == 16 && defined(__AVX512BF16__)
     __m512i halves = (__m512i)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even);
     const __m512i index =
-        _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+        _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                         21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     return (vf)_mm512_permutexvar_epi16(index, halves);
 #else
     vu e = (vu)even, o = (vu)odd;
@@ -142,7 +153,8 @@ INLINE vf vpair_results(vf even, vf odd) {
 #if VL == 16 && defined(__AVX512BF16__)
     return pair;
 #else
-    const vi even_nan = (vi)(even != even), odd_nan = (vi)(odd != odd); /* NOLINT(misc-redundant-expression): true where it is NaN */
+    /* NOLINT(misc-redundant-expression): true where it is NaN */
+    const vi even_nan = (vi)(even != even), odd_nan = (vi)(odd != odd);
     return (vf)((vu)pair | ((vu)even_nan & 0x7fc0u) | ((vu)odd_nan & 0x7fc00000u));
 #endif
 }
@@ -153,7 +165,8 @@ static inline float half_bits_to_float(uint16_t h) {
         float f;
     } x = {((uint32_t)(h & 0x7fff) << 13) + (112u << 23)};
     if ((h & 0x7c00) == 0)
-        x.f = (float)(h & 0x3ff) * 0x1p-24f; /* denormal or zero; no denormal f32 on the way, whatever the rounding mode says of them */
+        /* denormal or zero; no denormal f32 on the way, whatever the rounding mode says of them */
+        x.f = (float)(h & 0x3ff) * 0x1p-24f;
     if ((h & 0x7c00) == 0x7c00) x.u |= 0x7f800000u;
     x.u |= (uint32_t)(h & 0x8000) << 16;
     return x.f;
@@ -166,7 +179,8 @@ static inline uint16_t float_to_half_bits(float f) {
     uint32_t sign = (x.u >> 16) & 0x8000u, a = x.u & 0x7fffffffu;
     if (a > 0x7f800000u) return (uint16_t)(sign | 0x7e00u | ((a >> 13) & 0x1ffu));
     if (a >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* rounds to 65536 or more */
-    if (a < 0x38800000u) {                                   /* denormal f16: let the addition round at 2^-24 */
+    /* denormal f16: let the addition round at 2^-24 */
+    if (a < 0x38800000u) {
         x.u = a;
         x.f += 0.5f;
         return (uint16_t)(sign | (x.u - 0x3f000000u));
@@ -208,8 +222,10 @@ INLINE void vto_f16(uint16_t *p, vf v) {
 
 /* The two halves of a and b interleaved: a0 b0 a1 b1 ... */
 #if VL == 16
-#define vzip_low(a, b)  __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
-#define vzip_high(a, b) __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
+#define vzip_low(a, b) \
+    __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
+#define vzip_high(a, b) \
+    __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
 #elif VL == 8
 #define vzip_low(a, b)  __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11)
 #define vzip_high(a, b) __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15)

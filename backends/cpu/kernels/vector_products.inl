@@ -1,15 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The two products of the body with vector multiply-adds. Both hold a block of KB (or DB) x NV vectors in registers and broadcast one operand:
- *     S[key][row] = sum over words of K[key][word] * Q[word][row],      O[d][row] += sum over keys of V[key][d] * P[key][row].
- * K is packed as rows; V as blocks of DB elements, [d / DB][key][DB], so that the second product reads it in order.
+ * The two products of the body with vector multiply-adds. Both hold a block of KB (or DB) x NV
+ * vectors in registers and broadcast one operand:
+ *     S[key][row] = sum over words of K[key][word] * Q[word][row],      O[d][row] += sum over keys
+ * of V[key][d] * P[key][row]. K is packed as rows; V as blocks of DB elements, [d / DB][key][DB],
+ * so that the second product reads it in order.
  */
 
 static void pack_keys(const task *t, const cpu_chunk *chunk, float *packed) {
     for (int32_t n = 0; n < chunk->pieces; n++) {
         const cpu_piece *p = &chunk->piece[n];
         for (int32_t i = 0; i < p->count; i++)
-            load_words(t->launch->dtype, t->k + (int64_t)(p->token + i) * t->k_stride, t->head_dim, packed + (size_t)(p->at + i) * t->m.k_pitch);
+            load_words(t->launch->dtype, t->k + (int64_t)(p->token + i) * t->k_stride, t->head_dim,
+                       packed + (size_t)(p->at + i) * t->m.k_pitch);
     }
     /* The rest of the last group is computed too, and not looked at. */
     for (int32_t key = chunk->keys; key < round_up(chunk->keys, GROUP); key++)
@@ -53,14 +56,16 @@ static void pack_values(const task *t, const cpu_chunk *chunk, float *packed) {
                 load_row(t->launch->dtype, row, t->head_dim, t->m.rows);
                 row = (const char *)t->m.rows;
             }
-            for (int32_t d = 0; d < t->head_dim; d += DB) memcpy(out + (size_t)d * CHUNK, row + 4 * d, DB * sizeof(float));
+            for (int32_t d = 0; d < t->head_dim; d += DB)
+                memcpy(out + (size_t)d * CHUNK, row + 4 * d, DB * sizeof(float));
         }
     }
 }
 #endif
 
 /* KB keys against the panel; also keeps the running maximum. */
-INLINE void score_block(const float *k, size_t pitch, const float *q, int32_t words, float *s, vf *most, const int nv) {
+INLINE void score_block(const float *k, size_t pitch, const float *q, int32_t words, float *s,
+                        vf *most, const int nv) {
     vf acc[KB][NV];
     UNROLL
     for (int i = 0; i < KB; i++) UNROLL
@@ -114,7 +119,8 @@ INLINE void value_block(const float *v, const float *p, int32_t words, float *o,
     int32_t w = 0;
     for (; w + 4 <= words; w += 4) {
         UNROLL
-        for (int u = 0; u < 4; u++) value_step(v + (size_t)(w + u) * DB, p + (size_t)(w + u) * PANEL, acc, nv);
+        for (int u = 0; u < 4; u++)
+            value_step(v + (size_t)(w + u) * DB, p + (size_t)(w + u) * PANEL, acc, nv);
     }
     for (; w < words; w++) value_step(v + (size_t)w * DB, p + (size_t)w * PANEL, acc, nv);
     UNROLL
@@ -132,7 +138,8 @@ INLINE void attend(task *t, const panel_work *w, const int nv) {
         for (int v = 0; v < NV; v++) most[v] = vset(-INFINITY);
         for (int32_t key = x->span.first; key < x->span.end; key += KB) {
             ask_ahead(t);
-            score_block(x->k + (size_t)key * m->k_pitch, (size_t)m->k_pitch, q, m->words, x->s + (size_t)key * PANEL, most, nv);
+            score_block(x->k + (size_t)key * m->k_pitch, (size_t)m->k_pitch, q, m->words,
+                        x->s + (size_t)key * PANEL, most, nv);
         }
         if (x->span.masked || x->span.end % GROUP != 0) mask_share(t, first_row, x, most);
         lane_bias(t, first_row, most, bias, nv);
@@ -142,7 +149,8 @@ INLINE void attend(task *t, const panel_work *w, const int nv) {
         const int32_t first = WORD_OF(x->span.first), words = WORD_OF(share_end(x)) - first;
         for (int32_t d = 0; d < t->head_dim; d += DB) {
             ask_ahead(t);
-            value_block(x->v + (size_t)d * WORD_OF(CHUNK) + (size_t)first * DB, x->s + (size_t)first * PANEL, words, o + (size_t)d * PANEL, nv);
+            value_block(x->v + (size_t)d * WORD_OF(CHUNK) + (size_t)first * DB,
+                        x->s + (size_t)first * PANEL, words, o + (size_t)d * PANEL, nv);
         }
     }
 }

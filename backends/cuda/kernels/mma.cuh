@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Instructions of sm_80 and later, one function each: matrix products of a warp, matrices out of workgroup memory, asynchronous copies, and fast arithmetic. */
+/* Instructions of sm_80 and later, one function each: matrix products of a warp, matrices out of
+ * workgroup memory, asynchronous copies, and fast arithmetic. */
 #ifndef TESS_CUDA_MMA_CUH
 #define TESS_CUDA_MMA_CUH
 
@@ -10,7 +11,9 @@
 
 namespace tess {
 
-__device__ __forceinline__ uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+__device__ __forceinline__ uint32_t shared_address(const void *p) {
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
 
 /* The lane, as if it could change: what is computed from it is not kept for later. */
 __device__ __forceinline__ uint32_t lane_now() {
@@ -19,27 +22,40 @@ __device__ __forceinline__ uint32_t lane_now() {
     return lane;
 }
 
-/* Copies the first `bytes` of 16, 0 or all, and fills the rest with zeros; of 0 bytes nothing is read. */
+/* Copies the first `bytes` of 16, 0 or all, and fills the rest with zeros; of 0 bytes nothing is
+ * read. */
 __device__ __forceinline__ void copy_unit(uint32_t to, const void *from, int bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)), "r"(bytes) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to),
+                 "l"(__cvta_generic_to_global(from)), "r"(bytes)
+                 : "memory");
 }
 /* Waits for all copies of this thread. */
 __device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 __device__ __forceinline__ void store_unit(uint32_t to, uint4 x) {
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z),
+                 "r"(x.w)
+                 : "memory");
 }
-__device__ __forceinline__ void store_word(uint32_t to, uint32_t x) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(x) : "memory"); }
+__device__ __forceinline__ void store_word(uint32_t to, uint32_t x) {
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
+}
 __device__ __forceinline__ uint4 load_shared_unit(uint32_t from) {
     uint4 x;
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(from) : "memory");
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "r"(from)
+                 : "memory");
     return x;
 }
 
 /* Not remembered by the compiler from an earlier time. */
 __device__ __forceinline__ uint4 load_shared_anew(uint32_t from) {
     uint4 x;
-    asm volatile("ld.volatile.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(from) : "memory");
+    asm volatile("ld.volatile.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "r"(from)
+                 : "memory");
     return x;
 }
 
@@ -57,15 +73,24 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&m)[4], uint3
                  : "memory");
 }
 
-/* c += a b for 16 x 16 times 16 x 8. Rows of c: lane / 4 and that + 8; columns lane % 4 * 2 + {0, 1}. */
-template <typename T> __device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
-template <> __device__ __forceinline__ void multiply<bf16_t>(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+/* c += a b for 16 x 16 times 16 x 8. Rows of c: lane / 4 and that + 8; columns lane % 4 * 2 + {0,
+ * 1}. */
+template <typename T>
+__device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                         uint32_t b1);
+template <>
+__device__ __forceinline__ void multiply<bf16_t>(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                                 uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-template <> __device__ __forceinline__ void multiply<f16_t>(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+template <>
+__device__ __forceinline__ void multiply<f16_t>(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                                uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }

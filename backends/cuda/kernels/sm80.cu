@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Forward attention for Ampere and later (sm_80): matrix products of a warp, asynchronous copies of 16 bytes, one workgroup of four warps for a job.
+ * Forward attention for Ampere and later (sm_80): matrix products of a warp, asynchronous copies of
+ * 16 bytes, one workgroup of four warps for a job.
  *
- * A warp takes 16 query rows of a tile of up to 64 rows, or rows n and n + 64 of a larger one, so that what it reads of K and V serves twice as many products. S = Q K^T comes out
- * in registers laid out as the operand P of O += P V wants it. Q stays in workgroup memory; K and V come in stages of 64 keys, which need not be neighbours: every key has
- * its own place in a list (tile.cuh), which is written one or two stages ahead.
+ * A warp takes 16 query rows of a tile of up to 64 rows, or rows n and n + 64 of a larger one, so
+ * that what it reads of K and V serves twice as many products. S = Q K^T comes out in registers
+ * laid out as the operand P of O += P V wants it. Q stays in workgroup memory; K and V come in
+ * stages of 64 keys, which need not be neighbours: every key has its own place in a list
+ * (tile.cuh), which is written one or two stages ahead.
  *
- * With two stages, all of the next one is copied while this one is worked on. With one, the next keys are copied once this stage's products with Q are done, and its values during these.
+ * With two stages, all of the next one is copied while this one is worked on. With one, the next
+ * keys are copied once this stage's products with Q are done, and its values during these.
  */
 #include "mma.cuh"
 #include "sm80_args.h"
@@ -17,16 +21,21 @@ namespace tess {
 enum {
     KEYS = TESS_SM80_KEYS,
     THREADS = TESS_SM80_THREADS,
-    LISTS = 3, /* stages of which the keys are known: this one's are masked by while the next one's are copied and those after it are looked up */
+    /* stages of which the keys are known: this one's are masked by while the next one's are
+     * copied and those after it are looked up */
+    LISTS = 3,
 };
 
-/* Workgroup memory. Rows are as long as D elements; within a row, units of 16 bytes trade places with others of their group, so that 8 rows of one column are in different banks. */
+/* Workgroup memory. Rows are as long as D elements; within a row, units of 16 bytes trade places
+ * with others of their group, so that 8 rows of one column are in different banks. */
 template <int D, int ROWS> struct alignas(128) memory {
     static constexpr int UNITS = D / 8, ROW = D * 2;
-    static constexpr int GROUP = UNITS % 8 == 0 ? 8 : 4, SAME = 8 / GROUP; /* units that trade places; neighbouring rows that trade alike */
+    /* units that trade places; neighbouring rows that trade alike */
+    static constexpr int GROUP = UNITS % 8 == 0 ? 8 : 4, SAME = 8 / GROUP;
     key keys[LISTS][KEYS];
     struct {
-        int32_t position, block; /* the key that it is level with; its query block counted from the tile's first */
+        /* the key that it is level with; its query block counted from the tile's first */
+        int32_t position, block;
     } rows[ROWS];
     job_words job;
     key_list list;
@@ -38,7 +47,8 @@ template <int D, int ROWS> struct alignas(128) memory {
     }
 };
 
-/* A workgroup's way through one job: what a thread holds, and the steps that it takes. TILES: times 64 rows of the job, at most. */
+/* A workgroup's way through one job: what a thread holds, and the steps that it takes. TILES: times
+ * 64 rows of the job, at most. */
 template <typename T, int D, int ROWS, int TILES> struct worker {
     typedef memory<D, ROWS> shared;
     enum {
@@ -57,80 +67,112 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
     uint32_t q_at; /* in workgroup memory: Q, and after it the stages, each of K and then V */
     uint32_t thread, warp, lane;
     float s[TILES][N][4], o[TILES][O][4]; /* scores and then exponentials; results */
-    float top[TILES][2], sum[TILES][2];   /* of each row: the score that exponentials are relative to, and their sum */
+    /* of each row: the score that exponentials are relative to, and their sum */
+    float top[TILES][2], sum[TILES][2];
 
-    __device__ __forceinline__ uint32_t k_at(int stage) const { return q_at + ROWS * ROW + stage * 2 * STAGE; }
+    __device__ __forceinline__ uint32_t k_at(int stage) const {
+        return q_at + ROWS * ROW + stage * 2 * STAGE;
+    }
     __device__ __forceinline__ uint32_t v_at(int stage) const { return k_at(stage) + STAGE; }
-    /* Where this lane reads matrices, of the first 16 rows of Q or V, and of the first 16 keys of K. */
-    static __device__ __forceinline__ uint32_t own_rows(uint32_t lane) { return shared::place(lane % 16, lane / 16); }
-    static __device__ __forceinline__ uint32_t own_keys(uint32_t lane) { return shared::place(lane / 16 * 8 + lane % 8, lane / 8 % 2); }
+    /* Where this lane reads matrices, of the first 16 rows of Q or V, and of the first 16 keys of
+     * K. */
+    static __device__ __forceinline__ uint32_t own_rows(uint32_t lane) {
+        return shared::place(lane % 16, lane / 16);
+    }
+    static __device__ __forceinline__ uint32_t own_keys(uint32_t lane) {
+        return shared::place(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+    }
 
     /* The row of the tile that s[t][n][2 * r], o[t][n][2 * r] and those after them belong to. */
-    __device__ __forceinline__ int row_of(int t, int r) const { return t * 64 + warp * 16 + r * 8 + lane / 4; }
+    __device__ __forceinline__ int row_of(int t, int r) const {
+        return t * 64 + warp * 16 + r * 8 + lane / 4;
+    }
 
-    /* Element columns 16 x .. 16 x + 15 of rows that begin at `at`, which is a multiple of 128 but for the lane's own place. */
-    static __device__ __forceinline__ uint32_t step(uint32_t at, int x) { return (at ^ (x % TURNS * 32)) + x / TURNS * GROUP * 16; }
+    /* Element columns 16 x .. 16 x + 15 of rows that begin at `at`, which is a multiple of 128 but
+     * for the lane's own place. */
+    static __device__ __forceinline__ uint32_t step(uint32_t at, int x) {
+        return (at ^ (x % TURNS * 32)) + x / TURNS * GROUP * 16;
+    }
 
     /* ---------------------------------------------------------------- copies */
 
-    __device__ __forceinline__ uint32_t own_place() const { return shared::place(thread / GROUP, thread % GROUP); }
+    __device__ __forceinline__ uint32_t own_place() const {
+        return shared::place(thread / GROUP, thread % GROUP);
+    }
 
-    /* Copies the elements of one row that are this thread's; of a row that is not `there` it makes zeros. */
-    __device__ __forceinline__ void copy_row(uint32_t to, const uint16_t *row, bool there, bool wide) const {
+    /* Copies the elements of one row that are this thread's; of a row that is not `there` it makes
+     * zeros. */
+    __device__ __forceinline__ void copy_row(uint32_t to, const uint16_t *row, bool there,
+                                             bool wide) const {
         const int unit = thread % GROUP, units = there ? a->common.head_dim / 8 : 0;
         if (wide) {
 #pragma unroll
-            for (int c = 0; c < UNITS; c += GROUP) copy_unit(to + c * 16, row + (c + unit) * 8, c + unit < units ? 16 : 0);
+            for (int c = 0; c < UNITS; c += GROUP)
+                copy_unit(to + c * 16, row + (c + unit) * 8, c + unit < units ? 16 : 0);
         } else {
 #pragma unroll 1
             for (int c = 0; c < UNITS; c += GROUP)
-                store_unit(to + c * 16, c + unit < units ? read_unit(row + (c + unit) * 8, false) : make_uint4(0, 0, 0, 0));
+                store_unit(to + c * 16, c + unit < units ? read_unit(row + (c + unit) * 8, false)
+                                                         : make_uint4(0, 0, 0, 0));
         }
     }
 
     /* The same of a key; zeros where there is none. */
-    __device__ __forceinline__ void copy_key(uint32_t to, const uint16_t *from, int64_t stride, int32_t token, bool wide) const {
+    __device__ __forceinline__ void copy_key(uint32_t to, const uint16_t *from, int64_t stride,
+                                             int32_t token, bool wide) const {
         const bool there = token != NO_TOKEN;
         copy_row(to, from + (there ? token : 0) * stride, there, wide);
     }
 
-    __device__ __forceinline__ void copy_keys(uint32_t to, const uint16_t *from, int64_t stride, int list) const {
+    __device__ __forceinline__ void copy_keys(uint32_t to, const uint16_t *from, int64_t stride,
+                                              int list) const {
         const key *keys = m->keys[list] + thread / GROUP;
         to += own_place();
         if (a->wide & 2) {
 #pragma unroll
-            for (int r = 0; r < KEYS; r += PASS) copy_key(to + r * ROW, from, stride, keys[r].token, true);
+            for (int r = 0; r < KEYS; r += PASS)
+                copy_key(to + r * ROW, from, stride, keys[r].token, true);
         } else {
 #pragma unroll 1
-            for (int r = 0; r < KEYS; r += PASS) copy_key(to + r * ROW, from, stride, keys[r].token, false);
+            for (int r = 0; r < KEYS; r += PASS)
+                copy_key(to + r * ROW, from, stride, keys[r].token, false);
         }
     }
 
-    __device__ __forceinline__ void copy_k(int stage, int list) const { copy_keys(k_at(stage), m->k, a->common.k_token, list); }
-    __device__ __forceinline__ void copy_v(int stage, int list) const { copy_keys(v_at(stage), m->v, a->common.v_token, list); }
+    __device__ __forceinline__ void copy_k(int stage, int list) const {
+        copy_keys(k_at(stage), m->k, a->common.k_token, list);
+    }
+    __device__ __forceinline__ void copy_v(int stage, int list) const {
+        copy_keys(v_at(stage), m->v, a->common.v_token, list);
+    }
 
     __device__ __forceinline__ void copy_q() const {
         const tess_args *c = &a->common;
         const job_words *j = &m->job;
-        const uint16_t *first = (const uint16_t *)a->q + j->batch * c->q_batch + (j->q_start + j->row) * c->q_token + j->head * c->q_head;
+        const uint16_t *first = (const uint16_t *)a->q + j->batch * c->q_batch +
+                                (j->q_start + j->row) * c->q_token + j->head * c->q_head;
         const int32_t rows = j->rows, all = rows * j->heads;
 #pragma unroll 1
         for (int r = thread / GROUP; r < TILES * 64; r += PASS)
-            copy_row(q_at + shared::place(r, thread % GROUP), first + (r < all ? row_at(r, rows, rows == all, c->q_token, c->q_head) : 0), r < all,
-                     a->wide & 1);
+            copy_row(q_at + shared::place(r, thread % GROUP),
+                     first + (r < all ? row_at(r, rows, rows == all, c->q_token, c->q_head) : 0),
+                     r < all, a->wide & 1);
     }
 
     /* Writes down the keys of a stage, one for each of 64 threads. */
     __device__ __forceinline__ void list_keys(int stage, int list, int place) const {
         const uint32_t *tables = (const uint32_t *)a->tables;
         m->keys[list][place] =
-            m->list.find((uint32_t)stage * KEYS + place, tables + a->common.entries_at, tables + a->common.bits_at, stage < m->list.masked_stages);
+            m->list.find((uint32_t)stage * KEYS + place, tables + a->common.entries_at,
+                         tables + a->common.bits_at, stage < m->list.masked_stages);
     }
 
     /* ---------------------------------------------------------------- one stage */
 
     __device__ __forceinline__ void scores(int stage) {
-        const uint32_t now = lane_now(); /* addresses are computed in each stage, since all of them together take too many registers */
+        /* addresses are computed in each stage, since all of them together take too many
+         * registers */
+        const uint32_t now = lane_now();
         const uint32_t k = k_at(stage) + own_keys(now), q = q_at + warp * 16 * ROW + own_rows(now);
 #pragma unroll
         for (int t = 0; t < TILES; t++)
@@ -177,7 +219,8 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 const int in_tile = row_of(t, r);
-                const row_bounds b = bounds_of(m->rows[in_tile].position, m->rows[in_tile].block, flags, kv_len, left, right);
+                const row_bounds b = bounds_of(m->rows[in_tile].position, m->rows[in_tile].block,
+                                               flags, kv_len, left, right);
                 if (flags & CLASS_WINDOW)
                     mask_row<true>(t, r, keys, b, sinks);
                 else
@@ -186,8 +229,11 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
         }
     }
 
-    /* Each row reads the keys anew: held for all rows, they would take more registers than there are. */
-    template <bool WINDOW> __device__ __forceinline__ void mask_row(int t, int r, uint32_t keys, const row_bounds &b, int32_t sinks) {
+    /* Each row reads the keys anew: held for all rows, they would take more registers than there
+     * are. */
+    template <bool WINDOW>
+    __device__ __forceinline__ void mask_row(int t, int r, uint32_t keys, const row_bounds &b,
+                                             int32_t sinks) {
 #pragma unroll
         for (int n = 0; n < N; n++) {
             const uint4 two = load_shared_anew(keys + n * 8 * sizeof(key));
@@ -197,8 +243,9 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
         }
     }
 
-    /* Turns scores into exponentials, each row for itself: its bits depend on nothing that is in its neighbours. Products and sums are never fused, since which are would be for the
-     * compiler to choose, and differently in each place. */
+    /* Turns scores into exponentials, each row for itself: its bits depend on nothing that is in
+     * its neighbours. Products and sums are never fused, since which are would be for the compiler
+     * to choose, and differently in each place. */
     __device__ __forceinline__ void softmax() {
         const float slope = a->slope;
         float factor[TILES][2];
@@ -208,15 +255,18 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
             for (int r = 0; r < 2; r++) {
                 float most = s[t][0][2 * r], bias;
 #pragma unroll
-                for (int n = 0; n < N; n++) most = fmaxf(most, fmaxf(s[t][n][2 * r], s[t][n][2 * r + 1]));
+                for (int n = 0; n < N; n++)
+                    most = fmaxf(most, fmaxf(s[t][n][2 * r], s[t][n][2 * r + 1]));
                 most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
                 most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-                /* The reference follows the largest score only when that makes a factor of more than 2^8: exponentials stay bounded, and O is rarely multiplied. */
+                /* The reference follows the largest score only when that makes a factor of more
+                 * than 2^8: exponentials stay bounded, and O is rarely multiplied. */
                 const bool rises = (most - top[t][r]) * slope > 8.0f;
                 factor[t][r] = rises ? exp2_fast((top[t][r] - most) * slope) : 1.0f;
                 if (rises) top[t][r] = most;
                 bias = top[t][r] == MINUS_INFINITY ? 0.0f : top[t][r] * slope;
-                if (fabsf(bias) > 0x1p14f) { /* a product that large has lost bits which the difference keeps */
+                /* a product that large has lost bits which the difference keeps */
+                if (fabsf(bias) > 0x1p14f) {
 #pragma unroll
                     for (int n = 0; n < N; n++) {
                         s[t][n][2 * r] -= top[t][r];
@@ -253,7 +303,9 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
 #pragma unroll
             for (int t = 0; t < TILES; t++)
 #pragma unroll
-                for (int i = 0; i < 4; i++) p[t][i] = pack<T>(s[t][2 * x + i / 2][i % 2 * 2], s[t][2 * x + i / 2][i % 2 * 2 + 1]);
+                for (int i = 0; i < 4; i++)
+                    p[t][i] =
+                        pack<T>(s[t][2 * x + i / 2][i % 2 * 2], s[t][2 * x + i / 2][i % 2 * 2 + 1]);
 #pragma unroll
             for (int y = 0; y < O; y += 2) {
                 uint32_t elements[4];
@@ -281,7 +333,8 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
 #pragma unroll
                 for (int y = 0; y < O; y++)
 #pragma unroll
-                    for (int e = 2 * r; e < 2 * r + 2; e++) o[t][y][e] = sum[t][r] == 0 ? 0.0f : o[t][y][e] * inverse;
+                    for (int e = 2 * r; e < 2 * r + 2; e++)
+                        o[t][y][e] = sum[t][r] == 0 ? 0.0f : o[t][y][e] * inverse;
             }
     }
 
@@ -289,10 +342,12 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
     __device__ __forceinline__ void finish() {
         const tess_args *c = &a->common;
         const job_words *j = &m->job;
-        const int32_t rows = j->rows, all = rows * j->heads, head = j->head, batch = j->batch, partial = j->partial;
+        const int32_t rows = j->rows, all = rows * j->heads, head = j->head, batch = j->batch,
+                      partial = j->partial;
         const int64_t first = j->q_start + j->row;
         const bool one_head = rows == all;
-        float *const partials = (float *)a->workspace + c->partials_at + (uint64_t)(uint32_t)partial * c->partial_rows * (c->head_dim + 2);
+        float *const partials = (float *)a->workspace + c->partials_at +
+                                (uint64_t)(uint32_t)partial * c->partial_rows * (c->head_dim + 2);
         divide();
         if (partial != NO_PARTIAL || (c->flags & TESS_ARGS_LSE)) {
 #pragma unroll
@@ -300,20 +355,27 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
 #pragma unroll
                 for (int r = 0; r < 2; r++) {
                     const float ln = __fmul_rn(log2_fast(sum[t][r]), LN_2);
-                    const float lse = sum[t][r] == 0 ? MINUS_INFINITY : fmaf(top[t][r], fabsf(c->scale), ln);
+                    const float lse =
+                        sum[t][r] == 0 ? MINUS_INFINITY : fmaf(top[t][r], fabsf(c->scale), ln);
                     const int in_tile = row_of(t, r);
                     if (lane % 4 != 0 || in_tile >= all) continue;
                     if (partial != NO_PARTIAL)
-                        store_reference(partials + (uint64_t)c->partial_rows * c->head_dim + in_tile, top[t][r], sum[t][r]);
+                        store_reference(partials + (uint64_t)c->partial_rows * c->head_dim +
+                                            in_tile,
+                                        top[t][r], sum[t][r]);
                     else
-                        ((float *)a->lse)[batch * c->lse_batch + first * c->lse_token + head * c->lse_head +
-                                          row_at(in_tile, rows, one_head, c->lse_token, c->lse_head)] = lse;
+                        ((float *)
+                             a->lse)[batch * c->lse_batch + first * c->lse_token +
+                                     head * c->lse_head +
+                                     row_at(in_tile, rows, one_head, c->lse_token, c->lse_head)] =
+                            lse;
                 }
         }
         if (partial != NO_PARTIAL)
             store_partial(partials, all);
         else
-            store((uint16_t *)a->o + batch * c->o_batch + first * c->o_token + head * c->o_head, rows, all, one_head);
+            store((uint16_t *)a->o + batch * c->o_batch + first * c->o_token + head * c->o_head,
+                  rows, all, one_head);
     }
 
     /* The reference and the sum of a row. Exponentials are relative to a rounded product of
@@ -321,7 +383,9 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
     __device__ __forceinline__ void store_reference(float *to, float most, float total) const {
         const float product = __fmul_rn(most, a->slope);
         to[0] = most;
-        to[a->common.partial_rows] = total == 0 || fabsf(product) > 0x1p14f ? total : total * exp2_fast(-fmaf(most, a->slope, -product));
+        to[a->common.partial_rows] = total == 0 || fabsf(product) > 0x1p14f
+                                         ? total
+                                         : total * exp2_fast(-fmaf(most, a->slope, -product));
     }
 
     __device__ __forceinline__ void store_partial(float *partials, int32_t all) const {
@@ -341,8 +405,10 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
             }
     }
 
-    /* Whole rows at a time, by way of workgroup memory: a warp's rows for itself, in the place of the same rows of Q. */
-    __device__ __forceinline__ void store(uint16_t *first, int32_t rows, int32_t all, bool one_head) const {
+    /* Whole rows at a time, by way of workgroup memory: a warp's rows for itself, in the place of
+     * the same rows of Q. */
+    __device__ __forceinline__ void store(uint16_t *first, int32_t rows, int32_t all,
+                                          bool one_head) const {
         const tess_args *c = &a->common;
         __syncwarp();
 #pragma unroll
@@ -351,7 +417,8 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
             for (int r = 0; r < 2; r++)
 #pragma unroll
                 for (int y = 0; y < O; y++)
-                    store_word(q_at + (t * 64 + warp * 16) * ROW + shared::place(r * 8 + lane / 4, y) + lane % 4 * 4,
+                    store_word(q_at + (t * 64 + warp * 16) * ROW +
+                                   shared::place(r * 8 + lane / 4, y) + lane % 4 * 4,
                                pack<T>(o[t][y][2 * r], o[t][y][2 * r + 1]));
         __syncwarp();
         const int units = (int)c->head_dim / 8;
@@ -363,7 +430,8 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
                 const int r = n / UNITS, unit = n % UNITS;
                 if (first_row + r >= all || unit >= units) continue;
                 const uint4 x = load_shared_unit(q_at + first_row * ROW + shared::place(r, unit));
-                uint16_t *to = first + row_at(first_row + r, rows, one_head, c->o_token, c->o_head) + unit * 8;
+                uint16_t *to =
+                    first + row_at(first_row + r, rows, one_head, c->o_token, c->o_head) + unit * 8;
                 write_unit(to, x, a->wide & 4);
             }
         }
@@ -372,7 +440,8 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
     /* ---------------------------------------------------------------- all of it */
 
     __device__ __forceinline__ void run() {
-        const int32_t stages = __shfl_sync(~0u, m->list.stages, 0); /* the same for all, and the compiler shall know it */
+        /* the same for all, and the compiler shall know it */
+        const int32_t stages = __shfl_sync(~0u, m->list.stages, 0);
         const bool two = a->stages == 2, active = warp * 16 < m->job.rows * m->job.heads;
 #pragma unroll
         for (int t = 0; t < TILES; t++) {
@@ -393,7 +462,8 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
         }
         int list = 0; /* of this stage's keys */
         for (int32_t i = 0; i < stages; i++) {
-            const int next_list = list == LISTS - 1 ? 0 : list + 1, stage = two ? i & 1 : 0, next_stage = two ? stage ^ 1 : 0;
+            const int next_list = list == LISTS - 1 ? 0 : list + 1, stage = two ? i & 1 : 0,
+                      next_stage = two ? stage ^ 1 : 0;
             copies_wait();
             __syncthreads();
             if (!two) {
@@ -402,7 +472,8 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
                 copy_k(next_stage, next_list);
                 copy_v(next_stage, next_list);
             }
-            if (i + 2 < stages && thread < KEYS) list_keys(i + 2, next_list == LISTS - 1 ? 0 : next_list + 1, thread);
+            if (i + 2 < stages && thread < KEYS)
+                list_keys(i + 2, next_list == LISTS - 1 ? 0 : next_list + 1, thread);
             if (active) scores(stage);
             if (!two) {
                 copies_wait();
@@ -422,7 +493,8 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
 };
 
 template <typename T, int D, int ROWS, int TILES>
-__device__ __forceinline__ void work(memory<D, ROWS> *m, uint32_t matrices, const tess_sm80_args *a) {
+__device__ __forceinline__ void work(memory<D, ROWS> *m, uint32_t matrices,
+                                     const tess_sm80_args *a) {
     worker<T, D, ROWS, TILES> w;
     w.m = m;
     w.a = a;
@@ -433,7 +505,8 @@ __device__ __forceinline__ void work(memory<D, ROWS> *m, uint32_t matrices, cons
     w.run();
 }
 
-template <typename T, int D, int ROWS> __device__ __forceinline__ void forward(const tess_sm80_args *a) {
+template <typename T, int D, int ROWS>
+__device__ __forceinline__ void forward(const tess_sm80_args *a) {
     extern __shared__ __align__(128) uint8_t raw[];
     typedef memory<D, ROWS> shared;
     static_assert(sizeof(shared) <= shared::HEADER, "the host asks for enough workgroup memory");
@@ -446,14 +519,18 @@ template <typename T, int D, int ROWS> __device__ __forceinline__ void forward(c
         m->job = j;
         const tess_args *c = &a->common;
         const int32_t kv_head = j.head / (int32_t)c->group;
-        m->k = (const uint16_t *)a->k + j.batch * c->k_batch + j.kv_start * c->k_token + kv_head * c->k_head;
-        m->v = (const uint16_t *)a->v + j.batch * c->v_batch + j.kv_start * c->v_token + kv_head * c->v_head;
+        m->k = (const uint16_t *)a->k + j.batch * c->k_batch + j.kv_start * c->k_token +
+               kv_head * c->k_head;
+        m->v = (const uint16_t *)a->v + j.batch * c->v_batch + j.kv_start * c->v_token +
+               kv_head * c->v_head;
         m->list.make(&j, tables + a->common.entries_at, a->common.block, KEYS);
     }
     __syncthreads();
     const int32_t rows = m->job.rows, all = rows * m->job.heads, list = thread / KEYS;
     if (list < m->list.stages)
-        m->keys[list][thread % KEYS] = m->list.find(thread, tables + a->common.entries_at, tables + a->common.bits_at, list < m->list.masked_stages);
+        m->keys[list][thread % KEYS] =
+            m->list.find(thread, tables + a->common.entries_at, tables + a->common.bits_at,
+                         list < m->list.masked_stages);
     for (int r = thread; r < ROWS; r += THREADS) {
         m->rows[r].position = m->job.kv_len - m->job.q_len + m->job.row + min(r, all - 1) % rows;
         m->rows[r].block = floor_div(m->rows[r].position, a->common.block) - m->list.first_block;
@@ -468,7 +545,8 @@ template <typename T, int D, int ROWS> __device__ __forceinline__ void forward(c
 
 } // namespace tess
 
-/* The compiler leaves registers for so many workgroups; more than two find no memory where a multiprocessor has 100 KiB. */
+/* The compiler leaves registers for so many workgroups; more than two find no memory where a
+ * multiprocessor has 100 KiB. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
 #define AT_ONCE(groups) ((groups) < 2 ? (groups) : 2)
 #else

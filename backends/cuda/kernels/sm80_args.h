@@ -8,21 +8,26 @@
 typedef unsigned long long tess_arg_u64;
 
 typedef struct tess_sm80_args {
-    tess_args common;             /* *_at are 0 but for partials_at: the pointers below hold the offsets */
+    /* *_at are 0 but for partials_at: the pointers below hold the offsets */
+    tess_args common;
     tess_arg_u64 q, k, v, o, lse; /* device pointers to element 0 */
     tess_arg_u64 tables, workspace;
-    tess_arg_u32 wide;   /* bit 0: rows of Q, bit 1: of K and V, bit 2: of O are aligned to 16 bytes */
+    /* bit 0: rows of Q, bit 1: of K and V, bit 2: of O are aligned to 16 bytes */
+    tess_arg_u32 wide;
     tess_arg_u32 stages; /* 1 or 2, of keys and values in workgroup memory */
     float slope;         /* the magnitude of the scale in exponents of 2 */
 } tess_sm80_args;
 
-/* The compiled shapes: X(largest head_dim, rows of a tile, stages that fit the 99 KiB which a workgroup may have on every device, workgroups of a multiprocessor at most). */
-#define TESS_SM80_INSTANCES(X) X(64, 128, 2, 3) X(96, 128, 2, 2) X(128, 128, 2, 2) X(192, 64, 1, 3) X(256, 64, 1, 2)
+/* The compiled shapes: X(largest head_dim, rows of a tile, stages that fit the 99 KiB which a
+ * workgroup may have on every device, workgroups of a multiprocessor at most). */
+#define TESS_SM80_INSTANCES(X) \
+    X(64, 128, 2, 3) X(96, 128, 2, 2) X(128, 128, 2, 2) X(192, 64, 1, 3) X(256, 64, 1, 2)
 
 #define TESS_SM80_KEYS    64  /* of a stage */
 #define TESS_SM80_THREADS 128 /* four warps of 16 rows, or of twice 16 */
 
 /* Bytes of workgroup memory of a shape: Q, and stages of K and V, and 3 KiB for descriptions. */
-#define TESS_SM80_SHARED(head_dim, rows, stages) (2 * (head_dim) * ((rows) + 2 * (stages)*TESS_SM80_KEYS) + 3072)
+#define TESS_SM80_SHARED(head_dim, rows, stages) \
+    (2 * (head_dim) * ((rows) + 2 * (stages)*TESS_SM80_KEYS) + 3072)
 
 #endif /* TESS_CUDA_SM80_ARGS_H */

@@ -1,20 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Forward attention for Hopper (sm_90a): tensor memory copies, warpgroup matrix products, persistent workgroups of three warpgroups.
+ * Forward attention for Hopper (sm_90a): tensor memory copies, warpgroup matrix products,
+ * persistent workgroups of three warpgroups.
  *
- * The four warps of the first one produce (sm90_produce.cuh): one walks the jobs and copies Q, one K, one V, each into a ring in workgroup memory that it fills as far ahead as it is
- * deep, and one writes results. The two others consume (sm90_consume.cuh), 64 query rows each: S = Q K^T from workgroup memory, softmax in registers, O += P V with P in registers. The
- * product of the next keys is under way while a warpgroup is in its softmax, and the two take turns in issuing products, so that one multiplies while the other exponentiates.
+ * The four warps of the first one produce (sm90_produce.cuh): one walks the jobs and copies Q, one
+ * K, one V, each into a ring in workgroup memory that it fills as far ahead as it is deep, and one
+ * writes results. The two others consume (sm90_consume.cuh), 64 query rows each: S = Q K^T from
+ * workgroup memory, softmax in registers, O += P V with P in registers. The product of the next
+ * keys is under way while a warpgroup is in its softmax, and the two take turns in issuing
+ * products, so that one multiplies while the other exponentiates.
  *
- * Keys come in stages of KEYS, made of pieces of up to 64 tokens that need not be neighbours: the order of keys does not matter to a softmax. Pieces that must be masked come first
- * (preceded by empty ones, so that stages are full), and all later stages run without any test.
+ * Keys come in stages of KEYS, made of pieces of up to 64 tokens that need not be neighbours: the
+ * order of keys does not matter to a softmax. Pieces that must be masked come first (preceded by
+ * empty ones, so that stages are full), and all later stages run without any test.
  *
- * Of two query blocks of 64 rows, one does not keep the last keys of the other, and of a local window not its first ones. Where both are so, the two meet in the first stage, of which
- * each warpgroup takes its half.
+ * Of two query blocks of 64 rows, one does not keep the last keys of the other, and of a local
+ * window not its first ones. Where both are so, the two meet in the first stage, of which each
+ * warpgroup takes its half.
  *
- * A stage whose pieces are neighbours, or entries of one list at the list's step, is one copy for 64 columns; of others each piece is.
+ * A stage whose pieces are neighbours, or entries of one list at the list's step, is one copy for
+ * 64 columns; of others each piece is.
  *
- * The technique of overlapping within and between warpgroups is that of FlashAttention-3 (arXiv 2407.08608).
+ * The technique of overlapping within and between warpgroups is that of FlashAttention-3 (arXiv
+ * 2407.08608).
  */
 #include "sm90_consume.cuh"
 #include "sm90_produce.cuh"
@@ -23,9 +31,11 @@ namespace tess {
 
 template <typename T, typename X>
 __device__ __forceinline__ void forward(const tess_sm90_maps *maps, const tess_sm90_args *a) {
-    constexpr int Q_SLOTS = X::Q_SLOTS, K_STAGES = X::K_STAGES, V_STAGES = X::V_STAGES, BYTES = X::CHUNKS * X::KEYS * 128;
+    constexpr int Q_SLOTS = X::Q_SLOTS, K_STAGES = X::K_STAGES, V_STAGES = X::V_STAGES,
+                  BYTES = X::CHUNKS * X::KEYS * 128;
     extern __shared__ __align__(1024) uint8_t raw[];
-    static_assert(sizeof(memory<X>) <= TESS_SM90_SHARED(X::D, X::KEYS, X::GROUPS, Q_SLOTS, K_STAGES, V_STAGES),
+    static_assert(sizeof(memory<X>) <=
+                      TESS_SM90_SHARED(X::D, X::KEYS, X::GROUPS, Q_SLOTS, K_STAGES, V_STAGES),
                   "the host asks for enough workgroup memory");
     memory<X> *m = (memory<X> *)raw;
     const int32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
@@ -64,7 +74,8 @@ __device__ __forceinline__ void forward(const tess_sm90_maps *maps, const tess_s
         fence_async_proxy();
     }
     __syncthreads();
-    /* Of 65,536 registers, less what the compiler leaves over when it divides them by all threads. */
+    /* Of 65,536 registers, less what the compiler leaves over when it divides them by all
+     * threads. */
     if (threadIdx.x < 128) {
         if (X::GROUPS == 2)
             asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
@@ -74,12 +85,14 @@ __device__ __forceinline__ void forward(const tess_sm90_maps *maps, const tess_s
         if (warp == 0) {
             produce_tiles<X>(m, &maps->q, a, first);
         } else if (warp == 1) {
-            const ring<BYTES, K_STAGES> keys = {(uint8_t(*)[BYTES])m->k, m->k_full,  m->k_empty, maps->k,
-                                                (const uint16_t *)a->k,  c->k_batch, c->k_token, c->k_head};
+            const ring<BYTES, K_STAGES> keys = {
+                (uint8_t(*)[BYTES])m->k, m->k_full,  m->k_empty, maps->k,
+                (const uint16_t *)a->k,  c->k_batch, c->k_token, c->k_head};
             produce_stages<X, true>(m, keys, a);
         } else if (warp == 2) {
-            const ring<BYTES, V_STAGES> values = {(uint8_t(*)[BYTES])m->v, m->v_full,  m->v_empty, maps->v,
-                                                  (const uint16_t *)a->v,  c->v_batch, c->v_token, c->v_head};
+            const ring<BYTES, V_STAGES> values = {
+                (uint8_t(*)[BYTES])m->v, m->v_full,  m->v_empty, maps->v,
+                (const uint16_t *)a->v,  c->v_batch, c->v_token, c->v_head};
             produce_stages<X, false>(m, values, a);
         } else {
             write_results<X>(m, &maps->o, a);
@@ -104,10 +117,12 @@ __device__ __forceinline__ void forward(const tess_sm90_maps *maps, const tess_s
 
 } // namespace tess
 
-#define INSTANCE(T, D, KEYS, GROUPS, Q_SLOTS, K_STAGES, V_STAGES)                                                   \
-    extern "C" __global__ void __launch_bounds__(TESS_SM90_THREADS(GROUPS), 1)                                      \
-        tess_sm90_##T##_##D(const __grid_constant__ tess_sm90_maps maps, const __grid_constant__ tess_sm90_args args) { \
-        tess::forward<tess::T##_t, tess::shape<D, KEYS, GROUPS, Q_SLOTS, K_STAGES, V_STAGES>>(&maps, &args);        \
+#define INSTANCE(T, D, KEYS, GROUPS, Q_SLOTS, K_STAGES, V_STAGES)                              \
+    extern "C" __global__ void __launch_bounds__(TESS_SM90_THREADS(GROUPS), 1)                 \
+        tess_sm90_##T##_##D(const __grid_constant__ tess_sm90_maps maps,                       \
+                            const __grid_constant__ tess_sm90_args args) {                     \
+        tess::forward<tess::T##_t, tess::shape<D, KEYS, GROUPS, Q_SLOTS, K_STAGES, V_STAGES>>( \
+            &maps, &args);                                                                     \
     }
 #define BF16(...) INSTANCE(bf16, __VA_ARGS__)
 #define F16(...)  INSTANCE(f16, __VA_ARGS__)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a job asks for: its words, the list of its keys in the order in which they are taken, and which keys a row keeps. Only integers; nothing of one architecture. */
+/* What a job asks for: its words, the list of its keys in the order in which they are taken, and
+ * which keys a row keeps. Only integers; nothing of one architecture. */
 #ifndef TESS_CUDA_TILE_CUH
 #define TESS_CUDA_TILE_CUH
 
@@ -10,7 +11,13 @@ namespace tess {
 
 enum { NO_PARTIAL = -1, NO_TOKEN = 0x7fff0000 /* token of an empty key; past every length */ };
 
-enum { CLASS_CAUSAL = 1, CLASS_LOCAL = 2, CLASS_WINDOW = 4, CLASS_BITS = 8, CLASS_MASK_ENTRIES = 16 };
+enum {
+    CLASS_CAUSAL = 1,
+    CLASS_LOCAL = 2,
+    CLASS_WINDOW = 4,
+    CLASS_BITS = 8,
+    CLASS_MASK_ENTRIES = 16
+};
 
 __device__ __forceinline__ int32_t floor_div(int32_t a, int32_t b) { return a / b - (a % b < 0); }
 
@@ -21,11 +28,14 @@ struct job_words {
     int32_t batch, q_len, kv_len;
     uint32_t flags, local, stride, shift;
     int32_t left, right, sinks;
-    uint32_t left_offset, left_count, right_offset, right_count, interval_start, interval, mask_head, mask_tail;
+    uint32_t left_offset, left_count, right_offset, right_count, interval_start, interval,
+        mask_head, mask_tail;
 
-    __device__ __forceinline__ void read(const uint32_t *tables, const tess_args *c, uint32_t index) {
+    __device__ __forceinline__ void read(const uint32_t *tables, const tess_args *c,
+                                         uint32_t index) {
         const uint32_t *job = tables + c->items_at + (uint64_t)index * 12;
-        const uint32_t *sequence = tables + c->sequences_at + (uint64_t)job[0] * 10, *cls = tables + c->classes_at + (job[3] >> 16) * 12;
+        const uint32_t *sequence = tables + c->sequences_at + (uint64_t)job[0] * 10,
+                       *cls = tables + c->classes_at + (job[3] >> 16) * 12;
         head = job[1] & 0xffff;
         heads = job[1] >> 16;
         row = job[2];
@@ -54,19 +64,22 @@ struct job_words {
     }
 };
 
-/* A key of a stage: its token, and (bit n) whether rows of the tile's n-th query block keep it, as far as token bounds allow. */
+/* A key of a stage: its token, and (bit n) whether rows of the tile's n-th query block keep it, as
+ * far as token bounds allow. */
 struct key {
     int32_t token;
     uint32_t kept;
 };
 
-/* The keys of a job in the order in which they are taken, which does not matter to a softmax: empty ones, so that stages are full; then those that must be masked, beginning
- * with the block that the sequence's end cuts short, if the job has it; then all others, which need no test. */
+/* The keys of a job in the order in which they are taken, which does not matter to a softmax: empty
+ * ones, so that stages are full; then those that must be masked, beginning with the block that the
+ * sequence's end cuts short, if the job has it; then all others, which need no test. */
 struct key_list {
     int32_t stages, masked_stages; /* the first ones are masked */
     int32_t empty, short_keys;
-    int32_t tail, head, masked_left, masked_right, middle, left; /* whole blocks; at last come those of the right list */
-    uint32_t short_block, tail_start, head_start, middle_start;  /* key blocks */
+    /* whole blocks; at last come those of the right list */
+    int32_t tail, head, masked_left, masked_right, middle, left;
+    uint32_t short_block, tail_start, head_start, middle_start; /* key blocks */
     uint32_t short_entry, left_entry, masked_left_entry, right_entry, masked_right_entry;
     int32_t block, block_shift; /* tokens; their log2, or -1 */
     int32_t first_block;        /* the query block of the tile's first row */
@@ -74,8 +87,10 @@ struct key_list {
 
     static const uint32_t NO_ENTRY = ~0u;
 
-    __device__ __forceinline__ void make(const job_words *j, const uint32_t *entries, int32_t block_tokens, int32_t stage_keys) {
-        int32_t interval = j->interval, lefts = j->left_count, rights = j->right_count, heads = j->mask_head, tails = j->mask_tail;
+    __device__ __forceinline__ void make(const job_words *j, const uint32_t *entries,
+                                         int32_t block_tokens, int32_t stage_keys) {
+        int32_t interval = j->interval, lefts = j->left_count, rights = j->right_count,
+                heads = j->mask_head, tails = j->mask_tail;
         block = block_tokens;
         block_shift = block & (block - 1) ? -1 : 31 - __clz(block);
         first_block = floor_div(j->kv_len - j->q_len + j->row, block);
@@ -121,7 +136,8 @@ struct key_list {
     }
 
     /* The n-th block after the short one. `entry`: where it is listed, if it is. */
-    __device__ __forceinline__ uint32_t at(int32_t n, const uint32_t *entries, uint32_t *entry) const {
+    __device__ __forceinline__ uint32_t at(int32_t n, const uint32_t *entries,
+                                           uint32_t *entry) const {
         *entry = NO_ENTRY;
         if (n < tail) return tail_start + n;
         n -= tail;
@@ -138,7 +154,8 @@ struct key_list {
     }
 
     /* The n-th key of all; what it is kept by is only found where it is `masked`. */
-    __device__ __forceinline__ key find(uint32_t n, const uint32_t *entries, const uint32_t *bits, bool masked) const {
+    __device__ __forceinline__ key find(uint32_t n, const uint32_t *entries, const uint32_t *bits,
+                                        bool masked) const {
         key x = {NO_TOKEN, ~0u};
         int32_t i = (int32_t)(n - empty);
         if (i < 0) return x;
@@ -152,7 +169,8 @@ struct key_list {
         x.token = (int32_t)(j * block) + i;
         if (!masked) return x;
         if ((flags & CLASS_LOCAL) && (j + shift) % stride != 0) {
-            const int64_t blocks = (int64_t)j + local - first_block; /* query blocks below it keep the block */
+            /* query blocks below it keep the block */
+            const int64_t blocks = (int64_t)j + local - first_block;
             x.kept = blocks <= 0 ? 0 : blocks >= 32 ? ~0u : (1u << blocks) - 1;
         }
         if ((flags & CLASS_BITS) && entry != NO_ENTRY) x.kept &= bits[entry];
@@ -171,11 +189,15 @@ struct row_bounds {
         const int32_t least = sink ? 0 : low, most = x.kept >> block & 1 ? (sink ? cap : high) : -1;
         return (x.token >= least) & (x.token <= most);
     }
-    __device__ __forceinline__ bool keeps(const key &x) const { return x.token <= (x.kept >> block & 1 ? high : -1); } /* where there is no window */
+    /* where there is no window */
+    __device__ __forceinline__ bool keeps(const key &x) const {
+        return x.token <= (x.kept >> block & 1 ? high : -1);
+    }
 };
 
 /* The bounds of the row at position p. */
-__device__ __forceinline__ row_bounds bounds_of(int32_t p, int32_t block, uint32_t flags, int32_t kv_len, int32_t left, int32_t right) {
+__device__ __forceinline__ row_bounds bounds_of(int32_t p, int32_t block, uint32_t flags,
+                                                int32_t kv_len, int32_t left, int32_t right) {
     row_bounds b;
     b.cap = flags & CLASS_CAUSAL ? min(p, kv_len - 1) : kv_len - 1;
     b.low = 0;
@@ -188,8 +210,10 @@ __device__ __forceinline__ row_bounds bounds_of(int32_t p, int32_t block, uint32
     return b;
 }
 
-/* Where row `in_tile` of a tile lies in a tensor with the given strides, from the tile's first row and head on. */
-__device__ __forceinline__ int64_t row_at(int32_t in_tile, int32_t rows, bool one_head, int64_t token, int64_t head) {
+/* Where row `in_tile` of a tile lies in a tensor with the given strides, from the tile's first row
+ * and head on. */
+__device__ __forceinline__ int64_t row_at(int32_t in_tile, int32_t rows, bool one_head,
+                                          int64_t token, int64_t head) {
     const int32_t h = one_head ? 0 : in_tile / rows;
     return (in_tile - h * rows) * token + h * head;
 }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Warpgroup matrix products of Hopper: D[64][N] (+)= A[64][16] B[16][N], float accumulators, 16-bit operands. Inline assembly knows no arrays, so the registers of every shape are
- * spelled out. `ss`: A and B from workgroup memory; `rs`: A from registers. B of `ss` is K-major (keys of the first product) or N-major (values of the second one); B of `rs` is
- * N-major. accumulate 0 overwrites D.
+ * Warpgroup matrix products of Hopper: D[64][N] (+)= A[64][16] B[16][N], float accumulators, 16-bit
+ * operands. Inline assembly knows no arrays, so the registers of every shape are spelled out. `ss`:
+ * A and B from workgroup memory; `rs`: A from registers. B of `ss` is K-major (keys of the first
+ * product) or N-major (values of the second one); B of `rs` is N-major. accumulate 0 overwrites D.
  */
 #ifndef TESS_CUDA_WGMMA_CUH
 #define TESS_CUDA_WGMMA_CUH
@@ -24,39 +25,48 @@ template <typename T, int N> struct wgmma;
 #define REGISTERS_64  \
     REGISTERS_48 ", " \
                  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define REGISTERS_96                                                                                \
-    REGISTERS_64 ", "                                                                               \
-                 "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
-                 "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-#define REGISTERS_128                                                                                           \
-    REGISTERS_96 ", "                                                                                           \
-                 "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
-                 "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define REGISTERS_96                                                                   \
+    REGISTERS_64                                                                       \
+    ", "                                                                               \
+    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define REGISTERS_128                                                                             \
+    REGISTERS_96 ", "                                                                             \
+                 "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, "     \
+                 "%109, %110, %111, "                                                             \
+                 "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, " \
+                 "%125, %126, %127"
 
-#define FLOATS_8(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
-#define FLOATS_32   FLOATS_8(0), FLOATS_8(8), FLOATS_8(16), FLOATS_8(24)
-#define FLOATS_48   FLOATS_32, FLOATS_8(32), FLOATS_8(40)
-#define FLOATS_64   FLOATS_48, FLOATS_8(48), FLOATS_8(56)
-#define FLOATS_96   FLOATS_64, FLOATS_8(64), FLOATS_8(72), FLOATS_8(80), FLOATS_8(88)
-#define FLOATS_128  FLOATS_96, FLOATS_8(96), FLOATS_8(104), FLOATS_8(112), FLOATS_8(120)
+#define FLOATS_8(i)                                                                             \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
+        "+f"(d[i + 6]), "+f"(d[i + 7])
+#define FLOATS_32  FLOATS_8(0), FLOATS_8(8), FLOATS_8(16), FLOATS_8(24)
+#define FLOATS_48  FLOATS_32, FLOATS_8(32), FLOATS_8(40)
+#define FLOATS_64  FLOATS_48, FLOATS_8(48), FLOATS_8(56)
+#define FLOATS_96  FLOATS_64, FLOATS_8(64), FLOATS_8(72), FLOATS_8(80), FLOATS_8(88)
+#define FLOATS_128 FLOATS_96, FLOATS_8(96), FLOATS_8(104), FLOATS_8(112), FLOATS_8(120)
 
 /* The numbers behind `count` registers are those of the operands that follow the accumulators. */
-#define SHAPE(type, name, n, count, i0, i1, i2, i3, i4, i5)                                                                                  \
-    template <> struct wgmma<type, n> {                                                                                                      \
-        template <int B_MAJOR> static __device__ __forceinline__ void ss(float (&d)[count], uint64_t a, uint64_t b, int accumulate) {        \
-            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i2 ", 0;\n"                                                                   \
-                         "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." name "." name " {" REGISTERS_##count "}, %" #i0 ", %" #i1         \
-                                                                                                                ", p, 1, 1, 0, %" #i3 ";\n}" \
-                         : FLOATS_##count                                                                                                    \
-                         : "l"(a), "l"(b), "r"(accumulate), "n"(B_MAJOR));                                                                   \
-        }                                                                                                                                    \
-        static __device__ __forceinline__ void rs(float (&d)[count], const uint32_t (&a)[4], uint64_t b, int accumulate) {                   \
-            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i5 ", 0;\n"                                                                   \
-                         "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." name "." name " {" REGISTERS_##count                              \
-                         "}, {%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}, %" #i4 ", p, 1, 1, 1;\n}"                                             \
-                         : FLOATS_##count                                                                                                    \
-                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));                                             \
-        }                                                                                                                                    \
+#define SHAPE(type, name, n, count, i0, i1, i2, i3, i4, i5)                                       \
+    template <> struct wgmma<type, n> {                                                           \
+        template <int B_MAJOR>                                                                    \
+        static __device__ __forceinline__ void ss(float (&d)[count], uint64_t a, uint64_t b,      \
+                                                  int accumulate) {                               \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i2 ", 0;\n"                        \
+                         "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." name "." name          \
+                         " {" REGISTERS_##count "}, %" #i0 ", %" #i1 ", p, 1, 1, 0, %" #i3 ";\n}" \
+                         : FLOATS_##count                                                         \
+                         : "l"(a), "l"(b), "r"(accumulate), "n"(B_MAJOR));                        \
+        }                                                                                         \
+        static __device__ __forceinline__ void rs(float (&d)[count], const uint32_t (&a)[4],      \
+                                                  uint64_t b, int accumulate) {                   \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i5 ", 0;\n"                        \
+                         "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." name "." name          \
+                         " {" REGISTERS_##count "}, {%" #i0 ", %" #i1 ", %" #i2 ", %" #i3         \
+                                                "}, %" #i4 ", p, 1, 1, 1;\n}"                     \
+                         : FLOATS_##count                                                         \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));  \
+        }                                                                                         \
     };
 #define SHAPES(n, count, ...)                    \
     SHAPE(bf16_t, "bf16", n, count, __VA_ARGS__) \

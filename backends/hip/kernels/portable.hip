@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The portable kernels in HIP, all instances: tess_forward_<f32|f16|bf16>_<64|128|256> and tess_merge_<f32|f16|bf16>. */
+/* The portable kernels in HIP, all instances: tess_forward_<f32|f16|bf16>_<64|128|256> and
+ * tess_merge_<f32|f16|bf16>. */
 #include "dialect_cuda.h"
 
 #define TESS_DTYPE_NAME f32
