@@ -108,7 +108,7 @@ static tess_status prepare(tess_driver_device *d, const tess_kernel_key *key, te
     kernel->tile_rows = kernel->pack_rows = x->rows;
     kernel->tile_step = 1;
     kernel->costs = costs_of(d, x);
-    kernel->low_rows = x->rows > 64 ? 64 : 0; /* 16 of each warp */
+    kernel->short_rows = x->rows > 64 ? 64 : 0; /* 16 of each warp */
     return tess_cuda_prepare(d, key, CUDA_SM80_MODULE, image(d), name, shared_bytes(d, x), kernel);
 }
 

@@ -260,7 +260,8 @@ struct tess_kernel {
     void *state;            /* the backend's, per plan; may be NULL */
     void (*release)(tess_kernel *kernel); /* frees `state` when the plan goes; never NULL */
     tess_kernel_costs costs;              /* [workers 0: unknown] */
-    uint32_t low_rows; /* [0: none] rows of low tiles, which take less time each than full ones */
+    uint32_t
+        short_rows;    /* [0: none] rows of short tiles, which take less time each than full ones */
     uint32_t reserved; /* 0 */
 };
 

@@ -321,8 +321,8 @@ static void execute(app *a, VkCommandBuffer commands, VkFence fence) {
     wait_fence(a, fence);
 }
 
-/* Signals of one submission need not become visible in one moment, so a fence does not tell of a
- * semaphore. */
+/* Signals of one submission need not become visible at the same moment, so a signalled fence says
+ * nothing about a semaphore. */
 static void wait_semaphore(const app *a, VkSemaphore semaphore, uint64_t value) {
     const VkSemaphoreWaitInfo until = {.sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO,
                                        .semaphoreCount = 1,
@@ -499,8 +499,8 @@ static void test_timeline(void **state) {
 
 static void test_binary(void **state) { chained(*state, 0); }
 
-/* Nothing starts before the semaphore says so; meanwhile waits time out, and a plan's slots run
- * out. */
+/* No work starts before the semaphore is signalled; meanwhile waits time out, and a plan's slots
+ * run out. */
 static void test_waits(void **state) {
     app *a = *state;
     job j[2];

@@ -23,6 +23,7 @@ SHIM_API void shim_pretend_vendor(unsigned vendor); /* its number in the PCI lis
 SHIM_API long shim_submits(void);                   /* submissions of commands so far */
 /* dispatches so far with more than one row of workgroups */
 SHIM_API long shim_rows(void);
+SHIM_API long shim_signalled(void);     /* submissions so far whose fence was not reset */
 SHIM_API size_t shim_cache_bytes(void); /* what the latest pipeline cache began with */
 
 struct VkInstance_T;
