@@ -228,84 +228,6 @@ static void test_class_lists(void **state) {
     }
 }
 
-/* ------------------------------------------------------------------ kernels by name */
-
-static void test_kernel_names(void **state) {
-    (void)state;
-    tess_layout *layout = s2_layout(16, 1000);
-    tess_plan *plan = NULL;
-    tess_plan_desc d = plan_desc(1, 10, 10);
-    static const char *const malformed[] = {"plain", "/plain", "rig/"};
-    for (size_t n = 0; n < 3; n++) {
-        d.kernel = malformed[n];
-        assert_error(tess_plan_create(device, layout, &d, &plan), TESS_ERROR_INVALID,
-                     "tess_plan_create", "kernel");
-    }
-    static const char *const others[] = {"cpu/plain", "ri/plain", "rigs/plain"};
-    for (size_t n = 0; n < 3; n++) {
-        d.kernel = others[n];
-        assert_error(tess_plan_create(device, layout, &d, &plan), TESS_ERROR_UNSUPPORTED,
-                     "tess_plan_create", "kernel");
-    }
-    d.kernel = "rig/other";
-    assert_int_equal(TESS_ERROR_UNSUPPORTED, tess_plan_create(device, layout, &d, &plan));
-    assert_error_has("no kernel other");
-    d.kernel = "rig/plain";
-    tess_plan_release(make(layout, &d));
-    assert_string_equal("plain", rig.key_name);
-    d.kernel = "";
-    tess_plan_release(make(layout, &d));
-    assert_string_equal("", rig.key_name);
-    /* A kernel that no plan can name, or that takes no rows. */
-    d.kernel = NULL;
-    rig.kernel_name = "0123456789012345678901234567890123456789012345678901234567890123456789";
-    assert_int_equal(TESS_ERROR_NATIVE, tess_plan_create(device, layout, &d, &plan));
-    rig.kernel_name = "plain";
-    rig.tile_rows = 0;
-    assert_int_equal(TESS_ERROR_NATIVE, tess_plan_create(device, layout, &d, &plan));
-    rig.tile_rows = 16;
-    rig.tile_step = 0;
-    assert_int_equal(TESS_ERROR_NATIVE, tess_plan_create(device, layout, &d, &plan));
-    rig.tile_step = 1;
-    assert_null(plan);
-    tess_layout_release(layout);
-}
-
-/* The setting names a kernel for every plan that names none. */
-static void test_kernel_setting(void **state) {
-    (void)state;
-    tess_device_release(device);
-    tess_runtime_release(runtime);
-    static const char *const settings[] = {"rig/plain", "absent/plain"};
-    for (int n = 0; n < 2; n++) {
-        tess_runtime_desc desc = {
-            .struct_size = sizeof desc, .backend = "", .kernel = settings[n], .verbose = ""};
-        tess_status status = tess_runtime_create(&desc, &runtime);
-        if (status != TESS_OK) fail_msg("%s", tess_last_error());
-        device = open_device(runtime);
-        tess_layout *layout = s2_layout(16, 1000);
-        tess_plan *plan = NULL;
-        tess_plan_desc d = plan_desc(1, 10, 10);
-        status = tess_plan_create(device, layout, &d, &plan);
-        if (n == 0) {
-            assert_int_equal(TESS_OK, status);
-            assert_string_equal("plain", rig.key_name);
-            tess_plan_release(plan);
-            d.kernel = "";
-            tess_plan_release(make(layout, &d));
-            assert_string_equal("", rig.key_name);
-        } else {
-            assert_error(status, TESS_ERROR_UNSUPPORTED, "tess_plan_create", "TESSERA_KERNEL");
-            d.kernel = "rig/plain";
-            tess_plan_release(make(layout, &d));
-        }
-        tess_layout_release(layout);
-        tess_device_release(device);
-        tess_runtime_release(runtime);
-    }
-    device_setup(state);
-}
-
 /* ------------------------------------------------------------------ ranges */
 
 static void check_ranges(const tess_plan *plan, uint64_t limit) {
@@ -786,8 +708,6 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_class_lists, device_setup, device_teardown),
         cmocka_unit_test_setup_teardown(test_tile_rows, device_setup, device_teardown),
         cmocka_unit_test_setup_teardown(test_key, device_setup, device_teardown),
-        cmocka_unit_test_setup_teardown(test_kernel_names, device_setup, device_teardown),
-        cmocka_unit_test_setup_teardown(test_kernel_setting, device_setup, device_teardown),
         cmocka_unit_test_setup_teardown(test_ranges, device_setup, device_teardown),
         cmocka_unit_test_setup_teardown(test_tensors, device_setup, device_teardown),
         cmocka_unit_test_setup_teardown(test_refusals, device_setup, device_teardown),

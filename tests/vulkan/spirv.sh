@@ -12,7 +12,7 @@ wrong() {
 count=0
 for header in spirv/*.h; do
   count=$((count + 1))
-  sources=$(sed -n 's/^ \* sources: //p' "$header")
+  sources=$(sed -n 's/^ \* source: //p' "$header")
   wanted=$(sed -n 's/^ \* sha256: //p' "$header")
   # shellcheck disable=SC2086
   [ -n "$sources" ] && hash=$(cat $sources | sha256sum | cut -d ' ' -f 1) || hash=
