@@ -11,13 +11,12 @@
 #include "runtime.h"
 #include "status.h"
 
-/* More devices than any machine has; a backend that never says "past the last" must not fill the
- * memory. */
+/* More devices than any machine has. It stops a backend that never ends its list. */
 enum { MOST_DEVICES = 1024 };
 
 /* ------------------------------------------------------------------ list */
 
-tess_backend_entry *tess_backend_find(tess_runtime *runtime, const char *name, size_t length) {
+static tess_backend_entry *backend_find(tess_runtime *runtime, const char *name, size_t length) {
     for (uint32_t n = 0; n < runtime->n_backends; n++) {
         tess_backend_entry *entry = &runtime->backends[n];
         if (strlen(entry->name) == length && memcmp(entry->name, name, length) == 0) return entry;
@@ -25,12 +24,71 @@ tess_backend_entry *tess_backend_find(tess_runtime *runtime, const char *name, s
     return NULL;
 }
 
-void tess_backend_names(const tess_runtime *runtime, char *text, size_t size) {
+/* "a, b, c": the names that are known, cut to `size`. */
+static void backend_names(const tess_runtime *runtime, char *text, size_t size) {
     size_t length = 0;
     text[0] = '\0';
     for (uint32_t n = 0; n < runtime->n_backends && length < size; n++)
         length += (size_t)snprintf(text + length, size - length, "%s%s", n != 0 ? ", " : "",
                                    runtime->backends[n].name);
+}
+
+/* Reads the tune table that a backend brings along; older backends have none. Messages begin with
+ * `label`. */
+static tess_status read_table(tess_backend_entry *entry, const tess_backend *backend,
+                              const char *label) {
+    if (backend->struct_size < offsetof(tess_backend, tune) + sizeof backend->tune ||
+        backend->tune == NULL)
+        return TESS_OK;
+    return tess_tune_parse(entry->runtime, label, backend->name, backend->tune,
+                           strlen(backend->tune), &entry->tune);
+}
+
+static void refuse(tess_backend_entry *entry, tess_status status, const char *path,
+                   const char *why) {
+    entry->status = status;
+    entry->probed = true;
+    snprintf(entry->reason, sizeof entry->reason, "%s: %s", path, why);
+    tess_one_line(entry->reason);
+    tess_log(entry->runtime, "device", "%s: refused: %s", entry->name, entry->reason);
+}
+
+/* Fills the entry for the library at `path`. A library that cannot be used becomes an entry that
+ * says why, and the runtime goes on without it. Only lack of memory fails, because it says nothing
+ * about the library. */
+static tess_status load_library(tess_runtime *runtime, const char *path,
+                                tess_backend_entry *entry) {
+    const char *file = strrchr(path, '/') + 1;
+    const tess_backend *backend;
+    char why[sizeof entry->reason - 2]; /* the path and a colon stand before it */
+    entry->runtime = runtime;
+    snprintf(entry->name, sizeof entry->name, "%s", file[0] != '\0' ? file : path);
+    tess_status status = tess_backend_load(path, &backend, why, sizeof why);
+    if (status != TESS_OK) {
+        refuse(entry, status, path, why);
+        return TESS_OK;
+    }
+    if (backend_find(runtime, backend->name, strlen(backend->name)) != NULL) {
+        snprintf(why, sizeof why, "its name '%s' is taken by another backend", backend->name);
+        refuse(entry, TESS_ERROR_INVALID, path, why);
+        return TESS_OK;
+    }
+    tess_recovery recovery;
+    tess_recover_begin(&recovery);
+    status = read_table(entry, backend, "its tune table");
+    snprintf(why, sizeof why, "%.255s", status == TESS_OK ? "" : tess_last_error());
+    tess_recover_end(&recovery);
+    if (status == TESS_ERROR_OUT_OF_MEMORY)
+        return tess_fail(status, "tess_runtime_create: %s: %s", path, why);
+    if (status != TESS_OK) {
+        refuse(entry, TESS_ERROR_INVALID, path, why);
+        return TESS_OK;
+    }
+    entry->backend = backend;
+    snprintf(entry->name, sizeof entry->name, "%s", backend->name);
+    tess_host_init(entry, runtime->settings.cpu_threads);
+    tess_log(runtime, "device", "%s: loaded from %s", entry->name, path);
+    return TESS_OK;
 }
 
 static tess_status load_libraries(tess_runtime *runtime, const char *function, const char *paths) {
@@ -44,15 +102,15 @@ static tess_status load_libraries(tess_runtime *runtime, const char *function, c
     for (char *path = copy, *next; path != NULL && status == TESS_OK; path = next) {
         next = strchr(path, ':');
         if (next != NULL) *next++ = '\0';
-        /* The entry is counted after loading, so that it is not found as its own namesake. */
-        status = tess_backend_load(runtime, path, &runtime->backends[runtime->n_backends]);
+        /* Count the entry after loading, so that it is not found as its own namesake. */
+        status = load_library(runtime, path, &runtime->backends[runtime->n_backends]);
         runtime->n_backends++;
     }
     tess_mem_free(runtime, copy, bytes);
     return status;
 }
 
-/* The names in the settings can be checked once every backend is known. */
+/* Checks the names in the settings, now that every backend is known. */
 static tess_status check_names(tess_runtime *runtime, const char *function) {
     const tess_settings *settings = &runtime->settings;
     const char *cursor = tess_setting_value(settings, TESS_SETTING_BACKEND);
@@ -67,23 +125,13 @@ static tess_status check_names(tess_runtime *runtime, const char *function) {
     const char *kernel = tess_setting_value(settings, TESS_SETTING_KERNEL);
     if (kernel[0] == '\0') return TESS_OK;
     size_t length = strcspn(kernel, "/");
-    if (tess_backend_find(runtime, kernel, length) == NULL) {
+    if (backend_find(runtime, kernel, length) == NULL) {
         char names[400];
-        tess_backend_names(runtime, names, sizeof names);
-        return tess_fail(TESS_ERROR_INVALID, "%s: %s: '%s' names no backend; known are: %s",
-                         function, tess_setting_label(settings, TESS_SETTING_KERNEL), kernel,
-                         names);
+        backend_names(runtime, names, sizeof names);
+        return tess_invalid("%s: %s: '%s' names no backend; known are: %s", function,
+                            tess_setting_label(settings, TESS_SETTING_KERNEL), kernel, names);
     }
     return TESS_OK;
-}
-
-tess_status tess_backend_table(tess_backend_entry *entry, const tess_backend *backend,
-                               const char *label) {
-    if (backend->struct_size < offsetof(tess_backend, tune) + sizeof backend->tune ||
-        backend->tune == NULL)
-        return TESS_OK;
-    return tess_tune_parse(entry->runtime, label, backend->name, backend->tune,
-                           strlen(backend->tune), &entry->tune);
 }
 
 tess_status tess_backends_list(tess_runtime *runtime) {
@@ -109,16 +157,12 @@ tess_status tess_backends_list(tess_runtime *runtime) {
         entry->backend = tess_registry[n].backend;
         entry->opens_driver = tess_registry[n].opens_driver;
         snprintf(entry->name, sizeof entry->name, "%s", entry->backend->name);
-        tess_host_init(entry);
+        tess_host_init(entry, runtime->settings.cpu_threads);
         runtime->n_backends++;
         snprintf(label, sizeof label, "%s: the tune table of %s", function, entry->name);
-        tess_status status = tess_backend_table(entry, entry->backend, label);
-        if (status != TESS_OK) return status;
+        TESS_RETURN_IF_ERROR(read_table(entry, entry->backend, label));
     }
-    if (paths[0] != '\0') {
-        tess_status status = load_libraries(runtime, function, paths);
-        if (status != TESS_OK) return status;
-    }
+    if (paths[0] != '\0') { TESS_RETURN_IF_ERROR(load_libraries(runtime, function, paths)); }
     return check_names(runtime, function);
 }
 
@@ -146,7 +190,7 @@ static bool devices_grow(tess_backend_entry *entry) {
     return true;
 }
 
-/* What the core knows better than the backend, and strings that end. */
+/* Fills what the core decides, and makes sure that strings end. */
 static void device_complete(const tess_backend_entry *entry, uint32_t index,
                             tess_device_info *info) {
     info->struct_size = sizeof *info;
@@ -162,7 +206,7 @@ static void device_complete(const tess_backend_entry *entry, uint32_t index,
 
 tess_status tess_backend_probe(tess_backend_entry *entry) {
     if (entry->probed) return TESS_OK;
-    /* A loader of drivers takes orders from the environment, which here is not to be trusted. */
+    /* A driver loader obeys the environment, which cannot be trusted here. */
     if (entry->runtime->elevated && entry->opens_driver && !entry->named) {
         entry->status = TESS_ERROR_UNAVAILABLE;
         snprintf(entry->reason, sizeof entry->reason,
@@ -188,7 +232,8 @@ tess_status tess_backend_probe(tess_backend_entry *entry) {
     snprintf(entry->reason, sizeof entry->reason, "%s",
              tess_call_failed() ? tess_last_error() : tess_status_text(status));
     tess_recover_end(&recovery);
-    /* This says nothing about the machine, so it is not kept: a later call probes again. */
+    /* Lack of memory says nothing about the machine, so nothing is kept and a later call probes
+     * again. */
     if (status == TESS_ERROR_OUT_OF_MEMORY) {
         entry->n_devices = 0;
         return tess_fail_in(status, entry->name, entry->reason);
@@ -210,28 +255,54 @@ tess_status tess_backend_probe(tess_backend_entry *entry) {
     return TESS_OK;
 }
 
-tess_status tess_runtime_backend(tess_runtime *runtime, uint32_t index, tess_backend_info *info) {
-    static const char function[] = "tess_runtime_backend";
-    tess_status status = tess_runtime_check(runtime, function);
-    if (status != TESS_OK) return status;
-    if (index >= runtime->n_backends) return tess_past_end(function, index, "backend");
-    tess_backend_entry *entry = &runtime->backends[index];
+tess_status tess_backends_probe(tess_runtime *runtime, tess_backend_entry *only) {
+    tess_status status = TESS_OK;
     pthread_mutex_lock(&runtime->probing);
-    status = tess_backend_probe(entry);
-    tess_backend_info full = {
-        .struct_size = sizeof full, .device_count = entry->n_devices, .status = entry->status};
-    memcpy(full.name, entry->name, sizeof full.name);
-    memcpy(full.reason, entry->reason, sizeof full.reason);
+    if (only != NULL) only->named = true;
+    for (uint32_t n = 0; n < runtime->n_backends && status == TESS_OK; n++)
+        if (only == NULL || only == &runtime->backends[n])
+            status = tess_backend_probe(&runtime->backends[n]);
     pthread_mutex_unlock(&runtime->probing);
-    return status != TESS_OK ? status : tess_info_write(function, info, &full, TESS_BACKEND_INFO);
+    return status;
+}
+
+/* ------------------------------------------------------------------ order of preference */
+
+enum { DEVICE_RANKS = 3 }; /* 0 is best */
+
+static uint32_t device_rank(uint32_t kind) {
+    return kind == TESS_DEVICE_GPU ? 0 : kind == TESS_DEVICE_CPU ? 1 : 2;
+}
+
+static bool find_locked(tess_runtime *runtime, const tess_backend_entry *only, uint32_t index,
+                        tess_device_place *found) {
+    for (uint32_t rank = 0; rank < DEVICE_RANKS; rank++)
+        for (uint32_t n = 0; n < runtime->n_backends; n++) {
+            tess_backend_entry *entry = &runtime->backends[n];
+            if (only != NULL && only != entry) continue;
+            for (uint32_t d = 0; d < entry->n_devices; d++)
+                if (device_rank(entry->devices[d].kind) == rank && index-- == 0) {
+                    *found = (tess_device_place){entry, d};
+                    return true;
+                }
+        }
+    return false;
+}
+
+bool tess_device_find(tess_runtime *runtime, const tess_backend_entry *only, uint32_t index,
+                      tess_device_place *found) {
+    pthread_mutex_lock(&runtime->probing);
+    bool there = find_locked(runtime, only, index, found);
+    pthread_mutex_unlock(&runtime->probing);
+    return there;
 }
 
 /* ------------------------------------------------------------------ selection */
 
 static tess_status selection_fail(const char *function, const char *label,
                                   const tess_selection *item, const char *why) {
-    return tess_fail(TESS_ERROR_INVALID, "%s: %s: '%.*s' %s", function, label,
-                     (int)(item->length < 80 ? item->length : 80), item->text, why);
+    return tess_invalid("%s: %s: '%.*s' %s", function, label,
+                        (int)(item->length < 80 ? item->length : 80), item->text, why);
 }
 
 tess_status tess_selection_next(tess_runtime *runtime, const char *function, const char *label,
@@ -240,8 +311,7 @@ tess_status tess_selection_next(tess_runtime *runtime, const char *function, con
     item->length = strcspn(item->text, ",");
     item->index = -1;
     *cursor = item->text[item->length] == ',' ? item->text + item->length + 1 : NULL;
-    if (item->length == 0)
-        return tess_fail(TESS_ERROR_INVALID, "%s: %s: has an empty item", function, label);
+    if (item->length == 0) return tess_invalid("%s: %s: has an empty item", function, label);
     const char *colon = memchr(item->text, ':', item->length);
     size_t name_length = colon != NULL ? (size_t)(colon - item->text) : item->length;
     if (colon != NULL) {
@@ -250,16 +320,12 @@ tess_status tess_selection_next(tess_runtime *runtime, const char *function, con
             return selection_fail(function, label, item, "is not of the form name or name:index");
         item->index = strtol(colon + 1, NULL, 10);
     }
-    item->entry = tess_backend_find(runtime, item->text, name_length);
+    item->entry = backend_find(runtime, item->text, name_length);
     if (item->entry == NULL) {
         char names[400], why[480];
-        tess_backend_names(runtime, names, sizeof names);
+        backend_names(runtime, names, sizeof names);
         snprintf(why, sizeof why, "names no backend; known are: %s", names);
         return selection_fail(function, label, item, why);
     }
     return TESS_OK;
-}
-
-uint32_t tess_device_rank(uint32_t kind) {
-    return kind == TESS_DEVICE_GPU ? 0 : kind == TESS_DEVICE_CPU ? 1 : 2;
 }

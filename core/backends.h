@@ -8,14 +8,14 @@
 #include "tune.h"
 
 typedef struct tess_backend_entry {
-    tess_host host; /* what the backend sees of the core; the address leads back to the entry */
+    tess_host host; /* what the backend sees of the core; its address leads back to the entry */
     tess_runtime *runtime;
     const tess_backend *backend; /* NULL: a library that cannot be used */
     char name[32];
-    bool opens_driver; /* as the registry says; a loaded library is named by its path */
-    tess_tune tune;    /* the table that the backend brings along */
+    bool opens_driver; /* from the registry; false for a library, since its path was named */
+    tess_tune tune;    /* from the backend's own table */
     /* Guarded by the runtime's mutex. Once `probed` is true what follows never changes again. */
-    bool named; /* by the descriptor of the runtime or of a device */
+    bool named; /* in the descriptor of the runtime or of a device */
     bool probed;
     tess_status status;
     char reason[512];
@@ -34,10 +34,20 @@ void tess_backends_free(tess_runtime *runtime);
  * for lack of memory, and may then be tried again. The caller holds runtime->probing. */
 tess_status tess_backend_probe(tess_backend_entry *entry);
 
-/* The entry of a backend, or NULL. */
-tess_backend_entry *tess_backend_find(tess_runtime *runtime, const char *name, size_t length);
-/* "a, b, c": the names that are known, cut to `size`. */
-void tess_backend_names(const tess_runtime *runtime, char *text, size_t size);
+/* Probes one backend, which a descriptor names, or all with NULL. */
+tess_status tess_backends_probe(tess_runtime *runtime, tess_backend_entry *only);
+
+/* A device that was found, as a place in the lists of the backends. */
+typedef struct tess_device_place {
+    tess_backend_entry *entry;
+    uint32_t index;
+} tess_device_place;
+
+/* The device number `index` in order of preference, of one backend or of all (NULL): by kind, then
+ * by backend, then by number. What a place leads to may be read without the lock, since devices
+ * that were found never change. */
+bool tess_device_find(tess_runtime *runtime, const tess_backend_entry *only, uint32_t index,
+                      tess_device_place *found);
 
 /* One item of the grammar of TESSERA_BACKEND. */
 typedef struct tess_selection {
@@ -52,20 +62,12 @@ typedef struct tess_selection {
 tess_status tess_selection_next(tess_runtime *runtime, const char *function, const char *label,
                                 const char **cursor, tess_selection *item);
 
-/* Rank of a kind of device when the library chooses: 0 is best. */
-uint32_t tess_device_rank(uint32_t kind);
-enum { TESS_DEVICE_RANKS = 3 };
-
 /* host.c: fills entry->host; the name and the runtime must be set. */
-void tess_host_init(tess_backend_entry *entry);
+void tess_host_init(tess_backend_entry *entry, uint32_t cpu_threads);
 
-/* Reads the tune table that a backend brings along, if it is not from before there were any.
- * Messages begin with `label`. */
-tess_status tess_backend_table(tess_backend_entry *entry, const tess_backend *backend,
-                               const char *label);
-
-/* loading.c: loads the library at `path` into `entry`. Problems are kept in the entry as its status
- * and reason; only lack of memory, which says nothing about the library, fails. */
-tess_status tess_backend_load(tess_runtime *runtime, const char *path, tess_backend_entry *entry);
+/* loading.c: loads the library at `path` and looks at the backend in it. A failure leaves no
+ * message but the reason in `why`, of `size` bytes. */
+tess_status tess_backend_load(const char *path, const tess_backend **backend, char *why,
+                              size_t size);
 
 #endif

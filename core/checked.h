@@ -21,5 +21,7 @@ static inline bool checked_align(uint64_t a, uint64_t alignment, uint64_t *out) 
 static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b < 0); }
+/* of a >= 0 */
+static inline int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Devices: the order of preference, opening and wrapping, and what a device says of itself. */
+/* Devices: opening in order of preference, wrapping, and what a device says of itself. */
 #include "backends.h"
 
 #include <stdio.h>
@@ -7,62 +7,6 @@
 
 #include "runtime.h"
 #include "status.h"
-
-/* ------------------------------------------------------------------ order of preference */
-
-/* Probes one backend, which the caller's descriptor names, or all with NULL. */
-static tess_status probe(tess_runtime *runtime, tess_backend_entry *only) {
-    tess_status status = TESS_OK;
-    pthread_mutex_lock(&runtime->probing);
-    if (only != NULL) only->named = true;
-    for (uint32_t n = 0; n < runtime->n_backends && status == TESS_OK; n++)
-        if (only == NULL || only == &runtime->backends[n])
-            status = tess_backend_probe(&runtime->backends[n]);
-    pthread_mutex_unlock(&runtime->probing);
-    return status;
-}
-
-/* A device that was found, as a place in the lists of the backends. */
-typedef struct place {
-    tess_backend_entry *entry;
-    uint32_t index;
-} place;
-
-/* The device number `index` in order of preference, of one backend or of all (NULL): by kind,
- * then by backend, then by number. What a place leads to may be read without the lock, since
- * devices that were found never change. */
-static bool place_find_locked(tess_runtime *runtime, const tess_backend_entry *only, uint32_t index,
-                              place *found) {
-    for (uint32_t rank = 0; rank < TESS_DEVICE_RANKS; rank++)
-        for (uint32_t n = 0; n < runtime->n_backends; n++) {
-            tess_backend_entry *entry = &runtime->backends[n];
-            if (only != NULL && only != entry) continue;
-            for (uint32_t d = 0; d < entry->n_devices; d++)
-                if (tess_device_rank(entry->devices[d].kind) == rank && index-- == 0) {
-                    *found = (place){entry, d};
-                    return true;
-                }
-        }
-    return false;
-}
-
-static bool place_find(tess_runtime *runtime, const tess_backend_entry *only, uint32_t index,
-                       place *found) {
-    pthread_mutex_lock(&runtime->probing);
-    bool there = place_find_locked(runtime, only, index, found);
-    pthread_mutex_unlock(&runtime->probing);
-    return there;
-}
-
-tess_status tess_runtime_device(tess_runtime *runtime, uint32_t index, tess_device_info *info) {
-    static const char function[] = "tess_runtime_device";
-    tess_status status = tess_runtime_check(runtime, function);
-    if (status == TESS_OK) status = probe(runtime, NULL);
-    if (status != TESS_OK) return status;
-    place found;
-    if (!place_find(runtime, NULL, index, &found)) return tess_past_end(function, index, "device");
-    return tess_info_write(function, info, &found.entry->devices[found.index], TESS_DEVICE_INFO);
-}
 
 /* ------------------------------------------------------------------ opening */
 
@@ -86,8 +30,7 @@ static void append(text_list *list, const char *format, ...) {
 
 static const char *separator(const text_list *list) { return list->length != 0 ? "; " : ""; }
 
-/* The plan divides and aligns by these, so a backend from outside the tree is not believed without
- * a look. */
+/* Plans divide and align by these values, so check those of backends from outside the tree. */
 static tess_status caps_check(const tess_backend_entry *entry, const tess_caps *caps) {
     const char *field = NULL;
     if (caps->buffer_kind < TESS_BUFFER_HOST || caps->buffer_kind > TESS_BUFFER_OBJECT)
@@ -101,7 +44,7 @@ static tess_status caps_check(const tess_backend_entry *entry, const tess_caps *
     return tess_fail_in(TESS_ERROR_NATIVE, entry->name, text);
 }
 
-static tess_status open_place(tess_runtime *runtime, place at, const void *native,
+static tess_status open_place(tess_runtime *runtime, tess_device_place at, const void *native,
                               tess_device **out) {
     const tess_backend *backend = at.entry->backend;
     tess_device *device = tess_mem_alloc(runtime, sizeof *device, _Alignof(tess_device));
@@ -132,9 +75,10 @@ static tess_status open_place(tess_runtime *runtime, place at, const void *nativ
     return TESS_OK;
 }
 
-/* Opens a device among others that may do: a failure is noted in `tried`, and only lack of memory
- * ends the search, because it says nothing about which device works. */
-static tess_status try_place(tess_runtime *runtime, place at, text_list *tried, tess_device **out) {
+/* Opens one device of several candidates. A failure is noted in `tried` and the search goes on,
+ * except for lack of memory, which says nothing about which device works. */
+static tess_status try_place(tess_runtime *runtime, tess_device_place at, text_list *tried,
+                             tess_device **out) {
     const char *id = at.entry->devices[at.index].id;
     tess_recovery recovery;
     char why[TESS_ERROR_BYTES];
@@ -153,7 +97,7 @@ static tess_status try_place(tess_runtime *runtime, place at, text_list *tried, 
 /* Tries the devices of one backend, or of all with NULL, in order of preference. */
 static tess_status try_all(tess_runtime *runtime, tess_backend_entry *only, text_list *tried,
                            tess_device **out) {
-    tess_status status = probe(runtime, only);
+    tess_status status = tess_backends_probe(runtime, only);
     if (status != TESS_OK) return status;
     pthread_mutex_lock(&runtime->probing);
     for (uint32_t n = 0; n < runtime->n_backends; n++) {
@@ -163,9 +107,10 @@ static tess_status try_all(tess_runtime *runtime, tess_backend_entry *only, text
         tess_log(runtime, "device", "%s skipped: %s", entry->name, entry->reason);
     }
     pthread_mutex_unlock(&runtime->probing);
-    place at;
+    tess_device_place at;
     status = TESS_ERROR_UNAVAILABLE;
-    for (uint32_t n = 0; status == TESS_ERROR_UNAVAILABLE && place_find(runtime, only, n, &at); n++)
+    for (uint32_t n = 0;
+         status == TESS_ERROR_UNAVAILABLE && tess_device_find(runtime, only, n, &at); n++)
         status = try_place(runtime, at, tried, out);
     return status;
 }
@@ -173,10 +118,11 @@ static tess_status try_all(tess_runtime *runtime, tess_backend_entry *only, text
 static tess_status try_selection(tess_runtime *runtime, const tess_selection *item,
                                  text_list *tried, tess_device **out) {
     if (item->index < 0) return try_all(runtime, item->entry, tried, out);
-    tess_status status = probe(runtime, item->entry);
+    tess_status status = tess_backends_probe(runtime, item->entry);
     if (status != TESS_OK) return status;
     if (item->index < item->entry->n_devices)
-        return try_place(runtime, (place){item->entry, (uint32_t)item->index}, tried, out);
+        return try_place(runtime, (tess_device_place){item->entry, (uint32_t)item->index}, tried,
+                         out);
     char why[600];
     if (item->entry->status != TESS_OK)
         snprintf(why, sizeof why, "%s", item->entry->reason);
@@ -193,18 +139,18 @@ static tess_status nothing_works(tess_runtime *runtime, const char *label, const
     text_list exists = {0};
     tess_recovery recovery;
     tess_recover_begin(&recovery);
-    probe(runtime, NULL);
+    tess_backends_probe(runtime, NULL);
     tess_recover_end(&recovery);
-    place at;
-    for (uint32_t n = 0; place_find(runtime, NULL, n, &at); n++)
+    tess_device_place at;
+    for (uint32_t n = 0; tess_device_find(runtime, NULL, n, &at); n++)
         append(&exists, "%s%s", exists.length != 0 ? ", " : "", at.entry->devices[at.index].id);
     return tess_fail(TESS_ERROR_UNAVAILABLE,
                      "%s: %s: no device can be opened; devices here: %.200s; tried: %s",
                      function_open, label, exists.length != 0 ? exists.text : "none", tried->text);
 }
 
-/* Wraps a context of the application's. It belongs to the very device that `id` names, or with a
- * name alone to the first that takes it. */
+/* Wraps a context of the application. It belongs to the device that `id` names, or, if that names a
+ * backend alone, to the first device that takes it. */
 static tess_status wrap(tess_runtime *runtime, const char *id, const void *native,
                         tess_device **out) {
     if (id == NULL)
@@ -218,7 +164,7 @@ static tess_status wrap(tess_runtime *runtime, const char *id, const void *nativ
         return tess_fail(TESS_ERROR_INVALID,
                          "%s: id: '%.80s' must name one backend when `native` is given",
                          function_open, id);
-    status = probe(runtime, item.entry);
+    status = tess_backends_probe(runtime, item.entry);
     if (status != TESS_OK) return status;
     uint32_t index = item.index < 0 ? 0 : (uint32_t)item.index,
              last = item.index < 0 ? item.entry->n_devices - 1 : index;
@@ -228,7 +174,7 @@ static tess_status wrap(tess_runtime *runtime, const char *id, const void *nativ
     if (index >= item.entry->n_devices)
         return tess_fail(TESS_ERROR_UNAVAILABLE, "%s: id: %s has only %u devices", function_open,
                          item.entry->name, item.entry->n_devices);
-    do status = open_place(runtime, (place){item.entry, index}, native, out);
+    do status = open_place(runtime, (tess_device_place){item.entry, index}, native, out);
     while (status == TESS_ERROR_UNAVAILABLE && index++ < last);
     return status;
 }
@@ -262,8 +208,8 @@ tess_status tess_device_open(tess_runtime *runtime, const tess_device_desc *desc
             own.id != NULL ? own.id : tess_setting_value(&runtime->settings, TESS_SETTING_BACKEND);
         text_list tried = {0};
         tess_selection item;
-        /* Every item is checked before the first is tried: a misspelt name is an error even behind
-         * a name that works. */
+        /* Check every item before trying the first: a misspelt name is an error even behind one
+         * that works. */
         const char *cursor = text[0] != '\0' ? text : NULL;
         while (cursor != NULL && status == TESS_OK)
             status = tess_selection_next(runtime, function_open, label, &cursor, &item);
@@ -297,8 +243,8 @@ void tess_device_release(tess_device *device) {
     if (device == NULL || atomic_fetch_sub_explicit(&device->refs, 1, memory_order_acq_rel) != 1)
         return;
     tess_runtime *runtime = device->runtime;
-    /* Threads and driver state did not survive a fork, so the child frees only what is the
-     * core's. */
+    /* Threads and driver state do not survive a fork, so the child frees only the core's own
+     * memory. */
     if (!tess_runtime_forked(runtime)) device->backend->close(device->native);
     tess_mem_free(runtime, device, sizeof *device);
     tess_runtime_release(runtime);
@@ -323,7 +269,7 @@ tess_status tess_device_result(tess_device *device, tess_status status) {
     if (status == TESS_ERROR_DEVICE_LOST &&
         !atomic_exchange_explicit(&device->lost, true, memory_order_relaxed))
         tess_log(device->runtime, "device", "%s: lost", device->info.id);
-    /* A backend that forgot its message must not leave an older one standing as the explanation. */
+    /* A backend that gave no message must not leave an older one as the explanation. */
     if (!tess_call_failed()) tess_fail_in(status, device->info.id, tess_status_text(status));
     return status;
 }
@@ -343,19 +289,19 @@ tess_status tess_device_kernel(const tess_device *device, uint32_t index, tess_k
     if (status != TESS_OK) return status;
     tess_kernel_info full = {.struct_size = sizeof full};
     tess_log_errors(false); /* INVALID means the end of the enumeration */
-    status = device->backend->kernel(device->native, NULL, NULL, index, &full);
+    status = device->backend->kernel(device->native, index, NULL, &full, NULL);
+    if (status == TESS_ERROR_INVALID)
+        tess_fail(status, "%s: %s: index: %u is past the last kernel", function,
+                  device->backend->name, (unsigned)index);
     tess_log_errors(true);
-    if (status != TESS_OK && status != TESS_ERROR_INVALID && tess_call_failed())
-        tess_fail(status, "%s", tess_last_error());
+    if (status == TESS_ERROR_INVALID) return status;
+    if (status != TESS_OK && tess_call_failed()) tess_fail(status, "%s", tess_last_error());
     /* Devices are shared between threads, and their state behind `lost` is atomic, so a query may
      * note a loss. */
     if (status != TESS_OK) return tess_device_result((tess_device *)device, status);
-    full.name[sizeof full.name - 1] = full.reason[sizeof full.reason - 1] = '\0';
-    size_t prefix = strlen(device->backend->name);
-    if (strncmp(full.name, device->backend->name, prefix) != 0 || full.name[prefix] != '/') {
-        char name[sizeof full.name];
-        memcpy(name, full.name, sizeof name);
-        snprintf(full.name, sizeof full.name, "%s/%.31s", device->backend->name, name);
-    }
+    char name[sizeof full.name];
+    memcpy(name, full.name, sizeof name);
+    name[sizeof name - 1] = full.reason[sizeof full.reason - 1] = '\0';
+    snprintf(full.name, sizeof full.name, "%s/%.31s", device->backend->name, name);
     return tess_info_write(function, info, &full, TESS_KERNEL_INFO);
 }

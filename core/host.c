@@ -4,7 +4,6 @@
 
 #include <stddef.h>
 
-#include "runtime.h"
 #include "status.h"
 
 static const tess_backend_entry *entry_of(const tess_host *host) {
@@ -43,7 +42,7 @@ static const char *host_setting(const tess_host *host, const char *name) {
     return tess_setting(entry_of(host)->runtime, name);
 }
 
-void tess_host_init(tess_backend_entry *entry) {
+void tess_host_init(tess_backend_entry *entry, uint32_t cpu_threads) {
     entry->host = (tess_host){.abi = TESS_BACKEND_ABI,
                               .struct_size = sizeof(tess_host),
                               .alloc = host_alloc,
@@ -51,5 +50,5 @@ void tess_host_init(tess_backend_entry *entry) {
                               .fail = host_fail,
                               .log = host_log,
                               .setting = host_setting,
-                              .cpu_threads = entry->runtime->settings.cpu_threads};
+                              .cpu_threads = cpu_threads};
 }

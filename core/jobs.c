@@ -3,10 +3,6 @@
 
 #include <string.h>
 
-/* Jobs are sorted by counting: exactly up to this many key blocks, in steps of equal size
- * beyond. */
-enum { MAX_BUCKETS = 16384 };
-
 static uint32_t clamp(int64_t x, uint32_t high) {
     return x < 0 ? 0 : x > high ? high : (uint32_t)x;
 }
@@ -19,14 +15,14 @@ static uint64_t split_parts(const tess_split *split, uint64_t blocks) {
     return 1;
 }
 
-/* Where part `part` of `parts` begins in the job's key blocks. */
+/* Where part `part` of `parts` begins among the job's key blocks. */
 static uint64_t split_begin(const tess_split *split, uint64_t blocks, uint64_t parts,
                             uint64_t part) {
     return split->fixed ? (uint64_t)smaller(blocks, part * split->length) : blocks * part / parts;
 }
 
-/* The key blocks [begin, end) of `whole`: what of each slice and of the interval's masked ends lies
- * in there. */
+/* The key blocks [begin, end) of `whole`: of each slice, of the interval, and of its masked ends.
+ */
 static void split_keys(const tess_keys *whole, uint64_t begin, uint64_t end, tess_keys *part) {
     int64_t first = (int64_t)begin, last = (int64_t)end, interval = whole->left_count,
             right = interval + whole->interval_blocks;
@@ -65,8 +61,8 @@ static void find_runs(const tess_layout *layout, tess_head_run *runs, uint32_t *
     *n_runs = n;
 }
 
-/* How many heads of a run one job takes, given the sequence's rows: all its tiles must have room
- * for them. */
+/* How many heads of a run one job takes. Every tile of the sequence must have room for their rows.
+ */
 static uint32_t heads_of_job(const tess_jobs *jobs, const tess_sequence *sequence) {
     uint64_t rows = smaller((uint64_t)sequence->q_len, (uint64_t)jobs->grid.step);
     uint32_t heads = (uint32_t)(smaller(jobs->tile_rows, jobs->pack_rows) / rows);
@@ -76,14 +72,12 @@ static uint32_t heads_of_job(const tess_jobs *jobs, const tess_sequence *sequenc
 /* ------------------------------------------------------------------ life */
 
 static tess_status allocate(tess_jobs *jobs, const tess_layout *layout, uint64_t most_blocks) {
-    while (most_blocks >> jobs->shift >= MAX_BUCKETS) jobs->shift++;
-    jobs->n_buckets = (uint32_t)(most_blocks >> jobs->shift) + 1;
     size_t heads = (size_t)layout->n_heads;
     jobs->runs = tess_mem_alloc(jobs->runtime, heads * sizeof *jobs->runs, 64);
     jobs->packs = tess_mem_alloc(jobs->runtime, layout->n_classes * sizeof *jobs->packs, 64);
     jobs->pack = tess_mem_alloc(jobs->runtime, layout->n_classes * sizeof *jobs->pack, 64);
-    jobs->bucket = tess_mem_alloc(jobs->runtime, jobs->n_buckets * sizeof *jobs->bucket, 64);
-    if (!jobs->runs || !jobs->packs || !jobs->pack || !jobs->bucket)
+    if (!jobs->runs || !jobs->packs || !jobs->pack ||
+        !tess_order_create(&jobs->order, jobs->runtime, most_blocks))
         return tess_fail(TESS_ERROR_OUT_OF_MEMORY,
                          "tess_plan_create: no memory to sort jobs of %llu key blocks",
                          (unsigned long long)most_blocks);
@@ -107,14 +101,14 @@ tess_status tess_jobs_create(tess_jobs *jobs, tess_runtime *runtime, const tess_
         if (sequences[s].kv_len > max_keys) max_keys = sequences[s].kv_len;
         add = tess_grid_tiles(&jobs->grid, sequences[s].q_len) * (uint64_t)layout->n_heads;
         if (bound + add > UINT32_MAX)
-            return tess_fail(TESS_ERROR_UNSUPPORTED,
-                             "tess_plan_create: batch: its rows and heads make 2^32 jobs or more");
+            return tess_unsupported(
+                "tess_plan_create: batch: its rows and heads make 2^32 jobs or more");
         bound += add;
     }
-    tess_status status = tess_tiler_create(&jobs->tiler, runtime, layout, max_keys);
-    if (status == TESS_OK) status = allocate(jobs, layout, (uint64_t)jobs->tiler.n_blocks);
-    if (status == TESS_OK) find_runs(layout, jobs->runs, &jobs->n_runs);
-    return status;
+    TESS_RETURN_IF_ERROR(tess_tiler_create(&jobs->tiler, runtime, layout, max_keys));
+    TESS_RETURN_IF_ERROR(allocate(jobs, layout, (uint64_t)jobs->tiler.n_blocks));
+    find_runs(layout, jobs->runs, &jobs->n_runs);
+    return TESS_OK;
 }
 
 void tess_jobs_release(tess_jobs *jobs) {
@@ -122,7 +116,7 @@ void tess_jobs_release(tess_jobs *jobs) {
     if (jobs->tiler.layout) {
         const tess_layout *layout = jobs->tiler.layout;
         size_t heads = (size_t)layout->n_heads;
-        tess_mem_free(jobs->runtime, jobs->bucket, jobs->n_buckets * sizeof *jobs->bucket);
+        tess_order_release(&jobs->order, jobs->runtime);
         tess_mem_free(jobs->runtime, jobs->pack, layout->n_classes * sizeof *jobs->pack);
         tess_mem_free(jobs->runtime, jobs->packs, layout->n_classes * sizeof *jobs->packs);
         tess_mem_free(jobs->runtime, jobs->runs, heads * sizeof *jobs->runs);
@@ -133,31 +127,31 @@ void tess_jobs_release(tess_jobs *jobs) {
 
 /* ------------------------------------------------------------------ counting */
 
-/* Adds `times` jobs, or their parts, of `blocks` key blocks each; false when there are 2^32 of them
- * by now. */
+/* Adds `times` jobs of `blocks` key blocks each, or their parts. False: these make 2^32 jobs or
+ * more. */
 static bool count_job(tess_jobs *jobs, uint64_t blocks, uint64_t times, uint32_t rows) {
     uint64_t parts = split_parts(&jobs->split, blocks);
     jobs->n_blocks += blocks * times;
     jobs->n_jobs += parts * times;
     if (parts == 1) {
-        jobs->bucket[blocks >> jobs->shift] += (uint32_t)times;
+        *tess_order_bucket(&jobs->order, blocks) += (uint32_t)times;
         return true;
     }
     jobs->n_merges += times;
     jobs->n_partials += parts * times;
     if (rows > jobs->partial_rows) jobs->partial_rows = rows;
     if (jobs->n_jobs + jobs->n_merges > UINT32_MAX) return false;
-    /* Parts have two sizes at most: all but the last are `length` long, or they differ by one. */
+    /* Parts have at most two sizes: all but the last are `length` long, or they differ by one. */
     uint64_t size = jobs->split.fixed ? jobs->split.length : blocks / parts;
     uint64_t others = jobs->split.fixed ? 1 : blocks % parts,
              other = jobs->split.fixed ? blocks - (parts - 1) * size : size + 1;
-    jobs->bucket[size >> jobs->shift] += (uint32_t)((parts - others) * times);
-    if (others) jobs->bucket[other >> jobs->shift] += (uint32_t)(others * times);
+    *tess_order_bucket(&jobs->order, size) += (uint32_t)((parts - others) * times);
+    if (others) *tess_order_bucket(&jobs->order, other) += (uint32_t)(others * times);
     return true;
 }
 
-/* What one tile makes of each class when a job takes at most `heads` heads, of the runs [first,
- * last). */
+/* The jobs that one tile makes of each class in the runs [first, last), with at most `heads` heads
+ * a job. */
 static void count_packs(tess_jobs *jobs, uint32_t heads, uint32_t first, uint32_t last) {
     memset(jobs->pack, 0xff, jobs->tiler.layout->n_classes * sizeof *jobs->pack);
     jobs->n_packs = 0;
@@ -174,11 +168,11 @@ static void count_packs(tess_jobs *jobs, uint32_t heads, uint32_t first, uint32_
     }
 }
 
-/* Without a split: nothing but lengths matters, and the sums stay in registers. A section often has
- * one class, which is then looked up once. */
+/* Without a split only lengths matter, and the sums stay in registers. A section often has a single
+ * class, which is then looked up once. */
 static void count_causal(tess_jobs *jobs, tess_tile tile, tess_causal causal) {
-    const uint32_t times = jobs->packs[0].jobs, shift = jobs->shift;
-    uint32_t *const bucket = jobs->bucket;
+    const uint32_t times = jobs->packs[0].jobs, shift = jobs->order.shift;
+    uint32_t *const bucket = jobs->order.bucket;
     uint64_t n_jobs = 0, n_blocks = 0;
     do {
         const uint64_t blocks = tess_causal_blocks(&causal, &tile);
@@ -192,8 +186,8 @@ static void count_causal(tess_jobs *jobs, tess_tile tile, tess_causal causal) {
 
 static void count_whole(tess_jobs *jobs, tess_tile tile, int64_t kv_len, int64_t kv_blocks) {
     const tess_pack *const end = jobs->packs + jobs->n_packs;
-    uint32_t *const bucket = jobs->bucket;
-    const uint32_t shift = jobs->shift;
+    uint32_t *const bucket = jobs->order.bucket;
+    const uint32_t shift = jobs->order.shift;
     uint64_t n_jobs = 0, n_blocks = 0;
     tess_causal causal;
     if (jobs->n_packs == 1 && tile.first >= 0 &&
@@ -222,19 +216,18 @@ static tess_status count_parts(tess_jobs *jobs, tess_tile tile, int64_t kv_len, 
             if (!count_job(jobs,
                            tess_tile_blocks(&jobs->tiler, pack->cls, &tile, kv_len, kv_blocks),
                            pack->jobs, rows * pack->heads))
-                return tess_fail(TESS_ERROR_UNSUPPORTED,
-                                 "tess_plan_create: kv_split: its parts make 2^32 jobs or more");
+                return tess_unsupported(
+                    "tess_plan_create: kv_split: its parts make 2^32 jobs or more");
         }
     } while (tess_tile_next(&jobs->grid, &tile));
     return TESS_OK;
 }
 
-/* BLOCKS: makes the merged rows known that the jobs read. */
-static tess_status merge_rows_of(tess_jobs *jobs, tess_tile tile) {
+/* BLOCKS: joins the rows of the mask that the jobs read. */
+static tess_status join_rows_of(tess_jobs *jobs, tess_tile tile) {
     do {
         for (uint32_t n = 0; n < jobs->n_packs; n++) {
-            const tess_status status = tess_tiler_merge(&jobs->tiler, jobs->packs[n].cls, &tile);
-            if (status != TESS_OK) return status;
+            TESS_RETURN_IF_ERROR(tess_tiler_join(&jobs->tiler, jobs->packs[n].cls, &tile));
         }
     } while (tess_tile_next(&jobs->grid, &tile));
     return TESS_OK;
@@ -247,16 +240,16 @@ static tess_status count_sequence(tess_jobs *jobs, const tess_sequence *sequence
     const uint64_t before = jobs->n_blocks;
     tess_tile begin;
     tess_tile_begin(&jobs->grid, kv_len - sequence->q_len, kv_len, &begin);
-    tess_status status =
-        layout->rules[0].kind == TESS_RULE_BLOCKS ? merge_rows_of(jobs, begin) : TESS_OK;
-    if (status == TESS_OK && (jobs->split.length || jobs->split.max_parts))
-        status = count_parts(jobs, begin, kv_len, kv_blocks);
-    else if (status == TESS_OK)
+    if (layout->patterns[0].kind == TESS_HEAD_BLOCKS)
+        TESS_RETURN_IF_ERROR(join_rows_of(jobs, begin));
+    if (jobs->split.length || jobs->split.max_parts)
+        TESS_RETURN_IF_ERROR(count_parts(jobs, begin, kv_len, kv_blocks));
+    else
         count_whole(jobs, begin, kv_len, kv_blocks);
     jobs->n_rows += (uint64_t)sequence->q_len * (uint64_t)layout->n_heads;
     jobs->n_read +=
         (uint64_t)smaller((int64_t)(jobs->n_blocks - before), kv_blocks * layout->n_kv_heads);
-    return status;
+    return TESS_OK;
 }
 
 tess_status tess_jobs_count(tess_jobs *jobs) {
@@ -264,18 +257,16 @@ tess_status tess_jobs_count(tess_jobs *jobs) {
     jobs->n_jobs = jobs->n_merges = jobs->n_partials = jobs->n_blocks = jobs->n_rows =
         jobs->n_read = 0;
     jobs->partial_rows = 0;
-    memset(jobs->bucket, 0, jobs->n_buckets * sizeof *jobs->bucket);
+    tess_order_begin(&jobs->order);
     for (uint32_t s = 0; s < jobs->n_sequences; s++) {
         const tess_sequence *sequence = &jobs->sequences[s];
         if (sequence->q_len == 0) continue;
         uint32_t heads = heads_of_job(jobs, sequence);
         if (heads != packed) count_packs(jobs, heads, 0, jobs->n_runs);
         packed = heads;
-        tess_status status = count_sequence(jobs, sequence);
-        if (status != TESS_OK) return status;
+        TESS_RETURN_IF_ERROR(count_sequence(jobs, sequence));
     }
-    jobs->n_used = jobs->n_buckets;
-    while (jobs->n_used > 0 && jobs->bucket[jobs->n_used - 1] == 0) jobs->n_used--;
+    tess_order_end(&jobs->order);
     return TESS_OK;
 }
 
@@ -287,14 +278,14 @@ typedef struct placing {
     uint64_t n_merges, n_partials;
 } placing;
 
-/* What the jobs of one tile share. */
+/* What the jobs of one tile have in common. */
 typedef struct placed_tile {
     uint32_t sequence, row;
     uint16_t rows, cls;
 } placed_tile;
 
-/* Field by field into its place: a copy of a job that was just written in pieces would wait for the
- * pieces. */
+/* Writes each field to its place. Copying a job whose fields were just written would stall on store
+ * forwarding. */
 static void write_job(tess_job *job, const placed_tile *tile, uint32_t head, uint32_t heads,
                       const tess_keys *keys, uint32_t partial) {
     job->sequence = tile->sequence;
@@ -330,14 +321,14 @@ static void place_parts(tess_jobs *jobs, placing *place, const placed_tile *tile
     for (uint64_t part = 0; part < parts; part++) {
         uint64_t begin = split_begin(&jobs->split, blocks, parts, part),
                  end = split_begin(&jobs->split, blocks, parts, part + 1);
-        tess_keys piece;
-        split_keys(keys, begin, end, &piece);
-        write_job(&place->jobs[jobs->bucket[(end - begin) >> jobs->shift]++], tile, head, heads,
-                  &piece, (uint32_t)place->n_partials++);
+        tess_keys of_part;
+        split_keys(keys, begin, end, &of_part);
+        write_job(&place->jobs[(*tess_order_bucket(&jobs->order, end - begin))++], tile, head,
+                  heads, &of_part, (uint32_t)place->n_partials++);
     }
 }
 
-/* Places what one tile makes of one run of heads, without a split. */
+/* Places the jobs that one tile makes of one run of heads, without a split. */
 static inline void place_run(tess_job *out, uint32_t *bucket, const placed_tile *at,
                              const tess_head_run *run, uint32_t heads, const tess_keys *keys) {
     uint32_t head = run->head, left = run->heads, n = *bucket;
@@ -354,8 +345,8 @@ static void place_whole(tess_jobs *jobs, tess_job *out, uint32_t s, tess_tile ti
     const int64_t kv_len = jobs->sequences[s].kv_len,
                   kv_blocks = (kv_len + jobs->grid.block - 1) / jobs->grid.block, p0 = tile.first;
     const tess_head_run *const end = jobs->runs + last;
-    uint32_t *const bucket = jobs->bucket;
-    const uint32_t shift = jobs->shift;
+    uint32_t *const bucket = jobs->order.bucket;
+    const uint32_t shift = jobs->order.shift;
     const tess_grid grid = jobs->grid;
     tess_causal causal;
     tess_keys keys;
@@ -380,7 +371,7 @@ static void place_whole(tess_jobs *jobs, tess_job *out, uint32_t s, tess_tile ti
     } while (tess_tile_next(&grid, &tile));
 }
 
-/* The same with a split, which some jobs may be too short for. */
+/* The same with a split; some jobs may be too short for it. */
 static void place_split(tess_jobs *jobs, placing *place, uint32_t s, tess_tile tile, uint32_t first,
                         uint32_t last, uint32_t heads) {
     const int64_t kv_len = jobs->sequences[s].kv_len,
@@ -398,8 +389,8 @@ static void place_split(tess_jobs *jobs, placing *place, uint32_t s, tess_tile t
                 const uint32_t head = run->head + done,
                                count = (uint32_t)smaller(heads, run->heads - done);
                 if (parts == 1)
-                    write_job(&place->jobs[jobs->bucket[blocks >> jobs->shift]++], &at, head, count,
-                              &keys, TESS_NO_PARTIAL);
+                    write_job(&place->jobs[(*tess_order_bucket(&jobs->order, blocks))++], &at, head,
+                              count, &keys, TESS_NO_PARTIAL);
                 else
                     place_parts(jobs, place, &at, head, count, &keys, parts);
             }
@@ -407,59 +398,12 @@ static void place_split(tess_jobs *jobs, placing *place, uint32_t s, tess_tile t
     } while (tess_tile_next(&jobs->grid, &tile));
 }
 
-/* A place in the order of sequences and, within one, of runs. */
-typedef struct cursor {
-    uint32_t sequence, run;
-} cursor;
-
-/* The end of the runs of the kv head that begins at `first`. */
-static uint32_t kv_head_end(const tess_jobs *jobs, uint32_t first) {
-    uint32_t last = first + 1;
-    while (last < jobs->n_runs && jobs->runs[last].kv_head == jobs->runs[first].kv_head) last++;
-    return last;
-}
-
-/* Key blocks that the last row reads of the kv head whose runs are [first, last): about what its
- * tiles share at any time. */
-static uint64_t shared_blocks(const tess_jobs *jobs, const tess_sequence *sequence, uint32_t first,
-                              uint32_t last) {
-    int64_t kv_len = sequence->kv_len,
-            kv_blocks = (kv_len + jobs->grid.block - 1) / jobs->grid.block;
-    uint64_t sum = 0;
-    tess_tile tile;
-    if (kv_len == 0) return 0;
-    tess_tile_begin(&jobs->grid, kv_len - 1, kv_len, &tile);
-    for (uint32_t r = first; r < last; r++) {
-        tess_keys keys;
-        tess_tile_keys(&jobs->tiler, jobs->runs[r].cls, &tile, kv_len, kv_blocks, &keys);
-        sum += tess_keys_blocks(&keys);
-    }
-    return smaller(sum, (uint64_t)kv_blocks);
-}
-
-/* Where the section that begins at `at` ends: after the kv head with which all shared blocks so
- * far, which are added to *sum, reach `target`. */
-static cursor section_end(const tess_jobs *jobs, cursor at, uint64_t target, uint64_t *sum) {
-    while (at.sequence < jobs->n_sequences) {
-        const tess_sequence *sequence = &jobs->sequences[at.sequence];
-        while (sequence->q_len != 0 && at.run < jobs->n_runs) {
-            const uint32_t last = kv_head_end(jobs, at.run);
-            if (*sum >= target) return at;
-            *sum += shared_blocks(jobs, sequence, at.run, last);
-            at.run = last;
-        }
-        at.sequence++;
-        at.run = 0;
-    }
-    return at;
-}
-
-/* Counts the jobs of [begin, end) into the buckets. The count of all has succeeded, so this one
- * does. */
-static void count_section(tess_jobs *jobs, cursor begin, cursor end) {
+/* Counts the jobs of [begin, end) into the buckets. This cannot fail, because counting all of them
+ * has succeeded. */
+static void count_section(tess_jobs *jobs, tess_cursor begin, tess_cursor end) {
     const tess_jobs totals = *jobs;
     jobs->n_jobs = jobs->n_merges = jobs->n_partials = jobs->n_blocks = 0;
-    memset(jobs->bucket, 0, jobs->n_used * sizeof *jobs->bucket);
+    tess_order_again(&jobs->order);
     for (uint32_t s = begin.sequence; s <= end.sequence && s < jobs->n_sequences; s++) {
         const uint32_t first = s == begin.sequence ? begin.run : 0,
                        last = s == end.sequence ? end.run : jobs->n_runs;
@@ -470,13 +414,7 @@ static void count_section(tess_jobs *jobs, cursor begin, cursor end) {
     *jobs = totals;
 }
 
-/* section / count of the total, which is less than 2^63 / count: a job has 2^32 key blocks at most,
- * and there are 2^32 jobs. */
-static uint64_t section_target(uint64_t total, uint64_t section, uint64_t count) {
-    return total / count * section + total % count * section / count;
-}
-
-static void place_section(tess_jobs *jobs, placing *place, cursor begin, cursor end) {
+static void place_section(tess_jobs *jobs, placing *place, tess_cursor begin, tess_cursor end) {
     for (uint32_t s = begin.sequence; s <= end.sequence && s < jobs->n_sequences; s++) {
         const uint32_t first = s == begin.sequence ? begin.run : 0,
                        last = s == end.sequence ? end.run : jobs->n_runs;
@@ -487,7 +425,7 @@ static void place_section(tess_jobs *jobs, placing *place, cursor begin, cursor 
         tess_tile_begin(&jobs->grid, (int64_t)sequence->kv_len - sequence->q_len, sequence->kv_len,
                         &tile);
         for (uint32_t run = first, next; run < last; run = next) {
-            next = kv_head_end(jobs, run);
+            next = tess_kv_head_end(jobs, run);
             if (jobs->split.length || jobs->split.max_parts)
                 place_split(jobs, place, s, tile, run, next, heads);
             else
@@ -498,34 +436,14 @@ static void place_section(tess_jobs *jobs, placing *place, cursor begin, cursor 
 
 void tess_jobs_place(tess_jobs *jobs, tess_job *out, tess_merge *merges) {
     placing place = {out, merges, 0, 0};
-    const cursor all = {jobs->n_sequences, 0};
-    cursor begin = {0, 0}, end;
+    tess_sections sections;
     uint32_t at = 0;
-    /* Without sections, the buckets hold what the last count left there. A tile of a block mask has
-     * to be merged before it can be counted, which is worth doing once only. */
-    const bool sections =
-        jobs->section_blocks != 0 && jobs->tiler.layout->rules[0].kind != TESS_RULE_BLOCKS;
-    /* Sections are about equal: a small one at the end would begin its longest jobs when the device
-     * has little else left to do. */
-    uint64_t total = 0, n_sections = 0, sum = 0;
-    if (sections) {
-        (void)section_end(jobs, begin, UINT64_MAX, &total);
-        n_sections = total == 0 ? 1 : (total - 1) / jobs->section_blocks + 1;
-    }
-    for (uint64_t section = 1; begin.sequence < jobs->n_sequences; section++) {
-        end = section < n_sections
-                  ? section_end(jobs, begin, section_target(total, section, n_sections), &sum)
-                  : all;
-        /* the kv head before was large enough for two */
-        if (end.sequence == begin.sequence && end.run == begin.run) continue;
-        if (sections) count_section(jobs, begin, end);
-        for (uint32_t b = jobs->n_used; b-- > 0;) {
-            uint32_t count = jobs->bucket[b];
-            jobs->bucket[b] = at;
-            at += count;
-        }
-        place_section(jobs, &place, begin, end);
-        begin = end;
+    tess_sections_start(&sections, jobs);
+    while (tess_sections_next(&sections)) {
+        /* Without sections, the buckets hold what the last count left there. */
+        if (sections.count != 0) count_section(jobs, sections.begin, sections.end);
+        at = tess_order_places(&jobs->order, at);
+        place_section(jobs, &place, sections.begin, sections.end);
     }
 }
 

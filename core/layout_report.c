@@ -1,16 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a layout tells about its pattern: coverage, KV-efficiency, kept pairs, storage per kv head,
- * and single rows and pairs. */
+/* What a layout reports of its pattern: coverage, KV-efficiency, kept pairs, and single rows and
+ * pairs. */
 #include <string.h>
 
 #include "layout.h"
 
-#define REFUSE(...) return tess_fail(TESS_ERROR_INVALID, __VA_ARGS__)
-
-static int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
-
-/* Sums of pairs are rounded where there is no integer of 128 bits, and may then come out a little
- * below 0 or above the whole. */
+/* Without 128-bit integers, sums of pairs are rounded and may come out a little below 0 or above
+ * the whole. */
 static double share_of(double part, double whole) {
     const double share = part / whole;
     return share < 0 ? 0 : share > 1 ? 1 : share;
@@ -22,8 +18,8 @@ static bool in_causal_order(const tess_layout *x) {
 
 /* ------------------------------------------------------------------ examination at creation */
 
-/* Pairs of blocks that some class of a BLOCKS layout keeps: each row of all classes is marked,
- * counted and cleared again. */
+/* Pairs of blocks that some class of a BLOCKS layout keeps. For each row the columns of all classes
+ * are marked, counted and cleared again. */
 static tess_status union_of_rows(const tess_layout *x, const char *function, tess_wide *pairs) {
     int64_t rows = smaller(x->pattern.mask_query_blocks, x->n_blocks),
             columns = smaller(x->pattern.mask_key_blocks, x->n_blocks);
@@ -36,7 +32,7 @@ static tess_status union_of_rows(const tess_layout *x, const char *function, tes
     for (int64_t i = 0; i < rows; i++) {
         for (uint32_t c = 0; c < x->n_classes; c++) {
             int64_t count;
-            const uint32_t *column = tess_mask_row(&x->rules[c].rows, i, &count);
+            const uint32_t *column = tess_mask_row(&x->patterns[c].rows, i, &count);
             for (int64_t n = 0; n < count; n++) {
                 *pairs += !mark[column[n]];
                 mark[column[n]] = 1;
@@ -44,7 +40,7 @@ static tess_status union_of_rows(const tess_layout *x, const char *function, tes
         }
         for (uint32_t c = 0; c < x->n_classes; c++) {
             int64_t count;
-            const uint32_t *column = tess_mask_row(&x->rules[c].rows, i, &count);
+            const uint32_t *column = tess_mask_row(&x->patterns[c].rows, i, &count);
             for (int64_t n = 0; n < count; n++) mark[column[n]] = 0;
         }
     }
@@ -53,18 +49,18 @@ static tess_status union_of_rows(const tess_layout *x, const char *function, tes
 }
 
 static tess_status examine_coverage(tess_layout *x, const char *function) {
-    tess_rule dense;
+    tess_head_pattern dense;
     memset(&dense, 0, sizeof dense);
-    dense.kind = TESS_RULE_DENSE;
+    dense.kind = TESS_HEAD_DENSE;
     dense.causal = in_causal_order(x);
     dense.block = x->pattern.block;
     dense.left = TESS_UNBOUNDED;
     dense.right = dense.causal ? 0 : TESS_UNBOUNDED;
-    tess_wide visible = tess_rule_block_pairs(&dense, x->max_tokens), seen = 0;
+    tess_wide visible = tess_head_block_pairs(&dense, x->max_tokens), seen = 0;
     bool strided = x->pattern.kind == TESS_PATTERN_S2;
     x->residues = strided ? (in_causal_order(x) ? x->n_classes : 1) : 0;
     for (uint32_t c = 0; c < x->n_classes; c++) {
-        if (x->rules[c].kind == TESS_RULE_DENSE) {
+        if (x->patterns[c].kind == TESS_HEAD_DENSE) {
             if (strided) x->residues = (uint32_t)x->pattern.stride;
             seen = visible;
         }
@@ -74,220 +70,39 @@ static tess_status examine_coverage(tess_layout *x, const char *function) {
         return TESS_OK;
     }
     if (x->pattern.kind == TESS_PATTERN_BLOCKS) {
-        tess_status status = union_of_rows(x, function, &seen);
-        if (status != TESS_OK) return status;
+        TESS_RETURN_IF_ERROR(union_of_rows(x, function, &seen));
     } else {
-        /* Classes of S2 share their local blocks and nothing else. */
-        tess_rule local = x->rules[0];
-        if (local.kind == TESS_RULE_STRIDED) {
-            local.kind = TESS_RULE_WINDOW;
+        /* Classes of S2 have their local blocks in common and nothing else. */
+        tess_head_pattern local = x->patterns[0];
+        if (local.kind == TESS_HEAD_STRIDED) {
+            local.kind = TESS_HEAD_WINDOW;
             local.left = (local.local - 1) * local.block;
         }
-        tess_wide shared = tess_rule_block_pairs(&local, x->max_tokens);
+        tess_wide shared = tess_head_block_pairs(&local, x->max_tokens);
         for (uint32_t c = 0; c < x->n_classes; c++)
-            seen += tess_rule_block_pairs(&x->rules[c], x->max_tokens) - shared;
+            seen += tess_head_block_pairs(&x->patterns[c], x->max_tokens) - shared;
         seen += shared;
     }
     x->coverage = share_of((double)seen, (double)visible);
     return TESS_OK;
 }
 
-/* ------------------------------------------------------------------ storage of a kv head */
-
-/* Everything is kept and slot = block. */
-static void store_whole(const tess_layout *x, tess_kv_store *store) {
-    store->local = store->fixed = store->kept = x->n_blocks;
-    store->ring = 0;
-}
-
-/* Completes a store of which `local`, `fixed` and `late` (fixed ones among the last `local` blocks)
- * are known. */
-static void store_finish(const tess_layout *x, tess_kv_store *store, int64_t late) {
-    int64_t chunk = ceil_div(x->max_chunk, x->pattern.block);
-    store->kept = store->fixed + smaller(store->local, x->n_blocks) - late;
-    store->ring = store->local + smaller(chunk, x->n_blocks);
-    if (store->fixed + store->ring >= x->n_blocks) {
-        store->fixed = x->n_blocks;
-        store->ring = 0;
-    }
-}
-
-static void store_of_rule(const tess_layout *x, int32_t kv_head, tess_kv_store *store) {
-    int64_t late = 0, n = x->n_blocks;
-    store->local = store->fixed = 0;
-    for (uint32_t g = x->group_start[kv_head]; g < x->group_start[kv_head + 1]; g++) {
-        const tess_rule *rule = &x->rules[x->group_classes[g]];
-        if (rule->kind == TESS_RULE_DENSE) {
-            store_whole(x, store);
-            return;
-        }
-        if (rule->kind == TESS_RULE_STRIDED) {
-            store->local = smaller(rule->local, n);
-            store->fixed += tess_vertical_count(rule, n);
-            late += tess_vertical_count(rule, n) - tess_vertical_count(rule, n - store->local);
-        } else {
-            store->local = smaller(ceil_div(rule->left, rule->block) + 1, n);
-            store->fixed = smaller(ceil_div(rule->sinks, rule->block), n);
-            late = store->fixed > n - store->local ? store->fixed - (n - store->local) : 0;
-        }
-    }
-    store_finish(x, store, late);
-}
-
-/* For a caller's mask: how many blocks later, its own included, the heads of a kv head read each
- * column for the last time. */
-static void measure_reach(const tess_layout *x, int32_t kv_head, uint32_t *reach, int64_t columns) {
-    int64_t rows = smaller(x->pattern.mask_query_blocks, x->n_blocks);
-    memset(reach, 0, (size_t)columns * sizeof *reach);
-    for (uint32_t g = x->group_start[kv_head]; g < x->group_start[kv_head + 1]; g++) {
-        const tess_mask_rows *mask = &x->rules[x->group_classes[g]].rows;
-        for (int64_t i = 0; i < rows; i++) {
-            int64_t count;
-            const uint32_t *column = tess_mask_row(mask, i, &count);
-            for (int64_t c = 0; c < count; c++) {
-                uint32_t distance = (uint32_t)(i - column[c] + 1);
-                if (distance > reach[column[c]]) reach[column[c]] = distance;
-            }
-        }
-    }
-}
-
-/* Chooses `local` such that the columns that reach further, which get slots of their own, and the
- * ring are fewest together. */
-static void store_of_reach(const tess_layout *x, const uint32_t *reach, int64_t columns,
-                           uint64_t *histogram, int64_t rows, tess_kv_store *store) {
-    memset(histogram, 0, (size_t)(rows + 1) * sizeof *histogram);
-    for (int64_t j = 0; j < columns; j++) histogram[reach[j]]++;
-    int64_t beyond = columns - (int64_t)histogram[0], late = 0;
-    store->local = 1;
-    store->fixed = INT64_MAX - 1;
-    for (int64_t local = 1; local <= rows || local == 1; local++) {
-        if (local <= rows) beyond -= (int64_t)histogram[local];
-        if (local + beyond < store->local + store->fixed) {
-            store->local = local;
-            store->fixed = beyond;
-        }
-    }
-    for (int64_t j = x->n_blocks - smaller(store->local, x->n_blocks); j < columns; j++)
-        late += reach[j] > store->local;
-    store_finish(x, store, late);
-}
-
-static bool same_classes(const tess_layout *x, int32_t a, int32_t b) {
-    uint32_t n = x->group_start[a + 1] - x->group_start[a];
-    if (n != x->group_start[b + 1] - x->group_start[b]) return false;
-    return memcmp(&x->group_classes[x->group_start[a]], &x->group_classes[x->group_start[b]],
-                  n * sizeof *x->group_classes) == 0;
-}
-
-/* Two rounds, to count the fixed blocks and to list them; neighbours with equal classes share a
- * list. */
-static tess_status examine_stores(tess_layout *x, const char *function, uint32_t *reach,
-                                  int64_t columns, uint64_t *histogram, int64_t rows) {
-    uint64_t total = 0;
-    for (int32_t kv_head = 0; kv_head < x->n_kv_heads; kv_head++) {
-        if (kv_head > 0 && same_classes(x, kv_head - 1, kv_head)) {
-            x->stores[kv_head] = x->stores[kv_head - 1];
-            continue;
-        }
-        measure_reach(x, kv_head, reach, columns);
-        store_of_reach(x, reach, columns, histogram, rows, &x->stores[kv_head]);
-        x->stores[kv_head].fixed_begin = total;
-        if (x->stores[kv_head].ring) total += (uint64_t)x->stores[kv_head].fixed;
-    }
-    if (total == 0) return TESS_OK;
-    x->fixed_bytes = total * sizeof *x->fixed;
-    x->fixed = tess_mem_alloc(x->runtime, (size_t)x->fixed_bytes, 64);
-    if (!x->fixed)
-        return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: mask: no memory for %llu slots", function,
-                         (unsigned long long)total);
-    for (int32_t kv_head = 0; kv_head < x->n_kv_heads; kv_head++) {
-        const tess_kv_store *store = &x->stores[kv_head];
-        if (!store->ring || (kv_head > 0 && same_classes(x, kv_head - 1, kv_head))) continue;
-        uint32_t *list = x->fixed + store->fixed_begin;
-        measure_reach(x, kv_head, reach, columns);
-        for (int64_t j = 0; j < columns; j++) {
-            if (reach[j] > store->local) *list++ = (uint32_t)j;
-        }
-    }
-    return TESS_OK;
-}
-
-static tess_status examine_mask_stores(tess_layout *x, const char *function) {
-    int64_t rows = smaller(x->pattern.mask_query_blocks, x->n_blocks),
-            columns = smaller(x->pattern.mask_key_blocks, x->n_blocks);
-    size_t reach_bytes = (size_t)(columns + 1) * sizeof(uint32_t),
-           histogram_bytes = (size_t)(rows + 1) * sizeof(uint64_t);
-    x->stores_bytes = (uint64_t)x->n_kv_heads * sizeof *x->stores;
-    x->stores = tess_mem_alloc(x->runtime, (size_t)x->stores_bytes, 64);
-    uint32_t *reach = tess_mem_alloc(x->runtime, reach_bytes, 64);
-    uint64_t *histogram = tess_mem_alloc(x->runtime, histogram_bytes, 64);
-    tess_status status;
-    if (x->stores && reach && histogram)
-        status = examine_stores(x, function, reach, columns, histogram, rows);
-    else
-        status = tess_fail(TESS_ERROR_OUT_OF_MEMORY,
-                           "%s: mask: no memory for the storage of %d kv heads", function,
-                           (int)x->n_kv_heads);
-    tess_mem_free(x->runtime, histogram, histogram_bytes);
-    tess_mem_free(x->runtime, reach, reach_bytes);
-    return status;
-}
-
 tess_status tess_layout_examine(tess_layout *x, const char *function) {
     x->kv_efficient = in_causal_order(x);
     for (uint32_t c = 0; c < x->n_classes && x->kv_efficient; c++)
-        if (x->rules[c].kind == TESS_RULE_BLOCKS)
-            x->kv_efficient = tess_mask_kv_efficient(&x->rules[c].rows, x->n_blocks);
-    tess_status status = examine_coverage(x, function);
-    if (status != TESS_OK) return status;
+        if (x->patterns[c].kind == TESS_HEAD_BLOCKS)
+            x->kv_efficient = tess_mask_kv_efficient(&x->patterns[c].rows, x->n_blocks);
+    TESS_RETURN_IF_ERROR(examine_coverage(x, function));
     if (x->pattern.kind == TESS_PATTERN_BLOCKS && x->kv_efficient)
-        return examine_mask_stores(x, function);
+        return tess_kv_slots_examine(x, function);
     return TESS_OK;
-}
-
-/* The storage of a kv head. Without a causal order, or when a block may be read again, nothing can
- * be dropped. */
-static void kv_store(const tess_layout *x, int32_t kv_head, tess_kv_store *store) {
-    if (!x->kv_efficient)
-        store_whole(x, store);
-    else if (x->stores)
-        *store = x->stores[kv_head];
-    else
-        store_of_rule(x, kv_head, store);
-}
-
-/* Whether a block has a slot of its own, and how many blocks before it do. */
-static bool fixed_rank(const tess_layout *x, int32_t kv_head, const tess_kv_store *store,
-                       int64_t block, int64_t *rank) {
-    if (x->stores) {
-        *rank = 0;
-        if (!x->fixed) return false;
-        const uint32_t *list = x->fixed + store->fixed_begin;
-        *rank = tess_mask_below(list, store->fixed, block);
-        return *rank < store->fixed && list[*rank] == block;
-    }
-    bool fixed = false;
-    *rank = 0;
-    for (uint32_t g = x->group_start[kv_head]; g < x->group_start[kv_head + 1]; g++) {
-        const tess_rule *rule = &x->rules[x->group_classes[g]];
-        if (rule->kind == TESS_RULE_STRIDED) {
-            *rank += tess_vertical_count(rule, block);
-            fixed = fixed || block % rule->stride == rule->first;
-        } else {
-            *rank = smaller(block, store->fixed);
-            fixed = block < store->fixed;
-        }
-    }
-    return fixed;
 }
 
 /* ------------------------------------------------------------------ public */
 
 tess_status tess_layout_query(const tess_layout *x, tess_layout_info *info) {
     static const char *const function = "tess_layout_query";
-    tess_status status = tess_layout_check(x, function);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(tess_layout_check(x, function));
     tess_layout_info full;
     memset(&full, 0, sizeof full);
     full.n_classes = x->n_classes;
@@ -304,90 +119,44 @@ tess_status tess_layout_query(const tess_layout *x, tess_layout_info *info) {
     double dense = in_causal_order(x) ? tokens * (tokens + 1) / 2 : tokens * tokens;
     for (uint32_t c = 0; c < x->n_classes; c++)
         kept += (double)x->class_heads[c] *
-                (double)tess_rule_pairs(&x->rules[c], 0, x->max_tokens, x->max_tokens);
+                (double)tess_head_pairs(&x->patterns[c], 0, x->max_tokens, x->max_tokens);
     full.kept_share = x->max_tokens ? share_of(kept, dense * x->n_heads) : 1;
     full.host_bytes = sizeof *x + x->memory_bytes + x->mask.bytes + x->mask.rows_bytes +
                       x->stores_bytes + x->fixed_bytes;
     return tess_info_write(function, info, &full, TESS_LAYOUT_INFO);
 }
 
-static tess_status check_kv_head(const tess_layout *x, const char *function, int32_t kv_head) {
-    tess_status status = tess_layout_check(x, function);
-    if (status != TESS_OK) return status;
-    if (kv_head < 0 || kv_head >= x->n_kv_heads)
-        REFUSE("%s: kv_head: must be 0 to %d, got %d", function, (int)x->n_kv_heads - 1,
-               (int)kv_head);
-    return TESS_OK;
-}
-
-tess_status tess_layout_kv(const tess_layout *x, int32_t kv_head, tess_kv_info *info) {
-    static const char *const function = "tess_layout_kv";
-    tess_status status = check_kv_head(x, function, kv_head);
-    if (status != TESS_OK) return status;
-    tess_kv_store store;
-    tess_kv_info full;
-    memset(&full, 0, sizeof full);
-    kv_store(x, kv_head, &store);
-    full.blocks = x->n_blocks;
-    full.blocks_kept = store.kept;
-    full.blocks_allocated = store.fixed + store.ring;
-    full.slots_fixed = store.fixed;
-    full.slots_ring = store.ring;
-    return tess_info_write(function, info, &full, TESS_KV_INFO);
-}
-
-tess_status tess_layout_slot(const tess_layout *x, int32_t kv_head, int64_t block, int64_t *slot) {
-    static const char *const function = "tess_layout_slot";
-    tess_status status = check_kv_head(x, function, kv_head);
-    if (status != TESS_OK) return status;
-    if (block < 0 || block >= x->n_blocks)
-        REFUSE("%s: block: must be 0 to %lld, got %lld", function, (long long)x->n_blocks - 1,
-               (long long)block);
-    if (!slot) REFUSE("%s: slot: must not be NULL", function);
-    tess_kv_store store;
-    int64_t rank;
-    kv_store(x, kv_head, &store);
-    if (store.ring == 0)
-        *slot = block;
-    else
-        *slot =
-            fixed_rank(x, kv_head, &store, block, &rank) ? rank : store.fixed + block % store.ring;
-    return TESS_OK;
-}
-
 static tess_status check_head(const tess_layout *x, const char *function, int32_t head) {
-    tess_status status = tess_layout_check(x, function);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(tess_layout_check(x, function));
     if (head < 0 || head >= x->n_heads)
-        REFUSE("%s: head: must be 0 to %d, got %d", function, (int)x->n_heads - 1, (int)head);
+        return tess_invalid("%s: head: must be 0 to %d, got %d", function, (int)x->n_heads - 1,
+                            (int)head);
     return TESS_OK;
 }
 
 tess_status tess_layout_row(const tess_layout *x, int32_t head, int64_t query_block, uint8_t *row,
                             int64_t row_blocks) {
     static const char *const function = "tess_layout_row";
-    tess_status status = check_head(x, function, head);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(check_head(x, function, head));
     if (query_block < 0 || query_block >= x->n_blocks)
-        REFUSE("%s: query_block: must be 0 to %lld, got %lld", function, (long long)x->n_blocks - 1,
-               (long long)query_block);
-    if (!row) REFUSE("%s: row: must not be NULL", function);
+        return tess_invalid("%s: query_block: must be 0 to %lld, got %lld", function,
+                            (long long)x->n_blocks - 1, (long long)query_block);
+    if (!row) return tess_invalid("%s: row: must not be NULL", function);
     if (row_blocks < x->n_blocks)
-        REFUSE("%s: row_blocks: must be at least %lld, got %lld", function, (long long)x->n_blocks,
-               (long long)row_blocks);
-    tess_rule_row(&x->rules[x->head_class[head]], query_block, x->max_tokens, row);
+        return tess_invalid("%s: row_blocks: must be at least %lld, got %lld", function,
+                            (long long)x->n_blocks, (long long)row_blocks);
+    tess_head_row(&x->patterns[x->head_class[head]], query_block, x->max_tokens, row);
     return TESS_OK;
 }
 
 tess_status tess_layout_kept(const tess_layout *x, int32_t head, int64_t query, int64_t key,
                              int *kept) {
     static const char *const function = "tess_layout_kept";
-    tess_status status = check_head(x, function, head);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(check_head(x, function, head));
     if (key < 0 || key >= x->max_tokens)
-        REFUSE("%s: key: must be 0 to %lld, got %lld", function, (long long)x->max_tokens - 1,
-               (long long)key);
-    if (!kept) REFUSE("%s: kept: must not be NULL", function);
-    *kept = tess_rule_kept(&x->rules[x->head_class[head]], query, key);
+        return tess_invalid("%s: key: must be 0 to %lld, got %lld", function,
+                            (long long)x->max_tokens - 1, (long long)key);
+    if (!kept) return tess_invalid("%s: kept: must not be NULL", function);
+    *kept = tess_head_keeps(&x->patterns[x->head_class[head]], query, key);
     return TESS_OK;
 }

@@ -5,8 +5,8 @@
 
 #include <string.h>
 
-/* The sizes of the arrays in workgroup memory, which kernels/forward.inl derives in the same way
- * from the same numbers. */
+/* Sizes of the arrays in workgroup memory. kernels/forward.inl derives them likewise from the same
+ * numbers. */
 #define COLUMNS(keys) ((keys) / 4)
 #define SLICE(rows)   ((rows) >= 32 ? 32 : 16)
 #define SCORES(rows, keys)                                                               \
@@ -30,6 +30,13 @@ _Static_assert(SHARED(TESS_SMALL_ROWS_64, TESS_SMALL_KEYS_64) <= 16384 &&
                    SHARED(TESS_SMALL_ROWS_256, TESS_SMALL_KEYS_256) <= 16384,
                "the small variant fits 16 KiB of workgroup memory");
 
+#define TENSOR(role, field, element) \
+    { role, #field, element, offsetof(tess_args, field##_at), offsetof(tess_args, field##_batch) }
+
+const tess_portable_tensor tess_portable_tensors[TESS_PORTABLE_TENSORS] = {
+    TENSOR(TESS_ROLE_Q, q, 0), TENSOR(TESS_ROLE_K, k, 0), TENSOR(TESS_ROLE_V, v, 0),
+    TENSOR(TESS_ROLE_O, o, 0), TENSOR(TESS_ROLE_LSE, lse, sizeof(float))};
+
 static const char *const dtype_names[] = {"f32", "f16", "bf16"};
 
 const char *tess_portable_dtype(uint32_t dtype) {
@@ -39,7 +46,6 @@ const char *tess_portable_dtype(uint32_t dtype) {
 uint32_t tess_portable_element(uint32_t dtype) { return dtype == TESS_F32 ? 4 : 2; }
 
 const char *tess_portable_refusal(const tess_kernel_key *key) {
-    if (key->op != TESS_OP_FORWARD) return "forward only";
     if (key->dtype > TESS_BF16) return "dtype is none of f32, f16 and bf16";
     if (key->head_dim < 8 || key->head_dim > 256 || key->head_dim % 8 != 0)
         return "head_dim is not a multiple of 8 from 8 to 256";
@@ -69,40 +75,31 @@ tess_kernel_costs tess_portable_costs(const tess_portable_shape *shape, uint32_t
 
 static void common_args(const tess_launch *l, int base_in_handle, tess_args *a) {
     const uint32_t item = tess_portable_element(l->dtype);
-    const tess_tables *t = l->tables;
+    const tess_tables *tables = l->tables;
     const tess_arg_i64 batch = l->batch_strided ? 1 : 0;
     memset(a, 0, sizeof *a);
-    if (!base_in_handle) {
-        a->q_at = (tess_arg_i64)(l->q.buffer.offset / item);
-        a->k_at = (tess_arg_i64)(l->k.buffer.offset / item);
-        a->v_at = (tess_arg_i64)(l->v.buffer.offset / item);
-        a->o_at = (tess_arg_i64)(l->o.buffer.offset / item);
-        a->lse_at = (tess_arg_i64)(l->lse.buffer.offset / sizeof(float));
+    for (size_t n = 0; n < TESS_PORTABLE_TENSORS; n++) {
+        const tess_portable_tensor *p = &tess_portable_tensors[n];
+        const tess_tensor *t = &l->tensor[p->role];
+        tess_arg_i64 *at = (tess_arg_i64 *)(void *)((char *)a + p->at),
+                     *strides = (tess_arg_i64 *)(void *)((char *)a + p->strides);
+        const uint32_t size = p->element ? p->element : item;
+        *at = base_in_handle ? 0 : (tess_arg_i64)(t->buffer.offset / size);
+        strides[0] = batch * t->stride_batch;
+        strides[1] = t->stride_token;
+        strides[2] = t->stride_head;
     }
     a->partials_at = (tess_arg_i64)((l->partials_at + (base_in_handle ? 0 : l->workspace.offset)) /
                                     sizeof(float));
-    const struct {
-        const tess_tensor *tensor;
-        tess_arg_i64 *strides;
-    } tensors[] = {{&l->q, &a->q_batch},
-                   {&l->k, &a->k_batch},
-                   {&l->v, &a->v_batch},
-                   {&l->o, &a->o_batch},
-                   {&l->lse, &a->lse_batch}};
-    for (size_t n = 0; n < sizeof tensors / sizeof *tensors; n++) {
-        tensors[n].strides[0] = batch * tensors[n].tensor->stride_batch;
-        tensors[n].strides[1] = tensors[n].tensor->stride_token;
-        tensors[n].strides[2] = tensors[n].tensor->stride_head;
-    }
-    a->sequences_at = (tess_arg_u32)(t->sequences_at / 4);
-    a->classes_at = (tess_arg_u32)(t->classes_at / 4);
-    a->entries_at = (tess_arg_u32)(t->entries_at / 4);
-    a->bits_at = (tess_arg_u32)(t->bits_at / 4);
+    a->sequences_at = (tess_arg_u32)(tables->sequences_at / 4);
+    a->classes_at = (tess_arg_u32)(tables->classes_at / 4);
+    a->entries_at = (tess_arg_u32)(tables->entries_at / 4);
+    a->bits_at = (tess_arg_u32)(tables->bits_at / 4);
     a->head_dim = (tess_arg_u32)l->head_dim;
     a->block = (tess_arg_u32)l->block;
     a->group = l->group;
     a->partial_rows = l->partial_rows;
-    a->flags = l->lse.buffer.kind != TESS_BUFFER_NONE ? TESS_ARGS_LSE : 0;
+    a->flags = l->tensor[TESS_ROLE_LSE].buffer.kind != TESS_BUFFER_NONE ? TESS_ARGS_LSE : 0;
     a->scale = l->scale;
 }
 

@@ -41,14 +41,13 @@ static const instance *find(int32_t head_dim) {
 
 static const char *refuses(const tess_driver_device *d, const tess_kernel_key *key, char *buffer,
                            size_t size) {
-    if (!key) {
-        if (strcmp(d->arch, "sm_90") != 0) {
-            snprintf(buffer, size, "needs sm_90, and the device is %s", d->arch);
-            return buffer;
-        }
-        if (!tess_cuda_sm90_images[0].data) return "built without device code for sm_90a";
-        return d->image < 0 ? "built without the merge kernel" : NULL;
+    if (strcmp(d->arch, "sm_90") != 0) {
+        snprintf(buffer, size, "needs sm_90, and the device is %s", d->arch);
+        return buffer;
     }
+    if (!tess_cuda_sm90_images[0].data) return "built without device code for sm_90a";
+    if (d->image < 0) return "built without the merge kernel";
+    if (!key) return NULL;
     if (key->dtype == TESS_F32) return "takes f16 and bf16 only";
     if (key->block % 8 != 0) return "block is not a multiple of 8";
     return tess_portable_refusal(key);
@@ -114,10 +113,10 @@ static int make_key_maps(const tess_driver_device *d, const tess_launch *l, unsi
             n == TESS_SM90_PIECES || (l->kv_tokens > 0 && pieces > 1 && steps[n] > 0 &&
                                       steps[n] <= (uint64_t)(l->kv_tokens - 1) / (pieces - 1));
         const int made = fits &&
-                         make_map(d, l, &l->k, l->kv_tokens, l->n_heads / l->group, piece, boxes,
-                                  steps[n], &maps->k[n]) &&
-                         make_map(d, l, &l->v, l->kv_tokens, l->n_heads / l->group, piece, boxes,
-                                  steps[n], &maps->v[n]);
+                         make_map(d, l, &l->tensor[TESS_ROLE_K], l->kv_tokens,
+                                  l->n_heads / l->group, piece, boxes, steps[n], &maps->k[n]) &&
+                         make_map(d, l, &l->tensor[TESS_ROLE_V], l->kv_tokens,
+                                  l->n_heads / l->group, piece, boxes, steps[n], &maps->v[n]);
         step[n] = made ? (uint32_t)steps[n] : 0;
         if (!step[TESS_SM90_PIECES]) return 0;
     }
@@ -136,10 +135,10 @@ static tess_status forward(tess_driver_device *d, const tess_launch *l, void *st
     tess_sm90_maps maps;
     uint32_t step[TESS_SM90_MAPS] = {0};
     memset(&maps, 0, sizeof maps);
-    const int q_map =
-        (wide & 1) && make_map(d, l, &l->q, l->q_tokens, l->n_heads, 64, 1, 0, &maps.q);
-    const int o_map =
-        (wide & 4) && make_map(d, l, &l->o, l->q_tokens, l->n_heads, 16, 1, 0, &maps.o);
+    const int q_map = (wide & 1) && make_map(d, l, &l->tensor[TESS_ROLE_Q], l->q_tokens, l->n_heads,
+                                             64, 1, 0, &maps.q);
+    const int o_map = (wide & 4) && make_map(d, l, &l->tensor[TESS_ROLE_O], l->q_tokens, l->n_heads,
+                                             16, 1, 0, &maps.o);
     const int kv_map =
         (wide & 2) && make_key_maps(d, l, 1u << shift, x->keys >> shift, &maps, step);
 
@@ -151,12 +150,12 @@ static tess_status forward(tess_driver_device *d, const tess_launch *l, void *st
         tess_sm90_args args;
         memset(&args, 0, sizeof args);
         tess_portable_forward_args(l, done, items, 1, &args.common);
-        args.q = l->q.buffer.handle + l->q.buffer.offset;
-        args.k = l->k.buffer.handle + l->k.buffer.offset;
-        args.v = l->v.buffer.handle + l->v.buffer.offset;
-        args.o = l->o.buffer.handle + l->o.buffer.offset;
-        args.lse = l->lse.buffer.handle + l->lse.buffer.offset;
-        args.tables = l->tables->device.handle + l->tables->device.offset;
+        args.q = tess_driver_address(&l->tensor[TESS_ROLE_Q].buffer);
+        args.k = tess_driver_address(&l->tensor[TESS_ROLE_K].buffer);
+        args.v = tess_driver_address(&l->tensor[TESS_ROLE_V].buffer);
+        args.o = tess_driver_address(&l->tensor[TESS_ROLE_O].buffer);
+        args.lse = tess_driver_address(&l->tensor[TESS_ROLE_LSE].buffer);
+        args.tables = tess_driver_address(&l->tables->device);
         args.workspace = workspace;
         args.counter = counted ? workspace : 0;
         args.piece_shift = shift;
@@ -181,4 +180,4 @@ static tess_status forward(tess_driver_device *d, const tess_launch *l, void *st
     return TESS_OK;
 }
 
-const tess_driver_row tess_cuda_sm90 = {"sm90", refuses, prepare, forward};
+const tess_driver_row tess_cuda_sm90 = {{TESS_OP_FORWARD, "sm90", 0}, refuses, prepare, forward};

@@ -28,6 +28,7 @@ static int is_wide(const tess_launch *l, const tess_tensor *t) {
 }
 
 uint32_t tess_cuda_wide(const tess_launch *l) {
-    return (is_wide(l, &l->q) ? 1u : 0) | (is_wide(l, &l->k) && is_wide(l, &l->v) ? 2u : 0) |
-           (is_wide(l, &l->o) ? 4u : 0);
+    return (is_wide(l, &l->tensor[TESS_ROLE_Q]) ? 1u : 0) |
+           (is_wide(l, &l->tensor[TESS_ROLE_K]) && is_wide(l, &l->tensor[TESS_ROLE_V]) ? 2u : 0) |
+           (is_wide(l, &l->tensor[TESS_ROLE_O]) ? 4u : 0);
 }

@@ -1,45 +1,56 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tessera: the interface between the core and a backend. In-tree and out-of-tree backends are written against this header alone.
+ * Tessera: the interface between the core and a backend. In-tree and out-of-tree backends are
+ * written against this header alone.
  *
- * A backend is one constant tess_backend: an ABI number, a name, and ten functions, none of them optional; what a backend cannot do it says in
- * `query` and `kernel`. A table of preferred kernels may follow them. The core calls `list` to enumerate devices, `open` once per device, `kernel` once per plan, and `launch` from tess_run. Every function may be
- * called from any thread; calls on one device are concurrent.
+ * A backend is one constant tess_backend: an ABI number, a name, and ten functions, none of them
+ * optional; what a backend cannot do it says in `query` and `kernel`. A table of preferred kernels
+ * may follow them. The core calls `list` to enumerate devices, `open` once per device, `kernel` for
+ * each row of the backend's table when it chooses one for a plan, and `launch` from tess_run. Every
+ * function may be called from any thread; calls on one device are concurrent.
  *
- * Errors: return host->fail(host, status, "native_call: what and its code"), which stores the message for tess_last_error() and returns the status.
+ * Errors: return host->fail(host, status, "native_call: what and its code"), which stores the
+ * message for tess_last_error() and returns the status.
  * Memory: host memory comes from host->alloc, and never inside `launch`.
  */
 #ifndef TESSERA_TESSERA_BACKEND_H
 #define TESSERA_TESSERA_BACKEND_H
 
 #include "tessera.h"
+#include "tessera_job_words.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* Raised whenever a structure of this header changes incompatibly. Checked before any other field of a backend is read. */
+/* Raised whenever a structure of this header changes incompatibly. Checked before any other field
+ * of a backend is read. */
 #define TESS_BACKEND_ABI 2u
 
 /* The symbol that a backend library exports: `const tess_backend *tess_backend_entry(void)`. */
 #define TESS_BACKEND_ENTRY "tess_backend_entry"
 
-/* ------------------------------------------------------------------ what a plan hands to a kernel */
+/* -------------------------------------------------------------- what a plan hands to a kernel */
 
 /*
- * A job is what one workgroup (or CPU thread) does: some rows of one query head, or of `heads` consecutive query heads of one kv head and one class,
- * against an ordered set of key blocks:
+ * A job is what one workgroup (or CPU thread) does: some rows of one query head, or of `heads`
+ * consecutive query heads of one kv head and one class, against an ordered set of key blocks:
  *
- *     entries[left_offset  .. + left_count )   then   blocks [interval_start .. + interval_blocks)   then   entries[right_offset .. + right_count)
+ *     entries[left_offset .. + left_count)
+ *     blocks [interval_start .. + interval_blocks)
+ *     entries[right_offset .. + right_count)
  *
- * Key block j holds tokens [j * block, min((j + 1) * block, kv_len)); each listed block is non-empty. Blocks come in rising order (a class with
- * TESS_CLASS_BITS: left entries only, also rising). A row sees every key of a listed block, except where it must be masked:
+ * Key block j holds tokens [j * block, min((j + 1) * block, kv_len)); each listed block is
+ * non-empty. Blocks come in rising order (a class with TESS_CLASS_BITS: left entries only, also
+ * rising). A row sees every key of a listed block, except where it must be masked:
  *   - the first mask_head and the last mask_tail blocks of the interval, and
  *   - all entries of a class with TESS_CLASS_MASK_ENTRIES.
- * There, tess_kept() below decides. mask_head + mask_tail <= interval_blocks. All other blocks need no test but the end of the keys.
+ * There, tess_kept() below decides. mask_head + mask_tail <= interval_blocks. All other blocks need
+ * no test but the end of the keys.
  *
- * A job with neither entries nor interval writes O = 0 and LSE = -inf. Rows of the tile lie within 32 consecutive query blocks.
- * Two uint16_t share a little-endian 32-bit word in the order given, so a kernel may read a job as twelve 32-bit words.
+ * A job with neither entries nor interval writes O = 0 and LSE = -inf. Rows of the tile lie within
+ * 32 consecutive query blocks. Two uint16_t share a little-endian 32-bit word in the order given,
+ * so a kernel may read a job as twelve 32-bit words, whose names are in tessera_job_words.h.
  */
 typedef struct tess_job {
     uint32_t sequence;    /* index into sequences */
@@ -55,21 +66,26 @@ typedef struct tess_job {
     uint32_t interval_start; /* key block */
     uint32_t interval_blocks;
     uint16_t mask_head, mask_tail;
-    uint32_t partial; /* index of the partial result to write, or TESS_NO_PARTIAL: O and LSE are written */
+    uint32_t partial; /* the partial result to write, or TESS_NO_PARTIAL: write O and LSE */
 } tess_job;
 
-#define TESS_NO_PARTIAL 0xffffffffu
-
 /*
- * A partial result holds, of each row, O (normalised, float32), the reference m that its exponentials are relative to, and their sum l:
+ * A partial result holds, of each row, O (normalised, float32), the reference m that its
+ * exponentials are relative to, and their sum l:
  *
- *     l = sum over keys of exp(|scale| * (s - m)),   O = sum over keys of exp(|scale| * (s - m)) * V / l,   s = <q, k> * sign(scale)
+ *     l = sum over keys of exp(|scale| * (s - m))
+ *     O = sum over keys of exp(|scale| * (s - m)) * V / l          s = <q, k> * sign(scale)
  *
- * Any m near the row's largest s does. It is a score that is not scaled yet, since differences of scores are exact where it matters and a rounded LSE of large
- * scores is not. A row that sees no key has l = 0, O = 0 and an m of -3e38 or less.
+ * Any m near the row's largest s does. It is a score that is not scaled yet, since differences of
+ * scores are exact where it matters and a rounded LSE of large scores is not. A row that sees no
+ * key has l = 0, O = 0 and an m of -3e38 or less.
  *
- * A merge combines partials [partial, partial + parts) of the given rows:  m = max m_i,  w_i = l_i * exp(|scale| * (m_i - m)),  O = sum w_i O_i / sum w_i,
- * LSE = |scale| * m + ln(sum w_i); all l_i = 0 gives O = 0 and LSE = -inf. Parts are added in rising order.
+ * A merge combines partials [partial, partial + parts) of the given rows, in rising order:
+ *
+ *     m = max m_i     w_i = l_i * exp(|scale| * (m_i - m))
+ *     O = sum w_i O_i / sum w_i     LSE = |scale| * m + ln(sum w_i)
+ *
+ * Where all l_i are 0, O = 0 and LSE = -inf.
  */
 typedef struct tess_merge {
     uint32_t sequence;
@@ -81,55 +97,69 @@ typedef struct tess_merge {
     uint32_t parts;
 } tess_merge;
 
-/* One sequence that has rows; those of the batch that have none are not in the table.
- * The element (row r, head h) of Q, O and LSE is at  batch * stride_batch + (q_start + r) * stride_token + h * stride_head;
- * key t of kv head g likewise with kv_start. The absolute position of row r is kv_len - q_len + r. */
+/*
+ * One sequence that has rows; those of the batch that have none are not in the table.
+ * The element (row r, head h) of Q, O and LSE is at
+ *     batch * stride_batch + (q_start + r) * stride_token + h * stride_head;
+ * key t of kv head g likewise with kv_start. The absolute position of row r is kv_len - q_len + r,
+ * and that of key t is t.
+ */
 typedef struct tess_sequence {
     int64_t q_start, kv_start;
     uint32_t batch;
     int32_t q_len, kv_len;
-    uint32_t reserved[3]; /* 0 */
+    uint32_t reserved[3]; /* 0; two words are kept for the positions of the first row and key */
 } tess_sequence;
 
-enum {
-    TESS_CLASS_CAUSAL = 1u << 0,       /* keep t <= p only */
-    TESS_CLASS_LOCAL = 1u << 1,        /* S2 rule of local and stride, causal order */
-    TESS_CLASS_WINDOW = 1u << 2,       /* token window with sinks */
-    TESS_CLASS_BITS = 1u << 3,         /* bits[] tells for each left entry which query blocks of the tile keep it */
-    TESS_CLASS_MASK_ENTRIES = 1u << 4, /* listed entries need tess_kept as well */
-};
-
-/* The part of a pattern that a kernel needs in masked blocks. */
+/*
+ * The part of a pattern that a kernel needs in masked blocks.
+ *
+ * list_offset and list_count are the class's whole list in entries, of which the slices of its jobs
+ * are parts; it ends where the longest sequence does. A causal LOCAL list holds the blocks j with
+ * (j + shift) mod stride == 0, a bidirectional one those of each residue, one residue after the
+ * other; a WINDOW list holds the blocks of the sinks.
+ */
 typedef struct tess_class {
-    uint32_t flags;
-    uint32_t local;      /* LOCAL: i - j < local, or ... */
-    uint32_t stride;     /* LOCAL: ... (j + shift) mod stride == 0 */
-    uint32_t shift;      /* LOCAL: below stride */
-    int32_t left, right; /* WINDOW: tokens; INT32_MAX is unbounded */
-    int32_t sinks;       /* WINDOW: tokens */
-    /* The class's whole list in entries, of which the slices of its jobs are parts; count 0: none. Causal LOCAL: the blocks j with (j + shift) mod stride == 0,
-     * bidirectional: those of each residue, one residue after the other; WINDOW: the blocks of the sinks. It ends where the longest sequence does. */
-    uint32_t list_offset, list_count;
+    uint32_t flags;  /* TESS_CLASS_* of tessera_job_words.h */
+    uint32_t local;  /* LOCAL: i - j < local, or ... */
+    uint32_t stride; /* LOCAL: ... (j + shift) mod stride == 0 */
+    uint32_t shift;  /* LOCAL: below stride */
+    int32_t left;    /* WINDOW: tokens; INT32_MAX is unbounded */
+    int32_t right;   /* WINDOW: likewise */
+    int32_t sinks;   /* WINDOW: tokens */
+    uint32_t list_offset;
+    uint32_t list_count;  /* 0: no list */
     uint32_t reserved[3]; /* 0 */
 } tess_class;
 
-/* Whether row position p of a tile keeps key t of a listed block that must be masked. i, j: the blocks of p and t (floor division). `bits`: the word of the entry,
- * bit n standing for query block i_first + n, where i_first is the query block of the tile's first row. The caller checks t < kv_len. */
-static inline int tess_kept(const tess_class *c, int64_t p, int64_t t, int64_t i, int64_t j, uint32_t bits, int64_t i_first) {
+/*
+ * Whether row position p of a tile keeps key t of a listed block that must be masked. i and j are
+ * the blocks of p and t (floor division). `bits` is the word of the entry, bit n standing for query
+ * block i_first + n, where i_first is the query block of the tile's first row. The caller checks
+ * t < kv_len.
+ */
+static inline int tess_kept(const tess_class *c, int64_t p, int64_t t, int64_t i, int64_t j,
+                            uint32_t bits, int64_t i_first) {
     if ((c->flags & TESS_CLASS_CAUSAL) && t > p) return 0;
-    if ((c->flags & TESS_CLASS_LOCAL) && i - j >= (int64_t)c->local && (uint64_t)(j + c->shift) % c->stride != 0) return 0;
-    if ((c->flags & TESS_CLASS_WINDOW) && t >= c->sinks && ((c->left != INT32_MAX && t < p - c->left) || (c->right != INT32_MAX && t > p + c->right)))
+    if ((c->flags & TESS_CLASS_LOCAL) && i - j >= (int64_t)c->local &&
+        (uint64_t)(j + c->shift) % c->stride != 0)
         return 0;
+    if ((c->flags & TESS_CLASS_WINDOW) && t >= c->sinks) {
+        if (c->left != INT32_MAX && t < p - c->left) return 0;
+        if (c->right != INT32_MAX && t > p + c->right) return 0;
+    }
     if ((c->flags & TESS_CLASS_BITS) && !((bits >> (i - i_first)) & 1u)) return 0;
     return 1;
 }
 
-/* All tables of a plan. On a device whose caps say host_memory the pointers are the host's; elsewhere `device` holds one block with the tables
- * at the byte offsets beside each pointer, every table 256-byte aligned. */
+/*
+ * All tables of a plan. On a device whose caps say host_memory the pointers are the host's;
+ * elsewhere `device` holds one block with the tables at the byte offsets *_at, every table 256-byte
+ * aligned.
+ */
 typedef struct tess_tables {
     uint32_t struct_size;
-    /* Blocks from an entry of a list to the next, the same in the lists of all causal LOCAL classes; 0: there are none. For kernels that copy several blocks at once. */
-    uint32_t list_step;
+    uint32_t list_step; /* blocks between neighbours in all causal LOCAL lists; 0: there are none */
     const tess_job *jobs;
     const tess_merge *merges;
     const tess_sequence *sequences;
@@ -140,38 +170,52 @@ typedef struct tess_tables {
     tess_buffer device;
 } tess_tables;
 
-/* ------------------------------------------------------------------ host services */
+/* -------------------------------------------------------------------------- host services */
 
 typedef struct tess_host tess_host;
 struct tess_host {
     uint32_t abi; /* TESS_BACKEND_ABI of the core */
     uint32_t struct_size;
-    void *(*alloc)(const tess_host *host, size_t size, size_t alignment); /* NULL when out of memory */
-    void (*free)(const tess_host *host, void *pointer, size_t size);      /* NULL pointers are ignored */
+    /* NULL when out of memory. */
+    void *(*alloc)(const tess_host *host, size_t size, size_t alignment);
+    /* NULL pointers are ignored. */
+    void (*free)(const tess_host *host, void *pointer, size_t size);
     /* Stores a printf-style message for tess_last_error() and returns `status`. */
     tess_status (*fail)(const tess_host *host, tess_status status, const char *format, ...);
-    /* Logs a line under `topic` ("errors", "device", "dispatch", "plan") if TESSERA_VERBOSE asks for it. */
+    /* Logs a line under `topic` ("errors", "device", "dispatch", "plan") if TESSERA_VERBOSE asks
+     * for it. */
     void (*log)(const tess_host *host, const char *topic, const char *format, ...);
     /* The value of a setting by its environment name ("TESSERA_CACHE_DIR"); "" when unset. */
     const char *(*setting)(const tess_host *host, const char *name);
-    uint32_t cpu_threads; /* workers that a launch on the CPU may have: the setting, or fewer CPUs */
+    /* Workers that a launch on the CPU may have: the setting, or fewer CPUs. */
+    uint32_t cpu_threads;
 };
 
-/* ------------------------------------------------------------------ the backend */
+/* ------------------------------------------------------------------------------ the backend */
 
+/*
+ * What an open device is. Later versions give each addition to jobs, tables and launches that an
+ * older backend would misread a bit of `features`; the core never hands such a launch to a backend
+ * that does not set the bit. This version has none, and a bit that the core does not know means
+ * nothing. Jobs consist of (row tile, key block) steps; the two numbers about steps
+ * turn a time into a number of jobs, and are cautious estimates. Of the cache, kv heads that are
+ * worked on together fill at most half.
+ */
 typedef struct tess_caps {
     uint32_t struct_size;
-    uint32_t host_memory;   /* 1: kernels read host memory, tables are not uploaded, buffers are of kind HOST */
-    uint32_t buffer_kind;   /* tess_buffer_kind that tensors and workspace must have */
-    uint32_t parallel_jobs; /* jobs that keep the device busy, for kernels without `costs`; must not depend on settings */
-    uint64_t workspace_align;
-    uint64_t range_blocks;     /* [0: no limit] (row tile, key block) steps that fit the time limit of one submission, a cautious estimate */
-    uint64_t steps_per_second; /* [0: unknown] such steps a second, to turn time_limit_us into blocks */
-    uint64_t
-        cache_bytes; /* [0: not used] of the cache that K and V are read through: kv heads that are worked on together are chosen to fit half of it */
+    uint32_t host_memory;      /* 1: kernels read host memory; nothing is uploaded; kind HOST */
+    uint32_t buffer_kind;      /* tess_buffer_kind that tensors and workspace must have */
+    uint32_t parallel_jobs;    /* that keep the device busy, for kernels without `costs` */
+    uint64_t workspace_align;  /* a power of two */
+    uint64_t range_blocks;     /* [0: no limit] steps that fit one submission's time limit */
+    uint64_t steps_per_second; /* [0: unknown] for time_limit_us */
+    uint64_t cache_bytes;      /* [0: not used] of the cache that K and V are read through */
+    uint32_t features;         /* TESS_FEATURE_...: what the backend takes beyond this version */
+    uint32_t reserved;         /* 0 */
 } tess_caps;
 
-/* Everything that decides which kernel serves a plan. In batch-invariant plans max_q_len, max_kv_len and batch are the largest there can be. */
+/* Everything that decides which kernel serves a plan. In batch-invariant plans max_q_len,
+ * max_kv_len and batch are the largest there can be. */
 typedef struct tess_kernel_key {
     uint32_t struct_size;
     uint32_t op, dtype;
@@ -180,47 +224,53 @@ typedef struct tess_kernel_key {
     uint32_t class_flags; /* of all classes, or-ed */
     uint32_t has_entries; /* some class has lists */
     int64_t max_q_len;    /* of all sequences */
+    int64_t max_kv_len;   /* likewise */
     uint32_t group;       /* query heads per kv head */
+    uint32_t n_heads;     /* query heads */
+    uint32_t batch;       /* sequences */
+    uint32_t packed;      /* 1: sequences follow each other in one dimension */
     uint32_t max_in_flight;
-    const char *name;   /* NULL, or the only kernel that may be taken: the part after "backend/" */
-    int64_t max_kv_len; /* of all sequences */
-    uint32_t batch;     /* sequences */
-    uint32_t n_heads;   /* query heads */
-    uint32_t packed;    /* 1: sequences follow each other in one dimension */
-    uint32_t preferred; /* 1: `name` is the preference of a tune table and no order; a kernel that is taken only when named refuses then */
+    uint32_t reserved; /* 0 */
 } tess_kernel_key;
 
-/* What the jobs of a kernel cost on the device's architecture, for a plan that decides whether to
+/*
+ * What the jobs of a kernel cost on the device's architecture, for a plan that decides whether to
  * split the keys of its rows (docs/layout.md has the model). Constants of the kernel, the
  * architecture and the key, and never measured on the machine: the bits of results depend on them.
- * workers 0: the kernel says nothing, and the plan guesses. */
+ * workers 0: the kernel says nothing, and the plan guesses.
+ */
 typedef struct tess_kernel_costs {
     uint32_t workers;           /* jobs that run at a time; must not depend on settings */
     uint32_t step_keys;         /* keys of a job that are worked on together: fewer cost as much */
-    uint32_t step_ns;           /* of that many keys and a full tile, or the rows that the key allows */
+    uint32_t step_ns;           /* of that many keys and a full tile, or the rows of the key */
     uint32_t job_ns;            /* of a job beside its steps */
     uint32_t merge_ns;          /* of merging beside the traffic of the partial results ... */
     uint32_t part_ns;           /* ... and for each part of the job that has most */
-    uint32_t partial_bandwidth; /* [0: no bound] of writing and reading partial results, in MB/s */
-    uint32_t bandwidth;         /* [0: no bound] of reading K and V, in bytes a microsecond (MB/s) */
+    uint32_t partial_bandwidth; /* [0: no bound] of partial results, written and read, in MB/s */
+    uint32_t bandwidth;         /* [0: no bound] of reading K and V, in MB/s */
 } tess_kernel_costs;
 
+/* What a plan must know of the kernel that it got. Low tiles are for few and short jobs, where all
+ * of them run at a time. */
 typedef struct tess_kernel tess_kernel;
 struct tess_kernel {
     uint32_t struct_size;
-    uint32_t tile_rows;                   /* most rows * heads of a job */
-    uint32_t tile_step;                   /* tile_rows may be lowered to any positive multiple of this */
-    uint32_t pack_rows;                   /* heads are packed while rows * heads <= pack_rows; 0: never */
-    uint64_t scratch_bytes;               /* workspace that a run needs whatever the number of jobs, before the partials */
-    char name[64];                        /* without the backend's name */
-    const void *impl;                     /* the backend's */
-    void *state;                          /* the backend's, per plan (objects for max_in_flight launches); may be NULL */
+    uint32_t tile_rows;     /* most rows * heads of a job */
+    uint32_t tile_step;     /* tile_rows may be lowered to any positive multiple of this */
+    uint32_t pack_rows;     /* heads are packed while rows * heads <= pack_rows; 0: never */
+    uint64_t scratch_bytes; /* workspace of a run before the partials, however many jobs it has */
+    const void *impl;       /* the backend's, such as a row of its table */
+    void *state;            /* the backend's, per plan; may be NULL */
     void (*release)(tess_kernel *kernel); /* frees `state` when the plan goes; never NULL */
     tess_kernel_costs costs;              /* [workers 0: unknown] */
     uint32_t
-        low_rows; /* [0: none] tiles of so many rows, fewer than tile_rows, take less time each: for few and short jobs, all of which run at a time */
+        short_rows;    /* [0: none] rows of short tiles, which take less time each than full ones */
     uint32_t reserved; /* 0 */
 };
+
+/* Tensors that a launch may have; a tess_role is an index below it. New roles take free indices, so
+ * that no field ever moves. */
+enum { TESS_ROLES = 32 };
 
 typedef struct tess_launch {
     uint32_t struct_size;
@@ -230,24 +280,29 @@ typedef struct tess_launch {
     uint32_t group;         /* kv head of query head h is h / group */
     uint32_t batch_strided; /* 0: packed, stride_batch is not used (sequence.batch is 0) */
     float scale;
+    uint32_t batch;    /* sequences in the tensors' batch dimension; 1 if packed */
+    uint32_t n_heads;  /* query heads */
+    int64_t q_tokens;  /* extent of Q's tokens: of the longest sequence, or of all if packed */
+    int64_t kv_tokens; /* likewise of K and V */
     const tess_kernel *kernel;
     const tess_tables *tables;
     uint64_t first_job, n_jobs; /* attention jobs; all before any merge */
     uint64_t first_merge, n_merges;
-    tess_tensor q, k, v, o, lse; /* checked by the core: kind, alignment, strides, sizes */
-    tess_buffer workspace;       /* kernel scratch first, partials at partials_at */
-    uint64_t partials_at;        /* bytes from workspace.offset */
-    /* Even. Partial n starts at float n * partial_rows * (value_head_dim + 2), on a 16-byte boundary: partial_rows rows of O, the packed row
-     * r = head_in_pack * job.rows + row at r * value_head_dim; then partial_rows references, then partial_rows sums. */
+    tess_stream stream;
+    double *seconds;          /* NULL, or where the device's own time goes, after waiting */
+    tess_buffer workspace;    /* the kernel's scratch first, partials at partials_at */
+    uint64_t workspace_bytes; /* from workspace.offset on that the plan may touch */
+    uint64_t partials_at;     /* bytes from workspace.offset */
+    /* Even. Partial n starts at float n * partial_rows * (value_head_dim + 2), on a 16-byte
+     * boundary: partial_rows rows of O, the packed row r = head_in_pack * job.rows + row at
+     * r * value_head_dim; then partial_rows references, then partial_rows sums. */
     uint32_t partial_rows;
     uint32_t reserved;
-    tess_stream stream;
-    double *seconds; /* NULL, or where the device's own time goes, after waiting */
-    /* Bytes from each buffer's offset on that the plan may touch; 0: none. For devices that bind ranges of buffers. */
-    uint64_t q_bytes, k_bytes, v_bytes, o_bytes, lse_bytes, workspace_bytes;
-    /* Extents of the tensors: tokens of the longest sequence, or of all together in a packed batch; sequences in the batch dimension (1 if packed); query heads. */
-    int64_t q_tokens, kv_tokens;
-    uint32_t batch, n_heads;
+    /* By tess_role, checked by the core: kind, alignment, strides, sizes. Kind NONE: not given. */
+    tess_tensor tensor[TESS_ROLES];
+    /* Bytes from each tensor's offset on that the plan may touch; 0: none. For devices that bind
+     * ranges of buffers. */
+    uint64_t bytes[TESS_ROLES];
 } tess_launch;
 
 typedef struct tess_backend {
@@ -255,17 +310,28 @@ typedef struct tess_backend {
     uint32_t struct_size;
     const char *name; /* lower case, at most 31 characters */
 
-    /* Describes device `index`; UNAVAILABLE past the last one, and for index 0 with the full reason why there is none. Sets kind, compute_units, memory_bytes, name,
-     * arch and driver; the core fills the rest. */
+    /* Describes device `index`; UNAVAILABLE past the last one, and for index 0 with the full reason
+     * why there is none. Sets kind, compute_units, memory_bytes, name, arch and driver; the core
+     * fills the rest. */
     tess_status (*list)(const tess_host *host, uint32_t index, tess_device_info *info);
-    /* Opens device `index`, or wraps `native` (a structure of tessera_<name>.h) when that is not NULL; UNAVAILABLE when `native` is of another device.
-     * `host` outlives the device. */
+    /* Opens device `index`, or wraps `native` (a structure of tessera_<name>.h) when that is not
+     * NULL; UNAVAILABLE when `native` is of another device. `host` outlives the device. */
     tess_status (*open)(const tess_host *host, uint32_t index, const void *native, void **device);
     void (*close)(void *device);
     tess_status (*query)(void *device, tess_caps *caps);
-    /* With key != NULL: walks the ordered table of implementations, logs each refusal under "dispatch", and fills *kernel with the first that accepts;
-     * UNSUPPORTED with the reasons if none does. With key == NULL: describes implementation `index` in *info (INVALID past the last). */
-    tess_status (*kernel)(void *device, const tess_kernel_key *key, tess_kernel *kernel, uint32_t index, tess_kernel_info *info);
+    /*
+     * Answers for row `index` of the backend's table of kernels; the core walks the table, best row
+     * first, and logs what each row answers. INVALID past the last row, and needs no message.
+     *
+     * Describes the row in *info: op, flags, and the name after "backend/". As its status OK, or
+     * with the reason why not: with key NULL whether this device can run it at all (UNAVAILABLE),
+     * with a key also whether it takes that problem (UNSUPPORTED).
+     * With `kernel`, and if it takes the problem, the row makes itself ready and fills *kernel.
+     * Where only this tells that it cannot be run, UNSUPPORTED or UNAVAILABLE comes back with a
+     * message, which refuses likewise. Any other status is a failure of the call.
+     */
+    tess_status (*kernel)(void *device, uint32_t index, const tess_kernel_key *key,
+                          tess_kernel_info *info, tess_kernel *kernel);
     /* Runs jobs and then merges on the launch's stream. */
     tess_status (*launch)(void *device, const tess_launch *launch);
     tess_status (*alloc)(void *device, uint64_t size, tess_buffer *buffer);
@@ -274,8 +340,10 @@ typedef struct tess_backend {
     tess_status (*copy)(void *device, tess_buffer destination, tess_buffer source, uint64_t bytes);
     tess_status (*wait)(void *device, uint64_t timeout_ns);
 
-    /* [NULL: none] The backend's own tune table, text as docs/tune.md describes it, with kernels of this backend only: which of them are tried first on which device for which
-     * shape. A tune file of the user's comes before it, the order of `kernel` after it. May be absent: struct_size then ends before it. */
+    /* [NULL: none] The backend's own tune table, text as docs/tune.md describes it, with kernels of
+     * this backend only: which of them are tried first on which device for which shape. A tune file
+     * of the user's comes before it, the order of the table of kernels after it. May be absent:
+     * struct_size then ends before it. */
     const char *tune;
 } tess_backend;
 

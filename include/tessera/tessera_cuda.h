@@ -2,28 +2,41 @@
 /*
  * Tessera inside an application that has its own CUDA context.
  *
- * A CUDA device is opened by id ("cuda:0"), on the primary context of the GPU, or around a context of the application's:
+ * A CUDA device is opened by id ("cuda:0"), on the primary context of the GPU, or around a context
+ * of the application's:
  *
  *     tess_cuda_native native = {sizeof native, 0, context};
  *     tess_device_desc desc = {sizeof desc, 0, "cuda:0", &native};
  *
- * Context.   It must outlive the tess_device and belong to the GPU that `id` names (UNAVAILABLE otherwise). It is pushed on entry of every call and popped before the call
- *            returns, so the calling thread's current context does not change.
- * Buffers.   TESS_BUFFER_POINTER: `handle` is a CUdeviceptr (or a pointer from cudaMalloc), `offset` bytes are added to it. Elements must be aligned to their size and
- *            to nothing more; rows whose addresses are multiples of 16 bytes are faster.
- * Streams.   TESS_STREAM_DEFAULT is a stream of the device's own, in which work runs in the order of the calls and which does not wait for the legacy default stream.
- *            TESS_STREAM_SUBMIT: `handle` is a CUstream (cudaStream_t) of the context; 0 is the legacy default stream. `extra` is NULL.
- *            TESS_STREAM_RECORD is UNSUPPORTED: to record, capture a stream into a graph and give that stream as SUBMIT. tess_run only launches kernels and fills 4 bytes of the
- *            workspace, so any capture mode will do; device_seconds must be NULL then. The graph refers to buffers, workspace and plan, which must outlive it.
- *            From CUDA 12.3 on, kernels for sm_90 and later begin while earlier ones of the stream end, and wait for these before they touch buffers
- *            (programmatic dependent launch). They let the next kernel begin as early: one of the application's that is launched that way must wait
- *            (cudaGridDependencySynchronize) before it touches what tess_run writes. In a graph, some edges to and from such kernels are programmatic: who
- *            asks for edges asks for their data too (cuGraphGetEdges_v2).
- * Plans.     The first plan of a device loads its code, and where there is only PTX for the GPU, the driver compiles that, which takes seconds unless its own cache has it.
- *            A driver that is too old for all of the library's code makes tess_plan_create UNAVAILABLE. tess_run loads nothing.
- * Memory.    tess_alloc, tess_copy and tess_wait use the device's own stream and know nothing of the application's.
- * Errors.    CUDA's sticky errors (700, 702, 709, 710, 714 to 719 among them) are TESS_ERROR_DEVICE_LOST. CUDA's documentation asks for a new process after most of
- *            them; a new context may do, and opening the device again tells.
+ * Context.   It must outlive the tess_device and belong to the GPU that `id` names (UNAVAILABLE
+ *            otherwise). Every call pushes it on entry and pops it before it returns, so the
+ *            calling thread's current context does not change.
+ * Buffers.   TESS_BUFFER_POINTER: `handle` is a CUdeviceptr (or a pointer from cudaMalloc);
+ *            `offset` bytes are added to it. Elements must be aligned to their size and to nothing
+ *            more; rows whose addresses are multiples of 16 bytes are faster.
+ * Streams.   TESS_STREAM_DEFAULT is a stream of the device's own, in which work runs in the order
+ *            of the calls. It does not wait for the legacy default stream.
+ *            TESS_STREAM_SUBMIT: `handle` is a CUstream (cudaStream_t) of the context; 0 is the
+ *            legacy default stream. `extra` is NULL.
+ *            TESS_STREAM_RECORD is UNSUPPORTED: capture a stream into a graph instead.
+ * Graphs.    Give the stream under capture as SUBMIT. tess_run only launches kernels and fills 4
+ *            bytes of the workspace, so any capture mode will do; device_seconds must be NULL. The
+ *            graph refers to buffers, workspace and plan, which must outlive it.
+ * Overlap.   From CUDA 12.3 on, kernels for sm_90 and later use programmatic dependent launch: they
+ *            begin while earlier kernels of the stream end, and wait for these before they touch
+ *            buffers. They let the next kernel begin as early. A kernel of the application's that
+ *            is launched that way must wait (cudaGridDependencySynchronize) before it touches what
+ *            tess_run writes. In a graph, some edges to and from such kernels are programmatic:
+ *            who asks for edges asks for their data too (cuGraphGetEdges_v2).
+ * Plans.     The first plan of a device loads its code. Where there is only PTX for the GPU, the
+ *            driver compiles that, which takes seconds unless its own cache has it. A driver that
+ *            is too old for all of the library's code makes tess_plan_create UNAVAILABLE. tess_run
+ *            loads nothing.
+ * Memory.    tess_alloc, tess_copy and tess_wait use the device's own stream and know nothing of
+ *            the application's.
+ * Errors.    CUDA's sticky errors (700, 702, 709, 710, 714 to 719 among them) are
+ *            TESS_ERROR_DEVICE_LOST. CUDA's documentation asks for a new process after most of
+ *            them. A new context may do; opening the device again tells.
  * Threads.   As tessera.h says. At most 8 calls with device_seconds at once; more are BUSY.
  */
 #ifndef TESSERA_TESSERA_CUDA_H

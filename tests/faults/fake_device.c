@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <tessera/tessera_key_walk.h>
 
 #include "common/elements.h"
 
@@ -188,24 +189,17 @@ static void release_kernel(tess_kernel *kernel) {
     kernel->state = NULL;
 }
 
-static tess_status fake_kernel(void *opaque, const tess_kernel_key *key, tess_kernel *kernel,
-                               uint32_t index, tess_kernel_info *info) {
+static tess_status fake_kernel(void *opaque, uint32_t index, const tess_kernel_key *key,
+                               tess_kernel_info *info, tess_kernel *kernel) {
     fake_device *device = opaque;
     const tess_host *host = device->host;
-    if (!key) {
-        if (index)
-            return host->fail(host, TESS_ERROR_INVALID,
-                              "fake_kernel: index: %u is past the last kernel", index);
-        info->op = TESS_OP_FORWARD;
-        info->status = TESS_OK;
-        snprintf(info->name, sizeof info->name, "loop");
-        return TESS_OK;
-    }
+    (void)key;
+    if (index > 0) return TESS_ERROR_INVALID;
+    info->op = TESS_OP_FORWARD;
+    snprintf(info->name, sizeof info->name, "loop");
+    if (!kernel) return TESS_OK;
     const tess_status status = on_device(device, "kernel");
     if (status != TESS_OK) return status;
-    if (key->name && strcmp(key->name, "loop") != 0)
-        return host->fail(host, TESS_ERROR_UNSUPPORTED, "fake_kernel: there is no kernel %s",
-                          key->name);
     fake_state *state = host->alloc(host, sizeof *state, 16);
     if (!state) return host->fail(host, TESS_ERROR_OUT_OF_MEMORY, "fake_kernel: no host memory");
     state->host = host;
@@ -214,7 +208,6 @@ static tess_status fake_kernel(void *opaque, const tess_kernel_key *key, tess_ke
     kernel->tile_step = 1;
     kernel->pack_rows = 8;
     kernel->scratch_bytes = 777; /* partials must be placed after it, wherever it ends */
-    snprintf(kernel->name, sizeof kernel->name, "loop");
     kernel->state = state;
     kernel->release = release_kernel;
     return TESS_OK;
@@ -247,17 +240,19 @@ static void add_block(row_state *r, int64_t j, uint32_t bits, int masked) {
                                  bits, r->first_block))
             continue;
         double score = 0;
-        const int64_t k = at(&l->k, s->batch, s->kv_start + t, group),
-                      v = at(&l->v, s->batch, s->kv_start + t, group);
+        const int64_t k = at(&l->tensor[TESS_ROLE_K], s->batch, s->kv_start + t, group),
+                      v = at(&l->tensor[TESS_ROLE_V], s->batch, s->kv_start + t, group);
         for (int e = 0; e < l->head_dim; e++)
-            score += (double)r->q[e] * element_load(l->dtype, address(&l->k.buffer), k + e);
+            score += (double)r->q[e] *
+                     element_load(l->dtype, address(&l->tensor[TESS_ROLE_K].buffer), k + e);
         if (l->scale < 0) score = -score;
         const double scale = fabs((double)l->scale), most = score > r->most ? score : r->most;
         const double keep = exp(scale * (r->most - most)), weight = exp(scale * (score - most));
         r->sum = r->sum * keep + weight;
         for (int e = 0; e < l->head_dim; e++)
             r->o[e] =
-                r->o[e] * keep + weight * element_load(l->dtype, address(&l->v.buffer), v + e);
+                r->o[e] * keep +
+                weight * element_load(l->dtype, address(&l->tensor[TESS_ROLE_V].buffer), v + e);
         r->most = most;
     }
 }
@@ -269,12 +264,12 @@ static float *partial_at(const tess_launch *l, uint32_t partial) {
 
 static void write_row(const tess_launch *l, const tess_sequence *s, int64_t row, int64_t head,
                       const double *o, double lse) {
-    const int64_t to = at(&l->o, s->batch, s->q_start + row, head);
+    const int64_t to = at(&l->tensor[TESS_ROLE_O], s->batch, s->q_start + row, head);
     for (int e = 0; e < l->head_dim; e++)
-        element_store(l->dtype, address(&l->o.buffer), to + e, (float)o[e]);
-    if (l->lse.buffer.kind != TESS_BUFFER_NONE)
-        element_store(TESS_F32, address(&l->lse.buffer),
-                      at(&l->lse, s->batch, s->q_start + row, head), (float)lse);
+        element_store(l->dtype, address(&l->tensor[TESS_ROLE_O].buffer), to + e, (float)o[e]);
+    if (l->tensor[TESS_ROLE_LSE].buffer.kind != TESS_BUFFER_NONE)
+        element_store(TESS_F32, address(&l->tensor[TESS_ROLE_LSE].buffer),
+                      at(&l->tensor[TESS_ROLE_LSE], s->batch, s->q_start + row, head), (float)lse);
 }
 
 static void run_row(const tess_launch *l, const char *tables, const tess_job *job,
@@ -290,19 +285,16 @@ static void run_row(const tess_launch *l, const char *tables, const tess_job *jo
     r.first_block =
         floor_block((int64_t)r.sequence->kv_len - r.sequence->q_len + job->row, l->block);
     r.most = -INFINITY;
-    const int64_t q = at(&l->q, r.sequence->batch, r.sequence->q_start + job->row + row, r.head);
+    const int64_t q = at(&l->tensor[TESS_ROLE_Q], r.sequence->batch,
+                         r.sequence->q_start + job->row + row, r.head);
     for (int e = 0; e < l->head_dim; e++)
-        r.q[e] = element_load(l->dtype, address(&l->q.buffer), q + e);
-    const int with_bits = (r.cls->flags & TESS_CLASS_BITS) != 0,
-              masked = (r.cls->flags & TESS_CLASS_MASK_ENTRIES) != 0;
-    for (uint32_t n = 0; n < job->left_count; n++)
-        add_block(&r, entries[job->left_offset + n], with_bits ? bits[job->left_offset + n] : 0,
-                  masked || with_bits);
-    for (uint32_t n = 0; n < job->interval_blocks; n++)
-        add_block(&r, (int64_t)job->interval_start + n, 0,
-                  n < job->mask_head || n >= job->interval_blocks - job->mask_tail);
-    for (uint32_t n = 0; n < job->right_count; n++)
-        add_block(&r, entries[job->right_offset + n], 0, masked);
+        r.q[e] = element_load(l->dtype, address(&l->tensor[TESS_ROLE_Q].buffer), q + e);
+    tess_key_run run;
+    for (uint64_t i = 0; i < tess_key_blocks(job); i += run.blocks) {
+        run = tess_key_run_at(job, r.cls, entries, bits, i);
+        for (int64_t b = 0; b < run.blocks; b++)
+            add_block(&r, run.block + b, run.bits, (int)run.masked);
+    }
     for (int e = 0; e < l->head_dim; e++) r.o[e] = r.sum > 0 ? r.o[e] / r.sum : 0;
     if (job->partial == TESS_NO_PARTIAL) {
         write_row(l, r.sequence, job->row + row, r.head, r.o,

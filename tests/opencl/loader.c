@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A library named like OpenCL's loader that hands every call to the real one, counts what is taken
- * and given back, and fails the k-th call. The test puts its folder into LD_LIBRARY_PATH. A release
- * that fails has released all the same, so that what is counted as live is what the backend forgot.
+ * A library named like OpenCL's loader that forwards every call to the real one, counts objects
+ * that are created and released, and fails the k-th call. The test puts its folder into
+ * LD_LIBRARY_PATH. A release that fails releases all the same: what is left alive in the end was
+ * forgotten by the backend.
  */
 #include "loader.h"
 

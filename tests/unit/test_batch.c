@@ -1,16 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Batches with sequences that have no rows: they cost nothing, are checked all the same, and change
  * nothing for the others. */
-#include "fixtures/planner.h"
+#include "fixtures/plans.h"
 
-#include "plan.h"
-
-static tess_device *device;
 static tess_layout *layout;
 
 static int setup(void **state) {
-    runtime_setup(state);
-    device = open_device(runtime);
+    device_setup(state);
     const tess_pattern p = s2_pattern(16, 2, 4, 0);
     layout = make_layout(runtime, &p, 8, 2, 1000);
     return 0;
@@ -18,19 +14,10 @@ static int setup(void **state) {
 
 static int teardown(void **state) {
     tess_layout_release(layout);
-    tess_device_release(device);
-    return runtime_teardown(state);
+    return device_teardown(state);
 }
 
-static tess_plan_desc plan_desc(int64_t batch, int64_t q_len, int64_t kv_len) {
-    return (tess_plan_desc){.struct_size = sizeof(tess_plan_desc),
-                            .head_dim = 16,
-                            .batch = batch,
-                            .q_len = q_len,
-                            .kv_len = kv_len};
-}
-
-/* Host memory of a plan, and the most that making it took at any time. */
+/* Host memory of a plan, and the peak while it was created. */
 static uint64_t cost(const tess_plan_desc *d, uint64_t *peak) {
     const uint64_t before = heap.bytes;
     heap.peak = before;
@@ -115,7 +102,7 @@ static void test_places(void **state) {
             assert_int_equal(packed ? cu_q[b] : 0, s[n].q_start);
             assert_int_equal(packed ? cu_kv[b] : 0, s[n].kv_start);
         }
-        for (uint64_t j = 0; j < plan->ledger.n_jobs; j++)
+        for (uint64_t j = 0; j < plan->memory.n_jobs; j++)
             assert_in_range(plan->tables.jobs[j].sequence, 0, 1);
         uint64_t bytes;
         tess_tensor t;
@@ -190,12 +177,7 @@ static void test_log(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_cost, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_checks, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_places, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_lengths_that_change, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_log, setup, teardown),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+    return RUN_TESTS(TEST(test_cost), TEST(test_checks), TEST(test_places),
+                     TEST(test_lengths_that_change), TEST(test_log));
 }

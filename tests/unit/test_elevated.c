@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A process with more rights than its user: backends that open drivers are left alone until a
+/* A process with more rights than its user: backends that open drivers are not opened until a
  * descriptor names them. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -25,7 +25,7 @@ static int setup(void **state) {
     return fake_setup(state);
 }
 
-static tess_runtime *make_runtime(const char *backend) {
+static tess_runtime *runtime_for(const char *backend) {
     tess_runtime *runtime = NULL;
     const tess_runtime_desc desc = {.struct_size = sizeof desc,
                                     .allocator = counting_allocator(),
@@ -69,7 +69,7 @@ static uint32_t count_devices(tess_runtime *runtime) {
 
 static void test_nothing_is_named(void **state) {
     (void)state;
-    tess_runtime *runtime = make_runtime(NULL);
+    tess_runtime *runtime = runtime_for(NULL);
     tess_backend_info info = {sizeof info};
     opens(runtime, NULL, "beta:0");
     assert_int_equal(count_devices(runtime), 1);
@@ -84,7 +84,7 @@ static void test_nothing_is_named(void **state) {
 
 static void test_the_device_names_it(void **state) {
     (void)state;
-    tess_runtime *runtime = make_runtime(NULL);
+    tess_runtime *runtime = runtime_for(NULL);
     opens(runtime, NULL, "beta:0");
     opens(runtime, "alpha", "alpha:0");
     listed(1, 1, 0, 0);
@@ -97,7 +97,7 @@ static void test_the_device_names_it(void **state) {
 /* The message lists what there is, and to find that out nothing else is opened. */
 static void test_a_name_that_fails_opens_no_other(void **state) {
     (void)state;
-    tess_runtime *runtime = make_runtime(NULL);
+    tess_runtime *runtime = runtime_for(NULL);
     opens(runtime, "delta", NULL);
     listed(0, 1, 0, 1);
     assert_error_has("devices here: beta:0;");
@@ -106,7 +106,7 @@ static void test_a_name_that_fails_opens_no_other(void **state) {
 
 static void test_the_runtime_names_it(void **state) {
     (void)state;
-    tess_runtime *runtime = make_runtime("gamma,alpha:1");
+    tess_runtime *runtime = runtime_for("gamma,alpha:1");
     opens(runtime, NULL, "gamma:0");
     opens(runtime, "alpha:1", "alpha:1");
     assert_int_equal(count_devices(runtime), 4);
@@ -124,7 +124,7 @@ static void *list_again_and_again(void *runtime) {
 static void test_threads_list_and_name(void **state) {
     (void)state;
     for (int round = 0; round < 20; round++) {
-        tess_runtime *runtime = make_runtime(NULL);
+        tess_runtime *runtime = runtime_for(NULL);
         pthread_t thread;
         void *listed_well;
         assert_int_equal(pthread_create(&thread, NULL, list_again_and_again, runtime), 0);
@@ -141,7 +141,7 @@ static void test_threads_list_and_name(void **state) {
 static void test_ordinary_rights(void **state) {
     (void)state;
     elevated = 0;
-    tess_runtime *runtime = make_runtime(NULL);
+    tess_runtime *runtime = runtime_for(NULL);
     opens(runtime, NULL, "alpha:0");
     listed(1, 1, 1, 1);
     release(runtime);

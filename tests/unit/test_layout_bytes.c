@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Layouts as bytes: they come back equal, the format does not move, and no damage is taken for a
+/* Serialised layouts: they come back equal, the format does not change, and no damaged bytes give a
  * layout that creation would have refused. */
 #include "fixtures/planner.h"
 
@@ -486,7 +486,7 @@ static void test_unused_bits(void **state) {
     tess_layout_release(layout);
 }
 
-/* What a layout may take of memory in proportion to the bytes it is made from, whatever they
+/* How much memory a layout may take in proportion to the bytes that it is read from, whatever they
  * say. */
 static void use(tess_layout *layout, uint64_t *seed) {
     tess_layout_info info = {.struct_size = sizeof info};
@@ -609,16 +609,8 @@ static void test_failing_memory(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_round_trip, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_format, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_arguments, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_fields, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_unused_bits, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_uneven_slice, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_other_forms, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_mutations, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_failing_memory, runtime_setup, runtime_teardown),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+#define TEST(name) cmocka_unit_test_setup_teardown(name, runtime_setup, runtime_teardown)
+    return RUN_TESTS(TEST(test_round_trip), TEST(test_format), TEST(test_arguments),
+                     TEST(test_fields), TEST(test_unused_bits), TEST(test_uneven_slice),
+                     TEST(test_other_forms), TEST(test_mutations), TEST(test_failing_memory));
 }

@@ -1,26 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Plans: work and traffic by brute force, splitting, kernels and ranges, tables on a device, and
- * what goes wrong on the way. */
-#include "fixtures/planner.h"
-
+/* Plans: splitting, kernels, ranges and tensors, tables on a device, and failures. */
 #include <math.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "plan.h"
-
-static tess_device *device;
-
-static int setup(void **state) {
-    runtime_setup(state);
-    device = open_device(runtime);
-    return 0;
-}
-
-static int teardown(void **state) {
-    tess_device_release(device);
-    return runtime_teardown(state);
-}
+#include "fixtures/plans.h"
 
 /* A device with other capabilities than the last one. */
 static void reopen(void) {
@@ -31,125 +15,6 @@ static void reopen(void) {
 static tess_layout *s2_layout(int32_t block, int64_t max_tokens) {
     const tess_pattern p = s2_pattern(block, 2, 4, 0);
     return make_layout(runtime, &p, 8, 2, max_tokens);
-}
-
-static tess_plan_desc plan_desc(int64_t batch, int64_t q_len, int64_t kv_len) {
-    tess_plan_desc d = {
-        .struct_size = sizeof d, .head_dim = 16, .batch = batch, .q_len = q_len, .kv_len = kv_len};
-    return d;
-}
-
-static tess_plan *make(const tess_layout *layout, const tess_plan_desc *d) {
-    return make_plan(device, layout, d);
-}
-
-static tess_plan_info query(const tess_plan *plan) {
-    tess_plan_info info = {.struct_size = sizeof info};
-    assert_int_equal(TESS_OK, tess_plan_query(plan, &info));
-    return info;
-}
-
-/* ------------------------------------------------------------------ work and traffic */
-
-typedef struct lengths {
-    int64_t n, q_lens[4], kv_lens[4], cu_q[5], cu_kv[5];
-    tess_plan_desc desc;
-} lengths;
-
-static void lengths_random(lengths *b, uint64_t *seed, const spec *x) {
-    memset(b, 0, sizeof *b);
-    b->n = test_between(seed, 0, 4);
-    b->desc = plan_desc(b->n, 0, 0);
-    b->desc.head_dim = 8 * (int32_t)test_between(seed, 1, 32);
-    b->desc.dtype = (uint32_t)test_between(seed, 0, 2);
-    int64_t max = x->layout.max_tokens, kind = test_between(seed, 0, 3),
-            most_q = test_between(seed, 0, max + 3), most_kv = test_between(seed, 0, max);
-    for (int64_t s = 0; s < b->n; s++) {
-        b->q_lens[s] = kind == 0 ? most_q : test_between(seed, 0, most_q);
-        b->kv_lens[s] = kind == 0 || kind == 3 ? most_kv : test_between(seed, 0, most_kv);
-        b->cu_q[s + 1] = b->cu_q[s] + b->q_lens[s];
-        b->cu_kv[s + 1] = b->cu_kv[s] + b->kv_lens[s];
-    }
-    if (kind == 1) {
-        b->desc.cu_q_lens = b->cu_q;
-        b->desc.cu_kv_lens = b->cu_kv;
-        return;
-    }
-    b->desc.q_len = kind == 2 && test_between(seed, 0, 1) ? 0 : most_q;
-    b->desc.kv_len = kind == 2 && test_between(seed, 0, 1) ? 0 : most_kv;
-    if (kind >= 2) b->desc.q_lens = b->q_lens;
-    if (kind == 2) b->desc.kv_lens = b->kv_lens;
-}
-
-static void test_work(void **state) {
-    (void)state;
-    uint64_t seed = 51;
-    for (int n = 0; n < 1500; n++) {
-        spec x;
-        lengths b;
-        spec_random(&x, &seed, 60);
-        lengths_random(&b, &seed, &x);
-        b.desc.kv_split = (int32_t)test_between(&seed, 0, 3);
-        tess_layout *layout = spec_layout(&x, runtime);
-        uint64_t before = heap.bytes;
-        tess_plan *plan = make(layout, &b.desc);
-        tess_plan_info info = query(plan);
-        assert_int_equal(heap.bytes - before - 100, info.host_bytes); /* 100 of the kernel */
-        bool both = x.pattern.flags & TESS_PATTERN_BIDIRECTIONAL;
-        uint64_t kept = 0, dense = 0, bytes = 0,
-                 element = (uint64_t)b.desc.head_dim * (b.desc.dtype == TESS_F32 ? 4 : 2);
-        int64_t group = x.layout.n_heads / x.layout.n_kv_heads;
-        for (int64_t s = 0; s < b.n; s++) {
-            bytes += 2 * (uint64_t)b.q_lens[s] * (uint64_t)x.layout.n_heads * element;
-            for (int64_t g = 0; g < x.layout.n_kv_heads; g++) {
-                for (int64_t t = 0; t < b.kv_lens[s]; t++) {
-                    bool read = false;
-                    for (int64_t h = g * group; h < (g + 1) * group; h++) {
-                        for (int64_t r = 0; r < b.q_lens[s]; r++) {
-                            int64_t p = b.kv_lens[s] - b.q_lens[s] + r;
-                            bool k = formula_kept(&x, (int32_t)h, p, t);
-                            kept += k;
-                            dense += both || t <= p;
-                            read = read || k;
-                        }
-                    }
-                    if (read) bytes += 2 * element;
-                }
-            }
-        }
-        if (info.kept_pairs != kept || info.dense_pairs != dense || info.bytes_min != bytes)
-            fail_msg("%s: kept %llu of %llu, wanted %llu of %llu; bytes %llu, wanted %llu",
-                     spec_text(&x), (unsigned long long)info.kept_pairs,
-                     (unsigned long long)info.dense_pairs, (unsigned long long)kept,
-                     (unsigned long long)dense, (unsigned long long)info.bytes_min,
-                     (unsigned long long)bytes);
-        assert_true(info.flops == 4.0 * b.desc.head_dim * (double)kept);
-        assert_true(info.create_seconds > 0 && info.create_seconds < 60);
-        assert_string_equal("rig/plain", info.kernel);
-        assert_int_equal(0, info.device_bytes);
-        tess_plan_release(plan);
-        tess_layout_release(layout);
-        spec_free(&x);
-    }
-}
-
-/* Sums past 64 bits stop at the largest value. */
-static void test_saturation(void **state) {
-    (void)state;
-    tess_pattern p = {.struct_size = sizeof p, .block = INT32_MAX};
-    tess_layout *layout = make_layout(runtime, &p, 65535, 1, INT32_MAX);
-    rig.tile_rows = 1 << 30;
-    tess_plan_desc d = plan_desc(1, 1 << 18, 2147418111);
-    d.kv_split = 1;
-    tess_plan *plan = make(layout, &d);
-    tess_plan_info info = query(plan);
-    assert_true(info.kept_pairs == UINT64_MAX && info.dense_pairs == UINT64_MAX);
-    uint32_t most = 0;
-    for (uint64_t n = 0; n < plan->ledger.n_jobs; n++)
-        most = plan->tables.jobs[n].rows > most ? plan->tables.jobs[n].rows : most;
-    assert_int_equal(32768, most);
-    tess_plan_release(plan);
-    tess_layout_release(layout);
 }
 
 /* ------------------------------------------------------------------ splitting and shapes */
@@ -165,7 +30,7 @@ static void test_auto_split(void **state) {
     assert_int_equal(8, info.n_merge_jobs);
     uint64_t parts = info.n_jobs - info.n_merge_jobs;
     assert_true(parts >= 56 && parts <= 72);
-    assert_int_equal(parts * 2 * 18 * 4, info.workspace_bytes - plan->ledger.partials_at);
+    assert_int_equal(parts * 2 * 18 * 4, info.workspace_bytes - plan->memory.partials_at);
     for (uint64_t n = 0; n < parts; n++)
         assert_in_range(tess_job_blocks(&plan->tables.jobs[n]), 8, 512 * 8);
     tess_plan_release(plan);
@@ -202,10 +67,10 @@ static int by_place(const void *a, const void *b) { return memcmp(a, b, sizeof(t
 /* The jobs of one sequence, apart from its number and from where its partials lie, in an order of
  * their own. */
 static tess_job *jobs_of(const tess_plan *plan, uint32_t sequence, uint64_t *count) {
-    tess_job *list = malloc((size_t)(plan->ledger.n_jobs + 1) * sizeof *list);
+    tess_job *list = malloc((size_t)(plan->memory.n_jobs + 1) * sizeof *list);
     assert_non_null(list);
     *count = 0;
-    for (uint64_t n = 0; n < plan->ledger.n_jobs; n++) {
+    for (uint64_t n = 0; n < plan->memory.n_jobs; n++) {
         if (plan->tables.jobs[n].sequence != sequence) continue;
         tess_job *job = &list[(*count)++];
         *job = plan->tables.jobs[n];
@@ -268,7 +133,7 @@ static void test_tile_rows(void **state) {
         d.tile_rows = list[n].asked;
         tess_plan *plan = make(layout, &d);
         assert_int_equal(list[n].got, query(plan).tile_rows);
-        for (uint64_t j = 0; j < plan->ledger.n_jobs; j++)
+        for (uint64_t j = 0; j < plan->memory.n_jobs; j++)
             assert_true(plan->tables.jobs[j].rows <= list[n].got);
         tess_plan_release(plan);
     }
@@ -339,9 +204,9 @@ static void test_class_lists(void **state) {
         tess_plan *plan = make(layout, &d);
         const tess_tables *t = &plan->tables;
         uint64_t entries = 0;
-        assert_int_equal(n == 0 ? 5 : 1, plan->ledger.n_classes);
+        assert_int_equal(n == 0 ? 5 : 1, plan->memory.n_classes);
         assert_int_equal(n == 0 ? 4 : 0, t->list_step);
-        for (uint64_t c = 0; c < plan->ledger.n_classes; c++) {
+        for (uint64_t c = 0; c < plan->memory.n_classes; c++) {
             const tess_class *words = &t->classes[c];
             if (words->list_count > 0) assert_int_equal(entries, words->list_offset);
             for (uint32_t e = 0, j = 0; n == 0 && e < words->list_count; e++, j += words->stride) {
@@ -357,88 +222,10 @@ static void test_class_lists(void **state) {
             if (n == 2) assert_int_equal(3, words->list_count);
             entries += words->list_count;
         }
-        assert_int_equal(plan->ledger.n_entries, entries);
+        assert_int_equal(plan->memory.n_entries, entries);
         tess_plan_release(plan);
         tess_layout_release(layout);
     }
-}
-
-/* ------------------------------------------------------------------ kernels by name */
-
-static void test_kernel_names(void **state) {
-    (void)state;
-    tess_layout *layout = s2_layout(16, 1000);
-    tess_plan *plan = NULL;
-    tess_plan_desc d = plan_desc(1, 10, 10);
-    static const char *const malformed[] = {"plain", "/plain", "rig/"};
-    for (size_t n = 0; n < 3; n++) {
-        d.kernel = malformed[n];
-        assert_error(tess_plan_create(device, layout, &d, &plan), TESS_ERROR_INVALID,
-                     "tess_plan_create", "kernel");
-    }
-    static const char *const others[] = {"cpu/plain", "ri/plain", "rigs/plain"};
-    for (size_t n = 0; n < 3; n++) {
-        d.kernel = others[n];
-        assert_error(tess_plan_create(device, layout, &d, &plan), TESS_ERROR_UNSUPPORTED,
-                     "tess_plan_create", "kernel");
-    }
-    d.kernel = "rig/other";
-    assert_int_equal(TESS_ERROR_UNSUPPORTED, tess_plan_create(device, layout, &d, &plan));
-    assert_error_has("no kernel other");
-    d.kernel = "rig/plain";
-    tess_plan_release(make(layout, &d));
-    assert_string_equal("plain", rig.key_name);
-    d.kernel = "";
-    tess_plan_release(make(layout, &d));
-    assert_string_equal("", rig.key_name);
-    /* A kernel that no plan can name, or that takes no rows. */
-    d.kernel = NULL;
-    rig.kernel_name = "0123456789012345678901234567890123456789012345678901234567890123456789";
-    assert_int_equal(TESS_ERROR_NATIVE, tess_plan_create(device, layout, &d, &plan));
-    rig.kernel_name = "plain";
-    rig.tile_rows = 0;
-    assert_int_equal(TESS_ERROR_NATIVE, tess_plan_create(device, layout, &d, &plan));
-    rig.tile_rows = 16;
-    rig.tile_step = 0;
-    assert_int_equal(TESS_ERROR_NATIVE, tess_plan_create(device, layout, &d, &plan));
-    rig.tile_step = 1;
-    assert_null(plan);
-    tess_layout_release(layout);
-}
-
-/* The setting names a kernel for every plan that names none. */
-static void test_kernel_setting(void **state) {
-    (void)state;
-    tess_device_release(device);
-    tess_runtime_release(runtime);
-    static const char *const settings[] = {"rig/plain", "absent/plain"};
-    for (int n = 0; n < 2; n++) {
-        tess_runtime_desc desc = {
-            .struct_size = sizeof desc, .backend = "", .kernel = settings[n], .verbose = ""};
-        tess_status status = tess_runtime_create(&desc, &runtime);
-        if (status != TESS_OK) fail_msg("%s", tess_last_error());
-        device = open_device(runtime);
-        tess_layout *layout = s2_layout(16, 1000);
-        tess_plan *plan = NULL;
-        tess_plan_desc d = plan_desc(1, 10, 10);
-        status = tess_plan_create(device, layout, &d, &plan);
-        if (n == 0) {
-            assert_int_equal(TESS_OK, status);
-            assert_string_equal("plain", rig.key_name);
-            tess_plan_release(plan);
-            d.kernel = "";
-            tess_plan_release(make(layout, &d));
-            assert_string_equal("", rig.key_name);
-        } else {
-            assert_error(status, TESS_ERROR_UNSUPPORTED, "tess_plan_create", "TESSERA_KERNEL");
-            d.kernel = "rig/plain";
-            tess_plan_release(make(layout, &d));
-        }
-        tess_layout_release(layout);
-        tess_device_release(device);
-        tess_runtime_release(runtime);
-    }
-    setup(state);
 }
 
 /* ------------------------------------------------------------------ ranges */
@@ -452,9 +239,9 @@ static void check_ranges(const tess_plan *plan, uint64_t limit) {
         assert_true(count > 0);
         uint64_t sum = 0;
         for (uint64_t n = first; n < first + count; n++) {
-            uint64_t blocks = n < plan->ledger.n_jobs
+            uint64_t blocks = n < plan->memory.n_jobs
                                   ? tess_job_blocks(&plan->tables.jobs[n])
-                                  : plan->tables.merges[n - plan->ledger.n_jobs].parts;
+                                  : plan->tables.merges[n - plan->memory.n_jobs].parts;
             sum += blocks ? blocks : 1;
         }
         assert_true(count == 1 || sum <= limit);
@@ -777,15 +564,15 @@ static void test_tables_on_device(void **state) {
     assert_null(there->tables.jobs);
     const char *tables = (const char *)(uintptr_t)there->tables.device.handle;
     assert_memory_equal(here->tables.jobs, tables + there->tables.jobs_at,
-                        here->ledger.n_jobs * sizeof(tess_job));
+                        here->memory.n_jobs * sizeof(tess_job));
     assert_memory_equal(here->tables.merges, tables + there->tables.merges_at,
-                        here->ledger.n_merges * sizeof(tess_merge));
+                        here->memory.n_merges * sizeof(tess_merge));
     assert_memory_equal(here->tables.sequences, tables + there->tables.sequences_at,
                         2 * sizeof(tess_sequence));
     assert_memory_equal(here->tables.classes, tables + there->tables.classes_at,
                         4 * sizeof(tess_class));
     assert_memory_equal(here->tables.entries, tables + there->tables.entries_at,
-                        here->ledger.n_entries * 4);
+                        here->memory.n_entries * 4);
     tess_plan_release(there);
     assert_int_equal(0, rig.live_buffers);
     tess_plan_release(here);
@@ -880,7 +667,7 @@ static void test_references(void **state) {
     assert_true(query(plan).kept_pairs > 0);
     tess_plan_release(plan);
     assert_int_equal(0, heap.live);
-    setup(state);
+    device_setup(state);
 }
 
 /* In a child of fork() a handle says so, and may be released without a call to the backend. */
@@ -915,24 +702,9 @@ static void test_fork(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_work, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_saturation, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_auto_split, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_batch_invariant, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_class_lists, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_tile_rows, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_key, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_kernel_names, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_kernel_setting, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_ranges, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_tensors, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_refusals, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_tables_on_device, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_faults, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_device_lost, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_references, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_fork, setup, teardown),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+#define TEST(name) cmocka_unit_test_setup_teardown(name, device_setup, device_teardown)
+    return RUN_TESTS(TEST(test_auto_split), TEST(test_batch_invariant), TEST(test_class_lists),
+                     TEST(test_tile_rows), TEST(test_key), TEST(test_ranges), TEST(test_tensors),
+                     TEST(test_refusals), TEST(test_tables_on_device), TEST(test_faults),
+                     TEST(test_device_lost), TEST(test_references), TEST(test_fork));
 }

@@ -24,6 +24,7 @@
     X(live, long, (char *text, size_t size))                  \
     X(failed, const char *, (void))                           \
     X(pretend, void, (int device_kind, unsigned most_groups)) \
+    X(pretend_buffers, void, (unsigned most))                 \
     X(pretend_vendor, void, (unsigned vendor))                \
     X(submits, long, (void))                                  \
     X(rows, long, (void))                                     \
@@ -49,10 +50,10 @@ static const char small_line[] =
 static const char long_line[] =
     "pattern=dense heads=500 kv_heads=1 q_len=2 kv_len=70 head_dim=8 batch=6 tile_rows=1";
 
-/* The same with little to do: so many keys that a submission may hold only 4 of the 18 jobs, of
- * which each reads a few. */
-static const char far_line[] =
-    "pattern=window left=5 right=0 heads=9 kv_heads=1 q_len=2 kv_len=60000 head_dim=8 tile_rows=1";
+/* The same with little to do: so many keys that a submission may hold only a few jobs, of which
+ * each reads a few. Parts are merged behind the last submission. */
+static const char far_line[] = "pattern=s2 block=16 local=1 stride=64 heads=8 kv_heads=1 q_len=2 "
+                               "kv_len=20000 head_dim=8 tile_rows=1 kv_split=2";
 
 /* How a step that failed may answer. */
 typedef struct rule {
@@ -240,8 +241,8 @@ static void again_fail(int call) { shim.reset(call, 0, again_code); }
 static int again_failures(void) { return (int)shim.failures(); }
 static const char *again_failed(void) { return shim.failed(); }
 /* One plan through all its failures, on a device that takes a run whole and on one that gets it in
- * pieces. Objects are counted at the end only: waits share a pool of fences, which grows where one
- * cannot be reset. */
+ * several submissions. Objects are counted at the end only: waits share a pool of fences, which
+ * grows where one cannot be reset. */
 static void test_same_plan_again(void **state) {
     (void)state;
     static const int kinds[] = {0, INTEGRATED};
@@ -332,7 +333,7 @@ static void test_memory_again(void **state) {
 
 /* Work for a display's GPU is cut into short submissions, and grids into as many rows as the device
  * needs. */
-static void test_pieces(void **state) {
+static void test_submissions(void **state) {
     (void)state;
     long before = shim.submits();
     without_failure(long_line);
@@ -347,6 +348,28 @@ static void test_pieces(void **state) {
     without_failure(long_line);
     assert_true(shim.rows() > 0);
     shim.pretend(0, 0);
+}
+
+/* A device that binds fewer storage buffers than the kernels have is refused by the limit's name.
+ */
+static void test_few_buffers(void **state) {
+    (void)state;
+    tess_runtime *runtime = NULL;
+    tess_device *device = NULL;
+    const tess_runtime_desc desc = {.struct_size = sizeof desc, .log = test_log_nothing};
+    const tess_device_desc open = {.struct_size = sizeof open, .id = "vulkan"};
+    shim.reset(0, 0, 0);
+    assert_ok(tess_runtime_create(&desc, &runtime));
+    shim.pretend_buffers(7);
+    assert_ok(tess_device_open(runtime, &open, &device));
+    tess_device_release(device);
+    device = NULL;
+    shim.pretend_buffers(4); /* all that Vulkan promises */
+    assert_int_equal(tess_device_open(runtime, &open, &device), TESS_ERROR_UNAVAILABLE);
+    assert_error_has("its maxPerStageDescriptorStorageBuffers is 4, and 7 are needed");
+    assert_null(device);
+    shim.pretend_buffers(0);
+    tess_runtime_release(runtime);
 }
 
 /* What one process compiled the next one finds on disk. */
@@ -444,10 +467,8 @@ int main(int argc, char **argv) {
                                                  cmocka_unit_test(test_memory_again)};
         return cmocka_run_group_tests(again_tests, NULL, NULL);
     }
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_no_failure),  cmocka_unit_test(test_pieces),
-        cmocka_unit_test(test_cache),       cmocka_unit_test(test_tune),
-        cmocka_unit_test(test_host_memory), cmocka_unit_test(test_out_of_memory),
-        cmocka_unit_test(test_lost)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
+#define TEST(name) cmocka_unit_test(name)
+    return RUN_TESTS(TEST(test_no_failure), TEST(test_submissions), TEST(test_cache),
+                     TEST(test_tune), TEST(test_few_buffers), TEST(test_host_memory),
+                     TEST(test_out_of_memory), TEST(test_lost));
 }

@@ -42,6 +42,7 @@ static int sticky, code;
 static char failed_name[64];
 static int kind;           /* of device to pretend; 0: the truth */
 static uint32_t width;     /* most workgroups in a row of the grid; 0: the truth */
+static uint32_t buffers;   /* storage buffers of a stage; 0: the truth */
 static uint32_t vendor;    /* of the device to pretend; 0: the truth */
 static long submits, rows; /* submissions; dispatches of several rows of workgroups */
 static long signalled;     /* submissions with a fence that is signalled already */
@@ -51,6 +52,7 @@ void shim_pretend(int device_kind, unsigned most_groups) {
     kind = device_kind;
     width = most_groups;
 }
+void shim_pretend_buffers(unsigned most) { buffers = most; }
 void shim_pretend_vendor(unsigned number) { vendor = number; }
 long shim_submits(void) { return submits; }
 long shim_rows(void) { return rows; }
@@ -152,6 +154,7 @@ static void shim_GetPhysicalDeviceProperties(vk_physical physical, vk_properties
     real.GetPhysicalDeviceProperties(physical, out);
     if (kind) out->kind = (uint32_t)kind;
     if (vendor) out->vendor = vendor;
+    if (buffers) out->limits.max_stage_storage_buffers = buffers;
     if (width) out->limits.max_group_count[0] = width;
 }
 CREATE(AllocateMemory, MEMORY,

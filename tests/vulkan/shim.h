@@ -19,6 +19,8 @@ SHIM_API long shim_live(char *text, size_t size);
 /* The device says that it is of another kind (VkPhysicalDeviceType), and that a row of a grid holds
  * so many workgroups at most; 0: the truth. */
 SHIM_API void shim_pretend(int device_kind, unsigned most_groups);
+/* so many storage buffers in a stage at most; 0: the truth */
+SHIM_API void shim_pretend_buffers(unsigned most);
 SHIM_API void shim_pretend_vendor(unsigned vendor); /* its number in the PCI list; 0: the truth */
 SHIM_API long shim_submits(void);                   /* submissions of commands so far */
 /* dispatches so far with more than one row of workgroups */

@@ -1,22 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Constants of the portable kernels in every language: the tables of tessera_backend.h in 32-bit
- * words, and numbers of the softmax. */
+/* Constants of the portable kernels in every language: the words of the tables, sizes of the merge,
+ * and numbers of the softmax. */
 #ifndef TESS_KERNEL_WORDS_H
 #define TESS_KERNEL_WORDS_H
 
-#define TESS_JOB_WORDS      12u
-#define TESS_MERGE_WORDS    6u
-#define TESS_SEQUENCE_WORDS 10u
-#define TESS_CLASS_WORDS    12u
-
-/* TESS_CLASS_* */
-#define TESS_CAUSAL  1u
-#define TESS_LOCAL   2u
-#define TESS_WINDOW  4u
-#define TESS_BITS    8u
-#define TESS_ENTRIES 16u
-
-#define TESS_NO_PARTIAL 0xffffffffu
+#include "tessera/tessera_job_words.h"
 
 /* A workgroup of the merge takes so many rows, and weighs so many parts of each at a time. */
 #define TESS_MERGE_THREADS 64u

@@ -8,11 +8,11 @@
  */
 
 static void pack_keys(const task *t, const cpu_chunk *chunk, float *packed) {
-    for (int32_t n = 0; n < chunk->pieces; n++) {
-        const cpu_piece *p = &chunk->piece[n];
-        for (int32_t i = 0; i < p->count; i++)
-            load_words(t->launch->dtype, t->k + (int64_t)(p->token + i) * t->k_stride, t->head_dim,
-                       packed + (size_t)(p->at + i) * t->m.k_pitch);
+    for (int32_t n = 0; n < chunk->n_runs; n++) {
+        const cpu_run *run = &chunk->run[n];
+        for (int32_t i = 0; i < run->count; i++)
+            load_words(t->launch->dtype, t->k + (int64_t)(run->token + i) * t->k_stride,
+                       t->head_dim, packed + (size_t)(run->at + i) * t->m.k_pitch);
     }
     /* The rest of the last group is computed too, and not looked at. */
     for (int32_t key = chunk->keys; key < round_up(chunk->keys, GROUP); key++)
@@ -23,11 +23,11 @@ static void pack_keys(const task *t, const cpu_chunk *chunk, float *packed) {
 /* Words hold the elements of two keys; an odd last key is paired with zero. */
 static void pack_values(const task *t, const cpu_chunk *chunk, float *packed) {
     const char *before = NULL;
-    for (int32_t n = 0; n < chunk->pieces; n++) {
-        const cpu_piece *p = &chunk->piece[n];
-        for (int32_t i = 0; i < p->count; i++) {
-            const int32_t key = p->at + i;
-            const char *row = t->v + (int64_t)(p->token + i) * t->v_stride;
+    for (int32_t n = 0; n < chunk->n_runs; n++) {
+        const cpu_run *run = &chunk->run[n];
+        for (int32_t i = 0; i < run->count; i++) {
+            const int32_t key = run->at + i;
+            const char *row = t->v + (int64_t)(run->token + i) * t->v_stride;
             if (key % 2 == 0) {
                 before = row;
                 if (key + 1 < chunk->keys) continue;
@@ -47,11 +47,11 @@ static void pack_values(const task *t, const cpu_chunk *chunk, float *packed) {
 }
 #else
 static void pack_values(const task *t, const cpu_chunk *chunk, float *packed) {
-    for (int32_t n = 0; n < chunk->pieces; n++) {
-        const cpu_piece *p = &chunk->piece[n];
-        for (int32_t i = 0; i < p->count; i++) {
-            const char *row = t->v + (int64_t)(p->token + i) * t->v_stride;
-            float *out = packed + (size_t)(p->at + i) * DB;
+    for (int32_t n = 0; n < chunk->n_runs; n++) {
+        const cpu_run *run = &chunk->run[n];
+        for (int32_t i = 0; i < run->count; i++) {
+            const char *row = t->v + (int64_t)(run->token + i) * t->v_stride;
+            float *out = packed + (size_t)(run->at + i) * DB;
             if (t->launch->dtype != TESS_F32) {
                 load_row(t->launch->dtype, row, t->head_dim, t->m.rows);
                 row = (const char *)t->m.rows;
@@ -65,7 +65,7 @@ static void pack_values(const task *t, const cpu_chunk *chunk, float *packed) {
 
 /* KB keys against the panel; also keeps the running maximum. */
 INLINE void score_block(const float *k, size_t pitch, const float *q, int32_t words, float *s,
-                        vf *most, const int nv) {
+                        vf *s_max, const int nv) {
     vf acc[KB][NV];
     UNROLL
     for (int i = 0; i < KB; i++) UNROLL
@@ -91,7 +91,7 @@ INLINE void score_block(const float *k, size_t pitch, const float *q, int32_t wo
     for (int i = 0; i < KB; i++) UNROLL
     for (int v = 0; v < nv; v++) {
         vstore(s + i * PANEL + v * VL, acc[i][v]);
-        most[v] = vmax(acc[i][v], most[v]);
+        s_max[v] = vmax(acc[i][v], s_max[v]);
     }
 }
 
@@ -129,26 +129,26 @@ INLINE void value_block(const float *v, const float *p, int32_t words, float *o,
 }
 
 INLINE void attend(task *t, const panel_work *w, const int nv) {
-    const memory *m = &t->m;
-    const int32_t first_row = w->shares->row;
+    const job_memory *m = &t->m;
+    const int32_t first_row = w->chunk->row;
     const float *q = m->q + (size_t)first_row * m->q_words;
-    float *o = m->o + (size_t)first_row * m->o_elements, *sums = m->sum + first_row;
-    for (const share *x = w->shares; x < w->shares + w->n; x++) {
-        vf most[NV], bias[NV], sum[NV];
-        for (int v = 0; v < NV; v++) most[v] = vset(-INFINITY);
+    float *o = m->o + (size_t)first_row * m->o_elements, *sums = m->row_sum + first_row;
+    for (const panel_chunk *x = w->chunk; x < w->chunk + w->n; x++) {
+        vf s_max[NV], bias[NV], sum[NV];
+        for (int v = 0; v < NV; v++) s_max[v] = vset(-INFINITY);
         for (int32_t key = x->span.first; key < x->span.end; key += KB) {
-            ask_ahead(t);
+            prefetch_some(t);
             score_block(x->k + (size_t)key * m->k_pitch, (size_t)m->k_pitch, q, m->words,
-                        x->s + (size_t)key * PANEL, most, nv);
+                        x->s + (size_t)key * PANEL, s_max, nv);
         }
-        if (x->span.masked || x->span.end % GROUP != 0) mask_share(t, first_row, x, most);
-        lane_bias(t, first_row, most, bias, nv);
+        if (x->span.masked || x->span.end % GROUP != 0) mask_panel_chunk(t, first_row, x, s_max);
+        update_row_max(t, first_row, s_max, bias, nv);
         for (int v = 0; v < nv; v++) sum[v] = vload(sums + v * VL);
-        exponentials(x->s, x->span.first, share_end(x), vset(t->slope), bias, sum, nv);
+        exp_scores(x->s, x->span.first, padded_end(x), vset(t->scale_log2), bias, sum, nv);
         for (int v = 0; v < nv; v++) vstore(sums + v * VL, sum[v]);
-        const int32_t first = WORD_OF(x->span.first), words = WORD_OF(share_end(x)) - first;
+        const int32_t first = WORD_OF(x->span.first), words = WORD_OF(padded_end(x)) - first;
         for (int32_t d = 0; d < t->head_dim; d += DB) {
-            ask_ahead(t);
+            prefetch_some(t);
             value_block(x->v + (size_t)d * WORD_OF(CHUNK) + (size_t)first * DB,
                         x->s + (size_t)first * PANEL, words, o + (size_t)d * PANEL, nv);
         }

@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "order.h"
+
+#include <string.h>
+
+#include "jobs.h"
+
+/* Buckets are exact up to this many key blocks, and steps of equal size beyond. */
+enum { MAX_BUCKETS = 16384 };
+
+/* ------------------------------------------------------------------ the counting sort */
+
+bool tess_order_create(tess_order *order, tess_runtime *runtime, uint64_t most_blocks) {
+    while (most_blocks >> order->shift >= MAX_BUCKETS) order->shift++;
+    order->n_buckets = (uint32_t)(most_blocks >> order->shift) + 1;
+    order->bucket = tess_mem_alloc(runtime, order->n_buckets * sizeof *order->bucket, 64);
+    return order->bucket != NULL;
+}
+
+void tess_order_release(tess_order *order, tess_runtime *runtime) {
+    tess_mem_free(runtime, order->bucket, order->n_buckets * sizeof *order->bucket);
+    order->bucket = NULL;
+}
+
+void tess_order_begin(tess_order *order) {
+    order->n_used = order->n_buckets;
+    tess_order_again(order);
+}
+
+void tess_order_end(tess_order *order) {
+    while (order->n_used > 0 && order->bucket[order->n_used - 1] == 0) order->n_used--;
+}
+
+void tess_order_again(tess_order *order) {
+    memset(order->bucket, 0, order->n_used * sizeof *order->bucket);
+}
+
+uint32_t tess_order_places(tess_order *order, uint32_t at) {
+    for (uint32_t b = order->n_used; b-- > 0;) {
+        const uint32_t count = order->bucket[b];
+        order->bucket[b] = at;
+        at += count;
+    }
+    return at;
+}
+
+/* ------------------------------------------------------------------ sections */
+
+/* Key blocks that the last row reads of the kv head whose runs are [first, last): about what its
+ * tiles share at any time. */
+static uint64_t shared_blocks(const tess_jobs *jobs, const tess_sequence *sequence, uint32_t first,
+                              uint32_t last) {
+    const int64_t kv_len = sequence->kv_len, kv_blocks = ceil_div(kv_len, jobs->grid.block);
+    uint64_t sum = 0;
+    tess_tile tile;
+    if (kv_len == 0) return 0;
+    tess_tile_begin(&jobs->grid, kv_len - 1, kv_len, &tile);
+    for (uint32_t r = first; r < last; r++) {
+        tess_keys keys;
+        tess_tile_keys(&jobs->tiler, jobs->runs[r].cls, &tile, kv_len, kv_blocks, &keys);
+        sum += tess_keys_blocks(&keys);
+    }
+    return smaller(sum, (uint64_t)kv_blocks);
+}
+
+/* Where the section that begins at `at` ends: after the kv head whose shared blocks bring *sum to
+ * `target`. */
+static tess_cursor section_end(const tess_jobs *jobs, tess_cursor at, uint64_t target,
+                               uint64_t *sum) {
+    while (at.sequence < jobs->n_sequences) {
+        const tess_sequence *sequence = &jobs->sequences[at.sequence];
+        while (sequence->q_len != 0 && at.run < jobs->n_runs) {
+            const uint32_t last = tess_kv_head_end(jobs, at.run);
+            if (*sum >= target) return at;
+            *sum += shared_blocks(jobs, sequence, at.run, last);
+            at.run = last;
+        }
+        at.sequence++;
+        at.run = 0;
+    }
+    return at;
+}
+
+/* section / count of the total, which is less than 2^63 / count: a job has 2^32 key blocks at most,
+ * and there are 2^32 jobs. */
+static uint64_t section_target(uint64_t total, uint64_t section, uint64_t count) {
+    return total / count * section + total % count * section / count;
+}
+
+void tess_sections_start(tess_sections *sections, const tess_jobs *jobs) {
+    *sections = (tess_sections){.jobs = jobs};
+    /* The rows of a block mask have to be joined before it can be counted, which is worth doing
+     * once only. */
+    if (jobs->section_blocks == 0 || jobs->tiler.layout->patterns[0].kind == TESS_HEAD_BLOCKS)
+        return;
+    /* Sections are about equal: a small one at the end would begin its longest jobs when the device
+     * has little else left to do. */
+    (void)section_end(jobs, sections->begin, UINT64_MAX, &sections->total);
+    sections->count = sections->total == 0 ? 1 : (sections->total - 1) / jobs->section_blocks + 1;
+}
+
+bool tess_sections_next(tess_sections *sections) {
+    const tess_jobs *jobs = sections->jobs;
+    sections->begin = sections->end;
+    while (sections->begin.sequence < jobs->n_sequences) {
+        sections->section++;
+        sections->end = (tess_cursor){jobs->n_sequences, 0};
+        if (sections->section < sections->count)
+            sections->end =
+                section_end(jobs, sections->begin,
+                            section_target(sections->total, sections->section, sections->count),
+                            &sections->sum);
+        /* The section is empty where the kv head before it was large enough for two. */
+        if (sections->end.sequence != sections->begin.sequence ||
+            sections->end.run != sections->begin.run)
+            return true;
+    }
+    return false;
+}

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Tessera: the tables of a plan as 32-bit words, for kernels. tessera_backend.h describes the
+ * structures and includes this header; a kernel in CUDA, HIP, OpenCL C or GLSL includes it alone,
+ * so it has nothing but preprocessor lines.
+ *
+ * TESS_WORD_JOB_ROW is the word of tess_job.row, counted from the start of the job, and so on. Two
+ * fields of 16 bits share a word: the first one is TESS_LOW_HALF of it, the second TESS_HIGH_HALF.
+ * A field of 64 bits is two words, the low one first.
+ */
+#ifndef TESSERA_TESSERA_JOB_WORDS_H
+#define TESSERA_TESSERA_JOB_WORDS_H
+
+#define TESS_LOW_HALF(word)  ((word)&0xffffu)
+#define TESS_HIGH_HALF(word) ((word) >> 16)
+
+/* ------------------------------------------------------------------ tess_job */
+
+#define TESS_JOB_WORDS                12u
+#define TESS_WORD_JOB_SEQUENCE        0u
+#define TESS_WORD_JOB_HEAD            1u /* low half */
+#define TESS_WORD_JOB_HEADS           1u /* high half */
+#define TESS_WORD_JOB_ROW             2u
+#define TESS_WORD_JOB_ROWS            3u /* low half */
+#define TESS_WORD_JOB_CLS             3u /* high half */
+#define TESS_WORD_JOB_LEFT_OFFSET     4u
+#define TESS_WORD_JOB_LEFT_COUNT      5u
+#define TESS_WORD_JOB_RIGHT_OFFSET    6u
+#define TESS_WORD_JOB_RIGHT_COUNT     7u
+#define TESS_WORD_JOB_INTERVAL_START  8u
+#define TESS_WORD_JOB_INTERVAL_BLOCKS 9u
+#define TESS_WORD_JOB_MASK_HEAD       10u /* low half */
+#define TESS_WORD_JOB_MASK_TAIL       10u /* high half */
+#define TESS_WORD_JOB_PARTIAL         11u
+
+/* In TESS_WORD_JOB_PARTIAL: the job writes O and LSE, and no partial result. */
+#define TESS_NO_PARTIAL 0xffffffffu
+
+/* ------------------------------------------------------------------ tess_merge */
+
+#define TESS_MERGE_WORDS         6u
+#define TESS_WORD_MERGE_SEQUENCE 0u
+#define TESS_WORD_MERGE_HEAD     1u /* low half */
+#define TESS_WORD_MERGE_HEADS    1u /* high half */
+#define TESS_WORD_MERGE_ROW      2u
+#define TESS_WORD_MERGE_ROWS     3u /* low half */
+#define TESS_WORD_MERGE_PARTIAL  4u
+#define TESS_WORD_MERGE_PARTS    5u
+
+/* ------------------------------------------------------------------ tess_sequence */
+
+#define TESS_SEQUENCE_WORDS         10u
+#define TESS_WORD_SEQUENCE_Q_START  0u /* 64 bits */
+#define TESS_WORD_SEQUENCE_KV_START 2u /* 64 bits */
+#define TESS_WORD_SEQUENCE_BATCH    4u
+#define TESS_WORD_SEQUENCE_Q_LEN    5u
+#define TESS_WORD_SEQUENCE_KV_LEN   6u
+
+/* ------------------------------------------------------------------ tess_class */
+
+#define TESS_CLASS_WORDS            12u
+#define TESS_WORD_CLASS_FLAGS       0u
+#define TESS_WORD_CLASS_LOCAL       1u
+#define TESS_WORD_CLASS_STRIDE      2u
+#define TESS_WORD_CLASS_SHIFT       3u
+#define TESS_WORD_CLASS_LEFT        4u
+#define TESS_WORD_CLASS_RIGHT       5u
+#define TESS_WORD_CLASS_SINKS       6u
+#define TESS_WORD_CLASS_LIST_OFFSET 7u
+#define TESS_WORD_CLASS_LIST_COUNT  8u
+
+/* tess_class.flags */
+#define TESS_CLASS_CAUSAL 1u /* keep t <= p only */
+#define TESS_CLASS_LOCAL  2u /* S2 rule of local and stride, causal order */
+#define TESS_CLASS_WINDOW 4u /* token window with sinks */
+/* bits[] tells for each left entry which query blocks of the tile keep it */
+#define TESS_CLASS_BITS         8u
+#define TESS_CLASS_MASK_ENTRIES 16u /* listed entries need tess_kept as well */
+
+#endif /* TESSERA_TESSERA_JOB_WORDS_H */
