@@ -124,7 +124,7 @@ static tess_status forward(tess_driver_device *d, const tess_launch *l, void *st
         args.workspace = tess_driver_address(&l->workspace);
         args.wide = tess_cuda_wide(l);
         args.stages = stages_on(d, x);
-        args.slope = (l->scale < 0 ? -l->scale : l->scale) * 1.44269504088896341f;
+        args.scale_log2 = (l->scale < 0 ? -l->scale : l->scale) * 1.44269504088896341f;
         void *parameters[] = {&args};
         const int code =
             d->driver->call.launch(state->forward, (unsigned)items, 1, 1, TESS_SM80_THREADS, 1, 1,

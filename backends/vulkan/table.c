@@ -53,21 +53,22 @@ static const char *refuses(const tess_vk_device *d, const vk_row *row, const tes
 }
 
 /* How a launch is cut into submissions, from what a plan of this key may hold at most. */
-static void find_pieces(const tess_vk_device *d, const tess_kernel_key *key, uint32_t tile_rows,
-                        uint64_t *jobs_per_piece, uint32_t *pieces) {
+static void find_submissions(const tess_vk_device *d, const tess_kernel_key *key,
+                             uint32_t tile_rows, uint64_t *jobs_per_submission,
+                             uint32_t *submissions) {
     const uint64_t limit = tess_vk_range_steps(d);
-    *jobs_per_piece = 0;
-    *pieces = 1;
+    *jobs_per_submission = 0;
+    *submissions = 1;
     if (limit == 0) return;
     /* Where the key does not know the lengths (batch-invariant plans), keys are split into parts of
      * 4096. */
     const uint64_t keys = key->max_kv_len > INT32_MAX / 2 ? 4096 : (uint64_t)key->max_kv_len;
     const uint64_t steps = keys / STEP_KEYS + 1;
-    *jobs_per_piece = limit / steps ? limit / steps : 1;
+    *jobs_per_submission = limit / steps ? limit / steps : 1;
     const double jobs =
         (double)key->batch * key->n_heads * ((double)key->max_q_len / tile_rows + 2);
-    const double wanted = jobs / (double)*jobs_per_piece + 1;
-    *pieces = wanted < VK_MOST_PIECES ? (uint32_t)wanted : VK_MOST_PIECES;
+    const double wanted = jobs / (double)*jobs_per_submission + 1;
+    *submissions = wanted < VK_MOST_SUBMISSIONS ? (uint32_t)wanted : VK_MOST_SUBMISSIONS;
 }
 
 /* Pipelines and slots of an accepted problem. */
@@ -76,18 +77,19 @@ static tess_status prepare(tess_vk_device *d, const tess_kernel_key *key, int va
     const tess_portable_shape *shape = tess_portable_find(kernels[variant].variant, key->head_dim);
     vk_handle forward, merge;
     tess_vk_state *state;
-    uint64_t jobs_per_piece;
-    uint32_t pieces;
+    uint64_t jobs_per_submission;
+    uint32_t submissions;
     tess_status status = tess_vk_forward_pipeline(
         d, variant, (int)(shape - kernels[variant].variant->shapes), key->dtype, &forward);
     if (status == TESS_OK) status = tess_vk_merge_pipeline(d, key->dtype, &merge);
     if (status != TESS_OK) return status;
-    find_pieces(d, key, shape->rows, &jobs_per_piece, &pieces);
-    status = tess_vk_state_create(d, key->max_in_flight ? key->max_in_flight : 1, pieces, &state);
+    find_submissions(d, key, shape->rows, &jobs_per_submission, &submissions);
+    status =
+        tess_vk_state_create(d, key->max_in_flight ? key->max_in_flight : 1, submissions, &state);
     if (status != TESS_OK) return status;
     state->forward = forward;
     state->merge = merge;
-    state->jobs_per_piece = jobs_per_piece;
+    state->jobs_per_submission = jobs_per_submission;
     kernel->tile_rows = shape->rows;
     kernel->tile_step = 1;
     kernel->pack_rows = shape->rows;

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Plans: splitting, kernels, ranges and tensors, tables on a device, and what goes wrong on the
- * way. */
+/* Plans: splitting, kernels, ranges and tensors, tables on a device, and failures. */
 #include <math.h>
 #include <sys/wait.h>
 #include <unistd.h>

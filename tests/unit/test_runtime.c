@@ -307,8 +307,8 @@ static void test_open_skips_what_does_not_work(void **state) {
                    "alpha:0: fakeOpen: code 10; alpha:1: fakeOpen: code 8");
     fake.silent = true;
     assert_refused(runtime, "alpha:1", TESS_ERROR_UNAVAILABLE, "alpha:1: device lost");
-    /* Lack of memory says nothing about which device works, so no other device is taken in
-     * silence. */
+    /* Lack of memory says nothing about which device works, so no other device is opened
+     * silently. */
     fake.silent = false;
     fake.open_status[FAKE_ALPHA][0] = TESS_ERROR_OUT_OF_MEMORY;
     assert_refused(runtime, NULL, TESS_ERROR_OUT_OF_MEMORY, "tess_device_open: alpha:0: fakeOpen");
