@@ -2,12 +2,11 @@
 #include "plan.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 #include <time.h>
 
+#include "choose.h"
 #include "split.h"
-#include "tune.h"
 
 static const char *const in_create = "tess_plan_create";
 
@@ -56,86 +55,6 @@ static tess_status check_numbers(const tess_plan_desc *d) {
     if (d->determinism != 0)
         return tess_unsupported("%s: determinism: must be 0 in this version, got %u", in_create,
                                 (unsigned)d->determinism);
-    return TESS_OK;
-}
-
-/* ------------------------------------------------------------------ kernel */
-
-/* The part of "backend/kernel" after the slash, if the backend is the plan's. `label` says where
- * the name comes from. */
-static tess_status own_kernel(const tess_device *device, const char *label, const char *name,
-                              const char **own) {
-    const char *backend = device->backend->name, *slash = strchr(name, '/');
-    if (!slash || slash == name || slash[1] == '\0')
-        return tess_invalid("%s: %s: must be backend/kernel, got \"%s\"", in_create, label, name);
-    size_t length = (size_t)(slash - name);
-    if (strlen(backend) != length || memcmp(backend, name, length) != 0)
-        return tess_unsupported("%s: %s: \"%s\" is not a kernel of the device's backend (%s)",
-                                in_create, label, name, backend);
-    *own = slash + 1;
-    return TESS_OK;
-}
-
-static tess_status find_kernel(tess_plan *plan, const tess_plan_desc *d) {
-    tess_device *device = plan->device;
-    const tess_layout *layout = plan->layout;
-    tess_kernel_key key;
-    memset(&key, 0, sizeof key);
-    key.struct_size = sizeof key;
-    key.op = d->op;
-    key.dtype = d->dtype;
-    key.head_dim = key.value_head_dim = d->head_dim;
-    key.block = layout->pattern.block;
-    for (uint32_t c = 0; c < layout->n_classes; c++) {
-        tess_class words;
-        tess_class_words(&layout->patterns[c], &words);
-        key.class_flags |= words.flags;
-        if (layout->patterns[c].kind != TESS_HEAD_DENSE) key.has_entries = 1;
-    }
-    /* The other sequences of a batch must not decide which kernel a sequence gets when its bits
-     * shall not depend on them. */
-    bool invariant = (plan->flags & TESS_PLAN_BATCH_INVARIANT) != 0;
-    key.max_q_len = invariant ? TESS_LENGTH_END - 1 : plan->max_q_len;
-    key.max_kv_len = invariant ? TESS_LENGTH_END - 1 : plan->max_kv_len;
-    key.batch = invariant ? TESS_LENGTH_END - 1 : plan->batch;
-    key.n_heads = (uint32_t)layout->n_heads;
-    key.packed = plan->packed;
-    key.group = (uint32_t)(layout->n_heads / layout->n_kv_heads);
-    key.max_in_flight = d->max_in_flight ? d->max_in_flight : 4;
-    const char *setting = d->kernel ? "" : tess_setting(device->runtime, "TESSERA_KERNEL");
-    tess_status status = TESS_OK;
-    if (d->kernel && *d->kernel) status = own_kernel(device, "kernel", d->kernel, &key.name);
-    if (*setting) status = own_kernel(device, "TESSERA_KERNEL", setting, &key.name);
-    if (status != TESS_OK) return status;
-    bool chosen = false;
-    if (!key.name)
-        status = tess_tune_choose(device, &key,
-                                  key.has_entries ? layout->pattern.kind : TESS_PATTERN_DENSE,
-                                  &plan->kernel, &chosen);
-    if (status == TESS_OK && !chosen) {
-        plan->kernel.struct_size = sizeof plan->kernel;
-        status = tess_device_result(
-            device, device->backend->kernel(device->native, &key, &plan->kernel, 0, NULL));
-    }
-    if (status != TESS_OK) {
-        memset(&plan->kernel, 0, sizeof plan->kernel); /* nothing to release */
-        return status;
-    }
-    if (plan->kernel.tile_rows == 0 || plan->kernel.tile_step == 0)
-        return tess_fail(TESS_ERROR_NATIVE, "%s: %s: kernel %.63s has no tile_rows or tile_step",
-                         in_create, device->backend->name, plan->kernel.name);
-    plan->kernel.name[sizeof plan->kernel.name - 1] = '\0';
-    if (snprintf(plan->kernel_name, sizeof plan->kernel_name, "%s/%s", device->backend->name,
-                 plan->kernel.name) >= (int)sizeof plan->kernel_name)
-        return tess_fail(TESS_ERROR_NATIVE, "%s: %s: kernel %s has too long a name", in_create,
-                         device->backend->name, plan->kernel.name);
-    plan->tile_rows = plan->kernel.tile_rows;
-    if (d->tile_rows > 0 && (uint32_t)d->tile_rows < plan->tile_rows) {
-        /* Below one step the value is taken as it is: the last tile of a sequence may be as short
-         * anyway. */
-        uint32_t rows = (uint32_t)d->tile_rows, step = plan->kernel.tile_step;
-        plan->tile_rows = rows < step ? rows : rows - rows % step;
-    }
     return TESS_OK;
 }
 
@@ -336,7 +255,7 @@ static tess_status fill(tess_plan *plan, const tess_plan_desc *d) {
     plan->host_bytes = sizeof *plan;
     plan->batch = (uint32_t)d->batch;
     TESS_RETURN_IF_ERROR(tess_batch_read(plan, d));
-    TESS_RETURN_IF_ERROR(find_kernel(plan, d));
+    TESS_RETURN_IF_ERROR(tess_choose_kernel(plan, d));
     return make_jobs(plan, d);
 }
 

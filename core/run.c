@@ -16,7 +16,7 @@ static const char *kind_name(uint32_t kind) {
     return kind <= TESS_BUFFER_OBJECT ? names[kind] : "of an unknown kind";
 }
 
-/* Kind, handle and alignment. Messages call the buffer `name` followed by `part`. */
+/* Checks kind, handle and alignment. Messages call the buffer `name` followed by `part`. */
 static tess_status check_buffer(const tess_plan *plan, const char *name, const char *part,
                                 const tess_buffer *buffer, uint64_t align) {
     uint32_t wanted = plan->device->caps.buffer_kind;
@@ -38,7 +38,7 @@ static tess_status check_buffer(const tess_plan *plan, const char *name, const c
     return TESS_OK;
 }
 
-/* That `bytes` from the offset on lie within the buffer and within the address space. */
+/* Checks that `bytes` from the offset on lie within the buffer and the address space. */
 static tess_status check_size(const char *name, const char *part, const tess_buffer *buffer,
                               uint64_t bytes) {
     uint64_t end, address;
@@ -69,8 +69,8 @@ static tess_status check_strides(const char *name, const tess_tensor *t, bool pa
     return TESS_OK;
 }
 
-/* The largest element index of (batch, token), or false on overflow. Lengths that differ make every
- * sequence count. */
+/* The largest element index of (batch, token), or false on overflow. Where lengths differ, every
+ * sequence is looked at. */
 static bool last_token(const tess_plan *plan, const tess_tensor *t, bool keys, uint64_t *last) {
     uint64_t batch_part, token_part;
     *last = 0;
@@ -129,7 +129,7 @@ static tess_status check_apart(const tess_plan *plan, const char *name, const te
     }
 }
 
-/* What holds of a tensor alone. *touched stays 0 where the jobs read nothing of it. */
+/* Checks one tensor by itself. *touched stays 0 where the jobs read nothing of it. */
 static tess_status check_tensor(const tess_plan *plan, uint32_t role, const tess_tensor *t,
                                 uint64_t *touched) {
     const char *name = tess_role_rows[role].name;
@@ -146,7 +146,7 @@ static tess_status check_tensor(const tess_plan *plan, uint32_t role, const tess
 
 /* ------------------------------------------------------------------ overlaps */
 
-/* Bytes of a tensor from here on. Offsets stand for addresses within one buffer object. */
+/* Address of a tensor's first byte; within a buffer object, its offset. */
 static uint64_t place_of(const tess_buffer *b) {
     return b->kind == TESS_BUFFER_OBJECT ? b->offset : b->handle + b->offset;
 }
@@ -163,8 +163,8 @@ static tess_box box_of(const tess_tensor *t, const tess_extent *x, const tess_to
                       .stride = {(uint64_t)t->stride_head * x->item, token, batch}};
 }
 
-/* Whether an element of one tensor lies within another; of tensors that are not there, none
- * does. */
+/* Whether an element of one tensor lies within another. Tensors that are not given share nothing.
+ */
 static bool share_memory(const tess_plan *plan, const tess_launch *l, uint32_t a, uint32_t b) {
     const tess_tensor *s = &l->tensor[a], *t = &l->tensor[b];
     if (s->buffer.kind == TESS_BUFFER_OBJECT && s->buffer.handle != t->buffer.handle) return false;
@@ -182,7 +182,7 @@ static bool share_memory(const tess_plan *plan, const tess_launch *l, uint32_t a
     return false;
 }
 
-/* Outputs against inputs and against each other. Parts of one buffer may alternate as they like. */
+/* Checks outputs against inputs and against each other. Parts of one buffer may alternate. */
 static tess_status check_overlaps(const tess_plan *plan, const tess_launch *l) {
     for (uint32_t out = 0; out < TESS_ROLES_USED; out++) {
         if (!tess_role_rows[out].output) continue;
@@ -197,7 +197,7 @@ static tess_status check_overlaps(const tess_plan *plan, const tess_launch *l) {
     return TESS_OK;
 }
 
-/* Fills the launch's table of tensors. */
+/* Checks every tensor of the operation and fills the launch's table of them. */
 static tess_status check_tensors(const tess_plan *plan, const tess_run_desc *d, tess_launch *l) {
     for (uint32_t role = 0; role < TESS_ROLES_USED; role++) {
         if (!tess_role_serves(role, plan->op)) continue;
@@ -234,7 +234,7 @@ static tess_status check_reserved(const tess_plan *plan, const tess_run_desc *d)
     return TESS_OK;
 }
 
-/* Turns the range of jobs and merges into one of each. */
+/* Splits the range of jobs and merges into one of each. */
 static tess_status set_range(const tess_plan *plan, const tess_run_desc *d, tess_launch *launch) {
     uint64_t jobs = plan->memory.n_jobs, total = jobs + plan->memory.n_merges;
     if (d->first_job >= total)

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <tessera/tessera_backend.h>
+#include <tessera/tessera_key_walk.h>
 
 /* ------------------------------------------------------------------ device */
 
@@ -47,32 +48,21 @@ static tess_status loop_query(void *device, tess_caps *caps) {
 
 static void loop_release(tess_kernel *kernel) { (void)kernel; }
 
-static tess_status loop_kernel(void *device, const tess_kernel_key *key, tess_kernel *kernel,
-                               uint32_t index, tess_kernel_info *info) {
-    const tess_host *host = device;
-    if (!key) {
-        if (index > 0)
-            return host->fail(host, TESS_ERROR_INVALID, "index: %u is past the last kernel",
-                              (unsigned)index);
-        info->op = TESS_OP_FORWARD;
-        info->status = TESS_OK;
-        snprintf(info->name, sizeof info->name, "loop/plain");
-        return TESS_OK;
+static tess_status loop_kernel(void *device, uint32_t index, const tess_kernel_key *key,
+                               tess_kernel_info *info, tess_kernel *kernel) {
+    (void)device;
+    if (index > 0) return TESS_ERROR_INVALID; /* past the last row */
+    info->op = TESS_OP_FORWARD;
+    snprintf(info->name, sizeof info->name, "plain");
+    if (key && key->dtype != TESS_F32) {
+        info->status = TESS_ERROR_UNSUPPORTED;
+        snprintf(info->reason, sizeof info->reason, "float32 only");
+    } else if (kernel) {
+        kernel->tile_rows = 32;
+        kernel->tile_step = 1;
+        kernel->pack_rows = 0; /* so that a job is of one head */
+        kernel->release = loop_release;
     }
-    const char *why = key->name && strcmp(key->name, "plain") != 0
-                          ? "there is no other kernel than plain"
-                      : key->op != TESS_OP_FORWARD ? "forward only"
-                      : key->dtype != TESS_F32     ? "float32 only"
-                                                   : NULL;
-    if (why) {
-        host->log(host, "dispatch", "loop/plain refuses: %s", why);
-        return host->fail(host, TESS_ERROR_UNSUPPORTED, "plain: %s", why);
-    }
-    kernel->tile_rows = 32;
-    kernel->tile_step = 1;
-    kernel->pack_rows = 0; /* so that a job is of one head */
-    kernel->release = loop_release;
-    snprintf(kernel->name, sizeof kernel->name, "plain");
     return TESS_OK;
 }
 
@@ -133,20 +123,12 @@ static void run_row(const tess_launch *l, const tess_job *job, uint32_t r) {
     const float *q =
         element(&l->tensor[TESS_ROLE_Q], s->batch, s->q_start + job->row + r, job->head);
     gathered g = {.most = -INFINITY};
-    for (uint32_t n = 0; n < job->left_count + job->interval_blocks + job->right_count; n++) {
-        /* of the interval, and behind it of the right entries */
-        const uint32_t inside = n - job->left_count;
-        const int listed = n < job->left_count || inside >= job->interval_blocks;
-        const uint32_t entry = n < job->left_count
-                                   ? job->left_offset + n
-                                   : job->right_offset + inside - job->interval_blocks;
-        const int64_t j = listed ? l->tables->entries[entry] : job->interval_start + inside;
-        const uint32_t bits = listed && (c->flags & TESS_CLASS_BITS) ? l->tables->bits[entry] : 0;
-        const int masked =
-            listed ? (c->flags & TESS_CLASS_MASK_ENTRIES) != 0
-                   : inside < job->mask_head || inside >= job->interval_blocks - job->mask_tail;
-        for (int64_t t = j * block; t < (j + 1) * block && t < s->kv_len; t++) {
-            if (masked && !tess_kept(c, p, t, i, j, bits, i_first)) continue;
+    tess_key_run run;
+    for (uint64_t n = 0; n < tess_key_blocks(job); n += run.blocks) {
+        run = tess_key_run_at(job, c, l->tables->entries, l->tables->bits, n);
+        const int64_t end = ((int64_t)run.block + run.blocks) * block;
+        for (int64_t t = run.block * block; t < end && t < s->kv_len; t++) {
+            if (run.masked && !tess_kept(c, p, t, i, run.block, run.bits, i_first)) continue;
             const int64_t token = s->kv_start + t;
             gather(l, &g, q,
                    element(&l->tensor[TESS_ROLE_K], s->batch, token, job->head / l->group),

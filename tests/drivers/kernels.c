@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <tessera/tessera_backend.h>
+#include <tessera/tessera_key_walk.h>
 
 #include "args.h"
 #include "common/elements.h"
@@ -187,16 +187,12 @@ static void forward_row(const buffers *b, const tess_job *job, int64_t pack, int
                       head * a->q_head;
     for (uint32_t e = 0; e < a->head_dim; e++)
         r.q[e] = element_load((uint32_t)b->dtype, b->q, q + e);
-    const int with_bits = (r.cls->flags & TESS_CLASS_BITS) != 0,
-              masked = with_bits || (r.cls->flags & TESS_CLASS_MASK_ENTRIES) != 0;
-    for (uint32_t i = 0; i < job->left_count; i++)
-        add_block(&r, entries[job->left_offset + i], with_bits ? bits[job->left_offset + i] : 0,
-                  masked);
-    for (uint32_t i = 0; i < job->interval_blocks; i++)
-        add_block(&r, (int64_t)job->interval_start + i, 0,
-                  i < job->mask_head || i + job->mask_tail >= job->interval_blocks);
-    for (uint32_t i = 0; i < job->right_count; i++)
-        add_block(&r, entries[job->right_offset + i], 0, masked);
+    tess_key_run run;
+    for (uint64_t i = 0; i < tess_key_blocks(job); i += run.blocks) {
+        run = tess_key_run_at(job, r.cls, entries, bits, i);
+        for (int64_t k = 0; k < run.blocks; k++)
+            add_block(&r, run.block + k, run.bits, (int)run.masked);
+    }
     for (uint32_t e = 0; e < a->head_dim; e++) r.o[e] = r.sum > 0 ? r.o[e] / r.sum : 0;
     if (job->partial == TESS_NO_PARTIAL) {
         write_row(b, s, job->row + n, head, r.o,
@@ -251,7 +247,7 @@ void fake_kernel_run(int number, unsigned groups, void *const *parameters) {
         fake_misuse(700, "the kernel for head_dim %d is given %u", k.head_dim, x.a.head_dim);
         return;
     }
-    /* Hopper's workgroups hand out jobs among themselves; the others take one each. */
+    /* Thread blocks on Hopper fetch jobs from a counter; on other devices each takes one job. */
     const unsigned items = k.kind == SM90 || x.a.items < groups ? x.a.items : groups;
     const uint32_t *counter = fake_host(x.counter);
     if (counter && *counter != 0) fake_misuse(700, "the counter of jobs is not 0");

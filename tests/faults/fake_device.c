@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <tessera/tessera_key_walk.h>
 
 #include "common/elements.h"
 
@@ -188,24 +189,17 @@ static void release_kernel(tess_kernel *kernel) {
     kernel->state = NULL;
 }
 
-static tess_status fake_kernel(void *opaque, const tess_kernel_key *key, tess_kernel *kernel,
-                               uint32_t index, tess_kernel_info *info) {
+static tess_status fake_kernel(void *opaque, uint32_t index, const tess_kernel_key *key,
+                               tess_kernel_info *info, tess_kernel *kernel) {
     fake_device *device = opaque;
     const tess_host *host = device->host;
-    if (!key) {
-        if (index)
-            return host->fail(host, TESS_ERROR_INVALID,
-                              "fake_kernel: index: %u is past the last kernel", index);
-        info->op = TESS_OP_FORWARD;
-        info->status = TESS_OK;
-        snprintf(info->name, sizeof info->name, "loop");
-        return TESS_OK;
-    }
+    (void)key;
+    if (index > 0) return TESS_ERROR_INVALID;
+    info->op = TESS_OP_FORWARD;
+    snprintf(info->name, sizeof info->name, "loop");
+    if (!kernel) return TESS_OK;
     const tess_status status = on_device(device, "kernel");
     if (status != TESS_OK) return status;
-    if (key->name && strcmp(key->name, "loop") != 0)
-        return host->fail(host, TESS_ERROR_UNSUPPORTED, "fake_kernel: there is no kernel %s",
-                          key->name);
     fake_state *state = host->alloc(host, sizeof *state, 16);
     if (!state) return host->fail(host, TESS_ERROR_OUT_OF_MEMORY, "fake_kernel: no host memory");
     state->host = host;
@@ -214,7 +208,6 @@ static tess_status fake_kernel(void *opaque, const tess_kernel_key *key, tess_ke
     kernel->tile_step = 1;
     kernel->pack_rows = 8;
     kernel->scratch_bytes = 777; /* partials must be placed after it, wherever it ends */
-    snprintf(kernel->name, sizeof kernel->name, "loop");
     kernel->state = state;
     kernel->release = release_kernel;
     return TESS_OK;
@@ -296,16 +289,12 @@ static void run_row(const tess_launch *l, const char *tables, const tess_job *jo
                          r.sequence->q_start + job->row + row, r.head);
     for (int e = 0; e < l->head_dim; e++)
         r.q[e] = element_load(l->dtype, address(&l->tensor[TESS_ROLE_Q].buffer), q + e);
-    const int with_bits = (r.cls->flags & TESS_CLASS_BITS) != 0,
-              masked = (r.cls->flags & TESS_CLASS_MASK_ENTRIES) != 0;
-    for (uint32_t n = 0; n < job->left_count; n++)
-        add_block(&r, entries[job->left_offset + n], with_bits ? bits[job->left_offset + n] : 0,
-                  masked || with_bits);
-    for (uint32_t n = 0; n < job->interval_blocks; n++)
-        add_block(&r, (int64_t)job->interval_start + n, 0,
-                  n < job->mask_head || n >= job->interval_blocks - job->mask_tail);
-    for (uint32_t n = 0; n < job->right_count; n++)
-        add_block(&r, entries[job->right_offset + n], 0, masked);
+    tess_key_run run;
+    for (uint64_t i = 0; i < tess_key_blocks(job); i += run.blocks) {
+        run = tess_key_run_at(job, r.cls, entries, bits, i);
+        for (int64_t b = 0; b < run.blocks; b++)
+            add_block(&r, run.block + b, run.bits, (int)run.masked);
+    }
     for (int e = 0; e < l->head_dim; e++) r.o[e] = r.sum > 0 ? r.o[e] / r.sum : 0;
     if (job->partial == TESS_NO_PARTIAL) {
         write_row(l, r.sequence, job->row + row, r.head, r.o,

@@ -17,7 +17,7 @@ static int teardown(void **state) {
     return device_teardown(state);
 }
 
-/* Host memory of a plan, and the most that making it took at any time. */
+/* Host memory of a plan, and the peak while it was created. */
 static uint64_t cost(const tess_plan_desc *d, uint64_t *peak) {
     const uint64_t before = heap.bytes;
     heap.peak = before;

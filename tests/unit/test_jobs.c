@@ -483,7 +483,7 @@ static void test_dense_from_end(void **state) {
     instance_free(&c);
 }
 
-/* Blocks of 48 would leave a quarter of 128 rows unused, so that tiles are cut inside of them. */
+/* Whole blocks of 48 would leave a quarter of 128 rows unused, so tiles are cut inside blocks. */
 static void test_cut_blocks(void **state) {
     (void)state;
     instance c;
@@ -509,7 +509,7 @@ static void test_cut_blocks(void **state) {
     instance_free(&c);
 }
 
-/* Past 16384 key blocks jobs are sorted in coarser steps, and nothing is lost. */
+/* Past 16384 key blocks jobs are sorted in coarser steps, and no job is lost. */
 static void test_many_blocks(void **state) {
     (void)state;
     instance c;

@@ -228,8 +228,8 @@ static void test_residues(void **state) {
 
 /* ------------------------------------------------------------------ storage */
 
-/* Plays a generation in steps of `chunk` tokens: every block that a head of the kv head reads must
- * still lie in its slot. */
+/* Simulates generation in steps of `chunk` tokens: every block that a head of the kv head reads
+ * must still lie in its slot. */
 static void play(const spec *x, const tess_layout *layout, int32_t kv_head, int64_t chunk) {
     int64_t tokens = x->layout.max_tokens, block = block_size(x),
             group = x->layout.n_heads / x->layout.n_kv_heads, written = 0;
@@ -262,8 +262,8 @@ static void play(const spec *x, const tess_layout *layout, int32_t kv_head, int6
     free(slots);
 }
 
-/* A column that is read for long gets a slot of its own where that keeps the ring short, and none
- * where it does not. */
+/* A key block that is read for long gets a slot of its own where that keeps the ring short, and
+ * none where it does not. */
 static void test_fewest_slots(void **state) {
     (void)state;
     enum { BLOCKS = 20 };

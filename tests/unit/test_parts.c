@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where plans that are told how cut the keys of a sequence: batch-invariant ones, and those with a
- * number of parts; and the ranges of their jobs. */
+/* Where plans cut the keys of a sequence when the mode is given: batch-invariant plans, and plans
+ * with a number of parts. And the ranges of their jobs. */
 #include "fixtures/planner.h"
 
 #include "plan.h"
@@ -61,8 +61,8 @@ static void test_asked_parts(void **state) {
     tess_device_release(device);
 }
 
-/* Jobs whose rows see no key take their time as well: ranges hold no more of them than of jobs with
- * one block. */
+/* Jobs whose rows see no key take time too: a range holds no more of them than of jobs with one
+ * block. */
 static void test_empty_jobs_count(void **state) {
     (void)state;
     enum { LIMIT = 3 };

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Plans: splitting, kernels, ranges and tensors, tables on a device, and what goes wrong on the
- * way. */
+/* Plans: splitting, kernels, ranges and tensors, tables on a device, and failures. */
 #include <math.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -227,84 +226,6 @@ static void test_class_lists(void **state) {
         tess_plan_release(plan);
         tess_layout_release(layout);
     }
-}
-
-/* ------------------------------------------------------------------ kernels by name */
-
-static void test_kernel_names(void **state) {
-    (void)state;
-    tess_layout *layout = s2_layout(16, 1000);
-    tess_plan *plan = NULL;
-    tess_plan_desc d = plan_desc(1, 10, 10);
-    static const char *const malformed[] = {"plain", "/plain", "rig/"};
-    for (size_t n = 0; n < 3; n++) {
-        d.kernel = malformed[n];
-        assert_error(tess_plan_create(device, layout, &d, &plan), TESS_ERROR_INVALID,
-                     "tess_plan_create", "kernel");
-    }
-    static const char *const others[] = {"cpu/plain", "ri/plain", "rigs/plain"};
-    for (size_t n = 0; n < 3; n++) {
-        d.kernel = others[n];
-        assert_error(tess_plan_create(device, layout, &d, &plan), TESS_ERROR_UNSUPPORTED,
-                     "tess_plan_create", "kernel");
-    }
-    d.kernel = "rig/other";
-    assert_int_equal(TESS_ERROR_UNSUPPORTED, tess_plan_create(device, layout, &d, &plan));
-    assert_error_has("no kernel other");
-    d.kernel = "rig/plain";
-    tess_plan_release(make(layout, &d));
-    assert_string_equal("plain", rig.key_name);
-    d.kernel = "";
-    tess_plan_release(make(layout, &d));
-    assert_string_equal("", rig.key_name);
-    /* A kernel that no plan can name, or that takes no rows. */
-    d.kernel = NULL;
-    rig.kernel_name = "0123456789012345678901234567890123456789012345678901234567890123456789";
-    assert_int_equal(TESS_ERROR_NATIVE, tess_plan_create(device, layout, &d, &plan));
-    rig.kernel_name = "plain";
-    rig.tile_rows = 0;
-    assert_int_equal(TESS_ERROR_NATIVE, tess_plan_create(device, layout, &d, &plan));
-    rig.tile_rows = 16;
-    rig.tile_step = 0;
-    assert_int_equal(TESS_ERROR_NATIVE, tess_plan_create(device, layout, &d, &plan));
-    rig.tile_step = 1;
-    assert_null(plan);
-    tess_layout_release(layout);
-}
-
-/* The setting names a kernel for every plan that names none. */
-static void test_kernel_setting(void **state) {
-    (void)state;
-    tess_device_release(device);
-    tess_runtime_release(runtime);
-    static const char *const settings[] = {"rig/plain", "absent/plain"};
-    for (int n = 0; n < 2; n++) {
-        tess_runtime_desc desc = {
-            .struct_size = sizeof desc, .backend = "", .kernel = settings[n], .verbose = ""};
-        tess_status status = tess_runtime_create(&desc, &runtime);
-        if (status != TESS_OK) fail_msg("%s", tess_last_error());
-        device = open_device(runtime);
-        tess_layout *layout = s2_layout(16, 1000);
-        tess_plan *plan = NULL;
-        tess_plan_desc d = plan_desc(1, 10, 10);
-        status = tess_plan_create(device, layout, &d, &plan);
-        if (n == 0) {
-            assert_int_equal(TESS_OK, status);
-            assert_string_equal("plain", rig.key_name);
-            tess_plan_release(plan);
-            d.kernel = "";
-            tess_plan_release(make(layout, &d));
-            assert_string_equal("", rig.key_name);
-        } else {
-            assert_error(status, TESS_ERROR_UNSUPPORTED, "tess_plan_create", "TESSERA_KERNEL");
-            d.kernel = "rig/plain";
-            tess_plan_release(make(layout, &d));
-        }
-        tess_layout_release(layout);
-        tess_device_release(device);
-        tess_runtime_release(runtime);
-    }
-    device_setup(state);
 }
 
 /* ------------------------------------------------------------------ ranges */
@@ -783,8 +704,7 @@ static void test_fork(void **state) {
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, device_setup, device_teardown)
     return RUN_TESTS(TEST(test_auto_split), TEST(test_batch_invariant), TEST(test_class_lists),
-                     TEST(test_tile_rows), TEST(test_key), TEST(test_kernel_names),
-                     TEST(test_kernel_setting), TEST(test_ranges), TEST(test_tensors),
+                     TEST(test_tile_rows), TEST(test_key), TEST(test_ranges), TEST(test_tensors),
                      TEST(test_refusals), TEST(test_tables_on_device), TEST(test_faults),
                      TEST(test_device_lost), TEST(test_references), TEST(test_fork));
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The work and traffic that plans tell of, against sums over every pair. */
+/* The work and traffic that plans report, against sums over every pair. */
 #include "fixtures/plans.h"
 
 static void test_work(void **state) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Whether keys are split: the choice against a second reckoning of its model, which hands every
- * single job that the plan would place to the worker that is free first.
+ * Whether keys are split: the choice against a second implementation of its model, which simulates
+ * the plan's jobs one by one and gives each to the worker that is free first.
  */
 #include <math.h>
 
@@ -11,7 +11,7 @@
 
 enum { UNITS = 132, ROWS = 128, BLOCK = 64, MOST_SEQUENCES = 2 * UNITS + 1 };
 
-/* About what the kernel for Hopper says of an H200 at head_dim 128 in 16 bits. */
+/* About the costs that the kernel for Hopper gives for an H200 at head_dim 128 in 16 bits. */
 static const tess_split_model h200 = {
     .costs = {.workers = UNITS,
               .step_keys = 128,
@@ -201,7 +201,7 @@ static void test_ties(void **state) {
     tess_layout *layout = dense(1, 1);
     static batch b;
     tess_split_choice choice;
-    /* Nothing costs anything but steps, so that parts in whole waves take just as long. */
+    /* Only steps cost time, so parts in whole waves take just as long. */
     tess_split_model m = {.costs = {.workers = 4, .step_keys = 64, .step_ns = 1000},
                           .block = BLOCK,
                           .block_bytes = 1,
@@ -256,7 +256,7 @@ static void test_shapes(void **state) {
     }
 }
 
-/* What the caller orders, and what batch-invariant mode wants, the model is not asked about. */
+/* Neither an explicit kv_split nor batch-invariant mode asks the model. */
 static void test_orders(void **state) {
     (void)state;
     tess_layout *layout = dense(1, 1);

@@ -1,25 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The dialect of the portable kernels in CUDA and HIP. Neither toolkit's headers are needed: nvcc
- * brings its own along, and clang compiles for both vendors with builtins alone. One translation
- * unit may hold instances of every TESS_DTYPE.
+ * The dialect of the portable kernels in CUDA and HIP. One translation unit may hold instances of
+ * every TESS_DTYPE.
  */
 #ifndef TESS_DIALECT_CUDA_H
 #define TESS_DIALECT_CUDA_H
 
 #include "args.h"
+#include "language_cuda.h"
 #include "words.h"
 
-#ifndef __global__
-#define __global__ __attribute__((global))
-#define __device__ __attribute__((device))
-#define __shared__ __attribute__((shared))
-#endif
-
-typedef unsigned int uint;
 typedef long long tess_offset;
 
-#define TESS_FUNCTION static inline __device__ __attribute__((always_inline))
+/* What a function is handed behind its other arguments to read the tables. */
+#define TESS_TABLES           , const uint *__restrict__ tables, const tess_args &args
+#define TESS_TABLES_OF_KERNEL , tables, args
 /* Of conditions, without branches. */
 #define TESS_AND(a, b)       ((a) & (b))
 #define TESS_OR(a, b)        ((a) | (b))
@@ -143,15 +138,15 @@ TESS_FUNCTION uint tess_least(uint a, uint b) { return a < b ? a : b; }
 TESS_FUNCTION vec4 tess_max4(vec4 a, vec4 b) {
     return VEC4(tess_max(a.x, b.x), tess_max(a.y, b.y), tess_max(a.z, b.z), tess_max(a.w, b.w));
 }
-TESS_FUNCTION float tess_highest(vec4 a) {
-    return tess_max(tess_max(a.x, a.y), tess_max(a.z, a.w));
+TESS_FUNCTION float tess_max_of(vec4 a) { return tess_max(tess_max(a.x, a.y), tess_max(a.z, a.w)); }
+TESS_FUNCTION float tess_exp_score(float score, float row_max, float scale_log2) {
+    return score > TESS_LOWEST ? tess_exp2((score - row_max) * scale_log2) : 0.0f;
 }
-TESS_FUNCTION float tess_power(float score, float most, float scale_log2) {
-    return score > TESS_LOWEST ? tess_exp2((score - most) * scale_log2) : 0.0f;
-}
-TESS_FUNCTION vec4 tess_power4(vec4 scores, float most, float scale_log2) {
-    return VEC4(tess_power(scores.x, most, scale_log2), tess_power(scores.y, most, scale_log2),
-                tess_power(scores.z, most, scale_log2), tess_power(scores.w, most, scale_log2));
+TESS_FUNCTION vec4 tess_exp_scores(vec4 scores, float row_max, float scale_log2) {
+    return VEC4(tess_exp_score(scores.x, row_max, scale_log2),
+                tess_exp_score(scores.y, row_max, scale_log2),
+                tess_exp_score(scores.z, row_max, scale_log2),
+                tess_exp_score(scores.w, row_max, scale_log2));
 }
 
 /* ------------------------------------------------------------------ elements */

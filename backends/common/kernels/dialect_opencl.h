@@ -16,6 +16,12 @@ typedef float4 vec4;
 typedef long tess_offset;
 
 #define TESS_FUNCTION static inline
+#define TESS_STRUCT(name)     \
+    typedef struct name name; \
+    struct name
+/* What a function is handed behind its other arguments to read the tables. */
+#define TESS_TABLES           , const __global uint *tables, const tess_args args
+#define TESS_TABLES_OF_KERNEL , tables, args
 /* Of conditions, without branches. */
 #define TESS_AND(a, b)       ((a) & (b))
 #define TESS_OR(a, b)        ((a) | (b))
@@ -39,11 +45,11 @@ typedef long tess_offset;
 TESS_FUNCTION uint tess_least(uint a, uint b) { return min(a, b); }
 TESS_FUNCTION float tess_max(float a, float b) { return a > b ? a : b; }
 TESS_FUNCTION vec4 tess_max4(vec4 a, vec4 b) { return max(a, b); }
-TESS_FUNCTION float tess_highest(vec4 a) { return max(max(a.x, a.y), max(a.z, a.w)); }
+TESS_FUNCTION float tess_max_of(vec4 a) { return max(max(a.x, a.y), max(a.z, a.w)); }
 /* The native exponential may be off by any amount. */
 TESS_FUNCTION float tess_exp2(float x) { return exp2(x); }
-TESS_FUNCTION vec4 tess_power4(vec4 scores, float most, float scale_log2) {
-    return select((float4)(0.0f), exp2((scores - most) * scale_log2), scores > TESS_LOWEST);
+TESS_FUNCTION vec4 tess_exp_scores(vec4 scores, float row_max, float scale_log2) {
+    return select((float4)(0.0f), exp2((scores - row_max) * scale_log2), scores > TESS_LOWEST);
 }
 TESS_FUNCTION float tess_log2(float x) { return log2(x); }
 

@@ -308,11 +308,11 @@ static void panel_bounds(task *t, int32_t first) {
  * waits for few lines at a time. So the rows of the chunks that are packed after a panel are asked
  * for one by one, between the steps of its products, where they keep no other load waiting. */
 static void list_ahead(task *t, const cpu_chunk *chunk) {
-    for (int32_t i = 0; i < chunk->pieces; i++) {
-        const cpu_piece *p = &chunk->piece[i];
-        for (int32_t key = 0; key < p->count; key++) {
-            t->ahead[t->to_ask++] = t->k + (int64_t)(p->token + key) * t->k_stride;
-            t->ahead[t->to_ask++] = t->v + (int64_t)(p->token + key) * t->v_stride;
+    for (int32_t i = 0; i < chunk->n_runs; i++) {
+        const cpu_run *run = &chunk->run[i];
+        for (int32_t key = 0; key < run->count; key++) {
+            t->ahead[t->to_ask++] = t->k + (int64_t)(run->token + key) * t->k_stride;
+            t->ahead[t->to_ask++] = t->v + (int64_t)(run->token + key) * t->v_stride;
         }
     }
 }
@@ -331,18 +331,19 @@ static __attribute__((noinline)) void mask_scores(const task *t, int32_t first_r
                                                   const share *x) {
     const memory *m = &t->m;
     const int32_t sinks = t->cls->flags & TESS_CLASS_WINDOW ? t->cls->sinks : 0;
-    for (int32_t n = 0; n < x->chunk->pieces; n++) {
-        const cpu_piece *p = &x->chunk->piece[n];
-        const int32_t from = p->at > x->span.first ? p->at : x->span.first,
-                      to = p->at + p->count < x->span.end ? p->at + p->count : x->span.end;
-        if (!p->masked || from >= to) continue;
+    for (int32_t n = 0; n < x->chunk->n_runs; n++) {
+        const cpu_run *run = &x->chunk->run[n];
+        const int32_t from = run->at > x->span.first ? run->at : x->span.first,
+                      to = run->at + run->count < x->span.end ? run->at + run->count : x->span.end;
+        if (!run->masked || from >= to) continue;
         for (int32_t lane = 0; lane < PANEL; lane += VL) {
             const int32_t r = first_row + lane;
             const vi cap = *(const vi *)(m->cap + r), low = *(const vi *)(m->low + r),
                      high = *(const vi *)(m->high + r);
-            const vi rows = -(vi)(((vu)viset((int32_t)p->kept) >> *(const vu *)(m->block + r)) & 1);
+            const vi rows =
+                -(vi)(((vu)viset((int32_t)run->kept) >> *(const vu *)(m->block + r)) & 1);
             for (int32_t key = from; key < to; key++) {
-                const int32_t token = p->token + key - p->at;
+                const int32_t token = run->token + key - run->at;
                 const vi keep =
                     token < sinks ? rows & (cap >= token) : rows & (low <= token) & (high >= token);
                 float *s = x->s + (size_t)key * PANEL + lane;

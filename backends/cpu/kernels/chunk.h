@@ -1,119 +1,94 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The keys of a job, cut into chunks. A chunk is up to a given number of keys that are packed
- * together: one or more pieces, each a run of consecutive tokens that share one mask rule. A masked
- * piece lies inside one block.
+ * together. It has one or more runs of consecutive tokens; a masked run lies inside one key block.
  */
 #ifndef TESSERA_CPU_CHUNK_H
 #define TESSERA_CPU_CHUNK_H
 
-#include <tessera/tessera_backend.h>
+#include <tessera/tessera_key_walk.h>
 
 enum { CHUNK_MAX = 128 };
 
-typedef struct cpu_piece {
+typedef struct cpu_run {
     int32_t token; /* of the first key */
     int32_t count;
     int32_t at; /* the first key's place in the chunk */
     int32_t masked;
-    /* masked: bit n tells whether rows of query block i_first + n may keep keys of this block */
-    uint32_t kept;
-} cpu_piece;
+    uint32_t kept; /* masked: which query blocks keep it (cpu_walk_kept) */
+} cpu_run;
 
 typedef struct cpu_chunk {
-    int32_t keys, pieces;
-    cpu_piece piece[CHUNK_MAX];
+    int32_t keys, n_runs;
+    cpu_run run[CHUNK_MAX];
 } cpu_chunk;
 
-/* Walks the blocks of a job in order. */
+/* Where the next chunk of a job begins. */
 typedef struct cpu_walk {
     const tess_job *job;
+    const tess_tables *tables;
     const tess_class *cls;
-    const uint32_t *left, *right, *left_bits, *right_bits;
-    int64_t block, kv_len, i_first;
-    uint64_t index, total; /* listed blocks: left entries, interval, right entries */
-    int64_t done;          /* tokens of the current block or run that earlier chunks took */
+    int64_t block, kv_len, i_first; /* i_first: query block of the tile's first row */
+    uint64_t n;                     /* the key block */
+    int64_t done;                   /* tokens of its run that earlier chunks took */
 } cpu_walk;
 
 static inline int64_t cpu_floor_div(int64_t a, int64_t b) { return a / b - (a % b < 0); }
 
 static inline void cpu_walk_start(cpu_walk *w, const tess_launch *l, const tess_job *job) {
-    const tess_tables *t = l->tables;
-    const tess_sequence *s = &t->sequences[job->sequence];
+    const tess_sequence *s = &l->tables->sequences[job->sequence];
     w->job = job;
-    w->cls = &t->classes[job->cls];
-    w->left = t->entries + job->left_offset;
-    w->right = t->entries + job->right_offset;
-    int has_bits = (w->cls->flags & TESS_CLASS_BITS) != 0;
-    w->left_bits = has_bits ? t->bits + job->left_offset : NULL;
-    w->right_bits = has_bits ? t->bits + job->right_offset : NULL;
+    w->tables = l->tables;
+    w->cls = &l->tables->classes[job->cls];
     w->block = l->block;
     w->kv_len = s->kv_len;
     w->i_first = cpu_floor_div((int64_t)s->kv_len - s->q_len + job->row, l->block);
-    w->index = 0;
-    w->total = (uint64_t)job->left_count + job->interval_blocks + job->right_count;
+    w->n = 0;
     w->done = 0;
 }
 
-/* The word `kept` of a piece in block j. */
+/* Which query blocks of the tile keep key block j: bit n stands for i_first + n. */
 static inline uint32_t cpu_walk_kept(const cpu_walk *w, int64_t j, uint32_t bits) {
     const tess_class *c = w->cls;
-    uint32_t kept = ~0u;
+    uint32_t kept = bits;
     if ((c->flags & TESS_CLASS_LOCAL) && (uint64_t)(j + c->shift) % c->stride != 0) {
         /* query blocks i_first .. i_first + n - 1 keep it */
-        int64_t n = j + (int64_t)c->local - w->i_first;
-        kept = n <= 0 ? 0 : n >= 32 ? ~0u : (1u << n) - 1;
+        const int64_t n = j + (int64_t)c->local - w->i_first;
+        kept &= n <= 0 ? 0 : n >= 32 ? ~0u : (1u << n) - 1;
     }
-    if (c->flags & TESS_CLASS_BITS) kept &= bits;
     return kept;
 }
 
 /* Fills the next chunk of at most `limit` keys; false at the end of the job. */
 static inline int cpu_walk_next(cpu_walk *w, cpu_chunk *chunk, int32_t limit) {
-    const tess_job *job = w->job;
-    const int32_t mask_entries = (w->cls->flags & TESS_CLASS_MASK_ENTRIES) != 0;
+    const uint64_t blocks = tess_key_blocks(w->job);
     chunk->keys = 0;
-    chunk->pieces = 0;
-    while (w->index < w->total && chunk->keys < limit) {
-        uint64_t n = w->index, run = 1;
-        int64_t j;
-        int32_t masked = mask_entries;
-        uint32_t bits = ~0u;
-        if (n < job->left_count) {
-            j = w->left[n];
-            if (w->left_bits) bits = w->left_bits[n];
-        } else if ((n -= job->left_count) < job->interval_blocks) {
-            uint64_t tail = job->interval_blocks - job->mask_tail;
-            masked = n < job->mask_head || n >= tail;
-            if (!masked) run = tail - n; /* a run of blocks that every row keeps is one piece */
-            j = (int64_t)job->interval_start + (int64_t)n;
-        } else {
-            n -= job->interval_blocks;
-            j = w->right[n];
-            if (w->right_bits) bits = w->right_bits[n];
-        }
-        int64_t first = j * w->block + w->done, end = (j + (int64_t)run) * w->block;
+    chunk->n_runs = 0;
+    while (w->n < blocks && chunk->keys < limit) {
+        const tess_key_run run =
+            tess_key_run_at(w->job, w->cls, w->tables->entries, w->tables->bits, w->n);
+        const int64_t first = run.block * w->block + w->done;
+        int64_t end = ((int64_t)run.block + run.blocks) * w->block;
         if (end > w->kv_len) end = w->kv_len;
-        int64_t count = end - first;
-        if (count > limit - chunk->keys) count = limit - chunk->keys;
-        cpu_piece *p = &chunk->piece[chunk->pieces++];
-        p->token = (int32_t)first;
-        p->count = (int32_t)count;
-        p->at = chunk->keys;
-        p->masked = masked;
-        p->kept = masked ? cpu_walk_kept(w, j, bits) : ~0u;
-        chunk->keys += (int32_t)count;
+        const int32_t space = limit - chunk->keys;
+        const int32_t count = end - first < space ? (int32_t)(end - first) : space;
+        cpu_run *r = &chunk->run[chunk->n_runs++];
+        r->token = (int32_t)first;
+        r->count = count;
+        r->at = chunk->keys;
+        r->masked = (int32_t)run.masked;
+        r->kept = run.masked ? cpu_walk_kept(w, run.block, run.bits) : ~0u;
+        chunk->keys += count;
+        w->done += count;
         if (first + count == end) {
-            w->index += run;
+            w->n += run.blocks;
             w->done = 0;
-        } else {
-            w->done += count;
         }
     }
     return chunk->keys > 0;
 }
 
-/* What the rows of one panel have in common, to decide about whole pieces. Bounds are inclusive
+/* What the rows of one panel have in common, to decide about whole runs. Bounds are inclusive
  * token positions. */
 typedef struct cpu_panel_rows {
     uint32_t blocks;            /* bit n: some row lies in query block i_first + n */
@@ -132,32 +107,32 @@ typedef struct cpu_span {
 static inline cpu_span cpu_panel_span(const cpu_chunk *chunk, const cpu_panel_rows *r,
                                       int32_t sinks) {
     cpu_span s = {0, 0, 0};
-    /* a piece that was skipped lies between first and the next piece that is not */
+    /* a run that was skipped lies between first and the next one that is not */
     int32_t gap = 0;
-    for (int32_t n = 0; n < chunk->pieces; n++) {
-        const cpu_piece *p = &chunk->piece[n];
-        int32_t from = p->at, to = p->at + p->count, full = 1;
-        if (p->masked) {
-            int32_t t0 = p->token, t1 = p->token + p->count - 1;
+    for (int32_t n = 0; n < chunk->n_runs; n++) {
+        const cpu_run *run = &chunk->run[n];
+        int32_t from = run->at, to = run->at + run->count, full = 1;
+        if (run->masked) {
+            int32_t t0 = run->token, t1 = run->token + run->count - 1;
             int32_t has_sinks = t0 < sinks;
             int32_t high = has_sinks ? r->cap_max : r->high_max;
             if (t1 > high) to = high < t0 ? from : to - (t1 - high);
             if (!has_sinks && t0 < r->low_min)
                 from = t1 < r->low_min ? to : from + (r->low_min - t0);
-            if ((p->kept & r->blocks) == 0 || from >= to) {
+            if ((run->kept & r->blocks) == 0 || from >= to) {
                 gap = 1;
                 continue;
             }
-            full = (p->kept & r->blocks) == r->blocks &&
+            full = (run->kept & r->blocks) == r->blocks &&
                    ((t1 <= r->high_min && t0 >= r->low_max) || (t1 < sinks && t1 <= r->cap_min));
-            if (from > p->at && s.end > 0) gap = 1;
+            if (from > run->at && s.end > 0) gap = 1;
         }
         if (s.end == 0) {
             s.first = from;
             gap = 0;
         }
         s.masked |= !full || gap;
-        gap = to < p->at + p->count;
+        gap = to < run->at + run->count;
         s.end = to;
     }
     return s;

@@ -100,15 +100,15 @@ static void direct_mask(const task *t, int32_t r) {
     const memory *m = &t->m;
     const int32_t sinks = t->cls->flags & TESS_CLASS_WINDOW ? t->cls->sinks : 0;
     float *s = m->s + (size_t)r * CHUNK;
-    for (int32_t n = 0; n < t->chunk.pieces; n++) {
-        const cpu_piece *p = &t->chunk.piece[n];
-        if (!p->masked) continue;
-        const int listed = (int)(p->kept >> m->block[r]) & 1;
-        for (int32_t i = 0; i < p->count; i++) {
-            const int32_t token = p->token + i;
+    for (int32_t n = 0; n < t->chunk.n_runs; n++) {
+        const cpu_run *run = &t->chunk.run[n];
+        if (!run->masked) continue;
+        const int listed = (int)(run->kept >> m->block[r]) & 1;
+        for (int32_t i = 0; i < run->count; i++) {
+            const int32_t token = run->token + i;
             const int in_bounds =
                 token < sinks ? token <= m->cap[r] : token >= m->low[r] && token <= m->high[r];
-            if (!listed || !in_bounds) s[p->at + i] = -INFINITY;
+            if (!listed || !in_bounds) s[run->at + i] = -INFINITY;
         }
     }
     for (int32_t key = t->chunk.keys; key < CHUNK; key++) s[key] = -INFINITY;
@@ -140,11 +140,11 @@ static void direct_softmax(const task *t, int32_t r) {
 }
 
 static void direct_find(const task *t, const cpu_chunk *chunk, direct_rows *rows) {
-    for (int32_t n = 0; n < chunk->pieces; n++) {
-        const cpu_piece *p = &chunk->piece[n];
-        for (int32_t i = 0; i < p->count; i++) {
-            rows->k[p->at + i] = t->k + (int64_t)(p->token + i) * t->k_stride;
-            rows->v[p->at + i] = t->v + (int64_t)(p->token + i) * t->v_stride;
+    for (int32_t n = 0; n < chunk->n_runs; n++) {
+        const cpu_run *run = &chunk->run[n];
+        for (int32_t i = 0; i < run->count; i++) {
+            rows->k[run->at + i] = t->k + (int64_t)(run->token + i) * t->k_stride;
+            rows->v[run->at + i] = t->v + (int64_t)(run->token + i) * t->v_stride;
         }
     }
     /* The last vector of keys is completed with any key; its scores are replaced by -inf. */

@@ -21,10 +21,10 @@
 /* The caller's row of every key of the chunk. */
 static void chunk_rows(const cpu_chunk *chunk, const char *base, int64_t stride,
                        const char **rows) {
-    for (int32_t n = 0; n < chunk->pieces; n++) {
-        const cpu_piece *p = &chunk->piece[n];
-        for (int32_t i = 0; i < p->count; i++)
-            rows[p->at + i] = base + (int64_t)(p->token + i) * stride;
+    for (int32_t n = 0; n < chunk->n_runs; n++) {
+        const cpu_run *run = &chunk->run[n];
+        for (int32_t i = 0; i < run->count; i++)
+            rows[run->at + i] = base + (int64_t)(run->token + i) * stride;
     }
 }
 

@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the portable forward kernel finds in the tables: the tile of query rows that a job is of,
+ * and what the mask compares of its rows and of its keys. TESS_TABLES hands the tables and the
+ * arguments to a function, in languages where they are not global.
+ */
+#ifndef TESS_FORWARD_JOB_H
+#define TESS_FORWARD_JOB_H
+
+#include "key_walk.h"
+
+/* The first element of a tile's row `start` and head `head` in tensor x of the arguments, and how
+ * far from it a row of the tile is. */
+#define TESS_FIRST(x, tile_, start, head_)                                                \
+    (args.x##_at + TESS_OFFSET((tile_).batch) * args.x##_batch + (start)*args.x##_token + \
+     TESS_OFFSET(head_) * args.x##_head)
+#define TESS_ROW_OFFSET(x, head_row)                         \
+    (TESS_OFFSET(TESS_HIGH_HALF(head_row)) * args.x##_head + \
+     TESS_OFFSET(TESS_LOW_HALF(head_row)) * args.x##_token)
+
+TESS_STRUCT(tess_tile) {
+    uint sequence, cls; /* words where they begin in the tables */
+    uint batch, head, row;
+    uint rows, packed_rows; /* rows of a head; of all heads of the job */
+    uint flags;             /* TESS_CLASS_* */
+    int position;           /* of the first row */
+    int kv_len;
+};
+
+TESS_FUNCTION int tess_floor_div(int a, int b) { return a >= 0 ? a / b : -1 - (-1 - a) / b; }
+
+TESS_FUNCTION tess_tile tess_read_tile(uint job TESS_TABLES) {
+    tess_tile tile;
+    tile.sequence =
+        args.sequences_at + TESS_WORD(job + TESS_WORD_JOB_SEQUENCE) * TESS_SEQUENCE_WORDS;
+    tile.cls =
+        args.classes_at + TESS_HIGH_HALF(TESS_WORD(job + TESS_WORD_JOB_CLS)) * TESS_CLASS_WORDS;
+    tile.batch = TESS_WORD(tile.sequence + TESS_WORD_SEQUENCE_BATCH);
+    tile.head = TESS_LOW_HALF(TESS_WORD(job + TESS_WORD_JOB_HEAD));
+    tile.row = TESS_WORD(job + TESS_WORD_JOB_ROW);
+    tile.rows = TESS_LOW_HALF(TESS_WORD(job + TESS_WORD_JOB_ROWS));
+    tile.packed_rows = TESS_HIGH_HALF(TESS_WORD(job + TESS_WORD_JOB_HEADS)) * tile.rows;
+    tile.flags = TESS_WORD(tile.cls + TESS_WORD_CLASS_FLAGS);
+    tile.kv_len = TESS_INT(TESS_WORD(tile.sequence + TESS_WORD_SEQUENCE_KV_LEN));
+    tile.position = tile.kv_len - TESS_INT(TESS_WORD(tile.sequence + TESS_WORD_SEQUENCE_Q_LEN)) +
+                    TESS_INT(tile.row);
+    return tile;
+}
+
+TESS_FUNCTION tess_key_walk tess_read_key_walk(uint job, tess_tile tile TESS_TABLES) {
+    tess_key_walk walk;
+    walk.left_offset = TESS_WORD(job + TESS_WORD_JOB_LEFT_OFFSET);
+    walk.left_count = TESS_WORD(job + TESS_WORD_JOB_LEFT_COUNT);
+    walk.right_offset = TESS_WORD(job + TESS_WORD_JOB_RIGHT_OFFSET);
+    walk.right_count = TESS_WORD(job + TESS_WORD_JOB_RIGHT_COUNT);
+    walk.interval_start = TESS_WORD(job + TESS_WORD_JOB_INTERVAL_START);
+    walk.interval_blocks = TESS_WORD(job + TESS_WORD_JOB_INTERVAL_BLOCKS);
+    walk.mask_head = TESS_LOW_HALF(TESS_WORD(job + TESS_WORD_JOB_MASK_HEAD));
+    walk.mask_tail = TESS_HIGH_HALF(TESS_WORD(job + TESS_WORD_JOB_MASK_TAIL));
+    walk.mask_entries = (tile.flags & TESS_CLASS_MASK_ENTRIES) != 0u;
+    return walk;
+}
+
+/* The key block that block n of the job is. */
+TESS_FUNCTION uint tess_read_key_block(tess_key_block b TESS_TABLES) {
+    return b.listed ? TESS_WORD(args.entries_at + b.at) : b.at;
+}
+
+/* Keys of the job. Only the last block of a sequence may be short, and blocks come in rising
+ * order. */
+TESS_FUNCTION uint tess_count_keys(tess_key_walk walk, tess_tile tile TESS_TABLES) {
+    const uint blocks = tess_key_blocks(walk);
+    if (blocks == 0u) return 0u;
+    const uint last =
+        tess_read_key_block(tess_key_block_at(walk, blocks - 1u) TESS_TABLES_OF_KERNEL);
+    const uint rest = TESS_UINT(tile.kv_len) - last * args.block;
+    return (blocks - 1u) * args.block + tess_least(rest, args.block);
+}
+
+/* ------------------------------------------------------------------ what the mask compares */
+
+/* The window is [low, high]; where there is no bound, it is that of the type. */
+TESS_STRUCT(tess_row) {
+    uint head_row; /* head within the job * 65536 + row */
+    int causal, window_low, window_high;
+    int block; /* the query block */
+};
+
+TESS_FUNCTION tess_row tess_find_row(uint r, tess_tile tile TESS_TABLES) {
+    tess_row row;
+    const uint head = r / tile.rows, own = r - head * tile.rows;
+    const int p = tile.position + TESS_INT(own),
+              left = TESS_INT(TESS_WORD(tile.cls + TESS_WORD_CLASS_LEFT)),
+              right = TESS_INT(TESS_WORD(tile.cls + TESS_WORD_CLASS_RIGHT));
+    const bool window = (tile.flags & TESS_CLASS_WINDOW) != 0u;
+    row.head_row = head << 16 | own;
+    row.causal = (tile.flags & TESS_CLASS_CAUSAL) != 0u ? p : TESS_INT_MAX;
+    row.window_low =
+        !window || left == TESS_INT_MAX || p < TESS_INT_MIN + left ? TESS_INT_MIN : p - left;
+    row.window_high =
+        !window || right == TESS_INT_MAX || p > TESS_INT_MAX - right ? TESS_INT_MAX : p + right;
+    row.block = tess_floor_div(p, TESS_INT(args.block));
+    return row;
+}
+
+/* A key that needs no mask passes every comparison. */
+TESS_STRUCT(tess_key) {
+    uint token;
+    int position;   /* what the bounds of rows are compared with: the token */
+    int last_block; /* the last query block that keeps the key */
+    uint bits;      /* query blocks of the tile that keep it, from that of its first row on */
+};
+
+/* Key number u of the job. */
+TESS_FUNCTION tess_key tess_find_key(uint u, tess_key_walk walk, tess_tile tile TESS_TABLES) {
+    tess_key key;
+    const uint n = u / args.block;
+    const tess_key_block b = tess_key_block_at(walk, n);
+    const uint j = tess_read_key_block(b TESS_TABLES_OF_KERNEL);
+    key.token = j * args.block + (u - n * args.block);
+    key.position = TESS_INT_MIN;
+    key.last_block = TESS_INT_MAX;
+    key.bits = 0xffffffffu;
+    if (b.masked) {
+        key.position = TESS_INT(key.token);
+        if ((tile.flags & TESS_CLASS_BITS) != 0u && b.listed)
+            key.bits = TESS_WORD(args.bits_at + b.at);
+        if ((tile.flags & TESS_CLASS_LOCAL) != 0u) {
+            const uint near_blocks = TESS_WORD(tile.cls + TESS_WORD_CLASS_LOCAL),
+                       stride = TESS_WORD(tile.cls + TESS_WORD_CLASS_STRIDE),
+                       shift = TESS_WORD(tile.cls + TESS_WORD_CLASS_SHIFT);
+            /* (j + shift) mod stride == 0 without a sum that could overflow */
+            const bool on_stride = j % stride == (shift == 0u ? 0u : stride - shift);
+            if (!on_stride && near_blocks <= TESS_UINT(TESS_INT_MAX) - j)
+                key.last_block = TESS_INT(j + near_blocks) - 1;
+        }
+    }
+    return key;
+}
+
+/* The score, or TESS_LOWEST if the row does not keep the key: tess_kept() of tessera_backend.h. */
+TESS_FUNCTION float tess_masked(float score, tess_key key, tess_row row, int sinks, int i_first) {
+    const bool near = TESS_OR(key.position < sinks, TESS_AND(key.position >= row.window_low,
+                                                             key.position <= row.window_high)),
+               listed = ((key.bits >> (TESS_UINT(row.block - i_first) & 31u)) & 1u) != 0u;
+    const bool kept = TESS_AND(TESS_AND(key.position <= row.causal, near),
+                               TESS_AND(row.block <= key.last_block, listed));
+    return kept ? score : TESS_LOWEST;
+}
+
+#endif /* TESS_FORWARD_JOB_H */
