@@ -21,6 +21,11 @@ static void store(uint32_t dtype, void *out, const float *row, int32_t n) {
     }
 }
 
+static void *element(const tess_tensor *t, size_t size, int64_t batch, int64_t row, int64_t head) {
+    const int64_t at = batch * t->stride_batch + row * t->stride_token + head * t->stride_head;
+    return (char *)(uintptr_t)(t->buffer.handle + t->buffer.offset) + at * (int64_t)size;
+}
+
 void tess_cpu_merge(const tess_launch *l, const tess_merge *merge) {
     const tess_sequence *s = &l->tables->sequences[merge->sequence];
     const int32_t dim = l->value_head_dim, rows = (int32_t)merge->rows * merge->heads;
@@ -31,41 +36,30 @@ void tess_cpu_merge(const tess_launch *l, const tess_merge *merge) {
         merge->partial * pitch;
     const double scale = fabs((double)l->scale);
     for (int32_t r = 0; r < rows; r++) {
-        const float *most = partials + (size_t)l->partial_rows * dim + r,
-                    *sums = most + l->partial_rows;
-        float row[256], top = -INFINITY;
-        double sum = 0;
+        const float *part_max = partials + (size_t)l->partial_rows * dim + r,
+                    *part_sum = part_max + l->partial_rows;
+        float row[256], row_max = -INFINITY;
+        double row_sum = 0;
         memset(row, 0, sizeof row);
         for (uint32_t n = 0; n < merge->parts; n++) /* a NaN comes in through its weight */
-            if (most[n * pitch] > top) top = most[n * pitch];
+            if (part_max[n * pitch] > row_max) row_max = part_max[n * pitch];
         for (uint32_t n = 0; n < merge->parts; n++) {
-            if (sums[n * pitch] == 0) continue; /* saw no key: weight 0, whatever its O */
-            const float weight =
-                            (float)(sums[n * pitch] * exp(((double)most[n * pitch] - top) * scale)),
-                        *o = partials + n * pitch + (size_t)r * dim;
-            sum += weight;
-            for (int32_t d = 0; d < dim; d++) row[d] += weight * o[d];
+            if (part_sum[n * pitch] == 0) continue; /* saw no key: weight 0, whatever its O */
+            const float weight = (float)(part_sum[n * pitch] *
+                                         exp(((double)part_max[n * pitch] - row_max) * scale)),
+                        *part_o = partials + n * pitch + (size_t)r * dim;
+            row_sum += weight;
+            for (int32_t d = 0; d < dim; d++) row[d] += weight * part_o[d];
         }
-        if (sum != 0)
-            for (int32_t d = 0; d < dim; d++) row[d] /= (float)sum;
+        if (row_sum != 0)
+            for (int32_t d = 0; d < dim; d++) row[d] /= (float)row_sum;
         const int64_t head = merge->head + r / merge->rows,
                       q = s->q_start + merge->row + r % merge->rows,
                       batch = l->batch_strided ? s->batch : 0;
-        char *o = (char *)(uintptr_t)(l->tensor[TESS_ROLE_O].buffer.handle +
-                                      l->tensor[TESS_ROLE_O].buffer.offset);
-        store(l->dtype,
-              o + (batch * l->tensor[TESS_ROLE_O].stride_batch +
-                   q * l->tensor[TESS_ROLE_O].stride_token +
-                   head * l->tensor[TESS_ROLE_O].stride_head) *
-                      (int64_t)esize,
-              row, dim);
-        if (l->tensor[TESS_ROLE_LSE].buffer.kind != TESS_BUFFER_NONE) {
-            float *out = (float *)(uintptr_t)(l->tensor[TESS_ROLE_LSE].buffer.handle +
-                                              l->tensor[TESS_ROLE_LSE].buffer.offset);
-            out[batch * l->tensor[TESS_ROLE_LSE].stride_batch +
-                q * l->tensor[TESS_ROLE_LSE].stride_token +
-                head * l->tensor[TESS_ROLE_LSE].stride_head] =
-                sum == 0 ? -INFINITY : (float)(top * scale + log(sum));
-        }
+        const tess_tensor *o = &l->tensor[TESS_ROLE_O], *lse = &l->tensor[TESS_ROLE_LSE];
+        store(l->dtype, element(o, esize, batch, q, head), row, dim);
+        if (lse->buffer.kind != TESS_BUFFER_NONE)
+            *(float *)element(lse, sizeof(float), batch, q, head) =
+                row_sum == 0 ? -INFINITY : (float)(row_max * scale + log(row_sum));
     }
 }

@@ -25,9 +25,10 @@
 #define CHUNK (TILES ? 128 : 64) /* keys */
 #endif
 #ifndef ROWS
-#define ROWS (TILES ? 512 : 256) /* of a tile: what packing K and V is shared by */
+#define ROWS (TILES ? 512 : 256) /* of a tile, which share packed K and V */
 #endif
-/* Chunks that are packed before panels work on them; two batches stay in the second-level cache. */
+/* Chunks of a batch. Panels work on one batch while the next is packed; both stay in the
+ * second-level cache. */
 #ifndef BATCH
 #define BATCH (PAIRS ? 4 : 2)
 #endif
@@ -49,7 +50,7 @@
 #define S_BUFFERS 1
 #endif
 
-/* That a panel spends on a chunk, at least: how fast rows of the next batch have to be asked for.
+/* A panel takes at least so many steps for a chunk; each prefetches a few rows of the next batch.
  */
 #define STEPS 16
 
@@ -57,19 +58,19 @@ static inline int32_t round_up(int32_t n, int32_t to) { return (n + to - 1) / to
 
 /* ------------------------------------------------------------------ scratch memory of a job */
 
-typedef struct memory {
+typedef struct job_memory {
     float *q, *o, *k, *v, *s, *rows;
-    float *top, *sum; /* per row: the score that exponentials are relative to, and their sum */
-    int32_t *cap, *low, *high, *block;
+    float *row_max, *row_sum; /* m and l of each row; see update_row_max */
+    int32_t *causal, *low, *high, *block;
     int32_t words;   /* of a packed row of Q or K */
     int32_t q_words; /* allotted per row */
     int32_t k_pitch, o_elements;
-} memory;
+} job_memory;
 
 /* Fewer for large heads, so that Q and O of a tile stay in the second-level cache. */
 uint32_t KERNEL(rows)(int32_t head_dim) { return head_dim <= 128 ? ROWS : ROWS / 2; }
 
-static size_t memory_layout(memory *m, int32_t head_dim, float *base) {
+static size_t layout_memory(job_memory *m, int32_t head_dim, float *base) {
     size_t rows = KERNEL(rows)(head_dim), at = 0;
     m->words = WORD_OF(TILES ? round_up(head_dim, 32) : head_dim);
     m->q_words = round_up(m->words, 16);
@@ -84,9 +85,9 @@ static size_t memory_layout(memory *m, int32_t head_dim, float *base) {
     PART(v, 2 * BATCH * CHUNK * WORD_OF(m->o_elements));
     PART(s, S_BUFFERS * CHUNK * PANEL);
     PART(rows, VL * m->o_elements);
-    PART(top, rows);
-    PART(sum, rows);
-    PART(cap, rows);
+    PART(row_max, rows);
+    PART(row_sum, rows);
+    PART(causal, rows);
     PART(low, rows);
     PART(high, rows);
     PART(block, rows);
@@ -137,19 +138,19 @@ typedef struct task {
     const tess_launch *launch;
     const tess_job *job;
     const tess_class *cls;
-    memory m;
+    job_memory m;
     int32_t head_dim, rows;
     int64_t esize;
     const char *k, *v; /* of token 0 of the sequence and of the job's kv head */
     int64_t k_stride, v_stride;
-    float slope;           /* |scale| * log2(e): turns <q, k> into the exponent of 2 */
+    float scale_log2;      /* |scale| * log2(e): turns <q, k> into the exponent of 2 */
     cpu_chunk chunk, next; /* of jobs of a few rows */
     direct_rows direct[2];
     cpu_panel_rows panel;
-    /* rows of K and V that will be packed next, to be asked for meanwhile */
-    const char *ahead[2 * BATCH * CHUNK];
-    int32_t asked, to_ask, per_step;
-    uint8_t begun[ROWS / PANEL]; /* whether O of a panel holds anything */
+    /* rows of K and V that will be packed next */
+    const char *to_prefetch[2 * BATCH * CHUNK];
+    int32_t n_prefetched, n_to_prefetch, prefetch_per_step;
+    uint8_t o_started[ROWS / PANEL]; /* whether O of a panel holds anything */
 } task;
 
 /* Chunks that panels work on in one go, and where they are packed. */
@@ -169,18 +170,18 @@ typedef struct state {
 enum { STATE_BYTES = (sizeof(state) + 63) / 64 * 64 };
 
 size_t KERNEL(scratch)(int32_t head_dim) {
-    memory m;
-    return STATE_BYTES + memory_layout(&m, head_dim, NULL);
+    job_memory m;
+    return STATE_BYTES + layout_memory(&m, head_dim, NULL);
 }
 
 /* What a panel has to do in one chunk of the batch. */
-typedef struct share {
+typedef struct panel_chunk {
     int32_t row; /* the panel's first */
     const cpu_chunk *chunk;
     cpu_span span;
     const float *k, *v; /* packed */
     float *s;
-} share;
+} panel_chunk;
 
 INLINE int64_t row_offset(const task *t, const tess_tensor *x, int32_t r) {
     const tess_sequence *s = &t->launch->tables->sequences[t->job->sequence];
@@ -205,10 +206,10 @@ INLINE char *tensor_base(const tess_tensor *x) {
     return (char *)(uintptr_t)(x->buffer.handle + x->buffer.offset);
 }
 
-/* Asks for rows of Q, or for ownership of rows of O, before they are needed: each lies in a page of
- * its own, where no hardware prefetcher goes. */
-INLINE void ask_rows(const task *t, const tess_tensor *x, int32_t first, int32_t count,
-                     const int to_write) {
+/* Prefetches rows of Q, or rows of O to write: each lies in a page of its own, where no hardware
+ * prefetcher goes. */
+INLINE void prefetch_rows(const task *t, const tess_tensor *x, int32_t first, int32_t count,
+                          const int to_write) {
     const int32_t end = first + count < t->rows ? first + count : t->rows;
     for (int32_t r = first; r < end; r++) {
         const char *row = tensor_base(x) + row_offset(t, x, r) * t->esize;
@@ -224,7 +225,7 @@ INLINE void ask_rows(const task *t, const tess_tensor *x, int32_t first, int32_t
 /* Packs Q of the panel that starts at packed row `first`. Lanes past the last row are zero. A
  * negative scale is moved into Q. */
 static void pack_queries(task *t, int32_t first) {
-    const memory *m = &t->m;
+    const job_memory *m = &t->m;
     const int32_t words = m->words, padded = round_up(words, VL);
     float *q = m->q + (size_t)first * m->q_words;
     for (int32_t lane = 0; lane < PANEL; lane += VL) {
@@ -262,14 +263,14 @@ static void pack_queries(task *t, int32_t first) {
     }
 }
 
-INLINE int32_t clamp32(int64_t x) {
+INLINE int32_t clamp_int32(int64_t x) {
     return x < INT32_MIN ? INT32_MIN : x > INT32_MAX ? INT32_MAX : (int32_t)x;
 }
 
 /* Token bounds and query block of every packed row; lanes past the last row repeat it, so that they
  * do not widen a panel's bounds. */
 static void place_rows(task *t) {
-    const memory *m = &t->m;
+    const job_memory *m = &t->m;
     const tess_sequence *s = &t->launch->tables->sequences[t->job->sequence];
     const tess_class *c = t->cls;
     const int64_t p0 = (int64_t)s->kv_len - s->q_len + t->job->row,
@@ -277,25 +278,26 @@ static void place_rows(task *t) {
     const int32_t lanes = round_up(t->rows, PANEL);
     for (int32_t r = 0; r < lanes; r++) {
         int64_t p = p0 + (r < t->rows ? r : t->rows - 1) % t->job->rows;
-        int64_t cap = c->flags & TESS_CLASS_CAUSAL ? p : INT32_MAX, low = INT32_MIN, high = cap;
+        int64_t causal = c->flags & TESS_CLASS_CAUSAL ? p : INT32_MAX, low = INT32_MIN,
+                high = causal;
         if (c->flags & TESS_CLASS_WINDOW) {
             if (c->left != INT32_MAX) low = p - c->left;
             if (c->right != INT32_MAX && p + c->right < high) high = p + c->right;
         }
-        m->cap[r] = clamp32(cap);
-        m->low[r] = clamp32(low);
-        m->high[r] = clamp32(high);
+        m->causal[r] = clamp_int32(causal);
+        m->low[r] = clamp_int32(low);
+        m->high[r] = clamp_int32(high);
         m->block[r] = (int32_t)(cpu_floor_div(p, t->launch->block) - i_first);
     }
 }
 
 static void panel_bounds(task *t, int32_t first) {
-    const memory *m = &t->m;
+    const job_memory *m = &t->m;
     cpu_panel_rows b = {0, INT32_MAX, INT32_MIN, INT32_MAX, INT32_MIN, INT32_MAX, INT32_MIN};
     for (int32_t r = first; r < first + PANEL; r++) {
         b.blocks |= 1u << m->block[r];
-        if (m->cap[r] < b.cap_min) b.cap_min = m->cap[r];
-        if (m->cap[r] > b.cap_max) b.cap_max = m->cap[r];
+        if (m->causal[r] < b.causal_min) b.causal_min = m->causal[r];
+        if (m->causal[r] > b.causal_max) b.causal_max = m->causal[r];
         if (m->low[r] < b.low_min) b.low_min = m->low[r];
         if (m->low[r] > b.low_max) b.low_max = m->low[r];
         if (m->high[r] < b.high_min) b.high_min = m->high[r];
@@ -304,22 +306,24 @@ static void panel_bounds(task *t, int32_t first) {
     t->panel = b;
 }
 
-/* Rows of the caller are often pages apart, where no hardware prefetcher follows, and a processor
- * waits for few lines at a time. So the rows of the chunks that are packed after a panel are asked
- * for one by one, between the steps of its products, where they keep no other load waiting. */
-static void list_ahead(task *t, const cpu_chunk *chunk) {
+/*
+ * Rows of the caller are often pages apart, where no hardware prefetcher follows, and a processor
+ * waits for few lines at a time. So the rows of the next batch are prefetched one by one, between
+ * the steps of a panel's products, where they keep no other load waiting.
+ */
+static void list_prefetches(task *t, const cpu_chunk *chunk) {
     for (int32_t i = 0; i < chunk->n_runs; i++) {
         const cpu_run *run = &chunk->run[i];
         for (int32_t key = 0; key < run->count; key++) {
-            t->ahead[t->to_ask++] = t->k + (int64_t)(run->token + key) * t->k_stride;
-            t->ahead[t->to_ask++] = t->v + (int64_t)(run->token + key) * t->v_stride;
+            t->to_prefetch[t->n_to_prefetch++] = t->k + (int64_t)(run->token + key) * t->k_stride;
+            t->to_prefetch[t->n_to_prefetch++] = t->v + (int64_t)(run->token + key) * t->v_stride;
         }
     }
 }
 
-INLINE void ask_ahead(task *t) {
-    for (int32_t n = 0; n < t->per_step && t->asked < t->to_ask; n++) {
-        const char *row = t->ahead[t->asked++];
+INLINE void prefetch_some(task *t) {
+    for (int32_t n = 0; n < t->prefetch_per_step && t->n_prefetched < t->n_to_prefetch; n++) {
+        const char *row = t->to_prefetch[t->n_prefetched++];
         for (int64_t b = 0; b < t->head_dim * t->esize; b += 64) __builtin_prefetch(row + b, 0, 2);
     }
 }
@@ -328,8 +332,8 @@ INLINE void ask_ahead(task *t) {
 
 /* Replaces the scores of (row, key) pairs that must not count by -inf. */
 static __attribute__((noinline)) void mask_scores(const task *t, int32_t first_row,
-                                                  const share *x) {
-    const memory *m = &t->m;
+                                                  const panel_chunk *x) {
+    const job_memory *m = &t->m;
     const int32_t sinks = t->cls->flags & TESS_CLASS_WINDOW ? t->cls->sinks : 0;
     for (int32_t n = 0; n < x->chunk->n_runs; n++) {
         const cpu_run *run = &x->chunk->run[n];
@@ -338,14 +342,14 @@ static __attribute__((noinline)) void mask_scores(const task *t, int32_t first_r
         if (!run->masked || from >= to) continue;
         for (int32_t lane = 0; lane < PANEL; lane += VL) {
             const int32_t r = first_row + lane;
-            const vi cap = *(const vi *)(m->cap + r), low = *(const vi *)(m->low + r),
+            const vi causal = *(const vi *)(m->causal + r), low = *(const vi *)(m->low + r),
                      high = *(const vi *)(m->high + r);
             const vi rows =
                 -(vi)(((vu)viset((int32_t)run->kept) >> *(const vu *)(m->block + r)) & 1);
             for (int32_t key = from; key < to; key++) {
                 const int32_t token = run->token + key - run->at;
-                const vi keep =
-                    token < sinks ? rows & (cap >= token) : rows & (low <= token) & (high >= token);
+                const vi keep = token < sinks ? rows & (causal >= token)
+                                              : rows & (low <= token) & (high >= token);
                 float *s = x->s + (size_t)key * PANEL + lane;
                 vstore(s, vselect(keep, vload(s), vset(-INFINITY)));
             }
@@ -353,54 +357,60 @@ static __attribute__((noinline)) void mask_scores(const task *t, int32_t first_r
     }
 }
 
-/* Lanes whose largest score is more than 8 above the reference, in exponents of 2. A score of
- * infinity over one of infinity is none of them. */
-INLINE vi rises(const task *t, vf most, vf top) { return (vi)((most - top) * t->slope > 8.0f); }
-
-/* Multiplies O of the lanes whose reference rises. Other lanes get the factor 1, so a lane's bits
- * do not depend on its neighbours. */
-static __attribute__((noinline)) void raise_top(const task *t, int32_t first_row, int32_t lane,
-                                                vf most) {
-    const memory *m = &t->m;
-    const vf top = vload(m->top + first_row + lane);
-    const vf raised = vselect(rises(t, most, top), most, top);
-    const vf factor = vselect((vi)(raised > top), vexp2((top - raised) * t->slope), vset(1.0f));
-    float *o = m->o + (size_t)first_row * m->o_elements + lane;
-    for (int32_t d = 0; d < t->head_dim && t->begun[first_row / PANEL]; d++)
-        vstore(o + (size_t)d * PANEL, vload(o + (size_t)d * PANEL) * factor);
-    vstore(m->sum + first_row + lane, vload(m->sum + first_row + lane) * factor);
-    vstore(m->top + first_row + lane, raised);
+/* Lanes whose largest score is more than 8 above row_max, in exponents of 2. A score of infinity
+ * over one of infinity is none of them. */
+INLINE vi exceeds_max(const task *t, vf s_max, vf row_max) {
+    return (vi)((s_max - row_max) * t->scale_log2 > 8.0f);
 }
 
-/* The score that the others of each lane are relative to, after raising it where they ask for it.
- * It follows the largest one only when that makes a factor of more than 2^8, which bounds every
- * exponential and makes the extra pass over O rare. */
-INLINE void lane_bias(const task *t, int32_t first_row, const vf *most, vf *bias, const int nv) {
-    const memory *m = &t->m;
+/* Raises row_max of the lanes that it is too low for, and rescales their O and row_sum. Other lanes
+ * get the factor 1, so a lane's bits do not depend on its neighbours. */
+static __attribute__((noinline)) void rescale_lanes(const task *t, int32_t first_row, int32_t lane,
+                                                    vf s_max) {
+    const job_memory *m = &t->m;
+    const vf old_max = vload(m->row_max + first_row + lane);
+    const vf new_max = vselect(exceeds_max(t, s_max, old_max), s_max, old_max);
+    const vf factor =
+        vselect((vi)(new_max > old_max), vexp2((old_max - new_max) * t->scale_log2), vset(1.0f));
+    float *o = m->o + (size_t)first_row * m->o_elements + lane;
+    for (int32_t d = 0; d < t->head_dim && t->o_started[first_row / PANEL]; d++)
+        vstore(o + (size_t)d * PANEL, vload(o + (size_t)d * PANEL) * factor);
+    vstore(m->row_sum + first_row + lane, vload(m->row_sum + first_row + lane) * factor);
+    vstore(m->row_max + first_row + lane, new_max);
+}
+
+/*
+ * Brings row_max up to the scores of a chunk, and gives the bias that is subtracted from each of
+ * them. row_max follows the largest score only when the exponentials would exceed 2^8: that bounds
+ * them, and makes the extra pass over O rare.
+ */
+INLINE void update_row_max(const task *t, int32_t first_row, const vf *s_max, vf *bias,
+                           const int nv) {
+    const job_memory *m = &t->m;
     for (int v = 0; v < nv; v++) {
-        if (vany(rises(t, most[v], vload(m->top + first_row + v * VL))))
-            raise_top(t, first_row, v * VL, most[v]);
-        const vf top = vload(m->top + first_row + v * VL);
-        bias[v] = vselect((vi)(top == -INFINITY), vset(0.0f), top);
+        if (vany(exceeds_max(t, s_max[v], vload(m->row_max + first_row + v * VL))))
+            rescale_lanes(t, first_row, v * VL, s_max[v]);
+        const vf row_max = vload(m->row_max + first_row + v * VL);
+        bias[v] = vselect((vi)(row_max == -INFINITY), vset(0.0f), row_max);
     }
 }
 
-INLINE void largest_scores(const float *s, int32_t from, int32_t to, vf *most, const int nv) {
+INLINE void max_scores(const float *s, int32_t from, int32_t to, vf *s_max, const int nv) {
     for (int32_t key = from; key < to; key++) UNROLL
-    for (int v = 0; v < nv; v++) most[v] = vmax(vload(s + (size_t)key * PANEL + v * VL), most[v]);
+    for (int v = 0; v < nv; v++) s_max[v] = vmax(vload(s + (size_t)key * PANEL + v * VL), s_max[v]);
 }
 
-/* Turns scores of the keys [from, to) into 2^(slope * (s - bias)) in place and adds them up; the
- * difference comes first, since it is exact where it matters, however large the scores are. For a
- * second product on pairs, words of two keys replace the scores. */
-INLINE void exponentials(float *s, int32_t from, int32_t to, vf slope, const vf *bias, vf *sum,
-                         const int nv) {
+/* Turns scores of the keys [from, to) into 2^(scale_log2 * (s - bias)) in place and adds them up;
+ * the difference comes first, since it is exact where it matters, however large the scores are. For
+ * a second product on pairs, words of two keys replace the scores. */
+INLINE void exp_scores(float *s, int32_t from, int32_t to, vf scale_log2, const vf *bias, vf *sum,
+                       const int nv) {
 #if PAIRS
     for (int32_t key = from; key < to; key += 2) UNROLL
     for (int v = 0; v < nv; v++) {
         const float *in = s + (size_t)key * PANEL + v * VL;
-        const vf even = vexp2_short((vload(in) - bias[v]) * slope),
-                 odd = vexp2_short((vload(in + PANEL) - bias[v]) * slope);
+        const vf even = vexp2_short((vload(in) - bias[v]) * scale_log2),
+                 odd = vexp2_short((vload(in + PANEL) - bias[v]) * scale_log2);
         sum[v] += even;
         sum[v] += odd;
         vstore(s + (size_t)(key / 2) * PANEL + v * VL, vpair_bf16(even, odd));
@@ -408,39 +418,38 @@ INLINE void exponentials(float *s, int32_t from, int32_t to, vf slope, const vf 
 #else
     for (int32_t key = from; key < to; key++) UNROLL
     for (int v = 0; v < nv; v++) {
-        const vf p = vexp2((vload(s + (size_t)key * PANEL + v * VL) - bias[v]) * slope);
+        const vf p = vexp2((vload(s + (size_t)key * PANEL + v * VL) - bias[v]) * scale_log2);
         sum[v] += p;
         vstore(s + (size_t)key * PANEL + v * VL, p);
     }
 #endif
 }
 
-/* Keys that a part's exponentials and second product cover: past the end of its span, scores become
- * -inf. */
-INLINE int32_t share_end(const share *x) {
+/* The end of the keys that the exponentials and the second product cover: past the end of the span,
+ * scores become -inf. */
+INLINE int32_t padded_end(const panel_chunk *x) {
     return round_up(x->span.end, TILES ? GROUP : 1 + PAIRS);
 }
 
-/* Masks a part whose first product is there; `most` holds the maximum of its scores before and
- * after. */
-static __attribute__((noinline)) void mask_share(const task *t, int32_t first_row, const share *x,
-                                                 vf *most) {
+/* Masks a chunk whose scores are there; s_max holds the largest of them before and after. */
+static __attribute__((noinline)) void mask_panel_chunk(const task *t, int32_t first_row,
+                                                       const panel_chunk *x, vf *s_max) {
     if (x->span.masked) mask_scores(t, first_row, x);
-    for (int32_t key = x->span.end; key < share_end(x); key++)
+    for (int32_t key = x->span.end; key < padded_end(x); key++)
         for (int v = 0; v < NV; v++) vstore(x->s + (size_t)key * PANEL + v * VL, vset(-INFINITY));
-    for (int v = 0; v < NV; v++) most[v] = vset(-INFINITY);
-    largest_scores(x->s, x->span.first, x->span.end, most, NV);
+    for (int v = 0; v < NV; v++) s_max[v] = vset(-INFINITY);
+    max_scores(x->s, x->span.first, x->span.end, s_max, NV);
 }
 
-/* One panel against the chunks of a batch, and what its last share overlaps with. */
+/* One panel against the chunks of a batch, and what its last chunk overlaps with. */
 typedef struct panel_work {
-    const share *shares;
+    const panel_chunk *chunk;
     int32_t n;
-    /* the scores of the first share are there, and the largest of them, because it was `after`
-     * of the panel before */
+    /* the scores of the first chunk are there, and the largest of them, because it was `after` of
+     * the panel before */
     int32_t started;
-    const share *after; /* the first share of the next panel, or NULL */
-    vf *largest;        /* largest scores of a share that is started */
+    const panel_chunk *after; /* the first chunk of the next panel, or NULL */
+    vf *first_max;            /* largest scores of a chunk that is started */
 } panel_work;
 
 #if TILES
@@ -456,11 +465,11 @@ static __attribute__((noinline)) void attend_narrow(task *t, const panel_work *w
     attend(t, w, 1);
 }
 
-/* The shares of a panel in the batch, less those in which no row keeps a key. Score buffers are
+/* The chunks of a batch that a panel works on: some row keeps a key of them. Score buffers are
  * taken in turn, also from one panel to the next. */
-static int32_t panel_shares(task *t, int32_t first_row, const key_batch *b, share *shares,
-                            int32_t *turn) {
-    const memory *m = &t->m;
+static int32_t list_panel_chunks(task *t, int32_t first_row, const key_batch *b, panel_chunk *list,
+                                 int32_t *s_buffer) {
+    const job_memory *m = &t->m;
     const int32_t sinks = t->cls->flags & TESS_CLASS_WINDOW ? t->cls->sinks : 0;
     int32_t n = 0;
     panel_bounds(t, first_row);
@@ -471,13 +480,13 @@ static int32_t panel_shares(task *t, int32_t first_row, const key_batch *b, shar
             span.first -= span.first % GROUP;
             span.masked = 1;
         }
-        share *x = &shares[n++];
+        panel_chunk *x = &list[n++];
         x->row = first_row;
         x->chunk = &b->chunk[c];
         x->span = span;
         x->k = b->k + (size_t)c * CHUNK * m->k_pitch;
         x->v = b->v + (size_t)c * CHUNK * WORD_OF(m->o_elements);
-        x->s = m->s + (size_t)((*turn)++ % S_BUFFERS) * CHUNK * PANEL;
+        x->s = m->s + (size_t)((*s_buffer)++ % S_BUFFERS) * CHUNK * PANEL;
     }
     return n;
 }
@@ -507,10 +516,10 @@ INLINE void store_row(uint32_t dtype, void *out, const float *row, int32_t n) {
 }
 
 INLINE float row_lse(const task *t, int32_t r) {
-    const memory *m = &t->m;
-    return m->sum[r] == 0.0f ? -INFINITY
-                             : (float)((double)m->top[r] * fabs((double)t->launch->scale) +
-                                       log((double)m->sum[r]));
+    const job_memory *m = &t->m;
+    return m->row_sum[r] == 0.0f ? -INFINITY
+                                 : (float)((double)m->row_max[r] * fabs((double)t->launch->scale) +
+                                           log((double)m->row_sum[r]));
 }
 
 INLINE void store_lse(const task *t, int32_t r) {
@@ -527,11 +536,11 @@ static void finish_row(const task *t, int32_t r, const float *row) {
         float *partial =
             (float *)(uintptr_t)(l->workspace.handle + l->workspace.offset + l->partials_at) +
             (size_t)t->job->partial * l->partial_rows * ((size_t)l->value_head_dim + 2);
-        float *reference = partial + (size_t)l->partial_rows * t->head_dim,
-              *sum = reference + l->partial_rows;
+        float *row_max = partial + (size_t)l->partial_rows * t->head_dim,
+              *row_sum = row_max + l->partial_rows;
         memcpy(partial + (size_t)r * t->head_dim, row, (size_t)t->head_dim * sizeof(float));
-        reference[r] = t->m.top[r];
-        sum[r] = t->m.sum[r];
+        row_max[r] = t->m.row_max[r];
+        row_sum[r] = t->m.row_sum[r];
         return;
     }
     store_row(l->dtype,
@@ -545,8 +554,8 @@ static void finish_row(const task *t, int32_t r, const float *row) {
 /* The same for VL rows of bf16, which are transposed as words of two elements and go straight to
  * the caller. */
 static void finish_pairs(const task *t, int32_t first, int32_t lane) {
-    const memory *m = &t->m;
-    const vf sum = vload(m->sum + first + lane), inverse = 1.0f / sum;
+    const job_memory *m = &t->m;
+    const vf sum = vload(m->row_sum + first + lane), inverse = 1.0f / sum;
     const vi empty = (vi)(sum == 0.0f);
     const float *o = m->o + (size_t)first * m->o_elements + lane;
     const int32_t words = WORD_OF(t->head_dim),
@@ -578,7 +587,7 @@ static void finish_pairs(const task *t, int32_t first, int32_t lane) {
 #endif
 
 static void finish_panel(const task *t, int32_t first) {
-    const memory *m = &t->m;
+    const job_memory *m = &t->m;
     const int32_t padded = round_up(t->head_dim, VL);
     for (int32_t lane = 0; lane < PANEL && first + lane < t->rows; lane += VL) {
 #if PAIRS
@@ -587,7 +596,7 @@ static void finish_panel(const task *t, int32_t first) {
             continue;
         }
 #endif
-        const vf sum = vload(m->sum + first + lane);
+        const vf sum = vload(m->row_sum + first + lane);
         const vi empty = (vi)(sum == 0.0f); /* such a row has seen no key: 0, whatever O holds */
         const vf inverse = 1.0f / sum;
         const float *o = m->o + (size_t)first * m->o_elements + lane;
@@ -615,96 +624,111 @@ static void pack_chunk(const task *t, key_batch *b, int32_t c) {
     pack_values(t, &b->chunk[c], b->v + (size_t)c * CHUNK * WORD_OF(t->m.o_elements));
 }
 
-void KERNEL(job)(const tess_launch *launch, const tess_job *job, void *scratch) {
-    state *kept = scratch;
-    task *t = &kept->task;
+/* ------------------------------------------------------------------ a job */
+
+static void task_init(state *s, const tess_launch *launch, const tess_job *job) {
+    task *t = &s->task;
+    const tess_tensor *k = &launch->tensor[TESS_ROLE_K], *v = &launch->tensor[TESS_ROLE_V];
     t->launch = launch;
     t->job = job;
     t->cls = &launch->tables->classes[job->cls];
     t->head_dim = launch->head_dim;
     t->rows = (int32_t)job->rows * job->heads;
     t->esize = launch->dtype == TESS_F32 ? 4 : 2;
-    t->k_stride =
-        (int64_t)((uint64_t)launch->tensor[TESS_ROLE_K].stride_token * (uint64_t)t->esize);
-    t->v_stride =
-        (int64_t)((uint64_t)launch->tensor[TESS_ROLE_V].stride_token * (uint64_t)t->esize);
-    t->k = first_key(t, &launch->tensor[TESS_ROLE_K]);
-    t->v = first_key(t, &launch->tensor[TESS_ROLE_V]);
-    t->slope = fabsf(launch->scale) * 1.44269504088896340736f;
-    memory_layout(&t->m, t->head_dim, (float *)(void *)((char *)scratch + STATE_BYTES));
-
-    const memory *m = &t->m;
-    const int32_t lanes = round_up(t->rows, PANEL), panels = lanes / PANEL;
+    t->k_stride = (int64_t)((uint64_t)k->stride_token * (uint64_t)t->esize);
+    t->v_stride = (int64_t)((uint64_t)v->stride_token * (uint64_t)t->esize);
+    t->k = first_key(t, k);
+    t->v = first_key(t, v);
+    t->scale_log2 = fabsf(launch->scale) * 1.44269504088896340736f;
+    layout_memory(&t->m, t->head_dim, (float *)(void *)((char *)s + STATE_BYTES));
+    for (int i = 0; i < 2; i++) {
+        s->batches[i].k = t->m.k + (size_t)i * BATCH * CHUNK * t->m.k_pitch;
+        s->batches[i].v = t->m.v + (size_t)i * BATCH * CHUNK * WORD_OF(t->m.o_elements);
+    }
     place_rows(t);
+}
+
+static void list_batch_prefetches(task *t, const key_batch *b) {
+    t->n_prefetched = t->n_to_prefetch = 0;
+    for (int32_t c = 0; c < b->chunks; c++) list_prefetches(t, &b->chunk[c]);
+}
+
+/* What comes before the first panel: Q of all panels, K and V of the first batch, no output. */
+static void begin_panels(task *t, key_batch *first, int32_t lanes) {
+    const job_memory *m = &t->m;
+    list_batch_prefetches(t, first);
+    t->prefetch_per_step = 1;
+    while (t->n_prefetched < t->n_to_prefetch) prefetch_some(t);
+    for (int32_t r = 0; r < lanes; r += PANEL) {
+        prefetch_rows(t, &t->launch->tensor[TESS_ROLE_Q], r + 2 * PANEL, PANEL, 0);
+        pack_queries(t, r);
+    }
+    for (int32_t r = 0; r < lanes; r++) {
+        m->row_max[r] = -INFINITY;
+        m->row_sum[r] = 0.0f;
+    }
+    memset(t->o_started, !TILES, sizeof t->o_started);
+    if (!TILES) memset(m->o, 0, (size_t)lanes * m->o_elements * sizeof(float));
+    for (int32_t c = 0; c < first->chunks; c++) pack_chunk(t, first, c);
+}
+
+/* All panels against one batch; the next one is packed between them. */
+static void attend_batch(task *t, const key_batch *now, key_batch *next, int32_t panels) {
+    int32_t packed = 0, s_buffer = 0;
+    panel_chunk list[2][BATCH];
+    vf first_max[NV];
+    panel_work w = {.after = NULL, .first_max = first_max};
+    int32_t n_after = list_panel_chunks(t, 0, now, list[0], &s_buffer);
+    list_batch_prefetches(t, next);
+    t->prefetch_per_step = 1 + t->n_to_prefetch / (now->chunks * panels * STEPS);
+    for (int32_t panel = 0; panel < panels; panel++) {
+        const int32_t first = panel * PANEL, to = next->chunks * (panel + 1) / panels;
+        panel_chunk *after = list[(panel + 1) % 2];
+        w.chunk = list[panel % 2];
+        w.n = n_after;
+        w.started = S_BUFFERS > 1 && w.after != NULL;
+        n_after =
+            panel + 1 < panels ? list_panel_chunks(t, first + PANEL, now, after, &s_buffer) : 0;
+        w.after = n_after > 0 && w.n > 0 ? after : NULL;
+        if (w.n > 0) {
+            /* Panels that overlap are of one width. */
+            if ((S_BUFFERS > 1 ? t->rows : t->rows - first) <= VL)
+                attend_narrow(t, &w);
+            else
+                attend_wide(t, &w);
+        }
+        for (; packed < to; packed++) pack_chunk(t, next, packed);
+    }
+}
+
+void KERNEL(job)(const tess_launch *launch, const tess_job *job, void *scratch) {
+    state *s = scratch;
+    task *t = &s->task;
+    task_init(s, launch, job);
     if (t->rows <= DIRECT_ROWS) {
         direct_job(t);
         return;
     }
-    /* The next batch is packed between the panels of this one. The first ones are short, because
-     * nothing hides the wait for their rows. */
-    int32_t limit = 1;
-    key_batch *batches = kept->batches, *now = &batches[0], *next = &batches[1];
-    for (int i = 0; i < 2; i++) {
-        batches[i].k = m->k + (size_t)i * BATCH * CHUNK * m->k_pitch;
-        batches[i].v = m->v + (size_t)i * BATCH * CHUNK * WORD_OF(m->o_elements);
-    }
+    const int32_t lanes = round_up(t->rows, PANEL);
+    key_batch *now = &s->batches[0], *next = &s->batches[1];
+    int32_t limit = 1; /* the first batches are short: nothing hides the wait for their rows */
     cpu_walk walk;
     cpu_walk_start(&walk, launch, job);
-    ask_rows(t, &launch->tensor[TESS_ROLE_Q], 0, 2 * PANEL, 0);
+    prefetch_rows(t, &launch->tensor[TESS_ROLE_Q], 0, 2 * PANEL, 0);
     next_batch(&walk, now, limit);
-    t->asked = t->to_ask = 0;
-    t->per_step = 1;
-    for (int32_t c = 0; c < now->chunks; c++) list_ahead(t, &now->chunk[c]);
-    while (t->asked < t->to_ask) ask_ahead(t);
-    for (int32_t r = 0; r < lanes; r += PANEL) {
-        ask_rows(t, &launch->tensor[TESS_ROLE_Q], r + 2 * PANEL, PANEL, 0);
-        pack_queries(t, r);
-    }
-    for (int32_t r = 0; r < lanes; r++) {
-        m->top[r] = -INFINITY;
-        m->sum[r] = 0.0f;
-    }
-    memset(t->begun, !TILES, sizeof t->begun);
-    if (!TILES) memset(m->o, 0, (size_t)lanes * m->o_elements * sizeof(float));
-
-    for (int32_t c = 0; c < now->chunks; c++) pack_chunk(t, now, c);
+    begin_panels(t, now, lanes);
     while (now->chunks > 0) {
         if (limit < BATCH) limit *= 2;
         next_batch(&walk, next, limit);
-        int32_t packed = 0, turn = 0;
-        share shares[2][BATCH];
-        vf largest[NV];
-        panel_work w = {.after = NULL, .largest = largest};
-        int32_t n_after = panel_shares(t, 0, now, shares[0], &turn);
-        t->asked = t->to_ask = 0;
-        for (int32_t c = 0; c < next->chunks; c++) list_ahead(t, &next->chunk[c]);
-        t->per_step = 1 + t->to_ask / (now->chunks * panels * STEPS);
-        for (int32_t panel = 0; panel < panels; panel++) {
-            const int32_t first = panel * PANEL, to = next->chunks * (panel + 1) / panels;
-            w.shares = shares[panel % 2];
-            w.n = n_after;
-            w.started = S_BUFFERS > 1 && w.after != NULL;
-            n_after = panel + 1 < panels
-                          ? panel_shares(t, first + PANEL, now, shares[(panel + 1) % 2], &turn)
-                          : 0;
-            w.after = n_after > 0 && w.n > 0 ? shares[(panel + 1) % 2] : NULL;
-            if (w.n > 0) {
-                /* Panels that overlap are of one width. */
-                if ((S_BUFFERS > 1 ? t->rows : t->rows - first) <= VL)
-                    attend_narrow(t, &w);
-                else
-                    attend_wide(t, &w);
-            }
-            for (; packed < to; packed++) pack_chunk(t, next, packed);
-        }
+        attend_batch(t, now, next, lanes / PANEL);
         key_batch *done = now;
         now = next;
         next = done;
     }
     const int writes = job->partial == TESS_NO_PARTIAL;
-    if (writes) ask_rows(t, &launch->tensor[TESS_ROLE_O], 0, 2 * PANEL, 1);
+    if (writes) prefetch_rows(t, &launch->tensor[TESS_ROLE_O], 0, 2 * PANEL, 1);
     for (int32_t r = 0; r < lanes; r += PANEL) {
-        if (writes) ask_rows(t, &launch->tensor[TESS_ROLE_O], r + 2 * PANEL, PANEL, 1);
+        if (writes) prefetch_rows(t, &launch->tensor[TESS_ROLE_O], r + 2 * PANEL, PANEL, 1);
         finish_panel(t, r);
     }
 }

@@ -91,10 +91,10 @@ static inline int cpu_walk_next(cpu_walk *w, cpu_chunk *chunk, int32_t limit) {
 /* What the rows of one panel have in common, to decide about whole runs. Bounds are inclusive
  * token positions. */
 typedef struct cpu_panel_rows {
-    uint32_t blocks;            /* bit n: some row lies in query block i_first + n */
-    int32_t cap_min, cap_max;   /* causal bound of the rows */
-    int32_t low_min, low_max;   /* window */
-    int32_t high_min, high_max; /* window and causal */
+    uint32_t blocks;                /* bit n: some row lies in query block i_first + n */
+    int32_t causal_min, causal_max; /* causal bound of the rows */
+    int32_t low_min, low_max;       /* window */
+    int32_t high_min, high_max;     /* window and causal */
 } cpu_panel_rows;
 
 /* The part of a chunk that a panel works on: keys [first, end), masked if some (row, key) of it
@@ -115,7 +115,7 @@ static inline cpu_span cpu_panel_span(const cpu_chunk *chunk, const cpu_panel_ro
         if (run->masked) {
             int32_t t0 = run->token, t1 = run->token + run->count - 1;
             int32_t has_sinks = t0 < sinks;
-            int32_t high = has_sinks ? r->cap_max : r->high_max;
+            int32_t high = has_sinks ? r->causal_max : r->high_max;
             if (t1 > high) to = high < t0 ? from : to - (t1 - high);
             if (!has_sinks && t0 < r->low_min)
                 from = t1 < r->low_min ? to : from + (r->low_min - t0);
@@ -124,7 +124,7 @@ static inline cpu_span cpu_panel_span(const cpu_chunk *chunk, const cpu_panel_ro
                 continue;
             }
             full = (run->kept & r->blocks) == r->blocks &&
-                   ((t1 <= r->high_min && t0 >= r->low_max) || (t1 < sinks && t1 <= r->cap_min));
+                   ((t1 <= r->high_min && t0 >= r->low_max) || (t1 < sinks && t1 <= r->causal_min));
             if (from > run->at && s.end > 0) gap = 1;
         }
         if (s.end == 0) {

@@ -31,7 +31,7 @@ INLINE vf load_elements(uint32_t dtype, const char *row, int32_t i, int32_t n) {
  * them up. */
 INLINE void direct_scores(const task *t, const uint32_t dtype, const char *const *keys, int32_t at,
                           const int rows) {
-    const memory *m = &t->m;
+    const job_memory *m = &t->m;
     vf acc[DIRECT_ROWS][VL];
     for (int i = 0; i < VL; i++) {
         vf sum[DIRECT_ROWS];
@@ -52,15 +52,15 @@ INLINE void direct_scores(const task *t, const uint32_t dtype, const char *const
     }
 }
 
-INLINE void direct_fetch(const char *row, int64_t bytes) {
+INLINE void prefetch_row(const char *row, int64_t bytes) {
     for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(row + b, 0, 3);
 }
 
-/* O of some rows += P V over the chunk, DIRECT_SPAN vectors of O at a time. The first pass asks for
- * the n_next rows of K that come after. */
+/* O of some rows += P V over the chunk, DIRECT_SPAN vectors of O at a time. The first pass
+ * prefetches the n_next rows of K that come after. */
 INLINE void direct_values(const task *t, const uint32_t dtype, const char *const *values,
                           const char *const *next, int32_t n_next, const int rows) {
-    const memory *m = &t->m;
+    const job_memory *m = &t->m;
     const int64_t bytes = (int64_t)t->head_dim * t->esize;
     for (int32_t d = 0; d < t->head_dim; d += DIRECT_SPAN * VL) {
         vf acc[DIRECT_ROWS][DIRECT_SPAN];
@@ -72,7 +72,7 @@ INLINE void direct_values(const task *t, const uint32_t dtype, const char *const
                     vload(m->o + (size_t)r * m->o_elements + d + (j < vectors ? j : 0) * VL);
         for (int32_t key = 0; key < t->chunk.keys; key++) {
             vf v[DIRECT_SPAN];
-            if (d == 0 && key < n_next) direct_fetch(next[key], bytes);
+            if (d == 0 && key < n_next) prefetch_row(next[key], bytes);
             if (vectors == DIRECT_SPAN && d + DIRECT_SPAN * VL <= t->head_dim) {
                 UNROLL
                 for (int j = 0; j < DIRECT_SPAN; j++)
@@ -97,7 +97,7 @@ INLINE void direct_values(const task *t, const uint32_t dtype, const char *const
 
 /* Scores of row r that must not count become -inf. */
 static void direct_mask(const task *t, int32_t r) {
-    const memory *m = &t->m;
+    const job_memory *m = &t->m;
     const int32_t sinks = t->cls->flags & TESS_CLASS_WINDOW ? t->cls->sinks : 0;
     float *s = m->s + (size_t)r * CHUNK;
     for (int32_t n = 0; n < t->chunk.n_runs; n++) {
@@ -107,7 +107,7 @@ static void direct_mask(const task *t, int32_t r) {
         for (int32_t i = 0; i < run->count; i++) {
             const int32_t token = run->token + i;
             const int in_bounds =
-                token < sinks ? token <= m->cap[r] : token >= m->low[r] && token <= m->high[r];
+                token < sinks ? token <= m->causal[r] : token >= m->low[r] && token <= m->high[r];
             if (!listed || !in_bounds) s[run->at + i] = -INFINITY;
         }
     }
@@ -115,31 +115,32 @@ static void direct_mask(const task *t, int32_t r) {
 }
 
 static void direct_softmax(const task *t, int32_t r) {
-    const memory *m = &t->m;
+    const job_memory *m = &t->m;
     float *s = m->s + (size_t)r * CHUNK;
-    vf most = vset(-INFINITY), sum = vset(0.0f);
-    for (int32_t key = 0; key < CHUNK; key += VL) most = vmax(vload(s + key), most);
+    vf s_max = vset(-INFINITY), sum = vset(0.0f);
+    for (int32_t key = 0; key < CHUNK; key += VL) s_max = vmax(vload(s + key), s_max);
     float next = -INFINITY, total = 0;
-    for (int i = 0; i < VL; i++) next = most[i] > next ? most[i] : next;
-    if ((next - m->top[r]) * t->slope > 8.0f) {
-        const vf factor = vexp2(vset((m->top[r] - next) * t->slope));
+    for (int i = 0; i < VL; i++) next = s_max[i] > next ? s_max[i] : next;
+    if ((next - m->row_max[r]) * t->scale_log2 > 8.0f) {
+        const vf factor = vexp2(vset((m->row_max[r] - next) * t->scale_log2));
         for (int32_t d = 0; d < t->head_dim; d += VL)
             vstore(m->o + (size_t)r * m->o_elements + d,
                    vload(m->o + (size_t)r * m->o_elements + d) * factor);
-        m->sum[r] *= factor[0];
-        m->top[r] = next;
+        m->row_sum[r] *= factor[0];
+        m->row_max[r] = next;
     }
-    const vf slope = vset(t->slope), bias = vset(m->top[r] == -INFINITY ? 0.0f : m->top[r]);
+    const vf scale_log2 = vset(t->scale_log2),
+             bias = vset(m->row_max[r] == -INFINITY ? 0.0f : m->row_max[r]);
     for (int32_t key = 0; key < CHUNK; key += VL) {
-        const vf p = vexp2((vload(s + key) - bias) * slope);
+        const vf p = vexp2((vload(s + key) - bias) * scale_log2);
         sum += p;
         vstore(s + key, p);
     }
     for (int i = 0; i < VL; i++) total += sum[i];
-    m->sum[r] += total;
+    m->row_sum[r] += total;
 }
 
-static void direct_find(const task *t, const cpu_chunk *chunk, direct_rows *rows) {
+static void direct_locate(const task *t, const cpu_chunk *chunk, direct_rows *rows) {
     for (int32_t n = 0; n < chunk->n_runs; n++) {
         const cpu_run *run = &chunk->run[n];
         for (int32_t i = 0; i < run->count; i++) {
@@ -153,7 +154,7 @@ static void direct_find(const task *t, const cpu_chunk *chunk, direct_rows *rows
 }
 
 /* All chunks of the job for a fixed number of rows and one storage type. Rows of K and V are often
- * a page apart, where no hardware prefetcher follows: V is asked for while K is read, and K of the
+ * a page apart, where no hardware prefetcher follows: V is prefetched while K is read, and K of the
  * next chunk while V is. */
 INLINE void direct_chunks(task *t, const uint32_t dtype, const int rows) {
     const int64_t bytes = (int64_t)t->head_dim * t->esize;
@@ -161,15 +162,15 @@ INLINE void direct_chunks(task *t, const uint32_t dtype, const int rows) {
     cpu_walk walk;
     cpu_walk_start(&walk, t->launch, t->job);
     int more = cpu_walk_next(&walk, &t->next, CHUNK), turn = 0;
-    if (more) direct_find(t, &t->next, &both[0]);
+    if (more) direct_locate(t, &t->next, &both[0]);
     while (more) {
         const direct_rows *now = &both[turn], *then = &both[turn ^= 1];
         t->chunk = t->next;
         more = cpu_walk_next(&walk, &t->next, CHUNK);
-        if (more) direct_find(t, &t->next, &both[turn]);
+        if (more) direct_locate(t, &t->next, &both[turn]);
         for (int32_t key = 0; key < t->chunk.keys; key += VL) {
             for (int32_t i = key; i < key + VL && i < t->chunk.keys; i++)
-                direct_fetch(now->v[i], bytes);
+                prefetch_row(now->v[i], bytes);
             direct_scores(t, dtype, now->k + key, key, rows);
         }
         for (int r = 0; r < rows; r++) {
@@ -192,13 +193,13 @@ static __attribute__((noinline)) void direct_bf16(task *t) {
 }
 
 static void direct_job(task *t) {
-    const memory *m = &t->m;
+    const job_memory *m = &t->m;
     const float sign = t->launch->scale >= 0 ? 1.0f : -1.0f;
     memset(m->q, 0, (size_t)DIRECT_ROWS * m->o_elements * sizeof(float));
     memset(m->o, 0, (size_t)DIRECT_ROWS * m->o_elements * sizeof(float));
     for (int32_t r = 0; r < DIRECT_ROWS; r++) {
-        m->top[r] = -INFINITY;
-        m->sum[r] = 0.0f;
+        m->row_max[r] = -INFINITY;
+        m->row_sum[r] = 0.0f;
         if (r >= t->rows) continue;
         float *q = m->q + (size_t)r * m->o_elements;
         load_row(t->launch->dtype,
@@ -214,7 +215,7 @@ static void direct_job(task *t) {
     else
         direct_bf16(t);
     for (int32_t r = 0; r < t->rows; r++) {
-        const float sum = m->sum[r];
+        const float sum = m->row_sum[r];
         float *o = m->o + (size_t)r * m->o_elements;
         for (int32_t d = 0; d < t->head_dim; d++) o[d] = sum == 0.0f ? 0.0f : o[d] / sum;
         finish_row(t, r, o);

@@ -29,7 +29,7 @@ static void chunk_rows(const cpu_chunk *chunk, const char *base, int64_t stride,
 }
 
 static void pack_keys(const task *t, const cpu_chunk *chunk, float *packed) {
-    const memory *m = &t->m;
+    const job_memory *m = &t->m;
     const char *rows[CHUNK];
     chunk_rows(chunk, t->k, t->k_stride, rows);
     const int32_t words = WORD_OF(t->head_dim);
@@ -80,7 +80,7 @@ INLINE void pack_value_tiles(const char *const *rows, int32_t d, float *tile, fl
 #endif
 
 static void pack_values(const task *t, const cpu_chunk *chunk, float *packed) {
-    const memory *m = &t->m;
+    const job_memory *m = &t->m;
     const char *rows[CHUNK];
     chunk_rows(chunk, t->v, t->v_stride, rows);
     for (int32_t key = chunk->keys; key < round_up(chunk->keys, GROUP); key++) rows[key] = NULL;
@@ -105,26 +105,26 @@ static void pack_values(const task *t, const cpu_chunk *chunk, float *packed) {
     }
 }
 
-/* Turns the scores of `now` (if any) into exponentials while the first product of `next` (if any)
- * is on its way: slices of the one stand between steps of the other, because the vector units are
- * free while tiles multiply, and the processor looks ahead by no more than a slice. */
-INLINE void exponentials_and_scores(task *t, const share *now, const share *next, const vf *bias,
-                                    const int nv) {
+/* The exponentials of `now` (if any) while tiles compute the scores of `next` (if any): slices of
+ * the one stand between steps of the other, because the vector units are free while tiles multiply,
+ * and the processor looks ahead by no more than a slice. */
+INLINE void softmax_and_scores(task *t, const panel_chunk *now, const panel_chunk *next,
+                               const vf *bias, const int nv) {
     TILE_STATE;
-    const memory *m = &t->m;
+    const job_memory *m = &t->m;
     const int both = nv * VL > 16; /* the second 16 rows of the panel are in use */
-    const vf slope = vset(t->slope);
+    const vf scale_log2 = vset(t->scale_log2);
     vf sum[NV];
     int32_t at = 0, end = 0, slice = 0;
     if (now) {
-        for (int v = 0; v < nv; v++) sum[v] = vload(m->sum + now->row + v * VL);
+        for (int v = 0; v < nv; v++) sum[v] = vload(m->row_sum + now->row + v * VL);
         at = now->span.first;
-        end = share_end(now);
+        end = padded_end(now);
     }
     if (next) {
         const float *q = m->q + (size_t)next->row * m->q_words;
         const size_t k_bytes = (size_t)m->k_pitch * sizeof(float);
-        const int32_t steps = (share_end(next) - next->span.first) / 32 * (m->words / 16);
+        const int32_t steps = (padded_end(next) - next->span.first) / 32 * (m->words / 16);
         slice = ((end - at) / 2 + steps - 1) / steps * 2;
         for (int32_t key = next->span.first; key < next->span.end; key += 32) {
             const float *k = next->k + (size_t)key * m->k_pitch,
@@ -146,8 +146,8 @@ INLINE void exponentials_and_scores(task *t, const share *now, const share *next
                     TILE_DOT(3, 5, 7);
                 }
                 const int32_t to = at + slice < end ? at + slice : end;
-                ask_ahead(t);
-                if (at < to) exponentials(now->s, at, to, slope, bias, sum, nv);
+                prefetch_some(t);
+                if (at < to) exp_scores(now->s, at, to, scale_log2, bias, sum, nv);
                 at = to;
             }
             TILE_STORE(0, s, ROW_BYTES);
@@ -159,34 +159,34 @@ INLINE void exponentials_and_scores(task *t, const share *now, const share *next
         }
     }
     if (now) {
-        exponentials(now->s, at, end, slope, bias, sum, nv);
-        for (int v = 0; v < nv; v++) vstore(m->sum + now->row + v * VL, sum[v]);
+        exp_scores(now->s, at, end, scale_log2, bias, sum, nv);
+        for (int v = 0; v < nv; v++) vstore(m->row_sum + now->row + v * VL, sum[v]);
     }
 }
 
-/* O += V P of `now` while the largest scores of `next` (if any) are looked for. */
-INLINE void values_and_largest(task *t, const share *now, const share *next, vf *most,
-                               const int nv) {
+/* O += V P of `now` while the vector units look for the largest scores of `next` (if any). */
+INLINE void values_and_max(task *t, const panel_chunk *now, const panel_chunk *next, vf *s_max,
+                           const int nv) {
     TILE_STATE;
-    const memory *m = &t->m;
+    const job_memory *m = &t->m;
     const int both = nv * VL > 16;
     const int32_t steps =
-        (share_end(now) - now->span.first) / 32 * (round_up(t->head_dim, 32) / 32);
+        (padded_end(now) - now->span.first) / 32 * (round_up(t->head_dim, 32) / 32);
     int32_t at = 0, end = 0, slice;
     if (next) {
         at = next->span.first;
         end = next->span.end;
     }
     slice = (end - at + steps - 1) / steps;
-    for (int v = 0; v < nv; v++) most[v] = vset(-INFINITY);
-    const int begun = t->begun[now->row / PANEL];
-    t->begun[now->row / PANEL] = 1;
+    for (int v = 0; v < nv; v++) s_max[v] = vset(-INFINITY);
+    const int o_started = t->o_started[now->row / PANEL];
+    t->o_started[now->row / PANEL] = 1;
     for (int32_t d = 0; d < t->head_dim; d += 32) {
         float *o = m->o + (size_t)now->row * m->o_elements + (size_t)d * PANEL,
               *o_next = o + 16 * PANEL;
         const float *v = now->v + (size_t)(d / 16 * (CHUNK / 32)) * TILE_WORDS,
                     *v_next = v + CHUNK / 32 * TILE_WORDS;
-        if (begun) {
+        if (o_started) {
             TILE_LOAD(0, o, ROW_BYTES);
             TILE_LOAD(2, o_next, ROW_BYTES);
             if (both) {
@@ -212,8 +212,8 @@ INLINE void values_and_largest(task *t, const share *now, const share *next, vf 
                 TILE_DOT(3, 5, 7);
             }
             const int32_t to = at + slice < end ? at + slice : end;
-            ask_ahead(t);
-            if (at < to) largest_scores(next->s, at, to, most, nv);
+            prefetch_some(t);
+            if (at < to) max_scores(next->s, at, to, s_max, nv);
             at = to;
         }
         TILE_STORE(0, o, ROW_BYTES);
@@ -225,24 +225,24 @@ INLINE void values_and_largest(task *t, const share *now, const share *next, vf 
     }
 }
 
-/* The shares overlap, from one panel to the next as well: while one is in its softmax, the next
- * one's scores are computed. */
+/* Chunks overlap, from one panel to the next as well: while one is in its softmax, the scores of
+ * the next are computed. */
 INLINE void attend(task *t, const panel_work *w, const int nv) {
-    vf most[NV], bias[NV];
+    vf s_max[NV], bias[NV];
     for (int v = 0; v < NV; v++) {
-        most[v] = w->started ? w->largest[v] : vset(-INFINITY);
+        s_max[v] = w->started ? w->first_max[v] : vset(-INFINITY);
         bias[v] = vset(0.0f);
     }
     if (!w->started) {
-        exponentials_and_scores(t, NULL, w->shares, bias, nv);
-        largest_scores(w->shares->s, w->shares->span.first, w->shares->span.end, most, nv);
+        softmax_and_scores(t, NULL, w->chunk, bias, nv);
+        max_scores(w->chunk->s, w->chunk->span.first, w->chunk->span.end, s_max, nv);
     }
-    for (const share *x = w->shares, *end = w->shares + w->n; x < end; x++) {
-        const share *next = x + 1 < end ? x + 1 : w->after;
-        if (x->span.masked || x->span.end % GROUP != 0) mask_share(t, x->row, x, most);
-        lane_bias(t, x->row, most, bias, nv);
-        exponentials_and_scores(t, x, next, bias, nv);
-        values_and_largest(t, x, next, most, nv);
+    for (const panel_chunk *x = w->chunk, *end = w->chunk + w->n; x < end; x++) {
+        const panel_chunk *next = x + 1 < end ? x + 1 : w->after;
+        if (x->span.masked || x->span.end % GROUP != 0) mask_panel_chunk(t, x->row, x, s_max);
+        update_row_max(t, x->row, s_max, bias, nv);
+        softmax_and_scores(t, x, next, bias, nv);
+        values_and_max(t, x, next, s_max, nv);
     }
-    for (int v = 0; v < NV; v++) w->largest[v] = most[v];
+    for (int v = 0; v < NV; v++) w->first_max[v] = s_max[v];
 }

@@ -65,7 +65,7 @@ static void pack_values(const task *t, const cpu_chunk *chunk, float *packed) {
 
 /* KB keys against the panel; also keeps the running maximum. */
 INLINE void score_block(const float *k, size_t pitch, const float *q, int32_t words, float *s,
-                        vf *most, const int nv) {
+                        vf *s_max, const int nv) {
     vf acc[KB][NV];
     UNROLL
     for (int i = 0; i < KB; i++) UNROLL
@@ -91,7 +91,7 @@ INLINE void score_block(const float *k, size_t pitch, const float *q, int32_t wo
     for (int i = 0; i < KB; i++) UNROLL
     for (int v = 0; v < nv; v++) {
         vstore(s + i * PANEL + v * VL, acc[i][v]);
-        most[v] = vmax(acc[i][v], most[v]);
+        s_max[v] = vmax(acc[i][v], s_max[v]);
     }
 }
 
@@ -129,26 +129,26 @@ INLINE void value_block(const float *v, const float *p, int32_t words, float *o,
 }
 
 INLINE void attend(task *t, const panel_work *w, const int nv) {
-    const memory *m = &t->m;
-    const int32_t first_row = w->shares->row;
+    const job_memory *m = &t->m;
+    const int32_t first_row = w->chunk->row;
     const float *q = m->q + (size_t)first_row * m->q_words;
-    float *o = m->o + (size_t)first_row * m->o_elements, *sums = m->sum + first_row;
-    for (const share *x = w->shares; x < w->shares + w->n; x++) {
-        vf most[NV], bias[NV], sum[NV];
-        for (int v = 0; v < NV; v++) most[v] = vset(-INFINITY);
+    float *o = m->o + (size_t)first_row * m->o_elements, *sums = m->row_sum + first_row;
+    for (const panel_chunk *x = w->chunk; x < w->chunk + w->n; x++) {
+        vf s_max[NV], bias[NV], sum[NV];
+        for (int v = 0; v < NV; v++) s_max[v] = vset(-INFINITY);
         for (int32_t key = x->span.first; key < x->span.end; key += KB) {
-            ask_ahead(t);
+            prefetch_some(t);
             score_block(x->k + (size_t)key * m->k_pitch, (size_t)m->k_pitch, q, m->words,
-                        x->s + (size_t)key * PANEL, most, nv);
+                        x->s + (size_t)key * PANEL, s_max, nv);
         }
-        if (x->span.masked || x->span.end % GROUP != 0) mask_share(t, first_row, x, most);
-        lane_bias(t, first_row, most, bias, nv);
+        if (x->span.masked || x->span.end % GROUP != 0) mask_panel_chunk(t, first_row, x, s_max);
+        update_row_max(t, first_row, s_max, bias, nv);
         for (int v = 0; v < nv; v++) sum[v] = vload(sums + v * VL);
-        exponentials(x->s, x->span.first, share_end(x), vset(t->slope), bias, sum, nv);
+        exp_scores(x->s, x->span.first, padded_end(x), vset(t->scale_log2), bias, sum, nv);
         for (int v = 0; v < nv; v++) vstore(sums + v * VL, sum[v]);
-        const int32_t first = WORD_OF(x->span.first), words = WORD_OF(share_end(x)) - first;
+        const int32_t first = WORD_OF(x->span.first), words = WORD_OF(padded_end(x)) - first;
         for (int32_t d = 0; d < t->head_dim; d += DB) {
-            ask_ahead(t);
+            prefetch_some(t);
             value_block(x->v + (size_t)d * WORD_OF(CHUNK) + (size_t)first * DB,
                         x->s + (size_t)first * PANEL, words, o + (size_t)d * PANEL, nv);
         }
