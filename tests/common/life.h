@@ -22,6 +22,15 @@ typedef struct life {
     int least_calls, most_calls; /* of a life cycle */
 } life;
 
+/* A test that fails every call with `code`; `function` finds a life_fault in its state. */
+typedef struct life_fault {
+    int code, sticky;
+} life_fault;
+#define LIFE_TEST(name, function, code, sticky)                    \
+    {                                                              \
+        name, function, NULL, NULL, &(life_fault) { code, sticky } \
+    }
+
 static inline void life_calls_fail(const life *l, int code, int sticky) {
     int k = 1;
     for (; k < l->most_calls; k++) {

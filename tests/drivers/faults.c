@@ -222,37 +222,11 @@ static const char *failed(void) { return control->failed ? control->failed : "no
 static const life cycle = {inject,   failures,      failed, live_once,
                            is_right, nothing_lives, 100,    MOST_CALLS};
 
-static void every_call_fails(int code, int sticky) {
+static void test_calls_fail(void **state) {
+    const life_fault *fault = *state;
     live_well();
-    life_calls_fail(&cycle, code, sticky);
+    life_calls_fail(&cycle, fault->code, fault->sticky);
     live_well();
-}
-
-static void test_no_memory_once(void **state) {
-    (void)state;
-    every_call_fails(OUT_OF_MEMORY, 0);
-}
-static void test_no_memory_from_then_on(void **state) {
-    (void)state;
-    every_call_fails(OUT_OF_MEMORY, 1);
-}
-static void test_lost_once(void **state) {
-    (void)state;
-    every_call_fails(LAUNCH_FAILED, 0);
-}
-static void test_lost_from_then_on(void **state) {
-    (void)state;
-    every_call_fails(ILLEGAL_ADDRESS, 1);
-}
-static void test_invalid_image(void **state) {
-    (void)state;
-    every_call_fails(INVALID_IMAGE, 0);
-    every_call_fails(INVALID_IMAGE, 1);
-}
-static void test_unexpected(void **state) {
-    (void)state;
-    every_call_fails(INVALID_VALUE, 0);
-    every_call_fails(INVALID_VALUE, 1);
 }
 
 /* Host memory: every allocation fails once. */
@@ -451,12 +425,20 @@ int main(int argc, char **argv) {
     control = driver->control;
     /* The quick ones first: they find most of what is wrong. */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_wait_ends),       cmocka_unit_test(test_little_memory),
-        cmocka_unit_test(test_same_plan_again), cmocka_unit_test(test_same_device_again),
-        cmocka_unit_test(test_no_memory_once),  cmocka_unit_test(test_no_memory_from_then_on),
-        cmocka_unit_test(test_lost_once),       cmocka_unit_test(test_lost_from_then_on),
-        cmocka_unit_test(test_invalid_image),   cmocka_unit_test(test_unexpected),
-        cmocka_unit_test(test_no_host_memory),  cmocka_unit_test(test_other_device_goes_on),
+        cmocka_unit_test(test_wait_ends),
+        cmocka_unit_test(test_little_memory),
+        cmocka_unit_test(test_same_plan_again),
+        cmocka_unit_test(test_same_device_again),
+        LIFE_TEST("no memory, once", test_calls_fail, OUT_OF_MEMORY, 0),
+        LIFE_TEST("no memory from then on", test_calls_fail, OUT_OF_MEMORY, 1),
+        LIFE_TEST("lost, once", test_calls_fail, LAUNCH_FAILED, 0),
+        LIFE_TEST("lost from then on", test_calls_fail, ILLEGAL_ADDRESS, 1),
+        LIFE_TEST("invalid image, once", test_calls_fail, INVALID_IMAGE, 0),
+        LIFE_TEST("invalid image from then on", test_calls_fail, INVALID_IMAGE, 1),
+        LIFE_TEST("unexpected, once", test_calls_fail, INVALID_VALUE, 0),
+        LIFE_TEST("unexpected from then on", test_calls_fail, INVALID_VALUE, 1),
+        cmocka_unit_test(test_no_host_memory),
+        cmocka_unit_test(test_other_device_goes_on),
     };
     return cmocka_run_group_tests_name("faults of a driver", tests, NULL, NULL);
 }

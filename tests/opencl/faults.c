@@ -130,27 +130,11 @@ static const char *failed(void) { return control->failed ? control->failed : "no
 static const life cycle = {inject,   failures,      failed, live_once,
                            is_right, nothing_lives, 50,     MOST_CALLS};
 
-static void every_call_fails(int code, int sticky) {
+static void test_calls_fail(void **state) {
+    const life_fault *fault = *state;
     live_well();
-    life_calls_fail(&cycle, code, sticky);
+    life_calls_fail(&cycle, fault->code, fault->sticky);
     live_well();
-}
-
-static void test_no_memory_once(void **state) {
-    (void)state;
-    every_call_fails(OUT_OF_RESOURCES, 0);
-}
-static void test_no_memory_from_then_on(void **state) {
-    (void)state;
-    every_call_fails(OUT_OF_RESOURCES, 1);
-}
-static void test_device_gone(void **state) {
-    (void)state;
-    every_call_fails(NOT_AVAILABLE, 1);
-}
-static void test_unexpected_once(void **state) {
-    (void)state;
-    every_call_fails(INVALID_OPERATION, 0);
 }
 
 /* Host memory: every allocation fails once. What the cache lacks is compiled again. */
@@ -354,9 +338,12 @@ int main(void) {
     }
     /* The quick ones first: they find most of what is wrong. */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_wait_ends),      cmocka_unit_test(test_same_plan_again),
-        cmocka_unit_test(test_no_memory_once), cmocka_unit_test(test_no_memory_from_then_on),
-        cmocka_unit_test(test_device_gone),    cmocka_unit_test(test_unexpected_once),
+        cmocka_unit_test(test_wait_ends),
+        cmocka_unit_test(test_same_plan_again),
+        LIFE_TEST("no memory, once", test_calls_fail, OUT_OF_RESOURCES, 0),
+        LIFE_TEST("no memory from then on", test_calls_fail, OUT_OF_RESOURCES, 1),
+        LIFE_TEST("device gone", test_calls_fail, NOT_AVAILABLE, 1),
+        LIFE_TEST("unexpected, once", test_calls_fail, INVALID_OPERATION, 0),
         cmocka_unit_test(test_no_host_memory),
     };
     return cmocka_run_group_tests_name("faults of OpenCL", tests, setup, teardown);
