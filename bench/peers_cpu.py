@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Times Tessera's CPU backend beside PyTorch in one process on the same few cores, and prints both against the speed to reach.
+"""Times Tessera's CPU backend beside PyTorch in one process, against the speed to reach.
 
-    python3 bench/peers_cpu.py --library build/libtessera.so [--cores 2] [--rounds 9] [--dtypes fp32,bf16] [--s2-tokens 32768] [--kernel cpu/avx512]
+    python3 bench/peers_cpu.py --library build/libtessera.so [--cores 2] [--rounds 9]
+        [--dtypes fp32,bf16] [--s2-tokens 32768] [--kernel cpu/avx512]
 
-The process is pinned to the first cores that it may use. Contestants take turns, so that all see the same state of the machine; before each turn the process
-rests until the thread pool of the one before has gone to sleep, and each turn runs once untimed and then, if it is short, a few times timed. Every result is
-checked before its time counts. Rates and ratios come from medians; the minimum stands beside them to tell the machine's noise.
-FLOPs count the two products of the kept (query, key) pairs, 4 * head_dim each. Needs PyTorch; nothing else of the project uses it.
+The process is pinned to the first cores that it may use. Contestants take turns, so that all see
+the same state of the machine. Before each turn the process rests until the thread pool of the one
+before has gone to sleep. Each turn runs once untimed and then, if it is short, a few times timed.
+Every result is checked before its time counts. Rates and ratios come from medians; the minimum
+stands beside them to tell the machine's noise. FLOPs count the two products of the kept (query,
+key) pairs, 4 * head_dim each. Needs PyTorch.
 """
 import argparse
 import math
@@ -20,7 +23,9 @@ from tessera_ctypes import DENSE, S2, Tessera, pattern
 
 
 def cpu_plan(tessera, torch, dtype, tokens, heads, head_dim, wanted):
-    """A function that runs the plan on fresh tensors, the tensors [1, tokens, heads, head_dim], and the plan's description."""
+    """Returns a function that runs the plan on fresh tensors, the tensors, and the plan's info.
+
+    The tensors are [1, tokens, heads, head_dim]."""
     kind = torch.float32 if dtype == "fp32" else torch.bfloat16
     torch.manual_seed(1)
     q, k, v = (torch.randn(1, tokens, heads, head_dim).to(kind) for _ in range(3))
@@ -30,7 +35,9 @@ def cpu_plan(tessera, torch, dtype, tokens, heads, head_dim, wanted):
 
 
 def check_rows(torch, q, k, v, o, kept, name):
-    """Compares some rows of some heads with a plain computation in double; `kept(head, row)` gives the keys."""
+    """Compares some rows of some heads with a plain computation in double.
+
+    `kept(head, row)` gives the keys of a row."""
     tokens, heads, head_dim = q.shape[1:]
     worst = 0.0
     for n, row in enumerate((0, 1, tokens // 3, tokens // 2 + 5, tokens - 1)):
@@ -38,7 +45,8 @@ def check_rows(torch, q, k, v, o, kept, name):
         keys = kept(head, row)
         s = (k[0, keys, head].double() @ q[0, row, head].double()) / math.sqrt(head_dim)
         wanted = torch.softmax(s, 0) @ v[0, keys, head].double()
-        worst = max(worst, float((o[0, row, head].double() - wanted).abs().max() / wanted.abs().max()))
+        worst = max(worst,
+                    float((o[0, row, head].double() - wanted).abs().max() / wanted.abs().max()))
     if not worst < (1e-5 if q.dtype == torch.float32 else 2e-2):
         sys.exit(f"{name}: wrong result, largest relative difference {worst:.2e}")
 
@@ -61,12 +69,15 @@ def take_turns(contestants, rounds):
 
 def show(contestants, seconds):
     rates = {}
-    print(f"    {'work':44} {'median':>10} {'minimum':>10} {'spread':>8} {'GFLOP/s':>9} {'best':>9}")
+    print(f"    {'work':44} {'median':>10} {'minimum':>10} {'spread':>8} {'GFLOP/s':>9} "
+          f"{'best':>9}")
     for name, flops, _ in contestants:
         t = seconds[name]
         median = statistics.median(t)
         rates[name] = flops / median * 1e-9
-        print(f"    {name:44} {median * 1e3:8.2f}ms {min(t) * 1e3:8.2f}ms {(max(t) - min(t)) / median * 100:7.1f}% {rates[name]:9.1f} {flops / min(t) * 1e-9:9.1f}")
+        spread = (max(t) - min(t)) / median * 100
+        print(f"    {name:44} {median * 1e3:8.2f}ms {min(t) * 1e3:8.2f}ms {spread:7.1f}% "
+              f"{rates[name]:9.1f} {flops / min(t) * 1e-9:9.1f}")
     return rates
 
 
@@ -89,25 +100,32 @@ def main():
     import torch
     torch.set_num_threads(len(cores))
     torch.set_grad_enabled(False)
-    model = next((line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "?")
+    model = next((line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo")
+                  if line.startswith("model name")), "?")
     print(f"{model}, cores {cores}; PyTorch {torch.__version__}, {torch.get_num_threads()} threads")
     tessera = Tessera(options.library, "cpu:0", len(cores), options.kernel)
 
     for dtype in options.dtypes.split(","):
         heads, head_dim, tokens = 8, 128, options.tokens
-        run, (q, k, v, o), info = cpu_plan(tessera, torch, dtype, tokens, heads, head_dim, pattern(DENSE))
+        run, (q, k, v, o), info = cpu_plan(tessera, torch, dtype, tokens, heads, head_dim,
+                                           pattern(DENSE))
         run()
         check_rows(torch, q, k, v, o, lambda head, row: torch.arange(row + 1), f"dense {dtype}")
         a, b, c = (x.transpose(1, 2).contiguous() for x in (q, k, v))
         m, n = torch.randn(2048, 2048).to(q.dtype), torch.randn(2048, 2048).to(q.dtype)
-        names = (f"PyTorch GEMM 2048^3 {dtype}", f"PyTorch SDPA causal {dtype} {heads}x{head_dim}x{tokens}", f"Tessera dense causal ({info.kernel.decode()})")
+        names = (f"PyTorch GEMM 2048^3 {dtype}",
+                 f"PyTorch SDPA causal {dtype} {heads}x{head_dim}x{tokens}",
+                 f"Tessera dense causal ({info.kernel.decode()})")
+        sdpa = torch.nn.functional.scaled_dot_product_attention
         contestants = [(names[0], 2.0 * 2048**3, lambda: torch.mm(m, n)),
-                       (names[1], info.flops, lambda: torch.nn.functional.scaled_dot_product_attention(a, b, c, is_causal=True)),
+                       (names[1], info.flops, lambda: sdpa(a, b, c, is_causal=True)),
                        (names[2], info.flops, run)]
-        print(f"\n{dtype}, {heads} heads, head_dim {head_dim}, {tokens} tokens; workspace {info.workspace_bytes / len(cores) / 2**20:.2f} MiB per thread")
+        print(f"\n{dtype}, {heads} heads, head_dim {head_dim}, {tokens} tokens; workspace "
+              f"{info.workspace_bytes / len(cores) / 2**20:.2f} MiB per thread")
         rates = show(contestants, take_turns(contestants, options.rounds))
         ratio("Tessera / SDPA", rates[names[2]] / rates[names[1]], 1.15 if dtype == "fp32" else 1.5)
-        ratio("Tessera / GEMM", rates[names[2]] / rates[names[0]], 0.70 if dtype == "fp32" else 0.65)
+        ratio("Tessera / GEMM", rates[names[2]] / rates[names[0]],
+              0.70 if dtype == "fp32" else 0.65)
 
         if options.s2_tokens == 0:
             continue
@@ -119,15 +137,19 @@ def main():
         def kept(head, row):
             t = torch.arange(row + 1)
             j = t // block
-            return t[(row // block - j < local) | ((j + head * max(1, stride // heads)) % stride == 0)]
+            return t[(row // block - j < local) |
+                     ((j + head * max(1, stride // heads)) % stride == 0)]
 
         check_rows(torch, q, k, v, o, kept, f"S2 {dtype}")
-        dense, _, dense_info = cpu_plan(tessera, torch, dtype, tokens, heads, head_dim, pattern(DENSE))
-        contestants = [("Tessera dense causal", dense_info.flops, dense), (f"Tessera S2 B={block} L={local} V={stride}", info.flops, run)]
+        dense, _, dense_info = cpu_plan(tessera, torch, dtype, tokens, heads, head_dim,
+                                        pattern(DENSE))
+        contestants = [("Tessera dense causal", dense_info.flops, dense),
+                       (f"Tessera S2 B={block} L={local} V={stride}", info.flops, run)]
         print(f"\n{dtype}, {heads} heads, head_dim {head_dim}, {tokens} tokens")
         seconds = take_turns(contestants, max(1, options.rounds // 3))
         show(contestants, seconds)
-        saving = statistics.median(seconds[contestants[0][0]]) / statistics.median(seconds[contestants[1][0]])
+        medians = [statistics.median(seconds[name]) for name, _, _ in contestants]
+        saving = medians[0] / medians[1]
         ideal = dense_info.flops / info.flops
         print(f"    saving {saving:.2f} of ideally {ideal:.2f}")
         ratio("saving / ideal saving", saving / ideal, 0.9)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# Everything that is looked for on the machine, each with what goes missing along with it. Done here and not in the folders that use it, since
-# imported targets are visible from the folder that found them downwards only.
+# Everything that is looked for on the machine, each with what goes missing along with it. Done here
+# and not in the folders that use it, since imported targets are visible from the folder that found
+# them downwards only.
 function(tessera_left_out what why)
   message(STATUS "Left out: ${what} (${why})")
 endfunction()
@@ -10,13 +11,15 @@ find_package(Threads REQUIRED)
 
 find_package(Pthreadpool QUIET)
 if(NOT Pthreadpool_FOUND)
-  tessera_left_out("threads of the CPU backend, which will use one" "pthreadpool was not found; Debian: libpthreadpool-dev")
+  tessera_left_out("threads of the CPU backend, which will use one"
+    "pthreadpool was not found; Debian: libpthreadpool-dev")
 endif()
 
 if(TESSERA_CLI)
   find_package(CJSON QUIET)
   if(NOT CJSON_FOUND)
-    tessera_left_out("the tessera command and its bench suite" "cJSON was not found; Debian: libcjson-dev")
+    tessera_left_out("the tessera command and its bench suite"
+      "cJSON was not found; Debian: libcjson-dev")
     set(TESSERA_CLI OFF)
   endif()
 endif()
@@ -28,6 +31,7 @@ if(TESSERA_CORE_TESTS_ONLY) # cmake/m32.cmake
 elseif(TESSERA_TESTS AND NOT CMAKE_CROSSCOMPILING) # cross builds run tests/emulated alone
   find_package(CMOCKA QUIET)
   if(NOT CMOCKA_FOUND)
-    tessera_left_out("all tests but those of the tree and of the installation" "cmocka was not found; Debian: libcmocka-dev")
+    tessera_left_out("all tests but those of the tree and of the installation"
+      "cmocka was not found; Debian: libcmocka-dev")
   endif()
 endif()

@@ -1,14 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 # Compiles device code ahead of time and embeds it. Two functions for the folders of backends:
 #
-#   tessera_device_image(list ARCH name OUTPUT file DEPENDS file... COMMAND command...)   one image, built by a command
-#   tessera_device_images(list SYMBOL symbol)                                             a C file with `const tess_driver_image symbol[]` of all images of the list
+#   tessera_device_image(list ARCH name OUTPUT file DEPENDS file... COMMAND command...)
+#     one image, built by a command
+#   tessera_device_images(list SYMBOL symbol)
+#     a C file with `const tess_driver_image symbol[]` of all images of the list
 #
-# TESSERA_DEVICE_CODE=all builds for every architecture of the lists whose compiler is found; `present` only where a driver is installed on this machine.
-set(TESSERA_DEVICE_CODE "all" CACHE STRING "Device code: all (whose compilers are found), present (also whose driver is installed), none")
-set(TESSERA_CUDA_ARCHS "75;80;86;89;90;100;120" CACHE STRING "Compute capabilities to build CUDA code for; PTX of the lowest serves all others")
-set(TESSERA_HIP_ARCHS "gfx906;gfx908;gfx90a;gfx942;gfx950;gfx1030;gfx1100;gfx1101;gfx1102;gfx1103;gfx1150;gfx1151;gfx1200;gfx1201"
-  CACHE STRING "AMD instruction sets to build HIP code for; those that the compiler does not know are left out")
+# TESSERA_DEVICE_CODE=all builds for every architecture of the lists whose compiler is found;
+# `present` only where a driver is installed on this machine.
+set(TESSERA_DEVICE_CODE "all" CACHE STRING
+  "Device code: all (whose compilers are found), present (also whose driver is installed), none")
+set(TESSERA_CUDA_ARCHS "75;80;86;89;90;100;120" CACHE STRING
+  "Compute capabilities to build CUDA code for; PTX of the lowest serves all others")
+set(hip_archs gfx906 gfx908 gfx90a gfx942 gfx950 gfx1030 gfx1100 gfx1101 gfx1102 gfx1103 gfx1150
+  gfx1151 gfx1200 gfx1201)
+set(TESSERA_HIP_ARCHS "${hip_archs}" CACHE STRING
+  "AMD instruction sets to build HIP code for; those that the compiler does not know are left out")
 set_property(CACHE TESSERA_DEVICE_CODE PROPERTY STRINGS all present none)
 
 # Whether device code for a driver's library is wanted. A driver is here if the loader of shared
@@ -18,7 +25,8 @@ function(tessera_device_wanted result library)
   if(TESSERA_DEVICE_CODE STREQUAL "all")
     set(${result} TRUE PARENT_SCOPE)
   elseif(TESSERA_DEVICE_CODE STREQUAL "present")
-    execute_process(COMMAND sh -c "PATH=$PATH:/sbin:/usr/sbin ldconfig -p | grep -q '${library}'" RESULT_VARIABLE missing OUTPUT_QUIET ERROR_QUIET)
+    execute_process(COMMAND sh -c "PATH=$PATH:/sbin:/usr/sbin ldconfig -p | grep -q '${library}'"
+      RESULT_VARIABLE missing OUTPUT_QUIET ERROR_QUIET)
     if(NOT missing)
       set(${result} TRUE PARENT_SCOPE)
     endif()
@@ -34,7 +42,8 @@ endfunction()
 
 function(tessera_device_image list)
   cmake_parse_arguments(I "" "ARCH;OUTPUT" "DEPENDS;COMMAND" ${ARGN})
-  add_custom_command(OUTPUT ${I_OUTPUT} COMMAND ${I_COMMAND} DEPENDS ${I_DEPENDS} VERBATIM COMMENT "Device code for ${I_ARCH}")
+  add_custom_command(OUTPUT ${I_OUTPUT} COMMAND ${I_COMMAND} DEPENDS ${I_DEPENDS} VERBATIM
+    COMMENT "Device code for ${I_ARCH}")
   set(${list} ${${list}} "${I_ARCH}=${I_OUTPUT}" PARENT_SCOPE)
 endfunction()
 
@@ -52,8 +61,11 @@ function(tessera_device_images list)
     list(GET item 1 output)
     list(APPEND outputs ${output})
     set(name ${I_SYMBOL}_${n})
-    string(APPEND blobs "__asm__(\".section .rodata\\n.balign 64\\n.hidden ${name}\\n.global ${name}\\n${name}:\\n.incbin \\\"${output}\\\"\\n\"\n"
-      "        \".hidden ${name}_end\\n.global ${name}_end\\n${name}_end:\\n.byte 0\\n.previous\\n\");\n"
+    string(APPEND blobs
+      "__asm__(\".section .rodata\\n.balign 64\\n.hidden ${name}\\n.global ${name}\\n\"\n"
+      "        \"${name}:\\n.incbin \\\"${output}\\\"\\n\"\n"
+      "        \".hidden ${name}_end\\n.global ${name}_end\\n${name}_end:\\n.byte 0\\n\"\n"
+      "        \".previous\\n\");\n"
       "extern const unsigned char ${name}[], ${name}_end[];\n")
     string(APPEND rows "    {\"${arch}\", ${name}, ${name}_end},\n")
     math(EXPR n "${n} + 1")
@@ -68,7 +80,8 @@ const tess_driver_image @I_SYMBOL@[] = {
 };
 ")
   target_sources(tessera_backends PRIVATE ${file})
-  set_source_files_properties(${file} TARGET_DIRECTORY tessera_backends PROPERTIES OBJECT_DEPENDS "${outputs}")
+  set_source_files_properties(${file} TARGET_DIRECTORY tessera_backends PROPERTIES
+    OBJECT_DEPENDS "${outputs}")
   if(outputs)
     add_custom_target(${I_SYMBOL}_code DEPENDS ${outputs})
     add_dependencies(tessera_backends ${I_SYMBOL}_code)

@@ -6,18 +6,21 @@
 #     extern const char symbol[];           the text
 #     extern const size_t symbol_size;      its bytes without the 0
 #
-# Lines `#include "name"` are replaced by the file of that name, looked for beside the including file and then in FOLDERS, since compilers inside drivers
-# have no file system to include from. Guards inside the files work as ever; a file without one is inserted at each place. Built again when any of the
-# files changes.
+# Lines `#include "name"` are replaced by the file of that name, looked for beside the including
+# file and then in FOLDERS, since compilers inside drivers have no file system to include from.
+# Guards inside the files work as ever; a file without one is inserted at each place. Built again
+# when any of the files changes.
 #
-# The same file is the script that does it at build time: cmake -DEMBED_NAME= -DEMBED_SOURCE= -DEMBED_OUTPUT= -DEMBED_FOLDERS= -P EmbedText.cmake
+# The same file is the script that does it at build time: cmake -DEMBED_NAME= -DEMBED_SOURCE=
+# -DEMBED_OUTPUT= -DEMBED_FOLDERS= -P EmbedText.cmake
 if(NOT CMAKE_SCRIPT_MODE_FILE)
   set(TESSERA_EMBED_SCRIPT ${CMAKE_CURRENT_LIST_FILE})
 
   function(tessera_embed_text target)
     cmake_parse_arguments(E "" "NAME;SOURCE" "FOLDERS" ${ARGN})
     if(E_UNPARSED_ARGUMENTS OR NOT E_NAME OR NOT E_SOURCE)
-      message(FATAL_ERROR "tessera_embed_text: NAME and SOURCE are required; unknown: ${E_UNPARSED_ARGUMENTS}")
+      message(FATAL_ERROR
+        "tessera_embed_text: NAME and SOURCE are required; unknown: ${E_UNPARSED_ARGUMENTS}")
     endif()
     get_filename_component(source ${E_SOURCE} ABSOLUTE)
     set(output ${CMAKE_CURRENT_BINARY_DIR}/${E_NAME}.c)
@@ -27,8 +30,10 @@ if(NOT CMAKE_SCRIPT_MODE_FILE)
       list(APPEND folders ${folder})
     endforeach()
     list(JOIN folders "|" folders) # a semicolon would not survive the command line
-    add_custom_command(OUTPUT ${output} DEPFILE ${output}.d DEPENDS ${source} ${TESSERA_EMBED_SCRIPT} VERBATIM
-      COMMAND ${CMAKE_COMMAND} -DEMBED_NAME=${E_NAME} -DEMBED_SOURCE=${source} -DEMBED_OUTPUT=${output} "-DEMBED_FOLDERS=${folders}"
+    add_custom_command(OUTPUT ${output} DEPFILE ${output}.d
+      DEPENDS ${source} ${TESSERA_EMBED_SCRIPT} VERBATIM
+      COMMAND ${CMAKE_COMMAND} -DEMBED_NAME=${E_NAME} -DEMBED_SOURCE=${source}
+        -DEMBED_OUTPUT=${output} "-DEMBED_FOLDERS=${folders}"
         -P ${TESSERA_EMBED_SCRIPT}
       COMMENT "Embedding ${E_SOURCE}")
     # The target may belong to another folder, whose rules do not see the command above.
@@ -44,7 +49,8 @@ cmake_minimum_required(VERSION 3.22)
 string(REPLACE "|" ";" EMBED_FOLDERS "${EMBED_FOLDERS}")
 set(read_files "")
 
-# Appends the text of a file to `text`, includes expanded. Every variable stays quoted: unquoted, semicolons of the text would make it a list.
+# Appends the text of a file to `text`, includes expanded. Every variable stays quoted: unquoted,
+# semicolons of the text would make it a list.
 macro(expand path depth)
   if(${depth} GREATER 16)
     message(FATAL_ERROR "${path}: includes are nested too deep")
@@ -69,7 +75,8 @@ macro(expand path depth)
       endif()
     endforeach()
     if(NOT found_${depth})
-      message(FATAL_ERROR "${path_${depth}}: includes \"${name_${depth}}\", which was not found beside it or in: ${EMBED_FOLDERS}")
+      message(FATAL_ERROR "${path_${depth}}: includes \"${name_${depth}}\", which was not found "
+        "beside it or in: ${EMBED_FOLDERS}")
     endif()
     math(EXPR deeper "${depth} + 1")
     expand("${found_${depth}}" ${deeper})
@@ -83,7 +90,8 @@ expand("${EMBED_SOURCE}" 0)
 # Bytes instead of a string literal, whose length the C standard does not promise beyond 4095.
 file(WRITE "${EMBED_OUTPUT}.txt" "${text}")
 file(READ "${EMBED_OUTPUT}.txt" bytes HEX)
-string(REGEX REPLACE "(................................................................)" "\\1\n" bytes "${bytes}")
+string(REGEX REPLACE "(................................................................)" "\\1\n"
+  bytes "${bytes}")
 string(REGEX REPLACE "([0-9a-f][0-9a-f])" "0x\\1," bytes "${bytes}")
 get_filename_component(source_name "${EMBED_SOURCE}" NAME)
 file(WRITE "${EMBED_OUTPUT}" "/* SPDX-License-Identifier: Apache-2.0 */

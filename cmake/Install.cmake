@@ -10,11 +10,13 @@ install(TARGETS tessera EXPORT tessera-targets
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
   RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 target_include_directories(tessera INTERFACE $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
-install(FILES include/tessera/tessera.h include/tessera/tessera_backend.h include/tessera/tessera_job_words.h
-  include/tessera/tessera_key_walk.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tessera)
+install(FILES include/tessera/tessera.h include/tessera/tessera_backend.h
+  include/tessera/tessera_job_words.h include/tessera/tessera_key_walk.h
+  DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tessera)
 install(FILES include/tessera/tessera_vulkan.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tessera)
 install(FILES include/tessera/tessera_opencl.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tessera)
-install(FILES include/tessera/tessera_cuda.h include/tessera/tessera_hip.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tessera)
+install(FILES include/tessera/tessera_cuda.h include/tessera/tessera_hip.h
+  DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tessera)
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 if(TARGET tessera_cli)
   install(TARGETS tessera_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
@@ -28,13 +30,18 @@ if(TARGET tessera_cli)
 endif()
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/tessera)
-install(EXPORT tessera-targets NAMESPACE tessera:: FILE tessera-targets.cmake DESTINATION ${package_dir})
-configure_package_config_file(cmake/tessera-config.cmake.in ${PROJECT_BINARY_DIR}/tessera-config.cmake INSTALL_DESTINATION ${package_dir})
-write_basic_package_version_file(${PROJECT_BINARY_DIR}/tessera-config-version.cmake COMPATIBILITY SameMinorVersion)
-install(FILES ${PROJECT_BINARY_DIR}/tessera-config.cmake ${PROJECT_BINARY_DIR}/tessera-config-version.cmake cmake/FindPthreadpool.cmake
+install(EXPORT tessera-targets NAMESPACE tessera:: FILE tessera-targets.cmake
+  DESTINATION ${package_dir})
+configure_package_config_file(cmake/tessera-config.cmake.in
+  ${PROJECT_BINARY_DIR}/tessera-config.cmake INSTALL_DESTINATION ${package_dir})
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/tessera-config-version.cmake
+  COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/tessera-config.cmake
+  ${PROJECT_BINARY_DIR}/tessera-config-version.cmake cmake/FindPthreadpool.cmake
   DESTINATION ${package_dir})
 
-# pkg-config cannot follow CMake targets, so the private libraries are turned into -l words here. A shared libtessera needs none of them.
+# pkg-config cannot follow CMake targets, so the private libraries are turned into -l words here. A
+# shared libtessera needs none of them.
 set(TESSERA_PC_LIBS "")
 foreach(lib IN LISTS TESSERA_PRIVATE_LIBS)
   if(lib STREQUAL "Pthreadpool::pthreadpool")

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# tessera_test(NAME name COMMAND command... [LABELS label...] [TIMEOUT seconds] [ENVIRONMENT VAR=value...] [SERIAL] [DRIVERS])
+# tessera_test(NAME name COMMAND command... [LABELS label...] [TIMEOUT seconds] [ENVIRONMENT
+# VAR=value...] [SERIAL] [DRIVERS])
 #
 # add_test with the conventions of this tree. Labels decide where a test runs (CONTRIBUTING.md):
 #   unit      in the release build and again under ASan and UBSan
@@ -8,19 +9,22 @@
 #   tree      reads the sources only; release build
 #   install   uses an installed copy; release build
 #   long      left to ./dev test full
-# Others (api, cli, conformance, faults) are there to be picked with ctest -L, and run in the release build.
-# TESSERA_TEST_LABELS, set by a preset, keeps the tests that have one of these labels; empty keeps all.
-# TESSERA_TEST_PREFIX, set by a preset, tells the builds apart where one ctest runs several of them ("asan.unit_layout").
-# Under AddressSanitizer a test sees the devices of this project only: drivers of OpenCL and Vulkan bring whole compilers along, which leak and use the signal stacks that the
-# sanitizer takes for its own. A test with DRIVERS sees them all the same, and there leaks are not looked for.
-# A test that exits with 77 has been skipped and has said why.
+# Others (api, cli, conformance, faults) are there to be picked with ctest -L, and run in the
+# release build. TESSERA_TEST_LABELS, set by a preset, keeps the tests that have one of these
+# labels; empty keeps all. TESSERA_TEST_PREFIX, set by a preset, tells the builds apart where one
+# ctest runs several of them ("asan.unit_layout"). Under AddressSanitizer a test sees the devices of
+# this project only: drivers of OpenCL and Vulkan bring whole compilers along, which leak and use
+# the signal stacks that the sanitizer takes for its own. A test with DRIVERS sees them all the
+# same, and there leaks are not looked for. A test that exits with 77 has been skipped and has said
+# why.
 set(TESSERA_TEST_LABELS "" CACHE STRING "Keep only tests with one of these labels")
 set(TESSERA_TEST_PREFIX "" CACHE STRING "Put before the name of every test")
 
 function(tessera_test)
   cmake_parse_arguments(T "SERIAL;DRIVERS" "NAME;TIMEOUT" "COMMAND;LABELS;ENVIRONMENT" ${ARGN})
   if(T_UNPARSED_ARGUMENTS OR NOT T_NAME OR NOT T_COMMAND)
-    message(FATAL_ERROR "tessera_test: NAME and COMMAND are required; unknown: ${T_UNPARSED_ARGUMENTS}")
+    message(FATAL_ERROR
+      "tessera_test: NAME and COMMAND are required; unknown: ${T_UNPARSED_ARGUMENTS}")
   endif()
   if(TESSERA_TEST_LABELS)
     set(wanted ${T_LABELS})
@@ -37,18 +41,21 @@ function(tessera_test)
   # What tests compile stays in the build folder, where the next run finds it.
   list(PREPEND T_ENVIRONMENT TESSERA_CACHE_DIR=${PROJECT_BINARY_DIR}/kernels)
   if(TESSERA_SANITIZE MATCHES address)
-    # An allocation that is too large gives NULL, as in every other build, and does not end the test.
+    # An allocation that is too large gives NULL, as in every other build, and does not end the
+    # test.
     set(options allocator_may_return_null=1)
     if(T_DRIVERS)
       string(APPEND options ":detect_leaks=0:use_sigaltstack=0")
     else()
-      list(PREPEND T_ENVIRONMENT OCL_ICD_VENDORS=/nonexistent VK_ICD_FILENAMES=/nonexistent VK_DRIVER_FILES=/nonexistent TESSERA_REQUIRE=cpu)
+      list(PREPEND T_ENVIRONMENT OCL_ICD_VENDORS=/nonexistent VK_ICD_FILENAMES=/nonexistent
+        VK_DRIVER_FILES=/nonexistent TESSERA_REQUIRE=cpu)
     endif()
     list(APPEND T_ENVIRONMENT ASAN_OPTIONS=${options} UBSAN_OPTIONS=print_stacktrace=1)
   endif()
   set(name ${TESSERA_TEST_PREFIX}${T_NAME})
   add_test(NAME ${name} COMMAND ${T_COMMAND})
-  set_tests_properties(${name} PROPERTIES TIMEOUT ${T_TIMEOUT} SKIP_RETURN_CODE 77 LABELS "${T_LABELS}" ENVIRONMENT "${T_ENVIRONMENT}")
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${T_TIMEOUT} SKIP_RETURN_CODE 77
+    LABELS "${T_LABELS}" ENVIRONMENT "${T_ENVIRONMENT}")
   if(T_SERIAL)
     set_tests_properties(${name} PROPERTIES RUN_SERIAL TRUE)
   endif()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# Cross build with Debian's gcc-aarch64-linux-gnu; programs run through qemu-aarch64. Libraries of the build machine are not looked at, so
-# optional dependencies are left out unless they are installed for arm64.
+# Cross build with Debian's gcc-aarch64-linux-gnu; programs run through qemu-aarch64. Libraries of
+# the build machine are not looked at, so optional dependencies are left out unless they are
+# installed for arm64.
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)
 set(CMAKE_C_COMPILER aarch64-linux-gnu-gcc)

@@ -11,8 +11,7 @@
 #include "runtime.h"
 #include "status.h"
 
-/* More devices than any machine has; a backend that never says "past the last" must not fill the
- * memory. */
+/* More devices than any machine has. It stops a backend that never ends its list. */
 enum { MOST_DEVICES = 1024 };
 
 /* ------------------------------------------------------------------ list */
@@ -34,8 +33,8 @@ static void backend_names(const tess_runtime *runtime, char *text, size_t size) 
                                    runtime->backends[n].name);
 }
 
-/* Reads the tune table that a backend brings along, if it is not from before there were any.
- * Messages begin with `label`. */
+/* Reads the tune table that a backend brings along; older backends have none. Messages begin with
+ * `label`. */
 static tess_status read_table(tess_backend_entry *entry, const tess_backend *backend,
                               const char *label) {
     if (backend->struct_size < offsetof(tess_backend, tune) + sizeof backend->tune ||
@@ -54,9 +53,9 @@ static void refuse(tess_backend_entry *entry, tess_status status, const char *pa
     tess_log(entry->runtime, "device", "%s: refused: %s", entry->name, entry->reason);
 }
 
-/* Fills the entry of the library at `path`. A library that cannot be used becomes an entry that
- * says why, and the runtime goes on without it; only lack of memory, which says nothing about the
- * library, fails. */
+/* Fills the entry for the library at `path`. A library that cannot be used becomes an entry that
+ * says why, and the runtime goes on without it. Only lack of memory fails, because it says nothing
+ * about the library. */
 static tess_status load_library(tess_runtime *runtime, const char *path,
                                 tess_backend_entry *entry) {
     const char *file = strrchr(path, '/') + 1;
@@ -103,7 +102,7 @@ static tess_status load_libraries(tess_runtime *runtime, const char *function, c
     for (char *path = copy, *next; path != NULL && status == TESS_OK; path = next) {
         next = strchr(path, ':');
         if (next != NULL) *next++ = '\0';
-        /* The entry is counted after loading, so that it is not found as its own namesake. */
+        /* Count the entry after loading, so that it is not found as its own namesake. */
         status = load_library(runtime, path, &runtime->backends[runtime->n_backends]);
         runtime->n_backends++;
     }
@@ -111,7 +110,7 @@ static tess_status load_libraries(tess_runtime *runtime, const char *function, c
     return status;
 }
 
-/* The names in the settings can be checked once every backend is known. */
+/* Checks the names in the settings, now that every backend is known. */
 static tess_status check_names(tess_runtime *runtime, const char *function) {
     const tess_settings *settings = &runtime->settings;
     const char *cursor = tess_setting_value(settings, TESS_SETTING_BACKEND);
@@ -129,9 +128,8 @@ static tess_status check_names(tess_runtime *runtime, const char *function) {
     if (backend_find(runtime, kernel, length) == NULL) {
         char names[400];
         backend_names(runtime, names, sizeof names);
-        return tess_fail(TESS_ERROR_INVALID, "%s: %s: '%s' names no backend; known are: %s",
-                         function, tess_setting_label(settings, TESS_SETTING_KERNEL), kernel,
-                         names);
+        return tess_invalid("%s: %s: '%s' names no backend; known are: %s", function,
+                            tess_setting_label(settings, TESS_SETTING_KERNEL), kernel, names);
     }
     return TESS_OK;
 }
@@ -162,13 +160,9 @@ tess_status tess_backends_list(tess_runtime *runtime) {
         tess_host_init(entry, runtime->settings.cpu_threads);
         runtime->n_backends++;
         snprintf(label, sizeof label, "%s: the tune table of %s", function, entry->name);
-        tess_status status = read_table(entry, entry->backend, label);
-        if (status != TESS_OK) return status;
+        TESS_RETURN_IF_ERROR(read_table(entry, entry->backend, label));
     }
-    if (paths[0] != '\0') {
-        tess_status status = load_libraries(runtime, function, paths);
-        if (status != TESS_OK) return status;
-    }
+    if (paths[0] != '\0') { TESS_RETURN_IF_ERROR(load_libraries(runtime, function, paths)); }
     return check_names(runtime, function);
 }
 
@@ -196,7 +190,7 @@ static bool devices_grow(tess_backend_entry *entry) {
     return true;
 }
 
-/* What the core knows better than the backend, and strings that end. */
+/* Fills what the core decides, and makes sure that strings end. */
 static void device_complete(const tess_backend_entry *entry, uint32_t index,
                             tess_device_info *info) {
     info->struct_size = sizeof *info;
@@ -212,7 +206,7 @@ static void device_complete(const tess_backend_entry *entry, uint32_t index,
 
 tess_status tess_backend_probe(tess_backend_entry *entry) {
     if (entry->probed) return TESS_OK;
-    /* A loader of drivers takes orders from the environment, which here is not to be trusted. */
+    /* A driver loader obeys the environment, which cannot be trusted here. */
     if (entry->runtime->elevated && entry->opens_driver && !entry->named) {
         entry->status = TESS_ERROR_UNAVAILABLE;
         snprintf(entry->reason, sizeof entry->reason,
@@ -238,7 +232,8 @@ tess_status tess_backend_probe(tess_backend_entry *entry) {
     snprintf(entry->reason, sizeof entry->reason, "%s",
              tess_call_failed() ? tess_last_error() : tess_status_text(status));
     tess_recover_end(&recovery);
-    /* This says nothing about the machine, so it is not kept: a later call probes again. */
+    /* Lack of memory says nothing about the machine, so nothing is kept and a later call probes
+     * again. */
     if (status == TESS_ERROR_OUT_OF_MEMORY) {
         entry->n_devices = 0;
         return tess_fail_in(status, entry->name, entry->reason);
@@ -306,8 +301,8 @@ bool tess_device_find(tess_runtime *runtime, const tess_backend_entry *only, uin
 
 static tess_status selection_fail(const char *function, const char *label,
                                   const tess_selection *item, const char *why) {
-    return tess_fail(TESS_ERROR_INVALID, "%s: %s: '%.*s' %s", function, label,
-                     (int)(item->length < 80 ? item->length : 80), item->text, why);
+    return tess_invalid("%s: %s: '%.*s' %s", function, label,
+                        (int)(item->length < 80 ? item->length : 80), item->text, why);
 }
 
 tess_status tess_selection_next(tess_runtime *runtime, const char *function, const char *label,
@@ -316,8 +311,7 @@ tess_status tess_selection_next(tess_runtime *runtime, const char *function, con
     item->length = strcspn(item->text, ",");
     item->index = -1;
     *cursor = item->text[item->length] == ',' ? item->text + item->length + 1 : NULL;
-    if (item->length == 0)
-        return tess_fail(TESS_ERROR_INVALID, "%s: %s: has an empty item", function, label);
+    if (item->length == 0) return tess_invalid("%s: %s: has an empty item", function, label);
     const char *colon = memchr(item->text, ':', item->length);
     size_t name_length = colon != NULL ? (size_t)(colon - item->text) : item->length;
     if (colon != NULL) {

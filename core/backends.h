@@ -8,14 +8,14 @@
 #include "tune.h"
 
 typedef struct tess_backend_entry {
-    tess_host host; /* what the backend sees of the core; the address leads back to the entry */
+    tess_host host; /* what the backend sees of the core; its address leads back to the entry */
     tess_runtime *runtime;
     const tess_backend *backend; /* NULL: a library that cannot be used */
     char name[32];
-    bool opens_driver; /* as the registry says; a loaded library is named by its path */
-    tess_tune tune;    /* the table that the backend brings along */
+    bool opens_driver; /* from the registry; false for a library, since its path was named */
+    tess_tune tune;    /* from the backend's own table */
     /* Guarded by the runtime's mutex. Once `probed` is true what follows never changes again. */
-    bool named; /* by the descriptor of the runtime or of a device */
+    bool named; /* in the descriptor of the runtime or of a device */
     bool probed;
     tess_status status;
     char reason[512];

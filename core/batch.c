@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The lengths of a batch become the sequences of a plan. */
+/* Reads the lengths of a batch and makes the sequences of a plan from them. */
 #include "plan.h"
-
-#define REFUSE(...)      return tess_fail(TESS_ERROR_INVALID, __VA_ARGS__)
-#define UNSUPPORTED(...) return tess_fail(TESS_ERROR_UNSUPPORTED, __VA_ARGS__)
 
 static const char *const function = "tess_plan_create";
 
@@ -11,45 +8,47 @@ static const char *const function = "tess_plan_create";
 
 static tess_status check_length(const char *field, int64_t length) {
     if (length < 0)
-        REFUSE("%s: %s: must be at least 0, got %lld", function, field, (long long)length);
+        return tess_invalid("%s: %s: must be at least 0, got %lld", function, field,
+                            (long long)length);
     if (length >= TESS_LENGTH_END)
-        UNSUPPORTED("%s: %s: must be less than %lld, got %lld", function, field,
-                    (long long)TESS_LENGTH_END, (long long)length);
+        return tess_unsupported("%s: %s: must be less than %lld, got %lld", function, field,
+                                (long long)TESS_LENGTH_END, (long long)length);
     return TESS_OK;
 }
 
 tess_status tess_batch_check(const tess_plan_desc *d) {
-    tess_status status = check_length("batch", d->batch);
-    if (status == TESS_OK) status = check_length("q_len", d->q_len);
-    if (status == TESS_OK) status = check_length("kv_len", d->kv_len);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(check_length("batch", d->batch));
+    TESS_RETURN_IF_ERROR(check_length("q_len", d->q_len));
+    TESS_RETURN_IF_ERROR(check_length("kv_len", d->kv_len));
     bool packed = d->cu_q_lens || d->cu_kv_lens;
     if (packed && !d->cu_q_lens)
-        REFUSE("%s: cu_q_lens: must be given together with cu_kv_lens", function);
+        return tess_invalid("%s: cu_q_lens: must be given together with cu_kv_lens", function);
     if (packed && !d->cu_kv_lens)
-        REFUSE("%s: cu_kv_lens: must be given together with cu_q_lens", function);
-    if (packed && d->q_lens) REFUSE("%s: q_lens: must be NULL for a packed batch", function);
-    if (packed && d->kv_lens) REFUSE("%s: kv_lens: must be NULL for a packed batch", function);
+        return tess_invalid("%s: cu_kv_lens: must be given together with cu_q_lens", function);
+    if (packed && d->q_lens)
+        return tess_invalid("%s: q_lens: must be NULL for a packed batch", function);
+    if (packed && d->kv_lens)
+        return tess_invalid("%s: kv_lens: must be NULL for a packed batch", function);
     return TESS_OK;
 }
 
 static tess_status check_item(const char *field, int64_t index, int64_t length, int64_t most) {
     if (length < 0)
-        REFUSE("%s: %s[%lld]: must be at least 0, got %lld", function, field, (long long)index,
-               (long long)length);
+        return tess_invalid("%s: %s[%lld]: must be at least 0, got %lld", function, field,
+                            (long long)index, (long long)length);
     if (length >= TESS_LENGTH_END)
-        UNSUPPORTED("%s: %s[%lld]: must be less than %lld, got %lld", function, field,
-                    (long long)index, (long long)TESS_LENGTH_END, (long long)length);
+        return tess_unsupported("%s: %s[%lld]: must be less than %lld, got %lld", function, field,
+                                (long long)index, (long long)TESS_LENGTH_END, (long long)length);
     if (most != 0 && length > most)
-        REFUSE("%s: %s[%lld]: must be at most %lld, got %lld", function, field, (long long)index,
-               (long long)most, (long long)length);
+        return tess_invalid("%s: %s[%lld]: must be at most %lld, got %lld", function, field,
+                            (long long)index, (long long)most, (long long)length);
     return TESS_OK;
 }
 
 /* ------------------------------------------------------------------ sequences */
 
-/* The length of sequence `b` from a padded array or a cumulative one; `last` is the cumulative
- * length so far. */
+/* The length of sequence `b`, from a padded or a cumulative array. *last is the cumulative length
+ * so far. */
 static tess_status read_length(const char *field, const int64_t *lengths, const int64_t *cumulative,
                                int64_t b, int64_t uniform, int64_t *last, int64_t *length) {
     *length = uniform;
@@ -60,15 +59,15 @@ static tess_status read_length(const char *field, const int64_t *lengths, const 
     if (!cumulative) return TESS_OK;
     int64_t end = cumulative[b + 1];
     if (end < *last)
-        REFUSE("%s: %s[%lld]: must not fall, got %lld after %lld", function, field,
-               (long long)b + 1, (long long)end, (long long)*last);
+        return tess_invalid("%s: %s[%lld]: must not fall, got %lld after %lld", function, field,
+                            (long long)b + 1, (long long)end, (long long)*last);
     *length = end - *last;
     *last = end;
     return check_item(field, b + 1, *length, 0);
 }
 
-/* Looks at every length, and counts the sequences that have rows; writes them once there is
- * memory. */
+/* Checks every length and counts the sequences that have rows. Once there is memory, also writes
+ * these. */
 static tess_status read_sequences(tess_plan *plan, const tess_plan_desc *d) {
     int64_t q_start = 0, kv_start = 0, max_tokens = plan->layout->max_tokens, max_q = 0, max_kv = 0;
     const char *q_field = plan->packed ? "cu_q_lens" : "q_lens",
@@ -76,26 +75,28 @@ static tess_status read_sequences(tess_plan *plan, const tess_plan_desc *d) {
                            : d->kv_lens ? "kv_lens"
                                         : "kv_len";
     if (plan->packed && d->cu_q_lens[0] != 0)
-        REFUSE("%s: cu_q_lens[0]: must be 0, got %lld", function, (long long)d->cu_q_lens[0]);
+        return tess_invalid("%s: cu_q_lens[0]: must be 0, got %lld", function,
+                            (long long)d->cu_q_lens[0]);
     if (plan->packed && d->cu_kv_lens[0] != 0)
-        REFUSE("%s: cu_kv_lens[0]: must be 0, got %lld", function, (long long)d->cu_kv_lens[0]);
+        return tess_invalid("%s: cu_kv_lens[0]: must be 0, got %lld", function,
+                            (long long)d->cu_kv_lens[0]);
     plan->q_last = plan->kv_last = -1;
     plan->equal_lengths = !plan->packed && !d->q_lens && !d->kv_lens;
     const uint32_t capacity = plan->n_sequences;
     plan->n_sequences = 0;
-    /* Of equal sequences without rows one stands for all. */
-    const int64_t batch = plan->equal_lengths && d->q_len == 0 ? smaller(d->batch, 1) : d->batch;
+    /* One of equal sequences stands for all, unless they are to be written. */
+    const bool one = plan->equal_lengths && (d->q_len == 0 || !plan->sequences);
+    const int64_t batch = one ? smaller(d->batch, 1) : d->batch;
     for (int64_t b = 0; b < batch; b++) {
         int64_t q_first = q_start, kv_first = kv_start, q_len, kv_len;
-        tess_status status =
-            read_length(q_field, d->q_lens, d->cu_q_lens, b, d->q_len, &q_start, &q_len);
-        if (status == TESS_OK)
-            status =
-                read_length(kv_field, d->kv_lens, d->cu_kv_lens, b, d->kv_len, &kv_start, &kv_len);
-        if (status != TESS_OK) return status;
+        TESS_RETURN_IF_ERROR(
+            read_length(q_field, d->q_lens, d->cu_q_lens, b, d->q_len, &q_start, &q_len));
+        TESS_RETURN_IF_ERROR(
+            read_length(kv_field, d->kv_lens, d->cu_kv_lens, b, d->kv_len, &kv_start, &kv_len));
         if (kv_len > max_tokens)
-            REFUSE("%s: %s: sequence %lld has %lld keys, more than the layout's max_tokens (%lld)",
-                   function, kv_field, (long long)b, (long long)kv_len, (long long)max_tokens);
+            return tess_invalid(
+                "%s: %s: sequence %lld has %lld keys, more than the layout's max_tokens (%lld)",
+                function, kv_field, (long long)b, (long long)kv_len, (long long)max_tokens);
         if (kv_len > max_kv) max_kv = kv_len;
         if (q_len == 0) continue;
         if (q_len > max_q) max_q = q_len;
@@ -103,13 +104,15 @@ static tess_status read_sequences(tess_plan *plan, const tess_plan_desc *d) {
         if (kv_len > 0) plan->kv_last = b;
         uint32_t n = plan->n_sequences++;
         if (!plan->sequences) continue;
-        if (n == capacity) REFUSE("%s: %s: changed while it was read", function, q_field);
+        if (n == capacity)
+            return tess_invalid("%s: %s: changed while it was read", function, q_field);
         plan->sequences[n] = (tess_sequence){.q_start = q_first,
                                              .kv_start = kv_first,
                                              .batch = plan->packed ? 0 : (uint32_t)b,
                                              .q_len = (int32_t)q_len,
                                              .kv_len = (int32_t)kv_len};
     }
+    if (one) plan->n_sequences *= (uint32_t)d->batch;
     plan->max_q_len = max_q;
     plan->max_kv_len = max_kv;
     plan->q_len = plan->packed ? q_start : d->q_len ? d->q_len : max_q;
@@ -123,8 +126,8 @@ static tess_touched touched_by(const tess_sequence *s) {
     return (tess_touched){s->batch, 1, s->q_start, s->q_len, s->kv_start, s->kv_len};
 }
 
-/* Boxes that hold nothing but what the jobs touch. Where lengths differ: the first sequence, the
- * longest, and what all have in common. */
+/* Finds boxes that hold only what the jobs read or write. Where lengths differ: the first sequence,
+ * the longest, and what all have in common. */
 static void find_touched(tess_plan *plan) {
     int64_t least_q = plan->max_q_len, least_kv = plan->max_kv_len, keys = 0;
     const tess_sequence *longest = plan->sequences;
@@ -140,7 +143,7 @@ static void find_touched(tess_plan *plan) {
         *box++ = touched_by(plan->sequences);
         *box++ = touched_by(longest);
     }
-    /* A sequence without rows leaves a gap, of its keys where the batch is packed. */
+    /* A sequence without rows leaves a gap; in a packed batch, a gap of its keys. */
     if (plan->packed && keys == plan->kv_len)
         *box++ = (tess_touched){0, 1, 0, plan->q_len, 0, plan->kv_len};
     if (!plan->packed && plan->n_sequences == plan->batch)
@@ -149,8 +152,8 @@ static void find_touched(tess_plan *plan) {
 }
 
 tess_status tess_batch_read(tess_plan *plan, const tess_plan_desc *d) {
-    tess_status status = read_sequences(plan, d);
-    if (status != TESS_OK || plan->n_sequences == 0) return status;
+    TESS_RETURN_IF_ERROR(read_sequences(plan, d));
+    if (plan->n_sequences == 0) return TESS_OK;
     uint64_t bytes = (uint64_t)plan->n_sequences * sizeof *plan->sequences;
     plan->sequences =
         bytes > SIZE_MAX ? NULL : tess_mem_alloc(plan->device->runtime, (size_t)bytes, 64);
@@ -160,11 +163,10 @@ tess_status tess_batch_read(tess_plan *plan, const tess_plan_desc *d) {
     plan->sequences_bytes = bytes;
     plan->host_bytes += bytes;
     const uint32_t counted = plan->n_sequences;
-    status = read_sequences(plan, d);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(read_sequences(plan, d));
     if (plan->n_sequences != counted)
-        REFUSE("%s: %s: changed while it was read", function,
-               plan->packed ? "cu_q_lens" : "q_lens");
+        return tess_invalid("%s: %s: changed while it was read", function,
+                            plan->packed ? "cu_q_lens" : "q_lens");
     find_touched(plan);
     return TESS_OK;
 }

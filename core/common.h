@@ -21,6 +21,15 @@
 /* status.c: stores the message of this thread and returns `status`. Messages read "<function>:
  * <field>: <what is wrong>". */
 tess_status tess_fail(tess_status status, const char *format, ...) TESS_PRINTF(2, 3);
+#define tess_invalid(...)     tess_fail(TESS_ERROR_INVALID, __VA_ARGS__)
+#define tess_unsupported(...) tess_fail(TESS_ERROR_UNSUPPORTED, __VA_ARGS__)
+
+/* Leaves the function with the status of `expr` unless that is TESS_OK. */
+#define TESS_RETURN_IF_ERROR(expr)                            \
+    do {                                                      \
+        const tess_status status_of_expr = (expr);            \
+        if (status_of_expr != TESS_OK) return status_of_expr; \
+    } while (0)
 
 /* runtime.c: host memory through the runtime's allocator. Alignment is a power of two. NULL when
  * out of memory or size overflows. */
@@ -31,9 +40,9 @@ void tess_mem_free(tess_runtime *runtime, void *pointer, size_t size);
 void tess_runtime_retain(tess_runtime *runtime);
 /* fails when NULL or forked */
 tess_status tess_runtime_check(const tess_runtime *runtime, const char *function);
-/* fails: handle `name` is NULL. No runtime's log hears of it. */
+/* fails: handle `name` is NULL; nothing is logged, since no runtime is known */
 tess_status tess_handle_missing(const char *function, const char *name);
-/* then nothing of a backend may be called, not even to release it */
+/* in the child of a fork() nothing of a backend may be called, not even to release it */
 bool tess_runtime_forked(const tess_runtime *runtime);
 void tess_log(const tess_runtime *runtime, const char *topic, const char *format, ...)
     TESS_PRINTF(3, 4);
@@ -55,7 +64,7 @@ void tess_device_retain(tess_device *device);
 tess_status tess_device_check(const tess_device *device, const char *function);
 /* NULL or forked */
 tess_status tess_device_handle(const tess_device *device, const char *function);
-/* notes DEVICE_LOST; returns status */
+/* passes `status` on, and remembers DEVICE_LOST */
 tess_status tess_device_result(tess_device *device, tess_status status);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How many CPUs this process may keep busy. A container often sees all CPUs of its host but may use
- * the time of a few; more threads than that make every job wait for a thread that was put to
- * sleep. */
+/* How many CPUs this process may keep busy. A container often sees all CPUs of its host but gets
+ * the time of a few. With more threads than that, every launch waits for a thread that the kernel
+ * put to sleep. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -15,8 +15,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Reads the start of a small file as text. Plain system calls, because stdio would allocate past
- * the application's allocator. */
+/* Reads the start of a small file as text. It uses plain system calls, because stdio would allocate
+ * behind the application's allocator. */
 static bool read_text(const char *path, char *text, size_t size) {
     int file = open(path, O_RDONLY | O_CLOEXEC);
     if (file < 0) return false;
@@ -40,8 +40,8 @@ static uint32_t quota_cpus(long long quota, long long period) {
     return cpus < TESS_CPU_THREADS_MOST ? (uint32_t)cpus : TESS_CPU_THREADS_MOST;
 }
 
-/* Version 2: every group on the way from this process's own up to the root may hold a quota, and
- * the lowest counts. */
+/* Version 2: every group from this process's own up to the root may hold a quota, and the lowest
+ * counts. */
 static uint32_t quota_unified(const char *membership, const char *mount) {
     char groups[4096], path[4400], text[64];
     if (!read_text(membership, groups, sizeof groups)) return UINT32_MAX;

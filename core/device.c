@@ -30,8 +30,7 @@ static void append(text_list *list, const char *format, ...) {
 
 static const char *separator(const text_list *list) { return list->length != 0 ? "; " : ""; }
 
-/* The plan divides and aligns by these, so a backend from outside the tree is not believed without
- * a look. */
+/* Plans divide and align by these values, so check those of backends from outside the tree. */
 static tess_status caps_check(const tess_backend_entry *entry, const tess_caps *caps) {
     const char *field = NULL;
     if (caps->buffer_kind < TESS_BUFFER_HOST || caps->buffer_kind > TESS_BUFFER_OBJECT)
@@ -76,8 +75,8 @@ static tess_status open_place(tess_runtime *runtime, tess_device_place at, const
     return TESS_OK;
 }
 
-/* Opens a device among others that may do: a failure is noted in `tried`, and only lack of memory
- * ends the search, because it says nothing about which device works. */
+/* Opens one device of several candidates. A failure is noted in `tried` and the search goes on,
+ * except for lack of memory, which says nothing about which device works. */
 static tess_status try_place(tess_runtime *runtime, tess_device_place at, text_list *tried,
                              tess_device **out) {
     const char *id = at.entry->devices[at.index].id;
@@ -150,8 +149,8 @@ static tess_status nothing_works(tess_runtime *runtime, const char *label, const
                      function_open, label, exists.length != 0 ? exists.text : "none", tried->text);
 }
 
-/* Wraps a context of the application's. It belongs to the very device that `id` names, or with a
- * name alone to the first that takes it. */
+/* Wraps a context of the application. It belongs to the device that `id` names, or, if that names a
+ * backend alone, to the first device that takes it. */
 static tess_status wrap(tess_runtime *runtime, const char *id, const void *native,
                         tess_device **out) {
     if (id == NULL)
@@ -209,8 +208,8 @@ tess_status tess_device_open(tess_runtime *runtime, const tess_device_desc *desc
             own.id != NULL ? own.id : tess_setting_value(&runtime->settings, TESS_SETTING_BACKEND);
         text_list tried = {0};
         tess_selection item;
-        /* Every item is checked before the first is tried: a misspelt name is an error even behind
-         * a name that works. */
+        /* Check every item before trying the first: a misspelt name is an error even behind one
+         * that works. */
         const char *cursor = text[0] != '\0' ? text : NULL;
         while (cursor != NULL && status == TESS_OK)
             status = tess_selection_next(runtime, function_open, label, &cursor, &item);
@@ -244,8 +243,8 @@ void tess_device_release(tess_device *device) {
     if (device == NULL || atomic_fetch_sub_explicit(&device->refs, 1, memory_order_acq_rel) != 1)
         return;
     tess_runtime *runtime = device->runtime;
-    /* Threads and driver state did not survive a fork, so the child frees only what is the
-     * core's. */
+    /* Threads and driver state do not survive a fork, so the child frees only the core's own
+     * memory. */
     if (!tess_runtime_forked(runtime)) device->backend->close(device->native);
     tess_mem_free(runtime, device, sizeof *device);
     tess_runtime_release(runtime);
@@ -270,7 +269,7 @@ tess_status tess_device_result(tess_device *device, tess_status status) {
     if (status == TESS_ERROR_DEVICE_LOST &&
         !atomic_exchange_explicit(&device->lost, true, memory_order_relaxed))
         tess_log(device->runtime, "device", "%s: lost", device->info.id);
-    /* A backend that forgot its message must not leave an older one standing as the explanation. */
+    /* A backend that gave no message must not leave an older one as the explanation. */
     if (!tess_call_failed()) tess_fail_in(status, device->info.id, tess_status_text(status));
     return status;
 }
@@ -290,19 +289,19 @@ tess_status tess_device_kernel(const tess_device *device, uint32_t index, tess_k
     if (status != TESS_OK) return status;
     tess_kernel_info full = {.struct_size = sizeof full};
     tess_log_errors(false); /* INVALID means the end of the enumeration */
-    status = device->backend->kernel(device->native, NULL, NULL, index, &full);
+    status = device->backend->kernel(device->native, index, NULL, &full, NULL);
+    if (status == TESS_ERROR_INVALID)
+        tess_fail(status, "%s: %s: index: %u is past the last kernel", function,
+                  device->backend->name, (unsigned)index);
     tess_log_errors(true);
-    if (status != TESS_OK && status != TESS_ERROR_INVALID && tess_call_failed())
-        tess_fail(status, "%s", tess_last_error());
+    if (status == TESS_ERROR_INVALID) return status;
+    if (status != TESS_OK && tess_call_failed()) tess_fail(status, "%s", tess_last_error());
     /* Devices are shared between threads, and their state behind `lost` is atomic, so a query may
      * note a loss. */
     if (status != TESS_OK) return tess_device_result((tess_device *)device, status);
-    full.name[sizeof full.name - 1] = full.reason[sizeof full.reason - 1] = '\0';
-    size_t prefix = strlen(device->backend->name);
-    if (strncmp(full.name, device->backend->name, prefix) != 0 || full.name[prefix] != '/') {
-        char name[sizeof full.name];
-        memcpy(name, full.name, sizeof name);
-        snprintf(full.name, sizeof full.name, "%s/%.31s", device->backend->name, name);
-    }
+    char name[sizeof full.name];
+    memcpy(name, full.name, sizeof name);
+    name[sizeof name - 1] = full.reason[sizeof full.reason - 1] = '\0';
+    snprintf(full.name, sizeof full.name, "%s/%.31s", device->backend->name, name);
     return tess_info_write(function, info, &full, TESS_KERNEL_INFO);
 }

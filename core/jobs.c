@@ -15,14 +15,14 @@ static uint64_t split_parts(const tess_split *split, uint64_t blocks) {
     return 1;
 }
 
-/* Where part `part` of `parts` begins in the job's key blocks. */
+/* Where part `part` of `parts` begins among the job's key blocks. */
 static uint64_t split_begin(const tess_split *split, uint64_t blocks, uint64_t parts,
                             uint64_t part) {
     return split->fixed ? (uint64_t)smaller(blocks, part * split->length) : blocks * part / parts;
 }
 
-/* The key blocks [begin, end) of `whole`: what of each slice and of the interval's masked ends lies
- * in there. */
+/* The key blocks [begin, end) of `whole`: of each slice, of the interval, and of its masked ends.
+ */
 static void split_keys(const tess_keys *whole, uint64_t begin, uint64_t end, tess_keys *part) {
     int64_t first = (int64_t)begin, last = (int64_t)end, interval = whole->left_count,
             right = interval + whole->interval_blocks;
@@ -61,8 +61,8 @@ static void find_runs(const tess_layout *layout, tess_head_run *runs, uint32_t *
     *n_runs = n;
 }
 
-/* How many heads of a run one job takes, given the sequence's rows: all its tiles must have room
- * for them. */
+/* How many heads of a run one job takes. Every tile of the sequence must have room for their rows.
+ */
 static uint32_t heads_of_job(const tess_jobs *jobs, const tess_sequence *sequence) {
     uint64_t rows = smaller((uint64_t)sequence->q_len, (uint64_t)jobs->grid.step);
     uint32_t heads = (uint32_t)(smaller(jobs->tile_rows, jobs->pack_rows) / rows);
@@ -101,14 +101,14 @@ tess_status tess_jobs_create(tess_jobs *jobs, tess_runtime *runtime, const tess_
         if (sequences[s].kv_len > max_keys) max_keys = sequences[s].kv_len;
         add = tess_grid_tiles(&jobs->grid, sequences[s].q_len) * (uint64_t)layout->n_heads;
         if (bound + add > UINT32_MAX)
-            return tess_fail(TESS_ERROR_UNSUPPORTED,
-                             "tess_plan_create: batch: its rows and heads make 2^32 jobs or more");
+            return tess_unsupported(
+                "tess_plan_create: batch: its rows and heads make 2^32 jobs or more");
         bound += add;
     }
-    tess_status status = tess_tiler_create(&jobs->tiler, runtime, layout, max_keys);
-    if (status == TESS_OK) status = allocate(jobs, layout, (uint64_t)jobs->tiler.n_blocks);
-    if (status == TESS_OK) find_runs(layout, jobs->runs, &jobs->n_runs);
-    return status;
+    TESS_RETURN_IF_ERROR(tess_tiler_create(&jobs->tiler, runtime, layout, max_keys));
+    TESS_RETURN_IF_ERROR(allocate(jobs, layout, (uint64_t)jobs->tiler.n_blocks));
+    find_runs(layout, jobs->runs, &jobs->n_runs);
+    return TESS_OK;
 }
 
 void tess_jobs_release(tess_jobs *jobs) {
@@ -127,8 +127,8 @@ void tess_jobs_release(tess_jobs *jobs) {
 
 /* ------------------------------------------------------------------ counting */
 
-/* Adds `times` jobs, or their parts, of `blocks` key blocks each; false when there are 2^32 of them
- * by now. */
+/* Adds `times` jobs of `blocks` key blocks each, or their parts. False: these make 2^32 jobs or
+ * more. */
 static bool count_job(tess_jobs *jobs, uint64_t blocks, uint64_t times, uint32_t rows) {
     uint64_t parts = split_parts(&jobs->split, blocks);
     jobs->n_blocks += blocks * times;
@@ -141,7 +141,7 @@ static bool count_job(tess_jobs *jobs, uint64_t blocks, uint64_t times, uint32_t
     jobs->n_partials += parts * times;
     if (rows > jobs->partial_rows) jobs->partial_rows = rows;
     if (jobs->n_jobs + jobs->n_merges > UINT32_MAX) return false;
-    /* Parts have two sizes at most: all but the last are `length` long, or they differ by one. */
+    /* Parts have at most two sizes: all but the last are `length` long, or they differ by one. */
     uint64_t size = jobs->split.fixed ? jobs->split.length : blocks / parts;
     uint64_t others = jobs->split.fixed ? 1 : blocks % parts,
              other = jobs->split.fixed ? blocks - (parts - 1) * size : size + 1;
@@ -150,8 +150,8 @@ static bool count_job(tess_jobs *jobs, uint64_t blocks, uint64_t times, uint32_t
     return true;
 }
 
-/* What one tile makes of each class when a job takes at most `heads` heads, of the runs [first,
- * last). */
+/* The jobs that one tile makes of each class in the runs [first, last), with at most `heads` heads
+ * a job. */
 static void count_packs(tess_jobs *jobs, uint32_t heads, uint32_t first, uint32_t last) {
     memset(jobs->pack, 0xff, jobs->tiler.layout->n_classes * sizeof *jobs->pack);
     jobs->n_packs = 0;
@@ -168,8 +168,8 @@ static void count_packs(tess_jobs *jobs, uint32_t heads, uint32_t first, uint32_
     }
 }
 
-/* Without a split: nothing but lengths matters, and the sums stay in registers. A section often has
- * one class, which is then looked up once. */
+/* Without a split only lengths matter, and the sums stay in registers. A section often has a single
+ * class, which is then looked up once. */
 static void count_causal(tess_jobs *jobs, tess_tile tile, tess_causal causal) {
     const uint32_t times = jobs->packs[0].jobs, shift = jobs->order.shift;
     uint32_t *const bucket = jobs->order.bucket;
@@ -216,19 +216,18 @@ static tess_status count_parts(tess_jobs *jobs, tess_tile tile, int64_t kv_len, 
             if (!count_job(jobs,
                            tess_tile_blocks(&jobs->tiler, pack->cls, &tile, kv_len, kv_blocks),
                            pack->jobs, rows * pack->heads))
-                return tess_fail(TESS_ERROR_UNSUPPORTED,
-                                 "tess_plan_create: kv_split: its parts make 2^32 jobs or more");
+                return tess_unsupported(
+                    "tess_plan_create: kv_split: its parts make 2^32 jobs or more");
         }
     } while (tess_tile_next(&jobs->grid, &tile));
     return TESS_OK;
 }
 
-/* BLOCKS: makes the merged rows known that the jobs read. */
-static tess_status merge_rows_of(tess_jobs *jobs, tess_tile tile) {
+/* BLOCKS: joins the rows of the mask that the jobs read. */
+static tess_status join_rows_of(tess_jobs *jobs, tess_tile tile) {
     do {
         for (uint32_t n = 0; n < jobs->n_packs; n++) {
-            const tess_status status = tess_tiler_merge(&jobs->tiler, jobs->packs[n].cls, &tile);
-            if (status != TESS_OK) return status;
+            TESS_RETURN_IF_ERROR(tess_tiler_join(&jobs->tiler, jobs->packs[n].cls, &tile));
         }
     } while (tess_tile_next(&jobs->grid, &tile));
     return TESS_OK;
@@ -241,16 +240,16 @@ static tess_status count_sequence(tess_jobs *jobs, const tess_sequence *sequence
     const uint64_t before = jobs->n_blocks;
     tess_tile begin;
     tess_tile_begin(&jobs->grid, kv_len - sequence->q_len, kv_len, &begin);
-    tess_status status =
-        layout->rules[0].kind == TESS_RULE_BLOCKS ? merge_rows_of(jobs, begin) : TESS_OK;
-    if (status == TESS_OK && (jobs->split.length || jobs->split.max_parts))
-        status = count_parts(jobs, begin, kv_len, kv_blocks);
-    else if (status == TESS_OK)
+    if (layout->patterns[0].kind == TESS_HEAD_BLOCKS)
+        TESS_RETURN_IF_ERROR(join_rows_of(jobs, begin));
+    if (jobs->split.length || jobs->split.max_parts)
+        TESS_RETURN_IF_ERROR(count_parts(jobs, begin, kv_len, kv_blocks));
+    else
         count_whole(jobs, begin, kv_len, kv_blocks);
     jobs->n_rows += (uint64_t)sequence->q_len * (uint64_t)layout->n_heads;
     jobs->n_read +=
         (uint64_t)smaller((int64_t)(jobs->n_blocks - before), kv_blocks * layout->n_kv_heads);
-    return status;
+    return TESS_OK;
 }
 
 tess_status tess_jobs_count(tess_jobs *jobs) {
@@ -265,8 +264,7 @@ tess_status tess_jobs_count(tess_jobs *jobs) {
         uint32_t heads = heads_of_job(jobs, sequence);
         if (heads != packed) count_packs(jobs, heads, 0, jobs->n_runs);
         packed = heads;
-        tess_status status = count_sequence(jobs, sequence);
-        if (status != TESS_OK) return status;
+        TESS_RETURN_IF_ERROR(count_sequence(jobs, sequence));
     }
     tess_order_end(&jobs->order);
     return TESS_OK;
@@ -280,14 +278,14 @@ typedef struct placing {
     uint64_t n_merges, n_partials;
 } placing;
 
-/* What the jobs of one tile share. */
+/* What the jobs of one tile have in common. */
 typedef struct placed_tile {
     uint32_t sequence, row;
     uint16_t rows, cls;
 } placed_tile;
 
-/* Field by field into its place: a copy of a job that was just written in pieces would wait for the
- * pieces. */
+/* Writes each field to its place. Copying a job whose fields were just written would stall on store
+ * forwarding. */
 static void write_job(tess_job *job, const placed_tile *tile, uint32_t head, uint32_t heads,
                       const tess_keys *keys, uint32_t partial) {
     job->sequence = tile->sequence;
@@ -323,14 +321,14 @@ static void place_parts(tess_jobs *jobs, placing *place, const placed_tile *tile
     for (uint64_t part = 0; part < parts; part++) {
         uint64_t begin = split_begin(&jobs->split, blocks, parts, part),
                  end = split_begin(&jobs->split, blocks, parts, part + 1);
-        tess_keys piece;
-        split_keys(keys, begin, end, &piece);
+        tess_keys of_part;
+        split_keys(keys, begin, end, &of_part);
         write_job(&place->jobs[(*tess_order_bucket(&jobs->order, end - begin))++], tile, head,
-                  heads, &piece, (uint32_t)place->n_partials++);
+                  heads, &of_part, (uint32_t)place->n_partials++);
     }
 }
 
-/* Places what one tile makes of one run of heads, without a split. */
+/* Places the jobs that one tile makes of one run of heads, without a split. */
 static inline void place_run(tess_job *out, uint32_t *bucket, const placed_tile *at,
                              const tess_head_run *run, uint32_t heads, const tess_keys *keys) {
     uint32_t head = run->head, left = run->heads, n = *bucket;
@@ -373,7 +371,7 @@ static void place_whole(tess_jobs *jobs, tess_job *out, uint32_t s, tess_tile ti
     } while (tess_tile_next(&grid, &tile));
 }
 
-/* The same with a split, which some jobs may be too short for. */
+/* The same with a split; some jobs may be too short for it. */
 static void place_split(tess_jobs *jobs, placing *place, uint32_t s, tess_tile tile, uint32_t first,
                         uint32_t last, uint32_t heads) {
     const int64_t kv_len = jobs->sequences[s].kv_len,
@@ -400,8 +398,8 @@ static void place_split(tess_jobs *jobs, placing *place, uint32_t s, tess_tile t
     } while (tess_tile_next(&jobs->grid, &tile));
 }
 
-/* Counts the jobs of [begin, end) into the buckets. The count of all has succeeded, so this one
- * does. */
+/* Counts the jobs of [begin, end) into the buckets. This cannot fail, because counting all of them
+ * has succeeded. */
 static void count_section(tess_jobs *jobs, tess_cursor begin, tess_cursor end) {
     const tess_jobs totals = *jobs;
     jobs->n_jobs = jobs->n_merges = jobs->n_partials = jobs->n_blocks = 0;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Jobs: the tiles of all sequences and heads, cut into parts where that helps, longest first.
- * Counted once, then placed. */
+/* Jobs: the tiles of all sequences and heads, cut into parts where that helps, longest first. They
+ * are counted first and placed then. */
 #ifndef TESSERA_CORE_JOBS_H
 #define TESSERA_CORE_JOBS_H
 
@@ -23,11 +23,11 @@ typedef struct tess_head_run {
     uint16_t head, heads, cls;
 } tess_head_run;
 
-/* What one tile makes of one class. */
+/* The jobs that one tile makes of one class. */
 typedef struct tess_pack {
     uint32_t cls;
     uint32_t jobs;
-    uint32_t heads; /* most of one job */
+    uint32_t heads; /* of the job with the most */
 } tess_pack;
 
 typedef struct tess_jobs {
@@ -41,22 +41,21 @@ typedef struct tess_jobs {
 
     tess_head_run *runs; /* [n_runs] in order of heads */
     uint32_t n_runs;
-    tess_pack *packs; /* [n_packs] of the classes that are counted now; room for [n_classes] */
-    uint32_t *pack;   /* [n_classes] where the pack of a class is, if it has one */
+    tess_pack *packs; /* [n_packs] of the classes that are being counted; room for [n_classes] */
+    uint32_t *pack;   /* [n_classes] index of the pack of a class, if it has one */
     uint32_t n_packs;
     tess_order order; /* of the counted jobs, by key blocks */
 
     /* What tess_jobs_count found. */
     uint64_t n_jobs, n_merges, n_partials, n_blocks;
     uint64_t n_rows; /* rows of all query heads */
-    /* key blocks of all kv heads that are read at least once: a bound from above */
+    /* an upper bound on the key blocks of all kv heads that are read at least once */
     uint64_t n_read;
     uint32_t partial_rows; /* most rows * heads of a split job */
 
-    /* [0: one section] Set between count and place: jobs come in sections of about equal size, of
-     * as few as have about this many shared key blocks of their kv heads each, and longest first
-     * within each. What is worked on at one time then fits a cache. Block masks have one
-     * section. */
+    /* [0: one section] Set between count and place. Jobs come in sections of about equal size,
+     * longest first in each. A section takes kv heads until they share at most about this many key
+     * blocks, so that what is worked on at one time fits a cache. Block masks have one section. */
     uint64_t section_blocks;
 } tess_jobs;
 
@@ -67,22 +66,22 @@ static inline uint32_t tess_kv_head_end(const tess_jobs *jobs, uint32_t first) {
     return last;
 }
 
-/* Prepares the count: head runs, grid, lists. `sequences` stays the caller's and must outlive the
- * jobs. */
+/* Prepares the count: runs of heads, grid, lists. `sequences` stays the caller's and must outlive
+ * the jobs. */
 tess_status tess_jobs_create(tess_jobs *jobs, tess_runtime *runtime, const tess_layout *layout,
                              const tess_sequence *sequences, uint32_t n_sequences,
                              uint32_t tile_rows, uint32_t pack_rows);
 void tess_jobs_release(tess_jobs *jobs);
 
-/* Counts jobs, merges and partials under jobs->split; may be called again after another split was
- * set. */
+/* Counts jobs, merges and partials under jobs->split. To be called again after a change of the
+ * split. */
 tess_status tess_jobs_count(tess_jobs *jobs);
 
 /* Writes what the last count counted. */
 void tess_jobs_place(tess_jobs *jobs, tess_job *out, tess_merge *merges);
 
-/* Cuts jobs, then merges, into ranges of at most `limit` key blocks, or of one job. Counts, or with
- * `start` also writes, where ranges begin, and the end of the last. */
+/* Cuts jobs, then merges, into ranges of at most `limit` key blocks, or of a single job. Returns
+ * how many there are; with `start` it also writes where they begin and where the last one ends. */
 uint64_t tess_jobs_ranges(const tess_tables *tables, uint64_t n_jobs, uint64_t n_merges,
                           uint64_t limit, uint64_t *start);
 

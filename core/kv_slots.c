@@ -1,22 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How a kv head stores its key blocks: which ones keep a slot of their own, how long the ring of
+/* How a kv head stores its key blocks: which blocks keep a slot of their own, how long the ring of
  * the others is, and which slot a block has. */
 #include <string.h>
 
 #include "layout.h"
 
-#define REFUSE(...) return tess_fail(TESS_ERROR_INVALID, __VA_ARGS__)
-
 /* ------------------------------------------------------------------ storage of a kv head */
 
-/* Everything is kept and slot = block. */
+/* Keeps everything: slot = block. */
 static void store_whole(const tess_layout *x, tess_kv_store *store) {
     store->local = store->fixed = store->kept = x->n_blocks;
     store->ring = 0;
 }
 
-/* Completes a store of which `local`, `fixed` and `late` (fixed ones among the last `local` blocks)
- * are known. */
+/* Completes a store whose `local` and `fixed` are known. `late` of the fixed blocks are among the
+ * last `local` ones. */
 static void store_finish(const tess_layout *x, tess_kv_store *store, int64_t late) {
     int64_t chunk = ceil_div(x->max_chunk, x->pattern.block);
     store->kept = store->fixed + smaller(store->local, x->n_blocks) - late;
@@ -27,35 +25,36 @@ static void store_finish(const tess_layout *x, tess_kv_store *store, int64_t lat
     }
 }
 
-static void store_of_rule(const tess_layout *x, int32_t kv_head, tess_kv_store *store) {
+static void store_of_pattern(const tess_layout *x, int32_t kv_head, tess_kv_store *store) {
     int64_t late = 0, n = x->n_blocks;
     store->local = store->fixed = 0;
     for (uint32_t g = x->group_start[kv_head]; g < x->group_start[kv_head + 1]; g++) {
-        const tess_rule *rule = &x->rules[x->group_classes[g]];
-        if (rule->kind == TESS_RULE_DENSE) {
+        const tess_head_pattern *pattern = &x->patterns[x->group_classes[g]];
+        if (pattern->kind == TESS_HEAD_DENSE) {
             store_whole(x, store);
             return;
         }
-        if (rule->kind == TESS_RULE_STRIDED) {
-            store->local = smaller(rule->local, n);
-            store->fixed += tess_vertical_count(rule, n);
-            late += tess_vertical_count(rule, n) - tess_vertical_count(rule, n - store->local);
+        if (pattern->kind == TESS_HEAD_STRIDED) {
+            store->local = smaller(pattern->local, n);
+            store->fixed += tess_vertical_count(pattern, n);
+            late +=
+                tess_vertical_count(pattern, n) - tess_vertical_count(pattern, n - store->local);
         } else {
-            store->local = smaller(ceil_div(rule->left, rule->block) + 1, n);
-            store->fixed = smaller(ceil_div(rule->sinks, rule->block), n);
+            store->local = smaller(ceil_div(pattern->left, pattern->block) + 1, n);
+            store->fixed = smaller(ceil_div(pattern->sinks, pattern->block), n);
             late = store->fixed > n - store->local ? store->fixed - (n - store->local) : 0;
         }
     }
     store_finish(x, store, late);
 }
 
-/* For a caller's mask: how many blocks later, its own included, the heads of a kv head read each
- * column for the last time. */
+/* BLOCKS: how many blocks later, its own included, the heads of a kv head read each column for the
+ * last time. */
 static void measure_reach(const tess_layout *x, int32_t kv_head, uint32_t *reach, int64_t columns) {
     int64_t rows = smaller(x->pattern.mask_query_blocks, x->n_blocks);
     memset(reach, 0, (size_t)columns * sizeof *reach);
     for (uint32_t g = x->group_start[kv_head]; g < x->group_start[kv_head + 1]; g++) {
-        const tess_mask_rows *mask = &x->rules[x->group_classes[g]].rows;
+        const tess_mask_rows *mask = &x->patterns[x->group_classes[g]].rows;
         for (int64_t i = 0; i < rows; i++) {
             int64_t count;
             const uint32_t *column = tess_mask_row(mask, i, &count);
@@ -67,8 +66,8 @@ static void measure_reach(const tess_layout *x, int32_t kv_head, uint32_t *reach
     }
 }
 
-/* Chooses `local` such that the columns that reach further, which get slots of their own, and the
- * ring are fewest together. */
+/* Chooses `local` so that the ring, and the columns that are read later and need slots of their
+ * own, take the fewest slots together. */
 static void store_of_reach(const tess_layout *x, const uint32_t *reach, int64_t columns,
                            uint64_t *histogram, int64_t rows, tess_kv_store *store) {
     memset(histogram, 0, (size_t)(rows + 1) * sizeof *histogram);
@@ -95,8 +94,8 @@ static bool same_classes(const tess_layout *x, int32_t a, int32_t b) {
                   n * sizeof *x->group_classes) == 0;
 }
 
-/* Two rounds, to count the fixed blocks and to list them; neighbours with equal classes share a
- * list. */
+/* Counts the fixed blocks in a first pass and lists them in a second. Neighbours with equal classes
+ * share a list. */
 static tess_status examine_stores(tess_layout *x, const char *function, uint32_t *reach,
                                   int64_t columns, uint64_t *histogram, int64_t rows) {
     uint64_t total = 0;
@@ -149,18 +148,18 @@ tess_status tess_kv_slots_examine(tess_layout *x, const char *function) {
     return status;
 }
 
-/* The storage of a kv head. Without a causal order, or when a block may be read again, nothing can
- * be dropped. */
+/* The storage of a kv head. Without causal order, or where a dropped block might be read again,
+ * everything is kept. */
 static void kv_store(const tess_layout *x, int32_t kv_head, tess_kv_store *store) {
     if (!x->kv_efficient)
         store_whole(x, store);
     else if (x->stores)
         *store = x->stores[kv_head];
     else
-        store_of_rule(x, kv_head, store);
+        store_of_pattern(x, kv_head, store);
 }
 
-/* Whether a block has a slot of its own, and how many blocks before it do. */
+/* Whether a block has a slot of its own, and *rank: how many blocks before it have one. */
 static bool fixed_rank(const tess_layout *x, int32_t kv_head, const tess_kv_store *store,
                        int64_t block, int64_t *rank) {
     if (x->stores) {
@@ -173,10 +172,10 @@ static bool fixed_rank(const tess_layout *x, int32_t kv_head, const tess_kv_stor
     bool fixed = false;
     *rank = 0;
     for (uint32_t g = x->group_start[kv_head]; g < x->group_start[kv_head + 1]; g++) {
-        const tess_rule *rule = &x->rules[x->group_classes[g]];
-        if (rule->kind == TESS_RULE_STRIDED) {
-            *rank += tess_vertical_count(rule, block);
-            fixed = fixed || block % rule->stride == rule->first;
+        const tess_head_pattern *pattern = &x->patterns[x->group_classes[g]];
+        if (pattern->kind == TESS_HEAD_STRIDED) {
+            *rank += tess_vertical_count(pattern, block);
+            fixed = fixed || block % pattern->stride == pattern->first;
         } else {
             *rank = smaller(block, store->fixed);
             fixed = block < store->fixed;
@@ -188,18 +187,16 @@ static bool fixed_rank(const tess_layout *x, int32_t kv_head, const tess_kv_stor
 /* ------------------------------------------------------------------ public */
 
 static tess_status check_kv_head(const tess_layout *x, const char *function, int32_t kv_head) {
-    tess_status status = tess_layout_check(x, function);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(tess_layout_check(x, function));
     if (kv_head < 0 || kv_head >= x->n_kv_heads)
-        REFUSE("%s: kv_head: must be 0 to %d, got %d", function, (int)x->n_kv_heads - 1,
-               (int)kv_head);
+        return tess_invalid("%s: kv_head: must be 0 to %d, got %d", function,
+                            (int)x->n_kv_heads - 1, (int)kv_head);
     return TESS_OK;
 }
 
 tess_status tess_layout_kv(const tess_layout *x, int32_t kv_head, tess_kv_info *info) {
     static const char *const function = "tess_layout_kv";
-    tess_status status = check_kv_head(x, function, kv_head);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(check_kv_head(x, function, kv_head));
     tess_kv_store store;
     tess_kv_info full;
     memset(&full, 0, sizeof full);
@@ -214,12 +211,11 @@ tess_status tess_layout_kv(const tess_layout *x, int32_t kv_head, tess_kv_info *
 
 tess_status tess_layout_slot(const tess_layout *x, int32_t kv_head, int64_t block, int64_t *slot) {
     static const char *const function = "tess_layout_slot";
-    tess_status status = check_kv_head(x, function, kv_head);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(check_kv_head(x, function, kv_head));
     if (block < 0 || block >= x->n_blocks)
-        REFUSE("%s: block: must be 0 to %lld, got %lld", function, (long long)x->n_blocks - 1,
-               (long long)block);
-    if (!slot) REFUSE("%s: slot: must not be NULL", function);
+        return tess_invalid("%s: block: must be 0 to %lld, got %lld", function,
+                            (long long)x->n_blocks - 1, (long long)block);
+    if (!slot) return tess_invalid("%s: slot: must not be NULL", function);
     tess_kv_store store;
     int64_t rank;
     kv_store(x, kv_head, &store);

@@ -3,34 +3,38 @@
 
 #include <string.h>
 
-#define REFUSE(...) return tess_fail(TESS_ERROR_INVALID, __VA_ARGS__)
-
 /* ------------------------------------------------------------------ checks */
 
 /* Fills the defaults of the heads, and the number of blocks once the pattern is checked. */
 static tess_status check_heads(const char *function, tess_layout *x, const tess_layout_desc *d) {
-    if (d->flags != 0) REFUSE("%s: flags: must be 0, got 0x%x", function, (unsigned)d->flags);
-    if (d->reserved != 0) REFUSE("%s: reserved: must be 0, got %d", function, (int)d->reserved);
+    if (d->flags != 0)
+        return tess_invalid("%s: flags: must be 0, got 0x%x", function, (unsigned)d->flags);
+    if (d->reserved != 0)
+        return tess_invalid("%s: reserved: must be 0, got %d", function, (int)d->reserved);
     if (d->n_heads < 1 || d->n_heads > 65535)
-        REFUSE("%s: n_heads: must be 1 to 65535, got %d", function, (int)d->n_heads);
+        return tess_invalid("%s: n_heads: must be 1 to 65535, got %d", function, (int)d->n_heads);
     if (d->n_kv_heads < 1)
-        REFUSE("%s: n_kv_heads: must be at least 1, got %d", function, (int)d->n_kv_heads);
+        return tess_invalid("%s: n_kv_heads: must be at least 1, got %d", function,
+                            (int)d->n_kv_heads);
     if (d->n_heads % d->n_kv_heads != 0)
-        REFUSE("%s: n_heads: must be a multiple of n_kv_heads (%d), got %d", function,
-               (int)d->n_kv_heads, (int)d->n_heads);
+        return tess_invalid("%s: n_heads: must be a multiple of n_kv_heads (%d), got %d", function,
+                            (int)d->n_kv_heads, (int)d->n_heads);
     if (d->head_first < 0)
-        REFUSE("%s: head_first: must be at least 0, got %d", function, (int)d->head_first);
+        return tess_invalid("%s: head_first: must be at least 0, got %d", function,
+                            (int)d->head_first);
     int64_t end = (int64_t)d->head_first + d->n_heads;
     if (end > INT32_MAX)
-        REFUSE("%s: head_first: head_first + n_heads overflows, got %d", function,
-               (int)d->head_first);
+        return tess_invalid("%s: head_first: head_first + n_heads overflows, got %d", function,
+                            (int)d->head_first);
     if (d->heads_total != 0 && d->heads_total < end)
-        REFUSE("%s: heads_total: must be at least %lld (head_first + n_heads), got %d", function,
-               (long long)end, (int)d->heads_total);
+        return tess_invalid("%s: heads_total: must be at least %lld (head_first + n_heads), got %d",
+                            function, (long long)end, (int)d->heads_total);
     if (d->max_tokens < 0)
-        REFUSE("%s: max_tokens: must be at least 0, got %lld", function, (long long)d->max_tokens);
+        return tess_invalid("%s: max_tokens: must be at least 0, got %lld", function,
+                            (long long)d->max_tokens);
     if (d->max_chunk < 0)
-        REFUSE("%s: max_chunk: must be at least 0, got %lld", function, (long long)d->max_chunk);
+        return tess_invalid("%s: max_chunk: must be at least 0, got %lld", function,
+                            (long long)d->max_chunk);
     x->n_heads = d->n_heads;
     x->n_kv_heads = d->n_kv_heads;
     x->head_first = d->head_first;
@@ -38,8 +42,8 @@ static tess_status check_heads(const char *function, tess_layout *x, const tess_
     x->max_tokens = d->max_tokens;
     x->max_chunk = d->max_chunk ? d->max_chunk : 1;
     if (d->kv_heads_total < 0 || (d->kv_heads_total > 0 && x->heads_total % d->kv_heads_total != 0))
-        REFUSE("%s: kv_heads_total: must divide heads_total (%d), got %d", function,
-               (int)x->heads_total, (int)d->kv_heads_total);
+        return tess_invalid("%s: kv_heads_total: must divide heads_total (%d), got %d", function,
+                            (int)x->heads_total, (int)d->kv_heads_total);
     x->kv_heads_total = d->kv_heads_total;
     return TESS_OK;
 }
@@ -48,49 +52,51 @@ static tess_status check_blocks(const char *function, tess_layout *x) {
     int64_t block = x->pattern.block;
     x->n_blocks = x->max_tokens / block + (x->max_tokens % block != 0);
     if (x->n_blocks > INT32_MAX)
-        return tess_fail(TESS_ERROR_UNSUPPORTED,
-                         "%s: max_tokens: %lld tokens are more than 2147483647 blocks of %lld",
-                         function, (long long)x->max_tokens, (long long)block);
+        return tess_unsupported(
+            "%s: max_tokens: %lld tokens are more than 2147483647 blocks of %lld", function,
+            (long long)x->max_tokens, (long long)block);
     if (x->kv_heads_total == 0) {
-        /* Only patterns per kv head need it, so that slices which do not split evenly are refused
-         * for these alone, and it stays 0 for others. */
+        /* Only patterns per kv head need it. For the others it stays 0 where the heads do not split
+         * evenly. */
         int32_t group = x->n_heads / x->n_kv_heads;
         if (x->heads_total % group == 0)
             x->kv_heads_total = x->heads_total / group;
         else if (x->pattern.flags & TESS_PATTERN_PER_KV_HEAD)
-            REFUSE("%s: kv_heads_total: must be given, since %d heads, %d of each kv head, make no "
-                   "whole number of kv heads",
-                   function, (int)x->heads_total, (int)group);
+            return tess_invalid(
+                "%s: kv_heads_total: must be given, since %d heads, %d of each kv head, make no "
+                "whole number of kv heads",
+                function, (int)x->heads_total, (int)group);
     }
     return TESS_OK;
 }
 
 /* ------------------------------------------------------------------ classes */
 
-static void rule_of(const tess_layout *x, bool dense, int64_t first, tess_rule *rule) {
+static void class_pattern(const tess_layout *x, bool dense, int64_t first,
+                          tess_head_pattern *pattern) {
     const tess_pattern *p = &x->pattern;
-    memset(rule, 0, sizeof *rule);
-    rule->causal = !(p->flags & TESS_PATTERN_BIDIRECTIONAL);
-    rule->block = p->block;
-    rule->left = TESS_UNBOUNDED;
-    rule->right = rule->causal ? 0 : TESS_UNBOUNDED;
-    rule->kind = TESS_RULE_DENSE;
+    memset(pattern, 0, sizeof *pattern);
+    pattern->causal = !(p->flags & TESS_PATTERN_BIDIRECTIONAL);
+    pattern->block = p->block;
+    pattern->left = TESS_UNBOUNDED;
+    pattern->right = pattern->causal ? 0 : TESS_UNBOUNDED;
+    pattern->kind = TESS_HEAD_DENSE;
     if (p->kind == TESS_PATTERN_S2 && !dense) {
-        rule->kind = rule->causal ? TESS_RULE_STRIDED : TESS_RULE_STRIDED_BOTH;
-        rule->local = p->local;
-        rule->local_right = p->local_right;
-        rule->stride = p->stride;
-        rule->first = first;
+        pattern->kind = pattern->causal ? TESS_HEAD_STRIDED : TESS_HEAD_STRIDED_BOTH;
+        pattern->local = p->local;
+        pattern->local_right = p->local_right;
+        pattern->stride = p->stride;
+        pattern->first = first;
     } else if (p->kind == TESS_PATTERN_WINDOW) {
         int64_t left = p->left < 0 || p->left > TESS_UNBOUNDED ? TESS_UNBOUNDED : p->left;
         int64_t right = p->right < 0 || p->right > TESS_UNBOUNDED ? TESS_UNBOUNDED : p->right;
-        if (left == TESS_UNBOUNDED && (rule->causal || right == TESS_UNBOUNDED)) return;
-        rule->kind = TESS_RULE_WINDOW;
-        rule->left = left;
-        rule->right = right;
-        rule->sinks = p->sinks < TESS_UNBOUNDED ? p->sinks : TESS_UNBOUNDED;
+        if (left == TESS_UNBOUNDED && (pattern->causal || right == TESS_UNBOUNDED)) return;
+        pattern->kind = TESS_HEAD_WINDOW;
+        pattern->left = left;
+        pattern->right = right;
+        pattern->sinks = p->sinks < TESS_UNBOUNDED ? p->sinks : TESS_UNBOUNDED;
     } else if (p->kind == TESS_PATTERN_BLOCKS) {
-        rule->kind = TESS_RULE_BLOCKS;
+        pattern->kind = TESS_HEAD_BLOCKS;
     }
 }
 
@@ -108,8 +114,8 @@ static int64_t head_first_block(const tess_layout *x, int32_t head) {
     return (p->stride - (g * step + p->offset) % p->stride) % p->stride;
 }
 
-/* Groups heads whose lists begin alike. A table of at least twice as many slots as heads, each a
- * class plus 1. */
+/* Groups heads whose lists begin alike, by open addressing in a table with at least twice as many
+ * slots as heads. A slot holds a class plus 1. */
 static void group_heads(tess_layout *x, uint32_t *slots, uint64_t n_slots) {
     x->n_classes = 0;
     for (int32_t head = 0; head < x->n_heads; head++) {
@@ -117,22 +123,22 @@ static void group_heads(tess_layout *x, uint32_t *slots, uint64_t n_slots) {
         uint64_t slot =
             ((uint64_t)(first + 1) * UINT64_C(0x9e3779b97f4a7c15) >> 32) & (n_slots - 1);
         while (slots[slot] != 0) {
-            const tess_rule *rule = &x->rules[slots[slot] - 1];
-            if ((rule->kind == TESS_RULE_DENSE ? -1 : rule->first) == first ||
+            const tess_head_pattern *pattern = &x->patterns[slots[slot] - 1];
+            if ((pattern->kind == TESS_HEAD_DENSE ? -1 : pattern->first) == first ||
                 x->pattern.kind != TESS_PATTERN_S2)
                 break;
             slot = (slot + 1) & (n_slots - 1);
         }
         if (slots[slot] == 0) {
-            rule_of(x, first < 0, first, &x->rules[x->n_classes]);
+            class_pattern(x, first < 0, first, &x->patterns[x->n_classes]);
             slots[slot] = ++x->n_classes;
         }
         x->head_class[head] = (uint16_t)(slots[slot] - 1);
     }
 }
 
-/* Lists the distinct classes of each kv head. `seen` holds, per class, the last kv head plus 1 that
- * used it. */
+/* Lists the distinct classes of each kv head. `seen` holds for each class the last kv head that
+ * uses it, plus 1. */
 static void list_groups(tess_layout *x, uint32_t *seen) {
     int32_t group = x->n_heads / x->n_kv_heads;
     uint32_t n = 0;
@@ -148,6 +154,22 @@ static void list_groups(tess_layout *x, uint32_t *seen) {
     x->group_start[x->n_kv_heads] = n;
 }
 
+/* BLOCKS: one class for each distinct mask. */
+static tess_status make_mask_classes(tess_layout *x, const char *function, const tess_mask *mask) {
+    const bool causal = !(x->pattern.flags & TESS_PATTERN_BIDIRECTIONAL);
+    x->mask.head_class = x->head_class;
+    TESS_RETURN_IF_ERROR(
+        tess_mask_compress(x->runtime, function, mask, causal, x->n_blocks, &x->mask));
+    x->n_classes = x->mask.n_classes;
+    for (uint32_t c = 0; c < x->n_classes; c++) {
+        class_pattern(x, false, 0, &x->patterns[c]);
+        x->patterns[c].rows = x->mask.rows[c];
+    }
+    /* Where all heads share one mask, only the first has its class yet. */
+    for (int64_t h = mask->heads; h < x->n_heads; h++) x->head_class[h] = 0;
+    return TESS_OK;
+}
+
 static tess_status make_classes(tess_layout *x, const char *function, const tess_mask *mask) {
     size_t heads = (size_t)x->n_heads, n_slots = 2;
     while (n_slots < 2 * heads) n_slots *= 2;
@@ -156,25 +178,12 @@ static tess_status make_classes(tess_layout *x, const char *function, const tess
     if (!slots)
         return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: no memory to group %d heads", function,
                          (int)x->n_heads);
-    memset(slots, 0, bytes);
     tess_status status = TESS_OK;
-    if (mask) {
-        x->mask.head_class = x->head_class;
-        status = tess_mask_compress(x->runtime, function, mask,
-                                    !(x->pattern.flags & TESS_PATTERN_BIDIRECTIONAL), x->n_blocks,
-                                    &x->mask);
-        if (status == TESS_OK) {
-            x->n_classes = x->mask.n_classes;
-            for (uint32_t c = 0; c < x->n_classes; c++) {
-                rule_of(x, false, 0, &x->rules[c]);
-                x->rules[c].rows = x->mask.rows[c];
-            }
-            /* One mask for all heads: only the first head has its class yet. */
-            for (size_t h = (size_t)mask->heads; h < heads; h++) x->head_class[h] = 0;
-        }
-    } else {
+    memset(slots, 0, bytes);
+    if (mask)
+        status = make_mask_classes(x, function, mask);
+    else
         group_heads(x, slots, n_slots);
-    }
     if (status == TESS_OK) {
         memset(slots, 0, bytes);
         list_groups(x, slots);
@@ -184,12 +193,12 @@ static tess_status make_classes(tess_layout *x, const char *function, const tess
     return status;
 }
 
-/* One block for all arrays that have a place per head; n_classes is at most n_heads. */
+/* Allocates all arrays of heads and classes as one; n_classes is at most n_heads. */
 static tess_status allocate(tess_layout *x, const char *function) {
     size_t heads = (size_t)x->n_heads, kv_heads = (size_t)x->n_kv_heads;
-    size_t rules = heads * sizeof(tess_rule), counts = heads * sizeof(uint32_t),
+    size_t patterns = heads * sizeof(tess_head_pattern), counts = heads * sizeof(uint32_t),
            starts = (kv_heads + 1) * sizeof(uint32_t);
-    size_t bytes = rules + counts + starts + 2 * heads * sizeof(uint16_t);
+    size_t bytes = patterns + counts + starts + 2 * heads * sizeof(uint16_t);
     char *memory = tess_mem_alloc(x->runtime, bytes, 64);
     if (!memory)
         return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: no memory for %d heads", function,
@@ -197,10 +206,10 @@ static tess_status allocate(tess_layout *x, const char *function) {
     memset(memory, 0, bytes);
     x->memory = memory;
     x->memory_bytes = bytes;
-    x->rules = (tess_rule *)memory;
-    x->class_heads = (uint32_t *)(memory + rules);
-    x->group_start = (uint32_t *)(memory + rules + counts);
-    x->head_class = (uint16_t *)(memory + rules + counts + starts);
+    x->patterns = (tess_head_pattern *)memory;
+    x->class_heads = (uint32_t *)(memory + patterns);
+    x->group_start = (uint32_t *)(memory + patterns + counts);
+    x->head_class = (uint16_t *)(memory + patterns + counts + starts);
     x->group_classes = x->head_class + heads;
     return TESS_OK;
 }
@@ -217,6 +226,22 @@ static void destroy(tess_layout *x) {
     tess_runtime_release(runtime);
 }
 
+/* Fills a layout of which the pattern and the runtime are known. */
+static tess_status fill(tess_layout *x, const char *function, const tess_layout_desc *desc,
+                        const tess_mask *mask) {
+    TESS_RETURN_IF_ERROR(check_heads(function, x, desc));
+    TESS_RETURN_IF_ERROR(tess_pattern_check(function, &x->pattern, x->n_heads, x->heads_total));
+    TESS_RETURN_IF_ERROR(check_blocks(function, x));
+    TESS_RETURN_IF_ERROR(allocate(x, function));
+    const tess_mask bytes = {(const uint8_t *)x->pattern.mask, false, x->pattern.mask_heads,
+                             x->pattern.mask_query_blocks, x->pattern.mask_key_blocks};
+    const bool blocks = x->pattern.kind == TESS_PATTERN_BLOCKS;
+    TESS_RETURN_IF_ERROR(make_classes(x, function, !blocks ? NULL : mask ? mask : &bytes));
+    TESS_RETURN_IF_ERROR(tess_layout_examine(x, function));
+    x->pattern.mask = NULL; /* the caller's */
+    return TESS_OK;
+}
+
 tess_status tess_layout_build(tess_runtime *runtime, const char *function,
                               const tess_layout_desc *desc, const tess_pattern *pattern,
                               const tess_mask *mask, tess_layout **layout) {
@@ -227,19 +252,7 @@ tess_status tess_layout_build(tess_runtime *runtime, const char *function,
     x->runtime = runtime;
     tess_runtime_retain(runtime);
     x->pattern = *pattern;
-    tess_status status = check_heads(function, x, desc);
-    if (status == TESS_OK)
-        status = tess_pattern_check(function, &x->pattern, x->n_heads, x->heads_total);
-    if (status == TESS_OK) status = check_blocks(function, x);
-    if (status == TESS_OK) status = allocate(x, function);
-    if (status == TESS_OK) {
-        tess_mask bytes = {(const uint8_t *)x->pattern.mask, false, x->pattern.mask_heads,
-                           x->pattern.mask_query_blocks, x->pattern.mask_key_blocks};
-        bool blocks = x->pattern.kind == TESS_PATTERN_BLOCKS;
-        status = make_classes(x, function, !blocks ? NULL : mask ? mask : &bytes);
-    }
-    if (status == TESS_OK) status = tess_layout_examine(x, function);
-    x->pattern.mask = NULL;
+    const tess_status status = fill(x, function, desc, mask);
     if (status != TESS_OK) {
         destroy(x);
         return status;
@@ -260,14 +273,11 @@ tess_status tess_layout_create(tess_runtime *runtime, const tess_layout_desc *de
     static const char *const function = "tess_layout_create";
     tess_layout_desc d;
     tess_pattern p;
-    tess_status status = tess_runtime_check(runtime, function);
-    if (status != TESS_OK) return status;
-    if (!layout) REFUSE("%s: layout: must not be NULL", function);
-    status = tess_desc_read(function, "desc", desc, &d, TESS_LAYOUT_DESC);
-    if (status != TESS_OK) return status;
-    if (!d.pattern) REFUSE("%s: pattern: must not be NULL", function);
-    status = tess_desc_read(function, "pattern", d.pattern, &p, TESS_PATTERN);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(tess_runtime_check(runtime, function));
+    if (!layout) return tess_invalid("%s: layout: must not be NULL", function);
+    TESS_RETURN_IF_ERROR(tess_desc_read(function, "desc", desc, &d, TESS_LAYOUT_DESC));
+    if (!d.pattern) return tess_invalid("%s: pattern: must not be NULL", function);
+    TESS_RETURN_IF_ERROR(tess_desc_read(function, "pattern", d.pattern, &p, TESS_PATTERN));
     return tess_layout_build(runtime, function, &d, &p, NULL, layout);
 }
 

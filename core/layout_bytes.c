@@ -2,8 +2,8 @@
 /*
  * Layouts as bytes: the descriptor in fixed little-endian fields, a caller's mask as bits, and a
  * checksum against damage. Reading builds the layout anew from the descriptor, so hostile bytes can
- * only mean what a descriptor can, and cannot make it larger than their own length allows. Bytes
- * that mean a layout but are not what it is written as are refused: a layout has one form.
+ * do no more than a descriptor could, and their length bounds its size. A layout has one form:
+ * bytes that would make a layout, but that the layout would not be written as, are refused.
  *
  *     offset  bytes  field
  *          0      8  "TESSLAY" and a zero
@@ -53,7 +53,7 @@ static uint64_t checksum(const unsigned char *data, size_t size) {
 static void put_mask(const tess_layout *x, int64_t heads, unsigned char *at) {
     size_t row_bytes = ((size_t)x->pattern.mask_key_blocks + 7) / 8;
     for (int64_t h = 0; h < heads; h++) {
-        const tess_mask_rows *rows = &x->rules[x->head_class[h]].rows;
+        const tess_mask_rows *rows = &x->patterns[x->head_class[h]].rows;
         for (int64_t i = 0; i < rows->query_blocks; i++, at += row_bytes) {
             int64_t count;
             const uint32_t *columns = tess_mask_row(rows, i, &count);
@@ -64,7 +64,7 @@ static void put_mask(const tess_layout *x, int64_t heads, unsigned char *at) {
     }
 }
 
-/* Equal masks are written once. */
+/* How many masks are written: heads with equal masks share one. */
 static int64_t masks_written(const tess_layout *x) {
     return x->pattern.kind != TESS_PATTERN_BLOCKS ? 0 : x->n_classes == 1 ? 1 : x->n_heads;
 }
@@ -101,11 +101,10 @@ static void put_header(const tess_layout *x, unsigned char *at) {
 
 tess_status tess_layout_serialize(const tess_layout *x, void *data, size_t *size) {
     static const char *const function = "tess_layout_serialize";
-    tess_status status = tess_layout_check(x, function);
-    if (status != TESS_OK) return status;
-    if (!size) return tess_fail(TESS_ERROR_INVALID, "%s: size: must not be NULL", function);
+    TESS_RETURN_IF_ERROR(tess_layout_check(x, function));
+    if (!size) return tess_invalid("%s: size: must not be NULL", function);
     const tess_pattern *p = &x->pattern;
-    /* No overflow: creation has read a mask of at least this size. */
+    /* This cannot overflow: creation has read a mask of at least this size. */
     const int64_t masks = masks_written(x);
     uint64_t row_bytes = ((uint64_t)p->mask_key_blocks + 7) / 8,
              mask_bytes = (uint64_t)masks * (uint64_t)p->mask_query_blocks * row_bytes;
@@ -114,8 +113,8 @@ tess_status tess_layout_serialize(const tess_layout *x, void *data, size_t *size
     *size = (size_t)needed;
     if (!data) return TESS_OK;
     if (capacity < needed)
-        return tess_fail(TESS_ERROR_INVALID, "%s: size: %llu bytes are needed, got %llu", function,
-                         (unsigned long long)needed, (unsigned long long)capacity);
+        return tess_invalid("%s: size: %llu bytes are needed, got %llu", function,
+                            (unsigned long long)needed, (unsigned long long)capacity);
     unsigned char *at = data;
     put_header(x, at);
     at += HEADER_BYTES;
@@ -131,7 +130,7 @@ static tess_status corrupt(const char *function, const char *what) {
     return tess_fail(TESS_ERROR_CORRUPT, "%s: data: %s", function, what);
 }
 
-/* That the mask fills exactly the bytes that are left and sets no bit past a row's end. */
+/* Checks that the mask fills exactly the bytes that are left, and sets no bit past a row's end. */
 static tess_status check_mask(const char *function, const tess_mask *mask, uint64_t left) {
     uint64_t row_bytes = tess_mask_row_bytes(mask), rows, bytes;
     if (mask->heads < 1 || mask->heads > 65535 || mask->query_blocks < 0 || mask->key_blocks < 0 ||
@@ -181,12 +180,12 @@ static void read_header(const unsigned char *at, tess_layout_desc *d, tess_patte
     mask->key_blocks = p->mask_key_blocks;
 }
 
-/* Whether the mask holds the bits that the layout would write and no others, without memory for a
- * second one. */
+/* Whether the mask holds exactly the bits that the layout would write. Needs no memory for a second
+ * mask. */
 static bool same_mask(const tess_layout *x, const unsigned char *at) {
     size_t row_bytes = ((size_t)x->pattern.mask_key_blocks + 7) / 8;
     for (int64_t h = 0; h < masks_written(x); h++) {
-        const tess_mask_rows *rows = &x->rules[x->head_class[h]].rows;
+        const tess_mask_rows *rows = &x->patterns[x->head_class[h]].rows;
         for (int64_t i = 0; i < rows->query_blocks; i++, at += row_bytes) {
             int64_t count, set = 0;
             const uint32_t *columns = tess_mask_row(rows, i, &count);
@@ -200,7 +199,7 @@ static bool same_mask(const tess_layout *x, const unsigned char *at) {
     return true;
 }
 
-/* That the bytes are those that the layout made from them is written as. */
+/* Checks that the layout made from these bytes would be written as the same bytes. */
 static tess_status check_unique(const char *function, const tess_layout *made,
                                 const unsigned char *data) {
     unsigned char header[HEADER_BYTES];
@@ -220,10 +219,9 @@ static tess_status check_unique(const char *function, const tess_layout *made,
 tess_status tess_layout_deserialize(tess_runtime *runtime, const void *data, size_t size,
                                     tess_layout **layout) {
     static const char *const function = "tess_layout_deserialize";
-    tess_status status = tess_runtime_check(runtime, function);
-    if (status != TESS_OK) return status;
-    if (!data) return tess_fail(TESS_ERROR_INVALID, "%s: data: must not be NULL", function);
-    if (!layout) return tess_fail(TESS_ERROR_INVALID, "%s: layout: must not be NULL", function);
+    TESS_RETURN_IF_ERROR(tess_runtime_check(runtime, function));
+    if (!data) return tess_invalid("%s: data: must not be NULL", function);
+    if (!layout) return tess_invalid("%s: layout: must not be NULL", function);
     const unsigned char *at = data;
     if (size < sizeof magic || memcmp(at, magic, sizeof magic) != 0)
         return corrupt(function, "it does not begin like a layout");
@@ -233,7 +231,7 @@ tess_status tess_layout_deserialize(tess_runtime *runtime, const void *data, siz
     if (version != FORMAT_VERSION)
         return tess_fail(TESS_ERROR_VERSION, "%s: data: format version %u, this library reads %d",
                          function, (unsigned)version, FORMAT_VERSION);
-#ifndef FUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION /* fuzzers do not guess checksums */
+#ifndef FUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION /* a fuzzer does not guess checksums */
     const unsigned char *sum = (const unsigned char *)data + size - CHECKSUM_BYTES;
     if (get(&sum, 8) != checksum(data, size - CHECKSUM_BYTES))
         return corrupt(function, "its checksum is wrong");
@@ -245,12 +243,12 @@ tess_status tess_layout_deserialize(tess_runtime *runtime, const void *data, siz
     read_header(at, &d, &p, &mask);
     bool blocks = p.kind == TESS_PATTERN_BLOCKS;
     if (!blocks && left != 0) return corrupt(function, "it is longer than its fields say");
-    if (blocks) status = check_mask(function, &mask, left);
-    if (status != TESS_OK) return status;
+    if (blocks) TESS_RETURN_IF_ERROR(check_mask(function, &mask, left));
     p.mask = blocks ? mask.data : NULL;
     tess_layout *made;
-    status = tess_layout_build(runtime, function, &d, &p, &mask, &made);
-    /* What creation refuses, honest bytes cannot hold. The message stays: it names the field. */
+    tess_status status = tess_layout_build(runtime, function, &d, &p, &mask, &made);
+    /* Serializing never writes what creation refuses. The message stays, because it names the
+     * field. */
     if (status != TESS_OK)
         return status == TESS_ERROR_INVALID || status == TESS_ERROR_UNSUPPORTED ? TESS_ERROR_CORRUPT
                                                                                 : status;

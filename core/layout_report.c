@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a layout tells about its pattern: coverage, KV-efficiency, kept pairs, and single rows and
+/* What a layout reports of its pattern: coverage, KV-efficiency, kept pairs, and single rows and
  * pairs. */
 #include <string.h>
 
 #include "layout.h"
 
-#define REFUSE(...) return tess_fail(TESS_ERROR_INVALID, __VA_ARGS__)
-
-/* Sums of pairs are rounded where there is no integer of 128 bits, and may then come out a little
- * below 0 or above the whole. */
+/* Without 128-bit integers, sums of pairs are rounded and may come out a little below 0 or above
+ * the whole. */
 static double share_of(double part, double whole) {
     const double share = part / whole;
     return share < 0 ? 0 : share > 1 ? 1 : share;
@@ -20,8 +18,8 @@ static bool in_causal_order(const tess_layout *x) {
 
 /* ------------------------------------------------------------------ examination at creation */
 
-/* Pairs of blocks that some class of a BLOCKS layout keeps: each row of all classes is marked,
- * counted and cleared again. */
+/* Pairs of blocks that some class of a BLOCKS layout keeps. For each row the columns of all classes
+ * are marked, counted and cleared again. */
 static tess_status union_of_rows(const tess_layout *x, const char *function, tess_wide *pairs) {
     int64_t rows = smaller(x->pattern.mask_query_blocks, x->n_blocks),
             columns = smaller(x->pattern.mask_key_blocks, x->n_blocks);
@@ -34,7 +32,7 @@ static tess_status union_of_rows(const tess_layout *x, const char *function, tes
     for (int64_t i = 0; i < rows; i++) {
         for (uint32_t c = 0; c < x->n_classes; c++) {
             int64_t count;
-            const uint32_t *column = tess_mask_row(&x->rules[c].rows, i, &count);
+            const uint32_t *column = tess_mask_row(&x->patterns[c].rows, i, &count);
             for (int64_t n = 0; n < count; n++) {
                 *pairs += !mark[column[n]];
                 mark[column[n]] = 1;
@@ -42,7 +40,7 @@ static tess_status union_of_rows(const tess_layout *x, const char *function, tes
         }
         for (uint32_t c = 0; c < x->n_classes; c++) {
             int64_t count;
-            const uint32_t *column = tess_mask_row(&x->rules[c].rows, i, &count);
+            const uint32_t *column = tess_mask_row(&x->patterns[c].rows, i, &count);
             for (int64_t n = 0; n < count; n++) mark[column[n]] = 0;
         }
     }
@@ -51,18 +49,18 @@ static tess_status union_of_rows(const tess_layout *x, const char *function, tes
 }
 
 static tess_status examine_coverage(tess_layout *x, const char *function) {
-    tess_rule dense;
+    tess_head_pattern dense;
     memset(&dense, 0, sizeof dense);
-    dense.kind = TESS_RULE_DENSE;
+    dense.kind = TESS_HEAD_DENSE;
     dense.causal = in_causal_order(x);
     dense.block = x->pattern.block;
     dense.left = TESS_UNBOUNDED;
     dense.right = dense.causal ? 0 : TESS_UNBOUNDED;
-    tess_wide visible = tess_rule_block_pairs(&dense, x->max_tokens), seen = 0;
+    tess_wide visible = tess_head_block_pairs(&dense, x->max_tokens), seen = 0;
     bool strided = x->pattern.kind == TESS_PATTERN_S2;
     x->residues = strided ? (in_causal_order(x) ? x->n_classes : 1) : 0;
     for (uint32_t c = 0; c < x->n_classes; c++) {
-        if (x->rules[c].kind == TESS_RULE_DENSE) {
+        if (x->patterns[c].kind == TESS_HEAD_DENSE) {
             if (strided) x->residues = (uint32_t)x->pattern.stride;
             seen = visible;
         }
@@ -72,18 +70,17 @@ static tess_status examine_coverage(tess_layout *x, const char *function) {
         return TESS_OK;
     }
     if (x->pattern.kind == TESS_PATTERN_BLOCKS) {
-        tess_status status = union_of_rows(x, function, &seen);
-        if (status != TESS_OK) return status;
+        TESS_RETURN_IF_ERROR(union_of_rows(x, function, &seen));
     } else {
-        /* Classes of S2 share their local blocks and nothing else. */
-        tess_rule local = x->rules[0];
-        if (local.kind == TESS_RULE_STRIDED) {
-            local.kind = TESS_RULE_WINDOW;
+        /* Classes of S2 have their local blocks in common and nothing else. */
+        tess_head_pattern local = x->patterns[0];
+        if (local.kind == TESS_HEAD_STRIDED) {
+            local.kind = TESS_HEAD_WINDOW;
             local.left = (local.local - 1) * local.block;
         }
-        tess_wide shared = tess_rule_block_pairs(&local, x->max_tokens);
+        tess_wide shared = tess_head_block_pairs(&local, x->max_tokens);
         for (uint32_t c = 0; c < x->n_classes; c++)
-            seen += tess_rule_block_pairs(&x->rules[c], x->max_tokens) - shared;
+            seen += tess_head_block_pairs(&x->patterns[c], x->max_tokens) - shared;
         seen += shared;
     }
     x->coverage = share_of((double)seen, (double)visible);
@@ -93,10 +90,9 @@ static tess_status examine_coverage(tess_layout *x, const char *function) {
 tess_status tess_layout_examine(tess_layout *x, const char *function) {
     x->kv_efficient = in_causal_order(x);
     for (uint32_t c = 0; c < x->n_classes && x->kv_efficient; c++)
-        if (x->rules[c].kind == TESS_RULE_BLOCKS)
-            x->kv_efficient = tess_mask_kv_efficient(&x->rules[c].rows, x->n_blocks);
-    tess_status status = examine_coverage(x, function);
-    if (status != TESS_OK) return status;
+        if (x->patterns[c].kind == TESS_HEAD_BLOCKS)
+            x->kv_efficient = tess_mask_kv_efficient(&x->patterns[c].rows, x->n_blocks);
+    TESS_RETURN_IF_ERROR(examine_coverage(x, function));
     if (x->pattern.kind == TESS_PATTERN_BLOCKS && x->kv_efficient)
         return tess_kv_slots_examine(x, function);
     return TESS_OK;
@@ -106,8 +102,7 @@ tess_status tess_layout_examine(tess_layout *x, const char *function) {
 
 tess_status tess_layout_query(const tess_layout *x, tess_layout_info *info) {
     static const char *const function = "tess_layout_query";
-    tess_status status = tess_layout_check(x, function);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(tess_layout_check(x, function));
     tess_layout_info full;
     memset(&full, 0, sizeof full);
     full.n_classes = x->n_classes;
@@ -124,7 +119,7 @@ tess_status tess_layout_query(const tess_layout *x, tess_layout_info *info) {
     double dense = in_causal_order(x) ? tokens * (tokens + 1) / 2 : tokens * tokens;
     for (uint32_t c = 0; c < x->n_classes; c++)
         kept += (double)x->class_heads[c] *
-                (double)tess_rule_pairs(&x->rules[c], 0, x->max_tokens, x->max_tokens);
+                (double)tess_head_pairs(&x->patterns[c], 0, x->max_tokens, x->max_tokens);
     full.kept_share = x->max_tokens ? share_of(kept, dense * x->n_heads) : 1;
     full.host_bytes = sizeof *x + x->memory_bytes + x->mask.bytes + x->mask.rows_bytes +
                       x->stores_bytes + x->fixed_bytes;
@@ -132,38 +127,36 @@ tess_status tess_layout_query(const tess_layout *x, tess_layout_info *info) {
 }
 
 static tess_status check_head(const tess_layout *x, const char *function, int32_t head) {
-    tess_status status = tess_layout_check(x, function);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(tess_layout_check(x, function));
     if (head < 0 || head >= x->n_heads)
-        REFUSE("%s: head: must be 0 to %d, got %d", function, (int)x->n_heads - 1, (int)head);
+        return tess_invalid("%s: head: must be 0 to %d, got %d", function, (int)x->n_heads - 1,
+                            (int)head);
     return TESS_OK;
 }
 
 tess_status tess_layout_row(const tess_layout *x, int32_t head, int64_t query_block, uint8_t *row,
                             int64_t row_blocks) {
     static const char *const function = "tess_layout_row";
-    tess_status status = check_head(x, function, head);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(check_head(x, function, head));
     if (query_block < 0 || query_block >= x->n_blocks)
-        REFUSE("%s: query_block: must be 0 to %lld, got %lld", function, (long long)x->n_blocks - 1,
-               (long long)query_block);
-    if (!row) REFUSE("%s: row: must not be NULL", function);
+        return tess_invalid("%s: query_block: must be 0 to %lld, got %lld", function,
+                            (long long)x->n_blocks - 1, (long long)query_block);
+    if (!row) return tess_invalid("%s: row: must not be NULL", function);
     if (row_blocks < x->n_blocks)
-        REFUSE("%s: row_blocks: must be at least %lld, got %lld", function, (long long)x->n_blocks,
-               (long long)row_blocks);
-    tess_rule_row(&x->rules[x->head_class[head]], query_block, x->max_tokens, row);
+        return tess_invalid("%s: row_blocks: must be at least %lld, got %lld", function,
+                            (long long)x->n_blocks, (long long)row_blocks);
+    tess_head_row(&x->patterns[x->head_class[head]], query_block, x->max_tokens, row);
     return TESS_OK;
 }
 
 tess_status tess_layout_kept(const tess_layout *x, int32_t head, int64_t query, int64_t key,
                              int *kept) {
     static const char *const function = "tess_layout_kept";
-    tess_status status = check_head(x, function, head);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(check_head(x, function, head));
     if (key < 0 || key >= x->max_tokens)
-        REFUSE("%s: key: must be 0 to %lld, got %lld", function, (long long)x->max_tokens - 1,
-               (long long)key);
-    if (!kept) REFUSE("%s: kept: must not be NULL", function);
-    *kept = tess_rule_kept(&x->rules[x->head_class[head]], query, key);
+        return tess_invalid("%s: key: must be 0 to %lld, got %lld", function,
+                            (long long)x->max_tokens - 1, (long long)key);
+    if (!kept) return tess_invalid("%s: kept: must not be NULL", function);
+    *kept = tess_head_keeps(&x->patterns[x->head_class[head]], query, key);
     return TESS_OK;
 }

@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Names travel in settings, device ids and kernel names, where ':', ',' and '/' have a meaning. */
+/* Names appear in settings, device ids and kernel names, where ':', ',' and '/' are separators. */
 static bool name_is_legal(const char *name) {
     size_t length = strnlen(name, sizeof((tess_backend_entry *)0)->name);
     if (length == 0 || length >= sizeof((tess_backend_entry *)0)->name || name[0] < 'a' ||
@@ -23,15 +23,15 @@ static bool functions_are_complete(const tess_backend *b) {
            (b->copy != NULL) & (b->wait != NULL);
 }
 
-/* Only the ABI number has the same
- * place in every version, so nothing else is read before it fits. */
+/* Only the ABI number has the same place in every version, so it is checked before anything else is
+ * read. */
 static tess_status check(const tess_backend *backend, char *why, size_t size) {
     if (backend->abi != TESS_BACKEND_ABI) {
         snprintf(why, size, "it has backend ABI %u, but this library needs %u", backend->abi,
                  TESS_BACKEND_ABI);
         return TESS_ERROR_VERSION;
     }
-    /* The fields from `tune` on came later, and backends without them are none the worse. */
+    /* The fields from `tune` on were added later and may be missing. */
     const size_t least = offsetof(tess_backend, tune);
     if (backend->struct_size < least) {
         snprintf(why, size, "struct_size is %u, but a backend has %zu bytes", backend->struct_size,
@@ -51,8 +51,8 @@ static tess_status check(const tess_backend *backend, char *why, size_t size) {
 
 tess_status tess_backend_load(const char *path, const tess_backend **backend, char *why,
                               size_t size) {
-    /* Never closed: a driver below the backend may keep threads and exit handlers whose code must
-     * not go away. */
+    /* The library is never closed: a driver below the backend may have threads and exit handlers
+     * whose code must stay. */
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (library == NULL) {
         const char *error = dlerror();

@@ -20,7 +20,7 @@ static const uint8_t *mask_row(const tess_mask *mask, int64_t head, int64_t i) {
                             tess_mask_row_bytes(mask);
 }
 
-/* Columns of query block i that a key can have. */
+/* How many columns query block i can see. */
 static int64_t row_columns(const tess_mask *mask, int64_t i, bool causal, int64_t n_blocks) {
     int64_t columns = mask->key_blocks < n_blocks ? mask->key_blocks : n_blocks;
     return causal && columns > i + 1 ? i + 1 : columns;
@@ -59,8 +59,8 @@ typedef struct mask_group {
     int64_t head;
 } mask_group;
 
-/* Finds the group of each head. Open addressing over a table of at least twice as many slots as
- * heads; slots hold a class plus 1. */
+/* Finds the group of each head, by open addressing in a table with at least twice as many slots as
+ * heads. A slot holds a class plus 1. */
 static uint32_t group_heads(const tess_mask *mask, bool causal, int64_t n_blocks,
                             uint16_t *head_class, mask_group *groups, uint32_t *slots,
                             uint64_t n_slots) {
@@ -103,8 +103,8 @@ static void compress_head(const tess_mask *mask, int64_t head, bool causal, int6
 static tess_status compress_groups(tess_runtime *runtime, const char *function,
                                    const tess_mask *mask, bool causal, int64_t n_blocks,
                                    const mask_group *groups, tess_mask_set *set) {
-    /* No overflow: the caller's mask, which lies in memory, has a bit or a byte for everything that
-     * is counted here. */
+    /* This cannot overflow: the caller's mask lies in memory and has a bit or a byte for everything
+     * counted here. */
     uint64_t starts = (uint64_t)mask->query_blocks + 1, columns = 0;
     for (uint32_t c = 0; c < set->n_classes; c++) columns += groups[c].count;
     uint64_t bytes = starts * set->n_classes * sizeof(uint64_t) + columns * sizeof(uint32_t);
@@ -168,7 +168,7 @@ bool tess_mask_kv_efficient(const tess_mask_rows *rows, int64_t n_blocks) {
         int64_t count, before, b = 0;
         const uint32_t *columns = tess_mask_row(rows, i, &count),
                        *previous = tess_mask_row(rows, i - 1, &before);
-        /* What row i reads below the block before it must have been read by row i - 1. */
+        /* Row i - 1 must have read what row i reads below block i - 1. */
         for (int64_t c = 0; c < count && columns[c] + 1 < i; c++) {
             while (b < before && previous[b] < columns[c]) b++;
             if (b == before || previous[b] != columns[c]) return false;

@@ -5,8 +5,8 @@
 
 #include "common.h"
 
-/* [heads, query_blocks, key_blocks], one byte or (packed rows of whole bytes, lowest bit first) one
- * bit an element. */
+/* [heads, query_blocks, key_blocks], with a byte for each element, or packed: a bit for each,
+ * lowest bit first, in rows of whole bytes. */
 typedef struct tess_mask {
     const uint8_t *data;
     bool packed;
@@ -21,8 +21,8 @@ static inline bool tess_mask_get(const tess_mask *mask, const uint8_t *row, int6
     return mask->packed ? (row[j >> 3] >> (j & 7)) & 1 : row[j] != 0;
 }
 
-/* Compressed rows of one head: row i lists the columns columns[start[i] .. start[i + 1]), rising.
- * Columns that nothing can see are left out. */
+/* Compressed rows of one head. Row i has the rising columns columns[start[i] .. start[i + 1]).
+ * Columns that no query can see are left out. */
 typedef struct tess_mask_rows {
     int64_t query_blocks;
     const uint64_t *start;
@@ -51,14 +51,14 @@ typedef struct tess_mask_set {
     uint64_t rows_bytes, bytes;
 } tess_mask_set;
 
-/* In causal order columns after the diagonal are left out, and in every order columns from n_blocks
- * on, which no key has. On failure nothing is kept. */
+/* Leaves out columns that no query can see: those from n_blocks on, and in causal order those after
+ * the diagonal. On failure nothing is kept. */
 tess_status tess_mask_compress(tess_runtime *runtime, const char *function, const tess_mask *mask,
                                bool causal, int64_t n_blocks, tess_mask_set *set);
 void tess_mask_release(tess_runtime *runtime, tess_mask_set *set);
 
-/* Whether for every column, once a query block after it does not read it, no later one does; rows
- * from n_blocks on are not looked at. */
+/* Whether no column is read again once a later query block did not read it. Rows from n_blocks on
+ * do not count. */
 bool tess_mask_kv_efficient(const tess_mask_rows *rows, int64_t n_blocks);
 
 #endif

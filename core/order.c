@@ -89,9 +89,10 @@ static uint64_t section_target(uint64_t total, uint64_t section, uint64_t count)
 
 void tess_sections_start(tess_sections *sections, const tess_jobs *jobs) {
     *sections = (tess_sections){.jobs = jobs};
-    /* A tile of a block mask has to be merged before it can be counted, which is worth doing once
-     * only. */
-    if (jobs->section_blocks == 0 || jobs->tiler.layout->rules[0].kind == TESS_RULE_BLOCKS) return;
+    /* The rows of a block mask have to be joined before it can be counted, which is worth doing
+     * once only. */
+    if (jobs->section_blocks == 0 || jobs->tiler.layout->patterns[0].kind == TESS_HEAD_BLOCKS)
+        return;
     /* Sections are about equal: a small one at the end would begin its longest jobs when the device
      * has little else left to do. */
     (void)section_end(jobs, sections->begin, UINT64_MAX, &sections->total);

@@ -20,7 +20,8 @@ typedef struct tess_order {
 bool tess_order_create(tess_order *order, tess_runtime *runtime, uint64_t most_blocks);
 void tess_order_release(tess_order *order, tess_runtime *runtime);
 
-/* Empties all buckets before all jobs are counted, and notes afterwards which ones are in use. */
+/* Called before and after a count of all jobs: empties all buckets, then notes which ones are in
+ * use. */
 void tess_order_begin(tess_order *order);
 void tess_order_end(tess_order *order);
 /* Empties those in use, to count some of the same jobs again. */

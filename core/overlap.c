@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Two rows meet when the distance of their addresses is less than a row. That distance is the sum
- * of a constant and of a multiple of each stride, where the multiples have bounds. So the question
- * is whether a sum of bounded multiples of at most six strides can lie in a given interval. The
- * largest stride leaves one or two multiples to try when all smaller ones together reach less far
- * than it.
+ * Two rows meet when their addresses are less than a row apart. The distance is a constant plus a
+ * bounded multiple of each stride. So the question is whether a sum of bounded multiples of at most
+ * six strides can lie in a given interval. Where all smaller strides together reach less far than
+ * the largest one, only one or two of its multiples have to be tried.
  */
 #include "overlap.h"
 
@@ -12,7 +11,7 @@
 
 enum { MOST_TERMS = 6, MOST_STEPS = 32 };
 
-/* Boxes beyond this are no memory of this world; below it, no sum here overflows. */
+/* No memory is larger than this, and below it no sum here overflows. */
 static const uint64_t most_bytes = UINT64_C(1) << 60;
 
 /* A stride and the multiples of it that the distance may have. */
@@ -22,7 +21,7 @@ typedef struct term {
 
 typedef struct search {
     term terms[MOST_TERMS];           /* by falling stride, no two equal */
-    int64_t rest_low[MOST_TERMS + 1]; /* the least and the largest sum of the terms from here on */
+    int64_t rest_low[MOST_TERMS + 1]; /* least and largest sum of the terms from this one on */
     int64_t rest_high[MOST_TERMS + 1];
     int n_terms, steps;
 } search;
@@ -38,7 +37,7 @@ static uint64_t extent(const tess_box *box) {
     return bytes;
 }
 
-/* Adds [low, high] multiples of a stride, in its place among the others. */
+/* Inserts the multiples [low, high] of a stride, in falling order of strides. */
 static void add_term(search *s, uint64_t stride, int64_t low, int64_t high) {
     int at = 0;
     if (stride == 0 || low == high) return;
@@ -60,12 +59,12 @@ static void bound_rests(search *s) {
     }
 }
 
-/* Whether the terms from `n` on have a sum in [low, high]. The depth is that of the terms. */
+/* Whether the terms from `n` on have a sum in [low, high]. It recurses once for each term. */
 static bool reaches(search *s, int n, int64_t low, int64_t high) {
     if (s->rest_high[n] < low || s->rest_low[n] > high) return false;
     if (n == s->n_terms) return true;
     const term *t = &s->terms[n];
-    /* Only multiples whose distance from [low, high] the smaller strides can bridge. */
+    /* Tries only multiples whose distance from [low, high] the smaller strides can bridge. */
     int64_t x = larger(t->low, -floor_div(s->rest_high[n + 1] - low, t->stride));
     for (int64_t sum = x * t->stride; x <= t->high && sum + s->rest_low[n + 1] <= high;
          x++, sum += t->stride) {

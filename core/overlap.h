@@ -7,7 +7,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Rows of contiguous bytes: one at address + sum of x[n] * stride[n] for every x with x[n] <
+/* Rows of contiguous bytes, one at address + the sum of x[n] * stride[n] for every x with x[n] <
  * count[n]. */
 typedef struct tess_box {
     uint64_t address;
@@ -16,9 +16,9 @@ typedef struct tess_box {
     uint64_t stride[3]; /* in bytes */
 } tess_box;
 
-/* True only if some byte certainly belongs to both boxes. The search for one has a fixed number of
- * steps, which suffices when neither box has gaps, and nearly always when strides nest; when they
- * run out, the answer is false. The end of neither box may pass 2^64. */
+/* True only if some byte certainly belongs to both boxes. The search stops after a fixed number of
+ * steps and then answers false. The steps suffice where neither box has gaps, and nearly always
+ * where strides nest. No box may end past 2^64. */
 bool tess_boxes_meet(const tess_box *a, const tess_box *b);
 
 #endif

@@ -27,36 +27,38 @@ static tess_wide sum_quotients(int64_t last, int64_t stride) {
 }
 
 /* Sum of tess_vertical_count(end) over 1 <= end <= last. */
-static tess_wide sum_vertical(const tess_rule *rule, int64_t last) {
-    int64_t top = last - 1 - rule->first;
-    return top < 0 ? 0 : (tess_wide)(top + 1) + sum_quotients(top, rule->stride);
+static tess_wide sum_vertical(const tess_head_pattern *pattern, int64_t last) {
+    int64_t top = last - 1 - pattern->first;
+    return top < 0 ? 0 : (tess_wide)(top + 1) + sum_quotients(top, pattern->stride);
 }
 
 /* ------------------------------------------------------------------ membership */
 
-/* The relative rule of bidirectional S2. Written so that no query position overflows. */
-static bool strided_both_kept(const tess_rule *rule, int64_t i, int64_t j) {
+/* Bidirectional S2 counts from the query block. Written so that no query position overflows. */
+static bool strided_both_kept(const tess_head_pattern *pattern, int64_t i, int64_t j) {
     /* i - j modulo stride, each term small */
-    int64_t stride = rule->stride, distance = i % stride - j % stride;
-    if (i > j + rule->local - 1) return (distance - (rule->local - 1) % stride) % stride == 0;
-    if (i < j - rule->local_right + 1)
-        return (-distance - (rule->local_right - 1) % stride) % stride == 0;
+    int64_t stride = pattern->stride, distance = i % stride - j % stride;
+    if (i > j + pattern->local - 1) return (distance - (pattern->local - 1) % stride) % stride == 0;
+    if (i < j - pattern->local_right + 1)
+        return (-distance - (pattern->local_right - 1) % stride) % stride == 0;
     return true;
 }
 
-bool tess_rule_kept(const tess_rule *rule, int64_t p, int64_t t) {
-    if (rule->causal && t > p) return false;
-    switch (rule->kind) {
-    case TESS_RULE_STRIDED: {
-        int64_t i = p / rule->block, j = t / rule->block; /* causal order: p is not negative here */
-        return i - j < rule->local || j % rule->stride == rule->first;
+bool tess_head_keeps(const tess_head_pattern *pattern, int64_t p, int64_t t) {
+    if (pattern->causal && t > p) return false;
+    switch (pattern->kind) {
+    case TESS_HEAD_STRIDED: {
+        int64_t i = p / pattern->block, j = t / pattern->block; /* p >= t >= 0 in causal order */
+        return i - j < pattern->local || j % pattern->stride == pattern->first;
     }
-    case TESS_RULE_STRIDED_BOTH:
-        return strided_both_kept(rule, floor_div(p, rule->block), t / rule->block);
-    case TESS_RULE_WINDOW: return t < rule->sinks || (p <= t + rule->left && p >= t - rule->right);
-    case TESS_RULE_BLOCKS: {
-        int64_t count, j = t / rule->block;
-        const uint32_t *columns = tess_mask_row(&rule->rows, floor_div(p, rule->block), &count);
+    case TESS_HEAD_STRIDED_BOTH:
+        return strided_both_kept(pattern, floor_div(p, pattern->block), t / pattern->block);
+    case TESS_HEAD_WINDOW:
+        return t < pattern->sinks || (p <= t + pattern->left && p >= t - pattern->right);
+    case TESS_HEAD_BLOCKS: {
+        int64_t count, j = t / pattern->block;
+        const uint32_t *columns =
+            tess_mask_row(&pattern->rows, floor_div(p, pattern->block), &count);
         int64_t below = tess_mask_below(columns, count, j);
         return below < count && columns[below] == j;
     }
@@ -64,63 +66,66 @@ bool tess_rule_kept(const tess_rule *rule, int64_t p, int64_t t) {
     }
 }
 
-void tess_rule_row(const tess_rule *rule, int64_t i, int64_t tokens, uint8_t *row) {
-    int64_t block = rule->block, n = (tokens + block - 1) / block;
+void tess_head_row(const tess_head_pattern *pattern, int64_t i, int64_t tokens, uint8_t *row) {
+    int64_t block = pattern->block, n = (tokens + block - 1) / block;
     int64_t p_first = i * block, p_last = smaller(tokens, p_first + block) - 1;
     memset(row, 0, (size_t)n);
-    if (rule->kind == TESS_RULE_BLOCKS) {
+    if (pattern->kind == TESS_HEAD_BLOCKS) {
         int64_t count;
-        const uint32_t *columns = tess_mask_row(&rule->rows, i, &count);
+        const uint32_t *columns = tess_mask_row(&pattern->rows, i, &count);
         for (int64_t c = 0; c < count; c++) row[columns[c]] = 1;
         return;
     }
     for (int64_t j = 0; j < n; j++) {
         int64_t t_first = j * block, t_last = smaller(tokens, t_first + block) - 1;
-        if (rule->causal && t_first > p_last) break;
-        if (rule->kind == TESS_RULE_DENSE || rule->kind == TESS_RULE_WINDOW) {
+        if (pattern->causal && t_first > p_last) break;
+        if (pattern->kind == TESS_HEAD_DENSE || pattern->kind == TESS_HEAD_WINDOW) {
             /* t - p takes every value between t_first - p_last and t_last - p_first. */
-            row[j] = t_first < rule->sinks ||
-                     (t_first - p_last <= rule->right && p_first - t_last <= rule->left);
+            row[j] = t_first < pattern->sinks ||
+                     (t_first - p_last <= pattern->right && p_first - t_last <= pattern->left);
         } else {
-            /* the same for all pairs of the blocks, and in causal order most likely here */
-            row[j] = tess_rule_kept(rule, p_last, t_first);
+            /* All pairs of two blocks are alike, except that causal order masks some, this one
+             * last.
+             */
+            row[j] = tess_head_keeps(pattern, p_last, t_first);
         }
     }
 }
 
 /* ------------------------------------------------------------------ pairs */
 
-/* Pairs of the rows [0, end) of a causal S2 rule. Row p of block i keeps p + 1 keys, less the
- * blocks below the local ones, plus those of the vertical list among them. */
-static tess_wide strided_prefix(const tess_rule *rule, int64_t end) {
+/* Pairs that the rows [0, end) of a causal S2 pattern keep. Row p of block i keeps p + 1 keys, less
+ * the blocks below the local ones, plus those of the vertical list among them. */
+static tess_wide strided_prefix(const tess_head_pattern *pattern, int64_t end) {
     if (end <= 0) return 0;
-    int64_t blocks = end / rule->block, rest = end % rule->block;
+    int64_t blocks = end / pattern->block, rest = end % pattern->block;
     /* blocks below the local ones, summed over whole query blocks: 1 + ... + hidden */
-    int64_t hidden = blocks - rule->local;
-    tess_wide sum = (sum_vertical(rule, hidden) - triangle(hidden)) * rule->block;
-    int64_t start = larger(0, blocks - rule->local + 1);
-    sum += (tess_wide)rest * (tess_vertical_count(rule, start) - start);
-    return triangle(end) + sum * rule->block;
+    int64_t hidden = blocks - pattern->local;
+    tess_wide sum = (sum_vertical(pattern, hidden) - triangle(hidden)) * pattern->block;
+    int64_t start = larger(0, blocks - pattern->local + 1);
+    sum += (tess_wide)rest * (tess_vertical_count(pattern, start) - start);
+    return triangle(end) + sum * pattern->block;
 }
 
-/* Keys that one row of each query block in [begin, end) keeps, summed, for a bidirectional S2
- * rule. */
-static tess_wide strided_both_rows(const tess_rule *rule, int64_t begin, int64_t end,
+/* Bidirectional S2: the keys that one row of a query block keeps, summed over the blocks [begin,
+ * end). */
+static tess_wide strided_both_rows(const tess_head_pattern *pattern, int64_t begin, int64_t end,
                                    int64_t keys) {
     if (end <= begin) return 0;
-    int64_t block = rule->block, stride = rule->stride, n = (keys + block - 1) / block,
+    int64_t block = pattern->block, stride = pattern->stride, n = (keys + block - 1) / block,
             missing = n * block - keys;
-    /* Local blocks: [max(0, i - local + 1), min(n, i + local_right)), the last of which may be
-     * short. */
-    tess_wide blocks =
-        sum_clamped(begin, end, rule->local_right, n) - sum_clamped(begin, end, 1 - rule->local, n);
-    int64_t to_end = larger(begin, n - rule->local_right);
+    /* Local blocks: [max(0, i - local + 1), min(n, i + local_right)). The last one may be short. */
+    tess_wide blocks = sum_clamped(begin, end, pattern->local_right, n) -
+                       sum_clamped(begin, end, 1 - pattern->local, n);
+    int64_t to_end = larger(begin, n - pattern->local_right);
     tess_wide short_rows = end > to_end ? end - to_end : 0;
     /* To the left: (i - local + 1) div stride blocks. */
-    blocks += sum_quotients(end - rule->local, stride) - sum_quotients(begin - rule->local, stride);
-    /* To the right: with y = n - i - local_right, y div stride blocks, less those that would have a
-     * negative index. */
-    int64_t y_first = n - (end - 1) - rule->local_right, y_last = n - begin - rule->local_right;
+    blocks +=
+        sum_quotients(end - pattern->local, stride) - sum_quotients(begin - pattern->local, stride);
+    /* To the right, with y = n - i - local_right: y div stride blocks, less those with a negative
+     * index. */
+    int64_t y_first = n - (end - 1) - pattern->local_right,
+            y_last = n - begin - pattern->local_right;
     blocks += sum_quotients(y_last, stride) - sum_quotients(y_first - 1, stride);
     blocks -= sum_quotients(y_last - n, stride) - sum_quotients(y_first - 1 - n, stride);
     /* The last block is among them when y is a positive multiple of the stride. */
@@ -128,19 +133,19 @@ static tess_wide strided_both_rows(const tess_rule *rule, int64_t begin, int64_t
     return blocks * block - short_rows * missing;
 }
 
-static tess_wide strided_both_pairs(const tess_rule *rule, int64_t p_begin, int64_t p_end,
-                                    int64_t keys) {
-    int64_t block = rule->block, i_first = floor_div(p_begin, block),
+static tess_wide strided_both_pairs(const tess_head_pattern *pattern, int64_t p_begin,
+                                    int64_t p_end, int64_t keys) {
+    int64_t block = pattern->block, i_first = floor_div(p_begin, block),
             i_last = floor_div(p_end - 1, block);
     if (i_first == i_last)
-        return strided_both_rows(rule, i_first, i_first + 1, keys) * (p_end - p_begin);
-    return strided_both_rows(rule, i_first, i_first + 1, keys) * ((i_first + 1) * block - p_begin) +
-           strided_both_rows(rule, i_first + 1, i_last, keys) * block +
-           strided_both_rows(rule, i_last, i_last + 1, keys) * (p_end - i_last * block);
+        return strided_both_rows(pattern, i_first, i_first + 1, keys) * (p_end - p_begin);
+    return strided_both_rows(pattern, i_first, i_first + 1, keys) *
+               ((i_first + 1) * block - p_begin) +
+           strided_both_rows(pattern, i_first + 1, i_last, keys) * block +
+           strided_both_rows(pattern, i_last, i_last + 1, keys) * (p_end - i_last * block);
 }
 
-/* A window keeps max(0, p - left) .. min(keys, p + right + 1) and what of the sinks lies outside of
- * it. */
+/* A window keeps max(0, p - left) .. min(keys, p + right + 1), and the sinks outside of it. */
 static tess_wide window_pairs(int64_t left, int64_t right, int64_t sinks, bool causal,
                               int64_t begin, int64_t end, int64_t keys) {
     if (sinks > keys) sinks = keys;
@@ -151,18 +156,19 @@ static tess_wide window_pairs(int64_t left, int64_t right, int64_t sinks, bool c
     return sum;
 }
 
-static tess_wide blocks_pairs(const tess_rule *rule, int64_t p_begin, int64_t p_end, int64_t keys) {
-    int64_t block = rule->block, n = (keys + block - 1) / block;
+static tess_wide blocks_pairs(const tess_head_pattern *pattern, int64_t p_begin, int64_t p_end,
+                              int64_t keys) {
+    int64_t block = pattern->block, n = (keys + block - 1) / block;
     int64_t i_first = larger(0, floor_div(p_begin, block)),
-            i_end = smaller(rule->rows.query_blocks, floor_div(p_end - 1, block) + 1);
+            i_end = smaller(pattern->rows.query_blocks, floor_div(p_end - 1, block) + 1);
     tess_wide sum = 0;
     for (int64_t i = i_first; i < i_end; i++) {
         int64_t low = larger(p_begin, i * block), high = smaller(p_end, (i + 1) * block), count;
-        const uint32_t *columns = tess_mask_row(&rule->rows, i, &count);
+        const uint32_t *columns = tess_mask_row(&pattern->rows, i, &count);
         count = tess_mask_below(columns, count, n);
         if (count == 0) continue;
         int64_t last = columns[count - 1];
-        if (rule->causal && last == i) { /* the diagonal block: row p sees its keys up to p */
+        if (pattern->causal && last == i) { /* the diagonal block: row p sees its keys up to p */
             sum += triangle(high - i * block) - triangle(low - i * block) +
                    (tess_wide)(high - low) * (count - 1) * block;
         } else {
@@ -173,130 +179,134 @@ static tess_wide blocks_pairs(const tess_rule *rule, int64_t p_begin, int64_t p_
     return sum;
 }
 
-tess_wide tess_rule_pairs(const tess_rule *rule, int64_t p_begin, int64_t p_end, int64_t keys) {
+tess_wide tess_head_pairs(const tess_head_pattern *pattern, int64_t p_begin, int64_t p_end,
+                          int64_t keys) {
     if (p_end <= p_begin) return 0;
-    switch (rule->kind) {
-    case TESS_RULE_STRIDED: return strided_prefix(rule, p_end) - strided_prefix(rule, p_begin);
-    case TESS_RULE_STRIDED_BOTH: return strided_both_pairs(rule, p_begin, p_end, keys);
-    case TESS_RULE_BLOCKS: return blocks_pairs(rule, p_begin, p_end, keys);
+    switch (pattern->kind) {
+    case TESS_HEAD_STRIDED:
+        return strided_prefix(pattern, p_end) - strided_prefix(pattern, p_begin);
+    case TESS_HEAD_STRIDED_BOTH: return strided_both_pairs(pattern, p_begin, p_end, keys);
+    case TESS_HEAD_BLOCKS: return blocks_pairs(pattern, p_begin, p_end, keys);
     default:
-        return window_pairs(rule->left, rule->right, rule->sinks, rule->causal, p_begin, p_end,
-                            keys);
+        return window_pairs(pattern->left, pattern->right, pattern->sinks, pattern->causal, p_begin,
+                            p_end, keys);
     }
 }
 
-tess_wide tess_rule_block_pairs(const tess_rule *rule, int64_t tokens) {
-    int64_t block = rule->block, n = tokens / block + (tokens % block != 0);
-    switch (rule->kind) {
-    case TESS_RULE_STRIDED: {
-        int64_t hidden = n - rule->local;
-        return triangle(n) - triangle(hidden) + sum_vertical(rule, hidden);
+tess_wide tess_head_block_pairs(const tess_head_pattern *pattern, int64_t tokens) {
+    int64_t block = pattern->block, n = tokens / block + (tokens % block != 0);
+    switch (pattern->kind) {
+    case TESS_HEAD_STRIDED: {
+        int64_t hidden = n - pattern->local;
+        return triangle(n) - triangle(hidden) + sum_vertical(pattern, hidden);
     }
-    case TESS_RULE_STRIDED_BOTH: {
-        tess_rule unit = *rule; /* the same rule with one token a block */
+    case TESS_HEAD_STRIDED_BOTH: {
+        tess_head_pattern unit = *pattern; /* the same pattern with one token a block */
         unit.block = 1;
         return strided_both_rows(&unit, 0, n, n);
     }
     default: {
-        /* In blocks a window reaches ceil(left / block) to the left, and to the right as far as the
+        /* A window reaches ceil(left / block) blocks to the left, and to the right as far as the
          * last query of a block sees. */
-        int64_t left = rule->left / block + (rule->left % block != 0),
-                right = (block - 1 + rule->right) / block;
-        int64_t sinks = rule->sinks / block + (rule->sinks % block != 0);
-        return window_pairs(left, rule->causal ? 0 : right, sinks, rule->causal, 0, n, n);
+        int64_t left = pattern->left / block + (pattern->left % block != 0),
+                right = (block - 1 + pattern->right) / block;
+        int64_t sinks = pattern->sinks / block + (pattern->sinks % block != 0);
+        return window_pairs(left, pattern->causal ? 0 : right, sinks, pattern->causal, 0, n, n);
     }
     }
 }
 
 /* ------------------------------------------------------------------ words and checks */
 
-/* Bounds at or past 2^31 - 1 reach every key of a plan. */
+/* A bound at or past 2^31 - 1 reaches every key of a plan. */
 static int32_t word(int64_t tokens) { return tokens >= INT32_MAX ? INT32_MAX : (int32_t)tokens; }
 
-void tess_rule_class(const tess_rule *rule, tess_class *words) {
+void tess_class_words(const tess_head_pattern *pattern, tess_class *words) {
     memset(words, 0, sizeof *words);
-    if (rule->causal) words->flags |= TESS_CLASS_CAUSAL;
-    switch (rule->kind) {
-    case TESS_RULE_STRIDED:
+    if (pattern->causal) words->flags |= TESS_CLASS_CAUSAL;
+    switch (pattern->kind) {
+    case TESS_HEAD_STRIDED:
         words->flags |= TESS_CLASS_LOCAL;
-        words->local = (uint32_t)rule->local;
-        words->stride = (uint32_t)rule->stride;
-        words->shift = (uint32_t)((rule->stride - rule->first) % rule->stride);
+        words->local = (uint32_t)pattern->local;
+        words->stride = (uint32_t)pattern->stride;
+        words->shift = (uint32_t)((pattern->stride - pattern->first) % pattern->stride);
         break;
-    case TESS_RULE_WINDOW:
+    case TESS_HEAD_WINDOW:
         words->flags |= TESS_CLASS_WINDOW;
-        /* Sinks that end inside a block make that block's entry a masked one. */
-        if (rule->sinks % rule->block != 0) words->flags |= TESS_CLASS_MASK_ENTRIES;
-        words->left = word(rule->left);
-        words->right = word(rule->right);
-        words->sinks = word(rule->sinks);
+        /* Where sinks end inside a block, the entry of that block needs a mask. */
+        if (pattern->sinks % pattern->block != 0) words->flags |= TESS_CLASS_MASK_ENTRIES;
+        words->left = word(pattern->left);
+        words->right = word(pattern->right);
+        words->sinks = word(pattern->sinks);
         break;
-    case TESS_RULE_BLOCKS: words->flags |= TESS_CLASS_BITS | TESS_CLASS_MASK_ENTRIES; break;
+    case TESS_HEAD_BLOCKS: words->flags |= TESS_CLASS_BITS | TESS_CLASS_MASK_ENTRIES; break;
     default: break;
     }
 }
 
-#define REFUSE(...) return tess_fail(TESS_ERROR_INVALID, __VA_ARGS__)
-
 static tess_status check_strided(const char *function, tess_pattern *p, int32_t heads_total) {
     const uint32_t shared = TESS_PATTERN_PER_KV_HEAD | TESS_PATTERN_HOMOGENEOUS;
     bool both = (p->flags & TESS_PATTERN_BIDIRECTIONAL) != 0;
-    if (p->local < 1) REFUSE("%s: local: must be at least 1, got %d", function, (int)p->local);
-    if (p->stride < 1) REFUSE("%s: stride: must be at least 1, got %d", function, (int)p->stride);
-    if (p->offset < 0) REFUSE("%s: offset: must be at least 0, got %d", function, (int)p->offset);
+    if (p->local < 1)
+        return tess_invalid("%s: local: must be at least 1, got %d", function, (int)p->local);
+    if (p->stride < 1)
+        return tess_invalid("%s: stride: must be at least 1, got %d", function, (int)p->stride);
+    if (p->offset < 0)
+        return tess_invalid("%s: offset: must be at least 0, got %d", function, (int)p->offset);
     if (p->dense_heads < 0 || p->dense_heads > heads_total)
-        REFUSE("%s: dense_heads: must be 0 to %d (heads_total), got %d", function, (int)heads_total,
-               (int)p->dense_heads);
+        return tess_invalid("%s: dense_heads: must be 0 to %d (heads_total), got %d", function,
+                            (int)heads_total, (int)p->dense_heads);
     if (both && (p->flags & shared))
-        REFUSE("%s: flags: PER_KV_HEAD and HOMOGENEOUS must be 0 for a bidirectional pattern",
-               function);
+        return tess_invalid(
+            "%s: flags: PER_KV_HEAD and HOMOGENEOUS must be 0 for a bidirectional pattern",
+            function);
     if (both && p->offset != 0)
-        REFUSE("%s: offset: must be 0 for a bidirectional pattern, got %d", function,
-               (int)p->offset);
+        return tess_invalid("%s: offset: must be 0 for a bidirectional pattern, got %d", function,
+                            (int)p->offset);
     if (both && p->local_right < 0)
-        REFUSE("%s: local_right: must be at least 0, got %d", function, (int)p->local_right);
+        return tess_invalid("%s: local_right: must be at least 0, got %d", function,
+                            (int)p->local_right);
     if (both && p->local_right == 0) p->local_right = p->local;
     return TESS_OK;
 }
 
 static tess_status check_window(const char *function, tess_pattern *p) {
     if (p->left < -1)
-        REFUSE("%s: left: must be at least 0, or -1 for unbounded, got %lld", function,
-               (long long)p->left);
+        return tess_invalid("%s: left: must be at least 0, or -1 for unbounded, got %lld", function,
+                            (long long)p->left);
     if (p->right < -1)
-        REFUSE("%s: right: must be at least 0, or -1 for unbounded, got %lld", function,
-               (long long)p->right);
+        return tess_invalid("%s: right: must be at least 0, or -1 for unbounded, got %lld",
+                            function, (long long)p->right);
     if (p->sinks < 0)
-        REFUSE("%s: sinks: must be at least 0, got %lld", function, (long long)p->sinks);
+        return tess_invalid("%s: sinks: must be at least 0, got %lld", function,
+                            (long long)p->sinks);
     if (!(p->flags & TESS_PATTERN_BIDIRECTIONAL)) p->right = 0;
     return TESS_OK;
 }
 
 static tess_status check_blocks(const char *function, tess_pattern *p, int32_t n_heads) {
     uint64_t size;
-    if (!p->mask) REFUSE("%s: mask: must not be NULL", function);
+    if (!p->mask) return tess_invalid("%s: mask: must not be NULL", function);
     if (p->mask_heads != 1 && p->mask_heads != n_heads)
-        REFUSE("%s: mask_heads: must be 1 or %d (n_heads), got %d", function, (int)n_heads,
-               (int)p->mask_heads);
+        return tess_invalid("%s: mask_heads: must be 1 or %d (n_heads), got %d", function,
+                            (int)n_heads, (int)p->mask_heads);
     if (p->mask_query_blocks < 0)
-        REFUSE("%s: mask_query_blocks: must be at least 0, got %lld", function,
-               (long long)p->mask_query_blocks);
+        return tess_invalid("%s: mask_query_blocks: must be at least 0, got %lld", function,
+                            (long long)p->mask_query_blocks);
     if (p->mask_key_blocks < 0)
-        REFUSE("%s: mask_key_blocks: must be at least 0, got %lld", function,
-               (long long)p->mask_key_blocks);
+        return tess_invalid("%s: mask_key_blocks: must be at least 0, got %lld", function,
+                            (long long)p->mask_key_blocks);
     if (p->mask_query_blocks > INT32_MAX)
-        return tess_fail(TESS_ERROR_UNSUPPORTED,
-                         "%s: mask_query_blocks: at most 2147483647, got %lld", function,
-                         (long long)p->mask_query_blocks);
+        return tess_unsupported("%s: mask_query_blocks: at most 2147483647, got %lld", function,
+                                (long long)p->mask_query_blocks);
     if (p->mask_key_blocks > INT32_MAX)
-        return tess_fail(TESS_ERROR_UNSUPPORTED,
-                         "%s: mask_key_blocks: at most 2147483647, got %lld", function,
-                         (long long)p->mask_key_blocks);
+        return tess_unsupported("%s: mask_key_blocks: at most 2147483647, got %lld", function,
+                                (long long)p->mask_key_blocks);
     if (!checked_mul((uint64_t)p->mask_query_blocks * (uint64_t)p->mask_key_blocks,
                      (uint64_t)p->mask_heads, &size) ||
         size > SIZE_MAX / 2)
-        REFUSE("%s: mask: its size overflows", function);
-    /* An empty mask needs no memory, so nothing else would bound the rows that are walked. */
+        return tess_invalid("%s: mask: its size overflows", function);
+    /* An empty mask needs no memory, so nothing else would bound the number of its rows. */
     if (p->mask_query_blocks == 0 || p->mask_key_blocks == 0)
         p->mask_query_blocks = p->mask_key_blocks = 0;
     return TESS_OK;
@@ -307,20 +317,24 @@ tess_status tess_pattern_check(const char *function, tess_pattern *p, int32_t n_
     const uint32_t known =
         TESS_PATTERN_BIDIRECTIONAL | TESS_PATTERN_PER_KV_HEAD | TESS_PATTERN_HOMOGENEOUS;
     if (p->kind > TESS_PATTERN_BLOCKS)
-        REFUSE("%s: kind: %u is no tess_pattern_kind", function, (unsigned)p->kind);
+        return tess_invalid("%s: kind: %u is no tess_pattern_kind", function, (unsigned)p->kind);
     if (p->flags & ~known)
-        REFUSE("%s: flags: unknown bits 0x%x", function, (unsigned)(p->flags & ~known));
+        return tess_invalid("%s: flags: unknown bits 0x%x", function,
+                            (unsigned)(p->flags & ~known));
     if (p->kind != TESS_PATTERN_S2 && (p->flags & ~(uint32_t)TESS_PATTERN_BIDIRECTIONAL))
-        REFUSE("%s: flags: PER_KV_HEAD and HOMOGENEOUS are for S2 patterns only", function);
+        return tess_invalid("%s: flags: PER_KV_HEAD and HOMOGENEOUS are for S2 patterns only",
+                            function);
     bool strided_both = p->kind == TESS_PATTERN_S2 && (p->flags & TESS_PATTERN_BIDIRECTIONAL);
     if (!strided_both && p->local_right != 0)
-        REFUSE("%s: local_right: must be 0 unless the pattern is S2 and bidirectional, got %d",
-               function, (int)p->local_right);
+        return tess_invalid(
+            "%s: local_right: must be 0 unless the pattern is S2 and bidirectional, got %d",
+            function, (int)p->local_right);
     bool sized = p->kind == TESS_PATTERN_S2 || p->kind == TESS_PATTERN_BLOCKS;
     if (p->block < (sized ? 1 : 0))
-        REFUSE("%s: block: must be at least %d, got %d", function, sized ? 1 : 0, (int)p->block);
+        return tess_invalid("%s: block: must be at least %d, got %d", function, sized ? 1 : 0,
+                            (int)p->block);
     if (p->block == 0) p->block = 64;
-    /* Fields of other kinds are not looked at, and forgotten. */
+    /* Fields of other kinds are ignored and cleared. */
     if (p->kind != TESS_PATTERN_S2) p->local = p->stride = p->offset = p->dense_heads = 0;
     if (p->kind != TESS_PATTERN_WINDOW) p->left = p->right = p->sinks = 0;
     if (p->kind != TESS_PATTERN_BLOCKS)

@@ -2,135 +2,59 @@
 #include "plan.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 #include <time.h>
 
+#include "choose.h"
 #include "split.h"
-#include "tune.h"
-
-#define REFUSE(...)      return tess_fail(TESS_ERROR_INVALID, __VA_ARGS__)
-#define UNSUPPORTED(...) return tess_fail(TESS_ERROR_UNSUPPORTED, __VA_ARGS__)
 
 static const char *const in_create = "tess_plan_create";
 
 enum {
-    SECTION_JOBS = 4 /* for each job that the device works on at a time */
+    SECTION_JOBS = 4 /* for each job that the device runs at a time */
 };
 
 /* ------------------------------------------------------------------ checks */
 
 static tess_status check_numbers(const tess_plan_desc *d) {
     if (d->flags & ~(uint32_t)TESS_PLAN_BATCH_INVARIANT)
-        REFUSE("%s: flags: unknown bits 0x%x", in_create, (unsigned)d->flags);
-    if (d->op > TESS_OP_BACKWARD) REFUSE("%s: op: %u is no tess_op", in_create, (unsigned)d->op);
+        return tess_invalid("%s: flags: unknown bits 0x%x", in_create, (unsigned)d->flags);
+    if (d->op > TESS_OP_BACKWARD)
+        return tess_invalid("%s: op: %u is no tess_op", in_create, (unsigned)d->op);
     if (d->op != TESS_OP_FORWARD)
-        UNSUPPORTED("%s: op: TESS_OP_BACKWARD is not supported in this version", in_create);
+        return tess_unsupported("%s: op: TESS_OP_BACKWARD is not supported in this version",
+                                in_create);
     if (d->dtype > TESS_BF16)
-        REFUSE("%s: dtype: %u is no tess_dtype", in_create, (unsigned)d->dtype);
+        return tess_invalid("%s: dtype: %u is no tess_dtype", in_create, (unsigned)d->dtype);
     if (d->head_dim < 1)
-        REFUSE("%s: head_dim: must be at least 1, got %d", in_create, (int)d->head_dim);
+        return tess_invalid("%s: head_dim: must be at least 1, got %d", in_create,
+                            (int)d->head_dim);
     if (d->head_dim % 8 != 0 || d->head_dim > 256)
-        UNSUPPORTED("%s: head_dim: must be a multiple of 8 from 8 to 256, got %d", in_create,
-                    (int)d->head_dim);
+        return tess_unsupported("%s: head_dim: must be a multiple of 8 from 8 to 256, got %d",
+                                in_create, (int)d->head_dim);
     if (d->value_head_dim < 0)
-        REFUSE("%s: value_head_dim: must be at least 0, got %d", in_create, (int)d->value_head_dim);
+        return tess_invalid("%s: value_head_dim: must be at least 0, got %d", in_create,
+                            (int)d->value_head_dim);
     if (d->value_head_dim != 0 && d->value_head_dim != d->head_dim)
-        UNSUPPORTED("%s: value_head_dim: must be head_dim (%d) in this version, got %d", in_create,
-                    (int)d->head_dim, (int)d->value_head_dim);
-    if (!isfinite(d->scale)) REFUSE("%s: scale: must be finite", in_create);
+        return tess_unsupported("%s: value_head_dim: must be head_dim (%d) in this version, got %d",
+                                in_create, (int)d->head_dim, (int)d->value_head_dim);
+    if (!isfinite(d->scale)) return tess_invalid("%s: scale: must be finite", in_create);
     if (d->scale != 0 && (fabsf(d->scale) < 0x1p-120f || fabsf(d->scale) > 0x1p120f))
-        UNSUPPORTED("%s: scale: must be 0 or between 2^-120 and 2^120 in magnitude, got %g",
-                    in_create, (double)d->scale);
-    if (!isfinite(d->softcap)) REFUSE("%s: softcap: must be finite", in_create);
-    if (d->softcap != 0) UNSUPPORTED("%s: softcap: must be 0 in this version", in_create);
+        return tess_unsupported(
+            "%s: scale: must be 0 or between 2^-120 and 2^120 in magnitude, got %g", in_create,
+            (double)d->scale);
+    if (!isfinite(d->softcap)) return tess_invalid("%s: softcap: must be finite", in_create);
+    if (d->softcap != 0)
+        return tess_unsupported("%s: softcap: must be 0 in this version", in_create);
     if (d->kv_split < 0)
-        REFUSE("%s: kv_split: must be at least 0, got %d", in_create, (int)d->kv_split);
+        return tess_invalid("%s: kv_split: must be at least 0, got %d", in_create,
+                            (int)d->kv_split);
     if (d->tile_rows < 0)
-        REFUSE("%s: tile_rows: must be at least 0, got %d", in_create, (int)d->tile_rows);
+        return tess_invalid("%s: tile_rows: must be at least 0, got %d", in_create,
+                            (int)d->tile_rows);
     if (d->determinism != 0)
-        UNSUPPORTED("%s: determinism: must be 0 in this version, got %u", in_create,
-                    (unsigned)d->determinism);
-    return TESS_OK;
-}
-
-/* ------------------------------------------------------------------ kernel */
-
-/* The part of "backend/kernel" after the slash, if the backend is the plan's. `label` says where
- * the name comes from. */
-static tess_status own_kernel(const tess_device *device, const char *label, const char *name,
-                              const char **own) {
-    const char *backend = device->backend->name, *slash = strchr(name, '/');
-    if (!slash || slash == name || slash[1] == '\0')
-        REFUSE("%s: %s: must be backend/kernel, got \"%s\"", in_create, label, name);
-    size_t length = (size_t)(slash - name);
-    if (strlen(backend) != length || memcmp(backend, name, length) != 0)
-        UNSUPPORTED("%s: %s: \"%s\" is not a kernel of the device's backend (%s)", in_create, label,
-                    name, backend);
-    *own = slash + 1;
-    return TESS_OK;
-}
-
-static tess_status find_kernel(tess_plan *plan, const tess_plan_desc *d) {
-    tess_device *device = plan->device;
-    const tess_layout *layout = plan->layout;
-    tess_kernel_key key;
-    memset(&key, 0, sizeof key);
-    key.struct_size = sizeof key;
-    key.op = d->op;
-    key.dtype = d->dtype;
-    key.head_dim = key.value_head_dim = d->head_dim;
-    key.block = layout->pattern.block;
-    for (uint32_t c = 0; c < layout->n_classes; c++) {
-        tess_class words;
-        tess_rule_class(&layout->rules[c], &words);
-        key.class_flags |= words.flags;
-        if (layout->rules[c].kind != TESS_RULE_DENSE) key.has_entries = 1;
-    }
-    /* The other sequences of a batch must not decide which kernel a sequence gets when its bits
-     * shall not depend on them. */
-    bool invariant = (plan->flags & TESS_PLAN_BATCH_INVARIANT) != 0;
-    key.max_q_len = invariant ? TESS_LENGTH_END - 1 : plan->max_q_len;
-    key.max_kv_len = invariant ? TESS_LENGTH_END - 1 : plan->max_kv_len;
-    key.batch = invariant ? TESS_LENGTH_END - 1 : plan->batch;
-    key.n_heads = (uint32_t)layout->n_heads;
-    key.packed = plan->packed;
-    key.group = (uint32_t)(layout->n_heads / layout->n_kv_heads);
-    key.max_in_flight = d->max_in_flight ? d->max_in_flight : 4;
-    const char *setting = d->kernel ? "" : tess_setting(device->runtime, "TESSERA_KERNEL");
-    tess_status status = TESS_OK;
-    if (d->kernel && *d->kernel) status = own_kernel(device, "kernel", d->kernel, &key.name);
-    if (*setting) status = own_kernel(device, "TESSERA_KERNEL", setting, &key.name);
-    if (status != TESS_OK) return status;
-    bool chosen = false;
-    if (!key.name)
-        status = tess_tune_choose(device, &key,
-                                  key.has_entries ? layout->pattern.kind : TESS_PATTERN_DENSE,
-                                  &plan->kernel, &chosen);
-    if (status == TESS_OK && !chosen) {
-        plan->kernel.struct_size = sizeof plan->kernel;
-        status = tess_device_result(
-            device, device->backend->kernel(device->native, &key, &plan->kernel, 0, NULL));
-    }
-    if (status != TESS_OK) {
-        memset(&plan->kernel, 0, sizeof plan->kernel); /* nothing to release */
-        return status;
-    }
-    if (plan->kernel.tile_rows == 0 || plan->kernel.tile_step == 0)
-        return tess_fail(TESS_ERROR_NATIVE, "%s: %s: kernel %.63s has no tile_rows or tile_step",
-                         in_create, device->backend->name, plan->kernel.name);
-    plan->kernel.name[sizeof plan->kernel.name - 1] = '\0';
-    if (snprintf(plan->kernel_name, sizeof plan->kernel_name, "%s/%s", device->backend->name,
-                 plan->kernel.name) >= (int)sizeof plan->kernel_name)
-        return tess_fail(TESS_ERROR_NATIVE, "%s: %s: kernel %s has too long a name", in_create,
-                         device->backend->name, plan->kernel.name);
-    plan->tile_rows = plan->kernel.tile_rows;
-    if (d->tile_rows > 0 && (uint32_t)d->tile_rows < plan->tile_rows) {
-        /* Below one step the value is taken as it is: the last tile of a sequence may be as short
-         * anyway. */
-        uint32_t rows = (uint32_t)d->tile_rows, step = plan->kernel.tile_step;
-        plan->tile_rows = rows < step ? rows : rows - rows % step;
-    }
+        return tess_unsupported("%s: determinism: must be 0 in this version, got %u", in_create,
+                                (unsigned)d->determinism);
     return TESS_OK;
 }
 
@@ -147,10 +71,9 @@ static tess_status count_jobs(tess_plan *plan, const tess_plan_desc *d, int32_t 
         .block_bytes = 2 * (uint64_t)block * (uint64_t)plan->head_dim * element,
         .row_bytes = ((uint64_t)plan->head_dim + 2) * sizeof(float)};
     tess_split_choice choice;
-    tess_status status = tess_split_count(
-        &model, kv_split, (d->flags & TESS_PLAN_BATCH_INVARIANT) != 0, jobs, &choice);
-    if (status != TESS_OK || choice.candidates == 0 || !tess_log_wanted(device->runtime, "plan"))
-        return status;
+    TESS_RETURN_IF_ERROR(tess_split_count(
+        &model, kv_split, (d->flags & TESS_PLAN_BATCH_INVARIANT) != 0, jobs, &choice));
+    if (choice.candidates == 0 || !tess_log_wanted(device->runtime, "plan")) return TESS_OK;
     if (choice.length == 0)
         tess_log(device->runtime, "plan",
                  "split: none, %.1f us on %u workers is the least of %u candidates",
@@ -161,11 +84,11 @@ static tess_status count_jobs(tess_plan *plan, const tess_plan_desc *d, int32_t 
                  "candidates; unsplit %.1f us",
                  (unsigned)choice.length, 1e-3 * choice.ns, (unsigned)model.costs.workers,
                  (unsigned)choice.candidates, 1e-3 * choice.unsplit_ns);
-    return status;
+    return TESS_OK;
 }
 
-/* Key blocks that fit half of the device's cache, if there are so many jobs that their order can
- * follow it: with few, longest first balances better. */
+/* How many key blocks fit half of the device's cache; 0 where there are so few jobs that longest
+ * first balances better. */
 static uint64_t section_blocks(const tess_plan *plan, const tess_jobs *jobs) {
     const tess_caps *caps = &plan->device->caps;
     if (caps->cache_bytes == 0 || jobs->n_jobs < SECTION_JOBS * (uint64_t)caps->parallel_jobs)
@@ -176,7 +99,7 @@ static uint64_t section_blocks(const tess_plan *plan, const tess_jobs *jobs) {
     return blocks ? blocks : 1;
 }
 
-/* Key blocks of one range of tess_plan_range; 0: no limit. */
+/* The most key blocks of one range of tess_plan_range; 0: no limit. */
 static uint64_t range_limit(const tess_plan *plan, const tess_plan_desc *d) {
     const tess_caps *caps = &plan->device->caps;
     if (d->time_limit_us == 0 || caps->steps_per_second == 0) return caps->range_blocks;
@@ -185,10 +108,10 @@ static uint64_t range_limit(const tess_plan *plan, const tess_plan_desc *d) {
 }
 
 static tess_status find_ranges(tess_plan *plan, uint64_t limit) {
-    plan->n_ranges = plan->ledger.n_jobs ? 1 : 0;
+    plan->n_ranges = plan->memory.n_jobs ? 1 : 0;
     if (limit == 0 || plan->n_ranges == 0) return TESS_OK;
     uint64_t n =
-        tess_jobs_ranges(&plan->tables, plan->ledger.n_jobs, plan->ledger.n_merges, limit, NULL);
+        tess_jobs_ranges(&plan->tables, plan->memory.n_jobs, plan->memory.n_merges, limit, NULL);
     if (n == 1) return TESS_OK;
     size_t bytes = (size_t)(n + 1) * sizeof *plan->range_start;
     plan->range_start = tess_mem_alloc(plan->device->runtime, bytes, 64);
@@ -196,15 +119,15 @@ static tess_status find_ranges(tess_plan *plan, uint64_t limit) {
         return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: no memory for %llu ranges", in_create,
                          (unsigned long long)n);
     plan->host_bytes += bytes;
-    plan->n_ranges = tess_jobs_ranges(&plan->tables, plan->ledger.n_jobs, plan->ledger.n_merges,
+    plan->n_ranges = tess_jobs_ranges(&plan->tables, plan->memory.n_jobs, plan->memory.n_merges,
                                       limit, plan->range_start);
     return TESS_OK;
 }
 
-/* Moves the tables to the device and drops the host's copy. */
+/* Moves the tables to the device and frees the host's copy. */
 static tess_status upload(tess_plan *plan) {
     tess_device *device = plan->device;
-    uint64_t bytes = plan->ledger.table_bytes;
+    uint64_t bytes = plan->memory.table_bytes;
     tess_status status = tess_device_result(
         device, device->backend->alloc(device->native, bytes, &plan->tables.device));
     if (status != TESS_OK) {
@@ -225,34 +148,34 @@ static tess_status upload(tess_plan *plan) {
     return status;
 }
 
-/* The tables are small integers of known count: sized by the ledger, placed by it, and filled
- * here. */
+/* The memory plan sizes and places the tables; they are filled here. */
 static tess_status make_tables(tess_plan *plan, const tess_plan_desc *d, tess_jobs *jobs) {
     tess_runtime *runtime = plan->device->runtime;
     const tess_layout *layout = plan->layout;
-    tess_ledger *ledger = &plan->ledger;
+    tess_memory_plan *memory = &plan->memory;
     uint64_t align = plan->device->caps.workspace_align;
-    ledger->n_sequences = plan->n_sequences;
-    ledger->n_classes = layout->n_classes;
-    ledger->n_jobs = jobs->n_jobs;
-    ledger->n_merges = jobs->n_merges;
-    ledger->n_entries = jobs->tiler.n_entries;
-    ledger->n_bits = layout->pattern.kind == TESS_PATTERN_BLOCKS ? jobs->tiler.n_entries : 0;
-    ledger->scratch_bytes = jobs->n_jobs ? plan->kernel.scratch_bytes : 0;
-    ledger->n_partials = jobs->n_partials;
-    /* each partial then starts on 16 bytes */
-    ledger->partial_rows = plan->partial_rows = jobs->partial_rows + jobs->partial_rows % 2;
-    ledger->value_head_dim = (uint64_t)plan->head_dim;
-    ledger->workspace_align = align < 64 ? 64 : align;
-    if (!tess_ledger_settle(ledger, &plan->tables, NULL) || ledger->table_bytes > SIZE_MAX ||
-        ledger->workspace_bytes > INT64_MAX)
-        UNSUPPORTED("%s: batch: its tables or its workspace do not fit 64-bit sizes", in_create);
-    plan->table_memory = tess_mem_alloc(runtime, (size_t)ledger->table_bytes, 256);
+    memory->n_sequences = plan->n_sequences;
+    memory->n_classes = layout->n_classes;
+    memory->n_jobs = jobs->n_jobs;
+    memory->n_merges = jobs->n_merges;
+    memory->n_entries = jobs->tiler.n_entries;
+    memory->n_bits = layout->pattern.kind == TESS_PATTERN_BLOCKS ? jobs->tiler.n_entries : 0;
+    memory->scratch_bytes = jobs->n_jobs ? plan->kernel.scratch_bytes : 0;
+    memory->n_partials = jobs->n_partials;
+    /* an even number, so that each partial starts on 16 bytes */
+    memory->partial_rows = plan->partial_rows = jobs->partial_rows + jobs->partial_rows % 2;
+    memory->value_head_dim = (uint64_t)plan->head_dim;
+    memory->workspace_align = align < 64 ? 64 : align;
+    if (!tess_memory_settle(memory, &plan->tables, NULL) || memory->table_bytes > SIZE_MAX ||
+        memory->workspace_bytes > INT64_MAX)
+        return tess_unsupported("%s: batch: its tables or its workspace do not fit 64-bit sizes",
+                                in_create);
+    plan->table_memory = tess_mem_alloc(runtime, (size_t)memory->table_bytes, 256);
     if (!plan->table_memory)
         return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: no memory for tables of %llu bytes",
-                         in_create, (unsigned long long)ledger->table_bytes);
-    plan->host_bytes += ledger->table_bytes;
-    tess_ledger_settle(ledger, &plan->tables, plan->table_memory);
+                         in_create, (unsigned long long)memory->table_bytes);
+    plan->host_bytes += memory->table_bytes;
+    tess_memory_settle(memory, &plan->tables, plan->table_memory);
     plan->tables.list_step = (uint32_t)jobs->grid.stride;
     tess_class *classes = (tess_class *)plan->tables.classes;
     for (uint32_t c = 0; c < layout->n_classes; c++) tess_tiler_class(&jobs->tiler, c, &classes[c]);
@@ -262,40 +185,39 @@ static tess_status make_tables(tess_plan *plan, const tess_plan_desc *d, tess_jo
                        (uint32_t *)plan->tables.bits);
     jobs->section_blocks = section_blocks(plan, jobs);
     tess_jobs_place(jobs, (tess_job *)plan->tables.jobs, (tess_merge *)plan->tables.merges);
-    tess_status status = find_ranges(plan, range_limit(plan, d));
-    if (status != TESS_OK || plan->device->caps.host_memory) return status;
-    return upload(plan);
+    TESS_RETURN_IF_ERROR(find_ranges(plan, range_limit(plan, d)));
+    return plan->device->caps.host_memory ? TESS_OK : upload(plan);
 }
 
 static tess_status cut_jobs(tess_plan *plan, const tess_plan_desc *d, int32_t kv_split,
                             tess_jobs *jobs) {
-    const tess_status status =
-        tess_jobs_create(jobs, plan->device->runtime, plan->layout, plan->sequences,
-                         plan->n_sequences, plan->tile_rows, plan->kernel.pack_rows);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(tess_jobs_create(jobs, plan->device->runtime, plan->layout,
+                                          plan->sequences, plan->n_sequences, plan->tile_rows,
+                                          plan->kernel.pack_rows));
     if (!(plan->flags & TESS_PLAN_BATCH_INVARIANT))
         tess_grid_count_from_end(&jobs->grid, plan->layout, plan->tile_rows);
     return count_jobs(plan, d, kv_split, jobs);
 }
 
-/* Jobs that are too short to split and leave workers idle are done sooner as lower tiles, as long
- * as all of these run at a time. Where keys are split, full tiles read K and V fewer times. */
-static bool suits_low_tiles(const tess_plan *plan, const tess_plan_desc *d, const tess_jobs *jobs) {
-    const uint32_t low = plan->kernel.low_rows,
+/* Short tiles finish sooner where jobs are too short to split and leave workers idle, as long as
+ * all of them run at a time. Where keys are split, full tiles read K and V fewer times. */
+static bool suits_short_tiles(const tess_plan *plan, const tess_plan_desc *d,
+                              const tess_jobs *jobs) {
+    const uint32_t rows = plan->kernel.short_rows,
                    workers = tess_split_costs(&plan->kernel.costs, plan->device->caps.parallel_jobs)
                                  .workers;
-    if (low == 0 || low >= plan->tile_rows || d->tile_rows != 0 || d->kv_split != 0 ||
+    if (rows == 0 || rows >= plan->tile_rows || d->tile_rows != 0 || d->kv_split != 0 ||
         (d->flags & TESS_PLAN_BATCH_INVARIANT) != 0)
         return false;
-    return jobs->n_merges == 0 && jobs->n_jobs * ((plan->tile_rows - 1) / low + 1) <= workers;
+    return jobs->n_merges == 0 && jobs->n_jobs * ((plan->tile_rows - 1) / rows + 1) <= workers;
 }
 
 static tess_status make_jobs(tess_plan *plan, const tess_plan_desc *d) {
     tess_jobs jobs;
     tess_status status = cut_jobs(plan, d, d->kv_split, &jobs);
-    if (status == TESS_OK && suits_low_tiles(plan, d, &jobs)) {
+    if (status == TESS_OK && suits_short_tiles(plan, d, &jobs)) {
         tess_jobs_release(&jobs);
-        plan->tile_rows = plan->kernel.low_rows;
+        plan->tile_rows = plan->kernel.short_rows;
         status = cut_jobs(plan, d, 1, &jobs);
     }
     if (status == TESS_OK) status = make_tables(plan, d, &jobs);
@@ -310,13 +232,13 @@ static void destroy(tess_plan *plan) {
     tess_runtime *runtime = device->runtime;
     if (!tess_runtime_forked(runtime)) {
         if (plan->kernel.release) plan->kernel.release(&plan->kernel);
-        /* A lost device may refuse this; nothing better can be done here. */
+        /* A lost device may refuse this, and nothing more can be done here. */
         if (plan->tables.device.kind != TESS_BUFFER_NONE)
             (void)device->backend->free(device->native, &plan->tables.device);
     }
     tess_mem_free(runtime, plan->range_start,
                   (size_t)(plan->n_ranges + 1) * sizeof *plan->range_start);
-    tess_mem_free(runtime, plan->table_memory, (size_t)plan->ledger.table_bytes);
+    tess_mem_free(runtime, plan->table_memory, (size_t)plan->memory.table_bytes);
     tess_mem_free(runtime, plan->sequences, (size_t)plan->sequences_bytes);
     tess_layout_release(plan->layout);
     tess_mem_free(runtime, plan, sizeof *plan);
@@ -332,10 +254,9 @@ static tess_status fill(tess_plan *plan, const tess_plan_desc *d) {
     plan->packed = d->cu_q_lens != NULL;
     plan->host_bytes = sizeof *plan;
     plan->batch = (uint32_t)d->batch;
-    tess_status status = tess_batch_read(plan, d);
-    if (status == TESS_OK) status = find_kernel(plan, d);
-    if (status == TESS_OK) status = make_jobs(plan, d);
-    return status;
+    TESS_RETURN_IF_ERROR(tess_batch_read(plan, d));
+    TESS_RETURN_IF_ERROR(tess_choose_kernel(plan, d));
+    return make_jobs(plan, d);
 }
 
 static double seconds(void) {
@@ -348,16 +269,13 @@ tess_status tess_plan_create(tess_device *device, const tess_layout *layout,
                              const tess_plan_desc *desc, tess_plan **plan) {
     double begin = seconds();
     tess_plan_desc d;
-    tess_status status = tess_device_check(device, in_create);
-    if (status != TESS_OK) return status;
-    if (!layout) REFUSE("%s: layout: must not be NULL", in_create);
-    status = tess_layout_check(layout, in_create);
-    if (status != TESS_OK) return status;
-    if (!plan) REFUSE("%s: plan: must not be NULL", in_create);
-    status = tess_desc_read(in_create, "desc", desc, &d, TESS_PLAN_DESC);
-    if (status == TESS_OK) status = check_numbers(&d);
-    if (status == TESS_OK) status = tess_batch_check(&d);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(tess_device_check(device, in_create));
+    if (!layout) return tess_invalid("%s: layout: must not be NULL", in_create);
+    TESS_RETURN_IF_ERROR(tess_layout_check(layout, in_create));
+    if (!plan) return tess_invalid("%s: plan: must not be NULL", in_create);
+    TESS_RETURN_IF_ERROR(tess_desc_read(in_create, "desc", desc, &d, TESS_PLAN_DESC));
+    TESS_RETURN_IF_ERROR(check_numbers(&d));
+    TESS_RETURN_IF_ERROR(tess_batch_check(&d));
     tess_plan *x = tess_mem_alloc(device->runtime, sizeof *x, 64);
     if (!x) return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: no memory for the plan", in_create);
     memset(x, 0, sizeof *x);
@@ -365,7 +283,7 @@ tess_status tess_plan_create(tess_device *device, const tess_layout *layout,
     tess_layout_retain(layout);
     x->device = device;
     x->layout = (tess_layout *)layout;
-    status = fill(x, &d);
+    const tess_status status = fill(x, &d);
     if (status != TESS_OK) {
         destroy(x);
         return status;
@@ -374,11 +292,11 @@ tess_status tess_plan_create(tess_device *device, const tess_layout *layout,
     tess_log(device->runtime, "plan",
              "plan: %s, tiles of %u rows, %llu jobs, %llu merges, %llu bytes of workspace, made in "
              "%.3f ms",
-             x->kernel_name, (unsigned)x->tile_rows, (unsigned long long)x->ledger.n_jobs,
-             (unsigned long long)x->ledger.n_merges, (unsigned long long)x->ledger.workspace_bytes,
+             x->kernel_name, (unsigned)x->tile_rows, (unsigned long long)x->memory.n_jobs,
+             (unsigned long long)x->memory.n_merges, (unsigned long long)x->memory.workspace_bytes,
              1e3 * x->create_seconds);
-    /* Legal, since servers have such steps, and easily done by mistake, since batch has no default
-     * but 0. */
+    /* This is legal, since servers have such steps, but also an easy mistake, since 0 is the
+     * default of batch. */
     if (d.batch == 0 && d.q_len > 0)
         tess_log(device->runtime, "plan",
                  "plan: batch is 0, so nothing is computed although q_len is %lld",

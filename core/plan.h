@@ -4,9 +4,9 @@
 #define TESSERA_CORE_PLAN_H
 
 #include "jobs.h"
-#include "ledger.h"
+#include "memory_plan.h"
 
-/* A box of rows and keys that the jobs touch all of. */
+/* A box of rows and keys, all of which the jobs read or write. */
 typedef struct tess_touched {
     uint32_t batch, batches; /* first index of the batch dimension, and how many */
     int64_t q_start, q_len, kv_start, kv_len;
@@ -20,28 +20,27 @@ struct tess_plan {
     float scale;
     bool packed;
     uint32_t batch;
-    /* padded: rows and keys of a sequence in a contiguous tensor; packed: over the whole batch */
+    /* padded: rows and keys of one sequence in a contiguous tensor; packed: of the whole batch */
     int64_t q_len, kv_len;
-    int64_t max_q_len, max_kv_len; /* of any sequence */
-    /* padded: the last sequence that has rows, and the last one with rows that has keys; -1:
-     * none */
+    int64_t max_q_len, max_kv_len; /* of the longest sequence */
+    /* padded: the last sequence with rows, and the last one with rows and keys; -1: none */
     int64_t q_last, kv_last;
-    /* padded, and all sequences are as long as q_len and kv_len say */
+    /* padded, with no lengths but q_len and kv_len */
     bool equal_lengths;
-    /* for the check of overlaps; with lengths that differ they are not everything */
+    /* for the check of overlaps; where lengths differ they do not cover everything */
     tess_touched touched[3];
     uint32_t n_touched;
     uint32_t tile_rows;
     tess_kernel kernel;
     char kernel_name[64]; /* "backend/kernel" */
 
-    /* [n_sequences], those of the batch that have rows; the host's in any case */
+    /* [n_sequences] the sequences that have rows; always in host memory */
     tess_sequence *sequences;
     uint32_t n_sequences;
     uint64_t sequences_bytes;
     tess_tables tables;
-    tess_ledger ledger;
-    void *table_memory; /* NULL where the tables are the device's */
+    tess_memory_plan memory;
+    void *table_memory; /* NULL where the tables are in device memory */
     uint32_t partial_rows;
     uint64_t *range_start; /* [n_ranges + 1]; NULL: one range, or none without jobs */
     uint64_t n_ranges;

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a plan tells: work and traffic in closed form, ranges of jobs, and the tensors that fit
+/* What a plan reports: work and traffic in closed form, ranges of jobs, and the tensors that fit
  * it. */
 #include <string.h>
 
 #include "roles.h"
-
-#define REFUSE(...) return tess_fail(TESS_ERROR_INVALID, __VA_ARGS__)
 
 /* ------------------------------------------------------------------ work and traffic */
 
@@ -15,36 +13,38 @@ static void add_product(uint64_t *sum, uint64_t a, uint64_t b) {
     if (!checked_mul(a, b, &product) || !checked_add(*sum, product, sum)) *sum = UINT64_MAX;
 }
 
-/* Blocks before `start`, the first query block's first local one, that some of `queries`
- * consecutive query blocks reads (bidirectional S2): block start - d is read when -d mod stride <
- * queries. */
-static int64_t strided_both_before(const tess_rule *rule, int64_t start, int64_t queries) {
-    int64_t stride = rule->stride;
+/* Bidirectional S2: how many blocks before `start` are read by some of `queries` consecutive query
+ * blocks. `start` is the first local block of the first of them; block start - d is read when -d
+ * mod stride < queries. */
+static int64_t strided_both_before(const tess_head_pattern *pattern, int64_t start,
+                                   int64_t queries) {
+    int64_t stride = pattern->stride;
     if (queries >= stride) return start;
     return start / stride * queries + larger(0, start % stride - (stride - queries));
 }
 
-/* Keys that the rows [p0, keys) read with at least one head of the kv head. All rules but a
- * caller's mask share what is local, and differ in the lists before it. */
+/* Keys that the rows [p0, keys) read with at least one head of the kv head. Except for BLOCKS, the
+ * classes share their local keys and differ in the lists before them. */
 static int64_t group_keys(const tess_layout *layout, int32_t kv_head, int64_t p0, int64_t keys) {
     int64_t block = layout->pattern.block, before = 0, start = 0;
     for (uint32_t g = layout->group_start[kv_head]; g < layout->group_start[kv_head + 1]; g++) {
-        const tess_rule *rule = &layout->rules[layout->group_classes[g]];
+        const tess_head_pattern *pattern = &layout->patterns[layout->group_classes[g]];
         int64_t i_first = floor_div(p0, block);
-        switch (rule->kind) {
-        case TESS_RULE_STRIDED:
-            start = larger(0, i_first - rule->local + 1);
-            before += tess_vertical_count(rule, start) * block;
+        switch (pattern->kind) {
+        case TESS_HEAD_STRIDED:
+            start = larger(0, i_first - pattern->local + 1);
+            before += tess_vertical_count(pattern, start) * block;
             start *= block;
             break;
-        case TESS_RULE_STRIDED_BOTH:
-            start = larger(0, i_first - rule->local + 1);
-            before = strided_both_before(rule, start, (keys + block - 1) / block - i_first) * block;
+        case TESS_HEAD_STRIDED_BOTH:
+            start = larger(0, i_first - pattern->local + 1);
+            before =
+                strided_both_before(pattern, start, (keys + block - 1) / block - i_first) * block;
             start *= block;
             break;
-        case TESS_RULE_WINDOW:
-            start = larger(0, p0 - rule->left);
-            before = smaller(rule->sinks, start);
+        case TESS_HEAD_WINDOW:
+            start = larger(0, p0 - pattern->left);
+            before = smaller(pattern->sinks, start);
             break;
         default: return keys;
         }
@@ -52,13 +52,13 @@ static int64_t group_keys(const tess_layout *layout, int32_t kv_head, int64_t p0
     return keys - start + before;
 }
 
-/* The same for a caller's mask; `mark` has a byte for each key block. */
+/* The same for BLOCKS; `mark` has a byte for each key block. */
 static int64_t masked_keys(const tess_layout *layout, int32_t kv_head, int64_t p0, int64_t keys,
                            uint8_t *mark) {
     int64_t block = layout->pattern.block, n = (keys + block - 1) / block, sum = 0;
     memset(mark, 0, (size_t)n);
     for (uint32_t g = layout->group_start[kv_head]; g < layout->group_start[kv_head + 1]; g++) {
-        const tess_mask_rows *rows = &layout->rules[layout->group_classes[g]].rows;
+        const tess_mask_rows *rows = &layout->patterns[layout->group_classes[g]].rows;
         for (int64_t i = larger(0, floor_div(p0, block)); i < smaller(n, rows->query_blocks); i++) {
             int64_t count;
             const uint32_t *columns = tess_mask_row(rows, i, &count);
@@ -80,13 +80,13 @@ typedef struct tess_work {
 static void sequence_work(const tess_layout *layout, const tess_sequence *s, uint8_t *mark,
                           tess_work *work) {
     int64_t keys = s->kv_len, p0 = keys - s->q_len;
-    bool causal = layout->rules[0].causal;
-    /* in causal order rows before the first key count for nothing */
+    bool causal = layout->patterns[0].causal;
+    /* in causal order rows before the first key keep nothing */
     int64_t seen = causal ? larger(0, p0) : p0;
     memset(work, 0, sizeof *work);
     if (s->q_len == 0 || keys == 0) return;
     for (uint32_t c = 0; c < layout->n_classes; c++)
-        add_product(&work->kept, (uint64_t)tess_rule_pairs(&layout->rules[c], p0, keys, keys),
+        add_product(&work->kept, (uint64_t)tess_head_pairs(&layout->patterns[c], p0, keys, keys),
                     layout->class_heads[c]);
     uint64_t pairs = (uint64_t)(keys - seen) * (uint64_t)keys;
     if (causal) pairs -= (uint64_t)(keys - seen) * (uint64_t)(keys - seen - 1) / 2;
@@ -125,22 +125,20 @@ static tess_status batch_work(const tess_plan *plan, const char *function, tess_
 
 tess_status tess_plan_query(const tess_plan *plan, tess_plan_info *info) {
     static const char *const function = "tess_plan_query";
-    tess_status status = tess_plan_check(plan, function);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(tess_plan_check(plan, function));
     tess_plan_info full;
     memset(&full, 0, sizeof full);
     full.tile_rows = plan->tile_rows;
-    full.n_jobs = plan->ledger.n_jobs + plan->ledger.n_merges;
-    full.n_merge_jobs = plan->ledger.n_merges;
+    full.n_jobs = plan->memory.n_jobs + plan->memory.n_merges;
+    full.n_merge_jobs = plan->memory.n_merges;
     full.n_ranges = plan->n_ranges;
-    full.workspace_bytes = plan->ledger.workspace_bytes;
-    full.workspace_align = plan->ledger.workspace_align;
+    full.workspace_bytes = plan->memory.workspace_bytes;
+    full.workspace_align = plan->memory.workspace_align;
     full.host_bytes = plan->host_bytes;
-    full.device_bytes = plan->tables.device.kind == TESS_BUFFER_NONE ? 0 : plan->ledger.table_bytes;
+    full.device_bytes = plan->tables.device.kind == TESS_BUFFER_NONE ? 0 : plan->memory.table_bytes;
     full.create_seconds = plan->create_seconds;
     memcpy(full.kernel, plan->kernel_name, sizeof full.kernel);
-    status = batch_work(plan, function, &full);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(batch_work(plan, function, &full));
     full.flops = 4.0 * plan->head_dim * (double)full.kept_pairs;
     return tess_info_write(function, info, &full, TESS_PLAN_INFO);
 }
@@ -150,37 +148,34 @@ tess_status tess_plan_query(const tess_plan *plan, tess_plan_info *info) {
 tess_status tess_plan_range(const tess_plan *plan, uint64_t index, uint64_t *first_job,
                             uint64_t *job_count) {
     static const char *const function = "tess_plan_range";
-    tess_status status = tess_plan_check(plan, function);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(tess_plan_check(plan, function));
     if (index >= plan->n_ranges)
-        REFUSE("%s: index: %llu is past the last range, there are %llu", function,
-               (unsigned long long)index, (unsigned long long)plan->n_ranges);
-    if (!first_job) REFUSE("%s: first_job: must not be NULL", function);
-    if (!job_count) REFUSE("%s: job_count: must not be NULL", function);
+        return tess_invalid("%s: index: %llu is past the last range, there are %llu", function,
+                            (unsigned long long)index, (unsigned long long)plan->n_ranges);
+    if (!first_job) return tess_invalid("%s: first_job: must not be NULL", function);
+    if (!job_count) return tess_invalid("%s: job_count: must not be NULL", function);
     *first_job = plan->range_start ? plan->range_start[index] : 0;
     *job_count = plan->range_start ? plan->range_start[index + 1] - *first_job
-                                   : plan->ledger.n_jobs + plan->ledger.n_merges;
+                                   : plan->memory.n_jobs + plan->memory.n_merges;
     return TESS_OK;
 }
 
 tess_status tess_plan_tensor(const tess_plan *plan, tess_role role, tess_buffer buffer,
                              tess_tensor *tensor, uint64_t *bytes) {
     static const char *const function = "tess_plan_tensor";
-    tess_status status = tess_plan_check(plan, function);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(tess_plan_check(plan, function));
     if ((unsigned)role >= TESS_ROLES_USED)
-        REFUSE("%s: role: %u is no tess_role", function, (unsigned)role);
-    if (!tensor) REFUSE("%s: tensor: must not be NULL", function);
+        return tess_invalid("%s: role: %u is no tess_role", function, (unsigned)role);
+    if (!tensor) return tess_invalid("%s: tensor: must not be NULL", function);
     const tess_extent x = tess_role_extent(plan, role);
     const int64_t tokens = x.keys ? plan->kv_len : plan->q_len;
-    /* Below 2^31 tokens a sequence and 2^16 heads a stride cannot overflow; the tokens of a packed
-     * batch and the whole tensor can. */
+    /* With less than 2^31 tokens a sequence and 2^16 heads no stride can overflow, but the tokens
+     * of a packed batch and the whole tensor can. */
     uint64_t row = (uint64_t)x.heads * x.row, stride, size;
     if (!checked_mul((uint64_t)tokens, row, &stride) ||
         !checked_mul(stride, plan->packed ? 1 : plan->batch, &size) ||
         !checked_mul(size, x.item, &size) || size > INT64_MAX)
-        return tess_fail(TESS_ERROR_UNSUPPORTED, "%s: role: the tensor has 2^63 bytes or more",
-                         function);
+        return tess_unsupported("%s: role: the tensor has 2^63 bytes or more", function);
     tensor->buffer = buffer;
     tensor->stride_batch = plan->packed ? 0 : (int64_t)stride;
     /* Numbers of a head lie side by side, vectors of a token do. */

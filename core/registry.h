@@ -11,8 +11,8 @@
 
 typedef struct tess_registered {
     const tess_backend *backend;
-    /* To list its devices it opens a driver or a loader of drivers, which may run code that the
-     * environment names. */
+    /* listing its devices opens a driver or a driver loader, which may run code that the
+     * environment names */
     bool opens_driver;
 } tess_registered;
 

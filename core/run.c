@@ -6,8 +6,6 @@
 #include "overlap.h"
 #include "roles.h"
 
-#define REFUSE(...) return tess_fail(TESS_ERROR_INVALID, __VA_ARGS__)
-
 static const char *const in_run = "tess_run";
 
 /* ------------------------------------------------------------------ buffers */
@@ -18,40 +16,41 @@ static const char *kind_name(uint32_t kind) {
     return kind <= TESS_BUFFER_OBJECT ? names[kind] : "of an unknown kind";
 }
 
-/* Kind, handle and alignment. Messages call the buffer `name` followed by `part`. */
+/* Checks kind, handle and alignment. Messages call the buffer `name` followed by `part`. */
 static tess_status check_buffer(const tess_plan *plan, const char *name, const char *part,
                                 const tess_buffer *buffer, uint64_t align) {
     uint32_t wanted = plan->device->caps.buffer_kind;
     if (buffer->reserved != 0)
-        REFUSE("%s: %s%s.reserved: must be 0, got %u", in_run, name, part,
-               (unsigned)buffer->reserved);
+        return tess_invalid("%s: %s%s.reserved: must be 0, got %u", in_run, name, part,
+                            (unsigned)buffer->reserved);
     if (buffer->kind != wanted)
-        REFUSE("%s: %s%s.kind: device %s takes %s, got %s", in_run, name, part,
-               plan->device->info.id, kind_name(wanted), kind_name(buffer->kind));
-    if (buffer->handle == 0) REFUSE("%s: %s%s.handle: must not be 0", in_run, name, part);
+        return tess_invalid("%s: %s%s.kind: device %s takes %s, got %s", in_run, name, part,
+                            plan->device->info.id, kind_name(wanted), kind_name(buffer->kind));
+    if (buffer->handle == 0)
+        return tess_invalid("%s: %s%s.handle: must not be 0", in_run, name, part);
     uint64_t address = buffer->offset;
     if (buffer->kind != TESS_BUFFER_OBJECT &&
         !checked_add(buffer->handle, buffer->offset, &address))
-        REFUSE("%s: %s%s.offset: overflows the address", in_run, name, part);
+        return tess_invalid("%s: %s%s.offset: overflows the address", in_run, name, part);
     if (address % align != 0)
-        REFUSE("%s: %s%s: its address must be a multiple of %llu bytes", in_run, name, part,
-               (unsigned long long)align);
+        return tess_invalid("%s: %s%s: its address must be a multiple of %llu bytes", in_run, name,
+                            part, (unsigned long long)align);
     return TESS_OK;
 }
 
-/* That `bytes` from the offset on lie within the buffer and within the address space. */
+/* Checks that `bytes` from the offset on lie within the buffer and the address space. */
 static tess_status check_size(const char *name, const char *part, const tess_buffer *buffer,
                               uint64_t bytes) {
     uint64_t end, address;
     if (!checked_add(buffer->offset, bytes, &end) || end > INT64_MAX)
-        REFUSE("%s: %s%s.offset: overflows, with %llu bytes after it", in_run, name, part,
-               (unsigned long long)bytes);
+        return tess_invalid("%s: %s%s.offset: overflows, with %llu bytes after it", in_run, name,
+                            part, (unsigned long long)bytes);
     if (buffer->size != 0 && end > buffer->size)
-        REFUSE("%s: %s%s.size: %llu bytes are needed, got %llu", in_run, name, part,
-               (unsigned long long)end, (unsigned long long)buffer->size);
+        return tess_invalid("%s: %s%s.size: %llu bytes are needed, got %llu", in_run, name, part,
+                            (unsigned long long)end, (unsigned long long)buffer->size);
     if (buffer->kind != TESS_BUFFER_OBJECT && !checked_add(buffer->handle, end, &address))
-        REFUSE("%s: %s%s.handle: %llu bytes behind it leave the address space", in_run, name, part,
-               (unsigned long long)end);
+        return tess_invalid("%s: %s%s.handle: %llu bytes behind it leave the address space", in_run,
+                            name, part, (unsigned long long)end);
     return TESS_OK;
 }
 
@@ -59,19 +58,19 @@ static tess_status check_size(const char *name, const char *part, const tess_buf
 
 static tess_status check_strides(const char *name, const tess_tensor *t, bool packed) {
     if (!packed && t->stride_batch < 0)
-        REFUSE("%s: %s.stride_batch: must be at least 0, got %lld", in_run, name,
-               (long long)t->stride_batch);
+        return tess_invalid("%s: %s.stride_batch: must be at least 0, got %lld", in_run, name,
+                            (long long)t->stride_batch);
     if (t->stride_token < 0)
-        REFUSE("%s: %s.stride_token: must be at least 0, got %lld", in_run, name,
-               (long long)t->stride_token);
+        return tess_invalid("%s: %s.stride_token: must be at least 0, got %lld", in_run, name,
+                            (long long)t->stride_token);
     if (t->stride_head < 0)
-        REFUSE("%s: %s.stride_head: must be at least 0, got %lld", in_run, name,
-               (long long)t->stride_head);
+        return tess_invalid("%s: %s.stride_head: must be at least 0, got %lld", in_run, name,
+                            (long long)t->stride_head);
     return TESS_OK;
 }
 
-/* The largest element index of (batch, token), or false on overflow. Lengths that differ make every
- * sequence count. */
+/* The largest element index of (batch, token), or false on overflow. Where lengths differ, every
+ * sequence is looked at. */
 static bool last_token(const tess_plan *plan, const tess_tensor *t, bool keys, uint64_t *last) {
     uint64_t batch_part, token_part;
     *last = 0;
@@ -98,7 +97,7 @@ static tess_status check_extent(const tess_plan *plan, const char *name, const t
         !checked_mul(x->heads - 1, (uint64_t)t->stride_head, &head_part) ||
         !checked_add(last, head_part, &last) || !checked_add(last, x->row, &last) ||
         !checked_mul(last, x->item, &bytes) || bytes > INT64_MAX)
-        REFUSE("%s: %s: its strides overflow 64-bit sizes", in_run, name);
+        return tess_invalid("%s: %s: its strides overflow 64-bit sizes", in_run, name);
     *touched = bytes;
     return check_size(name, ".buffer", &t->buffer, bytes);
 }
@@ -120,8 +119,9 @@ static tess_status check_apart(const tess_plan *plan, const char *name, const te
         }
         if (next < 0) return TESS_OK;
         if ((uint64_t)strides[next] < extent)
-            REFUSE("%s: %s.%s: must be at least %llu to keep elements apart, got %lld", in_run,
-                   name, names[next], (unsigned long long)extent, (long long)strides[next]);
+            return tess_invalid("%s: %s.%s: must be at least %llu to keep elements apart, got %lld",
+                                in_run, name, names[next], (unsigned long long)extent,
+                                (long long)strides[next]);
         /* No overflow: check_extent found each product to be below 2^63 bytes, and an element has
          * two at least. */
         extent += (uint64_t)(counts[next] - 1) * (uint64_t)strides[next];
@@ -129,26 +129,24 @@ static tess_status check_apart(const tess_plan *plan, const char *name, const te
     }
 }
 
-/* What holds of a tensor alone. *touched stays 0 where the jobs read nothing of it. */
+/* Checks one tensor by itself. *touched stays 0 where the jobs read nothing of it. */
 static tess_status check_tensor(const tess_plan *plan, uint32_t role, const tess_tensor *t,
                                 uint64_t *touched) {
     const char *name = tess_role_rows[role].name;
     const tess_extent x = tess_role_extent(plan, role);
-    tess_status status = check_strides(name, t, plan->packed);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(check_strides(name, t, plan->packed));
     /* Without keys there may be no memory for them. */
     bool empty = x.keys && plan->kv_last < 0;
     if (empty && t->buffer.kind == TESS_BUFFER_NONE) return TESS_OK;
-    status = check_buffer(plan, name, ".buffer", &t->buffer, x.item);
-    if (status != TESS_OK || empty) return status;
-    status = check_extent(plan, name, t, &x, touched);
-    if (status != TESS_OK || !tess_role_rows[role].output) return status;
-    return check_apart(plan, name, t, &x);
+    TESS_RETURN_IF_ERROR(check_buffer(plan, name, ".buffer", &t->buffer, x.item));
+    if (empty) return TESS_OK;
+    TESS_RETURN_IF_ERROR(check_extent(plan, name, t, &x, touched));
+    return tess_role_rows[role].output ? check_apart(plan, name, t, &x) : TESS_OK;
 }
 
 /* ------------------------------------------------------------------ overlaps */
 
-/* Bytes of a tensor from here on. Offsets stand for addresses within one buffer object. */
+/* Address of a tensor's first byte; within a buffer object, its offset. */
 static uint64_t place_of(const tess_buffer *b) {
     return b->kind == TESS_BUFFER_OBJECT ? b->offset : b->handle + b->offset;
 }
@@ -165,8 +163,8 @@ static tess_box box_of(const tess_tensor *t, const tess_extent *x, const tess_to
                       .stride = {(uint64_t)t->stride_head * x->item, token, batch}};
 }
 
-/* Whether an element of one tensor lies within another; of tensors that are not there, none
- * does. */
+/* Whether an element of one tensor lies within another. Tensors that are not given share nothing.
+ */
 static bool share_memory(const tess_plan *plan, const tess_launch *l, uint32_t a, uint32_t b) {
     const tess_tensor *s = &l->tensor[a], *t = &l->tensor[b];
     if (s->buffer.kind == TESS_BUFFER_OBJECT && s->buffer.handle != t->buffer.handle) return false;
@@ -184,65 +182,68 @@ static bool share_memory(const tess_plan *plan, const tess_launch *l, uint32_t a
     return false;
 }
 
-/* Outputs against inputs and against each other. Parts of one buffer may alternate as they like. */
+/* Checks outputs against inputs and against each other. Parts of one buffer may alternate. */
 static tess_status check_overlaps(const tess_plan *plan, const tess_launch *l) {
     for (uint32_t out = 0; out < TESS_ROLES_USED; out++) {
         if (!tess_role_rows[out].output) continue;
         for (uint32_t other = 0; other < TESS_ROLES_USED; other++) {
             if (other >= out && tess_role_rows[other].output) continue; /* a pair is seen once */
             if (share_memory(plan, l, out, other))
-                REFUSE("%s: %s: must not overlap %s, and elements of the two share memory", in_run,
-                       tess_role_rows[out].name, tess_role_rows[other].name);
+                return tess_invalid(
+                    "%s: %s: must not overlap %s, and elements of the two share memory", in_run,
+                    tess_role_rows[out].name, tess_role_rows[other].name);
         }
     }
     return TESS_OK;
 }
 
-/* Fills the launch's table of tensors. */
+/* Checks every tensor of the operation and fills the launch's table of them. */
 static tess_status check_tensors(const tess_plan *plan, const tess_run_desc *d, tess_launch *l) {
     for (uint32_t role = 0; role < TESS_ROLES_USED; role++) {
         if (!tess_role_serves(role, plan->op)) continue;
         const tess_tensor *t = tess_role_tensor(d, role);
         l->tensor[role] = *t;
         if (tess_role_rows[role].optional && t->buffer.kind == TESS_BUFFER_NONE) continue;
-        tess_status status = check_tensor(plan, role, t, &l->bytes[role]);
-        if (status != TESS_OK) return status;
+        TESS_RETURN_IF_ERROR(check_tensor(plan, role, t, &l->bytes[role]));
     }
     return check_overlaps(plan, l);
 }
 
 static tess_status check_workspace(const tess_plan *plan, const tess_buffer *workspace) {
-    uint64_t bytes = plan->ledger.workspace_bytes;
+    uint64_t bytes = plan->memory.workspace_bytes;
     if (bytes == 0) return TESS_OK;
-    tess_status status =
-        check_buffer(plan, "workspace", "", workspace, plan->ledger.workspace_align);
-    return status == TESS_OK ? check_size("workspace", "", workspace, bytes) : status;
+    TESS_RETURN_IF_ERROR(
+        check_buffer(plan, "workspace", "", workspace, plan->memory.workspace_align));
+    return check_size("workspace", "", workspace, bytes);
 }
 
 /* ------------------------------------------------------------------ the call */
 
 static tess_status check_reserved(const tess_plan *plan, const tess_run_desc *d) {
-    if (d->flags != 0) REFUSE("%s: flags: must be 0, got 0x%x", in_run, (unsigned)d->flags);
+    if (d->flags != 0)
+        return tess_invalid("%s: flags: must be 0, got 0x%x", in_run, (unsigned)d->flags);
     const char *unused = tess_role_unused(d, plan->op);
     if (unused)
-        return tess_fail(TESS_ERROR_UNSUPPORTED, "%s: %s: must be of kind NONE in this version",
-                         in_run, unused);
+        return tess_unsupported("%s: %s: must be of kind NONE in this version", in_run, unused);
     if (d->stream.kind > TESS_STREAM_RECORD)
-        REFUSE("%s: stream.kind: %u is no tess_stream_kind", in_run, (unsigned)d->stream.kind);
+        return tess_invalid("%s: stream.kind: %u is no tess_stream_kind", in_run,
+                            (unsigned)d->stream.kind);
     if (d->stream.reserved != 0)
-        REFUSE("%s: stream.reserved: must be 0, got %u", in_run, (unsigned)d->stream.reserved);
+        return tess_invalid("%s: stream.reserved: must be 0, got %u", in_run,
+                            (unsigned)d->stream.reserved);
     return TESS_OK;
 }
 
-/* Turns the range of jobs and merges into one of each. */
+/* Splits the range of jobs and merges into one of each. */
 static tess_status set_range(const tess_plan *plan, const tess_run_desc *d, tess_launch *launch) {
-    uint64_t jobs = plan->ledger.n_jobs, total = jobs + plan->ledger.n_merges;
+    uint64_t jobs = plan->memory.n_jobs, total = jobs + plan->memory.n_merges;
     if (d->first_job >= total)
-        REFUSE("%s: first_job: must be less than %llu, got %llu", in_run, (unsigned long long)total,
-               (unsigned long long)d->first_job);
+        return tess_invalid("%s: first_job: must be less than %llu, got %llu", in_run,
+                            (unsigned long long)total, (unsigned long long)d->first_job);
     if (d->job_count > total - d->first_job)
-        REFUSE("%s: job_count: at most %llu from first_job on, got %llu", in_run,
-               (unsigned long long)(total - d->first_job), (unsigned long long)d->job_count);
+        return tess_invalid("%s: job_count: at most %llu from first_job on, got %llu", in_run,
+                            (unsigned long long)(total - d->first_job),
+                            (unsigned long long)d->job_count);
     uint64_t end = d->job_count ? d->first_job + d->job_count : total;
     launch->first_job = d->first_job < jobs ? d->first_job : jobs;
     launch->n_jobs = (end < jobs ? end : jobs) - launch->first_job;
@@ -255,19 +256,17 @@ tess_status tess_run(const tess_plan *plan, const tess_run_desc *desc) {
     tess_run_desc d;
     tess_launch launch;
     if (!plan) return tess_handle_missing(in_run, "plan");
-    tess_status status = tess_device_check(plan->device, in_run);
-    if (status == TESS_OK) status = tess_desc_read(in_run, "desc", desc, &d, TESS_RUN_DESC);
-    if (status == TESS_OK) status = check_reserved(plan, &d);
-    if (status != TESS_OK) return status;
-    if (plan->ledger.n_jobs == 0) {
+    TESS_RETURN_IF_ERROR(tess_device_check(plan->device, in_run));
+    TESS_RETURN_IF_ERROR(tess_desc_read(in_run, "desc", desc, &d, TESS_RUN_DESC));
+    TESS_RETURN_IF_ERROR(check_reserved(plan, &d));
+    if (plan->memory.n_jobs == 0) {
         if (d.device_seconds) *d.device_seconds = 0;
         return TESS_OK;
     }
     memset(&launch, 0, sizeof launch);
-    status = set_range(plan, &d, &launch);
-    if (status == TESS_OK) status = check_tensors(plan, &d, &launch);
-    if (status == TESS_OK) status = check_workspace(plan, &d.workspace);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(set_range(plan, &d, &launch));
+    TESS_RETURN_IF_ERROR(check_tensors(plan, &d, &launch));
+    TESS_RETURN_IF_ERROR(check_workspace(plan, &d.workspace));
     launch.struct_size = sizeof launch;
     launch.op = plan->op;
     launch.dtype = plan->dtype;
@@ -279,12 +278,12 @@ tess_status tess_run(const tess_plan *plan, const tess_run_desc *desc) {
     launch.kernel = &plan->kernel;
     launch.tables = &plan->tables;
     launch.workspace = d.workspace;
-    launch.workspace_bytes = plan->ledger.workspace_bytes;
+    launch.workspace_bytes = plan->memory.workspace_bytes;
     launch.q_tokens = plan->packed ? plan->q_len : plan->max_q_len;
     launch.kv_tokens = plan->packed ? plan->kv_len : plan->max_kv_len;
     launch.batch = plan->packed ? 1 : plan->batch;
     launch.n_heads = (uint32_t)plan->layout->n_heads;
-    launch.partials_at = plan->ledger.partials_at;
+    launch.partials_at = plan->memory.partials_at;
     launch.partial_rows = plan->partial_rows;
     launch.stream = d.stream;
     launch.seconds = d.device_seconds;

@@ -10,8 +10,8 @@
 
 /* ------------------------------------------------------------------ what the process shares */
 
-/* Guards the list of runtimes that log errors and the registration of the fork handlers. Nothing is
- * called back while it is held. */
+/* Guards the list of runtimes that log errors, and the registration of the fork handlers. No
+ * callback runs while it is held. */
 static pthread_mutex_t process = PTHREAD_MUTEX_INITIALIZER;
 static tess_runtime *error_loggers;
 static atomic_uint n_error_loggers; /* so that a failure costs one load when nobody logs errors */
@@ -80,7 +80,7 @@ bool tess_log_wanted(const tess_runtime *runtime, const char *topic) {
 
 static void default_log(void *user, const char *line) {
     (void)user;
-    /* One call for the whole line, so that lines of several threads do not mix. */
+    /* Write the whole line in one call, so that lines of several threads do not mix. */
     char text[TESS_ERROR_BYTES + 64];
     snprintf(text, sizeof text, "tessera: %s\n", line);
     fputs(text, stderr);
@@ -106,8 +106,8 @@ void tess_log(const tess_runtime *runtime, const char *topic, const char *format
 static void log_failure(uint64_t runtime_id, const char *message) {
     if (atomic_load_explicit(&n_error_loggers, memory_order_relaxed) == 0 || runtime_id == 0)
         return;
-    /* The thread remembers only the runtime's number: the runtime itself may be gone, or be
-     * released by another thread right now. */
+    /* The thread remembers only the runtime's number, because the runtime may be gone or another
+     * thread may be releasing it right now. */
     pthread_mutex_lock(&process);
     tess_runtime *runtime = error_loggers;
     while (runtime != NULL && runtime->id != runtime_id) runtime = runtime->next;
@@ -146,15 +146,15 @@ static void runtime_destroy(tess_runtime *runtime) {
     tess_backends_free(runtime);
     tess_tune_free(runtime, &runtime->tune);
     tess_settings_free(runtime, &runtime->settings);
-    /* After a fork another thread of the parent may have held the mutex, and destroying a locked
-     * one is not defined. */
+    /* After a fork() the mutex may be locked by a thread that does not exist here, and destroying a
+     * locked mutex is undefined. */
     if (!tess_runtime_forked(runtime)) pthread_mutex_destroy(&runtime->probing);
     tess_allocator allocator = runtime->allocator;
     allocator.free(allocator.user, runtime, sizeof *runtime);
 }
 
-/* A file that somebody named and that cannot be used is an error: running on in silence with other
- * kernels would look like a slow machine. */
+/* A file that was named but cannot be used is an error: going on silently with other kernels would
+ * look like a slow machine. */
 static tess_status read_tune_file(tess_runtime *runtime) {
     const char *path = tess_setting_value(&runtime->settings, TESS_SETTING_TUNE_FILE);
     if (path[0] == '\0') return TESS_OK;
@@ -166,21 +166,16 @@ tess_status tess_runtime_create(const tess_runtime_desc *desc, tess_runtime **ou
     static const char function[] = "tess_runtime_create";
     tess_runtime_desc own = {.struct_size = sizeof own};
     tess_call_begin(function, 0);
-    if (out == NULL)
-        return tess_fail(TESS_ERROR_INVALID, "%s: runtime: must not be NULL", function);
+    if (out == NULL) return tess_invalid("%s: runtime: must not be NULL", function);
     if (desc != NULL) {
-        tess_status status = tess_desc_read(function, "desc", desc, &own, TESS_RUNTIME_DESC);
-        if (status != TESS_OK) return status;
+        TESS_RETURN_IF_ERROR(tess_desc_read(function, "desc", desc, &own, TESS_RUNTIME_DESC));
     }
-    if (own.flags != 0)
-        return tess_fail(TESS_ERROR_INVALID, "%s: flags: must be 0, not 0x%x", function, own.flags);
+    if (own.flags != 0) return tess_invalid("%s: flags: must be 0, not 0x%x", function, own.flags);
     if (own.reserved != 0)
-        return tess_fail(TESS_ERROR_INVALID, "%s: reserved: must be 0, not %u", function,
-                         own.reserved);
+        return tess_invalid("%s: reserved: must be 0, not %u", function, own.reserved);
     if ((own.allocator.alloc == NULL) != (own.allocator.free == NULL))
-        return tess_fail(TESS_ERROR_INVALID,
-                         "%s: allocator: give both functions or neither; %s is missing", function,
-                         own.allocator.alloc == NULL ? "alloc" : "free");
+        return tess_invalid("%s: allocator: give both functions or neither; %s is missing",
+                            function, own.allocator.alloc == NULL ? "alloc" : "free");
     if (own.allocator.alloc == NULL)
         own.allocator = (tess_allocator){default_alloc, default_free, NULL};
     if (!watch_forks()) return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: pthread_atfork", function);
@@ -190,7 +185,7 @@ tess_status tess_runtime_create(const tess_runtime_desc *desc, tess_runtime **ou
         return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: %zu bytes for the runtime", function,
                          sizeof *runtime);
     memset(runtime, 0, sizeof *runtime);
-    /* unlike pthread_mutex_init it cannot fail */
+    /* unlike pthread_mutex_init() this cannot fail */
     runtime->probing = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     atomic_init(&runtime->refs, 1);
     runtime->generation = atomic_load_explicit(&generation, memory_order_relaxed);
@@ -223,17 +218,17 @@ void tess_runtime_release(tess_runtime *runtime) {
 
 tess_status tess_handle_missing(const char *function, const char *name) {
     tess_call_begin(function, 0);
-    return tess_fail(TESS_ERROR_INVALID, "%s: %s: must not be NULL", function, name);
+    return tess_invalid("%s: %s: must not be NULL", function, name);
 }
 
 tess_status tess_runtime_check(const tess_runtime *runtime, const char *function) {
     if (runtime == NULL) return tess_handle_missing(function, "runtime");
     tess_call_begin(function, runtime->id);
     if (tess_runtime_forked(runtime))
-        return tess_fail(TESS_ERROR_INVALID,
-                         "%s: the handle was made before fork() and cannot be used in the child; "
-                         "make a new runtime there",
-                         function);
+        return tess_invalid(
+            "%s: the handle was made before fork() and cannot be used in the child; "
+            "make a new runtime there",
+            function);
     return TESS_OK;
 }
 
@@ -246,8 +241,7 @@ const char *tess_setting(const tess_runtime *runtime, const char *name) {
 tess_status tess_runtime_setting(const tess_runtime *runtime, uint32_t index,
                                  tess_setting_info *info) {
     static const char function[] = "tess_runtime_setting";
-    tess_status status = tess_runtime_check(runtime, function);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(tess_runtime_check(runtime, function));
     if (index >= TESS_SETTING_COUNT) return tess_past_end(function, index, "setting");
     const tess_setting_info full =
         tess_setting_describe(&runtime->settings, (tess_setting_id)index);
@@ -256,18 +250,18 @@ tess_status tess_runtime_setting(const tess_runtime *runtime, uint32_t index,
 
 tess_status tess_runtime_backend(tess_runtime *runtime, uint32_t index, tess_backend_info *info) {
     static const char function[] = "tess_runtime_backend";
-    tess_status status = tess_runtime_check(runtime, function);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(tess_runtime_check(runtime, function));
     if (index >= runtime->n_backends) return tess_past_end(function, index, "backend");
     tess_backend_entry *entry = &runtime->backends[index];
     pthread_mutex_lock(&runtime->probing);
-    status = tess_backend_probe(entry);
+    const tess_status status = tess_backend_probe(entry);
     tess_backend_info full = {
         .struct_size = sizeof full, .device_count = entry->n_devices, .status = entry->status};
     memcpy(full.name, entry->name, sizeof full.name);
     memcpy(full.reason, entry->reason, sizeof full.reason);
     pthread_mutex_unlock(&runtime->probing);
-    return status != TESS_OK ? status : tess_info_write(function, info, &full, TESS_BACKEND_INFO);
+    TESS_RETURN_IF_ERROR(status);
+    return tess_info_write(function, info, &full, TESS_BACKEND_INFO);
 }
 
 tess_status tess_runtime_device(tess_runtime *runtime, uint32_t index, tess_device_info *info) {
@@ -284,10 +278,9 @@ tess_status tess_runtime_device(tess_runtime *runtime, uint32_t index, tess_devi
 tess_status tess_runtime_rule(const tess_runtime *runtime, const tess_device *device,
                               uint32_t index, tess_rule_info *info) {
     static const char function[] = "tess_runtime_rule";
-    tess_status status = tess_runtime_check(runtime, function);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(tess_runtime_check(runtime, function));
     if (device != NULL && device->runtime != runtime)
-        return tess_fail(TESS_ERROR_INVALID, "%s: device: belongs to another runtime", function);
+        return tess_invalid("%s: device: belongs to another runtime", function);
     tess_rule_info full = {.struct_size = sizeof full,
                            .table = tess_setting_value(&runtime->settings, TESS_SETTING_TUNE_FILE)};
     uint32_t left = index;

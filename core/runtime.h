@@ -13,14 +13,14 @@
 struct tess_runtime {
     atomic_uint refs;
     bool elevated;       /* the process has more rights than its user */
-    unsigned generation; /* how many times this process was forked off when the runtime was made */
+    unsigned generation; /* number of fork() calls that led to the process that made the runtime */
     uint64_t id;         /* never used twice in a process */
-    tess_runtime *next;  /* of the list of runtimes that log errors */
+    tess_runtime *next;  /* in the list of runtimes that log errors */
     tess_allocator allocator;
     tess_log_fn log;
     void *log_user;
     tess_settings settings;
-    tess_tune tune;          /* of the file that the setting names */
+    tess_tune tune;          /* from the file that the setting names */
     pthread_mutex_t probing; /* guards the results of probing in `backends` */
     tess_backend_entry *backends;
     size_t backends_bytes;

@@ -26,77 +26,72 @@ uint32_t tess_topic_bit(const char *topic, size_t length) {
     return 0;
 }
 
-/* ----------------------------------------- rules; each is called with a text that is not empty */
+/* ----------------------------------------- checks of the values; no text is empty */
 
-typedef tess_status rule_fn(tess_settings *settings, const char *label, const char *text);
+typedef tess_status check_fn(tess_settings *settings, const char *label, const char *text);
 
-static tess_status rule_list(tess_settings *settings, const char *label, const char *text) {
+static tess_status check_list(tess_settings *settings, const char *label, const char *text) {
     (void)settings;
     size_t length = strlen(text);
     if (text[0] == ',' || text[length - 1] == ',' || strstr(text, ",,") != NULL)
-        return tess_fail(TESS_ERROR_INVALID, "%s: %s: '%.80s' has an empty item", function, label,
-                         text);
+        return tess_invalid("%s: %s: '%.80s' has an empty item", function, label, text);
     return TESS_OK;
 }
 
-static tess_status rule_kernel(tess_settings *settings, const char *label, const char *text) {
+static tess_status check_kernel(tess_settings *settings, const char *label, const char *text) {
     (void)settings;
     const char *slash = strchr(text, '/');
     if (slash == NULL || slash == text || slash[1] == '\0' ||
         strlen(text) >= sizeof((tess_kernel_info *)0)->name)
-        return tess_fail(TESS_ERROR_INVALID, "%s: %s: '%.80s' is not of the form backend/kernel",
-                         function, label, text);
+        return tess_invalid("%s: %s: '%.80s' is not of the form backend/kernel", function, label,
+                            text);
     return TESS_OK;
 }
 
-static tess_status rule_verbose(tess_settings *settings, const char *label, const char *text) {
-    tess_status status = rule_list(settings, label, text);
-    if (status != TESS_OK) return status;
+static tess_status check_verbose(tess_settings *settings, const char *label, const char *text) {
+    TESS_RETURN_IF_ERROR(check_list(settings, label, text));
     for (const char *item = text; item != NULL;) {
         size_t length = strcspn(item, ",");
         uint32_t bit = length == 3 && memcmp(item, "all", 3) == 0 ? (1u << N_TOPICS) - 1
                                                                   : tess_topic_bit(item, length);
         if (bit == 0)
-            return tess_fail(TESS_ERROR_INVALID,
-                             "%s: %s: '%.*s' is none of errors, device, dispatch, plan, all",
-                             function, label, (int)(length < 80 ? length : 80), item);
+            return tess_invalid("%s: %s: '%.*s' is none of errors, device, dispatch, plan, all",
+                                function, label, (int)(length < 80 ? length : 80), item);
         settings->topics |= bit;
         item = item[length] == ',' ? item + length + 1 : NULL;
     }
     return TESS_OK;
 }
 
-static tess_status rule_absolute(tess_settings *settings, const char *label, const char *text) {
+static tess_status check_absolute(tess_settings *settings, const char *label, const char *text) {
     (void)settings;
     if (text[0] != '/')
-        return tess_fail(TESS_ERROR_INVALID, "%s: %s: '%.200s' is not an absolute path", function,
-                         label, text);
+        return tess_invalid("%s: %s: '%.200s' is not an absolute path", function, label, text);
     return TESS_OK;
 }
 
-static tess_status rule_path(tess_settings *settings, const char *label, const char *text) {
-    /* An empty item would mean the current directory to many programs, so it is refused like any
-     * other relative path. */
+static tess_status check_path(tess_settings *settings, const char *label, const char *text) {
+    /* Many programs take an empty item for the current directory, so it is refused like any other
+     * relative path. */
     for (const char *item = text; item != NULL;
          item = strchr(item, ':') != NULL ? strchr(item, ':') + 1 : NULL)
         if (item[0] != '/')
-            return tess_fail(TESS_ERROR_INVALID, "%s: %s: '%.*s' is not an absolute path", function,
-                             label, (int)(strcspn(item, ":") < 200 ? strcspn(item, ":") : 200),
-                             item);
+            return tess_invalid("%s: %s: '%.*s' is not an absolute path", function, label,
+                                (int)(strcspn(item, ":") < 200 ? strcspn(item, ":") : 200), item);
     (void)settings;
     return TESS_OK;
 }
 
-static tess_status rule_threads(tess_settings *settings, const char *label, const char *text) {
+static tess_status check_threads(tess_settings *settings, const char *label, const char *text) {
     size_t length = strlen(text);
     unsigned long threads = 0;
     bool digits = length <= 9 && strspn(text, "0123456789") == length;
     if (digits) threads = strtoul(text, NULL, 10);
     if (threads < 1 || threads > TESS_CPU_THREADS_MOST)
-        return tess_fail(TESS_ERROR_INVALID, "%s: %s: '%.80s' is not an integer from 1 to %d",
-                         function, label, text, TESS_CPU_THREADS_MOST);
-    /* More workers than CPUs wait for each other: one that was put to sleep keeps all others from
-     * the end of a launch. */
+        return tess_invalid("%s: %s: '%.80s' is not an integer from 1 to %d", function, label, text,
+                            TESS_CPU_THREADS_MOST);
+    /* More workers than CPUs would wait for each other: a launch cannot end while one of them
+     * sleeps. */
     const uint32_t cpus = tess_cpus_usable();
     settings->cpu_threads = threads < cpus ? (uint32_t)threads : cpus;
     return TESS_OK;
@@ -108,33 +103,33 @@ static const struct setting {
     const char *name;    /* environment variable */
     const char *field;   /* of tess_runtime_desc */
     size_t offset;       /* of that field */
-    rule_fn *rule;       /* checks a value and derives what the runtime keeps of it */
+    check_fn *check;     /* checks a value and derives what the runtime keeps of it */
     const char *meaning; /* one sentence for users */
 } table[TESS_SETTING_COUNT] = {
     [TESS_SETTING_BACKEND] = {"TESSERA_BACKEND", "backend", offsetof(tess_runtime_desc, backend),
-                              rule_list,
+                              check_list,
                               "Device to open when the application names none: name, name:index, "
                               "or a comma list in order of preference."},
     [TESS_SETTING_KERNEL] = {"TESSERA_KERNEL", "kernel", offsetof(tess_runtime_desc, kernel),
-                             rule_kernel,
+                             check_kernel,
                              "The only kernel that plans may use, as backend/kernel; a problem "
                              "that it refuses is not supported."},
     [TESS_SETTING_VERBOSE] = {"TESSERA_VERBOSE", "verbose", offsetof(tess_runtime_desc, verbose),
-                              rule_verbose,
+                              check_verbose,
                               "What to log: a comma list of errors, device, dispatch, plan, all."},
     [TESS_SETTING_CACHE_DIR] = {"TESSERA_CACHE_DIR", "cache_dir",
-                                offsetof(tess_runtime_desc, cache_dir), rule_absolute,
+                                offsetof(tess_runtime_desc, cache_dir), check_absolute,
                                 "Folder for compiled kernels, an absolute path; by default tessera "
                                 "in the user's cache folder, and /dev/null for none."},
     [TESS_SETTING_TUNE_FILE] = {"TESSERA_TUNE_FILE", "tune_file",
-                                offsetof(tess_runtime_desc, tune_file), rule_absolute,
+                                offsetof(tess_runtime_desc, tune_file), check_absolute,
                                 "File of rules that say which kernel is tried first for which "
                                 "shape, an absolute path; `tessera tune` measures and writes one."},
     [TESS_SETTING_BACKEND_PATH] = {"TESSERA_BACKEND_PATH", "backend_path",
-                                   offsetof(tess_runtime_desc, backend_path), rule_path,
+                                   offsetof(tess_runtime_desc, backend_path), check_path,
                                    "Backend libraries to load: a colon list of absolute paths."},
     [TESS_SETTING_CPU_THREADS] = {"TESSERA_CPU_THREADS", "cpu_threads",
-                                  offsetof(tess_runtime_desc, cpu_threads), rule_threads,
+                                  offsetof(tess_runtime_desc, cpu_threads), check_threads,
                                   "Most threads of the CPU backend, 1 to 1024; never more are used "
                                   "than the CPUs that this process may use."},
 };
@@ -195,9 +190,8 @@ tess_status tess_settings_read(tess_runtime *runtime, const tess_runtime_desc *d
             snprintf(number, sizeof number, "%u", tess_cpus_usable());
             text = number;
         }
-        tess_status status = table[id].rule(settings, tess_setting_label(settings, id), text);
-        if (status == TESS_OK) status = store(runtime, settings, id, text);
-        if (status != TESS_OK) return status;
+        TESS_RETURN_IF_ERROR(table[id].check(settings, tess_setting_label(settings, id), text));
+        TESS_RETURN_IF_ERROR(store(runtime, settings, id, text));
     }
     return TESS_OK;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The settings of a runtime: one table of names, meanings and rules, and the values that a runtime
+/* The settings of a runtime: one table of names, meanings and checks, and the values that a runtime
  * was created with. */
 #ifndef TESSERA_CORE_SETTINGS_H
 #define TESSERA_CORE_SETTINGS_H
@@ -32,7 +32,7 @@ typedef struct tess_settings {
         tess_source source;
     } values[TESS_SETTING_COUNT];
     uint32_t topics;      /* bit n: topic n of TESSERA_VERBOSE */
-    uint32_t cpu_threads; /* what the setting and the CPUs allow */
+    uint32_t cpu_threads; /* the setting's value, but never more than the usable CPUs */
 } tess_settings;
 
 /* Fills *settings, which are zero, from the descriptor, then the environment, and checks everything
@@ -42,9 +42,9 @@ tess_status tess_settings_read(tess_runtime *runtime, const tess_runtime_desc *d
                                tess_settings *settings);
 void tess_settings_free(tess_runtime *runtime, tess_settings *settings);
 
-/* "" when unset */
+/* "" where unset */
 const char *tess_setting_value(const tess_settings *settings, tess_setting_id id);
-/* of the setting with this name in the environment; "" too where there is none */
+/* the same by the name in the environment; "" for a name that is no setting */
 const char *tess_setting_named(const tess_settings *settings, const char *name);
 tess_setting_info tess_setting_describe(const tess_settings *settings, tess_setting_id id);
 /* What to call a setting in a message: the descriptor's field or the environment variable,
@@ -52,10 +52,10 @@ tess_setting_info tess_setting_describe(const tess_settings *settings, tess_sett
 const char *tess_setting_label(const tess_settings *settings, tess_setting_id id);
 
 /* Whether this process has more rights than the user who started it (set-user-ID, set-group-ID,
- * file capabilities), whose environment then must not decide what code it runs. */
+ * file capabilities). The user's environment must not decide what code such a process runs. */
 bool tess_process_elevated(void);
 
-/* The bit of a topic of TESSERA_VERBOSE, or 0 for a name that is none. */
+/* The bit of a topic of TESSERA_VERBOSE; 0 for an unknown name. */
 uint32_t tess_topic_bit(const char *topic, size_t length);
 
 /* cpus.c: how many CPUs this process may keep busy: its affinity mask, lowered to the quota of its

@@ -2,25 +2,26 @@
 #include "split.h"
 
 /*
- * The model. Workers take jobs longest first. A job costs a fixed time and a time for each step of
- * its keys. A run takes as long as the last worker, but no less than reading K and V from memory.
- * Parts add the traffic of their partial results, written once and read once, and the merge.
+ * The model: workers take jobs longest first. A job costs a fixed time, and a time for each step of
+ * its keys. A run takes as long as its last worker, and at least as long as reading K and V from
+ * memory. Parts add a merge and the traffic of their partial results, which are written once and
+ * read once.
  *
- * Of all part lengths only those are weighed that end in whole waves: for 1, 2, 3 ... waves of the
- * workers, the shortest length whose parts fit that many. A length in between leaves more workers
- * idle in its last wave. Where few jobs would have many parts each, which take long to merge, an
- * eighth, a quarter and half of a wave are weighed as well.
+ * Only part lengths that fill whole waves are weighed: for 1, 2, 3 ... waves of the workers, the
+ * shortest length whose parts fit. A length in between leaves more workers idle in its last wave.
+ * Where few jobs would have many parts each, which take long to merge, an eighth, a quarter and
+ * half of a wave are weighed too.
  */
 
 enum {
     MOST_CANDIDATES = 32,
     INVARIANT_KEYS = 4096,  /* keys of a part in batch-invariant mode */
-    BINS = 64,              /* lengths that jobs are told apart by */
-    LOADS = 2 * BINS,       /* the parts of a job have two lengths at most */
-    LEVELS = LOADS + 1,     /* of workers with equal work: each load adds one at most */
-    MOST_STEPS = 1 << 12,   /* of dealing out jobs, for one candidate */
+    BINS = 64,              /* lengths of jobs that are told apart */
+    LOADS = 2 * BINS,       /* the parts of a job have at most two lengths */
+    LEVELS = LOADS + 1,     /* of workers with equal work; each load adds at most one */
+    MOST_STEPS = 1 << 12,   /* of handing out jobs, for one candidate */
     MOST_WORKERS = 1 << 20, /* so that no product overflows */
-    MOST_JOBS = 1 << 30     /* as many again may be added without reaching 2^32 */
+    MOST_JOBS = 1 << 30     /* twice as many are still below 2^32 */
 };
 
 /* Jobs of about one length. */
@@ -40,7 +41,7 @@ typedef struct level {
     uint64_t workers;
 } level;
 
-/* A way to split: its loads, longest first, and the terms of the model. */
+/* One way to split: its loads, longest first, and the terms of the model. */
 typedef struct candidate {
     load loads[LOADS];
     uint32_t n_loads;
@@ -54,7 +55,7 @@ static uint64_t parts_of(uint64_t blocks, uint64_t length) {
 }
 
 tess_kernel_costs tess_split_costs(const tess_kernel_costs *costs, uint32_t parallel_jobs) {
-    /* Parts of fewer than 512 keys gain nothing on any device that is known. */
+    /* Parts of fewer than 512 keys gain nothing on any device we know. */
     const tess_kernel_costs guess = {.workers = parallel_jobs,
                                      .step_keys = 512,
                                      .step_ns = 100000,
@@ -69,8 +70,8 @@ tess_kernel_costs tess_split_costs(const tess_kernel_costs *costs, uint32_t para
 
 /* ------------------------------------------------------------------ jobs by length */
 
-/* The lengths of the counted jobs, longest first. Where there are more than BINS, neighbours share
- * one and count by their mean. */
+/* The lengths of the counted jobs, longest first. Where there are more than BINS lengths,
+ * neighbours share a bin and count as their mean. */
 static uint32_t find_bins(const tess_jobs *jobs, bin *bins) {
     uint32_t distinct = 0, low = 0, high = 0, n = 0, current = UINT32_MAX;
     for (uint32_t b = 0; b < jobs->order.n_buckets; b++) {
@@ -100,8 +101,8 @@ static uint64_t count_parts(const bin *bins, uint32_t n_bins, uint64_t length) {
     return sum;
 }
 
-/* The shortest length, at least `least`, with which there are at most `most` parts; the longest job
- * if there is none. */
+/* The shortest length of at least `least` that makes at most `most` parts; that of the longest job
+ * if none does. */
 static uint64_t shortest_length(const bin *bins, uint32_t n_bins, uint64_t least, uint64_t most) {
     uint64_t low = least, high = bins[0].blocks > least ? bins[0].blocks : least;
     while (low < high) {
@@ -122,7 +123,7 @@ static double job_ns(const tess_split_model *model, uint64_t blocks) {
     return (double)costs->job_ns + (double)steps * costs->step_ns;
 }
 
-/* Parts of jobs of different lengths mix, so each load looks for its place from the end. */
+/* Parts of jobs of different lengths mix, so each load is inserted from the end. */
 static void add_load(candidate *c, double ns, uint64_t jobs) {
     if (jobs == 0) return;
     uint32_t at = c->n_loads++;
@@ -163,8 +164,8 @@ static void add_level(level *levels, uint32_t *n, double ns, uint64_t workers) {
     *n = end + 1;
 }
 
-/* One level of all workers, who share the work so far and `ns` more evenly, but none of whom is
- * done before the last one is now. */
+/* Makes all workers one level that shares the work so far, and `ns` more, evenly. The level ends no
+ * earlier than the last worker does now. */
 static void even_out(level *levels, uint32_t *n, double ns, uint32_t workers) {
     double sum = ns;
     for (uint32_t i = 0; i < *n; i++) sum += levels[i].ns * (double)levels[i].workers;
@@ -172,10 +173,10 @@ static void even_out(level *levels, uint32_t *n, double ns, uint32_t workers) {
     *n = 1;
 }
 
-/* When the last worker is done if each job, longest first, goes to the worker that is free first.
- * Workers with equal work are one level, most work first, and take equal jobs together. Levels that
- * never meet may pass each other job by job: after so many steps, what is left counts as spread
- * evenly, which is wrong by less than a job. */
+/* When the last worker finishes, if each job, longest first, goes to the worker that is free first.
+ * Workers with equal work form a level, most work first, and take equal jobs together. Levels may
+ * overtake each other job by job without ever meeting. So after MOST_STEPS steps the rest counts as
+ * spread evenly, which is wrong by less than a job. */
 static double makespan(const candidate *c, uint32_t workers) {
     level levels[LEVELS + 1] = {{0, workers}};
     uint32_t n = 1, steps = 0;
@@ -189,13 +190,14 @@ static double makespan(const candidate *c, uint32_t workers) {
                 break;
             }
             const level low = levels[n - 1];
-            /* everybody takes one, time and again */
+            /* every worker takes one, again and again */
             if (left >= workers && levels[0].ns - low.ns <= ns) {
                 for (uint32_t i = 0; i < n; i++) levels[i].ns += (double)(left / workers) * ns;
                 left %= workers;
                 continue;
             }
-            /* How often each of the lowest level takes one before they are no longer the lowest. */
+            /* How many jobs each worker of the lowest level takes before the level is no longer the
+             * lowest. */
             uint64_t rounds = left / low.workers;
             const double gap = n > 1 ? (levels[n - 2].ns - low.ns) / ns + 1 : (double)rounds;
             if (gap < (double)rounds) rounds = (uint64_t)gap;
@@ -229,11 +231,11 @@ void tess_split_choose(const tess_split_model *model, const tess_jobs *jobs,
                                             : 0;
     find_loads(model, bins, n_bins, 0, rows, &c);
     choice->unsplit_ns = choice->ns = at_least(read_ns, makespan(&c, costs->workers));
-    /* Work that is spread evenly, and the merge: less than that is not to be had. */
+    /* No split can beat evenly spread work plus the merge. */
     if (at_least(read_ns, c.work_ns / costs->workers) + costs->merge_ns >= choice->ns) return;
     const uint64_t least = model->block < costs->step_keys ? costs->step_keys / model->block : 1;
     uint64_t last = bins[0].blocks, waves = jobs->n_jobs / costs->workers + 1;
-    uint32_t halves = 3; /* of a wave; 0: whole waves */
+    uint32_t halves = 3; /* the wave is halved so often; 0: whole waves */
     while (halves > 0 && costs->workers >> halves <= jobs->n_jobs) halves--;
     for (uint32_t tried = 1; tried < MOST_CANDIDATES && last > least; tried++) {
         const uint64_t most = halves > 0 ? costs->workers >> halves-- : costs->workers * waves++;
@@ -242,8 +244,8 @@ void tess_split_choose(const tess_split_model *model, const tess_jobs *jobs,
         last = length;
         find_loads(model, bins, n_bins, length, rows, &c);
         choice->candidates++;
-        /* More waves mean more work and more partials: once these alone cost too much, they always
-         * will. */
+        /* More waves mean more work and more partials. Once these alone cost too much, they do for
+         * all further waves. */
         if (at_least(read_ns, c.work_ns / costs->workers) + c.merge_ns >= choice->ns) return;
         const double ns = at_least(read_ns, makespan(&c, costs->workers)) + c.merge_ns;
         if (ns >= choice->ns) continue;
@@ -260,8 +262,8 @@ tess_status tess_split_count(const tess_split_model *model, int32_t kv_split, bo
         jobs->split.length = model->block < INVARIANT_KEYS ? INVARIANT_KEYS / model->block : 1;
         jobs->split.fixed = true;
     }
-    const tess_status status = tess_jobs_count(jobs);
-    if (status != TESS_OK || kv_split != 0 || invariant || jobs->n_jobs == 0) return status;
+    TESS_RETURN_IF_ERROR(tess_jobs_count(jobs));
+    if (kv_split != 0 || invariant || jobs->n_jobs == 0) return TESS_OK;
     tess_split_choose(model, jobs, choice);
     if (choice->length == 0) return TESS_OK;
     jobs->split.length = choice->length;

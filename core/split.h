@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Split-KV: whether the keys of a row are cut into parts, and how long the parts are. */
+/* Split-KV: whether the keys of a job are cut into parts, and how long the parts are. */
 #ifndef TESSERA_CORE_SPLIT_H
 #define TESSERA_CORE_SPLIT_H
 
 #include "jobs.h"
 
-/* What the choice rests on besides the jobs. */
+/* What the choice depends on besides the jobs. */
 typedef struct tess_split_model {
     tess_kernel_costs costs; /* complete: see tess_split_costs */
     uint32_t block;          /* keys of a key block */
@@ -15,21 +15,21 @@ typedef struct tess_split_model {
 
 typedef struct tess_split_choice {
     uint32_t length;     /* key blocks of a part; 0: unsplit */
-    uint32_t candidates; /* that were weighed, unsplit among them */
-    double unsplit_ns;   /* what the model says of a run without parts ... */
-    double ns;           /* ... and of the choice */
+    uint32_t candidates; /* how many were weighed, unsplit included */
+    double unsplit_ns;   /* predicted time of a run without parts */
+    double ns;           /* predicted time with the chosen length */
 } tess_split_choice;
 
-/* The kernel's costs, or a guess for a kernel that says nothing: workers == 0. */
+/* The kernel's costs; a guess where it states none (workers == 0). */
 tess_kernel_costs tess_split_costs(const tess_kernel_costs *costs, uint32_t parallel_jobs);
 
-/* Counts the jobs under the split that the plan asks for; kv_split == 0 leaves the choice to the
- * model, or to the sequence's own length in batch-invariant mode. `choice` has 0 candidates where
- * the model was not asked. */
+/* Counts the jobs under the split that the plan asks for. kv_split == 0 lets the model choose; in
+ * batch-invariant mode parts then have a fixed length. `choice` has 0 candidates where the model
+ * did not choose. */
 tess_status tess_split_count(const tess_split_model *model, int32_t kv_split, bool invariant,
                              tess_jobs *jobs, tess_split_choice *choice);
 
-/* Chooses for jobs that were counted without a split. Reads the counts only. */
+/* Chooses a split for jobs that were counted without one. Reads only the counts. */
 void tess_split_choose(const tess_split_model *model, const tess_jobs *jobs,
                        tess_split_choice *choice);
 

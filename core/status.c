@@ -8,11 +8,11 @@
 #include <string.h>
 
 /*
- * What every call writes is in thread-local storage that is there before the thread's first
- * call. Of that the C library keeps little for libraries opened with dlopen, and all of them
- * share it: a copy of this library takes a pointer and a word, so that a process may hold many.
- * Without the attribute the storage would come from malloc when a thread first touches it, in
- * tess_run for one.
+ * Every call writes here, and tess_run must not allocate, so the storage has to exist before a
+ * thread's first call. Without the attribute it would come from malloc when a thread first touches
+ * it. With it the storage comes from a small reserve, which the C library shares among all
+ * libraries opened with dlopen. So we take only a pointer and a word, and a process may load many
+ * copies of this library.
  */
 #ifdef __GLIBC__
 #define READY_WITH_THE_THREAD __attribute__((tls_model("initial-exec")))
@@ -34,17 +34,17 @@ _Static_assert(sizeof call <= 16,
 
 /* ------------------------------------------------------------------ the message */
 
-/* It is made by a thread's first failure and freed when the thread ends. */
+/* A thread's first failure allocates it; the end of the thread frees it. */
 
 static pthread_once_t key_once = PTHREAD_ONCE_INIT;
 static pthread_key_t key;
 static atomic_bool key_works;
 
-/* The key's destructor is the C library's: a thread may end after this library was closed. */
+/* The destructor is free() itself: a thread may end after this library was closed. */
 static void key_make(void) { atomic_store(&key_works, pthread_key_create(&key, free) == 0); }
 
-/* Keys are few in a process, so one is given back when the library is closed. What other threads
- * still hold then goes with the process. */
+/* A process has few keys, so this one is deleted when the library is closed. Messages of other
+ * threads are freed with the process. */
 #if defined(__GNUC__)
 static void key_give_back(void) __attribute__((destructor));
 static void key_give_back(void) {
@@ -59,7 +59,7 @@ static char *message(void) {
     return atomic_load(&key_works) ? pthread_getspecific(key) : NULL;
 }
 
-/* Likewise, but made if it is not there. NULL: there is no memory. */
+/* Allocates the message if the thread has none. NULL: no memory. */
 static char *message_make(void) {
     char *text = message();
     if (text != NULL || !atomic_load(&key_works)) return text;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a thread knows about the public call it is in: its name and runtime, for messages, and
- * failures that are recovered from. */
+/* The state of the public call that runs on a thread: its name and runtime, which messages need,
+ * and whether it recovers from failures. */
 #ifndef TESSERA_CORE_STATUS_H
 #define TESSERA_CORE_STATUS_H
 
@@ -23,34 +23,33 @@ bool tess_call_failed(void);
 typedef struct tess_recovery {
     const char *function;
     bool failed;
-    unsigned untold; /* status of a failure whose message had no memory */
+    unsigned untold; /* status of the failure whose message found no memory */
     char text[TESS_ERROR_BYTES];
 } tess_recovery;
 void tess_recover_begin(tess_recovery *recovery);
 void tess_recover_end(const tess_recovery *recovery);
 
-/* Whether failures of the running call are logged under "errors"; they are unless it says false
- * here, and true again soon after. */
+/* Turns the logging of this call's failures off, and on again. Calls come in pairs. */
 void tess_log_errors(bool on);
-/* The failure that ends an enumeration, with a message as any other, but never logged: a loop over
- * all there is ends so. */
+/* Fails because an enumeration is at its end. The message is kept but not logged: every loop over
+ * all items ends this way. */
 tess_status tess_past_end(const char *function, uint32_t index, const char *what);
 
-/* Fails with "<function>: <who>: <text>", `who` being a device or a backend; within a recovery with
- * `text` alone, because the caller says the rest. */
+/* Fails with "<function>: <who>: <text>", where `who` is a device or a backend. Within a recovery
+ * the message is `text` alone, because the caller adds the rest. */
 tess_status tess_fail_in(tess_status status, const char *who, const char *text);
 
 /* "invalid argument" and so on. */
 const char *tess_status_text(tess_status status);
 
-/* Formats one line; a format that cannot be applied stands for itself. */
+/* Formats one line. Where vsnprintf fails, the text is the format itself. */
 void tess_format(char *text, size_t size, const char *format, va_list arguments);
 
 /* Makes one line of `text` in place: control characters become spaces, and spaces at the end go. */
 void tess_one_line(char *text);
 
-/* Who hears of failures that are not recovered from: the log of the runtimes, once one of them asks
- * for "errors". `runtime_id` is that of the running call. */
+/* Sets the function that is told of every failure outside a recovery. The runtime's log uses it as
+ * soon as a runtime asks for "errors". `runtime_id` is that of the running call. */
 typedef void (*tess_failure_fn)(uint64_t runtime_id, const char *message);
 void tess_failures_observe(tess_failure_fn tell);
 

@@ -117,16 +117,15 @@ const tess_structure tess_structures[TESS_STRUCTURE_COUNT] = {
 
 /* ------------------------------------------------------------------ sizes */
 
-/* A structure of this library never grows by more than this between two versions that understand
- * each other; a larger struct_size is a value that was never set, and reading that far would
- * leave the caller's memory. */
+/* No structure grows by more than this between two versions that understand each other. A larger
+ * struct_size was never set, and reading that far would leave the caller's memory. */
 enum { LARGEST_UNKNOWN_TAIL = 4096 };
 
 enum { SMALLEST_STRUCTURE = 8 };
 
-/* A compiler makes the size of a structure a multiple of its alignment, and a version ends where
- * the next one's first new field begins. Any other size cuts a field in two, and following the
- * half of a pointer ends in memory that is nobody's. */
+/* A structure's size is a multiple of its alignment, and a version ends where the next one's first
+ * new field begins. Any other size cuts a field in two, and half a pointer leads to memory that is
+ * nobody's. */
 static bool size_is_legal(const tess_structure *s, uint32_t size) {
     if (size < SMALLEST_STRUCTURE || size % s->align != 0) return false;
     if (size >= s->size) return size <= (uint32_t)s->size + LARGEST_UNKNOWN_TAIL;
@@ -143,8 +142,7 @@ static uint32_t struct_size(const void *structure) {
 
 static tess_status check_size(const char *function, const char *field, const void *structure,
                               const tess_structure *s) {
-    if (structure == NULL)
-        return tess_fail(TESS_ERROR_INVALID, "%s: %s: must not be NULL", function, field);
+    if (structure == NULL) return tess_invalid("%s: %s: must not be NULL", function, field);
     if (size_is_legal(s, struct_size(structure))) return TESS_OK;
     return tess_fail(TESS_ERROR_VERSION,
                      "%s: %s.struct_size: %u is not the size of %s in any version (here it is %u)",
@@ -155,8 +153,7 @@ tess_status tess_desc_read(const char *function, const char *field, const void *
                            tess_structure_id id) {
     const tess_structure *s = &tess_structures[id];
     const unsigned char *bytes = desc;
-    tess_status status = check_size(function, field, desc, s);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(check_size(function, field, desc, s));
     uint32_t known = s->size, size = struct_size(desc);
     for (uint32_t n = known; n < size; n++)
         if (bytes[n] != 0)
@@ -174,8 +171,7 @@ tess_status tess_desc_read(const char *function, const char *field, const void *
 tess_status tess_info_write(const char *function, void *info, const void *full,
                             tess_structure_id id) {
     const tess_structure *s = &tess_structures[id];
-    tess_status status = check_size(function, "info", info, s);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(check_size(function, "info", info, s));
     size_t size = struct_size(info);
     size_t common = size < s->size ? size : s->size;
     memcpy((unsigned char *)info + sizeof(uint32_t), (const unsigned char *)full + sizeof(uint32_t),

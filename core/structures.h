@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The structures that begin with struct_size: where their fields lie, and reading and writing
- * them for callers of other versions. */
+/* The structures that begin with struct_size: where their fields lie, and how they are read and
+ * written for callers of other versions. */
 #ifndef TESSERA_CORE_STRUCTURES_H
 #define TESSERA_CORE_STRUCTURES_H
 

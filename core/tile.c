@@ -13,15 +13,16 @@ enum {
 
 void tess_grid_set(tess_grid *grid, const tess_layout *layout, int64_t tile_rows) {
     int64_t block = layout->pattern.block, most = MAX_TILE_BLOCKS;
-    bool cut = true; /* inside blocks: neighbours of these rules read about the same keys */
+    bool cut = true; /* inside blocks: neighbours read about the same keys */
     memset(grid, 0, sizeof *grid);
     for (uint32_t c = 0; c < layout->n_classes; c++) {
-        const tess_rule *rule = &layout->rules[c];
-        if (rule->kind == TESS_RULE_STRIDED_BOTH) most = 1;
-        if (rule->kind == TESS_RULE_STRIDED_BOTH || rule->kind == TESS_RULE_BLOCKS) cut = false;
-        if (rule->kind == TESS_RULE_STRIDED) {
-            grid->local = rule->local;
-            grid->stride = rule->stride;
+        const tess_head_pattern *pattern = &layout->patterns[c];
+        if (pattern->kind == TESS_HEAD_STRIDED_BOTH) most = 1;
+        if (pattern->kind == TESS_HEAD_STRIDED_BOTH || pattern->kind == TESS_HEAD_BLOCKS)
+            cut = false;
+        if (pattern->kind == TESS_HEAD_STRIDED) {
+            grid->local = pattern->local;
+            grid->stride = pattern->stride;
         }
     }
     tile_rows = smaller(tile_rows, MAX_TILE_ROWS);
@@ -31,7 +32,7 @@ void tess_grid_set(tess_grid *grid, const tess_layout *layout, int64_t tile_rows
         grid->step = tile_rows;
         grid->blocks = 1;
     } else if (cut && tile_rows / block <= most && tile_rows % block > tile_rows / MOST_UNUSED) {
-        /* fewer than eight blocks, so that its ends do not make it too many */
+        /* fewer than eight blocks, so that partial blocks at its ends do not exceed the limit */
         grid->unit = grid->step = tile_rows;
     } else {
         grid->blocks = smaller(most, tile_rows / block);
@@ -42,7 +43,7 @@ void tess_grid_set(tess_grid *grid, const tess_layout *layout, int64_t tile_rows
 void tess_grid_count_from_end(tess_grid *grid, const tess_layout *layout, int64_t tile_rows) {
     tile_rows = smaller(tile_rows, MAX_TILE_ROWS);
     for (uint32_t c = 0; c < layout->n_classes; c++) {
-        if (layout->rules[c].kind != TESS_RULE_DENSE) return;
+        if (layout->patterns[c].kind != TESS_HEAD_DENSE) return;
     }
     if (tile_rows < grid->block || tile_rows / grid->block + 2 > MAX_TILE_BLOCKS) return;
     grid->unit = grid->step = tile_rows;
@@ -55,7 +56,7 @@ uint64_t tess_grid_tiles(const tess_grid *grid, int64_t rows) {
 }
 
 void tess_tile_begin(const tess_grid *grid, int64_t begin, int64_t end, tess_tile *tile) {
-    /* Position 0 is a limit in any case. */
+    /* A tile always ends at position 0. */
     int64_t origin = grid->from_end && begin >= 0 ? end % grid->unit : 0;
     int64_t cell = floor_div(begin - origin, grid->unit) * grid->unit + origin;
     int64_t cut = cell + ((begin - cell) / grid->step + 1) * grid->step;
@@ -71,23 +72,23 @@ void tess_tile_begin(const tess_grid *grid, int64_t begin, int64_t end, tess_til
     tile->rest = grid->stride ? tile->start % grid->stride : 0;
 }
 
-/* ------------------------------------------------------------------ lists and merged rows */
+/* ------------------------------------------------------------------ lists and joined rows */
 
-static uint64_t list_length(const tess_tiler *tiler, const tess_rule *rule) {
-    switch (rule->kind) {
-    case TESS_RULE_STRIDED: return (uint64_t)tess_vertical_count(rule, tiler->n_blocks);
-    /* one list for each residue, in order of residues */
-    case TESS_RULE_STRIDED_BOTH: return (uint64_t)tiler->n_blocks;
-    case TESS_RULE_WINDOW:
-        return (uint64_t)smaller(rule->sinks / rule->block + (rule->sinks % rule->block != 0),
+static uint64_t list_length(const tess_tiler *tiler, const tess_head_pattern *pattern) {
+    switch (pattern->kind) {
+    case TESS_HEAD_STRIDED: return (uint64_t)tess_vertical_count(pattern, tiler->n_blocks);
+    /* a list for each residue, one after the other */
+    case TESS_HEAD_STRIDED_BOTH: return (uint64_t)tiler->n_blocks;
+    case TESS_HEAD_WINDOW:
+        return (uint64_t)smaller(pattern->sinks / pattern->block +
+                                     (pattern->sinks % pattern->block != 0),
                                  tiler->n_blocks);
     default: return 0;
     }
 }
 
 static tess_status too_many(void) {
-    return tess_fail(
-        TESS_ERROR_UNSUPPORTED,
+    return tess_unsupported(
         "tess_plan_create: the lists of the layout's classes need 2^32 entries or more");
 }
 
@@ -103,7 +104,7 @@ tess_status tess_tiler_create(tess_tiler *tiler, tess_runtime *runtime, const te
         return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "tess_plan_create: no memory for %u classes",
                          (unsigned)layout->n_classes);
     for (uint32_t c = 0; c < layout->n_classes; c++) {
-        uint64_t length = list_length(tiler, &layout->rules[c]);
+        uint64_t length = list_length(tiler, &layout->patterns[c]);
         tiler->list[c] = (uint32_t)tiler->n_entries;
         if (length > UINT32_MAX - tiler->n_entries) return too_many();
         tiler->n_entries += length;
@@ -114,57 +115,56 @@ tess_status tess_tiler_create(tess_tiler *tiler, tess_runtime *runtime, const te
 void tess_tiler_release(tess_tiler *tiler) {
     if (!tiler->runtime) return;
     tess_mem_free(tiler->runtime, tiler->list, tiler->layout->n_classes * sizeof *tiler->list);
-    tess_mem_free(tiler->runtime, tiler->merged,
-                  (size_t)tiler->merged_room * sizeof *tiler->merged);
+    tess_mem_free(tiler->runtime, tiler->joined,
+                  (size_t)tiler->joined_room * sizeof *tiler->joined);
     tess_mem_free(tiler->runtime, tiler->slots, (size_t)tiler->n_slots * sizeof *tiler->slots);
     memset(tiler, 0, sizeof *tiler);
 }
 
-/* Rows before the first key keep nothing; their tiles are never merged, so that i_first fits 31
- * bits. */
-static uint64_t merged_key(uint32_t cls, int64_t i_first, int64_t i_last) {
+/* Tiles before the first key keep nothing and are never joined, so i_first fits 31 bits. */
+static uint64_t joined_key(uint32_t cls, int64_t i_first, int64_t i_last) {
     return (uint64_t)cls << 40 | (uint64_t)i_first << 5 | (uint64_t)(i_last - i_first);
 }
 
 /* The slot that holds `key`, or the empty one where it belongs. */
-static uint64_t merged_slot(const tess_tiler *tiler, uint64_t key) {
+static uint64_t joined_slot(const tess_tiler *tiler, uint64_t key) {
     uint64_t slot = (key * UINT64_C(0x9e3779b97f4a7c15)) >> 32 & (tiler->n_slots - 1);
-    while (tiler->slots[slot] != 0 && tiler->merged[tiler->slots[slot] - 1].key != key)
+    while (tiler->slots[slot] != 0 && tiler->joined[tiler->slots[slot] - 1].key != key)
         slot = (slot + 1) & (tiler->n_slots - 1);
     return slot;
 }
 
-/* Doubles the room. The old arrays stay whole until the new ones are there. There are no more
- * merged rows than jobs, which fit 32 bits. */
-static tess_status merged_grow(tess_tiler *tiler) {
-    uint64_t room = tiler->merged_room ? 2 * tiler->merged_room : 64, n_slots = 2 * room;
-    tess_merged *merged = tess_mem_alloc(tiler->runtime, (size_t)room * sizeof *merged, 64);
+/* Doubles the room. The old arrays stay valid until both new ones are there. There are at most as
+ * many joined rows as jobs, so an index fits 32 bits. */
+static tess_status joined_grow(tess_tiler *tiler) {
+    uint64_t room = tiler->joined_room ? 2 * tiler->joined_room : 64, n_slots = 2 * room;
+    tess_joined *joined = tess_mem_alloc(tiler->runtime, (size_t)room * sizeof *joined, 64);
     uint32_t *slots = tess_mem_alloc(tiler->runtime, (size_t)n_slots * sizeof *slots, 64);
-    if (!merged || !slots) {
-        tess_mem_free(tiler->runtime, merged, (size_t)room * sizeof *merged);
+    if (!joined || !slots) {
+        tess_mem_free(tiler->runtime, joined, (size_t)room * sizeof *joined);
         tess_mem_free(tiler->runtime, slots, (size_t)n_slots * sizeof *slots);
         return tess_fail(TESS_ERROR_OUT_OF_MEMORY,
                          "tess_plan_create: no memory for %llu merged rows of the mask",
                          (unsigned long long)room);
     }
-    if (tiler->n_merged) memcpy(merged, tiler->merged, (size_t)tiler->n_merged * sizeof *merged);
-    tess_mem_free(tiler->runtime, tiler->merged, (size_t)tiler->merged_room * sizeof *merged);
+    if (tiler->n_joined) memcpy(joined, tiler->joined, (size_t)tiler->n_joined * sizeof *joined);
+    tess_mem_free(tiler->runtime, tiler->joined, (size_t)tiler->joined_room * sizeof *joined);
     tess_mem_free(tiler->runtime, tiler->slots, (size_t)tiler->n_slots * sizeof *slots);
     memset(slots, 0, (size_t)n_slots * sizeof *slots);
-    tiler->merged = merged;
+    tiler->joined = joined;
     tiler->slots = slots;
-    tiler->merged_room = room;
+    tiler->joined_room = room;
     tiler->n_slots = n_slots;
-    for (uint64_t n = 0; n < tiler->n_merged; n++)
-        slots[merged_slot(tiler, merged[n].key)] = (uint32_t)n + 1;
+    for (uint64_t n = 0; n < tiler->n_joined; n++)
+        slots[joined_slot(tiler, joined[n].key)] = (uint32_t)n + 1;
     return TESS_OK;
 }
 
-/* Merges the columns from `from` on of the rows i_first .. i_first + span, rising, with a bit for
- * each row that has a column. Returns how many there are, and writes them unless `entries` is
- * NULL. */
-static uint64_t merge_rows(const tess_mask_rows *rows, int64_t i_first, int64_t span, int64_t from,
-                           uint32_t *entries, uint32_t *bits) {
+/* Joins the columns of the rows i_first .. i_first + span, from column `from` on, in rising order.
+ * Each joined column has a bit for every row that contains it. Returns how many there are, and
+ * writes them unless `entries` is NULL. */
+static uint64_t join_rows(const tess_mask_rows *rows, int64_t i_first, int64_t span, int64_t from,
+                          uint32_t *entries, uint32_t *bits) {
     const uint32_t *next[MAX_TILE_BLOCKS], *end[MAX_TILE_BLOCKS];
     uint64_t n = 0;
     for (int64_t r = 0; r <= span; r++) {
@@ -194,73 +194,70 @@ static uint64_t merge_rows(const tess_mask_rows *rows, int64_t i_first, int64_t 
     }
 }
 
-tess_status tess_tiler_merge(tess_tiler *tiler, uint32_t cls, const tess_tile *tile) {
+tess_status tess_tiler_join(tess_tiler *tiler, uint32_t cls, const tess_tile *tile) {
     if (tile->i_first < 0) return TESS_OK;
-    if (tiler->n_merged == tiler->merged_room) {
-        tess_status status = merged_grow(tiler);
-        if (status != TESS_OK) return status;
-    }
-    uint64_t key = merged_key(cls, tile->i_first, tile->i_last), slot = merged_slot(tiler, key);
+    if (tiler->n_joined == tiler->joined_room) { TESS_RETURN_IF_ERROR(joined_grow(tiler)); }
+    uint64_t key = joined_key(cls, tile->i_first, tile->i_last), slot = joined_slot(tiler, key);
     if (tiler->slots[slot] != 0) return TESS_OK;
-    uint64_t count = merge_rows(&tiler->layout->rules[cls].rows, tile->i_first,
-                                tile->i_last - tile->i_first, 0, NULL, NULL);
+    uint64_t count = join_rows(&tiler->layout->patterns[cls].rows, tile->i_first,
+                               tile->i_last - tile->i_first, 0, NULL, NULL);
     if (count > UINT32_MAX - tiler->n_entries) return too_many();
-    tess_merged *merged = &tiler->merged[tiler->n_merged++];
-    merged->key = key;
-    merged->offset = (uint32_t)tiler->n_entries;
-    merged->count = (uint32_t)count;
+    tess_joined *joined = &tiler->joined[tiler->n_joined++];
+    joined->key = key;
+    joined->offset = (uint32_t)tiler->n_entries;
+    joined->count = (uint32_t)count;
     tiler->n_entries += count;
-    tiler->slots[slot] = (uint32_t)tiler->n_merged;
+    tiler->slots[slot] = (uint32_t)tiler->n_joined;
     return TESS_OK;
 }
 
-/* How many merged columns a sequence of `kv_blocks` key blocks has: it may be shorter than the
+/* How many joined columns a sequence of `kv_blocks` key blocks has, which may be shorter than the
  * mask. In causal order no column lies past the query block anyway. */
-static uint32_t merged_below(const tess_tiler *tiler, uint32_t cls, const tess_tile *tile,
-                             int64_t kv_blocks, const tess_merged *merged) {
-    const tess_rule *rule = &tiler->layout->rules[cls];
-    if (rule->causal) return merged->count;
-    return merged->count - (uint32_t)merge_rows(&rule->rows, tile->i_first,
-                                                tile->i_last - tile->i_first, kv_blocks, NULL,
-                                                NULL);
+static uint32_t joined_below(const tess_tiler *tiler, uint32_t cls, const tess_tile *tile,
+                             int64_t kv_blocks, const tess_joined *joined) {
+    const tess_head_pattern *pattern = &tiler->layout->patterns[cls];
+    if (pattern->causal) return joined->count;
+    return joined->count - (uint32_t)join_rows(&pattern->rows, tile->i_first,
+                                               tile->i_last - tile->i_first, kv_blocks, NULL, NULL);
 }
 
 void tess_tiler_class(const tess_tiler *tiler, uint32_t cls, tess_class *words) {
-    const tess_rule *rule = &tiler->layout->rules[cls];
-    tess_rule_class(rule, words);
-    words->list_count = (uint32_t)list_length(tiler, rule);
+    const tess_head_pattern *pattern = &tiler->layout->patterns[cls];
+    tess_class_words(pattern, words);
+    words->list_count = (uint32_t)list_length(tiler, pattern);
     words->list_offset = words->list_count ? tiler->list[cls] : 0;
 }
 
 void tess_tiler_entries(const tess_tiler *tiler, uint32_t *entries, uint32_t *bits) {
     const tess_layout *layout = tiler->layout;
     for (uint32_t c = 0; c < layout->n_classes; c++) {
-        const tess_rule *rule = &layout->rules[c];
+        const tess_head_pattern *pattern = &layout->patterns[c];
         uint32_t *list = entries + tiler->list[c];
-        if (rule->kind == TESS_RULE_STRIDED) {
-            for (int64_t j = rule->first; j < tiler->n_blocks; j += rule->stride)
+        if (pattern->kind == TESS_HEAD_STRIDED) {
+            for (int64_t j = pattern->first; j < tiler->n_blocks; j += pattern->stride)
                 *list++ = (uint32_t)j;
-        } else if (rule->kind == TESS_RULE_STRIDED_BOTH) {
-            for (int64_t residue = 0; residue < smaller(rule->stride, tiler->n_blocks); residue++) {
-                for (int64_t j = residue; j < tiler->n_blocks; j += rule->stride)
+        } else if (pattern->kind == TESS_HEAD_STRIDED_BOTH) {
+            for (int64_t residue = 0; residue < smaller(pattern->stride, tiler->n_blocks);
+                 residue++) {
+                for (int64_t j = residue; j < tiler->n_blocks; j += pattern->stride)
                     *list++ = (uint32_t)j;
             }
         } else {
-            for (uint64_t j = 0; j < list_length(tiler, rule); j++) *list++ = (uint32_t)j;
+            for (uint64_t j = 0; j < list_length(tiler, pattern); j++) *list++ = (uint32_t)j;
         }
     }
-    for (uint64_t n = 0; n < tiler->n_merged; n++) {
-        const tess_merged *merged = &tiler->merged[n];
-        const tess_mask_rows *rows = &layout->rules[merged->key >> 40].rows;
-        merge_rows(rows, (int64_t)(merged->key >> 5 & 0x7fffffff), (int64_t)(merged->key & 31), 0,
-                   entries + merged->offset, bits + merged->offset);
+    for (uint64_t n = 0; n < tiler->n_joined; n++) {
+        const tess_joined *joined = &tiler->joined[n];
+        const tess_mask_rows *rows = &layout->patterns[joined->key >> 40].rows;
+        join_rows(rows, (int64_t)(joined->key >> 5 & 0x7fffffff), (int64_t)(joined->key & 31), 0,
+                  entries + joined->offset, bits + joined->offset);
     }
 }
 
 /* ------------------------------------------------------------------ keys of a tile */
 
-/* Masked blocks at the end of an interval whose last block is `last`: those that some row does not
- * see to their end. The first row sees the keys up to `reach`. */
+/* How many blocks need a mask at the end of an interval whose last block is `last`: those whose end
+ * the first row does not see. It sees the keys up to `reach`. */
 static int64_t masked_tail(int64_t reach, int64_t last, int64_t block, int64_t kv_len) {
     return reach >= kv_len - 1 ? 0 : last + 1 - floor_div(reach + 1, block);
 }
@@ -274,8 +271,8 @@ static void set_interval(tess_keys *keys, int64_t start, int64_t end, int64_t he
     keys->mask_head = (uint32_t)smaller(head, blocks - tail);
 }
 
-/* Entries of the residue of `block` in [begin, end), as a slice of the lists. `end` is at most the
- * lists' end. */
+/* The slice of entries in [begin, end) with the residue of `block`. `end` is at most the end of the
+ * lists. */
 static void residue_slice(const tess_tiler *tiler, uint32_t cls, int64_t stride, int64_t block,
                           int64_t begin, int64_t end, uint32_t *offset, uint32_t *count) {
     int64_t residue = block % stride, n = tiler->n_blocks;
@@ -289,34 +286,36 @@ static void residue_slice(const tess_tiler *tiler, uint32_t cls, int64_t stride,
     *count = (uint32_t)(below - skipped);
 }
 
-static void strided_both_keys(const tess_tiler *tiler, uint32_t cls, const tess_rule *rule,
-                              const tess_tile *tile, int64_t kv_blocks, tess_keys *keys) {
-    int64_t start = tile->i_first - rule->local + 1, end = tile->i_first + rule->local_right;
+static void strided_both_keys(const tess_tiler *tiler, uint32_t cls,
+                              const tess_head_pattern *pattern, const tess_tile *tile,
+                              int64_t kv_blocks, tess_keys *keys) {
+    int64_t start = tile->i_first - pattern->local + 1, end = tile->i_first + pattern->local_right;
     set_interval(keys, larger(0, start), smaller(end, kv_blocks), 0, 0);
-    residue_slice(tiler, cls, rule->stride, start, 0, start, &keys->left_offset, &keys->left_count);
-    residue_slice(tiler, cls, rule->stride, end - 1, larger(0, end), kv_blocks, &keys->right_offset,
-                  &keys->right_count);
+    residue_slice(tiler, cls, pattern->stride, start, 0, start, &keys->left_offset,
+                  &keys->left_count);
+    residue_slice(tiler, cls, pattern->stride, end - 1, larger(0, end), kv_blocks,
+                  &keys->right_offset, &keys->right_count);
 }
 
-/* The window's interval, and the sinks on both sides of it. */
-static void window_keys(const tess_tiler *tiler, uint32_t cls, const tess_rule *rule,
+/* The window is the interval; the sinks on both sides of it are slices. */
+static void window_keys(const tess_tiler *tiler, uint32_t cls, const tess_head_pattern *pattern,
                         const tess_tile *tile, int64_t kv_len, int64_t kv_blocks, tess_keys *keys) {
-    int64_t block = rule->block,
-            sinks = smaller(rule->sinks / block + (rule->sinks % block != 0), kv_blocks);
-    int64_t low = larger(0, tile->first - rule->left),
-            high = smaller(kv_len - 1, tile->last + rule->right);
-    if (rule->causal && tile->last < 0) return;
+    int64_t block = pattern->block,
+            sinks = smaller(pattern->sinks / block + (pattern->sinks % block != 0), kv_blocks);
+    int64_t low = larger(0, tile->first - pattern->left),
+            high = smaller(kv_len - 1, tile->last + pattern->right);
+    if (pattern->causal && tile->last < 0) return;
     keys->left_offset = keys->right_offset = tiler->list[cls];
     if (high < 0) { /* the window lies before the first key: sinks only */
         keys->left_count = (uint32_t)sinks;
         return;
     }
-    int64_t start = low / block, end = high / block + 1, seen = tile->last - rule->left;
+    int64_t start = low / block, end = high / block + 1, seen = tile->last - pattern->left;
     int64_t head = seen <= 0 ? 0 : (seen + block - 1) / block - start;
     set_interval(keys, start, end, head,
-                 masked_tail(tile->first + rule->right, end - 1, block, kv_len));
+                 masked_tail(tile->first + pattern->right, end - 1, block, kv_len));
     keys->left_count = (uint32_t)smaller(sinks, start);
-    if (!rule->causal && sinks > end) {
+    if (!pattern->causal && sinks > end) {
         keys->right_offset += (uint32_t)end;
         keys->right_count = (uint32_t)(sinks - end);
     }
@@ -324,22 +323,24 @@ static void window_keys(const tess_tiler *tiler, uint32_t cls, const tess_rule *
 
 void tess_tile_keys_of(const tess_tiler *tiler, uint32_t cls, const tess_tile *tile, int64_t kv_len,
                        int64_t kv_blocks, tess_keys *keys) {
-    const tess_rule *rule = &tiler->layout->rules[cls];
+    const tess_head_pattern *pattern = &tiler->layout->patterns[cls];
     memset(keys, 0, sizeof *keys);
-    switch (rule->kind) {
-    case TESS_RULE_STRIDED_BOTH: strided_both_keys(tiler, cls, rule, tile, kv_blocks, keys); break;
-    case TESS_RULE_WINDOW: window_keys(tiler, cls, rule, tile, kv_len, kv_blocks, keys); break;
-    case TESS_RULE_BLOCKS:
+    switch (pattern->kind) {
+    case TESS_HEAD_STRIDED_BOTH:
+        strided_both_keys(tiler, cls, pattern, tile, kv_blocks, keys);
+        break;
+    case TESS_HEAD_WINDOW: window_keys(tiler, cls, pattern, tile, kv_len, kv_blocks, keys); break;
+    case TESS_HEAD_BLOCKS:
         if (tile->i_first >= 0) {
-            const tess_merged *merged =
-                &tiler->merged[tiler->slots[merged_slot(
-                                   tiler, merged_key(cls, tile->i_first, tile->i_last))] -
+            const tess_joined *joined =
+                &tiler->joined[tiler->slots[joined_slot(
+                                   tiler, joined_key(cls, tile->i_first, tile->i_last))] -
                                1];
-            keys->left_offset = merged->offset;
-            keys->left_count = merged_below(tiler, cls, tile, kv_blocks, merged);
+            keys->left_offset = joined->offset;
+            keys->left_count = joined_below(tiler, cls, tile, kv_blocks, joined);
         }
         break;
-    default: /* of the rules in causal order, only rows before the first key come here */
-        if (!rule->causal) set_interval(keys, 0, kv_blocks, 0, 0);
+    default: /* in causal order only rows before the first key come here */
+        if (!pattern->causal) set_interval(keys, 0, kv_blocks, 0, 0);
     }
 }

@@ -1,32 +1,32 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tiles: how the rows of a sequence are cut, and which key blocks the rows of a tile read. */
+/* Tiles: how the rows of a sequence are cut, and which key blocks a tile reads. */
 #ifndef TESSERA_CORE_TILE_H
 #define TESSERA_CORE_TILE_H
 
 #include "layout.h"
 
 /* Tiles are cut at fixed absolute positions, so that equal rows of different sequences make equal
- * tiles: cells of `unit` tokens begin at multiples of `unit`, and each is cut into tiles of `step`
+ * tiles. Cells of `unit` tokens begin at multiples of `unit`, and each is cut into tiles of `step`
  * rows. A cell is one tile of whole blocks, or one block of several tiles. Where whole blocks would
- * leave much of a tile empty, a cell is one full tile, and its limits lie inside blocks. */
+ * leave much of a tile empty, a cell is one full tile and its limits lie inside blocks. */
 typedef struct tess_grid {
     int64_t block, unit, step;
     int64_t blocks; /* of a cell; 0: its limits lie inside blocks */
-    /* of the layout's causal S2 classes, which share them; stride 0: there are none */
+    /* of the layout's causal S2 classes, all of which share them; stride 0: it has none */
     int64_t local, stride;
     bool from_end; /* cells are counted from a sequence's last row instead */
 } tess_grid;
 
-/* `tile_rows` is at least 1. At most 32 blocks make a tile, and one where the layout's rule is
+/* `tile_rows` is at least 1. At most 32 blocks make a tile, and one where the layout's pattern is
  * relative to the query block. */
 void tess_grid_set(tess_grid *grid, const tess_layout *layout, int64_t tile_rows);
 
-/* Lets the last tile of a sequence be full and the first one short, if the layout's heads are all
- * dense: the last one reads the most keys. Equal rows of sequences that end elsewhere then make
+/* Makes the last tile of a sequence full and the first one short, because the last tile reads the
+ * most keys. Only where all heads are dense. Equal rows of sequences with other lengths then make
  * other tiles. */
 void tess_grid_count_from_end(tess_grid *grid, const tess_layout *layout, int64_t tile_rows);
 
-/* A bound on the tiles that `rows` rows make, whatever their position. */
+/* An upper bound on the tiles that `rows` rows make at any position. */
 uint64_t tess_grid_tiles(const tess_grid *grid, int64_t rows);
 
 /* One tile: query positions first .. last of query blocks i_first .. i_last. Either all are
@@ -35,15 +35,16 @@ typedef struct tess_tile {
     int64_t first, last, i_first, i_last;
     int64_t cell_end, end; /* where the cell and the sequence's rows end */
     int64_t blocks;        /* of a cell; 0: its limits lie inside blocks */
-    int64_t start;         /* causal S2: the first local block of the first row, at least 0 ... */
-    /* ... divided by the stride: a vertical list has quotient + (first < rest) entries below it */
+    int64_t start;         /* causal S2: the first local block of the first row, at least 0 */
+    /* `start` divided by the stride; a vertical list has quotient + (first < rest) entries below
+     * `start` */
     int64_t quotient, rest;
 } tess_tile;
 
 /* The first tile of the rows [begin, end), begin < end. */
 void tess_tile_begin(const tess_grid *grid, int64_t begin, int64_t end, tess_tile *tile);
 
-/* Moves the first local block on; between two tiles lie a few blocks at most. */
+/* Moves `start` on. Two tiles are at most a few blocks apart. */
 static inline void tess_tile_move_start(const tess_grid *grid, tess_tile *tile) {
     int64_t start = tile->i_first - grid->local + 1 > 0 ? tile->i_first - grid->local + 1 : 0;
     tile->rest += start - tile->start;
@@ -58,7 +59,7 @@ static inline void tess_tile_move_start(const tess_grid *grid, tess_tile *tile) 
 static inline bool tess_tile_next(const tess_grid *grid, tess_tile *tile) {
     int64_t first = tile->last + 1;
     if (first >= tile->end) return false;
-    /* From one whole cell to the next, as nearly all steps are. */
+    /* Nearly every step goes from one whole cell to the next. */
     if (tile->blocks && grid->step == grid->unit && first == tile->cell_end &&
         first + grid->unit <= tile->end) {
         tile->first = first;
@@ -94,25 +95,25 @@ static inline uint64_t tess_keys_blocks(const tess_keys *keys) {
     return (uint64_t)keys->left_count + keys->right_count + keys->interval_blocks;
 }
 
-/* The merged columns of the query blocks i_first .. i_first + span of a BLOCKS class, and where
+/* The joined columns of the query blocks i_first .. i_first + span of a BLOCKS class, and where
  * they stand in the entries. */
-typedef struct tess_merged {
+typedef struct tess_joined {
     uint64_t key;
     uint32_t offset, count;
-} tess_merged;
+} tess_joined;
 
-/* What turns tiles into key blocks: the layout, the lists behind the entries of its classes, and
- * the merged rows of block masks. */
+/* Turns tiles into key blocks: the layout, the lists of its classes, and the joined rows of block
+ * masks. */
 typedef struct tess_tiler {
     tess_runtime *runtime;
     const tess_layout *layout;
     int64_t n_blocks; /* key blocks of the longest sequence: where lists end */
     uint64_t n_entries;
     uint32_t *list; /* [n_classes] where the list of a class begins in the entries */
-    /* BLOCKS: a growing array and an open-addressing index over it (place plus 1). */
-    tess_merged *merged;
+    /* BLOCKS: a growing array, and a hash table with open addressing that holds indices plus 1. */
+    tess_joined *joined;
     uint32_t *slots;
-    uint64_t n_merged, merged_room, n_slots;
+    uint64_t n_joined, joined_room, n_slots;
 } tess_tiler;
 
 /* `max_keys`: of the longest sequence. UNSUPPORTED when the lists need 2^32 entries. */
@@ -120,17 +121,17 @@ tess_status tess_tiler_create(tess_tiler *tiler, tess_runtime *runtime, const te
                               int64_t max_keys);
 void tess_tiler_release(tess_tiler *tiler);
 
-/* BLOCKS: makes the merged rows of a tile known before tess_tile_keys asks for them, and counts
- * their entries. */
-tess_status tess_tiler_merge(tess_tiler *tiler, uint32_t cls, const tess_tile *tile);
+/* BLOCKS: joins the rows of a tile and counts their entries. To be called before tess_tile_keys.
+ */
+tess_status tess_tiler_join(tess_tiler *tiler, uint32_t cls, const tess_tile *tile);
 
 /* The key blocks of one tile of a sequence of `kv_len` keys in `kv_blocks` blocks, for every
- * rule. */
+ * pattern. */
 void tess_tile_keys_of(const tess_tiler *tiler, uint32_t cls, const tess_tile *tile, int64_t kv_len,
                        int64_t kv_blocks, tess_keys *keys);
 
-/* What the key blocks of a causal S2 or dense class follow from, in copies: they stay in registers
- * while tens of thousands of jobs are written. */
+/* What determines the key blocks of a causal S2 or dense class. These are copies, which stay in
+ * registers while tens of thousands of jobs are written. */
 typedef struct tess_causal {
     int64_t local, first, block;
     uint32_t list;
@@ -139,10 +140,10 @@ typedef struct tess_causal {
 
 /* False for classes of another kind. */
 static inline bool tess_tiler_causal(const tess_tiler *tiler, uint32_t cls, tess_causal *causal) {
-    const tess_rule *rule = &tiler->layout->rules[cls];
-    *causal = (tess_causal){rule->local, rule->first, rule->block, tiler->list[cls],
-                            rule->kind == TESS_RULE_STRIDED};
-    return rule->causal && (causal->strided || rule->kind == TESS_RULE_DENSE);
+    const tess_head_pattern *pattern = &tiler->layout->patterns[cls];
+    *causal = (tess_causal){pattern->local, pattern->first, pattern->block, tiler->list[cls],
+                            pattern->kind == TESS_HEAD_STRIDED};
+    return pattern->causal && (causal->strided || pattern->kind == TESS_HEAD_DENSE);
 }
 
 static inline uint64_t tess_causal_blocks(const tess_causal *c, const tess_tile *tile) {
@@ -151,17 +152,17 @@ static inline uint64_t tess_causal_blocks(const tess_causal *c, const tess_tile 
                       : blocks;
 }
 
-/* Of a tile of positions from 0 on. Left: the list below the interval. Interval: from the first
- * local block of the first row, or the first block of all, to the diagonal. */
+/* For a tile without negative positions. Left: the list below the interval. Interval: from the
+ * first local block of the first row (dense: from block 0) to the diagonal. */
 static inline void tess_causal_keys(const tess_causal *c, const tess_tile *tile, int64_t kv_len,
                                     tess_keys *keys) {
     int64_t start = c->strided ? tile->start : 0, blocks = tile->i_last + 1 - start;
-    /* Blocks that the first row does not see to their end; a tile that begins with the last row of
-     * a block sees that one whole. */
+    /* Blocks whose end the first row does not see. A tile that begins with the last row of a block
+     * sees that block whole. */
     int64_t tail =
         tile->i_last + 1 - tile->i_first - (tile->first + 1 == (tile->i_first + 1) * c->block);
     if (tile->first >= kv_len - 1) tail = 0;
-    /* Blocks that are not local to the last row. */
+    /* Blocks that are local to the first row but not to the last. */
     int64_t head = c->strided ? tile->i_last - c->local + 1 - start : 0;
     if (head > blocks - tail) head = blocks - tail;
     keys->left_offset = c->list;
@@ -173,8 +174,8 @@ static inline void tess_causal_keys(const tess_causal *c, const tess_tile *tile,
     keys->mask_tail = (uint32_t)tail;
 }
 
-/* The key blocks of one tile of a sequence of `kv_len` keys in `kv_blocks` blocks. What the call is
- * given are copies, so that the caller's stay in registers. */
+/* The key blocks of one tile of a sequence of `kv_len` keys in `kv_blocks` blocks. The call gets
+ * copies, so that the caller's variables stay in registers. */
 static inline void tess_tile_keys(const tess_tiler *tiler, uint32_t cls, const tess_tile *tile,
                                   int64_t kv_len, int64_t kv_blocks, tess_keys *keys) {
     tess_causal causal;
@@ -188,7 +189,7 @@ static inline void tess_tile_keys(const tess_tiler *tiler, uint32_t cls, const t
     *keys = found;
 }
 
-/* How many key blocks those are. */
+/* How many key blocks tess_tile_keys finds. */
 static inline uint64_t tess_tile_blocks(const tess_tiler *tiler, uint32_t cls,
                                         const tess_tile *tile, int64_t kv_len, int64_t kv_blocks) {
     tess_causal causal;

@@ -18,7 +18,7 @@
 static const char magic[] = "tessera-tune ";
 enum { FORMAT = 1, WORD_IN_MESSAGE = 60 };
 
-/* What a message needs to say where something stands. */
+/* A place in a table, for messages. */
 typedef struct place {
     const char *label;
     uint32_t line;
@@ -329,8 +329,7 @@ tess_status tess_tune_parse(tess_runtime *runtime, const char *label, const char
     return status;
 }
 
-/* Reads the whole of a file of `size` bytes; one that shrinks meanwhile is an error like any
- * other. */
+/* Reads a whole file of `size` bytes. It is an error if the file has shrunk meanwhile. */
 static tess_status read_all(int file, const char *label, char *text, size_t size) {
     for (size_t done = 0; done < size;) {
         ssize_t got = read(file, text + done, size - done);
@@ -364,7 +363,7 @@ tess_status tess_tune_read(tess_runtime *runtime, const char *label, const char 
     char where[256];
     *tune = (tess_tune){0};
     snprintf(where, sizeof where, "tess_runtime_create: %s: %.190s", label, path);
-    /* Whatever the name stands for, opening it must not wait for anybody. */
+    /* Opening must not block, whatever kind of file it is. */
     int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     if (file < 0)
         return tess_fail(TESS_ERROR_INVALID, "%s: cannot be opened: %s", where, strerror(errno));

@@ -13,7 +13,7 @@ enum {
     TESS_TUNE_KERNELS = 8 /* of one rule */
 };
 
-/* A piece of the table's text; length 0: the word was not given. */
+/* Part of the table's text; length 0: the word was not given. */
 typedef struct tess_span {
     const char *at;
     size_t length;
@@ -51,12 +51,19 @@ tess_status tess_tune_read(tess_runtime *runtime, const char *label, const char 
                            tess_tune *tune);
 void tess_tune_free(tess_runtime *runtime, tess_tune *tune);
 
-/* Takes the kernel that the tables prefer for the key, whose name is NULL, and for a pattern of
- * this tess_pattern_kind: the first rule of the file that matches, then the first of the backend.
- * Kernels that refuse are passed over; *chosen tells whether one accepted. Fails only where the
- * backend fails in another way than by refusing. */
-tess_status tess_tune_choose(tess_device *device, const tess_kernel_key *key, uint32_t pattern,
-                             tess_kernel *kernel, bool *chosen);
+/* A kernel that the tables prefer. All zero: before the first. */
+typedef struct tess_preference {
+    char name[64]; /* without the backend's name */
+    char why[256]; /* the table, the line of the rule, and what it is based on */
+    uint32_t tables;
+    tess_span rest;
+} tess_preference;
+
+/* Moves to the next kernel that the tables prefer for a key and for a pattern of this
+ * tess_pattern_kind: those of the file's first rule that matches, in its order, then likewise those
+ * of the backend's own table. False past the last. */
+bool tess_tune_next(const tess_device *device, const tess_kernel_key *key, uint32_t pattern,
+                    tess_preference *p);
 
 /* Copies rule `*index` of those that may serve the device, or of all with NULL. Where the table
  * ends before it, returns false and leaves in *index how many rules of further tables are to be

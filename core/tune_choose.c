@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which rule of the tune tables holds for a plan, and what becomes of its kernels. */
+/* Which rule of the tune tables holds for a plan, and which kernels it prefers. */
 #include <stdio.h>
 #include <string.h>
 
@@ -49,7 +49,7 @@ static bool is_for_shape(const tess_tune_rule *rule, const tess_kernel_key *key,
            holds(rule->kv_len, key->max_kv_len);
 }
 
-/* Numbers first: a server plans every step, and nearly all rules are told apart by them. */
+/* Compare numbers first: they rule out nearly all rules, and a server plans at every step. */
 static const tess_tune_rule *find(const tess_tune *tune, const tess_device_info *info,
                                   const tess_kernel_key *key, uint32_t pattern) {
     for (uint32_t n = 0; n < tune->n_rules; n++)
@@ -58,60 +58,9 @@ static const tess_tune_rule *find(const tess_tune *tune, const tess_device_info 
     return NULL;
 }
 
-/* ------------------------------------------------------------------ choosing */
+/* ------------------------------------------------------------------ preferences */
 
-/* Asks for one kernel by name. A refusal is no failure of the call, and leaves no trace but in the
- * log. */
-static tess_status try_kernel(tess_device *device, const tess_kernel_key *key, const char *name,
-                              const char *why, tess_kernel *kernel) {
-    const char *backend = device->backend->name;
-    tess_kernel_key wanted = *key;
-    tess_recovery recovery;
-    char text[TESS_ERROR_BYTES];
-    wanted.name = name;
-    wanted.preferred = 1;
-    memset(kernel, 0, sizeof *kernel);
-    kernel->struct_size = sizeof *kernel;
-    tess_recover_begin(&recovery);
-    tess_status status = device->backend->kernel(device->native, &wanted, kernel, 0, NULL);
-    bool told = tess_call_failed();
-    snprintf(text, sizeof text, "%s", told ? tess_last_error() : tess_status_text(status));
-    tess_recover_end(&recovery);
-    if (status == TESS_OK) {
-        tess_log(device->runtime, "dispatch", "%s: %s/%s is preferred by %s", device->info.id,
-                 backend, name, why);
-        return status;
-    }
-    memset(kernel, 0, sizeof *kernel); /* nothing to release */
-    if (status == TESS_ERROR_UNSUPPORTED || status == TESS_ERROR_UNAVAILABLE) {
-        tess_log(device->runtime, "dispatch", "%s: %s/%s, preferred by %s, is passed over: %s",
-                 device->info.id, backend, name, why, text);
-        return status;
-    }
-    if (told) tess_fail_in(status, backend, text);
-    return tess_device_result(device, status);
-}
-
-static tess_status try_rule(tess_device *device, const tess_kernel_key *key,
-                            const tess_tune_rule *rule, const char *table, tess_kernel *kernel,
-                            bool *chosen) {
-    static const char *const bases[] = {"", " (measured)", " (reasoned)"};
-    char why[TESS_ERROR_BYTES / 2], name[64];
-    snprintf(why, sizeof why, "%.180s line %u%s", table, rule->line, bases[rule->basis]);
-    for (tess_span rest = rule->kernels; rest.length > 0;) {
-        size_t length = 0, skip = rule->backend.length + 1;
-        while (length < rest.length && rest.at[length] != ',') length++;
-        snprintf(name, sizeof name, "%.*s", (int)(length - skip), rest.at + skip);
-        tess_status status = try_kernel(device, key, name, why, kernel);
-        *chosen = status == TESS_OK;
-        if (status != TESS_ERROR_UNSUPPORTED && status != TESS_ERROR_UNAVAILABLE) return status;
-        size_t step = length < rest.length ? length + 1 : length;
-        rest = (tess_span){rest.at + step, rest.length - step};
-    }
-    return TESS_OK;
-}
-
-/* The table that the device's backend brings along. */
+/* The backend's own table. */
 static const tess_tune *own_table(const tess_runtime *runtime, const tess_backend *backend) {
     static const tess_tune none = {0};
     for (uint32_t n = 0; n < runtime->n_backends; n++)
@@ -119,23 +68,36 @@ static const tess_tune *own_table(const tess_runtime *runtime, const tess_backen
     return &none;
 }
 
-tess_status tess_tune_choose(tess_device *device, const tess_kernel_key *key, uint32_t pattern,
-                             tess_kernel *kernel, bool *chosen) {
+/* Moves to the matching rule of the next table that has one; false when there is none. */
+static bool next_table(const tess_device *device, const tess_kernel_key *key, uint32_t pattern,
+                       tess_preference *p) {
+    static const char *const bases[] = {"", " (measured)", " (reasoned)"};
+    enum { FILE_TABLE, OWN_TABLE, TABLES };
     const tess_runtime *runtime = device->runtime;
-    char table[256];
-    *chosen = false;
-    const tess_tune_rule *rule = find(&runtime->tune, &device->info, key, pattern);
-    tess_status status = TESS_OK;
-    if (rule != NULL) {
-        snprintf(table, sizeof table, "tune file %.160s",
-                 tess_setting_value(&runtime->settings, TESS_SETTING_TUNE_FILE));
-        status = try_rule(device, key, rule, table, kernel, chosen);
+    while (p->tables < TABLES) {
+        const bool is_file = p->tables++ == FILE_TABLE;
+        const tess_tune *tune = is_file ? &runtime->tune : own_table(runtime, device->backend);
+        const tess_tune_rule *rule = find(tune, &device->info, key, pattern);
+        if (!rule) continue;
+        const char *name = is_file ? tess_setting_value(&runtime->settings, TESS_SETTING_TUNE_FILE)
+                                   : device->backend->name;
+        snprintf(p->why, sizeof p->why, "%s %.160s line %u%s",
+                 is_file ? "tune file" : "the table of", name, rule->line, bases[rule->basis]);
+        p->rest = rule->kernels;
+        return true;
     }
-    if (status != TESS_OK || *chosen) return status;
-    rule = find(own_table(runtime, device->backend), &device->info, key, pattern);
-    if (rule == NULL) return TESS_OK;
-    snprintf(table, sizeof table, "the table of %s", device->backend->name);
-    return try_rule(device, key, rule, table, kernel, chosen);
+    return false;
+}
+
+bool tess_tune_next(const tess_device *device, const tess_kernel_key *key, uint32_t pattern,
+                    tess_preference *p) {
+    if (p->rest.length == 0 && !next_table(device, key, pattern, p)) return false;
+    size_t length = 0, skip = strlen(device->backend->name) + 1; /* "backend/" */
+    while (length < p->rest.length && p->rest.at[length] != ',') length++;
+    snprintf(p->name, sizeof p->name, "%.*s", (int)(length - skip), p->rest.at + skip);
+    size_t step = length < p->rest.length ? length + 1 : length;
+    p->rest = (tess_span){p->rest.at + step, p->rest.length - step};
+    return true;
 }
 
 /* ------------------------------------------------------------------ queries */

@@ -1,13 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What a portable kernel is given besides its seven buffers (Q, K, V, O, LSE, tables, workspace).
- * Host code and the kernels in CUDA, HIP and OpenCL C share this structure; GLSL has the same
- * fields as push constants of 32 bits (backends/vulkan). Read by compilers of devices too: only
- * fields here.
+ * Host code and the kernels in CUDA, HIP, OpenCL C and GLSL share this structure. It is read by
+ * compilers of devices too: only fields here.
+ *
+ * GLSL without shaderInt64 has no 64-bit members: there each of them is two words, and the low one
+ * has the name. Indices are taken modulo 2^32, which gives the right element as long as a bound
+ * range holds at most 2^32 of them. Without vectors and arrays, std140 gives the offsets of C.
  */
 #ifndef TESS_COMMON_ARGS_H
 #define TESS_COMMON_ARGS_H
 
+#define TESS_ARGS_LSE 1u /* flags: LSE is wanted */
+
+#if defined(GL_core_profile)
+#define TESS_ARG_I64(name) uint name, name##_high
+#define tess_arg_u32       uint
+#else
 #if defined(__OPENCL_VERSION__)
 typedef long tess_arg_i64;
 typedef uint tess_arg_u32;
@@ -15,18 +24,34 @@ typedef uint tess_arg_u32;
 typedef long long tess_arg_i64;
 typedef unsigned int tess_arg_u32;
 #endif
+#define TESS_ARG_I64(name) tess_arg_i64 name
+typedef struct tess_args tess_args;
+#endif
 
-#define TESS_ARGS_LSE 1u /* flags: LSE is wanted */
-
-typedef struct tess_args {
+struct tess_args {
     /* Index of the first element, counted from the start of the buffer that the kernel gets. */
-    tess_arg_i64 q_at, k_at, v_at, o_at, lse_at, partials_at; /* partials_at: floats */
+    TESS_ARG_I64(q_at);
+    TESS_ARG_I64(k_at);
+    TESS_ARG_I64(v_at);
+    TESS_ARG_I64(o_at);
+    TESS_ARG_I64(lse_at);
+    TESS_ARG_I64(partials_at); /* floats */
     /* Strides in elements. Packed batches have batch strides of 0. */
-    tess_arg_i64 q_batch, q_token, q_head;
-    tess_arg_i64 k_batch, k_token, k_head;
-    tess_arg_i64 v_batch, v_token, v_head;
-    tess_arg_i64 o_batch, o_token, o_head;
-    tess_arg_i64 lse_batch, lse_token, lse_head;
+    TESS_ARG_I64(q_batch);
+    TESS_ARG_I64(q_token);
+    TESS_ARG_I64(q_head);
+    TESS_ARG_I64(k_batch);
+    TESS_ARG_I64(k_token);
+    TESS_ARG_I64(k_head);
+    TESS_ARG_I64(v_batch);
+    TESS_ARG_I64(v_token);
+    TESS_ARG_I64(v_head);
+    TESS_ARG_I64(o_batch);
+    TESS_ARG_I64(o_token);
+    TESS_ARG_I64(o_head);
+    TESS_ARG_I64(lse_batch);
+    TESS_ARG_I64(lse_token);
+    TESS_ARG_I64(lse_head);
     /* 32-bit words from the start of the tables; items_at is the first job (forward) or merge
      * (merge) of this launch. */
     tess_arg_u32 items_at, sequences_at, classes_at, entries_at, bits_at;
@@ -34,11 +59,11 @@ typedef struct tess_args {
     tess_arg_u32 head_dim; /* the real one, at most the instance's */
     tess_arg_u32 block;    /* tokens */
     tess_arg_u32 group;    /* query heads per kv head */
-    /* rows of a partial: partial n starts at float partials_at + n * partial_rows * (head_dim +
-     * 2) */
+    /* Rows of a partial. Partial n starts at partials_at + n * partial_rows * (head_dim + 2). */
     tess_arg_u32 partial_rows;
     tess_arg_u32 flags; /* TESS_ARGS_* */
     float scale;        /* of the scores, natural base */
-} tess_args;
+};
+#undef TESS_ARG_I64
 
 #endif /* TESS_COMMON_ARGS_H */

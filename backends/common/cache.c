@@ -46,8 +46,7 @@ typedef struct cache_header {
 
 /* ------------------------------------------------------------------ folder */
 
-/* A process that runs with more rights than its user must not take orders from that user's
- * environment. */
+/* A process with more rights than its user must not follow that user's environment. */
 static const char *environment(const char *name) {
 #if defined(__GLIBC__)
     const char *value = secure_getenv(name);
@@ -64,7 +63,7 @@ static int folder_path(const tess_host *host, char *path) {
     const char *setting = host->setting(host, "TESSERA_CACHE_DIR");
     int length = -1;
     if (*setting) length = snprintf(path, MOST_PATH, "%s", setting);
-    /* relative paths there are to be ignored, says the XDG specification */
+    /* the XDG specification says to ignore relative paths */
     else if (environment("XDG_CACHE_HOME")[0] == '/')
         length = snprintf(path, MOST_PATH, "%s/tessera", environment("XDG_CACHE_HOME"));
     else if (environment("HOME")[0] == '/')
@@ -72,8 +71,8 @@ static int folder_path(const tess_host *host, char *path) {
     return length > 0 && length < MOST_PATH && path[0] == '/';
 }
 
-/* Makes the folder and what is missing above it, for the user alone. Whether that worked is seen
- * when it is opened. */
+/* Makes the folder and its missing parents, with access for the user alone. Opening it will tell
+ * whether that worked. */
 static void folder_make(char *path) {
     for (char *slash = path + 1; *slash; slash++) {
         if (*slash != '/') continue;
@@ -120,12 +119,12 @@ static int folder_open(const tess_host *host, int make) {
 
 static void add_text(tess_sha256 *sha, const void *text, size_t size) {
     const uint64_t length = size;
-    /* so that no two lists of texts run into the same bytes */
+    /* length first, so that no two lists of texts hash the same bytes */
     tess_sha256_add(sha, &length, sizeof length);
     tess_sha256_add(sha, text, size);
 }
 
-/* What a file begins with, the bytes' size and checksum apart. */
+/* The file's header but for the size and checksum of the bytes. */
 static void header_begin(const tess_cache_key *key, cache_header *header, char *names) {
     const uint32_t version[2] = {FORMAT, TESS_VERSION_NUMBER};
     tess_sha256 sha;
@@ -233,7 +232,7 @@ void *tess_cache_load(const tess_host *host, const tess_cache_key *key, size_t *
     if (folder < 0) return NULL;
     header_begin(key, &header, names);
     file_name(key, &header, name);
-    /* Without O_NONBLOCK a pipe of that name would hold the caller for ever. */
+    /* Without O_NONBLOCK a pipe of that name would block the caller for ever. */
     const int file = openat(folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (file >= 0) {
         data = file_load(host, file, &header, names, size, &why);
@@ -247,8 +246,8 @@ void *tess_cache_load(const tess_host *host, const tess_cache_key *key, size_t *
 
 #define TEMPORARY ".new-"
 
-/* A name that no other thread or process uses at this time; if one does after all, nothing is
- * stored. */
+/* A temporary name that no other thread or process uses now. Should one use it after all, nothing
+ * is stored. */
 static void temporary_name(char name[FILE_NAME]) {
     static uint32_t counter;
     struct timespec now;
@@ -289,8 +288,8 @@ static int is_temporary_name(const char *name) {
     }
 }
 
-/* Whether a file begins as those of the cache do: the user may have named a folder where other
- * programs keep theirs under names that look alike. */
+/* Whether a file begins as the cache's own do: other programs may keep files with similar names in
+ * a folder that the user named. */
 static int is_stored_file(int folder, const char *name) {
     char found[sizeof MAGIC - 1];
     const int file = openat(folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
@@ -316,8 +315,8 @@ static void old_insert(old_file *files, int *count, const char *name, const stru
     snprintf(files[at].name, sizeof files[at].name, "%s", name);
 }
 
-/* One pass: adds up what is stored, finds the oldest files other than `kept`, and removes what a
- * process that ended in the middle of a store left behind. */
+/* One pass over the folder: adds up the sizes, finds the oldest files other than `kept`, and
+ * removes temporary files that a killed process left behind. */
 static uint64_t scan(DIR *directory, const char *kept, old_file *files, int *count) {
     const int folder = dirfd(directory);
     const time_t now = time(NULL);
@@ -342,8 +341,8 @@ static uint64_t scan(DIR *directory, const char *kept, old_file *files, int *cou
     return bytes;
 }
 
-/* Removes what was stored longest ago until the rest is within the bound. Files that the cache did
- * not write are somebody else's. */
+/* Removes the oldest entries until the rest is within the bound. Never touches files that the cache
+ * did not write. */
 static void make_room(const tess_host *host, int folder, const char *kept) {
     old_file files[OLDEST];
     int count, removed;
@@ -386,7 +385,7 @@ void tess_cache_store(const tess_host *host, const tess_cache_key *key, const vo
     if (file >= 0) {
         stored = write_all(file, &header, sizeof header) && write_all(file, names, header.names) &&
                  write_all(file, data, size);
-        stored &= close(file) == 0; /* some file systems tell only here that the disk is full */
+        stored &= close(file) == 0; /* some file systems report a full disk only here */
         stored = stored && renameat(folder, temporary, folder, name) == 0;
     }
     if (!stored) {
@@ -394,6 +393,6 @@ void tess_cache_store(const tess_host *host, const tess_cache_key *key, const vo
                   errno);
         if (file >= 0) (void)unlinkat(folder, temporary, 0);
     }
-    make_room(host, folder, name); /* after a failure too: the disk may be full of leftovers */
+    make_room(host, folder, name); /* also after a failure: leftovers may have filled the disk */
     close(folder);
 }

@@ -10,9 +10,9 @@
 
 /* ------------------------------------------------------------------ errors */
 
-/* After these codes a context answers every call with an error: uncorrectable memory and links,
- * contained errors, a context that somebody destroyed, everything that a kernel may do wrong, and
- * what lies behind the process (a server that shares the device, an external device). */
+/* After these codes every call in the context fails: uncorrectable memory and link errors,
+ * contained errors, a destroyed context, all faults of a kernel, and failures behind the process (a
+ * server that shares the device, an external device). */
 static int is_sticky(int code) {
     static const int codes[] = {214, 220, 226, 700, 702, 709, 710, 714,
                                 715, 716, 717, 718, 719, 721, 810, 911};
@@ -23,7 +23,7 @@ static int is_sticky(int code) {
 
 static tess_status status_of(int code) {
     if (code == DRIVER_OUT_OF_MEMORY) return TESS_ERROR_OUT_OF_MEMORY;
-    /* Not initialised or not any more, in use by somebody else alone, no device, no such device. */
+    /* Not initialised, deinitialised, in exclusive use elsewhere, no device, invalid device. */
     if (code == 3 || code == 4 || code == 46 || code == 100 || code == 101)
         return TESS_ERROR_UNAVAILABLE;
     return is_sticky(code) ? TESS_ERROR_DEVICE_LOST : TESS_ERROR_NATIVE;
@@ -183,7 +183,7 @@ tess_status tess_driver_open(const tess_driver *driver, const tess_host *host, u
                              : tess_driver_fail(d, tess_driver_symbol(d->driver, attribute),
                                                 "the device cannot be asked", code);
     if (status == TESS_OK) {
-        /* Not every driver knows it, and without an answer no limit is assumed. */
+        /* Not every driver knows these attributes. Without an answer, assume no limit. */
         if (driver->call.attribute(&d->time_limited, vendor->time_limit_attribute, d->device) !=
             DRIVER_OK)
             d->time_limited = 0;
@@ -215,8 +215,8 @@ tess_status tess_driver_open(const tess_driver *driver, const tess_host *host, u
 void tess_driver_close(void *device) {
     tess_driver_device *d = device;
     void *before = NULL;
-    /* Even without the context: then the driver knows most objects by their handles, and there is
-     * nobody else to drop them. */
+    /* Destroy the objects even without the context: the driver knows most of them by handle, and
+     * nobody else will. */
     const int code = d->driver->vendor->enter(d, &before);
     drop_objects(d);
     if (code == DRIVER_OK) leave(d, before);
@@ -235,8 +235,8 @@ tess_status tess_driver_query(void *device, tess_caps *caps) {
     caps->workspace_align = 256;
     caps->cache_bytes = d->cache_bytes > 0 ? (uint64_t)d->cache_bytes : 0;
     if (d->time_limited) {
-        /* A step (64 rows by 64 keys) is 2 MFLOP at head_dim 128; a quarter of a TFLOP/s for each
-         * ten units is slow even for the portable kernel. */
+        /* A step (64 rows by 64 keys) is 2 MFLOP at head_dim 128. Assume a quarter of a TFLOP/s for
+         * each ten units, which is slow even for the portable kernel. */
         caps->steps_per_second = 12000u * (uint64_t)(d->units > 0 ? d->units : 1);
         caps->range_blocks = caps->steps_per_second / 5;
     }
@@ -272,13 +272,13 @@ tess_status tess_driver_free(void *device, tess_buffer *buffer) {
     const int entered = d->driver->vendor->enter(d, &before),
               code = d->driver->call.free(buffer->handle);
     if (entered == DRIVER_OK) leave(d, before);
-    /* With the context lost, its memory is gone, and there is nothing that the host holds. */
+    /* A lost context has no memory any more, and the host holds nothing of the buffer. */
     if (code == DRIVER_OK || is_sticky(code) || is_sticky(entered)) return TESS_OK;
     return tess_driver_fail(d, tess_driver_symbol(d->driver, free), "not a buffer of the device",
                             code);
 }
 
-/* Copies in the order of the device's own stream, so that what runs there before is seen. */
+/* Copies on the device's own stream, behind all earlier work there. */
 tess_status tess_driver_copy(void *device, tess_buffer to, tess_buffer from, uint64_t bytes) {
     tess_driver_device *d = device;
     const tess_driver_calls *c = &d->driver->call;
@@ -306,7 +306,7 @@ tess_status tess_driver_copy(void *device, tess_buffer to, tess_buffer from, uin
     if (code == DRIVER_OK) {
         code = c->stream_wait(d->stream);
         if (code != DRIVER_OK) symbol = tess_driver_symbol(d->driver, stream_wait);
-        /* The caller may free its memory now, so the copy must not be under way any more. */
+        /* The caller may free its memory now, so wait until the copy has ended. */
         if (code != DRIVER_OK && !is_sticky(code)) c->stream_wait(d->stream);
     }
     leave(d, before);
@@ -336,7 +336,7 @@ tess_status tess_driver_wait(void *device, uint64_t timeout_ns) {
         while ((code = c->stream_query(d->stream)) == DRIVER_NOT_READY &&
                now_ns() - start < timeout_ns) {
             nanosleep(&nap, NULL);
-            /* short waits are answered quickly, long ones cost no processor */
+            /* short waits return quickly, and long ones cost little CPU time */
             if (nap.tv_nsec < 1000000) nap.tv_nsec *= 2;
         }
     }

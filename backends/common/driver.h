@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Host code of the CUDA and HIP backends, whose drivers differ in names and in a few habits only. A
- * vendor describes its driver in a tess_driver_vendor; everything else is shared. No SDK is needed
- * to build any of it: the few declarations stand here, and the driver's library is opened at run
- * time.
+ * Host code of the CUDA and HIP backends, whose drivers differ in names and in little else. A
+ * vendor describes its driver in a tess_driver_vendor; the rest is shared. It builds without an
+ * SDK: this header declares the few calls, and the driver's library is opened at run time.
  */
 #ifndef TESS_COMMON_DRIVER_H
 #define TESS_COMMON_DRIVER_H
@@ -13,10 +12,11 @@
 #include <stddef.h>
 
 #include "portable.h"
+#include "row.h"
 #include <tessera/tessera_backend.h>
 
-/* The calls that both drivers have, in the order of a vendor's list of symbols. Pointers of devices
- * are 64-bit integers in one and void * in the other, which are passed alike. */
+/* The calls that both drivers have, in the order of a vendor's list of symbols. Device pointers are
+ * 64-bit integers in one and void * in the other, which the ABI passes alike. */
 typedef struct tess_driver_calls {
     int (*init)(unsigned flags);
     int (*version)(int *version);
@@ -79,12 +79,12 @@ typedef struct tess_driver_vendor {
     /* NULL-ended: those of tess_driver_calls, then the vendor's own */
     const char *const *symbols;
     const tess_driver_image *images;
-    const char *build_hint;             /* what to install when there are no images */
-    const tess_driver_row *const *rows; /* NULL-ended, best first */
+    const char *build_hint;                /* what to install when there are no images */
+    const tess_driver_row *const *kernels; /* NULL-ended, best first */
     int units_attribute, time_limit_attribute, cache_attribute;
     unsigned stream_flags; /* of a stream that does not wait for the legacy one */
-    /* Makes the device's context current, and puts back the one before. Codes of the driver; the
-     * call's name is for messages. */
+    /* Make the device's context current, and restore the previous one. Return the driver's codes;
+     * enter_call names the call in messages. */
     const char *enter_call;
     int (*enter)(tess_driver_device *d, void **before);
     void (*leave)(tess_driver_device *d, void *before);
@@ -92,26 +92,26 @@ typedef struct tess_driver_vendor {
      * status. */
     tess_status (*attach)(tess_driver_device *d, const void *native);
     void (*detach)(tess_driver_device *d);
-    /* Writes the architecture as images name it. Code of the driver. */
+    /* Writes the architecture as images name it. Returns the driver's code. */
     const char *arch_call;
     int (*arch)(const struct tess_driver *driver, int device, char *arch, size_t size);
-    /* Index of the best image for an architecture that is not among the refused ones (bit n: index
-     * n), or -1. */
+    /* Index of the best image for an architecture, without those in `refused` (bit n: index n), or
+     * -1. */
     int (*image)(const tess_driver_image *images, const char *arch, uint32_t refused);
     const char *(*error_name)(const struct tess_driver *driver, int code);
-    /* The driver's number of its version as text. */
+    /* Writes the driver's version number as text. */
     void (*version)(int number, char *text, size_t size);
-    /* Launches a kernel that waits by itself for what earlier ones in the stream write, of the
-     * image in module `slot`: where the driver can, it begins while they end, which hides its
-     * start. NULL: there is no such launch. Code of the driver. */
+    /* Launches a kernel of module `slot` that waits by itself for the writes of earlier ones in the
+     * stream. Where the driver can, it starts while they end, which hides its launch latency. NULL:
+     * the driver has no such launch. Returns the driver's code. */
     int (*start)(const tess_driver_device *d, int slot, void *function, unsigned groups,
                  unsigned threads, unsigned shared_bytes, void *stream, void **parameters);
-    /* Brings a function's code onto the device, which a driver may otherwise do in its first
-     * launch; NULL: nothing is to be done. Code of the driver. */
+    /* Loads a function's code onto the device, which a driver may otherwise put off until its first
+     * launch. NULL: nothing to do. Returns the driver's code. */
     int (*load)(const struct tess_driver *driver, void *function);
 } tess_driver_vendor;
 
-/* A driver that has been opened; one for each vendor and process. */
+/* An opened driver; one for each vendor and process. */
 typedef struct tess_driver {
     const tess_driver_vendor *vendor;
     tess_driver_calls call;
@@ -139,26 +139,24 @@ struct tess_driver_device {
     atomic_int timer_busy[TESS_DRIVER_TIMERS];
 };
 
-/* One way to compute attention: a row of a vendor's table. */
+/* A row of a vendor's table of kernels. */
 struct tess_driver_row {
-    const char *name;
-    /* Why the device cannot run it at all (key NULL), or not for this problem; NULL if it can.
-     * `buffer` may hold the text. */
+    tess_row_head head;
+    /* Why the device cannot run it, or, with a key, why it does not take the problem; NULL if it
+     * does. `buffer` may hold the text. */
     const char *(*refuses)(const tess_driver_device *d, const tess_kernel_key *key, char *buffer,
                            size_t size);
-    /* Fills *kernel; `state` is allocated with host->alloc and freed by kernel->release. In the
-     * device's context. */
+    /* Fills *kernel, whose state comes from tess_driver_state_create. In the device's context. */
     tess_status (*prepare)(tess_driver_device *d, const tess_kernel_key *key, tess_kernel *kernel);
     /* Enqueues jobs [launch->first_job, + n_jobs). In the device's context. */
-    tess_status (*forward)(tess_driver_device *d, const tess_launch *launch, void *stream);
+    tess_status (*launch)(tess_driver_device *d, const tess_launch *launch, void *stream);
 };
 
-/* What kernel->state points to for every row: the functions of a plan. */
+/* kernel->state of every row: the functions of a plan. */
 typedef struct tess_driver_state {
     tess_driver_device *device;
     void *forward, *merge;
     const tess_portable_shape *shape; /* of the portable kernel */
-    tess_kernel_key key;              /* `name` is not kept */
 } tess_driver_state;
 
 extern const tess_driver_row tess_driver_portable;
@@ -177,6 +175,11 @@ tess_status tess_driver_enter(tess_driver_device *d, void **before);
 tess_status tess_driver_function(tess_driver_device *d, int slot, const tess_driver_image *image,
                                  const char *name, void **function);
 
+/* Writes into `buffer`, and returns, that there is no image for the device and which there are.
+ * `before` begins the sentence. */
+const char *tess_driver_no_code(const tess_driver_device *d, const tess_driver_image *images,
+                                const char *before, char *buffer, size_t size);
+
 /* Allocates and fills the state of a plan: a forward kernel, and the merge kernel of the key's
  * type, which is one of the portable kernels. */
 tess_status tess_driver_state_create(tess_driver_device *d, const tess_kernel_key *key, int slot,
@@ -184,7 +187,8 @@ tess_status tess_driver_state_create(tess_driver_device *d, const tess_kernel_ke
                                      tess_driver_state **state);
 void tess_driver_state_release(tess_kernel *kernel);
 
-/* One launch in x alone of a kernel of module `slot` that waits by itself for earlier ones. */
+/* Launches a kernel of module `slot` that waits by itself for earlier ones, on a one-dimensional
+ * grid. */
 tess_status tess_driver_start(const tess_driver_device *d, int slot, void *function,
                               unsigned groups, unsigned threads, unsigned shared_bytes,
                               void *stream, void **parameters);
@@ -195,8 +199,8 @@ static inline uint64_t tess_driver_address(const tess_buffer *buffer) {
 }
 
 /* kernels of the table, and launches */
-tess_status tess_driver_kernel(void *device, const tess_kernel_key *key, tess_kernel *kernel,
-                               uint32_t index, tess_kernel_info *info);
+tess_status tess_driver_kernel(void *device, uint32_t index, const tess_kernel_key *key,
+                               tess_kernel_info *info, tess_kernel *kernel);
 tess_status tess_driver_launch(void *device, const tess_launch *launch);
 
 /* The functions of tess_backend; `driver` is the vendor's, opened on first use. */

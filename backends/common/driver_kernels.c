@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The ordered table of kernels, their modules, and launches, for CUDA and HIP. */
+/* The table of kernels, their modules, and launches, for CUDA and HIP. */
 #include <stdio.h>
 #include <string.h>
 
@@ -18,14 +18,14 @@ static tess_status try_image(tess_driver_device *d, int slot, const tess_driver_
     d->modules[slot] = NULL;
     char what[96];
     snprintf(what, sizeof what, "the code for %s on %s", image->arch, d->arch);
-    /* What is not the device's state is the driver's refusal, most often of code that is newer than
-     * itself. */
+    /* Unless the device itself is in trouble, the driver refuses the code, most often because that
+     * is newer than the driver. */
     const tess_status status =
         tess_driver_fail(d, tess_driver_symbol(d->driver, module_load), what, code);
     return status == TESS_ERROR_NATIVE ? TESS_ERROR_UNAVAILABLE : status;
 }
 
-/* A driver may be older than the compiler of the best image, and take another one. */
+/* A driver that is older than the compiler of the best image may still take another image. */
 static tess_status load_module(tess_driver_device *d, int slot, const tess_driver_image *image) {
     const tess_driver_vendor *vendor = d->driver->vendor;
     if (d->modules[slot]) return TESS_OK;
@@ -66,8 +66,6 @@ tess_status tess_driver_state_create(tess_driver_device *d, const tess_kernel_ke
                              sizeof *state);
     memset(state, 0, sizeof *state);
     state->device = d;
-    state->key = *key;
-    state->key.name = NULL;
     snprintf(merge, sizeof merge, "tess_merge_%s", tess_portable_dtype(key->dtype));
     tess_status status = tess_driver_function(d, slot, image, forward, &state->forward);
     if (status == TESS_OK)
@@ -88,6 +86,15 @@ void tess_driver_state_release(tess_kernel *kernel) {
 
 /* ------------------------------------------------------------------ the portable kernel */
 
+const char *tess_driver_no_code(const tess_driver_device *d, const tess_driver_image *images,
+                                const char *before, char *buffer, size_t size) {
+    int used =
+        snprintf(buffer, size, "%sno device code for %s; there is some for", before, d->arch);
+    for (; images->data && used > 0 && (size_t)used < size; images++)
+        used += snprintf(buffer + used, size - (size_t)used, " %s", images->arch);
+    return buffer;
+}
+
 static const char *portable_refuses(const tess_driver_device *d, const tess_kernel_key *key,
                                     char *buffer, size_t size) {
     const tess_driver_vendor *vendor = d->driver->vendor;
@@ -97,11 +104,7 @@ static const char *portable_refuses(const tess_driver_device *d, const tess_kern
                  vendor->name, vendor->build_hint);
         return buffer;
     }
-    int used = snprintf(buffer, size, "no device code for %s; there is some for", d->arch);
-    for (const tess_driver_image *i = vendor->images; i->data && used > 0 && (size_t)used < size;
-         i++)
-        used += snprintf(buffer + used, size - (size_t)used, " %s", i->arch);
-    return buffer;
+    return tess_driver_no_code(d, vendor->images, "", buffer, size);
 }
 
 static tess_status portable_prepare(tess_driver_device *d, const tess_kernel_key *key,
@@ -135,8 +138,8 @@ tess_status tess_driver_start(const tess_driver_device *d, int slot, void *funct
                                                 "the launch failed", code);
 }
 
-/* One launch of the forward or merge kernel of the portable body, whose arguments are alike. The
- * merge kernel waits by itself for earlier ones. */
+/* Launches the portable forward or merge kernel, which take the same arguments. `waits`: the kernel
+ * waits for earlier ones by itself. */
 static tess_status launch_portable(tess_driver_device *d, const tess_launch *l, void *function,
                                    tess_args *args, uint32_t groups, uint32_t threads, int waits,
                                    void *stream) {
@@ -156,7 +159,7 @@ static tess_status launch_portable(tess_driver_device *d, const tess_launch *l, 
                                                 "the launch failed", code);
 }
 
-/* Workgroups of a launch: HIP counts its threads, of which there are 128 in each, in 32 bits. */
+/* The most workgroups of a launch: HIP counts threads, 128 for each workgroup, in 32 bits. */
 enum { MOST_GROUPS = 1 << 24 };
 
 static tess_status portable_forward(tess_driver_device *d, const tess_launch *l, void *stream) {
@@ -189,78 +192,27 @@ static tess_status merge(tess_driver_device *d, const tess_launch *l, void *stre
     return status;
 }
 
-const tess_driver_row tess_driver_portable = {"portable", portable_refuses, portable_prepare,
-                                              portable_forward};
+const tess_driver_row tess_driver_portable = {
+    {TESS_OP_FORWARD, "portable", 0}, portable_refuses, portable_prepare, portable_forward};
 
 /* ------------------------------------------------------------------ the table */
 
-static tess_status describe(tess_driver_device *d, uint32_t index, tess_kernel_info *info) {
-    const tess_driver_row *const *rows = d->driver->vendor->rows;
-    char buffer[sizeof info->reason] = "";
-    for (uint32_t n = 0; n <= index; n++)
-        if (!rows[n])
-            return d->host->fail(d->host, TESS_ERROR_INVALID, "index: %u is past the last kernel",
-                                 (unsigned)index);
-    const char *why = rows[index]->refuses(d, NULL, buffer, sizeof buffer);
-    info->op = TESS_OP_FORWARD;
-    info->status = why ? TESS_ERROR_UNAVAILABLE : TESS_OK;
-    info->flags = 0;
-    snprintf(info->name, sizeof info->name, "%s/%s", d->driver->vendor->name, rows[index]->name);
-    snprintf(info->reason, sizeof info->reason, "%s", why ? why : "");
-    return TESS_OK;
-}
-
-/* In the device's context. */
-static tess_status choose(tess_driver_device *d, const tess_kernel_key *key, tess_kernel *kernel) {
-    const char *vendor = d->driver->vendor->name;
-    char all[768] = "";
-    tess_status failed = TESS_OK;
-    for (const tess_driver_row *const *row = d->driver->vendor->rows; *row; row++) {
-        char buffer[256];
-        if (key->name && strcmp(key->name, (*row)->name) != 0) continue;
-        const char *why = (*row)->refuses(d, NULL, buffer, sizeof buffer);
-        if (!why) why = (*row)->refuses(d, key, buffer, sizeof buffer);
-        if (why) {
-            const size_t used = strlen(all);
-            snprintf(all + used, sizeof all - used, "%s%s: %s", used ? "; " : "", (*row)->name,
-                     why);
-            d->host->log(d->host, "dispatch", "%s/%s refuses: %s", vendor, (*row)->name, why);
-            continue;
-        }
-        kernel->scratch_bytes = 0;
-        const tess_status status = (*row)->prepare(d, key, kernel);
-        /* the message stands, should nothing else be left */
-        if (status == TESS_ERROR_UNAVAILABLE) {
-            failed = status;
-            d->host->log(d->host, "dispatch", "%s/%s refuses: the driver does not take its code",
-                         vendor, (*row)->name);
-            continue;
-        }
-        if (status != TESS_OK) return status;
-        snprintf(kernel->name, sizeof kernel->name, "%s", (*row)->name);
-        kernel->impl = *row;
-        kernel->release = tess_driver_state_release;
-        d->host->log(d->host, "dispatch", "%s/%s accepts: dtype %s, head_dim %d", vendor,
-                     (*row)->name, tess_portable_dtype(key->dtype), (int)key->head_dim);
-        return TESS_OK;
-    }
-    if (failed != TESS_OK) return failed;
-    if (!all[0])
-        return d->host->fail(d->host, TESS_ERROR_UNSUPPORTED, "kernel: %s has no kernel named '%s'",
-                             vendor, key->name ? key->name : "");
-    return d->host->fail(d->host, TESS_ERROR_UNSUPPORTED, "no %s kernel accepts the problem: %s",
-                         vendor, all);
-}
-
-tess_status tess_driver_kernel(void *device, const tess_kernel_key *key, tess_kernel *kernel,
-                               uint32_t index, tess_kernel_info *info) {
+tess_status tess_driver_kernel(void *device, uint32_t index, const tess_kernel_key *key,
+                               tess_kernel_info *info, tess_kernel *kernel) {
     tess_driver_device *d = device;
+    const tess_driver_row *const *kernels = d->driver->vendor->kernels;
+    for (uint32_t n = 0; n <= index; n++)
+        if (!kernels[n]) return TESS_ERROR_INVALID;
+    const tess_driver_row *row = kernels[index];
+    const char *why = row->refuses(d, key, info->reason, sizeof info->reason);
+    if (!tess_row_answer(&row->head, key, why, info) || !kernel) return TESS_OK;
     void *before = NULL;
-    if (!key) return describe(d, index, info);
     tess_status status = tess_driver_enter(d, &before);
     if (status != TESS_OK) return status;
-    status = choose(d, key, kernel);
+    status = row->prepare(d, key, kernel);
     d->driver->vendor->leave(d, before);
+    kernel->impl = row;
+    kernel->release = tess_driver_state_release;
     return status;
 }
 
@@ -291,7 +243,7 @@ static tess_status read_timer(tess_driver_device *d, void *const *events, double
 
 static tess_status enqueue(tess_driver_device *d, const tess_launch *l, void *stream) {
     const tess_driver_row *row = l->kernel->impl;
-    tess_status status = l->n_jobs ? row->forward(d, l, stream) : TESS_OK;
+    tess_status status = l->n_jobs ? row->launch(d, l, stream) : TESS_OK;
     if (status == TESS_OK && l->n_merges) status = merge(d, l, stream);
     return status;
 }
@@ -331,7 +283,7 @@ tess_status tess_driver_launch(void *device, const tess_launch *l) {
     if (l->stream.extra)
         return d->host->fail(d->host, TESS_ERROR_INVALID, "stream.extra: must be NULL for %s",
                              d->driver->vendor->name);
-    /* Kernels count the words of the tables in 32 bits. */
+    /* Kernels index the tables by 32-bit words. */
     if (l->tables->device.size > (uint64_t)UINT32_MAX * 4)
         return d->host->fail(d->host, TESS_ERROR_UNSUPPORTED,
                              "batch: tables of %llu bytes; this backend takes 16 GiB",

@@ -6,8 +6,8 @@
 /* All these structures hold pointers, so the size of every version is a multiple of this. */
 #define ALIGNMENT ((uint32_t)sizeof(void *))
 
-/* No structure grows by more than this between two versions that understand each other; a larger
- * size was never set, and reading that far would leave the caller's memory. */
+/* No structure grows by more than this between two compatible versions. A larger size is a field
+ * that was never set, and reading that far would leave the caller's memory. */
 enum { LARGEST_UNKNOWN_TAIL = 4096 };
 
 tess_status tess_extra_read(const tess_host *host, const char *name, const void *structure,

@@ -5,8 +5,8 @@
 
 #include <stddef.h>
 
-/* Opens the first of the NULL-ended names that works, RTLD_NOW | RTLD_LOCAL, never to be closed.
- * NULL: `why` lists every name with the linker's reason. */
+/* Opens the first of the NULL-ended names that works with RTLD_NOW | RTLD_LOCAL; it is never
+ * closed. NULL: `why` lists every name with the linker's reason. */
 void *tess_library_open(const char *const *names, char *why, size_t size);
 
 /* Puts the symbols of the NULL-ended names into `table`, in order. 0: one is missing and named in

@@ -5,8 +5,8 @@
 
 #include <string.h>
 
-/* The sizes of the arrays in workgroup memory, which kernels/forward.inl derives in the same way
- * from the same numbers. */
+/* Sizes of the arrays in workgroup memory. kernels/forward.inl derives them likewise from the same
+ * numbers. */
 #define COLUMNS(keys) ((keys) / 4)
 #define SLICE(rows)   ((rows) >= 32 ? 32 : 16)
 #define SCORES(rows, keys)                                                               \
@@ -46,7 +46,6 @@ const char *tess_portable_dtype(uint32_t dtype) {
 uint32_t tess_portable_element(uint32_t dtype) { return dtype == TESS_F32 ? 4 : 2; }
 
 const char *tess_portable_refusal(const tess_kernel_key *key) {
-    if (key->op != TESS_OP_FORWARD) return "forward only";
     if (key->dtype > TESS_BF16) return "dtype is none of f32, f16 and bf16";
     if (key->head_dim < 8 || key->head_dim > 256 || key->head_dim % 8 != 0)
         return "head_dim is not a multiple of 8 from 8 to 256";

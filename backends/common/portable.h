@@ -48,17 +48,18 @@ const char *tess_portable_refusal(const tess_kernel_key *key);
 const tess_portable_shape *tess_portable_find(const tess_portable_variant *variant,
                                               int32_t head_dim);
 
-/* What a shape costs on a device that runs `workers` of its workgroups at a time. Rates differ
- * between devices by more than a shape does; these are of a fast one, where parts pay least. */
+/* The costs of a shape on a device that runs `workers` of its workgroups at a time. Devices differ
+ * in speed by more than shapes do; the rates are those of a fast device, where splitting keys pays
+ * least. */
 tess_kernel_costs tess_portable_costs(const tess_portable_shape *shape, uint32_t workers);
 
 /* "f32", "f16", "bf16", and bytes of an element. */
 const char *tess_portable_dtype(uint32_t dtype);
 uint32_t tess_portable_element(uint32_t dtype);
 
-/* The arguments for `items` jobs from launch->first_job + skip on. *_at fields hold only what
- * follows from buffer.offset (kind POINTER has it added to the handle by the backend as it likes:
- * set `base_in_handle` to leave 0 here). */
+/* The arguments for `items` jobs from launch->first_job + skip on. The *_at fields hold the
+ * elements of buffer.offset, or 0 with `base_in_handle`, for backends that add the offset to the
+ * address. */
 void tess_portable_forward_args(const tess_launch *launch, uint64_t skip, uint64_t items,
                                 int base_in_handle, tess_args *args);
 /* Workgroups of the merge kernel for each merge of a launch. */

@@ -7,6 +7,7 @@
 #include <sys/types.h>
 
 #include "kernels/kernel.h"
+#include "row.h"
 
 /* isa.c: whether this process may use an instruction set; `reason` tells why not. */
 enum cpu_isa {
@@ -26,10 +27,9 @@ void tess_cpu_model_name(char *text, size_t size); /* as the system tells it */
 
 /* table.c: one implementation. */
 typedef struct cpu_row {
-    const char *name;
+    tess_row_head head;
     enum cpu_isa isa;
     uint32_t dtypes; /* bit n: tess_dtype n */
-    int only_forced; /* taken only when named */
     /* GFLOP/s of a thread, about: for the plan's choice of parts, and so a constant */
     uint32_t rate;
     cpu_job_fn job; /* NULL: not built for this processor */
@@ -48,8 +48,8 @@ typedef struct cpu_device {
     pid_t pid; /* of the process that opened it: the pool's threads do not survive fork() */
 } cpu_device;
 
-tess_status tess_cpu_kernel(void *device, const tess_kernel_key *key, tess_kernel *kernel,
-                            uint32_t index, tess_kernel_info *info);
+tess_status tess_cpu_kernel(void *device, uint32_t index, const tess_kernel_key *key,
+                            tess_kernel_info *info, tess_kernel *kernel);
 
 /* run.c */
 enum { TESS_CPU_MAX_THREADS = 1024 };

@@ -174,8 +174,8 @@ static int start(const tess_driver_device *d, int slot, void *function, unsigned
         &config, function, parameters, NULL);
 }
 
-static const tess_driver_row *const rows[] = {&tess_cuda_sm90, &tess_cuda_sm80,
-                                              &tess_driver_portable, NULL};
+static const tess_driver_row *const kernels[] = {&tess_cuda_sm90, &tess_cuda_sm80,
+                                                 &tess_driver_portable, NULL};
 
 static const tess_driver_vendor vendor = {.name = "cuda",
                                           .libraries = libraries,
@@ -183,7 +183,7 @@ static const tess_driver_vendor vendor = {.name = "cuda",
                                           .images = tess_cuda_images,
                                           .build_hint =
                                               "neither nvcc nor clang was found when it was built",
-                                          .rows = rows,
+                                          .kernels = kernels,
                                           .units_attribute = ATTRIBUTE_UNITS,
                                           .time_limit_attribute = ATTRIBUTE_TIME_LIMIT,
                                           .cache_attribute = ATTRIBUTE_CACHE,

@@ -69,17 +69,12 @@ static const tess_driver_image *image(const tess_driver_device *d) {
 
 static const char *refuses(const tess_driver_device *d, const tess_kernel_key *key, char *buffer,
                            size_t size) {
-    if (!key) {
-        if (image(d)) return d->image < 0 ? "built without the merge kernel" : NULL;
-        if (!tess_cuda_sm80_images[0].data) return "built without device code for sm_80 and later";
-        int used = snprintf(
-            buffer, size, "needs sm_80 or later, and has no device code for %s; there is some for",
-            d->arch);
-        for (const tess_driver_image *i = tess_cuda_sm80_images;
-             i->data && used > 0 && (size_t)used < size; i++)
-            used += snprintf(buffer + used, size - (size_t)used, " %s", i->arch);
-        return buffer;
-    }
+    if (!tess_cuda_sm80_images[0].data) return "built without device code for sm_80 and later";
+    if (!image(d))
+        return tess_driver_no_code(d, tess_cuda_sm80_images, "needs sm_80 or later, and has ",
+                                   buffer, size);
+    if (d->image < 0) return "built without the merge kernel";
+    if (!key) return NULL;
     if (key->dtype == TESS_F32) return "takes f16 and bf16 only";
     return tess_portable_refusal(key);
 }
@@ -108,7 +103,7 @@ static tess_status prepare(tess_driver_device *d, const tess_kernel_key *key, te
     kernel->tile_rows = kernel->pack_rows = x->rows;
     kernel->tile_step = 1;
     kernel->costs = costs_of(d, x);
-    kernel->low_rows = x->rows > 64 ? 64 : 0; /* 16 of each warp */
+    kernel->short_rows = x->rows > 64 ? 64 : 0; /* 16 of each warp */
     return tess_cuda_prepare(d, key, CUDA_SM80_MODULE, image(d), name, shared_bytes(d, x), kernel);
 }
 
@@ -129,7 +124,7 @@ static tess_status forward(tess_driver_device *d, const tess_launch *l, void *st
         args.workspace = tess_driver_address(&l->workspace);
         args.wide = tess_cuda_wide(l);
         args.stages = stages_on(d, x);
-        args.slope = (l->scale < 0 ? -l->scale : l->scale) * 1.44269504088896341f;
+        args.scale_log2 = (l->scale < 0 ? -l->scale : l->scale) * 1.44269504088896341f;
         void *parameters[] = {&args};
         const int code =
             d->driver->call.launch(state->forward, (unsigned)items, 1, 1, TESS_SM80_THREADS, 1, 1,
@@ -141,4 +136,4 @@ static tess_status forward(tess_driver_device *d, const tess_launch *l, void *st
     return TESS_OK;
 }
 
-const tess_driver_row tess_cuda_sm80 = {"sm80", refuses, prepare, forward};
+const tess_driver_row tess_cuda_sm80 = {{TESS_OP_FORWARD, "sm80", 0}, refuses, prepare, forward};

@@ -41,14 +41,13 @@ static const instance *find(int32_t head_dim) {
 
 static const char *refuses(const tess_driver_device *d, const tess_kernel_key *key, char *buffer,
                            size_t size) {
-    if (!key) {
-        if (strcmp(d->arch, "sm_90") != 0) {
-            snprintf(buffer, size, "needs sm_90, and the device is %s", d->arch);
-            return buffer;
-        }
-        if (!tess_cuda_sm90_images[0].data) return "built without device code for sm_90a";
-        return d->image < 0 ? "built without the merge kernel" : NULL;
+    if (strcmp(d->arch, "sm_90") != 0) {
+        snprintf(buffer, size, "needs sm_90, and the device is %s", d->arch);
+        return buffer;
     }
+    if (!tess_cuda_sm90_images[0].data) return "built without device code for sm_90a";
+    if (d->image < 0) return "built without the merge kernel";
+    if (!key) return NULL;
     if (key->dtype == TESS_F32) return "takes f16 and bf16 only";
     if (key->block % 8 != 0) return "block is not a multiple of 8";
     return tess_portable_refusal(key);
@@ -181,4 +180,4 @@ static tess_status forward(tess_driver_device *d, const tess_launch *l, void *st
     return TESS_OK;
 }
 
-const tess_driver_row tess_cuda_sm90 = {"sm90", refuses, prepare, forward};
+const tess_driver_row tess_cuda_sm90 = {{TESS_OP_FORWARD, "sm90", 0}, refuses, prepare, forward};

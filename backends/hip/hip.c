@@ -55,8 +55,8 @@ static tess_status attach(tess_driver_device *d, const void *native) {
 
 static void detach(tess_driver_device *d) { (void)d; }
 
-/* The name of the instruction set stands in a structure whose layout changed with HIP's versions,
- * so it is looked for: "gfx" and what may follow. */
+/* The instruction set's name lies in a structure whose layout differs between HIP versions, so
+ * search for "gfx" and what may follow it. */
 static int arch(const tess_driver *driver, int device, char *text, size_t size) {
     static const char allowed[] = "0123456789abcdefghijklmnopqrstuvwxyz";
     enum { PROPERTIES_BYTES = 16384 }; /* ten times what any version has */
@@ -88,7 +88,7 @@ static const char *error_name(const tess_driver *driver, int code) {
     return driver->extra[ERROR_NAME] ? EXTRA(driver, ERROR_NAME, const char *(*)(int))(code) : NULL;
 }
 
-/* HIP_VERSION since HIP 5; a number of the build before. */
+/* HIP_VERSION since HIP 5; before, a build number. */
 static void version(int number, char *text, size_t size) {
     if (number >= 10000000)
         snprintf(text, size, "HIP %d.%d.%d", number / 10000000, number / 100000 % 100,
@@ -97,7 +97,7 @@ static void version(int number, char *text, size_t size) {
         snprintf(text, size, "HIP build %d", number);
 }
 
-static const tess_driver_row *const rows[] = {&tess_driver_portable, NULL};
+static const tess_driver_row *const kernels[] = {&tess_driver_portable, NULL};
 
 static const tess_driver_vendor vendor = {
     .name = "hip",
@@ -105,7 +105,7 @@ static const tess_driver_vendor vendor = {
     .symbols = symbols,
     .images = tess_hip_images,
     .build_hint = "clang 17 or newer and lld were not found when it was built",
-    .rows = rows,
+    .kernels = kernels,
     .units_attribute = ATTRIBUTE_UNITS,
     .time_limit_attribute = ATTRIBUTE_TIME_LIMIT,
     .cache_attribute = ATTRIBUTE_CACHE,

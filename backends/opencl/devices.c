@@ -56,8 +56,7 @@ tess_status tess_opencl_status(cl_int code) {
     case CL_OUT_OF_RESOURCES:
     case CL_OUT_OF_HOST_MEMORY:
     case CL_MEM_OBJECT_ALLOCATION_FAILURE: return TESS_ERROR_OUT_OF_MEMORY;
-    /* queues are checked before they are used: one that turns bad is what a dead context looks
-     * like */
+    /* queues are checked before they are used, so a bad one means that the context is lost */
     case CL_INVALID_COMMAND_QUEUE:
     case CL_DEVICE_NOT_AVAILABLE: return TESS_ERROR_DEVICE_LOST;
     default: return TESS_ERROR_NATIVE;
@@ -129,8 +128,8 @@ static const char *unfit(const cl_api *cl, cl_device_id device) {
     return NULL;
 }
 
-/* GPUs first; then by the name of the platform, since loaders give platforms in the order of files
- * in a folder; then in the platform's order. */
+/* GPUs first, then by the platform's name, since loaders list platforms in the order of files in a
+ * folder, then in the platform's order. */
 static int comes_before(const opencl_found *a, const opencl_found *b) {
     if (a->kind != b->kind) return a->kind == TESS_DEVICE_GPU;
     return strcmp(a->platform_name, b->platform_name) < 0;
@@ -142,7 +141,7 @@ static void insert(opencl_found *list, uint32_t count, const opencl_found *item)
     list[at] = *item;
 }
 
-/* Adds the devices of one platform; what is left out goes into `why`. */
+/* Adds the devices of one platform. `why` gets the reason for each that is left out. */
 static uint32_t add_platform(const tess_host *host, const cl_api *cl, cl_platform_id platform,
                              opencl_found *list, uint32_t count, char *why) {
     cl_device_id devices[MOST_DEVICES];

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The ordered table of kernels, and building them: from the cache on disk where it has the binary,
- * else from source. */
+/* The table of kernels, and their programs: binaries from the cache on disk where it has them, else
+ * built from source. */
 #include <stdio.h>
 #include <string.h>
 
@@ -11,9 +11,18 @@
 extern const char tess_opencl_portable[];
 extern const size_t tess_opencl_portable_size;
 
+/* A row of the table of kernels. */
+typedef struct opencl_row {
+    tess_row_head head;
+    const tess_portable_variant *variant;
+    const char *function; /* of the program */
+} opencl_row;
+
 /* Best first. */
-static const tess_portable_variant *const rows[OPENCL_VARIANTS] = {&tess_portable,
-                                                                   &tess_portable_small};
+static const opencl_row kernels[OPENCL_VARIANTS] = {
+    {{TESS_OP_FORWARD, "portable", 0}, &tess_portable, "tess_forward"},
+    {{TESS_OP_FORWARD, "portable_small", 0}, &tess_portable_small, "tess_forward"},
+};
 
 enum { MOST_SLOTS = 1024, MOST_OPTIONS = 256, MOST_DEVICES = 64 };
 
@@ -34,12 +43,12 @@ static int fits(const opencl_device *d, const tess_portable_shape *shape, char *
     return 1;
 }
 
-/* What only the compiled kernel tells. */
+/* The limits that are known only once the kernel is compiled. */
 static int kernel_fits(const opencl_device *d, cl_kernel kernel, uint32_t threads, char *why,
                        size_t size) {
     size_t most = threads;
     cl_ulong local = 0;
-    /* Without an answer the launch will tell. */
+    /* Where the driver does not answer, the launch will fail instead. */
     if (d->cl->clGetKernelWorkGroupInfo(kernel, d->device, CL_KERNEL_WORK_GROUP_SIZE, sizeof most,
                                         &most, NULL) == CL_SUCCESS &&
         most < threads) {
@@ -66,7 +75,7 @@ static cl_int build(const opencl_device *d, cl_program program, const char *opti
     return d->cl->clBuildProgram(program, 1, &d->device, options, NULL, NULL);
 }
 
-/* The first lines of the compiler's complaint, in one. */
+/* The first lines of the compiler's log, joined into one. */
 static void build_log(const opencl_device *d, cl_program program, char *text, size_t size) {
     size_t bytes = 0;
     text[0] = '\0';
@@ -107,7 +116,7 @@ static cl_program from_cache(const opencl_device *d, const tess_cache_key *key) 
     return program;
 }
 
-/* A program may be for several devices of a wrapped context, of which only ours has been built. */
+/* In a wrapped context a program may belong to several devices, and was built for ours alone. */
 static void to_cache(const opencl_device *d, const tess_cache_key *key, cl_program program) {
     const cl_api *cl = d->cl;
     cl_uint count = 0;
@@ -156,17 +165,16 @@ static tess_status from_source(const opencl_device *d, const tess_cache_key *key
                       tess_opencl_error_name(code), (int)code, text);
 }
 
-/* Compiles one instance unless that was done before. UNSUPPORTED, with the reason in
- * entry->refusal: the device cannot run it. */
+/* Compiles one instance, once. UNSUPPORTED: the device cannot run it, and entry->refusal says why.
+ */
 static tess_status instance(opencl_device *d, uint32_t dtype, uint32_t row, uint32_t bucket,
                             opencl_program **out) {
-    const tess_portable_shape *shape = &rows[row]->shapes[bucket];
+    const tess_portable_shape *shape = &kernels[row].variant->shapes[bucket];
     opencl_program *entry = &d->programs[dtype][row][bucket];
     char options[MOST_OPTIONS];
     *out = entry;
     if (entry->refusal[0]) return TESS_ERROR_UNSUPPORTED;
     if (entry->program) return TESS_OK;
-    if (!fits(d, shape, entry->refusal, sizeof entry->refusal)) return TESS_ERROR_UNSUPPORTED;
     snprintf(options, sizeof options,
              "-cl-std=CL1.2 -D TESS_DTYPE=%u -D TESS_DIMS=%u -D TESS_ROWS=%u -D TESS_KEYS=%u -D "
              "TESS_THREADS=%u",
@@ -181,9 +189,9 @@ static tess_status instance(opencl_device *d, uint32_t dtype, uint32_t row, uint
     tess_status status = program ? TESS_OK : from_source(d, &key, &program);
     if (status != TESS_OK) return status;
     cl_int code = CL_SUCCESS;
-    cl_kernel kernel = d->cl->clCreateKernel(program, "tess_forward", &code);
+    cl_kernel kernel = d->cl->clCreateKernel(program, kernels[row].function, &code);
     if (!kernel) {
-        status = tess_opencl_fail(d->host, "clCreateKernel", "no kernel tess_forward", code);
+        status = tess_opencl_fail(d->host, "clCreateKernel", kernels[row].function, code);
         d->cl->clReleaseProgram(program);
         return status;
     }
@@ -223,10 +231,10 @@ static void release(tess_kernel *kernel) {
     kernel->state = NULL;
 }
 
-/* A slot is held only while its launch is being enqueued, so more of them than there can be threads
- * serve nobody. */
-static tess_status state_create(opencl_device *d, cl_program program, uint32_t slots,
-                                uint32_t threads, opencl_state **out) {
+/* A launch holds its slot only while it is enqueued, so there is no use for more slots than
+ * threads. */
+static tess_status state_create(opencl_device *d, const opencl_row *row, cl_program program,
+                                uint32_t slots, uint32_t threads, opencl_state **out) {
     const tess_host *host = d->host;
     if (slots > MOST_SLOTS) slots = MOST_SLOTS;
     opencl_state *state = host->alloc(host, state_bytes(slots), 64);
@@ -239,7 +247,7 @@ static tess_status state_create(opencl_device *d, cl_program program, uint32_t s
     state->threads = threads;
     cl_int code = CL_SUCCESS;
     for (uint32_t n = 0; n < slots && code == CL_SUCCESS; n++) {
-        state->slot[n].forward = d->cl->clCreateKernel(program, "tess_forward", &code);
+        state->slot[n].forward = d->cl->clCreateKernel(program, row->function, &code);
         if (code == CL_SUCCESS)
             state->slot[n].merge = d->cl->clCreateKernel(program, "tess_merge", &code);
     }
@@ -253,72 +261,52 @@ static tess_status state_create(opencl_device *d, cl_program program, uint32_t s
 
 /* ------------------------------------------------------------------ the choice */
 
-static tess_status describe(const opencl_device *d, uint32_t index, tess_kernel_info *info) {
-    if (index >= OPENCL_VARIANTS)
-        return d->host->fail(d->host, TESS_ERROR_INVALID, "index: %u is past the last kernel",
-                             (unsigned)index);
-    char why[256] = "";
-    const int usable = fits(d, &rows[index]->shapes[0], why, sizeof why);
-    info->op = TESS_OP_FORWARD;
-    info->status = usable ? TESS_OK : TESS_ERROR_UNAVAILABLE;
-    info->flags = 0;
-    snprintf(info->name, sizeof info->name, "opencl/%s", rows[index]->name);
-    snprintf(info->reason, sizeof info->reason, "%.*s", (int)sizeof info->reason - 1, why);
-    return TESS_OK;
+/* Why the device cannot run a row, or with a key, why the row does not take the problem. */
+static const char *refuses(const opencl_device *d, const opencl_row *row,
+                           const tess_kernel_key *key, char *buffer, size_t size) {
+    const tess_portable_shape *shape = &row->variant->shapes[0];
+    if (key) {
+        const char *why = tess_portable_refusal(key);
+        if (why) return why;
+        shape = tess_portable_find(row->variant, key->head_dim);
+    }
+    return fits(d, shape, buffer, size) ? NULL : buffer;
 }
 
-static tess_status accept(opencl_device *d, const tess_kernel_key *key, uint32_t row,
-                          const tess_portable_shape *shape, cl_program program,
-                          tess_kernel *kernel) {
+/* Compiles the row's program, unless that was done, and makes the objects of a plan. */
+static tess_status prepare(opencl_device *d, uint32_t index, const tess_kernel_key *key,
+                           tess_kernel *kernel) {
+    const tess_host *host = d->host;
+    const opencl_row *row = &kernels[index];
+    const tess_portable_shape *shape = tess_portable_find(row->variant, key->head_dim);
+    opencl_program *entry = NULL;
     opencl_state *state = NULL;
-    const tess_status status = state_create(d, program, key->max_in_flight ? key->max_in_flight : 1,
-                                            shape->threads, &state);
+    pthread_mutex_lock(&d->building);
+    tess_status status =
+        instance(d, key->dtype, index, (uint32_t)(shape - row->variant->shapes), &entry);
+    pthread_mutex_unlock(&d->building);
+    if (status == TESS_ERROR_UNSUPPORTED) return host->fail(host, status, "%s", entry->refusal);
+    if (status == TESS_OK)
+        status = state_create(d, row, entry->program, key->max_in_flight ? key->max_in_flight : 1,
+                              shape->threads, &state);
     if (status != TESS_OK) return status;
     kernel->tile_rows = shape->rows;
     kernel->tile_step = 1;
     kernel->pack_rows = shape->rows;
-    kernel->scratch_bytes = 0;
     kernel->costs = tess_portable_costs(shape, tess_opencl_parallel_jobs(d));
-    snprintf(kernel->name, sizeof kernel->name, "%s", rows[row]->name);
-    kernel->impl = shape;
+    kernel->impl = row;
     kernel->state = state;
     kernel->release = release;
-    d->host->log(d->host, "dispatch",
-                 "opencl/%s accepts: dtype %s, head_dim %d in an instance of %u", rows[row]->name,
-                 tess_portable_dtype(key->dtype), (int)key->head_dim, (unsigned)shape->head_dim);
+    host->log(host, "dispatch", "%s runs in an instance for a head_dim of %u", row->head.name,
+              (unsigned)shape->head_dim);
     return TESS_OK;
 }
 
-tess_status tess_opencl_kernel(void *device, const tess_kernel_key *key, tess_kernel *kernel,
-                               uint32_t index, tess_kernel_info *info) {
-    opencl_device *d = device;
-    const tess_host *host = d->host;
-    if (!key) return describe(d, index, info);
-    char all[768] = "";
-    for (uint32_t row = 0; row < OPENCL_VARIANTS; row++) {
-        if (key->name && strcmp(key->name, rows[row]->name) != 0) continue;
-        const char *why = tess_portable_refusal(key);
-        const tess_portable_shape *shape =
-            why ? NULL : tess_portable_find(rows[row], key->head_dim);
-        if (shape) {
-            opencl_program *entry = NULL;
-            pthread_mutex_lock(&d->building);
-            const tess_status status =
-                instance(d, key->dtype, row, (uint32_t)(shape - rows[row]->shapes), &entry);
-            pthread_mutex_unlock(&d->building);
-            if (status == TESS_OK) return accept(d, key, row, shape, entry->program, kernel);
-            if (status != TESS_ERROR_UNSUPPORTED) return status;
-            why = entry->refusal;
-        }
-        const size_t used = strlen(all);
-        snprintf(all + used, sizeof all - used, "%s%s: %s", used ? "; " : "", rows[row]->name,
-                 why ? why : "no instance takes this head_dim");
-        host->log(host, "dispatch", "opencl/%s refuses: %s", rows[row]->name,
-                  why ? why : "no instance takes this head_dim");
-    }
-    if (!all[0])
-        return host->fail(host, TESS_ERROR_UNSUPPORTED, "kernel: opencl has no kernel named '%s'",
-                          key->name ? key->name : "");
-    return host->fail(host, TESS_ERROR_UNSUPPORTED, "no opencl kernel accepts the problem: %s",
-                      all);
+tess_status tess_opencl_kernel(void *device, uint32_t index, const tess_kernel_key *key,
+                               tess_kernel_info *info, tess_kernel *kernel) {
+    if (index >= OPENCL_VARIANTS) return TESS_ERROR_INVALID;
+    const opencl_row *row = &kernels[index];
+    const char *why = refuses(device, row, key, info->reason, sizeof info->reason);
+    if (!tess_row_answer(&row->head, key, why, info) || !kernel) return TESS_OK;
+    return prepare(device, index, key, kernel);
 }

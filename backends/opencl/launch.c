@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Enqueuing the kernels of a run. OpenCL copies the arguments of a kernel while it is enqueued, so
- * a slot is free again as soon as that is done. */
+/* Enqueues the kernels of a run. OpenCL copies a kernel's arguments when it is enqueued, so the
+ * slot is free again right after. */
 #include <stdio.h>
 #include <string.h>
 
@@ -8,20 +8,18 @@
 #include "opencl.h"
 #include <tessera/tessera_opencl.h>
 
-/* More workgroups than this are given to the device in parts: 32-bit devices count work-items in 32
- * bits. */
+/* The most workgroups of one enqueue: 32-bit devices count work-items in 32 bits. */
 enum { MOST_GROUPS = 1 << 22 };
 
-/* Where the kernels go, and what they wait for. Each waits for the one before it wherever the queue
- * itself may not keep the order. */
-typedef struct opencl_way {
+/* The queue of a run, and the events that order its kernels where the queue does not. */
+typedef struct opencl_stream {
     cl_command_queue queue;
-    int chained; /* each kernel waits for the one before it and gives an event */
+    int chained; /* each kernel waits for the event of the one before it */
     cl_uint n_waits;
     const cl_event *waits;
     cl_event first, last; /* first: only if its time is wanted */
-    int wants_first;
-} opencl_way;
+    int timed;
+} opencl_stream;
 
 /* ------------------------------------------------------------------ streams */
 
@@ -30,15 +28,16 @@ static tess_status invalid(const opencl_device *d, const char *what, cl_int code
                          tess_opencl_error_name(code), (int)code);
 }
 
-/* Only what says that the handle is no queue is the caller's mistake. */
+/* These two codes say that the handle is no queue, which is the caller's mistake; all others are
+ * the driver's. */
 static tess_status no_queue(const opencl_device *d, cl_int code) {
     if (code == CL_INVALID_COMMAND_QUEUE || code == CL_INVALID_VALUE)
         return invalid(d, "stream.handle: clGetCommandQueueInfo", code);
     return tess_opencl_fail(d->host, "clGetCommandQueueInfo", "stream.handle", code);
 }
 
-static tess_status submit_way(const opencl_device *d, const tess_stream *stream, opencl_way *way,
-                              cl_event **event) {
+static tess_status read_submit(const opencl_device *d, const tess_stream *stream, opencl_stream *s,
+                               cl_event **event) {
     const tess_host *host = d->host;
     tess_opencl_submit extra;
     cl_context context = NULL;
@@ -46,21 +45,21 @@ static tess_status submit_way(const opencl_device *d, const tess_stream *stream,
     if (stream->handle == 0)
         return host->fail(host, TESS_ERROR_INVALID,
                           "stream.handle: must be a cl_command_queue, not 0");
-    way->queue = (cl_command_queue)(uintptr_t)stream->handle;
-    cl_int code = d->cl->clGetCommandQueueInfo(way->queue, CL_QUEUE_CONTEXT, sizeof(cl_context),
+    s->queue = (cl_command_queue)(uintptr_t)stream->handle;
+    cl_int code = d->cl->clGetCommandQueueInfo(s->queue, CL_QUEUE_CONTEXT, sizeof(cl_context),
                                                &context, NULL);
     if (code == CL_SUCCESS)
-        code = d->cl->clGetCommandQueueInfo(way->queue, CL_QUEUE_DEVICE, sizeof(cl_device_id),
+        code = d->cl->clGetCommandQueueInfo(s->queue, CL_QUEUE_DEVICE, sizeof(cl_device_id),
                                             &device, NULL);
     if (code != CL_SUCCESS) return no_queue(d, code);
     if (context != d->context || device != d->device)
         return host->fail(host, TESS_ERROR_INVALID,
                           "stream.handle: the queue is not of this device and its context");
     cl_bitfield properties = 0;
-    code = d->cl->clGetCommandQueueInfo(way->queue, CL_QUEUE_PROPERTIES, sizeof properties,
+    code = d->cl->clGetCommandQueueInfo(s->queue, CL_QUEUE_PROPERTIES, sizeof properties,
                                         &properties, NULL);
     if (code != CL_SUCCESS) return no_queue(d, code);
-    way->chained = (properties & CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE) != 0;
+    s->chained = (properties & CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE) != 0;
     if (!stream->extra) return TESS_OK;
     const tess_status status =
         tess_extra_read(host, "stream.extra", stream->extra, &extra, sizeof extra);
@@ -68,28 +67,28 @@ static tess_status submit_way(const opencl_device *d, const tess_stream *stream,
     if (extra.n_waits > 0 && !extra.waits)
         return host->fail(host, TESS_ERROR_INVALID,
                           "stream.extra: waits must not be NULL with n_waits");
-    way->n_waits = extra.n_waits;
-    way->waits = extra.n_waits ? (const cl_event *)extra.waits : NULL;
+    s->n_waits = extra.n_waits;
+    s->waits = extra.n_waits ? (const cl_event *)extra.waits : NULL;
     *event = extra.event;
-    if (*event) way->chained = 1;
+    if (*event) s->chained = 1;
     return TESS_OK;
 }
 
-static tess_status find_way(const opencl_device *d, const tess_launch *l, opencl_way *way,
-                            cl_event **event) {
+static tess_status read_stream(const opencl_device *d, const tess_launch *l, opencl_stream *s,
+                               cl_event **event) {
     const tess_host *host = d->host;
     if (l->stream.kind == TESS_STREAM_RECORD)
         return host->fail(host, TESS_ERROR_UNSUPPORTED,
                           "stream.kind: OpenCL records no commands; use TESS_STREAM_DEFAULT or "
                           "TESS_STREAM_SUBMIT");
-    way->queue = d->queue;
+    s->queue = d->queue;
     if (l->stream.kind == TESS_STREAM_SUBMIT) {
-        const tess_status status = submit_way(d, &l->stream, way, event);
+        const tess_status status = read_submit(d, &l->stream, s, event);
         if (status != TESS_OK) return status;
     }
     if (!l->seconds) return TESS_OK;
     cl_bitfield properties = 0;
-    const cl_int code = d->cl->clGetCommandQueueInfo(way->queue, CL_QUEUE_PROPERTIES,
+    const cl_int code = d->cl->clGetCommandQueueInfo(s->queue, CL_QUEUE_PROPERTIES,
                                                      sizeof properties, &properties, NULL);
     if (code != CL_SUCCESS)
         return tess_opencl_fail(host, "clGetCommandQueueInfo",
@@ -97,7 +96,7 @@ static tess_status find_way(const opencl_device *d, const tess_launch *l, opencl
     if (!(properties & CL_QUEUE_PROFILING_ENABLE))
         return host->fail(host, TESS_ERROR_UNSUPPORTED,
                           "device_seconds: the queue was made without CL_QUEUE_PROFILING_ENABLE");
-    way->chained = way->wants_first = 1;
+    s->chained = s->timed = 1;
     return TESS_OK;
 }
 
@@ -120,7 +119,7 @@ static tess_status set_buffer(const opencl_device *d, cl_kernel kernel, cl_uint 
 }
 
 static tess_status set_buffers(const opencl_device *d, const tess_launch *l, cl_kernel kernel) {
-    /* An argument that is not used still has to be a buffer. */
+    /* Every argument must be a buffer, even one that the kernel does not read. */
     const cl_mem tables = (cl_mem)(uintptr_t)l->tables->device.handle;
     tess_status status = TESS_OK;
     for (cl_uint n = 0; n < TESS_PORTABLE_TENSORS && status == TESS_OK; n++) {
@@ -135,31 +134,31 @@ static tess_status set_buffers(const opencl_device *d, const tess_launch *l, cl_
                       "workspace", "");
 }
 
-/* Enqueues `groups` workgroups, after what `way` says, and moves its events on. */
-static tess_status enqueue(const opencl_device *d, opencl_way *way, cl_kernel kernel,
+/* Enqueues `groups` workgroups behind the stream's last event, which becomes theirs. */
+static tess_status enqueue(const opencl_device *d, opencl_stream *s, cl_kernel kernel,
                            const tess_args *args, size_t groups, uint32_t threads) {
     cl_int code = d->cl->clSetKernelArg(kernel, TESS_PORTABLE_BUFFERS, sizeof *args, args);
     if (code != CL_SUCCESS)
         return tess_opencl_fail(d->host, "clSetKernelArg", "the arguments are not taken", code);
     const size_t local = threads, global = groups * threads;
-    const cl_event previous = way->last;
-    const cl_uint n_waits = previous ? 1 : way->n_waits;
-    const cl_event *waits = previous ? &previous : way->waits;
+    const cl_event previous = s->last;
+    const cl_uint n_waits = previous ? 1 : s->n_waits;
+    const cl_event *waits = previous ? &previous : s->waits;
     cl_event event = NULL;
-    code = d->cl->clEnqueueNDRangeKernel(way->queue, kernel, 1, NULL, &global, &local, n_waits,
-                                         waits, way->chained ? &event : NULL);
+    code = d->cl->clEnqueueNDRangeKernel(s->queue, kernel, 1, NULL, &global, &local, n_waits, waits,
+                                         s->chained ? &event : NULL);
     if (code == CL_INVALID_EVENT_WAIT_LIST || code == CL_INVALID_EVENT ||
         (code == CL_INVALID_CONTEXT && n_waits))
         return invalid(d, "stream.extra: waits: clEnqueueNDRangeKernel", code);
     if (code != CL_SUCCESS)
         return tess_opencl_fail(d->host, "clEnqueueNDRangeKernel", "a kernel was not enqueued",
                                 code);
-    if (!way->chained) return TESS_OK;
-    if (way->wants_first && !way->first)
-        way->first = event;
-    else if (previous && previous != way->first)
+    if (!s->chained) return TESS_OK;
+    if (s->timed && !s->first)
+        s->first = event;
+    else if (previous && previous != s->first)
         d->cl->clReleaseEvent(previous);
-    way->last = event;
+    s->last = event;
     return TESS_OK;
 }
 
@@ -167,7 +166,7 @@ typedef void args_fn(const tess_launch *launch, uint64_t skip, uint64_t items, i
                      tess_args *args);
 
 /* `groups` workgroups take an item. */
-static tess_status run_kernel(const opencl_device *d, const tess_launch *l, opencl_way *way,
+static tess_status run_kernel(const opencl_device *d, const tess_launch *l, opencl_stream *s,
                               cl_kernel kernel, args_fn *fill, uint64_t items, uint32_t groups,
                               uint32_t threads) {
     const uint64_t most = groups < MOST_GROUPS ? MOST_GROUPS / groups : 1;
@@ -175,7 +174,7 @@ static tess_status run_kernel(const opencl_device *d, const tess_launch *l, open
     for (uint64_t done = 0; done < items && status == TESS_OK; done += most) {
         tess_args args;
         fill(l, done, items - done < most ? items - done : most, 0, &args);
-        status = enqueue(d, way, kernel, &args, (size_t)args.items * groups, threads);
+        status = enqueue(d, s, kernel, &args, (size_t)args.items * groups, threads);
     }
     return status;
 }
@@ -192,15 +191,15 @@ static opencl_slot *take_slot(opencl_state *state) {
     return NULL;
 }
 
-static tess_status take_seconds(const opencl_device *d, const opencl_way *way, double *seconds) {
+static tess_status take_seconds(const opencl_device *d, const opencl_stream *s, double *seconds) {
     cl_ulong begin = 0, end = 0;
-    cl_int code = d->cl->clWaitForEvents(1, &way->last);
+    cl_int code = d->cl->clWaitForEvents(1, &s->last);
     if (code != CL_SUCCESS)
         return tess_opencl_fail(d->host, "clWaitForEvents", "the work failed", code);
-    code = d->cl->clGetEventProfilingInfo(way->first, CL_PROFILING_COMMAND_START, sizeof begin,
+    code = d->cl->clGetEventProfilingInfo(s->first, CL_PROFILING_COMMAND_START, sizeof begin,
                                           &begin, NULL);
     if (code == CL_SUCCESS)
-        code = d->cl->clGetEventProfilingInfo(way->last, CL_PROFILING_COMMAND_END, sizeof end, &end,
+        code = d->cl->clGetEventProfilingInfo(s->last, CL_PROFILING_COMMAND_END, sizeof end, &end,
                                               NULL);
     if (code != CL_SUCCESS)
         return tess_opencl_fail(d->host, "clGetEventProfilingInfo", "the kernels have no times",
@@ -213,12 +212,12 @@ tess_status tess_opencl_launch(void *device, const tess_launch *l) {
     const opencl_device *d = device;
     const tess_host *host = d->host;
     opencl_state *state = l->kernel->state;
-    opencl_way way;
+    opencl_stream stream;
     cl_event *event = NULL;
-    memset(&way, 0, sizeof way);
-    tess_status status = find_way(d, l, &way, &event);
+    memset(&stream, 0, sizeof stream);
+    tess_status status = read_stream(d, l, &stream, &event);
     if (status != TESS_OK) return status;
-    /* Kernels count the words of the tables in 32 bits. */
+    /* Kernels index the tables by 32-bit words. */
     if (l->tables->device.size > (uint64_t)UINT32_MAX * 4)
         return host->fail(host, TESS_ERROR_UNSUPPORTED,
                           "batch: tables of %llu bytes; this backend takes 16 GiB",
@@ -227,22 +226,22 @@ tess_status tess_opencl_launch(void *device, const tess_launch *l) {
     if (!slot)
         return host->fail(host, TESS_ERROR_BUSY, "max_in_flight: %u runs are being enqueued",
                           (unsigned)state->slots);
-    status = run_kernel(d, l, &way, slot->forward, tess_portable_forward_args, l->n_jobs, 1,
+    status = run_kernel(d, l, &stream, slot->forward, tess_portable_forward_args, l->n_jobs, 1,
                         state->threads);
     if (status == TESS_OK)
-        status = run_kernel(d, l, &way, slot->merge, tess_portable_merge_args, l->n_merges,
+        status = run_kernel(d, l, &stream, slot->merge, tess_portable_merge_args, l->n_merges,
                             tess_portable_merge_groups(l), TESS_MERGE_THREADS);
     __atomic_store_n(&slot->busy, 0, __ATOMIC_RELEASE);
     if (status == TESS_OK && l->stream.kind == TESS_STREAM_DEFAULT) {
-        const cl_int code = d->cl->clFlush(way.queue);
+        const cl_int code = d->cl->clFlush(stream.queue);
         if (code != CL_SUCCESS)
             status = tess_opencl_fail(host, "clFlush", "the queue cannot be flushed", code);
     }
-    if (status == TESS_OK && l->seconds) status = take_seconds(d, &way, l->seconds);
-    if (way.first && way.first != way.last) d->cl->clReleaseEvent(way.first);
-    if (way.last && status == TESS_OK && event)
-        *event = way.last;
-    else if (way.last)
-        d->cl->clReleaseEvent(way.last);
+    if (status == TESS_OK && l->seconds) status = take_seconds(d, &stream, l->seconds);
+    if (stream.first && stream.first != stream.last) d->cl->clReleaseEvent(stream.first);
+    if (stream.last && status == TESS_OK && event)
+        *event = stream.last;
+    else if (stream.last)
+        d->cl->clReleaseEvent(stream.last);
     return status;
 }

@@ -13,7 +13,7 @@ extern const tess_backend tess_opencl_backend;
 
 /* ------------------------------------------------------------------ opening */
 
-/* What is asked of the device once, so that launches need not ask. */
+/* Reads the limits of the device once, so that launches need not. */
 static tess_status describe(opencl_device *d, const opencl_found *found) {
     const cl_api *cl = d->cl;
     char text[4][OPENCL_TEXT];
@@ -45,7 +45,7 @@ static tess_status describe(opencl_device *d, const opencl_found *found) {
     }
     if (sizes[0] < d->most_threads) d->most_threads = sizes[0];
     d->kind = found->kind;
-    /* Only one vendor tells; a device that does not may drive a display. */
+    /* Only one vendor's devices say so; any other may drive a display. */
     const int told = tess_opencl_has(cl, d->device, "cl_nv_device_attribute_query") &&
                      cl->clGetDeviceInfo(d->device, CL_DEVICE_KERNEL_EXEC_TIMEOUT_NV,
                                          sizeof timeout, &timeout, NULL) == CL_SUCCESS;
@@ -107,7 +107,8 @@ static tess_status check_queue(const opencl_device *d, const tess_opencl_native 
     return TESS_OK;
 }
 
-/* Members are set once they are retained, so that a failure on the way drops the right ones. */
+/* Sets each member only after it was retained, so that drop() releases the right ones after a
+ * failure. */
 static tess_status retain(opencl_device *d, const tess_opencl_native *native) {
     cl_int code = d->cl->clRetainContext(native->context);
     if (code != CL_SUCCESS)
@@ -161,7 +162,7 @@ static tess_status wrap(opencl_device *d, uint32_t index, const opencl_found *fo
     return retain(d, &native);
 }
 
-/* Drops what an open device holds; members that are NULL were never taken. */
+/* Releases what an open device holds. NULL members were never taken. */
 static void drop(opencl_device *d) {
     tess_opencl_programs_release(d);
     if (d->queue) d->cl->clReleaseCommandQueue(d->queue);
@@ -272,7 +273,7 @@ static tess_status opencl_alloc(void *device, uint64_t size, tess_buffer *buffer
 static tess_status opencl_free(void *device, tess_buffer *buffer) {
     const opencl_device *d = device;
     const cl_int code = d->cl->clReleaseMemObject(mem(buffer));
-    /* On a device that is gone this may say so; the host's part is dropped all the same. */
+    /* A lost device may answer so. The host's part is released all the same. */
     if (code == CL_SUCCESS || tess_opencl_status(code) == TESS_ERROR_DEVICE_LOST) return TESS_OK;
     return tess_opencl_fail(d->host, "clReleaseMemObject", "the buffer cannot be freed", code);
 }
@@ -323,7 +324,7 @@ static uint64_t now_ns(void) {
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* OpenCL has no wait with a limit, so the event is asked again and again, ever less often. */
+/* OpenCL has no wait with a timeout, so poll the event at growing intervals. */
 static tess_status poll(const opencl_device *d, cl_event event, uint64_t timeout_ns) {
     const uint64_t begin = now_ns();
     struct timespec pause = {0, 10000};

@@ -7,6 +7,7 @@
 
 #include "cl.h"
 #include "portable.h"
+#include "row.h"
 #include <tessera/tessera_backend.h>
 
 enum {
@@ -37,7 +38,7 @@ typedef struct opencl_device {
     cl_context context;
     cl_command_queue queue; /* in order */
     uint32_t kind, compute_units, clock_mhz;
-    int time_limited; /* kernels may be stopped by the system after some seconds */
+    int time_limited; /* a watchdog may stop kernels after some seconds */
     size_t most_threads;
     uint64_t local_bytes, most_bytes;
     char names[2][512]; /* device and driver, for the cache */
@@ -54,9 +55,9 @@ tess_status tess_opencl_find(const tess_host *host, const cl_api *cl, uint32_t i
                              opencl_found *found);
 tess_status tess_opencl_list(const tess_host *host, uint32_t index, tess_device_info *info);
 
-/* A text, or a number of a device; "" and 0 where the driver does not know it. */
+/* A device property as text or as a number; "" or 0 where the driver does not know it. */
 void tess_opencl_text(const cl_api *cl, cl_device_id device, cl_uint what, char *text, size_t size);
-/* Whether the device has an extension; only then are its questions understood. */
+/* Whether the device has an extension. Only then does it know the queries of that extension. */
 int tess_opencl_has(const cl_api *cl, cl_device_id device, const char *extension);
 uint64_t tess_opencl_number(const cl_api *cl, cl_device_id device, cl_uint what, size_t bytes);
 
@@ -68,17 +69,17 @@ tess_status tess_opencl_fail(const tess_host *host, const char *call, const char
                              cl_int code);
 
 /* kernels.c */
-/* Workgroups that run at a time, about. */
+/* About how many workgroups run at a time. */
 static inline uint32_t tess_opencl_parallel_jobs(const opencl_device *d) {
     return d->compute_units ? 2 * d->compute_units : 2;
 }
 
-tess_status tess_opencl_kernel(void *device, const tess_kernel_key *key, tess_kernel *kernel,
-                               uint32_t index, tess_kernel_info *info);
+tess_status tess_opencl_kernel(void *device, uint32_t index, const tess_kernel_key *key,
+                               tess_kernel_info *info, tess_kernel *kernel);
 void tess_opencl_programs_release(opencl_device *d);
 
-/* Kernel objects hold their arguments, so each launch needs its own pair while it is being
- * enqueued. */
+/* Kernel objects hold their arguments, so each launch needs a pair of its own while it is enqueued.
+ */
 typedef struct opencl_slot {
     cl_kernel forward, merge;
     int busy; /* atomic */

@@ -20,7 +20,7 @@ typedef uint64_t vk_handle; /* every other kind of object */
 typedef int32_t vk_result;
 typedef uint32_t vk_bool;
 
-/* How structures begin that Vulkan reads or writes: their type, and further structures. */
+/* The first members of structures that Vulkan reads or writes: a type and a chain of extensions. */
 #define VK_IN      \
     uint32_t type; \
     const void *next
@@ -28,7 +28,7 @@ typedef uint32_t vk_bool;
     uint32_t type; \
     void *next
 
-/* X(name, value): results with a meaning of their own here or in messages. */
+/* X(name, value): the results that we test for, or name in messages. */
 #define VK_RESULT_LIST(X)                    \
     X(SUCCESS, 0)                            \
     X(NOT_READY, 1)                          \
@@ -102,8 +102,10 @@ enum {
     TVK_HEAP_DEVICE_LOCAL = 0x1,
     TVK_BUFFER_TRANSFER_SRC = 0x1,
     TVK_BUFFER_TRANSFER_DST = 0x2,
+    TVK_BUFFER_UNIFORM = 0x10,
     TVK_BUFFER_STORAGE = 0x20,
     TVK_DESCRIPTOR_STORAGE_BUFFER = 7,
+    TVK_DESCRIPTOR_UNIFORM_BUFFER_DYNAMIC = 8,
     TVK_SHADER_STAGE_COMPUTE = 0x20,
     TVK_BIND_POINT_COMPUTE = 1,
     TVK_COMMAND_POOL_RESET_BUFFER = 0x2,
@@ -113,6 +115,7 @@ enum {
     TVK_STAGE_COMPUTE = 0x800,
     TVK_STAGE_TRANSFER = 0x1000,
     TVK_STAGE_HOST = 0x4000,
+    TVK_ACCESS_UNIFORM_READ = 0x8,
     TVK_ACCESS_SHADER_READ = 0x20,
     TVK_ACCESS_SHADER_WRITE = 0x40,
     TVK_ACCESS_TRANSFER_READ = 0x800,
@@ -146,18 +149,20 @@ typedef struct vk_extension_properties {
     uint32_t version;
 } vk_extension_properties;
 
-/* Of some hundred limits, those that are asked for; the others are room. */
+/* Of some hundred limits, those that we ask for; the words between them are unused. */
 typedef struct vk_limits {
-    uint32_t room_0[7];
-    uint32_t max_storage_range, max_push_bytes, max_allocations;
-    uint32_t room_1[44];
+    uint32_t unused_0[7];
+    uint32_t max_storage_range, unused_1, max_allocations;
+    uint32_t unused_2[9];
+    uint32_t max_stage_storage_buffers;
+    uint32_t unused_3[34];
     uint32_t max_shared_bytes, max_group_count[3], max_group_threads, max_group_size[3];
-    uint32_t room_2[20];
-    uint64_t min_storage_align;
-    uint32_t room_3[21];
+    uint32_t unused_4[18];
+    uint64_t min_uniform_align, min_storage_align;
+    uint32_t unused_5[21];
     vk_bool timestamps;
     float timestamp_period;
-    uint32_t room_4[17];
+    uint32_t unused_6[17];
     uint64_t coherent_atom;
 } vk_limits;
 
@@ -188,7 +193,7 @@ typedef struct vk_sm_properties {
 
 typedef struct vk_core_properties_amd {
     VK_OUT;
-    uint32_t engines, arrays_per_engine, units_per_array, room[11];
+    uint32_t engines, arrays_per_engine, units_per_array, unused[11];
 } vk_core_properties_amd;
 
 typedef struct vk_features_2 {
@@ -303,16 +308,12 @@ typedef struct vk_compute_pipeline_create_info {
     int32_t base_index;
 } vk_compute_pipeline_create_info;
 
-typedef struct vk_push_range {
-    uint32_t stages, offset, size;
-} vk_push_range;
-
 typedef struct vk_pipeline_layout_create_info {
     VK_IN;
     uint32_t flags, set_count;
     const vk_handle *sets;
     uint32_t push_count;
-    const vk_push_range *pushes;
+    const void *pushes;
 } vk_pipeline_layout_create_info;
 
 typedef struct vk_binding {
@@ -491,12 +492,11 @@ typedef vk_function (*vk_get_instance_proc)(vk_instance, const char *);
     X(CmdBindDescriptorSets, void,                                                                \
       (vk_commands, uint32_t, vk_handle, uint32_t, uint32_t, const vk_handle *, uint32_t,         \
        const uint32_t *))                                                                         \
-    X(CmdPushConstants, void,                                                                     \
-      (vk_commands, vk_handle, uint32_t, uint32_t, uint32_t, const void *))                       \
     X(CmdDispatch, void, (vk_commands, uint32_t, uint32_t, uint32_t))                             \
     X(CmdPipelineBarrier, void,                                                                   \
       (vk_commands, uint32_t, uint32_t, uint32_t, uint32_t, const vk_memory_barrier *, uint32_t,  \
        const void *, uint32_t, const void *))                                                     \
+    X(CmdUpdateBuffer, void, (vk_commands, vk_handle, uint64_t, uint64_t, const void *))          \
     X(CmdCopyBuffer, void, (vk_commands, vk_handle, vk_handle, uint32_t, const vk_buffer_copy *)) \
     X(CmdResetQueryPool, void, (vk_commands, vk_handle, uint32_t, uint32_t))                      \
     X(CmdWriteTimestamp, void, (vk_commands, uint32_t, vk_handle, uint32_t))

@@ -58,8 +58,7 @@ static tess_status open_index(tess_vk_device *d, uint32_t index) {
     return status == TESS_OK ? create_device(d) : status;
 }
 
-/* The application's structure: at least what this version knows, and nothing behind it that it does
- * not know. */
+/* Checks the application's structure. */
 static tess_status read_native(const tess_host *host, const void *native, tess_vulkan_device *n) {
     const tess_status status = tess_extra_read(host, "native", native, n, sizeof *n);
     if (status != TESS_OK) return status;
@@ -121,8 +120,7 @@ static tess_status wrap(tess_vk_device *d, const void *native) {
     return load_device_functions(d);
 }
 
-/* Takes back what exists so far. A device whose work did not end in time keeps its Vulkan objects:
- * they may still be in use. */
+/* Destroys what exists so far. A stuck device keeps its Vulkan objects: they may be in use. */
 static void destroy(tess_vk_device *d) {
     tess_vk_memory_close(d);
     if (!atomic_load(&d->stuck)) {
@@ -170,7 +168,7 @@ tess_status tess_vk_open(const tess_host *host, uint32_t index, const void *nati
 
 void tess_vk_close(void *device) {
     tess_vk_device *d = device;
-    tess_vk_settle(d);
+    tess_vk_quiesce(d);
     destroy(d);
 }
 
@@ -184,10 +182,10 @@ static uint64_t local_bytes(const tess_vk_device *d) {
     return most;
 }
 
-/* A GPU that shows a picture is reset when one submission takes seconds. Speeds differ a
- * hundredfold and Vulkan tells none, so the kind of device and its memory stand in: a step of 64
- * rows and 64 keys is about 2 MFLOP, and the estimates leave a factor of ten to what such devices
- * reach. */
+/* Operating systems reset a GPU that drives a display when one submission takes seconds. Vulkan
+ * reports no speed, and devices differ by a factor of a hundred, so we estimate it from the kind of
+ * device and its memory. A step of 64 rows and 64 keys is about 2 MFLOP; the estimates leave a
+ * factor of ten to what such devices reach. */
 uint64_t tess_vk_range_steps(const tess_vk_device *d) {
     const uint64_t gib = UINT64_C(1) << 30;
     if (d->found.properties.kind == TVK_DEVICE_CPU) return 0;
@@ -210,8 +208,8 @@ tess_status tess_vk_query(void *device, tess_caps *caps) {
     caps->workspace_align = VK_WORKSPACE_ALIGN;
     caps->range_blocks = tess_vk_range_steps(d);
     caps->steps_per_second = 5 * caps->range_blocks; /* 200 ms of them */
-    /* Vulkan does not tell the cache's size. Devices of that much memory have 40 MiB at least; of
-     * others too little is known to assume any. */
+    /* Vulkan does not report the size of the cache. GPUs with that much memory have at least 40
+     * MiB; for others we assume none. */
     if (d->found.properties.kind == TVK_DEVICE_DISCRETE_GPU && local_bytes(d) >= UINT64_C(40) << 30)
         caps->cache_bytes = UINT64_C(40) << 20;
     return TESS_OK;

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/bindings.h"
 #include "library.h"
 #include "vk.h"
 
@@ -86,6 +87,13 @@ const char *tess_vk_inspect(const vk_api *vk, vk_physical physical, tess_vk_foun
     found->physical = physical;
     vk->GetPhysicalDeviceProperties(physical, &found->properties);
     if (found->properties.api_version < VERSION(1, 1)) return "its driver is older than Vulkan 1.1";
+    const uint32_t buffers = found->properties.limits.max_stage_storage_buffers;
+    if (buffers < TESS_STORAGE_BUFFERS) {
+        snprintf(found->refusal, sizeof found->refusal,
+                 "its maxPerStageDescriptorStorageBuffers is %u, and %d are needed", buffers,
+                 TESS_STORAGE_BUFFERS);
+        return found->refusal;
+    }
     vk->GetPhysicalDeviceQueueFamilyProperties(physical, &count, families);
     int best = -1;
     for (uint32_t n = 0; n < count; n++) {
@@ -133,7 +141,7 @@ tess_status tess_vk_find(const tess_host *host, const vk_api *vk, vk_instance in
                       "vkEnumeratePhysicalDevices: no device among %u%s", count, refused);
 }
 
-/* ---------------------------------------------------------------- what a device says of itself */
+/* ------------------------------------------------------------------ properties of a device */
 
 static int has_extension(const tess_host *host, const vk_api *vk, vk_physical physical,
                          const char *name) {
@@ -151,7 +159,7 @@ static int has_extension(const tess_host *host, const vk_api *vk, vk_physical ph
     return found;
 }
 
-/* Vulkan itself does not tell; two vendors have extensions that do. */
+/* Vulkan does not report multiprocessors, but extensions of two vendors do. */
 uint32_t tess_vk_compute_units(const tess_host *host, const vk_api *vk, vk_physical physical) {
     vk_sm_properties sm = {.type = TVK_TYPE_SM_BUILTINS_PROPERTIES_NV};
     vk_core_properties_amd core = {.type = TVK_TYPE_SHADER_CORE_PROPERTIES_AMD};
@@ -185,8 +193,7 @@ static const char *vendor_name(uint32_t vendor) {
     }
 }
 
-/* Layers that the environment puts between us and the driver are named, since they change what
- * runs. */
+/* Layers from the environment change what runs, so the text names them. */
 void tess_vk_driver_text(const tess_host *host, const vk_api *vk, const tess_vk_found *found,
                          char *text, size_t size) {
     const vk_properties *p = &found->properties;

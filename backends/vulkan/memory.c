@@ -8,7 +8,7 @@ enum { STAGING_BYTES = 8 << 20 };
 
 /* ------------------------------------------------------------------ waiting */
 
-/* An unsignalled fence that nobody waits for: one whose wait timed out comes back once it is
+/* An unsignalled fence for one wait. A fence whose wait timed out is used again once it is
  * signalled. */
 static tess_vk_fence *take_fence(tess_vk_device *d, vk_result *result) {
     tess_vk_fence *found = NULL;
@@ -56,12 +56,13 @@ vk_result tess_vk_drain(tess_vk_device *d, uint64_t timeout_ns) {
     return result;
 }
 
-enum { TRIES = 4 }; /* of a wait that fails without the device being lost, as for want of memory */
+/* A wait may fail for want of memory, and then succeed. */
+enum { WAIT_ATTEMPTS = 4 };
 
 vk_result tess_vk_wait_fence(tess_vk_device *d, vk_handle fence) {
     vk_result result = TVK_SUCCESS;
-    for (int n = 0; n < TRIES; n++) {
-        result = d->vk.WaitForFences(d->device, 1, &fence, 1, VK_PATIENCE_NS);
+    for (int n = 0; n < WAIT_ATTEMPTS; n++) {
+        result = d->vk.WaitForFences(d->device, 1, &fence, 1, VK_WAIT_LIMIT_NS);
         if (result == TVK_SUCCESS || result == TVK_ERROR_DEVICE_LOST) return result;
         if (result == TVK_TIMEOUT) break;
     }
@@ -69,10 +70,10 @@ vk_result tess_vk_wait_fence(tess_vk_device *d, vk_handle fence) {
     return result;
 }
 
-void tess_vk_settle(tess_vk_device *d) {
+void tess_vk_quiesce(tess_vk_device *d) {
     vk_result result = TVK_SUCCESS;
-    for (int n = 0; n < TRIES; n++) {
-        result = tess_vk_drain(d, VK_PATIENCE_NS);
+    for (int n = 0; n < WAIT_ATTEMPTS; n++) {
+        result = tess_vk_drain(d, VK_WAIT_LIMIT_NS);
         if (result == TVK_SUCCESS || result == TVK_ERROR_DEVICE_LOST) return;
         if (result == TVK_TIMEOUT) break;
     }
@@ -89,24 +90,24 @@ tess_status tess_vk_wait(void *device, uint64_t timeout_ns) {
 
 /* ------------------------------------------------------------------ allocation */
 
-/* The first memory type of the mask with all flags of the first of `wishes` that some type has. */
-static int find_type(const tess_vk_device *d, uint32_t mask, const uint32_t *wishes, int count) {
+/* The first memory type of the mask with all flags of the first of `preferred` that some type has.
+ */
+static int find_type(const tess_vk_device *d, uint32_t mask, const uint32_t *preferred, int count) {
     for (int w = 0; w < count; w++)
         for (uint32_t n = 0; n < d->memory.type_count; n++)
-            if ((mask >> n & 1) && (d->memory.types[n].flags & wishes[w]) == wishes[w])
+            if ((mask >> n & 1) && (d->memory.types[n].flags & preferred[w]) == preferred[w])
                 return (int)n;
     return -1;
 }
 
-static void destroy_memory(tess_vk_device *d, tess_vk_memory *m) {
+void tess_vk_memory_destroy(tess_vk_device *d, tess_vk_memory *m) {
     if (m->buffer) d->vk.DestroyBuffer(d->device, m->buffer, NULL);
     if (m->memory) d->vk.FreeMemory(d->device, m->memory, NULL); /* unmaps */
     memset(m, 0, sizeof *m);
 }
 
-/* A buffer with memory of its own; mapped if `wishes` asks for memory that the host sees. */
-static tess_status make_memory(tess_vk_device *d, uint64_t size, uint32_t usage,
-                               const uint32_t *wishes, int count, tess_vk_memory *m) {
+tess_status tess_vk_memory_create(tess_vk_device *d, uint64_t size, uint32_t usage,
+                                  const uint32_t *preferred, int count, tess_vk_memory *m) {
     const tess_host *host = d->host;
     const vk_buffer_create_info create = {
         .type = TVK_TYPE_BUFFER_CREATE_INFO, .size = size, .usage = usage};
@@ -119,7 +120,7 @@ static tess_status make_memory(tess_vk_device *d, uint64_t size, uint32_t usage,
     }
     vk_memory_requirements need;
     d->vk.GetBufferMemoryRequirements(d->device, m->buffer, &need);
-    const int type = find_type(d, need.types, wishes, count);
+    const int type = find_type(d, need.types, preferred, count);
     const char *call = "vkAllocateMemory";
     /* More than the whole heap is not a legal request, and some drivers do not answer it with an
      * error. */
@@ -136,19 +137,19 @@ static tess_status make_memory(tess_vk_device *d, uint64_t size, uint32_t usage,
         call = "vkBindBufferMemory";
         result = d->vk.BindBufferMemory(d->device, m->buffer, m->memory, 0);
     }
-    if (result == TVK_SUCCESS && (wishes[0] & TVK_MEMORY_HOST_VISIBLE) &&
+    if (result == TVK_SUCCESS && (preferred[0] & TVK_MEMORY_HOST_VISIBLE) &&
         (d->memory.types[type].flags & TVK_MEMORY_HOST_COHERENT)) {
         call = "vkMapMemory";
         result = d->vk.MapMemory(d->device, m->memory, 0, need.size, 0, (void **)&m->mapped);
     }
     if (result == TVK_SUCCESS) return TESS_OK;
-    destroy_memory(d, m);
+    tess_vk_memory_destroy(d, m);
     return tess_vk_fail(host, result, call, "memory of a buffer");
 }
 
 tess_status tess_vk_alloc(void *device, uint64_t size, tess_buffer *buffer) {
-    /* Where the device is the CPU its memory is ours; elsewhere it is left to the device, and
-     * copies go through staging memory. */
+    /* A device that is the CPU shares its memory with us. Elsewhere the memory is the device's own,
+     * and copies are staged. */
     static const uint32_t shared[] = {TVK_MEMORY_HOST_VISIBLE | TVK_MEMORY_HOST_COHERENT |
                                           TVK_MEMORY_HOST_CACHED,
                                       TVK_MEMORY_HOST_VISIBLE | TVK_MEMORY_HOST_COHERENT, 0};
@@ -160,7 +161,8 @@ tess_status tess_vk_alloc(void *device, uint64_t size, tess_buffer *buffer) {
                              "vulkan: %zu bytes for an allocation", sizeof *m);
     const int cpu = d->found.properties.kind == TVK_DEVICE_CPU;
     const uint32_t usage = TVK_BUFFER_STORAGE | TVK_BUFFER_TRANSFER_SRC | TVK_BUFFER_TRANSFER_DST;
-    const tess_status status = make_memory(d, size, usage, cpu ? shared : local, cpu ? 3 : 2, m);
+    const tess_status status =
+        tess_vk_memory_create(d, size, usage, cpu ? shared : local, cpu ? 3 : 2, m);
     if (status != TESS_OK) {
         d->host->free(d->host, m, sizeof *m);
         return status;
@@ -190,14 +192,14 @@ tess_status tess_vk_free(void *device, tess_buffer *buffer) {
     if (!found)
         return d->host->fail(d->host, TESS_ERROR_INVALID,
                              "buffer.handle: no buffer that tess_alloc gave");
-    if (!atomic_load(&d->stuck)) destroy_memory(d, found);
+    if (!atomic_load(&d->stuck)) tess_vk_memory_destroy(d, found);
     d->host->free(d->host, found, sizeof *found);
     return TESS_OK;
 }
 
 /* ------------------------------------------------------------------ copies */
 
-/* What the staging copies need, made by the first one. */
+/* The first copy creates the staging buffer and the command buffer. */
 static tess_status make_copier(tess_vk_device *d) {
     static const uint32_t cached[] = {TVK_MEMORY_HOST_VISIBLE | TVK_MEMORY_HOST_COHERENT |
                                           TVK_MEMORY_HOST_CACHED,
@@ -226,12 +228,13 @@ static tess_status make_copier(tess_vk_device *d) {
     }
     if (result != TVK_SUCCESS) return tess_vk_fail(d->host, result, call, "for copies");
     if (d->staging.buffer) return TESS_OK;
-    return make_memory(d, STAGING_BYTES, TVK_BUFFER_TRANSFER_SRC | TVK_BUFFER_TRANSFER_DST, cached,
-                       2, &d->staging);
+    return tess_vk_memory_create(d, STAGING_BYTES,
+                                 TVK_BUFFER_TRANSFER_SRC | TVK_BUFFER_TRANSFER_DST, cached, 2,
+                                 &d->staging);
 }
 
-/* One copy on the queue, and waits for it. */
-static tess_status copy_piece(tess_vk_device *d, vk_handle source, uint64_t from,
+/* Copies on the queue and waits. */
+static tess_status copy_chunk(tess_vk_device *d, vk_handle source, uint64_t from,
                               vk_handle destination, uint64_t to, uint64_t bytes) {
     const vk_begin_info begin = {.type = TVK_TYPE_COMMAND_BUFFER_BEGIN_INFO,
                                  .flags = TVK_ONE_TIME_SUBMIT};
@@ -258,7 +261,7 @@ static tess_status copy_piece(tess_vk_device *d, vk_handle source, uint64_t from
         result = d->vk.EndCommandBuffer(commands);
     }
     if (result == TVK_SUCCESS) {
-        /* here and not after the wait, so that no failure leaves a signalled fence to submit */
+        /* Reset before the submission: no failure may leave the fence signalled for the next. */
         call = "vkResetFences";
         result = d->vk.ResetFences(d->device, 1, &d->copy_fence);
     }
@@ -273,7 +276,7 @@ static tess_status copy_piece(tess_vk_device *d, vk_handle source, uint64_t from
     return result == TVK_SUCCESS ? TESS_OK : tess_vk_fail(d->host, result, call, "copying");
 }
 
-/* The host's view of a buffer: host memory, or ours that is mapped. */
+/* Where the host sees a buffer: host memory, or a mapped allocation of ours; NULL elsewhere. */
 static char *host_view(tess_vk_device *d, const tess_buffer *buffer) {
     char *found = NULL;
     if (buffer->kind == TESS_BUFFER_HOST) return (char *)(uintptr_t)buffer->handle + buffer->offset;
@@ -289,23 +292,23 @@ static tess_status copy_staged(tess_vk_device *d, const tess_buffer *destination
     const int up = source->kind == TESS_BUFFER_HOST, down = destination->kind == TESS_BUFFER_HOST;
     tess_status status = TESS_OK;
     if (!up && !down)
-        return copy_piece(d, source->handle, source->offset, destination->handle,
+        return copy_chunk(d, source->handle, source->offset, destination->handle,
                           destination->offset, bytes);
     for (uint64_t done = 0; done < bytes && status == TESS_OK;) {
-        const uint64_t piece = bytes - done < STAGING_BYTES ? bytes - done : STAGING_BYTES;
+        const uint64_t chunk = bytes - done < STAGING_BYTES ? bytes - done : STAGING_BYTES;
         if (up) {
             memcpy(d->staging.mapped,
-                   (const char *)(uintptr_t)source->handle + source->offset + done, (size_t)piece);
-            status = copy_piece(d, d->staging.buffer, 0, destination->handle,
-                                destination->offset + done, piece);
+                   (const char *)(uintptr_t)source->handle + source->offset + done, (size_t)chunk);
+            status = copy_chunk(d, d->staging.buffer, 0, destination->handle,
+                                destination->offset + done, chunk);
         } else {
             status =
-                copy_piece(d, source->handle, source->offset + done, d->staging.buffer, 0, piece);
+                copy_chunk(d, source->handle, source->offset + done, d->staging.buffer, 0, chunk);
             if (status == TESS_OK)
                 memcpy((char *)(uintptr_t)destination->handle + destination->offset + done,
-                       d->staging.mapped, (size_t)piece);
+                       d->staging.mapped, (size_t)chunk);
         }
-        done += piece;
+        done += chunk;
     }
     return status;
 }
@@ -319,7 +322,7 @@ tess_status tess_vk_copy(void *device, tess_buffer destination, tess_buffer sour
     char *to = host_view(d, &destination);
     const char *from = host_view(d, &source);
     if (to && from) {
-        const vk_result result = tess_vk_drain(d, VK_PATIENCE_NS);
+        const vk_result result = tess_vk_drain(d, VK_WAIT_LIMIT_NS);
         if (result != TVK_SUCCESS)
             return tess_vk_fail(d->host, result, "vkWaitForFences", "before a copy");
         memcpy(to, from, (size_t)bytes);
@@ -332,13 +335,13 @@ tess_status tess_vk_copy(void *device, tess_buffer destination, tess_buffer sour
     return status;
 }
 
-/* Everything of this file that the device holds; its work is done or nothing is known of it. */
+/* Destroys what this file made. The device is idle, or stuck, and then only our memory goes. */
 void tess_vk_memory_close(tess_vk_device *d) {
     const int alive = d->device && d->vk.DestroyDevice && !atomic_load(&d->stuck);
     while (d->allocations) {
         tess_vk_memory *m = d->allocations;
         d->allocations = m->next;
-        if (alive) destroy_memory(d, m);
+        if (alive) tess_vk_memory_destroy(d, m);
         d->host->free(d->host, m, sizeof *m);
     }
     while (d->fences) {
@@ -348,7 +351,7 @@ void tess_vk_memory_close(tess_vk_device *d) {
         d->host->free(d->host, f, sizeof *f);
     }
     if (!alive) return;
-    destroy_memory(d, &d->staging);
+    tess_vk_memory_destroy(d, &d->staging);
     if (d->copy_fence) d->vk.DestroyFence(d->device, d->copy_fence, NULL);
     if (d->copy_pool) d->vk.DestroyCommandPool(d->device, d->copy_pool, NULL);
 }

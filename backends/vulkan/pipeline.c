@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pipelines: one for each shape and type that some plan needed, kept as long as the device, and on
- * disk between processes. */
+/* Pipelines: one for each shape and element type that a plan needed. They live as long as the
+ * device; the pipeline cache keeps their code on disk between processes. */
 #include <stdio.h>
 #include <string.h>
 
 #include "cache.h"
-#include "kernels/push.h"
+#include "kernels/bindings.h"
 #include "spirv/forward_bf16.h"
 #include "spirv/forward_f16.h"
 #include "spirv/forward_f32.h"
@@ -30,26 +30,24 @@ static const module merge_modules[VK_DTYPES] = {{tess_vk_merge_f32, sizeof tess_
 /* ------------------------------------------------------------------ layouts */
 
 tess_status tess_vk_layouts_create(tess_vk_device *d) {
-    vk_binding bindings[VK_BINDINGS];
-    for (uint32_t n = 0; n < VK_BINDINGS; n++)
-        bindings[n] = (vk_binding){.binding = n,
-                                   .kind = TVK_DESCRIPTOR_STORAGE_BUFFER,
-                                   .count = 1,
-                                   .stages = TVK_SHADER_STAGE_COMPUTE};
+    vk_binding bindings[TESS_BINDINGS];
+    for (uint32_t n = 0; n < TESS_BINDINGS; n++)
+        bindings[n] =
+            (vk_binding){.binding = n,
+                         .kind = n == TESS_BIND_ARGS ? TVK_DESCRIPTOR_UNIFORM_BUFFER_DYNAMIC
+                                                     : TVK_DESCRIPTOR_STORAGE_BUFFER,
+                         .count = 1,
+                         .stages = TVK_SHADER_STAGE_COMPUTE};
     const vk_set_layout_create_info set = {.type = TVK_TYPE_DESCRIPTOR_SET_LAYOUT_CREATE_INFO,
-                                           .count = VK_BINDINGS,
+                                           .count = TESS_BINDINGS,
                                            .bindings = bindings};
     vk_result result = d->vk.CreateDescriptorSetLayout(d->device, &set, NULL, &d->set_layout);
     if (result != TVK_SUCCESS) {
         d->set_layout = 0;
         return tess_vk_fail(d->host, result, "vkCreateDescriptorSetLayout", "for the kernels");
     }
-    const vk_push_range push = {TVK_SHADER_STAGE_COMPUTE, 0, sizeof(tess_push)};
-    const vk_pipeline_layout_create_info layout = {.type = TVK_TYPE_PIPELINE_LAYOUT_CREATE_INFO,
-                                                   .set_count = 1,
-                                                   .sets = &d->set_layout,
-                                                   .push_count = 1,
-                                                   .pushes = &push};
+    const vk_pipeline_layout_create_info layout = {
+        .type = TVK_TYPE_PIPELINE_LAYOUT_CREATE_INFO, .set_count = 1, .sets = &d->set_layout};
     result = d->vk.CreatePipelineLayout(d->device, &layout, NULL, &d->layout);
     if (result == TVK_SUCCESS) return TESS_OK;
     d->layout = 0;
@@ -58,8 +56,7 @@ tess_status tess_vk_layouts_create(tess_vk_device *d) {
 
 /* ------------------------------------------------------------------ the cache on disk */
 
-/* Drivers check the data's own header; the key keeps other devices' and drivers' data apart as
- * well. */
+/* Drivers check the header of the data; our key also keeps devices and drivers apart. */
 static void cache_key(const tess_vk_device *d, tess_cache_key *key, char *device, size_t size) {
     const vk_properties *p = &d->found.properties;
     int used = snprintf(device, size, "%.100s ", p->name);
@@ -82,7 +79,7 @@ static void load_cache(tess_vk_device *d) {
     vk_pipeline_cache_create_info create = {
         .type = TVK_TYPE_PIPELINE_CACHE_CREATE_INFO, .bytes = bytes, .data = data};
     if (!data) create.bytes = 0;
-    /* works without */
+    /* pipelines can be made without a cache */
     if (d->vk.CreatePipelineCache(d->device, &create, NULL, &d->cache) != TVK_SUCCESS) d->cache = 0;
     if (data) d->host->free(d->host, data, bytes);
     d->cached_bytes = bytes;
@@ -109,7 +106,7 @@ static void store_cache(tess_vk_device *d) {
 
 /* ------------------------------------------------------------------ pipelines */
 
-/* Constants 0 to 3 of a forward module: what a portable shape is. */
+/* Specialization constants 0 to 3 of a forward module: a portable shape. */
 typedef struct constants {
     uint32_t dims, rows, keys, threads;
 } constants;

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Failed calls as statuses. */
 #include "vk.h"
 
 static const char *result_name(vk_result result) {

@@ -1,37 +1,40 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the launches of a plan need: a descriptor set, command buffers, a fence and two timestamps
- * each, made with the plan and used again and again. */
+/* What the launches of a plan need: a descriptor set, parameters, command buffers, a fence and two
+ * timestamps each, made with the plan and used again and again. */
 #include <string.h>
 
+#include "kernels/bindings.h"
 #include "vk.h"
 
-/* Everything in one block: the state, its slots, and their command buffers. */
-static tess_vk_state *layout_state(tess_vk_device *d, uint32_t slots, uint32_t pieces) {
+/* Allocates the state, its slots and their command buffers as one block. */
+static tess_vk_state *layout_state(tess_vk_device *d, uint32_t slots, uint32_t submissions) {
     const size_t bytes =
-        sizeof(tess_vk_state) + slots * (sizeof(tess_vk_slot) + pieces * sizeof(vk_commands));
+        sizeof(tess_vk_state) + slots * (sizeof(tess_vk_slot) + submissions * sizeof(vk_commands));
     tess_vk_state *s = d->host->alloc(d->host, bytes, 64);
     if (!s) return NULL;
     memset(s, 0, bytes);
     s->device = d;
     s->bytes = bytes;
     s->n_slots = slots;
-    s->n_pieces = pieces;
+    s->n_submissions = submissions;
     s->slots = (tess_vk_slot *)(s + 1);
     vk_commands *commands = (vk_commands *)(s->slots + slots);
     for (uint32_t n = 0; n < slots; n++) {
         atomic_init(&s->slots[n].state, VK_SLOT_FREE);
-        s->slots[n].commands = commands + (size_t)n * pieces;
+        s->slots[n].commands = commands + (size_t)n * submissions;
     }
     return s;
 }
 
 static vk_result make_pool(tess_vk_state *s, const char **call) {
     const tess_vk_device *d = s->device;
-    const vk_pool_size size = {TVK_DESCRIPTOR_STORAGE_BUFFER, VK_BINDINGS * s->n_slots};
+    const vk_pool_size sizes[] = {
+        {TVK_DESCRIPTOR_STORAGE_BUFFER, TESS_STORAGE_BUFFERS * s->n_slots},
+        {TVK_DESCRIPTOR_UNIFORM_BUFFER_DYNAMIC, s->n_slots}};
     const vk_descriptor_pool_create_info pool = {.type = TVK_TYPE_DESCRIPTOR_POOL_CREATE_INFO,
                                                  .max_sets = s->n_slots,
-                                                 .size_count = 1,
-                                                 .sizes = &size};
+                                                 .size_count = 2,
+                                                 .sizes = sizes};
     *call = "vkCreateDescriptorPool";
     vk_result result = d->vk.CreateDescriptorPool(d->device, &pool, NULL, &s->descriptor_pool);
     if (result != TVK_SUCCESS) {
@@ -49,8 +52,33 @@ static vk_result make_pool(tess_vk_state *s, const char **call) {
     return result;
 }
 
-/* Recording into command buffers of one pool must not happen at the same time, so every slot has a
- * pool. */
+/* Parameters of every dispatch that all slots may have under way: one for each submission, and one
+ * for the merge. The offset of a place is a dynamic offset, hence the alignment; a uniform block
+ * ends at a multiple of 16. */
+static tess_status make_parameters(tess_vk_state *s) {
+    static const uint32_t local[] = {TVK_MEMORY_DEVICE_LOCAL, 0};
+    tess_vk_device *d = s->device;
+    const uint64_t align = d->found.properties.limits.min_uniform_align;
+    const uint32_t step = align > 16 ? (uint32_t)align : 16;
+    s->parameters_stride = ((uint32_t)sizeof(tess_args) + step - 1) / step * step;
+    const uint64_t places = (uint64_t)s->n_slots * (s->n_submissions + 1);
+    return tess_vk_memory_create(d, places * s->parameters_stride,
+                                 TVK_BUFFER_UNIFORM | TVK_BUFFER_TRANSFER_DST, local, 2,
+                                 &s->parameters);
+}
+
+static void bind_parameters(const tess_vk_state *s, const tess_vk_slot *slot) {
+    const vk_buffer_range range = {s->parameters.buffer, 0, s->parameters_stride};
+    const vk_write_set write = {.type = TVK_TYPE_WRITE_DESCRIPTOR_SET,
+                                .set = slot->set,
+                                .binding = TESS_BIND_ARGS,
+                                .count = 1,
+                                .kind = TVK_DESCRIPTOR_UNIFORM_BUFFER_DYNAMIC,
+                                .buffers = &range};
+    s->device->vk.UpdateDescriptorSets(s->device->device, 1, &write, 0, NULL);
+}
+
+/* Two threads must not record into command buffers of one pool, so each slot has its own. */
 static vk_result make_slot(const tess_vk_state *s, tess_vk_slot *slot, const char **call) {
     const tess_vk_device *d = s->device;
     const vk_set_allocate_info set = {.type = TVK_TYPE_DESCRIPTOR_SET_ALLOCATE_INFO,
@@ -64,6 +92,7 @@ static vk_result make_slot(const tess_vk_state *s, tess_vk_slot *slot, const cha
     *call = "vkAllocateDescriptorSets";
     vk_result result = d->vk.AllocateDescriptorSets(d->device, &set, &slot->set);
     if (result != TVK_SUCCESS) return result;
+    bind_parameters(s, slot);
     *call = "vkCreateFence";
     if ((result = d->vk.CreateFence(d->device, &fence, NULL, &slot->fence)) != TVK_SUCCESS) {
         slot->fence = 0;
@@ -74,8 +103,9 @@ static vk_result make_slot(const tess_vk_state *s, tess_vk_slot *slot, const cha
         slot->pool = 0;
         return result;
     }
-    const vk_commands_allocate_info commands = {
-        .type = TVK_TYPE_COMMAND_BUFFER_ALLOCATE_INFO, .pool = slot->pool, .count = s->n_pieces};
+    const vk_commands_allocate_info commands = {.type = TVK_TYPE_COMMAND_BUFFER_ALLOCATE_INFO,
+                                                .pool = slot->pool,
+                                                .count = s->n_submissions};
     *call = "vkAllocateCommandBuffers";
     return d->vk.AllocateCommandBuffers(d->device, &commands, slot->commands);
 }
@@ -89,17 +119,23 @@ static void destroy(tess_vk_state *s) {
         }
         if (s->queries) d->vk.DestroyQueryPool(d->device, s->queries, NULL);
         if (s->descriptor_pool) d->vk.DestroyDescriptorPool(d->device, s->descriptor_pool, NULL);
+        tess_vk_memory_destroy(d, &s->parameters);
     }
     d->host->free(d->host, s, s->bytes);
 }
 
-tess_status tess_vk_state_create(tess_vk_device *d, uint32_t slots, uint32_t pieces,
+tess_status tess_vk_state_create(tess_vk_device *d, uint32_t slots, uint32_t submissions,
                                  tess_vk_state **state) {
     const char *call = NULL;
-    tess_vk_state *s = layout_state(d, slots, pieces);
+    tess_vk_state *s = layout_state(d, slots, submissions);
     if (!s)
         return d->host->fail(d->host, TESS_ERROR_OUT_OF_MEMORY, "vulkan: no memory for %u slots",
                              slots);
+    const tess_status status = make_parameters(s);
+    if (status != TESS_OK) {
+        destroy(s);
+        return status;
+    }
     vk_result result = make_pool(s, &call);
     for (uint32_t n = 0; n < slots && result == TVK_SUCCESS; n++)
         result = make_slot(s, &s->slots[n], &call);
@@ -111,7 +147,7 @@ tess_status tess_vk_state_create(tess_vk_device *d, uint32_t slots, uint32_t pie
     return tess_vk_fail(d->host, result, call, "max_in_flight slots of a plan");
 }
 
-/* The plan's tables go after this, so nothing may run any more. */
+/* The plan frees its tables after this, so no run may be under way any more. */
 void tess_vk_state_release(tess_kernel *kernel) {
     tess_vk_state *s = kernel->state;
     if (!s) return;
@@ -121,12 +157,12 @@ void tess_vk_state_release(tess_kernel *kernel) {
         if (state == VK_SLOT_SUBMITTED) (void)tess_vk_wait_fence(s->device, s->slots[n].fence);
         untracked |= state == VK_SLOT_UNTRACKED;
     }
-    if (untracked) tess_vk_settle(s->device);
+    if (untracked) tess_vk_quiesce(s->device);
     destroy(s);
     kernel->state = NULL;
 }
 
-/* Whether a slot that is in use is through. */
+/* SUCCESS if the run that took the slot has ended, NOT_READY if it has not. */
 static vk_result finished(const tess_vk_device *d, const tess_vk_slot *slot, int state) {
     uint64_t value = 0;
     if (state == VK_SLOT_SUBMITTED) return d->vk.GetFenceStatus(d->device, slot->fence);
@@ -139,7 +175,7 @@ static vk_result finished(const tess_vk_device *d, const tess_vk_slot *slot, int
 
 tess_status tess_vk_slot_take(tess_vk_state *s, uint32_t *index) {
     const tess_vk_device *d = s->device;
-    vk_result worst = TVK_NOT_READY;
+    vk_result failure = TVK_NOT_READY;
     for (uint32_t n = 0; n < s->n_slots; n++) {
         tess_vk_slot *slot = &s->slots[n];
         int state = atomic_load(&slot->state);
@@ -154,10 +190,10 @@ tess_status tess_vk_slot_take(tess_vk_state *s, uint32_t *index) {
             return TESS_OK;
         }
         atomic_store(&slot->state, state);
-        if (result != TVK_NOT_READY) worst = result;
+        if (result != TVK_NOT_READY) failure = result;
     }
-    if (worst != TVK_NOT_READY)
-        return tess_vk_fail(d->host, worst, "vkGetFenceStatus", "of an earlier run");
+    if (failure != TVK_NOT_READY)
+        return tess_vk_fail(d->host, failure, "vkGetFenceStatus", "of an earlier run");
     return d->host->fail(d->host, TESS_ERROR_BUSY,
                          "max_in_flight: all %u runs of the plan are under way", s->n_slots);
 }

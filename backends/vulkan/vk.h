@@ -9,37 +9,38 @@
 
 #include "api.h"
 #include "portable.h"
+#include "row.h"
 #include <tessera/tessera_backend.h>
 
 enum {
     VK_MOST_DEVICES = 16,
-    VK_BINDINGS = 7, /* Q, K, V, O, LSE, tables, workspace */
     VK_DTYPES = 3,
     VK_VARIANTS = 2,
     VK_WORKSPACE_ALIGN = 256,
 };
 
-/* Every wait that the application did not ask for ends after this long. */
-#define VK_PATIENCE_NS UINT64_C(600000000000)
+/* Limit of each wait that the application did not ask for. */
+#define VK_WAIT_LIMIT_NS UINT64_C(600000000000)
 
 /* What is known of a physical device before anything is opened on it. */
 typedef struct tess_vk_found {
     vk_physical physical;
     vk_properties properties;
-    uint32_t family;         /* of queues that compute, without graphics where there is a choice */
+    uint32_t family;         /* has compute; preferably without graphics */
     uint32_t timestamp_bits; /* 0: that family has no timestamps */
     vk_bool storage_16bit;
+    char refusal[80]; /* why it cannot be used, where the reason holds a number */
 } tess_vk_found;
 
-/* Memory that the application took from us, or that we need ourselves. */
+/* A buffer with memory of its own: from tess_alloc, or for the backend itself. */
 typedef struct tess_vk_memory {
     struct tess_vk_memory *next;
     vk_handle buffer, memory;
     uint64_t size;
-    char *mapped; /* NULL: only the device sees it */
+    char *mapped; /* NULL: not mapped */
 } tess_vk_memory;
 
-/* A fence of a wait; those whose wait timed out stay pending until they are found signalled. */
+/* A fence for tess_wait and its like. After a timeout it stays pending until it is signalled. */
 typedef struct tess_vk_fence {
     struct tess_vk_fence *next;
     vk_handle fence;
@@ -59,9 +60,8 @@ typedef struct tess_vk_device {
     void (*lock)(void *user), (*unlock)(void *user);
     void *lock_user;
     char driver[96];
-    uint32_t units; /* multiprocessors; 0: not known */
-    /* a wait ran out of patience: objects may still be in use and are not destroyed */
-    atomic_int stuck;
+    uint32_t units;   /* multiprocessors; 0: not known */
+    atomic_int stuck; /* a wait reached its limit: objects may be in use and are not destroyed */
 
     pthread_mutex_t queue_lock;
     pthread_mutex_t memory_lock; /* of `allocations` */
@@ -104,9 +104,10 @@ tess_status tess_vk_fail(const tess_host *host, vk_result result, const char *ca
 tess_status tess_vk_open(const tess_host *host, uint32_t index, const void *native, void **device);
 void tess_vk_close(void *device);
 tess_status tess_vk_query(void *device, tess_caps *caps);
-/* (row tile, 64 keys) steps that surely take less than 200 ms; 0: nothing watches this device. */
+/* Steps (a row tile times 64 keys) that take less than 200 ms; 0: this device has no watchdog. */
 uint64_t tess_vk_range_steps(const tess_vk_device *d);
-uint32_t tess_vk_parallel_jobs(const tess_vk_device *d); /* workgroups that run at a time, about */
+/* About how many workgroups run at a time. */
+uint32_t tess_vk_parallel_jobs(const tess_vk_device *d);
 vk_result tess_vk_submit(tess_vk_device *d, vk_queue queue, uint32_t count,
                          const vk_submit_info *submits, vk_handle fence);
 
@@ -117,10 +118,15 @@ tess_status tess_vk_copy(void *device, tess_buffer destination, tess_buffer sour
 tess_status tess_vk_wait(void *device, uint64_t timeout_ns);
 /* Waits until everything submitted to the queue so far is done; TVK_TIMEOUT after timeout_ns. */
 vk_result tess_vk_drain(tess_vk_device *d, uint64_t timeout_ns);
-/* The same before objects are destroyed: does not give up early, and notes when it had to. */
-void tess_vk_settle(tess_vk_device *d);
-/* Likewise for the work of one fence. */
+/* Drains the queue before objects are destroyed. Where that fails the device is marked stuck. */
+void tess_vk_quiesce(tess_vk_device *d);
+/* The same for the work of one fence. */
 vk_result tess_vk_wait_fence(tess_vk_device *d, vk_handle fence);
+/* `preferred`: combinations of TVK_MEMORY_*, the best one first. The memory is mapped if the best
+ * one asks for memory that the host sees. */
+tess_status tess_vk_memory_create(tess_vk_device *d, uint64_t size, uint32_t usage,
+                                  const uint32_t *preferred, int count, tess_vk_memory *m);
+void tess_vk_memory_destroy(tess_vk_device *d, tess_vk_memory *m);
 void tess_vk_memory_close(tess_vk_device *d);
 
 /* pipeline.c */
@@ -131,14 +137,14 @@ tess_status tess_vk_forward_pipeline(tess_vk_device *d, int variant, int bucket,
 tess_status tess_vk_merge_pipeline(tess_vk_device *d, uint32_t dtype, vk_handle *pipeline);
 
 /* slots.c: what max_in_flight launches of a plan need. */
-enum { VK_MOST_PIECES = 64 };
+enum { VK_MOST_SUBMISSIONS = 64 };
 enum { VK_SLOT_FREE, VK_SLOT_TAKEN, VK_SLOT_SUBMITTED, VK_SLOT_RECORDED, VK_SLOT_UNTRACKED };
 
 typedef struct tess_vk_slot {
     atomic_int state;
     vk_handle set, pool, fence;
-    vk_commands *commands; /* one for each piece */
-    /* RECORDED: when the application is through with the slot. Both 0: not before the plan goes. */
+    vk_commands *commands; /* one for each submission */
+    /* RECORDED: the event that frees the slot. Both 0: it is taken until the plan is released. */
     vk_handle until_semaphore, until_fence;
     uint64_t until_value;
 } tess_vk_slot;
@@ -148,24 +154,26 @@ typedef struct tess_vk_state {
     vk_handle forward, merge;
     /* queries 2n and 2n + 1 are slot n's; 0 where there are no timestamps */
     vk_handle descriptor_pool, queries;
-    uint32_t n_slots, n_pieces;
-    uint64_t jobs_per_piece; /* 0: no limit */
-    size_t bytes;            /* of the state with all that follows it */
+    uint32_t n_slots, n_submissions; /* n_submissions: the most that one run is split into */
+    uint64_t jobs_per_submission;    /* 0: no limit */
+    tess_vk_memory parameters;       /* of all dispatches of all slots: parameters.c */
+    uint32_t parameters_stride;      /* bytes from one dispatch's parameters to the next */
+    size_t bytes;                    /* of the state with all that follows it */
     tess_vk_slot *slots;
 } tess_vk_state;
 
-tess_status tess_vk_state_create(tess_vk_device *d, uint32_t slots, uint32_t pieces,
+tess_status tess_vk_state_create(tess_vk_device *d, uint32_t slots, uint32_t submissions,
                                  tess_vk_state **state);
 void tess_vk_state_release(tess_kernel *kernel);
 /* A slot that nothing uses, its fence unsignalled; BUSY. */
 tess_status tess_vk_slot_take(tess_vk_state *state, uint32_t *index);
 
-/* table.c, launch.c */
+/* table.c */
 /* Which kernels are tried first on which device (docs/tune.md). */
 extern const char tess_vk_tune[];
 
-tess_status tess_vk_kernel(void *device, const tess_kernel_key *key, tess_kernel *kernel,
-                           uint32_t index, tess_kernel_info *info);
+tess_status tess_vk_kernel(void *device, uint32_t index, const tess_kernel_key *key,
+                           tess_kernel_info *info, tess_kernel *kernel);
 tess_status tess_vk_launch(void *device, const tess_launch *launch);
 
 #endif

@@ -48,32 +48,21 @@ static tess_status loop_query(void *device, tess_caps *caps) {
 
 static void loop_release(tess_kernel *kernel) { (void)kernel; }
 
-static tess_status loop_kernel(void *device, const tess_kernel_key *key, tess_kernel *kernel,
-                               uint32_t index, tess_kernel_info *info) {
-    const tess_host *host = device;
-    if (!key) {
-        if (index > 0)
-            return host->fail(host, TESS_ERROR_INVALID, "index: %u is past the last kernel",
-                              (unsigned)index);
-        info->op = TESS_OP_FORWARD;
-        info->status = TESS_OK;
-        snprintf(info->name, sizeof info->name, "loop/plain");
-        return TESS_OK;
+static tess_status loop_kernel(void *device, uint32_t index, const tess_kernel_key *key,
+                               tess_kernel_info *info, tess_kernel *kernel) {
+    (void)device;
+    if (index > 0) return TESS_ERROR_INVALID; /* past the last row */
+    info->op = TESS_OP_FORWARD;
+    snprintf(info->name, sizeof info->name, "plain");
+    if (key && key->dtype != TESS_F32) {
+        info->status = TESS_ERROR_UNSUPPORTED;
+        snprintf(info->reason, sizeof info->reason, "float32 only");
+    } else if (kernel) {
+        kernel->tile_rows = 32;
+        kernel->tile_step = 1;
+        kernel->pack_rows = 0; /* so that a job is of one head */
+        kernel->release = loop_release;
     }
-    const char *why = key->name && strcmp(key->name, "plain") != 0
-                          ? "there is no other kernel than plain"
-                      : key->op != TESS_OP_FORWARD ? "forward only"
-                      : key->dtype != TESS_F32     ? "float32 only"
-                                                   : NULL;
-    if (why) {
-        host->log(host, "dispatch", "loop/plain refuses: %s", why);
-        return host->fail(host, TESS_ERROR_UNSUPPORTED, "plain: %s", why);
-    }
-    kernel->tile_rows = 32;
-    kernel->tile_step = 1;
-    kernel->pack_rows = 0; /* so that a job is of one head */
-    kernel->release = loop_release;
-    snprintf(kernel->name, sizeof kernel->name, "plain");
     return TESS_OK;
 }
 

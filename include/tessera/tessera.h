@@ -319,9 +319,9 @@ typedef enum tess_pattern_kind {
 } tess_pattern_kind;
 
 enum {
-    TESS_PATTERN_BIDIRECTIONAL = 1u << 0, /* keys after the query count; else t <= p is required */
+    TESS_PATTERN_BIDIRECTIONAL = 1u << 0, /* keys after the query may be seen; else t <= p */
     TESS_PATTERN_PER_KV_HEAD = 1u << 1,   /* S2: the query heads of one kv head share a pattern */
-    TESS_PATTERN_HOMOGENEOUS = 1u << 2,   /* S2: all heads share one (step = 0); `offset` counts */
+    TESS_PATTERN_HOMOGENEOUS = 1u << 2,   /* S2: all heads share one, with `offset` (step = 0) */
 };
 
 /*
@@ -362,7 +362,7 @@ enum {
  * Queries before the first key (p < 0, when q_len > kv_len) follow the same formulas; in causal
  * order they keep nothing.
  *
- * block:       tokens a block. S2, BLOCKS: at least 1. DENSE, WINDOW: [0: 64] the granularity of
+ * block:       tokens a block. S2, BLOCKS: at least 1. DENSE, WINDOW: [0: 64]; the granularity of
  *              reports and of tiles.
  * left, right: tokens, at least 0, or -1 for unbounded; `right` counts as 0 in causal order.
  * mask:        [mask_heads, mask_query_blocks, mask_key_blocks], contiguous; any non-zero byte is

@@ -5,9 +5,9 @@
  *
  * A backend is one constant tess_backend: an ABI number, a name, and ten functions, none of them
  * optional; what a backend cannot do it says in `query` and `kernel`. A table of preferred kernels
- * may follow them. The core calls `list` to enumerate devices, `open` once per device, `kernel`
- * when it chooses one for a plan, and `launch` from tess_run. Every function may be called from any
- * thread; calls on one device are concurrent.
+ * may follow them. The core calls `list` to enumerate devices, `open` once per device, `kernel` for
+ * each row of the backend's table when it chooses one for a plan, and `launch` from tess_run. Every
+ * function may be called from any thread; calls on one device are concurrent.
  *
  * Errors: return host->fail(host, status, "native_call: what and its code"), which stores the
  * message for tess_last_error() and returns the status.
@@ -194,7 +194,10 @@ struct tess_host {
 /* ------------------------------------------------------------------------------ the backend */
 
 /*
- * What an open device is. Jobs consist of (row tile, key block) steps; the two numbers about steps
+ * What an open device is. Later versions give each addition to jobs, tables and launches that an
+ * older backend would misread a bit of `features`; the core never hands such a launch to a backend
+ * that does not set the bit. This version has none, and a bit that the core does not know means
+ * nothing. Jobs consist of (row tile, key block) steps; the two numbers about steps
  * turn a time into a number of jobs, and are cautious estimates. Of the cache, kv heads that are
  * worked on together fill at most half.
  */
@@ -207,6 +210,8 @@ typedef struct tess_caps {
     uint64_t range_blocks;     /* [0: no limit] steps that fit one submission's time limit */
     uint64_t steps_per_second; /* [0: unknown] for time_limit_us */
     uint64_t cache_bytes;      /* [0: not used] of the cache that K and V are read through */
+    uint32_t features;         /* TESS_FEATURE_...: what the backend takes beyond this version */
+    uint32_t reserved;         /* 0 */
 } tess_caps;
 
 /* Everything that decides which kernel serves a plan. In batch-invariant plans max_q_len,
@@ -219,14 +224,13 @@ typedef struct tess_kernel_key {
     uint32_t class_flags; /* of all classes, or-ed */
     uint32_t has_entries; /* some class has lists */
     int64_t max_q_len;    /* of all sequences */
+    int64_t max_kv_len;   /* likewise */
     uint32_t group;       /* query heads per kv head */
+    uint32_t n_heads;     /* query heads */
+    uint32_t batch;       /* sequences */
+    uint32_t packed;      /* 1: sequences follow each other in one dimension */
     uint32_t max_in_flight;
-    const char *name;   /* NULL, or the only kernel that may be taken: the part after "backend/" */
-    int64_t max_kv_len; /* of all sequences */
-    uint32_t batch;     /* sequences */
-    uint32_t n_heads;   /* query heads */
-    uint32_t packed;    /* 1: sequences follow each other in one dimension */
-    uint32_t preferred; /* 1: `name` is the preference of a tune table and no order */
+    uint32_t reserved; /* 0 */
 } tess_kernel_key;
 
 /*
@@ -255,12 +259,12 @@ struct tess_kernel {
     uint32_t tile_step;     /* tile_rows may be lowered to any positive multiple of this */
     uint32_t pack_rows;     /* heads are packed while rows * heads <= pack_rows; 0: never */
     uint64_t scratch_bytes; /* workspace of a run before the partials, however many jobs it has */
-    char name[64];          /* without the backend's name */
-    const void *impl;       /* the backend's */
+    const void *impl;       /* the backend's, such as a row of its table */
     void *state;            /* the backend's, per plan; may be NULL */
     void (*release)(tess_kernel *kernel); /* frees `state` when the plan goes; never NULL */
     tess_kernel_costs costs;              /* [workers 0: unknown] */
-    uint32_t low_rows; /* [0: none] rows of low tiles, which take less time each than full ones */
+    uint32_t
+        short_rows;    /* [0: none] rows of short tiles, which take less time each than full ones */
     uint32_t reserved; /* 0 */
 };
 
@@ -315,12 +319,19 @@ typedef struct tess_backend {
     tess_status (*open)(const tess_host *host, uint32_t index, const void *native, void **device);
     void (*close)(void *device);
     tess_status (*query)(void *device, tess_caps *caps);
-    /* With key != NULL: walks the ordered table of implementations, logs each refusal under
-     * "dispatch", and fills *kernel with the first that accepts; UNSUPPORTED with the reasons if
-     * none does. With key == NULL: describes implementation `index` in *info (INVALID past the
-     * last). */
-    tess_status (*kernel)(void *device, const tess_kernel_key *key, tess_kernel *kernel,
-                          uint32_t index, tess_kernel_info *info);
+    /*
+     * Answers for row `index` of the backend's table of kernels; the core walks the table, best row
+     * first, and logs what each row answers. INVALID past the last row, and needs no message.
+     *
+     * Describes the row in *info: op, flags, and the name after "backend/". As its status OK, or
+     * with the reason why not: with key NULL whether this device can run it at all (UNAVAILABLE),
+     * with a key also whether it takes that problem (UNSUPPORTED).
+     * With `kernel`, and if it takes the problem, the row makes itself ready and fills *kernel.
+     * Where only this tells that it cannot be run, UNSUPPORTED or UNAVAILABLE comes back with a
+     * message, which refuses likewise. Any other status is a failure of the call.
+     */
+    tess_status (*kernel)(void *device, uint32_t index, const tess_kernel_key *key,
+                          tess_kernel_info *info, tess_kernel *kernel);
     /* Runs jobs and then merges on the launch's stream. */
     tess_status (*launch)(void *device, const tess_launch *launch);
     tess_status (*alloc)(void *device, uint64_t size, tess_buffer *buffer);

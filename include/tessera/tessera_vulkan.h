@@ -13,6 +13,8 @@
  *            maxStorageBufferRange, counted from the offset rounded down to
  *            minStorageBufferOffsetAlignment, and 2^32 elements: UNSUPPORTED otherwise, with the
  *            tensor and the limit in the message.
+ * Device.    Vulkan 1.1 with compute, and maxPerStageDescriptorStorageBuffers of at least 7:
+ *            UNAVAILABLE otherwise.
  */
 #ifndef TESSERA_TESSERA_VULKAN_H
 #define TESSERA_TESSERA_VULKAN_H
@@ -80,17 +82,18 @@ typedef struct tess_vulkan_device {
  * TESS_STREAM_RECORD: `handle` is a VkCommandBuffer in the recording state, outside of render
  * passes, that goes to a queue of the same family; `extra` is NULL or a tess_vulkan_record.
  *
- *   tess_run records, in this order: a barrier after earlier work in compute shaders and transfers;
- *   a compute pipeline, descriptors and push constants (what the application had bound to COMPUTE
- *   is lost); dispatches, with a barrier before merging where keys are split; a barrier after which
- *   compute shaders, transfers and the host (behind a fence) see O and LSE. Runs and copies that
- *   follow each other therefore need no barrier of the application's; other stages do.
- *   device_seconds must be NULL.
+ *   tess_run records, in this order: an update of the parameters of its own slot; a barrier after
+ *   earlier work in compute shaders and transfers; a compute pipeline and descriptors (what the
+ *   application had bound to COMPUTE is lost); dispatches, with a barrier before merging where keys
+ *   are split; a barrier after which compute shaders, transfers and the host (behind a fence) see O
+ *   and LSE. Runs and copies that follow each other therefore need no barrier of the application's;
+ *   other stages do. device_seconds must be NULL.
  *   The command buffer may be executed any number of times, not at the same time as itself, with
  *   new contents in the same buffers. It must not be pending when the plan is released.
- *   It uses one of the plan's max_in_flight slots (a descriptor set) until the event in `extra`;
- *   with neither semaphore nor fence, until the plan is released: record as often as max_in_flight
- *   says, and execute as often as you like.
+ *   It uses one of the plan's max_in_flight slots (a descriptor set and parameters) until the event
+ *   in `extra`; with neither semaphore nor fence, until the plan is released: record as often as
+ *   max_in_flight says, and execute as often as you like. Recordings of one plan that differ in
+ *   outputs and workspace may be executed at the same time, also on different queues.
  *   Keep a submission to a display's GPU short with the job ranges of tess_plan_range.
  */
 typedef struct tess_vulkan_semaphore {

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "portable.h"
+#include "row.h"
 
 /* Added to every address that leaves the backend: whoever reads through a handle of this device
  * crashes. */
@@ -133,28 +134,17 @@ static tess_status emulated_wait(void *opaque, uint64_t timeout_ns) {
 
 static void release_kernel(tess_kernel *kernel) { (void)kernel; }
 
-static tess_status emulated_kernel(void *opaque, const tess_kernel_key *key, tess_kernel *kernel,
-                                   uint32_t index, tess_kernel_info *info) {
-    const tess_host *host = ((emulated_device *)opaque)->host;
-    if (!key) {
-        if (index)
-            return host->fail(host, TESS_ERROR_INVALID,
-                              "emulated_kernel: index: %u is past the last kernel",
-                              (unsigned)index);
-        info->op = TESS_OP_FORWARD;
-        info->status = TESS_OK;
-        snprintf(info->name, sizeof info->name, "portable");
-        return TESS_OK;
-    }
-    const char *why = tess_portable_refusal(key);
-    if (!why && key->name && strcmp(key->name, "portable") != 0)
-        why = "there is only the portable kernel";
-    if (why) return host->fail(host, TESS_ERROR_UNSUPPORTED, "emulated_kernel: %s", why);
+static tess_status emulated_kernel(void *opaque, uint32_t index, const tess_kernel_key *key,
+                                   tess_kernel_info *info, tess_kernel *kernel) {
+    static const tess_row_head row = {TESS_OP_FORWARD, "portable", 0};
+    (void)opaque;
+    if (index > 0) return TESS_ERROR_INVALID;
+    const char *why = key ? tess_portable_refusal(key) : NULL;
+    if (!tess_row_answer(&row, key, why, info) || !kernel) return TESS_OK;
     const tess_portable_shape *shape = tess_portable_find(&tess_portable, key->head_dim);
     kernel->tile_rows = shape->rows;
     kernel->tile_step = 1;
     kernel->pack_rows = shape->rows;
-    snprintf(kernel->name, sizeof kernel->name, "portable");
     kernel->impl = shape;
     kernel->release = release_kernel;
     return TESS_OK;

@@ -4,14 +4,17 @@
 
     emulate.py TINYGRAD CODE_OBJECT... [--build FOLDER] [--line "k=v ..."] [--only N]
 
-TINYGRAD is a checkout of tinygrad's repository, whose emulator (test/mockgpu/amd/emu.py) executes the instructions one by one. A code object is
-backends/hip/kernels/portable.hip compiled for one architecture, RDNA in the mode of compute units:
+TINYGRAD is a checkout of tinygrad's repository, whose emulator (test/mockgpu/amd/emu.py) executes
+the instructions one by one. A code object is backends/hip/kernels/portable.hip compiled for one
+architecture, RDNA in the mode of compute units:
 
-    clang-19 -x hip --offload-arch=gfx1100 -mcumode --cuda-device-only --no-gpu-bundle-output -nogpulib -nogpuinc -O3 \\
-        -I include -I backends/common -I backends/common/kernels backends/hip/kernels/portable.hip -o gfx1100.co
+    clang-19 -x hip --offload-arch=gfx1100 -mcumode --cuda-device-only --no-gpu-bundle-output \\
+        -nogpulib -nogpuinc -O3 -I include -I backends/common -I backends/common/kernels \\
+        backends/hip/kernels/portable.hip -o gfx1100.co
 
-The problems run in tests/conformance/conformance of the build FOLDER, on the device of tests/amd/device.c: plan, tables, NaN poison, guards, reference and
-tolerances are those of every other backend. Prints a line for each problem; the exit status is 1 if one failed. Needs numpy.
+The problems run in tests/conformance/conformance of the build FOLDER, on the device of
+tests/amd/device.c: plan, tables, NaN poison, guards, reference and tolerances are those of every
+other backend. Prints a line for each problem; the exit status is 1 if one failed. Needs numpy.
 """
 import argparse
 import ctypes
@@ -26,7 +29,8 @@ import time
 import traceback
 
 PROBLEMS = [
-    # f32: odd sizes, every bucket of head_dim, all patterns, grouped heads, split keys, packed batches
+    # f32: odd sizes, every bucket of head_dim, all patterns, grouped heads, split keys, packed
+    # batches
     "pattern=dense heads=1 head_dim=64 q_len=37",
     "pattern=dense causal=0 heads=2 kv_heads=1 head_dim=24 q_len=5 kv_len=131",
     "pattern=dense heads=4 kv_heads=2 head_dim=80 q_len=3 kv_len=67 batch=2",
@@ -34,12 +38,14 @@ PROBLEMS = [
     "pattern=dense heads=1 head_dim=40 q_len=1 kv_len=300 kv_split=3",
     "pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 head_dim=32 q_len=50 kv_len=211",
     "pattern=s2 causal=0 block=16 local=1 stride=3 heads=3 head_dim=72 q_len=33",
-    "pattern=s2 block=17 local=2 stride=4 offset=1 dense_heads=1 heads=4 head_dim=128 q_len=19 kv_len=150",
+    "pattern=s2 block=17 local=2 stride=4 offset=1 dense_heads=1 heads=4 head_dim=128 q_len=19 "
+    "kv_len=150",
     "pattern=window left=20 right=0 sinks=3 heads=2 kv_heads=1 head_dim=64 q_len=70 kv_len=90",
     "pattern=dense heads=2 head_dim=64 q_lens=1,0,13,2 kv_lens=40,5,13,0",
     # 16-bit types
     "pattern=dense heads=2 kv_heads=1 head_dim=64 q_len=41 dtype=f16",
-    "pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 head_dim=128 q_len=21 kv_len=133 dtype=f16",
+    "pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 head_dim=128 q_len=21 kv_len=133 "
+    "dtype=f16",
     "pattern=window causal=0 left=9 right=5 heads=2 head_dim=8 q_len=33 dtype=f16",
     "pattern=dense heads=1 head_dim=160 q_len=2 kv_len=150 kv_split=2 dtype=f16",
     "pattern=dense heads=3 head_dim=72 q_len=29 kv_len=31 dtype=bf16",
@@ -50,7 +56,8 @@ PROBLEMS = [
 
 # The low byte of an AMD code object's ELF flags names the machine.
 SETS = {0x3F: "cdna", 0x40: "cdna", 0x4C: "cdna", 0x4F: "cdna",
-        0x41: "rdna3", 0x46: "rdna3", 0x47: "rdna3", 0x44: "rdna3", 0x43: "rdna3", 0x4A: "rdna3", 0x48: "rdna4", 0x4E: "rdna4"}
+        0x41: "rdna3", 0x46: "rdna3", 0x47: "rdna3", 0x44: "rdna3", 0x43: "rdna3", 0x4A: "rdna3",
+        0x48: "rdna4", 0x4E: "rdna4"}
 
 DTYPES = ["f32", "f16", "bf16"]
 ARGS_BYTES = 216             # of tess_args
@@ -62,30 +69,37 @@ class Memory:
     """Pages that this process and the tested program share, or only room in the address space."""
 
     def __init__(self, size, file=-1):
-        flags = mmap.MAP_SHARED if file >= 0 else mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
+        no_reserve = 0x4000  # MAP_NORESERVE
+        reserved = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve
+        flags = mmap.MAP_SHARED if file >= 0 else reserved
         self.pages = mmap.mmap(file, size, flags)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.pages))
 
 
 class CodeObject:
-    """The loaded segments of an ELF file and its dynamic symbols. Code objects need no relocation."""
+    """The loaded segments of an ELF file and its dynamic symbols. It needs no relocation."""
 
     def __init__(self, path):
         data = open(path, "rb").read()
         if data[:5] != b"\x7fELF\x02":
-            raise SystemExit("%s: not a 64-bit ELF file (clang needs --no-gpu-bundle-output)" % path)
+            raise SystemExit("%s: not a 64-bit ELF file (clang needs --no-gpu-bundle-output)" %
+                             path)
         program, section = struct.unpack_from("<2Q", data, 32)
         machine = struct.unpack_from("<I", data, 48)[0] & 0xFF
-        programs, sections = struct.unpack_from("<H", data, 56)[0], struct.unpack_from("<H", data, 60)[0]
+        programs, = struct.unpack_from("<H", data, 56)
+        sections, = struct.unpack_from("<H", data, 60)
         if machine not in SETS:
-            raise SystemExit("%s: no instruction set of the emulator for machine 0x%x" % (path, machine))
+            raise SystemExit("%s: no instruction set of the emulator for machine 0x%x" %
+                             (path, machine))
         self.set = SETS[machine]
         loads = []
         for n in range(programs):
-            kind, _, offset, address, _, stored, size = struct.unpack_from("<2I5Q", data, program + 56 * n)
+            header = struct.unpack_from("<2I5Q", data, program + 56 * n)
+            kind, _, offset, address, _, stored, size = header
             if kind == 1:  # PT_LOAD
                 loads.append((offset, address, stored, size))
-        self.memory = Memory((max(address + size for _, address, _, size in loads) + 8191) // 4096 * 4096)
+        end = max(address + size for _, address, _, size in loads)
+        self.memory = Memory((end + 8191) // 4096 * 4096)
         for offset, address, stored, _ in loads:
             self.memory.pages[address:address + stored] = data[offset:offset + stored]
         self.symbols = {}
@@ -110,19 +124,23 @@ class Emulator:
         from test.mockgpu.amd import emu
         self.emu, self.code, self.group_words = emu, code, 0
         self.group_memory = Memory(1 << 33)
-        original = Emulator.changed or {name: getattr(emu, name) for name in ("Buffer", "_load_vsrc0")}
+        original = Emulator.changed or {name: getattr(emu, name)
+                                        for name in ("Buffer", "_load_vsrc0")}
         Emulator.changed = original
 
-        # Workgroup memory is read for inactive lanes too, wherever their registers point: leave room for every 32-bit address.
+        # The emulator reads workgroup memory for inactive lanes too, wherever their registers
+        # point: leave room for every 32-bit address.
         def buffer(device, size, dtype, *rest, **options):
             if size == self.group_words and not rest and not options:
                 options = {"options": emu.BufferSpec(external_ptr=self.group_memory.address)}
             return original["Buffer"](device, size, dtype, *rest, **options)
 
-        # Registers from 128 on are taken for upper halves in operations on 16 bits. That is so on RDNA, but CDNA names halves in other ways.
+        # The emulator takes registers from 128 on for upper halves in operations on 16 bits. That
+        # is so on RDNA, but CDNA names halves in other ways.
         def load_whole(context, instruction, lane, bits, literal, is_f64, is_float, other):
             if hasattr(type(instruction), "dpp"):
-                return original["_load_vsrc0"](context, instruction, lane, bits, literal, is_f64, is_float, other)
+                return original["_load_vsrc0"](context, instruction, lane, bits, literal, is_f64,
+                                               is_float, other)
             register = context.inst_field(type(instruction).src0)
             return context.rsrc_dyn(register, lane, bits["s0"], literal, is_f64), register
         emu.Buffer = buffer
@@ -133,14 +151,18 @@ class Emulator:
         descriptor = code.symbols[name + ".kd"][0]
         group, scratch, argument_bytes = struct.unpack_from("<3I", code.memory.pages, descriptor)
         if group != shared:
-            raise ValueError("%s has %d bytes of workgroup memory, and backends/common/portable.c says %d" % (name, group, shared))
+            raise ValueError("%s has %d bytes of workgroup memory, and "
+                             "backends/common/portable.c says %d" % (name, group, shared))
         entry, = struct.unpack_from("<q", code.memory.pages, descriptor + 16)
         resources, properties = struct.unpack_from("<IH", code.memory.pages, descriptor + 52)
         # Numbers of workgroups and their sizes follow the kernel's own arguments.
         hidden = struct.pack("<3I3H", *grid, threads, 1, 1)
-        block = ctypes.create_string_buffer(arguments + hidden, max(argument_bytes, len(arguments) + len(hidden)) + 256)
+        block = ctypes.create_string_buffer(arguments + hidden,
+                                            max(argument_bytes, len(arguments) + len(hidden)) + 256)
         at = ctypes.addressof(block)
-        registers = []  # scalars that the hardware sets up: one is the address of the arguments, nobody reads the others
+        # Scalars that the hardware sets up: one is the address of the arguments, nobody reads the
+        # others.
+        registers = []
         for bit, count in enumerate((4, 2, 2, 2, 2, 2, 1)):
             if properties >> bit & 1:
                 registers += [at & 0xFFFFFFFF, at >> 32] if bit == 3 else [0] * count
@@ -148,7 +170,8 @@ class Emulator:
         self.group_words = units * 128
         resources = resources & ~(0x1FF << 15) | units << 15
         base = code.memory.address
-        self.emu.run_asm(base + descriptor + entry, code.symbols[name][1], *grid, threads, 1, 1, at, resources, scratch, code.set, registers)
+        self.emu.run_asm(base + descriptor + entry, code.symbols[name][1], *grid, threads, 1, 1, at,
+                         resources, scratch, code.set, registers)
 
 
 def serve(emulator, memory, channel, failures):
@@ -160,11 +183,13 @@ def serve(emulator, memory, channel, failures):
         merge, dtype, head_dim, _, _, threads, shared, _, *rest = struct.unpack(MESSAGE, data)
         args = rest.pop()
         items, = struct.unpack_from("<I", args, 21 * 8 + 5 * 4)
-        name = "tess_merge_" + DTYPES[dtype] if merge else "tess_forward_%s_%d" % (DTYPES[dtype], head_dim)
+        forward = "tess_forward_%s_%d" % (DTYPES[dtype], head_dim)
+        name = "tess_merge_" + DTYPES[dtype] if merge else forward
         # Two dimensions, and with an odd number a workgroup too many, as large launches have them.
         grid = ((items + 1) // 2, 2, 1) if items > 1 else (1, 1, 1)
         try:
-            emulator.launch(name, grid, threads, shared, struct.pack("<7Q", *(memory.address + at for at in rest)) + args)
+            emulator.launch(name, grid, threads, shared,
+                            struct.pack("<7Q", *(memory.address + at for at in rest)) + args)
             channel.sendall(struct.pack("<i", 0))
         except Exception:
             failures.append(traceback.format_exc())
@@ -177,11 +202,14 @@ def run_problem(emulator, options, arch, line):
     os.ftruncate(file, MEMORY_BYTES)
     memory = Memory(MEMORY_BYTES, file)
     ours, theirs = socket.socketpair()
-    environment = dict(os.environ, TESSERA_BACKEND_PATH=os.path.join(options.build, "tests/amd/tessera_emulated_device.so"),
-                       TESSERA_EMULATED_SOCKET=str(theirs.fileno()), TESSERA_EMULATED_MEMORY=str(file), TESSERA_EMULATED_ARCH=arch,
-                       TESSERA_REQUIRE="emulated")
-    program = subprocess.Popen([os.path.join(options.build, "tests/conformance/conformance"), "--device", "emulated", "--line", line],
-                               env=environment, pass_fds=(theirs.fileno(), file), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    backend = os.path.join(options.build, "tests/amd/tessera_emulated_device.so")
+    environment = dict(os.environ, TESSERA_BACKEND_PATH=backend, TESSERA_REQUIRE="emulated",
+                       TESSERA_EMULATED_SOCKET=str(theirs.fileno()),
+                       TESSERA_EMULATED_MEMORY=str(file), TESSERA_EMULATED_ARCH=arch)
+    program = subprocess.Popen([os.path.join(options.build, "tests/conformance/conformance"),
+                                "--device", "emulated", "--line", line], env=environment,
+                               pass_fds=(theirs.fileno(), file), stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT, text=True)
     theirs.close()
     output = []
     reader = threading.Thread(target=lambda: output.append(program.stdout.read()))
@@ -196,15 +224,19 @@ def run_problem(emulator, options, arch, line):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="the portable kernels on emulated AMD instruction sets")
+    parser = argparse.ArgumentParser(
+        description="the portable kernels on emulated AMD instruction sets")
     parser.add_argument("tinygrad")
     parser.add_argument("objects", nargs="+", metavar="code_object")
-    parser.add_argument("--build", default="build/release", help="folder of the build that has the test programs")
+    parser.add_argument("--build", default="build/release",
+                        help="folder of the build that has the test programs")
     parser.add_argument("--line", help="only this problem")
     parser.add_argument("--only", type=int, help="only problem number N, from 0")
     options = parser.parse_args()
     options.build = os.path.abspath(options.build)
-    lines = [options.line] if options.line else PROBLEMS if options.only is None else [PROBLEMS[options.only]]
+    lines = PROBLEMS if options.only is None else [PROBLEMS[options.only]]
+    if options.line:
+        lines = [options.line]
     failed = 0
     for path in options.objects:
         arch = os.path.splitext(os.path.basename(path))[0]
@@ -212,7 +244,8 @@ def main():
         for line in lines:
             start = time.time()
             status, output = run_problem(emulator, options, arch, line)
-            print("%s %s: %s (%.1f s)" % ("pass" if status == 0 else "FAIL", arch, line, time.time() - start), flush=True)
+            print("%s %s: %s (%.1f s)" % ("pass" if status == 0 else "FAIL", arch, line,
+                                          time.time() - start), flush=True)
             if status != 0:
                 failed += 1
                 print(output, flush=True)

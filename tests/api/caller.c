@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a run on the CPU takes of its caller: a bounded part of the stack, and no more threads than
- * CPUs. */
+/* What a run on the CPU may use: a bounded part of the caller's stack, and no more threads than
+ * there are CPUs. */
 #include <dirent.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -80,8 +80,8 @@ static void *run_on_own_stack(void *argument) {
     return NULL;
 }
 
-/* Bytes of stack that tess_run went through: a new thread's stack is painted, and the paint is
- * looked at afterwards. */
+/* Bytes of stack that tess_run used: paint a new thread's stack, run, and see how much of the paint
+ * is gone. */
 static int64_t stack_of(problem *p, char *stack) {
     pthread_attr_t attributes;
     pthread_t thread;

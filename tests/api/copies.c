@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Twelve copies of the library in one process, as plugins bring them along that know nothing of
- * each other: each loads, works, and keeps its own messages. */
+/* Twelve copies of the library in one process, as plugins that know nothing of each other bring
+ * them along: each loads, works, and keeps its own messages. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -110,7 +110,7 @@ static void *fail_and_stay(void *function) {
     return NULL;
 }
 
-/* Opened, used and closed more often than a process has keys for what belongs to a thread. */
+/* Open, use and close the library more often than a process has thread-specific keys. */
 static void test_opened_again_and_again(void **state) {
     enum { TIMES = PTHREAD_KEYS_MAX + 10, THREADS_AT = 20 };
     assert_int_equal(pthread_barrier_init(&barrier, NULL, 2), 0);

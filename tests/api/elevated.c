@@ -70,7 +70,7 @@ static int run_elevated(void) {
     if (tess_device_open(runtime, &cpu, &device) != TESS_OK) return 1;
     tess_device_release(device);
     if (look_at_loaders("opening the CPU", 0)) return 1;
-    /* Who names a backend gets it, and with it whatever its loader loads. */
+    /* An application that names a backend gets it, and with it whatever its loader loads. */
     if (tess_device_open(runtime, &opencl, &device) == TESS_OK) tess_device_release(device);
     if (look_at_loaders("naming opencl", 1 | 1 << (N_LOADERS - 1))) return 1;
     printf("naming opencl %s its loader%s\n", loaded & 1 ? "opened" : "did not open",

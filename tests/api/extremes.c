@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What tessera.h says of numbers at the ends of their range, on every kernel of the CPU: V near
- * the largest finite value, and denormal numbers. */
+/* What tessera.h promises for numbers at the ends of their range, on every CPU kernel: V near the
+ * largest finite value, and denormal numbers. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,8 +13,8 @@ enum { D = 16, KEYS = 300, MOST_ROWS = 40 };
 
 static test_targets targets;
 
-/* One head, whose rows all keep all keys. Rows of Q are equal, and so are elements of a row of Q
- * and of K. */
+/* One head whose rows keep all keys. All rows of Q are equal, and so are all elements of a row of Q
+ * or K. */
 typedef struct problem {
     uint32_t dtype;
     int rows;
@@ -39,7 +39,7 @@ static tess_tensor place(const test_target *target, const tess_plan *plan, tess_
     return tensor;
 }
 
-/* Runs it on one kernel. False: the kernel does not take the type. */
+/* Runs it on one kernel. Returns false if the kernel does not take the type. */
 static int solve(const test_target *target, problem *p) {
     static uint8_t q[MOST_ROWS * D * 4], k[KEYS * D * 4], v[KEYS * D * 4], o[MOST_ROWS * D * 4];
     static float lse[MOST_ROWS];
@@ -108,7 +108,8 @@ static void is_near(const test_target *target, const problem *p, int r, int d, d
     if (!(fabs(p->o[r][d] - wanted) <= fabs(wanted) / 64)) wrong(target, p, r, d);
 }
 
-/* Solves it on every kernel, with a single row, which reads keys in place, and with a tile. */
+/* Solves it on every kernel, once with a single row, which reads keys in place, and once with a
+ * tile. */
 static void solve_all(problem *p, const expected *e) {
     int solved = 0;
     for (int n = 0; n < targets.count; n++) {
@@ -132,7 +133,7 @@ static void solve_all(problem *p, const expected *e) {
 static const uint32_t wide[] = {TESS_F32, TESS_BF16}; /* types with float32's range */
 #define FOR_WIDE(p) for (int type = 0; type < 2 && ((p).dtype = wide[type], 1); type++)
 
-/* The result may be infinity, of the right sign. It is no NaN, and what stands beside it is
+/* The result may be an infinity of the right sign but no NaN, and the elements beside it are
  * right. */
 static void test_largest_values(void **state) {
     static problem p;
@@ -146,8 +147,8 @@ static void test_largest_values(void **state) {
     }
 }
 
-/* Up to 2^80 nothing becomes infinite, whatever the scores. Here they rise, so that weights of
- * later keys are large beside those of the first. */
+/* Up to 2^80 nothing becomes infinite, whatever the scores. Here the scores grow, so the weights of
+ * later keys are much larger than those of the first. */
 static void test_values_in_bounds(void **state) {
     static problem p;
     (void)state;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A thread's first run takes no memory, even when the library was opened with dlopen and its
- * thread-local variables do not exist yet. Its first failure takes a message's, and without
- * memory says less. */
+/* A thread's first run allocates nothing, even when the library was opened with dlopen and its
+ * thread-local variables do not exist yet. Its first failure allocates the message, and without
+ * memory the message says less. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -63,8 +63,8 @@ static void *run_counted(void *unused) {
     return unused;
 }
 
-/* What a failing run leaves: first without memory, then with it, then without it again, when the
- * message has its place. */
+/* The message of a failing run: first without memory, then with it, then without it again, when the
+ * message already has its buffer. */
 static char messages[3][500];
 static const char *(*last_error)(void);
 

@@ -564,8 +564,8 @@ static void test_serialised_layouts(void **state) {
     }
     assert_error(tess_layout_deserialize(runtime, bytes, size + 1, &made), TESS_ERROR_CORRUPT,
                  "tess_layout_deserialize", NULL);
-    /* Every changed bit is refused; with a checksum that fits it is refused or means a layout that
-     * can be asked. */
+    /* Every changed bit is refused. With the checksum fixed up, the bytes are refused or give a
+     * layout that answers every query. */
     int accepted = 0;
     for (size_t n = 0; n < size; n++)
         for (int bit = 0; bit < 8; bit++) {

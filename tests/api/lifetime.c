@@ -75,7 +75,8 @@ static void release(handles *h, int which) {
     }
 }
 
-/* All 24 orders; what is left must work until it is released, and afterwards no memory is left. */
+/* All 24 orders of release: the remaining handles must work until they are released, and nothing
+ * may leak. */
 static void test_release_orders(void **state) {
     (void)state;
     for (int code = 0; code < 256; code++) {

@@ -413,7 +413,7 @@ static void test_memory(void **state) {
     assert_error(tess_alloc(NULL, 10, &a), TESS_ERROR_INVALID, "tess_alloc", "device");
     assert_error(tess_alloc(device, 10, NULL), TESS_ERROR_INVALID, "tess_alloc", "buffer");
     assert_true(tess_alloc(device, UINT64_MAX, &a) == TESS_ERROR_OUT_OF_MEMORY);
-    /* AddressSanitizer ends the program over such a size instead of returning NULL. */
+    /* AddressSanitizer aborts on such a size instead of returning NULL. */
     if (!test_sanitized())
         assert_true(tess_alloc(device, 1ULL << 62, &a) == TESS_ERROR_OUT_OF_MEMORY);
     assert_int_equal(a.kind, 0x11111111);
@@ -467,7 +467,7 @@ static void test_memory(void **state) {
     assert_ok(tess_free(device, &a));
 }
 
-/* A kernel that is there for its tests is not taken because a tune file prefers it. */
+/* A kernel that exists only for tests is not taken, even when a tune file prefers it. */
 static void test_only_named(void **state) {
     (void)state;
     char path[] = "/tmp/tessera-plans-XXXXXX";

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Structures of other versions: shorter ones mean zeros, longer ones are taken while their tail is
- * zero, and what the library fills never leaves struct_size. */
+/* Structures of other versions: missing fields of shorter ones count as zero, longer ones are
+ * accepted while their tail is zero, and the library never writes past struct_size. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

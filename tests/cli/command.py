@@ -30,9 +30,10 @@ class CommandTest(unittest.TestCase):
     def call(self, *words, env=None, stdout=subprocess.PIPE, prepare=None, folder=None):
         environment = {n: v for n, v in os.environ.items() if not n.startswith("TESSERA_")}
         environment.update(env or {})
-        done = subprocess.run([COMMAND, *map(str, words)], stdout=stdout, stderr=subprocess.PIPE, env=environment, timeout=300, preexec_fn=prepare,
-                              cwd=folder)
-        self.assertGreaterEqual(done.returncode, 0, f"{words}: ended by signal {-done.returncode}: {done.stderr[-3000:]}")
+        done = subprocess.run([COMMAND, *map(str, words)], stdout=stdout, stderr=subprocess.PIPE,
+                              env=environment, timeout=300, preexec_fn=prepare, cwd=folder)
+        ended = f"{words}: ended by signal {-done.returncode}: {done.stderr[-3000:]}"
+        self.assertGreaterEqual(done.returncode, 0, ended)
         return Result(done.returncode, (done.stdout or b"").decode(), done.stderr.decode())
 
     def succeed(self, *words, **options):
@@ -41,7 +42,9 @@ class CommandTest(unittest.TestCase):
         return done
 
     def refuse(self, code, names, *words, **options):
-        """The call fails with one line on standard error that contains each of `names`, prints no result and leaves no file."""
+        """The call fails with one line on standard error that contains each of `names`.
+
+        It prints no result and leaves no file."""
         before = self.files()
         done = self.call(*words, **options)
         self.assertEqual(done.code, code, f"{words}: {done.err or 'accepted'}")

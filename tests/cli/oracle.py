@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention and its masks in NumPy, written from docs/patterns.md alone: what the command's results are compared with."""
+"""Attention and its masks in NumPy, written from docs/patterns.md alone.
+
+The command's results are compared with these."""
 import numpy as np
 
 BF16 = "bf16"
@@ -39,14 +41,16 @@ def kept(w, heads, kv_heads, q_len, kv_len):
             near &= t >= p - left
         if right >= 0:
             near &= t <= p + right
-        return np.broadcast_to((near | (t < int(w.get("sinks", 0)))) & order, (heads, q_len, kv_len))
+        return np.broadcast_to((near | (t < int(w.get("sinks", 0)))) & order,
+                               (heads, q_len, kv_len))
     block = int(w.get("block", 64))
     i, j = p // block, t // block  # floor divisions, also for queries before the first key
     if pattern == "blocks":
         mask = w["_mask"].astype(bool)
         inside = (i >= 0) & (i < mask.shape[1]) & (j < mask.shape[2])
         rows, columns = np.clip(i, 0, mask.shape[1] - 1), np.clip(j, 0, mask.shape[2] - 1)
-        return np.stack([mask[h if len(mask) > 1 else 0][rows, columns] & inside & order for h in range(heads)])
+        return np.stack([mask[h if len(mask) > 1 else 0][rows, columns] & inside & order
+                         for h in range(heads)])
     local, stride = int(w["local"]), int(w["stride"])
     total = int(w.get("heads_total", heads))
     kv_total = int(w.get("kv_heads_total", total * kv_heads // heads))
@@ -69,7 +73,9 @@ def kept(w, heads, kv_heads, q_len, kv_len):
 
 
 def attention(w, q, k, v):
-    """O and LSE of one sequence in float64: q [q_len, heads, head_dim], k and v [kv_len, kv_heads, head_dim]."""
+    """O and LSE of one sequence in float64.
+
+    q is [q_len, heads, head_dim], k and v are [kv_len, kv_heads, head_dim]."""
     q, k, v = widen(q), widen(k), widen(v)
     q_len, heads, head_dim = q.shape
     kv_len, kv_heads = k.shape[:2]

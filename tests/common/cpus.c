@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stands before the C library's sched_getaffinity: the library has no setting for more workers than
- * CPUs, and tests need them. */
+/* Replaces the C library's sched_getaffinity: no setting gives more workers than CPUs, and tests
+ * need them. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif

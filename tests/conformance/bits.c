@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Equal bits: over repeats, thread counts, job ranges, other rows of a tile and, in batch-invariant
- * mode, the company that a sequence keeps. */
+/* Equal bits over repeats, thread counts, job ranges, other rows of a tile and, in batch-invariant
+ * mode, other sequences of the batch. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -50,9 +50,9 @@ static void test_repeats(void **state) {
     }
 }
 
-/* The caller's floating-point mode is the caller's own affair: it changes no bit of a result, and
- * is the same afterwards. Threads inherit the mode of the one that starts them, so it may not
- * matter at opening either. */
+/* The caller's floating-point mode changes no bit of a result and is the same after the call.
+ * Threads inherit the mode of the thread that starts them, so the mode at opening must not matter
+ * either. */
 static void test_rounding_mode(void **state) {
     const test_target *target = *state;
     if (strcmp(target->backend, "cpu") != 0) return;
@@ -307,9 +307,9 @@ static void set_queries(const rig *r, int32_t first, int32_t step, float x) {
                           x);
 }
 
-/* Element 0 of K rises by 1 every 64 keys, so that it does from one stage of any kernel to the
- * next. It stays 0 in the last keys, because some kernels take those that may be masked first and
- * would have seen the largest score by then. */
+/* Element 0 of K grows by 1 every 64 keys, and so from one pipeline stage of any kernel to the
+ * next. It stays 0 in the last keys: some kernels read the keys that may be masked first, and would
+ * see the largest score at once. */
 static void set_keys(const rig *r) {
     for (int64_t t = 0; t < r->p.kv_len; t++) {
         const int64_t steps = t < r->p.kv_len - 256 ? t / 64 : 0;
@@ -322,8 +322,8 @@ static void set_keys(const rig *r) {
 enum { GROUP = 4 }; /* query heads of a KV head */
 
 static void other_heads_stay(const test_target *target, const char *line) {
-    /* Exponents of 2 from one stage to the next: more than a kernel may put up with before it makes
-     * a row relative to a larger score, and more than a float has. */
+    /* Exponents of 2 from one stage to the next: more than a kernel tolerates before it rescales a
+     * row, and more than a float has. */
     static const float rises[] = {24, 150};
     rig r;
     rig_create(&r, target, line, NULL, NULL);
@@ -364,9 +364,9 @@ static void other_heads_stay(const test_target *target, const char *line) {
     rig_release(&r);
 }
 
-/* Query heads of one KV head are packed in a tile. One of them gets scores that rise again and
- * again, and the bits of its neighbours must not notice. There is no split, so that one job meets
- * all keys. */
+/* Query heads of one KV head are packed in a tile. The scores of one head grow again and again, so
+ * its rows are rescaled; the bits of its neighbours must not change. Keys are not split, so one job
+ * reads them all. */
 static void test_packed_heads(void **state) {
     static const char *const shapes[] = {
         "pattern=dense causal=0 heads=32 kv_heads=8 q_len=1 kv_len=1500 kv_split=1",

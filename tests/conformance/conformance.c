@@ -136,8 +136,6 @@ static void test_problem(void **state) {
         fail_msg("%.0f FLOP are more than the list allows", flops);
 }
 
-enum { OWN_CHOICE = 7 }; /* no divisor or multiple of a usual number of shards */
-
 /* A kernel that refuses every problem would pass every test. */
 static void test_kernel_took_something(void **state) {
     const one_case *c = *state;
@@ -289,13 +287,7 @@ int main(int argc, char **argv) {
     }
     for (int n = shard; n < list.count; n += shards * every)
         for (int t = 0; t < targets.count; t++) {
-            /* A device's own choice is one of its kernels, each of which has its turn. Where that
-             * takes minutes, a part of the list shows that the choice works. */
-            const test_target *own = &targets.items[t],
-                              *next = t + 1 < targets.count ? own + 1 : own;
-            if (own->software && !own->kernel[0] && next->kernel[0] && n % OWN_CHOICE != 0 &&
-                !single)
-                continue;
+            if (!single && test_leaves_out(&targets.items[t], n)) continue;
             cases[n_cases] =
                 (one_case){list.lines[n], &targets.items[t],
                            single || random_count >= 0 ? 0 : LIST_FLOPS, &accepted[t], bits};

@@ -135,7 +135,7 @@ static int fewest_kv_heads(const int *v) {
     return v[KIND] == K_S2 && v[FORM] == FORM_PER_KV && v[GROUP] != 4 ? 2 : 1;
 }
 
-/* Replaces what is not set by what is cheapest. Returns 0 if the values cannot stand together. */
+/* Fills unset factors with their cheapest value. Returns 0 if the values do not go together. */
 static int complete(const int *partial, int *v) {
     memcpy(v, partial, FACTORS * sizeof *v);
     if (v[KIND] == UNSET) {
@@ -210,8 +210,7 @@ static int gain_of(cover *c, const int *v, int factor, int value) {
     return count;
 }
 
-/* Open pairs that the value has with factors which are not set yet: what is still worth reaching
- * for. */
+/* How many open pairs the value has with factors that are not set yet. */
 static int promise_of(cover *c, const int *v, int factor, int value) {
     int count = 0;
     for (int f = 0; f < FACTORS; f++) {

@@ -22,8 +22,8 @@ void mask_fill(uint8_t *mask, int efficient, int heads, int64_t n_blocks, uint64
         uint8_t *head = mask + h * n_blocks * n_blocks;
         for (int64_t j = 0; j < n_blocks; j++) {
             if (efficient) {
-                /* Query blocks [first, last] read key block j; some key blocks are read by nobody,
-                 * and some before their turn as well. */
+                /* Query blocks [first, last] read key block j. Some key blocks are read by no one,
+                 * and some also by earlier query blocks. */
                 const uint64_t r = mix(base + (uint64_t)(h * n_blocks + j));
                 const int64_t first = j - (int64_t)(r % 3), last = j + (int64_t)(r / 3 % 8) - 1;
                 for (int64_t i = first < 0 ? 0 : first; i <= last && i < n_blocks; i++)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory laid out at will, and memory that must not matter: gaps, keys past the end, blocks that
- * nobody keeps, the workspace. */
+/* Tensors with unusual strides, and memory whose contents must not matter: gaps, keys past the end,
+ * blocks that no row keeps, the workspace. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A problem with memory laid out at will: what the properties need beyond the contiguous tensors of
- * support/instance.h. */
+/* A problem whose tensors may have any layout in memory: what the properties need beyond the
+ * contiguous tensors of support/instance.h. */
 #ifndef TESSERA_TESTS_CONFORMANCE_RIG_H
 #define TESSERA_TESTS_CONFORMANCE_RIG_H
 

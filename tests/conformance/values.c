@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Values that other runs, or arithmetic alone, tell: partitions of the keys merged by (O, LSE),
- * rows without keys, large scores; and that the check sees a wrong pattern. */
+/* Results that another run or arithmetic alone predicts: partitions of the keys merged by (O, LSE),
+ * rows without keys, large scores. And the check itself must notice a wrong pattern. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -59,31 +59,31 @@ static void sums_free(sums *s) {
     free(s->lse);
 }
 
-/* Ranks that hold a piece of the keys and of the queries: earlier pieces are seen whole, the own
- * one in causal order. One head, so that rows are rows. */
+/* Each rank holds one run of keys and queries. It sees the keys of earlier ranks whole and its own
+ * in causal order. There is one head, so that a run of rows is contiguous. */
 static void test_context_parallel_dense(void **state) {
-    enum { PIECES = 4, PIECE = 75, D = 64, ALL = PIECES * PIECE };
+    enum { RANKS = 4, SHARE = 75, D = 64, ALL = RANKS * SHARE };
     rig whole;
     char line[256];
     snprintf(line, sizeof line, "pattern=dense heads=1 head_dim=%d q_len=%d seed=5", D, ALL);
     rig_create(&whole, *state, line, NULL, NULL);
     if (whole.refused) return;
-    float *o = rig_room(ALL * D * 4), *lse = rig_room(ALL * 4), *part_o = rig_room(PIECE * D * 4),
-          *part_lse = rig_room(PIECE * 4);
+    float *o = rig_room(ALL * D * 4), *lse = rig_room(ALL * 4), *part_o = rig_room(SHARE * D * 4),
+          *part_lse = rig_room(SHARE * 4);
     rig_run(&whole, NULL, o, lse);
     sums s = sums_of(ALL, D);
-    for (int q = 0; q < PIECES; q++)
+    for (int q = 0; q < RANKS; q++)
         for (int k = 0; k <= q; k++) {
             rig part;
             snprintf(line, sizeof line, "pattern=dense causal=%d heads=1 head_dim=%d q_len=%d",
-                     q == k, D, PIECE);
+                     q == k, D, SHARE);
             rig_create(&part, *state, line, NULL, NULL);
-            const rig_options options = {.data = {(float *)whole.data[0] + q * PIECE * D,
-                                                  (float *)whole.data[1] + k * PIECE * D,
-                                                  (float *)whole.data[2] + k * PIECE * D}};
+            const rig_options options = {.data = {(float *)whole.data[0] + q * SHARE * D,
+                                                  (float *)whole.data[1] + k * SHARE * D,
+                                                  (float *)whole.data[2] + k * SHARE * D}};
             rig_run(&part, &options, part_o, part_lse);
-            for (int n = 0; n < PIECE; n++)
-                sums_add(&s, q * PIECE + n, part_o + n * D, part_lse[n]);
+            for (int n = 0; n < SHARE; n++)
+                sums_add(&s, q * SHARE + n, part_o + n * D, part_lse[n]);
             rig_release(&part);
         }
     sums_equal(&s, o, lse);
@@ -234,7 +234,7 @@ static void test_scores_of_any_size(void **state) {
         "pattern=dense heads=2 head_dim=64 q_len=40 kv_len=300 scale=1e10",
         "pattern=dense heads=2 head_dim=64 q_len=1 kv_len=300 scale=1e30 kv_split=3",
         "pattern=dense heads=2 head_dim=64 q_len=40 kv_len=300 scale=1e10 dtype=bf16",
-        /* Scores rise by more than a float's exponent from one tile of keys to the next. */
+        /* Scores grow by more than a float's exponent range from one stage of keys to the next. */
         "pattern=dense heads=2 head_dim=64 q_len=40 kv_len=1500 scale=20 dtype=bf16",
         "pattern=dense heads=4 kv_heads=1 head_dim=128 q_len=40 kv_len=1500 scale=20 dtype=f16",
         "pattern=dense causal=0 heads=2 head_dim=192 q_len=70 kv_len=700 scale=20 dtype=bf16",
@@ -272,7 +272,8 @@ static void exact_scores(rig *r, float size) {
     }
 }
 
-/* However large scores are, what counts is their difference; parts of the keys must not lose it. */
+/* Only differences of scores count, however large the scores are. Splitting the keys must not lose
+ * them. */
 static void test_large_scores_split(void **state) {
     static const char *const dtypes[] = {"f32", "f16", "bf16"};
     static const int splits[] = {1, 2, 3, 7, 33};
@@ -300,8 +301,8 @@ static void test_large_scores_split(void **state) {
             }
 }
 
-/* The largest legal scale, with scores whose product with it no float holds: results are those of
- * the highest scores, which are equal here. */
+/* The largest legal scale, with scores whose product with it overflows a float. Only the keys with
+ * the highest scores count, and those scores are equal here. */
 static void test_scale_beyond_floats(void **state) {
     for (int split = 1; split <= 3; split += 2) {
         char line[256];
@@ -518,8 +519,8 @@ static void test_damaged_output_is_seen(void **state) {
 }
 
 const property value_properties[] = {
-    {"context-parallel pieces of dense attention", test_context_parallel_dense, 0},
-    {"context-parallel pieces of S2 attention", test_context_parallel_s2, 0},
+    {"context-parallel ranks of dense attention", test_context_parallel_dense, 0},
+    {"context-parallel ranks of S2 attention", test_context_parallel_s2, 0},
     {"rows without keys", test_rows_without_keys, 0},
     {"empty batches and sequences", test_nothing_to_do, 0},
     {"scores of any size", test_scores_of_any_size, 0},

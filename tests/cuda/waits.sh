@@ -12,7 +12,8 @@ for dtype in "f32 float" "bf16 tess_bf16"; do
   set -- $dtype
   printf '#%s\n' 'include "dialect_cuda.h"' "define TESS_DTYPE_NAME $1" "define TESS_ELEMENT $2" \
     'include "merge.inl"' >"$scratch/merge.cu"
-  "$nvcc" -O3 -I"$tree/include" -I"$common" -I"$common/kernels" -ptx -arch=sm_90 -o "$scratch/merge.ptx" "$scratch/merge.cu" || exit 1
+  "$nvcc" -O3 -I"$tree/include" -I"$common" -I"$common/kernels" -ptx -arch=sm_90 \
+    -o "$scratch/merge.ptx" "$scratch/merge.cu" || exit 1
   awk -v name="tess_merge_$1" '
     /griddepcontrol\.wait/ { waits++ }
     /(ld|st|atom|red)\.global/ {
@@ -22,7 +23,10 @@ for dtype in "f32 float" "bf16 tess_bf16"; do
       if (!table && /ld\.global/) loads++
     }
     END {
-      if (waits != 1 || !loads) { print name ": " waits + 0 " waits, " loads + 0 " loads"; wrong = 1 }
+      if (waits != 1 || !loads) {
+        print name ": " waits + 0 " waits, " loads + 0 " loads"
+        wrong = 1
+      }
       exit wrong
     }' "$scratch/merge.ptx" || exit 1
 done

@@ -43,7 +43,7 @@ static void set_arch(int device, const char *arch) {
     snprintf(control->arch[device], sizeof control->arch[device], "%s", arch);
 }
 
-/* Nothing is current in the thread any more. HIP has no such state. */
+/* Leaves the thread without a current context. HIP has no such state. */
 static void leave_current(void) {
     int (*set)(void *);
     if (!is_cuda) {
@@ -186,8 +186,7 @@ static void compare(const char *name, const char *got) {
                  (int)strcspn(got + start, "\n"), got + start);
 }
 
-/* A life from opening to closing; plans load their code once, and runs launch and do nothing
- * else. */
+/* A life cycle from opening to closing: plans load their code once, and runs only launch. */
 static void life(const char *name, const char *arch, const char *line, const char *kernel,
                  uint64_t shift) {
     char *text = NULL;
@@ -273,7 +272,8 @@ static void test_sm90(void **state) {
     life("cuda_sm90_many", "sm_90", many_line, NULL, 0); /* jobs are counted on the device */
 }
 
-/* What tess_run may call at all: a graph takes nothing else. And it does not allocate. */
+/* The only calls that tess_run may make: stream capture allows no others. And it does not
+ * allocate. */
 static void test_run_calls(void **state) {
     (void)state;
     static const char *const allowed[] = {
@@ -348,8 +348,8 @@ static void test_images(void **state) {
     }
 }
 
-/* The kernel for Ampere and later has an image for each major version, and takes the workgroup
- * memory of two stages where a multiprocessor then has room for two workgroups. */
+/* The kernel for Ampere and later has an image for each major version. It uses two pipeline stages
+ * of shared memory where a multiprocessor still has room for two thread blocks. */
 static void test_images_sm80(void **state) {
     (void)state;
     enum { ONE = 35840, TWO = 52224 }; /* bytes with head_dim 64 */
@@ -390,7 +390,8 @@ static void test_images_sm80(void **state) {
 
 /* ------------------------------------------------------------------ devices */
 
-/* Asks for one backend and no other: drivers of others may be there, and are not for this test. */
+/* Asks for one backend alone: drivers of other backends may be installed, and this test must not
+ * open them. */
 static int find_backend(tess_runtime *runtime, const char *name, tess_backend_info *info) {
     info->struct_size = sizeof *info;
     for (uint32_t n = 0; tess_runtime_backend(runtime, n, info) == TESS_OK; n++)

@@ -116,8 +116,8 @@ int fake_end(int code) {
     return code;
 }
 
-/* A program that has misused the driver, or forgotten something, does not end well, whatever its
- * tests say. */
+/* A program that misused the driver or leaked an object fails at its end, whatever its tests
+ * say. */
 __attribute__((destructor)) static void last_look(void) {
     for (int n = 0; n < FAKE_KINDS; n++)
         if (fake.live[n] != 0)
@@ -361,7 +361,7 @@ static void flush(fake_object *stream) {
     drop_work(stream);
 }
 
-/* With everything failing there is nobody who could do the work, as when a device is lost. */
+/* While every call fails, no work is done, as when a device is lost. */
 static void give_up(void) {
     for (int n = 0; n < FAKE_DEVICES; n++) drop_work(&null_streams[n]);
     for (int n = 0; n < MOST_OBJECTS; n++)
@@ -416,7 +416,7 @@ int fake_stream_query(void *stream) {
     int code = check_stream(stream);
     if (code == OK) code = not_capturing(stream);
     if (code != OK) return code;
-    /* Whoever asks is told once that work is under way, and then it is done. */
+    /* The first query says that work is under way; the next one finds it done. */
     const int busy = stream_of(stream)->first != NULL || fake.hold;
     flush(stream_of(stream));
     return busy ? NOT_READY : OK;

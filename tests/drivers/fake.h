@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A driver that is not there: what the stand-ins for libcuda.so.1 and libamdhip64.so.6 share. It
- * keeps contexts, streams, events, modules and memory as a driver would, in host memory, refuses
- * what a driver would refuse, writes down what it is asked, and fails on request.
+ * A simulated driver: what the stand-ins for libcuda.so.1 and libamdhip64.so.6 share. It keeps
+ * contexts, streams, events, modules and memory as a driver would, in host memory, refuses what a
+ * driver would refuse, logs its calls, and fails on request.
  *
- * Work is not done when it is enqueued but when somebody waits for it, so a wait that is missing
- * shows. A call that destroys something and has to fail has destroyed it all the same, so that what
- * is counted as alive is what was forgotten.
+ * Work is done when somebody waits for it, not when it is enqueued, so a missing wait shows. A call
+ * that destroys an object and has to fail destroys it all the same: what is left alive in the end
+ * was forgotten.
  */
 #ifndef TESSERA_TESTS_DRIVERS_FAKE_H
 #define TESSERA_TESTS_DRIVERS_FAKE_H
@@ -53,8 +53,8 @@ typedef const fake_exports *fake_get_fn(void);
 
 typedef struct fake_object fake_object;
 
-/* Begins a call: takes the lock and writes down its name, without the suffix of a version. The code
- * with which it has to fail, or 0. */
+/* Begins a call: takes the lock and logs its name without a version suffix. Returns the code with
+ * which it has to fail, or 0. */
 int fake_begin(const char *name);
 /* of a call that concerns another device than the current one; -1: none */
 int fake_begin_on(const char *name, int device);
@@ -70,7 +70,7 @@ const char *fake_name(const void *handle);
     (snprintf(fake.what, fake.wrong ? 0 : sizeof fake.what, __VA_ARGS__), fake_misused(code))
 int fake_misused(int code);
 
-/* What is current in the thread. Contexts belong to a device; a driver without contexts uses those
+/* The thread's current context. Contexts belong to a device; a driver without contexts uses those
  * of fake_primary. */
 fake_object *fake_primary(int device);
 fake_object *fake_context_create(int device);

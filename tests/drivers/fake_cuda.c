@@ -11,7 +11,7 @@
 
 enum { INVALID_VALUE = 1, NOT_INITIALIZED = 3, INVALID_DEVICE = 101, INVALID_CONTEXT = 201 };
 
-/* A call without arguments worth writing down, or one that writes them itself. */
+/* A call whose arguments are not logged, or one that logs them itself. */
 #define CALL(name, parameters, ...)   \
     EXPORT int name parameters;       \
     int name parameters {             \
@@ -189,7 +189,7 @@ typedef struct fake_config {
     } * attributes;
     unsigned n_attributes;
 } fake_config;
-/* Only these wait for earlier kernels by themselves, and only in code for sm_90 and later. */
+/* Only these kernels wait for earlier ones by themselves, and only in code for sm_90 and later. */
 static int waits(const void *function) {
     const char *name = fake_function_name(function), *arch = fake_function_arch(function);
     return (strncmp(name, "tess_sm90_", 10) == 0 || strncmp(name, "tess_merge_", 11) == 0) &&

@@ -79,8 +79,7 @@ CALL(hipDeviceTotalMem, (size_t * bytes, int device), {
 })
 CALL(hipDeviceGetAttribute, (int *value, int attribute, int device),
      code = attribute_of(value, attribute, device))
-/* The name stands where HIP 6 has it, behind a text that looks a little like it; features follow
- * the name. */
+/* The name stands where HIP 6 has it, after a text that looks similar; features follow the name. */
 CALL(hipGetDevicePropertiesR0600, (char *properties, int device), {
     fake_note(" %d", device);
     memset(properties, 0, 1472);

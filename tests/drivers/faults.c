@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Every call of the CUDA and HIP backends to their driver fails once, or from then on, over a whole
- * life cycle: lack of memory, code that the driver refuses, a device that is lost, and an error
- * that nobody expects. Nothing may leak or hang, the status has to be right, what was current in
- * the thread has to be current again, and afterwards a whole cycle works.
+ * life cycle: lack of memory, code that the driver refuses, a lost device, and an error that nobody
+ * expects. Nothing may leak or hang, the status has to be right, the thread's current context has
+ * to be restored, and afterwards a whole cycle works.
  *
  *   driver_faults cuda|hip ARCHITECTURE
  */
@@ -31,8 +31,8 @@ static const fake_exports *driver;
 static fake_control *control;
 static const char *backend, *arch;
 
-/* Two bytes an element, so that the fast kernel of Hopper takes it where there is one; enough jobs
- * for its counter, and merges. */
+/* Two bytes an element, so that the kernel for Hopper takes it where there is one; enough jobs for
+ * its job counter, and merges. */
 static const char line[] = "pattern=s2 block=16 local=2 stride=3 heads=8 kv_heads=4 q_len=9 "
                            "kv_len=90 head_dim=16 dtype=f16 kv_split=3";
 
@@ -176,8 +176,8 @@ static int holds_one(const char *call, const char *const *parts) {
     return 0;
 }
 
-/* Calls whose failure may go unnoticed: what only informs, what gives back, and the context that is
- * entered for that. */
+/* Calls whose failure may go unnoticed: queries for information, calls that free something, and
+ * entering the context for those. */
 static int may_fail(void) {
     static const char *const informing[] = {"DeviceGet",        "DeviceTotalMem",
                                             "DriverGetVersion", "GetDeviceProperties",
@@ -373,7 +373,7 @@ static void test_same_plan_again(void **state) {
             again_code = codes[c].code;
             assert_in_range(again_runs(&x, &ways[w], codes[c].status), 3, 100);
         }
-    /* Without an LSE tensor there is no address that a kernel may write it to. */
+    /* Without an LSE tensor a kernel gets no address to write it to. */
     memset(&x.run.lse, 0, sizeof x.run.lse);
     assert_ok(instance_run(&x, NULL));
     assert_int_equal(control->wrong, 0);
@@ -443,7 +443,8 @@ static void test_wait_ends(void **state) {
     nothing_lives(&heap, 0);
 }
 
-/* More than the device has, at any place of a plan's life, is lack of memory and nothing worse. */
+/* Asking for more memory than the device has, at any point of a plan's life, gives OUT_OF_MEMORY
+ * and nothing worse. */
 static void test_little_memory(void **state) {
     (void)state;
     for (uint64_t bytes = 256; bytes < 1 << 20; bytes *= 2) {
@@ -478,13 +479,14 @@ int main(int argc, char **argv) {
     }
     driver = get.function();
     control = driver->control;
+    /* The quick ones first: they find most of what is wrong. */
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_wait_ends),       cmocka_unit_test(test_little_memory),
+        cmocka_unit_test(test_same_plan_again), cmocka_unit_test(test_same_device_again),
         cmocka_unit_test(test_no_memory_once),  cmocka_unit_test(test_no_memory_from_then_on),
         cmocka_unit_test(test_lost_once),       cmocka_unit_test(test_lost_from_then_on),
         cmocka_unit_test(test_invalid_image),   cmocka_unit_test(test_unexpected),
         cmocka_unit_test(test_no_host_memory),  cmocka_unit_test(test_other_device_goes_on),
-        cmocka_unit_test(test_wait_ends),       cmocka_unit_test(test_little_memory),
-        cmocka_unit_test(test_same_plan_again), cmocka_unit_test(test_same_device_again),
     };
     return cmocka_run_group_tests_name("faults of a driver", tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Device code for drivers that are not there: the lists that a build with all compilers has, with a
- * word about each image in its place. */
+/* Device code for the simulated drivers: the lists that a build with all compilers has, with a
+ * short description in place of each image. */
 #include "cuda.h"
 
 extern const tess_driver_image tess_hip_images[];

@@ -247,7 +247,7 @@ void fake_kernel_run(int number, unsigned groups, void *const *parameters) {
         fake_misuse(700, "the kernel for head_dim %d is given %u", k.head_dim, x.a.head_dim);
         return;
     }
-    /* Hopper's workgroups hand out jobs among themselves; the others take one each. */
+    /* Thread blocks on Hopper fetch jobs from a counter; on other devices each takes one job. */
     const unsigned items = k.kind == SM90 || x.a.items < groups ? x.a.items : groups;
     const uint32_t *counter = fake_host(x.counter);
     if (counter && *counter != 0) fake_misuse(700, "the counter of jobs is not 0");

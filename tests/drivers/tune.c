@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tune tables and the rows of the CUDA backend: its own table, a file before it, kernels that
- * refuse, and results that stay right whatever is preferred.
+ * Tune tables and the kernels of the CUDA backend: its own table, a file that comes before it,
+ * kernels that refuse, and results that stay right whatever is preferred.
  *
  *   driver_tune sm_90|sm_80|sm_89|sm_86
  */
@@ -59,8 +59,8 @@ static void run(const char *rules, const char *words, char kernel[64]) {
 #define S2_F16    "q_len=90 dtype=f16 block=16 local=2 stride=3"
 #define DENSE_F32 "q_len=9 dtype=f32 pattern=dense"
 
-/* What comes with the backend. A kernel that a build does not have is passed over, so either of the
- * two is right where the rule says sm80. */
+/* The backend's own table. A kernel that the build lacks is skipped, so either of the two is right
+ * where the rule says sm80. */
 static void test_own_table(void **state) {
     (void)state;
     char kernel[64];
@@ -82,7 +82,7 @@ static void test_own_table(void **state) {
     assert_null(strstr(test_logged, "prefer"));
 }
 
-/* A file turns the order of the rows round for the shapes that it names, and for no others. */
+/* A file reverses the order of the kernels for the shapes that it names, and for no others. */
 static void test_file(void **state) {
     (void)state;
     static const char rules[] =
@@ -101,7 +101,7 @@ static void test_file(void **state) {
     assert_null(strstr(test_logged, "tune file"));
 }
 
-/* What refuses is passed over: here a kernel for other types, or for another device. */
+/* Kernels that refuse are skipped: here a kernel for other types, or for another device. */
 static void test_refusals(void **state) {
     (void)state;
     char kernel[64];

@@ -43,7 +43,7 @@ static void try_problem(tess_device *device, const problem *p, const char *line,
     }
     if (x.info.kept_pairs * (uint64_t)p->head_dim / 8 <= PAIRS_MOST) {
         instance_verdict verdict = {0};
-        /* The caller's floating-point mode is in the way of nothing, and stays. */
+        /* Any floating-point mode of the caller works, and the call leaves it as it was. */
         const uint64_t usual = fp_control_read(), odd = fp_control_odd[t->ran % FP_CONTROL_ODD];
         fp_control_write(odd);
         tess_status run = instance_run(&x, NULL);

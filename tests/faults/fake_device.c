@@ -189,24 +189,17 @@ static void release_kernel(tess_kernel *kernel) {
     kernel->state = NULL;
 }
 
-static tess_status fake_kernel(void *opaque, const tess_kernel_key *key, tess_kernel *kernel,
-                               uint32_t index, tess_kernel_info *info) {
+static tess_status fake_kernel(void *opaque, uint32_t index, const tess_kernel_key *key,
+                               tess_kernel_info *info, tess_kernel *kernel) {
     fake_device *device = opaque;
     const tess_host *host = device->host;
-    if (!key) {
-        if (index)
-            return host->fail(host, TESS_ERROR_INVALID,
-                              "fake_kernel: index: %u is past the last kernel", index);
-        info->op = TESS_OP_FORWARD;
-        info->status = TESS_OK;
-        snprintf(info->name, sizeof info->name, "loop");
-        return TESS_OK;
-    }
+    (void)key;
+    if (index > 0) return TESS_ERROR_INVALID;
+    info->op = TESS_OP_FORWARD;
+    snprintf(info->name, sizeof info->name, "loop");
+    if (!kernel) return TESS_OK;
     const tess_status status = on_device(device, "kernel");
     if (status != TESS_OK) return status;
-    if (key->name && strcmp(key->name, "loop") != 0)
-        return host->fail(host, TESS_ERROR_UNSUPPORTED, "fake_kernel: there is no kernel %s",
-                          key->name);
     fake_state *state = host->alloc(host, sizeof *state, 16);
     if (!state) return host->fail(host, TESS_ERROR_OUT_OF_MEMORY, "fake_kernel: no host memory");
     state->host = host;
@@ -215,7 +208,6 @@ static tess_status fake_kernel(void *opaque, const tess_kernel_key *key, tess_ke
     kernel->tile_step = 1;
     kernel->pack_rows = 8;
     kernel->scratch_bytes = 777; /* partials must be placed after it, wherever it ends */
-    snprintf(kernel->name, sizeof kernel->name, "loop");
     kernel->state = state;
     kernel->release = release_kernel;
     return TESS_OK;

@@ -232,7 +232,7 @@ static void check_empty(const test_heap *heap, const char *what, int64_t k) {
                  (long long)k);
 }
 
-/* The sums of a cycle without faults, to see that a cycle with faults still computes. */
+/* Checksums of a cycle without faults: a cycle with faults must still compute them. */
 static void sums_without_faults(const char *id, const char *backend_path, float *sums) {
     test_heap heap;
     life l;
@@ -305,8 +305,7 @@ static int sticky_fault(const char *id, const char *backend_path, int64_t k, con
     return failures > 0;
 }
 
-/* Builds with a sanitizer take every third fault; which they are depends on nothing that
- * matters. */
+/* Builds with a sanitizer plant every third fault; which third does not matter. */
 static int stride(void) { return test_sanitized() ? 3 : 1; }
 
 static void host_faults(const char *id, const char *backend_path) {
@@ -335,7 +334,7 @@ static void test_host_faults_device(void **state) {
                 control->leaked == 0);
 }
 
-/* Giving up after a failure, instead of trying again, must not leak either. */
+/* An application that gives up after a failure, instead of trying again, must not leak either. */
 static void test_giving_up(void **state) {
     (void)state;
     int64_t k = 1;
@@ -417,8 +416,8 @@ static int backend_fault(int64_t k, tess_status wanted, int sticky, const float 
         }
     const int happened = control->failures > 0;
     if (lost) {
-        /* Sticky: nothing reaches the backend any more, whatever is asked of the device, but that
-         * memory can be given back. */
+        /* Sticky: no call on the device reaches the backend any more, except the one that frees
+         * memory. */
         const int64_t calls = control->calls;
         for (size_t s = 0; s < sizeof steps / sizeof steps[0]; s++)
             for (int n = 0; n < steps[s].count; n++) {
@@ -510,7 +509,7 @@ static void cycles(const char *id, const char *backend_path) {
             for (int i = 0; i < steps[s].count; i++) assert_ok(steps[s].run(&l, i));
         life_release(&l);
         check_empty(&heap, "cycle", n);
-        /* by now caches, pools of the C library and thread stacks have their size */
+        /* by now caches, pools of the C library and thread stacks have reached their size */
         if (n + 1 == count / 5) {
             descriptors = test_open_descriptors();
             mappings = test_mappings();

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Serialised layouts: hostile bytes are refused or mean a layout that answers every question, and
- * that is written as the same bytes again. */
+/* Serialised layouts: hostile bytes are refused, or give a layout that answers every query and
+ * serialises to the same bytes again. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -78,8 +78,7 @@ static void one_layout(tess_runtime *runtime, const uint8_t *data, size_t size) 
     uint8_t *again = malloc(length);
     FUZZ_REQUIRE(again && tess_layout_serialize(layout, again, &length) == TESS_OK);
     tess_layout_release(layout);
-    /* What is read is written as the same bytes; a wrong checksum is not looked at in this
-     * build. */
+    /* What is read serialises to the same bytes. This build ignores a wrong checksum. */
     FUZZ_REQUIRE(length == size && memcmp(again, data, length - CHECKSUM) == 0);
     free(again);
 }

@@ -13,7 +13,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (!line) return 0;
     memcpy(line, data, size);
     line[size] = 0;
-    /* A mask names a file; reading any file of the machine is not what is tested here. */
+    /* A mask names a file, and the fuzzer must not read arbitrary files of the machine. */
     if (strstr(line, "mask")) {
         free(line);
         return 0;

@@ -45,9 +45,9 @@ static int between(bytes *b, int low, int high) { return low + below(b, high - l
 #endif
 #endif
 #if MEMORY_SANITIZER
-/* It does not see what tile instructions write, and takes words of the soft tiles for
- * uninitialised. Nothing of a job lies on the stack unset, and a workspace full of NaN, which each
- * problem begins with, would show in the result. */
+/* MemorySanitizer does not see what AMX instructions write, and takes words of the emulated tiles
+ * for uninitialised. Nothing of a job lies on the stack unset, and each problem begins with a
+ * workspace full of NaN, which would show in the result. */
 static const char *const kernels[] = {"cpu/portable", "cpu/avx2", "cpu/avx512", "cpu/avx512_bf16"};
 #else
 static const char *const kernels[] = {

@@ -2,13 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 # What only a machine with a GPU shows:
 #
-#     tests/gpu/prove.sh BUILD [BACKEND...]     (default: cuda opencl vulkan, as far as their drivers are here)
+#     tests/gpu/prove.sh BUILD [BACKEND...]
 #
-# The whole conformance list on every kernel of each backend, the properties with 100 repeats, 500 random problems, the applications of tests/interop, and on CUDA compute-sanitizer's four
-# checkers over a part of the list. BUILD is a build folder (build/release), or any folder that holds the programs. Prints a line for each step; exit status 1 if one failed.
+# By default the backends are cuda, opencl and vulkan, as far as their drivers are here.
 #
-# TESSERA_PROVE_JOBS: shards of the list that run at once (default: half of the CPUs). TESSERA_PROVE_RANDOM, TESSERA_PROVE_SEED: how many random problems, and which (default 500, 1).
-# TESSERA_PROVE_SANITIZE: every N-th problem of the list under compute-sanitizer (default 40, 0 for none).
+# The whole conformance list on every kernel of each backend, the properties with 100 repeats, 500
+# random problems, the applications of tests/interop, and on CUDA compute-sanitizer's four checkers
+# over a part of the list. BUILD is a build folder (build/release), or any folder that holds the
+# programs. Prints a line for each step; exit status 1 if one failed.
+#
+# TESSERA_PROVE_JOBS: shards of the list that run at once (default: half of the CPUs).
+# TESSERA_PROVE_RANDOM, TESSERA_PROVE_SEED: how many random problems, and which (default 500, 1).
+# TESSERA_PROVE_SANITIZE: every N-th problem of the list under compute-sanitizer (default 40, 0 for
+# none).
 set -u
 build=${1:?usage: prove.sh BUILD [BACKEND...]}
 shift
@@ -53,7 +59,8 @@ list() {
   rm -f "$work"/shard-*
   while [ $n -lt "$jobs" ]; do
     mkdir -p "$work/masks-$n"
-    { "$conformance" --device "$target" --masks "$work/masks-$n" --shard "$n/$jobs" "$@" >"$work/shard-$n.log" 2>&1; echo $? >"$work/shard-$n.status"; } &
+    { "$conformance" --device "$target" --masks "$work/masks-$n" --shard "$n/$jobs" "$@" \
+      >"$work/shard-$n.log" 2>&1; echo $? >"$work/shard-$n.status"; } &
     n=$((n + 1))
   done
   wait
@@ -68,7 +75,8 @@ for backend in "$@"; do
   list "conformance list" "$backend"
   TESSERA_TEST_REPEATS=100 "$properties" --device "$backend" >"$work/log" 2>&1
   step "$backend: properties, 100 repeats" "$work/log" $?
-  [ "$random" = 0 ] || list "$random random problems" "$backend" --random "$random" --seed "${TESSERA_PROVE_SEED:-1}"
+  [ "$random" = 0 ] ||
+    list "$random random problems" "$backend" --random "$random" --seed "${TESSERA_PROVE_SEED:-1}"
   interop=$(program "interop_$backend")
   if [ -n "$interop" ]; then
     "$interop" >"$work/log" 2>&1
@@ -80,16 +88,20 @@ case " $* " in *' cuda '*)
   if [ "$every" != 0 ] && command -v compute-sanitizer >/dev/null 2>&1; then
     for tool in memcheck initcheck synccheck; do
       mkdir -p "$work/masks"
-      compute-sanitizer --tool "$tool" --error-exitcode 9 "$conformance" --device cuda --masks "$work/masks" --every "$every" >"$work/log" 2>&1
+      compute-sanitizer --tool "$tool" --error-exitcode 9 "$conformance" --device cuda \
+        --masks "$work/masks" --every "$every" >"$work/log" 2>&1
       step "cuda: compute-sanitizer $tool" "$work/log" $?
     done
-    # racecheck does not see that a warp's reads come before an arrival by one of its lanes (after __syncwarp), which is how the kernel for Hopper gives rings back. So it looks at
-    # problems that the portable kernels take alone.
-    "$conformance" --masks "$work/masks" --list | grep -v 'dtype=\|mask=' | awk "NR % $every == 1" >"$work/lines"
+    # racecheck does not see that a warp's reads come before an arrival by one of its lanes (after
+    # __syncwarp), which is how the kernel for Hopper gives rings back. So it looks at problems that
+    # the portable kernels take alone.
+    "$conformance" --masks "$work/masks" --list | grep -v 'dtype=\|mask=' |
+      awk "NR % $every == 1" >"$work/lines"
     : >"$work/log"
     status=0
     while IFS= read -r line; do
-      compute-sanitizer --tool racecheck --error-exitcode 9 "$conformance" --device cuda --masks "$work/masks" --line "$line" >>"$work/log" 2>&1 || status=$?
+      compute-sanitizer --tool racecheck --error-exitcode 9 "$conformance" --device cuda \
+        --masks "$work/masks" --line "$line" >>"$work/log" 2>&1 || status=$?
     done <"$work/lines"
     step "cuda: compute-sanitizer racecheck, f32" "$work/log" $status
   else

@@ -165,7 +165,7 @@ typedef struct job {
 static void fill_inputs(const app *a, job *j, uint64_t seed) {
     j->seed = seed;
     for (int n = 0; n < 3; n++) {
-        /* The place may not be aligned for elements, as far as C is concerned. */
+        /* The address may not be aligned for elements by C's rules. */
         void *values = malloc(a->parts.bytes[n]);
         assert_non_null(values);
         fill_normal(a->p.dtype, values, (int64_t)(a->parts.bytes[n] / a->item), seed, (uint32_t)n);
@@ -218,7 +218,7 @@ static void check_values(const app *a, const unsigned char *inputs, const unsign
     if (!verdict.pass) fail_msg("%s %s: %s", a->info.kernel, a->v->dtype, verdict.what);
 }
 
-/* Reads everything in the order of a stream of the application's, and checks results and that
+/* Reads everything back on one of the application's streams, checks the results, and checks that
  * nothing else changed. */
 static void job_check(const app *a, const job *j, void *stream) {
     unsigned char *got = malloc(a->parts.size);
@@ -311,8 +311,8 @@ static void test_times(void **state) {
     job_end(&j);
 }
 
-/* A run that was never made is captured in the strictest mode; the graph runs with whatever the
- * buffers hold by then. */
+/* Captures a plan's first run in the strictest mode. The graph reads whatever the buffers hold when
+ * it is launched. */
 static void test_graph(void **state) {
     app *a = *state;
     void *graph = NULL, *ready = NULL;
@@ -331,8 +331,8 @@ static void test_graph(void **state) {
         CU(cu.graph_launch(ready, a->stream));
         job_check(a, &j, a->stream);
     }
-    /* Without a change in between the graph gives the same result again, on what the last launch
-     * left in the workspace. */
+    /* With unchanged inputs the graph gives the same result again, on the workspace that the last
+     * launch left. */
     CU(cu.graph_launch(ready, a->stream));
     job_check(a, &j, a->stream);
     CU(cu.graph_exec_destroy(ready));
@@ -340,7 +340,7 @@ static void test_graph(void **state) {
     job_end(&j);
 }
 
-/* A thread without a context gets its work done, and has none afterwards. */
+/* A thread without a context can run a plan, and has no context afterwards. */
 static void test_no_context(void **state) {
     app *a = *state;
     struct CUctx_st *popped = NULL, *current = NULL;

@@ -168,7 +168,8 @@ static void test_own_queue(void **state) {
     job_end(a, &j, a->queue, NULL);
 }
 
-/* Nothing starts before the wait list says so, and the event that comes back stands for the end. */
+/* No work starts before the wait list is complete, and the returned event marks the end of the
+ * work. */
 static void test_events(void **state) {
     app *a = *state;
     cl_int code, done = CL_QUEUED;
@@ -367,8 +368,8 @@ static void *run_often(void *argument) {
     return NULL;
 }
 
-/* One plan, many threads, each with its own buffer and some with their own queue. With one object
- * in flight some are told to come again. */
+/* One plan and many threads, each with its own buffer and some with their own queue. With one run
+ * in flight, some get BUSY and try again. */
 static void test_threads(void **state) {
     app *a = *state;
     for (uint32_t in_flight = 1; in_flight <= THREADS; in_flight += THREADS - 1) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the applications of this folder share: one piece of their memory holds all that a run reads
- * and writes, and whatever lies between must stay as it was. */
+/* What the applications of this folder share: one allocation holds all that a run reads and writes,
+ * and the bytes between must stay as they were. */
 #ifndef TESSERA_TESTS_INTEROP_PARTS_H
 #define TESSERA_TESTS_INTEROP_PARTS_H
 

@@ -23,7 +23,7 @@ typedef struct app {
     VkInstance instance;
     VkPhysicalDevice physical;
     VkDevice device;
-    VkQueue queue;
+    VkQueue queue, second; /* second: another one of the family, or the same */
     VkCommandPool pool;
     uint32_t family;
     int narrow, timeline; /* 16-bit storage and timeline semaphores are enabled */
@@ -85,17 +85,19 @@ static void make_device(app *a) {
         narrow.storageInputOutput16 = VK_FALSE;
     a->narrow = narrow.storageBuffer16BitAccess;
     a->timeline = timeline.timelineSemaphore;
-    const float priority = 1;
+    const uint32_t queues = families[a->family].queueCount > 1 ? 2 : 1;
+    const float priorities[2] = {1, 1};
     const VkDeviceQueueCreateInfo queue = {.sType = VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO,
                                            .queueFamilyIndex = a->family,
-                                           .queueCount = 1,
-                                           .pQueuePriorities = &priority};
+                                           .queueCount = queues,
+                                           .pQueuePriorities = priorities};
     const VkDeviceCreateInfo create = {.sType = VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO,
                                        .pNext = &features,
                                        .queueCreateInfoCount = 1,
                                        .pQueueCreateInfos = &queue};
     VK(vkCreateDevice(a->physical, &create, NULL, &a->device));
     vkGetDeviceQueue(a->device, a->family, 0, &a->queue);
+    vkGetDeviceQueue(a->device, a->family, queues - 1, &a->second);
     const VkCommandPoolCreateInfo pool = {.sType = VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO,
                                           .flags = VK_COMMAND_POOL_CREATE_RESET_COMMAND_BUFFER_BIT,
                                           .queueFamilyIndex = a->family};
@@ -321,8 +323,8 @@ static void execute(app *a, VkCommandBuffer commands, VkFence fence) {
     wait_fence(a, fence);
 }
 
-/* Signals of one submission need not become visible in one moment, so a fence does not tell of a
- * semaphore. */
+/* Signals of one submission need not become visible at the same moment, so a signalled fence says
+ * nothing about a semaphore. */
 static void wait_semaphore(const app *a, VkSemaphore semaphore, uint64_t value) {
     const VkSemaphoreWaitInfo until = {.sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO,
                                        .semaphoreCount = 1,
@@ -433,6 +435,40 @@ static void test_record_slots(void **state) {
     vkDestroyFence(a->device, over, NULL);
 }
 
+/* Two recordings of one plan under way at the same time, on two queues where there are two, and one
+ * of them again behind itself. What lies in one buffer at odd places lies in the other at even
+ * ones, so neither can do with the parameters of the other. */
+static void test_record_two(void **state) {
+    app *a = *state, even = *a;
+    app *const sides[2] = {a, &even};
+    job j[2];
+    VkCommandBuffer commands[2];
+    VkFence fences[2];
+    parts_place(&even.parts, a->plan, a->p.dtype == TESS_F32 ? 4 : 2, 0);
+    even.queue = a->second;
+    for (int n = 0; n < 2; n++) {
+        fences[n] = make_fence(a);
+        commands[n] = begin_commands(a, VK_COMMAND_BUFFER_USAGE_SIMULTANEOUS_USE_BIT);
+        job_begin(sides[n], &j[n], n);
+        j[n].run.stream = record_into(commands[n], NULL);
+        assert_ok(tess_run(a->plan, &j[n].run));
+        VK(vkEndCommandBuffer(commands[n]));
+    }
+    for (int round = 0; round < 3; round++) {
+        for (int n = 0; n < 2; n++) job_fill(sides[n], &j[n], (n + round) % 2);
+        for (int n = 0; n < 2; n++)
+            submit(sides[n], commands[n], VK_NULL_HANDLE, 0, VK_NULL_HANDLE, 0, VK_NULL_HANDLE);
+        for (int n = 0; n < 2; n++)
+            submit(sides[n], commands[n], VK_NULL_HANDLE, 0, VK_NULL_HANDLE, 0, fences[n]);
+        for (int n = 0; n < 2; n++) wait_fence(a, fences[n]);
+        for (int n = 0; n < 2; n++) job_check(sides[n], &j[n], (n + round) % 2);
+    }
+    for (int n = 0; n < 2; n++) {
+        job_end(a, &j[n]);
+        vkDestroyFence(a->device, fences[n], NULL);
+    }
+}
+
 /* ------------------------------------------------------------------ submitting */
 
 static VkCommandBuffer copy_commands(const app *a, VkBuffer from, VkBuffer to) {
@@ -499,8 +535,8 @@ static void test_timeline(void **state) {
 
 static void test_binary(void **state) { chained(*state, 0); }
 
-/* Nothing starts before the semaphore says so; meanwhile waits time out, and a plan's slots run
- * out. */
+/* No work starts before the semaphore is signalled; meanwhile waits time out, and a plan's slots
+ * run out. */
 static void test_waits(void **state) {
     app *a = *state;
     job j[2];
@@ -773,10 +809,19 @@ int main(void) {
         a->index = (uint32_t)n;
         const struct CMUnitTest tests[] = {
 #define TEST(function) {#function, function, setup, teardown, a}
-            TEST(test_record_and_replay), TEST(test_record_ranges),   TEST(test_record_slots),
-            TEST(test_timeline),          TEST(test_binary),          TEST(test_waits),
-            TEST(test_default_stream),    TEST(test_several_devices), TEST(test_threads),
-            TEST(test_bad_natives),       TEST(test_bad_streams),     TEST(test_without_features),
+            TEST(test_record_and_replay),
+            TEST(test_record_ranges),
+            TEST(test_record_slots),
+            TEST(test_record_two),
+            TEST(test_timeline),
+            TEST(test_binary),
+            TEST(test_waits),
+            TEST(test_default_stream),
+            TEST(test_several_devices),
+            TEST(test_threads),
+            TEST(test_bad_natives),
+            TEST(test_bad_streams),
+            TEST(test_without_features),
             TEST(test_range_limit),
         };
         failed += cmocka_run_group_tests(tests, NULL, NULL);

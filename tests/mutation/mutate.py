@@ -9,12 +9,16 @@ The list (faults.txt) has a line for each fault:
 
     FILE :: OLD => NEW :: TEST
 
-OLD stands in FILE exactly once, however its lines are broken, and is replaced by NEW, or removed if NEW is `(nothing)`. TEST is the name of a test (cmake/Tests.cmake) without the prefix of
-a build, or `$ PROGRAM ARGUMENTS` with a program of the build folder. Everything happens in a copy of the tree with a build of
-its own: apply, build what TEST needs, run it, put the line back. A test that fails or does not end has caught the fault.
+OLD stands in FILE exactly once, however its lines are broken, and is replaced by NEW, or removed if
+NEW is `(nothing)`. TEST is the name of a test (cmake/Tests.cmake) without the prefix of a build,
+which further arguments may follow, or `$ PROGRAM ARGUMENTS` with a program of the build folder.
+Everything happens in a copy of the tree with a build of its own: apply, build what TEST needs, run
+it up to its first failure, put the line back. A test that fails or does not end has caught the
+fault.
 
---check only looks whether every entry still applies exactly once. --shard takes the K-th of N parts, counted from 1, and
---only the entries whose line matches. The exit status is 0 if every fault was caught.
+--check only looks whether every entry still applies exactly once. --shard takes the K-th of N
+parts, counted from 1, and --only the entries whose line matches. The exit status is 0 if every
+fault was caught.
 """
 import argparse
 import collections
@@ -30,7 +34,9 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 FEWEST = 100
 SKIPPED = 77
 # Libraries that a test finds by LD_LIBRARY_PATH are no dependencies of its program.
-STAND_INS = {"tests/drivers": ["tessera_pretended"], "tests/opencl/loader": ["tessera_failing_opencl"], "tests/vulkan/shim": ["vulkan_shim"]}
+STAND_INS = {"tests/drivers": ["tessera_pretended"],
+             "tests/opencl/loader": ["tessera_failing_opencl"],
+             "tests/vulkan/shim": ["vulkan_shim"]}
 
 Fault = collections.namedtuple("Fault", "number line file old new test")
 
@@ -54,7 +60,9 @@ def read_faults(path):
 
 
 def pattern_of(old):
-    """What finds `old` however its line is broken: a space, or none behind a bracket, may be any."""
+    """What finds `old` however its lines are broken.
+
+    A space stands for any blanks, and behind a bracket there may be some."""
     return r"\s+".join(re.escape(word) for word in old.split()).replace(r"\(", r"\(\s*")
 
 
@@ -90,12 +98,16 @@ class Copy:
         self.tree = os.path.join(folder, "tree")
         self.build = os.path.join(folder, "build")
         self.log = os.path.join(folder, "log")
+        self.temporary = os.path.join(folder, "tmp")
         self.jobs = str(jobs)
         self.tests = {}
 
     def update(self):
-        """Brings the copy up to date. Files that are the same keep their time, and so what was built from them."""
-        names = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\n")
+        """Brings the copy up to date.
+
+        Files that are the same keep their time, and so what was built from them."""
+        names = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT,
+                               check=True, capture_output=True, text=True).stdout.split("\n")
         names = {n for n in names if n and os.path.isfile(os.path.join(ROOT, n))}
         for name in names:
             source, target = os.path.join(ROOT, name), os.path.join(self.tree, name)
@@ -118,7 +130,8 @@ class Copy:
         with open(self.log, "ab") as log:
             log.write(("\n$ " + shlex.join(command) + "\n").encode())
             log.flush()
-            child = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=env, cwd=self.build, start_new_session=True)
+            child = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                                     env=env, cwd=self.build, start_new_session=True)
             try:
                 return child.wait(timeout)
             except subprocess.TimeoutExpired:
@@ -128,8 +141,10 @@ class Copy:
 
     def configure(self):
         os.makedirs(self.build, exist_ok=True)
-        # Warnings that a fault causes are no errors here. Without much optimisation the builds take half the time.
-        command = ["cmake", "-G", "Ninja", "-S", self.tree, "-B", self.build, "-DCMAKE_BUILD_TYPE=Release", "-DTESSERA_WERROR=OFF",
+        # Warnings that a fault causes are no errors here. Without much optimisation the builds take
+        # half the time.
+        command = ["cmake", "-G", "Ninja", "-S", self.tree, "-B", self.build,
+                   "-DCMAKE_BUILD_TYPE=Release", "-DTESSERA_WERROR=OFF",
                    "-DTESSERA_DEVICE_CODE=none", "-DCMAKE_C_FLAGS_RELEASE=-O1 -DNDEBUG"]
         if shutil.which("ccache"):
             os.environ.setdefault("CCACHE_BASEDIR", self.tree)
@@ -139,7 +154,9 @@ class Copy:
         self.read_tests()
 
     def read_tests(self):
-        """The tests as CMake wrote them down. ctest itself does not tell the command of a test that is not built yet."""
+        """The tests as CMake wrote them down.
+
+        ctest itself does not tell the command of a test that is not built yet."""
         for folder, _, files in os.walk(self.build):
             if "CTestTestfile.cmake" not in files:
                 continue
@@ -147,23 +164,30 @@ class Copy:
                 text = file.read()
             for name, command in re.findall(r"^add_test\(\[=*\[(.*?)\]=*\] (.*)\)$", text, re.M):
                 self.tests[name] = (shlex.split(command), [])
-            for name, words in re.findall(r"^set_tests_properties\(\[=*\[(.*?)\]=*\] PROPERTIES (.*)\)$", text, re.M):
+            properties = r"^set_tests_properties\(\[=*\[(.*?)\]=*\] PROPERTIES (.*)\)$"
+            for name, words in re.findall(properties, text, re.M):
                 words = shlex.split(words)
                 if name in self.tests and "ENVIRONMENT" in words:
-                    self.tests[name] = (self.tests[name][0], words[words.index("ENVIRONMENT") + 1].split(";"))
+                    self.tests[name] = (self.tests[name][0],
+                                        words[words.index("ENVIRONMENT") + 1].split(";"))
 
     def command(self, name):
         """What runs a test, in which environment, and what has to be built for it."""
-        if name.startswith("$ "):
-            words = shlex.split(name[2:])
-            command, environment = [os.path.join(self.build, words[0])] + words[1:], []
-        elif name in self.tests:
-            command, environment = self.tests[name]
+        words = shlex.split(name)
+        if words[0] == "$":
+            command, environment = [os.path.join(self.build, words[1])] + words[2:], []
+        elif words[0] in self.tests:
+            command, environment = self.tests[words[0]]
+            command = command + words[1:]
         else:
             return None
-        targets = {os.path.relpath(word, self.build) for word in command if word.startswith(self.build + os.sep)}
+        targets = {os.path.relpath(word, self.build) for word in command
+                   if word.startswith(self.build + os.sep)}
         targets = {t for t in targets if not os.path.isdir(os.path.join(self.build, t))}
-        env = dict(os.environ, TESSERA_CACHE_DIR=os.path.join(self.build, "kernels"))
+        # cmocka ends a program at its first failure, and does not go on in one that a fault has
+        # crashed.
+        env = dict(os.environ, TESSERA_CACHE_DIR=os.path.join(self.build, "kernels"),
+                   CMOCKA_TEST_ABORT="1", TMPDIR=self.temporary)
         env.setdefault("TESSERA_REQUIRE", "cpu")
         for entry in environment:
             key, value = entry.split("=", 1)
@@ -176,10 +200,15 @@ class Copy:
         return command, env, sorted(targets)
 
     def make(self, targets):
-        return self.call(["cmake", "--build", self.build, "-j", self.jobs, "--target"] + targets) == 0
+        command = ["cmake", "--build", self.build, "-j", self.jobs, "--target"]
+        return self.call(command + targets) == 0
 
     def test(self, command, env, timeout):
-        return self.call(command, timeout, env)
+        """The exit status as call() gives it. Removes what a test that was cut short leaves."""
+        os.makedirs(self.temporary, exist_ok=True)
+        status = self.call(command, timeout, env)
+        shutil.rmtree(self.temporary, ignore_errors=True)
+        return status
 
     def write(self, name, text):
         with open(os.path.join(self.tree, name), "w", encoding="utf-8") as file:
@@ -187,7 +216,9 @@ class Copy:
 
 
 def baseline(copy, faults):
-    """Builds and runs every test of the list without a fault. How long each takes; None where it is skipped."""
+    """Builds and runs every test of the list without a fault.
+
+    Returns how long each takes; None where it is skipped."""
     times, failed = {}, []
     names = list(dict.fromkeys(f.test for f in faults))
     known = {name: copy.command(name) for name in names}
@@ -224,7 +255,9 @@ def plant(copy, fault, seconds):
         status = copy.test(command, env, 60 + 10 * seconds)
     finally:
         copy.write(fault.file, original)
-    return ("SURVIVED", f"{fault.test} passes") if status == 0 else ("caught", "by its time limit" if status is None else "")
+    if status == 0:
+        return "SURVIVED", f"{fault.test} passes"
+    return "caught", "by its time limit" if status is None else ""
 
 
 def report(faults, results):
@@ -262,7 +295,8 @@ def main():
         print(f"{len(faults)} faults, {len(wrong)} complaints")
         return 1 if wrong else 0
     part, parts = (int(n) for n in options.shard.split("/"))
-    # Neighbours in a file share what is rebuilt for the one before; so shards are made of runs of neighbours.
+    # Neighbours in a file share what is rebuilt for the one before; so shards are made of runs of
+    # neighbours.
     faults = [f for f in faults if re.search(options.only, f.line)]
     faults = faults[len(faults) * (part - 1) // parts: len(faults) * part // parts]
     copy = Copy(os.path.abspath(options.build), options.jobs)
@@ -272,15 +306,19 @@ def main():
     copy.update()
     copy.configure()
     times = baseline(copy, faults)
-    print(f"{len(faults)} faults, {len(times)} tests; ready after {time.monotonic() - begin:.0f} s", flush=True)
+    print(f"{len(faults)} faults, {len(times)} tests; ready after {time.monotonic() - begin:.0f} s",
+          flush=True)
     results = {}
     for n, fault in enumerate(faults, 1):
         start = time.monotonic()
-        skip = times[fault.test] is None
-        results[fault] = ("skipped", "its test does not run here") if skip else plant(copy, fault, times[fault.test])
-        print(f"[{n}/{len(faults)}] {results[fault][0]:10} {time.monotonic() - start:5.1f} s  {fault.file}: {fault.new.strip() or 'without ' + fault.old}", flush=True)
+        results[fault] = ("skipped", "its test does not run here")
+        if times[fault.test] is not None:
+            results[fault] = plant(copy, fault, times[fault.test])
+        print(f"[{n}/{len(faults)}] {results[fault][0]:10} {time.monotonic() - start:5.1f} s  "
+              f"{fault.file}: {fault.new.strip() or 'without ' + fault.old}", flush=True)
     bad = report(faults, results)
-    print(f"\n{len(faults) - len(bad)} of {len(faults)} caught or skipped, in {(time.monotonic() - begin) / 60:.1f} minutes")
+    print(f"\n{len(faults) - len(bad)} of {len(faults)} caught or skipped, "
+          f"in {(time.monotonic() - begin) / 60:.1f} minutes")
     return 1 if bad else 0
 
 

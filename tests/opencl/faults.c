@@ -17,10 +17,16 @@
 #include "loader.h"
 #include <tessera/tessera_opencl.h>
 
-enum { OUT_OF_RESOURCES = -5, NOT_AVAILABLE = -2, INVALID_OPERATION = -59, MOST_CALLS = 2000 };
+enum {
+    OUT_OF_RESOURCES = -5,
+    NOT_AVAILABLE = -2,
+    INVALID_OPERATION = -59,
+    RUNNING = 1,
+    MOST_CALLS = 2000
+};
 
 static loader_control *control;
-static char cache[64];
+static char cache[512];
 static const char line[] =
     "pattern=s2 block=16 local=2 stride=3 heads=2 q_len=40 kv_len=90 head_dim=24 kv_split=3";
 
@@ -180,7 +186,8 @@ static void test_no_host_memory(void **state) {
     assert_in_range(k, 10, MOST_CALLS - 1);
 }
 
-/* Work that never ends: a wait ends at its limit, and the device stays usable. */
+/* Work that never ends: a wait ends at its limit. Work that failed: a wait says so at once. The
+ * device stays usable. */
 static void test_wait_ends(void **state) {
     (void)state;
     test_heap heap;
@@ -195,10 +202,14 @@ static void test_wait_ends(void **state) {
                             .cpu_threads = 1};
     assert_ok(tess_runtime_create(&rd, &runtime));
     assert_ok(tess_device_open(runtime, &dd, &device));
-    control->hold = 1;
+    control->shown = RUNNING;
     assert_error(tess_wait(device, 0), TESS_ERROR_TIMEOUT, "tess_wait", NULL);
     assert_error(tess_wait(device, 20000000), TESS_ERROR_TIMEOUT, "tess_wait", NULL);
-    control->hold = 0;
+    /* Work that failed shows the error in place of its state, and is not waited for any longer. */
+    control->shown = OUT_OF_RESOURCES;
+    assert_error(tess_wait(device, 1000000000), TESS_ERROR_OUT_OF_MEMORY, "tess_wait", NULL);
+    assert_error_has("the work failed");
+    control->shown = 0;
     assert_ok(tess_wait(device, 10000000000u));
     assert_ok(tess_wait(device, UINT64_MAX));
     tess_device_release(device);
@@ -336,14 +347,15 @@ static void test_same_plan_again(void **state) {
 
 static int setup(void **state) {
     (void)state;
-    snprintf(cache, sizeof cache, "/tmp/tessera-faults-XXXXXX");
+    const char *folder = getenv("TMPDIR");
+    snprintf(cache, sizeof cache, "%s/tessera-faults-XXXXXX", folder ? folder : "/tmp");
     return mkdtemp(cache) ? setenv("TESSERA_CACHE_DIR", cache, 1) : -1;
 }
 
 static int teardown(void **state) {
-    char command[96];
+    char command[sizeof cache + 16];
     (void)state;
-    snprintf(command, sizeof command, "rm -rf %s", cache);
+    snprintf(command, sizeof command, "rm -rf '%s'", cache);
     return system(command);
 }
 
@@ -369,11 +381,12 @@ int main(void) {
         printf("skipped: %s\n", info.reason);
         return 77;
     }
+    /* The quick ones first: they find most of what is wrong. */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_no_memory_once),  cmocka_unit_test(test_no_memory_from_then_on),
-        cmocka_unit_test(test_device_gone),     cmocka_unit_test(test_unexpected_once),
-        cmocka_unit_test(test_no_host_memory),  cmocka_unit_test(test_wait_ends),
-        cmocka_unit_test(test_same_plan_again),
+        cmocka_unit_test(test_wait_ends),      cmocka_unit_test(test_same_plan_again),
+        cmocka_unit_test(test_no_memory_once), cmocka_unit_test(test_no_memory_from_then_on),
+        cmocka_unit_test(test_device_gone),    cmocka_unit_test(test_unexpected_once),
+        cmocka_unit_test(test_no_host_memory),
     };
     return cmocka_run_group_tests_name("faults of OpenCL", tests, setup, teardown);
 }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A library named like OpenCL's loader that hands every call to the real one, counts what is taken
- * and given back, and fails the k-th call. The test puts its folder into LD_LIBRARY_PATH. A release
- * that fails has released all the same, so that what is counted as live is what the backend forgot.
+ * A library named like OpenCL's loader that forwards every call to the real one, counts objects
+ * that are created and released, and fails the k-th call. The test puts its folder into
+ * LD_LIBRARY_PATH. A release that fails releases all the same: what is left alive in the end was
+ * forgotten by the backend.
  */
 #include "loader.h"
 
@@ -192,8 +193,8 @@ ENQUEUE(clEnqueueMarkerWithWaitList,
 EXPORT cl_int clGetEventInfo(cl_event a, cl_uint b, size_t c, void *d, size_t *e);
 cl_int clGetEventInfo(cl_event a, cl_uint b, size_t c, void *d, size_t *e) {
     if (fails("clGetEventInfo")) return control.code;
-    const cl_int code = real.clGetEventInfo(a, b, c, d, e), running = 1;
-    if (code == CL_SUCCESS && control.hold && b == CL_EVENT_COMMAND_EXECUTION_STATUS)
-        memcpy(d, &running, sizeof running);
+    const cl_int code = real.clGetEventInfo(a, b, c, d, e), shown = control.shown;
+    if (code == CL_SUCCESS && shown && b == CL_EVENT_COMMAND_EXECUTION_STATUS)
+        memcpy(d, &shown, sizeof shown);
     return code;
 }

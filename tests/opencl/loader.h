@@ -22,7 +22,7 @@ typedef struct loader_control {
     int failures;           /* calls that failed */
     const char *failed;     /* the name of the last of them */
     int live[LOADER_KINDS]; /* references taken and not given back, by kind */
-    int hold;               /* events never seem to end */
+    int shown; /* the state that every event seems to have: CL_RUNNING or an error; 0: the truth */
 } loader_control;
 
 /* Exported by the loader. */

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# The kernels in Oclgrind, a simulator that checks every access to memory, finds data races, and checks calls of the API: 0 messages on a subset of problems
-# with every pattern and type. Arguments: the conformance program, a folder for files.
+# The kernels in Oclgrind, a simulator that checks every access to memory, finds data races, and
+# checks calls of the API: 0 messages on a subset of problems with every pattern and type.
+# Arguments: the conformance program, a folder for files.
 set -u
 conformance=$1
 scratch=$2
@@ -13,21 +14,30 @@ mkdir -p "$scratch"
 cd "$scratch" || exit 1
 
 # A simulator that finds nothing in a wrong kernel would prove nothing.
-echo '__kernel void wrong(__global int *a, __local int *l) { l[get_local_id(0)] = 1; a[get_global_id(0) + 1] = l[3 - get_local_id(0)]; }' >wrong.cl
+cat >wrong.cl <<'KERNEL'
+__kernel void wrong(__global int *a, __local int *l) {
+  l[get_local_id(0)] = 1;
+  a[get_global_id(0) + 1] = l[3 - get_local_id(0)];
+}
+KERNEL
 printf 'wrong.cl\nwrong\n4 1 1\n4 1 1\n<size=16 fill=0>\n<size=16>\n' >wrong.sim
 oclgrind-kernel --data-races wrong.sim >wrong.log 2>&1
 for what in 'Invalid write' 'data race'; do
-  grep -q "$what" wrong.log || { echo "oclgrind does not find '$what' in a wrong kernel:"; cat wrong.log; exit 1; }
+  grep -q "$what" wrong.log ||
+    { echo "oclgrind does not find '$what' in a wrong kernel:"; cat wrong.log; exit 1; }
 done
 
-# By its own loader setting, so that no other driver is in the way; and no binaries, which are not its own.
-export OCL_ICD_VENDORS="$icd" TESSERA_CACHE_DIR=/dev/null TESSERA_REQUIRE=opencl OCLGRIND_DATA_RACES=1 OCLGRIND_CHECK_API=1 OCLGRIND_LOG="$scratch/messages"
+# By its own loader setting, so that no other driver is in the way; and no binaries, which are not
+# its own.
+export OCL_ICD_VENDORS="$icd" TESSERA_CACHE_DIR=/dev/null TESSERA_REQUIRE=opencl \
+  OCLGRIND_DATA_RACES=1 OCLGRIND_CHECK_API=1 OCLGRIND_LOG="$scratch/messages"
 unset TESSERA_BACKEND TESSERA_KERNEL
 count=0
 while read -r line; do
   count=$((count + 1))
   rm -f messages
-  "$conformance" --device opencl --masks "$scratch" --line "$line" >run.log 2>&1 || { echo "$line: failed"; cat run.log; cat messages; exit 1; }
+  "$conformance" --device opencl --masks "$scratch" --line "$line" >run.log 2>&1 ||
+    { echo "$line: failed"; cat run.log; cat messages; exit 1; }
   [ ! -s messages ] || { echo "$line: Oclgrind says:"; head -n 40 messages; exit 1; }
 done <<'LINES'
 pattern=dense heads=1 q_len=37 kv_len=61 head_dim=24

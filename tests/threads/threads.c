@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the header promises to threads: handles shared by many, each with its own workspace, plans
- * and layouts made at once, and one message for each thread. */
+/* What the header promises about threads: handles shared by many threads, each with its own
+ * workspace; plans and layouts created at the same time; one error message for each thread. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -7,9 +7,11 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
 # The caption holds the command that drew the picture.
-words=$(tr '\n' ' ' <README.md | grep -oE '`tessera pattern [^`]*--svg docs/s2.svg`' | sed 's/^`tessera //; s/ --svg.*$//')
+words=$(tr '\n' ' ' <README.md | grep -oE '`tessera pattern [^`]*--svg docs/s2.svg`' |
+  sed 's/^`tessera //; s/ --svg.*$//')
 [ -n "$words" ] || wrong "README.md: the command that draws docs/s2.svg was not found"
-$tessera $words --svg "$scratch/s2.svg" >"$scratch/out" 2>&1 || wrong "tessera $words: $(cat "$scratch/out")"
+$tessera $words --svg "$scratch/s2.svg" >"$scratch/out" 2>&1 ||
+  wrong "tessera $words: $(cat "$scratch/out")"
 cmp "$scratch/s2.svg" docs/s2.svg || wrong "docs/s2.svg: not what tessera $words draws"
 
 count=0
@@ -21,16 +23,21 @@ done
 
 # Counts in words.
 functions=$(grep -c '^TESS_API' include/tessera/tessera.h)
-[ "$functions" -ge 25 ] && [ "$functions" -le 35 ] || wrong "README.md: tessera.h has $functions functions, not some thirty"
-grep -q 'some thirty functions' README.md || wrong "README.md: how many functions there are was not found"
+[ "$functions" -ge 25 ] && [ "$functions" -le 35 ] ||
+  wrong "README.md: tessera.h has $functions functions, not some thirty"
+grep -q 'some thirty functions' README.md ||
+  wrong "README.md: how many functions there are was not found"
 headers=$(ls include/tessera/*.h | wc -l)
 set -- zero one two three four five six seven eight nine ten
 shift "$headers"
-grep -q "one library, $1 headers" docs/design.md || wrong "docs/design.md: there are $headers headers"
+grep -q "one library, $1 headers" docs/design.md ||
+  wrong "docs/design.md: there are $headers headers"
 
-# Lines of the README that begin with "tessera plan" or "tessera pattern" need no files and must run as they stand.
+# Lines of the README that begin with "tessera plan" or "tessera pattern" need no files and must run
+# as they stand.
 grep -E '^tessera (plan|pattern|info)' README.md | sed 's/#.*//; s/^tessera //' >"$scratch/lines"
-[ "$(wc -l <"$scratch/lines")" -ge 3 ] || wrong "README.md: the examples of the command were not found"
+[ "$(wc -l <"$scratch/lines")" -ge 3 ] ||
+  wrong "README.md: the examples of the command were not found"
 while read -r line; do
   $tessera $line >"$scratch/out" 2>&1 || wrong "tessera $line: $(cat "$scratch/out")"
 done <"$scratch/lines"

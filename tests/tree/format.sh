@@ -10,5 +10,6 @@ for candidate in clang-format-14 clang-format; do
 done
 [ -n "$formatter" ] || { echo "skipped: clang-format 14 is missing"; exit 77; }
 # shellcheck disable=SC2046
-$formatter --dry-run -Werror $(files '*.c' '*.h' '*.cpp' '*.inl' '*.cu' '*.cuh' '*.hip' '*.cl') || wrong "run ./dev format"
+$formatter --dry-run -Werror $(files '*.c' '*.h' '*.cpp' '*.inl' '*.cu' '*.cuh' '*.hip' '*.cl') ||
+  wrong "run ./dev format"
 finish "the format"

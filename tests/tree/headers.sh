@@ -17,9 +17,11 @@ for header in include/tessera/*.h; do
     $cc -std=$standard $flags "$scratch/alone.c" || wrong "$header does not compile as $standard"
   done
   for standard in c++11 c++20; do
-    command -v "${CXX:-c++}" >/dev/null 2>&1 || { echo "skipped: $standard, there is no C++ compiler"; continue; }
+    command -v "${CXX:-c++}" >/dev/null 2>&1 ||
+      { echo "skipped: $standard, there is no C++ compiler"; continue; }
     count=$((count + 1))
-    ${CXX:-c++} -std=$standard $flags "$scratch/alone.cpp" || wrong "$header does not compile as $standard"
+    ${CXX:-c++} -std=$standard $flags "$scratch/alone.cpp" ||
+      wrong "$header does not compile as $standard"
   done
 done
 finish "$count compilations"

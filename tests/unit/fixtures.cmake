@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-# Backend libraries outside the tree, right and wrong, for test_loading. Each is built from one source against the public headers alone, without linking
-# the library, as an application's own backend would be. Tests find them through TESSERA_FIXTURE_DIR.
+# Backend libraries outside the tree, right and wrong, for test_loading. Each is built from one
+# source against the public headers alone, without linking the library, as an application's own
+# backend would be. Tests find them through TESSERA_FIXTURE_DIR.
 set(TESSERA_FIXTURE_DIR ${CMAKE_CURRENT_BINARY_DIR}/fixtures)
 set(TESSERA_FIXTURE_SOURCE ${CMAKE_CURRENT_LIST_DIR}/fixtures/plugin.c)
 function(tessera_fixture name)
   add_library(${name} MODULE ${TESSERA_FIXTURE_SOURCE})
-  set_target_properties(${name} PROPERTIES PREFIX "" SUFFIX ".so" LIBRARY_OUTPUT_DIRECTORY ${TESSERA_FIXTURE_DIR})
+  set_target_properties(${name} PROPERTIES PREFIX "" SUFFIX ".so"
+    LIBRARY_OUTPUT_DIRECTORY ${TESSERA_FIXTURE_DIR})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/include)
   target_compile_definitions(${name} PRIVATE ${ARGN})
   target_link_libraries(${name} PRIVATE tessera_warnings)

@@ -17,7 +17,7 @@ static int teardown(void **state) {
     return device_teardown(state);
 }
 
-/* Host memory of a plan, and the most that making it took at any time. */
+/* Host memory of a plan, and the peak while it was created. */
 static uint64_t cost(const tess_plan_desc *d, uint64_t *peak) {
     const uint64_t before = heap.bytes;
     heap.peak = before;
@@ -102,7 +102,7 @@ static void test_places(void **state) {
             assert_int_equal(packed ? cu_q[b] : 0, s[n].q_start);
             assert_int_equal(packed ? cu_kv[b] : 0, s[n].kv_start);
         }
-        for (uint64_t j = 0; j < plan->ledger.n_jobs; j++)
+        for (uint64_t j = 0; j < plan->memory.n_jobs; j++)
             assert_in_range(plan->tables.jobs[j].sequence, 0, 1);
         uint64_t bytes;
         tess_tensor t;

@@ -556,7 +556,7 @@ static void test_the_oldest_go(void **state) {
     assert_int_equal(logged, FILES - STAY);
 }
 
-/* A clock that went back does not make the newest file the one to go. */
+/* When the clock was set back, the newest file is not the one to be removed. */
 static void test_what_was_just_stored_stays(void **state) {
     (void)state;
     const tess_cache_key key = a_key();

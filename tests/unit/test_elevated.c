@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A process with more rights than its user: backends that open drivers are left alone until a
+/* A process with more rights than its user: backends that open drivers are not opened until a
  * descriptor names them. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE

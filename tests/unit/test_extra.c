@@ -63,7 +63,7 @@ static void test_every_size(void **state) {
     }
 }
 
-/* A size that was never set: reading so far would leave the caller's memory. */
+/* A size that was never set: reading that far would leave the caller's memory. */
 static void test_sizes_of_no_version(void **state) {
     (void)state;
     static const uint32_t sizes[] = {

@@ -157,7 +157,7 @@ static void test_hip(void **state) {
     }
 }
 
-/* No image is listed twice, since the second could never be taken. */
+/* No image is listed twice: the second could never be used. */
 static void test_lists(void **state) {
     (void)state;
     const tess_driver_image *const lists[] = {tess_cuda_images, tess_cuda_sm90_images,

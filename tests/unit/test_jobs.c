@@ -483,7 +483,7 @@ static void test_dense_from_end(void **state) {
     instance_free(&c);
 }
 
-/* Blocks of 48 would leave a quarter of 128 rows unused, so that tiles are cut inside of them. */
+/* Whole blocks of 48 would leave a quarter of 128 rows unused, so tiles are cut inside blocks. */
 static void test_cut_blocks(void **state) {
     (void)state;
     instance c;
@@ -509,7 +509,7 @@ static void test_cut_blocks(void **state) {
     instance_free(&c);
 }
 
-/* Past 16384 key blocks jobs are sorted in coarser steps, and nothing is lost. */
+/* Past 16384 key blocks jobs are sorted in coarser steps, and no job is lost. */
 static void test_many_blocks(void **state) {
     (void)state;
     instance c;
@@ -596,16 +596,16 @@ static void test_too_many_jobs(void **state) {
 /* A list that does not fit needs a layout of several classes with nearly every block in each. */
 static void test_too_many_entries(void **state) {
     (void)state;
-    tess_rule rules[3];
+    tess_head_pattern patterns[3];
     tess_layout layout;
     tess_tiler tiler;
     memset(&layout, 0, sizeof layout);
-    memset(rules, 0, sizeof rules);
+    memset(patterns, 0, sizeof patterns);
     for (int n = 0; n < 3; n++)
-        rules[n] = (tess_rule){
-            .kind = TESS_RULE_STRIDED, .causal = true, .block = 1, .local = 1, .stride = 1};
+        patterns[n] = (tess_head_pattern){
+            .kind = TESS_HEAD_STRIDED, .causal = true, .block = 1, .local = 1, .stride = 1};
     layout.pattern.block = 1;
-    layout.rules = rules;
+    layout.patterns = patterns;
     layout.n_classes = 3;
     assert_int_equal(TESS_ERROR_UNSUPPORTED,
                      tess_tiler_create(&tiler, runtime, &layout, INT32_MAX));
@@ -613,14 +613,15 @@ static void test_too_many_entries(void **state) {
     /* Merged rows of a mask that are one too many. */
     const uint64_t start[] = {0, 2};
     const uint32_t columns[] = {0, 1};
-    rules[0] = (tess_rule){.kind = TESS_RULE_BLOCKS, .block = 1, .rows = {1, start, columns}};
+    patterns[0] =
+        (tess_head_pattern){.kind = TESS_HEAD_BLOCKS, .block = 1, .rows = {1, start, columns}};
     layout.n_classes = 1;
     tess_tile tile = {.first = 0, .last = 0, .i_first = 0, .i_last = 0};
     assert_int_equal(TESS_OK, tess_tiler_create(&tiler, runtime, &layout, 2));
     tiler.n_entries = UINT32_MAX - 1;
-    assert_int_equal(TESS_ERROR_UNSUPPORTED, tess_tiler_merge(&tiler, 0, &tile));
+    assert_int_equal(TESS_ERROR_UNSUPPORTED, tess_tiler_join(&tiler, 0, &tile));
     tiler.n_entries = UINT32_MAX - 2;
-    assert_int_equal(TESS_OK, tess_tiler_merge(&tiler, 0, &tile));
+    assert_int_equal(TESS_OK, tess_tiler_join(&tiler, 0, &tile));
     tess_tiler_release(&tiler);
 }
 

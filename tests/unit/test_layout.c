@@ -81,7 +81,7 @@ static void test_phi3_storage(void **state) {
         double kept = 0;
         for (uint32_t c = 0; c < layout->n_classes; c++)
             kept += (double)layout->class_heads[c] *
-                    (double)tess_rule_block_pairs(&layout->rules[c], tokens) / 32;
+                    (double)tess_head_block_pairs(&layout->patterns[c], tokens) / 32;
         double saving = (double)blocks * (double)(blocks + 1) / 2 / kept;
         assert_true(saving > (n ? 7.205 : 3.035) && saving < (n ? 7.215 : 3.045));
         tess_layout_release(layout);
@@ -228,8 +228,8 @@ static void test_residues(void **state) {
 
 /* ------------------------------------------------------------------ storage */
 
-/* Plays a generation in steps of `chunk` tokens: every block that a head of the kv head reads must
- * still lie in its slot. */
+/* Simulates generation in steps of `chunk` tokens: every block that a head of the kv head reads
+ * must still lie in its slot. */
 static void play(const spec *x, const tess_layout *layout, int32_t kv_head, int64_t chunk) {
     int64_t tokens = x->layout.max_tokens, block = block_size(x),
             group = x->layout.n_heads / x->layout.n_kv_heads, written = 0;
@@ -262,8 +262,8 @@ static void play(const spec *x, const tess_layout *layout, int32_t kv_head, int6
     free(slots);
 }
 
-/* A column that is read for long gets a slot of its own where that keeps the ring short, and none
- * where it does not. */
+/* A key block that is read for long gets a slot of its own where that keeps the ring short, and
+ * none where it does not. */
 static void test_fewest_slots(void **state) {
     (void)state;
     enum { BLOCKS = 20 };

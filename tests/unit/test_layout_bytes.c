@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Layouts as bytes: they come back equal, the format does not move, and no damage is taken for a
+/* Serialised layouts: they come back equal, the format does not change, and no damaged bytes give a
  * layout that creation would have refused. */
 #include "fixtures/planner.h"
 
@@ -486,7 +486,7 @@ static void test_unused_bits(void **state) {
     tess_layout_release(layout);
 }
 
-/* What a layout may take of memory in proportion to the bytes it is made from, whatever they
+/* How much memory a layout may take in proportion to the bytes that it is read from, whatever they
  * say. */
 static void use(tess_layout *layout, uint64_t *seed) {
     tess_layout_info info = {.struct_size = sizeof info};

@@ -64,7 +64,7 @@ static void test_good_library(void **state) {
     tess_runtime_release(runtime);
 }
 
-/* What a backend exports must not take the place of anything in the process. */
+/* Symbols that a backend exports must not replace any in the process. */
 static void test_symbols_stay_inside(void **state) {
     (void)state;
     tess_runtime *runtime = load(FIXTURE("plugin_good"));
@@ -139,7 +139,7 @@ static void test_bad_libraries(void **state) {
                "its name 'beta' is taken");
 }
 
-/* A backend may bring a tune table, and one from before there were tables is none the worse. */
+/* A backend may have a tune table; one that was built before there were tables still works. */
 static void test_tables(void **state) {
     (void)state;
     tess_rule_info rule = {sizeof rule};

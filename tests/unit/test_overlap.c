@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tensors that share memory: the search against marked bytes, and what tess_run makes of it. */
+/* Tensors that share memory: the overlap search against marked bytes, and what tess_run refuses. */
 #include "fixtures/planner.h"
 
 #include "overlap.h"
@@ -112,7 +112,7 @@ static void test_boxes_without_gaps(void **state) {
     assert_true(n_meet > PAIRS / 4 && n_meet < PAIRS - PAIRS / 8);
 }
 
-/* Sizes that no sum can hold, and a search that has no end within its steps. */
+/* Sizes whose sum overflows, and a search that exceeds its limit of steps. */
 static void test_limits(void **state) {
     (void)state;
     tess_box a = {4096, 64, {1, 1, 1}, {0, 0, 0}}, b = a;
@@ -201,7 +201,8 @@ static void refused(const char *field, const char *other) {
     fill();
 }
 
-/* Each output upon each tensor before it, from its first byte to its last and one past it. */
+/* Each output placed on each tensor before it, from that tensor's first byte to one past its
+ * last. */
 static void overlay_all(void) {
     for (int out = TESS_ROLE_O; out <= TESS_ROLE_LSE; out++) {
         for (int other = TESS_ROLE_Q; other < out; other++) {
@@ -339,7 +340,8 @@ static bool visit_tensor(int role, const int64_t *q_lens, const int64_t *kv_lens
     return met;
 }
 
-/* What is refused has an element in common; with equal lengths the other way round as well. */
+/* Tensors that are refused share an element. With equal lengths, tensors that share an element are
+ * refused. */
 static void test_lengths(void **state) {
     (void)state;
     uint64_t seed = 17, n_refused = 0, n_accepted = 0;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where plans that are told how cut the keys of a sequence: batch-invariant ones, and those with a
- * number of parts; and the ranges of their jobs. */
+/* Where plans cut the keys of a sequence when the mode is given: batch-invariant plans, and plans
+ * with a number of parts. And the ranges of their jobs. */
 #include "fixtures/planner.h"
 
 #include "plan.h"
@@ -20,14 +20,14 @@ static void test_fixed_parts(void **state) {
                                   .q_len = 1,
                                   .kv_len = kv_len};
         tess_plan *plan = make_plan(device, layout, &d);
-        const uint64_t n_jobs = plan->ledger.n_jobs;
+        const uint64_t n_jobs = plan->memory.n_jobs;
         uint64_t blocks[8 * 64];
-        assert_true(plan->ledger.n_merges > 0 && n_jobs <= sizeof blocks / sizeof *blocks);
+        assert_true(plan->memory.n_merges > 0 && n_jobs <= sizeof blocks / sizeof *blocks);
         for (uint64_t n = 0; n < n_jobs; n++) {
             const tess_job *job = &plan->tables.jobs[n];
             if (job->partial != TESS_NO_PARTIAL) blocks[job->partial] = tess_job_blocks(job);
         }
-        for (uint64_t n = 0; n < plan->ledger.n_merges; n++) {
+        for (uint64_t n = 0; n < plan->memory.n_merges; n++) {
             const tess_merge *merge = &plan->tables.merges[n];
             for (uint32_t part = 0; part + 1 < merge->parts; part++)
                 assert_int_equal(4096 / 64, blocks[merge->partial + part]);
@@ -53,16 +53,16 @@ static void test_asked_parts(void **state) {
                                   .kv_len = 20000,
                                   .kv_split = parts};
         tess_plan *plan = make_plan(device, layout, &d);
-        assert_int_equal(parts > 1 ? 8 : 0, plan->ledger.n_merges);
-        assert_int_equal(8 * parts, plan->ledger.n_jobs);
+        assert_int_equal(parts > 1 ? 8 : 0, plan->memory.n_merges);
+        assert_int_equal(8 * parts, plan->memory.n_jobs);
         tess_plan_release(plan);
     }
     tess_layout_release(layout);
     tess_device_release(device);
 }
 
-/* Jobs whose rows see no key take their time as well: ranges hold no more of them than of jobs with
- * one block. */
+/* Jobs whose rows see no key take time too: a range holds no more of them than of jobs with one
+ * block. */
 static void test_empty_jobs_count(void **state) {
     (void)state;
     enum { LIMIT = 3 };
@@ -78,7 +78,7 @@ static void test_empty_jobs_count(void **state) {
                               .kv_len = 16,
                               .kv_split = 1};
     tess_plan *plan = make_plan(device, layout, &d);
-    assert_int_equal(2 * 20, plan->ledger.n_jobs);
+    assert_int_equal(2 * 20, plan->memory.n_jobs);
     for (uint64_t r = 0; r < plan->n_ranges; r++) {
         uint64_t first, count;
         assert_int_equal(TESS_OK, tess_plan_range(plan, r, &first, &count));

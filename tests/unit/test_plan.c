@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Plans: splitting, kernels, ranges and tensors, tables on a device, and what goes wrong on the
- * way. */
+/* Plans: splitting, kernels, ranges and tensors, tables on a device, and failures. */
 #include <math.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -31,7 +30,7 @@ static void test_auto_split(void **state) {
     assert_int_equal(8, info.n_merge_jobs);
     uint64_t parts = info.n_jobs - info.n_merge_jobs;
     assert_true(parts >= 56 && parts <= 72);
-    assert_int_equal(parts * 2 * 18 * 4, info.workspace_bytes - plan->ledger.partials_at);
+    assert_int_equal(parts * 2 * 18 * 4, info.workspace_bytes - plan->memory.partials_at);
     for (uint64_t n = 0; n < parts; n++)
         assert_in_range(tess_job_blocks(&plan->tables.jobs[n]), 8, 512 * 8);
     tess_plan_release(plan);
@@ -68,10 +67,10 @@ static int by_place(const void *a, const void *b) { return memcmp(a, b, sizeof(t
 /* The jobs of one sequence, apart from its number and from where its partials lie, in an order of
  * their own. */
 static tess_job *jobs_of(const tess_plan *plan, uint32_t sequence, uint64_t *count) {
-    tess_job *list = malloc((size_t)(plan->ledger.n_jobs + 1) * sizeof *list);
+    tess_job *list = malloc((size_t)(plan->memory.n_jobs + 1) * sizeof *list);
     assert_non_null(list);
     *count = 0;
-    for (uint64_t n = 0; n < plan->ledger.n_jobs; n++) {
+    for (uint64_t n = 0; n < plan->memory.n_jobs; n++) {
         if (plan->tables.jobs[n].sequence != sequence) continue;
         tess_job *job = &list[(*count)++];
         *job = plan->tables.jobs[n];
@@ -134,7 +133,7 @@ static void test_tile_rows(void **state) {
         d.tile_rows = list[n].asked;
         tess_plan *plan = make(layout, &d);
         assert_int_equal(list[n].got, query(plan).tile_rows);
-        for (uint64_t j = 0; j < plan->ledger.n_jobs; j++)
+        for (uint64_t j = 0; j < plan->memory.n_jobs; j++)
             assert_true(plan->tables.jobs[j].rows <= list[n].got);
         tess_plan_release(plan);
     }
@@ -205,9 +204,9 @@ static void test_class_lists(void **state) {
         tess_plan *plan = make(layout, &d);
         const tess_tables *t = &plan->tables;
         uint64_t entries = 0;
-        assert_int_equal(n == 0 ? 5 : 1, plan->ledger.n_classes);
+        assert_int_equal(n == 0 ? 5 : 1, plan->memory.n_classes);
         assert_int_equal(n == 0 ? 4 : 0, t->list_step);
-        for (uint64_t c = 0; c < plan->ledger.n_classes; c++) {
+        for (uint64_t c = 0; c < plan->memory.n_classes; c++) {
             const tess_class *words = &t->classes[c];
             if (words->list_count > 0) assert_int_equal(entries, words->list_offset);
             for (uint32_t e = 0, j = 0; n == 0 && e < words->list_count; e++, j += words->stride) {
@@ -223,88 +222,10 @@ static void test_class_lists(void **state) {
             if (n == 2) assert_int_equal(3, words->list_count);
             entries += words->list_count;
         }
-        assert_int_equal(plan->ledger.n_entries, entries);
+        assert_int_equal(plan->memory.n_entries, entries);
         tess_plan_release(plan);
         tess_layout_release(layout);
     }
-}
-
-/* ------------------------------------------------------------------ kernels by name */
-
-static void test_kernel_names(void **state) {
-    (void)state;
-    tess_layout *layout = s2_layout(16, 1000);
-    tess_plan *plan = NULL;
-    tess_plan_desc d = plan_desc(1, 10, 10);
-    static const char *const malformed[] = {"plain", "/plain", "rig/"};
-    for (size_t n = 0; n < 3; n++) {
-        d.kernel = malformed[n];
-        assert_error(tess_plan_create(device, layout, &d, &plan), TESS_ERROR_INVALID,
-                     "tess_plan_create", "kernel");
-    }
-    static const char *const others[] = {"cpu/plain", "ri/plain", "rigs/plain"};
-    for (size_t n = 0; n < 3; n++) {
-        d.kernel = others[n];
-        assert_error(tess_plan_create(device, layout, &d, &plan), TESS_ERROR_UNSUPPORTED,
-                     "tess_plan_create", "kernel");
-    }
-    d.kernel = "rig/other";
-    assert_int_equal(TESS_ERROR_UNSUPPORTED, tess_plan_create(device, layout, &d, &plan));
-    assert_error_has("no kernel other");
-    d.kernel = "rig/plain";
-    tess_plan_release(make(layout, &d));
-    assert_string_equal("plain", rig.key_name);
-    d.kernel = "";
-    tess_plan_release(make(layout, &d));
-    assert_string_equal("", rig.key_name);
-    /* A kernel that no plan can name, or that takes no rows. */
-    d.kernel = NULL;
-    rig.kernel_name = "0123456789012345678901234567890123456789012345678901234567890123456789";
-    assert_int_equal(TESS_ERROR_NATIVE, tess_plan_create(device, layout, &d, &plan));
-    rig.kernel_name = "plain";
-    rig.tile_rows = 0;
-    assert_int_equal(TESS_ERROR_NATIVE, tess_plan_create(device, layout, &d, &plan));
-    rig.tile_rows = 16;
-    rig.tile_step = 0;
-    assert_int_equal(TESS_ERROR_NATIVE, tess_plan_create(device, layout, &d, &plan));
-    rig.tile_step = 1;
-    assert_null(plan);
-    tess_layout_release(layout);
-}
-
-/* The setting names a kernel for every plan that names none. */
-static void test_kernel_setting(void **state) {
-    (void)state;
-    tess_device_release(device);
-    tess_runtime_release(runtime);
-    static const char *const settings[] = {"rig/plain", "absent/plain"};
-    for (int n = 0; n < 2; n++) {
-        tess_runtime_desc desc = {
-            .struct_size = sizeof desc, .backend = "", .kernel = settings[n], .verbose = ""};
-        tess_status status = tess_runtime_create(&desc, &runtime);
-        if (status != TESS_OK) fail_msg("%s", tess_last_error());
-        device = open_device(runtime);
-        tess_layout *layout = s2_layout(16, 1000);
-        tess_plan *plan = NULL;
-        tess_plan_desc d = plan_desc(1, 10, 10);
-        status = tess_plan_create(device, layout, &d, &plan);
-        if (n == 0) {
-            assert_int_equal(TESS_OK, status);
-            assert_string_equal("plain", rig.key_name);
-            tess_plan_release(plan);
-            d.kernel = "";
-            tess_plan_release(make(layout, &d));
-            assert_string_equal("", rig.key_name);
-        } else {
-            assert_error(status, TESS_ERROR_UNSUPPORTED, "tess_plan_create", "TESSERA_KERNEL");
-            d.kernel = "rig/plain";
-            tess_plan_release(make(layout, &d));
-        }
-        tess_layout_release(layout);
-        tess_device_release(device);
-        tess_runtime_release(runtime);
-    }
-    device_setup(state);
 }
 
 /* ------------------------------------------------------------------ ranges */
@@ -318,9 +239,9 @@ static void check_ranges(const tess_plan *plan, uint64_t limit) {
         assert_true(count > 0);
         uint64_t sum = 0;
         for (uint64_t n = first; n < first + count; n++) {
-            uint64_t blocks = n < plan->ledger.n_jobs
+            uint64_t blocks = n < plan->memory.n_jobs
                                   ? tess_job_blocks(&plan->tables.jobs[n])
-                                  : plan->tables.merges[n - plan->ledger.n_jobs].parts;
+                                  : plan->tables.merges[n - plan->memory.n_jobs].parts;
             sum += blocks ? blocks : 1;
         }
         assert_true(count == 1 || sum <= limit);
@@ -643,15 +564,15 @@ static void test_tables_on_device(void **state) {
     assert_null(there->tables.jobs);
     const char *tables = (const char *)(uintptr_t)there->tables.device.handle;
     assert_memory_equal(here->tables.jobs, tables + there->tables.jobs_at,
-                        here->ledger.n_jobs * sizeof(tess_job));
+                        here->memory.n_jobs * sizeof(tess_job));
     assert_memory_equal(here->tables.merges, tables + there->tables.merges_at,
-                        here->ledger.n_merges * sizeof(tess_merge));
+                        here->memory.n_merges * sizeof(tess_merge));
     assert_memory_equal(here->tables.sequences, tables + there->tables.sequences_at,
                         2 * sizeof(tess_sequence));
     assert_memory_equal(here->tables.classes, tables + there->tables.classes_at,
                         4 * sizeof(tess_class));
     assert_memory_equal(here->tables.entries, tables + there->tables.entries_at,
-                        here->ledger.n_entries * 4);
+                        here->memory.n_entries * 4);
     tess_plan_release(there);
     assert_int_equal(0, rig.live_buffers);
     tess_plan_release(here);
@@ -787,8 +708,6 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_class_lists, device_setup, device_teardown),
         cmocka_unit_test_setup_teardown(test_tile_rows, device_setup, device_teardown),
         cmocka_unit_test_setup_teardown(test_key, device_setup, device_teardown),
-        cmocka_unit_test_setup_teardown(test_kernel_names, device_setup, device_teardown),
-        cmocka_unit_test_setup_teardown(test_kernel_setting, device_setup, device_teardown),
         cmocka_unit_test_setup_teardown(test_ranges, device_setup, device_teardown),
         cmocka_unit_test_setup_teardown(test_tensors, device_setup, device_teardown),
         cmocka_unit_test_setup_teardown(test_refusals, device_setup, device_teardown),

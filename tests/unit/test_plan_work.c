@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The work and traffic that plans tell of, against sums over every pair. */
+/* The work and traffic that plans report, against sums over every pair. */
 #include "fixtures/plans.h"
 
 static void test_work(void **state) {
@@ -66,7 +66,7 @@ static void test_saturation(void **state) {
     tess_plan_info info = query(plan);
     assert_true(info.kept_pairs == UINT64_MAX && info.dense_pairs == UINT64_MAX);
     uint32_t most = 0;
-    for (uint64_t n = 0; n < plan->ledger.n_jobs; n++)
+    for (uint64_t n = 0; n < plan->memory.n_jobs; n++)
         most = plan->tables.jobs[n].rows > most ? plan->tables.jobs[n].rows : most;
     assert_int_equal(32768, most);
     tess_plan_release(plan);

@@ -98,16 +98,16 @@ static void test_launch(void **state) {
     assert_ptr_equal(&plan->kernel, l->kernel);
     assert_ptr_equal(&plan->tables, l->tables);
     assert_int_equal(0, l->first_job);
-    assert_int_equal(plan->ledger.n_jobs, l->n_jobs);
+    assert_int_equal(plan->memory.n_jobs, l->n_jobs);
     assert_int_equal(0, l->first_merge);
-    assert_int_equal(plan->ledger.n_merges, l->n_merges);
+    assert_int_equal(plan->memory.n_merges, l->n_merges);
     assert_memory_equal(&run.q, &l->tensor[TESS_ROLE_Q], sizeof l->tensor[TESS_ROLE_Q]);
     assert_memory_equal(&run.k, &l->tensor[TESS_ROLE_K], sizeof l->tensor[TESS_ROLE_K]);
     assert_memory_equal(&run.v, &l->tensor[TESS_ROLE_V], sizeof l->tensor[TESS_ROLE_V]);
     assert_memory_equal(&run.o, &l->tensor[TESS_ROLE_O], sizeof l->tensor[TESS_ROLE_O]);
     assert_memory_equal(&run.lse, &l->tensor[TESS_ROLE_LSE], sizeof l->tensor[TESS_ROLE_LSE]);
     assert_memory_equal(&run.workspace, &l->workspace, sizeof l->workspace);
-    assert_int_equal(plan->ledger.partials_at, l->partials_at);
+    assert_int_equal(plan->memory.partials_at, l->partials_at);
     assert_int_equal(plan->partial_rows, l->partial_rows);
     assert_int_equal(99, l->stream.handle);
     assert_ptr_equal(&seconds, l->seconds);
@@ -122,7 +122,7 @@ static void test_launch(void **state) {
 
 static void test_ranges(void **state) {
     (void)state;
-    uint64_t jobs = plan->ledger.n_jobs, merges = plan->ledger.n_merges, total = jobs + merges;
+    uint64_t jobs = plan->memory.n_jobs, merges = plan->memory.n_merges, total = jobs + merges;
     assert_true(jobs > 2 && merges > 2);
     for (uint64_t first = 0; first < total; first++) {
         for (uint64_t count = 0; count <= total - first; count++) {
@@ -403,7 +403,7 @@ static void test_empty(void **state) {
 
 static void test_workspace(void **state) {
     (void)state;
-    assert_true(plan->ledger.workspace_bytes > 0);
+    assert_true(plan->memory.workspace_bytes > 0);
     run.workspace.offset = 32;
     refused(TESS_ERROR_INVALID, "workspace");
     run.workspace.kind = TESS_BUFFER_NONE;
@@ -411,10 +411,10 @@ static void test_workspace(void **state) {
     run.workspace.handle = 0;
     refused(TESS_ERROR_INVALID, "workspace.handle");
     run.workspace.offset = 64;
-    run.workspace.size = plan->ledger.workspace_bytes + 63;
+    run.workspace.size = plan->memory.workspace_bytes + 63;
     refused(TESS_ERROR_INVALID, "workspace.size");
     run.workspace.offset = 64;
-    run.workspace.size = plan->ledger.workspace_bytes + 64;
+    run.workspace.size = plan->memory.workspace_bytes + 64;
     accepted();
     run.workspace.size = 0;
     accepted();

@@ -307,8 +307,8 @@ static void test_open_skips_what_does_not_work(void **state) {
                    "alpha:0: fakeOpen: code 10; alpha:1: fakeOpen: code 8");
     fake.silent = true;
     assert_refused(runtime, "alpha:1", TESS_ERROR_UNAVAILABLE, "alpha:1: device lost");
-    /* Lack of memory says nothing about which device works, so no other device is taken in
-     * silence. */
+    /* Lack of memory says nothing about which device works, so no other device is opened
+     * silently. */
     fake.silent = false;
     fake.open_status[FAKE_ALPHA][0] = TESS_ERROR_OUT_OF_MEMORY;
     assert_refused(runtime, NULL, TESS_ERROR_OUT_OF_MEMORY, "tess_device_open: alpha:0: fakeOpen");
@@ -408,7 +408,7 @@ static void test_kernels(void **state) {
     assert_status(TESS_OK, tess_device_kernel(device, 1, &info));
     assert_string_equal("alpha/plain", info.name);
     assert_status(TESS_ERROR_INVALID, tess_device_kernel(device, 2, &info));
-    assert_error_has("tess_device_kernel: alpha: fakeKernel: index");
+    assert_error_has("tess_device_kernel: alpha: index: 2 is past the last kernel");
     assert_status(TESS_ERROR_INVALID, tess_device_kernel(device, 0, NULL));
     tess_device_release(device);
     tess_runtime_release(runtime);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Whether keys are split: the choice against a second reckoning of its model, which hands every
- * single job that the plan would place to the worker that is free first.
+ * Whether keys are split: the choice against a second implementation of its model, which simulates
+ * the plan's jobs one by one and gives each to the worker that is free first.
  */
 #include <math.h>
 
@@ -11,7 +11,7 @@
 
 enum { UNITS = 132, ROWS = 128, BLOCK = 64, MOST_SEQUENCES = 2 * UNITS + 1 };
 
-/* About what the kernel for Hopper says of an H200 at head_dim 128 in 16 bits. */
+/* About the costs that the kernel for Hopper gives for an H200 at head_dim 128 in 16 bits. */
 static const tess_split_model h200 = {
     .costs = {.workers = UNITS,
               .step_keys = 128,
@@ -201,7 +201,7 @@ static void test_ties(void **state) {
     tess_layout *layout = dense(1, 1);
     static batch b;
     tess_split_choice choice;
-    /* Nothing costs anything but steps, so that parts in whole waves take just as long. */
+    /* Only steps cost time, so parts in whole waves take just as long. */
     tess_split_model m = {.costs = {.workers = 4, .step_keys = 64, .step_ns = 1000},
                           .block = BLOCK,
                           .block_bytes = 1,
@@ -256,7 +256,7 @@ static void test_shapes(void **state) {
     }
 }
 
-/* What the caller orders, and what batch-invariant mode wants, the model is not asked about. */
+/* Neither an explicit kv_split nor batch-invariant mode asks the model. */
 static void test_orders(void **state) {
     (void)state;
     tess_layout *layout = dense(1, 1);
@@ -305,7 +305,7 @@ static void test_costs(void **state) {
     tess_layout_release(layout);
 }
 
-/* ------------------------------------------------------------------ low tiles */
+/* ------------------------------------------------------------------ short tiles */
 
 static uint32_t tile_rows_of(const tess_plan_desc *d, uint64_t *n_jobs) {
     tess_layout *layout = dense(2, 2);
@@ -321,12 +321,12 @@ static uint32_t tile_rows_of(const tess_plan_desc *d, uint64_t *n_jobs) {
     return info.tile_rows;
 }
 
-/* Few short jobs are cut into low tiles if as many run at a time, and only where the plan
+/* Few short jobs are cut into short tiles if as many run at a time, and only where the plan
  * decides. */
-static void test_low_tiles(void **state) {
+static void test_short_tiles(void **state) {
     (void)state;
     rig.tile_rows = 128;
-    rig.low_rows = 64;
+    rig.short_rows = 64;
     rig.caps.parallel_jobs = 16;
     tess_plan_desc d = {.struct_size = sizeof d,
                         .dtype = TESS_BF16,
@@ -351,9 +351,9 @@ static void test_low_tiles(void **state) {
     d.flags = TESS_PLAN_BATCH_INVARIANT;
     assert_int_equal(128, tile_rows_of(&d, &n_jobs));
     d.flags = 0;
-    rig.low_rows = 0;
+    rig.short_rows = 0;
     assert_int_equal(128, tile_rows_of(&d, &n_jobs));
-    rig.low_rows = 128;
+    rig.short_rows = 128;
     assert_int_equal(128, tile_rows_of(&d, &n_jobs));
 }
 
@@ -365,7 +365,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_shapes, runtime_setup, runtime_teardown),
         cmocka_unit_test_setup_teardown(test_orders, runtime_setup, runtime_teardown),
         cmocka_unit_test_setup_teardown(test_costs, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_low_tiles, runtime_setup, runtime_teardown),
+        cmocka_unit_test_setup_teardown(test_short_tiles, runtime_setup, runtime_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# absent.sh TESSERA LIBRARY: where Vulkan cannot be used, `tessera info` says exactly why, and goes on. LIBRARY is one that is no Vulkan.
+# absent.sh TESSERA LIBRARY: where Vulkan cannot be used, `tessera info` says exactly why, and goes
+# on. LIBRARY is one that is no Vulkan.
 tessera=$1
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT

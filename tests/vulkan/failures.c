@@ -24,9 +24,11 @@
     X(live, long, (char *text, size_t size))                  \
     X(failed, const char *, (void))                           \
     X(pretend, void, (int device_kind, unsigned most_groups)) \
+    X(pretend_buffers, void, (unsigned most))                 \
     X(pretend_vendor, void, (unsigned vendor))                \
     X(submits, long, (void))                                  \
     X(rows, long, (void))                                     \
+    X(signalled, long, (void))                                \
     X(cache_bytes, size_t, (void))
 static struct {
 #define MEMBER(name, result, parameters) result(*name) parameters;
@@ -49,9 +51,9 @@ static const char long_line[] =
     "pattern=dense heads=500 kv_heads=1 q_len=2 kv_len=70 head_dim=8 batch=6 tile_rows=1";
 
 /* The same with little to do: so many keys that a submission may hold only a few jobs, of which
- * each reads a few. */
-static const char far_line[] =
-    "pattern=window left=5 right=0 heads=8 kv_heads=1 q_len=2 kv_len=60000 head_dim=8 tile_rows=1";
+ * each reads a few. Parts are merged behind the last submission. */
+static const char far_line[] = "pattern=s2 block=16 local=1 stride=64 heads=8 kv_heads=1 q_len=2 "
+                               "kv_len=20000 head_dim=8 tile_rows=1 kv_split=2";
 
 /* How a step that failed may answer. */
 typedef struct rule {
@@ -161,9 +163,12 @@ end:
     problem_free(&p);
 }
 
-/* Nothing is left of a scenario. */
+/* Nothing is left of a scenario, and fences were used as they may be. */
 static void check_left(long k) {
     char text[400];
+    if (shim.signalled())
+        fail_msg("call %ld, %s: %ld submissions with a signalled fence", k, shim.failed(),
+                 shim.signalled());
     if (shim.live(text, sizeof text))
         fail_msg("call %ld, %s: left behind: %s", k, shim.failed(), text);
     if (heap.live || heap.damaged)
@@ -236,8 +241,8 @@ static void again_fail(int call) { shim.reset(call, 0, again_code); }
 static int again_failures(void) { return (int)shim.failures(); }
 static const char *again_failed(void) { return shim.failed(); }
 /* One plan through all its failures, on a device that takes a run whole and on one that gets it in
- * pieces. Objects are counted at the end only: waits share a pool of fences, which grows where one
- * cannot be reset. */
+ * several submissions. Objects are counted at the end only: waits share a pool of fences, which
+ * grows where one cannot be reset. */
 static void test_same_plan_again(void **state) {
     (void)state;
     static const int kinds[] = {0, INTEGRATED};
@@ -276,9 +281,59 @@ static void test_same_plan_again(void **state) {
     }
 }
 
+/* Memory is taken, written, read and given back, up to the first failure. */
+static tess_status use_memory(tess_device *device) {
+    const char sent[] = "there and back";
+    char got[sizeof sent] = "";
+    tess_buffer buffer = {0};
+    tess_status status = tess_alloc(device, 4096, &buffer);
+    if (status == TESS_OK)
+        status = tess_copy(device, buffer, tess_host_buffer(sent, sizeof sent), sizeof sent);
+    if (status == TESS_OK)
+        status = tess_copy(device, tess_host_buffer(got, sizeof got), buffer, sizeof got);
+    if (status == TESS_OK) assert_string_equal(got, sent);
+    assert_ok(tess_free(device, &buffer));
+    return status;
+}
+
+/* The same device again after each call for its memory failed, with copies that are the host's own
+ * and with such that go through staging memory. */
+static void test_memory_again(void **state) {
+    (void)state;
+    static const int kinds[] = {0, DISCRETE}, fewest[] = {5, 12};
+    for (int k = 0; k < 2; k++) {
+        const tess_runtime_desc desc = {
+            .struct_size = sizeof desc, .allocator = heap.allocator, .log = test_log_nothing};
+        const tess_device_desc open = {.struct_size = sizeof open, .id = "vulkan"};
+        tess_runtime *runtime = NULL;
+        tess_device *device = NULL;
+        long call = 1;
+        test_heap_init(&heap, 0, 0);
+        shim.pretend(kinds[k], 0);
+        shim.reset(0, 0, 0);
+        assert_ok(tess_runtime_create(&desc, &runtime));
+        assert_ok(tess_device_open(runtime, &open, &device));
+        for (;; call++) {
+            shim.reset(call, 0, OUT_OF_DEVICE_MEMORY);
+            const tess_status status = use_memory(device);
+            if (shim.failures() == 0) break;
+            if (status != TESS_OK && status != TESS_ERROR_OUT_OF_MEMORY)
+                fail_msg("%s failed: %s: %s", shim.failed(), tess_status_name(status),
+                         tess_last_error());
+            shim.reset(0, 0, 0);
+            assert_ok(use_memory(device));
+        }
+        assert_in_range(call, fewest[k], 100);
+        tess_device_release(device);
+        tess_runtime_release(runtime);
+        shim.pretend(0, 0);
+        check_left(0);
+    }
+}
+
 /* Work for a display's GPU is cut into short submissions, and grids into as many rows as the device
  * needs. */
-static void test_pieces(void **state) {
+static void test_submissions(void **state) {
     (void)state;
     long before = shim.submits();
     without_failure(long_line);
@@ -293,6 +348,28 @@ static void test_pieces(void **state) {
     without_failure(long_line);
     assert_true(shim.rows() > 0);
     shim.pretend(0, 0);
+}
+
+/* A device that binds fewer storage buffers than the kernels have is refused by the limit's name.
+ */
+static void test_few_buffers(void **state) {
+    (void)state;
+    tess_runtime *runtime = NULL;
+    tess_device *device = NULL;
+    const tess_runtime_desc desc = {.struct_size = sizeof desc, .log = test_log_nothing};
+    const tess_device_desc open = {.struct_size = sizeof open, .id = "vulkan"};
+    shim.reset(0, 0, 0);
+    assert_ok(tess_runtime_create(&desc, &runtime));
+    shim.pretend_buffers(7);
+    assert_ok(tess_device_open(runtime, &open, &device));
+    tess_device_release(device);
+    device = NULL;
+    shim.pretend_buffers(4); /* all that Vulkan promises */
+    assert_int_equal(tess_device_open(runtime, &open, &device), TESS_ERROR_UNAVAILABLE);
+    assert_error_has("its maxPerStageDescriptorStorageBuffers is 4, and 7 are needed");
+    assert_null(device);
+    shim.pretend_buffers(0);
+    tess_runtime_release(runtime);
 }
 
 /* What one process compiled the next one finds on disk. */
@@ -386,13 +463,14 @@ int main(int argc, char **argv) {
     const char *require = getenv("TESSERA_REQUIRE");
     if (!have_device()) return require && strstr(require, "vulkan") ? 1 : 77;
     if (argc > 1 && strcmp(argv[1], "--again") == 0) {
-        const struct CMUnitTest again_tests[] = {cmocka_unit_test(test_same_plan_again)};
+        const struct CMUnitTest again_tests[] = {cmocka_unit_test(test_same_plan_again),
+                                                 cmocka_unit_test(test_memory_again)};
         return cmocka_run_group_tests(again_tests, NULL, NULL);
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_no_failure),  cmocka_unit_test(test_pieces),
-        cmocka_unit_test(test_cache),       cmocka_unit_test(test_tune),
-        cmocka_unit_test(test_host_memory), cmocka_unit_test(test_out_of_memory),
-        cmocka_unit_test(test_lost)};
+        cmocka_unit_test(test_no_failure),    cmocka_unit_test(test_submissions),
+        cmocka_unit_test(test_cache),         cmocka_unit_test(test_tune),
+        cmocka_unit_test(test_few_buffers),   cmocka_unit_test(test_host_memory),
+        cmocka_unit_test(test_out_of_memory), cmocka_unit_test(test_lost)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

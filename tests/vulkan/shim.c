@@ -42,17 +42,21 @@ static int sticky, code;
 static char failed_name[64];
 static int kind;           /* of device to pretend; 0: the truth */
 static uint32_t width;     /* most workgroups in a row of the grid; 0: the truth */
+static uint32_t buffers;   /* storage buffers of a stage; 0: the truth */
 static uint32_t vendor;    /* of the device to pretend; 0: the truth */
 static long submits, rows; /* submissions; dispatches of several rows of workgroups */
+static long signalled;     /* submissions with a fence that is signalled already */
 static size_t cache_bytes; /* that the last pipeline cache began with */
 
 void shim_pretend(int device_kind, unsigned most_groups) {
     kind = device_kind;
     width = most_groups;
 }
+void shim_pretend_buffers(unsigned most) { buffers = most; }
 void shim_pretend_vendor(unsigned number) { vendor = number; }
 long shim_submits(void) { return submits; }
 long shim_rows(void) { return rows; }
+long shim_signalled(void) { return signalled; }
 size_t shim_cache_bytes(void) { return cache_bytes; }
 
 void shim_reset(long at, int stays, int result) {
@@ -96,10 +100,14 @@ static int fails(const char *name) {
 
 #define FORWARD(name, parameters, arguments) \
     static vk_result shim_##name parameters { return fails(#name) ? code : real.name arguments; }
+/* Nobody may rely on what a failing call leaves in its output, so that is no handle. */
 #define CREATE(name, kind, parameters, arguments)                           \
     static vk_result shim_##name parameters {                               \
         const vk_result result = fails(#name) ? code : real.name arguments; \
-        if (result == TVK_SUCCESS) atomic_fetch_add(&live[kind], 1);        \
+        if (result == TVK_SUCCESS)                                          \
+            atomic_fetch_add(&live[kind], 1);                               \
+        else                                                                \
+            memset(out, 0xff, sizeof *out);                                 \
         return result;                                                      \
     }
 #define DESTROY(name, kind)                                                              \
@@ -121,7 +129,10 @@ static vk_result shim_CreateDevice(vk_physical physical, const vk_device_create_
                                    const void *allocator, vk_device *out) {
     const vk_result result =
         fails("CreateDevice") ? code : real.CreateDevice(physical, info, allocator, out);
-    if (result != TVK_SUCCESS) return result;
+    if (result != TVK_SUCCESS) {
+        memset(out, 0xff, sizeof *out);
+        return result;
+    }
     atomic_fetch_add(&live[DEVICE], 1);
     device_now = *out;
     real_wait_idle =
@@ -131,6 +142,8 @@ static vk_result shim_CreateDevice(vk_physical physical, const vk_device_create_
 static vk_result shim_QueueSubmit(vk_queue queue, uint32_t count, const vk_submit_info *infos,
                                   vk_handle fence) {
     submits += count;
+    /* A fence has to be reset before it is given to the queue again. */
+    if (fence && real.GetFenceStatus(device_now, fence) == TVK_SUCCESS) signalled++;
     return fails("QueueSubmit") ? code : real.QueueSubmit(queue, count, infos, fence);
 }
 static void shim_CmdDispatch(vk_commands commands, uint32_t x, uint32_t y, uint32_t z) {
@@ -141,6 +154,7 @@ static void shim_GetPhysicalDeviceProperties(vk_physical physical, vk_properties
     real.GetPhysicalDeviceProperties(physical, out);
     if (kind) out->kind = (uint32_t)kind;
     if (vendor) out->vendor = vendor;
+    if (buffers) out->limits.max_stage_storage_buffers = buffers;
     if (width) out->limits.max_group_count[0] = width;
 }
 CREATE(AllocateMemory, MEMORY,
@@ -183,7 +197,10 @@ static vk_result shim_CreatePipelineCache(vk_device device,
     const vk_result result = fails("CreatePipelineCache")
                                  ? code
                                  : real.CreatePipelineCache(device, info, allocator, out);
-    if (result == TVK_SUCCESS) atomic_fetch_add(&live[CACHE], 1);
+    if (result == TVK_SUCCESS)
+        atomic_fetch_add(&live[CACHE], 1);
+    else
+        memset(out, 0xff, sizeof *out);
     cache_bytes = info->bytes;
     return result;
 }

@@ -19,10 +19,13 @@ SHIM_API long shim_live(char *text, size_t size);
 /* The device says that it is of another kind (VkPhysicalDeviceType), and that a row of a grid holds
  * so many workgroups at most; 0: the truth. */
 SHIM_API void shim_pretend(int device_kind, unsigned most_groups);
+/* so many storage buffers in a stage at most; 0: the truth */
+SHIM_API void shim_pretend_buffers(unsigned most);
 SHIM_API void shim_pretend_vendor(unsigned vendor); /* its number in the PCI list; 0: the truth */
 SHIM_API long shim_submits(void);                   /* submissions of commands so far */
 /* dispatches so far with more than one row of workgroups */
 SHIM_API long shim_rows(void);
+SHIM_API long shim_signalled(void);     /* submissions so far whose fence was not reset */
 SHIM_API size_t shim_cache_bytes(void); /* what the latest pipeline cache began with */
 
 struct VkInstance_T;

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# validation.sh LABEL SETTING... -- COMMAND...: runs the command under the validation layer with these settings (lines of vk_layer_settings.txt without the layer's
-# name), and fails on any message. Without the layer it is skipped.
+# validation.sh LABEL SETTING... -- COMMAND...: runs the command under the validation layer with
+# these settings (lines of vk_layer_settings.txt without the layer's name), and fails on any
+# message. Without the layer it is skipped.
 label=$1
 shift
 scratch=$(mktemp -d)
@@ -25,9 +26,12 @@ shift
 export VK_INSTANCE_LAYERS=VK_LAYER_KHRONOS_validation VK_LAYER_SETTINGS_PATH=$scratch
 "$@" >"$scratch/output" 2>&1
 status=$?
-[ "$status" = 0 ] || { tail -n 40 "$scratch/output"; echo "exit status $status under validation"; exit 1; }
-# The log names the layer's own start or nothing at all; what a finding always holds is the word "Validation".
-grep -a -c 'Validation\|VUID\|UNASSIGNED\|SYNC-HAZARD' "$scratch/messages" >"$scratch/count" 2>/dev/null
+[ "$status" = 0 ] ||
+  { tail -n 40 "$scratch/output"; echo "exit status $status under validation"; exit 1; }
+# The log names the layer's own start or nothing at all; what a finding always holds is the word
+# "Validation".
+grep -a -c 'Validation\|VUID\|UNASSIGNED\|SYNC-HAZARD' "$scratch/messages" >"$scratch/count" \
+  2>/dev/null
 if [ -s "$scratch/messages" ]; then
   sort "$scratch/messages" | uniq -c | sort -rn | head -n 20
   echo "$label: messages of the validation layer"

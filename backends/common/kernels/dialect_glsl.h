@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The dialect of the portable kernels in GLSL 4.5 for Vulkan 1.1. Buffers and push constants are
- * those of backends/vulkan/kernels/push.h, indices have 32 bits. 16-bit elements need
+ * The dialect of the portable kernels in GLSL 4.5 for Vulkan 1.1. Bindings are those of
+ * backends/vulkan/kernels/bindings.h, indices have 32 bits. 16-bit elements need
  * storageBuffer16BitAccess, but no arithmetic on 16 bits.
  */
 #extension GL_EXT_control_flow_attributes : require
 #if TESS_DTYPE != 0
 #extension GL_EXT_shader_16bit_storage : require
 #endif
+#include "args.h"
 #include "words.h"
 
 #define tess_offset uint
@@ -33,9 +34,8 @@
 #define TESS_SHARED(t, n, c) shared t n[c];
 #define TESS_WORD(at)        tables_[at]
 #define TESS_WIDE(at)        tables_[at] /* the low half */
-#define TESS_HEAD_DIM        (args.head_dim_flags & 0xffffu)
-#define TESS_FLAGS           (args.head_dim_flags >> 16)
-#define TESS_ARGS_LSE        1u
+#define TESS_HEAD_DIM        (args.head_dim)
+#define TESS_FLAGS           (args.flags)
 #define TESS_MINUS_INFINITY  uintBitsToFloat(0xff800000u)
 
 #if TESS_DTYPE == 0
@@ -46,33 +46,22 @@
 #define TESS_FOUR    uvec2
 #endif
 
-layout(push_constant) uniform tess_push {
-    uint q_at, k_at, v_at, o_at, lse_at, partials_at;
-    uint q_batch, q_token, q_head;
-    uint k_batch, k_token, k_head;
-    uint v_batch, v_token, v_head;
-    uint o_batch, o_token, o_head;
-    uint lse_batch, lse_token, lse_head;
-    uint items_at, sequences_at, classes_at, entries_at, bits_at;
-    uint items;
-    uint head_dim_flags;
-    uint block, group, partial_rows;
-    float scale;
-}
-args;
+layout(set = 0, binding = TESS_BIND_ARGS, std140) uniform tess_args_block { tess_args args; };
 
 /* Inputs are seen twice, as elements and as groups of 4. */
-layout(set = 0, binding = 0) readonly buffer tess_q { TESS_ELEMENT Q_[]; };
-layout(set = 0, binding = 0) readonly buffer tess_q4 { TESS_FOUR Q4_[]; };
-layout(set = 0, binding = 1) readonly buffer tess_k { TESS_ELEMENT K_[]; };
-layout(set = 0, binding = 1) readonly buffer tess_k4 { TESS_FOUR K4_[]; };
-layout(set = 0, binding = 2) readonly buffer tess_v { TESS_ELEMENT V_[]; };
-layout(set = 0, binding = 2) readonly buffer tess_v4 { TESS_FOUR V4_[]; };
-layout(set = 0, binding = 3) writeonly buffer tess_o { TESS_ELEMENT O_[]; };
-layout(set = 0, binding = 4) writeonly buffer tess_lse { float LSE_[]; };
-layout(set = 0, binding = 5) readonly buffer tess_tables { uint tables_[]; };
-layout(set = 0, binding = 6) buffer tess_workspace { float workspace_[]; };
-layout(set = 0, binding = 6) readonly buffer tess_workspace4 { vec4 workspace4_[]; };
+layout(set = 0, binding = TESS_BIND_Q) readonly buffer tess_q { TESS_ELEMENT Q_[]; };
+layout(set = 0, binding = TESS_BIND_Q) readonly buffer tess_q4 { TESS_FOUR Q4_[]; };
+layout(set = 0, binding = TESS_BIND_K) readonly buffer tess_k { TESS_ELEMENT K_[]; };
+layout(set = 0, binding = TESS_BIND_K) readonly buffer tess_k4 { TESS_FOUR K4_[]; };
+layout(set = 0, binding = TESS_BIND_V) readonly buffer tess_v { TESS_ELEMENT V_[]; };
+layout(set = 0, binding = TESS_BIND_V) readonly buffer tess_v4 { TESS_FOUR V4_[]; };
+layout(set = 0, binding = TESS_BIND_O) writeonly buffer tess_o { TESS_ELEMENT O_[]; };
+layout(set = 0, binding = TESS_BIND_LSE) writeonly buffer tess_lse { float LSE_[]; };
+layout(set = 0, binding = TESS_BIND_TABLES) readonly buffer tess_tables { uint tables_[]; };
+layout(set = 0, binding = TESS_BIND_WORKSPACE) buffer tess_workspace { float workspace_[]; };
+layout(set = 0, binding = TESS_BIND_WORKSPACE) readonly buffer tess_workspace4 {
+    vec4 workspace4_[];
+};
 
 #define tess_least(a, b) min(a, b)
 #define tess_max(a, b)   max(a, b)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Instructions of sm_80 and later, one function each: matrix products of a warp, matrices out of
- * workgroup memory, asynchronous copies, and fast arithmetic. */
+ * shared memory, asynchronous copies, and fast arithmetic. */
 #ifndef TESS_CUDA_MMA_CUH
 #define TESS_CUDA_MMA_CUH
 
@@ -8,6 +8,7 @@
 
 #define MINUS_INFINITY __int_as_float(0xff800000)
 #define LN_2           0.69314718055994531f
+#define LOG2_E         1.44269504088896341f
 
 namespace tess {
 
@@ -15,22 +16,23 @@ __device__ __forceinline__ uint32_t shared_address(const void *p) {
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-/* The lane, as if it could change: what is computed from it is not kept for later. */
-__device__ __forceinline__ uint32_t lane_now() {
+/* The lane, as if it could change: the compiler does not keep what is computed from it. */
+__device__ __forceinline__ uint32_t lane_volatile() {
     uint32_t lane;
     asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
     return lane;
 }
 
-/* Copies the first `bytes` of 16, 0 or all, and fills the rest with zeros; of 0 bytes nothing is
- * read. */
-__device__ __forceinline__ void copy_unit(uint32_t to, const void *from, int bytes) {
+/* Copies 16 bytes, or with `bytes` 0 makes them zeros and reads nothing. */
+__device__ __forceinline__ void cp_async_unit(uint32_t to, const void *from, int bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to),
                  "l"(__cvta_generic_to_global(from)), "r"(bytes)
                  : "memory");
 }
 /* Waits for all copies of this thread. */
-__device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+__device__ __forceinline__ void cp_async_wait_all() {
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}
 
 __device__ __forceinline__ void store_unit(uint32_t to, uint4 x) {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z),
@@ -49,8 +51,8 @@ __device__ __forceinline__ uint4 load_shared_unit(uint32_t from) {
     return x;
 }
 
-/* Not remembered by the compiler from an earlier time. */
-__device__ __forceinline__ uint4 load_shared_anew(uint32_t from) {
+/* Read again each time: the compiler remembers no earlier value. */
+__device__ __forceinline__ uint4 load_shared_volatile(uint32_t from) {
     uint4 x;
     asm volatile("ld.volatile.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
@@ -60,13 +62,13 @@ __device__ __forceinline__ uint4 load_shared_anew(uint32_t from) {
 }
 
 /* Four matrices of 8 x 8; lane n gives the address of row n % 8 of matrix n / 8. */
-__device__ __forceinline__ void load_matrices(uint32_t (&m)[4], uint32_t at) {
+__device__ __forceinline__ void ldmatrix(uint32_t (&m)[4], uint32_t at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
                  : "r"(at)
                  : "memory");
 }
-__device__ __forceinline__ void load_matrices_transposed(uint32_t (&m)[4], uint32_t at) {
+__device__ __forceinline__ void ldmatrix_transposed(uint32_t (&m)[4], uint32_t at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
                  : "r"(at)
@@ -76,19 +78,19 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&m)[4], uint3
 /* c += a b for 16 x 16 times 16 x 8. Rows of c: lane / 4 and that + 8; columns lane % 4 * 2 + {0,
  * 1}. */
 template <typename T>
-__device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
-                                         uint32_t b1);
+__device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                    uint32_t b1);
 template <>
-__device__ __forceinline__ void multiply<bf16_t>(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
-                                                 uint32_t b1) {
+__device__ __forceinline__ void mma<bf16_t>(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                            uint32_t b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
         "{%8, %9}, {%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 template <>
-__device__ __forceinline__ void multiply<f16_t>(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
-                                                uint32_t b1) {
+__device__ __forceinline__ void mma<f16_t>(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                           uint32_t b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
         "{%8, %9}, {%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])

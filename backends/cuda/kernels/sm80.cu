@@ -1,34 +1,51 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Forward attention for Ampere and later (sm_80): matrix products of a warp, asynchronous copies of
- * 16 bytes, one workgroup of four warps for a job.
+ * Forward attention for Ampere and later (sm_80): matrix products of a warp (mma), asynchronous
+ * copies of 16 bytes (cp.async), one thread block of four warps for a job.
  *
  * A warp takes 16 query rows of a tile of up to 64 rows, or rows n and n + 64 of a larger one, so
- * that what it reads of K and V serves twice as many products. S = Q K^T comes out in registers
- * laid out as the operand P of O += P V wants it. Q stays in workgroup memory; K and V come in
+ * that what it reads of K and V serves twice as many products. S = Q K^T comes out in registers,
+ * laid out as the operand P of O += P V. Q stays in shared memory; K and V come in
  * stages of 64 keys, which need not be neighbours: every key has its own place in a list
- * (tile.cuh), which is written one or two stages ahead.
+ * (sm80_keys.cuh), which is written one or two stages ahead.
  *
  * With two stages, all of the next one is copied while this one is worked on. With one, the next
  * keys are copied once this stage's products with Q are done, and its values during these.
  */
 #include "mma.cuh"
 #include "sm80_args.h"
-#include "tile.cuh"
+#include "sm80_keys.cuh"
 
 namespace tess {
 
 enum {
     KEYS = TESS_SM80_KEYS,
     THREADS = TESS_SM80_THREADS,
-    /* stages of which the keys are known: this one's are masked by while the next one's are
-     * copied and those after it are looked up */
+    /* lists of a stage's keys: this stage is masked by one while the next stage is copied by
+     * another and the third is written */
     LISTS = 3,
 };
 
-/* Workgroup memory. Rows are as long as D elements; within a row, units of 16 bytes trade places
+/* The words of a job, of its sequence and of its class, in the plan's tables. */
+struct table_words {
+    const uint32_t *job_at, *sequence_at, *class_at;
+
+    __device__ __forceinline__ table_words(const uint32_t *tables, const tess_args *c,
+                                           uint32_t index) {
+        job_at = tables + c->items_at + (uint64_t)index * TESS_JOB_WORDS;
+        sequence_at =
+            tables + c->sequences_at + (uint64_t)job(TESS_WORD_JOB_SEQUENCE) * TESS_SEQUENCE_WORDS;
+        class_at =
+            tables + c->classes_at + TESS_HIGH_HALF(job(TESS_WORD_JOB_CLS)) * TESS_CLASS_WORDS;
+    }
+    __device__ __forceinline__ uint32_t job(uint32_t n) const { return job_at[n]; }
+    __device__ __forceinline__ uint32_t sequence(uint32_t n) const { return sequence_at[n]; }
+    __device__ __forceinline__ uint32_t cls(uint32_t n) const { return class_at[n]; }
+};
+
+/* Shared memory. Rows are as long as D elements; within a row, units of 16 bytes trade places
  * with others of their group, so that 8 rows of one column are in different banks. */
-template <int D, int ROWS> struct alignas(128) memory {
+template <int D, int ROWS> struct alignas(128) shared_memory {
     static constexpr int UNITS = D / 8, ROW = D * 2;
     /* units that trade places; neighbouring rows that trade alike */
     static constexpr int GROUP = UNITS % 8 == 0 ? 8 : 4, SAME = 8 / GROUP;
@@ -47,28 +64,28 @@ template <int D, int ROWS> struct alignas(128) memory {
     }
 };
 
-/* A workgroup's way through one job: what a thread holds, and the steps that it takes. TILES: times
- * 64 rows of the job, at most. */
-template <typename T, int D, int ROWS, int TILES> struct worker {
-    typedef memory<D, ROWS> shared;
+/* What a thread block does for one job: what a thread holds, and the steps that it takes. The job
+ * has at most TILES times 64 rows. */
+template <typename T, int D, int ROWS, int TILES> struct mainloop {
+    typedef shared_memory<D, ROWS> memory;
     enum {
-        UNITS = shared::UNITS,
-        ROW = shared::ROW,
-        GROUP = shared::GROUP,
+        UNITS = memory::UNITS,
+        ROW = memory::ROW,
+        GROUP = memory::GROUP,
         TURNS = GROUP / 2,      /* steps of 16 elements until places repeat */
-        PASS = THREADS / GROUP, /* rows that the workgroup copies at a time */
+        PASS = THREADS / GROUP, /* rows that the block copies at a time */
         STAGE = KEYS * ROW,     /* bytes of K or V */
         N = KEYS / 8,           /* columns of products: 8 keys each */
         O = D / 8               /* and 8 elements each */
     };
 
-    shared *m;
+    memory *m;
     const tess_sm80_args *a;
-    uint32_t q_at; /* in workgroup memory: Q, and after it the stages, each of K and then V */
+    uint32_t q_at; /* in shared memory: Q, and after it the stages, each of K and then V */
     uint32_t thread, warp, lane;
-    float s[TILES][N][4], o[TILES][O][4]; /* scores and then exponentials; results */
-    /* of each row: the score that exponentials are relative to, and their sum */
-    float top[TILES][2], sum[TILES][2];
+    float s[TILES][N][4], o[TILES][O][4]; /* S, and then P; O */
+    /* m: the score that exponentials are relative to; l: this thread's part of their sum */
+    float row_max[TILES][2], row_sum[TILES][2];
 
     __device__ __forceinline__ uint32_t k_at(int stage) const {
         return q_at + ROWS * ROW + stage * 2 * STAGE;
@@ -77,10 +94,10 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
     /* Where this lane reads matrices, of the first 16 rows of Q or V, and of the first 16 keys of
      * K. */
     static __device__ __forceinline__ uint32_t own_rows(uint32_t lane) {
-        return shared::place(lane % 16, lane / 16);
+        return memory::place(lane % 16, lane / 16);
     }
     static __device__ __forceinline__ uint32_t own_keys(uint32_t lane) {
-        return shared::place(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+        return memory::place(lane / 16 * 8 + lane % 8, lane / 8 % 2);
     }
 
     /* The row of the tile that s[t][n][2 * r], o[t][n][2 * r] and those after them belong to. */
@@ -97,18 +114,17 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
     /* ---------------------------------------------------------------- copies */
 
     __device__ __forceinline__ uint32_t own_place() const {
-        return shared::place(thread / GROUP, thread % GROUP);
+        return memory::place(thread / GROUP, thread % GROUP);
     }
 
-    /* Copies the elements of one row that are this thread's; of a row that is not `there` it makes
-     * zeros. */
+    /* Copies this thread's elements of one row, or zeros for a row that is not `there`. */
     __device__ __forceinline__ void copy_row(uint32_t to, const uint16_t *row, bool there,
                                              bool wide) const {
         const int unit = thread % GROUP, units = there ? a->common.head_dim / 8 : 0;
         if (wide) {
 #pragma unroll
             for (int c = 0; c < UNITS; c += GROUP)
-                copy_unit(to + c * 16, row + (c + unit) * 8, c + unit < units ? 16 : 0);
+                cp_async_unit(to + c * 16, row + (c + unit) * 8, c + unit < units ? 16 : 0);
         } else {
 #pragma unroll 1
             for (int c = 0; c < UNITS; c += GROUP)
@@ -117,7 +133,7 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
         }
     }
 
-    /* The same of a key; zeros where there is none. */
+    /* The same for a key; zeros where there is none. */
     __device__ __forceinline__ void copy_key(uint32_t to, const uint16_t *from, int64_t stride,
                                              int32_t token, bool wide) const {
         const bool there = token != NO_TOKEN;
@@ -154,12 +170,12 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
         const int32_t rows = j->rows, all = rows * j->heads;
 #pragma unroll 1
         for (int r = thread / GROUP; r < TILES * 64; r += PASS)
-            copy_row(q_at + shared::place(r, thread % GROUP),
+            copy_row(q_at + memory::place(r, thread % GROUP),
                      first + (r < all ? row_at(r, rows, rows == all, c->q_token, c->q_head) : 0),
                      r < all, a->wide & 1);
     }
 
-    /* Writes down the keys of a stage, one for each of 64 threads. */
+    /* Writes the list of a stage's keys, one for each of 64 threads. */
     __device__ __forceinline__ void list_keys(int stage, int list, int place) const {
         const uint32_t *tables = (const uint32_t *)a->tables;
         m->keys[list][place] =
@@ -172,7 +188,7 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
     __device__ __forceinline__ void scores(int stage) {
         /* addresses are computed in each stage, since all of them together take too many
          * registers */
-        const uint32_t now = lane_now();
+        const uint32_t now = lane_volatile();
         const uint32_t k = k_at(stage) + own_keys(now), q = q_at + warp * 16 * ROW + own_rows(now);
 #pragma unroll
         for (int t = 0; t < TILES; t++)
@@ -184,21 +200,21 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
         for (int x = 0; x < D / 16; x++) {
             uint32_t rows[TILES][4];
 #pragma unroll
-            for (int t = 0; t < TILES; t++) load_matrices(rows[t], step(q, x) + t * 64 * ROW);
+            for (int t = 0; t < TILES; t++) ldmatrix(rows[t], step(q, x) + t * 64 * ROW);
 #pragma unroll
             for (int n = 0; n < N; n += 2) {
                 uint32_t keys[4];
-                load_matrices(keys, step(k, x) + n * 8 * ROW);
+                ldmatrix(keys, step(k, x) + n * 8 * ROW);
 #pragma unroll
                 for (int t = 0; t < TILES; t++) {
-                    multiply<T>(s[t][n], rows[t], keys[0], keys[1]);
-                    multiply<T>(s[t][n + 1], rows[t], keys[2], keys[3]);
+                    mma<T>(s[t][n], rows[t], keys[0], keys[1]);
+                    mma<T>(s[t][n + 1], rows[t], keys[2], keys[3]);
                 }
             }
         }
     }
 
-    /* For a scale below 0, of which the magnitude is what exponentials are made with. */
+    /* A scale below 0 changes the sign of scores; exponentials are made with its magnitude. */
     __device__ __forceinline__ void negate() {
 #pragma unroll
         for (int t = 0; t < TILES; t++)
@@ -221,7 +237,7 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
                 const int in_tile = row_of(t, r);
                 const row_bounds b = bounds_of(m->rows[in_tile].position, m->rows[in_tile].block,
                                                flags, kv_len, left, right);
-                if (flags & CLASS_WINDOW)
+                if (flags & TESS_CLASS_WINDOW)
                     mask_row<true>(t, r, keys, b, sinks);
                 else
                     mask_row<false>(t, r, keys, b, 0);
@@ -236,67 +252,68 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
                                              int32_t sinks) {
 #pragma unroll
         for (int n = 0; n < N; n++) {
-            const uint4 two = load_shared_anew(keys + n * 8 * sizeof(key));
+            const uint4 two = load_shared_volatile(keys + n * 8 * sizeof(key));
             const key x = {(int32_t)two.x, two.y}, y = {(int32_t)two.z, two.w};
             if (!(WINDOW ? b.keeps(x, sinks) : b.keeps(x))) s[t][n][2 * r] = MINUS_INFINITY;
             if (!(WINDOW ? b.keeps(y, sinks) : b.keeps(y))) s[t][n][2 * r + 1] = MINUS_INFINITY;
         }
     }
 
-    /* Turns scores into exponentials, each row for itself: its bits depend on nothing that is in
-     * its neighbours. Products and sums are never fused, since which are would be for the compiler
-     * to choose, and differently in each place. */
+    /* Turns scores (S) into exponentials (P), each row for itself: its bits do not depend on its
+     * neighbours. Sums and products are rounded one by one: the compiler would fuse some of them,
+     * and others in each place. */
     __device__ __forceinline__ void softmax() {
-        const float slope = a->slope;
-        float factor[TILES][2];
+        const float scale_log2 = a->scale_log2;
+        float o_scale[TILES][2];
 #pragma unroll
         for (int t = 0; t < TILES; t++) {
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                float most = s[t][0][2 * r], bias;
+                float largest = s[t][0][2 * r], max_scaled;
 #pragma unroll
                 for (int n = 0; n < N; n++)
-                    most = fmaxf(most, fmaxf(s[t][n][2 * r], s[t][n][2 * r + 1]));
-                most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-                most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-                /* The reference follows the largest score only when that makes a factor of more
-                 * than 2^8: exponentials stay bounded, and O is rarely multiplied. */
-                const bool rises = (most - top[t][r]) * slope > 8.0f;
-                factor[t][r] = rises ? exp2_fast((top[t][r] - most) * slope) : 1.0f;
-                if (rises) top[t][r] = most;
-                bias = top[t][r] == MINUS_INFINITY ? 0.0f : top[t][r] * slope;
+                    largest = fmaxf(largest, fmaxf(s[t][n][2 * r], s[t][n][2 * r + 1]));
+                largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+                largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+                /* row_max rises only when that makes a factor of more than 2^8: exponentials stay
+                 * bounded, and O is rarely rescaled. */
+                const bool rises = (largest - row_max[t][r]) * scale_log2 > 8.0f;
+                o_scale[t][r] = rises ? exp2_fast((row_max[t][r] - largest) * scale_log2) : 1.0f;
+                if (rises) row_max[t][r] = largest;
+                max_scaled = row_max[t][r] == MINUS_INFINITY ? 0.0f : row_max[t][r] * scale_log2;
                 /* a product that large has lost bits which the difference keeps */
-                if (fabsf(bias) > 0x1p14f) {
+                if (fabsf(max_scaled) > 0x1p14f) {
 #pragma unroll
                     for (int n = 0; n < N; n++) {
-                        s[t][n][2 * r] -= top[t][r];
-                        s[t][n][2 * r + 1] -= top[t][r];
+                        s[t][n][2 * r] -= row_max[t][r];
+                        s[t][n][2 * r + 1] -= row_max[t][r];
                     }
-                    bias = 0;
+                    max_scaled = 0;
                 }
-                float total = __fmul_rn(sum[t][r], factor[t][r]);
+                float total = __fmul_rn(row_sum[t][r], o_scale[t][r]);
 #pragma unroll
                 for (int n = 0; n < N; n++) {
-                    s[t][n][2 * r] = exp2_fast(fmaf(s[t][n][2 * r], slope, -bias));
-                    s[t][n][2 * r + 1] = exp2_fast(fmaf(s[t][n][2 * r + 1], slope, -bias));
+                    s[t][n][2 * r] = exp2_fast(fmaf(s[t][n][2 * r], scale_log2, -max_scaled));
+                    s[t][n][2 * r + 1] =
+                        exp2_fast(fmaf(s[t][n][2 * r + 1], scale_log2, -max_scaled));
                     total = __fadd_rn(total, __fadd_rn(s[t][n][2 * r], s[t][n][2 * r + 1]));
                 }
-                sum[t][r] = total;
+                row_sum[t][r] = total;
             }
         }
 #pragma unroll
         for (int t = 0; t < TILES; t++) {
-            if (!__any_sync(~0u, factor[t][0] != 1.0f || factor[t][1] != 1.0f)) continue;
+            if (!__any_sync(~0u, o_scale[t][0] != 1.0f || o_scale[t][1] != 1.0f)) continue;
 #pragma unroll
             for (int y = 0; y < O; y++)
 #pragma unroll
-                for (int e = 0; e < 4; e++) o[t][y][e] *= factor[t][e / 2];
+                for (int e = 0; e < 4; e++) o[t][y][e] *= o_scale[t][e / 2];
         }
     }
 
     /* O += P V */
     __device__ __forceinline__ void values(int stage) {
-        const uint32_t v = v_at(stage) + own_rows(lane_now());
+        const uint32_t v = v_at(stage) + own_rows(lane_volatile());
 #pragma unroll
         for (int x = 0; x < KEYS / 16; x++) {
             uint32_t p[TILES][4];
@@ -309,37 +326,37 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
 #pragma unroll
             for (int y = 0; y < O; y += 2) {
                 uint32_t elements[4];
-                load_matrices_transposed(elements, step(v, y / 2) + x * 16 * ROW);
+                ldmatrix_transposed(elements, step(v, y / 2) + x * 16 * ROW);
 #pragma unroll
                 for (int t = 0; t < TILES; t++) {
-                    multiply<T>(o[t][y], p[t], elements[0], elements[1]);
-                    multiply<T>(o[t][y + 1], p[t], elements[2], elements[3]);
+                    mma<T>(o[t][y], p[t], elements[0], elements[1]);
+                    mma<T>(o[t][y + 1], p[t], elements[2], elements[3]);
                 }
             }
         }
     }
 
-    /* ---------------------------------------------------------------- results */
+    /* ---------------------------------------------------------------- epilogue */
 
-    /* Divides O by the sums. A row that has seen no key is 0, whatever its registers hold. */
+    /* Divides O by the row sums. A row that has seen no key is 0, whatever its registers hold. */
     __device__ __forceinline__ void divide() {
 #pragma unroll
         for (int t = 0; t < TILES; t++)
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                sum[t][r] = __fadd_rn(sum[t][r], __shfl_xor_sync(~0u, sum[t][r], 1));
-                sum[t][r] = __fadd_rn(sum[t][r], __shfl_xor_sync(~0u, sum[t][r], 2));
-                const float inverse = reciprocal(sum[t][r]);
+                row_sum[t][r] = __fadd_rn(row_sum[t][r], __shfl_xor_sync(~0u, row_sum[t][r], 1));
+                row_sum[t][r] = __fadd_rn(row_sum[t][r], __shfl_xor_sync(~0u, row_sum[t][r], 2));
+                const float inverse = reciprocal(row_sum[t][r]);
 #pragma unroll
                 for (int y = 0; y < O; y++)
 #pragma unroll
                     for (int e = 2 * r; e < 2 * r + 2; e++)
-                        o[t][y][e] = sum[t][r] == 0 ? 0.0f : o[t][y][e] * inverse;
+                        o[t][y][e] = row_sum[t][r] == 0 ? 0.0f : o[t][y][e] * inverse;
             }
     }
 
-    /* Writes O and LSE of the tile to the caller, or into a partial result. */
-    __device__ __forceinline__ void finish() {
+    /* The epilogue: writes O and LSE of the tile, or a partial. */
+    __device__ __forceinline__ void epilogue() {
         const tess_args *c = &a->common;
         const job_words *j = &m->job;
         const int32_t rows = j->rows, all = rows * j->heads, head = j->head, batch = j->batch,
@@ -354,15 +371,14 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
             for (int t = 0; t < TILES; t++)
 #pragma unroll
                 for (int r = 0; r < 2; r++) {
-                    const float ln = __fmul_rn(log2_fast(sum[t][r]), LN_2);
-                    const float lse =
-                        sum[t][r] == 0 ? MINUS_INFINITY : fmaf(top[t][r], fabsf(c->scale), ln);
+                    const float ln = __fmul_rn(log2_fast(row_sum[t][r]), LN_2);
+                    const float lse = row_sum[t][r] == 0 ? MINUS_INFINITY
+                                                         : fmaf(row_max[t][r], fabsf(c->scale), ln);
                     const int in_tile = row_of(t, r);
                     if (lane % 4 != 0 || in_tile >= all) continue;
                     if (partial != NO_PARTIAL)
-                        store_reference(partials + (uint64_t)c->partial_rows * c->head_dim +
-                                            in_tile,
-                                        top[t][r], sum[t][r]);
+                        store_max_sum(partials + (uint64_t)c->partial_rows * c->head_dim + in_tile,
+                                      row_max[t][r], row_sum[t][r]);
                     else
                         ((float *)
                              a->lse)[batch * c->lse_batch + first * c->lse_token +
@@ -378,14 +394,14 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
                   rows, all, one_head);
     }
 
-    /* The reference and the sum of a row. Exponentials are relative to a rounded product of
-     * reference and scale, which the sum makes up for. */
-    __device__ __forceinline__ void store_reference(float *to, float most, float total) const {
-        const float product = __fmul_rn(most, a->slope);
-        to[0] = most;
-        to[a->common.partial_rows] = total == 0 || fabsf(product) > 0x1p14f
-                                         ? total
-                                         : total * exp2_fast(-fmaf(most, a->slope, -product));
+    /* Writes a row's m and l into a partial. Exponentials are relative to a rounded product of m
+     * and scale, and l makes up for the rounding. */
+    __device__ __forceinline__ void store_max_sum(float *to, float max, float sum) const {
+        const float product = __fmul_rn(max, a->scale_log2);
+        to[0] = max;
+        to[a->common.partial_rows] = sum == 0 || fabsf(product) > 0x1p14f
+                                         ? sum
+                                         : sum * exp2_fast(-fmaf(max, a->scale_log2, -product));
     }
 
     __device__ __forceinline__ void store_partial(float *partials, int32_t all) const {
@@ -405,8 +421,8 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
             }
     }
 
-    /* Whole rows at a time, by way of workgroup memory: a warp's rows for itself, in the place of
-     * the same rows of Q. */
+    /* Writes whole rows of O at a time, by way of shared memory. A warp uses the place of its own
+     * rows of Q. */
     __device__ __forceinline__ void store(uint16_t *first, int32_t rows, int32_t all,
                                           bool one_head) const {
         const tess_args *c = &a->common;
@@ -418,7 +434,7 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
 #pragma unroll
                 for (int y = 0; y < O; y++)
                     store_word(q_at + (t * 64 + warp * 16) * ROW +
-                                   shared::place(r * 8 + lane / 4, y) + lane % 4 * 4,
+                                   memory::place(r * 8 + lane / 4, y) + lane % 4 * 4,
                                pack<T>(o[t][y][2 * r], o[t][y][2 * r + 1]));
         __syncwarp();
         const int units = (int)c->head_dim / 8;
@@ -429,7 +445,7 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
             for (int n = lane; n < 16 * UNITS; n += 32) {
                 const int r = n / UNITS, unit = n % UNITS;
                 if (first_row + r >= all || unit >= units) continue;
-                const uint4 x = load_shared_unit(q_at + first_row * ROW + shared::place(r, unit));
+                const uint4 x = load_shared_unit(q_at + first_row * ROW + memory::place(r, unit));
                 uint16_t *to =
                     first + row_at(first_row + r, rows, one_head, c->o_token, c->o_head) + unit * 8;
                 write_unit(to, x, a->wide & 4);
@@ -437,18 +453,18 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
         }
     }
 
-    /* ---------------------------------------------------------------- all of it */
+    /* ---------------------------------------------------------------- the loop */
 
     __device__ __forceinline__ void run() {
-        /* the same for all, and the compiler shall know it */
+        /* a shuffle tells the compiler that all threads have the same */
         const int32_t stages = __shfl_sync(~0u, m->list.stages, 0);
         const bool two = a->stages == 2, active = warp * 16 < m->job.rows * m->job.heads;
 #pragma unroll
         for (int t = 0; t < TILES; t++) {
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                top[t][r] = MINUS_INFINITY;
-                sum[t][r] = 0;
+                row_max[t][r] = MINUS_INFINITY;
+                row_sum[t][r] = 0;
             }
 #pragma unroll
             for (int y = 0; y < O; y++)
@@ -464,7 +480,7 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
         for (int32_t i = 0; i < stages; i++) {
             const int next_list = list == LISTS - 1 ? 0 : list + 1, stage = two ? i & 1 : 0,
                       next_stage = two ? stage ^ 1 : 0;
-            copies_wait();
+            cp_async_wait_all();
             __syncthreads();
             if (!two) {
                 copy_v(stage, list);
@@ -476,7 +492,7 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
                 list_keys(i + 2, next_list == LISTS - 1 ? 0 : next_list + 1, thread);
             if (active) scores(stage);
             if (!two) {
-                copies_wait();
+                cp_async_wait_all();
                 __syncthreads();
                 if (i + 1 < stages) copy_k(next_stage, next_list);
             }
@@ -488,14 +504,14 @@ template <typename T, int D, int ROWS, int TILES> struct worker {
             }
             list = next_list;
         }
-        if (active) finish();
+        if (active) epilogue();
     }
 };
 
 template <typename T, int D, int ROWS, int TILES>
-__device__ __forceinline__ void work(memory<D, ROWS> *m, uint32_t matrices,
+__device__ __forceinline__ void work(shared_memory<D, ROWS> *m, uint32_t matrices,
                                      const tess_sm80_args *a) {
-    worker<T, D, ROWS, TILES> w;
+    mainloop<T, D, ROWS, TILES> w;
     w.m = m;
     w.a = a;
     w.thread = threadIdx.x;
@@ -508,16 +524,16 @@ __device__ __forceinline__ void work(memory<D, ROWS> *m, uint32_t matrices,
 template <typename T, int D, int ROWS>
 __device__ __forceinline__ void forward(const tess_sm80_args *a) {
     extern __shared__ __align__(128) uint8_t raw[];
-    typedef memory<D, ROWS> shared;
-    static_assert(sizeof(shared) <= shared::HEADER, "the host asks for enough workgroup memory");
-    shared *m = (shared *)raw;
+    typedef shared_memory<D, ROWS> memory;
+    static_assert(sizeof(memory) <= memory::HEADER, "the host asks for enough shared memory");
+    memory *m = (memory *)raw;
     const uint32_t *tables = (const uint32_t *)a->tables;
     const int thread = threadIdx.x;
     if (thread == 0) {
-        job_words j;
-        j.read(tables, &a->common, blockIdx.x);
-        m->job = j;
         const tess_args *c = &a->common;
+        job_words j;
+        j.read(table_words(tables, c, blockIdx.x));
+        m->job = j;
         const int32_t kv_head = j.head / (int32_t)c->group;
         m->k = (const uint16_t *)a->k + j.batch * c->k_batch + j.kv_start * c->k_token +
                kv_head * c->k_head;
@@ -536,7 +552,7 @@ __device__ __forceinline__ void forward(const tess_sm80_args *a) {
         m->rows[r].block = floor_div(m->rows[r].position, a->common.block) - m->list.first_block;
     }
     __syncthreads();
-    const uint32_t matrices = shared_address(raw) + shared::HEADER;
+    const uint32_t matrices = shared_address(raw) + memory::HEADER;
     if (ROWS > 64 && all > 64)
         work<T, D, ROWS, ROWS / 64>(m, matrices, a);
     else
@@ -545,7 +561,7 @@ __device__ __forceinline__ void forward(const tess_sm80_args *a) {
 
 } // namespace tess
 
-/* The compiler leaves registers for so many workgroups; more than two find no memory where a
+/* The compiler leaves registers for so many thread blocks; more than two find no memory where a
  * multiprocessor has 100 KiB. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
 #define AT_ONCE(groups) ((groups) < 2 ? (groups) : 2)

@@ -14,19 +14,19 @@ typedef struct tess_sm80_args {
     tess_arg_u64 tables, workspace;
     /* bit 0: rows of Q, bit 1: of K and V, bit 2: of O are aligned to 16 bytes */
     tess_arg_u32 wide;
-    tess_arg_u32 stages; /* 1 or 2, of keys and values in workgroup memory */
-    float slope;         /* the magnitude of the scale in exponents of 2 */
+    tess_arg_u32 stages; /* 1 or 2, of keys and values in shared memory */
+    float scale_log2;    /* |scale| in exponents of 2 */
 } tess_sm80_args;
 
 /* The compiled shapes: X(largest head_dim, rows of a tile, stages that fit the 99 KiB which a
- * workgroup may have on every device, workgroups of a multiprocessor at most). */
+ * thread block may have on every device, thread blocks of a multiprocessor at most). */
 #define TESS_SM80_INSTANCES(X) \
     X(64, 128, 2, 3) X(96, 128, 2, 2) X(128, 128, 2, 2) X(192, 64, 1, 3) X(256, 64, 1, 2)
 
 #define TESS_SM80_KEYS    64  /* of a stage */
 #define TESS_SM80_THREADS 128 /* four warps of 16 rows, or of twice 16 */
 
-/* Bytes of workgroup memory of a shape: Q, and stages of K and V, and 3 KiB for descriptions. */
+/* Bytes of shared memory of a shape: Q, and stages of K and V, and 3 KiB for descriptions. */
 #define TESS_SM80_SHARED(head_dim, rows, stages) \
     (2 * (head_dim) * ((rows) + 2 * (stages)*TESS_SM80_KEYS) + 3072)
 

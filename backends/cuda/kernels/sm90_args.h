@@ -31,7 +31,7 @@ typedef struct tess_sm90_args {
     tess_args common;
     tess_arg_u64 q, k, v, o, lse; /* device pointers to element 0 */
     tess_arg_u64 tables, workspace;
-    /* u32 that is 0 before the launch: jobs handed out beyond the first of each workgroup */
+    /* u32 that is 0 before the launch: jobs handed out beyond the first of each thread block */
     tess_arg_u64 counter;
     /* log2 of the tokens of a piece: the largest power of two, at most 64, that divides the
      * block */
@@ -46,7 +46,7 @@ typedef struct tess_sm90_args {
     tess_arg_u32 wide;
 } tess_sm90_args;
 
-/* The compiled shapes: X(largest head_dim, keys of a stage, consuming warpgroups, tiles of Q in
+/* The compiled shapes: X(largest head_dim, keys of a stage, consumer warpgroups, tiles of Q in
  * flight, stages of K, stages of V). Values are held longer than keys, so they want one stage more.
  * A small head_dim leaves registers for a third warpgroup, which exponentiates while the others do
  * what they do. */
@@ -57,7 +57,7 @@ typedef struct tess_sm90_args {
 #define TESS_SM90_ROWS(groups)    (64 * (groups)) /* of a tile */
 #define TESS_SM90_THREADS(groups) (128 + 128 * (groups))
 
-/* Bytes of workgroup memory of a shape: rows of 128 bytes for Q, K and V, and 3 KiB for alignment,
+/* Bytes of shared memory of a shape: rows of 128 bytes for Q, K and V, and 3 KiB for alignment,
  * barriers and descriptions. */
 #define TESS_SM90_SHARED(head_dim, keys, groups, q_slots, k_stages, v_stages)      \
     (((head_dim) + 63) / 64 * 128 *                                                \

@@ -3,6 +3,7 @@
  * bf16). */
 #version 450
 #extension GL_GOOGLE_include_directive : require
+#include "bindings.h"
 #include "dialect_glsl.h"
 
 layout(local_size_x = 64) in;

@@ -2,15 +2,45 @@
 /*
  * Warpgroup matrix products of Hopper: D[64][N] (+)= A[64][16] B[16][N], float accumulators, 16-bit
  * operands. Inline assembly knows no arrays, so the registers of every shape are spelled out. `ss`:
- * A and B from workgroup memory; `rs`: A from registers. B of `ss` is K-major (keys of the first
+ * A and B from shared memory; `rs`: A from registers. B of `ss` is K-major (keys of the first
  * product) or N-major (values of the second one); B of `rs` is N-major. accumulate 0 overwrites D.
  */
 #ifndef TESS_CUDA_WGMMA_CUH
 #define TESS_CUDA_WGMMA_CUH
 
-#include "types.cuh"
+#include "kernels/mma.cuh"
 
 namespace tess {
+
+__device__ __forceinline__ void warpgroup_arrive() {
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void warpgroup_commit() {
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+template <int N> __device__ __forceinline__ void warpgroup_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+
+/* A register fence. Products write registers behind the compiler's back: nothing that reads them
+ * may move above the wait. */
+template <int N> __device__ __forceinline__ void register_fence(float (&r)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+f"(r[i])::"memory");
+}
+
+/* The low word of a matrix descriptor: a matrix in shared memory with rows of 128 bytes, swizzled.
+ * `leading` is for N-major ones, the bytes from one 64 columns to the next. The descriptor of a
+ * matrix that begins `bytes` behind it is bytes / 16 more. */
+__device__ __forceinline__ uint32_t descriptor_low(const void *at, uint32_t leading) {
+    return (shared_address(at) & 0x3ffff) >> 4 | leading >> 4 << 16;
+}
+__device__ __forceinline__ uint64_t matrix_descriptor(uint32_t low) {
+    return (uint64_t)(1024 >> 4 /* from 8 rows to the next 8 */ |
+                      1u << 30 /* swizzled over 128 bytes */)
+               << 32 |
+           low;
+}
 
 enum { K_MAJOR = 0, N_MAJOR = 1 };
 

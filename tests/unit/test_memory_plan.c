@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The ledger: counting and placing agree, tables are aligned and apart, and sizes past 64 bits are
- * found. */
+/* The memory plan: counting and placing agree, tables are aligned and do not overlap, and sizes past
+ * 64 bits are refused. */
 #include "fixtures/planner.h"
 
-#include "ledger.h"
+#include "memory_plan.h"
 
 typedef struct table {
     uint64_t at, bytes;
     const void *pointer;
 } table;
 
-static void tables_of(const tess_ledger *l, const tess_tables *t, table *list) {
+static void tables_of(const tess_memory_plan *l, const tess_tables *t, table *list) {
     list[0] = (table){t->sequences_at, l->n_sequences * sizeof(tess_sequence), t->sequences};
     list[1] = (table){t->classes_at, l->n_classes * sizeof(tess_class), t->classes};
     list[2] = (table){t->jobs_at, l->n_jobs * sizeof(tess_job), t->jobs};
@@ -23,7 +23,7 @@ static void test_tables(void **state) {
     (void)state;
     uint64_t seed = 41;
     for (int n = 0; n < 2000; n++) {
-        tess_ledger l;
+        tess_memory_plan l;
         tess_tables counted, placed;
         memset(&l, 0, sizeof l);
         memset(&counted, 0, sizeof counted);
@@ -34,13 +34,13 @@ static void test_tables(void **state) {
         l.n_entries = (uint64_t)test_between(&seed, 0, 500);
         l.n_bits = (uint64_t)test_between(&seed, 0, 500);
         l.workspace_align = 64;
-        assert_true(tess_ledger_settle(&l, &counted, NULL));
+        assert_true(tess_memory_settle(&l, &counted, NULL));
         assert_null(counted.jobs);
         uint64_t bytes = l.table_bytes;
         char *memory = aligned_alloc(256, bytes + 256);
         assert_non_null(memory);
         placed = counted;
-        assert_true(tess_ledger_settle(&l, &placed, memory));
+        assert_true(tess_memory_settle(&l, &placed, memory));
         assert_int_equal(bytes, l.table_bytes);
         assert_int_equal(sizeof placed, placed.struct_size);
         table list[6];
@@ -67,17 +67,17 @@ static void test_tables(void **state) {
 static void test_workspace(void **state) {
     (void)state;
     tess_tables t;
-    tess_ledger l = {.scratch_bytes = 100, .workspace_align = 64};
-    assert_true(tess_ledger_settle(&l, &t, NULL));
+    tess_memory_plan l = {.scratch_bytes = 100, .workspace_align = 64};
+    assert_true(tess_memory_settle(&l, &t, NULL));
     assert_int_equal(100, l.workspace_bytes);
     l.n_partials = 3;
     l.partial_rows = 5;
     l.value_head_dim = 8;
-    assert_true(tess_ledger_settle(&l, &t, NULL));
+    assert_true(tess_memory_settle(&l, &t, NULL));
     assert_int_equal(128, l.partials_at);
     assert_int_equal(128 + 3 * 5 * 10 * 4, l.workspace_bytes);
     l.scratch_bytes = 0;
-    assert_true(tess_ledger_settle(&l, &t, NULL));
+    assert_true(tess_memory_settle(&l, &t, NULL));
     assert_int_equal(0, l.partials_at);
     assert_int_equal(3 * 5 * 10 * 4, l.workspace_bytes);
 }
@@ -89,7 +89,7 @@ static void test_overflow(void **state) {
     const uint64_t huge = UINT64_MAX / 8;
     for (int field = 0; field < 6; field++) {
         for (int step = 0; step < 3; step++) {
-            tess_ledger l = {.workspace_align = 64};
+            tess_memory_plan l = {.workspace_align = 64};
             uint64_t *const counts[6] = {&l.n_sequences, &l.n_classes, &l.n_jobs,
                                          &l.n_merges,    &l.n_entries, &l.n_bits};
             const uint64_t sizes[6] = {sizeof(tess_sequence),
@@ -105,27 +105,27 @@ static void test_overflow(void **state) {
                 l.n_sequences = field ? 100 : UINT64_MAX / sizes[0];
             }
             if (step == 2) *counts[field] = (UINT64_MAX - 100) / sizes[field];
-            assert_false(tess_ledger_settle(&l, &t, NULL));
+            assert_false(tess_memory_settle(&l, &t, NULL));
         }
     }
-    tess_ledger l = {.workspace_align = 64,
-                     .n_partials = 1,
-                     .partial_rows = 1,
-                     .value_head_dim = 6,
-                     .scratch_bytes = UINT64_MAX - 10};
-    assert_false(tess_ledger_settle(&l, &t, NULL)); /* aligning the scratch */
+    tess_memory_plan l = {.workspace_align = 64,
+                          .n_partials = 1,
+                          .partial_rows = 1,
+                          .value_head_dim = 6,
+                          .scratch_bytes = UINT64_MAX - 10};
+    assert_false(tess_memory_settle(&l, &t, NULL)); /* aligning the scratch */
     l.scratch_bytes = UINT64_MAX - 63;
-    assert_true(tess_ledger_settle(&l, &t, NULL));
+    assert_true(tess_memory_settle(&l, &t, NULL));
     l.partial_rows = 3;
-    assert_false(tess_ledger_settle(&l, &t, NULL)); /* adding the partials */
+    assert_false(tess_memory_settle(&l, &t, NULL)); /* adding the partials */
     l.scratch_bytes = 0;
     l.partial_rows = huge;
-    assert_false(tess_ledger_settle(&l, &t, NULL)); /* bytes of a partial */
+    assert_false(tess_memory_settle(&l, &t, NULL)); /* bytes of a partial */
     l.value_head_dim = 62;
-    assert_false(tess_ledger_settle(&l, &t, NULL)); /* floats of a partial */
+    assert_false(tess_memory_settle(&l, &t, NULL)); /* floats of a partial */
     l.partial_rows = 1;
     l.n_partials = huge;
-    assert_false(tess_ledger_settle(&l, &t, NULL)); /* all partials */
+    assert_false(tess_memory_settle(&l, &t, NULL)); /* all partials */
 }
 
 int main(void) {

@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Forward attention for Hopper (sm_90a): tensor memory copies (TMA), warpgroup matrix products
+ * (wgmma), persistent thread blocks of specialised warps. A file has each stage of the pipeline:
+ *
+ *   schedule.cuh          warp 0: reads jobs, describes tiles, claims the next job
+ *   load.cuh              warps 0, 1, 2: Q, K and V, each into a ring in shared memory that it
+ *                         fills as far ahead as it is deep
+ *   mainloop_forward.cuh  the other warpgroups, 64 query rows each: S = Q K^T, O += P V
+ *   mask.cuh, softmax.cuh what these do with S in registers
+ *   epilogue.cuh          O, LSE and partials; warp 3 writes O
+ *
+ * The product of the next keys is under way while a warpgroup is in its softmax, and warpgroups
+ * take turns in issuing products, so that one multiplies while the other exponentiates.
+ *
+ * Keys come in stages of KEYS, made of pieces of up to 64 tokens that need not be neighbours: the
+ * order of keys does not matter to a softmax. Pieces that must be masked come first (preceded by
+ * empty ones, so that stages are full), and all later stages run without any test.
+ *
+ * Of two query blocks of 64 rows, one does not keep the last keys of the other, and of a local
+ * window not its first ones. Where both are so, these keys share the first stage: it is halved, and
+ * each warpgroup takes its own half.
+ *
+ * A stage whose pieces are neighbours, or entries of one list at the list's step, is one copy for
+ * 64 columns. Any other stage is loaded piece by piece.
+ *
+ * The technique of overlapping within and between warpgroups is that of FlashAttention-3 (arXiv
+ * 2407.08608).
+ */
+#include "load.cuh"
+#include "mainloop_forward.cuh"
+
+namespace tess {
+
+/* By one thread. */
+template <typename Shape> __device__ __forceinline__ void init_barriers(shared_memory<Shape> *m) {
+    mbarrier_init(&m->claim, 1);
+    for (int i = 0; i < TILES; i++) {
+        mbarrier_init(&m->tile_full[i], 1);
+        mbarrier_init(&m->tile_empty[i], TILE_READERS);
+    }
+    for (int i = 0; i < Shape::Q_SLOTS; i++) {
+        mbarrier_init(&m->q_full[i], 1);
+        mbarrier_init(&m->q_empty[i], 1);
+        mbarrier_init(&m->o_full[i], Shape::CONSUMER_WARPS);
+    }
+    for (int i = 0; i < Shape::K_STAGES; i++) {
+        mbarrier_init(&m->k_full[i], 1);
+        mbarrier_init(&m->k_empty[i], Shape::CONSUMER_WARPS);
+    }
+    for (int i = 0; i < Shape::V_STAGES; i++) {
+        mbarrier_init(&m->v_full[i], 1);
+        mbarrier_init(&m->v_empty[i], Shape::CONSUMER_WARPS);
+    }
+    mbarrier_init_fence();
+    fence_async_proxy();
+}
+
+/* Asks for the tensor maps that a producer warp uses. By one thread of each. */
+__device__ __forceinline__ void prefetch_maps(const tess_sm90_maps *maps, const tess_sm90_args *a,
+                                              int32_t warp) {
+    if (warp == 3) {
+        prefetch_tensor_map(&maps->q);
+        prefetch_tensor_map(&maps->o);
+    } else {
+        for (int map = 0; map < TESS_SM90_MAPS; map++)
+            if (a->step[map]) prefetch_tensor_map(warp == 1 ? &maps->k[map] : &maps->v[map]);
+    }
+}
+
+/* `first` has the words of the thread block's first job, in warp 0. */
+template <typename Shape>
+__device__ __forceinline__ void produce(shared_memory<Shape> *m, const tess_sm90_maps *maps,
+                                        const tess_sm90_args *a, int32_t warp,
+                                        const warp_words &first) {
+    constexpr int BYTES = Shape::CHUNKS * Shape::KEYS * 128, K_STAGES = Shape::K_STAGES,
+                  V_STAGES = Shape::V_STAGES;
+    const tess_args *c = &a->common;
+    if (warp == 0) {
+        produce_tiles<Shape>(m, &maps->q, a, first);
+    } else if (warp == 1) {
+        const kv_ring<BYTES, K_STAGES> keys = {
+            (uint8_t(*)[BYTES])m->k, m->k_full,  m->k_empty, maps->k,
+            (const uint16_t *)a->k,  c->k_batch, c->k_token, c->k_head};
+        kv_loader<Shape, true, K_STAGES>(m, keys, a).run();
+    } else if (warp == 2) {
+        const kv_ring<BYTES, V_STAGES> values = {
+            (uint8_t(*)[BYTES])m->v, m->v_full,  m->v_empty, maps->v,
+            (const uint16_t *)a->v,  c->v_batch, c->v_token, c->v_head};
+        kv_loader<Shape, false, V_STAGES>(m, values, a).run();
+    } else {
+        write_o<Shape>(m, &maps->o, a);
+    }
+}
+
+template <typename T, typename Shape>
+__device__ __forceinline__ void consume(shared_memory<Shape> *m, const tess_sm90_args *a,
+                                        int32_t warp) {
+    mainloop_forward<T, Shape> x;
+    x.m = m;
+    x.a = a;
+    x.at.warpgroup = warp / 4 - 1;
+    x.at.warp = warp % 4;
+    x.at.lane = threadIdx.x % 32;
+    x.at.row = x.at.warpgroup * 64 + x.at.warp * 16 + x.at.lane / 4;
+    x.scale = fabsf(a->common.scale);
+    x.softmax.scale_log2 = x.scale * LOG2_E;
+    x.run();
+}
+
+template <typename T, typename Shape>
+__device__ __forceinline__ void forward(const tess_sm90_maps *maps, const tess_sm90_args *a) {
+    extern __shared__ __align__(1024) uint8_t raw[];
+    static_assert(sizeof(shared_memory<Shape>) <=
+                      TESS_SM90_SHARED(Shape::D, Shape::KEYS, Shape::CONSUMERS, Shape::Q_SLOTS,
+                                       Shape::K_STAGES, Shape::V_STAGES),
+                  "the host asks for enough shared memory");
+    shared_memory<Shape> *m = (shared_memory<Shape> *)raw;
+    const int32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+    warp_words first;
+    if (warp == 0)
+        first.read(a, blockIdx.x, threadIdx.x % 32); /* which takes a while */
+    else if (warp < 4 && threadIdx.x % 32 == 0)
+        prefetch_maps(maps, a, warp);
+    if (threadIdx.x == 128) init_barriers(m);
+    __syncthreads();
+    /* Of 65,536 registers, less what the compiler leaves over when it divides them by all
+     * threads. */
+    if (threadIdx.x < 128) {
+        registers_decrease<Shape::CONSUMERS == 2 ? 56 : 32>();
+        produce(m, maps, a, warp, first);
+    } else {
+        registers_increase<Shape::CONSUMERS == 2 ? 224 : 160>();
+        consume<T, Shape>(m, a, warp);
+    }
+}
+
+} // namespace tess
+
+#define INSTANCE(T, D, KEYS, GROUPS, Q_SLOTS, K_STAGES, V_STAGES)                              \
+    extern "C" __global__ void __launch_bounds__(TESS_SM90_THREADS(GROUPS), 1)                 \
+        tess_sm90_##T##_##D(const __grid_constant__ tess_sm90_maps maps,                       \
+                            const __grid_constant__ tess_sm90_args args) {                     \
+        tess::forward<tess::T##_t, tess::shape<D, KEYS, GROUPS, Q_SLOTS, K_STAGES, V_STAGES>>( \
+            &maps, &args);                                                                     \
+    }
+#define BF16(...) INSTANCE(bf16, __VA_ARGS__)
+#define F16(...)  INSTANCE(f16, __VA_ARGS__)
+TESS_SM90_INSTANCES(BF16)
+TESS_SM90_INSTANCES(F16)

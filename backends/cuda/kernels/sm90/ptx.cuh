@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Instructions of Hopper that the language has no words for, one function each: dependent
+ * launches, mbarriers, tensor memory copies (TMA), named barriers, registers of a warpgroup. */
+#ifndef TESS_CUDA_SM90_PTX_CUH
+#define TESS_CUDA_SM90_PTX_CUH
+
+#include "kernels/mma.cuh"
+
+namespace tess {
+
+/*
+ * The host launches the kernel before earlier ones in the stream have ended
+ * (tess_driver_vendor.start). The first thread of each role that touches memory of the application
+ * waits for them; until then only the plan's tables are read, which are older. The next kernel in
+ * the stream may begin as early, once everything before this one has ended.
+ */
+__device__ __forceinline__ void grid_dependency_wait() {
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+__device__ __forceinline__ void grid_dependents_launch() {
+    asm volatile("griddepcontrol.launch_dependents;");
+}
+
+__device__ __forceinline__ void mbarrier_init(uint64_t *b, uint32_t count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(count));
+}
+/* Makes what was initialised known to copies, too. */
+__device__ __forceinline__ void mbarrier_init_fence() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+__device__ __forceinline__ void mbarrier_arrive(uint64_t *b) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(b)) : "memory");
+}
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t *b, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)),
+                 "r"(bytes)
+                 : "memory");
+}
+__device__ __forceinline__ void mbarrier_wait(uint64_t *b, uint32_t parity) {
+    asm volatile("{\n.reg .pred done;\n"
+                 "again:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra again;\n}" ::"r"(shared_address(b)),
+                 "r"(parity)
+                 : "memory");
+}
+
+__device__ __forceinline__ bool mbarrier_test(uint64_t *b, uint32_t parity) {
+    uint32_t done;
+    asm volatile("{\n.reg .pred done;\n"
+                 "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, done;\n}"
+                 : "=r"(done)
+                 : "r"(shared_address(b)), "r"(parity)
+                 : "memory");
+    return done;
+}
+
+__device__ __forceinline__ void prefetch_tensor_map(const void *map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+/* Loads a box, or several at the map's distance from each other, which follow each other in shared
+ * memory. Their bytes complete the mbarrier `full`. */
+__device__ __forceinline__ void tma_load(void *to, const void *map, uint64_t *full, int32_t element,
+                                         int32_t token, int32_t head, int32_t batch) {
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(shared_address(to)),
+                 "l"(map), "r"(shared_address(full)), "r"(element), "r"(token), "r"(0), "r"(head),
+                 "r"(batch)
+                 : "memory");
+}
+
+/* Brings what tma_load() would load into the L2 cache. */
+__device__ __forceinline__ void tma_prefetch(const void *map, int32_t element, int32_t token,
+                                             int32_t head, int32_t batch) {
+    asm volatile(
+        "cp.async.bulk.prefetch.tensor.5d.L2.global [%0, {%1, %2, %3, %4, %5}];" ::"l"(map),
+        "r"(element), "r"(token), "r"(0), "r"(head), "r"(batch)
+        : "memory");
+}
+
+/* Stores a box; rows and elements outside of the tensor are left out. The thread that stores also
+ * commits, and waits for its own stores: until they have read shared memory, or until they are
+ * done. */
+__device__ __forceinline__ void tma_store(const void *map, const void *from, int32_t element,
+                                          int32_t token, int32_t head, int32_t batch) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::
+            "l"(map),
+        "r"(shared_address(from)), "r"(element), "r"(token), "r"(0), "r"(head), "r"(batch)
+        : "memory");
+}
+__device__ __forceinline__ void tma_store_commit() {
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+__device__ __forceinline__ void tma_store_wait_read() {
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+__device__ __forceinline__ void tma_store_wait() {
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+__device__ __forceinline__ void fence_async_proxy() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* A named barrier of two warpgroups: one waits for the arrival of the other. */
+__device__ __forceinline__ void named_barrier_sync(int barrier) {
+    asm volatile("bar.sync %0, 256;" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void named_barrier_arrive(int barrier) {
+    asm volatile("bar.arrive %0, 256;" ::"r"(barrier) : "memory");
+}
+
+/* Registers of a thread from here on, for all warps of a warpgroup. */
+template <int N> __device__ __forceinline__ void registers_decrease() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N> __device__ __forceinline__ void registers_increase() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+/* Four 8 x 8 matrices of 16-bit elements, a row of 16 bytes at each lane's address: lanes 0 to 7
+ * those of the first matrix, and so on. */
+__device__ __forceinline__ void stmatrix(void *row, uint32_t a, uint32_t b, uint32_t c,
+                                         uint32_t d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                     shared_address(row)),
+                 "r"(a), "r"(b), "r"(c), "r"(d)
+                 : "memory");
+}
+
+} // namespace tess
+
+#endif // TESS_CUDA_SM90_PTX_CUH

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the warps of the kernel for Hopper share: the shape of an instance, shared memory, and the
+ * description of a tile that the scheduler hands to the other warps. */
+#ifndef TESS_CUDA_SM90_TILE_CUH
+#define TESS_CUDA_SM90_TILE_CUH
+
+#include "kernels/jobs.cuh"
+#include "kernels/sm90_args.h"
+
+namespace tess {
+
+enum {
+    MOST_PIECES = 16, /* of a stage */
+    MOST_ROWS = 192,  /* of a tile */
+    TILES = 4,        /* descriptions in flight */
+    /* warps that give a description back; consumers are done with it before the warp that writes
+     * O */
+    TILE_READERS = 3,
+};
+
+/* Tokens of a stage that follow each other in memory, up to 64. */
+struct piece {
+    int32_t token; /* the first one, or NO_TOKEN */
+    /* bit n: rows of the tile's n-th query block keep keys of it, as far as token bounds allow */
+    uint32_t kept;
+};
+
+/* What the other warps need to know of a job. */
+struct tile_info {
+    int32_t stages;        /* negative: there are no more jobs */
+    int32_t masked_stages; /* from the first on */
+    /* 1: the first stage is halved. Half of its keys are 64 that only the tile's upper 64 rows keep
+     * (those with the larger numbers), the other half 64 of the lower ones. */
+    int32_t halved;
+    int32_t rows, heads, head, row;
+    int32_t last_row;      /* of all heads */
+    uint32_t rows_inverse; /* 2^20 / rows, rounded up */
+    int32_t ends_tensor;   /* rows behind the tile's are outside of the tensors */
+    int32_t partial;
+    int32_t position; /* of the tile's first row */
+    int32_t kv_len, first_block;
+    int32_t batch;
+    uint32_t flags;
+    int32_t left, right, sinks;
+    int32_t block, in_block; /* tokens of a block; the first row's place in its block */
+    /* 2^20 / block, rounded up; 0 for blocks that are larger than a tile */
+    uint32_t block_inverse;
+    int32_t block_edge; /* with these, the first row of a second block, if there is one */
+    int32_t kv_head;
+    int32_t halved_pieces, empty_pieces; /* the latter follow the former and make stages full */
+    uint32_t local, stride, shift;
+    int64_t q_start, kv_start;
+    /* Key blocks: of a halved stage `half` blocks of the upper rows, and as many of the lower ones;
+     * then the others. */
+    int32_t blocks, half;
+    uint32_t upper_start, lower_start;
+    block_order order;
+
+    __device__ __forceinline__ uint32_t block_at(int32_t n, const uint32_t *entries,
+                                                 uint32_t *entry) const {
+        *entry = 0;
+        if (n < half) return upper_start + n;
+        n -= half;
+        if (n < half) return lower_start + n;
+        return order.at(n - half, entries, entry);
+    }
+};
+
+/* The constants of an instance: TESS_SM90_INSTANCES names its parameters. */
+template <int HEAD_DIM, int STAGE_KEYS, int WARPGROUPS, int Q, int K, int V> struct shape {
+    static constexpr int D = HEAD_DIM, KEYS = STAGE_KEYS, CONSUMERS = WARPGROUPS, Q_SLOTS = Q,
+                         K_STAGES = K, V_STAGES = V;
+    static constexpr int ROWS = TESS_SM90_ROWS(CONSUMERS);
+    /* columns of 64 elements: rows of 128 bytes, which is what the copies swizzle */
+    static constexpr int CHUNKS = (D + 63) / 64;
+    static constexpr int CONSUMER_WARPS = 4 * CONSUMERS;
+    /* so that pieces are written before a stage is free */
+    static constexpr int PIECE_STAGES = K_STAGES < 4 ? 4 : 8;
+};
+
+template <typename Shape> struct alignas(1024) shared_memory {
+    static constexpr int ROWS = Shape::ROWS, KEYS = Shape::KEYS, CHUNKS = Shape::CHUNKS,
+                         Q_SLOTS = Shape::Q_SLOTS, K_STAGES = Shape::K_STAGES,
+                         V_STAGES = Shape::V_STAGES;
+    uint8_t q[Q_SLOTS][CHUNKS][ROWS * 128]; /* Q of a tile, and then its O on the way out */
+    uint8_t k[K_STAGES][CHUNKS][KEYS * 128];
+    uint8_t v[V_STAGES][CHUNKS][KEYS * 128];
+    uint64_t q_full[Q_SLOTS], q_empty[Q_SLOTS], o_full[Q_SLOTS], k_full[K_STAGES],
+        k_empty[K_STAGES], v_full[V_STAGES], v_empty[V_STAGES];
+    /* claim: the warp of K tells the scheduler to claim the next job, a phase a tile */
+    uint64_t tile_full[TILES], tile_empty[TILES], claim;
+    tile_info tiles[TILES];
+    piece pieces[Shape::PIECE_STAGES][MOST_PIECES];
+};
+
+} // namespace tess
+
+#endif // TESS_CUDA_SM90_TILE_CUH

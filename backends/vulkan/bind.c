@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Descriptors of a launch: each tensor, the plan's tables, and the workspace. */
+#include "launch.h"
+
+/* Descriptors begin at multiples of an alignment; the rest of the offset becomes an index. */
+static tess_status bind(tess_vk_run *run, uint32_t binding, const char *name,
+                        const tess_buffer *buffer, uint64_t bytes, uint32_t item) {
+    const tess_vk_device *d = run->device;
+    const vk_limits *limits = &d->found.properties.limits;
+    const uint64_t align = limits->min_storage_align ? limits->min_storage_align : 1,
+                   start = buffer->offset / align * align;
+    const uint64_t rest = buffer->offset - start;
+    if (buffer->kind == TESS_BUFFER_NONE || bytes == 0) return TESS_OK;
+    if (bytes > limits->max_storage_range || rest + bytes > limits->max_storage_range)
+        return d->host->fail(d->host, TESS_ERROR_UNSUPPORTED,
+                             "%s: its elements span %llu bytes, and maxStorageBufferRange is %u",
+                             name, (unsigned long long)(rest + bytes), limits->max_storage_range);
+    run->ranges[binding] = (vk_buffer_range){buffer->handle, start, rest + bytes};
+    run->at[binding] = (tess_arg_i64)(rest / item);
+    return TESS_OK;
+}
+
+_Static_assert(TESS_STORAGE_BUFFERS == TESS_PORTABLE_BUFFERS &&
+                   TESS_BINDINGS == TESS_BIND_TENSORS + TESS_PORTABLE_TENSORS,
+               "each buffer of the portable kernels has a binding");
+
+tess_status tess_vk_bind(tess_vk_run *run) {
+    const tess_launch *l = run->launch;
+    tess_status status = TESS_OK;
+    for (uint32_t n = 0; n < TESS_PORTABLE_TENSORS && status == TESS_OK; n++) {
+        const tess_portable_tensor *t = &tess_portable_tensors[n];
+        const uint32_t item = t->role == TESS_ROLE_LSE ? 4 : tess_portable_element(l->dtype);
+        status = bind(run, TESS_BIND_TENSORS + n, t->name, &l->tensor[t->role].buffer,
+                      l->bytes[t->role], item);
+    }
+    if (status == TESS_OK)
+        status = bind(run, TESS_BIND_TABLES, "tables of the plan", &l->tables->device,
+                      l->tables->device.size, 4);
+    if (status == TESS_OK)
+        status = bind(run, TESS_BIND_WORKSPACE, "workspace", &l->workspace, l->workspace_bytes, 4);
+    return status;
+}
+
+/* Every binding needs a buffer, also those that this launch does not read: they get the tables. The
+ * slot's parameters were bound when the plan was made. */
+void tess_vk_write_set(const tess_vk_run *run) {
+    const tess_vk_device *d = run->device;
+    vk_write_set writes[TESS_STORAGE_BUFFERS];
+    uint32_t count = 0;
+    for (uint32_t n = 0; n < TESS_BINDINGS; n++) {
+        if (n == TESS_BIND_ARGS) continue;
+        writes[count++] =
+            (vk_write_set){.type = TVK_TYPE_WRITE_DESCRIPTOR_SET,
+                           .set = run->slot->set,
+                           .binding = n,
+                           .count = 1,
+                           .kind = TVK_DESCRIPTOR_STORAGE_BUFFER,
+                           .buffers = &run->ranges[run->ranges[n].buffer ? n : TESS_BIND_TABLES]};
+    }
+    d->vk.UpdateDescriptorSets(d->device, count, writes, 0, NULL);
+}

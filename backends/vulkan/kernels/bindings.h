@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The bindings of descriptor set 0, for the shaders and for the host. Parameters are a uniform
+ * buffer with one tess_args for each dispatch, at a dynamic offset; all others are storage buffers.
+ * Indices in the parameters count elements from the start of the bound range. A binding that a
+ * dispatch does not use (LSE, or the workspace) still needs some buffer behind it.
+ *
+ * Specialization constants of the forward kernel: 0 = head_dim of the instance, 1 = rows, 2 = keys,
+ * 3 = threads (of tess_portable_shape). The merge has none; its workgroups have TESS_MERGE_THREADS
+ * threads. Workgroup n is x + y * (workgroups in x).
+ *
+ * Preprocessor only: GLSL reads this file too.
+ */
+#ifndef TESS_VULKAN_KERNELS_BINDINGS_H
+#define TESS_VULKAN_KERNELS_BINDINGS_H
+
+#define TESS_BIND_ARGS      0
+#define TESS_BIND_TABLES    1
+#define TESS_BIND_WORKSPACE 2
+
+/* Tensors, in the order of tess_portable_tensors. */
+#define TESS_BIND_TENSORS 3
+#define TESS_BIND_Q       3
+#define TESS_BIND_K       4
+#define TESS_BIND_V       5
+#define TESS_BIND_O       6
+#define TESS_BIND_LSE     7
+
+/* Bindings in all, and those of them that are storage buffers. */
+#define TESS_BINDINGS        8
+#define TESS_STORAGE_BUFFERS 7
+
+#endif /* TESS_VULKAN_KERNELS_BINDINGS_H */

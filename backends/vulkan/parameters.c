@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Parameters of the dispatches of a run. A plan has one buffer for them, in which each slot has a
+ * place for the forward dispatch of each submission and one for the merge. Two runs at the same
+ * time are in two slots and therefore write and read different places.
+ */
+#include <string.h>
+
+#include "launch.h"
+
+_Static_assert(sizeof(tess_args) % 4 == 0 && sizeof(tess_args) <= 65536,
+               "vkCmdUpdateBuffer takes words, and at most 64 KiB of them");
+
+uint64_t tess_vk_submission_jobs(const tess_vk_run *run, uint32_t submission) {
+    const uint64_t rest = run->launch->n_jobs - submission * run->jobs;
+    return run->jobs < rest ? run->jobs : rest;
+}
+
+uint32_t tess_vk_merge_number(const tess_vk_run *run) { return run->state->n_submissions; }
+
+uint32_t tess_vk_parameters_at(const tess_vk_run *run, uint32_t dispatch) {
+    const tess_vk_state *s = run->state;
+    return (run->index * (s->n_submissions + 1) + dispatch) * s->parameters_stride;
+}
+
+static void write(const tess_vk_run *run, vk_commands commands, uint32_t dispatch,
+                  tess_args *args) {
+    const tess_vk_device *d = run->device;
+    for (uint32_t n = 0; n < TESS_PORTABLE_TENSORS; n++)
+        memcpy((char *)args + tess_portable_tensors[n].at, &run->at[TESS_BIND_TENSORS + n],
+               sizeof *run->at);
+    args->partials_at += run->at[TESS_BIND_WORKSPACE];
+    d->vk.CmdUpdateBuffer(commands, run->state->parameters.buffer,
+                          tess_vk_parameters_at(run, dispatch), sizeof *args, args);
+}
+
+void tess_vk_write_parameters(const tess_vk_run *run, vk_commands commands) {
+    const tess_launch *l = run->launch;
+    tess_args args;
+    for (uint32_t n = 0; n < run->submissions && l->n_jobs; n++) {
+        tess_portable_forward_args(l, n * run->jobs, tess_vk_submission_jobs(run, n), 1, &args);
+        write(run, commands, n, &args);
+    }
+    if (l->n_merges == 0) return;
+    tess_portable_merge_args(l, 0, l->n_merges, 1, &args);
+    write(run, commands, tess_vk_merge_number(run), &args);
+}

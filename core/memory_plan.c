@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "memory_plan.h"
+
+#include "checked.h"
+
+enum { TABLE_ALIGN = 256 };
+
+/* Gives `count` items of `size` bytes the next aligned place. */
+static bool settle(uint64_t *end, uint64_t count, uint64_t size, uint64_t *at) {
+    uint64_t bytes;
+    *at = *end;
+    return checked_mul(count, size, &bytes) && checked_add(*end, bytes, end) &&
+           checked_align(*end, TABLE_ALIGN, end);
+}
+
+bool tess_memory_settle(tess_memory_plan *memory, tess_tables *t, void *base) {
+    uint64_t end = 0, floats, bytes;
+    bool fits = settle(&end, memory->n_sequences, sizeof *t->sequences, &t->sequences_at) &&
+                settle(&end, memory->n_classes, sizeof *t->classes, &t->classes_at) &&
+                settle(&end, memory->n_jobs, sizeof *t->jobs, &t->jobs_at) &&
+                settle(&end, memory->n_merges, sizeof *t->merges, &t->merges_at) &&
+                settle(&end, memory->n_entries, sizeof *t->entries, &t->entries_at) &&
+                settle(&end, memory->n_bits, sizeof *t->bits, &t->bits_at);
+    t->struct_size = sizeof *t;
+    if (base) {
+        char *place = base;
+        t->sequences = (const tess_sequence *)(place + t->sequences_at);
+        t->classes = (const tess_class *)(place + t->classes_at);
+        t->jobs = (const tess_job *)(place + t->jobs_at);
+        t->merges = (const tess_merge *)(place + t->merges_at);
+        t->entries = (const uint32_t *)(place + t->entries_at);
+        t->bits = (const uint32_t *)(place + t->bits_at);
+    }
+    memory->table_bytes = end;
+    memory->partials_at = memory->workspace_bytes = memory->scratch_bytes;
+    if (!fits || memory->n_partials == 0) return fits;
+    /* A partial has partial_rows rows of O, then as many row_max and row_sum. */
+    return checked_align(memory->scratch_bytes, memory->workspace_align, &memory->partials_at) &&
+           checked_mul(memory->partial_rows, memory->value_head_dim + 2, &floats) &&
+           checked_mul(floats, sizeof(float), &bytes) &&
+           checked_mul(bytes, memory->n_partials, &bytes) &&
+           checked_add(memory->partials_at, bytes, &memory->workspace_bytes);
+}

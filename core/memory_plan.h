@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The memory plan: sizes and places of a plan's tables and workspace. One function both counts and
+ * places, so that sizes and places cannot disagree. */
+#ifndef TESSERA_CORE_MEMORY_PLAN_H
+#define TESSERA_CORE_MEMORY_PLAN_H
+
+#include "common.h"
+
+typedef struct tess_memory_plan {
+    /* Given. */
+    uint64_t n_sequences, n_classes, n_jobs, n_merges, n_entries, n_bits;
+    uint64_t scratch_bytes, n_partials, partial_rows, value_head_dim, workspace_align;
+    /* Computed. */
+    uint64_t table_bytes;
+    uint64_t partials_at, workspace_bytes;
+} tess_memory_plan;
+
+/* Computes the sizes, and the offsets in `tables`. With a `base` it also sets the pointers in
+ * `tables`; without one they stay as they are. False on overflow. */
+bool tess_memory_settle(tess_memory_plan *memory, tess_tables *tables, void *base);
+
+#endif
