@@ -3,7 +3,7 @@
 """Times Tessera's CUDA backend beside PyTorch's attention on one NVIDIA GPU, and prints the bars.
 
     python3 bench/peers_cuda.py --library build/release/libtessera.so [--rounds 5]
-        [--only PART,...] [--kernel cuda/sm90] [--json F]
+        [--only PART,...] [--kernel cuda/sm90] [--beside OLD.so] [--json F]
     python3 bench/peers_cuda.py --library build/release/libtessera.so --sweep 200 [--seed 1]
         [--only NUMBER,...] [--seconds 200] [--json F]
 
@@ -12,6 +12,9 @@ Contestants take turns in one process. A turn is one untimed call and then as ma
 for all contestants alike. Times and ratios are medians over the rounds, with the spread (largest
 less smallest, over the median) beside them. Some rows of every result are compared with float64
 before its time counts. FLOPs count the two products of the kept pairs, 4 * head_dim each.
+
+--beside names an older library, whose plans take their turns as well: every time is then also
+compared with its, and may be 1 % longer.
 
 --sweep times random shapes beside the best of PyTorch's kernels on the same dense shape
 (peers_sweep.py draws them) and prints the worst ratio last. Needs PyTorch with CUDA.
@@ -28,7 +31,7 @@ import torch
 
 from peers_torch import captured, largest_error, peer, take_turns
 from peers_sweep import sweep
-from tessera_ctypes import DENSE, S2, WINDOW, Tessera, pattern
+from tessera_ctypes import DENSE, S2, WINDOW, Plan, Tessera, pattern
 
 
 class Bench:
@@ -37,6 +40,9 @@ class Bench:
         self.stream = torch.cuda.Stream()
         torch.cuda.set_stream(self.stream)
         self.tessera = Tessera(options.library, "cuda:0", kernel=options.kernel)
+        self.older = None
+        if options.beside:
+            self.older = Tessera(options.beside, "cuda:0", kernel=options.kernel)
         self.rows, self.missed = [], 0
 
     def tensors(self, batch, heads, kv_heads, head_dim, tokens):
@@ -48,8 +54,13 @@ class Bench:
 
     def own(self, q, k, v, wanted, kv_split=0):
         """A plan whose result was checked, and its description."""
+        run, info = self.checked(self.tessera, q, k, v, wanted, kv_split)
+        run.older = lambda: self.checked(self.older, q, k, v, wanted, kv_split)[0]
+        return run, info
+
+    def checked(self, library, q, k, v, wanted, kv_split):
         o = torch.full_like(q, math.nan)
-        run, info = self.tessera.plan(
+        run, info = library.plan(
             torch, "bf16", q, k, v, o, wanted, self.stream.cuda_stream, kv_split
         )
         run()
@@ -60,6 +71,10 @@ class Bench:
 
     def turns(self, contestants):
         """Medians and all times; prints a line for each contestant, (name, FLOPs, function)."""
+        own = [c for c in contestants if isinstance(c[2], Plan)] if self.older else []
+        contestants = contestants + [
+            (f"{name}, older", flops, function.older()) for name, flops, function in own
+        ]
         taken = take_turns(
             [function for _, _, function in contestants],
             self.options.rounds,
@@ -74,6 +89,14 @@ class Bench:
                 f"   spread {(max(t) - min(t)) / median * 100:5.1f} %"
                 f"   {flops / median * 1e-12:7.1f} TFLOP/s",
                 flush=True,
+            )
+        for name, _, _ in own:
+            ratios = [a / b for a, b in zip(seconds[name], seconds[f"{name}, older"])]
+            self.report(
+                f"{name}: time over the older library's",
+                statistics.median(ratios),
+                1.01,
+                at_most=True,
             )
         return medians, seconds
 
@@ -349,6 +372,7 @@ def main():
         help="never capture: short work then counts the host's time too",
     )
     parser.add_argument("--kernel", help="force one, such as cuda/portable")
+    parser.add_argument("--beside", metavar="OLD", help="an older library to compare times with")
     parser.add_argument(
         "--sweep", type=int, metavar="N", help="time N random shapes instead of the parts"
     )

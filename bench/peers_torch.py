@@ -2,6 +2,7 @@
 """What peers_cuda.py and its sweep share: timing, the check in float64, and PyTorch's kernels."""
 
 import math
+import random
 import warnings
 
 import torch
@@ -50,8 +51,8 @@ def captured(function, calls):
 def take_turns(functions, rounds, milliseconds=20.0, graphs=True):
     """Seconds by function and round. If one function is short, all are timed as graphs.
 
-    Each round begins with another function: what ran before decides how warm the GPU is, and so
-    how fast its clock runs.
+    Each round has an order of its own: what ran before decides how warm the GPU is, and so how fast
+    its clock runs.
     """
     for function in functions:
         function()
@@ -63,9 +64,10 @@ def take_turns(functions, rounds, milliseconds=20.0, graphs=True):
             (captured(function, calls).replay, calls) for function, calls in zip(functions, counts)
         ]
     seconds = [[] for _ in functions]
-    for first in range(rounds):
-        for n in range(len(work)):
-            at = (first * 3 + n) % len(work)
+    order, shuffler = list(range(len(work))), random.Random(1)
+    for _ in range(rounds):
+        shuffler.shuffle(order)
+        for at in order:
             function, calls = work[at]
             seconds[at].append(timed(function, milliseconds, calls))
     return seconds

@@ -13,7 +13,7 @@ enum {
     TESS_TUNE_KERNELS = 8 /* of one rule */
 };
 
-/* Part of the table's text; length 0: the word was not given. */
+/* A word of the table's text; length 0: the word was not given. */
 typedef struct tess_span {
     const char *at;
     size_t length;

@@ -120,4 +120,11 @@ int test_open_descriptors(void);
 int test_mappings(void);
 int64_t test_resident(void);
 
+/* Runs a program's tests and returns the number of those that failed; needs cmocka.h. */
+#define RUN_TESTS(...)                                   \
+    __extension__({                                      \
+        const struct CMUnitTest tests[] = {__VA_ARGS__}; \
+        cmocka_run_group_tests(tests, NULL, NULL);       \
+    })
+
 #endif

@@ -33,19 +33,14 @@ static void test_repeats(void **state) {
         rig r;
         rig_create(&r, *state, lines[n], NULL, NULL);
         if (r.refused) continue;
-        void *o = rig_room(r.bytes[TESS_ROLE_O]), *again = rig_room(r.bytes[TESS_ROLE_O]);
-        float *lse = rig_room(r.bytes[TESS_ROLE_LSE]),
-              *lse_again = rig_room(r.bytes[TESS_ROLE_LSE]);
-        rig_run(&r, NULL, o, lse);
+        rig_outputs out = rig_outputs_of(&r), again = rig_outputs_of(&r);
+        rig_run(&r, NULL, out.o, out.lse);
         for (int repeat = 0; repeat < repeats; repeat++) {
-            rig_run(&r, NULL, again, lse_again);
-            rig_same_bits("o of a repeat", o, again, r.bytes[TESS_ROLE_O]);
-            rig_same_bits("lse of a repeat", lse, lse_again, r.bytes[TESS_ROLE_LSE]);
+            rig_run(&r, NULL, again.o, again.lse);
+            rig_same_outputs("a repeat", &r, &out, &again);
         }
-        free(o);
-        free(again);
-        free(lse);
-        free(lse_again);
+        rig_outputs_free(&out);
+        rig_outputs_free(&again);
         rig_release(&r);
     }
 }
@@ -68,26 +63,21 @@ static void test_rounding_mode(void **state) {
         rig_create(&r, target, lines[n], NULL, NULL);
         if (r.refused) continue;
         rig_create(&s, &odd, lines[n], NULL, NULL);
-        void *o = rig_room(r.bytes[TESS_ROLE_O]), *other = rig_room(r.bytes[TESS_ROLE_O]);
-        float *lse = rig_room(r.bytes[TESS_ROLE_LSE]),
-              *lse_other = rig_room(r.bytes[TESS_ROLE_LSE]);
-        rig_run(&r, NULL, o, lse);
+        rig_outputs out = rig_outputs_of(&r), other = rig_outputs_of(&r);
+        rig_run(&r, NULL, out.o, out.lse);
         for (int m = -1; m < FP_CONTROL_ODD; m++) {
             fp_control_write(m < 0 ? usual : fp_control_odd[m]);
             const uint64_t before = fp_control_read();
-            rig_run(m < 0 ? &s : &r, NULL, other, lse_other);
+            rig_run(m < 0 ? &s : &r, NULL, other.o, other.lse);
             const uint64_t after = fp_control_read();
             fp_control_write(usual);
             if (before != after)
                 fail_msg("the mode of floating point was %#llx and is %#llx",
                          (unsigned long long)before, (unsigned long long)after);
-            rig_same_bits("o in another mode", o, other, r.bytes[TESS_ROLE_O]);
-            rig_same_bits("lse in another mode", lse, lse_other, r.bytes[TESS_ROLE_LSE]);
+            rig_same_outputs("in another mode", &r, &out, &other);
         }
-        free(o);
-        free(other);
-        free(lse);
-        free(lse_other);
+        rig_outputs_free(&out);
+        rig_outputs_free(&other);
         rig_release(&r);
         rig_release(&s);
     }
@@ -100,8 +90,7 @@ static void test_threads(void **state) {
     if (strcmp(target->backend, "cpu") != 0) return;
     test_pretend_cpus(5);
     for (int n = 0; n < LINES; n++) {
-        void *o = NULL;
-        float *lse = NULL;
+        rig_outputs out = {NULL, NULL};
         for (size_t t = 0; t < sizeof threads / sizeof threads[0]; t++) {
             tess_runtime *runtime = test_runtime(threads[t]);
             test_target with = *target;
@@ -116,26 +105,32 @@ static void test_threads(void **state) {
             rig r;
             rig_create(&r, &with, lines[n], NULL, NULL);
             if (!r.refused) {
-                void *got = rig_room(r.bytes[TESS_ROLE_O]);
-                float *lse_got = rig_room(r.bytes[TESS_ROLE_LSE]);
-                rig_run(&r, NULL, got, lse_got);
-                if (o) {
-                    rig_same_bits("o with other threads", o, got, r.bytes[TESS_ROLE_O]);
-                    rig_same_bits("lse with other threads", lse, lse_got, r.bytes[TESS_ROLE_LSE]);
-                    free(got);
-                    free(lse_got);
+                rig_outputs got = rig_outputs_of(&r);
+                rig_run(&r, NULL, got.o, got.lse);
+                if (out.o) {
+                    rig_same_outputs("with other threads", &r, &out, &got);
+                    rig_outputs_free(&got);
                 } else {
-                    o = got;
-                    lse = lse_got;
+                    out = got;
                 }
                 rig_release(&r);
             }
             tess_device_release(with.device);
         }
-        free(o);
-        free(lse);
+        rig_outputs_free(&out);
     }
     test_pretend_cpus(0);
+}
+
+/* The ranges of a plan follow each other and hold all of its jobs. */
+static void assert_ranges(const rig *r) {
+    uint64_t expected = 0, first, count;
+    for (uint64_t index = 0; index < r->info.n_ranges; index++) {
+        assert_ok(tess_plan_range(r->plan, index, &first, &count));
+        assert_true(first == expected && count > 0);
+        expected += count;
+    }
+    assert_true(expected == r->info.n_jobs);
 }
 
 static void test_ranges(void **state) {
@@ -143,29 +138,18 @@ static void test_ranges(void **state) {
         rig r;
         rig_create(&r, *state, lines[n], NULL, NULL);
         if (r.refused) continue;
-        void *o = rig_room(r.bytes[TESS_ROLE_O]), *again = rig_room(r.bytes[TESS_ROLE_O]);
-        float *lse = rig_room(r.bytes[TESS_ROLE_LSE]),
-              *lse_again = rig_room(r.bytes[TESS_ROLE_LSE]);
-        rig_run(&r, NULL, o, lse);
+        rig_outputs out = rig_outputs_of(&r), again = rig_outputs_of(&r);
+        rig_run(&r, NULL, out.o, out.lse);
         const uint64_t steps[] = {1, 2, 7, r.info.n_jobs > 1 ? r.info.n_jobs - 1 : 1,
                                   r.info.n_jobs};
         for (size_t s = 0; s < sizeof steps / sizeof steps[0]; s++) {
             const rig_options options = {.step = steps[s]};
-            rig_run(&r, &options, again, lse_again);
-            rig_same_bits("o of job ranges", o, again, r.bytes[TESS_ROLE_O]);
-            rig_same_bits("lse of job ranges", lse, lse_again, r.bytes[TESS_ROLE_LSE]);
+            rig_run(&r, &options, again.o, again.lse);
+            rig_same_outputs("job ranges", &r, &out, &again);
         }
-        uint64_t expected = 0, first, count;
-        for (uint64_t index = 0; index < r.info.n_ranges; index++) {
-            assert_ok(tess_plan_range(r.plan, index, &first, &count));
-            assert_true(first == expected && count > 0);
-            expected += count;
-        }
-        assert_true(expected == r.info.n_jobs);
-        free(o);
-        free(again);
-        free(lse);
-        free(lse_again);
+        assert_ranges(&r);
+        rig_outputs_free(&out);
+        rig_outputs_free(&again);
         rig_release(&r);
     }
 }
@@ -225,25 +209,13 @@ static void test_time_limit(void **state) {
         rig_create(&whole, *state, lines[n], NULL, NULL);
         rig_create(&r, *state, lines[n], limit_time, &limit);
         if (r.refused || whole.refused) continue;
-        uint64_t expected = 0;
-        for (uint64_t index = 0; index < r.info.n_ranges; index++) {
-            uint64_t first, count;
-            assert_ok(tess_plan_range(r.plan, index, &first, &count));
-            assert_true(first == expected && count > 0);
-            expected += count;
-        }
-        assert_true(expected == r.info.n_jobs);
-        void *o = rig_room(r.bytes[TESS_ROLE_O]), *again = rig_room(r.bytes[TESS_ROLE_O]);
-        float *lse = rig_room(r.bytes[TESS_ROLE_LSE]),
-              *lse_again = rig_room(r.bytes[TESS_ROLE_LSE]);
-        rig_run(&whole, NULL, o, lse);
-        rig_run(&r, NULL, again, lse_again);
-        rig_same_bits("o under a time limit", o, again, r.bytes[TESS_ROLE_O]);
-        rig_same_bits("lse under a time limit", lse, lse_again, r.bytes[TESS_ROLE_LSE]);
-        free(o);
-        free(again);
-        free(lse);
-        free(lse_again);
+        assert_ranges(&r);
+        rig_outputs out = rig_outputs_of(&r), again = rig_outputs_of(&r);
+        rig_run(&whole, NULL, out.o, out.lse);
+        rig_run(&r, NULL, again.o, again.lse);
+        rig_same_outputs("under a time limit", &r, &out, &again);
+        rig_outputs_free(&out);
+        rig_outputs_free(&again);
         rig_release(&r);
         rig_release(&whole);
     }
@@ -331,17 +303,17 @@ static void other_heads_stay(const test_target *target, const char *line) {
     const int32_t heads = r.p.heads;
     assert_int_equal(heads, GROUP * r.p.kv_heads);
     const size_t row = (size_t)r.p.head_dim * r.size[TESS_ROLE_O];
-    char *o = rig_room(r.bytes[TESS_ROLE_O]), *again = rig_room(r.bytes[TESS_ROLE_O]), what[256];
-    float *lse = rig_room(r.bytes[TESS_ROLE_LSE]), *lse_again = rig_room(r.bytes[TESS_ROLE_LSE]);
+    rig_outputs out = rig_outputs_of(&r), again = rig_outputs_of(&r);
+    char what[256];
     set_keys(&r);
     set_queries(&r, 0, 1, 0);
-    rig_run(&r, NULL, o, lse);
+    rig_run(&r, NULL, out.o, out.lse);
     for (size_t n = 0; n < sizeof rises / sizeof rises[0]; n++) {
         set_queries(&r, 1, GROUP, rises[n] * 0.6931472f * sqrtf((float)r.p.head_dim));
-        rig_run(&r, NULL, again, lse_again);
+        rig_run(&r, NULL, again.o, again.lse);
         for (int32_t h = 0; h < heads; h++) {
             if (h % GROUP == 1) { /* float32 keeps scores of this size to about 1e-3 */
-                rig_check_head(&r, h, again, lse_again, 2e-3 + 0x1p-7);
+                rig_check_head(&r, h, again.o, again.lse, 2e-3 + 0x1p-7);
                 continue;
             }
             for (int64_t t = 0; t < r.p.q_len; t++) {
@@ -349,18 +321,16 @@ static void other_heads_stay(const test_target *target, const char *line) {
                 snprintf(what, sizeof what,
                          "%s: o of head %d row %d beside scores that rise by 2^%g", line, (int)h,
                          (int)t, (double)rises[n]);
-                rig_same_bits(what, o + at, again + at, row);
+                rig_same_bits(what, (char *)out.o + at, (char *)again.o + at, row);
             }
             snprintf(what, sizeof what, "%s: lse of head %d beside scores that rise by 2^%g", line,
                      (int)h, (double)rises[n]);
-            rig_same_bits(what, lse + h * r.p.q_len, lse_again + h * r.p.q_len,
-                          (uint64_t)r.p.q_len * sizeof *lse);
+            rig_same_bits(what, out.lse + h * r.p.q_len, again.lse + h * r.p.q_len,
+                          (uint64_t)r.p.q_len * sizeof *out.lse);
         }
     }
-    free(o);
-    free(again);
-    free(lse);
-    free(lse_again);
+    rig_outputs_free(&out);
+    rig_outputs_free(&again);
     rig_release(&r);
 }
 

@@ -442,6 +442,8 @@ static const char *const further[] = {
     "pattern=window left=1023 right=0 heads=1 head_dim=128 q_len=2048 dtype=bf16 batch_invariant=1",
     "pattern=window left=127 right=0 heads=1 head_dim=128 q_lens=512,1,300 kv_lens=512,700,364 "
     "dtype=bf16",
+    /* Few rows, each in a block of its own with another local window. */
+    "pattern=s2 block=1 local=2 stride=5 heads=2 head_dim=16 q_len=3 kv_len=40",
 };
 
 int list_build(problem_list *list, const char *folder) {

@@ -22,28 +22,6 @@ static const char *const lines[] = {
 };
 enum { LINES = sizeof lines / sizeof lines[0] };
 
-typedef struct outputs {
-    void *o;
-    float *lse;
-} outputs;
-
-static outputs outputs_of(const rig *r) {
-    return (outputs){rig_room(r->bytes[TESS_ROLE_O]), rig_room(r->bytes[TESS_ROLE_LSE])};
-}
-
-static void outputs_free(outputs *out) {
-    free(out->o);
-    free(out->lse);
-}
-
-static void same_outputs(const char *what, const rig *r, const outputs *a, const outputs *b) {
-    char text[128];
-    snprintf(text, sizeof text, "%s: o", what);
-    rig_same_bits(text, a->o, b->o, r->bytes[TESS_ROLE_O]);
-    snprintf(text, sizeof text, "%s: lse", what);
-    rig_same_bits(text, a->lse, b->lse, r->bytes[TESS_ROLE_LSE]);
-}
-
 /* One of four ways to order the dimensions, with `gap` elements between neighbours. */
 static rig_view view_of(const rig *r, tess_role role, int order, int64_t gap, int64_t offset) {
     const rig_dims *d = &r->dims[role];
@@ -77,7 +55,7 @@ static void test_strides_and_offsets(void **state) {
         rig r;
         rig_create(&r, *state, lines[n], NULL, NULL);
         if (r.refused) continue;
-        outputs plain = outputs_of(&r), got = outputs_of(&r);
+        rig_outputs plain = rig_outputs_of(&r), got = rig_outputs_of(&r);
         rig_run(&r, NULL, plain.o, plain.lse);
         rig_check(&r, plain.o, plain.lse,
                   r.p.dtype == TESS_F32   ? 1e-5
@@ -92,10 +70,10 @@ static void test_strides_and_offsets(void **state) {
             char what[64];
             snprintf(what, sizeof what, "layout %d of problem %d", offset, n);
             rig_run(&r, &options, got.o, got.lse);
-            same_outputs(what, &r, &plain, &got);
+            rig_same_outputs(what, &r, &plain, &got);
         }
-        outputs_free(&plain);
-        outputs_free(&got);
+        rig_outputs_free(&plain);
+        rig_outputs_free(&got);
         rig_release(&r);
     }
 }
@@ -125,15 +103,15 @@ static void test_broadcast_inputs(void **state) {
                                (char *)r.data[role] + (size_t)(t * c->token) * r.size[role], run);
             views[role].batch = views[role].head = 0;
         }
-        outputs plain = outputs_of(&r), got = outputs_of(&r);
+        rig_outputs plain = rig_outputs_of(&r), got = rig_outputs_of(&r);
         const rig_options replicated = {.data = {copy[0], copy[1], copy[2]}};
         rig_run(&r, &replicated, plain.o, plain.lse);
         const rig_options broadcast = {.views = views, .data = {copy[0], copy[1], copy[2]}};
         rig_run(&r, &broadcast, got.o, got.lse);
-        same_outputs("stride 0", &r, &plain, &got);
+        rig_same_outputs("stride 0", &r, &plain, &got);
         for (int role = 0; role < 3; role++) free(copy[role]);
-        outputs_free(&plain);
-        outputs_free(&got);
+        rig_outputs_free(&plain);
+        rig_outputs_free(&got);
         rig_release(&r);
     }
 }
@@ -144,14 +122,14 @@ static void test_workspace_contents(void **state) {
         rig r;
         rig_create(&r, *state, lines[n], NULL, NULL);
         if (r.refused) continue;
-        outputs first = outputs_of(&r), got = outputs_of(&r);
+        rig_outputs first = rig_outputs_of(&r), got = rig_outputs_of(&r);
         for (int b = 0; b < 3; b++) {
             const rig_options options = {.workspace_byte = bytes[b]};
             rig_run(&r, &options, b ? got.o : first.o, b ? got.lse : first.lse);
-            if (b) same_outputs("contents of the workspace", &r, &first, &got);
+            if (b) rig_same_outputs("contents of the workspace", &r, &first, &got);
         }
-        outputs_free(&first);
-        outputs_free(&got);
+        rig_outputs_free(&first);
+        rig_outputs_free(&got);
         rig_release(&r);
     }
 }
@@ -203,15 +181,15 @@ static void test_poisoned_blocks(void **state) {
                 }
             }
         if (!poisoned) fail_msg("%s leaves no block to poison", sparse[n]);
-        outputs plain = outputs_of(&r), got = outputs_of(&r);
+        rig_outputs plain = rig_outputs_of(&r), got = rig_outputs_of(&r);
         rig_run(&r, NULL, plain.o, plain.lse);
         const rig_options options = {.data = {NULL, k, v}, .workspace_byte = 0xff};
         rig_run(&r, &options, got.o, got.lse);
-        same_outputs(sparse[n], &r, &plain, &got);
+        rig_same_outputs(sparse[n], &r, &plain, &got);
         free(k);
         free(v);
-        outputs_free(&plain);
-        outputs_free(&got);
+        rig_outputs_free(&plain);
+        rig_outputs_free(&got);
         rig_release(&r);
     }
 }
@@ -226,7 +204,7 @@ static void test_poison_of_another_head(void **state) {
         NULL, NULL);
     if (r.refused) return;
     const problem *p = &r.p;
-    outputs plain = outputs_of(&r), got = outputs_of(&r);
+    rig_outputs plain = rig_outputs_of(&r), got = rig_outputs_of(&r);
     rig_run(&r, NULL, plain.o, plain.lse);
     int blocks_tested = 0;
     for (int64_t j = 0; j < 24; j++) {
@@ -256,8 +234,8 @@ static void test_poison_of_another_head(void **state) {
         free(v);
     }
     assert_in_range(blocks_tested, 20, 24);
-    outputs_free(&plain);
-    outputs_free(&got);
+    rig_outputs_free(&plain);
+    rig_outputs_free(&got);
     rig_release(&r);
 }
 
@@ -310,7 +288,7 @@ static void test_padded_equals_packed(void **state) {
                        (size_t)(tokens * a.token) * size);
             }
         }
-        outputs one = outputs_of(&packed), two = outputs_of(&padded);
+        rig_outputs one = rig_outputs_of(&packed), two = rig_outputs_of(&padded);
         memset(two.o, 0x11, padded.bytes[TESS_ROLE_O]);
         memset(two.lse, 0x11, padded.bytes[TESS_ROLE_LSE]);
         rig_run(&packed, NULL, one.o, one.lse);
@@ -339,8 +317,8 @@ static void test_padded_equals_packed(void **state) {
                 if (((unsigned char *)two.o)[(size_t)(s * b.batch) * size + (size_t)byte] != 0x9d)
                     fail_msg("o of a padded row was written");
         }
-        outputs_free(&one);
-        outputs_free(&two);
+        rig_outputs_free(&one);
+        rig_outputs_free(&two);
         rig_release(&packed);
         rig_release(&padded);
     }
@@ -351,13 +329,13 @@ static void test_without_lse(void **state) {
         rig r;
         rig_create(&r, *state, lines[n], NULL, NULL);
         if (r.refused) continue;
-        outputs plain = outputs_of(&r), got = outputs_of(&r);
+        rig_outputs plain = rig_outputs_of(&r), got = rig_outputs_of(&r);
         const rig_options options = {.without_lse = 1};
         rig_run(&r, NULL, plain.o, plain.lse);
         rig_run(&r, &options, got.o, NULL);
         rig_same_bits("o without lse", plain.o, got.o, r.bytes[TESS_ROLE_O]);
-        outputs_free(&plain);
-        outputs_free(&got);
+        rig_outputs_free(&plain);
+        rig_outputs_free(&got);
         rig_release(&r);
     }
 }

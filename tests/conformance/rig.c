@@ -226,6 +226,23 @@ void rig_same_bits(const char *what, const void *a, const void *b, uint64_t byte
                      (unsigned long long)bytes);
 }
 
+rig_outputs rig_outputs_of(const rig *r) {
+    return (rig_outputs){rig_room(r->bytes[TESS_ROLE_O]), rig_room(r->bytes[TESS_ROLE_LSE])};
+}
+
+void rig_outputs_free(rig_outputs *out) {
+    free(out->o);
+    free(out->lse);
+}
+
+void rig_same_outputs(const char *what, const rig *r, const rig_outputs *a, const rig_outputs *b) {
+    char text[128];
+    snprintf(text, sizeof text, "%s: o", what);
+    rig_same_bits(text, a->o, b->o, r->bytes[TESS_ROLE_O]);
+    snprintf(text, sizeof text, "%s: lse", what);
+    rig_same_bits(text, a->lse, b->lse, r->bytes[TESS_ROLE_LSE]);
+}
+
 void rig_check_head(const rig *r, int32_t head, const void *o, const float *lse, double tolerance) {
     const problem *p = &r->p;
     const reference_inputs in = {r->data[0], r->data[1], r->data[2]};

@@ -63,6 +63,15 @@ void *rig_room(uint64_t bytes);
 /* Fails the test if the arrays differ in a bit. */
 void rig_same_bits(const char *what, const void *a, const void *b, uint64_t bytes);
 
+/* Zeroed memory for both outputs, and a test of both. */
+typedef struct rig_outputs {
+    void *o;
+    float *lse;
+} rig_outputs;
+rig_outputs rig_outputs_of(const rig *r);
+void rig_outputs_free(rig_outputs *out);
+void rig_same_outputs(const char *what, const rig *r, const rig_outputs *a, const rig_outputs *b);
+
 /* Fails the test unless every row equals the reference: |difference| <= tolerance (1 +
  * |reference|), and the LSE likewise. */
 void rig_check(const rig *r, const void *o, const float *lse, double tolerance);

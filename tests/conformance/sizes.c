@@ -13,19 +13,18 @@ static const char *const role_names[] = {"q", "k", "v", "o", "lse"};
 
 /* Runs with tensor `role` stretched to `view` in a sparse mapping, the others contiguous, and
  * compares with the contiguous run. */
-static void run_stretched(const rig *r, int role, const rig_view *view, const void *o,
-                          const float *lse) {
+static void run_stretched(const rig *r, int role, const rig_view *view, const rig_outputs *out) {
     const uint64_t bytes = rig_extent(r, (tess_role)role, view);
     char *map = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (map == MAP_FAILED)
         fail_msg("%llu bytes of address space cannot be mapped", (unsigned long long)bytes);
-    void *got_o = calloc(1, r->bytes[TESS_ROLE_O]), *got_lse = calloc(1, r->bytes[TESS_ROLE_LSE]);
+    rig_outputs got = rig_outputs_of(r);
     void *work = aligned_alloc(4096, (r->info.workspace_bytes + 4095) / 4096 * 4096 + 4096);
-    assert_true(got_o && got_lse && work);
+    assert_non_null(work);
     tess_run_desc run = {.struct_size = sizeof run};
     tess_tensor *tensors[5] = {&run.q, &run.k, &run.v, &run.o, &run.lse};
-    void *host[5] = {r->data[0], r->data[1], r->data[2], got_o, got_lse};
+    void *host[5] = {r->data[0], r->data[1], r->data[2], got.o, got.lse};
     for (int n = 0; n < 5; n++) {
         const rig_view v = n == role ? *view : rig_contiguous(r, (tess_role)n);
         tensors[n]->buffer =
@@ -39,15 +38,12 @@ static void run_stretched(const rig *r, int role, const rig_view *view, const vo
     run.workspace = tess_host_buffer(work, r->info.workspace_bytes);
     assert_ok(tess_run(r->plan, &run));
     if (role >= TESS_ROLE_O)
-        rig_gather(r, (tess_role)role, view, role == TESS_ROLE_O ? got_o : got_lse, map);
+        rig_gather(r, (tess_role)role, view, role == TESS_ROLE_O ? got.o : (void *)got.lse, map);
     char what[64];
-    snprintf(what, sizeof what, "stretched %s: o", role_names[role]);
-    rig_same_bits(what, o, got_o, r->bytes[TESS_ROLE_O]);
-    snprintf(what, sizeof what, "stretched %s: lse", role_names[role]);
-    rig_same_bits(what, lse, got_lse, r->bytes[TESS_ROLE_LSE]);
+    snprintf(what, sizeof what, "stretched %s", role_names[role]);
+    rig_same_outputs(what, r, out, &got);
     munmap(map, bytes);
-    free(got_o);
-    free(got_lse);
+    rig_outputs_free(&got);
     free(work);
 }
 
@@ -68,28 +64,26 @@ static void test_stretched(void **state) {
         rig r;
         rig_create(&r, target, lines[n], NULL, NULL);
         if (r.refused) continue;
-        void *o = calloc(1, r.bytes[TESS_ROLE_O]), *lse = calloc(1, r.bytes[TESS_ROLE_LSE]);
-        assert_true(o && lse);
-        rig_run(&r, NULL, o, lse);
+        rig_outputs out = rig_outputs_of(&r);
+        rig_run(&r, NULL, out.o, out.lse);
         for (int role = 0; role < 5; role++)
             for (size_t s = 0; s < sizeof strides / sizeof strides[0]; s++) {
                 rig_view v = rig_contiguous(&r, (tess_role)role);
                 v.batch = strides[s];
-                run_stretched(&r, role, &v, o, lse);
+                run_stretched(&r, role, &v, &out);
                 v = rig_contiguous(&r, (tess_role)role);
                 v.batch = v.head;
                 v.head = strides[s];
                 v.token = 2 * v.batch;
                 if (role == TESS_ROLE_LSE) v = (rig_view){3, 1, strides[s], 0};
-                run_stretched(&r, role, &v, o, lse);
+                run_stretched(&r, role, &v, &out);
                 /* The last of 70 keys, or of 3 queries, lands at the stride. */
                 v = rig_contiguous(&r, (tess_role)role);
                 const int64_t last = r.dims[role].tokens - 1;
                 v = (rig_view){2 * 16, strides[s] / last / 16 * 16 + 64, 16, 5};
-                run_stretched(&r, role, &v, o, lse);
+                run_stretched(&r, role, &v, &out);
             }
-        free(o);
-        free(lse);
+        rig_outputs_free(&out);
         rig_release(&r);
     }
 }
@@ -109,12 +103,10 @@ static void test_many_heads_and_sequences(void **state) {
         if (test_leaves_out(target, n * APART)) continue;
         rig_create(&r, target, lines[n], NULL, NULL);
         if (r.refused) continue;
-        void *o = calloc(1, r.bytes[TESS_ROLE_O]), *lse = calloc(1, r.bytes[TESS_ROLE_LSE]);
-        assert_true(o && lse);
-        rig_run(&r, NULL, o, lse);
-        rig_check(&r, o, lse, r.p.dtype == TESS_F32 ? 1e-5 : 4e-3);
-        free(o);
-        free(lse);
+        rig_outputs out = rig_outputs_of(&r);
+        rig_run(&r, NULL, out.o, out.lse);
+        rig_check(&r, out.o, out.lse, r.p.dtype == TESS_F32 ? 1e-5 : 4e-3);
+        rig_outputs_free(&out);
         rig_release(&r);
     }
 }

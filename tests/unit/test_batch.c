@@ -177,12 +177,7 @@ static void test_log(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_cost, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_checks, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_places, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_lengths_that_change, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_log, setup, teardown),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+    return RUN_TESTS(TEST(test_cost), TEST(test_checks), TEST(test_places),
+                     TEST(test_lengths_that_change), TEST(test_log));
 }

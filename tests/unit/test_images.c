@@ -173,8 +173,7 @@ int main(void) {
         puts("skipped: the build has no device code");
         return 77;
     }
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_cuda), cmocka_unit_test(test_sm90),
-                                       cmocka_unit_test(test_sm80), cmocka_unit_test(test_hip),
-                                       cmocka_unit_test(test_lists)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
+#define TEST(name) cmocka_unit_test(name)
+    return RUN_TESTS(TEST(test_cuda), TEST(test_sm90), TEST(test_sm80), TEST(test_hip),
+                     TEST(test_lists));
 }

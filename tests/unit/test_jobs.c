@@ -650,18 +650,9 @@ static void test_failing_memory(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_against_formulas, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_tall_tiles, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_block_sizes, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_known_jobs, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_decode, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_dense_from_end, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_cut_blocks, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_many_blocks, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_too_many_jobs, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_too_many_entries, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_failing_memory, runtime_setup, runtime_teardown),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+#define TEST(name) cmocka_unit_test_setup_teardown(name, runtime_setup, runtime_teardown)
+    return RUN_TESTS(TEST(test_against_formulas), TEST(test_tall_tiles), TEST(test_block_sizes),
+                     TEST(test_known_jobs), TEST(test_decode), TEST(test_dense_from_end),
+                     TEST(test_cut_blocks), TEST(test_many_blocks), TEST(test_too_many_jobs),
+                     TEST(test_too_many_entries), TEST(test_failing_memory));
 }

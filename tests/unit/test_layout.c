@@ -628,19 +628,10 @@ static void test_failing_memory(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_golden_rows, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_phi3_storage, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_coverage_of_residues, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_against_formulas, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_residues, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_fewest_slots, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_storage, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_large, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_refusals, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_bad_arguments, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_classes, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_failing_memory, runtime_setup, runtime_teardown),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+#define TEST(name) cmocka_unit_test_setup_teardown(name, runtime_setup, runtime_teardown)
+    return RUN_TESTS(TEST(test_golden_rows), TEST(test_phi3_storage),
+                     TEST(test_coverage_of_residues), TEST(test_against_formulas),
+                     TEST(test_residues), TEST(test_fewest_slots), TEST(test_storage),
+                     TEST(test_large), TEST(test_refusals), TEST(test_bad_arguments),
+                     TEST(test_classes), TEST(test_failing_memory));
 }

@@ -609,16 +609,8 @@ static void test_failing_memory(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_round_trip, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_format, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_arguments, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_fields, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_unused_bits, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_uneven_slice, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_other_forms, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_mutations, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_failing_memory, runtime_setup, runtime_teardown),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+#define TEST(name) cmocka_unit_test_setup_teardown(name, runtime_setup, runtime_teardown)
+    return RUN_TESTS(TEST(test_round_trip), TEST(test_format), TEST(test_arguments),
+                     TEST(test_fields), TEST(test_unused_bits), TEST(test_uneven_slice),
+                     TEST(test_other_forms), TEST(test_mutations), TEST(test_failing_memory));
 }

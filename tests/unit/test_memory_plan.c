@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The memory plan: counting and placing agree, tables are aligned and do not overlap, and sizes past
- * 64 bits are refused. */
+/* The memory plan: counting and placing agree, tables are aligned and do not overlap, and sizes
+ * past 64 bits are refused. */
 #include "fixtures/planner.h"
 
 #include "memory_plan.h"

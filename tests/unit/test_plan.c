@@ -702,20 +702,9 @@ static void test_fork(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_auto_split, device_setup, device_teardown),
-        cmocka_unit_test_setup_teardown(test_batch_invariant, device_setup, device_teardown),
-        cmocka_unit_test_setup_teardown(test_class_lists, device_setup, device_teardown),
-        cmocka_unit_test_setup_teardown(test_tile_rows, device_setup, device_teardown),
-        cmocka_unit_test_setup_teardown(test_key, device_setup, device_teardown),
-        cmocka_unit_test_setup_teardown(test_ranges, device_setup, device_teardown),
-        cmocka_unit_test_setup_teardown(test_tensors, device_setup, device_teardown),
-        cmocka_unit_test_setup_teardown(test_refusals, device_setup, device_teardown),
-        cmocka_unit_test_setup_teardown(test_tables_on_device, device_setup, device_teardown),
-        cmocka_unit_test_setup_teardown(test_faults, device_setup, device_teardown),
-        cmocka_unit_test_setup_teardown(test_device_lost, device_setup, device_teardown),
-        cmocka_unit_test_setup_teardown(test_references, device_setup, device_teardown),
-        cmocka_unit_test_setup_teardown(test_fork, device_setup, device_teardown),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+#define TEST(name) cmocka_unit_test_setup_teardown(name, device_setup, device_teardown)
+    return RUN_TESTS(TEST(test_auto_split), TEST(test_batch_invariant), TEST(test_class_lists),
+                     TEST(test_tile_rows), TEST(test_key), TEST(test_ranges), TEST(test_tensors),
+                     TEST(test_refusals), TEST(test_tables_on_device), TEST(test_faults),
+                     TEST(test_device_lost), TEST(test_references), TEST(test_fork));
 }

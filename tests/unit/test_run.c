@@ -497,17 +497,9 @@ static void test_failures(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_launch, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_ranges, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_tensors, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_outputs_apart, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_lengths, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_empty, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_workspace, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_reserved, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_objects, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_failures, setup, teardown),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+    return RUN_TESTS(TEST(test_launch), TEST(test_ranges), TEST(test_tensors),
+                     TEST(test_outputs_apart), TEST(test_lengths), TEST(test_empty),
+                     TEST(test_workspace), TEST(test_reserved), TEST(test_objects),
+                     TEST(test_failures));
 }

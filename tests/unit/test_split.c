@@ -358,14 +358,8 @@ static void test_short_tiles(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_counts_around_a_wave, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_many_lengths, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_ties, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_shapes, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_orders, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_costs, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_short_tiles, runtime_setup, runtime_teardown),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+#define TEST(name) cmocka_unit_test_setup_teardown(name, runtime_setup, runtime_teardown)
+    return RUN_TESTS(TEST(test_counts_around_a_wave), TEST(test_many_lengths), TEST(test_ties),
+                     TEST(test_shapes), TEST(test_orders), TEST(test_costs),
+                     TEST(test_short_tiles));
 }

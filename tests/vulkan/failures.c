@@ -467,10 +467,8 @@ int main(int argc, char **argv) {
                                                  cmocka_unit_test(test_memory_again)};
         return cmocka_run_group_tests(again_tests, NULL, NULL);
     }
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_no_failure),    cmocka_unit_test(test_submissions),
-        cmocka_unit_test(test_cache),         cmocka_unit_test(test_tune),
-        cmocka_unit_test(test_few_buffers),   cmocka_unit_test(test_host_memory),
-        cmocka_unit_test(test_out_of_memory), cmocka_unit_test(test_lost)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
+#define TEST(name) cmocka_unit_test(name)
+    return RUN_TESTS(TEST(test_no_failure), TEST(test_submissions), TEST(test_cache),
+                     TEST(test_tune), TEST(test_few_buffers), TEST(test_host_memory),
+                     TEST(test_out_of_memory), TEST(test_lost));
 }

@@ -133,6 +133,8 @@ TESS_FUNCTION uint tess_to_bits(float x) { return __builtin_bit_cast(uint, x); }
 #else
 #define TESS_DEPENDENCIES_WAIT
 #endif
+/* Only a compiler of OpenCL C for CPUs needs it: see dialect_opencl.h. */
+#define TESS_LOOP_ENTERS(first) false
 
 TESS_FUNCTION uint tess_least(uint a, uint b) { return a < b ? a : b; }
 TESS_FUNCTION vec4 tess_max4(vec4 a, vec4 b) {

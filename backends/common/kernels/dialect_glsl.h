@@ -18,14 +18,15 @@
 #define TESS_TABLES
 #define TESS_TABLES_OF_KERNEL
 /* Of conditions, without branches. */
-#define TESS_AND(a, b) ((a) && (b))
-#define TESS_OR(a, b)  ((a) || (b))
-#define TESS_OFFSET(x) uint(x)
-#define TESS_INT(x)    int(x)
-#define TESS_UINT(x)   uint(x)
-#define VEC4           vec4
-#define TESS_UNROLL    [[unroll]]
-#define TESS_NO_UNROLL [[dont_unroll]]
+#define TESS_AND(a, b)          ((a) && (b))
+#define TESS_OR(a, b)           ((a) || (b))
+#define TESS_OFFSET(x)          uint(x)
+#define TESS_INT(x)             int(x)
+#define TESS_UINT(x)            uint(x)
+#define VEC4                    vec4
+#define TESS_UNROLL             [[unroll]]
+#define TESS_NO_UNROLL          [[dont_unroll]]
+#define TESS_LOOP_ENTERS(first) false /* no compiler needs it here: see dialect_opencl.h */
 #define TESS_UNROLL_SOME
 #define TESS_THREAD  gl_LocalInvocationIndex
 #define TESS_GROUP   (gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x)
@@ -132,3 +133,5 @@ uint tess_narrow(float x) {
 #define TESS_FORWARD_KERNEL void main()
 #define TESS_MERGE_KERNEL   void main()
 #define TESS_DEPENDENCIES_WAIT
+/* Only a compiler of OpenCL C for CPUs needs it: see dialect_opencl.h. */
+#define TESS_LOOP_ENTERS(first) false

@@ -123,6 +123,15 @@ TESS_FUNCTION ushort tess_narrow(float x) { return tess_narrow4((float4)(x)).x; 
         const __global tess_element *V, __global tess_element *O, __global float *LSE, \
         const __global uint *tables, __global float *workspace, const tess_args args
 #define TESS_DEPENDENCIES_WAIT
+#ifdef TESS_ON_CPU
+/* Enter a loop with barriers even where it has nothing to do. PoCL takes barriers in a loop that
+ * may run no iteration for conditional ones, and the code it clones for those can meet a table of
+ * uniform values which outlives the values' addresses: with PoCL 5.0 (LLVM 16), all work-items then
+ * used the last one's index into shared memory. */
+#define TESS_LOOP_ENTERS(first) (first)
+#else
+#define TESS_LOOP_ENTERS(first) false
+#endif
 #define TESS_FORWARD_KERNEL                                                               \
     __kernel __attribute__((reqd_work_group_size(TESS_THREADS, 1, 1))) void tess_forward( \
         TESS_BUFFERS)

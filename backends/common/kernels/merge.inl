@@ -73,7 +73,8 @@ TESS_MERGE_KERNEL {
         o[g] = VEC4(0.0f, 0.0f, 0.0f, 0.0f);
         sum[g] = 0.0f;
     }
-    for (uint first = 0u; first < parts; first += TESS_MERGE_PARTS) {
+    for (uint first = 0u; TESS_LOOP_ENTERS(first == 0u) || first < parts;
+         first += TESS_MERGE_PARTS) {
         float weight = 0.0f;
         if (weighs && first + lane < parts) {
             const tess_offset at = TESS_OFFSET(first + lane) * step + TESS_OFFSET(own_row);
@@ -107,14 +108,9 @@ TESS_MERGE_KERNEL {
         if (r < TESS_MERGE_ROWS && first_row + r < used) {
             const uint packed = (first_row + r) / rows, own = first_row + r - packed * rows;
             const vec4 out4 = o[g] * (sum[g] != 0.0f ? 1.0f / sum[g] : 0.0f);
-            const tess_offset to = o_base + TESS_OFFSET(packed) * args.o_head +
-                                   TESS_OFFSET(own) * args.o_token + TESS_OFFSET(dim);
-            /* One by one: with a vector store here, NVIDIA's OpenCL driver gave wrong results in 16
-             * bits. */
-            TESS_STORE_O(to, out4.x);
-            TESS_STORE_O(to + 1u, out4.y);
-            TESS_STORE_O(to + 2u, out4.z);
-            TESS_STORE_O(to + 3u, out4.w);
+            TESS_STORE4_O(o_base + TESS_OFFSET(packed) * args.o_head +
+                              TESS_OFFSET(own) * args.o_token + TESS_OFFSET(dim),
+                          out4);
             if (dim == 0u && (TESS_FLAGS & TESS_ARGS_LSE) != 0u)
                 TESS_STORE_LSE(lse_base + TESS_OFFSET(packed) * args.lse_head +
                                    TESS_OFFSET(own) * args.lse_token,

@@ -4,7 +4,10 @@
 #ifndef TESS_CUDA_JOBS_CUH
 #define TESS_CUDA_JOBS_CUH
 
+#include "language_cuda.h"
+
 #include "args.h"
+#include "key_walk.h"
 #include "tessera/tessera_job_words.h"
 #include "types.cuh"
 
@@ -22,15 +25,6 @@ template <typename Int> __device__ __forceinline__ uint32_t blocks_below(Int blo
     return blocks <= 0 ? 0 : blocks >= 32 ? ~0u : (1u << blocks) - 1;
 }
 
-/* The key blocks of a job, as its words name them. */
-struct job_blocks {
-    uint32_t left_offset, right_offset; /* into entries */
-    int32_t left, right;                /* entries */
-    uint32_t interval_start;            /* key block */
-    int32_t interval;                   /* blocks */
-    int32_t mask_head, mask_tail;       /* blocks of the interval */
-};
-
 /* The words of a job, of its sequence and of its class. */
 struct job_words {
     int64_t q_start, kv_start;
@@ -38,7 +32,7 @@ struct job_words {
     int32_t batch, q_len, kv_len;
     uint32_t flags, local, stride, shift;
     int32_t left, right, sinks;
-    job_blocks blocks;
+    tess_key_walk walk;
 
     /* `words` has job(n), sequence(n) and cls(n): the n-th word of each. */
     template <typename Words> __device__ __forceinline__ void read(const Words &words) {
@@ -49,14 +43,15 @@ struct job_words {
         row = words.job(TESS_WORD_JOB_ROW);
         rows = TESS_LOW_HALF(words.job(TESS_WORD_JOB_ROWS));
         partial = words.job(TESS_WORD_JOB_PARTIAL);
-        blocks.left_offset = words.job(TESS_WORD_JOB_LEFT_OFFSET);
-        blocks.left = words.job(TESS_WORD_JOB_LEFT_COUNT);
-        blocks.right_offset = words.job(TESS_WORD_JOB_RIGHT_OFFSET);
-        blocks.right = words.job(TESS_WORD_JOB_RIGHT_COUNT);
-        blocks.interval_start = words.job(TESS_WORD_JOB_INTERVAL_START);
-        blocks.interval = words.job(TESS_WORD_JOB_INTERVAL_BLOCKS);
-        blocks.mask_head = TESS_LOW_HALF(masks);
-        blocks.mask_tail = TESS_HIGH_HALF(masks);
+        walk.left_offset = words.job(TESS_WORD_JOB_LEFT_OFFSET);
+        walk.left_count = words.job(TESS_WORD_JOB_LEFT_COUNT);
+        walk.right_offset = words.job(TESS_WORD_JOB_RIGHT_OFFSET);
+        walk.right_count = words.job(TESS_WORD_JOB_RIGHT_COUNT);
+        walk.interval_start = words.job(TESS_WORD_JOB_INTERVAL_START);
+        walk.interval_blocks = words.job(TESS_WORD_JOB_INTERVAL_BLOCKS);
+        walk.mask_head = TESS_LOW_HALF(masks);
+        walk.mask_tail = TESS_HIGH_HALF(masks);
+        walk.mask_entries = words.cls(TESS_WORD_CLASS_FLAGS) & TESS_CLASS_MASK_ENTRIES;
         q_start = (int64_t)((uint64_t)words.sequence(TESS_WORD_SEQUENCE_Q_START + 1) << 32 |
                             words.sequence(TESS_WORD_SEQUENCE_Q_START));
         kv_start = (int64_t)((uint64_t)words.sequence(TESS_WORD_SEQUENCE_KV_START + 1) << 32 |
@@ -74,48 +69,40 @@ struct job_words {
     }
 };
 
-/* The key blocks of a job in the order in which they are taken, which does not matter to a softmax:
- * those that must be masked, and then all others, which need no test. */
+/* The key blocks of a job in the order in which these kernels take them, which does not matter to a
+ * softmax: those that must be masked, and then all others, which need no test. */
 struct block_order {
-    int32_t tail, head, masked_left, masked_right, middle, left; /* blocks; the rest is right */
-    uint32_t tail_start, head_start, middle_start;               /* key blocks */
-    uint32_t left_entry, masked_left_entry, right_entry, masked_right_entry;
+    tess_key_walk walk;
+    uint32_t masked_left, masked_right; /* masked entries at the end of each list */
 
-    /* The last `masked_lefts` entries of the left list are masked, and so on. */
-    __device__ __forceinline__ void make(const job_blocks &b, int32_t masked_lefts,
-                                         int32_t masked_rights) {
-        tail = b.mask_tail;
-        head = b.mask_head;
-        masked_left = masked_lefts;
-        masked_right = masked_rights;
-        middle = b.interval - b.mask_head - b.mask_tail;
-        left = b.left - masked_lefts;
-        tail_start = b.interval_start + b.interval - b.mask_tail;
-        head_start = b.interval_start;
-        middle_start = b.interval_start + b.mask_head;
-        left_entry = b.left_offset;
-        masked_left_entry = b.left_offset + b.left - masked_lefts;
-        right_entry = b.right_offset;
-        masked_right_entry = b.right_offset + b.right - masked_rights;
+    __device__ __forceinline__ uint32_t masked() const {
+        return walk.mask_tail + walk.mask_head + masked_left + masked_right;
     }
 
-    /* The n-th block. `entry` is where it is listed, or 0 if it is in the interval. */
-    __device__ __forceinline__ uint32_t at(int32_t n, const uint32_t *entries,
-                                           uint32_t *entry) const {
-        *entry = 0;
-        if (n < tail) return tail_start + n;
-        n -= tail;
-        if (n < head) return head_start + n;
-        n -= head;
-        if (n < masked_left) return entries[*entry = masked_left_entry + n];
+    /* The place of the n-th block in the walk. */
+    __device__ __forceinline__ uint32_t place(uint32_t n) const {
+        const uint32_t interval = walk.left_count, right = interval + walk.interval_blocks,
+                       middle = walk.interval_blocks - walk.mask_head - walk.mask_tail,
+                       left = walk.left_count - masked_left;
+        if (n < walk.mask_tail) return right - walk.mask_tail + n;
+        n -= walk.mask_tail;
+        if (n < walk.mask_head) return interval + n;
+        n -= walk.mask_head;
+        if (n < masked_left) return left + n;
         n -= masked_left;
-        if (n < masked_right) return entries[*entry = masked_right_entry + n];
+        if (n < masked_right) return right + walk.right_count - masked_right + n;
         n -= masked_right;
-        if (n < middle) return middle_start + n;
+        if (n < middle) return interval + walk.mask_head + n;
         n -= middle;
-        if (n < left) return entries[*entry = left_entry + n];
-        n -= left;
-        return entries[*entry = right_entry + n];
+        return n < left ? n : right + n - left;
+    }
+
+    /* The n-th block, and if it is listed, where. */
+    __device__ __forceinline__ uint32_t at(uint32_t n, const uint32_t *entries,
+                                           uint32_t *entry) const {
+        const tess_key_block block = tess_key_block_at(walk, place(n));
+        *entry = block.at;
+        return block.listed ? entries[block.at] : block.at;
     }
 };
 

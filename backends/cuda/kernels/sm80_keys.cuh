@@ -29,7 +29,7 @@ struct key_list {
 
     __device__ __forceinline__ void make(const job_words *j, const uint32_t *entries,
                                          int32_t block_tokens, int32_t stage_keys) {
-        job_blocks b = j->blocks;
+        tess_key_walk w = j->walk;
         block = block_tokens;
         block_shift = block & (block - 1) ? -1 : 31 - __clz(block);
         first_block = floor_div(j->kv_len - j->q_len + j->row, block);
@@ -42,25 +42,26 @@ struct key_list {
         short_entry = 0;
         const int32_t rest = j->kv_len % block;
         if (rest) { /* lists rise, so that block is at their end */
-            if (b.interval > 0 && b.interval_start + b.interval - 1 == short_block) {
+            if (w.interval_blocks > 0 && w.interval_start + w.interval_blocks - 1 == short_block) {
                 short_keys = rest;
-                b.interval--;
-                b.mask_tail = max(b.mask_tail - 1, 0);
-                b.mask_head = min(b.mask_head, b.interval);
-            } else if (b.left > 0 && entries[b.left_offset + b.left - 1] == short_block) {
+                w.interval_blocks--;
+                w.mask_tail -= w.mask_tail > 0;
+                w.mask_head = min(w.mask_head, w.interval_blocks);
+            } else if (w.left_count > 0 &&
+                       entries[w.left_offset + w.left_count - 1] == short_block) {
                 short_keys = rest;
-                short_entry = b.left_offset + --b.left;
-            } else if (b.right > 0 && entries[b.right_offset + b.right - 1] == short_block) {
+                short_entry = w.left_offset + --w.left_count;
+            } else if (w.right_count > 0 &&
+                       entries[w.right_offset + w.right_count - 1] == short_block) {
                 short_keys = rest;
-                short_entry = b.right_offset + --b.right;
+                short_entry = w.right_offset + --w.right_count;
             }
         }
-        const bool all = flags & TESS_CLASS_MASK_ENTRIES;
-        const int32_t masked_left = all ? b.left : 0, masked_right = all ? b.right : 0;
-        order.make(b, masked_left, masked_right);
-        const int32_t masked = short_keys +
-                               (b.mask_tail + b.mask_head + masked_left + masked_right) * block,
-                      total = short_keys + (b.interval + b.left + b.right) * block;
+        order.walk = w;
+        order.masked_left = w.mask_entries ? w.left_count : 0;
+        order.masked_right = w.mask_entries ? w.right_count : 0;
+        const int32_t masked = short_keys + order.masked() * block,
+                      total = short_keys + tess_key_blocks(w) * block;
         stages = (int32_t)(((uint32_t)total + stage_keys - 1) / stage_keys);
         empty = (int32_t)((uint32_t)stages * stage_keys - total);
         masked_stages = (int32_t)(((uint32_t)empty + masked + stage_keys - 1) / stage_keys);

@@ -16,7 +16,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_forward.comp
- * sha256: 1aa217074a37892b7875f809ed0a2985f7d9eaf480f6cba1012a955bd263647a
+ * sha256: a4c78330c896382eb2e91ce1a0e7c306df8f30d9b176ab1abb8cbd6bf67b72b9
  */
 #include <stdint.h>
 static const uint32_t tess_vk_forward_f32[] = {

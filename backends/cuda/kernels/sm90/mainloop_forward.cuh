@@ -211,8 +211,8 @@ template <typename T, typename Shape> struct mainloop_forward {
         float(&half)[32] = reinterpret_cast<float(&)[32]>(s);
         apply_sign(half);
         mask.apply(half);
+        release_keys(stage); /* these scores are never computed again */
         softmax.first_max(half);
-        release_keys(stage);
         softmax.exponentiate_first(half);
     }
 

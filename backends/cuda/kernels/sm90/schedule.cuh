@@ -46,15 +46,15 @@ struct warp_words {
 template <typename Shape>
 __device__ __forceinline__ int32_t halved_blocks(const job_words &j, int32_t block,
                                                  int32_t position, int32_t first_block) {
-    const int32_t start = j.blocks.interval_start, interval = j.blocks.interval;
+    const int32_t start = j.walk.interval_start, interval = j.walk.interval_blocks,
+                  mask_head = j.walk.mask_head, mask_tail = j.walk.mask_tail;
     if (Shape::KEYS != 128 || Shape::CONSUMERS != 2 || j.heads != 1 || j.rows != Shape::ROWS ||
         position % 64 != 0 || block > 64 || 64 % block != 0)
         return 0;
     const int32_t half = 64 / block;
     if (interval * block <= Shape::KEYS) return 0; /* a tile has other stages */
-    if (!(j.flags & TESS_CLASS_CAUSAL) || (j.flags & TESS_CLASS_BITS) ||
-        j.blocks.mask_head < half || j.blocks.mask_tail < half ||
-        start + interval != first_block + 2 * half)
+    if (!(j.flags & TESS_CLASS_CAUSAL) || (j.flags & TESS_CLASS_BITS) || mask_head < half ||
+        mask_tail < half || start + interval != first_block + 2 * half)
         return 0;
     if (j.flags & TESS_CLASS_LOCAL) { /* no vertical block among those at the beginning */
         const uint32_t after = (start + j.shift) % j.stride;
@@ -73,37 +73,36 @@ __device__ __forceinline__ int32_t halved_blocks(const job_words &j, int32_t blo
 /* Of a tile's key blocks: those of a halved stage are `half` and as many again, `order` has the
  * others. */
 struct tile_blocks {
-    int32_t half, all, masked; /* masked: of the others */
+    int32_t half;
     block_order order;
 };
 
 template <typename Shape>
-__device__ __forceinline__ tile_blocks find_blocks(const job_words &words, const uint32_t *entries,
+__device__ __forceinline__ tile_blocks find_blocks(job_words j, const uint32_t *entries,
                                                    int32_t block, int32_t position,
                                                    int32_t first_block) {
-    job_words j = words;
-    job_blocks &b = j.blocks;
+    tess_key_walk &w = j.walk;
     /* the block that ends early, if any, has to be masked wherever it is listed */
     const uint32_t last_block = j.kv_len % block ? j.kv_len / block : ~0u;
-    if (b.interval > 0 && b.mask_tail == 0 && b.mask_head < b.interval &&
-        (int32_t)b.interval_start + b.interval - 1 == (int32_t)last_block)
-        b.mask_tail = 1;
-    const bool all = j.flags & TESS_CLASS_MASK_ENTRIES, ends_early = last_block != ~0u;
-    const int32_t masked_left =
-        all ? b.left
-            : b.left > 0 && ends_early && entries[b.left_offset + b.left - 1] == last_block;
-    const int32_t masked_right =
-        all ? b.right
-            : b.right > 0 && ends_early && entries[b.right_offset + b.right - 1] == last_block;
+    const bool ends_early = last_block != ~0u;
+    if (w.interval_blocks > 0 && w.mask_tail == 0 && w.mask_head < w.interval_blocks &&
+        w.interval_start + w.interval_blocks - 1 == last_block)
+        w.mask_tail = 1;
     tile_blocks x;
+    x.order.masked_left = w.mask_entries
+                              ? w.left_count
+                              : w.left_count > 0 && ends_early &&
+                                    entries[w.left_offset + w.left_count - 1] == last_block;
+    x.order.masked_right = w.mask_entries
+                               ? w.right_count
+                               : w.right_count > 0 && ends_early &&
+                                     entries[w.right_offset + w.right_count - 1] == last_block;
     x.half = halved_blocks<Shape>(j, block, position, first_block);
-    x.all = b.interval + b.left + b.right;
-    b.interval_start += x.half;
-    b.interval -= 2 * x.half;
-    b.mask_head -= x.half;
-    b.mask_tail -= x.half;
-    x.masked = b.mask_tail + b.mask_head + masked_left + masked_right;
-    x.order.make(b, masked_left, masked_right);
+    w.interval_start += x.half;
+    w.interval_blocks -= 2 * x.half;
+    w.mask_head -= x.half;
+    w.mask_tail -= x.half;
+    x.order.walk = w;
     return x;
 }
 
@@ -119,13 +118,14 @@ __device__ __forceinline__ void describe_tile(tile_info *t, const job_words &j,
     const int stage_pieces = Shape::KEYS >> a->piece_shift, block_pieces = block >> a->piece_shift;
     /* At least one stage, if need be of empty pieces, so that a tile without keys is no special
      * case. */
-    const int32_t pieces = keys.all * block_pieces,
+    const int32_t all_blocks = tess_key_blocks(j.walk), pieces = all_blocks * block_pieces,
                   stages = max((pieces + stage_pieces - 1) / stage_pieces, 1),
                   empty = stages * stage_pieces - pieces;
     if (!writes) return;
     t->stages = stages;
     t->masked_stages =
-        (keys.half > 0) + (empty + keys.masked * block_pieces + stage_pieces - 1) / stage_pieces;
+        (keys.half > 0) +
+        (empty + (int32_t)keys.order.masked() * block_pieces + stage_pieces - 1) / stage_pieces;
     t->halved = keys.half > 0;
     t->rows = j.rows;
     t->heads = j.heads;
@@ -156,10 +156,10 @@ __device__ __forceinline__ void describe_tile(tile_info *t, const job_words &j,
     t->shift = j.shift;
     t->q_start = j.q_start;
     t->kv_start = j.kv_start;
-    t->blocks = keys.all;
+    t->blocks = all_blocks;
     t->half = keys.half;
-    t->upper_start = j.blocks.interval_start + j.blocks.interval - keys.half;
-    t->lower_start = j.blocks.interval_start;
+    t->upper_start = j.walk.interval_start + j.walk.interval_blocks - keys.half;
+    t->lower_start = j.walk.interval_start;
     t->order = keys.order;
 }
 
