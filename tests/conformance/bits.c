@@ -30,18 +30,13 @@ static void test_repeats(void **state) {
                         : ((const test_target *)*state)->host_memory && !test_sanitized() ? 100
                                                                                           : 5;
     for (int n = 0; n < LINES; n++) {
-        rig r;
-        rig_create(&r, *state, lines[n], NULL, NULL);
-        if (r.refused) continue;
-        rig_outputs out = rig_outputs_of(&r), again = rig_outputs_of(&r);
-        rig_run(&r, NULL, out.o, out.lse);
+        rig_pair x;
+        if (!rig_pair_create(&x, *state, lines[n])) continue;
         for (int repeat = 0; repeat < repeats; repeat++) {
-            rig_run(&r, NULL, again.o, again.lse);
-            rig_same_outputs("a repeat", &r, &out, &again);
+            rig_run(&x.r, NULL, x.got.o, x.got.lse);
+            rig_pair_same("a repeat", &x);
         }
-        rig_outputs_free(&out);
-        rig_outputs_free(&again);
-        rig_release(&r);
+        rig_pair_release(&x);
     }
 }
 
@@ -135,22 +130,16 @@ static void assert_ranges(const rig *r) {
 
 static void test_ranges(void **state) {
     for (int n = 0; n < LINES; n++) {
-        rig r;
-        rig_create(&r, *state, lines[n], NULL, NULL);
-        if (r.refused) continue;
-        rig_outputs out = rig_outputs_of(&r), again = rig_outputs_of(&r);
-        rig_run(&r, NULL, out.o, out.lse);
-        const uint64_t steps[] = {1, 2, 7, r.info.n_jobs > 1 ? r.info.n_jobs - 1 : 1,
-                                  r.info.n_jobs};
+        rig_pair x;
+        if (!rig_pair_create(&x, *state, lines[n])) continue;
+        const uint64_t jobs = x.r.info.n_jobs, steps[] = {1, 2, 7, jobs > 1 ? jobs - 1 : 1, jobs};
         for (size_t s = 0; s < sizeof steps / sizeof steps[0]; s++) {
             const rig_options options = {.step = steps[s]};
-            rig_run(&r, &options, again.o, again.lse);
-            rig_same_outputs("job ranges", &r, &out, &again);
+            rig_run(&x.r, &options, x.got.o, x.got.lse);
+            rig_pair_same("job ranges", &x);
         }
-        assert_ranges(&r);
-        rig_outputs_free(&out);
-        rig_outputs_free(&again);
-        rig_release(&r);
+        assert_ranges(&x.r);
+        rig_pair_release(&x);
     }
 }
 
@@ -205,19 +194,17 @@ static void limit_time(tess_plan_desc *desc, void *user) {
 static void test_time_limit(void **state) {
     uint64_t limit = 1;
     for (int n = 0; n < LINES; n++) {
-        rig r, whole;
-        rig_create(&whole, *state, lines[n], NULL, NULL);
+        rig_pair whole;
+        rig r;
+        if (!rig_pair_create(&whole, *state, lines[n])) continue;
         rig_create(&r, *state, lines[n], limit_time, &limit);
-        if (r.refused || whole.refused) continue;
-        assert_ranges(&r);
-        rig_outputs out = rig_outputs_of(&r), again = rig_outputs_of(&r);
-        rig_run(&whole, NULL, out.o, out.lse);
-        rig_run(&r, NULL, again.o, again.lse);
-        rig_same_outputs("under a time limit", &r, &out, &again);
-        rig_outputs_free(&out);
-        rig_outputs_free(&again);
-        rig_release(&r);
-        rig_release(&whole);
+        if (!r.refused) {
+            assert_ranges(&r);
+            rig_run(&r, NULL, whole.got.o, whole.got.lse);
+            rig_pair_same("under a time limit", &whole);
+            rig_release(&r);
+        }
+        rig_pair_release(&whole);
     }
 }
 

@@ -250,6 +250,25 @@ void rig_same_outputs(const char *what, const rig *r, const rig_outputs *a, cons
     rig_same_bits(text, a->lse, b->lse, r->bytes[TESS_ROLE_LSE]);
 }
 
+int rig_pair_create(rig_pair *x, const test_target *target, const char *line) {
+    rig_create(&x->r, target, line, NULL, NULL);
+    if (x->r.refused) return 0;
+    x->plain = rig_outputs_of(&x->r);
+    x->got = rig_outputs_of(&x->r);
+    rig_run(&x->r, NULL, x->plain.o, x->plain.lse);
+    return 1;
+}
+
+void rig_pair_release(rig_pair *x) {
+    rig_outputs_free(&x->plain);
+    rig_outputs_free(&x->got);
+    rig_release(&x->r);
+}
+
+void rig_pair_same(const char *what, const rig_pair *x) {
+    rig_same_outputs(what, &x->r, &x->plain, &x->got);
+}
+
 void rig_check_head(const rig *r, int32_t head, const void *o, const float *lse, double tolerance) {
     const problem *p = &r->p;
     const reference_inputs in = {r->data[0], r->data[1], r->data[2]};

@@ -72,6 +72,19 @@ rig_outputs rig_outputs_of(const rig *r);
 void rig_outputs_free(rig_outputs *out);
 void rig_same_outputs(const char *what, const rig *r, const rig_outputs *a, const rig_outputs *b);
 
+/* A problem, what a plain run of it gives, and room for what another run gives. */
+typedef struct rig_pair {
+    rig r;
+    rig_outputs plain, got;
+} rig_pair;
+
+/* Makes the problem of `line` ready and runs it plainly. Returns 0 if the kernel refuses it; then
+ * there is nothing to release. */
+int rig_pair_create(rig_pair *x, const test_target *target, const char *line);
+void rig_pair_release(rig_pair *x);
+/* Fails the test unless the other run gave the same bits. */
+void rig_pair_same(const char *what, const rig_pair *x);
+
 /* Fails the test unless every row equals the reference: |difference| <= tolerance (1 +
  * |reference|), and the LSE likewise. */
 void rig_check(const rig *r, const void *o, const float *lse, double tolerance);

@@ -76,14 +76,8 @@ typedef struct app {
     int index, number; /* of the device: Tessera's and CUDA's */
     struct CUctx_st *context;
     void *stream;
-    tess_runtime *runtime;
-    tess_device *device;
-    problem p;
-    tess_layout *layout;
-    tess_plan *plan;
-    tess_plan_info info;
+    tessera_side t;
     uint64_t item; /* bytes of an element */
-    parts parts;
 } app;
 
 static const char *id_of(const app *a) {
@@ -95,14 +89,14 @@ static const char *id_of(const app *a) {
 static tess_status wrap(const app *a, struct CUctx_st *context, tess_device **device) {
     const tess_cuda_native native = {.struct_size = sizeof native, .context = context};
     const tess_device_desc desc = {.struct_size = sizeof desc, .id = id_of(a), .native = &native};
-    return tess_device_open(a->runtime, &desc, device);
+    return tess_device_open(a->t.runtime, &desc, device);
 }
 
 /* Whether the device has the kernel of the variant. */
 static int has_kernel(const app *a) {
     tess_kernel_info info = {.struct_size = sizeof info};
     if (!a->v->kernel) return 1;
-    for (uint32_t n = 0; tess_device_kernel(a->device, n, &info) == TESS_OK; n++)
+    for (uint32_t n = 0; tess_device_kernel(a->t.device, n, &info) == TESS_OK; n++)
         if (strcmp(info.name, a->v->kernel) == 0) return info.status == TESS_OK;
     return 0;
 }
@@ -110,25 +104,19 @@ static int has_kernel(const app *a) {
 /* The context is current in the thread, as in most applications. */
 static int setup(void **state) {
     app *a = *state;
-    char line[256], error[256];
+    char line[256];
     CU(cu.context_create(&a->context, 0, a->number));
     CU(cu.stream_create(&a->stream, NON_BLOCKING));
-    a->runtime = test_runtime(2);
-    assert_ok(wrap(a, a->context, &a->device));
+    a->t.runtime = test_runtime(2);
+    assert_ok(wrap(a, a->context, &a->t.device));
     if (!has_kernel(a)) return 0;
     snprintf(line, sizeof line,
              "pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 q_len=70 kv_len=333 "
              "head_dim=72 dtype=%s kv_split=3 batch=2",
              a->v->dtype);
-    assert_int_equal(problem_parse(&a->p, line, error, sizeof error), 0);
-    assert_ok(problem_layout(&a->p, a->runtime, &a->layout));
-    a->plan = parts_plan(&a->p, a->layout, a->device, a->v->kernel, 0);
-    a->info.struct_size = sizeof a->info;
-    assert_ok(tess_plan_query(a->plan, &a->info));
-    assert_true(a->info.n_merge_jobs > 0);
-    if (a->v->kernel) assert_string_equal(a->info.kernel, a->v->kernel);
-    a->item = a->p.dtype == TESS_F32 ? 4 : 2;
-    parts_place(&a->parts, a->plan, a->item, a->v->odd);
+    parts_prepare(&a->t, line, a->v->kernel, 0, a->v->odd);
+    if (a->v->kernel) assert_string_equal(a->t.info.kernel, a->v->kernel);
+    a->item = a->t.p.dtype == TESS_F32 ? 4 : 2;
     return 0;
 }
 
@@ -136,11 +124,7 @@ static int teardown(void **state) {
     app *a = *state;
     const app bare = {.v = a->v, .index = a->index, .number = a->number};
     struct CUctx_st *current = NULL;
-    tess_plan_release(a->plan);
-    tess_layout_release(a->layout);
-    tess_device_release(a->device);
-    tess_runtime_release(a->runtime);
-    if (a->plan) problem_free(&a->p);
+    parts_release(&a->t);
     CU(cu.context_current(&current));
     assert_ptr_equal(current, a->context); /* nothing that Tessera did has changed it */
     CU(cu.stream_destroy(a->stream));
@@ -150,7 +134,7 @@ static int teardown(void **state) {
 }
 
 #define NEEDS_KERNEL(a) \
-    if (!(a)->plan) skip()
+    if (!(a)->t.plan) skip()
 
 /* ------------------------------------------------------------------ one run */
 
@@ -166,35 +150,36 @@ static void fill_inputs(const app *a, job *j, uint64_t seed) {
     j->seed = seed;
     for (int n = 0; n < 3; n++) {
         /* The address may not be aligned for elements by C's rules. */
-        void *values = malloc(a->parts.bytes[n]);
+        void *values = malloc(a->t.parts.bytes[n]);
         assert_non_null(values);
-        fill_normal(a->p.dtype, values, (int64_t)(a->parts.bytes[n] / a->item), seed, (uint32_t)n);
-        memcpy(j->image + a->parts.offset[n], values, a->parts.bytes[n]);
+        fill_normal(a->t.p.dtype, values, (int64_t)(a->t.parts.bytes[n] / a->item), seed,
+                    (uint32_t)n);
+        memcpy(j->image + a->t.parts.offset[n], values, a->t.parts.bytes[n]);
         free(values);
     }
 }
 
 static void job_begin(const app *a, job *j, uint64_t seed) {
     memset(j, 0, sizeof *j);
-    j->image = malloc(a->parts.size);
+    j->image = malloc(a->t.parts.size);
     assert_non_null(j->image);
-    parts_fill(&a->parts, j->image);
+    parts_fill(&a->t.parts, j->image);
     fill_inputs(a, j, seed);
-    CU(cu.alloc(&j->memory, a->parts.size));
-    CU(cu.to_device(j->memory, j->image, a->parts.size, a->stream));
+    CU(cu.alloc(&j->memory, a->t.parts.size));
+    CU(cu.to_device(j->memory, j->image, a->t.parts.size, a->stream));
     CU(cu.stream_wait(a->stream));
     j->run = parts_run(
-        &a->parts, a->plan,
-        (tess_buffer){.kind = TESS_BUFFER_POINTER, .handle = j->memory, .size = a->parts.size});
+        &a->t.parts, a->t.plan,
+        (tess_buffer){.kind = TESS_BUFFER_POINTER, .handle = j->memory, .size = a->t.parts.size});
     j->run.stream =
         (tess_stream){.kind = TESS_STREAM_SUBMIT, .handle = (uint64_t)(uintptr_t)a->stream};
 }
 
 /* Copies part `n` out, to memory aligned for its elements. */
 static void *part(const app *a, const unsigned char *image, int n) {
-    void *copy = malloc(a->parts.bytes[n]);
+    void *copy = malloc(a->t.parts.bytes[n]);
     assert_non_null(copy);
-    memcpy(copy, image + a->parts.offset[n], a->parts.bytes[n]);
+    memcpy(copy, image + a->t.parts.offset[n], a->t.parts.bytes[n]);
     return copy;
 }
 
@@ -203,7 +188,7 @@ static void check_values(const app *a, const unsigned char *inputs, const unsign
     instance x;
     instance_verdict verdict;
     memset(&x, 0, sizeof x);
-    x.problem = &a->p;
+    x.problem = &a->t.p;
     x.q = part(a, inputs, 0);
     x.k = part(a, inputs, 1);
     x.v = part(a, inputs, 2);
@@ -215,17 +200,17 @@ static void check_values(const app *a, const unsigned char *inputs, const unsign
     free(x.v);
     free(x.o);
     free(x.lse);
-    if (!verdict.pass) fail_msg("%s %s: %s", a->info.kernel, a->v->dtype, verdict.what);
+    if (!verdict.pass) fail_msg("%s %s: %s", a->t.info.kernel, a->v->dtype, verdict.what);
 }
 
 /* Reads everything back on one of the application's streams, checks the results, and checks that
  * nothing else changed. */
 static void job_check(const app *a, const job *j, void *stream) {
-    unsigned char *got = malloc(a->parts.size);
+    unsigned char *got = malloc(a->t.parts.size);
     assert_non_null(got);
-    CU(cu.to_host(got, j->memory, a->parts.size, stream));
+    CU(cu.to_host(got, j->memory, a->t.parts.size, stream));
     CU(cu.stream_wait(stream));
-    parts_check_rest(&a->parts, got, j->image);
+    parts_check_rest(&a->t.parts, got, j->image);
     check_values(a, j->image, got);
     free(got);
 }
@@ -243,7 +228,7 @@ static void test_stream(void **state) {
     job j;
     NEEDS_KERNEL(a);
     job_begin(a, &j, 1);
-    assert_ok(tess_run(a->plan, &j.run));
+    assert_ok(tess_run(a->t.plan, &j.run));
     job_check(a, &j, a->stream);
     job_end(&j);
 }
@@ -255,8 +240,8 @@ static void test_own_stream(void **state) {
     NEEDS_KERNEL(a);
     job_begin(a, &j, 2);
     j.run.stream = (tess_stream){0};
-    assert_ok(tess_run(a->plan, &j.run));
-    assert_ok(tess_wait(a->device, UINT64_C(60000000000)));
+    assert_ok(tess_run(a->t.plan, &j.run));
+    assert_ok(tess_wait(a->t.device, UINT64_C(60000000000)));
     job_check(a, &j, a->stream);
     job_end(&j);
 }
@@ -268,7 +253,7 @@ static void test_null_stream(void **state) {
     NEEDS_KERNEL(a);
     job_begin(a, &j, 3);
     j.run.stream.handle = 0;
-    assert_ok(tess_run(a->plan, &j.run));
+    assert_ok(tess_run(a->t.plan, &j.run));
     job_check(a, &j, NULL);
     job_end(&j);
 }
@@ -283,12 +268,12 @@ static void test_ranges(void **state) {
     CU(cu.stream_create(&streams[1], NON_BLOCKING));
     CU(cu.event_create(&event, 0));
     job_begin(a, &j, 4);
-    for (uint64_t first = 0; first < a->info.n_jobs; first += 5, n++) {
+    for (uint64_t first = 0; first < a->t.info.n_jobs; first += 5, n++) {
         j.run.first_job = first;
-        j.run.job_count = a->info.n_jobs - first < 5 ? a->info.n_jobs - first : 5;
+        j.run.job_count = a->t.info.n_jobs - first < 5 ? a->t.info.n_jobs - first : 5;
         j.run.stream.handle = (uint64_t)(uintptr_t)streams[n % 2];
         if (n > 0) CU(cu.event_wait(event));
-        assert_ok(tess_run(a->plan, &j.run));
+        assert_ok(tess_run(a->t.plan, &j.run));
         CU(cu.event_record(event, streams[n % 2]));
     }
     CU(cu.event_wait(event));
@@ -305,7 +290,7 @@ static void test_times(void **state) {
     NEEDS_KERNEL(a);
     job_begin(a, &j, 5);
     j.run.device_seconds = &seconds;
-    assert_ok(tess_run(a->plan, &j.run));
+    assert_ok(tess_run(a->t.plan, &j.run));
     assert_true(isfinite(seconds) && seconds >= 0);
     job_check(a, &j, a->stream);
     job_end(&j);
@@ -320,14 +305,14 @@ static void test_graph(void **state) {
     NEEDS_KERNEL(a);
     job_begin(a, &j, 6);
     CU(cu.capture_begin(a->stream, CAPTURE_GLOBAL));
-    const tess_status status = tess_run(a->plan, &j.run);
+    const tess_status status = tess_run(a->t.plan, &j.run);
     CU(cu.capture_end(a->stream, &graph));
     assert_ok(status);
     CU(cu.graph_instantiate(&ready, graph, 0));
     for (uint64_t seed = 7; seed < 9; seed++) {
         fill_inputs(a, &j, seed);
         /* fills outputs and workspace with NaN again, too */
-        CU(cu.to_device(j.memory, j.image, a->parts.size, a->stream));
+        CU(cu.to_device(j.memory, j.image, a->t.parts.size, a->stream));
         CU(cu.graph_launch(ready, a->stream));
         job_check(a, &j, a->stream);
     }
@@ -349,8 +334,8 @@ static void test_no_context(void **state) {
     job_begin(a, &j, 10);
     CU(cu.pop(&popped));
     assert_ptr_equal(popped, a->context);
-    assert_ok(tess_run(a->plan, &j.run));
-    assert_ok(tess_wait(a->device, UINT64_MAX));
+    assert_ok(tess_run(a->t.plan, &j.run));
+    assert_ok(tess_wait(a->t.device, UINT64_MAX));
     CU(cu.context_current(&current));
     assert_null(current);
     CU(cu.push(a->context));
@@ -368,19 +353,20 @@ static void test_beside_other_devices(void **state) {
     const tess_device_desc desc = {.struct_size = sizeof desc, .id = id_of(a)};
     job j;
     NEEDS_KERNEL(a);
-    devices[2] = test_cpu(a->runtime);
+    devices[2] = test_cpu(a->t.runtime);
     assert_ok(wrap(a, a->context, &devices[0]));
-    assert_ok(tess_device_open(a->runtime, &desc, &devices[1]));
+    assert_ok(tess_device_open(a->t.runtime, &desc, &devices[1]));
     job_begin(a, &j, 11);
-    assert_ok(tess_run(a->plan, &j.run)); /* under way while the others run */
-    unsigned char *got = malloc(a->parts.size);
+    assert_ok(tess_run(a->t.plan, &j.run)); /* under way while the others run */
+    unsigned char *got = malloc(a->t.parts.size);
     assert_non_null(got);
-    const void *const inputs[3] = {j.image + a->parts.offset[0], j.image + a->parts.offset[1],
-                                   j.image + a->parts.offset[2]};
+    const void *const inputs[3] = {j.image + a->t.parts.offset[0], j.image + a->t.parts.offset[1],
+                                   j.image + a->t.parts.offset[2]};
     for (int d = 0; d < 3; d++) {
-        memcpy(got, j.image, a->parts.size);
-        parts_run_elsewhere(&a->parts, &a->p, a->layout, devices[d], d < 2 ? a->v->kernel : NULL,
-                            inputs, got + a->parts.offset[3], got + a->parts.offset[4]);
+        memcpy(got, j.image, a->t.parts.size);
+        parts_run_elsewhere(&a->t.parts, &a->t.p, a->t.layout, devices[d],
+                            d < 2 ? a->v->kernel : NULL, inputs, got + a->t.parts.offset[3],
+                            got + a->t.parts.offset[4]);
         check_values(a, j.image, got);
     }
     job_check(a, &j, a->stream);
@@ -405,7 +391,7 @@ static void test_bad_natives(void **state) {
         const tess_device_desc desc = {
             .struct_size = sizeof desc, .id = id_of(a), .native = &bad[n].native};
         tess_device *device = NULL;
-        assert_int_equal(tess_device_open(a->runtime, &desc, &device), bad[n].status);
+        assert_int_equal(tess_device_open(a->t.runtime, &desc, &device), bad[n].status);
         assert_error_has(bad[n].what);
         assert_null(device);
     }
@@ -426,7 +412,7 @@ static void test_other_device(void **state) {
     assert_error_has("another device");
     const tess_cuda_native native = {.struct_size = sizeof native, .context = other};
     const tess_device_desc desc = {.struct_size = sizeof desc, .id = "cuda", .native = &native};
-    assert_ok(tess_device_open(a->runtime, &desc, &device));
+    assert_ok(tess_device_open(a->t.runtime, &desc, &device));
     tess_device_info info = {.struct_size = sizeof info};
     assert_ok(tess_device_query(device, &info));
     assert_string_equal(info.id, a->index ? "cuda:0" : "cuda:1");
@@ -441,22 +427,22 @@ static void test_bad_runs(void **state) {
     job_begin(a, &j, 12);
     const tess_run_desc good = j.run;
     j.run.stream.kind = TESS_STREAM_RECORD;
-    assert_error(tess_run(a->plan, &j.run), TESS_ERROR_UNSUPPORTED, "tess_run", NULL);
+    assert_error(tess_run(a->t.plan, &j.run), TESS_ERROR_UNSUPPORTED, "tess_run", NULL);
     assert_error_has("stream.kind");
     j.run = good;
     j.run.stream.extra = &j;
-    assert_error(tess_run(a->plan, &j.run), TESS_ERROR_INVALID, "tess_run", NULL);
+    assert_error(tess_run(a->t.plan, &j.run), TESS_ERROR_INVALID, "tess_run", NULL);
     assert_error_has("stream.extra");
     /* Host memory is never copied in silence. */
     j.run = good;
-    j.run.q.buffer = tess_host_buffer(j.image, a->parts.size);
-    assert_error(tess_run(a->plan, &j.run), TESS_ERROR_INVALID, "tess_run", "q.buffer");
+    j.run.q.buffer = tess_host_buffer(j.image, a->t.parts.size);
+    assert_error(tess_run(a->t.plan, &j.run), TESS_ERROR_INVALID, "tess_run", "q.buffer");
     j.run = good;
     j.run.q.buffer.offset++; /* a part of an element */
-    assert_error(tess_run(a->plan, &j.run), TESS_ERROR_INVALID, "tess_run", "q.buffer");
+    assert_error(tess_run(a->t.plan, &j.run), TESS_ERROR_INVALID, "tess_run", "q.buffer");
     /* After all that the plan is as good as before. */
     j.run = good;
-    assert_ok(tess_run(a->plan, &j.run));
+    assert_ok(tess_run(a->t.plan, &j.run));
     job_check(a, &j, a->stream);
     job_end(&j);
 }

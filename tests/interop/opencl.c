@@ -23,14 +23,8 @@ typedef struct app {
     cl_device_id device_id;
     cl_context context;
     cl_command_queue queue;
-    tess_runtime *runtime;
-    tess_device *device;
-    problem p;
-    tess_layout *layout;
-    tess_plan *plan;
-    tess_plan_info info;
+    tessera_side t;
     void *inputs[3];
-    parts parts;
 } app;
 
 #define CL(call) assert_int_equal((call), CL_SUCCESS)
@@ -52,30 +46,23 @@ static tess_device *wrap(const app *a, const char *id, cl_command_queue queue) {
                                  .queue = queue};
     tess_device_desc desc = {.struct_size = sizeof desc, .id = id, .native = &native};
     tess_device *device = NULL;
-    assert_ok(tess_device_open(a->runtime, &desc, &device));
+    assert_ok(tess_device_open(a->t.runtime, &desc, &device));
     return device;
 }
 
 static int setup(void **state) {
     app *a = *state;
     cl_int code;
-    char error[256];
     a->context = clCreateContext(NULL, 1, &a->device_id, NULL, NULL, &code);
     CL(code);
     a->queue = new_queue(a, 0);
-    a->runtime = test_runtime(2);
-    a->device = wrap(a, "opencl", a->queue);
-    assert_int_equal(problem_parse(&a->p, line, error, sizeof error), 0);
-    assert_ok(problem_layout(&a->p, a->runtime, &a->layout));
-    a->plan = parts_plan(&a->p, a->layout, a->device, NULL, 0);
-    a->info.struct_size = sizeof a->info;
-    assert_ok(tess_plan_query(a->plan, &a->info));
-    assert_true(a->info.n_merge_jobs > 0);
-    parts_place(&a->parts, a->plan, 2, 1);
+    a->t.runtime = test_runtime(2);
+    a->t.device = wrap(a, "opencl", a->queue);
+    parts_prepare(&a->t, line, NULL, 0, 1);
     for (int n = 0; n < 3; n++) {
-        a->inputs[n] = malloc(a->parts.bytes[n]);
+        a->inputs[n] = malloc(a->t.parts.bytes[n]);
         assert_non_null(a->inputs[n]);
-        fill_normal(a->p.dtype, a->inputs[n], (int64_t)a->parts.bytes[n] / 2, 5, (uint32_t)n);
+        fill_normal(a->t.p.dtype, a->inputs[n], (int64_t)a->t.parts.bytes[n] / 2, 5, (uint32_t)n);
     }
     return 0;
 }
@@ -83,11 +70,7 @@ static int setup(void **state) {
 static int teardown(void **state) {
     app *a = *state;
     const cl_device_id device_id = a->device_id;
-    tess_plan_release(a->plan);
-    tess_layout_release(a->layout);
-    tess_device_release(a->device);
-    tess_runtime_release(a->runtime);
-    problem_free(&a->p);
+    parts_release(&a->t);
     for (int n = 0; n < 3; n++) free(a->inputs[n]);
     CL(clReleaseCommandQueue(a->queue));
     CL(clReleaseContext(a->context));
@@ -108,16 +91,16 @@ typedef struct job {
 /* One buffer of the application's with everything in it. */
 static void job_begin(const app *a, job *j) {
     cl_int code;
-    j->size = a->parts.size;
+    j->size = a->t.parts.size;
     j->image = malloc(j->size);
     assert_non_null(j->image);
-    parts_fill(&a->parts, j->image);
+    parts_fill(&a->t.parts, j->image);
     for (int n = 0; n < 3; n++)
-        memcpy(j->image + a->parts.offset[n], a->inputs[n], a->parts.bytes[n]);
+        memcpy(j->image + a->t.parts.offset[n], a->inputs[n], a->t.parts.bytes[n]);
     j->mem = clCreateBuffer(a->context, CL_MEM_READ_WRITE | CL_MEM_COPY_HOST_PTR, j->size, j->image,
                             &code);
     CL(code);
-    j->run = parts_run(&a->parts, a->plan,
+    j->run = parts_run(&a->t.parts, a->t.plan,
                        (tess_buffer){.kind = TESS_BUFFER_OBJECT,
                                      .handle = (uint64_t)(uintptr_t)j->mem,
                                      .size = j->size});
@@ -125,8 +108,8 @@ static void job_begin(const app *a, job *j) {
 
 /* Checks what came back against the reference, and that nothing else changed. */
 static void job_check(const app *a, const job *j, const unsigned char *got) {
-    parts_check_rest(&a->parts, got, j->image);
-    parts_check_rows(&a->p, a->inputs, got + a->parts.offset[3], got + a->parts.offset[4]);
+    parts_check_rest(&a->t.parts, got, j->image);
+    parts_check_rows(&a->t.p, a->inputs, got + a->t.parts.offset[3], got + a->t.parts.offset[4]);
 }
 
 /* Reads the buffer on a queue of the application's, behind `event` if that is not NULL, and checks
@@ -160,11 +143,11 @@ static void test_own_queue(void **state) {
     app *a = *state;
     job j;
     job_begin(a, &j);
-    assert_ok(tess_run(a->plan, &j.run));
+    assert_ok(tess_run(a->t.plan, &j.run));
     job_end(a, &j, a->queue, NULL);
     job_begin(a, &j);
-    assert_ok(tess_run(a->plan, &j.run));
-    assert_ok(tess_wait(a->device, 60000000000u));
+    assert_ok(tess_run(a->t.plan, &j.run));
+    assert_ok(tess_wait(a->t.device, 60000000000u));
     job_end(a, &j, a->queue, NULL);
 }
 
@@ -182,7 +165,7 @@ static void test_events(void **state) {
     job j;
     job_begin(a, &j);
     j.run.stream = submit_to(queue, &extra);
-    assert_ok(tess_run(a->plan, &j.run));
+    assert_ok(tess_run(a->t.plan, &j.run));
     assert_non_null(end);
     CL(clFlush(queue));
     for (int n = 0; n < 20; n++) {
@@ -213,7 +196,7 @@ static void test_out_of_order(void **state) {
         job j;
         job_begin(a, &j);
         j.run.stream = submit_to(queue, n % 2 ? &extra : NULL);
-        assert_ok(tess_run(a->plan, &j.run));
+        assert_ok(tess_run(a->t.plan, &j.run));
         if (n % 2)
             assert_non_null(end);
         else
@@ -231,15 +214,15 @@ static void test_ranges_over_queues(void **state) {
     cl_event last = NULL;
     job j;
     job_begin(a, &j);
-    for (uint64_t first = 0, n = 0; first < a->info.n_jobs; first += 5, n++) {
+    for (uint64_t first = 0, n = 0; first < a->t.info.n_jobs; first += 5, n++) {
         struct _cl_event *waits[1] = {last};
         cl_event end = NULL;
         const tess_opencl_submit extra = {
             .struct_size = sizeof extra, .n_waits = last ? 1 : 0, .waits = waits, .event = &end};
         j.run.first_job = first;
-        j.run.job_count = a->info.n_jobs - first < 5 ? a->info.n_jobs - first : 5;
+        j.run.job_count = a->t.info.n_jobs - first < 5 ? a->t.info.n_jobs - first : 5;
         j.run.stream = submit_to(queues[n % 2], &extra);
-        assert_ok(tess_run(a->plan, &j.run));
+        assert_ok(tess_run(a->t.plan, &j.run));
         assert_non_null(end);
         CL(clFlush(queues[n % 2]));
         if (last) CL(clReleaseEvent(last));
@@ -257,10 +240,10 @@ static void test_times(void **state) {
     job_begin(a, &j);
     j.run.device_seconds = &seconds;
     /* the application's queue takes no times */
-    assert_error(tess_run(a->plan, &j.run), TESS_ERROR_UNSUPPORTED, "tess_run", NULL);
+    assert_error(tess_run(a->t.plan, &j.run), TESS_ERROR_UNSUPPORTED, "tess_run", NULL);
     cl_command_queue queue = new_queue(a, CL_QUEUE_PROFILING_ENABLE);
     j.run.stream = submit_to(queue, NULL);
-    assert_ok(tess_run(a->plan, &j.run));
+    assert_ok(tess_run(a->t.plan, &j.run));
     assert_true(seconds > 0 && seconds < 600);
     job_end(a, &j, queue, NULL);
     CL(clReleaseCommandQueue(queue));
@@ -289,7 +272,7 @@ static void test_references(void **state) {
         tess_buffer buffer;
         if (n % 2) assert_true(queue_references(a->queue) > queue);
         assert_true(context_references(a->context) > context);
-        tess_plan *plan = parts_plan(&a->p, a->layout, device, NULL, 3);
+        tess_plan *plan = parts_plan(&a->t.p, a->t.layout, device, NULL, 3);
         assert_ok(tess_alloc(device, 1000, &buffer));
         assert_ok(tess_free(device, &buffer));
         tess_device_release(device);
@@ -324,20 +307,20 @@ static void test_release_order(void **state) {
 static void test_beside_other_devices(void **state) {
     app *a = *state;
     tess_device_info info = {.struct_size = sizeof info};
-    assert_ok(tess_device_query(a->device, &info));
-    tess_device *devices[2] = {NULL, test_cpu(a->runtime)};
+    assert_ok(tess_device_query(a->t.device, &info));
+    tess_device *devices[2] = {NULL, test_cpu(a->t.runtime)};
     tess_device_desc desc = {.struct_size = sizeof desc, .id = info.id};
-    assert_ok(tess_device_open(a->runtime, &desc, &devices[0]));
+    assert_ok(tess_device_open(a->t.runtime, &desc, &devices[0]));
     job j;
     job_begin(a, &j);
-    assert_ok(tess_run(a->plan, &j.run));
+    assert_ok(tess_run(a->t.plan, &j.run));
     for (int d = 0; d < 2; d++) {
         const void *const inputs[3] = {a->inputs[0], a->inputs[1], a->inputs[2]};
         unsigned char *got = malloc(j.size);
         assert_non_null(got);
         memcpy(got, j.image, j.size);
-        parts_run_elsewhere(&a->parts, &a->p, a->layout, devices[d], NULL, inputs,
-                            got + a->parts.offset[3], got + a->parts.offset[4]);
+        parts_run_elsewhere(&a->t.parts, &a->t.p, a->t.layout, devices[d], NULL, inputs,
+                            got + a->t.parts.offset[3], got + a->t.parts.offset[4]);
         job_check(a, &j, got);
         free(got);
         tess_device_release(devices[d]);
@@ -374,7 +357,7 @@ static void test_threads(void **state) {
     app *a = *state;
     for (uint32_t in_flight = 1; in_flight <= THREADS; in_flight += THREADS - 1) {
         worker workers[THREADS];
-        tess_plan *plan = parts_plan(&a->p, a->layout, a->device, NULL, in_flight);
+        tess_plan *plan = parts_plan(&a->t.p, a->t.layout, a->t.device, NULL, in_flight);
         memset(workers, 0, sizeof workers);
         for (int n = 0; n < THREADS; n++) {
             workers[n].a = a;
@@ -401,7 +384,7 @@ static void test_threads(void **state) {
 static tess_status try_wrap(const app *a, const tess_opencl_native *native) {
     tess_device_desc desc = {.struct_size = sizeof desc, .id = "opencl", .native = native};
     tess_device *device = (tess_device *)(uintptr_t)1;
-    const tess_status status = tess_device_open(a->runtime, &desc, &device);
+    const tess_status status = tess_device_open(a->t.runtime, &desc, &device);
     assert_true(status != TESS_OK && device == (tess_device *)(uintptr_t)1);
     return status;
 }
@@ -451,35 +434,35 @@ static void test_bad_streams(void **state) {
     job j;
     job_begin(a, &j);
     j.run.stream = (tess_stream){.kind = TESS_STREAM_RECORD, .handle = 1};
-    assert_error(tess_run(a->plan, &j.run), TESS_ERROR_UNSUPPORTED, "tess_run", NULL);
+    assert_error(tess_run(a->t.plan, &j.run), TESS_ERROR_UNSUPPORTED, "tess_run", NULL);
     assert_error_has("stream.kind");
     j.run.stream = submit_to(NULL, NULL);
-    assert_error(tess_run(a->plan, &j.run), TESS_ERROR_INVALID, "tess_run", NULL);
+    assert_error(tess_run(a->t.plan, &j.run), TESS_ERROR_INVALID, "tess_run", NULL);
     assert_error_has("stream.handle");
     app other = *a;
     other.context = clCreateContext(NULL, 1, &a->device_id, NULL, NULL, &code);
     CL(code);
     cl_command_queue foreign = new_queue(&other, 0);
     j.run.stream = submit_to(foreign, NULL);
-    assert_error(tess_run(a->plan, &j.run), TESS_ERROR_INVALID, "tess_run", NULL);
+    assert_error(tess_run(a->t.plan, &j.run), TESS_ERROR_INVALID, "tess_run", NULL);
     assert_error_has("stream.handle");
     tess_opencl_submit extra = {.struct_size = 4};
     j.run.stream = submit_to(a->queue, &extra);
-    assert_error(tess_run(a->plan, &j.run), TESS_ERROR_VERSION, "tess_run", NULL);
+    assert_error(tess_run(a->t.plan, &j.run), TESS_ERROR_VERSION, "tess_run", NULL);
     extra = (tess_opencl_submit){.struct_size = sizeof extra, .n_waits = 1};
-    assert_error(tess_run(a->plan, &j.run), TESS_ERROR_INVALID, "tess_run", NULL);
+    assert_error(tess_run(a->t.plan, &j.run), TESS_ERROR_INVALID, "tess_run", NULL);
     assert_error_has("waits");
     /* Host memory is never copied in silence. */
     j.run.stream = (tess_stream){0};
     const tess_run_desc good = j.run;
-    j.run.q.buffer = tess_host_buffer(a->inputs[0], a->parts.bytes[0]);
-    assert_error(tess_run(a->plan, &j.run), TESS_ERROR_INVALID, "tess_run", "q.buffer");
+    j.run.q.buffer = tess_host_buffer(a->inputs[0], a->t.parts.bytes[0]);
+    assert_error(tess_run(a->t.plan, &j.run), TESS_ERROR_INVALID, "tess_run", "q.buffer");
     j.run = good;
     j.run.q.buffer.offset++; /* half an element */
-    assert_error(tess_run(a->plan, &j.run), TESS_ERROR_INVALID, "tess_run", "q.buffer");
+    assert_error(tess_run(a->t.plan, &j.run), TESS_ERROR_INVALID, "tess_run", "q.buffer");
     /* After all that the plan is as good as before. */
     j.run = good;
-    assert_ok(tess_run(a->plan, &j.run));
+    assert_ok(tess_run(a->t.plan, &j.run));
     job_end(a, &j, a->queue, NULL);
     CL(clReleaseCommandQueue(foreign));
     CL(clReleaseContext(other.context));
@@ -493,14 +476,14 @@ static void test_too_much_memory(void **state) {
     tess_buffer buffer;
     CL(clGetDeviceInfo(a->device_id, CL_DEVICE_MAX_MEM_ALLOC_SIZE, sizeof most, &most, NULL));
     snprintf(text, sizeof text, "%llu", (unsigned long long)most);
-    assert_error(tess_alloc(a->device, most + 1, &buffer), TESS_ERROR_OUT_OF_MEMORY, "tess_alloc",
+    assert_error(tess_alloc(a->t.device, most + 1, &buffer), TESS_ERROR_OUT_OF_MEMORY, "tess_alloc",
                  NULL);
     assert_error_has(text);
-    assert_error(tess_alloc(a->device, UINT64_MAX, &buffer), TESS_ERROR_OUT_OF_MEMORY, "tess_alloc",
-                 NULL);
+    assert_error(tess_alloc(a->t.device, UINT64_MAX, &buffer), TESS_ERROR_OUT_OF_MEMORY,
+                 "tess_alloc", NULL);
     job j;
     job_begin(a, &j);
-    assert_ok(tess_run(a->plan, &j.run));
+    assert_ok(tess_run(a->t.plan, &j.run));
     job_drop(&j);
 }
 

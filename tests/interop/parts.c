@@ -41,6 +41,26 @@ void parts_place(parts *x, const tess_plan *plan, uint64_t element, int odd) {
     x->size = end + PARTS_GUARD;
 }
 
+void parts_prepare(tessera_side *t, const char *line, const char *kernel, uint32_t max_in_flight,
+                   int odd) {
+    char error[256];
+    assert_int_equal(problem_parse(&t->p, line, error, sizeof error), 0);
+    assert_ok(problem_layout(&t->p, t->runtime, &t->layout));
+    t->plan = parts_plan(&t->p, t->layout, t->device, kernel, max_in_flight);
+    t->info.struct_size = sizeof t->info;
+    assert_ok(tess_plan_query(t->plan, &t->info));
+    assert_true(t->info.n_merge_jobs > 0);
+    parts_place(&t->parts, t->plan, t->p.dtype == TESS_F32 ? 4 : 2, odd);
+}
+
+void parts_release(tessera_side *t) {
+    if (t->plan) problem_free(&t->p);
+    tess_plan_release(t->plan);
+    tess_layout_release(t->layout);
+    tess_device_release(t->device);
+    tess_runtime_release(t->runtime);
+}
+
 void parts_fill(const parts *x, unsigned char *image) {
     for (uint64_t n = 0; n < x->size; n++) image[n] = (unsigned char)(n * 41 + 3);
     for (int n = 3; n < PARTS; n++) memset(image + x->offset[n], 0xff, x->bytes[n]);

@@ -14,6 +14,23 @@ typedef struct parts {
     uint64_t bytes[PARTS], offset[PARTS], size;
 } parts;
 
+/* What Tessera holds on an application's device. */
+typedef struct tessera_side {
+    tess_runtime *runtime;
+    tess_device *device;
+    problem p;
+    tess_layout *layout;
+    tess_plan *plan;
+    tess_plan_info info;
+    parts parts;
+} tessera_side;
+
+/* Plans the problem of `line`, which has to be split among jobs, and places the parts. Runtime and
+ * device are there already. */
+void parts_prepare(tessera_side *t, const char *line, const char *kernel, uint32_t max_in_flight,
+                   int odd);
+void parts_release(tessera_side *t);
+
 /* The plan of a problem, by a kernel of that name (NULL: the plan's own choice) and with that many
  * runs in flight (0: the default). */
 tess_plan *parts_plan(const problem *p, const tess_layout *layout, tess_device *device,

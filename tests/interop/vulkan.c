@@ -29,14 +29,8 @@ typedef struct app {
     int narrow, timeline; /* 16-bit storage and timeline semaphores are enabled */
     pthread_mutex_t lock; /* of the queue */
     int locked;           /* how often */
-    tess_runtime *runtime;
-    tess_device *tessera;
-    problem p;
-    tess_layout *layout;
-    tess_plan *plan;
-    tess_plan_info info;
+    tessera_side t;
     void *inputs[2][3]; /* two sets of Q, K and V */
-    parts parts;
 } app;
 
 #define VK(call) assert_int_equal((call), VK_SUCCESS)
@@ -132,34 +126,26 @@ static tess_status wrap(app *a, const tess_vulkan_device *native, tess_device **
     char id[24];
     snprintf(id, sizeof id, "vulkan:%u", a->index);
     const tess_device_desc desc = {.struct_size = sizeof desc, .id = id, .native = native};
-    return tess_device_open(a->runtime, &desc, device);
+    return tess_device_open(a->t.runtime, &desc, device);
 }
 
 /* ------------------------------------------------------------------ problem and memory */
 
 static int setup(void **state) {
     app *a = *state;
-    char error[256];
     pthread_mutex_init(&a->lock, NULL);
     make_instance(a);
     make_device(a);
-    a->runtime = test_runtime(2);
+    a->t.runtime = test_runtime(2);
     const tess_vulkan_device native = native_of(a);
-    assert_ok(wrap(a, &native, &a->tessera));
-    assert_int_equal(problem_parse(&a->p, a->narrow ? narrow_line : wide_line, error, sizeof error),
-                     0);
-    assert_ok(problem_layout(&a->p, a->runtime, &a->layout));
-    a->plan = parts_plan(&a->p, a->layout, a->tessera, NULL, 2);
-    a->info.struct_size = sizeof a->info;
-    assert_ok(tess_plan_query(a->plan, &a->info));
-    assert_true(a->info.n_merge_jobs > 0);
-    parts_place(&a->parts, a->plan, a->p.dtype == TESS_F32 ? 4 : 2, 1);
+    assert_ok(wrap(a, &native, &a->t.device));
+    parts_prepare(&a->t, a->narrow ? narrow_line : wide_line, NULL, 2, 1);
     for (int set = 0; set < 2; set++)
         for (int n = 0; n < 3; n++) {
-            a->inputs[set][n] = malloc(a->parts.bytes[n]);
+            a->inputs[set][n] = malloc(a->t.parts.bytes[n]);
             assert_non_null(a->inputs[set][n]);
-            fill_normal(a->p.dtype, a->inputs[set][n],
-                        (int64_t)(a->parts.bytes[n] / (a->p.dtype == TESS_F32 ? 4 : 2)),
+            fill_normal(a->t.p.dtype, a->inputs[set][n],
+                        (int64_t)(a->t.parts.bytes[n] / (a->t.p.dtype == TESS_F32 ? 4 : 2)),
                         5 + (uint64_t)set, (uint32_t)n);
         }
     return 0;
@@ -168,11 +154,7 @@ static int setup(void **state) {
 static int teardown(void **state) {
     app *a = *state;
     const uint32_t index = a->index;
-    tess_plan_release(a->plan);
-    tess_layout_release(a->layout);
-    tess_device_release(a->tessera);
-    tess_runtime_release(a->runtime);
-    problem_free(&a->p);
+    parts_release(&a->t);
     for (int n = 0; n < 6; n++) free(a->inputs[n / 3][n % 3]);
     vkDestroyCommandPool(a->device, a->pool, NULL);
     vkDestroyDevice(a->device, NULL);
@@ -222,20 +204,20 @@ static void make_buffer(const app *a, uint64_t size, VkBuffer *buffer, VkDeviceM
 
 /* Fresh contents with a set of inputs; outputs and workspace are NaN. */
 static void job_fill(const app *a, job *j, int set) {
-    parts_fill(&a->parts, j->image);
+    parts_fill(&a->t.parts, j->image);
     for (int n = 0; n < 3; n++)
-        memcpy(j->image + a->parts.offset[n], a->inputs[set][n], a->parts.bytes[n]);
+        memcpy(j->image + a->t.parts.offset[n], a->inputs[set][n], a->t.parts.bytes[n]);
     memcpy(j->mapped, j->image, j->size);
 }
 
 static void job_begin(const app *a, job *j, int set) {
-    j->size = a->parts.size;
+    j->size = a->t.parts.size;
     j->image = malloc(j->size);
     assert_non_null(j->image);
     make_buffer(a, j->size, &j->buffer, &j->memory, &j->mapped);
     job_fill(a, j, set);
     j->run = parts_run(
-        &a->parts, a->plan,
+        &a->t.parts, a->t.plan,
         (tess_buffer){.kind = TESS_BUFFER_OBJECT, .handle = (uint64_t)j->buffer, .size = j->size});
 }
 
@@ -246,14 +228,14 @@ static void job_end(const app *a, job *j) {
 }
 
 static int untouched(const app *a, const job *j) {
-    return memcmp(j->mapped, j->image, a->parts.size) == 0;
+    return memcmp(j->mapped, j->image, a->t.parts.size) == 0;
 }
 
 /* The result is that of the set of inputs, and nothing around the outputs changed. */
 static void job_check(const app *a, const job *j, int set) {
-    parts_check_rest(&a->parts, j->mapped, j->image);
-    parts_check_rows(&a->p, (void *const *)a->inputs[set], j->mapped + a->parts.offset[3],
-                     j->mapped + a->parts.offset[4]);
+    parts_check_rest(&a->t.parts, j->mapped, j->image);
+    parts_check_rows(&a->t.p, (void *const *)a->inputs[set], j->mapped + a->t.parts.offset[3],
+                     j->mapped + a->t.parts.offset[4]);
 }
 
 /* -------------------------------------------------------------- the application's own commands */
@@ -352,7 +334,7 @@ static void test_record_and_replay(void **state) {
     job_begin(a, &j, 0);
     VkCommandBuffer commands = begin_commands(a, 0);
     j.run.stream = record_into(commands, NULL);
-    assert_ok(tess_run(a->plan, &j.run));
+    assert_ok(tess_run(a->t.plan, &j.run));
     VK(vkEndCommandBuffer(commands));
     assert_true(untouched(a, &j));
     for (int n = 0; n < 3; n++) {
@@ -370,14 +352,14 @@ static void test_record_ranges(void **state) {
     app *a = *state;
     job j;
     VkFence fence = make_fence(a);
-    tess_plan *plan = parts_plan(&a->p, a->layout, a->tessera, NULL, 64);
+    tess_plan *plan = parts_plan(&a->t.p, a->t.layout, a->t.device, NULL, 64);
     job_begin(a, &j, 1);
     VkCommandBuffer commands = begin_commands(a, VK_COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT_BIT);
     j.run.stream = record_into(commands, NULL);
-    for (j.run.first_job = 0; j.run.first_job < a->info.n_jobs;
+    for (j.run.first_job = 0; j.run.first_job < a->t.info.n_jobs;
          j.run.first_job += j.run.job_count) {
         j.run.job_count =
-            a->info.n_jobs - j.run.first_job < 5 ? a->info.n_jobs - j.run.first_job : 5;
+            a->t.info.n_jobs - j.run.first_job < 5 ? a->t.info.n_jobs - j.run.first_job : 5;
         assert_ok(tess_run(plan, &j.run));
     }
     VK(vkEndCommandBuffer(commands));
@@ -394,7 +376,7 @@ static void test_record_slots(void **state) {
     job j;
     VkFence fence = make_fence(a), over = make_fence(a);
     VkSemaphore semaphore = a->timeline ? make_semaphore(a, 1) : VK_NULL_HANDLE;
-    tess_plan *plan = parts_plan(&a->p, a->layout, a->tessera, NULL, 1);
+    tess_plan *plan = parts_plan(&a->t.p, a->t.layout, a->t.device, NULL, 1);
     job_begin(a, &j, 0);
     VkCommandBuffer commands = begin_commands(a, 0), other = begin_commands(a, 0);
     tess_vulkan_record extra = {.struct_size = sizeof extra, .fence = (uint64_t)over};
@@ -444,14 +426,14 @@ static void test_record_two(void **state) {
     job j[2];
     VkCommandBuffer commands[2];
     VkFence fences[2];
-    parts_place(&even.parts, a->plan, a->p.dtype == TESS_F32 ? 4 : 2, 0);
+    parts_place(&even.t.parts, a->t.plan, a->t.p.dtype == TESS_F32 ? 4 : 2, 0);
     even.queue = a->second;
     for (int n = 0; n < 2; n++) {
         fences[n] = make_fence(a);
         commands[n] = begin_commands(a, VK_COMMAND_BUFFER_USAGE_SIMULTANEOUS_USE_BIT);
         job_begin(sides[n], &j[n], n);
         j[n].run.stream = record_into(commands[n], NULL);
-        assert_ok(tess_run(a->plan, &j[n].run));
+        assert_ok(tess_run(a->t.plan, &j[n].run));
         VK(vkEndCommandBuffer(commands[n]));
     }
     for (int round = 0; round < 3; round++) {
@@ -472,7 +454,7 @@ static void test_record_two(void **state) {
 /* ------------------------------------------------------------------ submitting */
 
 static VkCommandBuffer copy_commands(const app *a, VkBuffer from, VkBuffer to) {
-    const VkBufferCopy all = {0, 0, a->parts.size};
+    const VkBufferCopy all = {0, 0, a->t.parts.size};
     VkCommandBuffer commands = begin_commands(a, 0);
     vkCmdCopyBuffer(commands, from, to, 1, &all);
     VK(vkEndCommandBuffer(commands));
@@ -490,11 +472,11 @@ static void chained(app *a, int timeline) {
     VkSemaphore first = make_semaphore(a, timeline),
                 second = timeline ? first : make_semaphore(a, 0);
     job_begin(a, &j, 1);
-    make_buffer(a, a->parts.size, &in, &in_memory, &in_mapped);
-    make_buffer(a, a->parts.size, &out, &out_memory, &out_mapped);
-    memcpy(in_mapped, j.image, a->parts.size);
-    memset(j.mapped, 0, a->parts.size);
-    memset(out_mapped, 0, a->parts.size);
+    make_buffer(a, a->t.parts.size, &in, &in_memory, &in_mapped);
+    make_buffer(a, a->t.parts.size, &out, &out_memory, &out_mapped);
+    memcpy(in_mapped, j.image, a->t.parts.size);
+    memset(j.mapped, 0, a->t.parts.size);
+    memset(out_mapped, 0, a->t.parts.size);
     submit(a, copy_commands(a, in, j.buffer), VK_NULL_HANDLE, 0, first, timeline ? 1 : 0,
            VK_NULL_HANDLE);
     const tess_vulkan_semaphore wait = {(uint64_t)first, timeline ? 1 : 0},
@@ -507,7 +489,7 @@ static void chained(app *a, int timeline) {
                                       .fence = (uint64_t)run_fence};
     j.run.stream = submit_with(&extra);
     const int before = a->locked;
-    assert_ok(tess_run(a->plan, &j.run));
+    assert_ok(tess_run(a->t.plan, &j.run));
     assert_true(a->locked > before);
     submit(a, copy_commands(a, j.buffer, out), second, timeline ? 2 : 0, VK_NULL_HANDLE, 0, fence);
     wait_fence(a, fence);
@@ -550,19 +532,19 @@ static void test_waits(void **state) {
     job_begin(a, &j[1], 1);
     j[0].run.stream = submit_with(&first);
     j[1].run.stream = submit_with(&second);
-    assert_ok(tess_run(a->plan, &j[0].run));
-    assert_ok(tess_run(a->plan, &j[1].run));
-    assert_error(tess_run(a->plan, &j[1].run), TESS_ERROR_BUSY, "tess_run", NULL);
-    assert_error(tess_wait(a->tessera, 10000000), TESS_ERROR_TIMEOUT, "tess_wait", NULL);
+    assert_ok(tess_run(a->t.plan, &j[0].run));
+    assert_ok(tess_run(a->t.plan, &j[1].run));
+    assert_error(tess_run(a->t.plan, &j[1].run), TESS_ERROR_BUSY, "tess_run", NULL);
+    assert_error(tess_wait(a->t.device, 10000000), TESS_ERROR_TIMEOUT, "tess_wait", NULL);
     assert_true(untouched(a, &j[0]) && untouched(a, &j[1]));
     const VkSemaphoreSignalInfo go = {
         .sType = VK_STRUCTURE_TYPE_SEMAPHORE_SIGNAL_INFO, .semaphore = semaphore, .value = 1};
     VK(vkSignalSemaphore(a->device, &go));
     wait_semaphore(a, semaphore, 2);
-    assert_ok(tess_wait(a->tessera, patience));
+    assert_ok(tess_wait(a->t.device, patience));
     job_check(a, &j[0], 0);
     job_check(a, &j[1], 1);
-    assert_ok(tess_wait(a->tessera, patience));
+    assert_ok(tess_wait(a->t.device, patience));
     job_end(a, &j[0]);
     job_end(a, &j[1]);
     vkDestroySemaphore(a->device, semaphore, NULL);
@@ -576,22 +558,24 @@ static void test_default_stream(void **state) {
     double seconds = -1;
     job_begin(a, &j, 0);
     job_begin(a, &copy, 1);
-    assert_ok(tess_run(a->plan, &j.run));
+    assert_ok(tess_run(a->t.plan, &j.run));
     j.run.device_seconds = &seconds;
-    assert_ok(tess_run(a->plan, &j.run));
+    assert_ok(tess_run(a->t.plan, &j.run));
     assert_true(seconds >= 0 && seconds < 100);
     const tess_buffer from = {.kind = TESS_BUFFER_OBJECT, .handle = (uint64_t)j.buffer},
                       to = {.kind = TESS_BUFFER_OBJECT, .handle = (uint64_t)copy.buffer};
-    assert_ok(tess_copy(a->tessera, to, from, a->parts.size));
+    assert_ok(tess_copy(a->t.device, to, from, a->t.parts.size));
     job_check(a, &j, 0);
-    assert_memory_equal(copy.mapped, j.mapped, a->parts.size);
-    unsigned char *host = malloc(a->parts.size);
+    assert_memory_equal(copy.mapped, j.mapped, a->t.parts.size);
+    unsigned char *host = malloc(a->t.parts.size);
     assert_non_null(host);
-    assert_ok(tess_copy(a->tessera, tess_host_buffer(host, a->parts.size), from, a->parts.size));
-    assert_memory_equal(host, j.mapped, a->parts.size);
-    memset(host, 1, a->parts.size);
-    assert_ok(tess_copy(a->tessera, from, tess_host_buffer(host, a->parts.size), a->parts.size));
-    assert_memory_equal(host, j.mapped, a->parts.size);
+    assert_ok(
+        tess_copy(a->t.device, tess_host_buffer(host, a->t.parts.size), from, a->t.parts.size));
+    assert_memory_equal(host, j.mapped, a->t.parts.size);
+    memset(host, 1, a->t.parts.size);
+    assert_ok(
+        tess_copy(a->t.device, from, tess_host_buffer(host, a->t.parts.size), a->t.parts.size));
+    assert_memory_equal(host, j.mapped, a->t.parts.size);
     free(host);
     job_end(a, &j);
     job_end(a, &copy);
@@ -604,11 +588,11 @@ static void run_elsewhere(const app *a, const char *id, int set) {
     tess_device *device = NULL;
     const tess_device_desc desc = {.struct_size = sizeof desc, .id = id};
     const void *const inputs[3] = {a->inputs[set][0], a->inputs[set][1], a->inputs[set][2]};
-    unsigned char *o = malloc(a->parts.bytes[3]), *lse = malloc(a->parts.bytes[4]);
+    unsigned char *o = malloc(a->t.parts.bytes[3]), *lse = malloc(a->t.parts.bytes[4]);
     assert_true(o && lse);
-    assert_ok(tess_device_open(a->runtime, &desc, &device));
-    parts_run_elsewhere(&a->parts, &a->p, a->layout, device, NULL, inputs, o, lse);
-    parts_check_rows(&a->p, (void *const *)a->inputs[set], o, lse);
+    assert_ok(tess_device_open(a->t.runtime, &desc, &device));
+    parts_run_elsewhere(&a->t.parts, &a->t.p, a->t.layout, device, NULL, inputs, o, lse);
+    parts_check_rows(&a->t.p, (void *const *)a->inputs[set], o, lse);
     free(o);
     free(lse);
     tess_device_release(device);
@@ -639,8 +623,8 @@ static void test_several_devices(void **state) {
         assert_int_equal(pthread_create(&threads[n], NULL, run_thread, &others[n]), 0);
     for (int n = 0; n < 3; n++) {
         job_fill(a, &j, n % 2);
-        assert_ok(tess_run(a->plan, &j.run));
-        assert_ok(tess_wait(a->tessera, patience));
+        assert_ok(tess_run(a->t.plan, &j.run));
+        assert_ok(tess_wait(a->t.device, patience));
         job_check(a, &j, n % 2);
     }
     for (int n = 0; n < 3; n++) assert_int_equal(pthread_join(threads[n], NULL), 0);
@@ -656,10 +640,10 @@ typedef struct runner {
 static void *run_often(void *argument) {
     runner *r = argument;
     while (r->runs < 10) {
-        const tess_status status = tess_run(r->a->plan, &r->j.run);
+        const tess_status status = tess_run(r->a->t.plan, &r->j.run);
         if (status == TESS_OK) r->runs++;
         if (status != TESS_OK && status != TESS_ERROR_BUSY) return NULL;
-        if (tess_wait(r->a->tessera, patience) != TESS_OK) return NULL;
+        if (tess_wait(r->a->t.device, patience) != TESS_OK) return NULL;
     }
     return NULL;
 }
@@ -725,12 +709,12 @@ static void test_without_features(void **state) {
     tess_vulkan_device n = native_of(a);
     n.features = 0;
     assert_ok(wrap(a, &n, &device));
-    assert_int_equal(problem_plan_desc(&a->p, &desc, &cu), 0);
+    assert_int_equal(problem_plan_desc(&a->t.p, &desc, &cu), 0);
     desc.dtype = TESS_BF16;
-    assert_int_equal(tess_plan_create(device, a->layout, &desc, &plan), TESS_ERROR_UNSUPPORTED);
+    assert_int_equal(tess_plan_create(device, a->t.layout, &desc, &plan), TESS_ERROR_UNSUPPORTED);
     assert_error_has("storageBuffer16BitAccess");
     desc.dtype = TESS_F32;
-    assert_ok(tess_plan_create(device, a->layout, &desc, &plan));
+    assert_ok(tess_plan_create(device, a->t.layout, &desc, &plan));
     free(cu);
     tess_plan_release(plan);
     tess_device_release(device);
@@ -743,21 +727,21 @@ static void test_bad_streams(void **state) {
     const tess_vulkan_semaphore nothing = {0, 0};
     job_begin(a, &j, 0);
     j.run.stream = record_into(VK_NULL_HANDLE, NULL);
-    assert_int_equal(tess_run(a->plan, &j.run), TESS_ERROR_INVALID);
+    assert_int_equal(tess_run(a->t.plan, &j.run), TESS_ERROR_INVALID);
     assert_error_has("stream.handle: ");
     tess_vulkan_submit extra = {.struct_size = sizeof extra, .n_waits = 1};
     j.run.stream = submit_with(&extra);
-    assert_int_equal(tess_run(a->plan, &j.run), TESS_ERROR_INVALID);
+    assert_int_equal(tess_run(a->t.plan, &j.run), TESS_ERROR_INVALID);
     extra.waits = &nothing;
-    assert_int_equal(tess_run(a->plan, &j.run), TESS_ERROR_INVALID);
+    assert_int_equal(tess_run(a->t.plan, &j.run), TESS_ERROR_INVALID);
     extra.n_waits = TESS_VULKAN_MOST_SEMAPHORES + 1;
-    assert_int_equal(tess_run(a->plan, &j.run), TESS_ERROR_UNSUPPORTED);
+    assert_int_equal(tess_run(a->t.plan, &j.run), TESS_ERROR_UNSUPPORTED);
     extra.struct_size = 4;
-    assert_int_equal(tess_run(a->plan, &j.run), TESS_ERROR_VERSION);
+    assert_int_equal(tess_run(a->t.plan, &j.run), TESS_ERROR_VERSION);
     VkCommandBuffer commands = begin_commands(a, 0);
     j.run.stream = record_into(commands, NULL);
     j.run.device_seconds = &seconds;
-    assert_int_equal(tess_run(a->plan, &j.run), TESS_ERROR_INVALID);
+    assert_int_equal(tess_run(a->t.plan, &j.run), TESS_ERROR_INVALID);
     VK(vkEndCommandBuffer(commands));
     assert_true(untouched(a, &j));
     job_end(a, &j);
@@ -773,7 +757,7 @@ static void test_range_limit(void **state) {
     job_begin(a, &j, 0);
     j.run.k.buffer.size = 0; /* nothing is known of it, so nothing but the limit is in the way */
     j.run.k.stride_batch = (int64_t)properties.limits.maxStorageBufferRange;
-    assert_int_equal(tess_run(a->plan, &j.run), TESS_ERROR_UNSUPPORTED);
+    assert_int_equal(tess_run(a->t.plan, &j.run), TESS_ERROR_UNSUPPORTED);
     assert_error_has("k: ");
     assert_error_has("maxStorageBufferRange");
     assert_true(untouched(a, &j));
