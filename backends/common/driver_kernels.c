@@ -118,9 +118,7 @@ static tess_status portable_prepare(tess_driver_device *d, const tess_kernel_key
         tess_driver_state_create(d, key, 0, d->driver->vendor->images, name, &state);
     if (status != TESS_OK || !state) return status;
     state->shape = shape;
-    kernel->tile_rows = kernel->pack_rows = shape->rows;
-    kernel->tile_step = 1;
-    kernel->costs = tess_portable_costs(shape, 2 * (uint32_t)(d->units > 0 ? d->units : 1));
+    tess_portable_describe(shape, 2 * (uint32_t)(d->units > 0 ? d->units : 1), kernel);
     kernel->state = state;
     return TESS_OK;
 }

@@ -60,17 +60,20 @@ const tess_portable_shape *tess_portable_find(const tess_portable_variant *varia
     return NULL;
 }
 
-tess_kernel_costs tess_portable_costs(const tess_portable_shape *shape, uint32_t workers) {
+void tess_portable_describe(const tess_portable_shape *shape, uint32_t workers,
+                            tess_kernel *kernel) {
     enum { FLOP_PER_NS = 60 }; /* of a workgroup: 15 TFLOP/s of an H200, which runs 264 of them */
     const uint32_t flop = 4 * shape->rows * shape->keys * shape->head_dim;
-    return (tess_kernel_costs){.workers = workers,
-                               .step_keys = shape->keys,
-                               .step_ns = flop / FLOP_PER_NS,
-                               .job_ns = 4000,
-                               .merge_ns = 8000,
-                               .part_ns = 200,
-                               .partial_bandwidth = 500000,
-                               .bandwidth = 1000000};
+    kernel->tile_rows = kernel->pack_rows = shape->rows;
+    kernel->tile_step = 1;
+    kernel->costs = (tess_kernel_costs){.workers = workers,
+                                        .step_keys = shape->keys,
+                                        .step_ns = flop / FLOP_PER_NS,
+                                        .job_ns = 4000,
+                                        .merge_ns = 8000,
+                                        .part_ns = 200,
+                                        .partial_bandwidth = 500000,
+                                        .bandwidth = 1000000};
 }
 
 static void common_args(const tess_launch *l, int base_in_handle, tess_args *a) {

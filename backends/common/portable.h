@@ -48,10 +48,11 @@ const char *tess_portable_refusal(const tess_kernel_key *key);
 const tess_portable_shape *tess_portable_find(const tess_portable_variant *variant,
                                               int32_t head_dim);
 
-/* The costs of a shape on a device that runs `workers` of its workgroups at a time. Devices differ
- * in speed by more than shapes do; the rates are those of a fast device, where splitting keys pays
- * least. */
-tess_kernel_costs tess_portable_costs(const tess_portable_shape *shape, uint32_t workers);
+/* Fills tiles and costs of a kernel that runs in a shape, on a device that runs `workers` of its
+ * workgroups at a time. Devices differ in speed by more than shapes do; the rates are those of a
+ * fast device, where splitting keys pays least. */
+void tess_portable_describe(const tess_portable_shape *shape, uint32_t workers,
+                            tess_kernel *kernel);
 
 /* "f32", "f16", "bf16", and bytes of an element. */
 const char *tess_portable_dtype(uint32_t dtype);

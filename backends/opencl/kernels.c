@@ -290,10 +290,7 @@ static tess_status prepare(opencl_device *d, uint32_t index, const tess_kernel_k
         status = state_create(d, row, entry->program, key->max_in_flight ? key->max_in_flight : 1,
                               shape->threads, &state);
     if (status != TESS_OK) return status;
-    kernel->tile_rows = shape->rows;
-    kernel->tile_step = 1;
-    kernel->pack_rows = shape->rows;
-    kernel->costs = tess_portable_costs(shape, tess_opencl_parallel_jobs(d));
+    tess_portable_describe(shape, tess_opencl_parallel_jobs(d), kernel);
     kernel->impl = row;
     kernel->state = state;
     kernel->release = release;

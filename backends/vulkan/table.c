@@ -90,10 +90,7 @@ static tess_status prepare(tess_vk_device *d, const tess_kernel_key *key, int va
     state->forward = forward;
     state->merge = merge;
     state->jobs_per_submission = jobs_per_submission;
-    kernel->tile_rows = shape->rows;
-    kernel->tile_step = 1;
-    kernel->pack_rows = shape->rows;
-    kernel->costs = tess_portable_costs(shape, tess_vk_parallel_jobs(d));
+    tess_portable_describe(shape, tess_vk_parallel_jobs(d), kernel);
     kernel->impl = &kernels[variant];
     kernel->state = state;
     kernel->release = tess_vk_state_release;

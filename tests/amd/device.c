@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/backend_table.h"
 #include "portable.h"
 #include "row.h"
 
@@ -192,21 +193,4 @@ static tess_status emulated_launch(void *opaque, const tess_launch *l) {
     return status;
 }
 
-static const tess_backend backend = {
-    .abi = TESS_BACKEND_ABI,
-    .struct_size = sizeof backend,
-    .name = "emulated",
-    .list = emulated_list,
-    .open = emulated_open,
-    .close = emulated_close,
-    .query = emulated_query,
-    .kernel = emulated_kernel,
-    .launch = emulated_launch,
-    .alloc = emulated_alloc,
-    .free = emulated_free,
-    .copy = emulated_copy,
-    .wait = emulated_wait,
-};
-
-__attribute__((visibility("default"))) const tess_backend *tess_backend_entry(void);
-const tess_backend *tess_backend_entry(void) { return &backend; }
+TEST_BACKEND(emulated, "emulated")

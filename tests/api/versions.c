@@ -107,12 +107,15 @@ static size_t base_device(void *bytes) {
     memcpy(bytes, &d, sizeof d);
     return sizeof d;
 }
-static tess_status call_device(void *bytes) {
-    tess_device *made = NULL;
-    const tess_status status = tess_device_open(h.runtime, bytes, &made);
-    tess_device_release(made);
-    return status;
-}
+/* Makes an object from a descriptor, and releases it. */
+#define CALL(kind, create, ...)                                       \
+    static tess_status call_##kind(void *bytes) {                     \
+        tess_##kind *made = NULL;                                     \
+        const tess_status status = create(__VA_ARGS__, bytes, &made); \
+        tess_##kind##_release(made);                                  \
+        return status;                                                \
+    }
+CALL(device, tess_device_open, h.runtime)
 static tess_pattern one_pattern;
 static size_t base_layout(void *bytes) {
     tess_layout_desc d;
@@ -121,12 +124,7 @@ static size_t base_layout(void *bytes) {
     memcpy(bytes, &d, sizeof d);
     return sizeof d;
 }
-static tess_status call_layout(void *bytes) {
-    tess_layout *made = NULL;
-    const tess_status status = tess_layout_create(h.runtime, bytes, &made);
-    tess_layout_release(made);
-    return status;
-}
+CALL(layout, tess_layout_create, h.runtime)
 static size_t base_pattern(void *bytes) {
     tess_pattern p;
     fill_pattern(&p);
@@ -147,12 +145,7 @@ static size_t base_plan(void *bytes) {
     memcpy(bytes, &d, sizeof d);
     return sizeof d;
 }
-static tess_status call_plan(void *bytes) {
-    tess_plan *made = NULL;
-    const tess_status status = tess_plan_create(h.device, h.layout, bytes, &made);
-    tess_plan_release(made);
-    return status;
-}
+CALL(plan, tess_plan_create, h.device, h.layout)
 static size_t base_run(void *bytes) {
     memcpy(bytes, &h.run, sizeof h.run);
     return sizeof h.run;

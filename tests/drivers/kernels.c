@@ -9,6 +9,7 @@
 
 #include "args.h"
 #include "common/elements.h"
+#include "common/partials.h"
 #include "fake.h"
 #include "kernels/sm80_args.h"
 #include "kernels/sm90_args.h"
@@ -161,8 +162,8 @@ static void add_block(row *r, int64_t j, uint32_t bits, int masked) {
 }
 
 static float *partial_at(const buffers *b, uint32_t partial) {
-    return b->workspace + b->a->partials_at +
-           (uint64_t)partial * b->a->partial_rows * (b->a->head_dim + 2u);
+    return partial_of(b->workspace + b->a->partials_at, partial, b->a->partial_rows,
+                      (int)b->a->head_dim);
 }
 
 static void write_row(const buffers *b, const tess_sequence *s, int64_t token, int64_t head,
@@ -204,35 +205,18 @@ static void forward_row(const buffers *b, const tess_job *job, int64_t pack, int
                   r.sum > 0 ? b->scale * r.most + log(r.sum) : -INFINITY);
         return;
     }
-    float *partial = partial_at(b, job->partial);
-    const int64_t place = pack * job->rows + n;
-    for (uint32_t e = 0; e < a->head_dim; e++) partial[place * a->head_dim + e] = (float)r.o[e];
-    partial[(int64_t)a->partial_rows * a->head_dim + place] = (float)r.most;
-    partial[(int64_t)a->partial_rows * (a->head_dim + 1) + place] = (float)r.sum;
+    partial_write(partial_at(b, job->partial), a->partial_rows, (int)a->head_dim,
+                  pack * job->rows + n, r.o, r.most, r.sum);
 }
 
 static void merge_row(const buffers *b, const tess_merge *merge, int64_t pack, int64_t n) {
     const tess_args *a = b->a;
     const tess_sequence *s =
         (const tess_sequence *)(const void *)(b->tables + a->sequences_at) + merge->sequence;
-    const int64_t place = pack * merge->rows + n,
-                  most_at = (int64_t)a->partial_rows * a->head_dim + place,
-                  sum_at = most_at + a->partial_rows;
-    const double scale = b->scale;
-    double most = -INFINITY, sum = 0, o[256] = {0};
-    for (uint32_t i = 0; i < merge->parts; i++)
-        most = fmax(most, partial_at(b, merge->partial + i)[most_at]);
-    for (uint32_t i = 0; i < merge->parts; i++) {
-        const float *partial = partial_at(b, merge->partial + i);
-        if (partial[sum_at] == 0) continue;
-        const double weight = partial[sum_at] * exp(scale * (partial[most_at] - most));
-        sum += weight;
-        for (uint32_t e = 0; e < a->head_dim; e++)
-            o[e] += weight * partial[place * a->head_dim + e];
-    }
-    for (uint32_t e = 0; e < a->head_dim; e++) o[e] = sum > 0 ? o[e] / sum : 0;
-    write_row(b, s, merge->row + n, merge->head + pack, o,
-              sum > 0 ? scale * most + log(sum) : -INFINITY);
+    double o[256];
+    const double lse = partials_merge(partial_at(b, merge->partial), merge->parts, a->partial_rows,
+                                      (int)a->head_dim, pack * merge->rows + n, b->scale, o);
+    write_row(b, s, merge->row + n, merge->head + pack, o, lse);
 }
 
 void fake_kernel_run(int number, unsigned groups, void *const *parameters) {

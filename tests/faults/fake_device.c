@@ -7,7 +7,9 @@
 #include <string.h>
 #include <tessera/tessera_key_walk.h>
 
+#include "common/backend_table.h"
 #include "common/elements.h"
+#include "common/partials.h"
 
 enum { DEVICES = 2, MOST_BUFFERS = 256 };
 
@@ -258,8 +260,8 @@ static void add_block(row_state *r, int64_t j, uint32_t bits, int masked) {
 }
 
 static float *partial_at(const tess_launch *l, uint32_t partial) {
-    return (float *)(void *)(address(&l->workspace) + l->partials_at) +
-           (uint64_t)partial * l->partial_rows * (uint64_t)(l->value_head_dim + 2);
+    return partial_of((float *)(void *)(address(&l->workspace) + l->partials_at), partial,
+                      l->partial_rows, l->value_head_dim);
 }
 
 static void write_row(const tess_launch *l, const tess_sequence *s, int64_t row, int64_t head,
@@ -301,35 +303,19 @@ static void run_row(const tess_launch *l, const char *tables, const tess_job *jo
                   r.sum > 0 ? fabs((double)l->scale) * r.most + log(r.sum) : -INFINITY);
         return;
     }
-    float *partial = partial_at(l, job->partial);
-    const int64_t place = head_in_pack * job->rows + row;
-    for (int e = 0; e < l->head_dim; e++) partial[place * l->value_head_dim + e] = (float)r.o[e];
-    partial[(int64_t)l->partial_rows * l->value_head_dim + place] = (float)r.most;
-    partial[(int64_t)l->partial_rows * (l->value_head_dim + 1) + place] = (float)r.sum;
+    partial_write(partial_at(l, job->partial), l->partial_rows, l->value_head_dim,
+                  head_in_pack * job->rows + row, r.o, r.most, r.sum);
 }
 
 static void merge_row(const tess_launch *l, const char *tables, const tess_merge *merge,
                       int64_t head_in_pack, int64_t row) {
     const tess_sequence *s =
         (const tess_sequence *)(const void *)(tables + l->tables->sequences_at) + merge->sequence;
-    const int64_t place = head_in_pack * merge->rows + row,
-                  most_at = (int64_t)l->partial_rows * l->value_head_dim + place,
-                  sum_at = most_at + l->partial_rows;
-    const double scale = fabs((double)l->scale);
-    double most = -INFINITY, sum = 0, o[256] = {0};
-    for (uint32_t n = 0; n < merge->parts; n++)
-        most = fmax(most, partial_at(l, merge->partial + n)[most_at]);
-    for (uint32_t n = 0; n < merge->parts; n++) {
-        const float *partial = partial_at(l, merge->partial + n);
-        if (partial[sum_at] == 0) continue;
-        const double weight = partial[sum_at] * exp(scale * (partial[most_at] - most));
-        sum += weight;
-        for (int e = 0; e < l->head_dim; e++)
-            o[e] += weight * partial[place * l->value_head_dim + e];
-    }
-    for (int e = 0; e < l->head_dim; e++) o[e] = sum > 0 ? o[e] / sum : 0;
-    write_row(l, s, merge->row + row, merge->head + head_in_pack, o,
-              sum > 0 ? scale * most + log(sum) : -INFINITY);
+    double o[256];
+    const double lse = partials_merge(partial_at(l, merge->partial), merge->parts, l->partial_rows,
+                                      l->value_head_dim, head_in_pack * merge->rows + row,
+                                      fabs((double)l->scale), o);
+    write_row(l, s, merge->row + row, merge->head + head_in_pack, o, lse);
 }
 
 static tess_status fake_launch(void *opaque, const tess_launch *l) {
@@ -350,21 +336,4 @@ static tess_status fake_launch(void *opaque, const tess_launch *l) {
     return TESS_OK;
 }
 
-static const tess_backend backend = {
-    .abi = TESS_BACKEND_ABI,
-    .struct_size = sizeof backend,
-    .name = "fake",
-    .list = fake_list,
-    .open = fake_open,
-    .close = fake_close,
-    .query = fake_query,
-    .kernel = fake_kernel,
-    .launch = fake_launch,
-    .alloc = fake_alloc,
-    .free = fake_free,
-    .copy = fake_copy,
-    .wait = fake_wait,
-};
-
-__attribute__((visibility("default"))) const tess_backend *tess_backend_entry(void);
-const tess_backend *tess_backend_entry(void) { return &backend; }
+TEST_BACKEND(fake, "fake")

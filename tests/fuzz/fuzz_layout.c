@@ -6,25 +6,10 @@
 
 #include <tessera/tessera.h>
 
+#include "bounded.h"
 #include "fuzz.h"
 
-enum { CHECKSUM = 8, HEADER = 124, MOST_BYTES = 1 << 26, MOST_BLOCKS = 1 << 16 };
-
-/* Memory is bounded, since a few bytes may ask for a layout of billions of blocks: then the answer
- * is OUT_OF_MEMORY. */
-static size_t taken;
-static void *take(void *user, size_t size, size_t alignment) {
-    (void)user;
-    if (size > MOST_BYTES || taken > MOST_BYTES - size) return NULL;
-    void *memory = aligned_alloc(alignment < 16 ? 16 : alignment, (size + 4095) / 4096 * 4096);
-    if (memory) taken += size;
-    return memory;
-}
-static void give(void *user, void *pointer, size_t size) {
-    (void)user;
-    taken -= size;
-    free(pointer);
-}
+enum { CHECKSUM = 8, HEADER = 124, MOST_BLOCKS = 1 << 16 };
 
 static uint64_t random_bits(uint64_t *state) {
     *state = *state * 6364136223846793005u + 1442695040888963407u;
@@ -87,7 +72,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static tess_runtime *runtime;
     if (!runtime) {
         tess_runtime_desc desc = {.struct_size = sizeof desc,
-                                  .allocator = {take, give, NULL},
+                                  .allocator = {bounded_take, bounded_give, NULL},
                                   .log = fuzz_log_nothing,
                                   .cpu_threads = 1};
         desc.backend = desc.kernel = desc.verbose = desc.cache_dir = desc.tune_file =

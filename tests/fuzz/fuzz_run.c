@@ -9,24 +9,11 @@
 #include <math.h>
 #include <string.h>
 
+#include "bounded.h"
 #include "fuzz.h"
 #include "instance.h"
 
-enum { MOST_BYTES = 1 << 26, ARENA = 1 << 15, LINE = 512 };
-
-static size_t taken;
-static void *take_memory(void *user, size_t size, size_t alignment) {
-    (void)user;
-    if (size > MOST_BYTES || taken > MOST_BYTES - size) return NULL;
-    void *memory = aligned_alloc(alignment < 16 ? 16 : alignment, (size + 255) / 256 * 256);
-    if (memory) taken += size;
-    return memory;
-}
-static void give_memory(void *user, void *pointer, size_t size) {
-    (void)user;
-    taken -= size;
-    free(pointer);
-}
+enum { ARENA = 1 << 15, LINE = 512 };
 
 /* What is left of the input; past its end there are zeros. */
 typedef struct bytes {
@@ -272,7 +259,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static tess_device *device;
     if (!runtime) {
         tess_runtime_desc desc = {.struct_size = sizeof desc,
-                                  .allocator = {take_memory, give_memory, NULL},
+                                  .allocator = {bounded_take, bounded_give, NULL},
                                   .log = fuzz_log_nothing,
                                   .cpu_threads = 1};
         desc.backend = desc.kernel = desc.verbose = desc.cache_dir = desc.tune_file =

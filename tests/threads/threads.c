@@ -267,30 +267,17 @@ static void *own_runtime(void *argument) {
     return NULL;
 }
 
-static void test_run_shared_plan(void **state) {
-    (void)state;
-    in_threads(run_shared_plan);
-}
-static void test_make_everything(void **state) {
-    (void)state;
-    in_threads(make_everything);
-}
-static void test_ask_everything(void **state) {
-    (void)state;
-    in_threads(ask_everything);
-}
-static void test_fail_in_own_way(void **state) {
-    (void)state;
-    in_threads(fail_in_own_way);
-}
-static void test_mixture(void **state) {
-    (void)state;
-    in_threads(mixture);
-}
-static void test_own_runtime(void **state) {
-    (void)state;
-    in_threads(own_runtime);
-}
+#define TEST(function)                          \
+    static void test_##function(void **state) { \
+        (void)state;                            \
+        in_threads(function);                   \
+    }
+TEST(run_shared_plan)
+TEST(make_everything)
+TEST(ask_everything)
+TEST(fail_in_own_way)
+TEST(mixture)
+TEST(own_runtime)
 
 int main(void) {
     const struct CMUnitTest tests[] = {
