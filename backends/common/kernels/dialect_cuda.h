@@ -23,10 +23,10 @@ typedef long long tess_offset;
 #define TESS_UINT(x)         ((uint)(x))
 #define TESS_UNROLL          _Pragma("unroll")
 #define TESS_NO_UNROLL       _Pragma("unroll 1")
-#define TESS_UNROLL_SOME     _Pragma("unroll 4")
+#define TESS_UNROLL_4        _Pragma("unroll 4")
 #define TESS_SHARED(t, n, c) __shared__ t n[c];
 #define TESS_WORD(at)        (tables[at])
-#define TESS_WIDE(at) \
+#define TESS_WORD64(at) \
     ((tess_offset)((unsigned long long)tables[at] | (unsigned long long)tables[(at) + 1u] << 32))
 #define TESS_HEAD_DIM (args.head_dim)
 #define TESS_FLAGS    (args.flags)
@@ -72,18 +72,18 @@ TESS_FUNCTION void tess_barrier() {
 TESS_FUNCTION float tess_exp2(float x) { return __builtin_amdgcn_exp2f(x); }
 TESS_FUNCTION float tess_log2(float x) { return __builtin_amdgcn_logf(x); }
 TESS_FUNCTION float tess_max(float a, float b) { return a > b ? a : b; }
-TESS_FUNCTION float tess_half_wide(uint bits) {
+TESS_FUNCTION float tess_half_to_float(uint bits) {
     return (float)__builtin_bit_cast(_Float16, (unsigned short)bits);
 }
-TESS_FUNCTION uint tess_half_narrow(float x) {
+TESS_FUNCTION uint tess_float_to_half(float x) {
     return __builtin_bit_cast(unsigned short, (_Float16)x);
 }
 #else
-#define TESS_THREAD          tess_special_x()
+#define TESS_THREAD          tess_thread_x()
 #define TESS_GROUP           tess_group()
 #define TESS_BARRIER         __syncthreads()
 #define TESS_BOUNDS(threads) __attribute__((launch_bounds(threads, 3)))
-TESS_FUNCTION uint tess_special_x() {
+TESS_FUNCTION uint tess_thread_x() {
     uint x;
     asm("mov.u32 %0, %%tid.x;" : "=r"(x));
     return x;
@@ -110,12 +110,12 @@ TESS_FUNCTION float tess_max(float a, float b) {
     asm("max.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
     return y;
 }
-TESS_FUNCTION float tess_half_wide(uint bits) {
+TESS_FUNCTION float tess_half_to_float(uint bits) {
     float y;
     asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"((unsigned short)bits));
     return y;
 }
-TESS_FUNCTION uint tess_half_narrow(float x) {
+TESS_FUNCTION uint tess_float_to_half(float x) {
     unsigned short bits;
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
     return bits;
@@ -136,7 +136,7 @@ TESS_FUNCTION uint tess_to_bits(float x) { return __builtin_bit_cast(uint, x); }
 /* Only a compiler of OpenCL C for CPUs needs it: see dialect_opencl.h. */
 #define TESS_LOOP_ENTERS(first) false
 
-TESS_FUNCTION uint tess_least(uint a, uint b) { return a < b ? a : b; }
+TESS_FUNCTION uint tess_min(uint a, uint b) { return a < b ? a : b; }
 TESS_FUNCTION vec4 tess_max4(vec4 a, vec4 b) {
     return VEC4(tess_max(a.x, b.x), tess_max(a.y, b.y), tess_max(a.z, b.z), tess_max(a.w, b.w));
 }
@@ -161,14 +161,14 @@ struct tess_bf16 {
 };
 
 TESS_FUNCTION float tess_widen(float x) { return x; }
-TESS_FUNCTION float tess_widen(tess_f16 x) { return tess_half_wide(x.bits); }
+TESS_FUNCTION float tess_widen(tess_f16 x) { return tess_half_to_float(x.bits); }
 TESS_FUNCTION float tess_widen(tess_bf16 x) { return tess_from_bits((uint)x.bits << 16); }
 
 TESS_FUNCTION vec4 tess_load4_aligned(const float *from) { return *(const vec4 *)from; }
 TESS_FUNCTION vec4 tess_load4_aligned(const tess_f16 *from) {
     const tess_uint2 four = *(const tess_uint2 *)from;
-    return VEC4(tess_half_wide(four.x & 0xffffu), tess_half_wide(four.x >> 16),
-                tess_half_wide(four.y & 0xffffu), tess_half_wide(four.y >> 16));
+    return VEC4(tess_half_to_float(four.x & 0xffffu), tess_half_to_float(four.x >> 16),
+                tess_half_to_float(four.y & 0xffffu), tess_half_to_float(four.y >> 16));
 }
 TESS_FUNCTION vec4 tess_load4_aligned(const tess_bf16 *from) {
     const tess_uint2 four = *(const tess_uint2 *)from;
@@ -182,7 +182,7 @@ template <typename T> TESS_FUNCTION vec4 tess_load4(const T *from) {
 /* To nearest even; a NaN stays one. */
 TESS_FUNCTION void tess_store(float *to, float x) { *to = x; }
 TESS_FUNCTION void tess_store(tess_f16 *to, float x) {
-    to->bits = (unsigned short)tess_half_narrow(x);
+    to->bits = (unsigned short)tess_float_to_half(x);
 }
 TESS_FUNCTION void tess_store(tess_bf16 *to, float x) {
     const uint bits = tess_to_bits(x);

@@ -27,35 +27,35 @@
 #define TESS_UNROLL             [[unroll]]
 #define TESS_NO_UNROLL          [[dont_unroll]]
 #define TESS_LOOP_ENTERS(first) false /* no compiler needs it here: see dialect_opencl.h */
-#define TESS_UNROLL_SOME
+#define TESS_UNROLL_4
 #define TESS_THREAD  gl_LocalInvocationIndex
 #define TESS_GROUP   (gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x)
 #define TESS_BARRIER barrier()
 #define TESS_SHARED_OUTSIDE
 #define TESS_SHARED(t, n, c) shared t n[c];
 #define TESS_WORD(at)        tables_[at]
-#define TESS_WIDE(at)        tables_[at] /* the low half */
+#define TESS_WORD64(at)      tables_[at] /* the low half */
 #define TESS_HEAD_DIM        (args.head_dim)
 #define TESS_FLAGS           (args.flags)
 #define TESS_MINUS_INFINITY  uintBitsToFloat(0xff800000u)
 
 #if TESS_DTYPE == 0
-#define TESS_ELEMENT float
-#define TESS_FOUR    vec4
+#define TESS_ELEMENT  float
+#define TESS_ELEMENT4 vec4
 #else
-#define TESS_ELEMENT uint16_t
-#define TESS_FOUR    uvec2
+#define TESS_ELEMENT  uint16_t
+#define TESS_ELEMENT4 uvec2
 #endif
 
 layout(set = 0, binding = TESS_BIND_ARGS, std140) uniform tess_args_block { tess_args args; };
 
 /* Inputs are seen twice, as elements and as groups of 4. */
 layout(set = 0, binding = TESS_BIND_Q) readonly buffer tess_q { TESS_ELEMENT Q_[]; };
-layout(set = 0, binding = TESS_BIND_Q) readonly buffer tess_q4 { TESS_FOUR Q4_[]; };
+layout(set = 0, binding = TESS_BIND_Q) readonly buffer tess_q4 { TESS_ELEMENT4 Q4_[]; };
 layout(set = 0, binding = TESS_BIND_K) readonly buffer tess_k { TESS_ELEMENT K_[]; };
-layout(set = 0, binding = TESS_BIND_K) readonly buffer tess_k4 { TESS_FOUR K4_[]; };
+layout(set = 0, binding = TESS_BIND_K) readonly buffer tess_k4 { TESS_ELEMENT4 K4_[]; };
 layout(set = 0, binding = TESS_BIND_V) readonly buffer tess_v { TESS_ELEMENT V_[]; };
-layout(set = 0, binding = TESS_BIND_V) readonly buffer tess_v4 { TESS_FOUR V4_[]; };
+layout(set = 0, binding = TESS_BIND_V) readonly buffer tess_v4 { TESS_ELEMENT4 V4_[]; };
 layout(set = 0, binding = TESS_BIND_O) writeonly buffer tess_o { TESS_ELEMENT O_[]; };
 layout(set = 0, binding = TESS_BIND_LSE) writeonly buffer tess_lse { float LSE_[]; };
 layout(set = 0, binding = TESS_BIND_TABLES) readonly buffer tess_tables { uint tables_[]; };
@@ -64,11 +64,11 @@ layout(set = 0, binding = TESS_BIND_WORKSPACE) readonly buffer tess_workspace4 {
     vec4 workspace4_[];
 };
 
-#define tess_least(a, b) min(a, b)
-#define tess_max(a, b)   max(a, b)
-#define tess_max4(a, b)  max(a, b)
-#define tess_exp2(x)     exp2(x)
-#define tess_log2(x)     log2(x)
+#define tess_min(a, b)  min(a, b)
+#define tess_max(a, b)  max(a, b)
+#define tess_max4(a, b) max(a, b)
+#define tess_exp2(x)    exp2(x)
+#define tess_log2(x)    log2(x)
 vec4 tess_exp_scores(vec4 scores, float row_max, float scale_log2) {
     return mix(vec4(0.0), exp2((scores - row_max) * scale_log2),
                greaterThan(scores, vec4(TESS_LOWEST)));
@@ -81,7 +81,7 @@ float tess_max_of(vec4 a) { return max(max(a.x, a.y), max(a.z, a.w)); }
 #define TESS_LOAD4_ALIGNED(buffer, at) buffer##4_ [(at) / 4u]
 #define TESS_STORE_O(at, value)        O_[at] = (value)
 #else
-uvec2 tess_two(uint a, uint b, uint c, uint d) { return uvec2(a | b << 16, c | d << 16); }
+uvec2 tess_pack4(uint a, uint b, uint c, uint d) { return uvec2(a | b << 16, c | d << 16); }
 #if TESS_DTYPE == 1
 vec4 tess_widen(uvec2 four) { return vec4(unpackHalf2x16(four.x), unpackHalf2x16(four.y)); }
 /* packHalf2x16 may round in any direction; this is to nearest even, subnormals included. */
@@ -108,9 +108,9 @@ uint tess_narrow(float x) {
                                               : (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
 }
 #endif
-#define TESS_LOAD4(buffer, at)                                           \
-    tess_widen(tess_two(uint(buffer##_[at]), uint(buffer##_[(at) + 1u]), \
-                        uint(buffer##_[(at) + 2u]), uint(buffer##_[(at) + 3u])))
+#define TESS_LOAD4(buffer, at)                                             \
+    tess_widen(tess_pack4(uint(buffer##_[at]), uint(buffer##_[(at) + 1u]), \
+                          uint(buffer##_[(at) + 2u]), uint(buffer##_[(at) + 3u])))
 #define TESS_LOAD4_ALIGNED(buffer, at) tess_widen(buffer##4_ [(at) / 4u])
 #define TESS_STORE_O(at, value)        O_[at] = uint16_t(tess_narrow(value))
 #endif

@@ -31,18 +31,18 @@ typedef long tess_offset;
 #define VEC4(a, b, c, d)     ((float4)((a), (b), (c), (d)))
 #define TESS_UNROLL          _Pragma("unroll")
 #define TESS_NO_UNROLL       _Pragma("unroll 1")
-#define TESS_UNROLL_SOME     _Pragma("unroll 4")
+#define TESS_UNROLL_4        _Pragma("unroll 4")
 #define TESS_THREAD          ((uint)get_local_id(0))
 #define TESS_GROUP           ((uint)(get_group_id(0) + get_group_id(1) * get_num_groups(0)))
 #define TESS_BARRIER         barrier(CLK_LOCAL_MEM_FENCE)
 #define TESS_SHARED(t, n, c) __local t n[c];
 #define TESS_WORD(at)        (tables[at])
-#define TESS_WIDE(at)        ((long)((ulong)tables[at] | (ulong)tables[(at) + 1u] << 32))
+#define TESS_WORD64(at)      ((long)((ulong)tables[at] | (ulong)tables[(at) + 1u] << 32))
 #define TESS_HEAD_DIM        (args.head_dim)
 #define TESS_FLAGS           (args.flags)
 #define TESS_MINUS_INFINITY  (-INFINITY)
 
-TESS_FUNCTION uint tess_least(uint a, uint b) { return min(a, b); }
+TESS_FUNCTION uint tess_min(uint a, uint b) { return min(a, b); }
 TESS_FUNCTION float tess_max(float a, float b) { return a > b ? a : b; }
 TESS_FUNCTION vec4 tess_max4(vec4 a, vec4 b) { return max(a, b); }
 TESS_FUNCTION float tess_max_of(vec4 a) { return max(max(a.x, a.y), max(a.z, a.w)); }
@@ -55,13 +55,13 @@ TESS_FUNCTION float tess_log2(float x) { return log2(x); }
 
 #if TESS_DTYPE == 0
 typedef float tess_element;
-typedef float4 tess_four;
+typedef float4 tess_element4;
 TESS_FUNCTION vec4 tess_widen(float4 four) { return four; }
 TESS_FUNCTION float4 tess_narrow4(vec4 x) { return x; }
 TESS_FUNCTION float tess_narrow(float x) { return x; }
 #elif TESS_DTYPE == 1
 typedef ushort tess_element;
-typedef ushort4 tess_four;
+typedef ushort4 tess_element4;
 #if defined(TESS_ON_CPU)
 /* What vload_half4 does, in far less code: the exponent is moved by a product, which is right for
  * subnormals, and stays all ones where it was. */
@@ -86,7 +86,7 @@ TESS_FUNCTION ushort tess_narrow(float x) {
 }
 #else
 typedef ushort tess_element;
-typedef ushort4 tess_four;
+typedef ushort4 tess_element4;
 TESS_FUNCTION vec4 tess_widen(ushort4 four) { return as_float4(convert_uint4(four) << 16); }
 /* To nearest even; a NaN stays one. */
 TESS_FUNCTION ushort4 tess_narrow4(vec4 x) {
@@ -104,11 +104,12 @@ TESS_FUNCTION ushort tess_narrow(float x) { return tess_narrow4((float4)(x)).x; 
 #define TESS_LOAD4_ALIGNED(buffer, at)       TESS_LOAD4(buffer, at)
 #define TESS_IS_ALIGNED(buffer, at, strides) true
 #else
-#define TESS_LOAD4_ALIGNED(buffer, at) tess_widen(*(const __global tess_four *)((buffer) + (at)))
+#define TESS_LOAD4_ALIGNED(buffer, at) \
+    tess_widen(*(const __global tess_element4 *)((buffer) + (at)))
 /* Whether groups of 4 elements from `at` on, and those any number of `strides` away, have the
  * vector type's alignment. */
 #define TESS_IS_ALIGNED(buffer, at, strides) \
-    ((((uintptr_t)((buffer) + (at))) % sizeof(tess_four)) == 0u && ((strides)&3) == 0)
+    ((((uintptr_t)((buffer) + (at))) % sizeof(tess_element4)) == 0u && ((strides)&3) == 0)
 #endif
 #define TESS_STORE_O(at, x)        (O[at] = tess_narrow(x))
 #define TESS_STORE4_O(at, x)       vstore4(tess_narrow4(x), 0, O + (at))

@@ -104,9 +104,9 @@ TESS_FORWARD_KERNEL {
     const uint keys = tess_count_keys(walk, tile TESS_TABLES_OF_KERNEL) * TESS_UINT(present);
     const uint head_dim = TESS_HEAD_DIM;
 
-    const tess_offset q_start = TESS_WIDE(tile.sequence + TESS_WORD_SEQUENCE_Q_START) +
+    const tess_offset q_start = TESS_WORD64(tile.sequence + TESS_WORD_SEQUENCE_Q_START) +
                                 TESS_OFFSET(tile.row),
-                      kv_start = TESS_WIDE(tile.sequence + TESS_WORD_SEQUENCE_KV_START);
+                      kv_start = TESS_WORD64(tile.sequence + TESS_WORD_SEQUENCE_KV_START);
     const tess_offset q_base = TESS_FIRST(q, tile, q_start, tile.head);
     const tess_offset k_base = TESS_FIRST(k, tile, kv_start, tile.head / args.group);
     const tess_offset v_base = TESS_FIRST(v, tile, kv_start, tile.head / args.group);
@@ -116,7 +116,7 @@ TESS_FORWARD_KERNEL {
 
     for (uint r = thread; r < TESS_ROWS; r += TESS_THREADS) {
         const tess_row row =
-            tess_find_row(tess_least(r, tile.packed_rows - 1u), tile TESS_TABLES_OF_KERNEL);
+            tess_find_row(tess_min(r, tile.packed_rows - 1u), tile TESS_TABLES_OF_KERNEL);
         row_head_row[r] = row.head_row;
         row_causal[r] = row.causal;
         row_window_low[r] = row.window_low;
@@ -137,13 +137,13 @@ TESS_FORWARD_KERNEL {
     }
 
     for (uint first = 0u; first < keys; first += TESS_KEYS) {
-        const uint chunk = tess_least(keys - first, TESS_UINT(TESS_KEYS)), end = first + TESS_KEYS;
+        const uint chunk = tess_min(keys - first, TESS_UINT(TESS_KEYS)), end = first + TESS_KEYS;
         const bool masked = end > keys || tess_key_walk_masked(walk, first, end, args.block);
 
         /* The last use of these tables was before the latest barrier. */
         for (uint e = thread; e < TESS_KEYS; e += TESS_THREADS) {
             const tess_key key =
-                tess_find_key(tess_least(first + e, keys - 1u), walk, tile TESS_TABLES_OF_KERNEL);
+                tess_find_key(tess_min(first + e, keys - 1u), walk, tile TESS_TABLES_OF_KERNEL);
             key_token[e] = key.token;
             key_position[e] = key.position;
             key_last_block[e] = first + e < keys ? key.last_block : TESS_INT_MIN;

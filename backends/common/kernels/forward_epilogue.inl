@@ -50,7 +50,7 @@ TESS_UNROLL for (uint g = 0u; g < TESS_THREAD_ROWS / 4u; g++)
 TESS_BARRIER;
 TESS_UNROLL for (uint g = 0u; g < TESS_THREAD_ROWS / 4u; g++) {
     vec4 total = VEC4(0.0f, 0.0f, 0.0f, 0.0f);
-    TESS_UNROLL_SOME for (uint c = 0u; c < TESS_COLUMNS; c++) total +=
+    TESS_UNROLL_4 for (uint c = 0u; c < TESS_COLUMNS; c++) total +=
         reduce[(c * TESS_ROWS + first_row) / 4u + g];
     TESS_EACH_ROW(TESS_STORE_ROW)
 }

@@ -9,15 +9,6 @@
 
 #include "key_walk.h"
 
-/* The first element of a tile's row `start` and head `head` in tensor x of the arguments, and how
- * far from it a row of the tile is. */
-#define TESS_FIRST(x, tile_, start, head_)                                                \
-    (args.x##_at + TESS_OFFSET((tile_).batch) * args.x##_batch + (start)*args.x##_token + \
-     TESS_OFFSET(head_) * args.x##_head)
-#define TESS_ROW_OFFSET(x, head_row)                         \
-    (TESS_OFFSET(TESS_HIGH_HALF(head_row)) * args.x##_head + \
-     TESS_OFFSET(TESS_LOW_HALF(head_row)) * args.x##_token)
-
 TESS_STRUCT(tess_tile) {
     uint sequence, cls; /* words where they begin in the tables */
     uint batch, head, row;
@@ -74,7 +65,7 @@ TESS_FUNCTION uint tess_count_keys(tess_key_walk walk, tess_tile tile TESS_TABLE
     const uint last =
         tess_read_key_block(tess_key_block_at(walk, blocks - 1u) TESS_TABLES_OF_KERNEL);
     const uint rest = TESS_UINT(tile.kv_len) - last * args.block;
-    return (blocks - 1u) * args.block + tess_least(rest, args.block);
+    return (blocks - 1u) * args.block + tess_min(rest, args.block);
 }
 
 /* ------------------------------------------------------------------ what the mask compares */

@@ -4,14 +4,14 @@
 
 /* Loads a slice by TESS_LOAD4 (any alignment) or TESS_LOAD4_ALIGNED. Dims past the last stand for
  * the last ones; nobody uses them. */
-#define TESS_LOAD_Q(load)                                                                          \
-    TESS_UNROLL for (uint n = 0u; n < TESS_TURNS(TESS_Q_SIZE); n++) {                              \
-        const uint e = n * TESS_THREADS + thread;                                                  \
-        if (TESS_INSIDE(e, TESS_Q_SIZE)) {                                                         \
-            const uint at = row_head_row[e / (TESS_SLICE_DIMS / 4u)];                              \
-            const uint dim = slice + tess_least(e % (TESS_SLICE_DIMS / 4u), depth / 4u - 1u) * 4u; \
-            qkp[e] = load(Q, q_base + TESS_ROW_OFFSET(q, at) + TESS_OFFSET(dim));                  \
-        }                                                                                          \
+#define TESS_LOAD_Q(load)                                                                        \
+    TESS_UNROLL for (uint n = 0u; n < TESS_TURNS(TESS_Q_SIZE); n++) {                            \
+        const uint e = n * TESS_THREADS + thread;                                                \
+        if (TESS_INSIDE(e, TESS_Q_SIZE)) {                                                       \
+            const uint at = row_head_row[e / (TESS_SLICE_DIMS / 4u)];                            \
+            const uint dim = slice + tess_min(e % (TESS_SLICE_DIMS / 4u), depth / 4u - 1u) * 4u; \
+            qkp[e] = load(Q, q_base + TESS_ROW_OFFSET(q, at) + TESS_OFFSET(dim));                \
+        }                                                                                        \
     }
 
 /* A thread transposes 4 keys x 4 dims. */
@@ -21,7 +21,7 @@
         if (TESS_INSIDE(e, TESS_K_SIZE / 4u)) {                                                \
             const uint four = e % (TESS_SLICE_DIMS / 4u), key = e / (TESS_SLICE_DIMS / 4u);    \
             const tess_offset at =                                                             \
-                k_base + TESS_OFFSET(slice + tess_least(four, depth / 4u - 1u) * 4u);          \
+                k_base + TESS_OFFSET(slice + tess_min(four, depth / 4u - 1u) * 4u);            \
             const vec4 a = load(K, at + TESS_OFFSET(key_token[key * 4u]) * args.k_token);      \
             const vec4 b = load(K, at + TESS_OFFSET(key_token[key * 4u + 1u]) * args.k_token); \
             const vec4 c = load(K, at + TESS_OFFSET(key_token[key * 4u + 2u]) * args.k_token); \
@@ -36,7 +36,7 @@
 
 TESS_UNROLL for (uint n = 0u; n < TESS_THREAD_ROWS; n++) s[n] = VEC4(0.0f, 0.0f, 0.0f, 0.0f);
 for (uint slice = 0u; slice < head_dim; slice += TESS_SLICE_DIMS) {
-    const uint depth = tess_least(head_dim - slice, TESS_UINT(TESS_SLICE_DIMS));
+    const uint depth = tess_min(head_dim - slice, TESS_UINT(TESS_SLICE_DIMS));
     TESS_BARRIER;
     if (q_aligned) {
         TESS_LOAD_Q(TESS_LOAD4_ALIGNED)

@@ -52,7 +52,7 @@ TESS_BARRIER;
 /* Everyone has done with Q and K, whose memory P takes. */
 TESS_UNROLL for (uint g = 0u; g < TESS_THREAD_ROWS / 4u; g++) {
     vec4 new_max = row_max[g];
-    TESS_UNROLL_SOME for (uint c = 0u; c < TESS_COLUMNS; c++) new_max =
+    TESS_UNROLL_4 for (uint c = 0u; c < TESS_COLUMNS; c++) new_max =
         tess_max4(new_max, reduce[(c * TESS_ROWS + first_row) / 4u + g]);
     TESS_EACH_ROW(TESS_SOFTMAX_ROW)
     row_max[g] = new_max;

@@ -6,13 +6,13 @@
         const uint e = n * TESS_THREADS + thread;                                          \
         if (TESS_INSIDE(e, TESS_V_SIZE)) {                                                 \
             const uint token = key_token[slice + e / (TESS_DIMS / 4u)];                    \
-            const uint dim = tess_least(e % (TESS_DIMS / 4u) * 4u, head_dim - 4u);         \
+            const uint dim = tess_min(e % (TESS_DIMS / 4u) * 4u, head_dim - 4u);           \
             v[e] = load(V, v_base + TESS_OFFSET(token) * args.v_token + TESS_OFFSET(dim)); \
         }                                                                                  \
     }
 
 for (uint slice = 0u; slice < chunk; slice += TESS_SLICE_KEYS) {
-    const uint depth = tess_least(chunk - slice, TESS_UINT(TESS_SLICE_KEYS));
+    const uint depth = tess_min(chunk - slice, TESS_UINT(TESS_SLICE_KEYS));
     if (v_aligned) {
         TESS_LOAD_V(TESS_LOAD4_ALIGNED)
     } else {

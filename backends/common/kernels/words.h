@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Constants of the portable kernels in every language: the words of the tables, sizes of the merge,
- * and numbers of the softmax. */
+/* What the portable kernels share in every language: the words of the tables, sizes of the merge,
+ * numbers of the softmax, and where rows are. */
 #ifndef TESS_KERNEL_WORDS_H
 #define TESS_KERNEL_WORDS_H
 
@@ -17,5 +17,14 @@
 #define TESS_LN2     0.69314718055994530942f
 /* Stands for minus infinity where no result shows it. */
 #define TESS_LOWEST (-3.0e38f)
+
+/* Where row `start` and head `head` of a job or merge are in tensor x of the arguments, and how far
+ * from there another of its rows is: head_row is head * 65536 + row, counted within the job. */
+#define TESS_FIRST(x, tile_, start, head_)                                                \
+    (args.x##_at + TESS_OFFSET((tile_).batch) * args.x##_batch + (start)*args.x##_token + \
+     TESS_OFFSET(head_) * args.x##_head)
+#define TESS_ROW_OFFSET(x, head_row)                         \
+    (TESS_OFFSET(TESS_HIGH_HALF(head_row)) * args.x##_head + \
+     TESS_OFFSET(TESS_LOW_HALF(head_row)) * args.x##_token)
 
 #endif /* TESS_KERNEL_WORDS_H */

@@ -16,7 +16,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_forward.comp
- * sha256: a4c78330c896382eb2e91ce1a0e7c306df8f30d9b176ab1abb8cbd6bf67b72b9
+ * sha256: 507f13e8ca0318d1ec4e2aedc1b9e64fc0610b240b546149de624561877600c7
  */
 #include <stdint.h>
 static const uint32_t tess_vk_forward_f16[] = {
