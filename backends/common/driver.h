@@ -217,4 +217,35 @@ tess_status tess_driver_copy(void *device, tess_buffer destination, tess_buffer 
                              uint64_t bytes);
 tess_status tess_driver_wait(void *device, uint64_t timeout_ns);
 
+/* Defines a vendor's backend, `symbol`, whose driver is opened once, on first use. */
+#define TESS_DRIVER_BACKEND(symbol, backend_name, vendor, tune_table)                        \
+    static tess_driver driver;                                                               \
+    static pthread_once_t once = PTHREAD_ONCE_INIT;                                          \
+    static void load(void) { tess_driver_load(&driver, &(vendor)); }                         \
+    static const tess_driver *opened(void) {                                                 \
+        pthread_once(&once, load);                                                           \
+        return &driver;                                                                      \
+    }                                                                                        \
+    static tess_status list(const tess_host *host, uint32_t index, tess_device_info *info) { \
+        return tess_driver_list(opened(), host, index, info);                                \
+    }                                                                                        \
+    static tess_status open(const tess_host *host, uint32_t index, const void *native,       \
+                            void **device) {                                                 \
+        return tess_driver_open(opened(), host, index, native, device);                      \
+    }                                                                                        \
+    const tess_backend symbol = {.abi = TESS_BACKEND_ABI,                                    \
+                                 .struct_size = sizeof(tess_backend),                        \
+                                 .name = (backend_name),                                     \
+                                 .list = list,                                               \
+                                 .open = open,                                               \
+                                 .close = tess_driver_close,                                 \
+                                 .query = tess_driver_query,                                 \
+                                 .kernel = tess_driver_kernel,                               \
+                                 .launch = tess_driver_launch,                               \
+                                 .alloc = tess_driver_alloc,                                 \
+                                 .free = tess_driver_free,                                   \
+                                 .copy = tess_driver_copy,                                   \
+                                 .wait = tess_driver_wait,                                   \
+                                 .tune = (tune_table)}
+
 #endif /* TESS_COMMON_DRIVER_H */

@@ -201,34 +201,4 @@ static const tess_driver_vendor vendor = {.name = "cuda",
                                           .start = start,
                                           .load = load_function};
 
-static tess_driver driver;
-static pthread_once_t once = PTHREAD_ONCE_INIT;
-static void load(void) { tess_driver_load(&driver, &vendor); }
-static const tess_driver *opened(void) {
-    pthread_once(&once, load);
-    return &driver;
-}
-
-static tess_status list(const tess_host *host, uint32_t index, tess_device_info *info) {
-    return tess_driver_list(opened(), host, index, info);
-}
-static tess_status open(const tess_host *host, uint32_t index, const void *native, void **device) {
-    return tess_driver_open(opened(), host, index, native, device);
-}
-
-const tess_backend tess_cuda_backend = {
-    .abi = TESS_BACKEND_ABI,
-    .struct_size = sizeof(tess_backend),
-    .name = "cuda",
-    .list = list,
-    .open = open,
-    .close = tess_driver_close,
-    .query = tess_driver_query,
-    .kernel = tess_driver_kernel,
-    .launch = tess_driver_launch,
-    .alloc = tess_driver_alloc,
-    .free = tess_driver_free,
-    .copy = tess_driver_copy,
-    .wait = tess_driver_wait,
-    .tune = tess_cuda_tune,
-};
+TESS_DRIVER_BACKEND(tess_cuda_backend, "cuda", vendor, tess_cuda_tune);

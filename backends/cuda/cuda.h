@@ -17,11 +17,27 @@ enum { CUDA_SM90_MODULE = 1, CUDA_SM80_MODULE = 2 };
 
 extern const tess_driver_row tess_cuda_sm90, tess_cuda_sm80;
 
-/* What these two share (tensor_cores.c). Makes the state of a plan: function `name` of a module,
- * with so much workgroup memory, and the merge kernel. */
+/* What these two share (tensor_cores.c). Makes the state of a plan: the forward kernel of a module
+ * ("sm80", "sm90") for that head_dim, with so much workgroup memory, and the merge kernel. */
 tess_status tess_cuda_prepare(tess_driver_device *d, const tess_kernel_key *key, int module,
-                              const tess_driver_image *image, const char *name,
-                              unsigned shared_bytes, tess_kernel *kernel);
+                              const tess_driver_image *image, const char *kernel_name,
+                              int32_t head_dim, unsigned shared_bytes, tess_kernel *kernel);
+
+/* Fills what tess_sm80_args and tess_sm90_args have in common, for `items` jobs behind the first
+ * `done`, and clears the rest. */
+#define CUDA_FORWARD_ARGS(args, l, done, items)                                \
+    do {                                                                       \
+        memset((args), 0, sizeof *(args));                                     \
+        tess_portable_forward_args(l, done, items, 1, &(args)->common);        \
+        (args)->q = tess_driver_address(&(l)->tensor[TESS_ROLE_Q].buffer);     \
+        (args)->k = tess_driver_address(&(l)->tensor[TESS_ROLE_K].buffer);     \
+        (args)->v = tess_driver_address(&(l)->tensor[TESS_ROLE_V].buffer);     \
+        (args)->o = tess_driver_address(&(l)->tensor[TESS_ROLE_O].buffer);     \
+        (args)->lse = tess_driver_address(&(l)->tensor[TESS_ROLE_LSE].buffer); \
+        (args)->tables = tess_driver_address(&(l)->tables->device);            \
+        (args)->workspace = tess_driver_address(&(l)->workspace);              \
+        (args)->wide = tess_cuda_wide(l);                                      \
+    } while (0)
 
 /* Which tensors have rows of 16 aligned bytes, which wide loads and tensor maps need. Bit 0: Q, bit
  * 1: K and V, bit 2: O. */

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The kernel for Ampere and later from the host's side: which problems it takes, and the launch. */
-#include <stdio.h>
 #include <string.h>
 
 #include "cuda.h"
@@ -97,14 +96,12 @@ static tess_kernel_costs costs_of(const tess_driver_device *d, const instance *x
 
 static tess_status prepare(tess_driver_device *d, const tess_kernel_key *key, tess_kernel *kernel) {
     const instance *x = find(key->head_dim);
-    char name[64];
-    snprintf(name, sizeof name, "tess_sm80_%s_%d", tess_portable_dtype(key->dtype),
-             (int)x->head_dim);
     kernel->tile_rows = kernel->pack_rows = x->rows;
     kernel->tile_step = 1;
     kernel->costs = costs_of(d, x);
     kernel->short_rows = x->rows > 64 ? 64 : 0; /* 16 of each warp */
-    return tess_cuda_prepare(d, key, CUDA_SM80_MODULE, image(d), name, shared_bytes(d, x), kernel);
+    return tess_cuda_prepare(d, key, CUDA_SM80_MODULE, image(d), "sm80", x->head_dim,
+                             shared_bytes(d, x), kernel);
 }
 
 static tess_status forward(tess_driver_device *d, const tess_launch *l, void *stream) {
@@ -113,16 +110,7 @@ static tess_status forward(tess_driver_device *d, const tess_launch *l, void *st
     for (uint64_t done = 0; done < l->n_jobs;) {
         const uint64_t items = l->n_jobs - done < INT32_MAX ? l->n_jobs - done : INT32_MAX;
         tess_sm80_args args;
-        memset(&args, 0, sizeof args);
-        tess_portable_forward_args(l, done, items, 1, &args.common);
-        args.q = tess_driver_address(&l->tensor[TESS_ROLE_Q].buffer);
-        args.k = tess_driver_address(&l->tensor[TESS_ROLE_K].buffer);
-        args.v = tess_driver_address(&l->tensor[TESS_ROLE_V].buffer);
-        args.o = tess_driver_address(&l->tensor[TESS_ROLE_O].buffer);
-        args.lse = tess_driver_address(&l->tensor[TESS_ROLE_LSE].buffer);
-        args.tables = tess_driver_address(&l->tables->device);
-        args.workspace = tess_driver_address(&l->workspace);
-        args.wide = tess_cuda_wide(l);
+        CUDA_FORWARD_ARGS(&args, l, done, items);
         args.stages = stages_on(d, x);
         args.scale_log2 = (l->scale < 0 ? -l->scale : l->scale) * 1.44269504088896341f;
         void *parameters[] = {&args};

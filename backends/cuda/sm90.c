@@ -70,15 +70,12 @@ static tess_kernel_costs costs_of(const tess_driver_device *d, const instance *x
 
 static tess_status prepare(tess_driver_device *d, const tess_kernel_key *key, tess_kernel *kernel) {
     const instance *x = find(key->head_dim);
-    char name[64];
-    snprintf(name, sizeof name, "tess_sm90_%s_%d", tess_portable_dtype(key->dtype),
-             (int)x->head_dim);
     kernel->tile_rows = kernel->pack_rows = x->rows;
     kernel->tile_step = 8;
     kernel->scratch_bytes = COUNTER_BYTES;
     kernel->costs = costs_of(d, x);
-    return tess_cuda_prepare(d, key, CUDA_SM90_MODULE, &tess_cuda_sm90_images[0], name,
-                             x->shared_bytes, kernel);
+    return tess_cuda_prepare(d, key, CUDA_SM90_MODULE, &tess_cuda_sm90_images[0], "sm90",
+                             x->head_dim, x->shared_bytes, kernel);
 }
 
 /* A map for copies of `boxes` boxes, each of 64 elements by `box_tokens` tokens and `step` tokens
@@ -148,22 +145,13 @@ static tess_status forward(tess_driver_device *d, const tess_launch *l, void *st
     for (uint64_t done = 0; done < l->n_jobs;) {
         const uint64_t items = l->n_jobs - done < INT32_MAX ? l->n_jobs - done : INT32_MAX;
         tess_sm90_args args;
-        memset(&args, 0, sizeof args);
-        tess_portable_forward_args(l, done, items, 1, &args.common);
-        args.q = tess_driver_address(&l->tensor[TESS_ROLE_Q].buffer);
-        args.k = tess_driver_address(&l->tensor[TESS_ROLE_K].buffer);
-        args.v = tess_driver_address(&l->tensor[TESS_ROLE_V].buffer);
-        args.o = tess_driver_address(&l->tensor[TESS_ROLE_O].buffer);
-        args.lse = tess_driver_address(&l->tensor[TESS_ROLE_LSE].buffer);
-        args.tables = tess_driver_address(&l->tables->device);
-        args.workspace = workspace;
+        CUDA_FORWARD_ARGS(&args, l, done, items);
         args.counter = counted ? workspace : 0;
         args.piece_shift = shift;
         args.q_tokens = (uint32_t)l->q_tokens;
         args.kv_tokens = (uint32_t)l->kv_tokens;
         memcpy(args.step, step, sizeof step);
         args.tma = (q_map ? 1u : 0) | (kv_map ? 2u : 0) | (o_map ? 4u : 0);
-        args.wide = wide;
         if (counted) {
             const int code = c->fill(workspace, 0, 1, stream);
             if (code != DRIVER_OK)

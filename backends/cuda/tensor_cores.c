@@ -1,11 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the kernels for Hopper and for Ampere and later have in common on the host's side. */
+#include <stdio.h>
+
 #include "cuda.h"
 
 tess_status tess_cuda_prepare(tess_driver_device *d, const tess_kernel_key *key, int module,
-                              const tess_driver_image *image, const char *name,
-                              unsigned shared_bytes, tess_kernel *kernel) {
+                              const tess_driver_image *image, const char *kernel_name,
+                              int32_t head_dim, unsigned shared_bytes, tess_kernel *kernel) {
     tess_driver_state *state = NULL;
+    char name[64];
+    snprintf(name, sizeof name, "tess_%s_%s_%d", kernel_name, tess_portable_dtype(key->dtype),
+             (int)head_dim);
     const tess_status status = tess_driver_state_create(d, key, module, image, name, &state);
     if (status != TESS_OK) return status;
     int (*const set)(void *, int, int) =

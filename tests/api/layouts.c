@@ -301,81 +301,82 @@ static void base_layout(tess_layout_desc *d, const tess_pattern *p) {
     d->max_tokens = 1000;
 }
 
+enum {
+    BOTH = TESS_PATTERN_BIDIRECTIONAL,
+    DENSE = TESS_PATTERN_DENSE,
+    S2 = TESS_PATTERN_S2,
+    WINDOW = TESS_PATTERN_WINDOW,
+    BLOCKS = TESS_PATTERN_BLOCKS
+};
+#define P(member, value, statuses, field) BAD(tess_pattern, member, value, statuses, field)
+static const struct {
+    int kind;
+    uint32_t flags;
+    bad_value bad;
+} bad_patterns[] = {
+    {S2, 0, P(struct_size, 0, VER, NULL)},
+    {S2, 0, P(struct_size, UINT32_MAX, VER, NULL)},
+    {S2, 0, P(kind, 4, INV, "kind")},
+    {S2, 0, P(kind, UINT32_MAX, INV, "kind")},
+    {S2, 0, P(flags, 8, INV, "flags")},
+    {S2, 0, P(flags, 0x80000000u, INV, "flags")},
+    {S2, 0, P(block, 0, INV, "block")},
+    {S2, 0, P(block, -1, INV, "block")},
+    {S2, 0, P(block, INT32_MIN, INV, "block")},
+    {S2, 0, P(block, INT32_MAX, FINE, NULL)},
+    {S2, 0, P(local, 0, INV, "local")},
+    {S2, 0, P(local, -5, INV, "local")},
+    {S2, 0, P(local, INT32_MAX, FINE, NULL)},
+    {S2, 0, P(stride, 0, INV, "stride")},
+    {S2, 0, P(stride, INT32_MIN, INV, "stride")},
+    {S2, 0, P(stride, INT32_MAX, FINE, NULL)},
+    {S2, 0, P(offset, -1, INV, "offset")},
+    {S2, 0, P(offset, INT32_MAX, FINE, NULL)},
+    {S2, 0, P(dense_heads, -1, INV, "dense_heads")},
+    {S2, 0, P(dense_heads, 5, INV, "dense_heads")},
+    {S2, 0, P(dense_heads, 4, FINE, NULL)},
+    {S2, 0, P(local_right, 1, INV, "local_right")},
+    {S2, 0, P(local_right, -1, INV, "local_right")},
+    {S2, BOTH, P(local_right, -1, INV, "local_right")},
+    {S2, BOTH, P(local_right, 7, FINE, NULL)},
+    {S2, BOTH, P(offset, 1, INV, "offset")},
+    {S2, BOTH, P(flags, BOTH | TESS_PATTERN_PER_KV_HEAD, INV, "flags")},
+    {S2, BOTH, P(flags, BOTH | TESS_PATTERN_HOMOGENEOUS, INV, "flags")},
+    {DENSE, 0, P(block, -1, INV, "block")},
+    {DENSE, 0, P(flags, 8, INV, "flags")},
+    {WINDOW, 0, P(left, -2, INV, "left")},
+    {WINDOW, 0, P(left, INT64_MIN, INV, "left")},
+    {WINDOW, 0, P(left, INT64_MAX, FINE, NULL)},
+    {WINDOW, BOTH, P(right, -2, INV, "right")},
+    {WINDOW, BOTH, P(right, INT64_MAX, FINE, NULL)},
+    {WINDOW, 0, P(sinks, -1, INV, "sinks")},
+    {WINDOW, 0, P(sinks, INT64_MAX, FINE, NULL)},
+    {WINDOW, 0, P(block, -64, INV, "block")},
+    {BLOCKS, 0, P(block, 0, INV, "block")},
+    {BLOCKS, 0, P(mask, 0, INV, "mask")},
+    {BLOCKS, 0, P(mask_heads, 0, INV, "mask_heads")},
+    {BLOCKS, 0, P(mask_heads, 2, INV, "mask_heads")},
+    {BLOCKS, 0, P(mask_heads, -1, INV, "mask_heads")},
+    {BLOCKS, 0, P(mask_query_blocks, 0, FINE, NULL)},
+    {BLOCKS, 0, P(mask_query_blocks, -1, INV, "mask_query_blocks")},
+    {BLOCKS, 0, P(mask_query_blocks, INT64_MAX, INV | UNS | OOM, "mask_query_blocks")},
+    {BLOCKS, 0, P(mask_key_blocks, 0, FINE, NULL)},
+    {BLOCKS, 0, P(mask_key_blocks, INT64_MIN, INV, "mask_key_blocks")},
+    {BLOCKS, 0, P(mask_key_blocks, INT64_MAX, INV | UNS | OOM, NULL)},
+};
+
 static void test_patterns(void **state) {
     (void)state;
-    enum {
-        BOTH = TESS_PATTERN_BIDIRECTIONAL,
-        DENSE = TESS_PATTERN_DENSE,
-        S2 = TESS_PATTERN_S2,
-        WINDOW = TESS_PATTERN_WINDOW,
-        BLOCKS = TESS_PATTERN_BLOCKS
-    };
-#define P(member, value, statuses, field) BAD(tess_pattern, member, value, statuses, field)
-    static const struct {
-        int kind;
-        uint32_t flags;
-        bad_value bad;
-    } rows[] = {
-        {S2, 0, P(struct_size, 0, VER, NULL)},
-        {S2, 0, P(struct_size, UINT32_MAX, VER, NULL)},
-        {S2, 0, P(kind, 4, INV, "kind")},
-        {S2, 0, P(kind, UINT32_MAX, INV, "kind")},
-        {S2, 0, P(flags, 8, INV, "flags")},
-        {S2, 0, P(flags, 0x80000000u, INV, "flags")},
-        {S2, 0, P(block, 0, INV, "block")},
-        {S2, 0, P(block, -1, INV, "block")},
-        {S2, 0, P(block, INT32_MIN, INV, "block")},
-        {S2, 0, P(block, INT32_MAX, FINE, NULL)},
-        {S2, 0, P(local, 0, INV, "local")},
-        {S2, 0, P(local, -5, INV, "local")},
-        {S2, 0, P(local, INT32_MAX, FINE, NULL)},
-        {S2, 0, P(stride, 0, INV, "stride")},
-        {S2, 0, P(stride, INT32_MIN, INV, "stride")},
-        {S2, 0, P(stride, INT32_MAX, FINE, NULL)},
-        {S2, 0, P(offset, -1, INV, "offset")},
-        {S2, 0, P(offset, INT32_MAX, FINE, NULL)},
-        {S2, 0, P(dense_heads, -1, INV, "dense_heads")},
-        {S2, 0, P(dense_heads, 5, INV, "dense_heads")},
-        {S2, 0, P(dense_heads, 4, FINE, NULL)},
-        {S2, 0, P(local_right, 1, INV, "local_right")},
-        {S2, 0, P(local_right, -1, INV, "local_right")},
-        {S2, BOTH, P(local_right, -1, INV, "local_right")},
-        {S2, BOTH, P(local_right, 7, FINE, NULL)},
-        {S2, BOTH, P(offset, 1, INV, "offset")},
-        {S2, BOTH, P(flags, BOTH | TESS_PATTERN_PER_KV_HEAD, INV, "flags")},
-        {S2, BOTH, P(flags, BOTH | TESS_PATTERN_HOMOGENEOUS, INV, "flags")},
-        {DENSE, 0, P(block, -1, INV, "block")},
-        {DENSE, 0, P(flags, 8, INV, "flags")},
-        {WINDOW, 0, P(left, -2, INV, "left")},
-        {WINDOW, 0, P(left, INT64_MIN, INV, "left")},
-        {WINDOW, 0, P(left, INT64_MAX, FINE, NULL)},
-        {WINDOW, BOTH, P(right, -2, INV, "right")},
-        {WINDOW, BOTH, P(right, INT64_MAX, FINE, NULL)},
-        {WINDOW, 0, P(sinks, -1, INV, "sinks")},
-        {WINDOW, 0, P(sinks, INT64_MAX, FINE, NULL)},
-        {WINDOW, 0, P(block, -64, INV, "block")},
-        {BLOCKS, 0, P(block, 0, INV, "block")},
-        {BLOCKS, 0, P(mask, 0, INV, "mask")},
-        {BLOCKS, 0, P(mask_heads, 0, INV, "mask_heads")},
-        {BLOCKS, 0, P(mask_heads, 2, INV, "mask_heads")},
-        {BLOCKS, 0, P(mask_heads, -1, INV, "mask_heads")},
-        {BLOCKS, 0, P(mask_query_blocks, 0, FINE, NULL)},
-        {BLOCKS, 0, P(mask_query_blocks, -1, INV, "mask_query_blocks")},
-        {BLOCKS, 0, P(mask_query_blocks, INT64_MAX, INV | UNS | OOM, "mask_query_blocks")},
-        {BLOCKS, 0, P(mask_key_blocks, 0, FINE, NULL)},
-        {BLOCKS, 0, P(mask_key_blocks, INT64_MIN, INV, "mask_key_blocks")},
-        {BLOCKS, 0, P(mask_key_blocks, INT64_MAX, INV | UNS | OOM, NULL)},
-    };
-    for (size_t n = 0; n < COUNT(rows); n++) {
+    for (size_t n = 0; n < COUNT(bad_patterns); n++) {
         tess_pattern pattern;
         tess_layout_desc desc;
-        base_pattern(&pattern, rows[n].kind);
-        pattern.flags = rows[n].flags;
-        bad_apply(&rows[n].bad, &pattern);
+        base_pattern(&pattern, bad_patterns[n].kind);
+        pattern.flags = bad_patterns[n].flags;
+        bad_apply(&bad_patterns[n].bad, &pattern);
         base_layout(&desc, &pattern);
         tess_layout *made = (tess_layout *)&desc;
         const tess_status status = tess_layout_create(runtime, &desc, &made);
-        bad_check(&rows[n].bad, status, "tess_layout_create");
+        bad_check(&bad_patterns[n].bad, status, "tess_layout_create");
         if (status == TESS_OK)
             tess_layout_release(made);
         else

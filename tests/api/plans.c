@@ -83,88 +83,72 @@ static int teardown(void **state) {
 
 /* ------------------------------------------------------------------ plan */
 
-static void test_plan_create(void **state) {
-    (void)state;
 #define P(member, value, statuses, field)  BAD(tess_plan_desc, member, value, statuses, field)
 #define PR(member, value, statuses, field) BAD_REAL(tess_plan_desc, member, value, statuses, field)
-    static const int64_t negative[2] = {3, -1}, longer[2] = {9, 1}, longer_kv[2] = {1, 41},
-                         fine_q[2] = {0, 8}, fine_kv[2] = {40, 0};
-    const bad_value rows[] = {
-        P(struct_size, 0, VER, "desc"),
-        P(struct_size, UINT32_MAX, VER, "desc"),
-        P(flags, 2, INV, "flags"),
-        P(flags, 0x80000000u, INV, "flags"),
-        P(op, TESS_OP_BACKWARD, UNS, "op"),
-        P(op, 2, INV, "op"),
-        P(op, UINT32_MAX, INV, "op"),
-        P(dtype, 3, INV, "dtype"),
-        P(dtype, UINT32_MAX, INV, "dtype"),
-        P(head_dim, 0, INV, "head_dim"),
-        P(head_dim, -8, INV, "head_dim"),
-        P(head_dim, INT32_MIN, INV, "head_dim"),
-        P(head_dim, 1, UNS, "head_dim"),
-        P(head_dim, 12, UNS, "head_dim"),
-        P(head_dim, 264, UNS, "head_dim"),
-        P(head_dim, INT32_MAX, UNS, "head_dim"),
-        P(head_dim, 256, FINE, NULL),
-        P(value_head_dim, D, FINE, NULL),
-        P(value_head_dim, D + 8, UNS, "value_head_dim"),
-        P(value_head_dim, -1, INV, "value_head_dim"),
-        PR(scale, NAN, INV, "scale"),
-        PR(scale, INFINITY, INV, "scale"),
-        PR(scale, -INFINITY, INV, "scale"),
-        PR(scale, -1, FINE, NULL),
-        PR(scale, 3e38f, UNS, "scale"),
-        PR(scale, -3e38f, UNS, "scale"),
-        PR(scale, 1e-39f, UNS, "scale"),
-        PR(scale, 0x1p120f, FINE, NULL),
-        PR(scale, -0x1p-120f, FINE, NULL),
-        PR(softcap, 30, UNS, "softcap"),
-        PR(softcap, NAN, UNS | INV, "softcap"),
-        P(batch, -1, INV, "batch"),
-        P(batch, INT64_MIN, INV, "batch"),
-        P(batch, INT64_MAX, INV | UNS | OOM, "batch"),
-        P(batch, 1LL << 40, INV | UNS | OOM, NULL),
-        P(batch, 0, FINE, NULL),
-        P(q_len, -1, INV, "q_len"),
-        P(q_len, INT64_MIN, INV, "q_len"),
-        P(q_len, INT32_MAX, UNS, "q_len"),
-        P(q_len, INT32_MAX - 65536 + 1, UNS, "q_len"),
-        P(q_len, 1LL << 32, UNS, "q_len"),
-        P(q_len, INT64_MAX, UNS | INV, "q_len"),
-        P(q_len, 0, FINE, NULL),
-        P(q_len, 5000, FINE, NULL), /* more than max_tokens, which bounds keys alone */
-        P(kv_len, -1, INV, "kv_len"),
-        P(kv_len, INT64_MIN, INV, "kv_len"),
-        P(kv_len, 4097, INV, "kv_len"),
-        P(kv_len, 1LL << 33, UNS | INV, "kv_len"),
-        P(kv_len, INT64_MAX, UNS | INV, "kv_len"),
-        P(kv_len, 0, FINE, NULL),
-        P(q_lens, (intptr_t)negative, INV, "q_lens"),
-        P(kv_lens, (intptr_t)negative, INV, "kv_lens"),
-        P(q_lens, (intptr_t)longer, INV, "q_lens"),
-        P(kv_lens, (intptr_t)longer_kv, INV, "kv_lens"),
-        P(q_lens, (intptr_t)fine_q, FINE, NULL),
-        P(kv_lens, (intptr_t)fine_kv, FINE, NULL),
-        P(cu_q_lens, (intptr_t)fine_q, INV, NULL), /* one of two */
-        P(cu_kv_lens, (intptr_t)fine_q, INV, NULL),
-        P(kv_split, -1, INV, "kv_split"),
-        P(kv_split, INT32_MIN, INV, "kv_split"),
-        P(kv_split, INT32_MAX, FINE, NULL),
-        P(tile_rows, -1, INV, "tile_rows"),
-        P(tile_rows, INT32_MIN, INV, "tile_rows"),
-        P(tile_rows, INT32_MAX, FINE, NULL),
-        P(tile_rows, 1, FINE, NULL),
-        P(determinism, 1, UNS, "determinism"),
-        P(determinism, UINT32_MAX, UNS | INV, "determinism"),
-        P(kernel, (intptr_t) "nonsense", INV, "kernel"),
-        P(kernel, (intptr_t) "", INV | FINE, "kernel"),
-        P(kernel, (intptr_t) "/", INV, "kernel"),
-        P(kernel, (intptr_t) "cpu/", INV, "kernel"),
-        P(kernel, (intptr_t) "cpu/nonsense", INV | UNS, "cpu: kernel"),
-        P(kernel, (intptr_t) "nonsense/portable", INV | UNS, "kernel"),
-    };
-    for (size_t n = 0; n < COUNT(rows); n++) {
+static const bad_value plan_numbers[] = {
+    P(struct_size, 0, VER, "desc"),
+    P(struct_size, UINT32_MAX, VER, "desc"),
+    P(flags, 2, INV, "flags"),
+    P(flags, 0x80000000u, INV, "flags"),
+    P(op, TESS_OP_BACKWARD, UNS, "op"),
+    P(op, 2, INV, "op"),
+    P(op, UINT32_MAX, INV, "op"),
+    P(dtype, 3, INV, "dtype"),
+    P(dtype, UINT32_MAX, INV, "dtype"),
+    P(head_dim, 0, INV, "head_dim"),
+    P(head_dim, -8, INV, "head_dim"),
+    P(head_dim, INT32_MIN, INV, "head_dim"),
+    P(head_dim, 1, UNS, "head_dim"),
+    P(head_dim, 12, UNS, "head_dim"),
+    P(head_dim, 264, UNS, "head_dim"),
+    P(head_dim, INT32_MAX, UNS, "head_dim"),
+    P(head_dim, 256, FINE, NULL),
+    P(value_head_dim, D, FINE, NULL),
+    P(value_head_dim, D + 8, UNS, "value_head_dim"),
+    P(value_head_dim, -1, INV, "value_head_dim"),
+    PR(scale, NAN, INV, "scale"),
+    PR(scale, INFINITY, INV, "scale"),
+    PR(scale, -INFINITY, INV, "scale"),
+    PR(scale, -1, FINE, NULL),
+    PR(scale, 3e38f, UNS, "scale"),
+    PR(scale, -3e38f, UNS, "scale"),
+    PR(scale, 1e-39f, UNS, "scale"),
+    PR(scale, 0x1p120f, FINE, NULL),
+    PR(scale, -0x1p-120f, FINE, NULL),
+    PR(softcap, 30, UNS, "softcap"),
+    PR(softcap, NAN, UNS | INV, "softcap"),
+    P(batch, -1, INV, "batch"),
+    P(batch, INT64_MIN, INV, "batch"),
+    P(batch, INT64_MAX, INV | UNS | OOM, "batch"),
+    P(batch, 1LL << 40, INV | UNS | OOM, NULL),
+    P(batch, 0, FINE, NULL),
+    P(q_len, -1, INV, "q_len"),
+    P(q_len, INT64_MIN, INV, "q_len"),
+    P(q_len, INT32_MAX, UNS, "q_len"),
+    P(q_len, INT32_MAX - 65536 + 1, UNS, "q_len"),
+    P(q_len, 1LL << 32, UNS, "q_len"),
+    P(q_len, INT64_MAX, UNS | INV, "q_len"),
+    P(q_len, 0, FINE, NULL),
+    P(q_len, 5000, FINE, NULL), /* more than max_tokens, which bounds keys alone */
+    P(kv_len, -1, INV, "kv_len"),
+    P(kv_len, INT64_MIN, INV, "kv_len"),
+    P(kv_len, 4097, INV, "kv_len"),
+    P(kv_len, 1LL << 33, UNS | INV, "kv_len"),
+    P(kv_len, INT64_MAX, UNS | INV, "kv_len"),
+    P(kv_len, 0, FINE, NULL),
+    P(kv_split, -1, INV, "kv_split"),
+    P(kv_split, INT32_MIN, INV, "kv_split"),
+    P(kv_split, INT32_MAX, FINE, NULL),
+    P(tile_rows, -1, INV, "tile_rows"),
+    P(tile_rows, INT32_MIN, INV, "tile_rows"),
+    P(tile_rows, INT32_MAX, FINE, NULL),
+    P(tile_rows, 1, FINE, NULL),
+    P(determinism, 1, UNS, "determinism"),
+    P(determinism, UINT32_MAX, UNS | INV, "determinism"),
+};
+
+static void check_plans(const bad_value *rows, size_t count) {
+    for (size_t n = 0; n < count; n++) {
         tess_plan_desc desc = base_plan();
         bad_apply(&rows[n], &desc);
         tess_plan *made = (tess_plan *)&desc;
@@ -177,6 +161,30 @@ static void test_plan_create(void **state) {
         } else
             assert_ptr_equal(made, &desc);
     }
+}
+
+static void test_plan_create(void **state) {
+    (void)state;
+    static const int64_t negative[2] = {3, -1}, longer[2] = {9, 1}, longer_kv[2] = {1, 41},
+                         fine_q[2] = {0, 8}, fine_kv[2] = {40, 0};
+    const bad_value pointers[] = {
+        P(q_lens, (intptr_t)negative, INV, "q_lens"),
+        P(kv_lens, (intptr_t)negative, INV, "kv_lens"),
+        P(q_lens, (intptr_t)longer, INV, "q_lens"),
+        P(kv_lens, (intptr_t)longer_kv, INV, "kv_lens"),
+        P(q_lens, (intptr_t)fine_q, FINE, NULL),
+        P(kv_lens, (intptr_t)fine_kv, FINE, NULL),
+        P(cu_q_lens, (intptr_t)fine_q, INV, NULL), /* one of two */
+        P(cu_kv_lens, (intptr_t)fine_q, INV, NULL),
+        P(kernel, (intptr_t) "nonsense", INV, "kernel"),
+        P(kernel, (intptr_t) "", INV | FINE, "kernel"),
+        P(kernel, (intptr_t) "/", INV, "kernel"),
+        P(kernel, (intptr_t) "cpu/", INV, "kernel"),
+        P(kernel, (intptr_t) "cpu/nonsense", INV | UNS, "cpu: kernel"),
+        P(kernel, (intptr_t) "nonsense/portable", INV | UNS, "kernel"),
+    };
+    check_plans(plan_numbers, COUNT(plan_numbers));
+    check_plans(pointers, COUNT(pointers));
     tess_plan_desc desc = base_plan();
     tess_plan *made = NULL;
     assert_error(tess_plan_create(NULL, layout, &desc, &made), TESS_ERROR_INVALID,
@@ -308,75 +316,76 @@ static tess_run_desc base_run(void) {
 #define RESERVED_BUFFER(name) \
     R(name.kind, TESS_BUFFER_HOST, UNS, #name), R(name.kind, UINT32_MAX, UNS | INV, #name)
 
+static const bad_value run_fields[] = {
+    R(struct_size, 0, VER, "desc"),
+    R(struct_size, UINT32_MAX, VER, "desc"),
+    R(flags, 1, INV, "flags"),
+    TENSOR(q, "q"),
+    TENSOR(k, "k"),
+    TENSOR(v, "v"),
+    TENSOR(o, "o"),
+    TENSOR(lse, "lse"),
+    R(q.buffer.kind, TESS_BUFFER_NONE, INV, "q"),
+    R(k.buffer.kind, TESS_BUFFER_NONE, INV, "k"),
+    R(v.buffer.kind, TESS_BUFFER_NONE, INV, "v"),
+    R(o.buffer.kind, TESS_BUFFER_NONE, INV, "o"),
+    R(lse.buffer.kind, TESS_BUFFER_NONE, FINE, NULL),
+    /* Outputs must keep their elements apart. */
+    R(o.stride_batch, 0, INV, "o"),
+    R(o.stride_token, 0, INV, "o"),
+    R(o.stride_head, 0, INV, "o"),
+    R(o.stride_head, D - 1, INV, "o"),
+    R(o.stride_token, HEADS *D - 1, INV, "o"),
+    R(o.stride_batch, Q *HEADS *D - 1, INV, "o"),
+    R(o.stride_token, 1, INV, "o"),
+    R(lse.stride_batch, 0, INV, "lse"),
+    R(lse.stride_token, 0, INV, "lse"),
+    R(lse.stride_head, 0, INV, "lse"),
+    R(lse.stride_head, Q - 1, INV, "lse"),
+    R(lse.stride_batch, HEADS *Q - 1, INV, "lse"),
+    R(q.stride_head, 0, FINE, NULL),
+    R(k.stride_batch, 0, FINE, NULL),
+    R(v.stride_token, 1, FINE, NULL),
+    R(workspace.kind, TESS_BUFFER_NONE, INV, "workspace"),
+    R(workspace.kind, TESS_BUFFER_POINTER, INV, "workspace"),
+    R(workspace.kind, 9, INV, "workspace"),
+    R(workspace.reserved, 1, INV, "workspace"),
+    R(workspace.handle, 0, INV, "workspace"),
+    R(workspace.offset, 1, INV, "workspace"),
+    R(workspace.offset, UINT64_MAX, INV, "workspace"),
+    R(workspace.size, 1, INV, "workspace"),
+    R(stream.kind, TESS_STREAM_SUBMIT, INV | UNS, "cpu: stream"),
+    R(stream.kind, TESS_STREAM_RECORD, INV | UNS, "cpu: stream"),
+    R(stream.kind, 3, INV, "stream"),
+    R(stream.kind, UINT32_MAX, INV, "stream"),
+    R(stream.reserved, 1, INV, "stream"),
+    R(first_job, 1000000, INV, "first_job"),
+    R(first_job, UINT64_MAX, INV, "first_job"),
+    R(job_count, 1000000, INV, "job_count"),
+    R(job_count, UINT64_MAX, INV, "job_count"),
+    RESERVED_TENSOR(sink_logits),
+    RESERVED_TENSOR(k_scale),
+    RESERVED_TENSOR(v_scale),
+    RESERVED_BUFFER(q_lens),
+    RESERVED_BUFFER(kv_lens),
+    RESERVED_BUFFER(block_table),
+    RESERVED_TENSOR(d_o),
+    RESERVED_TENSOR(d_q),
+    RESERVED_TENSOR(d_k),
+    RESERVED_TENSOR(d_v),
+    RESERVED_TENSOR(d_lse),
+};
+
 static void test_run(void **state) {
     (void)state;
-    static const bad_value rows[] = {
-        R(struct_size, 0, VER, "desc"),
-        R(struct_size, UINT32_MAX, VER, "desc"),
-        R(flags, 1, INV, "flags"),
-        TENSOR(q, "q"),
-        TENSOR(k, "k"),
-        TENSOR(v, "v"),
-        TENSOR(o, "o"),
-        TENSOR(lse, "lse"),
-        R(q.buffer.kind, TESS_BUFFER_NONE, INV, "q"),
-        R(k.buffer.kind, TESS_BUFFER_NONE, INV, "k"),
-        R(v.buffer.kind, TESS_BUFFER_NONE, INV, "v"),
-        R(o.buffer.kind, TESS_BUFFER_NONE, INV, "o"),
-        R(lse.buffer.kind, TESS_BUFFER_NONE, FINE, NULL),
-        /* Outputs must keep their elements apart. */
-        R(o.stride_batch, 0, INV, "o"),
-        R(o.stride_token, 0, INV, "o"),
-        R(o.stride_head, 0, INV, "o"),
-        R(o.stride_head, D - 1, INV, "o"),
-        R(o.stride_token, HEADS * D - 1, INV, "o"),
-        R(o.stride_batch, Q * HEADS * D - 1, INV, "o"),
-        R(o.stride_token, 1, INV, "o"),
-        R(lse.stride_batch, 0, INV, "lse"),
-        R(lse.stride_token, 0, INV, "lse"),
-        R(lse.stride_head, 0, INV, "lse"),
-        R(lse.stride_head, Q - 1, INV, "lse"),
-        R(lse.stride_batch, HEADS * Q - 1, INV, "lse"),
-        R(q.stride_head, 0, FINE, NULL),
-        R(k.stride_batch, 0, FINE, NULL),
-        R(v.stride_token, 1, FINE, NULL),
-        R(workspace.kind, TESS_BUFFER_NONE, INV, "workspace"),
-        R(workspace.kind, TESS_BUFFER_POINTER, INV, "workspace"),
-        R(workspace.kind, 9, INV, "workspace"),
-        R(workspace.reserved, 1, INV, "workspace"),
-        R(workspace.handle, 0, INV, "workspace"),
-        R(workspace.offset, 1, INV, "workspace"),
-        R(workspace.offset, UINT64_MAX, INV, "workspace"),
-        R(workspace.size, 1, INV, "workspace"),
-        R(stream.kind, TESS_STREAM_SUBMIT, INV | UNS, "cpu: stream"),
-        R(stream.kind, TESS_STREAM_RECORD, INV | UNS, "cpu: stream"),
-        R(stream.kind, 3, INV, "stream"),
-        R(stream.kind, UINT32_MAX, INV, "stream"),
-        R(stream.reserved, 1, INV, "stream"),
-        R(first_job, 1000000, INV, "first_job"),
-        R(first_job, UINT64_MAX, INV, "first_job"),
-        R(job_count, 1000000, INV, "job_count"),
-        R(job_count, UINT64_MAX, INV, "job_count"),
-        RESERVED_TENSOR(sink_logits),
-        RESERVED_TENSOR(k_scale),
-        RESERVED_TENSOR(v_scale),
-        RESERVED_BUFFER(q_lens),
-        RESERVED_BUFFER(kv_lens),
-        RESERVED_BUFFER(block_table),
-        RESERVED_TENSOR(d_o),
-        RESERVED_TENSOR(d_q),
-        RESERVED_TENSOR(d_k),
-        RESERVED_TENSOR(d_v),
-        RESERVED_TENSOR(d_lse),
-    };
-    for (size_t n = 0; n < COUNT(rows); n++) {
+    for (size_t n = 0; n < COUNT(run_fields); n++) {
         tess_run_desc run = base_run();
-        bad_apply(&rows[n], &run);
+        bad_apply(&run_fields[n], &run);
         o[0] = -7;
         const tess_status status = tess_run(plan, &run);
-        bad_check(&rows[n], status, "tess_run");
+        bad_check(&run_fields[n], status, "tess_run");
         if (status != TESS_OK && o[0] != -7)
-            fail_msg("%s: refused, and o was written", rows[n].title);
+            fail_msg("%s: refused, and o was written", run_fields[n].title);
     }
     tess_run_desc run = base_run();
     assert_error(tess_run(NULL, &run), TESS_ERROR_INVALID, "tess_run", "plan");

@@ -212,100 +212,117 @@ static int read_shard(const char *text, int *shard, int *shards) {
     return *shard >= 0 && *shards > *shard ? 0 : -1;
 }
 
-int main(int argc, char **argv) {
+typedef struct settings {
+    int shard, shards, every, print;
+    long random_count; /* -1: the list */
+    uint64_t seed;
+    const char *backend, *masks, *single;
+    FILE *bits;
+} settings;
+
+static settings read_options(int argc, char **argv) {
     static const struct option options[] = {{"shard", 1, NULL, 's'}, {"device", 1, NULL, 'd'},
                                             {"every", 1, NULL, 'e'}, {"random", 1, NULL, 'r'},
                                             {"seed", 1, NULL, 'x'},  {"masks", 1, NULL, 'm'},
                                             {"line", 1, NULL, 'l'},  {"list", 0, NULL, 'p'},
                                             {"bits", 1, NULL, 'b'},  {NULL, 0, NULL, 0}};
-    int shard = 0, shards = 1, every = 1, print = 0;
-    long random_count = -1;
-    uint64_t seed = 1;
-    const char *backend = NULL, *masks = ".", *single = NULL;
-    FILE *bits = NULL;
+    settings x = {.shards = 1, .every = 1, .random_count = -1, .seed = 1, .masks = "."};
     for (int o; (o = getopt_long(argc, argv, "", options, NULL)) != -1;) {
-        if (o == 's' && read_shard(optarg, &shard, &shards) == 0)
+        if (o == 's' && read_shard(optarg, &x.shard, &x.shards) == 0)
             continue;
         else if (o == 'd')
-            backend = optarg;
+            x.backend = optarg;
         else if (o == 'e' && number(optarg) > 0)
-            every = (int)number(optarg);
+            x.every = (int)number(optarg);
         else if (o == 'r')
-            random_count = number(optarg);
+            x.random_count = number(optarg);
         else if (o == 'x')
-            seed = strtoull(optarg, NULL, 10);
+            x.seed = strtoull(optarg, NULL, 10);
         else if (o == 'm')
-            masks = optarg;
+            x.masks = optarg;
         else if (o == 'l')
-            single = optarg;
+            x.single = optarg;
         else if (o == 'p')
-            print = 1;
-        else if (o == 'b' && (bits = fopen(optarg, "w")) != NULL)
+            x.print = 1;
+        else if (o == 'b' && (x.bits = fopen(optarg, "w")) != NULL)
             continue;
         else
             options_error(argv[0]);
     }
     const char *count = getenv("TESSERA_RANDOM_PROBLEMS");
-    if (random_count >= 0 && count && *count) random_count = number(count);
+    if (x.random_count >= 0 && count && *count) x.random_count = number(count);
+    return x;
+}
 
-    problem_list list = {0};
-    if (single) {
-        list.lines = calloc(1, sizeof *list.lines);
-        if (!list.lines) return 1;
-        snprintf(list.lines[list.count++], LIST_LINE, "%s", single);
-    } else if (random_count >= 0) {
-        list.lines = calloc((size_t)random_count + 1, sizeof *list.lines);
-        if (!list.lines) return 1;
-        for (; list.count < random_count; list.count++)
-            if (list_random(seed, (uint64_t)list.count, masks, list.lines[list.count]) != 0)
-                return failed_early(&list);
-    } else if (list_build(&list, masks) != 0)
-        return failed_early(&list);
-    if (print) {
-        for (int n = 0; n < list.count; n++) puts(list.lines[n]);
-        list_free(&list);
+/* The problem of --line, those of --random, or the list. */
+static int make_list(const settings *x, problem_list *list) {
+    if (!x->single && x->random_count < 0) return list_build(list, x->masks);
+    list->lines = calloc(x->single ? 1 : (size_t)x->random_count + 1, sizeof *list->lines);
+    if (!list->lines) return -1;
+    if (x->single) {
+        snprintf(list->lines[list->count++], LIST_LINE, "%s", x->single);
         return 0;
     }
+    for (; list->count < x->random_count; list->count++)
+        if (list_random(x->seed, (uint64_t)list->count, x->masks, list->lines[list->count]) != 0)
+            return -1;
+    return 0;
+}
 
-    test_targets targets;
-    const int absent = test_targets_open(&targets, backend, TEST_EACH_KERNEL);
-    if (absent != 0) {
-        list_free(&list);
-        return absent;
-    }
-    const size_t most = (size_t)(list.count + 2) * (size_t)targets.count + 2;
+/* Every problem on every target is a test. Returns how many fail. */
+static int run_list(const settings *x, problem_list *list, test_targets *targets) {
+    const size_t most = (size_t)(list->count + 2) * (size_t)targets->count + 2;
     struct CMUnitTest *tests = calloc(most, sizeof *tests);
     one_case *cases = calloc(most, sizeof *cases);
-    int *accepted = calloc((size_t)targets.count, sizeof *accepted);
+    int *accepted = calloc((size_t)targets->count, sizeof *accepted);
     if (!tests || !cases || !accepted) exit(1);
     size_t n_tests = 0, n_cases = 0;
-    if (!single && random_count < 0 && shard == 0) {
+    if (!x->single && x->random_count < 0 && x->shard == 0) {
         tests[n_tests++] = (struct CMUnitTest){"every pair of values is covered", test_list_covers,
-                                               NULL, NULL, &list};
+                                               NULL, NULL, list};
         tests[n_tests++] = (struct CMUnitTest){"lines reproduce their problems",
-                                               test_lines_reproduce, NULL, NULL, &list};
+                                               test_lines_reproduce, NULL, NULL, list};
     }
-    for (int n = shard; n < list.count; n += shards * every)
-        for (int t = 0; t < targets.count; t++) {
-            if (!single && test_leaves_out(&targets.items[t], n)) continue;
-            cases[n_cases] =
-                (one_case){list.lines[n], &targets.items[t],
-                           single || random_count >= 0 ? 0 : LIST_FLOPS, &accepted[t], bits};
+    for (int n = x->shard; n < list->count; n += x->shards * x->every)
+        for (int t = 0; t < targets->count; t++) {
+            if (!x->single && test_leaves_out(&targets->items[t], n)) continue;
+            cases[n_cases] = (one_case){list->lines[n], &targets->items[t],
+                                        x->single || x->random_count >= 0 ? 0 : LIST_FLOPS,
+                                        &accepted[t], x->bits};
             tests[n_tests++] =
-                (struct CMUnitTest){list.lines[n], test_problem, NULL, NULL, &cases[n_cases++]};
+                (struct CMUnitTest){list->lines[n], test_problem, NULL, NULL, &cases[n_cases++]};
         }
-    for (int t = 0; t < targets.count; t++) {
-        if (single || !targets.items[t].kernel[0]) continue;
-        cases[n_cases] = (one_case){"", &targets.items[t], 0, &accepted[t], NULL};
-        tests[n_tests++] = (struct CMUnitTest){targets.items[t].kernel, test_kernel_took_something,
+    for (int t = 0; t < targets->count; t++) {
+        if (x->single || !targets->items[t].kernel[0]) continue;
+        cases[n_cases] = (one_case){"", &targets->items[t], 0, &accepted[t], NULL};
+        tests[n_tests++] = (struct CMUnitTest){targets->items[t].kernel, test_kernel_took_something,
                                                NULL, NULL, &cases[n_cases++]};
     }
     const int failed = _cmocka_run_group_tests("conformance", tests, n_tests, NULL, NULL);
     free(tests);
     free(cases);
     free(accepted);
+    return failed;
+}
+
+int main(int argc, char **argv) {
+    const settings x = read_options(argc, argv);
+    problem_list list = {0};
+    if (make_list(&x, &list) != 0) return failed_early(&list);
+    if (x.print) {
+        for (int n = 0; n < list.count; n++) puts(list.lines[n]);
+        list_free(&list);
+        return 0;
+    }
+    test_targets targets;
+    const int absent = test_targets_open(&targets, x.backend, TEST_EACH_KERNEL);
+    if (absent != 0) {
+        list_free(&list);
+        return absent;
+    }
+    const int failed = run_list(&x, &list, &targets);
     test_targets_close(&targets);
     list_free(&list);
-    if (bits && fclose(bits) != 0) return 1;
+    if (x.bits && fclose(x.bits) != 0) return 1;
     return failed != 0;
 }

@@ -125,6 +125,31 @@ static void run_when_free(tess_device *device, const tess_plan *plan, const tess
     assert_ok(status);
 }
 
+/* Runs all jobs, or ranges of opt->step of them, and waits. The workspace begins `front` bytes into
+ * its buffer. */
+static void run_ranges(const rig *r, const rig_options *opt, const tess_tensor *tensor,
+                       tess_buffer workspace, uint64_t front) {
+    tess_device *device = r->target->device;
+    tess_run_desc run = {.struct_size = sizeof run};
+    run.q = tensor[TESS_ROLE_Q];
+    run.k = tensor[TESS_ROLE_K];
+    run.v = tensor[TESS_ROLE_V];
+    run.o = tensor[TESS_ROLE_O];
+    if (!opt->without_lse) run.lse = tensor[TESS_ROLE_LSE];
+    run.workspace = workspace;
+    run.workspace.offset += front;
+    if (opt->step) {
+        run.job_count = opt->step;
+        for (; run.first_job < r->info.n_jobs; run.first_job += opt->step) {
+            if (run.job_count > r->info.n_jobs - run.first_job)
+                run.job_count = r->info.n_jobs - run.first_job;
+            run_when_free(device, r->plan, &run);
+        }
+    } else
+        assert_ok(tess_run(r->plan, &run));
+    assert_ok(tess_wait(device, UINT64_MAX));
+}
+
 void rig_run(const rig *r, const rig_options *options, void *o, float *lse) {
     static const rig_options plain;
     const rig_options *opt = options ? options : &plain;
@@ -162,25 +187,7 @@ void rig_run(const rig *r, const rig_options *options, void *o, float *lse) {
     memset(work + front + space, GUARD_BYTE, GUARD);
     tess_buffer scratch = test_upload(device, work, all);
 
-    tess_run_desc run = {.struct_size = sizeof run};
-    run.q = tensor[0];
-    run.k = tensor[1];
-    run.v = tensor[2];
-    run.o = tensor[3];
-    if (!opt->without_lse) run.lse = tensor[4];
-    run.workspace = scratch;
-    run.workspace.offset += front;
-    if (opt->step) {
-        run.job_count = opt->step;
-        for (; run.first_job < r->info.n_jobs; run.first_job += opt->step) {
-            if (run.job_count > r->info.n_jobs - run.first_job)
-                run.job_count = r->info.n_jobs - run.first_job;
-            run_when_free(device, r->plan, &run);
-        }
-    } else
-        assert_ok(tess_run(r->plan, &run));
-    assert_ok(tess_wait(device, UINT64_MAX));
-
+    run_ranges(r, opt, tensor, scratch, front);
     void *const results[2] = {o, lse};
     for (int role = TESS_ROLE_O; role <= TESS_ROLE_LSE; role++) {
         char *got = take(bytes[role]);

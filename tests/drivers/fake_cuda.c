@@ -1,40 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A stand-in for libcuda.so.1: what the CUDA backend calls, and what an application of its own
  * does. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "fake.h"
+#include "fake_calls.h"
 
-#define EXPORT __attribute__((visibility("default")))
+enum { INVALID_CONTEXT = 201 };
 
-enum { INVALID_VALUE = 1, NOT_INITIALIZED = 3, INVALID_DEVICE = 101, INVALID_CONTEXT = 201 };
+static void before_call(void) {}
 
-/* A call whose arguments are not logged, or one that logs them itself. */
-#define CALL(name, parameters, ...)   \
-    EXPORT int name parameters;       \
-    int name parameters {             \
-        int code = fake_begin(#name); \
-        if (!code) { __VA_ARGS__; }   \
-        return fake_end(code);        \
-    }
-
-/* A call that destroys: it does so even if it has to fail. */
-#define DESTROY(name, parameters, action)    \
-    EXPORT int name parameters;              \
-    int name parameters {                    \
-        const int fail = fake_begin(#name);  \
-        const int code = action;             \
-        return fake_end(fail ? fail : code); \
-    }
-
-static int started, retained[FAKE_DEVICES];
-
-EXPORT fake_get_fn fake_get;
-const fake_exports *fake_get(void) { return &fake_table; }
-
-static int devices(void) { return fake_setting("FAKE_DRIVER_DEVICES", FAKE_DEVICES); }
+static int retained[FAKE_DEVICES];
 
 int fake_can_run(const char *image, const char *arch) {
     const int own = fake_number(arch + 3), version = fake_number(strchr(image, '_') + 1);
@@ -56,31 +32,9 @@ static int attribute_of(int *value, int attribute, int device) {
     }
 }
 
-CALL(cuInit, (unsigned flags), {
-    (void)flags;
-    code = fake_setting("FAKE_DRIVER_INIT", 0);
-    started = !code;
-})
+DEVICE_CALLS(cuInit, cuDeviceGetCount, cuDeviceGet, cuDeviceGetName, cuDeviceTotalMem_v2,
+             cuDeviceGetAttribute)
 CALL(cuDriverGetVersion, (int *version), *version = fake_setting("FAKE_DRIVER_VERSION", 12040))
-CALL(cuDeviceGetCount, (int *count), {
-    *count = devices();
-    code = started ? 0 : NOT_INITIALIZED;
-})
-CALL(cuDeviceGet, (int *device, int index), {
-    fake_note(" %d", index);
-    *device = index;
-    code = index < devices() ? 0 : INVALID_DEVICE;
-})
-CALL(cuDeviceGetName, (char *name, int size, int device), {
-    fake_note(" %d", device);
-    snprintf(name, (size_t)size, "Pretended GPU %d", device);
-})
-CALL(cuDeviceTotalMem_v2, (size_t * bytes, int device), {
-    fake_note(" %d", device);
-    *bytes = (size_t)1 << 30;
-})
-CALL(cuDeviceGetAttribute, (int *value, int attribute, int device),
-     code = attribute_of(value, attribute, device))
 
 CALL(cuDevicePrimaryCtxRetain, (fake_object * *context, int device), {
     fake_note(" %d", device);
@@ -131,10 +85,7 @@ int cuGetErrorName(int code, const char **name) {
     return INVALID_VALUE;
 }
 
-CALL(cuModuleLoadData, (void **module, const void *image), code = fake_module_load(module, image))
-DESTROY(cuModuleUnload, (void *module), fake_module_unload(module))
-CALL(cuModuleGetFunction, (void **function, void *module, const char *name),
-     code = fake_module_function(function, module, name))
+MODULE_CALLS(cuModuleLoadData, cuModuleUnload, cuModuleGetFunction, cuLaunchKernel)
 CALL(cuFuncLoad, (void *function), (void)function)
 CALL(cuFuncSetAttribute, (void *function, int attribute, int value), {
     (void)function;
@@ -169,15 +120,6 @@ CALL(cuTensorMapEncodeTiled,
          fake_note(" %d %d %d %d %d", type, interleave, swizzle, promotion, fill);
          code = encode_map(map, rank, address, sizes, strides, box);
      })
-CALL(cuLaunchKernel,
-     (void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-      unsigned shared, void *stream, void **parameters, void **extra),
-     {
-         const unsigned grid[3] = {gx, gy, gz};
-         const unsigned block[3] = {bx, by, bz};
-         code =
-             extra ? INVALID_VALUE : fake_launch(function, grid, block, shared, stream, parameters);
-     })
 
 /* CUlaunchConfig with one CUlaunchAttribute, which lets the kernel begin while earlier ones end. */
 typedef struct fake_config {
@@ -209,32 +151,10 @@ CALL(cuLaunchKernelEx, (const fake_config *config, void *function, void **parame
                                 config->stream, parameters);
      })
 
-CALL(cuStreamCreate, (void **stream, unsigned flags), {
-    fake_note(" %u", flags);
-    code = fake_stream_create(stream);
-})
-DESTROY(cuStreamDestroy_v2, (void *stream), fake_stream_destroy(stream))
-CALL(cuStreamQuery, (void *stream), code = fake_stream_query(stream))
-CALL(cuStreamSynchronize, (void *stream), code = fake_stream_wait(stream))
-CALL(cuEventCreate, (void **event, unsigned flags), {
-    fake_note(" %u", flags);
-    code = fake_event_create(event);
-})
-DESTROY(cuEventDestroy_v2, (void *event), fake_event_destroy(event))
-CALL(cuEventRecord, (void *event, void *stream), code = fake_event_record(event, stream))
-CALL(cuEventSynchronize, (void *event), code = fake_event_wait(event))
-CALL(cuEventElapsedTime, (float *milliseconds, void *first, void *last),
-     code = fake_event_time(milliseconds, first, last))
-CALL(cuMemAlloc_v2, (uint64_t * pointer, size_t bytes), code = fake_alloc(pointer, bytes))
-DESTROY(cuMemFree_v2, (uint64_t pointer), fake_free(pointer))
-CALL(cuMemcpyHtoDAsync_v2, (uint64_t to, const void *from, size_t bytes, void *stream),
-     code = fake_copy(to, 0, (uint64_t)(uintptr_t)from, 1, bytes, stream))
-CALL(cuMemcpyDtoHAsync_v2, (void *to, uint64_t from, size_t bytes, void *stream),
-     code = fake_copy((uint64_t)(uintptr_t)to, 1, from, 0, bytes, stream))
-CALL(cuMemcpyDtoDAsync_v2, (uint64_t to, uint64_t from, size_t bytes, void *stream),
-     code = fake_copy(to, 0, from, 0, bytes, stream))
-CALL(cuMemsetD32Async, (uint64_t to, unsigned value, size_t words, void *stream),
-     code = fake_fill(to, value, words, stream))
+STREAM_CALLS(cuStreamCreate, cuStreamDestroy_v2, cuStreamQuery, cuStreamSynchronize)
+EVENT_CALLS(cuEventCreate, cuEventDestroy_v2, cuEventRecord, cuEventSynchronize, cuEventElapsedTime)
+MEMORY_CALLS(cuMemAlloc_v2, cuMemFree_v2, cuMemcpyHtoDAsync_v2, cuMemcpyDtoHAsync_v2,
+             cuMemcpyDtoDAsync_v2, cuMemsetD32Async)
 
 /* ------------------------------------------------------------------ what only applications call */
 

@@ -232,14 +232,18 @@ static void check_empty(const test_heap *heap, const char *what, int64_t k) {
                  (long long)k);
 }
 
+static void run_all_steps(life *l) {
+    for (size_t s = 0; s < sizeof steps / sizeof steps[0]; s++)
+        for (int n = 0; n < steps[s].count; n++) assert_ok(steps[s].run(l, n));
+}
+
 /* Checksums of a cycle without faults: a cycle with faults must still compute them. */
 static void sums_without_faults(const char *id, const char *backend_path, float *sums) {
     test_heap heap;
     life l;
     test_heap_init(&heap, 0, 0);
     life_begin(&l, id, backend_path, &heap);
-    for (size_t s = 0; s < sizeof steps / sizeof steps[0]; s++)
-        for (int n = 0; n < steps[s].count; n++) assert_ok(steps[s].run(&l, n));
+    run_all_steps(&l);
     memcpy(sums, l.sums, sizeof l.sums);
     life_release(&l);
     check_empty(&heap, "no fault", 0);
@@ -364,7 +368,82 @@ static int says_injected(void) {
     return strstr(tess_last_error(), "fake_") != NULL && strchr(tess_last_error(), '\n') == NULL;
 }
 
-/* Call k of the backend fails with `status`, once or for good. Returns whether it came to that. */
+/* Step `s` for pattern n has given `status`, because call k of the backend failed with `wanted`. */
+static void check_failure(int64_t k, size_t s, int n, tess_status status, tess_status wanted,
+                          int64_t failures_before) {
+    const int opening = steps[s].run == step_open || steps[s].run == step_list;
+    /* A failing list is kept as the reason why there is no device, and opening one says so later.
+     */
+    if (control->failures == failures_before && !(opening && control->failures > 0))
+        fail_msg("call %lld: %s %d fails although no call did: %s: %s", (long long)k, steps[s].name,
+                 n, tess_status_name(status), tess_last_error());
+    /* A device that cannot be listed or opened is not available; the reason is in the message. */
+    if (status != wanted &&
+        !(opening && (status == TESS_ERROR_UNAVAILABLE || status == TESS_ERROR_INVALID)))
+        fail_msg("call %lld (fake_%s) in %s %d: %s is wanted, got %s: %s", (long long)k,
+                 control->failed, steps[s].name, n, tess_status_name(wanted),
+                 tess_status_name(status), tess_last_error());
+    if (!says_injected() && steps[s].run != step_list)
+        fail_msg("call %lld (fake_%s) in %s %d: the message does not name the call: %s",
+                 (long long)k, control->failed, steps[s].name, n, tess_last_error());
+}
+
+/* Does the step again that call k made fail. */
+static void step_again(life *l, int64_t k, size_t s, int n) {
+    control->fail_at = 0;
+    if (!l->device && (steps[s].run == step_open || steps[s].run == step_list)) {
+        tess_runtime_release(l->runtime); /* which keeps the list of devices */
+        l->runtime = NULL;
+        assert_ok(step_runtime(l, 0));
+        assert_ok(step_list(l, 0));
+    }
+    const tess_status status = steps[s].run(l, n);
+    if (status != TESS_OK)
+        fail_msg("after call %lld (fake_%s), %s %d done again: %s: %s", (long long)k,
+                 control->failed, steps[s].name, n, tess_status_name(status), tess_last_error());
+}
+
+/* Loss is sticky: no call on the device reaches the backend any more, except the one that frees
+ * memory. */
+static void use_lost_device(life *l) {
+    const int64_t calls = control->calls;
+    for (size_t s = 0; s < sizeof steps / sizeof steps[0]; s++)
+        for (int n = 0; n < steps[s].count; n++) {
+            if (!steps[s].needs_device) continue;
+            if (steps[s].run == step_run && !l->plans[n]) continue;
+            if (steps[s].run == step_plan &&
+                (l->plans[n] || !(n % 2 ? l->layouts[n] : l->copies[n])))
+                continue;
+            const tess_status status = steps[s].run(l, n);
+            const tess_status expected =
+                steps[s].run == step_free ? TESS_OK : TESS_ERROR_DEVICE_LOST;
+            if (status != expected)
+                fail_msg("%s %d on a lost device: %s", steps[s].name, n, tess_status_name(status));
+        }
+    if (control->calls != calls) fail_msg("calls reach a lost device");
+    control->fail_at = 0;
+}
+
+/* The other device of the runtime, and the lost one opened anew, do their work. */
+static void use_other_devices(const life *l, test_heap *heap, const float *sums) {
+    for (int again = 0; again < 2; again++) {
+        life other;
+        life_begin(&other, again ? "fake:0" : "fake:1", fake_path, heap);
+        for (size_t s = 0; s < sizeof steps / sizeof steps[0]; s++)
+            for (int n = 0; n < steps[s].count; n++) {
+                if (steps[s].run == step_runtime) {
+                    other.runtime = l->runtime;
+                    continue;
+                }
+                assert_ok(steps[s].run(&other, n));
+            }
+        assert_memory_equal(other.sums, sums, sizeof other.sums);
+        other.runtime = NULL;
+        life_release(&other);
+    }
+}
+
+/* Call k of the backend fails with `wanted`, once or for good. Returns whether it came to that. */
 static int backend_fault(int64_t k, tess_status wanted, int sticky, const float *sums) {
     test_heap heap;
     life l;
@@ -379,80 +458,18 @@ static int backend_fault(int64_t k, tess_status wanted, int sticky, const float 
     for (size_t s = 0; s < sizeof steps / sizeof steps[0] && !lost; s++)
         for (int n = 0; n < steps[s].count && !lost; n++) {
             const int64_t before = control->failures;
-            tess_status status = steps[s].run(&l, n);
+            const tess_status status = steps[s].run(&l, n);
             if (status == TESS_OK) continue;
-            const int opening = steps[s].run == step_open || steps[s].run == step_list;
-            /* A failing list is kept as the reason why there is no device, and opening one says so
-             * later. */
-            if (control->failures == before && !(opening && control->failures > 0))
-                fail_msg("call %lld: %s %d fails although no call did: %s: %s", (long long)k,
-                         steps[s].name, n, tess_status_name(status), tess_last_error());
-            /* A device that cannot be listed or opened is not available; the reason is in the
-             * message. */
-            if (status != wanted &&
-                !(opening && (status == TESS_ERROR_UNAVAILABLE || status == TESS_ERROR_INVALID)))
-                fail_msg("call %lld (fake_%s) in %s %d: %s is wanted, got %s: %s", (long long)k,
-                         control->failed, steps[s].name, n, tess_status_name(wanted),
-                         tess_status_name(status), tess_last_error());
-            if (!says_injected() && steps[s].run != step_list)
-                fail_msg("call %lld (fake_%s) in %s %d: the message does not name the call: %s",
-                         (long long)k, control->failed, steps[s].name, n, tess_last_error());
-            if (l.device && wanted == TESS_ERROR_DEVICE_LOST) {
-                lost = 1;
-                break;
-            }
-            control->fail_at = 0;
-            if (opening && !l.device) { /* the list of devices is kept by the runtime */
-                tess_runtime_release(l.runtime);
-                l.runtime = NULL;
-                assert_ok(step_runtime(&l, 0));
-                assert_ok(step_list(&l, 0));
-            }
-            status = steps[s].run(&l, n);
-            if (status != TESS_OK)
-                fail_msg("after call %lld (fake_%s), %s %d done again: %s: %s", (long long)k,
-                         control->failed, steps[s].name, n, tess_status_name(status),
-                         tess_last_error());
+            check_failure(k, s, n, status, wanted, before);
+            lost = l.device && wanted == TESS_ERROR_DEVICE_LOST;
+            if (!lost) step_again(&l, k, s, n);
         }
     const int happened = control->failures > 0;
     if (lost) {
-        /* Sticky: no call on the device reaches the backend any more, except the one that frees
-         * memory. */
-        const int64_t calls = control->calls;
-        for (size_t s = 0; s < sizeof steps / sizeof steps[0]; s++)
-            for (int n = 0; n < steps[s].count; n++) {
-                if (!steps[s].needs_device) continue;
-                if (steps[s].run == step_run && !l.plans[n]) continue;
-                if (steps[s].run == step_plan &&
-                    (l.plans[n] || !(n % 2 ? l.layouts[n] : l.copies[n])))
-                    continue;
-                const tess_status status = steps[s].run(&l, n);
-                const tess_status expected =
-                    steps[s].run == step_free ? TESS_OK : TESS_ERROR_DEVICE_LOST;
-                if (status != expected)
-                    fail_msg("%s %d on a lost device: %s", steps[s].name, n,
-                             tess_status_name(status));
-            }
-        if (control->calls != calls) fail_msg("calls reach a lost device");
-        control->fail_at = 0;
+        use_lost_device(&l);
+        use_other_devices(&l, &heap, sums);
     } else if (!same(l.sums, sums, sizeof l.sums))
         fail_msg("after call %lld (fake_%s) the results differ", (long long)k, control->failed);
-    /* The other device, and the same one opened anew, do their work. */
-    life other = l;
-    for (int again = 0; lost && again < 2; again++) {
-        life_begin(&other, again ? "fake:0" : "fake:1", fake_path, &heap);
-        for (size_t s = 0; s < sizeof steps / sizeof steps[0]; s++)
-            for (int n = 0; n < steps[s].count; n++) {
-                if (steps[s].run == step_runtime) {
-                    other.runtime = l.runtime;
-                    continue;
-                }
-                assert_ok(steps[s].run(&other, n));
-            }
-        assert_memory_equal(other.sums, sums, sizeof other.sums);
-        other.runtime = NULL;
-        life_release(&other);
-    }
     life_release(&l);
     const int freed_badly = control->failed && strcmp(control->failed, "free") == 0;
     check_empty(&heap, "call", k);
@@ -505,8 +522,7 @@ static void cycles(const char *id, const char *backend_path) {
         life l;
         test_heap_init(&heap, 0, 0);
         life_begin(&l, id, backend_path, &heap);
-        for (size_t s = 0; s < sizeof steps / sizeof steps[0]; s++)
-            for (int i = 0; i < steps[s].count; i++) assert_ok(steps[s].run(&l, i));
+        run_all_steps(&l);
         life_release(&l);
         check_empty(&heap, "cycle", n);
         /* by now caches, pools of the C library and thread stacks have reached their size */

@@ -66,155 +66,27 @@ static void test_round_trip(void **state) {
     }
 }
 
+/* Little endian, as the format is on every machine. */
+#define U32(x) (x) & 0xff, (x) >> 8 & 0xff, (x) >> 16 & 0xff, (x) >> 24 & 0xff
+#define U64(x) U32(x), 0, 0, 0, 0
+
 /* The bytes of one layout, written out: they are the same on every machine and in every later
  * version. */
 static void test_format(void **state) {
     (void)state;
     static const unsigned char wanted[] = {
-        /* magic */
-        'T',
-        'E',
-        'S',
-        'S',
-        'L',
-        'A',
-        'Y',
-        0,
-        /* version, kind, flags, block */
-        1,
-        0,
-        0,
-        0,
-        3,
-        0,
-        0,
-        0,
-        1,
-        0,
-        0,
-        0,
-        16,
-        0,
-        0,
-        0,
-        /* local, local_right, stride, offset */
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        /* dense_heads */
-        0,
-        0,
-        0,
-        0,
-        /* left, right */
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        /* sinks */
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        /* n_heads, n_kv_heads, head_first, heads_total */
-        2,
-        0,
-        0,
-        0,
-        1,
-        0,
-        0,
-        0,
-        2,
-        0,
-        0,
-        0,
-        4,
-        0,
-        0,
-        0,
-        /* kv_heads_total */
-        2,
-        0,
-        0,
-        0,
-        /* max_tokens 300, max_chunk */
-        44,
-        1,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        5,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        /* mask_heads, query blocks, key blocks */
-        2,
-        0,
-        0,
-        0,
-        2,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        9,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
+        'T', 'E', 'S', 'S', 'L', 'A', 'Y', 0, /* magic */
+        U32(1),                               /* version */
+        U32(3), U32(1), U32(16),              /* kind, flags, block */
+        U32(0), U32(0), U32(0), U32(0),       /* local, local_right, stride, offset */
+        U32(0),                               /* dense_heads */
+        U64(0), U64(0), U64(0),               /* left, right, sinks */
+        U32(2), U32(1), U32(2), U32(4),       /* n_heads, n_kv_heads, head_first, heads_total */
+        U32(2),                               /* kv_heads_total */
+        U64(300), U64(5),                     /* max_tokens, max_chunk */
+        U32(2), U64(2), U64(9),               /* mask_heads, mask_query_blocks, mask_key_blocks */
         /* two heads of two rows of nine bits */
-        0x03,
-        0x01,
-        0x00,
-        0x00,
-        0x02,
-        0x00,
-        0xff,
-        0x01,
-    };
+        0x03, 0x01, 0x00, 0x00, 0x02, 0x00, 0xff, 0x01};
     const uint8_t mask[36] = {1, 9, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0,
                               0, 1, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1};
     tess_pattern p = {.struct_size = sizeof p,

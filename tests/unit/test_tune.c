@@ -86,82 +86,79 @@ static void test_every_word(void **state) {
     tess_tune_free(runtime, &tune);
 }
 
+static const struct {
+    const char *text, *message;
+    tess_status status;
+} malformed[] = {
+    {"", "line 1: the last line has no end", TESS_ERROR_CORRUPT},
+    {"\n", "line 1: must be 'tessera-tune 1'", TESS_ERROR_CORRUPT},
+    {"tessera-tune\n", "line 1: must be", TESS_ERROR_CORRUPT},
+    {"tessera-tune 1 kernel=a/b\n", "line 1: must be", TESS_ERROR_CORRUPT},
+    {"tessera-tune 1x\n", "line 1: must be", TESS_ERROR_CORRUPT},
+    {"tessera-tune -1\n", "line 1: must be", TESS_ERROR_CORRUPT},
+    {"tessera-tune 99999999999\n", "line 1: must be", TESS_ERROR_CORRUPT},
+    {"# no\ntessera-tune 1\n", "line 1: must be", TESS_ERROR_CORRUPT},
+    {"tessera-tune 2\nwhatever\n", "has format 2, and this library reads 1", TESS_ERROR_VERSION},
+    {"tessera-tune 0\n", "has format 0", TESS_ERROR_VERSION},
+    {HEAD "kernel=a/b", "line 2: the last line has no end", TESS_ERROR_CORRUPT},
+    {HEAD "dtype=f32\n", "line 2: kernel: is missing", TESS_ERROR_CORRUPT},
+    {HEAD "\n\nkernel\n", "line 4: kernel: has no value", TESS_ERROR_CORRUPT},
+    {HEAD "kernel=\n", "kernel: '' is not of the form", TESS_ERROR_CORRUPT},
+    {HEAD "kernel=a\n", "kernel: 'a' is not of the form", TESS_ERROR_CORRUPT},
+    {HEAD "kernel=/b\n", "kernel: '/b' is not of the form", TESS_ERROR_CORRUPT},
+    {HEAD "kernel=a/\n", "kernel: 'a/' is not of the form", TESS_ERROR_CORRUPT},
+    {HEAD "kernel=a/b/c\n", "kernel: 'a/b/c' is not of the form", TESS_ERROR_CORRUPT},
+    {HEAD "kernel=a/b*\n", "kernel: 'a/b*' is not of the form", TESS_ERROR_CORRUPT},
+    {HEAD "kernel=a/b,\n", "kernel: '' is not of the form", TESS_ERROR_CORRUPT},
+    {HEAD "kernel=a/b,,a/c\n", "kernel: '' is not of the form", TESS_ERROR_CORRUPT},
+    {HEAD "kernel=a/0123456789012345678901234567890123456789012345678901234567890123\n",
+     "is not of the form", TESS_ERROR_CORRUPT},
+    {HEAD "kernel=a/b,c/b\n", "kernel: 'c/b' is of another backend", TESS_ERROR_CORRUPT},
+    {HEAD "kernel=a/b,aa/b\n", "kernel: 'aa/b' is of another backend", TESS_ERROR_CORRUPT},
+    {HEAD "kernel=a/b,a/c,a/b\n", "kernel: 'a/b' is given twice", TESS_ERROR_CORRUPT},
+    {HEAD "kernel=a/1,a/2,a/3,a/4,a/5,a/6,a/7,a/8,a/9\n", "kernel: more than 8",
+     TESS_ERROR_CORRUPT},
+    {HEAD "kernel=a/b kernel=a/c\n", "kernel: is given twice", TESS_ERROR_CORRUPT},
+    {HEAD "kernel=a/b dtype=f32 dtype=f16\n", "dtype: is given twice", TESS_ERROR_CORRUPT},
+    {HEAD "kernel=a/b dtype=f32,f32\n", "dtype: 'f32' is given twice", TESS_ERROR_CORRUPT},
+    {HEAD "kernel=a/b dtype=\n", "dtype: '' is no value", TESS_ERROR_CORRUPT},
+    {HEAD "kernel=a/b dtype=f64\n", "dtype: 'f64' is no value", TESS_ERROR_CORRUPT},
+    {HEAD "kernel=a/b dtype=F32\n", "dtype: 'F32' is no value", TESS_ERROR_CORRUPT},
+    {HEAD "kernel=a/b pattern=dense,\n", "pattern: '' is no value", TESS_ERROR_CORRUPT},
+    {HEAD "kernel=a/b op=forward\n", "op: 'forward' is no value", TESS_ERROR_CORRUPT},
+    {HEAD "kernel=a/b basis=guessed\n", "basis: 'guessed' is no value", TESS_ERROR_CORRUPT},
+    {HEAD "kernel=a/b basis=measured,reasoned\n", "basis: only one", TESS_ERROR_CORRUPT},
+    {HEAD "kernel=a/b tile=64\n", "'tile=64' is no word of a rule", TESS_ERROR_CORRUPT},
+    {HEAD "kernel=a/b =64\n", "'=64' is no word of a rule", TESS_ERROR_CORRUPT},
+    {HEAD "kernel=a/b Dtype=f32\n", "'Dtype=f32' is no word of a rule", TESS_ERROR_CORRUPT},
+    {HEAD "kernel=a/b head_dim\n", "head_dim: has no value", TESS_ERROR_CORRUPT},
+    {HEAD "kernel=a/b head_dim=\n", "head_dim: '' is none of", TESS_ERROR_CORRUPT},
+    {HEAD "kernel=a/b head_dim=..\n", "head_dim: '..' is none of", TESS_ERROR_CORRUPT},
+    {HEAD "kernel=a/b head_dim=1...2\n", "head_dim: '1...2' is none of", TESS_ERROR_CORRUPT},
+    {HEAD "kernel=a/b head_dim=-1\n", "head_dim: '-1' is none of", TESS_ERROR_CORRUPT},
+    {HEAD "kernel=a/b head_dim=0x40\n", "head_dim: '0x40' is none of", TESS_ERROR_CORRUPT},
+    {HEAD "kernel=a/b q_len=12345678901\n", "q_len: '12345678901' is none of", TESS_ERROR_CORRUPT},
+    {HEAD "kernel=a/b kv_len=9..8\n", "kv_len: '9..8' is an empty range", TESS_ERROR_CORRUPT},
+    {HEAD "kernel=a/b block=64,128\n", "block: '64,128' is none of", TESS_ERROR_CORRUPT},
+    {HEAD "kernel=a/b arch=\n", "arch: is empty", TESS_ERROR_CORRUPT},
+    {HEAD "kernel=a/b device=\n", "device: is empty", TESS_ERROR_CORRUPT},
+    {HEAD "kernel=a/b device=caf\xc3\xa9\n", "line 2: byte 22 is not ASCII (0xc3)",
+     TESS_ERROR_CORRUPT},
+    {HEAD "kernel=a/b \xff\n", "line 2: byte 12 is not ASCII (0xff)", TESS_ERROR_CORRUPT},
+    {HEAD "kernel=a/b\r\n", "line 2: byte 11 is the control character 0x0d", TESS_ERROR_CORRUPT},
+    {HEAD "# \x1b[31m\n", "line 2: byte 3 is the control character 0x1b", TESS_ERROR_CORRUPT},
+    {HEAD "kernel=a/b \x7f\n", "line 2: byte 12 is the control character 0x7f", TESS_ERROR_CORRUPT},
+};
+
 static void test_malformed(void **state) {
     (void)state;
-    static const struct {
-        const char *text, *message;
-        tess_status status;
-    } cases[] = {
-        {"", "line 1: the last line has no end", TESS_ERROR_CORRUPT},
-        {"\n", "line 1: must be 'tessera-tune 1'", TESS_ERROR_CORRUPT},
-        {"tessera-tune\n", "line 1: must be", TESS_ERROR_CORRUPT},
-        {"tessera-tune 1 kernel=a/b\n", "line 1: must be", TESS_ERROR_CORRUPT},
-        {"tessera-tune 1x\n", "line 1: must be", TESS_ERROR_CORRUPT},
-        {"tessera-tune -1\n", "line 1: must be", TESS_ERROR_CORRUPT},
-        {"tessera-tune 99999999999\n", "line 1: must be", TESS_ERROR_CORRUPT},
-        {"# no\ntessera-tune 1\n", "line 1: must be", TESS_ERROR_CORRUPT},
-        {"tessera-tune 2\nwhatever\n", "has format 2, and this library reads 1",
-         TESS_ERROR_VERSION},
-        {"tessera-tune 0\n", "has format 0", TESS_ERROR_VERSION},
-        {HEAD "kernel=a/b", "line 2: the last line has no end", TESS_ERROR_CORRUPT},
-        {HEAD "dtype=f32\n", "line 2: kernel: is missing", TESS_ERROR_CORRUPT},
-        {HEAD "\n\nkernel\n", "line 4: kernel: has no value", TESS_ERROR_CORRUPT},
-        {HEAD "kernel=\n", "kernel: '' is not of the form", TESS_ERROR_CORRUPT},
-        {HEAD "kernel=a\n", "kernel: 'a' is not of the form", TESS_ERROR_CORRUPT},
-        {HEAD "kernel=/b\n", "kernel: '/b' is not of the form", TESS_ERROR_CORRUPT},
-        {HEAD "kernel=a/\n", "kernel: 'a/' is not of the form", TESS_ERROR_CORRUPT},
-        {HEAD "kernel=a/b/c\n", "kernel: 'a/b/c' is not of the form", TESS_ERROR_CORRUPT},
-        {HEAD "kernel=a/b*\n", "kernel: 'a/b*' is not of the form", TESS_ERROR_CORRUPT},
-        {HEAD "kernel=a/b,\n", "kernel: '' is not of the form", TESS_ERROR_CORRUPT},
-        {HEAD "kernel=a/b,,a/c\n", "kernel: '' is not of the form", TESS_ERROR_CORRUPT},
-        {HEAD "kernel=a/0123456789012345678901234567890123456789012345678901234567890123\n",
-         "is not of the form", TESS_ERROR_CORRUPT},
-        {HEAD "kernel=a/b,c/b\n", "kernel: 'c/b' is of another backend", TESS_ERROR_CORRUPT},
-        {HEAD "kernel=a/b,aa/b\n", "kernel: 'aa/b' is of another backend", TESS_ERROR_CORRUPT},
-        {HEAD "kernel=a/b,a/c,a/b\n", "kernel: 'a/b' is given twice", TESS_ERROR_CORRUPT},
-        {HEAD "kernel=a/1,a/2,a/3,a/4,a/5,a/6,a/7,a/8,a/9\n", "kernel: more than 8",
-         TESS_ERROR_CORRUPT},
-        {HEAD "kernel=a/b kernel=a/c\n", "kernel: is given twice", TESS_ERROR_CORRUPT},
-        {HEAD "kernel=a/b dtype=f32 dtype=f16\n", "dtype: is given twice", TESS_ERROR_CORRUPT},
-        {HEAD "kernel=a/b dtype=f32,f32\n", "dtype: 'f32' is given twice", TESS_ERROR_CORRUPT},
-        {HEAD "kernel=a/b dtype=\n", "dtype: '' is no value", TESS_ERROR_CORRUPT},
-        {HEAD "kernel=a/b dtype=f64\n", "dtype: 'f64' is no value", TESS_ERROR_CORRUPT},
-        {HEAD "kernel=a/b dtype=F32\n", "dtype: 'F32' is no value", TESS_ERROR_CORRUPT},
-        {HEAD "kernel=a/b pattern=dense,\n", "pattern: '' is no value", TESS_ERROR_CORRUPT},
-        {HEAD "kernel=a/b op=forward\n", "op: 'forward' is no value", TESS_ERROR_CORRUPT},
-        {HEAD "kernel=a/b basis=guessed\n", "basis: 'guessed' is no value", TESS_ERROR_CORRUPT},
-        {HEAD "kernel=a/b basis=measured,reasoned\n", "basis: only one", TESS_ERROR_CORRUPT},
-        {HEAD "kernel=a/b tile=64\n", "'tile=64' is no word of a rule", TESS_ERROR_CORRUPT},
-        {HEAD "kernel=a/b =64\n", "'=64' is no word of a rule", TESS_ERROR_CORRUPT},
-        {HEAD "kernel=a/b Dtype=f32\n", "'Dtype=f32' is no word of a rule", TESS_ERROR_CORRUPT},
-        {HEAD "kernel=a/b head_dim\n", "head_dim: has no value", TESS_ERROR_CORRUPT},
-        {HEAD "kernel=a/b head_dim=\n", "head_dim: '' is none of", TESS_ERROR_CORRUPT},
-        {HEAD "kernel=a/b head_dim=..\n", "head_dim: '..' is none of", TESS_ERROR_CORRUPT},
-        {HEAD "kernel=a/b head_dim=1...2\n", "head_dim: '1...2' is none of", TESS_ERROR_CORRUPT},
-        {HEAD "kernel=a/b head_dim=-1\n", "head_dim: '-1' is none of", TESS_ERROR_CORRUPT},
-        {HEAD "kernel=a/b head_dim=0x40\n", "head_dim: '0x40' is none of", TESS_ERROR_CORRUPT},
-        {HEAD "kernel=a/b q_len=12345678901\n", "q_len: '12345678901' is none of",
-         TESS_ERROR_CORRUPT},
-        {HEAD "kernel=a/b kv_len=9..8\n", "kv_len: '9..8' is an empty range", TESS_ERROR_CORRUPT},
-        {HEAD "kernel=a/b block=64,128\n", "block: '64,128' is none of", TESS_ERROR_CORRUPT},
-        {HEAD "kernel=a/b arch=\n", "arch: is empty", TESS_ERROR_CORRUPT},
-        {HEAD "kernel=a/b device=\n", "device: is empty", TESS_ERROR_CORRUPT},
-        {HEAD "kernel=a/b device=caf\xc3\xa9\n", "line 2: byte 22 is not ASCII (0xc3)",
-         TESS_ERROR_CORRUPT},
-        {HEAD "kernel=a/b \xff\n", "line 2: byte 12 is not ASCII (0xff)", TESS_ERROR_CORRUPT},
-        {HEAD "kernel=a/b\r\n", "line 2: byte 11 is the control character 0x0d",
-         TESS_ERROR_CORRUPT},
-        {HEAD "# \x1b[31m\n", "line 2: byte 3 is the control character 0x1b", TESS_ERROR_CORRUPT},
-        {HEAD "kernel=a/b \x7f\n", "line 2: byte 12 is the control character 0x7f",
-         TESS_ERROR_CORRUPT},
-    };
-    for (size_t n = 0; n < sizeof cases / sizeof *cases; n++) {
+    for (size_t n = 0; n < sizeof malformed / sizeof *malformed; n++) {
         tess_tune tune;
-        tess_status status = parse(cases[n].text, &tune);
-        if (status != cases[n].status)
+        tess_status status = parse(malformed[n].text, &tune);
+        if (status != malformed[n].status)
             fail_msg("case %zu: %s \"%s\"", n, tess_status_name(status), tess_last_error());
         assert_error_has("tess_runtime_create: table: line ");
-        assert_error_has(cases[n].message);
+        assert_error_has(malformed[n].message);
         assert_null(tune.text);
     }
     tess_tune tune;
