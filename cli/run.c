@@ -9,6 +9,7 @@
 
 #include "cli.h"
 #include "npy.h"
+#include "tensors.h"
 #include "text.h"
 
 static const char help[] =
@@ -35,21 +36,23 @@ static const char help[] =
 #define WAIT_LIMIT_NS \
     3600000000000u /* an hour: a device that hangs must not hold the command for ever */
 
-enum { OPT_Q, OPT_K, OPT_V, OPT_O, OPT_LSE, OPT_BACKEND, N_OPTIONS };
+/* The tensors' options come first, by tess_role. */
+enum { OPT_BACKEND = RUN_TENSORS, N_OPTIONS };
 
 typedef struct job {
     const char *command;
     cli_option options[N_OPTIONS];
     problem p;
-    npy_array in[3]; /* Q, K, V */
-    void *o, *lse;
-    uint64_t o_bytes, lse_bytes;
+    npy_array in[RUN_TENSORS]; /* inputs, by tess_role */
+    void *out[RUN_TENSORS];    /* outputs that were asked for, likewise */
+    uint64_t bytes[RUN_TENSORS];
+    int no_memory; /* for an output */
     tess_runtime *runtime;
     tess_device *device;
     tess_layout *layout;
     tess_plan *plan;
-    /* Q, K, V, O, LSE, workspace; kind NONE where the device reads host memory */
-    tess_buffer device_memory[6];
+    /* of the tensors and the workspace; kind NONE where the device reads host memory */
+    tess_buffer device_memory[RUN_TENSORS + 1];
 } job;
 
 static const char *path_of(const job *x, int option) { return x->options[option].value; }
@@ -78,7 +81,7 @@ static int match_type(job *x) {
     static const char *const words[] = {"f32", "f16", "bf16"};
     for (int i = 0; i < 3; i++) {
         npy_type type = x->in[i].type;
-        const char *name = x->options[OPT_Q + i].name;
+        const char *name = x->options[i].name;
         if (type != NPY_F32 && type != NPY_F16 && type != NPY_U16)
             return cli_error(
                 CLI_FAILED, x->command,
@@ -184,17 +187,18 @@ static int match_arrays(job *x) {
 
 static int read_arrays(job *x) {
     char error[CLI_LINE];
-    for (int i = 0; i < 3; i++)
-        if (npy_read(&x->in[i], path_of(x, OPT_Q + i), error, sizeof error) != 0)
-            return cli_error(CLI_FAILED, x->command, "--%s: %s", x->options[OPT_Q + i].name, error);
+    for (int i = 0; i < RUN_TENSORS; i++)
+        if (!run_tensors[i].output && npy_read(&x->in[i], path_of(x, i), error, sizeof error) != 0)
+            return cli_error(CLI_FAILED, x->command, "--%s: %s", x->options[i].name, error);
     return CLI_GO_ON;
 }
 
-/* Whether both outputs would be written now. */
+/* Whether every output could be written now. */
 static int probe_outputs(const job *x) {
     char error[CLI_LINE];
-    for (int i = OPT_O; i <= OPT_LSE; i++)
-        if (x->options[i].given && text_file_probe(path_of(x, i), error, sizeof error) != 0)
+    for (int i = 0; i < RUN_TENSORS; i++)
+        if (run_tensors[i].output && x->options[i].given &&
+            text_file_probe(path_of(x, i), error, sizeof error) != 0)
             return cli_error(CLI_FAILED, x->command, "--%s: %s", x->options[i].name, error);
     return CLI_GO_ON;
 }
@@ -252,67 +256,68 @@ static tess_status run_pieces(job *x, tess_run_desc *run) {
     return status;
 }
 
+/* Contiguous tensors of the plan's shapes, with the arrays' elements. */
+static tess_status place_tensors(job *x, int host_memory, tess_run_desc *run) {
+    const tess_buffer none = {0};
+    for (int role = 0; role < RUN_TENSORS; role++) {
+        tess_tensor *t = run_tensor(run, role);
+        const int is_output = run_tensors[role].output;
+        if (!x->options[role].given) continue;
+        tess_status status = tess_plan_tensor(x->plan, (tess_role)role, none, t, &x->bytes[role]);
+        if (status != TESS_OK) return status;
+        if (is_output) {
+            x->out[role] = output(x->bytes[role]);
+            x->no_memory = !x->out[role];
+            if (x->no_memory) return TESS_ERROR_OUT_OF_MEMORY;
+        }
+        const void *data = is_output ? x->out[role] : x->in[role].data;
+        status =
+            place(x, role, host_memory, data, is_output ? NULL : data, x->bytes[role], &t->buffer);
+        if (status != TESS_OK) return status;
+    }
+    return TESS_OK;
+}
+
 static tess_status attend(job *x) {
     tess_run_desc run = {.struct_size = sizeof run};
-    tess_tensor *const tensors[] = {&run.q, &run.k, &run.v, &run.o, &run.lse};
-    const tess_buffer none = {0};
-    uint64_t bytes[5];
-    tess_status status = TESS_OK;
-    for (int i = 0; i < 5 && status == TESS_OK; i++)
-        status = tess_plan_tensor(x->plan, (tess_role)i, none, tensors[i], &bytes[i]);
-    tess_buffer probe = {0};
-    if (status == TESS_OK) status = tess_alloc(x->device, 16, &probe);
-    if (status != TESS_OK) return status;
-    int host_memory = probe.kind == TESS_BUFFER_HOST;
-    tess_free(x->device, &probe);
-
-    x->o_bytes = bytes[3];
-    x->lse_bytes = bytes[4];
-    x->o = output(x->o_bytes);
-    x->lse = output(x->lse_bytes);
-    if (!x->o || !x->lse) return TESS_ERROR_OUT_OF_MEMORY;
-    for (int i = 0; i < 3 && status == TESS_OK; i++)
-        status =
-            place(x, i, host_memory, x->in[i].data, x->in[i].data, bytes[i], &tensors[i]->buffer);
-    if (status == TESS_OK) status = place(x, 3, host_memory, x->o, NULL, x->o_bytes, &run.o.buffer);
-    if (status == TESS_OK && x->options[OPT_LSE].given)
-        status = place(x, 4, host_memory, x->lse, NULL, x->lse_bytes, &run.lse.buffer);
-    else
-        run.lse = (tess_tensor){0};
     tess_plan_info info = {.struct_size = sizeof info};
+    tess_buffer probe = {0}, *workspace = &x->device_memory[RUN_TENSORS];
+    tess_status status = tess_alloc(x->device, 16, &probe);
+    if (status != TESS_OK) return status;
+    const int host_memory = probe.kind == TESS_BUFFER_HOST;
+    tess_free(x->device, &probe);
+    status = place_tensors(x, host_memory, &run);
     if (status == TESS_OK) status = tess_plan_query(x->plan, &info);
-    if (status == TESS_OK)
-        status = tess_alloc(x->device, info.workspace_bytes, &x->device_memory[5]);
-    run.workspace = x->device_memory[5];
+    if (status == TESS_OK) status = tess_alloc(x->device, info.workspace_bytes, workspace);
+    run.workspace = *workspace;
     if (status == TESS_OK) status = run_pieces(x, &run);
     if (status != TESS_OK || host_memory) return status;
 
     status = tess_wait(x->device, WAIT_LIMIT_NS);
-    if (status == TESS_OK && x->o_bytes)
-        status = tess_copy(x->device, tess_host_buffer(x->o, x->o_bytes), run.o.buffer, x->o_bytes);
-    if (status == TESS_OK && x->options[OPT_LSE].given && x->lse_bytes)
-        status = tess_copy(x->device, tess_host_buffer(x->lse, x->lse_bytes), run.lse.buffer,
-                           x->lse_bytes);
+    for (int role = 0; role < RUN_TENSORS && status == TESS_OK; role++)
+        if (x->out[role] && x->bytes[role])
+            status = tess_copy(x->device, tess_host_buffer(x->out[role], x->bytes[role]),
+                               run_tensor(&run, role)->buffer, x->bytes[role]);
     return status;
 }
 
 static int write_outputs(const job *x) {
     const problem *p = &x->p;
-    const npy_array *q = &x->in[0];
+    const npy_array *q = &x->in[TESS_ROLE_Q];
     char error[CLI_LINE];
     text_file files[2] = {{0}};
-    int count = x->options[OPT_LSE].given ? 2 : 1, bad = 0;
+    int count = x->options[TESS_ROLE_LSE].given ? 2 : 1, bad = 0;
     int at = 0; /* which output the error is about */
     for (; at < count && !bad; at++) {
-        bad = text_file_open(&files[at], path_of(x, OPT_O + at), error, sizeof error) != 0;
+        bad = text_file_open(&files[at], path_of(x, TESS_ROLE_O + at), error, sizeof error) != 0;
         if (bad) break;
         if (at == 0) {
-            npy_put(files[0].stream, q->type, q->n_dims, q->shape, x->o);
+            npy_put(files[0].stream, q->type, q->n_dims, q->shape, x->out[TESS_ROLE_O]);
         } else {
             const int64_t packed[] = {p->heads, q->shape[0]},
                           padded[] = {p->batch, p->heads, p->q_len};
             npy_put(files[1].stream, NPY_F32, p->q_lens ? 2 : 3, p->q_lens ? packed : padded,
-                    x->lse);
+                    x->out[TESS_ROLE_LSE]);
         }
         bad = text_file_close(&files[at], error, sizeof error) != 0;
         if (bad) break;
@@ -322,15 +327,17 @@ static int write_outputs(const job *x) {
         at = i;
     }
     for (int i = 0; i < count; i++) text_file_discard(&files[i]);
-    return bad ? cli_error(CLI_FAILED, x->command, "--%s: %s", x->options[OPT_O + at].name, error)
+    return bad ? cli_error(CLI_FAILED, x->command, "--%s: %s", x->options[TESS_ROLE_O + at].name,
+                           error)
                : CLI_OK;
 }
 
 static int work(job *x) {
-    for (int i = OPT_Q; i <= OPT_O; i++)
-        if (!x->options[i].given)
+    for (int i = 0; i < RUN_TENSORS; i++)
+        if (!run_tensors[i].optional && !x->options[i].given)
             return cli_error(CLI_USAGE, x->command, "--%s: missing", x->options[i].name);
-    if (x->options[OPT_LSE].given && text_same_file(path_of(x, OPT_O), path_of(x, OPT_LSE)))
+    if (x->options[TESS_ROLE_LSE].given &&
+        text_same_file(path_of(x, TESS_ROLE_O), path_of(x, TESS_ROLE_LSE)))
         return cli_error(CLI_USAGE, x->command, "--lse: is the same file as --o");
     int status = read_arrays(x);
     if (status == CLI_GO_ON) status = match_arrays(x);
@@ -343,7 +350,7 @@ static int work(job *x) {
     tess_status result = attend(x);
     if (result != TESS_OK)
         return cli_error(CLI_FAILED, x->command, "%s",
-                         !x->o || !x->lse ? "--o: out of memory for the outputs" : cli_why());
+                         x->no_memory ? "--o: out of memory for the outputs" : cli_why());
     return write_outputs(x);
 }
 
@@ -355,17 +362,18 @@ static void release(job *x) {
     tess_layout_release(x->layout);
     tess_device_release(x->device);
     tess_runtime_release(x->runtime);
-    for (int i = 0; i < 3; i++) npy_free(&x->in[i]);
-    free(x->o);
-    free(x->lse);
+    for (int i = 0; i < RUN_TENSORS; i++) {
+        npy_free(&x->in[i]);
+        free(x->out[i]);
+    }
     problem_free(&x->p);
 }
 
 int run_main(int argc, char **argv) {
-    static const char *const names[N_OPTIONS] = {"q", "k", "v", "o", "lse", "backend"};
     job x = {.command = argv[0]};
     for (int i = 0; i < N_OPTIONS; i++)
-        x.options[i] = (cli_option){.name = names[i], .takes_value = 1};
+        x.options[i] = (cli_option){.name = i == OPT_BACKEND ? "backend" : run_tensors[i].name,
+                                    .takes_value = 1};
     char full_help[4096];
     size_t n_words;
     snprintf(full_help, sizeof full_help, "%s%s", help, cli_help_words);

@@ -144,18 +144,11 @@ static tess_status make_plan(instance *x, const char *kernel) {
 /* Contiguous strides of every tensor into x->run, and the sizes. */
 static tess_status describe(instance *x) {
     const tess_buffer none = {0};
-    const struct {
-        tess_role role;
-        tess_tensor *tensor;
-        uint64_t *bytes;
-    } parts[] = {{TESS_ROLE_Q, &x->run.q, &x->q_bytes},
-                 {TESS_ROLE_K, &x->run.k, &x->k_bytes},
-                 {TESS_ROLE_V, &x->run.v, &x->v_bytes},
-                 {TESS_ROLE_O, &x->run.o, &x->o_bytes},
-                 {TESS_ROLE_LSE, &x->run.lse, &x->lse_bytes}};
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        tess_status status =
-            tess_plan_tensor(x->plan, parts[i].role, none, parts[i].tensor, parts[i].bytes);
+    uint64_t *const bytes[RUN_TENSORS] = {&x->q_bytes, &x->k_bytes, &x->v_bytes, &x->o_bytes,
+                                          &x->lse_bytes};
+    for (int role = 0; role < RUN_TENSORS; role++) {
+        tess_status status = tess_plan_tensor(x->plan, (tess_role)role, none,
+                                              run_tensor(&x->run, role), bytes[role]);
         if (status != TESS_OK) return fail(x, status, NULL);
     }
     return TESS_OK;

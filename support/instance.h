@@ -5,6 +5,7 @@
 #define TESSERA_SUPPORT_INSTANCE_H
 
 #include "reference.h"
+#include "tensors.h"
 
 typedef struct instance {
     const problem *problem;

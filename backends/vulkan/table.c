@@ -52,7 +52,7 @@ static const char *refuses(const tess_vk_device *d, const vk_row *row, const tes
     return shape_refusal(d, tess_portable_find(row->variant, key->head_dim), buffer, size);
 }
 
-/* How a launch is cut into submissions, from what a plan of this key may hold at most. */
+/* How launches are split into submissions: by the most that a plan of this key may hold. */
 static void find_submissions(const tess_vk_device *d, const tess_kernel_key *key,
                              uint32_t tile_rows, uint64_t *jobs_per_submission,
                              uint32_t *submissions) {

@@ -19,7 +19,6 @@ static tess_status loop_list(const tess_host *host, uint32_t index, tess_device_
     info->compute_units = 1;
     snprintf(info->name, sizeof info->name, "A plain loop");
     snprintf(info->arch, sizeof info->arch, "C");
-    snprintf(info->driver, sizeof info->driver, "none");
     return TESS_OK;
 }
 
@@ -27,8 +26,7 @@ static tess_status loop_open(const tess_host *host, uint32_t index, const void *
                              void **device) {
     (void)index;
     if (native) return host->fail(host, TESS_ERROR_INVALID, "native: there is nothing to wrap");
-    /* The device has nothing of its own; others allocate a structure here, which loop_close frees.
-     */
+    /* This device has no state. Others allocate a structure here, which loop_close frees. */
     *device = (void *)(uintptr_t)host;
     return TESS_OK;
 }
@@ -68,108 +66,94 @@ static tess_status loop_kernel(void *device, uint32_t index, const tess_kernel_k
 
 /* ------------------------------------------------------------------ the kernel */
 
-static float *element(const tess_tensor *t, uint32_t batch, int64_t token, uint32_t head) {
-    float *base = (float *)(void *)((char *)(uintptr_t)t->buffer.handle + t->buffer.offset);
-    return base + batch * t->stride_batch + token * t->stride_token + head * t->stride_head;
+static float *element(const tess_launch *l, int role, const tess_sequence *s, int64_t t, int head) {
+    const tess_tensor *x = &l->tensor[role];
+    float *base = (float *)(void *)((char *)(uintptr_t)x->buffer.handle + x->buffer.offset);
+    return base + s->batch * x->stride_batch + t * x->stride_token + head * x->stride_head;
 }
 
-/* What a row has gathered so far: the outputs are weighted by exp(|scale| * (score - most)). */
-typedef struct gathered {
-    float most, sum, o[256];
-} gathered;
+/* The softmax of a row so far: o is a sum weighted by exp(|scale| * (score - row_max)). */
+typedef struct softmax {
+    float row_max, row_sum, o[256];
+} softmax;
 
-/* Adds outputs whose weights are relative to the score `most` and add up to `sum`. */
-static void add(const tess_launch *l, gathered *g, float score, float sum, const float *o) {
-    const float scale = fabsf(l->scale), most = fmaxf(g->most, score);
-    const float old = g->most == most ? 1 : expf(scale * (g->most - most)),
-                new = sum *expf(scale * (score - most));
-    for (int e = 0; e < l->head_dim; e++) g->o[e] = g->o[e] * old + new *o[e];
-    g->sum = g->sum * old + new;
-    g->most = most;
+/* Adds a sum o whose weights are relative to the score `max` and add up to `sum`. */
+static void add(const tess_launch *l, softmax *x, float max, float sum, const float *o) {
+    const float scale = fabsf(l->scale), row_max = fmaxf(x->row_max, max);
+    const float rescale = x->row_max == row_max ? 1 : expf(scale * (x->row_max - row_max));
+    const float weight = sum * expf(scale * (max - row_max));
+    for (int e = 0; e < l->head_dim; e++) x->o[e] = x->o[e] * rescale + weight * o[e];
+    x->row_sum = x->row_sum * rescale + weight;
+    x->row_max = row_max;
 }
 
-static void gather(const tess_launch *l, gathered *g, const float *q, const float *k,
-                   const float *v) {
-    float score = 0;
-    for (int e = 0; e < l->head_dim; e++) score += q[e] * k[e];
-    add(l, g, l->scale < 0 ? -score : score, 1, v);
-}
-
-static void finish(const tess_launch *l, const gathered *g, float *o) {
-    for (int e = 0; e < l->head_dim; e++) o[e] = g->sum > 0 ? g->o[e] / g->sum : 0;
+static void finish(const tess_launch *l, const softmax *x, float *o) {
+    for (int e = 0; e < l->head_dim; e++) o[e] = x->row_sum > 0 ? x->o[e] / x->row_sum : 0;
 }
 
 static float *partial(const tess_launch *l, uint32_t index) {
-    float *base = (float *)(void *)((char *)(uintptr_t)l->workspace.handle + l->workspace.offset +
-                                    l->partials_at);
-    return base + (uint64_t)index * l->partial_rows * (uint64_t)(l->head_dim + 2);
+    const uint64_t address = l->workspace.handle + l->workspace.offset + l->partials_at;
+    return (float *)(uintptr_t)address + (uint64_t)index * l->partial_rows * (l->head_dim + 2u);
 }
 
-/* Where row r of an item goes in the end. LSE is optional. */
-static void store(const tess_launch *l, const gathered *g, const tess_sequence *s, uint32_t row,
-                  uint32_t head) {
-    finish(l, g, element(&l->tensor[TESS_ROLE_O], s->batch, s->q_start + row, head));
-    if (l->tensor[TESS_ROLE_LSE].buffer.kind != TESS_BUFFER_NONE)
-        *element(&l->tensor[TESS_ROLE_LSE], s->batch, s->q_start + row, head) =
-            g->sum > 0 ? fabsf(l->scale) * g->most + logf(g->sum) : -INFINITY;
+/* Writes a row of the results. LSE is optional. */
+static void store(const tess_launch *l, const softmax *x, const tess_sequence *s, int r, int h) {
+    finish(l, x, element(l, TESS_ROLE_O, s, s->q_start + r, h));
+    if (l->tensor[TESS_ROLE_LSE].buffer.kind == TESS_BUFFER_NONE) return;
+    float *lse = element(l, TESS_ROLE_LSE, s, s->q_start + r, h);
+    *lse = x->row_sum > 0 ? fabsf(l->scale) * x->row_max + logf(x->row_sum) : -INFINITY;
 }
 
-static void run_row(const tess_launch *l, const tess_job *job, uint32_t r) {
+static void run_row(const tess_launch *l, const tess_job *job, int r) {
     const tess_sequence *s = &l->tables->sequences[job->sequence];
     const tess_class *c = &l->tables->classes[job->cls];
     const int64_t first = (int64_t)s->kv_len - s->q_len + job->row, p = first + r, block = l->block;
     const int64_t i = p >= 0 ? p / block : -1 - (-1 - p) / block,
                   i_first = first >= 0 ? first / block : -1 - (-1 - first) / block;
-    const float *q =
-        element(&l->tensor[TESS_ROLE_Q], s->batch, s->q_start + job->row + r, job->head);
-    gathered g = {.most = -INFINITY};
+    const float *q = element(l, TESS_ROLE_Q, s, s->q_start + job->row + r, job->head);
+    softmax x = {.row_max = -INFINITY};
     tess_key_run run;
     for (uint64_t n = 0; n < tess_key_blocks(job); n += run.blocks) {
         run = tess_key_run_at(job, c, l->tables->entries, l->tables->bits, n);
         const int64_t end = ((int64_t)run.block + run.blocks) * block;
         for (int64_t t = run.block * block; t < end && t < s->kv_len; t++) {
             if (run.masked && !tess_kept(c, p, t, i, run.block, run.bits, i_first)) continue;
-            const int64_t token = s->kv_start + t;
-            gather(l, &g, q,
-                   element(&l->tensor[TESS_ROLE_K], s->batch, token, job->head / l->group),
-                   element(&l->tensor[TESS_ROLE_V], s->batch, token, job->head / l->group));
+            const float *k = element(l, TESS_ROLE_K, s, s->kv_start + t, job->head / l->group);
+            float score = 0;
+            for (int e = 0; e < l->head_dim; e++) score += q[e] * k[e];
+            add(l, &x, l->scale < 0 ? -score : score, 1,
+                element(l, TESS_ROLE_V, s, s->kv_start + t, job->head / l->group));
         }
     }
-    if (job->partial == TESS_NO_PARTIAL)
-        store(l, &g, s, job->row + r, job->head);
-    else {
-        float *to = partial(l, job->partial),
-              *reference = to + (uint64_t)l->partial_rows * (uint64_t)l->head_dim;
-        finish(l, &g, to + (uint64_t)r * (uint64_t)l->head_dim);
-        reference[r] = g.most;
-        reference[l->partial_rows + r] = g.sum;
+    if (job->partial == TESS_NO_PARTIAL) {
+        store(l, &x, s, (int)job->row + r, job->head);
+        return;
     }
+    float *o = partial(l, job->partial), *max = o + l->partial_rows * (uint64_t)l->head_dim;
+    finish(l, &x, o + r * l->head_dim);
+    max[r] = x.row_max;
+    max[l->partial_rows + r] = x.row_sum;
 }
 
-static void merge_row(const tess_launch *l, const tess_merge *m, uint32_t r) {
-    gathered g = {.most = -INFINITY};
+static void merge_row(const tess_launch *l, const tess_merge *m, int r) {
+    softmax x = {.row_max = -INFINITY};
     for (uint32_t n = 0; n < m->parts; n++) {
-        const float *from = partial(l, m->partial + n),
-                    *reference = from + (uint64_t)l->partial_rows * (uint64_t)l->head_dim;
-        if (reference[l->partial_rows + r] == 0) continue;
-        add(l, &g, reference[r], reference[l->partial_rows + r],
-            from + (uint64_t)r * (uint64_t)l->head_dim);
+        const float *o = partial(l, m->partial + n),
+                    *max = o + l->partial_rows * (uint64_t)l->head_dim,
+                    *sum = max + l->partial_rows;
+        if (sum[r] != 0) add(l, &x, max[r], sum[r], o + r * l->head_dim);
     }
-    store(l, &g, &l->tables->sequences[m->sequence], m->row + r, m->head);
+    store(l, &x, &l->tables->sequences[m->sequence], (int)m->row + r, m->head);
 }
 
 static tess_status loop_launch(void *device, const tess_launch *l) {
     const tess_host *host = device;
-    if (l->stream.kind != TESS_STREAM_DEFAULT)
-        return host->fail(host, TESS_ERROR_UNSUPPORTED, "stream.kind: there are no streams");
-    if (l->seconds)
-        return host->fail(host, TESS_ERROR_UNSUPPORTED, "device_seconds: the loop takes no times");
-    for (uint64_t n = 0; n < l->n_jobs; n++)
-        for (uint32_t r = 0; r < l->tables->jobs[l->first_job + n].rows; r++)
-            run_row(l, &l->tables->jobs[l->first_job + n], r);
-    for (uint64_t n = 0; n < l->n_merges; n++)
-        for (uint32_t r = 0; r < l->tables->merges[l->first_merge + n].rows; r++)
-            merge_row(l, &l->tables->merges[l->first_merge + n], r);
+    if (l->stream.kind != TESS_STREAM_DEFAULT || l->seconds)
+        return host->fail(host, TESS_ERROR_UNSUPPORTED, "stream, device_seconds: not in this loop");
+    for (uint64_t n = l->first_job; n < l->first_job + l->n_jobs; n++)
+        for (int r = 0; r < l->tables->jobs[n].rows; r++) run_row(l, &l->tables->jobs[n], r);
+    for (uint64_t n = l->first_merge; n < l->first_merge + l->n_merges; n++)
+        for (int r = 0; r < l->tables->merges[n].rows; r++) merge_row(l, &l->tables->merges[n], r);
     return TESS_OK;
 }
 
@@ -178,9 +162,7 @@ static tess_status loop_launch(void *device, const tess_launch *l) {
 static tess_status loop_alloc(void *device, uint64_t size, tess_buffer *buffer) {
     const tess_host *host = device;
     void *memory = size <= SIZE_MAX ? host->alloc(host, (size_t)size, 256) : NULL;
-    if (!memory)
-        return host->fail(host, TESS_ERROR_OUT_OF_MEMORY, "loop_alloc: %llu bytes",
-                          (unsigned long long)size);
+    if (!memory) return host->fail(host, TESS_ERROR_OUT_OF_MEMORY, "loop_alloc: no memory");
     *buffer = tess_host_buffer(memory, size);
     return TESS_OK;
 }

@@ -75,6 +75,7 @@ typedef struct arguments {
     uint64_t pointers[7]; /* Q, K, V, O, LSE, tables, workspace */
     uint64_t counter;
     int dtype;
+    double scale; /* the size of the scale */
 } arguments;
 
 static arguments read_arguments(int number, void *const *parameters) {
@@ -92,10 +93,13 @@ static arguments read_arguments(int number, void *const *parameters) {
         const uint64_t pointers[7] = {s.q, s.k, s.v, s.o, s.lse, s.tables, s.workspace};
         memcpy(x.pointers, pointers, sizeof pointers);
         x.a = s.common;
+        x.scale = (double)s.scale_log2 * log(2);
+        return x;
     } else {
         for (int n = 0; n < 7; n++) memcpy(&x.pointers[n], parameters[n], 8);
         memcpy(&x.a, parameters[7], sizeof x.a);
     }
+    x.scale = fabs((double)x.a.scale);
     return x;
 }
 
@@ -110,6 +114,7 @@ void fake_kernel_describe(int number, void *const *parameters, char *text, size_
 
 typedef struct buffers {
     const tess_args *a;
+    double scale; /* its size, as the kernel itself is told */
     int dtype;
     const void *q, *k, *v;
     void *o;
@@ -146,7 +151,7 @@ static void add_block(row *r, int64_t j, uint32_t bits, int masked) {
         for (uint32_t e = 0; e < a->head_dim; e++)
             score += (double)r->q[e] * element_load((uint32_t)b->dtype, b->k, k + e);
         if (a->scale < 0) score = -score;
-        const double scale = fabs((double)a->scale), most = fmax(score, r->most),
+        const double scale = b->scale, most = fmax(score, r->most),
                      keep = exp(scale * (r->most - most)), weight = exp(scale * (score - most));
         r->sum = r->sum * keep + weight;
         r->most = most;
@@ -196,7 +201,7 @@ static void forward_row(const buffers *b, const tess_job *job, int64_t pack, int
     for (uint32_t e = 0; e < a->head_dim; e++) r.o[e] = r.sum > 0 ? r.o[e] / r.sum : 0;
     if (job->partial == TESS_NO_PARTIAL) {
         write_row(b, s, job->row + n, head, r.o,
-                  r.sum > 0 ? fabs((double)a->scale) * r.most + log(r.sum) : -INFINITY);
+                  r.sum > 0 ? b->scale * r.most + log(r.sum) : -INFINITY);
         return;
     }
     float *partial = partial_at(b, job->partial);
@@ -213,7 +218,7 @@ static void merge_row(const buffers *b, const tess_merge *merge, int64_t pack, i
     const int64_t place = pack * merge->rows + n,
                   most_at = (int64_t)a->partial_rows * a->head_dim + place,
                   sum_at = most_at + a->partial_rows;
-    const double scale = fabs((double)a->scale);
+    const double scale = b->scale;
     double most = -INFINITY, sum = 0, o[256] = {0};
     for (uint32_t i = 0; i < merge->parts; i++)
         most = fmax(most, partial_at(b, merge->partial + i)[most_at]);
@@ -234,6 +239,7 @@ void fake_kernel_run(int number, unsigned groups, void *const *parameters) {
     const kernel k = kernel_of(number);
     const arguments x = read_arguments(number, parameters);
     const buffers b = {&x.a,
+                       x.scale,
                        x.dtype,
                        fake_host(x.pointers[0]),
                        fake_host(x.pointers[1]),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# No source file grows past 900 lines, and the README stays under 200: longer ones hold more than one
-# job. What is generated is left out.
+# No source file grows past 900 lines, and the README stays under 200: longer ones hold more than
+# one job. What is generated is left out.
 . "$(dirname "$0")/common.sh"
 count=0
 for file in $(files '*.c' '*.h' '*.cpp' '*.inl' '*.cmake' '*.sh' dev); do

@@ -52,8 +52,8 @@ static const char long_line[] =
 
 /* The same with little to do: so many keys that a submission may hold only a few jobs, of which
  * each reads a few. Parts are merged behind the last submission. */
-static const char far_line[] = "pattern=s2 block=16 local=1 stride=64 heads=8 kv_heads=1 q_len=2 "
-                               "kv_len=20000 head_dim=8 tile_rows=1 kv_split=2";
+static const char far_line[] = "pattern=s2 block=16 local=1 stride=128 heads=8 kv_heads=1 q_len=2 "
+                               "kv_len=30000 head_dim=8 tile_rows=1 kv_split=2";
 
 /* How a step that failed may answer. */
 typedef struct rule {

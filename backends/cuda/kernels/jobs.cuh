@@ -71,7 +71,7 @@ struct job_words {
 
 /* The key blocks of a job in the order in which these kernels take them, which does not matter to a
  * softmax: those that must be masked, and then all others, which need no test. */
-struct block_order {
+struct alignas(16) block_order {
     tess_key_walk walk;
     uint32_t masked_left, masked_right; /* masked entries at the end of each list */
 
