@@ -6,7 +6,7 @@
 #include <time.h>
 #include <unistd.h>
 
-const char cli_help_words[] =
+static const char help_words[] =
     "Words of a problem, in any order (docs/problems.md explains each):\n"
     "  heads= kv_heads=heads batch=1 q_len= kv_len=q_len head_dim= dtype=f32|f16|bf16 causal=1 "
     "scale=1/sqrt(head_dim) seed=0\n"
@@ -20,6 +20,13 @@ const char cli_help_words[] =
     "  kv_split=0 batch_invariant=0 tile_rows=0     0 lets the plan decide\n";
 
 /* ------------------------------------------------------------------ problems */
+
+int cli_problem_options(int argc, char **argv, const char *help, cli_option *options,
+                        size_t n_options, size_t *n_words) {
+    char text[4096];
+    snprintf(text, sizeof text, "%s%s", help, help_words);
+    return cli_options(argc, argv, text, options, n_options, n_words);
+}
 
 int cli_words(const char *command, char **words, size_t n_words, problem *p) {
     char error[CLI_LINE];

@@ -39,7 +39,8 @@ void cli_progress_begin(cli_progress *progress, const char *what);
 void cli_progress_show(cli_progress *progress, double share);
 void cli_progress_end(cli_progress *progress);
 
-/* The words of problems, as every command's help explains them. */
-extern const char cli_help_words[];
+/* cli_options for a command that takes the words of a problem, which its help then explains. */
+int cli_problem_options(int argc, char **argv, const char *help, cli_option *options,
+                        size_t n_options, size_t *n_words);
 
 #endif

@@ -158,10 +158,8 @@ int pattern_main(int argc, char **argv) {
     cli_option options[N_OPTIONS] = {
         [HEAD] = {.name = "head", .takes_value = 1}, [SVG] = {.name = "svg", .takes_value = 1}};
     const char *command = argv[0];
-    char full_help[4096];
     size_t n_words;
-    snprintf(full_help, sizeof full_help, "%s%s", help, cli_help_words);
-    int status = cli_options(argc, argv, full_help, options, N_OPTIONS, &n_words);
+    int status = cli_problem_options(argc, argv, help, options, N_OPTIONS, &n_words);
     if (status != CLI_GO_ON) return status;
 
     problem p;

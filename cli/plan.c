@@ -189,10 +189,8 @@ int plan_main(int argc, char **argv) {
     cli_option options[N_OPTIONS] = {
         [BACKEND] = {.name = "backend", .takes_value = 1}, [JSON] = {.name = "json"}};
     const char *command = argv[0];
-    char full_help[4096];
     size_t n_words;
-    snprintf(full_help, sizeof full_help, "%s%s", help, cli_help_words);
-    int status = cli_options(argc, argv, full_help, options, N_OPTIONS, &n_words);
+    int status = cli_problem_options(argc, argv, help, options, N_OPTIONS, &n_words);
     if (status != CLI_GO_ON) return status;
 
     planned x = {0};

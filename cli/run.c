@@ -374,10 +374,8 @@ int run_main(int argc, char **argv) {
     for (int i = 0; i < N_OPTIONS; i++)
         x.options[i] = (cli_option){.name = i == OPT_BACKEND ? "backend" : run_tensors[i].name,
                                     .takes_value = 1};
-    char full_help[4096];
     size_t n_words;
-    snprintf(full_help, sizeof full_help, "%s%s", help, cli_help_words);
-    int status = cli_options(argc, argv, full_help, x.options, N_OPTIONS, &n_words);
+    int status = cli_problem_options(argc, argv, help, x.options, N_OPTIONS, &n_words);
     if (status != CLI_GO_ON) return status;
     problem_init(&x.p);
     status = cli_words(x.command, argv + 1, n_words, &x.p);

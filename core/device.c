@@ -97,8 +97,7 @@ static tess_status try_place(tess_runtime *runtime, tess_device_place at, text_l
 /* Tries the devices of one backend, or of all with NULL, in order of preference. */
 static tess_status try_all(tess_runtime *runtime, tess_backend_entry *only, text_list *tried,
                            tess_device **out) {
-    tess_status status = tess_backends_probe(runtime, only);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(tess_backends_probe(runtime, only));
     pthread_mutex_lock(&runtime->probing);
     for (uint32_t n = 0; n < runtime->n_backends; n++) {
         const tess_backend_entry *entry = &runtime->backends[n];
@@ -108,7 +107,7 @@ static tess_status try_all(tess_runtime *runtime, tess_backend_entry *only, text
     }
     pthread_mutex_unlock(&runtime->probing);
     tess_device_place at;
-    status = TESS_ERROR_UNAVAILABLE;
+    tess_status status = TESS_ERROR_UNAVAILABLE;
     for (uint32_t n = 0;
          status == TESS_ERROR_UNAVAILABLE && tess_device_find(runtime, only, n, &at); n++)
         status = try_place(runtime, at, tried, out);
@@ -118,8 +117,7 @@ static tess_status try_all(tess_runtime *runtime, tess_backend_entry *only, text
 static tess_status try_selection(tess_runtime *runtime, const tess_selection *item,
                                  text_list *tried, tess_device **out) {
     if (item->index < 0) return try_all(runtime, item->entry, tried, out);
-    tess_status status = tess_backends_probe(runtime, item->entry);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(tess_backends_probe(runtime, item->entry));
     if (item->index < item->entry->n_devices)
         return try_place(runtime, (tess_device_place){item->entry, (uint32_t)item->index}, tried,
                          out);
@@ -154,18 +152,15 @@ static tess_status nothing_works(tess_runtime *runtime, const char *label, const
 static tess_status wrap(tess_runtime *runtime, const char *id, const void *native,
                         tess_device **out) {
     if (id == NULL)
-        return tess_fail(TESS_ERROR_INVALID,
-                         "%s: id: must name the backend that `native` belongs to", function_open);
+        return tess_invalid("%s: id: must name the backend that `native` belongs to",
+                            function_open);
     const char *cursor = id;
     tess_selection item;
-    tess_status status = tess_selection_next(runtime, function_open, "id", &cursor, &item);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(tess_selection_next(runtime, function_open, "id", &cursor, &item));
     if (cursor != NULL)
-        return tess_fail(TESS_ERROR_INVALID,
-                         "%s: id: '%.80s' must name one backend when `native` is given",
-                         function_open, id);
-    status = tess_backends_probe(runtime, item.entry);
-    if (status != TESS_OK) return status;
+        return tess_invalid("%s: id: '%.80s' must name one backend when `native` is given",
+                            function_open, id);
+    TESS_RETURN_IF_ERROR(tess_backends_probe(runtime, item.entry));
     uint32_t index = item.index < 0 ? 0 : (uint32_t)item.index,
              last = item.index < 0 ? item.entry->n_devices - 1 : index;
     if (item.entry->status != TESS_OK)
@@ -174,60 +169,57 @@ static tess_status wrap(tess_runtime *runtime, const char *id, const void *nativ
     if (index >= item.entry->n_devices)
         return tess_fail(TESS_ERROR_UNAVAILABLE, "%s: id: %s has only %u devices", function_open,
                          item.entry->name, item.entry->n_devices);
+    tess_status status;
     do status = open_place(runtime, (tess_device_place){item.entry, index}, native, out);
     while (status == TESS_ERROR_UNAVAILABLE && index++ < last);
     return status;
 }
 
+/* Opens the device that `id` prefers, or without an id the setting, or else the best that works. */
+static tess_status open_preferred(tess_runtime *runtime, const char *id, const char **why,
+                                  tess_device **out) {
+    const tess_settings *settings = &runtime->settings;
+    const char *label = id != NULL ? "id" : tess_setting_label(settings, TESS_SETTING_BACKEND),
+               *text = id != NULL ? id : tess_setting_value(settings, TESS_SETTING_BACKEND);
+    text_list tried = {0};
+    tess_selection item;
+    tess_status status = TESS_ERROR_UNAVAILABLE;
+    if (text[0] == '\0') {
+        *why = "it is the best that works";
+        status = try_all(runtime, NULL, &tried, out);
+        return status == TESS_ERROR_UNAVAILABLE ? nothing_works(runtime, "id", &tried) : status;
+    }
+    *why = "it was named";
+    /* Check every item before trying the first: a misspelt name is an error even behind one that
+     * works. */
+    for (const char *cursor = text; cursor != NULL;)
+        TESS_RETURN_IF_ERROR(tess_selection_next(runtime, function_open, label, &cursor, &item));
+    for (const char *cursor = text; cursor != NULL && status == TESS_ERROR_UNAVAILABLE;) {
+        TESS_RETURN_IF_ERROR(tess_selection_next(runtime, function_open, label, &cursor, &item));
+        status = try_selection(runtime, &item, &tried, out);
+    }
+    return status == TESS_ERROR_UNAVAILABLE ? nothing_works(runtime, label, &tried) : status;
+}
+
 tess_status tess_device_open(tess_runtime *runtime, const tess_device_desc *desc,
                              tess_device **out) {
     tess_device_desc own = {.struct_size = sizeof own};
-    tess_status status = tess_runtime_check(runtime, function_open);
-    if (status != TESS_OK) return status;
-    if (out == NULL)
-        return tess_fail(TESS_ERROR_INVALID, "%s: device: must not be NULL", function_open);
-    if (desc != NULL) status = tess_desc_read(function_open, "desc", desc, &own, TESS_DEVICE_DESC);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(tess_runtime_check(runtime, function_open));
+    if (out == NULL) return tess_invalid("%s: device: must not be NULL", function_open);
+    if (desc != NULL)
+        TESS_RETURN_IF_ERROR(tess_desc_read(function_open, "desc", desc, &own, TESS_DEVICE_DESC));
     if (own.flags != 0)
-        return tess_fail(TESS_ERROR_INVALID, "%s: flags: must be 0, not 0x%x", function_open,
-                         own.flags);
+        return tess_invalid("%s: flags: must be 0, not 0x%x", function_open, own.flags);
     if (own.id != NULL && own.id[0] == '\0')
-        return tess_fail(
-            TESS_ERROR_INVALID,
+        return tess_invalid(
             "%s: id: must not be empty; NULL takes the setting, or else the best device",
             function_open);
-
     tess_device *device = NULL;
     const char *why = "it was named";
     if (own.native != NULL)
-        status = wrap(runtime, own.id, own.native, &device);
-    else {
-        const char *label =
-            own.id != NULL ? "id" : tess_setting_label(&runtime->settings, TESS_SETTING_BACKEND);
-        const char *text =
-            own.id != NULL ? own.id : tess_setting_value(&runtime->settings, TESS_SETTING_BACKEND);
-        text_list tried = {0};
-        tess_selection item;
-        /* Check every item before trying the first: a misspelt name is an error even behind one
-         * that works. */
-        const char *cursor = text[0] != '\0' ? text : NULL;
-        while (cursor != NULL && status == TESS_OK)
-            status = tess_selection_next(runtime, function_open, label, &cursor, &item);
-        if (status != TESS_OK) return status;
-        if (text[0] == '\0') {
-            label = "id";
-            why = "it is the best that works";
-            status = try_all(runtime, NULL, &tried, &device);
-        } else {
-            status = TESS_ERROR_UNAVAILABLE;
-            for (cursor = text; cursor != NULL && status == TESS_ERROR_UNAVAILABLE;) {
-                status = tess_selection_next(runtime, function_open, label, &cursor, &item);
-                if (status == TESS_OK) status = try_selection(runtime, &item, &tried, &device);
-            }
-        }
-        if (status == TESS_ERROR_UNAVAILABLE) return nothing_works(runtime, label, &tried);
-    }
-    if (status != TESS_OK) return status;
+        TESS_RETURN_IF_ERROR(wrap(runtime, own.id, own.native, &device));
+    else
+        TESS_RETURN_IF_ERROR(open_preferred(runtime, own.id, &why, &device));
     tess_log(runtime, "device", "%s taken: %s", device->info.id, why);
     *out = device;
     return TESS_OK;
@@ -285,11 +277,10 @@ tess_status tess_device_query(const tess_device *device, tess_device_info *info)
 
 tess_status tess_device_kernel(const tess_device *device, uint32_t index, tess_kernel_info *info) {
     static const char function[] = "tess_device_kernel";
-    tess_status status = tess_device_check(device, function);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(tess_device_check(device, function));
     tess_kernel_info full = {.struct_size = sizeof full};
     tess_log_errors(false); /* INVALID means the end of the enumeration */
-    status = device->backend->kernel(device->native, index, NULL, &full, NULL);
+    const tess_status status = device->backend->kernel(device->native, index, NULL, &full, NULL);
     if (status == TESS_ERROR_INVALID)
         tess_fail(status, "%s: %s: index: %u is past the last kernel", function,
                   device->backend->name, (unsigned)index);

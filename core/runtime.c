@@ -162,6 +162,13 @@ static tess_status read_tune_file(tess_runtime *runtime) {
                           path, &runtime->tune);
 }
 
+/* Reads what a runtime is made from: settings, the tune file, the list of backends. */
+static tess_status fill(tess_runtime *runtime, const tess_runtime_desc *desc) {
+    TESS_RETURN_IF_ERROR(tess_settings_read(runtime, desc, &runtime->settings));
+    TESS_RETURN_IF_ERROR(read_tune_file(runtime));
+    return tess_backends_list(runtime);
+}
+
 tess_status tess_runtime_create(const tess_runtime_desc *desc, tess_runtime **out) {
     static const char function[] = "tess_runtime_create";
     tess_runtime_desc own = {.struct_size = sizeof own};
@@ -195,9 +202,7 @@ tess_status tess_runtime_create(const tess_runtime_desc *desc, tess_runtime **ou
     runtime->log_user = own.log_user;
     runtime->elevated = tess_process_elevated();
 
-    tess_status status = tess_settings_read(runtime, &own, &runtime->settings);
-    if (status == TESS_OK) status = read_tune_file(runtime);
-    if (status == TESS_OK) status = tess_backends_list(runtime);
+    const tess_status status = fill(runtime, &own);
     if (status != TESS_OK) {
         runtime_destroy(runtime);
         return status;
@@ -266,9 +271,8 @@ tess_status tess_runtime_backend(tess_runtime *runtime, uint32_t index, tess_bac
 
 tess_status tess_runtime_device(tess_runtime *runtime, uint32_t index, tess_device_info *info) {
     static const char function[] = "tess_runtime_device";
-    tess_status status = tess_runtime_check(runtime, function);
-    if (status == TESS_OK) status = tess_backends_probe(runtime, NULL);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(tess_runtime_check(runtime, function));
+    TESS_RETURN_IF_ERROR(tess_backends_probe(runtime, NULL));
     tess_device_place found;
     if (!tess_device_find(runtime, NULL, index, &found))
         return tess_past_end(function, index, "device");

@@ -212,9 +212,8 @@ static tess_status read_rule(const place *where, const char *text, const char *o
         if (equals == NULL) return BAD(where, "%s: has no value", word_names[n]);
         if (given & 1u << n) return BAD(where, "%s: is given twice", word_names[n]);
         given |= 1u << n;
-        tess_status status = read_value(
-            where, (enum word)n, (tess_span){equals + 1, word.length - key.length - 1}, rule);
-        if (status != TESS_OK) return status;
+        TESS_RETURN_IF_ERROR(read_value(
+            where, (enum word)n, (tess_span){equals + 1, word.length - key.length - 1}, rule));
         text += word.length;
         text += strspn(text, " ");
     }
@@ -269,13 +268,11 @@ static tess_status read_lines(const char *label, const char *only, char *text, s
         char *newline = memchr(line, '\n', (size_t)(text + size - line)), *own = line;
         next = newline + 1;
         where.line++;
-        tess_status status = clean_line(&where, line, (size_t)(newline - line), &own);
-        if (status == TESS_OK && where.line == 1) status = read_version(&where, own);
-        if (status != TESS_OK) return status;
+        TESS_RETURN_IF_ERROR(clean_line(&where, line, (size_t)(newline - line), &own));
+        if (where.line == 1) TESS_RETURN_IF_ERROR(read_version(&where, own));
         if (where.line == 1 || *own == '\0') continue;
         if (*n_rules == TESS_TUNE_RULES) return BAD(&where, "more than %d rules", TESS_TUNE_RULES);
-        status = read_rule(&where, own, only, &rules[*n_rules]);
-        if (status != TESS_OK) return status;
+        TESS_RETURN_IF_ERROR(read_rule(&where, own, only, &rules[*n_rules]));
         ++*n_rules;
     }
     return TESS_OK;
@@ -317,8 +314,8 @@ tess_status tess_tune_parse(tess_runtime *runtime, const char *label, const char
                             const char *bytes, size_t size, tess_tune *tune) {
     if (size > TESS_TUNE_BYTES) {
         *tune = (tess_tune){0};
-        return tess_fail(TESS_ERROR_INVALID, "%s: has %zu bytes, at most %d are allowed", label,
-                         size, TESS_TUNE_BYTES);
+        return tess_invalid("%s: has %zu bytes, at most %d are allowed", label, size,
+                            TESS_TUNE_BYTES);
     }
     tess_status status = take_text(runtime, label, size, tune);
     if (status == TESS_OK) {
@@ -346,11 +343,10 @@ static tess_status read_open(tess_runtime *runtime, const char *label, int file,
     struct stat about;
     if (fstat(file, &about) != 0)
         return tess_fail(TESS_ERROR_NATIVE, "%s: fstat: %s", label, strerror(errno));
-    if (!S_ISREG(about.st_mode))
-        return tess_fail(TESS_ERROR_INVALID, "%s: is not a regular file", label);
+    if (!S_ISREG(about.st_mode)) return tess_invalid("%s: is not a regular file", label);
     if (about.st_size > TESS_TUNE_BYTES)
-        return tess_fail(TESS_ERROR_INVALID, "%s: has %lld bytes, at most %d are allowed", label,
-                         (long long)about.st_size, TESS_TUNE_BYTES);
+        return tess_invalid("%s: has %lld bytes, at most %d are allowed", label,
+                            (long long)about.st_size, TESS_TUNE_BYTES);
     tess_status status = take_text(runtime, label, (size_t)about.st_size, tune);
     if (status == TESS_OK) status = read_all(file, label, tune->text, (size_t)about.st_size);
     if (status == TESS_OK) status = parse_own(runtime, label, NULL, (size_t)about.st_size, tune);
@@ -365,8 +361,7 @@ tess_status tess_tune_read(tess_runtime *runtime, const char *label, const char 
     snprintf(where, sizeof where, "tess_runtime_create: %s: %.190s", label, path);
     /* Opening must not block, whatever kind of file it is. */
     int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-    if (file < 0)
-        return tess_fail(TESS_ERROR_INVALID, "%s: cannot be opened: %s", where, strerror(errno));
+    if (file < 0) return tess_invalid("%s: cannot be opened: %s", where, strerror(errno));
     tess_status status = read_open(runtime, where, file, tune);
     close(file);
     return status;

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "common/again.h"
+#include "common/life.h"
 #include "common/testlib.h"
 #include "fake.h"
 #include "instance.h"
@@ -209,91 +210,36 @@ static int is_right(tess_status status, int code, int opened, int seen) {
     }
 }
 
-static void every_call_fails(int code, int sticky) {
-    int k = 1;
-    live_well();
-    for (; k < MOST_CALLS; k++) {
-        test_heap heap;
-        int opened, seen;
-        test_heap_init(&heap, 0, 0);
-        reset();
-        control->fail_at = k;
-        control->sticky = sticky;
-        control->code = code;
-        const tess_status status = live_once(&heap, &opened, &seen);
-        if (!control->failures) break;
-        if (!is_right(status, code, opened, seen))
-            fail_msg("call %d (%s) fails: %s: %s", k, control->failed, tess_status_name(status),
-                     tess_last_error());
-        if (status != TESS_OK && !tess_last_error()[0])
-            fail_msg("call %d (%s) fails without a message", k, control->failed);
-        nothing_lives(&heap, k);
-    }
-    assert_in_range(k, 100, MOST_CALLS - 1);
-    live_well();
+static void inject(int call, int code, int sticky) {
+    reset();
+    control->fail_at = call;
+    control->code = code;
+    control->sticky = sticky;
 }
+static int failures(void) { return control->failures; }
+static const char *failed(void) { return control->failed ? control->failed : "nothing"; }
 
-static void test_no_memory_once(void **state) {
-    (void)state;
-    every_call_fails(OUT_OF_MEMORY, 0);
-}
-static void test_no_memory_from_then_on(void **state) {
-    (void)state;
-    every_call_fails(OUT_OF_MEMORY, 1);
-}
-static void test_lost_once(void **state) {
-    (void)state;
-    every_call_fails(LAUNCH_FAILED, 0);
-}
-static void test_lost_from_then_on(void **state) {
-    (void)state;
-    every_call_fails(ILLEGAL_ADDRESS, 1);
-}
-static void test_invalid_image(void **state) {
-    (void)state;
-    every_call_fails(INVALID_IMAGE, 0);
-    every_call_fails(INVALID_IMAGE, 1);
-}
-static void test_unexpected(void **state) {
-    (void)state;
-    every_call_fails(INVALID_VALUE, 0);
-    every_call_fails(INVALID_VALUE, 1);
+static const life cycle = {inject,   failures,      failed, live_once,
+                           is_right, nothing_lives, 100,    MOST_CALLS};
+
+static void test_calls_fail(void **state) {
+    const life_fault *fault = *state;
+    live_well();
+    life_calls_fail(&cycle, fault->code, fault->sticky);
+    live_well();
 }
 
 /* Host memory: every allocation fails once. */
 static void test_no_host_memory(void **state) {
     (void)state;
-    int64_t k = 1;
-    for (; k < MOST_CALLS; k++) {
-        test_heap heap;
-        int opened, seen;
-        reset();
-        test_heap_init(&heap, k, 0);
-        tess_runtime_desc rd = {.struct_size = sizeof rd,
-                                .allocator = heap.allocator,
-                                .log = test_log_nothing,
-                                .cpu_threads = 1};
-        tess_runtime *runtime = NULL;
-        /* the core's own, tested elsewhere */
-        if (tess_runtime_create(&rd, &runtime) != TESS_OK) continue;
-        tess_runtime_release(runtime);
-        if (heap.failures) continue;
-        test_heap_init(&heap, k, 0);
-        const tess_status status = live_once(&heap, &opened, &seen);
-        if (!heap.failures) break;
-        if (status != TESS_OK && status != TESS_ERROR_OUT_OF_MEMORY)
-            fail_msg("allocation %lld fails: %s: %s", (long long)k, tess_status_name(status),
-                     tess_last_error());
-        nothing_lives(&heap, (int)k);
-    }
-    assert_in_range(k, 10, MOST_CALLS - 1);
+    life_allocations_fail(&cycle);
 }
 
 /* Two devices of one backend: one is lost in its k-th call, the other goes on, and the first can be
  * opened again. */
 static void test_other_device_goes_on(void **state) {
     (void)state;
-    for (int k = 1, failures = 1; failures; k += 7) {
+    for (int k = 1, failed_calls = 1; failed_calls; k += 7) {
         test_heap heap;
         tess_device *devices[2];
         problem p;
@@ -310,8 +256,8 @@ static void test_other_device_goes_on(void **state) {
         control->only_device = 0;
         control->code = LAUNCH_FAILED;
         const tess_status status = use_plan(devices[0], &p, &seen);
-        failures = control->failures;
-        if (failures && status != TESS_OK) {
+        failed_calls = control->failures;
+        if (failed_calls && status != TESS_OK) {
             assert_int_equal(status, TESS_ERROR_DEVICE_LOST);
             stays_lost(devices[0]);
         }
@@ -341,8 +287,6 @@ static void again_fail(int call) {
     /* HIP's call that puts back what was current may have been the one that failed */
     driver->make_current(1);
 }
-static int again_failures(void) { return control->failures; }
-static const char *again_failed(void) { return control->failed ? control->failed : "nothing"; }
 static long again_live(void) {
     long sum = 0;
     for (int n = 0; n < FAKE_KINDS; n++) sum += control->live[n];
@@ -355,8 +299,8 @@ static void test_same_plan_again(void **state) {
         int code;
         tess_status status;
     } codes[] = {{OUT_OF_MEMORY, TESS_ERROR_OUT_OF_MEMORY}, {INVALID_VALUE, TESS_ERROR_NATIVE}};
-    const again ways[] = {{again_fail, again_failures, again_failed, again_run, again_live},
-                          {again_fail, again_failures, again_failed, again_run_timed, again_live}};
+    const again ways[] = {{again_fail, failures, failed, again_run, again_live},
+                          {again_fail, failures, failed, again_run_timed, again_live}};
     test_heap heap;
     tess_device *device;
     problem p;
@@ -399,20 +343,20 @@ static void test_same_device_again(void **state) {
         again_code = codes[c];
         assert_int_equal(problem_parse(&p, line, error, sizeof error), 0);
         tess_runtime *runtime = runtime_with(&heap);
-        for (int call = 1, failures = 1; failures; call++) {
+        for (int call = 1, failed_calls = 1; failed_calls; call++) {
             int seen = 0;
             assert_ok(open_device(runtime, 0, &device));
             again_fail(call);
             tess_status status = use_memory(device);
             if (status == TESS_OK) status = use_plan(device, &p, &seen);
-            failures = control->failures;
-            char failed[64];
-            snprintf(failed, sizeof failed, "%s", again_failed());
+            failed_calls = control->failures;
+            char name[64];
+            snprintf(name, sizeof name, "%s", failed());
             again_fail(0);
             status = use_memory(device);
             if (status == TESS_OK) status = use_plan(device, &p, &seen);
             if (status != TESS_OK || seen != 1)
-                fail_msg("the same device after call %d (%s) failed: %s: %s", call, failed,
+                fail_msg("the same device after call %d (%s) failed: %s: %s", call, name,
                          tess_status_name(status), tess_last_error());
             tess_device_release(device);
         }
@@ -481,12 +425,20 @@ int main(int argc, char **argv) {
     control = driver->control;
     /* The quick ones first: they find most of what is wrong. */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_wait_ends),       cmocka_unit_test(test_little_memory),
-        cmocka_unit_test(test_same_plan_again), cmocka_unit_test(test_same_device_again),
-        cmocka_unit_test(test_no_memory_once),  cmocka_unit_test(test_no_memory_from_then_on),
-        cmocka_unit_test(test_lost_once),       cmocka_unit_test(test_lost_from_then_on),
-        cmocka_unit_test(test_invalid_image),   cmocka_unit_test(test_unexpected),
-        cmocka_unit_test(test_no_host_memory),  cmocka_unit_test(test_other_device_goes_on),
+        cmocka_unit_test(test_wait_ends),
+        cmocka_unit_test(test_little_memory),
+        cmocka_unit_test(test_same_plan_again),
+        cmocka_unit_test(test_same_device_again),
+        LIFE_TEST("no memory, once", test_calls_fail, OUT_OF_MEMORY, 0),
+        LIFE_TEST("no memory from then on", test_calls_fail, OUT_OF_MEMORY, 1),
+        LIFE_TEST("lost, once", test_calls_fail, LAUNCH_FAILED, 0),
+        LIFE_TEST("lost from then on", test_calls_fail, ILLEGAL_ADDRESS, 1),
+        LIFE_TEST("invalid image, once", test_calls_fail, INVALID_IMAGE, 0),
+        LIFE_TEST("invalid image from then on", test_calls_fail, INVALID_IMAGE, 1),
+        LIFE_TEST("unexpected, once", test_calls_fail, INVALID_VALUE, 0),
+        LIFE_TEST("unexpected from then on", test_calls_fail, INVALID_VALUE, 1),
+        cmocka_unit_test(test_no_host_memory),
+        cmocka_unit_test(test_other_device_goes_on),
     };
     return cmocka_run_group_tests_name("faults of a driver", tests, NULL, NULL);
 }

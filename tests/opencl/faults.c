@@ -12,6 +12,7 @@
 
 #include "cl.h"
 #include "common/again.h"
+#include "common/life.h"
 #include "common/testlib.h"
 #include "instance.h"
 #include "loader.h"
@@ -108,7 +109,8 @@ static void live_well(void) {
 
 /* The status that a failing call has to give once the device is open. Before that a device that
  * does not answer is not available. */
-static int is_right(tess_status status, int code, int opened) {
+static int is_right(tess_status status, int code, int opened, int seen) {
+    (void)seen;
     if (status == TESS_OK) return 1; /* what only informs may fail */
     if (!opened) return status == TESS_ERROR_UNAVAILABLE || status == TESS_ERROR_OUT_OF_MEMORY;
     if (code == OUT_OF_RESOURCES) return status == TESS_ERROR_OUT_OF_MEMORY;
@@ -116,74 +118,29 @@ static int is_right(tess_status status, int code, int opened) {
     return status == TESS_ERROR_NATIVE || status == TESS_ERROR_INVALID;
 }
 
-static void every_call_fails(int code, int sticky) {
-    int k = 1;
-    live_well();
-    for (; k < MOST_CALLS; k++) {
-        test_heap heap;
-        int opened, seen;
-        test_heap_init(&heap, 0, 0);
-        memset(control, 0, sizeof *control);
-        control->fail_at = k;
-        control->sticky = sticky;
-        control->code = code;
-        const tess_status status = live_once(&heap, &opened, &seen);
-        if (!control->failures) break;
-        if (!is_right(status, code, opened))
-            fail_msg("call %d (%s) fails: %s: %s", k, control->failed, tess_status_name(status),
-                     tess_last_error());
-        if (status != TESS_OK && !tess_last_error()[0])
-            fail_msg("call %d (%s) fails without a message", k, control->failed);
-        nothing_lives(&heap, k);
-    }
-    assert_in_range(k, 50, MOST_CALLS - 1);
-    live_well();
+static void inject(int call, int code, int sticky) {
+    memset(control, 0, sizeof *control);
+    control->fail_at = call;
+    control->code = code;
+    control->sticky = sticky;
 }
+static int failures(void) { return control->failures; }
+static const char *failed(void) { return control->failed ? control->failed : "nothing"; }
 
-static void test_no_memory_once(void **state) {
-    (void)state;
-    every_call_fails(OUT_OF_RESOURCES, 0);
-}
-static void test_no_memory_from_then_on(void **state) {
-    (void)state;
-    every_call_fails(OUT_OF_RESOURCES, 1);
-}
-static void test_device_gone(void **state) {
-    (void)state;
-    every_call_fails(NOT_AVAILABLE, 1);
-}
-static void test_unexpected_once(void **state) {
-    (void)state;
-    every_call_fails(INVALID_OPERATION, 0);
+static const life cycle = {inject,   failures,      failed, live_once,
+                           is_right, nothing_lives, 50,     MOST_CALLS};
+
+static void test_calls_fail(void **state) {
+    const life_fault *fault = *state;
+    live_well();
+    life_calls_fail(&cycle, fault->code, fault->sticky);
+    live_well();
 }
 
 /* Host memory: every allocation fails once. What the cache lacks is compiled again. */
 static void test_no_host_memory(void **state) {
     (void)state;
-    int64_t k = 1;
-    memset(control, 0, sizeof *control);
-    for (; k < MOST_CALLS; k++) {
-        test_heap heap;
-        int opened, seen;
-        test_heap_init(&heap, k, 0);
-        tess_runtime_desc rd = {.struct_size = sizeof rd,
-                                .allocator = heap.allocator,
-                                .log = test_log_nothing,
-                                .cpu_threads = 1};
-        tess_runtime *runtime = NULL;
-        /* the core's own, tested elsewhere */
-        if (tess_runtime_create(&rd, &runtime) != TESS_OK) continue;
-        tess_runtime_release(runtime);
-        if (heap.failures) continue;
-        test_heap_init(&heap, k, 0);
-        const tess_status status = live_once(&heap, &opened, &seen);
-        if (!heap.failures) break;
-        if (status != TESS_OK && status != TESS_ERROR_OUT_OF_MEMORY)
-            fail_msg("allocation %lld fails: %s: %s", (long long)k, tess_status_name(status),
-                     tess_last_error());
-        nothing_lives(&heap, (int)k);
-    }
-    assert_in_range(k, 10, MOST_CALLS - 1);
+    life_allocations_fail(&cycle);
 }
 
 /* Work that never ends: a wait ends at its limit. Work that failed: a wait says so at once. The
@@ -263,8 +220,6 @@ static void again_fail(int call) {
     control->code = again_code;
     control->fail_at = call;
 }
-static int again_failures(void) { return control->failures; }
-static const char *again_failed(void) { return control->failed ? control->failed : "nothing"; }
 static long again_live(void) {
     long sum = 0;
     for (int n = 0; n < LOADER_KINDS; n++) sum += control->live[n];
@@ -333,7 +288,7 @@ static void test_same_plan_again(void **state) {
     assert_ok(instance_create(&x, device, &p, NULL, INSTANCE_GUARDS | INSTANCE_POISON));
     for (size_t c = 0; c < sizeof codes / sizeof *codes; c++)
         for (size_t w = 0; w < sizeof ways / sizeof *ways; w++) {
-            const again a = {again_fail, again_failures, again_failed, ways[w], again_live};
+            const again a = {again_fail, failures, failed, ways[w], again_live};
             again_code = codes[c].code;
             assert_in_range(again_runs(&x, &a, codes[c].status), 10, 100);
         }
@@ -383,9 +338,12 @@ int main(void) {
     }
     /* The quick ones first: they find most of what is wrong. */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_wait_ends),      cmocka_unit_test(test_same_plan_again),
-        cmocka_unit_test(test_no_memory_once), cmocka_unit_test(test_no_memory_from_then_on),
-        cmocka_unit_test(test_device_gone),    cmocka_unit_test(test_unexpected_once),
+        cmocka_unit_test(test_wait_ends),
+        cmocka_unit_test(test_same_plan_again),
+        LIFE_TEST("no memory, once", test_calls_fail, OUT_OF_RESOURCES, 0),
+        LIFE_TEST("no memory from then on", test_calls_fail, OUT_OF_RESOURCES, 1),
+        LIFE_TEST("device gone", test_calls_fail, NOT_AVAILABLE, 1),
+        LIFE_TEST("unexpected, once", test_calls_fail, INVALID_OPERATION, 0),
         cmocka_unit_test(test_no_host_memory),
     };
     return cmocka_run_group_tests_name("faults of OpenCL", tests, setup, teardown);

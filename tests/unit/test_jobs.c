@@ -373,6 +373,26 @@ static void test_block_sizes(void **state) {
     assert_true(wide > 100); /* keys that only rows past the sixteenth query block of a tile keep */
 }
 
+static tess_pattern dense_pattern(int32_t block) {
+    return (tess_pattern){
+        .struct_size = sizeof(tess_pattern), .kind = TESS_PATTERN_DENSE, .block = block};
+}
+
+/* An instance of one sequence. */
+static void instance_of(instance *c, tess_pattern pattern, int32_t heads, int32_t kv_heads,
+                        int64_t tokens, int32_t q_len, int32_t kv_len) {
+    memset(c, 0, sizeof *c);
+    c->x.pattern = pattern;
+    c->x.layout = (tess_layout_desc){.struct_size = sizeof(tess_layout_desc),
+                                     .n_heads = heads,
+                                     .n_kv_heads = kv_heads,
+                                     .max_tokens = tokens};
+    c->layout = spec_layout(&c->x, runtime);
+    c->n_sequences = 1;
+    c->sequences[0].q_len = q_len;
+    c->sequences[0].kv_len = kv_len;
+}
+
 /* ------------------------------------------------------------------ known jobs */
 
 /* Two query blocks of 64 in a tile of 128: the diagonal pair is masked, and of the local blocks the
@@ -380,19 +400,7 @@ static void test_block_sizes(void **state) {
 static void test_known_jobs(void **state) {
     (void)state;
     instance c;
-    memset(&c, 0, sizeof c);
-    c.x.pattern = (tess_pattern){.struct_size = sizeof(tess_pattern),
-                                 .kind = TESS_PATTERN_S2,
-                                 .block = 64,
-                                 .local = 8,
-                                 .stride = 64};
-    c.x.layout = (tess_layout_desc){.struct_size = sizeof(tess_layout_desc),
-                                    .n_heads = 64,
-                                    .n_kv_heads = 64,
-                                    .max_tokens = 131072};
-    c.layout = spec_layout(&c.x, runtime);
-    c.n_sequences = 1;
-    c.sequences[0].q_len = c.sequences[0].kv_len = 131072;
+    instance_of(&c, s2_pattern(64, 8, 64, 0), 64, 64, 131072, 131072, 131072);
     c.tile_rows = 128;
     c.pack_rows = 16;
     instance_plan(&c);
@@ -417,21 +425,9 @@ static void test_known_jobs(void **state) {
 static void test_decode(void **state) {
     (void)state;
     instance c;
-    memset(&c, 0, sizeof c);
-    c.x.pattern = (tess_pattern){.struct_size = sizeof(tess_pattern),
-                                 .kind = TESS_PATTERN_S2,
-                                 .flags = TESS_PATTERN_PER_KV_HEAD};
-    c.x.pattern.block = 64;
-    c.x.pattern.local = 16;
-    c.x.pattern.stride = 8;
-    c.x.layout = (tess_layout_desc){.struct_size = sizeof(tess_layout_desc),
-                                    .n_heads = 32,
-                                    .n_kv_heads = 8,
-                                    .max_tokens = 8192};
-    c.layout = spec_layout(&c.x, runtime);
-    c.n_sequences = 1;
-    c.sequences[0].q_len = 1;
-    c.sequences[0].kv_len = 5000;
+    tess_pattern p = s2_pattern(64, 16, 8, 0);
+    p.flags = TESS_PATTERN_PER_KV_HEAD;
+    instance_of(&c, p, 32, 8, 8192, 1, 5000);
     c.tile_rows = 128;
     c.pack_rows = 16;
     instance_plan(&c);
@@ -461,14 +457,7 @@ static void test_decode(void **state) {
 static void test_dense_from_end(void **state) {
     (void)state;
     instance c;
-    memset(&c, 0, sizeof c);
-    c.x.pattern = (tess_pattern){
-        .struct_size = sizeof(tess_pattern), .kind = TESS_PATTERN_DENSE, .block = 64};
-    c.x.layout = (tess_layout_desc){
-        .struct_size = sizeof(tess_layout_desc), .n_heads = 1, .n_kv_heads = 1, .max_tokens = 1000};
-    c.layout = spec_layout(&c.x, runtime);
-    c.n_sequences = 1;
-    c.sequences[0].q_len = c.sequences[0].kv_len = 1000;
+    instance_of(&c, dense_pattern(64), 1, 1, 1000, 1000, 1000);
     c.tile_rows = 192;
     c.from_end = true;
     instance_plan(&c);
@@ -487,17 +476,7 @@ static void test_dense_from_end(void **state) {
 static void test_cut_blocks(void **state) {
     (void)state;
     instance c;
-    memset(&c, 0, sizeof c);
-    c.x.pattern = (tess_pattern){.struct_size = sizeof(tess_pattern),
-                                 .kind = TESS_PATTERN_S2,
-                                 .block = 48,
-                                 .local = 2,
-                                 .stride = 4};
-    c.x.layout = (tess_layout_desc){
-        .struct_size = sizeof(tess_layout_desc), .n_heads = 4, .n_kv_heads = 4, .max_tokens = 640};
-    c.layout = spec_layout(&c.x, runtime);
-    c.n_sequences = 1;
-    c.sequences[0].q_len = c.sequences[0].kv_len = 640;
+    instance_of(&c, s2_pattern(48, 2, 4, 0), 4, 4, 640, 640, 640);
     c.tile_rows = 128;
     instance_plan(&c);
     assert_int_equal(4 * 5, c.jobs.n_jobs);
@@ -513,16 +492,7 @@ static void test_cut_blocks(void **state) {
 static void test_many_blocks(void **state) {
     (void)state;
     instance c;
-    memset(&c, 0, sizeof c);
-    c.x.pattern =
-        (tess_pattern){.struct_size = sizeof(tess_pattern), .kind = TESS_PATTERN_DENSE, .block = 1};
-    c.x.layout = (tess_layout_desc){.struct_size = sizeof(tess_layout_desc),
-                                    .n_heads = 2,
-                                    .n_kv_heads = 1,
-                                    .max_tokens = 100000};
-    c.layout = spec_layout(&c.x, runtime);
-    c.n_sequences = 1;
-    c.sequences[0].q_len = c.sequences[0].kv_len = 100000;
+    instance_of(&c, dense_pattern(1), 2, 1, 100000, 100000, 100000);
     c.tile_rows = 32;
     instance_plan(&c);
     assert_int_equal(2 * 3125, c.jobs.n_jobs);
@@ -541,15 +511,7 @@ static void test_many_blocks(void **state) {
 static void test_too_many_jobs(void **state) {
     (void)state;
     instance c;
-    memset(&c, 0, sizeof c);
-    c.x.pattern =
-        (tess_pattern){.struct_size = sizeof(tess_pattern), .kind = TESS_PATTERN_DENSE, .block = 1};
-    c.x.layout = (tess_layout_desc){.struct_size = sizeof(tess_layout_desc),
-                                    .n_heads = 65535,
-                                    .n_kv_heads = 1,
-                                    .max_tokens = INT32_MAX};
-    c.layout = spec_layout(&c.x, runtime);
-    c.sequences[0].q_len = c.sequences[0].kv_len = 70000;
+    instance_of(&c, dense_pattern(1), 65535, 1, INT32_MAX, 70000, 70000);
     assert_error(tess_jobs_create(&c.jobs, runtime, c.layout, c.sequences, 1, 1, 1),
                  TESS_ERROR_UNSUPPORTED, "tess_plan_create", "batch");
     tess_jobs_release(&c.jobs);

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tensors that share memory: the overlap search against marked bytes, and what tess_run refuses. */
-#include "fixtures/planner.h"
+#include "fixtures/runs.h"
 
 #include "overlap.h"
-#include "plan.h"
 
 /* ------------------------------------------------------------------ boxes */
 
@@ -133,10 +132,6 @@ static void test_limits(void **state) {
 
 enum { HEADS = 4, KV_HEADS = 2, DIM = 8, BATCH = 3, ROWS = 5, KEYS = 7 };
 
-static tess_device *device;
-static tess_layout *layout;
-static tess_plan *plan;
-static tess_run_desc run;
 /* never touched: the backend of the test only remembers */
 static _Alignas(64) float memory[1 << 16];
 static const char *const names[] = {"q", "k", "v", "o", "lse"};
@@ -179,13 +174,6 @@ static int setup(void **state) {
     const tess_plan_desc d = plan_desc();
     remake(&d);
     return 0;
-}
-
-static int teardown(void **state) {
-    tess_plan_release(plan);
-    tess_layout_release(layout);
-    tess_device_release(device);
-    return runtime_teardown(state);
 }
 
 static void accepted(void) {
@@ -398,10 +386,10 @@ int main(void) {
         cmocka_unit_test(test_boxes),
         cmocka_unit_test(test_boxes_without_gaps),
         cmocka_unit_test(test_limits),
-        cmocka_unit_test_setup_teardown(test_plain, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_objects, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_interleaved, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_lengths, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_plain, setup, run_teardown),
+        cmocka_unit_test_setup_teardown(test_objects, setup, run_teardown),
+        cmocka_unit_test_setup_teardown(test_interleaved, setup, run_teardown),
+        cmocka_unit_test_setup_teardown(test_lengths, setup, run_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

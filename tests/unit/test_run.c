@@ -1,16 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tess_run: each check of each tensor, the ranges that reach the backend, and that nothing is
  * allocated. */
-#include "fixtures/planner.h"
-
-#include "plan.h"
+#include "fixtures/runs.h"
 
 enum { HEADS = 4, KV_HEADS = 2, DIM = 16, BATCH = 2, ROWS = 6, KEYS = 20 };
 
-static tess_device *device;
-static tess_layout *layout;
-static tess_plan *plan;
-static tess_run_desc run;
 enum { REGION = 1 << 15 };
 /* never touched: the backend of the test only remembers */
 static _Alignas(256) char memory[6 * REGION];
@@ -52,13 +46,6 @@ static int setup(void **state) {
     plan = NULL;
     remake(&d);
     return 0;
-}
-
-static int teardown(void **state) {
-    tess_plan_release(plan);
-    tess_layout_release(layout);
-    tess_device_release(device);
-    return runtime_teardown(state);
 }
 
 static void accepted(void) {
@@ -497,7 +484,7 @@ static void test_failures(void **state) {
 }
 
 int main(void) {
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, run_teardown)
     return RUN_TESTS(TEST(test_launch), TEST(test_ranges), TEST(test_tensors),
                      TEST(test_outputs_apart), TEST(test_lengths), TEST(test_empty),
                      TEST(test_workspace), TEST(test_reserved), TEST(test_objects),
