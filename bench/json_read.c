@@ -307,24 +307,18 @@ static void read_all(reader *r, const cJSON *root, bench_report *out) {
         else
             complain(r, "devices", "out of memory");
     }
-    r->at[0] = 0;
-    for (const cJSON *o = elements(r, root, "planning", 0); o && !r->failed; o = o->next) {
-        bench_planning *p = report_add_planning(out);
-        snprintf(r->at, sizeof r->at, "planning[%d]", out->n_planning - 1);
-        if (p)
-            read_planning(r, o, p, out->n_devices);
-        else
-            complain(r, "", "out of memory");
+#define READ_EACH(list, required, add, read)                                                  \
+    r->at[0] = 0;                                                                             \
+    for (const cJSON *o = elements(r, root, #list, required); o && !r->failed; o = o->next) { \
+        bench_##add *x = report_add_##add(out);                                               \
+        snprintf(r->at, sizeof r->at, #list "[%d]", out->n_##list - 1);                       \
+        if (x)                                                                                \
+            read(r, o, x, out->n_devices);                                                    \
+        else                                                                                  \
+            complain(r, "", "out of memory");                                                 \
     }
-    r->at[0] = 0;
-    for (const cJSON *o = elements(r, root, "results", 1); o && !r->failed; o = o->next) {
-        bench_result *x = report_add_result(out);
-        snprintf(r->at, sizeof r->at, "results[%d]", out->n_results - 1);
-        if (x)
-            read_result(r, o, x, out->n_devices);
-        else
-            complain(r, "", "out of memory");
-    }
+    READ_EACH(planning, 0, planning, read_planning)
+    READ_EACH(results, 1, result, read_result)
 }
 
 int json_parse(bench_report *r, const char *bytes, size_t size, char *error, size_t error_size) {

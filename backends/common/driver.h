@@ -111,6 +111,14 @@ typedef struct tess_driver_vendor {
     int (*load)(const struct tess_driver *driver, void *function);
 } tess_driver_vendor;
 
+/* The fields of tess_driver_vendor for which a vendor's file has a function, list or constant of
+ * the field's name. */
+#define TESS_DRIVER_VENDOR_FIELDS                                                         \
+    .libraries = libraries, .symbols = symbols, .kernels = kernels,                       \
+    .units_attribute = ATTRIBUTE_UNITS, .time_limit_attribute = ATTRIBUTE_TIME_LIMIT,     \
+    .cache_attribute = ATTRIBUTE_CACHE, .enter = enter, .leave = leave, .attach = attach, \
+    .detach = detach, .arch = arch, .image = image, .error_name = error_name, .version = version
+
 /* An opened driver; one for each vendor and process. */
 typedef struct tess_driver {
     const tess_driver_vendor *vendor;

@@ -177,28 +177,16 @@ static int start(const tess_driver_device *d, int slot, void *function, unsigned
 static const tess_driver_row *const kernels[] = {&tess_cuda_sm90, &tess_cuda_sm80,
                                                  &tess_driver_portable, NULL};
 
-static const tess_driver_vendor vendor = {.name = "cuda",
-                                          .libraries = libraries,
-                                          .symbols = symbols,
-                                          .images = tess_cuda_images,
-                                          .build_hint =
-                                              "neither nvcc nor clang was found when it was built",
-                                          .kernels = kernels,
-                                          .units_attribute = ATTRIBUTE_UNITS,
-                                          .time_limit_attribute = ATTRIBUTE_TIME_LIMIT,
-                                          .cache_attribute = ATTRIBUTE_CACHE,
-                                          .stream_flags = 1,
-                                          .enter_call = "cuCtxPushCurrent",
-                                          .enter = enter,
-                                          .leave = leave,
-                                          .attach = attach,
-                                          .detach = detach,
-                                          .arch_call = "cuDeviceGetAttribute",
-                                          .arch = arch,
-                                          .image = image,
-                                          .error_name = error_name,
-                                          .version = version,
-                                          .start = start,
-                                          .load = load_function};
+static const tess_driver_vendor vendor = {
+    TESS_DRIVER_VENDOR_FIELDS,
+    .name = "cuda",
+    .images = tess_cuda_images,
+    .build_hint = "neither nvcc nor clang was found when it was built",
+    .stream_flags = 1,
+    .enter_call = "cuCtxPushCurrent",
+    .arch_call = "cuDeviceGetAttribute",
+    .start = start,
+    .load = load_function,
+};
 
 TESS_DRIVER_BACKEND(tess_cuda_backend, "cuda", vendor, tess_cuda_tune);

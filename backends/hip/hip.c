@@ -100,25 +100,13 @@ static void version(int number, char *text, size_t size) {
 static const tess_driver_row *const kernels[] = {&tess_driver_portable, NULL};
 
 static const tess_driver_vendor vendor = {
+    TESS_DRIVER_VENDOR_FIELDS,
     .name = "hip",
-    .libraries = libraries,
-    .symbols = symbols,
     .images = tess_hip_images,
     .build_hint = "clang 17 or newer and lld were not found when it was built",
-    .kernels = kernels,
-    .units_attribute = ATTRIBUTE_UNITS,
-    .time_limit_attribute = ATTRIBUTE_TIME_LIMIT,
-    .cache_attribute = ATTRIBUTE_CACHE,
     .stream_flags = 1,
     .enter_call = "hipSetDevice",
-    .enter = enter,
-    .leave = leave,
-    .attach = attach,
-    .detach = detach,
     .arch_call = "hipGetDeviceProperties",
-    .arch = arch,
-    .image = image,
-    .error_name = error_name,
-    .version = version};
+};
 
 TESS_DRIVER_BACKEND(tess_hip_backend, "hip", vendor, NULL);

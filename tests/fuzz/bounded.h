@@ -6,6 +6,9 @@
 
 #include <stddef.h>
 #include <stdlib.h>
+#include <tessera/tessera.h>
+
+#include "fuzz.h"
 
 enum { MOST_BYTES = 1 << 26 };
 
@@ -24,6 +27,19 @@ static void bounded_give(void *user, void *pointer, size_t size) {
     (void)user;
     taken -= size;
     free(pointer);
+}
+
+/* A runtime with bounded memory and one thread, which no variable of the environment changes. */
+static tess_runtime *bounded_runtime(void) {
+    tess_runtime *runtime = NULL;
+    tess_runtime_desc desc = {.struct_size = sizeof desc,
+                              .allocator = {bounded_take, bounded_give, NULL},
+                              .log = fuzz_log_nothing,
+                              .cpu_threads = 1};
+    desc.backend = desc.kernel = desc.verbose = desc.cache_dir = desc.tune_file =
+        desc.backend_path = "";
+    FUZZ_REQUIRE(tess_runtime_create(&desc, &runtime) == TESS_OK);
+    return runtime;
 }
 
 #endif

@@ -70,15 +70,7 @@ static void one_layout(tess_runtime *runtime, const uint8_t *data, size_t size) 
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static tess_runtime *runtime;
-    if (!runtime) {
-        tess_runtime_desc desc = {.struct_size = sizeof desc,
-                                  .allocator = {bounded_take, bounded_give, NULL},
-                                  .log = fuzz_log_nothing,
-                                  .cpu_threads = 1};
-        desc.backend = desc.kernel = desc.verbose = desc.cache_dir = desc.tune_file =
-            desc.backend_path = "";
-        FUZZ_REQUIRE(tess_runtime_create(&desc, &runtime) == TESS_OK);
-    }
+    if (!runtime) runtime = bounded_runtime();
     const size_t before = taken;
     one_layout(runtime, data, size);
     /* Mutations break the checksum, which would hide all that comes after it: once more with the

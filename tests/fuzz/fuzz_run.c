@@ -258,15 +258,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static tess_runtime *runtime;
     static tess_device *device;
     if (!runtime) {
-        tess_runtime_desc desc = {.struct_size = sizeof desc,
-                                  .allocator = {bounded_take, bounded_give, NULL},
-                                  .log = fuzz_log_nothing,
-                                  .cpu_threads = 1};
-        desc.backend = desc.kernel = desc.verbose = desc.cache_dir = desc.tune_file =
-            desc.backend_path = "";
+        runtime = bounded_runtime();
         const tess_device_desc cpu = {.struct_size = sizeof cpu, .id = "cpu"};
-        FUZZ_REQUIRE(tess_runtime_create(&desc, &runtime) == TESS_OK &&
-                     tess_device_open(runtime, &cpu, &device) == TESS_OK);
+        FUZZ_REQUIRE(tess_device_open(runtime, &cpu, &device) == TESS_OK);
     }
     const size_t before = taken;
     bytes b = {data, data + size};

@@ -570,13 +570,7 @@ static void test_classes(void **state) {
     (void)state;
     uint64_t seed = 5;
     uint8_t mask[6 * 10];
-    tess_pattern p = {.struct_size = sizeof p,
-                      .kind = TESS_PATTERN_BLOCKS,
-                      .block = 4,
-                      .mask = mask,
-                      .mask_heads = 6};
-    p.mask_query_blocks = 2;
-    p.mask_key_blocks = 5;
+    tess_pattern p = mask_pattern(4, mask, 6, 2, 5);
     p.left = 77;
     p.stride = -9;
     for (int n = 0; n < 60; n++) mask[n] = (uint8_t)test_between(&seed, 0, 1);

@@ -263,22 +263,8 @@ static void test_other_forms(void **state) {
          0},
         /* right, in causal order */
         {{.kind = TESS_PATTERN_WINDOW, .left = 9}, 52, 7},
-        {{.kind = TESS_PATTERN_BLOCKS,
-          .block = 16,
-          .mask = mask,
-          .mask_heads = 1,
-          .mask_query_blocks = 2,
-          .mask_key_blocks = 3},
-         124,
-         3},
-        {{.kind = TESS_PATTERN_BLOCKS,
-          .block = 16,
-          .mask = mask,
-          .mask_heads = 1,
-          .mask_query_blocks = 0,
-          .mask_key_blocks = 3},
-         116,
-         3},
+        {mask_pattern(16, mask, 1, 2, 3), 124, 3},
+        {mask_pattern(16, mask, 1, 0, 3), 116, 3},
     };
     for (size_t n = 0; n < sizeof list / sizeof *list; n++) {
         tess_pattern p = list[n].pattern;
@@ -300,13 +286,7 @@ static void test_other_forms(void **state) {
         tess_layout_release(layout);
     }
     /* Equal masks of two heads, written twice. */
-    tess_pattern p = {.struct_size = sizeof p,
-                      .kind = TESS_PATTERN_BLOCKS,
-                      .block = 16,
-                      .mask = mask,
-                      .mask_heads = 2};
-    p.mask_query_blocks = 2;
-    p.mask_key_blocks = 3;
+    const tess_pattern p = mask_pattern(16, mask, 2, 2, 3);
     tess_layout *layout = make_layout(runtime, &p, 2, 1, 300), *back = NULL;
     size_t size;
     unsigned char *data = to_bytes(layout, &size), twice[200];

@@ -12,9 +12,6 @@
 
 typedef long long tess_offset;
 
-/* What a function is handed behind its other arguments to read the tables. */
-#define TESS_TABLES           , const uint *__restrict__ tables, const tess_args &args
-#define TESS_TABLES_OF_KERNEL , tables, args
 /* Of conditions, without branches. */
 #define TESS_AND(a, b)       ((a) & (b))
 #define TESS_OR(a, b)        ((a) | (b))
@@ -25,7 +22,10 @@ typedef long long tess_offset;
 #define TESS_NO_UNROLL       _Pragma("unroll 1")
 #define TESS_UNROLL_4        _Pragma("unroll 4")
 #define TESS_SHARED(t, n, c) __shared__ t n[c];
-#define TESS_WORD(at)        (tables[at])
+/* What a function is handed behind its other arguments to read the tables. */
+#define TESS_TABLES           , const uint *__restrict__ tables, const tess_args &args
+#define TESS_TABLES_OF_KERNEL , tables, args
+#define TESS_WORD(at)         (tables[at])
 #define TESS_WORD64(at) \
     ((tess_offset)((unsigned long long)tables[at] | (unsigned long long)tables[(at) + 1u] << 32))
 #define TESS_HEAD_DIM (args.head_dim)
