@@ -76,7 +76,9 @@ void tess_portable_describe(const tess_portable_shape *shape, uint32_t workers,
                                         .bandwidth = 1000000};
 }
 
-static void common_args(const tess_launch *l, int base_in_handle, tess_args *a) {
+/* The arguments for `items` records from the one of that number on in a table at `table_at`. */
+static void fill_args(const tess_launch *l, int base_in_handle, uint64_t table_at, uint64_t first,
+                      size_t record, uint64_t items, tess_args *a) {
     const uint32_t item = tess_portable_element(l->dtype);
     const tess_tables *tables = l->tables;
     const tess_arg_i64 batch = l->batch_strided ? 1 : 0;
@@ -104,14 +106,14 @@ static void common_args(const tess_launch *l, int base_in_handle, tess_args *a) 
     a->partial_rows = l->partial_rows;
     a->flags = l->tensor[TESS_ROLE_LSE].buffer.kind != TESS_BUFFER_NONE ? TESS_ARGS_LSE : 0;
     a->scale = l->scale;
+    a->items = (tess_arg_u32)items;
+    a->items_at = (tess_arg_u32)((table_at + first * record) / 4);
 }
 
 void tess_portable_forward_args(const tess_launch *l, uint64_t skip, uint64_t items,
                                 int base_in_handle, tess_args *a) {
-    common_args(l, base_in_handle, a);
-    a->items = (tess_arg_u32)items;
-    a->items_at =
-        (tess_arg_u32)((l->tables->jobs_at + (l->first_job + skip) * sizeof(tess_job)) / 4);
+    fill_args(l, base_in_handle, l->tables->jobs_at, l->first_job + skip, sizeof(tess_job), items,
+              a);
 }
 
 uint32_t tess_portable_merge_groups(const tess_launch *l) {
@@ -120,8 +122,6 @@ uint32_t tess_portable_merge_groups(const tess_launch *l) {
 
 void tess_portable_merge_args(const tess_launch *l, uint64_t skip, uint64_t items,
                               int base_in_handle, tess_args *a) {
-    common_args(l, base_in_handle, a);
-    a->items = (tess_arg_u32)items;
-    a->items_at =
-        (tess_arg_u32)((l->tables->merges_at + (l->first_merge + skip) * sizeof(tess_merge)) / 4);
+    fill_args(l, base_in_handle, l->tables->merges_at, l->first_merge + skip, sizeof(tess_merge),
+              items, a);
 }

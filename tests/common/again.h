@@ -26,6 +26,23 @@ typedef struct again {
     long (*live)(void);
 } again;
 
+/* Tells a driver's control what fails: the call of that number from now on, with that code. */
+#define AGAIN_INJECT(control, with, call)           \
+    do {                                            \
+        (control)->calls = (control)->failures = 0; \
+        (control)->failed = NULL;                   \
+        (control)->sticky = 0;                      \
+        (control)->code = (with);                   \
+        (control)->fail_at = (call);                \
+    } while (0)
+
+/* Runs with and without a measured time, and fetches. */
+static inline tess_status again_run_both(instance *x, double *seconds) {
+    tess_status status = instance_run(x, seconds);
+    if (status == TESS_OK) status = instance_run(x, NULL);
+    return status == TESS_OK ? instance_fetch(x) : status;
+}
+
 static inline tess_status again_run(instance *x) { return instance_run(x, NULL); }
 static inline tess_status again_run_timed(instance *x) {
     double seconds = -1;

@@ -77,4 +77,22 @@ static inline void life_allocations_fail(const life *l) {
     assert_in_range(k, 10, l->most_calls - 1);
 }
 
+/* The tests of a program whose driver is told by `control` what to fail. The program defines the
+ * other functions of a life, and live_well(), a life cycle without failures. */
+#define LIFE_TESTS(control, least_calls, most_calls)                                              \
+    static int failures(void) { return (control)->failures; }                                     \
+    static const char *failed(void) { return (control)->failed ? (control)->failed : "nothing"; } \
+    static const life cycle = {inject,   failures,      failed,        live_once,                 \
+                               is_right, nothing_lives, (least_calls), (most_calls)};             \
+    static void test_calls_fail(void **state) {                                                   \
+        const life_fault *fault = *state;                                                         \
+        live_well();                                                                              \
+        life_calls_fail(&cycle, fault->code, fault->sticky);                                      \
+        live_well();                                                                              \
+    }                                                                                             \
+    static void test_no_host_memory(void **state) {                                               \
+        (void)state;                                                                              \
+        life_allocations_fail(&cycle);                                                            \
+    }
+
 #endif

@@ -100,11 +100,9 @@ static tess_status use_plan(tess_device *device, const problem *p, int *seen) {
     double seconds = -1;
     tess_status status = instance_create(&x, device, p, NULL, INSTANCE_GUARDS | INSTANCE_POISON);
     if (status != TESS_OK) return status;
-    status = instance_run(&x, &seconds);
-    if (status == TESS_OK) assert_true(seconds > 0);
-    if (status == TESS_OK) status = instance_run(&x, NULL);
-    if (status == TESS_OK) status = instance_fetch(&x);
+    status = again_run_both(&x, &seconds);
     if (status == TESS_OK) {
+        assert_true(seconds > 0);
         instance_verdict verdict = {0};
         const int before = control->failures;
         instance_check(&x, 0, &verdict); /* reads guard words, which may fail as well */
@@ -216,24 +214,7 @@ static void inject(int call, int code, int sticky) {
     control->code = code;
     control->sticky = sticky;
 }
-static int failures(void) { return control->failures; }
-static const char *failed(void) { return control->failed ? control->failed : "nothing"; }
-
-static const life cycle = {inject,   failures,      failed, live_once,
-                           is_right, nothing_lives, 100,    MOST_CALLS};
-
-static void test_calls_fail(void **state) {
-    const life_fault *fault = *state;
-    live_well();
-    life_calls_fail(&cycle, fault->code, fault->sticky);
-    live_well();
-}
-
-/* Host memory: every allocation fails once. */
-static void test_no_host_memory(void **state) {
-    (void)state;
-    life_allocations_fail(&cycle);
-}
+LIFE_TESTS(control, 100, MOST_CALLS)
 
 /* Two devices of one backend: one is lost in its k-th call, the other goes on, and the first can be
  * opened again. */
@@ -279,11 +260,7 @@ static void test_other_device_goes_on(void **state) {
 
 static int again_code;
 static void again_fail(int call) {
-    control->calls = control->failures = 0;
-    control->failed = NULL;
-    control->sticky = 0;
-    control->code = again_code;
-    control->fail_at = call;
+    AGAIN_INJECT(control, again_code, call);
     /* HIP's call that puts back what was current may have been the one that failed */
     driver->make_current(1);
 }

@@ -66,9 +66,7 @@ static tess_status live_once(test_heap *heap, int *opened, int *seen) {
     if (status == TESS_OK) {
         status = instance_create(&x, device, &p, NULL, INSTANCE_GUARDS | INSTANCE_POISON);
         if (status == TESS_OK) {
-            status = instance_run(&x, &seconds);
-            if (status == TESS_OK) status = instance_run(&x, NULL);
-            if (status == TESS_OK) status = instance_fetch(&x);
+            status = again_run_both(&x, &seconds);
             if (status == TESS_OK) {
                 instance_verdict verdict = {0};
                 const int before = control->failures;
@@ -124,24 +122,8 @@ static void inject(int call, int code, int sticky) {
     control->code = code;
     control->sticky = sticky;
 }
-static int failures(void) { return control->failures; }
-static const char *failed(void) { return control->failed ? control->failed : "nothing"; }
-
-static const life cycle = {inject,   failures,      failed, live_once,
-                           is_right, nothing_lives, 50,     MOST_CALLS};
-
-static void test_calls_fail(void **state) {
-    const life_fault *fault = *state;
-    live_well();
-    life_calls_fail(&cycle, fault->code, fault->sticky);
-    live_well();
-}
-
-/* Host memory: every allocation fails once. What the cache lacks is compiled again. */
-static void test_no_host_memory(void **state) {
-    (void)state;
-    life_allocations_fail(&cycle);
-}
+/* After a failing allocation, what the cache lacks is compiled again. */
+LIFE_TESTS(control, 50, MOST_CALLS)
 
 /* Work that never ends: a wait ends at its limit. Work that failed: a wait says so at once. The
  * device stays usable. */
@@ -213,13 +195,7 @@ static void application_end(void) {
 }
 
 static int again_code;
-static void again_fail(int call) {
-    control->calls = control->failures = 0;
-    control->failed = NULL;
-    control->sticky = 0;
-    control->code = again_code;
-    control->fail_at = call;
-}
+static void again_fail(int call) { AGAIN_INJECT(control, again_code, call); }
 static long again_live(void) {
     long sum = 0;
     for (int n = 0; n < LOADER_KINDS; n++) sum += control->live[n];

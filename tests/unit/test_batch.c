@@ -3,19 +3,7 @@
  * nothing for the others. */
 #include "fixtures/plans.h"
 
-static tess_layout *layout;
-
-static int setup(void **state) {
-    device_setup(state);
-    const tess_pattern p = s2_pattern(16, 2, 4, 0);
-    layout = make_layout(runtime, &p, 8, 2, 1000);
-    return 0;
-}
-
-static int teardown(void **state) {
-    tess_layout_release(layout);
-    return device_teardown(state);
-}
+LAYOUT_FIXTURE(s2_pattern(16, 2, 4, 0), 8, 2, 1000)
 
 /* Host memory of a plan, and the peak while it was created. */
 static uint64_t cost(const tess_plan_desc *d, uint64_t *peak) {

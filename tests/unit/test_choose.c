@@ -3,19 +3,7 @@
  * what becomes of rows that refuse or fail. Tune tables have a program of their own. */
 #include "fixtures/plans.h"
 
-static tess_layout *layout;
-
-static int setup(void **state) {
-    device_setup(state);
-    const tess_pattern p = s2_pattern(16, 2, 3, 0);
-    layout = make_layout(runtime, &p, 4, 2, 1000);
-    return 0;
-}
-
-static int teardown(void **state) {
-    tess_layout_release(layout);
-    return device_teardown(state);
-}
+LAYOUT_FIXTURE(s2_pattern(16, 2, 3, 0), 4, 2, 1000)
 
 static void set_rows(uint32_t count, const rig_row *rows) {
     memcpy(rig.rows, rows, count * sizeof *rows);

@@ -247,6 +247,7 @@ static void test_same_plan_again(void **state) {
     (void)state;
     static const int kinds[] = {0, INTEGRATED};
     for (int k = 0; k < 2; k++) {
+        test_heap_init(&heap, 0, 0);
         const again ways[] = {{again_fail, again_failures, again_failed, again_run, NULL},
                               {again_fail, again_failures, again_failed, again_run_timed, NULL}};
         const tess_runtime_desc desc = {
@@ -257,7 +258,6 @@ static void test_same_plan_again(void **state) {
         problem p;
         instance x;
         char error[256];
-        test_heap_init(&heap, 0, 0);
         shim.pretend(kinds[k], 0);
         shim.reset(0, 0, 0);
         assert_int_equal(
