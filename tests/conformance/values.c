@@ -206,8 +206,8 @@ static void test_rows_without_keys(void **state) {
 
 static void test_nothing_to_do(void **state) {
     static const char *const cases[] = {
-        "pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 head_dim=32 batch=0 q_len=5 "
-        "kv_len=9",
+        ("pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 head_dim=32 batch=0 q_len=5 "
+         "kv_len=9"),
         "pattern=dense heads=4 head_dim=32 q_len=0 kv_len=9",
         "pattern=window left=3 right=0 heads=4 head_dim=32 q_len=0 kv_len=0",
         "pattern=dense heads=4 head_dim=32 q_lens=0,0,0 kv_lens=0,5,0",
