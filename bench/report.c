@@ -369,6 +369,18 @@ void report_text(const bench_report *r, FILE *f) {
     free(order);
 }
 
+/* Nothing where everything was measured. */
+static void skipped_section(const bench_report *r, const int *order, const char *heading,
+                            void (*print)(const table *t, FILE *f), FILE *f) {
+    table t;
+    skipped_table(&t, r, order);
+    if (t.n_cells) {
+        fputs(heading, f);
+        print(&t, f);
+    }
+    table_free(&t);
+}
+
 void report_markdown(const bench_report *r, FILE *f) {
     int *order = report_order(r);
     table t;
@@ -393,12 +405,7 @@ void report_markdown(const bench_report *r, FILE *f) {
     full_table(&t, r, order);
     table_markdown(&t, f);
     table_free(&t);
-    skipped_table(&t, r, order);
-    if (t.n_cells) {
-        fputs("\n## Not measured\n\n", f);
-        table_markdown(&t, f);
-    }
-    table_free(&t);
+    skipped_section(r, order, "\n## Not measured\n\n", table_markdown, f);
     free(order);
 }
 
@@ -434,14 +441,8 @@ void report_html_ceilings(const bench_report *r, FILE *f) {
 
 void report_html_skipped(const bench_report *r, FILE *f) {
     int *order = report_order(r);
-    table t;
     if (!order) return;
-    skipped_table(&t, r, order);
-    if (t.n_cells) {
-        fputs("<h2>Not measured</h2>\n", f);
-        table_html(&t, f);
-    }
-    table_free(&t);
+    skipped_section(r, order, "<h2>Not measured</h2>\n", table_html, f);
     free(order);
 }
 

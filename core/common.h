@@ -24,6 +24,10 @@ tess_status tess_fail(tess_status status, const char *format, ...) TESS_PRINTF(2
 #define tess_invalid(...)     tess_fail(TESS_ERROR_INVALID, __VA_ARGS__)
 #define tess_unsupported(...) tess_fail(TESS_ERROR_UNSUPPORTED, __VA_ARGS__)
 
+/* status.c: refuse an argument that is not in [0, count), or is negative. */
+tess_status tess_check_index(const char *function, const char *field, int64_t value, int64_t count);
+tess_status tess_check_not_negative(const char *function, const char *field, int64_t value);
+
 /* Leaves the function with the status of `expr` unless that is TESS_OK. */
 #define TESS_RETURN_IF_ERROR(expr)                            \
     do {                                                      \

@@ -188,9 +188,7 @@ static bool fixed_rank(const tess_layout *x, int32_t kv_head, const tess_kv_stor
 
 static tess_status check_kv_head(const tess_layout *x, const char *function, int32_t kv_head) {
     TESS_RETURN_IF_ERROR(tess_layout_check(x, function));
-    if (kv_head < 0 || kv_head >= x->n_kv_heads)
-        return tess_invalid("%s: kv_head: must be 0 to %d, got %d", function,
-                            (int)x->n_kv_heads - 1, (int)kv_head);
+    TESS_RETURN_IF_ERROR(tess_check_index(function, "kv_head", kv_head, x->n_kv_heads));
     return TESS_OK;
 }
 
@@ -212,9 +210,7 @@ tess_status tess_layout_kv(const tess_layout *x, int32_t kv_head, tess_kv_info *
 tess_status tess_layout_slot(const tess_layout *x, int32_t kv_head, int64_t block, int64_t *slot) {
     static const char *const function = "tess_layout_slot";
     TESS_RETURN_IF_ERROR(check_kv_head(x, function, kv_head));
-    if (block < 0 || block >= x->n_blocks)
-        return tess_invalid("%s: block: must be 0 to %lld, got %lld", function,
-                            (long long)x->n_blocks - 1, (long long)block);
+    TESS_RETURN_IF_ERROR(tess_check_index(function, "block", block, x->n_blocks));
     if (!slot) return tess_invalid("%s: slot: must not be NULL", function);
     tess_kv_store store;
     int64_t rank;

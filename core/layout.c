@@ -19,9 +19,7 @@ static tess_status check_heads(const char *function, tess_layout *x, const tess_
     if (d->n_heads % d->n_kv_heads != 0)
         return tess_invalid("%s: n_heads: must be a multiple of n_kv_heads (%d), got %d", function,
                             (int)d->n_kv_heads, (int)d->n_heads);
-    if (d->head_first < 0)
-        return tess_invalid("%s: head_first: must be at least 0, got %d", function,
-                            (int)d->head_first);
+    TESS_RETURN_IF_ERROR(tess_check_not_negative(function, "head_first", d->head_first));
     int64_t end = (int64_t)d->head_first + d->n_heads;
     if (end > INT32_MAX)
         return tess_invalid("%s: head_first: head_first + n_heads overflows, got %d", function,
@@ -29,12 +27,8 @@ static tess_status check_heads(const char *function, tess_layout *x, const tess_
     if (d->heads_total != 0 && d->heads_total < end)
         return tess_invalid("%s: heads_total: must be at least %lld (head_first + n_heads), got %d",
                             function, (long long)end, (int)d->heads_total);
-    if (d->max_tokens < 0)
-        return tess_invalid("%s: max_tokens: must be at least 0, got %lld", function,
-                            (long long)d->max_tokens);
-    if (d->max_chunk < 0)
-        return tess_invalid("%s: max_chunk: must be at least 0, got %lld", function,
-                            (long long)d->max_chunk);
+    TESS_RETURN_IF_ERROR(tess_check_not_negative(function, "max_tokens", d->max_tokens));
+    TESS_RETURN_IF_ERROR(tess_check_not_negative(function, "max_chunk", d->max_chunk));
     x->n_heads = d->n_heads;
     x->n_kv_heads = d->n_kv_heads;
     x->head_first = d->head_first;

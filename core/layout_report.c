@@ -128,9 +128,7 @@ tess_status tess_layout_query(const tess_layout *x, tess_layout_info *info) {
 
 static tess_status check_head(const tess_layout *x, const char *function, int32_t head) {
     TESS_RETURN_IF_ERROR(tess_layout_check(x, function));
-    if (head < 0 || head >= x->n_heads)
-        return tess_invalid("%s: head: must be 0 to %d, got %d", function, (int)x->n_heads - 1,
-                            (int)head);
+    TESS_RETURN_IF_ERROR(tess_check_index(function, "head", head, x->n_heads));
     return TESS_OK;
 }
 
@@ -138,9 +136,7 @@ tess_status tess_layout_row(const tess_layout *x, int32_t head, int64_t query_bl
                             int64_t row_blocks) {
     static const char *const function = "tess_layout_row";
     TESS_RETURN_IF_ERROR(check_head(x, function, head));
-    if (query_block < 0 || query_block >= x->n_blocks)
-        return tess_invalid("%s: query_block: must be 0 to %lld, got %lld", function,
-                            (long long)x->n_blocks - 1, (long long)query_block);
+    TESS_RETURN_IF_ERROR(tess_check_index(function, "query_block", query_block, x->n_blocks));
     if (!row) return tess_invalid("%s: row: must not be NULL", function);
     if (row_blocks < x->n_blocks)
         return tess_invalid("%s: row_blocks: must be at least %lld, got %lld", function,
@@ -153,9 +149,7 @@ tess_status tess_layout_kept(const tess_layout *x, int32_t head, int64_t query, 
                              int *kept) {
     static const char *const function = "tess_layout_kept";
     TESS_RETURN_IF_ERROR(check_head(x, function, head));
-    if (key < 0 || key >= x->max_tokens)
-        return tess_invalid("%s: key: must be 0 to %lld, got %lld", function,
-                            (long long)x->max_tokens - 1, (long long)key);
+    TESS_RETURN_IF_ERROR(tess_check_index(function, "key", key, x->max_tokens));
     if (!kept) return tess_invalid("%s: kept: must not be NULL", function);
     *kept = tess_head_keeps(&x->patterns[x->head_class[head]], query, key);
     return TESS_OK;

@@ -277,9 +277,7 @@ static tess_status check_window(const char *function, tess_pattern *p) {
     if (p->right < -1)
         return tess_invalid("%s: right: must be at least 0, or -1 for unbounded, got %lld",
                             function, (long long)p->right);
-    if (p->sinks < 0)
-        return tess_invalid("%s: sinks: must be at least 0, got %lld", function,
-                            (long long)p->sinks);
+    TESS_RETURN_IF_ERROR(tess_check_not_negative(function, "sinks", p->sinks));
     if (!(p->flags & TESS_PATTERN_BIDIRECTIONAL)) p->right = 0;
     return TESS_OK;
 }
@@ -290,12 +288,9 @@ static tess_status check_blocks(const char *function, tess_pattern *p, int32_t n
     if (p->mask_heads != 1 && p->mask_heads != n_heads)
         return tess_invalid("%s: mask_heads: must be 1 or %d (n_heads), got %d", function,
                             (int)n_heads, (int)p->mask_heads);
-    if (p->mask_query_blocks < 0)
-        return tess_invalid("%s: mask_query_blocks: must be at least 0, got %lld", function,
-                            (long long)p->mask_query_blocks);
-    if (p->mask_key_blocks < 0)
-        return tess_invalid("%s: mask_key_blocks: must be at least 0, got %lld", function,
-                            (long long)p->mask_key_blocks);
+    TESS_RETURN_IF_ERROR(
+        tess_check_not_negative(function, "mask_query_blocks", p->mask_query_blocks));
+    TESS_RETURN_IF_ERROR(tess_check_not_negative(function, "mask_key_blocks", p->mask_key_blocks));
     if (p->mask_query_blocks > INT32_MAX)
         return tess_unsupported("%s: mask_query_blocks: at most 2147483647, got %lld", function,
                                 (long long)p->mask_query_blocks);

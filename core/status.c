@@ -195,3 +195,15 @@ void tess_recover_end(const tess_recovery *recovery) {
     if (text != NULL) memcpy(text, recovery->text, sizeof recovery->text);
     call.recovering--;
 }
+
+tess_status tess_check_index(const char *function, const char *field, int64_t value,
+                             int64_t count) {
+    if (value >= 0 && value < count) return TESS_OK;
+    return tess_invalid("%s: %s: must be 0 to %lld, got %lld", function, field,
+                        (long long)count - 1, (long long)value);
+}
+
+tess_status tess_check_not_negative(const char *function, const char *field, int64_t value) {
+    if (value >= 0) return TESS_OK;
+    return tess_invalid("%s: %s: must be at least 0, got %lld", function, field, (long long)value);
+}

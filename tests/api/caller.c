@@ -56,16 +56,8 @@ static void problem_release(problem *p) {
 }
 
 static tess_layout *make_layout(tess_runtime *runtime) {
-    const tess_pattern pattern = {.struct_size = sizeof pattern,
-                                  .kind = TESS_PATTERN_S2,
-                                  .block = 16,
-                                  .local = 2,
-                                  .stride = 3};
-    const tess_layout_desc d = {.struct_size = sizeof d,
-                                .pattern = &pattern,
-                                .n_heads = HEADS,
-                                .n_kv_heads = KV_HEADS,
-                                .max_tokens = TOKENS};
+    const tess_pattern pattern = test_s2_pattern(16, 2, 3);
+    const tess_layout_desc d = test_layout_desc(&pattern, HEADS, KV_HEADS, TOKENS);
     tess_layout *layout = NULL;
     assert_ok(tess_layout_create(runtime, &d, &layout));
     return layout;

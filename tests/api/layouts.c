@@ -293,12 +293,7 @@ static void base_pattern(tess_pattern *p, int kind) {
 }
 
 static void base_layout(tess_layout_desc *d, const tess_pattern *p) {
-    memset(d, 0, sizeof *d);
-    d->struct_size = sizeof *d;
-    d->pattern = p;
-    d->n_heads = 4;
-    d->n_kv_heads = 2;
-    d->max_tokens = 1000;
+    *d = test_layout_desc(p, 4, 2, 1000);
 }
 
 enum {

@@ -22,16 +22,8 @@ static handles make(test_heap *heap) {
     tess_runtime_desc runtime = {
         .struct_size = sizeof runtime, .log = test_log_nothing, .cpu_threads = 2};
     if (heap) runtime.allocator = heap->allocator;
-    tess_pattern pattern = {.struct_size = sizeof pattern,
-                            .kind = TESS_PATTERN_S2,
-                            .block = 16,
-                            .local = 2,
-                            .stride = 3};
-    tess_layout_desc layout = {.struct_size = sizeof layout,
-                               .pattern = &pattern,
-                               .n_heads = 4,
-                               .n_kv_heads = 2,
-                               .max_tokens = 500};
+    tess_pattern pattern = test_s2_pattern(16, 2, 3);
+    tess_layout_desc layout = test_layout_desc(&pattern, 4, 2, 500);
     tess_plan_desc plan = {.struct_size = sizeof plan,
                            .head_dim = 16,
                            .batch = 1,

@@ -20,24 +20,6 @@ typedef struct handles {
 
 static handles h;
 
-static void fill_pattern(tess_pattern *p) {
-    memset(p, 0, sizeof *p);
-    p->struct_size = sizeof *p;
-    p->kind = TESS_PATTERN_S2;
-    p->block = 16;
-    p->local = 2;
-    p->stride = 3;
-}
-
-static void fill_layout(tess_layout_desc *d, const tess_pattern *p) {
-    memset(d, 0, sizeof *d);
-    d->struct_size = sizeof *d;
-    d->pattern = p;
-    d->n_heads = 2;
-    d->n_kv_heads = 1;
-    d->max_tokens = 100;
-}
-
 static void fill_plan(tess_plan_desc *d) {
     memset(d, 0, sizeof *d);
     d->struct_size = sizeof *d;
@@ -55,8 +37,8 @@ static int setup(void **state) {
     tess_plan_desc plan;
     h.runtime = test_runtime(1);
     h.device = test_cpu(h.runtime);
-    fill_pattern(&pattern);
-    fill_layout(&layout, &pattern);
+    pattern = test_s2_pattern(16, 2, 3);
+    layout = test_layout_desc(&pattern, 2, 1, 100);
     assert_ok(tess_layout_create(h.runtime, &layout, &h.layout));
     fill_plan(&plan);
     assert_ok(tess_plan_create(h.device, h.layout, &plan, &h.plan));
@@ -119,22 +101,22 @@ CALL(device, tess_device_open, h.runtime)
 static tess_pattern one_pattern;
 static size_t base_layout(void *bytes) {
     tess_layout_desc d;
-    fill_pattern(&one_pattern);
-    fill_layout(&d, &one_pattern);
+    one_pattern = test_s2_pattern(16, 2, 3);
+    d = test_layout_desc(&one_pattern, 2, 1, 100);
     memcpy(bytes, &d, sizeof d);
     return sizeof d;
 }
 CALL(layout, tess_layout_create, h.runtime)
 static size_t base_pattern(void *bytes) {
     tess_pattern p;
-    fill_pattern(&p);
+    p = test_s2_pattern(16, 2, 3);
     memcpy(bytes, &p, sizeof p);
     return sizeof p;
 }
 static tess_status call_pattern(void *bytes) {
     tess_layout_desc d;
     tess_layout *made = NULL;
-    fill_layout(&d, bytes);
+    d = test_layout_desc(bytes, 2, 1, 100);
     const tess_status status = tess_layout_create(h.runtime, &d, &made);
     tess_layout_release(made);
     return status;

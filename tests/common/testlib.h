@@ -127,4 +127,21 @@ int64_t test_resident(void);
         cmocka_run_group_tests(tests, NULL, NULL);       \
     })
 
+/* Descriptors of a causal S2 pattern, and of a layout. */
+static inline tess_pattern test_s2_pattern(int32_t block, int32_t local, int32_t stride) {
+    tess_pattern p = {.struct_size = sizeof p, .kind = TESS_PATTERN_S2};
+    p.block = block;
+    p.local = local;
+    p.stride = stride;
+    return p;
+}
+static inline tess_layout_desc test_layout_desc(const tess_pattern *pattern, int32_t heads,
+                                                int32_t kv_heads, int64_t tokens) {
+    tess_layout_desc d = {.struct_size = sizeof d, .pattern = pattern};
+    d.n_heads = heads;
+    d.n_kv_heads = kv_heads;
+    d.max_tokens = tokens;
+    return d;
+}
+
 #endif

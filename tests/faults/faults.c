@@ -251,6 +251,11 @@ static void sums_without_faults(const char *id, const char *backend_path, float 
 
 static int same(const void *a, const void *b, size_t bytes) { return memcmp(a, b, bytes) == 0; }
 
+static void no_device_fails(void) {
+    memset(control, 0, sizeof *control);
+    control->only_device = -1;
+}
+
 /* ------------------------------------------------------------------ host allocations */
 
 /* Allocation k fails once: the step says OUT_OF_MEMORY, and the same step done again succeeds. */
@@ -331,8 +336,7 @@ static void test_host_faults_cpu(void **state) {
 
 static void test_host_faults_device(void **state) {
     (void)state;
-    memset(control, 0, sizeof *control);
-    control->only_device = -1;
+    no_device_fails();
     host_faults("fake:0", fake_path);
     assert_true(control->devices == 0 && control->buffers == 0 && control->states == 0 &&
                 control->leaked == 0);
@@ -486,8 +490,7 @@ static int backend_fault(int64_t k, tess_status wanted, int sticky, const float 
 static void backend_faults(tess_status status, int sticky) {
     float sums[PATTERNS];
     int64_t k = 1;
-    memset(control, 0, sizeof *control);
-    control->only_device = -1;
+    no_device_fails();
     sums_without_faults("fake:0", fake_path, sums);
     while (k < MOST_FAULTS && backend_fault(k, status, sticky, sums)) k += stride();
     assert_in_range(k, 30, MOST_FAULTS - 1);
@@ -548,8 +551,7 @@ static void test_cycles_cpu(void **state) {
 
 static void test_cycles_device(void **state) {
     (void)state;
-    memset(control, 0, sizeof *control);
-    control->only_device = -1;
+    no_device_fails();
     cycles("fake:1", fake_path);
 }
 

@@ -510,6 +510,9 @@ static void test_refusals(void **state) {
     }
 }
 
+#define REFUSED(function, arguments, field) \
+    assert_error(function arguments, TESS_ERROR_INVALID, #function, field)
+
 static void test_bad_arguments(void **state) {
     (void)state;
     tess_pattern p = s2_pattern(16, 2, 4, 0);
@@ -521,46 +524,30 @@ static void test_bad_arguments(void **state) {
     int64_t slot;
     int kept;
     assert_int_equal(TESS_ERROR_INVALID, tess_layout_create(NULL, &d, &layout));
-    assert_error(tess_layout_create(runtime, &d, NULL), TESS_ERROR_INVALID, "tess_layout_create",
-                 "layout");
+    REFUSED(tess_layout_create, (runtime, &d, NULL), "layout");
     assert_int_equal(TESS_ERROR_INVALID, tess_layout_create(runtime, NULL, &layout));
     p.struct_size = 3;
     assert_int_equal(TESS_ERROR_VERSION, tess_layout_create(runtime, &d, &layout));
-    assert_error(tess_layout_query(NULL, &info), TESS_ERROR_INVALID, "tess_layout_query", "layout");
+    REFUSED(tess_layout_query, (NULL, &info), "layout");
     assert_int_equal(TESS_ERROR_VERSION, tess_layout_query(layout, &info));
-    assert_error(tess_layout_kv(NULL, 0, &kv), TESS_ERROR_INVALID, "tess_layout_kv", "layout");
-    assert_error(tess_layout_kv(layout, 2, &kv), TESS_ERROR_INVALID, "tess_layout_kv", "kv_head");
-    assert_error(tess_layout_kv(layout, -1, &kv), TESS_ERROR_INVALID, "tess_layout_kv", "kv_head");
-    assert_error(tess_layout_slot(layout, 2, 0, &slot), TESS_ERROR_INVALID, "tess_layout_slot",
-                 "kv_head");
-    assert_error(tess_layout_slot(layout, 0, 7, &slot), TESS_ERROR_INVALID, "tess_layout_slot",
-                 "block");
-    assert_error(tess_layout_slot(layout, 0, -1, &slot), TESS_ERROR_INVALID, "tess_layout_slot",
-                 "block");
-    assert_error(tess_layout_slot(layout, 0, 0, NULL), TESS_ERROR_INVALID, "tess_layout_slot",
-                 "slot");
-    assert_error(tess_layout_row(NULL, 0, 0, row, 7), TESS_ERROR_INVALID, "tess_layout_row",
-                 "layout");
-    assert_error(tess_layout_row(layout, 4, 0, row, 7), TESS_ERROR_INVALID, "tess_layout_row",
-                 "head");
-    assert_error(tess_layout_row(layout, -1, 0, row, 7), TESS_ERROR_INVALID, "tess_layout_row",
-                 "head");
-    assert_error(tess_layout_row(layout, 0, 7, row, 7), TESS_ERROR_INVALID, "tess_layout_row",
-                 "query_block");
-    assert_error(tess_layout_row(layout, 0, -1, row, 7), TESS_ERROR_INVALID, "tess_layout_row",
-                 "query_block");
-    assert_error(tess_layout_row(layout, 0, 0, NULL, 7), TESS_ERROR_INVALID, "tess_layout_row",
-                 "row");
-    assert_error(tess_layout_row(layout, 0, 0, row, 6), TESS_ERROR_INVALID, "tess_layout_row",
-                 "row_blocks");
-    assert_error(tess_layout_kept(layout, 4, 0, 0, &kept), TESS_ERROR_INVALID, "tess_layout_kept",
-                 "head");
-    assert_error(tess_layout_kept(layout, 0, 0, 100, &kept), TESS_ERROR_INVALID, "tess_layout_kept",
-                 "key");
-    assert_error(tess_layout_kept(layout, 0, 0, -1, &kept), TESS_ERROR_INVALID, "tess_layout_kept",
-                 "key");
-    assert_error(tess_layout_kept(layout, 0, 0, 0, NULL), TESS_ERROR_INVALID, "tess_layout_kept",
-                 "kept");
+    REFUSED(tess_layout_kv, (NULL, 0, &kv), "layout");
+    REFUSED(tess_layout_kv, (layout, 2, &kv), "kv_head");
+    REFUSED(tess_layout_kv, (layout, -1, &kv), "kv_head");
+    REFUSED(tess_layout_slot, (layout, 2, 0, &slot), "kv_head");
+    REFUSED(tess_layout_slot, (layout, 0, 7, &slot), "block");
+    REFUSED(tess_layout_slot, (layout, 0, -1, &slot), "block");
+    REFUSED(tess_layout_slot, (layout, 0, 0, NULL), "slot");
+    REFUSED(tess_layout_row, (NULL, 0, 0, row, 7), "layout");
+    REFUSED(tess_layout_row, (layout, 4, 0, row, 7), "head");
+    REFUSED(tess_layout_row, (layout, -1, 0, row, 7), "head");
+    REFUSED(tess_layout_row, (layout, 0, 7, row, 7), "query_block");
+    REFUSED(tess_layout_row, (layout, 0, -1, row, 7), "query_block");
+    REFUSED(tess_layout_row, (layout, 0, 0, NULL, 7), "row");
+    REFUSED(tess_layout_row, (layout, 0, 0, row, 6), "row_blocks");
+    REFUSED(tess_layout_kept, (layout, 4, 0, 0, &kept), "head");
+    REFUSED(tess_layout_kept, (layout, 0, 0, 100, &kept), "key");
+    REFUSED(tess_layout_kept, (layout, 0, 0, -1, &kept), "key");
+    REFUSED(tess_layout_kept, (layout, 0, 0, 0, NULL), "kept");
     tess_layout_release(layout);
     tess_layout_release(NULL);
 }
