@@ -38,8 +38,9 @@ typedef struct tess_portable_tensor {
 enum { TESS_PORTABLE_TENSORS = 5, TESS_PORTABLE_BUFFERS = TESS_PORTABLE_TENSORS + 2 };
 extern const tess_portable_tensor tess_portable_tensors[TESS_PORTABLE_TENSORS];
 
-/* Of a workgroup of the merge kernel: its threads, and the rows of one merge that it takes. */
-enum { TESS_MERGE_THREADS = 64, TESS_MERGE_ROWS = 4 };
+/* Of a workgroup of the merge kernel: its threads, the rows of one merge that it takes, and its
+ * workgroup memory (two floats a thread). */
+enum { TESS_MERGE_THREADS = 64, TESS_MERGE_ROWS = 4, TESS_MERGE_SHARED_BYTES = 512 };
 
 /* Why no portable kernel takes the problem, or NULL. */
 const char *tess_portable_refusal(const tess_kernel_key *key);

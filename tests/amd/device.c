@@ -22,7 +22,8 @@ static const uint64_t far_away = 1ULL << 60;
 
 /* emulate.py unpacks the same fields. */
 typedef struct message {
-    uint32_t merge, dtype;
+    uint32_t merge_groups; /* workgroups of a merge; 0: the forward kernel */
+    uint32_t dtype;
     tess_portable_shape shape; /* of the instance */
     uint32_t reserved;
     uint64_t memory[7]; /* Q, K, V, O, LSE, tables, workspace: bytes into the shared memory */
@@ -183,9 +184,9 @@ static tess_status emulated_launch(void *opaque, const tess_launch *l) {
         status = run(device, &m);
     }
     if (l->n_merges && status == TESS_OK) {
-        m.merge = 1;
+        m.merge_groups = tess_portable_merge_groups(l);
         m.shape.threads = TESS_MERGE_THREADS;
-        m.shape.shared_bytes = 0;
+        m.shape.shared_bytes = TESS_MERGE_SHARED_BYTES;
         tess_portable_merge_args(l, 0, l->n_merges, 1, &m.args);
         status = run(device, &m);
     }
