@@ -276,6 +276,7 @@ static int run_list(const settings *x, problem_list *list, test_targets *targets
     one_case *cases = calloc(most, sizeof *cases);
     int *accepted = calloc((size_t)targets->count, sizeof *accepted);
     if (!tests || !cases || !accepted) exit(1);
+    int offered[sizeof targets->items / sizeof targets->items[0]] = {0}; /* problems, by target */
     size_t n_tests = 0, n_cases = 0;
     if (!x->single && x->random_count < 0 && x->shard == 0) {
         tests[n_tests++] = (struct CMUnitTest){"every pair of values is covered", test_list_covers,
@@ -286,6 +287,7 @@ static int run_list(const settings *x, problem_list *list, test_targets *targets
     for (int n = x->shard; n < list->count; n += x->shards * x->every)
         for (int t = 0; t < targets->count; t++) {
             if (!x->single && test_leaves_out(&targets->items[t], n)) continue;
+            offered[t]++;
             cases[n_cases] = (one_case){list->lines[n], &targets->items[t],
                                         x->single || x->random_count >= 0 ? 0 : LIST_FLOPS,
                                         &accepted[t], x->bits};
@@ -293,7 +295,7 @@ static int run_list(const settings *x, problem_list *list, test_targets *targets
                 (struct CMUnitTest){list->lines[n], test_problem, NULL, NULL, &cases[n_cases++]};
         }
     for (int t = 0; t < targets->count; t++) {
-        if (x->single || !targets->items[t].kernel[0]) continue;
+        if (x->single || !targets->items[t].kernel[0] || !offered[t]) continue;
         cases[n_cases] = (one_case){"", &targets->items[t], 0, &accepted[t], NULL};
         tests[n_tests++] = (struct CMUnitTest){targets->items[t].kernel, test_kernel_took_something,
                                                NULL, NULL, &cases[n_cases++]};
