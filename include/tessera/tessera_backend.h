@@ -133,6 +133,25 @@ typedef struct tess_class {
 } tess_class;
 
 /*
+ * Where a compact plan's K and V lie. Key block j of kv head g is in slot
+ *     slots[heads[g].slots_offset + j].slot
+ * of the pool of storage group heads[g].storage, in head heads[g].pool_head of that pool. `next` is
+ * the block that takes the place over later, or TESS_NO_BLOCK where none does before the list ends:
+ * once block `next` is written, block j is gone.
+ */
+typedef struct tess_slot {
+    uint32_t slot;
+    uint32_t next;
+} tess_slot;
+
+typedef struct tess_kv_head {
+    uint32_t storage;
+    uint32_t pool_head;
+    uint32_t slots_offset; /* of the kv head's first tess_slot; kv heads may share a list */
+    uint32_t reserved;     /* 0 */
+} tess_kv_head;
+
+/*
  * Whether row position p of a tile keeps key t of a listed block that must be masked. i and j are
  * the blocks of p and t (floor division). `bits` is the word of the entry, bit n standing for query
  * block i_first + n, where i_first is the query block of the tile's first row. The caller checks

@@ -16,7 +16,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_forward.comp
- * sha256: 507f13e8ca0318d1ec4e2aedc1b9e64fc0610b240b546149de624561877600c7
+ * sha256: 39627a1855b7e764c7aa4f061208cae654e7a0003c6c1586eeec17d3fe5af28d
  */
 #include <stdint.h>
 static const uint32_t tess_vk_forward_bf16[] = {

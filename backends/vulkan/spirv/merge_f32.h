@@ -10,7 +10,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_merge.comp
- * sha256: b25edc917c792b5febc4e0d7c3bd32a350d21824c195370c412bb1131b0c35d6
+ * sha256: 8e684c05dd37e1de9d507b39d33d27b40c550c809d874a2352b52fb22e4428b3
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_f32[] = {
