@@ -27,7 +27,7 @@ static const uint16_t *group_of(const tess_layout *x, int32_t kv_head) {
 typedef bool alike_function(const tess_layout *x, int32_t a, int32_t b);
 
 /* The first kv head that is like this one, which may be itself. An open-addressing table holds the
- * first kv head of each kind plus 1, and has at least twice as many slots as there are kv heads. */
+ * first kv head of each kind plus 1, and has at least twice as many elements as kv heads. */
 static int32_t first_alike(const tess_layout *x, int32_t kv_head, uint64_t hash,
                            alike_function *alike, scratch *s) {
     uint64_t at = (hash * UINT64_C(0x9e3779b97f4a7c15) >> 32) & (s->n_table - 1);
