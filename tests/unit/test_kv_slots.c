@@ -381,6 +381,33 @@ static void test_fewest_slots(void **state) {
     }
 }
 
+/* kv heads with equal masks share a list, whichever others come before them. */
+static void test_equal_masks(void **state) {
+    (void)state;
+    enum { BLOCKS = 24, HEADS = 5 };
+    static const int kinds[HEADS] = {0, 1, 1, 0, 2};
+    static uint8_t mask[HEADS][BLOCKS][BLOCKS];
+    for (int h = 0; h < HEADS; h++) {
+        for (int i = 0; i < BLOCKS; i++)
+            for (int j = 0; j <= i; j++) mask[h][i][j] = i - j < 2 || j % 5 == kinds[h];
+    }
+    const tess_pattern p = mask_pattern(8, &mask[0][0][0], HEADS, BLOCKS, BLOCKS);
+    tess_layout *layout = make_layout(runtime, &p, HEADS, HEADS, 8 * BLOCKS);
+    assert_int_equal(3, layout->n_slot_lists);
+    for (int32_t g = 0; g < HEADS; g++) {
+        for (int64_t j = 0; j < BLOCKS; j++) {
+            /* Fixed blocks have places of their own, and only they. The last two are never fixed:
+             * no row that would read them later is left. */
+            const bool fixed = j % 5 == kinds[g] && j < BLOCKS - 2;
+            int sharers = 0;
+            for (int64_t other = 0; other < BLOCKS; other++)
+                sharers += slot_of(layout, g, other) == slot_of(layout, g, j);
+            assert_int_equal(fixed, sharers == 1);
+        }
+    }
+    tess_layout_release(layout);
+}
+
 /* ------------------------------------------------------------------ sizes */
 
 /* Lengths and numbers of heads at their ends: nothing overflows, and nothing takes time in
@@ -421,5 +448,6 @@ static void test_large(void **state) {
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, runtime_setup, runtime_teardown)
     return RUN_TESTS(TEST(test_figures), TEST(test_groups_of_a_hybrid), TEST(test_random_patterns),
-                     TEST(test_promise_is_tight), TEST(test_fewest_slots), TEST(test_large));
+                     TEST(test_promise_is_tight), TEST(test_fewest_slots), TEST(test_equal_masks),
+                     TEST(test_large));
 }
