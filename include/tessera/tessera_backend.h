@@ -30,6 +30,13 @@ extern "C" {
 /* The symbol that a backend library exports: `const tess_backend *tess_backend_entry(void)`. */
 #define TESS_BACKEND_ENTRY "tess_backend_entry"
 
+/* Leaves the function with the status of `expr` unless that is TESS_OK. */
+#define TESS_RETURN_IF_ERROR(expr)                            \
+    do {                                                      \
+        const tess_status status_of_expr = (expr);            \
+        if (status_of_expr != TESS_OK) return status_of_expr; \
+    } while (0)
+
 /* -------------------------------------------------------------- what a plan hands to a kernel */
 
 /*
