@@ -117,7 +117,7 @@ void tess_tiler_release(tess_tiler *tiler) {
     tess_mem_free(tiler->runtime, tiler->list, tiler->layout->n_classes * sizeof *tiler->list);
     tess_mem_free(tiler->runtime, tiler->joined,
                   (size_t)tiler->joined_room * sizeof *tiler->joined);
-    tess_mem_free(tiler->runtime, tiler->slots, (size_t)tiler->n_slots * sizeof *tiler->slots);
+    tess_mem_free(tiler->runtime, tiler->table, (size_t)tiler->table_size * sizeof *tiler->table);
     memset(tiler, 0, sizeof *tiler);
 }
 
@@ -126,37 +126,37 @@ static uint64_t joined_key(uint32_t cls, int64_t i_first, int64_t i_last) {
     return (uint64_t)cls << 40 | (uint64_t)i_first << 5 | (uint64_t)(i_last - i_first);
 }
 
-/* The slot that holds `key`, or the empty one where it belongs. */
-static uint64_t joined_slot(const tess_tiler *tiler, uint64_t key) {
-    uint64_t slot = (key * UINT64_C(0x9e3779b97f4a7c15)) >> 32 & (tiler->n_slots - 1);
-    while (tiler->slots[slot] != 0 && tiler->joined[tiler->slots[slot] - 1].key != key)
-        slot = (slot + 1) & (tiler->n_slots - 1);
-    return slot;
+/* The element of the hash table that holds `key`, or the empty one where it belongs. */
+static uint64_t joined_find(const tess_tiler *tiler, uint64_t key) {
+    uint64_t at = (key * UINT64_C(0x9e3779b97f4a7c15)) >> 32 & (tiler->table_size - 1);
+    while (tiler->table[at] != 0 && tiler->joined[tiler->table[at] - 1].key != key)
+        at = (at + 1) & (tiler->table_size - 1);
+    return at;
 }
 
 /* Doubles the room. The old arrays stay valid until both new ones are there. There are at most as
  * many joined rows as jobs, so an index fits 32 bits. */
 static tess_status joined_grow(tess_tiler *tiler) {
-    uint64_t room = tiler->joined_room ? 2 * tiler->joined_room : 64, n_slots = 2 * room;
+    uint64_t room = tiler->joined_room ? 2 * tiler->joined_room : 64, table_size = 2 * room;
     tess_joined *joined = tess_mem_alloc(tiler->runtime, (size_t)room * sizeof *joined, 64);
-    uint32_t *slots = tess_mem_alloc(tiler->runtime, (size_t)n_slots * sizeof *slots, 64);
-    if (!joined || !slots) {
+    uint32_t *table = tess_mem_alloc(tiler->runtime, (size_t)table_size * sizeof *table, 64);
+    if (!joined || !table) {
         tess_mem_free(tiler->runtime, joined, (size_t)room * sizeof *joined);
-        tess_mem_free(tiler->runtime, slots, (size_t)n_slots * sizeof *slots);
+        tess_mem_free(tiler->runtime, table, (size_t)table_size * sizeof *table);
         return tess_fail(TESS_ERROR_OUT_OF_MEMORY,
                          "tess_plan_create: no memory for %llu merged rows of the mask",
                          (unsigned long long)room);
     }
     if (tiler->n_joined) memcpy(joined, tiler->joined, (size_t)tiler->n_joined * sizeof *joined);
     tess_mem_free(tiler->runtime, tiler->joined, (size_t)tiler->joined_room * sizeof *joined);
-    tess_mem_free(tiler->runtime, tiler->slots, (size_t)tiler->n_slots * sizeof *slots);
-    memset(slots, 0, (size_t)n_slots * sizeof *slots);
+    tess_mem_free(tiler->runtime, tiler->table, (size_t)tiler->table_size * sizeof *table);
+    memset(table, 0, (size_t)table_size * sizeof *table);
     tiler->joined = joined;
-    tiler->slots = slots;
+    tiler->table = table;
     tiler->joined_room = room;
-    tiler->n_slots = n_slots;
+    tiler->table_size = table_size;
     for (uint64_t n = 0; n < tiler->n_joined; n++)
-        slots[joined_slot(tiler, joined[n].key)] = (uint32_t)n + 1;
+        table[joined_find(tiler, joined[n].key)] = (uint32_t)n + 1;
     return TESS_OK;
 }
 
@@ -197,8 +197,8 @@ static uint64_t join_rows(const tess_mask_rows *rows, int64_t i_first, int64_t s
 tess_status tess_tiler_join(tess_tiler *tiler, uint32_t cls, const tess_tile *tile) {
     if (tile->i_first < 0) return TESS_OK;
     if (tiler->n_joined == tiler->joined_room) { TESS_RETURN_IF_ERROR(joined_grow(tiler)); }
-    uint64_t key = joined_key(cls, tile->i_first, tile->i_last), slot = joined_slot(tiler, key);
-    if (tiler->slots[slot] != 0) return TESS_OK;
+    uint64_t key = joined_key(cls, tile->i_first, tile->i_last), at = joined_find(tiler, key);
+    if (tiler->table[at] != 0) return TESS_OK;
     uint64_t count = join_rows(&tiler->layout->patterns[cls].rows, tile->i_first,
                                tile->i_last - tile->i_first, 0, NULL, NULL);
     if (count > UINT32_MAX - tiler->n_entries) return too_many();
@@ -207,7 +207,7 @@ tess_status tess_tiler_join(tess_tiler *tiler, uint32_t cls, const tess_tile *ti
     joined->offset = (uint32_t)tiler->n_entries;
     joined->count = (uint32_t)count;
     tiler->n_entries += count;
-    tiler->slots[slot] = (uint32_t)tiler->n_joined;
+    tiler->table[at] = (uint32_t)tiler->n_joined;
     return TESS_OK;
 }
 
@@ -333,7 +333,7 @@ void tess_tile_keys_of(const tess_tiler *tiler, uint32_t cls, const tess_tile *t
     case TESS_HEAD_BLOCKS:
         if (tile->i_first >= 0) {
             const tess_joined *joined =
-                &tiler->joined[tiler->slots[joined_slot(
+                &tiler->joined[tiler->table[joined_find(
                                    tiler, joined_key(cls, tile->i_first, tile->i_last))] -
                                1];
             keys->left_offset = joined->offset;

@@ -112,8 +112,8 @@ typedef struct tess_tiler {
     uint32_t *list; /* [n_classes] where the list of a class begins in the entries */
     /* BLOCKS: a growing array, and a hash table with open addressing that holds indices plus 1. */
     tess_joined *joined;
-    uint32_t *slots;
-    uint64_t n_joined, joined_room, n_slots;
+    uint32_t *table;
+    uint64_t n_joined, joined_room, table_size;
 } tess_tiler;
 
 /* `max_keys`: of the longest sequence. UNSUPPORTED when the lists need 2^32 entries. */

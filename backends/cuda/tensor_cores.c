@@ -11,8 +11,7 @@ tess_status tess_cuda_prepare(tess_driver_device *d, const tess_kernel_key *key,
     char name[64];
     snprintf(name, sizeof name, "tess_%s_%s_%d", kernel_name, tess_portable_dtype(key->dtype),
              (int)head_dim);
-    const tess_status status = tess_driver_state_create(d, key, module, image, name, &state);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(tess_driver_state_create(d, key, module, image, name, &state));
     int (*const set)(void *, int, int) =
         (int (*)(void *, int, int))d->driver->extra[CUDA_SET_FUNCTION_ATTRIBUTE];
     const int code = set(state->forward, 8 /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */,

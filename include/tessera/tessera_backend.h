@@ -30,6 +30,13 @@ extern "C" {
 /* The symbol that a backend library exports: `const tess_backend *tess_backend_entry(void)`. */
 #define TESS_BACKEND_ENTRY "tess_backend_entry"
 
+/* Leaves the function with the status of `expr` unless that is TESS_OK. */
+#define TESS_RETURN_IF_ERROR(expr)                            \
+    do {                                                      \
+        const tess_status status_of_expr = (expr);            \
+        if (status_of_expr != TESS_OK) return status_of_expr; \
+    } while (0)
+
 /* -------------------------------------------------------------- what a plan hands to a kernel */
 
 /*
@@ -136,6 +143,25 @@ typedef struct tess_class {
 } tess_class;
 
 /*
+ * Where a compact plan's K and V lie. Key block j of kv head g is in slot
+ *     slots[heads[g].slots_offset + j].slot
+ * of the pool of storage group heads[g].storage, in head heads[g].pool_head of that pool. `next` is
+ * the block that takes the place over later, or TESS_NO_BLOCK where none does before the list ends:
+ * once block `next` is written, block j is gone.
+ */
+typedef struct tess_slot {
+    uint32_t slot;
+    uint32_t next;
+} tess_slot;
+
+typedef struct tess_kv_head {
+    uint32_t storage;
+    uint32_t pool_head;
+    uint32_t slots_offset; /* of the kv head's first tess_slot; kv heads may share a list */
+    uint32_t reserved;     /* 0 */
+} tess_kv_head;
+
+/*
  * Whether row position p of a tile keeps key t of a listed block that must be masked. i and j are
  * the blocks of p and t (floor division). `bits` is the word of the entry, bit n standing for query
  * block i_first + n, where i_first is the query block of the tile's first row. The caller checks
@@ -154,24 +180,6 @@ static inline int tess_kept(const tess_class *c, int64_t p, int64_t t, int64_t i
     if ((c->flags & TESS_CLASS_BITS) && !((bits >> (i - i_first)) & 1u)) return 0;
     return 1;
 }
-
-/*
- * Compact plans (tess_launch.compact) keep key block j of a kv head in a slot, and a later block
- * may take it over. `next` is the block that does so first, or TESS_NO_BLOCK.
- */
-typedef struct tess_slot {
-    uint32_t slot;
-    uint32_t next;
-} tess_slot;
-
-/* Compact plans: where the keys of a kv head are. kv heads of one storage group share their pools;
- * pool_head is the head's index in them. The slot of key block j is slots[slots_offset + j]. */
-typedef struct tess_kv_head {
-    uint32_t storage;
-    uint32_t pool_head;
-    uint32_t slots_offset;
-    uint32_t reserved; /* 0 */
-} tess_kv_head;
 
 /*
  * All tables of a plan. On a device whose caps say host_memory the pointers are the host's;

@@ -16,7 +16,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_forward.comp
- * sha256: 4c6a0c7a4bfe650ae588a9a8aa5887fcfaa7ade98503bd94584c7b7460d4ebfa
+ * sha256: 2cd87c8013340942720b367f0f7c319a5906ae0481f5b889394349e4222c1546
  */
 #include <stdint.h>
 static const uint32_t tess_vk_forward_f16[] = {

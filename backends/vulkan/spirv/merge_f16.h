@@ -10,7 +10,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_merge.comp
- * sha256: a0c5c4afda19cb5d6f81bf9b1fc817745100823804d82e9acd1fa8e083c00866
+ * sha256: ff96182a29a35af188f37c0fbeb6a18a817670bf96ecd48c3389cc8b81d34d95
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_f16[] = {
