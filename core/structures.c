@@ -42,7 +42,9 @@ static const tess_field plan_desc[] = {
     F(T, q_len),         F(T, kv_len),        F(T, q_lens),
     F(T, kv_lens),       F(T, cu_q_lens),     F(T, cu_kv_lens),
     F(T, kv_split),      F(T, tile_rows),     F(T, determinism),
-    F(T, max_in_flight), F(T, time_limit_us), F(T, kernel)};
+    F(T, max_in_flight), F(T, time_limit_us), F(T, kernel),
+    F(T, kv_dtype),      F(T, page),          F(T, max_rows),
+    F(T, q_first),       F(T, kv_first)};
 #undef T
 #define T tess_run_desc
 static const tess_field run_desc[] = {

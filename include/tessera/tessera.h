@@ -581,6 +581,14 @@ enum {
  * time_limit_us: an estimate, not a promise.
  * kernel:        NULL: the setting `kernel`, else as the tune tables prefer, else the first that
  *                accepts.
+ * q_first, kv_first:
+ *                positions for each sequence, `batch` values each, copied. Row r of the sequence is
+ *                at position q_first[b] + r and key t at kv_first[b] + t, and the pattern compares
+ *                these positions: with both, a sequence's rows read any part of its keys (see
+ *                tess_merge_parts). kv_first[b] is a multiple of the pattern's block, and the keys
+ *                end within the layout's max_tokens. q_first[b] is at least 0; rows may lie past
+ *                all keys, as those of a later part do. Without q_first the last row is at the
+ *                position of the last key.
  */
 typedef struct tess_plan_desc {
     uint32_t struct_size;
@@ -601,6 +609,11 @@ typedef struct tess_plan_desc {
     uint32_t max_in_flight;                /* [0: 4] tess_run calls that may be under way */
     uint64_t time_limit_us;                /* [0: the device's, if any] of a tess_plan_range */
     const char *kernel;                    /* [NULL: the best that accepts] "backend/kernel" */
+    uint32_t kv_dtype;                     /* [0: dtype] others UNSUPPORTED in this version */
+    int32_t page;                          /* [0: none] others UNSUPPORTED in this version */
+    int64_t max_rows;                      /* [0: none] others UNSUPPORTED in this version */
+    const int64_t *q_first;                /* [NULL: bottom-right] of each: position of row 0 */
+    const int64_t *kv_first;               /* [NULL: 0] of each: position of its first key */
 } tess_plan_desc;
 
 /* Binds a layout and a batch to a device: picks the kernel, cuts the rows into tiles, orders the

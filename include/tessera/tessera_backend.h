@@ -101,14 +101,20 @@ typedef struct tess_merge {
  * One sequence that has rows; those of the batch that have none are not in the table.
  * The element (row r, head h) of Q, O and LSE is at
  *     batch * stride_batch + (q_start + r) * stride_token + h * stride_head;
- * key t of kv head g likewise with kv_start. The absolute position of row r is kv_len - q_len + r,
- * and that of key t is t.
+ * key t of kv head g likewise with kv_batch and kv_start. The absolute position of row r is
+ * q_first + r, and that of key t is t.
+ *
+ * Where the keys are a part of the sequence's, kv_len is the position at which the part ends, jobs
+ * list no block before it, and kv_start is as far below the first key in memory as that key is from
+ * position 0: it may be negative. Rows may then lie anywhere, also past kv_len.
  */
 typedef struct tess_sequence {
     int64_t q_start, kv_start;
     uint32_t batch;
     int32_t q_len, kv_len;
-    uint32_t reserved[3]; /* 0; two words are kept for the positions of the first row and key */
+    int32_t q_first;   /* position of row 0 */
+    uint32_t kv_batch; /* `batch` of K and V */
+    uint32_t reserved; /* 0 */
 } tess_sequence;
 
 /*
@@ -193,14 +199,21 @@ struct tess_host {
 
 /* ------------------------------------------------------------------------------ the backend */
 
+/* tess_caps.features. Each addition to jobs, tables and launches that an older backend would
+ * misread has a bit; the core never hands such a launch to a backend that does not set the bit, and
+ * a bit that the core does not know means nothing. */
+enum {
+    /* Kernels read tess_sequence.q_first and kv_batch. Without it these are kv_len - q_len and
+     * batch, and kv_start is not negative. */
+    TESS_FEATURE_POSITIONS = 1u << 0,
+};
+
 /*
- * What an open device is. Later versions give each addition to jobs, tables and launches that an
- * older backend would misread a bit of `features`; the core never hands such a launch to a backend
- * that does not set the bit. This version has none, and a bit that the core does not know means
- * nothing. Jobs consist of (row tile, key block) steps; the two numbers about steps
+ * What an open device is. Jobs consist of (row tile, key block) steps; the two numbers about steps
  * turn a time into a number of jobs, and are cautious estimates. Of the cache, kv heads that are
  * worked on together fill at most half.
  */
+
 typedef struct tess_caps {
     uint32_t struct_size;
     uint32_t host_memory;      /* 1: kernels read host memory; nothing is uploaded; kind HOST */
@@ -210,7 +223,7 @@ typedef struct tess_caps {
     uint64_t range_blocks;     /* [0: no limit] steps that fit one submission's time limit */
     uint64_t steps_per_second; /* [0: unknown] for time_limit_us */
     uint64_t cache_bytes;      /* [0: not used] of the cache that K and V are read through */
-    uint32_t features;         /* TESS_FEATURE_...: what the backend takes beyond this version */
+    uint32_t features;         /* TESS_FEATURE_... */
     uint32_t reserved;         /* 0 */
 } tess_caps;
 

@@ -185,7 +185,7 @@ static void forward_row(const buffers *b, const tess_job *job, int64_t pack, int
     r.sequence = (const tess_sequence *)(const void *)(b->tables + a->sequences_at) + job->sequence;
     r.cls = (const tess_class *)(const void *)(b->tables + a->classes_at) + job->cls;
     const tess_sequence *s = r.sequence;
-    const int64_t head = job->head + pack, first = (int64_t)s->kv_len - s->q_len + job->row;
+    const int64_t head = job->head + pack, first = (int64_t)s->q_first + job->row;
     r.kv_head = head / a->group;
     r.position = first + n;
     r.first_block = block_of(first, a->block);

@@ -10,7 +10,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_merge.comp
- * sha256: b25edc917c792b5febc4e0d7c3bd32a350d21824c195370c412bb1131b0c35d6
+ * sha256: 64489428681c7523ec4d5b2c578599474fc26534ef6c472d5520e682cc258ef6
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_bf16[] = {
