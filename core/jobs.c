@@ -184,21 +184,20 @@ static void count_causal(tess_jobs *jobs, tess_tile tile, tess_causal causal) {
     jobs->n_blocks += n_blocks * times;
 }
 
-static void count_whole(tess_jobs *jobs, tess_tile tile, int64_t kv_len, int64_t kv_blocks) {
+static void count_whole(tess_jobs *jobs, tess_tile tile, const tess_key_span *span) {
     const tess_pack *const end = jobs->packs + jobs->n_packs;
     uint32_t *const bucket = jobs->order.bucket;
     const uint32_t shift = jobs->order.shift;
     uint64_t n_jobs = 0, n_blocks = 0;
     tess_causal causal;
-    if (jobs->n_packs == 1 && tile.first >= 0 &&
-        tess_tiler_causal(&jobs->tiler, jobs->packs[0].cls, &causal)) {
+    if (jobs->n_packs == 1 &&
+        tess_tiler_causal(&jobs->tiler, jobs->packs[0].cls, &tile, span, &causal)) {
         count_causal(jobs, tile, causal);
         return;
     }
     do {
         for (const tess_pack *pack = jobs->packs; pack < end; pack++) {
-            const uint64_t blocks =
-                tess_tile_blocks(&jobs->tiler, pack->cls, &tile, kv_len, kv_blocks);
+            const uint64_t blocks = tess_tile_blocks(&jobs->tiler, pack->cls, &tile, span);
             bucket[blocks >> shift] += pack->jobs;
             n_blocks += blocks * pack->jobs;
             n_jobs += pack->jobs;
@@ -208,14 +207,13 @@ static void count_whole(tess_jobs *jobs, tess_tile tile, int64_t kv_len, int64_t
     jobs->n_blocks += n_blocks;
 }
 
-static tess_status count_parts(tess_jobs *jobs, tess_tile tile, int64_t kv_len, int64_t kv_blocks) {
+static tess_status count_parts(tess_jobs *jobs, tess_tile tile, const tess_key_span *span) {
     do {
         const uint32_t rows = (uint32_t)(tile.last - tile.first + 1);
         for (uint32_t n = 0; n < jobs->n_packs; n++) {
             const tess_pack *pack = &jobs->packs[n];
-            if (!count_job(jobs,
-                           tess_tile_blocks(&jobs->tiler, pack->cls, &tile, kv_len, kv_blocks),
-                           pack->jobs, rows * pack->heads))
+            if (!count_job(jobs, tess_tile_blocks(&jobs->tiler, pack->cls, &tile, span), pack->jobs,
+                           rows * pack->heads))
                 return tess_unsupported(
                     "tess_plan_create: kv_split: its parts make 2^32 jobs or more");
         }
@@ -233,22 +231,21 @@ static tess_status join_rows_of(tess_jobs *jobs, tess_tile tile) {
     return TESS_OK;
 }
 
-static tess_status count_sequence(tess_jobs *jobs, const tess_sequence *sequence) {
+static tess_status count_sequence(tess_jobs *jobs, uint32_t s) {
     const tess_layout *layout = jobs->tiler.layout;
-    const int64_t kv_len = sequence->kv_len,
-                  kv_blocks = (kv_len + jobs->grid.block - 1) / jobs->grid.block;
+    const tess_key_span span = tess_jobs_span(jobs, s);
     const uint64_t before = jobs->n_blocks;
     tess_tile begin;
-    tess_tile_begin(&jobs->grid, kv_len - sequence->q_len, kv_len, &begin);
+    tess_jobs_tile(jobs, s, &begin);
     if (layout->patterns[0].kind == TESS_HEAD_BLOCKS)
         TESS_RETURN_IF_ERROR(join_rows_of(jobs, begin));
     if (jobs->split.length || jobs->split.max_parts)
-        TESS_RETURN_IF_ERROR(count_parts(jobs, begin, kv_len, kv_blocks));
+        TESS_RETURN_IF_ERROR(count_parts(jobs, begin, &span));
     else
-        count_whole(jobs, begin, kv_len, kv_blocks);
-    jobs->n_rows += (uint64_t)sequence->q_len * (uint64_t)layout->n_heads;
-    jobs->n_read +=
-        (uint64_t)smaller((int64_t)(jobs->n_blocks - before), kv_blocks * layout->n_kv_heads);
+        count_whole(jobs, begin, &span);
+    jobs->n_rows += (uint64_t)jobs->sequences[s].q_len * (uint64_t)layout->n_heads;
+    jobs->n_read += (uint64_t)smaller((int64_t)(jobs->n_blocks - before),
+                                      (span.end - span.first) * layout->n_kv_heads);
     return TESS_OK;
 }
 
@@ -264,7 +261,7 @@ tess_status tess_jobs_count(tess_jobs *jobs) {
         uint32_t heads = heads_of_job(jobs, sequence);
         if (heads != packed) count_packs(jobs, heads, 0, jobs->n_runs);
         packed = heads;
-        TESS_RETURN_IF_ERROR(count_sequence(jobs, sequence));
+        TESS_RETURN_IF_ERROR(count_sequence(jobs, s));
     }
     tess_order_end(&jobs->order);
     return TESS_OK;
@@ -342,21 +339,21 @@ static inline void place_run(tess_job *out, uint32_t *bucket, const placed_tile 
  * sequence's first. */
 static void place_whole(tess_jobs *jobs, tess_job *out, uint32_t s, tess_tile tile, uint32_t first,
                         uint32_t last, uint32_t heads) {
-    const int64_t kv_len = jobs->sequences[s].kv_len,
-                  kv_blocks = (kv_len + jobs->grid.block - 1) / jobs->grid.block, p0 = tile.first;
+    const tess_key_span span = tess_jobs_span(jobs, s);
+    const int64_t p0 = tile.first;
     const tess_head_run *const end = jobs->runs + last;
     uint32_t *const bucket = jobs->order.bucket;
     const uint32_t shift = jobs->order.shift;
     const tess_grid grid = jobs->grid;
     tess_causal causal;
     tess_keys keys;
-    if (last - first == 1 && tile.first >= 0 &&
-        tess_tiler_causal(&jobs->tiler, jobs->runs[first].cls, &causal)) {
+    if (last - first == 1 &&
+        tess_tiler_causal(&jobs->tiler, jobs->runs[first].cls, &tile, &span, &causal)) {
         const tess_head_run run = jobs->runs[first];
         do {
             const placed_tile at = {s, (uint32_t)(tile.first - p0),
                                     (uint16_t)(tile.last - tile.first + 1), run.cls};
-            tess_causal_keys(&causal, &tile, kv_len, &keys);
+            tess_causal_keys(&causal, &tile, span.kv_len, &keys);
             place_run(out, &bucket[tess_keys_blocks(&keys) >> shift], &at, &run, heads, &keys);
         } while (tess_tile_next(&grid, &tile));
         return;
@@ -365,7 +362,7 @@ static void place_whole(tess_jobs *jobs, tess_job *out, uint32_t s, tess_tile ti
         for (const tess_head_run *run = jobs->runs + first; run < end; run++) {
             const placed_tile at = {s, (uint32_t)(tile.first - p0),
                                     (uint16_t)(tile.last - tile.first + 1), run->cls};
-            tess_tile_keys(&jobs->tiler, run->cls, &tile, kv_len, kv_blocks, &keys);
+            tess_tile_keys(&jobs->tiler, run->cls, &tile, &span, &keys);
             place_run(out, &bucket[tess_keys_blocks(&keys) >> shift], &at, run, heads, &keys);
         }
     } while (tess_tile_next(&grid, &tile));
@@ -374,15 +371,15 @@ static void place_whole(tess_jobs *jobs, tess_job *out, uint32_t s, tess_tile ti
 /* The same with a split; some jobs may be too short for it. */
 static void place_split(tess_jobs *jobs, placing *place, uint32_t s, tess_tile tile, uint32_t first,
                         uint32_t last, uint32_t heads) {
-    const int64_t kv_len = jobs->sequences[s].kv_len,
-                  kv_blocks = (kv_len + jobs->grid.block - 1) / jobs->grid.block, p0 = tile.first;
+    const tess_key_span span = tess_jobs_span(jobs, s);
+    const int64_t p0 = tile.first;
     do {
         for (uint32_t r = first; r < last; r++) {
             const tess_head_run *run = &jobs->runs[r];
             const placed_tile at = {s, (uint32_t)(tile.first - p0),
                                     (uint16_t)(tile.last - tile.first + 1), run->cls};
             tess_keys keys;
-            tess_tile_keys(&jobs->tiler, run->cls, &tile, kv_len, kv_blocks, &keys);
+            tess_tile_keys(&jobs->tiler, run->cls, &tile, &span, &keys);
             const uint64_t blocks = tess_keys_blocks(&keys),
                            parts = split_parts(&jobs->split, blocks);
             for (uint32_t done = 0; done < run->heads; done += heads) {
@@ -409,7 +406,7 @@ static void count_section(tess_jobs *jobs, tess_cursor begin, tess_cursor end) {
                        last = s == end.sequence ? end.run : jobs->n_runs;
         if (jobs->sequences[s].q_len == 0 || first == last) continue;
         count_packs(jobs, heads_of_job(jobs, &jobs->sequences[s]), first, last);
-        (void)count_sequence(jobs, &jobs->sequences[s]);
+        (void)count_sequence(jobs, s);
     }
     *jobs = totals;
 }
@@ -422,8 +419,7 @@ static void place_section(tess_jobs *jobs, placing *place, tess_cursor begin, te
         if (sequence->q_len == 0) continue;
         const uint32_t heads = heads_of_job(jobs, sequence);
         tess_tile tile;
-        tess_tile_begin(&jobs->grid, (int64_t)sequence->kv_len - sequence->q_len, sequence->kv_len,
-                        &tile);
+        tess_jobs_tile(jobs, s, &tile);
         for (uint32_t run = first, next; run < last; run = next) {
             next = tess_kv_head_end(jobs, run);
             if (jobs->split.length || jobs->split.max_parts)

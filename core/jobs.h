@@ -36,6 +36,7 @@ typedef struct tess_jobs {
     tess_grid grid;
     uint32_t tile_rows, pack_rows;
     const tess_sequence *sequences;
+    const uint32_t *first_block; /* [n_sequences] the block of each one's first key; NULL: 0 */
     uint32_t n_sequences;
     tess_split split;
 
@@ -59,6 +60,17 @@ typedef struct tess_jobs {
     uint64_t section_blocks;
 } tess_jobs;
 
+static inline tess_key_span tess_jobs_span(const tess_jobs *jobs, uint32_t sequence) {
+    return tess_key_span_of(&jobs->sequences[sequence],
+                            jobs->first_block ? jobs->first_block[sequence] : 0, jobs->grid.block);
+}
+
+/* The first of the tiles that a sequence's rows make. */
+static inline void tess_jobs_tile(const tess_jobs *jobs, uint32_t sequence, tess_tile *tile) {
+    const tess_sequence *s = &jobs->sequences[sequence];
+    tess_tile_begin(&jobs->grid, s->q_first, (int64_t)s->q_first + s->q_len, tile);
+}
+
 /* The end of the runs of the kv head that begins at run `first`. */
 static inline uint32_t tess_kv_head_end(const tess_jobs *jobs, uint32_t first) {
     uint32_t last = first + 1;
@@ -67,7 +79,7 @@ static inline uint32_t tess_kv_head_end(const tess_jobs *jobs, uint32_t first) {
 }
 
 /* Prepares the count: runs of heads, grid, lists. `sequences` stays the caller's and must outlive
- * the jobs. */
+ * the jobs, and so must `first_block`, which is set between create and count. */
 tess_status tess_jobs_create(tess_jobs *jobs, tess_runtime *runtime, const tess_layout *layout,
                              const tess_sequence *sequences, uint32_t n_sequences,
                              uint32_t tile_rows, uint32_t pack_rows);

@@ -48,19 +48,19 @@ uint32_t tess_order_places(tess_order *order, uint32_t at) {
 
 /* Key blocks that the last row reads of the kv head whose runs are [first, last): about what its
  * tiles share at any time. */
-static uint64_t shared_blocks(const tess_jobs *jobs, const tess_sequence *sequence, uint32_t first,
-                              uint32_t last) {
-    const int64_t kv_len = sequence->kv_len, kv_blocks = ceil_div(kv_len, jobs->grid.block);
+static uint64_t shared_blocks(const tess_jobs *jobs, uint32_t s, uint32_t first, uint32_t last) {
+    const tess_key_span span = tess_jobs_span(jobs, s);
+    const int64_t end = (int64_t)jobs->sequences[s].q_first + jobs->sequences[s].q_len;
     uint64_t sum = 0;
     tess_tile tile;
-    if (kv_len == 0) return 0;
-    tess_tile_begin(&jobs->grid, kv_len - 1, kv_len, &tile);
+    if (span.end == span.first) return 0;
+    tess_tile_begin(&jobs->grid, end - 1, end, &tile);
     for (uint32_t r = first; r < last; r++) {
         tess_keys keys;
-        tess_tile_keys(&jobs->tiler, jobs->runs[r].cls, &tile, kv_len, kv_blocks, &keys);
+        tess_tile_keys(&jobs->tiler, jobs->runs[r].cls, &tile, &span, &keys);
         sum += tess_keys_blocks(&keys);
     }
-    return smaller(sum, (uint64_t)kv_blocks);
+    return smaller(sum, (uint64_t)(span.end - span.first));
 }
 
 /* Where the section that begins at `at` ends: after the kv head whose shared blocks bring *sum to
@@ -72,7 +72,7 @@ static tess_cursor section_end(const tess_jobs *jobs, tess_cursor at, uint64_t t
         while (sequence->q_len != 0 && at.run < jobs->n_runs) {
             const uint32_t last = tess_kv_head_end(jobs, at.run);
             if (*sum >= target) return at;
-            *sum += shared_blocks(jobs, sequence, at.run, last);
+            *sum += shared_blocks(jobs, at.sequence, at.run, last);
             at.run = last;
         }
         at.sequence++;

@@ -16,6 +16,23 @@ enum {
 
 /* ------------------------------------------------------------------ checks */
 
+/* Fields that later versions will give a meaning to. */
+static tess_status check_later(const tess_plan_desc *d) {
+    if (d->flags & TESS_PLAN_COMPACT)
+        return tess_unsupported("%s: flags: TESS_PLAN_COMPACT is not supported in this version",
+                                in_create);
+    if (d->kv_dtype != 0 && d->kv_dtype != d->dtype)
+        return tess_unsupported("%s: kv_dtype: must be dtype (%u) in this version, got %u",
+                                in_create, (unsigned)d->dtype, (unsigned)d->kv_dtype);
+    if (d->page != 0)
+        return tess_unsupported("%s: page: must be 0 in this version, got %d", in_create,
+                                (int)d->page);
+    if (d->max_rows != 0)
+        return tess_unsupported("%s: max_rows: must be 0 in this version, got %lld", in_create,
+                                (long long)d->max_rows);
+    return TESS_OK;
+}
+
 static tess_status check_numbers(const tess_plan_desc *d) {
     if (d->flags & ~(uint32_t)(TESS_PLAN_BATCH_INVARIANT | TESS_PLAN_COMPACT))
         return tess_invalid("%s: flags: unknown bits 0x%x", in_create, (unsigned)d->flags);
@@ -55,27 +72,7 @@ static tess_status check_numbers(const tess_plan_desc *d) {
     if (d->determinism != 0)
         return tess_unsupported("%s: determinism: must be 0 in this version, got %u", in_create,
                                 (unsigned)d->determinism);
-    return TESS_OK;
-}
-
-/* Fields that no plan takes yet. */
-static tess_status check_later(const tess_plan_desc *d) {
-    if (d->flags & TESS_PLAN_COMPACT)
-        return tess_unsupported("%s: flags: TESS_PLAN_COMPACT is not supported in this version",
-                                in_create);
-    if (d->page != 0)
-        return tess_unsupported("%s: page: must be 0 in this version, got %d", in_create,
-                                (int)d->page);
-    if (d->kv_dtype != 0 && d->kv_dtype != d->dtype)
-        return tess_unsupported("%s: kv_dtype: must be 0 or dtype (%u) in this version, got %u",
-                                in_create, (unsigned)d->dtype, (unsigned)d->kv_dtype);
-    if (d->max_rows != 0)
-        return tess_unsupported("%s: max_rows: must be 0 in this version, got %lld", in_create,
-                                (long long)d->max_rows);
-    if (d->q_first) return tess_unsupported("%s: q_first: must be NULL in this version", in_create);
-    if (d->kv_first)
-        return tess_unsupported("%s: kv_first: must be NULL in this version", in_create);
-    return TESS_OK;
+    return check_later(d);
 }
 
 /* ------------------------------------------------------------------ jobs and tables */
@@ -214,6 +211,7 @@ static tess_status cut_jobs(tess_plan *plan, const tess_plan_desc *d, int32_t kv
     TESS_RETURN_IF_ERROR(tess_jobs_create(jobs, plan->device->runtime, plan->layout,
                                           plan->sequences, plan->n_sequences, plan->tile_rows,
                                           plan->kernel.pack_rows));
+    jobs->first_block = plan->first_block;
     if (!(plan->flags & TESS_PLAN_BATCH_INVARIANT))
         tess_grid_count_from_end(&jobs->grid, plan->layout, plan->tile_rows);
     return count_jobs(plan, d, kv_split, jobs);
@@ -260,9 +258,18 @@ static void destroy(tess_plan *plan) {
                   (size_t)(plan->n_ranges + 1) * sizeof *plan->range_start);
     tess_mem_free(runtime, plan->table_memory, (size_t)plan->memory.table_bytes);
     tess_mem_free(runtime, plan->sequences, (size_t)plan->sequences_bytes);
+    tess_mem_free(runtime, plan->first_block, (size_t)plan->first_block_bytes);
     tess_layout_release(plan->layout);
     tess_mem_free(runtime, plan, sizeof *plan);
     tess_device_release(device);
+}
+
+/* Refuses what the backend would misread. */
+static tess_status check_features(const tess_device *device, const tess_plan_desc *d) {
+    if ((d->q_first || d->kv_first) && !(device->caps.features & TESS_FEATURE_POSITIONS))
+        return tess_unsupported("%s: %s: the backend %s does not read positions", in_create,
+                                d->q_first ? "q_first" : "kv_first", device->backend->name);
+    return TESS_OK;
 }
 
 static tess_status fill(tess_plan *plan, const tess_plan_desc *d) {
@@ -295,8 +302,8 @@ tess_status tess_plan_create(tess_device *device, const tess_layout *layout,
     if (!plan) return tess_invalid("%s: plan: must not be NULL", in_create);
     TESS_RETURN_IF_ERROR(tess_desc_read(in_create, "desc", desc, &d, TESS_PLAN_DESC));
     TESS_RETURN_IF_ERROR(check_numbers(&d));
-    TESS_RETURN_IF_ERROR(check_later(&d));
     TESS_RETURN_IF_ERROR(tess_batch_check(&d));
+    TESS_RETURN_IF_ERROR(check_features(device, &d));
     tess_plan *x = tess_mem_alloc(device->runtime, sizeof *x, 64);
     if (!x) return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: no memory for the plan", in_create);
     memset(x, 0, sizeof *x);

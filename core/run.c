@@ -79,7 +79,7 @@ static bool last_token(const tess_plan *plan, const tess_tensor *t, bool keys, u
                            (uint64_t)t->stride_token, last);
     for (uint32_t n = plan->equal_lengths ? plan->n_sequences - 1 : 0; n < plan->n_sequences; n++) {
         const tess_sequence *s = &plan->sequences[n];
-        int32_t tokens = keys ? s->kv_len : s->q_len;
+        const int64_t tokens = keys ? tess_plan_keys(plan, n) : s->q_len;
         if (tokens == 0) continue;
         if (!checked_mul(s->batch, (uint64_t)t->stride_batch, &batch_part) ||
             !checked_mul((uint64_t)tokens - 1, (uint64_t)t->stride_token, &token_part) ||

@@ -646,6 +646,14 @@ enum {
  * time_limit_us: an estimate, not a promise.
  * kernel:        NULL: the setting `kernel`, else as the tune tables prefer, else the first that
  *                accepts.
+ * q_first, kv_first:
+ *                positions for each sequence, `batch` values each, copied. Row r of the sequence is
+ *                at position q_first[b] + r and key t at kv_first[b] + t, and the pattern compares
+ *                these positions: with both, a sequence's rows read any part of its keys (see
+ *                tess_merge_parts). kv_first[b] is a multiple of the pattern's block, and the keys
+ *                end within the layout's max_tokens. q_first[b] is at least 0; rows may lie past
+ *                all keys, as those of a later part do. Without q_first the last row is at the
+ *                position of the last key.
  *
  * page:          K and V lie in pages of so many tokens, which a table of int32 names: see
  *                tess_run_desc.block_table. Rows may be packed; K and V have a sequence each then
@@ -672,8 +680,9 @@ typedef struct tess_plan_desc {
     const char *kernel;                    /* [NULL: the best that accepts] "backend/kernel" */
     uint32_t kv_dtype;                     /* [0: dtype] others UNSUPPORTED in this version */
     int32_t page;                          /* [0: contiguous] 16, 32, 64, 128 or 256 tokens */
-    int64_t max_rows;                      /* [0] others UNSUPPORTED in this version */
-    const int64_t *q_first, *kv_first;     /* [NULL] others UNSUPPORTED in this version */
+    int64_t max_rows;                      /* [0: none] others UNSUPPORTED in this version */
+    const int64_t *q_first;                /* [NULL: bottom-right] of each: position of row 0 */
+    const int64_t *kv_first;               /* [NULL: 0] of each: position of its first key */
 } tess_plan_desc;
 
 /* Binds a layout and a batch to a device: picks the kernel, cuts the rows into tiles, orders the

@@ -109,8 +109,11 @@ typedef struct tess_merge {
  * The element (row r, head h) of Q, O and LSE is at
  *     batch * stride_batch + (q_start + r) * stride_token + h * stride_head;
  * key t of kv head g likewise with kv_batch and kv_start, unless K and V have pages or lie by slot
- * (tess_launch.page). The absolute position of row r is q_first + r,
- * and that of key t is t.
+ * (tess_launch.page). The absolute position of row r is q_first + r, and that of key t is t.
+ *
+ * Where the keys are a part of the sequence's, kv_len is the position at which the part ends, jobs
+ * list no block before it, and kv_start is as far below the first key in memory as that key is from
+ * position 0: it may be negative. Rows may then lie anywhere, also past kv_len.
  */
 typedef struct tess_sequence {
     int64_t q_start, kv_start;
@@ -227,21 +230,24 @@ struct tess_host {
 
 /* ------------------------------------------------------------------------------ the backend */
 
-/* tess_caps.features */
+/* tess_caps.features. Each addition to jobs, tables and launches that an older backend would
+ * misread has a bit; the core never hands such a launch to a backend that does not set the bit, and
+ * a bit that the core does not know means nothing. */
 enum {
-    TESS_FEATURE_POSITIONS = 1u << 0, /* tess_sequence.q_first and kv_batch */
-    TESS_FEATURE_PAGES = 1u << 1,     /* tess_launch.page and compact, and kv_batch */
-    TESS_FEATURE_APPEND = 1u << 2,    /* TESS_OP_APPEND and TESS_OP_COPY_PAGES */
+    /* Kernels read tess_sequence.q_first and kv_batch. Without it these are kv_len - q_len and
+     * batch, and kv_start is not negative. */
+    TESS_FEATURE_POSITIONS = 1u << 0,
+    /* Kernels read tess_launch.page and compact, or refuse them in the key; and kv_batch. */
+    TESS_FEATURE_PAGES = 1u << 1,
+    TESS_FEATURE_APPEND = 1u << 2, /* there are TESS_OP_APPEND and TESS_OP_COPY_PAGES */
 };
 
 /*
- * What an open device is. Later versions give each addition to jobs, tables and launches that an
- * older backend would misread a bit of `features`; the core never hands such a launch to a backend
- * that does not set the bit. A bit that the core does not know means nothing.
- * Jobs consist of (row tile, key block) steps; the two numbers about steps turn a time into a
- * number of jobs, and are cautious estimates. Of the cache, kv heads that are worked on together
- * fill at most half.
+ * What an open device is. Jobs consist of (row tile, key block) steps; the two numbers about steps
+ * turn a time into a number of jobs, and are cautious estimates. Of the cache, kv heads that are
+ * worked on together fill at most half.
  */
+
 typedef struct tess_caps {
     uint32_t struct_size;
     uint32_t host_memory;      /* 1: kernels read host memory; nothing is uploaded; kind HOST */
@@ -251,7 +257,7 @@ typedef struct tess_caps {
     uint64_t range_blocks;     /* [0: no limit] steps that fit one submission's time limit */
     uint64_t steps_per_second; /* [0: unknown] for time_limit_us */
     uint64_t cache_bytes;      /* [0: not used] of the cache that K and V are read through */
-    uint32_t features;         /* TESS_FEATURE_...: what the backend takes beyond this version */
+    uint32_t features;         /* TESS_FEATURE_... */
     uint32_t reserved;         /* 0 */
 } tess_caps;
 
