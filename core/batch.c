@@ -121,6 +121,8 @@ static tess_status read_sequences(tess_plan *plan, const tess_plan_desc *d) {
                             (long long)d->cu_kv_lens[0]);
     plan->q_last = plan->kv_last = -1;
     plan->equal_lengths = !plan->packed && !d->q_lens && !d->kv_lens && !d->q_first && !d->kv_first;
+    /* The keys of all sequences follow each other. */
+    const bool joined = plan->packed && !tess_pools_cached(&plan->pools);
     const uint32_t capacity = plan->n_sequences;
     plan->n_sequences = 0;
     /* One of equal sequences stands for all, unless they are to be written. */
@@ -147,18 +149,18 @@ static tess_status read_sequences(tess_plan *plan, const tess_plan_desc *d) {
         if (plan->first_block)
             plan->first_block[n] = (uint32_t)(kv_first / plan->layout->pattern.block);
         plan->sequences[n] = (tess_sequence){.q_start = q_start,
-                                             .kv_start = kv_start - kv_first,
+                                             .kv_start = (joined ? kv_start : 0) - kv_first,
                                              .batch = plan->packed ? 0 : (uint32_t)b,
                                              .q_len = (int32_t)q_len,
                                              .kv_len = (int32_t)(kv_first + keys),
                                              .q_first = (int32_t)q_first,
-                                             .kv_batch = plan->packed ? 0 : (uint32_t)b};
+                                             .kv_batch = joined ? 0 : (uint32_t)b};
     }
     if (one) plan->n_sequences *= (uint32_t)d->batch;
     plan->max_q_len = max_q;
     plan->max_kv_len = max_kv;
     plan->q_len = plan->packed ? q_end : d->q_len ? d->q_len : max_q;
-    plan->kv_len = plan->packed ? kv_end : d->kv_len ? d->kv_len : max_kv;
+    plan->kv_len = joined ? kv_end : plan->packed || !d->kv_len ? max_kv : d->kv_len;
     return TESS_OK;
 }
 
@@ -170,6 +172,8 @@ static tess_touched touched_by(const tess_plan *plan, uint32_t n) {
                           1,
                           s->q_start,
                           s->q_len,
+                          s->kv_batch,
+                          1,
                           s->kv_start + tess_plan_kv_first(plan, n),
                           tess_plan_keys(plan, n)};
 }
@@ -195,10 +199,15 @@ static void find_touched(tess_plan *plan) {
         *box++ = touched_by(plan, longest);
     }
     /* A sequence without rows leaves a gap; in a packed batch, a gap of its keys. */
-    if (plan->packed && keys == plan->kv_len)
-        *box++ = (tess_touched){0, 1, 0, plan->q_len, 0, plan->kv_len};
-    if (!plan->packed && plan->n_sequences == plan->batch)
-        *box++ = (tess_touched){0, plan->batch, 0, least_q, 0, least_kv};
+    const bool all = plan->n_sequences == plan->batch;
+    if (plan->packed && tess_pools_cached(&plan->pools)) {
+        if (all) *box++ = (tess_touched){0, 1, 0, plan->q_len, 0, plan->batch, 0, least_kv};
+    } else if (plan->packed) {
+        if (keys == plan->kv_len)
+            *box++ = (tess_touched){0, 1, 0, plan->q_len, 0, 1, 0, plan->kv_len};
+    } else if (all) {
+        *box++ = (tess_touched){0, plan->batch, 0, least_q, 0, plan->batch, 0, least_kv};
+    }
     plan->n_touched = (uint32_t)(box - plan->touched);
 }
 

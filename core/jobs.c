@@ -44,21 +44,36 @@ static void split_keys(const tess_keys *whole, uint64_t begin, uint64_t end, tes
 
 /* ------------------------------------------------------------------ heads */
 
-static void find_runs(const tess_layout *layout, tess_head_run *runs, uint32_t *n_runs) {
-    int32_t group = layout->n_heads / layout->n_kv_heads;
+/* `kv_order`: the kv heads in their order, or NULL for that of their numbers. */
+static void find_runs(const tess_layout *layout, const uint32_t *kv_order, tess_head_run *runs,
+                      uint32_t *n_runs) {
+    const uint32_t group = (uint32_t)(layout->n_heads / layout->n_kv_heads);
     uint32_t n = 0;
-    for (int32_t h = 0; h < layout->n_heads; h++) {
-        if (h % group != 0 && layout->head_class[h] == layout->head_class[h - 1]) {
-            runs[n - 1].heads++;
-            continue;
+    for (uint32_t at = 0; at < (uint32_t)layout->n_kv_heads; at++) {
+        const uint32_t kv_head = kv_order ? kv_order[at] : at, first = kv_head * group;
+        for (uint32_t h = first; h < first + group; h++) {
+            if (h != first && layout->head_class[h] == layout->head_class[h - 1]) {
+                runs[n - 1].heads++;
+                continue;
+            }
+            runs[n].kv_head = kv_head;
+            runs[n].head = (uint16_t)h;
+            runs[n].heads = 1;
+            runs[n].cls = layout->head_class[h];
+            n++;
         }
-        runs[n].kv_head = (uint32_t)(h / group);
-        runs[n].head = (uint16_t)h;
-        runs[n].heads = 1;
-        runs[n].cls = layout->head_class[h];
-        n++;
     }
     *n_runs = n;
+}
+
+/* The end of the runs of the storage group that begins at run `first`. */
+static uint32_t group_end(const tess_jobs *jobs, uint32_t first) {
+    uint32_t last = first;
+    if (!jobs->pools) return jobs->n_runs;
+    const tess_kv_head *heads = jobs->pools->kv_heads;
+    const uint32_t storage = heads[jobs->runs[first].kv_head].storage;
+    while (last < jobs->n_runs && heads[jobs->runs[last].kv_head].storage == storage) last++;
+    return last;
 }
 
 /* How many heads of a run one job takes. Every tile of the sequence must have room for their rows.
@@ -107,8 +122,14 @@ tess_status tess_jobs_create(tess_jobs *jobs, tess_runtime *runtime, const tess_
     }
     TESS_RETURN_IF_ERROR(tess_tiler_create(&jobs->tiler, runtime, layout, max_keys));
     TESS_RETURN_IF_ERROR(allocate(jobs, layout, (uint64_t)jobs->tiler.n_blocks));
-    find_runs(layout, jobs->runs, &jobs->n_runs);
+    find_runs(layout, NULL, jobs->runs, &jobs->n_runs);
     return TESS_OK;
+}
+
+void tess_jobs_group(tess_jobs *jobs, tess_pools *pools) {
+    if (!pools->compact) return;
+    jobs->pools = pools;
+    find_runs(jobs->tiler.layout, pools->kv_order, jobs->runs, &jobs->n_runs);
 }
 
 void tess_jobs_release(tess_jobs *jobs) {
@@ -231,13 +252,14 @@ static tess_status join_rows_of(tess_jobs *jobs, tess_tile tile) {
     return TESS_OK;
 }
 
-static tess_status count_sequence(tess_jobs *jobs, uint32_t s) {
+/* `joined`: the rows of a mask are joined already. */
+static tess_status count_sequence(tess_jobs *jobs, uint32_t s, bool joined) {
     const tess_layout *layout = jobs->tiler.layout;
     const tess_key_span span = tess_jobs_span(jobs, s);
     const uint64_t before = jobs->n_blocks;
     tess_tile begin;
     tess_jobs_tile(jobs, s, &begin);
-    if (layout->patterns[0].kind == TESS_HEAD_BLOCKS)
+    if (layout->patterns[0].kind == TESS_HEAD_BLOCKS && !joined)
         TESS_RETURN_IF_ERROR(join_rows_of(jobs, begin));
     if (jobs->split.length || jobs->split.max_parts)
         TESS_RETURN_IF_ERROR(count_parts(jobs, begin, &span));
@@ -261,7 +283,7 @@ tess_status tess_jobs_count(tess_jobs *jobs) {
         uint32_t heads = heads_of_job(jobs, sequence);
         if (heads != packed) count_packs(jobs, heads, 0, jobs->n_runs);
         packed = heads;
-        TESS_RETURN_IF_ERROR(count_sequence(jobs, s));
+        TESS_RETURN_IF_ERROR(count_sequence(jobs, s, false));
     }
     tess_order_end(&jobs->order);
     return TESS_OK;
@@ -395,26 +417,32 @@ static void place_split(tess_jobs *jobs, placing *place, uint32_t s, tess_tile t
     } while (tess_tile_next(&jobs->grid, &tile));
 }
 
-/* Counts the jobs of [begin, end) into the buckets. This cannot fail, because counting all of them
- * has succeeded. */
-static void count_section(tess_jobs *jobs, tess_cursor begin, tess_cursor end) {
+/* The runs of sequence s that belong to the section. */
+static void section_runs(const tess_sections *x, uint32_t s, uint32_t *first, uint32_t *last) {
+    *first = s == x->begin.sequence ? x->begin.run : x->first;
+    *last = s == x->end.sequence ? x->end.run : x->last;
+}
+
+/* Counts the jobs of a section into the buckets. This cannot fail, because counting all of them has
+ * succeeded. */
+static void count_section(tess_jobs *jobs, const tess_sections *x) {
     const tess_jobs totals = *jobs;
     jobs->n_jobs = jobs->n_merges = jobs->n_partials = jobs->n_blocks = 0;
     tess_order_again(&jobs->order);
-    for (uint32_t s = begin.sequence; s <= end.sequence && s < jobs->n_sequences; s++) {
-        const uint32_t first = s == begin.sequence ? begin.run : 0,
-                       last = s == end.sequence ? end.run : jobs->n_runs;
+    for (uint32_t s = x->begin.sequence; s <= x->end.sequence && s < jobs->n_sequences; s++) {
+        uint32_t first, last;
+        section_runs(x, s, &first, &last);
         if (jobs->sequences[s].q_len == 0 || first == last) continue;
         count_packs(jobs, heads_of_job(jobs, &jobs->sequences[s]), first, last);
-        (void)count_sequence(jobs, s);
+        (void)count_sequence(jobs, s, true);
     }
     *jobs = totals;
 }
 
-static void place_section(tess_jobs *jobs, placing *place, tess_cursor begin, tess_cursor end) {
-    for (uint32_t s = begin.sequence; s <= end.sequence && s < jobs->n_sequences; s++) {
-        const uint32_t first = s == begin.sequence ? begin.run : 0,
-                       last = s == end.sequence ? end.run : jobs->n_runs;
+static void place_section(tess_jobs *jobs, placing *place, const tess_sections *x) {
+    for (uint32_t s = x->begin.sequence; s <= x->end.sequence && s < jobs->n_sequences; s++) {
+        uint32_t first, last;
+        section_runs(x, s, &first, &last);
         const tess_sequence *sequence = &jobs->sequences[s];
         if (sequence->q_len == 0) continue;
         const uint32_t heads = heads_of_job(jobs, sequence);
@@ -433,14 +461,19 @@ static void place_section(tess_jobs *jobs, placing *place, tess_cursor begin, te
 void tess_jobs_place(tess_jobs *jobs, tess_job *out, tess_merge *merges) {
     placing place = {out, merges, 0, 0};
     tess_sections sections;
-    uint32_t at = 0;
-    tess_sections_start(&sections, jobs);
-    while (tess_sections_next(&sections)) {
-        /* Without sections, the buckets hold what the last count left there. */
-        if (sections.count != 0) count_section(jobs, sections.begin, sections.end);
-        at = tess_order_places(&jobs->order, at);
-        place_section(jobs, &place, sections.begin, sections.end);
+    uint32_t at = 0, group = 0;
+    for (uint32_t first = 0, last; first < jobs->n_runs; first = last) {
+        last = group_end(jobs, first);
+        if (jobs->pools) jobs->pools->all[group++].first_job = at;
+        tess_sections_start(&sections, jobs, first, last);
+        while (tess_sections_next(&sections)) {
+            /* Without groups and sections, the buckets hold what the last count left there. */
+            if (sections.count != 0 || last - first != jobs->n_runs) count_section(jobs, &sections);
+            at = tess_order_places(&jobs->order, at);
+            place_section(jobs, &place, &sections);
+        }
     }
+    if (jobs->pools) jobs->pools->all[group].first_job = at;
 }
 
 /* ------------------------------------------------------------------ ranges */

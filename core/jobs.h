@@ -5,6 +5,7 @@
 #define TESSERA_CORE_JOBS_H
 
 #include "order.h"
+#include "pools.h"
 #include "tile.h"
 
 _Static_assert(sizeof(tess_job) == 48, "a job is twelve 32-bit words");
@@ -40,10 +41,11 @@ typedef struct tess_jobs {
     uint32_t n_sequences;
     tess_split split;
 
-    tess_head_run *runs; /* [n_runs] in order of heads */
+    tess_head_run *runs; /* [n_runs] in order of heads; with groups, of groups and heads */
     uint32_t n_runs;
-    tess_pack *packs; /* [n_packs] of the classes that are being counted; room for [n_classes] */
-    uint32_t *pack;   /* [n_classes] index of the pack of a class, if it has one */
+    tess_pools *pools; /* NULL: all jobs are one group */
+    tess_pack *packs;  /* [n_packs] of the classes that are being counted; room for [n_classes] */
+    uint32_t *pack;    /* [n_classes] index of the pack of a class, if it has one */
     uint32_t n_packs;
     tess_order order; /* of the counted jobs, by key blocks */
 
@@ -84,6 +86,10 @@ tess_status tess_jobs_create(tess_jobs *jobs, tess_runtime *runtime, const tess_
                              const tess_sequence *sequences, uint32_t n_sequences,
                              uint32_t tile_rows, uint32_t pack_rows);
 void tess_jobs_release(tess_jobs *jobs);
+
+/* Puts the heads in order of storage groups, whose jobs follow each other then. `pools` stays the
+ * caller's and must outlive the jobs; tess_jobs_place fills first_job. */
+void tess_jobs_group(tess_jobs *jobs, tess_pools *pools);
 
 /* Counts jobs, merges and partials under jobs->split. To be called again after a change of the
  * split. */

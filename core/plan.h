@@ -5,11 +5,14 @@
 
 #include "jobs.h"
 #include "memory_plan.h"
+#include "pools.h"
 
 /* A box of rows and keys, all of which the jobs read or write. */
 typedef struct tess_touched {
     uint32_t batch, batches; /* first index of the batch dimension, and how many */
-    int64_t q_start, q_len, kv_start, kv_len;
+    int64_t q_start, q_len;
+    uint32_t kv_batch, kv_batches; /* likewise of K and V */
+    int64_t kv_start, kv_len;
 } tess_touched;
 
 struct tess_plan {
@@ -20,7 +23,9 @@ struct tess_plan {
     float scale;
     bool packed;
     uint32_t batch;
-    /* padded: rows and keys of one sequence in a contiguous tensor; packed: of the whole batch */
+    tess_pools pools;
+    /* padded: rows and keys of one sequence in a contiguous tensor; packed: of the whole batch, but
+     * keys of one sequence where K and V have a batch dimension (tess_pools_cached) */
     int64_t q_len, kv_len;
     int64_t max_q_len, max_kv_len; /* rows and keys of the longest sequence */
     /* padded: the last sequence with rows, and the last one with rows and keys; -1: none */

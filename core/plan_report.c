@@ -181,7 +181,7 @@ tess_status tess_plan_query(const tess_plan *plan, tess_plan_info *info) {
     full.host_bytes = plan->host_bytes;
     full.device_bytes = plan->tables.device.kind == TESS_BUFFER_NONE ? 0 : plan->memory.table_bytes;
     full.create_seconds = plan->create_seconds;
-    full.n_storage = 1;
+    full.n_storage = plan->pools.n;
     memcpy(full.kernel, plan->kernel_name, sizeof full.kernel);
     TESS_RETURN_IF_ERROR(batch_work(plan, function, &full));
     full.flops = 4.0 * plan->head_dim * (double)full.kept_pairs;
@@ -205,28 +205,94 @@ tess_status tess_plan_range(const tess_plan *plan, uint64_t index, uint64_t *fir
     return TESS_OK;
 }
 
+/* A contiguous tensor of `batches` times `tokens` tokens. `joined`: the batch has no stride. */
+static tess_status fill_tensor(const char *function, const char *field, const tess_role_row *row,
+                               const tess_extent *x, int64_t batches, int64_t tokens, bool joined,
+                               tess_tensor *tensor, uint64_t *bytes) {
+    /* With less than 2^31 tokens a sequence and 2^16 heads no stride can overflow, but the tokens
+     * of a packed batch and the whole tensor can. */
+    uint64_t elements = (uint64_t)x->heads * x->row, stride, size;
+    if (!checked_mul((uint64_t)tokens, elements, &stride) ||
+        !checked_mul(stride, (uint64_t)batches, &size) || !checked_mul(size, x->item, &size) ||
+        size > INT64_MAX)
+        return tess_unsupported("%s: %s: the tensor has 2^63 bytes or more", function, field);
+    tensor->stride_batch = joined ? 0 : (int64_t)stride;
+    /* Numbers of a head lie side by side, vectors of a token do. */
+    tensor->stride_token = row->scalar ? 1 : (int64_t)elements;
+    tensor->stride_head = row->scalar ? tokens : x->row;
+    if (bytes) *bytes = size;
+    return TESS_OK;
+}
+
+static tess_status table_tensor(const tess_plan *plan, const char *function, tess_tensor *tensor,
+                                uint64_t *bytes) {
+    if (!plan->pools.page)
+        return tess_invalid("%s: role: a plan without pages has no block table", function);
+    const int64_t stride = tess_pools_pages(&plan->pools);
+    uint64_t size;
+    if (!checked_mul((uint64_t)stride * sizeof(int32_t), (uint64_t)plan->pools.n * plan->batch,
+                     &size) ||
+        size > INT64_MAX)
+        return tess_unsupported("%s: role: the block table has 2^63 bytes or more", function);
+    tensor->stride_batch = stride;
+    tensor->stride_token = 1;
+    tensor->stride_head = 0;
+    if (bytes) *bytes = size;
+    return TESS_OK;
+}
+
 tess_status tess_plan_tensor(const tess_plan *plan, tess_role role, tess_buffer buffer,
                              tess_tensor *tensor, uint64_t *bytes) {
     static const char *const function = "tess_plan_tensor";
     TESS_RETURN_IF_ERROR(tess_plan_check(plan, function));
-    if ((unsigned)role >= TESS_ROLES_USED)
+    if ((unsigned)role > TESS_ROLE_BLOCK_TABLE)
         return tess_invalid("%s: role: %u is no tess_role", function, (unsigned)role);
     if (!tensor) return tess_invalid("%s: tensor: must not be NULL", function);
-    const tess_extent x = tess_role_extent(plan, role);
-    const int64_t tokens = x.keys ? plan->kv_len : plan->q_len;
-    /* With less than 2^31 tokens a sequence and 2^16 heads no stride can overflow, but the tokens
-     * of a packed batch and the whole tensor can. */
-    uint64_t row = (uint64_t)x.heads * x.row, stride, size;
-    if (!checked_mul((uint64_t)tokens, row, &stride) ||
-        !checked_mul(stride, plan->packed ? 1 : plan->batch, &size) ||
-        !checked_mul(size, x.item, &size) || size > INT64_MAX)
-        return tess_unsupported("%s: role: the tensor has 2^63 bytes or more", function);
-    tensor->buffer = buffer;
-    tensor->stride_batch = plan->packed ? 0 : (int64_t)stride;
-    /* Numbers of a head lie side by side, vectors of a token do. */
-    const bool scalar = tess_role_rows[role].scalar;
-    tensor->stride_token = scalar ? 1 : (int64_t)row;
-    tensor->stride_head = scalar ? tokens : x.row;
-    if (bytes) *bytes = size;
+    tess_tensor t = {.buffer = buffer};
+    if (role == TESS_ROLE_BLOCK_TABLE) {
+        TESS_RETURN_IF_ERROR(table_tensor(plan, function, &t, bytes));
+    } else {
+        const tess_role_row *row = &tess_role_rows[role];
+        const bool keys = row->tokens == TESS_TOKENS_KV;
+        const tess_pools *pools = &plan->pools;
+        if (keys && (pools->page || pools->n > 1))
+            return tess_invalid("%s: role: K and V of this plan lie in pools: tess_plan_pool",
+                                function);
+        const tess_extent x = tess_role_extent(plan, role, 0);
+        const bool joined = plan->packed && !(keys && tess_pools_cached(pools));
+        TESS_RETURN_IF_ERROR(fill_tensor(function, "role", row, &x, joined ? 1 : plan->batch,
+                                         !keys            ? plan->q_len
+                                         : pools->compact ? pools->all[0].tokens
+                                                          : plan->kv_len,
+                                         joined, &t, bytes));
+    }
+    *tensor = t;
+    return TESS_OK;
+}
+
+tess_status tess_plan_pool(const tess_plan *plan, tess_role role, uint32_t storage, int64_t pages,
+                           tess_buffer buffer, tess_tensor *tensor, uint64_t *bytes) {
+    static const char *const function = "tess_plan_pool";
+    TESS_RETURN_IF_ERROR(tess_plan_check(plan, function));
+    const tess_pools *pools = &plan->pools;
+    if (role != TESS_ROLE_K && role != TESS_ROLE_V)
+        return tess_invalid("%s: role: must be TESS_ROLE_K or TESS_ROLE_V, got %u", function,
+                            (unsigned)role);
+    if (storage >= pools->n)
+        return tess_invalid("%s: storage: must be less than %u, got %u", function,
+                            (unsigned)pools->n, (unsigned)storage);
+    if (pools->page ? pages < 0 || pages > INT32_MAX : pages != 0)
+        return tess_invalid("%s: pages: must be %s, got %lld", function,
+                            pools->page ? "0 to 2147483647" : "0, since the plan has none",
+                            (long long)pages);
+    if (!tensor) return tess_invalid("%s: tensor: must not be NULL", function);
+    if (!tess_pools_cached(pools)) return tess_plan_tensor(plan, role, buffer, tensor, bytes);
+    const tess_extent x = tess_role_extent(plan, role, storage);
+    tess_tensor t = {.buffer = buffer};
+    TESS_RETURN_IF_ERROR(fill_tensor(function, pools->page ? "pages" : "storage",
+                                     &tess_role_rows[role], &x, pools->page ? pages : plan->batch,
+                                     pools->page ? pools->page : pools->all[storage].tokens, false,
+                                     &t, bytes));
+    *tensor = t;
     return TESS_OK;
 }

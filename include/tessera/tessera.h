@@ -751,10 +751,26 @@ typedef enum tess_role {
  *     K, V   [batch, kv_len, n_kv_heads, head_dim]   [tokens, n_kv_heads, head_dim]
  *     LSE    [batch, n_heads, q_len]                 [n_heads, tokens]
  *
+ *     BLOCK_TABLE  [n_storage, batch, pages of the longest sequence], stride_batch is table_stride
+ *
  * With length arrays in a padded batch, q_len and kv_len are the descriptor's where not 0, else the
- * longest. */
+ * longest. INVALID: the role is none; K or V of a plan with pages or several storage groups, whose
+ * pools tess_plan_pool describes; BLOCK_TABLE of a plan without pages. */
 TESS_API tess_status tess_plan_tensor(const tess_plan *plan, tess_role role, tess_buffer buffer,
                                       tess_tensor *tensor, uint64_t *bytes);
+
+/* The same for K or V of a storage group:
+ *
+ *     with pages      [pages, page, kv heads of the group, head_dim]
+ *     COMPACT         [batch, tokens, kv heads of the group, head_dim], where `tokens` is what
+ *                     tess_layout_pages answers for the longest sequence without pages
+ *
+ * `pages` is 0 where the plan has none. Any other strides serve tess_run as well, such as
+ * [pages, kv heads, page, head_dim].
+ * INVALID: the role is neither; a storage group that there is not; pages. */
+TESS_API tess_status tess_plan_pool(const tess_plan *plan, tess_role role, uint32_t storage,
+                                    int64_t pages, tess_buffer buffer, tess_tensor *tensor,
+                                    uint64_t *bytes);
 
 /* ------------------------------------------------------------------------------------------ run */
 
