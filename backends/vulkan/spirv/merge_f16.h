@@ -10,7 +10,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_merge.comp
- * sha256: ff96182a29a35af188f37c0fbeb6a18a817670bf96ecd48c3389cc8b81d34d95
+ * sha256: 5db1bdbf6e00e2b9badf4edb8570d98b62ca508895686aaf7d742285785afdb4
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_f16[] = {
