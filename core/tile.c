@@ -211,14 +211,11 @@ tess_status tess_tiler_join(tess_tiler *tiler, uint32_t cls, const tess_tile *ti
     return TESS_OK;
 }
 
-/* How many joined columns a sequence of `kv_blocks` key blocks has, which may be shorter than the
- * mask. In causal order no column lies past the query block anyway. */
-static uint32_t joined_below(const tess_tiler *tiler, uint32_t cls, const tess_tile *tile,
-                             int64_t kv_blocks, const tess_joined *joined) {
-    const tess_head_pattern *pattern = &tiler->layout->patterns[cls];
-    if (pattern->causal) return joined->count;
-    return joined->count - (uint32_t)join_rows(&pattern->rows, tile->i_first,
-                                               tile->i_last - tile->i_first, kv_blocks, NULL, NULL);
+/* How many joined columns lie in key blocks from `from` on. */
+static uint32_t joined_from(const tess_tiler *tiler, uint32_t cls, const tess_tile *tile,
+                            int64_t from) {
+    return (uint32_t)join_rows(&tiler->layout->patterns[cls].rows, tile->i_first,
+                               tile->i_last - tile->i_first, from, NULL, NULL);
 }
 
 void tess_tiler_class(const tess_tiler *tiler, uint32_t cls, tess_class *words) {
@@ -262,13 +259,36 @@ static int64_t masked_tail(int64_t reach, int64_t last, int64_t block, int64_t k
     return reach >= kv_len - 1 ? 0 : last + 1 - floor_div(reach + 1, block);
 }
 
-static void set_interval(tess_keys *keys, int64_t start, int64_t end, int64_t head, int64_t tail) {
-    int64_t blocks = larger(0, end - start);
-    tail = smaller(tail, blocks);
-    keys->interval_start = blocks ? (uint32_t)start : 0;
+/* The interval of the blocks [start, end), less those that the sequence does not have. */
+static void set_interval(tess_keys *keys, const tess_key_span *span, int64_t start, int64_t end,
+                         int64_t head, int64_t tail) {
+    const int64_t from = larger(start, span->first), to = smaller(end, span->end),
+                  blocks = larger(0, to - from);
+    head = larger(0, head - (from - start));
+    tail = smaller(larger(0, tail - (end - to)), blocks);
+    keys->interval_start = blocks ? (uint32_t)from : 0;
     keys->interval_blocks = (uint32_t)blocks;
     keys->mask_tail = (uint32_t)tail;
     keys->mask_head = (uint32_t)smaller(head, blocks - tail);
+}
+
+/* For causal S2 and dense tiles that tess_causal_keys does not serve. In causal order rows before
+ * the first key see nothing. */
+static void causal_keys(const tess_tiler *tiler, uint32_t cls, const tess_head_pattern *pattern,
+                        const tess_tile *tile, const tess_key_span *span, tess_keys *keys) {
+    if (tile->last < 0) return;
+    const int64_t end = tile->i_last + 1,
+                  tail = masked_tail(tile->first, tile->i_last, pattern->block, span->kv_len);
+    if (pattern->kind == TESS_HEAD_DENSE) {
+        set_interval(keys, span, 0, end, 0, tail);
+        return;
+    }
+    const int64_t start = tile->start,
+                  skipped = tess_vertical_count(pattern, smaller(start, span->first));
+    set_interval(keys, span, start, end, tile->i_last - pattern->local + 1 - start, tail);
+    keys->left_offset = tiler->list[cls] + (uint32_t)skipped;
+    keys->left_count =
+        (uint32_t)(tess_vertical_count(pattern, smaller(start, span->end)) - skipped);
 }
 
 /* The slice of entries in [begin, end) with the residue of `block`. `end` is at most the end of the
@@ -288,59 +308,66 @@ static void residue_slice(const tess_tiler *tiler, uint32_t cls, int64_t stride,
 
 static void strided_both_keys(const tess_tiler *tiler, uint32_t cls,
                               const tess_head_pattern *pattern, const tess_tile *tile,
-                              int64_t kv_blocks, tess_keys *keys) {
+                              const tess_key_span *span, tess_keys *keys) {
     int64_t start = tile->i_first - pattern->local + 1, end = tile->i_first + pattern->local_right;
-    set_interval(keys, larger(0, start), smaller(end, kv_blocks), 0, 0);
-    residue_slice(tiler, cls, pattern->stride, start, 0, start, &keys->left_offset,
-                  &keys->left_count);
-    residue_slice(tiler, cls, pattern->stride, end - 1, larger(0, end), kv_blocks,
+    set_interval(keys, span, start, end, 0, 0);
+    residue_slice(tiler, cls, pattern->stride, start, span->first, smaller(start, span->end),
+                  &keys->left_offset, &keys->left_count);
+    residue_slice(tiler, cls, pattern->stride, end - 1, larger(end, span->first), span->end,
                   &keys->right_offset, &keys->right_count);
 }
 
 /* The window is the interval; the sinks on both sides of it are slices. */
 static void window_keys(const tess_tiler *tiler, uint32_t cls, const tess_head_pattern *pattern,
-                        const tess_tile *tile, int64_t kv_len, int64_t kv_blocks, tess_keys *keys) {
-    int64_t block = pattern->block,
-            sinks = smaller(pattern->sinks / block + (pattern->sinks % block != 0), kv_blocks);
+                        const tess_tile *tile, const tess_key_span *span, tess_keys *keys) {
+    int64_t block = pattern->block, first = span->first, kv_len = span->kv_len,
+            sinks = smaller(pattern->sinks / block + (pattern->sinks % block != 0), span->end);
     int64_t low = larger(0, tile->first - pattern->left),
             high = smaller(kv_len - 1, tile->last + pattern->right);
     if (pattern->causal && tile->last < 0) return;
-    keys->left_offset = keys->right_offset = tiler->list[cls];
-    if (high < 0) { /* the window lies before the first key: sinks only */
-        keys->left_count = (uint32_t)sinks;
+    keys->left_offset = keys->right_offset = tiler->list[cls] + (uint32_t)smaller(first, sinks);
+    if (high < low) { /* the window lies before the first key or after the last: sinks only */
+        keys->left_count = (uint32_t)larger(0, sinks - first);
         return;
     }
     int64_t start = low / block, end = high / block + 1, seen = tile->last - pattern->left;
     int64_t head = seen <= 0 ? 0 : (seen + block - 1) / block - start;
-    set_interval(keys, start, end, head,
+    set_interval(keys, span, start, end, head,
                  masked_tail(tile->first + pattern->right, end - 1, block, kv_len));
-    keys->left_count = (uint32_t)smaller(sinks, start);
-    if (!pattern->causal && sinks > end) {
-        keys->right_offset += (uint32_t)end;
-        keys->right_count = (uint32_t)(sinks - end);
+    keys->left_count = (uint32_t)larger(0, smaller(sinks, start) - first);
+    const int64_t after = larger(end, first);
+    if (!pattern->causal && sinks > after) {
+        keys->right_offset = tiler->list[cls] + (uint32_t)after;
+        keys->right_count = (uint32_t)(sinks - after);
     }
 }
 
-void tess_tile_keys_of(const tess_tiler *tiler, uint32_t cls, const tess_tile *tile, int64_t kv_len,
-                       int64_t kv_blocks, tess_keys *keys) {
+/* In causal order no column lies past the query block anyway. */
+static void joined_keys(const tess_tiler *tiler, uint32_t cls, const tess_head_pattern *pattern,
+                        const tess_tile *tile, const tess_key_span *span, tess_keys *keys) {
+    if (tile->i_first < 0) return;
+    const uint64_t at = joined_find(tiler, joined_key(cls, tile->i_first, tile->i_last));
+    const tess_joined *joined = &tiler->joined[tiler->table[at] - 1];
+    uint32_t from = joined->count, after = 0;
+    if (span->first > 0) from = joined_from(tiler, cls, tile, span->first);
+    if (!pattern->causal || tile->i_last >= span->end)
+        after = joined_from(tiler, cls, tile, span->end);
+    keys->left_offset = joined->offset + (joined->count - from);
+    keys->left_count = from > after ? from - after : 0;
+}
+
+void tess_tile_keys_of(const tess_tiler *tiler, uint32_t cls, const tess_tile *tile,
+                       const tess_key_span *span, tess_keys *keys) {
     const tess_head_pattern *pattern = &tiler->layout->patterns[cls];
     memset(keys, 0, sizeof *keys);
     switch (pattern->kind) {
-    case TESS_HEAD_STRIDED_BOTH:
-        strided_both_keys(tiler, cls, pattern, tile, kv_blocks, keys);
-        break;
-    case TESS_HEAD_WINDOW: window_keys(tiler, cls, pattern, tile, kv_len, kv_blocks, keys); break;
-    case TESS_HEAD_BLOCKS:
-        if (tile->i_first >= 0) {
-            const tess_joined *joined =
-                &tiler->joined[tiler->table[joined_find(
-                                   tiler, joined_key(cls, tile->i_first, tile->i_last))] -
-                               1];
-            keys->left_offset = joined->offset;
-            keys->left_count = joined_below(tiler, cls, tile, kv_blocks, joined);
-        }
-        break;
-    default: /* in causal order only rows before the first key come here */
-        if (!pattern->causal) set_interval(keys, 0, kv_blocks, 0, 0);
+    case TESS_HEAD_STRIDED_BOTH: strided_both_keys(tiler, cls, pattern, tile, span, keys); break;
+    case TESS_HEAD_WINDOW: window_keys(tiler, cls, pattern, tile, span, keys); break;
+    case TESS_HEAD_BLOCKS: joined_keys(tiler, cls, pattern, tile, span, keys); break;
+    default:
+        if (pattern->causal)
+            causal_keys(tiler, cls, pattern, tile, span, keys);
+        else
+            set_interval(keys, span, 0, span->end, 0, 0);
     }
 }

@@ -231,6 +231,7 @@ tess_status tess_driver_query(void *device, tess_caps *caps) {
     memset(caps, 0, sizeof *caps);
     caps->struct_size = size;
     caps->buffer_kind = TESS_BUFFER_POINTER;
+    caps->features = TESS_FEATURE_POSITIONS | TESS_FEATURE_PAGES;
     caps->parallel_jobs = (uint32_t)(d->units > 0 ? d->units : 1);
     caps->workspace_align = 256;
     caps->cache_bytes = d->cache_bytes > 0 ? (uint64_t)d->cache_bytes : 0;

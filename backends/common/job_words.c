@@ -44,6 +44,8 @@ AT_WORD(tess_sequence, kv_start, TESS_WORD_SEQUENCE_KV_START);
 AT_WORD(tess_sequence, batch, TESS_WORD_SEQUENCE_BATCH);
 AT_WORD(tess_sequence, q_len, TESS_WORD_SEQUENCE_Q_LEN);
 AT_WORD(tess_sequence, kv_len, TESS_WORD_SEQUENCE_KV_LEN);
+AT_WORD(tess_sequence, q_first, TESS_WORD_SEQUENCE_Q_FIRST);
+AT_WORD(tess_sequence, kv_batch, TESS_WORD_SEQUENCE_KV_BATCH);
 HAS_WORDS(tess_sequence, TESS_SEQUENCE_WORDS);
 
 AT_WORD(tess_class, flags, TESS_WORD_CLASS_FLAGS);

@@ -43,6 +43,9 @@ tess_status tess_cuda_prepare(tess_driver_device *d, const tess_kernel_key *key,
  * 1: K and V, bit 2: O. */
 uint32_t tess_cuda_wide(const tess_launch *l);
 
+/* Why no kernel on tensor cores takes the problem, or NULL. */
+const char *tess_cuda_refusal(const tess_kernel_key *key);
+
 /* Which kernels are tried first on which device (docs/tune.md). */
 extern const char tess_cuda_tune[];
 

@@ -75,7 +75,7 @@ static const char *refuses(const tess_driver_device *d, const tess_kernel_key *k
     if (d->image < 0) return "built without the merge kernel";
     if (!key) return NULL;
     if (key->dtype == TESS_F32) return "takes f16 and bf16 only";
-    return tess_portable_refusal(key);
+    return tess_cuda_refusal(key);
 }
 
 /* Reasoned from an A100: 312 TFLOP/s of 108 multiprocessors, of which the kernel reaches a bit more

@@ -50,7 +50,7 @@ static const char *refuses(const tess_driver_device *d, const tess_kernel_key *k
     if (!key) return NULL;
     if (key->dtype == TESS_F32) return "takes f16 and bf16 only";
     if (key->block % 8 != 0) return "block is not a multiple of 8";
-    return tess_portable_refusal(key);
+    return tess_cuda_refusal(key);
 }
 
 /* Measured on an H200. Rows that are not there cost as much as others. */

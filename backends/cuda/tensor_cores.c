@@ -24,6 +24,12 @@ tess_status tess_cuda_prepare(tess_driver_device *d, const tess_kernel_key *key,
     return TESS_OK;
 }
 
+const char *tess_cuda_refusal(const tess_kernel_key *key) {
+    if (key->page) return "does not read pages";
+    if (key->compact) return "does not read K and V by slot";
+    return tess_portable_refusal(key);
+}
+
 /* Rows of 16 aligned bytes. */
 static int is_wide(const tess_launch *l, const tess_tensor *t) {
     const uint64_t address = t->buffer.handle + t->buffer.offset;

@@ -227,6 +227,7 @@ static tess_status opencl_query(void *device, tess_caps *caps) {
     memset(caps, 0, sizeof *caps);
     caps->struct_size = size;
     caps->buffer_kind = TESS_BUFFER_OBJECT;
+    caps->features = TESS_FEATURE_POSITIONS | TESS_FEATURE_PAGES;
     caps->parallel_jobs = tess_opencl_parallel_jobs(d);
     caps->workspace_align = 256;
     if (!d->time_limited) return TESS_OK;

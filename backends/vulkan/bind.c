@@ -28,7 +28,7 @@ tess_status tess_vk_bind(tess_vk_run *run) {
     const tess_launch *l = run->launch;
     for (uint32_t n = 0; n < TESS_PORTABLE_TENSORS; n++) {
         const tess_portable_tensor *t = &tess_portable_tensors[n];
-        const uint32_t item = t->role == TESS_ROLE_LSE ? 4 : tess_portable_element(l->dtype);
+        const uint32_t item = t->element ? t->element : tess_portable_element(l->dtype);
         TESS_RETURN_IF_ERROR(bind(run, TESS_BIND_TENSORS + n, t->name, &l->tensor[t->role].buffer,
                                   l->bytes[t->role], item));
     }

@@ -201,6 +201,7 @@ tess_status tess_vk_query(void *device, tess_caps *caps) {
     memset(caps, 0, sizeof *caps);
     caps->struct_size = size;
     caps->buffer_kind = TESS_BUFFER_OBJECT;
+    caps->features = TESS_FEATURE_POSITIONS | TESS_FEATURE_PAGES;
     caps->parallel_jobs = tess_vk_parallel_jobs(d);
     caps->workspace_align = VK_WORKSPACE_ALIGN;
     caps->range_blocks = tess_vk_range_steps(d);

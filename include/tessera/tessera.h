@@ -614,6 +614,10 @@ typedef enum tess_dtype {
 enum {
     /* The bits of a sequence's result do not depend on the other sequences of the batch. */
     TESS_PLAN_BATCH_INVARIANT = 1u << 0,
+    /* 1u << 1 is taken by a later version */
+    /* K and V lie by slot: a head keeps only the key blocks that it can still see. The layout must
+     * be causal and KV-efficient. */
+    TESS_PLAN_COMPACT = 1u << 2,
 };
 
 /*
@@ -642,10 +646,22 @@ enum {
  * time_limit_us: an estimate, not a promise.
  * kernel:        NULL: the setting `kernel`, else as the tune tables prefer, else the first that
  *                accepts.
+ * q_first, kv_first:
+ *                positions for each sequence, `batch` values each, copied. Row r of the sequence is
+ *                at position q_first[b] + r and key t at kv_first[b] + t, and the pattern compares
+ *                these positions: with both, a sequence's rows read any part of its keys (see
+ *                tess_merge_parts). kv_first[b] is a multiple of the pattern's block, and the keys
+ *                end within the layout's max_tokens. q_first[b] is at least 0; rows may lie past
+ *                all keys, as those of a later part do. Without q_first the last row is at the
+ *                position of the last key.
+ *
+ * page:          K and V lie in pages of so many tokens, which a table names: tess_run_desc. With
+ *                pages or TESS_PLAN_COMPACT, K and V have a batch dimension also where rows are
+ *                packed, and cu_kv_lens tells only how many keys each sequence has.
  */
 typedef struct tess_plan_desc {
     uint32_t struct_size;
-    uint32_t flags;                        /* TESS_PLAN_BATCH_INVARIANT */
+    uint32_t flags;                        /* TESS_PLAN_BATCH_INVARIANT, TESS_PLAN_COMPACT */
     uint32_t op;                           /* tess_op */
     uint32_t dtype;                        /* of Q, K, V and O; accumulation and LSE are float32 */
     int32_t head_dim;                      /* elements of a head: 8, 16, ... 256 */
@@ -662,6 +678,11 @@ typedef struct tess_plan_desc {
     uint32_t max_in_flight;                /* [0: 4] tess_run calls that may be under way */
     uint64_t time_limit_us;                /* [0: the device's, if any] of a tess_plan_range */
     const char *kernel;                    /* [NULL: the best that accepts] "backend/kernel" */
+    uint32_t kv_dtype;                     /* [0: dtype] others UNSUPPORTED in this version */
+    int32_t page;                          /* [0: contiguous] 16, 32, 64, 128 or 256 tokens */
+    int64_t max_rows;                      /* [0: none] others UNSUPPORTED in this version */
+    const int64_t *q_first;                /* [NULL: bottom-right] of each: position of row 0 */
+    const int64_t *kv_first;               /* [NULL: 0] of each: position of its first key */
 } tess_plan_desc;
 
 /* Binds a layout and a batch to a device: picks the kernel, cuts the rows into tiles, orders the
@@ -698,6 +719,9 @@ typedef struct tess_plan_info {
     uint64_t device_bytes;    /* tables on the device; 0 where they are the host's */
     double create_seconds;    /* how long tess_plan_create took */
     char kernel[64];          /* "backend/kernel" */
+    uint64_t step_bytes;      /* 0 in this version */
+    uint32_t n_storage;       /* storage groups: pools of K, and of V. 1 unless COMPACT */
+    uint32_t reserved;        /* 0 */
 } tess_plan_info;
 
 /* kept_pairs, dense_pairs, flops and bytes_min are computed here, in closed form: O(heads) for each
@@ -716,6 +740,7 @@ typedef enum tess_role {
     TESS_ROLE_V = 2,
     TESS_ROLE_O = 3,
     TESS_ROLE_LSE = 4,
+    TESS_ROLE_BLOCK_TABLE = 5, /* int32 */
 } tess_role;
 
 /* Fills strides for a contiguous tensor of the plan at `buffer`, and sets *bytes (may be NULL) to
@@ -726,10 +751,26 @@ typedef enum tess_role {
  *     K, V   [batch, kv_len, n_kv_heads, head_dim]   [tokens, n_kv_heads, head_dim]
  *     LSE    [batch, n_heads, q_len]                 [n_heads, tokens]
  *
+ *     BLOCK_TABLE  [n_storage, batch, pages of the longest sequence], stride_batch is table_stride
+ *
  * With length arrays in a padded batch, q_len and kv_len are the descriptor's where not 0, else the
- * longest. */
+ * longest. INVALID: the role is none; K or V of a plan with pages or several storage groups, whose
+ * pools tess_plan_pool describes; BLOCK_TABLE of a plan without pages. */
 TESS_API tess_status tess_plan_tensor(const tess_plan *plan, tess_role role, tess_buffer buffer,
                                       tess_tensor *tensor, uint64_t *bytes);
+
+/* The same for K or V of a storage group:
+ *
+ *     with pages      [pages, page, kv heads of the group, head_dim]
+ *     COMPACT         [batch, tokens, kv heads of the group, head_dim], where `tokens` is what
+ *                     tess_layout_pages answers for the longest sequence without pages
+ *
+ * `pages` is 0 where the plan has none. Any other strides serve tess_run as well, such as
+ * [pages, kv heads, page, head_dim].
+ * INVALID: the role is neither; a storage group that there is not; pages. */
+TESS_API tess_status tess_plan_pool(const tess_plan *plan, tess_role role, uint32_t storage,
+                                    int64_t pages, tess_buffer buffer, tess_tensor *tensor,
+                                    uint64_t *bytes);
 
 /* ------------------------------------------------------------------------------------------ run */
 
@@ -741,13 +782,34 @@ TESS_API tess_status tess_plan_tensor(const tess_plan *plan, tess_role role, tes
  *                 a range of jobs. Ranges of one run share a workspace and are given in order.
  * device_seconds: gets the device's own time for this call, and makes the call wait for it.
  *
- * The fields after device_seconds are room for features that answer UNSUPPORTED in this version.
- * Their buffers must be of kind NONE.
+ * A plan with pages, or with TESS_PLAN_COMPACT, reads K and V from a KV cache:
+ *
+ * k, v:           with pages [pages, page, kv head, element]: stride_batch leads from page to page,
+ *                 and the other strides may have any order. Without them K and V are
+ *                 [batch, token, kv head, element], also where rows are packed.
+ * k_pools, v_pools:
+ *                 where tess_plan_info.n_storage is above 1, a tensor of each storage group, with
+ *                 the kv heads that tess_layout_storage lists; k and v are of kind NONE then.
+ * block_table, table_stride:
+ *                 int32 [n_storage][batch][table_stride]: entry u / page of a sequence's row is the
+ *                 page of its token place u. Places are the positions of keys, or TESS_PLAN_COMPACT
+ *                 by slot: tess_layout_slot. table_stride is at least the pages of the longest
+ *                 sequence; entries past a sequence's last place are not read.
+ * pages:          of every pool. An entry outside [0, pages), such as -1, is a hole: its keys count
+ *                 as masked, and neither their K nor their V is read. Entries may be equal.
+ *
+ * Pools are inputs: they and the table may overlap each other, and outputs may not lie within them.
+ * What no row reads may hold anything: other blocks of a slot, ends of pages, pages that no row of
+ * the table names. Results do not depend on the page, the ids, the strides, or on whether K and V
+ * lie in pages, by slot or in place: with one kernel they have the same bits.
+ *
+ * sink_logits, k_scale, v_scale, q_lens, kv_lens, d_o to d_lse and step are room for features that
+ * answer UNSUPPORTED in this version. Their buffers must be of kind NONE.
  */
 typedef struct tess_run_desc {
     uint32_t struct_size;
     uint32_t flags;         /* must be 0 */
-    tess_tensor q, k, v;    /* inputs */
+    tess_tensor q, k, v;    /* inputs; k and v may be a pool of pages */
     tess_tensor o;          /* output */
     tess_tensor lse;        /* [kind NONE: not wanted] output */
     tess_buffer workspace;  /* [kind NONE: where workspace_bytes is 0] */
@@ -758,6 +820,11 @@ typedef struct tess_run_desc {
     tess_tensor sink_logits, k_scale, v_scale;
     tess_buffer q_lens, kv_lens, block_table;
     tess_tensor d_o, d_q, d_k, d_v, d_lse;
+    tess_buffer step;           /* must be of kind NONE */
+    int64_t table_stride;       /* pages from one sequence's row of block_table to the next */
+    int64_t pages;              /* of each pool; 1 to 2^31 - 1 */
+    const tess_tensor *k_pools; /* [NULL: k] of each storage group, where there are several */
+    const tess_tensor *v_pools; /* [NULL: v] likewise */
 } tess_run_desc;
 
 /*
@@ -790,7 +857,7 @@ typedef struct tess_run_desc {
  * On failure outputs may be partly written.
  * INVALID: names the tensor and what is wrong: kind, alignment, stride, size, workspace too small,
  *   range.
- * UNSUPPORTED: a reserved feature.
+ * UNSUPPORTED: a reserved feature; stream.extra of a plan with several storage groups.
  * BUSY: max_in_flight runs are under way.
  * DEVICE_LOST. NATIVE.
  */

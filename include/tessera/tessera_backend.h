@@ -108,14 +108,20 @@ typedef struct tess_merge {
  * One sequence that has rows; those of the batch that have none are not in the table.
  * The element (row r, head h) of Q, O and LSE is at
  *     batch * stride_batch + (q_start + r) * stride_token + h * stride_head;
- * key t of kv head g likewise with kv_start. The absolute position of row r is kv_len - q_len + r,
- * and that of key t is t.
+ * key t of kv head g likewise with kv_batch and kv_start, unless K and V have pages or lie by slot
+ * (tess_launch.page). The absolute position of row r is q_first + r, and that of key t is t.
+ *
+ * Where the keys are a part of the sequence's, kv_len is the position at which the part ends, jobs
+ * list no block before it, and kv_start is as far below the first key in memory as that key is from
+ * position 0: it may be negative. Rows may then lie anywhere, also past kv_len.
  */
 typedef struct tess_sequence {
     int64_t q_start, kv_start;
     uint32_t batch;
     int32_t q_len, kv_len;
-    uint32_t reserved[3]; /* 0; two words are kept for the positions of the first row and key */
+    int32_t q_first;   /* position of row 0 */
+    uint32_t kv_batch; /* `batch` of K and V */
+    uint32_t reserved; /* 0 */
 } tess_sequence;
 
 /*
@@ -194,6 +200,11 @@ typedef struct tess_tables {
     const uint32_t *bits; /* parallel to entries; empty unless some class has TESS_CLASS_BITS */
     uint64_t jobs_at, merges_at, sequences_at, classes_at, entries_at, bits_at;
     tess_buffer device;
+    /* Where K and V lie in a compact plan (tess_launch.compact); both empty in others. kv heads
+     * whose blocks lie alike share a list of slots. */
+    const tess_slot *slots;
+    const tess_kv_head *kv_heads; /* of each kv head */
+    uint64_t slots_at, kv_heads_at;
 } tess_tables;
 
 /* -------------------------------------------------------------------------- host services */
@@ -219,14 +230,24 @@ struct tess_host {
 
 /* ------------------------------------------------------------------------------ the backend */
 
+/* tess_caps.features. Each addition to jobs, tables and launches that an older backend would
+ * misread has a bit; the core never hands such a launch to a backend that does not set the bit, and
+ * a bit that the core does not know means nothing. */
+enum {
+    /* Kernels read tess_sequence.q_first and kv_batch. Without it these are kv_len - q_len and
+     * batch, and kv_start is not negative. */
+    TESS_FEATURE_POSITIONS = 1u << 0,
+    /* Kernels read tess_launch.page and compact, or refuse them in the key; and kv_batch. */
+    TESS_FEATURE_PAGES = 1u << 1,
+    TESS_FEATURE_APPEND = 1u << 2, /* there are TESS_OP_APPEND and TESS_OP_COPY_PAGES */
+};
+
 /*
- * What an open device is. Later versions give each addition to jobs, tables and launches that an
- * older backend would misread a bit of `features`; the core never hands such a launch to a backend
- * that does not set the bit. This version has none, and a bit that the core does not know means
- * nothing. Jobs consist of (row tile, key block) steps; the two numbers about steps
+ * What an open device is. Jobs consist of (row tile, key block) steps; the two numbers about steps
  * turn a time into a number of jobs, and are cautious estimates. Of the cache, kv heads that are
  * worked on together fill at most half.
  */
+
 typedef struct tess_caps {
     uint32_t struct_size;
     uint32_t host_memory;      /* 1: kernels read host memory; nothing is uploaded; kind HOST */
@@ -236,7 +257,7 @@ typedef struct tess_caps {
     uint64_t range_blocks;     /* [0: no limit] steps that fit one submission's time limit */
     uint64_t steps_per_second; /* [0: unknown] for time_limit_us */
     uint64_t cache_bytes;      /* [0: not used] of the cache that K and V are read through */
-    uint32_t features;         /* TESS_FEATURE_...: what the backend takes beyond this version */
+    uint32_t features;         /* TESS_FEATURE_... */
     uint32_t reserved;         /* 0 */
 } tess_caps;
 
@@ -257,6 +278,10 @@ typedef struct tess_kernel_key {
     uint32_t packed;      /* 1: sequences follow each other in one dimension */
     uint32_t max_in_flight;
     uint32_t reserved; /* 0 */
+    uint32_t kv_dtype; /* tess_dtype of K and V */
+    int32_t page;      /* tokens of a page of K and V; 0: contiguous */
+    uint32_t compact;  /* 1: K and V lie by slot */
+    uint32_t unused;   /* 0 */
 } tess_kernel_key;
 
 /*
@@ -329,6 +354,22 @@ typedef struct tess_launch {
     /* Bytes from each tensor's offset on that the plan may touch; 0: none. For devices that bind
      * ranges of buffers. */
     uint64_t bytes[TESS_ROLES];
+    /*
+     * Where key t of kv head g lies, in elements from the start of K and of V:
+     *
+     *     u = compact ? slot of block t / block * block + t % block : kv_start + t
+     *     h = compact ? pool_head of g : g
+     *     page 0: kv_batch * stride_batch + u * stride_token + h * stride_head
+     *     else:         id * stride_batch + u % page * stride_token + h * stride_head
+     *
+     * where id is the int32 number kv_batch * stride_batch + u / page of TESS_ROLE_BLOCK_TABLE. A
+     * key whose id is outside [0, pages) is absent: it counts as masked, and neither its K nor its
+     * V is read. Compact plans have a launch for each storage group, whose jobs follow each other;
+     * K, V and the block table are then the group's. Merges come with the last one.
+     */
+    int64_t pages;    /* of K and of V */
+    int32_t page;     /* tokens: 16, 32, 64, 128 or 256; 0: contiguous */
+    uint32_t compact; /* 1: K and V lie by slot */
 } tess_launch;
 
 typedef struct tess_backend {

@@ -55,6 +55,8 @@
 #define TESS_WORD_SEQUENCE_BATCH    4u
 #define TESS_WORD_SEQUENCE_Q_LEN    5u
 #define TESS_WORD_SEQUENCE_KV_LEN   6u
+#define TESS_WORD_SEQUENCE_Q_FIRST  7u
+#define TESS_WORD_SEQUENCE_KV_BATCH 8u
 
 /* ------------------------------------------------------------------ tess_class */
 

@@ -175,6 +175,7 @@ static const struct {
     WIDE(tess_run_desc, d_k),
     WIDE(tess_run_desc, d_v),
     WIDE(tess_run_desc, d_lse),
+    WIDE(tess_run_desc, step),
     WIDE(tess_backend_info, name),
     WIDE(tess_backend_info, reason),
     WIDE(tess_device_info, id),

@@ -13,7 +13,27 @@
 
 for (uint slice = 0u; slice < chunk; slice += TESS_SLICE_KEYS) {
     const uint depth = tess_min(chunk - slice, TESS_UINT(TESS_SLICE_KEYS));
-    if (v_aligned) {
+    if (TESS_IS_PAGED) {
+        TESS_NO_UNROLL for (uint n = 0u; n < TESS_TURNS(TESS_V_SIZE); n++) {
+            const uint e = n * TESS_THREADS + thread;
+            if (TESS_INSIDE(e, TESS_V_SIZE)) {
+                const uint key = slice + e / (TESS_DIMS / 4u);
+                const uint dim = tess_min(e % (TESS_DIMS / 4u) * 4u, head_dim - 4u);
+                const tess_offset own = v_base + TESS_OFFSET(key_page[key]) * args.v_batch +
+                                        TESS_OFFSET(key_token[key]) * args.v_token +
+                                        TESS_OFFSET(dim);
+                vec4 four = VEC4(0.0f, 0.0f, 0.0f, 0.0f);
+                if (key_page[key] == TESS_ABSENT) {
+                    /* 0 times whatever it holds might be NaN */
+                } else if (TESS_IS_ALIGNED(V, own, 0)) {
+                    four = TESS_LOAD4_ALIGNED(V, own);
+                } else {
+                    four = TESS_LOAD4(V, own);
+                }
+                v[e] = four;
+            }
+        }
+    } else if (v_aligned) {
         TESS_LOAD_V(TESS_LOAD4_ALIGNED)
     } else {
         TESS_LOAD_V(TESS_LOAD4)
