@@ -16,7 +16,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_forward.comp
- * sha256: 678f2f4ca7b6da86f31504e5dbc6305408c98226b759ed85bc030d5fb29ebb99
+ * sha256: 82ca2d2cc167435da0ddd63ab35c43b0ccd0b97cce311e6a186599e88cc595e4
  */
 #include <stdint.h>
 static const uint32_t tess_vk_forward_f32[] = {
