@@ -758,6 +758,7 @@ typedef enum tess_role {
  *     K, V   [batch, kv_len, n_kv_heads, head_dim]   [tokens, n_kv_heads, head_dim]
  *     LSE    [batch, n_heads, q_len]                 [n_heads, tokens]
  *
+ *     NEW_K, NEW_V  [batch, q_len, n_kv_heads, head_dim]  [tokens, n_kv_heads, head_dim]
  *     BLOCK_TABLE  [n_storage, batch, pages of the longest sequence], stride_batch is table_stride
  *
  * With length arrays in a padded batch, q_len and kv_len are the descriptor's where not 0, else the
@@ -886,5 +887,7 @@ static inline tess_buffer tess_host_buffer(const void *pointer, uint64_t size) {
 #ifdef __cplusplus
 }
 #endif
+
+#include "tessera_serving.h"
 
 #endif /* TESSERA_TESSERA_H */
