@@ -27,7 +27,7 @@ static const opencl_row kernels[] = {
 };
 enum { ROWS = sizeof kernels / sizeof *kernels };
 
-enum { MOST_PAIRS = 1024, MOST_OPTIONS = 256, MOST_DEVICES = 64 };
+enum { MOST_PAIRS = 1024, PAGING_PAIRS = 4, MOST_OPTIONS = 256, MOST_DEVICES = 64 };
 
 /* ------------------------------------------------------------------ limits */
 
@@ -263,7 +263,8 @@ static void release(tess_kernel *kernel) {
 static tess_status state_create(opencl_device *d, const opencl_row *row, cl_program program,
                                 uint32_t pairs, uint32_t threads, opencl_state **out) {
     const tess_host *host = d->host;
-    if (pairs > MOST_PAIRS) pairs = MOST_PAIRS;
+    const uint32_t most = row->variant ? MOST_PAIRS : PAGING_PAIRS;
+    if (pairs > most) pairs = most;
     opencl_state *state = host->alloc(host, state_bytes(pairs), 64);
     if (!state)
         return host->fail(host, TESS_ERROR_OUT_OF_MEMORY,

@@ -80,7 +80,7 @@ typedef struct tess_copy_desc {
     uint32_t struct_size;
     uint32_t flags;           /* must be 0 */
     uint32_t dtype;           /* tess_dtype of the pools */
-    uint32_t n_pools;         /* 0 to 64 */
+    uint32_t n_pools;         /* 0 to 32 */
     int32_t n_heads;          /* of a pool, 1 to 65535 */
     int32_t head_dim;         /* elements of a head: 8, 16, ... 256 */
     int64_t page;             /* tokens; at least 1 */
@@ -98,7 +98,7 @@ typedef struct tess_copy_desc {
  * the list is on the device.
  *
  * The first call on a device for a dtype makes the kernel ready: it may allocate and compile, also
- * with n_pairs 0. Later ones do not, and can be captured. Copies within 64 pools may be under way
+ * with n_pairs 0. Later ones do not, and can be captured. Copies within 32 pools may be under way
  * on a device for each dtype.
  *
  * INVALID: names the field. UNSUPPORTED: head_dim, n_pairs * page of 2^31 or more, stream.extra

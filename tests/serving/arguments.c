@@ -166,7 +166,7 @@ static void test_copy(void **state) {
     assert_error(tess_copy_pages(s->device, NULL), TESS_ERROR_INVALID, "tess_copy_pages", "desc");
     INVALID("flags", s->copy.flags = 2);
     INVALID("dtype", s->copy.dtype = 3);
-    INVALID("n_pools", s->copy.n_pools = 65);
+    INVALID("n_pools", s->copy.n_pools = 33);
     INVALID("pools", s->copy.pools = NULL);
     INVALID("n_heads", s->copy.n_heads = 0);
     INVALID("n_heads", s->copy.n_heads = 65536);
