@@ -14,6 +14,7 @@
 
 #include "common/again.h"
 #include "common/life.h"
+#include "common/serve.h"
 #include "common/testlib.h"
 #include "fake.h"
 #include "instance.h"
@@ -126,6 +127,7 @@ static tess_status live_once(test_heap *heap, int *opened, int *seen) {
     *opened = status == TESS_OK;
     if (status == TESS_OK) status = use_memory(device);
     if (status == TESS_OK) status = use_plan(device, &p, seen);
+    if (status == TESS_OK) status = serve_once(runtime, device);
     if (*opened && status == TESS_ERROR_DEVICE_LOST) stays_lost(device);
     tess_device_release(device);
     tess_runtime_release(runtime);

@@ -33,8 +33,8 @@ enum {
     FAST_DIMS = sizeof fast_dims / sizeof *fast_dims
 };
 
-/* Kernels are numbered: dtype, then kind and head_dim. */
-enum { PER_DTYPE = PORTABLE_DIMS + 1 + 2 * FAST_DIMS };
+/* Kernels are numbered: dtype, then kind and head_dim; those of paging.c are behind them. */
+enum { PER_DTYPE = PORTABLE_DIMS + 1 + 2 * FAST_DIMS, FIRST_PAGING = DTYPES * PER_DTYPE };
 
 static kernel kernel_of(int number) {
     const int dtype = number / PER_DTYPE, n = number % PER_DTYPE;
@@ -57,18 +57,22 @@ int fake_kernel_find(const char *name) {
             snprintf(text + length, sizeof text - (size_t)length, "_%d", k.head_dim);
         if (strcmp(text, name) == 0) return n;
     }
-    return -1;
+    const int paging = fake_paging_find(name);
+    return paging < 0 ? -1 : FIRST_PAGING + paging;
 }
 
 const size_t *fake_kernel_parameters(int number) {
     static const size_t portable[] = {8, 8, 8, 8, 8, 8, 8, 8, sizeof(tess_args), 0},
                         sm90[] = {sizeof(tess_sm90_maps), sizeof(tess_sm90_args), 0},
                         sm80[] = {sizeof(tess_sm80_args), 0};
+    if (number >= FIRST_PAGING) return fake_paging_parameters(number - FIRST_PAGING);
     const int kind = kernel_of(number).kind;
     return kind == SM90 ? sm90 : kind == SM80 ? sm80 : portable;
 }
 
-unsigned fake_kernel_threads(int number) { return kernel_of(number).threads; }
+unsigned fake_kernel_threads(int number) {
+    return number >= FIRST_PAGING ? FAKE_PAGING_THREADS : kernel_of(number).threads;
+}
 
 /* The arguments of either kind of kernel. */
 typedef struct arguments {
@@ -105,6 +109,10 @@ static arguments read_arguments(int number, void *const *parameters) {
 }
 
 void fake_kernel_describe(int number, void *const *parameters, char *text, size_t size) {
+    if (number >= FIRST_PAGING) {
+        fake_paging_describe(number - FIRST_PAGING, parameters, text, size);
+        return;
+    }
     const arguments x = read_arguments(number, parameters);
     const tess_args *a = &x.a;
     snprintf(text, size, " items %u from %u head_dim %u block %u group %u flags %u partial_rows %u",
@@ -244,6 +252,10 @@ static void merge_row(const buffers *b, const tess_merge *merge, int64_t pack, i
 }
 
 void fake_kernel_run(int number, unsigned groups, void *const *parameters) {
+    if (number >= FIRST_PAGING) {
+        fake_paging_run(number - FIRST_PAGING, groups, parameters);
+        return;
+    }
     const kernel k = kernel_of(number);
     const arguments x = read_arguments(number, parameters);
     const buffers b = {&x.a,

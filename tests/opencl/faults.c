@@ -13,6 +13,7 @@
 #include "cl.h"
 #include "common/again.h"
 #include "common/life.h"
+#include "common/serve.h"
 #include "common/testlib.h"
 #include "instance.h"
 #include "loader.h"
@@ -77,6 +78,7 @@ static tess_status live_once(test_heap *heap, int *opened, int *seen) {
             instance_release(&x);
         }
     }
+    if (status == TESS_OK) status = serve_once(runtime, device);
     problem_free(&p);
     tess_device_release(device);
     tess_runtime_release(runtime);

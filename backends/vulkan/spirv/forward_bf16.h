@@ -16,7 +16,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_forward.comp
- * sha256: 7740511bc51a33298d5d5fb91c286b46b74536d7a007f82b46b18b5cca7753c9
+ * sha256: 5aa296e80df13d0c1c6ab6129b6a70b469b392e224c84c2e7a2ea496b97e589a
  */
 #include <stdint.h>
 static const uint32_t tess_vk_forward_bf16[] = {

@@ -10,7 +10,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_merge.comp
- * sha256: 5db1bdbf6e00e2b9badf4edb8570d98b62ca508895686aaf7d742285785afdb4
+ * sha256: 754f57568a106121d2cdb01286362009fafecdfd923255828efa3152275a99e8
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_f32[] = {
