@@ -178,7 +178,9 @@ static void test_lines_reproduce(void **state) {
                     a.tile_rows == b.tile_rows);
         for (int64_t s = 0; s < a.batch; s++)
             assert_true(problem_q_len(&a, s) == problem_q_len(&b, s) &&
-                        problem_kv_len(&a, s) == problem_kv_len(&b, s));
+                        problem_kv_len(&a, s) == problem_kv_len(&b, s) &&
+                        problem_q_first(&a, s) == problem_q_first(&b, s) &&
+                        problem_kv_first(&a, s) == problem_kv_first(&b, s));
         problem_free(&a);
         problem_free(&b);
     }
