@@ -284,9 +284,11 @@ tess_status tess_choose_for_device(tess_device *device, uint32_t op, uint32_t dt
                                  .n_heads = 1,
                                  .batch = 1,
                                  .max_in_flight = TESS_DEVICE_LAUNCHES};
-    tess_kernel *own = &device->copy_pages[dtype];
-    if (!(device->caps.features & TESS_FEATURE_APPEND))
-        return tess_unsupported("tess_copy_pages: device: backend %s does not copy pages",
+    const bool merges = op == TESS_OP_MERGE;
+    tess_kernel *own = merges ? &device->merge[dtype] : &device->copy_pages[dtype];
+    if (!(device->caps.features & (merges ? TESS_FEATURE_MERGE : TESS_FEATURE_APPEND)))
+        return tess_unsupported(merges ? "tess_merge_parts: device: backend %s does not merge parts"
+                                       : "tess_copy_pages: device: backend %s does not copy pages",
                                 device->backend->name);
     pthread_mutex_lock(&device->preparing);
     const tess_status status = own->release ? TESS_OK : choose_first(device, &key, own);

@@ -57,8 +57,8 @@ struct tess_device {
     tess_caps caps;
     tess_device_info info;
     pthread_mutex_t preparing; /* of all below */
-    /* by tess_dtype: kernels of tess_copy_pages, ready where `release` is not NULL */
-    tess_kernel copy_pages[TESS_BF16 + 1];
+    /* by tess_dtype: kernels of operations without a plan, ready where `release` is not NULL */
+    tess_kernel copy_pages[TESS_BF16 + 1], merge[TESS_BF16 + 1];
 };
 void tess_device_retain(tess_device *device);
 /* NULL, forked, or lost */

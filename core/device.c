@@ -233,6 +233,10 @@ void tess_device_retain(tess_device *device) {
     atomic_fetch_add_explicit(&device->refs, 1, memory_order_relaxed);
 }
 
+static void release_kernel(tess_kernel *kernel) {
+    if (kernel->release) kernel->release(kernel);
+}
+
 void tess_device_release(tess_device *device) {
     if (device == NULL || atomic_fetch_sub_explicit(&device->refs, 1, memory_order_acq_rel) != 1)
         return;
@@ -240,9 +244,10 @@ void tess_device_release(tess_device *device) {
     /* Threads and driver state do not survive a fork, so the child frees only the core's own
      * memory. */
     if (!tess_runtime_forked(runtime)) {
-        for (uint32_t n = 0; n <= TESS_BF16; n++)
-            if (device->copy_pages[n].release)
-                device->copy_pages[n].release(&device->copy_pages[n]);
+        for (uint32_t n = 0; n <= TESS_BF16; n++) {
+            release_kernel(&device->copy_pages[n]);
+            release_kernel(&device->merge[n]);
+        }
         device->backend->close(device->native);
         pthread_mutex_destroy(&device->preparing);
     }

@@ -133,6 +133,12 @@ static const tess_field copy_desc[] = {
     F(T, page),        F(T, pages), F(T, n_pairs), F(T, pools),   F(T, pairs),   F(T, stream)};
 #undef T
 
+#define T tess_parts_desc
+static const tess_field parts_desc[] = {
+    F(T, struct_size), F(T, flags),   F(T, n_parts),   F(T, n_heads), F(T, head_dim), F(T, dtype),
+    F(T, rows),        F(T, o_parts), F(T, lse_parts), F(T, o),       F(T, lse),      F(T, stream)};
+#undef T
+
 /* NOLINTEND(bugprone-sizeof-expression) */
 
 #define STRUCTURE(type, fields) \
@@ -156,6 +162,7 @@ const tess_structure tess_structures[TESS_STRUCTURE_COUNT] = {
     [TESS_PLAN_INFO] = STRUCTURE(tess_plan_info, plan_info),
     [TESS_APPEND_DESC] = STRUCTURE(tess_append_desc, append_desc),
     [TESS_COPY_DESC] = STRUCTURE(tess_copy_desc, copy_desc),
+    [TESS_PARTS_DESC] = STRUCTURE(tess_parts_desc, parts_desc),
 };
 
 /* ------------------------------------------------------------------ sizes */

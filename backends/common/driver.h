@@ -168,6 +168,7 @@ typedef struct tess_driver_state {
 } tess_driver_state;
 
 extern const tess_driver_row tess_driver_portable;
+extern const tess_driver_row tess_driver_merge_parts;
 /* driver_paging.c: the kernels that write a cache */
 extern const tess_driver_row tess_driver_append, tess_driver_copy_pages;
 

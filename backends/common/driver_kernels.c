@@ -197,6 +197,36 @@ static tess_status merge(tess_driver_device *d, const tess_launch *l, void *stre
 const tess_driver_row tess_driver_portable = {
     {TESS_OP_FORWARD, "portable", 0}, portable_refuses, portable_prepare, portable_forward};
 
+/* ------------------------------------------------------------------ parts of keys */
+
+static tess_status parts_prepare(tess_driver_device *d, const tess_kernel_key *key,
+                                 tess_kernel *kernel) {
+    tess_driver_state *state = NULL;
+    char name[64];
+    snprintf(name, sizeof name, "tess_merge_parts_%s", tess_portable_dtype(key->dtype));
+    const tess_status status =
+        tess_driver_state_create(d, key, 0, d->driver->vendor->images, name, &state);
+    kernel->state = state;
+    return status;
+}
+
+static tess_status parts_launch(tess_driver_device *d, const tess_launch *l, void *stream) {
+    const tess_driver_state *state = l->kernel->state;
+    tess_launch as;
+    tess_portable_parts(l, &as);
+    for (uint64_t done = 0; done < l->n_jobs; done += MOST_GROUPS) {
+        tess_args args;
+        const uint64_t rest = l->n_jobs - done, items = rest < MOST_GROUPS ? rest : MOST_GROUPS;
+        tess_portable_parts_args(&as, done, items, 1, &args);
+        TESS_RETURN_IF_ERROR(launch_portable(d, &as, state->forward, &args, args.items,
+                                             TESS_PARTS_THREADS, 0, stream));
+    }
+    return TESS_OK;
+}
+
+const tess_driver_row tess_driver_merge_parts = {
+    {TESS_OP_MERGE, "merge_parts", 0}, portable_refuses, parts_prepare, parts_launch};
+
 /* ------------------------------------------------------------------ the table */
 
 tess_status tess_driver_kernel(void *device, uint32_t index, const tess_kernel_key *key,

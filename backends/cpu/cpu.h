@@ -64,6 +64,9 @@ const char *tess_cpu_pool_name(void);
 /* merge.c: one merge job. */
 void tess_cpu_merge(const tess_launch *launch, const tess_merge *merge);
 
+/* merge.c: merges one vector of all parts. */
+void tess_cpu_merge_parts(const tess_launch *launch, uint64_t vector);
+
 /* paging.c: appends a row; copies a token of a page. */
 void tess_cpu_append(const tess_launch *launch, uint64_t row);
 void tess_cpu_copy_pages(const tess_launch *launch, uint64_t token);

@@ -84,11 +84,13 @@ static void do_items(void *context, size_t worker) {
     work *w = context;
     (void)worker;
     TAKE_OVER(w);
+    const cpu_fp_mode before = cpu_fp_enter();
     for (;;) {
         const uint64_t n = atomic_fetch_add_explicit(&w->next, ITEMS_AT_ONCE, memory_order_relaxed);
         for (uint64_t i = n; i < w->end && i < n + ITEMS_AT_ONCE; i++) w->row->item(w->launch, i);
         if (n >= w->end) break;
     }
+    cpu_fp_leave(before);
     HAND_OVER(w);
 }
 

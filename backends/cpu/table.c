@@ -42,6 +42,7 @@ static const cpu_row kernels[] = {
     {{FORWARD, "amx_bf16_soft", NAMED}, CPU_ISA_ANY, BF16, 5, WITH(amx_bf16_soft)},
     {{TESS_OP_APPEND, "append", 0}, CPU_ISA_ANY, ANY, 0, ITEM(append)},
     {{TESS_OP_COPY_PAGES, "copy_pages", 0}, CPU_ISA_ANY, ANY, 0, ITEM(copy_pages)},
+    {{TESS_OP_MERGE, "merge_parts", 0}, CPU_ISA_ANY, ANY, 0, ITEM(merge_parts)},
 };
 enum { KERNELS = sizeof kernels / sizeof *kernels };
 

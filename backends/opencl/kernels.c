@@ -7,14 +7,14 @@
 #include "cache.h"
 #include "opencl.h"
 
-/* Made at build time from kernels/portable.cl and kernels/paging.cl. */
-extern const char tess_opencl_portable[], tess_opencl_paging[];
-extern const size_t tess_opencl_portable_size, tess_opencl_paging_size;
+/* Made at build time from kernels/portable.cl and so on. */
+extern const char tess_opencl_portable[], tess_opencl_paging[], tess_opencl_parts[];
+extern const size_t tess_opencl_portable_size, tess_opencl_paging_size, tess_opencl_parts_size;
 
 /* A row of the table of kernels. */
 typedef struct opencl_row {
     tess_row_head head;
-    const tess_portable_variant *variant; /* NULL: it writes a cache */
+    const tess_portable_variant *variant; /* NULL: it is of another operation */
     const char *function;                 /* of the program */
 } opencl_row;
 
@@ -24,6 +24,7 @@ static const opencl_row kernels[] = {
     {{TESS_OP_FORWARD, "portable_small", 0}, &tess_portable_small, "tess_forward"},
     {{TESS_OP_APPEND, "append", 0}, NULL, "tess_append"},
     {{TESS_OP_COPY_PAGES, "copy_pages", 0}, NULL, "tess_copy_pages"},
+    {{TESS_OP_MERGE, "merge_parts", 0}, NULL, "tess_merge_parts"},
 };
 enum { ROWS = sizeof kernels / sizeof *kernels };
 
@@ -214,20 +215,26 @@ static tess_status instance(opencl_device *d, uint32_t dtype, uint32_t row, uint
     return compile(d, &key, kernels[row].function, shape->threads, *out);
 }
 
-/* The program of the kernels that write a cache. */
-static tess_status paging_instance(opencl_device *d, uint32_t dtype, const char *function,
-                                   opencl_program **out) {
+_Static_assert((int)TESS_PAGING_THREADS == (int)TESS_PARTS_THREADS, "one size for both below");
+
+/* The program of another operation's kernel: of those that write a cache, or of the one that merges
+ * parts of keys. */
+static tess_status other_instance(opencl_device *d, uint32_t dtype, const opencl_row *row,
+                                  opencl_program **out) {
+    const int merges = row->head.op == TESS_OP_MERGE;
     const uint32_t bits = tess_paging_bits(dtype);
     char options[MOST_OPTIONS];
-    *out = &d->paging[bits == 16];
-    snprintf(options, sizeof options, "-cl-std=CL1.2 -D TESS_BITS=%u", (unsigned)bits);
+    *out = merges ? &d->parts[dtype] : &d->paging[bits == 16];
+    snprintf(options, sizeof options, "-cl-std=CL1.2 -D TESS_%s=%u", merges ? "DTYPE" : "BITS",
+             (unsigned)(merges ? dtype : bits));
     const tess_cache_key key = {.backend = "opencl",
                                 .device = d->names[0],
                                 .driver = d->names[1],
-                                .source = tess_opencl_paging,
-                                .source_size = tess_opencl_paging_size,
+                                .source = merges ? tess_opencl_parts : tess_opencl_paging,
+                                .source_size =
+                                    merges ? tess_opencl_parts_size : tess_opencl_paging_size,
                                 .options = options};
-    return compile(d, &key, function, TESS_PAGING_THREADS, *out);
+    return compile(d, &key, row->function, TESS_PARTS_THREADS, *out);
 }
 
 void tess_opencl_programs_release(opencl_device *d) {
@@ -236,6 +243,8 @@ void tess_opencl_programs_release(opencl_device *d) {
         if (all[n].program) d->cl->clReleaseProgram(all[n].program);
     for (int n = 0; n < 2; n++)
         if (d->paging[n].program) d->cl->clReleaseProgram(d->paging[n].program);
+    for (int n = 0; n < OPENCL_DTYPES; n++)
+        if (d->parts[n].program) d->cl->clReleaseProgram(d->parts[n].program);
 }
 
 /* ------------------------------------------------------------------ objects of a plan */
@@ -293,7 +302,9 @@ static tess_status state_create(opencl_device *d, const opencl_row *row, cl_prog
 static const char *refuses(const opencl_device *d, const opencl_row *row,
                            const tess_kernel_key *key, char *buffer, size_t size) {
     if (!row->variant) {
-        const char *why = key ? tess_paging_refusal(key) : NULL;
+        const char *why = !key                            ? NULL
+                          : row->head.op == TESS_OP_MERGE ? tess_portable_refusal(key)
+                                                          : tess_paging_refusal(key);
         return why || fits(d, TESS_PAGING_THREADS, 0, buffer, size) ? why : buffer;
     }
     const tess_portable_shape *shape = &row->variant->shapes[0];
@@ -317,7 +328,7 @@ static tess_status prepare(opencl_device *d, uint32_t index, const tess_kernel_k
     pthread_mutex_lock(&d->building);
     const tess_status status =
         shape ? instance(d, key->dtype, index, (uint32_t)(shape - row->variant->shapes), &entry)
-              : paging_instance(d, key->dtype, row->function, &entry);
+              : other_instance(d, key->dtype, row, &entry);
     pthread_mutex_unlock(&d->building);
     if (status == TESS_ERROR_UNSUPPORTED) return host->fail(host, status, "%s", entry->refusal);
     TESS_RETURN_IF_ERROR(status);

@@ -137,15 +137,17 @@ static tess_status set_buffers(const opencl_device *d, const tess_launch *l, cl_
     const opencl_signature *g = signature_of(l);
     const tess_buffer *table = &l->tensor[TESS_ROLE_BLOCK_TABLE].buffer;
     /* Every argument must be a buffer, even one that the kernel does not read. */
-    const cl_mem tables = mem_or(&l->tables->device, (cl_mem)(uintptr_t)table->handle);
+    const cl_mem tables =
+        mem_or(&l->tables->device, mem_or(table, (cl_mem)(uintptr_t)l->workspace.handle));
     for (cl_uint n = 0; n < g->n_tensors; n++) {
         const tess_portable_tensor *t = &g->tensors[n];
         TESS_RETURN_IF_ERROR(set_buffer(d, kernel, n, mem_or(&l->tensor[t->role].buffer, tables),
-                                        t->name, ".buffer"));
+                                        tess_portable_name(l, t), ".buffer"));
     }
     TESS_RETURN_IF_ERROR(set_buffer(d, kernel, g->n_tensors, tables, "tables", ""));
     if (!g->workspace) return TESS_OK;
-    return set_buffer(d, kernel, g->n_tensors + 1, mem_or(&l->workspace, tables), "workspace", "");
+    return set_buffer(d, kernel, g->n_tensors + 1, mem_or(&l->workspace, tables),
+                      tess_portable_workspace_name(l), "");
 }
 
 /* Enqueues `groups` workgroups behind the stream's last event, which becomes theirs. */
@@ -218,6 +220,14 @@ static tess_status run_paging(const opencl_device *d, const tess_launch *l, open
     return TESS_OK;
 }
 
+static tess_status run_parts(const opencl_device *d, const tess_launch *l, opencl_stream *s,
+                             const opencl_kernel_pair *pair) {
+    tess_launch as;
+    tess_portable_parts(l, &as);
+    return run_kernel(d, &as, s, pair->forward, tess_portable_parts_args, l->n_jobs, 1,
+                      TESS_PARTS_THREADS);
+}
+
 /* ------------------------------------------------------------------ the call */
 
 static opencl_kernel_pair *take_pair(opencl_state *state) {
@@ -264,8 +274,9 @@ tess_status tess_opencl_launch(void *device, const tess_launch *l) {
     if (!pair)
         return host->fail(host, TESS_ERROR_BUSY, "max_in_flight: %u runs are being enqueued",
                           (unsigned)state->n_pairs);
-    tess_status status = tess_is_paging(l->op) ? run_paging(d, l, &stream, pair)
-                                               : run_attention(d, l, &stream, pair);
+    tess_status status = tess_is_paging(l->op)    ? run_paging(d, l, &stream, pair)
+                         : l->op == TESS_OP_MERGE ? run_parts(d, l, &stream, pair)
+                                                  : run_attention(d, l, &stream, pair);
     __atomic_store_n(&pair->busy, 0, __ATOMIC_RELEASE);
     if (status == TESS_OK && l->stream.kind == TESS_STREAM_DEFAULT) {
         const cl_int code = d->cl->clFlush(stream.queue);

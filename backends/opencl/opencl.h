@@ -45,6 +45,7 @@ typedef struct opencl_device {
     pthread_mutex_t building;
     opencl_program programs[OPENCL_DTYPES][OPENCL_VARIANTS][TESS_PORTABLE_BUCKETS];
     opencl_program paging[2]; /* for elements of 32 and of 16 bits */
+    opencl_program parts[OPENCL_DTYPES];
 } opencl_device;
 
 /* The entry points, found once for the process; NULL with the reason in `why`. */

@@ -59,6 +59,11 @@ void tess_vk_write_parameters(const tess_vk_run *run, vk_commands commands) {
         write_paging(run, commands);
         return;
     }
+    if (l->op == TESS_OP_MERGE) {
+        tess_portable_parts_args(l, 0, l->n_jobs, 1, &args);
+        write_attention(run, commands, 0, &args);
+        return;
+    }
     for (uint32_t n = 0; n < run->submissions && l->n_jobs; n++) {
         tess_portable_forward_args(l, n * run->jobs, tess_vk_submission_jobs(run, n), 1, &args);
         write_attention(run, commands, n, &args);

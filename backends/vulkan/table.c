@@ -7,7 +7,7 @@
 /* A row of the table of kernels. */
 typedef struct vk_row {
     tess_row_head head;
-    const tess_portable_variant *variant; /* NULL: it writes a cache */
+    const tess_portable_variant *variant; /* NULL: it is of another operation */
 } vk_row;
 
 /* The variants of the forward kernel come before all others. */
@@ -16,6 +16,7 @@ static const vk_row kernels[] = {
     {{TESS_OP_FORWARD, "portable_small", 0}, &tess_portable_small},
     {{TESS_OP_APPEND, "append", 0}, NULL},
     {{TESS_OP_COPY_PAGES, "copy_pages", 0}, NULL},
+    {{TESS_OP_MERGE, "merge_parts", 0}, NULL},
 };
 enum { ROWS = sizeof kernels / sizeof *kernels };
 
@@ -42,7 +43,8 @@ static const char *shape_refusal(const tess_vk_device *d, const tess_portable_sh
 static const char *refuses(const tess_vk_device *d, const vk_row *row, const tess_kernel_key *key,
                            char *buffer, size_t size) {
     if (!key) return row->variant ? shape_refusal(d, row->variant->shapes, buffer, size) : NULL;
-    const char *why = row->variant ? tess_portable_refusal(key) : tess_paging_refusal(key);
+    const char *why =
+        tess_is_paging(row->head.op) ? tess_paging_refusal(key) : tess_portable_refusal(key);
     if (why) return why;
     if (key->dtype != TESS_F32 && !d->found.storage_16bit) {
         snprintf(buffer, size, "dtype %s needs the feature storageBuffer16BitAccess",
@@ -100,11 +102,11 @@ static tess_status prepare_forward(tess_vk_device *d, const tess_kernel_key *key
     return TESS_OK;
 }
 
-static tess_status prepare_paging(tess_vk_device *d, const tess_kernel_key *key,
-                                  tess_kernel *kernel) {
+static tess_status prepare_other(tess_vk_device *d, const tess_kernel_key *key,
+                                 tess_kernel *kernel) {
     vk_handle pipeline;
     tess_vk_state *state;
-    TESS_RETURN_IF_ERROR(tess_vk_paging_pipeline(d, key->op, key->dtype, &pipeline));
+    TESS_RETURN_IF_ERROR(tess_vk_other_pipeline(d, key->op, key->dtype, &pipeline));
     TESS_RETURN_IF_ERROR(
         tess_vk_state_create(d, key->max_in_flight ? key->max_in_flight : 1, 1, &state));
     state->forward = pipeline;
@@ -121,5 +123,5 @@ tess_status tess_vk_kernel(void *device, uint32_t index, const tess_kernel_key *
     kernel->impl = row;
     kernel->release = tess_vk_state_release;
     return row->variant ? prepare_forward(device, key, (int)index, kernel)
-                        : prepare_paging(device, key, kernel);
+                        : prepare_other(device, key, kernel);
 }

@@ -80,6 +80,7 @@ typedef struct tess_vk_device {
     size_t cached_bytes; /* of the cache when it was last loaded or stored */
     vk_handle forward[VK_VARIANTS][TESS_PORTABLE_BUCKETS][VK_DTYPES], merge[VK_DTYPES];
     vk_handle append[2], copy_pages[2]; /* for elements of 32 and of 16 bits */
+    vk_handle merge_parts[VK_DTYPES];
 } tess_vk_device;
 
 /* loader.c: the library, an instance, the devices on it. */
@@ -136,9 +137,9 @@ void tess_vk_pipelines_close(tess_vk_device *d);
 tess_status tess_vk_forward_pipeline(tess_vk_device *d, int variant, int bucket, uint32_t dtype,
                                      vk_handle *pipeline);
 tess_status tess_vk_merge_pipeline(tess_vk_device *d, uint32_t dtype, vk_handle *pipeline);
-/* of an operation that writes a cache */
-tess_status tess_vk_paging_pipeline(tess_vk_device *d, uint32_t op, uint32_t dtype,
-                                    vk_handle *pipeline);
+/* of any other operation */
+tess_status tess_vk_other_pipeline(tess_vk_device *d, uint32_t op, uint32_t dtype,
+                                   vk_handle *pipeline);
 
 /* resources.c: what max_in_flight launches of a plan need. */
 enum { VK_MOST_SUBMISSIONS = 64 };

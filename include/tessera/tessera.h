@@ -606,6 +606,7 @@ typedef enum tess_op {
     /* Not of plans, but of other functions that have kernels of their own. */
     TESS_OP_APPEND = 2,     /* tess_append */
     TESS_OP_COPY_PAGES = 3, /* tess_copy_pages */
+    TESS_OP_MERGE = 5,      /* tess_merge_parts */
 } tess_op;
 
 typedef enum tess_dtype {
@@ -748,6 +749,8 @@ typedef enum tess_role {
     TESS_ROLE_BLOCK_TABLE = 5, /* int32 */
     TESS_ROLE_NEW_K = 6,       /* of tess_append */
     TESS_ROLE_NEW_V = 7,
+    TESS_ROLE_O_PARTS = 9, /* of tess_merge_parts */
+    TESS_ROLE_LSE_PARTS = 10,
 } tess_role;
 
 /* Fills strides for a contiguous tensor of the plan at `buffer`, and sets *bytes (may be NULL) to

@@ -240,6 +240,7 @@ enum {
     /* Kernels read tess_launch.page and compact, or refuse them in the key; and kv_batch. */
     TESS_FEATURE_PAGES = 1u << 1,
     TESS_FEATURE_APPEND = 1u << 2, /* there are TESS_OP_APPEND and TESS_OP_COPY_PAGES */
+    TESS_FEATURE_MERGE = 1u << 3,  /* there is TESS_OP_MERGE */
 };
 
 /*
@@ -339,6 +340,11 @@ enum { TESS_ROLES = 32 };
  * for each pair of int32 in TESS_ROLE_BLOCK_TABLE: token n % page of the first page goes to the
  * same token of the second, unless an id is outside [0, pages) or both are the same. TESS_ROLE_K is
  * the pool, with n_heads heads of head_dim elements.
+ *
+ * TESS_OP_MERGE has no plan, and tables that are empty. n_jobs counts vectors: vector n is row n /
+ * n_heads of head n % n_heads, and both are below 2^31. It merges `batch` parts, in rising order,
+ * of TESS_ROLE_O_PARTS and TESS_ROLE_LSE_PARTS (float32), where stride_batch is the part, into
+ * TESS_ROLE_O and TESS_ROLE_LSE (which may be NONE), as tess_merge_parts says.
  */
 typedef struct tess_launch {
     uint32_t struct_size;

@@ -8,6 +8,7 @@
  *
  *     tess_append       writes the new keys of a step, before tess_run reads the cache
  *     tess_copy_pages   forks, snapshots, defragmentation
+ *     tess_merge_parts  one result of several runs over parts of the keys
  */
 #ifndef TESSERA_TESSERA_SERVING_H
 #define TESSERA_TESSERA_SERVING_H
@@ -105,6 +106,49 @@ typedef struct tess_copy_desc {
  *   with more than one pool, or the stream's kind is not the device's. OUT_OF_MEMORY. BUSY.
  *   DEVICE_LOST. NATIVE. */
 TESS_API tess_status tess_copy_pages(tess_device *device, const tess_copy_desc *desc);
+
+/*
+ * The tensors are those of a packed batch: [row, head, element], and no element in LSE. Parts lie
+ * in one tensor each, whose stride_batch is the part.
+ */
+typedef struct tess_parts_desc {
+    uint32_t struct_size;
+    uint32_t flags;        /* must be 0 */
+    uint32_t n_parts;      /* 1 to 65535 */
+    uint32_t n_heads;      /* 1 to 65535 */
+    uint32_t head_dim;     /* elements of a head: 8, 16, ... 256 */
+    uint32_t dtype;        /* tess_dtype of o_parts and o; LSE is float32 */
+    int64_t rows;          /* of each part and of the results; 0 is legal: see below */
+    tess_tensor o_parts;   /* input */
+    tess_tensor lse_parts; /* input */
+    tess_tensor o;         /* output; stride_batch is not used */
+    tess_tensor lse;       /* [kind NONE: not wanted] output; stride_batch is not used */
+    tess_stream stream;    /* [0: the device's own queue] */
+} tess_parts_desc;
+
+/*
+ * Merges results of the same rows over different keys into the result over all of them:
+ *
+ *     LSE = ln(sum over parts of exp(LSE_n))     O = sum over parts of exp(LSE_n - LSE) * O_n
+ *
+ * Each part is what tess_run gave for a part of the keys (kv_first and q_first in tess_plan_desc),
+ * LSE included: keys that are spread over devices, or a prefix that several sequences share. Which
+ * key is in which part does not matter, as long as it is in one. A part with LSE = -inf contributes
+ * nothing, whatever its O holds; where all are, O = 0 and LSE = -inf. An LSE of NaN or +inf makes
+ * the row NaN.
+ *
+ * Parts are added in rising order in float32, so the same call gives the same bits every time. They
+ * are those of rounded O and LSE, hence near, and not equal to, those of a run over all keys.
+ *
+ * The first call on a device for a dtype makes the kernel ready: it may allocate and compile, also
+ * with 0 rows. Later ones do not, and can be captured. 64 merges may be under way on a device for
+ * each dtype.
+ *
+ * INVALID: names the field: a number, a tensor or buffer as in tess_run, o or lse that overlaps an
+ *   input or the other one.
+ * UNSUPPORTED: head_dim, 2^31 rows * n_heads or more, or the stream's kind is not the device's.
+ * OUT_OF_MEMORY. BUSY. DEVICE_LOST. NATIVE. */
+TESS_API tess_status tess_merge_parts(tess_device *device, const tess_parts_desc *desc);
 
 #ifdef __cplusplus
 }

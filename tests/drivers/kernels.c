@@ -15,7 +15,7 @@
 #include "kernels/sm90_args.h"
 #include "shapes.h"
 
-enum { FORWARD, MERGE, SM90, SM80, PARTS = 3, DTYPES = 3, MERGE_GROUP = 64 };
+enum { FORWARD, MERGE, SM90, SM80, MERGE_PARTS, PARTS = 3, DTYPES = 3, MERGE_GROUP = 64 };
 
 typedef struct kernel {
     int kind, dtype, head_dim;
@@ -34,26 +34,28 @@ enum {
 };
 
 /* Kernels are numbered: dtype, then kind and head_dim; those of paging.c are behind them. */
-enum { PER_DTYPE = PORTABLE_DIMS + 1 + 2 * FAST_DIMS, FIRST_PAGING = DTYPES * PER_DTYPE };
+enum { PER_DTYPE = PORTABLE_DIMS + 2 + 2 * FAST_DIMS, FIRST_PAGING = DTYPES * PER_DTYPE };
 
 static kernel kernel_of(int number) {
     const int dtype = number / PER_DTYPE, n = number % PER_DTYPE;
     if (n < PORTABLE_DIMS) return (kernel){FORWARD, dtype, portable_dims[n], portable_threads[n]};
     if (n == PORTABLE_DIMS) return (kernel){MERGE, dtype, 0, MERGE_GROUP};
-    const int fast = n - PORTABLE_DIMS - 1, dim = fast_dims[fast % FAST_DIMS];
+    if (n == PORTABLE_DIMS + 1) return (kernel){MERGE_PARTS, dtype, 0, MERGE_GROUP};
+    const int fast = n - PORTABLE_DIMS - 2, dim = fast_dims[fast % FAST_DIMS];
     return fast < FAST_DIMS ? (kernel){SM90, dtype, dim, sm90_threads[fast]}
                             : (kernel){SM80, dtype, dim, TESS_SM80_THREADS};
 }
 
 int fake_kernel_find(const char *name) {
     for (int n = 0; n < DTYPES * PER_DTYPE; n++) {
-        static const char *const kinds[] = {"forward", "merge", "sm90", "sm80"};
+        static const char *const kinds[] = {"forward", "merge", "sm90", "sm80", "merge_parts"};
         const kernel k = kernel_of(n);
         char text[64];
-        if (k.kind >= SM90 && k.dtype == TESS_F32) continue;
+        const int fast = k.kind == SM90 || k.kind == SM80;
+        if (fast && k.dtype == TESS_F32) continue;
         const int length =
             snprintf(text, sizeof text, "tess_%s_%s", kinds[k.kind], dtypes[k.dtype]);
-        if (k.kind != MERGE)
+        if (k.kind == FORWARD || fast)
             snprintf(text + length, sizeof text - (size_t)length, "_%d", k.head_dim);
         if (strcmp(text, name) == 0) return n;
     }
@@ -251,6 +253,30 @@ static void merge_row(const buffers *b, const tess_merge *merge, int64_t pack, i
     write_row(b, s, merge->row + n, merge->head + pack, o, lse);
 }
 
+/* The arguments are those of attention: O of the parts is Q, and their LSE the workspace. */
+static void merge_parts(const buffers *b, uint32_t item) {
+    const tess_args *a = b->a;
+    const int64_t token = item / a->group, head = item % a->group,
+                  first = a->partials_at + token * a->k_token + head * a->k_head;
+    double most = -INFINITY, sum = 0, o[256] = {0};
+    for (int64_t n = 0; n < (int64_t)a->partial_rows; n++)
+        most = fmax(most, (double)b->workspace[first + n * a->k_batch]);
+    for (int64_t n = 0; n < (int64_t)a->partial_rows; n++) {
+        const double lse = (double)b->workspace[first + n * a->k_batch],
+                     weight = lse == -INFINITY ? 0 : exp(lse - most);
+        const int64_t at = a->q_at + n * a->q_batch + token * a->q_token + head * a->q_head;
+        sum += weight;
+        for (uint32_t e = 0; e < a->head_dim && weight > 0; e++)
+            o[e] += weight * element_load((uint32_t)b->dtype, b->q, at + e);
+    }
+    for (uint32_t e = 0; e < a->head_dim; e++)
+        element_store((uint32_t)b->dtype, b->o, a->o_at + token * a->o_token + head * a->o_head + e,
+                      sum > 0 ? (float)(o[e] / sum) : 0);
+    if (a->flags & TESS_ARGS_LSE)
+        b->lse[a->lse_at + token * a->lse_token + head * a->lse_head] =
+            sum > 0 ? (float)(most + log(sum)) : -INFINITY;
+}
+
 void fake_kernel_run(int number, unsigned groups, void *const *parameters) {
     if (number >= FIRST_PAGING) {
         fake_paging_run(number - FIRST_PAGING, groups, parameters);
@@ -269,6 +295,10 @@ void fake_kernel_run(int number, unsigned groups, void *const *parameters) {
                        fake_host(x.pointers[5]),
                        fake_host(x.pointers[6]),
                        fake_host(x.pointers[7])};
+    if (k.kind == MERGE_PARTS) {
+        for (uint32_t n = 0; n < x.a.items && n < groups; n++) merge_parts(&b, x.a.items_at + n);
+        return;
+    }
     if (!b.tables || !b.o) return;
     if (k.kind != MERGE && (int)x.a.head_dim > k.head_dim) {
         fake_misuse(700, "the kernel for head_dim %d is given %u", k.head_dim, x.a.head_dim);

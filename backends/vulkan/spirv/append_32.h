@@ -11,7 +11,7 @@
  * source: ../common/paging_args.h
  * source: kernels/append.comp
  * source: kernels/bindings.h
- * sha256: ff09df3ae6ba0293f45970066cb4234015c9be71cbee435f96c2bba1555e3d31
+ * sha256: 415c06c50833bf2841d7daf98e469f2fb3b641e3d963a10ae73539efa771e448
  */
 #include <stdint.h>
 static const uint32_t tess_vk_append_32[] = {

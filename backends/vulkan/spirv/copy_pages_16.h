@@ -11,7 +11,7 @@
  * source: ../common/paging_args.h
  * source: kernels/bindings.h
  * source: kernels/copy_pages.comp
- * sha256: 1e49b47ffe2d90c09bfc87627c4b8df7efc0953fb364b831d094f7e9d56e7cc3
+ * sha256: 0b9d9e9651bf0e61dee21be3f4aa167fec91328fb8c9d7c75bd18242131ef2c2
  */
 #include <stdint.h>
 static const uint32_t tess_vk_copy_pages_16[] = {

@@ -16,7 +16,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_forward.comp
- * sha256: 5aa296e80df13d0c1c6ab6129b6a70b469b392e224c84c2e7a2ea496b97e589a
+ * sha256: 8107f9a002da06cb20e25ac27e5153131d6517f0161d5c842d7341204bd93e10
  */
 #include <stdint.h>
 static const uint32_t tess_vk_forward_f16[] = {
