@@ -14,6 +14,7 @@
 
 #include "common/again.h"
 #include "common/life.h"
+#include "common/merging.h"
 #include "common/serve.h"
 #include "common/testlib.h"
 #include "fake.h"
@@ -111,6 +112,11 @@ static tess_status use_plan(tess_device *device, const problem *p, int *seen) {
         if (!*seen) fail_msg("%s", verdict.what);
     }
     instance_release(&x);
+    if (status != TESS_OK) return status;
+    const int before = control->failures;
+    int right = 0;
+    status = test_merge(device, &right);
+    if (status == TESS_OK && !right && control->failures == before) fail_msg("the merge is wrong");
     return status;
 }
 
@@ -165,6 +171,7 @@ static void live_well(void) {
     nothing_lives(&heap, 0);
     /* The problem is one that takes every way. */
     assert_non_null(strstr(control->log, "tess_merge_f16"));
+    assert_non_null(strstr(control->log, "tess_merge_parts_f32"));
     if (strcmp(arch, "sm_80") == 0) assert_non_null(strstr(control->log, "tess_sm80_f16"));
     if (strcmp(arch, "sm_90") == 0)
         assert_true(strstr(control->log, "tess_sm90_f16") &&

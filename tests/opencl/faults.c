@@ -13,6 +13,7 @@
 #include "cl.h"
 #include "common/again.h"
 #include "common/life.h"
+#include "common/merging.h"
 #include "common/serve.h"
 #include "common/testlib.h"
 #include "instance.h"
@@ -79,6 +80,12 @@ static tess_status live_once(test_heap *heap, int *opened, int *seen) {
         }
     }
     if (status == TESS_OK) status = serve_once(runtime, device);
+    if (status == TESS_OK) {
+        const int before = control->failures;
+        int right = 0;
+        status = test_merge(device, &right);
+        if (status == TESS_OK && !right && control->failures == before) fail_msg("a wrong merge");
+    }
     problem_free(&p);
     tess_device_release(device);
     tess_runtime_release(runtime);
