@@ -328,7 +328,7 @@ enum {
  * Symbols of the formulas:
  *
  *     p    absolute position of a query, (kv_len - q_len) + query index: the last query meets the
- *          last key (bottom-right alignment)
+ *          last key (bottom-right alignment) unless the plan has q_first or kv_first
  *     t    position of a key
  *     B    block
  *     i    floor(p / B), the query's block

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The portable kernels in CUDA, all instances: tess_forward_<f32|f16|bf16>_<64|128|256> and
- * tess_merge_<f32|f16|bf16>, tess_merge_parts_<f32|f16|bf16>, tess_append_<16|32> and tess_copy_pages_<16|32>. */
+ * tess_merge_<f32|f16|bf16>, tess_merge_parts_<f32|f16|bf16>, tess_append_<16|32> and
+ * tess_copy_pages_<16|32>. */
 #include "dialect_cuda.h"
 #include "paging_cuda.h"
 
