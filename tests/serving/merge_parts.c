@@ -398,8 +398,111 @@ static void test_split_keys(void **state) {
     for (size_t n = 0; n < sizeof splits / sizeof *splits; n++) check_split(*state, &splits[n]);
 }
 
+/* ------------------------------------------------------------------ bad arguments */
+
+/* Places in one buffer of 4 KiB, in floats: 3 parts of 2 rows and 2 heads of 8 elements. */
+enum { AT_LSE = 256, AT_O = 512, AT_SUM = 768, ALL = 1024 };
+
+static tess_parts_desc right_arguments(tess_buffer memory) {
+    tess_parts_desc d = {.struct_size = sizeof d,
+                         .n_parts = 3,
+                         .n_heads = 2,
+                         .head_dim = 8,
+                         .dtype = TESS_F32,
+                         .rows = 2,
+                         .o_parts = {memory, 32, 16, 8},
+                         .lse_parts = {memory, 4, 2, 1},
+                         .o = {memory, 0, 16, 8},
+                         .lse = {memory, 0, 2, 1}};
+    d.lse_parts.buffer.offset = AT_LSE * 4;
+    d.o.buffer.offset = AT_O * 4;
+    d.lse.buffer.offset = AT_SUM * 4;
+    return d;
+}
+
+/* Each changes one thing. */
+static void no_parts(tess_parts_desc *d) { d->n_parts = 0; }
+static void many_parts(tess_parts_desc *d) { d->n_parts = 65536; }
+static void no_heads(tess_parts_desc *d) { d->n_heads = 0; }
+static void no_dim(tess_parts_desc *d) { d->head_dim = 0; }
+static void odd_dim(tess_parts_desc *d) { d->head_dim = 12; }
+static void bad_dtype(tess_parts_desc *d) { d->dtype = 3; }
+static void bad_flags(tess_parts_desc *d) { d->flags = 1; }
+static void few_rows(tess_parts_desc *d) { d->rows = -1; }
+static void many_rows(tess_parts_desc *d) { d->rows = INT64_C(1) << 30; }
+static void no_input(tess_parts_desc *d) { d->o_parts.buffer.kind = TESS_BUFFER_NONE; }
+static void no_lse(tess_parts_desc *d) { d->lse_parts.buffer.kind = TESS_BUFFER_NONE; }
+static void no_output(tess_parts_desc *d) { d->o.buffer.kind = TESS_BUFFER_NONE; }
+static void odd_place(tess_parts_desc *d) { d->lse.buffer.offset += 2; }
+static void negative(tess_parts_desc *d) { d->o_parts.stride_batch = -1; }
+static void too_far(tess_parts_desc *d) { d->o_parts.stride_batch = INT64_MAX; }
+static void past_end(tess_parts_desc *d) { d->lse_parts.stride_batch = ALL; }
+static void no_room(tess_parts_desc *d) { d->o.stride_token = 4; }
+static void on_input(tess_parts_desc *d) { d->o.buffer.offset = 64 * 4; }
+static void on_sums(tess_parts_desc *d) { d->lse.buffer.offset = AT_LSE * 4 + 8; }
+static void on_output(tess_parts_desc *d) { d->lse.buffer.offset = AT_O * 4; }
+static void bad_stream(tess_parts_desc *d) { d->stream.kind = 7; }
+
+static const struct {
+    void (*change)(tess_parts_desc *d);
+    tess_status status;
+    const char *text;
+} mistakes[] = {
+    {no_parts, TESS_ERROR_INVALID, "n_parts: must be 1 to 65535, got 0"},
+    {many_parts, TESS_ERROR_INVALID, "n_parts: must be 1 to 65535, got 65536"},
+    {no_heads, TESS_ERROR_INVALID, "n_heads: must be 1 to 65535, got 0"},
+    {no_dim, TESS_ERROR_INVALID, "head_dim: must be at least 1"},
+    {odd_dim, TESS_ERROR_UNSUPPORTED, "head_dim: must be a multiple of 8"},
+    {bad_dtype, TESS_ERROR_INVALID, "dtype: 3 is no tess_dtype"},
+    {bad_flags, TESS_ERROR_INVALID, "flags: must be 0"},
+    {few_rows, TESS_ERROR_INVALID, "rows: must be at least 0, got -1"},
+    {many_rows, TESS_ERROR_UNSUPPORTED, "rows: times n_heads it must be less than 2^31"},
+    {no_input, TESS_ERROR_INVALID, "o_parts.buffer.kind"},
+    {no_lse, TESS_ERROR_INVALID, "lse_parts.buffer.kind"},
+    {no_output, TESS_ERROR_INVALID, "o.buffer.kind"},
+    {odd_place, TESS_ERROR_INVALID, "lse.buffer: its address must be a multiple of 4"},
+    {negative, TESS_ERROR_INVALID, "o_parts.stride_batch: must be at least 0, got -1"},
+    {too_far, TESS_ERROR_INVALID, "o_parts: its strides overflow"},
+    {past_end, TESS_ERROR_INVALID, "lse_parts.buffer.size"},
+    {no_room, TESS_ERROR_INVALID, "o.stride_token: must be at least"},
+    {on_input, TESS_ERROR_INVALID, "o: must not overlap o_parts"},
+    {on_sums, TESS_ERROR_INVALID, "lse: must not overlap lse_parts"},
+    {on_output, TESS_ERROR_INVALID, "lse: must not overlap o"},
+    {bad_stream, TESS_ERROR_INVALID, "stream.kind: 7 is no tess_stream_kind"},
+};
+
+static void test_mistakes(void **state) {
+    const test_target *target = *state;
+    float was[ALL], is[ALL];
+    for (int n = 0; n < ALL; n++) was[n] = 1;
+    tess_buffer buffer = test_upload(target->device, was, sizeof was);
+    buffer.size = sizeof was;
+    for (size_t n = 0; n < sizeof mistakes / sizeof *mistakes; n++) {
+        tess_parts_desc d = right_arguments(buffer);
+        mistakes[n].change(&d);
+        assert_int_equal(tess_merge_parts(target->device, &d), mistakes[n].status);
+        if (!strstr(tess_last_error(), mistakes[n].text))
+            fail_msg("'%s' has no '%s'", tess_last_error(), mistakes[n].text);
+    }
+    assert_int_equal(tess_merge_parts(NULL, NULL), TESS_ERROR_INVALID);
+    assert_int_equal(tess_merge_parts(target->device, NULL), TESS_ERROR_INVALID);
+    test_download(target->device, buffer, is, sizeof is);
+    assert_memory_equal(was, is, sizeof is);
+    /* No rows need no tensors. */
+    tess_parts_desc none = {
+        .struct_size = sizeof none, .n_parts = 1, .n_heads = 1, .head_dim = 8, .dtype = TESS_F32};
+    assert_ok(tess_merge_parts(target->device, &none));
+    const tess_parts_desc right = right_arguments(buffer);
+    assert_ok(tess_merge_parts(target->device, &right));
+    assert_ok(tess_wait(target->device, UINT64_MAX));
+    test_download(target->device, buffer, is, sizeof is);
+    for (int n = AT_O; n < AT_O + 32; n++) assert_true(fabsf(is[n] - 1) < 1e-5f);
+    assert_ok(tess_free(target->device, &buffer));
+}
+
 int main(int argc, char **argv) {
     static const serving_test all[] = {{"given parts", test_given_parts},
-                                       {"split keys", test_split_keys}};
+                                       {"split keys", test_split_keys},
+                                       {"mistakes", test_mistakes}};
     return serving_main(argc, argv, all, sizeof all / sizeof *all);
 }
