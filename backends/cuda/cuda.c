@@ -174,8 +174,8 @@ static int start(const tess_driver_device *d, int slot, void *function, unsigned
         &config, function, parameters, NULL);
 }
 
-static const tess_driver_row *const kernels[] = {&tess_cuda_sm90, &tess_cuda_sm80,
-                                                 &tess_driver_portable, NULL};
+static const tess_driver_row *const kernels[] = {&tess_cuda_decode, &tess_cuda_sm90,
+                                                 &tess_cuda_sm80, &tess_driver_portable, NULL};
 
 static const tess_driver_vendor vendor = {
     TESS_DRIVER_VENDOR_FIELDS,

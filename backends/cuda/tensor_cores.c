@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the kernels for Hopper and for Ampere and later have in common on the host's side. */
+/* What the kernels on tensor cores have in common on the host's side. */
 #include <stdio.h>
 
 #include "cuda.h"

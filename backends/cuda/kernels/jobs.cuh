@@ -69,6 +69,23 @@ struct job_words {
     }
 };
 
+/* The words of a job, of its sequence and of its class, in the plan's tables. */
+struct table_words {
+    const uint32_t *job_at, *sequence_at, *class_at;
+
+    __device__ __forceinline__ table_words(const uint32_t *tables, const tess_args *c,
+                                           uint32_t index) {
+        job_at = tables + c->items_at + (uint64_t)index * TESS_JOB_WORDS;
+        sequence_at =
+            tables + c->sequences_at + (uint64_t)job(TESS_WORD_JOB_SEQUENCE) * TESS_SEQUENCE_WORDS;
+        class_at =
+            tables + c->classes_at + TESS_HIGH_HALF(job(TESS_WORD_JOB_CLS)) * TESS_CLASS_WORDS;
+    }
+    __device__ __forceinline__ uint32_t job(uint32_t n) const { return job_at[n]; }
+    __device__ __forceinline__ uint32_t sequence(uint32_t n) const { return sequence_at[n]; }
+    __device__ __forceinline__ uint32_t cls(uint32_t n) const { return class_at[n]; }
+};
+
 /* The key blocks of a job in the order in which these kernels take them, which does not matter to a
  * softmax: those that must be masked, and then all others, which need no test. */
 struct alignas(16) block_order {
