@@ -110,7 +110,9 @@ static tess_status read_sequences(tess_plan *plan, const tess_plan_desc *d) {
                                              .kv_start = kv_first,
                                              .batch = plan->packed ? 0 : (uint32_t)b,
                                              .q_len = (int32_t)q_len,
-                                             .kv_len = (int32_t)kv_len};
+                                             .kv_len = (int32_t)kv_len,
+                                             .q_first = (int32_t)(kv_len - q_len),
+                                             .kv_batch = plan->packed ? 0 : (uint32_t)b};
     }
     if (one) plan->n_sequences *= (uint32_t)d->batch;
     plan->max_q_len = max_q;

@@ -17,7 +17,7 @@ enum {
 /* ------------------------------------------------------------------ checks */
 
 static tess_status check_numbers(const tess_plan_desc *d) {
-    if (d->flags & ~(uint32_t)TESS_PLAN_BATCH_INVARIANT)
+    if (d->flags & ~(uint32_t)(TESS_PLAN_BATCH_INVARIANT | TESS_PLAN_COMPACT))
         return tess_invalid("%s: flags: unknown bits 0x%x", in_create, (unsigned)d->flags);
     if (d->op > TESS_OP_BACKWARD)
         return tess_invalid("%s: op: %u is no tess_op", in_create, (unsigned)d->op);
@@ -55,6 +55,26 @@ static tess_status check_numbers(const tess_plan_desc *d) {
     if (d->determinism != 0)
         return tess_unsupported("%s: determinism: must be 0 in this version, got %u", in_create,
                                 (unsigned)d->determinism);
+    return TESS_OK;
+}
+
+/* Fields that no plan takes yet. */
+static tess_status check_later(const tess_plan_desc *d) {
+    if (d->flags & TESS_PLAN_COMPACT)
+        return tess_unsupported("%s: flags: TESS_PLAN_COMPACT is not supported in this version",
+                                in_create);
+    if (d->page != 0)
+        return tess_unsupported("%s: page: must be 0 in this version, got %d", in_create,
+                                (int)d->page);
+    if (d->kv_dtype != 0 && d->kv_dtype != d->dtype)
+        return tess_unsupported("%s: kv_dtype: must be 0 or dtype (%u) in this version, got %u",
+                                in_create, (unsigned)d->dtype, (unsigned)d->kv_dtype);
+    if (d->max_rows != 0)
+        return tess_unsupported("%s: max_rows: must be 0 in this version, got %lld", in_create,
+                                (long long)d->max_rows);
+    if (d->q_first) return tess_unsupported("%s: q_first: must be NULL in this version", in_create);
+    if (d->kv_first)
+        return tess_unsupported("%s: kv_first: must be NULL in this version", in_create);
     return TESS_OK;
 }
 
@@ -275,6 +295,7 @@ tess_status tess_plan_create(tess_device *device, const tess_layout *layout,
     if (!plan) return tess_invalid("%s: plan: must not be NULL", in_create);
     TESS_RETURN_IF_ERROR(tess_desc_read(in_create, "desc", desc, &d, TESS_PLAN_DESC));
     TESS_RETURN_IF_ERROR(check_numbers(&d));
+    TESS_RETURN_IF_ERROR(check_later(&d));
     TESS_RETURN_IF_ERROR(tess_batch_check(&d));
     tess_plan *x = tess_mem_alloc(device->runtime, sizeof *x, 64);
     if (!x) return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: no memory for the plan", in_create);

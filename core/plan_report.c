@@ -137,6 +137,7 @@ tess_status tess_plan_query(const tess_plan *plan, tess_plan_info *info) {
     full.host_bytes = plan->host_bytes;
     full.device_bytes = plan->tables.device.kind == TESS_BUFFER_NONE ? 0 : plan->memory.table_bytes;
     full.create_seconds = plan->create_seconds;
+    full.n_storage = 1;
     memcpy(full.kernel, plan->kernel_name, sizeof full.kernel);
     TESS_RETURN_IF_ERROR(batch_work(plan, function, &full));
     full.flops = 4.0 * plan->head_dim * (double)full.kept_pairs;

@@ -35,7 +35,7 @@ static const struct {
     size_t at;
 } later[] = {{AT(sink_logits)}, {AT(k_scale)},     {AT(v_scale)}, {AT(q_lens)},
              {AT(kv_lens)},     {AT(block_table)}, {AT(d_o)},     {AT(d_q)},
-             {AT(d_k)},         {AT(d_v)},         {AT(d_lse)}};
+             {AT(d_k)},         {AT(d_v)},         {AT(d_lse)},   {AT(step)}};
 _Static_assert(offsetof(tess_tensor, buffer) == 0, "the place of a tensor is that of its buffer");
 
 static bool is_given(const tess_run_desc *d, size_t at) {

@@ -225,6 +225,14 @@ static tess_status check_reserved(const tess_plan *plan, const tess_run_desc *d)
     const char *unused = tess_role_unused(d, plan->op);
     if (unused)
         return tess_unsupported("%s: %s: must be of kind NONE in this version", in_run, unused);
+    if (d->table_stride != 0)
+        return tess_invalid("%s: table_stride: must be 0, since the plan has no pages, got %lld",
+                            in_run, (long long)d->table_stride);
+    if (d->pages != 0)
+        return tess_invalid("%s: pages: must be 0, since the plan has none, got %lld", in_run,
+                            (long long)d->pages);
+    if (d->k_pools) return tess_invalid("%s: k_pools: must be NULL for this plan", in_run);
+    if (d->v_pools) return tess_invalid("%s: v_pools: must be NULL for this plan", in_run);
     if (d->stream.kind > TESS_STREAM_RECORD)
         return tess_invalid("%s: stream.kind: %u is no tess_stream_kind", in_run,
                             (unsigned)d->stream.kind);

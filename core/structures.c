@@ -42,16 +42,39 @@ static const tess_field plan_desc[] = {
     F(T, q_len),         F(T, kv_len),        F(T, q_lens),
     F(T, kv_lens),       F(T, cu_q_lens),     F(T, cu_kv_lens),
     F(T, kv_split),      F(T, tile_rows),     F(T, determinism),
-    F(T, max_in_flight), F(T, time_limit_us), F(T, kernel)};
+    F(T, max_in_flight), F(T, time_limit_us), F(T, kernel),
+    F(T, kv_dtype),      F(T, page),          F(T, max_rows),
+    F(T, q_first),       F(T, kv_first)};
 #undef T
 #define T tess_run_desc
-static const tess_field run_desc[] = {
-    F(T, struct_size), F(T, flags),       F(T, q),         F(T, k),
-    F(T, v),           F(T, o),           F(T, lse),       F(T, workspace),
-    F(T, stream),      F(T, first_job),   F(T, job_count), F(T, device_seconds),
-    F(T, sink_logits), F(T, k_scale),     F(T, v_scale),   F(T, q_lens),
-    F(T, kv_lens),     F(T, block_table), F(T, d_o),       F(T, d_q),
-    F(T, d_k),         F(T, d_v),         F(T, d_lse)};
+static const tess_field run_desc[] = {F(T, struct_size),
+                                      F(T, flags),
+                                      F(T, q),
+                                      F(T, k),
+                                      F(T, v),
+                                      F(T, o),
+                                      F(T, lse),
+                                      F(T, workspace),
+                                      F(T, stream),
+                                      F(T, first_job),
+                                      F(T, job_count),
+                                      F(T, device_seconds),
+                                      F(T, sink_logits),
+                                      F(T, k_scale),
+                                      F(T, v_scale),
+                                      F(T, q_lens),
+                                      F(T, kv_lens),
+                                      F(T, block_table),
+                                      F(T, d_o),
+                                      F(T, d_q),
+                                      F(T, d_k),
+                                      F(T, d_v),
+                                      F(T, d_lse),
+                                      F(T, step),
+                                      F(T, table_stride),
+                                      F(T, pages),
+                                      F(T, k_pools),
+                                      F(T, v_pools)};
 #undef T
 #define T tess_backend_info
 static const tess_field backend_info[] = {F(T, struct_size), F(T, device_count), F(T, status),
@@ -90,7 +113,8 @@ static const tess_field plan_info[] = {
     F(T, struct_size),  F(T, tile_rows),       F(T, n_jobs),          F(T, n_merge_jobs),
     F(T, n_ranges),     F(T, kept_pairs),      F(T, dense_pairs),     F(T, flops),
     F(T, bytes_min),    F(T, workspace_bytes), F(T, workspace_align), F(T, host_bytes),
-    F(T, device_bytes), F(T, create_seconds),  F(T, kernel)};
+    F(T, device_bytes), F(T, create_seconds),  F(T, kernel),          F(T, step_bytes),
+    F(T, n_storage),    F(T, reserved)};
 #undef T
 
 /* NOLINTEND(bugprone-sizeof-expression) */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a portable kernel is given besides its seven buffers (Q, K, V, O, LSE, tables, workspace).
+ * What a portable kernel is given besides its eight buffers (Q, K, V, O, LSE, block table, tables,
+ * workspace).
  * Host code and the kernels in CUDA, HIP, OpenCL C and GLSL share this structure. It is read by
  * compilers of devices too: only fields here.
  *
@@ -11,7 +12,10 @@
 #ifndef TESS_COMMON_ARGS_H
 #define TESS_COMMON_ARGS_H
 
-#define TESS_ARGS_LSE 1u /* flags: LSE is wanted */
+/* flags */
+#define TESS_ARGS_LSE     1u /* LSE is wanted */
+#define TESS_ARGS_PAGED   2u /* K and V lie in pages, and the block table is there */
+#define TESS_ARGS_COMPACT 4u /* K and V lie by slot */
 
 #if defined(GL_core_profile)
 #define TESS_ARG_I64(name) uint name, name##_high
@@ -52,6 +56,11 @@ struct tess_args {
     TESS_ARG_I64(lse_batch);
     TESS_ARG_I64(lse_token);
     TESS_ARG_I64(lse_head);
+    /* Of the block table: 32-bit words, of which a token and a head would have 1 and 0. */
+    TESS_ARG_I64(block_table_at);
+    TESS_ARG_I64(block_table_batch);
+    TESS_ARG_I64(block_table_token);
+    TESS_ARG_I64(block_table_head);
     /* 32-bit words from the start of the tables; items_at is the first job (forward) or merge
      * (merge) of this launch. */
     tess_arg_u32 items_at, sequences_at, classes_at, entries_at, bits_at;
@@ -63,6 +72,10 @@ struct tess_args {
     tess_arg_u32 partial_rows;
     tess_arg_u32 flags; /* TESS_ARGS_* */
     float scale;        /* of the scores, natural base */
+    /* Words from the start of the tables: COMPACT only. */
+    tess_arg_u32 slots_at, kv_heads_at;
+    tess_arg_u32 page;  /* PAGED: tokens of a page, ... */
+    tess_arg_u32 pages; /* ... and pages of K and V */
 };
 #undef TESS_ARG_I64
 

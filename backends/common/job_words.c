@@ -44,6 +44,8 @@ AT_WORD(tess_sequence, kv_start, TESS_WORD_SEQUENCE_KV_START);
 AT_WORD(tess_sequence, batch, TESS_WORD_SEQUENCE_BATCH);
 AT_WORD(tess_sequence, q_len, TESS_WORD_SEQUENCE_Q_LEN);
 AT_WORD(tess_sequence, kv_len, TESS_WORD_SEQUENCE_KV_LEN);
+AT_WORD(tess_sequence, q_first, TESS_WORD_SEQUENCE_Q_FIRST);
+AT_WORD(tess_sequence, kv_batch, TESS_WORD_SEQUENCE_KV_BATCH);
 HAS_WORDS(tess_sequence, TESS_SEQUENCE_WORDS);
 
 AT_WORD(tess_class, flags, TESS_WORD_CLASS_FLAGS);
@@ -56,3 +58,12 @@ AT_WORD(tess_class, sinks, TESS_WORD_CLASS_SINKS);
 AT_WORD(tess_class, list_offset, TESS_WORD_CLASS_LIST_OFFSET);
 AT_WORD(tess_class, list_count, TESS_WORD_CLASS_LIST_COUNT);
 HAS_WORDS(tess_class, TESS_CLASS_WORDS);
+
+AT_WORD(tess_slot, slot, TESS_WORD_SLOT_SLOT);
+AT_WORD(tess_slot, next, TESS_WORD_SLOT_NEXT);
+HAS_WORDS(tess_slot, TESS_SLOT_WORDS);
+
+AT_WORD(tess_kv_head, storage, TESS_WORD_KV_HEAD_STORAGE);
+AT_WORD(tess_kv_head, pool_head, TESS_WORD_KV_HEAD_POOL_HEAD);
+AT_WORD(tess_kv_head, slots_offset, TESS_WORD_KV_HEAD_SLOTS_OFFSET);
+HAS_WORDS(tess_kv_head, TESS_KV_HEAD_WORDS);

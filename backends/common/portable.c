@@ -34,8 +34,12 @@ _Static_assert(SHARED(TESS_SMALL_ROWS_64, TESS_SMALL_KEYS_64) <= 16384 &&
     { role, #field, element, offsetof(tess_args, field##_at), offsetof(tess_args, field##_batch) }
 
 const tess_portable_tensor tess_portable_tensors[TESS_PORTABLE_TENSORS] = {
-    TENSOR(TESS_ROLE_Q, q, 0), TENSOR(TESS_ROLE_K, k, 0), TENSOR(TESS_ROLE_V, v, 0),
-    TENSOR(TESS_ROLE_O, o, 0), TENSOR(TESS_ROLE_LSE, lse, sizeof(float))};
+    TENSOR(TESS_ROLE_Q, q, 0),
+    TENSOR(TESS_ROLE_K, k, 0),
+    TENSOR(TESS_ROLE_V, v, 0),
+    TENSOR(TESS_ROLE_O, o, 0),
+    TENSOR(TESS_ROLE_LSE, lse, sizeof(float)),
+    TENSOR(TESS_ROLE_BLOCK_TABLE, block_table, sizeof(int32_t))};
 
 static const char *const dtype_names[] = {"f32", "f16", "bf16"};
 
@@ -76,12 +80,17 @@ void tess_portable_describe(const tess_portable_shape *shape, uint32_t workers,
                                         .bandwidth = 1000000};
 }
 
+static int has_keys(uint32_t role) {
+    return role == TESS_ROLE_K || role == TESS_ROLE_V || role == TESS_ROLE_BLOCK_TABLE;
+}
+
 /* The arguments for `items` records from the one of that number on in a table at `table_at`. */
 static void fill_args(const tess_launch *l, int base_in_handle, uint64_t table_at, uint64_t first,
                       size_t record, uint64_t items, tess_args *a) {
     const uint32_t item = tess_portable_element(l->dtype);
     const tess_tables *tables = l->tables;
     const tess_arg_i64 batch = l->batch_strided ? 1 : 0;
+    const int cached = l->page != 0 || l->compact; /* K and V have a batch dimension anyway */
     memset(a, 0, sizeof *a);
     for (size_t n = 0; n < TESS_PORTABLE_TENSORS; n++) {
         const tess_portable_tensor *p = &tess_portable_tensors[n];
@@ -90,7 +99,7 @@ static void fill_args(const tess_launch *l, int base_in_handle, uint64_t table_a
                      *strides = (tess_arg_i64 *)(void *)((char *)a + p->strides);
         const uint32_t size = p->element ? p->element : item;
         *at = base_in_handle ? 0 : (tess_arg_i64)(t->buffer.offset / size);
-        strides[0] = batch * t->stride_batch;
+        strides[0] = (cached && has_keys(p->role) ? 1 : batch) * t->stride_batch;
         strides[1] = t->stride_token;
         strides[2] = t->stride_head;
     }
@@ -105,6 +114,11 @@ static void fill_args(const tess_launch *l, int base_in_handle, uint64_t table_a
     a->group = l->group;
     a->partial_rows = l->partial_rows;
     a->flags = l->tensor[TESS_ROLE_LSE].buffer.kind != TESS_BUFFER_NONE ? TESS_ARGS_LSE : 0;
+    a->flags |= (l->page ? TESS_ARGS_PAGED : 0) | (l->compact ? TESS_ARGS_COMPACT : 0);
+    a->slots_at = (tess_arg_u32)(tables->slots_at / 4);
+    a->kv_heads_at = (tess_arg_u32)(tables->kv_heads_at / 4);
+    a->page = (tess_arg_u32)l->page;
+    a->pages = (tess_arg_u32)l->pages;
     a->scale = l->scale;
     a->items = (tess_arg_u32)items;
     a->items_at = (tess_arg_u32)((table_at + first * record) / 4);

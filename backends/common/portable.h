@@ -35,7 +35,7 @@ typedef struct tess_portable_tensor {
     size_t strides;   /* ... and the three strides */
 } tess_portable_tensor;
 
-enum { TESS_PORTABLE_TENSORS = 5, TESS_PORTABLE_BUFFERS = TESS_PORTABLE_TENSORS + 2 };
+enum { TESS_PORTABLE_TENSORS = 6, TESS_PORTABLE_BUFFERS = TESS_PORTABLE_TENSORS + 2 };
 extern const tess_portable_tensor tess_portable_tensors[TESS_PORTABLE_TENSORS];
 
 /* Of a workgroup of the merge kernel: its threads, the rows of one merge that it takes, and its

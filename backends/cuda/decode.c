@@ -129,7 +129,7 @@ static tess_status forward(tess_driver_device *d, const tess_launch *l, void *st
         CUDA_FORWARD_ARGS(&args, l, done, items);
         args.stages = share(d, x).stages;
         args.scale_log2 = (l->scale < 0 ? -l->scale : l->scale) * 1.44269504088896341f;
-        args.page_shift = TESS_DECODE_NO_PAGES;
+        args.block_table = tess_driver_address(&l->tensor[TESS_ROLE_BLOCK_TABLE].buffer);
         void *parameters[] = {&args};
         const tess_status status =
             tess_driver_start(d, CUDA_DECODE_MODULE, state->forward, (unsigned)items,

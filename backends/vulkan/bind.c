@@ -29,7 +29,7 @@ tess_status tess_vk_bind(tess_vk_run *run) {
     tess_status status = TESS_OK;
     for (uint32_t n = 0; n < TESS_PORTABLE_TENSORS && status == TESS_OK; n++) {
         const tess_portable_tensor *t = &tess_portable_tensors[n];
-        const uint32_t item = t->role == TESS_ROLE_LSE ? 4 : tess_portable_element(l->dtype);
+        const uint32_t item = t->element ? t->element : tess_portable_element(l->dtype);
         status = bind(run, TESS_BIND_TENSORS + n, t->name, &l->tensor[t->role].buffer,
                       l->bytes[t->role], item);
     }

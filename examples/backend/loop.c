@@ -37,6 +37,7 @@ static tess_status loop_query(void *device, tess_caps *caps) {
     (void)device;
     caps->host_memory = 1; /* tables and tensors are read where they are */
     caps->buffer_kind = TESS_BUFFER_HOST;
+    caps->features = TESS_FEATURE_POSITIONS;
     caps->parallel_jobs = 1;
     caps->workspace_align = 64;
     return TESS_OK;
@@ -107,7 +108,7 @@ static void store(const tess_launch *l, const softmax *x, const tess_sequence *s
 static void run_row(const tess_launch *l, const tess_job *job, int r) {
     const tess_sequence *s = &l->tables->sequences[job->sequence];
     const tess_class *c = &l->tables->classes[job->cls];
-    const int64_t first = (int64_t)s->kv_len - s->q_len + job->row, p = first + r, block = l->block;
+    const int64_t first = (int64_t)s->q_first + job->row, p = first + r, block = l->block;
     const int64_t i = p >= 0 ? p / block : -1 - (-1 - p) / block,
                   i_first = first >= 0 ? first / block : -1 - (-1 - first) / block;
     const float *q = element(l, TESS_ROLE_Q, s, s->q_start + job->row + r, job->head);

@@ -553,6 +553,10 @@ typedef enum tess_dtype {
 enum {
     /* The bits of a sequence's result do not depend on the other sequences of the batch. */
     TESS_PLAN_BATCH_INVARIANT = 1u << 0,
+    /* 1u << 1 is taken by a later version */
+    /* K and V lie by slot: a head keeps only the key blocks that it can still see. The layout must
+     * be causal and KV-efficient. */
+    TESS_PLAN_COMPACT = 1u << 2,
 };
 
 /*
@@ -581,10 +585,14 @@ enum {
  * time_limit_us: an estimate, not a promise.
  * kernel:        NULL: the setting `kernel`, else as the tune tables prefer, else the first that
  *                accepts.
+ *
+ * page:          K and V lie in pages of so many tokens, which a table of int32 names: see
+ *                tess_run_desc.block_table. Rows may be packed; K and V have a sequence each then
+ *                too, and cu_kv_lens tells only how many keys that one has.
  */
 typedef struct tess_plan_desc {
     uint32_t struct_size;
-    uint32_t flags;                        /* TESS_PLAN_BATCH_INVARIANT */
+    uint32_t flags;                        /* TESS_PLAN_BATCH_INVARIANT, TESS_PLAN_COMPACT */
     uint32_t op;                           /* tess_op */
     uint32_t dtype;                        /* of Q, K, V and O; accumulation and LSE are float32 */
     int32_t head_dim;                      /* elements of a head: 8, 16, ... 256 */
@@ -601,6 +609,10 @@ typedef struct tess_plan_desc {
     uint32_t max_in_flight;                /* [0: 4] tess_run calls that may be under way */
     uint64_t time_limit_us;                /* [0: the device's, if any] of a tess_plan_range */
     const char *kernel;                    /* [NULL: the best that accepts] "backend/kernel" */
+    uint32_t kv_dtype;                     /* [0: dtype] others UNSUPPORTED in this version */
+    int32_t page;                          /* [0: contiguous] 16, 32, 64, 128 or 256 tokens */
+    int64_t max_rows;                      /* [0] others UNSUPPORTED in this version */
+    const int64_t *q_first, *kv_first;     /* [NULL] others UNSUPPORTED in this version */
 } tess_plan_desc;
 
 /* Binds a layout and a batch to a device: picks the kernel, cuts the rows into tiles, orders the
@@ -637,6 +649,9 @@ typedef struct tess_plan_info {
     uint64_t device_bytes;    /* tables on the device; 0 where they are the host's */
     double create_seconds;    /* how long tess_plan_create took */
     char kernel[64];          /* "backend/kernel" */
+    uint64_t step_bytes;      /* 0 in this version */
+    uint32_t n_storage;       /* storage groups: pools of K, and of V. 1 unless COMPACT */
+    uint32_t reserved;        /* 0 */
 } tess_plan_info;
 
 /* kept_pairs, dense_pairs, flops and bytes_min are computed here, in closed form: O(heads) for each
@@ -655,6 +670,7 @@ typedef enum tess_role {
     TESS_ROLE_V = 2,
     TESS_ROLE_O = 3,
     TESS_ROLE_LSE = 4,
+    TESS_ROLE_BLOCK_TABLE = 5, /* int32 */
 } tess_role;
 
 /* Fills strides for a contiguous tensor of the plan at `buffer`, and sets *bytes (may be NULL) to
@@ -697,6 +713,11 @@ typedef struct tess_run_desc {
     tess_tensor sink_logits, k_scale, v_scale;
     tess_buffer q_lens, kv_lens, block_table;
     tess_tensor d_o, d_q, d_k, d_v, d_lse;
+    tess_buffer step;           /* must be of kind NONE */
+    int64_t table_stride;       /* pages from one sequence's row of block_table to the next */
+    int64_t pages;              /* of each pool; 1 to 2^31 - 1 */
+    const tess_tensor *k_pools; /* [NULL: k] of each storage group, where there are several */
+    const tess_tensor *v_pools; /* [NULL: v] likewise */
 } tess_run_desc;
 
 /*

@@ -101,14 +101,17 @@ typedef struct tess_merge {
  * One sequence that has rows; those of the batch that have none are not in the table.
  * The element (row r, head h) of Q, O and LSE is at
  *     batch * stride_batch + (q_start + r) * stride_token + h * stride_head;
- * key t of kv head g likewise with kv_start. The absolute position of row r is kv_len - q_len + r,
+ * key t of kv head g likewise with kv_batch and kv_start, unless K and V have pages or lie by slot
+ * (tess_launch.page). The absolute position of row r is q_first + r,
  * and that of key t is t.
  */
 typedef struct tess_sequence {
     int64_t q_start, kv_start;
     uint32_t batch;
     int32_t q_len, kv_len;
-    uint32_t reserved[3]; /* 0; two words are kept for the positions of the first row and key */
+    int32_t q_first;   /* position of row 0 */
+    uint32_t kv_batch; /* `batch` of K and V */
+    uint32_t reserved; /* 0 */
 } tess_sequence;
 
 /*
@@ -153,6 +156,24 @@ static inline int tess_kept(const tess_class *c, int64_t p, int64_t t, int64_t i
 }
 
 /*
+ * Compact plans (tess_launch.compact) keep key block j of a kv head in a slot, and a later block
+ * may take it over. `next` is the block that does so first, or TESS_NO_BLOCK.
+ */
+typedef struct tess_slot {
+    uint32_t slot;
+    uint32_t next;
+} tess_slot;
+
+/* Compact plans: where the keys of a kv head are. kv heads of one storage group share their pools;
+ * pool_head is the head's index in them. The slot of key block j is slots[slots_offset + j]. */
+typedef struct tess_kv_head {
+    uint32_t storage;
+    uint32_t pool_head;
+    uint32_t slots_offset;
+    uint32_t reserved; /* 0 */
+} tess_kv_head;
+
+/*
  * All tables of a plan. On a device whose caps say host_memory the pointers are the host's;
  * elsewhere `device` holds one block with the tables at the byte offsets *_at, every table 256-byte
  * aligned.
@@ -168,6 +189,11 @@ typedef struct tess_tables {
     const uint32_t *bits; /* parallel to entries; empty unless some class has TESS_CLASS_BITS */
     uint64_t jobs_at, merges_at, sequences_at, classes_at, entries_at, bits_at;
     tess_buffer device;
+    /* Where K and V lie in a compact plan (tess_launch.compact); both empty in others. kv heads
+     * whose blocks lie alike share a list of slots. */
+    const tess_slot *slots;
+    const tess_kv_head *kv_heads; /* of each kv head */
+    uint64_t slots_at, kv_heads_at;
 } tess_tables;
 
 /* -------------------------------------------------------------------------- host services */
@@ -193,13 +219,20 @@ struct tess_host {
 
 /* ------------------------------------------------------------------------------ the backend */
 
+/* tess_caps.features */
+enum {
+    TESS_FEATURE_POSITIONS = 1u << 0, /* tess_sequence.q_first and kv_batch */
+    TESS_FEATURE_PAGES = 1u << 1,     /* tess_launch.page and compact, and kv_batch */
+    TESS_FEATURE_APPEND = 1u << 2,    /* TESS_OP_APPEND and TESS_OP_COPY_PAGES */
+};
+
 /*
  * What an open device is. Later versions give each addition to jobs, tables and launches that an
  * older backend would misread a bit of `features`; the core never hands such a launch to a backend
- * that does not set the bit. This version has none, and a bit that the core does not know means
- * nothing. Jobs consist of (row tile, key block) steps; the two numbers about steps
- * turn a time into a number of jobs, and are cautious estimates. Of the cache, kv heads that are
- * worked on together fill at most half.
+ * that does not set the bit. A bit that the core does not know means nothing.
+ * Jobs consist of (row tile, key block) steps; the two numbers about steps turn a time into a
+ * number of jobs, and are cautious estimates. Of the cache, kv heads that are worked on together
+ * fill at most half.
  */
 typedef struct tess_caps {
     uint32_t struct_size;
@@ -231,6 +264,10 @@ typedef struct tess_kernel_key {
     uint32_t packed;      /* 1: sequences follow each other in one dimension */
     uint32_t max_in_flight;
     uint32_t reserved; /* 0 */
+    uint32_t kv_dtype; /* tess_dtype of K and V */
+    int32_t page;      /* tokens of a page of K and V; 0: contiguous */
+    uint32_t compact;  /* 1: K and V lie by slot */
+    uint32_t unused;   /* 0 */
 } tess_kernel_key;
 
 /*
@@ -303,6 +340,22 @@ typedef struct tess_launch {
     /* Bytes from each tensor's offset on that the plan may touch; 0: none. For devices that bind
      * ranges of buffers. */
     uint64_t bytes[TESS_ROLES];
+    /*
+     * Where key t of kv head g lies, in elements from the start of K and of V:
+     *
+     *     u = compact ? slot of block t / block * block + t % block : kv_start + t
+     *     h = compact ? pool_head of g : g
+     *     page 0: kv_batch * stride_batch + u * stride_token + h * stride_head
+     *     else:         id * stride_batch + u % page * stride_token + h * stride_head
+     *
+     * where id is the int32 number kv_batch * stride_batch + u / page of TESS_ROLE_BLOCK_TABLE. A
+     * key whose id is outside [0, pages) is absent: it counts as masked, and neither its K nor its
+     * V is read. Compact plans have a launch for each storage group, whose jobs follow each other;
+     * K, V and the block table are then the group's. Merges come with the last one.
+     */
+    int64_t pages;    /* of K and of V */
+    int32_t page;     /* tokens: 16, 32, 64, 128 or 256; 0: contiguous */
+    uint32_t compact; /* 1: K and V lie by slot */
 } tess_launch;
 
 typedef struct tess_backend {

@@ -55,6 +55,8 @@
 #define TESS_WORD_SEQUENCE_BATCH    4u
 #define TESS_WORD_SEQUENCE_Q_LEN    5u
 #define TESS_WORD_SEQUENCE_KV_LEN   6u
+#define TESS_WORD_SEQUENCE_Q_FIRST  7u
+#define TESS_WORD_SEQUENCE_KV_BATCH 8u
 
 /* ------------------------------------------------------------------ tess_class */
 
@@ -76,5 +78,19 @@
 /* bits[] tells for each left entry which query blocks of the tile keep it */
 #define TESS_CLASS_BITS         8u
 #define TESS_CLASS_MASK_ENTRIES 16u /* listed entries need tess_kept as well */
+
+/* ------------------------------------------------------------------ tess_slot, tess_kv_head */
+
+#define TESS_SLOT_WORDS     2u
+#define TESS_WORD_SLOT_SLOT 0u
+#define TESS_WORD_SLOT_NEXT 1u
+
+/* In TESS_WORD_SLOT_NEXT: no block takes the slot over. */
+#define TESS_NO_BLOCK 0xffffffffu
+
+#define TESS_KV_HEAD_WORDS             4u
+#define TESS_WORD_KV_HEAD_STORAGE      0u
+#define TESS_WORD_KV_HEAD_POOL_HEAD    1u
+#define TESS_WORD_KV_HEAD_SLOTS_OFFSET 2u
 
 #endif /* TESSERA_TESSERA_JOB_WORDS_H */

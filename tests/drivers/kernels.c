@@ -75,7 +75,7 @@ int fake_kernel_find(const char *name) {
 }
 
 const size_t *fake_kernel_parameters(int number) {
-    static const size_t portable[] = {8, 8, 8, 8, 8, 8, 8, sizeof(tess_args), 0},
+    static const size_t portable[] = {8, 8, 8, 8, 8, 8, 8, 8, sizeof(tess_args), 0},
                         sm90[] = {sizeof(tess_sm90_maps), sizeof(tess_sm90_args), 0},
                         sm80[] = {sizeof(tess_sm80_args), 0},
                         decode[] = {sizeof(tess_decode_args), 0};
@@ -88,21 +88,21 @@ unsigned fake_kernel_threads(int number) { return kernel_of(number).threads; }
 /* The arguments of either kind of kernel. */
 typedef struct arguments {
     tess_args a;
-    uint64_t pointers[7]; /* Q, K, V, O, LSE, tables, workspace */
+    uint64_t pointers[8]; /* Q, K, V, O, LSE, block table, tables, workspace */
     uint64_t counter;
     int dtype;
     double scale; /* the size of the scale */
 } arguments;
 
 /* What tess_sm80_args and tess_decode_args have in common. */
-#define READ_ARGUMENTS(x, type, parameter)                                        \
-    do {                                                                          \
-        type s;                                                                   \
-        memcpy(&s, parameter, sizeof s);                                          \
-        const uint64_t p[7] = {s.q, s.k, s.v, s.o, s.lse, s.tables, s.workspace}; \
-        memcpy((x)->pointers, p, sizeof p);                                       \
-        (x)->a = s.common;                                                        \
-        (x)->scale = (double)s.scale_log2 * log(2);                               \
+#define READ_ARGUMENTS(x, type, parameter, table)                                        \
+    do {                                                                                 \
+        type s;                                                                          \
+        memcpy(&s, parameter, sizeof s);                                                 \
+        const uint64_t p[8] = {s.q, s.k, s.v, s.o, s.lse, table, s.tables, s.workspace}; \
+        memcpy((x)->pointers, p, sizeof p);                                              \
+        (x)->a = s.common;                                                               \
+        (x)->scale = (double)s.scale_log2 * log(2);                                      \
     } while (0)
 
 static arguments read_arguments(int number, void *const *parameters) {
@@ -110,19 +110,19 @@ static arguments read_arguments(int number, void *const *parameters) {
     if (kernel_of(number).kind == SM90) {
         tess_sm90_args s;
         memcpy(&s, parameters[1], sizeof s);
-        const uint64_t pointers[7] = {s.q, s.k, s.v, s.o, s.lse, s.tables, s.workspace};
+        const uint64_t pointers[8] = {s.q, s.k, s.v, s.o, s.lse, 0, s.tables, s.workspace};
         memcpy(x.pointers, pointers, sizeof pointers);
         x.a = s.common;
         x.counter = s.counter;
     } else if (kernel_of(number).kind == SM80) {
-        READ_ARGUMENTS(&x, tess_sm80_args, parameters[0]);
+        READ_ARGUMENTS(&x, tess_sm80_args, parameters[0], 0);
         return x;
     } else if (kernel_of(number).kind == DECODE) {
-        READ_ARGUMENTS(&x, tess_decode_args, parameters[0]);
+        READ_ARGUMENTS(&x, tess_decode_args, parameters[0], s.block_table);
         return x;
     } else {
-        for (int n = 0; n < 7; n++) memcpy(&x.pointers[n], parameters[n], 8);
-        memcpy(&x.a, parameters[7], sizeof x.a);
+        for (int n = 0; n < 8; n++) memcpy(&x.pointers[n], parameters[n], 8);
+        memcpy(&x.a, parameters[8], sizeof x.a);
     }
     x.scale = fabs((double)x.a.scale);
     return x;
@@ -143,8 +143,10 @@ typedef struct buffers {
     int dtype;
     const void *q, *k, *v;
     void *o;
-    float *lse, *workspace;
+    float *lse;
+    const int32_t *block_table;
     const uint32_t *tables;
+    float *workspace;
 } buffers;
 
 typedef struct row {
@@ -160,6 +162,30 @@ static int64_t block_of(int64_t token, int64_t block) {
     return token >= 0 ? token / block : -((block - 1 - token) / block);
 }
 
+/* Where key t of block j lies in K and V; false where its page is none. */
+static int find_key(const row *r, int64_t j, int64_t t, int64_t *k, int64_t *v) {
+    const buffers *b = r->b;
+    const tess_args *a = b->a;
+    const tess_sequence *s = r->sequence;
+    int64_t head = r->kv_head, at = s->kv_start + t, page = s->kv_batch;
+    if (a->flags & TESS_ARGS_COMPACT) {
+        const tess_kv_head *own =
+            (const tess_kv_head *)(const void *)(b->tables + a->kv_heads_at) + head;
+        const tess_slot *slots = (const tess_slot *)(const void *)(b->tables + a->slots_at);
+        head = own->pool_head;
+        at = (int64_t)slots[own->slots_offset + j].slot * a->block + t % a->block;
+    }
+    if (a->flags & TESS_ARGS_PAGED) {
+        page =
+            b->block_table[a->block_table_at + s->kv_batch * a->block_table_batch + at / a->page];
+        at %= a->page;
+        if (page < 0 || page >= (int64_t)a->pages) return 0;
+    }
+    *k = a->k_at + page * a->k_batch + at * a->k_token + head * a->k_head;
+    *v = a->v_at + page * a->v_batch + at * a->v_token + head * a->v_head;
+    return 1;
+}
+
 static void add_block(row *r, int64_t j, uint32_t bits, int masked) {
     const buffers *b = r->b;
     const tess_args *a = b->a;
@@ -168,10 +194,8 @@ static void add_block(row *r, int64_t j, uint32_t bits, int masked) {
         if (masked && !tess_kept(r->cls, r->position, t, block_of(r->position, a->block), j, bits,
                                  r->first_block))
             continue;
-        const int64_t k = a->k_at + s->batch * a->k_batch + (s->kv_start + t) * a->k_token +
-                          r->kv_head * a->k_head,
-                      v = a->v_at + s->batch * a->v_batch + (s->kv_start + t) * a->v_token +
-                          r->kv_head * a->v_head;
+        int64_t k, v;
+        if (!find_key(r, j, t, &k, &v)) continue;
         double score = 0;
         for (uint32_t e = 0; e < a->head_dim; e++)
             score += (double)r->q[e] * element_load((uint32_t)b->dtype, b->k, k + e);
@@ -209,7 +233,7 @@ static void forward_row(const buffers *b, const tess_job *job, int64_t pack, int
     r.sequence = (const tess_sequence *)(const void *)(b->tables + a->sequences_at) + job->sequence;
     r.cls = (const tess_class *)(const void *)(b->tables + a->classes_at) + job->cls;
     const tess_sequence *s = r.sequence;
-    const int64_t head = job->head + pack, first = (int64_t)s->kv_len - s->q_len + job->row;
+    const int64_t head = job->head + pack, first = (int64_t)s->q_first + job->row;
     r.kv_head = head / a->group;
     r.position = first + n;
     r.first_block = block_of(first, a->block);
@@ -254,8 +278,9 @@ void fake_kernel_run(int number, unsigned groups, void *const *parameters) {
                        fake_host(x.pointers[2]),
                        fake_host(x.pointers[3]),
                        fake_host(x.pointers[4]),
+                       fake_host(x.pointers[5]),
                        fake_host(x.pointers[6]),
-                       fake_host(x.pointers[5])};
+                       fake_host(x.pointers[7])};
     if (!b.tables || !b.o) return;
     if (k.kind != MERGE && (int)x.a.head_dim > k.head_dim) {
         fake_misuse(700, "the kernel for head_dim %d is given %u", k.head_dim, x.a.head_dim);

@@ -97,6 +97,7 @@ static tess_status fake_query(void *opaque, tess_caps *caps) {
     if (status != TESS_OK) return status;
     caps->host_memory = 0;
     caps->buffer_kind = TESS_BUFFER_POINTER;
+    caps->features = TESS_FEATURE_POSITIONS;
     caps->parallel_jobs = 6;
     caps->workspace_align = 512;
     caps->range_blocks = control->range_blocks;
@@ -283,9 +284,8 @@ static void run_row(const tess_launch *l, const char *tables, const tess_job *jo
     r.sequence = (const tess_sequence *)(const void *)(tables + t->sequences_at) + job->sequence;
     r.cls = (const tess_class *)(const void *)(tables + t->classes_at) + job->cls;
     r.head = job->head + head_in_pack;
-    r.position = (int64_t)r.sequence->kv_len - r.sequence->q_len + job->row + row;
-    r.first_block =
-        floor_block((int64_t)r.sequence->kv_len - r.sequence->q_len + job->row, l->block);
+    r.position = (int64_t)r.sequence->q_first + job->row + row;
+    r.first_block = floor_block((int64_t)r.sequence->q_first + job->row, l->block);
     r.most = -INFINITY;
     const int64_t q = at(&l->tensor[TESS_ROLE_Q], r.sequence->batch,
                          r.sequence->q_start + job->row + row, r.head);

@@ -25,7 +25,11 @@ typedef long long tess_offset;
 /* What a function is handed behind its other arguments to read the tables. */
 #define TESS_TABLES           , const uint *__restrict__ tables, const tess_args &args
 #define TESS_TABLES_OF_KERNEL , tables, args
-#define TESS_WORD(at)         (tables[at])
+/* The same to read the block table too. */
+#define TESS_PAGES           , const int *__restrict__ block_table TESS_TABLES
+#define TESS_PAGES_OF_KERNEL , block_table TESS_TABLES_OF_KERNEL
+#define TESS_PAGE_ID(at)     (block_table[at])
+#define TESS_WORD(at)        (tables[at])
 #define TESS_WORD64(at) \
     ((tess_offset)((unsigned long long)tables[at] | (unsigned long long)tables[(at) + 1u] << 32))
 #define TESS_HEAD_DIM (args.head_dim)
@@ -212,8 +216,9 @@ template <typename T> TESS_FUNCTION void tess_store4(T *to, vec4 x) {
 #define TESS_STORE4_PARTIAL(at, x) (*(vec4 *)(workspace + (at)) = (x))
 #define TESS_LOAD4_PARTIAL(at)     (*(const vec4 *)(workspace + (at)))
 
-#define TESS_OUTPUTS_(element) \
-    element *__restrict__ O, float *__restrict__ LSE, const uint *__restrict__ tables
+#define TESS_OUTPUTS_(element)                                                             \
+    element *__restrict__ O, float *__restrict__ LSE, const int *__restrict__ block_table, \
+        const uint *__restrict__ tables
 #define TESS_FORWARD_BUFFERS(element)                                                            \
     const element *__restrict__ Q, const element *__restrict__ K, const element *__restrict__ V, \
         TESS_OUTPUTS_(element), float *__restrict__ workspace, const tess_args args

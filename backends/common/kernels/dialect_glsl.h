@@ -17,6 +17,8 @@
 /* The tables and the arguments are global. */
 #define TESS_TABLES
 #define TESS_TABLES_OF_KERNEL
+#define TESS_PAGES
+#define TESS_PAGES_OF_KERNEL
 /* Of conditions, without branches. */
 #define TESS_AND(a, b)          ((a) && (b))
 #define TESS_OR(a, b)           ((a) || (b))
@@ -35,6 +37,7 @@
 #define TESS_SHARED(t, n, c) shared t n[c];
 #define TESS_WORD(at)        tables_[at]
 #define TESS_WORD64(at)      tables_[at] /* the low half */
+#define TESS_PAGE_ID(at)     block_table_[at]
 #define TESS_HEAD_DIM        (args.head_dim)
 #define TESS_FLAGS           (args.flags)
 #define TESS_MINUS_INFINITY  uintBitsToFloat(0xff800000u)
@@ -58,6 +61,7 @@ layout(set = 0, binding = TESS_BIND_V) readonly buffer tess_v { TESS_ELEMENT V_[
 layout(set = 0, binding = TESS_BIND_V) readonly buffer tess_v4 { TESS_ELEMENT4 V4_[]; };
 layout(set = 0, binding = TESS_BIND_O) writeonly buffer tess_o { TESS_ELEMENT O_[]; };
 layout(set = 0, binding = TESS_BIND_LSE) writeonly buffer tess_lse { float LSE_[]; };
+layout(set = 0, binding = TESS_BIND_TABLE) readonly buffer tess_block_table { int block_table_[]; };
 layout(set = 0, binding = TESS_BIND_TABLES) readonly buffer tess_tables { uint tables_[]; };
 layout(set = 0, binding = TESS_BIND_WORKSPACE) buffer tess_workspace { float workspace_[]; };
 layout(set = 0, binding = TESS_BIND_WORKSPACE) readonly buffer tess_workspace4 {

@@ -22,6 +22,10 @@ typedef long tess_offset;
 /* What a function is handed behind its other arguments to read the tables. */
 #define TESS_TABLES           , const __global uint *tables, const tess_args args
 #define TESS_TABLES_OF_KERNEL , tables, args
+/* The same to read the block table too. */
+#define TESS_PAGES           , const __global int *block_table TESS_TABLES
+#define TESS_PAGES_OF_KERNEL , block_table TESS_TABLES_OF_KERNEL
+#define TESS_PAGE_ID(at)     (block_table[at])
 /* Of conditions, without branches. */
 #define TESS_AND(a, b)       ((a) & (b))
 #define TESS_OR(a, b)        ((a) | (b))
@@ -119,10 +123,11 @@ TESS_FUNCTION ushort tess_narrow(float x) { return tess_narrow4((float4)(x)).x; 
 #define TESS_LOAD4_PARTIAL(at)     vload4(0, workspace + (at))
 #define TESS_STORE_LSE(at, x)      (LSE[at] = (x))
 
-#define TESS_BUFFERS                                                                   \
-    const __global tess_element *Q, const __global tess_element *K,                    \
-        const __global tess_element *V, __global tess_element *O, __global float *LSE, \
-        const __global uint *tables, __global float *workspace, const tess_args args
+#define TESS_BUFFERS                                                                             \
+    const __global tess_element *Q, const __global tess_element *K,                              \
+        const __global tess_element *V, __global tess_element *O, __global float *LSE,           \
+        const __global int *block_table, const __global uint *tables, __global float *workspace, \
+        const tess_args args
 #define TESS_DEPENDENCIES_WAIT
 #ifdef TESS_ON_CPU
 /* Enter a loop with barriers even where it has nothing to do. PoCL takes barriers in a loop that

@@ -33,8 +33,8 @@ TESS_FUNCTION tess_tile tess_read_tile(uint job TESS_TABLES) {
     tile.packed_rows = TESS_HIGH_HALF(TESS_WORD(job + TESS_WORD_JOB_HEADS)) * tile.rows;
     tile.flags = TESS_WORD(tile.cls + TESS_WORD_CLASS_FLAGS);
     tile.kv_len = TESS_INT(TESS_WORD(tile.sequence + TESS_WORD_SEQUENCE_KV_LEN));
-    tile.position = tile.kv_len - TESS_INT(TESS_WORD(tile.sequence + TESS_WORD_SEQUENCE_Q_LEN)) +
-                    TESS_INT(tile.row);
+    tile.position =
+        TESS_INT(TESS_WORD(tile.sequence + TESS_WORD_SEQUENCE_Q_FIRST)) + TESS_INT(tile.row);
     return tile;
 }
 

@@ -273,7 +273,7 @@ static void place_rows(task *t) {
     const job_memory *m = &t->m;
     const tess_sequence *s = &t->launch->tables->sequences[t->job->sequence];
     const tess_class *c = t->cls;
-    const int64_t p0 = (int64_t)s->kv_len - s->q_len + t->job->row,
+    const int64_t p0 = (int64_t)s->q_first + t->job->row,
                   i_first = cpu_floor_div(p0, t->launch->block);
     const int32_t lanes = round_up(t->rows, PANEL);
     for (int32_t r = 0; r < lanes; r++) {

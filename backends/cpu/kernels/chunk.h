@@ -42,7 +42,7 @@ static inline void cpu_walk_start(cpu_walk *w, const tess_launch *l, const tess_
     w->cls = &l->tables->classes[job->cls];
     w->block = l->block;
     w->kv_len = s->kv_len;
-    w->i_first = cpu_floor_div((int64_t)s->kv_len - s->q_len + job->row, l->block);
+    w->i_first = cpu_floor_div((int64_t)s->q_first + job->row, l->block);
     w->n = 0;
     w->done = 0;
 }

@@ -468,8 +468,7 @@ __device__ __forceinline__ void forward(const tess_decode_args *a) {
     __syncthreads();
     const int32_t rows = m->job.rows, all = rows * m->job.heads;
     if (thread < ROWS) {
-        m->rows[thread].position =
-            m->job.kv_len - m->job.q_len + m->job.row + min(thread, all - 1) % rows;
+        m->rows[thread].position = m->job.q_first + m->job.row + min(thread, all - 1) % rows;
         m->rows[thread].block = floor_div(m->rows[thread].position, c->block) - m->list.first_block;
     }
     grid_dependency_wait();

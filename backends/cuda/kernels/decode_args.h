@@ -11,22 +11,12 @@ typedef struct tess_decode_args {
     /* *_at are 0 but for partials_at: the pointers below hold the offsets */
     tess_args common;
     tess_arg_u64 q, k, v, o, lse; /* device pointers to element 0 */
-    tess_arg_u64 tables, workspace;
+    tess_arg_u64 block_table, tables, workspace;
     /* bit 0: rows of Q, bit 1: of K and V, bit 2: of O are aligned to 16 bytes */
     tess_arg_u32 wide;
     tess_arg_u32 stages; /* of a warp, from 1 to TESS_DECODE_STAGES */
     float scale_log2;    /* |scale| in exponents of 2 */
-    /* log2 of the tokens of a page, whose ids a row of the block table holds; NO_PAGES: K and V lie
-     * by position */
-    tess_arg_u32 page_shift;
-    tess_arg_u64 block_table; /* device pointer to int32 [sequence][page of the sequence] */
-    tess_arg_i64 table_stride;
-    tess_arg_i64 pages; /* ids from this on name no page */
-    /* device pointers to tess_kv_head and tess_slot words; 0: not compact */
-    tess_arg_u64 kv_heads, slots;
 } tess_decode_args;
-
-#define TESS_DECODE_NO_PAGES 0xffffffffu
 
 /* The compiled shapes: X(largest head_dim, rows of a tile). O of 32 rows leaves no registers for
  * more than 128 elements. */

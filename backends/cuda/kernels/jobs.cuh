@@ -29,7 +29,7 @@ template <typename Int> __device__ __forceinline__ uint32_t blocks_below(Int blo
 struct job_words {
     int64_t q_start, kv_start;
     int32_t head, heads, row, rows, partial;
-    int32_t batch, q_len, kv_len;
+    int32_t batch, q_len, kv_len, q_first, kv_batch;
     uint32_t flags, local, stride, shift;
     int32_t left, right, sinks;
     tess_key_walk walk;
@@ -59,6 +59,8 @@ struct job_words {
         batch = words.sequence(TESS_WORD_SEQUENCE_BATCH);
         q_len = words.sequence(TESS_WORD_SEQUENCE_Q_LEN);
         kv_len = words.sequence(TESS_WORD_SEQUENCE_KV_LEN);
+        q_first = words.sequence(TESS_WORD_SEQUENCE_Q_FIRST);
+        kv_batch = words.sequence(TESS_WORD_SEQUENCE_KV_BATCH);
         flags = words.cls(TESS_WORD_CLASS_FLAGS);
         local = words.cls(TESS_WORD_CLASS_LOCAL);
         stride = words.cls(TESS_WORD_CLASS_STRIDE);

@@ -14,27 +14,26 @@ struct key_places {
     int64_t token[2], page[2]; /* strides in elements */
     int64_t start;             /* the token that position 0 has there */
     const int32_t *table;      /* the sequence's page ids; NULL: no pages */
-    const uint32_t *slots;     /* of the kv head's blocks, two words each; NULL: by position */
-    int64_t pages;
+    const uint32_t *slots;     /* of the kv head's blocks; NULL: by position */
+    uint32_t pages;
     int32_t page_shift, block, block_shift;
 
     __device__ __forceinline__ void make(const tess_decode_args *a, const job_words *j,
                                          int32_t shift) {
         const tess_args *c = &a->common;
+        const uint32_t *tables = (const uint32_t *)a->tables;
         uint32_t kv_head = j->head / (int32_t)c->group;
         slots = 0;
-        if (a->kv_heads) { /* words of a tess_kv_head: storage, pool_head, slots_offset */
-            const uint32_t *words = (const uint32_t *)a->kv_heads + 4 * kv_head;
-            kv_head = words[1];
-            slots = (const uint32_t *)a->slots + 2 * (uint64_t)words[2];
+        if (c->flags & TESS_ARGS_COMPACT) {
+            const uint32_t *words = tables + c->kv_heads_at + kv_head * TESS_KV_HEAD_WORDS;
+            kv_head = words[TESS_WORD_KV_HEAD_POOL_HEAD];
+            slots = tables + c->slots_at +
+                    (uint64_t)words[TESS_WORD_KV_HEAD_SLOTS_OFFSET] * TESS_SLOT_WORDS;
         }
         table = 0;
-        page_shift = 0;
-        if (a->page_shift != TESS_DECODE_NO_PAGES) {
-            page_shift = (int32_t)a->page_shift;
-            table = (const int32_t *)a->block_table + j->batch * a->table_stride;
-        }
-        const int64_t batch = table ? 0 : j->batch;
+        if (c->flags & TESS_ARGS_PAGED)
+            table = (const int32_t *)a->block_table + j->kv_batch * c->block_table_batch;
+        const int64_t batch = table ? 0 : j->kv_batch;
         first[0] = (const uint16_t *)a->k + batch * c->k_batch + kv_head * c->k_head;
         first[1] = (const uint16_t *)a->v + batch * c->v_batch + kv_head * c->v_head;
         token[0] = c->k_token;
@@ -42,7 +41,8 @@ struct key_places {
         page[0] = c->k_batch;
         page[1] = c->v_batch;
         start = slots ? 0 : j->kv_start;
-        pages = a->pages;
+        pages = c->pages;
+        page_shift = 31 - __clz((int32_t)c->page);
         block = c->block;
         block_shift = shift;
     }
@@ -53,12 +53,13 @@ struct key_places {
         int64_t u = start + t;
         if (slots) {
             const int32_t j = block_shift >= 0 ? t >> block_shift : t / block;
-            u += (int64_t)((int32_t)slots[2 * (int64_t)j] - j) * block;
+            const uint32_t slot = slots[(uint64_t)j * TESS_SLOT_WORDS + TESS_WORD_SLOT_SLOT];
+            u += ((int64_t)slot - j) * block;
         }
         const uint16_t *from = first[tensor];
         if (table) {
             const int32_t id = table[u >> page_shift];
-            if (id < 0 || id >= pages) return 0;
+            if ((uint32_t)id >= pages) return 0;
             from += id * page[tensor];
             u &= (1 << page_shift) - 1;
         }

@@ -548,7 +548,7 @@ __device__ __forceinline__ void forward(const tess_sm80_args *a) {
             m->list.find(thread, tables + a->common.entries_at, tables + a->common.bits_at,
                          list < m->list.masked_stages);
     for (int r = thread; r < ROWS; r += THREADS) {
-        m->rows[r].position = m->job.kv_len - m->job.q_len + m->job.row + min(r, all - 1) % rows;
+        m->rows[r].position = m->job.q_first + m->job.row + min(r, all - 1) % rows;
         m->rows[r].block = floor_div(m->rows[r].position, a->common.block) - m->list.first_block;
     }
     __syncthreads();

@@ -32,7 +32,7 @@ struct key_list {
         tess_key_walk w = j->walk;
         block = block_tokens;
         block_shift = block & (block - 1) ? -1 : 31 - __clz(block);
-        first_block = floor_div(j->kv_len - j->q_len + j->row, block);
+        first_block = floor_div(j->q_first + j->row, block);
         flags = j->flags;
         local = j->local;
         stride = j->stride;

@@ -3,7 +3,7 @@
  * The bindings of descriptor set 0, for the shaders and for the host. Parameters are a uniform
  * buffer with one tess_args for each dispatch, at a dynamic offset; all others are storage buffers.
  * Indices in the parameters count elements from the start of the bound range. A binding that a
- * dispatch does not use (LSE, or the workspace) still needs some buffer behind it.
+ * dispatch does not use (LSE, the block table, or the workspace) still needs some buffer behind it.
  *
  * Specialization constants of the forward kernel: 0 = head_dim of the instance, 1 = rows, 2 = keys,
  * 3 = threads (of tess_portable_shape). The merge has none; its workgroups have TESS_MERGE_THREADS
@@ -25,9 +25,10 @@
 #define TESS_BIND_V       5
 #define TESS_BIND_O       6
 #define TESS_BIND_LSE     7
+#define TESS_BIND_TABLE   8 /* of blocks */
 
 /* Bindings in all, and those of them that are storage buffers. */
-#define TESS_BINDINGS        8
-#define TESS_STORAGE_BUFFERS 7
+#define TESS_BINDINGS        9
+#define TESS_STORAGE_BUFFERS 8
 
 #endif /* TESS_VULKAN_KERNELS_BINDINGS_H */
