@@ -106,27 +106,34 @@ template <typename T, int D, int TILES> struct mainloop {
      * that is not there. */
     __device__ __forceinline__ void copy_rows(uint32_t to, const uint16_t *row, int first) const {
         const int unit = lane % GROUP, units = a->common.head_dim / 8;
+        if (a->wide & 2) {
 #pragma unroll
-        for (int r = 0; r < WARP_KEYS; r += PASS) {
-            const int n = r + lane / GROUP;
-            const uint16_t *from =
-                (const uint16_t *)__shfl_sync(~0u, (unsigned long long)row, first + n);
-            const int last = from ? units : 0;
-            const uint32_t at = to + place::place(n, unit);
-            if (!from) from = m->places.first[0];
-            if (a->wide & 2) {
+            for (int n = 0; n < WARP_KEYS; n += PASS) {
+                const int r = n + lane / GROUP;
+                const uint16_t *from = row_of_lane(row, first + r);
+                const int last = from ? units : 0;
+                if (!from) from = m->places.first[0];
 #pragma unroll
                 for (int c = 0; c < UNITS; c += GROUP)
-                    cp_async_unit(at + c * 16, from + (c + unit) * 8, c + unit < last ? 16 : 0,
-                                  policy);
-            } else {
+                    cp_async_unit(to + place::place(r, unit) + c * 16, from + (c + unit) * 8,
+                                  c + unit < last ? 16 : 0, policy);
+            }
+        } else {
+#pragma unroll 1
+            for (int n = 0; n < WARP_KEYS; n += PASS) {
+                const int r = n + lane / GROUP;
+                const uint16_t *from = row_of_lane(row, first + r);
+                const int last = from ? units : 0;
 #pragma unroll 1
                 for (int c = 0; c < UNITS; c += GROUP)
-                    store_unit(at + c * 16, c + unit < last
-                                                ? read_unit(from + (c + unit) * 8, false)
-                                                : make_uint4(0, 0, 0, 0));
+                    store_unit(to + place::place(r, unit) + c * 16,
+                               c + unit < last ? read_unit(from + (c + unit) * 8, false)
+                                               : make_uint4(0, 0, 0, 0));
             }
         }
+    }
+    static __device__ __forceinline__ const uint16_t *row_of_lane(const uint16_t *row, int from) {
+        return (const uint16_t *)__shfl_sync(~0u, (unsigned long long)row, from);
     }
     __device__ __forceinline__ void copy_k(int slot, const upcoming &u) const {
         copy_rows(k_at(slot), u.row, 0);
@@ -244,27 +251,8 @@ template <typename T, int D, int TILES> struct mainloop {
 
     /* ---------------------------------------------------------------- the loop */
 
-    /* Begins the copies of the first stages. All their addresses are found before the first copy:
-     * block tables are read once, not stage by stage. */
-    __device__ __forceinline__ void prologue(int32_t stages) const {
-        upcoming u[STAGES];
-#pragma unroll
-        for (int n = 0; n < STAGES; n++)
-            if (n < (int)a->stages && n < stages) u[n] = find_keys(n);
-        copy_q();
-        cp_async_commit();
-#pragma unroll
-        for (int n = 0; n < STAGES; n++) {
-            if (n >= (int)a->stages) break;
-            if (n < stages) {
-                keep_keys(n, u[n]);
-                copy_k(n, u[n]);
-            }
-            cp_async_commit();
-            if (n < stages) copy_v(n, u[n]);
-            cp_async_commit();
-        }
-        /* Q is the group before the oldest one that is waited for later */
+    /* Waits for Q, which is the group before all stages' first ones. */
+    __device__ __forceinline__ void await_q() {
         switch (a->stages) {
         case 4: cp_async_wait_but<8>(); break;
         case 3: cp_async_wait_but<6>(); break;
@@ -272,11 +260,18 @@ template <typename T, int D, int TILES> struct mainloop {
         default: cp_async_wait_but<2>();
         }
         __syncthreads();
+        if (!HELD) return;
+#pragma unroll
+        for (int t = 0; t < TILES; t++)
+#pragma unroll
+            for (int x = 0; x < X; x++) load_q(q[t][x], t, x);
     }
 
+    /* The first rounds only copy: the loop's code is short, since a job is, too, and its
+     * instructions have to come from memory. */
     __device__ __forceinline__ void run() {
         /* a shuffle tells the compiler that all threads have the same */
-        const int32_t stages = __shfl_sync(~0u, m->list.stages, 0);
+        const int32_t stages = __shfl_sync(~0u, m->list.stages, 0), ahead = (int32_t)a->stages;
         state.reset();
 #pragma unroll
         for (int t = 0; t < TILES; t++)
@@ -284,35 +279,35 @@ template <typename T, int D, int TILES> struct mainloop {
             for (int y = 0; y < O; y++)
 #pragma unroll
                 for (int e = 0; e < 4; e++) o[t][y][e] = 0;
-        prologue(stages);
-        if (HELD) {
-#pragma unroll
-            for (int t = 0; t < TILES; t++)
-#pragma unroll
-                for (int x = 0; x < X; x++) load_q(q[t][x], t, x);
-        }
+        if (stages > 0) copy_q();
+        cp_async_commit();
         int slot = 0;
 #pragma unroll 1
-        for (int32_t i = 0; i < stages; i++) {
-            const bool more = i + (int)a->stages < stages;
+        for (int32_t i = -ahead; i < stages; i++) {
+            const bool more = i + ahead < stages;
             upcoming next = {};
-            if (more) next = find_keys(i + a->stages);
-            wait_oldest();
-            scores(slot);
-            if (i < m->list.masked_stages || m->present[warp][slot] != 0xffff) mask(slot);
-            __syncwarp();
+            if (more) next = find_keys(i + ahead);
+            if (i == 0) await_q();
+            if (i >= 0) {
+                wait_oldest();
+                scores(slot);
+                if (i < m->list.masked_stages || m->present[warp][slot] != 0xffff) mask(slot);
+                __syncwarp();
+            }
             if (more) {
                 keep_keys(slot, next);
                 copy_k(slot, next);
             }
             cp_async_commit();
-            state.softmax(s, o, a->scale_log2);
-            wait_oldest();
-            values(slot);
-            __syncwarp();
+            if (i >= 0) {
+                state.softmax(s, o, a->scale_log2);
+                wait_oldest();
+                values(slot);
+                __syncwarp();
+            }
             if (more) copy_v(slot, next);
             cp_async_commit();
-            slot = slot + 1 == (int)a->stages ? 0 : slot + 1;
+            slot = slot + 1 == ahead ? 0 : slot + 1;
         }
         epilogue();
     }
