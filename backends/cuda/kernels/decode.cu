@@ -475,8 +475,9 @@ __device__ __forceinline__ void forward(const tess_decode_args *a) {
     w.lane = thread % 32;
     w.q_at = shared_address(raw) + memory::HEADER;
     w.stages_at = w.q_at + ROWS * D * 2 + w.warp * a->stages * 2 * w.HALF;
-    /* the keys are read again if the rows of the group take several tiles */
-    w.policy = m->job.q_len * (int32_t)c->group <= ROWS ? cache_evict_first() : cache_usual();
+    /* other jobs read the same keys if this one has not all rows of the group */
+    w.policy = m->job.heads == (int32_t)c->group && rows == m->job.q_len ? cache_evict_first()
+                                                                         : cache_usual();
     w.run();
 }
 
