@@ -50,12 +50,6 @@ static const instance *find(int32_t head_dim, int64_t rows) {
     return best;
 }
 
-/* How a multiprocessor's memory is used. Two workgroups hide each other's first and last keys, and
- * each wants to copy one stage while it works on another. */
-typedef struct sharing {
-    uint32_t groups, stages;
-} sharing;
-
 static uint32_t stages_with(const instance *x, unsigned bytes) {
     uint32_t stages = TESS_DECODE_STAGES;
     while (stages > 0 && TESS_DECODE_SHARED((unsigned)x->head_dim, x->rows, stages) > bytes)
@@ -63,11 +57,17 @@ static uint32_t stages_with(const instance *x, unsigned bytes) {
     return stages;
 }
 
+/* How the workgroups of a multiprocessor share its memory. */
+typedef struct sharing {
+    uint32_t groups, stages;
+} sharing;
+
+/* Two workgroups hide each other's first and last keys, as long as each has two stages. */
 static sharing share(const tess_driver_device *d, const instance *x) {
-    enum { DRIVERS_OWN = 1 << 10 }; /* of each workgroup's memory */
+    enum { GROUPS = 2, LEAST_STAGES = 2, DRIVERS_OWN = 1 << 10 /* of each workgroup's memory */ };
     const unsigned bytes = machine_of(d)->shared_bytes;
-    const uint32_t two = stages_with(x, bytes / 2 - DRIVERS_OWN);
-    if (two >= 2) return (sharing){2, two};
+    const uint32_t stages = stages_with(x, bytes / GROUPS - DRIVERS_OWN);
+    if (stages >= LEAST_STAGES) return (sharing){GROUPS, stages};
     return (sharing){1, stages_with(x, bytes - DRIVERS_OWN)};
 }
 

@@ -41,7 +41,6 @@ template <int ROWS> struct alignas(128) shared_memory {
     job_words job;
     key_list list;
     key_places places;
-    static constexpr int HEADER = 4096; /* of the bytes that precede the matrices */
 };
 
 /* What a warp does for one job: what a thread holds, and the steps that it takes. */
@@ -164,15 +163,12 @@ template <typename T, int D, int TILES> struct mainloop {
     }
 
     /* Waits for the oldest group of copies, while all later ones may be under way: there are two
-     * for each stage. Other lanes see what arrived after the barrier. */
-    __device__ __forceinline__ void wait_oldest() const {
-        switch (a->stages) {
-        case 4: cp_async_wait_but<7>(); break;
-        case 3: cp_async_wait_but<5>(); break;
-        case 2: cp_async_wait_but<3>(); break;
-        default: cp_async_wait_but<1>();
-        }
-        __syncwarp();
+     * for each stage, and MORE beside them. */
+    template <int MORE, int N = STAGES> __device__ __forceinline__ void wait_oldest() const {
+        if (N == 1 || (int)a->stages == N)
+            cp_async_wait_but<2 * N - 1 + MORE>();
+        else
+            wait_oldest<MORE, (N > 1 ? N - 1 : 1)>();
     }
 
     /* ---------------------------------------------------------------- one stage */
@@ -251,14 +247,9 @@ template <typename T, int D, int TILES> struct mainloop {
 
     /* ---------------------------------------------------------------- the loop */
 
-    /* Waits for Q, which is the group before all stages' first ones. */
+    /* Q is the group before the first keys. */
     __device__ __forceinline__ void await_q() {
-        switch (a->stages) {
-        case 4: cp_async_wait_but<8>(); break;
-        case 3: cp_async_wait_but<6>(); break;
-        case 2: cp_async_wait_but<4>(); break;
-        default: cp_async_wait_but<2>();
-        }
+        wait_oldest<1>();
         __syncthreads();
         if (!HELD) return;
 #pragma unroll
@@ -289,7 +280,8 @@ template <typename T, int D, int TILES> struct mainloop {
             if (more) next = find_keys(i + ahead);
             if (i == 0) await_q();
             if (i >= 0) {
-                wait_oldest();
+                wait_oldest<0>();
+                __syncwarp();
                 scores(slot);
                 if (i < m->list.masked_stages || m->present[warp][slot] != 0xffff) mask(slot);
                 __syncwarp();
@@ -301,7 +293,8 @@ template <typename T, int D, int TILES> struct mainloop {
             cp_async_commit();
             if (i >= 0) {
                 state.softmax(s, o, a->scale_log2);
-                wait_oldest();
+                wait_oldest<0>();
+                __syncwarp();
                 values(slot);
                 __syncwarp();
             }
@@ -448,7 +441,8 @@ template <typename T, int D, int ROWS>
 __device__ __forceinline__ void forward(const tess_decode_args *a) {
     extern __shared__ __align__(128) uint8_t raw[];
     typedef shared_memory<ROWS> memory;
-    static_assert(sizeof(memory) <= memory::HEADER, "the host asks for enough shared memory");
+    static_assert(sizeof(memory) <= TESS_DECODE_HEADER && TESS_DECODE_HEADER % 128 == 0,
+                  "the host asks for enough shared memory");
     memory *m = (memory *)raw;
     const tess_args *c = &a->common;
     const uint32_t *tables = (const uint32_t *)a->tables;
@@ -473,7 +467,7 @@ __device__ __forceinline__ void forward(const tess_decode_args *a) {
     w.a = a;
     w.warp = __shfl_sync(~0u, thread / 32, 0);
     w.lane = thread % 32;
-    w.q_at = shared_address(raw) + memory::HEADER;
+    w.q_at = shared_address(raw) + TESS_DECODE_HEADER;
     w.stages_at = w.q_at + ROWS * D * 2 + w.warp * a->stages * 2 * w.HALF;
     /* other jobs read the same keys if this one has not all rows of the group */
     w.policy = m->job.heads == (int32_t)c->group && rows == m->job.q_len ? cache_evict_first()

@@ -23,17 +23,15 @@ typedef struct tess_decode_args {
 #define TESS_DECODE_INSTANCES(X) \
     X(64, 16) X(96, 16) X(128, 16) X(192, 16) X(256, 16) X(64, 32) X(96, 32) X(128, 32)
 
-#ifndef TESS_DECODE_WARPS
-#define TESS_DECODE_WARPS 4 /* of a thread block; each has its own keys */
-#endif
-#ifndef TESS_DECODE_STAGES
-#define TESS_DECODE_STAGES 4 /* at most, of keys and values in shared memory */
-#endif
-#define TESS_DECODE_KEYS    (16 * TESS_DECODE_WARPS) /* of a stage, of all warps together */
+#define TESS_DECODE_WARPS   4 /* of a thread block, each with its own keys */
 #define TESS_DECODE_THREADS (32 * TESS_DECODE_WARPS)
+#define TESS_DECODE_KEYS    (16 * TESS_DECODE_WARPS) /* of a stage, of all warps together */
+#define TESS_DECODE_STAGES  4                        /* at most */
 
-/* Bytes of shared memory of a shape: Q, and stages of K and V, and 4 KiB for descriptions. */
+/* Bytes of shared memory of a shape: descriptions, Q, and stages of K and V. */
+#define TESS_DECODE_HEADER \
+    (128 * TESS_DECODE_WARPS * TESS_DECODE_STAGES + 256 * TESS_DECODE_WARPS + 1024)
 #define TESS_DECODE_SHARED(head_dim, rows, stages) \
-    (2 * (head_dim) * ((rows) + 2 * (stages)*TESS_DECODE_KEYS) + 4096)
+    (TESS_DECODE_HEADER + 2 * (head_dim) * ((rows) + 2 * (stages)*TESS_DECODE_KEYS))
 
 #endif /* TESS_CUDA_DECODE_ARGS_H */
