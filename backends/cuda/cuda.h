@@ -18,7 +18,14 @@ enum { CUDA_SM90_MODULE = 1, CUDA_SM80_MODULE = 2, CUDA_DECODE_MODULE = 3 };
 
 extern const tess_driver_row tess_cuda_sm90, tess_cuda_sm80, tess_cuda_decode;
 
-/* What these share (tensor_cores.c). Makes the state of a plan: the forward kernel of a module
+/* What these share (tensor_cores.c). The best image for the device, or NULL. */
+const tess_driver_image *tess_cuda_image(const tess_driver_device *d,
+                                         const tess_driver_image *images);
+/* Why a kernel with these images does not take the problem, or the device where there is no key;
+ * NULL if it does. For kernels that run on sm_80 and later, in f16 and bf16. */
+const char *tess_cuda_refusal(const tess_driver_device *d, const tess_driver_image *images,
+                              const tess_kernel_key *key, char *buffer, size_t size);
+/* Makes the state of a plan: the forward kernel of a module
  * ("sm80", "sm90", "decode16") for that head_dim, with so much workgroup memory, and the merge
  * kernel. */
 tess_status tess_cuda_prepare(tess_driver_device *d, const tess_kernel_key *key, int module,

@@ -75,22 +75,9 @@ static unsigned shared_bytes(const tess_driver_device *d, const instance *x) {
     return TESS_DECODE_SHARED((unsigned)x->head_dim, x->rows, share(d, x).stages);
 }
 
-/* The best image for the device, or NULL. */
-static const tess_driver_image *image(const tess_driver_device *d) {
-    const int n = d->driver->vendor->image(tess_cuda_decode_images, d->arch, 0);
-    return n < 0 ? NULL : &tess_cuda_decode_images[n];
-}
-
 static const char *refuses(const tess_driver_device *d, const tess_kernel_key *key, char *buffer,
                            size_t size) {
-    if (!tess_cuda_decode_images[0].data) return "built without device code for sm_80 and later";
-    if (!image(d))
-        return tess_driver_no_code(d, tess_cuda_decode_images, "needs sm_80 or later, and has ",
-                                   buffer, size);
-    if (d->image < 0) return "built without the merge kernel";
-    if (!key) return NULL;
-    if (key->dtype == TESS_F32) return "takes f16 and bf16 only";
-    return tess_portable_refusal(key);
+    return tess_cuda_refusal(d, tess_cuda_decode_images, key, buffer, size);
 }
 
 /* Reasoned, not measured. The speed is that of the memory: a step takes a worker's share of it. */
@@ -116,7 +103,8 @@ static tess_status prepare(tess_driver_device *d, const tess_kernel_key *key, te
     kernel->tile_rows = kernel->pack_rows = x->rows;
     kernel->tile_step = 1;
     kernel->costs = costs_of(d, key, x);
-    return tess_cuda_prepare(d, key, CUDA_DECODE_MODULE, image(d), name, x->head_dim,
+    return tess_cuda_prepare(d, key, CUDA_DECODE_MODULE,
+                             tess_cuda_image(d, tess_cuda_decode_images), name, x->head_dim,
                              shared_bytes(d, x), kernel);
 }
 

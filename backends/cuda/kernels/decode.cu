@@ -179,12 +179,7 @@ template <typename T, int D, int TILES> struct mainloop {
 
     __device__ __forceinline__ void scores(int slot) {
         const uint32_t k = k_at(slot) + place::own_keys(lane);
-#pragma unroll
-        for (int t = 0; t < TILES; t++)
-#pragma unroll
-            for (int n = 0; n < 2; n++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) s[t][n][e] = 0;
+        clear(s);
 #pragma unroll
         for (int x = 0; x < X; x++) {
             uint32_t keys[4];
@@ -264,12 +259,7 @@ template <typename T, int D, int TILES> struct mainloop {
         /* a shuffle tells the compiler that all threads have the same */
         const int32_t stages = __shfl_sync(~0u, m->list.stages, 0), ahead = (int32_t)a->stages;
         state.reset();
-#pragma unroll
-        for (int t = 0; t < TILES; t++)
-#pragma unroll
-            for (int y = 0; y < O; y++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) o[t][y][e] = 0;
+        clear(o);
         if (stages > 0) copy_q();
         cp_async_commit();
         int slot = 0;
@@ -330,15 +320,12 @@ template <typename T, int D, int TILES> struct mainloop {
 
     /* Combines what the warps have found: O and LSE of the tile, or a partial. */
     __device__ __forceinline__ void epilogue() {
+        state.reduce_sums();
 #pragma unroll
-        for (int t = 0; t < TILES; t++)
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
-                state.reduce_sum(t, r);
-                if (lane % 4 == 0) {
-                    m->row_max[warp][row_of(t, r)] = state.max[t][r];
-                    m->row_sum[warp][row_of(t, r)] = state.sum[t][r];
-                }
+        for (int n = 0; n < 2 * TILES; n++)
+            if (lane % 4 == 0) {
+                m->row_max[warp][row_of(n / 2, n % 2)] = state.max[n / 2][n % 2];
+                m->row_sum[warp][row_of(n / 2, n % 2)] = state.sum[n / 2][n % 2];
             }
         __syncthreads();
         store_sums();

@@ -115,20 +115,31 @@ template <int TILES> struct row_state {
     }
 
     /* Adds the sums of the four threads that share a row. */
-    __device__ __forceinline__ void reduce_sum(int t, int r) {
-        sum[t][r] = __fadd_rn(sum[t][r], __shfl_xor_sync(~0u, sum[t][r], 1));
-        sum[t][r] = __fadd_rn(sum[t][r], __shfl_xor_sync(~0u, sum[t][r], 2));
+    __device__ __forceinline__ void reduce_sums() {
+#pragma unroll
+        for (int n = 0; n < 2 * TILES; n++)
+#pragma unroll
+            for (int x = 1; x < 4; x *= 2)
+                sum[n / 2][n % 2] =
+                    __fadd_rn(sum[n / 2][n % 2], __shfl_xor_sync(~0u, sum[n / 2][n % 2], x));
     }
 };
 
-/* A scale below 0 changes the sign of scores; exponentials are made with its magnitude. */
-template <int TILES, int N> __device__ __forceinline__ void negate(float (&s)[TILES][N][4]) {
+template <int TILES, int N, typename Change>
+__device__ __forceinline__ void for_each(float (&x)[TILES][N][4], const Change &change) {
 #pragma unroll
     for (int t = 0; t < TILES; t++)
 #pragma unroll
         for (int n = 0; n < N; n++)
 #pragma unroll
-            for (int e = 0; e < 4; e++) s[t][n][e] = -s[t][n][e];
+            for (int e = 0; e < 4; e++) change(x[t][n][e]);
+}
+template <int TILES, int N> __device__ __forceinline__ void clear(float (&x)[TILES][N][4]) {
+    for_each(x, [](float &e) { e = 0; });
+}
+/* A scale below 0 changes the sign of scores; exponentials are made with its magnitude. */
+template <int TILES, int N> __device__ __forceinline__ void negate(float (&s)[TILES][N][4]) {
+    for_each(s, [](float &e) { e = -e; });
 }
 
 } // namespace tess

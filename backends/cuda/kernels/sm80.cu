@@ -150,12 +150,7 @@ template <typename T, int D, int ROWS, int TILES> struct mainloop {
         const uint32_t now = lane_volatile();
         const uint32_t k = k_at(stage) + places::own_keys(now),
                        q = q_at + warp * 16 * ROW + places::own_rows(now);
-#pragma unroll
-        for (int t = 0; t < TILES; t++)
-#pragma unroll
-            for (int n = 0; n < N; n++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) s[t][n][e] = 0;
+        clear(s);
 #pragma unroll
         for (int x = 0; x < D / 16; x++) {
             uint32_t rows[TILES][4];
@@ -238,11 +233,11 @@ template <typename T, int D, int ROWS, int TILES> struct mainloop {
 
     /* Divides O by the row sums. A row that has seen no key is 0, whatever its registers hold. */
     __device__ __forceinline__ void divide() {
+        state.reduce_sums();
 #pragma unroll
         for (int t = 0; t < TILES; t++)
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                state.reduce_sum(t, r);
                 const float inverse = reciprocal(state.sum[t][r]);
 #pragma unroll
                 for (int y = 0; y < O; y++)
@@ -356,13 +351,7 @@ template <typename T, int D, int ROWS, int TILES> struct mainloop {
         const int32_t stages = __shfl_sync(~0u, m->list.stages, 0);
         const bool two = a->stages == 2, active = warp * 16 < m->job.rows * m->job.heads;
         state.reset();
-#pragma unroll
-        for (int t = 0; t < TILES; t++) {
-#pragma unroll
-            for (int y = 0; y < O; y++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) o[t][y][e] = 0;
-        }
+        clear(o);
         if (stages > 0) {
             copy_q();
             copy_k(0, 0);
