@@ -66,10 +66,49 @@ static tess_status read_length(const char *field, const int64_t *lengths, const 
     return check_item(field, b + 1, *length, 0);
 }
 
+/* The positions of sequence `b` in an array of the descriptor, or `standard` without one. `end` is
+ * that of the rows or keys after it. */
+static tess_status read_position(const char *field, const int64_t *positions, int64_t b,
+                                 int64_t count, int64_t standard, int64_t *first) {
+    *first = positions ? positions[b] : standard;
+    if (!positions) return TESS_OK;
+    if (*first < 0)
+        return tess_invalid("%s: %s[%lld]: must be at least 0, got %lld", function, field,
+                            (long long)b, (long long)*first);
+    if (*first >= TESS_LENGTH_END - count)
+        return tess_unsupported("%s: %s[%lld]: must be less than %lld with the %lld tokens after "
+                                "it, got %lld",
+                                function, field, (long long)b, (long long)TESS_LENGTH_END,
+                                (long long)count, (long long)*first);
+    return TESS_OK;
+}
+
+/* Positions of the first row and the first key of sequence `b`. */
+static tess_status read_positions(const tess_plan *plan, const tess_plan_desc *d,
+                                  const char *kv_field, int64_t b, int64_t q_len, int64_t keys,
+                                  int64_t *q_first, int64_t *kv_first) {
+    const int64_t block = plan->layout->pattern.block, max_tokens = plan->layout->max_tokens;
+    if (keys > max_tokens)
+        return tess_invalid(
+            "%s: %s: sequence %lld has %lld keys, more than the layout's max_tokens (%lld)",
+            function, kv_field, (long long)b, (long long)keys, (long long)max_tokens);
+    TESS_RETURN_IF_ERROR(read_position("kv_first", d->kv_first, b, keys, 0, kv_first));
+    if (*kv_first % block != 0)
+        return tess_invalid("%s: kv_first[%lld]: must be a multiple of block (%lld), got %lld",
+                            function, (long long)b, (long long)block, (long long)*kv_first);
+    if (*kv_first > max_tokens - keys)
+        return tess_invalid(
+            "%s: kv_first[%lld]: must be at most %lld, for %lld keys and the layout's max_tokens "
+            "(%lld), got %lld",
+            function, (long long)b, (long long)(max_tokens - keys), (long long)keys,
+            (long long)max_tokens, (long long)*kv_first);
+    return read_position("q_first", d->q_first, b, q_len, *kv_first + keys - q_len, q_first);
+}
+
 /* Checks every length and counts the sequences that have rows. Once there is memory, also writes
  * these. */
 static tess_status read_sequences(tess_plan *plan, const tess_plan_desc *d) {
-    int64_t q_start = 0, kv_start = 0, max_tokens = plan->layout->max_tokens, max_q = 0, max_kv = 0;
+    int64_t q_end = 0, kv_end = 0, max_q = 0, max_kv = 0;
     const char *q_field = plan->packed ? "cu_q_lens" : "q_lens",
                *kv_field = plan->packed ? "cu_kv_lens"
                            : d->kv_lens ? "kv_lens"
@@ -81,75 +120,94 @@ static tess_status read_sequences(tess_plan *plan, const tess_plan_desc *d) {
         return tess_invalid("%s: cu_kv_lens[0]: must be 0, got %lld", function,
                             (long long)d->cu_kv_lens[0]);
     plan->q_last = plan->kv_last = -1;
-    plan->equal_lengths = !plan->packed && !d->q_lens && !d->kv_lens;
+    plan->equal_lengths = !plan->packed && !d->q_lens && !d->kv_lens && !d->q_first && !d->kv_first;
+    /* The keys of all sequences follow each other. */
+    const bool joined = plan->packed && !tess_pools_cached(&plan->pools);
     const uint32_t capacity = plan->n_sequences;
     plan->n_sequences = 0;
     /* One of equal sequences stands for all, unless they are to be written. */
     const bool one = plan->equal_lengths && (d->q_len == 0 || !plan->sequences);
     const int64_t batch = one ? smaller(d->batch, 1) : d->batch;
     for (int64_t b = 0; b < batch; b++) {
-        int64_t q_first = q_start, kv_first = kv_start, q_len, kv_len;
+        const int64_t q_start = q_end, kv_start = kv_end;
+        int64_t q_first = 0, kv_first = 0, q_len, keys;
         TESS_RETURN_IF_ERROR(
-            read_length(q_field, d->q_lens, d->cu_q_lens, b, d->q_len, &q_start, &q_len));
+            read_length(q_field, d->q_lens, d->cu_q_lens, b, d->q_len, &q_end, &q_len));
         TESS_RETURN_IF_ERROR(
-            read_length(kv_field, d->kv_lens, d->cu_kv_lens, b, d->kv_len, &kv_start, &kv_len));
-        if (kv_len > max_tokens)
-            return tess_invalid(
-                "%s: %s: sequence %lld has %lld keys, more than the layout's max_tokens (%lld)",
-                function, kv_field, (long long)b, (long long)kv_len, (long long)max_tokens);
-        if (kv_len > max_kv) max_kv = kv_len;
+            read_length(kv_field, d->kv_lens, d->cu_kv_lens, b, d->kv_len, &kv_end, &keys));
+        TESS_RETURN_IF_ERROR(
+            read_positions(plan, d, kv_field, b, q_len, keys, &q_first, &kv_first));
+        if (keys > max_kv) max_kv = keys;
         if (q_len == 0) continue;
         if (q_len > max_q) max_q = q_len;
         plan->q_last = b;
-        if (kv_len > 0) plan->kv_last = b;
+        if (keys > 0) plan->kv_last = b;
         uint32_t n = plan->n_sequences++;
         if (!plan->sequences) continue;
         if (n == capacity)
             return tess_invalid("%s: %s: changed while it was read", function, q_field);
-        plan->sequences[n] = (tess_sequence){.q_start = q_first,
-                                             .kv_start = kv_first,
+        if (plan->first_block)
+            plan->first_block[n] = (uint32_t)(kv_first / plan->layout->pattern.block);
+        plan->sequences[n] = (tess_sequence){.q_start = q_start,
+                                             .kv_start = (joined ? kv_start : 0) - kv_first,
                                              .batch = plan->packed ? 0 : (uint32_t)b,
                                              .q_len = (int32_t)q_len,
-                                             .kv_len = (int32_t)kv_len,
-                                             .q_first = (int32_t)(kv_len - q_len),
-                                             .kv_batch = plan->packed ? 0 : (uint32_t)b};
+                                             .kv_len = (int32_t)(kv_first + keys),
+                                             .q_first = (int32_t)q_first,
+                                             .kv_batch = joined ? 0 : (uint32_t)b};
     }
     if (one) plan->n_sequences *= (uint32_t)d->batch;
     plan->max_q_len = max_q;
     plan->max_kv_len = max_kv;
-    plan->q_len = plan->packed ? q_start : d->q_len ? d->q_len : max_q;
-    plan->kv_len = plan->packed ? kv_start : d->kv_len ? d->kv_len : max_kv;
+    plan->q_len = plan->packed ? q_end : d->q_len ? d->q_len : max_q;
+    plan->kv_len = joined ? kv_end : plan->packed || !d->kv_len ? max_kv : d->kv_len;
     return TESS_OK;
 }
 
 /* ------------------------------------------------------------------ what the jobs touch */
 
-static tess_touched touched_by(const tess_sequence *s) {
-    return (tess_touched){s->batch, 1, s->q_start, s->q_len, s->kv_start, s->kv_len};
+static tess_touched touched_by(const tess_plan *plan, uint32_t n) {
+    const tess_sequence *s = &plan->sequences[n];
+    return (tess_touched){s->batch,
+                          1,
+                          s->q_start,
+                          s->q_len,
+                          s->kv_batch,
+                          1,
+                          s->kv_start + tess_plan_kv_first(plan, n),
+                          tess_plan_keys(plan, n)};
 }
 
 /* Finds boxes that hold only what the jobs read or write. Where lengths differ: the first sequence,
  * the longest, and what all have in common. */
 static void find_touched(tess_plan *plan) {
     int64_t least_q = plan->max_q_len, least_kv = plan->max_kv_len, keys = 0;
-    const tess_sequence *longest = plan->sequences;
+    int64_t most = 0;
+    uint32_t longest = 0;
     for (uint32_t n = 0; n < plan->n_sequences; n++) {
-        const tess_sequence *s = &plan->sequences[n];
-        least_q = smaller(least_q, s->q_len);
-        least_kv = smaller(least_kv, s->kv_len);
-        keys += s->kv_len;
-        if ((int64_t)s->q_len + s->kv_len > (int64_t)longest->q_len + longest->kv_len) longest = s;
+        const int64_t q_len = plan->sequences[n].q_len, own = tess_plan_keys(plan, n);
+        least_q = smaller(least_q, q_len);
+        least_kv = smaller(least_kv, own);
+        keys += own;
+        if (q_len + own <= most) continue;
+        most = q_len + own;
+        longest = n;
     }
     tess_touched *box = plan->touched;
     if (!plan->equal_lengths) {
-        *box++ = touched_by(plan->sequences);
-        *box++ = touched_by(longest);
+        *box++ = touched_by(plan, 0);
+        *box++ = touched_by(plan, longest);
     }
     /* A sequence without rows leaves a gap; in a packed batch, a gap of its keys. */
-    if (plan->packed && keys == plan->kv_len)
-        *box++ = (tess_touched){0, 1, 0, plan->q_len, 0, plan->kv_len};
-    if (!plan->packed && plan->n_sequences == plan->batch)
-        *box++ = (tess_touched){0, plan->batch, 0, least_q, 0, least_kv};
+    const bool all = plan->n_sequences == plan->batch;
+    if (plan->packed && tess_pools_cached(&plan->pools)) {
+        if (all) *box++ = (tess_touched){0, 1, 0, plan->q_len, 0, plan->batch, 0, least_kv};
+    } else if (plan->packed) {
+        if (keys == plan->kv_len)
+            *box++ = (tess_touched){0, 1, 0, plan->q_len, 0, 1, 0, plan->kv_len};
+    } else if (all) {
+        *box++ = (tess_touched){0, plan->batch, 0, least_q, 0, plan->batch, 0, least_kv};
+    }
     plan->n_touched = (uint32_t)(box - plan->touched);
 }
 
@@ -164,6 +222,15 @@ tess_status tess_batch_read(tess_plan *plan, const tess_plan_desc *d) {
                          function, (unsigned)plan->n_sequences);
     plan->sequences_bytes = bytes;
     plan->host_bytes += bytes;
+    if (d->kv_first) {
+        bytes = (uint64_t)plan->n_sequences * sizeof *plan->first_block;
+        plan->first_block = tess_mem_alloc(plan->device->runtime, (size_t)bytes, 64);
+        if (!plan->first_block)
+            return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: kv_first: no memory for %u positions",
+                             function, (unsigned)plan->n_sequences);
+        plan->first_block_bytes = bytes;
+        plan->host_bytes += bytes;
+    }
     const uint32_t counted = plan->n_sequences;
     TESS_RETURN_IF_ERROR(read_sequences(plan, d));
     if (plan->n_sequences != counted)

@@ -199,7 +199,12 @@ static tess_kernel_key key_of(const tess_plan *plan, const tess_plan_desc *d) {
     key.n_heads = (uint32_t)layout->n_heads;
     key.packed = plan->packed;
     key.group = (uint32_t)(layout->n_heads / layout->n_kv_heads);
-    key.max_in_flight = d->max_in_flight ? d->max_in_flight : 4;
+    /* A run is a launch for each storage group. */
+    const uint64_t launches = (uint64_t)(d->max_in_flight ? d->max_in_flight : 4) * plan->pools.n;
+    key.max_in_flight = launches > UINT32_MAX ? UINT32_MAX : (uint32_t)launches;
+    key.kv_dtype = d->dtype;
+    key.page = plan->pools.page;
+    key.compact = plan->pools.compact;
     return key;
 }
 

@@ -28,13 +28,6 @@ tess_status tess_fail(tess_status status, const char *format, ...) TESS_PRINTF(2
 tess_status tess_check_index(const char *function, const char *field, int64_t value, int64_t count);
 tess_status tess_check_not_negative(const char *function, const char *field, int64_t value);
 
-/* Leaves the function with the status of `expr` unless that is TESS_OK. */
-#define TESS_RETURN_IF_ERROR(expr)                            \
-    do {                                                      \
-        const tess_status status_of_expr = (expr);            \
-        if (status_of_expr != TESS_OK) return status_of_expr; \
-    } while (0)
-
 /* runtime.c: host memory through the runtime's allocator. Alignment is a power of two. NULL when
  * out of memory or size overflows. */
 void *tess_mem_alloc(tess_runtime *runtime, size_t size, size_t alignment);

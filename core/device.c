@@ -270,9 +270,8 @@ tess_status tess_device_result(tess_device *device, tess_status status) {
 
 tess_status tess_device_query(const tess_device *device, tess_device_info *info) {
     static const char function[] = "tess_device_query";
-    tess_status status = tess_device_check(device, function);
-    return status == TESS_OK ? tess_info_write(function, info, &device->info, TESS_DEVICE_INFO)
-                             : status;
+    TESS_RETURN_IF_ERROR(tess_device_check(device, function));
+    return tess_info_write(function, info, &device->info, TESS_DEVICE_INFO);
 }
 
 tess_status tess_device_kernel(const tess_device *device, uint32_t index, tess_kernel_info *info) {

@@ -44,21 +44,36 @@ static void split_keys(const tess_keys *whole, uint64_t begin, uint64_t end, tes
 
 /* ------------------------------------------------------------------ heads */
 
-static void find_runs(const tess_layout *layout, tess_head_run *runs, uint32_t *n_runs) {
-    int32_t group = layout->n_heads / layout->n_kv_heads;
+/* `kv_order`: the kv heads in their order, or NULL for that of their numbers. */
+static void find_runs(const tess_layout *layout, const uint32_t *kv_order, tess_head_run *runs,
+                      uint32_t *n_runs) {
+    const uint32_t group = (uint32_t)(layout->n_heads / layout->n_kv_heads);
     uint32_t n = 0;
-    for (int32_t h = 0; h < layout->n_heads; h++) {
-        if (h % group != 0 && layout->head_class[h] == layout->head_class[h - 1]) {
-            runs[n - 1].heads++;
-            continue;
+    for (uint32_t at = 0; at < (uint32_t)layout->n_kv_heads; at++) {
+        const uint32_t kv_head = kv_order ? kv_order[at] : at, first = kv_head * group;
+        for (uint32_t h = first; h < first + group; h++) {
+            if (h != first && layout->head_class[h] == layout->head_class[h - 1]) {
+                runs[n - 1].heads++;
+                continue;
+            }
+            runs[n].kv_head = kv_head;
+            runs[n].head = (uint16_t)h;
+            runs[n].heads = 1;
+            runs[n].cls = layout->head_class[h];
+            n++;
         }
-        runs[n].kv_head = (uint32_t)(h / group);
-        runs[n].head = (uint16_t)h;
-        runs[n].heads = 1;
-        runs[n].cls = layout->head_class[h];
-        n++;
     }
     *n_runs = n;
+}
+
+/* The end of the runs of the storage group that begins at run `first`. */
+static uint32_t group_end(const tess_jobs *jobs, uint32_t first) {
+    uint32_t last = first;
+    if (!jobs->pools) return jobs->n_runs;
+    const tess_kv_head *heads = jobs->pools->kv_heads;
+    const uint32_t storage = heads[jobs->runs[first].kv_head].storage;
+    while (last < jobs->n_runs && heads[jobs->runs[last].kv_head].storage == storage) last++;
+    return last;
 }
 
 /* How many heads of a run one job takes. Every tile of the sequence must have room for their rows.
@@ -107,8 +122,14 @@ tess_status tess_jobs_create(tess_jobs *jobs, tess_runtime *runtime, const tess_
     }
     TESS_RETURN_IF_ERROR(tess_tiler_create(&jobs->tiler, runtime, layout, max_keys));
     TESS_RETURN_IF_ERROR(allocate(jobs, layout, (uint64_t)jobs->tiler.n_blocks));
-    find_runs(layout, jobs->runs, &jobs->n_runs);
+    find_runs(layout, NULL, jobs->runs, &jobs->n_runs);
     return TESS_OK;
+}
+
+void tess_jobs_group(tess_jobs *jobs, tess_pools *pools) {
+    if (!pools->compact) return;
+    jobs->pools = pools;
+    find_runs(jobs->tiler.layout, pools->kv_order, jobs->runs, &jobs->n_runs);
 }
 
 void tess_jobs_release(tess_jobs *jobs) {
@@ -184,21 +205,20 @@ static void count_causal(tess_jobs *jobs, tess_tile tile, tess_causal causal) {
     jobs->n_blocks += n_blocks * times;
 }
 
-static void count_whole(tess_jobs *jobs, tess_tile tile, int64_t kv_len, int64_t kv_blocks) {
+static void count_whole(tess_jobs *jobs, tess_tile tile, const tess_key_span *span) {
     const tess_pack *const end = jobs->packs + jobs->n_packs;
     uint32_t *const bucket = jobs->order.bucket;
     const uint32_t shift = jobs->order.shift;
     uint64_t n_jobs = 0, n_blocks = 0;
     tess_causal causal;
-    if (jobs->n_packs == 1 && tile.first >= 0 &&
-        tess_tiler_causal(&jobs->tiler, jobs->packs[0].cls, &causal)) {
+    if (jobs->n_packs == 1 &&
+        tess_tiler_causal(&jobs->tiler, jobs->packs[0].cls, &tile, span, &causal)) {
         count_causal(jobs, tile, causal);
         return;
     }
     do {
         for (const tess_pack *pack = jobs->packs; pack < end; pack++) {
-            const uint64_t blocks =
-                tess_tile_blocks(&jobs->tiler, pack->cls, &tile, kv_len, kv_blocks);
+            const uint64_t blocks = tess_tile_blocks(&jobs->tiler, pack->cls, &tile, span);
             bucket[blocks >> shift] += pack->jobs;
             n_blocks += blocks * pack->jobs;
             n_jobs += pack->jobs;
@@ -208,14 +228,13 @@ static void count_whole(tess_jobs *jobs, tess_tile tile, int64_t kv_len, int64_t
     jobs->n_blocks += n_blocks;
 }
 
-static tess_status count_parts(tess_jobs *jobs, tess_tile tile, int64_t kv_len, int64_t kv_blocks) {
+static tess_status count_parts(tess_jobs *jobs, tess_tile tile, const tess_key_span *span) {
     do {
         const uint32_t rows = (uint32_t)(tile.last - tile.first + 1);
         for (uint32_t n = 0; n < jobs->n_packs; n++) {
             const tess_pack *pack = &jobs->packs[n];
-            if (!count_job(jobs,
-                           tess_tile_blocks(&jobs->tiler, pack->cls, &tile, kv_len, kv_blocks),
-                           pack->jobs, rows * pack->heads))
+            if (!count_job(jobs, tess_tile_blocks(&jobs->tiler, pack->cls, &tile, span), pack->jobs,
+                           rows * pack->heads))
                 return tess_unsupported(
                     "tess_plan_create: kv_split: its parts make 2^32 jobs or more");
         }
@@ -233,22 +252,22 @@ static tess_status join_rows_of(tess_jobs *jobs, tess_tile tile) {
     return TESS_OK;
 }
 
-static tess_status count_sequence(tess_jobs *jobs, const tess_sequence *sequence) {
+/* `joined`: the rows of a mask are joined already. */
+static tess_status count_sequence(tess_jobs *jobs, uint32_t s, bool joined) {
     const tess_layout *layout = jobs->tiler.layout;
-    const int64_t kv_len = sequence->kv_len,
-                  kv_blocks = (kv_len + jobs->grid.block - 1) / jobs->grid.block;
+    const tess_key_span span = tess_jobs_span(jobs, s);
     const uint64_t before = jobs->n_blocks;
     tess_tile begin;
-    tess_tile_begin(&jobs->grid, kv_len - sequence->q_len, kv_len, &begin);
-    if (layout->patterns[0].kind == TESS_HEAD_BLOCKS)
+    tess_jobs_tile(jobs, s, &begin);
+    if (layout->patterns[0].kind == TESS_HEAD_BLOCKS && !joined)
         TESS_RETURN_IF_ERROR(join_rows_of(jobs, begin));
     if (jobs->split.length || jobs->split.max_parts)
-        TESS_RETURN_IF_ERROR(count_parts(jobs, begin, kv_len, kv_blocks));
+        TESS_RETURN_IF_ERROR(count_parts(jobs, begin, &span));
     else
-        count_whole(jobs, begin, kv_len, kv_blocks);
-    jobs->n_rows += (uint64_t)sequence->q_len * (uint64_t)layout->n_heads;
-    jobs->n_read +=
-        (uint64_t)smaller((int64_t)(jobs->n_blocks - before), kv_blocks * layout->n_kv_heads);
+        count_whole(jobs, begin, &span);
+    jobs->n_rows += (uint64_t)jobs->sequences[s].q_len * (uint64_t)layout->n_heads;
+    jobs->n_read += (uint64_t)smaller((int64_t)(jobs->n_blocks - before),
+                                      (span.end - span.first) * layout->n_kv_heads);
     return TESS_OK;
 }
 
@@ -264,7 +283,7 @@ tess_status tess_jobs_count(tess_jobs *jobs) {
         uint32_t heads = heads_of_job(jobs, sequence);
         if (heads != packed) count_packs(jobs, heads, 0, jobs->n_runs);
         packed = heads;
-        TESS_RETURN_IF_ERROR(count_sequence(jobs, sequence));
+        TESS_RETURN_IF_ERROR(count_sequence(jobs, s, false));
     }
     tess_order_end(&jobs->order);
     return TESS_OK;
@@ -342,21 +361,21 @@ static inline void place_run(tess_job *out, uint32_t *bucket, const placed_tile 
  * sequence's first. */
 static void place_whole(tess_jobs *jobs, tess_job *out, uint32_t s, tess_tile tile, uint32_t first,
                         uint32_t last, uint32_t heads) {
-    const int64_t kv_len = jobs->sequences[s].kv_len,
-                  kv_blocks = (kv_len + jobs->grid.block - 1) / jobs->grid.block, p0 = tile.first;
+    const tess_key_span span = tess_jobs_span(jobs, s);
+    const int64_t p0 = tile.first;
     const tess_head_run *const end = jobs->runs + last;
     uint32_t *const bucket = jobs->order.bucket;
     const uint32_t shift = jobs->order.shift;
     const tess_grid grid = jobs->grid;
     tess_causal causal;
     tess_keys keys;
-    if (last - first == 1 && tile.first >= 0 &&
-        tess_tiler_causal(&jobs->tiler, jobs->runs[first].cls, &causal)) {
+    if (last - first == 1 &&
+        tess_tiler_causal(&jobs->tiler, jobs->runs[first].cls, &tile, &span, &causal)) {
         const tess_head_run run = jobs->runs[first];
         do {
             const placed_tile at = {s, (uint32_t)(tile.first - p0),
                                     (uint16_t)(tile.last - tile.first + 1), run.cls};
-            tess_causal_keys(&causal, &tile, kv_len, &keys);
+            tess_causal_keys(&causal, &tile, span.kv_len, &keys);
             place_run(out, &bucket[tess_keys_blocks(&keys) >> shift], &at, &run, heads, &keys);
         } while (tess_tile_next(&grid, &tile));
         return;
@@ -365,7 +384,7 @@ static void place_whole(tess_jobs *jobs, tess_job *out, uint32_t s, tess_tile ti
         for (const tess_head_run *run = jobs->runs + first; run < end; run++) {
             const placed_tile at = {s, (uint32_t)(tile.first - p0),
                                     (uint16_t)(tile.last - tile.first + 1), run->cls};
-            tess_tile_keys(&jobs->tiler, run->cls, &tile, kv_len, kv_blocks, &keys);
+            tess_tile_keys(&jobs->tiler, run->cls, &tile, &span, &keys);
             place_run(out, &bucket[tess_keys_blocks(&keys) >> shift], &at, run, heads, &keys);
         }
     } while (tess_tile_next(&grid, &tile));
@@ -374,15 +393,15 @@ static void place_whole(tess_jobs *jobs, tess_job *out, uint32_t s, tess_tile ti
 /* The same with a split; some jobs may be too short for it. */
 static void place_split(tess_jobs *jobs, placing *place, uint32_t s, tess_tile tile, uint32_t first,
                         uint32_t last, uint32_t heads) {
-    const int64_t kv_len = jobs->sequences[s].kv_len,
-                  kv_blocks = (kv_len + jobs->grid.block - 1) / jobs->grid.block, p0 = tile.first;
+    const tess_key_span span = tess_jobs_span(jobs, s);
+    const int64_t p0 = tile.first;
     do {
         for (uint32_t r = first; r < last; r++) {
             const tess_head_run *run = &jobs->runs[r];
             const placed_tile at = {s, (uint32_t)(tile.first - p0),
                                     (uint16_t)(tile.last - tile.first + 1), run->cls};
             tess_keys keys;
-            tess_tile_keys(&jobs->tiler, run->cls, &tile, kv_len, kv_blocks, &keys);
+            tess_tile_keys(&jobs->tiler, run->cls, &tile, &span, &keys);
             const uint64_t blocks = tess_keys_blocks(&keys),
                            parts = split_parts(&jobs->split, blocks);
             for (uint32_t done = 0; done < run->heads; done += heads) {
@@ -398,32 +417,37 @@ static void place_split(tess_jobs *jobs, placing *place, uint32_t s, tess_tile t
     } while (tess_tile_next(&jobs->grid, &tile));
 }
 
-/* Counts the jobs of [begin, end) into the buckets. This cannot fail, because counting all of them
- * has succeeded. */
-static void count_section(tess_jobs *jobs, tess_cursor begin, tess_cursor end) {
+/* The runs of sequence s that belong to the section. */
+static void section_runs(const tess_sections *x, uint32_t s, uint32_t *first, uint32_t *last) {
+    *first = s == x->begin.sequence ? x->begin.run : x->first;
+    *last = s == x->end.sequence ? x->end.run : x->last;
+}
+
+/* Counts the jobs of a section into the buckets. This cannot fail, because counting all of them has
+ * succeeded. */
+static void count_section(tess_jobs *jobs, const tess_sections *x) {
     const tess_jobs totals = *jobs;
     jobs->n_jobs = jobs->n_merges = jobs->n_partials = jobs->n_blocks = 0;
     tess_order_again(&jobs->order);
-    for (uint32_t s = begin.sequence; s <= end.sequence && s < jobs->n_sequences; s++) {
-        const uint32_t first = s == begin.sequence ? begin.run : 0,
-                       last = s == end.sequence ? end.run : jobs->n_runs;
+    for (uint32_t s = x->begin.sequence; s <= x->end.sequence && s < jobs->n_sequences; s++) {
+        uint32_t first, last;
+        section_runs(x, s, &first, &last);
         if (jobs->sequences[s].q_len == 0 || first == last) continue;
         count_packs(jobs, heads_of_job(jobs, &jobs->sequences[s]), first, last);
-        (void)count_sequence(jobs, &jobs->sequences[s]);
+        (void)count_sequence(jobs, s, true);
     }
     *jobs = totals;
 }
 
-static void place_section(tess_jobs *jobs, placing *place, tess_cursor begin, tess_cursor end) {
-    for (uint32_t s = begin.sequence; s <= end.sequence && s < jobs->n_sequences; s++) {
-        const uint32_t first = s == begin.sequence ? begin.run : 0,
-                       last = s == end.sequence ? end.run : jobs->n_runs;
+static void place_section(tess_jobs *jobs, placing *place, const tess_sections *x) {
+    for (uint32_t s = x->begin.sequence; s <= x->end.sequence && s < jobs->n_sequences; s++) {
+        uint32_t first, last;
+        section_runs(x, s, &first, &last);
         const tess_sequence *sequence = &jobs->sequences[s];
         if (sequence->q_len == 0) continue;
         const uint32_t heads = heads_of_job(jobs, sequence);
         tess_tile tile;
-        tess_tile_begin(&jobs->grid, (int64_t)sequence->kv_len - sequence->q_len, sequence->kv_len,
-                        &tile);
+        tess_jobs_tile(jobs, s, &tile);
         for (uint32_t run = first, next; run < last; run = next) {
             next = tess_kv_head_end(jobs, run);
             if (jobs->split.length || jobs->split.max_parts)
@@ -437,14 +461,19 @@ static void place_section(tess_jobs *jobs, placing *place, tess_cursor begin, te
 void tess_jobs_place(tess_jobs *jobs, tess_job *out, tess_merge *merges) {
     placing place = {out, merges, 0, 0};
     tess_sections sections;
-    uint32_t at = 0;
-    tess_sections_start(&sections, jobs);
-    while (tess_sections_next(&sections)) {
-        /* Without sections, the buckets hold what the last count left there. */
-        if (sections.count != 0) count_section(jobs, sections.begin, sections.end);
-        at = tess_order_places(&jobs->order, at);
-        place_section(jobs, &place, sections.begin, sections.end);
+    uint32_t at = 0, group = 0;
+    for (uint32_t first = 0, last; first < jobs->n_runs; first = last) {
+        last = group_end(jobs, first);
+        if (jobs->pools) jobs->pools->all[group++].first_job = at;
+        tess_sections_start(&sections, jobs, first, last);
+        while (tess_sections_next(&sections)) {
+            /* Without groups and sections, the buckets hold what the last count left there. */
+            if (sections.count != 0 || last - first != jobs->n_runs) count_section(jobs, &sections);
+            at = tess_order_places(&jobs->order, at);
+            place_section(jobs, &place, &sections);
+        }
     }
+    if (jobs->pools) jobs->pools->all[group].first_job = at;
 }
 
 /* ------------------------------------------------------------------ ranges */

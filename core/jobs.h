@@ -5,6 +5,7 @@
 #define TESSERA_CORE_JOBS_H
 
 #include "order.h"
+#include "pools.h"
 #include "tile.h"
 
 _Static_assert(sizeof(tess_job) == 48, "a job is twelve 32-bit words");
@@ -36,13 +37,15 @@ typedef struct tess_jobs {
     tess_grid grid;
     uint32_t tile_rows, pack_rows;
     const tess_sequence *sequences;
+    const uint32_t *first_block; /* [n_sequences] the block of each one's first key; NULL: 0 */
     uint32_t n_sequences;
     tess_split split;
 
-    tess_head_run *runs; /* [n_runs] in order of heads */
+    tess_head_run *runs; /* [n_runs] in order of heads; with groups, of groups and heads */
     uint32_t n_runs;
-    tess_pack *packs; /* [n_packs] of the classes that are being counted; room for [n_classes] */
-    uint32_t *pack;   /* [n_classes] index of the pack of a class, if it has one */
+    tess_pools *pools; /* NULL: all jobs are one group */
+    tess_pack *packs;  /* [n_packs] of the classes that are being counted; room for [n_classes] */
+    uint32_t *pack;    /* [n_classes] index of the pack of a class, if it has one */
     uint32_t n_packs;
     tess_order order; /* of the counted jobs, by key blocks */
 
@@ -59,6 +62,17 @@ typedef struct tess_jobs {
     uint64_t section_blocks;
 } tess_jobs;
 
+static inline tess_key_span tess_jobs_span(const tess_jobs *jobs, uint32_t sequence) {
+    return tess_key_span_of(&jobs->sequences[sequence],
+                            jobs->first_block ? jobs->first_block[sequence] : 0, jobs->grid.block);
+}
+
+/* The first of the tiles that a sequence's rows make. */
+static inline void tess_jobs_tile(const tess_jobs *jobs, uint32_t sequence, tess_tile *tile) {
+    const tess_sequence *s = &jobs->sequences[sequence];
+    tess_tile_begin(&jobs->grid, s->q_first, (int64_t)s->q_first + s->q_len, tile);
+}
+
 /* The end of the runs of the kv head that begins at run `first`. */
 static inline uint32_t tess_kv_head_end(const tess_jobs *jobs, uint32_t first) {
     uint32_t last = first + 1;
@@ -67,11 +81,15 @@ static inline uint32_t tess_kv_head_end(const tess_jobs *jobs, uint32_t first) {
 }
 
 /* Prepares the count: runs of heads, grid, lists. `sequences` stays the caller's and must outlive
- * the jobs. */
+ * the jobs, and so must `first_block`, which is set between create and count. */
 tess_status tess_jobs_create(tess_jobs *jobs, tess_runtime *runtime, const tess_layout *layout,
                              const tess_sequence *sequences, uint32_t n_sequences,
                              uint32_t tile_rows, uint32_t pack_rows);
 void tess_jobs_release(tess_jobs *jobs);
+
+/* Puts the heads in order of storage groups, whose jobs follow each other then. `pools` stays the
+ * caller's and must outlive the jobs; tess_jobs_place fills first_job. */
+void tess_jobs_group(tess_jobs *jobs, tess_pools *pools);
 
 /* Counts jobs, merges and partials under jobs->split. To be called again after a change of the
  * split. */

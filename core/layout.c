@@ -109,25 +109,25 @@ static int64_t head_first_block(const tess_layout *x, int32_t head) {
 }
 
 /* Groups heads whose lists begin alike, by open addressing in a table with at least twice as many
- * slots as heads. A slot holds a class plus 1. */
-static void group_heads(tess_layout *x, uint32_t *slots, uint64_t n_slots) {
+ * elements as heads. An element holds a class plus 1. */
+static void group_heads(tess_layout *x, uint32_t *table, uint64_t table_size) {
     x->n_classes = 0;
     for (int32_t head = 0; head < x->n_heads; head++) {
         int64_t first = head_first_block(x, head);
-        uint64_t slot =
-            ((uint64_t)(first + 1) * UINT64_C(0x9e3779b97f4a7c15) >> 32) & (n_slots - 1);
-        while (slots[slot] != 0) {
-            const tess_head_pattern *pattern = &x->patterns[slots[slot] - 1];
+        uint64_t at =
+            ((uint64_t)(first + 1) * UINT64_C(0x9e3779b97f4a7c15) >> 32) & (table_size - 1);
+        while (table[at] != 0) {
+            const tess_head_pattern *pattern = &x->patterns[table[at] - 1];
             if ((pattern->kind == TESS_HEAD_DENSE ? -1 : pattern->first) == first ||
                 x->pattern.kind != TESS_PATTERN_S2)
                 break;
-            slot = (slot + 1) & (n_slots - 1);
+            at = (at + 1) & (table_size - 1);
         }
-        if (slots[slot] == 0) {
+        if (table[at] == 0) {
             class_pattern(x, first < 0, first, &x->patterns[x->n_classes]);
-            slots[slot] = ++x->n_classes;
+            table[at] = ++x->n_classes;
         }
-        x->head_class[head] = (uint16_t)(slots[slot] - 1);
+        x->head_class[head] = (uint16_t)(table[at] - 1);
     }
 }
 
@@ -165,25 +165,25 @@ static tess_status make_mask_classes(tess_layout *x, const char *function, const
 }
 
 static tess_status make_classes(tess_layout *x, const char *function, const tess_mask *mask) {
-    size_t heads = (size_t)x->n_heads, n_slots = 2;
-    while (n_slots < 2 * heads) n_slots *= 2;
-    size_t bytes = n_slots * sizeof(uint32_t);
-    uint32_t *slots = tess_mem_alloc(x->runtime, bytes, 64);
-    if (!slots)
+    size_t heads = (size_t)x->n_heads, table_size = 2;
+    while (table_size < 2 * heads) table_size *= 2;
+    size_t bytes = table_size * sizeof(uint32_t);
+    uint32_t *table = tess_mem_alloc(x->runtime, bytes, 64);
+    if (!table)
         return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: no memory to group %d heads", function,
                          (int)x->n_heads);
     tess_status status = TESS_OK;
-    memset(slots, 0, bytes);
+    memset(table, 0, bytes);
     if (mask)
         status = make_mask_classes(x, function, mask);
     else
-        group_heads(x, slots, n_slots);
+        group_heads(x, table, table_size);
     if (status == TESS_OK) {
-        memset(slots, 0, bytes);
-        list_groups(x, slots);
+        memset(table, 0, bytes);
+        list_groups(x, table);
         for (size_t h = 0; h < heads; h++) x->class_heads[x->head_class[h]]++;
     }
-    tess_mem_free(x->runtime, slots, bytes);
+    tess_mem_free(x->runtime, table, bytes);
     return status;
 }
 

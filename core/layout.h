@@ -5,16 +5,20 @@
 
 #include "pattern.h"
 
-/* How a kv head stores its key blocks. Blocks that may be read long after they were written keep a
- * slot of their own; the others share a ring. */
+/* How a kv head stores its key blocks. Blocks that may be read long after they were written are
+ * fixed: they keep a slot of their own. The others share a ring (kv_slots.h). */
 typedef struct tess_kv_store {
-    /* every block without a slot of its own is read for the last time so many blocks later, the
-     * query's own included */
+    /* every block that is not fixed is read for the last time so many blocks later, the query's own
+     * included */
     int64_t local;
-    int64_t fixed;        /* blocks with a slot of their own */
-    int64_t kept;         /* those and the last `local` ones, each counted once */
     int64_t ring;         /* slots of the ring; 0: slot = block */
+    int64_t fixed;        /* fixed blocks: S2 of every `stride` in a row, others in all */
     uint64_t fixed_begin; /* BLOCKS: where the list of fixed blocks begins in tess_layout.fixed */
+    uint32_t list;        /* of slots, which kv heads with equal fixed blocks share */
+    bool first_of_list;   /* no kv head before this one has it */
+    uint32_t storage;     /* group of kv heads with equal `ring` and `fixed`, which share a pool */
+    uint32_t pool_head;   /* its head among those of the group */
+    uint32_t members;     /* of the group's first kv head: kv heads of the group */
 } tess_kv_store;
 
 struct tess_layout {
@@ -37,12 +41,13 @@ struct tess_layout {
 
     tess_mask_set mask; /* BLOCKS */
 
-    /* What layout_report.c and kv_slots.c found out at creation. */
+    /* What layout_report.c and kv_examine.c found out at creation. */
     bool kv_efficient;
     uint32_t residues;
     double coverage;
-    tess_kv_store *stores; /* BLOCKS: [n_kv_heads]; other kinds compute it when asked */
-    uint32_t *fixed;       /* BLOCKS: blocks with a slot of their own, per kv head, rising */
+    uint32_t n_slot_lists, n_storages;
+    tess_kv_store *stores; /* [n_kv_heads] */
+    uint32_t *fixed;       /* BLOCKS: the fixed blocks of each list of slots, rising */
     uint64_t stores_bytes, fixed_bytes;
 };
 
@@ -55,11 +60,7 @@ tess_status tess_layout_build(tess_runtime *runtime, const char *function,
                               const tess_layout_desc *desc, const tess_pattern *pattern,
                               const tess_mask *mask, tess_layout **layout);
 
-/* layout_report.c: fills coverage, residues, KV-efficiency and, for BLOCKS, the storage of each kv
- * head. */
+/* layout_report.c: fills coverage, residues, KV-efficiency and the storage of each kv head. */
 tess_status tess_layout_examine(tess_layout *layout, const char *function);
-
-/* kv_slots.c: fills the storage of each kv head of a KV-efficient BLOCKS layout. */
-tess_status tess_kv_slots_examine(tess_layout *layout, const char *function);
 
 #endif

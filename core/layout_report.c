@@ -3,7 +3,7 @@
  * pairs. */
 #include <string.h>
 
-#include "layout.h"
+#include "kv_slots.h"
 
 /* Without 128-bit integers, sums of pairs are rounded and may come out a little below 0 or above
  * the whole. */
@@ -93,9 +93,7 @@ tess_status tess_layout_examine(tess_layout *x, const char *function) {
         if (x->patterns[c].kind == TESS_HEAD_BLOCKS)
             x->kv_efficient = tess_mask_kv_efficient(&x->patterns[c].rows, x->n_blocks);
     TESS_RETURN_IF_ERROR(examine_coverage(x, function));
-    if (x->pattern.kind == TESS_PATTERN_BLOCKS && x->kv_efficient)
-        return tess_kv_slots_examine(x, function);
-    return TESS_OK;
+    return tess_kv_slots_examine(x, function);
 }
 
 /* ------------------------------------------------------------------ public */
@@ -115,6 +113,7 @@ tess_status tess_layout_query(const tess_layout *x, tess_layout_info *info) {
     full.residues = x->residues;
     full.residues_total = x->pattern.kind == TESS_PATTERN_S2 ? (uint32_t)x->pattern.stride : 0;
     full.coverage = x->coverage;
+    full.n_storage = x->n_storages;
     double kept = 0, tokens = (double)x->max_tokens;
     double dense = in_causal_order(x) ? tokens * (tokens + 1) / 2 : tokens * tokens;
     for (uint32_t c = 0; c < x->n_classes; c++)

@@ -59,29 +59,29 @@ typedef struct mask_group {
     int64_t head;
 } mask_group;
 
-/* Finds the group of each head, by open addressing in a table with at least twice as many slots as
- * heads. A slot holds a class plus 1. */
+/* Finds the group of each head, by open addressing in a table with at least twice as many elements
+ * as heads. An element holds a class plus 1. */
 static uint32_t group_heads(const tess_mask *mask, bool causal, int64_t n_blocks,
-                            uint16_t *head_class, mask_group *groups, uint32_t *slots,
-                            uint64_t n_slots) {
+                            uint16_t *head_class, mask_group *groups, uint32_t *table,
+                            uint64_t table_size) {
     uint32_t n = 0;
     for (int64_t head = 0; head < mask->heads; head++) {
         uint64_t count, hash = head_hash(mask, head, causal, n_blocks, &count),
-                        slot = hash & (n_slots - 1);
-        while (slots[slot] != 0) {
-            const mask_group *group = &groups[slots[slot] - 1];
+                        at = hash & (table_size - 1);
+        while (table[at] != 0) {
+            const mask_group *group = &groups[table[at] - 1];
             if (group->hash == hash && group->count == count &&
                 head_equal(mask, group->head, head, causal, n_blocks))
                 break;
-            slot = (slot + 1) & (n_slots - 1);
+            at = (at + 1) & (table_size - 1);
         }
-        if (slots[slot] == 0) {
+        if (table[at] == 0) {
             groups[n].hash = hash;
             groups[n].count = count;
             groups[n].head = head;
-            slots[slot] = ++n;
+            table[at] = ++n;
         }
-        head_class[head] = (uint16_t)(slots[slot] - 1);
+        head_class[head] = (uint16_t)(table[at] - 1);
     }
     return n;
 }
@@ -132,25 +132,25 @@ static tess_status compress_groups(tess_runtime *runtime, const char *function,
 
 tess_status tess_mask_compress(tess_runtime *runtime, const char *function, const tess_mask *mask,
                                bool causal, int64_t n_blocks, tess_mask_set *set) {
-    uint64_t n_slots = 2;
-    while (n_slots < 2 * (uint64_t)mask->heads) n_slots *= 2;
+    uint64_t table_size = 2;
+    while (table_size < 2 * (uint64_t)mask->heads) table_size *= 2;
     size_t groups_bytes = (size_t)mask->heads * sizeof(mask_group),
-           slots_bytes = (size_t)n_slots * sizeof(uint32_t);
+           table_bytes = (size_t)table_size * sizeof(uint32_t);
     mask_group *groups = tess_mem_alloc(runtime, groups_bytes, 64);
-    uint32_t *slots = tess_mem_alloc(runtime, slots_bytes, 64);
+    uint32_t *table = tess_mem_alloc(runtime, table_bytes, 64);
     tess_status status = TESS_OK;
     set->memory = NULL;
     set->rows = NULL;
-    if (groups && slots) {
-        memset(slots, 0, slots_bytes);
+    if (groups && table) {
+        memset(table, 0, table_bytes);
         set->n_classes =
-            group_heads(mask, causal, n_blocks, set->head_class, groups, slots, n_slots);
+            group_heads(mask, causal, n_blocks, set->head_class, groups, table, table_size);
         status = compress_groups(runtime, function, mask, causal, n_blocks, groups, set);
     } else {
         status = tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: mask: no memory to compare %lld heads",
                            function, (long long)mask->heads);
     }
-    tess_mem_free(runtime, slots, slots_bytes);
+    tess_mem_free(runtime, table, table_bytes);
     tess_mem_free(runtime, groups, groups_bytes);
     return status;
 }

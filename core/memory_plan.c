@@ -20,7 +20,9 @@ bool tess_memory_settle(tess_memory_plan *memory, tess_tables *t, void *base) {
                 settle(&end, memory->n_jobs, sizeof *t->jobs, &t->jobs_at) &&
                 settle(&end, memory->n_merges, sizeof *t->merges, &t->merges_at) &&
                 settle(&end, memory->n_entries, sizeof *t->entries, &t->entries_at) &&
-                settle(&end, memory->n_bits, sizeof *t->bits, &t->bits_at);
+                settle(&end, memory->n_bits, sizeof *t->bits, &t->bits_at) &&
+                settle(&end, memory->n_slots, sizeof *t->slots, &t->slots_at) &&
+                settle(&end, memory->n_kv_heads, sizeof *t->kv_heads, &t->kv_heads_at);
     t->struct_size = sizeof *t;
     if (base) {
         char *place = base;
@@ -30,6 +32,8 @@ bool tess_memory_settle(tess_memory_plan *memory, tess_tables *t, void *base) {
         t->merges = (const tess_merge *)(place + t->merges_at);
         t->entries = (const uint32_t *)(place + t->entries_at);
         t->bits = (const uint32_t *)(place + t->bits_at);
+        t->slots = (const tess_slot *)(place + t->slots_at);
+        t->kv_heads = (const tess_kv_head *)(place + t->kv_heads_at);
     }
     memory->table_bytes = end;
     memory->partials_at = memory->workspace_bytes = memory->scratch_bytes;

@@ -8,7 +8,7 @@
 
 typedef struct tess_memory_plan {
     /* Given. */
-    uint64_t n_sequences, n_classes, n_jobs, n_merges, n_entries, n_bits;
+    uint64_t n_sequences, n_classes, n_jobs, n_merges, n_entries, n_bits, n_slots, n_kv_heads;
     uint64_t scratch_bytes, n_partials, partial_rows, value_head_dim, workspace_align;
     /* Computed. */
     uint64_t table_bytes;

@@ -48,35 +48,36 @@ uint32_t tess_order_places(tess_order *order, uint32_t at) {
 
 /* Key blocks that the last row reads of the kv head whose runs are [first, last): about what its
  * tiles share at any time. */
-static uint64_t shared_blocks(const tess_jobs *jobs, const tess_sequence *sequence, uint32_t first,
-                              uint32_t last) {
-    const int64_t kv_len = sequence->kv_len, kv_blocks = ceil_div(kv_len, jobs->grid.block);
+static uint64_t shared_blocks(const tess_jobs *jobs, uint32_t s, uint32_t first, uint32_t last) {
+    const tess_key_span span = tess_jobs_span(jobs, s);
+    const int64_t end = (int64_t)jobs->sequences[s].q_first + jobs->sequences[s].q_len;
     uint64_t sum = 0;
     tess_tile tile;
-    if (kv_len == 0) return 0;
-    tess_tile_begin(&jobs->grid, kv_len - 1, kv_len, &tile);
+    if (span.end == span.first) return 0;
+    tess_tile_begin(&jobs->grid, end - 1, end, &tile);
     for (uint32_t r = first; r < last; r++) {
         tess_keys keys;
-        tess_tile_keys(&jobs->tiler, jobs->runs[r].cls, &tile, kv_len, kv_blocks, &keys);
+        tess_tile_keys(&jobs->tiler, jobs->runs[r].cls, &tile, &span, &keys);
         sum += tess_keys_blocks(&keys);
     }
-    return smaller(sum, (uint64_t)kv_blocks);
+    return smaller(sum, (uint64_t)(span.end - span.first));
 }
 
 /* Where the section that begins at `at` ends: after the kv head whose shared blocks bring *sum to
  * `target`. */
-static tess_cursor section_end(const tess_jobs *jobs, tess_cursor at, uint64_t target,
+static tess_cursor section_end(const tess_sections *sections, tess_cursor at, uint64_t target,
                                uint64_t *sum) {
+    const tess_jobs *jobs = sections->jobs;
     while (at.sequence < jobs->n_sequences) {
         const tess_sequence *sequence = &jobs->sequences[at.sequence];
-        while (sequence->q_len != 0 && at.run < jobs->n_runs) {
+        while (sequence->q_len != 0 && at.run < sections->last) {
             const uint32_t last = tess_kv_head_end(jobs, at.run);
             if (*sum >= target) return at;
-            *sum += shared_blocks(jobs, sequence, at.run, last);
+            *sum += shared_blocks(jobs, at.sequence, at.run, last);
             at.run = last;
         }
         at.sequence++;
-        at.run = 0;
+        at.run = sections->first;
     }
     return at;
 }
@@ -87,15 +88,17 @@ static uint64_t section_target(uint64_t total, uint64_t section, uint64_t count)
     return total / count * section + total % count * section / count;
 }
 
-void tess_sections_start(tess_sections *sections, const tess_jobs *jobs) {
-    *sections = (tess_sections){.jobs = jobs};
+void tess_sections_start(tess_sections *sections, const tess_jobs *jobs, uint32_t first_run,
+                         uint32_t last_run) {
+    *sections =
+        (tess_sections){.jobs = jobs, .first = first_run, .last = last_run, .end = {0, first_run}};
     /* The rows of a block mask have to be joined before it can be counted, which is worth doing
      * once only. */
     if (jobs->section_blocks == 0 || jobs->tiler.layout->patterns[0].kind == TESS_HEAD_BLOCKS)
         return;
     /* Sections are about equal: a small one at the end would begin its longest jobs when the device
      * has little else left to do. */
-    (void)section_end(jobs, sections->begin, UINT64_MAX, &sections->total);
+    (void)section_end(sections, sections->end, UINT64_MAX, &sections->total);
     sections->count = sections->total == 0 ? 1 : (sections->total - 1) / jobs->section_blocks + 1;
 }
 
@@ -104,10 +107,10 @@ bool tess_sections_next(tess_sections *sections) {
     sections->begin = sections->end;
     while (sections->begin.sequence < jobs->n_sequences) {
         sections->section++;
-        sections->end = (tess_cursor){jobs->n_sequences, 0};
+        sections->end = (tess_cursor){jobs->n_sequences, sections->first};
         if (sections->section < sections->count)
             sections->end =
-                section_end(jobs, sections->begin,
+                section_end(sections, sections->begin,
                             section_target(sections->total, sections->section, sections->count),
                             &sections->sum);
         /* The section is empty where the kv head before it was large enough for two. */

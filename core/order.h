@@ -43,17 +43,19 @@ typedef struct tess_cursor {
     uint32_t sequence, run;
 } tess_cursor;
 
-/* A walk over the sections of jobs that were counted. */
+/* A walk over the sections of jobs that were counted, of some consecutive runs of heads. */
 typedef struct tess_sections {
     const struct tess_jobs *jobs;
     uint64_t count;         /* 0: all jobs are one section, as they were counted */
     uint64_t section;       /* number of the current one, from 1 on */
     uint64_t total;         /* shared key blocks of all kv heads ... */
     uint64_t sum;           /* ... and of those up to `end` */
+    uint32_t first, last;   /* runs of heads that the walk is about */
     tess_cursor begin, end; /* of the current section */
 } tess_sections;
 
-void tess_sections_start(tess_sections *sections, const struct tess_jobs *jobs);
+void tess_sections_start(tess_sections *sections, const struct tess_jobs *jobs, uint32_t first_run,
+                         uint32_t last_run);
 /* Goes to the next section, at first to the first one; false after the last. */
 bool tess_sections_next(tess_sections *sections);
 

@@ -107,6 +107,22 @@ static tess_wide strided_prefix(const tess_head_pattern *pattern, int64_t end) {
     return triangle(end) + sum * pattern->block;
 }
 
+/* Causal S2: the keys that one row of a query block keeps, summed over the blocks [begin, end). All
+ * rows lie at `keys` or after. */
+static tess_wide strided_later_rows(const tess_head_pattern *pattern, int64_t begin, int64_t end,
+                                    int64_t keys) {
+    const int64_t block = pattern->block, n = keys / block + (keys % block != 0);
+    /* Local blocks begin at i - local + 1: before the first key, among the keys, or after them. */
+    const int64_t from = begin - pattern->local + 1, to = end - pattern->local + 1,
+                  low = larger(smaller(1, to), from), high = larger(smaller(n, to), low);
+    const int64_t listed = tess_vertical_count(pattern, n),
+                  missing = listed > tess_vertical_count(pattern, n - 1) ? n * block - keys : 0;
+    const tess_wide hidden = triangle(high - 1) - triangle(low - 1) -
+                             (sum_vertical(pattern, high - 1) - sum_vertical(pattern, low - 1));
+    return (tess_wide)(high - from) * keys - hidden * block +
+           (tess_wide)(to - high) * (listed * block - missing);
+}
+
 /* Bidirectional S2: the keys that one row of a query block keeps, summed over the blocks [begin,
  * end). */
 static tess_wide strided_both_rows(const tess_head_pattern *pattern, int64_t begin, int64_t end,
@@ -117,11 +133,16 @@ static tess_wide strided_both_rows(const tess_head_pattern *pattern, int64_t beg
     /* Local blocks: [max(0, i - local + 1), min(n, i + local_right)). The last one may be short. */
     tess_wide blocks = sum_clamped(begin, end, pattern->local_right, n) -
                        sum_clamped(begin, end, 1 - pattern->local, n);
-    int64_t to_end = larger(begin, n - pattern->local_right);
-    tess_wide short_rows = end > to_end ? end - to_end : 0;
-    /* To the left: (i - local + 1) div stride blocks. */
+    int64_t to_end = larger(begin, n - pattern->local_right),
+            past_end = smaller(end, n + pattern->local - 1);
+    tess_wide short_rows = past_end > to_end ? past_end - to_end : 0;
+    /* To the left: (i - local + 1) div stride blocks, less those past the last one. */
     blocks +=
         sum_quotients(end - pattern->local, stride) - sum_quotients(begin - pattern->local, stride);
+    blocks -= sum_quotients(end - pattern->local - n, stride) -
+              sum_quotients(begin - pattern->local - n, stride);
+    short_rows += larger(end - pattern->local - n + 1, 0) / stride -
+                  larger(begin - pattern->local - n + 1, 0) / stride;
     /* To the right, with y = n - i - local_right: y div stride blocks, less those with a negative
      * index. */
     int64_t y_first = n - (end - 1) - pattern->local_right,
@@ -133,16 +154,19 @@ static tess_wide strided_both_rows(const tess_head_pattern *pattern, int64_t beg
     return blocks * block - short_rows * missing;
 }
 
-static tess_wide strided_both_pairs(const tess_head_pattern *pattern, int64_t p_begin,
-                                    int64_t p_end, int64_t keys) {
+typedef tess_wide (*block_rows)(const tess_head_pattern *pattern, int64_t begin, int64_t end,
+                                int64_t keys);
+
+/* Pairs of the rows [p_begin, p_end), where all rows of a query block keep equally many keys. */
+static tess_wide pairs_of_rows(block_rows rows, const tess_head_pattern *pattern, int64_t p_begin,
+                               int64_t p_end, int64_t keys) {
+    if (p_end <= p_begin) return 0;
     int64_t block = pattern->block, i_first = floor_div(p_begin, block),
             i_last = floor_div(p_end - 1, block);
-    if (i_first == i_last)
-        return strided_both_rows(pattern, i_first, i_first + 1, keys) * (p_end - p_begin);
-    return strided_both_rows(pattern, i_first, i_first + 1, keys) *
-               ((i_first + 1) * block - p_begin) +
-           strided_both_rows(pattern, i_first + 1, i_last, keys) * block +
-           strided_both_rows(pattern, i_last, i_last + 1, keys) * (p_end - i_last * block);
+    if (i_first == i_last) return rows(pattern, i_first, i_first + 1, keys) * (p_end - p_begin);
+    return rows(pattern, i_first, i_first + 1, keys) * ((i_first + 1) * block - p_begin) +
+           rows(pattern, i_first + 1, i_last, keys) * block +
+           rows(pattern, i_last, i_last + 1, keys) * (p_end - i_last * block);
 }
 
 /* A window keeps max(0, p - left) .. min(keys, p + right + 1), and the sinks outside of it. */
@@ -169,7 +193,7 @@ static tess_wide blocks_pairs(const tess_head_pattern *pattern, int64_t p_begin,
         if (count == 0) continue;
         int64_t last = columns[count - 1];
         if (pattern->causal && last == i) { /* the diagonal block: row p sees its keys up to p */
-            sum += triangle(high - i * block) - triangle(low - i * block) +
+            sum += sum_clamped(low - i * block, high - i * block, 1, keys - i * block) +
                    (tess_wide)(high - low) * (count - 1) * block;
         } else {
             sum += (tess_wide)(high - low) *
@@ -184,8 +208,11 @@ tess_wide tess_head_pairs(const tess_head_pattern *pattern, int64_t p_begin, int
     if (p_end <= p_begin) return 0;
     switch (pattern->kind) {
     case TESS_HEAD_STRIDED:
-        return strided_prefix(pattern, p_end) - strided_prefix(pattern, p_begin);
-    case TESS_HEAD_STRIDED_BOTH: return strided_both_pairs(pattern, p_begin, p_end, keys);
+        return strided_prefix(pattern, smaller(p_end, keys)) -
+               strided_prefix(pattern, smaller(p_begin, keys)) +
+               pairs_of_rows(strided_later_rows, pattern, larger(p_begin, keys), p_end, keys);
+    case TESS_HEAD_STRIDED_BOTH:
+        return pairs_of_rows(strided_both_rows, pattern, p_begin, p_end, keys);
     case TESS_HEAD_BLOCKS: return blocks_pairs(pattern, p_begin, p_end, keys);
     default:
         return window_pairs(pattern->left, pattern->right, pattern->sinks, pattern->causal, p_begin,

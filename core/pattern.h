@@ -55,8 +55,8 @@ bool tess_head_keeps(const tess_head_pattern *pattern, int64_t p, int64_t t);
  * else to 0, for j in [0, ceil(tokens / block)). */
 void tess_head_row(const tess_head_pattern *pattern, int64_t i, int64_t tokens, uint8_t *row);
 
-/* Pairs kept by the queries [p_begin, p_end) among the keys [0, keys); p_end <= keys. O(1), BLOCKS
- * apart: O(query blocks). */
+/* Pairs kept by the queries [p_begin, p_end) among the keys [0, keys). O(1), BLOCKS apart: O(query
+ * blocks). */
 tess_wide tess_head_pairs(const tess_head_pattern *pattern, int64_t p_begin, int64_t p_end,
                           int64_t keys);
 

@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include "choose.h"
+#include "kv_slots.h"
 #include "split.h"
 
 static const char *const in_create = "tess_plan_create";
@@ -15,6 +16,21 @@ enum {
 };
 
 /* ------------------------------------------------------------------ checks */
+
+/* Fields that later versions will give a meaning to. */
+static tess_status check_later(const tess_plan_desc *d) {
+    if (d->kv_dtype != 0 && d->kv_dtype != d->dtype)
+        return tess_unsupported("%s: kv_dtype: must be dtype (%u) in this version, got %u",
+                                in_create, (unsigned)d->dtype, (unsigned)d->kv_dtype);
+    if (d->kv_first && (d->flags & TESS_PLAN_COMPACT))
+        return tess_unsupported("%s: kv_first: must be NULL in this version for a plan with "
+                                "TESS_PLAN_COMPACT",
+                                in_create);
+    if (d->max_rows != 0)
+        return tess_unsupported("%s: max_rows: must be 0 in this version, got %lld", in_create,
+                                (long long)d->max_rows);
+    return TESS_OK;
+}
 
 static tess_status check_numbers(const tess_plan_desc *d) {
     if (d->flags & ~(uint32_t)(TESS_PLAN_BATCH_INVARIANT | TESS_PLAN_COMPACT))
@@ -55,27 +71,21 @@ static tess_status check_numbers(const tess_plan_desc *d) {
     if (d->determinism != 0)
         return tess_unsupported("%s: determinism: must be 0 in this version, got %u", in_create,
                                 (unsigned)d->determinism);
-    return TESS_OK;
+    return check_later(d);
 }
 
-/* Fields that no plan takes yet. */
-static tess_status check_later(const tess_plan_desc *d) {
-    if (d->flags & TESS_PLAN_COMPACT)
-        return tess_unsupported("%s: flags: TESS_PLAN_COMPACT is not supported in this version",
-                                in_create);
-    if (d->page != 0)
-        return tess_unsupported("%s: page: must be 0 in this version, got %d", in_create,
-                                (int)d->page);
-    if (d->kv_dtype != 0 && d->kv_dtype != d->dtype)
-        return tess_unsupported("%s: kv_dtype: must be 0 or dtype (%u) in this version, got %u",
-                                in_create, (unsigned)d->dtype, (unsigned)d->kv_dtype);
-    if (d->max_rows != 0)
-        return tess_unsupported("%s: max_rows: must be 0 in this version, got %lld", in_create,
-                                (long long)d->max_rows);
-    if (d->q_first) return tess_unsupported("%s: q_first: must be NULL in this version", in_create);
-    if (d->kv_first)
-        return tess_unsupported("%s: kv_first: must be NULL in this version", in_create);
-    return TESS_OK;
+static tess_status check_page(const tess_plan_desc *d) {
+    switch (d->page) {
+    case 0:
+    case 16:
+    case 32:
+    case 64:
+    case 128:
+    case 256: return TESS_OK;
+    default:
+        return tess_invalid("%s: page: must be 0, 16, 32, 64, 128 or 256, got %d", in_create,
+                            (int)d->page);
+    }
 }
 
 /* ------------------------------------------------------------------ jobs and tables */
@@ -165,6 +175,8 @@ static tess_status upload(tess_plan *plan) {
     plan->tables.jobs = NULL;
     plan->tables.merges = NULL;
     plan->tables.entries = plan->tables.bits = NULL;
+    plan->tables.slots = NULL;
+    plan->tables.kv_heads = NULL;
     return status;
 }
 
@@ -180,6 +192,10 @@ static tess_status make_tables(tess_plan *plan, const tess_plan_desc *d, tess_jo
     memory->n_merges = jobs->n_merges;
     memory->n_entries = jobs->tiler.n_entries;
     memory->n_bits = layout->pattern.kind == TESS_PATTERN_BLOCKS ? jobs->tiler.n_entries : 0;
+    if (plan->pools.compact) {
+        memory->n_slots = plan->pools.n_slots;
+        memory->n_kv_heads = (uint64_t)layout->n_kv_heads;
+    }
     memory->scratch_bytes = jobs->n_jobs ? plan->kernel.scratch_bytes : 0;
     memory->n_partials = jobs->n_partials;
     /* an even number, so that each partial starts on 16 bytes */
@@ -203,6 +219,11 @@ static tess_status make_tables(tess_plan *plan, const tess_plan_desc *d, tess_jo
         memcpy((void *)plan->tables.sequences, plan->sequences, (size_t)plan->sequences_bytes);
     tess_tiler_entries(&jobs->tiler, (uint32_t *)plan->tables.entries,
                        (uint32_t *)plan->tables.bits);
+    if (plan->pools.compact) {
+        memcpy((void *)plan->tables.kv_heads, plan->pools.kv_heads,
+               (size_t)memory->n_kv_heads * sizeof *plan->tables.kv_heads);
+        tess_kv_slots_fill(layout, plan->pools.n_blocks, (tess_slot *)plan->tables.slots);
+    }
     jobs->section_blocks = section_blocks(plan, jobs);
     tess_jobs_place(jobs, (tess_job *)plan->tables.jobs, (tess_merge *)plan->tables.merges);
     TESS_RETURN_IF_ERROR(find_ranges(plan, range_limit(plan, d)));
@@ -214,6 +235,8 @@ static tess_status cut_jobs(tess_plan *plan, const tess_plan_desc *d, int32_t kv
     TESS_RETURN_IF_ERROR(tess_jobs_create(jobs, plan->device->runtime, plan->layout,
                                           plan->sequences, plan->n_sequences, plan->tile_rows,
                                           plan->kernel.pack_rows));
+    jobs->first_block = plan->first_block;
+    tess_jobs_group(jobs, &plan->pools);
     if (!(plan->flags & TESS_PLAN_BATCH_INVARIANT))
         tess_grid_count_from_end(&jobs->grid, plan->layout, plan->tile_rows);
     return count_jobs(plan, d, kv_split, jobs);
@@ -260,9 +283,24 @@ static void destroy(tess_plan *plan) {
                   (size_t)(plan->n_ranges + 1) * sizeof *plan->range_start);
     tess_mem_free(runtime, plan->table_memory, (size_t)plan->memory.table_bytes);
     tess_mem_free(runtime, plan->sequences, (size_t)plan->sequences_bytes);
+    tess_mem_free(runtime, plan->first_block, (size_t)plan->first_block_bytes);
+    tess_pools_release(&plan->pools, runtime);
     tess_layout_release(plan->layout);
     tess_mem_free(runtime, plan, sizeof *plan);
     tess_device_release(device);
+}
+
+/* Refuses what the backend would misread. */
+static tess_status check_features(const tess_device *device, const tess_plan_desc *d) {
+    const uint32_t features = device->caps.features;
+    if ((d->q_first || d->kv_first) && !(features & TESS_FEATURE_POSITIONS))
+        return tess_unsupported("%s: %s: the backend %s does not read positions", in_create,
+                                d->q_first ? "q_first" : "kv_first", device->backend->name);
+    if ((d->page || (d->flags & TESS_PLAN_COMPACT)) && !(features & TESS_FEATURE_PAGES))
+        return tess_unsupported("%s: %s: the backend %s reads K and V neither in pages nor by slot",
+                                in_create, d->page ? "page" : "flags: TESS_PLAN_COMPACT",
+                                device->backend->name);
+    return TESS_OK;
 }
 
 static tess_status fill(tess_plan *plan, const tess_plan_desc *d) {
@@ -274,7 +312,12 @@ static tess_status fill(tess_plan *plan, const tess_plan_desc *d) {
     plan->packed = d->cu_q_lens != NULL;
     plan->host_bytes = sizeof *plan;
     plan->batch = (uint32_t)d->batch;
+    plan->pools.page = d->page;
+    plan->pools.compact = (d->flags & TESS_PLAN_COMPACT) != 0;
     TESS_RETURN_IF_ERROR(tess_batch_read(plan, d));
+    TESS_RETURN_IF_ERROR(
+        tess_pools_create(&plan->pools, plan->device->runtime, plan->layout, plan->max_kv_len));
+    plan->host_bytes += plan->pools.bytes;
     TESS_RETURN_IF_ERROR(tess_choose_kernel(plan, d));
     return make_jobs(plan, d);
 }
@@ -295,8 +338,9 @@ tess_status tess_plan_create(tess_device *device, const tess_layout *layout,
     if (!plan) return tess_invalid("%s: plan: must not be NULL", in_create);
     TESS_RETURN_IF_ERROR(tess_desc_read(in_create, "desc", desc, &d, TESS_PLAN_DESC));
     TESS_RETURN_IF_ERROR(check_numbers(&d));
-    TESS_RETURN_IF_ERROR(check_later(&d));
+    TESS_RETURN_IF_ERROR(check_page(&d));
     TESS_RETURN_IF_ERROR(tess_batch_check(&d));
+    TESS_RETURN_IF_ERROR(check_features(device, &d));
     tess_plan *x = tess_mem_alloc(device->runtime, sizeof *x, 64);
     if (!x) return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: no memory for the plan", in_create);
     memset(x, 0, sizeof *x);

@@ -5,11 +5,14 @@
 
 #include "jobs.h"
 #include "memory_plan.h"
+#include "pools.h"
 
 /* A box of rows and keys, all of which the jobs read or write. */
 typedef struct tess_touched {
     uint32_t batch, batches; /* first index of the batch dimension, and how many */
-    int64_t q_start, q_len, kv_start, kv_len;
+    int64_t q_start, q_len;
+    uint32_t kv_batch, kv_batches; /* likewise of K and V */
+    int64_t kv_start, kv_len;
 } tess_touched;
 
 struct tess_plan {
@@ -20,12 +23,14 @@ struct tess_plan {
     float scale;
     bool packed;
     uint32_t batch;
-    /* padded: rows and keys of one sequence in a contiguous tensor; packed: of the whole batch */
+    tess_pools pools;
+    /* padded: rows and keys of one sequence in a contiguous tensor; packed: of the whole batch, but
+     * keys of one sequence where K and V have a batch dimension (tess_pools_cached) */
     int64_t q_len, kv_len;
-    int64_t max_q_len, max_kv_len; /* of the longest sequence */
+    int64_t max_q_len, max_kv_len; /* rows and keys of the longest sequence */
     /* padded: the last sequence with rows, and the last one with rows and keys; -1: none */
     int64_t q_last, kv_last;
-    /* padded, with no lengths but q_len and kv_len */
+    /* padded, with no lengths but q_len and kv_len, and no positions */
     bool equal_lengths;
     /* for the check of overlaps; where lengths differ they do not cover everything */
     tess_touched touched[3];
@@ -38,6 +43,8 @@ struct tess_plan {
     tess_sequence *sequences;
     uint32_t n_sequences;
     uint64_t sequences_bytes;
+    uint32_t *first_block; /* [n_sequences] the key block of each one's first key; NULL: 0 */
+    uint64_t first_block_bytes;
     tess_tables tables;
     tess_memory_plan memory;
     void *table_memory; /* NULL where the tables are in device memory */
@@ -55,6 +62,14 @@ tess_status tess_batch_check(const tess_plan_desc *desc);
 /* batch.c: reads the lengths of a batch that was checked, and fills the plan's sequences and what
  * follows from them. */
 tess_status tess_batch_read(tess_plan *plan, const tess_plan_desc *desc);
+
+/* Of sequence n: the position of its first key, and how many keys it has in memory. */
+static inline int64_t tess_plan_kv_first(const tess_plan *plan, uint32_t n) {
+    return plan->first_block ? plan->first_block[n] * (int64_t)plan->layout->pattern.block : 0;
+}
+static inline int64_t tess_plan_keys(const tess_plan *plan, uint32_t n) {
+    return plan->sequences[n].kv_len - tess_plan_kv_first(plan, n);
+}
 
 static inline uint32_t tess_dtype_size(uint32_t dtype) { return dtype == TESS_F32 ? 4 : 2; }
 

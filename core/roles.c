@@ -17,12 +17,12 @@ const tess_role_row tess_role_rows[TESS_ROLES_USED] = {
 };
 _Static_assert((int)TESS_ROLES_USED <= (int)TESS_ROLES, "a launch has a place for every role");
 
-tess_extent tess_role_extent(const tess_plan *plan, uint32_t role) {
+tess_extent tess_role_extent(const tess_plan *plan, uint32_t role, uint32_t storage) {
     const tess_role_row *row = &tess_role_rows[role];
     const bool keys = row->tokens == TESS_TOKENS_KV;
     return (tess_extent){
         .keys = keys,
-        .heads = (uint32_t)(keys ? plan->layout->n_kv_heads : plan->layout->n_heads),
+        .heads = keys ? plan->pools.all[storage].heads : (uint32_t)plan->layout->n_heads,
         .row = row->scalar ? 1 : (uint32_t)plan->head_dim,
         .item = row->scalar ? (uint32_t)sizeof(float) : tess_dtype_size(plan->dtype)};
 }
@@ -33,9 +33,9 @@ tess_extent tess_role_extent(const tess_plan *plan, uint32_t role) {
 static const struct {
     const char *name;
     size_t at;
-} later[] = {{AT(sink_logits)}, {AT(k_scale)},     {AT(v_scale)}, {AT(q_lens)},
-             {AT(kv_lens)},     {AT(block_table)}, {AT(d_o)},     {AT(d_q)},
-             {AT(d_k)},         {AT(d_v)},         {AT(d_lse)},   {AT(step)}};
+} later[] = {{AT(sink_logits)}, {AT(k_scale)}, {AT(v_scale)}, {AT(q_lens)},
+             {AT(kv_lens)},     {AT(d_o)},     {AT(d_q)},     {AT(d_k)},
+             {AT(d_v)},         {AT(d_lse)},   {AT(step)}};
 _Static_assert(offsetof(tess_tensor, buffer) == 0, "the place of a tensor is that of its buffer");
 
 static bool is_given(const tess_run_desc *d, size_t at) {

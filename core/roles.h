@@ -27,7 +27,8 @@ typedef struct tess_extent {
     uint32_t item; /* bytes of an element */
 } tess_extent;
 
-tess_extent tess_role_extent(const tess_plan *plan, uint32_t role);
+/* `storage`: the group of K and V. */
+tess_extent tess_role_extent(const tess_plan *plan, uint32_t role, uint32_t storage);
 
 static inline const tess_tensor *tess_role_tensor(const tess_run_desc *d, uint32_t role) {
     return (const tess_tensor *)(const void *)((const char *)d + tess_role_rows[role].at);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Running a plan: every tensor is checked against what the jobs will touch, then the backend is
- * called once. Nothing here allocates. */
+ * called, once for each storage group. Nothing here allocates. */
+#include <stdio.h>
 #include <string.h>
 
 #include "overlap.h"
@@ -56,8 +57,15 @@ static tess_status check_size(const char *name, const char *part, const tess_buf
 
 /* ------------------------------------------------------------------ tensors */
 
-static tess_status check_strides(const char *name, const tess_tensor *t, bool packed) {
-    if (!packed && t->stride_batch < 0)
+/* What is being checked: a launch and the storage group of its K and V. */
+typedef struct place {
+    const tess_launch *launch;
+    uint32_t storage;
+} place;
+
+/* `unused`: that of the batch dimension is. */
+static tess_status check_strides(const char *name, const tess_tensor *t, bool unused) {
+    if (!unused && t->stride_batch < 0)
         return tess_invalid("%s: %s.stride_batch: must be at least 0, got %lld", in_run, name,
                             (long long)t->stride_batch);
     if (t->stride_token < 0)
@@ -69,31 +77,46 @@ static tess_status check_strides(const char *name, const tess_tensor *t, bool pa
     return TESS_OK;
 }
 
+/* The element index of the last token of the last batch entry, or false on overflow. */
+static bool last_of(const tess_tensor *t, uint64_t batches, uint64_t tokens, uint64_t *last) {
+    uint64_t batch_part, token_part;
+    return checked_mul(batches - 1, (uint64_t)t->stride_batch, &batch_part) &&
+           checked_mul(tokens - 1, (uint64_t)t->stride_token, &token_part) &&
+           checked_add(batch_part, token_part, last);
+}
+
+/* Whether the sequences of a tensor follow each other in its token dimension. */
+static bool is_joined(const tess_plan *plan, bool keys) {
+    return plan->packed && !(keys && tess_pools_cached(&plan->pools));
+}
+
 /* The largest element index of (batch, token), or false on overflow. Where lengths differ, every
  * sequence is looked at. */
-static bool last_token(const tess_plan *plan, const tess_tensor *t, bool keys, uint64_t *last) {
-    uint64_t batch_part, token_part;
+static bool last_token(const tess_plan *plan, const place *at, const tess_tensor *t, bool keys,
+                       uint64_t *last) {
+    const tess_pools *pools = &plan->pools;
     *last = 0;
-    if (plan->packed)
+    if (keys && pools->page)
+        return last_of(t, (uint64_t)at->launch->pages, (uint64_t)pools->page, last);
+    if (is_joined(plan, keys))
         return checked_mul((uint64_t)(keys ? plan->kv_len : plan->q_len) - 1,
                            (uint64_t)t->stride_token, last);
     for (uint32_t n = plan->equal_lengths ? plan->n_sequences - 1 : 0; n < plan->n_sequences; n++) {
         const tess_sequence *s = &plan->sequences[n];
-        int32_t tokens = keys ? s->kv_len : s->q_len;
+        uint64_t tokens = (uint64_t)(keys ? tess_plan_keys(plan, n) : s->q_len), end;
         if (tokens == 0) continue;
-        if (!checked_mul(s->batch, (uint64_t)t->stride_batch, &batch_part) ||
-            !checked_mul((uint64_t)tokens - 1, (uint64_t)t->stride_token, &token_part) ||
-            !checked_add(batch_part, token_part, &batch_part))
-            return false;
-        if (batch_part > *last) *last = batch_part;
+        /* A sequence by slot has room for as many tokens as the longest. */
+        if (keys && pools->compact) tokens = (uint64_t)pools->all[at->storage].tokens;
+        if (!last_of(t, (uint64_t)(keys ? s->kv_batch : s->batch) + 1, tokens, &end)) return false;
+        if (end > *last) *last = end;
     }
     return true;
 }
 
-static tess_status check_extent(const tess_plan *plan, const char *name, const tess_tensor *t,
-                                const tess_extent *x, uint64_t *touched) {
+static tess_status check_extent(const tess_plan *plan, const place *at, const char *name,
+                                const tess_tensor *t, const tess_extent *x, uint64_t *touched) {
     uint64_t last, head_part, bytes;
-    if (!last_token(plan, t, x->keys, &last) ||
+    if (!last_token(plan, at, t, x->keys, &last) ||
         !checked_mul(x->heads - 1, (uint64_t)t->stride_head, &head_part) ||
         !checked_add(last, head_part, &last) || !checked_add(last, x->row, &last) ||
         !checked_mul(last, x->item, &bytes) || bytes > INT64_MAX)
@@ -129,18 +152,27 @@ static tess_status check_apart(const tess_plan *plan, const char *name, const te
     }
 }
 
+enum { MOST_NAME = 32 };
+
+/* A tensor as the descriptor has it; `text` is room for the name of a pool. */
+static const char *name_of(const tess_plan *plan, const place *at, uint32_t role, char *text) {
+    const tess_role_row *row = &tess_role_rows[role];
+    if (plan->pools.n == 1 || row->tokens != TESS_TOKENS_KV) return row->name;
+    snprintf(text, MOST_NAME, "%s_pools[%u]", row->name, (unsigned)at->storage);
+    return text;
+}
+
 /* Checks one tensor by itself. *touched stays 0 where the jobs read nothing of it. */
-static tess_status check_tensor(const tess_plan *plan, uint32_t role, const tess_tensor *t,
-                                uint64_t *touched) {
-    const char *name = tess_role_rows[role].name;
-    const tess_extent x = tess_role_extent(plan, role);
-    TESS_RETURN_IF_ERROR(check_strides(name, t, plan->packed));
+static tess_status check_tensor(const tess_plan *plan, const place *at, const char *name,
+                                uint32_t role, const tess_tensor *t, uint64_t *touched) {
+    const tess_extent x = tess_role_extent(plan, role, at->storage);
+    TESS_RETURN_IF_ERROR(check_strides(name, t, is_joined(plan, x.keys)));
     /* Without keys there may be no memory for them. */
     bool empty = x.keys && plan->kv_last < 0;
     if (empty && t->buffer.kind == TESS_BUFFER_NONE) return TESS_OK;
     TESS_RETURN_IF_ERROR(check_buffer(plan, name, ".buffer", &t->buffer, x.item));
     if (empty) return TESS_OK;
-    TESS_RETURN_IF_ERROR(check_extent(plan, name, t, &x, touched));
+    TESS_RETURN_IF_ERROR(check_extent(plan, at, name, t, &x, touched));
     return tess_role_rows[role].output ? check_apart(plan, name, t, &x) : TESS_OK;
 }
 
@@ -151,62 +183,188 @@ static uint64_t place_of(const tess_buffer *b) {
     return b->kind == TESS_BUFFER_OBJECT ? b->offset : b->handle + b->offset;
 }
 
-static tess_box box_of(const tess_tensor *t, const tess_extent *x, const tess_touched *part) {
-    uint64_t token = (uint64_t)t->stride_token * x->item,
-             batch = (uint64_t)t->stride_batch * x->item;
-    int64_t first = x->keys ? part->kv_start : part->q_start,
-            tokens = x->keys ? part->kv_len : part->q_len;
-    return (tess_box){.address =
-                          place_of(&t->buffer) + part->batch * batch + (uint64_t)first * token,
-                      .row_bytes = (uint64_t)x->row * x->item,
-                      .count = {x->heads, (uint64_t)tokens, part->batches},
-                      .stride = {(uint64_t)t->stride_head * x->item, token, batch}};
+/* Of pages all are taken for touched, and of slots those of as many tokens. */
+static tess_box box_of(const tess_plan *plan, const place *at, uint32_t role,
+                       const tess_touched *part) {
+    const tess_tensor *t = &at->launch->tensor[role];
+    const uint64_t start = place_of(&t->buffer);
+    if (role == TESS_ROLE_BLOCK_TABLE)
+        return (tess_box){
+            .address = start, .row_bytes = at->launch->bytes[role], .count = {1, 1, 1}};
+    const tess_extent x = tess_role_extent(plan, role, at->storage);
+    const uint64_t token = (uint64_t)t->stride_token * x.item,
+                   batch = (uint64_t)t->stride_batch * x.item;
+    int64_t first = x.keys ? part->kv_start : part->q_start,
+            tokens = x.keys ? part->kv_len : part->q_len;
+    uint64_t entry = x.keys ? part->kv_batch : part->batch,
+             entries = x.keys ? part->kv_batches : part->batches;
+    if (x.keys && plan->pools.compact)
+        tokens = smaller(tokens, plan->pools.all[at->storage].tokens);
+    if (x.keys && plan->pools.page) {
+        first = 0;
+        tokens = plan->pools.page;
+        entry = 0;
+        entries = (uint64_t)at->launch->pages;
+    }
+    return (tess_box){.address = start + entry * batch + (uint64_t)first * token,
+                      .row_bytes = (uint64_t)x.row * x.item,
+                      .count = {x.heads, (uint64_t)tokens, entries},
+                      .stride = {(uint64_t)t->stride_head * x.item, token, batch}};
 }
 
 /* Whether an element of one tensor lies within another. Tensors that are not given share nothing.
  */
-static bool share_memory(const tess_plan *plan, const tess_launch *l, uint32_t a, uint32_t b) {
+static bool share_memory(const tess_plan *plan, const place *at, uint32_t a, uint32_t b) {
+    const tess_launch *l = at->launch;
     const tess_tensor *s = &l->tensor[a], *t = &l->tensor[b];
     if (s->buffer.kind == TESS_BUFFER_OBJECT && s->buffer.handle != t->buffer.handle) return false;
     uint64_t from = place_of(&s->buffer), to = place_of(&t->buffer);
     if (l->bytes[a] == 0 || l->bytes[b] == 0 || from >= to + l->bytes[b] ||
         to >= from + l->bytes[a])
         return false;
-    const tess_extent x = tess_role_extent(plan, a), y = tess_role_extent(plan, b);
+    const bool keys = b == TESS_ROLE_BLOCK_TABLE || tess_role_rows[b].tokens == TESS_TOKENS_KV;
     for (uint32_t n = 0; n < plan->n_touched; n++) {
         const tess_touched *part = &plan->touched[n];
-        if ((x.keys || y.keys) && part->kv_len == 0) continue;
-        tess_box first = box_of(s, &x, part), second = box_of(t, &y, part);
+        if (keys && part->kv_len == 0) continue;
+        tess_box first = box_of(plan, at, a, part), second = box_of(plan, at, b, part);
         if (tess_boxes_meet(&first, &second)) return true;
     }
     return false;
 }
 
 /* Checks outputs against inputs and against each other. Parts of one buffer may alternate. */
-static tess_status check_overlaps(const tess_plan *plan, const tess_launch *l) {
+static tess_status check_overlaps(const tess_plan *plan, const place *at) {
     for (uint32_t out = 0; out < TESS_ROLES_USED; out++) {
         if (!tess_role_rows[out].output) continue;
         for (uint32_t other = 0; other < TESS_ROLES_USED; other++) {
             if (other >= out && tess_role_rows[other].output) continue; /* a pair is seen once */
-            if (share_memory(plan, l, out, other))
+            char text[MOST_NAME];
+            if (share_memory(plan, at, out, other))
                 return tess_invalid(
                     "%s: %s: must not overlap %s, and elements of the two share memory", in_run,
-                    tess_role_rows[out].name, tess_role_rows[other].name);
+                    tess_role_rows[out].name, name_of(plan, at, other, text));
         }
+        if (share_memory(plan, at, out, TESS_ROLE_BLOCK_TABLE))
+            return tess_invalid("%s: %s: must not overlap block_table", in_run,
+                                tess_role_rows[out].name);
     }
     return TESS_OK;
 }
 
-/* Checks every tensor of the operation and fills the launch's table of them. */
+/* ------------------------------------------------------------------ the cache */
+
+/* The tensor of a role; of K and V, the storage group's. NULL: pools that are not there. */
+static const tess_tensor *tensor_of(const tess_plan *plan, const tess_run_desc *d, uint32_t role,
+                                    uint32_t storage) {
+    const tess_tensor *pools = role == TESS_ROLE_K ? d->k_pools : d->v_pools;
+    if (plan->pools.n == 1 || tess_role_rows[role].tokens != TESS_TOKENS_KV)
+        return tess_role_tensor(d, role);
+    return pools ? &pools[storage] : NULL;
+}
+
+/* `field` is k or v, `pools` is k_pools or v_pools. */
+static tess_status check_pools(const tess_plan *plan, const char *field, const tess_tensor *one,
+                               const tess_tensor *pools) {
+    if (plan->pools.n == 1) {
+        if (!pools) return TESS_OK;
+        return tess_invalid("%s: %s_pools: must be NULL, since the plan has one storage group",
+                            in_run, field);
+    }
+    if (one->buffer.kind != TESS_BUFFER_NONE)
+        return tess_invalid("%s: %s: must be of kind NONE, since each storage group has a pool in "
+                            "%s_pools",
+                            in_run, field, field);
+    if (!pools && plan->kv_last >= 0)
+        return tess_invalid("%s: %s_pools: must be given, since the plan has %u storage groups",
+                            in_run, field, (unsigned)plan->pools.n);
+    return TESS_OK;
+}
+
+static tess_status check_no_pages(const tess_run_desc *d) {
+    if (d->block_table.kind != TESS_BUFFER_NONE)
+        return tess_invalid("%s: block_table.kind: must be none, since the plan has no pages",
+                            in_run);
+    if (d->table_stride != 0)
+        return tess_invalid("%s: table_stride: must be 0, since the plan has no pages, got %lld",
+                            in_run, (long long)d->table_stride);
+    if (d->pages != 0)
+        return tess_invalid("%s: pages: must be 0, since the plan has none, got %lld", in_run,
+                            (long long)d->pages);
+    return TESS_OK;
+}
+
+static tess_status check_block_table(const tess_plan *plan, const tess_run_desc *d) {
+    const int64_t needed = tess_pools_pages(&plan->pools);
+    uint64_t bytes;
+    if (plan->kv_last < 0 && d->block_table.kind == TESS_BUFFER_NONE) return TESS_OK;
+    if (d->pages < 1 || d->pages > INT32_MAX)
+        return tess_invalid("%s: pages: must be 1 to 2147483647, got %lld", in_run,
+                            (long long)d->pages);
+    if (d->table_stride < needed)
+        return tess_invalid("%s: table_stride: a sequence has up to %lld pages, got %lld", in_run,
+                            (long long)needed, (long long)d->table_stride);
+    TESS_RETURN_IF_ERROR(check_buffer(plan, "block_table", "", &d->block_table, sizeof(int32_t)));
+    /* Behind the last row there may be nothing. */
+    if (!checked_mul((uint64_t)plan->pools.n * plan->batch - 1, (uint64_t)d->table_stride,
+                     &bytes) ||
+        !checked_add(bytes, (uint64_t)needed, &bytes) ||
+        !checked_mul(bytes, sizeof(int32_t), &bytes) || bytes > INT64_MAX)
+        return tess_invalid("%s: table_stride: overflows 64-bit sizes, got %lld", in_run,
+                            (long long)d->table_stride);
+    return check_size("block_table", "", &d->block_table, bytes);
+}
+
+/* The part of the block table that is the storage group's. */
+static void set_block_table(const tess_plan *plan, const tess_run_desc *d, const place *at,
+                            tess_launch *l) {
+    const tess_pool *pool = &plan->pools.all[at->storage];
+    const uint64_t row = (uint64_t)d->table_stride * sizeof(int32_t);
+    tess_tensor *t = &l->tensor[TESS_ROLE_BLOCK_TABLE];
+    *t = (tess_tensor){.buffer = d->block_table, .stride_batch = d->table_stride};
+    if (pool->tokens == 0) return;
+    t->buffer.offset += row * plan->batch * at->storage;
+    l->bytes[TESS_ROLE_BLOCK_TABLE] =
+        row * (plan->batch - 1) +
+        (uint64_t)ceil_div(pool->tokens, plan->pools.page) * sizeof(int32_t);
+}
+
+/* Checks K, V and the block table of a storage group and makes them the launch's. */
+static tess_status take_group(const tess_plan *plan, const tess_run_desc *d, uint32_t storage,
+                              tess_launch *l) {
+    static const tess_tensor none;
+    const place at = {l, storage};
+    for (uint32_t role = TESS_ROLE_K; role <= TESS_ROLE_V; role++) {
+        const tess_tensor *t = tensor_of(plan, d, role, storage);
+        char text[MOST_NAME];
+        l->tensor[role] = t ? *t : none;
+        l->bytes[role] = 0;
+        TESS_RETURN_IF_ERROR(check_tensor(plan, &at, name_of(plan, &at, role, text), role,
+                                          &l->tensor[role], &l->bytes[role]));
+    }
+    if (plan->pools.page) set_block_table(plan, d, &at, l);
+    return check_overlaps(plan, &at);
+}
+
+/* Checks every tensor of the operation. The launch gets those of the last storage group. */
 static tess_status check_tensors(const tess_plan *plan, const tess_run_desc *d, tess_launch *l) {
+    TESS_RETURN_IF_ERROR(check_pools(plan, "k", &d->k, d->k_pools));
+    TESS_RETURN_IF_ERROR(check_pools(plan, "v", &d->v, d->v_pools));
+    TESS_RETURN_IF_ERROR(plan->pools.page ? check_block_table(plan, d) : check_no_pages(d));
+    const place at = {l, 0};
+    l->page = plan->pools.page;
+    l->pages = d->pages;
+    l->compact = plan->pools.compact;
     for (uint32_t role = 0; role < TESS_ROLES_USED; role++) {
-        if (!tess_role_serves(role, plan->op)) continue;
+        if (!tess_role_serves(role, plan->op) || tess_role_rows[role].tokens == TESS_TOKENS_KV)
+            continue;
         const tess_tensor *t = tess_role_tensor(d, role);
         l->tensor[role] = *t;
         if (tess_role_rows[role].optional && t->buffer.kind == TESS_BUFFER_NONE) continue;
-        TESS_RETURN_IF_ERROR(check_tensor(plan, role, t, &l->bytes[role]));
+        TESS_RETURN_IF_ERROR(
+            check_tensor(plan, &at, tess_role_rows[role].name, role, t, &l->bytes[role]));
     }
-    return check_overlaps(plan, l);
+    for (uint32_t s = 0; s < plan->pools.n; s++) TESS_RETURN_IF_ERROR(take_group(plan, d, s, l));
+    return TESS_OK;
 }
 
 static tess_status check_workspace(const tess_plan *plan, const tess_buffer *workspace) {
@@ -225,20 +383,16 @@ static tess_status check_reserved(const tess_plan *plan, const tess_run_desc *d)
     const char *unused = tess_role_unused(d, plan->op);
     if (unused)
         return tess_unsupported("%s: %s: must be of kind NONE in this version", in_run, unused);
-    if (d->table_stride != 0)
-        return tess_invalid("%s: table_stride: must be 0, since the plan has no pages, got %lld",
-                            in_run, (long long)d->table_stride);
-    if (d->pages != 0)
-        return tess_invalid("%s: pages: must be 0, since the plan has none, got %lld", in_run,
-                            (long long)d->pages);
-    if (d->k_pools) return tess_invalid("%s: k_pools: must be NULL for this plan", in_run);
-    if (d->v_pools) return tess_invalid("%s: v_pools: must be NULL for this plan", in_run);
     if (d->stream.kind > TESS_STREAM_RECORD)
         return tess_invalid("%s: stream.kind: %u is no tess_stream_kind", in_run,
                             (unsigned)d->stream.kind);
     if (d->stream.reserved != 0)
         return tess_invalid("%s: stream.reserved: must be 0, got %u", in_run,
                             (unsigned)d->stream.reserved);
+    /* Its signals would come once for each of them. */
+    if (d->stream.extra && plan->pools.n > 1)
+        return tess_unsupported("%s: stream.extra: must be NULL for a plan with %u storage groups",
+                                in_run, (unsigned)plan->pools.n);
     return TESS_OK;
 }
 
@@ -257,6 +411,33 @@ static tess_status set_range(const tess_plan *plan, const tess_run_desc *d, tess
     launch->n_jobs = (end < jobs ? end : jobs) - launch->first_job;
     launch->first_merge = d->first_job > jobs ? d->first_job - jobs : 0;
     launch->n_merges = end > jobs ? end - jobs - launch->first_merge : 0;
+    return TESS_OK;
+}
+
+/* A launch for each storage group that has jobs in the range; the merges come with the last. */
+static tess_status launch_groups(const tess_plan *plan, const tess_run_desc *d,
+                                 const tess_launch *whole) {
+    const tess_device *device = plan->device;
+    const tess_pool *pools = plan->pools.all;
+    const uint64_t end = whole->first_job + whole->n_jobs;
+    uint32_t last = plan->pools.n - 1;
+    double sum = 0, seconds;
+    while (last > 0 && whole->n_jobs > 0 && pools[last].first_job >= end) last--;
+    for (uint32_t s = 0; s <= last; s++) {
+        tess_launch l = *whole;
+        const uint64_t from = pools[s].first_job > l.first_job ? pools[s].first_job : l.first_job,
+                       to = pools[s + 1].first_job < end ? pools[s + 1].first_job : end;
+        if (from >= to && s != last) continue;
+        l.first_job = from;
+        l.n_jobs = from < to ? to - from : 0;
+        if (s != last) l.n_merges = 0;
+        if (whole->seconds) l.seconds = &seconds;
+        TESS_RETURN_IF_ERROR(take_group(plan, d, s, &l));
+        TESS_RETURN_IF_ERROR(
+            tess_device_result(plan->device, device->backend->launch(device->native, &l)));
+        if (whole->seconds) sum += seconds;
+    }
+    if (whole->seconds) *whole->seconds = sum;
     return TESS_OK;
 }
 
@@ -295,6 +476,8 @@ tess_status tess_run(const tess_plan *plan, const tess_run_desc *desc) {
     launch.partial_rows = plan->partial_rows;
     launch.stream = d.stream;
     launch.seconds = d.device_seconds;
-    return tess_device_result(plan->device,
-                              plan->device->backend->launch(plan->device->native, &launch));
+    return plan->pools.n > 1
+               ? launch_groups(plan, &d, &launch)
+               : tess_device_result(plan->device,
+                                    plan->device->backend->launch(plan->device->native, &launch));
 }

@@ -101,12 +101,16 @@ static const tess_field rule_info[] = {F(T, struct_size), F(T, line),  F(T, buil
 static const tess_field layout_info[] = {
     F(T, struct_size), F(T, n_classes),  F(T, n_heads),      F(T, n_kv_heads), F(T, max_tokens),
     F(T, n_blocks),    F(T, block),      F(T, kv_efficient), F(T, residues),   F(T, residues_total),
-    F(T, coverage),    F(T, kept_share), F(T, host_bytes)};
+    F(T, coverage),    F(T, kept_share), F(T, host_bytes),   F(T, n_storage),  F(T, reserved)};
 #undef T
 #define T tess_kv_info
 static const tess_field kv_info[] = {F(T, struct_size), F(T, reserved),         F(T, blocks),
                                      F(T, blocks_kept), F(T, blocks_allocated), F(T, slots_fixed),
                                      F(T, slots_ring)};
+#undef T
+#define T tess_storage_info
+static const tess_field storage_info[] = {F(T, struct_size), F(T, n_kv_heads), F(T, ring_slots),
+                                          F(T, stride), F(T, slots_per_stride)};
 #undef T
 #define T tess_plan_info
 static const tess_field plan_info[] = {
@@ -136,6 +140,7 @@ const tess_structure tess_structures[TESS_STRUCTURE_COUNT] = {
     [TESS_RULE_INFO] = STRUCTURE(tess_rule_info, rule_info),
     [TESS_LAYOUT_INFO] = STRUCTURE(tess_layout_info, layout_info),
     [TESS_KV_INFO] = STRUCTURE(tess_kv_info, kv_info),
+    [TESS_STORAGE_INFO] = STRUCTURE(tess_storage_info, storage_info),
     [TESS_PLAN_INFO] = STRUCTURE(tess_plan_info, plan_info),
 };
 

@@ -23,6 +23,7 @@ typedef enum tess_structure_id {
     TESS_RULE_INFO,
     TESS_LAYOUT_INFO,
     TESS_KV_INFO,
+    TESS_STORAGE_INFO,
     TESS_PLAN_INFO,
     TESS_STRUCTURE_COUNT
 } tess_structure_id;

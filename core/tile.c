@@ -117,7 +117,7 @@ void tess_tiler_release(tess_tiler *tiler) {
     tess_mem_free(tiler->runtime, tiler->list, tiler->layout->n_classes * sizeof *tiler->list);
     tess_mem_free(tiler->runtime, tiler->joined,
                   (size_t)tiler->joined_room * sizeof *tiler->joined);
-    tess_mem_free(tiler->runtime, tiler->slots, (size_t)tiler->n_slots * sizeof *tiler->slots);
+    tess_mem_free(tiler->runtime, tiler->table, (size_t)tiler->table_size * sizeof *tiler->table);
     memset(tiler, 0, sizeof *tiler);
 }
 
@@ -126,37 +126,37 @@ static uint64_t joined_key(uint32_t cls, int64_t i_first, int64_t i_last) {
     return (uint64_t)cls << 40 | (uint64_t)i_first << 5 | (uint64_t)(i_last - i_first);
 }
 
-/* The slot that holds `key`, or the empty one where it belongs. */
-static uint64_t joined_slot(const tess_tiler *tiler, uint64_t key) {
-    uint64_t slot = (key * UINT64_C(0x9e3779b97f4a7c15)) >> 32 & (tiler->n_slots - 1);
-    while (tiler->slots[slot] != 0 && tiler->joined[tiler->slots[slot] - 1].key != key)
-        slot = (slot + 1) & (tiler->n_slots - 1);
-    return slot;
+/* The element of the hash table that holds `key`, or the empty one where it belongs. */
+static uint64_t joined_find(const tess_tiler *tiler, uint64_t key) {
+    uint64_t at = (key * UINT64_C(0x9e3779b97f4a7c15)) >> 32 & (tiler->table_size - 1);
+    while (tiler->table[at] != 0 && tiler->joined[tiler->table[at] - 1].key != key)
+        at = (at + 1) & (tiler->table_size - 1);
+    return at;
 }
 
 /* Doubles the room. The old arrays stay valid until both new ones are there. There are at most as
  * many joined rows as jobs, so an index fits 32 bits. */
 static tess_status joined_grow(tess_tiler *tiler) {
-    uint64_t room = tiler->joined_room ? 2 * tiler->joined_room : 64, n_slots = 2 * room;
+    uint64_t room = tiler->joined_room ? 2 * tiler->joined_room : 64, table_size = 2 * room;
     tess_joined *joined = tess_mem_alloc(tiler->runtime, (size_t)room * sizeof *joined, 64);
-    uint32_t *slots = tess_mem_alloc(tiler->runtime, (size_t)n_slots * sizeof *slots, 64);
-    if (!joined || !slots) {
+    uint32_t *table = tess_mem_alloc(tiler->runtime, (size_t)table_size * sizeof *table, 64);
+    if (!joined || !table) {
         tess_mem_free(tiler->runtime, joined, (size_t)room * sizeof *joined);
-        tess_mem_free(tiler->runtime, slots, (size_t)n_slots * sizeof *slots);
+        tess_mem_free(tiler->runtime, table, (size_t)table_size * sizeof *table);
         return tess_fail(TESS_ERROR_OUT_OF_MEMORY,
                          "tess_plan_create: no memory for %llu merged rows of the mask",
                          (unsigned long long)room);
     }
     if (tiler->n_joined) memcpy(joined, tiler->joined, (size_t)tiler->n_joined * sizeof *joined);
     tess_mem_free(tiler->runtime, tiler->joined, (size_t)tiler->joined_room * sizeof *joined);
-    tess_mem_free(tiler->runtime, tiler->slots, (size_t)tiler->n_slots * sizeof *slots);
-    memset(slots, 0, (size_t)n_slots * sizeof *slots);
+    tess_mem_free(tiler->runtime, tiler->table, (size_t)tiler->table_size * sizeof *table);
+    memset(table, 0, (size_t)table_size * sizeof *table);
     tiler->joined = joined;
-    tiler->slots = slots;
+    tiler->table = table;
     tiler->joined_room = room;
-    tiler->n_slots = n_slots;
+    tiler->table_size = table_size;
     for (uint64_t n = 0; n < tiler->n_joined; n++)
-        slots[joined_slot(tiler, joined[n].key)] = (uint32_t)n + 1;
+        table[joined_find(tiler, joined[n].key)] = (uint32_t)n + 1;
     return TESS_OK;
 }
 
@@ -197,8 +197,8 @@ static uint64_t join_rows(const tess_mask_rows *rows, int64_t i_first, int64_t s
 tess_status tess_tiler_join(tess_tiler *tiler, uint32_t cls, const tess_tile *tile) {
     if (tile->i_first < 0) return TESS_OK;
     if (tiler->n_joined == tiler->joined_room) { TESS_RETURN_IF_ERROR(joined_grow(tiler)); }
-    uint64_t key = joined_key(cls, tile->i_first, tile->i_last), slot = joined_slot(tiler, key);
-    if (tiler->slots[slot] != 0) return TESS_OK;
+    uint64_t key = joined_key(cls, tile->i_first, tile->i_last), at = joined_find(tiler, key);
+    if (tiler->table[at] != 0) return TESS_OK;
     uint64_t count = join_rows(&tiler->layout->patterns[cls].rows, tile->i_first,
                                tile->i_last - tile->i_first, 0, NULL, NULL);
     if (count > UINT32_MAX - tiler->n_entries) return too_many();
@@ -207,18 +207,15 @@ tess_status tess_tiler_join(tess_tiler *tiler, uint32_t cls, const tess_tile *ti
     joined->offset = (uint32_t)tiler->n_entries;
     joined->count = (uint32_t)count;
     tiler->n_entries += count;
-    tiler->slots[slot] = (uint32_t)tiler->n_joined;
+    tiler->table[at] = (uint32_t)tiler->n_joined;
     return TESS_OK;
 }
 
-/* How many joined columns a sequence of `kv_blocks` key blocks has, which may be shorter than the
- * mask. In causal order no column lies past the query block anyway. */
-static uint32_t joined_below(const tess_tiler *tiler, uint32_t cls, const tess_tile *tile,
-                             int64_t kv_blocks, const tess_joined *joined) {
-    const tess_head_pattern *pattern = &tiler->layout->patterns[cls];
-    if (pattern->causal) return joined->count;
-    return joined->count - (uint32_t)join_rows(&pattern->rows, tile->i_first,
-                                               tile->i_last - tile->i_first, kv_blocks, NULL, NULL);
+/* How many joined columns lie in key blocks from `from` on. */
+static uint32_t joined_from(const tess_tiler *tiler, uint32_t cls, const tess_tile *tile,
+                            int64_t from) {
+    return (uint32_t)join_rows(&tiler->layout->patterns[cls].rows, tile->i_first,
+                               tile->i_last - tile->i_first, from, NULL, NULL);
 }
 
 void tess_tiler_class(const tess_tiler *tiler, uint32_t cls, tess_class *words) {
@@ -262,13 +259,36 @@ static int64_t masked_tail(int64_t reach, int64_t last, int64_t block, int64_t k
     return reach >= kv_len - 1 ? 0 : last + 1 - floor_div(reach + 1, block);
 }
 
-static void set_interval(tess_keys *keys, int64_t start, int64_t end, int64_t head, int64_t tail) {
-    int64_t blocks = larger(0, end - start);
-    tail = smaller(tail, blocks);
-    keys->interval_start = blocks ? (uint32_t)start : 0;
+/* The interval of the blocks [start, end), less those that the sequence does not have. */
+static void set_interval(tess_keys *keys, const tess_key_span *span, int64_t start, int64_t end,
+                         int64_t head, int64_t tail) {
+    const int64_t from = larger(start, span->first), to = smaller(end, span->end),
+                  blocks = larger(0, to - from);
+    head = larger(0, head - (from - start));
+    tail = smaller(larger(0, tail - (end - to)), blocks);
+    keys->interval_start = blocks ? (uint32_t)from : 0;
     keys->interval_blocks = (uint32_t)blocks;
     keys->mask_tail = (uint32_t)tail;
     keys->mask_head = (uint32_t)smaller(head, blocks - tail);
+}
+
+/* For causal S2 and dense tiles that tess_causal_keys does not serve. In causal order rows before
+ * the first key see nothing. */
+static void causal_keys(const tess_tiler *tiler, uint32_t cls, const tess_head_pattern *pattern,
+                        const tess_tile *tile, const tess_key_span *span, tess_keys *keys) {
+    if (tile->last < 0) return;
+    const int64_t end = tile->i_last + 1,
+                  tail = masked_tail(tile->first, tile->i_last, pattern->block, span->kv_len);
+    if (pattern->kind == TESS_HEAD_DENSE) {
+        set_interval(keys, span, 0, end, 0, tail);
+        return;
+    }
+    const int64_t start = tile->start,
+                  skipped = tess_vertical_count(pattern, smaller(start, span->first));
+    set_interval(keys, span, start, end, tile->i_last - pattern->local + 1 - start, tail);
+    keys->left_offset = tiler->list[cls] + (uint32_t)skipped;
+    keys->left_count =
+        (uint32_t)(tess_vertical_count(pattern, smaller(start, span->end)) - skipped);
 }
 
 /* The slice of entries in [begin, end) with the residue of `block`. `end` is at most the end of the
@@ -288,59 +308,66 @@ static void residue_slice(const tess_tiler *tiler, uint32_t cls, int64_t stride,
 
 static void strided_both_keys(const tess_tiler *tiler, uint32_t cls,
                               const tess_head_pattern *pattern, const tess_tile *tile,
-                              int64_t kv_blocks, tess_keys *keys) {
+                              const tess_key_span *span, tess_keys *keys) {
     int64_t start = tile->i_first - pattern->local + 1, end = tile->i_first + pattern->local_right;
-    set_interval(keys, larger(0, start), smaller(end, kv_blocks), 0, 0);
-    residue_slice(tiler, cls, pattern->stride, start, 0, start, &keys->left_offset,
-                  &keys->left_count);
-    residue_slice(tiler, cls, pattern->stride, end - 1, larger(0, end), kv_blocks,
+    set_interval(keys, span, start, end, 0, 0);
+    residue_slice(tiler, cls, pattern->stride, start, span->first, smaller(start, span->end),
+                  &keys->left_offset, &keys->left_count);
+    residue_slice(tiler, cls, pattern->stride, end - 1, larger(end, span->first), span->end,
                   &keys->right_offset, &keys->right_count);
 }
 
 /* The window is the interval; the sinks on both sides of it are slices. */
 static void window_keys(const tess_tiler *tiler, uint32_t cls, const tess_head_pattern *pattern,
-                        const tess_tile *tile, int64_t kv_len, int64_t kv_blocks, tess_keys *keys) {
-    int64_t block = pattern->block,
-            sinks = smaller(pattern->sinks / block + (pattern->sinks % block != 0), kv_blocks);
+                        const tess_tile *tile, const tess_key_span *span, tess_keys *keys) {
+    int64_t block = pattern->block, first = span->first, kv_len = span->kv_len,
+            sinks = smaller(pattern->sinks / block + (pattern->sinks % block != 0), span->end);
     int64_t low = larger(0, tile->first - pattern->left),
             high = smaller(kv_len - 1, tile->last + pattern->right);
     if (pattern->causal && tile->last < 0) return;
-    keys->left_offset = keys->right_offset = tiler->list[cls];
-    if (high < 0) { /* the window lies before the first key: sinks only */
-        keys->left_count = (uint32_t)sinks;
+    keys->left_offset = keys->right_offset = tiler->list[cls] + (uint32_t)smaller(first, sinks);
+    if (high < low) { /* the window lies before the first key or after the last: sinks only */
+        keys->left_count = (uint32_t)larger(0, sinks - first);
         return;
     }
     int64_t start = low / block, end = high / block + 1, seen = tile->last - pattern->left;
     int64_t head = seen <= 0 ? 0 : (seen + block - 1) / block - start;
-    set_interval(keys, start, end, head,
+    set_interval(keys, span, start, end, head,
                  masked_tail(tile->first + pattern->right, end - 1, block, kv_len));
-    keys->left_count = (uint32_t)smaller(sinks, start);
-    if (!pattern->causal && sinks > end) {
-        keys->right_offset += (uint32_t)end;
-        keys->right_count = (uint32_t)(sinks - end);
+    keys->left_count = (uint32_t)larger(0, smaller(sinks, start) - first);
+    const int64_t after = larger(end, first);
+    if (!pattern->causal && sinks > after) {
+        keys->right_offset = tiler->list[cls] + (uint32_t)after;
+        keys->right_count = (uint32_t)(sinks - after);
     }
 }
 
-void tess_tile_keys_of(const tess_tiler *tiler, uint32_t cls, const tess_tile *tile, int64_t kv_len,
-                       int64_t kv_blocks, tess_keys *keys) {
+/* In causal order no column lies past the query block anyway. */
+static void joined_keys(const tess_tiler *tiler, uint32_t cls, const tess_head_pattern *pattern,
+                        const tess_tile *tile, const tess_key_span *span, tess_keys *keys) {
+    if (tile->i_first < 0) return;
+    const uint64_t at = joined_find(tiler, joined_key(cls, tile->i_first, tile->i_last));
+    const tess_joined *joined = &tiler->joined[tiler->table[at] - 1];
+    uint32_t from = joined->count, after = 0;
+    if (span->first > 0) from = joined_from(tiler, cls, tile, span->first);
+    if (!pattern->causal || tile->i_last >= span->end)
+        after = joined_from(tiler, cls, tile, span->end);
+    keys->left_offset = joined->offset + (joined->count - from);
+    keys->left_count = from > after ? from - after : 0;
+}
+
+void tess_tile_keys_of(const tess_tiler *tiler, uint32_t cls, const tess_tile *tile,
+                       const tess_key_span *span, tess_keys *keys) {
     const tess_head_pattern *pattern = &tiler->layout->patterns[cls];
     memset(keys, 0, sizeof *keys);
     switch (pattern->kind) {
-    case TESS_HEAD_STRIDED_BOTH:
-        strided_both_keys(tiler, cls, pattern, tile, kv_blocks, keys);
-        break;
-    case TESS_HEAD_WINDOW: window_keys(tiler, cls, pattern, tile, kv_len, kv_blocks, keys); break;
-    case TESS_HEAD_BLOCKS:
-        if (tile->i_first >= 0) {
-            const tess_joined *joined =
-                &tiler->joined[tiler->slots[joined_slot(
-                                   tiler, joined_key(cls, tile->i_first, tile->i_last))] -
-                               1];
-            keys->left_offset = joined->offset;
-            keys->left_count = joined_below(tiler, cls, tile, kv_blocks, joined);
-        }
-        break;
-    default: /* in causal order only rows before the first key come here */
-        if (!pattern->causal) set_interval(keys, 0, kv_blocks, 0, 0);
+    case TESS_HEAD_STRIDED_BOTH: strided_both_keys(tiler, cls, pattern, tile, span, keys); break;
+    case TESS_HEAD_WINDOW: window_keys(tiler, cls, pattern, tile, span, keys); break;
+    case TESS_HEAD_BLOCKS: joined_keys(tiler, cls, pattern, tile, span, keys); break;
+    default:
+        if (pattern->causal)
+            causal_keys(tiler, cls, pattern, tile, span, keys);
+        else
+            set_interval(keys, span, 0, span->end, 0, 0);
     }
 }

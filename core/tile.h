@@ -85,6 +85,19 @@ static inline bool tess_tile_next(const tess_grid *grid, tess_tile *tile) {
     return true;
 }
 
+/* The keys of a sequence: those below kv_len in the key blocks [first, end). */
+typedef struct tess_key_span {
+    int64_t kv_len, first, end;
+    bool whole; /* from block 0 on, and no row lies past the last key */
+} tess_key_span;
+
+/* `first` is the block of the sequence's first key. */
+static inline tess_key_span tess_key_span_of(const tess_sequence *s, int64_t first, int64_t block) {
+    const int64_t kv_len = s->kv_len;
+    return (tess_key_span){kv_len, first, (kv_len + block - 1) / block,
+                           first == 0 && (int64_t)s->q_first + s->q_len <= kv_len};
+}
+
 /* The key blocks of a tile, as tess_job says. */
 typedef struct tess_keys {
     uint32_t left_offset, left_count, right_offset, right_count;
@@ -112,8 +125,8 @@ typedef struct tess_tiler {
     uint32_t *list; /* [n_classes] where the list of a class begins in the entries */
     /* BLOCKS: a growing array, and a hash table with open addressing that holds indices plus 1. */
     tess_joined *joined;
-    uint32_t *slots;
-    uint64_t n_joined, joined_room, n_slots;
+    uint32_t *table;
+    uint64_t n_joined, joined_room, table_size;
 } tess_tiler;
 
 /* `max_keys`: of the longest sequence. UNSUPPORTED when the lists need 2^32 entries. */
@@ -125,10 +138,9 @@ void tess_tiler_release(tess_tiler *tiler);
  */
 tess_status tess_tiler_join(tess_tiler *tiler, uint32_t cls, const tess_tile *tile);
 
-/* The key blocks of one tile of a sequence of `kv_len` keys in `kv_blocks` blocks, for every
- * pattern. */
-void tess_tile_keys_of(const tess_tiler *tiler, uint32_t cls, const tess_tile *tile, int64_t kv_len,
-                       int64_t kv_blocks, tess_keys *keys);
+/* The key blocks of one tile of a sequence that has the keys `span`, for every pattern. */
+void tess_tile_keys_of(const tess_tiler *tiler, uint32_t cls, const tess_tile *tile,
+                       const tess_key_span *span, tess_keys *keys);
 
 /* What determines the key blocks of a causal S2 or dense class. These are copies, which stay in
  * registers while tens of thousands of jobs are written. */
@@ -138,12 +150,14 @@ typedef struct tess_causal {
     bool strided;
 } tess_causal;
 
-/* False for classes of another kind. */
-static inline bool tess_tiler_causal(const tess_tiler *tiler, uint32_t cls, tess_causal *causal) {
+/* False for classes of another kind, and for rows and keys that need the general way. */
+static inline bool tess_tiler_causal(const tess_tiler *tiler, uint32_t cls, const tess_tile *tile,
+                                     const tess_key_span *span, tess_causal *causal) {
     const tess_head_pattern *pattern = &tiler->layout->patterns[cls];
     *causal = (tess_causal){pattern->local, pattern->first, pattern->block, tiler->list[cls],
                             pattern->kind == TESS_HEAD_STRIDED};
-    return pattern->causal && (causal->strided || pattern->kind == TESS_HEAD_DENSE);
+    return pattern->causal && (causal->strided || pattern->kind == TESS_HEAD_DENSE) &&
+           span->whole && tile->first >= 0;
 }
 
 static inline uint64_t tess_causal_blocks(const tess_causal *c, const tess_tile *tile) {
@@ -152,7 +166,7 @@ static inline uint64_t tess_causal_blocks(const tess_causal *c, const tess_tile 
                       : blocks;
 }
 
-/* For a tile without negative positions. Left: the list below the interval. Interval: from the
+/* Where tess_tiler_causal allows it. Left: the list below the interval. Interval: from the
  * first local block of the first row (dense: from block 0) to the diagonal. */
 static inline void tess_causal_keys(const tess_causal *c, const tess_tile *tile, int64_t kv_len,
                                     tess_keys *keys) {
@@ -174,30 +188,32 @@ static inline void tess_causal_keys(const tess_causal *c, const tess_tile *tile,
     keys->mask_tail = (uint32_t)tail;
 }
 
-/* The key blocks of one tile of a sequence of `kv_len` keys in `kv_blocks` blocks. The call gets
- * copies, so that the caller's variables stay in registers. */
+/* The key blocks of one tile of a sequence that has the keys `span`. The call gets copies, so that
+ * the caller's variables stay in registers. */
 static inline void tess_tile_keys(const tess_tiler *tiler, uint32_t cls, const tess_tile *tile,
-                                  int64_t kv_len, int64_t kv_blocks, tess_keys *keys) {
+                                  const tess_key_span *span, tess_keys *keys) {
     tess_causal causal;
-    if (tess_tiler_causal(tiler, cls, &causal) && tile->first >= 0) {
-        tess_causal_keys(&causal, tile, kv_len, keys);
+    if (tess_tiler_causal(tiler, cls, tile, span, &causal)) {
+        tess_causal_keys(&causal, tile, span->kv_len, keys);
         return;
     }
     const tess_tile copy = *tile;
+    const tess_key_span all = *span;
     tess_keys found;
-    tess_tile_keys_of(tiler, cls, &copy, kv_len, kv_blocks, &found);
+    tess_tile_keys_of(tiler, cls, &copy, &all, &found);
     *keys = found;
 }
 
 /* How many key blocks tess_tile_keys finds. */
 static inline uint64_t tess_tile_blocks(const tess_tiler *tiler, uint32_t cls,
-                                        const tess_tile *tile, int64_t kv_len, int64_t kv_blocks) {
+                                        const tess_tile *tile, const tess_key_span *span) {
     tess_causal causal;
-    if (tess_tiler_causal(tiler, cls, &causal) && tile->first >= 0)
+    if (tess_tiler_causal(tiler, cls, tile, span, &causal))
         return tess_causal_blocks(&causal, tile);
     const tess_tile copy = *tile;
+    const tess_key_span all = *span;
     tess_keys keys;
-    tess_tile_keys_of(tiler, cls, &copy, kv_len, kv_blocks, &keys);
+    tess_tile_keys_of(tiler, cls, &copy, &all, &keys);
     return tess_keys_blocks(&keys);
 }
 

@@ -231,6 +231,7 @@ tess_status tess_driver_query(void *device, tess_caps *caps) {
     memset(caps, 0, sizeof *caps);
     caps->struct_size = size;
     caps->buffer_kind = TESS_BUFFER_POINTER;
+    caps->features = TESS_FEATURE_POSITIONS | TESS_FEATURE_PAGES;
     caps->parallel_jobs = (uint32_t)(d->units > 0 ? d->units : 1);
     caps->workspace_align = 256;
     caps->cache_bytes = d->cache_bytes > 0 ? (uint64_t)d->cache_bytes : 0;
@@ -249,8 +250,7 @@ tess_status tess_driver_alloc(void *device, uint64_t size, tess_buffer *buffer) 
     tess_driver_device *d = device;
     void *before = NULL;
     uint64_t pointer = 0;
-    const tess_status status = tess_driver_enter(d, &before);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(tess_driver_enter(d, &before));
     const int code =
         size <= SIZE_MAX ? d->driver->call.alloc(&pointer, (size_t)size) : DRIVER_OUT_OF_MEMORY;
     leave(d, before);
@@ -288,8 +288,7 @@ tess_status tess_driver_copy(void *device, tess_buffer to, tess_buffer from, uin
         return d->host->fail(d->host, TESS_ERROR_INVALID,
                              "bytes: %llu do not fit the address space", (unsigned long long)bytes);
     const char *symbol = tess_driver_symbol(d->driver, on_device);
-    const tess_status status = tess_driver_enter(d, &before);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(tess_driver_enter(d, &before));
     int code = DRIVER_OK;
     const uint64_t target = to.handle + to.offset, source = from.handle + from.offset;
     if (to.kind == TESS_BUFFER_HOST && from.kind == TESS_BUFFER_HOST) {
@@ -324,8 +323,7 @@ tess_status tess_driver_wait(void *device, uint64_t timeout_ns) {
     const tess_driver_calls *c = &d->driver->call;
     void *before = NULL;
     const char *symbol = tess_driver_symbol(d->driver, stream_wait);
-    const tess_status status = tess_driver_enter(d, &before);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(tess_driver_enter(d, &before));
     int code;
     if (timeout_ns == UINT64_MAX) {
         code = c->stream_wait(d->stream);

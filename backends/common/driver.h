@@ -101,10 +101,10 @@ typedef struct tess_driver_vendor {
     const char *(*error_name)(const struct tess_driver *driver, int code);
     /* Writes the driver's version number as text. */
     void (*version)(int number, char *text, size_t size);
-    /* Launches a kernel of module `slot` that waits by itself for the writes of earlier ones in the
+    /* Launches a kernel of `module` that waits by itself for the writes of earlier ones in the
      * stream. Where the driver can, it starts while they end, which hides its launch latency. NULL:
      * the driver has no such launch. Returns the driver's code. */
-    int (*start)(const tess_driver_device *d, int slot, void *function, unsigned groups,
+    int (*start)(const tess_driver_device *d, int module, void *function, unsigned groups,
                  unsigned threads, unsigned shared_bytes, void *stream, void **parameters);
     /* Loads a function's code onto the device, which a driver may otherwise put off until its first
      * launch. NULL: nothing to do. Returns the driver's code. */
@@ -177,10 +177,10 @@ tess_status tess_driver_fail(const tess_driver_device *d, const char *call, cons
 /* Makes the device's context current; vendor->leave puts back the one before. */
 tess_status tess_driver_enter(tess_driver_device *d, void **before);
 
-/* Finds function `name` in module `slot`, which is loaded from the image if that was not done
- * before. Slot 0 is the portable kernels', of whose images it takes the best that the driver
+/* Finds function `name` in `module`, which is loaded from the image if that was not done
+ * before. Module 0 is the portable kernels', of whose images it takes the best that the driver
  * takes. */
-tess_status tess_driver_function(tess_driver_device *d, int slot, const tess_driver_image *image,
+tess_status tess_driver_function(tess_driver_device *d, int module, const tess_driver_image *image,
                                  const char *name, void **function);
 
 /* Writes into `buffer`, and returns, that there is no image for the device and which there are.
@@ -190,14 +190,14 @@ const char *tess_driver_no_code(const tess_driver_device *d, const tess_driver_i
 
 /* Allocates and fills the state of a plan: a forward kernel, and the merge kernel of the key's
  * type, which is one of the portable kernels. */
-tess_status tess_driver_state_create(tess_driver_device *d, const tess_kernel_key *key, int slot,
+tess_status tess_driver_state_create(tess_driver_device *d, const tess_kernel_key *key, int module,
                                      const tess_driver_image *image, const char *forward,
                                      tess_driver_state **state);
 void tess_driver_state_release(tess_kernel *kernel);
 
-/* Launches a kernel of module `slot` that waits by itself for earlier ones, on a one-dimensional
+/* Launches a kernel of `module` that waits by itself for earlier ones, on a one-dimensional
  * grid. */
-tess_status tess_driver_start(const tess_driver_device *d, int slot, void *function,
+tess_status tess_driver_start(const tess_driver_device *d, int module, void *function,
                               unsigned groups, unsigned threads, unsigned shared_bytes,
                               void *stream, void **parameters);
 

@@ -7,15 +7,15 @@
 
 /* ------------------------------------------------------------------ modules and functions */
 
-static tess_status try_image(tess_driver_device *d, int slot, const tess_driver_image *image) {
-    const int code = d->driver->call.module_load(&d->modules[slot], image->data);
+static tess_status try_image(tess_driver_device *d, int module, const tess_driver_image *image) {
+    const int code = d->driver->call.module_load(&d->modules[module], image->data);
     if (code == DRIVER_OK) {
-        d->loaded[slot] = image->arch;
+        d->loaded[module] = image->arch;
         d->host->log(d->host, "device", "%s: %s runs code for %s", d->driver->vendor->name, d->arch,
                      image->arch);
         return TESS_OK;
     }
-    d->modules[slot] = NULL;
+    d->modules[module] = NULL;
     char what[96];
     snprintf(what, sizeof what, "the code for %s on %s", image->arch, d->arch);
     /* Unless the device itself is in trouble, the driver refuses the code, most often because that
@@ -26,10 +26,10 @@ static tess_status try_image(tess_driver_device *d, int slot, const tess_driver_
 }
 
 /* A driver that is older than the compiler of the best image may still take another image. */
-static tess_status load_module(tess_driver_device *d, int slot, const tess_driver_image *image) {
+static tess_status load_module(tess_driver_device *d, int module, const tess_driver_image *image) {
     const tess_driver_vendor *vendor = d->driver->vendor;
-    if (d->modules[slot]) return TESS_OK;
-    if (slot != 0) return try_image(d, slot, image);
+    if (d->modules[module]) return TESS_OK;
+    if (module != 0) return try_image(d, module, image);
     tess_status status = TESS_ERROR_UNAVAILABLE;
     uint32_t refused = 0;
     for (int n = d->image; n >= 0 && n < 32 && status == TESS_ERROR_UNAVAILABLE;
@@ -40,12 +40,12 @@ static tess_status load_module(tess_driver_device *d, int slot, const tess_drive
     return status;
 }
 
-tess_status tess_driver_function(tess_driver_device *d, int slot, const tess_driver_image *image,
+tess_status tess_driver_function(tess_driver_device *d, int module, const tess_driver_image *image,
                                  const char *name, void **function) {
     pthread_mutex_lock(&d->loading);
-    tess_status status = load_module(d, slot, image);
+    tess_status status = load_module(d, module, image);
     if (status == TESS_OK) {
-        int code = d->driver->call.module_function(function, d->modules[slot], name);
+        int code = d->driver->call.module_function(function, d->modules[module], name);
         if (code == DRIVER_OK && d->driver->vendor->load)
             code = d->driver->vendor->load(d->driver, *function);
         if (code != DRIVER_OK)
@@ -56,7 +56,7 @@ tess_status tess_driver_function(tess_driver_device *d, int slot, const tess_dri
     return status;
 }
 
-tess_status tess_driver_state_create(tess_driver_device *d, const tess_kernel_key *key, int slot,
+tess_status tess_driver_state_create(tess_driver_device *d, const tess_kernel_key *key, int module,
                                      const tess_driver_image *image, const char *forward,
                                      tess_driver_state **out) {
     char merge[64];
@@ -67,7 +67,7 @@ tess_status tess_driver_state_create(tess_driver_device *d, const tess_kernel_ke
     memset(state, 0, sizeof *state);
     state->device = d;
     snprintf(merge, sizeof merge, "tess_merge_%s", tess_portable_dtype(key->dtype));
-    tess_status status = tess_driver_function(d, slot, image, forward, &state->forward);
+    tess_status status = tess_driver_function(d, module, image, forward, &state->forward);
     if (status == TESS_OK)
         status = tess_driver_function(d, 0, d->driver->vendor->images, merge, &state->merge);
     if (status != TESS_OK) {
@@ -123,12 +123,12 @@ static tess_status portable_prepare(tess_driver_device *d, const tess_kernel_key
     return TESS_OK;
 }
 
-tess_status tess_driver_start(const tess_driver_device *d, int slot, void *function,
+tess_status tess_driver_start(const tess_driver_device *d, int module, void *function,
                               unsigned groups, unsigned threads, unsigned shared_bytes,
                               void *stream, void **parameters) {
     const tess_driver_vendor *vendor = d->driver->vendor;
-    const int code = vendor->start ? vendor->start(d, slot, function, groups, threads, shared_bytes,
-                                                   stream, parameters)
+    const int code = vendor->start ? vendor->start(d, module, function, groups, threads,
+                                                   shared_bytes, stream, parameters)
                                    : d->driver->call.launch(function, groups, 1, 1, threads, 1, 1,
                                                             shared_bytes, stream, parameters, NULL);
     return code == DRIVER_OK ? TESS_OK
@@ -162,32 +162,30 @@ enum { MOST_GROUPS = 1 << 24 };
 
 static tess_status portable_forward(tess_driver_device *d, const tess_launch *l, void *stream) {
     const tess_driver_state *state = l->kernel->state;
-    tess_status status = TESS_OK;
-    for (uint64_t done = 0; done < l->n_jobs && status == TESS_OK;) {
+    for (uint64_t done = 0; done < l->n_jobs;) {
         tess_args args;
         const uint64_t items = l->n_jobs - done < MOST_GROUPS ? l->n_jobs - done : MOST_GROUPS;
         tess_portable_forward_args(l, done, items, 1, &args);
-        status = launch_portable(d, l, state->forward, &args, args.items, state->shape->threads, 0,
-                                 stream);
+        TESS_RETURN_IF_ERROR(launch_portable(d, l, state->forward, &args, args.items,
+                                             state->shape->threads, 0, stream));
         done += items;
     }
-    return status;
+    return TESS_OK;
 }
 
 static tess_status merge(tess_driver_device *d, const tess_launch *l, void *stream) {
     const tess_driver_state *state = l->kernel->state;
     const uint32_t groups = tess_portable_merge_groups(l),
                    most = groups < MOST_GROUPS ? MOST_GROUPS / groups : 1;
-    tess_status status = TESS_OK;
-    for (uint64_t done = 0; done < l->n_merges && status == TESS_OK;) {
+    for (uint64_t done = 0; done < l->n_merges;) {
         tess_args args;
         const uint64_t items = l->n_merges - done < most ? l->n_merges - done : most;
         tess_portable_merge_args(l, done, items, 1, &args);
-        status = launch_portable(d, l, state->merge, &args, (uint32_t)items * groups,
-                                 TESS_MERGE_THREADS, 1, stream);
+        TESS_RETURN_IF_ERROR(launch_portable(d, l, state->merge, &args, (uint32_t)items * groups,
+                                             TESS_MERGE_THREADS, 1, stream));
         done += items;
     }
-    return status;
+    return TESS_OK;
 }
 
 const tess_driver_row tess_driver_portable = {
@@ -205,9 +203,8 @@ tess_status tess_driver_kernel(void *device, uint32_t index, const tess_kernel_k
     const char *why = row->refuses(d, key, info->reason, sizeof info->reason);
     if (!tess_row_answer(&row->head, key, why, info) || !kernel) return TESS_OK;
     void *before = NULL;
-    tess_status status = tess_driver_enter(d, &before);
-    if (status != TESS_OK) return status;
-    status = row->prepare(d, key, kernel);
+    TESS_RETURN_IF_ERROR(tess_driver_enter(d, &before));
+    const tess_status status = row->prepare(d, key, kernel);
     d->driver->vendor->leave(d, before);
     kernel->impl = row;
     kernel->release = tess_driver_state_release;
@@ -241,9 +238,8 @@ static tess_status read_timer(tess_driver_device *d, void *const *events, double
 
 static tess_status enqueue(tess_driver_device *d, const tess_launch *l, void *stream) {
     const tess_driver_row *row = l->kernel->impl;
-    tess_status status = l->n_jobs ? row->launch(d, l, stream) : TESS_OK;
-    if (status == TESS_OK && l->n_merges) status = merge(d, l, stream);
-    return status;
+    if (l->n_jobs) TESS_RETURN_IF_ERROR(row->launch(d, l, stream));
+    return l->n_merges ? merge(d, l, stream) : TESS_OK;
 }
 
 static tess_status enqueue_timed(tess_driver_device *d, const tess_launch *l, void *stream) {
@@ -287,9 +283,8 @@ tess_status tess_driver_launch(void *device, const tess_launch *l) {
                              "batch: tables of %llu bytes; this backend takes 16 GiB",
                              (unsigned long long)l->tables->device.size);
     if (l->stream.kind == TESS_STREAM_SUBMIT) stream = (void *)(uintptr_t)l->stream.handle;
-    tess_status status = tess_driver_enter(d, &before);
-    if (status != TESS_OK) return status;
-    status = l->seconds ? enqueue_timed(d, l, stream) : enqueue(d, l, stream);
+    TESS_RETURN_IF_ERROR(tess_driver_enter(d, &before));
+    const tess_status status = l->seconds ? enqueue_timed(d, l, stream) : enqueue(d, l, stream);
     d->driver->vendor->leave(d, before);
     return status;
 }

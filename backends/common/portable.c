@@ -14,7 +14,7 @@
                                                        : (rows) * (keys))
 #define SHARED(rows, keys) \
     (4 *                   \
-     (SCORES(rows, keys) + COLUMNS(keys) * 128 + (rows)*COLUMNS(keys) + 4 * (keys) + 5 * (rows)))
+     (SCORES(rows, keys) + COLUMNS(keys) * 128 + (rows)*COLUMNS(keys) + 5 * (keys) + 5 * (rows)))
 #define SHAPE(dims, rows, keys, threads) \
     { dims, rows, keys, threads, SHARED(rows, keys) }
 #define OF(dims) SHAPE(dims, TESS_ROWS_##dims, TESS_KEYS_##dims, TESS_THREADS_##dims)

@@ -64,8 +64,7 @@ static tess_status attach_own(tess_driver_device *d, const void *structure) {
     const tess_host *host = d->host;
     tess_cuda_native native;
     int device = -1;
-    const tess_status status = tess_extra_read(host, "native", structure, &native, sizeof native);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(tess_extra_read(host, "native", structure, &native, sizeof native));
     if (native.reserved != 0)
         return host->fail(host, TESS_ERROR_INVALID, "native.reserved: must be 0, got %u",
                           (unsigned)native.reserved);
@@ -160,11 +159,11 @@ typedef struct launch_config {
 
 /* Code for sm_90 and later waits for earlier kernels by itself. Streams that are being captured
  * take such launches since 12.3. */
-static int start(const tess_driver_device *d, int slot, void *function, unsigned groups,
+static int start(const tess_driver_device *d, int module, void *function, unsigned groups,
                  unsigned threads, unsigned shared_bytes, void *stream, void **parameters) {
     const tess_driver *driver = d->driver;
     if (!driver->extra[LAUNCH_EX] || driver->number < 12030 ||
-        number_after(d->loaded[slot], "sm_") < 90)
+        number_after(d->loaded[module], "sm_") < 90)
         return driver->call.launch(function, groups, 1, 1, threads, 1, 1, shared_bytes, stream,
                                    parameters, NULL);
     launch_attribute early = {.id = 6 /* CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION */,

@@ -21,10 +21,10 @@ extern const tess_driver_row tess_cuda_sm90, tess_cuda_sm80, tess_cuda_decode;
 /* What these share (tensor_cores.c). The best image for the device, or NULL. */
 const tess_driver_image *tess_cuda_image(const tess_driver_device *d,
                                          const tess_driver_image *images);
-/* Why a kernel with these images does not take the problem, or the device where there is no key;
- * NULL if it does. For kernels that run on sm_80 and later, in f16 and bf16. */
-const char *tess_cuda_refusal(const tess_driver_device *d, const tess_driver_image *images,
-                              const tess_kernel_key *key, char *buffer, size_t size);
+/* Why a kernel of these images, for sm_80 and later and f16 or bf16, does not run on the device or
+ * does not take the key's dtype (no key: the device alone), or NULL. */
+const char *tess_cuda_image_refusal(const tess_driver_device *d, const tess_driver_image *images,
+                                    const tess_kernel_key *key, char *buffer, size_t size);
 /* Makes the state of a plan: the forward kernel of a module
  * ("sm80", "sm90", "decode16") for that head_dim, with so much workgroup memory, and the merge
  * kernel. */
@@ -51,6 +51,9 @@ tess_status tess_cuda_prepare(tess_driver_device *d, const tess_kernel_key *key,
 /* Which tensors have rows of 16 aligned bytes, which wide loads and tensor maps need. Bit 0: Q, bit
  * 1: K and V, bit 2: O. */
 uint32_t tess_cuda_wide(const tess_launch *l);
+
+/* Why no kernel for full tiles takes the problem, or NULL. */
+const char *tess_cuda_refusal(const tess_kernel_key *key);
 
 /* Which kernels are tried first on which device (docs/tune.md). */
 extern const char tess_cuda_tune[];

@@ -77,7 +77,8 @@ static unsigned shared_bytes(const tess_driver_device *d, const instance *x) {
 
 static const char *refuses(const tess_driver_device *d, const tess_kernel_key *key, char *buffer,
                            size_t size) {
-    return tess_cuda_refusal(d, tess_cuda_decode_images, key, buffer, size);
+    const char *why = tess_cuda_image_refusal(d, tess_cuda_decode_images, key, buffer, size);
+    return why || !key ? why : tess_portable_refusal(key);
 }
 
 /* Reasoned, not measured. The speed is that of the memory: a step takes a worker's share of it. */
@@ -119,10 +120,9 @@ static tess_status forward(tess_driver_device *d, const tess_launch *l, void *st
         args.scale_log2 = (l->scale < 0 ? -l->scale : l->scale) * 1.44269504088896341f;
         args.block_table = tess_driver_address(&l->tensor[TESS_ROLE_BLOCK_TABLE].buffer);
         void *parameters[] = {&args};
-        const tess_status status =
-            tess_driver_start(d, CUDA_DECODE_MODULE, state->forward, (unsigned)items,
-                              TESS_DECODE_THREADS, shared_bytes(d, x), stream, parameters);
-        if (status != TESS_OK) return status;
+        TESS_RETURN_IF_ERROR(tess_driver_start(d, CUDA_DECODE_MODULE, state->forward,
+                                               (unsigned)items, TESS_DECODE_THREADS,
+                                               shared_bytes(d, x), stream, parameters));
         done += items;
     }
     return TESS_OK;

@@ -17,9 +17,9 @@ typedef struct instance {
     unsigned keys, threads, shared_bytes;
 } instance;
 
-#define INSTANCE(head_dim, keys, groups, q_slots, k_stages, v_stages)   \
+#define INSTANCE(head_dim, keys, groups, q_stages, k_stages, v_stages)  \
     {head_dim, TESS_SM90_ROWS(groups), keys, TESS_SM90_THREADS(groups), \
-     TESS_SM90_SHARED(head_dim, keys, groups, q_slots, k_stages, v_stages)},
+     TESS_SM90_SHARED(head_dim, keys, groups, q_stages, k_stages, v_stages)},
 static const instance instances[] = {TESS_SM90_INSTANCES(INSTANCE)};
 
 enum {
@@ -50,7 +50,7 @@ static const char *refuses(const tess_driver_device *d, const tess_kernel_key *k
     if (!key) return NULL;
     if (key->dtype == TESS_F32) return "takes f16 and bf16 only";
     if (key->block % 8 != 0) return "block is not a multiple of 8";
-    return tess_portable_refusal(key);
+    return tess_cuda_refusal(key);
 }
 
 /* Measured on an H200. Rows that are not there cost as much as others. */
@@ -159,10 +159,8 @@ static tess_status forward(tess_driver_device *d, const tess_launch *l, void *st
         }
         const unsigned groups = items < (uint64_t)d->units ? (unsigned)items : (unsigned)d->units;
         void *parameters[] = {&maps, &args};
-        const tess_status status =
-            tess_driver_start(d, CUDA_SM90_MODULE, state->forward, groups, x->threads,
-                              x->shared_bytes, stream, parameters);
-        if (status != TESS_OK) return status;
+        TESS_RETURN_IF_ERROR(tess_driver_start(d, CUDA_SM90_MODULE, state->forward, groups,
+                                               x->threads, x->shared_bytes, stream, parameters));
         done += items;
     }
     return TESS_OK;

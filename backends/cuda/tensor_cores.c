@@ -10,15 +10,13 @@ const tess_driver_image *tess_cuda_image(const tess_driver_device *d,
     return n < 0 ? NULL : &images[n];
 }
 
-const char *tess_cuda_refusal(const tess_driver_device *d, const tess_driver_image *images,
-                              const tess_kernel_key *key, char *buffer, size_t size) {
+const char *tess_cuda_image_refusal(const tess_driver_device *d, const tess_driver_image *images,
+                                    const tess_kernel_key *key, char *buffer, size_t size) {
     if (!images[0].data) return "built without device code for sm_80 and later";
     if (!tess_cuda_image(d, images))
         return tess_driver_no_code(d, images, "needs sm_80 or later, and has ", buffer, size);
     if (d->image < 0) return "built without the merge kernel";
-    if (!key) return NULL;
-    if (key->dtype == TESS_F32) return "takes f16 and bf16 only";
-    return tess_portable_refusal(key);
+    return key && key->dtype == TESS_F32 ? "takes f16 and bf16 only" : NULL;
 }
 
 tess_status tess_cuda_prepare(tess_driver_device *d, const tess_kernel_key *key, int module,
@@ -28,8 +26,7 @@ tess_status tess_cuda_prepare(tess_driver_device *d, const tess_kernel_key *key,
     char name[64];
     snprintf(name, sizeof name, "tess_%s_%s_%d", kernel_name, tess_portable_dtype(key->dtype),
              (int)head_dim);
-    const tess_status status = tess_driver_state_create(d, key, module, image, name, &state);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(tess_driver_state_create(d, key, module, image, name, &state));
     int (*const set)(void *, int, int) =
         (int (*)(void *, int, int))d->driver->extra[CUDA_SET_FUNCTION_ATTRIBUTE];
     const int code = set(state->forward, 8 /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */,
@@ -40,6 +37,12 @@ tess_status tess_cuda_prepare(tess_driver_device *d, const tess_kernel_key *key,
     }
     kernel->state = state;
     return TESS_OK;
+}
+
+const char *tess_cuda_refusal(const tess_kernel_key *key) {
+    if (key->page) return "does not read pages";
+    if (key->compact) return "does not read K and V by slot";
+    return tess_portable_refusal(key);
 }
 
 /* Rows of 16 aligned bytes. */

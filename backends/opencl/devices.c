@@ -206,8 +206,7 @@ tess_status tess_opencl_list(const tess_host *host, uint32_t index, tess_device_
     const cl_api *cl = tess_opencl_api(why, sizeof why);
     if (!cl) return host->fail(host, TESS_ERROR_UNAVAILABLE, "%s", why);
     opencl_found found = {.kind = TESS_DEVICE_GPU};
-    const tess_status status = tess_opencl_find(host, cl, index, &found);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(tess_opencl_find(host, cl, index, &found));
     char driver[OPENCL_TEXT];
     info->kind = found.kind;
     info->compute_units = (uint32_t)tess_opencl_number(

@@ -24,7 +24,7 @@ static const opencl_row kernels[OPENCL_VARIANTS] = {
     {{TESS_OP_FORWARD, "portable_small", 0}, &tess_portable_small, "tess_forward"},
 };
 
-enum { MOST_SLOTS = 1024, MOST_OPTIONS = 256, MOST_DEVICES = 64 };
+enum { MOST_PAIRS = 1024, MOST_OPTIONS = 256, MOST_DEVICES = 64 };
 
 /* ------------------------------------------------------------------ limits */
 
@@ -186,23 +186,21 @@ static tess_status instance(opencl_device *d, uint32_t dtype, uint32_t row, uint
                                 .source_size = tess_opencl_portable_size,
                                 .options = options};
     cl_program program = from_cache(d, &key);
-    tess_status status = program ? TESS_OK : from_source(d, &key, &program);
-    if (status != TESS_OK) return status;
+    if (!program) TESS_RETURN_IF_ERROR(from_source(d, &key, &program));
     cl_int code = CL_SUCCESS;
     cl_kernel kernel = d->cl->clCreateKernel(program, kernels[row].function, &code);
     if (!kernel) {
-        status = tess_opencl_fail(d->host, "clCreateKernel", kernels[row].function, code);
         d->cl->clReleaseProgram(program);
-        return status;
+        return tess_opencl_fail(d->host, "clCreateKernel", kernels[row].function, code);
     }
-    if (!kernel_fits(d, kernel, shape->threads, entry->refusal, sizeof entry->refusal))
-        status = TESS_ERROR_UNSUPPORTED;
+    const int runs = kernel_fits(d, kernel, shape->threads, entry->refusal, sizeof entry->refusal);
     d->cl->clReleaseKernel(kernel);
-    if (status == TESS_OK)
-        entry->program = program;
-    else
+    if (!runs) {
         d->cl->clReleaseProgram(program);
-    return status;
+        return TESS_ERROR_UNSUPPORTED;
+    }
+    entry->program = program;
+    return TESS_OK;
 }
 
 void tess_opencl_programs_release(opencl_device *d) {
@@ -213,17 +211,17 @@ void tess_opencl_programs_release(opencl_device *d) {
 
 /* ------------------------------------------------------------------ objects of a plan */
 
-static size_t state_bytes(uint32_t slots) {
-    return sizeof(opencl_state) + slots * sizeof(opencl_slot);
+static size_t state_bytes(uint32_t pairs) {
+    return sizeof(opencl_state) + pairs * sizeof(opencl_kernel_pair);
 }
 
 static void state_release(opencl_state *state) {
     const opencl_device *d = state->device;
-    for (uint32_t n = 0; n < state->slots; n++) {
-        if (state->slot[n].forward) d->cl->clReleaseKernel(state->slot[n].forward);
-        if (state->slot[n].merge) d->cl->clReleaseKernel(state->slot[n].merge);
+    for (uint32_t n = 0; n < state->n_pairs; n++) {
+        if (state->pairs[n].forward) d->cl->clReleaseKernel(state->pairs[n].forward);
+        if (state->pairs[n].merge) d->cl->clReleaseKernel(state->pairs[n].merge);
     }
-    d->host->free(d->host, state, state_bytes(state->slots));
+    d->host->free(d->host, state, state_bytes(state->n_pairs));
 }
 
 static void release(tess_kernel *kernel) {
@@ -231,25 +229,25 @@ static void release(tess_kernel *kernel) {
     kernel->state = NULL;
 }
 
-/* A launch holds its slot only while it is enqueued, so there is no use for more slots than
+/* A launch holds its pair only while it is enqueued, so there is no use for more pairs than
  * threads. */
 static tess_status state_create(opencl_device *d, const opencl_row *row, cl_program program,
-                                uint32_t slots, uint32_t threads, opencl_state **out) {
+                                uint32_t pairs, uint32_t threads, opencl_state **out) {
     const tess_host *host = d->host;
-    if (slots > MOST_SLOTS) slots = MOST_SLOTS;
-    opencl_state *state = host->alloc(host, state_bytes(slots), 64);
+    if (pairs > MOST_PAIRS) pairs = MOST_PAIRS;
+    opencl_state *state = host->alloc(host, state_bytes(pairs), 64);
     if (!state)
         return host->fail(host, TESS_ERROR_OUT_OF_MEMORY,
-                          "opencl: %zu bytes for the kernels of a plan", state_bytes(slots));
-    memset(state, 0, state_bytes(slots));
+                          "opencl: %zu bytes for the kernels of a plan", state_bytes(pairs));
+    memset(state, 0, state_bytes(pairs));
     state->device = d;
-    state->slots = slots;
+    state->n_pairs = pairs;
     state->threads = threads;
     cl_int code = CL_SUCCESS;
-    for (uint32_t n = 0; n < slots && code == CL_SUCCESS; n++) {
-        state->slot[n].forward = d->cl->clCreateKernel(program, row->function, &code);
+    for (uint32_t n = 0; n < pairs && code == CL_SUCCESS; n++) {
+        state->pairs[n].forward = d->cl->clCreateKernel(program, row->function, &code);
         if (code == CL_SUCCESS)
-            state->slot[n].merge = d->cl->clCreateKernel(program, "tess_merge", &code);
+            state->pairs[n].merge = d->cl->clCreateKernel(program, "tess_merge", &code);
     }
     if (code == CL_SUCCESS) {
         *out = state;
@@ -282,14 +280,14 @@ static tess_status prepare(opencl_device *d, uint32_t index, const tess_kernel_k
     opencl_program *entry = NULL;
     opencl_state *state = NULL;
     pthread_mutex_lock(&d->building);
-    tess_status status =
+    const tess_status status =
         instance(d, key->dtype, index, (uint32_t)(shape - row->variant->shapes), &entry);
     pthread_mutex_unlock(&d->building);
     if (status == TESS_ERROR_UNSUPPORTED) return host->fail(host, status, "%s", entry->refusal);
-    if (status == TESS_OK)
-        status = state_create(d, row, entry->program, key->max_in_flight ? key->max_in_flight : 1,
-                              shape->threads, &state);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(status);
+    TESS_RETURN_IF_ERROR(state_create(d, row, entry->program,
+                                      key->max_in_flight ? key->max_in_flight : 1, shape->threads,
+                                      &state));
     tess_portable_describe(shape, tess_opencl_parallel_jobs(d), kernel);
     kernel->impl = row;
     kernel->state = state;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Enqueues the kernels of a run. OpenCL copies a kernel's arguments when it is enqueued, so the
- * slot is free again right after. */
+ * pair is free again right after. */
 #include <stdio.h>
 #include <string.h>
 
@@ -61,9 +61,8 @@ static tess_status read_submit(const opencl_device *d, const tess_stream *stream
     if (code != CL_SUCCESS) return no_queue(d, code);
     s->chained = (properties & CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE) != 0;
     if (!stream->extra) return TESS_OK;
-    const tess_status status =
-        tess_extra_read(host, "stream.extra", stream->extra, &extra, sizeof extra);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(
+        tess_extra_read(host, "stream.extra", stream->extra, &extra, sizeof extra));
     if (extra.n_waits > 0 && !extra.waits)
         return host->fail(host, TESS_ERROR_INVALID,
                           "stream.extra: waits must not be NULL with n_waits");
@@ -82,10 +81,8 @@ static tess_status read_stream(const opencl_device *d, const tess_launch *l, ope
                           "stream.kind: OpenCL records no commands; use TESS_STREAM_DEFAULT or "
                           "TESS_STREAM_SUBMIT");
     s->queue = d->queue;
-    if (l->stream.kind == TESS_STREAM_SUBMIT) {
-        const tess_status status = read_submit(d, &l->stream, s, event);
-        if (status != TESS_OK) return status;
-    }
+    if (l->stream.kind == TESS_STREAM_SUBMIT)
+        TESS_RETURN_IF_ERROR(read_submit(d, &l->stream, s, event));
     if (!l->seconds) return TESS_OK;
     cl_bitfield properties = 0;
     const cl_int code = d->cl->clGetCommandQueueInfo(s->queue, CL_QUEUE_PROPERTIES,
@@ -121,15 +118,12 @@ static tess_status set_buffer(const opencl_device *d, cl_kernel kernel, cl_uint 
 static tess_status set_buffers(const opencl_device *d, const tess_launch *l, cl_kernel kernel) {
     /* Every argument must be a buffer, even one that the kernel does not read. */
     const cl_mem tables = (cl_mem)(uintptr_t)l->tables->device.handle;
-    tess_status status = TESS_OK;
-    for (cl_uint n = 0; n < TESS_PORTABLE_TENSORS && status == TESS_OK; n++) {
+    for (cl_uint n = 0; n < TESS_PORTABLE_TENSORS; n++) {
         const tess_portable_tensor *t = &tess_portable_tensors[n];
-        status = set_buffer(d, kernel, n, mem_or(&l->tensor[t->role].buffer, tables), t->name,
-                            ".buffer");
+        TESS_RETURN_IF_ERROR(set_buffer(d, kernel, n, mem_or(&l->tensor[t->role].buffer, tables),
+                                        t->name, ".buffer"));
     }
-    if (status == TESS_OK)
-        status = set_buffer(d, kernel, TESS_PORTABLE_TENSORS, tables, "tables", "");
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(set_buffer(d, kernel, TESS_PORTABLE_TENSORS, tables, "tables", ""));
     return set_buffer(d, kernel, TESS_PORTABLE_TENSORS + 1, mem_or(&l->workspace, tables),
                       "workspace", "");
 }
@@ -170,23 +164,23 @@ static tess_status run_kernel(const opencl_device *d, const tess_launch *l, open
                               cl_kernel kernel, args_fn *fill, uint64_t items, uint32_t groups,
                               uint32_t threads) {
     const uint64_t most = groups < MOST_GROUPS ? MOST_GROUPS / groups : 1;
-    tess_status status = items ? set_buffers(d, l, kernel) : TESS_OK;
-    for (uint64_t done = 0; done < items && status == TESS_OK; done += most) {
+    if (items) TESS_RETURN_IF_ERROR(set_buffers(d, l, kernel));
+    for (uint64_t done = 0; done < items; done += most) {
         tess_args args;
         fill(l, done, items - done < most ? items - done : most, 0, &args);
-        status = enqueue(d, s, kernel, &args, (size_t)args.items * groups, threads);
+        TESS_RETURN_IF_ERROR(enqueue(d, s, kernel, &args, (size_t)args.items * groups, threads));
     }
-    return status;
+    return TESS_OK;
 }
 
 /* ------------------------------------------------------------------ the call */
 
-static opencl_slot *take_slot(opencl_state *state) {
-    for (uint32_t n = 0; n < state->slots; n++) {
+static opencl_kernel_pair *take_pair(opencl_state *state) {
+    for (uint32_t n = 0; n < state->n_pairs; n++) {
         int expected = 0;
-        if (__atomic_compare_exchange_n(&state->slot[n].busy, &expected, 1, 0, __ATOMIC_ACQUIRE,
+        if (__atomic_compare_exchange_n(&state->pairs[n].busy, &expected, 1, 0, __ATOMIC_ACQUIRE,
                                         __ATOMIC_RELAXED))
-            return &state->slot[n];
+            return &state->pairs[n];
     }
     return NULL;
 }
@@ -215,23 +209,22 @@ tess_status tess_opencl_launch(void *device, const tess_launch *l) {
     opencl_stream stream;
     cl_event *event = NULL;
     memset(&stream, 0, sizeof stream);
-    tess_status status = read_stream(d, l, &stream, &event);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(read_stream(d, l, &stream, &event));
     /* Kernels index the tables by 32-bit words. */
     if (l->tables->device.size > (uint64_t)UINT32_MAX * 4)
         return host->fail(host, TESS_ERROR_UNSUPPORTED,
                           "batch: tables of %llu bytes; this backend takes 16 GiB",
                           (unsigned long long)l->tables->device.size);
-    opencl_slot *slot = take_slot(state);
-    if (!slot)
+    opencl_kernel_pair *pair = take_pair(state);
+    if (!pair)
         return host->fail(host, TESS_ERROR_BUSY, "max_in_flight: %u runs are being enqueued",
-                          (unsigned)state->slots);
-    status = run_kernel(d, l, &stream, slot->forward, tess_portable_forward_args, l->n_jobs, 1,
-                        state->threads);
+                          (unsigned)state->n_pairs);
+    tess_status status = run_kernel(d, l, &stream, pair->forward, tess_portable_forward_args,
+                                    l->n_jobs, 1, state->threads);
     if (status == TESS_OK)
-        status = run_kernel(d, l, &stream, slot->merge, tess_portable_merge_args, l->n_merges,
+        status = run_kernel(d, l, &stream, pair->merge, tess_portable_merge_args, l->n_merges,
                             tess_portable_merge_groups(l), TESS_MERGE_THREADS);
-    __atomic_store_n(&slot->busy, 0, __ATOMIC_RELEASE);
+    __atomic_store_n(&pair->busy, 0, __ATOMIC_RELEASE);
     if (status == TESS_OK && l->stream.kind == TESS_STREAM_DEFAULT) {
         const cl_int code = d->cl->clFlush(stream.queue);
         if (code != CL_SUCCESS)

@@ -133,8 +133,7 @@ static tess_status wrap(opencl_device *d, uint32_t index, const opencl_found *fo
     tess_opencl_native native;
     cl_device_id devices[128];
     size_t bytes = 0;
-    const tess_status read = tess_extra_read(host, "native", structure, &native, sizeof native);
-    if (read != TESS_OK) return read;
+    TESS_RETURN_IF_ERROR(tess_extra_read(host, "native", structure, &native, sizeof native));
     if (native.reserved != 0)
         return host->fail(host, TESS_ERROR_INVALID, "native.reserved: must be 0, got %u",
                           (unsigned)native.reserved);
@@ -155,10 +154,7 @@ static tess_status wrap(opencl_device *d, uint32_t index, const opencl_found *fo
         held |= devices[n] == native.device;
     if (!held)
         return host->fail(host, TESS_ERROR_INVALID, "native.context: does not hold native.device");
-    if (native.queue) {
-        const tess_status status = check_queue(d, &native);
-        if (status != TESS_OK) return status;
-    }
+    if (native.queue) TESS_RETURN_IF_ERROR(check_queue(d, &native));
     return retain(d, &native);
 }
 
@@ -176,8 +172,7 @@ static tess_status fill(opencl_device *d, uint32_t index, const opencl_found *fo
                         const void *native) {
     cl_int code = CL_SUCCESS;
     if (native) {
-        const tess_status status = wrap(d, index, found, native);
-        if (status != TESS_OK) return status;
+        TESS_RETURN_IF_ERROR(wrap(d, index, found, native));
     } else {
         const cl_context_properties properties[3] = {CL_CONTEXT_PLATFORM,
                                                      (cl_context_properties)found->platform, 0};
@@ -202,8 +197,7 @@ static tess_status opencl_open(const tess_host *host, uint32_t index, const void
     const cl_api *cl = tess_opencl_api(why, sizeof why);
     if (!cl) return host->fail(host, TESS_ERROR_UNAVAILABLE, "%s", why);
     opencl_found found = {.kind = TESS_DEVICE_GPU};
-    tess_status status = tess_opencl_find(host, cl, index, &found);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(tess_opencl_find(host, cl, index, &found));
     opencl_device *d = host->alloc(host, sizeof *d, 64);
     if (!d)
         return host->fail(host, TESS_ERROR_OUT_OF_MEMORY, "opencl: %zu bytes for the device",
@@ -212,7 +206,7 @@ static tess_status opencl_open(const tess_host *host, uint32_t index, const void
     d->host = host;
     d->cl = cl;
     pthread_mutex_init(&d->building, NULL);
-    status = fill(d, index, &found, native);
+    const tess_status status = fill(d, index, &found, native);
     if (status != TESS_OK) {
         drop(d);
         return status;
@@ -233,6 +227,7 @@ static tess_status opencl_query(void *device, tess_caps *caps) {
     memset(caps, 0, sizeof *caps);
     caps->struct_size = size;
     caps->buffer_kind = TESS_BUFFER_OBJECT;
+    caps->features = TESS_FEATURE_POSITIONS | TESS_FEATURE_PAGES;
     caps->parallel_jobs = tess_opencl_parallel_jobs(d);
     caps->workspace_align = 256;
     if (!d->time_limited) return TESS_OK;

@@ -80,15 +80,15 @@ void tess_opencl_programs_release(opencl_device *d);
 
 /* Kernel objects hold their arguments, so each launch needs a pair of its own while it is enqueued.
  */
-typedef struct opencl_slot {
+typedef struct opencl_kernel_pair {
     cl_kernel forward, merge;
     int busy; /* atomic */
-} opencl_slot;
+} opencl_kernel_pair;
 
 typedef struct opencl_state {
     opencl_device *device;
-    uint32_t slots, threads; /* threads: of a workgroup of the forward kernel */
-    opencl_slot slot[];
+    uint32_t n_pairs, threads; /* threads: of a workgroup of the forward kernel */
+    opencl_kernel_pair pairs[];
 } opencl_state;
 
 /* launch.c */

@@ -26,23 +26,19 @@ _Static_assert(TESS_STORAGE_BUFFERS == TESS_PORTABLE_BUFFERS &&
 
 tess_status tess_vk_bind(tess_vk_run *run) {
     const tess_launch *l = run->launch;
-    tess_status status = TESS_OK;
-    for (uint32_t n = 0; n < TESS_PORTABLE_TENSORS && status == TESS_OK; n++) {
+    for (uint32_t n = 0; n < TESS_PORTABLE_TENSORS; n++) {
         const tess_portable_tensor *t = &tess_portable_tensors[n];
         const uint32_t item = t->element ? t->element : tess_portable_element(l->dtype);
-        status = bind(run, TESS_BIND_TENSORS + n, t->name, &l->tensor[t->role].buffer,
-                      l->bytes[t->role], item);
+        TESS_RETURN_IF_ERROR(bind(run, TESS_BIND_TENSORS + n, t->name, &l->tensor[t->role].buffer,
+                                  l->bytes[t->role], item));
     }
-    if (status == TESS_OK)
-        status = bind(run, TESS_BIND_TABLES, "tables of the plan", &l->tables->device,
-                      l->tables->device.size, 4);
-    if (status == TESS_OK)
-        status = bind(run, TESS_BIND_WORKSPACE, "workspace", &l->workspace, l->workspace_bytes, 4);
-    return status;
+    TESS_RETURN_IF_ERROR(bind(run, TESS_BIND_TABLES, "tables of the plan", &l->tables->device,
+                              l->tables->device.size, 4));
+    return bind(run, TESS_BIND_WORKSPACE, "workspace", &l->workspace, l->workspace_bytes, 4);
 }
 
 /* Every binding needs a buffer, also those that this launch does not read: they get the tables. The
- * slot's parameters were bound when the plan was made. */
+ * parameters of the run were bound when the plan was made. */
 void tess_vk_write_set(const tess_vk_run *run) {
     const tess_vk_device *d = run->device;
     vk_write_set writes[TESS_STORAGE_BUFFERS];
@@ -51,7 +47,7 @@ void tess_vk_write_set(const tess_vk_run *run) {
         if (n == TESS_BIND_ARGS) continue;
         writes[count++] =
             (vk_write_set){.type = TVK_TYPE_WRITE_DESCRIPTOR_SET,
-                           .set = run->slot->set,
+                           .set = run->resources->set,
                            .binding = n,
                            .count = 1,
                            .kind = TVK_DESCRIPTOR_STORAGE_BUFFER,

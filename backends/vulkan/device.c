@@ -43,25 +43,24 @@ static tess_status create_device(tess_vk_device *d) {
         d->device = NULL;
         return tess_vk_fail(d->host, result, "vkCreateDevice", "no device");
     }
-    const tess_status status = load_device_functions(d);
-    if (status == TESS_OK) d->vk.GetDeviceQueue(d->device, d->found.family, 0, &d->queue);
-    return status;
+    TESS_RETURN_IF_ERROR(load_device_functions(d));
+    d->vk.GetDeviceQueue(d->device, d->found.family, 0, &d->queue);
+    return TESS_OK;
 }
 
 static tess_status open_index(tess_vk_device *d, uint32_t index) {
-    tess_status status = tess_vk_connect(d->host, &d->vk, &d->instance);
+    const tess_status status = tess_vk_connect(d->host, &d->vk, &d->instance);
     if (status != TESS_OK) {
         d->instance = NULL;
         return status;
     }
-    status = tess_vk_find(d->host, &d->vk, d->instance, index, &d->found);
-    return status == TESS_OK ? create_device(d) : status;
+    TESS_RETURN_IF_ERROR(tess_vk_find(d->host, &d->vk, d->instance, index, &d->found));
+    return create_device(d);
 }
 
 /* Checks the application's structure. */
 static tess_status read_native(const tess_host *host, const void *native, tess_vulkan_device *n) {
-    const tess_status status = tess_extra_read(host, "native", native, n, sizeof *n);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(tess_extra_read(host, "native", native, n, sizeof *n));
     const uint32_t known = TESS_VULKAN_STORAGE_16BIT | TESS_VULKAN_TIMELINE;
     if (n->features & ~known)
         return host->fail(host, TESS_ERROR_INVALID, "native.features: unknown bits 0x%x",
@@ -88,14 +87,12 @@ static tess_status wrap(tess_vk_device *d, const void *native) {
     char why[400];
     vk_queue_family families[32];
     uint32_t count = sizeof families / sizeof *families;
-    tess_status status = read_native(d->host, native, &n);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(read_native(d->host, native, &n));
     d->wrapped = 1;
     const vk_get_instance_proc get =
         n.get_instance_proc_addr ? n.get_instance_proc_addr : tess_vk_library(why, sizeof why);
     if (!get) return d->host->fail(d->host, TESS_ERROR_UNAVAILABLE, "dlopen: %s", why);
-    status = tess_vk_instance_functions(d->host, get, n.instance, &d->vk);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(tess_vk_instance_functions(d->host, get, n.instance, &d->vk));
     const char *refused = tess_vk_inspect(&d->vk, n.physical_device, &d->found);
     if (refused)
         return d->host->fail(d->host, TESS_ERROR_UNAVAILABLE, "native.physical_device: %s",
@@ -204,6 +201,7 @@ tess_status tess_vk_query(void *device, tess_caps *caps) {
     memset(caps, 0, sizeof *caps);
     caps->struct_size = size;
     caps->buffer_kind = TESS_BUFFER_OBJECT;
+    caps->features = TESS_FEATURE_POSITIONS | TESS_FEATURE_PAGES;
     caps->parallel_jobs = tess_vk_parallel_jobs(d);
     caps->workspace_align = VK_WORKSPACE_ALIGN;
     caps->range_blocks = tess_vk_range_steps(d);

@@ -27,11 +27,10 @@ tess_status tess_vk_launch(void *device, const tess_launch *l) {
         return d->host->fail(d->host, TESS_ERROR_UNSUPPORTED,
                              "job_count: %llu jobs are more than one launch takes",
                              (unsigned long long)(l->n_jobs + l->n_merges));
-    tess_status status = tess_vk_read_stream(&run);
-    if (status == TESS_OK) status = tess_vk_bind(&run);
-    if (status == TESS_OK) status = tess_vk_slot_take(run.state, &run.index);
-    if (status != TESS_OK) return status;
-    run.slot = &run.state->slots[run.index];
+    TESS_RETURN_IF_ERROR(tess_vk_read_stream(&run));
+    TESS_RETURN_IF_ERROR(tess_vk_bind(&run));
+    TESS_RETURN_IF_ERROR(tess_vk_resources_take(run.state, &run.index));
+    run.resources = &run.state->resources[run.index];
     split(&run);
     tess_vk_write_set(&run);
     if (!run.target.commands) return tess_vk_submit_run(&run);

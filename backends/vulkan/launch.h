@@ -5,9 +5,9 @@
  *   launch.c      the order of the steps
  *   stream.c      the application's stream -> where the commands go
  *   bind.c        tensors, tables, workspace -> descriptors, and indices within them
- *   parameters.c  dispatches -> tess_args in the slot's parameters
+ *   parameters.c  dispatches -> tess_args in the run's parameters
  *   record.c      commands of a run: parameters, barriers, dispatches
- *   submit.c      command buffers of the slot -> the queue; device_seconds
+ *   submit.c      command buffers of the run -> the queue; device_seconds
  */
 #ifndef TESSERA_VULKAN_LAUNCH_H
 #define TESSERA_VULKAN_LAUNCH_H
@@ -42,8 +42,8 @@ typedef struct tess_vk_run {
     tess_arg_i64 at[TESS_BINDINGS];
     uint32_t submissions;
     uint64_t jobs;  /* of each submission but the last */
-    uint32_t index; /* of the slot */
-    tess_vk_slot *slot;
+    uint32_t index; /* of the resources */
+    tess_vk_resources *resources;
 } tess_vk_run;
 
 /* stream.c */

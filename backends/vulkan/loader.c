@@ -226,9 +226,8 @@ tess_status tess_vk_list(const tess_host *host, uint32_t index, tess_device_info
     vk_instance instance;
     tess_vk_found found;
     memset(&vk, 0, sizeof vk);
-    tess_status status = tess_vk_connect(host, &vk, &instance);
-    if (status != TESS_OK) return status;
-    status = tess_vk_find(host, &vk, instance, index, &found);
+    TESS_RETURN_IF_ERROR(tess_vk_connect(host, &vk, &instance));
+    const tess_status status = tess_vk_find(host, &vk, instance, index, &found);
     if (status == TESS_OK) {
         const vk_properties *p = &found.properties;
         info->kind = p->kind == TVK_DEVICE_CPU ? TESS_DEVICE_SOFTWARE : TESS_DEVICE_GPU;

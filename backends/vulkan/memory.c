@@ -290,27 +290,25 @@ static char *host_view(tess_vk_device *d, const tess_buffer *buffer) {
 static tess_status copy_staged(tess_vk_device *d, const tess_buffer *destination,
                                const tess_buffer *source, uint64_t bytes) {
     const int up = source->kind == TESS_BUFFER_HOST, down = destination->kind == TESS_BUFFER_HOST;
-    tess_status status = TESS_OK;
     if (!up && !down)
         return copy_chunk(d, source->handle, source->offset, destination->handle,
                           destination->offset, bytes);
-    for (uint64_t done = 0; done < bytes && status == TESS_OK;) {
+    for (uint64_t done = 0; done < bytes;) {
         const uint64_t chunk = bytes - done < STAGING_BYTES ? bytes - done : STAGING_BYTES;
         if (up) {
             memcpy(d->staging.mapped,
                    (const char *)(uintptr_t)source->handle + source->offset + done, (size_t)chunk);
-            status = copy_chunk(d, d->staging.buffer, 0, destination->handle,
-                                destination->offset + done, chunk);
+            TESS_RETURN_IF_ERROR(copy_chunk(d, d->staging.buffer, 0, destination->handle,
+                                            destination->offset + done, chunk));
         } else {
-            status =
-                copy_chunk(d, source->handle, source->offset + done, d->staging.buffer, 0, chunk);
-            if (status == TESS_OK)
-                memcpy((char *)(uintptr_t)destination->handle + destination->offset + done,
-                       d->staging.mapped, (size_t)chunk);
+            TESS_RETURN_IF_ERROR(
+                copy_chunk(d, source->handle, source->offset + done, d->staging.buffer, 0, chunk));
+            memcpy((char *)(uintptr_t)destination->handle + destination->offset + done,
+                   d->staging.mapped, (size_t)chunk);
         }
         done += chunk;
     }
-    return status;
+    return TESS_OK;
 }
 
 tess_status tess_vk_copy(void *device, tess_buffer destination, tess_buffer source,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Parameters of the dispatches of a run. A plan has one buffer for them, in which each slot has a
- * place for the forward dispatch of each submission and one for the merge. Two runs at the same
- * time are in two slots and therefore write and read different places.
+ * Parameters of the dispatches of a run. A plan has one buffer for them, in which each of its
+ * max_in_flight runs has a place for the forward dispatch of each submission and one for the merge.
+ * Two runs at the same time have different resources and therefore write and read different places.
  */
 #include <string.h>
 

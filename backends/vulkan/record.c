@@ -13,7 +13,7 @@ static void barrier(const tess_vk_device *d, vk_commands commands, uint32_t from
  * writes. The same barrier lets the dispatches see their parameters. */
 void tess_vk_record_begin(const tess_vk_run *run, vk_commands commands) {
     const tess_vk_device *d = run->device;
-    /* Nothing reads the parameters of a slot that was free. But the application may execute its
+    /* Nothing reads the parameters of a run that has ended. But the application may execute its
      * commands again after a wait of the compute stage alone, and the update must wait as well. */
     if (run->target.commands) barrier(d, commands, TVK_STAGE_COMPUTE, 0, TVK_STAGE_TRANSFER, 0);
     tess_vk_write_parameters(run, commands);
@@ -31,8 +31,8 @@ static void dispatch(const tess_vk_run *run, vk_commands commands, vk_handle pip
                    width = groups < most ? (uint32_t)groups : most,
                    parameters = tess_vk_parameters_at(run, number);
     d->vk.CmdBindPipeline(commands, TVK_BIND_POINT_COMPUTE, pipeline);
-    d->vk.CmdBindDescriptorSets(commands, TVK_BIND_POINT_COMPUTE, d->layout, 0, 1, &run->slot->set,
-                                1, &parameters);
+    d->vk.CmdBindDescriptorSets(commands, TVK_BIND_POINT_COMPUTE, d->layout, 0, 1,
+                                &run->resources->set, 1, &parameters);
     d->vk.CmdDispatch(commands, width, (uint32_t)((groups + width - 1) / width), 1);
 }
 
@@ -61,8 +61,8 @@ void tess_vk_record(const tess_vk_run *run) {
     tess_vk_record_begin(run, t->commands);
     tess_vk_record_jobs(run, t->commands, 0);
     tess_vk_record_end(run, t->commands);
-    run->slot->until_semaphore = t->record.semaphore.semaphore;
-    run->slot->until_value = t->record.semaphore.value;
-    run->slot->until_fence = t->record.fence;
-    atomic_store(&run->slot->state, VK_SLOT_RECORDED);
+    run->resources->until_semaphore = t->record.semaphore.semaphore;
+    run->resources->until_value = t->record.semaphore.value;
+    run->resources->until_fence = t->record.fence;
+    atomic_store(&run->resources->state, VK_RESOURCES_RECORDED);
 }

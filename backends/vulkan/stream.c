@@ -32,17 +32,16 @@ static tess_status read_submit(const tess_vk_device *d, const tess_stream *strea
     tess_vulkan_submit submit;
     if (stream->handle) t->queue = (vk_queue)(uintptr_t)stream->handle;
     if (!stream->extra) return TESS_OK;
-    tess_status status =
-        tess_extra_read(d->host, "stream.extra", stream->extra, &submit, sizeof submit);
-    if (status == TESS_OK && submit.reserved)
-        status = d->host->fail(d->host, TESS_ERROR_INVALID,
-                               "stream.extra.reserved: must be 0, not %u", submit.reserved);
-    if (status == TESS_OK)
-        status = read_semaphores(d, "waits", submit.n_waits, submit.waits, &t->waits);
-    if (status == TESS_OK)
-        status = read_semaphores(d, "signals", submit.n_signals, submit.signals, &t->signals);
-    if (status == TESS_OK) t->fence = submit.fence;
-    return status;
+    TESS_RETURN_IF_ERROR(
+        tess_extra_read(d->host, "stream.extra", stream->extra, &submit, sizeof submit));
+    if (submit.reserved)
+        return d->host->fail(d->host, TESS_ERROR_INVALID,
+                             "stream.extra.reserved: must be 0, not %u", submit.reserved);
+    TESS_RETURN_IF_ERROR(read_semaphores(d, "waits", submit.n_waits, submit.waits, &t->waits));
+    TESS_RETURN_IF_ERROR(
+        read_semaphores(d, "signals", submit.n_signals, submit.signals, &t->signals));
+    t->fence = submit.fence;
+    return TESS_OK;
 }
 
 static tess_status read_record(const tess_vk_device *d, const tess_launch *l, tess_vk_target *t) {
@@ -54,9 +53,8 @@ static tess_status read_record(const tess_vk_device *d, const tess_launch *l, te
                           "device_seconds: must be NULL, since recording does not run anything");
     t->commands = (vk_commands)(uintptr_t)l->stream.handle;
     if (!l->stream.extra) return TESS_OK;
-    const tess_status status =
-        tess_extra_read(host, "stream.extra", l->stream.extra, &t->record, sizeof t->record);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(
+        tess_extra_read(host, "stream.extra", l->stream.extra, &t->record, sizeof t->record));
     if (t->record.reserved)
         return host->fail(host, TESS_ERROR_INVALID, "stream.extra.reserved: must be 0, not %u",
                           t->record.reserved);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Runs that we submit ourselves: the slot's command buffers, their submissions, and the time that
+/* Runs that we submit ourselves: their command buffers, their submissions, and the time that
  * the device took. */
 #include <time.h>
 
@@ -11,7 +11,7 @@ static vk_result record_submission(const tess_vk_run *run, uint32_t n, const cha
                                         .flags = TVK_ONE_TIME_SUBMIT};
     const tess_vk_device *d = run->device;
     const vk_handle queries = run->state->queries;
-    const vk_commands commands = run->slot->commands[n];
+    const vk_commands commands = run->resources->commands[n];
     *call = "vkBeginCommandBuffer";
     const vk_result result = d->vk.BeginCommandBuffer(commands, &begin);
     if (result != TVK_SUCCESS) return result;
@@ -50,10 +50,10 @@ static vk_result submit(const tess_vk_run *run, uint32_t n) {
                                  .waits = t->waits.handles,
                                  .wait_stages = stages,
                                  .commands_count = 1,
-                                 .commands = &run->slot->commands[n],
+                                 .commands = &run->resources->commands[n],
                                  .signal_count = values.signal_count,
                                  .signals = t->signals.handles};
-    return tess_vk_submit(d, t->queue, 1, &info, last ? run->slot->fence : 0);
+    return tess_vk_submit(d, t->queue, 1, &info, last ? run->resources->fence : 0);
 }
 
 static double host_seconds(void) {
@@ -69,7 +69,7 @@ static tess_status measure(const tess_vk_run *run, double begin) {
     const vk_handle queries = run->state->queries;
     double *seconds = run->launch->seconds;
     uint64_t ticks[2] = {0, 0};
-    vk_result result = tess_vk_wait_fence(d, run->slot->fence);
+    vk_result result = tess_vk_wait_fence(d, run->resources->fence);
     if (result != TVK_SUCCESS)
         return tess_vk_fail(d->host, result, "vkWaitForFences", "device_seconds");
     *seconds = host_seconds() - begin;
@@ -85,17 +85,18 @@ static tess_status measure(const tess_vk_run *run, double begin) {
     return TESS_OK;
 }
 
-/* What runs already has to end before the slot's objects go: a fence submitted alone comes after
+/* What runs already has to end before its resources go: a fence submitted alone comes after
  * it. */
 static tess_status give_up(const tess_vk_run *run, uint32_t submitted, vk_result result,
                            const char *call) {
     tess_vk_device *d = run->device;
-    int state = VK_SLOT_FREE;
+    int state = VK_RESOURCES_FREE;
     if (submitted) {
-        const vk_result alone = tess_vk_submit(d, run->target.queue, 0, NULL, run->slot->fence);
-        state = alone == TVK_SUCCESS ? VK_SLOT_SUBMITTED : VK_SLOT_UNTRACKED;
+        const vk_result alone =
+            tess_vk_submit(d, run->target.queue, 0, NULL, run->resources->fence);
+        state = alone == TVK_SUCCESS ? VK_RESOURCES_SUBMITTED : VK_RESOURCES_UNTRACKED;
     }
-    atomic_store(&run->slot->state, state);
+    atomic_store(&run->resources->state, state);
     return tess_vk_fail(d->host, result, call, "a run");
 }
 
@@ -110,13 +111,13 @@ tess_status tess_vk_submit_run(const tess_vk_run *run) {
     for (uint32_t n = 0; n < run->submissions; n++)
         if ((result = submit(run, n)) != TVK_SUCCESS)
             return give_up(run, n, result, "vkQueueSubmit");
-    /* The slot's own fence is behind all of it; the application's follows alone. */
+    /* The run's own fence is behind all of it; the application's follows alone. */
     const vk_handle fence = run->target.fence;
     if (fence) result = tess_vk_submit(d, run->target.queue, 0, NULL, fence);
     tess_status status = result == TVK_SUCCESS
                              ? TESS_OK
                              : tess_vk_fail(d->host, result, "vkQueueSubmit", "stream.extra.fence");
     if (status == TESS_OK && run->launch->seconds) status = measure(run, begin);
-    atomic_store(&run->slot->state, VK_SLOT_SUBMITTED);
+    atomic_store(&run->resources->state, VK_RESOURCES_SUBMITTED);
     return status;
 }

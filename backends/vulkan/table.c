@@ -15,7 +15,7 @@ static const vk_row kernels[VK_VARIANTS] = {
     {{TESS_OP_FORWARD, "portable_small", 0}, &tess_portable_small},
 };
 
-enum { MOST_SLOTS = 4096, STEP_KEYS = 64 };
+enum { MOST_IN_FLIGHT = 4096, STEP_KEYS = 64 };
 
 /* Why the device cannot run a shape, or NULL. */
 static const char *shape_refusal(const tess_vk_device *d, const tess_portable_shape *s,
@@ -45,8 +45,9 @@ static const char *refuses(const tess_vk_device *d, const vk_row *row, const tes
                  tess_portable_dtype(key->dtype));
         return buffer;
     }
-    if (key->max_in_flight > MOST_SLOTS) {
-        snprintf(buffer, size, "max_in_flight %u is more than %d", key->max_in_flight, MOST_SLOTS);
+    if (key->max_in_flight > MOST_IN_FLIGHT) {
+        snprintf(buffer, size, "max_in_flight %u is more than %d", key->max_in_flight,
+                 MOST_IN_FLIGHT);
         return buffer;
     }
     return shape_refusal(d, tess_portable_find(row->variant, key->head_dim), buffer, size);
@@ -71,7 +72,7 @@ static void find_submissions(const tess_vk_device *d, const tess_kernel_key *key
     *submissions = wanted < VK_MOST_SUBMISSIONS ? (uint32_t)wanted : VK_MOST_SUBMISSIONS;
 }
 
-/* Pipelines and slots of an accepted problem. */
+/* Pipelines and resources of an accepted problem. */
 static tess_status prepare(tess_vk_device *d, const tess_kernel_key *key, int variant,
                            tess_kernel *kernel) {
     const tess_portable_shape *shape = tess_portable_find(kernels[variant].variant, key->head_dim);
@@ -79,14 +80,12 @@ static tess_status prepare(tess_vk_device *d, const tess_kernel_key *key, int va
     tess_vk_state *state;
     uint64_t jobs_per_submission;
     uint32_t submissions;
-    tess_status status = tess_vk_forward_pipeline(
-        d, variant, (int)(shape - kernels[variant].variant->shapes), key->dtype, &forward);
-    if (status == TESS_OK) status = tess_vk_merge_pipeline(d, key->dtype, &merge);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(tess_vk_forward_pipeline(
+        d, variant, (int)(shape - kernels[variant].variant->shapes), key->dtype, &forward));
+    TESS_RETURN_IF_ERROR(tess_vk_merge_pipeline(d, key->dtype, &merge));
     find_submissions(d, key, shape->rows, &jobs_per_submission, &submissions);
-    status =
-        tess_vk_state_create(d, key->max_in_flight ? key->max_in_flight : 1, submissions, &state);
-    if (status != TESS_OK) return status;
+    TESS_RETURN_IF_ERROR(
+        tess_vk_state_create(d, key->max_in_flight ? key->max_in_flight : 1, submissions, &state));
     state->forward = forward;
     state->merge = merge;
     state->jobs_per_submission = jobs_per_submission;

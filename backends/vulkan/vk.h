@@ -136,37 +136,43 @@ tess_status tess_vk_forward_pipeline(tess_vk_device *d, int variant, int bucket,
                                      vk_handle *pipeline);
 tess_status tess_vk_merge_pipeline(tess_vk_device *d, uint32_t dtype, vk_handle *pipeline);
 
-/* slots.c: what max_in_flight launches of a plan need. */
+/* resources.c: what max_in_flight launches of a plan need. */
 enum { VK_MOST_SUBMISSIONS = 64 };
-enum { VK_SLOT_FREE, VK_SLOT_TAKEN, VK_SLOT_SUBMITTED, VK_SLOT_RECORDED, VK_SLOT_UNTRACKED };
+enum {
+    VK_RESOURCES_FREE,
+    VK_RESOURCES_TAKEN,
+    VK_RESOURCES_SUBMITTED,
+    VK_RESOURCES_RECORDED,
+    VK_RESOURCES_UNTRACKED
+};
 
-typedef struct tess_vk_slot {
+typedef struct tess_vk_resources {
     atomic_int state;
     vk_handle set, pool, fence;
     vk_commands *commands; /* one for each submission */
-    /* RECORDED: the event that frees the slot. Both 0: it is taken until the plan is released. */
+    /* RECORDED: the event that frees them. Both 0: they are taken until the plan is released. */
     vk_handle until_semaphore, until_fence;
     uint64_t until_value;
-} tess_vk_slot;
+} tess_vk_resources;
 
 typedef struct tess_vk_state {
     tess_vk_device *device;
     vk_handle forward, merge;
-    /* queries 2n and 2n + 1 are slot n's; 0 where there are no timestamps */
+    /* queries 2n and 2n + 1 are those of resources[n]; 0 where there are no timestamps */
     vk_handle descriptor_pool, queries;
-    uint32_t n_slots, n_submissions; /* n_submissions: the most that one run is split into */
-    uint64_t jobs_per_submission;    /* 0: no limit */
-    tess_vk_memory parameters;       /* of all dispatches of all slots: parameters.c */
-    uint32_t parameters_stride;      /* bytes from one dispatch's parameters to the next */
-    size_t bytes;                    /* of the state with all that follows it */
-    tess_vk_slot *slots;
+    uint32_t max_in_flight, n_submissions; /* n_submissions: the most that one run is split into */
+    uint64_t jobs_per_submission;          /* 0: no limit */
+    tess_vk_memory parameters;             /* of all dispatches of all runs: parameters.c */
+    uint32_t parameters_stride;            /* bytes from one dispatch's parameters to the next */
+    size_t bytes;                          /* of the state with all that follows it */
+    tess_vk_resources *resources;          /* [max_in_flight] */
 } tess_vk_state;
 
-tess_status tess_vk_state_create(tess_vk_device *d, uint32_t slots, uint32_t submissions,
+tess_status tess_vk_state_create(tess_vk_device *d, uint32_t max_in_flight, uint32_t submissions,
                                  tess_vk_state **state);
 void tess_vk_state_release(tess_kernel *kernel);
-/* A slot that nothing uses, its fence unsignalled; BUSY. */
-tess_status tess_vk_slot_take(tess_vk_state *state, uint32_t *index);
+/* Finds resources that no run uses, their fence unsignalled; BUSY. */
+tess_status tess_vk_resources_take(tess_vk_state *state, uint32_t *index);
 
 /* table.c */
 /* Which kernels are tried first on which device (docs/tune.md). */

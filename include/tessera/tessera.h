@@ -399,7 +399,7 @@ typedef struct tess_layout_desc {
     int32_t kv_heads_total;      /* [0: in proportion] kv heads of the model; divides heads_total */
     int32_t reserved;            /* must be 0 */
     int64_t max_tokens;          /* longest kv_len that plans of this layout may have; at least 0 */
-    int64_t max_chunk;           /* [0: 1] most new tokens a step, for the KV ring */
+    int64_t max_chunk;           /* [0: 1] most new tokens a step into a compact KV cache */
 } tess_layout_desc;
 
 /* Binds a pattern to heads and a context size. Takes time and memory in proportion to the heads
@@ -433,35 +433,96 @@ typedef struct tess_layout_info {
     double coverage;              /* share of the visible blocks that some head sees */
     double kept_share;            /* kept pairs over those of the dense pattern */
     uint64_t host_bytes;          /* memory of this layout */
+    uint32_t n_storage;           /* storage groups of a compact KV cache, at least 1 */
+    uint32_t reserved;            /* 0 */
 } tess_layout_info;
 
 TESS_API tess_status tess_layout_query(const tess_layout *layout, tess_layout_info *info);
 
 /*
- * blocks_kept:      the union of the strided blocks of the kv head's query heads, and the last
- *                   `local` blocks.
- * blocks_allocated: one slot for each strided block, and a ring of local + ceil(max_chunk / block)
- *                   slots; `blocks` if that is less or if the pattern is not KV-efficient.
+ * A compact KV cache keeps of each kv head only the blocks that one of its query heads can still
+ * see. A *slot* is the place of one block of one kv head in it.
+ *
+ * Some blocks stay for good, the *fixed* ones: those that are strided for some query head of the kv
+ * head (S2), and those of the sinks (WINDOW). The others are read for the last time within `local`
+ * blocks, and share a *ring* of slots. Of the blocks below j let s be fixed and n not. Then the
+ * slot of block j is
+ *
+ *     min(n, ring) + s                                           if j is fixed
+ *     that of block number n mod ring among those not fixed      if not
+ *     ring = w - (the fewest fixed blocks among any w in a row)
+ *     w    = local + ceil(max_chunk / block)
+ *     local of a window is ceil(left / block) + 1
+ *
+ * So slot = block until the ring is full, no slot is unused, and a longer sequence only adds slots.
+ * None of this depends on max_tokens. Everything is fixed, and slot = block, for kv heads with a
+ * dense head or with heads of all residues, and in layouts that are not KV-efficient. For a
+ * KV-efficient mask of the caller's (BLOCKS) the layout chooses `local`, and with it which blocks
+ * are fixed, so that fixed slots and ring are fewest together; ring = w then.
+ *
+ * The ring promises: a query at position p finds all of its keys as long as no key past position
+ * p + max_chunk was ever written. So a sequence may take max_chunk tokens at once, and kv_len may
+ * fall by max_chunk below the longest that it was, as drafts are rejected. One token more is the
+ * caller's fault, and nothing tells: the library keeps no state of a cache.
+ */
+
+/*
+ * blocks_kept:      the fixed blocks and the last `local` ones, each counted once: what some query
+ *                   head can still see at the end.
+ * blocks_allocated: the slots that max_tokens tokens take, at most `blocks`.
  */
 typedef struct tess_kv_info {
     uint32_t struct_size;
     uint32_t reserved;        /* 0 */
     int64_t blocks;           /* ceil(max_tokens / block) */
-    int64_t blocks_kept;      /* strided blocks and the last local ones */
+    int64_t blocks_kept;      /* fixed blocks and the last local ones */
     int64_t blocks_allocated; /* slots: slots_fixed + slots_ring */
     int64_t slots_fixed;      /* slots that are never reused */
-    int64_t slots_ring;       /* slots of the ring, after the fixed ones */
+    int64_t slots_ring;       /* slots of the ring that so many tokens fill */
 } tess_kv_info;
 
-/* KV storage that one kv head needs when blocks that no head can see again are dropped.
+/* KV storage that one kv head needs for max_tokens tokens when blocks that no head can see again
+ * are dropped.
  * INVALID: kv_head out of range. */
 TESS_API tess_status tess_layout_kv(const tess_layout *layout, int32_t kv_head, tess_kv_info *info);
 
-/* The slot in which kv head `kv_head` keeps key block `block`: fixed slots in block order, then the
- * ring.
+/* The slot in which kv head `kv_head` keeps key block `block`.
  * INVALID: out of range. */
 TESS_API tess_status tess_layout_slot(const tess_layout *layout, int32_t kv_head, int64_t block,
                                       int64_t *slot);
+
+/*
+ * kv heads with equal rings and equally many fixed blocks make a *storage group*. They share a pool
+ * [token place, kv head of the group, element] and its block tables: heads differ in which block a
+ * slot holds and hardly in how many slots they take. A slot is `block` token places in a row, so
+ * token t of a kv head lies at place slot(t div block) * block + t mod block. Dense heads among
+ * sparse ones make a group of their own.
+ *
+ * Once the ring is full, a sequence takes ring_slots slots, and slots_per_stride for every `stride`
+ * blocks.
+ */
+typedef struct tess_storage_info {
+    uint32_t struct_size;
+    uint32_t n_kv_heads;      /* of the group, at least 1 */
+    int64_t ring_slots;       /* slots of the ring; 0: slot = block */
+    int64_t stride;           /* blocks; 0: slots_per_stride counts all fixed slots there are */
+    int64_t slots_per_stride; /* fixed slots of `stride` blocks in a row */
+} tess_storage_info;
+
+/* Describes storage group `storage`, below tess_layout_info.n_storage. Groups are in the order of
+ * their first kv heads. kv_heads, if not NULL, gets the n_kv_heads ids of the group in rising
+ * order, which is their order in the pool.
+ * INVALID: out of range. */
+TESS_API tess_status tess_layout_storage(const tess_layout *layout, uint32_t storage,
+                                         tess_storage_info *info, int32_t *kv_heads);
+
+/* The pages of `page` tokens (16, 32, 64, 128 or 256) that a sequence of `tokens` tokens takes from
+ * the group's pool: the table needs as many entries, and a page holds page * n_kv_heads * head_dim
+ * elements of K and as many of V. Never falls as tokens rise. With page = 0, *pages is the number
+ * of token places instead, for a cache without pages.
+ * INVALID: out of range, or tokens above max_tokens. */
+TESS_API tess_status tess_layout_pages(const tess_layout *layout, uint32_t storage, int64_t tokens,
+                                       int32_t page, int64_t *pages);
 
 /* Writes row[j] for every key block j in [0, n_blocks): 1 if `head` keeps any pair of a query of
  * block `query_block` and a key of block j, else 0. Positions are 0 .. max_tokens - 1.
@@ -585,6 +646,14 @@ enum {
  * time_limit_us: an estimate, not a promise.
  * kernel:        NULL: the setting `kernel`, else as the tune tables prefer, else the first that
  *                accepts.
+ * q_first, kv_first:
+ *                positions for each sequence, `batch` values each, copied. Row r of the sequence is
+ *                at position q_first[b] + r and key t at kv_first[b] + t, and the pattern compares
+ *                these positions: with both, a sequence's rows read any part of its keys (see
+ *                tess_merge_parts). kv_first[b] is a multiple of the pattern's block, and the keys
+ *                end within the layout's max_tokens. q_first[b] is at least 0; rows may lie past
+ *                all keys, as those of a later part do. Without q_first the last row is at the
+ *                position of the last key.
  *
  * page:          K and V lie in pages of so many tokens, which a table of int32 names: see
  *                tess_run_desc.block_table. Rows may be packed; K and V have a sequence each then
@@ -611,8 +680,9 @@ typedef struct tess_plan_desc {
     const char *kernel;                    /* [NULL: the best that accepts] "backend/kernel" */
     uint32_t kv_dtype;                     /* [0: dtype] others UNSUPPORTED in this version */
     int32_t page;                          /* [0: contiguous] 16, 32, 64, 128 or 256 tokens */
-    int64_t max_rows;                      /* [0] others UNSUPPORTED in this version */
-    const int64_t *q_first, *kv_first;     /* [NULL] others UNSUPPORTED in this version */
+    int64_t max_rows;                      /* [0: none] others UNSUPPORTED in this version */
+    const int64_t *q_first;                /* [NULL: bottom-right] of each: position of row 0 */
+    const int64_t *kv_first;               /* [NULL: 0] of each: position of its first key */
 } tess_plan_desc;
 
 /* Binds a layout and a batch to a device: picks the kernel, cuts the rows into tiles, orders the
@@ -681,10 +751,26 @@ typedef enum tess_role {
  *     K, V   [batch, kv_len, n_kv_heads, head_dim]   [tokens, n_kv_heads, head_dim]
  *     LSE    [batch, n_heads, q_len]                 [n_heads, tokens]
  *
+ *     BLOCK_TABLE  [n_storage, batch, pages of the longest sequence], stride_batch is table_stride
+ *
  * With length arrays in a padded batch, q_len and kv_len are the descriptor's where not 0, else the
- * longest. */
+ * longest. INVALID: the role is none; K or V of a plan with pages or several storage groups, whose
+ * pools tess_plan_pool describes; BLOCK_TABLE of a plan without pages. */
 TESS_API tess_status tess_plan_tensor(const tess_plan *plan, tess_role role, tess_buffer buffer,
                                       tess_tensor *tensor, uint64_t *bytes);
+
+/* The same for K or V of a storage group:
+ *
+ *     with pages      [pages, page, kv heads of the group, head_dim]
+ *     COMPACT         [batch, tokens, kv heads of the group, head_dim], where `tokens` is what
+ *                     tess_layout_pages answers for the longest sequence without pages
+ *
+ * `pages` is 0 where the plan has none. Any other strides serve tess_run as well, such as
+ * [pages, kv heads, page, head_dim].
+ * INVALID: the role is neither; a storage group that there is not; pages. */
+TESS_API tess_status tess_plan_pool(const tess_plan *plan, tess_role role, uint32_t storage,
+                                    int64_t pages, tess_buffer buffer, tess_tensor *tensor,
+                                    uint64_t *bytes);
 
 /* ------------------------------------------------------------------------------------------ run */
 

@@ -30,6 +30,13 @@ extern "C" {
 /* The symbol that a backend library exports: `const tess_backend *tess_backend_entry(void)`. */
 #define TESS_BACKEND_ENTRY "tess_backend_entry"
 
+/* Leaves the function with the status of `expr` unless that is TESS_OK. */
+#define TESS_RETURN_IF_ERROR(expr)                            \
+    do {                                                      \
+        const tess_status status_of_expr = (expr);            \
+        if (status_of_expr != TESS_OK) return status_of_expr; \
+    } while (0)
+
 /* -------------------------------------------------------------- what a plan hands to a kernel */
 
 /*
@@ -102,8 +109,11 @@ typedef struct tess_merge {
  * The element (row r, head h) of Q, O and LSE is at
  *     batch * stride_batch + (q_start + r) * stride_token + h * stride_head;
  * key t of kv head g likewise with kv_batch and kv_start, unless K and V have pages or lie by slot
- * (tess_launch.page). The absolute position of row r is q_first + r,
- * and that of key t is t.
+ * (tess_launch.page). The absolute position of row r is q_first + r, and that of key t is t.
+ *
+ * Where the keys are a part of the sequence's, kv_len is the position at which the part ends, jobs
+ * list no block before it, and kv_start is as far below the first key in memory as that key is from
+ * position 0: it may be negative. Rows may then lie anywhere, also past kv_len.
  */
 typedef struct tess_sequence {
     int64_t q_start, kv_start;
@@ -136,6 +146,25 @@ typedef struct tess_class {
 } tess_class;
 
 /*
+ * Where a compact plan's K and V lie. Key block j of kv head g is in slot
+ *     slots[heads[g].slots_offset + j].slot
+ * of the pool of storage group heads[g].storage, in head heads[g].pool_head of that pool. `next` is
+ * the block that takes the place over later, or TESS_NO_BLOCK where none does before the list ends:
+ * once block `next` is written, block j is gone.
+ */
+typedef struct tess_slot {
+    uint32_t slot;
+    uint32_t next;
+} tess_slot;
+
+typedef struct tess_kv_head {
+    uint32_t storage;
+    uint32_t pool_head;
+    uint32_t slots_offset; /* of the kv head's first tess_slot; kv heads may share a list */
+    uint32_t reserved;     /* 0 */
+} tess_kv_head;
+
+/*
  * Whether row position p of a tile keeps key t of a listed block that must be masked. i and j are
  * the blocks of p and t (floor division). `bits` is the word of the entry, bit n standing for query
  * block i_first + n, where i_first is the query block of the tile's first row. The caller checks
@@ -154,24 +183,6 @@ static inline int tess_kept(const tess_class *c, int64_t p, int64_t t, int64_t i
     if ((c->flags & TESS_CLASS_BITS) && !((bits >> (i - i_first)) & 1u)) return 0;
     return 1;
 }
-
-/*
- * Compact plans (tess_launch.compact) keep key block j of a kv head in a slot, and a later block
- * may take it over. `next` is the block that does so first, or TESS_NO_BLOCK.
- */
-typedef struct tess_slot {
-    uint32_t slot;
-    uint32_t next;
-} tess_slot;
-
-/* Compact plans: where the keys of a kv head are. kv heads of one storage group share their pools;
- * pool_head is the head's index in them. The slot of key block j is slots[slots_offset + j]. */
-typedef struct tess_kv_head {
-    uint32_t storage;
-    uint32_t pool_head;
-    uint32_t slots_offset;
-    uint32_t reserved; /* 0 */
-} tess_kv_head;
 
 /*
  * All tables of a plan. On a device whose caps say host_memory the pointers are the host's;
@@ -219,21 +230,24 @@ struct tess_host {
 
 /* ------------------------------------------------------------------------------ the backend */
 
-/* tess_caps.features */
+/* tess_caps.features. Each addition to jobs, tables and launches that an older backend would
+ * misread has a bit; the core never hands such a launch to a backend that does not set the bit, and
+ * a bit that the core does not know means nothing. */
 enum {
-    TESS_FEATURE_POSITIONS = 1u << 0, /* tess_sequence.q_first and kv_batch */
-    TESS_FEATURE_PAGES = 1u << 1,     /* tess_launch.page and compact, and kv_batch */
-    TESS_FEATURE_APPEND = 1u << 2,    /* TESS_OP_APPEND and TESS_OP_COPY_PAGES */
+    /* Kernels read tess_sequence.q_first and kv_batch. Without it these are kv_len - q_len and
+     * batch, and kv_start is not negative. */
+    TESS_FEATURE_POSITIONS = 1u << 0,
+    /* Kernels read tess_launch.page and compact, or refuse them in the key; and kv_batch. */
+    TESS_FEATURE_PAGES = 1u << 1,
+    TESS_FEATURE_APPEND = 1u << 2, /* there are TESS_OP_APPEND and TESS_OP_COPY_PAGES */
 };
 
 /*
- * What an open device is. Later versions give each addition to jobs, tables and launches that an
- * older backend would misread a bit of `features`; the core never hands such a launch to a backend
- * that does not set the bit. A bit that the core does not know means nothing.
- * Jobs consist of (row tile, key block) steps; the two numbers about steps turn a time into a
- * number of jobs, and are cautious estimates. Of the cache, kv heads that are worked on together
- * fill at most half.
+ * What an open device is. Jobs consist of (row tile, key block) steps; the two numbers about steps
+ * turn a time into a number of jobs, and are cautious estimates. Of the cache, kv heads that are
+ * worked on together fill at most half.
  */
+
 typedef struct tess_caps {
     uint32_t struct_size;
     uint32_t host_memory;      /* 1: kernels read host memory; nothing is uploaded; kind HOST */
@@ -243,7 +257,7 @@ typedef struct tess_caps {
     uint64_t range_blocks;     /* [0: no limit] steps that fit one submission's time limit */
     uint64_t steps_per_second; /* [0: unknown] for time_limit_us */
     uint64_t cache_bytes;      /* [0: not used] of the cache that K and V are read through */
-    uint32_t features;         /* TESS_FEATURE_...: what the backend takes beyond this version */
+    uint32_t features;         /* TESS_FEATURE_... */
     uint32_t reserved;         /* 0 */
 } tess_caps;
 

@@ -79,14 +79,16 @@
 #define TESS_CLASS_BITS         8u
 #define TESS_CLASS_MASK_ENTRIES 16u /* listed entries need tess_kept as well */
 
-/* ------------------------------------------------------------------ tess_slot, tess_kv_head */
+/* ------------------------------------------------------------------ tess_slot */
 
 #define TESS_SLOT_WORDS     2u
 #define TESS_WORD_SLOT_SLOT 0u
 #define TESS_WORD_SLOT_NEXT 1u
 
-/* In TESS_WORD_SLOT_NEXT: no block takes the slot over. */
+/* In TESS_WORD_SLOT_NEXT: the block keeps its slot for good. */
 #define TESS_NO_BLOCK 0xffffffffu
+
+/* ------------------------------------------------------------------ tess_kv_head */
 
 #define TESS_KV_HEAD_WORDS             4u
 #define TESS_WORD_KV_HEAD_STORAGE      0u

@@ -82,7 +82,7 @@ typedef struct tess_vulkan_device {
  * TESS_STREAM_RECORD: `handle` is a VkCommandBuffer in the recording state, outside of render
  * passes, that goes to a queue of the same family; `extra` is NULL or a tess_vulkan_record.
  *
- *   tess_run records, in this order: an update of the parameters of its own slot; a barrier after
+ *   tess_run records, in this order: an update of its own parameters; a barrier after
  *   earlier work in compute shaders and transfers; a compute pipeline and descriptors (what the
  *   application had bound to COMPUTE is lost); dispatches, with a barrier before merging where keys
  *   are split; a barrier after which compute shaders, transfers and the host (behind a fence) see O
@@ -90,10 +90,11 @@ typedef struct tess_vulkan_device {
  *   other stages do. device_seconds must be NULL.
  *   The command buffer may be executed any number of times, not at the same time as itself, with
  *   new contents in the same buffers. It must not be pending when the plan is released.
- *   It uses one of the plan's max_in_flight slots (a descriptor set and parameters) until the event
- *   in `extra`; with neither semaphore nor fence, until the plan is released: record as often as
- *   max_in_flight says, and execute as often as you like. Recordings of one plan that differ in
- *   outputs and workspace may be executed at the same time, also on different queues.
+ *   It counts as one of the plan's max_in_flight runs (it keeps a descriptor set and parameters)
+ *   until the event in `extra`; with neither semaphore nor fence, until the plan is released:
+ *   record as often as max_in_flight says, and execute as often as you like. Recordings of one plan
+ *   that differ in outputs and workspace may be executed at the same time, also on different
+ *   queues.
  *   Keep a submission to a display's GPU short with the job ranges of tess_plan_range.
  */
 typedef struct tess_vulkan_semaphore {
@@ -112,8 +113,8 @@ typedef struct tess_vulkan_submit {
 } tess_vulkan_submit;
 
 /* The event after which the last execution of the recorded commands is over, so that tess_run may
- * use the slot again. At most one of the two. The object must live until tess_run noticed it; the
- * simplest is to keep it as long as the plan. */
+ * use their descriptor set again. At most one of the two. The object must live until tess_run
+ * noticed it; the simplest is to keep it as long as the plan. */
 typedef struct tess_vulkan_record {
     uint32_t struct_size;
     uint32_t reserved;               /* must be 0 */

@@ -521,6 +521,49 @@ static void test_layout_queries(void **state) {
     tess_layout_release(layout);
 }
 
+static void test_storage_queries(void **state) {
+    (void)state;
+    static const char *const storage = "tess_layout_storage", *const pages = "tess_layout_pages";
+    tess_layout *layout = make_layout(); /* 1000 tokens */
+    tess_storage_info info = {.struct_size = sizeof info};
+    int32_t heads[2] = {-7, -7};
+    int64_t count = -77;
+    assert_error(tess_layout_storage(NULL, 0, &info, heads), TESS_ERROR_INVALID, storage, "layout");
+    assert_error(tess_layout_storage(layout, 1, &info, heads), TESS_ERROR_INVALID, storage,
+                 "storage");
+    assert_error(tess_layout_storage(layout, UINT32_MAX, &info, heads), TESS_ERROR_INVALID, storage,
+                 "storage");
+    assert_error(tess_layout_storage(layout, 0, NULL, heads), TESS_ERROR_INVALID, storage, "info");
+    info.struct_size = 9;
+    assert_error(tess_layout_storage(layout, 0, &info, heads), TESS_ERROR_VERSION, storage,
+                 "info.struct_size");
+    info.struct_size = sizeof info;
+    assert_error(tess_layout_pages(NULL, 0, 1, 16, &count), TESS_ERROR_INVALID, pages, "layout");
+    assert_error(tess_layout_pages(layout, 1, 1, 16, &count), TESS_ERROR_INVALID, pages, "storage");
+    assert_error(tess_layout_pages(layout, 0, -1, 16, &count), TESS_ERROR_INVALID, pages, "tokens");
+    assert_error(tess_layout_pages(layout, 0, 1001, 16, &count), TESS_ERROR_INVALID, pages,
+                 "tokens");
+    assert_error(tess_layout_pages(layout, 0, INT64_MAX, 16, &count), TESS_ERROR_INVALID, pages,
+                 "tokens");
+    assert_error(tess_layout_pages(layout, 0, 1, 16, NULL), TESS_ERROR_INVALID, pages, "pages");
+    static const int32_t bad[] = {INT32_MIN, -16, -1, 1, 8, 17, 48, 255, 512, INT32_MAX};
+    for (size_t n = 0; n < sizeof bad / sizeof bad[0]; n++)
+        assert_error(tess_layout_pages(layout, 0, 1, bad[n], &count), TESS_ERROR_INVALID, pages,
+                     "page");
+    assert_true(count == -77 && heads[0] == -7 && heads[1] == -7);
+    assert_ok(tess_layout_storage(layout, 0, &info, NULL));
+    assert_int_equal(info.n_kv_heads, 2);
+    assert_ok(tess_layout_storage(layout, 0, &info, heads));
+    assert_true(heads[0] == 0 && heads[1] == 1);
+    assert_ok(tess_layout_pages(layout, 0, 0, 16, &count));
+    assert_int_equal(count, 0);
+    assert_ok(tess_layout_pages(layout, 0, 1, 256, &count));
+    assert_int_equal(count, 1);
+    assert_ok(tess_layout_pages(layout, 0, 1000, 0, &count));
+    assert_true(count > 0 && count <= 1000);
+    tess_layout_release(layout);
+}
+
 /* Sets the checksum at the end of serialised bytes, so that the reader looks at the rest. */
 static void repair(uint8_t *bytes, size_t size) {
     uint64_t hash = 0xcbf29ce484222325u;
@@ -599,10 +642,11 @@ static void test_serialised_layouts(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_runtime_create),  cmocka_unit_test(test_environment),
-        cmocka_unit_test(test_runtime_queries), cmocka_unit_test(test_device_open),
-        cmocka_unit_test(test_patterns),        cmocka_unit_test(test_layout_create),
-        cmocka_unit_test(test_layout_queries),  cmocka_unit_test(test_serialised_layouts),
+        cmocka_unit_test(test_runtime_create),     cmocka_unit_test(test_environment),
+        cmocka_unit_test(test_runtime_queries),    cmocka_unit_test(test_device_open),
+        cmocka_unit_test(test_patterns),           cmocka_unit_test(test_layout_create),
+        cmocka_unit_test(test_layout_queries),     cmocka_unit_test(test_storage_queries),
+        cmocka_unit_test(test_serialised_layouts),
     };
     return cmocka_run_group_tests_name("bad arguments: runtime, device, layout", tests, setup,
                                        teardown);

@@ -175,6 +175,7 @@ static const struct {
     WIDE(tess_run_desc, d_k),
     WIDE(tess_run_desc, d_v),
     WIDE(tess_run_desc, d_lse),
+    WIDE(tess_run_desc, step),
     WIDE(tess_backend_info, name),
     WIDE(tess_backend_info, reason),
     WIDE(tess_device_info, id),
@@ -276,6 +277,7 @@ static tess_status get_opened(void *i) { return tess_device_query(h.device, i); 
 static tess_status get_kernel(void *i) { return tess_device_kernel(h.device, 0, i); }
 static tess_status get_layout(void *i) { return tess_layout_query(h.layout, i); }
 static tess_status get_kv(void *i) { return tess_layout_kv(h.layout, 0, i); }
+static tess_status get_storage(void *i) { return tess_layout_storage(h.layout, 0, i, NULL); }
 static tess_status get_plan(void *i) { return tess_plan_query(h.plan, i); }
 
 static void test_infos(void **state) {
@@ -293,6 +295,7 @@ static void test_infos(void **state) {
         {"tess_kernel_info", get_kernel, sizeof(tess_kernel_info)},
         {"tess_layout_info", get_layout, sizeof(tess_layout_info)},
         {"tess_kv_info", get_kv, sizeof(tess_kv_info)},
+        {"tess_storage_info", get_storage, sizeof(tess_storage_info)},
         {"tess_plan_info", get_plan, sizeof(tess_plan_info)},
     };
     for (size_t n = 0; n < sizeof rows / sizeof rows[0]; n++) {

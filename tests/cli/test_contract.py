@@ -230,7 +230,7 @@ class Contract(CommandTest):
         plan = json.loads(done.out)
         self.assertEqual(done.err, "")
         self.assertEqual(keys - plan.keys(), set())
-        # Phi-3-small at 8k: an ideal saving of 3.04 in blocks, 56 % of the KV blocks kept and 63 %
+        # Phi-3-small at 8k: an ideal saving of 3.04 in blocks, 56 % of the KV blocks kept and 57 %
         # allocated.
         rows = self.succeed("pattern", "heads=32", "kv_heads=8", "local=16", "stride=8", "offset=1",
                             "kv_len=8192").out
@@ -240,7 +240,7 @@ class Contract(CommandTest):
         self.assertEqual(len(plan["kv_blocks_kept"]), 8)
         for kept, allocated in zip(plan["kv_blocks_kept"], plan["kv_blocks_allocated"]):
             self.assertAlmostEqual(kept / 128, 0.56, delta=0.02)
-            self.assertAlmostEqual(allocated / 128, 0.63, delta=0.02)
+            self.assertAlmostEqual(allocated / 128, 0.57, delta=0.02)
         self.assertEqual(plan["flops"], 4 * 128 * plan["kept_pairs"])
         self.assertEqual((plan["coverage"], plan["kv_efficient"]), (1, True))
         # The problem of the output is a problem again, and the same.

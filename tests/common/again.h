@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * One plan that outlives its failures: each call that a run makes to its driver fails several
- * times, more often than the plan has slots and the device has timers, and after that the same plan
- * on the same device has to compute. Whatever a failing run forgot to give back has run out by
+ * times, more often than max_in_flight says and than the device has timers, and after that the same
+ * plan on the same device has to compute. Whatever a failing run forgot to give back has run out by
  * then.
  */
 #ifndef TESSERA_TESTS_AGAIN_H

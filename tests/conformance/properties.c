@@ -15,14 +15,13 @@ int main(int argc, char **argv) {
         else if (strcmp(argv[n], "--only") == 0 && n + 1 < argc)
             only = argv[++n];
         else {
-            fprintf(stderr, "usage: %s [--device BACKEND] [--only memory|bits|values|sizes]\n",
-                    argv[0]);
+            fprintf(stderr, "usage: %s [--device BACKEND] [--only GROUP]\n", argv[0]);
             return 2;
         }
     }
-    static const char *const names[] = {"memory", "bits", "values", "sizes"};
+    static const char *const names[] = {"memory", "bits", "values", "sizes", "cache"};
     static const property *const groups[] = {memory_properties, bits_properties, value_properties,
-                                             size_properties};
+                                             size_properties, cache_properties};
     test_targets targets;
     const int absent = test_targets_open(&targets, backend, TEST_EACH_KERNEL);
     if (absent != 0) return absent;

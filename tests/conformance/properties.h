@@ -15,6 +15,7 @@ extern const property memory_properties[]; /* memory.c: strides, offsets, poison
 extern const property bits_properties[];
 /* values.c: partitions, LSE, empty rows, wrong patterns are seen */
 extern const property value_properties[];
-extern const property size_properties[]; /* sizes.c: both sides of 2^31 and 2^32 */
+extern const property size_properties[];  /* sizes.c: both sides of 2^31 and 2^32 */
+extern const property cache_properties[]; /* cache.c: pages and slots of K and V */
 
 #endif

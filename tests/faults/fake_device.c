@@ -97,7 +97,7 @@ static tess_status fake_query(void *opaque, tess_caps *caps) {
     if (status != TESS_OK) return status;
     caps->host_memory = 0;
     caps->buffer_kind = TESS_BUFFER_POINTER;
-    caps->features = TESS_FEATURE_POSITIONS;
+    caps->features = TESS_FEATURE_POSITIONS | TESS_FEATURE_PAGES;
     caps->parallel_jobs = 6;
     caps->workspace_align = 512;
     caps->range_blocks = control->range_blocks;
@@ -222,6 +222,7 @@ typedef struct row_state {
     const tess_sequence *sequence;
     const tess_class *cls;
     int64_t head, position, first_block;
+    const char *tables;
     float q[256];
     double most, sum, o[256];
 } row_state;
@@ -234,17 +235,41 @@ static int64_t at(const tess_tensor *t, int64_t batch, int64_t token, int64_t he
     return batch * t->stride_batch + token * t->stride_token + head * t->stride_head;
 }
 
+/* Where key t of block j lies in K and V; false where its page is absent. */
+static int find_key(const row_state *r, int64_t j, int64_t t, int64_t *k, int64_t *v) {
+    const tess_launch *l = r->launch;
+    const tess_sequence *s = r->sequence;
+    int64_t head = r->head / l->group, token = s->kv_start + t, entry = s->kv_batch;
+    if (l->compact) {
+        const tess_kv_head *own =
+            (const tess_kv_head *)(const void *)(r->tables + l->tables->kv_heads_at) + head;
+        const tess_slot *slots =
+            (const tess_slot *)(const void *)(r->tables + l->tables->slots_at) + own->slots_offset;
+        token = (int64_t)slots[j].slot * l->block + t - j * l->block;
+        head = own->pool_head;
+    }
+    if (l->page) {
+        const tess_tensor *table = &l->tensor[TESS_ROLE_BLOCK_TABLE];
+        entry = ((const int32_t *)(const void *)address(
+            &table->buffer))[entry * table->stride_batch + token / l->page];
+        token %= l->page;
+        if (entry < 0 || entry >= l->pages) return 0;
+    }
+    *k = at(&l->tensor[TESS_ROLE_K], entry, token, head);
+    *v = at(&l->tensor[TESS_ROLE_V], entry, token, head);
+    return 1;
+}
+
 static void add_block(row_state *r, int64_t j, uint32_t bits, int masked) {
     const tess_launch *l = r->launch;
     const tess_sequence *s = r->sequence;
-    const int64_t group = r->head / l->group;
     for (int64_t t = j * l->block; t < (j + 1) * l->block && t < s->kv_len; t++) {
         if (masked && !tess_kept(r->cls, r->position, t, floor_block(r->position, l->block), j,
                                  bits, r->first_block))
             continue;
         double score = 0;
-        const int64_t k = at(&l->tensor[TESS_ROLE_K], s->batch, s->kv_start + t, group),
-                      v = at(&l->tensor[TESS_ROLE_V], s->batch, s->kv_start + t, group);
+        int64_t k, v;
+        if (!find_key(r, j, t, &k, &v)) continue;
         for (int e = 0; e < l->head_dim; e++)
             score += (double)r->q[e] *
                      element_load(l->dtype, address(&l->tensor[TESS_ROLE_K].buffer), k + e);
@@ -284,6 +309,7 @@ static void run_row(const tess_launch *l, const char *tables, const tess_job *jo
     r.sequence = (const tess_sequence *)(const void *)(tables + t->sequences_at) + job->sequence;
     r.cls = (const tess_class *)(const void *)(tables + t->classes_at) + job->cls;
     r.head = job->head + head_in_pack;
+    r.tables = tables;
     r.position = (int64_t)r.sequence->q_first + job->row + row;
     r.first_block = floor_block((int64_t)r.sequence->q_first + job->row, l->block);
     r.most = -INFINITY;

@@ -89,11 +89,14 @@ static tess_status step_layout(life *l, int n) {
 static tess_status step_layout_queries(life *l, int n) {
     tess_layout_info info = {.struct_size = sizeof info};
     tess_kv_info kv = {.struct_size = sizeof kv};
+    tess_storage_info storage = {.struct_size = sizeof storage};
     uint8_t row[64];
-    int64_t slot;
+    int64_t slot, pages;
     tess_status status = tess_layout_query(l->layouts[n], &info);
     if (status == TESS_OK) status = tess_layout_kv(l->layouts[n], 1, &kv);
     if (status == TESS_OK) status = tess_layout_slot(l->layouts[n], 1, 1, &slot);
+    if (status == TESS_OK) status = tess_layout_storage(l->layouts[n], 0, &storage, NULL);
+    if (status == TESS_OK) status = tess_layout_pages(l->layouts[n], 0, KV, 16, &pages);
     if (status == TESS_OK) status = tess_layout_row(l->layouts[n], 3, 1, row, sizeof row);
     return status;
 }

@@ -32,6 +32,15 @@ static void ask(const tess_layout *layout, uint64_t seed) {
     FUZZ_REQUIRE(tess_layout_kv(layout, kv_head, &kv) == TESS_OK);
     FUZZ_REQUIRE(kv.blocks == info.n_blocks && kv.blocks_kept >= 0 && kv.blocks_kept <= kv.blocks &&
                  kv.blocks_allocated <= kv.blocks);
+    tess_storage_info storage = {.struct_size = sizeof storage};
+    const uint32_t s = (uint32_t)(random_bits(&seed) % info.n_storage);
+    int64_t places = -1, fewer = -1;
+    FUZZ_REQUIRE(tess_layout_storage(layout, s, &storage, NULL) == TESS_OK);
+    FUZZ_REQUIRE(storage.n_kv_heads >= 1 && storage.n_kv_heads <= info.n_kv_heads &&
+                 storage.ring_slots >= 0 && storage.slots_per_stride >= 0);
+    FUZZ_REQUIRE(tess_layout_pages(layout, s, info.max_tokens, 0, &places) == TESS_OK &&
+                 tess_layout_pages(layout, s, info.max_tokens / 2, 0, &fewer) == TESS_OK);
+    FUZZ_REQUIRE(fewer >= 0 && fewer <= places && places <= info.max_tokens);
     if (info.n_blocks == 0 || info.n_blocks > MOST_BLOCKS) return;
     uint8_t *row = malloc((size_t)info.n_blocks);
     FUZZ_REQUIRE(row != NULL);

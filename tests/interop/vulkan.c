@@ -370,8 +370,8 @@ static void test_record_ranges(void **state) {
     vkDestroyFence(a->device, fence, NULL);
 }
 
-/* A slot stays with its commands until the event that the application named. */
-static void test_record_slots(void **state) {
+/* A recording counts as a run until the event that the application named. */
+static void test_record_events(void **state) {
     app *a = *state;
     job j;
     VkFence fence = make_fence(a), over = make_fence(a);
@@ -517,8 +517,8 @@ static void test_timeline(void **state) {
 
 static void test_binary(void **state) { chained(*state, 0); }
 
-/* No work starts before the semaphore is signalled; meanwhile waits time out, and a plan's slots
- * run out. */
+/* No work starts before the semaphore is signalled; meanwhile waits time out, and no more
+ * than max_in_flight runs of a plan are taken. */
 static void test_waits(void **state) {
     app *a = *state;
     job j[2];
@@ -648,7 +648,7 @@ static void *run_often(void *argument) {
     return NULL;
 }
 
-/* One plan from several threads, more than it has slots for. */
+/* One plan from several threads, more than may be in flight. */
 static void test_threads(void **state) {
     app *a = *state;
     runner runners[4];
@@ -795,7 +795,7 @@ int main(void) {
 #define TEST(function) {#function, function, setup, teardown, a}
             TEST(test_record_and_replay),
             TEST(test_record_ranges),
-            TEST(test_record_slots),
+            TEST(test_record_events),
             TEST(test_record_two),
             TEST(test_timeline),
             TEST(test_binary),

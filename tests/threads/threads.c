@@ -195,10 +195,11 @@ static void *ask_everything(void *argument) {
         tess_setting_info setting = {.struct_size = sizeof setting};
         tess_layout_info layout = {.struct_size = sizeof layout};
         tess_kv_info kv = {.struct_size = sizeof kv};
+        tess_storage_info storage = {.struct_size = sizeof storage};
         tess_plan_info plan = {.struct_size = sizeof plan};
         tess_layout *copy = NULL;
         tess_buffer buffer;
-        int64_t slot;
+        int64_t slot, pages;
         uint64_t first, count;
         size_t size = sizeof bytes;
         WANT(tess_runtime_backend(s->runtime, 0, &backend) == TESS_OK);
@@ -209,6 +210,8 @@ static void *ask_everything(void *argument) {
         WANT(tess_layout_query(s->layout, &layout) == TESS_OK);
         WANT(tess_layout_kv(s->layout, 0, &kv) == TESS_OK);
         WANT(tess_layout_slot(s->layout, 0, round % 63, &slot) == TESS_OK);
+        WANT(tess_layout_storage(s->layout, 0, &storage, NULL) == TESS_OK);
+        WANT(tess_layout_pages(s->layout, 0, round % 63, 16, &pages) == TESS_OK);
         WANT(tess_layout_row(s->layout, round % HEADS, round % 63, row, sizeof row) == TESS_OK);
         WANT(tess_layout_serialize(s->layout, bytes, &size) == TESS_OK);
         WANT(tess_layout_deserialize(s->runtime, bytes, size, &copy) == TESS_OK);

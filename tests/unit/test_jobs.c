@@ -14,6 +14,7 @@ typedef struct instance {
     spec x;
     tess_layout *layout;
     tess_sequence sequences[5];
+    uint32_t first_block[5]; /* all 0: not handed over */
     uint32_t n_sequences, tile_rows, pack_rows;
     tess_split split;
     uint64_t section_blocks;
@@ -41,6 +42,14 @@ static void *exact(uint64_t count, size_t size) {
     return memory;
 }
 
+/* Rows anywhere and keys from any block on. */
+static void instance_positions(instance *c, uint64_t *seed, uint32_t s) {
+    tess_sequence *q = &c->sequences[s];
+    const int64_t block = block_size(&c->x);
+    q->q_first = (int32_t)test_between(seed, 0, q->kv_len + 2 * block);
+    c->first_block[s] = (uint32_t)test_between(seed, 0, q->kv_len / block);
+}
+
 static void instance_lengths(instance *c, uint64_t *seed) {
     c->n_sequences = (uint32_t)test_between(seed, 0, 4);
     for (uint32_t s = 0; s < c->n_sequences; s++) {
@@ -50,6 +59,9 @@ static void instance_lengths(instance *c, uint64_t *seed) {
                                                       : test_between(seed, 0, 4));
         if (test_between(seed, 0, 9) == 0)
             q->q_len = q->kv_len + (int32_t)test_between(seed, 0, 40);
+        q->q_first = q->kv_len - q->q_len;
+        c->first_block[s] = 0;
+        if (test_between(seed, 0, 2) == 0) instance_positions(c, seed, s);
     }
 }
 
@@ -80,6 +92,8 @@ static void instance_plan(instance *c) {
     tess_status status = tess_jobs_create(&c->jobs, runtime, c->layout, c->sequences,
                                           c->n_sequences, c->tile_rows, c->pack_rows);
     c->jobs.split = c->split;
+    for (uint32_t s = 0; s < c->n_sequences; s++)
+        if (c->first_block[s] != 0) c->jobs.first_block = c->first_block;
     if (status == TESS_OK && c->from_end)
         tess_grid_count_from_end(&c->jobs.grid, c->layout, c->tile_rows);
     if (status == TESS_OK) status = tess_jobs_count(&c->jobs);
@@ -121,8 +135,7 @@ static int64_t floor_block(int64_t p, int64_t block) { return floor_divide(p, bl
 static void see_block(const instance *c, const tess_job *job, int64_t j, bool masked, uint32_t bits,
                       int64_t *last, seen *s) {
     const tess_sequence *q = &c->sequences[job->sequence];
-    int64_t block = block_size(&c->x), p0 = (int64_t)q->kv_len - q->q_len,
-            i_first = floor_block(p0 + job->row, block);
+    int64_t block = block_size(&c->x), p0 = q->q_first, i_first = floor_block(p0 + job->row, block);
     bool any = false;
     if (j <= *last || j * block >= q->kv_len)
         FAIL(c, "block %lld is listed after %lld of %d keys", (long long)j, (long long)*last,
@@ -173,13 +186,12 @@ static void check_shape(const instance *c, const tess_job *job) {
     }
     assert_true((uint32_t)job->rows * job->heads <= c->tile_rows);
     if (job->heads > 1) assert_true((uint32_t)job->rows * job->heads <= c->pack_rows);
-    int64_t block = block_size(&c->x), p = (int64_t)q->kv_len - q->q_len + job->row,
-            end = p + job->rows;
+    int64_t block = block_size(&c->x), p = (int64_t)q->q_first + job->row, end = p + job->rows;
     int64_t blocks = floor_block(end - 1, block) - floor_block(p, block) + 1;
     assert_true(blocks <= 32);
     const tess_grid *grid = &c->jobs.grid;
-    int64_t p0 = (int64_t)q->kv_len - q->q_len;
-    int64_t origin = grid->from_end && p0 >= 0 ? q->kv_len % grid->unit : 0;
+    const int64_t p0 = q->q_first;
+    int64_t origin = grid->from_end && p0 >= 0 ? (p0 + q->q_len) % grid->unit : 0;
     int64_t begin_in_cell = p - origin - floor_block(p - origin, grid->unit) * grid->unit;
     int64_t end_in_cell = end - origin - floor_block(end - origin, grid->unit) * grid->unit;
     if (job->row != 0) assert_int_equal(0, begin_in_cell % grid->step);
@@ -269,7 +281,7 @@ static void check_partials(const instance *c) {
 static void check_sequence(const instance *c, uint32_t sequence) {
     const tess_sequence *q = &c->sequences[sequence];
     int32_t heads = c->x.layout.n_heads;
-    int64_t p0 = (int64_t)q->kv_len - q->q_len;
+    const int64_t p0 = q->q_first, key = c->first_block[sequence] * block_size(&c->x);
     seen s = {calloc((size_t)heads * (size_t)q->q_len * (size_t)q->kv_len + 1, 1),
               calloc((size_t)heads * (size_t)q->q_len + 1, 1)};
     assert_true(s.pairs && s.rows);
@@ -291,12 +303,13 @@ static void check_sequence(const instance *c, uint32_t sequence) {
                      (long long)r, s.rows[h * q->q_len + r]);
             for (int64_t t = 0; t < q->kv_len; t++) {
                 int got = s.pairs[(h * q->q_len + r) * q->kv_len + t],
-                    wanted = formula_kept(&c->x, h, p0 + r, t);
+                    wanted = t >= key && formula_kept(&c->x, h, p0 + r, t);
                 if (got != wanted)
                     FAIL(c,
-                         "sequence %u (%d of %d), head %d, row %lld, key %lld: kept %d times, "
-                         "wanted %d",
-                         sequence, q->q_len, q->kv_len, h, (long long)r, (long long)t, got, wanted);
+                         "sequence %u (%d rows at %d, keys %lld to %d), head %d, row %lld, key "
+                         "%lld: kept %d times, wanted %d",
+                         sequence, q->q_len, q->q_first, (long long)key, q->kv_len, h, (long long)r,
+                         (long long)t, got, wanted);
             }
         }
     }
@@ -309,6 +322,25 @@ static void instance_check(const instance *c) {
     check_order(c);
     check_partials(c);
     for (uint32_t s = 0; s < c->n_sequences; s++) check_sequence(c, s);
+}
+
+static tess_pattern dense_pattern(int32_t block) {
+    return (tess_pattern){
+        .struct_size = sizeof(tess_pattern), .kind = TESS_PATTERN_DENSE, .block = block};
+}
+
+/* An instance of one sequence. */
+static void instance_of(instance *c, tess_pattern pattern, int32_t heads, int32_t kv_heads,
+                        int64_t tokens, int32_t q_len, int32_t kv_len) {
+    memset(c, 0, sizeof *c);
+    c->x.pattern = pattern;
+    c->x.layout = (tess_layout_desc){.struct_size = sizeof(tess_layout_desc),
+                                     .n_heads = heads,
+                                     .n_kv_heads = kv_heads,
+                                     .max_tokens = tokens};
+    c->layout = spec_layout(&c->x, runtime);
+    c->n_sequences = 1;
+    c->sequences[0] = (tess_sequence){.q_len = q_len, .kv_len = kv_len, .q_first = kv_len - q_len};
 }
 
 static void test_against_formulas(void **state) {
@@ -338,6 +370,7 @@ static void test_tall_tiles(void **state) {
         c.x.pattern.block = (int32_t)test_between(&seed, 1, 4);
         if (c.x.pattern.kind == TESS_PATTERN_BLOCKS) spec_mask(&c.x, &seed, 80);
         c.layout = spec_layout(&c.x, runtime);
+        instance_lengths(&c, &seed);
         c.tile_rows = (uint32_t)test_between(&seed, 60, 100000);
         instance_plan(&c);
         instance_check(&c);
@@ -352,7 +385,7 @@ static void test_block_sizes(void **state) {
     static const int32_t blocks[] = {1, 2, 3, 5, 7, 8, 17, 48, 100};
     uint64_t seed = 34, wide = 0;
     for (size_t b = 0; b < sizeof blocks / sizeof *blocks; b++)
-        for (int n = 0; n < 60; n++) {
+        for (int n = 0; n < 180; n++) {
             instance c;
             instance_random(&c, &seed);
             tess_layout_release(c.layout);
@@ -371,26 +404,6 @@ static void test_block_sizes(void **state) {
             instance_free(&c);
         }
     assert_true(wide > 100); /* keys that only rows past the sixteenth query block of a tile keep */
-}
-
-static tess_pattern dense_pattern(int32_t block) {
-    return (tess_pattern){
-        .struct_size = sizeof(tess_pattern), .kind = TESS_PATTERN_DENSE, .block = block};
-}
-
-/* An instance of one sequence. */
-static void instance_of(instance *c, tess_pattern pattern, int32_t heads, int32_t kv_heads,
-                        int64_t tokens, int32_t q_len, int32_t kv_len) {
-    memset(c, 0, sizeof *c);
-    c->x.pattern = pattern;
-    c->x.layout = (tess_layout_desc){.struct_size = sizeof(tess_layout_desc),
-                                     .n_heads = heads,
-                                     .n_kv_heads = kv_heads,
-                                     .max_tokens = tokens};
-    c->layout = spec_layout(&c->x, runtime);
-    c->n_sequences = 1;
-    c->sequences[0].q_len = q_len;
-    c->sequences[0].kv_len = kv_len;
 }
 
 /* ------------------------------------------------------------------ known jobs */
@@ -421,6 +434,29 @@ static void test_known_jobs(void **state) {
     instance_free(&c);
 }
 
+/* A part of the keys under a tile of two blocks of rows that lies past it: dense rows need no mask,
+ * and of an S2 class the part holds a piece of the vertical list. */
+static void test_known_parts(void **state) {
+    (void)state;
+    instance c;
+    for (int strided = 0; strided < 2; strided++) {
+        instance_of(&c, strided ? s2_pattern(64, 2, 4, 0) : dense_pattern(64), 1, 1, 4096, 128,
+                    1600);
+        c.sequences[0].q_first = 2048;
+        c.first_block[0] = 10;
+        c.tile_rows = 128;
+        instance_plan(&c);
+        assert_int_equal(1, c.jobs.n_jobs);
+        assert_int_equal(strided ? 0 : 15, c.out[0].interval_blocks);
+        assert_int_equal(strided ? 0 : 10, c.out[0].interval_start);
+        assert_int_equal(0, c.out[0].mask_head + c.out[0].mask_tail);
+        assert_int_equal(strided ? 4 : 0, c.out[0].left_count); /* blocks 12, 16, 20, 24 */
+        if (strided) assert_int_equal(12, c.entries[c.out[0].left_offset]);
+        instance_check(&c);
+        instance_free(&c);
+    }
+}
+
 /* One new token: nothing is masked, and the heads of a group that share a class share a job. */
 static void test_decode(void **state) {
     (void)state;
@@ -441,8 +477,7 @@ static void test_decode(void **state) {
     tess_jobs_release(&c.jobs);
     /* A tile that begins with the last row of a block sees that block whole: of its two blocks only
      * the second is masked. */
-    c.sequences[0].q_len = 65;
-    c.sequences[0].kv_len = 640;
+    c.sequences[0] = (tess_sequence){.q_len = 65, .kv_len = 640, .q_first = 640 - 65};
     free(c.classes), free(c.out), free(c.merges), free(c.entries), free(c.bits);
     instance_plan(&c);
     assert_int_equal(32, c.jobs.n_jobs);
@@ -519,8 +554,7 @@ static void test_too_many_jobs(void **state) {
     tess_layout_release(c.layout);
     c.x.layout.n_heads = 40;
     c.layout = spec_layout(&c.x, runtime);
-    c.sequences[0].q_len = 4;
-    c.sequences[0].kv_len = 2000000000;
+    c.sequences[0] = (tess_sequence){.q_len = 4, .kv_len = 2000000000, .q_first = 1999999996};
     assert_int_equal(TESS_OK, tess_jobs_create(&c.jobs, runtime, c.layout, c.sequences, 1, 1, 1));
     c.jobs.split.length = 64;
     assert_error(tess_jobs_count(&c.jobs), TESS_ERROR_UNSUPPORTED, "tess_plan_create", "kv_split");
@@ -600,6 +634,7 @@ static void test_failing_memory(void **state) {
             heap.fail_at = k;
             tess_status status = tess_jobs_create(&c.jobs, runtime, c.layout, c.sequences,
                                                   c.n_sequences, c.tile_rows, c.pack_rows);
+            c.jobs.first_block = c.first_block;
             if (status == TESS_OK) status = tess_jobs_count(&c.jobs);
             heap.fail_at = 0;
             done = status == TESS_OK;
@@ -614,7 +649,8 @@ static void test_failing_memory(void **state) {
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, runtime_setup, runtime_teardown)
     return RUN_TESTS(TEST(test_against_formulas), TEST(test_tall_tiles), TEST(test_block_sizes),
-                     TEST(test_known_jobs), TEST(test_decode), TEST(test_dense_from_end),
-                     TEST(test_cut_blocks), TEST(test_many_blocks), TEST(test_too_many_jobs),
-                     TEST(test_too_many_entries), TEST(test_failing_memory));
+                     TEST(test_known_jobs), TEST(test_known_parts), TEST(test_decode),
+                     TEST(test_dense_from_end), TEST(test_cut_blocks), TEST(test_many_blocks),
+                     TEST(test_too_many_jobs), TEST(test_too_many_entries),
+                     TEST(test_failing_memory));
 }

@@ -11,6 +11,7 @@ static void test_work(void **state) {
         spec_random(&x, &seed, 60);
         lengths_random(&b, &seed, &x);
         b.desc.kv_split = (int32_t)test_between(&seed, 0, 3);
+        positions_random(&b, &seed, &x);
         tess_layout *layout = spec_layout(&x, runtime);
         uint64_t before = heap.bytes;
         tess_plan *plan = make(layout, &b.desc);
@@ -27,10 +28,10 @@ static void test_work(void **state) {
                     bool read = false;
                     for (int64_t h = g * group; h < (g + 1) * group; h++) {
                         for (int64_t r = 0; r < b.q_lens[s]; r++) {
-                            int64_t p = b.kv_lens[s] - b.q_lens[s] + r;
-                            bool k = formula_kept(&x, (int32_t)h, p, t);
+                            const int64_t p = b.q_first[s] + r, key = b.kv_first[s] + t;
+                            const bool k = formula_kept(&x, (int32_t)h, p, key);
                             kept += k;
-                            dense += both || t <= p;
+                            dense += both || key <= p;
                             read = read || k;
                         }
                     }

@@ -423,7 +423,6 @@ static void test_reserved(void **state) {
         {"v_scale", &run.v_scale.buffer},
         {"q_lens", &run.q_lens},
         {"kv_lens", &run.kv_lens},
-        {"block_table", &run.block_table},
         {"d_o", &run.d_o.buffer},
         {"d_q", &run.d_q.buffer},
         {"d_k", &run.d_k.buffer},
@@ -434,6 +433,17 @@ static void test_reserved(void **state) {
         *list[n].at = region(0);
         refused(TESS_ERROR_UNSUPPORTED, list[n].field);
     }
+    run.block_table = region(0);
+    refused(TESS_ERROR_INVALID, "block_table");
+    run.table_stride = 1;
+    refused(TESS_ERROR_INVALID, "table_stride");
+    run.pages = 1;
+    refused(TESS_ERROR_INVALID, "pages");
+    const tess_tensor pool = run.k;
+    run.k_pools = &pool;
+    refused(TESS_ERROR_INVALID, "k_pools");
+    run.v_pools = &pool;
+    refused(TESS_ERROR_INVALID, "v_pools");
     run.flags = 4;
     refused(TESS_ERROR_INVALID, "flags");
     run.stream.kind = 3;

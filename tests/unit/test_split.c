@@ -125,11 +125,14 @@ static tess_layout *dense(int32_t heads, int32_t kv_heads) {
     return make_layout(runtime, &pattern, heads, kv_heads, 1 << 21);
 }
 
+static tess_sequence lengths_of(int32_t q_len, int32_t kv_len) {
+    return (tess_sequence){.q_len = q_len, .kv_len = kv_len, .q_first = kv_len - q_len};
+}
+
 static void one_sequence(batch *b, int32_t q_len, int32_t kv_len) {
     memset(b->sequences, 0, sizeof b->sequences);
     b->n = 1;
-    b->sequences[0].q_len = q_len;
-    b->sequences[0].kv_len = kv_len;
+    b->sequences[0] = lengths_of(q_len, kv_len);
 }
 
 /* ------------------------------------------------------------------ the tests */
@@ -150,13 +153,13 @@ static void test_counts_around_a_wave(void **state) {
                 memset(b.sequences, 0, sizeof b.sequences);
                 b.n = counts[c];
                 for (uint32_t s = 0; s < b.n; s++) {
-                    b.sequences[s].q_len = 1;
                     /* Equal; two lengths; a few; one long one among short ones. */
-                    b.sequences[s].kv_len = lengths == 0   ? most
-                                            : lengths == 1 ? (s % 3 ? most : most / 2)
-                                            : lengths == 2
-                                                ? (int32_t)test_between(&seed, 1, 32) * (most / 32)
-                                                : (s == 0 ? most : 64);
+                    const int32_t keys = lengths == 0   ? most
+                                         : lengths == 1 ? (s % 3 ? most : most / 2)
+                                         : lengths == 2
+                                             ? (int32_t)test_between(&seed, 1, 32) * (most / 32)
+                                             : (s == 0 ? most : 64);
+                    b.sequences[s] = lengths_of(1, keys);
                 }
                 check(&b, &h200, true, &choice);
                 if (lengths == 0 && b.n <= UNITS) { /* one full wave is among the candidates */
@@ -187,9 +190,8 @@ static void test_many_lengths(void **state) {
         memset(b.sequences, 0, sizeof b.sequences);
         b.n = (uint32_t)test_between(&seed, 1, MOST_SEQUENCES);
         for (uint32_t s = 0; s < b.n; s++) {
-            b.sequences[s].q_len = 1;
-            b.sequences[s].kv_len =
-                (int32_t)test_between(&seed, 1, 1 << test_between(&seed, 6, 17));
+            b.sequences[s] =
+                lengths_of(1, (int32_t)test_between(&seed, 1, 1 << test_between(&seed, 6, 17)));
         }
         check(&b, &h200, false, NULL);
     }
@@ -208,8 +210,7 @@ static void test_ties(void **state) {
                           .row_bytes = 1};
     b.layout = layout;
     b.n = 8;
-    for (uint32_t s = 0; s < b.n; s++)
-        b.sequences[s] = (tess_sequence){.q_len = 1, .kv_len = 64 * 16};
+    for (uint32_t s = 0; s < b.n; s++) b.sequences[s] = lengths_of(1, 64 * 16);
     assert_int_equal(8, check(&b, &m, true, &choice));
     assert_int_equal(0, choice.length);
     b.n = 7; /* the last wave is not full: 28 parts are 7 waves of 4 blocks */

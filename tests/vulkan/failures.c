@@ -133,7 +133,7 @@ static void scenario(const char *line, const rule *r) {
     run.workspace = buffers[5];
     STEP(tess_run(plan, &run));
     STEP(tess_wait(device, UINT64_C(60000000000)));
-    for (int n = 0; n < 3; n++) { /* slots come round */
+    for (int n = 0; n < 3; n++) { /* resources are used again */
         STEP(tess_run(plan, &run));
         if (n == 1) STEP(tess_wait(device, UINT64_MAX));
     }

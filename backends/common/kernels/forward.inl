@@ -17,6 +17,7 @@
  * ones cut. Threads look up one key each. Numbers past the end stand for the last key, and rows
  * past the tile's for its last row: nothing else needs a test when it is loaded, and nothing
  * outside of the listed blocks is ever read. Such keys count as masked; such rows are not stored.
+ * Keys whose page is absent count as masked too, and zeros stand for their K and V.
  *
  * Softmax runs in base 2, on scores that are not scaled yet: differences of two scores are exact
  * where it matters, however large both are, and only a difference is multiplied by the scale.
@@ -51,13 +52,14 @@
  *           transposing stores over the banks.
  *   v       V as [key][dim]
  *   reduce  what columns tell each other about rows, as [column][row]
- *   key_*   of each key of the chunk, the fields of tess_key
+ *   key_*   of each key of the chunk, the fields of tess_key and of tess_place
  *   row_*   of each row of the tile, the fields of tess_row
  */
 #define TESS_FORWARD_SHARED                                 \
     TESS_SHARED(vec4, qkp, TESS_QKP_SIZE)                   \
     TESS_SHARED(vec4, v, TESS_V_SIZE)                       \
     TESS_SHARED(vec4, reduce, TESS_ROWS *TESS_COLUMNS / 4u) \
+    TESS_SHARED(uint, key_page, TESS_KEYS)                  \
     TESS_SHARED(uint, key_token, TESS_KEYS)                 \
     TESS_SHARED(int, key_position, TESS_KEYS)               \
     TESS_SHARED(int, key_last_block, TESS_KEYS)             \
@@ -104,15 +106,23 @@ TESS_FORWARD_KERNEL {
     const uint keys = tess_count_keys(walk, tile TESS_TABLES_OF_KERNEL) * TESS_UINT(present);
     const uint head_dim = TESS_HEAD_DIM;
 
+    /* Keys are found from here on: in place, token 0 of the sequence; by slot, that of its entry in
+     * the batch; in pages, that of page 0. */
+    const bool cached = TESS_IS_CACHED, paged = TESS_IS_PAGED;
+    const uint kv_head = tess_find_kv_head(tile TESS_TABLES_OF_KERNEL),
+               kv_batch = paged ? 0u : TESS_WORD(tile.sequence + TESS_WORD_SEQUENCE_KV_BATCH);
     const tess_offset q_start = TESS_WORD64(tile.sequence + TESS_WORD_SEQUENCE_Q_START) +
                                 TESS_OFFSET(tile.row),
-                      kv_start = TESS_WORD64(tile.sequence + TESS_WORD_SEQUENCE_KV_START);
+                      kv_start = cached ? TESS_OFFSET(0)
+                                        : TESS_WORD64(tile.sequence + TESS_WORD_SEQUENCE_KV_START);
     const tess_offset q_base = TESS_FIRST(q, tile, q_start, tile.head);
-    const tess_offset k_base = TESS_FIRST(k, tile, kv_start, tile.head / args.group);
-    const tess_offset v_base = TESS_FIRST(v, tile, kv_start, tile.head / args.group);
+    const tess_offset k_base = TESS_FIRST_OF(k, kv_batch, kv_start, kv_head);
+    const tess_offset v_base = TESS_FIRST_OF(v, kv_batch, kv_start, kv_head);
     const bool q_aligned = TESS_IS_ALIGNED(Q, q_base, args.q_token | args.q_head);
-    const bool k_aligned = TESS_IS_ALIGNED(K, k_base, args.k_token);
-    const bool v_aligned = TESS_IS_ALIGNED(V, v_base, args.v_token);
+    const bool k_aligned =
+        TESS_IS_ALIGNED(K, k_base, args.k_token | (paged ? args.k_batch : TESS_OFFSET(0)));
+    const bool v_aligned =
+        TESS_IS_ALIGNED(V, v_base, args.v_token | (paged ? args.v_batch : TESS_OFFSET(0)));
 
     for (uint r = thread; r < TESS_ROWS; r += TESS_THREADS) {
         const tess_row row =
@@ -144,9 +154,15 @@ TESS_FORWARD_KERNEL {
         for (uint e = thread; e < TESS_KEYS; e += TESS_THREADS) {
             const tess_key key =
                 tess_find_key(tess_min(first + e, keys - 1u), walk, tile TESS_TABLES_OF_KERNEL);
-            key_token[e] = key.token;
+            tess_place place;
+            place.page = 0u;
+            place.token = key.token;
+            if (cached) place = tess_find_place(key.token, tile TESS_PAGES_OF_KERNEL);
+            key_page[e] = place.page;
+            key_token[e] = place.token;
             key_position[e] = key.position;
-            key_last_block[e] = first + e < keys ? key.last_block : TESS_INT_MIN;
+            key_last_block[e] =
+                first + e < keys && place.page != TESS_ABSENT ? key.last_block : TESS_INT_MIN;
             key_bits[e] = key.bits;
         }
 #include "forward_scores.inl"

@@ -129,6 +129,53 @@ TESS_FUNCTION tess_key tess_find_key(uint u, tess_key_walk walk, tess_tile tile 
     return key;
 }
 
+/* ------------------------------------------------------------------ where keys lie */
+
+/* Whether K and V lie in pages or by slot, and not one token after the other. */
+#define TESS_IS_CACHED ((TESS_FLAGS & (TESS_ARGS_PAGED | TESS_ARGS_COMPACT)) != 0u)
+#define TESS_IS_PAGED  ((TESS_FLAGS & TESS_ARGS_PAGED) != 0u)
+
+/* A token of a page or TESS_ABSENT; without pages, of the sequence. */
+TESS_STRUCT(tess_place) { uint page, token; };
+
+/* The head of K and V that the job reads. */
+TESS_FUNCTION uint tess_find_kv_head(tess_tile tile TESS_TABLES) {
+    const uint kv_head = tile.head / args.group;
+    return (TESS_FLAGS & TESS_ARGS_COMPACT) != 0u
+               ? TESS_WORD(args.kv_heads_at + kv_head * TESS_KV_HEAD_WORDS +
+                           TESS_WORD_KV_HEAD_POOL_HEAD)
+               : kv_head;
+}
+
+/* Where key t lies, if TESS_IS_CACHED: tess_launch.page. */
+TESS_FUNCTION tess_place tess_find_place(uint t, tess_tile tile TESS_PAGES) {
+    tess_place place;
+    place.page = 0u;
+    if ((TESS_FLAGS & TESS_ARGS_COMPACT) != 0u) {
+        const uint own = args.kv_heads_at + tile.head / args.group * TESS_KV_HEAD_WORDS,
+                   j = t / args.block, slot = TESS_WORD(own + TESS_WORD_KV_HEAD_SLOTS_OFFSET) + j;
+        place.token =
+            TESS_WORD(args.slots_at + slot * TESS_SLOT_WORDS + TESS_WORD_SLOT_SLOT) * args.block +
+            (t - j * args.block);
+    } else {
+        /* Modulo 2^32: the sum is the number of a token, which is less. */
+        place.token = t + TESS_WORD(tile.sequence + TESS_WORD_SEQUENCE_KV_START);
+    }
+    if (TESS_IS_PAGED) {
+        const uint number = place.token / args.page;
+        const tess_offset row =
+            args.block_table_at +
+            TESS_OFFSET(TESS_WORD(tile.sequence + TESS_WORD_SEQUENCE_KV_BATCH)) *
+                args.block_table_batch;
+        const uint id = TESS_UINT(TESS_PAGE_ID(row + TESS_OFFSET(number)));
+        place.token -= number * args.page;
+        place.page = id < args.pages ? id : TESS_ABSENT;
+    }
+    return place;
+}
+
+/* ------------------------------------------------------------------ the mask */
+
 /* The score, or TESS_LOWEST if the row does not keep the key: tess_kept() of tessera_backend.h. */
 TESS_FUNCTION float tess_masked(float score, tess_key key, tess_row row, int sinks, int i_first) {
     const bool near = TESS_OR(key.position < sinks, TESS_AND(key.position >= row.window_low,

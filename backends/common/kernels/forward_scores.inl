@@ -14,24 +14,34 @@
         }                                                                                        \
     }
 
+/* The group of 4 elements at `at` of token 0, of key e. */
+#define TESS_LOAD_KEY(four, load, e) \
+    const vec4 four = load(K, at + TESS_OFFSET(key_token[e]) * args.k_token);
+/* The same where keys have pages. */
+#define TESS_LOAD_PAGED_KEY(four, load, e)                            \
+    vec4 four = VEC4(0.0f, 0.0f, 0.0f, 0.0f);                         \
+    if (key_page[e] != TESS_ABSENT)                                   \
+        four = load(K, at + TESS_OFFSET(key_page[e]) * args.k_batch + \
+                           TESS_OFFSET(key_token[e]) * args.k_token);
+
 /* A thread transposes 4 keys x 4 dims. */
-#define TESS_LOAD_K(load)                                                                      \
-    TESS_UNROLL for (uint n = 0u; n < TESS_TURNS(TESS_K_SIZE / 4u); n++) {                     \
-        const uint e = n * TESS_THREADS + thread;                                              \
-        if (TESS_INSIDE(e, TESS_K_SIZE / 4u)) {                                                \
-            const uint four = e % (TESS_SLICE_DIMS / 4u), key = e / (TESS_SLICE_DIMS / 4u);    \
-            const tess_offset at =                                                             \
-                k_base + TESS_OFFSET(slice + tess_min(four, depth / 4u - 1u) * 4u);            \
-            const vec4 a = load(K, at + TESS_OFFSET(key_token[key * 4u]) * args.k_token);      \
-            const vec4 b = load(K, at + TESS_OFFSET(key_token[key * 4u + 1u]) * args.k_token); \
-            const vec4 c = load(K, at + TESS_OFFSET(key_token[key * 4u + 2u]) * args.k_token); \
-            const vec4 d = load(K, at + TESS_OFFSET(key_token[key * 4u + 3u]) * args.k_token); \
-            const uint to = TESS_Q_SIZE + four * 4u * TESS_COLUMNS + (key ^ (four & 7u));      \
-            qkp[to] = VEC4(a.x, b.x, c.x, d.x);                                                \
-            qkp[to + TESS_COLUMNS] = VEC4(a.y, b.y, c.y, d.y);                                 \
-            qkp[to + 2u * TESS_COLUMNS] = VEC4(a.z, b.z, c.z, d.z);                            \
-            qkp[to + 3u * TESS_COLUMNS] = VEC4(a.w, b.w, c.w, d.w);                            \
-        }                                                                                      \
+#define TESS_LOAD_K(load_key, load)                                                         \
+    TESS_UNROLL for (uint n = 0u; n < TESS_TURNS(TESS_K_SIZE / 4u); n++) {                  \
+        const uint e = n * TESS_THREADS + thread;                                           \
+        if (TESS_INSIDE(e, TESS_K_SIZE / 4u)) {                                             \
+            const uint four = e % (TESS_SLICE_DIMS / 4u), key = e / (TESS_SLICE_DIMS / 4u); \
+            const tess_offset at =                                                          \
+                k_base + TESS_OFFSET(slice + tess_min(four, depth / 4u - 1u) * 4u);         \
+            load_key(a, load, key * 4u);                                                    \
+            load_key(b, load, key * 4u + 1u);                                               \
+            load_key(c, load, key * 4u + 2u);                                               \
+            load_key(d, load, key * 4u + 3u);                                               \
+            const uint to = TESS_Q_SIZE + four * 4u * TESS_COLUMNS + (key ^ (four & 7u));   \
+            qkp[to] = VEC4(a.x, b.x, c.x, d.x);                                             \
+            qkp[to + TESS_COLUMNS] = VEC4(a.y, b.y, c.y, d.y);                              \
+            qkp[to + 2u * TESS_COLUMNS] = VEC4(a.z, b.z, c.z, d.z);                         \
+            qkp[to + 3u * TESS_COLUMNS] = VEC4(a.w, b.w, c.w, d.w);                         \
+        }                                                                                   \
     }
 
 TESS_UNROLL for (uint n = 0u; n < TESS_THREAD_ROWS; n++) s[n] = VEC4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -43,10 +53,13 @@ for (uint slice = 0u; slice < head_dim; slice += TESS_SLICE_DIMS) {
     } else {
         TESS_LOAD_Q(TESS_LOAD4)
     }
-    if (k_aligned) {
-        TESS_LOAD_K(TESS_LOAD4_ALIGNED)
+    if (k_aligned && !paged) {
+        TESS_LOAD_K(TESS_LOAD_KEY, TESS_LOAD4_ALIGNED)
+    } else if (k_aligned) {
+        TESS_LOAD_K(TESS_LOAD_PAGED_KEY, TESS_LOAD4_ALIGNED)
     } else {
-        TESS_LOAD_K(TESS_LOAD4)
+        /* What has no pages has page 0 only. */
+        TESS_LOAD_K(TESS_LOAD_PAGED_KEY, TESS_LOAD4)
     }
     TESS_BARRIER;
     if (first_row < used && column * 4u < chunk) {

@@ -27,13 +27,16 @@
         qkp[(first_row + 4u * g + n) * TESS_COLUMNS + column] = p;                \
     }
 
+#define TESS_IS_ABSENT(e) (key_page[e] == TESS_ABSENT)
 #define TESS_READ_KEY(key, e)           \
     tess_key key;                       \
     key.position = key_position[e];     \
     key.last_block = key_last_block[e]; \
     key.bits = key_bits[e]
 
-if (masked) {
+/* A thread masks its own keys only, and so needs to know of these alone whether some are absent. */
+if (masked || (paged && (TESS_IS_ABSENT(column * 4u) || TESS_IS_ABSENT(column * 4u + 1u) ||
+                         TESS_IS_ABSENT(column * 4u + 2u) || TESS_IS_ABSENT(column * 4u + 3u)))) {
     const int i_first = tess_floor_div(tile.position, TESS_INT(args.block));
     const int sinks = (tile.flags & TESS_CLASS_WINDOW) != 0u
                           ? TESS_INT(TESS_WORD(tile.cls + TESS_WORD_CLASS_SINKS))

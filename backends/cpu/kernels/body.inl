@@ -141,10 +141,11 @@ typedef struct task {
     job_memory m;
     int32_t head_dim, rows;
     int64_t esize;
-    const char *k, *v; /* of token 0 of the sequence and of the job's kv head */
-    int64_t k_stride, v_stride;
-    float scale_log2;      /* |scale| * log2(e): turns <q, k> into the exponent of 2 */
-    cpu_chunk chunk, next; /* of jobs of a few rows */
+    int64_t k_stride, v_stride; /* bytes from one token to the next */
+    float scale_log2;           /* |scale| * log2(e): turns <q, k> into the exponent of 2 */
+    /* of jobs of a few rows: the keys at hand, and room for those and the next ones */
+    const cpu_chunk *chunk;
+    cpu_chunk chunks[2];
     direct_rows direct[2];
     cpu_panel_rows panel;
     /* rows of K and V that will be packed next */
@@ -188,18 +189,6 @@ INLINE int64_t row_offset(const task *t, const tess_tensor *x, int32_t r) {
     int64_t head = t->job->head + r / t->job->rows, row = (int64_t)t->job->row + r % t->job->rows;
     return (t->launch->batch_strided ? s->batch * x->stride_batch : 0) +
            (s->q_start + row) * x->stride_token + head * x->stride_head;
-}
-
-/* Where token 0 of the sequence lies in K or V, for the job's kv head. It is computed modulo 2^64,
- * because a job without keys may come with any strides and no memory. */
-INLINE const char *first_key(const task *t, const tess_tensor *x) {
-    const tess_launch *l = t->launch;
-    const tess_sequence *s = &l->tables->sequences[t->job->sequence];
-    const uint64_t batch = l->batch_strided ? s->batch : 0, head = t->job->head / l->group;
-    const uint64_t at = batch * (uint64_t)x->stride_batch +
-                        (uint64_t)s->kv_start * (uint64_t)x->stride_token +
-                        head * (uint64_t)x->stride_head;
-    return (const char *)(uintptr_t)(x->buffer.handle + x->buffer.offset + at * (uint64_t)t->esize);
 }
 
 INLINE char *tensor_base(const tess_tensor *x) {
@@ -315,8 +304,8 @@ static void list_prefetches(task *t, const cpu_chunk *chunk) {
     for (int32_t i = 0; i < chunk->n_runs; i++) {
         const cpu_run *run = &chunk->run[i];
         for (int32_t key = 0; key < run->count; key++) {
-            t->to_prefetch[t->n_to_prefetch++] = t->k + (int64_t)(run->token + key) * t->k_stride;
-            t->to_prefetch[t->n_to_prefetch++] = t->v + (int64_t)(run->token + key) * t->v_stride;
+            t->to_prefetch[t->n_to_prefetch++] = run->k + key * t->k_stride;
+            t->to_prefetch[t->n_to_prefetch++] = run->v + key * t->v_stride;
         }
     }
 }
@@ -637,8 +626,6 @@ static void task_init(state *s, const tess_launch *launch, const tess_job *job) 
     t->esize = launch->dtype == TESS_F32 ? 4 : 2;
     t->k_stride = (int64_t)((uint64_t)k->stride_token * (uint64_t)t->esize);
     t->v_stride = (int64_t)((uint64_t)v->stride_token * (uint64_t)t->esize);
-    t->k = first_key(t, k);
-    t->v = first_key(t, v);
     t->scale_log2 = fabsf(launch->scale) * 1.44269504088896340736f;
     layout_memory(&t->m, t->head_dim, (float *)(void *)((char *)s + STATE_BYTES));
     for (int i = 0; i < 2; i++) {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The keys of a job, cut into chunks. A chunk is up to a given number of keys that are packed
- * together. It has one or more runs of consecutive tokens; a masked run lies inside one key block.
+ * together. It has one or more runs of consecutive tokens whose rows of K and V are equally far
+ * apart; a masked run lies inside one key block. Keys whose page is absent are in no chunk.
  */
 #ifndef TESSERA_CPU_CHUNK_H
 #define TESSERA_CPU_CHUNK_H
@@ -15,13 +16,25 @@ typedef struct cpu_run {
     int32_t count;
     int32_t at; /* the first key's place in the chunk */
     int32_t masked;
-    uint32_t kept; /* masked: which query blocks keep it (cpu_walk_kept) */
+    uint32_t kept;     /* masked: which query blocks keep it (cpu_walk_kept) */
+    const char *k, *v; /* the first key's rows */
 } cpu_run;
 
 typedef struct cpu_chunk {
     int32_t keys, n_runs;
     cpu_run run[CHUNK_MAX];
 } cpu_chunk;
+
+/* Where the keys of a job lie: tess_launch.page tells how to find one. Addresses are computed
+ * modulo 2^64, because a job without keys may come with any strides and no memory. */
+typedef struct cpu_keys {
+    uint64_t k, v;             /* address of token 0, or of token 0 of page 0 */
+    uint64_t k_token, v_token; /* bytes */
+    uint64_t k_page, v_page;   /* likewise */
+    const int32_t *table;      /* the sequence's pages; NULL: contiguous */
+    const tess_slot *slots;    /* of its key blocks; NULL: by position */
+    int64_t page, pages, kv_start;
+} cpu_keys;
 
 /* Where the next chunk of a job begins. */
 typedef struct cpu_walk {
@@ -31,9 +44,70 @@ typedef struct cpu_walk {
     int64_t block, kv_len, i_first; /* i_first: query block of the tile's first row */
     uint64_t n;                     /* the key block */
     int64_t done;                   /* tokens of its run that earlier chunks took */
+    cpu_keys keys;
 } cpu_walk;
 
 static inline int64_t cpu_floor_div(int64_t a, int64_t b) { return a / b - (a % b < 0); }
+
+static inline uint64_t cpu_first_row(const tess_tensor *x, uint64_t batch, int64_t token,
+                                     uint64_t head, uint64_t esize) {
+    return x->buffer.handle + x->buffer.offset +
+           esize * (batch * (uint64_t)x->stride_batch +
+                    (uint64_t)token * (uint64_t)x->stride_token + head * (uint64_t)x->stride_head);
+}
+
+static inline void cpu_keys_start(cpu_keys *keys, const tess_launch *l, const tess_job *job) {
+    const tess_sequence *s = &l->tables->sequences[job->sequence];
+    const tess_tensor *k = &l->tensor[TESS_ROLE_K], *v = &l->tensor[TESS_ROLE_V],
+                      *table = &l->tensor[TESS_ROLE_BLOCK_TABLE];
+    const uint64_t esize = l->dtype == TESS_F32 ? 4 : 2;
+    const int in_place = !l->page && !l->compact;
+    uint64_t head = job->head / l->group, batch = s->kv_batch;
+    *keys = (cpu_keys){.k_token = (uint64_t)k->stride_token * esize,
+                       .v_token = (uint64_t)v->stride_token * esize,
+                       .k_page = (uint64_t)k->stride_batch * esize,
+                       .v_page = (uint64_t)v->stride_batch * esize,
+                       .page = l->page,
+                       .pages = l->pages,
+                       .kv_start = s->kv_start};
+    if (l->compact) {
+        const tess_kv_head *own = &l->tables->kv_heads[head];
+        keys->slots = l->tables->slots + own->slots_offset;
+        head = own->pool_head;
+    }
+    if (l->page) {
+        keys->table = (const int32_t *)(uintptr_t)(table->buffer.handle + table->buffer.offset) +
+                      batch * (uint64_t)table->stride_batch;
+        batch = 0;
+    }
+    keys->k = cpu_first_row(k, batch, in_place ? s->kv_start : 0, head, esize);
+    keys->v = cpu_first_row(v, batch, in_place ? s->kv_start : 0, head, esize);
+}
+
+/* Finds the rows of `count` keys from token t of a block on, or of as many of them as lie together,
+ * and returns how many these are. r->k is NULL where they are absent. */
+static inline int32_t cpu_keys_find(const cpu_keys *keys, int64_t block, int64_t t, int32_t count,
+                                    cpu_run *r) {
+    uint64_t at = (uint64_t)t, page = 0;
+    if (keys->slots) {
+        const int64_t j = t / block, inside = t - j * block;
+        at = (uint64_t)((int64_t)keys->slots[j].slot * block + inside);
+        if (count > block - inside) count = (int32_t)(block - inside);
+    }
+    if (keys->table) {
+        if (!keys->slots) at += (uint64_t)keys->kv_start;
+        const int64_t inside = (int64_t)at % keys->page;
+        const int32_t id = keys->table[(int64_t)at / keys->page];
+        if (count > keys->page - inside) count = (int32_t)(keys->page - inside);
+        r->k = r->v = NULL;
+        if (id < 0 || id >= keys->pages) return count;
+        at = (uint64_t)inside;
+        page = (uint64_t)id;
+    }
+    r->k = (const char *)(uintptr_t)(keys->k + page * keys->k_page + at * keys->k_token);
+    r->v = (const char *)(uintptr_t)(keys->v + page * keys->v_page + at * keys->v_token);
+    return count;
+}
 
 static inline void cpu_walk_start(cpu_walk *w, const tess_launch *l, const tess_job *job) {
     const tess_sequence *s = &l->tables->sequences[job->sequence];
@@ -45,6 +119,7 @@ static inline void cpu_walk_start(cpu_walk *w, const tess_launch *l, const tess_
     w->i_first = cpu_floor_div((int64_t)s->q_first + job->row, l->block);
     w->n = 0;
     w->done = 0;
+    cpu_keys_start(&w->keys, l, job);
 }
 
 /* Which query blocks of the tile keep key block j: bit n stands for i_first + n. */
@@ -71,14 +146,18 @@ static inline int cpu_walk_next(cpu_walk *w, cpu_chunk *chunk, int32_t limit) {
         int64_t end = ((int64_t)run.block + run.blocks) * w->block;
         if (end > w->kv_len) end = w->kv_len;
         const int32_t space = limit - chunk->keys;
-        const int32_t count = end - first < space ? (int32_t)(end - first) : space;
-        cpu_run *r = &chunk->run[chunk->n_runs++];
-        r->token = (int32_t)first;
-        r->count = count;
-        r->at = chunk->keys;
-        r->masked = (int32_t)run.masked;
-        r->kept = run.masked ? cpu_walk_kept(w, run.block, run.bits) : ~0u;
-        chunk->keys += count;
+        cpu_run *r = &chunk->run[chunk->n_runs];
+        const int32_t count = cpu_keys_find(
+            &w->keys, w->block, first, end - first < space ? (int32_t)(end - first) : space, r);
+        if (r->k) {
+            r->token = (int32_t)first;
+            r->count = count;
+            r->at = chunk->keys;
+            r->masked = (int32_t)run.masked;
+            r->kept = run.masked ? cpu_walk_kept(w, run.block, run.bits) : ~0u;
+            chunk->keys += count;
+            chunk->n_runs++;
+        }
         w->done += count;
         if (first + count == end) {
             w->n += run.blocks;

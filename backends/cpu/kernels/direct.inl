@@ -70,7 +70,7 @@ INLINE void direct_values(const task *t, const uint32_t dtype, const char *const
             for (int j = 0; j < DIRECT_SPAN; j++)
                 acc[r][j] =
                     vload(m->o + (size_t)r * m->o_elements + d + (j < vectors ? j : 0) * VL);
-        for (int32_t key = 0; key < t->chunk.keys; key++) {
+        for (int32_t key = 0; key < t->chunk->keys; key++) {
             vf v[DIRECT_SPAN];
             if (d == 0 && key < n_next) prefetch_row(next[key], bytes);
             if (vectors == DIRECT_SPAN && d + DIRECT_SPAN * VL <= t->head_dim) {
@@ -100,8 +100,8 @@ static void direct_mask(const task *t, int32_t r) {
     const job_memory *m = &t->m;
     const int32_t sinks = t->cls->flags & TESS_CLASS_WINDOW ? t->cls->sinks : 0;
     float *s = m->s + (size_t)r * CHUNK;
-    for (int32_t n = 0; n < t->chunk.n_runs; n++) {
-        const cpu_run *run = &t->chunk.run[n];
+    for (int32_t n = 0; n < t->chunk->n_runs; n++) {
+        const cpu_run *run = &t->chunk->run[n];
         if (!run->masked) continue;
         const int listed = (int)(run->kept >> m->block[r]) & 1;
         for (int32_t i = 0; i < run->count; i++) {
@@ -111,7 +111,7 @@ static void direct_mask(const task *t, int32_t r) {
             if (!listed || !in_bounds) s[run->at + i] = -INFINITY;
         }
     }
-    for (int32_t key = t->chunk.keys; key < CHUNK; key++) s[key] = -INFINITY;
+    for (int32_t key = t->chunk->keys; key < CHUNK; key++) s[key] = -INFINITY;
 }
 
 static void direct_softmax(const task *t, int32_t r) {
@@ -144,8 +144,8 @@ static void direct_locate(const task *t, const cpu_chunk *chunk, direct_rows *ro
     for (int32_t n = 0; n < chunk->n_runs; n++) {
         const cpu_run *run = &chunk->run[n];
         for (int32_t i = 0; i < run->count; i++) {
-            rows->k[run->at + i] = t->k + (int64_t)(run->token + i) * t->k_stride;
-            rows->v[run->at + i] = t->v + (int64_t)(run->token + i) * t->v_stride;
+            rows->k[run->at + i] = run->k + i * t->k_stride;
+            rows->v[run->at + i] = run->v + i * t->v_stride;
         }
     }
     /* The last vector of keys is completed with any key; its scores are replaced by -inf. */
@@ -161,15 +161,16 @@ INLINE void direct_chunks(task *t, const uint32_t dtype, const int rows) {
     direct_rows *both = t->direct;
     cpu_walk walk;
     cpu_walk_start(&walk, t->launch, t->job);
-    int more = cpu_walk_next(&walk, &t->next, CHUNK), turn = 0;
-    if (more) direct_locate(t, &t->next, &both[0]);
+    int more = cpu_walk_next(&walk, &t->chunks[0], CHUNK), turn = 0;
+    if (more) direct_locate(t, &t->chunks[0], &both[0]);
     while (more) {
-        const direct_rows *now = &both[turn], *then = &both[turn ^= 1];
-        t->chunk = t->next;
-        more = cpu_walk_next(&walk, &t->next, CHUNK);
-        if (more) direct_locate(t, &t->next, &both[turn]);
-        for (int32_t key = 0; key < t->chunk.keys; key += VL) {
-            for (int32_t i = key; i < key + VL && i < t->chunk.keys; i++)
+        const direct_rows *now = &both[turn], *then = &both[turn ^ 1];
+        t->chunk = &t->chunks[turn];
+        turn ^= 1;
+        more = cpu_walk_next(&walk, &t->chunks[turn], CHUNK);
+        if (more) direct_locate(t, &t->chunks[turn], &both[turn]);
+        for (int32_t key = 0; key < t->chunk->keys; key += VL) {
+            for (int32_t i = key; i < key + VL && i < t->chunk->keys; i++)
                 prefetch_row(now->v[i], bytes);
             direct_scores(t, dtype, now->k + key, key, rows);
         }
@@ -177,7 +178,7 @@ INLINE void direct_chunks(task *t, const uint32_t dtype, const int rows) {
             direct_mask(t, r);
             direct_softmax(t, r);
         }
-        direct_values(t, dtype, now->v, then->k, more ? t->next.keys : 0, rows);
+        direct_values(t, dtype, now->v, then->k, more ? t->chunks[turn].keys : 0, rows);
     }
 }
 

@@ -18,20 +18,19 @@
 #error "tile products work on panels of 32 query rows"
 #endif
 
-/* The caller's row of every key of the chunk. */
-static void chunk_rows(const cpu_chunk *chunk, const char *base, int64_t stride,
-                       const char **rows) {
+/* The caller's row of K or V of every key of the chunk. */
+INLINE void chunk_rows(const cpu_chunk *chunk, int64_t stride, const int of_v, const char **rows) {
     for (int32_t n = 0; n < chunk->n_runs; n++) {
         const cpu_run *run = &chunk->run[n];
         for (int32_t i = 0; i < run->count; i++)
-            rows[run->at + i] = base + (int64_t)(run->token + i) * stride;
+            rows[run->at + i] = (of_v ? run->v : run->k) + i * stride;
     }
 }
 
 static void pack_keys(const task *t, const cpu_chunk *chunk, float *packed) {
     const job_memory *m = &t->m;
     const char *rows[CHUNK];
-    chunk_rows(chunk, t->k, t->k_stride, rows);
+    chunk_rows(chunk, t->k_stride, 0, rows);
     const int32_t words = WORD_OF(t->head_dim);
     for (int32_t key = 0; key < round_up(chunk->keys, GROUP); key++) {
         float *out = packed + (size_t)key * m->k_pitch;
@@ -82,7 +81,7 @@ INLINE void pack_value_tiles(const char *const *rows, int32_t d, float *tile, fl
 static void pack_values(const task *t, const cpu_chunk *chunk, float *packed) {
     const job_memory *m = &t->m;
     const char *rows[CHUNK];
-    chunk_rows(chunk, t->v, t->v_stride, rows);
+    chunk_rows(chunk, t->v_stride, 1, rows);
     for (int32_t key = chunk->keys; key < round_up(chunk->keys, GROUP); key++) rows[key] = NULL;
     for (int32_t first = 0; first < chunk->keys; first += 32) {
         for (int32_t d = 0; d < m->o_elements; d += 16) {

@@ -11,8 +11,8 @@ static void pack_keys(const task *t, const cpu_chunk *chunk, float *packed) {
     for (int32_t n = 0; n < chunk->n_runs; n++) {
         const cpu_run *run = &chunk->run[n];
         for (int32_t i = 0; i < run->count; i++)
-            load_words(t->launch->dtype, t->k + (int64_t)(run->token + i) * t->k_stride,
-                       t->head_dim, packed + (size_t)(run->at + i) * t->m.k_pitch);
+            load_words(t->launch->dtype, run->k + i * t->k_stride, t->head_dim,
+                       packed + (size_t)(run->at + i) * t->m.k_pitch);
     }
     /* The rest of the last group is computed too, and not looked at. */
     for (int32_t key = chunk->keys; key < round_up(chunk->keys, GROUP); key++)
@@ -27,7 +27,7 @@ static void pack_values(const task *t, const cpu_chunk *chunk, float *packed) {
         const cpu_run *run = &chunk->run[n];
         for (int32_t i = 0; i < run->count; i++) {
             const int32_t key = run->at + i;
-            const char *row = t->v + (int64_t)(run->token + i) * t->v_stride;
+            const char *row = run->v + i * t->v_stride;
             if (key % 2 == 0) {
                 before = row;
                 if (key + 1 < chunk->keys) continue;
@@ -50,7 +50,7 @@ static void pack_values(const task *t, const cpu_chunk *chunk, float *packed) {
     for (int32_t n = 0; n < chunk->n_runs; n++) {
         const cpu_run *run = &chunk->run[n];
         for (int32_t i = 0; i < run->count; i++) {
-            const char *row = t->v + (int64_t)(run->token + i) * t->v_stride;
+            const char *row = run->v + i * t->v_stride;
             float *out = packed + (size_t)(run->at + i) * DB;
             if (t->launch->dtype != TESS_F32) {
                 load_row(t->launch->dtype, row, t->head_dim, t->m.rows);

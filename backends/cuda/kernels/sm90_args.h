@@ -59,9 +59,9 @@ typedef struct tess_sm90_args {
 
 /* Bytes of shared memory of a shape: rows of 128 bytes for Q, K and V, and 3 KiB for alignment,
  * barriers and descriptions. */
-#define TESS_SM90_SHARED(head_dim, keys, groups, q_slots, k_stages, v_stages)      \
-    (((head_dim) + 63) / 64 * 128 *                                                \
-         ((q_slots)*TESS_SM90_ROWS(groups) + ((k_stages) + (v_stages)) * (keys)) + \
+#define TESS_SM90_SHARED(head_dim, keys, groups, q_stages, k_stages, v_stages)      \
+    (((head_dim) + 63) / 64 * 128 *                                                 \
+         ((q_stages)*TESS_SM90_ROWS(groups) + ((k_stages) + (v_stages)) * (keys)) + \
      3072)
 
 #endif /* TESS_CUDA_SM90_ARGS_H */

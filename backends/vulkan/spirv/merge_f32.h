@@ -10,7 +10,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_merge.comp
- * sha256: a0c5c4afda19cb5d6f81bf9b1fc817745100823804d82e9acd1fa8e083c00866
+ * sha256: 5db1bdbf6e00e2b9badf4edb8570d98b62ca508895686aaf7d742285785afdb4
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_f32[] = {

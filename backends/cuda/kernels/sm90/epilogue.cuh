@@ -21,7 +21,7 @@ template <typename T, typename Shape> struct epilogue {
 
     /* Divides O by the row sums and stores it in shared memory. A warp writes its own 16 rows, in
      * the place of the same rows of Q. */
-    static __device__ __forceinline__ void store_o_shared(shared_memory<Shape> *m, int slot,
+    static __device__ __forceinline__ void store_o_shared(shared_memory<Shape> *m, int q_stage,
                                                           const consumer_place &at,
                                                           const float (&row_sum)[2],
                                                           float (&o)[D / 2]) {
@@ -33,7 +33,7 @@ template <typename T, typename Shape> struct epilogue {
 #pragma unroll
             for (int x = 0; x < D / 2; x++) o[x] = row_sum[x / 2 % 2] == 0 ? 0.0f : o[x];
         }
-        uint8_t *rows = m->q[slot][0] + (at.warpgroup * 64 + at.warp * 16) * 128;
+        uint8_t *rows = m->q[q_stage][0] + (at.warpgroup * 64 + at.warp * 16) * 128;
         const int matrix_row = at.lane % 16; /* of the 8 x 8 matrices that this lane addresses */
 #pragma unroll
         for (int x = 0; x < D / 16; x++) {
@@ -106,12 +106,12 @@ template <typename T, typename Shape> struct epilogue {
     }
 };
 
-/* The fourth producer warp writes O out of shared memory and gives the slots of the tiles back:
+/* The fourth producer warp writes O out of shared memory and gives the stages of Q back:
  * boxes of BOX_ROWS rows by TMA, other rows by plain stores of ROW_LANES lanes each. */
 template <typename Shape>
 __device__ __forceinline__ void write_o(shared_memory<Shape> *m, const tess_tensor_map *o_map,
                                         const tess_sm90_args *a) {
-    constexpr int CHUNKS = Shape::CHUNKS, ROWS = Shape::ROWS, Q_SLOTS = Shape::Q_SLOTS;
+    constexpr int CHUNKS = Shape::CHUNKS, ROWS = Shape::ROWS, Q_STAGES = Shape::Q_STAGES;
     constexpr int BOX_ROWS = 16, ROW_LANES = CHUNKS * 8 < 32 ? CHUNKS * 8 : 32;
     const tess_args *c = &a->common;
     const int lane = threadIdx.x % 32, units = (int)c->head_dim / 8, unit = lane % ROW_LANES;
@@ -121,7 +121,7 @@ __device__ __forceinline__ void write_o(shared_memory<Shape> *m, const tess_tens
         const tile_info *t = &m->tiles[tile % TILES];
         mbarrier_wait(&m->tile_full[tile % TILES], tile / TILES & 1);
         if (__shfl_sync(~0u, t->stages, 0) < 0) break;
-        const int slot = tile % Q_SLOTS;
+        const int q_stage = tile % Q_STAGES;
         const int32_t rows = t->rows, head = t->head, batch = t->batch;
         const int32_t all = __shfl_sync(~0u, t->partial == NO_PARTIAL ? rows * t->heads : 0, 0);
         const int64_t first = t->q_start + t->row;
@@ -131,22 +131,22 @@ __device__ __forceinline__ void write_o(shared_memory<Shape> *m, const tess_tens
                            lane * BOX_ROWS < all &&
                            (lane * BOX_ROWS + BOX_ROWS <= all || t->ends_tensor);
         const uint32_t boxes = __ballot_sync(~0u, boxed);
-        mbarrier_wait(&m->o_full[slot], tile / Q_SLOTS & 1);
+        mbarrier_wait(&m->o_full[q_stage], tile / Q_STAGES & 1);
         if (boxed) {
 #pragma unroll
             for (int chunk = 0; chunk < CHUNKS; chunk++)
-                tma_store(o_map, m->q[slot][chunk] + lane * BOX_ROWS * 128, chunk * 64,
+                tma_store(o_map, m->q[q_stage][chunk] + lane * BOX_ROWS * 128, chunk * 64,
                           (int32_t)first + lane * BOX_ROWS, head, batch);
             tma_store_commit();
         }
-        /* The next tile of Q waits for this slot: skip the rows that boxes hold. */
+        /* The next tile of Q waits for this stage: skip the rows that boxes hold. */
         const int32_t from =
             boxes == (1u << (all + BOX_ROWS - 1) / BOX_ROWS) - 1 ? all : lane / ROW_LANES;
         uint16_t *const o =
             (uint16_t *)a->o + batch * c->o_batch + first * c->o_token + head * c->o_head;
         for (int in_tile = from; in_tile < all; in_tile += 32 / ROW_LANES) {
             if ((boxes >> in_tile / BOX_ROWS & 1) || unit >= units) continue;
-            const uint4 x = *(const uint4 *)(m->q[slot][unit / 8] + in_tile * 128 +
+            const uint4 x = *(const uint4 *)(m->q[q_stage][unit / 8] + in_tile * 128 +
                                              ((unit % 8) ^ (in_tile % 8)) * 16);
             uint16_t *to = o + row_at(in_tile, rows, one_head, c->o_token, c->o_head) + unit * 8;
             write_unit(to, x, a->wide & 4);
@@ -155,7 +155,7 @@ __device__ __forceinline__ void write_o(shared_memory<Shape> *m, const tess_tens
         fence_async_proxy(); /* the next tile of Q is loaded over what plain loads have read */
         __syncwarp();
         if (lane == 0) {
-            mbarrier_arrive(&m->q_empty[slot]);
+            mbarrier_arrive(&m->q_empty[q_stage]);
             mbarrier_arrive(&m->tile_empty[tile % TILES]);
         }
     }

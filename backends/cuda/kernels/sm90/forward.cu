@@ -39,7 +39,7 @@ template <typename Shape> __device__ __forceinline__ void init_barriers(shared_m
         mbarrier_init(&m->tile_full[i], 1);
         mbarrier_init(&m->tile_empty[i], TILE_READERS);
     }
-    for (int i = 0; i < Shape::Q_SLOTS; i++) {
+    for (int i = 0; i < Shape::Q_STAGES; i++) {
         mbarrier_init(&m->q_full[i], 1);
         mbarrier_init(&m->q_empty[i], 1);
         mbarrier_init(&m->o_full[i], Shape::CONSUMER_WARPS);
@@ -112,7 +112,7 @@ template <typename T, typename Shape>
 __device__ __forceinline__ void forward(const tess_sm90_maps *maps, const tess_sm90_args *a) {
     extern __shared__ __align__(1024) uint8_t raw[];
     static_assert(sizeof(shared_memory<Shape>) <=
-                      TESS_SM90_SHARED(Shape::D, Shape::KEYS, Shape::CONSUMERS, Shape::Q_SLOTS,
+                      TESS_SM90_SHARED(Shape::D, Shape::KEYS, Shape::CONSUMERS, Shape::Q_STAGES,
                                        Shape::K_STAGES, Shape::V_STAGES),
                   "the host asks for enough shared memory");
     shared_memory<Shape> *m = (shared_memory<Shape> *)raw;
@@ -137,12 +137,12 @@ __device__ __forceinline__ void forward(const tess_sm90_maps *maps, const tess_s
 
 } // namespace tess
 
-#define INSTANCE(T, D, KEYS, GROUPS, Q_SLOTS, K_STAGES, V_STAGES)                              \
-    extern "C" __global__ void __launch_bounds__(TESS_SM90_THREADS(GROUPS), 1)                 \
-        tess_sm90_##T##_##D(const __grid_constant__ tess_sm90_maps maps,                       \
-                            const __grid_constant__ tess_sm90_args args) {                     \
-        tess::forward<tess::T##_t, tess::shape<D, KEYS, GROUPS, Q_SLOTS, K_STAGES, V_STAGES>>( \
-            &maps, &args);                                                                     \
+#define INSTANCE(T, D, KEYS, GROUPS, Q_STAGES, K_STAGES, V_STAGES)                              \
+    extern "C" __global__ void __launch_bounds__(TESS_SM90_THREADS(GROUPS), 1)                  \
+        tess_sm90_##T##_##D(const __grid_constant__ tess_sm90_maps maps,                        \
+                            const __grid_constant__ tess_sm90_args args) {                      \
+        tess::forward<tess::T##_t, tess::shape<D, KEYS, GROUPS, Q_STAGES, K_STAGES, V_STAGES>>( \
+            &maps, &args);                                                                      \
     }
 #define BF16(...) INSTANCE(bf16, __VA_ARGS__)
 #define F16(...)  INSTANCE(f16, __VA_ARGS__)

@@ -29,14 +29,14 @@ __device__ __forceinline__ void copy_rows(uint8_t *to, uint32_t chunk_bytes, int
     }
 }
 
-/* Loads the rows of a tile into its slot of Q, when the results before them have left it. */
+/* Loads the rows of a tile into its stage of Q, when the results before them have left it. */
 template <typename Shape>
 __device__ __forceinline__ void load_q(shared_memory<Shape> *m, const tess_tensor_map *q_map,
                                        const tess_sm90_args *a, const job_words &j, uint32_t tile,
                                        int lane) {
     constexpr int CHUNKS = Shape::CHUNKS, ROWS = Shape::ROWS;
     const tess_args *c = &a->common;
-    const int slot = tile % Shape::Q_SLOTS;
+    const int q_stage = tile % Shape::Q_STAGES;
     /* A box that reaches past the sequence is read only where that is past the map too: behind the
      * last sequence there may be no memory. */
     const bool boxed = (a->tma & 1) && j.heads == 1 &&
@@ -46,23 +46,23 @@ __device__ __forceinline__ void load_q(shared_memory<Shape> *m, const tess_tenso
     const bool copies = boxed && lane < Shape::CONSUMERS * CHUNKS;
     /* Rows are in the L2 cache by the time that the results in their place are written. */
     if (copies) tma_prefetch(q_map, chunk * 64, token, j.head, j.batch);
-    mbarrier_wait(&m->q_empty[slot], (tile / Shape::Q_SLOTS & 1) ^ 1);
+    mbarrier_wait(&m->q_empty[q_stage], (tile / Shape::Q_STAGES & 1) ^ 1);
     if (boxed) {
-        if (lane == 0) mbarrier_arrive_expect_tx(&m->q_full[slot], CHUNKS * ROWS * 128);
+        if (lane == 0) mbarrier_arrive_expect_tx(&m->q_full[q_stage], CHUNKS * ROWS * 128);
         __syncwarp();
         if (copies)
-            tma_load(m->q[slot][chunk] + first_row * 128, q_map, &m->q_full[slot], chunk * 64,
+            tma_load(m->q[q_stage][chunk] + first_row * 128, q_map, &m->q_full[q_stage], chunk * 64,
                      token, j.head, j.batch);
     } else {
         const uint16_t *q = (const uint16_t *)a->q + j.batch * c->q_batch +
                             (j.q_start + j.row) * c->q_token + j.head * c->q_head;
         for (int32_t h = 0; h < j.heads; h++) {
-            copy_rows<CHUNKS>(m->q[slot][0], ROWS * 128, h * j.rows, q + h * c->q_head, c->q_token,
-                              j.rows, j.rows, c->head_dim, a->wide & 1);
+            copy_rows<CHUNKS>(m->q[q_stage][0], ROWS * 128, h * j.rows, q + h * c->q_head,
+                              c->q_token, j.rows, j.rows, c->head_dim, a->wide & 1);
         }
         fence_async_proxy();
         __syncwarp();
-        if (lane == 0) mbarrier_arrive(&m->q_full[slot]);
+        if (lane == 0) mbarrier_arrive(&m->q_full[q_stage]);
     }
 }
 

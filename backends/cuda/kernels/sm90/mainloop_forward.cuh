@@ -24,12 +24,12 @@ template <typename T, typename Shape> struct mainloop_forward {
         D = Shape::D,
         KEYS = Shape::KEYS,
         ROWS = Shape::ROWS,
-        Q_SLOTS = Shape::Q_SLOTS,
+        Q_STAGES = Shape::Q_STAGES,
         K_STAGES = Shape::K_STAGES,
         V_STAGES = Shape::V_STAGES,
         /* With room for two tiles of Q, a tile's first product is issued before the results of the
          * tile before are stored, so that the tensor cores are busy meanwhile. */
-        OVERLAPS_EPILOGUE = Q_SLOTS > 1,
+        OVERLAPS_EPILOGUE = Q_STAGES > 1,
         /* tiles may begin with a halved stage */
         HALVES = KEYS == 128 && Shape::CONSUMERS == 2
     };
@@ -52,13 +52,13 @@ template <typename T, typename Shape> struct mainloop_forward {
     /* Operand addresses are found ahead of a product, and a shuffle makes them the same for all
      * lanes, so that issuing one takes few instructions. */
     __device__ __forceinline__ uint32_t q_operand(uint32_t tile) const {
-        return __shfl_sync(~0u, descriptor_low(q_rows(tile % Q_SLOTS), 16), 0);
+        return __shfl_sync(~0u, descriptor_low(q_rows(tile % Q_STAGES), 16), 0);
     }
     __device__ __forceinline__ uint32_t k_operand(uint32_t stage, int first_key = 0) const {
         return __shfl_sync(~0u, descriptor_low(m->k[stage % K_STAGES][0] + first_key * 128, 16), 0);
     }
-    __device__ __forceinline__ const uint8_t *q_rows(int slot) const {
-        return m->q[slot][0] + at.warpgroup * 64 * 128;
+    __device__ __forceinline__ const uint8_t *q_rows(int q_stage) const {
+        return m->q[q_stage][0] + at.warpgroup * 64 * 128;
     }
 
     __device__ __forceinline__ void issue_qk(uint32_t q, uint32_t k) { /* S = Q K^T */
@@ -134,7 +134,7 @@ template <typename T, typename Shape> struct mainloop_forward {
     /* Waits for the rows of a tile and its first keys, and finds the mask of these. */
     __device__ __forceinline__ void wait_first_keys(uint32_t tile, uint32_t stage) {
         const tile_info *t = &m->tiles[tile % TILES];
-        mbarrier_wait(&m->q_full[tile % Q_SLOTS], tile / Q_SLOTS & 1);
+        mbarrier_wait(&m->q_full[tile % Q_STAGES], tile / Q_STAGES & 1);
         wait_keys(stage);
         if (halved)
             find_mask<64>(t, stage, first_key());
@@ -235,7 +235,7 @@ template <typename T, typename Shape> struct mainloop_forward {
             softmax_half(stage);
             round_p<KEYS / 2>();
         } else {
-            softmax_stage(q_rows(tile % Q_SLOTS), masked_stages > 0, stage);
+            softmax_stage(q_rows(tile % Q_STAGES), masked_stages > 0, stage);
             round_p<KEYS>();
         }
     }
@@ -260,7 +260,7 @@ template <typename T, typename Shape> struct mainloop_forward {
         warpgroup_wait<1>();
         register_fence(s);
         test_keys(stage + 2);
-        softmax_stage(q_rows(tile % Q_SLOTS), i < masked_stages, stage + 1);
+        softmax_stage(q_rows(tile % Q_STAGES), i < masked_stages, stage + 1);
         warpgroup_wait<0>();
         register_fence(o);
         release_values(stage);
@@ -304,13 +304,13 @@ template <typename T, typename Shape> struct mainloop_forward {
     }
 
     __device__ __forceinline__ void store_o(uint32_t tile) {
-        epilogue<T, Shape>::store_o_shared(m, tile % Q_SLOTS, at, softmax.row_sum, o);
+        epilogue<T, Shape>::store_o_shared(m, tile % Q_STAGES, at, softmax.row_sum, o);
     }
     /* Hands the tile on to the warp that writes O, too. */
     __device__ __forceinline__ void store_lse(const tile_info *t, uint32_t tile) {
         epilogue<T, Shape>::store_lse(a, t, at, scale, softmax, o);
         __syncwarp();
-        if (at.lane == 0) mbarrier_arrive(&m->o_full[tile % Q_SLOTS]);
+        if (at.lane == 0) mbarrier_arrive(&m->o_full[tile % Q_STAGES]);
     }
 
     __device__ __forceinline__ void run() {

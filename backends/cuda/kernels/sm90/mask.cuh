@@ -34,7 +34,7 @@ struct score_mask {
             in_head -= (int32_t)((uint32_t)in_head * t->rows_inverse >> 20) * t->rows;
             const int32_t p = t->position + in_head;
             /* tokens from here on are not kept */
-            to[r] = cap[r] = max(t->flags & TESS_CLASS_CAUSAL ? p + 1 : kv_len, 0);
+            to[r] = cap[r] = max(t->flags & TESS_CLASS_CAUSAL ? min(p + 1, kv_len) : kv_len, 0);
             if (WINDOW) {
                 from[r] = max(max(p, 0) - t->left, 0);
                 to[r] = max(p + 1 + min(cap[r] - 1 - p, t->right), 0);

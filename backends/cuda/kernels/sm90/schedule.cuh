@@ -111,7 +111,7 @@ template <typename Shape>
 __device__ __forceinline__ void describe_tile(tile_info *t, const job_words &j,
                                               const tess_sm90_args *a, bool writes) {
     const tess_args *c = &a->common;
-    const int32_t block = c->block, position = j.kv_len - j.q_len + j.row,
+    const int32_t block = c->block, position = j.q_first + j.row,
                   first_block = floor_div(position, c->block);
     const tile_blocks keys = find_blocks<Shape>(j, (const uint32_t *)a->tables + c->entries_at,
                                                 block, position, first_block);

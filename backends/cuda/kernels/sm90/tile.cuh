@@ -69,7 +69,7 @@ struct tile_info {
 
 /* The constants of an instance: TESS_SM90_INSTANCES names its parameters. */
 template <int HEAD_DIM, int STAGE_KEYS, int WARPGROUPS, int Q, int K, int V> struct shape {
-    static constexpr int D = HEAD_DIM, KEYS = STAGE_KEYS, CONSUMERS = WARPGROUPS, Q_SLOTS = Q,
+    static constexpr int D = HEAD_DIM, KEYS = STAGE_KEYS, CONSUMERS = WARPGROUPS, Q_STAGES = Q,
                          K_STAGES = K, V_STAGES = V;
     static constexpr int ROWS = TESS_SM90_ROWS(CONSUMERS);
     /* columns of 64 elements: rows of 128 bytes, which is what the copies swizzle */
@@ -81,12 +81,12 @@ template <int HEAD_DIM, int STAGE_KEYS, int WARPGROUPS, int Q, int K, int V> str
 
 template <typename Shape> struct alignas(1024) shared_memory {
     static constexpr int ROWS = Shape::ROWS, KEYS = Shape::KEYS, CHUNKS = Shape::CHUNKS,
-                         Q_SLOTS = Shape::Q_SLOTS, K_STAGES = Shape::K_STAGES,
+                         Q_STAGES = Shape::Q_STAGES, K_STAGES = Shape::K_STAGES,
                          V_STAGES = Shape::V_STAGES;
-    uint8_t q[Q_SLOTS][CHUNKS][ROWS * 128]; /* Q of a tile, and then its O on the way out */
+    uint8_t q[Q_STAGES][CHUNKS][ROWS * 128]; /* Q of a tile, and then its O on the way out */
     uint8_t k[K_STAGES][CHUNKS][KEYS * 128];
     uint8_t v[V_STAGES][CHUNKS][KEYS * 128];
-    uint64_t q_full[Q_SLOTS], q_empty[Q_SLOTS], o_full[Q_SLOTS], k_full[K_STAGES],
+    uint64_t q_full[Q_STAGES], q_empty[Q_STAGES], o_full[Q_STAGES], k_full[K_STAGES],
         k_empty[K_STAGES], v_full[V_STAGES], v_empty[V_STAGES];
     /* claim: the warp of K tells the scheduler to claim the next job, a phase a tile */
     uint64_t tile_full[TILES], tile_empty[TILES], claim;

@@ -6,22 +6,24 @@
 #include "kernels/bindings.h"
 #include "vk.h"
 
-/* Allocates the state, its slots and their command buffers as one block. */
-static tess_vk_state *layout_state(tess_vk_device *d, uint32_t slots, uint32_t submissions) {
+/* Allocates the state, the resources of its runs and their command buffers as one block. */
+static tess_vk_state *layout_state(tess_vk_device *d, uint32_t max_in_flight,
+                                   uint32_t submissions) {
     const size_t bytes =
-        sizeof(tess_vk_state) + slots * (sizeof(tess_vk_slot) + submissions * sizeof(vk_commands));
+        sizeof(tess_vk_state) +
+        max_in_flight * (sizeof(tess_vk_resources) + submissions * sizeof(vk_commands));
     tess_vk_state *s = d->host->alloc(d->host, bytes, 64);
     if (!s) return NULL;
     memset(s, 0, bytes);
     s->device = d;
     s->bytes = bytes;
-    s->n_slots = slots;
+    s->max_in_flight = max_in_flight;
     s->n_submissions = submissions;
-    s->slots = (tess_vk_slot *)(s + 1);
-    vk_commands *commands = (vk_commands *)(s->slots + slots);
-    for (uint32_t n = 0; n < slots; n++) {
-        atomic_init(&s->slots[n].state, VK_SLOT_FREE);
-        s->slots[n].commands = commands + (size_t)n * submissions;
+    s->resources = (tess_vk_resources *)(s + 1);
+    vk_commands *commands = (vk_commands *)(s->resources + max_in_flight);
+    for (uint32_t n = 0; n < max_in_flight; n++) {
+        atomic_init(&s->resources[n].state, VK_RESOURCES_FREE);
+        s->resources[n].commands = commands + (size_t)n * submissions;
     }
     return s;
 }
@@ -29,10 +31,10 @@ static tess_vk_state *layout_state(tess_vk_device *d, uint32_t slots, uint32_t s
 static vk_result make_pool(tess_vk_state *s, const char **call) {
     const tess_vk_device *d = s->device;
     const vk_pool_size sizes[] = {
-        {TVK_DESCRIPTOR_STORAGE_BUFFER, TESS_STORAGE_BUFFERS * s->n_slots},
-        {TVK_DESCRIPTOR_UNIFORM_BUFFER_DYNAMIC, s->n_slots}};
+        {TVK_DESCRIPTOR_STORAGE_BUFFER, TESS_STORAGE_BUFFERS * s->max_in_flight},
+        {TVK_DESCRIPTOR_UNIFORM_BUFFER_DYNAMIC, s->max_in_flight}};
     const vk_descriptor_pool_create_info pool = {.type = TVK_TYPE_DESCRIPTOR_POOL_CREATE_INFO,
-                                                 .max_sets = s->n_slots,
+                                                 .max_sets = s->max_in_flight,
                                                  .size_count = 2,
                                                  .sizes = sizes};
     *call = "vkCreateDescriptorPool";
@@ -44,7 +46,7 @@ static vk_result make_pool(tess_vk_state *s, const char **call) {
     if (d->found.timestamp_bits) {
         const vk_query_pool_create_info queries = {.type = TVK_TYPE_QUERY_POOL_CREATE_INFO,
                                                    .kind = TVK_QUERY_TIMESTAMP,
-                                                   .count = 2 * s->n_slots};
+                                                   .count = 2 * s->max_in_flight};
         *call = "vkCreateQueryPool";
         result = d->vk.CreateQueryPool(d->device, &queries, NULL, &s->queries);
         if (result != TVK_SUCCESS) s->queries = 0;
@@ -52,7 +54,7 @@ static vk_result make_pool(tess_vk_state *s, const char **call) {
     return result;
 }
 
-/* Parameters of every dispatch that all slots may have under way: one for each submission, and one
+/* Parameters of every dispatch that all runs may have under way: one for each submission, and one
  * for the merge. The offset of a place is a dynamic offset, hence the alignment; a uniform block
  * ends at a multiple of 16. */
 static tess_status make_parameters(tess_vk_state *s) {
@@ -61,16 +63,16 @@ static tess_status make_parameters(tess_vk_state *s) {
     const uint64_t align = d->found.properties.limits.min_uniform_align;
     const uint32_t step = align > 16 ? (uint32_t)align : 16;
     s->parameters_stride = ((uint32_t)sizeof(tess_args) + step - 1) / step * step;
-    const uint64_t places = (uint64_t)s->n_slots * (s->n_submissions + 1);
+    const uint64_t places = (uint64_t)s->max_in_flight * (s->n_submissions + 1);
     return tess_vk_memory_create(d, places * s->parameters_stride,
                                  TVK_BUFFER_UNIFORM | TVK_BUFFER_TRANSFER_DST, local, 2,
                                  &s->parameters);
 }
 
-static void bind_parameters(const tess_vk_state *s, const tess_vk_slot *slot) {
+static void bind_parameters(const tess_vk_state *s, const tess_vk_resources *r) {
     const vk_buffer_range range = {s->parameters.buffer, 0, s->parameters_stride};
     const vk_write_set write = {.type = TVK_TYPE_WRITE_DESCRIPTOR_SET,
-                                .set = slot->set,
+                                .set = r->set,
                                 .binding = TESS_BIND_ARGS,
                                 .count = 1,
                                 .kind = TVK_DESCRIPTOR_UNIFORM_BUFFER_DYNAMIC,
@@ -78,8 +80,8 @@ static void bind_parameters(const tess_vk_state *s, const tess_vk_slot *slot) {
     s->device->vk.UpdateDescriptorSets(s->device->device, 1, &write, 0, NULL);
 }
 
-/* Two threads must not record into command buffers of one pool, so each slot has its own. */
-static vk_result make_slot(const tess_vk_state *s, tess_vk_slot *slot, const char **call) {
+/* Two threads must not record into command buffers of one pool, so each run has its own. */
+static vk_result make_resources(const tess_vk_state *s, tess_vk_resources *r, const char **call) {
     const tess_vk_device *d = s->device;
     const vk_set_allocate_info set = {.type = TVK_TYPE_DESCRIPTOR_SET_ALLOCATE_INFO,
                                       .pool = s->descriptor_pool,
@@ -90,32 +92,32 @@ static vk_result make_slot(const tess_vk_state *s, tess_vk_slot *slot, const cha
                                               .family = d->found.family};
     const vk_fence_create_info fence = {.type = TVK_TYPE_FENCE_CREATE_INFO};
     *call = "vkAllocateDescriptorSets";
-    vk_result result = d->vk.AllocateDescriptorSets(d->device, &set, &slot->set);
+    vk_result result = d->vk.AllocateDescriptorSets(d->device, &set, &r->set);
     if (result != TVK_SUCCESS) return result;
-    bind_parameters(s, slot);
+    bind_parameters(s, r);
     *call = "vkCreateFence";
-    if ((result = d->vk.CreateFence(d->device, &fence, NULL, &slot->fence)) != TVK_SUCCESS) {
-        slot->fence = 0;
+    if ((result = d->vk.CreateFence(d->device, &fence, NULL, &r->fence)) != TVK_SUCCESS) {
+        r->fence = 0;
         return result;
     }
     *call = "vkCreateCommandPool";
-    if ((result = d->vk.CreateCommandPool(d->device, &pool, NULL, &slot->pool)) != TVK_SUCCESS) {
-        slot->pool = 0;
+    if ((result = d->vk.CreateCommandPool(d->device, &pool, NULL, &r->pool)) != TVK_SUCCESS) {
+        r->pool = 0;
         return result;
     }
-    const vk_commands_allocate_info commands = {.type = TVK_TYPE_COMMAND_BUFFER_ALLOCATE_INFO,
-                                                .pool = slot->pool,
-                                                .count = s->n_submissions};
+    const vk_commands_allocate_info commands = {
+        .type = TVK_TYPE_COMMAND_BUFFER_ALLOCATE_INFO, .pool = r->pool, .count = s->n_submissions};
     *call = "vkAllocateCommandBuffers";
-    return d->vk.AllocateCommandBuffers(d->device, &commands, slot->commands);
+    return d->vk.AllocateCommandBuffers(d->device, &commands, r->commands);
 }
 
 static void destroy(tess_vk_state *s) {
     tess_vk_device *d = s->device;
     if (!atomic_load(&d->stuck)) {
-        for (uint32_t n = 0; n < s->n_slots; n++) {
-            if (s->slots[n].pool) d->vk.DestroyCommandPool(d->device, s->slots[n].pool, NULL);
-            if (s->slots[n].fence) d->vk.DestroyFence(d->device, s->slots[n].fence, NULL);
+        for (uint32_t n = 0; n < s->max_in_flight; n++) {
+            if (s->resources[n].pool)
+                d->vk.DestroyCommandPool(d->device, s->resources[n].pool, NULL);
+            if (s->resources[n].fence) d->vk.DestroyFence(d->device, s->resources[n].fence, NULL);
         }
         if (s->queries) d->vk.DestroyQueryPool(d->device, s->queries, NULL);
         if (s->descriptor_pool) d->vk.DestroyDescriptorPool(d->device, s->descriptor_pool, NULL);
@@ -124,27 +126,27 @@ static void destroy(tess_vk_state *s) {
     d->host->free(d->host, s, s->bytes);
 }
 
-tess_status tess_vk_state_create(tess_vk_device *d, uint32_t slots, uint32_t submissions,
+tess_status tess_vk_state_create(tess_vk_device *d, uint32_t max_in_flight, uint32_t submissions,
                                  tess_vk_state **state) {
     const char *call = NULL;
-    tess_vk_state *s = layout_state(d, slots, submissions);
+    tess_vk_state *s = layout_state(d, max_in_flight, submissions);
     if (!s)
-        return d->host->fail(d->host, TESS_ERROR_OUT_OF_MEMORY, "vulkan: no memory for %u slots",
-                             slots);
+        return d->host->fail(d->host, TESS_ERROR_OUT_OF_MEMORY, "vulkan: no memory for %u runs",
+                             max_in_flight);
     const tess_status status = make_parameters(s);
     if (status != TESS_OK) {
         destroy(s);
         return status;
     }
     vk_result result = make_pool(s, &call);
-    for (uint32_t n = 0; n < slots && result == TVK_SUCCESS; n++)
-        result = make_slot(s, &s->slots[n], &call);
+    for (uint32_t n = 0; n < max_in_flight && result == TVK_SUCCESS; n++)
+        result = make_resources(s, &s->resources[n], &call);
     if (result == TVK_SUCCESS) {
         *state = s;
         return TESS_OK;
     }
     destroy(s);
-    return tess_vk_fail(d->host, result, call, "max_in_flight slots of a plan");
+    return tess_vk_fail(d->host, result, call, "max_in_flight runs of a plan");
 }
 
 /* The plan frees its tables after this, so no run may be under way any more. */
@@ -152,48 +154,48 @@ void tess_vk_state_release(tess_kernel *kernel) {
     tess_vk_state *s = kernel->state;
     if (!s) return;
     int untracked = 0;
-    for (uint32_t n = 0; n < s->n_slots; n++) {
-        const int state = atomic_load(&s->slots[n].state);
-        if (state == VK_SLOT_SUBMITTED) (void)tess_vk_wait_fence(s->device, s->slots[n].fence);
-        untracked |= state == VK_SLOT_UNTRACKED;
+    for (uint32_t n = 0; n < s->max_in_flight; n++) {
+        const int state = atomic_load(&s->resources[n].state);
+        if (state == VK_RESOURCES_SUBMITTED)
+            (void)tess_vk_wait_fence(s->device, s->resources[n].fence);
+        untracked |= state == VK_RESOURCES_UNTRACKED;
     }
     if (untracked) tess_vk_quiesce(s->device);
     destroy(s);
     kernel->state = NULL;
 }
 
-/* SUCCESS if the run that took the slot has ended, NOT_READY if it has not. */
-static vk_result finished(const tess_vk_device *d, const tess_vk_slot *slot, int state) {
+/* SUCCESS if the run that took the resources has ended, NOT_READY if it has not. */
+static vk_result finished(const tess_vk_device *d, const tess_vk_resources *r, int state) {
     uint64_t value = 0;
-    if (state == VK_SLOT_SUBMITTED) return d->vk.GetFenceStatus(d->device, slot->fence);
-    if (slot->until_fence) return d->vk.GetFenceStatus(d->device, slot->until_fence);
-    if (!slot->until_semaphore) return TVK_NOT_READY;
-    const vk_result result =
-        d->vk.GetSemaphoreCounterValue(d->device, slot->until_semaphore, &value);
-    return result == TVK_SUCCESS && value < slot->until_value ? TVK_NOT_READY : result;
+    if (state == VK_RESOURCES_SUBMITTED) return d->vk.GetFenceStatus(d->device, r->fence);
+    if (r->until_fence) return d->vk.GetFenceStatus(d->device, r->until_fence);
+    if (!r->until_semaphore) return TVK_NOT_READY;
+    const vk_result result = d->vk.GetSemaphoreCounterValue(d->device, r->until_semaphore, &value);
+    return result == TVK_SUCCESS && value < r->until_value ? TVK_NOT_READY : result;
 }
 
-tess_status tess_vk_slot_take(tess_vk_state *s, uint32_t *index) {
+tess_status tess_vk_resources_take(tess_vk_state *s, uint32_t *index) {
     const tess_vk_device *d = s->device;
     vk_result failure = TVK_NOT_READY;
-    for (uint32_t n = 0; n < s->n_slots; n++) {
-        tess_vk_slot *slot = &s->slots[n];
-        int state = atomic_load(&slot->state);
-        if (state == VK_SLOT_TAKEN || state == VK_SLOT_UNTRACKED ||
-            !atomic_compare_exchange_strong(&slot->state, &state, VK_SLOT_TAKEN))
+    for (uint32_t n = 0; n < s->max_in_flight; n++) {
+        tess_vk_resources *r = &s->resources[n];
+        int state = atomic_load(&r->state);
+        if (state == VK_RESOURCES_TAKEN || state == VK_RESOURCES_UNTRACKED ||
+            !atomic_compare_exchange_strong(&r->state, &state, VK_RESOURCES_TAKEN))
             continue;
-        vk_result result = state == VK_SLOT_FREE ? TVK_SUCCESS : finished(d, slot, state);
-        if (result == TVK_SUCCESS && state == VK_SLOT_SUBMITTED)
-            result = d->vk.ResetFences(d->device, 1, &slot->fence);
+        vk_result result = state == VK_RESOURCES_FREE ? TVK_SUCCESS : finished(d, r, state);
+        if (result == TVK_SUCCESS && state == VK_RESOURCES_SUBMITTED)
+            result = d->vk.ResetFences(d->device, 1, &r->fence);
         if (result == TVK_SUCCESS) {
             *index = n;
             return TESS_OK;
         }
-        atomic_store(&slot->state, state);
+        atomic_store(&r->state, state);
         if (result != TVK_NOT_READY) failure = result;
     }
     if (failure != TVK_NOT_READY)
         return tess_vk_fail(d->host, failure, "vkGetFenceStatus", "of an earlier run");
     return d->host->fail(d->host, TESS_ERROR_BUSY,
-                         "max_in_flight: all %u runs of the plan are under way", s->n_slots);
+                         "max_in_flight: all %u runs of the plan are under way", s->max_in_flight);
 }

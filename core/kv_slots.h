@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where the key blocks of each kv head lie in a compact KV cache, and which kv heads share one
+ * pool. */
+#ifndef TESSERA_CORE_KV_SLOTS_H
+#define TESSERA_CORE_KV_SLOTS_H
+
+#include "layout.h"
+
+/*
+ * Of the blocks below j let s be fixed and n not. A fixed block has slot min(n, ring) + s for good.
+ * Another one takes the place of block number n mod ring among those that are not fixed. So slot =
+ * block until the ring is full, and a longer sequence only adds slots.
+ *
+ * The ring holds what is not fixed among any `local` + ceil(max_chunk / block) blocks in a row.
+ * Those are the blocks that a query at position p reads, and all blocks up to that of position
+ * p + max_chunk. A query therefore finds its keys as long as no key past p + max_chunk was ever
+ * written.
+ */
+
+/* kv_examine.c: fills n_slot_lists, n_storages and the store of each kv head. */
+tess_status tess_kv_slots_examine(tess_layout *layout, const char *function);
+
+/* Slots that `blocks` blocks of a kv head take. */
+int64_t tess_kv_slots_taken(const tess_layout *layout, int32_t kv_head, int64_t blocks);
+
+/* Token places that a sequence of so many tokens takes in a storage group's pool. Never falls as
+ * tokens rise. */
+int64_t tess_kv_slots_tokens(const tess_layout *layout, uint32_t storage, int64_t tokens);
+
+/* Fills the two tables of a compact plan: heads[n_kv_heads], and the lists of slots, each of
+ * n_blocks entries, slots[n_slot_lists * n_blocks]. The caller has checked that this product stays
+ * below 2^32. O(n_blocks) for each list. */
+void tess_kv_slots_heads(const tess_layout *layout, uint32_t n_blocks, tess_kv_head *heads);
+void tess_kv_slots_fill(const tess_layout *layout, uint32_t n_blocks, tess_slot *slots);
+
+#endif

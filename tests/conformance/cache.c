@@ -1,0 +1,392 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* K and V in pages and by slot: whatever the page, the order of a pool's dimensions, the ids and
+ * what lies around the keys, results have the bits of a plain run. Ids that are none read as absent
+ * keys. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "properties.h"
+#include "rig.h"
+
+static const int32_t page_sizes[] = {16, 32, 64, 128, 256};
+enum { PAGE_SIZES = sizeof page_sizes / sizeof page_sizes[0], MOST_GROUPS = 8 };
+
+typedef struct options {
+    int32_t page; /* 0: contiguous */
+    int compact;
+    int head_major;    /* [page, head, token, element] */
+    int64_t pad;       /* elements between pages */
+    int64_t more;      /* columns of the table beyond the longest sequence's pages */
+    uint64_t absent;   /* one id in so many is replaced by one that is none; 0: none is */
+    int64_t stretched; /* elements from page to page of a pool in a sparse mapping; 0: dense */
+} options;
+
+/* A storage group's K and V, as they lie in memory. */
+typedef struct group {
+    int32_t heads;
+    int32_t *kv_heads;         /* their ids */
+    int64_t tokens;            /* that the longest sequence takes */
+    int64_t page, token, head; /* strides in elements */
+    uint64_t bytes;            /* of each pool */
+    char *image[2];            /* K and V */
+} group;
+
+typedef struct cache {
+    const rig *r; /* the plain problem */
+    options opt;
+    tess_plan *plan;
+    tess_plan_info info;
+    uint32_t groups;
+    group group[MOST_GROUPS];
+    int64_t pages; /* of each pool */
+    int64_t table_stride;
+    int32_t *table; /* [groups][batch][table_stride] */
+    uint64_t random;
+} cache;
+
+/* ------------------------------------------------------------------ the plan */
+
+/* 0: the kernel does not take it. */
+static int create_plan(cache *c) {
+    const rig *r = c->r;
+    tess_plan_desc desc;
+    int64_t *cu = NULL;
+    memset(&desc, 0, sizeof desc);
+    assert_int_equal(problem_plan_desc(&r->p, &desc, &cu), 0);
+    desc.kernel = r->target->kernel[0] ? r->target->kernel : NULL;
+    desc.page = c->opt.page;
+    if (c->opt.compact) desc.flags |= TESS_PLAN_COMPACT;
+    const tess_status status = tess_plan_create(r->target->device, r->layout, &desc, &c->plan);
+    free(cu);
+    if (status == TESS_ERROR_UNSUPPORTED && r->target->kernel[0] && !r->target->portable) return 0;
+    assert_ok(status);
+    c->info.struct_size = sizeof c->info;
+    assert_ok(tess_plan_query(c->plan, &c->info));
+    return 1;
+}
+
+/* ------------------------------------------------------------------ memory */
+
+static void shape_group(cache *c, uint32_t storage) {
+    const problem *p = &c->r->p;
+    group *g = &c->group[storage];
+    int64_t longest = 0;
+    for (int64_t s = 0; s < p->batch; s++)
+        if (problem_kv_len(p, s) > longest) longest = problem_kv_len(p, s);
+    g->kv_heads = rig_room((uint64_t)p->kv_heads * sizeof *g->kv_heads);
+    g->heads = p->kv_heads;
+    g->tokens = longest;
+    if (c->opt.compact) {
+        tess_storage_info info = {.struct_size = sizeof info};
+        assert_ok(tess_layout_storage(c->r->layout, storage, &info, g->kv_heads));
+        assert_ok(tess_layout_pages(c->r->layout, storage, longest, 0, &g->tokens));
+        g->heads = (int32_t)info.n_kv_heads;
+    } else {
+        for (int32_t h = 0; h < g->heads; h++) g->kv_heads[h] = h;
+    }
+    const int64_t tokens = c->opt.page ? c->opt.page : g->tokens;
+    g->head = c->opt.head_major ? tokens * p->head_dim : p->head_dim;
+    g->token = c->opt.head_major ? p->head_dim : g->heads * p->head_dim;
+    g->page = tokens * g->heads * p->head_dim + c->opt.pad;
+    if (c->opt.stretched) g->page = c->opt.stretched;
+}
+
+static int64_t pages_of(const cache *c, const group *g, int64_t s) {
+    int64_t tokens = problem_kv_len(&c->r->p, s);
+    if (c->opt.compact)
+        assert_ok(tess_layout_pages(c->r->layout, (uint32_t)(g - c->group), tokens, 0, &tokens));
+    return (tokens + c->opt.page - 1) / c->opt.page;
+}
+
+/* Ids of pages in random order, no page twice; what is not needed is no id. */
+static void make_table(cache *c) {
+    static const int32_t none[] = {-1, INT32_MIN, INT32_MAX, -2};
+    const problem *p = &c->r->p;
+    int64_t most = 0;
+    c->pages = 3;
+    for (uint32_t n = 0; n < c->groups; n++) {
+        int64_t sum = 0;
+        for (int64_t s = 0; s < p->batch; s++) {
+            const int64_t own = pages_of(c, &c->group[n], s);
+            sum += own;
+            if (own > most) most = own;
+        }
+        if (sum + 3 > c->pages) c->pages = sum + 3;
+    }
+    c->table_stride = most + c->opt.more;
+    c->table = rig_room((uint64_t)c->groups * (uint64_t)p->batch * (uint64_t)c->table_stride *
+                        sizeof *c->table);
+    int32_t *ids = rig_room((uint64_t)c->pages * sizeof *ids);
+    for (uint32_t n = 0; n < c->groups; n++) {
+        for (int64_t i = 0; i < c->pages; i++) {
+            const int64_t at = test_between(&c->random, 0, i);
+            ids[i] = ids[at];
+            ids[at] = (int32_t)i;
+        }
+        int64_t next = 0;
+        for (int64_t s = 0; s < p->batch; s++) {
+            int32_t *row = c->table + ((int64_t)n * p->batch + s) * c->table_stride;
+            for (int64_t i = 0; i < c->table_stride; i++) {
+                row[i] = i < pages_of(c, &c->group[n], s) ? ids[next++] : none[(i + s) % 4];
+                if (row[i] >= 0 && c->opt.absent && test_random(&c->random) % c->opt.absent == 0)
+                    row[i] = i % 3 ? none[i % 4] : (int32_t)c->pages;
+            }
+        }
+    }
+    free(ids);
+}
+
+/* Where token t of kv head number h of a group lies, in elements; -1: its page is absent. */
+static int64_t place_of(const cache *c, const group *g, int64_t s, int32_t h, int64_t t) {
+    int64_t at = t, page = s;
+    if (c->opt.compact) {
+        const int64_t block = c->r->p.block;
+        assert_ok(tess_layout_slot(c->r->layout, g->kv_heads[h], t / block, &at));
+        at = at * block + t % block;
+    }
+    if (c->opt.page) {
+        if (at / c->opt.page >= c->table_stride) return -1; /* the end of the last slot */
+        page = c->table[((g - c->group) * c->r->p.batch + s) * c->table_stride + at / c->opt.page];
+        at %= c->opt.page;
+        if (page < 0 || page >= c->pages) return -1;
+    }
+    return page * g->page + at * g->token + h * g->head;
+}
+
+/* Writes the keys of a sequence in the order of their positions. A block takes its whole slot, so
+ * nothing is left of the block that had it before. */
+static void write_head(cache *c, const group *g, int role, int64_t s, int32_t h) {
+    const rig *r = c->r;
+    const problem *p = &r->p;
+    const rig_view from = rig_contiguous(r, role ? TESS_ROLE_V : TESS_ROLE_K);
+    const size_t size = r->size[TESS_ROLE_K], row = (size_t)p->head_dim * size;
+    const int64_t block = p->block, length = problem_kv_len(p, s),
+                  start = p->q_lens ? problem_kv_start(p, s) : 0, batch = p->q_lens ? 0 : s;
+    for (int64_t t = 0; t < length; t++) {
+        if (c->opt.compact && t % block == 0)
+            for (int64_t n = t; n < t + block; n++) {
+                const int64_t at = n / c->r->p.block == t / block ? place_of(c, g, s, h, n) : -1;
+                if (at >= 0 && (c->opt.page || n < length))
+                    memset(g->image[role] + (size_t)at * size, 0xff, row);
+            }
+        const int64_t at = place_of(c, g, s, h, t);
+        if (at < 0) continue;
+        memcpy(g->image[role] + (size_t)at * size,
+               (const char *)r->data[role ? TESS_ROLE_V : TESS_ROLE_K] +
+                   (size_t)(batch * from.batch + (start + t) * from.token +
+                            g->kv_heads[h] * from.head) *
+                       size,
+               row);
+    }
+}
+
+static void fill_group(cache *c, group *g) {
+    const problem *p = &c->r->p;
+    const size_t size = c->r->size[TESS_ROLE_K];
+    const int64_t entries = c->opt.page ? c->pages : p->batch,
+                  tokens = c->opt.page ? c->opt.page : g->tokens;
+    g->bytes = tokens == 0 || entries == 0
+                   ? 0
+                   : (uint64_t)((entries - 1) * g->page + (tokens - 1) * g->token +
+                                (g->heads - 1) * g->head + p->head_dim) *
+                         size;
+    for (int role = 0; role < 2; role++) {
+        if (c->opt.stretched) {
+            g->image[role] = mmap(NULL, g->bytes, PROT_READ | PROT_WRITE,
+                                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+            if (g->image[role] == MAP_FAILED)
+                fail_msg("%llu bytes of address space cannot be mapped",
+                         (unsigned long long)g->bytes);
+        } else {
+            g->image[role] = rig_room(g->bytes);
+            memset(g->image[role], 0xff, g->bytes); /* NaN in every type */
+        }
+        for (int64_t s = 0; s < p->batch; s++)
+            for (int32_t h = 0; h < g->heads; h++) write_head(c, g, role, s, h);
+    }
+}
+
+/* 0: the kernel does not take the plan, and there is nothing to release. */
+static int cache_create(cache *c, const rig *r, const options *opt, uint64_t seed) {
+    *c = (cache){.r = r, .opt = *opt, .random = seed};
+    if (!create_plan(c)) return 0;
+    c->groups = c->info.n_storage;
+    assert_true(c->groups >= 1 && c->groups <= MOST_GROUPS);
+    for (uint32_t n = 0; n < c->groups; n++) shape_group(c, n);
+    if (opt->page) make_table(c);
+    for (uint32_t n = 0; n < c->groups; n++) fill_group(c, &c->group[n]);
+    return 1;
+}
+
+static void cache_release(cache *c) {
+    for (uint32_t n = 0; n < c->groups; n++) {
+        group *g = &c->group[n];
+        for (int role = 0; role < 2; role++) {
+            if (c->opt.stretched)
+                munmap(g->image[role], g->bytes);
+            else
+                free(g->image[role]);
+        }
+        free(g->kv_heads);
+    }
+    free(c->table);
+    tess_plan_release(c->plan);
+}
+
+/* ------------------------------------------------------------------ a run */
+
+/* `step`: jobs of a call; 0: all at once. */
+static void cache_run(const cache *c, uint64_t step, const rig_outputs *out) {
+    const rig *r = c->r;
+    tess_device *device = r->target->device;
+    tess_run_desc run = {.struct_size = sizeof run};
+    tess_tensor pools[2][MOST_GROUPS] = {0};
+    tess_buffer all[3 + 2 * MOST_GROUPS + 2];
+    int n_all = 0;
+    tess_tensor *const tensors[5] = {&run.q, NULL, NULL, &run.o, &run.lse};
+    const void *const host[5] = {r->data[0], NULL, NULL, out->o, out->lse};
+    for (int role = 0; role < 5; role++) {
+        if (!tensors[role]) continue;
+        const rig_view v = rig_contiguous(r, (tess_role)role);
+        tensors[role]->buffer = all[n_all++] = test_upload(device, host[role], r->bytes[role]);
+        tensors[role]->stride_batch = v.batch;
+        tensors[role]->stride_token = v.token;
+        tensors[role]->stride_head = v.head;
+    }
+    for (uint32_t n = 0; n < c->groups; n++)
+        for (int role = 0; role < 2; role++) {
+            const group *g = &c->group[n];
+            tess_tensor *t = &pools[role][n];
+            *t = (tess_tensor){tess_host_buffer(g->image[role], g->bytes), g->page, g->token,
+                               g->head};
+            if (g->bytes == 0) t->buffer.kind = TESS_BUFFER_NONE;
+            if (g->bytes > 0 && !r->target->host_memory)
+                t->buffer = all[n_all++] = test_upload(device, g->image[role], g->bytes);
+        }
+    if (c->groups > 1) {
+        run.k_pools = pools[0];
+        run.v_pools = pools[1];
+    } else {
+        run.k = pools[0][0];
+        run.v = pools[1][0];
+    }
+    const uint64_t entries = (uint64_t)c->groups * (uint64_t)r->p.batch * (uint64_t)c->table_stride;
+    if (c->opt.page) {
+        run.pages = c->pages;
+        run.table_stride = c->table_stride;
+        if (entries > 0)
+            run.block_table = all[n_all++] =
+                test_upload(device, c->table, entries * sizeof *c->table);
+    }
+    tess_buffer work = {0};
+    if (c->info.workspace_bytes) assert_ok(tess_alloc(device, c->info.workspace_bytes, &work));
+    run.workspace = work;
+    if (step == 0) assert_ok(tess_run(c->plan, &run));
+    for (; step && run.first_job < c->info.n_jobs; run.first_job += step) {
+        run.job_count =
+            step < c->info.n_jobs - run.first_job ? step : c->info.n_jobs - run.first_job;
+        assert_ok(tess_run(c->plan, &run));
+        assert_ok(tess_wait(device, UINT64_MAX));
+    }
+    assert_ok(tess_wait(device, UINT64_MAX));
+    test_download(device, run.o.buffer, out->o, r->bytes[TESS_ROLE_O]);
+    test_download(device, run.lse.buffer, out->lse, r->bytes[TESS_ROLE_LSE]);
+    for (int n = 0; n < n_all; n++) assert_ok(tess_free(device, &all[n]));
+    assert_ok(tess_free(device, &work));
+}
+
+static double tolerance_of(const rig *r) {
+    return r->p.dtype == TESS_F32 ? 1e-5 : r->p.dtype == TESS_F16 ? 4e-3 : 3e-2;
+}
+
+/* The bits of the plain run, or where the plan has got another kernel, its values. */
+static void compare(const rig_pair *x, const cache *c, const char *what) {
+    if (strcmp(c->info.kernel, x->r.info.kernel) == 0)
+        rig_pair_same(what, x);
+    else
+        rig_check(&x->r, x->got.o, x->got.lse, tolerance_of(&x->r));
+}
+
+static void run_one(const rig_pair *x, const char *line, const options *opt, uint64_t seed,
+                    uint64_t step) {
+    cache c;
+    char what[512];
+    if (!cache_create(&c, &x->r, opt, seed)) return;
+    memset(x->got.o, 0x9d, x->r.bytes[TESS_ROLE_O]);
+    cache_run(&c, step, &x->got);
+    snprintf(what, sizeof what, "%s page=%d compact=%d head_major=%d groups=%u", line,
+             (int)opt->page, opt->compact, opt->head_major, (unsigned)c.groups);
+    compare(x, &c, what);
+    cache_release(&c);
+}
+
+/* ------------------------------------------------------------------ properties */
+
+/* Pages smaller and larger than the block, blocks that are no power of two, every dtype, groups of
+ * heads, packed rows, lengths of 0, splits. `compact` where the layout can be. */
+static const struct {
+    const char *line;
+    int compact;
+} problems[] = {
+    {"pattern=dense heads=2 kv_heads=1 head_dim=64 q_len=37 kv_len=300", 0},
+    {"pattern=dense causal=0 heads=2 head_dim=40 batch=3 q_len=5 kv_len=75 dtype=f16", 0},
+    {"pattern=s2 block=16 local=2 stride=5 heads=6 kv_heads=3 head_dim=32 q_len=21 kv_len=600", 1},
+    {("pattern=s2 block=7 local=3 stride=4 offset=1 heads=8 kv_heads=2 per_kv_head=1 head_dim=72 "
+      "batch=2 q_len=9 kv_len=333 dtype=bf16"),
+     1},
+    {("pattern=s2 block=64 local=2 stride=6 heads=4 kv_heads=4 dense_heads=1 head_dim=128 q_len=1 "
+      "kv_len=1500 kv_split=3 dtype=f16"),
+     1},
+    {("pattern=s2 block=24 local=1 stride=4 heads=4 kv_heads=2 dense_heads=1 head_dim=16 "
+      "q_lens=3,0,40,1 kv_lens=200,90,0,517"),
+     1},
+    {"pattern=window left=50 sinks=5 block=16 heads=4 kv_heads=2 head_dim=24 q_len=70 kv_len=400",
+     1},
+    {"pattern=s2 block=16 local=1 stride=8 heads=8 kv_heads=1 head_dim=256 q_len=2 kv_len=700", 1},
+};
+enum { PROBLEMS = sizeof problems / sizeof problems[0], APART = 3 };
+
+static void test_pages(void **state) {
+    const test_target *target = *state;
+    for (int n = 0; n < PROBLEMS; n++) {
+        rig_pair x;
+        if (test_leaves_out(target, n * APART)) continue;
+        if (!rig_pair_create(&x, target, problems[n].line)) continue;
+        for (int i = 0; i < PAGE_SIZES; i++) {
+            if (target->software && i != n % PAGE_SIZES) continue;
+            const options opt = {.page = page_sizes[i],
+                                 .head_major = (n + i) % 2,
+                                 .pad = i % 3 ? 0 : 8,
+                                 .more = i % 2 * 3};
+            run_one(&x, problems[n].line, &opt, (uint64_t)(n * 8 + i), 0);
+        }
+        rig_pair_release(&x);
+    }
+}
+
+static void test_slots(void **state) {
+    const test_target *target = *state;
+    for (int n = 0; n < PROBLEMS; n++) {
+        rig_pair x;
+        if (!problems[n].compact || test_leaves_out(target, n * APART)) continue;
+        if (!rig_pair_create(&x, target, problems[n].line)) continue;
+        for (int i = -1; i < PAGE_SIZES; i++) {
+            if (target->software && i != (n + 2) % (PAGE_SIZES + 1) - 1) continue;
+            const options opt = {.page = i < 0 ? 0 : page_sizes[i],
+                                 .compact = 1,
+                                 .head_major = (n + i) % 2 != 0,
+                                 .more = i == 2};
+            run_one(&x, problems[n].line, &opt, (uint64_t)(n * 8 + i + 100), i == 1 ? 3 : 0);
+        }
+        rig_pair_release(&x);
+    }
+}
+
+const property cache_properties[] = {
+    {"pages", test_pages, 0},
+    {"slots", test_slots, 0},
+    {NULL, NULL, 0},
+};
