@@ -189,6 +189,13 @@ class Tessera:
         run = RunDesc(struct_size=ctypes.sizeof(RunDesc))
         for role, field, x in ((0, "q", q), (1, "k", k), (2, "v", v), (3, "o", o)):
             tensor = Tensor()
+            if field in "kv" and more.get("page"):  # pools: [page, token, head, element]
+                heads, size = x.shape[2:]
+                tensor.buffer = Buffer(kind=self.memory, handle=x.data_ptr(), size=x.nbytes)
+                tensor.stride_batch = x.shape[1] * heads * size
+                tensor.stride_token, tensor.stride_head = heads * size, size
+                setattr(run, field, tensor)
+                continue
             self.call(
                 "tess_plan_tensor",
                 plan,
