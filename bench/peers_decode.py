@@ -28,9 +28,10 @@ import sys
 
 import torch
 
-from peers_torch import captured, largest_error, peer, timed
+from peers_torch import captured, kept_keys, largest_error, peer, timed
 from tessera_ctypes import (
     BATCH_INVARIANT,
+    COMPACT,
     DENSE,
     PER_KV_HEAD,
     POINTER,
@@ -44,6 +45,9 @@ L2_SAFE = 512 << 20  # bytes of K and V that one graph reads at least
 TURN_MS = 15.0
 PEERS = ("cuDNN", "FlashAttention-2")
 TIGHT = 1.05
+MAX_CHUNK = 512  # of compact caches
+S2_WIDE = pattern(S2, block=64, local=8, stride=16, flags=PER_KV_HEAD)
+PHI3 = pattern(S2, block=64, local=16, stride=8, offset=1)
 
 
 class Bench:
@@ -353,38 +357,103 @@ class Bench:
             )
             self.share_of_r(title, t["Tessera, paged"], size, best, 0.93)
 
+    def compact(self, q, shape, wanted, page=64):
+        """The same decode on compact caches in pages with random ids."""
+        batch, _, heads, kv_heads, head_dim, tokens = shape
+        library = self.libraries[0][1]
+        layout = library.layout(wanted, heads, kv_heads, tokens, MAX_CHUNK)
+        per = library.pages(layout, tokens, page)
+        _, layers = self.tensors(batch * per, 1, heads, kv_heads, head_dim, page)
+        ids = torch.randperm(batch * per, device="cuda", dtype=torch.int32)
+        table = Buffer(kind=POINTER, handle=ids.data_ptr(), size=ids.nbytes)
+
+        def check(q, k, v, o, wanted):
+            worst = 0.0
+            for n in range(5):
+                head, item = n * 13 % heads, n * 7 % batch
+                kv_head = head // (heads // kv_heads)
+                keys = kept_keys(wanted, heads, kv_heads, head, tokens - 1, tokens)
+                blocks = (keys // wanted.block).unique().tolist()
+                slots = torch.zeros(blocks[-1] + 1, device="cuda", dtype=torch.long)
+                slots[blocks] = torch.tensor(
+                    library.slots(layout, kv_head, blocks), device="cuda"
+                )
+                u = slots[keys // wanted.block] * wanted.block + keys % wanted.block
+                at = ids.long()[item * per + u // page]
+                rows = [x[at, u % page, kv_head].double() for x in (k, v)]
+                s = rows[0] @ q[item, 0, head].double() / math.sqrt(head_dim)
+                expected = torch.softmax(s, 0) @ rows[1]
+                error = (o[item, 0, head].double() - expected).abs().max() / expected.abs().max()
+                worst = max(worst, math.inf if math.isnan(error) else float(error))
+            return worst
+
+        fields = {"block_table": table, "table_stride": per, "pages": batch * per}
+        own, plan, info = self.own(
+            q,
+            layers,
+            wanted,
+            check,
+            fields,
+            page=page,
+            kv_len=tokens,
+            max_chunk=MAX_CHUNK,
+            flags=COMPACT,
+        )
+        own = [(f"{name}, compact", n, f) for name, n, f in own]
+        return own, (ids, plan, info)  # what the functions use lives as long as this
+
     def sparse(self, title, shape, wanted, share, over_dense=None):
         q, layers = self.tensors(*shape)
         own, _, info = self.own(q, layers, wanted)
+        names = ["Tessera"]
+        try:
+            compact, keep = self.compact(q, shape, wanted)
+            own, names = own + compact, names + ["Tessera, compact"]
+        except SystemExit as error:
+            self.not_yet(f"{title}, compact and paged", error)
         t, best = self.speed(
-            f"{title} [{info.kernel.decode()}, contiguous]",
+            f"{title} [{info.kernel.decode()}]",
             own,
             info.bytes_min,
             self.peers(q, layers) if over_dense else (),
         )
         rivals = [statistics.median(t[name]) for name in PEERS if name in t]
-        if over_dense and rivals:
+        for name in names:
+            if over_dense and rivals:
+                self.report(
+                    f"{title}, {name}: over PyTorch's dense",
+                    min(rivals) / statistics.median(t[name]),
+                    over_dense,
+                    spread_of=[t[name]],
+                )
+            self.share_of_r(f"{title}, {name}, kept bytes", t[name], info.bytes_min, best, share)
+
+    def bytes(self):
+        """What a compact cache of 128k tokens takes, as blocks of a kv head."""
+        for name, heads, kv_heads, wanted, most in (
+            ("S2, V=16 L=8", 64, 16, S2_WIDE, 143),
+            ("Phi-3-small", 32, 8, PHI3, 1036),
+        ):
+            try:
+                library = self.libraries[0][1]
+                layout = library.layout(wanted, heads, kv_heads, 131072, MAX_CHUNK)
+                blocks = library.pages(layout, 131072, 64)
+            except (SystemExit, AttributeError) as error:
+                self.not_yet(f"KV bytes at 128k, {name}", error)
+                continue
             self.report(
-                f"{title}: over PyTorch's dense",
-                min(rivals) / statistics.median(t["Tessera"]),
-                over_dense,
-                spread_of=[t["Tessera"]],
+                f"KV blocks of a head at 128k, {name}", blocks, most, "blocks", at_most=True
             )
-        self.share_of_r(f"{title}, kept bytes", t["Tessera"], info.bytes_min, best, share)
 
     def s2(self):
-        wanted = pattern(S2, block=64, local=8, stride=16, flags=PER_KV_HEAD)
         for batch, tokens, bar in ((16, 131072, 14.0), (64, 32768, 12.0)):
             title = f"S2 decode, V=16 L=8, 64/16 heads, {batch} x {tokens}"
-            self.sparse(title, (batch, 1, 64, 16, 128, tokens), wanted, 0.93, bar)
-            self.not_yet(f"{title}, compact and paged", "needs tess_append's placement")
+            self.sparse(title, (batch, 1, 64, 16, 128, tokens), S2_WIDE, 0.93, bar)
             torch.cuda.empty_cache()
 
     def phi3(self):
-        wanted = pattern(S2, block=64, local=16, stride=8, offset=1)
-        self.sparse(
-            "Phi-3-small layer, 16 x 131072", (16, 1, 32, 8, 128, 131072), wanted, 0.95
-        )
+        title = "Phi-3-small layer, 16 x 131072"
+        self.sparse(title, (16, 1, 32, 8, 128, 131072), PHI3, 0.95)
 
     def chunks(self):
         """Rows against a long context, by the kernel that the library chooses."""
@@ -446,7 +515,7 @@ def spread(seconds):
     return (max(seconds) - min(seconds)) / statistics.median(seconds)
 
 
-PARTS = "dense,latency,mixed,drafts,shapes,paged,s2,phi3,chunks,invariant,later"
+PARTS = "dense,latency,mixed,drafts,shapes,paged,bytes,s2,phi3,chunks,invariant,later"
 
 
 def main():

@@ -62,6 +62,8 @@ PlanInfo = structure(
     (u64, "bytes_min workspace_bytes workspace_align host_bytes device_bytes"),
     (f64, "create_seconds"),
     (ctypes.c_char * 64, "kernel"),
+    (u64, "step_bytes"),
+    (u32, "n_storage reserved"),
 )
 Buffer = structure("Buffer", (u32, "kind reserved"), (u64, "handle offset size"))
 Tensor = structure("Tensor", (Buffer, "buffer"), (i64, "stride_batch stride_token stride_head"))
@@ -143,8 +145,48 @@ class Tessera:
         if getattr(self.lib, name)(*arguments) != 0:
             sys.exit(f"{name}: {self.lib.tess_last_error().decode()}")
 
+    def layout(self, pattern, heads, kv_heads, max_tokens, max_chunk=0):
+        layout = ptr()
+        desc = LayoutDesc(
+            struct_size=ctypes.sizeof(LayoutDesc),
+            pattern=ctypes.cast(ctypes.pointer(pattern), ptr),
+            n_heads=heads,
+            n_kv_heads=kv_heads,
+            max_tokens=max_tokens,
+            max_chunk=max_chunk,
+        )
+        self.call("tess_layout_create", self.runtime, ctypes.byref(desc), ctypes.byref(layout))
+        return layout
+
+    def pages(self, layout, tokens, page):
+        """The pages that a sequence takes from the pool of the first storage group."""
+        pages = i64()
+        self.call("tess_layout_pages", layout, 0, i64(tokens), i32(page), ctypes.byref(pages))
+        return pages.value
+
+    def slots(self, layout, kv_head, blocks):
+        """The slot of each of some key blocks."""
+        slot, found = i64(), []
+        for block in blocks:
+            self.call("tess_layout_slot", layout, kv_head, i64(block), ctypes.byref(slot))
+            found.append(slot.value)
+        return found
+
     def plan(
-        self, torch, dtype, q, k, v, o, pattern, stream=0, kv_split=0, kernel=None, kv_len=0, **more
+        self,
+        torch,
+        dtype,
+        q,
+        k,
+        v,
+        o,
+        pattern,
+        stream=0,
+        kv_split=0,
+        kernel=None,
+        kv_len=0,
+        max_chunk=0,
+        **more,
     ):
         """A Plan on tensors [batch, tokens, heads, head_dim], and its description.
 
@@ -152,21 +194,14 @@ class Tessera:
         `kv_len`: where K and V are pools of pages. `more`: fields of the plan, of which lists
         become arrays.
         """
-        layout, plan = ptr(), ptr()
+        plan = ptr()
         batch, tokens, heads, head_dim = q.shape
         kv_len = kv_len or k.shape[1]
         lists = {
             name: (i64 * len(value))(*value) for name, value in more.items() if type(value) is list
         }
         more |= {name: ctypes.cast(value, ptr) for name, value in lists.items()}
-        desc = LayoutDesc(
-            struct_size=ctypes.sizeof(LayoutDesc),
-            pattern=ctypes.cast(ctypes.pointer(pattern), ptr),
-            n_heads=heads,
-            n_kv_heads=k.shape[2],
-            max_tokens=kv_len,
-        )
-        self.call("tess_layout_create", self.runtime, ctypes.byref(desc), ctypes.byref(layout))
+        layout = self.layout(pattern, heads, k.shape[2], kv_len, max_chunk)
         wanted = PlanDesc(
             struct_size=ctypes.sizeof(PlanDesc),
             dtype=DTYPES[dtype],
