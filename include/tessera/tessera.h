@@ -655,9 +655,9 @@ enum {
  *                all keys, as those of a later part do. Without q_first the last row is at the
  *                position of the last key.
  *
- * page:          K and V lie in pages of so many tokens, which a table of int32 names: see
- *                tess_run_desc.block_table. Rows may be packed; K and V have a sequence each then
- *                too, and cu_kv_lens tells only how many keys that one has.
+ * page:          K and V lie in pages of so many tokens, which a table names: tess_run_desc. With
+ *                pages or TESS_PLAN_COMPACT, K and V have a batch dimension also where rows are
+ *                packed, and cu_kv_lens tells only how many keys each sequence has.
  */
 typedef struct tess_plan_desc {
     uint32_t struct_size;
@@ -782,13 +782,34 @@ TESS_API tess_status tess_plan_pool(const tess_plan *plan, tess_role role, uint3
  *                 a range of jobs. Ranges of one run share a workspace and are given in order.
  * device_seconds: gets the device's own time for this call, and makes the call wait for it.
  *
- * The fields after device_seconds are room for features that answer UNSUPPORTED in this version.
- * Their buffers must be of kind NONE.
+ * A plan with pages, or with TESS_PLAN_COMPACT, reads K and V from a KV cache:
+ *
+ * k, v:           with pages [pages, page, kv head, element]: stride_batch leads from page to page,
+ *                 and the other strides may have any order. Without them K and V are
+ *                 [batch, token, kv head, element], also where rows are packed.
+ * k_pools, v_pools:
+ *                 where tess_plan_info.n_storage is above 1, a tensor of each storage group, with
+ *                 the kv heads that tess_layout_storage lists; k and v are of kind NONE then.
+ * block_table, table_stride:
+ *                 int32 [n_storage][batch][table_stride]: entry u / page of a sequence's row is the
+ *                 page of its token place u. Places are the positions of keys, or TESS_PLAN_COMPACT
+ *                 by slot: tess_layout_slot. table_stride is at least the pages of the longest
+ *                 sequence; entries past a sequence's last place are not read.
+ * pages:          of every pool. An entry outside [0, pages), such as -1, is a hole: its keys count
+ *                 as masked, and neither their K nor their V is read. Entries may be equal.
+ *
+ * Pools are inputs: they and the table may overlap each other, and outputs may not lie within them.
+ * What no row reads may hold anything: other blocks of a slot, ends of pages, pages that no row of
+ * the table names. Results do not depend on the page, the ids, the strides, or on whether K and V
+ * lie in pages, by slot or in place: with one kernel they have the same bits.
+ *
+ * sink_logits, k_scale, v_scale, q_lens, kv_lens, d_o to d_lse and step are room for features that
+ * answer UNSUPPORTED in this version. Their buffers must be of kind NONE.
  */
 typedef struct tess_run_desc {
     uint32_t struct_size;
     uint32_t flags;         /* must be 0 */
-    tess_tensor q, k, v;    /* inputs */
+    tess_tensor q, k, v;    /* inputs; k and v may be a pool of pages */
     tess_tensor o;          /* output */
     tess_tensor lse;        /* [kind NONE: not wanted] output */
     tess_buffer workspace;  /* [kind NONE: where workspace_bytes is 0] */
@@ -836,7 +857,7 @@ typedef struct tess_run_desc {
  * On failure outputs may be partly written.
  * INVALID: names the tensor and what is wrong: kind, alignment, stride, size, workspace too small,
  *   range.
- * UNSUPPORTED: a reserved feature.
+ * UNSUPPORTED: a reserved feature; stream.extra of a plan with several storage groups.
  * BUSY: max_in_flight runs are under way.
  * DEVICE_LOST. NATIVE.
  */

@@ -385,7 +385,227 @@ static void test_slots(void **state) {
     }
 }
 
+/* ------------------------------------------------------------------ absent pages */
+
+/* The row as the reference would have it without the keys whose pages are absent. */
+static void row_of(const cache *c, int64_t s, int32_t head, int64_t n, double *o, double *lse) {
+    const rig *r = c->r;
+    const problem *p = &r->p;
+    const int64_t length = problem_kv_len(p, s), position = length - problem_q_len(p, s) + n,
+                  entry = p->q_lens ? 0 : s, start = p->q_lens ? problem_kv_start(p, s) : 0;
+    const rig_view vq = rig_contiguous(r, TESS_ROLE_Q), vk = rig_contiguous(r, TESS_ROLE_K);
+    const int64_t q = entry * vq.batch + (problem_q_start(p, s) + n) * vq.token + head * vq.head;
+    const int32_t kv_head = head / (p->heads / p->kv_heads);
+    const double scale = p->scale != 0 ? p->scale : 1 / sqrt((double)p->head_dim);
+    double most = -INFINITY, sum = 0;
+    memset(o, 0, (size_t)p->head_dim * sizeof *o);
+    for (int64_t t = 0; t < length; t++) {
+        if (!reference_kept(p, head, position, t, length) ||
+            place_of(c, &c->group[0], s, kv_head, t) < 0)
+            continue;
+        const int64_t k = entry * vk.batch + (start + t) * vk.token + kv_head * vk.head;
+        double score = 0;
+        for (int e = 0; e < p->head_dim; e++)
+            score += load_element(p->dtype, r->data[0], q + e) *
+                     load_element(p->dtype, r->data[1], k + e);
+        score *= scale;
+        const double next = score > most ? score : most, keep = exp(most - next),
+                     weight = exp(score - next);
+        for (int e = 0; e < p->head_dim; e++)
+            o[e] = o[e] * keep + weight * load_element(p->dtype, r->data[2], k + e);
+        sum = sum * keep + weight;
+        most = next;
+    }
+    for (int e = 0; e < p->head_dim; e++) o[e] = sum > 0 ? o[e] / sum : 0;
+    *lse = sum > 0 ? most + log(sum) : -INFINITY;
+}
+
+static void check_rows(const cache *c, const rig_outputs *got, const char *what) {
+    const rig *r = c->r;
+    const problem *p = &r->p;
+    const rig_view vo = rig_contiguous(r, TESS_ROLE_O), vl = rig_contiguous(r, TESS_ROLE_LSE);
+    const double tolerance = tolerance_of(r);
+    double o[256], lse;
+    for (int64_t s = 0; s < p->batch; s++)
+        for (int32_t head = 0; head < p->heads; head++)
+            for (int64_t n = 0; n < problem_q_len(p, s); n++) {
+                const int64_t token = problem_q_start(p, s) + n, entry = p->q_lens ? 0 : s;
+                row_of(c, s, head, n, o, &lse);
+                const double value = got->lse[entry * vl.batch + token * vl.token + head * vl.head];
+                if (isinf(lse) ? value != lse : !(fabs(value - lse) <= tolerance * (1 + fabs(lse))))
+                    fail_msg("%s: sequence %d head %d row %d: LSE is %.9g and should be %.9g", what,
+                             (int)s, (int)head, (int)n, value, lse);
+                for (int e = 0; e < p->head_dim; e++) {
+                    const double x = load_element(
+                        p->dtype, got->o, entry * vo.batch + token * vo.token + head * vo.head + e);
+                    if (!(fabs(x - o[e]) <= tolerance * (1 + fabs(o[e]))))
+                        fail_msg("%s: sequence %d head %d row %d element %d: %.9g and should be "
+                                 "%.9g",
+                                 what, (int)s, (int)head, (int)n, e, x, o[e]);
+                }
+            }
+}
+
+/* Ids that are none, among them INT32_MIN and the number of pages, count as absent: neither wild
+ * reads nor NaN. Every page of a sequence may be. */
+static void test_absent(void **state) {
+    static const struct {
+        const char *line;
+        int32_t page;
+        int compact;
+        uint64_t absent;
+    } cases[] = {
+        {"pattern=dense heads=2 kv_heads=1 head_dim=64 q_len=33 kv_len=300", 16, 0, 3},
+        {"pattern=dense heads=2 head_dim=32 batch=3 q_len=1 kv_len=200 dtype=f16", 32, 0, 2},
+        {"pattern=dense heads=1 head_dim=24 batch=2 q_len=70 kv_len=90 kv_split=2", 16, 0, 1},
+        {("pattern=s2 block=16 local=2 stride=4 heads=4 kv_heads=2 head_dim=40 q_len=18 "
+          "kv_len=500 dtype=bf16"),
+         64, 0, 3},
+        {"pattern=s2 block=24 local=2 stride=4 heads=4 kv_heads=2 head_dim=16 q_len=40 kv_len=600",
+         16, 1, 4},
+        {"pattern=window left=90 sinks=5 block=16 heads=2 head_dim=128 q_len=3 kv_len=400", 16, 1,
+         2},
+    };
+    const test_target *target = *state;
+    for (int n = 0; n < (int)(sizeof cases / sizeof cases[0]); n++) {
+        rig_pair x;
+        cache c;
+        if (test_leaves_out(target, n * APART)) continue;
+        if (!rig_pair_create(&x, target, cases[n].line)) continue;
+        const options opt = {
+            .page = cases[n].page, .compact = cases[n].compact, .absent = cases[n].absent};
+        if (cache_create(&c, &x.r, &opt, (uint64_t)n + 7)) {
+            assert_int_equal(c.groups, 1);
+            cache_run(&c, 0, &x.got);
+            check_rows(&c, &x.got, cases[n].line);
+            cache_release(&c);
+        }
+        rig_pair_release(&x);
+    }
+}
+
+/* ------------------------------------------------------------------ places past 2^31 */
+
+/* Pages whose elements lie on both sides of 2^31 of them, by a sparse mapping. */
+static void test_far_pages(void **state) {
+    const char *line = "pattern=dense heads=2 kv_heads=1 head_dim=16 q_len=3 kv_len=70 dtype=f16";
+    const test_target *target = *state;
+    rig_pair x;
+    if (!target->host_memory || test_sanitized()) return;
+    if (!rig_pair_create(&x, target, line)) return;
+    const options opt = {.page = 16, .stretched = (1LL << 29) + 48};
+    run_one(&x, line, &opt, 3, 0);
+    rig_pair_release(&x);
+}
+
+/* ------------------------------------------------------------------ refusals */
+
+/* What a run of a plan with pages or pools refuses, by the name of the field. */
+static void test_refusals(void **state) {
+    const test_target *target = *state;
+    rig r;
+    rig_create(&r, target,
+               "pattern=s2 block=16 local=2 stride=4 heads=4 kv_heads=4 dense_heads=1 head_dim=16 "
+               "batch=2 q_len=2 kv_len=300",
+               NULL, NULL);
+    if (r.refused) return;
+    for (int compact = 0; compact < 2; compact++) {
+        cache c;
+        const options opt = {.page = 32, .compact = compact};
+        if (!cache_create(&c, &r, &opt, 5)) break;
+        assert_int_equal(c.groups, 1 + compact);
+        tess_run_desc run;
+        tess_tensor pools[2] = {{{0}, 0, 0, 0}};
+        memset(&run, 0, sizeof run);
+        run.struct_size = sizeof run;
+        tess_buffer out = test_upload(target->device, NULL, 1 << 20),
+                    work = c.info.workspace_bytes
+                               ? test_upload(target->device, NULL, c.info.workspace_bytes)
+                               : (tess_buffer){0};
+        run.workspace = work;
+        assert_ok(tess_plan_tensor(c.plan, TESS_ROLE_Q, out, &run.q, NULL));
+        assert_ok(tess_plan_tensor(c.plan, TESS_ROLE_O, out, &run.o, NULL));
+        run.o.buffer.offset += 1 << 19;
+        uint64_t bytes;
+        for (uint32_t s = 0; s < c.groups; s++)
+            assert_ok(tess_plan_pool(c.plan, TESS_ROLE_K, s, 1, out, &pools[s], &bytes));
+        run.k = run.v = pools[0];
+        assert_error(tess_plan_tensor(c.plan, TESS_ROLE_K, out, &run.k, NULL), TESS_ERROR_INVALID,
+                     "tess_plan_tensor", "role");
+        if (compact) {
+            assert_error(tess_run(c.plan, &run), TESS_ERROR_INVALID, "tess_run", "k");
+            run.k.buffer.kind = TESS_BUFFER_NONE;
+            assert_error(tess_run(c.plan, &run), TESS_ERROR_INVALID, "tess_run", "k_pools");
+            run.k_pools = pools;
+            assert_error(tess_run(c.plan, &run), TESS_ERROR_INVALID, "tess_run", "v");
+            run.v.buffer.kind = TESS_BUFFER_NONE;
+            assert_error(tess_run(c.plan, &run), TESS_ERROR_INVALID, "tess_run", "v_pools");
+            run.v_pools = pools;
+        } else {
+            run.k_pools = pools;
+            assert_error(tess_run(c.plan, &run), TESS_ERROR_INVALID, "tess_run", "k_pools");
+            run.k_pools = NULL;
+            run.v_pools = pools;
+            assert_error(tess_run(c.plan, &run), TESS_ERROR_INVALID, "tess_run", "v_pools");
+            run.v_pools = NULL;
+        }
+        assert_error(tess_run(c.plan, &run), TESS_ERROR_INVALID, "tess_run", "pages");
+        run.pages = -1;
+        assert_error(tess_run(c.plan, &run), TESS_ERROR_INVALID, "tess_run", "pages");
+        run.pages = 1;
+        assert_error(tess_run(c.plan, &run), TESS_ERROR_INVALID, "tess_run", "table_stride");
+        run.table_stride = c.table_stride - 1;
+        assert_error(tess_run(c.plan, &run), TESS_ERROR_INVALID, "tess_run", "table_stride");
+        run.table_stride = c.table_stride;
+        assert_error(tess_run(c.plan, &run), TESS_ERROR_INVALID, "tess_run", "block_table");
+        run.block_table = run.o.buffer;
+        assert_error(tess_run(c.plan, &run), TESS_ERROR_INVALID, "tess_run", "o");
+        assert_error_has("block_table");
+        run.block_table.offset += 1 << 18;
+        run.block_table.size = run.block_table.offset + 4;
+        assert_error(tess_run(c.plan, &run), TESS_ERROR_INVALID, "tess_run", "block_table");
+        run.block_table.size = out.size;
+        run.o.buffer.offset = out.offset; /* into the pools */
+        run.q.buffer.offset += 1 << 19;
+        assert_error(tess_run(c.plan, &run), TESS_ERROR_INVALID, "tess_run", "o");
+        assert_error_has(compact ? "k_pools[0]" : " k,");
+        run.o.buffer.offset += 3 << 18;
+        run.block_table.offset = out.offset + (1 << 18);
+        run.pages = (1 << 18) / (int64_t)bytes;
+        assert_ok(tess_run(c.plan, &run));
+        assert_ok(tess_wait(target->device, UINT64_MAX));
+        assert_ok(tess_free(target->device, &out));
+        assert_ok(tess_free(target->device, &work));
+        cache_release(&c);
+    }
+    rig_release(&r);
+}
+
+/* A layout that drops nothing cannot be compact. */
+static void test_compact_refused(void **state) {
+    const test_target *target = *state;
+    rig r;
+    rig_create(&r, target,
+               "pattern=s2 causal=0 block=16 local=1 stride=3 heads=2 head_dim=16 "
+               "q_len=4 kv_len=50",
+               NULL, NULL);
+    if (r.refused) return;
+    tess_plan_desc desc;
+    int64_t *cu = NULL;
+    tess_plan *plan = NULL;
+    memset(&desc, 0, sizeof desc);
+    assert_int_equal(problem_plan_desc(&r.p, &desc, &cu), 0);
+    desc.flags |= TESS_PLAN_COMPACT;
+    assert_error(tess_plan_create(target->device, r.layout, &desc, &plan), TESS_ERROR_INVALID,
+                 "tess_plan_create", "flags");
+    rig_release(&r);
+}
+
 const property cache_properties[] = {
+    {"absent pages", test_absent, 0},
+    {"pages past 2^31 elements", test_far_pages, 0},
+    {"refusals of pools and tables", test_refusals, 1},
+    {"refusal of slots", test_compact_refused, 1},
     {"pages", test_pages, 0},
     {"slots", test_slots, 0},
     {NULL, NULL, 0},

@@ -108,21 +108,20 @@ TESS_FORWARD_KERNEL {
 
     /* Keys are found from here on: in place, token 0 of the sequence; by slot, that of its entry in
      * the batch; in pages, that of page 0. */
-    const bool cached = TESS_IS_CACHED, paged = TESS_IS_PAGED;
     const uint kv_head = tess_find_kv_head(tile TESS_TABLES_OF_KERNEL),
-               kv_batch = paged ? 0u : TESS_WORD(tile.sequence + TESS_WORD_SEQUENCE_KV_BATCH);
+               kv_batch =
+                   TESS_IS_PAGED ? 0u : TESS_WORD(tile.sequence + TESS_WORD_SEQUENCE_KV_BATCH);
     const tess_offset q_start = TESS_WORD64(tile.sequence + TESS_WORD_SEQUENCE_Q_START) +
                                 TESS_OFFSET(tile.row),
-                      kv_start = cached ? TESS_OFFSET(0)
-                                        : TESS_WORD64(tile.sequence + TESS_WORD_SEQUENCE_KV_START);
+                      kv_start = TESS_IS_CACHED
+                                     ? TESS_OFFSET(0)
+                                     : TESS_WORD64(tile.sequence + TESS_WORD_SEQUENCE_KV_START);
     const tess_offset q_base = TESS_FIRST(q, tile, q_start, tile.head);
     const tess_offset k_base = TESS_FIRST_OF(k, kv_batch, kv_start, kv_head);
     const tess_offset v_base = TESS_FIRST_OF(v, kv_batch, kv_start, kv_head);
     const bool q_aligned = TESS_IS_ALIGNED(Q, q_base, args.q_token | args.q_head);
-    const bool k_aligned =
-        TESS_IS_ALIGNED(K, k_base, args.k_token | (paged ? args.k_batch : TESS_OFFSET(0)));
-    const bool v_aligned =
-        TESS_IS_ALIGNED(V, v_base, args.v_token | (paged ? args.v_batch : TESS_OFFSET(0)));
+    const bool k_aligned = TESS_IS_ALIGNED(K, k_base, args.k_token);
+    const bool v_aligned = TESS_IS_ALIGNED(V, v_base, args.v_token);
 
     for (uint r = thread; r < TESS_ROWS; r += TESS_THREADS) {
         const tess_row row =
@@ -157,7 +156,7 @@ TESS_FORWARD_KERNEL {
             tess_place place;
             place.page = 0u;
             place.token = key.token;
-            if (cached) place = tess_find_place(key.token, tile TESS_PAGES_OF_KERNEL);
+            if (TESS_IS_CACHED) place = tess_find_place(key.token, job TESS_PAGES_OF_KERNEL);
             key_page[e] = place.page;
             key_token[e] = place.token;
             key_position[e] = key.position;

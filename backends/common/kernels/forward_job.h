@@ -148,25 +148,28 @@ TESS_FUNCTION uint tess_find_kv_head(tess_tile tile TESS_TABLES) {
 }
 
 /* Where key t lies, if TESS_IS_CACHED: tess_launch.page. */
-TESS_FUNCTION tess_place tess_find_place(uint t, tess_tile tile TESS_PAGES) {
+TESS_FUNCTION tess_place tess_find_place(uint t, uint job TESS_PAGES) {
     tess_place place;
+    /* Read again, to hold fewer values where K and V lie in place. */
+    const uint sequence =
+        args.sequences_at + TESS_WORD(job + TESS_WORD_JOB_SEQUENCE) * TESS_SEQUENCE_WORDS;
     place.page = 0u;
     if ((TESS_FLAGS & TESS_ARGS_COMPACT) != 0u) {
-        const uint own = args.kv_heads_at + tile.head / args.group * TESS_KV_HEAD_WORDS,
+        const uint own = args.kv_heads_at + TESS_LOW_HALF(TESS_WORD(job + TESS_WORD_JOB_HEAD)) /
+                                                args.group * TESS_KV_HEAD_WORDS,
                    j = t / args.block, slot = TESS_WORD(own + TESS_WORD_KV_HEAD_SLOTS_OFFSET) + j;
         place.token =
             TESS_WORD(args.slots_at + slot * TESS_SLOT_WORDS + TESS_WORD_SLOT_SLOT) * args.block +
             (t - j * args.block);
     } else {
         /* Modulo 2^32: the sum is the number of a token, which is less. */
-        place.token = t + TESS_WORD(tile.sequence + TESS_WORD_SEQUENCE_KV_START);
+        place.token = t + TESS_WORD(sequence + TESS_WORD_SEQUENCE_KV_START);
     }
     if (TESS_IS_PAGED) {
         const uint number = place.token / args.page;
         const tess_offset row =
             args.block_table_at +
-            TESS_OFFSET(TESS_WORD(tile.sequence + TESS_WORD_SEQUENCE_KV_BATCH)) *
-                args.block_table_batch;
+            TESS_OFFSET(TESS_WORD(sequence + TESS_WORD_SEQUENCE_KV_BATCH)) * args.block_table_batch;
         const uint id = TESS_UINT(TESS_PAGE_ID(row + TESS_OFFSET(number)));
         place.token -= number * args.page;
         place.page = id < args.pages ? id : TESS_ABSENT;

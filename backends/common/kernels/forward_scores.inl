@@ -17,16 +17,22 @@
 /* The group of 4 elements at `at` of token 0, of key e. */
 #define TESS_LOAD_KEY(four, load, e) \
     const vec4 four = load(K, at + TESS_OFFSET(key_token[e]) * args.k_token);
-/* The same where keys have pages. */
-#define TESS_LOAD_PAGED_KEY(four, load, e)                            \
-    vec4 four = VEC4(0.0f, 0.0f, 0.0f, 0.0f);                         \
-    if (key_page[e] != TESS_ABSENT)                                   \
-        four = load(K, at + TESS_OFFSET(key_page[e]) * args.k_batch + \
-                           TESS_OFFSET(key_token[e]) * args.k_token);
+/* The same where keys have pages, any of which may be absent. */
+#define TESS_LOAD_PAGED_KEY(four, load, e)                                     \
+    vec4 four = VEC4(0.0f, 0.0f, 0.0f, 0.0f);                                  \
+    if (key_page[e] != TESS_ABSENT) {                                          \
+        const tess_offset own = at + TESS_OFFSET(key_page[e]) * args.k_batch + \
+                                TESS_OFFSET(key_token[e]) * args.k_token;      \
+        if (TESS_IS_ALIGNED(K, own, 0)) {                                      \
+            four = TESS_LOAD4_ALIGNED(K, own);                                 \
+        } else {                                                               \
+            four = TESS_LOAD4(K, own);                                         \
+        }                                                                      \
+    }
 
 /* A thread transposes 4 keys x 4 dims. */
-#define TESS_LOAD_K(load_key, load)                                                         \
-    TESS_UNROLL for (uint n = 0u; n < TESS_TURNS(TESS_K_SIZE / 4u); n++) {                  \
+#define TESS_LOAD_K(unroll, load_key, load)                                                 \
+    unroll for (uint n = 0u; n < TESS_TURNS(TESS_K_SIZE / 4u); n++) {                       \
         const uint e = n * TESS_THREADS + thread;                                           \
         if (TESS_INSIDE(e, TESS_K_SIZE / 4u)) {                                             \
             const uint four = e % (TESS_SLICE_DIMS / 4u), key = e / (TESS_SLICE_DIMS / 4u); \
@@ -53,13 +59,12 @@ for (uint slice = 0u; slice < head_dim; slice += TESS_SLICE_DIMS) {
     } else {
         TESS_LOAD_Q(TESS_LOAD4)
     }
-    if (k_aligned && !paged) {
-        TESS_LOAD_K(TESS_LOAD_KEY, TESS_LOAD4_ALIGNED)
+    if (TESS_IS_PAGED) {
+        TESS_LOAD_K(TESS_NO_UNROLL, TESS_LOAD_PAGED_KEY, 0)
     } else if (k_aligned) {
-        TESS_LOAD_K(TESS_LOAD_PAGED_KEY, TESS_LOAD4_ALIGNED)
+        TESS_LOAD_K(TESS_UNROLL, TESS_LOAD_KEY, TESS_LOAD4_ALIGNED)
     } else {
-        /* What has no pages has page 0 only. */
-        TESS_LOAD_K(TESS_LOAD_PAGED_KEY, TESS_LOAD4)
+        TESS_LOAD_K(TESS_UNROLL, TESS_LOAD_KEY, TESS_LOAD4)
     }
     TESS_BARRIER;
     if (first_row < used && column * 4u < chunk) {

@@ -35,8 +35,9 @@
     key.bits = key_bits[e]
 
 /* A thread masks its own keys only, and so needs to know of these alone whether some are absent. */
-if (masked || (paged && (TESS_IS_ABSENT(column * 4u) || TESS_IS_ABSENT(column * 4u + 1u) ||
-                         TESS_IS_ABSENT(column * 4u + 2u) || TESS_IS_ABSENT(column * 4u + 3u)))) {
+if (masked ||
+    (TESS_IS_PAGED && (TESS_IS_ABSENT(column * 4u) || TESS_IS_ABSENT(column * 4u + 1u) ||
+                       TESS_IS_ABSENT(column * 4u + 2u) || TESS_IS_ABSENT(column * 4u + 3u)))) {
     const int i_first = tess_floor_div(tile.position, TESS_INT(args.block));
     const int sinks = (tile.flags & TESS_CLASS_WINDOW) != 0u
                           ? TESS_INT(TESS_WORD(tile.cls + TESS_WORD_CLASS_SINKS))

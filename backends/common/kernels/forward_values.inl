@@ -1,37 +1,42 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A stage of the forward kernel: O += P V for a chunk, in slices of TESS_SLICE_KEYS keys. */
 
-/* As those of K in forward_scores.inl. */
-#define TESS_LOAD_VALUE(load, e) \
-    load(V, v_base + TESS_OFFSET(key_token[e]) * args.v_token + TESS_OFFSET(dim))
-#define TESS_LOAD_PAGED_VALUE(load, e)                         \
-    load(V, v_base + TESS_OFFSET(key_page[e]) * args.v_batch + \
-                TESS_OFFSET(key_token[e]) * args.v_token + TESS_OFFSET(dim))
-
-#define TESS_ALWAYS(e)   true
-#define TESS_IS_THERE(e) (key_page[e] != TESS_ABSENT)
-
-#define TESS_LOAD_V(is_there, load_value, load)                                  \
-    TESS_UNROLL for (uint n = 0u; n < TESS_TURNS(TESS_V_SIZE); n++) {            \
-        const uint e = n * TESS_THREADS + thread;                                \
-        if (TESS_INSIDE(e, TESS_V_SIZE)) {                                       \
-            const uint key = slice + e / (TESS_DIMS / 4u);                       \
-            const uint dim = tess_min(e % (TESS_DIMS / 4u) * 4u, head_dim - 4u); \
-            if (is_there(key))                                                   \
-                v[e] = load_value(load, key);                                    \
-            else                                                                 \
-                v[e] = VEC4(0.0f, 0.0f, 0.0f, 0.0f);                             \
-        }                                                                        \
+#define TESS_LOAD_V(load)                                                                  \
+    TESS_UNROLL for (uint n = 0u; n < TESS_TURNS(TESS_V_SIZE); n++) {                      \
+        const uint e = n * TESS_THREADS + thread;                                          \
+        if (TESS_INSIDE(e, TESS_V_SIZE)) {                                                 \
+            const uint token = key_token[slice + e / (TESS_DIMS / 4u)];                    \
+            const uint dim = tess_min(e % (TESS_DIMS / 4u) * 4u, head_dim - 4u);           \
+            v[e] = load(V, v_base + TESS_OFFSET(token) * args.v_token + TESS_OFFSET(dim)); \
+        }                                                                                  \
     }
 
 for (uint slice = 0u; slice < chunk; slice += TESS_SLICE_KEYS) {
     const uint depth = tess_min(chunk - slice, TESS_UINT(TESS_SLICE_KEYS));
-    if (v_aligned && !paged) {
-        TESS_LOAD_V(TESS_ALWAYS, TESS_LOAD_VALUE, TESS_LOAD4_ALIGNED)
+    if (TESS_IS_PAGED) {
+        TESS_NO_UNROLL for (uint n = 0u; n < TESS_TURNS(TESS_V_SIZE); n++) {
+            const uint e = n * TESS_THREADS + thread;
+            if (TESS_INSIDE(e, TESS_V_SIZE)) {
+                const uint key = slice + e / (TESS_DIMS / 4u);
+                const uint dim = tess_min(e % (TESS_DIMS / 4u) * 4u, head_dim - 4u);
+                const tess_offset own = v_base + TESS_OFFSET(key_page[key]) * args.v_batch +
+                                        TESS_OFFSET(key_token[key]) * args.v_token +
+                                        TESS_OFFSET(dim);
+                vec4 four = VEC4(0.0f, 0.0f, 0.0f, 0.0f);
+                if (key_page[key] == TESS_ABSENT) {
+                    /* 0 times whatever it holds might be NaN */
+                } else if (TESS_IS_ALIGNED(V, own, 0)) {
+                    four = TESS_LOAD4_ALIGNED(V, own);
+                } else {
+                    four = TESS_LOAD4(V, own);
+                }
+                v[e] = four;
+            }
+        }
     } else if (v_aligned) {
-        TESS_LOAD_V(TESS_IS_THERE, TESS_LOAD_PAGED_VALUE, TESS_LOAD4_ALIGNED)
+        TESS_LOAD_V(TESS_LOAD4_ALIGNED)
     } else {
-        TESS_LOAD_V(TESS_IS_THERE, TESS_LOAD_PAGED_VALUE, TESS_LOAD4)
+        TESS_LOAD_V(TESS_LOAD4)
     }
     TESS_BARRIER;
     if (first_row < used && column * 4u < head_dim) {
