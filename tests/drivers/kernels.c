@@ -267,8 +267,30 @@ static void merge_row(const buffers *b, const tess_merge *merge, int64_t pack, i
     write_row(b, s, merge->row + n, merge->head + pack, o, lse);
 }
 
+#if defined(FAKE_LOCKSTEP)
+/* The real kernel for few rows, compiled for the host (tests/cuda). */
+void lockstep_decode(int dtype, int head_dim, unsigned rows, unsigned groups,
+                     const tess_decode_args *args);
+
+static void run_lockstep(kernel k, unsigned groups, const void *parameter) {
+    tess_decode_args args;
+    memcpy(&args, parameter, sizeof args);
+    tess_arg_u64 *const pointers[] = {&args.q,   &args.k,           &args.v,      &args.o,
+                                      &args.lse, &args.block_table, &args.tables, &args.workspace};
+    for (size_t n = 0; n < sizeof pointers / sizeof *pointers; n++)
+        *pointers[n] = (uint64_t)(uintptr_t)fake_host(*pointers[n]);
+    lockstep_decode(k.dtype, k.head_dim, k.rows, groups, &args);
+}
+#endif
+
 void fake_kernel_run(int number, unsigned groups, void *const *parameters) {
     const kernel k = kernel_of(number);
+#if defined(FAKE_LOCKSTEP)
+    if (k.kind == DECODE) {
+        run_lockstep(k, groups, parameters[0]);
+        return;
+    }
+#endif
     const arguments x = read_arguments(number, parameters);
     const buffers b = {&x.a,
                        x.scale,
