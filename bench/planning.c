@@ -10,7 +10,7 @@
 #include "options.h"
 #include "stats.h"
 
-enum { RUNS = 15, PACKED = 1000, LONG = 131072 };
+enum { RUNS = 15, PACKED = 1000, LONG = 131072, LONGEST = 1048576 };
 
 typedef struct plan_case {
     const char *name;
@@ -23,6 +23,7 @@ typedef struct plan_case {
 
 static const plan_case cases[] = {
     {"S2, V=64, 64 heads, 131,072 tokens", 64, 64, 1, LONG, 128, 8, 64, 0, 0},
+    {"S2, V=16, 16 heads, 1,048,576 tokens", 16, 16, 1, LONGEST, 128, 8, 16, 0, 0},
     {"Dense, 64 heads, 131,072 tokens", 64, 64, 1, LONG, 128, 0, 0, 0, 0},
     {"Phi-3-small 128k, 131,072 tokens", 32, 8, 1, LONG, 128, 16, 8, 1, 0},
     {"Phi-3-small, 1,000 packed prompts", 32, 8, PACKED, 0, 128, 16, 8, 1, 0},

@@ -101,6 +101,41 @@ static void print_kv(const planned *x) {
     }
 }
 
+static tess_storage_info storage_at(const planned *x, uint32_t storage, int32_t *kv_heads) {
+    tess_storage_info info = {.struct_size = sizeof info};
+    tess_layout_storage(x->layout, storage, &info, kv_heads); /* cannot fail below n_storage */
+    return info;
+}
+
+static int64_t tokens_at(const planned *x, uint32_t storage) {
+    int64_t tokens = 0;
+    tess_layout_pages(x->layout, storage, x->layout_info.max_tokens, 0, &tokens);
+    return tokens;
+}
+
+static void print_storage(const planned *x) {
+    char fixed[64], bytes[TEXT_SIZE];
+    const uint64_t token_bytes = block_bytes(&x->p) / (uint64_t)x->p.block;
+    printf("\nStorage groups of a compact KV cache, for the same sequence\n");
+    printf("  %-10s %10s %10s %24s %14s %12s\n", "group", "kv heads", "ring", "fixed slots",
+           "token places", "bytes");
+    for (uint32_t s = 0; s < x->layout_info.n_storage; s++) {
+        const tess_storage_info info = storage_at(x, s, NULL);
+        const int64_t tokens = tokens_at(x, s);
+        if (info.ring_slots == 0)
+            snprintf(fixed, sizeof fixed, "all blocks");
+        else if (info.stride == 0)
+            snprintf(fixed, sizeof fixed, "%" PRId64, info.slots_per_stride);
+        else
+            snprintf(fixed, sizeof fixed, "%" PRId64 " of %" PRId64 " blocks",
+                     info.slots_per_stride, info.stride);
+        printf("  %-10" PRIu32 " %10" PRIu32 " %10" PRId64 " %24s %14" PRId64 " %12s\n", s,
+               info.n_kv_heads, info.ring_slots, fixed, tokens,
+               text_bytes(bytes, sizeof bytes,
+                          (double)token_bytes * (double)tokens * info.n_kv_heads));
+    }
+}
+
 static void print_text(const planned *x) {
     char a[TEXT_SIZE], b[TEXT_SIZE];
     const tess_plan_info *i = &x->info;
@@ -128,6 +163,7 @@ static void print_text(const planned *x) {
     printf("coverage           %s\n", text_percent(a, sizeof a, x->layout_info.coverage));
     printf("KV-efficient       %s\n", x->layout_info.kv_efficient ? "yes" : "no");
     print_kv(x);
+    print_storage(x);
 }
 
 /* ------------------------------------------------------------------ JSON */
@@ -137,6 +173,22 @@ static void add_u64(cJSON *object, const char *key, uint64_t value) {
     char text[24];
     snprintf(text, sizeof text, "%" PRIu64, value);
     cJSON_AddRawToObject(object, key, text);
+}
+
+static void add_storages(cJSON *root, const planned *x) {
+    cJSON *groups = cJSON_AddArrayToObject(root, "kv_storage");
+    int32_t *ids = malloc((size_t)x->p.kv_heads * sizeof *ids);
+    for (uint32_t s = 0; ids && s < x->layout_info.n_storage; s++) {
+        const tess_storage_info info = storage_at(x, s, ids);
+        cJSON *group = cJSON_CreateObject();
+        cJSON_AddItemToObject(group, "kv_heads", cJSON_CreateIntArray(ids, (int)info.n_kv_heads));
+        add_u64(group, "ring_slots", (uint64_t)info.ring_slots);
+        add_u64(group, "stride", (uint64_t)info.stride);
+        add_u64(group, "slots_per_stride", (uint64_t)info.slots_per_stride);
+        add_u64(group, "tokens", (uint64_t)tokens_at(x, s));
+        cJSON_AddItemToArray(groups, group);
+    }
+    free(ids);
 }
 
 static int print_json(const planned *x) {
@@ -177,6 +229,7 @@ static int print_json(const planned *x) {
         cJSON_AddItemToArray(kept, cJSON_CreateNumber((double)kv.blocks_kept));
         cJSON_AddItemToArray(allocated, cJSON_CreateNumber((double)kv.blocks_allocated));
     }
+    add_storages(root, x);
     char *text = cJSON_Print(root);
     if (text) puts(text);
     free(text);

@@ -39,7 +39,8 @@ function(tessera_test)
     set(T_TIMEOUT 300)
   endif()
   # What tests compile stays in the build folder, where the next run finds it. Without this PoCL
-  # compiles each kernel once more for small launches and for such without an offset, for minutes.
+  # compiles each kernel once more for small launches and for such without an offset, for minutes;
+  # a test that sets the variable itself has it its way.
   list(PREPEND T_ENVIRONMENT TESSERA_CACHE_DIR=${PROJECT_BINARY_DIR}/kernels
     POCL_WORK_GROUP_SPECIALIZATION=0)
   if(TESSERA_SANITIZE MATCHES address)

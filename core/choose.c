@@ -125,9 +125,12 @@ static void walk_rows(walk *w) {
     if (w->reasons[0])
         snprintf(w->text, sizeof w->text, "no %s kernel accepts the problem: %.400s", backend,
                  w->reasons);
-    else
+    else if (w->name)
         snprintf(w->text, sizeof w->text, "kernel: %s has no kernel named '%.64s'", backend,
-                 w->name ? w->name : "");
+                 w->name);
+    else
+        snprintf(w->text, sizeof w->text, "%s has no kernel of operation %u", backend,
+                 (unsigned)w->key->op);
 }
 
 /* Makes the walk's error that of the public call. */
@@ -244,4 +247,52 @@ tess_status tess_choose_kernel(tess_plan *plan, const tess_plan_desc *d) {
         walk_rows(&w);
     }
     return w.taken[0] ? take(plan, d, w.taken) : fail(&w);
+}
+
+/* ------------------------------------------------------------------ other operations */
+
+/* Takes the first row of the key's operation that accepts. No setting names a kernel for these. */
+static tess_status choose_first(tess_device *device, const tess_kernel_key *key,
+                                tess_kernel *kernel) {
+    walk w = {.device = device, .key = key, .kernel = kernel};
+    walk_rows(&w);
+    return w.taken[0] ? TESS_OK : fail(&w);
+}
+
+tess_status tess_choose_append(tess_plan *plan, const tess_plan_desc *d) {
+    tess_device *device = plan->device;
+    if (!(d->flags & TESS_PLAN_APPEND)) return TESS_OK;
+    if (!(device->caps.features & TESS_FEATURE_APPEND))
+        return tess_unsupported("%s: flags: TESS_PLAN_APPEND: backend %s does not write caches",
+                                in_create, device->backend->name);
+    tess_kernel_key key = key_of(plan, d);
+    key.op = TESS_OP_APPEND;
+    key.kv_dtype = key.dtype;
+    return choose_first(device, &key, &plan->append);
+}
+
+tess_status tess_choose_for_device(tess_device *device, uint32_t op, uint32_t dtype,
+                                   int32_t head_dim, const tess_kernel **kernel) {
+    const tess_kernel_key key = {.struct_size = sizeof key,
+                                 .op = op,
+                                 .dtype = dtype,
+                                 .kv_dtype = dtype,
+                                 .head_dim = head_dim,
+                                 .value_head_dim = head_dim,
+                                 .block = 1,
+                                 .group = 1,
+                                 .n_heads = 1,
+                                 .batch = 1,
+                                 .max_in_flight = TESS_DEVICE_LAUNCHES};
+    const bool merges = op == TESS_OP_MERGE;
+    tess_kernel *own = merges ? &device->merge[dtype] : &device->copy_pages[dtype];
+    if (!(device->caps.features & (merges ? TESS_FEATURE_MERGE : TESS_FEATURE_APPEND)))
+        return tess_unsupported(merges ? "tess_merge_parts: device: backend %s does not merge parts"
+                                       : "tess_copy_pages: device: backend %s does not copy pages",
+                                device->backend->name);
+    pthread_mutex_lock(&device->preparing);
+    const tess_status status = own->release ? TESS_OK : choose_first(device, &key, own);
+    pthread_mutex_unlock(&device->preparing);
+    *kernel = own;
+    return status;
 }

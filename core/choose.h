@@ -13,4 +13,13 @@
  */
 tess_status tess_choose_kernel(tess_plan *plan, const tess_plan_desc *d);
 
+/* Fills plan->append, the kernel that writes the plan's cache, if the descriptor asks for one. */
+tess_status tess_choose_append(tess_plan *plan, const tess_plan_desc *d);
+
+/* The device's own kernel of an operation without a plan, made ready on first use. It may have
+ * TESS_DEVICE_LAUNCHES launches under way. */
+enum { TESS_DEVICE_LAUNCHES = 32 };
+tess_status tess_choose_for_device(tess_device *device, uint32_t op, uint32_t dtype,
+                                   int32_t head_dim, const tess_kernel **kernel);
+
 #endif

@@ -4,6 +4,7 @@
 #ifndef TESSERA_CORE_COMMON_H
 #define TESSERA_CORE_COMMON_H
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -55,6 +56,9 @@ struct tess_device {
     void *native;
     tess_caps caps;
     tess_device_info info;
+    pthread_mutex_t preparing; /* of all below */
+    /* by tess_dtype: kernels of operations without a plan, ready where `release` is not NULL */
+    tess_kernel copy_pages[TESS_BF16 + 1], merge[TESS_BF16 + 1];
 };
 void tess_device_retain(tess_device *device);
 /* NULL, forked, or lost */

@@ -54,6 +54,7 @@ static tess_status open_place(tess_runtime *runtime, tess_device_place at, const
     memset(device, 0, sizeof *device);
     atomic_init(&device->refs, 1);
     atomic_init(&device->lost, false);
+    pthread_mutex_init(&device->preparing, NULL);
     device->runtime = runtime;
     device->backend = backend;
     device->info = at.entry->devices[at.index];
@@ -65,6 +66,7 @@ static tess_status open_place(tess_runtime *runtime, tess_device_place at, const
         if (status != TESS_OK) backend->close(device->native);
     }
     if (status != TESS_OK) {
+        pthread_mutex_destroy(&device->preparing);
         tess_mem_free(runtime, device, sizeof *device);
         if (!tess_call_failed())
             tess_fail_in(status, at.entry->devices[at.index].id, tess_status_text(status));
@@ -231,13 +233,24 @@ void tess_device_retain(tess_device *device) {
     atomic_fetch_add_explicit(&device->refs, 1, memory_order_relaxed);
 }
 
+static void release_kernel(tess_kernel *kernel) {
+    if (kernel->release) kernel->release(kernel);
+}
+
 void tess_device_release(tess_device *device) {
     if (device == NULL || atomic_fetch_sub_explicit(&device->refs, 1, memory_order_acq_rel) != 1)
         return;
     tess_runtime *runtime = device->runtime;
     /* Threads and driver state do not survive a fork, so the child frees only the core's own
      * memory. */
-    if (!tess_runtime_forked(runtime)) device->backend->close(device->native);
+    if (!tess_runtime_forked(runtime)) {
+        for (uint32_t n = 0; n <= TESS_BF16; n++) {
+            release_kernel(&device->copy_pages[n]);
+            release_kernel(&device->merge[n]);
+        }
+        device->backend->close(device->native);
+        pthread_mutex_destroy(&device->preparing);
+    }
     tess_mem_free(runtime, device, sizeof *device);
     tess_runtime_release(runtime);
 }

@@ -27,7 +27,7 @@ static const uint16_t *group_of(const tess_layout *x, int32_t kv_head) {
 typedef bool alike_function(const tess_layout *x, int32_t a, int32_t b);
 
 /* The first kv head that is like this one, which may be itself. An open-addressing table holds the
- * first kv head of each kind plus 1, and has at least twice as many slots as there are kv heads. */
+ * first kv head of each kind plus 1, and has at least twice as many elements as kv heads. */
 static int32_t first_alike(const tess_layout *x, int32_t kv_head, uint64_t hash,
                            alike_function *alike, scratch *s) {
     uint64_t at = (hash * UINT64_C(0x9e3779b97f4a7c15) >> 32) & (s->n_table - 1);
@@ -114,9 +114,9 @@ static tess_status list_fixed(tess_layout *x, const char *function, scratch *s) 
     uint64_t total = 0;
     for (int32_t kv_head = 0; kv_head < x->n_kv_heads; kv_head++) {
         tess_kv_store *store = &x->stores[kv_head];
-        if (!store->first_of_list || !store->ring) continue;
-        store->fixed_begin = total;
-        total += (uint64_t)store->fixed;
+        const bool first = store->list_head == kv_head;
+        store->fixed_begin = first ? total : x->stores[store->list_head].fixed_begin;
+        if (first && store->ring) total += (uint64_t)store->fixed;
     }
     if (total == 0) return TESS_OK;
     x->fixed_bytes = total * sizeof *x->fixed;
@@ -126,7 +126,7 @@ static tess_status list_fixed(tess_layout *x, const char *function, scratch *s) 
                          (unsigned long long)total);
     for (int32_t kv_head = 0; kv_head < x->n_kv_heads; kv_head++) {
         const tess_kv_store *store = &x->stores[kv_head];
-        if (!store->first_of_list || !store->ring) continue;
+        if (store->list_head != kv_head || !store->ring) continue;
         uint32_t *list = x->fixed + store->fixed_begin;
         measure_reach(x, kv_head, s);
         for (int64_t j = 0; j < s->n_columns; j++) {
@@ -159,7 +159,6 @@ static int64_t fewest_strided(const tess_layout *x, int32_t kv_head, int64_t cou
     int64_t fewest = n;
     for (int64_t from = 0, to = 1; from < n; from++) {
         const int64_t start = x->patterns[classes[n - 1 - from]].first;
-        if (to <= from) to = from + 1;
         for (; to < from + n; to++) {
             const int64_t next = x->patterns[classes[n - 1 - to % n]].first;
             if ((next - start + stride) % stride > rest) break;
@@ -196,12 +195,11 @@ static tess_status examine_stores(tess_layout *x, const char *function, scratch 
         const int32_t first = first_alike(x, kv_head, list_hash(x, kv_head), same_list, s);
         if (first != kv_head) {
             *store = x->stores[first];
-            store->first_of_list = false;
             continue;
         }
         if (store->ring) examine_store(x, kv_head, s, store);
         store->list = x->n_slot_lists++;
-        store->first_of_list = true;
+        store->list_head = kv_head;
     }
     group_storages(x, s);
     return x->pattern.kind == TESS_PATTERN_BLOCKS ? list_fixed(x, function, s) : TESS_OK;

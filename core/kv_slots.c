@@ -61,7 +61,7 @@ int64_t tess_kv_slots_tokens(const tess_layout *x, uint32_t storage, int64_t tok
     int64_t most = 0;
     for (int32_t kv_head = 0; kv_head < x->n_kv_heads; kv_head++) {
         const tess_kv_store *store = &x->stores[kv_head];
-        if (store->storage == storage && store->first_of_list)
+        if (store->storage == storage && store->list_head == kv_head)
             most = larger(most, tokens_taken(x, kv_head, tokens));
     }
     return most;
@@ -125,7 +125,7 @@ static void fill_list(const tess_layout *x, int32_t kv_head, uint32_t n_blocks, 
 void tess_kv_slots_fill(const tess_layout *x, uint32_t n_blocks, tess_slot *slots) {
     for (int32_t kv_head = 0; kv_head < x->n_kv_heads; kv_head++) {
         const tess_kv_store *store = &x->stores[kv_head];
-        if (store->first_of_list)
+        if (store->list_head == kv_head)
             fill_list(x, kv_head, n_blocks, slots + (size_t)store->list * n_blocks);
     }
 }

@@ -15,7 +15,7 @@ typedef struct tess_kv_store {
     int64_t fixed;        /* fixed blocks: S2 of every `stride` in a row, others in all */
     uint64_t fixed_begin; /* BLOCKS: where the list of fixed blocks begins in tess_layout.fixed */
     uint32_t list;        /* of slots, which kv heads with equal fixed blocks share */
-    bool first_of_list;   /* no kv head before this one has it */
+    int32_t list_head;    /* the first kv head that has it */
     uint32_t storage;     /* group of kv heads with equal `ring` and `fixed`, which share a pool */
     uint32_t pool_head;   /* its head among those of the group */
     uint32_t members;     /* of the group's first kv head: kv heads of the group */

@@ -33,10 +33,10 @@ static tess_status check_later(const tess_plan_desc *d) {
 }
 
 static tess_status check_numbers(const tess_plan_desc *d) {
-    if (d->flags & ~(uint32_t)(TESS_PLAN_BATCH_INVARIANT | TESS_PLAN_COMPACT))
+    if (d->flags & ~(uint32_t)(TESS_PLAN_BATCH_INVARIANT | TESS_PLAN_COMPACT | TESS_PLAN_APPEND))
         return tess_invalid("%s: flags: unknown bits 0x%x", in_create, (unsigned)d->flags);
     if (d->op > TESS_OP_BACKWARD)
-        return tess_invalid("%s: op: %u is no tess_op", in_create, (unsigned)d->op);
+        return tess_invalid("%s: op: %u is no tess_op of plans", in_create, (unsigned)d->op);
     if (d->op != TESS_OP_FORWARD)
         return tess_unsupported("%s: op: TESS_OP_BACKWARD is not supported in this version",
                                 in_create);
@@ -275,6 +275,7 @@ static void destroy(tess_plan *plan) {
     tess_runtime *runtime = device->runtime;
     if (!tess_runtime_forked(runtime)) {
         if (plan->kernel.release) plan->kernel.release(&plan->kernel);
+        if (plan->append.release) plan->append.release(&plan->append);
         /* A lost device may refuse this, and nothing more can be done here. */
         if (plan->tables.device.kind != TESS_BUFFER_NONE)
             (void)device->backend->free(device->native, &plan->tables.device);
@@ -319,6 +320,7 @@ static tess_status fill(tess_plan *plan, const tess_plan_desc *d) {
         tess_pools_create(&plan->pools, plan->device->runtime, plan->layout, plan->max_kv_len));
     plan->host_bytes += plan->pools.bytes;
     TESS_RETURN_IF_ERROR(tess_choose_kernel(plan, d));
+    TESS_RETURN_IF_ERROR(tess_choose_append(plan, d));
     return make_jobs(plan, d);
 }
 

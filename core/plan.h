@@ -37,6 +37,7 @@ struct tess_plan {
     uint32_t n_touched;
     uint32_t tile_rows;
     tess_kernel kernel;
+    tess_kernel append;   /* of tess_append, with TESS_PLAN_APPEND */
     char kernel_name[64]; /* "backend/kernel" */
 
     /* [n_sequences] the sequences that have rows; always in host memory */

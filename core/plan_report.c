@@ -245,12 +245,20 @@ tess_status tess_plan_tensor(const tess_plan *plan, tess_role role, tess_buffer 
                              tess_tensor *tensor, uint64_t *bytes) {
     static const char *const function = "tess_plan_tensor";
     TESS_RETURN_IF_ERROR(tess_plan_check(plan, function));
-    if ((unsigned)role > TESS_ROLE_BLOCK_TABLE)
+    const bool is_new = role == TESS_ROLE_NEW_K || role == TESS_ROLE_NEW_V;
+    if ((unsigned)role > TESS_ROLE_BLOCK_TABLE && !is_new)
         return tess_invalid("%s: role: %u is no tess_role", function, (unsigned)role);
     if (!tensor) return tess_invalid("%s: tensor: must not be NULL", function);
     tess_tensor t = {.buffer = buffer};
     if (role == TESS_ROLE_BLOCK_TABLE) {
         TESS_RETURN_IF_ERROR(table_tensor(plan, function, &t, bytes));
+    } else if (is_new) {
+        /* New keys have tokens as Q has, and heads as the layout has kv heads. */
+        tess_extent x = tess_role_extent(plan, TESS_ROLE_K, 0);
+        x.heads = (uint32_t)plan->layout->n_kv_heads;
+        TESS_RETURN_IF_ERROR(fill_tensor(function, "role", &tess_role_rows[TESS_ROLE_K], &x,
+                                         plan->packed ? 1 : plan->batch, plan->q_len, plan->packed,
+                                         &t, bytes));
     } else {
         const tess_role_row *row = &tess_role_rows[role];
         const bool keys = row->tokens == TESS_TOKENS_KV;

@@ -121,6 +121,24 @@ static const tess_field plan_info[] = {
     F(T, n_storage),    F(T, reserved)};
 #undef T
 
+#define T tess_append_desc
+static const tess_field append_desc[] = {
+    F(T, struct_size),  F(T, flags),   F(T, k),       F(T, v),    F(T, k_scale),
+    F(T, v_scale),      F(T, k_pools), F(T, v_pools), F(T, step), F(T, block_table),
+    F(T, table_stride), F(T, pages),   F(T, stream)};
+#undef T
+#define T tess_copy_desc
+static const tess_field copy_desc[] = {
+    F(T, struct_size), F(T, flags), F(T, dtype),   F(T, n_pools), F(T, n_heads), F(T, head_dim),
+    F(T, page),        F(T, pages), F(T, n_pairs), F(T, pools),   F(T, pairs),   F(T, stream)};
+#undef T
+
+#define T tess_parts_desc
+static const tess_field parts_desc[] = {
+    F(T, struct_size), F(T, flags),   F(T, n_parts),   F(T, n_heads), F(T, head_dim), F(T, dtype),
+    F(T, rows),        F(T, o_parts), F(T, lse_parts), F(T, o),       F(T, lse),      F(T, stream)};
+#undef T
+
 /* NOLINTEND(bugprone-sizeof-expression) */
 
 #define STRUCTURE(type, fields) \
@@ -142,6 +160,9 @@ const tess_structure tess_structures[TESS_STRUCTURE_COUNT] = {
     [TESS_KV_INFO] = STRUCTURE(tess_kv_info, kv_info),
     [TESS_STORAGE_INFO] = STRUCTURE(tess_storage_info, storage_info),
     [TESS_PLAN_INFO] = STRUCTURE(tess_plan_info, plan_info),
+    [TESS_APPEND_DESC] = STRUCTURE(tess_append_desc, append_desc),
+    [TESS_COPY_DESC] = STRUCTURE(tess_copy_desc, copy_desc),
+    [TESS_PARTS_DESC] = STRUCTURE(tess_parts_desc, parts_desc),
 };
 
 /* ------------------------------------------------------------------ sizes */

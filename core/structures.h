@@ -25,6 +25,9 @@ typedef enum tess_structure_id {
     TESS_KV_INFO,
     TESS_STORAGE_INFO,
     TESS_PLAN_INFO,
+    TESS_APPEND_DESC,
+    TESS_COPY_DESC,
+    TESS_PARTS_DESC,
     TESS_STRUCTURE_COUNT
 } tess_structure_id;
 

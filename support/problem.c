@@ -29,6 +29,7 @@ typedef enum word_type {
     WORD_NAME,
     WORD_SCALE,
     WORD_LIST,
+    WORD_POSITIONS,
     WORD_PATH
 } word_type;
 
@@ -59,6 +60,8 @@ static const word_rule rules[] = {
     {"kv_len", WORD_I64, AT(kv_len), 0, INT64_MAX, FOR_ALL, NULL},
     {"q_lens", WORD_LIST, AT(q_lens), 0, INT64_MAX, FOR_ALL, NULL},
     {"kv_lens", WORD_LIST, AT(kv_lens), 0, INT64_MAX, FOR_ALL, NULL},
+    {"q_first", WORD_POSITIONS, AT(q_first), 0, INT64_MAX, FOR_ALL, NULL},
+    {"kv_first", WORD_POSITIONS, AT(kv_first), 0, INT64_MAX, FOR_ALL, NULL},
     {"head_dim", WORD_I32, AT(head_dim), 1, INT32_MAX, FOR_ALL, NULL},
     {"causal", WORD_I32, AT(causal), 0, 1, FOR_ALL, NULL},
     {"scale", WORD_SCALE, AT(scale), 0, 0, FOR_ALL, NULL},
@@ -262,6 +265,8 @@ void problem_init(problem *p) {
 void problem_free(problem *p) {
     free(p->q_lens);
     free(p->kv_lens);
+    free(p->q_first);
+    free(p->kv_first);
     free(p->mask_path);
     free(p->mask);
     memset(p, 0, sizeof *p);
@@ -324,6 +329,14 @@ int problem_word(problem *p, const char *word, char *error, size_t error_size) {
         p->batch = count;
         break;
     }
+    case WORD_POSITIONS: {
+        int64_t **list = field(p, rule),
+                *count = list == &p->q_first ? &p->q_first_count : &p->kv_first_count;
+        free(*list); /* of a word that was refused */
+        *list = NULL;
+        if (set_list(rule, text, list, count, error, error_size) != 0) return -1;
+        break;
+    }
     case WORD_PATH:
         if (!*text) return text_error(error, error_size, "%s: the file name is empty", rule->key);
         p->mask_path = strdup(text);
@@ -372,6 +385,24 @@ static int finish_lengths(problem *p, char *error, size_t error_size) {
         return text_error(error, error_size, "q_len: batch * q_len exceeds 2^63 - 1");
     if (__builtin_mul_overflow(p->batch, p->kv_len, &total))
         return text_error(error, error_size, "kv_len: batch * kv_len exceeds 2^63 - 1");
+    return 0;
+}
+
+/* One position stands for all sequences. */
+static int finish_positions(const problem *p, const char *key, int64_t **list, int64_t count,
+                            char *error, size_t error_size) {
+    if (!*list || count == p->batch) return 0;
+    if (count != 1)
+        return text_error(error, error_size,
+                          "%s: %" PRId64 " positions for %" PRId64 " sequences; give 1 or %" PRId64,
+                          key, count, p->batch, p->batch);
+    int64_t *all = NULL, bytes;
+    if (!__builtin_mul_overflow(p->batch ? p->batch : 1, (int64_t)sizeof *all, &bytes))
+        all = malloc((size_t)bytes);
+    if (!all) return text_error(error, error_size, "%s: out of memory", key);
+    for (int64_t b = 0; b < p->batch; b++) all[b] = **list;
+    free(*list);
+    *list = all;
     return 0;
 }
 
@@ -493,7 +524,10 @@ static int load_mask(problem *p, char *error, size_t error_size) {
 int problem_finish(problem *p, char *error, size_t error_size) {
     if (finish_heads(p, error, error_size) != 0 ||
         required(p, "head_dim", error, error_size) != 0 ||
-        finish_lengths(p, error, error_size) != 0 || finish_pattern(p, error, error_size) != 0)
+        finish_lengths(p, error, error_size) != 0 ||
+        finish_positions(p, "q_first", &p->q_first, p->q_first_count, error, error_size) != 0 ||
+        finish_positions(p, "kv_first", &p->kv_first, p->kv_first_count, error, error_size) != 0 ||
+        finish_pattern(p, error, error_size) != 0)
         return -1;
     if (!problem_has(p, "scale")) p->scale = (float)(1 / sqrt(p->head_dim));
     return p->pattern == TESS_PATTERN_BLOCKS ? load_mask(p, error, error_size) : 0;
@@ -543,6 +577,12 @@ static void add_list(line_writer *w, const char *key, const int64_t *values, int
     for (int64_t i = 0; i < count; i++) add(w, "%s%" PRId64, i ? "," : "", values[i]);
 }
 
+/* As it was given: one position for all, or one each. */
+static void add_positions(line_writer *w, const char *key, const problem *p, const int64_t *list,
+                          int64_t count) {
+    if (list && p->batch > 0) add_list(w, key, list, count);
+}
+
 int problem_format(const problem *p, char *buffer, size_t size) {
     line_writer w = {buffer, buffer ? size : 0, 0};
     if (buffer && size) buffer[0] = 0;
@@ -558,6 +598,8 @@ int problem_format(const problem *p, char *buffer, size_t size) {
         add(&w, " q_len=%" PRId64, p->q_len);
         add_integer(&w, "kv_len", p->kv_len, p->q_len);
     }
+    add_positions(&w, "q_first", p, p->q_first, p->q_first_count);
+    add_positions(&w, "kv_first", p, p->kv_first, p->kv_first_count);
     if (p->op) add(&w, " op=%s", op_names[p->op]);
     if (p->dtype) add(&w, " dtype=%s", dtype_names[p->dtype]);
     add_integer(&w, "causal", p->causal, 1);
@@ -613,11 +655,22 @@ int64_t problem_kv_tokens(const problem *p) {
     return p->kv_lens ? sum(p->kv_lens, p->batch) : p->batch * p->kv_len;
 }
 
+int64_t problem_kv_first(const problem *p, int64_t b) { return p->kv_first ? p->kv_first[b] : 0; }
+int64_t problem_q_first(const problem *p, int64_t b) {
+    return p->q_first ? p->q_first[b]
+                      : problem_kv_first(p, b) + problem_kv_len(p, b) - problem_q_len(p, b);
+}
+
 int64_t problem_max_kv(const problem *p) {
-    if (!p->kv_lens) return p->kv_len;
+    if (!p->kv_lens && !p->kv_first) return p->kv_len;
     int64_t longest = 0;
-    for (int64_t b = 0; b < p->batch; b++)
-        if (p->kv_lens[b] > longest) longest = p->kv_lens[b];
+    for (int64_t b = 0; b < p->batch; b++) {
+        int64_t end;
+        /* Where the library could not take it either. */
+        if (__builtin_add_overflow(problem_kv_first(p, b), problem_kv_len(p, b), &end))
+            return INT64_MAX;
+        if (end > longest) longest = end;
+    }
     return longest;
 }
 
@@ -681,6 +734,8 @@ int problem_plan_desc(const problem *p, tess_plan_desc *desc, int64_t **cu) {
         .kv_len = p->kv_len,
         .kv_split = p->kv_split,
         .tile_rows = p->tile_rows,
+        .q_first = p->q_first,
+        .kv_first = p->kv_first,
     };
     if (!p->q_lens) return 0;
     size_t count = (size_t)p->batch + 1;

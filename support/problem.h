@@ -11,6 +11,10 @@ typedef struct problem {
     uint32_t dtype; /* tess_dtype */
     int64_t batch, q_len, kv_len;
     int64_t *q_lens, *kv_lens; /* packed batch: `batch` lengths each, owned; NULL otherwise */
+    /* [NULL: bottom-right, and 0] positions of each sequence's first row and first key, `batch`
+     * each once problem_finish is through, owned */
+    int64_t *q_first, *kv_first;
+    int64_t q_first_count, kv_first_count; /* as given: 1 or `batch` */
     int32_t heads, kv_heads, head_dim;
     int32_t causal;
     double scale; /* resolved by problem_finish */
@@ -50,10 +54,10 @@ void problem_free(problem *p);
  * snprintf does. */
 int problem_format(const problem *p, char *buffer, size_t size);
 
-/* The library's descriptors. The layout's max_tokens is the longest kv_len, its max_chunk the
- * longest q_len of the sequences that continue a cached prefix (q_len < kv_len), else 1. The plan
- * descriptor's arrays point into caller-owned storage in *cu (freed by the caller with free(), NULL
- * for a batch that is not packed). */
+/* The library's descriptors. The layout's max_tokens is where the last key ends, its max_chunk
+ * the longest q_len of the sequences that continue a cached prefix (q_len < kv_len), else 1. The
+ * plan descriptor's arrays point into caller-owned storage in *cu (freed by the caller with free(),
+ * NULL for a batch that is not packed). */
 tess_status problem_layout(const problem *p, tess_runtime *runtime, tess_layout **layout);
 int problem_plan_desc(const problem *p, tess_plan_desc *desc, int64_t **cu);
 
@@ -64,6 +68,9 @@ int64_t problem_q_start(const problem *p, int64_t b);
 int64_t problem_kv_start(const problem *p, int64_t b);
 int64_t problem_q_tokens(const problem *p); /* rows of Q over the whole batch */
 int64_t problem_kv_tokens(const problem *p);
-int64_t problem_max_kv(const problem *p);
+int64_t problem_max_kv(const problem *p); /* the largest position at which keys end */
+/* Positions of the first row and the first key of sequence b. */
+int64_t problem_q_first(const problem *p, int64_t b);
+int64_t problem_kv_first(const problem *p, int64_t b);
 
 #endif

@@ -136,8 +136,9 @@ static void load_chunk(uint32_t dtype, const void *base, int64_t index, int coun
 typedef struct row_view {
     const problem *p;
     const reference_inputs *in;
-    int64_t q_at, kv_at, kv_step;   /* elements: of the row, of key 0, from key to key */
-    int64_t position, kv_len, keys; /* keys: those that can be kept at all */
+    int64_t q_at, kv_at, kv_step; /* elements: of the row, of position 0, from key to key */
+    int64_t position, kv_len;     /* of the row; where the keys end */
+    int64_t first, end;           /* keys that can be kept at all */
     int32_t head;
 } row_view;
 
@@ -146,12 +147,13 @@ static row_view view(const problem *p, const reference_inputs *in, int64_t seque
     int64_t q_token = p->q_lens ? problem_q_start(p, sequence) + row : sequence * p->q_len + row;
     int64_t kv_token = p->kv_lens ? problem_kv_start(p, sequence) : sequence * p->kv_len;
     int64_t kv_head = head / (p->heads / p->kv_heads);
-    row_view v = {.p = p, .in = in, .head = head, .kv_len = problem_kv_len(p, sequence)};
+    row_view v = {.p = p, .in = in, .head = head, .first = problem_kv_first(p, sequence)};
     v.q_at = (q_token * p->heads + head) * p->head_dim;
     v.kv_step = (int64_t)p->kv_heads * p->head_dim;
-    v.kv_at = kv_token * v.kv_step + kv_head * p->head_dim;
-    v.position = v.kv_len - problem_q_len(p, sequence) + row;
-    v.keys = p->causal && v.position + 1 < v.kv_len ? v.position + 1 : v.kv_len;
+    v.kv_at = (kv_token - v.first) * v.kv_step + kv_head * p->head_dim;
+    v.kv_len = v.first + problem_kv_len(p, sequence);
+    v.position = problem_q_first(p, sequence) + row;
+    v.end = p->causal && v.position + 1 < v.kv_len ? v.position + 1 : v.kv_len;
     return v;
 }
 
@@ -172,7 +174,7 @@ void reference_row(const problem *p, const reference_inputs *in, int64_t sequenc
     row_view v = view(p, in, sequence, head, row);
     double max = -INFINITY, total = 0;
     for (int32_t d = 0; d < p->head_dim; d++) o[d] = 0;
-    for (int64_t t = 0; t < v.keys; t++) {
+    for (int64_t t = v.first; t < v.end; t++) {
         if (!reference_kept(p, head, v.position, t, v.kv_len)) continue;
         double s = p->scale * dot_double(&v, t);
         /* The running maximum spares a second pass over the keys; in fp64 the rescaling costs
@@ -214,13 +216,13 @@ void reference_row_same_type(const problem *p, const reference_inputs *in, int64
                              int32_t head, int64_t row, double *o, double *lse) {
     row_view v = view(p, in, sequence, head, row);
     float max = -INFINITY, total = 0;
-    for (int64_t t = 0; t < v.keys; t++) {
+    for (int64_t t = v.first; t < v.end; t++) {
         if (!reference_kept(p, head, v.position, t, v.kv_len)) continue;
         float s = score_low(&v, t);
         if (s > max) max = s;
     }
     for (int32_t d = 0; d < p->head_dim; d++) o[d] = 0;
-    for (int64_t t = 0; t < v.keys; t++) {
+    for (int64_t t = v.first; t < v.end; t++) {
         if (!reference_kept(p, head, v.position, t, v.kv_len)) continue;
         float weight = round_to(p->dtype, expf(round_to(p->dtype, score_low(&v, t) - max)));
         total += weight;

@@ -6,8 +6,8 @@
 
 #include "problem.h"
 
-/* Whether head `head` of the problem keeps (query position p, key t) in a sequence of kv_len keys:
- * p = kv_len - q_len + row. */
+/* Whether head `head` of the problem keeps (query position p, key position t) in a sequence whose
+ * keys end at kv_len. */
 int reference_kept(const problem *p, int32_t head, int64_t position, int64_t key, int64_t kv_len);
 
 /* Host arrays as the contiguous tensors of tess_plan_tensor, dtype of the problem. */

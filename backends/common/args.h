@@ -77,6 +77,5 @@ struct tess_args {
     tess_arg_u32 page;  /* PAGED: tokens of a page, ... */
     tess_arg_u32 pages; /* ... and pages of K and V */
 };
-#undef TESS_ARG_I64
 
 #endif /* TESS_COMMON_ARGS_H */

@@ -163,11 +163,14 @@ struct tess_driver_row {
 /* kernel->state of every row: the functions of a plan. */
 typedef struct tess_driver_state {
     tess_driver_device *device;
-    void *forward, *merge;
-    const tess_portable_shape *shape; /* of the portable kernel */
+    void *forward, *merge;            /* or the kernel of another operation, and none */
+    const tess_portable_shape *shape; /* of the portable forward kernel */
 } tess_driver_state;
 
 extern const tess_driver_row tess_driver_portable;
+extern const tess_driver_row tess_driver_merge_parts;
+/* driver_paging.c: the kernels that write a cache */
+extern const tess_driver_row tess_driver_append, tess_driver_copy_pages;
 
 /* host->fail with the call's name, what it was about, and the code's name. The status follows from
  * the code. */
@@ -188,8 +191,8 @@ tess_status tess_driver_function(tess_driver_device *d, int module, const tess_d
 const char *tess_driver_no_code(const tess_driver_device *d, const tess_driver_image *images,
                                 const char *before, char *buffer, size_t size);
 
-/* Allocates and fills the state of a plan: a forward kernel, and the merge kernel of the key's
- * type, which is one of the portable kernels. */
+/* Allocates and fills the state of a plan: a kernel of the key's operation, and with a forward
+ * kernel the merge kernel of the key's type, which is one of the portable kernels. */
 tess_status tess_driver_state_create(tess_driver_device *d, const tess_kernel_key *key, int module,
                                      const tess_driver_image *image, const char *forward,
                                      tess_driver_state **state);
@@ -200,6 +203,10 @@ void tess_driver_state_release(tess_kernel *kernel);
 tess_status tess_driver_start(const tess_driver_device *d, int module, void *function,
                               unsigned groups, unsigned threads, unsigned shared_bytes,
                               void *stream, void **parameters);
+
+/* Launches a portable kernel behind all earlier ones. */
+tess_status tess_driver_start_plain(const tess_driver_device *d, void *function, unsigned groups,
+                                    unsigned threads, void *stream, void **parameters);
 
 /* Where a buffer begins on the device. */
 static inline uint64_t tess_driver_address(const tess_buffer *buffer) {

@@ -68,7 +68,7 @@ tess_status tess_driver_state_create(tess_driver_device *d, const tess_kernel_ke
     state->device = d;
     snprintf(merge, sizeof merge, "tess_merge_%s", tess_portable_dtype(key->dtype));
     tess_status status = tess_driver_function(d, module, image, forward, &state->forward);
-    if (status == TESS_OK)
+    if (status == TESS_OK && key->op == TESS_OP_FORWARD)
         status = tess_driver_function(d, 0, d->driver->vendor->images, merge, &state->merge);
     if (status != TESS_OK) {
         d->host->free(d->host, state, sizeof *state);
@@ -123,17 +123,27 @@ static tess_status portable_prepare(tess_driver_device *d, const tess_kernel_key
     return TESS_OK;
 }
 
+static tess_status launch_result(const tess_driver_device *d, int code) {
+    return code == DRIVER_OK ? TESS_OK
+                             : tess_driver_fail(d, tess_driver_symbol(d->driver, launch),
+                                                "the launch failed", code);
+}
+
+tess_status tess_driver_start_plain(const tess_driver_device *d, void *function, unsigned groups,
+                                    unsigned threads, void *stream, void **parameters) {
+    return launch_result(d, d->driver->call.launch(function, groups, 1, 1, threads, 1, 1, 0, stream,
+                                                   parameters, NULL));
+}
+
 tess_status tess_driver_start(const tess_driver_device *d, int module, void *function,
                               unsigned groups, unsigned threads, unsigned shared_bytes,
                               void *stream, void **parameters) {
     const tess_driver_vendor *vendor = d->driver->vendor;
-    const int code = vendor->start ? vendor->start(d, module, function, groups, threads,
-                                                   shared_bytes, stream, parameters)
-                                   : d->driver->call.launch(function, groups, 1, 1, threads, 1, 1,
-                                                            shared_bytes, stream, parameters, NULL);
-    return code == DRIVER_OK ? TESS_OK
-                             : tess_driver_fail(d, tess_driver_symbol(d->driver, launch),
-                                                "the launch failed", code);
+    return launch_result(d, vendor->start
+                                ? vendor->start(d, module, function, groups, threads, shared_bytes,
+                                                stream, parameters)
+                                : d->driver->call.launch(function, groups, 1, 1, threads, 1, 1,
+                                                         shared_bytes, stream, parameters, NULL));
 }
 
 /* Launches the portable forward or merge kernel, which take the same arguments. `waits`: the kernel
@@ -149,12 +159,8 @@ static tess_status launch_portable(tess_driver_device *d, const tess_launch *l, 
     buffers[TESS_PORTABLE_TENSORS + 1] = tess_driver_address(&l->workspace);
     for (int n = 0; n < TESS_PORTABLE_BUFFERS; n++) parameters[n] = &buffers[n];
     parameters[TESS_PORTABLE_BUFFERS] = args;
-    if (waits) return tess_driver_start(d, 0, function, groups, threads, 0, stream, parameters);
-    const int code =
-        d->driver->call.launch(function, groups, 1, 1, threads, 1, 1, 0, stream, parameters, NULL);
-    return code == DRIVER_OK ? TESS_OK
-                             : tess_driver_fail(d, tess_driver_symbol(d->driver, launch),
-                                                "the launch failed", code);
+    return waits ? tess_driver_start(d, 0, function, groups, threads, 0, stream, parameters)
+                 : tess_driver_start_plain(d, function, groups, threads, stream, parameters);
 }
 
 /* The most workgroups of a launch: HIP counts threads, 128 for each workgroup, in 32 bits. */
@@ -190,6 +196,36 @@ static tess_status merge(tess_driver_device *d, const tess_launch *l, void *stre
 
 const tess_driver_row tess_driver_portable = {
     {TESS_OP_FORWARD, "portable", 0}, portable_refuses, portable_prepare, portable_forward};
+
+/* ------------------------------------------------------------------ parts of keys */
+
+static tess_status parts_prepare(tess_driver_device *d, const tess_kernel_key *key,
+                                 tess_kernel *kernel) {
+    tess_driver_state *state = NULL;
+    char name[64];
+    snprintf(name, sizeof name, "tess_merge_parts_%s", tess_portable_dtype(key->dtype));
+    const tess_status status =
+        tess_driver_state_create(d, key, 0, d->driver->vendor->images, name, &state);
+    kernel->state = state;
+    return status;
+}
+
+static tess_status parts_launch(tess_driver_device *d, const tess_launch *l, void *stream) {
+    const tess_driver_state *state = l->kernel->state;
+    tess_launch as;
+    tess_portable_parts(l, &as);
+    for (uint64_t done = 0; done < l->n_jobs; done += MOST_GROUPS) {
+        tess_args args;
+        const uint64_t rest = l->n_jobs - done, items = rest < MOST_GROUPS ? rest : MOST_GROUPS;
+        tess_portable_parts_args(&as, done, items, 1, &args);
+        TESS_RETURN_IF_ERROR(launch_portable(d, &as, state->forward, &args, args.items,
+                                             TESS_PARTS_THREADS, 0, stream));
+    }
+    return TESS_OK;
+}
+
+const tess_driver_row tess_driver_merge_parts = {
+    {TESS_OP_MERGE, "merge_parts", 0}, portable_refuses, parts_prepare, parts_launch};
 
 /* ------------------------------------------------------------------ the table */
 

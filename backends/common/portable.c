@@ -139,3 +139,22 @@ void tess_portable_merge_args(const tess_launch *l, uint64_t skip, uint64_t item
     fill_args(l, base_in_handle, l->tables->merges_at, l->first_merge + skip, sizeof(tess_merge),
               items, a);
 }
+
+void tess_portable_parts(const tess_launch *l, tess_launch *as) {
+    static const tess_tensor none = {.buffer = {.kind = TESS_BUFFER_NONE}};
+    *as = *l;
+    as->tensor[TESS_ROLE_Q] = l->tensor[TESS_ROLE_O_PARTS];
+    as->bytes[TESS_ROLE_Q] = l->bytes[TESS_ROLE_O_PARTS];
+    as->tensor[TESS_ROLE_K] = l->tensor[TESS_ROLE_LSE_PARTS];
+    as->tensor[TESS_ROLE_K].buffer = none.buffer;
+    as->workspace = l->tensor[TESS_ROLE_LSE_PARTS].buffer;
+    as->workspace_bytes = l->bytes[TESS_ROLE_LSE_PARTS];
+}
+
+void tess_portable_parts_args(const tess_launch *l, uint64_t skip, uint64_t items,
+                              int base_in_handle, tess_args *a) {
+    fill_args(l, base_in_handle, 0, 0, 0, items, a);
+    a->items_at = (tess_arg_u32)(l->first_job + skip);
+    a->group = l->n_heads;
+    a->partial_rows = l->batch;
+}

@@ -69,4 +69,21 @@ uint32_t tess_portable_merge_groups(const tess_launch *launch);
 void tess_portable_merge_args(const tess_launch *launch, uint64_t skip, uint64_t items,
                               int base_in_handle, tess_args *args);
 
+/* Threads of a workgroup of the kernel that merges parts of keys, which merges one vector. */
+enum { TESS_PARTS_THREADS = 64 };
+
+/* A TESS_OP_MERGE as its kernel sees it, which takes the buffers and arguments of attention: O of
+ * the parts is Q, and their LSE the workspace, which has the strides of K. */
+void tess_portable_parts(const tess_launch *launch, tess_launch *as_attention);
+/* What messages call a tensor and the workspace of either launch. */
+static inline const char *tess_portable_name(const tess_launch *l, const tess_portable_tensor *t) {
+    return l->op == TESS_OP_MERGE && t->role == TESS_ROLE_Q ? "o_parts" : t->name;
+}
+static inline const char *tess_portable_workspace_name(const tess_launch *l) {
+    return l->op == TESS_OP_MERGE ? "lse_parts" : "workspace";
+}
+/* The arguments for `items` vectors of such a launch from first_job + skip on. */
+void tess_portable_parts_args(const tess_launch *as_attention, uint64_t skip, uint64_t items,
+                              int base_in_handle, tess_args *args);
+
 #endif /* TESS_COMMON_PORTABLE_H */

@@ -25,7 +25,9 @@ int tess_cpu_isa_request(enum cpu_isa isa, const char **reason);
 void tess_cpu_isa_list(char *text, size_t size);   /* names of the usable sets, blanks between */
 void tess_cpu_model_name(char *text, size_t size); /* as the system tells it */
 
-/* table.c: one implementation. */
+/* table.c: one implementation. Other operations than the forward one have `item` alone. */
+typedef void (*cpu_item_fn)(const tess_launch *launch, uint64_t item);
+
 typedef struct cpu_row {
     tess_row_head head;
     enum cpu_isa isa;
@@ -36,6 +38,7 @@ typedef struct cpu_row {
     cpu_scratch_fn scratch;
     cpu_rows_fn rows;
     cpu_thread_fn enter, leave;
+    cpu_item_fn item; /* does one of launch->n_jobs */
 } cpu_row;
 
 /* a constant: how a plan splits keys must not depend on the number of threads */
@@ -60,6 +63,13 @@ const char *tess_cpu_pool_name(void);
 
 /* merge.c: one merge job. */
 void tess_cpu_merge(const tess_launch *launch, const tess_merge *merge);
+
+/* merge.c: merges one vector of all parts. */
+void tess_cpu_merge_parts(const tess_launch *launch, uint64_t vector);
+
+/* paging.c: appends a row; copies a token of a page. */
+void tess_cpu_append(const tess_launch *launch, uint64_t row);
+void tess_cpu_copy_pages(const tess_launch *launch, uint64_t token);
 
 /* Bytes of scratch memory of one thread, rounded so that the slices of all threads are aligned. */
 static inline size_t cpu_thread_bytes(const cpu_row *row, int32_t head_dim) {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Combines the partial results of a tile whose keys were split. */
+/* Combines results over parts of the keys: partial results of a tile, and parts that the caller
+ * has. */
 #include "cpu.h"
 
 #include <math.h>
@@ -18,6 +19,18 @@ static void store(uint32_t dtype, void *out, const float *row, int32_t n) {
             vto_f16((uint16_t *)out + i, vload_any(row + i));
         else
             vto_bf16((uint16_t *)out + i, vload_any(row + i));
+    }
+}
+
+static void load(uint32_t dtype, const void *in, float *row, int32_t n) {
+    if (dtype == TESS_F32) {
+        memcpy(row, in, (size_t)n * sizeof(float));
+        return;
+    }
+    for (int32_t i = 0; i < n; i += VL) {
+        const uint16_t *from = (const uint16_t *)in + i;
+        const vf four = dtype == TESS_F16 ? vfrom_f16(from) : vfrom_bf16(from);
+        memcpy(row + i, &four, sizeof four);
     }
 }
 
@@ -62,4 +75,36 @@ void tess_cpu_merge(const tess_launch *l, const tess_merge *merge) {
             *(float *)element(lse, sizeof(float), batch, q, head) =
                 row_sum == 0 ? -INFINITY : (float)(row_max * scale + log(row_sum));
     }
+}
+
+/* LSE of part n. */
+static float lse_of(const tess_launch *l, int64_t n, int64_t row, int64_t head) {
+    return *(const float *)element(&l->tensor[TESS_ROLE_LSE_PARTS], sizeof(float), n, row, head);
+}
+
+void tess_cpu_merge_parts(const tess_launch *l, uint64_t vector) {
+    const int64_t row = (int64_t)(vector / l->n_heads), head = (int64_t)(vector % l->n_heads);
+    const size_t size = l->dtype == TESS_F32 ? 4 : 2;
+    const int32_t dim = l->head_dim;
+    float out[256], part[256], most = -INFINITY;
+    double sum = 0;
+    memset(out, 0, sizeof out);
+    for (uint32_t n = 0; n < l->batch; n++) { /* a NaN comes in through its weight */
+        const float lse = lse_of(l, n, row, head);
+        if (lse > most) most = lse;
+    }
+    for (uint32_t n = 0; n < l->batch; n++) {
+        const float lse = lse_of(l, n, row, head);
+        if (lse == -INFINITY) continue; /* saw no key: no weight, whatever its O is */
+        const float weight = (float)exp((double)lse - most);
+        sum += weight;
+        load(l->dtype, element(&l->tensor[TESS_ROLE_O_PARTS], size, n, row, head), part, dim);
+        for (int32_t d = 0; d < dim; d++) out[d] += weight * part[d];
+    }
+    if (sum != 0)
+        for (int32_t d = 0; d < dim; d++) out[d] /= (float)sum;
+    store(l->dtype, element(&l->tensor[TESS_ROLE_O], size, 0, row, head), out, dim);
+    if (l->tensor[TESS_ROLE_LSE].buffer.kind != TESS_BUFFER_NONE)
+        *(float *)element(&l->tensor[TESS_ROLE_LSE], sizeof(float), 0, row, head) =
+            sum == 0 ? -INFINITY : (float)(most + log(sum));
 }

@@ -77,6 +77,23 @@ static void do_merges(void *context, size_t worker) {
     HAND_OVER(w);
 }
 
+/* Rows are short: a worker takes some at a time. */
+enum { ITEMS_AT_ONCE = 16 };
+
+static void do_items(void *context, size_t worker) {
+    work *w = context;
+    (void)worker;
+    TAKE_OVER(w);
+    const cpu_fp_mode before = cpu_fp_enter();
+    for (;;) {
+        const uint64_t n = atomic_fetch_add_explicit(&w->next, ITEMS_AT_ONCE, memory_order_relaxed);
+        for (uint64_t i = n; i < w->end && i < n + ITEMS_AT_ONCE; i++) w->row->item(w->launch, i);
+        if (n >= w->end) break;
+    }
+    cpu_fp_leave(before);
+    HAND_OVER(w);
+}
+
 #if TESS_CPU_PTHREADPOOL
 static void *wait_for_start(void *gate) {
     pthread_mutex_lock(gate);
@@ -132,6 +149,17 @@ static double seconds(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+static void run_attention(const cpu_device *d, const tess_launch *launch, work *w) {
+    w->scratch = (char *)(uintptr_t)(launch->workspace.handle + launch->workspace.offset);
+    w->thread_bytes = cpu_thread_bytes(w->row, launch->head_dim);
+    if (launch->n_jobs)
+        spread(d->pool, do_jobs, w, launch->n_jobs < d->threads ? launch->n_jobs : d->threads);
+    if (launch->n_merges == 0) return;
+    atomic_init(&w->next, launch->first_merge);
+    w->end = launch->first_merge + launch->n_merges;
+    spread(d->pool, do_merges, w, launch->n_merges < d->threads ? launch->n_merges : d->threads);
+}
+
 tess_status tess_cpu_launch(void *device, const tess_launch *launch) {
     cpu_device *d = device;
     if (launch->stream.kind != TESS_STREAM_DEFAULT)
@@ -141,19 +169,13 @@ tess_status tess_cpu_launch(void *device, const tess_launch *launch) {
     work w;
     w.launch = launch;
     w.row = launch->kernel->impl;
-    w.scratch = (char *)(uintptr_t)(launch->workspace.handle + launch->workspace.offset);
-    w.thread_bytes = cpu_thread_bytes(w.row, launch->head_dim);
-    if (launch->n_jobs) {
-        atomic_init(&w.next, launch->first_job);
-        w.end = launch->first_job + launch->n_jobs;
-        spread(d->pool, do_jobs, &w, launch->n_jobs < d->threads ? launch->n_jobs : d->threads);
-    }
-    if (launch->n_merges) {
-        atomic_init(&w.next, launch->first_merge);
-        w.end = launch->first_merge + launch->n_merges;
-        spread(d->pool, do_merges, &w,
-               launch->n_merges < d->threads ? launch->n_merges : d->threads);
-    }
+    atomic_init(&w.next, launch->first_job);
+    w.end = launch->first_job + launch->n_jobs;
+    if (w.row->item) {
+        const uint64_t shares = (launch->n_jobs + ITEMS_AT_ONCE - 1) / ITEMS_AT_ONCE;
+        spread(d->pool, do_items, &w, shares < d->threads ? shares : d->threads);
+    } else
+        run_attention(d, launch, &w);
     if (launch->seconds) *launch->seconds = seconds() - start;
     return TESS_OK;
 }

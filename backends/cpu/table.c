@@ -7,10 +7,12 @@
 enum { F32 = 1u << TESS_F32, F16 = 1u << TESS_F16, BF16 = 1u << TESS_BF16 };
 
 #define WITH(name) \
-    tess_cpu_##name##_job, tess_cpu_##name##_scratch, tess_cpu_##name##_rows, NULL, NULL
-#define WITH_TILES(name, at) \
-    tess_cpu_##name##_job, tess_cpu_##name##_scratch, tess_cpu_##name##_rows, at##_enter, at##_leave
-#define WITHOUT NULL, NULL, NULL, NULL, NULL
+    tess_cpu_##name##_job, tess_cpu_##name##_scratch, tess_cpu_##name##_rows, NULL, NULL, NULL
+#define WITH_TILES(name, at)                                                              \
+    tess_cpu_##name##_job, tess_cpu_##name##_scratch, tess_cpu_##name##_rows, at##_enter, \
+        at##_leave, NULL
+#define WITHOUT    NULL, NULL, NULL, NULL, NULL, NULL
+#define ITEM(name) NULL, NULL, NULL, NULL, NULL, tess_cpu_##name
 
 /* The functions of a row that this build may not have. */
 #if defined(__x86_64__)
@@ -38,6 +40,9 @@ static const cpu_row kernels[] = {
     {{FORWARD, "neon", 0}, CPU_ISA_NEON, ANY, 25, ARM(WITH(neon))},
     {{FORWARD, "portable", 0}, CPU_ISA_ANY, ANY, 5, WITH(portable)},
     {{FORWARD, "amx_bf16_soft", NAMED}, CPU_ISA_ANY, BF16, 5, WITH(amx_bf16_soft)},
+    {{TESS_OP_APPEND, "append", 0}, CPU_ISA_ANY, ANY, 0, ITEM(append)},
+    {{TESS_OP_COPY_PAGES, "copy_pages", 0}, CPU_ISA_ANY, ANY, 0, ITEM(copy_pages)},
+    {{TESS_OP_MERGE, "merge_parts", 0}, CPU_ISA_ANY, ANY, 0, ITEM(merge_parts)},
 };
 enum { KERNELS = sizeof kernels / sizeof *kernels };
 
@@ -47,7 +52,7 @@ static const char *const dtype_names[] = {"f32", "f16", "bf16"};
 static const char *refuses(const cpu_row *row, const tess_kernel_key *key, char *buffer,
                            size_t size) {
     const char *reason = "not built for this processor";
-    if (!row->job || !tess_cpu_isa_usable(row->isa, &reason)) return reason;
+    if ((!row->job && !row->item) || !tess_cpu_isa_usable(row->isa, &reason)) return reason;
     if (!key) return NULL;
     if (key->dtype > TESS_BF16 || !(row->dtypes & (1u << key->dtype))) {
         snprintf(buffer, size, "does not take dtype %s",
@@ -86,6 +91,9 @@ static void release(tess_kernel *kernel) {
 static tess_status prepare(const cpu_device *d, const cpu_row *row, const tess_kernel_key *key,
                            tess_kernel *kernel) {
     const char *reason = NULL;
+    kernel->impl = row;
+    kernel->release = release;
+    if (row->item) return TESS_OK;
     if (!tess_cpu_isa_request(row->isa, &reason))
         return d->host->fail(d->host, TESS_ERROR_UNSUPPORTED, "%s", reason);
     const uint32_t tile = row->rows(key->head_dim);
@@ -94,8 +102,6 @@ static tess_status prepare(const cpu_device *d, const cpu_row *row, const tess_k
     kernel->pack_rows = tile;
     kernel->scratch_bytes = (uint64_t)d->threads * cpu_thread_bytes(row, key->head_dim);
     kernel->costs = costs_of(row, key, tile);
-    kernel->impl = row;
-    kernel->release = release;
     return TESS_OK;
 }
 

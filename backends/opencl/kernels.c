@@ -7,37 +7,42 @@
 #include "cache.h"
 #include "opencl.h"
 
-/* Made at build time from kernels/portable.cl. */
-extern const char tess_opencl_portable[];
-extern const size_t tess_opencl_portable_size;
+/* Made at build time from kernels/portable.cl and so on. */
+extern const char tess_opencl_portable[], tess_opencl_paging[], tess_opencl_parts[];
+extern const size_t tess_opencl_portable_size, tess_opencl_paging_size, tess_opencl_parts_size;
 
 /* A row of the table of kernels. */
 typedef struct opencl_row {
     tess_row_head head;
-    const tess_portable_variant *variant;
-    const char *function; /* of the program */
+    const tess_portable_variant *variant; /* NULL: it is of another operation */
+    const char *function;                 /* of the program */
 } opencl_row;
 
-/* Best first. */
-static const opencl_row kernels[OPENCL_VARIANTS] = {
+/* Best first; the variants of the forward kernel come before all others. */
+static const opencl_row kernels[] = {
     {{TESS_OP_FORWARD, "portable", 0}, &tess_portable, "tess_forward"},
     {{TESS_OP_FORWARD, "portable_small", 0}, &tess_portable_small, "tess_forward"},
+    {{TESS_OP_APPEND, "append", 0}, NULL, "tess_append"},
+    {{TESS_OP_COPY_PAGES, "copy_pages", 0}, NULL, "tess_copy_pages"},
+    {{TESS_OP_MERGE, "merge_parts", 0}, NULL, "tess_merge_parts"},
 };
+enum { ROWS = sizeof kernels / sizeof *kernels };
 
-enum { MOST_PAIRS = 1024, MOST_OPTIONS = 256, MOST_DEVICES = 64 };
+enum { MOST_PAIRS = 1024, PAGING_PAIRS = 4, MOST_OPTIONS = 256, MOST_DEVICES = 64 };
 
 /* ------------------------------------------------------------------ limits */
 
-/* Whether the device has room for a workgroup of the shape; if not, `why` says what is missing. */
-static int fits(const opencl_device *d, const tess_portable_shape *shape, char *why, size_t size) {
-    if (d->most_threads < shape->threads) {
+/* Whether the device has room for a workgroup; if not, `why` says what is missing. */
+static int fits(const opencl_device *d, uint32_t threads, uint32_t shared_bytes, char *why,
+                size_t size) {
+    if (d->most_threads < threads) {
         snprintf(why, size, "needs workgroups of %u work-items, and the device has at most %zu",
-                 (unsigned)shape->threads, d->most_threads);
+                 (unsigned)threads, d->most_threads);
         return 0;
     }
-    if (d->local_bytes < shape->shared_bytes) {
+    if (d->local_bytes < shared_bytes) {
         snprintf(why, size, "needs %u bytes of local memory, and the device has %llu",
-                 (unsigned)shape->shared_bytes, (unsigned long long)d->local_bytes);
+                 (unsigned)shared_bytes, (unsigned long long)d->local_bytes);
         return 0;
     }
     return 1;
@@ -146,11 +151,11 @@ static void to_cache(const opencl_device *d, const tess_cache_key *key, cl_progr
 
 static tess_status from_source(const opencl_device *d, const tess_cache_key *key, cl_program *out) {
     const tess_host *host = d->host;
-    const char *source = tess_opencl_portable;
+    const char *source = key->source;
     char text[600];
     cl_int code = CL_SUCCESS;
     cl_program program =
-        d->cl->clCreateProgramWithSource(d->context, 1, &source, &tess_opencl_portable_size, &code);
+        d->cl->clCreateProgramWithSource(d->context, 1, &source, &key->source_size, &code);
     if (!program) return tess_opencl_fail(host, "clCreateProgramWithSource", "no program", code);
     code = build(d, program, key->options);
     if (code == CL_SUCCESS) {
@@ -165,16 +170,38 @@ static tess_status from_source(const opencl_device *d, const tess_cache_key *key
                       tess_opencl_error_name(code), (int)code, text);
 }
 
-/* Compiles one instance, once. UNSUPPORTED: the device cannot run it, and entry->refusal says why.
- */
+/* Compiles a program, unless the entry has it already. UNSUPPORTED: the device cannot run
+ * `function` of it, and entry->refusal says why. */
+static tess_status compile(const opencl_device *d, const tess_cache_key *key, const char *function,
+                           uint32_t threads, opencl_program *entry) {
+    if (entry->refusal[0]) return TESS_ERROR_UNSUPPORTED;
+    if (entry->program) return TESS_OK;
+    cl_program program = from_cache(d, key);
+    tess_status status = program ? TESS_OK : from_source(d, key, &program);
+    if (status != TESS_OK) return status;
+    cl_int code = CL_SUCCESS;
+    cl_kernel kernel = d->cl->clCreateKernel(program, function, &code);
+    if (!kernel) {
+        status = tess_opencl_fail(d->host, "clCreateKernel", function, code);
+        d->cl->clReleaseProgram(program);
+        return status;
+    }
+    if (!kernel_fits(d, kernel, threads, entry->refusal, sizeof entry->refusal))
+        status = TESS_ERROR_UNSUPPORTED;
+    d->cl->clReleaseKernel(kernel);
+    if (status == TESS_OK)
+        entry->program = program;
+    else
+        d->cl->clReleaseProgram(program);
+    return status;
+}
+
+/* Compiles one instance, once. */
 static tess_status instance(opencl_device *d, uint32_t dtype, uint32_t row, uint32_t bucket,
                             opencl_program **out) {
     const tess_portable_shape *shape = &kernels[row].variant->shapes[bucket];
-    opencl_program *entry = &d->programs[dtype][row][bucket];
     char options[MOST_OPTIONS];
-    *out = entry;
-    if (entry->refusal[0]) return TESS_ERROR_UNSUPPORTED;
-    if (entry->program) return TESS_OK;
+    *out = &d->programs[dtype][row][bucket];
     snprintf(options, sizeof options,
              "-cl-std=CL1.2 -D TESS_DTYPE=%u -D TESS_DIMS=%u -D TESS_ROWS=%u -D TESS_KEYS=%u -D "
              "TESS_THREADS=%u",
@@ -185,28 +212,39 @@ static tess_status instance(opencl_device *d, uint32_t dtype, uint32_t row, uint
                                 .source = tess_opencl_portable,
                                 .source_size = tess_opencl_portable_size,
                                 .options = options};
-    cl_program program = from_cache(d, &key);
-    if (!program) TESS_RETURN_IF_ERROR(from_source(d, &key, &program));
-    cl_int code = CL_SUCCESS;
-    cl_kernel kernel = d->cl->clCreateKernel(program, kernels[row].function, &code);
-    if (!kernel) {
-        d->cl->clReleaseProgram(program);
-        return tess_opencl_fail(d->host, "clCreateKernel", kernels[row].function, code);
-    }
-    const int runs = kernel_fits(d, kernel, shape->threads, entry->refusal, sizeof entry->refusal);
-    d->cl->clReleaseKernel(kernel);
-    if (!runs) {
-        d->cl->clReleaseProgram(program);
-        return TESS_ERROR_UNSUPPORTED;
-    }
-    entry->program = program;
-    return TESS_OK;
+    return compile(d, &key, kernels[row].function, shape->threads, *out);
+}
+
+_Static_assert((int)TESS_PAGING_THREADS == (int)TESS_PARTS_THREADS, "one size for both below");
+
+/* The program of another operation's kernel: of those that write a cache, or of the one that merges
+ * parts of keys. */
+static tess_status other_instance(opencl_device *d, uint32_t dtype, const opencl_row *row,
+                                  opencl_program **out) {
+    const int merges = row->head.op == TESS_OP_MERGE;
+    const uint32_t bits = tess_paging_bits(dtype);
+    char options[MOST_OPTIONS];
+    *out = merges ? &d->parts[dtype] : &d->paging[bits == 16];
+    snprintf(options, sizeof options, "-cl-std=CL1.2 -D TESS_%s=%u", merges ? "DTYPE" : "BITS",
+             (unsigned)(merges ? dtype : bits));
+    const tess_cache_key key = {.backend = "opencl",
+                                .device = d->names[0],
+                                .driver = d->names[1],
+                                .source = merges ? tess_opencl_parts : tess_opencl_paging,
+                                .source_size =
+                                    merges ? tess_opencl_parts_size : tess_opencl_paging_size,
+                                .options = options};
+    return compile(d, &key, row->function, TESS_PARTS_THREADS, *out);
 }
 
 void tess_opencl_programs_release(opencl_device *d) {
     opencl_program *all = &d->programs[0][0][0];
     for (size_t n = 0; n < sizeof d->programs / sizeof *all; n++)
         if (all[n].program) d->cl->clReleaseProgram(all[n].program);
+    for (int n = 0; n < 2; n++)
+        if (d->paging[n].program) d->cl->clReleaseProgram(d->paging[n].program);
+    for (int n = 0; n < OPENCL_DTYPES; n++)
+        if (d->parts[n].program) d->cl->clReleaseProgram(d->parts[n].program);
 }
 
 /* ------------------------------------------------------------------ objects of a plan */
@@ -234,7 +272,8 @@ static void release(tess_kernel *kernel) {
 static tess_status state_create(opencl_device *d, const opencl_row *row, cl_program program,
                                 uint32_t pairs, uint32_t threads, opencl_state **out) {
     const tess_host *host = d->host;
-    if (pairs > MOST_PAIRS) pairs = MOST_PAIRS;
+    const uint32_t most = row->variant ? MOST_PAIRS : PAGING_PAIRS;
+    if (pairs > most) pairs = most;
     opencl_state *state = host->alloc(host, state_bytes(pairs), 64);
     if (!state)
         return host->fail(host, TESS_ERROR_OUT_OF_MEMORY,
@@ -246,7 +285,7 @@ static tess_status state_create(opencl_device *d, const opencl_row *row, cl_prog
     cl_int code = CL_SUCCESS;
     for (uint32_t n = 0; n < pairs && code == CL_SUCCESS; n++) {
         state->pairs[n].forward = d->cl->clCreateKernel(program, row->function, &code);
-        if (code == CL_SUCCESS)
+        if (code == CL_SUCCESS && row->variant)
             state->pairs[n].merge = d->cl->clCreateKernel(program, "tess_merge", &code);
     }
     if (code == CL_SUCCESS) {
@@ -262,13 +301,19 @@ static tess_status state_create(opencl_device *d, const opencl_row *row, cl_prog
 /* Why the device cannot run a row, or with a key, why the row does not take the problem. */
 static const char *refuses(const opencl_device *d, const opencl_row *row,
                            const tess_kernel_key *key, char *buffer, size_t size) {
+    if (!row->variant) {
+        const char *why = !key                            ? NULL
+                          : row->head.op == TESS_OP_MERGE ? tess_portable_refusal(key)
+                                                          : tess_paging_refusal(key);
+        return why || fits(d, TESS_PAGING_THREADS, 0, buffer, size) ? why : buffer;
+    }
     const tess_portable_shape *shape = &row->variant->shapes[0];
     if (key) {
         const char *why = tess_portable_refusal(key);
         if (why) return why;
         shape = tess_portable_find(row->variant, key->head_dim);
     }
-    return fits(d, shape, buffer, size) ? NULL : buffer;
+    return fits(d, shape->threads, shape->shared_bytes, buffer, size) ? NULL : buffer;
 }
 
 /* Compiles the row's program, unless that was done, and makes the objects of a plan. */
@@ -276,22 +321,25 @@ static tess_status prepare(opencl_device *d, uint32_t index, const tess_kernel_k
                            tess_kernel *kernel) {
     const tess_host *host = d->host;
     const opencl_row *row = &kernels[index];
-    const tess_portable_shape *shape = tess_portable_find(row->variant, key->head_dim);
+    const tess_portable_shape *shape =
+        row->variant ? tess_portable_find(row->variant, key->head_dim) : NULL;
     opencl_program *entry = NULL;
     opencl_state *state = NULL;
     pthread_mutex_lock(&d->building);
     const tess_status status =
-        instance(d, key->dtype, index, (uint32_t)(shape - row->variant->shapes), &entry);
+        shape ? instance(d, key->dtype, index, (uint32_t)(shape - row->variant->shapes), &entry)
+              : other_instance(d, key->dtype, row, &entry);
     pthread_mutex_unlock(&d->building);
     if (status == TESS_ERROR_UNSUPPORTED) return host->fail(host, status, "%s", entry->refusal);
     TESS_RETURN_IF_ERROR(status);
     TESS_RETURN_IF_ERROR(state_create(d, row, entry->program,
-                                      key->max_in_flight ? key->max_in_flight : 1, shape->threads,
-                                      &state));
-    tess_portable_describe(shape, tess_opencl_parallel_jobs(d), kernel);
+                                      key->max_in_flight ? key->max_in_flight : 1,
+                                      shape ? shape->threads : TESS_PAGING_THREADS, &state));
     kernel->impl = row;
     kernel->state = state;
     kernel->release = release;
+    if (!shape) return TESS_OK;
+    tess_portable_describe(shape, tess_opencl_parallel_jobs(d), kernel);
     host->log(host, "dispatch", "%s runs in an instance for a head_dim of %u", row->head.name,
               (unsigned)shape->head_dim);
     return TESS_OK;
@@ -299,7 +347,7 @@ static tess_status prepare(opencl_device *d, uint32_t index, const tess_kernel_k
 
 tess_status tess_opencl_kernel(void *device, uint32_t index, const tess_kernel_key *key,
                                tess_kernel_info *info, tess_kernel *kernel) {
-    if (index >= OPENCL_VARIANTS) return TESS_ERROR_INVALID;
+    if (index >= ROWS) return TESS_ERROR_INVALID;
     const opencl_row *row = &kernels[index];
     const char *why = refuses(device, row, key, info->reason, sizeof info->reason);
     if (!tess_row_answer(&row->head, key, why, info) || !kernel) return TESS_OK;

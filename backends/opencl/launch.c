@@ -115,23 +115,47 @@ static tess_status set_buffer(const opencl_device *d, cl_kernel kernel, cl_uint 
     return tess_opencl_fail(d->host, "clSetKernelArg", what, code);
 }
 
+/* What the kernels of an operation are given: tensors, the tables, perhaps a workspace, and then
+ * arguments by value. */
+typedef struct opencl_signature {
+    const tess_portable_tensor *tensors;
+    cl_uint n_tensors;
+    int workspace;
+    size_t args_bytes;
+} opencl_signature;
+
+static const opencl_signature attention = {tess_portable_tensors, TESS_PORTABLE_TENSORS, 1,
+                                           sizeof(tess_args)},
+                              paging = {tess_paging_tensors, TESS_PAGING_TENSORS, 0,
+                                        sizeof(tess_paging_args)};
+
+static const opencl_signature *signature_of(const tess_launch *l) {
+    return tess_is_paging(l->op) ? &paging : &attention;
+}
+
 static tess_status set_buffers(const opencl_device *d, const tess_launch *l, cl_kernel kernel) {
+    const opencl_signature *g = signature_of(l);
+    const tess_buffer *table = &l->tensor[TESS_ROLE_BLOCK_TABLE].buffer;
     /* Every argument must be a buffer, even one that the kernel does not read. */
-    const cl_mem tables = (cl_mem)(uintptr_t)l->tables->device.handle;
-    for (cl_uint n = 0; n < TESS_PORTABLE_TENSORS; n++) {
-        const tess_portable_tensor *t = &tess_portable_tensors[n];
+    const cl_mem tables =
+        mem_or(&l->tables->device, mem_or(table, (cl_mem)(uintptr_t)l->workspace.handle));
+    for (cl_uint n = 0; n < g->n_tensors; n++) {
+        const tess_portable_tensor *t = &g->tensors[n];
         TESS_RETURN_IF_ERROR(set_buffer(d, kernel, n, mem_or(&l->tensor[t->role].buffer, tables),
-                                        t->name, ".buffer"));
+                                        tess_portable_name(l, t), ".buffer"));
     }
-    TESS_RETURN_IF_ERROR(set_buffer(d, kernel, TESS_PORTABLE_TENSORS, tables, "tables", ""));
-    return set_buffer(d, kernel, TESS_PORTABLE_TENSORS + 1, mem_or(&l->workspace, tables),
-                      "workspace", "");
+    TESS_RETURN_IF_ERROR(set_buffer(d, kernel, g->n_tensors, tables, "tables", ""));
+    if (!g->workspace) return TESS_OK;
+    return set_buffer(d, kernel, g->n_tensors + 1, mem_or(&l->workspace, tables),
+                      tess_portable_workspace_name(l), "");
 }
 
 /* Enqueues `groups` workgroups behind the stream's last event, which becomes theirs. */
 static tess_status enqueue(const opencl_device *d, opencl_stream *s, cl_kernel kernel,
-                           const tess_args *args, size_t groups, uint32_t threads) {
-    cl_int code = d->cl->clSetKernelArg(kernel, TESS_PORTABLE_BUFFERS, sizeof *args, args);
+                           const opencl_signature *g, const void *args, size_t groups,
+                           uint32_t threads) {
+    cl_int code = d->cl->clSetKernelArg(kernel, g->n_tensors + 1 + (g->workspace ? 1u : 0u),
+                                        g->args_bytes, args);
     if (code != CL_SUCCESS)
         return tess_opencl_fail(d->host, "clSetKernelArg", "the arguments are not taken", code);
     const size_t local = threads, global = groups * threads;
@@ -168,9 +192,40 @@ static tess_status run_kernel(const opencl_device *d, const tess_launch *l, open
     for (uint64_t done = 0; done < items; done += most) {
         tess_args args;
         fill(l, done, items - done < most ? items - done : most, 0, &args);
-        TESS_RETURN_IF_ERROR(enqueue(d, s, kernel, &args, (size_t)args.items * groups, threads));
+        TESS_RETURN_IF_ERROR(
+            enqueue(d, s, kernel, &attention, &args, (size_t)args.items * groups, threads));
     }
     return TESS_OK;
+}
+
+static tess_status run_attention(const opencl_device *d, const tess_launch *l, opencl_stream *s,
+                                 const opencl_kernel_pair *pair) {
+    const opencl_state *state = l->kernel->state;
+    TESS_RETURN_IF_ERROR(run_kernel(d, l, s, pair->forward, tess_portable_forward_args, l->n_jobs,
+                                    1, state->threads));
+    return run_kernel(d, l, s, pair->merge, tess_portable_merge_args, l->n_merges,
+                      tess_portable_merge_groups(l), TESS_MERGE_THREADS);
+}
+
+static tess_status run_paging(const opencl_device *d, const tess_launch *l, opencl_stream *s,
+                              const opencl_kernel_pair *pair) {
+    TESS_RETURN_IF_ERROR(set_buffers(d, l, pair->forward));
+    for (uint64_t done = 0; done < l->n_jobs; done += MOST_GROUPS) {
+        tess_paging_args args;
+        const uint64_t rest = l->n_jobs - done;
+        tess_paging_fill(l, done, rest < MOST_GROUPS ? rest : MOST_GROUPS, 0, &args);
+        TESS_RETURN_IF_ERROR(
+            enqueue(d, s, pair->forward, &paging, &args, args.items, TESS_PAGING_THREADS));
+    }
+    return TESS_OK;
+}
+
+static tess_status run_parts(const opencl_device *d, const tess_launch *l, opencl_stream *s,
+                             const opencl_kernel_pair *pair) {
+    tess_launch as;
+    tess_portable_parts(l, &as);
+    return run_kernel(d, &as, s, pair->forward, tess_portable_parts_args, l->n_jobs, 1,
+                      TESS_PARTS_THREADS);
 }
 
 /* ------------------------------------------------------------------ the call */
@@ -219,11 +274,9 @@ tess_status tess_opencl_launch(void *device, const tess_launch *l) {
     if (!pair)
         return host->fail(host, TESS_ERROR_BUSY, "max_in_flight: %u runs are being enqueued",
                           (unsigned)state->n_pairs);
-    tess_status status = run_kernel(d, l, &stream, pair->forward, tess_portable_forward_args,
-                                    l->n_jobs, 1, state->threads);
-    if (status == TESS_OK)
-        status = run_kernel(d, l, &stream, pair->merge, tess_portable_merge_args, l->n_merges,
-                            tess_portable_merge_groups(l), TESS_MERGE_THREADS);
+    tess_status status = tess_is_paging(l->op)    ? run_paging(d, l, &stream, pair)
+                         : l->op == TESS_OP_MERGE ? run_parts(d, l, &stream, pair)
+                                                  : run_attention(d, l, &stream, pair);
     __atomic_store_n(&pair->busy, 0, __ATOMIC_RELEASE);
     if (status == TESS_OK && l->stream.kind == TESS_STREAM_DEFAULT) {
         const cl_int code = d->cl->clFlush(stream.queue);

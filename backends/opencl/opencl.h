@@ -6,12 +6,12 @@
 #include <pthread.h>
 
 #include "cl.h"
-#include "portable.h"
+#include "paging.h"
 #include "row.h"
 #include <tessera/tessera_backend.h>
 
 enum {
-    OPENCL_VARIANTS = 2, /* rows of the table of kernels */
+    OPENCL_VARIANTS = 2, /* rows of the forward kernel */
     OPENCL_DTYPES = 3,
     OPENCL_TEXT = 96, /* of names and versions that go into tess_device_info */
 };
@@ -44,6 +44,8 @@ typedef struct opencl_device {
     char names[2][512]; /* device and driver, for the cache */
     pthread_mutex_t building;
     opencl_program programs[OPENCL_DTYPES][OPENCL_VARIANTS][TESS_PORTABLE_BUCKETS];
+    opencl_program paging[2]; /* for elements of 32 and of 16 bits */
+    opencl_program parts[OPENCL_DTYPES];
 } opencl_device;
 
 /* The entry points, found once for the process; NULL with the reason in `why`. */
@@ -81,8 +83,8 @@ void tess_opencl_programs_release(opencl_device *d);
 /* Kernel objects hold their arguments, so each launch needs a pair of its own while it is enqueued.
  */
 typedef struct opencl_kernel_pair {
-    cl_kernel forward, merge;
-    int busy; /* atomic */
+    cl_kernel forward, merge; /* or the kernel of another operation, and none */
+    int busy;                 /* atomic */
 } opencl_kernel_pair;
 
 typedef struct opencl_state {

@@ -21,28 +21,34 @@ static tess_status bind(tess_vk_run *run, uint32_t binding, const char *name,
 }
 
 _Static_assert(TESS_STORAGE_BUFFERS == TESS_PORTABLE_BUFFERS &&
-                   TESS_BINDINGS == TESS_BIND_TENSORS + TESS_PORTABLE_TENSORS,
+                   TESS_BINDINGS == TESS_BIND_TENSORS + TESS_PORTABLE_TENSORS &&
+                   (int)TESS_PAGING_TENSORS <= (int)TESS_PORTABLE_TENSORS,
                "each buffer of the portable kernels has a binding");
 
 tess_status tess_vk_bind(tess_vk_run *run) {
     const tess_launch *l = run->launch;
-    for (uint32_t n = 0; n < TESS_PORTABLE_TENSORS; n++) {
-        const tess_portable_tensor *t = &tess_portable_tensors[n];
+    const int paging = tess_is_paging(l->op);
+    const uint32_t count = paging ? TESS_PAGING_TENSORS : TESS_PORTABLE_TENSORS;
+    for (uint32_t n = 0; n < count; n++) {
+        const tess_portable_tensor *t = &(paging ? tess_paging_tensors : tess_portable_tensors)[n];
         const uint32_t item = t->element ? t->element : tess_portable_element(l->dtype);
-        TESS_RETURN_IF_ERROR(bind(run, TESS_BIND_TENSORS + n, t->name, &l->tensor[t->role].buffer,
-                                  l->bytes[t->role], item));
+        TESS_RETURN_IF_ERROR(bind(run, TESS_BIND_TENSORS + n, tess_portable_name(l, t),
+                                  &l->tensor[t->role].buffer, l->bytes[t->role], item));
     }
     TESS_RETURN_IF_ERROR(bind(run, TESS_BIND_TABLES, "tables of the plan", &l->tables->device,
                               l->tables->device.size, 4));
-    return bind(run, TESS_BIND_WORKSPACE, "workspace", &l->workspace, l->workspace_bytes, 4);
+    return bind(run, TESS_BIND_WORKSPACE, tess_portable_workspace_name(l), &l->workspace,
+                l->workspace_bytes, 4);
 }
 
-/* Every binding needs a buffer, also those that this launch does not read: they get the tables. The
- * parameters of the run were bound when the plan was made. */
+/* Every binding needs a buffer, also those that this launch does not read: they get the tables, or
+ * without a plan the first buffer that there is. The parameters of the run were bound when the plan
+ * was made. */
 void tess_vk_write_set(const tess_vk_run *run) {
     const tess_vk_device *d = run->device;
     vk_write_set writes[TESS_STORAGE_BUFFERS];
-    uint32_t count = 0;
+    uint32_t count = 0, other = TESS_BIND_TABLES;
+    while (!run->ranges[other].buffer && other + 1 < TESS_BINDINGS) other++;
     for (uint32_t n = 0; n < TESS_BINDINGS; n++) {
         if (n == TESS_BIND_ARGS) continue;
         writes[count++] =
@@ -51,7 +57,7 @@ void tess_vk_write_set(const tess_vk_run *run) {
                            .binding = n,
                            .count = 1,
                            .kind = TVK_DESCRIPTOR_STORAGE_BUFFER,
-                           .buffers = &run->ranges[run->ranges[n].buffer ? n : TESS_BIND_TABLES]};
+                           .buffers = &run->ranges[run->ranges[n].buffer ? n : other]};
     }
     d->vk.UpdateDescriptorSets(d->device, count, writes, 0, NULL);
 }

@@ -23,6 +23,11 @@ static void split(tess_vk_run *run) {
 tess_status tess_vk_launch(void *device, const tess_launch *l) {
     tess_vk_device *d = device;
     tess_vk_run run = {.device = d, .launch = l, .state = l->kernel->state};
+    tess_launch as;
+    if (l->op == TESS_OP_MERGE) {
+        tess_portable_parts(l, &as);
+        run.launch = &as;
+    }
     if (l->n_jobs > UINT32_MAX || l->n_merges > UINT32_MAX)
         return d->host->fail(d->host, TESS_ERROR_UNSUPPORTED,
                              "job_count: %llu jobs are more than one launch takes",

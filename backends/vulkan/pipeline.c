@@ -6,12 +6,19 @@
 
 #include "cache.h"
 #include "kernels/bindings.h"
+#include "spirv/append_16.h"
+#include "spirv/append_32.h"
+#include "spirv/copy_pages_16.h"
+#include "spirv/copy_pages_32.h"
 #include "spirv/forward_bf16.h"
 #include "spirv/forward_f16.h"
 #include "spirv/forward_f32.h"
 #include "spirv/merge_bf16.h"
 #include "spirv/merge_f16.h"
 #include "spirv/merge_f32.h"
+#include "spirv/merge_parts_bf16.h"
+#include "spirv/merge_parts_f16.h"
+#include "spirv/merge_parts_f32.h"
 #include "vk.h"
 
 typedef struct module {
@@ -26,6 +33,17 @@ static const module forward_modules[VK_DTYPES] = {
 static const module merge_modules[VK_DTYPES] = {{tess_vk_merge_f32, sizeof tess_vk_merge_f32},
                                                 {tess_vk_merge_f16, sizeof tess_vk_merge_f16},
                                                 {tess_vk_merge_bf16, sizeof tess_vk_merge_bf16}};
+
+static const module parts_modules[VK_DTYPES] = {
+    {tess_vk_merge_parts_f32, sizeof tess_vk_merge_parts_f32},
+    {tess_vk_merge_parts_f16, sizeof tess_vk_merge_parts_f16},
+    {tess_vk_merge_parts_bf16, sizeof tess_vk_merge_parts_bf16}};
+
+/* For elements of 32 and of 16 bits. */
+static const module append_modules[2] = {{tess_vk_append_32, sizeof tess_vk_append_32},
+                                         {tess_vk_append_16, sizeof tess_vk_append_16}};
+static const module copy_modules[2] = {{tess_vk_copy_pages_32, sizeof tess_vk_copy_pages_32},
+                                       {tess_vk_copy_pages_16, sizeof tess_vk_copy_pages_16}};
 
 /* ------------------------------------------------------------------ layouts */
 
@@ -160,6 +178,15 @@ tess_status tess_vk_merge_pipeline(tess_vk_device *d, uint32_t dtype, vk_handle 
     return find(d, &merge_modules[dtype], NULL, &d->merge[dtype], pipeline);
 }
 
+tess_status tess_vk_other_pipeline(tess_vk_device *d, uint32_t op, uint32_t dtype,
+                                   vk_handle *pipeline) {
+    if (op == TESS_OP_MERGE)
+        return find(d, &parts_modules[dtype], NULL, &d->merge_parts[dtype], pipeline);
+    const int n = tess_paging_bits(dtype) == 16, is_append = op == TESS_OP_APPEND;
+    return find(d, &(is_append ? append_modules : copy_modules)[n], NULL,
+                &(is_append ? d->append : d->copy_pages)[n], pipeline);
+}
+
 void tess_vk_pipelines_close(tess_vk_device *d) {
     for (int t = 0; t < VK_DTYPES; t++) {
         for (int v = 0; v < VK_VARIANTS; v++)
@@ -167,6 +194,11 @@ void tess_vk_pipelines_close(tess_vk_device *d) {
                 if (d->forward[v][b][t])
                     d->vk.DestroyPipeline(d->device, d->forward[v][b][t], NULL);
         if (d->merge[t]) d->vk.DestroyPipeline(d->device, d->merge[t], NULL);
+        if (d->merge_parts[t]) d->vk.DestroyPipeline(d->device, d->merge_parts[t], NULL);
+    }
+    for (int n = 0; n < 2; n++) {
+        if (d->append[n]) d->vk.DestroyPipeline(d->device, d->append[n], NULL);
+        if (d->copy_pages[n]) d->vk.DestroyPipeline(d->device, d->copy_pages[n], NULL);
     }
     if (d->cache) d->vk.DestroyPipelineCache(d->device, d->cache, NULL);
     if (d->layout) d->vk.DestroyPipelineLayout(d->device, d->layout, NULL);

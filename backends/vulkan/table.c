@@ -7,13 +7,18 @@
 /* A row of the table of kernels. */
 typedef struct vk_row {
     tess_row_head head;
-    const tess_portable_variant *variant;
+    const tess_portable_variant *variant; /* NULL: it is of another operation */
 } vk_row;
 
-static const vk_row kernels[VK_VARIANTS] = {
+/* The variants of the forward kernel come before all others. */
+static const vk_row kernels[] = {
     {{TESS_OP_FORWARD, "portable", 0}, &tess_portable},
     {{TESS_OP_FORWARD, "portable_small", 0}, &tess_portable_small},
+    {{TESS_OP_APPEND, "append", 0}, NULL},
+    {{TESS_OP_COPY_PAGES, "copy_pages", 0}, NULL},
+    {{TESS_OP_MERGE, "merge_parts", 0}, NULL},
 };
+enum { ROWS = sizeof kernels / sizeof *kernels };
 
 enum { MOST_IN_FLIGHT = 4096, STEP_KEYS = 64 };
 
@@ -37,8 +42,9 @@ static const char *shape_refusal(const tess_vk_device *d, const tess_portable_sh
 
 static const char *refuses(const tess_vk_device *d, const vk_row *row, const tess_kernel_key *key,
                            char *buffer, size_t size) {
-    if (!key) return shape_refusal(d, &row->variant->shapes[0], buffer, size);
-    const char *why = tess_portable_refusal(key);
+    if (!key) return row->variant ? shape_refusal(d, row->variant->shapes, buffer, size) : NULL;
+    const char *why =
+        tess_is_paging(row->head.op) ? tess_paging_refusal(key) : tess_portable_refusal(key);
     if (why) return why;
     if (key->dtype != TESS_F32 && !d->found.storage_16bit) {
         snprintf(buffer, size, "dtype %s needs the feature storageBuffer16BitAccess",
@@ -50,7 +56,9 @@ static const char *refuses(const tess_vk_device *d, const vk_row *row, const tes
                  MOST_IN_FLIGHT);
         return buffer;
     }
-    return shape_refusal(d, tess_portable_find(row->variant, key->head_dim), buffer, size);
+    return row->variant
+               ? shape_refusal(d, tess_portable_find(row->variant, key->head_dim), buffer, size)
+               : NULL; /* every device has workgroups of 128 */
 }
 
 /* How launches are split into submissions: by the most that a plan of this key may hold. */
@@ -73,8 +81,8 @@ static void find_submissions(const tess_vk_device *d, const tess_kernel_key *key
 }
 
 /* Pipelines and resources of an accepted problem. */
-static tess_status prepare(tess_vk_device *d, const tess_kernel_key *key, int variant,
-                           tess_kernel *kernel) {
+static tess_status prepare_forward(tess_vk_device *d, const tess_kernel_key *key, int variant,
+                                   tess_kernel *kernel) {
     const tess_portable_shape *shape = tess_portable_find(kernels[variant].variant, key->head_dim);
     vk_handle forward, merge;
     tess_vk_state *state;
@@ -90,17 +98,30 @@ static tess_status prepare(tess_vk_device *d, const tess_kernel_key *key, int va
     state->merge = merge;
     state->jobs_per_submission = jobs_per_submission;
     tess_portable_describe(shape, tess_vk_parallel_jobs(d), kernel);
-    kernel->impl = &kernels[variant];
     kernel->state = state;
-    kernel->release = tess_vk_state_release;
+    return TESS_OK;
+}
+
+static tess_status prepare_other(tess_vk_device *d, const tess_kernel_key *key,
+                                 tess_kernel *kernel) {
+    vk_handle pipeline;
+    tess_vk_state *state;
+    TESS_RETURN_IF_ERROR(tess_vk_other_pipeline(d, key->op, key->dtype, &pipeline));
+    TESS_RETURN_IF_ERROR(
+        tess_vk_state_create(d, key->max_in_flight ? key->max_in_flight : 1, 1, &state));
+    state->forward = pipeline;
+    kernel->state = state;
     return TESS_OK;
 }
 
 tess_status tess_vk_kernel(void *device, uint32_t index, const tess_kernel_key *key,
                            tess_kernel_info *info, tess_kernel *kernel) {
-    if (index >= VK_VARIANTS) return TESS_ERROR_INVALID;
+    if (index >= ROWS) return TESS_ERROR_INVALID;
     const vk_row *row = &kernels[index];
     const char *why = refuses(device, row, key, info->reason, sizeof info->reason);
     if (!tess_row_answer(&row->head, key, why, info) || !kernel) return TESS_OK;
-    return prepare(device, key, (int)index, kernel);
+    kernel->impl = row;
+    kernel->release = tess_vk_state_release;
+    return row->variant ? prepare_forward(device, key, (int)index, kernel)
+                        : prepare_other(device, key, kernel);
 }

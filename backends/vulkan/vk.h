@@ -8,7 +8,7 @@
 #include <stdatomic.h>
 
 #include "api.h"
-#include "portable.h"
+#include "paging.h"
 #include "row.h"
 #include <tessera/tessera_backend.h>
 
@@ -79,6 +79,8 @@ typedef struct tess_vk_device {
     vk_handle cache;
     size_t cached_bytes; /* of the cache when it was last loaded or stored */
     vk_handle forward[VK_VARIANTS][TESS_PORTABLE_BUCKETS][VK_DTYPES], merge[VK_DTYPES];
+    vk_handle append[2], copy_pages[2]; /* for elements of 32 and of 16 bits */
+    vk_handle merge_parts[VK_DTYPES];
 } tess_vk_device;
 
 /* loader.c: the library, an instance, the devices on it. */
@@ -135,6 +137,9 @@ void tess_vk_pipelines_close(tess_vk_device *d);
 tess_status tess_vk_forward_pipeline(tess_vk_device *d, int variant, int bucket, uint32_t dtype,
                                      vk_handle *pipeline);
 tess_status tess_vk_merge_pipeline(tess_vk_device *d, uint32_t dtype, vk_handle *pipeline);
+/* of any other operation */
+tess_status tess_vk_other_pipeline(tess_vk_device *d, uint32_t op, uint32_t dtype,
+                                   vk_handle *pipeline);
 
 /* resources.c: what max_in_flight launches of a plan need. */
 enum { VK_MOST_SUBMISSIONS = 64 };
@@ -157,7 +162,7 @@ typedef struct tess_vk_resources {
 
 typedef struct tess_vk_state {
     tess_vk_device *device;
-    vk_handle forward, merge;
+    vk_handle forward, merge; /* or the pipeline of another operation, and none */
     /* queries 2n and 2n + 1 are those of resources[n]; 0 where there are no timestamps */
     vk_handle descriptor_pool, queries;
     uint32_t max_in_flight, n_submissions; /* n_submissions: the most that one run is split into */

@@ -328,7 +328,7 @@ enum {
  * Symbols of the formulas:
  *
  *     p    absolute position of a query, (kv_len - q_len) + query index: the last query meets the
- *          last key (bottom-right alignment)
+ *          last key (bottom-right alignment) unless the plan has q_first or kv_first
  *     t    position of a key
  *     B    block
  *     i    floor(p / B), the query's block
@@ -603,6 +603,10 @@ typedef struct tess_stream {
 typedef enum tess_op {
     TESS_OP_FORWARD = 0,
     TESS_OP_BACKWARD = 1, /* UNSUPPORTED in this version */
+    /* Not of plans, but of other functions that have kernels of their own. */
+    TESS_OP_APPEND = 2,     /* tess_append */
+    TESS_OP_COPY_PAGES = 3, /* tess_copy_pages */
+    TESS_OP_MERGE = 5,      /* tess_merge_parts */
 } tess_op;
 
 typedef enum tess_dtype {
@@ -618,6 +622,8 @@ enum {
     /* K and V lie by slot: a head keeps only the key blocks that it can still see. The layout must
      * be causal and KV-efficient. */
     TESS_PLAN_COMPACT = 1u << 2,
+    /* tess_append may be called with the plan: its kernel is made ready too. */
+    TESS_PLAN_APPEND = 1u << 3,
 };
 
 /*
@@ -661,7 +667,7 @@ enum {
  */
 typedef struct tess_plan_desc {
     uint32_t struct_size;
-    uint32_t flags;                        /* TESS_PLAN_BATCH_INVARIANT, TESS_PLAN_COMPACT */
+    uint32_t flags;                        /* TESS_PLAN_BATCH_INVARIANT, ... */
     uint32_t op;                           /* tess_op */
     uint32_t dtype;                        /* of Q, K, V and O; accumulation and LSE are float32 */
     int32_t head_dim;                      /* elements of a head: 8, 16, ... 256 */
@@ -741,6 +747,10 @@ typedef enum tess_role {
     TESS_ROLE_O = 3,
     TESS_ROLE_LSE = 4,
     TESS_ROLE_BLOCK_TABLE = 5, /* int32 */
+    TESS_ROLE_NEW_K = 6,       /* of tess_append */
+    TESS_ROLE_NEW_V = 7,
+    TESS_ROLE_O_PARTS = 9, /* of tess_merge_parts */
+    TESS_ROLE_LSE_PARTS = 10,
 } tess_role;
 
 /* Fills strides for a contiguous tensor of the plan at `buffer`, and sets *bytes (may be NULL) to
@@ -751,6 +761,7 @@ typedef enum tess_role {
  *     K, V   [batch, kv_len, n_kv_heads, head_dim]   [tokens, n_kv_heads, head_dim]
  *     LSE    [batch, n_heads, q_len]                 [n_heads, tokens]
  *
+ *     NEW_K, NEW_V  [batch, q_len, n_kv_heads, head_dim]  [tokens, n_kv_heads, head_dim]
  *     BLOCK_TABLE  [n_storage, batch, pages of the longest sequence], stride_batch is table_stride
  *
  * With length arrays in a padded batch, q_len and kv_len are the descriptor's where not 0, else the
@@ -900,5 +911,7 @@ static inline tess_buffer tess_host_buffer(const void *pointer, uint64_t size) {
 #ifdef __cplusplus
 }
 #endif
+
+#include "tessera_serving.h"
 
 #endif /* TESSERA_TESSERA_H */

@@ -240,6 +240,7 @@ enum {
     /* Kernels read tess_launch.page and compact, or refuse them in the key; and kv_batch. */
     TESS_FEATURE_PAGES = 1u << 1,
     TESS_FEATURE_APPEND = 1u << 2, /* there are TESS_OP_APPEND and TESS_OP_COPY_PAGES */
+    TESS_FEATURE_MERGE = 1u << 3,  /* there is TESS_OP_MERGE */
 };
 
 /*
@@ -323,6 +324,28 @@ struct tess_kernel {
  * that no field ever moves. */
 enum { TESS_ROLES = 32 };
 
+/*
+ * TESS_OP_APPEND writes rows instead of running jobs. `n_jobs` counts rows from row `first_job` on,
+ * over all sequences: packed, as they follow each other in the tensors; else q_tokens for each
+ * entry of tables->sequences, of which those past its q_len do not exist. TESS_ROLE_NEW_K and
+ * TESS_ROLE_NEW_V are addressed as Q is, with kv heads. Row r of a sequence is key t = q_first + r,
+ * and goes to where the address rule below puts that key in TESS_ROLE_K and TESS_ROLE_V, unless
+ *     t is outside [0, kv_len), or
+ *     the plan is compact, and `next` of t's block is not past block (kv_len - 1) / block, or
+ *     the kv head belongs to another storage group than the launch's, or
+ *     the column u / page of the block table is not below its stride_batch, or
+ *     its id is outside [0, pages).
+ *
+ * TESS_OP_COPY_PAGES has no plan, and tables that are empty. n_jobs counts tokens, `page` of them
+ * for each pair of int32 in TESS_ROLE_BLOCK_TABLE: token n % page of the first page goes to the
+ * same token of the second, unless an id is outside [0, pages) or both are the same. TESS_ROLE_K is
+ * the pool, with n_heads heads of head_dim elements.
+ *
+ * TESS_OP_MERGE has no plan, and tables that are empty. n_jobs counts vectors: vector n is row n /
+ * n_heads of head n % n_heads, and both are below 2^31. It merges `batch` parts, in rising order,
+ * of TESS_ROLE_O_PARTS and TESS_ROLE_LSE_PARTS (float32), where stride_batch is the part, into
+ * TESS_ROLE_O and TESS_ROLE_LSE (which may be NONE), as tess_merge_parts says.
+ */
 typedef struct tess_launch {
     uint32_t struct_size;
     uint32_t op, dtype;
@@ -367,9 +390,11 @@ typedef struct tess_launch {
      * V is read. Compact plans have a launch for each storage group, whose jobs follow each other;
      * K, V and the block table are then the group's. Merges come with the last one.
      */
-    int64_t pages;    /* of K and of V */
-    int32_t page;     /* tokens: 16, 32, 64, 128 or 256; 0: contiguous */
-    uint32_t compact; /* 1: K and V lie by slot */
+    int64_t pages;        /* of K and of V */
+    int32_t page;         /* tokens: 16, 32, 64, 128 or 256; 0: contiguous */
+    uint32_t compact;     /* 1: K and V lie by slot */
+    uint32_t storage;     /* compact: the storage group of this launch */
+    uint32_t n_sequences; /* in tables->sequences */
 } tess_launch;
 
 typedef struct tess_backend {

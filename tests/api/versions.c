@@ -89,6 +89,13 @@ static size_t base_device(void *bytes) {
     memcpy(bytes, &d, sizeof d);
     return sizeof d;
 }
+/* Merges nothing. */
+static size_t base_parts(void *bytes) {
+    tess_parts_desc d = {.struct_size = sizeof d, .n_parts = 2, .n_heads = 1, .head_dim = 8};
+    memcpy(bytes, &d, sizeof d);
+    return sizeof d;
+}
+static tess_status call_parts(void *bytes) { return tess_merge_parts(h.device, bytes); }
 /* Makes an object from a descriptor, and releases it. */
 #define CALL(kind, create, ...)                                       \
     static tess_status call_##kind(void *bytes) {                     \
@@ -146,6 +153,7 @@ static const struct {
     {"tess_pattern", base_pattern, call_pattern, offsetof(tess_pattern, mask)},
     {"tess_plan_desc", base_plan, call_plan, offsetof(tess_plan_desc, kv_split)},
     {"tess_run_desc", base_run, call_run, offsetof(tess_run_desc, sink_logits)},
+    {"tess_parts_desc", base_parts, call_parts, offsetof(tess_parts_desc, rows)},
 };
 
 /* Sizes between these limits cut a field in two, although they may be multiples of the
@@ -176,6 +184,11 @@ static const struct {
     WIDE(tess_run_desc, d_v),
     WIDE(tess_run_desc, d_lse),
     WIDE(tess_run_desc, step),
+    WIDE(tess_parts_desc, o_parts),
+    WIDE(tess_parts_desc, lse_parts),
+    WIDE(tess_parts_desc, o),
+    WIDE(tess_parts_desc, lse),
+    WIDE(tess_parts_desc, stream),
     WIDE(tess_backend_info, name),
     WIDE(tess_backend_info, reason),
     WIDE(tess_device_info, id),

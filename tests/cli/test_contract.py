@@ -224,7 +224,7 @@ class Contract(CommandTest):
                 "kept_pairs", "dense_pairs", "flops", "bytes_min", "workspace_bytes",
                 "workspace_align", "host_bytes", "device_bytes", "plan_seconds", "layout_seconds",
                 "coverage", "kept_share", "kv_efficient", "classes", "kv_blocks", "kv_block_bytes",
-                "kv_blocks_kept", "kv_blocks_allocated"}
+                "kv_blocks_kept", "kv_blocks_allocated", "kv_storage"}
         done = self.succeed("plan", "heads=32", "kv_heads=8", "local=16", "stride=8", "offset=1",
                             "head_dim=128", "q_len=8192", "--json")
         plan = json.loads(done.out)
@@ -241,6 +241,9 @@ class Contract(CommandTest):
         for kept, allocated in zip(plan["kv_blocks_kept"], plan["kv_blocks_allocated"]):
             self.assertAlmostEqual(kept / 128, 0.56, delta=0.02)
             self.assertAlmostEqual(allocated / 128, 0.57, delta=0.02)
+        self.assertEqual(plan["kv_storage"], [{
+            "kv_heads": list(range(8)), "ring_slots": 9, "stride": 8, "slots_per_stride": 4,
+            "tokens": 64 * plan["kv_blocks_allocated"][0]}])
         self.assertEqual(plan["flops"], 4 * 128 * plan["kept_pairs"])
         self.assertEqual((plan["coverage"], plan["kv_efficient"]), (1, True))
         # The problem of the output is a problem again, and the same.

@@ -82,7 +82,7 @@ static void add_targets(test_targets *targets, tess_device *device, const tess_d
     for (uint32_t k = 0;; k++) {
         tess_kernel_info kernel = {.struct_size = sizeof kernel};
         if (tess_device_kernel(device, k, &kernel) != TESS_OK) break;
-        if (kernel.status != TESS_OK ||
+        if (kernel.status != TESS_OK || kernel.op != TESS_OP_FORWARD ||
             targets->count == (int)(sizeof targets->items / sizeof targets->items[0]))
             continue;
         test_target *target = &targets->items[targets->count++];

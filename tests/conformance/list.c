@@ -444,6 +444,33 @@ static const char *const further[] = {
     "pattern=window left=1023 right=0 heads=1 head_dim=128 q_len=2048 dtype=bf16 batch_invariant=1",
     "pattern=window left=127 right=0 heads=1 head_dim=128 q_lens=512,1,300 kv_lens=512,700,364 "
     "dtype=bf16",
+    /* Parts of the keys: of every pattern, before, at and after the diagonal; with an odd tail; one
+     * sequence for each part, so that some rows see nothing of theirs. */
+    "pattern=dense heads=4 kv_heads=2 head_dim=64 batch=4 q_len=100 kv_len=192 q_first=450 "
+    "kv_first=0,192,384,576",
+    "pattern=dense heads=2 head_dim=128 q_lens=300,300,300 kv_lens=256,256,88 q_first=300 "
+    "kv_first=0,256,512 dtype=bf16",
+    "pattern=dense causal=0 heads=2 head_dim=72 batch=3 q_len=70 kv_len=131 q_first=900,0,150 "
+    "kv_first=128,0,384 dtype=f16",
+    "pattern=s2 block=64 local=3 stride=5 heads=5 head_dim=128 batch=4 q_len=640 kv_len=320 "
+    "q_first=600 kv_first=0,320,640,960 dtype=bf16",
+    "pattern=s2 block=16 local=4 stride=3 heads=6 kv_heads=2 head_dim=72 q_lens=130,130,130,1 "
+    "kv_lens=400,80,37,500 q_first=387,387,387,4000 kv_first=0,400,480,2048 dtype=f16 offset=1",
+    "pattern=s2 block=7 local=2 stride=3 heads=4 kv_heads=2 per_kv_head=1 dense_heads=1 "
+    "head_dim=16 batch=3 q_len=90 kv_len=40 q_first=33 kv_first=0,42,84",
+    "pattern=s2 block=32 local=6 stride=9 heads=3 head_dim=128 batch=2 q_len=512 kv_len=333 "
+    "q_first=256 kv_first=0,352 dtype=bf16 kv_split=3",
+    "pattern=s2 causal=0 block=16 local=3 local_right=2 stride=4 heads=2 head_dim=32 batch=3 "
+    "q_len=200 kv_len=97 q_first=150 kv_first=0,160,1600",
+    "pattern=window left=100 right=0 sinks=40 block=32 heads=2 head_dim=64 batch=4 q_len=150 "
+    "kv_len=96 q_first=120 kv_first=0,96,192,288",
+    "pattern=window left=191 right=0 sinks=70 block=64 heads=2 head_dim=128 batch=3 q_len=400 "
+    "kv_len=300 q_first=200 kv_first=0,64,320 dtype=bf16",
+    "pattern=window left=40 right=90 causal=0 sinks=300 block=16 heads=3 head_dim=48 batch=4 "
+    "q_len=60 kv_len=111 q_first=0,50,700,130 kv_first=112,0,112,224 dtype=f16",
+    "pattern=dense heads=8 kv_heads=1 head_dim=128 batch=3 q_len=1 kv_len=1000 q_first=3000 "
+    "kv_first=0,1024,2048 batch_invariant=1 dtype=bf16",
+    "pattern=dense heads=2 head_dim=64 batch=2 q_len=40 kv_len=0 q_first=0 kv_first=64",
     /* Few rows, each in a block of its own with another local window. */
     "pattern=s2 block=1 local=2 stride=5 heads=2 head_dim=16 q_len=3 kv_len=40",
 };
@@ -509,6 +536,21 @@ static int64_t length(uint64_t *state, int64_t most) {
     return between(state, 0, between(state, 0, 1) ? most : 40);
 }
 
+/* Rows before, among and after keys that are a part of a sequence's. */
+static void add_positions(writer *w, uint64_t *state, int sequences, const int64_t *kv, int block) {
+    const int keys = (int)between(state, 0, 2) != 0;
+    int64_t first[8];
+    add(w, " kv_first=");
+    for (int n = 0; n < sequences; n++) {
+        first[n] = keys ? block * between(state, 0, 1000 / block + 1) : 0;
+        add(w, "%s%lld", n ? "," : "", (long long)first[n]);
+    }
+    if (keys && between(state, 0, 2) == 0) return;
+    add(w, " q_first=");
+    for (int n = 0; n < sequences; n++)
+        add(w, "%s%lld", n ? "," : "", (long long)between(state, 0, first[n] + kv[n] + 200));
+}
+
 int list_random(uint64_t seed, uint64_t index, const char *folder, char line[LIST_LINE]) {
     writer w = {line, 0};
     uint64_t s = seed * 0x2545f4914f6cdd1du + index;
@@ -571,6 +613,9 @@ int list_random(uint64_t seed, uint64_t index, const char *folder, char line[LIS
     if (between(&s, 0, 3) == 0) add(&w, " batch_invariant=1");
     if (between(&s, 0, 3) == 0) add(&w, " scale=0.0078125");
     if (between(&s, 0, 3) == 0) add(&w, " tile_rows=%d", (int)between(&s, 1, 200));
+    /* Where the line names no block, it is the default. */
+    if (between(&s, 0, 3) == 0)
+        add_positions(&w, &s, sequences, kv, strstr(line, "block=") ? block : 64);
     add(&w, " seed=%llu", (unsigned long long)index);
     return 0;
 }

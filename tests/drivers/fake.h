@@ -134,4 +134,13 @@ void fake_kernel_describe(int kernel, void *const *parameters, char *text, size_
 void fake_kernel_run(int kernel, unsigned groups, void *const *parameters);
 void *fake_host(uint64_t pointer);
 
+/* ------------------------------------------------------------------ paging.c */
+
+/* The same for the kernels that write a cache, which have numbers of their own. */
+enum { FAKE_PAGING_KERNELS = 4, FAKE_PAGING_THREADS = 64 };
+int fake_paging_find(const char *name);
+const size_t *fake_paging_parameters(int kernel);
+void fake_paging_describe(int kernel, void *const *parameters, char *text, size_t size);
+void fake_paging_run(int kernel, unsigned groups, void *const *parameters);
+
 #endif

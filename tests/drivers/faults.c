@@ -14,6 +14,8 @@
 
 #include "common/again.h"
 #include "common/life.h"
+#include "common/merging.h"
+#include "common/serve.h"
 #include "common/testlib.h"
 #include "fake.h"
 #include "instance.h"
@@ -110,6 +112,11 @@ static tess_status use_plan(tess_device *device, const problem *p, int *seen) {
         if (!*seen) fail_msg("%s", verdict.what);
     }
     instance_release(&x);
+    if (status != TESS_OK) return status;
+    const int before = control->failures;
+    int right = 0;
+    status = test_merge(device, &right);
+    if (status == TESS_OK && !right && control->failures == before) fail_msg("the merge is wrong");
     return status;
 }
 
@@ -126,6 +133,7 @@ static tess_status live_once(test_heap *heap, int *opened, int *seen) {
     *opened = status == TESS_OK;
     if (status == TESS_OK) status = use_memory(device);
     if (status == TESS_OK) status = use_plan(device, &p, seen);
+    if (status == TESS_OK) status = serve_once(runtime, device);
     if (*opened && status == TESS_ERROR_DEVICE_LOST) stays_lost(device);
     tess_device_release(device);
     tess_runtime_release(runtime);
@@ -163,6 +171,7 @@ static void live_well(void) {
     nothing_lives(&heap, 0);
     /* The problem is one that takes every way. */
     assert_non_null(strstr(control->log, "tess_merge_f16"));
+    assert_non_null(strstr(control->log, "tess_merge_parts_f32"));
     if (strcmp(arch, "sm_80") == 0) assert_non_null(strstr(control->log, "tess_sm80_f16"));
     if (strcmp(arch, "sm_90") == 0)
         assert_true(strstr(control->log, "tess_sm90_f16") &&

@@ -16,7 +16,7 @@
 #include "kernels/sm90_args.h"
 #include "shapes.h"
 
-enum { FORWARD, MERGE, SM90, SM80, DECODE, PARTS = 3, DTYPES = 3, MERGE_GROUP = 64 };
+enum { FORWARD, MERGE, SM90, SM80, MERGE_PARTS, DECODE, PARTS = 3, DTYPES = 3, MERGE_GROUP = 64 };
 
 typedef struct kernel {
     int kind, dtype, head_dim;
@@ -40,15 +40,19 @@ enum {
     DECODE_SHAPES = sizeof decode_shapes / sizeof *decode_shapes
 };
 
-/* Kernels are numbered: dtype, then kind and head_dim. */
-enum { PER_DTYPE = PORTABLE_DIMS + 1 + 2 * FAST_DIMS + DECODE_SHAPES };
+/* Kernels are numbered: dtype, then kind and head_dim; those of paging.c are behind them. */
+enum {
+    PER_DTYPE = PORTABLE_DIMS + 2 + 2 * FAST_DIMS + DECODE_SHAPES,
+    FIRST_PAGING = DTYPES * PER_DTYPE
+};
 
 static kernel kernel_of(int number) {
     const int dtype = number / PER_DTYPE, n = number % PER_DTYPE;
     if (n < PORTABLE_DIMS)
         return (kernel){FORWARD, dtype, portable_dims[n], portable_threads[n], 0};
     if (n == PORTABLE_DIMS) return (kernel){MERGE, dtype, 0, MERGE_GROUP, 0};
-    const int fast = n - PORTABLE_DIMS - 1, shape = fast - 2 * FAST_DIMS;
+    if (n == PORTABLE_DIMS + 1) return (kernel){MERGE_PARTS, dtype, 0, MERGE_GROUP, 0};
+    const int fast = n - PORTABLE_DIMS - 2, shape = fast - 2 * FAST_DIMS;
     if (shape >= 0)
         return (kernel){DECODE, dtype, decode_shapes[shape].head_dim, TESS_DECODE_THREADS,
                         decode_shapes[shape].rows};
@@ -59,19 +63,21 @@ static kernel kernel_of(int number) {
 
 int fake_kernel_find(const char *name) {
     for (int n = 0; n < DTYPES * PER_DTYPE; n++) {
-        static const char *const kinds[] = {"forward", "merge", "sm90", "sm80", "decode"};
+        static const char *const kinds[] = {"forward", "merge",       "sm90",
+                                            "sm80",    "merge_parts", "decode"};
         const kernel k = kernel_of(n);
-        char text[64];
-        if (k.kind >= SM90 && k.dtype == TESS_F32) continue;
-        char rows[16] = "";
+        char text[64], rows[16] = "";
+        const int fast = k.kind == SM90 || k.kind == SM80 || k.kind == DECODE;
+        if (fast && k.dtype == TESS_F32) continue;
         if (k.rows) snprintf(rows, sizeof rows, "%u", k.rows);
         const int length =
             snprintf(text, sizeof text, "tess_%s%s_%s", kinds[k.kind], rows, dtypes[k.dtype]);
-        if (k.kind != MERGE)
+        if (k.kind == FORWARD || fast)
             snprintf(text + length, sizeof text - (size_t)length, "_%d", k.head_dim);
         if (strcmp(text, name) == 0) return n;
     }
-    return -1;
+    const int paging = fake_paging_find(name);
+    return paging < 0 ? -1 : FIRST_PAGING + paging;
 }
 
 const size_t *fake_kernel_parameters(int number) {
@@ -79,11 +85,14 @@ const size_t *fake_kernel_parameters(int number) {
                         sm90[] = {sizeof(tess_sm90_maps), sizeof(tess_sm90_args), 0},
                         sm80[] = {sizeof(tess_sm80_args), 0},
                         decode[] = {sizeof(tess_decode_args), 0};
+    if (number >= FIRST_PAGING) return fake_paging_parameters(number - FIRST_PAGING);
     const int kind = kernel_of(number).kind;
     return kind == SM90 ? sm90 : kind == SM80 ? sm80 : kind == DECODE ? decode : portable;
 }
 
-unsigned fake_kernel_threads(int number) { return kernel_of(number).threads; }
+unsigned fake_kernel_threads(int number) {
+    return number >= FIRST_PAGING ? FAKE_PAGING_THREADS : kernel_of(number).threads;
+}
 
 /* The arguments of either kind of kernel. */
 typedef struct arguments {
@@ -129,6 +138,10 @@ static arguments read_arguments(int number, void *const *parameters) {
 }
 
 void fake_kernel_describe(int number, void *const *parameters, char *text, size_t size) {
+    if (number >= FIRST_PAGING) {
+        fake_paging_describe(number - FIRST_PAGING, parameters, text, size);
+        return;
+    }
     const arguments x = read_arguments(number, parameters);
     const tess_args *a = &x.a;
     snprintf(text, size, " items %u from %u head_dim %u block %u group %u flags %u partial_rows %u",
@@ -267,6 +280,30 @@ static void merge_row(const buffers *b, const tess_merge *merge, int64_t pack, i
     write_row(b, s, merge->row + n, merge->head + pack, o, lse);
 }
 
+/* The arguments are those of attention: O of the parts is Q, and their LSE the workspace. */
+static void merge_parts(const buffers *b, uint32_t item) {
+    const tess_args *a = b->a;
+    const int64_t token = item / a->group, head = item % a->group,
+                  first = a->partials_at + token * a->k_token + head * a->k_head;
+    double most = -INFINITY, sum = 0, o[256] = {0};
+    for (int64_t n = 0; n < (int64_t)a->partial_rows; n++)
+        most = fmax(most, (double)b->workspace[first + n * a->k_batch]);
+    for (int64_t n = 0; n < (int64_t)a->partial_rows; n++) {
+        const double lse = (double)b->workspace[first + n * a->k_batch],
+                     weight = lse == -INFINITY ? 0 : exp(lse - most);
+        const int64_t at = a->q_at + n * a->q_batch + token * a->q_token + head * a->q_head;
+        sum += weight;
+        for (uint32_t e = 0; e < a->head_dim && weight > 0; e++)
+            o[e] += weight * element_load((uint32_t)b->dtype, b->q, at + e);
+    }
+    for (uint32_t e = 0; e < a->head_dim; e++)
+        element_store((uint32_t)b->dtype, b->o, a->o_at + token * a->o_token + head * a->o_head + e,
+                      sum > 0 ? (float)(o[e] / sum) : 0);
+    if (a->flags & TESS_ARGS_LSE)
+        b->lse[a->lse_at + token * a->lse_token + head * a->lse_head] =
+            sum > 0 ? (float)(most + log(sum)) : -INFINITY;
+}
+
 #if defined(FAKE_LOCKSTEP)
 /* The real kernel for few rows, compiled for the host (tests/cuda). */
 void lockstep_decode(int dtype, int head_dim, unsigned rows, unsigned groups,
@@ -284,6 +321,10 @@ static void run_lockstep(kernel k, unsigned groups, const void *parameter) {
 #endif
 
 void fake_kernel_run(int number, unsigned groups, void *const *parameters) {
+    if (number >= FIRST_PAGING) {
+        fake_paging_run(number - FIRST_PAGING, groups, parameters);
+        return;
+    }
     const kernel k = kernel_of(number);
 #if defined(FAKE_LOCKSTEP)
     if (k.kind == DECODE) {
@@ -303,6 +344,10 @@ void fake_kernel_run(int number, unsigned groups, void *const *parameters) {
                        fake_host(x.pointers[5]),
                        fake_host(x.pointers[6]),
                        fake_host(x.pointers[7])};
+    if (k.kind == MERGE_PARTS) {
+        for (uint32_t n = 0; n < x.a.items && n < groups; n++) merge_parts(&b, x.a.items_at + n);
+        return;
+    }
     if (!b.tables || !b.o) return;
     if (k.kind != MERGE && (int)x.a.head_dim > k.head_dim) {
         fake_misuse(700, "the kernel for head_dim %d is given %u", k.head_dim, x.a.head_dim);

@@ -13,6 +13,8 @@
 #include "cl.h"
 #include "common/again.h"
 #include "common/life.h"
+#include "common/merging.h"
+#include "common/serve.h"
 #include "common/testlib.h"
 #include "instance.h"
 #include "loader.h"
@@ -76,6 +78,13 @@ static tess_status live_once(test_heap *heap, int *opened, int *seen) {
             }
             instance_release(&x);
         }
+    }
+    if (status == TESS_OK) status = serve_once(runtime, device);
+    if (status == TESS_OK) {
+        const int before = control->failures;
+        int right = 0;
+        status = test_merge(device, &right);
+        if (status == TESS_OK && !right && control->failures == before) fail_msg("a wrong merge");
     }
     problem_free(&p);
     tess_device_release(device);

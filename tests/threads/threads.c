@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/merging.h"
 #include "common/testlib.h"
 
 enum { THREADS = 8, ROUNDS = 12, HEADS = 4, KV_HEADS = 2, D = 32, Q = 70, KV = 200 };
@@ -151,6 +152,8 @@ static void *run_shared_plan(void *argument) {
         WANT(run_with(s->plan, s, w->o, w->lse, w->work, s->info.workspace_bytes) == TESS_OK);
         WANT(same(w->o, s->o, sizeof s->o));
         WANT(same(w->lse, s->lse, sizeof s->lse));
+        int right = 0;
+        WANT(test_merge(s->device, &right) == TESS_OK && right);
     }
     return NULL;
 }

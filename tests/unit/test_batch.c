@@ -101,6 +101,85 @@ static void test_places(void **state) {
     }
 }
 
+/* With positions, keys of a sequence in memory begin where its kv_first says. */
+static void test_positions(void **state) {
+    (void)state;
+    const int64_t cu_q[] = {0, 3, 3, 5}, cu_kv[] = {0, 40, 57, 60}, q_first[] = {700, 0, 0},
+                  kv_first[] = {640, 0, 128};
+    for (int given = 0; given < 4; given++) {
+        tess_plan_desc d = plan_desc(3, 0, 0);
+        d.cu_q_lens = cu_q, d.cu_kv_lens = cu_kv;
+        if (given & 1) d.q_first = q_first;
+        if (given & 2) d.kv_first = kv_first;
+        tess_plan *plan = make_plan(device, layout, &d);
+        assert_int_equal(2, plan->n_sequences);
+        for (uint32_t n = 0; n < 2; n++) {
+            const int b = n ? 2 : 0;
+            const tess_sequence *s = &plan->tables.sequences[n];
+            const int64_t first = given & 2 ? kv_first[b] : 0,
+                          end = first + cu_kv[b + 1] - cu_kv[b];
+            assert_int_equal(end, s->kv_len);
+            assert_int_equal(cu_kv[b] - first, s->kv_start);
+            assert_int_equal(given & 1 ? q_first[b] : end - s->q_len, s->q_first);
+            assert_int_equal(first, tess_plan_kv_first(plan, n));
+            assert_int_equal(cu_kv[b + 1] - cu_kv[b], tess_plan_keys(plan, n));
+        }
+        assert_int_equal(60, plan->kv_len);
+        assert_int_equal(40, plan->max_kv_len);
+        tess_plan_release(plan);
+    }
+}
+
+/* The largest positions are taken, one more is refused. */
+static void test_position_checks(void **state) {
+    (void)state;
+    static const int64_t end = TESS_LENGTH_END;
+    const struct {
+        int64_t q_first, kv_first;
+        tess_status status;
+        const char *field;
+    } cases[] = {{-1, 0, TESS_ERROR_INVALID, "q_first[1]: must be at least 0, got -1"},
+                 {end - 5, 0, TESS_ERROR_UNSUPPORTED, "q_first[1]: must be less than"},
+                 {INT64_MAX, 0, TESS_ERROR_UNSUPPORTED, "q_first[1]: must be less than"},
+                 {end - 6, 0, TESS_OK, ""},
+                 {0, -64, TESS_ERROR_INVALID, "kv_first[1]: must be at least 0, got -64"},
+                 {0, 72, TESS_ERROR_INVALID, "kv_first[1]: must be a multiple of block (16)"},
+                 {0, 976, TESS_OK, ""},
+                 {0, 1024, TESS_ERROR_INVALID, "kv_first[1]: must be at most 990, for 10 keys"},
+                 {0, INT64_MAX - 63, TESS_ERROR_UNSUPPORTED, "kv_first[1]: must be less than"}};
+    for (size_t n = 0; n < sizeof cases / sizeof *cases; n++) {
+        const int64_t q_first[] = {0, cases[n].q_first}, kv_first[] = {0, cases[n].kv_first};
+        tess_plan_desc d = plan_desc(2, 5, 10);
+        tess_plan *plan = NULL;
+        d.q_first = q_first;
+        d.kv_first = kv_first;
+        assert_int_equal(cases[n].status, tess_plan_create(device, layout, &d, &plan));
+        if (cases[n].status != TESS_OK) assert_non_null(strstr(tess_last_error(), cases[n].field));
+        tess_plan_release(plan);
+    }
+}
+
+/* A backend that knows no positions gets none. */
+static void test_positions_unknown(void **state) {
+    (void)state;
+    const int64_t positions[] = {64};
+    tess_plan *plan = NULL;
+    rig.caps.features = 0;
+    tess_device *old = open_device(runtime);
+    for (int keys = 0; keys < 2; keys++) {
+        tess_plan_desc d = plan_desc(1, 5, 10);
+        if (keys)
+            d.kv_first = positions;
+        else
+            d.q_first = positions;
+        assert_error(tess_plan_create(old, layout, &d, &plan), TESS_ERROR_UNSUPPORTED,
+                     "tess_plan_create", keys ? "kv_first" : "q_first");
+        d.q_first = d.kv_first = NULL;
+        tess_plan_release(make_plan(old, layout, &d));
+    }
+    tess_device_release(old);
+}
+
 /* The caller's allocator runs between the two readings of the lengths, and other threads may run at
  * any time. */
 static int64_t changing[3], changed_to;
@@ -166,6 +245,7 @@ static void test_log(void **state) {
 
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
-    return RUN_TESTS(TEST(test_cost), TEST(test_checks), TEST(test_places),
+    return RUN_TESTS(TEST(test_cost), TEST(test_checks), TEST(test_places), TEST(test_positions),
+                     TEST(test_position_checks), TEST(test_positions_unknown),
                      TEST(test_lengths_that_change), TEST(test_log));
 }

@@ -31,19 +31,6 @@ static uint32_t storages_of(const tess_layout *layout) {
     return info.n_storage;
 }
 
-static tess_layout *with_chunk(const tess_pattern *pattern, int32_t heads, int32_t kv_heads,
-                               int64_t tokens, int64_t chunk) {
-    const tess_layout_desc d = {.struct_size = sizeof d,
-                                .pattern = pattern,
-                                .n_heads = heads,
-                                .n_kv_heads = kv_heads,
-                                .max_tokens = tokens,
-                                .max_chunk = chunk};
-    tess_layout *layout = NULL;
-    if (tess_layout_create(runtime, &d, &layout) != TESS_OK) fail_msg("%s", tess_last_error());
-    return layout;
-}
-
 /* ------------------------------------------------------------------ known values */
 
 static void assert_blocks(const tess_layout *layout, int32_t kv_head, int64_t kept, int64_t fixed,
@@ -61,7 +48,7 @@ static void test_figures(void **state) {
     (void)state;
     tess_pattern p = s2_pattern(64, 8, 16, 0);
     p.flags = TESS_PATTERN_PER_KV_HEAD;
-    tess_layout *layout = with_chunk(&p, 64, 16, 131072, 512);
+    tess_layout *layout = make_chunked_layout(runtime, &p, 64, 16, 131072, 512);
     assert_int_equal(1, storages_of(layout));
     assert_int_equal(16, layout->n_slot_lists);
     tess_storage_info info = storage_of(layout, 0);
@@ -77,7 +64,7 @@ static void test_figures(void **state) {
     tess_layout_release(layout);
 
     p = s2_pattern(64, 16, 8, 1); /* Phi-3-small */
-    layout = with_chunk(&p, 32, 8, 131072, 512);
+    layout = make_chunked_layout(runtime, &p, 32, 8, 131072, 512);
     assert_int_equal(1, storages_of(layout));
     assert_int_equal(2, layout->n_slot_lists);
     for (int32_t g = 0; g < 8; g++) assert_blocks(layout, g, 1024 + 8, 1024, 12);
@@ -90,7 +77,7 @@ static void test_groups_of_a_hybrid(void **state) {
     (void)state;
     tess_pattern p = s2_pattern(16, 4, 8, 0);
     p.dense_heads = 3; /* the last one of kv head 2, and both of kv head 3 */
-    tess_layout *layout = with_chunk(&p, 8, 4, 4096, 16);
+    tess_layout *layout = make_chunked_layout(runtime, &p, 8, 4, 4096, 16);
     int32_t heads[2] = {-1, -1};
     tess_storage_info info = {.struct_size = sizeof info};
     assert_int_equal(2, storages_of(layout));
@@ -105,7 +92,7 @@ static void test_groups_of_a_hybrid(void **state) {
     /* Heads that take all residues together are as good as dense. */
     p.dense_heads = 0;
     p.stride = 4;
-    layout = with_chunk(&p, 16, 4, 4096, 16);
+    layout = make_chunked_layout(runtime, &p, 16, 4, 4096, 16);
     assert_int_equal(1, storages_of(layout));
     assert_int_equal(1, layout->n_slot_lists);
     assert_int_equal(0, storage_of(layout, 0).ring_slots);
@@ -114,7 +101,7 @@ static void test_groups_of_a_hybrid(void **state) {
     p = (tess_pattern){.struct_size = sizeof p, .kind = TESS_PATTERN_WINDOW, .block = 16};
     p.left = 100;
     p.sinks = 20;
-    layout = with_chunk(&p, 16, 4, 4096, 33);
+    layout = make_chunked_layout(runtime, &p, 16, 4, 4096, 33);
     info = storage_of(layout, 0);
     assert_true(info.n_kv_heads == 4 && info.ring_slots == 8 + 3);
     assert_true(info.stride == 0 && info.slots_per_stride == 2);
@@ -381,6 +368,33 @@ static void test_fewest_slots(void **state) {
     }
 }
 
+/* kv heads with equal masks share a list, whichever others come before them. */
+static void test_equal_masks(void **state) {
+    (void)state;
+    enum { BLOCKS = 24, HEADS = 5 };
+    static const int kinds[HEADS] = {0, 1, 1, 0, 2};
+    static uint8_t mask[HEADS][BLOCKS][BLOCKS];
+    for (int h = 0; h < HEADS; h++) {
+        for (int i = 0; i < BLOCKS; i++)
+            for (int j = 0; j <= i; j++) mask[h][i][j] = i - j < 2 || j % 5 == kinds[h];
+    }
+    const tess_pattern p = mask_pattern(8, &mask[0][0][0], HEADS, BLOCKS, BLOCKS);
+    tess_layout *layout = make_layout(runtime, &p, HEADS, HEADS, 8 * BLOCKS);
+    assert_int_equal(3, layout->n_slot_lists);
+    for (int32_t g = 0; g < HEADS; g++) {
+        for (int64_t j = 0; j < BLOCKS; j++) {
+            /* Fixed blocks have places of their own, and only they. The last two are never fixed:
+             * no row that would read them later is left. */
+            const bool fixed = j % 5 == kinds[g] && j < BLOCKS - 2;
+            int sharers = 0;
+            for (int64_t other = 0; other < BLOCKS; other++)
+                sharers += slot_of(layout, g, other) == slot_of(layout, g, j);
+            assert_int_equal(fixed, sharers == 1);
+        }
+    }
+    tess_layout_release(layout);
+}
+
 /* ------------------------------------------------------------------ sizes */
 
 /* Lengths and numbers of heads at their ends: nothing overflows, and nothing takes time in
@@ -389,13 +403,13 @@ static void test_large(void **state) {
     (void)state;
     const int64_t most = (int64_t)INT32_MAX * INT32_MAX;
     tess_pattern p = s2_pattern(INT32_MAX, INT32_MAX, INT32_MAX, 0);
-    tess_layout *layout = with_chunk(&p, 7, 7, most, INT64_MAX);
+    tess_layout *layout = make_chunked_layout(runtime, &p, 7, 7, most, INT64_MAX);
     assert_int_equal(INT32_MAX - 1, slot_of(layout, 6, INT32_MAX - 1));
     assert_int_equal(most, pages_of(layout, 0, most, 0));
     tess_layout_release(layout);
     p = s2_pattern(1, 1, INT32_MAX, 1); /* the last block is strided for all heads */
     p.flags = TESS_PATTERN_HOMOGENEOUS;
-    layout = with_chunk(&p, 2, 2, INT32_MAX, 1);
+    layout = make_chunked_layout(runtime, &p, 2, 2, INT32_MAX, 1);
     assert_int_equal(0, slot_of(layout, 1, INT32_MAX - 3));
     assert_int_equal(2, slot_of(layout, 1, INT32_MAX - 1));
     assert_int_equal(3, pages_of(layout, 0, INT32_MAX, 0));
@@ -403,13 +417,13 @@ static void test_large(void **state) {
     p = (tess_pattern){.struct_size = sizeof p, .kind = TESS_PATTERN_WINDOW, .block = 1};
     p.left = INT64_MAX / 2 - 1;
     p.sinks = INT64_MAX;
-    layout = with_chunk(&p, 1, 1, INT32_MAX, INT64_MAX);
+    layout = make_chunked_layout(runtime, &p, 1, 1, INT32_MAX, INT64_MAX);
     assert_int_equal(INT32_MAX, pages_of(layout, 0, INT32_MAX, 0));
     tess_layout_release(layout);
     /* As many kv heads as there can be, and one with as many classes. */
     for (int one = 0; one < 2; one++) {
         p = s2_pattern(1, 1, 2 * 65535, 0);
-        layout = with_chunk(&p, 65535, one ? 1 : 65535, 1000000, 1);
+        layout = make_chunked_layout(runtime, &p, 65535, one ? 1 : 65535, 1000000, 1);
         assert_int_equal(one ? 1 : 65535, layout->n_slot_lists);
         assert_int_equal(1, storages_of(layout));
         assert_int_equal(one ? 1 : 2, storage_of(layout, 0).ring_slots);
@@ -421,5 +435,6 @@ static void test_large(void **state) {
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, runtime_setup, runtime_teardown)
     return RUN_TESTS(TEST(test_figures), TEST(test_groups_of_a_hybrid), TEST(test_random_patterns),
-                     TEST(test_promise_is_tight), TEST(test_fewest_slots), TEST(test_large));
+                     TEST(test_promise_is_tight), TEST(test_fewest_slots), TEST(test_equal_masks),
+                     TEST(test_large));
 }

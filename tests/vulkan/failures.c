@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "common/again.h"
+#include "common/merging.h"
 #include "common/testlib.h"
 #include "reference.h"
 #include "shim.h"
@@ -102,6 +103,7 @@ static void scenario(const char *line, const rule *r) {
     void *host[5] = {NULL};
     tess_buffer buffers[6], none = {0};
     double seconds;
+    int merged = 0;
     memset(buffers, 0, sizeof buffers);
     const tess_runtime_desc desc = {
         .struct_size = sizeof desc, .allocator = heap.allocator, .log = test_log_nothing};
@@ -141,6 +143,8 @@ static void scenario(const char *line, const rule *r) {
     run.device_seconds = &seconds;
     STEP(tess_run(plan, &run));
     STEP(tess_copy(device, tess_host_buffer(host[3], bytes[3]), buffers[3], bytes[3]));
+    STEP(test_merge(device, &merged));
+    if (!merged) fail_msg("wrong merge after %s failed", shim.failed());
     const reference_inputs in = {host[0], host[1], host[2]};
     for (int64_t b = 0; b<p.batch; b += p.batch> 1 ? p.batch - 1 : 1)
         for (int32_t h = 0; h<p.heads; h += p.heads> 1 ? p.heads - 1 : 1)

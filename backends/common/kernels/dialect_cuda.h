@@ -240,4 +240,10 @@ template <typename T> TESS_FUNCTION void tess_store4(T *to, vec4 x) {
     extern "C" __global__ TESS_BOUNDS(TESS_MERGE_THREADS) void TESS_MERGE_NAME(TESS_DTYPE_NAME)( \
         TESS_MERGE_BUFFERS(TESS_ELEMENT))
 
+#define TESS_PARTS_NAME_(dtype) tess_merge_parts_##dtype
+#define TESS_PARTS_NAME(dtype)  TESS_PARTS_NAME_(dtype)
+#define TESS_PARTS_KERNEL                                                                        \
+    extern "C" __global__ TESS_BOUNDS(TESS_PARTS_THREADS) void TESS_PARTS_NAME(TESS_DTYPE_NAME)( \
+        TESS_FORWARD_BUFFERS(TESS_ELEMENT))
+
 #endif /* TESS_DIALECT_CUDA_H */

@@ -136,6 +136,7 @@ uint tess_narrow(float x) {
     TESS_STORE_PARTIAL((at) + 3u, (four).w)
 #define TESS_FORWARD_KERNEL void main()
 #define TESS_MERGE_KERNEL   void main()
+#define TESS_PARTS_KERNEL   void main()
 #define TESS_DEPENDENCIES_WAIT
 /* Only a compiler of OpenCL C for CPUs needs it: see dialect_opencl.h. */
 #define TESS_LOOP_ENTERS(first) false

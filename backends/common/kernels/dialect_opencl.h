@@ -145,4 +145,8 @@ TESS_FUNCTION ushort tess_narrow(float x) { return tess_narrow4((float4)(x)).x; 
     __kernel __attribute__((reqd_work_group_size(TESS_MERGE_THREADS, 1, 1))) void tess_merge( \
         TESS_BUFFERS)
 
+#define TESS_PARTS_KERNEL                                                         \
+    __kernel __attribute__((reqd_work_group_size(TESS_PARTS_THREADS, 1, 1))) void \
+    tess_merge_parts(TESS_BUFFERS)
+
 #endif /* TESS_DIALECT_OPENCL_H */

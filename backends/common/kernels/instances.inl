@@ -34,3 +34,5 @@
 #undef TESS_THREADS
 
 #include "merge.inl"
+
+#include "merge_parts.inl"

@@ -14,6 +14,9 @@
 /* Stands for the page of a key that has none. */
 #define TESS_ABSENT 0xffffffffu
 
+/* Of a workgroup that merges parts: 4 elements each of the longest vector. */
+#define TESS_PARTS_THREADS 64u
+
 #define TESS_INT_MAX 0x7fffffff
 #define TESS_INT_MIN (-0x7fffffff - 1)
 #define TESS_LOG2E   1.44269504088896340736f

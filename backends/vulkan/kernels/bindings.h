@@ -27,6 +27,13 @@
 #define TESS_BIND_LSE     7
 #define TESS_BIND_TABLE   8 /* of blocks */
 
+/* The tensors of the kernels that write a cache, in the order of tess_paging_tensors. */
+#define TESS_BIND_NEW_K  3
+#define TESS_BIND_NEW_V  4
+#define TESS_BIND_POOL_K 5
+#define TESS_BIND_POOL_V 6
+#define TESS_BIND_PAGES  7
+
 /* Bindings in all, and those of them that are storage buffers. */
 #define TESS_BINDINGS        9
 #define TESS_STORAGE_BUFFERS 8

@@ -16,7 +16,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_forward.comp
- * sha256: 7740511bc51a33298d5d5fb91c286b46b74536d7a007f82b46b18b5cca7753c9
+ * sha256: 8107f9a002da06cb20e25ac27e5153131d6517f0161d5c842d7341204bd93e10
  */
 #include <stdint.h>
 static const uint32_t tess_vk_forward_f32[] = {

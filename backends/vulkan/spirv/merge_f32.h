@@ -10,7 +10,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_merge.comp
- * sha256: 5db1bdbf6e00e2b9badf4edb8570d98b62ca508895686aaf7d742285785afdb4
+ * sha256: d6f6b2650db481fb6f47597d85e9f1018f68d3b5a48f24b4b46cfdc8512b8c61
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_f32[] = {

@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * tess_append: one body for every language (see forward.inl). A workgroup takes one new row of one
+ * sequence, and its threads share out the kv heads and their elements, in groups of 16 bytes where
+ * all rows are aligned. The host wants 64-bit addresses; all positions fit 32 bits.
+ */
+TESS_APPEND_KERNEL {
+    /* Workgroups past the last row look at that one and then write nothing. */
+    const bool present = TESS_GROUP < args.items;
+    const uint row = args.first + (present ? TESS_GROUP : args.items - 1u);
+
+    /* Its sequence. Padded, each has as many items; packed, it is the last one that begins at or
+     * before the row. */
+    uint low = 0u;
+    if (args.sequence_rows != 0u) {
+        low = row / args.sequence_rows;
+    } else {
+        for (uint high = args.n_sequences; high - low > 1u;) {
+            const uint middle = low + (high - low) / 2u;
+            if (TESS_WORD(args.sequences_at + middle * TESS_SEQUENCE_WORDS +
+                          TESS_WORD_SEQUENCE_Q_START) <= row)
+                low = middle;
+            else
+                high = middle;
+        }
+    }
+    const uint sequence = args.sequences_at + low * TESS_SEQUENCE_WORDS;
+    const uint r = args.sequence_rows != 0u
+                       ? row - low * args.sequence_rows
+                       : row - TESS_WORD(sequence + TESS_WORD_SEQUENCE_Q_START);
+    const int kv_len = TESS_INT(TESS_WORD(sequence + TESS_WORD_SEQUENCE_KV_LEN));
+    const int position = TESS_INT(TESS_WORD(sequence + TESS_WORD_SEQUENCE_Q_FIRST) + r);
+    const bool is_key = present && r < TESS_WORD(sequence + TESS_WORD_SEQUENCE_Q_LEN) &&
+                        position >= 0 && position < kv_len;
+    const uint t = is_key ? TESS_UINT(position) : 0u;
+    const uint block = t / args.block, last_block = TESS_UINT(kv_len - 1) / args.block;
+
+    const tess_offset batch = TESS_OFFSET(TESS_WORD(sequence + TESS_WORD_SEQUENCE_BATCH)),
+                      kv_batch = TESS_OFFSET(TESS_WORD(sequence + TESS_WORD_SEQUENCE_KV_BATCH)),
+                      kv_start = TESS_WORD64(sequence + TESS_WORD_SEQUENCE_KV_START),
+                      q = TESS_WORD64(sequence + TESS_WORD_SEQUENCE_Q_START) + TESS_OFFSET(r);
+    const tess_offset new_k = args.new_k_at + batch * args.new_k_batch + q * args.new_k_token,
+                      new_v = args.new_v_at + batch * args.new_v_batch + q * args.new_v_token,
+                      table = args.table_at + kv_batch * args.table_batch;
+    const bool wide = (args.flags & TESS_PAGING_WIDE) != 0u && TESS_PAGING_BUFFERS_ALIGNED;
+    const uint step = wide ? TESS_PAGING_GROUP : 1u, steps = args.head_dim / step;
+    for (uint n = TESS_THREAD; is_key && n < args.heads * steps; n += TESS_PAGING_THREADS) {
+        const uint g = n / steps, e = (n - g * steps) * step;
+        uint head = g;
+        tess_offset u = kv_start + TESS_OFFSET(t);
+        bool keep = true;
+        if ((args.flags & TESS_PAGING_COMPACT) != 0u) {
+            const uint kv_head = args.kv_heads_at + g * TESS_KV_HEAD_WORDS;
+            const uint slot =
+                args.slots_at +
+                (TESS_WORD(kv_head + TESS_WORD_KV_HEAD_SLOTS_OFFSET) + block) * TESS_SLOT_WORDS;
+            /* Otherwise a later block has the place, and its rows may be of this launch. */
+            keep = TESS_WORD(kv_head + TESS_WORD_KV_HEAD_STORAGE) == args.storage &&
+                   TESS_WORD(slot + TESS_WORD_SLOT_NEXT) > last_block;
+            head = TESS_WORD(kv_head + TESS_WORD_KV_HEAD_POOL_HEAD);
+            u = TESS_OFFSET(TESS_WORD(slot + TESS_WORD_SLOT_SLOT) * args.block +
+                            (t - block * args.block));
+        }
+        tess_offset unit = kv_batch, token = u;
+        if (args.page != 0u) {
+            const uint column = TESS_UINT(u) / args.page;
+            keep = keep && column < args.columns;
+            const uint id = keep ? TESS_PAGING_TABLE(table + TESS_OFFSET(column)) : 0u;
+            keep = keep && id < args.pages;
+            unit = TESS_OFFSET(id);
+            token = TESS_OFFSET(TESS_UINT(u) - column * args.page);
+        }
+        const tess_offset from_head = TESS_OFFSET(g), to_head = TESS_OFFSET(head);
+        if (keep) {
+            const tess_offset from_k = new_k + from_head * args.new_k_head + TESS_OFFSET(e),
+                              from_v = new_v + from_head * args.new_v_head + TESS_OFFSET(e);
+            const tess_offset to_k = args.k_at + unit * args.k_batch + token * args.k_token +
+                                     to_head * args.k_head + TESS_OFFSET(e),
+                              to_v = args.v_at + unit * args.v_batch + token * args.v_token +
+                                     to_head * args.v_head + TESS_OFFSET(e);
+            if (wide) {
+                TESS_PAGING_COPY_WIDE(K, to_k, NEW_K, from_k);
+                TESS_PAGING_COPY_WIDE(V, to_v, NEW_V, from_v);
+            } else {
+                TESS_PAGING_COPY(K, to_k, NEW_K, from_k);
+                TESS_PAGING_COPY(V, to_v, NEW_V, from_v);
+            }
+        }
+    }
+}

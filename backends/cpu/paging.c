@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Writing a cache: one new row of one sequence, or one token of a pair of pages. */
+#include "cpu.h"
+
+#include <string.h>
+
+static size_t element_size(const tess_launch *l) { return l->dtype == TESS_F32 ? 4 : 2; }
+
+/* Where an element lies, its batch or page first. */
+static char *place(const tess_launch *l, uint32_t role, int64_t unit, int64_t token, int64_t head) {
+    const tess_tensor *t = &l->tensor[role];
+    const int64_t at = unit * t->stride_batch + token * t->stride_token + head * t->stride_head;
+    return (char *)(uintptr_t)(t->buffer.handle + t->buffer.offset) + at * (int64_t)element_size(l);
+}
+
+static const int32_t *table_of(const tess_launch *l) {
+    const tess_buffer *b = &l->tensor[TESS_ROLE_BLOCK_TABLE].buffer;
+    return (const int32_t *)(uintptr_t)(b->handle + b->offset);
+}
+
+/* The sequence of row `n` of a launch, and which of its rows it is. */
+static const tess_sequence *find_sequence(const tess_launch *l, uint64_t n, int64_t *row) {
+    const tess_sequence *all = l->tables->sequences;
+    if (l->batch_strided) {
+        *row = (int64_t)(n % (uint64_t)l->q_tokens);
+        return &all[n / (uint64_t)l->q_tokens];
+    }
+    uint32_t low = 0;
+    for (uint32_t high = l->n_sequences; high - low > 1;) {
+        const uint32_t middle = low + (high - low) / 2;
+        if (all[middle].q_start <= (int64_t)n)
+            low = middle;
+        else
+            high = middle;
+    }
+    *row = (int64_t)n - all[low].q_start;
+    return &all[low];
+}
+
+/* Where a key lies: its page or batch, the token in it, and the head. */
+typedef struct spot {
+    int64_t unit, token, head;
+} spot;
+
+/* Finds the place of key t of kv head g; 0: it has none, or a later block of the sequence has it.
+ */
+static int find_spot(const tess_launch *l, const tess_sequence *s, int64_t t, uint32_t g, spot *p) {
+    int64_t u = s->kv_start + t;
+    *p = (spot){s->kv_batch, u, g};
+    if (l->compact) {
+        const tess_kv_head *head = &l->tables->kv_heads[g];
+        const tess_slot *slot = &l->tables->slots[head->slots_offset + t / l->block];
+        if (head->storage != l->storage || slot->next <= (uint32_t)((s->kv_len - 1) / l->block))
+            return 0;
+        u = (int64_t)slot->slot * l->block + t % l->block;
+        p->head = head->pool_head;
+        p->token = u;
+    }
+    if (l->page == 0) return 1;
+    const int64_t stride = l->tensor[TESS_ROLE_BLOCK_TABLE].stride_batch, column = u / l->page;
+    if (u < 0 || column >= stride) return 0;
+    const int32_t id = table_of(l)[s->kv_batch * stride + column];
+    p->unit = id;
+    p->token = u % l->page;
+    return id >= 0 && id < l->pages;
+}
+
+void tess_cpu_append(const tess_launch *l, uint64_t n) {
+    const size_t bytes = (size_t)l->head_dim * element_size(l);
+    const uint32_t heads = l->n_heads / l->group;
+    int64_t r;
+    const tess_sequence *s = find_sequence(l, n, &r);
+    const int64_t t = s->q_first + r;
+    if (r >= s->q_len || t < 0 || t >= s->kv_len) return;
+    for (uint32_t g = 0; g < heads; g++) {
+        spot p;
+        if (!find_spot(l, s, t, g, &p)) continue;
+        memcpy(place(l, TESS_ROLE_K, p.unit, p.token, p.head),
+               place(l, TESS_ROLE_NEW_K, s->batch, s->q_start + r, g), bytes);
+        memcpy(place(l, TESS_ROLE_V, p.unit, p.token, p.head),
+               place(l, TESS_ROLE_NEW_V, s->batch, s->q_start + r, g), bytes);
+    }
+}
+
+void tess_cpu_copy_pages(const tess_launch *l, uint64_t n) {
+    const int32_t *pair = table_of(l) + n / (uint64_t)l->page * 2;
+    const int64_t token = (int64_t)(n % (uint64_t)l->page);
+    const size_t bytes = (size_t)l->head_dim * element_size(l);
+    for (int side = 0; side < 2; side++)
+        if (pair[side] < 0 || pair[side] >= l->pages) return;
+    if (pair[0] == pair[1]) return;
+    for (uint32_t head = 0; head < l->n_heads; head++)
+        memcpy(place(l, TESS_ROLE_K, pair[1], token, head),
+               place(l, TESS_ROLE_K, pair[0], token, head), bytes);
+}

@@ -1,0 +1,295 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Writing a cache: the new rows of a plan's sequences. As in tess_run, all that the caller gives is
+ * checked and nothing is allocated. */
+#include <stdio.h>
+#include <string.h>
+
+#include "checked.h"
+#include "plan.h"
+#include "tensors.h"
+
+static const char *const in_append = "tess_append";
+
+/* ------------------------------------------------------------------ tensors */
+
+/* A tensor of the call: new rows, or a pool of a storage group. */
+typedef struct view {
+    const tess_tensor *tensor;
+    const char *field;
+    bool keys, is_v;
+    uint32_t storage;
+} view;
+
+static view rows_of(const tess_append_desc *d, bool is_v) {
+    return (view){is_v ? &d->v : &d->k, is_v ? "v" : "k", false, is_v, 0};
+}
+
+static view pool_of(const tess_append_desc *d, bool is_v, uint32_t storage) {
+    return (view){is_v ? &d->v_pools[storage] : &d->k_pools[storage], is_v ? "v_pools" : "k_pools",
+                  true, is_v, storage};
+}
+
+enum { NAME_BYTES = 32 };
+
+static const char *name_of(const view *x, char text[NAME_BYTES]) {
+    if (!x->keys) return x->field;
+    snprintf(text, NAME_BYTES, "%s[%u]", x->field, (unsigned)x->storage);
+    return text;
+}
+
+static tess_shape shape_of(const tess_plan *plan, const view *x, int64_t units, int64_t tokens) {
+    return (tess_shape){.units = units,
+                        .tokens = tokens,
+                        .heads = x->keys ? plan->pools.all[x->storage].heads
+                                         : (uint32_t)plan->layout->n_kv_heads,
+                        .row = (uint32_t)plan->head_dim,
+                        .item = tess_dtype_size(plan->dtype)};
+}
+
+/* The tensor up to the end of a sequence's rows, or of its keys where it has no pages. By slot all
+ * sequences have room for the longest. */
+static tess_shape shape_up_to(const tess_plan *plan, const view *x, const tess_sequence *s) {
+    if (!x->keys) return shape_of(plan, x, (int64_t)s->batch + 1, s->q_start + s->q_len);
+    return shape_of(plan, x, (int64_t)s->kv_batch + 1,
+                    plan->pools.compact ? plan->pools.all[x->storage].tokens
+                                        : s->kv_start + s->kv_len);
+}
+
+/* All of a pool, as far as strides are concerned. */
+static tess_shape pool_shape(const tess_plan *plan, const view *x, const tess_append_desc *d) {
+    const tess_pools *pools = &plan->pools;
+    if (pools->page) return shape_of(plan, x, d->pages, pools->page);
+    if (pools->compact) return shape_of(plan, x, plan->batch, pools->all[x->storage].tokens);
+    return shape_of(plan, x, plan->packed ? 1 : plan->kv_last + 1, plan->kv_len);
+}
+
+/* Checks strides and buffer, and that the buffer holds what every sequence has in it. Where lengths
+ * are equal the last sequence reaches furthest. */
+static tess_status check_spans(const tess_plan *plan, const view *x, uint64_t *bytes) {
+    char text[NAME_BYTES];
+    const char *name = name_of(x, text);
+    TESS_RETURN_IF_ERROR(
+        tess_check_tensor(in_append, plan->device, name, x->tensor, tess_dtype_size(plan->dtype)));
+    *bytes = 0;
+    for (uint32_t n = plan->equal_lengths ? plan->n_sequences - 1 : 0; n < plan->n_sequences; n++) {
+        const tess_shape shape = shape_up_to(plan, x, &plan->sequences[n]);
+        uint64_t end;
+        if (x->keys && plan->sequences[n].kv_len == 0) continue;
+        if (!tess_shape_bytes(x->tensor, &shape, &end))
+            return tess_invalid("%s: %s: its strides overflow 64-bit sizes", in_append, name);
+        if (end > *bytes) *bytes = end;
+    }
+    return tess_check_room(in_append, name, ".buffer", &x->tensor->buffer, *bytes);
+}
+
+static tess_status check_pool(const tess_plan *plan, const tess_append_desc *d, const view *x,
+                              uint64_t *bytes) {
+    char text[NAME_BYTES];
+    const tess_shape shape = pool_shape(plan, x, d);
+    const char *name = name_of(x, text);
+    if (plan->pools.page)
+        return tess_check_output(in_append, plan->device, name, x->tensor, &shape, bytes);
+    TESS_RETURN_IF_ERROR(check_spans(plan, x, bytes));
+    return tess_check_apart(in_append, name, x->tensor, &shape);
+}
+
+/* ------------------------------------------------------------------ overlaps */
+
+/* The part of a tensor that `part` certainly touches: a tensor that begins with it, and its shape.
+ * Of pages all are taken for touched. */
+static tess_shape touched_by(const tess_plan *plan, const tess_append_desc *d, const view *x,
+                             const tess_touched *part, tess_tensor *tensor) {
+    int64_t unit = part->batch, token = part->q_start;
+    tess_shape shape = shape_of(plan, x, part->batches, part->q_len);
+    if (x->keys && plan->pools.page) {
+        unit = token = 0;
+        shape = pool_shape(plan, x, d);
+    } else if (x->keys) {
+        unit = part->kv_batch;
+        token = plan->pools.compact ? 0 : part->kv_start;
+        shape = shape_of(plan, x, part->kv_batches,
+                         plan->pools.compact ? plan->pools.all[x->storage].tokens : part->kv_len);
+    }
+    *tensor = *x->tensor;
+    tensor->buffer.offset +=
+        (uint64_t)(unit * tensor->stride_batch + token * tensor->stride_token) * shape.item;
+    return shape;
+}
+
+static bool share_memory(const tess_plan *plan, const tess_append_desc *d, const view *a,
+                         const view *b) {
+    for (uint32_t n = 0; n < plan->n_touched; n++) {
+        const tess_touched *part = &plan->touched[n];
+        tess_tensor first, second;
+        if (part->kv_len == 0) continue;
+        const tess_shape x = touched_by(plan, d, a, part, &first),
+                         y = touched_by(plan, d, b, part, &second);
+        if (tess_tensors_meet(&first, &x, &second, &y)) return true;
+    }
+    return false;
+}
+
+/* Pools must not share memory with each other, with the new rows, or with the block table. */
+static tess_status check_overlaps(const tess_plan *plan, const tess_append_desc *d,
+                                  uint64_t table_bytes, const view *out) {
+    char text[NAME_BYTES], other_text[NAME_BYTES];
+    const tess_tensor table = {.buffer = d->block_table};
+    const tess_shape words = {1, 1, 1, (uint32_t)smaller((int64_t)table_bytes / 4, UINT32_MAX), 4};
+    const tess_shape pool = pool_shape(plan, out, d);
+    for (uint32_t n = 0; n < 2 * plan->pools.n + 2; n++) {
+        const uint32_t storage = n / 2;
+        const view other = storage < plan->pools.n ? pool_of(d, n % 2, storage) : rows_of(d, n % 2);
+        /* A pair is seen once. */
+        if (other.keys && n <= 2 * out->storage + out->is_v) continue;
+        if (share_memory(plan, d, out, &other))
+            return tess_invalid("%s: %s: must not overlap %s, and elements of the two share memory",
+                                in_append, name_of(out, text), name_of(&other, other_text));
+    }
+    if (words.row > 0 && tess_tensors_meet(out->tensor, &pool, &table, &words))
+        return tess_invalid("%s: %s: must not overlap block_table", in_append, name_of(out, text));
+    return TESS_OK;
+}
+
+/* ------------------------------------------------------------------ the call */
+
+static tess_status check_table(const tess_plan *plan, const tess_append_desc *d, uint64_t *bytes) {
+    const int64_t needed = tess_pools_pages(&plan->pools);
+    if (d->pages < 1 || d->pages > INT32_MAX)
+        return tess_invalid("%s: pages: must be 1 to 2147483647, got %lld", in_append,
+                            (long long)d->pages);
+    if (d->table_stride < needed)
+        return tess_invalid("%s: table_stride: a sequence has up to %lld pages, got %lld",
+                            in_append, (long long)needed, (long long)d->table_stride);
+    TESS_RETURN_IF_ERROR(tess_check_buffer(in_append, plan->device, "block_table", "",
+                                           &d->block_table, sizeof(int32_t)));
+    /* Nothing is needed behind the last row. */
+    const tess_tensor table = {.stride_batch = d->table_stride};
+    const tess_shape rows = {(int64_t)plan->pools.n * plan->batch, 1, 1, (uint32_t)needed,
+                             sizeof(int32_t)};
+    if (!tess_shape_bytes(&table, &rows, bytes))
+        return tess_invalid("%s: table_stride: overflows 64-bit sizes, got %lld", in_append,
+                            (long long)d->table_stride);
+    return tess_check_room(in_append, "block_table", "", &d->block_table, *bytes);
+}
+
+static tess_status check_no_table(const tess_append_desc *d) {
+    if (d->block_table.kind != TESS_BUFFER_NONE)
+        return tess_invalid("%s: block_table: must be of kind NONE, since the plan has no pages",
+                            in_append);
+    if (d->table_stride != 0)
+        return tess_invalid("%s: table_stride: must be 0, since the plan has no pages, got %lld",
+                            in_append, (long long)d->table_stride);
+    if (d->pages != 0)
+        return tess_invalid("%s: pages: must be 0, since the plan has none, got %lld", in_append,
+                            (long long)d->pages);
+    return TESS_OK;
+}
+
+static tess_status check_fields(const tess_plan *plan, const tess_append_desc *d) {
+    const struct {
+        const char *name;
+        uint32_t kind;
+    } later[] = {{"step", d->step.kind},
+                 {"k_scale", d->k_scale.buffer.kind},
+                 {"v_scale", d->v_scale.buffer.kind}};
+    if (d->flags != 0)
+        return tess_invalid("%s: flags: must be 0, got 0x%x", in_append, (unsigned)d->flags);
+    if (!(plan->flags & TESS_PLAN_APPEND))
+        return tess_invalid("%s: plan: was made without TESS_PLAN_APPEND", in_append);
+    if (plan->first_block)
+        return tess_unsupported("%s: plan: must have no kv_first in this version", in_append);
+    for (size_t n = 0; n < sizeof later / sizeof *later; n++)
+        if (later[n].kind != TESS_BUFFER_NONE)
+            return tess_unsupported("%s: %s: must be of kind NONE in this version", in_append,
+                                    later[n].name);
+    if (!d->k_pools) return tess_invalid("%s: k_pools: must not be NULL", in_append);
+    if (!d->v_pools) return tess_invalid("%s: v_pools: must not be NULL", in_append);
+    /* Each storage group is a launch, and what `extra` waits for and signals belongs to one. */
+    if (d->stream.extra && plan->pools.n > 1)
+        return tess_unsupported("%s: stream.extra: must be NULL for a plan with %u storage groups",
+                                in_append, (unsigned)plan->pools.n);
+    return tess_check_stream(in_append, &d->stream);
+}
+
+static void fill_launch(const tess_plan *plan, const tess_append_desc *d, tess_launch *l) {
+    l->struct_size = sizeof *l;
+    l->op = TESS_OP_APPEND;
+    l->dtype = plan->dtype;
+    l->head_dim = l->value_head_dim = plan->head_dim;
+    l->block = plan->layout->pattern.block;
+    l->group = (uint32_t)(plan->layout->n_heads / plan->layout->n_kv_heads);
+    l->batch_strided = !plan->packed;
+    l->batch = plan->packed ? 1 : plan->batch;
+    l->n_heads = (uint32_t)plan->layout->n_heads;
+    l->q_tokens = plan->packed ? plan->q_len : plan->max_q_len;
+    l->kv_tokens = plan->packed ? plan->kv_len : plan->max_kv_len;
+    l->kernel = &plan->append;
+    l->tables = &plan->tables;
+    l->page = plan->pools.page;
+    l->pages = d->pages;
+    l->compact = plan->pools.compact;
+    l->n_sequences = plan->n_sequences;
+    l->n_jobs = (uint64_t)l->q_tokens * (plan->packed ? 1 : plan->n_sequences);
+    l->stream = d->stream;
+    l->tensor[TESS_ROLE_NEW_K] = d->k;
+    l->tensor[TESS_ROLE_NEW_V] = d->v;
+}
+
+/* Makes a storage group's pools and part of the block table those of the launch. */
+static tess_status take_group(const tess_plan *plan, const tess_append_desc *d, uint32_t storage,
+                              tess_launch *l) {
+    const tess_pool *pool = &plan->pools.all[storage];
+    const view k = pool_of(d, false, storage), v = pool_of(d, true, storage);
+    l->storage = storage;
+    l->tensor[TESS_ROLE_K] = *k.tensor;
+    l->tensor[TESS_ROLE_V] = *v.tensor;
+    TESS_RETURN_IF_ERROR(check_pool(plan, d, &k, &l->bytes[TESS_ROLE_K]));
+    TESS_RETURN_IF_ERROR(check_pool(plan, d, &v, &l->bytes[TESS_ROLE_V]));
+    if (!plan->pools.page) return TESS_OK;
+    const uint64_t row = (uint64_t)d->table_stride * sizeof(int32_t);
+    tess_tensor *table = &l->tensor[TESS_ROLE_BLOCK_TABLE];
+    *table = (tess_tensor){.buffer = d->block_table, .stride_batch = d->table_stride};
+    table->buffer.offset += row * plan->batch * storage;
+    l->bytes[TESS_ROLE_BLOCK_TABLE] =
+        row * (plan->batch - 1) +
+        (uint64_t)ceil_div(pool->tokens, plan->pools.page) * sizeof(int32_t);
+    return TESS_OK;
+}
+
+static tess_status check_tensors(const tess_plan *plan, const tess_append_desc *d, tess_launch *l) {
+    const view k = rows_of(d, false), v = rows_of(d, true);
+    uint64_t table_bytes = 0;
+    TESS_RETURN_IF_ERROR(check_spans(plan, &k, &l->bytes[TESS_ROLE_NEW_K]));
+    TESS_RETURN_IF_ERROR(check_spans(plan, &v, &l->bytes[TESS_ROLE_NEW_V]));
+    if (plan->pools.page) TESS_RETURN_IF_ERROR(check_table(plan, d, &table_bytes));
+    for (uint32_t s = 0; s < plan->pools.n; s++) TESS_RETURN_IF_ERROR(take_group(plan, d, s, l));
+    for (uint32_t n = 0; n < 2 * plan->pools.n; n++) {
+        const view pool = pool_of(d, n % 2, n / 2);
+        TESS_RETURN_IF_ERROR(check_overlaps(plan, d, table_bytes, &pool));
+    }
+    return TESS_OK;
+}
+
+tess_status tess_append(const tess_plan *plan, const tess_append_desc *desc) {
+    tess_append_desc d;
+    tess_launch launch;
+    if (!plan) return tess_handle_missing(in_append, "plan");
+    TESS_RETURN_IF_ERROR(tess_device_check(plan->device, in_append));
+    TESS_RETURN_IF_ERROR(tess_desc_read(in_append, "desc", desc, &d, TESS_APPEND_DESC));
+    TESS_RETURN_IF_ERROR(check_fields(plan, &d));
+    if (!plan->pools.page) TESS_RETURN_IF_ERROR(check_no_table(&d));
+    /* Without keys no row is one, and there may be no memory for them. */
+    if (plan->n_sequences == 0 || plan->kv_last < 0) return TESS_OK;
+    memset(&launch, 0, sizeof launch);
+    fill_launch(plan, &d, &launch);
+    if (launch.n_jobs > INT32_MAX)
+        return tess_unsupported("%s: plan: %llu rows are 2^31 or more", in_append,
+                                (unsigned long long)launch.n_jobs);
+    TESS_RETURN_IF_ERROR(check_tensors(plan, &d, &launch));
+    for (uint32_t s = 0; s < plan->pools.n; s++) {
+        TESS_RETURN_IF_ERROR(take_group(plan, &d, s, &launch));
+        TESS_RETURN_IF_ERROR(tess_device_result(
+            plan->device, plan->device->backend->launch(plan->device->native, &launch)));
+    }
+    return TESS_OK;
+}

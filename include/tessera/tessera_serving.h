@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Tessera: writing a KV cache, which plans read (docs/serving.md). tessera.h includes this header;
+ * its general rules hold here too.
+ *
+ * The cache is no object of the library's: it is memory of the application's, in tensors that the
+ * descriptors of tess_run and of these functions name.
+ *
+ *     tess_append       writes the new keys of a step, before tess_run reads the cache
+ *     tess_copy_pages   forks, snapshots, defragmentation
+ *     tess_merge_parts  one result of several runs over parts of the keys
+ */
+#ifndef TESSERA_TESSERA_SERVING_H
+#define TESSERA_TESSERA_SERVING_H
+
+#include "tessera.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/*
+ * k, v:         the new rows, laid out as the plan's rows are but with the kv heads:
+ *               [batch, q_len, n_kv_heads, head_dim], packed [tokens, n_kv_heads, head_dim].
+ *               tess_plan_tensor fills the strides for TESS_ROLE_NEW_K and TESS_ROLE_NEW_V.
+ * k_pools, v_pools:
+ *               the tensors of the cache, that is K and V of tess_run: one of each for every
+ *               storage group, [pages, page, heads of the group, head_dim] where the plan has
+ *               pages, else [batch, tokens, heads of the group, head_dim].
+ * block_table, table_stride, pages:
+ *               as in tess_run_desc.
+ */
+typedef struct tess_append_desc {
+    uint32_t struct_size;
+    uint32_t flags;              /* must be 0 */
+    tess_tensor k, v;            /* inputs: the new rows */
+    tess_tensor k_scale;         /* must be of kind NONE in this version */
+    tess_tensor v_scale;         /* likewise */
+    const tess_tensor *k_pools;  /* [n_storage] outputs */
+    const tess_tensor *v_pools;  /* [n_storage] outputs */
+    tess_buffer step;            /* must be of kind NONE in this version */
+    tess_buffer block_table;     /* [kind NONE: where page is 0] int32 */
+    int64_t table_stride, pages; /* 0 where page is 0 */
+    tess_stream stream;          /* [0: the device's own queue] */
+} tess_append_desc;
+
+/*
+ * Writes the new K and V of a step into the cache, at the places from which tess_run with the same
+ * plan reads them. It goes before tess_run, on the same stream. kv_len counts the new rows too: row
+ * r of a sequence becomes the key at its position (kv_len - q_len + r, or q_first + r). A row at a
+ * position outside [0, kv_len) is no key and is dropped.
+ *
+ * In a compact cache a key block takes the place of one that no head will read again. A row whose
+ * block gives its place up to a later block that the sequence already has is therefore dropped
+ * rather than written: what a head can still see is never overwritten by an older row, and no place
+ * is written twice, however many rows are appended at once. What tess_run reads does not depend on
+ * how rows were divided into calls.
+ *
+ * A row is dropped whose page has an id outside [0, pages), or none since the row of the table is
+ * too short: nothing outside the pools is ever written. Two sequences that share a page must not
+ * append to it: copy it before (tess_copy_pages).
+ *
+ * Elements that no row is written to keep their bytes. Nothing is allocated, compiled or waited
+ * for, as in tess_run, and the call can be captured. It counts against the plan's max_in_flight. A
+ * batch or q_len of 0 succeeds without a launch.
+ *
+ * INVALID: names the field: a plan without TESS_PLAN_APPEND, a tensor or buffer as in tess_run,
+ *   pools that overlap each other or the new rows.
+ * UNSUPPORTED: `step`, k_scale or v_scale is given, the plan has kv_first, or the stream's kind is
+ *   not the device's.
+ * BUSY. DEVICE_LOST. NATIVE. */
+TESS_API tess_status tess_append(const tess_plan *plan, const tess_append_desc *desc);
+
+/*
+ * pools: tensors of one shape, [pages, page, n_heads, head_dim], whose stride_batch is the page:
+ *        K and V of a storage group, of one layer or of many.
+ * page:  any number of tokens. So a contiguous cache can be copied too, a sequence at a time.
+ * pairs: int32 [n_pairs][2] on the device: the page to copy from, and the page to copy to.
+ */
+typedef struct tess_copy_desc {
+    uint32_t struct_size;
+    uint32_t flags;           /* must be 0 */
+    uint32_t dtype;           /* tess_dtype of the pools */
+    uint32_t n_pools;         /* 0 to 32 */
+    int32_t n_heads;          /* of a pool, 1 to 65535 */
+    int32_t head_dim;         /* elements of a head: 8, 16, ... 256 */
+    int64_t page;             /* tokens; at least 1 */
+    int64_t pages;            /* of each pool; 1 to 2^31 - 1 */
+    int64_t n_pairs;          /* 0 is legal: see below */
+    const tess_tensor *pools; /* [n_pools] */
+    tess_buffer pairs;        /* [kind NONE: where n_pairs is 0] */
+    tess_stream stream;       /* [0: the device's own queue] */
+} tess_copy_desc;
+
+/*
+ * Copies whole pages within each pool, for forks, snapshots and defragmentation. A pair with an id
+ * outside [0, pages) is dropped. A page that is copied to must be in the list once, and no page may
+ * be copied both from and to: the pairs are copied in no order. That is the caller's duty, since
+ * the list is on the device.
+ *
+ * The first call on a device for a dtype makes the kernel ready: it may allocate and compile, also
+ * with n_pairs 0. Later ones do not, and can be captured. Copies within 32 pools may be under way
+ * on a device for each dtype.
+ *
+ * INVALID: names the field. UNSUPPORTED: head_dim, n_pairs * page of 2^31 or more, stream.extra
+ *   with more than one pool, or the stream's kind is not the device's. OUT_OF_MEMORY. BUSY.
+ *   DEVICE_LOST. NATIVE. */
+TESS_API tess_status tess_copy_pages(tess_device *device, const tess_copy_desc *desc);
+
+/*
+ * The tensors are those of a packed batch: [row, head, element], and no element in LSE. Parts lie
+ * in one tensor each, whose stride_batch is the part.
+ */
+typedef struct tess_parts_desc {
+    uint32_t struct_size;
+    uint32_t flags;        /* must be 0 */
+    uint32_t n_parts;      /* 1 to 65535 */
+    uint32_t n_heads;      /* 1 to 65535 */
+    uint32_t head_dim;     /* elements of a head: 8, 16, ... 256 */
+    uint32_t dtype;        /* tess_dtype of o_parts and o; LSE is float32 */
+    int64_t rows;          /* of each part and of the results; 0 is legal: see below */
+    tess_tensor o_parts;   /* input */
+    tess_tensor lse_parts; /* input */
+    tess_tensor o;         /* output; stride_batch is not used */
+    tess_tensor lse;       /* [kind NONE: not wanted] output; stride_batch is not used */
+    tess_stream stream;    /* [0: the device's own queue] */
+} tess_parts_desc;
+
+/*
+ * Merges results of the same rows over different keys into the result over all of them:
+ *
+ *     LSE = ln(sum over parts of exp(LSE_n))     O = sum over parts of exp(LSE_n - LSE) * O_n
+ *
+ * Each part is what tess_run gave for a part of the keys (kv_first and q_first in tess_plan_desc),
+ * LSE included: keys that are spread over devices, or a prefix that several sequences share. Which
+ * key is in which part does not matter, as long as it is in one. A part with LSE = -inf contributes
+ * nothing, whatever its O holds; where all are, O = 0 and LSE = -inf. An LSE of NaN or +inf makes
+ * the row NaN.
+ *
+ * Parts are added in rising order in float32, so the same call gives the same bits every time. They
+ * are those of rounded O and LSE, hence near, and not equal to, those of a run over all keys.
+ *
+ * The first call on a device for a dtype makes the kernel ready: it may allocate and compile, also
+ * with 0 rows. Later ones do not, and can be captured. 64 merges may be under way on a device for
+ * each dtype.
+ *
+ * INVALID: names the field: a number, a tensor or buffer as in tess_run, o or lse that overlaps an
+ *   input or the other one.
+ * UNSUPPORTED: head_dim, 2^31 rows * n_heads or more, or the stream's kind is not the device's.
+ * OUT_OF_MEMORY. BUSY. DEVICE_LOST. NATIVE. */
+TESS_API tess_status tess_merge_parts(tess_device *device, const tess_parts_desc *desc);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* TESSERA_TESSERA_SERVING_H */

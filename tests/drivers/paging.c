@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the stand-ins' kernels that write a cache compute: plain loops over the arguments and tables
+ * of the real ones. */
+#include <stdio.h>
+#include <string.h>
+#include <tessera/tessera_backend.h>
+
+#include "fake.h"
+#include "paging_args.h"
+
+enum { APPEND_16, APPEND_32, COPY_PAGES_16, COPY_PAGES_32, PARAMETERS = 7 };
+
+static const char *const names[FAKE_PAGING_KERNELS] = {[APPEND_16] = "tess_append_16",
+                                                       [APPEND_32] = "tess_append_32",
+                                                       [COPY_PAGES_16] = "tess_copy_pages_16",
+                                                       [COPY_PAGES_32] = "tess_copy_pages_32"};
+
+int fake_paging_find(const char *name) {
+    for (int n = 0; n < FAKE_PAGING_KERNELS; n++)
+        if (strcmp(name, names[n]) == 0) return n;
+    return -1;
+}
+
+static int is_append(int number) { return number <= APPEND_32; }
+
+const size_t *fake_paging_parameters(int number) {
+    static const size_t append[] = {8, 8, 8, 8, 8, 8, sizeof(tess_paging_args), 0},
+                        copy[] = {8, 8, sizeof(tess_paging_args), 0};
+    return is_append(number) ? append : copy;
+}
+
+/* What a kernel is given. A copy has the pool and the list alone. */
+typedef struct arguments {
+    tess_paging_args a;
+    const char *new_k, *new_v;
+    char *k, *v;
+    const int32_t *table;
+    const uint32_t *tables;
+    size_t item;
+} arguments;
+
+static uint64_t pointer_of(const void *parameter) {
+    uint64_t pointer;
+    memcpy(&pointer, parameter, sizeof pointer);
+    return pointer;
+}
+
+static arguments read_arguments(int number, void *const *p) {
+    arguments x = {.item = number == APPEND_16 || number == COPY_PAGES_16 ? 2 : 4};
+    memcpy(&x.a, p[is_append(number) ? PARAMETERS - 1 : 2], sizeof x.a);
+    x.k = fake_host(pointer_of(p[is_append(number) ? 2 : 0]));
+    x.table = fake_host(pointer_of(p[is_append(number) ? 4 : 1]));
+    if (!is_append(number)) return x;
+    x.new_k = fake_host(pointer_of(p[0]));
+    x.new_v = fake_host(pointer_of(p[1]));
+    x.v = fake_host(pointer_of(p[3]));
+    x.tables = fake_host(pointer_of(p[5]));
+    return x;
+}
+
+void fake_paging_describe(int number, void *const *parameters, char *text, size_t size) {
+    tess_paging_args a;
+    memcpy(&a, parameters[is_append(number) ? PARAMETERS - 1 : 2], sizeof a);
+    snprintf(text, size, " items %u from %u heads %u head_dim %u page %u flags %u", a.items,
+             a.first, a.heads, a.head_dim, a.page, a.flags);
+}
+
+/* Copies a row. Where the host promises whole groups of 16 bytes they have to be aligned. */
+static void copy_row(const arguments *x, char *to, int64_t at, const char *from, int64_t place) {
+    const int64_t item = (int64_t)x->item;
+    char *target = to + at * item;
+    const char *source = from + place * item;
+    if ((x->a.flags & TESS_PAGING_WIDE) && (((uintptr_t)target | (uintptr_t)source) & 15) != 0)
+        fake_misuse(716, "a row is not aligned to 16 bytes");
+    memcpy(target, source, x->a.head_dim * x->item);
+}
+
+/* Where key t of kv head g lies: its page or batch, token and head; 0: nowhere. */
+static int find_place(const arguments *x, const tess_sequence *s, int64_t t, uint32_t g,
+                      int64_t place[3]) {
+    const tess_paging_args *a = &x->a;
+    int64_t u = s->kv_start + t;
+    place[2] = g;
+    if (a->flags & TESS_PAGING_COMPACT) {
+        const tess_kv_head *head =
+            (const tess_kv_head *)(const void *)(x->tables + a->kv_heads_at) + g;
+        const tess_slot *slot = (const tess_slot *)(const void *)(x->tables + a->slots_at) +
+                                head->slots_offset + t / a->block;
+        if (head->storage != a->storage || slot->next <= (uint32_t)(s->kv_len - 1) / a->block)
+            return 0;
+        u = (int64_t)slot->slot * a->block + t % a->block;
+        place[2] = head->pool_head;
+    }
+    place[0] = s->kv_batch;
+    place[1] = u;
+    if (a->page == 0) return 1;
+    if (u < 0 || u / a->page >= a->columns) return 0;
+    place[0] = x->table[a->table_at + s->kv_batch * a->table_batch + u / a->page];
+    place[1] = u % a->page;
+    return place[0] >= 0 && place[0] < a->pages;
+}
+
+static void append_row(const arguments *x, uint32_t item) {
+    const tess_paging_args *a = &x->a;
+    const tess_sequence *s = (const tess_sequence *)(const void *)(x->tables + a->sequences_at);
+    int64_t r = item;
+    if (a->sequence_rows) {
+        s += item / a->sequence_rows;
+        r = item % a->sequence_rows;
+    } else {
+        for (uint32_t n = 1; n < a->n_sequences && s[1].q_start <= item; n++) s++;
+        r -= s->q_start;
+    }
+    const int64_t t = s->q_first + r, q = s->q_start + r;
+    if (r >= s->q_len || t < 0 || t >= s->kv_len) return;
+    for (uint32_t g = 0; g < a->heads; g++) {
+        int64_t at[3];
+        if (!find_place(x, s, t, g, at)) continue;
+        copy_row(x, x->k, a->k_at + at[0] * a->k_batch + at[1] * a->k_token + at[2] * a->k_head,
+                 x->new_k,
+                 a->new_k_at + s->batch * a->new_k_batch + q * a->new_k_token + g * a->new_k_head);
+        copy_row(x, x->v, a->v_at + at[0] * a->v_batch + at[1] * a->v_token + at[2] * a->v_head,
+                 x->new_v,
+                 a->new_v_at + s->batch * a->new_v_batch + q * a->new_v_token + g * a->new_v_head);
+    }
+}
+
+static void copy_token(const arguments *x, uint32_t item) {
+    const tess_paging_args *a = &x->a;
+    const int32_t *pair = x->table + a->table_at + item / a->page * 2;
+    const int64_t token = a->k_at + item % a->page * a->k_token;
+    for (int side = 0; side < 2; side++)
+        if (pair[side] < 0 || pair[side] >= (int64_t)a->pages) return;
+    for (uint32_t head = 0; head < a->heads && pair[0] != pair[1]; head++)
+        copy_row(x, x->k, token + pair[1] * a->k_batch + head * a->k_head, x->k,
+                 token + pair[0] * a->k_batch + head * a->k_head);
+}
+
+void fake_paging_run(int number, unsigned groups, void *const *parameters) {
+    const arguments x = read_arguments(number, parameters);
+    if (groups < x.a.items) fake_misuse(700, "%u rows have %u workgroups", x.a.items, groups);
+    for (uint32_t n = 0; n < x.a.items; n++) {
+        if (is_append(number))
+            append_row(&x, x.a.first + n);
+        else
+            copy_token(&x, x.a.first + n);
+    }
+}

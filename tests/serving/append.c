@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* tess_append on every device: whatever the chunks in which tokens come, the cache holds the keys
+ * that can still be seen, and nothing else was touched. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cache.h"
+
+enum { TOKENS = 96, BLOCK = 4, LOCAL = 2, STRIDE = 4, CHUNK = 2 * BLOCK + 1 };
+
+static cache_shape shape_of(const char *name, uint32_t dtype, int32_t page, int compact) {
+    return (cache_shape){.name = name,
+                         .pattern = test_s2_pattern(BLOCK, LOCAL, STRIDE),
+                         .heads = 4,
+                         .kv_heads = 2,
+                         .head_dim = 8,
+                         .dtype = dtype,
+                         .max_tokens = TOKENS,
+                         .max_chunk = CHUNK,
+                         .page = page,
+                         .compact = compact};
+}
+
+enum { SHAPES = 10 };
+
+static void list_shapes(cache_shape shapes[SHAPES]) {
+    int n = 0;
+    shapes[n++] = shape_of("contiguous f32", TESS_F32, 0, 0);
+    shapes[n] = shape_of("contiguous bf16, an element off, heads apart", TESS_BF16, 0, 0);
+    shapes[n].shift = 1;
+    shapes[n++].head_major = 1;
+    shapes[n] = shape_of("contiguous f16, packed", TESS_F16, 0, 0);
+    shapes[n++].packed = 1;
+    shapes[n] = shape_of("contiguous f32, more elements than threads", TESS_F32, 0, 0);
+    shapes[n].head_dim = 24;
+    shapes[n].heads = 16;
+    shapes[n++].kv_heads = 16;
+    shapes[n++] = shape_of("pages of 16, f32", TESS_F32, 16, 0);
+    shapes[n] = shape_of("pages of 32, packed, an element off, bf16", TESS_BF16, 32, 0);
+    shapes[n].shift = 1;
+    shapes[n++].packed = 1;
+    shapes[n++] = shape_of("compact, f32", TESS_F32, 0, 1);
+    shapes[n] = shape_of("compact, packed, a dense head, f16", TESS_F16, 0, 1);
+    shapes[n].pattern.dense_heads = 1;
+    shapes[n++].packed = 1;
+    shapes[n] = shape_of("compact, pages of 16, a dense head, bf16", TESS_BF16, 16, 1);
+    shapes[n].pattern.dense_heads = 1;
+    shapes[n++].head_major = 1;
+    /* A page holds parts of blocks, and a block lies in parts of pages. */
+    shapes[n] = shape_of("compact, pages of 16, blocks of 5, packed, f32", TESS_F32, 16, 1);
+    shapes[n].pattern = test_s2_pattern(5, 1, 3);
+    shapes[n++].packed = 1;
+    assert_int_equal(n, SHAPES);
+}
+
+/* Sequences grow by as many tokens a step; the first begins later than the others, and the last
+ * ends before. */
+static void grow(cache *c, int64_t step, int64_t longest, const char *what) {
+    for (int64_t n = 0;; n++) {
+        int64_t chunks[CACHE_BATCH], all = 0;
+        for (int b = 0; b < CACHE_BATCH; b++) {
+            const int64_t left = longest - b * 13 - c->lens[b];
+            chunks[b] = n < b ? 0 : left < step ? left : step;
+            if (chunks[b] < 0) chunks[b] = 0;
+            all += chunks[b];
+        }
+        if (all == 0 && n >= CACHE_BATCH) return;
+        cache_append(c, chunks, NULL);
+        cache_check(c, what);
+    }
+}
+
+static void for_each_shape(void **state, void (*test)(cache *c)) {
+    const test_target *target = *state;
+    cache_shape shapes[SHAPES];
+    list_shapes(shapes);
+    for (int n = 0; n < SHAPES; n++) {
+        cache c;
+        cache_create(&c, target->device, &shapes[n]);
+        test(&c);
+        cache_release(&c);
+    }
+}
+
+/* One-shot prefill, with more tokens at once than max_chunk, and single tokens behind it. */
+static void prefill(cache *c) {
+    const int64_t chunks[CACHE_BATCH] = {61, 0, 38};
+    cache_append(c, chunks, NULL);
+    cache_check(c, "after the prefill");
+    grow(c, 1, 80, "one token after the prefill");
+}
+
+static void test_prefill(void **state) { for_each_shape(state, prefill); }
+
+/* Chunks of every size from one token to two blocks and one more: every wrap of the ring, every
+ * beginning of a chunk within a block, every length of the last page. */
+static void test_chunks(void **state) {
+    const test_target *target = *state;
+    cache_shape shapes[SHAPES];
+    list_shapes(shapes);
+    for (int n = 0; n < SHAPES; n++)
+        for (int64_t step = 1; step <= CHUNK; step += target->software ? 4 : 1) {
+            cache c;
+            char what[64];
+            snprintf(what, sizeof what, "chunks of %d", (int)step);
+            cache_create(&c, target->device, &shapes[n]);
+            grow(&c, step, TOKENS, what);
+            cache_release(&c);
+        }
+}
+
+/* Chunks of random sizes, none among them. */
+static void mixed(cache *c) {
+    uint64_t random = 3;
+    for (int n = 0; n < 24; n++) {
+        int64_t chunks[CACHE_BATCH];
+        for (int b = 0; b < CACHE_BATCH; b++) {
+            const int64_t left = TOKENS - c->lens[b];
+            chunks[b] = test_between(&random, 0, 3) ? test_between(&random, 0, CHUNK) : 0;
+            if (chunks[b] > left) chunks[b] = left;
+        }
+        cache_append(c, chunks, NULL);
+        cache_check(c, "chunks of random sizes");
+    }
+}
+
+static void test_mixed(void **state) { for_each_shape(state, mixed); }
+
+/* Attention over the cache, of which only what can still be seen is no NaN, and over K and V
+ * without one. */
+static void attention(cache *c) {
+    const int64_t first[CACHE_BATCH] = {57, 30, 1}, next[CACHE_BATCH] = {9, 0, 5},
+                  token[CACHE_BATCH] = {1, 1, 1};
+    cache_append(c, first, NULL);
+    for (int n = 0; n < 4; n++) {
+        const int64_t *rows = n % 2 ? token : next;
+        cache_append(c, rows, NULL);
+        cache_poison(c);
+        cache_attend(c, rows, n % 2 ? "one row" : "a chunk");
+        cache_attend(c, token, "the last row");
+    }
+}
+
+static void test_attention(void **state) { for_each_shape(state, attention); }
+
+/* ------------------------------------------------------------------ */
+
+int main(int argc, char **argv) {
+    static const serving_test all[] = {{"prefill", test_prefill},
+                                       {"chunks", test_chunks},
+                                       {"mixed", test_mixed},
+                                       {"attention", test_attention}};
+    return serving_main(argc, argv, all, sizeof all / sizeof *all);
+}

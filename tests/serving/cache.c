@@ -1,0 +1,461 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cache.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { GUARD = 512, UNTOUCHED = 0xff };
+
+/* ------------------------------------------------------------------ places */
+
+static int64_t slot_of(const cache *c, int64_t head, int64_t block) {
+    int64_t slot = block;
+    if (c->shape->compact) assert_ok(tess_layout_slot(c->layout, (int32_t)head, block, &slot));
+    return slot;
+}
+
+int cache_holds(const cache *c, int64_t head, int64_t block, int64_t tokens) {
+    const int64_t last = (tokens - 1) / c->shape->pattern.block, slot = slot_of(c, head, block);
+    for (int64_t later = block + 1; later <= last && c->shape->compact; later++)
+        if (slot_of(c, head, later) == slot) return 0;
+    return 1;
+}
+
+/* Tokens of a pool that a sequence of that length takes. */
+static int64_t places_for(const cache *c, uint32_t storage, int64_t tokens) {
+    int64_t most = tokens;
+    if (c->shape->compact) assert_ok(tess_layout_pages(c->layout, storage, tokens, 0, &most));
+    return most;
+}
+
+static int64_t packed_start(const cache *c, int64_t sequence) {
+    int64_t start = 0;
+    for (int64_t b = 0; b < sequence; b++) start += c->lens[b];
+    return start;
+}
+
+/* The index of an element in a pool, or -1 if its page is absent. */
+static int64_t index_of(const cache *c, uint32_t storage, const tess_tensor *t, int64_t sequence,
+                        int64_t place, int64_t pool_head) {
+    int64_t unit = sequence, token = place;
+    if (c->shape->page) {
+        unit = c->table[storage][sequence][place / c->shape->page];
+        token = place % c->shape->page;
+        if (unit < 0) return -1;
+    } else if (c->shape->packed && !c->shape->compact) {
+        unit = 0;
+        token += packed_start(c, sequence);
+    }
+    return unit * t->stride_batch + token * t->stride_token + pool_head * t->stride_head;
+}
+
+/* ------------------------------------------------------------------ life */
+
+static tess_tensor tensor_of(const cache *c, const cache_pool *p) {
+    const int64_t dim = c->shape->head_dim;
+    tess_tensor t = {.stride_batch = p->tokens * p->heads * dim,
+                     .stride_token = p->heads * dim,
+                     .stride_head = dim};
+    if (c->shape->head_major) {
+        t.stride_token = dim;
+        t.stride_head = p->tokens * dim;
+    }
+    return t;
+}
+
+static void create_pool(cache *c, uint32_t storage) {
+    cache_pool *p = &c->pools[storage];
+    const cache_shape *s = c->shape;
+    if (s->compact) {
+        int32_t ids[16];
+        tess_storage_info info = {.struct_size = sizeof info};
+        assert_ok(tess_layout_storage(c->layout, storage, &info, ids));
+        p->heads = info.n_kv_heads;
+        for (int64_t n = 0; n < p->heads; n++) p->head_ids[n] = ids[n];
+    } else {
+        p->heads = s->kv_heads;
+        for (int64_t n = 0; n < p->heads; n++) p->head_ids[n] = n;
+    }
+    p->tokens = s->page ? s->page : places_for(c, storage, s->max_tokens);
+    p->units = s->page ? CACHE_PAGES : CACHE_BATCH;
+    p->bytes = 2 * GUARD + (uint64_t)s->shift * c->item +
+               (uint64_t)(p->units * p->tokens * p->heads * s->head_dim) * c->item;
+    p->host = malloc(p->bytes);
+    if (!p->host) fail_msg("out of memory");
+    memset(p->host, UNTOUCHED, p->bytes);
+    p->k = p->v = tensor_of(c, p);
+    p->k.buffer = test_upload(c->device, p->host, p->bytes);
+    p->v.buffer = test_upload(c->device, p->host, p->bytes);
+    p->k.buffer.offset = p->v.buffer.offset = GUARD + (uint64_t)s->shift * c->item;
+    for (int n = 0; n < CACHE_PAGES; n++) c->free_pages[storage][n] = n;
+    c->n_free[storage] = CACHE_PAGES;
+}
+
+void cache_create(cache *c, tess_device *device, const cache_shape *shape) {
+    memset(c, 0, sizeof *c);
+    c->shape = shape;
+    c->device = device;
+    c->item = shape->dtype == TESS_F32 ? 4 : 2;
+    c->random = 7;
+    tess_runtime *runtime = test_runtime(0);
+    tess_layout_desc d =
+        test_layout_desc(&shape->pattern, shape->heads, shape->kv_heads, shape->max_tokens);
+    d.max_chunk = shape->max_chunk;
+    assert_ok(tess_layout_create(runtime, &d, &c->layout));
+    tess_runtime_release(runtime);
+    tess_layout_info info = {.struct_size = sizeof info};
+    assert_ok(tess_layout_query(c->layout, &info));
+    c->n_storage = shape->compact ? info.n_storage : 1;
+    assert_in_range(c->n_storage, 1, CACHE_STORAGES);
+    memset(c->table, 0xff, sizeof c->table);
+    for (uint32_t s = 0; s < c->n_storage; s++) create_pool(c, s);
+    if (shape->page) c->block_table = test_upload(device, c->table, sizeof c->table);
+}
+
+void cache_release(cache *c) {
+    for (uint32_t s = 0; s < c->n_storage; s++) {
+        c->pools[s].k.buffer.offset = c->pools[s].v.buffer.offset = 0;
+        assert_ok(tess_free(c->device, &c->pools[s].k.buffer));
+        assert_ok(tess_free(c->device, &c->pools[s].v.buffer));
+        free(c->pools[s].host);
+    }
+    assert_ok(tess_free(c->device, &c->block_table));
+    tess_layout_release(c->layout);
+}
+
+/* ------------------------------------------------------------------ appending */
+
+uint32_t cache_mark(const cache *c, int v, int64_t sequence, int64_t token, int64_t head,
+                    int64_t element) {
+    uint64_t x =
+        (uint64_t)(((sequence * 4099 + token) * 67 + head) * 257 + element) * 2 + (uint64_t)v + 1;
+    x *= 0x9e3779b97f4a7c15u;
+    /* never a byte of what was there before, and a number in every type */
+    return (uint32_t)(x >> 33) & (c->item == 4 ? 0x3f7f7f7fu : 0x3f7fu);
+}
+
+static void put(const cache *c, unsigned char *at, uint32_t mark) {
+    const uint16_t half = (uint16_t)mark;
+    if (c->item == 4)
+        memcpy(at, &mark, 4);
+    else
+        memcpy(at, &half, 2);
+}
+
+/* Keys of all sequences, `chunks` of them from `firsts` on: padded to the longest chunk, or
+ * packed. */
+static unsigned char *keys_from(const cache *c, int v, const int64_t *firsts, const int64_t *chunks,
+                                int64_t longest, uint64_t *bytes) {
+    const cache_shape *s = c->shape;
+    const int64_t row = s->kv_heads * s->head_dim;
+    int64_t rows = 0;
+    for (int b = 0; b < CACHE_BATCH; b++) rows += s->packed ? chunks[b] : longest;
+    *bytes = (uint64_t)(s->shift + rows * row) * c->item;
+    unsigned char *all = malloc(*bytes ? *bytes : 1);
+    if (!all) fail_msg("out of memory");
+    memset(all, UNTOUCHED, *bytes);
+    int64_t at = s->shift;
+    for (int b = 0; b < CACHE_BATCH; b++) {
+        for (int64_t r = 0; r < chunks[b]; r++)
+            for (int64_t n = 0; n < row; n++)
+                put(c, all + (uint64_t)(at + r * row + n) * c->item,
+                    cache_mark(c, v, b, firsts[b] + r, n / s->head_dim, n % s->head_dim));
+        at += (s->packed ? chunks[b] : longest) * row;
+    }
+    return all;
+}
+
+static void take_pages(cache *c) {
+    for (uint32_t s = 0; s < c->n_storage; s++)
+        for (int b = 0; b < CACHE_BATCH; b++) {
+            const int64_t places = places_for(c, s, c->lens[b]), page = c->shape->page;
+            for (int64_t n = 0; n * page < places; n++) {
+                if (c->table[s][b][n] >= 0) continue;
+                const int pick = (int)test_between(&c->random, 0, c->n_free[s] - 1);
+                c->table[s][b][n] = c->free_pages[s][pick];
+                c->free_pages[s][pick] = c->free_pages[s][--c->n_free[s]];
+            }
+        }
+    assert_ok(tess_copy(c->device, c->block_table, tess_host_buffer(c->table, sizeof c->table),
+                        sizeof c->table));
+}
+
+/* `cached`: of the cache, else of K and V without one, on `kernel`. */
+static tess_plan *make_plan(const cache *c, const int64_t *chunks, int cached, const char *kernel) {
+    const cache_shape *s = c->shape;
+    int64_t cu_q[CACHE_BATCH + 1] = {0}, cu_kv[CACHE_BATCH + 1] = {0};
+    tess_plan_desc d = {.struct_size = sizeof d,
+                        .flags =
+                            cached ? TESS_PLAN_APPEND | (s->compact ? TESS_PLAN_COMPACT : 0) : 0,
+                        .dtype = s->dtype,
+                        .head_dim = s->head_dim,
+                        .batch = CACHE_BATCH,
+                        .max_in_flight = 1,
+                        .kernel = kernel,
+                        .page = cached ? s->page : 0};
+    for (int b = 0; b < CACHE_BATCH; b++) {
+        cu_q[b + 1] = cu_q[b] + chunks[b];
+        cu_kv[b + 1] = cu_kv[b] + c->lens[b];
+    }
+    if (s->packed) {
+        d.cu_q_lens = cu_q;
+        d.cu_kv_lens = cu_kv;
+    } else {
+        d.q_lens = chunks;
+        d.kv_lens = c->lens;
+    }
+    tess_plan *plan = NULL;
+    assert_ok(tess_plan_create(c->device, c->layout, &d, &plan));
+    return plan;
+}
+
+/* A packed cache without pages is laid out anew as sequences grow. */
+static void relocate(cache *c, const int64_t *chunks) {
+    const cache_shape *s = c->shape;
+    if (!s->packed || s->page || s->compact) return;
+    cache_pool *p = &c->pools[0];
+    const uint64_t row = (uint64_t)(s->kv_heads * s->head_dim) * c->item,
+                   first = GUARD + (uint64_t)s->shift * c->item;
+    for (int v = 0; v < 2; v++) {
+        tess_buffer whole = v ? p->v.buffer : p->k.buffer;
+        unsigned char *to = malloc(p->bytes);
+        if (!to) fail_msg("out of memory");
+        whole.offset = 0;
+        test_download(c->device, whole, p->host, p->bytes);
+        memset(to, UNTOUCHED, p->bytes);
+        uint64_t from = first, at = first;
+        for (int b = 0; b < CACHE_BATCH; b++) {
+            memcpy(to + at, p->host + from, (uint64_t)c->lens[b] * row);
+            from += (uint64_t)c->lens[b] * row;
+            at += (uint64_t)(c->lens[b] + chunks[b]) * row;
+        }
+        assert_ok(tess_copy(c->device, whole, tess_host_buffer(to, p->bytes), p->bytes));
+        free(to);
+    }
+}
+
+void cache_append(cache *c, const int64_t chunks[CACHE_BATCH], tess_plan **keep) {
+    tess_tensor k_pools[CACHE_STORAGES], v_pools[CACHE_STORAGES];
+    tess_append_desc d = {.struct_size = sizeof d, .k_pools = k_pools, .v_pools = v_pools};
+    tess_tensor *const news[2] = {&d.k, &d.v};
+    int64_t longest = 0;
+    for (int b = 0; b < CACHE_BATCH; b++)
+        if (chunks[b] > longest) longest = chunks[b];
+    const tess_buffer none = {0};
+    relocate(c, chunks);
+    for (int v = 0; v < 2; v++) {
+        uint64_t bytes;
+        unsigned char *rows = keys_from(c, v, c->lens, chunks, longest, &bytes);
+        news[v]->buffer = longest ? test_upload(c->device, rows, bytes) : none;
+        news[v]->buffer.offset = (uint64_t)c->shape->shift * c->item;
+        free(rows);
+    }
+    for (int b = 0; b < CACHE_BATCH; b++) c->lens[b] += chunks[b];
+    if (c->shape->page) {
+        take_pages(c);
+        d.block_table = c->block_table;
+        d.table_stride = CACHE_COLUMNS;
+        d.pages = CACHE_PAGES;
+    }
+    tess_plan *plan = make_plan(c, chunks, 1, NULL);
+    for (int v = 0; v < 2; v++) {
+        tess_tensor strides;
+        assert_ok(tess_plan_tensor(plan, v ? TESS_ROLE_NEW_V : TESS_ROLE_NEW_K, news[v]->buffer,
+                                   &strides, NULL));
+        *news[v] = strides;
+    }
+    for (uint32_t s = 0; s < c->n_storage; s++) {
+        k_pools[s] = c->pools[s].k;
+        v_pools[s] = c->pools[s].v;
+    }
+    assert_ok(tess_append(plan, &d));
+    assert_ok(tess_wait(c->device, UINT64_MAX));
+    for (int v = 0; v < 2; v++) {
+        news[v]->buffer.offset = 0;
+        assert_ok(tess_free(c->device, &news[v]->buffer));
+    }
+    if (keep)
+        *keep = plan;
+    else
+        tess_plan_release(plan);
+}
+
+/* ------------------------------------------------------------------ checking */
+
+/* Compares the keys of one kv head with what they were, and marks in `free` the bytes that may
+ * hold anything: those of places that a key has or had. */
+static void check_head(const cache *c, const char *what, uint32_t storage, int v, int64_t n,
+                       unsigned char *may_differ) {
+    const cache_shape *s = c->shape;
+    const cache_pool *p = &c->pools[storage];
+    const int64_t head = p->head_ids[n], block = s->pattern.block;
+    for (int64_t b = 0; b < CACHE_BATCH; b++)
+        for (int64_t t = 0; t < c->lens[b]; t++) {
+            const int64_t place = slot_of(c, head, t / block) * block + t % block,
+                          at = index_of(c, storage, &p->k, b, place, n);
+            const uint64_t byte = GUARD + (uint64_t)(s->shift + at) * c->item;
+            if (at < 0) continue;
+            memset(may_differ + byte, 1, (size_t)s->head_dim * c->item);
+            if (!cache_holds(c, head, t / block, c->lens[b])) continue;
+            for (int64_t e = 0; e < s->head_dim; e++) {
+                unsigned char wanted[4];
+                put(c, wanted, cache_mark(c, v, b, t, head, e));
+                if (memcmp(wanted, p->host + byte + (uint64_t)e * c->item, c->item) != 0)
+                    fail_msg("%s, %s: %s of sequence %d, token %d, kv head %d, element %d is wrong",
+                             s->name, what, v ? "V" : "K", (int)b, (int)t, (int)head, (int)e);
+            }
+        }
+}
+
+void cache_check(cache *c, const char *what) {
+    for (uint32_t s = 0; s < c->n_storage; s++)
+        for (int v = 0; v < 2; v++) {
+            cache_pool *p = &c->pools[s];
+            tess_buffer whole = v ? p->v.buffer : p->k.buffer;
+            unsigned char *may_differ = calloc(p->bytes, 1);
+            if (!may_differ) fail_msg("out of memory");
+            whole.offset = 0;
+            test_download(c->device, whole, p->host, p->bytes);
+            for (int64_t n = 0; n < p->heads; n++) check_head(c, what, s, v, n, may_differ);
+            for (uint64_t n = 0; n < p->bytes; n++)
+                if (!may_differ[n] && p->host[n] != UNTOUCHED)
+                    fail_msg("%s, %s: byte %d of a pool that no key goes to was written",
+                             c->shape->name, what, (int)n);
+            free(may_differ);
+        }
+}
+
+/* ------------------------------------------------------------------ attention */
+
+static void keep_head(const cache *c, uint32_t storage, const cache_pool *p, int64_t n,
+                      unsigned char *keep) {
+    const cache_shape *s = c->shape;
+    const int64_t head = p->head_ids[n], block = s->pattern.block;
+    for (int64_t b = 0; b < CACHE_BATCH; b++)
+        for (int64_t t = 0; t < c->lens[b]; t++) {
+            if (!cache_holds(c, head, t / block, c->lens[b])) continue;
+            const int64_t place = slot_of(c, head, t / block) * block + t % block,
+                          at = index_of(c, storage, &p->k, b, place, n);
+            memset(keep + GUARD + (uint64_t)(s->shift + at) * c->item, 1,
+                   (size_t)s->head_dim * c->item);
+        }
+}
+
+void cache_poison(cache *c) {
+    for (uint32_t s = 0; s < c->n_storage; s++) {
+        cache_pool *p = &c->pools[s];
+        unsigned char *keep = calloc(p->bytes, 1);
+        if (!keep) fail_msg("out of memory");
+        for (int64_t n = 0; n < p->heads; n++) keep_head(c, s, p, n, keep);
+        for (int v = 0; v < 2; v++) {
+            tess_buffer whole = v ? p->v.buffer : p->k.buffer;
+            whole.offset = 0;
+            test_download(c->device, whole, p->host, p->bytes);
+            for (uint64_t n = 0; n < p->bytes; n++)
+                if (!keep[n]) p->host[n] = UNTOUCHED;
+            assert_ok(tess_copy(c->device, whole, tess_host_buffer(p->host, p->bytes), p->bytes));
+        }
+        free(keep);
+    }
+}
+
+/* Runs a plan on what `run` has of K and V, and gives the bytes of O. */
+static unsigned char *attend(const cache *c, const tess_plan *plan, tess_run_desc *run,
+                             uint64_t *o_bytes) {
+    tess_plan_info info = {.struct_size = sizeof info};
+    uint64_t q_bytes, random = 5;
+    tess_buffer none = {0};
+    assert_ok(tess_plan_query(plan, &info));
+    assert_ok(tess_plan_tensor(plan, TESS_ROLE_Q, none, &run->q, &q_bytes));
+    assert_ok(tess_plan_tensor(plan, TESS_ROLE_O, none, &run->o, o_bytes));
+    unsigned char *q = malloc(q_bytes), *o = malloc(*o_bytes);
+    if (!q || !o) fail_msg("out of memory");
+    for (uint64_t n = 0; n < q_bytes / c->item; n++)
+        put(c, q + n * c->item,
+            (uint32_t)test_random(&random) & (c->item == 4 ? 0xbf7f7f7fu : 0xbf7fu));
+    memset(o, 0, *o_bytes);
+    run->q.buffer = test_upload(c->device, q, q_bytes);
+    run->o.buffer = test_upload(c->device, o, *o_bytes);
+    if (info.workspace_bytes) run->workspace = test_upload(c->device, NULL, info.workspace_bytes);
+    assert_ok(tess_run(plan, run));
+    assert_ok(tess_wait(c->device, UINT64_MAX));
+    test_download(c->device, run->o.buffer, o, *o_bytes);
+    assert_ok(tess_free(c->device, &run->q.buffer));
+    assert_ok(tess_free(c->device, &run->o.buffer));
+    assert_ok(tess_free(c->device, &run->workspace));
+    free(q);
+    return o;
+}
+
+void cache_attend(cache *c, const int64_t rows[CACHE_BATCH], const char *what) {
+    tess_tensor k_pools[CACHE_STORAGES], v_pools[CACHE_STORAGES];
+    tess_run_desc cached = {.struct_size = sizeof cached}, plain = {.struct_size = sizeof plain};
+    tess_tensor *const kv[2] = {&plain.k, &plain.v};
+    const int64_t zeros[CACHE_BATCH] = {0};
+    tess_plan_info info = {.struct_size = sizeof info};
+    int64_t longest = 0;
+    uint64_t bytes;
+    for (int b = 0; b < CACHE_BATCH; b++)
+        if (c->lens[b] > longest) longest = c->lens[b];
+    for (uint32_t s = 0; s < c->n_storage; s++) {
+        k_pools[s] = c->pools[s].k;
+        v_pools[s] = c->pools[s].v;
+    }
+    if (c->n_storage == 1) {
+        cached.k = k_pools[0];
+        cached.v = v_pools[0];
+    } else {
+        cached.k_pools = k_pools;
+        cached.v_pools = v_pools;
+    }
+    if (c->shape->page) {
+        cached.block_table = c->block_table;
+        cached.table_stride = CACHE_COLUMNS;
+        cached.pages = CACHE_PAGES;
+    }
+    tess_plan *plan = make_plan(c, rows, 1, NULL);
+    assert_ok(tess_plan_query(plan, &info));
+    unsigned char *got = attend(c, plan, &cached, &bytes);
+    tess_plan_release(plan);
+
+    plan = make_plan(c, rows, 0, info.kernel);
+    for (int v = 0; v < 2; v++) {
+        unsigned char *keys = keys_from(c, v, zeros, c->lens, longest, &bytes);
+        const tess_buffer buffer = test_upload(c->device, keys, bytes);
+        assert_ok(tess_plan_tensor(plan, v ? TESS_ROLE_V : TESS_ROLE_K, buffer, kv[v], NULL));
+        kv[v]->buffer.offset = (uint64_t)c->shape->shift * c->item;
+        free(keys);
+    }
+    unsigned char *wanted = attend(c, plan, &plain, &bytes);
+    tess_plan_release(plan);
+    for (int v = 0; v < 2; v++) {
+        kv[v]->buffer.offset = 0;
+        assert_ok(tess_free(c->device, &kv[v]->buffer));
+    }
+    if (memcmp(got, wanted, bytes) != 0)
+        fail_msg("%s, %s: attention over the cache differs", c->shape->name, what);
+    free(got);
+    free(wanted);
+}
+
+/* ------------------------------------------------------------------ the program */
+
+int serving_main(int argc, char **argv, const serving_test *all, int n_tests) {
+    enum { MOST = 256 };
+    static struct CMUnitTest tests[MOST];
+    static char titles[MOST][96];
+    test_targets targets;
+    const int absent = test_targets_open(&targets, argc > 1 ? argv[1] : NULL, 0);
+    if (absent != 0) return absent;
+    size_t count = 0;
+    for (int t = 0; t < targets.count; t++)
+        for (int n = 0; n < n_tests && count < MOST; n++, count++) {
+            snprintf(titles[count], sizeof titles[0], "%s [%s]", all[n].name, targets.items[t].id);
+            tests[count] =
+                (struct CMUnitTest){titles[count], all[n].test, NULL, NULL, &targets.items[t]};
+        }
+    const int failed = _cmocka_run_group_tests("serving", tests, count, NULL, NULL);
+    test_targets_close(&targets);
+    return failed != 0;
+}

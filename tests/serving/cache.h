@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A KV cache as an application keeps one: pools, block tables, and pages that are handed out in
+ * random order. What the library must write into it is computed here from the public description of
+ * slots alone. */
+#ifndef TESSERA_TESTS_SERVING_CACHE_H
+#define TESSERA_TESTS_SERVING_CACHE_H
+
+#include "common/testlib.h"
+
+enum { CACHE_BATCH = 3, CACHE_STORAGES = 4, CACHE_PAGES = 64, CACHE_COLUMNS = 16 };
+
+typedef struct cache_shape {
+    const char *name;
+    tess_pattern pattern;
+    int32_t heads, kv_heads, head_dim;
+    uint32_t dtype;
+    int64_t max_tokens, max_chunk;
+    int32_t page; /* 0: contiguous */
+    int compact, packed;
+    int64_t shift; /* elements before the first one of every tensor */
+    int head_major;
+} cache_shape;
+
+typedef struct cache_pool {
+    tess_tensor k, v;
+    int64_t heads, head_ids[16]; /* of the storage group */
+    int64_t units, tokens;       /* pages, or sequences */
+    uint64_t bytes;              /* of each buffer, guards included */
+    unsigned char *host;         /* as many */
+} cache_pool;
+
+typedef struct cache {
+    const cache_shape *shape;
+    tess_device *device;
+    tess_layout *layout;
+    uint32_t n_storage, item;
+    cache_pool pools[CACHE_STORAGES];
+    int64_t lens[CACHE_BATCH]; /* tokens so far */
+    int32_t table[CACHE_STORAGES][CACHE_BATCH][CACHE_COLUMNS];
+    int32_t free_pages[CACHE_STORAGES][CACHE_PAGES];
+    int n_free[CACHE_STORAGES];
+    tess_buffer block_table;
+    uint64_t random;
+} cache;
+
+void cache_create(cache *c, tess_device *device, const cache_shape *shape);
+void cache_release(cache *c);
+
+/* The element that test data has at a token of a sequence; `v`: of V, else of K. */
+uint32_t cache_mark(const cache *c, int v, int64_t sequence, int64_t token, int64_t head,
+                    int64_t element);
+
+/* Appends `chunks` tokens to the sequences, with a plan of its own, which may be kept. */
+void cache_append(cache *c, const int64_t chunks[CACHE_BATCH], tess_plan **plan);
+
+/* Whether block `block` of a kv head still has its place in a sequence of that length. */
+int cache_holds(const cache *c, int64_t head, int64_t block, int64_t tokens);
+
+/* Fails the test unless every key that has a place is there, bit for bit, and every byte that no
+ * key could go to is as it was. */
+void cache_check(cache *c, const char *what);
+
+/* Fills every place of the pools that no key has with NaN: what was dropped, the ends of pages,
+ * pages that belong to nobody. */
+void cache_poison(cache *c);
+
+/* Runs attention of `rows` last rows of each sequence over the cache, and over K and V without one,
+ * and fails the test unless all bits are equal. */
+void cache_attend(cache *c, const int64_t rows[CACHE_BATCH], const char *what);
+
+/* Runs tests on every device, or on those of the backend that the arguments name. Their state is a
+ * test_target. */
+typedef struct serving_test {
+    const char *name;
+    CMUnitTestFunction test;
+} serving_test;
+int serving_main(int argc, char **argv, const serving_test *all, int count);
+
+#endif
