@@ -737,6 +737,19 @@ typedef enum tess_role {
 TESS_API tess_status tess_plan_tensor(const tess_plan *plan, tess_role role, tess_buffer buffer,
                                       tess_tensor *tensor, uint64_t *bytes);
 
+/* The same for K or V of a storage group:
+ *
+ *     with pages      [pages, page, kv heads of the group, head_dim]
+ *     COMPACT         [batch, tokens, kv heads of the group, head_dim], where `tokens` is what
+ *                     tess_layout_pages answers for the longest sequence without pages
+ *
+ * `pages` is 0 where the plan has none. Any other strides serve tess_run as well, such as
+ * [pages, kv heads, page, head_dim].
+ * INVALID: the role is neither; a storage group that there is not; pages. */
+TESS_API tess_status tess_plan_pool(const tess_plan *plan, tess_role role, uint32_t storage,
+                                    int64_t pages, tess_buffer buffer, tess_tensor *tensor,
+                                    uint64_t *bytes);
+
 /* ------------------------------------------------------------------------------------------ run */
 
 /*

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tessera: KV caches, which plans read and these functions write (docs/serving.md). tessera.h
- * includes this header; its general rules hold here too.
+ * Tessera: serving from a KV cache (docs/serving.md). tessera.h includes this header, and
+ * its general rules hold here too.
  *
  * The cache is no object of the library's: it is memory of the application's, in tensors that the
  * descriptors of tess_run and of these functions name.
  *
+ *     tess_layout_storage, tess_layout_pages
+ *                       which kv heads share pools, and how many pages a length takes
  *     tess_append       writes the new keys of a step, before tess_run reads the cache
  *     tess_copy_pages   forks, snapshots, defragmentation
  *     tess_merge_parts  one result of several runs over parts of the keys
@@ -18,8 +20,6 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/* ------------------------------------------------------------------------------- storage groups */
 
 /*
  * kv heads with equal rings and equally many fixed blocks make a *storage group*. They share a pool
@@ -53,22 +53,6 @@ TESS_API tess_status tess_layout_storage(const tess_layout *layout, uint32_t sto
  * INVALID: out of range, or tokens above max_tokens. */
 TESS_API tess_status tess_layout_pages(const tess_layout *layout, uint32_t storage, int64_t tokens,
                                        int32_t page, int64_t *pages);
-
-/* Fills strides for a contiguous pool of K or V of a storage group at `buffer`, as tess_plan_tensor
- * does for other tensors, and sets *bytes (may be NULL) to its size:
- *
- *     with pages      [pages, page, kv heads of the group, head_dim]
- *     COMPACT         [batch, tokens, kv heads of the group, head_dim], where `tokens` is what
- *                     tess_layout_pages answers for the longest sequence without pages
- *
- * `pages` is 0 where the plan has none. Any other strides serve tess_run as well, such as
- * [pages, kv heads, page, head_dim].
- * INVALID: the role is neither; a storage group that there is not; pages. */
-TESS_API tess_status tess_plan_pool(const tess_plan *plan, tess_role role, uint32_t storage,
-                                    int64_t pages, tess_buffer buffer, tess_tensor *tensor,
-                                    uint64_t *bytes);
-
-/* -------------------------------------------------------------------------- writing and merging */
 
 /*
  * k, v:         the new rows, laid out as the plan's rows are but with the kv heads:
