@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "block_table.h"
 #include "checked.h"
 #include "plan.h"
 #include "tensors.h"
@@ -152,37 +153,8 @@ static tess_status check_overlaps(const tess_plan *plan, const tess_append_desc 
 
 /* ------------------------------------------------------------------ the call */
 
-static tess_status check_table(const tess_plan *plan, const tess_append_desc *d, uint64_t *bytes) {
-    const int64_t needed = tess_pools_pages(&plan->pools);
-    if (d->pages < 1 || d->pages > INT32_MAX)
-        return tess_invalid("%s: pages: must be 1 to 2147483647, got %lld", in_append,
-                            (long long)d->pages);
-    if (d->table_stride < needed)
-        return tess_invalid("%s: table_stride: a sequence has up to %lld pages, got %lld",
-                            in_append, (long long)needed, (long long)d->table_stride);
-    TESS_RETURN_IF_ERROR(tess_check_buffer(in_append, plan->device, "block_table", "",
-                                           &d->block_table, sizeof(int32_t)));
-    /* Nothing is needed behind the last row. */
-    const tess_tensor table = {.stride_batch = d->table_stride};
-    const tess_shape rows = {(int64_t)plan->pools.n * plan->batch, 1, 1, (uint32_t)needed,
-                             sizeof(int32_t)};
-    if (!tess_shape_bytes(&table, &rows, bytes))
-        return tess_invalid("%s: table_stride: overflows 64-bit sizes, got %lld", in_append,
-                            (long long)d->table_stride);
-    return tess_check_room(in_append, "block_table", "", &d->block_table, *bytes);
-}
-
-static tess_status check_no_table(const tess_append_desc *d) {
-    if (d->block_table.kind != TESS_BUFFER_NONE)
-        return tess_invalid("%s: block_table: must be of kind NONE, since the plan has no pages",
-                            in_append);
-    if (d->table_stride != 0)
-        return tess_invalid("%s: table_stride: must be 0, since the plan has no pages, got %lld",
-                            in_append, (long long)d->table_stride);
-    if (d->pages != 0)
-        return tess_invalid("%s: pages: must be 0, since the plan has none, got %lld", in_append,
-                            (long long)d->pages);
-    return TESS_OK;
+static tess_block_table table_of(const tess_append_desc *d) {
+    return (tess_block_table){d->block_table, d->table_stride, d->pages};
 }
 
 static tess_status check_fields(const tess_plan *plan, const tess_append_desc *d) {
@@ -238,30 +210,22 @@ static void fill_launch(const tess_plan *plan, const tess_append_desc *d, tess_l
 /* Makes a storage group's pools and part of the block table those of the launch. */
 static tess_status take_group(const tess_plan *plan, const tess_append_desc *d, uint32_t storage,
                               tess_launch *l) {
-    const tess_pool *pool = &plan->pools.all[storage];
     const view k = pool_of(d, false, storage), v = pool_of(d, true, storage);
     l->storage = storage;
     l->tensor[TESS_ROLE_K] = *k.tensor;
     l->tensor[TESS_ROLE_V] = *v.tensor;
     TESS_RETURN_IF_ERROR(check_pool(plan, d, &k, &l->bytes[TESS_ROLE_K]));
     TESS_RETURN_IF_ERROR(check_pool(plan, d, &v, &l->bytes[TESS_ROLE_V]));
-    if (!plan->pools.page) return TESS_OK;
-    const uint64_t row = (uint64_t)d->table_stride * sizeof(int32_t);
-    tess_tensor *table = &l->tensor[TESS_ROLE_BLOCK_TABLE];
-    *table = (tess_tensor){.buffer = d->block_table, .stride_batch = d->table_stride};
-    table->buffer.offset += row * plan->batch * storage;
-    l->bytes[TESS_ROLE_BLOCK_TABLE] =
-        row * (plan->batch - 1) +
-        (uint64_t)ceil_div(pool->tokens, plan->pools.page) * sizeof(int32_t);
+    const tess_block_table table = table_of(d);
+    if (plan->pools.page) tess_block_table_take(plan, &table, storage, l);
     return TESS_OK;
 }
 
-static tess_status check_tensors(const tess_plan *plan, const tess_append_desc *d, tess_launch *l) {
+static tess_status check_tensors(const tess_plan *plan, const tess_append_desc *d,
+                                 uint64_t table_bytes, tess_launch *l) {
     const view k = rows_of(d, false), v = rows_of(d, true);
-    uint64_t table_bytes = 0;
     TESS_RETURN_IF_ERROR(check_spans(plan, &k, &l->bytes[TESS_ROLE_NEW_K]));
     TESS_RETURN_IF_ERROR(check_spans(plan, &v, &l->bytes[TESS_ROLE_NEW_V]));
-    if (plan->pools.page) TESS_RETURN_IF_ERROR(check_table(plan, d, &table_bytes));
     for (uint32_t s = 0; s < plan->pools.n; s++) TESS_RETURN_IF_ERROR(take_group(plan, d, s, l));
     for (uint32_t n = 0; n < 2 * plan->pools.n; n++) {
         const view pool = pool_of(d, n % 2, n / 2);
@@ -277,7 +241,9 @@ tess_status tess_append(const tess_plan *plan, const tess_append_desc *desc) {
     TESS_RETURN_IF_ERROR(tess_device_check(plan->device, in_append));
     TESS_RETURN_IF_ERROR(tess_desc_read(in_append, "desc", desc, &d, TESS_APPEND_DESC));
     TESS_RETURN_IF_ERROR(check_fields(plan, &d));
-    if (!plan->pools.page) TESS_RETURN_IF_ERROR(check_no_table(&d));
+    const tess_block_table table = table_of(&d);
+    uint64_t table_bytes;
+    TESS_RETURN_IF_ERROR(tess_block_table_check(in_append, plan, &table, &table_bytes));
     /* Without keys no row is one, and there may be no memory for them. */
     if (plan->n_sequences == 0 || plan->kv_last < 0) return TESS_OK;
     memset(&launch, 0, sizeof launch);
@@ -285,7 +251,7 @@ tess_status tess_append(const tess_plan *plan, const tess_append_desc *desc) {
     if (launch.n_jobs > INT32_MAX)
         return tess_unsupported("%s: plan: %llu rows are 2^31 or more", in_append,
                                 (unsigned long long)launch.n_jobs);
-    TESS_RETURN_IF_ERROR(check_tensors(plan, &d, &launch));
+    TESS_RETURN_IF_ERROR(check_tensors(plan, &d, table_bytes, &launch));
     for (uint32_t s = 0; s < plan->pools.n; s++) {
         TESS_RETURN_IF_ERROR(take_group(plan, &d, s, &launch));
         TESS_RETURN_IF_ERROR(tess_device_result(

@@ -4,56 +4,12 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "block_table.h"
 #include "overlap.h"
 #include "roles.h"
+#include "tensors.h"
 
 static const char *const in_run = "tess_run";
-
-/* ------------------------------------------------------------------ buffers */
-
-static const char *kind_name(uint32_t kind) {
-    static const char *const names[] = {"none", "host memory", "a device pointer",
-                                        "a buffer object"};
-    return kind <= TESS_BUFFER_OBJECT ? names[kind] : "of an unknown kind";
-}
-
-/* Checks kind, handle and alignment. Messages call the buffer `name` followed by `part`. */
-static tess_status check_buffer(const tess_plan *plan, const char *name, const char *part,
-                                const tess_buffer *buffer, uint64_t align) {
-    uint32_t wanted = plan->device->caps.buffer_kind;
-    if (buffer->reserved != 0)
-        return tess_invalid("%s: %s%s.reserved: must be 0, got %u", in_run, name, part,
-                            (unsigned)buffer->reserved);
-    if (buffer->kind != wanted)
-        return tess_invalid("%s: %s%s.kind: device %s takes %s, got %s", in_run, name, part,
-                            plan->device->info.id, kind_name(wanted), kind_name(buffer->kind));
-    if (buffer->handle == 0)
-        return tess_invalid("%s: %s%s.handle: must not be 0", in_run, name, part);
-    uint64_t address = buffer->offset;
-    if (buffer->kind != TESS_BUFFER_OBJECT &&
-        !checked_add(buffer->handle, buffer->offset, &address))
-        return tess_invalid("%s: %s%s.offset: overflows the address", in_run, name, part);
-    if (address % align != 0)
-        return tess_invalid("%s: %s%s: its address must be a multiple of %llu bytes", in_run, name,
-                            part, (unsigned long long)align);
-    return TESS_OK;
-}
-
-/* Checks that `bytes` from the offset on lie within the buffer and the address space. */
-static tess_status check_size(const char *name, const char *part, const tess_buffer *buffer,
-                              uint64_t bytes) {
-    uint64_t end, address;
-    if (!checked_add(buffer->offset, bytes, &end) || end > INT64_MAX)
-        return tess_invalid("%s: %s%s.offset: overflows, with %llu bytes after it", in_run, name,
-                            part, (unsigned long long)bytes);
-    if (buffer->size != 0 && end > buffer->size)
-        return tess_invalid("%s: %s%s.size: %llu bytes are needed, got %llu", in_run, name, part,
-                            (unsigned long long)end, (unsigned long long)buffer->size);
-    if (buffer->kind != TESS_BUFFER_OBJECT && !checked_add(buffer->handle, end, &address))
-        return tess_invalid("%s: %s%s.handle: %llu bytes behind it leave the address space", in_run,
-                            name, part, (unsigned long long)end);
-    return TESS_OK;
-}
 
 /* ------------------------------------------------------------------ tensors */
 
@@ -122,7 +78,7 @@ static tess_status check_extent(const tess_plan *plan, const place *at, const ch
         !checked_mul(last, x->item, &bytes) || bytes > INT64_MAX)
         return tess_invalid("%s: %s: its strides overflow 64-bit sizes", in_run, name);
     *touched = bytes;
-    return check_size(name, ".buffer", &t->buffer, bytes);
+    return tess_check_room(in_run, name, ".buffer", &t->buffer, bytes);
 }
 
 /* Elements lie apart when every stride, in rising order, is at least the extent of all dimensions
@@ -170,7 +126,8 @@ static tess_status check_tensor(const tess_plan *plan, const place *at, const ch
     /* Without keys there may be no memory for them. */
     bool empty = x.keys && plan->kv_last < 0;
     if (empty && t->buffer.kind == TESS_BUFFER_NONE) return TESS_OK;
-    TESS_RETURN_IF_ERROR(check_buffer(plan, name, ".buffer", &t->buffer, x.item));
+    TESS_RETURN_IF_ERROR(
+        tess_check_buffer(in_run, plan->device, name, ".buffer", &t->buffer, x.item));
     if (empty) return TESS_OK;
     TESS_RETURN_IF_ERROR(check_extent(plan, at, name, t, &x, touched));
     return tess_role_rows[role].output ? check_apart(plan, name, t, &x) : TESS_OK;
@@ -280,52 +237,8 @@ static tess_status check_pools(const tess_plan *plan, const char *field, const t
     return TESS_OK;
 }
 
-static tess_status check_no_pages(const tess_run_desc *d) {
-    if (d->block_table.kind != TESS_BUFFER_NONE)
-        return tess_invalid("%s: block_table.kind: must be none, since the plan has no pages",
-                            in_run);
-    if (d->table_stride != 0)
-        return tess_invalid("%s: table_stride: must be 0, since the plan has no pages, got %lld",
-                            in_run, (long long)d->table_stride);
-    if (d->pages != 0)
-        return tess_invalid("%s: pages: must be 0, since the plan has none, got %lld", in_run,
-                            (long long)d->pages);
-    return TESS_OK;
-}
-
-static tess_status check_block_table(const tess_plan *plan, const tess_run_desc *d) {
-    const int64_t needed = tess_pools_pages(&plan->pools);
-    uint64_t bytes;
-    if (plan->kv_last < 0 && d->block_table.kind == TESS_BUFFER_NONE) return TESS_OK;
-    if (d->pages < 1 || d->pages > INT32_MAX)
-        return tess_invalid("%s: pages: must be 1 to 2147483647, got %lld", in_run,
-                            (long long)d->pages);
-    if (d->table_stride < needed)
-        return tess_invalid("%s: table_stride: a sequence has up to %lld pages, got %lld", in_run,
-                            (long long)needed, (long long)d->table_stride);
-    TESS_RETURN_IF_ERROR(check_buffer(plan, "block_table", "", &d->block_table, sizeof(int32_t)));
-    /* Behind the last row there may be nothing. */
-    if (!checked_mul((uint64_t)plan->pools.n * plan->batch - 1, (uint64_t)d->table_stride,
-                     &bytes) ||
-        !checked_add(bytes, (uint64_t)needed, &bytes) ||
-        !checked_mul(bytes, sizeof(int32_t), &bytes) || bytes > INT64_MAX)
-        return tess_invalid("%s: table_stride: overflows 64-bit sizes, got %lld", in_run,
-                            (long long)d->table_stride);
-    return check_size("block_table", "", &d->block_table, bytes);
-}
-
-/* The part of the block table that is the storage group's. */
-static void set_block_table(const tess_plan *plan, const tess_run_desc *d, const place *at,
-                            tess_launch *l) {
-    const tess_pool *pool = &plan->pools.all[at->storage];
-    const uint64_t row = (uint64_t)d->table_stride * sizeof(int32_t);
-    tess_tensor *t = &l->tensor[TESS_ROLE_BLOCK_TABLE];
-    *t = (tess_tensor){.buffer = d->block_table, .stride_batch = d->table_stride};
-    if (pool->tokens == 0) return;
-    t->buffer.offset += row * plan->batch * at->storage;
-    l->bytes[TESS_ROLE_BLOCK_TABLE] =
-        row * (plan->batch - 1) +
-        (uint64_t)ceil_div(pool->tokens, plan->pools.page) * sizeof(int32_t);
+static tess_block_table table_of(const tess_run_desc *d) {
+    return (tess_block_table){d->block_table, d->table_stride, d->pages};
 }
 
 /* Checks K, V and the block table of a storage group and makes them the launch's. */
@@ -341,7 +254,8 @@ static tess_status take_group(const tess_plan *plan, const tess_run_desc *d, uin
         TESS_RETURN_IF_ERROR(check_tensor(plan, &at, name_of(plan, &at, role, text), role,
                                           &l->tensor[role], &l->bytes[role]));
     }
-    if (plan->pools.page) set_block_table(plan, d, &at, l);
+    const tess_block_table table = table_of(d);
+    if (plan->pools.page) tess_block_table_take(plan, &table, storage, l);
     return check_overlaps(plan, &at);
 }
 
@@ -349,7 +263,9 @@ static tess_status take_group(const tess_plan *plan, const tess_run_desc *d, uin
 static tess_status check_tensors(const tess_plan *plan, const tess_run_desc *d, tess_launch *l) {
     TESS_RETURN_IF_ERROR(check_pools(plan, "k", &d->k, d->k_pools));
     TESS_RETURN_IF_ERROR(check_pools(plan, "v", &d->v, d->v_pools));
-    TESS_RETURN_IF_ERROR(plan->pools.page ? check_block_table(plan, d) : check_no_pages(d));
+    const tess_block_table table = table_of(d);
+    uint64_t table_bytes;
+    TESS_RETURN_IF_ERROR(tess_block_table_check(in_run, plan, &table, &table_bytes));
     const place at = {l, 0};
     l->page = plan->pools.page;
     l->pages = d->pages;
@@ -370,9 +286,9 @@ static tess_status check_tensors(const tess_plan *plan, const tess_run_desc *d, 
 static tess_status check_workspace(const tess_plan *plan, const tess_buffer *workspace) {
     uint64_t bytes = plan->memory.workspace_bytes;
     if (bytes == 0) return TESS_OK;
-    TESS_RETURN_IF_ERROR(
-        check_buffer(plan, "workspace", "", workspace, plan->memory.workspace_align));
-    return check_size("workspace", "", workspace, bytes);
+    TESS_RETURN_IF_ERROR(tess_check_buffer(in_run, plan->device, "workspace", "", workspace,
+                                           plan->memory.workspace_align));
+    return tess_check_room(in_run, "workspace", "", workspace, bytes);
 }
 
 /* ------------------------------------------------------------------ the call */
@@ -383,12 +299,7 @@ static tess_status check_reserved(const tess_plan *plan, const tess_run_desc *d)
     const char *unused = tess_role_unused(d, plan->op);
     if (unused)
         return tess_unsupported("%s: %s: must be of kind NONE in this version", in_run, unused);
-    if (d->stream.kind > TESS_STREAM_RECORD)
-        return tess_invalid("%s: stream.kind: %u is no tess_stream_kind", in_run,
-                            (unsigned)d->stream.kind);
-    if (d->stream.reserved != 0)
-        return tess_invalid("%s: stream.reserved: must be 0, got %u", in_run,
-                            (unsigned)d->stream.reserved);
+    TESS_RETURN_IF_ERROR(tess_check_stream(in_run, &d->stream));
     /* Its signals would come once for each of them. */
     if (d->stream.extra && plan->pools.n > 1)
         return tess_unsupported("%s: stream.extra: must be NULL for a plan with %u storage groups",
@@ -414,23 +325,22 @@ static tess_status set_range(const tess_plan *plan, const tess_run_desc *d, tess
     return TESS_OK;
 }
 
-/* A launch for each storage group that has jobs in the range; the merges come with the last. */
+/* A launch for each storage group that has jobs in the range; the merges come with the last group.
+ */
 static tess_status launch_groups(const tess_plan *plan, const tess_run_desc *d,
                                  const tess_launch *whole) {
     const tess_device *device = plan->device;
-    const tess_pool *pools = plan->pools.all;
-    const uint64_t end = whole->first_job + whole->n_jobs;
-    uint32_t last = plan->pools.n - 1;
+    const uint64_t begin = whole->first_job, end = begin + whole->n_jobs;
     double sum = 0, seconds;
-    while (last > 0 && whole->n_jobs > 0 && pools[last].first_job >= end) last--;
-    for (uint32_t s = 0; s <= last; s++) {
+    for (uint32_t s = 0; s < plan->pools.n; s++) {
+        const tess_pool *pool = &plan->pools.all[s];
+        const uint64_t from = pool[0].first_job > begin ? pool[0].first_job : begin,
+                       to = pool[1].first_job < end ? pool[1].first_job : end;
         tess_launch l = *whole;
-        const uint64_t from = pools[s].first_job > l.first_job ? pools[s].first_job : l.first_job,
-                       to = pools[s + 1].first_job < end ? pools[s + 1].first_job : end;
-        if (from >= to && s != last) continue;
         l.first_job = from;
         l.n_jobs = from < to ? to - from : 0;
-        if (s != last) l.n_merges = 0;
+        if (s + 1 < plan->pools.n) l.n_merges = 0;
+        if (l.n_jobs == 0 && l.n_merges == 0) continue;
         if (whole->seconds) l.seconds = &seconds;
         TESS_RETURN_IF_ERROR(take_group(plan, d, s, &l));
         TESS_RETURN_IF_ERROR(

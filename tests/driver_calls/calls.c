@@ -14,6 +14,7 @@
 #include <string.h>
 #include <tessera/tessera_cuda.h>
 
+#include "common/serve.h"
 #include "common/testlib.h"
 #include "fake.h"
 #include "problem.h"
@@ -276,6 +277,33 @@ static void test_sm90(void **state) {
     /* rows that tensor maps cannot take */
     life("cuda_sm90_odd", "sm_90", split_line, "cuda/sm90", 6);
     life("cuda_sm90_many", "sm_90", many_line, NULL, 0); /* jobs are counted on the device */
+}
+
+/* A step of a server: the kernels that write a cache are loaded once, and then only launched. */
+static void test_serving(void **state) {
+    (void)state;
+    tess_runtime *runtime = test_runtime(1);
+    tess_device *device = NULL;
+    const tess_device_desc desc = {.struct_size = sizeof desc, .id = id_of(0)};
+    char *text = NULL;
+    size_t size = 0;
+    FILE *out = open_memstream(&text, &size);
+    assert_non_null(out);
+    set_arch(0, is_cuda ? "sm_90" : "gfx1100");
+    assert_ok(tess_device_open(runtime, &desc, &device));
+    start_log();
+    assert_ok(serve_once(runtime, device));
+    note(out, "a step");
+    assert_ok(serve_once(runtime, device));
+    note(out, "another step");
+    tess_device_release(device);
+    tess_runtime_release(runtime);
+    note(out, "the end");
+    assert_int_equal(fclose(out), 0);
+    control->logging = 0;
+    compare(is_cuda ? "cuda_serving" : "hip_serving", text);
+    free(text);
+    if (control->wrong) fail_msg("the driver was misused: %s", control->what);
 }
 
 /* The only calls that tess_run may make: stream capture allows no others. And it does not
@@ -563,6 +591,6 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_images_sm80), cmocka_unit_test(test_images_decode),
         cmocka_unit_test(test_portable),    cmocka_unit_test(test_sm80),
         cmocka_unit_test(test_decode),      cmocka_unit_test(test_sm90),
-        cmocka_unit_test(test_run_calls)};
+        cmocka_unit_test(test_serving),     cmocka_unit_test(test_run_calls)};
     return cmocka_run_group_tests_name("calls of a driver", tests, NULL, NULL);
 }
