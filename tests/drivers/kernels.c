@@ -305,7 +305,7 @@ static void merge_parts(const buffers *b, uint32_t item) {
 }
 
 #if defined(FAKE_LOCKSTEP)
-/* The real kernel for few rows, compiled for the host (tests/cuda). */
+/* The real kernel for few rows, compiled for the host (lockstep.h). */
 void lockstep_decode(int dtype, int head_dim, unsigned rows, unsigned groups,
                      const tess_decode_args *args);
 

@@ -2,7 +2,7 @@
 /* The kernel for few rows on the host, for the simulated driver. */
 #include "lockstep.h"
 
-#include "decode.cu"
+#include "kernels/decode.cu"
 
 /* Each run has its own order of threads and time of copies. */
 extern "C" void lockstep_decode(int dtype, int head_dim, unsigned rows, unsigned groups,

@@ -189,7 +189,7 @@ inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
 
 /* ------------------------------------------------------------------ mma.cuh */
 
-#include "types.cuh"
+#include "kernels/types.cuh"
 
 namespace tess {
 
