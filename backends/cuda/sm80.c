@@ -74,6 +74,7 @@ static const char *refuses(const tess_driver_device *d, const tess_kernel_key *k
                                    buffer, size);
     if (d->image < 0) return "built without the merge kernel";
     if (!key) return NULL;
+    if (key->steps) return "does not take steps";
     if (key->dtype == TESS_F32) return "takes f16 and bf16 only";
     return tess_cuda_refusal(key);
 }

@@ -88,7 +88,7 @@ static int teardown(void **state) {
 static const bad_value plan_numbers[] = {
     P(struct_size, 0, VER, "desc"),
     P(struct_size, UINT32_MAX, VER, "desc"),
-    P(flags, 2, INV, "flags"),
+    P(flags, 1u << 7, INV, "flags"),
     P(flags, 0x80000000u, INV, "flags"),
     P(page, 8, INV, "page"),
     P(page, 48, INV, "page"),

@@ -34,7 +34,11 @@ enum {
 };
 
 /* Kernels are numbered: dtype, then kind and head_dim; those of paging.c are behind them. */
-enum { PER_DTYPE = PORTABLE_DIMS + 2 + 2 * FAST_DIMS, FIRST_PAGING = DTYPES * PER_DTYPE };
+enum {
+    PER_DTYPE = PORTABLE_DIMS + 2 + 2 * FAST_DIMS,
+    FIRST_PAGING = DTYPES * PER_DTYPE,
+    PREPARE = FIRST_PAGING + FAKE_PAGING_KERNELS
+};
 
 static kernel kernel_of(int number) {
     const int dtype = number / PER_DTYPE, n = number % PER_DTYPE;
@@ -59,6 +63,7 @@ int fake_kernel_find(const char *name) {
             snprintf(text + length, sizeof text - (size_t)length, "_%d", k.head_dim);
         if (strcmp(text, name) == 0) return n;
     }
+    if (strcmp(name, "tess_prepare") == 0) return PREPARE;
     const int paging = fake_paging_find(name);
     return paging < 0 ? -1 : FIRST_PAGING + paging;
 }
@@ -67,13 +72,16 @@ const size_t *fake_kernel_parameters(int number) {
     static const size_t portable[] = {8, 8, 8, 8, 8, 8, 8, 8, sizeof(tess_args), 0},
                         sm90[] = {sizeof(tess_sm90_maps), sizeof(tess_sm90_args), 0},
                         sm80[] = {sizeof(tess_sm80_args), 0};
+    if (number == PREPARE) return fake_prepare_parameters;
     if (number >= FIRST_PAGING) return fake_paging_parameters(number - FIRST_PAGING);
     const int kind = kernel_of(number).kind;
     return kind == SM90 ? sm90 : kind == SM80 ? sm80 : portable;
 }
 
 unsigned fake_kernel_threads(int number) {
-    return number >= FIRST_PAGING ? FAKE_PAGING_THREADS : kernel_of(number).threads;
+    return number == PREPARE        ? FAKE_PREPARE_THREADS
+           : number >= FIRST_PAGING ? FAKE_PAGING_THREADS
+                                    : kernel_of(number).threads;
 }
 
 /* The arguments of either kind of kernel. */
@@ -111,6 +119,10 @@ static arguments read_arguments(int number, void *const *parameters) {
 }
 
 void fake_kernel_describe(int number, void *const *parameters, char *text, size_t size) {
+    if (number == PREPARE) {
+        fake_prepare_describe(parameters, text, size);
+        return;
+    }
     if (number >= FIRST_PAGING) {
         fake_paging_describe(number - FIRST_PAGING, parameters, text, size);
         return;
@@ -278,6 +290,10 @@ static void merge_parts(const buffers *b, uint32_t item) {
 }
 
 void fake_kernel_run(int number, unsigned groups, void *const *parameters) {
+    if (number == PREPARE) {
+        fake_prepare_run(groups, parameters);
+        return;
+    }
     if (number >= FIRST_PAGING) {
         fake_paging_run(number - FIRST_PAGING, groups, parameters);
         return;
@@ -305,7 +321,12 @@ void fake_kernel_run(int number, unsigned groups, void *const *parameters) {
         return;
     }
     /* Thread blocks on Hopper fetch jobs from a counter; on other devices each takes one job. */
-    const unsigned items = k.kind == SM90 || x.a.items < groups ? x.a.items : groups;
+    unsigned items = k.kind == SM90 || x.a.items < groups ? x.a.items : groups;
+    if (x.a.flags & TESS_ARGS_STEP) {
+        const uint32_t all = b.tables[x.a.count_at],
+                       behind = all > x.a.first_item ? all - x.a.first_item : 0;
+        if (items > behind) items = behind;
+    }
     const uint32_t *counter = fake_host(x.counter);
     if (counter && *counter != 0) fake_misuse(700, "the counter of jobs is not 0");
     for (unsigned i = 0; i < items; i++) {
