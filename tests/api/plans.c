@@ -372,7 +372,7 @@ static const bad_value run_fields[] = {
     RESERVED_TENSOR(v_scale),
     RESERVED_BUFFER(q_lens),
     RESERVED_BUFFER(kv_lens),
-    RESERVED_BUFFER(step),
+    R(step.kind, TESS_BUFFER_HOST, INV, "step"),
     R(block_table.kind, TESS_BUFFER_HOST, INV, "block_table"),
     R(table_stride, 1, INV, "table_stride"),
     R(pages, 1, INV, "pages"),
