@@ -49,6 +49,10 @@ PlanDesc = structure(
     (u32, "determinism max_in_flight"),
     (u64, "time_limit_us"),
     (ctypes.c_char_p, "kernel"),
+    (u32, "kv_dtype"),
+    (i32, "page"),
+    (i64, "max_rows"),
+    (ptr, "q_first kv_first"),
 )
 PlanInfo = structure(
     "PlanInfo",
@@ -58,6 +62,8 @@ PlanInfo = structure(
     (u64, "bytes_min workspace_bytes workspace_align host_bytes device_bytes"),
     (f64, "create_seconds"),
     (ctypes.c_char * 64, "kernel"),
+    (u64, "step_bytes"),
+    (u32, "n_storage reserved"),
 )
 Buffer = structure("Buffer", (u32, "kind reserved"), (u64, "handle offset size"))
 Tensor = structure("Tensor", (Buffer, "buffer"), (i64, "stride_batch stride_token stride_head"))
@@ -73,8 +79,12 @@ RunDesc = structure(
     (Tensor, "sink_logits k_scale v_scale"),
     (Buffer, "q_lens kv_lens block_table"),
     (Tensor, "d_o d_q d_k d_v d_lse"),
+    (Buffer, "step"),
+    (i64, "table_stride pages"),
+    (ptr, "k_pools v_pools"),
 )
 DENSE, S2, WINDOW = 0, 1, 2
+BATCH_INVARIANT, COMPACT = 1, 4
 PER_KV_HEAD = 2
 HOST, POINTER = 1, 2
 DEFAULT, SUBMIT = 0, 1
@@ -101,6 +111,17 @@ class Plan:
         run.first_job, run.job_count = first, count
         return lambda: self.tessera.call("tess_run", self.plan, ctypes.byref(run))
 
+    def on(self, q, k, v, o, **fields):
+        """A function that runs the plan on other tensors of the same shapes, in its workspace."""
+        run = RunDesc.from_buffer_copy(self.run)
+        for name, x in (("q", q), ("k", k), ("v", v), ("o", o)):
+            buffer = getattr(run, name).buffer
+            buffer.handle, buffer.size = x.data_ptr(), x.nbytes
+        for name, value in fields.items():
+            setattr(run, name, value)
+        keep = (self, q, k, v, o, fields)
+        return lambda: keep[0].tessera.call("tess_run", self.plan, ctypes.byref(run))
+
     def __del__(self):
         self.tessera.lib.tess_plan_release(self.plan)
         self.tessera.lib.tess_layout_release(self.layout)
@@ -124,32 +145,78 @@ class Tessera:
         if getattr(self.lib, name)(*arguments) != 0:
             sys.exit(f"{name}: {self.lib.tess_last_error().decode()}")
 
-    def plan(self, torch, dtype, q, k, v, o, pattern, stream=0, kv_split=0):
-        """A Plan on tensors [batch, tokens, heads, head_dim], and its description.
-
-        The last query meets the last key. `stream`: of CUDA.
-        """
-        layout, plan = ptr(), ptr()
-        batch, tokens, heads, head_dim = q.shape
+    def layout(self, pattern, heads, kv_heads, max_tokens, max_chunk=0):
+        layout = ptr()
         desc = LayoutDesc(
             struct_size=ctypes.sizeof(LayoutDesc),
             pattern=ctypes.cast(ctypes.pointer(pattern), ptr),
             n_heads=heads,
-            n_kv_heads=k.shape[2],
-            max_tokens=k.shape[1],
+            n_kv_heads=kv_heads,
+            max_tokens=max_tokens,
+            max_chunk=max_chunk,
         )
         self.call("tess_layout_create", self.runtime, ctypes.byref(desc), ctypes.byref(layout))
+        return layout
+
+    def pages(self, layout, tokens, page):
+        """The pages that a sequence takes from the pool of the first storage group."""
+        pages = i64()
+        self.call("tess_layout_pages", layout, 0, i64(tokens), i32(page), ctypes.byref(pages))
+        return pages.value
+
+    def slots(self, layout, kv_head, blocks):
+        """The slot of each of some key blocks."""
+        slot, found = i64(), []
+        for block in blocks:
+            self.call("tess_layout_slot", layout, kv_head, i64(block), ctypes.byref(slot))
+            found.append(slot.value)
+        return found
+
+    def plan(
+        self,
+        torch,
+        dtype,
+        q,
+        k,
+        v,
+        o,
+        pattern,
+        stream=0,
+        kv_split=0,
+        kernel=None,
+        kv_len=0,
+        max_chunk=0,
+        **more,
+    ):
+        """A Plan on tensors [batch, tokens, heads, head_dim], and its description.
+
+        The last query meets the last key. `stream`: of CUDA. `kernel`: "" for the one chosen.
+        `kv_len`: where K and V are pools of pages. `more`: fields of the plan, of which lists
+        become arrays.
+        """
+        plan = ptr()
+        batch, tokens, heads, head_dim = q.shape
+        kv_len = kv_len or k.shape[1]
+        lists = {
+            name: (i64 * len(value))(*value) for name, value in more.items() if type(value) is list
+        }
+        more |= {name: ctypes.cast(value, ptr) for name, value in lists.items()}
+        layout = self.layout(pattern, heads, k.shape[2], kv_len, max_chunk)
         wanted = PlanDesc(
             struct_size=ctypes.sizeof(PlanDesc),
             dtype=DTYPES[dtype],
             head_dim=head_dim,
-            batch=batch,
-            q_len=tokens,
-            kv_len=k.shape[1],
             kv_split=kv_split,
-            kernel=self.kernel,
+            kernel=self.kernel if kernel is None else kernel.encode() or None,
+            **{"batch": batch, "q_len": tokens, "kv_len": kv_len} | more,
         )
-        self.call("tess_plan_create", self.device, layout, ctypes.byref(wanted), ctypes.byref(plan))
+        try:
+            self.call(
+                "tess_plan_create", self.device, layout, ctypes.byref(wanted), ctypes.byref(plan)
+            )
+        except SystemExit:
+            self.lib.tess_layout_release(layout)
+            raise
         info = PlanInfo(struct_size=ctypes.sizeof(PlanInfo))
         self.call("tess_plan_query", plan, ctypes.byref(info))
         work = torch.empty(info.workspace_bytes + 4096, dtype=torch.uint8, device=q.device)
@@ -157,6 +224,13 @@ class Tessera:
         run = RunDesc(struct_size=ctypes.sizeof(RunDesc))
         for role, field, x in ((0, "q", q), (1, "k", k), (2, "v", v), (3, "o", o)):
             tensor = Tensor()
+            if field in "kv" and more.get("page"):  # pools: [page, token, head, element]
+                heads, size = x.shape[2:]
+                tensor.buffer = Buffer(kind=self.memory, handle=x.data_ptr(), size=x.nbytes)
+                tensor.stride_batch = x.shape[1] * heads * size
+                tensor.stride_token, tensor.stride_head = heads * size, size
+                setattr(run, field, tensor)
+                continue
             self.call(
                 "tess_plan_tensor",
                 plan,

@@ -457,23 +457,22 @@ static tess_status set_range(const tess_plan *plan, const tess_run_desc *d, tess
     return TESS_OK;
 }
 
-/* A launch for each storage group that has jobs in the range; the merges come with the last. */
+/* A launch for each storage group that has jobs in the range; the merges come with the last group.
+ */
 static tess_status launch_groups(const tess_plan *plan, const tess_run_desc *d,
                                  const tess_launch *whole) {
     const tess_device *device = plan->device;
-    const tess_pool *pools = plan->pools.all;
-    const uint64_t end = whole->first_job + whole->n_jobs;
-    uint32_t last = plan->pools.n - 1;
+    const uint64_t begin = whole->first_job, end = begin + whole->n_jobs;
     double sum = 0, seconds;
-    while (last > 0 && whole->n_jobs > 0 && pools[last].first_job >= end) last--;
-    for (uint32_t s = 0; s <= last; s++) {
+    for (uint32_t s = 0; s < plan->pools.n; s++) {
+        const tess_pool *pool = &plan->pools.all[s];
+        const uint64_t from = pool[0].first_job > begin ? pool[0].first_job : begin,
+                       to = pool[1].first_job < end ? pool[1].first_job : end;
         tess_launch l = *whole;
-        const uint64_t from = pools[s].first_job > l.first_job ? pools[s].first_job : l.first_job,
-                       to = pools[s + 1].first_job < end ? pools[s + 1].first_job : end;
-        if (from >= to && s != last) continue;
         l.first_job = from;
         l.n_jobs = from < to ? to - from : 0;
-        if (s != last) l.n_merges = 0;
+        if (s + 1 < plan->pools.n) l.n_merges = 0;
+        if (l.n_jobs == 0 && l.n_merges == 0) continue;
         if (whole->seconds) l.seconds = &seconds;
         TESS_RETURN_IF_ERROR(take_group(plan, d, s, &l));
         TESS_RETURN_IF_ERROR(

@@ -7,24 +7,33 @@
 
 /* Made at build time: the portable kernels, those for Hopper, and those for Ampere and later. Lists
  * end with data NULL and are empty in a build without nvcc. */
-extern const tess_driver_image tess_cuda_images[], tess_cuda_sm90_images[], tess_cuda_sm80_images[];
+extern const tess_driver_image tess_cuda_images[], tess_cuda_sm90_images[], tess_cuda_sm80_images[],
+    tess_cuda_decode_images[];
 
 /* Places among tess_driver.extra that other files use; cuda.c has the whole list. */
 enum { CUDA_SET_FUNCTION_ATTRIBUTE = 6, CUDA_ENCODE_TENSOR_MAP = 7 };
 
 /* Modules of a device, after the portable one. */
-enum { CUDA_SM90_MODULE = 1, CUDA_SM80_MODULE = 2 };
+enum { CUDA_SM90_MODULE = 1, CUDA_SM80_MODULE = 2, CUDA_DECODE_MODULE = 3 };
 
-extern const tess_driver_row tess_cuda_sm90, tess_cuda_sm80;
+extern const tess_driver_row tess_cuda_sm90, tess_cuda_sm80, tess_cuda_decode;
 
-/* What these two share (tensor_cores.c). Makes the state of a plan: the forward kernel of a module
- * ("sm80", "sm90") for that head_dim, with so much workgroup memory, and the merge kernel. */
+/* What these share (tensor_cores.c). The best image for the device, or NULL. */
+const tess_driver_image *tess_cuda_image(const tess_driver_device *d,
+                                         const tess_driver_image *images);
+/* Why a kernel of these images, for sm_80 and later and f16 or bf16, does not run on the device or
+ * does not take the key's dtype (no key: the device alone), or NULL. */
+const char *tess_cuda_image_refusal(const tess_driver_device *d, const tess_driver_image *images,
+                                    const tess_kernel_key *key, char *buffer, size_t size);
+/* Makes the state of a plan: the forward kernel of a module
+ * ("sm80", "sm90", "decode16") for that head_dim, with so much workgroup memory, and the merge
+ * kernel. */
 tess_status tess_cuda_prepare(tess_driver_device *d, const tess_kernel_key *key, int module,
                               const tess_driver_image *image, const char *kernel_name,
                               int32_t head_dim, unsigned shared_bytes, tess_kernel *kernel);
 
-/* Fills what tess_sm80_args and tess_sm90_args have in common, for `items` jobs behind the first
- * `done`, and clears the rest. */
+/* Fills what tess_sm80_args, tess_sm90_args and tess_decode_args have in common, for `items` jobs
+ * behind the first `done`, and clears the rest. */
 #define CUDA_FORWARD_ARGS(args, l, done, items)                                \
     do {                                                                       \
         memset((args), 0, sizeof *(args));                                     \
@@ -43,7 +52,7 @@ tess_status tess_cuda_prepare(tess_driver_device *d, const tess_kernel_key *key,
  * 1: K and V, bit 2: O. */
 uint32_t tess_cuda_wide(const tess_launch *l);
 
-/* Why no kernel on tensor cores takes the problem, or NULL. */
+/* Why no kernel for full tiles takes the problem, or NULL. */
 const char *tess_cuda_refusal(const tess_kernel_key *key);
 
 /* Which kernels are tried first on which device (docs/tune.md). */

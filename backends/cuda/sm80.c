@@ -60,23 +60,10 @@ static unsigned shared_bytes(const tess_driver_device *d, const instance *x) {
     return bytes_with(x, stages_on(d, x));
 }
 
-/* The best image for the device, or NULL. */
-static const tess_driver_image *image(const tess_driver_device *d) {
-    const int n = d->driver->vendor->image(tess_cuda_sm80_images, d->arch, 0);
-    return n < 0 ? NULL : &tess_cuda_sm80_images[n];
-}
-
 static const char *refuses(const tess_driver_device *d, const tess_kernel_key *key, char *buffer,
                            size_t size) {
-    if (!tess_cuda_sm80_images[0].data) return "built without device code for sm_80 and later";
-    if (!image(d))
-        return tess_driver_no_code(d, tess_cuda_sm80_images, "needs sm_80 or later, and has ",
-                                   buffer, size);
-    if (d->image < 0) return "built without the merge kernel";
-    if (!key) return NULL;
-    if (key->steps) return "does not take steps";
-    if (key->dtype == TESS_F32) return "takes f16 and bf16 only";
-    return tess_cuda_refusal(key);
+    const char *why = tess_cuda_image_refusal(d, tess_cuda_sm80_images, key, buffer, size);
+    return why || !key ? why : tess_cuda_refusal(key);
 }
 
 /* Reasoned from an A100: 312 TFLOP/s of 108 multiprocessors, of which the kernel reaches a bit more
@@ -101,8 +88,8 @@ static tess_status prepare(tess_driver_device *d, const tess_kernel_key *key, te
     kernel->tile_step = 1;
     kernel->costs = costs_of(d, x);
     kernel->short_rows = x->rows > 64 ? 64 : 0; /* 16 of each warp */
-    return tess_cuda_prepare(d, key, CUDA_SM80_MODULE, image(d), "sm80", x->head_dim,
-                             shared_bytes(d, x), kernel);
+    return tess_cuda_prepare(d, key, CUDA_SM80_MODULE, tess_cuda_image(d, tess_cuda_sm80_images),
+                             "sm80", x->head_dim, shared_bytes(d, x), kernel);
 }
 
 static tess_status forward(tess_driver_device *d, const tess_launch *l, void *stream) {

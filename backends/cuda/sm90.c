@@ -48,7 +48,6 @@ static const char *refuses(const tess_driver_device *d, const tess_kernel_key *k
     if (!tess_cuda_sm90_images[0].data) return "built without device code for sm_90a";
     if (d->image < 0) return "built without the merge kernel";
     if (!key) return NULL;
-    if (key->steps) return "does not take steps";
     if (key->dtype == TESS_F32) return "takes f16 and bf16 only";
     if (key->block % 8 != 0) return "block is not a multiple of 8";
     return tess_cuda_refusal(key);

@@ -1,8 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the kernels for Hopper and for Ampere and later have in common on the host's side. */
+/* What the kernels on tensor cores have in common on the host's side. */
 #include <stdio.h>
 
 #include "cuda.h"
+
+const tess_driver_image *tess_cuda_image(const tess_driver_device *d,
+                                         const tess_driver_image *images) {
+    const int n = d->driver->vendor->image(images, d->arch, 0);
+    return n < 0 ? NULL : &images[n];
+}
+
+const char *tess_cuda_image_refusal(const tess_driver_device *d, const tess_driver_image *images,
+                                    const tess_kernel_key *key, char *buffer, size_t size) {
+    if (!images[0].data) return "built without device code for sm_80 and later";
+    if (!tess_cuda_image(d, images))
+        return tess_driver_no_code(d, images, "needs sm_80 or later, and has ", buffer, size);
+    if (d->image < 0) return "built without the merge kernel";
+    return key && key->dtype == TESS_F32 ? "takes f16 and bf16 only" : NULL;
+}
 
 tess_status tess_cuda_prepare(tess_driver_device *d, const tess_kernel_key *key, int module,
                               const tess_driver_image *image, const char *kernel_name,
@@ -25,6 +40,7 @@ tess_status tess_cuda_prepare(tess_driver_device *d, const tess_kernel_key *key,
 }
 
 const char *tess_cuda_refusal(const tess_kernel_key *key) {
+    if (key->steps) return "does not take steps";
     if (key->page) return "does not read pages";
     if (key->compact) return "does not read K and V by slot";
     return tess_portable_refusal(key);

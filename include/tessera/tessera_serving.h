@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tessera: writing a KV cache, which plans read (docs/serving.md). tessera.h includes this header;
+ * Tessera: serving from a KV cache (docs/serving.md). tessera.h includes this header, and
  * its general rules hold here too.
  *
  * The cache is no object of the library's: it is memory of the application's, in tensors that the
  * descriptors of tess_run and of these functions name.
  *
+ *     tess_layout_storage, tess_layout_pages
+ *                       which kv heads share pools, and how many pages a length takes
  *     tess_append       writes the new keys of a step, before tess_run reads the cache
  *     tess_copy_pages   forks, snapshots, defragmentation
  *     tess_merge_parts  one result of several runs over parts of the keys
@@ -18,6 +20,39 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/*
+ * kv heads with equal rings and equally many fixed blocks make a *storage group*. They share a pool
+ * [token place, kv head of the group, element] and its block tables: heads differ in which block a
+ * slot holds and hardly in how many slots they take. A slot is `block` token places in a row, so
+ * token t of a kv head lies at place slot(t div block) * block + t mod block. Dense heads among
+ * sparse ones make a group of their own.
+ *
+ * Once the ring is full, a sequence takes ring_slots slots, and slots_per_stride for every `stride`
+ * blocks.
+ */
+typedef struct tess_storage_info {
+    uint32_t struct_size;
+    uint32_t n_kv_heads;      /* of the group, at least 1 */
+    int64_t ring_slots;       /* slots of the ring; 0: slot = block */
+    int64_t stride;           /* blocks; 0: slots_per_stride counts all fixed slots there are */
+    int64_t slots_per_stride; /* fixed slots of `stride` blocks in a row */
+} tess_storage_info;
+
+/* Describes storage group `storage`, below tess_layout_info.n_storage. Groups are in the order of
+ * their first kv heads. kv_heads, if not NULL, gets the n_kv_heads ids of the group in rising
+ * order, which is their order in the pool.
+ * INVALID: out of range. */
+TESS_API tess_status tess_layout_storage(const tess_layout *layout, uint32_t storage,
+                                         tess_storage_info *info, int32_t *kv_heads);
+
+/* The pages of `page` tokens (16, 32, 64, 128 or 256) that a sequence of `tokens` tokens takes from
+ * the group's pool: the table needs as many entries, and a page holds page * n_kv_heads * head_dim
+ * elements of K and as many of V. Never falls as tokens rise. With page = 0, *pages is the number
+ * of token places instead, for a cache without pages.
+ * INVALID: out of range, or tokens above max_tokens. */
+TESS_API tess_status tess_layout_pages(const tess_layout *layout, uint32_t storage, int64_t tokens,
+                                       int32_t page, int64_t *pages);
 
 /*
  * k, v:         the new rows, laid out as the plan's rows are but with the kv heads:

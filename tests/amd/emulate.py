@@ -62,8 +62,8 @@ SETS = {0x3F: "cdna", 0x40: "cdna", 0x4C: "cdna", 0x4F: "cdna",
         0x48: "rdna4", 0x4E: "rdna4"}
 
 DTYPES = ["f32", "f16", "bf16"]
-ARGS_BYTES = 216             # of tess_args
-MESSAGE = "<8I7Q%ds" % ARGS_BYTES  # of device.c
+ARGS_BYTES = 264             # of tess_args
+MESSAGE = "<8I8Q%ds" % ARGS_BYTES  # of device.c
 MEMORY_BYTES = 1 << 29
 
 
@@ -184,14 +184,14 @@ def serve(emulator, memory, channel, failures):
             return
         groups, dtype, head_dim, _, _, threads, shared, _, *rest = struct.unpack(MESSAGE, data)
         args = rest.pop()
-        workgroups = struct.unpack_from("<I", args, 21 * 8 + 5 * 4)[0] * max(groups, 1)
+        workgroups = struct.unpack_from("<I", args, 25 * 8 + 5 * 4)[0] * max(groups, 1)
         forward = "tess_forward_%s_%d" % (DTYPES[dtype], head_dim)
         name = "tess_merge_" + DTYPES[dtype] if groups else forward
         # Two dimensions, and with an odd number a workgroup too many, as large launches have them.
         grid = ((workgroups + 1) // 2, 2, 1) if workgroups > 1 else (1, 1, 1)
         try:
             emulator.launch(name, grid, threads, shared,
-                            struct.pack("<7Q", *(memory.address + at for at in rest)) + args)
+                            struct.pack("<8Q", *(memory.address + at for at in rest)) + args)
             channel.sendall(struct.pack("<i", 0))
         except Exception:
             failures.append(traceback.format_exc())

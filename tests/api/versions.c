@@ -13,7 +13,7 @@ typedef struct handles {
     tess_runtime *runtime;
     tess_device *device;
     tess_layout *layout;
-    tess_plan *plan;
+    tess_plan *plan, *empty; /* the latter has no sequences, and can append */
     tess_run_desc run;
     float *memory;
 } handles;
@@ -42,6 +42,9 @@ static int setup(void **state) {
     assert_ok(tess_layout_create(h.runtime, &layout, &h.layout));
     fill_plan(&plan);
     assert_ok(tess_plan_create(h.device, h.layout, &plan, &h.plan));
+    plan.batch = 0;
+    plan.flags = TESS_PLAN_APPEND;
+    assert_ok(tess_plan_create(h.device, h.layout, &plan, &h.empty));
     tess_plan_info info = {.struct_size = sizeof info};
     assert_ok(tess_plan_query(h.plan, &info));
     h.memory = aligned_alloc(256, 65536 + (info.workspace_bytes + 255) / 256 * 256);
@@ -63,6 +66,7 @@ static int teardown(void **state) {
     (void)state;
     free(h.memory);
     tess_plan_release(h.plan);
+    tess_plan_release(h.empty);
     tess_layout_release(h.layout);
     tess_device_release(h.device);
     tess_runtime_release(h.runtime);
@@ -89,6 +93,21 @@ static size_t base_device(void *bytes) {
     memcpy(bytes, &d, sizeof d);
     return sizeof d;
 }
+/* Appends nothing, and copies nothing. */
+static size_t base_append(void *bytes) {
+    static const tess_tensor pool;
+    tess_append_desc d = {.struct_size = sizeof d, .k_pools = &pool, .v_pools = &pool};
+    memcpy(bytes, &d, sizeof d);
+    return sizeof d;
+}
+static tess_status call_append(void *bytes) { return tess_append(h.empty, bytes); }
+static size_t base_copy(void *bytes) {
+    tess_copy_desc d = {.struct_size = sizeof d, .n_heads = 1, .head_dim = 8};
+    d.page = d.pages = 1;
+    memcpy(bytes, &d, sizeof d);
+    return sizeof d;
+}
+static tess_status call_copy(void *bytes) { return tess_copy_pages(h.device, bytes); }
 /* Merges nothing. */
 static size_t base_parts(void *bytes) {
     tess_parts_desc d = {.struct_size = sizeof d, .n_parts = 2, .n_heads = 1, .head_dim = 8};
@@ -153,6 +172,8 @@ static const struct {
     {"tess_pattern", base_pattern, call_pattern, offsetof(tess_pattern, mask)},
     {"tess_plan_desc", base_plan, call_plan, offsetof(tess_plan_desc, kv_split)},
     {"tess_run_desc", base_run, call_run, offsetof(tess_run_desc, sink_logits)},
+    {"tess_append_desc", base_append, call_append, offsetof(tess_append_desc, step)},
+    {"tess_copy_desc", base_copy, call_copy, offsetof(tess_copy_desc, n_pairs)},
     {"tess_parts_desc", base_parts, call_parts, offsetof(tess_parts_desc, rows)},
 };
 
@@ -184,6 +205,15 @@ static const struct {
     WIDE(tess_run_desc, d_v),
     WIDE(tess_run_desc, d_lse),
     WIDE(tess_run_desc, step),
+    WIDE(tess_append_desc, k),
+    WIDE(tess_append_desc, v),
+    WIDE(tess_append_desc, k_scale),
+    WIDE(tess_append_desc, v_scale),
+    WIDE(tess_append_desc, step),
+    WIDE(tess_append_desc, block_table),
+    WIDE(tess_append_desc, stream),
+    WIDE(tess_copy_desc, pairs),
+    WIDE(tess_copy_desc, stream),
     WIDE(tess_parts_desc, o_parts),
     WIDE(tess_parts_desc, lse_parts),
     WIDE(tess_parts_desc, o),

@@ -7,7 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
+#include "npy.h"
 #include "properties.h"
 #include "rig.h"
 
@@ -385,6 +387,39 @@ static void test_slots(void **state) {
     }
 }
 
+/* A mask whose heads take different numbers of slots in turn, so that storage groups have no heads
+ * in a row. */
+static void test_mask_slots(void **state) {
+    enum { HEADS = 4, BLOCKS = 20 };
+    static uint8_t mask[HEADS][BLOCKS][BLOCKS];
+    const int64_t shape[3] = {HEADS, BLOCKS, BLOCKS};
+    char path[128], line[256], error[256];
+    for (int h = 0; h < HEADS; h++)
+        for (int i = 0; i < BLOCKS; i++)
+            for (int j = 0; j <= i; j++) mask[h][i][j] = i - j < 2 || (h % 2 && j % 3 == 0);
+    snprintf(path, sizeof path, "/tmp/tessera-test-%ld-slots.npy", (long)getpid());
+    if (npy_write(path, NPY_BOOL, 3, shape, mask, error, sizeof error) != 0) fail_msg("%s", error);
+    snprintf(line, sizeof line,
+             "pattern=blocks block=16 mask=%s heads=4 head_dim=32 batch=2 q_len=9 kv_len=310 "
+             "kv_split=2",
+             path);
+    rig_pair x;
+    const int taken = rig_pair_create(&x, *state, line);
+    remove(path);
+    if (!taken) return;
+    for (int page = 0; page <= 64; page += 32) {
+        cache c;
+        const options opt = {.page = page, .compact = 1, .head_major = page == 32};
+        if (!cache_create(&c, &x.r, &opt, (uint64_t)page)) break;
+        assert_int_equal(c.groups, 2);
+        assert_int_equal(c.group[0].kv_heads[1], 2);
+        cache_run(&c, page == 64 ? 5 : 0, &x.got);
+        compare(&x, &c, "slots of a mask");
+        cache_release(&c);
+    }
+    rig_pair_release(&x);
+}
+
 /* ------------------------------------------------------------------ absent pages */
 
 /* The row as the reference would have it without the keys whose pages are absent. */
@@ -572,7 +607,16 @@ static void test_refusals(void **state) {
         run.o.buffer.offset += 3 << 18;
         run.block_table.offset = out.offset + (1 << 18);
         run.pages = (1 << 18) / (int64_t)bytes;
+        double seconds = -1;
+        run.device_seconds = &seconds;
+        if (compact) {
+            run.stream.extra = &run;
+            assert_error(tess_run(c.plan, &run), TESS_ERROR_UNSUPPORTED, "tess_run", "stream");
+            run.stream.extra = NULL;
+        }
+        assert_true(seconds == -1);
         assert_ok(tess_run(c.plan, &run));
+        assert_true(seconds >= 0);
         assert_ok(tess_wait(target->device, UINT64_MAX));
         assert_ok(tess_free(target->device, &out));
         assert_ok(tess_free(target->device, &work));
@@ -602,6 +646,7 @@ static void test_compact_refused(void **state) {
 }
 
 const property cache_properties[] = {
+    {"slots of a mask", test_mask_slots, 0},
     {"absent pages", test_absent, 0},
     {"pages past 2^31 elements", test_far_pages, 0},
     {"refusals of pools and tables", test_refusals, 1},

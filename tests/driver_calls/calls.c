@@ -14,6 +14,7 @@
 #include <string.h>
 #include <tessera/tessera_cuda.h>
 
+#include "common/serve.h"
 #include "common/testlib.h"
 #include "fake.h"
 #include "problem.h"
@@ -263,6 +264,12 @@ static void test_sm80(void **state) {
     life("cuda_sm80", "sm_86", split_line, NULL, 0);
 }
 
+static void test_decode(void **state) {
+    (void)state;
+    if (!is_cuda) skip();
+    life("cuda_decode", "sm_90", split_line, "cuda/decode", 0);
+}
+
 static void test_sm90(void **state) {
     (void)state;
     if (!is_cuda) skip();
@@ -270,6 +277,33 @@ static void test_sm90(void **state) {
     /* rows that tensor maps cannot take */
     life("cuda_sm90_odd", "sm_90", split_line, "cuda/sm90", 6);
     life("cuda_sm90_many", "sm_90", many_line, NULL, 0); /* jobs are counted on the device */
+}
+
+/* A step of a server: the kernels that write a cache are loaded once, and then only launched. */
+static void test_serving(void **state) {
+    (void)state;
+    tess_runtime *runtime = test_runtime(1);
+    tess_device *device = NULL;
+    const tess_device_desc desc = {.struct_size = sizeof desc, .id = id_of(0)};
+    char *text = NULL;
+    size_t size = 0;
+    FILE *out = open_memstream(&text, &size);
+    assert_non_null(out);
+    set_arch(0, is_cuda ? "sm_90" : "gfx1100");
+    assert_ok(tess_device_open(runtime, &desc, &device));
+    start_log();
+    assert_ok(serve_once(runtime, device));
+    note(out, "a step");
+    assert_ok(serve_once(runtime, device));
+    note(out, "another step");
+    tess_device_release(device);
+    tess_runtime_release(runtime);
+    note(out, "the end");
+    assert_int_equal(fclose(out), 0);
+    control->logging = 0;
+    compare(is_cuda ? "cuda_serving" : "hip_serving", text);
+    free(text);
+    if (control->wrong) fail_msg("the driver was misused: %s", control->what);
 }
 
 /* The only calls that tess_run may make: stream capture allows no others. And it does not
@@ -348,25 +382,24 @@ static void test_images(void **state) {
     }
 }
 
-/* The kernel for Ampere and later has an image for each major version. It uses two pipeline stages
- * of shared memory where a multiprocessor still has room for two thread blocks. */
-static void test_images_sm80(void **state) {
-    (void)state;
-    enum { ONE = 35840, TWO = 52224 }; /* bytes with head_dim 64 */
-    static const struct {
+/* Which image a kernel that has one for each major version takes on which device, and how many
+ * bytes of shared memory: `small` where a multiprocessor has 100 KiB, `large` where it has more. */
+static void check_images(const char *kernel, int small, int large) {
+    const struct {
         choice image;
         int bytes;
-    } all[] = {{{"sm_75", NULL}, 0},        {{"sm_80", "sm_80"}, TWO},   {{"sm_86", "sm_80"}, ONE},
-               {{"sm_87", "sm_80"}, TWO},   {{"sm_89", "sm_80"}, ONE},   {{"sm_90", "sm_90"}, TWO},
-               {{"sm_100", "sm_100"}, TWO}, {{"sm_103", "sm_100"}, TWO}, {{"sm_110", NULL}, 0},
-               {{"sm_120", "sm_120"}, ONE}, {{"sm_121", "sm_120"}, ONE}};
+    } all[] = {
+        {{"sm_75", NULL}, 0},          {{"sm_80", "sm_80"}, large},   {{"sm_86", "sm_80"}, small},
+        {{"sm_87", "sm_80"}, large},   {{"sm_89", "sm_80"}, small},   {{"sm_90", "sm_90"}, large},
+        {{"sm_100", "sm_100"}, large}, {{"sm_103", "sm_100"}, large}, {{"sm_110", NULL}, 0},
+        {{"sm_120", "sm_120"}, small}, {{"sm_121", "sm_120"}, small}};
     if (!is_cuda) skip();
     for (size_t n = 0; n < sizeof all / sizeof *all; n++) {
         scene s;
         char said[128];
         set_arch(0, all[n].image.arch);
         start_log();
-        const tess_status status = open_scene(&s, many_line, 0, NULL, "cuda/sm80");
+        const tess_status status = open_scene(&s, many_line, 0, NULL, kernel);
         control->logging = 0;
         if (all[n].image.image) {
             assert_ok(status);
@@ -386,6 +419,22 @@ static void test_images_sm80(void **state) {
         }
         close_scene(&s);
     }
+}
+
+/* The kernel for Ampere and later has an image for each major version. It uses two pipeline stages
+ * of shared memory where a multiprocessor still has room for two thread blocks. */
+static void test_images_sm80(void **state) {
+    (void)state;
+    enum { ONE = 35840, TWO = 52224 }; /* bytes with head_dim 64 */
+    check_images("cuda/sm80", ONE, TWO);
+}
+
+/* So has the kernel for few rows, which has four stages where a multiprocessor has room for them
+ * and for a second thread block, and two where it does not. */
+static void test_images_decode(void **state) {
+    (void)state;
+    enum { TWO = 38912, FOUR = 71680 };
+    check_images("cuda/decode", TWO, FOUR);
 }
 
 /* ------------------------------------------------------------------ devices */
@@ -539,8 +588,9 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_listing),     cmocka_unit_test(test_two_devices),
         cmocka_unit_test(test_wrapping),    cmocka_unit_test(test_images),
-        cmocka_unit_test(test_images_sm80), cmocka_unit_test(test_portable),
-        cmocka_unit_test(test_sm80),        cmocka_unit_test(test_sm90),
-        cmocka_unit_test(test_run_calls)};
+        cmocka_unit_test(test_images_sm80), cmocka_unit_test(test_images_decode),
+        cmocka_unit_test(test_portable),    cmocka_unit_test(test_sm80),
+        cmocka_unit_test(test_decode),      cmocka_unit_test(test_sm90),
+        cmocka_unit_test(test_serving),     cmocka_unit_test(test_run_calls)};
     return cmocka_run_group_tests_name("calls of a driver", tests, NULL, NULL);
 }

@@ -134,7 +134,8 @@ typedef struct fake_config {
 /* Only these kernels wait for earlier ones by themselves, and only in code for sm_90 and later. */
 static int waits(const void *function) {
     const char *name = fake_function_name(function), *arch = fake_function_arch(function);
-    return (strncmp(name, "tess_sm90_", 10) == 0 || strncmp(name, "tess_merge_", 11) == 0) &&
+    return (strncmp(name, "tess_sm90_", 10) == 0 || strncmp(name, "tess_decode", 11) == 0 ||
+            strncmp(name, "tess_merge_", 11) == 0) &&
            strncmp(arch, "sm_", 3) == 0 && fake_number(arch + 3) >= 90;
 }
 

@@ -11,54 +11,68 @@
 #include "common/elements.h"
 #include "common/partials.h"
 #include "fake.h"
+#include "kernels/decode_args.h"
 #include "kernels/sm80_args.h"
 #include "kernels/sm90_args.h"
 #include "shapes.h"
 
-enum { FORWARD, MERGE, SM90, SM80, MERGE_PARTS, PARTS = 3, DTYPES = 3, MERGE_GROUP = 64 };
+enum { FORWARD, MERGE, SM90, SM80, MERGE_PARTS, DECODE, PARTS = 3, DTYPES = 3, MERGE_GROUP = 64 };
 
 typedef struct kernel {
     int kind, dtype, head_dim;
-    unsigned threads;
+    unsigned threads, rows; /* rows: of a tile, where the name has them */
 } kernel;
 
 static const char *const dtypes[DTYPES] = {"f32", "f16", "bf16"};
 static const int portable_dims[] = {64, 128, 256}, fast_dims[] = {64, 96, 128, 192, 256};
 #define THREADS_OF(head_dim, keys, groups, ...) TESS_SM90_THREADS(groups),
 static const unsigned sm90_threads[] = {TESS_SM90_INSTANCES(THREADS_OF)};
+#define SHAPE_OF(head_dim, rows) {head_dim, rows},
+static const struct {
+    int head_dim;
+    unsigned rows;
+} decode_shapes[] = {TESS_DECODE_INSTANCES(SHAPE_OF)};
 static const unsigned portable_threads[] = {TESS_THREADS_64, TESS_THREADS_128, TESS_THREADS_256};
 
 enum {
     PORTABLE_DIMS = sizeof portable_dims / sizeof *portable_dims,
-    FAST_DIMS = sizeof fast_dims / sizeof *fast_dims
+    FAST_DIMS = sizeof fast_dims / sizeof *fast_dims,
+    DECODE_SHAPES = sizeof decode_shapes / sizeof *decode_shapes
 };
 
 /* Kernels are numbered: dtype, then kind and head_dim; those of paging.c are behind them. */
 enum {
-    PER_DTYPE = PORTABLE_DIMS + 2 + 2 * FAST_DIMS,
+    PER_DTYPE = PORTABLE_DIMS + 2 + 2 * FAST_DIMS + DECODE_SHAPES,
     FIRST_PAGING = DTYPES * PER_DTYPE,
     PREPARE = FIRST_PAGING + FAKE_PAGING_KERNELS
 };
 
 static kernel kernel_of(int number) {
     const int dtype = number / PER_DTYPE, n = number % PER_DTYPE;
-    if (n < PORTABLE_DIMS) return (kernel){FORWARD, dtype, portable_dims[n], portable_threads[n]};
-    if (n == PORTABLE_DIMS) return (kernel){MERGE, dtype, 0, MERGE_GROUP};
-    if (n == PORTABLE_DIMS + 1) return (kernel){MERGE_PARTS, dtype, 0, MERGE_GROUP};
-    const int fast = n - PORTABLE_DIMS - 2, dim = fast_dims[fast % FAST_DIMS];
-    return fast < FAST_DIMS ? (kernel){SM90, dtype, dim, sm90_threads[fast]}
-                            : (kernel){SM80, dtype, dim, TESS_SM80_THREADS};
+    if (n < PORTABLE_DIMS)
+        return (kernel){FORWARD, dtype, portable_dims[n], portable_threads[n], 0};
+    if (n == PORTABLE_DIMS) return (kernel){MERGE, dtype, 0, MERGE_GROUP, 0};
+    if (n == PORTABLE_DIMS + 1) return (kernel){MERGE_PARTS, dtype, 0, MERGE_GROUP, 0};
+    const int fast = n - PORTABLE_DIMS - 2, shape = fast - 2 * FAST_DIMS;
+    if (shape >= 0)
+        return (kernel){DECODE, dtype, decode_shapes[shape].head_dim, TESS_DECODE_THREADS,
+                        decode_shapes[shape].rows};
+    const int dim = fast_dims[fast % FAST_DIMS];
+    return fast < FAST_DIMS ? (kernel){SM90, dtype, dim, sm90_threads[fast], 0}
+                            : (kernel){SM80, dtype, dim, TESS_SM80_THREADS, 0};
 }
 
 int fake_kernel_find(const char *name) {
     for (int n = 0; n < DTYPES * PER_DTYPE; n++) {
-        static const char *const kinds[] = {"forward", "merge", "sm90", "sm80", "merge_parts"};
+        static const char *const kinds[] = {"forward", "merge",       "sm90",
+                                            "sm80",    "merge_parts", "decode"};
         const kernel k = kernel_of(n);
-        char text[64];
-        const int fast = k.kind == SM90 || k.kind == SM80;
+        char text[64], rows[16] = "";
+        const int fast = k.kind == SM90 || k.kind == SM80 || k.kind == DECODE;
         if (fast && k.dtype == TESS_F32) continue;
+        if (k.rows) snprintf(rows, sizeof rows, "%u", k.rows);
         const int length =
-            snprintf(text, sizeof text, "tess_%s_%s", kinds[k.kind], dtypes[k.dtype]);
+            snprintf(text, sizeof text, "tess_%s%s_%s", kinds[k.kind], rows, dtypes[k.dtype]);
         if (k.kind == FORWARD || fast)
             snprintf(text + length, sizeof text - (size_t)length, "_%d", k.head_dim);
         if (strcmp(text, name) == 0) return n;
@@ -71,11 +85,12 @@ int fake_kernel_find(const char *name) {
 const size_t *fake_kernel_parameters(int number) {
     static const size_t portable[] = {8, 8, 8, 8, 8, 8, 8, 8, sizeof(tess_args), 0},
                         sm90[] = {sizeof(tess_sm90_maps), sizeof(tess_sm90_args), 0},
-                        sm80[] = {sizeof(tess_sm80_args), 0};
+                        sm80[] = {sizeof(tess_sm80_args), 0},
+                        decode[] = {sizeof(tess_decode_args), 0};
     if (number == PREPARE) return fake_prepare_parameters;
     if (number >= FIRST_PAGING) return fake_paging_parameters(number - FIRST_PAGING);
     const int kind = kernel_of(number).kind;
-    return kind == SM90 ? sm90 : kind == SM80 ? sm80 : portable;
+    return kind == SM90 ? sm90 : kind == SM80 ? sm80 : kind == DECODE ? decode : portable;
 }
 
 unsigned fake_kernel_threads(int number) {
@@ -93,6 +108,17 @@ typedef struct arguments {
     double scale; /* the size of the scale */
 } arguments;
 
+/* What tess_sm80_args and tess_decode_args have in common. */
+#define READ_ARGUMENTS(x, type, parameter, table)                                        \
+    do {                                                                                 \
+        type s;                                                                          \
+        memcpy(&s, parameter, sizeof s);                                                 \
+        const uint64_t p[8] = {s.q, s.k, s.v, s.o, s.lse, table, s.tables, s.workspace}; \
+        memcpy((x)->pointers, p, sizeof p);                                              \
+        (x)->a = s.common;                                                               \
+        (x)->scale = (double)s.scale_log2 * log(2);                                      \
+    } while (0)
+
 static arguments read_arguments(int number, void *const *parameters) {
     arguments x = {.dtype = kernel_of(number).dtype};
     if (kernel_of(number).kind == SM90) {
@@ -103,12 +129,10 @@ static arguments read_arguments(int number, void *const *parameters) {
         x.a = s.common;
         x.counter = s.counter;
     } else if (kernel_of(number).kind == SM80) {
-        tess_sm80_args s;
-        memcpy(&s, parameters[0], sizeof s);
-        const uint64_t pointers[8] = {s.q, s.k, s.v, s.o, s.lse, 0, s.tables, s.workspace};
-        memcpy(x.pointers, pointers, sizeof pointers);
-        x.a = s.common;
-        x.scale = (double)s.scale_log2 * log(2);
+        READ_ARGUMENTS(&x, tess_sm80_args, parameters[0], 0);
+        return x;
+    } else if (kernel_of(number).kind == DECODE) {
+        READ_ARGUMENTS(&x, tess_decode_args, parameters[0], s.block_table);
         return x;
     } else {
         for (int n = 0; n < 8; n++) memcpy(&x.pointers[n], parameters[n], 8);
@@ -289,6 +313,22 @@ static void merge_parts(const buffers *b, uint32_t item) {
             sum > 0 ? (float)(most + log(sum)) : -INFINITY;
 }
 
+#if defined(FAKE_LOCKSTEP)
+/* The real kernel for few rows, compiled for the host (tests/cuda). */
+void lockstep_decode(int dtype, int head_dim, unsigned rows, unsigned groups,
+                     const tess_decode_args *args);
+
+static void run_lockstep(kernel k, unsigned groups, const void *parameter) {
+    tess_decode_args args;
+    memcpy(&args, parameter, sizeof args);
+    tess_arg_u64 *const pointers[] = {&args.q,   &args.k,           &args.v,      &args.o,
+                                      &args.lse, &args.block_table, &args.tables, &args.workspace};
+    for (size_t n = 0; n < sizeof pointers / sizeof *pointers; n++)
+        *pointers[n] = (uint64_t)(uintptr_t)fake_host(*pointers[n]);
+    lockstep_decode(k.dtype, k.head_dim, k.rows, groups, &args);
+}
+#endif
+
 void fake_kernel_run(int number, unsigned groups, void *const *parameters) {
     if (number == PREPARE) {
         fake_prepare_run(groups, parameters);
@@ -299,6 +339,12 @@ void fake_kernel_run(int number, unsigned groups, void *const *parameters) {
         return;
     }
     const kernel k = kernel_of(number);
+#if defined(FAKE_LOCKSTEP)
+    if (k.kind == DECODE) {
+        run_lockstep(k, groups, parameters[0]);
+        return;
+    }
+#endif
     const arguments x = read_arguments(number, parameters);
     const buffers b = {&x.a,
                        x.scale,

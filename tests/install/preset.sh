@@ -34,6 +34,7 @@ if { PATH=$PATH:/sbin:/usr/sbin ldconfig -p; } | grep -qE 'libcuda\.so\.1|libamd
   exit 0
 fi
 for table in cuda/tess_cuda_images.c cuda/tess_cuda_sm90_images.c cuda/tess_cuda_sm80_images.c \
+  cuda/tess_cuda_decode_images.c \
   hip/tess_hip_images.c; do
   [ "$(images "$table")" = 0 ] || { echo "$table: device code is built without a driver"; exit 1; }
 done

@@ -22,7 +22,7 @@ static cache_shape shape_of(const char *name, uint32_t dtype, int32_t page, int 
                          .compact = compact};
 }
 
-enum { SHAPES = 10 };
+enum { SHAPES = 12 };
 
 static void list_shapes(cache_shape shapes[SHAPES]) {
     int n = 0;
@@ -51,6 +51,12 @@ static void list_shapes(cache_shape shapes[SHAPES]) {
     shapes[n] = shape_of("compact, pages of 16, blocks of 5, packed, f32", TESS_F32, 16, 1);
     shapes[n].pattern = test_s2_pattern(5, 1, 3);
     shapes[n++].packed = 1;
+    shapes[n] = shape_of("pages of 16, ids out of range, f16", TESS_F16, 16, 0);
+    shapes[n++].hostile = 1;
+    shapes[n] =
+        shape_of("compact, pages of 32, ids out of range, a dense head, f32", TESS_F32, 32, 1);
+    shapes[n].pattern.dense_heads = 1;
+    shapes[n++].hostile = 1;
     assert_int_equal(n, SHAPES);
 }
 
@@ -132,6 +138,7 @@ static void test_mixed(void **state) { for_each_shape(state, mixed); }
 static void attention(cache *c) {
     const int64_t first[CACHE_BATCH] = {57, 30, 1}, next[CACHE_BATCH] = {9, 0, 5},
                   token[CACHE_BATCH] = {1, 1, 1};
+    if (c->shape->hostile) return; /* without these keys, results are others */
     cache_append(c, first, NULL);
     for (int n = 0; n < 4; n++) {
         const int64_t *rows = n % 2 ? token : next;
@@ -144,12 +151,32 @@ static void attention(cache *c) {
 
 static void test_attention(void **state) { for_each_shape(state, attention); }
 
+/* A fork goes on apart from its origin, and so does a fork of the fork. */
+static void fork_twice(cache *c) {
+    const int64_t first[CACHE_BATCH] = {43, 0, 0}, both[CACHE_BATCH] = {7, 3, 0},
+                  all[CACHE_BATCH] = {9, 9, 8};
+    if (c->shape->page == 0 || c->shape->hostile) return;
+    cache_append(c, first, NULL);
+    cache_fork(c, 0, 1);
+    cache_check(c, "a fork");
+    cache_append(c, both, NULL);
+    cache_check(c, "a fork and its origin");
+    cache_fork(c, 1, 2);
+    for (int n = 0; n < 3; n++) cache_append(c, all, NULL);
+    cache_check(c, "two forks and their origin");
+    cache_poison(c);
+    cache_attend(c, all, "two forks and their origin");
+}
+
+static void test_forks(void **state) { for_each_shape(state, fork_twice); }
+
 /* ------------------------------------------------------------------ */
 
 int main(int argc, char **argv) {
     static const serving_test all[] = {{"prefill", test_prefill},
                                        {"chunks", test_chunks},
                                        {"mixed", test_mixed},
-                                       {"attention", test_attention}};
+                                       {"attention", test_attention},
+                                       {"forks", test_forks}};
     return serving_main(argc, argv, all, sizeof all / sizeof *all);
 }

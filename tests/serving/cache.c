@@ -42,7 +42,7 @@ static int64_t index_of(const cache *c, uint32_t storage, const tess_tensor *t, 
     if (c->shape->page) {
         unit = c->table[storage][sequence][place / c->shape->page];
         token = place % c->shape->page;
-        if (unit < 0) return -1;
+        if (unit < 0 || unit >= CACHE_PAGES) return -1;
     } else if (c->shape->packed && !c->shape->compact) {
         unit = 0;
         token += packed_start(c, sequence);
@@ -128,6 +128,7 @@ void cache_release(cache *c) {
 
 uint32_t cache_mark(const cache *c, int v, int64_t sequence, int64_t token, int64_t head,
                     int64_t element) {
+    while (token < c->forked[sequence]) sequence = c->origin[sequence];
     uint64_t x =
         (uint64_t)(((sequence * 4099 + token) * 67 + head) * 257 + element) * 2 + (uint64_t)v + 1;
     x *= 0x9e3779b97f4a7c15u;
@@ -171,7 +172,12 @@ static void take_pages(cache *c) {
         for (int b = 0; b < CACHE_BATCH; b++) {
             const int64_t places = places_for(c, s, c->lens[b]), page = c->shape->page;
             for (int64_t n = 0; n * page < places; n++) {
-                if (c->table[s][b][n] >= 0) continue;
+                static const int32_t none[CACHE_STORAGES] = {INT32_MAX, -1, CACHE_PAGES, INT32_MIN};
+                if (c->table[s][b][n] != -1) continue;
+                if (c->shape->hostile && b == 1 && n == 1) {
+                    c->table[s][b][n] = none[s];
+                    continue;
+                }
                 const int pick = (int)test_between(&c->random, 0, c->n_free[s] - 1);
                 c->table[s][b][n] = c->free_pages[s][pick];
                 c->free_pages[s][pick] = c->free_pages[s][--c->n_free[s]];
@@ -179,6 +185,35 @@ static void take_pages(cache *c) {
         }
     assert_ok(tess_copy(c->device, c->block_table, tess_host_buffer(c->table, sizeof c->table),
                         sizeof c->table));
+}
+
+void cache_fork(cache *c, int from, int to) {
+    c->lens[to] = c->forked[to] = c->lens[from];
+    c->origin[to] = from;
+    take_pages(c);
+    for (uint32_t s = 0; s < c->n_storage; s++) {
+        const tess_tensor pools[2] = {c->pools[s].k, c->pools[s].v};
+        int32_t pairs[CACHE_COLUMNS][2];
+        int64_t count = 0;
+        for (; c->table[s][from][count] >= 0; count++) {
+            pairs[count][0] = c->table[s][from][count];
+            pairs[count][1] = c->table[s][to][count];
+        }
+        tess_buffer list = test_upload(c->device, pairs, (uint64_t)count * sizeof *pairs);
+        const tess_copy_desc d = {.struct_size = sizeof d,
+                                  .dtype = c->shape->dtype,
+                                  .n_pools = 2,
+                                  .n_heads = (int32_t)c->pools[s].heads,
+                                  .head_dim = c->shape->head_dim,
+                                  .page = c->shape->page,
+                                  .pages = CACHE_PAGES,
+                                  .n_pairs = count,
+                                  .pools = pools,
+                                  .pairs = list};
+        assert_ok(tess_copy_pages(c->device, &d));
+        assert_ok(tess_wait(c->device, UINT64_MAX));
+        assert_ok(tess_free(c->device, &list));
+    }
 }
 
 /* `cached`: of the cache, else of K and V without one, on `kernel`. */

@@ -19,6 +19,7 @@ typedef struct cache_shape {
     int compact, packed;
     int64_t shift; /* elements before the first one of every tensor */
     int head_major;
+    int hostile; /* ids of some pages are none */
 } cache_shape;
 
 typedef struct cache_pool {
@@ -36,6 +37,8 @@ typedef struct cache {
     uint32_t n_storage, item;
     cache_pool pools[CACHE_STORAGES];
     int64_t lens[CACHE_BATCH]; /* tokens so far */
+    /* of these, tokens that are another sequence's, and whose */
+    int64_t forked[CACHE_BATCH], origin[CACHE_BATCH];
     int32_t table[CACHE_STORAGES][CACHE_BATCH][CACHE_COLUMNS];
     int32_t free_pages[CACHE_STORAGES][CACHE_PAGES];
     int n_free[CACHE_STORAGES];
@@ -52,6 +55,9 @@ uint32_t cache_mark(const cache *c, int v, int64_t sequence, int64_t token, int6
 
 /* Appends `chunks` tokens to the sequences, with a plan of its own, which may be kept. */
 void cache_append(cache *c, const int64_t chunks[CACHE_BATCH], tess_plan **plan);
+
+/* Makes an empty sequence a copy of another one, in pages of its own. */
+void cache_fork(cache *c, int from, int to);
 
 /* Whether block `block` of a kv head still has its place in a sequence of that length. */
 int cache_holds(const cache *c, int64_t head, int64_t block, int64_t tokens);

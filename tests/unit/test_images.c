@@ -10,7 +10,7 @@
 #include "driver.h"
 
 extern const tess_driver_image tess_cuda_images[], tess_cuda_sm90_images[], tess_cuda_sm80_images[],
-    tess_hip_images[];
+    tess_cuda_decode_images[], tess_hip_images[];
 
 enum { MACHINE_CUDA = 190, MACHINE_AMD = 224 };
 
@@ -142,6 +142,19 @@ static void test_sm80(void **state) {
         wants_fast(image, "sm80");
 }
 
+static void test_decode(void **state) {
+    (void)state;
+    if (!tess_cuda_decode_images[0].data) skip();
+    for (const tess_driver_image *image = tess_cuda_decode_images; image->data; image++) {
+        wants_fast(image, "decode16");
+        for (int t = 1; t < 3; t++) {
+            char name[64];
+            snprintf(name, sizeof name, "tess_decode32_%s_128", dtypes[t]);
+            wants(image, name);
+        }
+    }
+}
+
 static void test_hip(void **state) {
     (void)state;
     if (!tess_hip_images[0].data) skip();
@@ -161,7 +174,8 @@ static void test_hip(void **state) {
 static void test_lists(void **state) {
     (void)state;
     const tess_driver_image *const lists[] = {tess_cuda_images, tess_cuda_sm90_images,
-                                              tess_cuda_sm80_images, tess_hip_images};
+                                              tess_cuda_sm80_images, tess_cuda_decode_images,
+                                              tess_hip_images};
     for (size_t l = 0; l < sizeof lists / sizeof *lists; l++)
         for (const tess_driver_image *a = lists[l]; a->data; a++)
             for (const tess_driver_image *b = a + 1; b->data; b++)
@@ -174,6 +188,6 @@ int main(void) {
         return 77;
     }
 #define TEST(name) cmocka_unit_test(name)
-    return RUN_TESTS(TEST(test_cuda), TEST(test_sm90), TEST(test_sm80), TEST(test_hip),
-                     TEST(test_lists));
+    return RUN_TESTS(TEST(test_cuda), TEST(test_sm90), TEST(test_sm80), TEST(test_decode),
+                     TEST(test_hip), TEST(test_lists));
 }

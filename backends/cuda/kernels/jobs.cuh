@@ -29,7 +29,7 @@ template <typename Int> __device__ __forceinline__ uint32_t blocks_below(Int blo
 struct job_words {
     int64_t q_start, kv_start;
     int32_t head, heads, row, rows, partial;
-    int32_t batch, q_len, kv_len, q_first;
+    int32_t batch, q_len, kv_len, q_first, kv_batch;
     uint32_t flags, local, stride, shift;
     int32_t left, right, sinks;
     tess_key_walk walk;
@@ -60,6 +60,7 @@ struct job_words {
         q_len = words.sequence(TESS_WORD_SEQUENCE_Q_LEN);
         kv_len = words.sequence(TESS_WORD_SEQUENCE_KV_LEN);
         q_first = words.sequence(TESS_WORD_SEQUENCE_Q_FIRST);
+        kv_batch = words.sequence(TESS_WORD_SEQUENCE_KV_BATCH);
         flags = words.cls(TESS_WORD_CLASS_FLAGS);
         local = words.cls(TESS_WORD_CLASS_LOCAL);
         stride = words.cls(TESS_WORD_CLASS_STRIDE);
@@ -68,6 +69,23 @@ struct job_words {
         right = words.cls(TESS_WORD_CLASS_RIGHT);
         sinks = words.cls(TESS_WORD_CLASS_SINKS);
     }
+};
+
+/* The words of a job, of its sequence and of its class, in the plan's tables. */
+struct table_words {
+    const uint32_t *job_at, *sequence_at, *class_at;
+
+    __device__ __forceinline__ table_words(const uint32_t *tables, const tess_args *c,
+                                           uint32_t index) {
+        job_at = tables + c->items_at + (uint64_t)index * TESS_JOB_WORDS;
+        sequence_at =
+            tables + c->sequences_at + (uint64_t)job(TESS_WORD_JOB_SEQUENCE) * TESS_SEQUENCE_WORDS;
+        class_at =
+            tables + c->classes_at + TESS_HIGH_HALF(job(TESS_WORD_JOB_CLS)) * TESS_CLASS_WORDS;
+    }
+    __device__ __forceinline__ uint32_t job(uint32_t n) const { return job_at[n]; }
+    __device__ __forceinline__ uint32_t sequence(uint32_t n) const { return sequence_at[n]; }
+    __device__ __forceinline__ uint32_t cls(uint32_t n) const { return class_at[n]; }
 };
 
 /* The key blocks of a job in the order in which these kernels take them, which does not matter to a

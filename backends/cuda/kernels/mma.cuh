@@ -29,6 +29,31 @@ __device__ __forceinline__ void cp_async_unit(uint32_t to, const void *from, int
                  "l"(__cvta_generic_to_global(from)), "r"(bytes)
                  : "memory");
 }
+/* The same for what nobody reads again, or with the policy of cache_usual() like any other load. */
+__device__ __forceinline__ void cp_async_unit(uint32_t to, const void *from, int bytes,
+                                              uint64_t policy) {
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(to),
+                 "l"(__cvta_generic_to_global(from)), "r"(bytes), "l"(policy)
+                 : "memory");
+}
+__device__ __forceinline__ uint64_t cache_evict_first() {
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+__device__ __forceinline__ uint64_t cache_usual() {
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+/* Ends a group of copies of this thread, which may be empty. */
+__device__ __forceinline__ void cp_async_commit() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+/* Waits for all groups of this thread but the last N. */
+template <int N> __device__ __forceinline__ void cp_async_wait_but() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
 /* Waits for all copies of this thread. */
 __device__ __forceinline__ void cp_async_wait_all() {
     asm volatile("cp.async.wait_all;" ::: "memory");
@@ -143,6 +168,23 @@ __device__ __forceinline__ float log2_fast(float x) {
     float y;
     asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
+}
+
+/*
+ * The host launches some kernels before earlier ones in the stream have ended
+ * (tess_driver_vendor.start), where the code is for sm_90 or later. Until a thread has waited for
+ * them, it reads only the plan's tables, which are older. The next kernel in the stream may begin
+ * as early, once everything before this one has ended.
+ */
+__device__ __forceinline__ void grid_dependency_wait() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void grid_dependents_launch() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
 }
 
 } // namespace tess

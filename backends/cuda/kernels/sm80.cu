@@ -12,7 +12,7 @@
  * With two stages, all of the next one is copied while this one is worked on. With one, the next
  * keys are copied once this stage's products with Q are done, and its values during these.
  */
-#include "mma.cuh"
+#include "fragments.cuh"
 #include "sm80_args.h"
 #include "sm80_keys.cuh"
 
@@ -26,29 +26,8 @@ enum {
     LISTS = 3,
 };
 
-/* The words of a job, of its sequence and of its class, in the plan's tables. */
-struct table_words {
-    const uint32_t *job_at, *sequence_at, *class_at;
-
-    __device__ __forceinline__ table_words(const uint32_t *tables, const tess_args *c,
-                                           uint32_t index) {
-        job_at = tables + c->items_at + (uint64_t)index * TESS_JOB_WORDS;
-        sequence_at =
-            tables + c->sequences_at + (uint64_t)job(TESS_WORD_JOB_SEQUENCE) * TESS_SEQUENCE_WORDS;
-        class_at =
-            tables + c->classes_at + TESS_HIGH_HALF(job(TESS_WORD_JOB_CLS)) * TESS_CLASS_WORDS;
-    }
-    __device__ __forceinline__ uint32_t job(uint32_t n) const { return job_at[n]; }
-    __device__ __forceinline__ uint32_t sequence(uint32_t n) const { return sequence_at[n]; }
-    __device__ __forceinline__ uint32_t cls(uint32_t n) const { return class_at[n]; }
-};
-
-/* Shared memory. Rows are as long as D elements; within a row, units of 16 bytes trade places
- * with others of their group, so that 8 rows of one column are in different banks. */
-template <int D, int ROWS> struct alignas(128) shared_memory {
-    static constexpr int UNITS = D / 8, ROW = D * 2;
-    /* units that trade places; neighbouring rows that trade alike */
-    static constexpr int GROUP = UNITS % 8 == 0 ? 8 : 4, SAME = 8 / GROUP;
+/* The head of shared memory; the matrices follow. */
+template <int ROWS> struct alignas(128) shared_memory {
     key keys[LISTS][KEYS];
     struct {
         /* the key that it is level with; its query block counted from the tile's first */
@@ -58,21 +37,17 @@ template <int D, int ROWS> struct alignas(128) shared_memory {
     key_list list;
     const uint16_t *k, *v;              /* the sequence's first key of the job's head */
     static constexpr int HEADER = 3072; /* of the bytes that precede the matrices */
-
-    static __device__ __forceinline__ uint32_t place(uint32_t row, uint32_t unit) {
-        return row * ROW + (unit / GROUP * GROUP + ((unit ^ row / SAME) % GROUP)) * 16;
-    }
 };
 
 /* What a thread block does for one job: what a thread holds, and the steps that it takes. The job
  * has at most TILES times 64 rows. */
 template <typename T, int D, int ROWS, int TILES> struct mainloop {
-    typedef shared_memory<D, ROWS> memory;
+    typedef shared_memory<ROWS> memory;
+    typedef row_places<D> places;
     enum {
-        UNITS = memory::UNITS,
-        ROW = memory::ROW,
-        GROUP = memory::GROUP,
-        TURNS = GROUP / 2,      /* steps of 16 elements until places repeat */
+        UNITS = places::UNITS,
+        ROW = places::ROW,
+        GROUP = places::GROUP,
         PASS = THREADS / GROUP, /* rows that the block copies at a time */
         STAGE = KEYS * ROW,     /* bytes of K or V */
         N = KEYS / 8,           /* columns of products: 8 keys each */
@@ -84,37 +59,21 @@ template <typename T, int D, int ROWS, int TILES> struct mainloop {
     uint32_t q_at; /* in shared memory: Q, and after it the stages, each of K and then V */
     uint32_t thread, warp, lane;
     float s[TILES][N][4], o[TILES][O][4]; /* S, and then P; O */
-    /* m: the score that exponentials are relative to; l: this thread's part of their sum */
-    float row_max[TILES][2], row_sum[TILES][2];
+    row_state<TILES> state;
 
     __device__ __forceinline__ uint32_t k_at(int stage) const {
         return q_at + ROWS * ROW + stage * 2 * STAGE;
     }
     __device__ __forceinline__ uint32_t v_at(int stage) const { return k_at(stage) + STAGE; }
-    /* Where this lane reads matrices, of the first 16 rows of Q or V, and of the first 16 keys of
-     * K. */
-    static __device__ __forceinline__ uint32_t own_rows(uint32_t lane) {
-        return memory::place(lane % 16, lane / 16);
-    }
-    static __device__ __forceinline__ uint32_t own_keys(uint32_t lane) {
-        return memory::place(lane / 16 * 8 + lane % 8, lane / 8 % 2);
-    }
-
     /* The row of the tile that s[t][n][2 * r], o[t][n][2 * r] and those after them belong to. */
     __device__ __forceinline__ int row_of(int t, int r) const {
         return t * 64 + warp * 16 + r * 8 + lane / 4;
     }
 
-    /* Element columns 16 x .. 16 x + 15 of rows that begin at `at`, which is a multiple of 128 but
-     * for the lane's own place. */
-    static __device__ __forceinline__ uint32_t step(uint32_t at, int x) {
-        return (at ^ (x % TURNS * 32)) + x / TURNS * GROUP * 16;
-    }
-
     /* ---------------------------------------------------------------- copies */
 
     __device__ __forceinline__ uint32_t own_place() const {
-        return memory::place(thread / GROUP, thread % GROUP);
+        return places::place(thread / GROUP, thread % GROUP);
     }
 
     /* Copies this thread's elements of one row, or zeros for a row that is not `there`. */
@@ -170,7 +129,7 @@ template <typename T, int D, int ROWS, int TILES> struct mainloop {
         const int32_t rows = j->rows, all = rows * j->heads;
 #pragma unroll 1
         for (int r = thread / GROUP; r < TILES * 64; r += PASS)
-            copy_row(q_at + memory::place(r, thread % GROUP),
+            copy_row(q_at + places::place(r, thread % GROUP),
                      first + (r < all ? row_at(r, rows, rows == all, c->q_token, c->q_head) : 0),
                      r < all, a->wide & 1);
     }
@@ -189,22 +148,18 @@ template <typename T, int D, int ROWS, int TILES> struct mainloop {
         /* addresses are computed in each stage, since all of them together take too many
          * registers */
         const uint32_t now = lane_volatile();
-        const uint32_t k = k_at(stage) + own_keys(now), q = q_at + warp * 16 * ROW + own_rows(now);
-#pragma unroll
-        for (int t = 0; t < TILES; t++)
-#pragma unroll
-            for (int n = 0; n < N; n++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) s[t][n][e] = 0;
+        const uint32_t k = k_at(stage) + places::own_keys(now),
+                       q = q_at + warp * 16 * ROW + places::own_rows(now);
+        clear(s);
 #pragma unroll
         for (int x = 0; x < D / 16; x++) {
             uint32_t rows[TILES][4];
 #pragma unroll
-            for (int t = 0; t < TILES; t++) ldmatrix(rows[t], step(q, x) + t * 64 * ROW);
+            for (int t = 0; t < TILES; t++) ldmatrix(rows[t], places::step(q, x) + t * 64 * ROW);
 #pragma unroll
             for (int n = 0; n < N; n += 2) {
                 uint32_t keys[4];
-                ldmatrix(keys, step(k, x) + n * 8 * ROW);
+                ldmatrix(keys, places::step(k, x) + n * 8 * ROW);
 #pragma unroll
                 for (int t = 0; t < TILES; t++) {
                     mma<T>(s[t][n], rows[t], keys[0], keys[1]);
@@ -212,16 +167,6 @@ template <typename T, int D, int ROWS, int TILES> struct mainloop {
                 }
             }
         }
-    }
-
-    /* A scale below 0 changes the sign of scores; exponentials are made with its magnitude. */
-    __device__ __forceinline__ void negate() {
-#pragma unroll
-        for (int t = 0; t < TILES; t++)
-#pragma unroll
-            for (int n = 0; n < N; n++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) s[t][n][e] = -s[t][n][e];
     }
 
     /* Replaces scores that must not count by -inf. */
@@ -259,61 +204,9 @@ template <typename T, int D, int ROWS, int TILES> struct mainloop {
         }
     }
 
-    /* Turns scores (S) into exponentials (P), each row for itself: its bits do not depend on its
-     * neighbours. Sums and products are rounded one by one: the compiler would fuse some of them,
-     * and others in each place. */
-    __device__ __forceinline__ void softmax() {
-        const float scale_log2 = a->scale_log2;
-        float o_scale[TILES][2];
-#pragma unroll
-        for (int t = 0; t < TILES; t++) {
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
-                float largest = s[t][0][2 * r], max_scaled;
-#pragma unroll
-                for (int n = 0; n < N; n++)
-                    largest = fmaxf(largest, fmaxf(s[t][n][2 * r], s[t][n][2 * r + 1]));
-                largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
-                largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-                /* row_max rises only when that makes a factor of more than 2^8: exponentials stay
-                 * bounded, and O is rarely rescaled. */
-                const bool rises = (largest - row_max[t][r]) * scale_log2 > 8.0f;
-                o_scale[t][r] = rises ? exp2_fast((row_max[t][r] - largest) * scale_log2) : 1.0f;
-                if (rises) row_max[t][r] = largest;
-                max_scaled = row_max[t][r] == MINUS_INFINITY ? 0.0f : row_max[t][r] * scale_log2;
-                /* a product that large has lost bits which the difference keeps */
-                if (fabsf(max_scaled) > 0x1p14f) {
-#pragma unroll
-                    for (int n = 0; n < N; n++) {
-                        s[t][n][2 * r] -= row_max[t][r];
-                        s[t][n][2 * r + 1] -= row_max[t][r];
-                    }
-                    max_scaled = 0;
-                }
-                float total = __fmul_rn(row_sum[t][r], o_scale[t][r]);
-#pragma unroll
-                for (int n = 0; n < N; n++) {
-                    s[t][n][2 * r] = exp2_fast(fmaf(s[t][n][2 * r], scale_log2, -max_scaled));
-                    s[t][n][2 * r + 1] =
-                        exp2_fast(fmaf(s[t][n][2 * r + 1], scale_log2, -max_scaled));
-                    total = __fadd_rn(total, __fadd_rn(s[t][n][2 * r], s[t][n][2 * r + 1]));
-                }
-                row_sum[t][r] = total;
-            }
-        }
-#pragma unroll
-        for (int t = 0; t < TILES; t++) {
-            if (!__any_sync(~0u, o_scale[t][0] != 1.0f || o_scale[t][1] != 1.0f)) continue;
-#pragma unroll
-            for (int y = 0; y < O; y++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) o[t][y][e] *= o_scale[t][e / 2];
-        }
-    }
-
     /* O += P V */
     __device__ __forceinline__ void values(int stage) {
-        const uint32_t v = v_at(stage) + own_rows(lane_volatile());
+        const uint32_t v = v_at(stage) + places::own_rows(lane_volatile());
 #pragma unroll
         for (int x = 0; x < KEYS / 16; x++) {
             uint32_t p[TILES][4];
@@ -326,7 +219,7 @@ template <typename T, int D, int ROWS, int TILES> struct mainloop {
 #pragma unroll
             for (int y = 0; y < O; y += 2) {
                 uint32_t elements[4];
-                ldmatrix_transposed(elements, step(v, y / 2) + x * 16 * ROW);
+                ldmatrix_transposed(elements, places::step(v, y / 2) + x * 16 * ROW);
 #pragma unroll
                 for (int t = 0; t < TILES; t++) {
                     mma<T>(o[t][y], p[t], elements[0], elements[1]);
@@ -340,18 +233,17 @@ template <typename T, int D, int ROWS, int TILES> struct mainloop {
 
     /* Divides O by the row sums. A row that has seen no key is 0, whatever its registers hold. */
     __device__ __forceinline__ void divide() {
+        state.reduce_sums();
 #pragma unroll
         for (int t = 0; t < TILES; t++)
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                row_sum[t][r] = __fadd_rn(row_sum[t][r], __shfl_xor_sync(~0u, row_sum[t][r], 1));
-                row_sum[t][r] = __fadd_rn(row_sum[t][r], __shfl_xor_sync(~0u, row_sum[t][r], 2));
-                const float inverse = reciprocal(row_sum[t][r]);
+                const float inverse = reciprocal(state.sum[t][r]);
 #pragma unroll
                 for (int y = 0; y < O; y++)
 #pragma unroll
                     for (int e = 2 * r; e < 2 * r + 2; e++)
-                        o[t][y][e] = row_sum[t][r] == 0 ? 0.0f : o[t][y][e] * inverse;
+                        o[t][y][e] = state.sum[t][r] == 0 ? 0.0f : o[t][y][e] * inverse;
             }
     }
 
@@ -371,14 +263,15 @@ template <typename T, int D, int ROWS, int TILES> struct mainloop {
             for (int t = 0; t < TILES; t++)
 #pragma unroll
                 for (int r = 0; r < 2; r++) {
-                    const float ln = __fmul_rn(log2_fast(row_sum[t][r]), LN_2);
-                    const float lse = row_sum[t][r] == 0 ? MINUS_INFINITY
-                                                         : fmaf(row_max[t][r], fabsf(c->scale), ln);
+                    const float row_max = state.max[t][r], row_sum = state.sum[t][r];
+                    const float ln = __fmul_rn(log2_fast(row_sum), LN_2);
+                    const float lse =
+                        row_sum == 0 ? MINUS_INFINITY : fmaf(row_max, fabsf(c->scale), ln);
                     const int in_tile = row_of(t, r);
                     if (lane % 4 != 0 || in_tile >= all) continue;
                     if (partial != NO_PARTIAL)
                         store_max_sum(partials + (uint64_t)c->partial_rows * c->head_dim + in_tile,
-                                      row_max[t][r], row_sum[t][r]);
+                                      row_max, row_sum);
                     else
                         ((float *)
                              a->lse)[batch * c->lse_batch + first * c->lse_token +
@@ -397,11 +290,9 @@ template <typename T, int D, int ROWS, int TILES> struct mainloop {
     /* Writes a row's m and l into a partial. Exponentials are relative to a rounded product of m
      * and scale, and l makes up for the rounding. */
     __device__ __forceinline__ void store_max_sum(float *to, float max, float sum) const {
-        const float product = __fmul_rn(max, a->scale_log2);
         to[0] = max;
-        to[a->common.partial_rows] = sum == 0 || fabsf(product) > 0x1p14f
-                                         ? sum
-                                         : sum * exp2_fast(-fmaf(max, a->scale_log2, -product));
+        to[a->common.partial_rows] =
+            sum == 0 ? sum : sum * exp2_fast(-rounding_of(max, a->scale_log2));
     }
 
     __device__ __forceinline__ void store_partial(float *partials, int32_t all) const {
@@ -434,7 +325,7 @@ template <typename T, int D, int ROWS, int TILES> struct mainloop {
 #pragma unroll
                 for (int y = 0; y < O; y++)
                     store_word(q_at + (t * 64 + warp * 16) * ROW +
-                                   memory::place(r * 8 + lane / 4, y) + lane % 4 * 4,
+                                   places::place(r * 8 + lane / 4, y) + lane % 4 * 4,
                                pack<T>(o[t][y][2 * r], o[t][y][2 * r + 1]));
         __syncwarp();
         const int units = (int)c->head_dim / 8;
@@ -445,7 +336,7 @@ template <typename T, int D, int ROWS, int TILES> struct mainloop {
             for (int n = lane; n < 16 * UNITS; n += 32) {
                 const int r = n / UNITS, unit = n % UNITS;
                 if (first_row + r >= all || unit >= units) continue;
-                const uint4 x = load_shared_unit(q_at + first_row * ROW + memory::place(r, unit));
+                const uint4 x = load_shared_unit(q_at + first_row * ROW + places::place(r, unit));
                 uint16_t *to =
                     first + row_at(first_row + r, rows, one_head, c->o_token, c->o_head) + unit * 8;
                 write_unit(to, x, a->wide & 4);
@@ -459,18 +350,8 @@ template <typename T, int D, int ROWS, int TILES> struct mainloop {
         /* a shuffle tells the compiler that all threads have the same */
         const int32_t stages = __shfl_sync(~0u, m->list.stages, 0);
         const bool two = a->stages == 2, active = warp * 16 < m->job.rows * m->job.heads;
-#pragma unroll
-        for (int t = 0; t < TILES; t++) {
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
-                row_max[t][r] = MINUS_INFINITY;
-                row_sum[t][r] = 0;
-            }
-#pragma unroll
-            for (int y = 0; y < O; y++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) o[t][y][e] = 0;
-        }
+        state.reset();
+        clear(o);
         if (stages > 0) {
             copy_q();
             copy_k(0, 0);
@@ -497,9 +378,9 @@ template <typename T, int D, int ROWS, int TILES> struct mainloop {
                 if (i + 1 < stages) copy_k(next_stage, next_list);
             }
             if (active) {
-                if (a->common.scale < 0) negate();
+                if (a->common.scale < 0) negate(s);
                 if (i < m->list.masked_stages) mask(list);
-                softmax();
+                state.softmax(s, o, a->scale_log2);
                 values(stage);
             }
             list = next_list;
@@ -509,7 +390,7 @@ template <typename T, int D, int ROWS, int TILES> struct mainloop {
 };
 
 template <typename T, int D, int ROWS, int TILES>
-__device__ __forceinline__ void work(shared_memory<D, ROWS> *m, uint32_t matrices,
+__device__ __forceinline__ void work(shared_memory<ROWS> *m, uint32_t matrices,
                                      const tess_sm80_args *a) {
     mainloop<T, D, ROWS, TILES> w;
     w.m = m;
@@ -524,7 +405,7 @@ __device__ __forceinline__ void work(shared_memory<D, ROWS> *m, uint32_t matrice
 template <typename T, int D, int ROWS>
 __device__ __forceinline__ void forward(const tess_sm80_args *a) {
     extern __shared__ __align__(128) uint8_t raw[];
-    typedef shared_memory<D, ROWS> memory;
+    typedef shared_memory<ROWS> memory;
     static_assert(sizeof(memory) <= memory::HEADER, "the host asks for enough shared memory");
     memory *m = (memory *)raw;
     const uint32_t *tables = (const uint32_t *)a->tables;

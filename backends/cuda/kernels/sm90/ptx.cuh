@@ -1,25 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Instructions of Hopper that the language has no words for, one function each: dependent
- * launches, mbarriers, tensor memory copies (TMA), named barriers, registers of a warpgroup. */
+/* Instructions of Hopper that the language has no words for, one function each: mbarriers, tensor
+ * memory copies (TMA), named barriers, registers of a warpgroup. */
 #ifndef TESS_CUDA_SM90_PTX_CUH
 #define TESS_CUDA_SM90_PTX_CUH
 
 #include "kernels/mma.cuh"
 
 namespace tess {
-
-/*
- * The host launches the kernel before earlier ones in the stream have ended
- * (tess_driver_vendor.start). The first thread of each role that touches memory of the application
- * waits for them; until then only the plan's tables are read, which are older. The next kernel in
- * the stream may begin as early, once everything before this one has ended.
- */
-__device__ __forceinline__ void grid_dependency_wait() {
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-__device__ __forceinline__ void grid_dependents_launch() {
-    asm volatile("griddepcontrol.launch_dependents;");
-}
 
 __device__ __forceinline__ void mbarrier_init(uint64_t *b, uint32_t count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(count));

@@ -1,0 +1,475 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Forward attention for few rows (decoding, drafts, small chunks) on Ampere and later: the speed is
+ * that of reading K and V once.
+ *
+ * A thread block takes a job of up to 16 or 32 rows, which are the query heads of one kv head and
+ * the rows of each. Its warps share out the keys: of a stage, every warp has 16 keys of its own. It
+ * copies them by cp.async into shared memory of its own, several stages ahead, and keeps row_max,
+ * row_sum and O of all rows over its keys. So no warp ever waits for another until the end, when
+ * the results of the warps are combined in a fixed order.
+ *
+ * K and V of a stage are two groups of copies: S = Q K^T begins when the keys are there, and the
+ * place of keys that were used is filled again before the values are.
+ */
+#include "decode_args.h"
+#include "fragments.cuh"
+#include "key_places.cuh"
+#include "sm80_keys.cuh"
+
+namespace tess {
+
+enum {
+    WARPS = TESS_DECODE_WARPS,
+    THREADS = TESS_DECODE_THREADS,
+    STAGES = TESS_DECODE_STAGES,
+    KEYS = TESS_DECODE_KEYS,
+    WARP_KEYS = 16,
+};
+
+/* The head of shared memory; Q and the stages follow. */
+template <int ROWS> struct alignas(128) shared_memory {
+    key keys[WARPS][STAGES][WARP_KEYS];
+    /* bit n: key n of the stage is there */
+    uint32_t present[WARPS][STAGES];
+    struct {
+        /* the key that it is level with; its query block counted from the tile's first */
+        int32_t position, block;
+    } rows[ROWS];
+    float row_max[WARPS][ROWS], row_sum[WARPS][ROWS]; /* of each warp's keys */
+    float row_total[ROWS];                            /* row_sum of all keys */
+    job_words job;
+    key_list list;
+    key_places places;
+};
+
+/* What a warp does for one job: what a thread holds, and the steps that it takes. */
+template <typename T, int D, int TILES> struct mainloop {
+    typedef row_places<D> place;
+    typedef shared_memory<16 * TILES> memory;
+    enum {
+        UNITS = place::UNITS,
+        ROW = place::ROW,
+        GROUP = place::GROUP,
+        PASS = 32 / GROUP,       /* rows that the warp copies at a time */
+        HALF = WARP_KEYS * ROW,  /* bytes of K or V of a stage */
+        X = D / 16,              /* steps of 16 elements */
+        O = D / 8,               /* columns of O: 8 elements each */
+        HELD = TILES * D <= 128, /* Q stays in registers */
+    };
+
+    memory *m;
+    const tess_decode_args *a;
+    uint32_t q_at,
+        stages_at; /* in shared memory: Q, and this warp's stages, each of K and then V */
+    uint32_t warp, lane;
+    uint64_t policy; /* of copies of keys and values */
+    uint32_t q[HELD ? TILES : 1][HELD ? X : 1][4];
+    float s[TILES][2][4], o[TILES][O][4]; /* S, and then P, of two times 8 keys; O */
+    row_state<TILES> state;
+
+    /* A stage that is to be copied: the key that this lane describes, and its row of K (lanes below
+     * 16) or V. */
+    struct upcoming {
+        key x;
+        const uint16_t *row; /* NULL: there is none */
+    };
+
+    __device__ __forceinline__ uint32_t k_at(int slot) const { return stages_at + slot * 2 * HALF; }
+    __device__ __forceinline__ uint32_t v_at(int slot) const { return k_at(slot) + HALF; }
+
+    /* The row of the tile that s[t][n][2 * r], o[t][n][2 * r] and those after them belong to. */
+    __device__ __forceinline__ int row_of(int t, int r) const { return t * 16 + r * 8 + lane / 4; }
+
+    /* ---------------------------------------------------------------- copies */
+
+    __device__ __forceinline__ upcoming find_keys(int stage) const {
+        const uint32_t *tables = (const uint32_t *)a->tables;
+        upcoming u;
+        u.x = m->list.find((uint32_t)stage * KEYS + warp * WARP_KEYS + lane % WARP_KEYS,
+                           tables + a->common.entries_at, tables + a->common.bits_at,
+                           stage < m->list.masked_stages);
+        u.row = m->places.row(u.x.token, lane / WARP_KEYS);
+        if (!u.row) u.x.token = NO_TOKEN;
+        return u;
+    }
+
+    /* Keeps what a stage's keys are for its mask. */
+    __device__ __forceinline__ void keep_keys(int slot, const upcoming &u) const {
+        const uint32_t present = __ballot_sync(~0u, u.row != 0) & 0xffff;
+        if (lane < WARP_KEYS) m->keys[warp][slot][lane] = u.x;
+        if (lane == 0) m->present[warp][slot] = present;
+    }
+
+    /* Copies 16 rows, of which lane `first` and those after it hold the addresses; zeros for a row
+     * that is not there. */
+    __device__ __forceinline__ void copy_rows(uint32_t to, const uint16_t *row, int first) const {
+        const int unit = lane % GROUP, units = a->common.head_dim / 8;
+        if (a->wide & 2) {
+#pragma unroll
+            for (int n = 0; n < WARP_KEYS; n += PASS) {
+                const int r = n + lane / GROUP;
+                const uint16_t *from = row_of_lane(row, first + r);
+                const int last = from ? units : 0;
+                if (!from) from = m->places.first[0];
+#pragma unroll
+                for (int c = 0; c < UNITS; c += GROUP)
+                    cp_async_unit(to + place::place(r, unit) + c * 16, from + (c + unit) * 8,
+                                  c + unit < last ? 16 : 0, policy);
+            }
+        } else {
+#pragma unroll 1
+            for (int n = 0; n < WARP_KEYS; n += PASS) {
+                const int r = n + lane / GROUP;
+                const uint16_t *from = row_of_lane(row, first + r);
+                const int last = from ? units : 0;
+#pragma unroll 1
+                for (int c = 0; c < UNITS; c += GROUP)
+                    store_unit(to + place::place(r, unit) + c * 16,
+                               c + unit < last ? read_unit(from + (c + unit) * 8, false)
+                                               : make_uint4(0, 0, 0, 0));
+            }
+        }
+    }
+    static __device__ __forceinline__ const uint16_t *row_of_lane(const uint16_t *row, int from) {
+        return (const uint16_t *)__shfl_sync(~0u, (unsigned long long)row, from);
+    }
+    __device__ __forceinline__ void copy_k(int slot, const upcoming &u) const {
+        copy_rows(k_at(slot), u.row, 0);
+    }
+    __device__ __forceinline__ void copy_v(int slot, const upcoming &u) const {
+        copy_rows(v_at(slot), u.row, WARP_KEYS);
+    }
+
+    /* Copies the rows of Q, with all warps; zeros where there is none. */
+    __device__ __forceinline__ void copy_q() const {
+        const tess_args *c = &a->common;
+        const job_words *j = &m->job;
+        const uint16_t *first = (const uint16_t *)a->q + j->batch * c->q_batch +
+                                (j->q_start + j->row) * c->q_token + j->head * c->q_head;
+        const int32_t rows = j->rows, all = rows * j->heads, units = c->head_dim / 8;
+        for (int n = threadIdx.x; n < 16 * TILES * UNITS; n += THREADS) {
+            const int r = n / UNITS, unit = n % UNITS;
+            const bool there = r < all && unit < units;
+            const uint16_t *from =
+                there ? first + row_at(r, rows, rows == all, c->q_token, c->q_head) + unit * 8
+                      : first;
+            const uint32_t to = q_at + place::place(r, unit);
+            if (a->wide & 1)
+                cp_async_unit(to, from, there ? 16 : 0);
+            else
+                store_unit(to, there ? read_unit(from, false) : make_uint4(0, 0, 0, 0));
+        }
+    }
+
+    /* Waits for the oldest group of copies, while all later ones may be under way: there are two
+     * for each stage, and MORE beside them. */
+    template <int MORE, int N = STAGES> __device__ __forceinline__ void wait_oldest() const {
+        if (N == 1 || (int)a->stages == N)
+            cp_async_wait_but<2 * N - 1 + MORE>();
+        else
+            wait_oldest<MORE, (N > 1 ? N - 1 : 1)>();
+    }
+
+    /* ---------------------------------------------------------------- one stage */
+
+    __device__ __forceinline__ void load_q(uint32_t (&rows)[4], int t, int x) const {
+        ldmatrix(rows, place::step(q_at + t * 16 * ROW + place::own_rows(lane), x));
+    }
+
+    __device__ __forceinline__ void scores(int slot) {
+        const uint32_t k = k_at(slot) + place::own_keys(lane);
+        clear(s);
+#pragma unroll
+        for (int x = 0; x < X; x++) {
+            uint32_t keys[4];
+            ldmatrix(keys, place::step(k, x));
+#pragma unroll
+            for (int t = 0; t < TILES; t++) {
+                uint32_t rows[4];
+                if (!HELD) load_q(rows, t, x);
+                const uint32_t(&operand)[4] = HELD ? q[t][x] : rows;
+                mma<T>(s[t][0], operand, keys[0], keys[1]);
+                mma<T>(s[t][1], operand, keys[2], keys[3]);
+            }
+        }
+        if (a->common.scale < 0) negate(s);
+    }
+
+    /* Replaces scores that must not count by -inf. */
+    __device__ __forceinline__ void mask(int slot) {
+        const job_words *j = &m->job;
+        const key *keys = m->keys[warp][slot];
+        const bool window = j->flags & TESS_CLASS_WINDOW;
+#pragma unroll
+        for (int t = 0; t < TILES; t++)
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const int in_tile = row_of(t, r);
+                const row_bounds b = bounds_of(m->rows[in_tile].position, m->rows[in_tile].block,
+                                               j->flags, j->kv_len, j->left, j->right);
+#pragma unroll
+                for (int n = 0; n < 2; n++)
+#pragma unroll
+                    for (int e = 0; e < 2; e++) {
+                        const key x = keys[n * 8 + lane % 4 * 2 + e];
+                        if (!(window ? b.keeps(x, j->sinks) : b.keeps(x)))
+                            s[t][n][2 * r + e] = MINUS_INFINITY;
+                    }
+            }
+    }
+
+    /* O += P V */
+    __device__ __forceinline__ void values(int slot) {
+        const uint32_t v = v_at(slot) + place::own_rows(lane);
+        uint32_t p[TILES][4];
+#pragma unroll
+        for (int t = 0; t < TILES; t++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                p[t][i] = pack<T>(s[t][i / 2][i % 2 * 2], s[t][i / 2][i % 2 * 2 + 1]);
+#pragma unroll
+        for (int y = 0; y < O; y += 2) {
+            uint32_t elements[4];
+            ldmatrix_transposed(elements, place::step(v, y / 2));
+#pragma unroll
+            for (int t = 0; t < TILES; t++) {
+                mma<T>(o[t][y], p[t], elements[0], elements[1]);
+                mma<T>(o[t][y + 1], p[t], elements[2], elements[3]);
+            }
+        }
+    }
+
+    /* ---------------------------------------------------------------- the loop */
+
+    /* Q is the group before the first keys. */
+    __device__ __forceinline__ void await_q() {
+        wait_oldest<1>();
+        __syncthreads();
+        if (!HELD) return;
+#pragma unroll
+        for (int t = 0; t < TILES; t++)
+#pragma unroll
+            for (int x = 0; x < X; x++) load_q(q[t][x], t, x);
+    }
+
+    /* The first rounds only copy: the loop's code is short, since a job is, too, and its
+     * instructions have to come from memory. */
+    __device__ __forceinline__ void run() {
+        /* a shuffle tells the compiler that all threads have the same */
+        const int32_t stages = __shfl_sync(~0u, m->list.stages, 0), ahead = (int32_t)a->stages;
+        state.reset();
+        clear(o);
+        if (stages > 0) copy_q();
+        cp_async_commit();
+        int slot = 0;
+#pragma unroll 1
+        for (int32_t i = -ahead; i < stages; i++) {
+            const bool more = i + ahead < stages;
+            upcoming next = {};
+            if (more) next = find_keys(i + ahead);
+            if (i == 0) await_q();
+            if (i >= 0) {
+                wait_oldest<0>();
+                __syncwarp();
+                scores(slot);
+                if (i < m->list.masked_stages || m->present[warp][slot] != 0xffff) mask(slot);
+                __syncwarp();
+            }
+            if (more) {
+                keep_keys(slot, next);
+                copy_k(slot, next);
+            }
+            cp_async_commit();
+            if (i >= 0) {
+                state.softmax(s, o, a->scale_log2);
+                wait_oldest<0>();
+                __syncwarp();
+                values(slot);
+                __syncwarp();
+            }
+            if (more) copy_v(slot, next);
+            cp_async_commit();
+            slot = slot + 1 == ahead ? 0 : slot + 1;
+        }
+        epilogue();
+    }
+
+    /* ---------------------------------------------------------------- epilogue */
+
+    /* The weight of what a warp has found for a row, whose row_max over all keys is `max`. */
+    __device__ __forceinline__ float weight(float warp_max, float max) const {
+        if (warp_max == MINUS_INFINITY) return 0;
+        return exp2_fast(__fmul_rn(warp_max - max, a->scale_log2) -
+                         rounding_of(warp_max, a->scale_log2));
+    }
+
+    __device__ __forceinline__ float max_of(int row) const {
+        float max = m->row_max[0][row];
+#pragma unroll
+        for (int w = 1; w < WARPS; w++) max = fmaxf(max, m->row_max[w][row]);
+        return max;
+    }
+
+    /* Where O of a warp lies while it is combined: floats, in the place of its stages. Units of 16
+     * bytes trade places, so that 4 rows of one column are in different banks. */
+    __device__ __forceinline__ uint32_t o_unit(uint32_t w, int row, int unit) const {
+        return stages_at + (w - warp) * a->stages * 2 * HALF + row * D * 4 +
+               ((unit ^ (row & 3) << 1) * 16);
+    }
+
+    /* Combines what the warps have found: O and LSE of the tile, or a partial. */
+    __device__ __forceinline__ void epilogue() {
+        state.reduce_sums();
+#pragma unroll
+        for (int n = 0; n < 2 * TILES; n++)
+            if (lane % 4 == 0) {
+                m->row_max[warp][row_of(n / 2, n % 2)] = state.max[n / 2][n % 2];
+                m->row_sum[warp][row_of(n / 2, n % 2)] = state.sum[n / 2][n % 2];
+            }
+        __syncthreads();
+        store_sums();
+#pragma unroll
+        for (int t = 0; t < TILES; t++) {
+            float factor[2];
+#pragma unroll
+            for (int r = 0; r < 2; r++) factor[r] = weight(state.max[t][r], max_of(row_of(t, r)));
+#pragma unroll
+            for (int y = 0; y < O; y++)
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    const uint32_t to =
+                        o_unit(warp, r * 8 + lane / 4, 2 * y + lane % 4 / 2) + lane % 2 * 8;
+                    store_word(to, __float_as_uint(o[t][y][2 * r] * factor[r]));
+                    store_word(to + 4, __float_as_uint(o[t][y][2 * r + 1] * factor[r]));
+                }
+            __syncthreads();
+            store_rows(t * 16);
+            if (t + 1 < TILES) __syncthreads();
+        }
+    }
+
+    __device__ __forceinline__ float *partial() const {
+        const tess_args *c = &a->common;
+        return (float *)a->workspace + c->partials_at +
+               (uint64_t)(uint32_t)m->job.partial * c->partial_rows * (c->head_dim + 2);
+    }
+
+    /* Adds the sums of the warps, a thread for each row, and writes LSE, or m and l of a partial.
+     */
+    __device__ __forceinline__ void store_sums() const {
+        const tess_args *c = &a->common;
+        const job_words *j = &m->job;
+        const int row = threadIdx.x, all = j->rows * j->heads;
+        if (row >= 16 * TILES) return;
+        const float max = max_of(row);
+        float total = 0;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++)
+            total =
+                __fadd_rn(total, __fmul_rn(m->row_sum[w][row], weight(m->row_max[w][row], max)));
+        m->row_total[row] = total;
+        if (row >= all) return;
+        if (j->partial != NO_PARTIAL) {
+            float *to = partial() + (uint64_t)c->partial_rows * c->head_dim + row;
+            to[0] = max;
+            to[c->partial_rows] = total;
+        } else if (c->flags & TESS_ARGS_LSE) {
+            const int64_t first = j->batch * c->lse_batch + (j->q_start + j->row) * c->lse_token +
+                                  j->head * c->lse_head;
+            ((float *)
+                 a->lse)[first + row_at(row, j->rows, j->heads == 1, c->lse_token, c->lse_head)] =
+                total == 0 ? MINUS_INFINITY
+                           : fmaf(max, fabsf(c->scale), __fmul_rn(log2_fast(total), LN_2));
+        }
+    }
+
+    /* Adds O of the warps in their order, and writes 16 rows of it. A row that has seen no key is
+     * 0, whatever its registers held. */
+    __device__ __forceinline__ void store_rows(int first_row) const {
+        const tess_args *c = &a->common;
+        const job_words *j = &m->job;
+        const int32_t rows = j->rows, all = rows * j->heads, units = c->head_dim / 8;
+        uint16_t *const first = (uint16_t *)a->o + j->batch * c->o_batch +
+                                (j->q_start + j->row) * c->o_token + j->head * c->o_head;
+#pragma unroll 1
+        for (int n = threadIdx.x; n < 16 * UNITS; n += THREADS) {
+            const int r = n / UNITS, unit = n % UNITS, row = first_row + r;
+            if (row >= all || unit >= units) continue;
+            const float total = m->row_total[row], inverse = reciprocal(total);
+            float x[8] = {};
+#pragma unroll
+            for (int w = 0; w < WARPS; w++)
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    const uint4 four = load_shared_unit(o_unit(w, r, 2 * unit + h));
+                    x[4 * h] += __uint_as_float(four.x);
+                    x[4 * h + 1] += __uint_as_float(four.y);
+                    x[4 * h + 2] += __uint_as_float(four.z);
+                    x[4 * h + 3] += __uint_as_float(four.w);
+                }
+#pragma unroll
+            for (int e = 0; e < 8; e++) x[e] = total == 0 ? 0.0f : x[e] * inverse;
+            if (j->partial != NO_PARTIAL) {
+                float *to = partial() + (uint64_t)row * c->head_dim + unit * 8;
+                *(float4 *)to = make_float4(x[0], x[1], x[2], x[3]);
+                *(float4 *)(to + 4) = make_float4(x[4], x[5], x[6], x[7]);
+            } else {
+                write_unit(first + row_at(row, rows, rows == all, c->o_token, c->o_head) + unit * 8,
+                           make_uint4(pack<T>(x[0], x[1]), pack<T>(x[2], x[3]), pack<T>(x[4], x[5]),
+                                      pack<T>(x[6], x[7])),
+                           a->wide & 4);
+            }
+        }
+    }
+};
+
+template <typename T, int D, int ROWS>
+__device__ __forceinline__ void forward(const tess_decode_args *a) {
+    extern __shared__ __align__(128) uint8_t raw[];
+    typedef shared_memory<ROWS> memory;
+    static_assert(sizeof(memory) <= TESS_DECODE_HEADER && TESS_DECODE_HEADER % 128 == 0,
+                  "the host asks for enough shared memory");
+    memory *m = (memory *)raw;
+    const tess_args *c = &a->common;
+    const uint32_t *tables = (const uint32_t *)a->tables;
+    const int thread = threadIdx.x;
+    if (thread == 0) {
+        job_words j;
+        j.read(table_words(tables, c, blockIdx.x));
+        m->job = j;
+        m->list.make(&j, tables + c->entries_at, c->block, KEYS);
+        m->places.make(a, &j, m->list.block_shift);
+    }
+    __syncthreads();
+    const int32_t rows = m->job.rows, all = rows * m->job.heads;
+    if (thread < ROWS) {
+        m->rows[thread].position = m->job.q_first + m->job.row + min(thread, all - 1) % rows;
+        m->rows[thread].block = floor_div(m->rows[thread].position, c->block) - m->list.first_block;
+    }
+    grid_dependency_wait();
+    grid_dependents_launch();
+    mainloop<T, D, ROWS / 16> w;
+    w.m = m;
+    w.a = a;
+    w.warp = __shfl_sync(~0u, thread / 32, 0);
+    w.lane = thread % 32;
+    w.q_at = shared_address(raw) + TESS_DECODE_HEADER;
+    w.stages_at = w.q_at + ROWS * D * 2 + w.warp * a->stages * 2 * w.HALF;
+    /* other jobs read the same keys if this one has not all rows of the group */
+    w.policy = m->job.heads == (int32_t)c->group && rows == m->job.q_len ? cache_evict_first()
+                                                                         : cache_usual();
+    w.run();
+}
+
+} // namespace tess
+
+#define INSTANCE(T, D, ROWS)                                                           \
+    extern "C" __global__ void __launch_bounds__(TESS_DECODE_THREADS)                  \
+        tess_decode##ROWS##_##T##_##D(const __grid_constant__ tess_decode_args args) { \
+        tess::forward<tess::T##_t, D, ROWS>(&args);                                    \
+    }
+#define BF16(...) INSTANCE(bf16, __VA_ARGS__)
+#define F16(...)  INSTANCE(f16, __VA_ARGS__)
+TESS_DECODE_INSTANCES(BF16)
+TESS_DECODE_INSTANCES(F16)

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the kernel for few rows is given. Shared by host and device. */
+#ifndef TESS_CUDA_DECODE_ARGS_H
+#define TESS_CUDA_DECODE_ARGS_H
+
+#include "args.h"
+
+typedef unsigned long long tess_arg_u64;
+
+typedef struct tess_decode_args {
+    /* *_at are 0 but for partials_at: the pointers below hold the offsets */
+    tess_args common;
+    tess_arg_u64 q, k, v, o, lse; /* device pointers to element 0 */
+    tess_arg_u64 block_table, tables, workspace;
+    /* bit 0: rows of Q, bit 1: of K and V, bit 2: of O are aligned to 16 bytes */
+    tess_arg_u32 wide;
+    tess_arg_u32 stages; /* of a warp, from 1 to TESS_DECODE_STAGES */
+    float scale_log2;    /* |scale| in exponents of 2 */
+} tess_decode_args;
+
+/* The compiled shapes: X(largest head_dim, rows of a tile). O of 32 rows leaves no registers for
+ * more than 128 elements. */
+#define TESS_DECODE_INSTANCES(X) \
+    X(64, 16) X(96, 16) X(128, 16) X(192, 16) X(256, 16) X(64, 32) X(96, 32) X(128, 32)
+
+#define TESS_DECODE_WARPS   4 /* of a thread block, each with its own keys */
+#define TESS_DECODE_THREADS (32 * TESS_DECODE_WARPS)
+#define TESS_DECODE_KEYS    (16 * TESS_DECODE_WARPS) /* of a stage, of all warps together */
+#define TESS_DECODE_STAGES  4                        /* at most */
+
+/* Bytes of shared memory of a shape: descriptions, Q, and stages of K and V. */
+#define TESS_DECODE_HEADER \
+    (128 * TESS_DECODE_WARPS * TESS_DECODE_STAGES + 256 * TESS_DECODE_WARPS + 1024)
+#define TESS_DECODE_SHARED(head_dim, rows, stages) \
+    (TESS_DECODE_HEADER + 2 * (head_dim) * ((rows) + 2 * (stages)*TESS_DECODE_KEYS))
+
+#endif /* TESS_CUDA_DECODE_ARGS_H */

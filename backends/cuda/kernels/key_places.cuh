@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where the keys of a job lie in K and V: by position, or by the slot of their block, and there in
+ * one tensor or in pages. */
+#ifndef TESS_CUDA_KEY_PLACES_CUH
+#define TESS_CUDA_KEY_PLACES_CUH
+
+#include "decode_args.h"
+#include "jobs.cuh"
+
+namespace tess {
+
+struct key_places {
+    const uint16_t *first[2];  /* of K and of V: the job's kv head in the sequence, or in page 0 */
+    int64_t token[2], page[2]; /* strides in elements */
+    int64_t start;             /* the token that position 0 has there */
+    const int32_t *table;      /* the sequence's page ids; NULL: no pages */
+    const uint32_t *slots;     /* of the kv head's blocks; NULL: by position */
+    uint32_t pages;
+    int32_t page_shift, block, block_shift;
+
+    __device__ __forceinline__ void make(const tess_decode_args *a, const job_words *j,
+                                         int32_t shift) {
+        const tess_args *c = &a->common;
+        const uint32_t *tables = (const uint32_t *)a->tables;
+        uint32_t kv_head = j->head / (int32_t)c->group;
+        slots = 0;
+        if (c->flags & TESS_ARGS_COMPACT) {
+            const uint32_t *words = tables + c->kv_heads_at + kv_head * TESS_KV_HEAD_WORDS;
+            kv_head = words[TESS_WORD_KV_HEAD_POOL_HEAD];
+            slots = tables + c->slots_at +
+                    (uint64_t)words[TESS_WORD_KV_HEAD_SLOTS_OFFSET] * TESS_SLOT_WORDS;
+        }
+        table = 0;
+        if (c->flags & TESS_ARGS_PAGED)
+            table = (const int32_t *)a->block_table + j->kv_batch * c->block_table_batch;
+        const int64_t batch = table ? 0 : j->kv_batch;
+        first[0] = (const uint16_t *)a->k + batch * c->k_batch + kv_head * c->k_head;
+        first[1] = (const uint16_t *)a->v + batch * c->v_batch + kv_head * c->v_head;
+        token[0] = c->k_token;
+        token[1] = c->v_token;
+        page[0] = c->k_batch;
+        page[1] = c->v_batch;
+        start = slots ? 0 : j->kv_start;
+        pages = c->pages;
+        page_shift = 31 - __clz((int32_t)c->page);
+        block = c->block;
+        block_shift = shift;
+    }
+
+    /* The row of a key in K (0) or V (1); NULL where there is none. */
+    __device__ __forceinline__ const uint16_t *row(int32_t t, int tensor) const {
+        if (t == NO_TOKEN) return 0;
+        int64_t u = start + t;
+        if (slots) {
+            const int32_t j = block_shift >= 0 ? t >> block_shift : t / block;
+            const uint32_t slot = slots[(uint64_t)j * TESS_SLOT_WORDS + TESS_WORD_SLOT_SLOT];
+            u += ((int64_t)slot - j) * block;
+        }
+        const uint16_t *from = first[tensor];
+        if (table) {
+            const int32_t id = table[u >> page_shift];
+            if ((uint32_t)id >= pages) return 0;
+            from += id * page[tensor];
+            u &= (1 << page_shift) - 1;
+        }
+        return from + u * token[tensor];
+    }
+};
+
+} // namespace tess
+
+#endif // TESS_CUDA_KEY_PLACES_CUH

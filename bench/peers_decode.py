@@ -1,0 +1,549 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Times Tessera's decoding beside PyTorch's attention and the memory's own speed on one NVIDIA GPU.
+
+    python3 bench/peers_decode.py --library build/release/libtessera.so [--rounds 5]
+        [--only PART,...] [--kernel cuda/decode] [--beside NAME=OTHER.so ...] [--json F]
+
+A time is that of a layer: a captured graph runs layers with K and V of their own, 512 MiB or more
+in all, since less stays in the L2 cache. Contestants take turns in one process, in an order that
+each round shuffles: Tessera, PyTorch's attention by cuDNN and by FlashAttention-2 (dense, with
+enable_gqa), a sum over 8 GiB of float32, and a copy on the device. Some rows of every result are
+compared with float64 before its time counts.
+
+R is the best of the sum, the copy (both ways counted) and PyTorch's dense decode of 16 x 32k keys.
+The first is measured again in each part's turns. Every bar is printed as reached or not, with the
+spread of its rounds; work that the library refuses is printed as "not yet" with its reason.
+
+--beside times further libraries in the same turns, such as builds with other constants. Needs
+PyTorch with CUDA.
+"""
+
+import argparse
+import json
+import math
+import random
+import statistics
+import sys
+
+import torch
+
+from peers_torch import captured, kept_keys, largest_error, peer, timed
+from tessera_ctypes import (
+    BATCH_INVARIANT,
+    COMPACT,
+    DENSE,
+    PER_KV_HEAD,
+    POINTER,
+    S2,
+    Buffer,
+    Tessera,
+    pattern,
+)
+
+L2_SAFE = 512 << 20  # bytes of K and V that one graph reads at least
+TURN_MS = 15.0
+PEERS = ("cuDNN", "FlashAttention-2")
+TIGHT = 1.05
+MAX_CHUNK = 512  # of compact caches
+S2_WIDE = pattern(S2, block=64, local=8, stride=16, flags=PER_KV_HEAD)
+PHI3 = pattern(S2, block=64, local=16, stride=8, offset=1)
+
+
+class Bench:
+    def __init__(self, options):
+        self.options = options
+        self.stream = torch.cuda.Stream()
+        torch.cuda.set_stream(self.stream)
+        named = [("Tessera", options.library)]
+        named += [tuple(x.split("=", 1)) for x in options.beside or []]
+        self.libraries = [
+            (name, Tessera(path, "cuda:0", kernel=options.kernel)) for name, path in named
+        ]
+        self.rows, self.missed, self.best_dense = [], 0, 0.0
+        self.many = torch.full((options.sum_bytes // 4,), 0.5, device="cuda")
+        self.many.uniform_(-1, 1)
+        self.copied = torch.empty_like(self.many[: len(self.many) // 2])
+
+    # ------------------------------------------------------------------ measuring
+
+    def memory(self):
+        """(name, bytes, function of a turn's call) of the two uses of memory alone."""
+        source, target = self.many[: len(self.copied)], self.copied
+        return [
+            ("sum", self.many.nbytes, lambda: torch.sum(self.many)),
+            ("copy", 2 * source.nbytes, lambda: target.copy_(source)),
+        ]
+
+    def turns(self, contestants):
+        """Seconds of a layer by name and round, of (name, layers, function)."""
+        graphs = []
+        for name, layers, function in contestants:
+            function()
+            torch.cuda.synchronize()
+            graphs.append((name, layers, captured(function, 1)))
+        seconds = {name: [] for name, _, _ in graphs}
+        shuffler = random.Random(1)
+        for _ in range(self.options.rounds):
+            shuffler.shuffle(graphs)
+            for name, layers, graph in graphs:
+                seconds[name].append(timed(graph.replay, TURN_MS, layers))
+        return seconds
+
+    def speed(self, title, own, bytes_read, peers=()):
+        """Prints the time of each contestant. Returns the seconds of a layer by round, and R.
+
+        `own`: (name, layers, function); `peers`: likewise.
+        """
+        memory = self.memory()
+        seconds = self.turns(own + list(peers) + [(name, 1, f) for name, _, f in memory])
+        moved = {name: size for name, size, _ in memory}
+        rates = []
+        print(title)
+        for name, t in seconds.items():
+            median = statistics.median(t)
+            size = moved.get(name, bytes_read)
+            if name in moved:
+                rates.append(size / median)
+            print(
+                f"    {name:34} {median * 1e6:11.2f} us   spread {spread(t) * 100:5.1f} %"
+                f"   {size / median * 1e-12:7.3f} TB/s",
+                flush=True,
+            )
+        self.rows.append(
+            {
+                "work": title,
+                "bytes": bytes_read,
+                "seconds": seconds,
+            }
+        )
+        return seconds, max(rates + [self.best_dense])
+
+    def report(self, title, value, bar, unit="x", at_most=False, spread_of=()):
+        good = value <= bar if at_most else value >= bar
+        self.missed += not good
+        self.rows.append(
+            {"bar": title, "value": value, "to_reach": bar, "unit": unit, "reached": bool(good)}
+        )
+        print(
+            f"  {'reached' if good else 'MISSED '}  {title:66} {value:9.3f} {unit}"
+            f"   {'at most' if at_most else 'at least'} {bar:.3f}"
+            + (f"   spread {max(map(spread, spread_of)) * 100:.1f} %" if spread_of else ""),
+            flush=True,
+        )
+
+    def within(self, title, seconds, other, most):
+        """The time over another contestant's: the median of the rounds' ratios."""
+        value = statistics.median([a / b for a, b in zip(seconds, other)])
+        self.report(title, value, most, at_most=True, spread_of=[seconds])
+
+    def not_yet(self, title, why):
+        self.rows.append({"bar": title, "not_yet": why})
+        print(f"  not yet  {title}: {why}", flush=True)
+
+    # ------------------------------------------------------------------ problems
+
+    def tensors(self, batch, q_len, heads, kv_heads, head_dim, tokens):
+        """Q, and K and V of each layer. Layers differ; the peers' tensors are copies of them."""
+        size = 2 * batch * tokens * kv_heads * head_dim * 2
+        layers = max(1, min(64, math.ceil(L2_SAFE / size)))
+        torch.manual_seed(1)
+        q = torch.randn(batch, q_len, heads, head_dim, device="cuda").to(torch.bfloat16)
+        keys = []
+        for _ in range(2 * layers):
+            x = torch.empty(
+                batch, tokens, kv_heads, head_dim, device="cuda", dtype=torch.bfloat16
+            )
+            x.normal_()
+            keys.append(x)
+        return q, list(zip(keys[::2], keys[1::2]))
+
+    def own(self, q, layers, wanted, check=None, fields=None, **more):
+        """(name, layers, function) of each library, after a check, and the first one's plan."""
+        contestants, first = [], None
+        for name, library in self.libraries:
+            outputs = [torch.full_like(q, math.nan) for _ in layers]
+            k, v = layers[0]
+            plan, info = library.plan(
+                torch, "bf16", q, k, v, outputs[0], wanted, self.stream.cuda_stream, **more
+            )
+            runs = [
+                plan.on(q, k, v, o, **(fields or {})) for (k, v), o in zip(layers, outputs)
+            ]
+            for n in {0, len(layers) - 1}:
+                runs[n]()
+                error = (check or largest_error)(q, *layers[n], outputs[n], wanted)
+                if not error < 2e-2:
+                    sys.exit(f"{name}: wrong result, largest relative difference {error:.2e}")
+            first = first or (plan, info)
+            contestants.append((name, len(layers), all_of(runs)))
+        return contestants, *first
+
+    def peers(self, q, layers):
+        """(name, layers, function) of PyTorch's kernels that take the dense shape."""
+        for name in PEERS:
+            try:
+                calls = [peer(name, q, k, v)[0] for k, v in layers]
+                o = calls[0]().transpose(1, 2)
+            except torch.OutOfMemoryError:
+                print(f"    {name}: no memory", flush=True)
+                continue
+            except RuntimeError as error:
+                print(f"    {name}: {str(error).splitlines()[0]}", flush=True)
+                continue
+            if not largest_error(q, *layers[0], o, pattern(DENSE), samples=3) < 2e-2:
+                print(f"    {name}: wrong result; left out", flush=True)
+                continue
+            yield name, len(layers), all_of(calls)
+
+    def dense_row(self, title, shape, with_peers=True, **more):
+        """Times the dense shape (batch, q_len, heads, kv_heads, head_dim, tokens)."""
+        q, layers = self.tensors(*shape)
+        own, plan, info = self.own(q, layers, pattern(DENSE), **more)
+        size = layers[0][0].nbytes + layers[0][1].nbytes
+        jobs = f"{info.n_jobs - info.n_merge_jobs} jobs, {info.n_merge_jobs} merges"
+        seconds, best = self.speed(
+            f"{title} [{info.kernel.decode()}, {jobs}, {len(layers)} layers]",
+            own,
+            size,
+            self.peers(q, layers) if with_peers else (),
+        )
+        return seconds, best, size
+
+    # ------------------------------------------------------------------ parts
+
+    def dense(self):
+        for batch, tokens, share in (
+            (16, 32768, 0.96),  # first, since R needs it
+            (1, 131072, 0.90),
+            (64, 8192, 0.96),
+            (256, 2048, 0.96),
+        ):
+            title = f"dense decode {batch} x {tokens}"
+            t, best, size = self.dense_row(title, (batch, 1, 32, 8, 128, tokens))
+            rivals = [statistics.median(t[name]) for name in PEERS if name in t]
+            if (batch, tokens) == (16, 32768) and rivals:
+                self.best_dense = size / min(rivals)
+                best = max(best, self.best_dense)
+            own = t["Tessera"]
+            if rivals:
+                self.report(
+                    f"{title}: over the better of PyTorch's",
+                    min(rivals) / statistics.median(own),
+                    1.0,
+                    spread_of=[own],
+                )
+            self.share_of_r(title, own, size, best, share)
+
+    def share_of_r(self, title, seconds, size, best, bar):
+        self.report(
+            f"{title}: share of R ({best * 1e-12:.3f} TB/s)",
+            size / statistics.median(seconds) / best,
+            bar,
+            "R",
+            spread_of=[seconds],
+        )
+
+    def latency(self):
+        for tokens in (4096, 32768, 131072):
+            title = f"latency, batch 1, {tokens} keys"
+            t, best, size = self.dense_row(title, (1, 1, 32, 8, 128, tokens))
+            self.report(
+                f"{title}: us of a layer",
+                statistics.median(t["Tessera"]) * 1e6,
+                (size / (0.97 * best) + 6e-6) * 1e6,
+                "us",
+                at_most=True,
+                spread_of=[t["Tessera"]],
+            )
+
+    def mixed(self):
+        """64 sequences of 1k to 128k keys, 1M keys in all, packed."""
+        draw = random.Random(12)
+        lengths = [round(2 ** draw.uniform(10, 17)) for _ in range(64)]
+        scale = ((1 << 20) - 131072 - 1024) / sum(lengths[2:])
+        lengths = [131072, 1024] + [max(1024, round(n * scale)) for n in lengths[2:]]
+        total = sum(lengths)
+        q, layers = self.tensors(1, 64, 32, 8, 128, total)
+        starts = [sum(lengths[:n]) for n in range(65)]
+
+        def check(q, k, v, o, wanted):
+            worst = 0.0
+            for n in (0, 1, 17, 40, 63):
+                one = slice(n, n + 1)
+                keys = slice(starts[n], starts[n + 1])
+                error = largest_error(q[:, one], k[:, keys], v[:, keys], o[:, one], wanted, 3)
+                worst = max(worst, error)
+            return worst
+
+        own, _, info = self.own(
+            q,
+            layers,
+            pattern(DENSE),
+            check,
+            batch=64,
+            q_len=0,
+            kv_len=max(lengths),
+            cu_q_lens=list(range(65)),
+            cu_kv_lens=starts,
+        )
+        size = layers[0][0].nbytes * 2
+        title = f"64 sequences of {min(lengths)} to {max(lengths)} keys, {total} in all"
+        seconds, best = self.speed(f"{title} [{info.kernel.decode()}]", own, size)
+        self.share_of_r(title, seconds["Tessera"], size, best, 0.92)
+
+    def drafts(self):
+        """Rows of one sequence, in turns with a single row on the same keys."""
+        q, layers = self.tensors(16, 8, 32, 8, 128, 32768)
+        size, own = layers[0][0].nbytes * 2, []
+        counts = (1, 2, 4, 8, 16)
+        for rows in counts:
+            rows_q = torch.randn(16, rows, 32, 128, device="cuda").to(torch.bfloat16)
+            contestants, _, info = self.own(rows_q, layers, pattern(DENSE))
+            own += [(f"{name}, {rows} rows", n, f) for name, n, f in contestants]
+            print(f"    {rows} rows: {info.kernel.decode()}, {info.n_jobs} jobs")
+        t, _ = self.speed("q_len at 16 x 32768", own, size)
+        for rows in counts[1:]:
+            self.within(
+                f"q_len {rows} at 16 x 32768: time over q_len 1",
+                t[f"Tessera, {rows} rows"], t["Tessera, 1 rows"],
+                TIGHT if rows in (4, 8) else 4 * TIGHT,
+            )
+
+    def shapes(self):
+        for heads, kv_heads, head_dim in ((8, 8, 128), (64, 8, 128), (128, 8, 128)) + (
+            (32, 8, 64),
+            (32, 8, 256),
+        ):
+            title = f"group {heads // kv_heads}, D={head_dim}, 16 x 32768"
+            t, best, size = self.dense_row(
+                title, (16, 1, heads, kv_heads, head_dim, 32768), with_peers=False
+            )
+            self.share_of_r(title, t["Tessera"], size, best, 0.93)
+
+    def paged(self):
+        tokens, batch, kv_heads = 32768, 16, 8
+        q, layers = self.tensors(batch, 1, 32, kv_heads, 128, tokens)
+        contiguous, _, _ = self.own(q, layers, pattern(DENSE))
+        for page in (16, 64, 256):
+            title = f"pages of {page}, random ids, 16 x 32768"
+            per = tokens // page
+            ids = torch.randperm(batch * per, device="cuda", dtype=torch.int32)
+
+            def check(q, k, v, o, wanted):
+                rows = [x[ids.long()].reshape(batch, tokens, kv_heads, 128) for x in (k, v)]
+                return largest_error(q, *rows, o, wanted)
+
+            pools = [
+                tuple(x.reshape(batch * per, page, kv_heads, 128) for x in layer)
+                for layer in layers
+            ]
+            table = Buffer(kind=POINTER, handle=ids.data_ptr(), size=ids.nbytes)
+            fields = {"block_table": table, "table_stride": per, "pages": batch * per}
+            try:
+                own, _, _ = self.own(
+                    q, pools, pattern(DENSE), check, fields, page=page, kv_len=tokens
+                )
+            except SystemExit as error:
+                self.not_yet(title, error)
+                continue
+            size = layers[0][0].nbytes * 2
+            own = [(f"{name}, paged", n, f) for name, n, f in own]
+            t, best = self.speed(title, own + contiguous, size)
+            self.within(
+                f"{title}: time over contiguous",
+                t["Tessera, paged"], t["Tessera"],
+                1.08 if page == 16 else TIGHT,
+            )
+            self.share_of_r(title, t["Tessera, paged"], size, best, 0.93)
+
+    def compact(self, q, shape, wanted, page=64):
+        """The same decode on compact caches in pages with random ids."""
+        batch, _, heads, kv_heads, head_dim, tokens = shape
+        library = self.libraries[0][1]
+        layout = library.layout(wanted, heads, kv_heads, tokens, MAX_CHUNK)
+        per = library.pages(layout, tokens, page)
+        _, layers = self.tensors(batch * per, 1, heads, kv_heads, head_dim, page)
+        ids = torch.randperm(batch * per, device="cuda", dtype=torch.int32)
+        table = Buffer(kind=POINTER, handle=ids.data_ptr(), size=ids.nbytes)
+
+        def check(q, k, v, o, wanted):
+            worst = 0.0
+            for n in range(5):
+                head, item = n * 13 % heads, n * 7 % batch
+                kv_head = head // (heads // kv_heads)
+                keys = kept_keys(wanted, heads, kv_heads, head, tokens - 1, tokens)
+                blocks = (keys // wanted.block).unique().tolist()
+                slots = torch.zeros(blocks[-1] + 1, device="cuda", dtype=torch.long)
+                slots[blocks] = torch.tensor(
+                    library.slots(layout, kv_head, blocks), device="cuda"
+                )
+                u = slots[keys // wanted.block] * wanted.block + keys % wanted.block
+                at = ids.long()[item * per + u // page]
+                rows = [x[at, u % page, kv_head].double() for x in (k, v)]
+                s = rows[0] @ q[item, 0, head].double() / math.sqrt(head_dim)
+                expected = torch.softmax(s, 0) @ rows[1]
+                error = (o[item, 0, head].double() - expected).abs().max() / expected.abs().max()
+                worst = max(worst, math.inf if math.isnan(error) else float(error))
+            return worst
+
+        fields = {"block_table": table, "table_stride": per, "pages": batch * per}
+        own, plan, info = self.own(
+            q,
+            layers,
+            wanted,
+            check,
+            fields,
+            page=page,
+            kv_len=tokens,
+            max_chunk=MAX_CHUNK,
+            flags=COMPACT,
+        )
+        own = [(f"{name}, compact", n, f) for name, n, f in own]
+        return own, (ids, plan, info)  # what the functions use lives as long as this
+
+    def sparse(self, title, shape, wanted, share, over_dense=None):
+        q, layers = self.tensors(*shape)
+        own, _, info = self.own(q, layers, wanted)
+        names = ["Tessera"]
+        try:
+            compact, keep = self.compact(q, shape, wanted)
+            own, names = own + compact, names + ["Tessera, compact"]
+        except SystemExit as error:
+            self.not_yet(f"{title}, compact and paged", error)
+        t, best = self.speed(
+            f"{title} [{info.kernel.decode()}]",
+            own,
+            info.bytes_min,
+            self.peers(q, layers) if over_dense else (),
+        )
+        rivals = [statistics.median(t[name]) for name in PEERS if name in t]
+        for name in names:
+            if over_dense and rivals:
+                self.report(
+                    f"{title}, {name}: over PyTorch's dense",
+                    min(rivals) / statistics.median(t[name]),
+                    over_dense,
+                    spread_of=[t[name]],
+                )
+            self.share_of_r(f"{title}, {name}, kept bytes", t[name], info.bytes_min, best, share)
+
+    def bytes(self):
+        """What a compact cache of 128k tokens takes, as blocks of a kv head."""
+        for name, heads, kv_heads, wanted, most in (
+            ("S2, V=16 L=8", 64, 16, S2_WIDE, 143),
+            ("Phi-3-small", 32, 8, PHI3, 1036),
+        ):
+            try:
+                library = self.libraries[0][1]
+                layout = library.layout(wanted, heads, kv_heads, 131072, MAX_CHUNK)
+                blocks = library.pages(layout, 131072, 64)
+            except (SystemExit, AttributeError) as error:
+                self.not_yet(f"KV bytes at 128k, {name}", error)
+                continue
+            self.report(
+                f"KV blocks of a head at 128k, {name}", blocks, most, "blocks", at_most=True
+            )
+
+    def s2(self):
+        for batch, tokens, bar in ((16, 131072, 14.0), (64, 32768, 12.0)):
+            title = f"S2 decode, V=16 L=8, 64/16 heads, {batch} x {tokens}"
+            self.sparse(title, (batch, 1, 64, 16, 128, tokens), S2_WIDE, 0.93, bar)
+            torch.cuda.empty_cache()
+
+    def phi3(self):
+        title = "Phi-3-small layer, 16 x 131072"
+        self.sparse(title, (16, 1, 32, 8, 128, 131072), PHI3, 0.95)
+
+    def chunks(self):
+        """Rows against a long context, by the kernel that the library chooses."""
+        for rows, tokens, milliseconds in (
+            (16, 32768, 0.05),
+            (128, 32768, 0.17),
+            (512, 32768, 0.37),
+            (2048, 131072, 6.3),
+        ):
+            title = f"chunk of {rows} rows on {tokens} keys"
+            q, layers = self.tensors(1, rows, 32, 8, 128, tokens)
+            kernel = self.options.chunk_kernel or ""
+            own, _, info = self.own(q, layers, pattern(DENSE), kernel=kernel)
+            size = layers[0][0].nbytes * 2
+            t, _ = self.speed(f"{title} [{info.kernel.decode()}]", own, size)
+            took, most = statistics.median(t["Tessera"]) * 1e3, milliseconds
+            self.report(title, took, most, "ms", at_most=True, spread_of=[t["Tessera"]])
+
+    def invariant(self):
+        for batch, tokens in (1, 131072), (16, 32768), (64, 8192), (1, 4096):
+            most = 1.50 if tokens == 4096 else 1.10
+            title = f"batch-invariant, {batch} x {tokens}"
+            q, layers = self.tensors(batch, 1, 32, 8, 128, tokens)
+            free, _, _ = self.own(q, layers, pattern(DENSE))
+            fixed, _, info = self.own(q, layers, pattern(DENSE), flags=BATCH_INVARIANT)
+            fixed = [(f"{name}, invariant", n, f) for name, n, f in fixed]
+            t, _ = self.speed(
+                f"{title} [{info.kernel.decode()}, {info.n_jobs} jobs]",
+                free + fixed,
+                layers[0][0].nbytes * 2,
+            )
+            self.within(
+                f"{title}: time over the free split",
+                t["Tessera, invariant"], t["Tessera"],
+                most,
+            )
+
+    def later(self):
+        for title, why in (
+            ("e4m3, int8 at 16 x 32768: 1.8x, 1.7x", "needs 8-bit K and V"),
+            ("128k in chunks of 2048, of 8192", "needs tess_append"),
+            ("8192 rows and 64 decodes in one batch", "needs tess_append"),
+            ("64 sequences that share 32k keys", "needs tess_merge_parts"),
+            ("graph of capacity 64 x 128k at lengths of 1k", "needs tess_prepare"),
+            ("launches and host", "timed in C by tessera bench op=decode"),
+        ):
+            self.not_yet(title, why)
+
+
+def all_of(calls):
+    def run():
+        for call in calls:
+            call()
+
+    return run
+
+
+def spread(seconds):
+    return (max(seconds) - min(seconds)) / statistics.median(seconds)
+
+
+PARTS = "dense,latency,mixed,drafts,shapes,paged,bytes,s2,phi3,chunks,invariant,later"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--only", help=f"parts out of {PARTS}; R is best with `dense` among them")
+    parser.add_argument("--kernel", help="name one, such as cuda/decode")
+    parser.add_argument("--library", default="build/release/libtessera.so")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--chunk-kernel", help="the same for chunks alone")
+    parser.add_argument(
+        "--beside", action="append", metavar="NAME=LIBRARY", help="another library in the turns"
+    )
+    parser.add_argument("--sum-bytes", type=int, default=8 << 30, help="that the sum reads")
+    parser.add_argument("--json", help="write everything to this file")
+    options = parser.parse_args()
+    bench = Bench(options)
+    versions = f"PyTorch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}"
+    print(f"{torch.cuda.get_device_name()}, {versions}, {options.kernel or 'the kernel chosen'}")
+    with torch.no_grad():
+        for part in (options.only or PARTS).split(","):
+            getattr(bench, part)()
+            torch.cuda.empty_cache()
+            if options.json:
+                with open(options.json, "w") as file:
+                    json.dump(bench.rows, file, indent=1, default=str)
+    bars = [row for row in bench.rows if "reached" in row]
+    print(f"{len(bars) - bench.missed} of {len(bars)} reached")
+
+
+if __name__ == "__main__":
+    main()

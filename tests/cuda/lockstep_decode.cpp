@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The kernel for few rows on the host, for the simulated driver. */
+#include "lockstep.h"
+
+#include "decode.cu"
+
+/* Each run has its own order of threads and time of copies. */
+extern "C" void lockstep_decode(int dtype, int head_dim, unsigned rows, unsigned groups,
+                                const tess_decode_args *args) {
+    static unsigned runs;
+    const unsigned seed = runs++;
+#define RUN(T, number, D, ROWS)                                                               \
+    if (dtype == (number) && head_dim == (D) && rows == (ROWS))                               \
+        lockstep::run(groups, TESS_DECODE_THREADS, TESS_DECODE_SHARED(D, ROWS, args->stages), \
+                      seed, [&] { tess_decode##ROWS##_##T##_##D(*args); });
+#define RUN_F16(D, ROWS)  RUN(f16, 1, D, ROWS)
+#define RUN_BF16(D, ROWS) RUN(bf16, 2, D, ROWS)
+    TESS_DECODE_INSTANCES(RUN_F16)
+    TESS_DECODE_INSTANCES(RUN_BF16)
+}
