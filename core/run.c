@@ -371,27 +371,23 @@ static tess_status set_range(const tess_plan *plan, const tess_run_desc *d, tess
 
 /* A launch for each storage group that has jobs in the range; the merges come with the last group.
  */
-static tess_status launch_groups(const tess_plan *plan, const tess_run_desc *d,
-                                 const tess_launch *whole) {
+static tess_status launch_groups(const tess_plan *plan, const tess_run_desc *d, tess_launch *l) {
     const tess_device *device = plan->device;
-    const uint64_t begin = whole->first_job, end = begin + whole->n_jobs;
-    double sum = 0, seconds;
+    const uint64_t begin = l->first_job, end = begin + l->n_jobs, merges = l->n_merges;
+    double sum = 0;
     for (uint32_t s = 0; s < plan->pools.n; s++) {
         const tess_pool *pool = &plan->pools.all[s];
-        const uint64_t from = pool[0].first_job > begin ? pool[0].first_job : begin,
-                       to = pool[1].first_job < end ? pool[1].first_job : end;
-        tess_launch l = *whole;
-        l.first_job = from;
-        l.n_jobs = from < to ? to - from : 0;
-        if (s + 1 < plan->pools.n) l.n_merges = 0;
-        if (l.n_jobs == 0 && l.n_merges == 0) continue;
-        if (whole->seconds) l.seconds = &seconds;
-        TESS_RETURN_IF_ERROR(take_group(plan, d, s, &l));
+        const uint64_t to = pool[1].first_job < end ? pool[1].first_job : end;
+        l->first_job = pool[0].first_job > begin ? pool[0].first_job : begin;
+        l->n_jobs = l->first_job < to ? to - l->first_job : 0;
+        l->n_merges = s + 1 < plan->pools.n ? 0 : merges;
+        if (l->n_jobs == 0 && l->n_merges == 0) continue;
+        TESS_RETURN_IF_ERROR(take_group(plan, d, s, l));
         TESS_RETURN_IF_ERROR(
-            tess_device_result(plan->device, device->backend->launch(device->native, &l)));
-        if (whole->seconds) sum += seconds;
+            tess_device_result(plan->device, device->backend->launch(device->native, l)));
+        if (l->seconds) sum += *l->seconds;
     }
-    if (whole->seconds) *whole->seconds = sum;
+    if (l->seconds) *l->seconds = sum;
     return TESS_OK;
 }
 
