@@ -77,7 +77,7 @@ static void instance_plan(instance *c, uint32_t tile_rows, uint32_t pack_rows, b
     c->tables = exact(runs_at + c->jobs.n_runs * TESS_STEP_RUN_WORDS, 4);
     for (uint32_t n = 0; n < n_classes; n++)
         tess_tiler_class(&c->jobs.tiler, n, (tess_class *)c->tables + n);
-    words.sequences_at = TESS_STEP_HEAD_WORDS;
+    words.sequences_at = TESS_STEP_HEAD_WORDS + TESS_STEP_HEAD_WORDS % 2; /* have 64-bit words */
     words.jobs_at = words.sequences_at + words.batch * TESS_SEQUENCE_WORDS;
     words.merges_at = words.jobs_at + words.most_jobs * TESS_JOB_WORDS;
     words.copy_to = words.merges_at + words.most_merges * TESS_MERGE_WORDS;
