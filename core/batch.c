@@ -16,10 +16,35 @@ static tess_status check_length(const char *field, int64_t length) {
     return TESS_OK;
 }
 
+/* Lengths that a plan with device lengths must not have, and its capacities. */
+static tess_status check_capacities(const tess_plan_desc *d) {
+    const struct {
+        const char *name;
+        const int64_t *values;
+    } lengths[] = {{"q_lens", d->q_lens},       {"kv_lens", d->kv_lens},
+                   {"cu_q_lens", d->cu_q_lens}, {"cu_kv_lens", d->cu_kv_lens},
+                   {"q_first", d->q_first},     {"kv_first", d->kv_first}};
+    for (size_t n = 0; n < sizeof lengths / sizeof *lengths; n++)
+        if (lengths[n].values)
+            return tess_invalid("%s: %s: must be NULL with TESS_PLAN_DEVICE_LENGTHS", function,
+                                lengths[n].name);
+    TESS_RETURN_IF_ERROR(check_length("max_rows", d->max_rows));
+    /* below 2^62, since both are below 2^31 */
+    if (d->max_rows > d->batch * d->q_len)
+        return tess_invalid("%s: max_rows: must be at most batch * q_len (%lld), got %lld",
+                            function, (long long)(d->batch * d->q_len), (long long)d->max_rows);
+    if (d->max_rows == 0) TESS_RETURN_IF_ERROR(check_length("q_len", d->batch * d->q_len));
+    return TESS_OK;
+}
+
 tess_status tess_batch_check(const tess_plan_desc *d) {
     TESS_RETURN_IF_ERROR(check_length("batch", d->batch));
     TESS_RETURN_IF_ERROR(check_length("q_len", d->q_len));
     TESS_RETURN_IF_ERROR(check_length("kv_len", d->kv_len));
+    if (d->flags & TESS_PLAN_DEVICE_LENGTHS) return check_capacities(d);
+    if (d->max_rows != 0)
+        return tess_invalid("%s: max_rows: must be 0 without TESS_PLAN_DEVICE_LENGTHS, got %lld",
+                            function, (long long)d->max_rows);
     bool packed = d->cu_q_lens || d->cu_kv_lens;
     if (packed && !d->cu_q_lens)
         return tess_invalid("%s: cu_q_lens: must be given together with cu_kv_lens", function);
@@ -211,7 +236,25 @@ static void find_touched(tess_plan *plan) {
     plan->n_touched = (uint32_t)(box - plan->touched);
 }
 
+/* The capacities of a plan whose lengths come from the device. */
+static tess_status read_capacities(tess_plan *plan, const tess_plan_desc *d) {
+    if (d->kv_len > plan->layout->max_tokens)
+        return tess_invalid(
+            "%s: kv_len: a capacity of %lld keys is more than the layout's max_tokens (%lld)",
+            function, (long long)d->kv_len, (long long)plan->layout->max_tokens);
+    plan->max_q_len = d->q_len;
+    plan->max_kv_len = plan->kv_len = d->kv_len;
+    plan->q_len = d->max_rows ? d->max_rows : d->batch * d->q_len;
+    plan->q_last = plan->q_len > 0 ? 0 : -1;
+    plan->kv_last = plan->q_len > 0 && d->kv_len > 0 ? d->batch - 1 : -1;
+    plan->touched[0] = (tess_touched){
+        .batches = 1, .q_len = plan->q_len, .kv_batches = plan->batch, .kv_len = plan->kv_len};
+    plan->n_touched = 1;
+    return TESS_OK;
+}
+
 tess_status tess_batch_read(tess_plan *plan, const tess_plan_desc *d) {
+    if (plan->steps) return read_capacities(plan, d);
     TESS_RETURN_IF_ERROR(read_sequences(plan, d));
     if (plan->n_sequences == 0) return TESS_OK;
     uint64_t bytes = (uint64_t)plan->n_sequences * sizeof *plan->sequences;

@@ -201,6 +201,7 @@ static tess_kernel_key key_of(const tess_plan *plan, const tess_plan_desc *d) {
     key.batch = invariant ? TESS_LENGTH_END - 1 : plan->batch;
     key.n_heads = (uint32_t)layout->n_heads;
     key.packed = plan->packed;
+    key.steps = plan->steps;
     key.group = (uint32_t)(layout->n_heads / layout->n_kv_heads);
     /* A run is a launch for each storage group. */
     const uint64_t launches = (uint64_t)(d->max_in_flight ? d->max_in_flight : 4) * plan->pools.n;
@@ -251,9 +252,7 @@ tess_status tess_choose_kernel(tess_plan *plan, const tess_plan_desc *d) {
 
 /* ------------------------------------------------------------------ other operations */
 
-/* Takes the first row of the key's operation that accepts. No setting names a kernel for these. */
-static tess_status choose_first(tess_device *device, const tess_kernel_key *key,
-                                tess_kernel *kernel) {
+tess_status tess_choose_op(tess_device *device, const tess_kernel_key *key, tess_kernel *kernel) {
     walk w = {.device = device, .key = key, .kernel = kernel};
     walk_rows(&w);
     return w.taken[0] ? TESS_OK : fail(&w);
@@ -268,7 +267,7 @@ tess_status tess_choose_append(tess_plan *plan, const tess_plan_desc *d) {
     tess_kernel_key key = key_of(plan, d);
     key.op = TESS_OP_APPEND;
     key.kv_dtype = key.dtype;
-    return choose_first(device, &key, &plan->append);
+    return tess_choose_op(device, &key, &plan->append);
 }
 
 tess_status tess_choose_for_device(tess_device *device, uint32_t op, uint32_t dtype,
@@ -291,7 +290,7 @@ tess_status tess_choose_for_device(tess_device *device, uint32_t op, uint32_t dt
                                        : "tess_copy_pages: device: backend %s does not copy pages",
                                 device->backend->name);
     pthread_mutex_lock(&device->preparing);
-    const tess_status status = own->release ? TESS_OK : choose_first(device, &key, own);
+    const tess_status status = own->release ? TESS_OK : tess_choose_op(device, &key, own);
     pthread_mutex_unlock(&device->preparing);
     *kernel = own;
     return status;

@@ -13,6 +13,10 @@
  */
 tess_status tess_choose_kernel(tess_plan *plan, const tess_plan_desc *d);
 
+/* Takes the first row of the key's operation that accepts. No setting names a kernel for the
+ * operations beside those of plans. */
+tess_status tess_choose_op(tess_device *device, const tess_kernel_key *key, tess_kernel *kernel);
+
 /* Fills plan->append, the kernel that writes the plan's cache, if the descriptor asks for one. */
 tess_status tess_choose_append(tess_plan *plan, const tess_plan_desc *d);
 

@@ -15,6 +15,13 @@ static uint64_t split_parts(const tess_split *split, uint64_t blocks) {
     return 1;
 }
 
+/* Takes the length of parts that belongs to a sequence's own rows. */
+static void split_for(tess_split *split, const tess_sequence *sequence) {
+    if (split->long_length == 0) return;
+    split->length =
+        sequence->q_len <= (int32_t)TESS_SHORT_ROWS ? split->short_length : split->long_length;
+}
+
 /* Where part `part` of `parts` begins among the job's key blocks. */
 static uint64_t split_begin(const tess_split *split, uint64_t blocks, uint64_t parts,
                             uint64_t part) {
@@ -258,6 +265,7 @@ static tess_status count_sequence(tess_jobs *jobs, uint32_t s, bool joined) {
     const tess_key_span span = tess_jobs_span(jobs, s);
     const uint64_t before = jobs->n_blocks;
     tess_tile begin;
+    split_for(&jobs->split, &jobs->sequences[s]);
     tess_jobs_tile(jobs, s, &begin);
     if (layout->patterns[0].kind == TESS_HEAD_BLOCKS && !joined)
         TESS_RETURN_IF_ERROR(join_rows_of(jobs, begin));
@@ -447,6 +455,7 @@ static void place_section(tess_jobs *jobs, placing *place, const tess_sections *
         if (sequence->q_len == 0) continue;
         const uint32_t heads = heads_of_job(jobs, sequence);
         tess_tile tile;
+        split_for(&jobs->split, sequence);
         tess_jobs_tile(jobs, s, &tile);
         for (uint32_t run = first, next; run < last; run = next) {
             next = tess_kv_head_end(jobs, run);

@@ -14,6 +14,9 @@ _Static_assert(sizeof(tess_job) == 48, "a job is twelve 32-bit words");
 typedef struct tess_split {
     uint32_t max_parts; /* [0: no limit] equal parts, at most this many */
     uint32_t length;    /* [0: none] key blocks of a part */
+    /* [0: `length` for all] where `length` comes from for a sequence with at most TESS_SHORT_ROWS
+     * rows, and for others */
+    uint32_t short_length, long_length;
     /* parts end at multiples of `length`; otherwise they are equal and at most `length` long */
     bool fixed;
 } tess_split;

@@ -2,8 +2,15 @@
 #include "memory_plan.h"
 
 #include "checked.h"
+#include "step.h"
 
-enum { TABLE_ALIGN = 256 };
+enum {
+    TABLE_ALIGN = 256,
+    /* the tess_step_plan is as large as so many of the runs that follow it */
+    STEP_PLAN_RUNS = sizeof(tess_step_plan) / sizeof(tess_step_run)
+};
+_Static_assert(STEP_PLAN_RUNS * sizeof(tess_step_run) == sizeof(tess_step_plan), "whole runs");
+_Static_assert((int)TABLE_ALIGN == (int)TESS_STEP_HEAD_BYTES, "sequences follow the head");
 
 /* Gives `count` items of `size` bytes the next aligned place. */
 static bool settle(uint64_t *end, uint64_t count, uint64_t size, uint64_t *at) {
@@ -14,22 +21,33 @@ static bool settle(uint64_t *end, uint64_t count, uint64_t size, uint64_t *at) {
 }
 
 bool tess_memory_settle(tess_memory_plan *memory, tess_tables *t, void *base) {
-    uint64_t end = 0, floats, bytes;
-    bool fits = settle(&end, memory->n_sequences, sizeof *t->sequences, &t->sequences_at) &&
+    uint64_t end = 0, step_end = TABLE_ALIGN, floats, bytes;
+    const bool steps = memory->n_step_runs != 0;
+    uint64_t *const varying = steps ? &step_end : &end;
+    bool fits = settle(varying, memory->n_sequences, sizeof *t->sequences, &t->sequences_at) &&
                 settle(&end, memory->n_classes, sizeof *t->classes, &t->classes_at) &&
-                settle(&end, memory->n_jobs, sizeof *t->jobs, &t->jobs_at) &&
-                settle(&end, memory->n_merges, sizeof *t->merges, &t->merges_at) &&
+                settle(varying, memory->n_jobs, sizeof *t->jobs, &t->jobs_at) &&
+                settle(varying, memory->n_merges, sizeof *t->merges, &t->merges_at) &&
                 settle(&end, memory->n_entries, sizeof *t->entries, &t->entries_at) &&
                 settle(&end, memory->n_bits, sizeof *t->bits, &t->bits_at) &&
                 settle(&end, memory->n_slots, sizeof *t->slots, &t->slots_at) &&
                 settle(&end, memory->n_kv_heads, sizeof *t->kv_heads, &t->kv_heads_at);
+    memory->copy_bytes = memory->copy_at = memory->step_bytes = t->step_plan_at = 0;
+    if (steps) {
+        fits = fits && settle(&end, STEP_PLAN_RUNS + memory->n_step_runs, sizeof(tess_step_run),
+                              &t->step_plan_at);
+        memory->copy_bytes = end;
+        fits = fits && settle(&step_end, end, 1, &memory->copy_at);
+        memory->step_bytes = step_end;
+    }
     t->struct_size = sizeof *t;
     if (base) {
         char *place = base;
-        t->sequences = (const tess_sequence *)(place + t->sequences_at);
+        t->step_plan = steps ? (const tess_step_plan *)(place + t->step_plan_at) : NULL;
+        t->sequences = steps ? NULL : (const tess_sequence *)(place + t->sequences_at);
         t->classes = (const tess_class *)(place + t->classes_at);
-        t->jobs = (const tess_job *)(place + t->jobs_at);
-        t->merges = (const tess_merge *)(place + t->merges_at);
+        t->jobs = steps ? NULL : (const tess_job *)(place + t->jobs_at);
+        t->merges = steps ? NULL : (const tess_merge *)(place + t->merges_at);
         t->entries = (const uint32_t *)(place + t->entries_at);
         t->bits = (const uint32_t *)(place + t->bits_at);
         t->slots = (const tess_slot *)(place + t->slots_at);

@@ -8,6 +8,7 @@
 #include "choose.h"
 #include "kv_slots.h"
 #include "split.h"
+#include "step.h"
 
 static const char *const in_create = "tess_plan_create";
 
@@ -26,14 +27,13 @@ static tess_status check_later(const tess_plan_desc *d) {
         return tess_unsupported("%s: kv_first: must be NULL in this version for a plan with "
                                 "TESS_PLAN_COMPACT",
                                 in_create);
-    if (d->max_rows != 0)
-        return tess_unsupported("%s: max_rows: must be 0 in this version, got %lld", in_create,
-                                (long long)d->max_rows);
     return TESS_OK;
 }
 
 static tess_status check_numbers(const tess_plan_desc *d) {
-    if (d->flags & ~(uint32_t)(TESS_PLAN_BATCH_INVARIANT | TESS_PLAN_COMPACT | TESS_PLAN_APPEND))
+    const uint32_t known =
+        TESS_PLAN_BATCH_INVARIANT | TESS_PLAN_DEVICE_LENGTHS | TESS_PLAN_COMPACT | TESS_PLAN_APPEND;
+    if (d->flags & ~known)
         return tess_invalid("%s: flags: unknown bits 0x%x", in_create, (unsigned)d->flags);
     if (d->op > TESS_OP_BACKWARD)
         return tess_invalid("%s: op: %u is no tess_op of plans", in_create, (unsigned)d->op);
@@ -90,16 +90,20 @@ static tess_status check_page(const tess_plan_desc *d) {
 
 /* ------------------------------------------------------------------ jobs and tables */
 
-static tess_status count_jobs(tess_plan *plan, const tess_plan_desc *d, int32_t kv_split,
-                              tess_jobs *jobs) {
-    const tess_device *device = plan->device;
+static tess_split_model split_model(const tess_plan *plan) {
     const uint32_t block = (uint32_t)plan->layout->pattern.block,
                    element = tess_dtype_size(plan->dtype);
-    const tess_split_model model = {
-        .costs = tess_split_costs(&plan->kernel.costs, device->caps.parallel_jobs),
+    return (tess_split_model){
+        .costs = tess_split_costs(&plan->kernel.costs, plan->device->caps.parallel_jobs),
         .block = block,
         .block_bytes = 2 * (uint64_t)block * (uint64_t)plan->head_dim * element,
         .row_bytes = ((uint64_t)plan->head_dim + 2) * sizeof(float)};
+}
+
+static tess_status count_jobs(tess_plan *plan, const tess_plan_desc *d, int32_t kv_split,
+                              tess_jobs *jobs) {
+    const tess_device *device = plan->device;
+    const tess_split_model model = split_model(plan);
     tess_split_choice choice;
     TESS_RETURN_IF_ERROR(tess_split_count(
         &model, kv_split, (d->flags & TESS_PLAN_BATCH_INVARIANT) != 0, jobs, &choice));
@@ -177,29 +181,27 @@ static tess_status upload(tess_plan *plan) {
     plan->tables.entries = plan->tables.bits = NULL;
     plan->tables.slots = NULL;
     plan->tables.kv_heads = NULL;
+    plan->tables.step_plan = NULL;
     return status;
 }
 
-/* The memory plan sizes and places the tables; they are filled here. */
-static tess_status make_tables(tess_plan *plan, const tess_plan_desc *d, tess_jobs *jobs) {
+/* The memory plan sizes and places the tables; those that no length changes are filled here. The
+ * numbers of sequences, jobs, merges and partial results are set. */
+static tess_status place_tables(tess_plan *plan, const tess_jobs *jobs, uint32_t partial_rows) {
     tess_runtime *runtime = plan->device->runtime;
     const tess_layout *layout = plan->layout;
     tess_memory_plan *memory = &plan->memory;
     uint64_t align = plan->device->caps.workspace_align;
-    memory->n_sequences = plan->n_sequences;
     memory->n_classes = layout->n_classes;
-    memory->n_jobs = jobs->n_jobs;
-    memory->n_merges = jobs->n_merges;
     memory->n_entries = jobs->tiler.n_entries;
     memory->n_bits = layout->pattern.kind == TESS_PATTERN_BLOCKS ? jobs->tiler.n_entries : 0;
     if (plan->pools.compact) {
         memory->n_slots = plan->pools.n_slots;
         memory->n_kv_heads = (uint64_t)layout->n_kv_heads;
     }
-    memory->scratch_bytes = jobs->n_jobs ? plan->kernel.scratch_bytes : 0;
-    memory->n_partials = jobs->n_partials;
+    memory->scratch_bytes = memory->n_jobs ? plan->kernel.scratch_bytes : 0;
     /* an even number, so that each partial starts on 16 bytes */
-    memory->partial_rows = plan->partial_rows = jobs->partial_rows + jobs->partial_rows % 2;
+    memory->partial_rows = plan->partial_rows = partial_rows + partial_rows % 2;
     memory->value_head_dim = (uint64_t)plan->head_dim;
     memory->workspace_align = align < 64 ? 64 : align;
     if (!tess_memory_settle(memory, &plan->tables, NULL) || memory->table_bytes > SIZE_MAX ||
@@ -215,8 +217,6 @@ static tess_status make_tables(tess_plan *plan, const tess_plan_desc *d, tess_jo
     plan->tables.list_step = (uint32_t)jobs->grid.stride;
     tess_class *classes = (tess_class *)plan->tables.classes;
     for (uint32_t c = 0; c < layout->n_classes; c++) tess_tiler_class(&jobs->tiler, c, &classes[c]);
-    if (plan->n_sequences > 0)
-        memcpy((void *)plan->tables.sequences, plan->sequences, (size_t)plan->sequences_bytes);
     tess_tiler_entries(&jobs->tiler, (uint32_t *)plan->tables.entries,
                        (uint32_t *)plan->tables.bits);
     if (plan->pools.compact) {
@@ -224,6 +224,18 @@ static tess_status make_tables(tess_plan *plan, const tess_plan_desc *d, tess_jo
                (size_t)memory->n_kv_heads * sizeof *plan->tables.kv_heads);
         tess_kv_slots_fill(layout, plan->pools.n_blocks, (tess_slot *)plan->tables.slots);
     }
+    return TESS_OK;
+}
+
+static tess_status make_tables(tess_plan *plan, const tess_plan_desc *d, tess_jobs *jobs) {
+    tess_memory_plan *memory = &plan->memory;
+    memory->n_sequences = plan->n_sequences;
+    memory->n_jobs = jobs->n_jobs;
+    memory->n_merges = jobs->n_merges;
+    memory->n_partials = jobs->n_partials;
+    TESS_RETURN_IF_ERROR(place_tables(plan, jobs, jobs->partial_rows));
+    if (plan->n_sequences > 0)
+        memcpy((void *)plan->tables.sequences, plan->sequences, (size_t)plan->sequences_bytes);
     jobs->section_blocks = section_blocks(plan, jobs);
     tess_jobs_place(jobs, (tess_job *)plan->tables.jobs, (tess_merge *)plan->tables.merges);
     TESS_RETURN_IF_ERROR(find_ranges(plan, range_limit(plan, d)));
@@ -268,6 +280,115 @@ static tess_status make_jobs(tess_plan *plan, const tess_plan_desc *d) {
     return status;
 }
 
+/* ------------------------------------------------------------------ steps */
+
+/* What a step decides needs at most so much workspace. */
+#define STEP_WORKSPACE (UINT64_C(24) << 20)
+
+/* Writes what steps are made from, in words of the tables and of the step buffer. */
+static void set_step_plan(tess_plan *plan, const tess_jobs *jobs, tess_step_plan *words) {
+    static atomic_uint last;
+    const tess_tables *t = &plan->tables;
+    tess_step_plan *to = (tess_step_plan *)t->step_plan;
+    words->sequences_at = (uint32_t)(t->sequences_at / 4);
+    words->jobs_at = (uint32_t)(t->jobs_at / 4);
+    words->merges_at = (uint32_t)(t->merges_at / 4);
+    words->copy_to = (uint32_t)(plan->memory.copy_at / 4);
+    words->copy_words = (uint32_t)(plan->memory.copy_bytes / 4);
+    words->id = atomic_fetch_add(&last, 1) + 1;
+    *to = *words;
+    tess_step_runs(jobs, (tess_step_run *)(to + 1));
+}
+
+static tess_status make_step_tables(tess_plan *plan, const tess_plan_desc *d,
+                                    const tess_jobs *jobs) {
+    const tess_step_limits limits = {d->batch, d->q_len, d->kv_len, plan->q_len};
+    const tess_split_model model = split_model(plan);
+    tess_memory_plan *memory = &plan->memory;
+    const uint64_t scratch = plan->kernel.scratch_bytes + 4096;
+    tess_step_room room;
+    tess_step_plan words;
+    TESS_RETURN_IF_ERROR(tess_step_measure(
+        jobs, &limits, &model, d->kv_split, (d->flags & TESS_PLAN_BATCH_INVARIANT) != 0,
+        scratch < STEP_WORKSPACE ? STEP_WORKSPACE - scratch : 0, &room, &words));
+    memory->n_step_runs = jobs->n_runs;
+    memory->n_sequences = plan->batch;
+    memory->n_jobs = room.jobs;
+    memory->n_merges = room.merges;
+    memory->n_partials = room.partials;
+    TESS_RETURN_IF_ERROR(place_tables(plan, jobs, room.partial_rows));
+    if (memory->step_bytes > (uint64_t)UINT32_MAX * 4)
+        return tess_unsupported("%s: max_rows: a step of %llu bytes; 16 GiB are the most",
+                                in_create, (unsigned long long)memory->step_bytes);
+    set_step_plan(plan, jobs, &words);
+    plan->n_ranges = memory->n_jobs ? 1 : 0;
+    return plan->device->caps.host_memory ? TESS_OK : upload(plan);
+}
+
+static tess_status check_steps(const tess_plan *plan, const tess_plan_desc *d) {
+    const tess_layout *layout = plan->layout;
+    enum { MOST_PARTS = 4096 };
+    if (!(plan->device->caps.features & TESS_FEATURE_STEPS))
+        return tess_unsupported("%s: flags: TESS_PLAN_DEVICE_LENGTHS: the backend %s has no steps",
+                                in_create, plan->device->backend->name);
+    if (d->page != 0 || (d->flags & TESS_PLAN_COMPACT))
+        return tess_unsupported("%s: %s: is not supported with TESS_PLAN_DEVICE_LENGTHS yet",
+                                in_create, d->page ? "page" : "flags: TESS_PLAN_COMPACT");
+    if (d->flags & TESS_PLAN_APPEND)
+        return tess_unsupported(
+            "%s: flags: TESS_PLAN_APPEND is not supported with TESS_PLAN_DEVICE_LENGTHS yet",
+            in_create);
+    if (layout->pattern.kind == TESS_PATTERN_BLOCKS)
+        return tess_unsupported(
+            "%s: flags: TESS_PLAN_DEVICE_LENGTHS: a mask (TESS_PATTERN_BLOCKS) needs lengths on "
+            "the host",
+            in_create);
+    if (!layout->patterns[0].causal)
+        return tess_unsupported(
+            "%s: flags: TESS_PLAN_DEVICE_LENGTHS: a TESS_PATTERN_BIDIRECTIONAL layout needs "
+            "lengths on the host",
+            in_create);
+    if (d->kv_split > MOST_PARTS)
+        return tess_unsupported(
+            "%s: kv_split: must be at most %d with TESS_PLAN_DEVICE_LENGTHS, got %d", in_create,
+            (int)MOST_PARTS, (int)d->kv_split);
+    return TESS_OK;
+}
+
+/* Positions of rows and of cells around them have to fit 32 bits. */
+static tess_status check_positions(const tess_plan_desc *d, const tess_grid *grid) {
+    if (d->q_len + d->kv_len + 2 * grid->unit < INT32_MAX) return TESS_OK;
+    return tess_unsupported("%s: q_len: must be less than %lld with these keys and blocks and "
+                            "TESS_PLAN_DEVICE_LENGTHS, got %lld",
+                            in_create, (long long)(INT32_MAX - d->kv_len - 2 * grid->unit),
+                            (long long)d->q_len);
+}
+
+/* A plan whose lengths come from the device. One sequence of its capacities stands for all where
+ * lists are written and heads are grouped. */
+static tess_status make_steps(tess_plan *plan, const tess_plan_desc *d) {
+    const tess_sequence longest = {.q_len = (int32_t)d->q_len,
+                                   .kv_len = (int32_t)d->kv_len,
+                                   .q_first = (int32_t)(d->kv_len - d->q_len)};
+    const tess_kernel_key key = {.struct_size = sizeof key,
+                                 .op = TESS_OP_PREPARE,
+                                 .head_dim = plan->head_dim,
+                                 .value_head_dim = plan->head_dim,
+                                 .block = plan->layout->pattern.block,
+                                 .batch = plan->batch,
+                                 .max_in_flight = d->max_in_flight ? d->max_in_flight : 4};
+    tess_jobs jobs;
+    TESS_RETURN_IF_ERROR(tess_choose_op(plan->device, &key, &plan->prepare));
+    tess_status status = tess_jobs_create(&jobs, plan->device->runtime, plan->layout, &longest, 1,
+                                          plan->tile_rows, plan->kernel.pack_rows);
+    if (status == TESS_OK && !(plan->flags & TESS_PLAN_BATCH_INVARIANT))
+        tess_grid_count_from_end(&jobs.grid, plan->layout, plan->tile_rows);
+    if (status == TESS_OK) status = check_positions(d, &jobs.grid);
+    if (status == TESS_OK) status = make_step_tables(plan, d, &jobs);
+    tess_jobs_release(&jobs);
+    return status;
+}
+
 /* ------------------------------------------------------------------ life */
 
 static void destroy(tess_plan *plan) {
@@ -276,6 +397,7 @@ static void destroy(tess_plan *plan) {
     if (!tess_runtime_forked(runtime)) {
         if (plan->kernel.release) plan->kernel.release(&plan->kernel);
         if (plan->append.release) plan->append.release(&plan->append);
+        if (plan->prepare.release) plan->prepare.release(&plan->prepare);
         /* A lost device may refuse this, and nothing more can be done here. */
         if (plan->tables.device.kind != TESS_BUFFER_NONE)
             (void)device->backend->free(device->native, &plan->tables.device);
@@ -310,18 +432,21 @@ static tess_status fill(tess_plan *plan, const tess_plan_desc *d) {
     plan->dtype = d->dtype;
     plan->head_dim = d->head_dim;
     plan->scale = d->scale != 0 ? d->scale : (float)(1 / sqrt((double)d->head_dim));
-    plan->packed = d->cu_q_lens != NULL;
+    plan->steps = (d->flags & TESS_PLAN_DEVICE_LENGTHS) != 0;
+    plan->kv_packed = d->cu_q_lens != NULL;
+    plan->packed = plan->kv_packed || plan->steps;
     plan->host_bytes = sizeof *plan;
     plan->batch = (uint32_t)d->batch;
     plan->pools.page = d->page;
     plan->pools.compact = (d->flags & TESS_PLAN_COMPACT) != 0;
+    if (plan->steps) TESS_RETURN_IF_ERROR(check_steps(plan, d));
     TESS_RETURN_IF_ERROR(tess_batch_read(plan, d));
     TESS_RETURN_IF_ERROR(
         tess_pools_create(&plan->pools, plan->device->runtime, plan->layout, plan->max_kv_len));
     plan->host_bytes += plan->pools.bytes;
     TESS_RETURN_IF_ERROR(tess_choose_kernel(plan, d));
     TESS_RETURN_IF_ERROR(tess_choose_append(plan, d));
-    return make_jobs(plan, d);
+    return plan->steps ? make_steps(plan, d) : make_jobs(plan, d);
 }
 
 static double seconds(void) {

@@ -21,7 +21,8 @@ struct tess_plan {
     uint32_t flags, op, dtype;
     int32_t head_dim;
     float scale;
-    bool packed;
+    bool packed, kv_packed; /* of Q, O and LSE; of K and V */
+    bool steps;             /* lengths come from the device, and those below are capacities */
     uint32_t batch;
     tess_pools pools;
     /* padded: rows and keys of one sequence in a contiguous tensor; packed: of the whole batch, but
@@ -39,6 +40,7 @@ struct tess_plan {
     tess_kernel kernel;
     tess_kernel append;   /* of tess_append, with TESS_PLAN_APPEND */
     char kernel_name[64]; /* "backend/kernel" */
+    tess_kernel prepare;  /* of steps */
 
     /* [n_sequences] the sequences that have rows; always in host memory */
     tess_sequence *sequences;

@@ -182,6 +182,7 @@ tess_status tess_plan_query(const tess_plan *plan, tess_plan_info *info) {
     full.device_bytes = plan->tables.device.kind == TESS_BUFFER_NONE ? 0 : plan->memory.table_bytes;
     full.create_seconds = plan->create_seconds;
     full.n_storage = plan->pools.n;
+    full.step_bytes = plan->memory.step_bytes;
     memcpy(full.kernel, plan->kernel_name, sizeof full.kernel);
     TESS_RETURN_IF_ERROR(batch_work(plan, function, &full));
     full.flops = 4.0 * plan->head_dim * (double)full.kept_pairs;
@@ -267,7 +268,7 @@ tess_status tess_plan_tensor(const tess_plan *plan, tess_role role, tess_buffer 
             return tess_invalid("%s: role: K and V of this plan lie in pools: tess_plan_pool",
                                 function);
         const tess_extent x = tess_role_extent(plan, role, 0);
-        const bool joined = plan->packed && !(keys && tess_pools_cached(pools));
+        const bool joined = keys ? plan->kv_packed && !tess_pools_cached(pools) : plan->packed;
         TESS_RETURN_IF_ERROR(fill_tensor(function, "role", row, &x, joined ? 1 : plan->batch,
                                          !keys            ? plan->q_len
                                          : pools->compact ? pools->all[0].tokens

@@ -33,9 +33,8 @@ tess_extent tess_role_extent(const tess_plan *plan, uint32_t role, uint32_t stor
 static const struct {
     const char *name;
     size_t at;
-} later[] = {{AT(sink_logits)}, {AT(k_scale)}, {AT(v_scale)}, {AT(q_lens)},
-             {AT(kv_lens)},     {AT(d_o)},     {AT(d_q)},     {AT(d_k)},
-             {AT(d_v)},         {AT(d_lse)},   {AT(step)}};
+} later[] = {{AT(sink_logits)}, {AT(k_scale)}, {AT(v_scale)}, {AT(q_lens)}, {AT(kv_lens)},
+             {AT(d_o)},         {AT(d_q)},     {AT(d_k)},     {AT(d_v)},    {AT(d_lse)}};
 _Static_assert(offsetof(tess_tensor, buffer) == 0, "the place of a tensor is that of its buffer");
 
 static bool is_given(const tess_run_desc *d, size_t at) {

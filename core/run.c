@@ -7,6 +7,7 @@
 #include "block_table.h"
 #include "overlap.h"
 #include "roles.h"
+#include "step.h"
 #include "tensors.h"
 
 static const char *const in_run = "tess_run";
@@ -43,7 +44,7 @@ static bool last_of(const tess_tensor *t, uint64_t batches, uint64_t tokens, uin
 
 /* Whether the sequences of a tensor follow each other in its token dimension. */
 static bool is_joined(const tess_plan *plan, bool keys) {
-    return plan->packed && !(keys && tess_pools_cached(&plan->pools));
+    return keys ? plan->kv_packed && !tess_pools_cached(&plan->pools) : plan->packed;
 }
 
 /* The largest element index of (batch, token), or false on overflow. Where lengths differ, every
@@ -57,6 +58,8 @@ static bool last_token(const tess_plan *plan, const place *at, const tess_tensor
     if (is_joined(plan, keys))
         return checked_mul((uint64_t)(keys ? plan->kv_len : plan->q_len) - 1,
                            (uint64_t)t->stride_token, last);
+    if (plan->steps) /* keys, up to the capacities */
+        return last_of(t, (uint64_t)plan->kv_last + 1, (uint64_t)plan->kv_len, last);
     for (uint32_t n = plan->equal_lengths ? plan->n_sequences - 1 : 0; n < plan->n_sequences; n++) {
         const tess_sequence *s = &plan->sequences[n];
         uint64_t tokens = (uint64_t)(keys ? tess_plan_keys(plan, n) : s->q_len), end;
@@ -291,6 +294,43 @@ static tess_status check_workspace(const tess_plan *plan, const tess_buffer *wor
     return tess_check_room(in_run, "workspace", "", workspace, bytes);
 }
 
+/* ------------------------------------------------------------------ steps */
+
+/* The tables of a step: those of the plan, but with what tess_prepare writes, and on a device with
+ * copies of all others beside that. */
+static tess_status use_step(const tess_plan *plan, const tess_buffer *step, tess_tables *t) {
+    const tess_memory_plan *memory = &plan->memory;
+    TESS_RETURN_IF_ERROR(
+        tess_check_buffer(in_run, plan->device, "step", "", step, TESS_STEP_HEAD_BYTES));
+    TESS_RETURN_IF_ERROR(tess_check_room(in_run, "step", "", step, memory->step_bytes));
+    *t = plan->tables;
+    t->has_step = 1;
+    if (plan->device->caps.host_memory) {
+        const char *base = (const char *)(uintptr_t)(step->handle + step->offset);
+        t->step = (const tess_step_head *)(const void *)base;
+        t->sequences = (const tess_sequence *)(const void *)(base + t->sequences_at);
+        t->jobs = (const tess_job *)(const void *)(base + t->jobs_at);
+        t->merges = (const tess_merge *)(const void *)(base + t->merges_at);
+        if (t->step->plan == t->step_plan->id) return TESS_OK;
+        return tess_invalid("%s: step: tess_prepare has not written it for this plan", in_run);
+    }
+    /* An offset within a buffer object becomes one of the tables. */
+    const uint64_t at = step->kind == TESS_BUFFER_OBJECT ? step->offset : 0;
+    t->device = *step;
+    t->device.offset -= at;
+    t->device.size = step->offset + memory->step_bytes;
+    t->step_at = at;
+    t->sequences_at += at;
+    t->jobs_at += at;
+    t->merges_at += at;
+    t->classes_at += at + memory->copy_at;
+    t->entries_at += at + memory->copy_at;
+    t->bits_at += at + memory->copy_at;
+    t->slots_at += at + memory->copy_at;
+    t->kv_heads_at += at + memory->copy_at;
+    return TESS_OK;
+}
+
 /* ------------------------------------------------------------------ the call */
 
 static tess_status check_reserved(const tess_plan *plan, const tess_run_desc *d) {
@@ -299,6 +339,10 @@ static tess_status check_reserved(const tess_plan *plan, const tess_run_desc *d)
     const char *unused = tess_role_unused(d, plan->op);
     if (unused)
         return tess_unsupported("%s: %s: must be of kind NONE in this version", in_run, unused);
+    if (!plan->steps && d->step.kind != TESS_BUFFER_NONE)
+        return tess_invalid(
+            "%s: step: must be of kind NONE, since the plan has no TESS_PLAN_DEVICE_LENGTHS",
+            in_run);
     TESS_RETURN_IF_ERROR(tess_check_stream(in_run, &d->stream));
     /* Its signals would come once for each of them. */
     if (d->stream.extra && plan->pools.n > 1)
@@ -327,33 +371,30 @@ static tess_status set_range(const tess_plan *plan, const tess_run_desc *d, tess
 
 /* A launch for each storage group that has jobs in the range; the merges come with the last group.
  */
-static tess_status launch_groups(const tess_plan *plan, const tess_run_desc *d,
-                                 const tess_launch *whole) {
+static tess_status launch_groups(const tess_plan *plan, const tess_run_desc *d, tess_launch *l) {
     const tess_device *device = plan->device;
-    const uint64_t begin = whole->first_job, end = begin + whole->n_jobs;
-    double sum = 0, seconds;
+    const uint64_t begin = l->first_job, end = begin + l->n_jobs, merges = l->n_merges;
+    double sum = 0;
     for (uint32_t s = 0; s < plan->pools.n; s++) {
         const tess_pool *pool = &plan->pools.all[s];
-        const uint64_t from = pool[0].first_job > begin ? pool[0].first_job : begin,
-                       to = pool[1].first_job < end ? pool[1].first_job : end;
-        tess_launch l = *whole;
-        l.first_job = from;
-        l.n_jobs = from < to ? to - from : 0;
-        if (s + 1 < plan->pools.n) l.n_merges = 0;
-        if (l.n_jobs == 0 && l.n_merges == 0) continue;
-        if (whole->seconds) l.seconds = &seconds;
-        TESS_RETURN_IF_ERROR(take_group(plan, d, s, &l));
+        const uint64_t to = pool[1].first_job < end ? pool[1].first_job : end;
+        l->first_job = pool[0].first_job > begin ? pool[0].first_job : begin;
+        l->n_jobs = l->first_job < to ? to - l->first_job : 0;
+        l->n_merges = s + 1 < plan->pools.n ? 0 : merges;
+        if (l->n_jobs == 0 && l->n_merges == 0) continue;
+        TESS_RETURN_IF_ERROR(take_group(plan, d, s, l));
         TESS_RETURN_IF_ERROR(
-            tess_device_result(plan->device, device->backend->launch(device->native, &l)));
-        if (whole->seconds) sum += seconds;
+            tess_device_result(plan->device, device->backend->launch(device->native, l)));
+        if (l->seconds) sum += *l->seconds;
     }
-    if (whole->seconds) *whole->seconds = sum;
+    if (l->seconds) *l->seconds = sum;
     return TESS_OK;
 }
 
 tess_status tess_run(const tess_plan *plan, const tess_run_desc *desc) {
     tess_run_desc d;
     tess_launch launch;
+    tess_tables of_step;
     if (!plan) return tess_handle_missing(in_run, "plan");
     TESS_RETURN_IF_ERROR(tess_device_check(plan->device, in_run));
     TESS_RETURN_IF_ERROR(tess_desc_read(in_run, "desc", desc, &d, TESS_RUN_DESC));
@@ -366,6 +407,7 @@ tess_status tess_run(const tess_plan *plan, const tess_run_desc *desc) {
     TESS_RETURN_IF_ERROR(set_range(plan, &d, &launch));
     TESS_RETURN_IF_ERROR(check_tensors(plan, &d, &launch));
     TESS_RETURN_IF_ERROR(check_workspace(plan, &d.workspace));
+    if (plan->steps) TESS_RETURN_IF_ERROR(use_step(plan, &d.step, &of_step));
     launch.struct_size = sizeof launch;
     launch.op = plan->op;
     launch.dtype = plan->dtype;
@@ -375,11 +417,12 @@ tess_status tess_run(const tess_plan *plan, const tess_run_desc *desc) {
     launch.batch_strided = !plan->packed;
     launch.scale = plan->scale;
     launch.kernel = &plan->kernel;
-    launch.tables = &plan->tables;
+    launch.tables = plan->steps ? &of_step : &plan->tables;
     launch.workspace = d.workspace;
     launch.workspace_bytes = plan->memory.workspace_bytes;
     launch.q_tokens = plan->packed ? plan->q_len : plan->max_q_len;
-    launch.kv_tokens = plan->packed ? plan->kv_len : plan->max_kv_len;
+    launch.kv_tokens = plan->kv_packed ? plan->kv_len : plan->max_kv_len;
+    launch.kv_batch = plan->kv_packed ? 0 : plan->batch;
     launch.batch = plan->packed ? 1 : plan->batch;
     launch.n_heads = (uint32_t)plan->layout->n_heads;
     launch.partials_at = plan->memory.partials_at;

@@ -15,7 +15,8 @@
 
 enum {
     MOST_CANDIDATES = 32,
-    INVARIANT_KEYS = 4096,  /* keys of a part in batch-invariant mode */
+    INVARIANT_KEYS = 4096,  /* keys of a part in batch-invariant mode ... */
+    SHORT_KEYS = 1024,      /* ... and of a sequence with few rows */
     BINS = 64,              /* lengths of jobs that are told apart */
     LOADS = 2 * BINS,       /* the parts of a job have at most two lengths */
     LEVELS = LOADS + 1,     /* of workers with equal work; each load adds at most one */
@@ -254,12 +255,18 @@ void tess_split_choose(const tess_split_model *model, const tess_jobs *jobs,
     }
 }
 
+uint32_t tess_invariant_length(uint32_t block, bool few_rows) {
+    const uint32_t keys = few_rows ? SHORT_KEYS : INVARIANT_KEYS;
+    return block < keys ? keys / block : 1;
+}
+
 tess_status tess_split_count(const tess_split_model *model, int32_t kv_split, bool invariant,
                              tess_jobs *jobs, tess_split_choice *choice) {
     *choice = (tess_split_choice){0};
     if (kv_split > 1) jobs->split.max_parts = (uint32_t)kv_split;
     if (kv_split == 0 && invariant) {
-        jobs->split.length = model->block < INVARIANT_KEYS ? INVARIANT_KEYS / model->block : 1;
+        jobs->split.long_length = tess_invariant_length(model->block, false);
+        jobs->split.short_length = tess_invariant_length(model->block, true);
         jobs->split.fixed = true;
     }
     TESS_RETURN_IF_ERROR(tess_jobs_count(jobs));

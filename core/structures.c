@@ -121,6 +121,11 @@ static const tess_field plan_info[] = {
     F(T, n_storage),    F(T, reserved)};
 #undef T
 
+#define T tess_prepare_desc
+static const tess_field prepare_desc[] = {F(T, struct_size), F(T, batch),   F(T, cu_rows),
+                                          F(T, kv_lens),     F(T, q_first), F(T, kv_first),
+                                          F(T, step),        F(T, stream)};
+#undef T
 #define T tess_append_desc
 static const tess_field append_desc[] = {
     F(T, struct_size),  F(T, flags),   F(T, k),       F(T, v),    F(T, k_scale),
@@ -163,6 +168,7 @@ const tess_structure tess_structures[TESS_STRUCTURE_COUNT] = {
     [TESS_APPEND_DESC] = STRUCTURE(tess_append_desc, append_desc),
     [TESS_COPY_DESC] = STRUCTURE(tess_copy_desc, copy_desc),
     [TESS_PARTS_DESC] = STRUCTURE(tess_parts_desc, parts_desc),
+    [TESS_PREPARE_DESC] = STRUCTURE(tess_prepare_desc, prepare_desc),
 };
 
 /* ------------------------------------------------------------------ sizes */

@@ -28,6 +28,7 @@ typedef enum tess_structure_id {
     TESS_APPEND_DESC,
     TESS_COPY_DESC,
     TESS_PARTS_DESC,
+    TESS_PREPARE_DESC,
     TESS_STRUCTURE_COUNT
 } tess_structure_id;
 

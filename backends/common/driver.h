@@ -171,6 +171,8 @@ extern const tess_driver_row tess_driver_portable;
 extern const tess_driver_row tess_driver_merge_parts;
 /* driver_paging.c: the kernels that write a cache */
 extern const tess_driver_row tess_driver_append, tess_driver_copy_pages;
+/* driver_prepare.c */
+extern const tess_driver_row tess_driver_prepare;
 
 /* host->fail with the call's name, what it was about, and the code's name. The status follows from
  * the code. */

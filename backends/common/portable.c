@@ -90,7 +90,8 @@ static void fill_args(const tess_launch *l, int base_in_handle, uint64_t table_a
     const uint32_t item = tess_portable_element(l->dtype);
     const tess_tables *tables = l->tables;
     const tess_arg_i64 batch = l->batch_strided ? 1 : 0;
-    const int cached = l->page != 0 || l->compact; /* K and V have a batch dimension anyway */
+    const int cached =
+        l->page != 0 || l->compact || l->kv_batch; /* K and V have a batch dimension */
     memset(a, 0, sizeof *a);
     for (size_t n = 0; n < TESS_PORTABLE_TENSORS; n++) {
         const tess_portable_tensor *p = &tess_portable_tensors[n];
@@ -122,6 +123,11 @@ static void fill_args(const tess_launch *l, int base_in_handle, uint64_t table_a
     a->scale = l->scale;
     a->items = (tess_arg_u32)items;
     a->items_at = (tess_arg_u32)((table_at + first * record) / 4);
+    if (!tables->has_step) return;
+    a->flags |= TESS_ARGS_STEP;
+    a->count_at = (tess_arg_u32)(tables->step_at / 4) +
+                  (table_at == tables->jobs_at ? TESS_WORD_STEP_JOBS : TESS_WORD_STEP_MERGES);
+    a->first_item = (tess_arg_u32)first;
 }
 
 void tess_portable_forward_args(const tess_launch *l, uint64_t skip, uint64_t items,

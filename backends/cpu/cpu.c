@@ -61,7 +61,7 @@ static tess_status cpu_query(void *device, tess_caps *caps) {
     caps->struct_size = size;
     caps->host_memory = 1;
     caps->buffer_kind = TESS_BUFFER_HOST;
-    caps->features = TESS_FEATURE_POSITIONS | TESS_FEATURE_PAGES;
+    caps->features = TESS_FEATURE_POSITIONS | TESS_FEATURE_PAGES | TESS_FEATURE_STEPS;
     caps->parallel_jobs = CPU_PARALLEL_JOBS;
     caps->workspace_align = 64;
     caps->features |= TESS_FEATURE_APPEND | TESS_FEATURE_MERGE;

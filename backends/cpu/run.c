@@ -149,15 +149,27 @@ static double seconds(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+/* How many of the launch's `count` items from `first` on there are, if a step has `all`. */
+static uint64_t present(uint64_t first, uint64_t count, uint64_t all) {
+    const uint64_t behind = all > first ? all - first : 0;
+    return count < behind ? count : behind;
+}
+
 static void run_attention(const cpu_device *d, const tess_launch *launch, work *w) {
+    const tess_step_head *step = launch->tables->step;
+    uint64_t n_jobs = launch->n_jobs, n_merges = launch->n_merges;
+    if (step) {
+        n_jobs = present(launch->first_job, n_jobs, step->n_jobs);
+        n_merges = present(launch->first_merge, n_merges, step->n_merges);
+        w->end = launch->first_job + n_jobs;
+    }
     w->scratch = (char *)(uintptr_t)(launch->workspace.handle + launch->workspace.offset);
     w->thread_bytes = cpu_thread_bytes(w->row, launch->head_dim);
-    if (launch->n_jobs)
-        spread(d->pool, do_jobs, w, launch->n_jobs < d->threads ? launch->n_jobs : d->threads);
-    if (launch->n_merges == 0) return;
+    if (n_jobs) spread(d->pool, do_jobs, w, n_jobs < d->threads ? n_jobs : d->threads);
+    if (n_merges == 0) return;
     atomic_init(&w->next, launch->first_merge);
-    w->end = launch->first_merge + launch->n_merges;
-    spread(d->pool, do_merges, w, launch->n_merges < d->threads ? launch->n_merges : d->threads);
+    w->end = launch->first_merge + n_merges;
+    spread(d->pool, do_merges, w, n_merges < d->threads ? n_merges : d->threads);
 }
 
 tess_status tess_cpu_launch(void *device, const tess_launch *launch) {

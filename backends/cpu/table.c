@@ -43,6 +43,7 @@ static const cpu_row kernels[] = {
     {{TESS_OP_APPEND, "append", 0}, CPU_ISA_ANY, ANY, 0, ITEM(append)},
     {{TESS_OP_COPY_PAGES, "copy_pages", 0}, CPU_ISA_ANY, ANY, 0, ITEM(copy_pages)},
     {{TESS_OP_MERGE, "merge_parts", 0}, CPU_ISA_ANY, ANY, 0, ITEM(merge_parts)},
+    {{TESS_OP_PREPARE, "prepare", 0}, CPU_ISA_ANY, ANY, 0, ITEM(prepare)},
 };
 enum { KERNELS = sizeof kernels / sizeof *kernels };
 

@@ -174,8 +174,9 @@ static int start(const tess_driver_device *d, int module, void *function, unsign
 }
 
 static const tess_driver_row *const kernels[] = {
-    &tess_cuda_decode,   &tess_cuda_sm90,         &tess_cuda_sm80,          &tess_driver_portable,
-    &tess_driver_append, &tess_driver_copy_pages, &tess_driver_merge_parts, NULL};
+    &tess_cuda_decode,        &tess_cuda_sm90,      &tess_cuda_sm80,
+    &tess_driver_portable,    &tess_driver_append,  &tess_driver_copy_pages,
+    &tess_driver_merge_parts, &tess_driver_prepare, NULL};
 
 static const tess_driver_vendor vendor = {
     TESS_DRIVER_VENDOR_FIELDS,

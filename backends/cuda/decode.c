@@ -78,7 +78,8 @@ static unsigned shared_bytes(const tess_driver_device *d, const instance *x) {
 static const char *refuses(const tess_driver_device *d, const tess_kernel_key *key, char *buffer,
                            size_t size) {
     const char *why = tess_cuda_image_refusal(d, tess_cuda_decode_images, key, buffer, size);
-    return why || !key ? why : tess_portable_refusal(key);
+    if (why || !key) return why;
+    return key->steps ? "does not take steps" : tess_portable_refusal(key);
 }
 
 /* Reasoned, not measured. The speed is that of the memory: a step takes a worker's share of it. */

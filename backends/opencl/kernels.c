@@ -8,8 +8,10 @@
 #include "opencl.h"
 
 /* Made at build time from kernels/portable.cl and so on. */
-extern const char tess_opencl_portable[], tess_opencl_paging[], tess_opencl_parts[];
-extern const size_t tess_opencl_portable_size, tess_opencl_paging_size, tess_opencl_parts_size;
+extern const char tess_opencl_portable[], tess_opencl_paging[], tess_opencl_parts[],
+    tess_opencl_step[];
+extern const size_t tess_opencl_portable_size, tess_opencl_paging_size, tess_opencl_parts_size,
+    tess_opencl_step_size;
 
 /* A row of the table of kernels. */
 typedef struct opencl_row {
@@ -25,6 +27,7 @@ static const opencl_row kernels[] = {
     {{TESS_OP_APPEND, "append", 0}, NULL, "tess_append"},
     {{TESS_OP_COPY_PAGES, "copy_pages", 0}, NULL, "tess_copy_pages"},
     {{TESS_OP_MERGE, "merge_parts", 0}, NULL, "tess_merge_parts"},
+    {{TESS_OP_PREPARE, "prepare", 0}, NULL, "tess_prepare"},
 };
 enum { ROWS = sizeof kernels / sizeof *kernels };
 
@@ -237,6 +240,17 @@ static tess_status other_instance(opencl_device *d, uint32_t dtype, const opencl
     return compile(d, &key, row->function, TESS_PARTS_THREADS, *out);
 }
 
+static tess_status step_instance(opencl_device *d, const char *function, opencl_program **out) {
+    const tess_cache_key key = {.backend = "opencl",
+                                .device = d->names[0],
+                                .driver = d->names[1],
+                                .source = tess_opencl_step,
+                                .source_size = tess_opencl_step_size,
+                                .options = "-cl-std=CL1.2"};
+    *out = &d->step;
+    return compile(d, &key, function, TESS_PREPARE_GROUP, *out);
+}
+
 void tess_opencl_programs_release(opencl_device *d) {
     opencl_program *all = &d->programs[0][0][0];
     for (size_t n = 0; n < sizeof d->programs / sizeof *all; n++)
@@ -245,6 +259,7 @@ void tess_opencl_programs_release(opencl_device *d) {
         if (d->paging[n].program) d->cl->clReleaseProgram(d->paging[n].program);
     for (int n = 0; n < OPENCL_DTYPES; n++)
         if (d->parts[n].program) d->cl->clReleaseProgram(d->parts[n].program);
+    if (d->step.program) d->cl->clReleaseProgram(d->step.program);
 }
 
 /* ------------------------------------------------------------------ objects of a plan */
@@ -301,6 +316,8 @@ static tess_status state_create(opencl_device *d, const opencl_row *row, cl_prog
 /* Why the device cannot run a row, or with a key, why the row does not take the problem. */
 static const char *refuses(const opencl_device *d, const opencl_row *row,
                            const tess_kernel_key *key, char *buffer, size_t size) {
+    if (row->head.op == TESS_OP_PREPARE)
+        return fits(d, TESS_PREPARE_GROUP, TESS_PREPARE_SHARED_BYTES, buffer, size) ? NULL : buffer;
     if (!row->variant) {
         const char *why = !key                            ? NULL
                           : row->head.op == TESS_OP_MERGE ? tess_portable_refusal(key)
@@ -328,7 +345,8 @@ static tess_status prepare(opencl_device *d, uint32_t index, const tess_kernel_k
     pthread_mutex_lock(&d->building);
     const tess_status status =
         shape ? instance(d, key->dtype, index, (uint32_t)(shape - row->variant->shapes), &entry)
-              : other_instance(d, key->dtype, row, &entry);
+        : key->op == TESS_OP_PREPARE ? step_instance(d, row->function, &entry)
+                                     : other_instance(d, key->dtype, row, &entry);
     pthread_mutex_unlock(&d->building);
     if (status == TESS_ERROR_UNSUPPORTED) return host->fail(host, status, "%s", entry->refusal);
     TESS_RETURN_IF_ERROR(status);

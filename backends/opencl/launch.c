@@ -127,10 +127,12 @@ typedef struct opencl_signature {
 static const opencl_signature attention = {tess_portable_tensors, TESS_PORTABLE_TENSORS, 1,
                                            sizeof(tess_args)},
                               paging = {tess_paging_tensors, TESS_PAGING_TENSORS, 0,
-                                        sizeof(tess_paging_args)};
+                                        sizeof(tess_paging_args)},
+                              step = {tess_prepare_tensors, TESS_PREPARE_TENSORS, 0,
+                                      sizeof(tess_args)};
 
 static const opencl_signature *signature_of(const tess_launch *l) {
-    return tess_is_paging(l->op) ? &paging : &attention;
+    return tess_is_paging(l->op) ? &paging : l->op == TESS_OP_PREPARE ? &step : &attention;
 }
 
 static tess_status set_buffers(const opencl_device *d, const tess_launch *l, cl_kernel kernel) {
@@ -228,6 +230,14 @@ static tess_status run_parts(const opencl_device *d, const tess_launch *l, openc
                       TESS_PARTS_THREADS);
 }
 
+static tess_status run_prepare(const opencl_device *d, const tess_launch *l, opencl_stream *s,
+                               const opencl_kernel_pair *pair) {
+    tess_args args;
+    TESS_RETURN_IF_ERROR(set_buffers(d, l, pair->forward));
+    tess_prepare_args(l, 0, &args);
+    return enqueue(d, s, pair->forward, &step, &args, 1, TESS_PREPARE_GROUP);
+}
+
 /* ------------------------------------------------------------------ the call */
 
 static opencl_kernel_pair *take_pair(opencl_state *state) {
@@ -274,9 +284,10 @@ tess_status tess_opencl_launch(void *device, const tess_launch *l) {
     if (!pair)
         return host->fail(host, TESS_ERROR_BUSY, "max_in_flight: %u runs are being enqueued",
                           (unsigned)state->n_pairs);
-    tess_status status = tess_is_paging(l->op)    ? run_paging(d, l, &stream, pair)
-                         : l->op == TESS_OP_MERGE ? run_parts(d, l, &stream, pair)
-                                                  : run_attention(d, l, &stream, pair);
+    tess_status status = tess_is_paging(l->op)      ? run_paging(d, l, &stream, pair)
+                         : l->op == TESS_OP_MERGE   ? run_parts(d, l, &stream, pair)
+                         : l->op == TESS_OP_PREPARE ? run_prepare(d, l, &stream, pair)
+                                                    : run_attention(d, l, &stream, pair);
     __atomic_store_n(&pair->busy, 0, __ATOMIC_RELEASE);
     if (status == TESS_OK && l->stream.kind == TESS_STREAM_DEFAULT) {
         const cl_int code = d->cl->clFlush(stream.queue);

@@ -7,6 +7,7 @@
 
 #include "cl.h"
 #include "paging.h"
+#include "prepare.h"
 #include "row.h"
 #include <tessera/tessera_backend.h>
 
@@ -46,6 +47,7 @@ typedef struct opencl_device {
     opencl_program programs[OPENCL_DTYPES][OPENCL_VARIANTS][TESS_PORTABLE_BUCKETS];
     opencl_program paging[2]; /* for elements of 32 and of 16 bits */
     opencl_program parts[OPENCL_DTYPES];
+    opencl_program step;
 } opencl_device;
 
 /* The entry points, found once for the process; NULL with the reason in `why`. */

@@ -27,10 +27,17 @@ _Static_assert(TESS_STORAGE_BUFFERS == TESS_PORTABLE_BUFFERS &&
 
 tess_status tess_vk_bind(tess_vk_run *run) {
     const tess_launch *l = run->launch;
-    const int paging = tess_is_paging(l->op);
-    const uint32_t count = paging ? TESS_PAGING_TENSORS : TESS_PORTABLE_TENSORS;
+    const tess_portable_tensor *tensors = tess_portable_tensors;
+    uint32_t count = TESS_PORTABLE_TENSORS;
+    if (tess_is_paging(l->op)) {
+        tensors = tess_paging_tensors;
+        count = TESS_PAGING_TENSORS;
+    } else if (l->op == TESS_OP_PREPARE) {
+        tensors = tess_prepare_tensors;
+        count = TESS_PREPARE_TENSORS;
+    }
     for (uint32_t n = 0; n < count; n++) {
-        const tess_portable_tensor *t = &(paging ? tess_paging_tensors : tess_portable_tensors)[n];
+        const tess_portable_tensor *t = &tensors[n];
         const uint32_t item = t->element ? t->element : tess_portable_element(l->dtype);
         TESS_RETURN_IF_ERROR(bind(run, TESS_BIND_TENSORS + n, tess_portable_name(l, t),
                                   &l->tensor[t->role].buffer, l->bytes[t->role], item));

@@ -55,6 +55,12 @@ static void write_paging(const tess_vk_run *run, vk_commands commands) {
 void tess_vk_write_parameters(const tess_vk_run *run, vk_commands commands) {
     const tess_launch *l = run->launch;
     tess_args args;
+    if (l->op == TESS_OP_PREPARE) {
+        tess_prepare_args(l, 1, &args);
+        set_indices(run, tess_prepare_tensors, TESS_PREPARE_TENSORS, &args);
+        write(run, commands, 0, &args, sizeof args);
+        return;
+    }
     if (tess_is_paging(l->op)) {
         write_paging(run, commands);
         return;

@@ -19,6 +19,7 @@
 #include "spirv/merge_parts_bf16.h"
 #include "spirv/merge_parts_f16.h"
 #include "spirv/merge_parts_f32.h"
+#include "spirv/prepare.h"
 #include "vk.h"
 
 typedef struct module {
@@ -44,6 +45,8 @@ static const module append_modules[2] = {{tess_vk_append_32, sizeof tess_vk_appe
                                          {tess_vk_append_16, sizeof tess_vk_append_16}};
 static const module copy_modules[2] = {{tess_vk_copy_pages_32, sizeof tess_vk_copy_pages_32},
                                        {tess_vk_copy_pages_16, sizeof tess_vk_copy_pages_16}};
+
+static const module prepare_module = {tess_vk_prepare, sizeof tess_vk_prepare};
 
 /* ------------------------------------------------------------------ layouts */
 
@@ -182,6 +185,7 @@ tess_status tess_vk_other_pipeline(tess_vk_device *d, uint32_t op, uint32_t dtyp
                                    vk_handle *pipeline) {
     if (op == TESS_OP_MERGE)
         return find(d, &parts_modules[dtype], NULL, &d->merge_parts[dtype], pipeline);
+    if (op == TESS_OP_PREPARE) return find(d, &prepare_module, NULL, &d->prepare, pipeline);
     const int n = tess_paging_bits(dtype) == 16, is_append = op == TESS_OP_APPEND;
     return find(d, &(is_append ? append_modules : copy_modules)[n], NULL,
                 &(is_append ? d->append : d->copy_pages)[n], pipeline);
@@ -200,6 +204,7 @@ void tess_vk_pipelines_close(tess_vk_device *d) {
         if (d->append[n]) d->vk.DestroyPipeline(d->device, d->append[n], NULL);
         if (d->copy_pages[n]) d->vk.DestroyPipeline(d->device, d->copy_pages[n], NULL);
     }
+    if (d->prepare) d->vk.DestroyPipeline(d->device, d->prepare, NULL);
     if (d->cache) d->vk.DestroyPipelineCache(d->device, d->cache, NULL);
     if (d->layout) d->vk.DestroyPipelineLayout(d->device, d->layout, NULL);
     if (d->set_layout) d->vk.DestroyDescriptorSetLayout(d->device, d->set_layout, NULL);

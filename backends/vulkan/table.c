@@ -17,6 +17,7 @@ static const vk_row kernels[] = {
     {{TESS_OP_APPEND, "append", 0}, NULL},
     {{TESS_OP_COPY_PAGES, "copy_pages", 0}, NULL},
     {{TESS_OP_MERGE, "merge_parts", 0}, NULL},
+    {{TESS_OP_PREPARE, "prepare", 0}, NULL},
 };
 enum { ROWS = sizeof kernels / sizeof *kernels };
 
@@ -42,6 +43,9 @@ static const char *shape_refusal(const tess_vk_device *d, const tess_portable_sh
 
 static const char *refuses(const tess_vk_device *d, const vk_row *row, const tess_kernel_key *key,
                            char *buffer, size_t size) {
+    static const tess_portable_shape step = {.threads = TESS_PREPARE_GROUP,
+                                             .shared_bytes = TESS_PREPARE_SHARED_BYTES};
+    if (row->head.op == TESS_OP_PREPARE) return shape_refusal(d, &step, buffer, size);
     if (!key) return row->variant ? shape_refusal(d, row->variant->shapes, buffer, size) : NULL;
     const char *why =
         tess_is_paging(row->head.op) ? tess_paging_refusal(key) : tess_portable_refusal(key);
@@ -102,6 +106,7 @@ static tess_status prepare_forward(tess_vk_device *d, const tess_kernel_key *key
     return TESS_OK;
 }
 
+/* Of the operations that have one kernel. */
 static tess_status prepare_other(tess_vk_device *d, const tess_kernel_key *key,
                                  tess_kernel *kernel) {
     vk_handle pipeline;

@@ -9,6 +9,7 @@
 
 #include "api.h"
 #include "paging.h"
+#include "prepare.h"
 #include "row.h"
 #include <tessera/tessera_backend.h>
 
@@ -81,6 +82,7 @@ typedef struct tess_vk_device {
     vk_handle forward[VK_VARIANTS][TESS_PORTABLE_BUCKETS][VK_DTYPES], merge[VK_DTYPES];
     vk_handle append[2], copy_pages[2]; /* for elements of 32 and of 16 bits */
     vk_handle merge_parts[VK_DTYPES];
+    vk_handle prepare;
 } tess_vk_device;
 
 /* loader.c: the library, an instance, the devices on it. */

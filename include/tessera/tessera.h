@@ -573,6 +573,7 @@ typedef enum tess_op {
     /* Not of plans, but of other functions that have kernels of their own. */
     TESS_OP_APPEND = 2,     /* tess_append */
     TESS_OP_COPY_PAGES = 3, /* tess_copy_pages */
+    TESS_OP_PREPARE = 4,    /* tess_prepare */
     TESS_OP_MERGE = 5,      /* tess_merge_parts */
 } tess_op;
 
@@ -585,7 +586,9 @@ typedef enum tess_dtype {
 enum {
     /* The bits of a sequence's result do not depend on the other sequences of the batch. */
     TESS_PLAN_BATCH_INVARIANT = 1u << 0,
-    /* 1u << 1 is taken by a later version */
+    /* Lengths come from device memory, with tess_prepare; those of the descriptor are capacities.
+     */
+    TESS_PLAN_DEVICE_LENGTHS = 1u << 1,
     /* K and V lie by slot: a head keeps only the key blocks that it can still see. The layout must
      * be causal and KV-efficient. */
     TESS_PLAN_COMPACT = 1u << 2,
@@ -628,6 +631,8 @@ enum {
  *                all keys, as those of a later part do. Without q_first the last row is at the
  *                position of the last key.
  *
+ * max_rows:      only with DEVICE_LENGTHS: the capacity of Q and O in rows, of all sequences of a
+ *                step together.
  * page:          K and V lie in pages of so many tokens, which a table names: tess_run_desc. With
  *                pages or TESS_PLAN_COMPACT, K and V have a batch dimension also where rows are
  *                packed, and cu_kv_lens tells only how many keys each sequence has.
@@ -653,7 +658,7 @@ typedef struct tess_plan_desc {
     const char *kernel;                    /* [NULL: the best that accepts] "backend/kernel" */
     uint32_t kv_dtype;                     /* [0: dtype] others UNSUPPORTED in this version */
     int32_t page;                          /* [0: contiguous] 16, 32, 64, 128 or 256 tokens */
-    int64_t max_rows;                      /* [0: none] others UNSUPPORTED in this version */
+    int64_t max_rows;                      /* [0: batch * q_len] most rows of a step */
     const int64_t *q_first;                /* [NULL: bottom-right] of each: position of row 0 */
     const int64_t *kv_first;               /* [NULL: 0] of each: position of its first key */
 } tess_plan_desc;
@@ -670,7 +675,9 @@ TESS_API tess_status tess_plan_create(tess_device *device, const tess_layout *la
 TESS_API void tess_plan_release(tess_plan *plan);
 
 /*
- * n_jobs:      attention jobs and, after them, merge jobs: what tess_run's range counts.
+ * n_jobs:      attention jobs and, after them, merge jobs: what tess_run's range counts. With
+ *              DEVICE_LENGTHS, the most that a step can have; and as its lengths are not known,
+ *              kept_pairs, dense_pairs, flops and bytes_min are 0, and there is one range.
  * kept_pairs:  (query, key) pairs that the token-exact mask keeps, all heads and sequences.
  * flops:       4 * head_dim * kept_pairs: two products, a multiply and an add each.
  * bytes_min:   Q, K, V read once (only keys that some head of the kv head keeps) and O written
@@ -692,7 +699,7 @@ typedef struct tess_plan_info {
     uint64_t device_bytes;    /* tables on the device; 0 where they are the host's */
     double create_seconds;    /* how long tess_plan_create took */
     char kernel[64];          /* "backend/kernel" */
-    uint64_t step_bytes;      /* 0 in this version */
+    uint64_t step_bytes;      /* exact; of a step buffer, with DEVICE_LENGTHS */
     uint32_t n_storage;       /* storage groups: pools of K, and of V. 1 unless COMPACT */
     uint32_t reserved;        /* 0 */
 } tess_plan_info;
@@ -716,8 +723,11 @@ typedef enum tess_role {
     TESS_ROLE_BLOCK_TABLE = 5, /* int32 */
     TESS_ROLE_NEW_K = 6,       /* of tess_append */
     TESS_ROLE_NEW_V = 7,
+    TESS_ROLE_STEP = 8,    /* of tess_prepare */
     TESS_ROLE_O_PARTS = 9, /* of tess_merge_parts */
     TESS_ROLE_LSE_PARTS = 10,
+    TESS_ROLE_CU_ROWS = 11, /* of tess_prepare, int32 */
+    TESS_ROLE_KV_LENS = 12, /* likewise */
 } tess_role;
 
 /* Fills strides for a contiguous tensor of the plan at `buffer`, and sets *bytes (may be NULL) to
@@ -754,6 +764,7 @@ TESS_API tess_status tess_plan_pool(const tess_plan *plan, tess_role role, uint3
 
 /*
  * lse:            float32, natural logarithm; -inf for rows without keys.
+ * step:           a step that tess_prepare wrote for this plan, earlier on the stream.
  * workspace:      at least workspace_bytes after its offset, aligned to workspace_align. Its
  *                 contents do not matter and are not kept.
  * first_job, job_count:
@@ -798,7 +809,7 @@ typedef struct tess_run_desc {
     tess_tensor sink_logits, k_scale, v_scale;
     tess_buffer q_lens, kv_lens, block_table;
     tess_tensor d_o, d_q, d_k, d_v, d_lse;
-    tess_buffer step;           /* must be of kind NONE */
+    tess_buffer step;           /* [kind NONE: without DEVICE_LENGTHS] from tess_prepare */
     int64_t table_stride;       /* pages from one sequence's row of block_table to the next */
     int64_t pages;              /* of each pool; 1 to 2^31 - 1 */
     const tess_tensor *k_pools; /* [NULL: k] of each storage group, where there are several */

@@ -185,6 +185,62 @@ static inline int tess_kept(const tess_class *c, int64_t p, int64_t t, int64_t i
 }
 
 /*
+ * Plans whose lengths come from the device (TESS_PLAN_DEVICE_LENGTHS) have their sequences, jobs
+ * and merges in a step buffer, where TESS_OP_PREPARE writes them. It begins with a tess_step_head.
+ * Then follow, 256-byte aligned: room for the sequences of the whole batch, for the jobs and for
+ * the merges, and a copy of the plan's other tables, so that a kernel finds all tables in one
+ * buffer. The plan's own tables end with a tess_step_plan and its runs.
+ *
+ * TESS_OP_PREPARE reads the lengths of tess_launch.batch sequences, as int32: TESS_ROLE_CU_ROWS has
+ * one more than TESS_ROLE_KV_LENS. It writes TESS_ROLE_STEP. backends/common/kernels/prepare.inl
+ * says how; a backend that takes other decisions makes other jobs, which are as good, as long as
+ * there is room for them.
+ */
+typedef struct tess_step_head {
+    uint32_t n_jobs, n_merges, n_partials;
+    uint32_t n_clamped;            /* lengths and positions that were out of range */
+    uint32_t length;               /* key blocks of a part that the plan's rule chose; 0: none */
+    uint32_t unsplit_ticks, ticks; /* what the rule expects, without parts and as chosen; or 0 */
+    uint32_t plan;                 /* tess_step_plan.id of the plan that the step is of ... */
+    uint32_t plan_at; /* ... and the word of the step buffer where its tess_step_plan is */
+} tess_step_head;
+
+/* Everything that decides which jobs a step has, besides its lengths. Words and blocks count from
+ * the start of the tables, or of the step buffer; ticks are a power of two nanoseconds. The order
+ * of fields is that of tessera_job_words.h. */
+typedef struct tess_step_plan {
+    uint32_t batch, q_len, kv_len, rows; /* capacities */
+    uint32_t block;
+    uint32_t cell, tile; /* rows: cells begin at multiples of `cell` and are cut into tiles */
+    uint32_t from_end;   /* 1: cells are counted from a sequence's last row */
+    uint32_t pack_rows;  /* heads are packed while rows * heads of a job fit */
+    uint32_t n_kv_heads;
+    uint32_t n_runs; /* of heads */
+    /* How keys are split. At most one of the four is set. */
+    uint32_t max_parts;                 /* [0: not so] equal parts, at most this many */
+    uint32_t short_length, long_length; /* [0: not so] key blocks of a part, by q_len */
+    uint32_t chooses;                   /* 1: by the rule of docs/design.md */
+    uint32_t length_step;               /* a chosen length is a multiple of so many blocks */
+    uint32_t workers, step_keys;        /* tess_kernel_costs, and below in ticks */
+    uint32_t step_ticks, job_ticks, merge_ticks, part_ticks;
+    uint32_t partial_ticks; /* writing and reading a partial result */
+    uint32_t block_ticks;   /* reading K and V of a key block */
+    uint32_t most_jobs, most_merges, most_partials;
+    uint32_t sequences_at, jobs_at, merges_at; /* words of the step buffer */
+    uint32_t copy_from, copy_to, copy_words;   /* words of the tables, and of the step buffer */
+    uint32_t id;
+    uint32_t reserved[2]; /* 0 */
+} tess_step_plan;
+
+/* Consecutive query heads of one kv head and one class. */
+typedef struct tess_step_run {
+    uint16_t head, heads;
+    uint32_t cls;
+    uint32_t entries;  /* where the class's list begins */
+    uint32_t reserved; /* 0 */
+} tess_step_run;
+
+/*
  * All tables of a plan. On a device whose caps say host_memory the pointers are the host's;
  * elsewhere `device` holds one block with the tables at the byte offsets *_at, every table 256-byte
  * aligned.
@@ -205,6 +261,15 @@ typedef struct tess_tables {
     const tess_slot *slots;
     const tess_kv_head *kv_heads; /* of each kv head */
     uint64_t slots_at, kv_heads_at;
+    /* Of a step: its head, which says how many of the launch's jobs and merges there are. Those
+     * past its counts do not exist, and a kernel leaves at once. NULL elsewhere. */
+    const tess_step_head *step;
+    uint64_t step_at;
+    uint32_t has_step; /* 1: the tables are a step's */
+    uint32_t reserved; /* 0 */
+    /* Of a plan whose lengths come from the device: what its steps are made from. */
+    const tess_step_plan *step_plan;
+    uint64_t step_plan_at;
 } tess_tables;
 
 /* -------------------------------------------------------------------------- host services */
@@ -241,6 +306,8 @@ enum {
     TESS_FEATURE_PAGES = 1u << 1,
     TESS_FEATURE_APPEND = 1u << 2, /* there are TESS_OP_APPEND and TESS_OP_COPY_PAGES */
     TESS_FEATURE_MERGE = 1u << 3,  /* there is TESS_OP_MERGE */
+    /* There is TESS_OP_PREPARE, and kernels read tess_tables.step or refuse it in the key. */
+    TESS_FEATURE_STEPS = 1u << 4,
 };
 
 /*
@@ -282,7 +349,7 @@ typedef struct tess_kernel_key {
     uint32_t kv_dtype; /* tess_dtype of K and V */
     int32_t page;      /* tokens of a page of K and V; 0: contiguous */
     uint32_t compact;  /* 1: K and V lie by slot */
-    uint32_t unused;   /* 0 */
+    uint32_t steps;    /* 1: jobs lie in a step buffer; rows are packed, and K and V are not */
 } tess_kernel_key;
 
 /*
@@ -395,6 +462,8 @@ typedef struct tess_launch {
     uint32_t compact;     /* 1: K and V lie by slot */
     uint32_t storage;     /* compact: the storage group of this launch */
     uint32_t n_sequences; /* in tables->sequences */
+    uint32_t kv_batch;    /* sequences in the batch dimension of K and V; 0: packed */
+    uint32_t unused;      /* 0 */
 } tess_launch;
 
 typedef struct tess_backend {

@@ -57,6 +57,7 @@
 #define TESS_WORD_SEQUENCE_KV_LEN   6u
 #define TESS_WORD_SEQUENCE_Q_FIRST  7u
 #define TESS_WORD_SEQUENCE_KV_BATCH 8u
+#define TESS_WORD_SEQUENCE_RESERVED 9u
 
 /* ------------------------------------------------------------------ tess_class */
 
@@ -94,5 +95,66 @@
 #define TESS_WORD_KV_HEAD_STORAGE      0u
 #define TESS_WORD_KV_HEAD_POOL_HEAD    1u
 #define TESS_WORD_KV_HEAD_SLOTS_OFFSET 2u
+
+/* ------------------------------------------------------------------ steps */
+
+/* What a step buffer begins with (tess_step_head). */
+#define TESS_STEP_HEAD_WORDS         9u
+#define TESS_WORD_STEP_JOBS          0u
+#define TESS_WORD_STEP_MERGES        1u
+#define TESS_WORD_STEP_PARTIALS      2u
+#define TESS_WORD_STEP_CLAMPED       3u
+#define TESS_WORD_STEP_LENGTH        4u
+#define TESS_WORD_STEP_UNSPLIT_TICKS 5u
+#define TESS_WORD_STEP_TICKS         6u
+#define TESS_WORD_STEP_PLAN          7u
+#define TESS_WORD_STEP_PLAN_AT       8u
+
+/* tess_step_plan */
+#define TESS_STEP_PLAN_WORDS         36u
+#define TESS_WORD_PLAN_BATCH         0u
+#define TESS_WORD_PLAN_Q_LEN         1u
+#define TESS_WORD_PLAN_KV_LEN        2u
+#define TESS_WORD_PLAN_ROWS          3u
+#define TESS_WORD_PLAN_BLOCK         4u
+#define TESS_WORD_PLAN_CELL          5u
+#define TESS_WORD_PLAN_TILE          6u
+#define TESS_WORD_PLAN_FROM_END      7u
+#define TESS_WORD_PLAN_PACK_ROWS     8u
+#define TESS_WORD_PLAN_KV_HEADS      9u
+#define TESS_WORD_PLAN_RUNS          10u
+#define TESS_WORD_PLAN_MAX_PARTS     11u
+#define TESS_WORD_PLAN_SHORT_LENGTH  12u
+#define TESS_WORD_PLAN_LONG_LENGTH   13u
+#define TESS_WORD_PLAN_CHOOSES       14u
+#define TESS_WORD_PLAN_LENGTH_STEP   15u
+#define TESS_WORD_PLAN_WORKERS       16u
+#define TESS_WORD_PLAN_STEP_KEYS     17u
+#define TESS_WORD_PLAN_STEP_TICKS    18u
+#define TESS_WORD_PLAN_JOB_TICKS     19u
+#define TESS_WORD_PLAN_MERGE_TICKS   20u
+#define TESS_WORD_PLAN_PART_TICKS    21u
+#define TESS_WORD_PLAN_PARTIAL_TICKS 22u
+#define TESS_WORD_PLAN_BLOCK_TICKS   23u
+#define TESS_WORD_PLAN_MOST_JOBS     24u
+#define TESS_WORD_PLAN_MOST_MERGES   25u
+#define TESS_WORD_PLAN_MOST_PARTIALS 26u
+#define TESS_WORD_PLAN_SEQUENCES_AT  27u
+#define TESS_WORD_PLAN_JOBS_AT       28u
+#define TESS_WORD_PLAN_MERGES_AT     29u
+#define TESS_WORD_PLAN_COPY_FROM     30u
+#define TESS_WORD_PLAN_COPY_TO       31u
+#define TESS_WORD_PLAN_COPY_WORDS    32u
+#define TESS_WORD_PLAN_ID            33u
+
+/* tess_step_run, of which a tess_step_plan has as many as RUNS says right behind it */
+#define TESS_STEP_RUN_WORDS   4u
+#define TESS_WORD_RUN_HEAD    0u /* low half */
+#define TESS_WORD_RUN_HEADS   0u /* high half */
+#define TESS_WORD_RUN_CLS     1u
+#define TESS_WORD_RUN_ENTRIES 2u
+
+/* Sequences of at most so many rows have parts of SHORT_LENGTH, others of LONG_LENGTH. */
+#define TESS_SHORT_ROWS 16u
 
 #endif /* TESSERA_TESSERA_JOB_WORDS_H */

@@ -185,6 +185,72 @@ typedef struct tess_parts_desc {
  * OUT_OF_MEMORY. BUSY. DEVICE_LOST. NATIVE. */
 TESS_API tess_status tess_merge_parts(tess_device *device, const tess_parts_desc *desc);
 
+/* --------------------------------------------------------------------------------------- steps */
+
+/*
+ * A plan with TESS_PLAN_DEVICE_LENGTHS serves steps of any lengths up to its capacities: batch is
+ * the most sequences, q_len the most rows and kv_len the most keys of each, and max_rows the most
+ * rows of all together. Before it runs, tess_prepare reads a step's lengths from device memory and
+ * writes a step buffer. Neither call needs to know the lengths on the host, so both can be captured
+ * into a graph and replayed. The rows of a step are packed: Q, O and LSE are those of a packed
+ * batch of max_rows tokens. K and V have a sequence each: [batch, kv_len, n_kv_heads, head_dim].
+ *
+ * kv_split works as in other plans, except that with 0 every step decides by itself, from its own
+ * lengths. Its workspace is at most 24 MiB then. Given equal lengths, all devices cut a step into
+ * the same parts if their kernels have the same costs, and batch-invariant parts are those of a
+ * plan whose lengths the host knows.
+ *
+ * q_lens, kv_lens, cu_q_lens, cu_kv_lens, q_first and kv_first are INVALID: lengths come with the
+ * step. UNSUPPORTED: BLOCKS, since the rows of a mask are joined for the tiles of known lengths;
+ * BIDIRECTIONAL, since K and V are a cache that grows, in which no key follows the last row;
+ * kv_split above 4096; a kernel or a backend that does not read steps.
+ */
+
+/*
+ * The lengths of a step of a plan with TESS_PLAN_DEVICE_LENGTHS, in device memory.
+ *
+ * batch:    sequences of the step, at most the plan's. Graphs are captured with the plan's batch;
+ *           sequences without rows then fill it up and cost nothing.
+ * cu_rows:  [batch + 1] int32: rows cu_rows[b] to cu_rows[b + 1] of Q and O are those of sequence
+ *           b. The first is 0, and none falls.
+ * kv_lens:  [batch] int32: keys of each sequence, those of this step's rows included. The last row
+ *           is at the position of the last key.
+ * step:     step_bytes after its offset, aligned to 256 bytes. Contents do not matter before.
+ */
+typedef struct tess_prepare_desc {
+    uint32_t struct_size;
+    uint32_t batch;
+    tess_buffer cu_rows;  /* int32 */
+    tess_buffer kv_lens;  /* int32 */
+    tess_buffer q_first;  /* must be of kind NONE in this version */
+    tess_buffer kv_first; /* likewise */
+    tess_buffer step;     /* output */
+    tess_stream stream;   /* [0: the device's own queue] */
+} tess_prepare_desc;
+
+/* What a step buffer begins with, for callers that want to look: uint32 each. */
+enum {
+    TESS_STEP_JOBS = 0,    /* jobs of the step */
+    TESS_STEP_MERGES = 1,  /* merges of the step */
+    TESS_STEP_CLAMPED = 3, /* lengths that were out of range */
+};
+
+/*
+ * Prepares a step: turns lengths in device memory into jobs, for every tess_run with that step that
+ * follows on the stream. One small kernel, which all layers of a layout can share. Never allocates,
+ * compiles or synchronises, as tess_run. A plan may have any number of steps at once, on any
+ * streams, each with a buffer of its own. A step stays as it is until the next tess_prepare: a run
+ * with one that was prepared for earlier lengths computes these.
+ *
+ * The lengths are not trusted. One that is negative or above its capacity counts as the nearest
+ * legal one, and a bound of cu_rows that falls as the largest before it. TESS_STEP_CLAMPED of the
+ * step counts the sequences' bounds and lengths that were changed.
+ * INVALID: names the field; the plan has no DEVICE_LENGTHS.
+ * UNSUPPORTED: a reserved feature.
+ * BUSY. DEVICE_LOST. NATIVE.
+ */
+TESS_API tess_status tess_prepare(const tess_plan *plan, const tess_prepare_desc *desc);
+
 #ifdef __cplusplus
 }
 #endif

@@ -30,6 +30,7 @@ typedef struct message {
     uint64_t memory[TESS_PORTABLE_BUFFERS];
     tess_args args;
 } message;
+_Static_assert(sizeof(tess_args) == 272, "ARGS_BYTES of emulate.py");
 
 typedef struct emulated_device {
     const tess_host *host;

@@ -62,7 +62,7 @@ SETS = {0x3F: "cdna", 0x40: "cdna", 0x4C: "cdna", 0x4F: "cdna",
         0x48: "rdna4", 0x4E: "rdna4"}
 
 DTYPES = ["f32", "f16", "bf16"]
-ARGS_BYTES = 264             # of tess_args
+ARGS_BYTES = 272             # of tess_args
 MESSAGE = "<8I8Q%ds" % ARGS_BYTES  # of device.c
 MEMORY_BYTES = 1 << 29
 

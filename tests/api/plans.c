@@ -88,7 +88,7 @@ static int teardown(void **state) {
 static const bad_value plan_numbers[] = {
     P(struct_size, 0, VER, "desc"),
     P(struct_size, UINT32_MAX, VER, "desc"),
-    P(flags, 2, INV, "flags"),
+    P(flags, 1u << 7, INV, "flags"),
     P(flags, 0x80000000u, INV, "flags"),
     P(page, 8, INV, "page"),
     P(page, 48, INV, "page"),
@@ -372,7 +372,7 @@ static const bad_value run_fields[] = {
     RESERVED_TENSOR(v_scale),
     RESERVED_BUFFER(q_lens),
     RESERVED_BUFFER(kv_lens),
-    RESERVED_BUFFER(step),
+    R(step.kind, TESS_BUFFER_HOST, INV, "step"),
     R(block_table.kind, TESS_BUFFER_HOST, INV, "block_table"),
     R(table_stride, 1, INV, "table_stride"),
     R(pages, 1, INV, "pages"),

@@ -143,4 +143,10 @@ const size_t *fake_paging_parameters(int kernel);
 void fake_paging_describe(int kernel, void *const *parameters, char *text, size_t size);
 void fake_paging_run(int kernel, unsigned groups, void *const *parameters);
 
+/* prepare.c: the same for the kernel that prepares steps. */
+enum { FAKE_PREPARE_THREADS = 256 };
+extern const size_t fake_prepare_parameters[];
+void fake_prepare_describe(void *const *parameters, char *text, size_t size);
+void fake_prepare_run(unsigned groups, void *const *parameters);
+
 #endif

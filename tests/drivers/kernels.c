@@ -43,7 +43,8 @@ enum {
 /* Kernels are numbered: dtype, then kind and head_dim; those of paging.c are behind them. */
 enum {
     PER_DTYPE = PORTABLE_DIMS + 2 + 2 * FAST_DIMS + DECODE_SHAPES,
-    FIRST_PAGING = DTYPES * PER_DTYPE
+    FIRST_PAGING = DTYPES * PER_DTYPE,
+    PREPARE = FIRST_PAGING + FAKE_PAGING_KERNELS
 };
 
 static kernel kernel_of(int number) {
@@ -76,6 +77,7 @@ int fake_kernel_find(const char *name) {
             snprintf(text + length, sizeof text - (size_t)length, "_%d", k.head_dim);
         if (strcmp(text, name) == 0) return n;
     }
+    if (strcmp(name, "tess_prepare") == 0) return PREPARE;
     const int paging = fake_paging_find(name);
     return paging < 0 ? -1 : FIRST_PAGING + paging;
 }
@@ -85,13 +87,16 @@ const size_t *fake_kernel_parameters(int number) {
                         sm90[] = {sizeof(tess_sm90_maps), sizeof(tess_sm90_args), 0},
                         sm80[] = {sizeof(tess_sm80_args), 0},
                         decode[] = {sizeof(tess_decode_args), 0};
+    if (number == PREPARE) return fake_prepare_parameters;
     if (number >= FIRST_PAGING) return fake_paging_parameters(number - FIRST_PAGING);
     const int kind = kernel_of(number).kind;
     return kind == SM90 ? sm90 : kind == SM80 ? sm80 : kind == DECODE ? decode : portable;
 }
 
 unsigned fake_kernel_threads(int number) {
-    return number >= FIRST_PAGING ? FAKE_PAGING_THREADS : kernel_of(number).threads;
+    return number == PREPARE        ? FAKE_PREPARE_THREADS
+           : number >= FIRST_PAGING ? FAKE_PAGING_THREADS
+                                    : kernel_of(number).threads;
 }
 
 /* The arguments of either kind of kernel. */
@@ -138,6 +143,10 @@ static arguments read_arguments(int number, void *const *parameters) {
 }
 
 void fake_kernel_describe(int number, void *const *parameters, char *text, size_t size) {
+    if (number == PREPARE) {
+        fake_prepare_describe(parameters, text, size);
+        return;
+    }
     if (number >= FIRST_PAGING) {
         fake_paging_describe(number - FIRST_PAGING, parameters, text, size);
         return;
@@ -321,6 +330,10 @@ static void run_lockstep(kernel k, unsigned groups, const void *parameter) {
 #endif
 
 void fake_kernel_run(int number, unsigned groups, void *const *parameters) {
+    if (number == PREPARE) {
+        fake_prepare_run(groups, parameters);
+        return;
+    }
     if (number >= FIRST_PAGING) {
         fake_paging_run(number - FIRST_PAGING, groups, parameters);
         return;
@@ -354,7 +367,12 @@ void fake_kernel_run(int number, unsigned groups, void *const *parameters) {
         return;
     }
     /* Thread blocks on Hopper fetch jobs from a counter; on other devices each takes one job. */
-    const unsigned items = k.kind == SM90 || x.a.items < groups ? x.a.items : groups;
+    unsigned items = k.kind == SM90 || x.a.items < groups ? x.a.items : groups;
+    if (x.a.flags & TESS_ARGS_STEP) {
+        const uint32_t all = b.tables[x.a.count_at],
+                       behind = all > x.a.first_item ? all - x.a.first_item : 0;
+        if (items > behind) items = behind;
+    }
     const uint32_t *counter = fake_host(x.counter);
     if (counter && *counter != 0) fake_misuse(700, "the counter of jobs is not 0");
     for (unsigned i = 0; i < items; i++) {

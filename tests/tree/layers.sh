@@ -65,6 +65,8 @@ bad=$(
     folder=${folder%/}
     case $folder in
       tests/unit | tests/opencl | tests/vulkan | tests/drivers | tests/driver_calls | tests/amd) ;;
+      # Steps are compared with those of the kernel in C.
+      tests/conformance) check "$folder/*" tests support bench backends/common ;;
       *) check "$folder/*" tests support bench ;;
     esac
   done

@@ -402,7 +402,7 @@ static const int64_t falling[] = {0, 5, 4}, late[] = {1, 5, 9}, negative[] = {3,
                      longer[] = {3, 11}, good[] = {0, 3, 6};
 static const int64_t huge_lens[] = {3, 2147418112}, huge_cu[] = {0, 3, 2147418115},
                      lower[] = {0, -1, 0};
-SPOIL(flags_set, d->flags = 2)
+SPOIL(flags_set, d->flags = 1u << 7)
 SPOIL(op_backward, d->op = TESS_OP_BACKWARD)
 SPOIL(op_bad, d->op = 2)
 SPOIL(dtype_bad, d->dtype = 3)

@@ -137,6 +137,12 @@ TESS_FUNCTION uint tess_to_bits(float x) { return __builtin_bit_cast(uint, x); }
 #else
 #define TESS_DEPENDENCIES_WAIT
 #endif
+/* What follows in the stream must not begin before what this kernel waits for. */
+#define TESS_LEAVE_UNLESS(present) \
+    if (!(present)) {              \
+        TESS_DEPENDENCIES_WAIT;    \
+        return;                    \
+    }
 /* Only a compiler of OpenCL C for CPUs needs it: see dialect_opencl.h. */
 #define TESS_LOOP_ENTERS(first) false
 

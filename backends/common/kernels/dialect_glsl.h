@@ -138,5 +138,7 @@ uint tess_narrow(float x) {
 #define TESS_MERGE_KERNEL   void main()
 #define TESS_PARTS_KERNEL   void main()
 #define TESS_DEPENDENCIES_WAIT
+#define TESS_LEAVE_UNLESS(present) \
+    if (!(present)) return
 /* Only a compiler of OpenCL C for CPUs needs it: see dialect_opencl.h. */
 #define TESS_LOOP_ENTERS(first) false

@@ -129,6 +129,13 @@ TESS_FUNCTION ushort tess_narrow(float x) { return tess_narrow4((float4)(x)).x; 
         const __global int *block_table, const __global uint *tables, __global float *workspace, \
         const tess_args args
 #define TESS_DEPENDENCIES_WAIT
+/* Compilers for CPUs do badly with a return before a barrier. */
+#ifdef TESS_ON_CPU
+#define TESS_LEAVE_UNLESS(present)
+#else
+#define TESS_LEAVE_UNLESS(present) \
+    if (!(present)) return
+#endif
 #ifdef TESS_ON_CPU
 /* Enter a loop with barriers even where it has nothing to do. PoCL takes barriers in a loop that
  * may run no iteration for conditional ones, and the code it clones for those can meet a table of

@@ -96,10 +96,12 @@ TESS_FORWARD_KERNEL {
     TESS_FORWARD_SHARED
 #endif
     const uint thread = TESS_THREAD;
-    /* Workgroups past the last item read that one's words and then find neither rows nor keys: some
-     * compilers do badly with a return before a barrier. */
-    const bool present = TESS_GROUP < args.items;
-    const uint job = args.items_at + (present ? TESS_GROUP : args.items - 1u) * TESS_JOB_WORDS;
+    /* Workgroups past the last item read the first one's words and then find neither rows nor keys:
+     * some compilers do badly with a return before a barrier. */
+    const uint items = tess_present_items(args.items TESS_TABLES_OF_KERNEL);
+    const bool present = TESS_GROUP < items;
+    TESS_LEAVE_UNLESS(present);
+    const uint job = args.items_at + (present ? TESS_GROUP : 0u) * TESS_JOB_WORDS;
     const tess_tile tile = tess_read_tile(job TESS_TABLES_OF_KERNEL);
     const tess_key_walk walk = tess_read_key_walk(job, tile TESS_TABLES_OF_KERNEL);
     const uint used = present ? tile.packed_rows : 0u; /* rows of the tile that are stored */

@@ -7,6 +7,8 @@
 #ifndef TESS_FORWARD_JOB_H
 #define TESS_FORWARD_JOB_H
 
+#include "floor_div.h"
+#include "items.h"
 #include "key_walk.h"
 
 TESS_STRUCT(tess_tile) {
@@ -17,8 +19,6 @@ TESS_STRUCT(tess_tile) {
     int position;           /* of the first row */
     int kv_len;
 };
-
-TESS_FUNCTION int tess_floor_div(int a, int b) { return a >= 0 ? a / b : -1 - (-1 - a) / b; }
 
 TESS_FUNCTION tess_tile tess_read_tile(uint job TESS_TABLES) {
     tess_tile tile;

@@ -12,6 +12,8 @@
 #ifndef TESS_MERGE_ONCE
 #define TESS_MERGE_ONCE
 
+#include "items.h"
+
 /* Groups of 4 elements of a thread: TESS_MERGE_ROWS * 256 / 4 / TESS_MERGE_THREADS. */
 #define TESS_MERGE_GROUPS 4u
 
@@ -54,9 +56,10 @@ TESS_MERGE_KERNEL {
 #endif
     const uint thread = TESS_THREAD,
                groups = (args.partial_rows + TESS_MERGE_ROWS - 1u) / TESS_MERGE_ROWS;
-    /* Workgroups past the last merge read that one's words and then find no rows. */
-    const bool present = TESS_GROUP / groups < args.items;
-    const uint item = present ? TESS_GROUP / groups : args.items - 1u;
+    /* Workgroups past the last merge read the first one's words and then find no rows. */
+    const bool present = TESS_GROUP / groups < tess_present_items(args.items TESS_TABLES_OF_KERNEL);
+    TESS_LEAVE_UNLESS(present);
+    const uint item = present ? TESS_GROUP / groups : 0u;
     const tess_merged merge =
         tess_read_merge(args.items_at + item * TESS_MERGE_WORDS TESS_TABLES_OF_KERNEL);
     const uint first_row = TESS_GROUP % groups * TESS_MERGE_ROWS, head_dim = TESS_HEAD_DIM;

@@ -31,6 +31,7 @@
 #define TESS_FIRST_OF(x, batch, start, head_)                                     \
     (args.x##_at + TESS_OFFSET(batch) * args.x##_batch + (start)*args.x##_token + \
      TESS_OFFSET(head_) * args.x##_head)
+#define TESS_FIRST(x, tile_, start, head_) TESS_FIRST_OF(x, (tile_).batch, start, head_)
 #define TESS_ROW_OFFSET(x, head_row)                         \
     (TESS_OFFSET(TESS_HIGH_HALF(head_row)) * args.x##_head + \
      TESS_OFFSET(TESS_LOW_HALF(head_row)) * args.x##_token)

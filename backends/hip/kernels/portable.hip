@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The portable kernels in HIP, all instances: tess_forward_<f32|f16|bf16>_<64|128|256> and
- * tess_merge_<f32|f16|bf16>, tess_merge_parts_<f32|f16|bf16>, tess_append_<16|32> and
- * tess_copy_pages_<16|32>. */
+ * tess_merge_<f32|f16|bf16>, tess_merge_parts_<f32|f16|bf16>, tess_append_<16|32>,
+ * tess_copy_pages_<16|32> and tess_prepare. */
 #include "dialect_cuda.h"
 #include "paging_cuda.h"
+#include "step_cuda.h"
 
 #define TESS_DTYPE_NAME f32
 #define TESS_ELEMENT    float
@@ -24,3 +25,4 @@
 #undef TESS_ELEMENT
 
 #include "paging_instances.inl"
+#include "prepare.inl"

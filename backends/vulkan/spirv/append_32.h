@@ -11,7 +11,7 @@
  * source: ../common/paging_args.h
  * source: kernels/append.comp
  * source: kernels/bindings.h
- * sha256: 415c06c50833bf2841d7daf98e469f2fb3b641e3d963a10ae73539efa771e448
+ * sha256: d5430782d7dd613bcba5db62fcb707e3ffbbda8f09c36d0b52dafc96622dcf2e
  */
 #include <stdint.h>
 static const uint32_t tess_vk_append_32[] = {

@@ -11,7 +11,7 @@
  * source: ../common/paging_args.h
  * source: kernels/bindings.h
  * source: kernels/copy_pages.comp
- * sha256: 0b9d9e9651bf0e61dee21be3f4aa167fec91328fb8c9d7c75bd18242131ef2c2
+ * sha256: 128342b2312a5ccb3e3f69c510722984f926026292699dc6425134ea343ea51b
  */
 #include <stdint.h>
 static const uint32_t tess_vk_copy_pages_16[] = {

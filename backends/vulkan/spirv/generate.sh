@@ -56,4 +56,5 @@ append append_16 TESS_BITS=16
 append append_32 TESS_BITS=32
 copy_pages copy_pages_16 TESS_BITS=16
 copy_pages copy_pages_32 TESS_BITS=32
+prepare prepare TESS_STEPS=1
 MODULES

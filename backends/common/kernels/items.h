@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The jobs or merges of a launch, for device code in every language. */
+#ifndef TESS_ITEMS_H
+#define TESS_ITEMS_H
+
+/* How many items of this launch there are; in a step, perhaps fewer than it has room for. */
+TESS_FUNCTION uint tess_present_items(uint items TESS_TABLES) {
+    if ((args.flags & TESS_ARGS_STEP) == 0u) return items;
+    const uint count = TESS_WORD(args.count_at);
+    return count > args.first_item ? tess_min(items, count - args.first_item) : 0u;
+}
+
+#endif /* TESS_ITEMS_H */

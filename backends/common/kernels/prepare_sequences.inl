@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * In prepare.inl: reads the lengths of TESS_PREPARE_THREADS sequences from number `first` on, one
+ * for each thread, into q_lens and kv_lens, and counts their units in unit_end. Whatever the
+ * lengths are, rows of sequences do not overlap, and all stay within the plan's capacities: a bound
+ * that falls counts as the largest one before it.
+ */
+const uint s = first + thread;
+const bool present = s < batch;
+const int rows = TESS_INT(TESS_PLAN(ROWS)), most_q = TESS_INT(TESS_PLAN(Q_LEN)),
+          most_kv = TESS_INT(TESS_PLAN(KV_LEN));
+const int raw_end = present ? TESS_CU_ROWS(s + 1u) : 0, raw_kv = present ? TESS_KV_LENS(s) : 0;
+const int kv_len = tess_clamp(raw_kv, 0, most_kv);
+row_end[thread] = TESS_UINT(tess_clamp(raw_end, 0, rows));
+TESS_SCAN(row_end, tess_larger);
+const uint row_first = tess_larger(rows_before, thread > 0u ? row_end[thread - 1u] : 0u),
+           row_stop = tess_larger(rows_before, row_end[thread]);
+const int q_len = present ? tess_clamp(TESS_INT(row_stop - row_first), 0, most_q) : 0;
+q_lens[thread] = q_len;
+kv_lens[thread] = kv_len;
+unit_end[thread] = n_runs * tess_cut_rows(q_len, kv_len TESS_TABLES_OF_KERNEL).tiles;
+if (present && phase == TESS_PHASE_LENGTHS && q_len > 0)
+    shared_blocks =
+        tess_sum(shared_blocks, tess_product(tess_quotient_up(TESS_UINT(kv_len), TESS_PLAN(BLOCK)),
+                                             TESS_PLAN(KV_HEADS)));
+if (present && phase == TESS_PHASE_WRITE) {
+    const int before = s == 0u ? TESS_CU_ROWS(0u) : 0;
+    const uint clamped = (raw_kv != kv_len ? 1u : 0u) +
+                         (raw_end != TESS_INT(row_first) + q_len ? 1u : 0u) +
+                         (before < 0 || before > rows ? 1u : 0u);
+    if (clamped != 0u) TESS_ADD_SHARED(sums[TESS_SUM_CLAMPED], clamped);
+    tess_write_sequence(s, row_first, q_len, kv_len TESS_TABLES_OF_KERNEL TESS_STEP_OF_KERNEL);
+}
+TESS_SCAN(unit_end, tess_sum);
+rows_before = tess_larger(rows_before, row_end[TESS_PREPARE_THREADS - 1u]);

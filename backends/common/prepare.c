@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "prepare.h"
+
+#include <stddef.h>
+#include <string.h>
+
+#include "kernels/dialect_c.h"
+#include "kernels/prepare.inl"
+#undef args
+
+#define TENSOR(role, name, field)                                     \
+    {                                                                 \
+        role, name, sizeof(int32_t), offsetof(tess_args, field##_at), \
+            offsetof(tess_args, field##_batch)                        \
+    }
+
+const tess_portable_tensor tess_prepare_tensors[TESS_PREPARE_TENSORS] = {
+    TENSOR(TESS_ROLE_CU_ROWS, "cu_rows", q), TENSOR(TESS_ROLE_KV_LENS, "kv_lens", k),
+    TENSOR(TESS_ROLE_STEP, "step", o)};
+
+void tess_prepare_args(const tess_launch *l, int base_in_handle, tess_args *a) {
+    memset(a, 0, sizeof *a);
+    for (size_t n = 0; n < TESS_PREPARE_TENSORS; n++) {
+        const tess_portable_tensor *t = &tess_prepare_tensors[n];
+        const tess_arg_i64 at = (tess_arg_i64)(l->tensor[t->role].buffer.offset / t->element);
+        if (!base_in_handle) memcpy((char *)a + t->at, &at, sizeof at);
+    }
+    a->items = l->batch;
+    a->classes_at = (tess_arg_u32)(l->tables->classes_at / 4);
+    a->items_at = (tess_arg_u32)(l->tables->step_plan_at / 4);
+}

@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The kernel that prepares steps (TESS_OP_PREPARE) from the host's side: its buffers and arguments
+ * for GPU backends, and its body as a C function. */
+#ifndef TESS_COMMON_PREPARE_H
+#define TESS_COMMON_PREPARE_H
+
+#include "portable.h"
+
+/* `tables` are the plan's, of which `args` holds where the tess_step_plan (items_at) and the
+ * classes (classes_at) are, and how many sequences the step has (items). `cu_rows` has one number
+ * more than kv_lens. `step` is the step buffer. */
+void tess_prepare_on_host(const tess_args *args, const uint32_t *tables, const int32_t *cu_rows,
+                          const int32_t *kv_lens, uint32_t *step);
+
+/* Its tensors, in the order of their buffers; the tables of the plan follow. It has one workgroup.
+ */
+enum { TESS_PREPARE_TENSORS = 3, TESS_PREPARE_BUFFERS = TESS_PREPARE_TENSORS + 1 };
+enum { TESS_PREPARE_GROUP = 256, TESS_PREPARE_SHARED_BYTES = 10240 };
+extern const tess_portable_tensor tess_prepare_tensors[TESS_PREPARE_TENSORS];
+
+/* Its arguments: see tess_portable_forward_args. */
+void tess_prepare_args(const tess_launch *launch, int base_in_handle, tess_args *args);
+
+#endif /* TESS_COMMON_PREPARE_H */

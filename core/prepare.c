@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Preparing a step: the buffers are checked, and the backend's kernel turns lengths into jobs.
+ * Nothing here allocates. */
+#include <string.h>
+
+#include "plan.h"
+#include "step.h"
+#include "tensors.h"
+
+static const char *const in_prepare = "tess_prepare";
+
+static tess_status check_desc(const tess_plan *plan, const tess_prepare_desc *d) {
+    if (!plan->steps)
+        return tess_invalid("%s: plan: it was made without TESS_PLAN_DEVICE_LENGTHS", in_prepare);
+    if (d->batch > plan->batch)
+        return tess_invalid("%s: batch: must be at most the plan's (%u), got %u", in_prepare,
+                            (unsigned)plan->batch, (unsigned)d->batch);
+    if (d->q_first.kind != TESS_BUFFER_NONE)
+        return tess_unsupported("%s: q_first: must be of kind NONE in this version", in_prepare);
+    if (d->kv_first.kind != TESS_BUFFER_NONE)
+        return tess_unsupported("%s: kv_first: must be of kind NONE in this version", in_prepare);
+    return tess_check_stream(in_prepare, &d->stream);
+}
+
+/* Checks one buffer of `bytes` and gives it its place in the launch. */
+static tess_status take(const tess_plan *plan, const char *name, const tess_buffer *buffer,
+                        uint64_t align, uint64_t bytes, uint32_t role, tess_launch *l) {
+    if (bytes == 0) return TESS_OK;
+    TESS_RETURN_IF_ERROR(tess_check_buffer(in_prepare, plan->device, name, "", buffer, align));
+    TESS_RETURN_IF_ERROR(tess_check_room(in_prepare, name, "", buffer, bytes));
+    l->tensor[role].buffer = *buffer;
+    l->bytes[role] = bytes;
+    return TESS_OK;
+}
+
+static tess_status check_apart(const tess_launch *l, const char *name, uint32_t role) {
+    const tess_buffer *step = &l->tensor[TESS_ROLE_STEP].buffer, *other = &l->tensor[role].buffer;
+    const bool object = step->kind == TESS_BUFFER_OBJECT;
+    const uint64_t a = (object ? 0 : step->handle) + step->offset,
+                   b = (object ? 0 : other->handle) + other->offset;
+    if (l->bytes[role] == 0 || (object && step->handle != other->handle) ||
+        a >= b + l->bytes[role] || b >= a + l->bytes[TESS_ROLE_STEP])
+        return TESS_OK;
+    return tess_invalid("%s: step: must not overlap %s", in_prepare, name);
+}
+
+tess_status tess_prepare(const tess_plan *plan, const tess_prepare_desc *desc) {
+    tess_prepare_desc d;
+    tess_launch launch;
+    if (!plan) return tess_handle_missing(in_prepare, "plan");
+    TESS_RETURN_IF_ERROR(tess_device_check(plan->device, in_prepare));
+    TESS_RETURN_IF_ERROR(tess_desc_read(in_prepare, "desc", desc, &d, TESS_PREPARE_DESC));
+    TESS_RETURN_IF_ERROR(check_desc(plan, &d));
+    memset(&launch, 0, sizeof launch);
+    const uint64_t word = sizeof(int32_t), cu_bytes = d.batch ? word * (d.batch + UINT64_C(1)) : 0;
+    TESS_RETURN_IF_ERROR(
+        take(plan, "cu_rows", &d.cu_rows, word, cu_bytes, TESS_ROLE_CU_ROWS, &launch));
+    TESS_RETURN_IF_ERROR(
+        take(plan, "kv_lens", &d.kv_lens, word, word * d.batch, TESS_ROLE_KV_LENS, &launch));
+    TESS_RETURN_IF_ERROR(take(plan, "step", &d.step, TESS_STEP_HEAD_BYTES, plan->memory.step_bytes,
+                              TESS_ROLE_STEP, &launch));
+    TESS_RETURN_IF_ERROR(check_apart(&launch, "cu_rows", TESS_ROLE_CU_ROWS));
+    TESS_RETURN_IF_ERROR(check_apart(&launch, "kv_lens", TESS_ROLE_KV_LENS));
+    launch.struct_size = sizeof launch;
+    launch.op = TESS_OP_PREPARE;
+    launch.batch = d.batch;
+    launch.n_jobs = 1;
+    launch.kernel = &plan->prepare;
+    launch.tables = &plan->tables;
+    launch.stream = d.stream;
+    return tess_device_result(plan->device,
+                              plan->device->backend->launch(plan->device->native, &launch));
+}

@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "step.h"
+
+#include <string.h>
+
+enum {
+    MOST_JOBS = INT32_MAX,
+    MOST_TICKS = 1 << 25,  /* of the longest job, so that a step's sums fit 32 bits */
+    PARTS_OF_A_WORKER = 16 /* as many as a step makes at most, in the mean */
+};
+
+/* ------------------------------------------------------------------ room */
+
+/* Tiles of at most `rows` rows in at most `batch` sequences of at most `q_len` rows each, wherever
+ * their positions are. A row more than one begins a second tile, if a tile ends between the two;
+ * after that it takes the rows of the shortest tile of a cell to begin another. */
+static uint64_t most_tiles(const tess_grid *grid, const tess_step_limits *x) {
+    const uint64_t n = (uint64_t)smaller(x->batch, x->rows), q_len = (uint64_t)x->q_len;
+    if (n == 0 || q_len == 0) return 0;
+    const uint64_t last = (uint64_t)(grid->unit % grid->step),
+                   shortest = last ? last : (uint64_t)grid->step,
+                   extra = (uint64_t)smaller((uint64_t)x->rows, n * q_len) - n,
+                   seconds = (uint64_t)smaller(n, extra),
+                   of_one = 1 + (q_len > 1 ? 1 + (q_len - 2) / shortest : 0);
+    return (uint64_t)smaller(n + seconds + (extra - seconds) / shortest, n * of_one);
+}
+
+/* Query heads of a job for tiles of so many rows, as tess_jobs_count takes them. */
+static uint64_t heads_of_job(const tess_jobs *jobs, uint64_t rows) {
+    const uint64_t heads = (uint64_t)smaller(jobs->tile_rows, jobs->pack_rows) / rows;
+    return heads ? heads : 1;
+}
+
+/* Jobs of sequences within the limits, none of which is split. Longer sequences pack fewer heads,
+ * and all count as the longest. */
+static uint64_t most_jobs(const tess_jobs *jobs, const tess_step_limits *x) {
+    if (x->q_len == 0) return 0;
+    const uint64_t heads = heads_of_job(jobs, (uint64_t)smaller(x->q_len, jobs->grid.step));
+    uint64_t of_tile = 0;
+    for (uint32_t r = 0; r < jobs->n_runs; r++) of_tile += (jobs->runs[r].heads - 1) / heads + 1;
+    return most_tiles(&jobs->grid, x) * of_tile;
+}
+
+static uint32_t most_rows(const tess_jobs *jobs, const tess_step_limits *x) {
+    uint64_t run = 1, most = 0;
+    for (uint32_t r = 0; r < jobs->n_runs; r++) run = (uint64_t)larger(run, jobs->runs[r].heads);
+    for (uint64_t rows = 1; rows <= (uint64_t)smaller(x->q_len, jobs->grid.step); rows++)
+        most = (uint64_t)larger(most, rows * smaller(run, heads_of_job(jobs, rows)));
+    return (uint32_t)most;
+}
+
+static uint64_t parts_of(uint64_t blocks, uint64_t length) {
+    return blocks == 0 ? 1 : (blocks - 1) / length + 1;
+}
+
+/* All jobs have `parts` parts, or are whole with one. */
+static void add_parts(tess_step_room *room, uint64_t jobs, uint64_t parts) {
+    room->jobs += jobs * parts;
+    if (parts < 2) return;
+    room->merges += jobs;
+    room->partials += jobs * parts;
+}
+
+/* Batch-invariant parts are cut at distances that depend on a sequence's own rows. */
+static void fixed_room(const tess_jobs *jobs, const tess_step_limits *x, uint64_t blocks,
+                       const tess_step_plan *words, tess_step_room *room) {
+    tess_step_limits few = *x;
+    few.q_len = smaller(x->q_len, TESS_SHORT_ROWS);
+    add_parts(room, most_jobs(jobs, &few), parts_of(blocks, words->short_length));
+    if (x->q_len > TESS_SHORT_ROWS)
+        add_parts(room, most_jobs(jobs, x), parts_of(blocks, words->long_length));
+}
+
+/* ------------------------------------------------------------------ the model in integers */
+
+static uint32_t gcd(uint32_t a, uint32_t b) { return b == 0 ? a : gcd(b, a % b); }
+
+static uint32_t in_ticks(uint64_t ns, uint32_t shift) {
+    const uint64_t ticks = (ns >> shift) + ((ns & ((UINT64_C(1) << shift) - 1)) != 0);
+    return ticks > MOST_TICKS ? MOST_TICKS : (uint32_t)ticks;
+}
+
+static void set_costs(const tess_split_model *model, uint64_t blocks, uint32_t partial_rows,
+                      tess_step_plan *words) {
+    const tess_kernel_costs *c = &model->costs;
+    const uint64_t steps = blocks * model->block / c->step_keys + 1;
+    uint32_t shift = 0;
+    while (in_ticks(c->job_ns, shift) + steps * in_ticks(c->step_ns, shift) > MOST_TICKS &&
+           shift < 32)
+        shift++;
+    words->workers = c->workers;
+    words->step_keys = c->step_keys;
+    words->length_step = c->step_keys / gcd(c->step_keys, model->block);
+    words->step_ticks = in_ticks(c->step_ns, shift);
+    words->job_ticks = in_ticks(c->job_ns, shift);
+    words->merge_ticks = in_ticks(c->merge_ns, shift);
+    words->part_ticks = in_ticks(c->part_ns, shift);
+    /* bandwidths are in MB/s, which is bytes in a thousand ns */
+    if (c->partial_bandwidth)
+        words->partial_ticks =
+            in_ticks(2000 * partial_rows * model->row_bytes / c->partial_bandwidth + 1, shift);
+    if (c->bandwidth)
+        words->block_ticks = in_ticks(1000 * model->block_bytes / c->bandwidth, shift);
+}
+
+/* ------------------------------------------------------------------ the whole */
+
+static void set_grid(const tess_jobs *jobs, const tess_step_limits *x, tess_step_plan *words) {
+    words->batch = (uint32_t)x->batch;
+    words->q_len = (uint32_t)x->q_len;
+    words->kv_len = (uint32_t)x->kv_len;
+    words->rows = (uint32_t)x->rows;
+    words->block = (uint32_t)jobs->grid.block;
+    words->cell = (uint32_t)jobs->grid.unit;
+    words->tile = (uint32_t)jobs->grid.step;
+    words->from_end = jobs->grid.from_end;
+    words->pack_rows = smaller(jobs->tile_rows, jobs->pack_rows);
+    words->n_kv_heads = (uint32_t)jobs->tiler.layout->n_kv_heads;
+    words->n_runs = jobs->n_runs;
+}
+
+tess_status tess_step_measure(const tess_jobs *jobs, const tess_step_limits *limits,
+                              const tess_split_model *model, int32_t kv_split, bool invariant,
+                              uint64_t partial_bytes, tess_step_room *room, tess_step_plan *words) {
+    const uint64_t blocks = (uint64_t)ceil_div(limits->kv_len, jobs->grid.block),
+                   whole = most_jobs(jobs, limits);
+    memset(room, 0, sizeof *room);
+    memset(words, 0, sizeof *words);
+    set_grid(jobs, limits, words);
+    room->partial_rows = most_rows(jobs, limits);
+    set_costs(model, blocks, room->partial_rows, words);
+    if (kv_split > 1) {
+        words->max_parts = (uint32_t)kv_split;
+        add_parts(room, whole, blocks == 0 ? 1 : (uint64_t)smaller(blocks, words->max_parts));
+    } else if (kv_split == 0 && invariant) {
+        words->short_length = tess_invariant_length(model->block, true);
+        words->long_length = tess_invariant_length(model->block, false);
+        fixed_room(jobs, limits, blocks, words, room);
+    } else {
+        const uint64_t row_floats = room->partial_rows + room->partial_rows % 2,
+                       fits = whole ? partial_bytes / (row_floats * model->row_bytes) : 0;
+        add_parts(room, whole, 1);
+        if (kv_split == 0 && blocks > words->length_step) {
+            room->partials =
+                (uint64_t)smaller(fits, (uint64_t)PARTS_OF_A_WORKER * model->costs.workers);
+            room->partials = (uint64_t)smaller(room->partials, whole * blocks);
+        }
+        if (room->partials < 2) room->partials = 0;
+        words->chooses = room->partials != 0;
+        room->merges = (uint64_t)smaller(room->partials / 2, whole);
+        /* Where anything is split, there is a job whose parts take its place. */
+        if (room->partials) room->jobs += room->partials - 1;
+    }
+    if (room->partials == 0) room->partial_rows = 0;
+    if (room->jobs > MOST_JOBS || room->partials > MOST_JOBS)
+        return tess_unsupported(
+            "tess_plan_create: max_rows: steps of its rows, heads and parts can have 2^31 jobs "
+            "or more");
+    words->most_jobs = (uint32_t)room->jobs;
+    words->most_merges = (uint32_t)room->merges;
+    words->most_partials = (uint32_t)room->partials;
+    return TESS_OK;
+}
+
+void tess_step_runs(const tess_jobs *jobs, tess_step_run *runs) {
+    for (uint32_t r = 0; r < jobs->n_runs; r++) {
+        const tess_head_run *run = &jobs->runs[r];
+        runs[r] = (tess_step_run){.head = run->head,
+                                  .heads = run->heads,
+                                  .cls = run->cls,
+                                  .entries = jobs->tiler.list[run->cls]};
+    }
+}

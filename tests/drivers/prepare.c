@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The stand-ins' kernel that prepares steps: the same body in C. */
+#include "prepare.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "fake.h"
+
+const size_t fake_prepare_parameters[] = {8, 8, 8, 8, sizeof(tess_args), 0};
+
+static tess_args args_of(void *const *parameters) {
+    tess_args a;
+    memcpy(&a, parameters[TESS_PREPARE_BUFFERS], sizeof a);
+    return a;
+}
+
+static void *buffer_of(void *const *parameters, int n) {
+    uint64_t pointer;
+    memcpy(&pointer, parameters[n], sizeof pointer);
+    return fake_host(pointer);
+}
+
+void fake_prepare_describe(void *const *parameters, char *text, size_t size) {
+    const tess_args a = args_of(parameters);
+    snprintf(text, size, " sequences %u plan at %u", a.items, a.items_at);
+}
+
+void fake_prepare_run(unsigned groups, void *const *parameters) {
+    const tess_args a = args_of(parameters);
+    if (groups != 1) fake_misuse(700, "a step has %u workgroups", groups);
+    tess_prepare_on_host(&a, buffer_of(parameters, 3), buffer_of(parameters, 0),
+                         buffer_of(parameters, 1), buffer_of(parameters, 2));
+}
