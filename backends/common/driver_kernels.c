@@ -237,7 +237,9 @@ tess_status tess_driver_kernel(void *device, uint32_t index, const tess_kernel_k
         if (!kernels[n]) return TESS_ERROR_INVALID;
     const tess_driver_row *row = kernels[index];
     const char *why = row->refuses(d, key, info->reason, sizeof info->reason);
-    if (!tess_row_answer(&row->head, key, why, info) || !kernel) return TESS_OK;
+    const int accepts = tess_row_answer(&row->head, key, why, info);
+    if (key && row->only_named && row->only_named(key)) info->flags |= TESS_KERNEL_ONLY_NAMED;
+    if (!accepts || !kernel) return TESS_OK;
     void *before = NULL;
     TESS_RETURN_IF_ERROR(tess_driver_enter(d, &before));
     const tess_status status = row->prepare(d, key, kernel);

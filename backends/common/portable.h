@@ -40,7 +40,7 @@ extern const tess_portable_tensor tess_portable_tensors[TESS_PORTABLE_TENSORS];
 
 /* Of a workgroup of the merge kernel: its threads, the rows of one merge that it takes, and its
  * workgroup memory (two floats a thread). */
-enum { TESS_MERGE_THREADS = 64, TESS_MERGE_ROWS = 4, TESS_MERGE_SHARED_BYTES = 512 };
+enum { TESS_MERGE_THREADS = 128, TESS_MERGE_ROWS = 4, TESS_MERGE_SHARED_BYTES = 1024 };
 
 /* Why no portable kernel takes the problem, or NULL. */
 const char *tess_portable_refusal(const tess_kernel_key *key);

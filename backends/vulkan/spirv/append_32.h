@@ -11,7 +11,7 @@
  * source: ../common/paging_args.h
  * source: kernels/append.comp
  * source: kernels/bindings.h
- * sha256: d5430782d7dd613bcba5db62fcb707e3ffbbda8f09c36d0b52dafc96622dcf2e
+ * sha256: 17cad30e7069b87b0b70072ee4271a31deb08a46f8602849742ee1e1465bde57
  */
 #include <stdint.h>
 static const uint32_t tess_vk_append_32[] = {

@@ -11,7 +11,7 @@
  * source: ../common/paging_args.h
  * source: kernels/bindings.h
  * source: kernels/copy_pages.comp
- * sha256: 128342b2312a5ccb3e3f69c510722984f926026292699dc6425134ea343ea51b
+ * sha256: c947539bdff0786c1e7776a4d4e4eefd39259bbdce5506cd46bc3a03cd766017
  */
 #include <stdint.h>
 static const uint32_t tess_vk_copy_pages_16[] = {

@@ -18,7 +18,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_forward.comp
- * sha256: 10b817322dd0a41049a4f4ed1b833df7b3f042d30a694bd19592ea29a4b93264
+ * sha256: 04af29da309a0f83cacbf8456744aad74532db5a1ddad7793d17183759190b03
  */
 #include <stdint.h>
 static const uint32_t tess_vk_forward_f16[] = {

@@ -10,7 +10,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/merge_parts.comp
- * sha256: 6a2a41b60b35f2509b8f7bde3b60daeeb5f66867f6e9184928caabaa732e461d
+ * sha256: 1ff6c0e1268807a2b17d62ec62f0009f1e5a872aa59eb56e49fa8f942addd553
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_parts_f16[] = {

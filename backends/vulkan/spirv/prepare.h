@@ -16,7 +16,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/prepare.comp
- * sha256: b7c3dcfe98d269dd9dd7b4bf8467181fd0918c3b8d938bc5124cf4af387da38a
+ * sha256: bbb6149e6bf2ba99ab4fac9a6b5fe5bfe56c86c9627539564b45b342b13b204f
  */
 #include <stdint.h>
 static const uint32_t tess_vk_prepare[] = {
