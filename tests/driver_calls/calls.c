@@ -273,10 +273,11 @@ static void test_decode(void **state) {
 static void test_sm90(void **state) {
     (void)state;
     if (!is_cuda) skip();
-    life("cuda_sm90", "sm_90", split_line, NULL, 0);
+    life("cuda_sm90", "sm_90", split_line, "cuda/sm90", 0);
     /* rows that tensor maps cannot take */
     life("cuda_sm90_odd", "sm_90", split_line, "cuda/sm90", 6);
-    life("cuda_sm90_many", "sm_90", many_line, NULL, 0); /* jobs are counted on the device */
+    /* jobs are counted on the device */
+    life("cuda_sm90_many", "sm_90", many_line, "cuda/sm90", 0);
 }
 
 /* A step of a server: the kernels that write a cache are loaded once, and then only launched. */
