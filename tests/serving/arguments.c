@@ -149,6 +149,26 @@ static void test_plans(void **state) {
         assert_error(tess_append(plan, NULL), TESS_ERROR_INVALID, "tess_append", "desc");
         tess_plan_release(plan);
     }
+    /* The same of a cache in pages, whose table has no row. */
+    const tess_plan_desc paged = {.struct_size = sizeof paged,
+                                  .flags = TESS_PLAN_APPEND | TESS_PLAN_COMPACT,
+                                  .head_dim = DIM,
+                                  .q_len = ROWS,
+                                  .kv_len = KEYS,
+                                  .page = 16};
+    tess_append_desc append = {
+        .struct_size = sizeof append, .k_pools = s->pools, .v_pools = s->pools, .pages = 1};
+    tess_run_desc run = {.struct_size = sizeof run, .pages = 1};
+    assert_ok(tess_plan_create(s->device, s->layout, &paged, &plan));
+    assert_ok(tess_append(plan, &append));
+    assert_ok(tess_run(plan, &run));
+    append.pages = run.pages = 0;
+    assert_ok(tess_append(plan, &append));
+    assert_ok(tess_run(plan, &run));
+    append.flags = run.flags = 1;
+    assert_error(tess_append(plan, &append), TESS_ERROR_INVALID, "tess_append", "flags");
+    assert_error(tess_run(plan, &run), TESS_ERROR_INVALID, "tess_run", "flags");
+    tess_plan_release(plan);
 }
 
 #undef INVALID
