@@ -22,7 +22,14 @@ static cache_shape shape_of(const char *name, uint32_t dtype, int32_t page, int 
                          .compact = compact};
 }
 
-enum { SHAPES = 12 };
+/* One plan for all lengths, and steps. */
+static cache_shape steps_of(const char *name, uint32_t dtype, int32_t page, int compact) {
+    cache_shape shape = shape_of(name, dtype, page, compact);
+    shape.packed = shape.steps = 1;
+    return shape;
+}
+
+enum { SHAPES = 18 };
 
 static void list_shapes(cache_shape shapes[SHAPES]) {
     int n = 0;
@@ -57,6 +64,21 @@ static void list_shapes(cache_shape shapes[SHAPES]) {
         shape_of("compact, pages of 32, ids out of range, a dense head, f32", TESS_F32, 32, 1);
     shapes[n].pattern.dense_heads = 1;
     shapes[n++].hostile = 1;
+    shapes[n++] = steps_of("steps, contiguous, f32", TESS_F32, 0, 0);
+    shapes[n] = steps_of("steps, pages of 16, ids out of range, bf16", TESS_BF16, 16, 0);
+    shapes[n++].hostile = 1;
+    shapes[n] = steps_of("steps, pages of 32, parts, f16", TESS_F16, 32, 0);
+    shapes[n++].kv_split = 3;
+    shapes[n++] = steps_of("steps, compact, f32", TESS_F32, 0, 1);
+    shapes[n] = steps_of("steps, compact, pages of 16, a dense head, parts, f32", TESS_F32, 16, 1);
+    shapes[n].pattern.dense_heads = 1;
+    shapes[n++].kv_split = 3;
+    /* The heads of the groups alternate. */
+    shapes[n] = steps_of("steps, compact, pages of 32, blocks of 5, f16", TESS_F16, 32, 1);
+    shapes[n].pattern = test_s2_pattern(5, 1, 3);
+    shapes[n].pattern.dense_heads = 1;
+    shapes[n].heads = 6;
+    shapes[n++].kv_heads = 6;
     assert_int_equal(n, SHAPES);
 }
 
@@ -226,7 +248,7 @@ static void test_falls(void **state) {
     for (int n = 0; n < SHAPES; n++) {
         cache c;
         /* Such a cache is laid out anew for all sequences, without a place for what is no key. */
-        if (shapes[n].packed && !shapes[n].page && !shapes[n].compact) continue;
+        if (shapes[n].packed && !shapes[n].page && !shapes[n].compact && !shapes[n].steps) continue;
         cache_create(&c, target->device, &shapes[n]);
         fall(&c, target->software ? 5 : test_sanitized() ? 12 : 24);
         cache_release(&c);
@@ -265,12 +287,69 @@ static void nothing(cache *c) {
 
 static void test_nothing(void **state) { for_each_shape(state, nothing); }
 
+/* ------------------------------------------------------------------ steps */
+
+/* One plan from the first token to the last: attention at every length, so at every border of a
+ * page, a block, a ring and a part. Sequences end on the way, and others take their place, in pages
+ * that had others' keys; at times no sequence has rows. */
+static void generation(cache *c, int every) {
+    const int64_t none[CACHE_BATCH] = {0};
+    if (!c->shape->steps || c->shape->hostile) return;
+    for (int n = 0; n < TOKENS + 40; n++) {
+        int64_t rows[CACHE_BATCH];
+        for (int b = 0; b < CACHE_BATCH; b++) {
+            if (c->lens[b] == TOKENS - 20 * b) cache_fall(c, b, 0);
+            rows[b] = n % 17 == 5 * b ? 0 : n % 11 == b && c->lens[b] < 60 ? CHUNK : 1;
+            if (rows[b] > TOKENS - 20 * b - c->lens[b]) rows[b] = 1;
+        }
+        cache_append(c, n % 29 == 28 ? none : rows);
+        if (n % every != 0) continue;
+        cache_check(c, "generation");
+        cache_poison(c);
+        cache_attend(c, n % 29 == 28 ? none : rows, "generation");
+    }
+}
+
+static void test_generation(void **state) {
+    const test_target *target = *state;
+    cache_shape shapes[SHAPES];
+    list_shapes(shapes);
+    for (int n = 0; n < SHAPES; n++) {
+        cache c;
+        cache_create(&c, target->device, &shapes[n]);
+        generation(&c, target->software ? 9 : 1);
+        cache_release(&c);
+    }
+}
+
+/* A sequence whose length is none, or more than the plan takes, appends nothing, and the others
+ * what they should. */
+static void wrong_lengths(cache *c) {
+    static const int32_t wrong[] = {-1, INT32_MIN, INT32_MAX, TOKENS + 1};
+    const int64_t chunks[CACHE_BATCH] = {5, 1, 3};
+    if (!c->shape->steps) return;
+    for (int n = 0; n < 8; n++) {
+        c->wrong[n % CACHE_BATCH] = wrong[n % 4];
+        cache_append(c, chunks);
+        c->wrong[n % CACHE_BATCH] = 0;
+        cache_check(c, "a wrong length");
+    }
+}
+
+static void test_wrong_lengths(void **state) { for_each_shape(state, wrong_lengths); }
+
 /* ------------------------------------------------------------------ */
 
 int main(int argc, char **argv) {
-    static const serving_test all[] = {
-        {"prefill", test_prefill},         {"chunks", test_chunks},  {"mixed", test_mixed},
-        {"attention", test_attention},     {"forks", test_forks},    {"falls", test_falls},
-        {"recycled pages", test_recycled}, {"nothing", test_nothing}};
+    static const serving_test all[] = {{"prefill", test_prefill},
+                                       {"chunks", test_chunks},
+                                       {"mixed", test_mixed},
+                                       {"attention", test_attention},
+                                       {"forks", test_forks},
+                                       {"falls", test_falls},
+                                       {"recycled pages", test_recycled},
+                                       {"nothing", test_nothing},
+                                       {"generation", test_generation},
+                                       {"wrong lengths", test_wrong_lengths}};
     return serving_main(argc, argv, all, sizeof all / sizeof *all);
 }

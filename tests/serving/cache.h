@@ -27,6 +27,8 @@ typedef struct cache_shape {
     int64_t shift; /* elements before the first one of every tensor */
     int head_major;
     int hostile; /* ids of some pages are none */
+    int steps;   /* one plan, whose lengths come from the device; rows are packed, caches are not */
+    int32_t kv_split;
 } cache_shape;
 
 typedef struct cache_pool {
@@ -54,13 +56,17 @@ typedef struct cache {
     int users[CACHE_STORAGES][CACHE_PAGES]; /* sequences that have the page */
     tess_buffer block_table;
     uint64_t random;
+    tess_plan *plan; /* of steps */
+    tess_buffer step, cu_rows, kv_lens;
+    /* Given to the device instead of a sequence's length, unless 0: it appends nothing then. */
+    int32_t wrong[CACHE_BATCH];
 } cache;
 
 void cache_create(cache *c, tess_device *device, const cache_shape *shape);
 void cache_release(cache *c);
 
-/* Appends `chunks` tokens to the sequences, with a plan of its own. Pages that a sequence shares
- * are copied before it writes to them. */
+/* Appends `chunks` tokens to the sequences, with a plan of its own or by a step. Pages that a
+ * sequence shares are copied before it writes to them. */
 void cache_append(cache *c, const int64_t chunks[CACHE_BATCH]);
 
 /* Makes an empty sequence a copy of another one, which shares all of its pages. */

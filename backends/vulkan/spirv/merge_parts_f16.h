@@ -10,7 +10,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/merge_parts.comp
- * sha256: 6a2a41b60b35f2509b8f7bde3b60daeeb5f66867f6e9184928caabaa732e461d
+ * sha256: 7037a5ffa900c083dc34883c317065b424915619f80794e45dbb4494c7f8ece4
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_parts_f16[] = {
