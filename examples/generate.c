@@ -7,7 +7,8 @@
  *
  * Everything but attention runs on the host, in the simplest code there is. What to take from here:
  *
- *     prepare_step   which pages a step needs, and which it must not share (pages.h)
+ *     create_cache   one plan for all layers of a kind and the whole generation
+ *     prepare_step   which pages a step needs, and which it must not share (pages.h); tess_prepare
  *     attend         tess_append, then tess_run: K and V go into the cache, and are read from there
  *     check_text     the same model without a cache, to compare with
  */
@@ -32,6 +33,7 @@ enum {
     MAX_TOKENS = 1024, /* of a sequence */
     MAX_CHUNK = 512, /* tokens a sequence may take in a step, and most that it may be rolled back */
     SEQUENCES = 3,   /* at a time */
+    MAX_ROWS = 640,  /* tokens of a step, of all sequences together */
     PAGE = 32,       /* tokens */
     PAGES = 72,      /* of each kind's pools */
     COLUMNS = MAX_TOKENS / PAGE,
@@ -59,6 +61,13 @@ typedef struct sequence {
     float logits[MAX_TOKENS][VOCABULARY]; /* of all cached tokens */
 } sequence;
 
+/* Plans of the cache, or of the model without one. */
+typedef struct pass {
+    int cached;
+    tess_plan *plans[KINDS];
+    tess_buffer workspaces[KINDS], steps[KINDS];
+} pass;
+
 /* Rows of a forward pass: their tokens, and where in their text these are. */
 typedef struct rows {
     int count;
@@ -71,20 +80,14 @@ typedef struct engine {
     kind kinds[KINDS];
     layer layers[LAYERS];
     float *token_embedding, *position_embedding; /* [VOCABULARY, WIDTH], [MAX_TOKENS, WIDTH] */
-    tess_buffer q, k, v, o, pairs;               /* on the device */
+    pass cache;
+    tess_buffer q, k, v, o, pairs, cu_rows, kv_lens; /* on the device */
     rows rows;
     float x[MAX_TOKENS][WIDTH], normed[MAX_TOKENS][WIDTH], wide[MAX_TOKENS][WIDTH];
     float logits[MAX_TOKENS][VOCABULARY];
     sequence sequences[SEQUENCES];
     int differs; /* from the model without a cache */
 } engine;
-
-/* Plans of one step, or of the model without a cache. */
-typedef struct pass {
-    int cached;
-    tess_plan *plans[KINDS];
-    tess_buffer workspaces[KINDS];
-} pass;
 
 static void check(tess_status status) {
     if (status == TESS_OK) return;
@@ -119,6 +122,7 @@ static void attend(engine *e, const pass *p, int n_layer) {
         check(tess_plan_tensor(plan, TESS_ROLE_NEW_V, e->v, &append.v, NULL));
         append.k_pools = &l->k_pool, append.v_pools = &l->v_pool;
         append.block_table = l->kind->table, append.table_stride = COLUMNS, append.pages = PAGES;
+        append.step = run.step = p->steps[n_kind];
         check(tess_append(plan, &append));
         run.k = l->k_pool, run.v = l->v_pool;
         run.block_table = l->kind->table, run.table_stride = COLUMNS, run.pages = PAGES;
@@ -130,19 +134,15 @@ static void attend(engine *e, const pass *p, int n_layer) {
     check(tess_wait(e->device, UINT64_MAX));
 }
 
-/* Plans for sequences of these lengths, packed; `flags` of a cache, or 0. */
-static void pass_create(engine *e, pass *p, uint32_t flags, int batch, const int64_t *cu_q_lens,
-                        const int64_t *cu_kv_lens) {
-    *p = (pass){.cached = flags != 0};
+/* A plan of each kind of layer. */
+static void pass_create(engine *e, pass *p, const tess_plan_desc *desc) {
+    *p = (pass){.cached = desc->page != 0};
     for (int n = 0; n < KINDS; n++) {
-        tess_plan_desc desc = {.struct_size = sizeof desc, .dtype = TESS_F32, .flags = flags};
-        desc.head_dim = DIM, desc.batch = batch;
-        desc.cu_q_lens = cu_q_lens, desc.cu_kv_lens = cu_kv_lens;
-        desc.page = p->cached ? PAGE : 0;
         tess_plan_info info = {.struct_size = sizeof info};
-        check(tess_plan_create(e->device, e->kinds[n].layout, &desc, &p->plans[n]));
+        check(tess_plan_create(e->device, e->kinds[n].layout, desc, &p->plans[n]));
         check(tess_plan_query(p->plans[n], &info));
         check(tess_alloc(e->device, info.workspace_bytes, &p->workspaces[n]));
+        check(tess_alloc(e->device, info.step_bytes, &p->steps[n]));
     }
 }
 
@@ -150,6 +150,7 @@ static void pass_release(engine *e, pass *p) {
     for (int n = 0; n < KINDS; n++) {
         tess_plan_release(p->plans[n]);
         check(tess_free(e->device, &p->workspaces[n]));
+        check(tess_free(e->device, &p->steps[n]));
     }
 }
 
@@ -265,31 +266,44 @@ static void copy_pages(engine *e, const kind *k, int32_t (*pairs)[2], int count)
     check(tess_wait(e->device, UINT64_MAX)); /* before the list of pairs is overwritten */
 }
 
-/* The next chunk of each sequence: rows, lengths, pages. */
-static void prepare_step(engine *e, int64_t *cu_q_lens, int64_t *cu_kv_lens) {
-    static int32_t pairs[PAGES][2];
-    int counts[SEQUENCES];
+/* The next chunk of each sequence, as far as there is room in the step: counts[s] rows. */
+static void choose_rows(engine *e, int counts[SEQUENCES]) {
     e->rows.count = 0;
-    cu_q_lens[0] = cu_kv_lens[0] = 0;
     for (int s = 0; s < SEQUENCES; s++) {
         const sequence *q = &e->sequences[s];
-        counts[s] = q->length - q->cached < q->chunk ? q->length - q->cached : q->chunk;
+        counts[s] = q->length - q->cached;
+        if (counts[s] > q->chunk) counts[s] = q->chunk;
+        if (counts[s] > MAX_ROWS - e->rows.count) counts[s] = MAX_ROWS - e->rows.count;
         for (int n = 0; n < counts[s]; n++, e->rows.count++) {
             e->rows.tokens[e->rows.count] = q->tokens[q->cached + n];
             e->rows.positions[e->rows.count] = q->cached + n;
         }
-        cu_q_lens[s + 1] = cu_q_lens[s] + counts[s];
-        cu_kv_lens[s + 1] = cu_kv_lens[s] + q->cached + counts[s]; /* new tokens too */
     }
+}
+
+/* Pages for the new keys, and the lengths of all sequences: what the device needs to know. */
+static void prepare_step(engine *e, const int counts[SEQUENCES]) {
+    static int32_t pairs[PAGES][2];
+    int32_t cu_rows[SEQUENCES + 1] = {0}, kv_lens[SEQUENCES];
+    for (int s = 0; s < SEQUENCES; s++) {
+        cu_rows[s + 1] = cu_rows[s] + counts[s];
+        kv_lens[s] = e->sequences[s].cached + counts[s]; /* new tokens too */
+    }
+    upload(e, e->cu_rows, cu_rows, sizeof cu_rows);
+    upload(e, e->kv_lens, kv_lens, sizeof kv_lens);
     for (int n = 0; n < KINDS; n++) {
         kind *k = &e->kinds[n];
         int count = 0;
-        for (int s = 0; s < SEQUENCES; s++) {
-            const int first = e->sequences[s].cached;
-            count += make_room(k, s, first, first + counts[s], pairs + count);
-        }
+        for (int s = 0; s < SEQUENCES; s++)
+            count += make_room(k, s, e->sequences[s].cached, kv_lens[s], pairs + count);
         if (count > 0) copy_pages(e, k, pairs, count);
         upload(e, k->table, k->pages.table, sizeof(int32_t) * SEQUENCES * COLUMNS);
+        const tess_prepare_desc desc = {.struct_size = sizeof desc,
+                                        .batch = SEQUENCES,
+                                        .cu_rows = e->cu_rows,
+                                        .kv_lens = e->kv_lens,
+                                        .step = e->cache.steps[n]};
+        check(tess_prepare(e->cache.plans[n], &desc));
     }
 }
 
@@ -300,20 +314,19 @@ static int best_token(const float *logits, int except) {
     return best;
 }
 
-/* A step of all sequences. One whose text is read as far as it goes gets its next token. */
+/* A step of all sequences. One whose text is read as far as it goes gets its next token. From
+ * tess_prepare on, attention asks nothing of the host: with the rest of the model on the device as
+ * well, a server would capture this once and replay it. */
 static void step(engine *e) {
-    int64_t cu_q_lens[SEQUENCES + 1], cu_kv_lens[SEQUENCES + 1];
-    pass p;
-    prepare_step(e, cu_q_lens, cu_kv_lens);
-    pass_create(e, &p, TESS_PLAN_COMPACT | TESS_PLAN_APPEND, SEQUENCES, cu_q_lens, cu_kv_lens);
-    forward(e, &p);
-    pass_release(e, &p);
-    for (int s = 0; s < SEQUENCES; s++) {
+    int counts[SEQUENCES], first = 0;
+    choose_rows(e, counts);
+    prepare_step(e, counts);
+    forward(e, &e->cache);
+    for (int s = 0; s < SEQUENCES; first += counts[s++]) {
         sequence *q = &e->sequences[s];
-        const int first = (int)cu_q_lens[s], count = (int)cu_q_lens[s + 1] - first;
-        memcpy(q->logits[q->cached], e->logits[first], (size_t)count * sizeof *e->logits);
-        q->cached += count;
-        if (count > 0 && q->cached == q->length && q->length < MAX_TOKENS)
+        memcpy(q->logits[q->cached], e->logits[first], (size_t)counts[s] * sizeof *e->logits);
+        q->cached += counts[s];
+        if (counts[s] > 0 && q->cached == q->length && q->length < MAX_TOKENS)
             q->tokens[q->length++] = best_token(q->logits[q->cached - 1], -1);
     }
 }
@@ -325,14 +338,15 @@ static void step(engine *e) {
  * not depend on what follows. */
 static void check_text(engine *e, int s) {
     const sequence *q = &e->sequences[s];
-    const int64_t lengths[2] = {0, q->cached};
+    tess_plan_desc desc = {.struct_size = sizeof desc, .dtype = TESS_F32, .head_dim = DIM};
     pass p;
     e->rows.count = q->cached;
     for (int n = 0; n < q->cached; n++) {
         e->rows.tokens[n] = q->tokens[n];
         e->rows.positions[n] = n;
     }
-    pass_create(e, &p, 0, 1, lengths, lengths);
+    desc.batch = 1, desc.q_len = desc.kv_len = q->cached;
+    pass_create(e, &p, &desc);
     forward(e, &p);
     pass_release(e, &p);
     float largest = 0;
@@ -432,11 +446,27 @@ static void create_kinds(engine *e) {
     }
 }
 
+/* The plans of the cache tell only the most that a step may have, and so serve every step. */
+static void create_cache(engine *e, int32_t kv_split) {
+    tess_plan_desc desc = {.struct_size = sizeof desc, .dtype = TESS_F32, .head_dim = DIM};
+    desc.flags = TESS_PLAN_DEVICE_LENGTHS | TESS_PLAN_COMPACT | TESS_PLAN_APPEND;
+    desc.batch = SEQUENCES, desc.q_len = MAX_CHUNK, desc.kv_len = MAX_TOKENS;
+    desc.max_rows = MAX_ROWS, desc.page = PAGE, desc.kv_split = kv_split;
+    pass_create(e, &e->cache, &desc);
+    for (int n = 0; n < LAYERS; n++)
+        for (int v = 0; v < 2; v++) {
+            uint64_t bytes;
+            tess_buffer memory;
+            tess_tensor *pool = v ? &e->layers[n].v_pool : &e->layers[n].k_pool;
+            check(tess_plan_pool(e->cache.plans[n % KINDS], v ? TESS_ROLE_V : TESS_ROLE_K, 0, PAGES,
+                                 (tess_buffer){0}, pool, &bytes));
+            check(tess_alloc(e->device, bytes, &memory));
+            pool->buffer = memory;
+        }
+}
+
 static void create_layers(engine *e) {
     const float deviation = 1 / sqrtf(WIDTH);
-    const int64_t none[2] = {0, 0};
-    pass p;
-    pass_create(e, &p, TESS_PLAN_COMPACT | TESS_PLAN_APPEND, 1, none, none);
     for (int n = 0; n < LAYERS; n++) {
         layer *l = &e->layers[n];
         l->kind = &e->kinds[n % KINDS];
@@ -444,22 +474,12 @@ static void create_layers(engine *e) {
         l->wk = random_floats(WIDTH * KV_WIDTH, deviation);
         l->wv = random_floats(WIDTH * KV_WIDTH, deviation);
         l->wo = random_floats(WIDTH * WIDTH, deviation);
-        tess_tensor *const pools[2] = {&l->k_pool, &l->v_pool};
-        for (int v = 0; v < 2; v++) {
-            uint64_t bytes;
-            tess_buffer memory;
-            check(tess_plan_pool(p.plans[n % KINDS], v ? TESS_ROLE_V : TESS_ROLE_K, 0, PAGES,
-                                 (tess_buffer){0}, pools[v], &bytes));
-            check(tess_alloc(e->device, bytes, &memory));
-            pools[v]->buffer = memory;
-        }
     }
-    pass_release(e, &p);
     e->token_embedding = random_floats(VOCABULARY * WIDTH, 0.25f);
     e->position_embedding = random_floats(MAX_TOKENS * WIDTH, 0.125f);
 }
 
-static void engine_create(engine *e) {
+static void engine_create(engine *e, int32_t kv_split) {
     tess_device_info info = {.struct_size = sizeof info};
     check(tess_runtime_create(NULL, &e->runtime));
     check(tess_device_open(e->runtime, NULL, &e->device));
@@ -467,16 +487,21 @@ static void engine_create(engine *e) {
     printf("%s, %s\n", info.id, info.name);
     create_kinds(e);
     create_layers(e);
+    create_cache(e, kv_split);
     check(tess_alloc(e->device, sizeof(float) * MAX_TOKENS * WIDTH, &e->q));
     check(tess_alloc(e->device, sizeof(float) * MAX_TOKENS * WIDTH, &e->o));
     check(tess_alloc(e->device, sizeof(float) * MAX_TOKENS * KV_WIDTH, &e->k));
     check(tess_alloc(e->device, sizeof(float) * MAX_TOKENS * KV_WIDTH, &e->v));
     check(tess_alloc(e->device, sizeof(int32_t) * 2 * PAGES, &e->pairs));
+    check(tess_alloc(e->device, sizeof(int32_t) * (SEQUENCES + 1), &e->cu_rows));
+    check(tess_alloc(e->device, sizeof(int32_t) * SEQUENCES, &e->kv_lens));
 }
 
 static void engine_release(engine *e) {
-    tess_buffer *const buffers[] = {&e->q, &e->k, &e->v, &e->o, &e->pairs};
-    for (int n = 0; n < 5; n++) check(tess_free(e->device, buffers[n]));
+    tess_buffer *const buffers[] = {&e->q,     &e->k,       &e->v,      &e->o,
+                                    &e->pairs, &e->cu_rows, &e->kv_lens};
+    for (int n = 0; n < 7; n++) check(tess_free(e->device, buffers[n]));
+    pass_release(e, &e->cache);
     for (int n = 0; n < LAYERS; n++) {
         layer *l = &e->layers[n];
         check(tess_free(e->device, &l->k_pool.buffer));
@@ -499,22 +524,46 @@ static void engine_release(engine *e) {
 }
 
 static const char help[] =
-    "usage: generate\n"
+    "usage: generate [--kv-split N]\n"
     "\n"
     "Generates text with a model of random weights from a paged KV cache, and compares the logits\n"
     "of each token with those of the same model without a cache. Exit status 1: they differ by\n"
     "more than 1e-4, or something failed; 2: wrong arguments.\n"
-    "TESSERA_BACKEND names the device: cpu, cuda, hip, opencl, vulkan.\n";
+    "\n"
+    "--kv-split N     most parts of a row's keys, 0 to 4096. 0, the default: each step decides.\n"
+    "                 1 is faster on a GPU that is emulated, where idle workgroups take long.\n"
+    "TESSERA_BACKEND  the device: cpu, cuda, hip, opencl, vulkan. By default the best there is.\n";
+
+/* Returns the exit status where there is nothing to generate, or -1. */
+static int read_arguments(int argc, char **argv, int32_t *kv_split) {
+    for (int n = 1; n < argc; n++) {
+        if (strcmp(argv[n], "--help") == 0) {
+            fputs(help, stdout);
+            return 0;
+        }
+        char *end = NULL;
+        const char *number = n + 1 < argc ? argv[n + 1] : "";
+        const long parts = strtol(number, &end, 10);
+        if (strcmp(argv[n], "--kv-split") != 0)
+            fprintf(stderr, "generate: %s: no such option\n\n%s", argv[n], help);
+        else if (end == number || *end || parts < 0 || parts > 4096)
+            fprintf(stderr, "generate: --kv-split: 0 to 4096 is wanted, got '%s'\n", number);
+        else {
+            *kv_split = (int32_t)parts;
+            n++;
+            continue;
+        }
+        return 2;
+    }
+    return -1;
+}
 
 int main(int argc, char **argv) {
-    if (argc > 1) {
-        const int asked = strcmp(argv[1], "--help") == 0;
-        if (!asked) fprintf(stderr, "generate: %s: no such argument\n", argv[1]);
-        fputs(help, asked ? stdout : stderr);
-        return asked ? 0 : 2;
-    }
+    int32_t kv_split = 0;
+    const int status = read_arguments(argc, argv, &kv_split);
+    if (status >= 0) return status;
     engine *e = room(sizeof *e);
-    engine_create(e);
+    engine_create(e, kv_split);
 
     begin(e, 0, 800, 96);
     begin(e, 1, 900, MAX_CHUNK);
