@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# generate.sh PROGRAM BACKEND [OPTION...]: runs examples/generate.c, which compares with the same model without
-# a cache. It is skipped where the backend has no device and is not required.
+# generate.sh PROGRAM BACKEND [OPTION...]: runs examples/generate.c, which compares with the same
+# model without a cache. It is skipped where the backend has no device and is not required.
 set -u
 program=$1
 TESSERA_BACKEND=$2

@@ -7,9 +7,10 @@
 # By default the backends are cuda, opencl and vulkan, as far as their drivers are here.
 #
 # The whole conformance list on every kernel of each backend, the properties with 100 repeats, 500
-# random problems, the applications of tests/interop, and on CUDA compute-sanitizer's four checkers
-# over a part of the list. BUILD is a build folder (build/release), or any folder that holds the
-# programs. Prints a line for each step; exit status 1 if one failed.
+# random problems, the applications of tests/interop, caches and steps, examples/generate.c, and on
+# CUDA compute-sanitizer's four checkers over a part of the list. BUILD is a build folder
+# (build/release), or any folder that holds the programs. Prints a line for each step; exit status 1
+# if one failed.
 #
 # TESSERA_PROVE_JOBS: shards of the list that run at once (default: half of the CPUs).
 # TESSERA_PROVE_RANDOM, TESSERA_PROVE_SEED: how many random problems, and which (default 500, 1).
@@ -82,6 +83,18 @@ for backend in "$@"; do
     "$interop" >"$work/log" 2>&1
     step "$backend: an application's own objects" "$work/log" $?
   fi
+  for name in append copy_pages merge_parts steps; do
+    serving=$(program "$name")
+    [ -n "$serving" ] || continue
+    "$serving" "$backend" >"$work/log" 2>&1
+    step "$backend: serving, $name" "$work/log" $?
+  done
+  generate=$(program generate)
+  if [ -n "$generate" ]; then
+    TESSERA_BACKEND="$backend" "$generate" >"$work/log" 2>&1
+    step "$backend: generation" "$work/log" $?
+    grep 'without a cache' "$work/log"
+  fi
 done
 
 case " $* " in *' cuda '*)
@@ -92,6 +105,11 @@ case " $* " in *' cuda '*)
         --masks "$work/masks" --every "$every" >"$work/log" 2>&1
       step "cuda: compute-sanitizer $tool" "$work/log" $?
     done
+    serving=$(program append)
+    if [ -n "$serving" ]; then
+      compute-sanitizer --tool memcheck --error-exitcode 9 "$serving" cuda >"$work/log" 2>&1
+      step "cuda: compute-sanitizer memcheck, append" "$work/log" $?
+    fi
     # racecheck does not see that a warp's reads come before an arrival by one of its lanes (after
     # __syncwarp), which is how the kernel for Hopper gives rings back. So it looks at problems that
     # the portable kernels take alone.
