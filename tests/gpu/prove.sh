@@ -71,6 +71,9 @@ list() {
   step "$target: $name" "$work/log" "$status"
 }
 
+# Kernels that read steps, beside the portable ones.
+step_kernels='cuda/decode'
+
 [ $# -gt 0 ] || set -- cuda opencl vulkan
 for backend in "$@"; do
   list "conformance list" "$backend"
@@ -78,17 +81,22 @@ for backend in "$@"; do
   step "$backend: properties, 100 repeats" "$work/log" $?
   [ "$random" = 0 ] ||
     list "$random random problems" "$backend" --random "$random" --seed "${TESSERA_PROVE_SEED:-1}"
+  for name in steps append copy_pages merge_parts; do
+    own=$(program $name)
+    [ -n "$own" ] || continue
+    "$own" "$backend" >"$work/log" 2>&1
+    step "$backend: $name" "$work/log" $?
+    [ "$backend $name" = 'cuda append' ] || continue
+    for kernel in $step_kernels; do
+      TESSERA_KERNEL=$kernel "$own" "$backend" >"$work/log" 2>&1
+      step "$kernel: $name" "$work/log" $?
+    done
+  done
   interop=$(program "interop_$backend")
   if [ -n "$interop" ]; then
     "$interop" >"$work/log" 2>&1
     step "$backend: an application's own objects" "$work/log" $?
   fi
-  for name in append copy_pages merge_parts steps; do
-    serving=$(program "$name")
-    [ -n "$serving" ] || continue
-    "$serving" "$backend" >"$work/log" 2>&1
-    step "$backend: serving, $name" "$work/log" $?
-  done
   generate=$(program generate)
   if [ -n "$generate" ]; then
     TESSERA_BACKEND="$backend" "$generate" >"$work/log" 2>&1

@@ -114,12 +114,18 @@ static void grow(cache *c, int64_t step, int64_t longest, const char *what) {
     }
 }
 
+/* Whether a kernel that the setting names may not take the shape's elements. */
+static int is_left_out(const cache_shape *shape) {
+    return shape->dtype == TESS_F32 && getenv("TESSERA_KERNEL") != NULL;
+}
+
 static void for_each_shape(void **state, void (*test)(cache *c)) {
     const test_target *target = *state;
     cache_shape shapes[SHAPES];
     list_shapes(shapes);
     for (int n = 0; n < SHAPES; n++) {
         cache c;
+        if (is_left_out(&shapes[n])) continue;
         cache_create(&c, target->device, &shapes[n]);
         test(&c);
         cache_release(&c);
@@ -143,7 +149,8 @@ static void test_chunks(void **state) {
     cache_shape shapes[SHAPES];
     list_shapes(shapes);
     for (int n = 0; n < SHAPES; n++)
-        for (int64_t step = 1; step <= CHUNK; step += target->software ? 4 : 1) {
+        for (int64_t step = 1; step <= CHUNK && !is_left_out(&shapes[n]);
+             step += target->software ? 4 : 1) {
             cache c;
             char what[64];
             snprintf(what, sizeof what, "chunks of %d", (int)step);
@@ -247,6 +254,7 @@ static void test_falls(void **state) {
     list_shapes(shapes);
     for (int n = 0; n < SHAPES; n++) {
         cache c;
+        if (is_left_out(&shapes[n])) continue;
         /* Such a cache is laid out anew for all sequences, without a place for what is no key. */
         if (shapes[n].packed && !shapes[n].page && !shapes[n].compact && !shapes[n].steps) continue;
         cache_create(&c, target->device, &shapes[n]);
@@ -316,6 +324,7 @@ static void test_generation(void **state) {
     list_shapes(shapes);
     for (int n = 0; n < SHAPES; n++) {
         cache c;
+        if (is_left_out(&shapes[n])) continue;
         cache_create(&c, target->device, &shapes[n]);
         generation(&c, target->software ? 9 : 1);
         cache_release(&c);

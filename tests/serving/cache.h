@@ -87,8 +87,8 @@ void cache_poison(cache *c);
  * and fails the test unless all bits are equal. */
 void cache_attend(cache *c, const int64_t rows[CACHE_BATCH], const char *what);
 
-/* Runs tests on every device, or on those of the backend that the arguments name. Their state is a
- * test_target. */
+/* Runs tests on every device, or on those of the backend that the arguments name; a second argument
+ * names the only test. Their state is a test_target. */
 typedef struct serving_test {
     const char *name;
     CMUnitTestFunction test;
