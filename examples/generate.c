@@ -571,16 +571,16 @@ int main(int argc, char **argv) {
     report(e, "two prompts were read, in chunks of 96 and of 512 tokens");
 
     fork_sequence(e, 0, 2);
-    for (int n = 0; n < 12; n++) step(e);
+    for (int n = 0; n < 8; n++) step(e);
     report(e, "sequence 2 is a fork of sequence 0");
 
     roll_back(e, 1, MAX_CHUNK, 40);
-    for (int n = 0; n < 6; n++) step(e);
+    for (int n = 0; n < 4; n++) step(e);
     report(e, "sequence 1 was rolled back by 512 tokens");
 
     end(e, 0);
     begin(e, 0, 700, MAX_CHUNK);
-    for (int n = 0; n < 6; n++) step(e);
+    for (int n = 0; n < 4; n++) step(e);
     report(e, "sequence 0 has ended, and another one has its place and its pages");
 
     for (int s = 0; s < SEQUENCES; s++) end(e, s);

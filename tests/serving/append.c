@@ -258,7 +258,7 @@ static void test_falls(void **state) {
         /* Such a cache is laid out anew for all sequences, without a place for what is no key. */
         if (shapes[n].packed && !shapes[n].page && !shapes[n].compact && !shapes[n].steps) continue;
         cache_create(&c, target->device, &shapes[n]);
-        fall(&c, target->software ? 5 : test_sanitized() ? 12 : 24);
+        fall(&c, target->software ? 4 : test_sanitized() ? 12 : 24);
         cache_release(&c);
     }
 }
