@@ -223,10 +223,13 @@ static void ask(cache *c, const int64_t rows[CACHE_BATCH], const char *what) {
 
 /* Sequences grow, and fall by as much as max_chunk below the longest that they were. The last rows
  * that are left still find their keys, and so do those that are appended then. */
-static void fall(cache *c, int steps) {
+static void fall(cache *c) {
+    const int steps = c->software ? 4 : test_sanitized() ? 12 : 24;
     const int64_t token[CACHE_BATCH] = {1, 1, 1}, first[CACHE_BATCH] = {11, 1, 30};
     uint64_t random = 17;
     int64_t longest[CACHE_BATCH];
+    /* Such a cache is laid out anew for all sequences, without a place for what is no key. */
+    if (c->shape->packed && !c->shape->page && !c->shape->compact && !c->shape->steps) return;
     cache_append(c, first);
     memcpy(longest, first, sizeof longest);
     for (int n = 0; n < steps; n++) {
@@ -248,20 +251,7 @@ static void fall(cache *c, int steps) {
     }
 }
 
-static void test_falls(void **state) {
-    const test_target *target = *state;
-    cache_shape shapes[SHAPES];
-    list_shapes(shapes);
-    for (int n = 0; n < SHAPES; n++) {
-        cache c;
-        if (is_left_out(&shapes[n])) continue;
-        /* Such a cache is laid out anew for all sequences, without a place for what is no key. */
-        if (shapes[n].packed && !shapes[n].page && !shapes[n].compact && !shapes[n].steps) continue;
-        cache_create(&c, target->device, &shapes[n]);
-        fall(&c, target->software ? 4 : test_sanitized() ? 12 : 24);
-        cache_release(&c);
-    }
-}
+static void test_falls(void **state) { for_each_shape(state, fall); }
 
 /* Pages go from sequence to sequence with the keys that are in them. */
 static void recycle(cache *c) {
@@ -300,7 +290,8 @@ static void test_nothing(void **state) { for_each_shape(state, nothing); }
 /* One plan from the first token to the last: attention at every length, so at every border of a
  * page, a block, a ring and a part. Sequences end on the way, and others take their place, in pages
  * that had others' keys; at times no sequence has rows. */
-static void generation(cache *c, int every) {
+static void generation(cache *c) {
+    const int every = c->software ? 9 : 1;
     const int64_t none[CACHE_BATCH] = {0};
     if (!c->shape->steps || c->shape->hostile) return;
     for (int n = 0; n < TOKENS + 40; n++) {
@@ -318,18 +309,7 @@ static void generation(cache *c, int every) {
     }
 }
 
-static void test_generation(void **state) {
-    const test_target *target = *state;
-    cache_shape shapes[SHAPES];
-    list_shapes(shapes);
-    for (int n = 0; n < SHAPES; n++) {
-        cache c;
-        if (is_left_out(&shapes[n])) continue;
-        cache_create(&c, target->device, &shapes[n]);
-        generation(&c, target->software ? 9 : 1);
-        cache_release(&c);
-    }
-}
+static void test_generation(void **state) { for_each_shape(state, generation); }
 
 /* A sequence whose length is none, or more than the plan takes, appends nothing, and the others
  * what they should. */

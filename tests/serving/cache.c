@@ -123,6 +123,9 @@ void cache_create(cache *c, tess_device *device, const cache_shape *shape) {
     c->device = device;
     c->item = shape->dtype == TESS_F32 ? 4 : 2;
     c->random = 7;
+    tess_device_info about = {.struct_size = sizeof about};
+    assert_ok(tess_device_query(device, &about));
+    c->software = about.kind == TESS_DEVICE_SOFTWARE;
     tess_runtime *runtime = test_runtime(0);
     tess_layout_desc d =
         test_layout_desc(&shape->pattern, shape->heads, shape->kv_heads, shape->max_tokens);

@@ -44,6 +44,7 @@ typedef struct cache_pool {
 typedef struct cache {
     const cache_shape *shape;
     tess_device *device;
+    int software; /* the device is a GPU that is emulated */
     tess_layout *layout;
     uint32_t n_storage, item;
     cache_pool pools[CACHE_STORAGES];
