@@ -40,13 +40,22 @@ static inline void server_works(server *x, const again *a, const char *failed) {
     assert_ok(serve_check(x->device, &x->cache));
 }
 
-/* Returns how many calls a server makes. `code_status` is what the injected error means. */
-static inline int server_again(tess_runtime *runtime, tess_device *device, const again *a,
-                               tess_status code_status) {
-    server x = {.device = device};
+/* A server on the device of that id. `code_status` is what the injected error means. */
+static inline void server_again(test_heap *heap, const char *id, const again *a,
+                                tess_status code_status) {
+    const tess_runtime_desc rd = {.struct_size = sizeof rd,
+                                  .allocator = heap->allocator,
+                                  .log = test_log_nothing,
+                                  .cpu_threads = 1};
+    const tess_device_desc dd = {.struct_size = sizeof dd, .id = id};
+    tess_runtime *runtime = NULL;
+    tess_device *device = NULL;
     char failed[96] = "nothing";
     int call = 1;
     a->inject(0);
+    assert_ok(tess_runtime_create(&rd, &runtime));
+    assert_ok(tess_device_open(runtime, &dd, &device));
+    server x = {.device = device};
     assert_ok(serve_layout(runtime, &x.cache));
     assert_ok(serve_plan(device, &x.cache));
     assert_ok(serve_memory(device, &x.cache));
@@ -71,7 +80,9 @@ static inline int server_again(tess_runtime *runtime, tess_device *device, const
                                      &x.cache.words};
     for (int n = 0; n < 4; n++) assert_ok(tess_free(device, buffers[n]));
     assert_ok(stepping_release(device, &x.steps));
-    return call - 1;
+    tess_device_release(device);
+    tess_runtime_release(runtime);
+    assert_in_range(call, 20, 200);
 }
 
 #endif

@@ -5,7 +5,8 @@
 
 #include <math.h>
 #include <string.h>
-#include <tessera/tessera.h>
+
+#include "common/testlib.h"
 
 /* Places in one buffer, in floats. */
 enum {
@@ -39,11 +40,7 @@ static inline tess_buffer stepping_at(const stepping *s, uint64_t place) {
 static inline tess_status stepping_create(tess_runtime *runtime, tess_device *device, stepping *s) {
     static const int32_t cu_rows[STEPPED_BATCH + 1] = {0, 1, 3}, kv_lens[STEPPED_BATCH] = {37, 2};
     const tess_pattern pattern = {.struct_size = sizeof pattern, .kind = TESS_PATTERN_DENSE};
-    const tess_layout_desc ld = {.struct_size = sizeof ld,
-                                 .pattern = &pattern,
-                                 .n_heads = 1,
-                                 .n_kv_heads = 1,
-                                 .max_tokens = STEPPED_KEYS};
+    const tess_layout_desc ld = test_layout_desc(&pattern, 1, 1, STEPPED_KEYS);
     const tess_plan_desc pd = {.struct_size = sizeof pd,
                                .flags = TESS_PLAN_DEVICE_LENGTHS,
                                .head_dim = STEPPED_DIM,

@@ -7,14 +7,10 @@
 
 #include "common/testlib.h"
 
-enum {
-    CACHE_BATCH = 3,
-    CACHE_STORAGES = 4,
-    CACHE_HEADS = 16,
-    CACHE_TOKENS = 128,
-    CACHE_PAGES = 64,
-    CACHE_COLUMNS = 16
-};
+/* Most sequences, storage groups and kv heads; then tokens and pages of a sequence, and pages of a
+ * pool. */
+enum { CACHE_BATCH = 3, CACHE_STORAGES = 4, CACHE_HEADS = 16 };
+enum { CACHE_TOKENS = 128, CACHE_COLUMNS = 16, CACHE_PAGES = 64 };
 
 typedef struct cache_shape {
     const char *name;

@@ -148,10 +148,10 @@ static int setup(void **state) {
 
 static int teardown(void **state) {
     (void)state;
-    pthread_barrier_destroy(&all->start);
-    tess_plan_release(all->plan);
     tess_plan_release(all->prefill);
     tess_plan_release(all->chunk);
+    pthread_barrier_destroy(&all->start);
+    tess_plan_release(all->plan);
     tess_layout_release(all->layout);
     tess_device_release(all->device);
     tess_runtime_release(all->runtime);
