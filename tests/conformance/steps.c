@@ -363,7 +363,7 @@ static void many_steps(rig *r) {
 static void positions(rig *r) {
     uint64_t seed = 14;
     r->has_first = true;
-    for (int n = 0; n < (r->target->software ? STEPS / 3 : STEPS); n++) {
+    for (int n = 0; n < (r->target->software ? 2 : STEPS); n++) {
         const uint32_t batch = random_lengths(r, &seed, n);
         for (uint32_t b = 0; b < BATCH; b++)
             r->q_first[b] = (int32_t)test_between(&seed, 0, KV_LEN - Q_LEN);

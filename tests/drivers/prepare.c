@@ -8,7 +8,7 @@
 #include "fake.h"
 #include "kernels/words.h"
 
-const size_t fake_prepare_parameters[] = {8, 8, 8, 8, sizeof(tess_args), 0};
+const size_t fake_prepare_parameters[] = {8, 8, 8, 8, 8, sizeof(tess_args), 0};
 
 static tess_args args_of(void *const *parameters) {
     tess_args a;
