@@ -13,10 +13,11 @@
 #define TESS_COMMON_ARGS_H
 
 /* flags */
-#define TESS_ARGS_LSE     1u /* LSE is wanted */
-#define TESS_ARGS_PAGED   2u /* K and V lie in pages, and the block table is there */
-#define TESS_ARGS_COMPACT 4u /* K and V lie by slot */
-#define TESS_ARGS_STEP    8u /* the tables are a step's, which says how many items there are */
+#define TESS_ARGS_LSE     1u  /* LSE is wanted */
+#define TESS_ARGS_PAGED   2u  /* K and V lie in pages, and the block table is there */
+#define TESS_ARGS_COMPACT 4u  /* K and V lie by slot */
+#define TESS_ARGS_STEP    8u  /* the tables are a step's, which says how many items there are */
+#define TESS_ARGS_FIRST   16u /* of a step that is prepared: positions of first rows are given */
 
 #if defined(GL_core_profile)
 #define TESS_ARG_I64(name) uint name, name##_high

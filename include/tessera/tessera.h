@@ -729,6 +729,7 @@ typedef enum tess_role {
     TESS_ROLE_LSE_PARTS = 10,
     TESS_ROLE_CU_ROWS = 11, /* of tess_prepare, int32 */
     TESS_ROLE_KV_LENS = 12, /* likewise */
+    TESS_ROLE_Q_FIRST = 13, /* likewise */
 } tess_role;
 
 /* Fills strides for a contiguous tensor of the plan at `buffer`, and sets *bytes (may be NULL) to

@@ -11,7 +11,7 @@
  * source: ../common/paging_args.h
  * source: kernels/append.comp
  * source: kernels/bindings.h
- * sha256: 7688a48cce1d41d3d4aadf425674d7555ff4add38dd9a6594f57ca0cb103cacb
+ * sha256: 2d9d270a9a526c02ce442627e6fd18010c242c38409c46713b439248dfafb421
  */
 #include <stdint.h>
 static const uint32_t tess_vk_append_32[] = {

@@ -11,7 +11,7 @@
  * source: ../common/paging_args.h
  * source: kernels/bindings.h
  * source: kernels/copy_pages.comp
- * sha256: 6ca885071b96c488427e4070268fe496c8c158249fd7aa01055356e38b15eb90
+ * sha256: f92ccabfcf39994879419837cb0e2d2ffbcd90924f71f3d0a75196e1b21cb924
  */
 #include <stdint.h>
 static const uint32_t tess_vk_copy_pages_32[] = {

@@ -18,7 +18,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_forward.comp
- * sha256: 0f55cca412fd26d1663baafb5f7bf507452dfaa8574ce5bc4baf3cd4862c94bb
+ * sha256: 20d66e0988543bb3986b0f08dbf2ea123180791b08c34fd41b69b19ef2f5c10b
  */
 #include <stdint.h>
 static const uint32_t tess_vk_forward_f32[] = {

@@ -11,7 +11,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_merge.comp
- * sha256: 1adb9861a13fd4d5b0e2c976a67206bacb9ba462ce782da6865b7e611925fccd
+ * sha256: 5637408fde2a0d8ac7fa1d16da195263851a80006da6861a583e358d43c3a064
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_bf16[] = {

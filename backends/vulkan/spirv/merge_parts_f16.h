@@ -10,7 +10,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/merge_parts.comp
- * sha256: 7037a5ffa900c083dc34883c317065b424915619f80794e45dbb4494c7f8ece4
+ * sha256: 13a2ad4e17f2d52d93a48e1f75c43da70b7716b7c671a2014f465d2a837e9b2e
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_parts_f16[] = {
