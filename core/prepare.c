@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Preparing a step: the buffers are checked, and the backend's kernel turns lengths into jobs.
- * Nothing here allocates. */
+/* Preparing a step: the buffers are checked, and the backend's kernel turns lengths into jobs. And
+ * the tables of a step, for what uses it. Nothing here allocates. */
 #include <string.h>
 
 #include "plan.h"
@@ -15,8 +15,6 @@ static tess_status check_desc(const tess_plan *plan, const tess_prepare_desc *d)
     if (d->batch > plan->batch)
         return tess_invalid("%s: batch: must be at most the plan's (%u), got %u", in_prepare,
                             (unsigned)plan->batch, (unsigned)d->batch);
-    if (d->q_first.kind != TESS_BUFFER_NONE)
-        return tess_unsupported("%s: q_first: must be of kind NONE in this version", in_prepare);
     if (d->kv_first.kind != TESS_BUFFER_NONE)
         return tess_unsupported("%s: kv_first: must be of kind NONE in this version", in_prepare);
     return tess_check_stream(in_prepare, &d->stream);
@@ -57,17 +55,59 @@ tess_status tess_prepare(const tess_plan *plan, const tess_prepare_desc *desc) {
         take(plan, "cu_rows", &d.cu_rows, word, cu_bytes, TESS_ROLE_CU_ROWS, &launch));
     TESS_RETURN_IF_ERROR(
         take(plan, "kv_lens", &d.kv_lens, word, word * d.batch, TESS_ROLE_KV_LENS, &launch));
+    if (d.q_first.kind != TESS_BUFFER_NONE)
+        TESS_RETURN_IF_ERROR(
+            take(plan, "q_first", &d.q_first, word, word * d.batch, TESS_ROLE_Q_FIRST, &launch));
     TESS_RETURN_IF_ERROR(take(plan, "step", &d.step, TESS_STEP_HEAD_BYTES, plan->memory.step_bytes,
                               TESS_ROLE_STEP, &launch));
     TESS_RETURN_IF_ERROR(check_apart(&launch, "cu_rows", TESS_ROLE_CU_ROWS));
     TESS_RETURN_IF_ERROR(check_apart(&launch, "kv_lens", TESS_ROLE_KV_LENS));
+    TESS_RETURN_IF_ERROR(check_apart(&launch, "q_first", TESS_ROLE_Q_FIRST));
     launch.struct_size = sizeof launch;
     launch.op = TESS_OP_PREPARE;
     launch.batch = d.batch;
-    launch.n_jobs = 1;
+    launch.n_jobs = plan->pools.n;
     launch.kernel = &plan->prepare;
     launch.tables = &plan->tables;
     launch.stream = d.stream;
     return tess_device_result(plan->device,
                               plan->device->backend->launch(plan->device->native, &launch));
+}
+
+/* ------------------------------------------------------------------ using a step */
+
+tess_status tess_step_tables(const char *function, const tess_plan *plan, const tess_buffer *step,
+                             tess_tables *t) {
+    const tess_memory_plan *memory = &plan->memory;
+    TESS_RETURN_IF_ERROR(
+        tess_check_buffer(function, plan->device, "step", "", step, TESS_STEP_HEAD_BYTES));
+    TESS_RETURN_IF_ERROR(tess_check_room(function, "step", "", step, memory->step_bytes));
+    *t = plan->tables;
+    t->has_step = 1;
+    if (plan->device->caps.host_memory) {
+        const char *base = (const char *)(uintptr_t)(step->handle + step->offset);
+        t->step = (const tess_step_head *)(const void *)base;
+        t->sequences = (const tess_sequence *)(const void *)(base + t->sequences_at);
+        t->jobs = (const tess_job *)(const void *)(base + t->jobs_at);
+        t->merges = (const tess_merge *)(const void *)(base + t->merges_at);
+        t->step_ends = (const uint32_t *)(const void *)(base + t->step_ends_at);
+        if (t->step->plan == t->step_plan->id) return TESS_OK;
+        return tess_invalid("%s: step: tess_prepare has not written it for this plan", function);
+    }
+    /* An offset within a buffer object becomes one of the tables. */
+    const uint64_t at = step->kind == TESS_BUFFER_OBJECT ? step->offset : 0;
+    t->device = *step;
+    t->device.offset -= at;
+    t->device.size = step->offset + memory->step_bytes;
+    t->step_at = at;
+    t->sequences_at += at;
+    t->jobs_at += at;
+    t->merges_at += at;
+    t->step_ends_at += at;
+    t->classes_at += at + memory->copy_at;
+    t->entries_at += at + memory->copy_at;
+    t->bits_at += at + memory->copy_at;
+    t->slots_at += at + memory->copy_at;
+    t->kv_heads_at += at + memory->copy_at;
+    return TESS_OK;
 }

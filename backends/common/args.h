@@ -13,10 +13,11 @@
 #define TESS_COMMON_ARGS_H
 
 /* flags */
-#define TESS_ARGS_LSE     1u /* LSE is wanted */
-#define TESS_ARGS_PAGED   2u /* K and V lie in pages, and the block table is there */
-#define TESS_ARGS_COMPACT 4u /* K and V lie by slot */
-#define TESS_ARGS_STEP    8u /* the tables are a step's, which says how many items there are */
+#define TESS_ARGS_LSE     1u  /* LSE is wanted */
+#define TESS_ARGS_PAGED   2u  /* K and V lie in pages, and the block table is there */
+#define TESS_ARGS_COMPACT 4u  /* K and V lie by slot */
+#define TESS_ARGS_STEP    8u  /* the tables are a step's, which says how many items there are */
+#define TESS_ARGS_FIRST   16u /* of a step that is prepared: positions of first rows are given */
 
 #if defined(GL_core_profile)
 #define TESS_ARG_I64(name) uint name, name##_high
@@ -73,8 +74,9 @@ struct tess_args {
     tess_arg_u32 partial_rows;
     tess_arg_u32 flags; /* TESS_ARGS_* */
     float scale;        /* of the scores, natural base */
-    /* With TESS_ARGS_STEP: the word of the tables that counts all items of the step, and the number
-     * of this launch's first one. */
+    /* With TESS_ARGS_STEP: the word of the tables that holds the number of the item after the last
+     * one of the step, or of the launch's storage group, and the number of the launch's first
+     * one. */
     tess_arg_u32 count_at, first_item;
     /* Words from the start of the tables: COMPACT only. */
     tess_arg_u32 slots_at, kv_heads_at;

@@ -82,11 +82,18 @@ static const char *refuses(const tess_driver_device *d, const tess_kernel_key *k
                            size_t size) {
     const char *why = tess_cuda_image_refusal(d, tess_cuda_decode_images, key, buffer, size);
     if (why || !key) return why;
-    return key->steps ? "does not take steps" : tess_portable_refusal(key);
+    return tess_portable_refusal(key);
 }
 
-/* Of more rows, each job would read the keys again; a kernel for long queries is faster. */
+/* Workgroups that run at a time. */
+static uint32_t workers_of(const tess_driver_device *d, const instance *x) {
+    return share(d, x).groups * (uint32_t)(d->units > 0 ? d->units : 1);
+}
+
+/* Of more rows, each job would read the keys again, and a kernel for long queries is faster where it
+ * reads such K and V. */
 static int is_only_named(const tess_kernel_key *key) {
+    if (key->steps || key->page || key->compact) return 0;
     return key->max_q_len * key->group > (key->head_dim <= 128 ? 32 : 16);
 }
 
@@ -96,8 +103,7 @@ static int is_only_named(const tess_kernel_key *key) {
 static tess_kernel_costs costs_of(const tess_driver_device *d, const tess_kernel_key *key,
                                   const instance *x) {
     enum { LEAST_STEP_NS = 1400 };
-    const uint32_t workers = share(d, x).groups * (uint32_t)(d->units > 0 ? d->units : 1),
-                   bandwidth = machine_of(d)->bandwidth;
+    const uint32_t workers = workers_of(d, x), bandwidth = machine_of(d)->bandwidth;
     const uint64_t bytes = (uint64_t)TESS_DECODE_KEYS * 2 * 2 * (uint32_t)key->head_dim,
                    ns = 1000 * workers * bytes / bandwidth;
     return (tess_kernel_costs){.workers = workers,
@@ -127,15 +133,17 @@ static tess_status forward(tess_driver_device *d, const tess_launch *l, void *st
     const instance *x = find(l->head_dim, l->kernel->tile_rows);
     for (uint64_t done = 0; done < l->n_jobs;) {
         const uint64_t items = l->n_jobs - done < INT32_MAX ? l->n_jobs - done : INT32_MAX;
+        const uint32_t groups =
+            l->tables->has_step && items > workers_of(d, x) ? workers_of(d, x) : (uint32_t)items;
         tess_decode_args args;
         CUDA_FORWARD_ARGS(&args, l, done, items);
         args.stages = share(d, x).stages;
         args.scale_log2 = (l->scale < 0 ? -l->scale : l->scale) * 1.44269504088896341f;
         args.block_table = tess_driver_address(&l->tensor[TESS_ROLE_BLOCK_TABLE].buffer);
         void *parameters[] = {&args};
-        TESS_RETURN_IF_ERROR(tess_driver_start(d, CUDA_DECODE_MODULE, state->forward,
-                                               (unsigned)items, TESS_DECODE_THREADS,
-                                               shared_bytes(d, x), stream, parameters));
+        TESS_RETURN_IF_ERROR(tess_driver_start(d, CUDA_DECODE_MODULE, state->forward, groups,
+                                               TESS_DECODE_THREADS, shared_bytes(d, x), stream,
+                                               parameters));
         done += items;
     }
     return TESS_OK;

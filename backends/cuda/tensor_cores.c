@@ -46,15 +46,17 @@ const char *tess_cuda_refusal(const tess_kernel_key *key) {
     return tess_portable_refusal(key);
 }
 
-/* Rows of 16 aligned bytes. */
-static int is_wide(const tess_launch *l, const tess_tensor *t) {
+/* Rows of 16 aligned bytes. `batched`: the stride of batches or pages is used. */
+static int is_wide(const tess_tensor *t, int batched) {
     const uint64_t address = t->buffer.handle + t->buffer.offset;
     return address % 16 == 0 && t->stride_token % 8 == 0 && t->stride_head % 8 == 0 &&
-           (!l->batch_strided || t->stride_batch % 8 == 0);
+           (!batched || t->stride_batch % 8 == 0);
 }
 
 uint32_t tess_cuda_wide(const tess_launch *l) {
-    return (is_wide(l, &l->tensor[TESS_ROLE_Q]) ? 1u : 0) |
-           (is_wide(l, &l->tensor[TESS_ROLE_K]) && is_wide(l, &l->tensor[TESS_ROLE_V]) ? 2u : 0) |
-           (is_wide(l, &l->tensor[TESS_ROLE_O]) ? 4u : 0);
+    const int rows = l->batch_strided != 0, keys = l->page != 0 || l->compact || l->kv_batch != 0;
+    return (is_wide(&l->tensor[TESS_ROLE_Q], rows) ? 1u : 0) |
+           (is_wide(&l->tensor[TESS_ROLE_K], keys) && is_wide(&l->tensor[TESS_ROLE_V], keys) ? 2u
+                                                                                             : 0) |
+           (is_wide(&l->tensor[TESS_ROLE_O], rows) ? 4u : 0);
 }

@@ -629,7 +629,8 @@ enum {
  *                tess_merge_parts). kv_first[b] is a multiple of the pattern's block, and the keys
  *                end within the layout's max_tokens. q_first[b] is at least 0; rows may lie past
  *                all keys, as those of a later part do. Without q_first the last row is at the
- *                position of the last key.
+ *                position of the last key. UNSUPPORTED in this version: kv_first with
+ *                TESS_PLAN_COMPACT, and tess_append with a plan that has it.
  *
  * max_rows:      only with DEVICE_LENGTHS: the capacity of Q and O in rows, of all sequences of a
  *                step together.
@@ -728,6 +729,7 @@ typedef enum tess_role {
     TESS_ROLE_LSE_PARTS = 10,
     TESS_ROLE_CU_ROWS = 11, /* of tess_prepare, int32 */
     TESS_ROLE_KV_LENS = 12, /* likewise */
+    TESS_ROLE_Q_FIRST = 13, /* likewise */
 } tess_role;
 
 /* Fills strides for a contiguous tensor of the plan at `buffer`, and sets *bytes (may be NULL) to

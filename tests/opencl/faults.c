@@ -15,6 +15,7 @@
 #include "common/life.h"
 #include "common/merging.h"
 #include "common/serve.h"
+#include "common/serving_again.h"
 #include "common/testlib.h"
 #include "instance.h"
 #include "loader.h"
@@ -285,6 +286,17 @@ static void test_same_plan_again(void **state) {
     nothing_lives(&heap, 0);
 }
 
+static void test_server_again(void **state) {
+    (void)state;
+    const again a = {.inject = again_fail, .failures = failures, .failed = failed};
+    test_heap heap;
+    test_heap_init(&heap, 0, 0);
+    memset(control, 0, sizeof *control);
+    again_code = OUT_OF_RESOURCES;
+    server_again(&heap, "opencl:0", &a, TESS_ERROR_OUT_OF_MEMORY);
+    nothing_lives(&heap, 0);
+}
+
 static int setup(void **state) {
     (void)state;
     const char *folder = getenv("TMPDIR");
@@ -325,6 +337,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_wait_ends),
         cmocka_unit_test(test_same_plan_again),
+        cmocka_unit_test(test_server_again),
         LIFE_TEST("no memory, once", test_calls_fail, OUT_OF_RESOURCES, 0),
         LIFE_TEST("no memory from then on", test_calls_fail, OUT_OF_RESOURCES, 1),
         LIFE_TEST("device gone", test_calls_fail, NOT_AVAILABLE, 1),

@@ -440,8 +440,7 @@ __device__ __forceinline__ int32_t own_below(const job_words *j, const tess_args
 }
 
 template <typename T, int D, int ROWS>
-__device__ __forceinline__ void forward(const tess_decode_args *a) {
-    extern __shared__ __align__(128) uint8_t raw[];
+__device__ __forceinline__ void run_job(const tess_decode_args *a, uint8_t *raw, uint32_t number) {
     typedef shared_memory<ROWS> memory;
     static_assert(sizeof(memory) <= TESS_DECODE_HEADER && TESS_DECODE_HEADER % 128 == 0,
                   "the host asks for enough shared memory");
@@ -451,7 +450,7 @@ __device__ __forceinline__ void forward(const tess_decode_args *a) {
     const int thread = threadIdx.x;
     if (thread == 0) {
         job_words j;
-        j.read(table_words(tables, c, blockIdx.x));
+        j.read(table_words(tables, c, number));
         m->job = j;
         m->list.make(&j, tables + c->entries_at, c->block, KEYS);
         m->places.make(a, &j, m->list.block_shift);
@@ -473,6 +472,24 @@ __device__ __forceinline__ void forward(const tess_decode_args *a) {
     w.stages_at = w.q_at + ROWS * D * 2 + w.warp * a->stages * 2 * w.HALF;
     w.own_below = own_below(&m->job, c, ROWS);
     w.run();
+}
+
+/* A thread block takes one job. Of a step it takes as many as there are, and not a block for each
+ * one that there could be: to and fro, since they come longest first. What a step's tables hold was
+ * written by a kernel. */
+template <typename T, int D, int ROWS>
+__device__ __forceinline__ void forward(const tess_decode_args *a) {
+    extern __shared__ __align__(128) uint8_t raw[];
+    const bool step = a->common.flags & TESS_ARGS_STEP;
+    if (step) grid_dependency_wait();
+    const uint32_t jobs = present_jobs((const uint32_t *)a->tables, &a->common);
+    uint32_t number = blockIdx.x, stride = 2 * (gridDim.x - blockIdx.x) - 1;
+    while (number < jobs) {
+        run_job<T, D, ROWS>(a, raw, number);
+        number += stride;
+        stride = 2 * gridDim.x - stride;
+        if (number < jobs) __syncthreads();
+    }
 }
 
 } // namespace tess

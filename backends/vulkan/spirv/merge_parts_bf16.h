@@ -10,7 +10,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/merge_parts.comp
- * sha256: 1ff6c0e1268807a2b17d62ec62f0009f1e5a872aa59eb56e49fa8f942addd553
+ * sha256: 36cf1141e38e8c8bb288fcbdfe257afe923fcbf6123085c445d4ab6fef59a370
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_parts_bf16[] = {
