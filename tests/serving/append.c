@@ -73,7 +73,7 @@ static void list_shapes(cache_shape shapes[SHAPES]) {
     shapes[n] = steps_of("steps, compact, pages of 16, a dense head, parts, f32", TESS_F32, 16, 1);
     shapes[n].pattern.dense_heads = 1;
     shapes[n++].kv_split = 3;
-    /* The heads of the groups alternate. */
+    /* Six heads of different residues. */
     shapes[n] = steps_of("steps, compact, pages of 32, blocks of 5, f16", TESS_F16, 32, 1);
     shapes[n].pattern = test_s2_pattern(5, 1, 3);
     shapes[n].pattern.dense_heads = 1;

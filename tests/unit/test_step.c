@@ -481,6 +481,7 @@ static double check_rule(instance *c) {
     prepare(c);
     jobs = gather_jobs(c, head, false);
     uint64_t ticks = makespan(c, jobs, head->n_jobs), most_parts = 0, read = 0;
+    free(jobs);
     for (uint32_t s = 0; s < c->batch; s++)
         read += (uint64_t)ceil_div(c->kv_lens[s], w->block) * w->n_kv_heads * w->block_ticks;
     for (uint32_t m = 0; m < head->n_merges; m++)
