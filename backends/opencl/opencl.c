@@ -133,10 +133,7 @@ static tess_status wrap(opencl_device *d, uint32_t index, const opencl_found *fo
     tess_opencl_native native;
     cl_device_id devices[128];
     size_t bytes = 0;
-    TESS_RETURN_IF_ERROR(tess_extra_read(host, "native", structure, &native, sizeof native));
-    if (native.reserved != 0)
-        return host->fail(host, TESS_ERROR_INVALID, "native.reserved: must be 0, got %u",
-                          (unsigned)native.reserved);
+    TESS_RETURN_IF_ERROR(tess_extra_read_native(host, structure, &native, sizeof native));
     if (!native.context)
         return host->fail(host, TESS_ERROR_INVALID, "native.context: must not be NULL");
     if (!native.device)
@@ -223,14 +220,7 @@ static void opencl_close(void *device) { drop(device); }
  * slower than the kernel. */
 static tess_status opencl_query(void *device, tess_caps *caps) {
     const opencl_device *d = device;
-    const uint32_t size = caps->struct_size;
-    memset(caps, 0, sizeof *caps);
-    caps->struct_size = size;
-    caps->buffer_kind = TESS_BUFFER_OBJECT;
-    caps->features = TESS_FEATURE_POSITIONS | TESS_FEATURE_PAGES;
-    caps->parallel_jobs = tess_opencl_parallel_jobs(d);
-    caps->workspace_align = 256;
-    caps->features |= TESS_FEATURE_APPEND | TESS_FEATURE_MERGE | TESS_FEATURE_STEPS;
+    tess_portable_caps(TESS_BUFFER_OBJECT, tess_opencl_parallel_jobs(d), caps);
     if (!d->time_limited) return TESS_OK;
     const double rate =
         2e6 * (d->compute_units ? d->compute_units : 1) * (d->clock_mhz ? d->clock_mhz : 500);

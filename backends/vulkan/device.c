@@ -197,14 +197,8 @@ uint32_t tess_vk_parallel_jobs(const tess_vk_device *d) {
 
 tess_status tess_vk_query(void *device, tess_caps *caps) {
     const tess_vk_device *d = device;
-    const uint32_t size = caps->struct_size;
-    memset(caps, 0, sizeof *caps);
-    caps->struct_size = size;
-    caps->buffer_kind = TESS_BUFFER_OBJECT;
-    caps->features = TESS_FEATURE_POSITIONS | TESS_FEATURE_PAGES;
-    caps->parallel_jobs = tess_vk_parallel_jobs(d);
+    tess_portable_caps(TESS_BUFFER_OBJECT, tess_vk_parallel_jobs(d), caps);
     caps->workspace_align = VK_WORKSPACE_ALIGN;
-    caps->features |= TESS_FEATURE_APPEND | TESS_FEATURE_MERGE | TESS_FEATURE_STEPS;
     caps->range_blocks = tess_vk_range_steps(d);
     caps->steps_per_second = 5 * caps->range_blocks; /* 200 ms of them */
     /* Vulkan does not report the size of the cache. GPUs with that much memory have at least 40
