@@ -11,7 +11,7 @@
  * source: ../common/paging_args.h
  * source: kernels/append.comp
  * source: kernels/bindings.h
- * sha256: d5430782d7dd613bcba5db62fcb707e3ffbbda8f09c36d0b52dafc96622dcf2e
+ * sha256: a72290bd6a0d93ef15a4266e0d2b4cfd056aa8e1be49cbf681b3168cb4447d57
  */
 #include <stdint.h>
 static const uint32_t tess_vk_append_16[] = {

@@ -11,7 +11,7 @@
  * source: ../common/paging_args.h
  * source: kernels/bindings.h
  * source: kernels/copy_pages.comp
- * sha256: 128342b2312a5ccb3e3f69c510722984f926026292699dc6425134ea343ea51b
+ * sha256: 9b53cdd322ca06eb8e02636e1e99d1d548bb91ec4c0435d5f0d9d6bd07bcc0d1
  */
 #include <stdint.h>
 static const uint32_t tess_vk_copy_pages_32[] = {

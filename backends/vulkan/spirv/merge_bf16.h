@@ -11,7 +11,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_merge.comp
- * sha256: 58a1f8ad72e3ee155358822a0c83429562287d5fd7401934ecd0a867f4df7e90
+ * sha256: 7084bb3d272c9af0c357cc74eac5497afbb4f8645b4c80840c87a5ff05fd81a2
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_bf16[] = {

@@ -10,7 +10,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/merge_parts.comp
- * sha256: 6a2a41b60b35f2509b8f7bde3b60daeeb5f66867f6e9184928caabaa732e461d
+ * sha256: aa3d40bb3e78691d37c39cc7ce0252761ade4d7541af69687e3d8d474c821e99
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_parts_bf16[] = {

@@ -16,7 +16,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/prepare.comp
- * sha256: b7c3dcfe98d269dd9dd7b4bf8467181fd0918c3b8d938bc5124cf4af387da38a
+ * sha256: c5e386883b46fe8e9eb85b6d507fb4286e277d217cbba45b9ab143f98f3581e1
  */
 #include <stdint.h>
 static const uint32_t tess_vk_prepare[] = {
