@@ -11,7 +11,7 @@
  * source: ../common/paging_args.h
  * source: kernels/append.comp
  * source: kernels/bindings.h
- * sha256: a72290bd6a0d93ef15a4266e0d2b4cfd056aa8e1be49cbf681b3168cb4447d57
+ * sha256: 1594ad86dc93004946cca0f008f7e2b7eeea61a996af197bae428fa0bfa7b57a
  */
 #include <stdint.h>
 static const uint32_t tess_vk_append_16[] = {

@@ -11,7 +11,7 @@
  * source: ../common/paging_args.h
  * source: kernels/bindings.h
  * source: kernels/copy_pages.comp
- * sha256: 9b53cdd322ca06eb8e02636e1e99d1d548bb91ec4c0435d5f0d9d6bd07bcc0d1
+ * sha256: 972fb9b532f639a4caca490d6f6ebe907f0b89681c6ee7e1f7f8ed6e1db8aceb
  */
 #include <stdint.h>
 static const uint32_t tess_vk_copy_pages_32[] = {

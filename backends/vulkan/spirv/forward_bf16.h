@@ -18,7 +18,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_forward.comp
- * sha256: 38d2d44a77780e82db75ea2e05c2585ba418ba310c67b84b7b338166b9fc82c1
+ * sha256: 3e3c45e4bb2eac358b6d2b9bbc535eeeb812b8172392b741b3e28b2e9819d71d
  */
 #include <stdint.h>
 static const uint32_t tess_vk_forward_bf16[] = {

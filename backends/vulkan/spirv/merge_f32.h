@@ -11,7 +11,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_merge.comp
- * sha256: 7084bb3d272c9af0c357cc74eac5497afbb4f8645b4c80840c87a5ff05fd81a2
+ * sha256: 36b74c6a89789c6f2c512f9e3ef15209fbf269dfbb3fb5ad615dc6448c8d70da
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_f32[] = {

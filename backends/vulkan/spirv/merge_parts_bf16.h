@@ -10,7 +10,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/merge_parts.comp
- * sha256: aa3d40bb3e78691d37c39cc7ce0252761ade4d7541af69687e3d8d474c821e99
+ * sha256: c2c7b14dba9c7371fb3fdac67e74e2e86b4e94551b9e116fc5a3c02a4eaea874
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_parts_bf16[] = {

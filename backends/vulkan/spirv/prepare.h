@@ -16,7 +16,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/prepare.comp
- * sha256: c5e386883b46fe8e9eb85b6d507fb4286e277d217cbba45b9ab143f98f3581e1
+ * sha256: f877aca30c3609e0537cbe0bd5b491d712e7243bff72fad236cbbb13a2af1def
  */
 #include <stdint.h>
 static const uint32_t tess_vk_prepare[] = {
