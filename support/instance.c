@@ -263,11 +263,8 @@ void instance_release(instance *x) {
     tess_buffer *const buffers[N_BUFFERS] = {&x->dq, &x->dk, &x->dv, &x->d_o, &x->dlse, &x->dwork};
     for (size_t i = 0; i < N_BUFFERS; i++)
         if (buffers[i]->kind != TESS_BUFFER_NONE) tess_free(x->device, buffers[i]);
-    free(x->q);
-    free(x->k);
-    free(x->v);
-    free(x->o);
-    free(x->lse);
+    void *const arrays[] = {x->q, x->k, x->v, x->o, x->lse};
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) free(arrays[i]);
     tess_plan_release(x->plan);
     tess_layout_release(x->layout);
     instance empty = {0};

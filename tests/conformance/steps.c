@@ -117,11 +117,8 @@ static void rig_release(rig *r) {
         assert_ok(tess_free(r->target->device, all[n]));
     tess_plan_release(r->plan);
     tess_layout_release(r->layout);
-    free(r->q);
-    free(r->k);
-    free(r->v);
-    free(r->o);
-    free(r->lse);
+    void *const arrays[] = {r->q, r->k, r->v, r->o, r->lse};
+    for (size_t n = 0; n < sizeof arrays / sizeof *arrays; n++) free(arrays[n]);
 }
 
 static void copy_in(const rig *r, tess_buffer to, const void *from, uint64_t bytes) {
