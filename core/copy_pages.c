@@ -89,8 +89,8 @@ tess_status tess_copy_pages(tess_device *device, const tess_copy_desc *desc) {
     tess_launch launch;
     TESS_RETURN_IF_ERROR(tess_call_on_device(in_copy, device, desc, &d, TESS_COPY_DESC));
     TESS_RETURN_IF_ERROR(check_numbers(&d));
-    fill_launch(&d, &launch);
     const uint32_t n_pools = d.n_pairs > 0 ? d.n_pools : 0;
+    fill_launch(&d, &launch);
     if (d.n_pairs > 0) TESS_RETURN_IF_ERROR(check_pairs(device, &d, &launch));
     for (uint32_t n = 0; n < n_pools; n++) TESS_RETURN_IF_ERROR(check_pool(device, &d, n));
     TESS_RETURN_IF_ERROR(

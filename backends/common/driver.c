@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "library.h"
+#include "object.h"
 
 /* ------------------------------------------------------------------ errors */
 
@@ -166,10 +167,8 @@ tess_status tess_driver_open(const tess_driver *driver, const tess_host *host, u
     if (driver->status != TESS_OK) return host->fail(host, driver->status, "%s", driver->why);
     if (index >= (uint32_t)driver->count)
         return host->fail(host, TESS_ERROR_UNAVAILABLE, "there are %d devices", driver->count);
-    tess_driver_device *d = host->alloc(host, sizeof *d, 64);
-    if (!d)
-        return host->fail(host, TESS_ERROR_OUT_OF_MEMORY, "%zu bytes for the device", sizeof *d);
-    memset(d, 0, sizeof *d);
+    tess_driver_device *d = tess_object(host, sizeof *d, "the device");
+    if (!d) return TESS_ERROR_OUT_OF_MEMORY;
     d->host = host;
     d->driver = driver;
     d->image = -1;

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "driver.h"
+#include "object.h"
 
 /* ------------------------------------------------------------------ modules and functions */
 
@@ -60,11 +61,8 @@ tess_status tess_driver_state_create(tess_driver_device *d, const tess_kernel_ke
                                      const tess_driver_image *image, const char *name,
                                      tess_kernel *kernel) {
     char merge[64];
-    tess_driver_state *state = d->host->alloc(d->host, sizeof *state, 64);
-    if (!state)
-        return d->host->fail(d->host, TESS_ERROR_OUT_OF_MEMORY, "%zu bytes for a plan",
-                             sizeof *state);
-    memset(state, 0, sizeof *state);
+    tess_driver_state *state = tess_object(d->host, sizeof *state, "a plan");
+    if (!state) return TESS_ERROR_OUT_OF_MEMORY;
     state->device = d;
     snprintf(merge, sizeof merge, "tess_merge_%s", tess_portable_dtype(key->dtype));
     tess_status status = tess_driver_function(d, module, image, name, &state->forward);

@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "extra.h"
+#include "object.h"
 #include <tessera/tessera_opencl.h>
 
 extern const tess_backend tess_opencl_backend;
@@ -195,11 +196,8 @@ static tess_status opencl_open(const tess_host *host, uint32_t index, const void
     if (!cl) return host->fail(host, TESS_ERROR_UNAVAILABLE, "%s", why);
     opencl_found found = {.kind = TESS_DEVICE_GPU};
     TESS_RETURN_IF_ERROR(tess_opencl_find(host, cl, index, &found));
-    opencl_device *d = host->alloc(host, sizeof *d, 64);
-    if (!d)
-        return host->fail(host, TESS_ERROR_OUT_OF_MEMORY, "opencl: %zu bytes for the device",
-                          sizeof *d);
-    memset(d, 0, sizeof *d);
+    opencl_device *d = tess_object(host, sizeof *d, "the device");
+    if (!d) return TESS_ERROR_OUT_OF_MEMORY;
     d->host = host;
     d->cl = cl;
     pthread_mutex_init(&d->building, NULL);

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "extra.h"
+#include "object.h"
 #include "vk.h"
 #include <tessera/tessera_vulkan.h>
 
@@ -136,11 +137,8 @@ static void destroy(tess_vk_device *d) {
 }
 
 tess_status tess_vk_open(const tess_host *host, uint32_t index, const void *native, void **device) {
-    tess_vk_device *d = host->alloc(host, sizeof *d, 64);
-    if (!d)
-        return host->fail(host, TESS_ERROR_OUT_OF_MEMORY, "vulkan: %zu bytes for the device",
-                          sizeof *d);
-    memset(d, 0, sizeof *d);
+    tess_vk_device *d = tess_object(host, sizeof *d, "the device");
+    if (!d) return TESS_ERROR_OUT_OF_MEMORY;
     d->host = host;
     atomic_init(&d->stuck, 0);
     pthread_mutex_init(&d->queue_lock, NULL);
