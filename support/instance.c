@@ -154,8 +154,30 @@ static tess_status describe(instance *x) {
     return TESS_OK;
 }
 
-static tess_status make_inputs(instance *x) {
+/* More than this is made again each time. */
+enum { MEMO_BYTES = 64 << 20 };
+
+void instance_memo_clear(instance_memo *memo) {
+    for (int n = 0; n < 3; n++) free(memo->inputs[n]);
+    free(memo->rows);
+    *memo = (instance_memo){.rows = NULL};
+}
+
+static void make_input(const instance *x, int n, void *data, uint64_t bytes) {
     const problem *p = x->problem;
+    instance_memo *memo = x->memo;
+    if (memo && memo->inputs[n] && memo->bytes[n] == bytes) {
+        memcpy(data, memo->inputs[n], (size_t)bytes);
+        return;
+    }
+    fill_normal(p->dtype, data, (int64_t)(bytes / element_size(p)), p->seed, (uint32_t)n + 1);
+    if (!memo || memo->inputs[n] || bytes > MEMO_BYTES) return;
+    memo->inputs[n] = host_alloc(bytes);
+    memo->bytes[n] = bytes;
+    if (memo->inputs[n]) memcpy(memo->inputs[n], data, (size_t)bytes);
+}
+
+static tess_status make_inputs(instance *x) {
     x->q = host_alloc(x->q_bytes);
     x->k = host_alloc(x->k_bytes);
     x->v = host_alloc(x->v_bytes);
@@ -163,9 +185,9 @@ static tess_status make_inputs(instance *x) {
     x->lse = host_alloc(x->lse_bytes);
     if (!x->q || !x->k || !x->v || !x->o || !x->lse)
         return fail(x, TESS_ERROR_OUT_OF_MEMORY, "out of memory for the tensors");
-    fill_normal(p->dtype, x->q, (int64_t)(x->q_bytes / element_size(p)), p->seed, 1);
-    fill_normal(p->dtype, x->k, (int64_t)(x->k_bytes / element_size(p)), p->seed, 2);
-    fill_normal(p->dtype, x->v, (int64_t)(x->v_bytes / element_size(p)), p->seed, 3);
+    make_input(x, 0, x->q, x->q_bytes);
+    make_input(x, 1, x->k, x->k_bytes);
+    make_input(x, 2, x->v, x->v_bytes);
     /* A result that is never fetched must not look like one. */
     memset(x->o, NAN_BYTE, (size_t)x->o_bytes);
     memset(x->lse, NAN_BYTE, (size_t)x->lse_bytes);
@@ -223,7 +245,13 @@ static tess_status make_layout(instance *x) {
 
 tess_status instance_create(instance *x, tess_device *device, const problem *p, const char *kernel,
                             unsigned flags) {
+    return instance_create_again(x, device, p, kernel, flags, NULL);
+}
+
+tess_status instance_create_again(instance *x, tess_device *device, const problem *p,
+                                  const char *kernel, unsigned flags, instance_memo *memo) {
     memset(x, 0, sizeof *x);
+    x->memo = memo;
     x->problem = p;
     x->device = device;
     x->flags = flags;
@@ -263,11 +291,8 @@ void instance_release(instance *x) {
     tess_buffer *const buffers[N_BUFFERS] = {&x->dq, &x->dk, &x->dv, &x->d_o, &x->dlse, &x->dwork};
     for (size_t i = 0; i < N_BUFFERS; i++)
         if (buffers[i]->kind != TESS_BUFFER_NONE) tess_free(x->device, buffers[i]);
-    free(x->q);
-    free(x->k);
-    free(x->v);
-    free(x->o);
-    free(x->lse);
+    void *const arrays[] = {x->q, x->k, x->v, x->o, x->lse};
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) free(arrays[i]);
     tess_plan_release(x->plan);
     tess_layout_release(x->layout);
     instance empty = {0};
@@ -301,19 +326,44 @@ static int64_t flat_row(const problem *p, int64_t b, int32_t head, int64_t row, 
     return (b * p->q_len + row) * p->heads + head;
 }
 
-/* One row against the reference. */
-static void compare_row(const instance *x, int64_t b, int32_t head, int64_t row, double *ref,
-                        double *same, tally *t, instance_verdict *verdict) {
+/* A row of the reference: of each element its value and that of the loop in the problem's type,
+ * then LSE. */
+static size_t reference_doubles(const problem *p) { return 2 * (size_t)p->head_dim + 1; }
+
+static void make_reference(const instance *x, int64_t b, int32_t head, int64_t row, double *ref) {
     const problem *p = x->problem;
     const reference_inputs in = {x->q, x->k, x->v};
-    double lse, same_lse;
+    double *same = ref + p->head_dim, same_lse;
+    reference_row(p, &in, b, head, row, ref, same + p->head_dim);
+    if (p->dtype != TESS_F32) reference_row_same_type(p, &in, b, head, row, same, &same_lse);
+}
+
+/* Room in the memo for row n of a comparison, or NULL. */
+static double *memo_row(const instance *x, int64_t n, int64_t wanted) {
+    instance_memo *memo = x->memo;
+    const size_t size = reference_doubles(x->problem);
+    if (!memo) return NULL;
+    if (!memo->rows) {
+        const int64_t fit = (int64_t)(MEMO_BYTES / (size * sizeof(double)));
+        memo->wanted = wanted;
+        memo->most_rows = wanted < fit ? wanted : fit;
+        memo->rows = malloc((size_t)memo->most_rows * size * sizeof(double));
+    }
+    return memo->rows && memo->wanted == wanted && n < memo->most_rows
+               ? memo->rows + (size_t)n * size
+               : NULL;
+}
+
+/* One row against the reference. */
+static void compare_row(const instance *x, int64_t b, int32_t head, int64_t row, const double *ref,
+                        tally *t, instance_verdict *verdict) {
+    const problem *p = x->problem;
+    const double *same = ref + p->head_dim, lse = same[p->head_dim];
     int64_t lse_at, o_at = flat_row(p, b, head, row, &lse_at) * p->head_dim;
     char where[96];
     snprintf(where, sizeof where, "sequence %" PRId64 ", head %" PRId32 ", row %" PRId64, b, head,
              row);
-    reference_row(p, &in, b, head, row, ref, &lse);
     int empty = isinf(lse) && lse < 0;
-    if (p->dtype != TESS_F32) reference_row_same_type(p, &in, b, head, row, same, &same_lse);
     for (int32_t d = 0; d < p->head_dim; d++) {
         double got = load_element(p->dtype, x->o, o_at + d), difference = fabs(got - ref[d]);
         if (!t->failed && (!isfinite(got) || (empty && got != 0))) {
@@ -362,8 +412,8 @@ static int64_t nth_row(int64_t n, int64_t wanted, int64_t total) {
 
 static void compare_rows(const instance *x, int64_t max_rows, tally *t, instance_verdict *verdict) {
     const problem *p = x->problem;
-    double *ref = malloc(2 * (size_t)p->head_dim * sizeof *ref);
-    if (!ref) {
+    double *own = malloc(reference_doubles(p) * sizeof *own);
+    if (!own) {
         t->failed = 1;
         text_error(verdict->what, sizeof verdict->what, "out of memory for the reference");
         return;
@@ -375,12 +425,15 @@ static void compare_rows(const instance *x, int64_t max_rows, tally *t, instance
         int64_t at = nth_row(n, wanted, total);
         while (at - before >= problem_q_len(p, b) * p->heads)
             before += problem_q_len(p, b++) * p->heads;
-        int64_t q_len = problem_q_len(p, b);
-        compare_row(x, b, (int32_t)((at - before) / q_len), (at - before) % q_len, ref,
-                    ref + p->head_dim, t, verdict);
+        const int64_t q_len = problem_q_len(p, b), row = (at - before) % q_len;
+        const int32_t head = (int32_t)((at - before) / q_len);
+        double *kept = memo_row(x, n, wanted), *ref = kept ? kept : own;
+        if (!kept || n >= x->memo->n_rows) make_reference(x, b, head, row, ref);
+        if (kept && n >= x->memo->n_rows) x->memo->n_rows = n + 1;
+        compare_row(x, b, head, row, ref, t, verdict);
     }
     verdict->rows = wanted;
-    free(ref);
+    free(own);
 }
 
 /* Poisoned outputs must have been written everywhere, also in rows that are not compared. */

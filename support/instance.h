@@ -7,8 +7,20 @@
 #include "reference.h"
 #include "tensors.h"
 
+/* What instances of one problem have in common whatever runs them: their inputs, and the rows of
+ * the reference. Made for the first of them and kept for the next ones; all zero at first. */
+typedef struct instance_memo {
+    void *inputs[3]; /* of Q, K and V */
+    uint64_t bytes[3];
+    double *rows; /* of the reference, in the order in which they are compared */
+    int64_t n_rows, most_rows;
+    int64_t wanted; /* rows of a comparison */
+} instance_memo;
+void instance_memo_clear(instance_memo *memo);
+
 typedef struct instance {
     const problem *problem;
+    instance_memo *memo; /* NULL: there is none */
     tess_device *device;
     tess_layout *layout;
     tess_plan *plan;
@@ -38,6 +50,9 @@ enum {
  * instance. */
 tess_status instance_create(instance *x, tess_device *device, const problem *p, const char *kernel,
                             unsigned flags);
+/* The same with a memo of that problem. */
+tess_status instance_create_again(instance *x, tess_device *device, const problem *p,
+                                  const char *kernel, unsigned flags, instance_memo *memo);
 /* Runs and waits. device_seconds may be NULL. Several threads may run instances of their own. */
 tess_status instance_run(instance *x, double *device_seconds);
 tess_status instance_fetch(instance *x); /* outputs back into o and lse */

@@ -263,12 +263,8 @@ void problem_init(problem *p) {
 }
 
 void problem_free(problem *p) {
-    free(p->q_lens);
-    free(p->kv_lens);
-    free(p->q_first);
-    free(p->kv_first);
-    free(p->mask_path);
-    free(p->mask);
+    void *const arrays[] = {p->q_lens, p->kv_lens, p->q_first, p->kv_first, p->mask_path, p->mask};
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) free(arrays[i]);
     memset(p, 0, sizeof *p);
 }
 

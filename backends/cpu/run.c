@@ -63,18 +63,26 @@ static void do_jobs(void *context, size_t worker) {
     HAND_OVER(w);
 }
 
-static void do_merges(void *context, size_t worker) {
-    work *w = context;
-    (void)worker;
+/* Calls `item` for what is left of the launch, of which a worker takes `at_once` at a time. */
+static void do_each(work *w, uint64_t at_once, void (*item)(const tess_launch *, uint64_t)) {
     TAKE_OVER(w);
     const cpu_fp_mode before = cpu_fp_enter();
     for (;;) {
-        const uint64_t n = atomic_fetch_add_explicit(&w->next, 1, memory_order_relaxed);
+        const uint64_t n = atomic_fetch_add_explicit(&w->next, at_once, memory_order_relaxed);
+        for (uint64_t i = n; i < w->end && i < n + at_once; i++) item(w->launch, i);
         if (n >= w->end) break;
-        tess_cpu_merge(w->launch, &w->launch->tables->merges[n]);
     }
     cpu_fp_leave(before);
     HAND_OVER(w);
+}
+
+static void merge(const tess_launch *launch, uint64_t n) {
+    tess_cpu_merge(launch, &launch->tables->merges[n]);
+}
+
+static void do_merges(void *context, size_t worker) {
+    (void)worker;
+    do_each(context, 1, merge);
 }
 
 /* Rows are short: a worker takes some at a time. */
@@ -83,15 +91,7 @@ enum { ITEMS_AT_ONCE = 16 };
 static void do_items(void *context, size_t worker) {
     work *w = context;
     (void)worker;
-    TAKE_OVER(w);
-    const cpu_fp_mode before = cpu_fp_enter();
-    for (;;) {
-        const uint64_t n = atomic_fetch_add_explicit(&w->next, ITEMS_AT_ONCE, memory_order_relaxed);
-        for (uint64_t i = n; i < w->end && i < n + ITEMS_AT_ONCE; i++) w->row->item(w->launch, i);
-        if (n >= w->end) break;
-    }
-    cpu_fp_leave(before);
-    HAND_OVER(w);
+    do_each(w, ITEMS_AT_ONCE, w->row->item);
 }
 
 #if TESS_CPU_PTHREADPOOL

@@ -22,20 +22,19 @@ const char *tess_cuda_image_refusal(const tess_driver_device *d, const tess_driv
 tess_status tess_cuda_prepare(tess_driver_device *d, const tess_kernel_key *key, int module,
                               const tess_driver_image *image, const char *kernel_name,
                               int32_t head_dim, unsigned shared_bytes, tess_kernel *kernel) {
-    tess_driver_state *state = NULL;
     char name[64];
     snprintf(name, sizeof name, "tess_%s_%s_%d", kernel_name, tess_portable_dtype(key->dtype),
              (int)head_dim);
-    TESS_RETURN_IF_ERROR(tess_driver_state_create(d, key, module, image, name, &state));
+    TESS_RETURN_IF_ERROR(tess_driver_state_create(d, key, module, image, name, kernel));
+    tess_driver_state *state = kernel->state;
     int (*const set)(void *, int, int) =
         (int (*)(void *, int, int))d->driver->extra[CUDA_SET_FUNCTION_ATTRIBUTE];
     const int code = set(state->forward, 8 /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */,
                          (int)shared_bytes);
     if (code != DRIVER_OK) {
-        d->host->free(d->host, state, sizeof *state);
+        tess_driver_state_release(kernel);
         return tess_driver_fail(d, "cuFuncSetAttribute", name, code);
     }
-    kernel->state = state;
     return TESS_OK;
 }
 

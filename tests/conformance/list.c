@@ -305,13 +305,18 @@ static void add_heads(writer *w, int heads, int kv_heads) {
     if (kv_heads != heads) add(w, " kv_heads=%d", kv_heads);
 }
 
+/* As many as keep the problem small, up to three. */
+static int kv_heads_of(const int *v) {
+    int kv_heads = v[GROUP] == 4 ? 1 : 3;
+    while (kv_heads > fewest_kv_heads(v) && cost(v, kv_heads) > LIST_FLOPS / 32) kv_heads--;
+    return kv_heads;
+}
+
 static int write_line(const int *v, int index, const char *folder, char *line) {
     writer w = {line, 0};
     const int64_t q = q_lens[v[QLEN]], kv = kv_of(v, q);
     const int64_t block = blocks[v[BLOCK]];
-    int kv_heads = v[GROUP] == 4 ? 1 : 3;
-    while (kv_heads > fewest_kv_heads(v) && cost(v, kv_heads) > LIST_FLOPS / 32) kv_heads--;
-    const int heads = kv_heads * groups[v[GROUP]];
+    const int kv_heads = kv_heads_of(v), heads = kv_heads * groups[v[GROUP]];
     int64_t longest = kv;
     if (v[BATCH] == BATCH_PACKED && longest < 33 + 2 * block + 1) longest = 33 + 2 * block + 1;
     if (v[BATCH] == BATCH_PACKED && longest < 3 * block + 7) longest = 3 * block + 7;
@@ -479,7 +484,8 @@ int list_build(problem_list *list, const char *folder) {
     memset(list, 0, sizeof *list);
     cover *c = malloc(sizeof *c);
     list->lines = calloc(2 * LIST_MOST, sizeof *list->lines);
-    if (!c || !list->lines) {
+    list->flops = calloc(2 * LIST_MOST, sizeof *list->flops);
+    if (!c || !list->lines || !list->flops) {
         fprintf(stderr, "out of memory\n");
         free(c);
         return -1;
@@ -493,6 +499,7 @@ int list_build(problem_list *list, const char *folder) {
         close_pairs(c, v);
         for (int f = 0; f < FACTORS; f++)
             if (v[f] == UNSET) v[f] = 0; /* means nothing for this kind */
+        list->flops[list->count] = cost(v, kv_heads_of(v));
         if (write_line(v, list->count, folder, list->lines[list->count]) != 0) {
             free(c);
             return -1;
@@ -515,6 +522,7 @@ int list_build(problem_list *list, const char *folder) {
 
 void list_free(problem_list *list) {
     free(list->lines);
+    free(list->flops);
     memset(list, 0, sizeof *list);
 }
 

@@ -119,11 +119,8 @@ static void rig_release(rig *r) {
         assert_ok(tess_free(r->target->device, all[n]));
     tess_plan_release(r->plan);
     tess_layout_release(r->layout);
-    free(r->q);
-    free(r->k);
-    free(r->v);
-    free(r->o);
-    free(r->lse);
+    void *const arrays[] = {r->q, r->k, r->v, r->o, r->lse};
+    for (size_t n = 0; n < sizeof arrays / sizeof *arrays; n++) free(arrays[n]);
 }
 
 static void copy_in(const rig *r, tess_buffer to, const void *from, uint64_t bytes) {
@@ -329,7 +326,7 @@ static void on_every_target(void (*test)(rig *r), uint32_t flags, int32_t kv_spl
     for (int t = 0; t < targets.count; t++) {
         for (int p = 0; p < PATTERNS; p++) {
             rig r;
-            if (test_leaves_out(&targets.items[t], p)) continue;
+            if (test_leaves_out(&targets.items[t], p, 0)) continue;
             if (!rig_create(&r, targets.runtime, &targets.items[t], &patterns[p], flags, kv_split))
                 continue;
             n_steps++;

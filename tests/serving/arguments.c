@@ -25,12 +25,9 @@ typedef struct scene {
 
 static tess_status make_plan(const scene *s, uint32_t flags, int64_t batch, int64_t kv_len,
                              tess_plan **plan) {
-    tess_plan_desc d = {.struct_size = sizeof d,
-                        .flags = flags,
-                        .head_dim = DIM,
-                        .batch = batch,
-                        .q_len = ROWS,
-                        .kv_len = kv_len};
+    tess_plan_desc d = {.struct_size = sizeof d, .flags = flags, .head_dim = DIM, .q_len = ROWS};
+    d.batch = batch;
+    d.kv_len = kv_len;
     return tess_plan_create(s->device, s->layout, &d, plan);
 }
 

@@ -4,6 +4,7 @@
  * a step against every step that fits its limits, hostile lengths, and the rule that chooses parts
  * against a simulation.
  */
+#include "fixtures/h200.h"
 #include "fixtures/planner.h"
 
 #include "prepare.h"
@@ -40,13 +41,6 @@ typedef struct instance {
                       (c)->invariant);                                                             \
         fail_msg(__VA_ARGS__);                                                                     \
     } while (0)
-
-static void *exact(uint64_t count, size_t size) {
-    void *memory = malloc(count ? (size_t)count * size : 1);
-    assert_non_null(memory);
-    memset(memory, 0xa5, count ? (size_t)count * size : 1);
-    return memory;
-}
 
 /* Costs by which splitting pays soon. */
 static tess_split_model cheap_model(uint32_t block, uint32_t workers) {
@@ -500,8 +494,6 @@ static double check_rule(instance *c) {
     return (double)ticks / (double)whole;
 }
 
-enum { UNITS = 132, BLOCK = 64 };
-
 /* Decoding with about what an H200 takes, for one query head. */
 static void rule_instance(instance *c, int64_t batch, int64_t kv_len) {
     const tess_pattern p = {.struct_size = sizeof p, .kind = TESS_PATTERN_DENSE, .block = BLOCK};
@@ -509,17 +501,7 @@ static void rule_instance(instance *c, int64_t batch, int64_t kv_len) {
     c->layout = make_layout(runtime, &p, 1, 1, kv_len);
     c->limits = (tess_step_limits){batch, 1, kv_len, batch};
     c->partial_bytes = 24 << 20;
-    c->model = (tess_split_model){.costs = {.workers = UNITS,
-                                            .step_keys = 128,
-                                            .step_ns = 1450,
-                                            .job_ns = 1600,
-                                            .merge_ns = 6000,
-                                            .part_ns = 150,
-                                            .partial_bandwidth = 1300000,
-                                            .bandwidth = 4300000},
-                                  .block = BLOCK,
-                                  .block_bytes = 2 * BLOCK * 128 * 2,
-                                  .row_bytes = 130 * 4};
+    c->model = h200;
     instance_plan(c, 16, 16, true);
     assert_int_equal(1, c->words->chooses);
     c->batch = (uint32_t)batch;

@@ -11,7 +11,7 @@
  * source: ../common/paging_args.h
  * source: kernels/append.comp
  * source: kernels/bindings.h
- * sha256: 0523ab0fd71233206354f407caad52ca180ebf404773f9409a8d81e9498970bd
+ * sha256: 554ef4a5027c3713f428cf0c883f5cdb91aae914eb3457c33f3a4427d7ff172c
  */
 #include <stdint.h>
 static const uint32_t tess_vk_append_32[] = {

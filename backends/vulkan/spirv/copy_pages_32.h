@@ -11,7 +11,7 @@
  * source: ../common/paging_args.h
  * source: kernels/bindings.h
  * source: kernels/copy_pages.comp
- * sha256: a85d218733d491509e7fc60ea34305ee756ecb50a21b6d47c50600d4da409d31
+ * sha256: 6fd7905fbb1ba57613e0b141dd7438f10449dbf49acd2724066c5753a32e1d66
  */
 #include <stdint.h>
 static const uint32_t tess_vk_copy_pages_32[] = {

@@ -18,7 +18,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_forward.comp
- * sha256: 7a229fceba28531aac10c958d7299dc93e81dd59c0afbfaaa7bddcdf59066aff
+ * sha256: 9b7a5d5490d9c6b647fc4b12225596f7321f07ed1f2d1122f4394e68b2ea9ba2
  */
 #include <stdint.h>
 static const uint32_t tess_vk_forward_bf16[] = {

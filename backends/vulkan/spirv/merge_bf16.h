@@ -11,7 +11,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_merge.comp
- * sha256: 5a55bdffa13f1b6704f923173e3513e5007cd7a8cb9bad43718e551cf72a6f5a
+ * sha256: b9949f95aab05e9d3a547e8f29b67c77d6438a8af275a018b52c71830820d0f6
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_bf16[] = {

@@ -10,7 +10,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/merge_parts.comp
- * sha256: 36cf1141e38e8c8bb288fcbdfe257afe923fcbf6123085c445d4ab6fef59a370
+ * sha256: 75d203a7753764d42c90cea149f5a2cddae2a0d3b6d7400b479697651233efb0
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_parts_f32[] = {

@@ -16,7 +16,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/prepare.comp
- * sha256: 327f57cac6b6f7e5889ad52b345bd3c8f9b9545c48fe1fbfa360420b032935d8
+ * sha256: f5affa31d70a6974867181557bbd88114744456aed397eeb761ff6c510ba9f36
  */
 #include <stdint.h>
 static const uint32_t tess_vk_prepare[] = {
