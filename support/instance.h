@@ -4,8 +4,15 @@
 #ifndef TESSERA_SUPPORT_INSTANCE_H
 #define TESSERA_SUPPORT_INSTANCE_H
 
+#include "cache.h"
 #include "reference.h"
 #include "tensors.h"
+
+/* K and V of a layer: of each storage group K, then of each V. */
+typedef struct instance_layer {
+    tess_buffer *memory;
+    tess_tensor *pools;
+} instance_layer;
 
 typedef struct instance {
     const problem *problem;
@@ -17,8 +24,12 @@ typedef struct instance {
     float *lse;
     uint64_t q_bytes, k_bytes, v_bytes, o_bytes, lse_bytes;
     /* on the device, guard words on both sides of o, lse and workspace */
-    tess_buffer dq, dk, dv, d_o, dlse, dwork;
-    tess_run_desc run;
+    tess_buffer dq, dk, dv, d_o, dlse, dwork, dtable;
+    tess_run_desc run; /* of the first layer */
+    /* Where problem_cached. Without, K and V are one group, in the order of k and v. */
+    cache cache;
+    instance_layer *layers;
+    int n_layers;
     int host_memory; /* the device reads host memory */
     unsigned flags;  /* INSTANCE_... */
     uint64_t guard;  /* bytes of guard words before and after each guarded part */
@@ -40,6 +51,12 @@ tess_status instance_create(instance *x, tess_device *device, const problem *p, 
                             unsigned flags);
 /* Runs and waits. device_seconds may be NULL. Several threads may run instances of their own. */
 tess_status instance_run(instance *x, double *device_seconds);
+/* The same keys once more in memory of their own, for runs that find nothing of them in a cache of
+ * the processor. A failure leaves the layers that are there. */
+tess_status instance_add_layer(instance *x);
+/* Runs a layer, below n_layers, without waiting. */
+tess_status instance_launch(instance *x, int layer);
+tess_status instance_wait(instance *x);
 tess_status instance_fetch(instance *x); /* outputs back into o and lse */
 void instance_release(instance *x);
 
