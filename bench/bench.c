@@ -25,7 +25,7 @@ static const char help[] =
     "usage: tessera bench [SUITE ... | k=v ...] [options]\n\n"
     "Measures attention on every device found. Each number is printed only after its result was "
     "checked against the fp64 reference.\n\n"
-    "  SUITE            default (about 2.5 minutes), quick (about 30 s), full (an hour), or "
+    "  SUITE            default (about 3 minutes), quick (about 30 s), full (an hour), or "
     "families by name: --list shows them\n"
     "  k=v ...          one problem instead, beside its dense twin: heads=8 q_len=4096 "
     "head_dim=128 local=8 stride=16 ...\n\n"
