@@ -5,8 +5,9 @@
  * over keys in the softmax; everything is in floats, whatever the storage.
  */
 
-#define DIRECT_ROWS 4
-#define DIRECT_SPAN 4 /* vectors of O that are kept in registers, per row */
+#define DIRECT_ROWS CPU_FEW_ROWS
+#define DIRECT_SPAN 4                  /* vectors of O that are kept in registers, per row */
+#define DIRECT_KEYS (VL >= 16 ? 4 : 2) /* keys whose scores are summed together */
 
 /* Elements [i, i + VL) of a row of n; of a 16-float vector the second half may lie past the end: it
  * is zero then and not read. */
@@ -27,29 +28,34 @@ INLINE vf load_elements(uint32_t dtype, const char *row, int32_t i, int32_t n) {
                              : vfrom_bf16((const uint16_t *)(const void *)at);
 }
 
-/* Scores of VL keys against all rows: sums over elements stay in lanes until one transposition adds
- * them up. */
+/* Scores of VL keys against all rows, DIRECT_KEYS at a time, so that Q is loaded once for them.
+ * Sums over elements stay in lanes until all keys are there. */
 INLINE void direct_scores(const task *t, const uint32_t dtype, const char *const *keys, int32_t at,
                           const int rows) {
     const job_memory *m = &t->m;
     vf acc[DIRECT_ROWS][VL];
-    for (int i = 0; i < VL; i++) {
-        vf sum[DIRECT_ROWS];
-        for (int r = 0; r < rows; r++) sum[r] = vset(0.0f);
+    for (int i = 0; i < VL; i += DIRECT_KEYS) {
+        vf sum[DIRECT_ROWS][DIRECT_KEYS];
+        UNROLL
+        for (int r = 0; r < rows; r++) UNROLL
+        for (int n = 0; n < DIRECT_KEYS; n++) sum[r][n] = vset(0.0f);
         for (int32_t d = 0; d < t->head_dim; d += VL) {
-            const vf k = load_elements(dtype, keys[i], d, t->head_dim);
+            vf k[DIRECT_KEYS];
             UNROLL
-            for (int r = 0; r < rows; r++)
-                sum[r] += k * vload(m->q + (size_t)r * m->o_elements + d);
+            for (int n = 0; n < DIRECT_KEYS; n++)
+                k[n] = load_elements(dtype, keys[i + n], d, t->head_dim);
+            UNROLL
+            for (int r = 0; r < rows; r++) {
+                const vf q = vload(m->q + (size_t)r * m->o_elements + d);
+                UNROLL
+                for (int n = 0; n < DIRECT_KEYS; n++) sum[r][n] += k[n] * q;
+            }
         }
-        for (int r = 0; r < rows; r++) acc[r][i] = sum[r];
+        UNROLL
+        for (int r = 0; r < rows; r++) UNROLL
+        for (int n = 0; n < DIRECT_KEYS; n++) acc[r][i + n] = sum[r][n];
     }
-    for (int r = 0; r < rows; r++) {
-        vtranspose(acc[r]);
-        for (int step = VL / 2; step > 0; step /= 2)
-            for (int i = 0; i < step; i++) acc[r][i] += acc[r][i + step];
-        vstore(m->s + (size_t)r * CHUNK + at, acc[r][0]);
-    }
+    for (int r = 0; r < rows; r++) vstore(m->s + (size_t)r * CHUNK + at, vsum_each(acc[r]));
 }
 
 INLINE void prefetch_row(const char *row, int64_t bytes) {
@@ -153,47 +159,65 @@ static void direct_locate(const task *t, const cpu_chunk *chunk, direct_rows *ro
         rows->k[key] = rows->k[0];
 }
 
-/* All chunks of the job for a fixed number of rows and one storage type. Rows of K and V are often
- * a page apart, where no hardware prefetcher follows: V is prefetched while K is read, and K of the
- * next chunk while V is. */
-INLINE void direct_chunks(task *t, const uint32_t dtype, const int rows) {
+/* The next chunk of a job for a fixed number of rows and one storage type. Rows of K and V are
+ * often a page apart, where no hardware prefetcher follows: V is prefetched while K is read, and K
+ * of the next chunk while V is. */
+INLINE void direct_chunk(task *t, const uint32_t dtype, const int rows) {
     const int64_t bytes = (int64_t)t->head_dim * t->esize;
-    direct_rows *both = t->direct;
-    cpu_walk walk;
-    cpu_walk_start(&walk, t->launch, t->job);
-    int more = cpu_walk_next(&walk, &t->chunks[0], CHUNK), turn = 0;
-    if (more) direct_locate(t, &t->chunks[0], &both[0]);
-    while (more) {
-        const direct_rows *now = &both[turn], *then = &both[turn ^ 1];
-        t->chunk = &t->chunks[turn];
-        turn ^= 1;
-        more = cpu_walk_next(&walk, &t->chunks[turn], CHUNK);
-        if (more) direct_locate(t, &t->chunks[turn], &both[turn]);
-        for (int32_t key = 0; key < t->chunk->keys; key += VL) {
-            for (int32_t i = key; i < key + VL && i < t->chunk->keys; i++)
-                prefetch_row(now->v[i], bytes);
-            direct_scores(t, dtype, now->k + key, key, rows);
-        }
-        for (int r = 0; r < rows; r++) {
-            direct_mask(t, r);
-            direct_softmax(t, r);
-        }
-        direct_values(t, dtype, now->v, then->k, more ? t->chunks[turn].keys : 0, rows);
+    const direct_rows *now = &t->direct[t->turn], *then = &t->direct[t->turn ^ 1];
+    t->chunk = &t->chunks[t->turn];
+    t->turn ^= 1;
+    t->more = cpu_walk_next(&t->walk, &t->chunks[t->turn], CHUNK);
+    if (t->more) direct_locate(t, &t->chunks[t->turn], &t->direct[t->turn]);
+    for (int32_t key = 0; key < t->chunk->keys; key += VL) {
+        for (int32_t i = key; i < key + VL && i < t->chunk->keys; i++)
+            prefetch_row(now->v[i], bytes);
+        direct_scores(t, dtype, now->k + key, key, rows);
     }
+    for (int r = 0; r < rows; r++) {
+        direct_mask(t, r);
+        direct_softmax(t, r);
+    }
+    direct_values(t, dtype, now->v, then->k, t->more ? t->chunks[t->turn].keys : 0, rows);
 }
 
 /* Zeroed copies of the first rows complete the row count of the compiled variants. */
 static __attribute__((noinline)) void direct_f32(task *t) {
-    t->rows == 1 ? direct_chunks(t, TESS_F32, 1) : direct_chunks(t, TESS_F32, DIRECT_ROWS);
+    t->rows == 1 ? direct_chunk(t, TESS_F32, 1) : direct_chunk(t, TESS_F32, DIRECT_ROWS);
 }
 static __attribute__((noinline)) void direct_f16(task *t) {
-    t->rows == 1 ? direct_chunks(t, TESS_F16, 1) : direct_chunks(t, TESS_F16, DIRECT_ROWS);
+    t->rows == 1 ? direct_chunk(t, TESS_F16, 1) : direct_chunk(t, TESS_F16, DIRECT_ROWS);
 }
 static __attribute__((noinline)) void direct_bf16(task *t) {
-    t->rows == 1 ? direct_chunks(t, TESS_BF16, 1) : direct_chunks(t, TESS_BF16, DIRECT_ROWS);
+    t->rows == 1 ? direct_chunk(t, TESS_BF16, 1) : direct_chunk(t, TESS_BF16, DIRECT_ROWS);
 }
 
-static void direct_job(task *t) {
+static void direct_step(task *t) {
+    if (t->launch->dtype == TESS_F32)
+        direct_f32(t);
+    else if (t->launch->dtype == TESS_F16)
+        direct_f16(t);
+    else
+        direct_bf16(t);
+}
+
+/* Gives job number n of those that take turns its part of the arrays, which hold many rows; scores
+ * last for a chunk alone, and all share them. */
+static void direct_place(job_memory *m, int32_t n) {
+    const int32_t first = n * DIRECT_ROWS;
+    m->q += (size_t)first * m->o_elements;
+    m->o += (size_t)first * m->o_elements;
+    m->row_max += first;
+    m->row_sum += first;
+    m->causal += first;
+    m->low += first;
+    m->high += first;
+    m->block += first;
+}
+
+static void direct_begin(task *t, int32_t n) {
+    direct_place(&t->m, n);
+    place_rows(t, DIRECT_ROWS);
     const job_memory *m = &t->m;
     const float sign = t->launch->scale >= 0 ? 1.0f : -1.0f;
     memset(m->q, 0, (size_t)DIRECT_ROWS * m->o_elements * sizeof(float));
@@ -209,12 +233,14 @@ static void direct_job(task *t) {
                  t->head_dim, q);
         for (int32_t d = 0; d < t->head_dim; d++) q[d] *= sign;
     }
-    if (t->launch->dtype == TESS_F32)
-        direct_f32(t);
-    else if (t->launch->dtype == TESS_F16)
-        direct_f16(t);
-    else
-        direct_bf16(t);
+    cpu_walk_start(&t->walk, t->launch, t->job);
+    t->turn = 0;
+    t->more = cpu_walk_next(&t->walk, &t->chunks[0], CHUNK);
+    if (t->more) direct_locate(t, &t->chunks[0], &t->direct[0]);
+}
+
+static void direct_end(task *t) {
+    const job_memory *m = &t->m;
     for (int32_t r = 0; r < t->rows; r++) {
         const float sum = m->row_sum[r];
         float *o = m->o + (size_t)r * m->o_elements;
