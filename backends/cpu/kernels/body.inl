@@ -148,13 +148,21 @@ typedef struct task {
     cpu_chunk chunks[2];
     direct_rows direct[2];
     cpu_walk walk;
-    int32_t turn, more; /* which of the two comes next; whether one does */
+    int32_t turn, more; /* which of the two is at hand; whether the other one comes next */
+    struct direct_turns *turns;
     cpu_panel_rows panel;
     /* rows of K and V that will be packed next */
     const char *to_prefetch[2 * BATCH * CHUNK];
     int32_t n_prefetched, n_to_prefetch, prefetch_per_step;
     uint8_t o_started[ROWS / PANEL]; /* whether O of a panel holds anything */
 } task;
+
+/* Jobs of a few rows that take turns, and the rows of K and V of their next turns. */
+typedef struct direct_turns {
+    int32_t n, rows, next; /* jobs; rows that are listed, and which of them is prefetched next */
+    task *task[CPU_JOBS_AT_ONCE];
+    const char *row[2 * CPU_JOBS_AT_ONCE * CHUNK];
+} direct_turns;
 
 /* Chunks that panels work on in one go, and where they are packed. */
 typedef struct key_batch {
@@ -168,6 +176,7 @@ typedef struct key_batch {
  * small. */
 typedef struct state {
     task task, others[CPU_JOBS_AT_ONCE - 1];
+    direct_turns turns;
     key_batch batches[2];
 } state;
 
@@ -684,29 +693,23 @@ static void attend_batch(task *t, const key_batch *now, key_batch *next, int32_t
     }
 }
 
-/* Jobs of a few rows take turns, a chunk each: those in a row are often heads of one sequence,
- * whose keys lie side by side. A processor follows memory in order far better than rows of one
- * head, which are pages apart. Returns how many jobs these were. */
+/* Those of the jobs that have a few rows and come first take turns: they are often heads of one
+ * sequence, whose keys lie side by side. Returns how many these were. */
 static uint64_t direct_jobs(state *s, const tess_launch *launch, const tess_job *jobs,
                             uint64_t count) {
-    uint64_t n = 0;
-    int more = 0;
-    while (n < count && n < CPU_JOBS_AT_ONCE && jobs[n].rows * jobs[n].heads <= DIRECT_ROWS) {
-        task *t = n ? &s->others[n - 1] : &s->task;
-        task_init(s, t, launch, &jobs[n]);
-        direct_begin(t, (int32_t)n++);
-        more |= t->more;
+    direct_turns *turns = &s->turns;
+    turns->n = 0;
+    while ((uint64_t)turns->n < count && turns->n < CPU_JOBS_AT_ONCE &&
+           jobs[turns->n].rows * jobs[turns->n].heads <= DIRECT_ROWS) {
+        const int32_t n = turns->n++;
+        turns->task[n] = n ? &s->others[n - 1] : &s->task;
+        turns->task[n]->turns = turns;
+        task_init(s, turns->task[n], launch, &jobs[n]);
+        direct_begin(turns->task[n], n);
     }
-    while (more) {
-        more = 0;
-        for (uint64_t i = 0; i < n; i++) {
-            task *t = i ? &s->others[i - 1] : &s->task;
-            if (t->more) direct_step(t);
-            more |= t->more;
-        }
-    }
-    for (uint64_t i = 0; i < n; i++) direct_end(i ? &s->others[i - 1] : &s->task);
-    return n;
+    if (turns->n > 0) direct_rounds(turns);
+    for (int32_t n = 0; n < turns->n; n++) direct_end(turns->task[n]);
+    return (uint64_t)turns->n;
 }
 
 static void panel_job(state *s, const tess_launch *launch, const tess_job *job) {

@@ -120,7 +120,14 @@ INLINE vf vexp2_short(vf x) {
 
 /* Element conversions. bf16 and f16 round to nearest even; a NaN stays a NaN. */
 INLINE vf vfrom_bf16(const uint16_t *p) {
+#if VL == 16 && defined(__AVX512F__)
+    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
+    return (vf)_mm512_slli_epi32(wide, 16);
+#elif VL == 8 && defined(__AVX2__)
+    return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16);
+#else
     return (vf)(__builtin_convertvector(*(const vh_any *)p, vu) << 16);
+#endif
 }
 INLINE void vto_bf16(uint16_t *p, vf v) {
     vu u = (vu)v;
