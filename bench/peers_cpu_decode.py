@@ -4,7 +4,8 @@
 8 query heads share 2 kv heads of 128 elements, 32k keys, one sequence and four. The sum reads K and
 V on as many threads; it is the fastest of a few that NumPy and, where it is installed, PyTorch
 have. PyTorch's SDPA takes turns with them. On a machine that others use, the fastest turn tells
-most, so ratios are of the minima; medians stand beside them.
+most, so ratios are of the minima; medians stand beside them. With --cores 1 processor time counts
+instead of time: what others take of the core is left out.
 """
 import concurrent.futures
 import ctypes
@@ -82,7 +83,7 @@ def check(q, k, v, o):
 
 def sums(arrays, threads):
     """(name, function) of calls that read all bytes of the arrays on so many threads."""
-    pool = concurrent.futures.ThreadPoolExecutor(threads - 1) if threads > 1 else None
+    pool = concurrent.futures.ThreadPoolExecutor(max(1, threads - 1))
     for name, kind, reduce in (("float32 sum", np.float32, np.add.reduce),
                                ("uint64 xor", np.uint64, np.bitwise_xor.reduce),
                                ("uint8 maximum", np.uint8, np.maximum.reduce)):
@@ -111,16 +112,16 @@ def torch_calls(torch, q, k, v, dtype):
     yield "PyTorch SDPA", lambda: sdpa(a, b, c, enable_gqa=True)
 
 
-def turns(contestants, rounds):
+def turns(contestants, rounds, clock):
     seconds = {name: [] for name, _ in contestants}
     for _ in range(rounds):
         for name, function in contestants:
             time.sleep(0.02)  # until the threads of the one before sleep
             function()
             for _ in range(3):
-                start = time.perf_counter()
+                start = clock()
                 function()
-                seconds[name].append(time.perf_counter() - start)
+                seconds[name].append(clock() - start)
     return seconds
 
 
@@ -146,13 +147,15 @@ def run(options, cores):
             contestants = [("Tessera", call), *sums((k, v), len(cores))]
             if torch:
                 contestants += torch_calls(torch, q, k, v, dtype)
-            seconds = turns(contestants, options.rounds)
+            clock = time.process_time if len(cores) == 1 else time.perf_counter
+            seconds = turns(contestants, options.rounds, clock)
             size = k.nbytes + v.nbytes
-            print(f"\n{dtype}, {HEADS}/{KV_HEADS} heads, {batch} x {TOKENS} keys, {size >> 20} MiB, "
-                  f"{info.kernel.decode()}")
+            print(f"\n{dtype}, {HEADS}/{KV_HEADS} heads, {batch} x {TOKENS} keys, "
+                  f"{size >> 20} MiB, {info.kernel.decode()}")
             for name, times in seconds.items():
-                print(f"    {name:20} best {min(times) * 1e3:8.2f} ms {size / min(times) * 1e-9:6.1f} "
-                      f"GB/s   median {statistics.median(times) * 1e3:8.2f} ms")
+                least, middle = min(times), statistics.median(times)
+                print(f"    {name:20} best {least * 1e3:8.2f} ms {size / least * 1e-9:6.1f} GB/s   "
+                      f"median {middle * 1e3:8.2f} ms")
             best = min(min(times) for name, times in seconds.items()
                        if name not in ("Tessera", "PyTorch SDPA"))
             ratios = [("the read-only sum", best / min(seconds["Tessera"]), BAR)]
