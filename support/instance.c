@@ -144,9 +144,15 @@ static tess_status make_plan(instance *x, const char *kernel) {
 /* Contiguous strides of every tensor into x->run, and the sizes. */
 static tess_status describe(instance *x) {
     const tess_buffer none = {0};
+    const problem *p = x->problem;
     uint64_t *const bytes[RUN_TENSORS] = {&x->q_bytes, &x->k_bytes, &x->v_bytes, &x->o_bytes,
                                           &x->lse_bytes};
     for (int role = 0; role < RUN_TENSORS; role++) {
+        if (problem_cached(p) && (role == TESS_ROLE_K || role == TESS_ROLE_V)) {
+            *bytes[role] = (uint64_t)problem_kv_tokens(p) * (uint64_t)p->kv_heads *
+                           (uint64_t)p->head_dim * element_size(p);
+            continue;
+        }
         tess_status status = tess_plan_tensor(x->plan, (tess_role)role, none,
                                               run_tensor(&x->run, role), bytes[role]);
         if (status != TESS_OK) return fail(x, status, NULL);
@@ -194,14 +200,133 @@ static tess_status make_inputs(instance *x) {
     return TESS_OK;
 }
 
+/* ------------------------------------------------------------------ layers of K and V */
+
+static uint32_t groups_of(const instance *x) { return x->cache.n_groups ? x->cache.n_groups : 1; }
+
+static uint64_t pool_bytes(const instance *x, uint32_t pool) {
+    return problem_cached(x->problem) ? x->cache.groups[pool % groups_of(x)].pool_bytes
+                                      : x->k_bytes;
+}
+
+/* Room for one layer more, without memory. */
+static instance_layer *new_layer(instance *x) {
+    const size_t pools = 2 * (size_t)groups_of(x);
+    instance_layer *larger = realloc(x->layers, ((size_t)x->n_layers + 1) * sizeof *larger);
+    if (!larger) return NULL;
+    x->layers = larger;
+    instance_layer *layer = &larger[x->n_layers];
+    layer->memory = calloc(pools, sizeof *layer->memory);
+    layer->pools = calloc(pools, sizeof *layer->pools);
+    if (layer->memory && layer->pools) {
+        x->n_layers++;
+        return layer;
+    }
+    free(layer->memory);
+    free(layer->pools);
+    return NULL;
+}
+
+static void drop_layer(instance *x) {
+    instance_layer *layer = &x->layers[--x->n_layers];
+    for (uint32_t n = 0; n < 2 * groups_of(x); n++)
+        if (layer->memory[n].kind != TESS_BUFFER_NONE) tess_free(x->device, &layer->memory[n]);
+    free(layer->memory);
+    free(layer->pools);
+}
+
+/* The pools of a layer into a run. */
+static void use_layer(const instance *x, int layer, tess_run_desc *run) {
+    const tess_tensor *k = x->layers[layer].pools, *v = k + groups_of(x);
+    if (groups_of(x) > 1) {
+        run->k_pools = k;
+        run->v_pools = v;
+    } else {
+        run->k = *k;
+        run->v = *v;
+    }
+}
+
+tess_status instance_add_layer(instance *x) {
+    instance_layer *layer = new_layer(x);
+    tess_status status = TESS_OK;
+    if (!layer) return fail(x, TESS_ERROR_OUT_OF_MEMORY, "out of memory for a layer");
+    for (uint32_t n = 0; n < 2 * groups_of(x) && status == TESS_OK; n++) {
+        const uint64_t bytes = pool_bytes(x, n);
+        layer->pools[n] = x->layers[0].pools[n];
+        if (bytes == 0) continue;
+        status = tess_alloc(x->device, bytes, &layer->memory[n]);
+        if (status != TESS_OK) break;
+        layer->pools[n].buffer = layer->memory[n];
+        status = tess_copy(x->device, layer->memory[n], x->layers[0].pools[n].buffer, bytes);
+    }
+    if (status == TESS_OK) return TESS_OK;
+    fail(x, status, NULL);
+    drop_layer(x);
+    return status;
+}
+
+/* A pool with the keys at their places, and NaN everywhere else: no result may depend on it. */
+static tess_status place_pool(instance *x, uint32_t group, const void *plain, tess_buffer *memory,
+                              tess_tensor *pool) {
+    const uint64_t bytes = x->cache.groups[group].pool_bytes;
+    *pool = cache_pool(&x->cache, group, (tess_buffer){0});
+    if (bytes == 0) return TESS_OK;
+    tess_status status = tess_alloc(x->device, bytes, memory);
+    if (status != TESS_OK) return fail(x, status, NULL);
+    pool->buffer = *memory;
+    char *image =
+        x->host_memory ? (char *)(uintptr_t)(memory->handle + memory->offset) : host_alloc(bytes);
+    if (!image) return fail(x, TESS_ERROR_OUT_OF_MEMORY, "out of memory for a pool");
+    memset(image, NAN_BYTE, (size_t)bytes);
+    status = cache_lay(&x->cache, group, plain, image);
+    if (status == TESS_OK && !x->host_memory)
+        status = tess_copy(x->device, *memory, tess_host_buffer(image, bytes), bytes);
+    if (!x->host_memory) free(image);
+    return status == TESS_OK ? TESS_OK : fail(x, status, NULL);
+}
+
+static tess_status place_cache(instance *x) {
+    tess_status status = cache_create(&x->cache, x->problem, x->layout);
+    if (status != TESS_OK) return fail(x, status, NULL);
+    instance_layer *layer = new_layer(x);
+    if (!layer) return fail(x, TESS_ERROR_OUT_OF_MEMORY, "out of memory for a layer");
+    const uint32_t groups = groups_of(x);
+    for (uint32_t n = 0; n < 2 * groups && status == TESS_OK; n++)
+        status = place_pool(x, n % groups, n < groups ? x->k : x->v, &layer->memory[n],
+                            &layer->pools[n]);
+    if (status != TESS_OK) return status;
+    use_layer(x, 0, &x->run);
+    x->run.pages = x->cache.pages;
+    x->run.table_stride = x->cache.table_stride;
+    tess_tensor table = {0};
+    if (x->cache.table_bytes)
+        status = upload(x, x->cache.table, x->cache.table_bytes, &x->dtable, &table);
+    x->run.block_table = table.buffer;
+    return status;
+}
+
+/* K and V in the order of the problem, as one group. */
+static tess_status place_plain(instance *x) {
+    const int poison = (x->flags & INSTANCE_POISON) != 0;
+    tess_status status = poison ? upload_padded(x, x->k, &x->dk, &x->run.k)
+                                : upload(x, x->k, x->k_bytes, &x->dk, &x->run.k);
+    if (status == TESS_OK)
+        status = poison ? upload_padded(x, x->v, &x->dv, &x->run.v)
+                        : upload(x, x->v, x->v_bytes, &x->dv, &x->run.v);
+    if (status != TESS_OK) return status;
+    instance_layer *layer = new_layer(x);
+    if (!layer) return fail(x, TESS_ERROR_OUT_OF_MEMORY, "out of memory for a layer");
+    layer->pools[0] = x->run.k;
+    layer->pools[1] = x->run.v;
+    return TESS_OK;
+}
+
+/* ------------------------------------------------------------------ runs */
+
 static tess_status place(instance *x) {
     tess_status status = upload(x, x->q, x->q_bytes, &x->dq, &x->run.q);
-    if (status == TESS_OK)
-        status = x->flags & INSTANCE_POISON ? upload_padded(x, x->k, &x->dk, &x->run.k)
-                                            : upload(x, x->k, x->k_bytes, &x->dk, &x->run.k);
-    if (status == TESS_OK)
-        status = x->flags & INSTANCE_POISON ? upload_padded(x, x->v, &x->dv, &x->run.v)
-                                            : upload(x, x->v, x->v_bytes, &x->dv, &x->run.v);
+    if (status == TESS_OK) status = problem_cached(x->problem) ? place_cache(x) : place_plain(x);
     int fill = x->flags & INSTANCE_POISON ? NAN_BYTE : 0;
     if (status == TESS_OK)
         status = guarded_alloc(x, x->o_bytes, 16, fill, &x->d_o, &x->run.o.buffer);
@@ -275,6 +400,18 @@ tess_status instance_run(instance *x, double *device_seconds) {
     return status == TESS_OK ? TESS_OK : fail(x, status, NULL);
 }
 
+tess_status instance_launch(instance *x, int layer) {
+    tess_run_desc run = x->run;
+    use_layer(x, layer, &run);
+    const tess_status status = tess_run(x->plan, &run);
+    return status == TESS_OK ? TESS_OK : fail(x, status, NULL);
+}
+
+tess_status instance_wait(instance *x) {
+    const tess_status status = x->host_memory ? TESS_OK : tess_wait(x->device, WAIT_LIMIT_NS);
+    return status == TESS_OK ? TESS_OK : fail(x, status, NULL);
+}
+
 tess_status instance_fetch(instance *x) {
     tess_status status = TESS_OK;
     if (x->o_bytes)
@@ -287,8 +424,12 @@ tess_status instance_fetch(instance *x) {
 }
 
 void instance_release(instance *x) {
-    enum { N_BUFFERS = 6 };
-    tess_buffer *const buffers[N_BUFFERS] = {&x->dq, &x->dk, &x->dv, &x->d_o, &x->dlse, &x->dwork};
+    enum { N_BUFFERS = 7 };
+    tess_buffer *const buffers[N_BUFFERS] = {&x->dq,   &x->dk,    &x->dv,    &x->d_o,
+                                             &x->dlse, &x->dwork, &x->dtable};
+    while (x->n_layers) drop_layer(x);
+    free(x->layers);
+    cache_release(&x->cache);
     for (size_t i = 0; i < N_BUFFERS; i++)
         if (buffers[i]->kind != TESS_BUFFER_NONE) tess_free(x->device, buffers[i]);
     void *const arrays[] = {x->q, x->k, x->v, x->o, x->lse};

@@ -4,6 +4,7 @@
 #ifndef TESSERA_SUPPORT_INSTANCE_H
 #define TESSERA_SUPPORT_INSTANCE_H
 
+#include "cache.h"
 #include "reference.h"
 #include "tensors.h"
 
@@ -18,6 +19,12 @@ typedef struct instance_memo {
 } instance_memo;
 void instance_memo_clear(instance_memo *memo);
 
+/* K and V of a layer: of each storage group K, then of each V. */
+typedef struct instance_layer {
+    tess_buffer *memory;
+    tess_tensor *pools;
+} instance_layer;
+
 typedef struct instance {
     const problem *problem;
     instance_memo *memo; /* NULL: there is none */
@@ -29,8 +36,12 @@ typedef struct instance {
     float *lse;
     uint64_t q_bytes, k_bytes, v_bytes, o_bytes, lse_bytes;
     /* on the device, guard words on both sides of o, lse and workspace */
-    tess_buffer dq, dk, dv, d_o, dlse, dwork;
-    tess_run_desc run;
+    tess_buffer dq, dk, dv, d_o, dlse, dwork, dtable;
+    tess_run_desc run; /* of the first layer */
+    /* Where problem_cached. Without, K and V are one group, in the order of k and v. */
+    cache cache;
+    instance_layer *layers;
+    int n_layers;
     int host_memory; /* the device reads host memory */
     unsigned flags;  /* INSTANCE_... */
     uint64_t guard;  /* bytes of guard words before and after each guarded part */
@@ -55,6 +66,12 @@ tess_status instance_create_again(instance *x, tess_device *device, const proble
                                   const char *kernel, unsigned flags, instance_memo *memo);
 /* Runs and waits. device_seconds may be NULL. Several threads may run instances of their own. */
 tess_status instance_run(instance *x, double *device_seconds);
+/* The same keys once more in memory of their own, for runs that find nothing of them in a cache of
+ * the processor. A failure leaves the layers that are there. */
+tess_status instance_add_layer(instance *x);
+/* Runs a layer, below n_layers, without waiting. */
+tess_status instance_launch(instance *x, int layer);
+tess_status instance_wait(instance *x);
 tess_status instance_fetch(instance *x); /* outputs back into o and lse */
 void instance_release(instance *x);
 

@@ -45,7 +45,7 @@ typedef struct work {
     char *scratch;
     size_t thread_bytes;
     atomic_uint_fast64_t next;
-    uint64_t end;
+    uint64_t end, at_once; /* jobs that a worker takes */
 } work;
 
 static void do_jobs(void *context, size_t worker) {
@@ -54,9 +54,11 @@ static void do_jobs(void *context, size_t worker) {
     const cpu_fp_mode before = cpu_fp_enter();
     if (w->row->enter) w->row->enter();
     for (;;) {
-        const uint64_t n = atomic_fetch_add_explicit(&w->next, 1, memory_order_relaxed);
+        const uint64_t n = atomic_fetch_add_explicit(&w->next, w->at_once, memory_order_relaxed);
         if (n >= w->end) break;
-        w->row->job(w->launch, &w->launch->tables->jobs[n], w->scratch + worker * w->thread_bytes);
+        w->row->jobs(w->launch, &w->launch->tables->jobs[n],
+                     w->end - n < w->at_once ? w->end - n : w->at_once,
+                     w->scratch + worker * w->thread_bytes);
     }
     if (w->row->leave) w->row->leave();
     cpu_fp_leave(before);
@@ -156,6 +158,15 @@ static uint64_t present(uint64_t first, uint64_t count, uint64_t end) {
     return count < behind ? count : behind;
 }
 
+/* Jobs of few rows are taken several at a time, as far as every thread still gets some: their keys
+ * lie side by side. */
+static uint64_t jobs_at_once(const tess_launch *launch, uint64_t n_jobs, uint32_t threads) {
+    const tess_job *first = &launch->tables->jobs[launch->first_job];
+    const uint64_t share = n_jobs / threads;
+    if (share < 2 || (uint32_t)first->rows * first->heads > CPU_FEW_ROWS) return 1;
+    return share < CPU_JOBS_AT_ONCE ? share : CPU_JOBS_AT_ONCE;
+}
+
 static void run_attention(const cpu_device *d, const tess_launch *launch, work *w) {
     const tess_step_head *step = launch->tables->step;
     uint64_t n_jobs = launch->n_jobs, n_merges = launch->n_merges;
@@ -166,6 +177,7 @@ static void run_attention(const cpu_device *d, const tess_launch *launch, work *
     }
     w->scratch = (char *)(uintptr_t)(launch->workspace.handle + launch->workspace.offset);
     w->thread_bytes = cpu_thread_bytes(w->row, launch->head_dim);
+    if (n_jobs) w->at_once = jobs_at_once(launch, n_jobs, d->threads);
     if (n_jobs) spread(d->pool, do_jobs, w, n_jobs < d->threads ? n_jobs : d->threads);
     if (n_merges == 0) return;
     atomic_init(&w->next, launch->first_merge);

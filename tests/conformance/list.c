@@ -478,6 +478,17 @@ static const char *const further[] = {
     "pattern=dense heads=2 head_dim=64 batch=2 q_len=40 kv_len=0 q_first=0 kv_first=64",
     /* Few rows, each in a block of its own with another local window. */
     "pattern=s2 block=1 local=2 stride=5 heads=2 head_dim=16 q_len=3 kv_len=40",
+    /* Caches in pages and slots: drafts, a chunk, sequences of mixed lengths, two storage groups,
+     * parts of the keys. */
+    "op=decode heads=8 kv_heads=2 head_dim=64 kv_len=1100 pattern=dense page=16 dtype=bf16",
+    "op=decode heads=8 kv_heads=4 head_dim=128 batch=3 q_len=5 kv_len=999 block=64 local=2 "
+    "stride=4 per_kv_head=1 page=64 compact=1 dtype=f16",
+    "op=decode heads=6 kv_heads=3 head_dim=40 q_lens=1,0,70,3 kv_lens=700,90,333,3 block=16 "
+    "local=3 stride=8 dense_heads=1 per_kv_head=1 page=128 compact=1",
+    "op=decode heads=4 kv_heads=1 head_dim=256 kv_lens=5,1300,64 block=32 local=1 stride=6 "
+    "compact=1 dtype=bf16",
+    "op=decode heads=2 head_dim=72 batch=2 q_len=40 kv_len=131 q_first=900,150 kv_first=128,0 "
+    "pattern=dense page=32",
 };
 
 int list_build(problem_list *list, const char *folder) {
