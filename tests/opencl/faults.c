@@ -30,7 +30,7 @@ enum {
 };
 
 static loader_control *control;
-static char cache[512];
+static char cache_folder[512];
 static const char line[] =
     "pattern=s2 block=16 local=2 stride=3 heads=2 q_len=40 kv_len=90 head_dim=24 kv_split=3";
 
@@ -300,14 +300,15 @@ static void test_server_again(void **state) {
 static int setup(void **state) {
     (void)state;
     const char *folder = getenv("TMPDIR");
-    snprintf(cache, sizeof cache, "%s/tessera-faults-XXXXXX", folder ? folder : "/tmp");
-    return mkdtemp(cache) ? setenv("TESSERA_CACHE_DIR", cache, 1) : -1;
+    snprintf(cache_folder, sizeof cache_folder, "%s/tessera-faults-XXXXXX",
+             folder ? folder : "/tmp");
+    return mkdtemp(cache_folder) ? setenv("TESSERA_CACHE_DIR", cache_folder, 1) : -1;
 }
 
 static int teardown(void **state) {
-    char command[sizeof cache + 16];
+    char command[sizeof cache_folder + 16];
     (void)state;
-    snprintf(command, sizeof command, "rm -rf '%s'", cache);
+    snprintf(command, sizeof command, "rm -rf '%s'", cache_folder);
     return system(command);
 }
 
