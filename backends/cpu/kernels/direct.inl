@@ -246,16 +246,29 @@ static void direct_end(task *t) {
     }
 }
 
-/* Lists the rows of the chunks that come next, in the order in which they will be read. */
+/* Lists the rows of the chunks that come next, in the order in which they will be read. Tasks whose
+ * chunk is shorter repeat their last row. */
 static void direct_list(direct_turns *turns) {
-    for (int side = 0; side < 2; side++)
-        for (int32_t key = 0; key < CHUNK; key++)
-            for (int32_t n = 0; n < turns->n; n++) {
-                const task *t = turns->task[n];
-                const direct_rows *next = &t->direct[t->turn ^ 1];
-                if (!t->more || key >= t->chunks[t->turn ^ 1].keys) continue;
-                turns->row[turns->listed++ % LISTED_ROWS] = side ? next->v[key] : next->k[key];
-            }
+    const task *ready[CPU_JOBS_AT_ONCE];
+    int32_t n_ready = 0, keys = 0;
+    for (int32_t n = 0; n < turns->n; n++) {
+        const task *t = turns->task[n];
+        if (!t->more) continue;
+        ready[n_ready++] = t;
+        if (t->chunks[t->turn ^ 1].keys > keys) keys = t->chunks[t->turn ^ 1].keys;
+    }
+    for (int side = 0; side < 2; side++) {
+        for (int32_t n = 0; n < n_ready; n++) {
+            const task *t = ready[n];
+            const direct_rows *next = &t->direct[t->turn ^ 1];
+            const char *const *rows = side ? next->v : next->k;
+            const int32_t own = t->chunks[t->turn ^ 1].keys;
+            uint32_t at = turns->listed + (uint32_t)n;
+            for (int32_t key = 0; key < keys; key++, at += (uint32_t)n_ready)
+                turns->row[at % LISTED_ROWS] = rows[key < own ? key : own - 1];
+        }
+        turns->listed += (uint32_t)(keys * n_ready);
+    }
 }
 
 /* Tasks that have a chunk take it as the one at hand, and look for the next one. */
