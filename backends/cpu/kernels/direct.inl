@@ -6,9 +6,13 @@
  */
 
 #define DIRECT_ROWS CPU_FEW_ROWS
-/* Keys whose scores are summed together, and vectors of O of a row that are kept in registers: what
- * 32 registers hold, or 16. */
-#if VL >= 16 || defined(__aarch64__)
+/* Keys whose scores are summed together, and vectors of O of a row that are kept in registers:
+ * enough sums to hide how long a product takes. With more, reads leave the order of memory, and
+ * hardware prefetchers lose them. */
+#if PAIRS && defined(__AVX512BF16__)
+#define DIRECT_KEYS 4
+#define DIRECT_SPAN 2
+#elif defined(__aarch64__)
 #define DIRECT_KEYS 4
 #define DIRECT_SPAN 4
 #else

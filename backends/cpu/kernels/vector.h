@@ -289,13 +289,15 @@ INLINE vf vfold(vf a, vf b, const int half) {
 #undef VFOLD
 }
 
-/* Folds 1, 2 or 4 vectors into one: lanes that lie `half` apart are added first, then those twice
- * as far apart. With a half of 1, the sums of x[i] are in the lanes whose number is i modulo
+/* Folds 1, 2, 4 or 8 vectors into one: lanes that lie `half` apart are added first, then those
+ * twice as far apart. With a half of 1, the sums of x[i] are in the lanes whose number is i modulo
  * `count`. */
 INLINE vf vfold_all(const vf *x, const int half, const int count) {
     if (count == 1) return x[0];
     if (count == 2) return vfold(x[0], x[1], half);
-    return vfold(vfold(x[0], x[1], half), vfold(x[2], x[3], half), 2 * half);
+    const vf low = vfold(vfold(x[0], x[1], half), vfold(x[2], x[3], half), 2 * half);
+    if (count == 4) return low;
+    return vfold(low, vfold(vfold(x[4], x[5], half), vfold(x[6], x[7], half), 2 * half), 4 * half);
 }
 
 #endif
