@@ -97,6 +97,8 @@ static int match_type(job *x) {
         return cli_error(CLI_USAGE, x->command,
                          "dtype: missing; --q holds uint16, which is taken as bfloat16 bits only "
                          "with dtype=bf16");
+    if (problem_has(&x->p, "kv_dtype"))
+        return cli_error(CLI_USAGE, x->command, "kv_dtype: K and V are of the arrays' type");
     if (given && x->p.dtype != dtype)
         return cli_error(CLI_USAGE, x->command,
                          "dtype: the word says %s, the array of --q holds %s", words[x->p.dtype],

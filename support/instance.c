@@ -21,8 +21,6 @@ enum {
 
 static unsigned char guard_byte(uint64_t at) { return (unsigned char)(0xa5 ^ (at * 37 & 0xff)); }
 
-static size_t element_size(const problem *p) { return p->dtype == TESS_F32 ? 4 : 2; }
-
 /* Copies the library's message, or says what failed without it. */
 static tess_status fail(instance *x, tess_status status, const char *own) {
     snprintf(x->error, sizeof x->error, "%s", own ? own : tess_last_error());
@@ -83,11 +81,12 @@ static int guards_intact(const instance *x, const char *name, const tess_buffer 
     return 0;
 }
 
-/* K or V with NaN tokens before, between and after the sequences. */
-static tess_status upload_padded(instance *x, const void *host, tess_buffer *raw,
-                                 tess_tensor *tensor) {
+/* K or V, or their scales, with NaN tokens before, between and after the sequences. `vector`: bytes
+ * of a token and head, whose elements have `size` bytes. */
+static tess_status upload_padded(instance *x, const void *host, uint64_t vector, uint64_t size,
+                                 tess_buffer *raw, tess_tensor *tensor) {
     const problem *p = x->problem;
-    uint64_t row = (uint64_t)p->kv_heads * (uint64_t)p->head_dim * element_size(p);
+    uint64_t row = (uint64_t)p->kv_heads * vector;
     uint64_t pad = (uint64_t)(p->block < PAD_TOKENS_MIN   ? PAD_TOKENS_MIN
                               : p->block > PAD_TOKENS_MAX ? PAD_TOKENS_MAX
                                                           : p->block);
@@ -108,7 +107,7 @@ static tess_status upload_padded(instance *x, const void *host, tess_buffer *raw
     tensor->buffer = *raw;
     tensor->buffer.offset += pad * row;
     tensor->buffer.size = raw->offset + total;
-    if (!p->q_lens) tensor->stride_batch = (int64_t)((tokens + pad) * row / element_size(p));
+    if (!p->q_lens) tensor->stride_batch = (int64_t)((tokens + pad) * row / size);
     return TESS_OK;
 }
 
@@ -151,7 +150,13 @@ static tess_status describe(instance *x) {
                                               run_tensor(&x->run, role), bytes[role]);
         if (status != TESS_OK) return fail(x, status, NULL);
     }
-    return TESS_OK;
+    if (!problem_has_scales(x->problem)) return TESS_OK;
+    tess_status status =
+        tess_plan_tensor(x->plan, TESS_ROLE_K_SCALE, none, &x->run.k_scale, &x->k_scale_bytes);
+    if (status == TESS_OK)
+        status =
+            tess_plan_tensor(x->plan, TESS_ROLE_V_SCALE, none, &x->run.v_scale, &x->v_scale_bytes);
+    return status == TESS_OK ? TESS_OK : fail(x, status, NULL);
 }
 
 static tess_status make_inputs(instance *x) {
@@ -161,25 +166,53 @@ static tess_status make_inputs(instance *x) {
     x->v = host_alloc(x->v_bytes);
     x->o = host_alloc(x->o_bytes);
     x->lse = host_alloc(x->lse_bytes);
-    if (!x->q || !x->k || !x->v || !x->o || !x->lse)
+    x->k_scale = problem_has_scales(p) ? host_alloc(x->k_scale_bytes) : NULL;
+    x->v_scale = problem_has_scales(p) ? host_alloc(x->v_scale_bytes) : NULL;
+    if (!x->q || !x->k || !x->v || !x->o || !x->lse ||
+        (problem_has_scales(p) && (!x->k_scale || !x->v_scale)))
         return fail(x, TESS_ERROR_OUT_OF_MEMORY, "out of memory for the tensors");
-    fill_normal(p->dtype, x->q, (int64_t)(x->q_bytes / element_size(p)), p->seed, 1);
-    fill_normal(p->dtype, x->k, (int64_t)(x->k_bytes / element_size(p)), p->seed, 2);
-    fill_normal(p->dtype, x->v, (int64_t)(x->v_bytes / element_size(p)), p->seed, 3);
+    fill_normal(p->dtype, x->q, (int64_t)(x->q_bytes / problem_size(p)), p->seed, 1);
+    if (problem_has_scales(p)) {
+        const int64_t rows = (int64_t)(x->k_scale_bytes / sizeof *x->k_scale);
+        fill_codes(p->kv_dtype, x->k, x->k_scale, rows, p->head_dim, p->seed, 2);
+        fill_codes(p->kv_dtype, x->v, x->v_scale, rows, p->head_dim, p->seed, 3);
+    } else {
+        fill_normal(p->dtype, x->k, (int64_t)(x->k_bytes / problem_size(p)), p->seed, 2);
+        fill_normal(p->dtype, x->v, (int64_t)(x->v_bytes / problem_size(p)), p->seed, 3);
+    }
     /* A result that is never fetched must not look like one. */
     memset(x->o, NAN_BYTE, (size_t)x->o_bytes);
     memset(x->lse, NAN_BYTE, (size_t)x->lse_bytes);
     return TESS_OK;
 }
 
+/* K and V, and their scales. */
+static tess_status place_keys(instance *x) {
+    const problem *p = x->problem;
+    const uint64_t size = problem_kv_size(p), vector = (uint64_t)p->head_dim * size;
+    const struct {
+        const void *host;
+        uint64_t bytes, vector, size;
+        tess_buffer *raw;
+        tess_tensor *tensor;
+    } all[] = {{x->k, x->k_bytes, vector, size, &x->dk, &x->run.k},
+               {x->v, x->v_bytes, vector, size, &x->dv, &x->run.v},
+               {x->k_scale, x->k_scale_bytes, 4, 4, &x->dk_scale, &x->run.k_scale},
+               {x->v_scale, x->v_scale_bytes, 4, 4, &x->dv_scale, &x->run.v_scale}};
+    for (int n = 0; n < (problem_has_scales(p) ? 4 : 2); n++) {
+        const tess_status status =
+            x->flags & INSTANCE_POISON
+                ? upload_padded(x, all[n].host, all[n].vector, all[n].size, all[n].raw,
+                                all[n].tensor)
+                : upload(x, all[n].host, all[n].bytes, all[n].raw, all[n].tensor);
+        if (status != TESS_OK) return status;
+    }
+    return TESS_OK;
+}
+
 static tess_status place(instance *x) {
     tess_status status = upload(x, x->q, x->q_bytes, &x->dq, &x->run.q);
-    if (status == TESS_OK)
-        status = x->flags & INSTANCE_POISON ? upload_padded(x, x->k, &x->dk, &x->run.k)
-                                            : upload(x, x->k, x->k_bytes, &x->dk, &x->run.k);
-    if (status == TESS_OK)
-        status = x->flags & INSTANCE_POISON ? upload_padded(x, x->v, &x->dv, &x->run.v)
-                                            : upload(x, x->v, x->v_bytes, &x->dv, &x->run.v);
+    if (status == TESS_OK) status = place_keys(x);
     int fill = x->flags & INSTANCE_POISON ? NAN_BYTE : 0;
     if (status == TESS_OK)
         status = guarded_alloc(x, x->o_bytes, 16, fill, &x->d_o, &x->run.o.buffer);
@@ -259,8 +292,9 @@ tess_status instance_fetch(instance *x) {
 }
 
 void instance_release(instance *x) {
-    enum { N_BUFFERS = 6 };
-    tess_buffer *const buffers[N_BUFFERS] = {&x->dq, &x->dk, &x->dv, &x->d_o, &x->dlse, &x->dwork};
+    enum { N_BUFFERS = 8 };
+    tess_buffer *const buffers[N_BUFFERS] = {&x->dq,   &x->dk,    &x->dv,       &x->d_o,
+                                             &x->dlse, &x->dwork, &x->dk_scale, &x->dv_scale};
     for (size_t i = 0; i < N_BUFFERS; i++)
         if (buffers[i]->kind != TESS_BUFFER_NONE) tess_free(x->device, buffers[i]);
     free(x->q);
@@ -268,6 +302,8 @@ void instance_release(instance *x) {
     free(x->v);
     free(x->o);
     free(x->lse);
+    free(x->k_scale);
+    free(x->v_scale);
     tess_plan_release(x->plan);
     tess_layout_release(x->layout);
     instance empty = {0};
@@ -305,7 +341,7 @@ static int64_t flat_row(const problem *p, int64_t b, int32_t head, int64_t row, 
 static void compare_row(const instance *x, int64_t b, int32_t head, int64_t row, double *ref,
                         double *same, tally *t, instance_verdict *verdict) {
     const problem *p = x->problem;
-    const reference_inputs in = {x->q, x->k, x->v};
+    const reference_inputs in = {x->q, x->k, x->v, x->k_scale, x->v_scale};
     double lse, same_lse;
     int64_t lse_at, o_at = flat_row(p, b, head, row, &lse_at) * p->head_dim;
     char where[96];
@@ -385,7 +421,7 @@ static void compare_rows(const instance *x, int64_t max_rows, tally *t, instance
 
 /* Poisoned outputs must have been written everywhere, also in rows that are not compared. */
 static int all_written(const instance *x, char *what, size_t size) {
-    uint64_t n_o = x->o_bytes / element_size(x->problem), n_lse = x->lse_bytes / sizeof *x->lse;
+    uint64_t n_o = x->o_bytes / problem_size(x->problem), n_lse = x->lse_bytes / sizeof *x->lse;
     for (uint64_t i = 0; i < n_o; i++)
         if (isnan(load_element(x->problem->dtype, x->o, (int64_t)i)))
             return text_error(what, size, "O: element %" PRIu64 " of the whole array is NaN", i);

@@ -15,9 +15,10 @@ typedef struct instance {
     tess_plan_info info;
     void *q, *k, *v, *o; /* host copies, contiguous, in the problem's dtype */
     float *lse;
-    uint64_t q_bytes, k_bytes, v_bytes, o_bytes, lse_bytes;
+    float *k_scale, *v_scale; /* where K and V have some */
+    uint64_t q_bytes, k_bytes, v_bytes, o_bytes, lse_bytes, k_scale_bytes, v_scale_bytes;
     /* on the device, guard words on both sides of o, lse and workspace */
-    tess_buffer dq, dk, dv, d_o, dlse, dwork;
+    tess_buffer dq, dk, dv, d_o, dlse, dwork, dk_scale, dv_scale;
     tess_run_desc run;
     int host_memory; /* the device reads host memory */
     unsigned flags;  /* INSTANCE_... */

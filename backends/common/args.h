@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a portable kernel is given besides its eight buffers (Q, K, V, O, LSE, block table, tables,
- * workspace).
- * Host code and the kernels in CUDA, HIP, OpenCL C and GLSL share this structure. It is read by
- * compilers of devices too: only fields here.
+ * What a portable kernel is given besides its ten buffers (Q, K, V, O, LSE, block table, scales of
+ * K and of V, tables, workspace). Host code and the kernels in CUDA, HIP, OpenCL C and GLSL share
+ * this structure. It is read by compilers of devices too: only fields here.
  *
  * GLSL without shaderInt64 has no 64-bit members: there each of them is two words, and the low one
  * has the name. Indices are taken modulo 2^32, which gives the right element as long as a bound
@@ -13,10 +12,12 @@
 #define TESS_COMMON_ARGS_H
 
 /* flags */
-#define TESS_ARGS_LSE     1u /* LSE is wanted */
-#define TESS_ARGS_PAGED   2u /* K and V lie in pages, and the block table is there */
-#define TESS_ARGS_COMPACT 4u /* K and V lie by slot */
-#define TESS_ARGS_STEP    8u /* the tables are a step's, which says how many items there are */
+#define TESS_ARGS_LSE     1u  /* LSE is wanted */
+#define TESS_ARGS_PAGED   2u  /* K and V lie in pages, and the block table is there */
+#define TESS_ARGS_COMPACT 4u  /* K and V lie by slot */
+#define TESS_ARGS_STEP    8u  /* the tables are a step's, which says how many items there are */
+#define TESS_ARGS_E4M3    16u /* K and V are such codes, and have scales ... */
+#define TESS_ARGS_I8      32u /* ... or these */
 
 #if defined(GL_core_profile)
 #define TESS_ARG_I64(name) uint name, name##_high
@@ -62,6 +63,14 @@ struct tess_args {
     TESS_ARG_I64(block_table_batch);
     TESS_ARG_I64(block_table_token);
     TESS_ARG_I64(block_table_head);
+    TESS_ARG_I64(k_scale_at);
+    TESS_ARG_I64(k_scale_batch);
+    TESS_ARG_I64(k_scale_token);
+    TESS_ARG_I64(k_scale_head);
+    TESS_ARG_I64(v_scale_at);
+    TESS_ARG_I64(v_scale_batch);
+    TESS_ARG_I64(v_scale_token);
+    TESS_ARG_I64(v_scale_head);
     /* 32-bit words from the start of the tables; items_at is the first job (forward) or merge
      * (merge) of this launch. */
     tess_arg_u32 items_at, sequences_at, classes_at, entries_at, bits_at;

@@ -235,6 +235,7 @@ tess_status tess_driver_query(void *device, tess_caps *caps) {
     caps->parallel_jobs = (uint32_t)(d->units > 0 ? d->units : 1);
     caps->workspace_align = 256;
     caps->features |= TESS_FEATURE_APPEND | TESS_FEATURE_MERGE | TESS_FEATURE_STEPS;
+    caps->features |= TESS_FEATURE_KV_8BIT;
     caps->cache_bytes = d->cache_bytes > 0 ? (uint64_t)d->cache_bytes : 0;
     if (d->time_limited) {
         /* A step (64 rows by 64 keys) is 2 MFLOP at head_dim 128. Assume a quarter of a TFLOP/s for

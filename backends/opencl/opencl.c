@@ -231,6 +231,7 @@ static tess_status opencl_query(void *device, tess_caps *caps) {
     caps->parallel_jobs = tess_opencl_parallel_jobs(d);
     caps->workspace_align = 256;
     caps->features |= TESS_FEATURE_APPEND | TESS_FEATURE_MERGE | TESS_FEATURE_STEPS;
+    caps->features |= TESS_FEATURE_KV_8BIT;
     if (!d->time_limited) return TESS_OK;
     const double rate =
         2e6 * (d->compute_units ? d->compute_units : 1) * (d->clock_mhz ? d->clock_mhz : 500);

@@ -205,6 +205,7 @@ tess_status tess_vk_query(void *device, tess_caps *caps) {
     caps->parallel_jobs = tess_vk_parallel_jobs(d);
     caps->workspace_align = VK_WORKSPACE_ALIGN;
     caps->features |= TESS_FEATURE_APPEND | TESS_FEATURE_MERGE | TESS_FEATURE_STEPS;
+    caps->features |= TESS_FEATURE_KV_8BIT;
     caps->range_blocks = tess_vk_range_steps(d);
     caps->steps_per_second = 5 * caps->range_blocks; /* 200 ms of them */
     /* Vulkan does not report the size of the cache. GPUs with that much memory have at least 40

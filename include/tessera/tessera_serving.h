@@ -62,21 +62,27 @@ TESS_API tess_status tess_layout_pages(const tess_layout *layout, uint32_t stora
  *               the tensors of the cache, that is K and V of tess_run: one of each for every
  *               storage group, [pages, page, heads of the group, head_dim] where the plan has
  *               pages, else [batch, tokens, heads of the group, head_dim].
+ * k_scale_pools, v_scale_pools:
+ *               where K and V have 8 bits, the scales of the cache, one tensor of each for every
+ *               storage group, [pages, page, heads of the group] or [batch, tokens, heads of the
+ *               group]; else NULL. They are written, unless stride_token is 0: see below.
  * block_table, table_stride, pages:
  *               as in tess_run_desc.
  */
 typedef struct tess_append_desc {
     uint32_t struct_size;
-    uint32_t flags;              /* must be 0 */
-    tess_tensor k, v;            /* inputs: the new rows */
-    tess_tensor k_scale;         /* must be of kind NONE in this version */
-    tess_tensor v_scale;         /* likewise */
-    const tess_tensor *k_pools;  /* [n_storage] outputs */
-    const tess_tensor *v_pools;  /* [n_storage] outputs */
-    tess_buffer step;            /* must be of kind NONE in this version */
-    tess_buffer block_table;     /* [kind NONE: where page is 0] int32 */
-    int64_t table_stride, pages; /* 0 where page is 0 */
-    tess_stream stream;          /* [0: the device's own queue] */
+    uint32_t flags;                   /* must be 0 */
+    tess_tensor k, v;                 /* inputs: the new rows */
+    tess_tensor k_scale;              /* must be of kind NONE in this version */
+    tess_tensor v_scale;              /* likewise */
+    const tess_tensor *k_pools;       /* [n_storage] outputs */
+    const tess_tensor *v_pools;       /* [n_storage] outputs */
+    tess_buffer step;                 /* must be of kind NONE in this version */
+    tess_buffer block_table;          /* [kind NONE: where page is 0] int32 */
+    int64_t table_stride, pages;      /* 0 where page is 0 */
+    tess_stream stream;               /* [0: the device's own queue] */
+    const tess_tensor *k_scale_pools; /* [NULL: K is of dtype] [n_storage] float32 */
+    const tess_tensor *v_scale_pools; /* [NULL: V is of dtype] [n_storage] float32 */
 } tess_append_desc;
 
 /*
@@ -94,6 +100,24 @@ typedef struct tess_append_desc {
  * A row is dropped whose page has an id outside [0, pages), or none since the row of the table is
  * too short: nothing outside the pools is ever written. Two sequences that share a page must not
  * append to it: copy it before (tess_copy_pages).
+ *
+ * Where K and V have 8 bits, each row of each kv head is quantised by itself, so codes and scales
+ * do not depend on how rows were divided into calls. In float32, with every operation rounded to
+ * nearest even, and largest = 448 for TESS_F8E4M3 and 127 for TESS_I8:
+ *
+ *     amax  = the largest magnitude of the row
+ *     scale = amax * (1 / largest)
+ *     code  = x * (1 / scale), to the nearest code; of two as near, the even one
+ *
+ * Codes beyond the largest become the largest: -128 is never written. A row with amax below 2^-100
+ * has codes and a scale of 0. A row with an element that is infinite or NaN has codes of 0 and a
+ * scale of NaN, which makes NaN of every result that reads it. All devices write the same bytes,
+ * as far as they read the new rows alike (denormal numbers of float16: tess_run).
+ *
+ * A tensor of scales with stride_token 0 is static: its scales are read and not written. Codes are
+ * computed from them as above, so what is too large saturates, and NaN becomes the code 0x7f or, of
+ * TESS_I8, 0. Such a scale must lie within 2^-100 and 2^100; rows whose scale does not have codes
+ * of 0.
  *
  * Elements that no row is written to keep their bytes. Nothing is allocated, compiled or waited
  * for, as in tess_run, and the call can be captured. It counts against the plan's max_in_flight. A

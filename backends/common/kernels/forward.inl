@@ -17,7 +17,8 @@
  * ones cut. Threads look up one key each. Numbers past the end stand for the last key, and rows
  * past the tile's for its last row: nothing else needs a test when it is loaded, and nothing
  * outside of the listed blocks is ever read. Such keys count as masked; such rows are not stored.
- * Keys whose page is absent count as masked too, and zeros stand for their K and V.
+ * Keys whose page is absent count as masked too, and zeros stand for their K and V. Codes of 8 bits
+ * become numbers as they are loaded.
  *
  * Softmax runs in base 2, on scores that are not scaled yet: differences of two scores are exact
  * where it matters, however large both are, and only a difference is multiplied by the scale.
@@ -121,6 +122,8 @@ TESS_FORWARD_KERNEL {
     const tess_offset q_base = TESS_FIRST(q, tile, q_start, tile.head);
     const tess_offset k_base = TESS_FIRST_OF(k, kv_batch, kv_start, kv_head);
     const tess_offset v_base = TESS_FIRST_OF(v, kv_batch, kv_start, kv_head);
+    const tess_offset k_scale_base = TESS_FIRST_OF(k_scale, kv_batch, kv_start, kv_head),
+                      v_scale_base = TESS_FIRST_OF(v_scale, kv_batch, kv_start, kv_head);
     const bool q_aligned = TESS_IS_ALIGNED(Q, q_base, args.q_token | args.q_head);
     const bool k_aligned = TESS_IS_ALIGNED(K, k_base, args.k_token);
     const bool v_aligned = TESS_IS_ALIGNED(V, v_base, args.v_token);

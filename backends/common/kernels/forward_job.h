@@ -134,6 +134,8 @@ TESS_FUNCTION tess_key tess_find_key(uint u, tess_key_walk walk, tess_tile tile 
 /* Whether K and V lie in pages or by slot, and not one token after the other. */
 #define TESS_IS_CACHED ((TESS_FLAGS & (TESS_ARGS_PAGED | TESS_ARGS_COMPACT)) != 0u)
 #define TESS_IS_PAGED  ((TESS_FLAGS & TESS_ARGS_PAGED) != 0u)
+/* Whether K and V are codes of 8 bits. */
+#define TESS_IS_CODED ((TESS_FLAGS & (TESS_ARGS_E4M3 | TESS_ARGS_I8)) != 0u)
 
 /* A token of a page or TESS_ABSENT; without pages, of the sequence. */
 TESS_STRUCT(tess_place) { uint page, token; };
@@ -175,6 +177,28 @@ TESS_FUNCTION tess_place tess_find_place(uint t, uint job TESS_PAGES) {
         place.page = id < args.pages ? id : TESS_ABSENT;
     }
     return place;
+}
+
+/* ------------------------------------------------------------------ codes */
+
+/* The number of a code of E4M3, of which there are no infinite ones. One without exponent is the
+ * difference of two numbers that have one: denormal floats may count as 0. */
+TESS_FUNCTION float tess_from_e4m3(uint code) {
+    const uint size = code & 0x7fu, e = size < 8u ? 121u : 120u;
+    const float number = tess_from_bits((e << 23) + (size << 20)) - (size < 8u ? 0.015625f : 0.0f);
+    return tess_from_bits(size == 0x7fu ? 0x7fc00000u
+                                        : tess_to_bits(number) | (code & 0x80u) << 24);
+}
+
+/* The four codes of a word, the lowest byte first, times their scale. */
+TESS_FUNCTION vec4 tess_decode(uint word, uint flags, float scale) {
+    const vec4 four =
+        (flags & TESS_ARGS_I8) != 0u
+            ? VEC4(TESS_FLOAT(TESS_INT(word << 24) >> 24), TESS_FLOAT(TESS_INT(word << 16) >> 24),
+                   TESS_FLOAT(TESS_INT(word << 8) >> 24), TESS_FLOAT(TESS_INT(word) >> 24))
+            : VEC4(tess_from_e4m3(word & 0xffu), tess_from_e4m3(word >> 8 & 0xffu),
+                   tess_from_e4m3(word >> 16 & 0xffu), tess_from_e4m3(word >> 24));
+    return four * scale;
 }
 
 /* ------------------------------------------------------------------ the mask */

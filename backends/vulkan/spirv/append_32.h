@@ -11,7 +11,7 @@
  * source: ../common/paging_args.h
  * source: kernels/append.comp
  * source: kernels/bindings.h
- * sha256: d5430782d7dd613bcba5db62fcb707e3ffbbda8f09c36d0b52dafc96622dcf2e
+ * sha256: 6580a34a345f826d7873ef5e90ab6171347ea8af64f05a4e5ae3e02a66aeaf0b
  */
 #include <stdint.h>
 static const uint32_t tess_vk_append_32[] = {

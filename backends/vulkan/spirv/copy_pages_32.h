@@ -11,7 +11,7 @@
  * source: ../common/paging_args.h
  * source: kernels/bindings.h
  * source: kernels/copy_pages.comp
- * sha256: 128342b2312a5ccb3e3f69c510722984f926026292699dc6425134ea343ea51b
+ * sha256: 95cd5a22a8655b90aef6d5b2150a4fe04f82829317574b3cfcfa37a64b62b033
  */
 #include <stdint.h>
 static const uint32_t tess_vk_copy_pages_32[] = {
