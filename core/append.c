@@ -47,6 +47,13 @@ static tess_shape shape_of(const tess_plan *plan, const view *x, int64_t units, 
                         .item = tess_dtype_size(plan->dtype)};
 }
 
+/* The tensor up to the end of what any step has in it, where it has no pages. */
+static tess_shape shape_of_steps(const tess_plan *plan, const view *x) {
+    if (!x->keys) return shape_of(plan, x, 1, plan->q_len);
+    return shape_of(plan, x, plan->batch,
+                    plan->pools.compact ? plan->pools.all[x->storage].tokens : plan->kv_len);
+}
+
 /* The tensor up to the end of a sequence's rows, or of its keys where it has no pages. By slot all
  * sequences have room for the longest. */
 static tess_shape shape_up_to(const tess_plan *plan, const view *x, const tess_sequence *s) {
@@ -61,7 +68,18 @@ static tess_shape pool_shape(const tess_plan *plan, const view *x, const tess_ap
     const tess_pools *pools = &plan->pools;
     if (pools->page) return shape_of(plan, x, d->pages, pools->page);
     if (pools->compact) return shape_of(plan, x, plan->batch, pools->all[x->storage].tokens);
-    return shape_of(plan, x, plan->packed ? 1 : plan->kv_last + 1, plan->kv_len);
+    return shape_of(plan, x, plan->kv_packed ? 1 : plan->kv_last + 1, plan->kv_len);
+}
+
+/* Makes *bytes at least what the shape takes of the tensor. */
+static tess_status reach(const view *x, const tess_shape *shape, uint64_t *bytes) {
+    char text[NAME_BYTES];
+    uint64_t end;
+    if (!tess_shape_bytes(x->tensor, shape, &end))
+        return tess_invalid("%s: %s: its strides overflow 64-bit sizes", in_append,
+                            name_of(x, text));
+    if (end > *bytes) *bytes = end;
+    return TESS_OK;
 }
 
 /* Checks strides and buffer, and that the buffer holds what every sequence has in it. Where lengths
@@ -74,11 +92,12 @@ static tess_status check_spans(const tess_plan *plan, const view *x, uint64_t *b
     *bytes = 0;
     for (uint32_t n = plan->equal_lengths ? plan->n_sequences - 1 : 0; n < plan->n_sequences; n++) {
         const tess_shape shape = shape_up_to(plan, x, &plan->sequences[n]);
-        uint64_t end;
         if (x->keys && plan->sequences[n].kv_len == 0) continue;
-        if (!tess_shape_bytes(x->tensor, &shape, &end))
-            return tess_invalid("%s: %s: its strides overflow 64-bit sizes", in_append, name);
-        if (end > *bytes) *bytes = end;
+        TESS_RETURN_IF_ERROR(reach(x, &shape, bytes));
+    }
+    if (plan->steps) {
+        const tess_shape shape = shape_of_steps(plan, x);
+        TESS_RETURN_IF_ERROR(reach(x, &shape, bytes));
     }
     return tess_check_room(in_append, name, ".buffer", &x->tensor->buffer, *bytes);
 }
@@ -161,9 +180,7 @@ static tess_status check_fields(const tess_plan *plan, const tess_append_desc *d
     const struct {
         const char *name;
         uint32_t kind;
-    } later[] = {{"step", d->step.kind},
-                 {"k_scale", d->k_scale.buffer.kind},
-                 {"v_scale", d->v_scale.buffer.kind}};
+    } later[] = {{"k_scale", d->k_scale.buffer.kind}, {"v_scale", d->v_scale.buffer.kind}};
     if (d->flags != 0)
         return tess_invalid("%s: flags: must be 0, got 0x%x", in_append, (unsigned)d->flags);
     if (!(plan->flags & TESS_PLAN_APPEND))
@@ -174,6 +191,10 @@ static tess_status check_fields(const tess_plan *plan, const tess_append_desc *d
         if (later[n].kind != TESS_BUFFER_NONE)
             return tess_unsupported("%s: %s: must be of kind NONE in this version", in_append,
                                     later[n].name);
+    if (!plan->steps && d->step.kind != TESS_BUFFER_NONE)
+        return tess_invalid(
+            "%s: step: must be of kind NONE, since the plan has no TESS_PLAN_DEVICE_LENGTHS",
+            in_append);
     if (!d->k_pools) return tess_invalid("%s: k_pools: must not be NULL", in_append);
     if (!d->v_pools) return tess_invalid("%s: v_pools: must not be NULL", in_append);
     /* Each storage group is a launch, and what `extra` waits for and signals belongs to one. */
@@ -183,7 +204,8 @@ static tess_status check_fields(const tess_plan *plan, const tess_append_desc *d
     return tess_check_stream(in_append, &d->stream);
 }
 
-static void fill_launch(const tess_plan *plan, const tess_append_desc *d, tess_launch *l) {
+static void fill_launch(const tess_plan *plan, const tess_append_desc *d, const tess_tables *tables,
+                        tess_launch *l) {
     l->struct_size = sizeof *l;
     l->op = TESS_OP_APPEND;
     l->dtype = plan->dtype;
@@ -194,13 +216,13 @@ static void fill_launch(const tess_plan *plan, const tess_append_desc *d, tess_l
     l->batch = plan->packed ? 1 : plan->batch;
     l->n_heads = (uint32_t)plan->layout->n_heads;
     l->q_tokens = plan->packed ? plan->q_len : plan->max_q_len;
-    l->kv_tokens = plan->packed ? plan->kv_len : plan->max_kv_len;
+    l->kv_tokens = plan->kv_packed ? plan->kv_len : plan->max_kv_len;
     l->kernel = &plan->append;
-    l->tables = &plan->tables;
+    l->tables = tables;
     l->page = plan->pools.page;
     l->pages = d->pages;
     l->compact = plan->pools.compact;
-    l->n_sequences = plan->n_sequences;
+    l->n_sequences = plan->steps ? plan->batch : plan->n_sequences;
     l->n_jobs = (uint64_t)l->q_tokens * (plan->packed ? 1 : plan->n_sequences);
     l->stream = d->stream;
     l->tensor[TESS_ROLE_NEW_K] = d->k;
@@ -237,6 +259,7 @@ static tess_status check_tensors(const tess_plan *plan, const tess_append_desc *
 tess_status tess_append(const tess_plan *plan, const tess_append_desc *desc) {
     tess_append_desc d;
     tess_launch launch;
+    tess_tables of_step;
     if (!plan) return tess_handle_missing(in_append, "plan");
     TESS_RETURN_IF_ERROR(tess_device_check(plan->device, in_append));
     TESS_RETURN_IF_ERROR(tess_desc_read(in_append, "desc", desc, &d, TESS_APPEND_DESC));
@@ -245,9 +268,10 @@ tess_status tess_append(const tess_plan *plan, const tess_append_desc *desc) {
     uint64_t table_bytes;
     TESS_RETURN_IF_ERROR(tess_block_table_check(in_append, plan, &table, &table_bytes));
     /* Without keys no row is one, and there may be no memory for them. */
-    if (plan->n_sequences == 0 || plan->kv_last < 0) return TESS_OK;
+    if ((!plan->steps && plan->n_sequences == 0) || plan->kv_last < 0) return TESS_OK;
+    if (plan->steps) TESS_RETURN_IF_ERROR(tess_step_tables(in_append, plan, &d.step, &of_step));
     memset(&launch, 0, sizeof launch);
-    fill_launch(plan, &d, &launch);
+    fill_launch(plan, &d, plan->steps ? &of_step : &plan->tables, &launch);
     if (launch.n_jobs > INT32_MAX)
         return tess_unsupported("%s: plan: %llu rows are 2^31 or more", in_append,
                                 (unsigned long long)launch.n_jobs);

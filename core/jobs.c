@@ -73,8 +73,7 @@ static void find_runs(const tess_layout *layout, const uint32_t *kv_order, tess_
     *n_runs = n;
 }
 
-/* The end of the runs of the storage group that begins at run `first`. */
-static uint32_t group_end(const tess_jobs *jobs, uint32_t first) {
+uint32_t tess_jobs_group_end(const tess_jobs *jobs, uint32_t first) {
     uint32_t last = first;
     if (!jobs->pools) return jobs->n_runs;
     const tess_kv_head *heads = jobs->pools->kv_heads;
@@ -472,7 +471,7 @@ void tess_jobs_place(tess_jobs *jobs, tess_job *out, tess_merge *merges) {
     tess_sections sections;
     uint32_t at = 0, group = 0;
     for (uint32_t first = 0, last; first < jobs->n_runs; first = last) {
-        last = group_end(jobs, first);
+        last = tess_jobs_group_end(jobs, first);
         if (jobs->pools) jobs->pools->all[group++].first_job = at;
         tess_sections_start(&sections, jobs, first, last);
         while (tess_sections_next(&sections)) {

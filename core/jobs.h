@@ -83,6 +83,9 @@ static inline uint32_t tess_kv_head_end(const tess_jobs *jobs, uint32_t first) {
     return last;
 }
 
+/* The end of the runs of the storage group that begins at run `first`. */
+uint32_t tess_jobs_group_end(const tess_jobs *jobs, uint32_t first);
+
 /* Prepares the count: runs of heads, grid, lists. `sequences` stays the caller's and must outlive
  * the jobs, and so must `first_block`, which is set between create and count. */
 tess_status tess_jobs_create(tess_jobs *jobs, tess_runtime *runtime, const tess_layout *layout,

@@ -10,6 +10,7 @@ enum {
     STEP_PLAN_RUNS = sizeof(tess_step_plan) / sizeof(tess_step_run)
 };
 _Static_assert(STEP_PLAN_RUNS * sizeof(tess_step_run) == sizeof(tess_step_plan), "whole runs");
+_Static_assert(sizeof(tess_step_group) == sizeof(tess_step_run), "groups follow the runs");
 _Static_assert((int)TABLE_ALIGN == (int)TESS_STEP_HEAD_BYTES, "sequences follow the head");
 
 /* Gives `count` items of `size` bytes the next aligned place. */
@@ -23,19 +24,20 @@ static bool settle(uint64_t *end, uint64_t count, uint64_t size, uint64_t *at) {
 bool tess_memory_settle(tess_memory_plan *memory, tess_tables *t, void *base) {
     uint64_t end = 0, step_end = TABLE_ALIGN, floats, bytes;
     const bool steps = memory->n_step_runs != 0;
+    const uint64_t behind = STEP_PLAN_RUNS + memory->n_step_runs + memory->n_step_groups;
     uint64_t *const varying = steps ? &step_end : &end;
     bool fits = settle(varying, memory->n_sequences, sizeof *t->sequences, &t->sequences_at) &&
                 settle(&end, memory->n_classes, sizeof *t->classes, &t->classes_at) &&
                 settle(varying, memory->n_jobs, sizeof *t->jobs, &t->jobs_at) &&
                 settle(varying, memory->n_merges, sizeof *t->merges, &t->merges_at) &&
+                settle(varying, memory->n_step_groups, sizeof *t->step_ends, &t->step_ends_at) &&
                 settle(&end, memory->n_entries, sizeof *t->entries, &t->entries_at) &&
                 settle(&end, memory->n_bits, sizeof *t->bits, &t->bits_at) &&
                 settle(&end, memory->n_slots, sizeof *t->slots, &t->slots_at) &&
                 settle(&end, memory->n_kv_heads, sizeof *t->kv_heads, &t->kv_heads_at);
     memory->copy_bytes = memory->copy_at = memory->step_bytes = t->step_plan_at = 0;
     if (steps) {
-        fits = fits && settle(&end, STEP_PLAN_RUNS + memory->n_step_runs, sizeof(tess_step_run),
-                              &t->step_plan_at);
+        fits = fits && settle(&end, behind, sizeof(tess_step_run), &t->step_plan_at);
         memory->copy_bytes = end;
         fits = fits && settle(&step_end, end, 1, &memory->copy_at);
         memory->step_bytes = step_end;

@@ -10,9 +10,10 @@ typedef struct tess_memory_plan {
     /* Given. */
     uint64_t n_sequences, n_classes, n_jobs, n_merges, n_entries, n_bits, n_slots, n_kv_heads;
     uint64_t scratch_bytes, n_partials, partial_rows, value_head_dim, workspace_align;
-    /* [0: none] runs of heads behind the tess_step_plan. Sequences, jobs and merges then lie in a
-     * step buffer, and what its tables say of these three are places in that. */
-    uint64_t n_step_runs;
+    /* [0: none] runs of heads and storage groups behind the tess_step_plan. Sequences, jobs, merges
+     * and the ends of groups then lie in a step buffer, and what its tables say of these four are
+     * places in that. */
+    uint64_t n_step_runs, n_step_groups;
     /* Computed. */
     uint64_t table_bytes;
     uint64_t copy_at, copy_bytes, step_bytes; /* of the step buffer; see tess_step_head */

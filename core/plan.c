@@ -296,9 +296,11 @@ static void set_step_plan(tess_plan *plan, const tess_jobs *jobs, tess_step_plan
     words->merges_at = (uint32_t)(t->merges_at / 4);
     words->copy_to = (uint32_t)(plan->memory.copy_at / 4);
     words->copy_words = (uint32_t)(plan->memory.copy_bytes / 4);
+    words->ends_at = (uint32_t)(t->step_ends_at / 4);
     words->id = atomic_fetch_add(&last, 1) + 1;
     *to = *words;
-    tess_step_runs(jobs, (tess_step_run *)(to + 1));
+    tess_step_run *runs = (tess_step_run *)(to + 1);
+    tess_step_runs(jobs, words, runs, (tess_step_group *)(void *)(runs + words->n_runs));
 }
 
 static tess_status make_step_tables(tess_plan *plan, const tess_plan_desc *d,
@@ -313,6 +315,7 @@ static tess_status make_step_tables(tess_plan *plan, const tess_plan_desc *d,
         jobs, &limits, &model, d->kv_split, (d->flags & TESS_PLAN_BATCH_INVARIANT) != 0,
         scratch < STEP_WORKSPACE ? STEP_WORKSPACE - scratch : 0, &room, &words));
     memory->n_step_runs = jobs->n_runs;
+    memory->n_step_groups = words.n_groups;
     memory->n_sequences = plan->batch;
     memory->n_jobs = room.jobs;
     memory->n_merges = room.merges;
@@ -332,13 +335,6 @@ static tess_status check_steps(const tess_plan *plan, const tess_plan_desc *d) {
     if (!(plan->device->caps.features & TESS_FEATURE_STEPS))
         return tess_unsupported("%s: flags: TESS_PLAN_DEVICE_LENGTHS: the backend %s has no steps",
                                 in_create, plan->device->backend->name);
-    if (d->page != 0 || (d->flags & TESS_PLAN_COMPACT))
-        return tess_unsupported("%s: %s: is not supported with TESS_PLAN_DEVICE_LENGTHS yet",
-                                in_create, d->page ? "page" : "flags: TESS_PLAN_COMPACT");
-    if (d->flags & TESS_PLAN_APPEND)
-        return tess_unsupported(
-            "%s: flags: TESS_PLAN_APPEND is not supported with TESS_PLAN_DEVICE_LENGTHS yet",
-            in_create);
     if (layout->pattern.kind == TESS_PATTERN_BLOCKS)
         return tess_unsupported(
             "%s: flags: TESS_PLAN_DEVICE_LENGTHS: a mask (TESS_PATTERN_BLOCKS) needs lengths on "
@@ -382,6 +378,7 @@ static tess_status make_steps(tess_plan *plan, const tess_plan_desc *d) {
     TESS_RETURN_IF_ERROR(tess_choose_op(plan->device, &key, &plan->prepare));
     tess_status status = tess_jobs_create(&jobs, plan->device->runtime, plan->layout, &longest, 1,
                                           plan->tile_rows, plan->kernel.pack_rows);
+    if (status == TESS_OK) tess_jobs_group(&jobs, &plan->pools);
     if (status == TESS_OK && !(plan->flags & TESS_PLAN_BATCH_INVARIANT))
         tess_grid_count_from_end(&jobs.grid, plan->layout, plan->tile_rows);
     if (status == TESS_OK) status = check_positions(d, &jobs.grid);

@@ -67,6 +67,11 @@ tess_status tess_batch_check(const tess_plan_desc *desc);
  * follows from them. */
 tess_status tess_batch_read(tess_plan *plan, const tess_plan_desc *desc);
 
+/* prepare.c: the tables of a step: those of the plan, but with what tess_prepare writes, and on a
+ * device with copies of all others beside that. */
+tess_status tess_step_tables(const char *function, const tess_plan *plan, const tess_buffer *step,
+                             tess_tables *tables);
+
 /* Of sequence n: the position of its first key, and how many keys it has in memory. */
 static inline int64_t tess_plan_kv_first(const tess_plan *plan, uint32_t n) {
     return plan->first_block ? plan->first_block[n] * (int64_t)plan->layout->pattern.block : 0;

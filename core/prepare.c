@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Preparing a step: the buffers are checked, and the backend's kernel turns lengths into jobs.
- * Nothing here allocates. */
+/* Preparing a step: the buffers are checked, and the backend's kernel turns lengths into jobs. And
+ * the tables of a step, for what uses it. Nothing here allocates. */
 #include <string.h>
 
 #include "plan.h"
@@ -64,10 +64,48 @@ tess_status tess_prepare(const tess_plan *plan, const tess_prepare_desc *desc) {
     launch.struct_size = sizeof launch;
     launch.op = TESS_OP_PREPARE;
     launch.batch = d.batch;
-    launch.n_jobs = 1;
+    launch.n_jobs = plan->pools.n;
     launch.kernel = &plan->prepare;
     launch.tables = &plan->tables;
     launch.stream = d.stream;
     return tess_device_result(plan->device,
                               plan->device->backend->launch(plan->device->native, &launch));
+}
+
+/* ------------------------------------------------------------------ using a step */
+
+tess_status tess_step_tables(const char *function, const tess_plan *plan, const tess_buffer *step,
+                             tess_tables *t) {
+    const tess_memory_plan *memory = &plan->memory;
+    TESS_RETURN_IF_ERROR(
+        tess_check_buffer(function, plan->device, "step", "", step, TESS_STEP_HEAD_BYTES));
+    TESS_RETURN_IF_ERROR(tess_check_room(function, "step", "", step, memory->step_bytes));
+    *t = plan->tables;
+    t->has_step = 1;
+    if (plan->device->caps.host_memory) {
+        const char *base = (const char *)(uintptr_t)(step->handle + step->offset);
+        t->step = (const tess_step_head *)(const void *)base;
+        t->sequences = (const tess_sequence *)(const void *)(base + t->sequences_at);
+        t->jobs = (const tess_job *)(const void *)(base + t->jobs_at);
+        t->merges = (const tess_merge *)(const void *)(base + t->merges_at);
+        t->step_ends = (const uint32_t *)(const void *)(base + t->step_ends_at);
+        if (t->step->plan == t->step_plan->id) return TESS_OK;
+        return tess_invalid("%s: step: tess_prepare has not written it for this plan", function);
+    }
+    /* An offset within a buffer object becomes one of the tables. */
+    const uint64_t at = step->kind == TESS_BUFFER_OBJECT ? step->offset : 0;
+    t->device = *step;
+    t->device.offset -= at;
+    t->device.size = step->offset + memory->step_bytes;
+    t->step_at = at;
+    t->sequences_at += at;
+    t->jobs_at += at;
+    t->merges_at += at;
+    t->step_ends_at += at;
+    t->classes_at += at + memory->copy_at;
+    t->entries_at += at + memory->copy_at;
+    t->bits_at += at + memory->copy_at;
+    t->slots_at += at + memory->copy_at;
+    t->kv_heads_at += at + memory->copy_at;
+    return TESS_OK;
 }

@@ -7,7 +7,6 @@
 #include "block_table.h"
 #include "overlap.h"
 #include "roles.h"
-#include "step.h"
 #include "tensors.h"
 
 static const char *const in_run = "tess_run";
@@ -59,7 +58,9 @@ static bool last_token(const tess_plan *plan, const place *at, const tess_tensor
         return checked_mul((uint64_t)(keys ? plan->kv_len : plan->q_len) - 1,
                            (uint64_t)t->stride_token, last);
     if (plan->steps) /* keys, up to the capacities */
-        return last_of(t, (uint64_t)plan->kv_last + 1, (uint64_t)plan->kv_len, last);
+        return last_of(t, (uint64_t)plan->kv_last + 1,
+                       (uint64_t)(pools->compact ? pools->all[at->storage].tokens : plan->kv_len),
+                       last);
     for (uint32_t n = plan->equal_lengths ? plan->n_sequences - 1 : 0; n < plan->n_sequences; n++) {
         const tess_sequence *s = &plan->sequences[n];
         uint64_t tokens = (uint64_t)(keys ? tess_plan_keys(plan, n) : s->q_len), end;
@@ -320,43 +321,6 @@ static tess_status check_workspace(const tess_plan *plan, const tess_buffer *wor
     return tess_check_room(in_run, "workspace", "", workspace, bytes);
 }
 
-/* ------------------------------------------------------------------ steps */
-
-/* The tables of a step: those of the plan, but with what tess_prepare writes, and on a device with
- * copies of all others beside that. */
-static tess_status use_step(const tess_plan *plan, const tess_buffer *step, tess_tables *t) {
-    const tess_memory_plan *memory = &plan->memory;
-    TESS_RETURN_IF_ERROR(
-        tess_check_buffer(in_run, plan->device, "step", "", step, TESS_STEP_HEAD_BYTES));
-    TESS_RETURN_IF_ERROR(tess_check_room(in_run, "step", "", step, memory->step_bytes));
-    *t = plan->tables;
-    t->has_step = 1;
-    if (plan->device->caps.host_memory) {
-        const char *base = (const char *)(uintptr_t)(step->handle + step->offset);
-        t->step = (const tess_step_head *)(const void *)base;
-        t->sequences = (const tess_sequence *)(const void *)(base + t->sequences_at);
-        t->jobs = (const tess_job *)(const void *)(base + t->jobs_at);
-        t->merges = (const tess_merge *)(const void *)(base + t->merges_at);
-        if (t->step->plan == t->step_plan->id) return TESS_OK;
-        return tess_invalid("%s: step: tess_prepare has not written it for this plan", in_run);
-    }
-    /* An offset within a buffer object becomes one of the tables. */
-    const uint64_t at = step->kind == TESS_BUFFER_OBJECT ? step->offset : 0;
-    t->device = *step;
-    t->device.offset -= at;
-    t->device.size = step->offset + memory->step_bytes;
-    t->step_at = at;
-    t->sequences_at += at;
-    t->jobs_at += at;
-    t->merges_at += at;
-    t->classes_at += at + memory->copy_at;
-    t->entries_at += at + memory->copy_at;
-    t->bits_at += at + memory->copy_at;
-    t->slots_at += at + memory->copy_at;
-    t->kv_heads_at += at + memory->copy_at;
-    return TESS_OK;
-}
-
 /* ------------------------------------------------------------------ the call */
 
 static tess_status check_reserved(const tess_plan *plan, const tess_run_desc *d) {
@@ -407,6 +371,7 @@ static tess_status launch_groups(const tess_plan *plan, const tess_run_desc *d, 
         l->first_job = pool[0].first_job > begin ? pool[0].first_job : begin;
         l->n_jobs = l->first_job < to ? to - l->first_job : 0;
         l->n_merges = s + 1 < plan->pools.n ? 0 : merges;
+        l->storage = s;
         if (l->n_jobs == 0 && l->n_merges == 0) continue;
         TESS_RETURN_IF_ERROR(take_group(plan, d, s, l));
         TESS_RETURN_IF_ERROR(
@@ -433,7 +398,7 @@ tess_status tess_run(const tess_plan *plan, const tess_run_desc *desc) {
     TESS_RETURN_IF_ERROR(set_range(plan, &d, &launch));
     TESS_RETURN_IF_ERROR(check_tensors(plan, &d, &launch));
     TESS_RETURN_IF_ERROR(check_workspace(plan, &d.workspace));
-    if (plan->steps) TESS_RETURN_IF_ERROR(use_step(plan, &d.step, &of_step));
+    if (plan->steps) TESS_RETURN_IF_ERROR(tess_step_tables(in_run, plan, &d.step, &of_step));
     launch.struct_size = sizeof launch;
     launch.op = plan->op;
     launch.dtype = plan->dtype;

@@ -31,13 +31,19 @@ static uint64_t heads_of_job(const tess_jobs *jobs, uint64_t rows) {
     return heads ? heads : 1;
 }
 
+/* Consecutive runs of heads: those of a storage group, or all. */
+typedef struct run_range {
+    uint32_t first, end;
+} run_range;
+
 /* Jobs of sequences within the limits, none of which is split. Longer sequences pack fewer heads,
  * and all count as the longest. */
-static uint64_t most_jobs(const tess_jobs *jobs, const tess_step_limits *x) {
+static uint64_t most_jobs(const tess_jobs *jobs, const tess_step_limits *x, run_range runs) {
     if (x->q_len == 0) return 0;
     const uint64_t heads = heads_of_job(jobs, (uint64_t)smaller(x->q_len, jobs->grid.step));
     uint64_t of_tile = 0;
-    for (uint32_t r = 0; r < jobs->n_runs; r++) of_tile += (jobs->runs[r].heads - 1) / heads + 1;
+    for (uint32_t r = runs.first; r < runs.end; r++)
+        of_tile += (jobs->runs[r].heads - 1) / heads + 1;
     return most_tiles(&jobs->grid, x) * of_tile;
 }
 
@@ -62,13 +68,39 @@ static void add_parts(tess_step_room *room, uint64_t jobs, uint64_t parts) {
 }
 
 /* Batch-invariant parts are cut at distances that depend on a sequence's own rows. */
-static void fixed_room(const tess_jobs *jobs, const tess_step_limits *x, uint64_t blocks,
-                       const tess_step_plan *words, tess_step_room *room) {
+static void fixed_room(const tess_jobs *jobs, const tess_step_limits *x, run_range runs,
+                       uint64_t blocks, const tess_step_plan *words, tess_step_room *room) {
     tess_step_limits few = *x;
     few.q_len = smaller(x->q_len, TESS_SHORT_ROWS);
-    add_parts(room, most_jobs(jobs, &few), parts_of(blocks, words->short_length));
+    add_parts(room, most_jobs(jobs, &few, runs), parts_of(blocks, words->short_length));
     if (x->q_len > TESS_SHORT_ROWS)
-        add_parts(room, most_jobs(jobs, x), parts_of(blocks, words->long_length));
+        add_parts(room, most_jobs(jobs, x, runs), parts_of(blocks, words->long_length));
+}
+
+/* Parts of all jobs where the step chooses them: as many as fit the workspace, and are of use. */
+static uint64_t chosen_parts(const tess_split_model *model, uint64_t whole, uint64_t blocks,
+                             uint32_t partial_rows, uint64_t partial_bytes) {
+    const uint64_t row_floats = partial_rows + partial_rows % 2,
+                   fits = whole ? partial_bytes / (row_floats * model->row_bytes) : 0;
+    const uint64_t useful = (uint64_t)PARTS_OF_A_WORKER * model->costs.workers,
+                   parts = (uint64_t)smaller((uint64_t)smaller(fits, useful), whole * blocks);
+    return parts < 2 ? 0 : parts;
+}
+
+/* Adds the room for the jobs of a storage group. `chosen`: parts where the step chooses them. */
+static void add_group(const tess_jobs *jobs, const tess_step_limits *x, run_range runs,
+                      uint64_t blocks, uint64_t chosen, const tess_step_plan *words,
+                      tess_step_room *room) {
+    const uint64_t whole = most_jobs(jobs, x, runs);
+    if (words->max_parts)
+        add_parts(room, whole, blocks == 0 ? 1 : (uint64_t)smaller(blocks, words->max_parts));
+    else if (words->short_length)
+        fixed_room(jobs, x, runs, blocks, words, room);
+    else {
+        const uint64_t parts = (uint64_t)smaller(chosen, whole * blocks);
+        /* Where anything is split, there is a job whose parts take its place. */
+        room->jobs += whole + (parts ? parts - 1 : 0);
+    }
 }
 
 /* ------------------------------------------------------------------ the model in integers */
@@ -117,13 +149,14 @@ static void set_grid(const tess_jobs *jobs, const tess_step_limits *x, tess_step
     words->pack_rows = smaller(jobs->tile_rows, jobs->pack_rows);
     words->n_kv_heads = (uint32_t)jobs->tiler.layout->n_kv_heads;
     words->n_runs = jobs->n_runs;
+    words->n_groups = jobs->pools ? jobs->pools->n : 1;
 }
 
 tess_status tess_step_measure(const tess_jobs *jobs, const tess_step_limits *limits,
                               const tess_split_model *model, int32_t kv_split, bool invariant,
                               uint64_t partial_bytes, tess_step_room *room, tess_step_plan *words) {
     const uint64_t blocks = (uint64_t)ceil_div(limits->kv_len, jobs->grid.block),
-                   whole = most_jobs(jobs, limits);
+                   whole = most_jobs(jobs, limits, (run_range){0, jobs->n_runs});
     memset(room, 0, sizeof *room);
     memset(words, 0, sizeof *words);
     set_grid(jobs, limits, words);
@@ -131,26 +164,21 @@ tess_status tess_step_measure(const tess_jobs *jobs, const tess_step_limits *lim
     set_costs(model, blocks, room->partial_rows, words);
     if (kv_split > 1) {
         words->max_parts = (uint32_t)kv_split;
-        add_parts(room, whole, blocks == 0 ? 1 : (uint64_t)smaller(blocks, words->max_parts));
     } else if (kv_split == 0 && invariant) {
         words->short_length = tess_invariant_length(model->block, true);
         words->long_length = tess_invariant_length(model->block, false);
-        fixed_room(jobs, limits, blocks, words, room);
-    } else {
-        const uint64_t row_floats = room->partial_rows + room->partial_rows % 2,
-                       fits = whole ? partial_bytes / (row_floats * model->row_bytes) : 0;
-        add_parts(room, whole, 1);
-        if (kv_split == 0 && blocks > words->length_step) {
-            room->partials =
-                (uint64_t)smaller(fits, (uint64_t)PARTS_OF_A_WORKER * model->costs.workers);
-            room->partials = (uint64_t)smaller(room->partials, whole * blocks);
-        }
-        if (room->partials < 2) room->partials = 0;
-        words->chooses = room->partials != 0;
+    } else if (kv_split == 0 && blocks > words->length_step) {
+        room->partials = chosen_parts(model, whole, blocks, room->partial_rows, partial_bytes);
         room->merges = (uint64_t)smaller(room->partials / 2, whole);
-        /* Where anything is split, there is a job whose parts take its place. */
-        if (room->partials) room->jobs += room->partials - 1;
+        words->chooses = room->partials != 0;
     }
+    const uint64_t chosen = room->partials;
+    for (uint32_t first = 0, end, g = 0; first < jobs->n_runs; first = end, g++) {
+        end = tess_jobs_group_end(jobs, first);
+        if (jobs->pools) jobs->pools->all[g].first_job = room->jobs;
+        add_group(jobs, limits, (run_range){first, end}, blocks, chosen, words, room);
+    }
+    if (jobs->pools) jobs->pools->all[jobs->pools->n].first_job = room->jobs;
     if (room->partials == 0) room->partial_rows = 0;
     if (room->jobs > MOST_JOBS || room->partials > MOST_JOBS)
         return tess_unsupported(
@@ -162,12 +190,20 @@ tess_status tess_step_measure(const tess_jobs *jobs, const tess_step_limits *lim
     return TESS_OK;
 }
 
-void tess_step_runs(const tess_jobs *jobs, tess_step_run *runs) {
+void tess_step_runs(const tess_jobs *jobs, const tess_step_plan *words, tess_step_run *runs,
+                    tess_step_group *groups) {
+    const tess_pool *pools = jobs->pools ? jobs->pools->all : NULL;
     for (uint32_t r = 0; r < jobs->n_runs; r++) {
         const tess_head_run *run = &jobs->runs[r];
         runs[r] = (tess_step_run){.head = run->head,
                                   .heads = run->heads,
                                   .cls = run->cls,
                                   .entries = jobs->tiler.list[run->cls]};
+    }
+    for (uint32_t g = 0, first = 0; g < words->n_groups; g++) {
+        const uint32_t end = tess_jobs_group_end(jobs, first);
+        groups[g] = (tess_step_group){first, end, pools ? (uint32_t)pools[g].first_job : 0,
+                                      pools ? (uint32_t)pools[g + 1].first_job : words->most_jobs};
+        first = end;
     }
 }

@@ -21,15 +21,16 @@ typedef struct tess_step_room {
 /* The head of a step buffer takes so many bytes. */
 enum { TESS_STEP_HEAD_BYTES = 256 };
 
-/* Fills the room, and of *words everything but the places of tables. `jobs` tells the layout, the
- * grid and the runs of heads. kv_split and `invariant` are the plan's. `partial_bytes`: workspace
- * for partial results where the step chooses its parts. UNSUPPORTED: there are 2^31 jobs or
- * more. */
+/* Fills the room, of *words everything but the places of tables, and the storage groups' first jobs
+ * if jobs are in groups (tess_jobs_group). `jobs` tells the layout, the grid and the runs of heads.
+ * kv_split and `invariant` are the plan's. `partial_bytes`: workspace for partial results where the
+ * step chooses its parts. UNSUPPORTED: there are 2^31 jobs or more. */
 tess_status tess_step_measure(const tess_jobs *jobs, const tess_step_limits *limits,
                               const tess_split_model *model, int32_t kv_split, bool invariant,
                               uint64_t partial_bytes, tess_step_room *room, tess_step_plan *words);
 
-/* Writes the runs of heads, n_runs of them. */
-void tess_step_runs(const tess_jobs *jobs, tess_step_run *runs);
+/* Writes the runs of heads and the storage groups: words->n_runs and n_groups of them. */
+void tess_step_runs(const tess_jobs *jobs, const tess_step_plan *words, tess_step_run *runs,
+                    tess_step_group *groups);
 
 #endif

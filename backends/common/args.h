@@ -82,8 +82,9 @@ struct tess_args {
     tess_arg_u32 partial_rows;
     tess_arg_u32 flags; /* TESS_ARGS_* */
     float scale;        /* of the scores, natural base */
-    /* With TESS_ARGS_STEP: the word of the tables that counts all items of the step, and the number
-     * of this launch's first one. */
+    /* With TESS_ARGS_STEP: the word of the tables that holds the number of the item after the last
+     * one of the step, or of the launch's storage group, and the number of the launch's first
+     * one. */
     tess_arg_u32 count_at, first_item;
     /* Words from the start of the tables: COMPACT only. */
     tess_arg_u32 slots_at, kv_heads_at;

@@ -28,7 +28,8 @@ static tess_status launch(tess_driver_device *d, const tess_launch *l, void *str
     for (int n = 0; n < TESS_PREPARE_BUFFERS; n++) parameters[n] = &buffers[n];
     parameters[TESS_PREPARE_BUFFERS] = &args;
     tess_prepare_args(l, 1, &args);
-    return tess_driver_start_plain(d, state->forward, 1, TESS_PREPARE_GROUP, stream, parameters);
+    return tess_driver_start_plain(d, state->forward, (unsigned)l->n_jobs, TESS_PREPARE_GROUP,
+                                   stream, parameters);
 }
 
 const tess_driver_row tess_driver_prepare = {

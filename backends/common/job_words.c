@@ -77,6 +77,8 @@ AT_WORD(tess_step_head, unsplit_ticks, TESS_WORD_STEP_UNSPLIT_TICKS);
 AT_WORD(tess_step_head, ticks, TESS_WORD_STEP_TICKS);
 AT_WORD(tess_step_head, plan, TESS_WORD_STEP_PLAN);
 AT_WORD(tess_step_head, plan_at, TESS_WORD_STEP_PLAN_AT);
+AT_WORD(tess_step_head, n_sequences, TESS_WORD_STEP_SEQUENCES);
+AT_WORD(tess_step_head, n_rows, TESS_WORD_STEP_ROWS);
 HAS_WORDS(tess_step_head, TESS_STEP_HEAD_WORDS);
 
 AT_WORD(tess_step_plan, batch, TESS_WORD_PLAN_BATCH);
@@ -113,6 +115,8 @@ AT_WORD(tess_step_plan, copy_from, TESS_WORD_PLAN_COPY_FROM);
 AT_WORD(tess_step_plan, copy_to, TESS_WORD_PLAN_COPY_TO);
 AT_WORD(tess_step_plan, copy_words, TESS_WORD_PLAN_COPY_WORDS);
 AT_WORD(tess_step_plan, id, TESS_WORD_PLAN_ID);
+AT_WORD(tess_step_plan, n_groups, TESS_WORD_PLAN_GROUPS);
+AT_WORD(tess_step_plan, ends_at, TESS_WORD_PLAN_ENDS_AT);
 HAS_WORDS(tess_step_plan, TESS_STEP_PLAN_WORDS);
 
 AT_WORD(tess_step_run, head, TESS_WORD_RUN_HEAD);
@@ -120,3 +124,9 @@ AT_WORD(tess_step_run, cls, TESS_WORD_RUN_CLS);
 AT_WORD(tess_step_run, entries, TESS_WORD_RUN_ENTRIES);
 AT_HIGH_HALF(tess_step_run, heads, TESS_WORD_RUN_HEADS);
 HAS_WORDS(tess_step_run, TESS_STEP_RUN_WORDS);
+
+AT_WORD(tess_step_group, first_run, TESS_WORD_GROUP_FIRST_RUN);
+AT_WORD(tess_step_group, end_run, TESS_WORD_GROUP_END_RUN);
+AT_WORD(tess_step_group, first_job, TESS_WORD_GROUP_FIRST_JOB);
+AT_WORD(tess_step_group, end_job, TESS_WORD_GROUP_END_JOB);
+HAS_WORDS(tess_step_group, TESS_STEP_GROUP_WORDS);

@@ -54,6 +54,8 @@ void tess_paging_fill(const tess_launch *l, uint64_t skip, uint64_t items, int b
     a->sequences_at = (tess_arg_u32)(tables->sequences_at / 4);
     a->slots_at = (tess_arg_u32)(tables->slots_at / 4);
     a->kv_heads_at = (tess_arg_u32)(tables->kv_heads_at / 4);
+    if (tables->has_step) a->flags |= TESS_PAGING_STEP;
+    a->step_at = (tess_arg_u32)(tables->step_at / 4);
     a->first = (tess_arg_u32)(l->first_job + skip);
     a->items = (tess_arg_u32)items;
     a->n_sequences = l->n_sequences;

@@ -13,6 +13,7 @@
 /* flags */
 #define TESS_PAGING_WIDE    1u /* rows are a whole number of aligned groups of 16 bytes */
 #define TESS_PAGING_COMPACT 2u
+#define TESS_PAGING_STEP    4u /* the tables are a step's, which counts its sequences and rows */
 
 #define TESS_PAGING_THREADS 64u
 
@@ -43,8 +44,9 @@ struct tess_paging_args {
     TESS_ARG_I64(table_batch);
     /* 32-bit words from the start of the tables. */
     tess_arg_u32 sequences_at, slots_at, kv_heads_at;
+    tess_arg_u32 step_at;         /* STEP: the tess_step_head */
     tess_arg_u32 first, items;    /* rows or tokens of this launch; workgroups past them rest */
-    tess_arg_u32 n_sequences;     /* in the table, at least 1 */
+    tess_arg_u32 n_sequences;     /* in the table, at least 1; with STEP, the step says it */
     tess_arg_u32 sequence_rows;   /* items of each sequence; 0: packed */
     tess_arg_u32 heads, head_dim; /* kv heads, and elements of a row */
     tess_arg_u32 block, page;     /* tokens; page 0: contiguous */
@@ -52,7 +54,6 @@ struct tess_paging_args {
     tess_arg_u32 pages;           /* ids are below it */
     tess_arg_u32 storage;         /* whose kv heads this launch writes */
     tess_arg_u32 flags;           /* TESS_PAGING_* */
-    tess_arg_u32 reserved;
 };
 
 #endif /* TESS_COMMON_PAGING_ARGS_H */

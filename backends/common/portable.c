@@ -135,8 +135,9 @@ static void fill_args(const tess_launch *l, int base_in_handle, uint64_t table_a
     a->items_at = (tess_arg_u32)((table_at + first * record) / 4);
     if (!tables->has_step) return;
     a->flags |= TESS_ARGS_STEP;
-    a->count_at = (tess_arg_u32)(tables->step_at / 4) +
-                  (table_at == tables->jobs_at ? TESS_WORD_STEP_JOBS : TESS_WORD_STEP_MERGES);
+    a->count_at = table_at == tables->jobs_at
+                      ? (tess_arg_u32)(tables->step_ends_at / 4) + l->storage
+                      : (tess_arg_u32)(tables->step_at / 4) + TESS_WORD_STEP_MERGES;
     a->first_item = (tess_arg_u32)first;
 }
 

@@ -8,6 +8,13 @@
 #include "kernels/prepare.inl"
 #undef args
 
+void tess_prepare_on_host(const tess_args *args, const uint32_t *tables, const int32_t *cu_rows,
+                          const int32_t *kv_lens, uint32_t *step) {
+    const uint32_t groups = tables[args->items_at + TESS_WORD_PLAN_GROUPS];
+    for (uint32_t n = 0; n < groups; n++)
+        tess_prepare_group(args, n, tables, cu_rows, kv_lens, step);
+}
+
 #define TENSOR(role, name, field)                                     \
     {                                                                 \
         role, name, sizeof(int32_t), offsetof(tess_args, field##_at), \

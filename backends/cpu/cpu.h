@@ -72,7 +72,7 @@ void tess_cpu_append(const tess_launch *launch, uint64_t row);
 void tess_cpu_copy_pages(const tess_launch *launch, uint64_t token);
 
 /* step.c */
-void tess_cpu_prepare(const tess_launch *launch, uint64_t step_number);
+void tess_cpu_prepare(const tess_launch *launch, uint64_t group);
 
 /* Bytes of scratch memory of one thread, rounded so that the slices of all threads are aligned. */
 static inline size_t cpu_thread_bytes(const cpu_row *row, int32_t head_dim) {

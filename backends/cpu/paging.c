@@ -18,7 +18,8 @@ static const int32_t *table_of(const tess_launch *l) {
     return (const int32_t *)(uintptr_t)(b->handle + b->offset);
 }
 
-/* The sequence of row `n` of a launch, and which of its rows it is. */
+/* The sequence of row `n` of a launch, and which of its rows it is. A row of no sequence counts as
+ * one before the first one's. */
 static const tess_sequence *find_sequence(const tess_launch *l, uint64_t n, int64_t *row) {
     const tess_sequence *all = l->tables->sequences;
     if (l->batch_strided) {
@@ -26,7 +27,8 @@ static const tess_sequence *find_sequence(const tess_launch *l, uint64_t n, int6
         return &all[n / (uint64_t)l->q_tokens];
     }
     uint32_t low = 0;
-    for (uint32_t high = l->n_sequences; high - low > 1;) {
+    for (uint32_t high = l->tables->step ? l->tables->step->n_sequences : l->n_sequences;
+         high - low > 1;) {
         const uint32_t middle = low + (high - low) / 2;
         if (all[middle].q_start <= (int64_t)n)
             low = middle;
@@ -69,9 +71,11 @@ void tess_cpu_append(const tess_launch *l, uint64_t n) {
     const size_t bytes = (size_t)l->head_dim * element_size(l);
     const uint32_t heads = l->n_heads / l->group;
     int64_t r;
+    if (l->tables->step && n >= l->tables->step->n_rows) return;
     const tess_sequence *s = find_sequence(l, n, &r);
     const int64_t t = s->q_first + r;
-    if (r >= s->q_len || t < 0 || t >= s->kv_len) return;
+    if (r < 0 || r >= s->q_len || t < 0 || t >= s->kv_len) return;
+    if (s->flags & TESS_SEQUENCE_NO_APPEND) return;
     for (uint32_t g = 0; g < heads; g++) {
         spot p;
         if (!find_spot(l, s, t, g, &p)) continue;

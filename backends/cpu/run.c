@@ -149,9 +149,10 @@ static double seconds(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* How many of the launch's `count` items from `first` on there are, if a step has `all`. */
-static uint64_t present(uint64_t first, uint64_t count, uint64_t all) {
-    const uint64_t behind = all > first ? all - first : 0;
+/* How many of the launch's `count` items from `first` on there are, if those of a step end at
+ * `end`. */
+static uint64_t present(uint64_t first, uint64_t count, uint64_t end) {
+    const uint64_t behind = end > first ? end - first : 0;
     return count < behind ? count : behind;
 }
 
@@ -159,7 +160,7 @@ static void run_attention(const cpu_device *d, const tess_launch *launch, work *
     const tess_step_head *step = launch->tables->step;
     uint64_t n_jobs = launch->n_jobs, n_merges = launch->n_merges;
     if (step) {
-        n_jobs = present(launch->first_job, n_jobs, step->n_jobs);
+        n_jobs = present(launch->first_job, n_jobs, launch->tables->step_ends[launch->storage]);
         n_merges = present(launch->first_merge, n_merges, step->n_merges);
         w->end = launch->first_job + n_jobs;
     }

@@ -235,7 +235,7 @@ static tess_status run_prepare(const opencl_device *d, const tess_launch *l, ope
     tess_args args;
     TESS_RETURN_IF_ERROR(set_buffers(d, l, pair->forward));
     tess_prepare_args(l, 0, &args);
-    return enqueue(d, s, pair->forward, &step, &args, 1, TESS_PREPARE_GROUP);
+    return enqueue(d, s, pair->forward, &step, &args, (size_t)l->n_jobs, TESS_PREPARE_GROUP);
 }
 
 /* ------------------------------------------------------------------ the call */

@@ -121,7 +121,7 @@ typedef struct tess_sequence {
     int32_t q_len, kv_len;
     int32_t q_first;   /* position of row 0 */
     uint32_t kv_batch; /* `batch` of K and V */
-    uint32_t reserved; /* 0 */
+    uint32_t flags;    /* TESS_SEQUENCE_NO_APPEND, or 0 */
 } tess_sequence;
 
 /*
@@ -188,11 +188,17 @@ static inline int tess_kept(const tess_class *c, int64_t p, int64_t t, int64_t i
  * Plans whose lengths come from the device (TESS_PLAN_DEVICE_LENGTHS) have their sequences, jobs
  * and merges in a step buffer, where TESS_OP_PREPARE writes them. It begins with a tess_step_head.
  * Then follow, 256-byte aligned: room for the sequences of the whole batch, for the jobs and for
- * the merges, and a copy of the plan's other tables, so that a kernel finds all tables in one
- * buffer. The plan's own tables end with a tess_step_plan and its runs.
+ * the merges, a word for each storage group, and a copy of the plan's other tables, so that a
+ * kernel finds all tables in one buffer. The plan's own tables end with a tess_step_plan, its runs
+ * and its storage groups.
+ *
+ * Each storage group has its own room among the jobs, of which the step uses the first ones: up to
+ * the number that the group's word holds. A launch has the whole room, and workgroups past that
+ * number leave.
  *
  * TESS_OP_PREPARE reads the lengths of tess_launch.batch sequences, as int32: TESS_ROLE_CU_ROWS has
- * one more than TESS_ROLE_KV_LENS. It writes TESS_ROLE_STEP. backends/common/kernels/prepare.inl
+ * one more than TESS_ROLE_KV_LENS. It writes TESS_ROLE_STEP. Its `n_jobs` are the storage groups.
+ * backends/common/kernels/prepare.inl
  * says how; a backend that takes other decisions makes other jobs, which are as good, as long as
  * there is room for them.
  */
@@ -203,6 +209,7 @@ typedef struct tess_step_head {
     uint32_t unsplit_ticks, ticks; /* what the rule expects, without parts and as chosen; or 0 */
     uint32_t plan;                 /* tess_step_plan.id of the plan that the step is of ... */
     uint32_t plan_at; /* ... and the word of the step buffer where its tess_step_plan is */
+    uint32_t n_sequences, n_rows; /* of the step, those without rows included */
 } tess_step_head;
 
 /* Everything that decides which jobs a step has, besides its lengths. Words and blocks count from
@@ -229,7 +236,8 @@ typedef struct tess_step_plan {
     uint32_t sequences_at, jobs_at, merges_at; /* words of the step buffer */
     uint32_t copy_from, copy_to, copy_words;   /* words of the tables, and of the step buffer */
     uint32_t id;
-    uint32_t reserved[2]; /* 0 */
+    uint32_t n_groups; /* storage groups */
+    uint32_t ends_at;  /* word of the step buffer where those of the storage groups begin */
 } tess_step_plan;
 
 /* Consecutive query heads of one kv head and one class. */
@@ -239,6 +247,13 @@ typedef struct tess_step_run {
     uint32_t entries;  /* where the class's list begins */
     uint32_t reserved; /* 0 */
 } tess_step_run;
+
+/* A storage group: its runs, which follow each other, and the room for its jobs. Without
+ * TESS_PLAN_COMPACT all heads are one. */
+typedef struct tess_step_group {
+    uint32_t first_run, end_run;
+    uint32_t first_job, end_job;
+} tess_step_group;
 
 /*
  * All tables of a plan. On a device whose caps say host_memory the pointers are the host's;
@@ -261,8 +276,8 @@ typedef struct tess_tables {
     const tess_slot *slots;
     const tess_kv_head *kv_heads; /* of each kv head */
     uint64_t slots_at, kv_heads_at;
-    /* Of a step: its head, which says how many of the launch's jobs and merges there are. Those
-     * past its counts do not exist, and a kernel leaves at once. NULL elsewhere. */
+    /* Of a step: its head, which says how many merges there are; step_ends say it of the jobs.
+     * Those past these counts do not exist, and a kernel leaves at once. NULL elsewhere. */
     const tess_step_head *step;
     uint64_t step_at;
     uint32_t has_step; /* 1: the tables are a step's */
@@ -270,6 +285,9 @@ typedef struct tess_tables {
     /* Of a plan whose lengths come from the device: what its steps are made from. */
     const tess_step_plan *step_plan;
     uint64_t step_plan_at;
+    /* Of a step: for each storage group, the number of the job after its last one. */
+    const uint32_t *step_ends;
+    uint64_t step_ends_at;
 } tess_tables;
 
 /* -------------------------------------------------------------------------- host services */
@@ -397,10 +415,13 @@ enum { TESS_ROLES = 32 };
 /*
  * TESS_OP_APPEND writes rows instead of running jobs. `n_jobs` counts rows from row `first_job` on,
  * over all sequences: packed, as they follow each other in the tensors; else q_tokens for each
- * entry of tables->sequences, of which those past its q_len do not exist. TESS_ROLE_NEW_K and
+ * entry of tables->sequences, of which those past its q_len do not exist. In a step there are
+ * tess_step_head.n_rows rows at most, of n_sequences sequences.
+ * TESS_ROLE_NEW_K and
  * TESS_ROLE_NEW_V are addressed as Q is, with kv heads. Row r of a sequence is key t = q_first + r,
  * and goes to where the address rule below puts that key in TESS_ROLE_K and TESS_ROLE_V, unless
  *     t is outside [0, kv_len), or
+ *     the sequence's flags have TESS_SEQUENCE_NO_APPEND, or
  *     the plan is compact, and `next` of t's block is not past block (kv_len - 1) / block, or
  *     the kv head belongs to another storage group than the launch's, or
  *     the column u / page of the block table is not below its stride_batch, or
@@ -464,7 +485,7 @@ typedef struct tess_launch {
     int32_t page;         /* tokens: 16, 32, 64, 128 or 256; 0: contiguous */
     uint32_t compact;     /* 1: K and V lie by slot */
     uint32_t storage;     /* compact: the storage group of this launch */
-    uint32_t n_sequences; /* in tables->sequences */
+    uint32_t n_sequences; /* in tables->sequences; of a step, room for as many */
     uint32_t kv_batch;    /* sequences in the batch dimension of K and V; 0: packed */
     /* tess_dtype of K and V. With one of 8 bits, TESS_ROLE_K_SCALE and TESS_ROLE_V_SCALE are there,
      * float32 and addressed as K and V are; K and V lie on 8-byte boundaries, and so do all of

@@ -57,7 +57,11 @@
 #define TESS_WORD_SEQUENCE_KV_LEN   6u
 #define TESS_WORD_SEQUENCE_Q_FIRST  7u
 #define TESS_WORD_SEQUENCE_KV_BATCH 8u
-#define TESS_WORD_SEQUENCE_RESERVED 9u
+#define TESS_WORD_SEQUENCE_FLAGS    9u
+
+/* tess_sequence.flags: the rows of the sequence are not appended, since a length of it was out of
+ * range. */
+#define TESS_SEQUENCE_NO_APPEND 1u
 
 /* ------------------------------------------------------------------ tess_class */
 
@@ -99,7 +103,7 @@
 /* ------------------------------------------------------------------ steps */
 
 /* What a step buffer begins with (tess_step_head). */
-#define TESS_STEP_HEAD_WORDS         9u
+#define TESS_STEP_HEAD_WORDS         11u
 #define TESS_WORD_STEP_JOBS          0u
 #define TESS_WORD_STEP_MERGES        1u
 #define TESS_WORD_STEP_PARTIALS      2u
@@ -109,6 +113,8 @@
 #define TESS_WORD_STEP_TICKS         6u
 #define TESS_WORD_STEP_PLAN          7u
 #define TESS_WORD_STEP_PLAN_AT       8u
+#define TESS_WORD_STEP_SEQUENCES     9u
+#define TESS_WORD_STEP_ROWS          10u
 
 /* tess_step_plan */
 #define TESS_STEP_PLAN_WORDS         36u
@@ -146,6 +152,8 @@
 #define TESS_WORD_PLAN_COPY_TO       31u
 #define TESS_WORD_PLAN_COPY_WORDS    32u
 #define TESS_WORD_PLAN_ID            33u
+#define TESS_WORD_PLAN_GROUPS        34u
+#define TESS_WORD_PLAN_ENDS_AT       35u
 
 /* tess_step_run, of which a tess_step_plan has as many as RUNS says right behind it */
 #define TESS_STEP_RUN_WORDS   4u
@@ -153,6 +161,13 @@
 #define TESS_WORD_RUN_HEADS   0u /* high half */
 #define TESS_WORD_RUN_CLS     1u
 #define TESS_WORD_RUN_ENTRIES 2u
+
+/* tess_step_group, of which there are as many as GROUPS says behind the runs */
+#define TESS_STEP_GROUP_WORDS     4u
+#define TESS_WORD_GROUP_FIRST_RUN 0u
+#define TESS_WORD_GROUP_END_RUN   1u
+#define TESS_WORD_GROUP_FIRST_JOB 2u
+#define TESS_WORD_GROUP_END_JOB   3u
 
 /* Sequences of at most so many rows have parts of SHORT_LENGTH, others of LONG_LENGTH. */
 #define TESS_SHORT_ROWS 16u

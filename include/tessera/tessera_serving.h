@@ -77,7 +77,7 @@ typedef struct tess_append_desc {
     tess_tensor v_scale;              /* likewise */
     const tess_tensor *k_pools;       /* [n_storage] outputs */
     const tess_tensor *v_pools;       /* [n_storage] outputs */
-    tess_buffer step;                 /* must be of kind NONE in this version */
+    tess_buffer step;                 /* of a plan with device lengths; else of kind NONE */
     tess_buffer block_table;          /* [kind NONE: where page is 0] int32 */
     int64_t table_stride, pages;      /* 0 where page is 0 */
     tess_stream stream;               /* [0: the device's own queue] */
@@ -119,14 +119,18 @@ typedef struct tess_append_desc {
  * TESS_I8, 0. Such a scale must lie within 2^-100 and 2^100; rows whose scale does not have codes
  * of 0.
  *
+ * A plan with TESS_PLAN_DEVICE_LENGTHS appends the rows of a step, which are packed: k and v have
+ * max_rows tokens, and the step says how many of them there are. A sequence any length of which was
+ * out of range (tess_prepare) appends nothing.
+ *
  * Elements that no row is written to keep their bytes. Nothing is allocated, compiled or waited
  * for, as in tess_run, and the call can be captured. It counts against the plan's max_in_flight. A
  * batch or q_len of 0 succeeds without a launch.
  *
  * INVALID: names the field: a plan without TESS_PLAN_APPEND, a tensor or buffer as in tess_run,
- *   pools that overlap each other or the new rows.
- * UNSUPPORTED: `step`, k_scale or v_scale is given, the plan has kv_first, or the stream's kind is
- *   not the device's.
+ *   pools that overlap each other or the new rows, a step of a plan without device lengths.
+ * UNSUPPORTED: k_scale or v_scale is given, the plan has kv_first, or the stream's kind is not the
+ *   device's.
  * BUSY. DEVICE_LOST. NATIVE. */
 TESS_API tess_status tess_append(const tess_plan *plan, const tess_append_desc *desc);
 
@@ -217,7 +221,10 @@ TESS_API tess_status tess_merge_parts(tess_device *device, const tess_parts_desc
  * rows of all together. Before it runs, tess_prepare reads a step's lengths from device memory and
  * writes a step buffer. Neither call needs to know the lengths on the host, so both can be captured
  * into a graph and replayed. The rows of a step are packed: Q, O and LSE are those of a packed
- * batch of max_rows tokens. K and V have a sequence each: [batch, kv_len, n_kv_heads, head_dim].
+ * batch of max_rows tokens. K and V have a sequence each: [batch, kv_len, n_kv_heads, head_dim], or
+ * they lie in pages, by slot, or both, as in any other plan. Block tables have rows for the
+ * capacity. With TESS_PLAN_APPEND, tess_append takes the step too: a whole generation needs one
+ * plan.
  *
  * kv_split works as in other plans, except that with 0 every step decides by itself, from its own
  * lengths. Its workspace is at most 24 MiB then. Given equal lengths, all devices cut a step into
@@ -260,15 +267,16 @@ enum {
 };
 
 /*
- * Prepares a step: turns lengths in device memory into jobs, for every tess_run with that step that
- * follows on the stream. One small kernel, which all layers of a layout can share. Never allocates,
- * compiles or synchronises, as tess_run. A plan may have any number of steps at once, on any
- * streams, each with a buffer of its own. A step stays as it is until the next tess_prepare: a run
- * with one that was prepared for earlier lengths computes these.
+ * Prepares a step: turns lengths in device memory into jobs, for every tess_append and tess_run
+ * with that step that follows on the stream. One small kernel, which all layers of a layout can
+ * share. Never allocates, compiles or synchronises, as tess_run. A plan may have any number of
+ * steps at once, on any streams, each with a buffer of its own. A step stays as it is until the
+ * next tess_prepare: a run with one that was prepared for earlier lengths computes these.
  *
  * The lengths are not trusted. One that is negative or above its capacity counts as the nearest
  * legal one, and a bound of cu_rows that falls as the largest before it. TESS_STEP_CLAMPED of the
- * step counts the sequences' bounds and lengths that were changed.
+ * step counts the sequences' bounds and lengths that were changed. Such a sequence appends nothing,
+ * since its rows have other positions than was meant.
  * INVALID: names the field; the plan has no DEVICE_LENGTHS.
  * UNSUPPORTED: a reserved feature.
  * BUSY. DEVICE_LOST. NATIVE.

@@ -589,7 +589,6 @@ static void spoiled(rig *r) {
     NO_PLAN(INVALID, "max_rows", y.max_rows = 2 * BATCH + 1);
     NO_PLAN(INVALID, "max_rows", y.max_rows = -1);
     NO_PLAN(UNSUPPORTED, "kv_split", y.kv_split = 4097);
-    NO_PLAN(UNSUPPORTED, "flags", y.flags |= TESS_PLAN_APPEND);
     NO_PLAN(INVALID, "max_rows", y.flags = 0; y.max_rows = 1);
 
     /* A plan without device lengths takes no step and cannot be prepared. */

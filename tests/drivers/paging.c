@@ -103,16 +103,23 @@ static int find_place(const arguments *x, const tess_sequence *s, int64_t t, uin
 static void append_row(const arguments *x, uint32_t item) {
     const tess_paging_args *a = &x->a;
     const tess_sequence *s = (const tess_sequence *)(const void *)(x->tables + a->sequences_at);
+    const tess_step_head *step = (const tess_step_head *)(const void *)(x->tables + a->step_at);
+    uint32_t n_sequences = a->n_sequences;
     int64_t r = item;
+    if (a->flags & TESS_PAGING_STEP) {
+        n_sequences = step->n_sequences;
+        if (item >= step->n_rows) return;
+    }
     if (a->sequence_rows) {
         s += item / a->sequence_rows;
         r = item % a->sequence_rows;
     } else {
-        for (uint32_t n = 1; n < a->n_sequences && s[1].q_start <= item; n++) s++;
+        for (uint32_t n = 1; n < n_sequences && s[1].q_start <= item; n++) s++;
         r -= s->q_start;
     }
     const int64_t t = s->q_first + r, q = s->q_start + r;
-    if (r >= s->q_len || t < 0 || t >= s->kv_len) return;
+    if (r < 0 || r >= s->q_len || t < 0 || t >= s->kv_len) return;
+    if (s->flags & TESS_SEQUENCE_NO_APPEND) return;
     for (uint32_t g = 0; g < a->heads; g++) {
         int64_t at[3];
         if (!find_place(x, s, t, g, at)) continue;

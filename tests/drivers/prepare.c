@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "fake.h"
+#include "kernels/words.h"
 
 const size_t fake_prepare_parameters[] = {8, 8, 8, 8, sizeof(tess_args), 0};
 
@@ -28,7 +29,10 @@ void fake_prepare_describe(void *const *parameters, char *text, size_t size) {
 
 void fake_prepare_run(unsigned groups, void *const *parameters) {
     const tess_args a = args_of(parameters);
-    if (groups != 1) fake_misuse(700, "a step has %u workgroups", groups);
-    tess_prepare_on_host(&a, buffer_of(parameters, 3), buffer_of(parameters, 0),
-                         buffer_of(parameters, 1), buffer_of(parameters, 2));
+    const uint32_t *tables = buffer_of(parameters, 3),
+                   own = tables[a.items_at + TESS_WORD_PLAN_GROUPS];
+    if (groups != own)
+        fake_misuse(700, "a step of %u storage groups has %u workgroups", own, groups);
+    tess_prepare_on_host(&a, tables, buffer_of(parameters, 0), buffer_of(parameters, 1),
+                         buffer_of(parameters, 2));
 }

@@ -22,7 +22,14 @@ static cache_shape shape_of(const char *name, uint32_t dtype, int32_t page, int 
                          .compact = compact};
 }
 
-enum { SHAPES = 12 };
+/* One plan for all lengths, and steps. */
+static cache_shape steps_of(const char *name, uint32_t dtype, int32_t page, int compact) {
+    cache_shape shape = shape_of(name, dtype, page, compact);
+    shape.packed = shape.steps = 1;
+    return shape;
+}
+
+enum { SHAPES = 18 };
 
 static void list_shapes(cache_shape shapes[SHAPES]) {
     int n = 0;
@@ -57,6 +64,21 @@ static void list_shapes(cache_shape shapes[SHAPES]) {
         shape_of("compact, pages of 32, ids out of range, a dense head, f32", TESS_F32, 32, 1);
     shapes[n].pattern.dense_heads = 1;
     shapes[n++].hostile = 1;
+    shapes[n++] = steps_of("steps, contiguous, f32", TESS_F32, 0, 0);
+    shapes[n] = steps_of("steps, pages of 16, ids out of range, bf16", TESS_BF16, 16, 0);
+    shapes[n++].hostile = 1;
+    shapes[n] = steps_of("steps, pages of 32, parts, f16", TESS_F16, 32, 0);
+    shapes[n++].kv_split = 3;
+    shapes[n++] = steps_of("steps, compact, f32", TESS_F32, 0, 1);
+    shapes[n] = steps_of("steps, compact, pages of 16, a dense head, parts, f32", TESS_F32, 16, 1);
+    shapes[n].pattern.dense_heads = 1;
+    shapes[n++].kv_split = 3;
+    /* The heads of the groups alternate. */
+    shapes[n] = steps_of("steps, compact, pages of 32, blocks of 5, f16", TESS_F16, 32, 1);
+    shapes[n].pattern = test_s2_pattern(5, 1, 3);
+    shapes[n].pattern.dense_heads = 1;
+    shapes[n].heads = 6;
+    shapes[n++].kv_heads = 6;
     assert_int_equal(n, SHAPES);
 }
 
@@ -72,7 +94,7 @@ static void grow(cache *c, int64_t step, int64_t longest, const char *what) {
             all += chunks[b];
         }
         if (all == 0 && n >= CACHE_BATCH) return;
-        cache_append(c, chunks, NULL);
+        cache_append(c, chunks);
         cache_check(c, what);
     }
 }
@@ -92,7 +114,7 @@ static void for_each_shape(void **state, void (*test)(cache *c)) {
 /* One-shot prefill, with more tokens at once than max_chunk, and single tokens behind it. */
 static void prefill(cache *c) {
     const int64_t chunks[CACHE_BATCH] = {61, 0, 38};
-    cache_append(c, chunks, NULL);
+    cache_append(c, chunks);
     cache_check(c, "after the prefill");
     grow(c, 1, 80, "one token after the prefill");
 }
@@ -126,7 +148,7 @@ static void mixed(cache *c) {
             chunks[b] = test_between(&random, 0, 3) ? test_between(&random, 0, CHUNK) : 0;
             if (chunks[b] > left) chunks[b] = left;
         }
-        cache_append(c, chunks, NULL);
+        cache_append(c, chunks);
         cache_check(c, "chunks of random sizes");
     }
 }
@@ -139,10 +161,10 @@ static void attention(cache *c) {
     const int64_t first[CACHE_BATCH] = {57, 30, 1}, next[CACHE_BATCH] = {9, 0, 5},
                   token[CACHE_BATCH] = {1, 1, 1};
     if (c->shape->hostile) return; /* without these keys, results are others */
-    cache_append(c, first, NULL);
+    cache_append(c, first);
     for (int n = 0; n < 4; n++) {
         const int64_t *rows = n % 2 ? token : next;
-        cache_append(c, rows, NULL);
+        cache_append(c, rows);
         cache_poison(c);
         cache_attend(c, rows, n % 2 ? "one row" : "a chunk");
         cache_attend(c, token, "the last row");
@@ -156,19 +178,70 @@ static void fork_twice(cache *c) {
     const int64_t first[CACHE_BATCH] = {43, 0, 0}, both[CACHE_BATCH] = {7, 3, 0},
                   all[CACHE_BATCH] = {9, 9, 8};
     if (c->shape->page == 0 || c->shape->hostile) return;
-    cache_append(c, first, NULL);
+    cache_append(c, first);
     cache_fork(c, 0, 1);
     cache_check(c, "a fork");
-    cache_append(c, both, NULL);
+    cache_append(c, both);
     cache_check(c, "a fork and its origin");
     cache_fork(c, 1, 2);
-    for (int n = 0; n < 3; n++) cache_append(c, all, NULL);
+    for (int n = 0; n < 3; n++) cache_append(c, all);
     cache_check(c, "two forks and their origin");
     cache_poison(c);
     cache_attend(c, all, "two forks and their origin");
 }
 
 static void test_forks(void **state) { for_each_shape(state, fork_twice); }
+
+/* ------------------------------------------------------------------ steps */
+
+/* One plan from the first token to the last: attention at every length, so at every border of a
+ * page, a block, a ring and a part. Sequences end on the way, and others take their place, in pages
+ * that had others' keys; at times no sequence has rows. */
+static void generation(cache *c, int every) {
+    const int64_t none[CACHE_BATCH] = {0};
+    if (!c->shape->steps || c->shape->hostile) return;
+    for (int n = 0; n < TOKENS + 40; n++) {
+        int64_t rows[CACHE_BATCH];
+        for (int b = 0; b < CACHE_BATCH; b++) {
+            if (c->lens[b] == TOKENS - 20 * b) cache_end(c, b);
+            rows[b] = n % 17 == 5 * b ? 0 : n % 11 == b && c->lens[b] < 60 ? CHUNK : 1;
+            if (rows[b] > TOKENS - 20 * b - c->lens[b]) rows[b] = 1;
+        }
+        cache_append(c, n % 29 == 28 ? none : rows);
+        if (n % every != 0) continue;
+        cache_check(c, "generation");
+        cache_poison(c);
+        cache_attend(c, n % 29 == 28 ? none : rows, "generation");
+    }
+}
+
+static void test_generation(void **state) {
+    const test_target *target = *state;
+    cache_shape shapes[SHAPES];
+    list_shapes(shapes);
+    for (int n = 0; n < SHAPES; n++) {
+        cache c;
+        cache_create(&c, target->device, &shapes[n]);
+        generation(&c, target->software ? 9 : 1);
+        cache_release(&c);
+    }
+}
+
+/* A sequence whose length is none, or more than the plan takes, appends nothing, and the others
+ * what they should. */
+static void wrong_lengths(cache *c) {
+    static const int32_t wrong[] = {-1, INT32_MIN, INT32_MAX, TOKENS + 1};
+    const int64_t chunks[CACHE_BATCH] = {5, 1, 3};
+    if (!c->shape->steps) return;
+    for (int n = 0; n < 8; n++) {
+        c->wrong[n % CACHE_BATCH] = wrong[n % 4];
+        cache_append(c, chunks);
+        c->wrong[n % CACHE_BATCH] = 0;
+        cache_check(c, "a wrong length");
+    }
+}
+
+static void test_wrong_lengths(void **state) { for_each_shape(state, wrong_lengths); }
 
 /* ------------------------------------------------------------------ */
 
@@ -177,6 +250,8 @@ int main(int argc, char **argv) {
                                        {"chunks", test_chunks},
                                        {"mixed", test_mixed},
                                        {"attention", test_attention},
-                                       {"forks", test_forks}};
+                                       {"forks", test_forks},
+                                       {"generation", test_generation},
+                                       {"wrong lengths", test_wrong_lengths}};
     return serving_main(argc, argv, all, sizeof all / sizeof *all);
 }

@@ -106,7 +106,7 @@ static void test_append(void **state) {
     assert_error(tess_append(NULL, &s->d), TESS_ERROR_INVALID, "tess_append", "plan");
     assert_error(tess_append(s->plan, NULL), TESS_ERROR_INVALID, "tess_append", "desc");
     INVALID("flags", s->d.flags = 1);
-    UNSUPPORTED("step", s->d.step.kind = TESS_BUFFER_HOST);
+    INVALID("step", s->d.step.kind = TESS_BUFFER_HOST);
     UNSUPPORTED("k_scale", s->d.k_scale = s->d.k);
     UNSUPPORTED("v_scale", s->d.v_scale = s->d.k);
     INVALID("k_pools", s->d.k_pools = NULL);

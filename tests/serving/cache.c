@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { GUARD = 512, UNTOUCHED = 0xff };
+enum { GUARD = 512, UNTOUCHED = 0xff, MOST_ROWS = 128 /* of a step */ };
 
 /* ------------------------------------------------------------------ places */
 
@@ -29,6 +29,11 @@ static int64_t places_for(const cache *c, uint32_t storage, int64_t tokens) {
     return most;
 }
 
+/* Whether the keys of all sequences follow each other in one dimension. */
+static int is_joined(const cache_shape *s) {
+    return s->packed && !s->page && !s->compact && !s->steps;
+}
+
 static int64_t packed_start(const cache *c, int64_t sequence) {
     int64_t start = 0;
     for (int64_t b = 0; b < sequence; b++) start += c->lens[b];
@@ -43,7 +48,7 @@ static int64_t index_of(const cache *c, uint32_t storage, const tess_tensor *t, 
         unit = c->table[storage][sequence][place / c->shape->page];
         token = place % c->shape->page;
         if (unit < 0 || unit >= CACHE_PAGES) return -1;
-    } else if (c->shape->packed && !c->shape->compact) {
+    } else if (is_joined(c->shape)) {
         unit = 0;
         token += packed_start(c, sequence);
     }
@@ -82,7 +87,8 @@ static void create_pool(cache *c, uint32_t storage) {
     p->bytes = 2 * GUARD + (uint64_t)s->shift * c->item +
                (uint64_t)(p->units * p->tokens * p->heads * s->head_dim) * c->item;
     p->host = malloc(p->bytes);
-    if (!p->host) fail_msg("out of memory");
+    p->past = calloc(p->bytes, 1);
+    if (!p->host || !p->past) fail_msg("out of memory");
     memset(p->host, UNTOUCHED, p->bytes);
     p->k = p->v = tensor_of(c, p);
     p->k.buffer = test_upload(c->device, p->host, p->bytes);
@@ -90,6 +96,18 @@ static void create_pool(cache *c, uint32_t storage) {
     p->k.buffer.offset = p->v.buffer.offset = GUARD + (uint64_t)s->shift * c->item;
     for (int n = 0; n < CACHE_PAGES; n++) c->free_pages[storage][n] = n;
     c->n_free[storage] = CACHE_PAGES;
+}
+
+static tess_plan *make_plan(const cache *c, const int64_t *chunks, int cached, const char *kernel);
+
+static void create_steps(cache *c) {
+    tess_plan_info info = {.struct_size = sizeof info};
+    const int64_t none[CACHE_BATCH] = {0};
+    c->plan = make_plan(c, none, 1, NULL);
+    assert_ok(tess_plan_query(c->plan, &info));
+    c->step = test_upload(c->device, NULL, info.step_bytes);
+    c->cu_rows = test_upload(c->device, NULL, (CACHE_BATCH + 1) * sizeof(int32_t));
+    c->kv_lens = test_upload(c->device, NULL, CACHE_BATCH * sizeof(int32_t));
 }
 
 void cache_create(cache *c, tess_device *device, const cache_shape *shape) {
@@ -111,6 +129,7 @@ void cache_create(cache *c, tess_device *device, const cache_shape *shape) {
     memset(c->table, 0xff, sizeof c->table);
     for (uint32_t s = 0; s < c->n_storage; s++) create_pool(c, s);
     if (shape->page) c->block_table = test_upload(device, c->table, sizeof c->table);
+    if (shape->steps) create_steps(c);
 }
 
 void cache_release(cache *c) {
@@ -119,7 +138,12 @@ void cache_release(cache *c) {
         assert_ok(tess_free(c->device, &c->pools[s].k.buffer));
         assert_ok(tess_free(c->device, &c->pools[s].v.buffer));
         free(c->pools[s].host);
+        free(c->pools[s].past);
     }
+    assert_ok(tess_free(c->device, &c->step));
+    assert_ok(tess_free(c->device, &c->cu_rows));
+    assert_ok(tess_free(c->device, &c->kv_lens));
+    tess_plan_release(c->plan);
     assert_ok(tess_free(c->device, &c->block_table));
     tess_layout_release(c->layout);
 }
@@ -129,6 +153,7 @@ void cache_release(cache *c) {
 uint32_t cache_mark(const cache *c, int v, int64_t sequence, int64_t token, int64_t head,
                     int64_t element) {
     while (token < c->forked[sequence]) sequence = c->origin[sequence];
+    sequence += CACHE_BATCH * c->lives[sequence];
     uint64_t x =
         (uint64_t)(((sequence * 4099 + token) * 67 + head) * 257 + element) * 2 + (uint64_t)v + 1;
     x *= 0x9e3779b97f4a7c15u;
@@ -145,13 +170,14 @@ static void put(const cache *c, unsigned char *at, uint32_t mark) {
 }
 
 /* Keys of all sequences, `chunks` of them from `firsts` on: padded to the longest chunk, or
- * packed. */
+ * packed. There is room for `least` rows. */
 static unsigned char *keys_from(const cache *c, int v, const int64_t *firsts, const int64_t *chunks,
-                                int64_t longest, uint64_t *bytes) {
+                                int64_t longest, int64_t least, uint64_t *bytes) {
     const cache_shape *s = c->shape;
     const int64_t row = s->kv_heads * s->head_dim;
     int64_t rows = 0;
     for (int b = 0; b < CACHE_BATCH; b++) rows += s->packed ? chunks[b] : longest;
+    if (rows < least) rows = least;
     *bytes = (uint64_t)(s->shift + rows * row) * c->item;
     unsigned char *all = malloc(*bytes ? *bytes : 1);
     if (!all) fail_msg("out of memory");
@@ -241,6 +267,16 @@ static tess_plan *make_plan(const cache *c, const int64_t *chunks, int cached, c
         d.kv_lens = c->lens;
     }
     tess_plan *plan = NULL;
+    if (s->steps) {
+        d.kv_split = s->kv_split;
+        d.flags |= s->kv_split ? 0 : TESS_PLAN_BATCH_INVARIANT;
+    }
+    if (s->steps && cached) {
+        d.flags |= TESS_PLAN_DEVICE_LENGTHS;
+        d.cu_q_lens = d.cu_kv_lens = NULL;
+        d.q_len = d.kv_len = s->max_tokens;
+        d.max_rows = MOST_ROWS;
+    }
     assert_ok(tess_plan_create(c->device, c->layout, &d, &plan));
     return plan;
 }
@@ -248,7 +284,7 @@ static tess_plan *make_plan(const cache *c, const int64_t *chunks, int cached, c
 /* A packed cache without pages is laid out anew as sequences grow. */
 static void relocate(cache *c, const int64_t *chunks) {
     const cache_shape *s = c->shape;
-    if (!s->packed || s->page || s->compact) return;
+    if (!is_joined(s)) return;
     cache_pool *p = &c->pools[0];
     const uint64_t row = (uint64_t)(s->kv_heads * s->head_dim) * c->item,
                    first = GUARD + (uint64_t)s->shift * c->item;
@@ -270,7 +306,42 @@ static void relocate(cache *c, const int64_t *chunks) {
     }
 }
 
-void cache_append(cache *c, const int64_t chunks[CACHE_BATCH], tess_plan **keep) {
+/* Lengths of the step: `rows` last rows of each sequence. */
+static void prepare(cache *c, const int64_t *rows) {
+    int32_t cu_rows[CACHE_BATCH + 1] = {0}, kv_lens[CACHE_BATCH], n_wrong = 0;
+    uint32_t head[4];
+    for (int b = 0; b < CACHE_BATCH; b++) {
+        cu_rows[b + 1] = cu_rows[b] + (int32_t)rows[b];
+        kv_lens[b] = c->wrong[b] ? c->wrong[b] : (int32_t)c->lens[b];
+        n_wrong += c->wrong[b] != 0;
+    }
+    assert_ok(tess_copy(c->device, c->cu_rows, tess_host_buffer(cu_rows, sizeof cu_rows),
+                        sizeof cu_rows));
+    assert_ok(tess_copy(c->device, c->kv_lens, tess_host_buffer(kv_lens, sizeof kv_lens),
+                        sizeof kv_lens));
+    const tess_prepare_desc d = {.struct_size = sizeof d,
+                                 .batch = CACHE_BATCH,
+                                 .cu_rows = c->cu_rows,
+                                 .kv_lens = c->kv_lens,
+                                 .step = c->step};
+    assert_ok(tess_prepare(c->plan, &d));
+    assert_ok(tess_wait(c->device, UINT64_MAX));
+    test_download(c->device, c->step, head, sizeof head);
+    assert_int_equal(n_wrong, head[TESS_STEP_CLAMPED]);
+}
+
+/* A plan for so many rows, or the plan of steps once a step is prepared. */
+static tess_plan *take_plan(cache *c, const int64_t *rows) {
+    if (!c->shape->steps) return make_plan(c, rows, 1, NULL);
+    prepare(c, rows);
+    return c->plan;
+}
+
+static void give_plan(const cache *c, tess_plan *plan) {
+    if (!c->shape->steps) tess_plan_release(plan);
+}
+
+void cache_append(cache *c, const int64_t chunks[CACHE_BATCH]) {
     tess_tensor k_pools[CACHE_STORAGES], v_pools[CACHE_STORAGES];
     tess_append_desc d = {.struct_size = sizeof d, .k_pools = k_pools, .v_pools = v_pools};
     tess_tensor *const news[2] = {&d.k, &d.v};
@@ -281,8 +352,9 @@ void cache_append(cache *c, const int64_t chunks[CACHE_BATCH], tess_plan **keep)
     relocate(c, chunks);
     for (int v = 0; v < 2; v++) {
         uint64_t bytes;
-        unsigned char *rows = keys_from(c, v, c->lens, chunks, longest, &bytes);
-        news[v]->buffer = longest ? test_upload(c->device, rows, bytes) : none;
+        unsigned char *rows =
+            keys_from(c, v, c->lens, chunks, longest, c->shape->steps ? MOST_ROWS : 0, &bytes);
+        news[v]->buffer = longest || c->shape->steps ? test_upload(c->device, rows, bytes) : none;
         news[v]->buffer.offset = (uint64_t)c->shape->shift * c->item;
         free(rows);
     }
@@ -293,7 +365,8 @@ void cache_append(cache *c, const int64_t chunks[CACHE_BATCH], tess_plan **keep)
         d.table_stride = CACHE_COLUMNS;
         d.pages = CACHE_PAGES;
     }
-    tess_plan *plan = make_plan(c, chunks, 1, NULL);
+    tess_plan *plan = take_plan(c, chunks);
+    d.step = c->step;
     for (int v = 0; v < 2; v++) {
         tess_tensor strides;
         assert_ok(tess_plan_tensor(plan, v ? TESS_ROLE_NEW_V : TESS_ROLE_NEW_K, news[v]->buffer,
@@ -310,10 +383,9 @@ void cache_append(cache *c, const int64_t chunks[CACHE_BATCH], tess_plan **keep)
         news[v]->buffer.offset = 0;
         assert_ok(tess_free(c->device, &news[v]->buffer));
     }
-    if (keep)
-        *keep = plan;
-    else
-        tess_plan_release(plan);
+    for (int b = 0; b < CACHE_BATCH; b++)
+        if (c->wrong[b]) c->lens[b] -= chunks[b];
+    give_plan(c, plan);
 }
 
 /* ------------------------------------------------------------------ checking */
@@ -348,8 +420,9 @@ void cache_check(cache *c, const char *what) {
         for (int v = 0; v < 2; v++) {
             cache_pool *p = &c->pools[s];
             tess_buffer whole = v ? p->v.buffer : p->k.buffer;
-            unsigned char *may_differ = calloc(p->bytes, 1);
+            unsigned char *may_differ = malloc(p->bytes);
             if (!may_differ) fail_msg("out of memory");
+            memcpy(may_differ, p->past, p->bytes);
             whole.offset = 0;
             test_download(c->device, whole, p->host, p->bytes);
             for (int64_t n = 0; n < p->heads; n++) check_head(c, what, s, v, n, may_differ);
@@ -359,6 +432,28 @@ void cache_check(cache *c, const char *what) {
                              c->shape->name, what, (int)n);
             free(may_differ);
         }
+}
+
+void cache_end(cache *c, int sequence) {
+    for (uint32_t s = 0; s < c->n_storage; s++) {
+        cache_pool *p = &c->pools[s];
+        const int64_t block = c->shape->pattern.block;
+        for (int64_t n = 0; n < p->heads; n++)
+            for (int64_t t = 0; t < c->lens[sequence]; t++) {
+                const int64_t place = slot_of(c, p->head_ids[n], t / block) * block + t % block,
+                              at = index_of(c, s, &p->k, sequence, place, n);
+                if (at >= 0)
+                    memset(p->past + GUARD + (uint64_t)(c->shape->shift + at) * c->item, 1,
+                           (size_t)c->shape->head_dim * c->item);
+            }
+        for (int n = 0; n < CACHE_COLUMNS; n++) {
+            int32_t *id = &c->table[s][sequence][n];
+            if (*id >= 0 && *id < CACHE_PAGES) c->free_pages[s][c->n_free[s]++] = *id;
+            *id = -1;
+        }
+    }
+    c->lens[sequence] = 0;
+    c->lives[sequence]++;
 }
 
 /* ------------------------------------------------------------------ attention */
@@ -430,7 +525,7 @@ void cache_attend(cache *c, const int64_t rows[CACHE_BATCH], const char *what) {
     const int64_t zeros[CACHE_BATCH] = {0};
     tess_plan_info info = {.struct_size = sizeof info};
     int64_t longest = 0;
-    uint64_t bytes;
+    uint64_t bytes, got_bytes;
     for (int b = 0; b < CACHE_BATCH; b++)
         if (c->lens[b] > longest) longest = c->lens[b];
     for (uint32_t s = 0; s < c->n_storage; s++) {
@@ -449,20 +544,22 @@ void cache_attend(cache *c, const int64_t rows[CACHE_BATCH], const char *what) {
         cached.table_stride = CACHE_COLUMNS;
         cached.pages = CACHE_PAGES;
     }
-    tess_plan *plan = make_plan(c, rows, 1, NULL);
+    tess_plan *plan = take_plan(c, rows);
+    cached.step = c->step;
     assert_ok(tess_plan_query(plan, &info));
-    unsigned char *got = attend(c, plan, &cached, &bytes);
-    tess_plan_release(plan);
+    unsigned char *got = attend(c, plan, &cached, &got_bytes);
+    give_plan(c, plan);
 
     plan = make_plan(c, rows, 0, info.kernel);
     for (int v = 0; v < 2; v++) {
-        unsigned char *keys = keys_from(c, v, zeros, c->lens, longest, &bytes);
+        unsigned char *keys = keys_from(c, v, zeros, c->lens, longest, 0, &bytes);
         const tess_buffer buffer = test_upload(c->device, keys, bytes);
         assert_ok(tess_plan_tensor(plan, v ? TESS_ROLE_V : TESS_ROLE_K, buffer, kv[v], NULL));
         kv[v]->buffer.offset = (uint64_t)c->shape->shift * c->item;
         free(keys);
     }
     unsigned char *wanted = attend(c, plan, &plain, &bytes);
+    for (uint64_t n = bytes; n < got_bytes; n++) assert_int_equal(0, got[n]); /* no row's */
     tess_plan_release(plan);
     for (int v = 0; v < 2; v++) {
         kv[v]->buffer.offset = 0;

@@ -20,6 +20,8 @@ typedef struct cache_shape {
     int64_t shift; /* elements before the first one of every tensor */
     int head_major;
     int hostile; /* ids of some pages are none */
+    int steps;   /* one plan, whose lengths come from the device; rows are packed, caches are not */
+    int32_t kv_split;
 } cache_shape;
 
 typedef struct cache_pool {
@@ -28,6 +30,7 @@ typedef struct cache_pool {
     int64_t units, tokens;       /* pages, or sequences */
     uint64_t bytes;              /* of each buffer, guards included */
     unsigned char *host;         /* as many */
+    unsigned char *past;         /* as many: where sequences that have ended had keys */
 } cache_pool;
 
 typedef struct cache {
@@ -44,6 +47,11 @@ typedef struct cache {
     int n_free[CACHE_STORAGES];
     tess_buffer block_table;
     uint64_t random;
+    int64_t lives[CACHE_BATCH]; /* sequences that have ended in each place */
+    tess_plan *plan;            /* of steps */
+    tess_buffer step, cu_rows, kv_lens;
+    /* Given to the device instead of a sequence's length, unless 0: it appends nothing then. */
+    int32_t wrong[CACHE_BATCH];
 } cache;
 
 void cache_create(cache *c, tess_device *device, const cache_shape *shape);
@@ -53,11 +61,14 @@ void cache_release(cache *c);
 uint32_t cache_mark(const cache *c, int v, int64_t sequence, int64_t token, int64_t head,
                     int64_t element);
 
-/* Appends `chunks` tokens to the sequences, with a plan of its own, which may be kept. */
-void cache_append(cache *c, const int64_t chunks[CACHE_BATCH], tess_plan **plan);
+/* Appends `chunks` tokens to the sequences, with a plan of its own or by a step. */
+void cache_append(cache *c, const int64_t chunks[CACHE_BATCH]);
 
 /* Makes an empty sequence a copy of another one, in pages of its own. */
 void cache_fork(cache *c, int from, int to);
+
+/* The sequence ends: it has no tokens and no pages any more. Another one may take its place. */
+void cache_end(cache *c, int sequence);
 
 /* Whether block `block` of a kv head still has its place in a sequence of that length. */
 int cache_holds(const cache *c, int64_t head, int64_t block, int64_t tokens);

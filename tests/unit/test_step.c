@@ -23,7 +23,8 @@ typedef struct instance {
     tess_split_model model;
     uint64_t partial_bytes;
     tess_step_room room;
-    uint32_t *tables; /* classes, then the tess_step_plan and its runs */
+    uint32_t *tables; /* classes, then the tess_step_plan, its runs and storage groups */
+    tess_pools pools;
     tess_args args;
     tess_step_plan *words;
     /* a step and its lengths, of exactly the bytes that it may have */
@@ -68,24 +69,29 @@ static void instance_plan(instance *c, uint32_t tile_rows, uint32_t pack_rows, b
     tess_step_plan words;
     assert_int_equal(
         TESS_OK, tess_jobs_create(&c->jobs, runtime, c->layout, &longest, 1, tile_rows, pack_rows));
+    tess_jobs_group(&c->jobs, &c->pools);
     if (from_end) tess_grid_count_from_end(&c->jobs.grid, c->layout, tile_rows);
     assert_int_equal(TESS_OK, tess_step_measure(&c->jobs, &c->limits, &c->model, c->kv_split,
                                                 c->invariant, c->partial_bytes, &c->room, &words));
     const uint32_t n_classes = c->layout->n_classes,
                    plan_at = n_classes * (uint32_t)TESS_CLASS_WORDS,
                    runs_at = plan_at + TESS_STEP_PLAN_WORDS;
-    c->tables = exact(runs_at + c->jobs.n_runs * TESS_STEP_RUN_WORDS, 4);
+    const uint32_t groups_at = runs_at + c->jobs.n_runs * TESS_STEP_RUN_WORDS,
+                   tables_end = groups_at + words.n_groups * TESS_STEP_GROUP_WORDS;
+    c->tables = exact(tables_end, 4);
     for (uint32_t n = 0; n < n_classes; n++)
         tess_tiler_class(&c->jobs.tiler, n, (tess_class *)c->tables + n);
     words.sequences_at = TESS_STEP_HEAD_WORDS + TESS_STEP_HEAD_WORDS % 2; /* have 64-bit words */
     words.jobs_at = words.sequences_at + words.batch * TESS_SEQUENCE_WORDS;
     words.merges_at = words.jobs_at + words.most_jobs * TESS_JOB_WORDS;
-    words.copy_to = words.merges_at + words.most_merges * TESS_MERGE_WORDS;
-    words.copy_words = runs_at + c->jobs.n_runs * TESS_STEP_RUN_WORDS;
+    words.ends_at = words.merges_at + words.most_merges * TESS_MERGE_WORDS;
+    words.copy_to = words.ends_at + words.n_groups;
+    words.copy_words = tables_end;
     words.id = 77;
     c->words = (tess_step_plan *)(c->tables + plan_at);
     memcpy(c->words, &words, sizeof words);
-    tess_step_runs(&c->jobs, (tess_step_run *)(c->tables + runs_at));
+    tess_step_runs(&c->jobs, &words, (tess_step_run *)(c->tables + runs_at),
+                   (tess_step_group *)(c->tables + groups_at));
     memset(&c->args, 0, sizeof c->args);
     c->args.items_at = plan_at;
     c->step = exact(words.copy_to + words.copy_words, 4);
@@ -95,6 +101,7 @@ static void instance_plan(instance *c, uint32_t tile_rows, uint32_t pack_rows, b
 
 static void instance_free(instance *c) {
     tess_jobs_release(&c->jobs);
+    tess_pools_release(&c->pools, runtime);
     tess_layout_release(c->layout);
     spec_free(&c->x);
     free(c->tables);
@@ -126,6 +133,10 @@ static void instance_random(instance *c, uint64_t *seed) {
     c->model = cheap_model((uint32_t)c->layout->pattern.block,
                            (uint32_t)test_between(seed, 1, test_between(seed, 0, 1) ? 4 : 80));
     c->partial_bytes = (uint64_t)test_between(seed, 0, 200000);
+    c->pools.compact = c->layout->kv_efficient && test_between(seed, 0, 3);
+    if (c->pools.compact)
+        assert_int_equal(TESS_OK,
+                         tess_pools_create(&c->pools, runtime, c->layout, c->limits.kv_len));
     const uint32_t tile_rows = (uint32_t)test_between(seed, 1, test_between(seed, 0, 1) ? 12 : 90);
     instance_plan(c, tile_rows, (uint32_t)test_between(seed, 0, 20),
                   !c->invariant && test_between(seed, 0, 1));
@@ -159,6 +170,34 @@ typedef struct item {
     tess_job job;
     uint32_t part, parts;
 } item;
+
+/* The jobs of all storage groups, in their order. Those of a group are of its heads, and there are
+ * as many as the planner has placed there last, if it has. */
+static tess_job *gather_jobs(instance *c, const tess_step_head *head, bool placed) {
+    const tess_step_plan *w = c->words;
+    const uint32_t *ends = c->step + w->ends_at,
+                   group = (uint32_t)c->layout->n_heads / (uint32_t)c->layout->n_kv_heads;
+    const tess_step_group *room =
+        (const tess_step_group *)(const void *)((const uint32_t *)(w + 1) +
+                                                w->n_runs * TESS_STEP_RUN_WORDS);
+    tess_job *all = exact(head->n_jobs, sizeof *all);
+    uint32_t n = 0;
+    for (uint32_t g = 0; g < w->n_groups; g++) {
+        const tess_job *jobs = (const tess_job *)(c->step + w->jobs_at) + room[g].first_job;
+        const uint32_t count = ends[g] - room[g].first_job;
+        if (ends[g] < room[g].first_job || ends[g] > room[g].end_job || count > head->n_jobs - n)
+            FAIL(c, "group %u ends at job %u", g, ends[g]);
+        if (placed && count != c->pools.all[g + 1].first_job - c->pools.all[g].first_job)
+            FAIL(c, "group %u has %u jobs", g, count);
+        for (uint32_t j = 0; j < count; j++)
+            if (c->pools.compact && c->pools.kv_heads[jobs[j].head / group].storage != g)
+                FAIL(c, "a job of head %u in group %u", jobs[j].head, g);
+        memcpy(all + n, jobs, count * sizeof *all);
+        n += count;
+    }
+    if (n != head->n_jobs) FAIL(c, "%u jobs of groups, %u in all", n, head->n_jobs);
+    return all;
+}
 
 static int compare_items(const void *a, const void *b) { return memcmp(a, b, sizeof(item)); }
 
@@ -226,7 +265,8 @@ static void check_against_planner(instance *c, const tess_step_head *head) {
              (int)jobs->n_partials);
     if (jobs->partial_rows > c->room.partial_rows)
         FAIL(c, "%u rows of a partial, room for %u", jobs->partial_rows, c->room.partial_rows);
-    item *a = sorted_items(c, (const tess_job *)(c->step + c->words->jobs_at), head->n_jobs,
+    tess_job *own_jobs = gather_jobs(c, head, c->pools.compact);
+    item *a = sorted_items(c, own_jobs, head->n_jobs,
                            (const tess_merge *)(c->step + c->words->merges_at), head->n_merges,
                            head->n_partials),
          *b = sorted_items(c, out, jobs->n_jobs, merges, jobs->n_merges, jobs->n_partials);
@@ -234,6 +274,7 @@ static void check_against_planner(instance *c, const tess_step_head *head) {
         if (memcmp(&a[n], &b[n], sizeof *a) != 0) FAIL(c, "another job, %d in order", (int)n);
     free(a);
     free(b);
+    free(own_jobs);
     free(out);
     free(merges);
 }
@@ -243,7 +284,7 @@ static void check_against_planner(instance *c, const tess_step_head *head) {
 /* Given equal lengths, the step and the planner make the same set of jobs. */
 static void test_same_jobs(void **state) {
     (void)state;
-    uint64_t seed = 20, split = 0, fixed = 0, chosen = 0, jobs = 0;
+    uint64_t seed = 20, split = 0, fixed = 0, chosen = 0, jobs = 0, grouped = 0;
     for (int n = 0; n < 3000; n++) {
         instance c;
         instance_random(&c, &seed);
@@ -262,12 +303,13 @@ static void test_same_jobs(void **state) {
             fixed += head->n_merges != 0 && c.words->short_length != 0;
             chosen += head->length != 0;
             jobs += head->n_jobs;
+            grouped += c.words->n_groups > 1 && head->n_jobs > 0;
         }
         assert_memory_equal(c.step + c.words->copy_to, c.tables, c.words->copy_words * 4);
         instance_free(&c);
     }
     /* or else the test has not met what it is about */
-    assert_true(split > 500 && fixed > 50 && chosen > 100 && jobs > 50000);
+    assert_true(split > 500 && fixed > 50 && chosen > 100 && jobs > 50000 && grouped > 40);
 }
 
 /* ------------------------------------------------------------------ room */
@@ -373,7 +415,7 @@ static void test_hostile_lengths(void **state) {
         }
         const tess_step_head *head = prepare(&c);
         const tess_sequence *own = (const tess_sequence *)(c.step + c.words->sequences_at);
-        const tess_job *jobs = (const tess_job *)(c.step + c.words->jobs_at);
+        tess_job *jobs = gather_jobs(&c, head, false);
         int64_t end = 0;
         for (uint32_t s = 0; s < c.batch; s++) {
             assert_true(own[s].q_start >= end && own[s].q_len >= 0 &&
@@ -386,6 +428,7 @@ static void test_hostile_lengths(void **state) {
         for (uint32_t j = 0; j < head->n_jobs; j++)
             assert_true(jobs[j].sequence < c.batch &&
                         (int64_t)jobs[j].row + jobs[j].rows <= own[jobs[j].sequence].q_len);
+        free(jobs);
         if (legal != (head->n_clamped == 0)) FAIL(&c, "%u clamped", head->n_clamped);
         clamped += !legal;
         instance_free(&c);
@@ -416,12 +459,15 @@ static uint64_t makespan(const instance *c, const tess_job *jobs, uint32_t n) {
  * unsplit time that the step takes. */
 static double check_rule(instance *c) {
     const tess_step_plan *w = c->words;
-    const tess_job *jobs = (const tess_job *)(c->step + w->jobs_at);
     const tess_merge *merges = (const tess_merge *)(c->step + w->merges_at);
     c->words->chooses = 0;
-    const uint64_t unsplit = makespan(c, jobs, prepare(c)->n_jobs);
-    c->words->chooses = 1;
     const tess_step_head *head = prepare(c);
+    tess_job *jobs = gather_jobs(c, head, false);
+    const uint64_t unsplit = makespan(c, jobs, head->n_jobs);
+    free(jobs);
+    c->words->chooses = 1;
+    prepare(c);
+    jobs = gather_jobs(c, head, false);
     uint64_t ticks = makespan(c, jobs, head->n_jobs), most_parts = 0, read = 0;
     for (uint32_t s = 0; s < c->batch; s++)
         read += (uint64_t)ceil_div(c->kv_lens[s], w->block) * w->n_kv_heads * w->block_ticks;

@@ -6,8 +6,12 @@
  */
 TESS_APPEND_KERNEL {
     /* Workgroups past the last row look at that one and then write nothing. */
-    const bool present = TESS_GROUP < args.items;
-    const uint row = args.first + (present ? TESS_GROUP : args.items - 1u);
+    const bool in_launch = TESS_GROUP < args.items, of_step = (args.flags & TESS_PAGING_STEP) != 0u;
+    const uint row = args.first + (in_launch ? TESS_GROUP : args.items - 1u);
+    const bool present =
+        in_launch && (!of_step || row < TESS_WORD(args.step_at + TESS_WORD_STEP_ROWS));
+    const uint n_sequences =
+        of_step ? TESS_WORD(args.step_at + TESS_WORD_STEP_SEQUENCES) : args.n_sequences;
 
     /* Its sequence. Padded, each has as many items; packed, it is the last one that begins at or
      * before the row. */
@@ -15,7 +19,7 @@ TESS_APPEND_KERNEL {
     if (args.sequence_rows != 0u) {
         low = row / args.sequence_rows;
     } else {
-        for (uint high = args.n_sequences; high - low > 1u;) {
+        for (uint high = present ? n_sequences : 1u; high - low > 1u;) {
             const uint middle = low + (high - low) / 2u;
             if (TESS_WORD(args.sequences_at + middle * TESS_SEQUENCE_WORDS +
                           TESS_WORD_SEQUENCE_Q_START) <= row)
@@ -30,8 +34,10 @@ TESS_APPEND_KERNEL {
                        : row - TESS_WORD(sequence + TESS_WORD_SEQUENCE_Q_START);
     const int kv_len = TESS_INT(TESS_WORD(sequence + TESS_WORD_SEQUENCE_KV_LEN));
     const int position = TESS_INT(TESS_WORD(sequence + TESS_WORD_SEQUENCE_Q_FIRST) + r);
-    const bool is_key = present && r < TESS_WORD(sequence + TESS_WORD_SEQUENCE_Q_LEN) &&
-                        position >= 0 && position < kv_len;
+    const bool is_key =
+        present && r < TESS_WORD(sequence + TESS_WORD_SEQUENCE_Q_LEN) && position >= 0 &&
+        position < kv_len &&
+        (TESS_WORD(sequence + TESS_WORD_SEQUENCE_FLAGS) & TESS_SEQUENCE_NO_APPEND) == 0u;
     const uint t = is_key ? TESS_UINT(position) : 0u;
     const uint block = t / args.block, last_block = TESS_UINT(kv_len - 1) / args.block;
 

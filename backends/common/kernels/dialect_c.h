@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The dialect of the portable kernels in C, for the kernel that prepares a step: a workgroup of one
- * thread, which runs on the host. */
+/* The dialect of the portable kernels in C, for the kernel that prepares a step: workgroups of one
+ * thread, which run on the host. */
 #ifndef TESS_DIALECT_C_H
 #define TESS_DIALECT_C_H
 
@@ -24,6 +24,7 @@ typedef uint32_t tess_c_uint;
 #define TESS_INT(x)             ((int)(x))
 #define TESS_UINT(x)            ((uint)(x))
 #define TESS_THREAD             0u
+#define TESS_GROUP              number
 #define TESS_BARRIER            (void)0
 #define TESS_SHARED(t, n, c)    t n[c];
 #define TESS_WORD(at)           (tables[at])
@@ -48,8 +49,8 @@ TESS_FUNCTION uint tess_add_shared(uint *to, uint x) {
 #define TESS_STEP                , uint *step
 #define TESS_STEP_OF_KERNEL      , step
 #define TESS_STORE_STEP(at, x)   (step[at] = (x))
-#define TESS_PREPARE_KERNEL                                                                       \
-    void tess_prepare_on_host(const tess_args *arguments, const uint *tables, const int *cu_rows, \
-                              const int *kv_lens_in, uint *step)
+#define TESS_PREPARE_KERNEL                                                              \
+    void tess_prepare_group(const tess_args *arguments, uint number, const uint *tables, \
+                            const int *cu_rows, const int *kv_lens_in, uint *step)
 
 #endif /* TESS_DIALECT_C_H */

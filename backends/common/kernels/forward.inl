@@ -102,7 +102,7 @@ TESS_FORWARD_KERNEL {
     const uint items = tess_present_items(args.items TESS_TABLES_OF_KERNEL);
     const bool present = TESS_GROUP < items;
     TESS_LEAVE_UNLESS(present);
-    const uint job = args.items_at + (present ? TESS_GROUP : 0u) * TESS_JOB_WORDS;
+    const uint job = tess_find_item(TESS_GROUP, present, TESS_JOB_WORDS TESS_TABLES_OF_KERNEL);
     const tess_tile tile = tess_read_tile(job TESS_TABLES_OF_KERNEL);
     const tess_key_walk walk = tess_read_key_walk(job, tile TESS_TABLES_OF_KERNEL);
     const uint used = present ? tile.packed_rows : 0u; /* rows of the tile that are stored */

@@ -10,4 +10,10 @@ TESS_FUNCTION uint tess_present_items(uint items TESS_TABLES) {
     return count > args.first_item ? tess_min(items, count - args.first_item) : 0u;
 }
 
+/* Where the words of item `n` of this launch begin, if it is there; else those of the first item of
+ * the table, which always is. */
+TESS_FUNCTION uint tess_find_item(uint n, bool present, uint words TESS_TABLES) {
+    return present ? args.items_at + n * words : args.items_at - args.first_item * words;
+}
+
 #endif /* TESS_ITEMS_H */

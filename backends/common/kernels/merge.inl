@@ -54,14 +54,16 @@ TESS_MERGE_KERNEL {
 #ifndef TESS_SHARED_OUTSIDE
     TESS_MERGE_SHARED
 #endif
+    /* A step's tables come from a kernel. */
+    if ((args.flags & TESS_ARGS_STEP) != 0u) { TESS_DEPENDENCIES_WAIT; }
     const uint thread = TESS_THREAD,
                groups = (args.partial_rows + TESS_MERGE_ROWS - 1u) / TESS_MERGE_ROWS;
     /* Workgroups past the last merge read the first one's words and then find no rows. */
     const bool present = TESS_GROUP / groups < tess_present_items(args.items TESS_TABLES_OF_KERNEL);
     TESS_LEAVE_UNLESS(present);
-    const uint item = present ? TESS_GROUP / groups : 0u;
-    const tess_merged merge =
-        tess_read_merge(args.items_at + item * TESS_MERGE_WORDS TESS_TABLES_OF_KERNEL);
+    const tess_merged merge = tess_read_merge(
+        tess_find_item(TESS_GROUP / groups, present, TESS_MERGE_WORDS TESS_TABLES_OF_KERNEL)
+            TESS_TABLES_OF_KERNEL);
     const uint first_row = TESS_GROUP % groups * TESS_MERGE_ROWS, head_dim = TESS_HEAD_DIM;
     const uint used = present ? merge.packed_rows : 0u, parts = present ? merge.parts : 0u;
     const tess_offset o_base = TESS_FIRST(o, merge, merge.q_start, merge.head);

@@ -3,11 +3,20 @@
  * split yet. */
 TESS_FIND(at, unit_end, u);
 const tess_unit unit = tess_find_unit(u - (at > 0u ? unit_end[at - 1u] : 0u), q_lens[at],
-                                      kv_lens[at], length TESS_TABLES_OF_KERNEL);
-const uint bin = tess_bin_of(unit.blocks);
+                                      kv_lens[at], first_run, n_runs, length TESS_TABLES_OF_KERNEL);
+const uint bin = tess_bin_of(unit.blocks), parts = unit.jobs * unit.parts;
+const bool of_own = unit.run >= own.first_run && unit.run < own.end_run;
 if (phase == TESS_PHASE_COUNT && unit.parts > 1u) {
-    TESS_ADD_SHARED(sums[TESS_SUM_PARTS], unit.jobs * unit.parts);
+    TESS_ADD_SHARED(sums[TESS_SUM_PARTS], parts);
     TESS_ADD_SHARED(sums[TESS_SUM_MERGES], unit.jobs);
+    if (of_own) TESS_ADD_SHARED(sums[TESS_SUM_OWN_PARTS], parts);
+    if (unit.run < own.first_run) {
+        TESS_ADD_SHARED(sums[TESS_SUM_PARTS_BEFORE], parts);
+        TESS_ADD_SHARED(sums[TESS_SUM_MERGES_BEFORE], unit.jobs);
+    }
+} else if (phase == TESS_PHASE_COUNT) {
+    TESS_ADD_SHARED(sums[TESS_SUM_WHOLE], unit.jobs);
+    if (of_own) TESS_ADD_SHARED(bin_count[bin], unit.jobs);
 } else {
     TESS_ADD_SHARED(bin_count[bin], unit.jobs);
 }

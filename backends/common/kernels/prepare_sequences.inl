@@ -23,13 +23,18 @@ if (present && phase == TESS_PHASE_LENGTHS && q_len > 0)
     shared_blocks =
         tess_sum(shared_blocks, tess_product(tess_quotient_up(TESS_UINT(kv_len), TESS_PLAN(BLOCK)),
                                              TESS_PLAN(KV_HEADS)));
-if (present && phase == TESS_PHASE_WRITE) {
+if (present && phase == TESS_PHASE_WRITE && group == 0u) {
     const int before = s == 0u ? TESS_CU_ROWS(0u) : 0;
     const uint clamped = (raw_kv != kv_len ? 1u : 0u) +
                          (raw_end != TESS_INT(row_first) + q_len ? 1u : 0u) +
                          (before < 0 || before > rows ? 1u : 0u);
     if (clamped != 0u) TESS_ADD_SHARED(sums[TESS_SUM_CLAMPED], clamped);
-    tess_write_sequence(s, row_first, q_len, kv_len TESS_TABLES_OF_KERNEL TESS_STEP_OF_KERNEL);
+    /* Rows of other numbers than were meant have no places to go to. */
+    const bool right = raw_kv == kv_len && raw_end == TESS_INT(row_first) + q_len &&
+                       TESS_CU_ROWS(s) == TESS_INT(row_first);
+    tess_write_sequence(s, row_first, q_len, kv_len,
+                        right ? 0u
+                              : TESS_SEQUENCE_NO_APPEND TESS_TABLES_OF_KERNEL TESS_STEP_OF_KERNEL);
 }
 TESS_SCAN(unit_end, tess_sum);
 rows_before = tess_larger(rows_before, row_end[TESS_PREPARE_THREADS - 1u]);

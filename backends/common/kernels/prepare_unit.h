@@ -139,8 +139,23 @@ TESS_FUNCTION tess_keys tess_part_of(tess_keys whole, uint begin, uint end) {
 
 /* ------------------------------------------------------------------ units */
 
+/* A tess_step_group. */
+TESS_STRUCT(tess_storage_group) { uint first_run, end_run, first_job, end_job; };
+
+TESS_FUNCTION tess_storage_group tess_find_group(uint n TESS_TABLES) {
+    tess_storage_group group;
+    const uint at = args.items_at + TESS_STEP_PLAN_WORDS + TESS_PLAN(RUNS) * TESS_STEP_RUN_WORDS +
+                    n * TESS_STEP_GROUP_WORDS;
+    group.first_run = TESS_WORD(at + TESS_WORD_GROUP_FIRST_RUN);
+    group.end_run = TESS_WORD(at + TESS_WORD_GROUP_END_RUN);
+    group.first_job = TESS_WORD(at + TESS_WORD_GROUP_FIRST_JOB);
+    group.end_job = TESS_WORD(at + TESS_WORD_GROUP_END_JOB);
+    return group;
+}
+
 /* The jobs that one tile makes of one run of heads. They read the same key blocks. */
 TESS_STRUCT(tess_unit) {
+    uint run;
     uint head, heads; /* of the run */
     uint packed;      /* heads of a job, of the last one perhaps fewer */
     uint jobs;        /* without the split */
@@ -156,15 +171,16 @@ TESS_FUNCTION uint tess_parts_of(uint blocks, uint length) {
     return length == 0u || blocks <= length ? 1u : (blocks - 1u) / length + 1u;
 }
 
-/* Unit `n` of a sequence: the last tiles, which read most, come first. `length` is what the rule
- * chose. */
-TESS_FUNCTION tess_unit tess_find_unit(uint n, int q_len, int kv_len, uint length TESS_TABLES) {
+/* Unit `n` of a sequence, of the n_runs runs from first_run on: the last tiles, which read most,
+ * come first. `length` is what the rule chose. */
+TESS_FUNCTION tess_unit tess_find_unit(uint n, int q_len, int kv_len, uint first_run, uint n_runs,
+                                       uint length TESS_TABLES) {
     tess_unit unit;
     const tess_cut cut = tess_cut_rows(q_len, kv_len TESS_TABLES_OF_KERNEL);
     const int cell = TESS_INT(TESS_PLAN(CELL)), tile = TESS_INT(TESS_PLAN(TILE)),
               of_cell = (cell - 1) / tile + 1;
-    const uint n_runs = TESS_PLAN(RUNS), max_parts = TESS_PLAN(MAX_PARTS),
-               run = args.items_at + TESS_STEP_PLAN_WORDS + n % n_runs * TESS_STEP_RUN_WORDS,
+    const uint max_parts = TESS_PLAN(MAX_PARTS), number_of_run = first_run + n % n_runs,
+               run = args.items_at + TESS_STEP_PLAN_WORDS + number_of_run * TESS_STEP_RUN_WORDS,
                cls = TESS_WORD(run + TESS_WORD_RUN_CLS),
                at = args.classes_at + cls * TESS_CLASS_WORDS,
                entries = TESS_WORD(run + TESS_WORD_RUN_ENTRIES);
@@ -174,6 +190,7 @@ TESS_FUNCTION tess_unit tess_find_unit(uint n, int q_len, int kv_len, uint lengt
               bottom = top + tile < origin + cell ? top + tile : origin + cell;
     const int first = top > cut.begin ? top : cut.begin,
               last = (bottom < cut.end ? bottom : cut.end) - 1;
+    unit.run = number_of_run;
     unit.head = TESS_LOW_HALF(TESS_WORD(run + TESS_WORD_RUN_HEAD));
     unit.heads = TESS_HIGH_HALF(TESS_WORD(run + TESS_WORD_RUN_HEADS));
     unit.packed = tess_min(cut.heads, unit.heads);

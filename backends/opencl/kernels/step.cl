@@ -14,6 +14,7 @@
 #define TESS_INT(x)           ((int)(x))
 #define TESS_UINT(x)          ((uint)(x))
 #define TESS_THREAD           ((uint)get_local_id(0))
+#define TESS_GROUP            ((uint)get_group_id(0))
 #define TESS_BARRIER          barrier(CLK_LOCAL_MEM_FENCE)
 #define TESS_SHARED(t, n, c)  __local t n[c];
 #define TESS_WORD(at)         (tables[at])

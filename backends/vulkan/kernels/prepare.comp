@@ -16,6 +16,7 @@
 #define TESS_INT(x)             int(x)
 #define TESS_UINT(x)            uint(x)
 #define TESS_THREAD             gl_LocalInvocationIndex
+#define TESS_GROUP              gl_WorkGroupID.x
 #define TESS_BARRIER            barrier()
 #define TESS_SHARED_OUTSIDE
 #define TESS_SHARED(t, n, c)    shared t n[c];

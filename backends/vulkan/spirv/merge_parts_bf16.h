@@ -10,7 +10,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/merge_parts.comp
- * sha256: ddf1b6a2f9a98e007257887cdd2496149d864615efc8b3049440e7d71c325aaf
+ * sha256: fbd226b522f0dae41d65a7454e4aef86455fab31ed70419ed1dffeaaf2ef38ed
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_parts_bf16[] = {
