@@ -51,11 +51,10 @@ const char *tess_portable_dtype(uint32_t dtype) {
 
 uint32_t tess_portable_element(uint32_t dtype) { return dtype == TESS_F32 ? 4 : 2; }
 
-static int has_codes(uint32_t dtype) { return dtype == TESS_F8E4M3 || dtype == TESS_I8; }
-
 uint32_t tess_portable_item(const tess_launch *l, const tess_portable_tensor *t) {
     if (t->element) return t->element;
-    if ((t->role == TESS_ROLE_K || t->role == TESS_ROLE_V) && has_codes(l->kv_dtype)) return 1;
+    if ((t->role == TESS_ROLE_K || t->role == TESS_ROLE_V) && tess_portable_has_codes(l->kv_dtype))
+        return 1;
     return tess_portable_element(l->dtype);
 }
 
@@ -125,7 +124,8 @@ static void fill_args(const tess_launch *l, int base_in_handle, uint64_t table_a
     a->partial_rows = l->partial_rows;
     a->flags = l->tensor[TESS_ROLE_LSE].buffer.kind != TESS_BUFFER_NONE ? TESS_ARGS_LSE : 0;
     a->flags |= (l->page ? TESS_ARGS_PAGED : 0) | (l->compact ? TESS_ARGS_COMPACT : 0);
-    if (has_codes(l->kv_dtype)) a->flags |= l->kv_dtype == TESS_I8 ? TESS_ARGS_I8 : TESS_ARGS_E4M3;
+    if (tess_portable_has_codes(l->kv_dtype))
+        a->flags |= l->kv_dtype == TESS_I8 ? TESS_ARGS_I8 : TESS_ARGS_E4M3;
     a->slots_at = (tess_arg_u32)(tables->slots_at / 4);
     a->kv_heads_at = (tess_arg_u32)(tables->kv_heads_at / 4);
     a->page = (tess_arg_u32)l->page;

@@ -58,6 +58,10 @@ void tess_portable_describe(const tess_portable_shape *shape, uint32_t workers,
 /* "f32", "f16", "bf16", and bytes of an element. */
 const char *tess_portable_dtype(uint32_t dtype);
 uint32_t tess_portable_element(uint32_t dtype);
+/* Whether elements are codes of 8 bits. */
+static inline int tess_portable_has_codes(uint32_t dtype) {
+    return dtype == TESS_F8E4M3 || dtype == TESS_I8;
+}
 /* Bytes of an element of a tensor of a launch. */
 uint32_t tess_portable_item(const tess_launch *launch, const tess_portable_tensor *tensor);
 

@@ -426,6 +426,9 @@ enum { TESS_ROLES = 32 };
  *     the kv head belongs to another storage group than the launch's, or
  *     the column u / page of the block table is not below its stride_batch, or
  *     its id is outside [0, pages).
+ * Where kv_dtype has 8 bits, the row becomes codes as tess_append_desc says, and its scale goes to
+ * the same place in TESS_ROLE_K_SCALE and TESS_ROLE_V_SCALE; of these, one with stride_token 0 is
+ * read instead.
  *
  * TESS_OP_COPY_PAGES has no plan, and tables that are empty. n_jobs counts tokens, `page` of them
  * for each pair of int32 in TESS_ROLE_BLOCK_TABLE: token n % page of the first page goes to the

@@ -111,8 +111,7 @@ typedef struct tess_append_desc {
  *
  * Codes beyond the largest become the largest: -128 is never written. A row with amax below 2^-100
  * has codes and a scale of 0. A row with an element that is infinite or NaN has codes of 0 and a
- * scale of NaN, which makes NaN of every result that reads it. All devices write the same bytes,
- * as far as they read the new rows alike (denormal numbers of float16: tess_run).
+ * scale of NaN, which makes NaN of every result that reads it. All devices write the same bytes.
  *
  * A tensor of scales with stride_token 0 is static: its scales are read and not written. Codes are
  * computed from them as above, so what is too large saturates, and NaN becomes the code 0x7f or, of
@@ -136,17 +135,18 @@ TESS_API tess_status tess_append(const tess_plan *plan, const tess_append_desc *
 
 /*
  * pools: tensors of one shape, [pages, page, n_heads, head_dim], whose stride_batch is the page:
- *        K and V of a storage group, of one layer or of many.
+ *        K and V of a storage group, of one layer or of many. Pools of scales are copied by a call
+ *        of their own, with a head_dim of 1.
  * page:  any number of tokens. So a contiguous cache can be copied too, a sequence at a time.
  * pairs: int32 [n_pairs][2] on the device: the page to copy from, and the page to copy to.
  */
 typedef struct tess_copy_desc {
     uint32_t struct_size;
     uint32_t flags;           /* must be 0 */
-    uint32_t dtype;           /* tess_dtype of the pools */
+    uint32_t dtype;           /* tess_dtype of the pools; that of scales is TESS_F32 */
     uint32_t n_pools;         /* 0 to 32 */
     int32_t n_heads;          /* of a pool, 1 to 65535 */
-    int32_t head_dim;         /* elements of a head: 8, 16, ... 256 */
+    int32_t head_dim;         /* elements of a head: 8, 16, ... 256; 1 for scales */
     int64_t page;             /* tokens; at least 1 */
     int64_t pages;            /* of each pool; 1 to 2^31 - 1 */
     int64_t n_pairs;          /* 0 is legal: see below */

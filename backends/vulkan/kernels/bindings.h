@@ -31,11 +31,13 @@
 #define TESS_BIND_V_SCALE 10
 
 /* The tensors of the kernels that write a cache, in the order of tess_paging_tensors. */
-#define TESS_BIND_NEW_K  3
-#define TESS_BIND_NEW_V  4
-#define TESS_BIND_POOL_K 5
-#define TESS_BIND_POOL_V 6
-#define TESS_BIND_PAGES  7
+#define TESS_BIND_NEW_K        3
+#define TESS_BIND_NEW_V        4
+#define TESS_BIND_POOL_K       5
+#define TESS_BIND_POOL_V       6
+#define TESS_BIND_PAGES        7
+#define TESS_BIND_POOL_K_SCALE 8
+#define TESS_BIND_POOL_V_SCALE 9
 
 /* Those of the kernel that prepares steps, in the order of tess_prepare_tensors. */
 #define TESS_BIND_CU_ROWS 3

@@ -18,7 +18,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_forward.comp
- * sha256: 54c64c2d0715ab9210fd6fc1683613804b8be43064b3a6dd1a0b3a0c3f01eb57
+ * sha256: 8ed1e0d8e865f97907b2d22a66f2377041a491132d36fb00c2c24b21ce89fd43
  */
 #include <stdint.h>
 static const uint32_t tess_vk_forward_f32[] = {

@@ -11,7 +11,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_merge.comp
- * sha256: aa549325411c3c1f8aab26771b11e7982b800b8622c12114926e00f3934933aa
+ * sha256: 6423ea9df4a9f88117d8132a7ea79953e220273807b5781d10b4ce7d1a90b8d5
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_f32[] = {

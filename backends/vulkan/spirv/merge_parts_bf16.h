@@ -10,7 +10,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/merge_parts.comp
- * sha256: fbd226b522f0dae41d65a7454e4aef86455fab31ed70419ed1dffeaaf2ef38ed
+ * sha256: d3b70ff88146bfa19f5335d8bafef3fa5a5449db9f8b3873c59b0ab72942078b
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_parts_bf16[] = {

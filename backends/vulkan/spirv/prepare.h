@@ -16,7 +16,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/prepare.comp
- * sha256: c5eb6962ddb8820d60a05143fb5cf2d62ab979d0d8b31d4072268b2e2ca87cd2
+ * sha256: 601551e20db1ec86e30fe7c63b2057c9b381b13b35e173256ae08b9f0ef04178
  */
 #include <stdint.h>
 static const uint32_t tess_vk_prepare[] = {
