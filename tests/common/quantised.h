@@ -16,7 +16,7 @@ static inline uint8_t quantised_code(uint32_t kv_dtype, float x) {
                                                                                         : x;
     for (int n = 0; n < 256; n++) {
         const uint8_t code = (uint8_t)n;
-        const float number = element_load(kv_dtype, &code, 0);
+        const float number = kv_dtype == TESS_I8 ? (float)(int8_t)code : element_from_e4m3(code);
         if (isnan(number) || n == (kv_dtype == TESS_I8 ? 0x80 : 256)) continue;
         if (kv_dtype == TESS_F8E4M3 && !signbit(number) != !signbit(bounded)) continue;
         /* Neighbours differ by far less than 24 bits, so differences are exact. */

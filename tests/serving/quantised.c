@@ -1,0 +1,319 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* K and V of 8 bits in a cache: tess_append writes the codes and scales that its description says,
+ * however the rows were divided into calls, and attention reads them from pages as from a tensor
+ * without pages. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cache.h"
+#include "common/quantised.h"
+
+enum { TOKENS = 37, KV_HEADS = 2, HEADS = 4, DIM = 24, PAGE = 16, PAGES = 5, ROWS = PAGES * PAGE };
+enum { ROW = KV_HEADS * DIM, SIDES = 2 };
+
+/* The table of pages of the only sequence; what lies in other pages is nobody's. */
+static const int32_t table[3] = {3, 0, 4};
+
+typedef struct pools {
+    uint8_t codes[SIDES][ROWS * ROW];
+    float scales[SIDES][ROWS * KV_HEADS];
+} pools;
+
+typedef struct fixture {
+    tess_device *device;
+    tess_layout *layout;
+    uint32_t dtype, kv_dtype;
+    int page;
+    int is_static;
+    uint8_t rows[SIDES][TOKENS * ROW * 4]; /* of dtype */
+    tess_buffer codes[SIDES], scales[SIDES], table;
+} fixture;
+
+static int place_of(const fixture *f, int t) {
+    return f->page ? table[t / PAGE] * PAGE + t % PAGE : t;
+}
+
+/* Numbers of all sizes, and rows that have a rule of their own. */
+static void fill_rows(fixture *f, int plain) {
+    uint64_t random = 5;
+    for (int v = 0; v < SIDES; v++)
+        for (int n = 0; n < TOKENS * ROW; n++) {
+            const int t = n / ROW, special = plain ? 0 : (t + v) % 9;
+            float x = (float)test_between(&random, -4096, 4096) * 0x1p-11f;
+            if (n % 7 == 0) x = ldexpf(x, -(int)test_between(&random, 0, 16));
+            if (special == 1) x = 0;
+            if (special == 2 && n % DIM == 3) x = INFINITY;
+            if (special == 3 && n % DIM == DIM - 1) x = NAN;
+            if (special == 4) x = ldexpf(x, f->dtype == TESS_F16 ? -14 : -100);
+            if (special == 5) x = ldexpf(x, f->dtype == TESS_F16 ? 14 : 120);
+            /* Halves between codes. */
+            if (special == 6) x = n % DIM == 0 ? 127 : (float)(n % 64) * 0.5f;
+            if (special == 7) x = n % DIM == 0 ? 448 : ldexpf((float)(n % 64), n % 14 - 10);
+            element_store(f->dtype, f->rows[v], n, x);
+        }
+}
+
+static void create(fixture *f, const test_target *target, uint32_t dtype, uint32_t kv_dtype,
+                   int page) {
+    *f = (fixture){.device = target->device, .dtype = dtype, .kv_dtype = kv_dtype, .page = page};
+    const tess_pattern pattern = test_s2_pattern(4, 2, 4);
+    const tess_layout_desc d = test_layout_desc(&pattern, HEADS, KV_HEADS, TOKENS);
+    tess_runtime *runtime = test_runtime(0);
+    assert_ok(tess_layout_create(runtime, &d, &f->layout));
+    tess_runtime_release(runtime);
+    pools *is = malloc(sizeof *is);
+    assert_non_null(is);
+    memset(is, 0xff, sizeof *is); /* NaN of E4M3 and of scales */
+    for (int v = 0; v < SIDES; v++) {
+        f->codes[v] = test_upload(f->device, is->codes[v], sizeof is->codes[v]);
+        f->scales[v] = test_upload(f->device, is->scales[v], sizeof is->scales[v]);
+    }
+    if (page) f->table = test_upload(f->device, table, sizeof table);
+    free(is);
+}
+
+static void destroy(fixture *f) {
+    for (int v = 0; v < SIDES; v++) {
+        assert_ok(tess_free(f->device, &f->codes[v]));
+        assert_ok(tess_free(f->device, &f->scales[v]));
+    }
+    assert_ok(tess_free(f->device, &f->table));
+    tess_layout_release(f->layout);
+}
+
+static tess_plan *plan_of(const fixture *f, int rows, int tokens) {
+    const tess_plan_desc d = {.struct_size = sizeof d,
+                              .flags = TESS_PLAN_APPEND,
+                              .dtype = f->dtype,
+                              .kv_dtype = f->kv_dtype,
+                              .head_dim = DIM,
+                              .batch = 1,
+                              .q_len = rows,
+                              .kv_len = tokens,
+                              .page = f->page ? PAGE : 0};
+    tess_plan *plan = NULL;
+    assert_ok(tess_plan_create(f->device, f->layout, &d, &plan));
+    return plan;
+}
+
+/* K or V of the cache, or their scales. */
+static tess_tensor pool_of(const fixture *f, int v, int scales) {
+    const int64_t row = scales ? KV_HEADS : ROW;
+    tess_tensor t = {.buffer = scales ? f->scales[v] : f->codes[v],
+                     .stride_batch = (f->page ? PAGE : ROWS) * row,
+                     .stride_token = row,
+                     .stride_head = scales ? 1 : DIM};
+    if (scales && f->is_static) t.stride_batch = t.stride_token = 0;
+    return t;
+}
+
+static void append(const fixture *f, int first, int end) {
+    const uint64_t size = f->dtype == TESS_F32 ? 4 : 2, at = (uint64_t)first * ROW * size;
+    tess_plan *plan = plan_of(f, end - first, end);
+    tess_tensor rows[SIDES], all[2][SIDES];
+    for (int v = 0; v < SIDES; v++) {
+        rows[v] = (tess_tensor){.stride_token = ROW, .stride_head = DIM};
+        rows[v].buffer =
+            test_upload(f->device, f->rows[v] + at, (uint64_t)(end - first) * ROW * size);
+        for (int scales = 0; scales < 2; scales++) all[scales][v] = pool_of(f, v, scales);
+    }
+    const tess_append_desc d = {.struct_size = sizeof d,
+                                .k = rows[0],
+                                .v = rows[1],
+                                .k_pools = &all[0][0],
+                                .v_pools = &all[0][1],
+                                .block_table = f->table,
+                                .table_stride = f->page ? 3 : 0,
+                                .pages = f->page ? PAGES : 0,
+                                .k_scale_pools = &all[1][0],
+                                .v_scale_pools = &all[1][1]};
+    assert_ok(tess_append(plan, &d));
+    assert_ok(tess_wait(f->device, UINT64_MAX));
+    for (int v = 0; v < SIDES; v++) assert_ok(tess_free(f->device, &rows[v].buffer));
+    tess_plan_release(plan);
+}
+
+static void fetch(const fixture *f, pools *got) {
+    for (int v = 0; v < SIDES; v++) {
+        test_download(f->device, f->codes[v], got->codes[v], sizeof got->codes[v]);
+        test_download(f->device, f->scales[v], got->scales[v], sizeof got->scales[v]);
+    }
+}
+
+/* What the pools must hold after all tokens, from what they held before. */
+static void expect(const fixture *f, pools *x) {
+    for (int v = 0; v < SIDES; v++)
+        for (int t = 0; t < TOKENS; t++)
+            for (int h = 0; h < KV_HEADS; h++) {
+                const int at = place_of(f, t) * KV_HEADS + h;
+                quantised_row(f->dtype, f->rows[v], (t * KV_HEADS + h) * DIM, DIM, f->kv_dtype,
+                              f->is_static, &x->scales[v][f->is_static ? h : at],
+                              x->codes[v] + (size_t)at * DIM);
+            }
+}
+
+static void compare(const fixture *f, const pools *got, const pools *wanted, const char *what) {
+    for (int v = 0; v < SIDES; v++) {
+        for (int n = 0; n < ROWS * ROW; n++)
+            if (got->codes[v][n] != wanted->codes[v][n])
+                fail_msg("%s: code %d of row %d of %c is 0x%02x and should be 0x%02x (dtype %u, "
+                         "kv_dtype %u, page %d)",
+                         what, n % DIM, n / DIM, "KV"[v], got -> codes[v][n], wanted -> codes[v][n],
+                         (unsigned)f -> dtype, (unsigned)f -> kv_dtype, f -> page);
+        for (int n = 0; n < ROWS * KV_HEADS; n++) {
+            const float a = got->scales[v][n], b = wanted->scales[v][n];
+            if (memcmp(&a, &b, sizeof a) != 0 && !(isnan(a) && isnan(b)))
+                fail_msg("%s: scale of row %d of %c is %a and should be %a", what, n, "KV"[v],
+                         (double)a, (double)b);
+        }
+    }
+}
+
+/* In one call, token by token, and in parts. */
+static void check_appends(const test_target *target, uint32_t dtype, uint32_t kv_dtype, int page) {
+    static const int steps[] = {TOKENS, 1, 7};
+    pools *all = malloc(2 * sizeof *all);
+    assert_non_null(all);
+    for (int n = 0; n < (target->software ? 2 : 3); n++) {
+        fixture f;
+        create(&f, target, dtype, kv_dtype, page);
+        fill_rows(&f, 0);
+        for (int t = 0; t < TOKENS; t += steps[n])
+            append(&f, t, t + steps[n] < TOKENS ? t + steps[n] : TOKENS);
+        fetch(&f, &all[0]);
+        memset(&all[1], 0xff, sizeof all[1]);
+        expect(&f, &all[1]);
+        compare(&f, &all[0], &all[1], "appended");
+        destroy(&f);
+    }
+    free(all);
+}
+
+static void test_append(void **state) {
+    for (uint32_t dtype = TESS_F32; dtype <= TESS_BF16; dtype++)
+        for (uint32_t kv_dtype = TESS_F8E4M3; kv_dtype <= TESS_I8; kv_dtype++)
+            for (int page = 0; page < 2; page++) check_appends(*state, dtype, kv_dtype, page);
+}
+
+/* Scales of heads are read, and stay as they are; what they cannot hold saturates. */
+static void test_static(void **state) {
+    static const float scales[SIDES][KV_HEADS] = {{0.01f, 3}, {0x1p-101f, 0x1p-7f}};
+    pools *all = malloc(2 * sizeof *all);
+    assert_non_null(all);
+    for (uint32_t kv_dtype = TESS_F8E4M3; kv_dtype <= TESS_I8; kv_dtype++) {
+        fixture f;
+        create(&f, *state, TESS_BF16, kv_dtype, 1);
+        f.is_static = 1;
+        fill_rows(&f, 0);
+        fetch(&f, &all[1]);
+        for (int v = 0; v < SIDES; v++) {
+            memcpy(all[1].scales[v], scales[v], sizeof scales[v]);
+            assert_ok(tess_copy(f.device, f.scales[v],
+                                tess_host_buffer(scales[v], sizeof scales[v]), sizeof scales[v]));
+        }
+        append(&f, 0, TOKENS);
+        fetch(&f, &all[0]);
+        expect(&f, &all[1]);
+        compare(&f, &all[0], &all[1], "static scales");
+        destroy(&f);
+    }
+    free(all);
+}
+
+/* O of a few rows over what was appended. Places that no key went to hold NaN. */
+static void attend(const fixture *f, uint8_t *out, uint64_t bytes) {
+    enum { QUERIES = 3 };
+    static uint8_t zeros[QUERIES * HEADS * DIM * 4];
+    tess_plan *plan = plan_of(f, QUERIES, TOKENS);
+    tess_plan_info info = {.struct_size = sizeof info};
+    assert_ok(tess_plan_query(plan, &info));
+    tess_run_desc run = {.struct_size = sizeof run,
+                         .k = pool_of(f, 0, 0),
+                         .v = pool_of(f, 1, 0),
+                         .k_scale = pool_of(f, 0, 1),
+                         .v_scale = pool_of(f, 1, 1),
+                         .block_table = f->table,
+                         .table_stride = f->page ? 3 : 0,
+                         .pages = f->page ? PAGES : 0};
+    tess_buffer q = test_upload(f->device, f->rows[0], bytes),
+                o = test_upload(f->device, zeros, bytes), work = {0};
+    assert_ok(tess_plan_tensor(plan, TESS_ROLE_Q, q, &run.q, NULL));
+    assert_ok(tess_plan_tensor(plan, TESS_ROLE_O, o, &run.o, NULL));
+    if (info.workspace_bytes) assert_ok(tess_alloc(f->device, info.workspace_bytes, &work));
+    run.workspace = work;
+    assert_ok(tess_run(plan, &run));
+    assert_ok(tess_wait(f->device, UINT64_MAX));
+    test_download(f->device, o, out, bytes);
+    assert_ok(tess_free(f->device, &q));
+    assert_ok(tess_free(f->device, &o));
+    assert_ok(tess_free(f->device, &work));
+    tess_plan_release(plan);
+}
+
+static void test_attend(void **state) {
+    enum { MOST = 3 * HEADS * DIM * 4 };
+    uint8_t out[2][MOST];
+    for (uint32_t kv_dtype = TESS_F8E4M3; kv_dtype <= TESS_I8; kv_dtype++) {
+        const uint32_t dtype = kv_dtype == TESS_I8 ? TESS_F32 : TESS_F16;
+        const uint64_t bytes = dtype == TESS_F32 ? MOST : MOST / 2;
+        for (int page = 0; page < 2; page++) {
+            fixture f;
+            create(&f, *state, dtype, kv_dtype, page);
+            fill_rows(&f, 1);
+            append(&f, 0, TOKENS);
+            attend(&f, out[page], bytes);
+            destroy(&f);
+        }
+        assert_memory_equal(out[0], out[1], bytes);
+        for (int n = 0; n < 3 * HEADS * DIM; n++)
+            assert_true(isfinite(element_load(dtype, out[0], n)));
+    }
+}
+
+/* A page of codes and its scales, in calls of their own. */
+static void test_copy(void **state) {
+    static const int32_t pair[2] = {3, 1};
+    fixture f;
+    create(&f, *state, TESS_BF16, TESS_F8E4M3, 1);
+    fill_rows(&f, 1);
+    append(&f, 0, TOKENS);
+    pools *all = malloc(2 * sizeof *all);
+    assert_non_null(all);
+    fetch(&f, &all[1]);
+    for (int v = 0; v < SIDES; v++) {
+        memcpy(all[1].codes[v] + PAGE * ROW, all[1].codes[v] + 3 * PAGE * ROW, PAGE * ROW);
+        memcpy(all[1].scales[v] + PAGE * KV_HEADS, all[1].scales[v] + 3 * PAGE * KV_HEADS,
+               PAGE * KV_HEADS * sizeof(float));
+    }
+    tess_buffer pairs = test_upload(f.device, pair, sizeof pair);
+    for (int scales = 0; scales < 2; scales++) {
+        const tess_tensor tensors[SIDES] = {pool_of(&f, 0, scales), pool_of(&f, 1, scales)};
+        const tess_copy_desc d = {.struct_size = sizeof d,
+                                  .dtype = scales ? TESS_F32 : TESS_F8E4M3,
+                                  .n_pools = SIDES,
+                                  .n_heads = KV_HEADS,
+                                  .head_dim = scales ? 1 : DIM,
+                                  .page = PAGE,
+                                  .pages = PAGES,
+                                  .n_pairs = 1,
+                                  .pools = tensors,
+                                  .pairs = pairs};
+        assert_ok(tess_copy_pages(f.device, &d));
+        assert_ok(tess_wait(f.device, UINT64_MAX));
+    }
+    fetch(&f, &all[0]);
+    compare(&f, &all[0], &all[1], "copied");
+    assert_ok(tess_free(f.device, &pairs));
+    free(all);
+    destroy(&f);
+}
+
+int main(int argc, char **argv) {
+    static const serving_test all[] = {{"codes and scales of appended rows", test_append},
+                                       {"scales that are given", test_static},
+                                       {"attention over pages and without", test_attend},
+                                       {"copies of pages", test_copy}};
+    return serving_main(argc, argv, all, sizeof all / sizeof *all);
+}
