@@ -581,9 +581,8 @@ typedef enum tess_dtype {
     TESS_F32 = 0,
     TESS_F16 = 1,
     TESS_BF16 = 2,
-    /* Codes of K and V alone (tess_plan_desc.kv_dtype), which stand for code * scale: */
-    TESS_F8E4M3 = 3, /* E4M3 of the OCP 8-bit Floating Point Specification (OFP8), revision 1.0 */
-    TESS_I8 = 4,     /* -128 to 127 */
+    TESS_F8E4M3 = 3, /* of K and V alone: see tessera_serving.h */
+    TESS_I8 = 4,     /* likewise */
 } tess_dtype;
 
 enum {
@@ -639,20 +638,6 @@ enum {
  * page:          K and V lie in pages of so many tokens, which a table names: tess_run_desc. With
  *                pages or TESS_PLAN_COMPACT, K and V have a batch dimension also where rows are
  *                packed, and cu_kv_lens tells only how many keys each sequence has.
- *
- * kv_dtype:      0 or dtype: K and V are of the type of Q. TESS_F8E4M3, TESS_I8: they are codes of
- *                8 bits, with a float32 scale for each token and kv head (k_scale and v_scale of
- *                tess_run_desc):
- *
- *                    K[b, t, g, :] = k_scale[b, t, g] * number of the code
- *
- *                and V likewise. A code of TESS_I8 is the number -128 to 127. A code of TESS_F8E4M3
- *                is a sign s, 4 bits e and 3 bits m, from the highest bit down, and stands for
- *
- *                    (-1)^s * 2^(e - 7) * (1 + m / 8)    if e > 0
- *                    (-1)^s * 2^-6 * m / 8               if e = 0
- *
- *                but 0x7f and 0xff are NaN; there is no infinity, and 448 is the largest number.
  */
 typedef struct tess_plan_desc {
     uint32_t struct_size;
@@ -673,7 +658,7 @@ typedef struct tess_plan_desc {
     uint32_t max_in_flight;                /* [0: 4] tess_run calls that may be under way */
     uint64_t time_limit_us;                /* [0: the device's, if any] of a tess_plan_range */
     const char *kernel;                    /* [NULL: the best that accepts] "backend/kernel" */
-    uint32_t kv_dtype;                     /* [0: dtype] tess_dtype of K and V */
+    uint32_t kv_dtype;                     /* [0: dtype] TESS_F8E4M3, TESS_I8: with scales */
     int32_t page;                          /* [0: contiguous] 16, 32, 64, 128 or 256 tokens */
     int64_t max_rows;                      /* [0: batch * q_len] most rows of a step */
     const int64_t *q_first;                /* [NULL: bottom-right] of each: position of row 0 */
@@ -745,7 +730,7 @@ typedef enum tess_role {
     TESS_ROLE_LSE_PARTS = 10,
     TESS_ROLE_CU_ROWS = 11, /* of tess_prepare, int32 */
     TESS_ROLE_KV_LENS = 12, /* likewise */
-    TESS_ROLE_K_SCALE = 13, /* float32, of K and V of 8 bits */
+    TESS_ROLE_K_SCALE = 13, /* float32 */
     TESS_ROLE_V_SCALE = 14,
 } tess_role;
 
@@ -756,25 +741,23 @@ typedef enum tess_role {
  *     Q, O   [batch, q_len, n_heads, head_dim]       [tokens, n_heads, head_dim]
  *     K, V   [batch, kv_len, n_kv_heads, head_dim]   [tokens, n_kv_heads, head_dim]
  *     LSE    [batch, n_heads, q_len]                 [n_heads, tokens]
- *
  *     NEW_K, NEW_V      [batch, q_len, n_kv_heads, head_dim]  [tokens, n_kv_heads, head_dim]
  *     K_SCALE, V_SCALE  [batch, kv_len, n_kv_heads]           [tokens, n_kv_heads]
- *     BLOCK_TABLE  [n_storage, batch, pages of the longest sequence], stride_batch is table_stride
+ *     BLOCK_TABLE       [n_storage, batch, pages of the longest sequence], stride_batch is
+ * table_stride
  *
  * With length arrays in a padded batch, q_len and kv_len are the descriptor's where not 0, else the
  * longest. INVALID: the role is none; K or V of a plan with pages or several storage groups, whose
- * pools tess_plan_pool describes, or their scales; BLOCK_TABLE of a plan without pages; scales of a
- * plan whose K and V have none. */
+ * pools tess_plan_pool describes; BLOCK_TABLE or scales of a plan that has none. */
 TESS_API tess_status tess_plan_tensor(const tess_plan *plan, tess_role role, tess_buffer buffer,
                                       tess_tensor *tensor, uint64_t *bytes);
 
-/* The same for K, V, K_SCALE or V_SCALE of a storage group:
+/* The same for K or V of a storage group, or for their scales, which have no head_dim:
  *
  *     with pages      [pages, page, kv heads of the group, head_dim]
  *     COMPACT         [batch, tokens, kv heads of the group, head_dim], where `tokens` is what
  *                     tess_layout_pages answers for the longest sequence without pages
  *
- * Scales are the same without the last dimension.
  * `pages` is 0 where the plan has none. Any other strides serve tess_run as well, such as
  * [pages, kv heads, page, head_dim].
  * INVALID: the role is none of them; a storage group that there is not; pages. */
@@ -814,18 +797,6 @@ TESS_API tess_status tess_plan_pool(const tess_plan *plan, tess_role role, uint3
  * the table names. Results do not depend on the page, the ids, the strides, or on whether K and V
  * lie in pages, by slot or in place: with one kernel they have the same bits.
  *
- * Where K and V have 8 bits (tess_plan_desc.kv_dtype):
- *
- * k, v:           an address, and strides, that are multiples of 8 bytes.
- * k_scale, v_scale:
- *                 float32 [batch, token, kv head], one for each row of K and of V, and addressed as
- *                 these are: in pages [pages, page, kv head]. Strides may be 0: with stride_batch
- *                 and stride_token 0 there is one scale for each kv head. In other plans they are
- *                 of kind NONE.
- * k_scale_pools, v_scale_pools:
- *                 where n_storage is above 1, one of each for every storage group; k_scale and
- *                 v_scale are of kind NONE then.
- *
  * sink_logits, q_lens, kv_lens and d_o to d_lse are room for features that answer UNSUPPORTED in
  * this version. Their buffers must be of kind NONE.
  */
@@ -840,18 +811,15 @@ typedef struct tess_run_desc {
     uint64_t first_job;     /* of the range */
     uint64_t job_count;     /* [0: all from first_job on] */
     double *device_seconds; /* [NULL: not wanted] */
-    tess_tensor sink_logits;
-    tess_tensor k_scale; /* [kind NONE: K is of dtype] float32 */
-    tess_tensor v_scale; /* likewise of V */
+    tess_tensor sink_logits, k_scale, v_scale;
     tess_buffer q_lens, kv_lens, block_table;
     tess_tensor d_o, d_q, d_k, d_v, d_lse;
-    tess_buffer step;                 /* [kind NONE: without DEVICE_LENGTHS] from tess_prepare */
-    int64_t table_stride;             /* pages from one sequence's row of block_table to the next */
-    int64_t pages;                    /* of each pool; 1 to 2^31 - 1 */
-    const tess_tensor *k_pools;       /* [NULL: k] of each storage group, where there are several */
-    const tess_tensor *v_pools;       /* [NULL: v] likewise */
-    const tess_tensor *k_scale_pools; /* [NULL: k_scale] likewise */
-    const tess_tensor *v_scale_pools; /* [NULL: v_scale] likewise */
+    tess_buffer step;           /* [kind NONE: without DEVICE_LENGTHS] from tess_prepare */
+    int64_t table_stride;       /* pages from one sequence's row of block_table to the next */
+    int64_t pages;              /* of each pool; 1 to 2^31 - 1 */
+    const tess_tensor *k_pools; /* [NULL: k] of each storage group, where there are several */
+    const tess_tensor *v_pools; /* [NULL: v] likewise */
+    const tess_tensor *k_scale_pools, *v_scale_pools; /* [NULL: k_scale, v_scale] likewise */
 } tess_run_desc;
 
 /*
@@ -864,8 +832,7 @@ typedef struct tess_run_desc {
  *
  * A row that keeps no key gets O = 0 and LSE = -inf. Keys at or past kv_len, and blocks that no row
  * of a tile keeps, contribute nothing even when they hold NaN. Inside a block that some row of a
- * tile keeps, a non-finite V may reach every row of that tile, never another head or tile. A scale
- * counts as a part of its row of K or V. The same
+ * tile keeps, a non-finite V may reach every row of that tile, never another head or tile. The same
  * call gives the same bits every time, and on a CPU with every number of threads. A batch or q_len
  * of 0 succeeds without a launch.
  *

@@ -55,6 +55,29 @@ TESS_API tess_status tess_layout_pages(const tess_layout *layout, uint32_t stora
                                        int32_t page, int64_t *pages);
 
 /*
+ * K and V of 8 bits: with TESS_F8E4M3 or TESS_I8 as tess_plan_desc.kv_dtype, K and V are codes with
+ * a float32 scale for each token and kv head:
+ *
+ *     K[b, t, g, :] = k_scale[b, t, g] * number of the code       and V likewise
+ *
+ * A code of TESS_I8 is the number -128 to 127. A code of TESS_F8E4M3 (OCP 8-bit Floating Point
+ * Specification, OFP8, revision 1.0) is a sign s, 4 bits e and 3 bits m, from the highest bit down:
+ *
+ *     (-1)^s * 2^(e - 7) * (1 + m / 8)    if e > 0
+ *     (-1)^s * 2^-6 * m / 8               if e = 0
+ *
+ * but 0x7f and 0xff are NaN; there is no infinity, and 448 is the largest number. Addresses and
+ * strides of K and V are multiples of 8 bytes then.
+ *
+ * Scales, of at most 2^100 in magnitude, are tensors [batch, token, kv head], addressed as the rows
+ * of K and V are: in pages [pages, page, kv head]. Strides may be 0: with stride_batch and
+ * stride_token 0 there is one scale for each kv head. tess_run takes k_scale and v_scale, or where
+ * n_storage is above 1, one of each for every storage group: k_scale_pools and v_scale_pools. In
+ * other plans they are of kind NONE, and NULL. What tess_run promises of a V that is not finite
+ * holds for its scale.
+ */
+
+/*
  * k, v:         the new rows, laid out as the plan's rows are but with the kv heads:
  *               [batch, q_len, n_kv_heads, head_dim], packed [tokens, n_kv_heads, head_dim].
  *               tess_plan_tensor fills the strides for TESS_ROLE_NEW_K and TESS_ROLE_NEW_V.

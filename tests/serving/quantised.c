@@ -310,10 +310,93 @@ static void test_copy(void **state) {
     destroy(&f);
 }
 
+/* ------------------------------------------------------------------ refusals */
+
+static void refuse_append(const tess_plan *plan, const char *field, tess_append_desc wrong) {
+    assert_error(tess_append(plan, &wrong), TESS_ERROR_INVALID, "tess_append", field);
+}
+
+/* Each field is named, whether it is missing, needless or out of place. */
+static void test_refusals(void **state) {
+    fixture f, plain;
+    create(&f, *state, TESS_BF16, TESS_I8, 0);
+    create(&plain, *state, TESS_BF16, 0, 0);
+    tess_plan *plan = plan_of(&f, 1, TOKENS), *without = plan_of(&plain, 1, TOKENS);
+    const tess_tensor rows = {test_upload(f.device, f.rows[0], sizeof f.rows[0]), 0, ROW, DIM};
+    tess_tensor k = pool_of(&f, 0, 0), v = pool_of(&f, 1, 0), k_scale = pool_of(&f, 0, 1),
+                v_scale = pool_of(&f, 1, 1), t;
+    tess_append_desc d = {.struct_size = sizeof d, .k = rows, .v = rows};
+    d.k_pools = &k;
+    d.v_pools = &v;
+    refuse_append(plan, "k_scale_pools", d);
+    d.k_scale_pools = &k_scale;
+    refuse_append(plan, "v_scale_pools", d);
+    refuse_append(without, "k_scale_pools", d);
+    d.v_scale_pools = &v_scale;
+    t = k;
+    t.stride_token += 4;
+    d.k_pools = &t;
+    refuse_append(plan, "k_pools", d);
+    t = k;
+    t.buffer.offset += 4;
+    refuse_append(plan, "k_pools", d);
+    d.k_pools = &k;
+    t = k_scale;
+    t.buffer = v.buffer;
+    d.k_scale_pools = &t;
+    refuse_append(plan, "v_pools", d);
+    t = v_scale;
+    refuse_append(plan, "k_scale_pools", d);
+
+    tess_run_desc run = {.struct_size = sizeof run, .q = rows, .o = rows, .k = k, .v = v};
+    assert_error(tess_run(plan, &run), TESS_ERROR_INVALID, "tess_run", "k_scale");
+    run.k_scale = k_scale;
+    assert_error(tess_run(plan, &run), TESS_ERROR_INVALID, "tess_run", "v_scale");
+    run.v_scale = v_scale;
+    run.k.stride_head = DIM + 4;
+    assert_error(tess_run(plan, &run), TESS_ERROR_INVALID, "tess_run", "k");
+    run.k = k;
+    assert_error(tess_run(without, &run), TESS_ERROR_INVALID, "tess_run", "k_scale");
+    assert_error(tess_plan_tensor(without, TESS_ROLE_K_SCALE, f.codes[0], &t, NULL),
+                 TESS_ERROR_INVALID, "tess_plan_tensor", "role");
+    assert_ok(tess_plan_tensor(plan, TESS_ROLE_V_SCALE, f.scales[1], &t, NULL));
+    assert_true(t.stride_token == KV_HEADS && t.stride_head == 1);
+    t = rows;
+    assert_ok(tess_free(f.device, &t.buffer));
+    tess_plan_release(plan);
+    tess_plan_release(without);
+    destroy(&plain);
+    destroy(&f);
+}
+
+static void test_types(void **state) {
+    fixture f;
+    create(&f, *state, TESS_BF16, TESS_I8, 0);
+    tess_plan_desc d = {.struct_size = sizeof d,
+                        .dtype = TESS_BF16,
+                        .head_dim = DIM,
+                        .batch = 1,
+                        .q_len = 1,
+                        .kv_len = TOKENS,
+                        .kv_dtype = TESS_F16};
+    tess_plan *plan = NULL;
+    assert_error(tess_plan_create(f.device, f.layout, &d, &plan), TESS_ERROR_UNSUPPORTED,
+                 "tess_plan_create", "kv_dtype");
+    d.kv_dtype = TESS_I8 + 1;
+    assert_error(tess_plan_create(f.device, f.layout, &d, &plan), TESS_ERROR_INVALID,
+                 "tess_plan_create", "kv_dtype");
+    d.dtype = TESS_F8E4M3;
+    assert_error(tess_plan_create(f.device, f.layout, &d, &plan), TESS_ERROR_INVALID,
+                 "tess_plan_create", NULL);
+    destroy(&f);
+}
+
 int main(int argc, char **argv) {
     static const serving_test all[] = {{"codes and scales of appended rows", test_append},
                                        {"scales that are given", test_static},
                                        {"attention over pages and without", test_attend},
-                                       {"copies of pages", test_copy}};
+                                       {"copies of pages", test_copy},
+                                       {"scales that are missing or needless", test_refusals},
+                                       {"types that are refused", test_types}};
     return serving_main(argc, argv, all, sizeof all / sizeof *all);
 }

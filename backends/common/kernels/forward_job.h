@@ -140,13 +140,26 @@ TESS_FUNCTION tess_key tess_find_key(uint u, tess_key_walk walk, tess_tile tile 
 /* A token of a page or TESS_ABSENT; without pages, of the sequence. */
 TESS_STRUCT(tess_place) { uint page, token; };
 
-/* The head of K and V that the job reads. */
-TESS_FUNCTION uint tess_find_kv_head(tess_tile tile TESS_TABLES) {
-    const uint kv_head = tile.head / args.group;
-    return (TESS_FLAGS & TESS_ARGS_COMPACT) != 0u
-               ? TESS_WORD(args.kv_heads_at + kv_head * TESS_KV_HEAD_WORDS +
-                           TESS_WORD_KV_HEAD_POOL_HEAD)
-               : kv_head;
+/* Where keys are found from: in place, token 0 of the sequence; by slot, that of its entry in the
+ * batch; in pages, that of page 0. */
+TESS_STRUCT(tess_origin) {
+    uint batch, head;
+    tess_offset start;
+};
+
+TESS_FUNCTION tess_origin tess_find_origin(uint job TESS_TABLES) {
+    tess_origin origin;
+    const uint sequence = args.sequences_at +
+                          TESS_WORD(job + TESS_WORD_JOB_SEQUENCE) * TESS_SEQUENCE_WORDS,
+               kv_head = TESS_LOW_HALF(TESS_WORD(job + TESS_WORD_JOB_HEAD)) / args.group;
+    origin.head = (TESS_FLAGS & TESS_ARGS_COMPACT) != 0u
+                      ? TESS_WORD(args.kv_heads_at + kv_head * TESS_KV_HEAD_WORDS +
+                                  TESS_WORD_KV_HEAD_POOL_HEAD)
+                      : kv_head;
+    origin.batch = TESS_IS_PAGED ? 0u : TESS_WORD(sequence + TESS_WORD_SEQUENCE_KV_BATCH);
+    origin.start =
+        TESS_IS_CACHED ? TESS_OFFSET(0) : TESS_WORD64(sequence + TESS_WORD_SEQUENCE_KV_START);
+    return origin;
 }
 
 /* Where key t lies, if TESS_IS_CACHED: tess_launch.page. */

@@ -32,7 +32,14 @@
         }                                                                       \
     }
 
-/* The scale of key e of the chunk in tensor x; `scales` is its buffer. */
+/* Where the scales of the job's keys are found from, in tensor x: looked up again, to hold fewer
+ * values where there are none. */
+#define TESS_FIND_SCALES(x)                                                  \
+    if (TESS_IS_CODED) {                                                     \
+        const tess_origin own = tess_find_origin(job TESS_TABLES_OF_KERNEL); \
+        x##_base = TESS_FIRST_OF(x, own.batch, own.start, own.head);         \
+    }
+/* The scale of key e of the chunk; `scales` is the buffer of x. */
 #define TESS_SCALE_OF(x, scales, e)                                                \
     TESS_LOAD_SCALE(scales, x##_base + TESS_OFFSET(key_page[e]) * args.x##_batch + \
                                 TESS_OFFSET(key_token[e]) * args.x##_token)
@@ -67,6 +74,8 @@ for (uint slice = 0u; slice < head_dim; slice += TESS_SLICE_DIMS) {
         TESS_LOAD_Q(TESS_LOAD4)
     }
     if (TESS_IS_PAGED || TESS_IS_CODED) {
+        tess_offset k_scale_base = TESS_OFFSET(0);
+        TESS_FIND_SCALES(k_scale)
         TESS_LOAD_K(TESS_NO_UNROLL, TESS_LOAD_PAGED_KEY, 0)
     } else if (k_aligned) {
         TESS_LOAD_K(TESS_UNROLL, TESS_LOAD_KEY, TESS_LOAD4_ALIGNED)

@@ -14,6 +14,8 @@
 for (uint slice = 0u; slice < chunk; slice += TESS_SLICE_KEYS) {
     const uint depth = tess_min(chunk - slice, TESS_UINT(TESS_SLICE_KEYS));
     if (TESS_IS_PAGED || TESS_IS_CODED) {
+        tess_offset v_scale_base = TESS_OFFSET(0);
+        TESS_FIND_SCALES(v_scale)
         TESS_NO_UNROLL for (uint n = 0u; n < TESS_TURNS(TESS_V_SIZE); n++) {
             const uint e = n * TESS_THREADS + thread;
             if (TESS_INSIDE(e, TESS_V_SIZE)) {
