@@ -743,8 +743,7 @@ typedef enum tess_role {
  *     LSE    [batch, n_heads, q_len]                 [n_heads, tokens]
  *     NEW_K, NEW_V      [batch, q_len, n_kv_heads, head_dim]  [tokens, n_kv_heads, head_dim]
  *     K_SCALE, V_SCALE  [batch, kv_len, n_kv_heads]           [tokens, n_kv_heads]
- *     BLOCK_TABLE       [n_storage, batch, pages of the longest sequence], stride_batch is
- * table_stride
+ *     BLOCK_TABLE  [n_storage, batch, pages of the longest sequence], stride_batch is table_stride
  *
  * With length arrays in a padded batch, q_len and kv_len are the descriptor's where not 0, else the
  * longest. INVALID: the role is none; K or V of a plan with pages or several storage groups, whose
