@@ -25,7 +25,7 @@ static const char help[] =
     "usage: tessera bench [SUITE ... | k=v ...] [options]\n\n"
     "Measures attention on every device found. Each number is printed only after its result was "
     "checked against the fp64 reference.\n\n"
-    "  SUITE            default (about 2.5 minutes), quick (about 30 s), full (an hour), or "
+    "  SUITE            default (about 3 minutes), quick (about 30 s), full (an hour), or "
     "families by name: --list shows them\n"
     "  k=v ...          one problem instead, beside its dense twin: heads=8 q_len=4096 "
     "head_dim=128 local=8 stride=16 ...\n\n"
@@ -108,8 +108,8 @@ static int finish_problem(problem *p, bench_arguments *a) {
     int bad = problem_finish(p, error, sizeof error);
     if (bad)
         return cli_error(bad == PROBLEM_BAD_FILE ? CLI_FAILED : CLI_USAGE, "bench", "%s", error);
-    if (p->op != TESS_OP_FORWARD)
-        return cli_error(CLI_FAILED, "bench", "op: only fwd is supported by this version");
+    if (p->op == PROBLEM_BACKWARD)
+        return cli_error(CLI_FAILED, "bench", "op: bwd is not supported by this version");
     for (const char *c = p->mask_path; c && *c; c++)
         if ((unsigned char)*c < ' ' || *c == 0x7f)
             return usage_error("mask: a name with control characters cannot stand in results",

@@ -205,56 +205,92 @@ static int in_series(const bench_result *x, const char *family, const series *s)
            (x->status != BENCH_OK || strcmp(x->kernel, s->kernel) == 0);
 }
 
+static double speedup_of(const bench_result *x) { return has_speedup(x) ? x->speedup : NAN; }
+static double ideal_of(const bench_result *x) { return has_ideal(x) ? x->ideal_speedup : NAN; }
+
+/* A line through the values of a family's results; NaN is not drawn. */
 static void polyline(const bench_report *r, const char *family, const series *s, int colour,
-                     int ideal, const axis *ax, const axis *ay, FILE *f) {
+                     const char *class, double (*value)(const bench_result *x), const axis *ax,
+                     const axis *ay, FILE *f) {
     int64_t last = 0;
-    fprintf(f, "<polyline class=\"%s c%d\" points=\"", ideal ? "ideal" : "line",
-            colour % CHART_COLOURS);
+    fprintf(f, "<polyline class=\"%s c%d\" points=\"", class, colour % CHART_COLOURS);
     /* By length, whatever the order of the results: skipped ones stand apart from those of a
      * kernel. */
     for (;;) {
         const bench_result *next = NULL;
         for (int i = 0; i < r->n_results; i++) {
             const bench_result *x = &r->results[i];
-            if (x->kv_len <= last || (next && x->kv_len >= next->kv_len) ||
-                !(ideal ? has_ideal(x) : has_speedup(x)) || !in_series(x, family, s))
+            if (x->kv_len <= last || (next && x->kv_len >= next->kv_len) || isnan(value(x)) ||
+                !in_series(x, family, s))
                 continue;
             next = x;
         }
         if (!next) break;
         last = next->kv_len;
-        fprintf(f, "%.1f,%.1f ", at(ax, (double)last),
-                at(ay, ideal ? next->ideal_speedup : next->speedup));
+        fprintf(f, "%.1f,%.1f ", at(ax, (double)last), at(ay, value(next)));
     }
     fputs("\"/>\n", f);
+}
+
+/* Title, grid and lengths of a panel; a horizontal line is drawn at each of the `ticks`. */
+static void panel_frame(const char *title, const char *y_title, const double *ticks, int n_ticks,
+                        const char *(*tick_text)(char *buffer, size_t size, double v),
+                        const axis *ax, const axis *ay, FILE *f) {
+    char label[TEXT_SIZE];
+    text_at(f, ax->from, ay->to - 12, "start", "h", title);
+    for (int k = 0; k < n_ticks; k++) {
+        line(f, ax->from, at(ay, ticks[k]), ax->to, at(ay, ticks[k]), "grid");
+        text_at(f, ax->from - 6, at(ay, ticks[k]) + 4, "end", "t",
+                tick_text(label, sizeof label, ticks[k]));
+    }
+    text_at(f, (ax->from + ax->to) / 2, ay->from + 34, "middle", "t", "tokens");
+    upright_text(f, ax->from - 46, (ay->from + ay->to) / 2, y_title);
+    /* The axis has room beyond the outermost powers of two, so that no mark lies on its edge. */
+    double first = next_power(ax->low, 2);
+    int steps = log_steps(first, previous_power(ax->high, 2), 2), skip = steps > 6 ? 2 : 1;
+    for (int k = 0; k <= steps; k++) {
+        double v = ldexp(first, k);
+        line(f, at(ax, v), ay->from, at(ax, v), ay->to, "grid");
+        if (k % skip == 0)
+            text_at(f, at(ax, v), ay->from + 16, "middle", "t",
+                    short_tokens(label, sizeof label, (int64_t)v));
+    }
+}
+
+/* Room beyond the shortest and the longest context. */
+static void widen_lengths(double *low, double *high) {
+    *low = previous_power(*low, 2);
+    *high = next_power(*high, 2);
+    double room = *low < *high ? exp2(0.4) : 2; /* one length alone stands in the middle */
+    *low /= room;
+    *high *= room;
+}
+
+enum { MOST_TICKS = 96 };
+
+/* Powers of `base` from low to high, both powers of it. */
+static int log_ticks(double low, double high, double base, double ticks[MOST_TICKS]) {
+    int n = log_steps(low, high, base) + 1;
+    if (n > MOST_TICKS) n = MOST_TICKS;
+    for (int k = 0; k < n; k++) ticks[k] = low * pow(base, k);
+    return n;
+}
+
+static const char *times_text(char *buffer, size_t size, double v) {
+    snprintf(buffer, size, "%gx", v);
+    return buffer;
 }
 
 static void speedup_panel(const bench_report *r, const int *order, const char *family,
                           const series *list, int n, axis ax, axis ay, FILE *f) {
     const bench_result *best = NULL;
     char label[32];
-    text_at(f, ax.from, ay.to - 12, "start", "h", family);
-    for (int k = 0; k <= log_steps(ay.low, ay.high, 2); k++) {
-        double v = ldexp(ay.low, k);
-        line(f, ax.from, at(&ay, v), ax.to, at(&ay, v), "grid");
-        snprintf(label, sizeof label, "%gx", v);
-        text_at(f, ax.from - 6, at(&ay, v) + 4, "end", "t", label);
-    }
-    text_at(f, (ax.from + ax.to) / 2, ay.from + 34, "middle", "t", "tokens");
-    upright_text(f, ax.from - 40, (ay.from + ay.to) / 2, "speed-up");
-    /* The axis has room beyond the outermost powers of two, so that no mark lies on its edge. */
-    double first = next_power(ax.low, 2);
-    int steps = log_steps(first, previous_power(ax.high, 2), 2), skip = steps > 6 ? 2 : 1;
-    for (int k = 0; k <= steps; k++) {
-        double v = ldexp(first, k);
-        line(f, at(&ax, v), ay.from, at(&ax, v), ay.to, "grid");
-        if (k % skip == 0)
-            text_at(f, at(&ax, v), ay.from + 16, "middle", "t",
-                    short_tokens(label, sizeof label, (int64_t)v));
-    }
+    double ticks[MOST_TICKS];
+    panel_frame(family, "speed-up", ticks, log_ticks(ay.low, ay.high, 2, ticks), times_text, &ax,
+                &ay, f);
     for (int s = 0; s < n; s++) {
-        polyline(r, family, &list[s], s, 1, &ax, &ay, f);
-        polyline(r, family, &list[s], s, 0, &ax, &ay, f);
+        polyline(r, family, &list[s], s, "ideal", ideal_of, &ax, &ay, f);
+        polyline(r, family, &list[s], s, "line", speedup_of, &ax, &ay, f);
     }
     for (int i = 0; i < r->n_results; i++) {
         const bench_result *x = &r->results[order[i]];
@@ -307,11 +343,7 @@ int chart_speedup(const bench_report *r, FILE *f) {
         free(order);
         return 0;
     }
-    x_low = previous_power(x_low, 2);
-    x_high = next_power(x_high, 2);
-    double room = x_low < x_high ? exp2(0.4) : 2; /* one length alone stands in the middle */
-    x_low /= room;
-    x_high *= room;
+    widen_lengths(&x_low, &x_high);
     y_low = previous_power(y_low, 2);
     y_high = next_power(y_high, 2);
     int legend = legend_height(r, list, n), rows = (n_panels + PER_ROW - 1) / PER_ROW;
@@ -332,6 +364,123 @@ int chart_speedup(const bench_report *r, FILE *f) {
     }
     close_svg(f);
     free(order);
+    return 1;
+}
+
+/* ------------------------------------------------------------------ decode by context */
+
+static int is_context(const bench_result *x, int dense) {
+    return x->status == BENCH_OK && x->decode && x->kv_len > 0 && plausible(x->byte_rate) &&
+           plausible(x->median) && (strcmp(x->pattern, "dense") == 0) == dense;
+}
+static double sparse_rate(const bench_result *x) { return is_context(x, 0) ? x->byte_rate : NAN; }
+static double dense_rate(const bench_result *x) { return is_context(x, 1) ? x->byte_rate : NAN; }
+static double sparse_time(const bench_result *x) { return is_context(x, 0) ? x->median : NAN; }
+static double dense_time(const bench_result *x) { return is_context(x, 1) ? x->median : NAN; }
+
+static const char *rate_text(char *buffer, size_t size, double v) {
+    return v > 0 ? text_rate(buffer, size, v, "B/s") : "0";
+}
+
+/* What a panel shows: bytes a second, or the time of a layer. */
+typedef struct quantity {
+    const char *title;
+    double (*sparse)(const bench_result *x), (*dense)(const bench_result *x);
+    const char *(*text)(char *buffer, size_t size, double v);
+} quantity;
+
+static const quantity quantities[2] = {{"kept bytes / s", sparse_rate, dense_rate, rate_text},
+                                       {"time", sparse_time, dense_time, text_seconds}};
+
+static void context_panel(const bench_report *r, const char *family, const quantity *q,
+                          const series *list, int n, const double *ticks, int n_ticks, axis ax,
+                          axis ay, FILE *f) {
+    char title[256];
+    panel_frame(family, q->title, ticks, n_ticks, q->text, &ax, &ay, f);
+    for (int s = 0; s < n; s++) {
+        polyline(r, family, &list[s], s, "ideal", q->dense, &ax, &ay, f);
+        polyline(r, family, &list[s], s, "line", q->sparse, &ax, &ay, f);
+    }
+    for (int d = 0; d < r->n_devices && q->sparse == sparse_rate; d++) {
+        const int copy = device_ceiling(&r->devices[d], BENCH_COPY, 0);
+        const double rate = copy < 0 ? NAN : r->devices[d].ceilings[copy].rate;
+        if (rate <= ay.high) line(f, ax.from, at(&ay, rate), ax.to, at(&ay, rate), "roof");
+    }
+    for (int i = 0; i < r->n_results; i++) {
+        const bench_result *x = &r->results[i];
+        const double v = is_context(x, 0) ? q->sparse(x) : q->dense(x);
+        if (isnan(v) || strcmp(x->family, family) != 0) continue;
+        result_title(r, x, title, sizeof title);
+        marker(f, find_series(list, n, x), at(&ax, (double)x->kv_len), at(&ay, v), title);
+    }
+}
+
+/* The range of a quantity and where lines are drawn: rates from 0 on, times by powers of ten. */
+static axis quantity_axis(const bench_report *r, int which, double ticks[MOST_TICKS],
+                          int *n_ticks) {
+    double low = INFINITY, high = 0;
+    for (int i = 0; i < r->n_results; i++) {
+        const bench_result *x = &r->results[i];
+        if (!is_context(x, 0) && !is_context(x, 1)) continue;
+        low = fmin(low, which ? x->median : x->byte_rate);
+        high = fmax(high, which ? x->median : x->byte_rate);
+        if (!which && x->copy_ceiling >= 0)
+            high = fmax(high, r->devices[x->device].ceilings[x->copy_ceiling].rate);
+    }
+    *n_ticks = 0;
+    if (which) {
+        low = previous_power(low, 10);
+        high = next_power(high * 1.01, 10);
+        *n_ticks = log_ticks(low, high, 10, ticks);
+        return (axis){.low = low, .high = high, .log = 1};
+    }
+    high *= 1.05;
+    for (double step = nice_step(high); *n_ticks * step <= high && *n_ticks < MOST_TICKS;)
+        ticks[*n_ticks] = *n_ticks * step, ++*n_ticks;
+    return (axis){.low = 0, .high = high};
+}
+
+int chart_context(const bench_report *r, FILE *f) {
+    enum { PANEL_HEIGHT = 260, MAX_PANELS = 24, LEFT = 74, GAP = 12, PER_ROW = 2 };
+    const char *panels[MAX_PANELS];
+    series list[MAX_SERIES];
+    int n_panels = 0, n_ticks;
+    double low = INFINITY, high = 0, ticks[MOST_TICKS];
+    int *order = report_order(r);
+    if (!order) return 0;
+    const int n = all_series(r, order, list);
+    for (int i = 0; i < r->n_results; i++) {
+        const bench_result *x = &r->results[order[i]];
+        if (!is_context(x, 0) && !is_context(x, 1)) continue;
+        int known = 0;
+        for (int p = 0; p < n_panels; p++) known |= strcmp(panels[p], x->family) == 0;
+        if (!known && n_panels == MAX_PANELS) continue;
+        if (!known) panels[n_panels++] = x->family;
+        low = fmin(low, (double)x->kv_len);
+        high = fmax(high, (double)x->kv_len);
+    }
+    free(order);
+    if (!n_panels) return 0;
+    widen_lengths(&low, &high);
+    const int legend = legend_height(r, list, n);
+    const double width = (WIDTH - PER_ROW * (LEFT + GAP)) / (double)PER_ROW;
+    open_svg(f, legend + 24 + n_panels * PANEL_HEIGHT,
+             "Bytes a second and time of decode problems against context");
+    double y = 12 + series_legend(r, list, n, 12, f);
+    line(f, 10, y - 2, 40, y - 2, "ideal c0");
+    text_at(f, 48, y + 2, "start", "t",
+            "dashed: dense; level line: the copy ceiling; time and tokens are logarithmic");
+    for (int p = 0; p < n_panels; p++)
+        for (int which = 0; which < PER_ROW; which++) {
+            const double left = which * (width + LEFT + GAP) + LEFT,
+                         top = legend + 20 + p * (double)PANEL_HEIGHT;
+            axis ay = quantity_axis(r, which, ticks, &n_ticks);
+            ay.from = top + PANEL_HEIGHT - 50;
+            ay.to = top + 34;
+            context_panel(r, panels[p], &quantities[which], list, n, ticks, n_ticks,
+                          (axis){low, high, left, left + width, 1}, ay, f);
+        }
+    close_svg(f);
     return 1;
 }
 

@@ -17,6 +17,8 @@ int chart_speedup(const bench_report *r, FILE *f);
 int chart_throughput(const bench_report *r, FILE *f);
 /* B/s of problems with one new token, with the copy ceiling */
 int chart_decode(const bench_report *r, FILE *f);
+/* B/s and time of decode problems against context, two panels a family */
+int chart_context(const bench_report *r, FILE *f);
 int chart_roofline(const bench_report *r, FILE *f);
 
 /* One horizontal bar chart. Values and marks share one unit and scale. */

@@ -182,6 +182,18 @@ static void machine(const bench_report *r, FILE *f) {
     fputs("</dl>\n", f);
 }
 
+static void context_section(const bench_report *r, FILE *f) {
+    int any = 0;
+    for (int i = 0; i < r->n_results; i++)
+        any |= r->results[i].status == BENCH_OK && r->results[i].decode;
+    if (!any) return;
+    fputs("<h2>Decode by context</h2>\n<p>A layer of a model with layers of their own, which take "
+          "turns, so that no cache holds their keys. Bytes are those of Q, O and the keys that the "
+          "layout keeps.</p>\n",
+          f);
+    chart_context(r, f);
+}
+
 void html_report(const bench_report *r, FILE *f) {
     html_begin(f, "Tessera bench");
     fputs("<h1>Tessera bench</h1>\n<p class=\"muted\">", f);
@@ -222,6 +234,7 @@ void html_report(const bench_report *r, FILE *f) {
               f);
         chart_decode(r, f);
     }
+    context_section(r, f);
     fputs("<h2>Roofline</h2>\n<p>Each mark is one problem; rest the pointer on it for its "
           "name.</p>\n",
           f);

@@ -214,6 +214,17 @@ static void read_pattern(reader *r, const cJSON *o, int required, bench_result *
     if (required) complain(r, "pattern", "not dense, s2, window or blocks");
 }
 
+/* Files of before this field hold no decode problems. */
+static void read_op(reader *r, const cJSON *o, bench_result *x) {
+    char op[16];
+    get_text(r, o, "op", 0, op, sizeof op);
+    x->decode = strcmp(op, "decode") == 0;
+    if (op[0] && !x->decode && strcmp(op, "fwd") != 0) complain(r, "op", "not fwd or decode");
+    if (!x->decode) return;
+    x->page = get_int(r, o, "page", 0, 0, 1 << 20);
+    x->compact = get_bool(r, o, "compact", 0);
+}
+
 static void read_result(reader *r, const cJSON *o, bench_result *x, int n_devices) {
     char status[16];
     get_text(r, o, "status", 1, status, sizeof status);
@@ -238,6 +249,7 @@ static void read_result(reader *r, const cJSON *o, bench_result *x, int n_device
     x->heads_total = get_int(r, o, "heads_total", ok, ok, INT32_MAX);
     x->kv_heads = get_int(r, o, "kv_heads", ok, ok, 1 << 20);
     x->head_dim = get_int(r, o, "head_dim", ok, ok, 1 << 20);
+    read_op(r, o, x);
     x->need_seconds = get_number(r, o, "need_seconds", 0, 0, 1e12, 0);
     x->ideal_speedup = get_number(r, o, "ideal_speedup", 0, 0, 1e30, NAN);
     if (!ok) return;
@@ -268,6 +280,12 @@ static void read_result(reader *r, const cJSON *o, bench_result *x, int n_device
     x->kv_bytes = get_count(r, o, "kv_bytes", 0);
     x->kv_bytes_kept = get_count(r, o, "kv_bytes_kept", 0);
     x->kv_bytes_allocated = get_count(r, o, "kv_bytes_allocated", 0);
+    if (x->decode) {
+        x->layers = get_int(r, o, "layers", 0, 0, 1 << 20);
+        x->cache_bytes = get_count(r, o, "cache_bytes", 0);
+        x->parts = get_number(r, o, "parts", 0, 0, 1e9, NAN);
+        x->host_seconds = get_seconds(r, o, "host_seconds", 0);
+    }
     /* Everything that follows from these is computed again instead of believed. */
 }
 

@@ -130,6 +130,11 @@ static void write_result(cJSON *o, const bench_result *x) {
     number(o, "heads_total", x->heads_total);
     number(o, "kv_heads", x->kv_heads);
     number(o, "head_dim", x->head_dim);
+    text(o, "op", x->decode ? "decode" : "fwd");
+    if (x->decode) {
+        number(o, "page", x->page);
+        boolean(o, "compact", x->compact);
+    }
     if (x->need_seconds > 0) {
         number(o, "need_seconds", x->need_seconds);
         number(o, "ideal_speedup", x->ideal_speedup);
@@ -157,6 +162,12 @@ static void write_result(cJSON *o, const bench_result *x) {
     number(o, "kv_bytes", (double)x->kv_bytes);
     number(o, "kv_bytes_kept", (double)x->kv_bytes_kept);
     number(o, "kv_bytes_allocated", (double)x->kv_bytes_allocated);
+    if (x->decode) {
+        number(o, "layers", x->layers);
+        number(o, "cache_bytes", (double)x->cache_bytes);
+        number(o, "parts", x->parts);
+        number(o, "host_seconds", x->host_seconds);
+    }
     number(o, "flop_rate", x->flop_rate);
     number(o, "byte_rate", x->byte_rate);
     number(o, "ideal_speedup", x->ideal_speedup);

@@ -8,6 +8,7 @@
 
 #include "clock.h"
 #include "instance.h"
+#include "layers.h"
 #include "line.h"
 #include "options.h"
 #include "stats.h"
@@ -45,6 +46,9 @@ static void describe(const problem *p, bench_result *r) {
     r->heads_total = p->heads_total;
     r->kv_heads = p->kv_heads;
     r->head_dim = p->head_dim;
+    r->decode = p->op == PROBLEM_DECODE;
+    r->page = p->page;
+    r->compact = p->compact;
 }
 
 static uint64_t tensor_bytes(const problem *p) {
@@ -81,7 +85,7 @@ int measure_estimate(tess_runtime *runtime, tess_device *device, const char *ker
     tess_status status = measure_plan(runtime, device, kernel, &p, &layout, &plan);
     if (status == TESS_OK) status = tess_plan_query(plan, &info);
     if (status == TESS_OK)
-        *cost = (measure_cost){info.flops, tensor_bytes(&p),
+        *cost = (measure_cost){info.flops, p.op == PROBLEM_DECODE, tensor_bytes(&p),
                                info.kept_pairs ? (double)info.dense_pairs / (double)info.kept_pairs
                                                : NAN};
     else
@@ -140,6 +144,24 @@ static tess_status kv_bytes(const instance *x, const problem *p, bench_result *r
     return TESS_OK;
 }
 
+/* Into how many parts the keys of a row are cut, on average: jobs over those of a plan that cuts
+ * none. */
+static tess_status count_parts(tess_runtime *runtime, tess_device *device, const char *kernel,
+                               const problem *p, const instance *x, bench_result *r) {
+    problem whole = *p;
+    tess_layout *layout = NULL;
+    tess_plan *plan = NULL;
+    tess_plan_info info = {.struct_size = sizeof info};
+    whole.kv_split = 1;
+    tess_status status = measure_plan(runtime, device, kernel, &whole, &layout, &plan);
+    if (status == TESS_OK) status = tess_plan_query(plan, &info);
+    tess_plan_release(plan);
+    tess_layout_release(layout);
+    if (status == TESS_OK && info.n_jobs)
+        r->parts = (double)(x->info.n_jobs - x->info.n_merge_jobs) / (double)info.n_jobs;
+    return status;
+}
+
 double measure_run(instance *x) {
     double device = 0, start = clock_now();
     if (instance_run(x, &device) != TESS_OK) return NAN;
@@ -175,11 +197,16 @@ static int run_and_check(instance *x, const problem *p, const measure_limits *li
     r->checked_rows = verdict.rows;
     r->check_error = p->dtype == TESS_F32 ? verdict.nmse : verdict.worst;
     r->check_allowed = p->dtype == TESS_F32 ? 1e-10 : verdict.allowed;
+    int turns = 0; /* over all layers in a sample */
+    if (p->op == PROBLEM_DECODE) {
+        turns = layers_prepare(x, limits, r);
+        if (turns < 0) return fail(r, BENCH_FAILED, x->error);
+    }
     start = clock_now();
     while (r->n_samples < MIN_RUNS ||
            (r->n_samples < BENCH_MAX_SAMPLES && clock_now() - start < limits->seconds)) {
         if (clock_interrupted()) return fail(r, BENCH_SKIPPED, "interrupted");
-        double t = measure_run(x);
+        double t = turns ? layers_time(x, turns) : measure_run(x);
         if (isnan(t)) return fail(r, BENCH_FAILED, x->error);
         r->samples[r->n_samples++] = t;
     }
@@ -234,7 +261,8 @@ void measure_problem(tess_runtime *runtime, tess_device *device, const char *ker
     r->plan_bytes = x.info.host_bytes + x.info.device_bytes;
     r->ideal_speedup =
         x.info.kept_pairs ? (double)x.info.dense_pairs / (double)x.info.kept_pairs : NAN;
-    if (kv_bytes(&x, &p, r) != TESS_OK)
+    if (kv_bytes(&x, &p, r) != TESS_OK ||
+        (r->decode && count_parts(runtime, device, kernel, &p, &x, r) != TESS_OK))
         fail(r, BENCH_FAILED, cli_why());
     else
         run_and_check(&x, &p, limits, r);

@@ -19,6 +19,7 @@ typedef struct measure_limits {
 /* What a problem costs, before anything is allocated. */
 typedef struct measure_cost {
     double flops;   /* useful, of one run */
+    int decode;     /* bound by memory */
     uint64_t bytes; /* tensors of all roles, once */
     double ideal;   /* dense pairs / kept pairs */
 } measure_cost;

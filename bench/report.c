@@ -36,7 +36,18 @@ const char *short_percent(char *buffer, size_t size, double share) {
     return buffer;
 }
 
-int result_is_decode(const bench_result *r) { return r->q_len == 1 && r->kv_len > 1; }
+int result_is_decode(const bench_result *r) {
+    return r->decode || (r->q_len == 1 && r->kv_len > 1);
+}
+
+const char *result_cache(const bench_result *r, char *buffer, size_t size) {
+    const char *how = r->compact ? "slots" : r->page ? "pages" : "in place";
+    if (r->page)
+        snprintf(buffer, size, "%s %d", how, r->page);
+    else
+        snprintf(buffer, size, "%s", how);
+    return buffer;
+}
 
 int report_disturbed(const bench_report *r, char *buffer, size_t size) {
     static const double quiet = 0.05;
@@ -147,35 +158,78 @@ static void cells(table *t, const bench_result *x, double unit) {
     table_cell(t, "%s", text_bytes(b, sizeof b, (double)x->kv_bytes_kept));
 }
 
+/* The same for decode, which memory bounds. */
+static void decode_cells(table *t, const bench_result *x) {
+    char a[TEXT_SIZE], b[32];
+    table_cell(t, "%s", x->pattern);
+    table_cell(t, "%s", dtype_name(x->dtype));
+    table_cell(t, "%s", short_tokens(a, sizeof a, x->kv_len));
+    table_cell(t, "%" PRId64 " x %" PRId64, x->batch, x->q_len);
+    table_cell(t, "%s/%d", result_heads(x, b, sizeof b), x->kv_heads);
+    table_cell(t, "%d", x->head_dim);
+    table_cell(t, "%s", result_cache(x, a, sizeof a));
+    table_cell(t, "%d", x->layers);
+    table_cell(t, "%.3g", x->parts);
+    table_cell(t, "%s", text_seconds(a, sizeof a, x->plan_seconds));
+    table_cell(t, "%s",
+               isfinite(x->host_seconds) ? text_seconds(a, sizeof a, x->host_seconds) : "-");
+    table_cell(t, "%s", text_seconds(a, sizeof a, x->median));
+    table_cell(t, "%s", short_percent(a, sizeof a, spread(x)));
+    table_cell(t, x->byte_rate < 99.95e9 ? "%.1f" : "%.0f", x->byte_rate / 1e9);
+    table_cell(t, "%s", short_percent(a, sizeof a, x->copy_share));
+    table_cell(t, "%s", short_ratio(a, sizeof a, x->speedup));
+    table_cell(t, "%s", x->twin_line[0] ? short_ratio(a, sizeof a, x->ideal_speedup) : "-");
+    table_cell(t, "%s", text_bytes(a, sizeof a, (double)x->cache_bytes));
+}
+
+#define DECODE_HEADS                                                                              \
+    "tokens", "rows", "heads", "D", "<cache", "layers", "parts", "plan", "host", "median", "IQR", \
+        "GB/s", "copy", "speed-up", "ideal", "K and V"
+
 #define CELL_HEADS "tokens", "heads", "plan", "first", "median", "IQR"
 #define CELL_TAIL  "GB/s", "speed-up", "ideal", "GEMM", "copy", "workspace", "KV kept"
 
+/* Results from place i of the order on that stand in one table, of one family and device and, where
+ * it is known, of one kernel. *x becomes the last of them that has numbers. Returns the place
+ * behind. */
+static int text_table(const bench_report *r, const int *order, int i, table *t,
+                      const bench_result **last) {
+    const bench_result *x = *last;
+    for (; i < r->n_results; i++) {
+        const bench_result *y = &r->results[order[i]];
+        if (strcmp(x->family, y->family) != 0 || x->device != y->device) break;
+        if (y->status == BENCH_OK && strcmp(x->kernel, y->kernel) != 0 && x->kernel[0] &&
+            x->status == BENCH_OK)
+            break;
+        if (y->status != BENCH_OK) continue;
+        x = y;
+        if (y->decode)
+            decode_cells(t, y);
+        else
+            cells(t, y, rate_unit(&r->devices[y->device]));
+    }
+    *last = x;
+    return i;
+}
+
 static void text_results(const bench_report *r, FILE *f, const int *order) {
+    static const char *const decode_heads[] = {"<", "<", DECODE_HEADS};
     const char *heads[] = {"<", "<", CELL_HEADS, "", CELL_TAIL};
     for (int i = 0; i < r->n_results;) {
         const bench_result *x = &r->results[order[i]];
-        int j = i;
         table t;
         const bench_device *d = &r->devices[x->device];
         heads[8] = rate_name(d);
-        table_init(&t, (int)(sizeof heads / sizeof *heads), heads);
-        for (; j < r->n_results; j++) {
-            const bench_result *y = &r->results[order[j]];
-            if (strcmp(x->family, y->family) != 0 || x->device != y->device) break;
-            if (y->status == BENCH_OK && strcmp(x->kernel, y->kernel) != 0 && x->kernel[0] &&
-                x->status == BENCH_OK)
-                break;
-            if (y->status == BENCH_OK) {
-                x = y;
-                cells(&t, y, rate_unit(d));
-            }
-        }
+        if (x->decode)
+            table_init(&t, (int)(sizeof decode_heads / sizeof *decode_heads), decode_heads);
+        else
+            table_init(&t, (int)(sizeof heads / sizeof *heads), heads);
+        i = text_table(r, order, i, &t, &x);
         if (t.n_cells) {
             fprintf(f, "\n%s on %s, %s\n", x->family, d->id, x->kernel);
             table_text(&t, f);
         }
         table_free(&t);
-        i = j;
     }
 }
 
@@ -193,18 +247,27 @@ static void skipped_table(table *t, const bench_report *r, const int *order) {
     }
 }
 
-static void full_table(table *t, const bench_report *r, const int *order) {
+/* All results of decode problems, or all others. */
+static void full_table(table *t, const bench_report *r, const int *order, int decode) {
     static const char *const heads[] = {"<family",      "<device",  "<kernel", "<pattern",
                                         "<type",        CELL_HEADS, "FLOP/s",  CELL_TAIL,
                                         "rows checked", "<problem"};
-    table_init(t, (int)(sizeof heads / sizeof *heads), heads);
+    static const char *const decode_heads[] = {"<family", "<device",    "<kernel",      "<pattern",
+                                               "<type",   DECODE_HEADS, "rows checked", "<problem"};
+    if (decode)
+        table_init(t, (int)(sizeof decode_heads / sizeof *decode_heads), decode_heads);
+    else
+        table_init(t, (int)(sizeof heads / sizeof *heads), heads);
     for (int i = 0; i < r->n_results; i++) {
         const bench_result *x = &r->results[order[i]];
-        if (x->status != BENCH_OK) continue;
+        if (x->status != BENCH_OK || x->decode != decode) continue;
         table_cell(t, "%s", x->family);
         table_cell(t, "%s", r->devices[x->device].id);
         table_cell(t, "%s", x->kernel);
-        cells(t, x, 0);
+        if (decode)
+            decode_cells(t, x);
+        else
+            cells(t, x, 0);
         table_cell(t, "%" PRId64, x->checked_rows);
         table_cell(t, "%s", x->line);
     }
@@ -280,7 +343,11 @@ static const char legend[] = "plan: median of tess_plan_create; first: first run
                              "problem / time; ideal: dense / kept pairs. GEMM, copy: shares of the "
                              "ceilings. heads n/m: n heads of a model with m,\n"
                              "as on one rank of a tensor-parallel group. Every result was checked "
-                             "against the fp64 reference on sampled rows first.\n";
+                             "against the fp64 reference on sampled rows first.\n"
+                             "Decode: rows: sequences x new tokens; layers take turns, so that no "
+                             "cache holds K and V; parts of a row's keys; host: the\n"
+                             "time of tess_run on the host; K and V: of one layer, over the "
+                             "batch.\n";
 
 static void summary_line(const bench_report *r, FILE *f) {
     int failed = report_count(r, BENCH_FAILED), skipped = report_count(r, BENCH_SKIPPED);
@@ -381,6 +448,20 @@ static void skipped_section(const bench_report *r, const int *order, const char 
     table_free(&t);
 }
 
+/* Tables of problems and of decode problems, if there are any. */
+static void result_tables(const bench_report *r, const int *order, const char *before,
+                          void (*print)(const table *t, FILE *f), FILE *f) {
+    for (int decode = 0; decode < 2; decode++) {
+        table t;
+        full_table(&t, r, order, decode);
+        if (t.n_cells) {
+            if (decode) fputs(before, f);
+            print(&t, f);
+        }
+        table_free(&t);
+    }
+}
+
 void report_markdown(const bench_report *r, FILE *f) {
     int *order = report_order(r);
     table t;
@@ -402,9 +483,7 @@ void report_markdown(const bench_report *r, FILE *f) {
     table_markdown(&t, f);
     table_free(&t);
     fprintf(f, "\n## Results\n\n%s\n", legend);
-    full_table(&t, r, order);
-    table_markdown(&t, f);
-    table_free(&t);
+    result_tables(r, order, "\n", table_markdown, f);
     skipped_section(r, order, "\n## Not measured\n\n", table_markdown, f);
     free(order);
 }
@@ -413,11 +492,8 @@ void report_markdown(const bench_report *r, FILE *f) {
 
 void report_html_results(const bench_report *r, FILE *f) {
     int *order = report_order(r);
-    table t;
     if (!order) return;
-    full_table(&t, r, order);
-    table_html(&t, f);
-    table_free(&t);
+    result_tables(r, order, "", table_html, f);
     fprintf(f, "<p class=\"small\">%s</p>\n", legend);
     free(order);
 }
@@ -463,6 +539,22 @@ static void csv_number(FILE *f, double value) {
     fputc(',', f);
 }
 
+/* What only decode problems have; commas alone for others. */
+static void csv_decode(FILE *f, const bench_result *x) {
+    const int ok = x->status == BENCH_OK && x->decode;
+    csv_text(f, x->decode ? "decode" : "fwd", ",");
+    if (x->decode)
+        fprintf(f, "%d,%d,", x->page, x->compact);
+    else
+        fputs(",,", f);
+    if (ok)
+        fprintf(f, "%d,%" PRIu64 ",", x->layers, x->cache_bytes);
+    else
+        fputs(",,", f);
+    csv_number(f, ok ? x->parts : NAN);
+    csv_number(f, ok ? x->host_seconds : NAN);
+}
+
 void report_csv(const bench_report *r, FILE *f) {
     int *order = report_order(r);
     if (!order) return;
@@ -472,7 +564,9 @@ void report_csv(const bench_report *r, FILE *f) {
           "median_seconds,q1_seconds,q3_seconds,min_seconds,max_seconds,samples,flops,flop_rate,"
           "bytes_min,byte_rate,speedup,speedup_low,speedup_high,"
           "ideal_speedup,gemm_share,copy_share,jobs,workspace_bytes,plan_bytes,kv_bytes,kv_bytes_"
-          "kept,kv_bytes_allocated,checked_rows,problem,dense_"
+          "kept,kv_bytes_allocated,checked_rows,op,page,compact,layers,cache_bytes,parts,host_"
+          "seconds,"
+          "problem,dense_"
           "twin,note\n",
           f);
     for (int i = 0; i < r->n_results; i++) {
@@ -511,6 +605,7 @@ void report_csv(const bench_report *r, FILE *f) {
         } else {
             for (int k = 0; k < 26; k++) fputc(',', f);
         }
+        csv_decode(f, x);
         csv_text(f, x->line, ",");
         csv_text(f, x->twin_line, ",");
         csv_text(f, x->note, "\n");

@@ -33,5 +33,8 @@ const char *short_percent(char *buffer, size_t size, double share);
  * machine. */
 int report_disturbed(const bench_report *r, char *buffer, size_t size);
 int result_is_decode(const bench_result *r);
+/* Where K and V of a decode problem lie: "in place", "page 64", "slots", "slots 64". Returns the
+ * buffer. */
+const char *result_cache(const bench_result *r, char *buffer, size_t size);
 
 #endif

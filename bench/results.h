@@ -82,7 +82,8 @@ typedef struct bench_result {
     uint32_t dtype;
     int64_t batch, q_len, kv_len; /* longest of a packed batch */
     int heads, heads_total, kv_heads, head_dim;
-    double need_seconds; /* skipped for lack of time: about what it would take; 0 otherwise */
+    int decode, page, compact; /* op=decode, and where K and V lie */
+    double need_seconds;       /* skipped for lack of time: about what it would take; 0 otherwise */
     /* All below only when status is BENCH_OK. */
     int64_t checked_rows;
     /* f32: NMSE and its bound; 16 bits: greatest difference and the tolerance */
@@ -97,6 +98,12 @@ typedef struct bench_result {
     /* K and V of one sequence of kv_len tokens, all kv heads */
     uint64_t kv_bytes, kv_bytes_kept, kv_bytes_allocated;
     double ideal_speedup; /* dense_pairs / kept_pairs */
+    /* Of decode, else 0: layers that took turns, K and V of one of them, attention jobs over those
+     * of a plan that splits no row's keys, and the host's time of tess_run (NaN where that does the
+     * work itself). */
+    int layers;
+    uint64_t cache_bytes;
+    double parts, host_seconds;
     /* Derived by results_derive. NaN where there is nothing to compare with. */
     double speedup;                   /* median of the dense twin / median */
     double speedup_low, speedup_high; /* from the quartiles of both */

@@ -12,6 +12,7 @@
 #include "ceilings.h"
 #include "clock.h"
 #include "devices.h"
+#include "layers.h"
 #include "machine.h"
 #include "measure.h"
 #include "options.h"
@@ -21,6 +22,7 @@
 #include "text.h"
 
 enum { RUNS_AT_LEAST = 4 /* the first and three timed ones */ };
+static const double DECODE_GUESS = 4e9;
 
 /* Everything a step needs to know. */
 typedef struct session {
@@ -33,6 +35,7 @@ typedef struct session {
     /* FLOP/s of the last dense problem in each dtype; 0: not known yet, negative: the kernel
      * does not take the dtype */
     double speed[3];
+    double decode_rate;  /* B/s of the last decode problem, at first a guess */
     double deadline;     /* for this device and kernel */
     uint64_t host_bytes; /* that a problem may take */
     uint64_t device_bytes;
@@ -119,6 +122,8 @@ static int measure_one(session *s, const char *family, const char *line, double 
     if (x->status == BENCH_FAILED) say_failure(s, x);
     if (x->status == BENCH_OK && !x->twin_line[0] && x->median > 0 && !result_is_decode(x))
         s->speed[x->dtype] = x->flops / x->median;
+    if (x->status == BENCH_OK && x->decode && x->median > 0)
+        s->decode_rate = (double)x->bytes_min / x->median;
     return 0;
 }
 
@@ -136,13 +141,15 @@ static void tell(session *s, const char *family, const char *line) {
     else if (isfinite(x->speedup))
         snprintf(text + n, sizeof text - (size_t)n, "%s, %s, %s over dense (ideal %s)",
                  text_seconds(time, sizeof time, x->median),
-                 text_rate(rate, sizeof rate, x->flop_rate, "FLOP/s"),
+                 x->decode ? text_rate(rate, sizeof rate, x->byte_rate, "B/s")
+                           : text_rate(rate, sizeof rate, x->flop_rate, "FLOP/s"),
                  short_ratio(ratio, sizeof ratio, x->speedup),
                  short_ratio(ideal, sizeof ideal, x->ideal_speedup));
     else
         snprintf(text + n, sizeof text - (size_t)n, "%s, %s",
                  text_seconds(time, sizeof time, x->median),
-                 text_rate(rate, sizeof rate, x->flop_rate, "FLOP/s"));
+                 x->decode ? text_rate(rate, sizeof rate, x->byte_rate, "B/s")
+                           : text_rate(rate, sizeof rate, x->flop_rate, "FLOP/s"));
     progress_step(&s->bar, text);
 }
 
@@ -181,7 +188,10 @@ static double foretell(session *s, const char *family, const char *line, uint32_
         if (i == 0) *ideal = cost.ideal;
         /* Tensors are filled, read back and compared: about 3 ns a byte all in all on a slow
          * core. */
-        seconds += RUNS_AT_LEAST * cost.flops / s->speed[dtype] + 3e-9 * (double)cost.bytes;
+        seconds += 3e-9 * (double)cost.bytes;
+        seconds += cost.decode
+                       ? RUNS_AT_LEAST * fmax((double)cost.bytes, LAYERS_BYTES) / s->decode_rate
+                       : RUNS_AT_LEAST * cost.flops / s->speed[dtype];
     }
     return seconds;
 }
@@ -229,7 +239,7 @@ static int run_point(session *s, const suite_series *e, int k, double *share) {
 }
 
 static int run_series(session *s, const suite_series *e, double share) {
-    if (s->speed[e->dtype] == 0) {
+    if (e->n_lengths > 0 && s->speed[e->dtype] == 0) {
         progress_now(&s->bar, "measuring the speed of a small problem");
         s->speed[e->dtype] = measure_speed(s->runtime, s->device, s->kernel, e->dtype);
         if (!(s->speed[e->dtype] > 0)) s->speed[e->dtype] = -1;
@@ -255,6 +265,7 @@ static int run_kernel(session *s, const char *kernel) {
     const run_options *o = s->options;
     s->kernel = kernel;
     memset(s->speed, 0, sizeof s->speed);
+    s->decode_rate = DECODE_GUESS;
     if (o->line) return measure_pair(s, "problem", o->line, 2.0, 1.0);
     for (int i = 0; i < o->n_series && !clock_interrupted(); i++) {
         double share = (s->deadline - clock_now()) / (o->n_series - i);

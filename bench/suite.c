@@ -11,6 +11,16 @@
 #define S2_PAPER(V) "block=64 local=8 stride=" #V
 #define K(n)        ((int64_t)(n)*1024)
 
+/* A decode problem takes little time, so every shape is seen. */
+#define DECODE(name, title, heads, kv_heads, head_dim, words, pattern, quick)          \
+    {                                                                                  \
+        name, title, heads, kv_heads, head_dim, words, pattern, 1, 1, "bf16", {quick}, \
+            {K(4), K(32)}, {                                                           \
+            K(4), K(8), K(16), K(32), K(64), K(128)                                    \
+        }                                                                              \
+    }
+#define S2_CACHE "compact=1 block=64 local=8 "
+
 /* Cheap families first: what they leave of the time goes to the long contexts after them. */
 static const suite_family families[] = {
     {"dense-8h",
@@ -26,19 +36,34 @@ static const suite_family families[] = {
      {K(2)},
      {K(4)},
      {K(1), K(2), K(4), K(8), K(16)}},
-    {"phi3-small-decode",
-     "Phi-3-small, one new token",
+    DECODE("decode-llama3-8b", "Llama-3-8B, one new token", 32, 8, 128, "", "pattern=dense", K(4)),
+    DECODE("decode-64-16", "64 heads in groups of 4, one new token", 64, 16, 128, "",
+           "pattern=dense", 0),
+    DECODE("decode-mha", "32 heads with K and V of their own", 32, 32, 128, "", "pattern=dense", 0),
+    DECODE("decode-mqa", "16 heads that share K and V", 16, 1, 128, "", "pattern=dense", 0),
+    DECODE("decode-d64", "Llama-like, D=64, one new token", 32, 8, 64, "", "pattern=dense", 0),
+    DECODE("decode-d256", "Llama-like, D=256, one new token", 32, 8, 256, "", "pattern=dense", 0),
+    DECODE("decode-phi3-small", "Phi-3-small, one new token", 32, 8, 128, "page=64 scale=0.0078125",
+           "compact=1 block=64 local=16 stride=8 offset=1", 0),
+    DECODE("decode-s2-16", "S2, V=16, one new token", 64, 16, 128, "page=64",
+           S2_CACHE "stride=16 per_kv_head=1", K(4)),
+    DECODE("decode-s2-32", "S2, V=32, one new token", 64, 16, 128, "page=64", S2_CACHE "stride=32",
+           0),
+    DECODE("decode-s2-64", "S2, V=64, one new token", 64, 16, 128, "page=64", S2_CACHE "stride=64",
+           0),
+    {"decode-batch",
+     "Llama-3-8B, one new token of 16 sequences",
      32,
      8,
      128,
-     "scale=0.0078125",
-     "block=64 local=16 stride=8 offset=1",
+     "batch=16",
+     "pattern=dense",
      1,
      0,
      "bf16",
-     {K(8)},
-     {K(8), K(32)},
-     {K(2), K(8), K(32), K(128)}},
+     {0},
+     {0},
+     {K(2), K(8), K(32)}},
     {"llama3-8b",
      "Llama-3-8B, dense",
      32,
@@ -215,7 +240,7 @@ int suite_expand(const char *name, const char *dtypes, suite_series **series, in
 
 double suite_budget(const char *name) {
     int kind = named_suite(name);
-    return kind == SUITE_QUICK ? 25 : kind == SUITE_DEFAULT ? 140 : kind == SUITE_FULL ? 3600 : 600;
+    return kind == SUITE_QUICK ? 28 : kind == SUITE_DEFAULT ? 190 : kind == SUITE_FULL ? 3600 : 600;
 }
 
 int suite_heads(const suite_family *f, int k) {
@@ -233,11 +258,9 @@ int suite_line(const suite_series *s, int64_t tokens, int heads, char *line, siz
     int group = f->heads / f->kv_heads;
     if (heads < f->heads) snprintf(slice, sizeof slice, " heads_total=%d", f->heads);
     if (group > 1) snprintf(kv, sizeof kv, " kv_heads=%d", heads / group);
-    int n = snprintf(line, size, "dtype=%s heads=%d%s%s head_dim=%d q_len=%" PRId64,
-                     dtype_name(s->dtype), heads, kv, slice, f->head_dim,
-                     f->decode ? (int64_t)1 : tokens);
-    if (n > 0 && (size_t)n < size && f->decode)
-        n += snprintf(line + n, size - (size_t)n, " kv_len=%" PRId64, tokens);
+    int n = snprintf(line, size, "%sdtype=%s heads=%d%s%s head_dim=%d %s=%" PRId64,
+                     f->decode ? "op=decode " : "", dtype_name(s->dtype), heads, kv, slice,
+                     f->head_dim, f->decode ? "kv_len" : "q_len", tokens);
     if (n > 0 && (size_t)n < size)
         n += snprintf(line + n, size - (size_t)n, "%s%s %s", f->words[0] ? " " : "", f->words,
                       f->pattern);
@@ -245,10 +268,10 @@ int suite_line(const suite_series *s, int64_t tokens, int heads, char *line, siz
 }
 
 static int belongs_to_pattern(const char *word) {
-    static const char *const keys[] = {"pattern", "block",      "local",       "local_right",
-                                       "stride",  "offset",     "dense_heads", "per_kv_head",
-                                       "homo",    "left",       "right",       "sinks",
-                                       "mask",    "head_first", "heads_total", "kv_heads_total"};
+    static const char *const keys[] = {
+        "pattern",     "block",       "local",       "local_right",    "stride", "offset",
+        "dense_heads", "per_kv_head", "homo",        "left",           "right",  "sinks",
+        "mask",        "head_first",  "heads_total", "kv_heads_total", "compact"};
     size_t length = strcspn(word, "=");
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
         if (strlen(keys[i]) == length && strncmp(word, keys[i], length) == 0) return 1;

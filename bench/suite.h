@@ -11,9 +11,9 @@ enum { SUITE_MAX_LENGTHS = 8 };
 typedef struct suite_family {
     const char *name, *title;
     int heads, kv_heads, head_dim;
-    const char *words;   /* further words of the shape: scale= */
+    const char *words;   /* further words of the shape: scale=, page= */
     const char *pattern; /* words of the pattern; the dense twin replaces them with pattern=dense */
-    int decode;          /* 1: q_len=1, and the lengths are of the keys */
+    int decode;          /* 1: op=decode, and the lengths are of the keys */
     /* 1: where the whole does not fit the time, fewer heads of the same model may be run, as on
      * a rank of a tensor-parallel group */
     int sliceable;

@@ -12,6 +12,7 @@ static const char help_words[] =
     "scale=1/sqrt(head_dim) seed=0\n"
     "  kv_dtype=dtype|e4m3|i8     codes of 8 bits with a scale for each token and kv head\n"
     "  q_lens=a,b,... kv_lens=a,b,...     a packed batch, instead of batch, q_len and kv_len\n"
+    "  op=decode kv_len= q_len=1 page=0|16|32|64|128|256 compact=0     attention over a KV cache\n"
     "  pattern=s2 local= stride= block=64 offset=0 dense_heads=0 per_kv_head=0 homo=0 "
     "local_right=local\n"
     "  pattern=dense\n"
@@ -42,8 +43,8 @@ int cli_finish(const char *command, problem *p) {
     int bad = problem_finish(p, error, sizeof error);
     if (bad)
         return cli_error(bad == PROBLEM_BAD_FILE ? CLI_FAILED : CLI_USAGE, command, "%s", error);
-    if (p->op != TESS_OP_FORWARD)
-        return cli_error(CLI_FAILED, command, "op: only fwd is supported by this version");
+    if (p->op == PROBLEM_BACKWARD)
+        return cli_error(CLI_FAILED, command, "op: bwd is not supported by this version");
     return CLI_GO_ON;
 }
 
@@ -52,7 +53,8 @@ int cli_refused(const char *command, const problem *p) {
         const char *field, *words[4]; /* the first of the words that was given, else the last */
     } names[] = {{"max_tokens", {"kv_len", "kv_lens", "q_lens", "q_len"}},
                  {"mask_query_blocks", {"mask"}},
-                 {"mask_key_blocks", {"mask"}}};
+                 {"mask_key_blocks", {"mask"}},
+                 {"flags", {"compact"}}};
     const char *why = cli_why();
     size_t length = strcspn(why, ":");
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "cache.h"
 #include "cli.h"
 #include "text.h"
 
@@ -13,7 +14,9 @@ static const char help[] =
     "usage: tessera plan WORDS [--backend B] [--json]\n\n"
     "Plans a problem on a device and tells what running it takes: jobs, (query, key) pairs, FLOPs, "
     "bytes moved, workspace,\n"
-    "the KV blocks that each kv head keeps, and how long the planning took.\n\n"
+    "the KV blocks that each kv head keeps, and how long the planning took. With op=decode also "
+    "the KV cache:\n"
+    "ring and fixed slots, pages and bytes of each storage group.\n\n"
     "  --backend B   the device, as TESSERA_BACKEND: a name, name:index, or a list in order of "
     "preference\n"
     "  --json        the same as JSON with stable keys (docs/cli.md lists them)\n"
@@ -29,6 +32,7 @@ typedef struct planned {
     tess_device_info device_info;
     tess_layout_info layout_info;
     tess_plan_info info;
+    cache cache; /* of op=decode */
     double layout_seconds;
 } planned;
 
@@ -54,6 +58,8 @@ static tess_status make(planned *x) {
     if (status == TESS_OK) status = tess_plan_query(x->plan, &x->info);
     if (status == TESS_OK) status = tess_layout_query(x->layout, &x->layout_info);
     if (status == TESS_OK) status = tess_device_query(x->device, &x->device_info);
+    if (status == TESS_OK && x->p.op == PROBLEM_DECODE)
+        status = cache_create(&x->cache, &x->p, x->layout);
     return status;
 }
 
@@ -114,6 +120,16 @@ static int64_t tokens_at(const planned *x, uint32_t storage) {
     return tokens;
 }
 
+static void fixed_slots(const tess_storage_info *info, char *text, size_t size) {
+    if (info->ring_slots == 0)
+        snprintf(text, size, "all blocks");
+    else if (info->stride == 0)
+        snprintf(text, size, "%" PRId64, info->slots_per_stride);
+    else
+        snprintf(text, size, "%" PRId64 " of %" PRId64 " blocks", info->slots_per_stride,
+                 info->stride);
+}
+
 static void print_storage(const planned *x) {
     char fixed[64], bytes[TEXT_SIZE];
     const uint64_t token_bytes = block_bytes(&x->p) / (uint64_t)x->p.block;
@@ -123,17 +139,54 @@ static void print_storage(const planned *x) {
     for (uint32_t s = 0; s < x->layout_info.n_storage; s++) {
         const tess_storage_info info = storage_at(x, s, NULL);
         const int64_t tokens = tokens_at(x, s);
-        if (info.ring_slots == 0)
-            snprintf(fixed, sizeof fixed, "all blocks");
-        else if (info.stride == 0)
-            snprintf(fixed, sizeof fixed, "%" PRId64, info.slots_per_stride);
-        else
-            snprintf(fixed, sizeof fixed, "%" PRId64 " of %" PRId64 " blocks",
-                     info.slots_per_stride, info.stride);
+        fixed_slots(&info, fixed, sizeof fixed);
         printf("  %-10" PRIu32 " %10" PRIu32 " %10" PRId64 " %24s %14" PRId64 " %12s\n", s,
                info.n_kv_heads, info.ring_slots, fixed, tokens,
                text_bytes(bytes, sizeof bytes,
                           (double)token_bytes * (double)tokens * info.n_kv_heads));
+    }
+}
+
+/* K and V of the whole batch, each key at a place of its own. */
+static uint64_t in_place_bytes(const planned *x) {
+    return (uint64_t)problem_kv_tokens(&x->p) * (uint64_t)x->p.kv_heads * block_bytes(&x->p) /
+           (uint64_t)x->p.block;
+}
+
+/* Pages that the longest sequence takes; 0 without pages. */
+static int64_t longest_pages(const planned *x, const cache_group *g) {
+    return x->p.page ? (g->tokens + x->p.page - 1) / x->p.page : 0;
+}
+
+/* Slots that the longest sequence takes: its blocks where K and V are not compact. */
+static int64_t slots_of(const planned *x, const cache_group *g) {
+    return (g->tokens + x->p.block - 1) / x->p.block;
+}
+
+static void print_cache(const planned *x) {
+    const cache *c = &x->cache;
+    char ring[24], fixed[64], a[TEXT_SIZE], b[TEXT_SIZE], page[48] = "no pages";
+    const uint64_t bytes = cache_bytes(c), all = in_place_bytes(x);
+    if (x->p.page) snprintf(page, sizeof page, "pages of %" PRId32 " tokens", x->p.page);
+    printf("\nKV cache of %" PRId64 " sequence%s, %s, %s: %s, %s of all keys in place\n",
+           x->p.batch, x->p.batch == 1 ? "" : "s", x->p.compact ? "compact" : "not compact", page,
+           text_bytes(a, sizeof a, (double)bytes),
+           text_percent(b, sizeof b, all ? (double)bytes / (double)all : 1));
+    printf("  %-6s %9s %6s %20s %7s %13s %12s %10s %10s\n", "group", "kv heads", "ring",
+           "fixed slots", "slots", "token places", "pages of one", "pages", "bytes");
+    for (uint32_t s = 0; s < c->n_groups; s++) {
+        const cache_group *g = &c->groups[s];
+        snprintf(ring, sizeof ring, "-");
+        snprintf(fixed, sizeof fixed, "-");
+        if (x->p.compact) {
+            const tess_storage_info info = storage_at(x, s, NULL);
+            snprintf(ring, sizeof ring, "%" PRId64, info.ring_slots);
+            fixed_slots(&info, fixed, sizeof fixed);
+        }
+        printf("  %-6" PRIu32 " %9" PRId32 " %6s %20s %7" PRId64 " %13" PRId64 " %12" PRId64
+               " %10" PRId64 " %10s\n",
+               s, g->heads, ring, fixed, slots_of(x, g), g->tokens, longest_pages(x, g), g->pages,
+               text_bytes(a, sizeof a, 2 * (double)g->bytes));
     }
 }
 
@@ -164,7 +217,10 @@ static void print_text(const planned *x) {
     printf("coverage           %s\n", text_percent(a, sizeof a, x->layout_info.coverage));
     printf("KV-efficient       %s\n", x->layout_info.kv_efficient ? "yes" : "no");
     print_kv(x);
-    print_storage(x);
+    if (x->p.op == PROBLEM_DECODE)
+        print_cache(x);
+    else
+        print_storage(x);
 }
 
 /* ------------------------------------------------------------------ JSON */
@@ -190,6 +246,34 @@ static void add_storages(cJSON *root, const planned *x) {
         cJSON_AddItemToArray(groups, group);
     }
     free(ids);
+}
+
+static void add_cache(cJSON *root, const planned *x) {
+    const cache *c = &x->cache;
+    cJSON *object = cJSON_AddObjectToObject(root, "cache");
+    add_u64(object, "page", (uint64_t)x->p.page);
+    cJSON_AddBoolToObject(object, "compact", x->p.compact);
+    add_u64(object, "bytes", cache_bytes(c));
+    add_u64(object, "bytes_in_place", in_place_bytes(x));
+    add_u64(object, "block_table_bytes", c->table_bytes);
+    cJSON *groups = cJSON_AddArrayToObject(object, "groups");
+    for (uint32_t s = 0; s < c->n_groups; s++) {
+        const cache_group *g = &c->groups[s];
+        cJSON *group = cJSON_CreateObject();
+        cJSON_AddItemToObject(group, "kv_heads", cJSON_CreateIntArray(g->kv_heads, g->heads));
+        if (x->p.compact) {
+            const tess_storage_info info = storage_at(x, s, NULL);
+            add_u64(group, "ring_slots", (uint64_t)info.ring_slots);
+            add_u64(group, "stride", (uint64_t)info.stride);
+            add_u64(group, "slots_per_stride", (uint64_t)info.slots_per_stride);
+        }
+        add_u64(group, "slots", (uint64_t)slots_of(x, g));
+        add_u64(group, "tokens", (uint64_t)g->tokens);
+        add_u64(group, "pages_longest", (uint64_t)longest_pages(x, g));
+        add_u64(group, "pages", (uint64_t)g->pages);
+        add_u64(group, "bytes", 2 * g->bytes);
+        cJSON_AddItemToArray(groups, group);
+    }
 }
 
 static int print_json(const planned *x) {
@@ -231,6 +315,7 @@ static int print_json(const planned *x) {
         cJSON_AddItemToArray(allocated, cJSON_CreateNumber((double)kv.blocks_allocated));
     }
     add_storages(root, x);
+    if (x->p.op == PROBLEM_DECODE) add_cache(root, x);
     char *text = cJSON_Print(root);
     if (text) puts(text);
     free(text);
@@ -266,6 +351,7 @@ int plan_main(int argc, char **argv) {
             status = CLI_OK;
         }
     }
+    cache_release(&x.cache);
     tess_plan_release(x.plan);
     tess_layout_release(x.layout);
     tess_device_release(x.device);

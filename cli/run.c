@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cache.h"
 #include "cli.h"
 #include "npy.h"
 #include "tensors.h"
@@ -23,7 +24,10 @@ static const char help[] =
     "  O has Q's type. LSE is float32, the natural logarithm of the sum of exponentials: [batch, "
     "heads, q_len] or [heads, total].\n"
     "Shapes and type come from the arrays, so only pattern words are needed; a word that "
-    "contradicts an array is an error.\n\n"
+    "contradicts an array is an error.\n"
+    "With op=decode and page= or compact=1, K and V are laid into pages and slots first; the "
+    "result "
+    "is the same.\n\n"
     "  --q F --k F --v F   inputs\n"
     "  --o F               output, which appears only when everything succeeded; may be one of the "
     "inputs\n"
@@ -51,8 +55,13 @@ typedef struct job {
     tess_device *device;
     tess_layout *layout;
     tess_plan *plan;
-    /* of the tensors and the workspace; kind NONE where the device reads host memory */
-    tess_buffer device_memory[RUN_TENSORS + 1];
+    /* of the tensors, the workspace and the block table; kind NONE where the device reads host
+     * memory */
+    tess_buffer device_memory[RUN_TENSORS + 2];
+    cache cache; /* where problem_cached */
+    /* of each storage group, K before V */
+    tess_buffer *pool_memory;
+    tess_tensor *pools;
 } job;
 
 static const char *path_of(const job *x, int option) { return x->options[option].value; }
@@ -265,6 +274,7 @@ static tess_status place_tensors(job *x, int host_memory, tess_run_desc *run) {
         tess_tensor *t = run_tensor(run, role);
         const int is_output = run_tensors[role].output;
         if (!x->options[role].given) continue;
+        if (problem_cached(&x->p) && (role == TESS_ROLE_K || role == TESS_ROLE_V)) continue;
         tess_status status = tess_plan_tensor(x->plan, (tess_role)role, none, t, &x->bytes[role]);
         if (status != TESS_OK) return status;
         if (is_output) {
@@ -280,6 +290,55 @@ static tess_status place_tensors(job *x, int host_memory, tess_run_desc *run) {
     return TESS_OK;
 }
 
+/* K or V of a storage group. Places that no key has are 0. */
+static tess_status place_pool(job *x, int host_memory, uint32_t n, uint32_t group,
+                              const void *plain) {
+    const uint64_t bytes = cache_pool_bytes(&x->cache, group, CACHE_ELEMENTS);
+    x->pools[n] = cache_pool(&x->cache, group, CACHE_ELEMENTS, (tess_buffer){0});
+    if (bytes == 0) return TESS_OK;
+    tess_status status = tess_alloc(x->device, bytes, &x->pool_memory[n]);
+    if (status != TESS_OK) return status;
+    const tess_buffer memory = x->pools[n].buffer = x->pool_memory[n];
+    void *image =
+        host_memory ? (char *)(uintptr_t)(memory.handle + memory.offset) : calloc(bytes, 1);
+    if (!image) return x->no_memory = 1, TESS_ERROR_OUT_OF_MEMORY;
+    if (host_memory) memset(image, 0, bytes);
+    status = cache_lay(&x->cache, group, CACHE_ELEMENTS, plain, image);
+    if (host_memory) return status;
+    if (status == TESS_OK)
+        status = tess_copy(x->device, memory, tess_host_buffer(image, bytes), bytes);
+    free(image);
+    return status;
+}
+
+/* K and V into pages and slots. */
+static tess_status place_cache(job *x, int host_memory, tess_run_desc *run) {
+    tess_status status = cache_create(&x->cache, &x->p, x->layout);
+    if (status != TESS_OK) return status;
+    const cache *c = &x->cache;
+    const uint32_t groups = c->n_groups;
+    x->pools = calloc(2 * (size_t)groups, sizeof *x->pools);
+    x->pool_memory = calloc(2 * (size_t)groups, sizeof *x->pool_memory);
+    x->no_memory = !x->pools || !x->pool_memory;
+    if (x->no_memory) return TESS_ERROR_OUT_OF_MEMORY;
+    for (uint32_t n = 0; n < 2 * groups && status == TESS_OK; n++)
+        status = place_pool(x, host_memory, n, n % groups,
+                            x->in[n < groups ? TESS_ROLE_K : TESS_ROLE_V].data);
+    run->pages = c->pages;
+    run->table_stride = c->table_stride;
+    if (status == TESS_OK && c->table_bytes)
+        status = place(x, RUN_TENSORS + 1, host_memory, c->table, c->table, c->table_bytes,
+                       &run->block_table);
+    if (groups > 1) {
+        run->k_pools = x->pools;
+        run->v_pools = x->pools + groups;
+    } else {
+        run->k = x->pools[0];
+        run->v = x->pools[1];
+    }
+    return status;
+}
+
 static tess_status attend(job *x) {
     tess_run_desc run = {.struct_size = sizeof run};
     tess_plan_info info = {.struct_size = sizeof info};
@@ -289,6 +348,7 @@ static tess_status attend(job *x) {
     const int host_memory = probe.kind == TESS_BUFFER_HOST;
     tess_free(x->device, &probe);
     status = place_tensors(x, host_memory, &run);
+    if (status == TESS_OK && problem_cached(&x->p)) status = place_cache(x, host_memory, &run);
     if (status == TESS_OK) status = tess_plan_query(x->plan, &info);
     if (status == TESS_OK) status = tess_alloc(x->device, info.workspace_bytes, workspace);
     run.workspace = *workspace;
@@ -351,8 +411,7 @@ static int work(job *x) {
     if (status != CLI_GO_ON) return status;
     tess_status result = attend(x);
     if (result != TESS_OK)
-        return cli_error(CLI_FAILED, x->command, "%s",
-                         x->no_memory ? "--o: out of memory for the outputs" : cli_why());
+        return cli_error(CLI_FAILED, x->command, "%s", x->no_memory ? "out of memory" : cli_why());
     return write_outputs(x);
 }
 
@@ -360,6 +419,11 @@ static void release(job *x) {
     for (size_t i = 0; i < sizeof x->device_memory / sizeof *x->device_memory; i++)
         if (x->device_memory[i].kind != TESS_BUFFER_NONE)
             tess_free(x->device, &x->device_memory[i]);
+    for (uint32_t n = 0; x->pool_memory && n < 2 * x->cache.n_groups; n++)
+        if (x->pool_memory[n].kind != TESS_BUFFER_NONE) tess_free(x->device, &x->pool_memory[n]);
+    free(x->pool_memory);
+    free(x->pools);
+    cache_release(&x->cache);
     tess_plan_release(x->plan);
     tess_layout_release(x->layout);
     tess_device_release(x->device);

@@ -7,22 +7,29 @@
 #     a C file with `const tess_driver_image symbol[]` of all images of the list
 #
 # TESSERA_DEVICE_CODE=all builds for every architecture of the lists whose compiler is found;
-# `present` only where a driver is installed on this machine.
+# `present` only where a driver is installed on this machine; `few` for one of each kind, among
+# which every line of device code is compiled.
 set(TESSERA_DEVICE_CODE "all" CACHE STRING
-  "Device code: all (whose compilers are found), present (also whose driver is installed), none")
+  "Device code: all (compilers permitting), present (where a driver is installed), few, none")
 set(TESSERA_CUDA_ARCHS "75;80;86;89;90;100;120" CACHE STRING
   "Compute capabilities to build CUDA code for; PTX of the lowest serves all others")
 set(hip_archs gfx906 gfx908 gfx90a gfx942 gfx950 gfx1030 gfx1100 gfx1101 gfx1102 gfx1103 gfx1150
   gfx1151 gfx1200 gfx1201)
 set(TESSERA_HIP_ARCHS "${hip_archs}" CACHE STRING
   "AMD instruction sets to build HIP code for; those that the compiler does not know are left out")
-set_property(CACHE TESSERA_DEVICE_CODE PROPERTY STRINGS all present none)
+set_property(CACHE TESSERA_DEVICE_CODE PROPERTY STRINGS all present few none)
+if(TESSERA_DEVICE_CODE STREQUAL "few")
+  # Sources tell apart what is below 8.0, below 9.0, below 12.0 and from there on, and in AMD's
+  # wavefronts of 64 and of 32 lanes.
+  set(TESSERA_CUDA_ARCHS 75 80 90 120)
+  set(TESSERA_HIP_ARCHS gfx90a gfx1100)
+endif()
 
 # Whether device code for a driver's library is wanted. A driver is here if the loader of shared
 # libraries would find it; containers often have it in LD_LIBRARY_PATH alone.
 function(tessera_device_wanted result library)
   set(${result} FALSE PARENT_SCOPE)
-  if(TESSERA_DEVICE_CODE STREQUAL "all")
+  if(TESSERA_DEVICE_CODE MATCHES "^(all|few)$")
     set(${result} TRUE PARENT_SCOPE)
   elseif(TESSERA_DEVICE_CODE STREQUAL "present")
     execute_process(COMMAND sh -c "PATH=$PATH:/sbin:/usr/sbin ldconfig -p | grep -q '${library}'"

@@ -20,6 +20,9 @@
 set(TESSERA_TEST_LABELS "" CACHE STRING "Keep only tests with one of these labels")
 set(TESSERA_TEST_PREFIX "" CACHE STRING "Put before the name of every test")
 
+# The programs of the tests that are kept: all that a preset for a few of them has to build.
+add_custom_target(tessera_tested)
+
 function(tessera_test)
   cmake_parse_arguments(T "SERIAL;DRIVERS" "NAME;TIMEOUT" "COMMAND;LABELS;ENVIRONMENT" ${ARGN})
   if(T_UNPARSED_ARGUMENTS OR NOT T_NAME OR NOT T_COMMAND)
@@ -55,6 +58,10 @@ function(tessera_test)
         VK_DRIVER_FILES=/nonexistent TESSERA_REQUIRE=cpu)
     endif()
     list(APPEND T_ENVIRONMENT ASAN_OPTIONS=${options} UBSAN_OPTIONS=print_stacktrace=1)
+  endif()
+  list(GET T_COMMAND 0 program)
+  if(TARGET ${program})
+    add_dependencies(tessera_tested ${program})
   endif()
   set(name ${TESSERA_TEST_PREFIX}${T_NAME})
   add_test(NAME ${name} COMMAND ${T_COMMAND})

@@ -2,11 +2,10 @@
 /* Writing a cache: the new rows of a plan's sequences. As in tess_run, all that the caller gives is
  * checked and nothing is allocated. */
 #include <stdio.h>
-#include <string.h>
 
 #include "block_table.h"
 #include "checked.h"
-#include "plan.h"
+#include "launch.h"
 #include "tensors.h"
 
 static const char *const in_append = "tess_append";
@@ -258,26 +257,12 @@ static tess_status check_fields(const tess_plan *plan, const tess_append_desc *d
 
 static void fill_launch(const tess_plan *plan, const tess_append_desc *d, const tess_tables *tables,
                         tess_launch *l) {
-    l->struct_size = sizeof *l;
+    tess_launch_of_plan(plan, &plan->append, &d->stream, l);
     l->op = TESS_OP_APPEND;
-    l->dtype = plan->dtype;
-    l->kv_dtype = plan->kv_dtype;
-    l->head_dim = l->value_head_dim = plan->head_dim;
-    l->block = plan->layout->pattern.block;
-    l->group = (uint32_t)(plan->layout->n_heads / plan->layout->n_kv_heads);
-    l->batch_strided = !plan->packed;
-    l->batch = plan->packed ? 1 : plan->batch;
-    l->n_heads = (uint32_t)plan->layout->n_heads;
-    l->q_tokens = plan->packed ? plan->q_len : plan->max_q_len;
-    l->kv_tokens = plan->kv_packed ? plan->kv_len : plan->max_kv_len;
-    l->kernel = &plan->append;
     l->tables = tables;
-    l->page = plan->pools.page;
     l->pages = d->pages;
-    l->compact = plan->pools.compact;
     l->n_sequences = plan->steps ? plan->batch : plan->n_sequences;
     l->n_jobs = (uint64_t)l->q_tokens * (plan->packed ? 1 : plan->n_sequences);
-    l->stream = d->stream;
     l->tensor[TESS_ROLE_NEW_K] = d->k;
     l->tensor[TESS_ROLE_NEW_V] = d->v;
 }
@@ -314,9 +299,7 @@ tess_status tess_append(const tess_plan *plan, const tess_append_desc *desc) {
     tess_append_desc d;
     tess_launch launch;
     tess_tables of_step;
-    if (!plan) return tess_handle_missing(in_append, "plan");
-    TESS_RETURN_IF_ERROR(tess_device_check(plan->device, in_append));
-    TESS_RETURN_IF_ERROR(tess_desc_read(in_append, "desc", desc, &d, TESS_APPEND_DESC));
+    TESS_RETURN_IF_ERROR(tess_call_on_plan(in_append, plan, desc, &d, TESS_APPEND_DESC));
     TESS_RETURN_IF_ERROR(check_fields(plan, &d));
     const tess_block_table table = table_of(&d);
     uint64_t table_bytes;
@@ -324,7 +307,6 @@ tess_status tess_append(const tess_plan *plan, const tess_append_desc *desc) {
     /* Without keys no row is one, and there may be no memory for them. */
     if ((!plan->steps && plan->n_sequences == 0) || plan->kv_last < 0) return TESS_OK;
     if (plan->steps) TESS_RETURN_IF_ERROR(tess_step_tables(in_append, plan, &d.step, &of_step));
-    memset(&launch, 0, sizeof launch);
     fill_launch(plan, &d, plan->steps ? &of_step : &plan->tables, &launch);
     if (launch.n_jobs > INT32_MAX)
         return tess_unsupported("%s: plan: %llu rows are 2^31 or more", in_append,
@@ -332,8 +314,7 @@ tess_status tess_append(const tess_plan *plan, const tess_append_desc *desc) {
     TESS_RETURN_IF_ERROR(check_tensors(plan, &d, table_bytes, &launch));
     for (uint32_t s = 0; s < plan->pools.n; s++) {
         TESS_RETURN_IF_ERROR(take_group(plan, &d, s, &launch));
-        TESS_RETURN_IF_ERROR(tess_device_result(
-            plan->device, plan->device->backend->launch(plan->device->native, &launch)));
+        TESS_RETURN_IF_ERROR(tess_launch_on(plan->device, &launch));
     }
     return TESS_OK;
 }

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Copies of whole pages of a cache. The kernel belongs to the device. */
 #include <stdio.h>
-#include <string.h>
 
 #include "checked.h"
 #include "choose.h"
-#include "plan.h"
+#include "launch.h"
 #include "tensors.h"
 
 static const char *const in_copy = "tess_copy_pages";
@@ -99,30 +98,20 @@ static tess_tensor moved_pool(const tess_copy_desc *d, uint32_t n) {
 }
 
 static void fill_launch(const tess_copy_desc *d, tess_launch *l) {
-    static const tess_tables no_tables = {.struct_size = sizeof no_tables};
-    l->struct_size = sizeof *l;
-    l->op = TESS_OP_COPY_PAGES;
-    l->dtype = l->kv_dtype = moved_dtype(d);
-    l->head_dim = l->value_head_dim = d->head_dim / (int32_t)joined(d);
-    l->block = 1;
-    l->group = l->batch_strided = l->batch = 1;
-    l->n_heads = (uint32_t)d->n_heads;
+    tess_launch_of_rows(TESS_OP_COPY_PAGES, moved_dtype(d), d->head_dim / (int32_t)joined(d),
+                        (uint32_t)d->n_heads, &d->stream, l);
     l->page = (int32_t)d->page;
     l->pages = d->pages;
     l->n_jobs = (uint64_t)(d->n_pairs * d->page);
-    l->tables = &no_tables;
-    l->stream = d->stream;
 }
 
 tess_status tess_copy_pages(tess_device *device, const tess_copy_desc *desc) {
     tess_copy_desc d;
     tess_launch launch;
-    TESS_RETURN_IF_ERROR(tess_device_check(device, in_copy));
-    TESS_RETURN_IF_ERROR(tess_desc_read(in_copy, "desc", desc, &d, TESS_COPY_DESC));
+    TESS_RETURN_IF_ERROR(tess_call_on_device(in_copy, device, desc, &d, TESS_COPY_DESC));
     TESS_RETURN_IF_ERROR(check_numbers(&d));
-    memset(&launch, 0, sizeof launch);
-    fill_launch(&d, &launch);
     const uint32_t n_pools = d.n_pairs > 0 ? d.n_pools : 0;
+    fill_launch(&d, &launch);
     if (d.n_pairs > 0) TESS_RETURN_IF_ERROR(check_pairs(device, &d, &launch));
     for (uint32_t n = 0; n < n_pools; n++) TESS_RETURN_IF_ERROR(check_pool(device, &d, n));
     TESS_RETURN_IF_ERROR(
@@ -132,8 +121,7 @@ tess_status tess_copy_pages(tess_device *device, const tess_copy_desc *desc) {
         launch.tensor[TESS_ROLE_K] = moved_pool(&d, n);
         (void)tess_shape_bytes(&d.pools[n], &shape,
                                &launch.bytes[TESS_ROLE_K]); /* it was checked */
-        TESS_RETURN_IF_ERROR(
-            tess_device_result(device, device->backend->launch(device->native, &launch)));
+        TESS_RETURN_IF_ERROR(tess_launch_on(device, &launch));
     }
     return TESS_OK;
 }

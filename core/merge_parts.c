@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Merges results over parts of the keys. The kernel belongs to the device. */
-#include <string.h>
-
 #include "checked.h"
 #include "choose.h"
+#include "launch.h"
 #include "tensors.h"
 
 static const char *const in_merge = "tess_merge_parts";
@@ -90,32 +89,20 @@ static tess_status check_tensors(const tess_device *device, const tess_parts_des
 /* ------------------------------------------------------------------ the call */
 
 static void fill_launch(const tess_parts_desc *d, tess_launch *l) {
-    static const tess_tables no_tables = {.struct_size = sizeof no_tables};
-    l->struct_size = sizeof *l;
-    l->op = TESS_OP_MERGE;
-    l->dtype = d->dtype;
-    l->head_dim = l->value_head_dim = (int32_t)d->head_dim;
-    l->block = 1;
-    l->group = l->batch_strided = 1;
+    tess_launch_of_rows(TESS_OP_MERGE, d->dtype, (int32_t)d->head_dim, d->n_heads, &d->stream, l);
     l->batch = d->n_parts;
-    l->n_heads = d->n_heads;
     l->q_tokens = d->rows;
     l->n_jobs = (uint64_t)d->rows * d->n_heads;
-    l->tables = &no_tables;
-    l->stream = d->stream;
 }
 
 tess_status tess_merge_parts(tess_device *device, const tess_parts_desc *desc) {
     tess_parts_desc d;
     tess_launch launch;
-    TESS_RETURN_IF_ERROR(tess_device_check(device, in_merge));
-    TESS_RETURN_IF_ERROR(tess_desc_read(in_merge, "desc", desc, &d, TESS_PARTS_DESC));
+    TESS_RETURN_IF_ERROR(tess_call_on_device(in_merge, device, desc, &d, TESS_PARTS_DESC));
     TESS_RETURN_IF_ERROR(check_numbers(&d));
-    memset(&launch, 0, sizeof launch);
     fill_launch(&d, &launch);
     if (d.rows > 0) TESS_RETURN_IF_ERROR(check_tensors(device, &d, &launch));
     TESS_RETURN_IF_ERROR(tess_choose_for_device(device, TESS_OP_MERGE, d.dtype, (int32_t)d.head_dim,
                                                 &launch.kernel));
-    if (d.rows == 0) return TESS_OK;
-    return tess_device_result(device, device->backend->launch(device->native, &launch));
+    return d.rows > 0 ? tess_launch_on(device, &launch) : TESS_OK;
 }

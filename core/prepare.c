@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Preparing a step: the buffers are checked, and the backend's kernel turns lengths into jobs. And
  * the tables of a step, for what uses it. Nothing here allocates. */
-#include <string.h>
-
-#include "plan.h"
+#include "launch.h"
 #include "step.h"
 #include "tensors.h"
 
@@ -15,8 +13,6 @@ static tess_status check_desc(const tess_plan *plan, const tess_prepare_desc *d)
     if (d->batch > plan->batch)
         return tess_invalid("%s: batch: must be at most the plan's (%u), got %u", in_prepare,
                             (unsigned)plan->batch, (unsigned)d->batch);
-    if (d->q_first.kind != TESS_BUFFER_NONE)
-        return tess_unsupported("%s: q_first: must be of kind NONE in this version", in_prepare);
     if (d->kv_first.kind != TESS_BUFFER_NONE)
         return tess_unsupported("%s: kv_first: must be of kind NONE in this version", in_prepare);
     return tess_check_stream(in_prepare, &d->stream);
@@ -47,29 +43,26 @@ static tess_status check_apart(const tess_launch *l, const char *name, uint32_t 
 tess_status tess_prepare(const tess_plan *plan, const tess_prepare_desc *desc) {
     tess_prepare_desc d;
     tess_launch launch;
-    if (!plan) return tess_handle_missing(in_prepare, "plan");
-    TESS_RETURN_IF_ERROR(tess_device_check(plan->device, in_prepare));
-    TESS_RETURN_IF_ERROR(tess_desc_read(in_prepare, "desc", desc, &d, TESS_PREPARE_DESC));
+    TESS_RETURN_IF_ERROR(tess_call_on_plan(in_prepare, plan, desc, &d, TESS_PREPARE_DESC));
     TESS_RETURN_IF_ERROR(check_desc(plan, &d));
-    memset(&launch, 0, sizeof launch);
+    tess_launch_of_plan(plan, &plan->prepare, &d.stream, &launch);
+    launch.op = TESS_OP_PREPARE;
+    launch.batch = d.batch;
+    launch.n_jobs = plan->pools.n;
     const uint64_t word = sizeof(int32_t), cu_bytes = d.batch ? word * (d.batch + UINT64_C(1)) : 0;
     TESS_RETURN_IF_ERROR(
         take(plan, "cu_rows", &d.cu_rows, word, cu_bytes, TESS_ROLE_CU_ROWS, &launch));
     TESS_RETURN_IF_ERROR(
         take(plan, "kv_lens", &d.kv_lens, word, word * d.batch, TESS_ROLE_KV_LENS, &launch));
+    if (d.q_first.kind != TESS_BUFFER_NONE)
+        TESS_RETURN_IF_ERROR(
+            take(plan, "q_first", &d.q_first, word, word * d.batch, TESS_ROLE_Q_FIRST, &launch));
     TESS_RETURN_IF_ERROR(take(plan, "step", &d.step, TESS_STEP_HEAD_BYTES, plan->memory.step_bytes,
                               TESS_ROLE_STEP, &launch));
     TESS_RETURN_IF_ERROR(check_apart(&launch, "cu_rows", TESS_ROLE_CU_ROWS));
     TESS_RETURN_IF_ERROR(check_apart(&launch, "kv_lens", TESS_ROLE_KV_LENS));
-    launch.struct_size = sizeof launch;
-    launch.op = TESS_OP_PREPARE;
-    launch.batch = d.batch;
-    launch.n_jobs = plan->pools.n;
-    launch.kernel = &plan->prepare;
-    launch.tables = &plan->tables;
-    launch.stream = d.stream;
-    return tess_device_result(plan->device,
-                              plan->device->backend->launch(plan->device->native, &launch));
+    TESS_RETURN_IF_ERROR(check_apart(&launch, "q_first", TESS_ROLE_Q_FIRST));
+    return tess_launch_on(plan->device, &launch);
 }
 
 /* ------------------------------------------------------------------ using a step */

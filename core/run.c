@@ -2,9 +2,9 @@
 /* Running a plan: every tensor is checked against what the jobs will touch, then the backend is
  * called, once for each storage group. Nothing here allocates. */
 #include <stdio.h>
-#include <string.h>
 
 #include "block_table.h"
+#include "launch.h"
 #include "overlap.h"
 #include "roles.h"
 #include "tensors.h"
@@ -297,9 +297,7 @@ static tess_status check_tensors(const tess_plan *plan, const tess_run_desc *d, 
     uint64_t table_bytes;
     TESS_RETURN_IF_ERROR(tess_block_table_check(in_run, plan, &table, &table_bytes));
     const place at = {l, 0};
-    l->page = plan->pools.page;
     l->pages = d->pages;
-    l->compact = plan->pools.compact;
     for (uint32_t role = 0; role < TESS_ROLES_USED; role++) {
         if (!tess_role_serves(role, plan->op) || tess_role_rows[role].tokens == TESS_TOKENS_KV)
             continue;
@@ -362,7 +360,6 @@ static tess_status set_range(const tess_plan *plan, const tess_run_desc *d, tess
 /* A launch for each storage group that has jobs in the range; the merges come with the last group.
  */
 static tess_status launch_groups(const tess_plan *plan, const tess_run_desc *d, tess_launch *l) {
-    const tess_device *device = plan->device;
     const uint64_t begin = l->first_job, end = begin + l->n_jobs, merges = l->n_merges;
     double sum = 0;
     for (uint32_t s = 0; s < plan->pools.n; s++) {
@@ -374,8 +371,7 @@ static tess_status launch_groups(const tess_plan *plan, const tess_run_desc *d, 
         l->storage = s;
         if (l->n_jobs == 0 && l->n_merges == 0) continue;
         TESS_RETURN_IF_ERROR(take_group(plan, d, s, l));
-        TESS_RETURN_IF_ERROR(
-            tess_device_result(plan->device, device->backend->launch(device->native, l)));
+        TESS_RETURN_IF_ERROR(tess_launch_on(plan->device, l));
         if (l->seconds) sum += *l->seconds;
     }
     if (l->seconds) *l->seconds = sum;
@@ -386,43 +382,27 @@ tess_status tess_run(const tess_plan *plan, const tess_run_desc *desc) {
     tess_run_desc d;
     tess_launch launch;
     tess_tables of_step;
-    if (!plan) return tess_handle_missing(in_run, "plan");
-    TESS_RETURN_IF_ERROR(tess_device_check(plan->device, in_run));
-    TESS_RETURN_IF_ERROR(tess_desc_read(in_run, "desc", desc, &d, TESS_RUN_DESC));
+    TESS_RETURN_IF_ERROR(tess_call_on_plan(in_run, plan, desc, &d, TESS_RUN_DESC));
     TESS_RETURN_IF_ERROR(check_reserved(plan, &d));
     if (plan->memory.n_jobs == 0) {
         if (d.device_seconds) *d.device_seconds = 0;
         return TESS_OK;
     }
-    memset(&launch, 0, sizeof launch);
+    tess_launch_of_plan(plan, &plan->kernel, &d.stream, &launch);
     TESS_RETURN_IF_ERROR(set_range(plan, &d, &launch));
     TESS_RETURN_IF_ERROR(check_tensors(plan, &d, &launch));
     TESS_RETURN_IF_ERROR(check_workspace(plan, &d.workspace));
-    if (plan->steps) TESS_RETURN_IF_ERROR(tess_step_tables(in_run, plan, &d.step, &of_step));
-    launch.struct_size = sizeof launch;
-    launch.op = plan->op;
-    launch.dtype = plan->dtype;
-    launch.kv_dtype = plan->kv_dtype;
-    launch.head_dim = launch.value_head_dim = plan->head_dim;
-    launch.block = plan->layout->pattern.block;
-    launch.group = (uint32_t)(plan->layout->n_heads / plan->layout->n_kv_heads);
-    launch.batch_strided = !plan->packed;
+    if (plan->steps) {
+        TESS_RETURN_IF_ERROR(tess_step_tables(in_run, plan, &d.step, &of_step));
+        launch.tables = &of_step;
+    }
     launch.scale = plan->scale;
-    launch.kernel = &plan->kernel;
-    launch.tables = plan->steps ? &of_step : &plan->tables;
     launch.workspace = d.workspace;
     launch.workspace_bytes = plan->memory.workspace_bytes;
-    launch.q_tokens = plan->packed ? plan->q_len : plan->max_q_len;
-    launch.kv_tokens = plan->kv_packed ? plan->kv_len : plan->max_kv_len;
     launch.kv_batch = plan->kv_packed ? 0 : plan->batch;
-    launch.batch = plan->packed ? 1 : plan->batch;
-    launch.n_heads = (uint32_t)plan->layout->n_heads;
     launch.partials_at = plan->memory.partials_at;
     launch.partial_rows = plan->partial_rows;
-    launch.stream = d.stream;
     launch.seconds = d.device_seconds;
-    return plan->pools.n > 1
-               ? launch_groups(plan, &d, &launch)
-               : tess_device_result(plan->device,
-                                    plan->device->backend->launch(plan->device->native, &launch));
+    return plan->pools.n > 1 ? launch_groups(plan, &d, &launch)
+                             : tess_launch_on(plan->device, &launch);
 }

@@ -140,79 +140,252 @@ static tess_status make_plan(instance *x, const char *kernel) {
     return status == TESS_OK ? TESS_OK : fail(x, status, NULL);
 }
 
-/* Contiguous strides of every tensor into x->run, and the sizes. */
+/* Contiguous strides of every tensor into x->run, and the sizes. Those of a cache come with it. */
 static tess_status describe(instance *x) {
-    const tess_buffer none = {0};
-    uint64_t *const bytes[RUN_TENSORS] = {&x->q_bytes, &x->k_bytes, &x->v_bytes, &x->o_bytes,
-                                          &x->lse_bytes};
-    for (int role = 0; role < RUN_TENSORS; role++) {
-        tess_status status = tess_plan_tensor(x->plan, (tess_role)role, none,
-                                              run_tensor(&x->run, role), bytes[role]);
+    const problem *p = x->problem;
+    const struct {
+        tess_role role;
+        tess_tensor *tensor;
+        uint64_t *bytes, row; /* bytes of a token and kv head, of what may lie in a cache */
+    } all[] = {{TESS_ROLE_Q, &x->run.q, &x->q_bytes, 0},
+               {TESS_ROLE_O, &x->run.o, &x->o_bytes, 0},
+               {TESS_ROLE_LSE, &x->run.lse, &x->lse_bytes, 0},
+               {TESS_ROLE_K, &x->run.k, &x->k_bytes, (uint64_t)p->head_dim * problem_kv_size(p)},
+               {TESS_ROLE_V, &x->run.v, &x->v_bytes, (uint64_t)p->head_dim * problem_kv_size(p)},
+               {TESS_ROLE_K_SCALE, &x->run.k_scale, &x->k_scale_bytes, sizeof(float)},
+               {TESS_ROLE_V_SCALE, &x->run.v_scale, &x->v_scale_bytes, sizeof(float)}};
+    for (int n = 0; n < (problem_has_scales(p) ? 7 : 5); n++) {
+        if (problem_cached(p) && all[n].row) {
+            *all[n].bytes = (uint64_t)problem_kv_tokens(p) * (uint64_t)p->kv_heads * all[n].row;
+            continue;
+        }
+        tess_status status =
+            tess_plan_tensor(x->plan, all[n].role, (tess_buffer){0}, all[n].tensor, all[n].bytes);
         if (status != TESS_OK) return fail(x, status, NULL);
     }
-    if (!problem_has_scales(x->problem)) return TESS_OK;
-    tess_status status =
-        tess_plan_tensor(x->plan, TESS_ROLE_K_SCALE, none, &x->run.k_scale, &x->k_scale_bytes);
-    if (status == TESS_OK)
-        status =
-            tess_plan_tensor(x->plan, TESS_ROLE_V_SCALE, none, &x->run.v_scale, &x->v_scale_bytes);
-    return status == TESS_OK ? TESS_OK : fail(x, status, NULL);
+    return TESS_OK;
+}
+
+/* More than this is made again each time. */
+enum { MEMO_BYTES = 64 << 20 };
+/* Of a memo. The scales of an input come two after it. */
+enum { INPUT_Q, INPUT_K, INPUT_V, N_INPUTS = 5 };
+
+void instance_memo_clear(instance_memo *memo) {
+    for (int n = 0; n < N_INPUTS; n++) free(memo->inputs[n]);
+    free(memo->rows);
+    *memo = (instance_memo){.rows = NULL};
+}
+
+/* Whether the memo has input n, which is copied then. */
+static int recall(const instance *x, int n, void *data, uint64_t bytes) {
+    const instance_memo *memo = x->memo;
+    if (!memo || !memo->inputs[n] || memo->bytes[n] != bytes) return 0;
+    memcpy(data, memo->inputs[n], (size_t)bytes);
+    return 1;
+}
+
+static void keep(const instance *x, int n, const void *data, uint64_t bytes) {
+    instance_memo *memo = x->memo;
+    if (!memo || memo->inputs[n] || bytes > MEMO_BYTES) return;
+    memo->inputs[n] = host_alloc(bytes);
+    memo->bytes[n] = bytes;
+    if (memo->inputs[n]) memcpy(memo->inputs[n], data, (size_t)bytes);
+}
+
+static void make_input(const instance *x, int n, void *data, uint64_t bytes) {
+    const problem *p = x->problem;
+    if (recall(x, n, data, bytes)) return;
+    fill_normal(p->dtype, data, (int64_t)(bytes / problem_size(p)), p->seed, (uint32_t)n + 1);
+    keep(x, n, data, bytes);
+}
+
+/* K or V; scales NULL: it has none. */
+static void make_keys(const instance *x, int n, void *data, uint64_t bytes, float *scales) {
+    const problem *p = x->problem;
+    const uint64_t rows = bytes / (uint64_t)p->head_dim, scale_bytes = rows * sizeof *scales;
+    if (!scales) {
+        make_input(x, n, data, bytes);
+        return;
+    }
+    if (recall(x, n, data, bytes) && recall(x, n + 2, scales, scale_bytes)) return;
+    fill_codes(p->kv_dtype, data, scales, (int64_t)rows, p->head_dim, p->seed, (uint32_t)n + 1);
+    keep(x, n, data, bytes);
+    keep(x, n + 2, scales, scale_bytes);
 }
 
 static tess_status make_inputs(instance *x) {
-    const problem *p = x->problem;
+    const int has_scales = problem_has_scales(x->problem);
     x->q = host_alloc(x->q_bytes);
     x->k = host_alloc(x->k_bytes);
     x->v = host_alloc(x->v_bytes);
     x->o = host_alloc(x->o_bytes);
     x->lse = host_alloc(x->lse_bytes);
-    x->k_scale = problem_has_scales(p) ? host_alloc(x->k_scale_bytes) : NULL;
-    x->v_scale = problem_has_scales(p) ? host_alloc(x->v_scale_bytes) : NULL;
-    if (!x->q || !x->k || !x->v || !x->o || !x->lse ||
-        (problem_has_scales(p) && (!x->k_scale || !x->v_scale)))
+    if (has_scales) x->k_scale = host_alloc(x->k_scale_bytes);
+    if (has_scales) x->v_scale = host_alloc(x->v_scale_bytes);
+    if (!x->q || !x->k || !x->v || !x->o || !x->lse || (has_scales && (!x->k_scale || !x->v_scale)))
         return fail(x, TESS_ERROR_OUT_OF_MEMORY, "out of memory for the tensors");
-    fill_normal(p->dtype, x->q, (int64_t)(x->q_bytes / problem_size(p)), p->seed, 1);
-    if (problem_has_scales(p)) {
-        const int64_t rows = (int64_t)(x->k_scale_bytes / sizeof *x->k_scale);
-        fill_codes(p->kv_dtype, x->k, x->k_scale, rows, p->head_dim, p->seed, 2);
-        fill_codes(p->kv_dtype, x->v, x->v_scale, rows, p->head_dim, p->seed, 3);
-    } else {
-        fill_normal(p->dtype, x->k, (int64_t)(x->k_bytes / problem_size(p)), p->seed, 2);
-        fill_normal(p->dtype, x->v, (int64_t)(x->v_bytes / problem_size(p)), p->seed, 3);
-    }
+    make_input(x, INPUT_Q, x->q, x->q_bytes);
+    make_keys(x, INPUT_K, x->k, x->k_bytes, x->k_scale);
+    make_keys(x, INPUT_V, x->v, x->v_bytes, x->v_scale);
     /* A result that is never fetched must not look like one. */
     memset(x->o, NAN_BYTE, (size_t)x->o_bytes);
     memset(x->lse, NAN_BYTE, (size_t)x->lse_bytes);
     return TESS_OK;
 }
 
-/* K and V, and their scales. */
-static tess_status place_keys(instance *x) {
+/* ------------------------------------------------------------------ layers of K and V */
+
+static uint32_t groups_of(const instance *x) { return x->cache.n_groups ? x->cache.n_groups : 1; }
+
+/* K, V, and their scales where they have some, of each group. */
+static uint32_t pools_of(const instance *x) {
+    return (problem_has_scales(x->problem) ? 4 : 2) * groups_of(x);
+}
+
+static cache_part part_of(const instance *x, uint32_t pool) {
+    return pool / groups_of(x) < 2 ? CACHE_ELEMENTS : CACHE_SCALES;
+}
+
+static uint64_t pool_bytes(const instance *x, uint32_t pool) {
+    const cache_part part = part_of(x, pool);
+    if (problem_cached(x->problem)) return cache_pool_bytes(&x->cache, pool % groups_of(x), part);
+    return part == CACHE_SCALES ? x->k_scale_bytes : x->k_bytes;
+}
+
+/* Room for one layer more, without memory. */
+static instance_layer *new_layer(instance *x) {
+    const size_t pools = pools_of(x);
+    instance_layer *larger = realloc(x->layers, ((size_t)x->n_layers + 1) * sizeof *larger);
+    if (!larger) return NULL;
+    x->layers = larger;
+    instance_layer *layer = &larger[x->n_layers];
+    layer->memory = calloc(pools, sizeof *layer->memory);
+    layer->pools = calloc(pools, sizeof *layer->pools);
+    if (layer->memory && layer->pools) {
+        x->n_layers++;
+        return layer;
+    }
+    free(layer->memory);
+    free(layer->pools);
+    return NULL;
+}
+
+static void drop_layer(instance *x) {
+    instance_layer *layer = &x->layers[--x->n_layers];
+    for (uint32_t n = 0; n < pools_of(x); n++)
+        if (layer->memory[n].kind != TESS_BUFFER_NONE) tess_free(x->device, &layer->memory[n]);
+    free(layer->memory);
+    free(layer->pools);
+}
+
+/* The pools of a layer into a run. */
+static void use_layer(const instance *x, int layer, tess_run_desc *run) {
+    tess_tensor *const one[] = {&run->k, &run->v, &run->k_scale, &run->v_scale};
+    const tess_tensor **const pools[] = {&run->k_pools, &run->v_pools, &run->k_scale_pools,
+                                         &run->v_scale_pools};
+    const uint32_t groups = groups_of(x);
+    for (uint32_t kind = 0; kind < pools_of(x) / groups; kind++) {
+        const tess_tensor *first = x->layers[layer].pools + kind * groups;
+        if (groups > 1)
+            *pools[kind] = first;
+        else
+            *one[kind] = *first;
+    }
+}
+
+tess_status instance_add_layer(instance *x) {
+    instance_layer *layer = new_layer(x);
+    tess_status status = TESS_OK;
+    if (!layer) return fail(x, TESS_ERROR_OUT_OF_MEMORY, "out of memory for a layer");
+    for (uint32_t n = 0; n < pools_of(x) && status == TESS_OK; n++) {
+        const uint64_t bytes = pool_bytes(x, n);
+        layer->pools[n] = x->layers[0].pools[n];
+        if (bytes == 0) continue;
+        status = tess_alloc(x->device, bytes, &layer->memory[n]);
+        if (status != TESS_OK) break;
+        layer->pools[n].buffer = layer->memory[n];
+        status = tess_copy(x->device, layer->memory[n], x->layers[0].pools[n].buffer, bytes);
+    }
+    if (status == TESS_OK) return TESS_OK;
+    fail(x, status, NULL);
+    drop_layer(x);
+    return status;
+}
+
+/* A pool with the keys at their places, and NaN everywhere else: no result may depend on it. */
+static tess_status place_pool(instance *x, uint32_t n, const void *plain, tess_buffer *memory,
+                              tess_tensor *pool) {
+    const uint32_t group = n % groups_of(x);
+    const cache_part part = part_of(x, n);
+    const uint64_t bytes = pool_bytes(x, n);
+    *pool = cache_pool(&x->cache, group, part, (tess_buffer){0});
+    if (bytes == 0) return TESS_OK;
+    tess_status status = tess_alloc(x->device, bytes, memory);
+    if (status != TESS_OK) return fail(x, status, NULL);
+    pool->buffer = *memory;
+    char *image =
+        x->host_memory ? (char *)(uintptr_t)(memory->handle + memory->offset) : host_alloc(bytes);
+    if (!image) return fail(x, TESS_ERROR_OUT_OF_MEMORY, "out of memory for a pool");
+    memset(image, NAN_BYTE, (size_t)bytes);
+    status = cache_lay(&x->cache, group, part, plain, image);
+    if (status == TESS_OK && !x->host_memory)
+        status = tess_copy(x->device, *memory, tess_host_buffer(image, bytes), bytes);
+    if (!x->host_memory) free(image);
+    return status == TESS_OK ? TESS_OK : fail(x, status, NULL);
+}
+
+static tess_status place_cache(instance *x) {
+    tess_status status = cache_create(&x->cache, x->problem, x->layout);
+    if (status != TESS_OK) return fail(x, status, NULL);
+    instance_layer *layer = new_layer(x);
+    if (!layer) return fail(x, TESS_ERROR_OUT_OF_MEMORY, "out of memory for a layer");
+    const uint32_t groups = groups_of(x);
+    const void *const plain[] = {x->k, x->v, x->k_scale, x->v_scale};
+    for (uint32_t n = 0; n < pools_of(x) && status == TESS_OK; n++)
+        status = place_pool(x, n, plain[n / groups], &layer->memory[n], &layer->pools[n]);
+    if (status != TESS_OK) return status;
+    use_layer(x, 0, &x->run);
+    x->run.pages = x->cache.pages;
+    x->run.table_stride = x->cache.table_stride;
+    tess_tensor table = {0};
+    if (x->cache.table_bytes)
+        status = upload(x, x->cache.table, x->cache.table_bytes, &x->dtable, &table);
+    x->run.block_table = table.buffer;
+    return status;
+}
+
+/* K and V, and their scales, in the order of the problem, as one group. */
+static tess_status place_plain(instance *x) {
     const problem *p = x->problem;
-    const uint64_t size = problem_kv_size(p), vector = (uint64_t)p->head_dim * size;
+    const uint64_t size = problem_kv_size(p), row = (uint64_t)p->head_dim * size;
     const struct {
         const void *host;
-        uint64_t bytes, vector, size;
+        uint64_t bytes, row, size;
         tess_buffer *raw;
         tess_tensor *tensor;
-    } all[] = {{x->k, x->k_bytes, vector, size, &x->dk, &x->run.k},
-               {x->v, x->v_bytes, vector, size, &x->dv, &x->run.v},
+    } all[] = {{x->k, x->k_bytes, row, size, &x->dk, &x->run.k},
+               {x->v, x->v_bytes, row, size, &x->dv, &x->run.v},
                {x->k_scale, x->k_scale_bytes, 4, 4, &x->dk_scale, &x->run.k_scale},
                {x->v_scale, x->v_scale_bytes, 4, 4, &x->dv_scale, &x->run.v_scale}};
-    for (int n = 0; n < (problem_has_scales(p) ? 4 : 2); n++) {
+    instance_layer *layer = new_layer(x);
+    if (!layer) return fail(x, TESS_ERROR_OUT_OF_MEMORY, "out of memory for a layer");
+    for (uint32_t n = 0; n < pools_of(x); n++) {
         const tess_status status =
             x->flags & INSTANCE_POISON
-                ? upload_padded(x, all[n].host, all[n].vector, all[n].size, all[n].raw,
-                                all[n].tensor)
+                ? upload_padded(x, all[n].host, all[n].row, all[n].size, all[n].raw, all[n].tensor)
                 : upload(x, all[n].host, all[n].bytes, all[n].raw, all[n].tensor);
         if (status != TESS_OK) return status;
+        layer->pools[n] = *all[n].tensor;
     }
     return TESS_OK;
 }
 
+/* ------------------------------------------------------------------ runs */
+
 static tess_status place(instance *x) {
     tess_status status = upload(x, x->q, x->q_bytes, &x->dq, &x->run.q);
-    if (status == TESS_OK) status = place_keys(x);
+    if (status == TESS_OK) status = problem_cached(x->problem) ? place_cache(x) : place_plain(x);
     int fill = x->flags & INSTANCE_POISON ? NAN_BYTE : 0;
     if (status == TESS_OK)
         status = guarded_alloc(x, x->o_bytes, 16, fill, &x->d_o, &x->run.o.buffer);
@@ -256,7 +429,13 @@ static tess_status make_layout(instance *x) {
 
 tess_status instance_create(instance *x, tess_device *device, const problem *p, const char *kernel,
                             unsigned flags) {
+    return instance_create_again(x, device, p, kernel, flags, NULL);
+}
+
+tess_status instance_create_again(instance *x, tess_device *device, const problem *p,
+                                  const char *kernel, unsigned flags, instance_memo *memo) {
     memset(x, 0, sizeof *x);
+    x->memo = memo;
     x->problem = p;
     x->device = device;
     x->flags = flags;
@@ -280,6 +459,18 @@ tess_status instance_run(instance *x, double *device_seconds) {
     return status == TESS_OK ? TESS_OK : fail(x, status, NULL);
 }
 
+tess_status instance_launch(instance *x, int layer) {
+    tess_run_desc run = x->run;
+    use_layer(x, layer, &run);
+    const tess_status status = tess_run(x->plan, &run);
+    return status == TESS_OK ? TESS_OK : fail(x, status, NULL);
+}
+
+tess_status instance_wait(instance *x) {
+    const tess_status status = x->host_memory ? TESS_OK : tess_wait(x->device, WAIT_LIMIT_NS);
+    return status == TESS_OK ? TESS_OK : fail(x, status, NULL);
+}
+
 tess_status instance_fetch(instance *x) {
     tess_status status = TESS_OK;
     if (x->o_bytes)
@@ -292,18 +483,17 @@ tess_status instance_fetch(instance *x) {
 }
 
 void instance_release(instance *x) {
-    enum { N_BUFFERS = 8 };
-    tess_buffer *const buffers[N_BUFFERS] = {&x->dq,   &x->dk,    &x->dv,       &x->d_o,
-                                             &x->dlse, &x->dwork, &x->dk_scale, &x->dv_scale};
+    enum { N_BUFFERS = 9 };
+    tess_buffer *const buffers[N_BUFFERS] = {&x->dq,       &x->dk,       &x->dv,
+                                             &x->d_o,      &x->dlse,     &x->dwork,
+                                             &x->dk_scale, &x->dv_scale, &x->dtable};
+    while (x->n_layers) drop_layer(x);
+    free(x->layers);
+    cache_release(&x->cache);
     for (size_t i = 0; i < N_BUFFERS; i++)
         if (buffers[i]->kind != TESS_BUFFER_NONE) tess_free(x->device, buffers[i]);
-    free(x->q);
-    free(x->k);
-    free(x->v);
-    free(x->o);
-    free(x->lse);
-    free(x->k_scale);
-    free(x->v_scale);
+    void *const arrays[] = {x->q, x->k, x->v, x->o, x->lse, x->k_scale, x->v_scale};
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) free(arrays[i]);
     tess_plan_release(x->plan);
     tess_layout_release(x->layout);
     instance empty = {0};
@@ -337,19 +527,44 @@ static int64_t flat_row(const problem *p, int64_t b, int32_t head, int64_t row, 
     return (b * p->q_len + row) * p->heads + head;
 }
 
-/* One row against the reference. */
-static void compare_row(const instance *x, int64_t b, int32_t head, int64_t row, double *ref,
-                        double *same, tally *t, instance_verdict *verdict) {
+/* A row of the reference: of each element its value and that of the loop in the problem's type,
+ * then LSE. */
+static size_t reference_doubles(const problem *p) { return 2 * (size_t)p->head_dim + 1; }
+
+static void make_reference(const instance *x, int64_t b, int32_t head, int64_t row, double *ref) {
     const problem *p = x->problem;
     const reference_inputs in = {x->q, x->k, x->v, x->k_scale, x->v_scale};
-    double lse, same_lse;
+    double *same = ref + p->head_dim, same_lse;
+    reference_row(p, &in, b, head, row, ref, same + p->head_dim);
+    if (p->dtype != TESS_F32) reference_row_same_type(p, &in, b, head, row, same, &same_lse);
+}
+
+/* Room in the memo for row n of a comparison, or NULL. */
+static double *memo_row(const instance *x, int64_t n, int64_t wanted) {
+    instance_memo *memo = x->memo;
+    const size_t size = reference_doubles(x->problem);
+    if (!memo) return NULL;
+    if (!memo->rows) {
+        const int64_t fit = (int64_t)(MEMO_BYTES / (size * sizeof(double)));
+        memo->wanted = wanted;
+        memo->most_rows = wanted < fit ? wanted : fit;
+        memo->rows = malloc((size_t)memo->most_rows * size * sizeof(double));
+    }
+    return memo->rows && memo->wanted == wanted && n < memo->most_rows
+               ? memo->rows + (size_t)n * size
+               : NULL;
+}
+
+/* One row against the reference. */
+static void compare_row(const instance *x, int64_t b, int32_t head, int64_t row, const double *ref,
+                        tally *t, instance_verdict *verdict) {
+    const problem *p = x->problem;
+    const double *same = ref + p->head_dim, lse = same[p->head_dim];
     int64_t lse_at, o_at = flat_row(p, b, head, row, &lse_at) * p->head_dim;
     char where[96];
     snprintf(where, sizeof where, "sequence %" PRId64 ", head %" PRId32 ", row %" PRId64, b, head,
              row);
-    reference_row(p, &in, b, head, row, ref, &lse);
     int empty = isinf(lse) && lse < 0;
-    if (p->dtype != TESS_F32) reference_row_same_type(p, &in, b, head, row, same, &same_lse);
     for (int32_t d = 0; d < p->head_dim; d++) {
         double got = load_element(p->dtype, x->o, o_at + d), difference = fabs(got - ref[d]);
         if (!t->failed && (!isfinite(got) || (empty && got != 0))) {
@@ -398,8 +613,8 @@ static int64_t nth_row(int64_t n, int64_t wanted, int64_t total) {
 
 static void compare_rows(const instance *x, int64_t max_rows, tally *t, instance_verdict *verdict) {
     const problem *p = x->problem;
-    double *ref = malloc(2 * (size_t)p->head_dim * sizeof *ref);
-    if (!ref) {
+    double *own = malloc(reference_doubles(p) * sizeof *own);
+    if (!own) {
         t->failed = 1;
         text_error(verdict->what, sizeof verdict->what, "out of memory for the reference");
         return;
@@ -411,12 +626,15 @@ static void compare_rows(const instance *x, int64_t max_rows, tally *t, instance
         int64_t at = nth_row(n, wanted, total);
         while (at - before >= problem_q_len(p, b) * p->heads)
             before += problem_q_len(p, b++) * p->heads;
-        int64_t q_len = problem_q_len(p, b);
-        compare_row(x, b, (int32_t)((at - before) / q_len), (at - before) % q_len, ref,
-                    ref + p->head_dim, t, verdict);
+        const int64_t q_len = problem_q_len(p, b), row = (at - before) % q_len;
+        const int32_t head = (int32_t)((at - before) / q_len);
+        double *kept = memo_row(x, n, wanted), *ref = kept ? kept : own;
+        if (!kept || n >= x->memo->n_rows) make_reference(x, b, head, row, ref);
+        if (kept && n >= x->memo->n_rows) x->memo->n_rows = n + 1;
+        compare_row(x, b, head, row, ref, t, verdict);
     }
     verdict->rows = wanted;
-    free(ref);
+    free(own);
 }
 
 /* Poisoned outputs must have been written everywhere, also in rows that are not compared. */

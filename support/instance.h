@@ -4,11 +4,30 @@
 #ifndef TESSERA_SUPPORT_INSTANCE_H
 #define TESSERA_SUPPORT_INSTANCE_H
 
+#include "cache.h"
 #include "reference.h"
 #include "tensors.h"
 
+/* What instances of one problem have in common whatever runs them: their inputs, and the rows of
+ * the reference. Made for the first of them and kept for the next ones; all zero at first. */
+typedef struct instance_memo {
+    void *inputs[5]; /* Q, K, V, and the scales of K and V */
+    uint64_t bytes[5];
+    double *rows; /* of the reference, in the order in which they are compared */
+    int64_t n_rows, most_rows;
+    int64_t wanted; /* rows of a comparison */
+} instance_memo;
+void instance_memo_clear(instance_memo *memo);
+
+/* K and V of a layer: of each storage group K, then of each V, then their scales likewise. */
+typedef struct instance_layer {
+    tess_buffer *memory;
+    tess_tensor *pools;
+} instance_layer;
+
 typedef struct instance {
     const problem *problem;
+    instance_memo *memo; /* NULL: there is none */
     tess_device *device;
     tess_layout *layout;
     tess_plan *plan;
@@ -18,8 +37,12 @@ typedef struct instance {
     float *k_scale, *v_scale; /* where K and V have some */
     uint64_t q_bytes, k_bytes, v_bytes, o_bytes, lse_bytes, k_scale_bytes, v_scale_bytes;
     /* on the device, guard words on both sides of o, lse and workspace */
-    tess_buffer dq, dk, dv, d_o, dlse, dwork, dk_scale, dv_scale;
-    tess_run_desc run;
+    tess_buffer dq, dk, dv, d_o, dlse, dwork, dtable, dk_scale, dv_scale;
+    tess_run_desc run; /* of the first layer */
+    /* Where problem_cached. Without, K and V are one group, in the order of k and v. */
+    cache cache;
+    instance_layer *layers;
+    int n_layers;
     int host_memory; /* the device reads host memory */
     unsigned flags;  /* INSTANCE_... */
     uint64_t guard;  /* bytes of guard words before and after each guarded part */
@@ -39,8 +62,17 @@ enum {
  * instance. */
 tess_status instance_create(instance *x, tess_device *device, const problem *p, const char *kernel,
                             unsigned flags);
+/* The same with a memo of that problem. */
+tess_status instance_create_again(instance *x, tess_device *device, const problem *p,
+                                  const char *kernel, unsigned flags, instance_memo *memo);
 /* Runs and waits. device_seconds may be NULL. Several threads may run instances of their own. */
 tess_status instance_run(instance *x, double *device_seconds);
+/* The same keys once more in memory of their own, for runs that find nothing of them in a cache of
+ * the processor. A failure leaves the layers that are there. */
+tess_status instance_add_layer(instance *x);
+/* Runs a layer, below n_layers, without waiting. */
+tess_status instance_launch(instance *x, int layer);
+tess_status instance_wait(instance *x);
 tess_status instance_fetch(instance *x); /* outputs back into o and lse */
 void instance_release(instance *x);
 

@@ -50,6 +50,7 @@ static const char *const pattern_names[] = {"dense", "s2", "window", "blocks", N
 /* heads stops where the library's 16-bit head index does. */
 #define MAX_HEADS 65535
 #define AT(field) offsetof(problem, field)
+enum { MAX_PAGE = 256 };
 
 static const word_rule rules[] = {
     {"op", WORD_NAME, AT(op), 0, 0, FOR_ALL, op_names},
@@ -87,6 +88,8 @@ static const word_rule rules[] = {
     {"kv_split", WORD_I32, AT(kv_split), 0, INT32_MAX, FOR_ALL, NULL},
     {"batch_invariant", WORD_I32, AT(batch_invariant), 0, 1, FOR_ALL, NULL},
     {"tile_rows", WORD_I32, AT(tile_rows), 0, INT32_MAX, FOR_ALL, NULL},
+    {"page", WORD_I32, AT(page), 0, MAX_PAGE, FOR_ALL, NULL},
+    {"compact", WORD_I32, AT(compact), 0, 1, FOR_ALL, NULL},
 };
 
 enum { N_RULES = sizeof rules / sizeof *rules, LONGEST_SHOWN = 60 };
@@ -265,12 +268,8 @@ void problem_init(problem *p) {
 }
 
 void problem_free(problem *p) {
-    free(p->q_lens);
-    free(p->kv_lens);
-    free(p->q_first);
-    free(p->kv_first);
-    free(p->mask_path);
-    free(p->mask);
+    void *const arrays[] = {p->q_lens, p->kv_lens, p->q_first, p->kv_first, p->mask_path, p->mask};
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) free(arrays[i]);
     memset(p, 0, sizeof *p);
 }
 
@@ -356,21 +355,32 @@ static int required(const problem *p, const char *key, char *error, size_t error
     return text_error(error, error_size, "%s: missing", key);
 }
 
+/* What stands where a list of a packed batch is missing: a copy of the other one, or ones. */
+static int finish_list(const problem *p, const char *key, int64_t **list, const int64_t *source,
+                       char *error, size_t error_size) {
+    if (*list) return 0;
+    *list = malloc(((size_t)p->batch + 1) * sizeof **list);
+    if (!*list) return text_error(error, error_size, "%s: out of memory", key);
+    for (int64_t b = 0; b < p->batch; b++) (*list)[b] = source ? source[b] : 1;
+    return 0;
+}
+
 /* Defaults of lengths, packed or not, and sums that fit. */
 static int finish_lengths(problem *p, char *error, size_t error_size) {
+    const int decode = p->op == PROBLEM_DECODE;
     if (problem_has(p, "q_lens") || problem_has(p, "kv_lens")) {
         static const char *const replaced[] = {"batch", "q_len", "kv_len"};
         for (int i = 0; i < 3; i++)
             if (problem_has(p, replaced[i]))
                 return text_error(error, error_size,
                                   "%s: not allowed together with q_lens or kv_lens", replaced[i]);
-        if (!p->q_lens) return text_error(error, error_size, "q_lens: missing; kv_lens needs it");
-        if (!p->kv_lens) {
-            size_t bytes = (size_t)p->batch * sizeof *p->kv_lens;
-            p->kv_lens = malloc(bytes ? bytes : 1);
-            if (!p->kv_lens) return text_error(error, error_size, "kv_lens: out of memory");
-            memcpy(p->kv_lens, p->q_lens, bytes);
-        }
+        if (!decode && !p->q_lens)
+            return text_error(error, error_size, "q_lens: missing; kv_lens needs it");
+        if (decode && !p->kv_lens)
+            return text_error(error, error_size, "kv_lens: missing; op=decode needs it");
+        if (finish_list(p, "q_lens", &p->q_lens, NULL, error, error_size) != 0 ||
+            finish_list(p, "kv_lens", &p->kv_lens, p->q_lens, error, error_size) != 0)
+            return -1;
         int64_t q_total = 0, kv_total = 0;
         for (int64_t b = 0; b < p->batch; b++) {
             if (__builtin_add_overflow(q_total, p->q_lens[b], &q_total))
@@ -380,7 +390,8 @@ static int finish_lengths(problem *p, char *error, size_t error_size) {
         }
         return 0;
     }
-    if (required(p, "q_len", error, error_size) != 0) return -1;
+    if (required(p, decode ? "kv_len" : "q_len", error, error_size) != 0) return -1;
+    if (!problem_has(p, "q_len")) p->q_len = 1;
     if (!problem_has(p, "kv_len")) p->kv_len = p->q_len;
     int64_t total;
     if (__builtin_mul_overflow(p->batch, p->q_len, &total))
@@ -405,6 +416,24 @@ static int finish_positions(const problem *p, const char *key, int64_t **list, i
     for (int64_t b = 0; b < p->batch; b++) all[b] = **list;
     free(*list);
     *list = all;
+    return 0;
+}
+
+/* Where K and V lie, which only decode chooses. */
+static int finish_cache(const problem *p, char *error, size_t error_size) {
+    static const char *const keys[] = {"page", "compact"};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys && p->op != PROBLEM_DECODE; i++)
+        if (problem_has(p, keys[i]))
+            return text_error(error, error_size, "%s: belongs to op=decode only", keys[i]);
+    if (p->page && (p->page < 16 || (p->page & (p->page - 1))))
+        return text_error(error, error_size,
+                          "page: %" PRId32 " is none of 0, 16, 32, 64, 128 and 256", p->page);
+    if (p->compact && !p->causal)
+        return text_error(error, error_size,
+                          "compact: must be 0 with causal=0, where no key block can be dropped");
+    if (p->compact && p->kv_first)
+        return text_error(error, error_size,
+                          "compact: must be 0 with kv_first, which names a part of the keys");
     return 0;
 }
 
@@ -529,7 +558,7 @@ int problem_finish(problem *p, char *error, size_t error_size) {
         finish_lengths(p, error, error_size) != 0 ||
         finish_positions(p, "q_first", &p->q_first, p->q_first_count, error, error_size) != 0 ||
         finish_positions(p, "kv_first", &p->kv_first, p->kv_first_count, error, error_size) != 0 ||
-        finish_pattern(p, error, error_size) != 0)
+        finish_pattern(p, error, error_size) != 0 || finish_cache(p, error, error_size) != 0)
         return -1;
     if (!problem_has(p, "kv_dtype")) p->kv_dtype = p->dtype;
     if (p->kv_dtype != p->dtype && !problem_has_scales(p))
@@ -589,24 +618,36 @@ static void add_positions(line_writer *w, const char *key, const problem *p, con
     if (list && p->batch > 0) add_list(w, key, list, count);
 }
 
+static int all_ones(const int64_t *values, int64_t count) {
+    for (int64_t i = 0; i < count; i++)
+        if (values[i] != 1) return 0;
+    return 1;
+}
+
 int problem_format(const problem *p, char *buffer, size_t size) {
     line_writer w = {buffer, buffer ? size : 0, 0};
+    const int decode = p->op == PROBLEM_DECODE;
     if (buffer && size) buffer[0] = 0;
     add(&w, "heads=%" PRId32, p->heads);
     add_integer(&w, "kv_heads", p->kv_heads, p->heads);
     add(&w, " head_dim=%" PRId32, p->head_dim);
     if (p->q_lens) {
-        add_list(&w, "q_lens", p->q_lens, p->batch);
-        if (p->batch && memcmp(p->q_lens, p->kv_lens, (size_t)p->batch * sizeof *p->q_lens) != 0)
+        if (!decode || !all_ones(p->q_lens, p->batch)) add_list(&w, "q_lens", p->q_lens, p->batch);
+        if (decode)
+            add_list(&w, "kv_lens", p->kv_lens, p->batch);
+        else if (p->batch &&
+                 memcmp(p->q_lens, p->kv_lens, (size_t)p->batch * sizeof *p->q_lens) != 0)
             add_list(&w, "kv_lens", p->kv_lens, p->batch);
     } else {
         add_integer(&w, "batch", p->batch, 1);
-        add(&w, " q_len=%" PRId64, p->q_len);
-        add_integer(&w, "kv_len", p->kv_len, p->q_len);
+        if (!decode || p->q_len != 1) add(&w, " q_len=%" PRId64, p->q_len);
+        if (decode || p->kv_len != p->q_len) add(&w, " kv_len=%" PRId64, p->kv_len);
     }
     add_positions(&w, "q_first", p, p->q_first, p->q_first_count);
     add_positions(&w, "kv_first", p, p->kv_first, p->kv_first_count);
     if (p->op) add(&w, " op=%s", op_names[p->op]);
+    add_integer(&w, "page", p->page, 0);
+    add_integer(&w, "compact", p->compact, 0);
     if (p->dtype) add(&w, " dtype=%s", dtype_names[p->dtype]);
     if (p->kv_dtype != p->dtype) add(&w, " kv_dtype=%s", kv_dtype_names[p->kv_dtype]);
     add_integer(&w, "causal", p->causal, 1);
@@ -667,6 +708,15 @@ int64_t problem_q_first(const problem *p, int64_t b) {
     return p->q_first ? p->q_first[b]
                       : problem_kv_first(p, b) + problem_kv_len(p, b) - problem_q_len(p, b);
 }
+
+int64_t problem_longest(const problem *p) {
+    int64_t longest = p->kv_lens ? 0 : p->kv_len;
+    for (int64_t b = 0; p->kv_lens && b < p->batch; b++)
+        if (p->kv_lens[b] > longest) longest = p->kv_lens[b];
+    return longest;
+}
+
+int problem_cached(const problem *p) { return p->page || p->compact; }
 
 int64_t problem_max_kv(const problem *p) {
     if (!p->kv_lens && !p->kv_first) return p->kv_len;
@@ -731,8 +781,9 @@ int problem_plan_desc(const problem *p, tess_plan_desc *desc, int64_t **cu) {
     *cu = NULL;
     *desc = (tess_plan_desc){
         .struct_size = sizeof *desc,
-        .flags = p->batch_invariant ? TESS_PLAN_BATCH_INVARIANT : 0,
-        .op = p->op,
+        .flags = (p->batch_invariant ? TESS_PLAN_BATCH_INVARIANT : 0) |
+                 (p->compact ? TESS_PLAN_COMPACT : 0),
+        .op = p->op == PROBLEM_BACKWARD ? TESS_OP_BACKWARD : TESS_OP_FORWARD,
         .dtype = p->dtype,
         .kv_dtype = p->kv_dtype,
         .head_dim = p->head_dim,
@@ -742,6 +793,7 @@ int problem_plan_desc(const problem *p, tess_plan_desc *desc, int64_t **cu) {
         .kv_len = p->kv_len,
         .kv_split = p->kv_split,
         .tile_rows = p->tile_rows,
+        .page = p->page,
         .q_first = p->q_first,
         .kv_first = p->kv_first,
     };

@@ -6,8 +6,11 @@
 
 #include <tessera/tessera.h>
 
+/* The library computes decoding as forward attention of few rows, with K and V in a cache. */
+typedef enum problem_op { PROBLEM_FORWARD, PROBLEM_BACKWARD, PROBLEM_DECODE } problem_op;
+
 typedef struct problem {
-    uint32_t op;       /* tess_op, or 2 for decode, which the library does not know */
+    uint32_t op;       /* problem_op */
     uint32_t dtype;    /* tess_dtype */
     uint32_t kv_dtype; /* likewise, of K and V; that of `dtype` unless given */
     int64_t batch, q_len, kv_len;
@@ -29,7 +32,8 @@ typedef struct problem {
     int32_t mask_heads;
     int64_t mask_query_blocks, mask_key_blocks;
     int32_t kv_split, batch_invariant, tile_rows;
-    uint64_t seen; /* private: which words were given */
+    int32_t page, compact; /* of decode; 0: K and V lie in place */
+    uint64_t seen;         /* private: which words were given */
 } problem;
 
 /* Parsing. Functions return 0, or -1 with one line in `error` that begins with the key it is about.
@@ -41,8 +45,9 @@ enum { PROBLEM_BAD_FILE = -2 };
 void problem_init(problem *p);
 int problem_word(problem *p, const char *word, char *error, size_t error_size);
 /* Fills defaults, checks ranges and combinations that the grammar alone can decide, loads mask=.
- * What needs the library (legal layouts) is left to it. heads, q_len (or q_lens) and head_dim are
- * required; the command `run` adds them as words taken from the arrays. */
+ * What needs the library (legal layouts) is left to it. heads, head_dim and q_len or q_lens, for
+ * decode kv_len or kv_lens, are required; the command `run` adds them as words taken from the
+ * arrays. */
 int problem_finish(problem *p, char *error, size_t error_size);
 /* Whether K and V have scales. */
 static inline int problem_has_scales(const problem *p) { return p->kv_dtype >= TESS_F8E4M3; }
@@ -69,6 +74,9 @@ int problem_format(const problem *p, char *buffer, size_t size);
 tess_status problem_layout(const problem *p, tess_runtime *runtime, tess_layout **layout);
 int problem_plan_desc(const problem *p, tess_plan_desc *desc, int64_t **cu);
 
+/* Whether K and V lie in a cache by pages or slots (cache.h). */
+int problem_cached(const problem *p);
+
 /* Lengths of sequence b, and where its tokens start in a packed batch (0 otherwise). */
 int64_t problem_q_len(const problem *p, int64_t b);
 int64_t problem_kv_len(const problem *p, int64_t b);
@@ -76,7 +84,8 @@ int64_t problem_q_start(const problem *p, int64_t b);
 int64_t problem_kv_start(const problem *p, int64_t b);
 int64_t problem_q_tokens(const problem *p); /* rows of Q over the whole batch */
 int64_t problem_kv_tokens(const problem *p);
-int64_t problem_max_kv(const problem *p); /* the largest position at which keys end */
+int64_t problem_longest(const problem *p); /* the largest kv_len */
+int64_t problem_max_kv(const problem *p);  /* the largest position at which keys end */
 /* Positions of the first row and the first key of sequence b. */
 int64_t problem_q_first(const problem *p, int64_t b);
 int64_t problem_kv_first(const problem *p, int64_t b);

@@ -48,16 +48,11 @@ double stats_median(const double *values, size_t count) {
 }
 
 int stats_summarize(const double *values, size_t count, stats_summary *summary) {
-    *summary = (stats_summary){.count = count,
-                               .min = NAN,
-                               .q10 = NAN,
-                               .q25 = NAN,
-                               .median = NAN,
-                               .q75 = NAN,
-                               .q90 = NAN,
-                               .max = NAN,
-                               .mean = NAN,
-                               .spread = NAN};
+    double *const numbers[] = {&summary->min,    &summary->q10,  &summary->q25,
+                               &summary->median, &summary->q75,  &summary->q90,
+                               &summary->max,    &summary->mean, &summary->spread};
+    *summary = (stats_summary){.count = count};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) *numbers[i] = NAN;
     for (size_t i = 0; i < count; i++)
         if (isnan(values[i])) return 0;
     if (count == 0) return 0;

@@ -16,8 +16,9 @@
 #define TESS_ARGS_PAGED   2u  /* K and V lie in pages, and the block table is there */
 #define TESS_ARGS_COMPACT 4u  /* K and V lie by slot */
 #define TESS_ARGS_STEP    8u  /* the tables are a step's, which says how many items there are */
-#define TESS_ARGS_E4M3    16u /* K and V are such codes, and have scales ... */
-#define TESS_ARGS_I8      32u /* ... or these */
+#define TESS_ARGS_FIRST   16u /* of a step that is prepared: positions of first rows are given */
+#define TESS_ARGS_E4M3    32u /* K and V are such codes, and have scales ... */
+#define TESS_ARGS_I8      64u /* ... or these */
 
 #if defined(GL_core_profile)
 #define TESS_ARG_I64(name) uint name, name##_high
@@ -34,6 +35,12 @@ typedef unsigned int tess_arg_u32;
 typedef struct tess_args tess_args;
 #endif
 
+/* Of tensor q: q_batch, q_token and q_head. */
+#define TESS_ARG_STRIDES(tensor)  \
+    TESS_ARG_I64(tensor##_batch); \
+    TESS_ARG_I64(tensor##_token); \
+    TESS_ARG_I64(tensor##_head)
+
 struct tess_args {
     /* Index of the first element, counted from the start of the buffer that the kernel gets. */
     TESS_ARG_I64(q_at);
@@ -43,34 +50,18 @@ struct tess_args {
     TESS_ARG_I64(lse_at);
     TESS_ARG_I64(partials_at); /* floats */
     /* Strides in elements. Packed batches have batch strides of 0. */
-    TESS_ARG_I64(q_batch);
-    TESS_ARG_I64(q_token);
-    TESS_ARG_I64(q_head);
-    TESS_ARG_I64(k_batch);
-    TESS_ARG_I64(k_token);
-    TESS_ARG_I64(k_head);
-    TESS_ARG_I64(v_batch);
-    TESS_ARG_I64(v_token);
-    TESS_ARG_I64(v_head);
-    TESS_ARG_I64(o_batch);
-    TESS_ARG_I64(o_token);
-    TESS_ARG_I64(o_head);
-    TESS_ARG_I64(lse_batch);
-    TESS_ARG_I64(lse_token);
-    TESS_ARG_I64(lse_head);
+    TESS_ARG_STRIDES(q);
+    TESS_ARG_STRIDES(k);
+    TESS_ARG_STRIDES(v);
+    TESS_ARG_STRIDES(o);
+    TESS_ARG_STRIDES(lse);
     /* Of the block table: 32-bit words, of which a token and a head would have 1 and 0. */
     TESS_ARG_I64(block_table_at);
-    TESS_ARG_I64(block_table_batch);
-    TESS_ARG_I64(block_table_token);
-    TESS_ARG_I64(block_table_head);
+    TESS_ARG_STRIDES(block_table);
     TESS_ARG_I64(k_scale_at);
-    TESS_ARG_I64(k_scale_batch);
-    TESS_ARG_I64(k_scale_token);
-    TESS_ARG_I64(k_scale_head);
+    TESS_ARG_STRIDES(k_scale);
     TESS_ARG_I64(v_scale_at);
-    TESS_ARG_I64(v_scale_batch);
-    TESS_ARG_I64(v_scale_token);
-    TESS_ARG_I64(v_scale_head);
+    TESS_ARG_STRIDES(v_scale);
     /* 32-bit words from the start of the tables; items_at is the first job (forward) or merge
      * (merge) of this launch. */
     tess_arg_u32 items_at, sequences_at, classes_at, entries_at, bits_at;

@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "library.h"
+#include "object.h"
 
 /* ------------------------------------------------------------------ errors */
 
@@ -144,7 +145,7 @@ static void drop_objects(tess_driver_device *d) {
 
 static tess_status make_objects(tess_driver_device *d) {
     const tess_driver_calls *c = &d->driver->call;
-    int code = c->stream_create(&d->stream, d->driver->vendor->stream_flags);
+    int code = c->stream_create(&d->stream, DRIVER_STREAM_NON_BLOCKING);
     if (code != DRIVER_OK) {
         d->stream = NULL;
         return tess_driver_fail(d, tess_driver_symbol(d->driver, stream_create), "no stream", code);
@@ -166,10 +167,8 @@ tess_status tess_driver_open(const tess_driver *driver, const tess_host *host, u
     if (driver->status != TESS_OK) return host->fail(host, driver->status, "%s", driver->why);
     if (index >= (uint32_t)driver->count)
         return host->fail(host, TESS_ERROR_UNAVAILABLE, "there are %d devices", driver->count);
-    tess_driver_device *d = host->alloc(host, sizeof *d, 64);
-    if (!d)
-        return host->fail(host, TESS_ERROR_OUT_OF_MEMORY, "%zu bytes for the device", sizeof *d);
-    memset(d, 0, sizeof *d);
+    tess_driver_device *d = tess_object(host, sizeof *d, "the device");
+    if (!d) return TESS_ERROR_OUT_OF_MEMORY;
     d->host = host;
     d->driver = driver;
     d->image = -1;
@@ -227,15 +226,7 @@ void tess_driver_close(void *device) {
 
 tess_status tess_driver_query(void *device, tess_caps *caps) {
     tess_driver_device *d = device;
-    const uint32_t size = caps->struct_size;
-    memset(caps, 0, sizeof *caps);
-    caps->struct_size = size;
-    caps->buffer_kind = TESS_BUFFER_POINTER;
-    caps->features = TESS_FEATURE_POSITIONS | TESS_FEATURE_PAGES;
-    caps->parallel_jobs = (uint32_t)(d->units > 0 ? d->units : 1);
-    caps->workspace_align = 256;
-    caps->features |= TESS_FEATURE_APPEND | TESS_FEATURE_MERGE | TESS_FEATURE_STEPS;
-    caps->features |= TESS_FEATURE_KV_8BIT;
+    tess_portable_caps(TESS_BUFFER_POINTER, (uint32_t)(d->units > 0 ? d->units : 1), caps);
     caps->cache_bytes = d->cache_bytes > 0 ? (uint64_t)d->cache_bytes : 0;
     if (d->time_limited) {
         /* A step (64 rows by 64 keys) is 2 MFLOP at head_dim 128. Assume a quarter of a TFLOP/s for

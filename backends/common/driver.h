@@ -62,6 +62,8 @@ enum {
 
 /* Codes that mean the same in both drivers. */
 enum { DRIVER_OK = 0, DRIVER_OUT_OF_MEMORY = 2, DRIVER_NOT_READY = 600 };
+/* Likewise: the flag of a stream that does not wait for the legacy one. */
+enum { DRIVER_STREAM_NON_BLOCKING = 1 };
 
 /* Device code that the build has embedded; `data` NULL ends a list. */
 typedef struct tess_driver_image {
@@ -82,7 +84,6 @@ typedef struct tess_driver_vendor {
     const char *build_hint;                /* what to install when there are no images */
     const tess_driver_row *const *kernels; /* NULL-ended, best first */
     int units_attribute, time_limit_attribute, cache_attribute;
-    unsigned stream_flags; /* of a stream that does not wait for the legacy one */
     /* Make the device's context current, and restore the previous one. Return the driver's codes;
      * enter_call names the call in messages. */
     const char *enter_call;
@@ -158,6 +159,8 @@ struct tess_driver_row {
     tess_status (*prepare)(tess_driver_device *d, const tess_kernel_key *key, tess_kernel *kernel);
     /* Enqueues jobs [launch->first_job, + n_jobs). In the device's context. */
     tess_status (*launch)(tess_driver_device *d, const tess_launch *launch, void *stream);
+    /* [NULL: never] Whether a problem that it takes is better left to the rows below. */
+    int (*only_named)(const tess_kernel_key *key);
 };
 
 /* kernel->state of every row: the functions of a plan. */
@@ -193,11 +196,15 @@ tess_status tess_driver_function(tess_driver_device *d, int module, const tess_d
 const char *tess_driver_no_code(const tess_driver_device *d, const tess_driver_image *images,
                                 const char *before, char *buffer, size_t size);
 
-/* Allocates and fills the state of a plan: a kernel of the key's operation, and with a forward
- * kernel the merge kernel of the key's type, which is one of the portable kernels. */
+/* Allocates and fills kernel->state: function `name` of a module, which runs the key's operation,
+ * and with a forward kernel the merge kernel of the key's type, which is one of the portable
+ * kernels. */
 tess_status tess_driver_state_create(tess_driver_device *d, const tess_kernel_key *key, int module,
-                                     const tess_driver_image *image, const char *forward,
-                                     tess_driver_state **state);
+                                     const tess_driver_image *image, const char *name,
+                                     tess_kernel *kernel);
+/* The same of a portable kernel. */
+tess_status tess_driver_state_portable(tess_driver_device *d, const tess_kernel_key *key,
+                                       const char *name, tess_kernel *kernel);
 void tess_driver_state_release(tess_kernel *kernel);
 
 /* Launches a kernel of `module` that waits by itself for earlier ones, on a one-dimensional
@@ -213,6 +220,26 @@ tess_status tess_driver_start_plain(const tess_driver_device *d, void *function,
 /* Where a buffer begins on the device. */
 static inline uint64_t tess_driver_address(const tess_buffer *buffer) {
     return buffer->handle + buffer->offset;
+}
+
+/* The parameters of a portable kernel: addresses of buffers, and behind them a structure of
+ * arguments. */
+enum { TESS_DRIVER_BUFFERS = TESS_PORTABLE_TENSORS + 2 };
+typedef struct tess_driver_parameters {
+    uint64_t addresses[TESS_DRIVER_BUFFERS];
+    void *all[TESS_DRIVER_BUFFERS + 1];
+    uint32_t count;
+} tess_driver_parameters;
+
+static inline void tess_driver_pass(tess_driver_parameters *p, const tess_buffer *buffer) {
+    p->addresses[p->count] = tess_driver_address(buffer);
+    p->all[p->count] = &p->addresses[p->count];
+    p->all[++p->count] = NULL;
+}
+/* The tensors of a table, in its order. */
+static inline void tess_driver_pass_tensors(tess_driver_parameters *p, const tess_launch *l,
+                                            const tess_portable_tensor *tensors, int count) {
+    for (int n = 0; n < count; n++) tess_driver_pass(p, &l->tensor[tensors[n].role].buffer);
 }
 
 /* kernels of the table, and launches */

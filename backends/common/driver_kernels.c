@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "driver.h"
+#include "object.h"
 
 /* ------------------------------------------------------------------ modules and functions */
 
@@ -57,25 +58,27 @@ tess_status tess_driver_function(tess_driver_device *d, int module, const tess_d
 }
 
 tess_status tess_driver_state_create(tess_driver_device *d, const tess_kernel_key *key, int module,
-                                     const tess_driver_image *image, const char *forward,
-                                     tess_driver_state **out) {
+                                     const tess_driver_image *image, const char *name,
+                                     tess_kernel *kernel) {
     char merge[64];
-    tess_driver_state *state = d->host->alloc(d->host, sizeof *state, 64);
-    if (!state)
-        return d->host->fail(d->host, TESS_ERROR_OUT_OF_MEMORY, "%zu bytes for a plan",
-                             sizeof *state);
-    memset(state, 0, sizeof *state);
+    tess_driver_state *state = tess_object(d->host, sizeof *state, "a plan");
+    if (!state) return TESS_ERROR_OUT_OF_MEMORY;
     state->device = d;
     snprintf(merge, sizeof merge, "tess_merge_%s", tess_portable_dtype(key->dtype));
-    tess_status status = tess_driver_function(d, module, image, forward, &state->forward);
+    tess_status status = tess_driver_function(d, module, image, name, &state->forward);
     if (status == TESS_OK && key->op == TESS_OP_FORWARD)
         status = tess_driver_function(d, 0, d->driver->vendor->images, merge, &state->merge);
     if (status != TESS_OK) {
         d->host->free(d->host, state, sizeof *state);
         return status;
     }
-    *out = state;
+    kernel->state = state;
     return TESS_OK;
+}
+
+tess_status tess_driver_state_portable(tess_driver_device *d, const tess_kernel_key *key,
+                                       const char *name, tess_kernel *kernel) {
+    return tess_driver_state_create(d, key, 0, d->driver->vendor->images, name, kernel);
 }
 
 void tess_driver_state_release(tess_kernel *kernel) {
@@ -110,16 +113,13 @@ static const char *portable_refuses(const tess_driver_device *d, const tess_kern
 static tess_status portable_prepare(tess_driver_device *d, const tess_kernel_key *key,
                                     tess_kernel *kernel) {
     const tess_portable_shape *shape = tess_portable_find(&tess_portable, key->head_dim);
-    tess_driver_state *state = NULL;
     char name[64];
     snprintf(name, sizeof name, "tess_forward_%s_%u", tess_portable_dtype(key->dtype),
              (unsigned)shape->head_dim);
-    const tess_status status =
-        tess_driver_state_create(d, key, 0, d->driver->vendor->images, name, &state);
-    if (status != TESS_OK || !state) return status;
+    TESS_RETURN_IF_ERROR(tess_driver_state_portable(d, key, name, kernel));
+    tess_driver_state *state = kernel->state;
     state->shape = shape;
     tess_portable_describe(shape, 2 * (uint32_t)(d->units > 0 ? d->units : 1), kernel);
-    kernel->state = state;
     return TESS_OK;
 }
 
@@ -151,16 +151,13 @@ tess_status tess_driver_start(const tess_driver_device *d, int module, void *fun
 static tess_status launch_portable(tess_driver_device *d, const tess_launch *l, void *function,
                                    tess_args *args, uint32_t groups, uint32_t threads, int waits,
                                    void *stream) {
-    uint64_t buffers[TESS_PORTABLE_BUFFERS];
-    void *parameters[TESS_PORTABLE_BUFFERS + 1];
-    for (int n = 0; n < TESS_PORTABLE_TENSORS; n++)
-        buffers[n] = tess_driver_address(&l->tensor[tess_portable_tensors[n].role].buffer);
-    buffers[TESS_PORTABLE_TENSORS] = tess_driver_address(&l->tables->device);
-    buffers[TESS_PORTABLE_TENSORS + 1] = tess_driver_address(&l->workspace);
-    for (int n = 0; n < TESS_PORTABLE_BUFFERS; n++) parameters[n] = &buffers[n];
-    parameters[TESS_PORTABLE_BUFFERS] = args;
-    return waits ? tess_driver_start(d, 0, function, groups, threads, 0, stream, parameters)
-                 : tess_driver_start_plain(d, function, groups, threads, stream, parameters);
+    tess_driver_parameters p = {.count = 0};
+    tess_driver_pass_tensors(&p, l, tess_portable_tensors, TESS_PORTABLE_TENSORS);
+    tess_driver_pass(&p, &l->tables->device);
+    tess_driver_pass(&p, &l->workspace);
+    p.all[p.count] = args;
+    return waits ? tess_driver_start(d, 0, function, groups, threads, 0, stream, p.all)
+                 : tess_driver_start_plain(d, function, groups, threads, stream, p.all);
 }
 
 /* The most workgroups of a launch: HIP counts threads, 128 for each workgroup, in 32 bits. */
@@ -201,13 +198,9 @@ const tess_driver_row tess_driver_portable = {
 
 static tess_status parts_prepare(tess_driver_device *d, const tess_kernel_key *key,
                                  tess_kernel *kernel) {
-    tess_driver_state *state = NULL;
     char name[64];
     snprintf(name, sizeof name, "tess_merge_parts_%s", tess_portable_dtype(key->dtype));
-    const tess_status status =
-        tess_driver_state_create(d, key, 0, d->driver->vendor->images, name, &state);
-    kernel->state = state;
-    return status;
+    return tess_driver_state_portable(d, key, name, kernel);
 }
 
 static tess_status parts_launch(tess_driver_device *d, const tess_launch *l, void *stream) {
@@ -237,7 +230,9 @@ tess_status tess_driver_kernel(void *device, uint32_t index, const tess_kernel_k
         if (!kernels[n]) return TESS_ERROR_INVALID;
     const tess_driver_row *row = kernels[index];
     const char *why = row->refuses(d, key, info->reason, sizeof info->reason);
-    if (!tess_row_answer(&row->head, key, why, info) || !kernel) return TESS_OK;
+    const int accepts = tess_row_answer(&row->head, key, why, info);
+    if (key && row->only_named && row->only_named(key)) info->flags |= TESS_KERNEL_ONLY_NAMED;
+    if (!accepts || !kernel) return TESS_OK;
     void *before = NULL;
     TESS_RETURN_IF_ERROR(tess_driver_enter(d, &before));
     const tess_status status = row->prepare(d, key, kernel);

@@ -16,35 +16,28 @@ static const char *refuses(const tess_driver_device *d, const tess_kernel_key *k
 
 static tess_status prepare(tess_driver_device *d, const tess_kernel_key *key, tess_kernel *kernel) {
     char name[64];
-    tess_driver_state *state = NULL;
     snprintf(name, sizeof name, "tess_%s_%u", key->op == TESS_OP_APPEND ? "append" : "copy_pages",
              (unsigned)tess_paging_bits(key->dtype));
-    const tess_status status =
-        tess_driver_state_create(d, key, 0, d->driver->vendor->images, name, &state);
-    kernel->state = state;
-    return status;
+    return tess_driver_state_portable(d, key, name, kernel);
 }
 
 static tess_status launch(tess_driver_device *d, const tess_launch *l, void *stream) {
     const tess_driver_state *state = l->kernel->state;
-    const int is_append = l->op == TESS_OP_APPEND;
-    uint64_t buffers[TESS_PAGING_BUFFERS];
-    void *parameters[TESS_PAGING_BUFFERS + 1];
-    uint32_t count = 0;
-    for (int n = 0; n < TESS_PAGING_TENSORS; n++) {
-        const uint32_t role = tess_paging_tensors[n].role;
-        if (!is_append && role != TESS_ROLE_K && role != TESS_ROLE_BLOCK_TABLE) continue;
-        buffers[count++] = tess_driver_address(&l->tensor[role].buffer);
+    tess_driver_parameters p = {.count = 0};
+    if (l->op == TESS_OP_APPEND) {
+        tess_driver_pass_tensors(&p, l, tess_paging_tensors, TESS_PAGING_TENSORS);
+        tess_driver_pass(&p, &l->tables->device);
+    } else {
+        tess_driver_pass(&p, &l->tensor[TESS_ROLE_K].buffer);
+        tess_driver_pass(&p, &l->tensor[TESS_ROLE_BLOCK_TABLE].buffer);
     }
-    if (is_append) buffers[count++] = tess_driver_address(&l->tables->device);
-    for (uint32_t n = 0; n < count; n++) parameters[n] = &buffers[n];
     for (uint64_t done = 0; done < l->n_jobs; done += MOST_GROUPS) {
         tess_paging_args args;
         const uint64_t items = l->n_jobs - done < MOST_GROUPS ? l->n_jobs - done : MOST_GROUPS;
         tess_paging_fill(l, done, items, 1, &args);
-        parameters[count] = &args;
+        p.all[p.count] = &args;
         TESS_RETURN_IF_ERROR(tess_driver_start_plain(d, state->forward, (unsigned)items,
-                                                     TESS_PAGING_THREADS, stream, parameters));
+                                                     TESS_PAGING_THREADS, stream, p.all));
     }
     return TESS_OK;
 }

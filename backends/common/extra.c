@@ -29,3 +29,13 @@ tess_status tess_extra_read(const tess_host *host, const char *name, const void 
     memcpy(copy, structure, known);
     return TESS_OK;
 }
+
+tess_status tess_extra_read_native(const tess_host *host, const void *structure, void *copy,
+                                   uint32_t known) {
+    uint32_t words[2];
+    TESS_RETURN_IF_ERROR(tess_extra_read(host, "native", structure, copy, known));
+    memcpy(words, copy, sizeof words);
+    if (words[1] == 0) return TESS_OK;
+    return host->fail(host, TESS_ERROR_INVALID, "native.reserved: must be 0, got %u",
+                      (unsigned)words[1]);
+}

@@ -13,4 +13,9 @@
 tess_status tess_extra_read(const tess_host *host, const char *name, const void *structure,
                             void *copy, uint32_t known);
 
+/* The same for a tess_device_desc.native whose second word is reserved, INVALID where that is not
+ * 0. */
+tess_status tess_extra_read_native(const tess_host *host, const void *structure, void *copy,
+                                   uint32_t known);
+
 #endif /* TESS_COMMON_EXTRA_H */

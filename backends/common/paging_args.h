@@ -41,18 +41,10 @@ struct tess_paging_args {
     TESS_ARG_I64(k_scale_at);
     TESS_ARG_I64(v_scale_at);
     /* Strides in elements; of the table, in words. Packed batches have batch strides of 0. */
-    TESS_ARG_I64(new_k_batch);
-    TESS_ARG_I64(new_k_token);
-    TESS_ARG_I64(new_k_head);
-    TESS_ARG_I64(new_v_batch);
-    TESS_ARG_I64(new_v_token);
-    TESS_ARG_I64(new_v_head);
-    TESS_ARG_I64(k_batch);
-    TESS_ARG_I64(k_token);
-    TESS_ARG_I64(k_head);
-    TESS_ARG_I64(v_batch);
-    TESS_ARG_I64(v_token);
-    TESS_ARG_I64(v_head);
+    TESS_ARG_STRIDES(new_k);
+    TESS_ARG_STRIDES(new_v);
+    TESS_ARG_STRIDES(k);
+    TESS_ARG_STRIDES(v);
     TESS_ARG_I64(table_batch);
     TESS_ARG_I64(k_scale_batch);
     TESS_ARG_I64(k_scale_token);

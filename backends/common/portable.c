@@ -73,20 +73,37 @@ const tess_portable_shape *tess_portable_find(const tess_portable_variant *varia
     return NULL;
 }
 
+void tess_portable_caps(uint32_t buffer_kind, uint32_t parallel_jobs, tess_caps *caps) {
+    const uint32_t size = caps->struct_size;
+    memset(caps, 0, sizeof *caps);
+    caps->struct_size = size;
+    caps->buffer_kind = buffer_kind;
+    caps->features = TESS_FEATURE_POSITIONS | TESS_FEATURE_PAGES | TESS_FEATURE_APPEND |
+                     TESS_FEATURE_MERGE | TESS_FEATURE_STEPS | TESS_FEATURE_KV_8BIT;
+    caps->parallel_jobs = parallel_jobs;
+    caps->workspace_align = 256;
+}
+
+void tess_portable_tiles(uint32_t rows, uint32_t tile_step, const tess_kernel_costs *costs,
+                         tess_kernel *kernel) {
+    kernel->tile_rows = kernel->pack_rows = rows;
+    kernel->tile_step = tile_step;
+    kernel->costs = *costs;
+}
+
 void tess_portable_describe(const tess_portable_shape *shape, uint32_t workers,
                             tess_kernel *kernel) {
     enum { FLOP_PER_NS = 60 }; /* of a workgroup: 15 TFLOP/s of an H200, which runs 264 of them */
     const uint32_t flop = 4 * shape->rows * shape->keys * shape->head_dim;
-    kernel->tile_rows = kernel->pack_rows = shape->rows;
-    kernel->tile_step = 1;
-    kernel->costs = (tess_kernel_costs){.workers = workers,
-                                        .step_keys = shape->keys,
-                                        .step_ns = flop / FLOP_PER_NS,
-                                        .job_ns = 4000,
-                                        .merge_ns = 8000,
-                                        .part_ns = 200,
-                                        .partial_bandwidth = 500000,
-                                        .bandwidth = 1000000};
+    tess_kernel_costs costs = {.job_ns = 4000,
+                               .merge_ns = 8000,
+                               .part_ns = 200,
+                               .partial_bandwidth = 500000,
+                               .bandwidth = 1000000};
+    costs.workers = workers;
+    costs.step_keys = shape->keys;
+    costs.step_ns = flop / FLOP_PER_NS;
+    tess_portable_tiles(shape->rows, 1, &costs, kernel);
 }
 
 static int has_keys(uint32_t role) {

@@ -40,7 +40,11 @@ extern const tess_portable_tensor tess_portable_tensors[TESS_PORTABLE_TENSORS];
 
 /* Of a workgroup of the merge kernel: its threads, the rows of one merge that it takes, and its
  * workgroup memory (two floats a thread). */
-enum { TESS_MERGE_THREADS = 64, TESS_MERGE_ROWS = 4, TESS_MERGE_SHARED_BYTES = 512 };
+enum { TESS_MERGE_THREADS = 128, TESS_MERGE_ROWS = 4, TESS_MERGE_SHARED_BYTES = 1024 };
+
+/* Fills what a device is that runs these kernels and those beside them (paging.h, prepare.h), and
+ * clears the rest. */
+void tess_portable_caps(uint32_t buffer_kind, uint32_t parallel_jobs, tess_caps *caps);
 
 /* Why no portable kernel takes the problem, or NULL. */
 const char *tess_portable_refusal(const tess_kernel_key *key);
@@ -49,6 +53,10 @@ const char *tess_portable_refusal(const tess_kernel_key *key);
 const tess_portable_shape *tess_portable_find(const tess_portable_variant *variant,
                                               int32_t head_dim);
 
+/* Fills what a kernel says of itself: tiles of so many rows, which may be cut to a multiple of
+ * tile_step, for which the heads of a group are packed. */
+void tess_portable_tiles(uint32_t rows, uint32_t tile_step, const tess_kernel_costs *costs,
+                         tess_kernel *kernel);
 /* Fills tiles and costs of a kernel that runs in a shape, on a device that runs `workers` of its
  * workgroups at a time. Devices differ in speed by more than shapes do; the rates are those of a
  * fast device, where splitting keys pays least. */

@@ -6,6 +6,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "object.h"
+
 extern const tess_backend tess_cpu_backend;
 
 static tess_status cpu_list(const tess_host *host, uint32_t index, tess_device_info *info) {
@@ -28,10 +30,8 @@ static tess_status cpu_open(const tess_host *host, uint32_t index, const void *n
     if (native)
         return host->fail(host, TESS_ERROR_INVALID,
                           "native: the cpu backend has nothing to wrap; it must be NULL");
-    cpu_device *d = host->alloc(host, sizeof *d, 64);
-    if (!d)
-        return host->fail(host, TESS_ERROR_OUT_OF_MEMORY, "cpu: %zu bytes for the device",
-                          sizeof *d);
+    cpu_device *d = tess_object(host, sizeof *d, "the device");
+    if (!d) return TESS_ERROR_OUT_OF_MEMORY;
     d->host = host;
     d->threads = TESS_CPU_PTHREADPOOL && host->cpu_threads ? host->cpu_threads : 1;
     d->pid = getpid();

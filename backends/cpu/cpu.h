@@ -34,7 +34,7 @@ typedef struct cpu_row {
     uint32_t dtypes; /* bit n: tess_dtype n */
     /* GFLOP/s of a thread, about: for the plan's choice of parts, and so a constant */
     uint32_t rate;
-    cpu_job_fn job; /* NULL: not built for this processor */
+    cpu_jobs_fn jobs; /* NULL: not built for this processor */
     cpu_scratch_fn scratch;
     cpu_rows_fn rows;
     cpu_thread_fn enter, leave;

@@ -45,7 +45,7 @@ typedef struct work {
     char *scratch;
     size_t thread_bytes;
     atomic_uint_fast64_t next;
-    uint64_t end;
+    uint64_t end, at_once; /* jobs that a worker takes */
 } work;
 
 static void do_jobs(void *context, size_t worker) {
@@ -54,27 +54,37 @@ static void do_jobs(void *context, size_t worker) {
     const cpu_fp_mode before = cpu_fp_enter();
     if (w->row->enter) w->row->enter();
     for (;;) {
-        const uint64_t n = atomic_fetch_add_explicit(&w->next, 1, memory_order_relaxed);
+        const uint64_t n = atomic_fetch_add_explicit(&w->next, w->at_once, memory_order_relaxed);
         if (n >= w->end) break;
-        w->row->job(w->launch, &w->launch->tables->jobs[n], w->scratch + worker * w->thread_bytes);
+        w->row->jobs(w->launch, &w->launch->tables->jobs[n],
+                     w->end - n < w->at_once ? w->end - n : w->at_once,
+                     w->scratch + worker * w->thread_bytes);
     }
     if (w->row->leave) w->row->leave();
     cpu_fp_leave(before);
     HAND_OVER(w);
 }
 
-static void do_merges(void *context, size_t worker) {
-    work *w = context;
-    (void)worker;
+/* Calls `item` for what is left of the launch, of which a worker takes `at_once` at a time. */
+static void do_each(work *w, uint64_t at_once, void (*item)(const tess_launch *, uint64_t)) {
     TAKE_OVER(w);
     const cpu_fp_mode before = cpu_fp_enter();
     for (;;) {
-        const uint64_t n = atomic_fetch_add_explicit(&w->next, 1, memory_order_relaxed);
+        const uint64_t n = atomic_fetch_add_explicit(&w->next, at_once, memory_order_relaxed);
+        for (uint64_t i = n; i < w->end && i < n + at_once; i++) item(w->launch, i);
         if (n >= w->end) break;
-        tess_cpu_merge(w->launch, &w->launch->tables->merges[n]);
     }
     cpu_fp_leave(before);
     HAND_OVER(w);
+}
+
+static void merge(const tess_launch *launch, uint64_t n) {
+    tess_cpu_merge(launch, &launch->tables->merges[n]);
+}
+
+static void do_merges(void *context, size_t worker) {
+    (void)worker;
+    do_each(context, 1, merge);
 }
 
 /* Rows are short: a worker takes some at a time. */
@@ -83,15 +93,7 @@ enum { ITEMS_AT_ONCE = 16 };
 static void do_items(void *context, size_t worker) {
     work *w = context;
     (void)worker;
-    TAKE_OVER(w);
-    const cpu_fp_mode before = cpu_fp_enter();
-    for (;;) {
-        const uint64_t n = atomic_fetch_add_explicit(&w->next, ITEMS_AT_ONCE, memory_order_relaxed);
-        for (uint64_t i = n; i < w->end && i < n + ITEMS_AT_ONCE; i++) w->row->item(w->launch, i);
-        if (n >= w->end) break;
-    }
-    cpu_fp_leave(before);
-    HAND_OVER(w);
+    do_each(w, ITEMS_AT_ONCE, w->row->item);
 }
 
 #if TESS_CPU_PTHREADPOOL
@@ -156,6 +158,15 @@ static uint64_t present(uint64_t first, uint64_t count, uint64_t end) {
     return count < behind ? count : behind;
 }
 
+/* Jobs of few rows are taken several at a time, as far as every thread still gets some: their keys
+ * lie side by side. */
+static uint64_t jobs_at_once(const tess_launch *launch, uint64_t n_jobs, uint32_t threads) {
+    const tess_job *first = &launch->tables->jobs[launch->first_job];
+    const uint64_t share = n_jobs / threads;
+    if (share < 2 || (uint32_t)first->rows * first->heads > CPU_FEW_ROWS) return 1;
+    return share < CPU_JOBS_AT_ONCE ? share : CPU_JOBS_AT_ONCE;
+}
+
 static void run_attention(const cpu_device *d, const tess_launch *launch, work *w) {
     const tess_step_head *step = launch->tables->step;
     uint64_t n_jobs = launch->n_jobs, n_merges = launch->n_merges;
@@ -166,6 +177,7 @@ static void run_attention(const cpu_device *d, const tess_launch *launch, work *
     }
     w->scratch = (char *)(uintptr_t)(launch->workspace.handle + launch->workspace.offset);
     w->thread_bytes = cpu_thread_bytes(w->row, launch->head_dim);
+    if (n_jobs) w->at_once = jobs_at_once(launch, n_jobs, d->threads);
     if (n_jobs) spread(d->pool, do_jobs, w, n_jobs < d->threads ? n_jobs : d->threads);
     if (n_merges == 0) return;
     atomic_init(&w->next, launch->first_merge);

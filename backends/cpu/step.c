@@ -13,8 +13,8 @@ void tess_cpu_prepare(const tess_launch *l, uint64_t group) {
     const tess_buffer *step = &l->tensor[TESS_ROLE_STEP].buffer;
     tess_args args;
     tess_prepare_args(l, 1, &args);
-    tess_prepare_group(&args, (uint32_t)group, classes - args.classes_at,
-                       lengths(&l->tensor[TESS_ROLE_CU_ROWS]),
-                       lengths(&l->tensor[TESS_ROLE_KV_LENS]),
-                       (uint32_t *)(uintptr_t)(step->handle + step->offset));
+    tess_prepare_group(
+        &args, (uint32_t)group, classes - args.classes_at, lengths(&l->tensor[TESS_ROLE_CU_ROWS]),
+        lengths(&l->tensor[TESS_ROLE_KV_LENS]), lengths(&l->tensor[TESS_ROLE_Q_FIRST]),
+        (uint32_t *)(uintptr_t)(step->handle + step->offset));
 }

@@ -7,9 +7,9 @@
 enum { F32 = 1u << TESS_F32, F16 = 1u << TESS_F16, BF16 = 1u << TESS_BF16 };
 
 #define WITH(name) \
-    tess_cpu_##name##_job, tess_cpu_##name##_scratch, tess_cpu_##name##_rows, NULL, NULL, NULL
-#define WITH_TILES(name, at)                                                              \
-    tess_cpu_##name##_job, tess_cpu_##name##_scratch, tess_cpu_##name##_rows, at##_enter, \
+    tess_cpu_##name##_jobs, tess_cpu_##name##_scratch, tess_cpu_##name##_rows, NULL, NULL, NULL
+#define WITH_TILES(name, at)                                                               \
+    tess_cpu_##name##_jobs, tess_cpu_##name##_scratch, tess_cpu_##name##_rows, at##_enter, \
         at##_leave, NULL
 #define WITHOUT    NULL, NULL, NULL, NULL, NULL, NULL
 #define ITEM(name) NULL, NULL, NULL, NULL, NULL, tess_cpu_##name
@@ -53,7 +53,7 @@ static const char *const dtype_names[] = {"f32", "f16", "bf16"};
 static const char *refuses(const cpu_row *row, const tess_kernel_key *key, char *buffer,
                            size_t size) {
     const char *reason = "not built for this processor";
-    if ((!row->job && !row->item) || !tess_cpu_isa_usable(row->isa, &reason)) return reason;
+    if ((!row->jobs && !row->item) || !tess_cpu_isa_usable(row->isa, &reason)) return reason;
     if (!key) return NULL;
     if (key->dtype > TESS_BF16 || !(row->dtypes & (1u << key->dtype))) {
         snprintf(buffer, size, "does not take dtype %s",

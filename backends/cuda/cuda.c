@@ -64,10 +64,7 @@ static tess_status attach_own(tess_driver_device *d, const void *structure) {
     const tess_host *host = d->host;
     tess_cuda_native native;
     int device = -1;
-    TESS_RETURN_IF_ERROR(tess_extra_read(host, "native", structure, &native, sizeof native));
-    if (native.reserved != 0)
-        return host->fail(host, TESS_ERROR_INVALID, "native.reserved: must be 0, got %u",
-                          (unsigned)native.reserved);
+    TESS_RETURN_IF_ERROR(tess_extra_read_native(host, structure, &native, sizeof native));
     if (!native.context)
         return host->fail(host, TESS_ERROR_INVALID, "native.context: must not be NULL");
     d->context = native.context;
@@ -183,7 +180,6 @@ static const tess_driver_vendor vendor = {
     .name = "cuda",
     .images = tess_cuda_images,
     .build_hint = "neither nvcc nor clang was found when it was built",
-    .stream_flags = 1,
     .enter_call = "cuCtxPushCurrent",
     .arch_call = "cuDeviceGetAttribute",
     .start = start,

@@ -9,12 +9,13 @@
 typedef struct instance {
     int32_t head_dim;
     uint32_t rows;
+    uint32_t groups; /* workgroups that a multiprocessor has registers for */
 } instance;
 
-#define INSTANCE(head_dim, rows) {head_dim, rows},
+#define INSTANCE(head_dim, rows, groups) {head_dim, rows, groups},
 static const instance instances[] = {TESS_DECODE_INSTANCES(INSTANCE)};
 
-#define FITS(head_dim, rows)                                          \
+#define FITS(head_dim, rows, groups)                                  \
     _Static_assert(TESS_DECODE_SHARED(head_dim, rows, 1) <= 99 << 10, \
                    "every device has this much workgroup memory");
 TESS_DECODE_INSTANCES(FITS)
@@ -62,12 +63,14 @@ typedef struct sharing {
     uint32_t groups, stages;
 } sharing;
 
-/* Two workgroups hide each other's first and last keys, as long as each has two stages. */
+/* As many workgroups as have two stages each. */
 static sharing share(const tess_driver_device *d, const instance *x) {
-    enum { GROUPS = 2, LEAST_STAGES = 2, DRIVERS_OWN = 1 << 10 /* of each workgroup's memory */ };
+    enum { LEAST_STAGES = 2, DRIVERS_OWN = 1 << 10 /* of each workgroup's memory */ };
     const unsigned bytes = machine_of(d)->shared_bytes;
-    const uint32_t stages = stages_with(x, bytes / GROUPS - DRIVERS_OWN);
-    if (stages >= LEAST_STAGES) return (sharing){GROUPS, stages};
+    for (uint32_t groups = x->groups; groups > 1; groups--) {
+        const uint32_t stages = stages_with(x, bytes / groups - DRIVERS_OWN);
+        if (stages >= LEAST_STAGES) return (sharing){groups, stages};
+    }
     return (sharing){1, stages_with(x, bytes - DRIVERS_OWN)};
 }
 
@@ -79,21 +82,36 @@ static const char *refuses(const tess_driver_device *d, const tess_kernel_key *k
                            size_t size) {
     const char *why = tess_cuda_image_refusal(d, tess_cuda_decode_images, key, buffer, size);
     if (why || !key) return why;
-    return key->steps ? "does not take steps" : tess_portable_refusal(key);
+    return tess_portable_refusal(key);
 }
 
-/* Reasoned, not measured. The speed is that of the memory: a step takes a worker's share of it. */
+/* Workgroups that run at a time. */
+static uint32_t workers_of(const tess_driver_device *d, const instance *x) {
+    return share(d, x).groups * (uint32_t)(d->units > 0 ? d->units : 1);
+}
+
+/* Of more rows, each job would read the keys again, and a kernel for long queries is faster where it
+ * reads such K and V. */
+static int is_only_named(const tess_kernel_key *key) {
+    if (key->steps || key->page || key->compact) return 0;
+    return key->max_q_len * key->group > (key->head_dim <= 128 ? 32 : 16);
+}
+
+/* Measured on an H200; elsewhere reasoned. The speed is that of the memory: a step takes a worker's
+ * share of it, or its latency, however few bytes it has. A job costs more than its first and last
+ * keys take: that many jobs too few or too many for whole waves still share the memory. */
 static tess_kernel_costs costs_of(const tess_driver_device *d, const tess_kernel_key *key,
                                   const instance *x) {
-    const uint32_t workers = share(d, x).groups * (uint32_t)(d->units > 0 ? d->units : 1),
-                   bandwidth = machine_of(d)->bandwidth;
-    const uint64_t bytes = (uint64_t)TESS_DECODE_KEYS * 2 * 2 * (uint32_t)key->head_dim;
+    enum { LEAST_STEP_NS = 1400 };
+    const uint32_t workers = workers_of(d, x), bandwidth = machine_of(d)->bandwidth;
+    const uint64_t bytes = (uint64_t)TESS_DECODE_KEYS * 2 * 2 * (uint32_t)key->head_dim,
+                   ns = 1000 * workers * bytes / bandwidth;
     return (tess_kernel_costs){.workers = workers,
                                .step_keys = TESS_DECODE_KEYS,
-                               .step_ns = (uint32_t)(1000 * workers * bytes / bandwidth),
-                               .job_ns = 2500,
-                               .merge_ns = 3000,
-                               .part_ns = 100,
+                               .step_ns = (uint32_t)(ns > LEAST_STEP_NS ? ns : LEAST_STEP_NS),
+                               .job_ns = 8000,
+                               .merge_ns = 2400,
+                               .part_ns = 45,
                                .partial_bandwidth = bandwidth / 3,
                                .bandwidth = bandwidth};
 }
@@ -115,19 +133,21 @@ static tess_status forward(tess_driver_device *d, const tess_launch *l, void *st
     const instance *x = find(l->head_dim, l->kernel->tile_rows);
     for (uint64_t done = 0; done < l->n_jobs;) {
         const uint64_t items = l->n_jobs - done < INT32_MAX ? l->n_jobs - done : INT32_MAX;
+        const uint32_t groups =
+            l->tables->has_step && items > workers_of(d, x) ? workers_of(d, x) : (uint32_t)items;
         tess_decode_args args;
         CUDA_FORWARD_ARGS(&args, l, done, items);
         args.stages = share(d, x).stages;
         args.scale_log2 = (l->scale < 0 ? -l->scale : l->scale) * 1.44269504088896341f;
         args.block_table = tess_driver_address(&l->tensor[TESS_ROLE_BLOCK_TABLE].buffer);
         void *parameters[] = {&args};
-        TESS_RETURN_IF_ERROR(tess_driver_start(d, CUDA_DECODE_MODULE, state->forward,
-                                               (unsigned)items, TESS_DECODE_THREADS,
-                                               shared_bytes(d, x), stream, parameters));
+        TESS_RETURN_IF_ERROR(tess_driver_start(d, CUDA_DECODE_MODULE, state->forward, groups,
+                                               TESS_DECODE_THREADS, shared_bytes(d, x), stream,
+                                               parameters));
         done += items;
     }
     return TESS_OK;
 }
 
 const tess_driver_row tess_cuda_decode = {
-    {TESS_OP_FORWARD, "decode", TESS_KERNEL_ONLY_NAMED}, refuses, prepare, forward};
+    {TESS_OP_FORWARD, "decode", 0}, refuses, prepare, forward, is_only_named};

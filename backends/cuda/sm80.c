@@ -72,21 +72,21 @@ static tess_kernel_costs costs_of(const tess_driver_device *d, const instance *x
     enum { FLOP_PER_NS = 1600 }; /* of a multiprocessor */
     const uint32_t groups = groups_with(d, x, stages_on(d, x)),
                    flop = 4 * x->rows * TESS_SM80_KEYS * (uint32_t)x->head_dim;
-    return (tess_kernel_costs){.workers = groups * (uint32_t)(d->units > 0 ? d->units : 1),
-                               .step_keys = TESS_SM80_KEYS,
-                               .step_ns = groups * flop / FLOP_PER_NS,
-                               .job_ns = 3000,
+    tess_kernel_costs costs = {.job_ns = 3000,
                                .merge_ns = 7000,
                                .part_ns = 200,
                                .partial_bandwidth = 500000,
                                .bandwidth = 1500000};
+    costs.workers = groups * (uint32_t)(d->units > 0 ? d->units : 1);
+    costs.step_keys = TESS_SM80_KEYS;
+    costs.step_ns = groups * flop / FLOP_PER_NS;
+    return costs;
 }
 
 static tess_status prepare(tess_driver_device *d, const tess_kernel_key *key, tess_kernel *kernel) {
     const instance *x = find(key->head_dim);
-    kernel->tile_rows = kernel->pack_rows = x->rows;
-    kernel->tile_step = 1;
-    kernel->costs = costs_of(d, x);
+    const tess_kernel_costs costs = costs_of(d, x);
+    tess_portable_tiles(x->rows, 1, &costs, kernel);
     kernel->short_rows = x->rows > 64 ? 64 : 0; /* 16 of each warp */
     return tess_cuda_prepare(d, key, CUDA_SM80_MODULE, tess_cuda_image(d, tess_cuda_sm80_images),
                              "sm80", x->head_dim, shared_bytes(d, x), kernel);

@@ -57,23 +57,22 @@ static const char *refuses(const tess_driver_device *d, const tess_kernel_key *k
 static tess_kernel_costs costs_of(const tess_driver_device *d, const instance *x) {
     enum { FLOP_PER_NS = 5800 }; /* of a multiprocessor */
     const uint32_t flop = 4 * (uint32_t)x->rows * x->keys * (uint32_t)x->head_dim;
-    return (tess_kernel_costs){.workers = (uint32_t)(d->units > 0 ? d->units : 1),
-                               .step_keys = x->keys,
-                               .step_ns = flop / FLOP_PER_NS,
-                               .job_ns = 1600,
-
+    tess_kernel_costs costs = {.job_ns = 1600,
                                .merge_ns = 6000,
                                .part_ns = 150,
                                .partial_bandwidth = 1300000,
                                .bandwidth = 4300000};
+    costs.workers = (uint32_t)(d->units > 0 ? d->units : 1);
+    costs.step_keys = x->keys;
+    costs.step_ns = flop / FLOP_PER_NS;
+    return costs;
 }
 
 static tess_status prepare(tess_driver_device *d, const tess_kernel_key *key, tess_kernel *kernel) {
     const instance *x = find(key->head_dim);
-    kernel->tile_rows = kernel->pack_rows = x->rows;
-    kernel->tile_step = 8;
+    const tess_kernel_costs costs = costs_of(d, x);
+    tess_portable_tiles(x->rows, 8, &costs, kernel);
     kernel->scratch_bytes = COUNTER_BYTES;
-    kernel->costs = costs_of(d, x);
     return tess_cuda_prepare(d, key, CUDA_SM90_MODULE, &tess_cuda_sm90_images[0], "sm90",
                              x->head_dim, x->shared_bytes, kernel);
 }

@@ -23,20 +23,19 @@ const char *tess_cuda_image_refusal(const tess_driver_device *d, const tess_driv
 tess_status tess_cuda_prepare(tess_driver_device *d, const tess_kernel_key *key, int module,
                               const tess_driver_image *image, const char *kernel_name,
                               int32_t head_dim, unsigned shared_bytes, tess_kernel *kernel) {
-    tess_driver_state *state = NULL;
     char name[64];
     snprintf(name, sizeof name, "tess_%s_%s_%d", kernel_name, tess_portable_dtype(key->dtype),
              (int)head_dim);
-    TESS_RETURN_IF_ERROR(tess_driver_state_create(d, key, module, image, name, &state));
+    TESS_RETURN_IF_ERROR(tess_driver_state_create(d, key, module, image, name, kernel));
+    tess_driver_state *state = kernel->state;
     int (*const set)(void *, int, int) =
         (int (*)(void *, int, int))d->driver->extra[CUDA_SET_FUNCTION_ATTRIBUTE];
     const int code = set(state->forward, 8 /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */,
                          (int)shared_bytes);
     if (code != DRIVER_OK) {
-        d->host->free(d->host, state, sizeof *state);
+        tess_driver_state_release(kernel);
         return tess_driver_fail(d, "cuFuncSetAttribute", name, code);
     }
-    kernel->state = state;
     return TESS_OK;
 }
 
@@ -47,15 +46,17 @@ const char *tess_cuda_refusal(const tess_kernel_key *key) {
     return tess_portable_refusal(key);
 }
 
-/* Rows of 16 aligned bytes. */
-static int is_wide(const tess_launch *l, const tess_tensor *t) {
+/* Rows of 16 aligned bytes. `batched`: the stride of batches or pages is used. */
+static int is_wide(const tess_tensor *t, int batched) {
     const uint64_t address = t->buffer.handle + t->buffer.offset;
     return address % 16 == 0 && t->stride_token % 8 == 0 && t->stride_head % 8 == 0 &&
-           (!l->batch_strided || t->stride_batch % 8 == 0);
+           (!batched || t->stride_batch % 8 == 0);
 }
 
 uint32_t tess_cuda_wide(const tess_launch *l) {
-    return (is_wide(l, &l->tensor[TESS_ROLE_Q]) ? 1u : 0) |
-           (is_wide(l, &l->tensor[TESS_ROLE_K]) && is_wide(l, &l->tensor[TESS_ROLE_V]) ? 2u : 0) |
-           (is_wide(l, &l->tensor[TESS_ROLE_O]) ? 4u : 0);
+    const int rows = l->batch_strided != 0, keys = l->page != 0 || l->compact || l->kv_batch != 0;
+    return (is_wide(&l->tensor[TESS_ROLE_Q], rows) ? 1u : 0) |
+           (is_wide(&l->tensor[TESS_ROLE_K], keys) && is_wide(&l->tensor[TESS_ROLE_V], keys) ? 2u
+                                                                                             : 0) |
+           (is_wide(&l->tensor[TESS_ROLE_O], rows) ? 4u : 0);
 }

@@ -6,12 +6,13 @@
 
 const char tess_cuda_tune[] =
     "tessera-tune 1\n"
-    "# H200 class: the kernel on wgmma and tensor maps. Measured on an H200 by tessera tune: "
-    "faster than both others, or within the spread.\n"
-    "arch=sm_90 dtype=f16,bf16 kernel=cuda/sm90 basis=measured\n"
+    "# H200 class: the kernel for few rows where it is meant for them, or else the kernel on wgmma "
+    "and tensor maps. Measured on an H200 by tessera tune and bench/peers_decode.py: faster than "
+    "others, or within the spread.\n"
+    "arch=sm_90 dtype=f16,bf16 kernel=cuda/decode,cuda/sm90 basis=measured\n"
     "# A100 class: mma.sync with asynchronous copies is what these tensor cores are made for. No "
     "such device was at hand.\n"
-    "arch=sm_80 dtype=f16,bf16 kernel=cuda/sm80,cuda/portable basis=reasoned\n"
+    "arch=sm_80 dtype=f16,bf16 kernel=cuda/decode,cuda/sm80,cuda/portable basis=reasoned\n"
     "# Ada class: the same instructions, with less memory in a multiprocessor. No such device was "
     "at hand.\n"
-    "arch=sm_89 dtype=f16,bf16 kernel=cuda/sm80,cuda/portable basis=reasoned\n";
+    "arch=sm_89 dtype=f16,bf16 kernel=cuda/decode,cuda/sm80,cuda/portable basis=reasoned\n";

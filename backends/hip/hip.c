@@ -106,7 +106,6 @@ static const tess_driver_vendor vendor = {
     .name = "hip",
     .images = tess_hip_images,
     .build_hint = "clang 17 or newer and lld were not found when it was built",
-    .stream_flags = 1,
     .enter_call = "hipSetDevice",
     .arch_call = "hipGetDeviceProperties",
 };

@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "extra.h"
+#include "object.h"
 #include <tessera/tessera_opencl.h>
 
 extern const tess_backend tess_opencl_backend;
@@ -133,10 +134,7 @@ static tess_status wrap(opencl_device *d, uint32_t index, const opencl_found *fo
     tess_opencl_native native;
     cl_device_id devices[128];
     size_t bytes = 0;
-    TESS_RETURN_IF_ERROR(tess_extra_read(host, "native", structure, &native, sizeof native));
-    if (native.reserved != 0)
-        return host->fail(host, TESS_ERROR_INVALID, "native.reserved: must be 0, got %u",
-                          (unsigned)native.reserved);
+    TESS_RETURN_IF_ERROR(tess_extra_read_native(host, structure, &native, sizeof native));
     if (!native.context)
         return host->fail(host, TESS_ERROR_INVALID, "native.context: must not be NULL");
     if (!native.device)
@@ -198,11 +196,8 @@ static tess_status opencl_open(const tess_host *host, uint32_t index, const void
     if (!cl) return host->fail(host, TESS_ERROR_UNAVAILABLE, "%s", why);
     opencl_found found = {.kind = TESS_DEVICE_GPU};
     TESS_RETURN_IF_ERROR(tess_opencl_find(host, cl, index, &found));
-    opencl_device *d = host->alloc(host, sizeof *d, 64);
-    if (!d)
-        return host->fail(host, TESS_ERROR_OUT_OF_MEMORY, "opencl: %zu bytes for the device",
-                          sizeof *d);
-    memset(d, 0, sizeof *d);
+    opencl_device *d = tess_object(host, sizeof *d, "the device");
+    if (!d) return TESS_ERROR_OUT_OF_MEMORY;
     d->host = host;
     d->cl = cl;
     pthread_mutex_init(&d->building, NULL);
@@ -223,15 +218,7 @@ static void opencl_close(void *device) { drop(device); }
  * slower than the kernel. */
 static tess_status opencl_query(void *device, tess_caps *caps) {
     const opencl_device *d = device;
-    const uint32_t size = caps->struct_size;
-    memset(caps, 0, sizeof *caps);
-    caps->struct_size = size;
-    caps->buffer_kind = TESS_BUFFER_OBJECT;
-    caps->features = TESS_FEATURE_POSITIONS | TESS_FEATURE_PAGES;
-    caps->parallel_jobs = tess_opencl_parallel_jobs(d);
-    caps->workspace_align = 256;
-    caps->features |= TESS_FEATURE_APPEND | TESS_FEATURE_MERGE | TESS_FEATURE_STEPS;
-    caps->features |= TESS_FEATURE_KV_8BIT;
+    tess_portable_caps(TESS_BUFFER_OBJECT, tess_opencl_parallel_jobs(d), caps);
     if (!d->time_limited) return TESS_OK;
     const double rate =
         2e6 * (d->compute_units ? d->compute_units : 1) * (d->clock_mhz ? d->clock_mhz : 500);

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "extra.h"
+#include "object.h"
 #include "vk.h"
 #include <tessera/tessera_vulkan.h>
 
@@ -136,11 +137,8 @@ static void destroy(tess_vk_device *d) {
 }
 
 tess_status tess_vk_open(const tess_host *host, uint32_t index, const void *native, void **device) {
-    tess_vk_device *d = host->alloc(host, sizeof *d, 64);
-    if (!d)
-        return host->fail(host, TESS_ERROR_OUT_OF_MEMORY, "vulkan: %zu bytes for the device",
-                          sizeof *d);
-    memset(d, 0, sizeof *d);
+    tess_vk_device *d = tess_object(host, sizeof *d, "the device");
+    if (!d) return TESS_ERROR_OUT_OF_MEMORY;
     d->host = host;
     atomic_init(&d->stuck, 0);
     pthread_mutex_init(&d->queue_lock, NULL);
@@ -197,15 +195,8 @@ uint32_t tess_vk_parallel_jobs(const tess_vk_device *d) {
 
 tess_status tess_vk_query(void *device, tess_caps *caps) {
     const tess_vk_device *d = device;
-    const uint32_t size = caps->struct_size;
-    memset(caps, 0, sizeof *caps);
-    caps->struct_size = size;
-    caps->buffer_kind = TESS_BUFFER_OBJECT;
-    caps->features = TESS_FEATURE_POSITIONS | TESS_FEATURE_PAGES;
-    caps->parallel_jobs = tess_vk_parallel_jobs(d);
+    tess_portable_caps(TESS_BUFFER_OBJECT, tess_vk_parallel_jobs(d), caps);
     caps->workspace_align = VK_WORKSPACE_ALIGN;
-    caps->features |= TESS_FEATURE_APPEND | TESS_FEATURE_MERGE | TESS_FEATURE_STEPS;
-    caps->features |= TESS_FEATURE_KV_8BIT;
     caps->range_blocks = tess_vk_range_steps(d);
     caps->steps_per_second = 5 * caps->range_blocks; /* 200 ms of them */
     /* Vulkan does not report the size of the cache. GPUs with that much memory have at least 40

@@ -588,8 +588,7 @@ typedef enum tess_dtype {
 enum {
     /* The bits of a sequence's result do not depend on the other sequences of the batch. */
     TESS_PLAN_BATCH_INVARIANT = 1u << 0,
-    /* Lengths come from device memory, with tess_prepare; those of the descriptor are capacities.
-     */
+    /* Lengths come from device memory, with tess_prepare; the descriptor's are capacities. */
     TESS_PLAN_DEVICE_LENGTHS = 1u << 1,
     /* K and V lie by slot: a head keeps only the key blocks that it can still see. The layout must
      * be causal and KV-efficient. */
@@ -631,7 +630,8 @@ enum {
  *                tess_merge_parts). kv_first[b] is a multiple of the pattern's block, and the keys
  *                end within the layout's max_tokens. q_first[b] is at least 0; rows may lie past
  *                all keys, as those of a later part do. Without q_first the last row is at the
- *                position of the last key.
+ *                position of the last key. UNSUPPORTED in this version: kv_first with
+ *                TESS_PLAN_COMPACT, and tess_append with a plan that has it.
  *
  * max_rows:      only with DEVICE_LENGTHS: the capacity of Q and O in rows, of all sequences of a
  *                step together.
@@ -730,8 +730,9 @@ typedef enum tess_role {
     TESS_ROLE_LSE_PARTS = 10,
     TESS_ROLE_CU_ROWS = 11, /* of tess_prepare, int32 */
     TESS_ROLE_KV_LENS = 12, /* likewise */
-    TESS_ROLE_K_SCALE = 13, /* float32 */
-    TESS_ROLE_V_SCALE = 14,
+    TESS_ROLE_Q_FIRST = 13, /* likewise */
+    TESS_ROLE_K_SCALE = 14, /* float32 */
+    TESS_ROLE_V_SCALE = 15,
 } tess_role;
 
 /* Fills strides for a contiguous tensor of the plan at `buffer`, and sets *bytes (may be NULL) to
@@ -813,11 +814,10 @@ typedef struct tess_run_desc {
     tess_tensor sink_logits, k_scale, v_scale;
     tess_buffer q_lens, kv_lens, block_table;
     tess_tensor d_o, d_q, d_k, d_v, d_lse;
-    tess_buffer step;           /* [kind NONE: without DEVICE_LENGTHS] from tess_prepare */
-    int64_t table_stride;       /* pages from one sequence's row of block_table to the next */
-    int64_t pages;              /* of each pool; 1 to 2^31 - 1 */
-    const tess_tensor *k_pools; /* [NULL: k] of each storage group, where there are several */
-    const tess_tensor *v_pools; /* [NULL: v] likewise */
+    tess_buffer step;     /* [kind NONE: without DEVICE_LENGTHS] from tess_prepare */
+    int64_t table_stride; /* pages from one sequence's row of block_table to the next */
+    int64_t pages;        /* of each pool; 1 to 2^31 - 1 */
+    const tess_tensor *k_pools, *v_pools; /* [NULL: k, v] of each storage group, if several */
     const tess_tensor *k_scale_pools, *v_scale_pools; /* [NULL: k_scale, v_scale] likewise */
 } tess_run_desc;
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tessera: the tables of a plan as 32-bit words, for kernels. tessera_backend.h describes the
+ * Tessera: the tables of a plan as 32-bit words, for kernels. tessera_tables.h describes the
  * structures and includes this header; a kernel in CUDA, HIP, OpenCL C or GLSL includes it alone,
  * so it has nothing but preprocessor lines.
  *

@@ -267,8 +267,9 @@ TESS_API tess_status tess_merge_parts(tess_device *device, const tess_parts_desc
  *           sequences without rows then fill it up and cost nothing.
  * cu_rows:  [batch + 1] int32: rows cu_rows[b] to cu_rows[b + 1] of Q and O are those of sequence
  *           b. The first is 0, and none falls.
- * kv_lens:  [batch] int32: keys of each sequence, those of this step's rows included. The last row
- *           is at the position of the last key.
+ * kv_lens:  [batch] int32: keys of each sequence, those of this step's rows included.
+ * q_first:  [batch] int32: the position of each sequence's first row. Without it the last row is at
+ *           the position of the last key.
  * step:     step_bytes after its offset, aligned to 256 bytes. Contents do not matter before.
  */
 typedef struct tess_prepare_desc {
@@ -276,8 +277,8 @@ typedef struct tess_prepare_desc {
     uint32_t batch;
     tess_buffer cu_rows;  /* int32 */
     tess_buffer kv_lens;  /* int32 */
-    tess_buffer q_first;  /* must be of kind NONE in this version */
-    tess_buffer kv_first; /* likewise */
+    tess_buffer q_first;  /* [kind NONE: see above] int32 */
+    tess_buffer kv_first; /* must be of kind NONE in this version */
     tess_buffer step;     /* output */
     tess_stream stream;   /* [0: the device's own queue] */
 } tess_prepare_desc;
@@ -296,12 +297,12 @@ enum {
  * steps at once, on any streams, each with a buffer of its own. A step stays as it is until the
  * next tess_prepare: a run with one that was prepared for earlier lengths computes these.
  *
- * The lengths are not trusted. One that is negative or above its capacity counts as the nearest
- * legal one, and a bound of cu_rows that falls as the largest before it. TESS_STEP_CLAMPED of the
- * step counts the sequences' bounds and lengths that were changed. Such a sequence appends nothing,
- * since its rows have other positions than was meant.
+ * The lengths are not trusted. One that is negative or above its capacity, which for q_first is
+ * kv_len, counts as the nearest legal one, and a bound of cu_rows that falls as the largest before
+ * it. TESS_STEP_CLAMPED of the step counts the sequences' bounds, lengths and positions that were
+ * changed. Such a sequence appends nothing, since its rows have other positions than was meant.
  * INVALID: names the field; the plan has no DEVICE_LENGTHS.
- * UNSUPPORTED: a reserved feature.
+ * UNSUPPORTED: kv_first is given.
  * BUSY. DEVICE_LOST. NATIVE.
  */
 TESS_API tess_status tess_prepare(const tess_plan *plan, const tess_prepare_desc *desc);

@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "common/child.h"
 #include "common/testlib.h"
 
 typedef struct handles {
@@ -99,14 +100,6 @@ static void test_release_orders(void **state) {
 }
 
 /* ------------------------------------------------------------------ fork */
-
-#define CHILD(condition)                                                               \
-    do {                                                                               \
-        if (!(condition)) {                                                            \
-            fprintf(stderr, "in the child: %s (%s)\n", #condition, tess_last_error()); \
-            _exit(1);                                                                  \
-        }                                                                              \
-    } while (0)
 
 static int says_fork(void) { return strstr(tess_last_error(), "fork") != NULL; }
 

@@ -95,6 +95,30 @@ class Arrays(CommandTest):
             for words in (PATTERNS[0], PATTERNS[9], PATTERNS[10], PATTERNS[13]):
                 self.run_padded("f32", words, batch, q_len, kv_len, 4, 2, 16)
 
+    def test_cache(self):
+        """Pages and slots change where keys lie, and no bit of the result."""
+        generator = np.random.default_rng(5)
+        words = dict(local=2, stride=4, block=16, dense_heads=1, per_kv_head=1)
+        for lengths in (((3, 3), (139, 139)), ((2, 0, 1), (139, 5, 60))):
+            q, k, v = (generator.standard_normal((sum(n), h, 24)).astype(np.float32)
+                       for n, h in ((lengths[0], 4), (lengths[1], 2), (lengths[1], 2)))
+            shape = ["q_lens=" + ",".join(map(str, lengths[0])),
+                     "kv_lens=" + ",".join(map(str, lengths[1]))]
+            if len(lengths[0]) == 2:
+                q, k, v, shape = q.reshape(2, 3, 4, 24), k.reshape(2, 139, 2, 24), \
+                    v.reshape(2, 139, 2, 24), []
+            arrays = ("--q", self.save("q.npy", q), "--k", self.save("k.npy", k),
+                      "--v", self.save("v.npy", v), "--o", self.path("o.npy"),
+                      "--lse", self.path("lse.npy"))
+            plain = None
+            for op in ((), ("op=decode",), ("op=decode", "page=16"), ("op=decode", "compact=1"),
+                       ("op=decode", "page=32", "compact=1"), ("op=decode", "page=256", "seed=9")):
+                self.succeed("run", *(f"{k}={v}" for k, v in words.items()), *shape, *op, *arrays)
+                got = [np.load(self.path(name)).tobytes() for name in ("o.npy", "lse.npy")]
+                plain = plain or got
+                self.assertEqual(got, plain, op)
+        self.refuse(2, "page: ", "run", *shape, "local=1", "stride=2", "page=16", *arrays)
+
     def test_head_sizes_and_groups(self):
         for heads, kv_heads, head_dim in ((1, 1, 8), (8, 1, 48), (4, 4, 80), (6, 2, 128),
                                           (4, 2, 256)):

@@ -82,6 +82,75 @@ class Contract(CommandTest):
         self.refuse(2, "--q", "run", *S2)
         self.refuse(2, "", "compare")
 
+    CACHE = ("op=decode", "heads=8", "kv_heads=4", "head_dim=16", "block=16", "local=2", "stride=8",
+             "per_kv_head=1")
+
+    def test_decode_words(self):
+        """kv_len is required, q_len is 1 unless given; page and compact belong to decode."""
+        for name, *words in (("kv_len: missing",), ("kv_len: missing", "q_len=1"),
+                             ("kv_lens: missing", "q_lens=1,2"), ("page: 17 ", "page=17"),
+                             ("page: 8 ", "page=8"), ("page: 512 ", "page=512"),
+                             ("page: -16 ", "page=-16"), ("page: ", "page="),
+                             ("compact: 2 ", "compact=2")):
+            words += ["kv_len=99"] * ("missing" not in name)
+            self.refuse(2, "tessera plan: " + name, "plan", *self.CACHE, *words)
+            self.refuse(2, "tessera bench: " + name, "bench", *self.CACHE, *words)
+        dense = ("op=decode", "heads=8", "head_dim=16", "kv_len=90", "pattern=dense", "compact=1")
+        self.refuse(2, "compact: must be 0 with causal=0", "plan", *dense, "causal=0")
+        self.refuse(2, "compact: must be 0 with kv_first", "plan", *dense, "kv_first=64")
+        for word in ("page=16", "compact=1", "page=0"):
+            self.refuse(2, word.split("=")[0] + ": belongs to op=decode", "plan", *SHAPE, *S2, word)
+        write_array(self.path("mask.npy"), "|b1", (1, 2, 2), b"\1\0\0\1")
+        write_array(self.path("worse.npy"), "|b1", (1, 3, 3), b"\1\0\0\0\1\0\1\0\1")
+        cached = ("plan", *self.CACHE[:4], "pattern=blocks", "block=16", "compact=1")
+        self.succeed(*cached, "mask=" + self.path("mask.npy"), "kv_len=32")
+        self.refuse(1, "tessera plan: compact: ", *cached, "mask=" + self.path("worse.npy"),
+                    "kv_len=48")
+
+        def problem(*words):
+            return json.loads(self.succeed("plan", *self.CACHE, *words, "--json").out)["problem"]
+        pattern = "block=16 local=2 stride=8 per_kv_head=1"
+        shape = "heads=8 kv_heads=4 head_dim=16"
+        for words, line in (("kv_len=99 q_len=1 page=0 compact=0", "kv_len=99 op=decode"),
+                            ("kv_len=5 q_len=5", "q_len=5 kv_len=5 op=decode"),
+                            ("kv_lens=7,99 page=32", "kv_lens=7,99 op=decode page=32"),
+                            ("q_lens=1,2 kv_lens=7,99 compact=1",
+                             "q_lens=1,2 kv_lens=7,99 op=decode compact=1"),
+                            ("kv_lens=", "kv_lens= op=decode")):
+            self.assertEqual(problem(*words.split()), f"{shape} {line} {pattern}")
+
+    def test_decode_plan(self):
+        """A compact cache by hand: a ring, a fixed slot every 8 blocks, pages of two blocks."""
+        words = ("plan", *self.CACHE, "page=32", "compact=1")
+        plan = json.loads(self.succeed(*words, "kv_lens=500,0,200", "q_lens=1,0,17", "--json").out)
+        cache, [group] = plan["cache"], plan["cache"]["groups"]
+        # local 2 and ceil(17 / 16) blocks of a chunk, at least none of them fixed
+        self.assertEqual([group[key] for key in ("kv_heads", "ring_slots", "stride",
+                                                 "slots_per_stride")], [[0, 1, 2, 3], 4, 8, 1])
+        # 32 blocks, of which 4 are fixed, and 13 blocks with at most 2
+        self.assertEqual((group["slots"], group["tokens"]), (8, 128))
+        self.assertEqual(group["pages_longest"], 4)
+        self.assertIn(group["pages"], (7, 8))
+        self.assertEqual(group["bytes"], 2 * 4 * 16 * 4 * 32 * group["pages"])
+        self.assertEqual((cache["page"], cache["compact"], cache["bytes"]),
+                         (32, True, group["bytes"]))
+        self.assertEqual(cache["bytes_in_place"], 2 * 4 * 16 * 4 * 700)
+        self.assertEqual(cache["block_table_bytes"], 4 * 3 * 4)
+        text = self.succeed(*words, "kv_len=500").out
+        self.assertRegex(text, r"KV cache of 1 sequence, compact, pages of 32 tokens: ")
+        self.assertRegex(text, r"\n  0 +4 +3 +1 of 8 blocks +7 +112 +4 +4 ")
+        self.assertIn("KV-efficient       yes", text)
+        # Dense heads among the others make a group of their own.
+        mixed = json.loads(self.succeed(*words, "kv_len=500", "dense_heads=1", "--json").out)
+        self.assertEqual([g["kv_heads"] for g in mixed["cache"]["groups"]], [[0, 1, 2], [3]])
+        self.assertEqual([g["pages"] for g in mixed["cache"]["groups"]], [4, 16])
+        plain = json.loads(self.succeed("plan", *self.CACHE, "kv_len=500", "--json").out)["cache"]
+        self.assertEqual((plain["page"], plain["compact"], plain["block_table_bytes"]),
+                         (0, False, 0))
+        self.assertEqual(plain["bytes"], plain["bytes_in_place"])
+        forward = json.loads(self.succeed("plan", *SHAPE, *S2, "--json").out)
+        self.assertNotIn("cache", forward)
+
     def test_legal_but_impossible(self):
         """Exit status 1: the words are fine, the library or the machine refuses."""
         self.refuse(1, "head_dim", "plan", "heads=4", "q_len=64", "head_dim=12", *S2)
@@ -508,6 +577,46 @@ class Contract(CommandTest):
         self.assertRegex(both.out, r"f32 +128 +2 .*x\n")
         self.assertEqual(self.files(),
                          ["a.csv", "a.html", "a.json", "a.md", "b.json", "c.html", "c.md"])
+
+    def test_bench_decode(self):
+        """The fields of decode, and what files without them are taken for."""
+        outputs = [word for suffix in ("json", "csv", "md", "html")
+                   for word in ("--" + suffix, self.path("a." + suffix))]
+        done = self.succeed("bench", *self.CACHE, "batch=2", "kv_len=600", "page=64", "compact=1",
+                            *self.BENCH[-4:], *outputs)
+        self.assertRegex(done.out, r"s2 +f32 +600 +2 x 1 +8/4 +16 slots 64 ")
+        self.assertRegex(done.out, r"dense +f32 +600 +2 x 1 +8/4 +16 pages 64 ")
+        with open(self.path("a.json")) as file:
+            report = json.load(file)
+        sparse, dense = report["results"]
+        self.assertEqual([sparse[key] for key in ("status", "op", "page", "compact", "q_len")],
+                         ["ok", "decode", 64, True, 1])
+        self.assertEqual((dense["op"], dense["page"], dense["compact"]), ("decode", 64, False))
+        self.assertLess(sparse["cache_bytes"], dense["cache_bytes"])
+        self.assertEqual(dense["cache_bytes"], 2 * 2 * 640 * 4 * 16 * 4)
+        self.assertGreaterEqual(sparse["layers"], 2)
+        self.assertGreaterEqual(sparse["parts"], 1)
+        self.assertIsNone(sparse["host_seconds"])  # on a CPU the call does the work
+        self.assertEqual(sparse["byte_rate"], sparse["bytes_min"] / sparse["median_seconds"])
+        with open(self.path("a.csv"), newline="") as file:
+            head, row, _ = list(csv.reader(file))
+        row = dict(zip(head, row))
+        self.assertEqual((row["op"], row["page"], row["compact"], row["host_seconds"]),
+                         ("decode", "64", "1", ""))
+        self.assertEqual(int(row["cache_bytes"]), sparse["cache_bytes"])
+        with open(self.path("a.html")) as file:
+            self.assertEqual(file.read().count("Decode by context"), 1)
+        self.succeed("compare", self.path("a.json"), self.path("a.json"))
+        for result in report["results"]:
+            for key in ("op", "page", "compact", "layers", "cache_bytes", "parts", "host_seconds"):
+                del result[key]
+        with open(self.path("old.json"), "w") as file:
+            json.dump(report, file)
+        self.succeed("compare", self.path("a.json"), self.path("old.json"))
+        sparse["op"] = "sideways"
+        with open(self.path("old.json"), "w") as file:
+            json.dump(report, file)
+        self.refuse(1, "results[0].op: ", "compare", self.path("a.json"), self.path("old.json"))
 
     def test_bench_refuses(self):
         self.refuse(2, "nonsense", "bench", "nonsense")

@@ -73,7 +73,8 @@ static void add_targets(test_targets *targets, tess_device *device, const tess_d
                         unsigned flags) {
     test_target base = {.device = device,
                         .host_memory = is_host_memory(device),
-                        .software = info->kind == TESS_DEVICE_SOFTWARE};
+                        .software = info->kind == TESS_DEVICE_SOFTWARE,
+                        .turn = info->backend[0] % 2};
     snprintf(base.id, sizeof base.id, "%s", info->id);
     snprintf(base.backend, sizeof base.backend, "%s", info->backend);
     targets->items[targets->count++] = base;
@@ -88,7 +89,7 @@ static void add_targets(test_targets *targets, tess_device *device, const tess_d
         test_target *target = &targets->items[targets->count++];
         *target = base;
         snprintf(target->kernel, sizeof target->kernel, "%s", kernel.name);
-        target->turn = targets->n_devices + targets->count;
+        target->turn = base.turn + targets->count;
         const char *name = strchr(kernel.name, '/');
         target->portable = name && strcmp(name, "/portable") == 0;
     }
@@ -98,10 +99,20 @@ static void add_targets(test_targets *targets, tess_device *device, const tess_d
         targets->items[n].kernels = targets->count - first;
 }
 
-int test_leaves_out(const test_target *target, int n) {
-    enum { OWN_CHOICE = 7 }; /* no divisor or multiple of a usual number of shards */
+static int takes_turns(const test_target *target) {
     const char *full = getenv("TESSERA_TEST_FULL");
-    if (!target->software || target->kernels < 2 || (full && *full == '1')) return 0;
+    return target->software && target->kernels >= 2 && !(full && *full == '1');
+}
+
+int test_is_repetition(const test_target *target) {
+    return !target->kernel[0] && takes_turns(target);
+}
+
+int test_leaves_out(const test_target *target, int n, int heavy) {
+    enum { OWN_CHOICE = 7 }; /* no divisor or multiple of a usual number of shards */
+    if (!takes_turns(target)) return 0;
+    /* After both kernels had a turn, it is the other device's. */
+    if (heavy && (!target->kernel[0] || (n / (2 * OWN_CHOICE) + target->backend[0]) % 2)) return 1;
     return target->kernel[0] ? (n / OWN_CHOICE + target->turn) % 2 : n % OWN_CHOICE != 0;
 }
 

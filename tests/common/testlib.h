@@ -23,7 +23,7 @@ typedef struct test_target {
     int host_memory; /* tensors are host memory */
     int software;    /* a GPU interface emulated on the CPU, which takes its time */
     int kernels;     /* targets of its device that force a kernel */
-    int turn;        /* whose turn it is among them; other devices begin with another one */
+    int turn;        /* whose turn it is among them; OpenCL and Vulkan begin with another one */
     /* the kernel is the portable body, which may refuse nothing; the plan's own choice may not
      * either */
     int portable;
@@ -49,10 +49,15 @@ int test_targets_open(test_targets *targets, const char *backend, unsigned flags
 void test_targets_close(test_targets *targets);
 
 /* Whether a target leaves out item `n` of a list. The kernels of a software device are instances of
- * one body, so each takes half of the items, and which half differs between devices; the device's
- * own choice is one of them and takes every 7th. With TESSERA_TEST_FULL=1, and on all other
- * devices, nothing is left out. */
-int test_leaves_out(const test_target *target, int n);
+ * one body, so each takes half of the items, and which half differs between OpenCL and Vulkan; the
+ * device's own choice is one of them and takes every 7th. A heavy item, on which such a device
+ * works for seconds, goes to one of the two, and not to its own choice. With TESSERA_TEST_FULL=1,
+ * and on all other devices, nothing is left out. */
+int test_leaves_out(const test_target *target, int n, int heavy);
+
+/* Whether a target is a software device's own choice, and so one of its kernels over again. Never
+ * with TESSERA_TEST_FULL=1. */
+int test_is_repetition(const test_target *target);
 
 /* cpus.c: makes the process believe that it may run on that many CPUs (0: the true ones), so that a
  * test may have more workers than there are. A quota of control groups still counts. */

@@ -386,7 +386,7 @@ static void test_pages(void **state) {
     const test_target *target = *state;
     for (int n = 0; n < PROBLEMS; n++) {
         rig_pair x;
-        if (test_leaves_out(target, n * APART)) continue;
+        if (test_leaves_out(target, n * APART, 0)) continue;
         if (!rig_pair_create(&x, target, problems[n].line)) continue;
         for (int i = 0; i < PAGE_SIZES; i++) {
             if (target->software && i != n % PAGE_SIZES) continue;
@@ -404,7 +404,7 @@ static void test_slots(void **state) {
     const test_target *target = *state;
     for (int n = 0; n < PROBLEMS; n++) {
         rig_pair x;
-        if (!problems[n].compact || test_leaves_out(target, n * APART)) continue;
+        if (!problems[n].compact || test_leaves_out(target, n * APART, 0)) continue;
         if (!rig_pair_create(&x, target, problems[n].line)) continue;
         for (int i = -1; i < PAGE_SIZES; i++) {
             if (target->software && i != (n + 2) % (PAGE_SIZES + 1) - 1) continue;
@@ -538,7 +538,7 @@ static void test_absent(void **state) {
     for (int n = 0; n < (int)(sizeof cases / sizeof cases[0]); n++) {
         rig_pair x;
         cache c;
-        if (test_leaves_out(target, n * APART)) continue;
+        if (test_leaves_out(target, n * APART, 0)) continue;
         if (!rig_pair_create(&x, target, cases[n].line)) continue;
         const options opt = {
             .page = cases[n].page, .compact = cases[n].compact, .absent = cases[n].absent};

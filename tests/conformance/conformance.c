@@ -40,6 +40,16 @@ typedef struct one_case {
     FILE *bits;        /* NULL: compare with the reference */
 } one_case;
 
+/* Of the problem that ran last: all targets take a problem before any takes the next one. */
+static instance_memo memo;
+static const char *memo_line;
+
+static instance_memo *memo_of(const char *line) {
+    if (line != memo_line) instance_memo_clear(&memo);
+    memo_line = line;
+    return &memo;
+}
+
 static const exception *exception_for(const test_target *target, const char *line) {
     for (const exception *e = exceptions; e->target; e++)
         if ((strcmp(e->target, target->backend) == 0 || strcmp(e->target, target->kernel) == 0) &&
@@ -94,9 +104,9 @@ static void test_problem(void **state) {
         fail_msg("%s: %s", c->line, error);
     }
     instance x;
-    const tess_status status =
-        instance_create(&x, c->target->device, &p, c->target->kernel[0] ? c->target->kernel : NULL,
-                        INSTANCE_POISON | INSTANCE_GUARDS);
+    const tess_status status = instance_create_again(
+        &x, c->target->device, &p, c->target->kernel[0] ? c->target->kernel : NULL,
+        INSTANCE_POISON | INSTANCE_GUARDS, memo_of(c->line));
     /* a fast path may refuse */
     if (status == TESS_ERROR_UNSUPPORTED && c->target->kernel[0] && !c->target->portable) {
         problem_free(&p);
@@ -287,9 +297,10 @@ static int run_list(const settings *x, problem_list *list, test_targets *targets
         tests[n_tests++] = (struct CMUnitTest){"lines reproduce their problems",
                                                test_lines_reproduce, NULL, NULL, list};
     }
-    for (int n = x->shard; n < list->count; n += x->shards * x->every)
+    for (int n = x->shard; n < list->count; n += x->shards * x->every) {
+        const int heavy = list->flops && list->flops[n] > LIST_FLOPS / 4;
         for (int t = 0; t < targets->count; t++) {
-            if (!x->single && test_leaves_out(&targets->items[t], n)) continue;
+            if (!x->single && test_leaves_out(&targets->items[t], n, heavy)) continue;
             offered[t]++;
             cases[n_cases] = (one_case){list->lines[n], &targets->items[t],
                                         x->single || x->random_count >= 0 ? 0 : LIST_FLOPS,
@@ -297,6 +308,7 @@ static int run_list(const settings *x, problem_list *list, test_targets *targets
             tests[n_tests++] =
                 (struct CMUnitTest){list->lines[n], test_problem, NULL, NULL, &cases[n_cases++]};
         }
+    }
     for (int t = 0; t < targets->count; t++) {
         if (x->single || !targets->items[t].kernel[0]) continue;
         /* A part of the list may have nothing for a kernel; the whole of it must. */
@@ -306,6 +318,7 @@ static int run_list(const settings *x, problem_list *list, test_targets *targets
                                                NULL, NULL, &cases[n_cases++]};
     }
     const int failed = _cmocka_run_group_tests("conformance", tests, n_tests, NULL, NULL);
+    instance_memo_clear(&memo);
     free(tests);
     free(cases);
     free(accepted);

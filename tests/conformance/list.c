@@ -305,13 +305,18 @@ static void add_heads(writer *w, int heads, int kv_heads) {
     if (kv_heads != heads) add(w, " kv_heads=%d", kv_heads);
 }
 
+/* As many as keep the problem small, up to three. */
+static int kv_heads_of(const int *v) {
+    int kv_heads = v[GROUP] == 4 ? 1 : 3;
+    while (kv_heads > fewest_kv_heads(v) && cost(v, kv_heads) > LIST_FLOPS / 32) kv_heads--;
+    return kv_heads;
+}
+
 static int write_line(const int *v, int index, const char *folder, char *line) {
     writer w = {line, 0};
     const int64_t q = q_lens[v[QLEN]], kv = kv_of(v, q);
     const int64_t block = blocks[v[BLOCK]];
-    int kv_heads = v[GROUP] == 4 ? 1 : 3;
-    while (kv_heads > fewest_kv_heads(v) && cost(v, kv_heads) > LIST_FLOPS / 32) kv_heads--;
-    const int heads = kv_heads * groups[v[GROUP]];
+    const int kv_heads = kv_heads_of(v), heads = kv_heads * groups[v[GROUP]];
     int64_t longest = kv;
     if (v[BATCH] == BATCH_PACKED && longest < 33 + 2 * block + 1) longest = 33 + 2 * block + 1;
     if (v[BATCH] == BATCH_PACKED && longest < 3 * block + 7) longest = 3 * block + 7;
@@ -487,13 +492,25 @@ static const char *const further[] = {
     "kv_first=0,64,128 dtype=bf16 kv_dtype=e4m3",
     /* Few rows, each in a block of its own with another local window. */
     "pattern=s2 block=1 local=2 stride=5 heads=2 head_dim=16 q_len=3 kv_len=40",
+    /* Caches in pages and slots: drafts, a chunk, sequences of mixed lengths, two storage groups,
+     * parts of the keys. */
+    "op=decode heads=8 kv_heads=2 head_dim=64 kv_len=1100 pattern=dense page=16 dtype=bf16",
+    "op=decode heads=8 kv_heads=4 head_dim=128 batch=3 q_len=5 kv_len=999 block=64 local=2 "
+    "stride=4 per_kv_head=1 page=64 compact=1 dtype=f16",
+    "op=decode heads=6 kv_heads=3 head_dim=40 q_lens=1,0,70,3 kv_lens=700,90,333,3 block=16 "
+    "local=3 stride=8 dense_heads=1 per_kv_head=1 page=128 compact=1",
+    "op=decode heads=4 kv_heads=1 head_dim=256 kv_lens=5,1300,64 block=32 local=1 stride=6 "
+    "compact=1 dtype=bf16",
+    "op=decode heads=2 head_dim=72 batch=2 q_len=40 kv_len=131 q_first=900,150 kv_first=128,0 "
+    "pattern=dense page=32",
 };
 
 int list_build(problem_list *list, const char *folder) {
     memset(list, 0, sizeof *list);
     cover *c = malloc(sizeof *c);
     list->lines = calloc(2 * LIST_MOST, sizeof *list->lines);
-    if (!c || !list->lines) {
+    list->flops = calloc(2 * LIST_MOST, sizeof *list->flops);
+    if (!c || !list->lines || !list->flops) {
         fprintf(stderr, "out of memory\n");
         free(c);
         return -1;
@@ -507,6 +524,7 @@ int list_build(problem_list *list, const char *folder) {
         close_pairs(c, v);
         for (int f = 0; f < FACTORS; f++)
             if (v[f] == UNSET) v[f] = 0; /* means nothing for this kind */
+        list->flops[list->count] = cost(v, kv_heads_of(v));
         if (write_line(v, list->count, folder, list->lines[list->count]) != 0) {
             free(c);
             return -1;
@@ -529,6 +547,7 @@ int list_build(problem_list *list, const char *folder) {
 
 void list_free(problem_list *list) {
     free(list->lines);
+    free(list->flops);
     memset(list, 0, sizeof *list);
 }
 

@@ -18,6 +18,7 @@ enum {
 typedef struct problem_list {
     int count;
     char (*lines)[LIST_LINE];
+    double *flops;      /* at most, of each line; NULL: not known */
     int64_t pairs;      /* pairs of values that mean something together */
     int64_t covered;    /* of these */
     int64_t infeasible; /* of these: no problem below LIST_FLOPS has both */

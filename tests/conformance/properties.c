@@ -36,7 +36,8 @@ int main(int argc, char **argv) {
         for (size_t n = 0; n < n_properties; n++)
             for (int t = 0; t < targets.count; t++) {
                 test_target *target = &targets.items[t];
-                if (groups[g][n].once && target->kernel[0]) continue;
+                if (groups[g][n].once ? target->kernel[0] != '\0' : test_is_repetition(target))
+                    continue;
                 snprintf(titles[n_tests], sizeof titles[0], "%s [%s %s]", groups[g][n].name,
                          target->id, target->kernel);
                 tests[n_tests] =

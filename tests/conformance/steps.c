@@ -32,8 +32,9 @@ typedef struct rig {
     tess_plan *plan;
     tess_plan_info info;
     float *q, *k, *v, *o, *lse;
-    tess_buffer q_at, k_at, v_at, o_at, lse_at, work, step, cu_at, kv_at;
-    int32_t cu_rows[BATCH + 1], kv_lens[BATCH];
+    tess_buffer q_at, k_at, v_at, o_at, lse_at, work, step, cu_at, kv_at, first_at;
+    int32_t cu_rows[BATCH + 1], kv_lens[BATCH], q_first[BATCH];
+    bool has_first; /* the step is given q_first */
 } rig;
 
 static uint64_t bytes_of(tess_role role) {
@@ -107,21 +108,19 @@ static bool rig_create(rig *r, tess_runtime *runtime, const test_target *target,
     r->step = test_upload(target->device, NULL, r->info.step_bytes);
     r->cu_at = test_upload(target->device, NULL, sizeof r->cu_rows);
     r->kv_at = test_upload(target->device, NULL, sizeof r->kv_lens);
+    r->first_at = test_upload(target->device, NULL, sizeof r->q_first);
     return true;
 }
 
 static void rig_release(rig *r) {
-    tess_buffer *const all[] = {&r->q_at, &r->k_at, &r->v_at,  &r->o_at, &r->lse_at,
-                                &r->work, &r->step, &r->cu_at, &r->kv_at};
+    tess_buffer *const all[] = {&r->q_at, &r->k_at, &r->v_at,  &r->o_at,  &r->lse_at,
+                                &r->work, &r->step, &r->cu_at, &r->kv_at, &r->first_at};
     for (size_t n = 0; n < sizeof all / sizeof *all; n++)
         assert_ok(tess_free(r->target->device, all[n]));
     tess_plan_release(r->plan);
     tess_layout_release(r->layout);
-    free(r->q);
-    free(r->k);
-    free(r->v);
-    free(r->o);
-    free(r->lse);
+    void *const arrays[] = {r->q, r->k, r->v, r->o, r->lse};
+    for (size_t n = 0; n < sizeof arrays / sizeof *arrays; n++) free(arrays[n]);
 }
 
 static void copy_in(const rig *r, tess_buffer to, const void *from, uint64_t bytes) {
@@ -134,7 +133,9 @@ static void prepare(const rig *r, uint32_t batch, tess_buffer step) {
                                  .batch = batch,
                                  .cu_rows = r->cu_at,
                                  .kv_lens = r->kv_at,
+                                 .q_first = r->has_first ? r->first_at : (tess_buffer){0},
                                  .step = step};
+    copy_in(r, r->first_at, r->q_first, sizeof r->q_first);
     copy_in(r, r->cu_at, r->cu_rows, sizeof r->cu_rows);
     copy_in(r, r->kv_at, r->kv_lens, sizeof r->kv_lens);
     assert_ok(tess_prepare(r->plan, &d));
@@ -201,7 +202,8 @@ static uint32_t same_step(const rig *r, uint32_t batch, tess_buffer at, const in
     args.items = batch;
     args.items_at = head->plan_at;
     args.classes_at = plan->copy_to;
-    tess_prepare_on_host(&args, step, cu_rows, kv_lens, own);
+    args.flags = r->has_first ? TESS_ARGS_FIRST : 0;
+    tess_prepare_on_host(&args, step, cu_rows, kv_lens, r->q_first, own);
     assert_memory_equal(own, step, 7 * sizeof *step);
     assert_memory_equal(own + plan->sequences_at, step + plan->sequences_at,
                         batch * sizeof(tess_sequence));
@@ -258,10 +260,10 @@ static void check(const rig *r, uint32_t batch) {
     int32_t covered = 0;
     for (uint32_t b = 0; b < batch; b++) {
         const int32_t q_len = r->cu_rows[b + 1] - r->cu_rows[b];
+        const int32_t first = r->has_first ? r->q_first[b] : r->kv_lens[b] - q_len;
         for (int32_t row = r->cu_rows[b]; row < r->cu_rows[b + 1]; row++)
             for (int32_t head = 0; head < HEADS; head++)
-                check_row(r, b, row, r->kv_lens[b] - q_len + row - r->cu_rows[b], r->kv_lens[b],
-                          head);
+                check_row(r, b, row, first + row - r->cu_rows[b], r->kv_lens[b], head);
         covered = r->cu_rows[b + 1];
     }
     for (int32_t row = covered; row < ROWS; row++)
@@ -324,7 +326,7 @@ static void on_every_target(void (*test)(rig *r), uint32_t flags, int32_t kv_spl
     for (int t = 0; t < targets.count; t++) {
         for (int p = 0; p < PATTERNS; p++) {
             rig r;
-            if (test_leaves_out(&targets.items[t], p)) continue;
+            if (test_leaves_out(&targets.items[t], p, 0)) continue;
             if (!rig_create(&r, targets.runtime, &targets.items[t], &patterns[p], flags, kv_split))
                 continue;
             n_steps++;
@@ -352,6 +354,26 @@ static void many_steps(rig *r) {
         assert_int_equal(0, head[TESS_STEP_CLAMPED]);
         merges += head[TESS_STEP_MERGES];
     }
+}
+
+/* Rows lie where q_first says: before, within and past the keys. */
+static void positions(rig *r) {
+    uint64_t seed = 14;
+    r->has_first = true;
+    for (int n = 0; n < (r->target->software ? 2 : STEPS); n++) {
+        const uint32_t batch = random_lengths(r, &seed, n);
+        for (uint32_t b = 0; b < BATCH; b++)
+            r->q_first[b] = (int32_t)test_between(&seed, 0, KV_LEN - Q_LEN);
+        spoil_rest(r);
+        prepare(r, batch, r->step);
+        run(r, r->step);
+        check(r, batch);
+        (void)same_step(r, batch, r->step, r->cu_rows, r->kv_lens);
+    }
+}
+static void test_positions(void **state) {
+    (void)state;
+    on_every_target(positions, 0, 3);
 }
 
 static void with_parts(uint32_t flags, int32_t kv_split) {
@@ -509,19 +531,25 @@ static void test_two_steps(void **state) {
 
 /* Lengths out of range count as the nearest legal ones, and the step tells how many were. */
 static void hostile(rig *r) {
-    static const int32_t cu_rows[BATCH + 1] = {0, 7, -3, 90, 5}, kv_lens[BATCH] = {-1, 5000, 50, 9};
+    static const int32_t cu_rows[BATCH + 1] = {0, 7, -3, 90, 5}, kv_lens[BATCH] = {-1, 5000, 50, 9},
+                                         q_first[BATCH] = {INT32_MIN, 7, INT32_MAX, -1};
     uint32_t head[8];
     memcpy(r->cu_rows, cu_rows, sizeof cu_rows);
     memcpy(r->kv_lens, kv_lens, sizeof kv_lens);
+    memcpy(r->q_first, q_first, sizeof q_first);
+    r->has_first = true;
     prepare(r, BATCH, r->step);
     run(r, r->step);
     (void)same_step(r, BATCH, r->step, r->cu_rows, r->kv_lens);
     test_download(r->target->device, r->step, head, sizeof head);
-    assert_int_equal(5, head[TESS_STEP_CLAMPED]);
-    /* 7 rows without keys; none, of 5000 keys; 20 rows (its capacity) of 50 keys; none */
-    const int32_t legal_rows[BATCH + 1] = {0, 7, 7, 27, 27}, legal_keys[BATCH] = {0, KV_LEN, 50, 9};
+    assert_int_equal(5 + 3, head[TESS_STEP_CLAMPED]);
+    /* 7 rows without keys; none, of 5000 keys; 20 rows (its capacity) of 50 keys; none. The third
+     * one's are at the end of the keys. */
+    const int32_t legal_rows[BATCH + 1] = {0, 7, 7, 27, 27}, legal_keys[BATCH] = {0, KV_LEN, 50, 9},
+                                     legal_first[BATCH] = {0, 7, KV_LEN, 0};
     memcpy(r->cu_rows, legal_rows, sizeof legal_rows);
     memcpy(r->kv_lens, legal_keys, sizeof legal_keys);
+    memcpy(r->q_first, legal_first, sizeof legal_first);
     check(r, BATCH);
 }
 static void test_hostile(void **state) {
@@ -553,7 +581,8 @@ static void spoiled(rig *r) {
     REFUSED(INVALID, "step", x.step.offset += 4);
     REFUSED(INVALID, "step", x.step.size = r->info.step_bytes - 1);
     REFUSED(INVALID, "step", x.step = x.kv_lens; x.step.size = 0);
-    REFUSED(UNSUPPORTED, "q_first", x.q_first = r->cu_at);
+    REFUSED(INVALID, "q_first", x.q_first = r->kv_at; x.q_first.size = 4 * BATCH - 1);
+    REFUSED(INVALID, "step", x.q_first = x.step);
     REFUSED(UNSUPPORTED, "kv_first", x.kv_first = r->cu_at);
     REFUSED(INVALID, "stream", x.stream.kind = 7);
     REFUSED(VERSION, "desc", x.struct_size--);
@@ -689,8 +718,9 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_free_split), cmocka_unit_test(test_equal_parts),
         cmocka_unit_test(test_invariant),  cmocka_unit_test(test_same_bits),
         cmocka_unit_test(test_two_steps),  cmocka_unit_test(test_long_steps),
-        cmocka_unit_test(test_hostile),    cmocka_unit_test(test_spoiled),
-        cmocka_unit_test(test_patterns),   cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_positions),  cmocka_unit_test(test_hostile),
+        cmocka_unit_test(test_spoiled),    cmocka_unit_test(test_patterns),
+        cmocka_unit_test(test_no_memory),
     };
     const char *backend = argc > 1 ? argv[1] : "cpu";
     /* The kernels of other devices are instances of one body, which some compile in every test. */

@@ -16,6 +16,7 @@
 #include "common/life.h"
 #include "common/merging.h"
 #include "common/serve.h"
+#include "common/serving_again.h"
 #include "common/testlib.h"
 #include "fake.h"
 #include "instance.h"
@@ -352,6 +353,17 @@ static void test_same_device_again(void **state) {
     }
 }
 
+static void test_server_again(void **state) {
+    (void)state;
+    const again a = {.inject = again_fail, .failures = failures, .failed = failed};
+    test_heap heap;
+    test_heap_init(&heap, 0, 0);
+    reset();
+    again_code = OUT_OF_MEMORY;
+    server_again(&heap, id_of(0), &a, TESS_ERROR_OUT_OF_MEMORY);
+    nothing_lives(&heap, 0);
+}
+
 /* Work that never ends: a wait ends at its limit, and the device stays usable. */
 static void test_wait_ends(void **state) {
     (void)state;
@@ -415,6 +427,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_little_memory),
         cmocka_unit_test(test_same_plan_again),
         cmocka_unit_test(test_same_device_again),
+        cmocka_unit_test(test_server_again),
         LIFE_TEST("no memory, once", test_calls_fail, OUT_OF_MEMORY, 0),
         LIFE_TEST("no memory from then on", test_calls_fail, OUT_OF_MEMORY, 1),
         LIFE_TEST("lost, once", test_calls_fail, LAUNCH_FAILED, 0),

@@ -16,7 +16,18 @@
 #include "kernels/sm90_args.h"
 #include "shapes.h"
 
-enum { FORWARD, MERGE, SM90, SM80, MERGE_PARTS, DECODE, PARTS = 3, DTYPES = 3, MERGE_GROUP = 64 };
+enum {
+    FORWARD,
+    MERGE,
+    SM90,
+    SM80,
+    MERGE_PARTS,
+    DECODE,
+    PARTS = 3,
+    DTYPES = 3,
+    MERGE_GROUP = 128,
+    PARTS_GROUP = 64
+};
 
 typedef struct kernel {
     int kind, dtype, head_dim;
@@ -27,7 +38,7 @@ static const char *const dtypes[DTYPES] = {"f32", "f16", "bf16"};
 static const int portable_dims[] = {64, 128, 256}, fast_dims[] = {64, 96, 128, 192, 256};
 #define THREADS_OF(head_dim, keys, groups, ...) TESS_SM90_THREADS(groups),
 static const unsigned sm90_threads[] = {TESS_SM90_INSTANCES(THREADS_OF)};
-#define SHAPE_OF(head_dim, rows) {head_dim, rows},
+#define SHAPE_OF(head_dim, rows, groups) {head_dim, rows},
 static const struct {
     int head_dim;
     unsigned rows;
@@ -52,7 +63,7 @@ static kernel kernel_of(int number) {
     if (n < PORTABLE_DIMS)
         return (kernel){FORWARD, dtype, portable_dims[n], portable_threads[n], 0};
     if (n == PORTABLE_DIMS) return (kernel){MERGE, dtype, 0, MERGE_GROUP, 0};
-    if (n == PORTABLE_DIMS + 1) return (kernel){MERGE_PARTS, dtype, 0, MERGE_GROUP, 0};
+    if (n == PORTABLE_DIMS + 1) return (kernel){MERGE_PARTS, dtype, 0, PARTS_GROUP, 0};
     const int fast = n - PORTABLE_DIMS - 2, shape = fast - 2 * FAST_DIMS;
     if (shape >= 0)
         return (kernel){DECODE, dtype, decode_shapes[shape].head_dim, TESS_DECODE_THREADS,

@@ -11,7 +11,7 @@ alignas(128) uint8_t raw[SHARED_BYTES];
 namespace lockstep {
 
 fiber *current;
-unsigned block_index, threads, shared_bytes;
+unsigned block_index, blocks, threads, shared_bytes;
 fiber fibers[MOST_THREADS];
 meeting warps[MOST_THREADS / WARP], block;
 bool early;
@@ -61,6 +61,7 @@ void run(unsigned groups, unsigned block_threads, unsigned bytes, unsigned seed,
          const std::function<void()> &body) {
     if (!stacks) stacks = (uint8_t *)malloc((size_t)MOST_THREADS * STACK);
     threads = block_threads;
+    blocks = groups;
     shared_bytes = bytes;
     work = &body;
     early = seed & 1;

@@ -73,7 +73,7 @@ struct meeting {
 };
 
 extern fiber *current;
-extern unsigned block_index, threads, shared_bytes;
+extern unsigned block_index, blocks, threads, shared_bytes;
 extern fiber fibers[MOST_THREADS];
 extern meeting warps[MOST_THREADS / WARP], block;
 extern bool early; /* copies happen at once, and not when they are waited for */
@@ -153,8 +153,14 @@ struct lockstep_block {
         operator unsigned() const { return lockstep::block_index; }
     } x;
 };
+struct lockstep_grid {
+    struct {
+        operator unsigned() const { return lockstep::blocks; }
+    } x;
+};
 static const lockstep_thread threadIdx;
 static const lockstep_block blockIdx;
+static const lockstep_grid gridDim;
 
 template <typename T> inline T __shfl_sync(unsigned, T v, int from) {
     return lockstep::shuffle(v, from);

@@ -13,8 +13,8 @@ extern "C" void lockstep_decode(int dtype, int head_dim, unsigned rows, unsigned
     if (dtype == (number) && head_dim == (D) && rows == (ROWS))                               \
         lockstep::run(groups, TESS_DECODE_THREADS, TESS_DECODE_SHARED(D, ROWS, args->stages), \
                       seed, [&] { tess_decode##ROWS##_##T##_##D(*args); });
-#define RUN_F16(D, ROWS)  RUN(f16, 1, D, ROWS)
-#define RUN_BF16(D, ROWS) RUN(bf16, 2, D, ROWS)
+#define RUN_F16(D, ROWS, GROUPS)  RUN(f16, 1, D, ROWS)
+#define RUN_BF16(D, ROWS, GROUPS) RUN(bf16, 2, D, ROWS)
     TESS_DECODE_INSTANCES(RUN_F16)
     TESS_DECODE_INSTANCES(RUN_BF16)
 }

@@ -56,6 +56,7 @@ static void run(const char *rules, const char *words, char kernel[64]) {
 }
 
 #define DENSE_F16 "q_len=9 dtype=f16 pattern=dense"
+#define LONG_F16  "q_len=90 dtype=f16 pattern=dense"
 #define S2_F16    "q_len=90 dtype=f16 block=16 local=2 stride=3"
 #define DENSE_F32 "q_len=9 dtype=f32 pattern=dense"
 
@@ -64,7 +65,7 @@ static void run(const char *rules, const char *words, char kernel[64]) {
 static void test_own_table(void **state) {
     (void)state;
     char kernel[64];
-    run(NULL, DENSE_F16, kernel);
+    run(NULL, LONG_F16, kernel);
     if (strcmp(arch, "sm_90") == 0) {
         assert_string_equal(kernel, "cuda/sm90");
         assert_logged(
@@ -77,6 +78,8 @@ static void test_own_table(void **state) {
         assert_logged(strcmp(arch, "sm_80") == 0 ? "the table of cuda line 5 (reasoned)"
                                                  : "the table of cuda line 7 (reasoned)");
     }
+    run(NULL, DENSE_F16, kernel);
+    if (strcmp(arch, "sm_90") == 0) assert_string_equal(kernel, "cuda/decode");
     run(NULL, DENSE_F32, kernel); /* of which the table says nothing */
     assert_string_equal(kernel, "cuda/portable");
     assert_null(strstr(test_logged, "prefer"));

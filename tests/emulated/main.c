@@ -28,10 +28,11 @@ typedef struct tally {
 } tally;
 
 /* Runs one problem on one kernel. */
-static void try_problem(tess_device *device, const problem *p, const char *line, tally *t) {
+static void try_problem(tess_device *device, const problem *p, const char *line,
+                        instance_memo *memo, tally *t) {
     instance x;
     const tess_status status =
-        instance_create(&x, device, p, t->kernel, INSTANCE_POISON | INSTANCE_GUARDS);
+        instance_create_again(&x, device, p, t->kernel, INSTANCE_POISON | INSTANCE_GUARDS, memo);
     if (status == TESS_ERROR_UNSUPPORTED) {
         t->refused++;
         return;
@@ -99,7 +100,10 @@ int main(int argc, char **argv) {
             tallies[0].failed++;
             /* outputs alone would take longer than that */
         } else if ((double)problem_q_tokens(&p) * p.heads * p.head_dim <= 8.0 * PAIRS_MOST) {
-            for (int k = 0; k < kernels; k++) try_problem(device, &p, list.lines[n], &tallies[k]);
+            instance_memo memo = {.rows = NULL};
+            for (int k = 0; k < kernels; k++)
+                try_problem(device, &p, list.lines[n], &memo, &tallies[k]);
+            instance_memo_clear(&memo);
         }
         problem_free(&p);
     }

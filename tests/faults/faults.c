@@ -12,6 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/serve.h"
+#include "common/stepping.h"
 #include "common/testlib.h"
 #include "fake_device.h"
 
@@ -345,6 +347,50 @@ static void test_host_faults_device(void **state) {
                 control->leaked == 0);
 }
 
+/* A server's plans, and what it does with them. */
+static tess_status serve_and_step(tess_runtime *runtime, tess_device *device) {
+    stepping s;
+    int right = 0;
+    memset(&s, 0, sizeof s);
+    tess_status status = serve_once(runtime, device);
+    if (status == TESS_OK) status = stepping_create(runtime, device, &s);
+    if (status == TESS_OK) status = stepping_run(device, &s, &right);
+    const tess_status released = stepping_release(device, &s);
+    assert_true(status != TESS_OK || right);
+    return status != TESS_OK ? status : released;
+}
+
+/* Each allocation of a server fails, once and from then on, on one device. */
+static void test_server_faults(void **state) {
+    (void)state;
+    life l;
+    test_heap heap;
+    int64_t k = 1;
+    test_heap_init(&heap, 0, 0);
+    life_begin(&l, "cpu", "", &heap);
+    assert_ok(step_runtime(&l, 0));
+    assert_ok(step_open(&l, 0));
+    assert_ok(serve_and_step(l.runtime, l.device)); /* and its kernels are ready */
+    const int64_t live = heap.live;
+    for (int64_t before = -1; before != heap.failures; k++) {
+        before = heap.failures;
+        for (int sticky = 0; sticky < 2; sticky++) {
+            heap.sticky = sticky;
+            heap.fail_at = heap.calls + k;
+            const tess_status status = serve_and_step(l.runtime, l.device);
+            if (status != TESS_OK && status != TESS_ERROR_OUT_OF_MEMORY)
+                fail_msg("allocation %lld fails: %s: %s", (long long)k, tess_status_name(status),
+                         tess_last_error());
+            heap.fail_at = 0;
+            assert_int_equal(heap.live, live);
+        }
+        assert_ok(serve_and_step(l.runtime, l.device));
+    }
+    assert_in_range(k, 20, MOST_FAULTS);
+    life_release(&l);
+    check_empty(&heap, "a server's allocation", k);
+}
+
 /* An application that gives up after a failure, instead of trying again, must not leak either. */
 static void test_giving_up(void **state) {
     (void)state;
@@ -599,15 +645,11 @@ int main(int argc, char **argv) {
     uint64_t seed = 7;
     for (int n = 0; n < ROOM; n++) inputs[n] = (float)test_between(&seed, -1000, 1000) / 500;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_host_faults_cpu),
-        cmocka_unit_test(test_host_faults_device),
-        cmocka_unit_test(test_giving_up),
-        cmocka_unit_test(test_backend_out_of_memory),
-        cmocka_unit_test(test_backend_native),
-        cmocka_unit_test(test_backend_lost),
-        cmocka_unit_test(test_cycles_cpu),
-        cmocka_unit_test(test_cycles_device),
-        cmocka_unit_test(test_runs),
+        cmocka_unit_test(test_host_faults_cpu),       cmocka_unit_test(test_host_faults_device),
+        cmocka_unit_test(test_server_faults),         cmocka_unit_test(test_giving_up),
+        cmocka_unit_test(test_backend_out_of_memory), cmocka_unit_test(test_backend_native),
+        cmocka_unit_test(test_backend_lost),          cmocka_unit_test(test_cycles_cpu),
+        cmocka_unit_test(test_cycles_device),         cmocka_unit_test(test_runs),
     };
     return cmocka_run_group_tests_name("faults", tests, NULL, NULL);
 }

@@ -96,6 +96,10 @@ static void words(bytes *b, char *line, int *block, int *blocks_pattern) {
     if (below(b, 2)) add(line, "kv_split", between(b, 1, 5));
     if (below(b, 4) == 0) add(line, "batch_invariant", 1);
     if (below(b, 2)) add(line, "tile_rows", between(b, 1, 100));
+    if (below(b, 3) != 1) return;
+    strncat(line, " op=decode", LINE - strlen(line) - 1);
+    add(line, "page", below(b, 2) ? 16 << below(b, 5) : 0);
+    if (causal) add(line, "compact", below(b, 2));
 }
 
 static void make_mask(bytes *b, problem *p, int block) {

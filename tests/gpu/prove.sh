@@ -7,9 +7,10 @@
 # By default the backends are cuda, opencl and vulkan, as far as their drivers are here.
 #
 # The whole conformance list on every kernel of each backend, the properties with 100 repeats, 500
-# random problems, the applications of tests/interop, and on CUDA compute-sanitizer's four checkers
-# over a part of the list. BUILD is a build folder (build/release), or any folder that holds the
-# programs. Prints a line for each step; exit status 1 if one failed.
+# random problems, the applications of tests/interop, caches and steps, examples/generate.c, and on
+# CUDA compute-sanitizer's four checkers over a part of the list. BUILD is a build folder
+# (build/release), or any folder that holds the programs. Prints a line for each step; exit status 1
+# if one failed.
 #
 # TESSERA_PROVE_JOBS: shards of the list that run at once (default: half of the CPUs).
 # TESSERA_PROVE_RANDOM, TESSERA_PROVE_SEED: how many random problems, and which (default 500, 1).
@@ -70,6 +71,9 @@ list() {
   step "$target: $name" "$work/log" "$status"
 }
 
+# Kernels that read steps, beside the portable ones.
+step_kernels='cuda/decode'
+
 [ $# -gt 0 ] || set -- cuda opencl vulkan
 for backend in "$@"; do
   list "conformance list" "$backend"
@@ -77,10 +81,27 @@ for backend in "$@"; do
   step "$backend: properties, 100 repeats" "$work/log" $?
   [ "$random" = 0 ] ||
     list "$random random problems" "$backend" --random "$random" --seed "${TESSERA_PROVE_SEED:-1}"
+  for name in steps append copy_pages merge_parts; do
+    own=$(program $name)
+    [ -n "$own" ] || continue
+    "$own" "$backend" >"$work/log" 2>&1
+    step "$backend: $name" "$work/log" $?
+    [ "$backend $name" = 'cuda append' ] || continue
+    for kernel in $step_kernels; do
+      TESSERA_KERNEL=$kernel "$own" "$backend" >"$work/log" 2>&1
+      step "$kernel: $name" "$work/log" $?
+    done
+  done
   interop=$(program "interop_$backend")
   if [ -n "$interop" ]; then
     "$interop" >"$work/log" 2>&1
     step "$backend: an application's own objects" "$work/log" $?
+  fi
+  generate=$(program generate)
+  if [ -n "$generate" ]; then
+    TESSERA_BACKEND="$backend" "$generate" >"$work/log" 2>&1
+    step "$backend: generation" "$work/log" $?
+    grep 'without a cache' "$work/log"
   fi
 done
 
@@ -92,6 +113,11 @@ case " $* " in *' cuda '*)
         --masks "$work/masks" --every "$every" >"$work/log" 2>&1
       step "cuda: compute-sanitizer $tool" "$work/log" $?
     done
+    serving=$(program append)
+    if [ -n "$serving" ]; then
+      compute-sanitizer --tool memcheck --error-exitcode 9 "$serving" cuda >"$work/log" 2>&1
+      step "cuda: compute-sanitizer memcheck, append" "$work/log" $?
+    fi
     # racecheck does not see that a warp's reads come before an arrival by one of its lanes (after
     # __syncwarp), which is how the kernel for Hopper gives rings back. So it looks at problems that
     # the portable kernels take alone.

@@ -59,6 +59,9 @@ by_pkg_config() {
   cc $c_flags "$source/examples/embed.c" -o "$scratch/embed" \
     $(pkg-config "$@" --cflags --libs tessera) -Wl,-rpath,"$libdir"
   # shellcheck disable=SC2046
+  cc $c_flags "$source/examples/generate.c" "$source/examples/pages.c" -o "$scratch/generate" \
+    $(pkg-config "$@" --cflags --libs tessera) -lm -Wl,-rpath,"$libdir"
+  # shellcheck disable=SC2046
   c++ $cxx_flags "$source/examples/embed_cpp.cpp" -o "$scratch/embed_cpp" \
     $(pkg-config "$@" --cflags --libs tessera) -Wl,-rpath,"$libdir"
   run_embed "$scratch/embed"

@@ -4,7 +4,8 @@
 install_from "$build"
 by_cmake
 by_pkg_config
-for file in include/tessera/tessera.h include/tessera/tessera_backend.h \
+for file in include/tessera/tessera.h include/tessera/tessera_serving.h \
+  include/tessera/tessera_backend.h include/tessera/tessera_tables.h \
   include/tessera/tessera_job_words.h include/tessera/tessera_key_walk.h \
   include/tessera/tessera_cuda.h include/tessera/tessera_hip.h include/tessera/tessera_opencl.h \
   include/tessera/tessera_vulkan.h bin/tessera; do

@@ -64,11 +64,17 @@ typedef struct variant {
     int odd; /* no part of the memory is aligned to more than its elements */
 } variant;
 
-static const variant variants[] = {{"cuda/portable", "f32", 1},  {"cuda/portable", "f32", 0},
-                                   {"cuda/portable", "bf16", 1}, {"cuda/portable", "f16", 0},
-                                   {"cuda/sm90", "bf16", 0},     {"cuda/sm90", "bf16", 1},
-                                   {"cuda/sm90", "f16", 1},      {"cuda/sm80", "bf16", 0},
-                                   {"cuda/sm80", "f16", 1},      {NULL, "bf16", 0}};
+static const variant variants[] = {{"cuda/portable", "f32", 1},
+                                   {"cuda/portable", "f32", 0},
+                                   {"cuda/portable", "bf16", 1},
+                                   {"cuda/portable", "f16", 0},
+                                   {"cuda/sm90", "bf16", 0},
+                                   {"cuda/sm90", "bf16", 1},
+                                   {"cuda/sm90", "f16", 1},
+                                   {"cuda/sm80", "bf16", 0},
+                                   {"cuda/sm80", "f16", 1},
+                                   {"cuda/decode", "bf16", 0},
+                                   {NULL, "bf16", 0}};
 
 /* What such an application holds. */
 typedef struct app {
@@ -325,6 +331,154 @@ static void test_graph(void **state) {
     job_end(&j);
 }
 
+/* ------------------------------------------------------------------ steps */
+
+enum { STEP_BATCH = 2, STEP_ROWS = 9, STEP_KEYS = 400, STEP_DIM = 64, STEP_HEADS = 4, STEP_KV = 2 };
+
+/* A captured step of one layer, and what it reads and writes: lengths, rows, the cache, O. */
+typedef struct generation {
+    tess_layout *layout;
+    tess_plan *plan;
+    tess_plan_info info;
+    tess_prepare_desc prepare;
+    tess_append_desc append;
+    tess_run_desc run;
+    tess_tensor pools[2];
+    uint64_t o_bytes;
+    int32_t lengths[2 * STEP_BATCH + 1]; /* cu_rows, kv_lens */
+    tess_buffer lengths_at;
+} generation;
+
+/* Room for a tensor of the plan, full of numbers. */
+static tess_tensor step_tensor(const app *a, const generation *g, tess_role role, uint64_t *bytes) {
+    const tess_buffer none = {0};
+    tess_tensor t;
+    uint64_t size, seed = 5 + (uint64_t)role;
+    assert_ok(tess_plan_tensor(g->plan, role, none, &t, &size));
+    uint16_t *x = malloc(size);
+    assert_non_null(x);
+    for (uint64_t n = 0; n < size / 2; n++)
+        x[n] = (uint16_t)(test_random(&seed) & 0xb3ff); /* of small size in every type */
+    t.buffer = test_upload(a->t.device, x, size);
+    free(x);
+    if (bytes) *bytes = size;
+    return t;
+}
+
+/* False: the kernel has no steps, or not in these elements. */
+static int generation_begin(const app *a, generation *g) {
+    const tess_pattern pattern = test_s2_pattern(16, 2, 3);
+    const tess_layout_desc ld = test_layout_desc(&pattern, STEP_HEADS, STEP_KV, STEP_KEYS);
+    const tess_plan_desc pd = {.struct_size = sizeof pd,
+                               .flags = TESS_PLAN_DEVICE_LENGTHS | TESS_PLAN_APPEND,
+                               .dtype = a->t.p.dtype,
+                               .head_dim = STEP_DIM,
+                               .batch = STEP_BATCH,
+                               .q_len = STEP_ROWS - 1,
+                               .kv_len = STEP_KEYS,
+                               .max_rows = STEP_ROWS,
+                               .kernel = a->v->kernel};
+    memset(g, 0, sizeof *g);
+    g->info.struct_size = sizeof g->info;
+    assert_ok(tess_layout_create(a->t.runtime, &ld, &g->layout));
+    const tess_status status = tess_plan_create(a->t.device, g->layout, &pd, &g->plan);
+    if (status == TESS_ERROR_UNSUPPORTED) {
+        tess_layout_release(g->layout);
+        return 0;
+    }
+    assert_ok(status);
+    assert_ok(tess_plan_query(g->plan, &g->info));
+    const tess_stream stream = {.kind = TESS_STREAM_SUBMIT,
+                                .handle = (uint64_t)(uintptr_t)a->stream};
+    g->lengths_at = test_upload(a->t.device, g->lengths, sizeof g->lengths);
+    g->prepare = (tess_prepare_desc){.struct_size = sizeof g->prepare,
+                                     .batch = STEP_BATCH,
+                                     .cu_rows = g->lengths_at,
+                                     .kv_lens = g->lengths_at,
+                                     .step = test_upload(a->t.device, NULL, g->info.step_bytes),
+                                     .stream = stream};
+    g->prepare.kv_lens.offset += (STEP_BATCH + 1) * sizeof(int32_t);
+    g->pools[0] = step_tensor(a, g, TESS_ROLE_K, NULL);
+    g->pools[1] = step_tensor(a, g, TESS_ROLE_V, NULL);
+    g->append = (tess_append_desc){.struct_size = sizeof g->append,
+                                   .k = step_tensor(a, g, TESS_ROLE_NEW_K, NULL),
+                                   .v = step_tensor(a, g, TESS_ROLE_NEW_V, NULL),
+                                   .k_pools = &g->pools[0],
+                                   .v_pools = &g->pools[1],
+                                   .step = g->prepare.step,
+                                   .stream = stream};
+    g->run = (tess_run_desc){.struct_size = sizeof g->run,
+                             .q = step_tensor(a, g, TESS_ROLE_Q, NULL),
+                             .k = g->pools[0],
+                             .v = g->pools[1],
+                             .o = step_tensor(a, g, TESS_ROLE_O, &g->o_bytes),
+                             .step = g->prepare.step,
+                             .stream = stream};
+    if (g->info.workspace_bytes)
+        g->run.workspace = test_upload(a->t.device, NULL, g->info.workspace_bytes);
+    return 1;
+}
+
+static void generation_end(const app *a, generation *g) {
+    tess_buffer *const all[] = {&g->lengths_at,      &g->prepare.step,    &g->pools[0].buffer,
+                                &g->pools[1].buffer, &g->append.k.buffer, &g->append.v.buffer,
+                                &g->run.q.buffer,    &g->run.o.buffer,    &g->run.workspace};
+    for (size_t n = 0; n < sizeof all / sizeof *all; n++) assert_ok(tess_free(a->t.device, all[n]));
+    tess_plan_release(g->plan);
+    tess_layout_release(g->layout);
+}
+
+static void enqueue_step(const generation *g) {
+    assert_ok(tess_prepare(g->plan, &g->prepare));
+    assert_ok(tess_append(g->plan, &g->append));
+    assert_ok(tess_run(g->plan, &g->run));
+}
+
+/* One graph, captured before any step has run, serves every length: sequences grow, one ends and
+ * another takes its place, and a chunk comes now and then. Each launch gives what the same calls
+ * give without a graph. */
+static void test_generation(void **state) {
+    app *a = *state;
+    void *graph = NULL, *ready = NULL;
+    generation g;
+    NEEDS_KERNEL(a);
+    if (!generation_begin(a, &g)) skip();
+    unsigned char *got = malloc(g.o_bytes), *wanted = malloc(g.o_bytes);
+    assert_true(got && wanted);
+    CU(cu.capture_begin(a->stream, CAPTURE_GLOBAL));
+    enqueue_step(&g);
+    CU(cu.capture_end(a->stream, &graph));
+    CU(cu.graph_instantiate(&ready, graph, 0));
+    for (int32_t n = 1; n <= 60; n++) {
+        const int32_t rows[STEP_BATCH] = {n % 13 == 0 ? 0 : 1, n % 7 == 3 ? STEP_ROWS - 1 : 1};
+        int32_t *kv_lens = g.lengths + STEP_BATCH + 1;
+        for (int b = 0; b < STEP_BATCH; b++) {
+            g.lengths[b + 1] = g.lengths[b] + rows[b];
+            kv_lens[b] += (b ? 11 : 1) * rows[b];
+            if (kv_lens[b] > STEP_KEYS) kv_lens[b] = rows[b];
+        }
+        assert_ok(tess_copy(a->t.device, g.lengths_at,
+                            tess_host_buffer(g.lengths, sizeof g.lengths), sizeof g.lengths));
+        for (int by_graph = 0; by_graph < 2; by_graph++) {
+            memset(got, 0xff, g.o_bytes);
+            assert_ok(tess_copy(a->t.device, g.run.o.buffer, tess_host_buffer(got, g.o_bytes),
+                                g.o_bytes));
+            if (by_graph)
+                CU(cu.graph_launch(ready, a->stream));
+            else
+                enqueue_step(&g);
+            CU(cu.stream_wait(a->stream));
+            test_download(a->t.device, g.run.o.buffer, by_graph ? got : wanted, g.o_bytes);
+        }
+        assert_memory_equal(got, wanted, g.o_bytes);
+    }
+    CU(cu.graph_exec_destroy(ready));
+    CU(cu.graph_destroy(graph));
+    free(got);
+    free(wanted);
+    generation_end(a, &g);
+}
+
 /* A thread without a context can run a plan, and has no context afterwards. */
 static void test_no_context(void **state) {
     app *a = *state;
@@ -494,7 +648,7 @@ int main(void) {
                 TEST(test_graph),       TEST(test_stream),       TEST(test_own_stream),
                 TEST(test_null_stream), TEST(test_ranges),       TEST(test_times),
                 TEST(test_no_context),  TEST(test_bad_natives),  TEST(test_beside_other_devices),
-                TEST(test_bad_runs),    TEST(test_other_device),
+                TEST(test_bad_runs),    TEST(test_other_device), TEST(test_generation),
             };
             failed += cmocka_run_group_tests_name(name, tests, NULL, NULL);
         }

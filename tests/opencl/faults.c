@@ -15,6 +15,7 @@
 #include "common/life.h"
 #include "common/merging.h"
 #include "common/serve.h"
+#include "common/serving_again.h"
 #include "common/testlib.h"
 #include "instance.h"
 #include "loader.h"
@@ -29,7 +30,7 @@ enum {
 };
 
 static loader_control *control;
-static char cache[512];
+static char cache_folder[512];
 static const char line[] =
     "pattern=s2 block=16 local=2 stride=3 heads=2 q_len=40 kv_len=90 head_dim=24 kv_split=3";
 
@@ -285,17 +286,29 @@ static void test_same_plan_again(void **state) {
     nothing_lives(&heap, 0);
 }
 
+static void test_server_again(void **state) {
+    (void)state;
+    const again a = {.inject = again_fail, .failures = failures, .failed = failed};
+    test_heap heap;
+    test_heap_init(&heap, 0, 0);
+    memset(control, 0, sizeof *control);
+    again_code = OUT_OF_RESOURCES;
+    server_again(&heap, "opencl:0", &a, TESS_ERROR_OUT_OF_MEMORY);
+    nothing_lives(&heap, 0);
+}
+
 static int setup(void **state) {
     (void)state;
     const char *folder = getenv("TMPDIR");
-    snprintf(cache, sizeof cache, "%s/tessera-faults-XXXXXX", folder ? folder : "/tmp");
-    return mkdtemp(cache) ? setenv("TESSERA_CACHE_DIR", cache, 1) : -1;
+    snprintf(cache_folder, sizeof cache_folder, "%s/tessera-faults-XXXXXX",
+             folder ? folder : "/tmp");
+    return mkdtemp(cache_folder) ? setenv("TESSERA_CACHE_DIR", cache_folder, 1) : -1;
 }
 
 static int teardown(void **state) {
-    char command[sizeof cache + 16];
+    char command[sizeof cache_folder + 16];
     (void)state;
-    snprintf(command, sizeof command, "rm -rf '%s'", cache);
+    snprintf(command, sizeof command, "rm -rf '%s'", cache_folder);
     return system(command);
 }
 
@@ -325,6 +338,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_wait_ends),
         cmocka_unit_test(test_same_plan_again),
+        cmocka_unit_test(test_server_again),
         LIFE_TEST("no memory, once", test_calls_fail, OUT_OF_RESOURCES, 0),
         LIFE_TEST("no memory from then on", test_calls_fail, OUT_OF_RESOURCES, 1),
         LIFE_TEST("device gone", test_calls_fail, NOT_AVAILABLE, 1),

@@ -25,12 +25,9 @@ typedef struct scene {
 
 static tess_status make_plan(const scene *s, uint32_t flags, int64_t batch, int64_t kv_len,
                              tess_plan **plan) {
-    tess_plan_desc d = {.struct_size = sizeof d,
-                        .flags = flags,
-                        .head_dim = DIM,
-                        .batch = batch,
-                        .q_len = ROWS,
-                        .kv_len = kv_len};
+    tess_plan_desc d = {.struct_size = sizeof d, .flags = flags, .head_dim = DIM, .q_len = ROWS};
+    d.batch = batch;
+    d.kv_len = kv_len;
     return tess_plan_create(s->device, s->layout, &d, plan);
 }
 
@@ -140,6 +137,22 @@ static void test_plans(void **state) {
     assert_ok(make_plan(s, 0, BATCH, KEYS, &plan));
     assert_error(tess_append(plan, &s->d), TESS_ERROR_INVALID, "tess_append", "plan");
     tess_plan_release(plan);
+    /* Parts of the keys are no cache that grows. */
+    const int64_t first[BATCH] = {0};
+    tess_plan_desc parts = {.struct_size = sizeof parts,
+                            .flags = TESS_PLAN_APPEND | TESS_PLAN_COMPACT,
+                            .head_dim = DIM,
+                            .batch = BATCH,
+                            .q_len = ROWS,
+                            .kv_len = KEYS,
+                            .kv_first = first};
+    assert_error(tess_plan_create(s->device, s->layout, &parts, &plan), TESS_ERROR_UNSUPPORTED,
+                 "tess_plan_create", "kv_first");
+    parts.flags = TESS_PLAN_APPEND;
+    assert_ok(tess_plan_create(s->device, s->layout, &parts, &plan));
+    assert_error(tess_append(plan, &s->d), TESS_ERROR_UNSUPPORTED, "tess_append", "plan");
+    assert_memory_equal(memory, before, sizeof memory);
+    tess_plan_release(plan);
     /* Nothing to append: memory may be missing, but not the descriptor. */
     for (int n = 0; n < 2; n++) {
         const tess_append_desc none = {
@@ -149,6 +162,26 @@ static void test_plans(void **state) {
         assert_error(tess_append(plan, NULL), TESS_ERROR_INVALID, "tess_append", "desc");
         tess_plan_release(plan);
     }
+    /* The same of a cache in pages, whose table has no row. */
+    const tess_plan_desc paged = {.struct_size = sizeof paged,
+                                  .flags = TESS_PLAN_APPEND | TESS_PLAN_COMPACT,
+                                  .head_dim = DIM,
+                                  .q_len = ROWS,
+                                  .kv_len = KEYS,
+                                  .page = 16};
+    tess_append_desc append = {
+        .struct_size = sizeof append, .k_pools = s->pools, .v_pools = s->pools, .pages = 1};
+    tess_run_desc run = {.struct_size = sizeof run, .pages = 1};
+    assert_ok(tess_plan_create(s->device, s->layout, &paged, &plan));
+    assert_ok(tess_append(plan, &append));
+    assert_ok(tess_run(plan, &run));
+    append.pages = run.pages = 0;
+    assert_ok(tess_append(plan, &append));
+    assert_ok(tess_run(plan, &run));
+    append.flags = run.flags = 1;
+    assert_error(tess_append(plan, &append), TESS_ERROR_INVALID, "tess_append", "flags");
+    assert_error(tess_run(plan, &run), TESS_ERROR_INVALID, "tess_run", "flags");
+    tess_plan_release(plan);
 }
 
 #undef INVALID

@@ -15,11 +15,17 @@ static int64_t slot_of(const cache *c, int64_t head, int64_t block) {
     return slot;
 }
 
-int cache_holds(const cache *c, int64_t head, int64_t block, int64_t tokens) {
+/* Whether block `block` of a kv head still has its place in a sequence of that length. */
+static int is_last(const cache *c, int64_t head, int64_t block, int64_t tokens) {
     const int64_t last = (tokens - 1) / c->shape->pattern.block, slot = slot_of(c, head, block);
     for (int64_t later = block + 1; later <= last && c->shape->compact; later++)
         if (slot_of(c, head, later) == slot) return 0;
     return 1;
+}
+
+static int64_t place_of(const cache *c, int64_t head, int64_t token) {
+    const int64_t block = c->shape->pattern.block;
+    return slot_of(c, head, token / block) * block + token % block;
 }
 
 /* Tokens of a pool that a sequence of that length takes. */
@@ -73,7 +79,7 @@ static void create_pool(cache *c, uint32_t storage) {
     cache_pool *p = &c->pools[storage];
     const cache_shape *s = c->shape;
     if (s->compact) {
-        int32_t ids[16];
+        int32_t ids[CACHE_HEADS];
         tess_storage_info info = {.struct_size = sizeof info};
         assert_ok(tess_layout_storage(c->layout, storage, &info, ids));
         p->heads = info.n_kv_heads;
@@ -87,9 +93,10 @@ static void create_pool(cache *c, uint32_t storage) {
     p->bytes = 2 * GUARD + (uint64_t)s->shift * c->item +
                (uint64_t)(p->units * p->tokens * p->heads * s->head_dim) * c->item;
     p->host = malloc(p->bytes);
-    p->past = calloc(p->bytes, 1);
-    if (!p->host || !p->past) fail_msg("out of memory");
+    p->ever = calloc(p->bytes, 1);
+    if (!p->host || !p->ever) fail_msg("out of memory");
     memset(p->host, UNTOUCHED, p->bytes);
+    memset(p->holds, 0xff, sizeof p->holds);
     p->k = p->v = tensor_of(c, p);
     p->k.buffer = test_upload(c->device, p->host, p->bytes);
     p->v.buffer = test_upload(c->device, p->host, p->bytes);
@@ -116,6 +123,9 @@ void cache_create(cache *c, tess_device *device, const cache_shape *shape) {
     c->device = device;
     c->item = shape->dtype == TESS_F32 ? 4 : 2;
     c->random = 7;
+    tess_device_info about = {.struct_size = sizeof about};
+    assert_ok(tess_device_query(device, &about));
+    c->software = about.kind == TESS_DEVICE_SOFTWARE;
     tess_runtime *runtime = test_runtime(0);
     tess_layout_desc d =
         test_layout_desc(&shape->pattern, shape->heads, shape->kv_heads, shape->max_tokens);
@@ -138,7 +148,7 @@ void cache_release(cache *c) {
         assert_ok(tess_free(c->device, &c->pools[s].k.buffer));
         assert_ok(tess_free(c->device, &c->pools[s].v.buffer));
         free(c->pools[s].host);
-        free(c->pools[s].past);
+        free(c->pools[s].ever);
     }
     assert_ok(tess_free(c->device, &c->step));
     assert_ok(tess_free(c->device, &c->cu_rows));
@@ -150,12 +160,11 @@ void cache_release(cache *c) {
 
 /* ------------------------------------------------------------------ appending */
 
-uint32_t cache_mark(const cache *c, int v, int64_t sequence, int64_t token, int64_t head,
-                    int64_t element) {
-    while (token < c->forked[sequence]) sequence = c->origin[sequence];
-    sequence += CACHE_BATCH * c->lives[sequence];
-    uint64_t x =
-        (uint64_t)(((sequence * 4099 + token) * 67 + head) * 257 + element) * 2 + (uint64_t)v + 1;
+/* The element that test data has at a token of a sequence; `v`: of V, else of K. */
+static uint32_t mark_of(const cache *c, int v, int64_t sequence, int64_t token, int64_t head,
+                        int64_t element) {
+    uint64_t x = (uint64_t)(((int64_t)c->name[sequence][token] * 67 + head) * 257 + element) * 2 +
+                 (uint64_t)v + 1;
     x *= 0x9e3779b97f4a7c15u;
     /* never a byte of what was there before, and a number in every type */
     return (uint32_t)(x >> 33) & (c->item == 4 ? 0x3f7f7f7fu : 0x3f7fu);
@@ -187,10 +196,23 @@ static unsigned char *keys_from(const cache *c, int v, const int64_t *firsts, co
         for (int64_t r = 0; r < chunks[b]; r++)
             for (int64_t n = 0; n < row; n++)
                 put(c, all + (uint64_t)(at + r * row + n) * c->item,
-                    cache_mark(c, v, b, firsts[b] + r, n / s->head_dim, n % s->head_dim));
+                    mark_of(c, v, b, firsts[b] + r, n / s->head_dim, n % s->head_dim));
         at += (s->packed ? chunks[b] : longest) * row;
     }
     return all;
+}
+
+static int32_t take_page(cache *c, uint32_t s) {
+    const int pick = (int)test_between(&c->random, 0, c->n_free[s] - 1);
+    const int32_t page = c->free_pages[s][pick];
+    c->free_pages[s][pick] = c->free_pages[s][--c->n_free[s]];
+    c->users[s][page] = 1;
+    return page;
+}
+
+static void give_page(cache *c, uint32_t s, int32_t page) {
+    if (page >= 0 && page < CACHE_PAGES && --c->users[s][page] == 0)
+        c->free_pages[s][c->n_free[s]++] = page;
 }
 
 static void take_pages(cache *c) {
@@ -199,47 +221,107 @@ static void take_pages(cache *c) {
             const int64_t places = places_for(c, s, c->lens[b]), page = c->shape->page;
             for (int64_t n = 0; n * page < places; n++) {
                 static const int32_t none[CACHE_STORAGES] = {INT32_MAX, -1, CACHE_PAGES, INT32_MIN};
-                if (c->table[s][b][n] != -1) continue;
-                if (c->shape->hostile && b == 1 && n == 1) {
-                    c->table[s][b][n] = none[s];
-                    continue;
-                }
-                const int pick = (int)test_between(&c->random, 0, c->n_free[s] - 1);
-                c->table[s][b][n] = c->free_pages[s][pick];
-                c->free_pages[s][pick] = c->free_pages[s][--c->n_free[s]];
+                if (c->table[s][b][n] == -1)
+                    c->table[s][b][n] =
+                        c->shape->hostile && b == 1 && n == 1 ? none[s] : take_page(c, s);
             }
         }
-    assert_ok(tess_copy(c->device, c->block_table, tess_host_buffer(c->table, sizeof c->table),
-                        sizeof c->table));
+}
+
+static void copy_pages(const cache *c, uint32_t s, int32_t (*pairs)[2], int64_t count) {
+    const cache_pool *p = &c->pools[s];
+    const tess_tensor pools[2] = {p->k, p->v};
+    const uint64_t bytes = (uint64_t)p->k.stride_batch * c->item,
+                   first = GUARD + (uint64_t)c->shape->shift * c->item;
+    tess_buffer list = test_upload(c->device, pairs, (uint64_t)count * sizeof *pairs);
+    const tess_copy_desc d = {.struct_size = sizeof d,
+                              .dtype = c->shape->dtype,
+                              .n_pools = 2,
+                              .n_heads = (int32_t)p->heads,
+                              .head_dim = c->shape->head_dim,
+                              .page = c->shape->page,
+                              .pages = CACHE_PAGES,
+                              .n_pairs = count,
+                              .pools = pools,
+                              .pairs = list};
+    assert_ok(tess_copy_pages(c->device, &d));
+    assert_ok(tess_wait(c->device, UINT64_MAX));
+    assert_ok(tess_free(c->device, &list));
+    for (int64_t n = 0; n < count; n++)
+        memcpy(p->ever + first + (uint64_t)pairs[n][1] * bytes,
+               p->ever + first + (uint64_t)pairs[n][0] * bytes, bytes);
+}
+
+/* Gives every sequence pages of its own where it is going to write. */
+static void own_pages(cache *c, uint32_t s, const int64_t *firsts) {
+    int32_t pairs[CACHE_PAGES][2];
+    int64_t count = 0;
+    for (int b = 0; b < CACHE_BATCH; b++)
+        for (int64_t n = 0; n < c->pools[s].heads; n++)
+            for (int64_t t = firsts[b]; t < c->lens[b]; t++) {
+                int32_t *entry =
+                    &c->table[s][b][place_of(c, c->pools[s].head_ids[n], t) / c->shape->page];
+                if (*entry < 0 || *entry >= CACHE_PAGES || c->users[s][*entry] == 1) continue;
+                pairs[count][0] = *entry;
+                give_page(c, s, *entry);
+                pairs[count++][1] = *entry = take_page(c, s);
+            }
+    if (count > 0) copy_pages(c, s, pairs, count);
+}
+
+static void upload_table(const cache *c) {
+    if (c->shape->page)
+        assert_ok(tess_copy(c->device, c->block_table, tess_host_buffer(c->table, sizeof c->table),
+                            sizeof c->table));
 }
 
 void cache_fork(cache *c, int from, int to) {
-    c->lens[to] = c->forked[to] = c->lens[from];
-    c->origin[to] = from;
-    take_pages(c);
+    c->lens[to] = c->lens[from];
+    memcpy(c->name[to], c->name[from], sizeof c->name[to]);
     for (uint32_t s = 0; s < c->n_storage; s++) {
-        const tess_tensor pools[2] = {c->pools[s].k, c->pools[s].v};
-        int32_t pairs[CACHE_COLUMNS][2];
-        int64_t count = 0;
-        for (; c->table[s][from][count] >= 0; count++) {
-            pairs[count][0] = c->table[s][from][count];
-            pairs[count][1] = c->table[s][to][count];
+        cache_pool *p = &c->pools[s];
+        for (int n = 0; n < CACHE_HEADS; n++)
+            memcpy(p->holds[n][to], p->holds[n][from], sizeof p->holds[n][to]);
+        for (int n = 0; n < CACHE_COLUMNS && c->table[s][from][n] >= 0; n++) {
+            c->table[s][to][n] = c->table[s][from][n];
+            c->users[s][c->table[s][to][n]]++;
         }
-        tess_buffer list = test_upload(c->device, pairs, (uint64_t)count * sizeof *pairs);
-        const tess_copy_desc d = {.struct_size = sizeof d,
-                                  .dtype = c->shape->dtype,
-                                  .n_pools = 2,
-                                  .n_heads = (int32_t)c->pools[s].heads,
-                                  .head_dim = c->shape->head_dim,
-                                  .page = c->shape->page,
-                                  .pages = CACHE_PAGES,
-                                  .n_pairs = count,
-                                  .pools = pools,
-                                  .pairs = list};
-        assert_ok(tess_copy_pages(c->device, &d));
-        assert_ok(tess_wait(c->device, UINT64_MAX));
-        assert_ok(tess_free(c->device, &list));
     }
+    upload_table(c);
+}
+
+void cache_fall(cache *c, int sequence, int64_t tokens) {
+    c->lens[sequence] = tokens;
+    for (uint32_t s = 0; s < c->n_storage; s++) {
+        for (int n = 0; n < CACHE_HEADS; n++)
+            for (int place = 0; place < CACHE_TOKENS; place++) {
+                int16_t *token = &c->pools[s].holds[n][sequence][place];
+                if (*token >= tokens) *token = -1;
+            }
+        const int64_t places = places_for(c, s, tokens);
+        for (int64_t n = 0; n < CACHE_COLUMNS && c->shape->page; n++)
+            if (n * c->shape->page >= places && c->table[s][sequence][n] != -1) {
+                give_page(c, s, c->table[s][sequence][n]);
+                c->table[s][sequence][n] = -1;
+            }
+    }
+    upload_table(c);
+}
+
+/* Where the new keys of a pool head go, and what is overwritten there. */
+static void note_keys(const cache *c, uint32_t storage, int64_t n, const int64_t *firsts) {
+    cache_pool *p = (cache_pool *)&c->pools[storage];
+    const int64_t head = p->head_ids[n], block = c->shape->pattern.block;
+    for (int b = 0; b < CACHE_BATCH; b++)
+        for (int64_t t = 0; t < c->lens[b]; t++) {
+            const int64_t place = place_of(c, head, t),
+                          at = index_of(c, storage, &p->k, b, place, n);
+            if (t >= firsts[b] && !c->wrong[b] && is_last(c, head, t / block, c->lens[b]))
+                p->holds[n][b][place] = (int16_t)t;
+            if (at >= 0 && p->holds[n][b][place] == t)
+                memset(p->ever + GUARD + (uint64_t)(c->shape->shift + at) * c->item, 1,
+                       (size_t)c->shape->head_dim * c->item);
+        }
 }
 
 /* `cached`: of the cache, else of K and V without one, on `kernel`. */
@@ -301,6 +383,7 @@ static void relocate(cache *c, const int64_t *chunks) {
             from += (uint64_t)c->lens[b] * row;
             at += (uint64_t)(c->lens[b] + chunks[b]) * row;
         }
+        memset(p->ever, 0, p->bytes); /* note_keys notes all keys */
         assert_ok(tess_copy(c->device, whole, tess_host_buffer(to, p->bytes), p->bytes));
         free(to);
     }
@@ -345,15 +428,18 @@ void cache_append(cache *c, const int64_t chunks[CACHE_BATCH]) {
     tess_tensor k_pools[CACHE_STORAGES], v_pools[CACHE_STORAGES];
     tess_append_desc d = {.struct_size = sizeof d, .k_pools = k_pools, .v_pools = v_pools};
     tess_tensor *const news[2] = {&d.k, &d.v};
-    int64_t longest = 0;
-    for (int b = 0; b < CACHE_BATCH; b++)
+    int64_t longest = 0, firsts[CACHE_BATCH];
+    for (int b = 0; b < CACHE_BATCH; b++) {
         if (chunks[b] > longest) longest = chunks[b];
+        firsts[b] = c->lens[b];
+        for (int64_t n = 0; n < chunks[b]; n++) c->name[b][firsts[b] + n] = ++c->names;
+    }
     const tess_buffer none = {0};
     relocate(c, chunks);
     for (int v = 0; v < 2; v++) {
         uint64_t bytes;
         unsigned char *rows =
-            keys_from(c, v, c->lens, chunks, longest, c->shape->steps ? MOST_ROWS : 0, &bytes);
+            keys_from(c, v, firsts, chunks, longest, c->shape->steps ? MOST_ROWS : 0, &bytes);
         news[v]->buffer = longest || c->shape->steps ? test_upload(c->device, rows, bytes) : none;
         news[v]->buffer.offset = (uint64_t)c->shape->shift * c->item;
         free(rows);
@@ -361,6 +447,8 @@ void cache_append(cache *c, const int64_t chunks[CACHE_BATCH]) {
     for (int b = 0; b < CACHE_BATCH; b++) c->lens[b] += chunks[b];
     if (c->shape->page) {
         take_pages(c);
+        for (uint32_t s = 0; s < c->n_storage; s++) own_pages(c, s, firsts);
+        upload_table(c);
         d.block_table = c->block_table;
         d.table_stride = CACHE_COLUMNS;
         d.pages = CACHE_PAGES;
@@ -376,6 +464,7 @@ void cache_append(cache *c, const int64_t chunks[CACHE_BATCH]) {
     for (uint32_t s = 0; s < c->n_storage; s++) {
         k_pools[s] = c->pools[s].k;
         v_pools[s] = c->pools[s].v;
+        for (int64_t n = 0; n < c->pools[s].heads; n++) note_keys(c, s, n, firsts);
     }
     assert_ok(tess_append(plan, &d));
     assert_ok(tess_wait(c->device, UINT64_MAX));
@@ -390,24 +479,21 @@ void cache_append(cache *c, const int64_t chunks[CACHE_BATCH]) {
 
 /* ------------------------------------------------------------------ checking */
 
-/* Compares the keys of one kv head with what they were, and marks in `free` the bytes that may
- * hold anything: those of places that a key has or had. */
-static void check_head(const cache *c, const char *what, uint32_t storage, int v, int64_t n,
-                       unsigned char *may_differ) {
+/* Compares the keys of one kv head with what they were. */
+static void check_head(const cache *c, const char *what, uint32_t storage, int v, int64_t n) {
     const cache_shape *s = c->shape;
     const cache_pool *p = &c->pools[storage];
-    const int64_t head = p->head_ids[n], block = s->pattern.block;
+    const int64_t head = p->head_ids[n];
     for (int64_t b = 0; b < CACHE_BATCH; b++)
-        for (int64_t t = 0; t < c->lens[b]; t++) {
-            const int64_t place = slot_of(c, head, t / block) * block + t % block,
-                          at = index_of(c, storage, &p->k, b, place, n);
+        for (int64_t place = 0; place < CACHE_TOKENS; place++) {
+            const int64_t t = p->holds[n][b][place];
+            if (t < 0) continue;
+            const int64_t at = index_of(c, storage, &p->k, b, place, n);
             const uint64_t byte = GUARD + (uint64_t)(s->shift + at) * c->item;
             if (at < 0) continue;
-            memset(may_differ + byte, 1, (size_t)s->head_dim * c->item);
-            if (!cache_holds(c, head, t / block, c->lens[b])) continue;
             for (int64_t e = 0; e < s->head_dim; e++) {
                 unsigned char wanted[4];
-                put(c, wanted, cache_mark(c, v, b, t, head, e));
+                put(c, wanted, mark_of(c, v, b, t, head, e));
                 if (memcmp(wanted, p->host + byte + (uint64_t)e * c->item, c->item) != 0)
                     fail_msg("%s, %s: %s of sequence %d, token %d, kv head %d, element %d is wrong",
                              s->name, what, v ? "V" : "K", (int)b, (int)t, (int)head, (int)e);
@@ -420,40 +506,14 @@ void cache_check(cache *c, const char *what) {
         for (int v = 0; v < 2; v++) {
             cache_pool *p = &c->pools[s];
             tess_buffer whole = v ? p->v.buffer : p->k.buffer;
-            unsigned char *may_differ = malloc(p->bytes);
-            if (!may_differ) fail_msg("out of memory");
-            memcpy(may_differ, p->past, p->bytes);
             whole.offset = 0;
             test_download(c->device, whole, p->host, p->bytes);
-            for (int64_t n = 0; n < p->heads; n++) check_head(c, what, s, v, n, may_differ);
+            for (int64_t n = 0; n < p->heads; n++) check_head(c, what, s, v, n);
             for (uint64_t n = 0; n < p->bytes; n++)
-                if (!may_differ[n] && p->host[n] != UNTOUCHED)
+                if (!p->ever[n] && p->host[n] != UNTOUCHED)
                     fail_msg("%s, %s: byte %d of a pool that no key goes to was written",
                              c->shape->name, what, (int)n);
-            free(may_differ);
         }
-}
-
-void cache_end(cache *c, int sequence) {
-    for (uint32_t s = 0; s < c->n_storage; s++) {
-        cache_pool *p = &c->pools[s];
-        const int64_t block = c->shape->pattern.block;
-        for (int64_t n = 0; n < p->heads; n++)
-            for (int64_t t = 0; t < c->lens[sequence]; t++) {
-                const int64_t place = slot_of(c, p->head_ids[n], t / block) * block + t % block,
-                              at = index_of(c, s, &p->k, sequence, place, n);
-                if (at >= 0)
-                    memset(p->past + GUARD + (uint64_t)(c->shape->shift + at) * c->item, 1,
-                           (size_t)c->shape->head_dim * c->item);
-            }
-        for (int n = 0; n < CACHE_COLUMNS; n++) {
-            int32_t *id = &c->table[s][sequence][n];
-            if (*id >= 0 && *id < CACHE_PAGES) c->free_pages[s][c->n_free[s]++] = *id;
-            *id = -1;
-        }
-    }
-    c->lens[sequence] = 0;
-    c->lives[sequence]++;
 }
 
 /* ------------------------------------------------------------------ attention */
@@ -461,12 +521,11 @@ void cache_end(cache *c, int sequence) {
 static void keep_head(const cache *c, uint32_t storage, const cache_pool *p, int64_t n,
                       unsigned char *keep) {
     const cache_shape *s = c->shape;
-    const int64_t head = p->head_ids[n], block = s->pattern.block;
     for (int64_t b = 0; b < CACHE_BATCH; b++)
-        for (int64_t t = 0; t < c->lens[b]; t++) {
-            if (!cache_holds(c, head, t / block, c->lens[b])) continue;
-            const int64_t place = slot_of(c, head, t / block) * block + t % block,
-                          at = index_of(c, storage, &p->k, b, place, n);
+        for (int64_t place = 0; place < CACHE_TOKENS; place++) {
+            if (p->holds[n][b][place] < 0) continue;
+            const int64_t at = index_of(c, storage, &p->k, b, place, n);
+            if (at < 0) continue;
             memset(keep + GUARD + (uint64_t)(s->shift + at) * c->item, 1,
                    (size_t)s->head_dim * c->item);
         }
@@ -582,10 +641,12 @@ int serving_main(int argc, char **argv, const serving_test *all, int n_tests) {
     if (absent != 0) return absent;
     size_t count = 0;
     for (int t = 0; t < targets.count; t++)
-        for (int n = 0; n < n_tests && count < MOST; n++, count++) {
+        for (int n = 0; n < n_tests && count < MOST; n++) {
+            if (argc > 2 && strcmp(argv[2], all[n].name) != 0) continue;
             snprintf(titles[count], sizeof titles[0], "%s [%s]", all[n].name, targets.items[t].id);
             tests[count] =
                 (struct CMUnitTest){titles[count], all[n].test, NULL, NULL, &targets.items[t]};
+            count++;
         }
     const int failed = _cmocka_run_group_tests("serving", tests, count, NULL, NULL);
     test_targets_close(&targets);

@@ -7,7 +7,10 @@
 
 #include "common/testlib.h"
 
-enum { CACHE_BATCH = 3, CACHE_STORAGES = 4, CACHE_PAGES = 64, CACHE_COLUMNS = 16 };
+/* Most sequences, storage groups and kv heads; then tokens and pages of a sequence, and pages of a
+ * pool. */
+enum { CACHE_BATCH = 3, CACHE_STORAGES = 4, CACHE_HEADS = 16 };
+enum { CACHE_TOKENS = 128, CACHE_COLUMNS = 16, CACHE_PAGES = 64 };
 
 typedef struct cache_shape {
     const char *name;
@@ -26,29 +29,31 @@ typedef struct cache_shape {
 
 typedef struct cache_pool {
     tess_tensor k, v;
-    int64_t heads, head_ids[16]; /* of the storage group */
-    int64_t units, tokens;       /* pages, or sequences */
-    uint64_t bytes;              /* of each buffer, guards included */
-    unsigned char *host;         /* as many */
-    unsigned char *past;         /* as many: where sequences that have ended had keys */
+    int64_t heads, head_ids[CACHE_HEADS]; /* of the storage group */
+    int64_t units, tokens;                /* pages, or sequences */
+    uint64_t bytes;                       /* of each buffer, guards included */
+    unsigned char *host, *ever;           /* as many: an image, and whether a key ever went there */
+    /* of each pool head and sequence: the token that each place holds; -1: none */
+    int16_t holds[CACHE_HEADS][CACHE_BATCH][CACHE_TOKENS];
 } cache_pool;
 
 typedef struct cache {
     const cache_shape *shape;
     tess_device *device;
+    int software; /* the device is a GPU that is emulated */
     tess_layout *layout;
     uint32_t n_storage, item;
     cache_pool pools[CACHE_STORAGES];
     int64_t lens[CACHE_BATCH]; /* tokens so far */
-    /* of these, tokens that are another sequence's, and whose */
-    int64_t forked[CACHE_BATCH], origin[CACHE_BATCH];
+    /* what makes the keys of a token differ from those of others; a fork's are its origin's */
+    uint32_t name[CACHE_BATCH][CACHE_TOKENS], names;
     int32_t table[CACHE_STORAGES][CACHE_BATCH][CACHE_COLUMNS];
     int32_t free_pages[CACHE_STORAGES][CACHE_PAGES];
     int n_free[CACHE_STORAGES];
+    int users[CACHE_STORAGES][CACHE_PAGES]; /* sequences that have the page */
     tess_buffer block_table;
     uint64_t random;
-    int64_t lives[CACHE_BATCH]; /* sequences that have ended in each place */
-    tess_plan *plan;            /* of steps */
+    tess_plan *plan; /* of steps */
     tess_buffer step, cu_rows, kv_lens;
     /* Given to the device instead of a sequence's length, unless 0: it appends nothing then. */
     int32_t wrong[CACHE_BATCH];
@@ -57,36 +62,30 @@ typedef struct cache {
 void cache_create(cache *c, tess_device *device, const cache_shape *shape);
 void cache_release(cache *c);
 
-/* The element that test data has at a token of a sequence; `v`: of V, else of K. */
-uint32_t cache_mark(const cache *c, int v, int64_t sequence, int64_t token, int64_t head,
-                    int64_t element);
-
-/* Appends `chunks` tokens to the sequences, with a plan of its own or by a step. */
+/* Appends `chunks` tokens to the sequences, with a plan of its own or by a step. Pages that a
+ * sequence shares are copied before it writes to them. */
 void cache_append(cache *c, const int64_t chunks[CACHE_BATCH]);
 
-/* Makes an empty sequence a copy of another one, in pages of its own. */
+/* Makes an empty sequence a copy of another one, which shares all of its pages. */
 void cache_fork(cache *c, int from, int to);
 
-/* The sequence ends: it has no tokens and no pages any more. Another one may take its place. */
-void cache_end(cache *c, int sequence);
+/* Takes back all tokens of a sequence behind the first `tokens`, and pages that only they take. */
+void cache_fall(cache *c, int sequence, int64_t tokens);
 
-/* Whether block `block` of a kv head still has its place in a sequence of that length. */
-int cache_holds(const cache *c, int64_t head, int64_t block, int64_t tokens);
-
-/* Fails the test unless every key that has a place is there, bit for bit, and every byte that no
- * key could go to is as it was. */
+/* Fails the test unless every key that was not overwritten is there, bit for bit, and every byte
+ * that no key ever went to is as it was. */
 void cache_check(cache *c, const char *what);
 
-/* Fills every place of the pools that no key has with NaN: what was dropped, the ends of pages,
- * pages that belong to nobody. */
+/* Fills every place of the pools that holds no key with NaN: what was dropped or taken back, the
+ * ends of pages, pages that belong to nobody. */
 void cache_poison(cache *c);
 
 /* Runs attention of `rows` last rows of each sequence over the cache, and over K and V without one,
  * and fails the test unless all bits are equal. */
 void cache_attend(cache *c, const int64_t rows[CACHE_BATCH], const char *what);
 
-/* Runs tests on every device, or on those of the backend that the arguments name. Their state is a
- * test_target. */
+/* Runs tests on every device, or on those of the backend that the arguments name; a second argument
+ * names the only test. Their state is a test_target. */
 typedef struct serving_test {
     const char *name;
     CMUnitTestFunction test;

@@ -7,9 +7,13 @@
 #include <string.h>
 
 #include "common/merging.h"
+#include "common/stepping.h"
 #include "common/testlib.h"
 
 enum { THREADS = 8, ROUNDS = 12, HEADS = 4, KV_HEADS = 2, D = 32, Q = 70, KV = 200 };
+/* Of a cache that all threads share: tokens of a page, and pages of a sequence, with one to copy.
+ */
+enum { PAGE = 16, SEQUENCE_PAGES = 14, PAGE_COUNT = PAGE * KV_HEADS * D };
 enum { Q_COUNT = Q * HEADS * D, KV_COUNT = KV * KV_HEADS * D, LSE_COUNT = Q * HEADS };
 
 typedef struct shared {
@@ -20,6 +24,9 @@ typedef struct shared {
     tess_plan_info info;
     float q[Q_COUNT], k[KV_COUNT], v[KV_COUNT];
     float o[Q_COUNT], lse[LSE_COUNT]; /* what everybody must get */
+    tess_plan *prefill, *chunk;       /* of caches: all keys but the last Q, and these */
+    tess_plan_info chunk_info;
+    float pools[2][THREADS * SEQUENCE_PAGES * PAGE_COUNT];
     pthread_barrier_t start;
 } shared;
 
@@ -83,6 +90,37 @@ static void *aligned(uint64_t bytes) { return aligned_alloc(4096, (bytes / 4096 
 
 static int same(const void *a, const void *b, size_t bytes) { return memcmp(a, b, bytes) == 0; }
 
+/* A plan of caches that appends the last `rows` of `keys` keys. */
+static tess_plan *cache_plan(const tess_layout *layout, int64_t rows, int64_t keys) {
+    tess_plan_desc desc = plan_desc();
+    tess_plan *plan = NULL;
+    desc.flags = TESS_PLAN_COMPACT | TESS_PLAN_APPEND;
+    desc.page = PAGE;
+    desc.q_len = rows;
+    desc.kv_len = keys;
+    desc.max_in_flight = THREADS;
+    desc.kernel = all->info.kernel;
+    assert_ok(tess_plan_create(all->device, layout, &desc, &plan));
+    return plan;
+}
+
+static void setup_cache(void) {
+    tess_layout_desc desc = layout_desc(&s2);
+    tess_layout *layout = NULL;
+    int64_t pages;
+    desc.max_chunk = Q;
+    assert_ok(tess_layout_create(all->runtime, &desc, &layout));
+    assert_ok(tess_layout_pages(layout, 0, KV, PAGE, &pages));
+    assert_in_range(pages, 1, SEQUENCE_PAGES - 1);
+    all->prefill = cache_plan(layout, KV - Q, KV - Q);
+    all->chunk = cache_plan(layout, Q, KV);
+    all->chunk_info.struct_size = sizeof all->chunk_info;
+    assert_ok(tess_plan_query(all->chunk, &all->chunk_info));
+    assert_int_equal(all->chunk_info.n_storage, 1);
+    assert_true(all->chunk_info.workspace_bytes <= all->info.workspace_bytes);
+    tess_layout_release(layout);
+}
+
 static int setup(void **state) {
     (void)state;
     uint64_t seed = 3;
@@ -103,12 +141,15 @@ static int setup(void **state) {
     void *work = aligned(all->info.workspace_bytes);
     assert_ok(run_with(all->plan, all, all->o, all->lse, work, all->info.workspace_bytes));
     free(work);
+    setup_cache();
     assert_int_equal(pthread_barrier_init(&all->start, NULL, THREADS), 0);
     return 0;
 }
 
 static int teardown(void **state) {
     (void)state;
+    tess_plan_release(all->prefill);
+    tess_plan_release(all->chunk);
     pthread_barrier_destroy(&all->start);
     tess_plan_release(all->plan);
     tess_layout_release(all->layout);
@@ -230,6 +271,72 @@ static void *ask_everything(void *argument) {
     return NULL;
 }
 
+/* Appends keys from `first` on, which both K and V of the test have. */
+static tess_status append_with(const tess_plan *plan, shared *s, int first, const int32_t *table,
+                               const tess_tensor *pools) {
+    tess_append_desc d = {.struct_size = sizeof d, .k_pools = &pools[0], .v_pools = &pools[1]};
+    const float *const rows[2] = {s->k + first * KV_HEADS * D, s->v + first * KV_HEADS * D};
+    tess_plan_tensor(plan, TESS_ROLE_NEW_K, tess_host_buffer(rows[0], 0), &d.k, NULL);
+    tess_plan_tensor(plan, TESS_ROLE_NEW_V, tess_host_buffer(rows[1], 0), &d.v, NULL);
+    d.block_table = tess_host_buffer(table, SEQUENCE_PAGES * sizeof *table);
+    d.table_stride = SEQUENCE_PAGES;
+    d.pages = THREADS * SEQUENCE_PAGES;
+    return tess_append(plan, &d);
+}
+
+/* Each thread has a sequence in the pool of all, whose pages lie among those of the others. */
+static void *share_a_pool(void *argument) {
+    worker *w = argument;
+    shared *s = w->s;
+    int32_t table[SEQUENCE_PAGES], pair[2];
+    tess_tensor pools[2];
+    stepping steps;
+    memset(&steps, 0, sizeof steps);
+    for (int n = 0; n < SEQUENCE_PAGES; n++) table[n] = n * THREADS + w->number;
+    pair[0] = table[0];
+    pair[1] = table[SEQUENCE_PAGES - 1]; /* which no key goes to */
+    for (int v = 0; v < 2; v++)
+        WANT(tess_plan_pool(s->chunk, v ? TESS_ROLE_V : TESS_ROLE_K, 0, THREADS * SEQUENCE_PAGES,
+                            tess_host_buffer(s->pools[v], sizeof s->pools[v]), &pools[v],
+                            NULL) == TESS_OK);
+    const tess_copy_desc copy = {.struct_size = sizeof copy,
+                                 .n_pools = 2,
+                                 .n_heads = KV_HEADS,
+                                 .head_dim = D,
+                                 .page = PAGE,
+                                 .pages = THREADS * SEQUENCE_PAGES,
+                                 .n_pairs = 1,
+                                 .pools = pools,
+                                 .pairs = tess_host_buffer(pair, sizeof pair)};
+    pthread_barrier_wait(&s->start);
+    WANT(stepping_create(s->runtime, s->device, &steps) == TESS_OK);
+    for (int round = 0; round < ROUNDS; round++) {
+        tess_run_desc run = {.struct_size = sizeof run, .k = pools[0], .v = pools[1]};
+        int right = 0;
+        memset(w->o, 0xff, sizeof s->o);
+        memset(w->lse, 0xff, sizeof s->lse);
+        WANT(append_with(s->prefill, s, 0, table, pools) == TESS_OK);
+        WANT(append_with(s->chunk, s, KV - Q, table, pools) == TESS_OK);
+        tess_plan_tensor(s->chunk, TESS_ROLE_Q, tess_host_buffer(s->q, sizeof s->q), &run.q, NULL);
+        tess_plan_tensor(s->chunk, TESS_ROLE_O, tess_host_buffer(w->o, sizeof s->o), &run.o, NULL);
+        tess_plan_tensor(s->chunk, TESS_ROLE_LSE, tess_host_buffer(w->lse, sizeof s->lse), &run.lse,
+                         NULL);
+        run.workspace = tess_host_buffer(w->work, s->info.workspace_bytes);
+        run.block_table = tess_host_buffer(table, sizeof table);
+        run.table_stride = SEQUENCE_PAGES;
+        run.pages = THREADS * SEQUENCE_PAGES;
+        WANT(tess_run(s->chunk, &run) == TESS_OK);
+        WANT(same(w->o, s->o, sizeof s->o) && same(w->lse, s->lse, sizeof s->lse));
+        WANT(tess_copy_pages(s->device, &copy) == TESS_OK);
+        for (int v = 0; v < 2; v++)
+            WANT(same(s->pools[v] + pair[0] * PAGE_COUNT, s->pools[v] + pair[1] * PAGE_COUNT,
+                      PAGE_COUNT * sizeof(float)));
+        WANT(stepping_run(s->device, &steps, &right) == TESS_OK && right);
+    }
+    WANT(stepping_release(s->device, &steps) == TESS_OK);
+    return NULL;
+}
+
 /* Each thread fails in its own way and must see its own message, whatever the others do. */
 static void *fail_in_own_way(void *argument) {
     worker *w = argument;
@@ -247,10 +354,11 @@ static void *fail_in_own_way(void *argument) {
 
 /* All of it at once. */
 static void *mixture(void *argument) {
-    switch (((worker *)argument)->number % 4) {
+    switch (((worker *)argument)->number % 5) {
     case 0: return run_shared_plan(argument);
     case 1: return make_everything(argument);
     case 2: return ask_everything(argument);
+    case 3: return share_a_pool(argument);
     default: return fail_in_own_way(argument);
     }
 }
@@ -281,6 +389,7 @@ static void *own_runtime(void *argument) {
 TEST(run_shared_plan)
 TEST(make_everything)
 TEST(ask_everything)
+TEST(share_a_pool)
 TEST(fail_in_own_way)
 TEST(mixture)
 TEST(own_runtime)
@@ -288,8 +397,9 @@ TEST(own_runtime)
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_run_shared_plan), cmocka_unit_test(test_make_everything),
-        cmocka_unit_test(test_ask_everything),  cmocka_unit_test(test_fail_in_own_way),
-        cmocka_unit_test(test_mixture),         cmocka_unit_test(test_own_runtime),
+        cmocka_unit_test(test_ask_everything),  cmocka_unit_test(test_share_a_pool),
+        cmocka_unit_test(test_fail_in_own_way), cmocka_unit_test(test_mixture),
+        cmocka_unit_test(test_own_runtime),
     };
     return cmocka_run_group_tests_name("threads", tests, setup, teardown);
 }

@@ -34,14 +34,6 @@ typedef struct instance {
         fail_msg(__VA_ARGS__);                                                                 \
     } while (0)
 
-/* Exact sizes, so that the sanitizers see anything written or read past a table. */
-static void *exact(uint64_t count, size_t size) {
-    void *memory = malloc(count ? (size_t)count * size : 1);
-    assert_non_null(memory);
-    memset(memory, 0xa5, count ? (size_t)count * size : 1);
-    return memory;
-}
-
 /* Rows anywhere and keys from any block on. */
 static void instance_positions(instance *c, uint64_t *seed, uint32_t s) {
     tess_sequence *q = &c->sequences[s];

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 
 #include "common.h"
+#include "common/child.h"
 #include "status.h"
 
 static void assert_device_id(const tess_device *device, const char *id) {
@@ -646,14 +647,6 @@ static void test_thousand_cycles_are_flat(void **state) {
 }
 
 /* ------------------------------------------------------------------ fork and threads */
-
-#define CHILD(condition)                                                       \
-    do {                                                                       \
-        if (!(condition)) {                                                    \
-            fprintf(stderr, "child: %s: %s\n", #condition, tess_last_error()); \
-            _exit(1);                                                          \
-        }                                                                      \
-    } while (0)
 
 static atomic_bool stop;
 

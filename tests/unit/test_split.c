@@ -5,26 +5,10 @@
  */
 #include <math.h>
 
+#include "fixtures/h200.h"
 #include "fixtures/planner.h"
 
-#include "split.h"
-
-enum { UNITS = 132, ROWS = 128, BLOCK = 64, MOST_SEQUENCES = 2 * UNITS + 1 };
-
-/* About the costs that the kernel for Hopper gives for an H200 at head_dim 128 in 16 bits. */
-static const tess_split_model h200 = {
-    .costs = {.workers = UNITS,
-              .step_keys = 128,
-              .step_ns = 1450,
-              .job_ns = 1600,
-              .merge_ns = 6000,
-              .part_ns = 150,
-              .partial_bandwidth = 1300000,
-              .bandwidth = 4300000},
-    .block = BLOCK,
-    .block_bytes = 2 * BLOCK * 128 * 2,
-    .row_bytes = 130 * 4,
-};
+enum { ROWS = 128, MOST_SEQUENCES = 2 * UNITS + 1 };
 
 /* ------------------------------------------------------------------ the second reckoning */
 

@@ -4,6 +4,7 @@
  * a step against every step that fits its limits, hostile lengths, and the rule that chooses parts
  * against a simulation.
  */
+#include "fixtures/h200.h"
 #include "fixtures/planner.h"
 
 #include "prepare.h"
@@ -29,7 +30,8 @@ typedef struct instance {
     tess_step_plan *words;
     /* a step and its lengths, of exactly the bytes that it may have */
     uint32_t batch, *step;
-    int32_t *cu_rows, *kv_lens;
+    int32_t *cu_rows, *kv_lens, *q_first;
+    bool given_first;
 } instance;
 
 #define FAIL(c, ...)                                                                               \
@@ -39,13 +41,6 @@ typedef struct instance {
                       (c)->invariant);                                                             \
         fail_msg(__VA_ARGS__);                                                                     \
     } while (0)
-
-static void *exact(uint64_t count, size_t size) {
-    void *memory = malloc(count ? (size_t)count * size : 1);
-    assert_non_null(memory);
-    memset(memory, 0xa5, count ? (size_t)count * size : 1);
-    return memory;
-}
 
 /* Costs by which splitting pays soon. */
 static tess_split_model cheap_model(uint32_t block, uint32_t workers) {
@@ -97,6 +92,7 @@ static void instance_plan(instance *c, uint32_t tile_rows, uint32_t pack_rows, b
     c->step = exact(words.copy_to + words.copy_words, 4);
     c->cu_rows = exact(words.batch + 1, 4);
     c->kv_lens = exact(words.batch, 4);
+    c->q_first = exact(words.batch, 4);
 }
 
 static void instance_free(instance *c) {
@@ -108,6 +104,7 @@ static void instance_free(instance *c) {
     free(c->step);
     free(c->cu_rows);
     free(c->kv_lens);
+    free(c->q_first);
 }
 
 static void instance_random(instance *c, uint64_t *seed) {
@@ -146,6 +143,7 @@ static void instance_random(instance *c, uint64_t *seed) {
 static void random_lengths(instance *c, uint64_t *seed) {
     int64_t left = c->limits.rows;
     c->batch = (uint32_t)test_between(seed, 0, c->limits.batch);
+    c->given_first = test_between(seed, 0, 2) == 0;
     c->cu_rows[0] = 0;
     for (uint32_t s = 0; s < c->batch; s++) {
         int64_t q_len = test_between(seed, 0, smaller(left, c->limits.q_len));
@@ -154,12 +152,14 @@ static void random_lengths(instance *c, uint64_t *seed) {
         c->cu_rows[s + 1] = c->cu_rows[s] + (int32_t)q_len;
         c->kv_lens[s] = (int32_t)test_between(
             seed, test_between(seed, 0, 3) ? c->limits.kv_len / 2 : 0, c->limits.kv_len);
+        c->q_first[s] = (int32_t)test_between(seed, 0, c->limits.kv_len);
     }
 }
 
 static const tess_step_head *prepare(instance *c) {
     c->args.items = c->batch;
-    tess_prepare_on_host(&c->args, c->tables, c->cu_rows, c->kv_lens, c->step);
+    c->args.flags = c->given_first ? TESS_ARGS_FIRST : 0;
+    tess_prepare_on_host(&c->args, c->tables, c->cu_rows, c->kv_lens, c->q_first, c->step);
     return (const tess_step_head *)c->step;
 }
 
@@ -215,6 +215,7 @@ static item *sorted_items(instance *c, const tess_job *jobs, uint64_t n_jobs,
         }
     for (uint64_t n = 0; n < n_jobs; n++) {
         items[n] = (item){.job = jobs[n], .parts = 1};
+        if (jobs[n].left_count == 0) items[n].job.left_offset = 0; /* of no meaning */
         if (jobs[n].partial == TESS_NO_PARTIAL) continue;
         if (jobs[n].partial >= n_partials || of_merge[jobs[n].partial] == UINT64_MAX)
             FAIL(c, "job %d writes partial %u", (int)n, jobs[n].partial);
@@ -238,12 +239,13 @@ static void check_against_planner(instance *c, const tess_step_head *head) {
     const tess_sequence *own = (const tess_sequence *)(c->step + c->words->sequences_at);
     memset(sequences, 0, sizeof sequences);
     for (uint32_t s = 0; s < c->batch; s++) {
-        sequences[s] =
-            (tess_sequence){.q_start = c->cu_rows[s],
-                            .q_len = c->cu_rows[s + 1] - c->cu_rows[s],
-                            .kv_len = c->kv_lens[s],
-                            .q_first = c->kv_lens[s] - (c->cu_rows[s + 1] - c->cu_rows[s]),
-                            .kv_batch = s};
+        sequences[s] = (tess_sequence){
+            .q_start = c->cu_rows[s],
+            .q_len = c->cu_rows[s + 1] - c->cu_rows[s],
+            .kv_len = c->kv_lens[s],
+            .q_first = c->given_first ? c->q_first[s]
+                                      : c->kv_lens[s] - (c->cu_rows[s + 1] - c->cu_rows[s]),
+            .kv_batch = s};
         assert_memory_equal(&sequences[s], &own[s], sizeof *own);
     }
     tess_jobs *jobs = &c->jobs;
@@ -401,6 +403,7 @@ static void test_hostile_lengths(void **state) {
         instance c;
         instance_random(&c, &seed);
         c.batch = (uint32_t)test_between(&seed, 0, c.limits.batch);
+        c.given_first = test_between(&seed, 0, 3) == 0;
         bool legal = true;
         for (uint32_t s = 0; s <= c.batch; s++) {
             c.cu_rows[s] = hostile(&seed, c.limits.rows);
@@ -412,6 +415,9 @@ static void test_hostile_lengths(void **state) {
         for (uint32_t s = 0; s < c.batch; s++) {
             c.kv_lens[s] = hostile(&seed, c.limits.kv_len);
             if (c.kv_lens[s] < 0 || c.kv_lens[s] > c.limits.kv_len) legal = false;
+            c.q_first[s] = hostile(&seed, c.limits.kv_len);
+            if (c.given_first && (c.q_first[s] < 0 || c.q_first[s] > c.limits.kv_len))
+                legal = false;
         }
         const tess_step_head *head = prepare(&c);
         const tess_sequence *own = (const tess_sequence *)(c.step + c.words->sequences_at);
@@ -469,6 +475,7 @@ static double check_rule(instance *c) {
     prepare(c);
     jobs = gather_jobs(c, head, false);
     uint64_t ticks = makespan(c, jobs, head->n_jobs), most_parts = 0, read = 0;
+    free(jobs);
     for (uint32_t s = 0; s < c->batch; s++)
         read += (uint64_t)ceil_div(c->kv_lens[s], w->block) * w->n_kv_heads * w->block_ticks;
     for (uint32_t m = 0; m < head->n_merges; m++)
@@ -487,8 +494,6 @@ static double check_rule(instance *c) {
     return (double)ticks / (double)whole;
 }
 
-enum { UNITS = 132, BLOCK = 64 };
-
 /* Decoding with about what an H200 takes, for one query head. */
 static void rule_instance(instance *c, int64_t batch, int64_t kv_len) {
     const tess_pattern p = {.struct_size = sizeof p, .kind = TESS_PATTERN_DENSE, .block = BLOCK};
@@ -496,17 +501,7 @@ static void rule_instance(instance *c, int64_t batch, int64_t kv_len) {
     c->layout = make_layout(runtime, &p, 1, 1, kv_len);
     c->limits = (tess_step_limits){batch, 1, kv_len, batch};
     c->partial_bytes = 24 << 20;
-    c->model = (tess_split_model){.costs = {.workers = UNITS,
-                                            .step_keys = 128,
-                                            .step_ns = 1450,
-                                            .job_ns = 1600,
-                                            .merge_ns = 6000,
-                                            .part_ns = 150,
-                                            .partial_bandwidth = 1300000,
-                                            .bandwidth = 4300000},
-                                  .block = BLOCK,
-                                  .block_bytes = 2 * BLOCK * 128 * 2,
-                                  .row_bytes = 130 * 4};
+    c->model = h200;
     instance_plan(c, 16, 16, true);
     assert_int_equal(1, c->words->chooses);
     c->batch = (uint32_t)batch;

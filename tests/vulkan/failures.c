@@ -13,6 +13,7 @@
 
 #include "common/again.h"
 #include "common/merging.h"
+#include "common/serving_again.h"
 #include "common/testlib.h"
 #include "reference.h"
 #include "shim.h"
@@ -285,6 +286,16 @@ static void test_same_plan_again(void **state) {
     }
 }
 
+static void test_server_again(void **state) {
+    (void)state;
+    const again a = {.inject = again_fail, .failures = again_failures, .failed = again_failed};
+    test_heap_init(&heap, 0, 0);
+    shim.reset(0, 0, 0);
+    again_code = OUT_OF_DEVICE_MEMORY;
+    server_again(&heap, "vulkan", &a, TESS_ERROR_OUT_OF_MEMORY);
+    check_left(0);
+}
+
 /* Memory is taken, written, read and given back, up to the first failure. */
 static tess_status use_memory(tess_device *device) {
     const char sent[] = "there and back";
@@ -468,6 +479,7 @@ int main(int argc, char **argv) {
     if (!have_device()) return require && strstr(require, "vulkan") ? 1 : 77;
     if (argc > 1 && strcmp(argv[1], "--again") == 0) {
         const struct CMUnitTest again_tests[] = {cmocka_unit_test(test_same_plan_again),
+                                                 cmocka_unit_test(test_server_again),
                                                  cmocka_unit_test(test_memory_again)};
         return cmocka_run_group_tests(again_tests, NULL, NULL);
     }

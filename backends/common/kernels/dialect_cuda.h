@@ -22,6 +22,7 @@ typedef long long tess_offset;
 #define TESS_UNROLL          _Pragma("unroll")
 #define TESS_NO_UNROLL       _Pragma("unroll 1")
 #define TESS_UNROLL_4        _Pragma("unroll 4")
+#define TESS_MERGE_AHEAD     16u
 #define TESS_SHARED(t, n, c) __shared__ t n[c];
 /* What a function is handed behind its other arguments to read the tables. */
 #define TESS_TABLES           , const uint *__restrict__ tables, const tess_args &args

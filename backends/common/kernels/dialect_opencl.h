@@ -3,53 +3,28 @@
 #ifndef TESS_DIALECT_OPENCL_H
 #define TESS_DIALECT_OPENCL_H
 
-#include "args.h"
-#include "words.h"
+#include "words_opencl.h"
 
 #pragma OPENCL FP_CONTRACT ON
 
-#if defined(__x86_64__) || defined(__i386__) || defined(__aarch64__) || defined(__riscv)
-#define TESS_ON_CPU
-#endif
-
 typedef float4 vec4;
-typedef long tess_offset;
 
-#define TESS_FUNCTION static inline
-#define TESS_STRUCT(name)     \
-    typedef struct name name; \
-    struct name
-/* What a function is handed behind its other arguments to read the tables. */
-#define TESS_TABLES           , const __global uint *tables, const tess_args args
-#define TESS_TABLES_OF_KERNEL , tables, args
-/* The same to read the block table too. */
+/* What a function is handed behind its other arguments to read the tables and the block table. */
 #define TESS_PAGES           , const __global int *block_table TESS_TABLES
 #define TESS_PAGES_OF_KERNEL , block_table TESS_TABLES_OF_KERNEL
 #define TESS_PAGE_ID(at)     (block_table[at])
 /* Of conditions, without branches. */
-#define TESS_AND(a, b)       ((a) & (b))
-#define TESS_OR(a, b)        ((a) | (b))
-#define TESS_OFFSET(x)       ((tess_offset)(x))
-#define TESS_INT(x)          ((int)(x))
-#define TESS_UINT(x)         ((uint)(x))
-#define TESS_FLOAT(x)        ((float)(x))
-#define VEC4(a, b, c, d)     ((float4)((a), (b), (c), (d)))
-#define TESS_UNROLL          _Pragma("unroll")
-#define TESS_NO_UNROLL       _Pragma("unroll 1")
-#define TESS_UNROLL_4        _Pragma("unroll 4")
-#define TESS_THREAD          ((uint)get_local_id(0))
-#define TESS_GROUP           ((uint)(get_group_id(0) + get_group_id(1) * get_num_groups(0)))
-#define TESS_BARRIER         barrier(CLK_LOCAL_MEM_FENCE)
-#define TESS_SHARED(t, n, c) __local t n[c];
-#define TESS_WORD(at)        (tables[at])
-#define TESS_WORD64(at)      ((long)((ulong)tables[at] | (ulong)tables[(at) + 1u] << 32))
-#define TESS_HEAD_DIM        (args.head_dim)
-#define TESS_FLAGS           (args.flags)
-#define TESS_MINUS_INFINITY  (-INFINITY)
+#define TESS_AND(a, b)      ((a) & (b))
+#define TESS_OR(a, b)       ((a) | (b))
+#define VEC4(a, b, c, d)    ((float4)((a), (b), (c), (d)))
+#define TESS_UNROLL         _Pragma("unroll")
+#define TESS_NO_UNROLL      _Pragma("unroll 1")
+#define TESS_UNROLL_4       _Pragma("unroll 4")
+#define TESS_GROUP          ((uint)(get_group_id(0) + get_group_id(1) * get_num_groups(0)))
+#define TESS_HEAD_DIM       (args.head_dim)
+#define TESS_FLAGS          (args.flags)
+#define TESS_MINUS_INFINITY (-INFINITY)
 
-TESS_FUNCTION float tess_from_bits(uint bits) { return as_float(bits); }
-TESS_FUNCTION uint tess_to_bits(float x) { return as_uint(x); }
-TESS_FUNCTION uint tess_min(uint a, uint b) { return min(a, b); }
 TESS_FUNCTION float tess_max(float a, float b) { return a > b ? a : b; }
 TESS_FUNCTION vec4 tess_max4(vec4 a, vec4 b) { return max(a, b); }
 TESS_FUNCTION float tess_max_of(vec4 a) { return max(max(a.x, a.y), max(a.z, a.w)); }
@@ -144,15 +119,6 @@ TESS_FUNCTION ushort tess_narrow(float x) { return tess_narrow4((float4)(x)).x; 
 #else
 #define TESS_LEAVE_UNLESS(present) \
     if (!(present)) return
-#endif
-#ifdef TESS_ON_CPU
-/* Enter a loop with barriers even where it has nothing to do. PoCL takes barriers in a loop that
- * may run no iteration for conditional ones, and the code it clones for those can meet a table of
- * uniform values which outlives the values' addresses: with PoCL 5.0 (LLVM 16), all work-items then
- * used the last one's index into shared memory. */
-#define TESS_LOOP_ENTERS(first) (first)
-#else
-#define TESS_LOOP_ENTERS(first) false
 #endif
 #define TESS_FORWARD_KERNEL                                                               \
     __kernel __attribute__((reqd_work_group_size(TESS_THREADS, 1, 1))) void tess_forward( \

@@ -216,7 +216,7 @@ TESS_FUNCTION vec4 tess_decode(uint word, uint flags, float scale) {
 
 /* ------------------------------------------------------------------ the mask */
 
-/* The score, or TESS_LOWEST if the row does not keep the key: tess_kept() of tessera_backend.h. */
+/* The score, or TESS_LOWEST if the row does not keep the key: tess_kept() of tessera_tables.h. */
 TESS_FUNCTION float tess_masked(float score, tess_key key, tess_row row, int sinks, int i_first) {
     const bool near = TESS_OR(key.position < sinks, TESS_AND(key.position >= row.window_low,
                                                              key.position <= row.window_high)),

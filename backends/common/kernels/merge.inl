@@ -15,7 +15,13 @@
 #include "items.h"
 
 /* Groups of 4 elements of a thread: TESS_MERGE_ROWS * 256 / 4 / TESS_MERGE_THREADS. */
-#define TESS_MERGE_GROUPS 4u
+#define TESS_MERGE_GROUPS 2u
+
+/* Parts whose elements a thread asks for before it adds the first of them: a merge is as fast as
+ * its reads follow each other. A divisor of TESS_MERGE_PARTS. */
+#ifndef TESS_MERGE_AHEAD
+#define TESS_MERGE_AHEAD 4u
+#endif
 
 /* Shared memory: m of parts, and later of rows; weights of parts. */
 #define TESS_MERGE_SHARED                                           \
@@ -80,9 +86,14 @@ TESS_MERGE_KERNEL {
                own_row = first_row + line;
     const bool weighs = own_row < used;
     float row_max = TESS_LOWEST;
+    float part_max_0 = TESS_LOWEST, part_sum_0 = 0.0f; /* of the first part of this thread */
     TESS_DEPENDENCIES_WAIT; /* nothing before this reads what another kernel writes */
-    if (weighs) {
-        for (uint n = lane; n < parts; n += TESS_MERGE_PARTS)
+    if (weighs && lane < parts) {
+        const tess_offset at = TESS_OFFSET(lane) * step + TESS_OFFSET(own_row);
+        part_max_0 = TESS_LOAD_PARTIAL(first_max + at);
+        part_sum_0 = TESS_LOAD_PARTIAL(first_sum + at);
+        row_max = tess_max(row_max, part_max_0);
+        for (uint n = lane + TESS_MERGE_PARTS; n < parts; n += TESS_MERGE_PARTS)
             row_max = tess_max(row_max, TESS_LOAD_PARTIAL(first_max + TESS_OFFSET(n) * step +
                                                           TESS_OFFSET(own_row)));
     }
@@ -103,12 +114,14 @@ TESS_MERGE_KERNEL {
          first += TESS_MERGE_PARTS) {
         float weight = 0.0f;
         if (weighs && first + lane < parts) {
-            const tess_offset at = TESS_OFFSET(first + lane) * step + TESS_OFFSET(own_row);
-            const float part_sum = TESS_LOAD_PARTIAL(first_sum + at);
+            float max_ = part_max_0, sum = part_sum_0;
+            if (first != 0u) {
+                const tess_offset at = TESS_OFFSET(first + lane) * step + TESS_OFFSET(own_row);
+                max_ = TESS_LOAD_PARTIAL(first_max + at);
+                sum = TESS_LOAD_PARTIAL(first_sum + at);
+            }
             /* Where the sum is 0, the difference may be infinite. */
-            if (part_sum != 0.0f)
-                weight = part_sum *
-                         tess_exp2((TESS_LOAD_PARTIAL(first_max + at) - row_max) * scale_log2);
+            if (sum != 0.0f) weight = sum * tess_exp2((max_ - row_max) * scale_log2);
         }
         part_weight[thread] = weight;
         TESS_BARRIER;
@@ -118,10 +131,19 @@ TESS_MERGE_KERNEL {
             if (r < TESS_MERGE_ROWS && first_row + r < used) {
                 const tess_offset from =
                     first_o + TESS_OFFSET(first) * step + TESS_OFFSET(first_row * head_dim + e);
-                TESS_UNROLL_4 for (uint n = 0u; n < count; n++) {
-                    const float w = part_weight[r * TESS_MERGE_PARTS + n];
-                    o[g] += TESS_LOAD4_PARTIAL(from + TESS_OFFSET(n) * step) * w;
-                    row_sum[g] += w;
+                for (uint n = 0u; n < count; n += TESS_MERGE_AHEAD) {
+                    vec4 x[TESS_MERGE_AHEAD];
+                    TESS_UNROLL for (uint i = 0u; i < TESS_MERGE_AHEAD; i++) {
+                        x[i] = VEC4(0.0f, 0.0f, 0.0f, 0.0f);
+                        if (n + i < count)
+                            x[i] = TESS_LOAD4_PARTIAL(from + TESS_OFFSET(n + i) * step);
+                    }
+                    /* the weights of parts past the last one are 0 */
+                    TESS_UNROLL for (uint i = 0u; i < TESS_MERGE_AHEAD; i++) {
+                        const float w = part_weight[r * TESS_MERGE_PARTS + n + i];
+                        o[g] += x[i] * w;
+                        row_sum[g] += w;
+                    }
                 }
             }
         }

@@ -30,6 +30,7 @@
     TESS_SHARED(uint, unit_end, TESS_PREPARE_THREADS)  \
     TESS_SHARED(int, q_lens, TESS_PREPARE_THREADS)     \
     TESS_SHARED(int, kv_lens, TESS_PREPARE_THREADS)    \
+    TESS_SHARED(int, firsts, TESS_PREPARE_THREADS)     \
     TESS_SHARED(uint, part_end, TESS_PREPARE_THREADS)  \
     TESS_SHARED(uint, merge_end, TESS_PREPARE_THREADS) \
     TESS_SHARED(uint, bin_count, TESS_STEP_BINS)       \
@@ -112,7 +113,7 @@ TESS_FUNCTION void tess_clear_item(bool merge TESS_TABLES TESS_STEP) {
 
 /* Sequences are addressed by their place in the batch. Those without rows are in the table too, and
  * no job names them. */
-TESS_FUNCTION void tess_write_sequence(uint n, uint row, int q_len, int kv_len,
+TESS_FUNCTION void tess_write_sequence(uint n, uint row, int q_len, int q_first, int kv_len,
                                        uint flags TESS_TABLES TESS_STEP) {
     const uint at = TESS_PLAN(SEQUENCES_AT) + n * TESS_SEQUENCE_WORDS;
     TESS_STORE_STEP(at + TESS_WORD_SEQUENCE_Q_START, row);
@@ -122,7 +123,7 @@ TESS_FUNCTION void tess_write_sequence(uint n, uint row, int q_len, int kv_len,
     TESS_STORE_STEP(at + TESS_WORD_SEQUENCE_BATCH, 0u);
     TESS_STORE_STEP(at + TESS_WORD_SEQUENCE_Q_LEN, TESS_UINT(q_len));
     TESS_STORE_STEP(at + TESS_WORD_SEQUENCE_KV_LEN, TESS_UINT(kv_len));
-    TESS_STORE_STEP(at + TESS_WORD_SEQUENCE_Q_FIRST, TESS_UINT(kv_len - q_len));
+    TESS_STORE_STEP(at + TESS_WORD_SEQUENCE_Q_FIRST, TESS_UINT(q_first));
     TESS_STORE_STEP(at + TESS_WORD_SEQUENCE_KV_BATCH, n);
     TESS_STORE_STEP(at + TESS_WORD_SEQUENCE_FLAGS, flags);
 }

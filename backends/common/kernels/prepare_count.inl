@@ -2,8 +2,9 @@
 /* In prepare.inl: counts the jobs of unit `u` of the sequences at hand. In phase LENGTHS no key is
  * split yet. */
 TESS_FIND(at, unit_end, u);
-const tess_unit unit = tess_find_unit(u - (at > 0u ? unit_end[at - 1u] : 0u), q_lens[at],
-                                      kv_lens[at], first_run, n_runs, length TESS_TABLES_OF_KERNEL);
+const tess_unit unit =
+    tess_find_unit(u - (at > 0u ? unit_end[at - 1u] : 0u), q_lens[at], firsts[at], kv_lens[at],
+                   first_run, n_runs, length TESS_TABLES_OF_KERNEL);
 const uint bin = tess_bin_of(unit.blocks), parts = unit.jobs * unit.parts;
 const bool of_own = unit.run >= own.first_run && unit.run < own.end_run;
 if (phase == TESS_PHASE_COUNT && unit.parts > 1u) {

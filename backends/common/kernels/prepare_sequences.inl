@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * In prepare.inl: reads the lengths of TESS_PREPARE_THREADS sequences from number `first` on, one
- * for each thread, into q_lens and kv_lens, and counts their units in unit_end. Whatever the
- * lengths are, rows of sequences do not overlap, and all stay within the plan's capacities: a bound
- * that falls counts as the largest one before it.
+ * for each thread, into q_lens, kv_lens and firsts, and counts their units in unit_end. Whatever
+ * the lengths are, rows of sequences do not overlap, and all stay within the plan's capacities: a
+ * bound that falls counts as the largest one before it.
  */
 const uint s = first + thread;
 const bool present = s < batch;
@@ -18,21 +18,26 @@ const uint row_first = tess_larger(rows_before, thread > 0u ? row_end[thread - 1
 const int q_len = present ? tess_clamp(TESS_INT(row_stop - row_first), 0, most_q) : 0;
 q_lens[thread] = q_len;
 kv_lens[thread] = kv_len;
-unit_end[thread] = n_runs * tess_cut_rows(q_len, kv_len TESS_TABLES_OF_KERNEL).tiles;
+const bool has_first = present && (args.flags & TESS_ARGS_FIRST) != 0u;
+const int raw_first = has_first ? TESS_Q_FIRST(s) : 0,
+          q_first = has_first ? tess_clamp(raw_first, 0, most_kv) : kv_len - q_len;
+firsts[thread] = q_first;
+unit_end[thread] = n_runs * tess_cut_rows(q_len, q_first TESS_TABLES_OF_KERNEL).tiles;
 if (present && phase == TESS_PHASE_LENGTHS && q_len > 0)
     shared_blocks =
         tess_sum(shared_blocks, tess_product(tess_quotient_up(TESS_UINT(kv_len), TESS_PLAN(BLOCK)),
                                              TESS_PLAN(KV_HEADS)));
 if (present && phase == TESS_PHASE_WRITE && group == 0u) {
     const int before = s == 0u ? TESS_CU_ROWS(0u) : 0;
-    const uint clamped = (raw_kv != kv_len ? 1u : 0u) +
+    const bool moved = has_first && raw_first != q_first;
+    const uint clamped = (raw_kv != kv_len ? 1u : 0u) + (moved ? 1u : 0u) +
                          (raw_end != TESS_INT(row_first) + q_len ? 1u : 0u) +
                          (before < 0 || before > rows ? 1u : 0u);
     if (clamped != 0u) TESS_ADD_SHARED(sums[TESS_SUM_CLAMPED], clamped);
     /* Rows of other numbers than were meant have no places to go to. */
     const bool right = raw_kv == kv_len && raw_end == TESS_INT(row_first) + q_len &&
-                       TESS_CU_ROWS(s) == TESS_INT(row_first);
-    tess_write_sequence(s, row_first, q_len, kv_len,
+                       TESS_CU_ROWS(s) == TESS_INT(row_first) && !moved;
+    tess_write_sequence(s, row_first, q_len, q_first, kv_len,
                         right ? 0u
                               : TESS_SEQUENCE_NO_APPEND TESS_TABLES_OF_KERNEL TESS_STEP_OF_KERNEL);
 }

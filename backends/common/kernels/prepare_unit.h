@@ -40,12 +40,13 @@ TESS_FUNCTION int tess_tile_number(int from_origin, int cell, int tile) {
     return n * ((cell - 1) / tile + 1) + (from_origin - n * cell) / tile;
 }
 
-TESS_FUNCTION tess_cut tess_cut_rows(int q_len, int kv_len TESS_TABLES) {
+/* Of q_len rows from position `first` on. */
+TESS_FUNCTION tess_cut tess_cut_rows(int q_len, int first TESS_TABLES) {
     tess_cut cut;
     const int cell = TESS_INT(TESS_PLAN(CELL)), tile = TESS_INT(TESS_PLAN(TILE));
     const uint rows = TESS_UINT(q_len < tile ? q_len : tile);
-    cut.begin = kv_len - q_len;
-    cut.end = kv_len;
+    cut.begin = first;
+    cut.end = first + q_len;
     cut.origin = TESS_PLAN(FROM_END) != 0u && cut.begin >= 0 ? cut.end % cell : 0;
     cut.first = tess_tile_number(cut.begin - cut.origin, cell, tile);
     cut.tiles = 0u;
@@ -58,24 +59,42 @@ TESS_FUNCTION tess_cut tess_cut_rows(int q_len, int kv_len TESS_TABLES) {
 
 /* ------------------------------------------------------------------ keys */
 
+/* How many blocks so many tokens begin. */
+TESS_FUNCTION int tess_blocks_of(int tokens, int block) {
+    return tokens / block + (tokens % block != 0 ? 1 : 0);
+}
+
 /* The key blocks of a job, as tess_job says. In causal order nothing is listed on the right. */
 TESS_STRUCT(tess_keys) {
     uint left_offset, left_count, right_offset;
     uint start, blocks, mask_head, mask_tail;
 };
 
+/* The interval of the blocks [start, end), less those that the sequence does not have: rows may lie
+ * past its last key. */
+TESS_FUNCTION tess_keys tess_interval(int start, int end, int kv_blocks, int head, int tail) {
+    tess_keys keys;
+    const int to = end < kv_blocks ? end : kv_blocks, blocks = to > start ? to - start : 0;
+    tail = tess_clamp(tail - (end - to), 0, blocks);
+    keys.left_offset = keys.left_count = keys.right_offset = 0u;
+    keys.start = blocks > 0 ? TESS_UINT(start) : 0u;
+    keys.blocks = TESS_UINT(blocks);
+    keys.mask_tail = TESS_UINT(tail);
+    keys.mask_head = TESS_UINT(tess_clamp(head, 0, blocks - tail));
+    return keys;
+}
+
 /* The first local blocks are those of the first row, at position `first`; the last one is the last
  * row's. */
 TESS_FUNCTION tess_keys tess_local_keys(int first, int last, int kv_len, uint cls,
                                         uint entries TESS_TABLES) {
-    tess_keys keys;
-    const int block = TESS_INT(TESS_PLAN(BLOCK)), i_first = first / block, i_last = last / block;
+    const int block = TESS_INT(TESS_PLAN(BLOCK)), i_first = first / block, i_last = last / block,
+              kv_blocks = tess_blocks_of(kv_len, block);
     const bool strided = (TESS_WORD(cls + TESS_WORD_CLASS_FLAGS) & TESS_CLASS_LOCAL) != 0u;
     int start = 0, head = 0;
+    uint listed_before = 0u; /* entries before the interval */
     /* A tile that begins with the last row of a block sees that block whole. */
     int tail = i_last + 1 - i_first - (first + 1 == (i_first + 1) * block ? 1 : 0);
-    keys.left_offset = entries;
-    keys.left_count = keys.right_offset = 0u;
     if (first >= kv_len - 1) tail = 0;
     if (strided) {
         const uint stride = TESS_WORD(cls + TESS_WORD_CLASS_STRIDE),
@@ -84,39 +103,34 @@ TESS_FUNCTION tess_keys tess_local_keys(int first, int last, int kv_len, uint cl
         const int near_blocks = TESS_INT(TESS_WORD(cls + TESS_WORD_CLASS_LOCAL));
         start = i_first < near_blocks ? 0 : i_first - near_blocks + 1;
         head = i_last - near_blocks + 1 - start;
-        if (TESS_UINT(start) > listed)
-            keys.left_count = (TESS_UINT(start) - listed - 1u) / stride + 1u;
+        const uint before = TESS_UINT(start < kv_blocks ? start : kv_blocks);
+        if (before > listed) listed_before = (before - listed - 1u) / stride + 1u;
     }
-    keys.start = TESS_UINT(start);
-    keys.blocks = TESS_UINT(i_last + 1 - start);
-    keys.mask_tail = TESS_UINT(tail);
-    keys.mask_head = TESS_UINT(tess_clamp(head, 0, TESS_INT(keys.blocks) - tail));
+    tess_keys keys = tess_interval(start, i_last + 1, kv_blocks, head, tail);
+    keys.left_offset = entries;
+    keys.left_count = listed_before;
     return keys;
 }
 
 TESS_FUNCTION tess_keys tess_window_keys(int first, int last, int kv_len, uint cls,
                                          uint entries TESS_TABLES) {
-    tess_keys keys;
     const int block = TESS_INT(TESS_PLAN(BLOCK)),
               left = TESS_INT(TESS_WORD(cls + TESS_WORD_CLASS_LEFT)),
               sinks = TESS_INT(TESS_WORD(cls + TESS_WORD_CLASS_SINKS)),
               sink_blocks = sinks / block + (sinks % block != 0 ? 1 : 0),
-              kv_blocks = (kv_len - 1) / block + 1;
+              kv_blocks = tess_blocks_of(kv_len, block);
     const bool bounded = left != TESS_INT_MAX;
     const int low = bounded && first > left ? first - left : 0, start = low / block,
-              blocks = last / block + 1 - start;
+              high = last < kv_len - 1 ? last : kv_len - 1, end = high / block + 1;
     const int seen = bounded ? last - left : 0; /* the last row sees nothing before this */
-    int head = seen <= 0 ? 0 : (seen - 1) / block + 1 - start;
-    int tail = first >= kv_len - 1 ? 0 : start + blocks - (first + 1) / block;
-    tail = tail < blocks ? tail : blocks;
-    head = head < blocks - tail ? head : blocks - tail;
+    const int head = seen <= 0 ? 0 : (seen - 1) / block + 1 - start,
+              tail = first >= kv_len - 1 ? 0 : end - (first + 1) / block,
+              listed = sink_blocks < kv_blocks ? sink_blocks : kv_blocks;
+    /* Where the window lies behind the last key, only sinks are seen. */
+    const bool some = high >= low;
+    tess_keys keys = tess_interval(some ? start : 0, some ? end : 0, kv_blocks, head, tail);
     keys.left_offset = keys.right_offset = entries;
-    keys.left_count =
-        TESS_UINT(tess_clamp(sink_blocks < kv_blocks ? sink_blocks : kv_blocks, 0, start));
-    keys.start = TESS_UINT(start);
-    keys.blocks = TESS_UINT(blocks);
-    keys.mask_head = TESS_UINT(head);
-    keys.mask_tail = TESS_UINT(tail);
+    keys.left_count = TESS_UINT(some ? tess_clamp(listed, 0, start) : listed);
     return keys;
 }
 
@@ -173,10 +187,10 @@ TESS_FUNCTION uint tess_parts_of(uint blocks, uint length) {
 
 /* Unit `n` of a sequence, of the n_runs runs from first_run on: the last tiles, which read most,
  * come first. `length` is what the rule chose. */
-TESS_FUNCTION tess_unit tess_find_unit(uint n, int q_len, int kv_len, uint first_run, uint n_runs,
-                                       uint length TESS_TABLES) {
+TESS_FUNCTION tess_unit tess_find_unit(uint n, int q_len, int q_first, int kv_len, uint first_run,
+                                       uint n_runs, uint length TESS_TABLES) {
     tess_unit unit;
-    const tess_cut cut = tess_cut_rows(q_len, kv_len TESS_TABLES_OF_KERNEL);
+    const tess_cut cut = tess_cut_rows(q_len, q_first TESS_TABLES_OF_KERNEL);
     const int cell = TESS_INT(TESS_PLAN(CELL)), tile = TESS_INT(TESS_PLAN(TILE)),
               of_cell = (cell - 1) / tile + 1;
     const uint max_parts = TESS_PLAN(MAX_PARTS), number_of_run = first_run + n % n_runs,

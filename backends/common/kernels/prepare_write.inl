@@ -6,7 +6,7 @@ const bool unit_present = u < n_units;
 TESS_FIND(at, unit_end, unit_present ? u : 0u);
 const tess_unit unit =
     tess_find_unit((unit_present ? u : 0u) - (at > 0u ? unit_end[at - 1u] : 0u), q_lens[at],
-                   kv_lens[at], first_run, n_runs, length TESS_TABLES_OF_KERNEL);
+                   firsts[at], kv_lens[at], first_run, n_runs, length TESS_TABLES_OF_KERNEL);
 const uint partials_before = sums[TESS_SUM_PARTS_BEFORE];
 const bool is_split = unit_present && unit.parts > 1u;
 part_end[thread] = is_split ? unit.jobs * unit.parts : 0u;
@@ -31,9 +31,9 @@ for (uint n = thread; n < n_parts; n += TESS_PREPARE_THREADS) {
     TESS_FIND(which, part_end, n);
     const uint own_unit = chunk + which, own_part = n - (which > 0u ? part_end[which - 1u] : 0u);
     TESS_FIND(place, unit_end, own_unit);
-    const tess_unit whole =
-        tess_find_unit(own_unit - (place > 0u ? unit_end[place - 1u] : 0u), q_lens[place],
-                       kv_lens[place], first_run, n_runs, length TESS_TABLES_OF_KERNEL);
+    const tess_unit whole = tess_find_unit(own_unit - (place > 0u ? unit_end[place - 1u] : 0u),
+                                           q_lens[place], firsts[place], kv_lens[place], first_run,
+                                           n_runs, length TESS_TABLES_OF_KERNEL);
     const uint job = own_part / whole.parts, part = own_part - job * whole.parts;
     const tess_keys keys =
         tess_part_of(whole.keys, tess_part_begin(whole, part), tess_part_begin(whole, part + 1u));

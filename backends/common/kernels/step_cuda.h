@@ -36,12 +36,14 @@ TESS_FUNCTION void tess_least_shared(uint *to, uint x) {
 #define TESS_LEAST_SHARED(to, x) tess_least_shared(&(to), (x))
 #define TESS_CU_ROWS(n)          (cu_rows[n])
 #define TESS_KV_LENS(n)          (kv_lens_in[n])
+#define TESS_Q_FIRST(n)          (q_first_in[n])
 #define TESS_STEP                , uint *__restrict__ step
 #define TESS_STEP_OF_KERNEL      , step
 #define TESS_STORE_STEP(at, x)   (step[at] = (x))
 #define TESS_PREPARE_KERNEL                                                  \
     extern "C" __global__ TESS_BOUNDS(256) void tess_prepare(                \
         const int *__restrict__ cu_rows, const int *__restrict__ kv_lens_in, \
-        uint *__restrict__ step, const uint *__restrict__ tables, const tess_args args)
+        uint *__restrict__ step, const int *__restrict__ q_first_in,         \
+        const uint *__restrict__ tables, const tess_args args)
 
 #endif /* TESS_STEP_CUDA_H */

@@ -7,7 +7,7 @@
 #include "tessera/tessera_job_words.h"
 
 /* A workgroup of the merge takes so many rows, and weighs so many parts of each at a time. */
-#define TESS_MERGE_THREADS 64u
+#define TESS_MERGE_THREADS 128u
 #define TESS_MERGE_ROWS    4u
 #define TESS_MERGE_PARTS   (TESS_MERGE_THREADS / TESS_MERGE_ROWS)
 
@@ -31,7 +31,6 @@
 #define TESS_FIRST_OF(x, batch, start, head_)                                     \
     (args.x##_at + TESS_OFFSET(batch) * args.x##_batch + (start)*args.x##_token + \
      TESS_OFFSET(head_) * args.x##_head)
-#define TESS_FIRST(x, tile_, start, head_) TESS_FIRST_OF(x, (tile_).batch, start, head_)
 #define TESS_ROW_OFFSET(x, head_row)                         \
     (TESS_OFFSET(TESS_HIGH_HALF(head_row)) * args.x##_head + \
      TESS_OFFSET(TESS_LOW_HALF(head_row)) * args.x##_token)

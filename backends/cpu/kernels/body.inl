@@ -186,12 +186,22 @@ typedef struct task {
     const cpu_chunk *chunk;
     cpu_chunk chunks[2];
     direct_rows direct[2];
+    cpu_walk walk;
+    int32_t turn, more; /* which of the two is at hand; whether the other one comes next */
+    struct direct_turns *turns;
     cpu_panel_rows panel;
     /* rows of K and V that will be packed next */
     const char *to_prefetch[2 * BATCH * CHUNK];
     int32_t n_prefetched, n_to_prefetch, prefetch_per_step;
     uint8_t o_started[ROWS / PANEL]; /* whether O of a panel holds anything */
 } task;
+
+/* Jobs of a few rows that take turns, and the rows of K and V of their next turns. */
+typedef struct direct_turns {
+    int32_t n, rows, next; /* jobs; rows that are listed, and which of them is prefetched next */
+    task *task[CPU_JOBS_AT_ONCE];
+    const char *row[2 * CPU_JOBS_AT_ONCE * CHUNK];
+} direct_turns;
 
 /* Chunks that panels work on in one go, and where they are packed. */
 typedef struct key_batch {
@@ -200,10 +210,12 @@ typedef struct key_batch {
     cpu_chunk chunk[BATCH];
 } key_batch;
 
-/* What a job keeps besides its arrays. It lies in the scratch memory too: the thread that calls
- * tess_run is one of the workers, and its stack may be small. */
+/* What a job keeps besides its arrays, and what others keep that take turns with it. It lies in the
+ * scratch memory too: the thread that calls tess_run is one of the workers, and its stack may be
+ * small. */
 typedef struct state {
-    task task;
+    task task, others[CPU_JOBS_AT_ONCE - 1];
+    direct_turns turns;
     key_batch batches[2];
 } state;
 
@@ -297,13 +309,12 @@ INLINE int32_t clamp_int32(int64_t x) {
 
 /* Token bounds and query block of every packed row; lanes past the last row repeat it, so that they
  * do not widen a panel's bounds. */
-static void place_rows(task *t) {
+static void place_rows(task *t, int32_t lanes) {
     const job_memory *m = &t->m;
     const tess_sequence *s = &t->launch->tables->sequences[t->job->sequence];
     const tess_class *c = t->cls;
     const int64_t p0 = (int64_t)s->q_first + t->job->row,
                   i_first = cpu_floor_div(p0, t->launch->block);
-    const int32_t lanes = round_up(t->rows, PANEL);
     for (int32_t r = 0; r < lanes; r++) {
         int64_t p = p0 + (r < t->rows ? r : t->rows - 1) % t->job->rows;
         int64_t causal = c->flags & TESS_CLASS_CAUSAL ? p : INT32_MAX, low = INT32_MIN,
@@ -655,8 +666,7 @@ static void pack_chunk(const task *t, key_batch *b, int32_t c) {
 
 /* ------------------------------------------------------------------ a job */
 
-static void task_init(state *s, const tess_launch *launch, const tess_job *job) {
-    task *t = &s->task;
+static void task_init(state *s, task *t, const tess_launch *launch, const tess_job *job) {
     const tess_tensor *k = &launch->tensor[TESS_ROLE_K], *v = &launch->tensor[TESS_ROLE_V];
     t->launch = launch;
     t->job = job;
@@ -671,11 +681,6 @@ static void task_init(state *s, const tess_launch *launch, const tess_job *job) 
     t->v_scale_stride = launch->tensor[TESS_ROLE_V_SCALE].stride_token * (int64_t)sizeof(float);
     t->scale_log2 = fabsf(launch->scale) * 1.44269504088896340736f;
     layout_memory(&t->m, t->head_dim, (float *)(void *)((char *)s + STATE_BYTES));
-    for (int i = 0; i < 2; i++) {
-        s->batches[i].k = t->m.k + (size_t)i * BATCH * CHUNK * t->m.k_pitch;
-        s->batches[i].v = t->m.v + (size_t)i * BATCH * CHUNK * WORD_OF(t->m.o_elements);
-    }
-    place_rows(t);
 }
 
 static void list_batch_prefetches(task *t, const key_batch *b) {
@@ -731,13 +736,32 @@ static void attend_batch(task *t, const key_batch *now, key_batch *next, int32_t
     }
 }
 
-void KERNEL(job)(const tess_launch *launch, const tess_job *job, void *scratch) {
-    state *s = scratch;
+/* Those of the jobs that have a few rows and come first take turns: they are often heads of one
+ * sequence, whose keys lie side by side. Returns how many these were. */
+static uint64_t direct_jobs(state *s, const tess_launch *launch, const tess_job *jobs,
+                            uint64_t count) {
+    direct_turns *turns = &s->turns;
+    turns->n = 0;
+    while ((uint64_t)turns->n < count && turns->n < CPU_JOBS_AT_ONCE &&
+           jobs[turns->n].rows * jobs[turns->n].heads <= DIRECT_ROWS) {
+        const int32_t n = turns->n++;
+        turns->task[n] = n ? &s->others[n - 1] : &s->task;
+        turns->task[n]->turns = turns;
+        task_init(s, turns->task[n], launch, &jobs[n]);
+        direct_begin(turns->task[n], n);
+    }
+    if (turns->n > 0) direct_rounds(turns);
+    for (int32_t n = 0; n < turns->n; n++) direct_end(turns->task[n]);
+    return (uint64_t)turns->n;
+}
+
+static void panel_job(state *s, const tess_launch *launch, const tess_job *job) {
     task *t = &s->task;
-    task_init(s, launch, job);
-    if (t->rows <= DIRECT_ROWS) {
-        direct_job(t);
-        return;
+    task_init(s, t, launch, job);
+    place_rows(t, round_up(t->rows, PANEL));
+    for (int i = 0; i < 2; i++) {
+        s->batches[i].k = t->m.k + (size_t)i * BATCH * CHUNK * t->m.k_pitch;
+        s->batches[i].v = t->m.v + (size_t)i * BATCH * CHUNK * WORD_OF(t->m.o_elements);
     }
     const int32_t lanes = round_up(t->rows, PANEL);
     key_batch *now = &s->batches[0], *next = &s->batches[1];
@@ -760,5 +784,17 @@ void KERNEL(job)(const tess_launch *launch, const tess_job *job, void *scratch) 
     for (int32_t r = 0; r < lanes; r += PANEL) {
         if (writes) prefetch_rows(t, &launch->tensor[TESS_ROLE_O], r + 2 * PANEL, PANEL, 1);
         finish_panel(t, r);
+    }
+}
+
+void KERNEL(jobs)(const tess_launch *launch, const tess_job *jobs, uint64_t count, void *scratch) {
+    while (count > 0) {
+        uint64_t done = direct_jobs(scratch, launch, jobs, count);
+        if (done == 0) {
+            panel_job(scratch, launch, jobs);
+            done = 1;
+        }
+        jobs += done;
+        count -= done;
     }
 }

@@ -5,8 +5,9 @@
  * over keys in the softmax; everything is in floats, whatever the storage.
  */
 
-#define DIRECT_ROWS 4
-#define DIRECT_SPAN 4 /* vectors of O that are kept in registers, per row */
+#define DIRECT_ROWS CPU_FEW_ROWS
+#define DIRECT_SPAN 4                  /* vectors of O that are kept in registers, per row */
+#define DIRECT_KEYS (VL >= 16 ? 4 : 2) /* keys whose scores are summed together */
 
 /* Elements [i, i + VL) of a row of n; of a 16-float vector the second half may lie past the end: it
  * is zero then and not read. */
@@ -31,53 +32,75 @@ INLINE vf load_elements(uint32_t dtype, const char *row, int32_t i, int32_t n) {
                              : vfrom_bf16((const uint16_t *)(const void *)at);
 }
 
-/* Scores of VL keys from number `at` on against all rows: sums over elements stay in lanes until
- * one transposition adds them up. */
+/* Asks for the next `count` rows of those that will be needed in the next turns. */
+INLINE void direct_prefetch(direct_turns *turns, int32_t count, int64_t bytes) {
+    for (; count > 0 && turns->next < turns->rows; count--) {
+        const char *row = turns->row[turns->next++];
+        for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(row + b, 0, 2);
+    }
+}
+
+/* Adds the products of elements [d, d + VL) of some keys and of all rows; `end` as in
+ * load_elements.
+ */
+INLINE void direct_products(const job_memory *m, const uint32_t dtype, const char *const *keys,
+                            int32_t d, int32_t end, vf (*sum)[DIRECT_KEYS], const int rows) {
+    vf k[DIRECT_KEYS];
+    UNROLL
+    for (int n = 0; n < DIRECT_KEYS; n++) k[n] = load_elements(dtype, keys[n], d, end);
+    UNROLL
+    for (int r = 0; r < rows; r++) {
+        const vf q = vload(m->q + (size_t)r * m->o_elements + d);
+        UNROLL
+        for (int n = 0; n < DIRECT_KEYS; n++) sum[r][n] += k[n] * q;
+    }
+}
+
+/* Scores of VL keys against all rows, DIRECT_KEYS at a time, so that Q is loaded once for them.
+ * Sums over elements stay in lanes until all keys are there. */
 INLINE void direct_scores(const task *t, const uint32_t dtype, const direct_rows *now, int32_t at,
                           const int rows) {
     const job_memory *m = &t->m;
+    const char *const *keys = now->k + at;
+    const int64_t bytes = (int64_t)t->head_dim * t->kv_esize;
     vf acc[DIRECT_ROWS][VL];
-    for (int i = 0; i < VL; i++) {
-        vf sum[DIRECT_ROWS];
-        for (int r = 0; r < rows; r++) sum[r] = vset(0.0f);
-        for (int32_t d = 0; d < t->head_dim; d += VL) {
-            const vf k = load_elements(dtype, now->k[at + i], d, t->head_dim);
-            UNROLL
-            for (int r = 0; r < rows; r++)
-                sum[r] += k * vload(m->q + (size_t)r * m->o_elements + d);
-        }
-        for (int r = 0; r < rows; r++) acc[r][i] = sum[r];
+    for (int i = 0; i < VL; i += DIRECT_KEYS) {
+        direct_prefetch(t->turns, DIRECT_KEYS, bytes);
+        vf sum[DIRECT_ROWS][DIRECT_KEYS];
+        UNROLL
+        for (int r = 0; r < rows; r++) UNROLL
+        for (int n = 0; n < DIRECT_KEYS; n++) sum[r][n] = vset(0.0f);
+        int32_t d = 0;
+        for (; d + VL <= t->head_dim; d += VL)
+            direct_products(m, dtype, keys + i, d, d + VL, sum, rows);
+        if (d < t->head_dim) direct_products(m, dtype, keys + i, d, t->head_dim, sum, rows);
+        UNROLL
+        for (int r = 0; r < rows; r++) UNROLL
+        for (int n = 0; n < DIRECT_KEYS; n++) acc[r][i + n] = sum[r][n];
     }
     for (int r = 0; r < rows; r++) {
-        vtranspose(acc[r]);
-        for (int step = VL / 2; step > 0; step /= 2)
-            for (int i = 0; i < step; i++) acc[r][i] += acc[r][i + step];
-        if (dtype >= TESS_F8E4M3) acc[r][0] *= vload_any(now->k_scale + at);
-        vstore(m->s + (size_t)r * CHUNK + at, acc[r][0]);
+        vf sums = vsum_each(acc[r]);
+        if (dtype >= TESS_F8E4M3) sums *= vload_any(now->k_scale + at);
+        vstore(m->s + (size_t)r * CHUNK + at, sums);
     }
 }
 
-INLINE void prefetch_row(const char *row, int64_t bytes) {
-    for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(row + b, 0, 3);
-}
-
-/* O of some rows += P V over the chunk, DIRECT_SPAN vectors of O at a time. The first pass
- * prefetches the n_next rows of K that come after. */
+/* O of some rows += P V over the chunk, DIRECT_SPAN vectors of O at a time. */
 INLINE void direct_values(const task *t, const uint32_t dtype, const char *const *values,
-                          const char *const *next, int32_t n_next, const int rows) {
+                          const int rows) {
     const job_memory *m = &t->m;
     const int64_t bytes = (int64_t)t->head_dim * t->kv_esize;
     for (int32_t d = 0; d < t->head_dim; d += DIRECT_SPAN * VL) {
         vf acc[DIRECT_ROWS][DIRECT_SPAN];
         const int32_t left = (t->head_dim - d + VL - 1) / VL,
                       vectors = left < DIRECT_SPAN ? left : DIRECT_SPAN;
-        for (int r = 0; r < rows; r++)
-            for (int j = 0; j < DIRECT_SPAN; j++)
-                acc[r][j] =
-                    vload(m->o + (size_t)r * m->o_elements + d + (j < vectors ? j : 0) * VL);
+        UNROLL
+        for (int r = 0; r < rows; r++) UNROLL
+        for (int j = 0; j < DIRECT_SPAN; j++)
+            acc[r][j] = vload(m->o + (size_t)r * m->o_elements + d + (j < vectors ? j : 0) * VL);
         for (int32_t key = 0; key < t->chunk->keys; key++) {
             vf v[DIRECT_SPAN];
-            if (d == 0 && key < n_next) prefetch_row(next[key], bytes);
+            if (d == 0) direct_prefetch(t->turns, 1, bytes);
             if (vectors == DIRECT_SPAN && d + DIRECT_SPAN * VL <= t->head_dim) {
                 UNROLL
                 for (int j = 0; j < DIRECT_SPAN; j++)
@@ -94,9 +117,11 @@ INLINE void direct_values(const task *t, const uint32_t dtype, const char *const
                 for (int j = 0; j < DIRECT_SPAN; j++) acc[r][j] += p * v[j];
             }
         }
-        for (int r = 0; r < rows; r++)
-            for (int j = 0; j < vectors; j++)
-                vstore(m->o + (size_t)r * m->o_elements + d + j * VL, acc[r][j]);
+        /* A constant bound: an index that varies would keep the sums in memory. */
+        UNROLL
+        for (int r = 0; r < rows; r++) UNROLL
+        for (int j = 0; j < DIRECT_SPAN; j++)
+            if (j < vectors) vstore(m->o + (size_t)r * m->o_elements + d + j * VL, acc[r][j]);
     }
 }
 
@@ -171,56 +196,46 @@ static void direct_locate(const task *t, const cpu_chunk *chunk, direct_rows *ro
         rows->k[key] = rows->k[0];
 }
 
-/* All chunks of the job for a fixed number of rows and one storage type. Rows of K and V are often
- * a page apart, where no hardware prefetcher follows: V is prefetched while K is read, and K of the
- * next chunk while V is. */
-INLINE void direct_chunks(task *t, const uint32_t dtype, const int rows) {
-    const int64_t bytes = (int64_t)t->head_dim * t->kv_esize;
-    direct_rows *both = t->direct;
-    cpu_walk walk;
-    cpu_walk_start(&walk, t->launch, t->job);
-    int more = cpu_walk_next(&walk, &t->chunks[0], CHUNK), turn = 0;
-    if (more) direct_locate(t, &t->chunks[0], &both[0]);
-    while (more) {
-        const direct_rows *now = &both[turn], *then = &both[turn ^ 1];
-        t->chunk = &t->chunks[turn];
-        turn ^= 1;
-        more = cpu_walk_next(&walk, &t->chunks[turn], CHUNK);
-        if (more) direct_locate(t, &t->chunks[turn], &both[turn]);
-        for (int32_t key = 0; key < t->chunk->keys; key += VL) {
-            for (int32_t i = key; i < key + VL && i < t->chunk->keys; i++)
-                prefetch_row(now->v[i], bytes);
-            direct_scores(t, dtype, now, key, rows);
-        }
-        for (int r = 0; r < rows; r++) {
-            direct_mask(t, r);
-            direct_softmax(t, r, dtype >= TESS_F8E4M3 ? now->v_scale : NULL);
-        }
-        direct_values(t, dtype, now->v, then->k, more ? t->chunks[turn].keys : 0, rows);
+/* Finds the next chunk of a job. */
+static void direct_advance(task *t) {
+    t->more = cpu_walk_next(&t->walk, &t->chunks[t->turn], CHUNK);
+    if (t->more) direct_locate(t, &t->chunks[t->turn], &t->direct[t->turn]);
+    t->turn ^= 1;
+}
+
+/* The chunk at hand of a job, for a fixed number of rows and one storage type. */
+INLINE void direct_chunk(task *t, const uint32_t dtype, const int rows) {
+    const direct_rows *now = &t->direct[t->turn];
+    t->chunk = &t->chunks[t->turn];
+    for (int32_t key = 0; key < t->chunk->keys; key += VL) direct_scores(t, dtype, now, key, rows);
+    for (int r = 0; r < rows; r++) {
+        direct_mask(t, r);
+        direct_softmax(t, r, dtype >= TESS_F8E4M3 ? now->v_scale : NULL);
     }
+    direct_values(t, dtype, now->v, rows);
 }
 
 /* For each type of K and V; rows of zeros complete the number of rows of what is compiled. */
 static __attribute__((noinline)) void direct_f32(task *t) {
-    t->rows == 1 ? direct_chunks(t, TESS_F32, 1) : direct_chunks(t, TESS_F32, DIRECT_ROWS);
+    t->rows == 1 ? direct_chunk(t, TESS_F32, 1) : direct_chunk(t, TESS_F32, DIRECT_ROWS);
 }
 static __attribute__((noinline)) void direct_f16(task *t) {
-    t->rows == 1 ? direct_chunks(t, TESS_F16, 1) : direct_chunks(t, TESS_F16, DIRECT_ROWS);
+    t->rows == 1 ? direct_chunk(t, TESS_F16, 1) : direct_chunk(t, TESS_F16, DIRECT_ROWS);
 }
 static __attribute__((noinline)) void direct_bf16(task *t) {
-    t->rows == 1 ? direct_chunks(t, TESS_BF16, 1) : direct_chunks(t, TESS_BF16, DIRECT_ROWS);
+    t->rows == 1 ? direct_chunk(t, TESS_BF16, 1) : direct_chunk(t, TESS_BF16, DIRECT_ROWS);
 }
 
 #if !PAIRS
 static __attribute__((noinline)) void direct_e4m3(task *t) {
-    t->rows == 1 ? direct_chunks(t, TESS_F8E4M3, 1) : direct_chunks(t, TESS_F8E4M3, DIRECT_ROWS);
+    t->rows == 1 ? direct_chunk(t, TESS_F8E4M3, 1) : direct_chunk(t, TESS_F8E4M3, DIRECT_ROWS);
 }
 static __attribute__((noinline)) void direct_i8(task *t) {
-    t->rows == 1 ? direct_chunks(t, TESS_I8, 1) : direct_chunks(t, TESS_I8, DIRECT_ROWS);
+    t->rows == 1 ? direct_chunk(t, TESS_I8, 1) : direct_chunk(t, TESS_I8, DIRECT_ROWS);
 }
 #endif
 
-static void direct_all_chunks(task *t) {
+static void direct_step(task *t) {
     switch (t->launch->kv_dtype) {
     case TESS_F32: direct_f32(t); break;
     case TESS_F16: direct_f16(t); break;
@@ -233,7 +248,23 @@ static void direct_all_chunks(task *t) {
     }
 }
 
-static void direct_job(task *t) {
+/* Gives job number n of those that take turns its part of the arrays, which hold many rows; scores
+ * last for a chunk alone, and all share them. */
+static void direct_place(job_memory *m, int32_t n) {
+    const int32_t first = n * DIRECT_ROWS;
+    m->q += (size_t)first * m->o_elements;
+    m->o += (size_t)first * m->o_elements;
+    m->row_max += first;
+    m->row_sum += first;
+    m->causal += first;
+    m->low += first;
+    m->high += first;
+    m->block += first;
+}
+
+static void direct_begin(task *t, int32_t n) {
+    direct_place(&t->m, n);
+    place_rows(t, DIRECT_ROWS);
     const job_memory *m = &t->m;
     const float sign = t->launch->scale >= 0 ? 1.0f : -1.0f;
     memset(m->q, 0, (size_t)DIRECT_ROWS * m->o_elements * sizeof(float));
@@ -249,11 +280,62 @@ static void direct_job(task *t) {
                  t->head_dim, q);
         for (int32_t d = 0; d < t->head_dim; d++) q[d] *= sign;
     }
-    direct_all_chunks(t);
+    cpu_walk_start(&t->walk, t->launch, t->job);
+    t->turn = 0;
+    direct_advance(t);
+}
+
+static void direct_end(task *t) {
+    const job_memory *m = &t->m;
     for (int32_t r = 0; r < t->rows; r++) {
         const float sum = m->row_sum[r];
         float *o = m->o + (size_t)r * m->o_elements;
         for (int32_t d = 0; d < t->head_dim; d++) o[d] = sum == 0.0f ? 0.0f : o[d] / sum;
         finish_row(t, r, o);
+    }
+}
+
+/* Lists the rows of the chunks that come next, in the order of memory where the jobs are heads of
+ * one sequence: hardware prefetchers follow such reads, and rows of one head are often pages apart.
+ */
+static void direct_list(direct_turns *turns) {
+    int32_t keys = 0;
+    turns->rows = turns->next = 0;
+    for (int32_t n = 0; n < turns->n; n++) {
+        const task *t = turns->task[n];
+        const int32_t own = t->more ? t->chunks[t->turn ^ 1].keys : 0;
+        if (own > keys) keys = own;
+    }
+    for (int32_t key = 0; key < keys; key++)
+        for (int side = 0; side < 2; side++)
+            for (int32_t n = 0; n < turns->n; n++) {
+                const task *t = turns->task[n];
+                const direct_rows *next = &t->direct[t->turn ^ 1];
+                if (!t->more || key >= t->chunks[t->turn ^ 1].keys) continue;
+                turns->row[turns->rows++] = side ? next->v[key] : next->k[key];
+            }
+}
+
+/* Jobs that are ready take turns, a chunk each. */
+static void direct_rounds(direct_turns *turns) {
+    const task *any = turns->task[0];
+    const int64_t bytes = (int64_t)any->head_dim * any->kv_esize;
+    direct_list(turns);
+    direct_prefetch(turns, turns->rows, bytes);
+    for (int more = 1; more;) {
+        more = 0;
+        /* Which of the jobs have a chunk at hand now, before they look for the next one. */
+        uint32_t ready = 0;
+        for (int32_t n = 0; n < turns->n; n++) {
+            task *t = turns->task[n];
+            if (!t->more) continue;
+            ready |= 1u << n;
+            direct_advance(t);
+            more |= t->more;
+        }
+        direct_list(turns);
+        for (int32_t n = 0; n < turns->n; n++)
+            if (ready >> n & 1) direct_step(turns->task[n]);
+        direct_prefetch(turns, turns->rows, bytes);
     }
 }

@@ -9,9 +9,13 @@
 
 #include <tessera/tessera_backend.h>
 
-/* Does one job on the calling thread. `scratch` is 64-byte aligned and has the bytes that `scratch`
- * of the same kernel names; its contents do not matter. */
-typedef void (*cpu_job_fn)(const tess_launch *launch, const tess_job *job, void *scratch);
+/* Most jobs of few rows that take turns on a thread. */
+enum { CPU_JOBS_AT_ONCE = 8, CPU_FEW_ROWS = 4 };
+
+/* Does `count` jobs, at least one, on the calling thread. `scratch` is 64-byte aligned and has the
+ * bytes that `scratch` of the same kernel names; its contents do not matter. */
+typedef void (*cpu_jobs_fn)(const tess_launch *launch, const tess_job *jobs, uint64_t count,
+                            void *scratch);
 typedef size_t (*cpu_scratch_fn)(int32_t head_dim);
 
 /* Most packed rows of a job. */
@@ -21,9 +25,10 @@ typedef uint32_t (*cpu_rows_fn)(int32_t head_dim);
  * (AMX tile state); may be NULL. */
 typedef void (*cpu_thread_fn)(void);
 
-#define CPU_DECLARE_KERNEL(name)                                                               \
-    void tess_cpu_##name##_job(const tess_launch *launch, const tess_job *job, void *scratch); \
-    size_t tess_cpu_##name##_scratch(int32_t head_dim);                                        \
+#define CPU_DECLARE_KERNEL(name)                                                                 \
+    void tess_cpu_##name##_jobs(const tess_launch *launch, const tess_job *jobs, uint64_t count, \
+                                void *scratch);                                                  \
+    size_t tess_cpu_##name##_scratch(int32_t head_dim);                                          \
     uint32_t tess_cpu_##name##_rows(int32_t head_dim)
 CPU_DECLARE_KERNEL(portable);
 CPU_DECLARE_KERNEL(avx2);

@@ -120,7 +120,14 @@ INLINE vf vexp2_short(vf x) {
 
 /* Element conversions. bf16 and f16 round to nearest even; a NaN stays a NaN. */
 INLINE vf vfrom_bf16(const uint16_t *p) {
+#if VL == 16 && defined(__AVX512F__)
+    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
+    return (vf)_mm512_slli_epi32(wide, 16);
+#elif VL == 8 && defined(__AVX2__)
+    return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16);
+#else
     return (vf)(__builtin_convertvector(*(const vh_any *)p, vu) << 16);
+#endif
 }
 INLINE void vto_bf16(uint16_t *p, vf v) {
     vu u = (vu)v;
@@ -290,6 +297,41 @@ INLINE void vtranspose(vf *r) {
         }
         for (int i = 0; i < VL; i++) r[i] = s[i];
     }
+}
+
+/* Adds the second half of each group of 2 * half lanes to the first one: first those of `a`, then
+ * those of `b`. */
+#define VFOLD(...) __builtin_shufflevector(a, b, __VA_ARGS__)
+INLINE vf vfold(vf a, vf b, const int half) {
+#if VL == 16
+    if (half == 8)
+        return VFOLD(0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+               VFOLD(8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+    if (half == 4)
+        return VFOLD(0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
+               VFOLD(4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+    if (half == 2)
+        return VFOLD(0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29) +
+               VFOLD(2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31);
+    return VFOLD(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +
+           VFOLD(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+#elif VL == 8
+    if (half == 4) return VFOLD(0, 1, 2, 3, 8, 9, 10, 11) + VFOLD(4, 5, 6, 7, 12, 13, 14, 15);
+    if (half == 2) return VFOLD(0, 1, 4, 5, 8, 9, 12, 13) + VFOLD(2, 3, 6, 7, 10, 11, 14, 15);
+    return VFOLD(0, 2, 4, 6, 8, 10, 12, 14) + VFOLD(1, 3, 5, 7, 9, 11, 13, 15);
+#else
+    if (half == 2) return VFOLD(0, 1, 4, 5) + VFOLD(2, 3, 6, 7);
+    return VFOLD(0, 2, 4, 6) + VFOLD(1, 3, 5, 7);
+#endif
+}
+
+/* The sum of the lanes of each of VL vectors. Lanes that lie VL / 2 apart are added first, then
+ * those VL / 4 apart, and so on. */
+INLINE vf vsum_each(vf *x) {
+    UNROLL
+    for (int half = VL / 2; half > 0; half /= 2) UNROLL
+    for (int i = 0; i < half; i++) x[i] = vfold(x[2 * i], x[2 * i + 1], half);
+    return x[0];
 }
 
 #endif

@@ -63,7 +63,7 @@ template <typename T, int D, int TILES> struct mainloop {
     uint32_t q_at,
         stages_at; /* in shared memory: Q, and this warp's stages, each of K and then V */
     uint32_t warp, lane;
-    uint64_t policy; /* of copies of keys and values */
+    int32_t own_below; /* no other job reads keys before this one, of a whole stage */
     uint32_t q[HELD ? TILES : 1][HELD ? X : 1][4];
     float s[TILES][2][4], o[TILES][O][4]; /* S, and then P, of two times 8 keys; O */
     row_state<TILES> state;
@@ -73,6 +73,7 @@ template <typename T, int D, int TILES> struct mainloop {
     struct upcoming {
         key x;
         const uint16_t *row; /* NULL: there is none */
+        uint64_t policy;     /* of copies, the same in all lanes */
     };
 
     __device__ __forceinline__ uint32_t k_at(int slot) const { return stages_at + slot * 2 * HALF; }
@@ -90,6 +91,8 @@ template <typename T, int D, int TILES> struct mainloop {
                            tables + a->common.entries_at, tables + a->common.bits_at,
                            stage < m->list.masked_stages);
         u.row = m->places.row(u.x.token, lane / WARP_KEYS);
+        /* what nobody reads again must not drive out of L2 what others do */
+        u.policy = __any_sync(~0u, u.x.token >= own_below) ? cache_usual() : cache_evict_first();
         if (!u.row) u.x.token = NO_TOKEN;
         return u;
     }
@@ -103,7 +106,8 @@ template <typename T, int D, int TILES> struct mainloop {
 
     /* Copies 16 rows, of which lane `first` and those after it hold the addresses; zeros for a row
      * that is not there. */
-    __device__ __forceinline__ void copy_rows(uint32_t to, const uint16_t *row, int first) const {
+    __device__ __forceinline__ void copy_rows(uint32_t to, const uint16_t *row, int first,
+                                              uint64_t policy) const {
         const int unit = lane % GROUP, units = a->common.head_dim / 8;
         if (a->wide & 2) {
 #pragma unroll
@@ -135,10 +139,10 @@ template <typename T, int D, int TILES> struct mainloop {
         return (const uint16_t *)__shfl_sync(~0u, (unsigned long long)row, from);
     }
     __device__ __forceinline__ void copy_k(int slot, const upcoming &u) const {
-        copy_rows(k_at(slot), u.row, 0);
+        copy_rows(k_at(slot), u.row, 0, u.policy);
     }
     __device__ __forceinline__ void copy_v(int slot, const upcoming &u) const {
-        copy_rows(v_at(slot), u.row, WARP_KEYS);
+        copy_rows(v_at(slot), u.row, WARP_KEYS, u.policy);
     }
 
     /* Copies the rows of Q, with all warps; zeros where there is none. */
@@ -424,9 +428,19 @@ template <typename T, int D, int TILES> struct mainloop {
     }
 };
 
+/* The first token that other jobs may read, too: any, where this one has not all rows; none, where
+ * it has all heads of the group. Otherwise heads of other classes read the blocks near their rows,
+ * and strided blocks of their own. */
+__device__ __forceinline__ int32_t own_below(const job_words *j, const tess_args *c, int rows) {
+    if (j->rows != j->q_len) return 0;
+    if (j->heads == (int32_t)c->group) return 0x7fffffff;
+    if (!(j->flags & TESS_CLASS_LOCAL) || j->q_len * (int32_t)c->group > rows) return 0;
+    const int32_t first = floor_div(j->q_first + j->row, c->block) - (int32_t)j->local + 1;
+    return max(first, 0) * (int32_t)c->block;
+}
+
 template <typename T, int D, int ROWS>
-__device__ __forceinline__ void forward(const tess_decode_args *a) {
-    extern __shared__ __align__(128) uint8_t raw[];
+__device__ __forceinline__ void run_job(const tess_decode_args *a, uint8_t *raw, uint32_t number) {
     typedef shared_memory<ROWS> memory;
     static_assert(sizeof(memory) <= TESS_DECODE_HEADER && TESS_DECODE_HEADER % 128 == 0,
                   "the host asks for enough shared memory");
@@ -436,7 +450,7 @@ __device__ __forceinline__ void forward(const tess_decode_args *a) {
     const int thread = threadIdx.x;
     if (thread == 0) {
         job_words j;
-        j.read(table_words(tables, c, blockIdx.x));
+        j.read(table_words(tables, c, number));
         m->job = j;
         m->list.make(&j, tables + c->entries_at, c->block, KEYS);
         m->places.make(a, &j, m->list.block_shift);
@@ -456,16 +470,32 @@ __device__ __forceinline__ void forward(const tess_decode_args *a) {
     w.lane = thread % 32;
     w.q_at = shared_address(raw) + TESS_DECODE_HEADER;
     w.stages_at = w.q_at + ROWS * D * 2 + w.warp * a->stages * 2 * w.HALF;
-    /* other jobs read the same keys if this one has not all rows of the group */
-    w.policy = m->job.heads == (int32_t)c->group && rows == m->job.q_len ? cache_evict_first()
-                                                                         : cache_usual();
+    w.own_below = own_below(&m->job, c, ROWS);
     w.run();
+}
+
+/* A thread block takes one job. Of a step it takes as many as there are, and not a block for each
+ * one that there could be: to and fro, since they come longest first. What a step's tables hold was
+ * written by a kernel. */
+template <typename T, int D, int ROWS>
+__device__ __forceinline__ void forward(const tess_decode_args *a) {
+    extern __shared__ __align__(128) uint8_t raw[];
+    const bool step = a->common.flags & TESS_ARGS_STEP;
+    if (step) grid_dependency_wait();
+    const uint32_t jobs = present_jobs((const uint32_t *)a->tables, &a->common);
+    uint32_t number = blockIdx.x, stride = 2 * (gridDim.x - blockIdx.x) - 1;
+    while (number < jobs) {
+        run_job<T, D, ROWS>(a, raw, number);
+        number += stride;
+        stride = 2 * gridDim.x - stride;
+        if (number < jobs) __syncthreads();
+    }
 }
 
 } // namespace tess
 
-#define INSTANCE(T, D, ROWS)                                                           \
-    extern "C" __global__ void __launch_bounds__(TESS_DECODE_THREADS)                  \
+#define INSTANCE(T, D, ROWS, GROUPS)                                                   \
+    extern "C" __global__ void __launch_bounds__(TESS_DECODE_THREADS, GROUPS)          \
         tess_decode##ROWS##_##T##_##D(const __grid_constant__ tess_decode_args args) { \
         tess::forward<tess::T##_t, D, ROWS>(&args);                                    \
     }

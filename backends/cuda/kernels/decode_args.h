@@ -18,10 +18,13 @@ typedef struct tess_decode_args {
     float scale_log2;    /* |scale| in exponents of 2 */
 } tess_decode_args;
 
-/* The compiled shapes: X(largest head_dim, rows of a tile). O of 32 rows leaves no registers for
- * more than 128 elements. */
+/* The compiled shapes: X(largest head_dim, rows of a tile, thread blocks of a multiprocessor). O of
+ * 32 rows leaves no registers for more than 128 elements. Several thread blocks hide each other's
+ * first and last keys, and the latency of a stage: with fewer bytes of a row, it takes more of
+ * them. */
 #define TESS_DECODE_INSTANCES(X) \
-    X(64, 16) X(96, 16) X(128, 16) X(192, 16) X(256, 16) X(64, 32) X(96, 32) X(128, 32)
+    X(64, 16, 4)                 \
+    X(96, 16, 3) X(128, 16, 3) X(192, 16, 2) X(256, 16, 1) X(64, 32, 3) X(96, 32, 2) X(128, 32, 2)
 
 #define TESS_DECODE_WARPS   4 /* of a thread block, each with its own keys */
 #define TESS_DECODE_THREADS (32 * TESS_DECODE_WARPS)

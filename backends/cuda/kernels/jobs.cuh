@@ -71,6 +71,13 @@ struct job_words {
     }
 };
 
+/* The jobs of this launch: of a step, perhaps fewer than it has room for. */
+__device__ __forceinline__ uint32_t present_jobs(const uint32_t *tables, const tess_args *c) {
+    if (!(c->flags & TESS_ARGS_STEP)) return c->items;
+    const uint32_t end = tables[c->count_at];
+    return end > c->first_item ? min(c->items, end - c->first_item) : 0;
+}
+
 /* The words of a job, of its sequence and of its class, in the plan's tables. */
 struct table_words {
     const uint32_t *job_at, *sequence_at, *class_at;

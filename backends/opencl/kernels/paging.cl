@@ -1,27 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The kernels that write a cache in OpenCL C 1.2: tess_append and tess_copy_pages, in a program of
  * their own for each size of elements: TESS_BITS is 16 or 32. */
-#include "words.h"
-
 #include "paging_args.h"
+#include "words_opencl.h"
 
-typedef long tess_offset;
-
-#define TESS_OFFSET(x)  ((tess_offset)(x))
-#define TESS_INT(x)     ((int)(x))
-#define TESS_UINT(x)    ((uint)(x))
-#define TESS_FLOAT(x)   ((float)(x))
-#define TESS_THREAD     ((uint)get_local_id(0))
-#define TESS_GROUP      ((uint)get_group_id(0))
-#define TESS_WORD(at)   (tables[at])
-#define TESS_WORD64(at) ((long)((ulong)tables[at] | (ulong)tables[(at) + 1u] << 32))
-
-#define TESS_FUNCTION static inline
-#define TESS_STRUCT(name)     \
-    typedef struct name name; \
-    struct name
-#define tess_from_bits(x) as_float(x)
-#define tess_to_bits(x)   as_uint(x)
+#define TESS_GROUP ((uint)get_group_id(0))
 
 /* Elements have no meaning here but their size, unless they become codes. */
 #if TESS_BITS == 16

@@ -43,6 +43,7 @@
 #define TESS_BIND_CU_ROWS 3
 #define TESS_BIND_KV_LENS 4
 #define TESS_BIND_STEP    5
+#define TESS_BIND_Q_FIRST 6
 
 /* Bindings in all, and those of them that are storage buffers. */
 #define TESS_BINDINGS        11

@@ -6,6 +6,6 @@
 #include "bindings.h"
 #include "dialect_glsl.h"
 
-layout(local_size_x = 64) in;
+layout(local_size_x = 128) in;
 
 #include "merge.inl"

@@ -27,6 +27,7 @@
 layout(set = 0, binding = TESS_BIND_ARGS, std140) uniform tess_args_block { tess_args args; };
 layout(set = 0, binding = TESS_BIND_CU_ROWS) readonly buffer tess_cu_rows { int cu_rows_[]; };
 layout(set = 0, binding = TESS_BIND_KV_LENS) readonly buffer tess_kv_lens { int kv_lens_[]; };
+layout(set = 0, binding = TESS_BIND_Q_FIRST) readonly buffer tess_q_first { int q_first_[]; };
 layout(set = 0, binding = TESS_BIND_STEP) writeonly buffer tess_step { uint step_[]; };
 layout(set = 0, binding = TESS_BIND_TABLES) readonly buffer tess_tables { uint tables_[]; };
 
@@ -36,6 +37,7 @@ layout(set = 0, binding = TESS_BIND_TABLES) readonly buffer tess_tables { uint t
 #define TESS_LEAST_SHARED(to, x) atomicMin(to, x)
 #define TESS_CU_ROWS(n)          cu_rows_[args.q_at + (n)]
 #define TESS_KV_LENS(n)          kv_lens_[args.k_at + (n)]
+#define TESS_Q_FIRST(n)          q_first_[args.v_at + (n)]
 #define TESS_STORE_STEP(at, x)   step_[args.o_at + (at)] = (x)
 #define TESS_PREPARE_KERNEL      void main()
 

@@ -12,7 +12,7 @@
  * source: ../common/paging_args.h
  * source: kernels/append.comp
  * source: kernels/bindings.h
- * sha256: c7b29f1f79ed19c3063e69ca7b8dab9e5db9061f4ebc7cbbd0d1b1db7a49b804
+ * sha256: 81ef522509e0b8ecada591ce660aeccb4acd8b3a6a4569f852baf9b1ad8e4cb3
  */
 #include <stdint.h>
 static const uint32_t tess_vk_append_16[] = {

@@ -11,7 +11,7 @@
  * source: ../common/paging_args.h
  * source: kernels/bindings.h
  * source: kernels/copy_pages.comp
- * sha256: e67645461b7a83e25fe2f8090bdaee4063e421e3d363a43f4c9a01cd8ae32fb1
+ * sha256: bf4b3c5d383505f8cf4043aeeba74f73dfe5637c95f9abdc3209b9d0acc89229
  */
 #include <stdint.h>
 static const uint32_t tess_vk_copy_pages_32[] = {

@@ -10,7 +10,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/merge_parts.comp
- * sha256: d3b70ff88146bfa19f5335d8bafef3fa5a5449db9f8b3873c59b0ab72942078b
+ * sha256: 39722174dda701c5ae9bfd8910660ae54d19323781745267df14187970ba60b2
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_parts_f32[] = {

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`peers_cpu.py --decode`: one new token on the CPU beside a read-only sum over the same bytes.
+
+8 query heads share 2 kv heads of 128 elements, 32k keys, one sequence and four. The sum reads K and
+V on as many threads; it is the fastest of a few that NumPy and, where it is installed, PyTorch
+have. PyTorch's SDPA takes turns with them. On a machine that others use, the fastest turn tells
+most, so ratios are of the minima; medians stand beside them. With --cores 1 processor time counts
+instead of time: what others take of the core is left out.
+"""
+import concurrent.futures
+import ctypes
+import math
+import statistics
+import sys
+import time
+
+import numpy as np
+
+import tessera_ctypes as t
+
+HEADS, KV_HEADS, HEAD_DIM, TOKENS = 8, 2, 128, 32768
+BAR = 0.85
+
+
+def aligned(shape, kind):
+    """An array whose first byte is aligned to a page of 2 MiB, as for an application that asks."""
+    size = math.prod(shape) * np.dtype(kind).itemsize
+    raw = np.empty(size + (2 << 20), np.uint8)
+    start = -raw.ctypes.data % (2 << 20)
+    return raw[start:start + size].view(kind).reshape(shape)
+
+
+def normal(generator, dtype, shape):
+    """Unit-normal numbers; bfloat16 as bits, rounded toward zero."""
+    x = aligned(shape, np.float32 if dtype == "fp32" else np.uint16)
+    for item in x:
+        values = generator.standard_normal(item.shape, dtype=np.float32)
+        item[...] = values if dtype == "fp32" else (values.view(np.uint32) >> 16).astype(np.uint16)
+    return x
+
+
+def widen(x):
+    if x.dtype == np.uint16:
+        x = (x.astype(np.uint32) << 16).view(np.float32)
+    return x.astype(np.float64)
+
+
+def tessera_call(tessera, dtype, q, k, v, o):
+    """A function that runs the plan, what it needs, and the kernel's name."""
+    batch = q.shape[0]
+    layout = tessera.layout(t.pattern(t.DENSE), HEADS, KV_HEADS, TOKENS)
+    desc = t.PlanDesc(struct_size=ctypes.sizeof(t.PlanDesc), dtype=t.DTYPES[dtype],
+                      head_dim=HEAD_DIM, batch=batch, q_len=1, kv_len=TOKENS, kernel=tessera.kernel)
+    plan = t.ptr()
+    tessera.call("tess_plan_create", tessera.device, layout, ctypes.byref(desc), ctypes.byref(plan))
+    info = t.PlanInfo(struct_size=ctypes.sizeof(t.PlanInfo))
+    tessera.call("tess_plan_query", plan, ctypes.byref(info))
+    run = t.RunDesc(struct_size=ctypes.sizeof(t.RunDesc))
+    for role, (field, x) in enumerate((("q", q), ("k", k), ("v", v), ("o", o))):
+        tensor = t.Tensor()
+        tessera.call("tess_plan_tensor", plan, role,
+                     t.Buffer(kind=t.HOST, handle=x.ctypes.data, size=x.nbytes),
+                     ctypes.byref(tensor), None)
+        setattr(run, field, tensor)
+    work = np.empty(info.workspace_bytes + 4096, np.uint8)
+    run.workspace = t.Buffer(kind=t.HOST, handle=work.ctypes.data,
+                             offset=-work.ctypes.data % 4096, size=work.nbytes)
+    keep = (work, layout)
+    return lambda: tessera.call("tess_run", plan, ctypes.byref(run)), keep, info
+
+
+def check(q, k, v, o):
+    for n in range(3):
+        item, head = n % q.shape[0], n * 3 % HEADS
+        group = head // (HEADS // KV_HEADS)
+        s = widen(k[item, :, group]) @ widen(q[item, 0, head]) / math.sqrt(HEAD_DIM)
+        p = np.exp(s - s.max())
+        wanted = p / p.sum() @ widen(v[item, :, group])
+        error = np.abs(widen(o[item, 0, head]) - wanted).max() / np.abs(wanted).max()
+        if not error < (1e-5 if q.dtype == np.float32 else 2e-2):
+            sys.exit(f"wrong result, largest relative difference {error:.2e}")
+
+
+def sums(arrays, threads):
+    """(name, function) of calls that read all bytes of the arrays on so many threads."""
+    pool = concurrent.futures.ThreadPoolExecutor(max(1, threads - 1))
+    for name, kind, reduce in (("float32 sum", np.float32, np.add.reduce),
+                               ("uint64 xor", np.uint64, np.bitwise_xor.reduce),
+                               ("uint8 maximum", np.uint8, np.maximum.reduce)):
+        flat = [x.reshape(-1).view(kind) for x in arrays]
+        parts = list(zip(*(np.array_split(x, threads) for x in flat)))
+
+        def one(part, reduce=reduce):
+            return [reduce(x) for x in part]
+
+        def call(parts=parts, one=one):
+            others = [pool.submit(one, part) for part in parts[1:]]
+            one(parts[0])
+            for other in others:
+                other.result()
+        yield name, call
+
+
+def torch_calls(torch, q, k, v, dtype):
+    """The sum and SDPA of PyTorch, on the same memory."""
+    def tensor(x):
+        x = torch.from_numpy(x.view(np.int16) if dtype == "bf16" else x)
+        return x.view(torch.bfloat16) if dtype == "bf16" else x
+    a, b, c = (tensor(x).transpose(1, 2) for x in (q, k, v))
+    yield "PyTorch sum", lambda: (torch.sum(b), torch.sum(c))
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    yield "PyTorch SDPA", lambda: sdpa(a, b, c, enable_gqa=True)
+
+
+def turns(contestants, rounds, clock):
+    seconds = {name: [] for name, _ in contestants}
+    for _ in range(rounds):
+        for name, function in contestants:
+            time.sleep(0.02)  # until the threads of the one before sleep
+            function()
+            for _ in range(3):
+                start = clock()
+                function()
+                seconds[name].append(clock() - start)
+    return seconds
+
+
+def run(options, cores):
+    try:
+        import torch
+        torch.set_num_threads(len(cores))
+    except ImportError:
+        torch = None
+        print("PyTorch is not installed: no SDPA beside it")
+    tessera = t.Tessera(options.library, "cpu:0", len(cores), options.kernel)
+    missed = 0
+    for dtype in options.dtypes.split(","):
+        for batch in (1, 4):
+            generator = np.random.default_rng(1)
+            q = normal(generator, dtype, (batch, 1, HEADS, HEAD_DIM))
+            k, v = (normal(generator, dtype, (batch, TOKENS, KV_HEADS, HEAD_DIM))
+                    for _ in range(2))
+            o = np.zeros_like(q)
+            call, keep, info = tessera_call(tessera, dtype, q, k, v, o)
+            call()
+            check(q, k, v, o)
+            contestants = [("Tessera", call), *sums((k, v), len(cores))]
+            if torch:
+                contestants += torch_calls(torch, q, k, v, dtype)
+            clock = time.process_time if len(cores) == 1 else time.perf_counter
+            seconds = turns(contestants, options.rounds, clock)
+            size = k.nbytes + v.nbytes
+            print(f"\n{dtype}, {HEADS}/{KV_HEADS} heads, {batch} x {TOKENS} keys, "
+                  f"{size >> 20} MiB, {info.kernel.decode()}")
+            for name, times in seconds.items():
+                least, middle = min(times), statistics.median(times)
+                print(f"    {name:20} best {least * 1e3:8.2f} ms {size / least * 1e-9:6.1f} GB/s   "
+                      f"median {middle * 1e3:8.2f} ms")
+            best = min(min(times) for name, times in seconds.items()
+                       if name not in ("Tessera", "PyTorch SDPA"))
+            ratios = [("the read-only sum", best / min(seconds["Tessera"]), BAR)]
+            if torch:
+                ratios.append(("PyTorch SDPA",
+                               min(seconds["PyTorch SDPA"]) / min(seconds["Tessera"]), 1.0))
+            for name, value, bar in ratios:
+                missed += value < bar
+                print(f"    speed over {name:20} {value:6.2f}   to reach {bar:.2f}   "
+                      f"{'yes' if value >= bar else 'NO'}")
+    return 1 if missed else 0
