@@ -93,6 +93,7 @@ enum { ITEMS_AT_ONCE = 16 };
 static void do_items(void *context, size_t worker) {
     work *w = context;
     (void)worker;
+    TAKE_OVER(w);
     do_each(w, ITEMS_AT_ONCE, w->row->item);
 }
 

@@ -90,7 +90,7 @@ static uint32_t workers_of(const tess_driver_device *d, const instance *x) {
     return share(d, x).groups * (uint32_t)(d->units > 0 ? d->units : 1);
 }
 
-/* Of more rows, each job would read the keys again, and a kernel for long queries is faster where it
+/* Of more rows, each job would read the keys again, and a kernel for long queries is faster, if it
  * reads such K and V. */
 static int is_only_named(const tess_kernel_key *key) {
     if (key->steps || key->page || key->compact) return 0;

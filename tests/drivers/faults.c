@@ -35,10 +35,13 @@ static const fake_exports *driver;
 static fake_control *control;
 static const char *backend, *arch;
 
-/* Two bytes an element, so that the kernel for Hopper takes it where there is one; enough jobs for
- * its job counter, and merges. */
-static const char line[] = "pattern=s2 block=16 local=2 stride=3 heads=8 kv_heads=4 q_len=9 "
-                           "kv_len=90 head_dim=16 dtype=f16 kv_split=3";
+/* Two bytes an element, so that the kernels for tensor cores take it where they are; more rows than
+ * the decode kernel takes, and as few as it does; enough jobs for Hopper's job counter, and merges.
+ */
+#define LINE(q_len)                                                             \
+    "pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=1 q_len=" #q_len " " \
+    "kv_len=90 head_dim=16 dtype=f16 kv_split=3"
+static const char line[] = LINE(9), decode_line[] = LINE(1);
 
 static void reset(void) {
     memset(control, 0, sizeof *control);
@@ -126,19 +129,24 @@ static tess_status use_plan(tess_device *device, const problem *p, int *seen) {
 static tess_status live_once(test_heap *heap, int *opened, int *seen) {
     tess_runtime *runtime = runtime_with(heap);
     tess_device *device = NULL;
-    problem p;
+    problem p, decode;
+    int decode_seen = 0;
     char error[256];
     assert_int_equal(problem_parse(&p, line, error, sizeof error), 0);
+    assert_int_equal(problem_parse(&decode, decode_line, error, sizeof error), 0);
     *seen = 0;
     tess_status status = open_device(runtime, 0, &device);
     *opened = status == TESS_OK;
     if (status == TESS_OK) status = use_memory(device);
     if (status == TESS_OK) status = use_plan(device, &p, seen);
+    if (status == TESS_OK) status = use_plan(device, &decode, &decode_seen);
     if (status == TESS_OK) status = serve_once(runtime, device);
     if (*opened && status == TESS_ERROR_DEVICE_LOST) stays_lost(device);
     tess_device_release(device);
     tess_runtime_release(runtime);
     problem_free(&p);
+    problem_free(&decode);
+    if (status == TESS_OK && decode_seen != 1) *seen = decode_seen;
     return status;
 }
 
@@ -170,9 +178,10 @@ static void live_well(void) {
     assert_ok(live_once(&heap, &opened, &seen));
     assert_int_equal(seen, 1);
     nothing_lives(&heap, 0);
-    /* The problem is one that takes every way. */
+    /* The problems are ones that take every way. */
     assert_non_null(strstr(control->log, "tess_merge_f16"));
     assert_non_null(strstr(control->log, "tess_merge_parts_f32"));
+    if (strcmp(backend, "cuda") == 0) assert_non_null(strstr(control->log, "tess_decode"));
     if (strcmp(arch, "sm_80") == 0) assert_non_null(strstr(control->log, "tess_sm80_f16"));
     if (strcmp(arch, "sm_90") == 0)
         assert_true(strstr(control->log, "tess_sm90_f16") &&

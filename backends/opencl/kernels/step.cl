@@ -2,6 +2,7 @@
 /* The kernel that prepares steps in OpenCL C 1.2: tess_prepare, a program of its own. */
 #include "words_opencl.h"
 
+#define TESS_GROUP               ((uint)get_group_id(0))
 #define TESS_STEP                , __global uint *step
 #define TESS_STEP_OF_KERNEL      , step
 #define TESS_PREPARE_THREADS     256u
