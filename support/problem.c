@@ -785,7 +785,7 @@ int problem_plan_desc(const problem *p, tess_plan_desc *desc, int64_t **cu) {
                  (p->compact ? TESS_PLAN_COMPACT : 0),
         .op = p->op == PROBLEM_BACKWARD ? TESS_OP_BACKWARD : TESS_OP_FORWARD,
         .dtype = p->dtype,
-        .kv_dtype = p->kv_dtype,
+        .kv_dtype = problem_has_scales(p) ? p->kv_dtype : 0,
         .head_dim = p->head_dim,
         .scale = (float)p->scale,
         .batch = p->batch,

@@ -16,7 +16,6 @@ const char *tess_cuda_image_refusal(const tess_driver_device *d, const tess_driv
     if (!tess_cuda_image(d, images))
         return tess_driver_no_code(d, images, "needs sm_80 or later, and has ", buffer, size);
     if (d->image < 0) return "built without the merge kernel";
-    if (key && key->kv_dtype >= TESS_F8E4M3) return "does not read K and V of 8 bits";
     return key && key->dtype == TESS_F32 ? "takes f16 and bf16 only" : NULL;
 }
 
@@ -43,6 +42,7 @@ const char *tess_cuda_refusal(const tess_kernel_key *key) {
     if (key->steps) return "does not take steps";
     if (key->page) return "does not read pages";
     if (key->compact) return "does not read K and V by slot";
+    if (key->kv_dtype != key->dtype) return "does not read K and V of 8 bits";
     return tess_portable_refusal(key);
 }
 
