@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* K and V of 8 bits in a cache: tess_append writes the codes and scales that its description says,
  * however the rows were divided into calls, and attention reads them from pages as from a tensor
- * without pages. */
+ * without pages, with lengths of the host as with those of the device. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,6 +29,9 @@ typedef struct fixture {
     int is_static;
     uint8_t rows[SIDES][TOKENS * ROW * 4]; /* of dtype */
     tess_buffer codes[SIDES], scales[SIDES], table;
+    /* One plan whose lengths come from the device; NULL: a plan for each call. */
+    tess_plan *steps;
+    tess_buffer step, cu_rows, kv_lens;
 } fixture;
 
 static int place_of(const fixture *f, int t) {
@@ -80,22 +83,71 @@ static void destroy(fixture *f) {
         assert_ok(tess_free(f->device, &f->scales[v]));
     }
     assert_ok(tess_free(f->device, &f->table));
+    assert_ok(tess_free(f->device, &f->step));
+    assert_ok(tess_free(f->device, &f->cu_rows));
+    assert_ok(tess_free(f->device, &f->kv_lens));
+    tess_plan_release(f->steps);
     tess_layout_release(f->layout);
 }
 
-static tess_plan *plan_of(const fixture *f, int rows, int tokens) {
+static tess_plan *make_plan(const fixture *f, uint32_t flags, int rows, int tokens) {
+    const int steps = (flags & TESS_PLAN_DEVICE_LENGTHS) != 0;
     const tess_plan_desc d = {.struct_size = sizeof d,
-                              .flags = TESS_PLAN_APPEND,
+                              .flags = TESS_PLAN_APPEND | TESS_PLAN_BATCH_INVARIANT | flags,
                               .dtype = f->dtype,
                               .kv_dtype = f->kv_dtype,
                               .head_dim = DIM,
                               .batch = 1,
                               .q_len = rows,
                               .kv_len = tokens,
-                              .page = f->page ? PAGE : 0};
+                              .page = f->page ? PAGE : 0,
+                              .max_rows = steps ? rows : 0};
     tess_plan *plan = NULL;
     assert_ok(tess_plan_create(f->device, f->layout, &d, &plan));
     return plan;
+}
+
+static void create_steps(fixture *f) {
+    tess_plan_info info = {.struct_size = sizeof info};
+    f->steps = make_plan(f, TESS_PLAN_DEVICE_LENGTHS, TOKENS, TOKENS);
+    assert_ok(tess_plan_query(f->steps, &info));
+    f->step = test_upload(f->device, NULL, info.step_bytes);
+    f->cu_rows = test_upload(f->device, NULL, 2 * sizeof(int32_t));
+    f->kv_lens = test_upload(f->device, NULL, sizeof(int32_t));
+}
+
+/* A plan for so many rows of so many tokens, or the plan of steps once a step is prepared. */
+static tess_plan *take_plan(const fixture *f, int rows, int tokens) {
+    if (!f->steps) return make_plan(f, 0, rows, tokens);
+    const int32_t cu_rows[2] = {0, rows}, kv_lens[1] = {tokens};
+    assert_ok(tess_copy(f->device, f->cu_rows, tess_host_buffer(cu_rows, sizeof cu_rows),
+                        sizeof cu_rows));
+    assert_ok(tess_copy(f->device, f->kv_lens, tess_host_buffer(kv_lens, sizeof kv_lens),
+                        sizeof kv_lens));
+    const tess_prepare_desc d = {.struct_size = sizeof d,
+                                 .batch = 1,
+                                 .cu_rows = f->cu_rows,
+                                 .kv_lens = f->kv_lens,
+                                 .step = f->step};
+    assert_ok(tess_prepare(f->steps, &d));
+    assert_ok(tess_wait(f->device, UINT64_MAX));
+    return f->steps;
+}
+
+static void give_plan(const fixture *f, tess_plan *plan) {
+    if (plan != f->steps) tess_plan_release(plan);
+}
+
+/* Rows in a buffer of as many bytes as a tensor of the plan may have. */
+static tess_buffer upload_rows(const fixture *f, const tess_plan *plan, uint32_t role,
+                               const uint8_t *rows, uint64_t bytes, tess_tensor *tensor) {
+    uint64_t room;
+    const tess_buffer none = {0};
+    assert_ok(tess_plan_tensor(plan, role, none, tensor, &room));
+    tess_buffer buffer = test_upload(f->device, NULL, room);
+    assert_ok(tess_copy(f->device, buffer, tess_host_buffer(rows, bytes), bytes));
+    tensor->buffer = buffer;
+    return buffer;
 }
 
 /* K or V of the cache, or their scales. */
@@ -111,12 +163,11 @@ static tess_tensor pool_of(const fixture *f, int v, int scales) {
 
 static void append(const fixture *f, int first, int end) {
     const uint64_t size = f->dtype == TESS_F32 ? 4 : 2, at = (uint64_t)first * ROW * size;
-    tess_plan *plan = plan_of(f, end - first, end);
+    tess_plan *plan = take_plan(f, end - first, end);
     tess_tensor rows[SIDES], all[2][SIDES];
     for (int v = 0; v < SIDES; v++) {
-        rows[v] = (tess_tensor){.stride_token = ROW, .stride_head = DIM};
-        rows[v].buffer =
-            test_upload(f->device, f->rows[v] + at, (uint64_t)(end - first) * ROW * size);
+        upload_rows(f, plan, v ? TESS_ROLE_NEW_V : TESS_ROLE_NEW_K, f->rows[v] + at,
+                    (uint64_t)(end - first) * ROW * size, &rows[v]);
         for (int scales = 0; scales < 2; scales++) all[scales][v] = pool_of(f, v, scales);
     }
     const tess_append_desc d = {.struct_size = sizeof d,
@@ -124,6 +175,7 @@ static void append(const fixture *f, int first, int end) {
                                 .v = rows[1],
                                 .k_pools = &all[0][0],
                                 .v_pools = &all[0][1],
+                                .step = f->step,
                                 .block_table = f->table,
                                 .table_stride = f->page ? 3 : 0,
                                 .pages = f->page ? PAGES : 0,
@@ -132,7 +184,7 @@ static void append(const fixture *f, int first, int end) {
     assert_ok(tess_append(plan, &d));
     assert_ok(tess_wait(f->device, UINT64_MAX));
     for (int v = 0; v < SIDES; v++) assert_ok(tess_free(f->device, &rows[v].buffer));
-    tess_plan_release(plan);
+    give_plan(f, plan);
 }
 
 static void fetch(const fixture *f, pools *got) {
@@ -171,17 +223,23 @@ static void compare(const fixture *f, const pools *got, const pools *wanted, con
     }
 }
 
-/* In one call, token by token, and in parts. */
+static void append_all(const fixture *f, int chunk) {
+    for (int t = 0; t < TOKENS; t += chunk) append(f, t, t + chunk < TOKENS ? t + chunk : TOKENS);
+}
+
+/* In one call, token by token, and in parts; and by steps of one plan. */
 static void check_appends(const test_target *target, uint32_t dtype, uint32_t kv_dtype, int page) {
-    static const int steps[] = {TOKENS, 1, 7};
+    static const struct {
+        int chunk, steps;
+    } ways[] = {{TOKENS, 0}, {5, 1}, {1, 0}, {7, 0}, {TOKENS, 1}};
     pools *all = malloc(2 * sizeof *all);
     assert_non_null(all);
-    for (int n = 0; n < (target->software ? 2 : 3); n++) {
+    for (int n = 0; n < (target->software ? 3 : 5); n++) {
         fixture f;
         create(&f, target, dtype, kv_dtype, page);
+        if (ways[n].steps) create_steps(&f);
         fill_rows(&f, 0);
-        for (int t = 0; t < TOKENS; t += steps[n])
-            append(&f, t, t + steps[n] < TOKENS ? t + steps[n] : TOKENS);
+        append_all(&f, ways[n].chunk);
         fetch(&f, &all[0]);
         memset(&all[1], 0xff, sizeof all[1]);
         expect(&f, &all[1]);
@@ -225,8 +283,8 @@ static void test_static(void **state) {
 /* O of a few rows over what was appended. Places that no key went to hold NaN. */
 static void attend(const fixture *f, uint8_t *out, uint64_t bytes) {
     enum { QUERIES = 3 };
-    static uint8_t zeros[QUERIES * HEADS * DIM * 4];
-    tess_plan *plan = plan_of(f, QUERIES, TOKENS);
+    static const uint8_t zeros[QUERIES * HEADS * DIM * 4];
+    tess_plan *plan = take_plan(f, QUERIES, TOKENS);
     tess_plan_info info = {.struct_size = sizeof info};
     assert_ok(tess_plan_query(plan, &info));
     tess_run_desc run = {.struct_size = sizeof run,
@@ -234,13 +292,12 @@ static void attend(const fixture *f, uint8_t *out, uint64_t bytes) {
                          .v = pool_of(f, 1, 0),
                          .k_scale = pool_of(f, 0, 1),
                          .v_scale = pool_of(f, 1, 1),
+                         .step = f->step,
                          .block_table = f->table,
                          .table_stride = f->page ? 3 : 0,
                          .pages = f->page ? PAGES : 0};
-    tess_buffer q = test_upload(f->device, f->rows[0], bytes),
-                o = test_upload(f->device, zeros, bytes), work = {0};
-    assert_ok(tess_plan_tensor(plan, TESS_ROLE_Q, q, &run.q, NULL));
-    assert_ok(tess_plan_tensor(plan, TESS_ROLE_O, o, &run.o, NULL));
+    tess_buffer q = upload_rows(f, plan, TESS_ROLE_Q, f->rows[0], bytes, &run.q),
+                o = upload_rows(f, plan, TESS_ROLE_O, zeros, bytes, &run.o), work = {0};
     if (info.workspace_bytes) assert_ok(tess_alloc(f->device, info.workspace_bytes, &work));
     run.workspace = work;
     assert_ok(tess_run(plan, &run));
@@ -249,24 +306,25 @@ static void attend(const fixture *f, uint8_t *out, uint64_t bytes) {
     assert_ok(tess_free(f->device, &q));
     assert_ok(tess_free(f->device, &o));
     assert_ok(tess_free(f->device, &work));
-    tess_plan_release(plan);
+    give_plan(f, plan);
 }
 
 static void test_attend(void **state) {
     enum { MOST = 3 * HEADS * DIM * 4 };
-    uint8_t out[2][MOST];
+    uint8_t out[4][MOST];
     for (uint32_t kv_dtype = TESS_F8E4M3; kv_dtype <= TESS_I8; kv_dtype++) {
         const uint32_t dtype = kv_dtype == TESS_I8 ? TESS_F32 : TESS_F16;
         const uint64_t bytes = dtype == TESS_F32 ? MOST : MOST / 2;
-        for (int page = 0; page < 2; page++) {
+        for (int n = 0; n < 4; n++) {
             fixture f;
-            create(&f, *state, dtype, kv_dtype, page);
+            create(&f, *state, dtype, kv_dtype, n % 2);
+            if (n / 2) create_steps(&f);
             fill_rows(&f, 1);
             append(&f, 0, TOKENS);
-            attend(&f, out[page], bytes);
+            attend(&f, out[n], bytes);
+            assert_memory_equal(out[0], out[n], bytes);
             destroy(&f);
         }
-        assert_memory_equal(out[0], out[1], bytes);
         for (int n = 0; n < 3 * HEADS * DIM; n++)
             assert_true(isfinite(element_load(dtype, out[0], n)));
     }
@@ -321,7 +379,7 @@ static void test_refusals(void **state) {
     fixture f, plain;
     create(&f, *state, TESS_BF16, TESS_I8, 0);
     create(&plain, *state, TESS_BF16, 0, 0);
-    tess_plan *plan = plan_of(&f, 1, TOKENS), *without = plan_of(&plain, 1, TOKENS);
+    tess_plan *plan = make_plan(&f, 0, 1, TOKENS), *without = make_plan(&plain, 0, 1, TOKENS);
     const tess_tensor rows = {test_upload(f.device, f.rows[0], sizeof f.rows[0]), 0, ROW, DIM};
     tess_tensor k = pool_of(&f, 0, 0), v = pool_of(&f, 1, 0), k_scale = pool_of(&f, 0, 1),
                 v_scale = pool_of(&f, 1, 1), t;
@@ -394,7 +452,7 @@ static void test_types(void **state) {
 int main(int argc, char **argv) {
     static const serving_test all[] = {{"codes and scales of appended rows", test_append},
                                        {"scales that are given", test_static},
-                                       {"attention over pages and without", test_attend},
+                                       {"attention over pages and steps", test_attend},
                                        {"copies of pages", test_copy},
                                        {"scales that are missing or needless", test_refusals},
                                        {"types that are refused", test_types}};
