@@ -2,7 +2,7 @@
 /*
  * Jobs of a few rows (decoding): lanes over rows would stay empty and packing would cost more than
  * the products, so K and V are read in place, once. Lanes run over elements in both products and
- * over keys in the softmax; everything is in floats, whatever the storage.
+ * over keys in the softmax.
  */
 
 #define DIRECT_ROWS CPU_FEW_ROWS
@@ -84,8 +84,9 @@ static __attribute__((noinline)) void direct_raise(const task *t, int32_t r, vf 
     m->row_max[r] = next;
 }
 
-/* Turns the scores of row r into weights. Their sums stay in lanes until the job ends. */
-INLINE void direct_softmax(const task *t, int32_t r) {
+/* Turns the scores of row r into weights. Their sums stay in lanes until the job ends. Codes of V
+ * take the scale of their row into the weight. */
+INLINE void direct_softmax(const task *t, const uint32_t dtype, int32_t r) {
     const job_memory *m = &t->m;
     const vf scale_log2 = vset(t->scale_log2);
     float *s = m->s + (size_t)r * CHUNK;
@@ -100,9 +101,20 @@ INLINE void direct_softmax(const task *t, int32_t r) {
         const vf x = (vload(s + key) - bias) * scale_log2,
                  p = DIRECT_PAIRS ? vexp2_short(x) : vexp2(x);
         sum += p;
-        store_weights(s, key, p);
+        store_weights(s, key, dtype >= TESS_F8E4M3 ? p * vload_any(t->located->v_scale + key) : p);
     }
     vstore(t->sums + r * VL, sum);
+}
+
+static void direct_scales(const task *t, const cpu_run *run, direct_rows *rows) {
+    const float unit = code_scale(t->launch->kv_dtype);
+    for (int32_t i = 0; i < run->count; i++) {
+        float k, v;
+        memcpy(&k, run->k_scale + i * t->k_scale_stride, sizeof k);
+        memcpy(&v, run->v_scale + i * t->v_scale_stride, sizeof v);
+        rows->k_scale[run->at + i] = k * unit;
+        rows->v_scale[run->at + i] = v * unit;
+    }
 }
 
 static void direct_locate(const task *t, const cpu_chunk *chunk, direct_rows *rows) {
@@ -112,6 +124,7 @@ static void direct_locate(const task *t, const cpu_chunk *chunk, direct_rows *ro
             rows->k[run->at + i] = run->k + i * t->k_stride;
             rows->v[run->at + i] = run->v + i * t->v_stride;
         }
+        if (t->launch->kv_dtype >= TESS_F8E4M3) direct_scales(t, run, rows);
     }
     /* The last vector of keys is completed with any key; its scores are replaced by -inf. */
     for (int32_t key = chunk->keys; key < round_up(chunk->keys, VL); key++)
@@ -140,12 +153,13 @@ INLINE void direct_chunks(direct_turns *turns, const uint32_t dtype, const int r
                                   t->folds + i * VL, rows);
             }
         for (int32_t n = 0; n < n_ready; n++)
-            if (key < turns->ready[n]->chunk->keys) direct_complete(turns->ready[n], key, rows);
+            if (key < turns->ready[n]->chunk->keys)
+                direct_complete(turns->ready[n], dtype, key, rows);
     }
     for (int32_t n = 0; n < n_ready; n++)
         for (int r = 0; r < rows; r++) {
             direct_mask(turns->ready[n], r);
-            direct_softmax(turns->ready[n], r);
+            direct_softmax(turns->ready[n], dtype, r);
         }
     for (int32_t key = 0; key < keys; key += VALUE_UNIT)
         for (int32_t n = 0; n < n_ready; n++) {
@@ -157,8 +171,7 @@ INLINE void direct_chunks(direct_turns *turns, const uint32_t dtype, const int r
         }
 }
 
-/* For each type of K and V. Zeroed copies of the first rows complete the row count of the compiled
- * variants. */
+/* For each type of K and V; rows of zeros complete the number of rows of what is compiled. */
 static __attribute__((noinline)) void direct_bf16(direct_turns *turns, int one) {
     one ? direct_chunks(turns, TESS_BF16, 1) : direct_chunks(turns, TESS_BF16, DIRECT_ROWS);
 }
@@ -169,14 +182,22 @@ static __attribute__((noinline)) void direct_f32(direct_turns *turns, int one) {
 static __attribute__((noinline)) void direct_f16(direct_turns *turns, int one) {
     one ? direct_chunks(turns, TESS_F16, 1) : direct_chunks(turns, TESS_F16, DIRECT_ROWS);
 }
+static __attribute__((noinline)) void direct_e4m3(direct_turns *turns, int one) {
+    one ? direct_chunks(turns, TESS_F8E4M3, 1) : direct_chunks(turns, TESS_F8E4M3, DIRECT_ROWS);
+}
+static __attribute__((noinline)) void direct_i8(direct_turns *turns, int one) {
+    one ? direct_chunks(turns, TESS_I8, 1) : direct_chunks(turns, TESS_I8, DIRECT_ROWS);
+}
 #endif
 
 static void direct_step(direct_turns *turns) {
     const int one = turns->task[0]->rows == 1;
-    switch (turns->task[0]->launch->dtype) {
+    switch (turns->task[0]->launch->kv_dtype) {
 #if !PAIRS
     case TESS_F32: direct_f32(turns, one); break;
     case TESS_F16: direct_f16(turns, one); break;
+    case TESS_F8E4M3: direct_e4m3(turns, one); break;
+    case TESS_I8: direct_i8(turns, one); break;
 #endif
     default: direct_bf16(turns, one); break;
     }
@@ -205,7 +226,6 @@ static void direct_place(task *t, int32_t n) {
 /* Row r of Q in the order and the type that the products take, with the sign of the scale. */
 static void direct_query(const task *t, int32_t r) {
     const job_memory *m = &t->m;
-    const uint32_t dtype = t->launch->dtype;
     const tess_tensor *q = &t->launch->tensor[TESS_ROLE_Q];
     const char *row = tensor_base(q) + row_offset(t, q, r) * t->esize;
     float *out = m->q + (size_t)r * m->o_elements;
@@ -216,9 +236,9 @@ static void direct_query(const task *t, int32_t r) {
             vstore(out + w, (vf)((vu)vload(out + w) ^ 0x80008000u));
         return;
     }
-    load_row(dtype, row, t->head_dim, m->rows);
+    load_row(t->launch->dtype, row, t->head_dim, m->rows);
     for (int32_t d = 0; d < t->head_dim; d++)
-        out[direct_place_of(dtype, d, 0)] = negative ? -m->rows[d] : m->rows[d];
+        out[direct_place_of(t->launch->kv_dtype, d, 0)] = negative ? -m->rows[d] : m->rows[d];
 }
 
 static void direct_begin(task *t, int32_t n) {
@@ -245,7 +265,7 @@ static void direct_end(task *t) {
         for (int i = 0; i < VL; i++) sum += t->sums[r * VL + i];
         m->row_sum[r] = sum;
         for (int32_t d = 0; d < t->head_dim; d++)
-            m->rows[d] = sum == 0.0f ? 0.0f : o[direct_place_of(t->launch->dtype, d, 1)] / sum;
+            m->rows[d] = sum == 0.0f ? 0.0f : o[direct_place_of(t->launch->kv_dtype, d, 1)] / sum;
         finish_row(t, r, m->rows);
     }
 }
@@ -292,7 +312,7 @@ static void direct_ready(direct_turns *turns) {
 /* All tasks, a chunk of each at a time. */
 static void direct_rounds(direct_turns *turns) {
     const task *any = turns->task[0];
-    const int32_t row_bytes = any->head_dim * (int32_t)any->esize;
+    const int32_t row_bytes = any->head_dim * (int32_t)any->kv_esize;
     int32_t ahead = turns->n * VALUE_UNIT * row_bytes;
     if (ahead < AHEAD_BYTES) ahead = AHEAD_BYTES;
     turns->row_lines = (row_bytes + 63) / 64;

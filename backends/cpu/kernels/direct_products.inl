@@ -32,7 +32,7 @@ INLINE int step_vectors(const uint32_t dtype) {
 /* Elements [i, i + step) of a row of n. Those past the end are zero and not read. */
 INLINE void load_step(const uint32_t dtype, const char *row, int32_t i, int32_t n, vf *out) {
     const int32_t elements = step_elements(dtype);
-    const size_t size = dtype == TESS_F32 ? 4 : 2;
+    const size_t size = (size_t)cpu_element_size(dtype);
     const char *at = row + (size_t)i * size;
     char part[VL * 4] __attribute__((aligned(64)));
     if (i + elements > n) {
@@ -45,6 +45,13 @@ INLINE void load_step(const uint32_t dtype, const char *row, int32_t i, int32_t 
         VKEEP(out[0]);
         return;
     }
+#if !PAIRS
+    if (dtype >= TESS_F8E4M3) {
+        out[0] = load_codes(dtype, at);
+        VKEEP(out[0]);
+        return;
+    }
+#endif
     out[0] = vload_any(at);
     VKEEP(out[0]);
     if (dtype == TESS_F32 || DIRECT_PAIRS) return;
@@ -53,7 +60,7 @@ INLINE void load_step(const uint32_t dtype, const char *row, int32_t i, int32_t 
     out[1] = (vf)(words & 0xffff0000u);
 }
 
-/* Where element d lies among those of a row of Q or O. */
+/* Where element d lies among those of a row of Q or O, for a type of K and V. */
 static int32_t direct_place_of(uint32_t dtype, int32_t d, int of_o) {
     if (dtype != TESS_BF16 || (DIRECT_PAIRS && !of_o)) return d;
     const int32_t block = d / (2 * VL) * (2 * VL), in = d - block;
@@ -88,8 +95,7 @@ INLINE void direct_score_step(const job_memory *m, const uint32_t dtype, const c
  * of the vector that is left has a part of the score of key i % DIRECT_KEYS. */
 INLINE void direct_scores(const task *t, const uint32_t dtype, const char *const *keys, float *out,
                           const int rows) {
-    const int32_t elements = step_elements(dtype),
-                  step_bytes = elements * (dtype == TESS_F32 ? 4 : 2);
+    const int32_t elements = step_elements(dtype), step_bytes = elements * cpu_element_size(dtype);
     vf sum[DIRECT_ROWS][DIRECT_KEYS];
     UNROLL
     for (int r = 0; r < rows; r++) UNROLL
@@ -108,13 +114,15 @@ INLINE void direct_scores(const task *t, const uint32_t dtype, const char *const
 }
 
 /* Completes the scores of the VL keys from `key` on. */
-INLINE void direct_complete(const task *t, int32_t key, const int rows) {
+INLINE void direct_complete(const task *t, const uint32_t dtype, int32_t key, const int rows) {
     for (int r = 0; r < rows; r++) {
         vf sum[DIRECT_FOLDS];
         UNROLL
         for (int i = 0; i < DIRECT_FOLDS; i++)
             sum[i] = vload(t->folds + ((size_t)r * DIRECT_FOLDS + (size_t)i) * VL);
-        vstore(t->m.s + (size_t)r * CHUNK + key, vfold_all(sum, DIRECT_KEYS, DIRECT_FOLDS));
+        vf scores = vfold_all(sum, DIRECT_KEYS, DIRECT_FOLDS);
+        if (dtype >= TESS_F8E4M3) scores *= vload_any(t->located->k_scale + key);
+        vstore(t->m.s + (size_t)r * CHUNK + key, scores);
     }
 }
 
@@ -169,8 +177,7 @@ INLINE void direct_value_span(const task *t, const uint32_t dtype, const char *c
                               int32_t first, int32_t count, int32_t d, const int full,
                               const int rows) {
     const job_memory *m = &t->m;
-    const int32_t size = dtype == TESS_F32 ? 4 : 2,
-                  lines = DIRECT_SPAN * VL * VALUE_KEYS * size / 64,
+    const int32_t size = cpu_element_size(dtype), lines = DIRECT_SPAN * VL * VALUE_KEYS * size / 64,
                   left = (m->o_elements - d) / VL,
                   vectors = left < DIRECT_SPAN ? left : DIRECT_SPAN;
     const int prefetch = d * size % 64 == 0;
