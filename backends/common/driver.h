@@ -168,6 +168,7 @@ typedef struct tess_driver_state {
     tess_driver_device *device;
     void *forward, *merge;            /* or the kernel of another operation, and none */
     const tess_portable_shape *shape; /* of the portable forward kernel */
+    uint32_t groups, warps, stages;   /* where the kernel has workgroups of several sizes */
 } tess_driver_state;
 
 extern const tess_driver_row tess_driver_portable;

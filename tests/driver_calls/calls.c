@@ -383,9 +383,9 @@ static void test_images(void **state) {
     }
 }
 
-/* Which image a kernel that has one for each major version takes on which device, and how many
- * bytes of shared memory: `small` where a multiprocessor has 100 KiB, `medium` with 164, `large`
- * with 228. */
+/* Which image a kernel that has one for each major version takes on which device, and at most how
+ * many bytes of shared memory: `small` where a multiprocessor has 100 KiB, `medium` with 164,
+ * `large` with 228. */
 static void check_images(const char *kernel, int small, int medium, int large) {
     const struct {
         choice image;
@@ -431,12 +431,12 @@ static void test_images_sm80(void **state) {
     check_images("cuda/sm80", ONE, TWO, TWO);
 }
 
-/* So has the kernel for few rows, which has two stages in each of as many thread blocks as fit a
- * multiprocessor, up to four, and more where four leave room. */
+/* So has the kernel for few rows. Its thread blocks have the warps of up to four of least size, two
+ * where a multiprocessor has little memory, and two stages, or more where there is room. */
 static void test_images_decode(void **state) {
     (void)state;
-    enum { TWO = 38912, THREE = 55296 };
-    check_images("cuda/decode", TWO, TWO, THREE);
+    enum { EIGHT_TWO = 72704, SIXTEEN_TWO = 140288, SIXTEEN_THREE = 207872 };
+    check_images("cuda/decode", EIGHT_TWO, SIXTEEN_TWO, SIXTEEN_THREE);
 }
 
 /* ------------------------------------------------------------------ devices */
