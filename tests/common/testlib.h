@@ -125,11 +125,28 @@ int test_open_descriptors(void);
 int test_mappings(void);
 int64_t test_resident(void);
 
-/* Runs a program's tests and returns the number of those that failed; needs cmocka.h. */
+/* A row of a table of tests; and of one whose test gets `state`, between the file's setup() and
+ * teardown(). */
+#define TEST(function) cmocka_unit_test(function)
+#define TEST_ON(state, function) \
+    { #function, function, setup, teardown, state }
+
+/* Runs a program's tests and returns the number of those that failed. */
 #define RUN_TESTS(...)                                   \
     __extension__({                                      \
         const struct CMUnitTest tests[] = {__VA_ARGS__}; \
         cmocka_run_group_tests(tests, NULL, NULL);       \
+    })
+
+/* The same, with `before` and `after`, which may be NULL, around each test. */
+#define RUN_TESTS_BETWEEN(before, after, ...)                                \
+    __extension__({                                                          \
+        struct CMUnitTest tests[] = {__VA_ARGS__};                           \
+        for (size_t test = 0; test < sizeof tests / sizeof *tests; test++) { \
+            tests[test].setup_func = (before);                               \
+            tests[test].teardown_func = (after);                             \
+        }                                                                    \
+        cmocka_run_group_tests(tests, NULL, NULL);                           \
     })
 
 /* Descriptors of a causal S2 pattern, and of a layout. */

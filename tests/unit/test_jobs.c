@@ -639,10 +639,9 @@ static void test_failing_memory(void **state) {
 }
 
 int main(void) {
-#define TEST(name) cmocka_unit_test_setup_teardown(name, runtime_setup, runtime_teardown)
-    return RUN_TESTS(TEST(test_against_formulas), TEST(test_tall_tiles), TEST(test_block_sizes),
-                     TEST(test_known_jobs), TEST(test_known_parts), TEST(test_decode),
-                     TEST(test_dense_from_end), TEST(test_cut_blocks), TEST(test_many_blocks),
-                     TEST(test_too_many_jobs), TEST(test_too_many_entries),
-                     TEST(test_failing_memory));
+    return RUN_TESTS_BETWEEN(
+        runtime_setup, runtime_teardown, TEST(test_against_formulas), TEST(test_tall_tiles),
+        TEST(test_block_sizes), TEST(test_known_jobs), TEST(test_known_parts), TEST(test_decode),
+        TEST(test_dense_from_end), TEST(test_cut_blocks), TEST(test_many_blocks),
+        TEST(test_too_many_jobs), TEST(test_too_many_entries), TEST(test_failing_memory));
 }

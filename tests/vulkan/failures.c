@@ -478,12 +478,10 @@ int main(int argc, char **argv) {
     const char *require = getenv("TESSERA_REQUIRE");
     if (!have_device()) return require && strstr(require, "vulkan") ? 1 : 77;
     if (argc > 1 && strcmp(argv[1], "--again") == 0) {
-        const struct CMUnitTest again_tests[] = {cmocka_unit_test(test_same_plan_again),
-                                                 cmocka_unit_test(test_server_again),
-                                                 cmocka_unit_test(test_memory_again)};
+        const struct CMUnitTest again_tests[] = {TEST(test_same_plan_again),
+                                                 TEST(test_server_again), TEST(test_memory_again)};
         return cmocka_run_group_tests(again_tests, NULL, NULL);
     }
-#define TEST(name) cmocka_unit_test(name)
     return RUN_TESTS(TEST(test_no_failure), TEST(test_submissions), TEST(test_cache),
                      TEST(test_tune), TEST(test_few_buffers), TEST(test_host_memory),
                      TEST(test_out_of_memory), TEST(test_lost));
