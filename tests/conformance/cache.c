@@ -349,13 +349,12 @@ static const struct {
      1},
     {"pattern=s2 block=16 local=1 stride=8 heads=8 kv_heads=1 head_dim=256 q_len=2 kv_len=700", 1},
 };
-enum { PROBLEMS = sizeof problems / sizeof problems[0], APART = 3 };
+enum { PROBLEMS = sizeof problems / sizeof problems[0] };
 
 void test_pages(void **state) {
     const test_target *target = *state;
     for (int n = 0; n < PROBLEMS; n++) {
         rig_pair x;
-        if (test_leaves_out(target, n * APART, 0)) continue;
         if (!rig_pair_create(&x, target, problems[n].line)) continue;
         for (int i = 0; i < PAGE_SIZES; i++) {
             if (target->software && i != n % PAGE_SIZES) continue;
@@ -373,7 +372,7 @@ void test_slots(void **state) {
     const test_target *target = *state;
     for (int n = 0; n < PROBLEMS; n++) {
         rig_pair x;
-        if (!problems[n].compact || test_leaves_out(target, n * APART, 0)) continue;
+        if (!problems[n].compact) continue;
         if (!rig_pair_create(&x, target, problems[n].line)) continue;
         for (int i = -1; i < PAGE_SIZES; i++) {
             if (target->software && i != (n + 2) % (PAGE_SIZES + 1) - 1) continue;
@@ -505,7 +504,6 @@ void test_absent(void **state) {
     for (int n = 0; n < (int)(sizeof cases / sizeof cases[0]); n++) {
         rig_pair x;
         cache c;
-        if (test_leaves_out(target, n * APART, 0)) continue;
         if (!rig_pair_create(&x, target, cases[n].line)) continue;
         const options opt = {
             .page = cases[n].page, .compact = cases[n].compact, .absent = cases[n].absent};

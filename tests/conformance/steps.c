@@ -326,7 +326,6 @@ static void on_every_target(void (*test)(rig *r), uint32_t flags, int32_t kv_spl
     for (int t = 0; t < targets.count; t++) {
         for (int p = 0; p < PATTERNS; p++) {
             rig r;
-            if (test_leaves_out(&targets.items[t], p, 0)) continue;
             if (!rig_create(&r, targets.runtime, &targets.items[t], &patterns[p], flags, kv_split))
                 continue;
             n_steps++;
