@@ -49,9 +49,9 @@ int test_targets_open(test_targets *targets, const char *backend, unsigned flags
 void test_targets_close(test_targets *targets);
 
 /* The kernels of a software device are instances of one body, which it compiles for seconds, one
- * for each type and range of head_dim. They take turns: an instance runs on OpenCL or on Vulkan, and
- * there the other kernel's runs on the other one. Nothing is left out on all other devices, nor with
- * TESSERA_TEST_FULL=1. */
+ * for each type and range of head_dim. They take turns: an instance runs on OpenCL or on Vulkan,
+ * and there the other kernel's runs on the other one. Nothing is left out on all other devices, nor
+ * with TESSERA_TEST_FULL=1. */
 
 /* Whether problems of that type and head_dim are not for the kernel that a target forces. Under a
  * sanitizer, where a release build beside it runs them all, so it is with each second kernel of any
