@@ -9,7 +9,7 @@
 
 enum { MOST_LAYERS = 64, MOST_TURNS = 1000, HOST_CALLS = 256, CALLS_AT_ONCE = 8 };
 /* A sample is so long that its first call and the wait for its last one hardly show. */
-static const double SAMPLE_SECONDS = 2e-3;
+static const double SAMPLE_SECONDS = 10e-3;
 
 /* Bytes that all layers together read at least: enough for the caches that GPUs have, and some
  * times a CPU's. Virtual machines may name the cache of all processors together. */
@@ -25,8 +25,12 @@ static uint64_t bytes_to_read(const instance *x) {
 /* Memory of one layer. */
 static uint64_t layer_bytes(const instance *x) {
     uint64_t sum = 0;
-    if (!problem_cached(x->problem)) return x->k_bytes + x->v_bytes;
-    for (uint32_t n = 0; n < x->cache.n_groups; n++) sum += 2 * x->cache.groups[n].pool_bytes;
+    const int scales = problem_has_scales(x->problem);
+    if (!problem_cached(x->problem))
+        return x->k_bytes + x->v_bytes + x->k_scale_bytes + x->v_scale_bytes;
+    for (uint32_t n = 0; n < x->cache.n_groups; n++)
+        sum += 2 * (cache_pool_bytes(&x->cache, n, CACHE_ELEMENTS) +
+                    (scales ? cache_pool_bytes(&x->cache, n, CACHE_SCALES) : 0));
     return sum;
 }
 
