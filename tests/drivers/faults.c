@@ -285,10 +285,8 @@ static long again_live(void) {
 
 static void test_same_plan_again(void **state) {
     (void)state;
-    static const struct {
-        int code;
-        tess_status status;
-    } codes[] = {{OUT_OF_MEMORY, TESS_ERROR_OUT_OF_MEMORY}, {INVALID_VALUE, TESS_ERROR_NATIVE}};
+    static const again_fault codes[] = {{OUT_OF_MEMORY, TESS_ERROR_OUT_OF_MEMORY},
+                                        {INVALID_VALUE, TESS_ERROR_NATIVE}};
     const again ways[] = {{again_fail, failures, failed, again_run, again_live},
                           {again_fail, failures, failed, again_run_timed, again_live}};
     test_heap heap;

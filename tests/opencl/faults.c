@@ -241,11 +241,8 @@ static tess_status run_with_event_timed(instance *x) {
 
 static void test_same_plan_again(void **state) {
     (void)state;
-    static const struct {
-        int code;
-        tess_status status;
-    } codes[] = {{OUT_OF_RESOURCES, TESS_ERROR_OUT_OF_MEMORY},
-                 {INVALID_OPERATION, TESS_ERROR_NATIVE}};
+    static const again_fault codes[] = {{OUT_OF_RESOURCES, TESS_ERROR_OUT_OF_MEMORY},
+                                        {INVALID_OPERATION, TESS_ERROR_NATIVE}};
     static tess_status (*const ways[])(instance * x) = {
         again_run, again_run_timed, run_without_event, run_with_event, run_with_event_timed};
     test_heap heap;
