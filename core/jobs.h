@@ -36,9 +36,13 @@ typedef struct tess_pack {
 
 typedef struct tess_jobs {
     tess_runtime *runtime;
-    tess_tiler tiler;
+    tess_tiler *tiler; /* its own, or that of the jobs beside which it was made */
+    tess_tiler own_tiler;
     tess_grid grid;
     uint32_t tile_rows, pack_rows;
+    /* Set between create and count: jobs are made of the sequences with q_above < q_len <= q_most.
+     */
+    int64_t q_above, q_most;
     const tess_sequence *sequences;
     const uint32_t *first_block; /* [n_sequences] the block of each one's first key; NULL: 0 */
     uint32_t n_sequences;
@@ -91,7 +95,15 @@ uint32_t tess_jobs_group_end(const tess_jobs *jobs, uint32_t first);
 tess_status tess_jobs_create(tess_jobs *jobs, tess_runtime *runtime, const tess_layout *layout,
                              const tess_sequence *sequences, uint32_t n_sequences,
                              uint32_t tile_rows, uint32_t pack_rows);
+/* Prepares the count of other tiles of the same sequences. Lists are those of `first`, which must
+ * outlive the jobs. */
+tess_status tess_jobs_create_beside(tess_jobs *jobs, const tess_jobs *first, uint32_t tile_rows,
+                                    uint32_t pack_rows);
 void tess_jobs_release(tess_jobs *jobs);
+
+static inline bool tess_jobs_has(const tess_jobs *jobs, const tess_sequence *sequence) {
+    return sequence->q_len > jobs->q_above && sequence->q_len <= jobs->q_most;
+}
 
 /* Puts the heads in order of storage groups, whose jobs follow each other then. `pools` stays the
  * caller's and must outlive the jobs; tess_jobs_place fills first_job. */

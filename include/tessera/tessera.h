@@ -277,6 +277,7 @@ typedef struct tess_kernel_info {
     uint32_t flags;     /* TESS_KERNEL_ONLY_NAMED */
     char name[64];      /* "cpu/avx512": what TESSERA_KERNEL and tess_plan_desc.kernel take */
     char reason[128];   /* why it is UNAVAILABLE */
+    uint32_t most_rows; /* [0: any] rows that it is for: q_len times query heads per kv head */
 } tess_kernel_info;
 
 /* Describes kernel `index` (0, 1, ...) of the device, in the order in which they are tried.
@@ -702,7 +703,8 @@ typedef struct tess_plan_info {
     char kernel[64];          /* "backend/kernel" */
     uint64_t step_bytes;      /* exact; of a step buffer, with DEVICE_LENGTHS */
     uint32_t n_storage;       /* storage groups: pools of K, and of V. 1 unless COMPACT */
-    uint32_t reserved;        /* 0 */
+    uint32_t few_tile_rows;   /* likewise tile_rows, of few_kernel; 0: there is none */
+    char few_kernel[64];      /* of the sequences with fewest rows, where it is another; or "" */
 } tess_plan_info;
 
 /* kept_pairs, dense_pairs, flops and bytes_min are computed here, in closed form: O(heads) for each

@@ -30,7 +30,7 @@ static void test_auto_split(void **state) {
     assert_int_equal(8, info.n_merge_jobs);
     uint64_t parts = info.n_jobs - info.n_merge_jobs;
     assert_true(parts >= 56 && parts <= 72);
-    assert_int_equal(parts * 2 * 18 * 4, info.workspace_bytes - plan->memory.partials_at);
+    assert_int_equal(parts * 2 * 18 * 4, info.workspace_bytes - plan->memory.partials[0].at);
     for (uint64_t n = 0; n < parts; n++)
         assert_in_range(tess_job_blocks(&plan->tables.jobs[n]), 8, 512 * 8);
     tess_plan_release(plan);
