@@ -10,6 +10,7 @@ static uint32_t clamp(int64_t x, uint32_t high) {
 /* ------------------------------------------------------------------ splitting */
 
 static uint64_t split_parts(const tess_split *split, uint64_t blocks) {
+    if (split->grows) return tess_short_parts(blocks, split->length);
     if (split->length) return blocks <= split->length ? 1 : (blocks - 1) / split->length + 1;
     if (split->max_parts) return blocks == 0 ? 1 : smaller(split->max_parts, blocks);
     return 1;
@@ -18,14 +19,17 @@ static uint64_t split_parts(const tess_split *split, uint64_t blocks) {
 /* Takes the length of parts that belongs to a sequence's own rows. */
 static void split_for(tess_split *split, const tess_sequence *sequence) {
     if (split->long_length == 0) return;
-    split->length =
-        sequence->q_len <= (int32_t)TESS_SHORT_ROWS ? split->short_length : split->long_length;
+    split->grows = sequence->q_len <= (int32_t)TESS_SHORT_ROWS;
+    split->length = split->grows ? split->short_length : split->long_length;
 }
 
 /* Where part `part` of `parts` begins among the job's key blocks. */
 static uint64_t split_begin(const tess_split *split, uint64_t blocks, uint64_t parts,
                             uint64_t part) {
-    return split->fixed ? (uint64_t)smaller(blocks, part * split->length) : blocks * part / parts;
+    const uint64_t once = TESS_SHORT_PARTS, all = once + TESS_SHORT_TWICE_PARTS;
+    if (!split->fixed) return blocks * part / parts;
+    if (split->grows) part += (part > once ? part - once : 0) + (part > all ? 2 * (part - all) : 0);
+    return (uint64_t)smaller(blocks, part * split->length);
 }
 
 /* The key blocks [begin, end) of `whole`: of each slice, of the interval, and of its masked ends.
@@ -183,12 +187,17 @@ static bool count_job(tess_jobs *jobs, uint64_t blocks, uint64_t times, uint32_t
     jobs->n_partials += parts * times;
     if (rows > jobs->partial_rows) jobs->partial_rows = rows;
     if (jobs->n_jobs + jobs->n_merges > UINT32_MAX) return false;
-    /* Parts have at most two sizes: all but the last are `length` long, or they differ by one. */
-    uint64_t size = jobs->split.fixed ? jobs->split.length : blocks / parts;
-    uint64_t others = jobs->split.fixed ? 1 : blocks % parts,
-             other = jobs->split.fixed ? blocks - (parts - 1) * size : size + 1;
-    *tess_order_bucket(&jobs->order, size) += (uint32_t)((parts - others) * times);
-    if (others) *tess_order_bucket(&jobs->order, other) += (uint32_t)(others * times);
+    if (jobs->split.fixed) {
+        for (uint64_t part = 0, at = 0, next; part < parts; part++, at = next) {
+            next = split_begin(&jobs->split, blocks, parts, part + 1);
+            *tess_order_bucket(&jobs->order, next - at) += (uint32_t)times;
+        }
+        return true;
+    }
+    /* Parts differ by at most one. */
+    const uint64_t size = blocks / parts, longer = blocks % parts;
+    *tess_order_bucket(&jobs->order, size) += (uint32_t)((parts - longer) * times);
+    if (longer) *tess_order_bucket(&jobs->order, size + 1) += (uint32_t)(longer * times);
     return true;
 }
 

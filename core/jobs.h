@@ -15,11 +15,20 @@ typedef struct tess_split {
     uint32_t max_parts; /* [0: no limit] equal parts, at most this many */
     uint32_t length;    /* [0: none] key blocks of a part */
     /* [0: `length` for all] where `length` comes from for a sequence with at most TESS_SHORT_ROWS
-     * rows, and for others */
+     * rows, whose parts grow, and for others */
     uint32_t short_length, long_length;
-    /* parts end at multiples of `length`; otherwise they are equal and at most `length` long */
+    bool grows;
+    /* parts end at multiples of `length`, or where growing parts do; otherwise they are equal and
+     * at most `length` long */
     bool fixed;
 } tess_split;
+
+/* How many parts so many key blocks make, where parts grow (TESS_SHORT_ROWS). */
+static inline uint64_t tess_short_parts(uint64_t blocks, uint64_t length) {
+    const uint64_t once = TESS_SHORT_PARTS, twice = TESS_SHORT_TWICE_PARTS, far = once + 2 * twice,
+                   n = blocks == 0 ? 1 : (blocks - 1) / length + 1;
+    return n <= once ? n : n <= far ? once + (n - once + 1) / 2 : once + twice + (n - far + 3) / 4;
+}
 
 /* Consecutive query heads of one kv head and one class. */
 typedef struct tess_head_run {

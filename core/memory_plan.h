@@ -7,7 +7,7 @@
 #include "common.h"
 
 /* Kernels that a plan has at most. Each has partial results of its own. */
-enum { TESS_SHARES = 4 };
+enum { TESS_SHARES = 3 };
 
 typedef struct tess_partials {
     uint64_t n, rows; /* given */

@@ -200,9 +200,10 @@ static tess_status place_tables(tess_plan *plan, const tess_jobs *jobs) {
         memory->n_kv_heads = (uint64_t)layout->n_kv_heads;
     }
     /* Kernels run one after the other. */
-    for (uint32_t n = 0; n < plan->n_shares && memory->n_jobs; n++)
-        memory->scratch_bytes = (uint64_t)larger((int64_t)memory->scratch_bytes,
-                                                 (int64_t)plan->shares[n].kernel.scratch_bytes);
+    for (uint32_t n = 0; n < plan->n_shares && memory->n_jobs; n++) {
+        const uint64_t scratch = plan->shares[n].kernel.scratch_bytes;
+        if (scratch > memory->scratch_bytes) memory->scratch_bytes = scratch;
+    }
     memory->value_head_dim = (uint64_t)plan->head_dim;
     memory->workspace_align = align < 64 ? 64 : align;
     if (!tess_memory_settle(memory, &plan->tables, NULL) || memory->table_bytes > SIZE_MAX ||

@@ -72,7 +72,7 @@ static void fixed_room(const tess_jobs *jobs, const tess_step_limits *x, run_ran
                        uint64_t blocks, const tess_step_plan *words, tess_step_room *room) {
     tess_step_limits few = *x;
     few.q_len = smaller(x->q_len, TESS_SHORT_ROWS);
-    add_parts(room, most_jobs(jobs, &few, runs), parts_of(blocks, words->short_length));
+    add_parts(room, most_jobs(jobs, &few, runs), tess_short_parts(blocks, words->short_length));
     if (x->q_len > TESS_SHORT_ROWS)
         add_parts(room, most_jobs(jobs, x, runs), parts_of(blocks, words->long_length));
 }

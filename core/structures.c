@@ -91,7 +91,8 @@ static const tess_field setting_info[] = {F(T, struct_size), F(T, reserved), F(T
 #undef T
 #define T tess_kernel_info
 static const tess_field kernel_info[] = {F(T, struct_size), F(T, op),   F(T, status),
-                                         F(T, flags),       F(T, name), F(T, reason)};
+                                         F(T, flags),       F(T, name), F(T, reason),
+                                         F(T, most_rows)};
 #undef T
 #define T tess_rule_info
 static const tess_field rule_info[] = {F(T, struct_size), F(T, line),  F(T, built_in),

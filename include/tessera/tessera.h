@@ -585,7 +585,13 @@ typedef enum tess_dtype {
 } tess_dtype;
 
 enum {
-    /* The bits of a sequence's result do not depend on the other sequences of the batch. */
+    /*
+     * The bits of a sequence's result do not depend on the other sequences of the batch. Of how a
+     * prompt is cut into chunks they depend on q_len, which decides two things: which kernel serves
+     * the sequence, if one is meant for few rows; and where its keys are cut. With at most 16 rows
+     * 8 parts have 512 keys each, the next 28 have 1,024, and all others 2,048; with more rows all
+     * parts have 4,096. (A part has one key block where that is larger.)
+     */
     TESS_PLAN_BATCH_INVARIANT = 1u << 0,
     /* Lengths come from device memory, with tess_prepare; those of the descriptor are capacities.
      */
@@ -622,7 +628,9 @@ enum {
  * max_in_flight: counts where the device needs objects for each call.
  * time_limit_us: an estimate, not a promise.
  * kernel:        NULL: the setting `kernel`, else as the tune tables prefer, else the first that
- *                accepts.
+ *                accepts. A kernel for few rows (tess_kernel_info.most_rows) then serves the
+ *                sequences with so few, and the next that accepts serves the others, unless the
+ *                plan has DEVICE_LENGTHS or is COMPACT. A kernel that is named serves all.
  * q_first, kv_first:
  *                positions for each sequence, `batch` values each, copied. Row r of the sequence is
  *                at position q_first[b] + r and key t at kv_first[b] + t, and the pattern compares
@@ -677,6 +685,7 @@ TESS_API tess_status tess_plan_create(tess_device *device, const tess_layout *la
 TESS_API void tess_plan_release(tess_plan *plan);
 
 /*
+ * kernel:      of the sequences with most rows.
  * n_jobs:      attention jobs and, after them, merge jobs: what tess_run's range counts. With
  *              DEVICE_LENGTHS, the most that a step can have; and as its lengths are not known,
  *              kept_pairs, dense_pairs, flops and bytes_min are 0, and there is one range.

@@ -69,12 +69,16 @@ static void instance_random(instance *c, uint64_t *seed) {
     c->pack_rows = (uint32_t)test_between(seed, 0, 20);
     c->section_blocks = test_between(seed, 0, 1) ? (uint64_t)test_between(seed, 1, 30) : 0;
     c->from_end = test_between(seed, 0, 1);
-    switch (test_between(seed, 0, 3)) {
+    switch (test_between(seed, 0, 4)) {
     case 0: c->split.max_parts = (uint32_t)test_between(seed, 1, 5); break;
     case 1: c->split.length = (uint32_t)test_between(seed, 1, 6); break;
     case 2:
         c->split.length = (uint32_t)test_between(seed, 1, 6);
         c->split.fixed = true;
+        break;
+    case 3:
+        c->split.length = (uint32_t)test_between(seed, 1, 2);
+        c->split.fixed = c->split.grows = true;
         break;
     default: break;
     }
@@ -261,7 +265,7 @@ static void check_partials(const instance *c) {
             if (cost(job) > most) most = cost(job);
         }
         if (c->split.max_parts) assert_true(m->parts <= c->split.max_parts);
-        if (c->split.length) assert_true(most <= c->split.length);
+        if (c->split.length) assert_true(most <= c->split.length * (c->split.grows ? 4 : 1));
         if (!c->split.fixed) assert_true(most - least <= 1);
         if (m->rows * (uint32_t)m->heads > widest) widest = m->rows * (uint32_t)m->heads;
     }

@@ -11,7 +11,7 @@
  * source: ../common/paging_args.h
  * source: kernels/append.comp
  * source: kernels/bindings.h
- * sha256: 554ef4a5027c3713f428cf0c883f5cdb91aae914eb3457c33f3a4427d7ff172c
+ * sha256: bb685a5464015bc9116aec2e89ab9b66dfd4ed431dac3d2ac0905cb16c2d3c55
  */
 #include <stdint.h>
 static const uint32_t tess_vk_append_32[] = {

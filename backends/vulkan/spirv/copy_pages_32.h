@@ -11,7 +11,7 @@
  * source: ../common/paging_args.h
  * source: kernels/bindings.h
  * source: kernels/copy_pages.comp
- * sha256: 6fd7905fbb1ba57613e0b141dd7438f10449dbf49acd2724066c5753a32e1d66
+ * sha256: 43f78ad0908546f7a0bd99d1d489737efd54300a96a6f5d7661a4adadce443a5
  */
 #include <stdint.h>
 static const uint32_t tess_vk_copy_pages_32[] = {

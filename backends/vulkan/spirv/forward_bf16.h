@@ -18,7 +18,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_forward.comp
- * sha256: 9b7a5d5490d9c6b647fc4b12225596f7321f07ed1f2d1122f4394e68b2ea9ba2
+ * sha256: e532d95c5ce22f4360b0a36c5f48ddb37b7e36542ee65d1b462ea8d401bf20f7
  */
 #include <stdint.h>
 static const uint32_t tess_vk_forward_bf16[] = {

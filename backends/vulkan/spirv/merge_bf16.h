@@ -11,7 +11,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_merge.comp
- * sha256: b9949f95aab05e9d3a547e8f29b67c77d6438a8af275a018b52c71830820d0f6
+ * sha256: 8b89ea0177466218962b5c6db7141f882fda5029781bd218abffe611b748f56f
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_bf16[] = {

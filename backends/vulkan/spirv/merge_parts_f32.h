@@ -10,7 +10,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/merge_parts.comp
- * sha256: 75d203a7753764d42c90cea149f5a2cddae2a0d3b6d7400b479697651233efb0
+ * sha256: 34c86e40b5af87f5423d43f27c90d7b36bd0da2bf31f7ce866d1074f02e710bf
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_parts_f32[] = {
