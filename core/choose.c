@@ -104,10 +104,12 @@ static tess_kernel_key key_left(const walk *w) {
     return key;
 }
 
+/* The user wants this kernel, for better or worse. */
+static bool is_ordered(const walk *w) { return w->name && !w->preferred; }
+
 /* The longest q_len that the row is for. */
 static int64_t most_for(const walk *w, const tess_kernel_info *info) {
-    const bool by_order = w->name && !w->preferred;
-    if (!w->plan || by_order || info->most_rows == 0) return EVERY_LENGTH;
+    if (!w->plan || is_ordered(w) || info->most_rows == 0) return EVERY_LENGTH;
     return info->most_rows / w->key->group;
 }
 
@@ -169,12 +171,11 @@ static bool take_row(walk *w, uint32_t index, const char *name, int64_t most, bo
 
 /* Takes a row of the key's operation, or notes why not. False: the call has failed. */
 static bool try_row(walk *w, uint32_t index, const tess_kernel_info *info, bool *again) {
-    const bool by_order = w->name && !w->preferred;
     const int64_t most = most_for(w, info);
     if (info->status != TESS_OK)
         note_refusal(w, info->name,
                      info->reason[0] ? info->reason : tess_status_text(info->status));
-    else if ((info->flags & TESS_KERNEL_ONLY_NAMED) && !by_order)
+    else if ((info->flags & TESS_KERNEL_ONLY_NAMED) && !is_ordered(w))
         note_refusal(w, info->name, "taken only when named");
     else if (may_have(w, info, most))
         return take_row(w, index, info->name, most, again);

@@ -237,6 +237,36 @@ static void test_invariant(void **state) {
     }
 }
 
+/* A row that has a shape for fewer rows serves all its sequences with one of them, but in
+ * batch-invariant plans each with its own. */
+static void test_shapes(void **state) {
+    (void)state;
+    const batch b = {3, {3, 300, 12}, {40, 300, 70}}, few = {2, {3, 12}, {40, 70}};
+    rig.rows[0] = (rig_row){
+        .name = "few", .most_rows = FEW * GROUP, .fewer_rows = 4 * GROUP, .tile_rows = 32};
+    rig.rows[1] = rig.rows[2];
+    rig.n_rows = 2;
+    tess_plan *plan = make_batch(&b, 0, 0);
+    assert_int_equal(2, plan->n_shares);
+    assert_int_equal(FEW, plan->shares[0].most);
+    is_share(plan, 1, "rig/tiles", 64);
+    tess_plan_release(plan);
+    for (int n = 0; n < 2; n++) {
+        plan = make_batch(n ? &few : &b, TESS_PLAN_BATCH_INVARIANT, 0);
+        assert_int_equal(n ? 2 : 3, plan->n_shares);
+        is_share(plan, 0, "rig/few", 32);
+        is_share(plan, 1, "rig/few", 32);
+        assert_int_equal(4, plan->shares[0].most);
+        assert_int_equal(FEW, plan->shares[1].most);
+        check_tables(plan);
+        tess_plan_release(plan);
+    }
+    plan = make_batch(&few, 0, 0);
+    assert_int_equal(1, plan->n_shares);
+    assert_int_equal(12, rig.key.max_q_len);
+    tess_plan_release(plan);
+}
+
 /* ------------------------------------------------------------------ workspace and launches */
 
 static uint64_t partial_bytes(const tess_plan *plan, uint32_t n) {
@@ -325,7 +355,7 @@ static void test_launches(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup_rows, teardown)
-        TEST(test_mixed),     TEST(test_alone),     TEST(test_refused), TEST(test_compact),
-        TEST(test_invariant), TEST(test_workspace), TEST(test_launches)};
+        TEST(test_mixed),     TEST(test_alone),  TEST(test_refused),   TEST(test_compact),
+        TEST(test_invariant), TEST(test_shapes), TEST(test_workspace), TEST(test_launches)};
     return cmocka_run_group_tests_name("kernels that share a plan", tests, NULL, NULL);
 }
