@@ -73,9 +73,9 @@ def take_turns(functions, rounds, milliseconds=20.0, graphs=True):
     return seconds
 
 
-def kept_keys(wanted, heads, kv_heads, head, position, keys):
+def kept_keys(wanted, heads, kv_heads, head, position, keys, device="cuda"):
     """Which of the first `keys` keys a query at `position` keeps, by tessera.h's formulas."""
-    t = torch.arange(min(position + 1, keys), device="cuda")
+    t = torch.arange(min(position + 1, keys), device=device)
     if wanted.kind == DENSE:
         return t
     if wanted.kind == WINDOW:
@@ -94,18 +94,27 @@ def largest_error(q, k, v, o, wanted, samples=7):
 
     Tensors are [batch, tokens, heads, head_dim].
     """
+
+    def keys_of(item, kv_head, keys):
+        return k[item, keys, kv_head], v[item, keys, kv_head]
+
+    return error_in_cache(q, o, wanted, *k.shape[1:3], keys_of, samples)
+
+
+def error_in_cache(q, o, wanted, kv_len, kv_heads, keys_of, samples=7):
+    """The same where K and V lie elsewhere: keys_of(item, kv_head, keys) gives them by position."""
     batch, q_len, heads, head_dim = q.shape
-    kv_len, kv_heads = k.shape[1:3]
     rows = sorted(
         {row for row in (0, 1, 63, 64, q_len // 3, q_len // 2 + 5, q_len - 1) if row < q_len}
     )
     worst = 0.0
     for n in range(samples):
-        row, head, item = rows[(samples - 1 - n) % len(rows)], n * 3 % heads, n % batch
-        keys = kept_keys(wanted, heads, kv_heads, head, kv_len - q_len + row, kv_len)
-        kv_head = head // (heads // kv_heads)
-        s = (k[item, keys, kv_head].double() @ q[item, row, head].double()) / math.sqrt(head_dim)
-        expected = torch.softmax(s, 0) @ v[item, keys, kv_head].double()
+        row, head, item = rows[(samples - 1 - n) % len(rows)], n * 13 % heads, n % batch
+        position = kv_len - q_len + row
+        keys = kept_keys(wanted, heads, kv_heads, head, position, kv_len, q.device)
+        k, v = (x.double() for x in keys_of(item, head // (heads // kv_heads), keys))
+        s = (k @ q[item, row, head].double()) / math.sqrt(head_dim)
+        expected = torch.softmax(s, 0) @ v
         error = float((o[item, row, head].double() - expected).abs().max() / expected.abs().max())
         worst = max(worst, math.inf if math.isnan(error) else error)
     return worst

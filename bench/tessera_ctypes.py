@@ -2,7 +2,6 @@
 """What the scripts that time Tessera beside PyTorch need of tessera.h, and one open device."""
 
 import ctypes
-import sys
 
 u32, i32, u64, i64 = ctypes.c_uint32, ctypes.c_int32, ctypes.c_uint64, ctypes.c_int64
 f32, f64, ptr = ctypes.c_float, ctypes.c_double, ctypes.c_void_p
@@ -83,24 +82,53 @@ RunDesc = structure(
     (i64, "table_stride pages"),
     (ptr, "k_pools v_pools"),
 )
+AppendDesc = structure(
+    "AppendDesc",
+    (u32, "struct_size flags"),
+    (Tensor, "k v k_scale v_scale"),
+    (ptr, "k_pools v_pools"),
+    (Buffer, "step block_table"),
+    (i64, "table_stride pages"),
+    (Stream, "stream"),
+)
+PartsDesc = structure(
+    "PartsDesc",
+    (u32, "struct_size flags n_parts n_heads head_dim dtype"),
+    (i64, "rows"),
+    (Tensor, "o_parts lse_parts o lse"),
+    (Stream, "stream"),
+)
+PrepareDesc = structure(
+    "PrepareDesc",
+    (u32, "struct_size batch"),
+    (Buffer, "cu_rows kv_lens q_first kv_first step"),
+    (Stream, "stream"),
+)
 DENSE, S2, WINDOW = 0, 1, 2
-BATCH_INVARIANT, COMPACT = 1, 4
+BATCH_INVARIANT, DEVICE_LENGTHS, COMPACT, APPEND = 1, 2, 4, 8
 PER_KV_HEAD = 2
 HOST, POINTER = 1, 2
 DEFAULT, SUBMIT = 0, 1
 DTYPES = {"fp32": 0, "fp16": 1, "bf16": 2}
+NEW_K, NEW_V = 6, 7  # roles
 
 
 def pattern(kind, **fields):
     return Pattern(struct_size=ctypes.sizeof(Pattern), kind=kind, **fields)
 
 
+class Refused(SystemExit):
+    """A call that failed. It ends a script that does not catch it."""
+
+
 class Plan:
     """A plan, and the tensors it runs on, which live as long as it. A call runs all its jobs."""
 
-    def __init__(self, tessera, layout, plan, info, run, keep):
+    def __init__(self, tessera, layout, plan):
         self.tessera, self.layout, self.plan = tessera, layout, plan
-        self.info, self.run, self.keep = info, run, keep
+        self.info = PlanInfo(struct_size=ctypes.sizeof(PlanInfo))
+        self.run = self.keep = None
+        tessera.call("tess_plan_query", plan, ctypes.byref(self.info))
 
     def __call__(self):
         self.tessera.call("tess_run", self.plan, ctypes.byref(self.run))
@@ -121,6 +149,37 @@ class Plan:
             setattr(run, name, value)
         keep = (self, q, k, v, o, fields)
         return lambda: keep[0].tessera.call("tess_run", self.plan, ctypes.byref(run))
+
+    def buffer(self, x):
+        return Buffer(kind=self.tessera.memory, handle=x.data_ptr(), size=x.nbytes)
+
+    def prepare(self, cu_rows, kv_lens, step):
+        """A function that makes a step of int32 lengths: see tess_prepare."""
+        desc = PrepareDesc(
+            struct_size=ctypes.sizeof(PrepareDesc),
+            batch=len(kv_lens),
+            cu_rows=self.buffer(cu_rows),
+            kv_lens=self.buffer(kv_lens),
+            step=self.buffer(step),
+            stream=self.run.stream,
+        )
+        keep = (self, cu_rows, kv_lens, step)
+        return lambda: keep[0].tessera.call("tess_prepare", self.plan, ctypes.byref(desc))
+
+    def append(self, k, v, k_cache, v_cache, **fields):
+        """A function that appends new rows to a cache, which is laid out as the plan's K and V."""
+        desc = AppendDesc(struct_size=ctypes.sizeof(AppendDesc), stream=self.run.stream, **fields)
+        pools = []
+        for role, new, cache, name in ((NEW_K, k, k_cache, "k"), (NEW_V, v, v_cache, "v")):
+            tensor = getattr(desc, name)
+            self.tessera.call(
+                "tess_plan_tensor", self.plan, role, self.buffer(new), ctypes.byref(tensor), None
+            )
+            pools.append(Tensor.from_buffer_copy(getattr(self.run, name)))
+            pools[-1].buffer = self.buffer(cache)
+        desc.k_pools, desc.v_pools = (ctypes.cast(ctypes.pointer(x), ptr) for x in pools)
+        keep = (self, k, v, k_cache, v_cache, pools, fields)
+        return lambda: keep[0].tessera.call("tess_append", self.plan, ctypes.byref(desc))
 
     def __del__(self):
         self.tessera.lib.tess_plan_release(self.plan)
@@ -143,7 +202,7 @@ class Tessera:
 
     def call(self, name, *arguments):
         if getattr(self.lib, name)(*arguments) != 0:
-            sys.exit(f"{name}: {self.lib.tess_last_error().decode()}")
+            raise Refused(self.lib.tess_last_error().decode() or name)
 
     def layout(self, pattern, heads, kv_heads, max_tokens, max_chunk=0):
         layout = ptr()
@@ -172,6 +231,46 @@ class Tessera:
             found.append(slot.value)
         return found
 
+    def merge_parts(self, dtype, o_parts, lse_parts, o, stream=0):
+        """A function that merges [part, row, head, element] and [part, row, head] into o."""
+        n_parts, rows, heads, head_dim = o_parts.shape
+        desc = PartsDesc(
+            struct_size=ctypes.sizeof(PartsDesc),
+            n_parts=n_parts,
+            n_heads=heads,
+            head_dim=head_dim,
+            dtype=DTYPES[dtype],
+            rows=rows,
+        )
+        for name, x in (("o_parts", o_parts), ("lse_parts", lse_parts), ("o", o)):
+            row = 1 if name == "lse_parts" else head_dim
+            setattr(desc, name, self.tensor(x, rows * heads * row, heads * row, row))
+        if stream:
+            desc.stream = Stream(kind=SUBMIT, handle=stream)
+        keep = (self, o_parts, lse_parts, o)
+        return lambda: keep[0].call("tess_merge_parts", self.device, ctypes.byref(desc))
+
+    def tensor(self, x, stride_batch, stride_token, stride_head):
+        buffer = Buffer(kind=self.memory, handle=x.data_ptr(), size=x.nbytes)
+        return Tensor(buffer, stride_batch, stride_token, stride_head)
+
+    def create(self, pattern, heads, kv_heads, max_tokens, max_chunk=0, **fields):
+        """A Plan without tensors. `fields`: of tess_plan_desc, of which lists become arrays."""
+        plan = ptr()
+        layout = self.layout(pattern, heads, kv_heads, max_tokens, max_chunk)
+        for name, value in list(fields.items()):
+            if type(value) is list:
+                fields[name] = ctypes.cast((i64 * len(value))(*value), ptr)
+        wanted = PlanDesc(struct_size=ctypes.sizeof(PlanDesc), **fields)
+        try:
+            self.call(
+                "tess_plan_create", self.device, layout, ctypes.byref(wanted), ctypes.byref(plan)
+            )
+        except Refused:
+            self.lib.tess_layout_release(layout)
+            raise
+        return Plan(self, layout, plan)
+
     def plan(
         self,
         torch,
@@ -186,39 +285,29 @@ class Tessera:
         kernel=None,
         kv_len=0,
         max_chunk=0,
+        max_tokens=0,
         **more,
     ):
         """A Plan on tensors [batch, tokens, heads, head_dim], and its description.
 
         The last query meets the last key. `stream`: of CUDA. `kernel`: "" for the one chosen.
-        `kv_len`: where K and V are pools of pages. `more`: fields of the plan, of which lists
-        become arrays.
+        `kv_len`: where K and V are longer, or pools of pages. `more`: fields as of create.
         """
-        plan = ptr()
         batch, tokens, heads, head_dim = q.shape
         kv_len = kv_len or k.shape[1]
-        lists = {
-            name: (i64 * len(value))(*value) for name, value in more.items() if type(value) is list
-        }
-        more |= {name: ctypes.cast(value, ptr) for name, value in lists.items()}
-        layout = self.layout(pattern, heads, k.shape[2], kv_len, max_chunk)
-        wanted = PlanDesc(
-            struct_size=ctypes.sizeof(PlanDesc),
+        plan = self.create(
+            pattern,
+            heads,
+            k.shape[2],
+            max_tokens or kv_len,
+            max_chunk,
             dtype=DTYPES[dtype],
             head_dim=head_dim,
             kv_split=kv_split,
             kernel=self.kernel if kernel is None else kernel.encode() or None,
             **{"batch": batch, "q_len": tokens, "kv_len": kv_len} | more,
         )
-        try:
-            self.call(
-                "tess_plan_create", self.device, layout, ctypes.byref(wanted), ctypes.byref(plan)
-            )
-        except SystemExit:
-            self.lib.tess_layout_release(layout)
-            raise
-        info = PlanInfo(struct_size=ctypes.sizeof(PlanInfo))
-        self.call("tess_plan_query", plan, ctypes.byref(info))
+        info = plan.info
         work = torch.empty(info.workspace_bytes + 4096, dtype=torch.uint8, device=q.device)
         start = -work.data_ptr() % 4096
         run = RunDesc(struct_size=ctypes.sizeof(RunDesc))
@@ -233,7 +322,7 @@ class Tessera:
                 continue
             self.call(
                 "tess_plan_tensor",
-                plan,
+                plan.plan,
                 role,
                 Buffer(kind=self.memory, handle=x.data_ptr(), size=x.nbytes),
                 ctypes.byref(tensor),
@@ -245,4 +334,5 @@ class Tessera:
         )
         if stream:
             run.stream = Stream(kind=SUBMIT, handle=stream)
-        return Plan(self, layout, plan, info, run, (work, q, k, v, o)), info
+        plan.run, plan.keep = run, (work, q, k, v, o)
+        return plan, info

@@ -4,10 +4,10 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "library.h"
 #include "object.h"
+#include "polling.h"
 
 /* ------------------------------------------------------------------ errors */
 
@@ -305,12 +305,6 @@ tess_status tess_driver_copy(void *device, tess_buffer to, tess_buffer from, uin
     return code == DRIVER_OK ? TESS_OK : tess_driver_fail(d, symbol, "the copy failed", code);
 }
 
-static uint64_t now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
 tess_status tess_driver_wait(void *device, uint64_t timeout_ns) {
     tess_driver_device *d = device;
     const tess_driver_calls *c = &d->driver->call;
@@ -321,15 +315,12 @@ tess_status tess_driver_wait(void *device, uint64_t timeout_ns) {
     if (timeout_ns == UINT64_MAX) {
         code = c->stream_wait(d->stream);
     } else {
-        const uint64_t start = now_ns();
-        struct timespec nap = {0, 20000};
+        const uint64_t start = tess_polling_now();
+        uint64_t waited = 0;
         symbol = tess_driver_symbol(d->driver, stream_query);
         while ((code = c->stream_query(d->stream)) == DRIVER_NOT_READY &&
-               now_ns() - start < timeout_ns) {
-            nanosleep(&nap, NULL);
-            /* short waits return quickly, and long ones cost little CPU time */
-            if (nap.tv_nsec < 1000000) nap.tv_nsec *= 2;
-        }
+               (waited = tess_polling_now() - start) < timeout_ns)
+            tess_polling_nap(waited);
     }
     leave(d, before);
     if (code == DRIVER_NOT_READY)

@@ -102,11 +102,13 @@ typedef struct tess_driver_vendor {
     const char *(*error_name)(const struct tess_driver *driver, int code);
     /* Writes the driver's version number as text. */
     void (*version)(int number, char *text, size_t size);
-    /* Launches a kernel of `module` that waits by itself for the writes of earlier ones in the
-     * stream. Where the driver can, it starts while they end, which hides its launch latency. NULL:
-     * the driver has no such launch. Returns the driver's code. */
-    int (*start)(const tess_driver_device *d, int module, void *function, unsigned groups,
-                 unsigned threads, unsigned shared_bytes, void *stream, void **parameters);
+    /* Whether kernels of an image for `arch` wait by themselves for the writes of earlier ones in
+     * the stream, and the driver can start them while those end, which hides their launch latency.
+     * NULL: it never can. */
+    int (*is_early)(const struct tess_driver *driver, const char *arch);
+    /* Launches such a kernel. Returns the driver's code. */
+    int (*start)(const tess_driver_device *d, void *function, unsigned groups, unsigned threads,
+                 unsigned shared_bytes, void *stream, void **parameters);
     /* Loads a function's code onto the device, which a driver may otherwise put off until its first
      * launch. NULL: nothing to do. Returns the driver's code. */
     int (*load)(const struct tess_driver *driver, void *function);
@@ -142,8 +144,8 @@ struct tess_driver_device {
     pthread_mutex_t loading;
     /* index in the vendor's list, or -1: there is no code for the portable kernels */
     int image;
-    void *modules[TESS_DRIVER_MODULES];      /* NULL until a plan needs them */
-    const char *loaded[TESS_DRIVER_MODULES]; /* the architecture that a module's image is for */
+    void *modules[TESS_DRIVER_MODULES]; /* NULL until a plan needs them */
+    int is_early[TESS_DRIVER_MODULES];  /* the vendor's answer for a module's image */
     void *timers[TESS_DRIVER_TIMERS][2];
     atomic_int timer_busy[TESS_DRIVER_TIMERS];
 };

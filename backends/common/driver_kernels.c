@@ -11,7 +11,8 @@
 static tess_status try_image(tess_driver_device *d, int module, const tess_driver_image *image) {
     const int code = d->driver->call.module_load(&d->modules[module], image->data);
     if (code == DRIVER_OK) {
-        d->loaded[module] = image->arch;
+        const tess_driver_vendor *vendor = d->driver->vendor;
+        d->is_early[module] = vendor->is_early && vendor->is_early(d->driver, image->arch);
         d->host->log(d->host, "device", "%s: %s runs code for %s", d->driver->vendor->name, d->arch,
                      image->arch);
         return TESS_OK;
@@ -138,10 +139,9 @@ tess_status tess_driver_start_plain(const tess_driver_device *d, void *function,
 tess_status tess_driver_start(const tess_driver_device *d, int module, void *function,
                               unsigned groups, unsigned threads, unsigned shared_bytes,
                               void *stream, void **parameters) {
-    const tess_driver_vendor *vendor = d->driver->vendor;
-    return launch_result(d, vendor->start
-                                ? vendor->start(d, module, function, groups, threads, shared_bytes,
-                                                stream, parameters)
+    return launch_result(d, d->is_early[module]
+                                ? d->driver->vendor->start(d, function, groups, threads,
+                                                           shared_bytes, stream, parameters)
                                 : d->driver->call.launch(function, groups, 1, 1, threads, 1, 1,
                                                          shared_bytes, stream, parameters, NULL));
 }

@@ -156,17 +156,16 @@ typedef struct launch_config {
 
 /* Code for sm_90 and later waits for earlier kernels by itself. Streams that are being captured
  * take such launches since 12.3. */
-static int start(const tess_driver_device *d, int module, void *function, unsigned groups,
-                 unsigned threads, unsigned shared_bytes, void *stream, void **parameters) {
-    const tess_driver *driver = d->driver;
-    if (!driver->extra[LAUNCH_EX] || driver->number < 12030 ||
-        number_after(d->loaded[module], "sm_") < 90)
-        return driver->call.launch(function, groups, 1, 1, threads, 1, 1, shared_bytes, stream,
-                                   parameters, NULL);
+static int is_early(const tess_driver *driver, const char *arch) {
+    return driver->extra[LAUNCH_EX] && driver->number >= 12030 && number_after(arch, "sm_") >= 90;
+}
+
+static int start(const tess_driver_device *d, void *function, unsigned groups, unsigned threads,
+                 unsigned shared_bytes, void *stream, void **parameters) {
     launch_attribute early = {.id = 6 /* CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION */,
                               .value = {1}};
     const launch_config config = {{groups, 1, 1}, {threads, 1, 1}, shared_bytes, stream, &early, 1};
-    return EXTRA(driver, LAUNCH_EX, int (*)(const launch_config *, void *, void **, void **))(
+    return EXTRA(d->driver, LAUNCH_EX, int (*)(const launch_config *, void *, void **, void **))(
         &config, function, parameters, NULL);
 }
 
@@ -182,6 +181,7 @@ static const tess_driver_vendor vendor = {
     .build_hint = "neither nvcc nor clang was found when it was built",
     .enter_call = "cuCtxPushCurrent",
     .arch_call = "cuDeviceGetAttribute",
+    .is_early = is_early,
     .start = start,
     .load = load_function,
 };

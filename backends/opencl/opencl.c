@@ -4,10 +4,10 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "extra.h"
 #include "object.h"
+#include "polling.h"
 #include <tessera/tessera_opencl.h>
 
 extern const tess_backend tess_opencl_backend;
@@ -302,16 +302,9 @@ static tess_status opencl_copy(void *device, tess_buffer to, tess_buffer from, u
 
 /* ------------------------------------------------------------------ waiting */
 
-static uint64_t now_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
-/* OpenCL has no wait with a timeout, so poll the event at growing intervals. */
+/* OpenCL has no wait with a timeout, so poll the event. */
 static tess_status poll(const opencl_device *d, cl_event event, uint64_t timeout_ns) {
-    const uint64_t begin = now_ns();
-    struct timespec pause = {0, 10000};
+    const uint64_t begin = tess_polling_now();
     for (;;) {
         cl_int state = CL_COMPLETE;
         const cl_int code = d->cl->clGetEventInfo(event, CL_EVENT_COMMAND_EXECUTION_STATUS,
@@ -321,12 +314,12 @@ static tess_status poll(const opencl_device *d, cl_event event, uint64_t timeout
                                     code);
         if (state < 0) return tess_opencl_fail(d->host, "clGetEventInfo", "the work failed", state);
         if (state == CL_COMPLETE) return TESS_OK;
-        if (now_ns() - begin >= timeout_ns)
+        const uint64_t waited = tess_polling_now() - begin;
+        if (waited >= timeout_ns)
             return d->host->fail(d->host, TESS_ERROR_TIMEOUT,
                                  "timeout_ns: the work was not done after %llu ns",
                                  (unsigned long long)timeout_ns);
-        nanosleep(&pause, NULL);
-        if (pause.tv_nsec < 1000000) pause.tv_nsec *= 2;
+        tess_polling_nap(waited);
     }
 }
 
