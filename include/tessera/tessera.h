@@ -585,16 +585,10 @@ typedef enum tess_dtype {
 } tess_dtype;
 
 enum {
-    /*
-     * The bits of a sequence's result do not depend on the other sequences of the batch. Of how a
-     * prompt is cut into chunks they depend on q_len, which decides two things: which kernel serves
-     * the sequence, if one is meant for few rows; and where its keys are cut. With at most 16 rows
-     * 8 parts have 512 keys each, the next 28 have 1,024, and all others 2,048; with more rows all
-     * parts have 4,096. (A part has one key block where that is larger.)
-     */
+    /* The bits of a sequence do not depend on the others of the batch. Of chunking they depend on
+     * q_len, which decides its kernel and where its keys are cut (docs/layout.md). */
     TESS_PLAN_BATCH_INVARIANT = 1u << 0,
-    /* Lengths come from device memory, with tess_prepare; those of the descriptor are capacities.
-     */
+    /* Lengths come from device memory, with tess_prepare; the descriptor has capacities. */
     TESS_PLAN_DEVICE_LENGTHS = 1u << 1,
     /* K and V lie by slot: a head keeps only the key blocks that it can still see. The layout must
      * be causal and KV-efficient. */
@@ -628,9 +622,8 @@ enum {
  * max_in_flight: counts where the device needs objects for each call.
  * time_limit_us: an estimate, not a promise.
  * kernel:        NULL: the setting `kernel`, else as the tune tables prefer, else the first that
- *                accepts. A kernel for few rows (tess_kernel_info.most_rows) then serves the
- *                sequences with so few, and the next that accepts serves the others, unless the
- *                plan has DEVICE_LENGTHS or is COMPACT. A kernel that is named serves all.
+ *                accepts. One for few rows (tess_kernel_info.most_rows) then serves sequences with
+ *                so few, and the next that accepts the others. One that is named serves all.
  * q_first, kv_first:
  *                positions for each sequence, `batch` values each, copied. Row r of the sequence is
  *                at position q_first[b] + r and key t at kv_first[b] + t, and the pattern compares
@@ -685,7 +678,6 @@ TESS_API tess_status tess_plan_create(tess_device *device, const tess_layout *la
 TESS_API void tess_plan_release(tess_plan *plan);
 
 /*
- * kernel:      of the sequences with most rows.
  * n_jobs:      attention jobs and, after them, merge jobs: what tess_run's range counts. With
  *              DEVICE_LENGTHS, the most that a step can have; and as its lengths are not known,
  *              kept_pairs, dense_pairs, flops and bytes_min are 0, and there is one range.
@@ -709,7 +701,7 @@ typedef struct tess_plan_info {
     uint64_t host_bytes;      /* memory of the plan on the host, tables included */
     uint64_t device_bytes;    /* tables on the device; 0 where they are the host's */
     double create_seconds;    /* how long tess_plan_create took */
-    char kernel[64];          /* "backend/kernel" */
+    char kernel[64];          /* "backend/kernel", of the sequences with most rows */
     uint64_t step_bytes;      /* exact; of a step buffer, with DEVICE_LENGTHS */
     uint32_t n_storage;       /* storage groups: pools of K, and of V. 1 unless COMPACT */
     uint32_t few_tile_rows;   /* likewise tile_rows, of few_kernel; 0: there is none */

@@ -265,9 +265,9 @@ typedef struct tess_backend {
      * Answers for row `index` of the backend's table of kernels; the core walks the table, best row
      * first, and logs what each row answers. INVALID past the last row, and needs no message.
      *
-     * Describes the row in *info: op, flags, most_rows, and the name after "backend/". As its status OK, or
-     * with the reason why not: with key NULL whether this device can run it at all (UNAVAILABLE),
-     * with a key also whether it takes that problem (UNSUPPORTED).
+     * Describes the row in *info: op, flags, most_rows, and the name after "backend/". As its
+     * status OK, or with the reason why not: with key NULL whether this device can run it at all
+     * (UNAVAILABLE), with a key also whether it takes that problem (UNSUPPORTED).
      * With `kernel`, and if it takes the problem, the row makes itself ready and fills *kernel.
      * Where only this tells that it cannot be run, UNSUPPORTED or UNAVAILABLE comes back with a
      * message, which refuses likewise. Any other status is a failure of the call.
