@@ -198,7 +198,9 @@ static void test_copy(void **state) {
     assert_error(tess_copy_pages(NULL, &s->copy), TESS_ERROR_INVALID, "tess_copy_pages", "device");
     assert_error(tess_copy_pages(s->device, NULL), TESS_ERROR_INVALID, "tess_copy_pages", "desc");
     INVALID("flags", s->copy.flags = 2);
-    INVALID("dtype", s->copy.dtype = 3);
+    INVALID("dtype", s->copy.dtype = TESS_I8 + 1);
+    UNSUPPORTED("head_dim", (s->copy.dtype = TESS_I8, s->copy.head_dim = 1));
+    INVALID("pools", (s->copy.dtype = TESS_I8, s->pools[0].stride_head = DIM + 1));
     INVALID("n_pools", s->copy.n_pools = 33);
     INVALID("pools", s->copy.pools = NULL);
     INVALID("n_heads", s->copy.n_heads = 0);
@@ -225,7 +227,6 @@ static void test_copy(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_append), cmocka_unit_test(test_plans),
-                                       cmocka_unit_test(test_copy)};
+    const struct CMUnitTest tests[] = {TEST(test_append), TEST(test_plans), TEST(test_copy)};
     return cmocka_run_group_tests_name("arguments of caches", tests, set_up, tear_down);
 }

@@ -419,8 +419,6 @@ static void test_reserved(void **state) {
         tess_buffer *at;
     } list[] = {
         {"sink_logits", &run.sink_logits.buffer},
-        {"k_scale", &run.k_scale.buffer},
-        {"v_scale", &run.v_scale.buffer},
         {"q_lens", &run.q_lens},
         {"kv_lens", &run.kv_lens},
         {"d_o", &run.d_o.buffer},
@@ -444,6 +442,14 @@ static void test_reserved(void **state) {
     refused(TESS_ERROR_INVALID, "k_pools");
     run.v_pools = &pool;
     refused(TESS_ERROR_INVALID, "v_pools");
+    run.k_scale.buffer = region(0);
+    refused(TESS_ERROR_INVALID, "k_scale");
+    run.v_scale.buffer = region(0);
+    refused(TESS_ERROR_INVALID, "v_scale");
+    run.k_scale_pools = &pool;
+    refused(TESS_ERROR_INVALID, "k_scale_pools");
+    run.v_scale_pools = &pool;
+    refused(TESS_ERROR_INVALID, "v_scale_pools");
     run.flags = 4;
     refused(TESS_ERROR_INVALID, "flags");
     run.stream.kind = 3;
@@ -494,9 +500,8 @@ static void test_failures(void **state) {
 }
 
 int main(void) {
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, run_teardown)
-    return RUN_TESTS(TEST(test_launch), TEST(test_ranges), TEST(test_tensors),
-                     TEST(test_outputs_apart), TEST(test_lengths), TEST(test_empty),
-                     TEST(test_workspace), TEST(test_reserved), TEST(test_objects),
-                     TEST(test_failures));
+    return RUN_TESTS_BETWEEN(setup, run_teardown, TEST(test_launch), TEST(test_ranges),
+                             TEST(test_tensors), TEST(test_outputs_apart), TEST(test_lengths),
+                             TEST(test_empty), TEST(test_workspace), TEST(test_reserved),
+                             TEST(test_objects), TEST(test_failures));
 }

@@ -353,9 +353,7 @@ static void test_launches(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup_rows, teardown)
-        TEST(test_mixed),     TEST(test_alone),  TEST(test_refused),   TEST(test_compact),
-        TEST(test_invariant), TEST(test_shapes), TEST(test_workspace), TEST(test_launches)};
-    return cmocka_run_group_tests_name("kernels that share a plan", tests, NULL, NULL);
+    return RUN_TESTS_BETWEEN(setup_rows, teardown, TEST(test_mixed), TEST(test_alone),
+                             TEST(test_refused), TEST(test_compact), TEST(test_invariant),
+                             TEST(test_shapes), TEST(test_workspace), TEST(test_launches));
 }

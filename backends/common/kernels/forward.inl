@@ -17,7 +17,8 @@
  * ones cut. Threads look up one key each. Numbers past the end stand for the last key, and rows
  * past the tile's for its last row: nothing else needs a test when it is loaded, and nothing
  * outside of the listed blocks is ever read. Such keys count as masked; such rows are not stored.
- * Keys whose page is absent count as masked too, and zeros stand for their K and V.
+ * Keys whose page is absent count as masked too, and zeros stand for their K and V. Codes of 8 bits
+ * become numbers as they are loaded.
  *
  * Softmax runs in base 2, on scores that are not scaled yet: differences of two scores are exact
  * where it matters, however large both are, and only a difference is multiplied by the scale.
@@ -108,19 +109,12 @@ TESS_FORWARD_KERNEL {
     const uint keys = tess_count_keys(walk, tile TESS_TABLES_OF_KERNEL) * TESS_UINT(present);
     const uint head_dim = TESS_HEAD_DIM;
 
-    /* Keys are found from here on: in place, token 0 of the sequence; by slot, that of its entry in
-     * the batch; in pages, that of page 0. */
-    const uint kv_head = tess_find_kv_head(tile TESS_TABLES_OF_KERNEL),
-               kv_batch =
-                   TESS_IS_PAGED ? 0u : TESS_WORD(tile.sequence + TESS_WORD_SEQUENCE_KV_BATCH);
-    const tess_offset q_start = TESS_WORD64(tile.sequence + TESS_WORD_SEQUENCE_Q_START) +
-                                TESS_OFFSET(tile.row),
-                      kv_start = TESS_IS_CACHED
-                                     ? TESS_OFFSET(0)
-                                     : TESS_WORD64(tile.sequence + TESS_WORD_SEQUENCE_KV_START);
+    const tess_offset q_start =
+        TESS_WORD64(tile.sequence + TESS_WORD_SEQUENCE_Q_START) + TESS_OFFSET(tile.row);
+    const tess_origin origin = tess_find_origin(job TESS_TABLES_OF_KERNEL);
     const tess_offset q_base = TESS_FIRST(q, tile, q_start, tile.head);
-    const tess_offset k_base = TESS_FIRST_OF(k, kv_batch, kv_start, kv_head);
-    const tess_offset v_base = TESS_FIRST_OF(v, kv_batch, kv_start, kv_head);
+    const tess_offset k_base = TESS_FIRST_OF(k, origin.batch, origin.start, origin.head);
+    const tess_offset v_base = TESS_FIRST_OF(v, origin.batch, origin.start, origin.head);
     const bool q_aligned = TESS_IS_ALIGNED(Q, q_base, args.q_token | args.q_head);
     const bool k_aligned = TESS_IS_ALIGNED(K, k_base, args.k_token);
     const bool v_aligned = TESS_IS_ALIGNED(V, v_base, args.v_token);
