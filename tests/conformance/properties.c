@@ -48,8 +48,11 @@ int main(int argc, char **argv) {
             backend = argv[++n];
         else if (strcmp(argv[n], "--only") == 0 && n + 1 < argc)
             only = argv[++n];
+        else if (strcmp(argv[n], "--test") == 0 && n + 1 < argc)
+            cmocka_set_test_filter(argv[++n]);
         else {
-            fprintf(stderr, "usage: %s [--device BACKEND] [--only GROUP]\n", argv[0]);
+            fprintf(stderr, "usage: %s [--device BACKEND] [--only GROUP] [--test TITLE]\n",
+                    argv[0]);
             return 2;
         }
     }
