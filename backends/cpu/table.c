@@ -85,7 +85,7 @@ static tess_kernel_costs costs_of(const cpu_row *row, const tess_kernel_key *key
                                .job_ns = 500,
                                .merge_ns = 3000,
                                .partial_bandwidth = 100000,
-                               .bandwidth = 200000};
+                               .bandwidth = 800000};
 }
 
 static void release(tess_kernel *kernel) {
