@@ -49,6 +49,11 @@ enum { KERNELS = sizeof kernels / sizeof *kernels };
 
 static const char *const dtype_names[] = {"f32", "f16", "bf16"};
 
+/* Products of pairs of bf16 take panels of rows as they are, and codes only of jobs of few rows. */
+static int reads_codes_of_few_rows(const cpu_row *row, const tess_kernel_key *key) {
+    return row->dtypes == BF16 && key->kv_dtype != key->dtype;
+}
+
 /* Why a row cannot run here, or with a key, cannot take the problem; NULL if it can. */
 static const char *refuses(const cpu_row *row, const tess_kernel_key *key, char *buffer,
                            size_t size) {
@@ -65,9 +70,8 @@ static const char *refuses(const cpu_row *row, const tess_kernel_key *key, char 
                  (int)key->head_dim);
         return buffer;
     }
-    /* Products of pairs of bf16 take what the caller has as it is. */
-    if (row->dtypes == BF16 && key->kv_dtype != key->dtype)
-        return "does not take K and V of 8 bits";
+    if (reads_codes_of_few_rows(row, key) && !tess_cpu_isa_usable(CPU_ISA_AVX512_VBMI, &reason))
+        return "takes K and V of 8 bits only with AVX-512 VBMI";
     return key->value_head_dim != key->head_dim ? "value_head_dim differs from head_dim" : NULL;
 }
 
@@ -82,8 +86,9 @@ static tess_kernel_costs costs_of(const cpu_row *row, const tess_kernel_key *key
     return (tess_kernel_costs){.workers = CPU_PARALLEL_JOBS,
                                .step_keys = STEP_KEYS,
                                .step_ns = (uint32_t)(flop / row->rate) + 1,
-                               .job_ns = 500,
+                               .job_ns = 2000,
                                .merge_ns = 3000,
+                               .part_ns = 300,
                                .partial_bandwidth = 100000,
                                .bandwidth = 800000};
 }
@@ -114,6 +119,11 @@ tess_status tess_cpu_kernel(void *device, uint32_t index, const tess_kernel_key 
     if (index >= KERNELS) return TESS_ERROR_INVALID;
     const cpu_row *row = &kernels[index];
     const char *why = refuses(row, key, info->reason, sizeof info->reason);
-    if (!tess_row_answer(&row->head, key, why, info) || !kernel) return TESS_OK;
+    const int few = key && reads_codes_of_few_rows(row, key);
+    if (!why && few && kernel && key->max_q_len * key->group > CPU_FEW_ROWS)
+        why = "takes K and V of 8 bits for up to 4 rows of a kv head only";
+    const int accepts = tess_row_answer(&row->head, key, why, info);
+    if (few) info->most_rows = CPU_FEW_ROWS;
+    if (!accepts || !kernel) return TESS_OK;
     return prepare(device, row, key, kernel);
 }

@@ -215,6 +215,8 @@ typedef struct direct_turns {
     direct_ahead ahead;
     task *task[CPU_JOBS_AT_ONCE], *ready[CPU_JOBS_AT_ONCE];
     const char *row[LISTED_ROWS]; /* a ring */
+    /* bytes of bf16 that codes stand for (direct_codes.inl) */
+    uint8_t code_low[128] __attribute__((aligned(64))), code_high[128];
 } direct_turns;
 
 /* Chunks that panels work on in one go, and where they are packed. */

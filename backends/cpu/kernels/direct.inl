@@ -86,7 +86,7 @@ INLINE void direct_softmax(const task *t, const uint32_t dtype, int32_t r) {
 }
 
 static void direct_scales(const task *t, const cpu_run *run, direct_rows *rows) {
-    const float unit = code_scale(t->launch->kv_dtype);
+    const float unit = DIRECT_PAIRS ? 1.0f : code_scale(t->launch->kv_dtype);
     for (int32_t i = 0; i < run->count; i++) {
         float k, v;
         memcpy(&k, run->k_scale + i * t->k_scale_stride, sizeof k);
@@ -109,7 +109,10 @@ static void direct_locate(const task *t, const cpu_chunk *chunk, direct_rows *ro
     for (int32_t key = chunk->keys; key < round_up(chunk->keys, VL); key++)
         rows->k[key] = rows->k[0];
     /* A second key whose weight is 0, and whose V must not make that NaN. */
-    if (DIRECT_PAIRS && chunk->keys % 2 != 0) rows->v[chunk->keys] = (const char *)no_value;
+    if (DIRECT_PAIRS && chunk->keys % 2 != 0) {
+        rows->v[chunk->keys] = (const char *)no_value;
+        rows->v_scale[chunk->keys] = 0.0f;
+    }
 }
 
 /* Finds the next chunk of a job. */
@@ -157,6 +160,8 @@ static __attribute__((noinline)) void direct_f32(direct_turns *turns, int one) {
 static __attribute__((noinline)) void direct_f16(direct_turns *turns, int one) {
     one ? direct_chunks(turns, TESS_F16, 1) : direct_chunks(turns, TESS_F16, DIRECT_ROWS);
 }
+#endif
+#if !PAIRS || DIRECT_PAIRS
 static __attribute__((noinline)) void direct_e4m3(direct_turns *turns, int one) {
     one ? direct_chunks(turns, TESS_F8E4M3, 1) : direct_chunks(turns, TESS_F8E4M3, DIRECT_ROWS);
 }
@@ -171,6 +176,8 @@ static void direct_step(direct_turns *turns) {
 #if !PAIRS
     case TESS_F32: direct_f32(turns, one); break;
     case TESS_F16: direct_f16(turns, one); break;
+#endif
+#if !PAIRS || DIRECT_PAIRS
     case TESS_F8E4M3: direct_e4m3(turns, one); break;
     case TESS_I8: direct_i8(turns, one); break;
 #endif
@@ -185,6 +192,7 @@ static void direct_place(task *t, int32_t n) {
     _Static_assert(CPU_JOBS_AT_ONCE * TASK_FLOATS <= 2 * BATCH * CHUNK * (TILES ? 16 : 32), "room");
     job_memory *m = &t->m;
     const int32_t first = n * DIRECT_ROWS;
+    m->o_elements = round_up(m->o_elements, step_elements(t->launch->kv_dtype));
     m->q += (size_t)first * m->o_elements;
     m->o += (size_t)first * m->o_elements;
     m->row_max += first;
@@ -206,7 +214,9 @@ static void direct_query(const task *t, int32_t r) {
     float *out = m->q + (size_t)r * m->o_elements;
     const int negative = !(t->launch->scale >= 0);
     if (DIRECT_PAIRS) {
-        memcpy(out, row, (size_t)t->head_dim * 2);
+        for (int32_t d = 0; d < t->head_dim; d += 8)
+            memcpy((uint16_t *)(void *)out + direct_place_of(t->launch->kv_dtype, d, 0),
+                   row + (size_t)d * 2, 16);
         for (int32_t w = 0; negative && w < m->o_elements; w += VL)
             vstore(out + w, (vf)((vu)vload(out + w) ^ 0x80008000u));
         return;
@@ -321,6 +331,9 @@ static void direct_rounds(direct_turns *turns) {
     const task *any = turns->task[0];
     const int32_t row_bytes = any->head_dim * (int32_t)any->kv_esize;
     turns->row_lines = (row_bytes + 63) / 64;
+#if DIRECT_PAIRS
+    if (any->launch->kv_dtype >= TESS_F8E4M3) direct_fill_table(turns, any->launch->kv_dtype);
+#endif
     turns->listed = 0;
     turns->ahead = (direct_ahead){NULL, 0, 0};
     direct_list(turns);

@@ -23,11 +23,19 @@ INLINE vf direct_dot(vf acc, vf a, vf b) {
 INLINE vf direct_dot(vf acc, vf a, vf b) { return a * b + acc; }
 #endif
 
-/* Elements of a step, and vectors of Q (or, without dot products, of O) that it makes. */
-INLINE int32_t step_elements(const uint32_t dtype) { return dtype == TESS_BF16 ? 2 * VL : VL; }
-INLINE int step_vectors(const uint32_t dtype) {
-    return dtype == TESS_BF16 && !DIRECT_PAIRS ? 2 : 1;
+/* Elements of a step, vectors of Q that it meets, and vectors of O. */
+INLINE int32_t step_elements(const uint32_t dtype) {
+    if (DIRECT_PAIRS && dtype >= TESS_F8E4M3) return 4 * VL;
+    return dtype == TESS_BF16 ? 2 * VL : VL;
 }
+INLINE int step_vectors(const uint32_t dtype) {
+    return step_elements(dtype) / (DIRECT_PAIRS ? 2 * VL : VL);
+}
+INLINE int step_outputs(const uint32_t dtype) { return step_elements(dtype) / VL; }
+
+#if DIRECT_PAIRS
+#include "direct_codes.inl"
+#endif
 
 /* The first `words` words of a vector; the others are zero and not read. A copy by way of the stack
  * would cost more than the products: loads wait there until shorter stores have reached the
@@ -84,8 +92,14 @@ INLINE void load_step(const uint32_t dtype, const char *row, int32_t i, int32_t 
 
 /* Where element d lies among those of a row of Q or O, for a type of K and V. */
 static int32_t direct_place_of(uint32_t dtype, int32_t d, int of_o) {
+    const int32_t elements = step_elements(dtype), in = d % elements, block = d - in;
+    if (DIRECT_PAIRS && dtype >= TESS_F8E4M3) {
+        /* Of the 16 elements of a quarter, a vector of Q has 8 and one of O has 4. */
+        const int32_t quarter = in / 16, of = in % 16;
+        return of_o ? block + of / 4 * VL + quarter * 4 + of % 4
+                    : block + of / 8 * 2 * VL + quarter * 8 + of % 8;
+    }
     if (dtype != TESS_BF16 || (DIRECT_PAIRS && !of_o)) return d;
-    const int32_t block = d / (2 * VL) * (2 * VL), in = d - block;
     /* Interleaving the words of two keys takes 4 elements of every 8 in turn. */
     if (DIRECT_PAIRS) return block + in / 4 % 2 * VL + in / 8 * 4 + in % 4;
     return block + in % 2 * VL + in / 2;
@@ -161,12 +175,21 @@ INLINE void direct_store_scores(const task *t, const uint32_t dtype, int32_t key
 #endif
 
 /* Adds the products of a step from element d on, of some keys and of all rows. */
-INLINE void direct_score_step(const job_memory *m, const uint32_t dtype, const char *const *keys,
+INLINE void direct_score_step(const task *t, const uint32_t dtype, const char *const *keys,
                               int32_t d, int32_t end, const int whole, vf (*sum)[DIRECT_KEYS],
                               const int rows) {
+    const job_memory *m = &t->m;
     vf k[DIRECT_KEYS][2];
     UNROLL
-    for (int n = 0; n < direct_keys(dtype); n++) load_step(dtype, keys[n], d, end, whole, k[n]);
+    for (int n = 0; n < direct_keys(dtype); n++) {
+#if DIRECT_PAIRS
+        if (dtype >= TESS_F8E4M3) {
+            direct_words_of(t->turns, dtype, direct_load_codes(keys[n], d, end, whole), k[n]);
+            continue;
+        }
+#endif
+        load_step(dtype, keys[n], d, end, whole, k[n]);
+    }
     const float *q = m->q + (DIRECT_PAIRS ? WORD_OF(d) : d);
     UNROLL
     for (int u = 0; u < step_vectors(dtype); u++) UNROLL
@@ -197,11 +220,11 @@ INLINE void direct_scores(const task *t, const uint32_t dtype, int32_t key, cons
     int32_t d = 0, byte = 0;
     for (; d + elements <= end; d += elements, byte += step_bytes) {
         if (byte % 64 == 0) direct_prefetch(t->turns, &ahead, direct_keys(dtype));
-        direct_score_step(&t->m, dtype, keys, d, end, 1, sum, rows);
+        direct_score_step(t, dtype, keys, d, end, 1, sum, rows);
     }
     if (d < end) {
         if (byte % 64 == 0) direct_prefetch(t->turns, &ahead, direct_keys(dtype));
-        direct_score_step(&t->m, dtype, keys, d, end, 0, sum, rows);
+        direct_score_step(t, dtype, keys, d, end, 0, sum, rows);
     }
     t->turns->ahead = ahead;
     if (direct_rotated(dtype, rows)) {
@@ -235,15 +258,19 @@ enum { VALUE_KEYS = DIRECT_PAIRS ? 2 : 1 };
 /* Stands for V of a second key that is not there. */
 static const uint16_t no_value[256];
 
-/* `vectors` vectors of V from element d on, for a row of n elements. */
-INLINE void load_span(const uint32_t dtype, const char *const *rows, int32_t d, int32_t n,
+/* `vectors` vectors of V from element d on. */
+INLINE void load_span(const task *t, const uint32_t dtype, const char *const *rows, int32_t d,
                       const int vectors, const int whole, vf *out) {
-    const int of_step = dtype == TESS_BF16 ? 2 : 1;
+    const int32_t n = t->head_dim;
     UNROLL
-    for (int j = 0; j < vectors; j += of_step) {
+    for (int j = 0; j < vectors; j += step_outputs(dtype)) {
         const int32_t i = d + j * VL;
 #if DIRECT_PAIRS
         vf even, odd;
+        if (dtype >= TESS_F8E4M3) {
+            direct_pair_codes(t->turns, dtype, rows, i, n, whole, out + j);
+            continue;
+        }
         load_step(dtype, rows[0], i, n, whole, &even);
         load_step(dtype, rows[1], i, n, whole, &odd);
         out[j] = (vf)_mm512_unpacklo_epi16((__m512i)even, (__m512i)odd);
@@ -276,15 +303,15 @@ INLINE void direct_value_span(const task *t, const uint32_t dtype, int32_t first
     const int32_t size = cpu_element_size(dtype), lines = vectors * VL * VALUE_KEYS * size / 64;
     const int prefetch = d * size % 64 == 0;
     direct_ahead ahead = t->turns->ahead;
-    vf acc[DIRECT_ROWS][DIRECT_SPAN];
+    vf acc[DIRECT_ROWS][4];
     UNROLL
     for (int r = 0; r < rows; r++) UNROLL
     for (int j = 0; j < vectors; j++)
         acc[r][j] = vload(m->o + (size_t)r * m->o_elements + d + j * VL);
     for (int32_t key = first; key < first + count; key += VALUE_KEYS) {
-        vf v[DIRECT_SPAN];
+        vf v[4];
         if (prefetch) direct_prefetch(t->turns, &ahead, lines > 0 ? lines : 1);
-        load_span(dtype, values + key, d, t->head_dim, vectors, whole, v);
+        load_span(t, dtype, values + key, d, vectors, whole, v);
         UNROLL
         for (int j = 0; j < vectors; j++) VKEEP(v[j]);
         UNROLL
@@ -309,11 +336,11 @@ INLINE void direct_value_span(const task *t, const uint32_t dtype, int32_t first
 INLINE void direct_values(const task *t, const uint32_t dtype, int32_t first, int32_t count,
                           const int rows) {
     const int32_t step = step_elements(dtype), end = t->head_dim;
-    const int of_step = dtype == TESS_BF16 ? 2 : 1;
+    const int of_step = step_outputs(dtype), span = of_step > DIRECT_SPAN ? of_step : DIRECT_SPAN;
     int32_t d = 0;
-    for (; d + DIRECT_SPAN * VL <= end; d += DIRECT_SPAN * VL)
-        direct_value_span(t, dtype, first, count, d, DIRECT_SPAN, 1, rows);
-    if (DIRECT_SPAN > of_step)
+    for (; d + span * VL <= end; d += span * VL)
+        direct_value_span(t, dtype, first, count, d, span, 1, rows);
+    if (span > of_step)
         for (; d + step <= end; d += step)
             direct_value_span(t, dtype, first, count, d, of_step, 1, rows);
     if (d < end) direct_value_span(t, dtype, first, count, d, of_step, 0, rows);
