@@ -49,8 +49,8 @@ enum { KERNELS = sizeof kernels / sizeof *kernels };
 
 static const char *const dtype_names[] = {"f32", "f16", "bf16"};
 
-/* Products of pairs of bf16 take panels of rows as they are, and codes only of jobs of few rows. */
-static int reads_codes_of_few_rows(const cpu_row *row, const tess_kernel_key *key) {
+/* Whether products of pairs of bf16 would get codes, which they take of jobs of few rows alone. */
+static int gets_codes(const cpu_row *row, const tess_kernel_key *key) {
     return row->dtypes == BF16 && key->kv_dtype != key->dtype;
 }
 
@@ -70,7 +70,8 @@ static const char *refuses(const cpu_row *row, const tess_kernel_key *key, char 
                  (int)key->head_dim);
         return buffer;
     }
-    if (reads_codes_of_few_rows(row, key) && !tess_cpu_isa_usable(CPU_ISA_AVX512_VBMI, &reason))
+    if (gets_codes(row, key) && row->isa == CPU_ISA_ANY) return "does not take K and V of 8 bits";
+    if (gets_codes(row, key) && !tess_cpu_isa_usable(CPU_ISA_AVX512_VBMI, &reason))
         return "takes K and V of 8 bits only with AVX-512 VBMI";
     return key->value_head_dim != key->head_dim ? "value_head_dim differs from head_dim" : NULL;
 }
@@ -78,18 +79,22 @@ static const char *refuses(const cpu_row *row, const tess_kernel_key *key, char 
 /* Nothing here may follow from the machine or the settings, so that results have the same bits with
  * any number of threads. */
 static tess_kernel_costs costs_of(const cpu_row *row, const tess_kernel_key *key, uint32_t tile) {
-    enum { STEP_KEYS = 64 };
+    enum { STEP_KEYS = 64, FEW_ROWS_RATE = 120 }; /* tiles stand idle then */
     /* A job pays for the rows that it has. */
     const uint64_t few =
         key->max_q_len < (int64_t)tile ? (uint64_t)key->max_q_len * key->group : tile;
     const uint64_t flop = 4 * (few < tile ? few : tile) * STEP_KEYS * (uint64_t)key->head_dim;
+    const uint32_t rate =
+        few <= CPU_FEW_ROWS && row->rate > FEW_ROWS_RATE ? FEW_ROWS_RATE : row->rate;
     return (tess_kernel_costs){.workers = CPU_PARALLEL_JOBS,
                                .step_keys = STEP_KEYS,
-                               .step_ns = (uint32_t)(flop / row->rate) + 1,
+                               .step_ns = (uint32_t)(flop / rate) + 1,
                                .job_ns = 2000,
                                .merge_ns = 3000,
                                .part_ns = 300,
                                .partial_bandwidth = 100000,
+                               /* More than a machine has: parts enough for even shares of few
+                                * threads. */
                                .bandwidth = 800000};
 }
 
@@ -119,7 +124,7 @@ tess_status tess_cpu_kernel(void *device, uint32_t index, const tess_kernel_key 
     if (index >= KERNELS) return TESS_ERROR_INVALID;
     const cpu_row *row = &kernels[index];
     const char *why = refuses(row, key, info->reason, sizeof info->reason);
-    const int few = key && reads_codes_of_few_rows(row, key);
+    const int few = key && gets_codes(row, key);
     if (!why && few && kernel && key->max_q_len * key->group > CPU_FEW_ROWS)
         why = "takes K and V of 8 bits for up to 4 rows of a kv head only";
     const int accepts = tess_row_answer(&row->head, key, why, info);

@@ -136,7 +136,8 @@ INLINE int direct_keys(const uint32_t dtype) {
     return VL == 16 && dtype == TESS_F32 ? 2 : DIRECT_KEYS;
 }
 INLINE int direct_rotated(const uint32_t dtype, const int rows) {
-    return VL == 16 && rows == 4 && direct_keys(dtype) == 4;
+    (void)dtype;
+    return VL == 16 && rows == 4;
 }
 
 /*
@@ -152,20 +153,23 @@ INLINE vf direct_turn_back(vf (*sum)[DIRECT_KEYS], const int key) {
     return even + (vf)_mm512_shuffle_f32x4((__m512)odd, (__m512)odd, 0x93);
 }
 
-/* Stores the scores of four keys. */
+/* Stores the scores of the two or four keys that are summed together. */
 INLINE void direct_store_scores(const task *t, const uint32_t dtype, int32_t key,
                                 vf (*sum)[DIRECT_KEYS]) {
-    vf all[4];
+    const int keys = direct_keys(dtype);
+    vf all[DIRECT_KEYS];
     UNROLL
-    for (int n = 0; n < 4; n++) all[n] = direct_turn_back(sum, n);
-    vf scores = vfold_all(all, 1, 4);
+    for (int n = 0; n < keys; n++) all[n] = direct_turn_back(sum, n);
+    vf scores = vfold_all(all, 1, keys);
+    if (keys == 2) scores += (vf)_mm512_permute_ps((__m512)scores, 0x4e);
     if (dtype >= TESS_F8E4M3)
         scores *= (vf)_mm512_broadcast_f32x4(_mm_loadu_ps(t->located->k_scale + key));
-    float *out = t->m.s + key;
-    _mm_storeu_ps(out, _mm512_castps512_ps128((__m512)scores));
-    _mm_storeu_ps(out + CHUNK, _mm512_extractf32x4_ps((__m512)scores, 1));
-    _mm_storeu_ps(out + 2 * CHUNK, _mm512_extractf32x4_ps((__m512)scores, 2));
-    _mm_storeu_ps(out + 3 * CHUNK, _mm512_extractf32x4_ps((__m512)scores, 3));
+    const __m128 row[4] = {
+        _mm512_castps512_ps128((__m512)scores), _mm512_extractf32x4_ps((__m512)scores, 1),
+        _mm512_extractf32x4_ps((__m512)scores, 2), _mm512_extractf32x4_ps((__m512)scores, 3)};
+    UNROLL
+    for (int r = 0; r < 4; r++)
+        memcpy(t->m.s + r * CHUNK + key, &row[r], (size_t)keys * sizeof(float));
 }
 #else
 INLINE void direct_store_scores(const task *t, const uint32_t dtype, int32_t key,
