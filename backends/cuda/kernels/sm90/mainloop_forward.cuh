@@ -131,6 +131,11 @@ template <typename T, typename Shape> struct mainloop_forward {
         return __shfl_sync(~0u, t->stages, 0); /* a shuffle tells the compiler that all are equal */
     }
 
+    /* Of a stage whose keys have arrived: some lie in absent pages. */
+    __device__ __forceinline__ bool has_hole(uint32_t stage) const {
+        return (a->common.flags & TESS_ARGS_PAGED) && m->holes[stage % Shape::PIECE_STAGES];
+    }
+
     /* Waits for the rows of a tile and its first keys, and finds the mask of these. */
     __device__ __forceinline__ void wait_first_keys(uint32_t tile, uint32_t stage) {
         const tile_info *t = &m->tiles[tile % TILES];
@@ -138,7 +143,7 @@ template <typename T, typename Shape> struct mainloop_forward {
         wait_keys(stage);
         if (halved)
             find_mask<64>(t, stage, first_key());
-        else if (masked_stages > 0)
+        else if (masked_stages > 0 || has_hole(stage))
             find_mask<KEYS>(t, stage, 0);
     }
 
@@ -235,7 +240,7 @@ template <typename T, typename Shape> struct mainloop_forward {
             softmax_half(stage);
             round_p<KEYS / 2>();
         } else {
-            softmax_stage(q_rows(tile % Q_STAGES), masked_stages > 0, stage);
+            softmax_stage(q_rows(tile % Q_STAGES), masked_stages > 0 || has_hole(stage), stage);
             round_p<KEYS>();
         }
     }
@@ -248,19 +253,20 @@ template <typename T, typename Shape> struct mainloop_forward {
         const tile_info *t = &m->tiles[tile % TILES];
         const uint32_t k = k_operand(stage + 1);
         wait_keys(stage + 1);
+        const bool masked = i < masked_stages || has_hole(stage + 1);
         wait_turn();
         issue_qk(q, k);
         /* The search for masks lasts about as long as a product: two warpgroups wait less for each
          * other if it is made before the second product, and three if that is not kept waiting. */
-        if (Shape::CONSUMERS == 2 && i < masked_stages) find_mask<KEYS>(t, stage + 1, 0);
+        if (Shape::CONSUMERS == 2 && masked) find_mask<KEYS>(t, stage + 1, 0);
         wait_values(stage);
         issue_pv<HALF>(stage, i == 1);
         give_turn();
-        if (Shape::CONSUMERS > 2 && i < masked_stages) find_mask<KEYS>(t, stage + 1, 0);
+        if (Shape::CONSUMERS > 2 && masked) find_mask<KEYS>(t, stage + 1, 0);
         warpgroup_wait<1>();
         register_fence(s);
         test_keys(stage + 2);
-        softmax_stage(q_rows(tile % Q_STAGES), i < masked_stages, stage + 1);
+        softmax_stage(q_rows(tile % Q_STAGES), masked, stage + 1);
         warpgroup_wait<0>();
         register_fence(o);
         release_values(stage);
