@@ -503,6 +503,10 @@ static const char *const further[] = {
     "compact=1 dtype=bf16",
     "op=decode heads=2 head_dim=72 batch=2 q_len=40 kv_len=131 q_first=900,150 kv_first=128,0 "
     "pattern=dense page=32",
+    "op=decode heads=2 kv_heads=1 head_dim=96 q_lens=64,1,32 kv_lens=1064,64,564 block=16 local=8 "
+    "stride=8 per_kv_head=1 compact=1 dtype=f16 kv_split=3",
+    "op=decode heads=4 kv_heads=2 head_dim=128 batch=2 q_len=100 kv_len=717 pattern=dense "
+    "page=64 dtype=bf16",
 };
 
 int list_build(problem_list *list, const char *folder) {
