@@ -11,7 +11,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_merge.comp
- * sha256: b9949f95aab05e9d3a547e8f29b67c77d6438a8af275a018b52c71830820d0f6
+ * sha256: bb4419c76eff9000542060c34bca9726ef58343fb23df75a8a76cc1cd6192f40
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_f16[] = {

@@ -10,7 +10,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/merge_parts.comp
- * sha256: 75d203a7753764d42c90cea149f5a2cddae2a0d3b6d7400b479697651233efb0
+ * sha256: c5ed2e29738c14ad5c235c647491bf92e019b8b4e63d5b069cd669a95a7fc5f8
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_parts_bf16[] = {
