@@ -19,12 +19,10 @@
     { dims, rows, keys, threads, SHARED(rows, keys), 0 }
 /* kernels/forward_few.inl: ten vectors of 4 floats a thread, and two chunks' states of keys. */
 #define FEW_SHARED(rows, keys, threads) (160 * (threads) + 2 * 32 * (keys) + 4 * 5 * (rows))
-#define FEW_OF(dims)                                                              \
-    {                                                                             \
-        dims, TESS_FEW_ROWS_##dims, TESS_FEW_KEYS_##dims, TESS_FEW_THREADS_##dims, \
-            FEW_SHARED(TESS_FEW_ROWS_##dims, TESS_FEW_KEYS_##dims,                \
-                       TESS_FEW_THREADS_##dims),                                  \
-            1                                                                     \
+#define FEW_OF(dims)                                                                           \
+    {                                                                                          \
+        dims, TESS_FEW_ROWS_##dims, TESS_FEW_KEYS_##dims, TESS_FEW_THREADS_##dims,             \
+            FEW_SHARED(TESS_FEW_ROWS_##dims, TESS_FEW_KEYS_##dims, TESS_FEW_THREADS_##dims), 1 \
     }
 #define OF(dims) SHAPE(dims, TESS_ROWS_##dims, TESS_KEYS_##dims, TESS_THREADS_##dims)
 #define SMALL_OF(dims) \
@@ -39,10 +37,9 @@ _Static_assert(SHARED(TESS_SMALL_ROWS_64, TESS_SMALL_KEYS_64) <= 16384 &&
                    SHARED(TESS_SMALL_ROWS_256, TESS_SMALL_KEYS_256) <= 16384,
                "the small variant fits 16 KiB of workgroup memory");
 
-#define FEW_FITS(dims)                                                                \
-    (FEW_SHARED(TESS_FEW_ROWS_##dims, TESS_FEW_KEYS_##dims,                           \
-                TESS_FEW_THREADS_##dims) <= 16384 &&                                  \
-     TESS_FEW_KEYS_##dims * (dims) == 64 * TESS_FEW_THREADS_##dims &&                 \
+#define FEW_FITS(dims)                                                                           \
+    (FEW_SHARED(TESS_FEW_ROWS_##dims, TESS_FEW_KEYS_##dims, TESS_FEW_THREADS_##dims) <= 16384 && \
+     TESS_FEW_KEYS_##dims * (dims) == 64 * TESS_FEW_THREADS_##dims &&                            \
      TESS_FEW_ROWS_##dims * (dims) <= 32 * TESS_FEW_THREADS_##dims)
 _Static_assert(FEW_FITS(64) && FEW_FITS(128) && FEW_FITS(256),
                "that for few rows does as well, and its threads are enough for its rows");

@@ -343,10 +343,10 @@ static tess_status prepare(opencl_device *d, uint32_t index, const tess_kernel_k
     opencl_program *entry = NULL;
     opencl_state *state = NULL;
     pthread_mutex_lock(&d->building);
-    const tess_status status =
-        shape ? instance(d, key->dtype, index, shape, &entry)
-        : key->op == TESS_OP_PREPARE ? step_instance(d, row->function, &entry)
-                                     : other_instance(d, key->dtype, row, &entry);
+    const tess_status status = shape ? instance(d, key->dtype, index, shape, &entry)
+                               : key->op == TESS_OP_PREPARE
+                                   ? step_instance(d, row->function, &entry)
+                                   : other_instance(d, key->dtype, row, &entry);
     pthread_mutex_unlock(&d->building);
     if (status == TESS_ERROR_UNSUPPORTED) return host->fail(host, status, "%s", entry->refusal);
     TESS_RETURN_IF_ERROR(status);

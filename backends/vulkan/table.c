@@ -60,9 +60,8 @@ static const char *refuses(const tess_vk_device *d, const vk_row *row, const tes
                  MOST_IN_FLIGHT);
         return buffer;
     }
-    return row->variant
-               ? shape_refusal(d, tess_portable_choose(row->variant, key), buffer, size)
-               : NULL; /* every device has workgroups of 128 */
+    return row->variant ? shape_refusal(d, tess_portable_choose(row->variant, key), buffer, size)
+                        : NULL; /* every device has workgroups of 128 */
 }
 
 /* How launches are split into submissions: by the most that a plan of this key may hold. */
@@ -85,8 +84,8 @@ static void find_submissions(const tess_vk_device *d, const tess_kernel_key *key
 }
 
 /* Pipelines and resources of an accepted problem. */
-static tess_status prepare_forward(tess_vk_device *d, const tess_kernel_key *key,
-                                   const vk_row *row, tess_kernel *kernel) {
+static tess_status prepare_forward(tess_vk_device *d, const tess_kernel_key *key, const vk_row *row,
+                                   tess_kernel *kernel) {
     const tess_portable_shape *shape = tess_portable_choose(row->variant, key);
     vk_handle forward, merge;
     tess_vk_state *state;

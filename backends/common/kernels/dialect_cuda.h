@@ -66,6 +66,10 @@ TESS_FUNCTION void operator+=(vec4 &a, vec4 b) { a = a + b; }
 
 /* ------------------------------------------------------------------ the machine */
 
+/* TESS_BOUNDS_OF: threads of a workgroup, and workgroups of a multiprocessor, whose registers they
+ * share. AMD's compiler finds the second for itself. */
+#define TESS_BOUNDS(threads) TESS_BOUNDS_OF(threads, 3)
+
 #if defined(__HIP__) || defined(__HIP_PLATFORM_AMD__)
 #define TESS_THREAD ((uint)__builtin_amdgcn_workitem_id_x())
 #define TESS_GROUPS_X \
@@ -73,9 +77,9 @@ TESS_FUNCTION void operator+=(vec4 &a, vec4 b) { a = a + b; }
 #define TESS_GROUP                             \
     ((uint)__builtin_amdgcn_workgroup_id_x() + \
      (uint)__builtin_amdgcn_workgroup_id_y() * TESS_GROUPS_X)
-#define TESS_BARRIER         tess_barrier()
-#define TESS_BOUNDS(threads) __attribute__((amdgpu_flat_work_group_size(threads, threads)))
-#define TESS_BOUNDS_OF(threads, groups) TESS_BOUNDS(threads)
+#define TESS_BARRIER tess_barrier()
+#define TESS_BOUNDS_OF(threads, groups) \
+    __attribute__((amdgpu_flat_work_group_size(threads, threads)))
 TESS_FUNCTION void tess_barrier() {
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
     __builtin_amdgcn_s_barrier();
@@ -91,11 +95,9 @@ TESS_FUNCTION uint tess_float_to_half(float x) {
     return __builtin_bit_cast(unsigned short, (_Float16)x);
 }
 #else
-#define TESS_THREAD          tess_thread_x()
-#define TESS_GROUP           tess_group()
-#define TESS_BARRIER         __syncthreads()
-/* The second bound: workgroups of a multiprocessor, whose registers they share. */
-#define TESS_BOUNDS(threads)            TESS_BOUNDS_OF(threads, 3)
+#define TESS_THREAD                     tess_thread_x()
+#define TESS_GROUP                      tess_group()
+#define TESS_BARRIER                    __syncthreads()
 #define TESS_BOUNDS_OF(threads, groups) __attribute__((launch_bounds(threads, groups)))
 TESS_FUNCTION uint tess_thread_x() {
     uint x;
@@ -259,8 +261,9 @@ template <typename T> TESS_FUNCTION void tess_store4(T *to, vec4 x) {
 #define TESS_IS_ALIGNED(buffer, at, strides)                                       \
     (((unsigned long long)((buffer) + (at)) & (4u * sizeof *(buffer)-1u)) == 0u && \
      ((strides)&3) == 0)
-#define TESS_EIGHT                     tess_eight<TESS_ELEMENT>
-#define TESS_EIGHT_ZEROS               TESS_EIGHT{}
+#define TESS_EIGHT tess_eight<TESS_ELEMENT>
+#define TESS_EIGHT_ZEROS \
+    TESS_EIGHT {}
 #define TESS_LOW4(eight)               tess_low4(eight)
 #define TESS_HIGH4(eight)              tess_high4(eight)
 #define TESS_LOAD8(buffer, at)         tess_load8((buffer) + (at))
@@ -302,7 +305,7 @@ template <typename T> TESS_FUNCTION void tess_store4(T *to, vec4 x) {
         TESS_DTYPE_NAME, TESS_DIMS)(TESS_FORWARD_BUFFERS(TESS_ELEMENT))
 #define TESS_FEW_NAME_(dtype, dims) tess_forward_few_##dtype##_##dims
 #define TESS_FEW_NAME(dtype, dims)  TESS_FEW_NAME_(dtype, dims)
-#define TESS_FEW_KERNEL                                                                       \
+#define TESS_FEW_KERNEL                                                                     \
     extern "C" __global__ TESS_BOUNDS_OF(TESS_THREADS, TESS_FEW_GROUPS) void TESS_FEW_NAME( \
         TESS_DTYPE_NAME, TESS_DIMS)(TESS_FORWARD_BUFFERS(TESS_ELEMENT))
 #define TESS_MERGE_KERNEL                                                                        \

@@ -142,9 +142,9 @@ layout(set = 0, binding = TESS_BIND_V) readonly buffer tess_v8 { uvec4 V8_[]; };
 #define TESS_EIGHT_ZEROS  uvec4(0u)
 #define TESS_LOW4(eight)  tess_widen((eight).xy)
 #define TESS_HIGH4(eight) tess_widen((eight).zw)
-#define TESS_PACK4(buffer, at)                                  \
-    tess_pack4(uint(buffer##_[at]), uint(buffer##_[(at) + 1u]), \
-               uint(buffer##_[(at) + 2u]), uint(buffer##_[(at) + 3u]))
+#define TESS_PACK4(buffer, at)                                                              \
+    tess_pack4(uint(buffer##_[at]), uint(buffer##_[(at) + 1u]), uint(buffer##_[(at) + 2u]), \
+               uint(buffer##_[(at) + 3u]))
 #define TESS_LOAD8(buffer, at)         uvec4(TESS_PACK4(buffer, at), TESS_PACK4(buffer, (at) + 4u))
 #define TESS_LOAD8_ALIGNED(buffer, at) buffer##8_ [(at) / 8u]
 #define TESS_AHEAD                     8u

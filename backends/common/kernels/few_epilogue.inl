@@ -2,12 +2,12 @@
 /* A stage of the kernel for few rows: adds up what the teams have of a row, normalises it, and
  * writes O and LSE, or a part of a partial result. */
 
-#define TESS_WEIGH_ROW(n, c)                                                       \
-    {                                                                              \
-        const float rescale = tess_exp2((row_max.c - total_max.c) * scale_log2);   \
-        const float norm = total_sum.c > 0.0f ? rescale / total_sum.c : 0.0f;      \
-        products[2u * n * TESS_THREADS + thread] = o[2u * n] * norm;               \
-        products[(2u * n + 1u) * TESS_THREADS + thread] = o[2u * n + 1u] * norm;   \
+#define TESS_WEIGH_ROW(n, c)                                                     \
+    {                                                                            \
+        const float rescale = tess_exp2((row_max.c - total_max.c) * scale_log2); \
+        const float norm = total_sum.c > 0.0f ? rescale / total_sum.c : 0.0f;    \
+        products[2u * n * TESS_THREADS + thread] = o[2u * n] * norm;             \
+        products[(2u * n + 1u) * TESS_THREADS + thread] = o[2u * n + 1u] * norm; \
     }
 #define TESS_ADD_SUM(n, c) \
     total_sum.c += other_sum.c * tess_exp2((other_max.c - total_max.c) * scale_log2);

@@ -2,54 +2,54 @@
 /* A stage of the kernel for few rows: loads the slice of Q, and says how those of K and V are
  * loaded and multiplied. */
 
-#define TESS_LOAD_Q_ROW(n, c)                                                                   \
-    {                                                                                           \
-        const tess_offset at = q_slice + TESS_ROW_OFFSET(q, row_head_row[first_row + n]);       \
-        TESS_EIGHT eight;                                                                       \
-        if (q_aligned) {                                                                        \
-            eight = TESS_LOAD8_ALIGNED(Q, at);                                                  \
-        } else {                                                                                \
-            eight = TESS_LOAD8(Q, at);                                                          \
-        }                                                                                       \
-        const vec4 low = TESS_LOW4(eight) * sign, high = TESS_HIGH4(eight) * sign;              \
-        q[0].c = low.x;                                                                         \
-        q[1].c = low.y;                                                                         \
-        q[2].c = low.z;                                                                         \
-        q[3].c = low.w;                                                                         \
-        q[4].c = high.x;                                                                        \
-        q[5].c = high.y;                                                                        \
-        q[6].c = high.z;                                                                        \
-        q[7].c = high.w;                                                                        \
+#define TESS_LOAD_Q_ROW(n, c)                                                             \
+    {                                                                                     \
+        const tess_offset at = q_slice + TESS_ROW_OFFSET(q, row_head_row[first_row + n]); \
+        TESS_EIGHT eight;                                                                 \
+        if (q_aligned) {                                                                  \
+            eight = TESS_LOAD8_ALIGNED(Q, at);                                            \
+        } else {                                                                          \
+            eight = TESS_LOAD8(Q, at);                                                    \
+        }                                                                                 \
+        const vec4 low = TESS_LOW4(eight) * sign, high = TESS_HIGH4(eight) * sign;        \
+        q[0].c = low.x;                                                                   \
+        q[1].c = low.y;                                                                   \
+        q[2].c = low.z;                                                                   \
+        q[3].c = low.w;                                                                   \
+        q[4].c = high.x;                                                                  \
+        q[5].c = high.y;                                                                  \
+        q[6].c = high.z;                                                                  \
+        q[7].c = high.w;                                                                  \
     }
 
 /* Tensor x, which is X, of the chunk whose state begins at `chunk`. Nothing is read of absent
  * keys. */
-#define TESS_LOAD_KEYS_BY(to, X, x, chunk, load)                              \
-    TESS_UNROLL for (uint n = 0u; n < TESS_AHEAD; n++) {                      \
-        const uint e = (chunk) + n * lanes + lane;                            \
-        if (TESS_IS_ABSENT(e)) {                                              \
-            to[n] = TESS_EIGHT_ZEROS;                                         \
-        } else {                                                              \
-            const tess_offset at = x##_slice + key_##x##_at[e];               \
-            to[n] = load(X, at);                                              \
-        }                                                                     \
+#define TESS_LOAD_KEYS_BY(to, X, x, chunk, load)                \
+    TESS_UNROLL for (uint n = 0u; n < TESS_AHEAD; n++) {        \
+        const uint e = (chunk) + n * lanes + lane;              \
+        if (TESS_IS_ABSENT(e)) {                                \
+            to[n] = TESS_EIGHT_ZEROS;                           \
+        } else {                                                \
+            const tess_offset at = x##_slice + key_##x##_at[e]; \
+            to[n] = load(X, at);                                \
+        }                                                       \
     }
-#define TESS_LOAD_KEYS(to, X, x, chunk)                                          \
-    if (x##_aligned) {                                                           \
-        TESS_LOAD_KEYS_BY(to, X, x, chunk, TESS_LOAD8_ALIGNED)                   \
-    } else {                                                                     \
-        TESS_LOAD_KEYS_BY(to, X, x, chunk, TESS_LOAD8)                           \
+#define TESS_LOAD_KEYS(to, X, x, chunk)                        \
+    if (x##_aligned) {                                         \
+        TESS_LOAD_KEYS_BY(to, X, x, chunk, TESS_LOAD8_ALIGNED) \
+    } else {                                                   \
+        TESS_LOAD_KEYS_BY(to, X, x, chunk, TESS_LOAD8)         \
     }
 
-#define TESS_MULTIPLY_KEYS                                               \
-    TESS_UNROLL for (uint n = 0u; n < TESS_AHEAD; n++) {                 \
-        const vec4 low = TESS_LOW4(k8[n]), high = TESS_HIGH4(k8[n]);     \
-        vec4 sum = q[0] * low.x;                                         \
-        sum += q[1] * low.y;                                             \
-        sum += q[2] * low.z;                                             \
-        sum += q[3] * low.w;                                             \
-        TESS_MULTIPLY_ADD(sum, high, q[4], q[5], q[6], q[7]);            \
-        products[n * TESS_THREADS + thread] = sum;                       \
+#define TESS_MULTIPLY_KEYS                                           \
+    TESS_UNROLL for (uint n = 0u; n < TESS_AHEAD; n++) {             \
+        const vec4 low = TESS_LOW4(k8[n]), high = TESS_HIGH4(k8[n]); \
+        vec4 sum = q[0] * low.x;                                     \
+        sum += q[1] * low.y;                                         \
+        sum += q[2] * low.z;                                         \
+        sum += q[3] * low.w;                                         \
+        TESS_MULTIPLY_ADD(sum, high, q[4], q[5], q[6], q[7]);        \
+        products[n * TESS_THREADS + thread] = sum;                   \
     }
 
 const tess_offset q_slice = q_base + TESS_OFFSET(slice * 8u),

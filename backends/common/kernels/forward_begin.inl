@@ -18,8 +18,7 @@ const uint head_dim = TESS_HEAD_DIM;
 /* Keys are found from here on: in place, token 0 of the sequence; by slot, that of its entry in
  * the batch; in pages, that of page 0. */
 const uint kv_head = tess_find_kv_head(tile TESS_TABLES_OF_KERNEL),
-           kv_batch =
-               TESS_IS_PAGED ? 0u : TESS_WORD(tile.sequence + TESS_WORD_SEQUENCE_KV_BATCH);
+           kv_batch = TESS_IS_PAGED ? 0u : TESS_WORD(tile.sequence + TESS_WORD_SEQUENCE_KV_BATCH);
 const tess_offset q_start = TESS_WORD64(tile.sequence + TESS_WORD_SEQUENCE_Q_START) +
                             TESS_OFFSET(tile.row),
                   kv_start = TESS_IS_CACHED

@@ -2,18 +2,18 @@
 /* A stage of the forward kernel: adds up row_sum of all columns, normalises O, and writes O and LSE
  * of each row, or its part of a partial result. */
 
-#define TESS_STORE_ROW(n, c)                                                                   \
-    {                                                                                          \
-        const uint r = first_row + 4u * g + n;                                                 \
-        if (r < used) {                                                                        \
-            const float norm = total.c > 0.0f ? 1.0f / total.c : 0.0f;                         \
-            if (column == 0u) { TESS_STORE_SUMS(r, row_max[g].c, total.c) }                        \
-            TESS_UNROLL for (uint d = 0u; d < TESS_THREAD_GROUPS; d++) {                       \
-                const uint dim = (d * TESS_COLUMNS + column) * 4u;                             \
-                const vec4 out4 = o[(4u * g + n) * TESS_THREAD_GROUPS + d] * norm;             \
-                if (dim < head_dim) { TESS_STORE_DIMS(r, dim, out4) }                          \
-            }                                                                                  \
-        }                                                                                      \
+#define TESS_STORE_ROW(n, c)                                                       \
+    {                                                                              \
+        const uint r = first_row + 4u * g + n;                                     \
+        if (r < used) {                                                            \
+            const float norm = total.c > 0.0f ? 1.0f / total.c : 0.0f;             \
+            if (column == 0u) { TESS_STORE_SUMS(r, row_max[g].c, total.c) }        \
+            TESS_UNROLL for (uint d = 0u; d < TESS_THREAD_GROUPS; d++) {           \
+                const uint dim = (d * TESS_COLUMNS + column) * 4u;                 \
+                const vec4 out4 = o[(4u * g + n) * TESS_THREAD_GROUPS + d] * norm; \
+                if (dim < head_dim) { TESS_STORE_DIMS(r, dim, out4) }              \
+            }                                                                      \
+        }                                                                          \
     }
 
 #include "forward_result.inl"

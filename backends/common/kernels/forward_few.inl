@@ -38,40 +38,40 @@
  *   weights   P, as [key of the lane][team]
  *   key_*_at  of each key of two chunks, beside its state: elements of K and V
  */
-#define TESS_FEW_SHARED                             \
-    TESS_SHARED(vec4, products, 8u * TESS_THREADS)  \
-    TESS_SHARED(vec4, scores, TESS_THREADS)         \
-    TESS_SHARED(vec4, weights, TESS_THREADS)        \
-    TESS_SHARED(tess_offset, key_k_at, 2u *TESS_KEYS) \
-    TESS_SHARED(tess_offset, key_v_at, 2u *TESS_KEYS) \
+#define TESS_FEW_SHARED                                \
+    TESS_SHARED(vec4, products, 8u * TESS_THREADS)     \
+    TESS_SHARED(vec4, scores, TESS_THREADS)            \
+    TESS_SHARED(vec4, weights, TESS_THREADS)           \
+    TESS_SHARED(tess_offset, key_k_at, 2u * TESS_KEYS) \
+    TESS_SHARED(tess_offset, key_v_at, 2u * TESS_KEYS) \
     TESS_SHARED_KEYS(2u * TESS_KEYS) TESS_SHARED_ROWS TESS_SHARED(uint, walk_words, 12u)
 
 /* What finding keys needs, in shared memory: in registers it would take the place of loads. */
-#define TESS_STORE_WALK                          \
-    if (thread == 0u) {                          \
-        walk_words[0] = walk.left_offset;        \
-        walk_words[1] = walk.left_count;         \
-        walk_words[2] = walk.right_offset;       \
-        walk_words[3] = walk.interval_start;     \
-        walk_words[4] = walk.interval_blocks;    \
-        walk_words[5] = walk.mask_head;          \
-        walk_words[6] = walk.mask_tail;          \
-        walk_words[7] = tile.flags;              \
-        walk_words[8] = tile.cls;                \
+#define TESS_STORE_WALK                       \
+    if (thread == 0u) {                       \
+        walk_words[0] = walk.left_offset;     \
+        walk_words[1] = walk.left_count;      \
+        walk_words[2] = walk.right_offset;    \
+        walk_words[3] = walk.interval_start;  \
+        walk_words[4] = walk.interval_blocks; \
+        walk_words[5] = walk.mask_head;       \
+        walk_words[6] = walk.mask_tail;       \
+        walk_words[7] = tile.flags;           \
+        walk_words[8] = tile.cls;             \
     }
-#define TESS_READ_WALK                                                       \
-    tess_tile known_tile;                                                    \
-    known_tile.flags = walk_words[7];                                        \
-    known_tile.cls = walk_words[8];                                          \
-    tess_key_walk known_walk;                                                \
-    known_walk.left_offset = walk_words[0];                                  \
-    known_walk.left_count = walk_words[1];                                   \
-    known_walk.right_offset = walk_words[2];                                 \
-    known_walk.right_count = 0u; /* of no use here */                        \
-    known_walk.interval_start = walk_words[3];                               \
-    known_walk.interval_blocks = walk_words[4];                              \
-    known_walk.mask_head = walk_words[5];                                    \
-    known_walk.mask_tail = walk_words[6];                                    \
+#define TESS_READ_WALK                                \
+    tess_tile known_tile;                             \
+    known_tile.flags = walk_words[7];                 \
+    known_tile.cls = walk_words[8];                   \
+    tess_key_walk known_walk;                         \
+    known_walk.left_offset = walk_words[0];           \
+    known_walk.left_count = walk_words[1];            \
+    known_walk.right_offset = walk_words[2];          \
+    known_walk.right_count = 0u; /* of no use here */ \
+    known_walk.interval_start = walk_words[3];        \
+    known_walk.interval_blocks = walk_words[4];       \
+    known_walk.mask_head = walk_words[5];             \
+    known_walk.mask_tail = walk_words[6];             \
     known_walk.mask_entries = (known_tile.flags & TESS_CLASS_MASK_ENTRIES) != 0u
 
 #endif
@@ -121,10 +121,10 @@ TESS_FEW_KERNEL {
             const uint e = coming + thread;
             TESS_READ_WALK;
             TESS_FIND_KEY(place, e, first + thread, known_walk, known_tile);
-            key_k_at[e] = TESS_OFFSET(place.page) * args.k_batch +
-                          TESS_OFFSET(place.token) * args.k_token;
-            key_v_at[e] = TESS_OFFSET(place.page) * args.v_batch +
-                          TESS_OFFSET(place.token) * args.v_token;
+            key_k_at[e] =
+                TESS_OFFSET(place.page) * args.k_batch + TESS_OFFSET(place.token) * args.k_token;
+            key_v_at[e] =
+                TESS_OFFSET(place.page) * args.v_batch + TESS_OFFSET(place.token) * args.v_token;
         }
         if (is_current) {
             if (inside) { TESS_LOAD_KEYS(v8, V, v, current) }

@@ -13,14 +13,14 @@
                              tess_masked(a.w, key3, row, sinks, i_first)); \
     }
 
-#define TESS_SOFTMAX_ROW(n, c)                                                    \
-    {                                                                             \
-        const vec4 p = tess_exp_scores(s[4u * g + n], VEC4_OF(new_max.c), scale_log2);     \
-        const float rescale = tess_exp2((row_max[g].c - new_max.c) * scale_log2); \
-        row_sum[g].c = row_sum[g].c * rescale + ((p.x + p.y) + (p.z + p.w));      \
-        TESS_UNROLL for (uint d = 0u; d < TESS_THREAD_GROUPS; d++)                \
-            o[(4u * g + n) * TESS_THREAD_GROUPS + d] *= rescale;                  \
-        qkp[(first_row + 4u * g + n) * TESS_COLUMNS + column] = p;                \
+#define TESS_SOFTMAX_ROW(n, c)                                                         \
+    {                                                                                  \
+        const vec4 p = tess_exp_scores(s[4u * g + n], VEC4_OF(new_max.c), scale_log2); \
+        const float rescale = tess_exp2((row_max[g].c - new_max.c) * scale_log2);      \
+        row_sum[g].c = row_sum[g].c * rescale + ((p.x + p.y) + (p.z + p.w));           \
+        TESS_UNROLL for (uint d = 0u; d < TESS_THREAD_GROUPS; d++)                     \
+            o[(4u * g + n) * TESS_THREAD_GROUPS + d] *= rescale;                       \
+        qkp[(first_row + 4u * g + n) * TESS_COLUMNS + column] = p;                     \
     }
 
 /* A thread masks its own keys only, and so needs to know of these alone whether some are absent. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The portable forward kernel for few rows in Vulkan, as portable_forward.comp is that for tiles. */
+/* The portable forward kernel for few rows, as portable_forward.comp is that for tiles. */
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #define TESS_FEW 1

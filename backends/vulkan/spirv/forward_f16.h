@@ -21,7 +21,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_forward.comp
- * sha256: 1e198a147b48269cf8dfa911384da38f0a3844215eb7ef711482f93a455ad314
+ * sha256: f1e6ff0a377e94221502086028b42c1f4d17e6641629400da8fd66330069e69e
  */
 #include <stdint.h>
 static const uint32_t tess_vk_forward_f16[] = {

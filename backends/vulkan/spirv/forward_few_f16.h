@@ -22,7 +22,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/forward_few.comp
- * sha256: dab66c1a2df13baadc88fd8d70e94d32c0208d6250dfb29286a452e5d54c6034
+ * sha256: c56a6c62022e016a0e0d578d55c96bc0c8cfbe1a5c7c8ee22cb5513620d72af1
  */
 #include <stdint.h>
 static const uint32_t tess_vk_forward_few_f16[] = {

@@ -11,7 +11,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_merge.comp
- * sha256: bb4419c76eff9000542060c34bca9726ef58343fb23df75a8a76cc1cd6192f40
+ * sha256: 7c2ccfcfe033eb2b7d4eddd6d5899adba7394f9570f34cab198b47ff29cb874f
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_bf16[] = {

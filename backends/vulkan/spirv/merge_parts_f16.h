@@ -10,7 +10,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/merge_parts.comp
- * sha256: c5ed2e29738c14ad5c235c647491bf92e019b8b4e63d5b069cd669a95a7fc5f8
+ * sha256: aac11004b22caedf7fef9e2eb3d3bfec46662ac510edeed6ecdd175bf5024c2f
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_parts_f16[] = {
