@@ -25,8 +25,12 @@ static uint64_t bytes_to_read(const instance *x) {
 /* Memory of one layer. */
 static uint64_t layer_bytes(const instance *x) {
     uint64_t sum = 0;
-    if (!problem_cached(x->problem)) return x->k_bytes + x->v_bytes;
-    for (uint32_t n = 0; n < x->cache.n_groups; n++) sum += 2 * x->cache.groups[n].pool_bytes;
+    const int scales = problem_has_scales(x->problem);
+    if (!problem_cached(x->problem))
+        return x->k_bytes + x->v_bytes + x->k_scale_bytes + x->v_scale_bytes;
+    for (uint32_t n = 0; n < x->cache.n_groups; n++)
+        sum += 2 * (cache_pool_bytes(&x->cache, n, CACHE_ELEMENTS) +
+                    (scales ? cache_pool_bytes(&x->cache, n, CACHE_SCALES) : 0));
     return sum;
 }
 

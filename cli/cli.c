@@ -10,6 +10,7 @@ static const char help_words[] =
     "Words of a problem, in any order (docs/problems.md explains each):\n"
     "  heads= kv_heads=heads batch=1 q_len= kv_len=q_len head_dim= dtype=f32|f16|bf16 causal=1 "
     "scale=1/sqrt(head_dim) seed=0\n"
+    "  kv_dtype=dtype|e4m3|i8     codes of 8 bits with a scale for each token and kv head\n"
     "  q_lens=a,b,... kv_lens=a,b,...     a packed batch, instead of batch, q_len and kv_len\n"
     "  op=decode kv_len= q_len=1 page=0|16|32|64|128|256 compact=0     attention over a KV cache\n"
     "  pattern=s2 local= stride= block=64 offset=0 dense_heads=0 per_kv_head=0 homo=0 "

@@ -65,7 +65,8 @@ static tess_status make(planned *x) {
 
 static uint64_t block_bytes(const problem *p) {
     /* K and V */
-    return 2 * (uint64_t)p->block * (uint64_t)p->head_dim * (p->dtype == TESS_F32 ? 4 : 2);
+    return 2 * (uint64_t)p->block *
+           ((uint64_t)p->head_dim * problem_kv_size(p) + (problem_has_scales(p) ? 4 : 0));
 }
 
 static tess_kv_info kv_at(const planned *x, int32_t kv_head) {

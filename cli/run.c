@@ -106,6 +106,8 @@ static int match_type(job *x) {
         return cli_error(CLI_USAGE, x->command,
                          "dtype: missing; --q holds uint16, which is taken as bfloat16 bits only "
                          "with dtype=bf16");
+    if (problem_has(&x->p, "kv_dtype"))
+        return cli_error(CLI_USAGE, x->command, "kv_dtype: K and V are of the arrays' type");
     if (given && x->p.dtype != dtype)
         return cli_error(CLI_USAGE, x->command,
                          "dtype: the word says %s, the array of --q holds %s", words[x->p.dtype],
@@ -291,8 +293,8 @@ static tess_status place_tensors(job *x, int host_memory, tess_run_desc *run) {
 /* K or V of a storage group. Places that no key has are 0. */
 static tess_status place_pool(job *x, int host_memory, uint32_t n, uint32_t group,
                               const void *plain) {
-    const uint64_t bytes = x->cache.groups[group].pool_bytes;
-    x->pools[n] = cache_pool(&x->cache, group, (tess_buffer){0});
+    const uint64_t bytes = cache_pool_bytes(&x->cache, group, CACHE_ELEMENTS);
+    x->pools[n] = cache_pool(&x->cache, group, CACHE_ELEMENTS, (tess_buffer){0});
     if (bytes == 0) return TESS_OK;
     tess_status status = tess_alloc(x->device, bytes, &x->pool_memory[n]);
     if (status != TESS_OK) return status;
@@ -301,7 +303,7 @@ static tess_status place_pool(job *x, int host_memory, uint32_t n, uint32_t grou
         host_memory ? (char *)(uintptr_t)(memory.handle + memory.offset) : calloc(bytes, 1);
     if (!image) return x->no_memory = 1, TESS_ERROR_OUT_OF_MEMORY;
     if (host_memory) memset(image, 0, bytes);
-    status = cache_lay(&x->cache, group, plain, image);
+    status = cache_lay(&x->cache, group, CACHE_ELEMENTS, plain, image);
     if (host_memory) return status;
     if (status == TESS_OK)
         status = tess_copy(x->device, memory, tess_host_buffer(image, bytes), bytes);

@@ -16,17 +16,42 @@ static const char *const in_append = "tess_append";
 typedef struct view {
     const tess_tensor *tensor;
     const char *field;
-    bool keys, is_v;
+    uint32_t role;
+    bool keys, output;
     uint32_t storage;
 } view;
 
 static view rows_of(const tess_append_desc *d, bool is_v) {
-    return (view){is_v ? &d->v : &d->k, is_v ? "v" : "k", false, is_v, 0};
+    return (view){.tensor = is_v ? &d->v : &d->k,
+                  .field = is_v ? "v" : "k",
+                  .role = is_v ? TESS_ROLE_NEW_V : TESS_ROLE_NEW_K};
 }
 
-static view pool_of(const tess_append_desc *d, bool is_v, uint32_t storage) {
-    return (view){is_v ? &d->v_pools[storage] : &d->k_pools[storage], is_v ? "v_pools" : "k_pools",
-                  true, is_v, storage};
+/* Kinds of pools: K, V, and their scales if they have some. */
+enum { MOST_KINDS = 4 };
+
+static uint32_t kinds_of(const tess_plan *plan) {
+    return tess_dtype_has_scales(plan->kv_dtype) ? MOST_KINDS : 2;
+}
+
+/* Scales that all tokens share are given, and not written. */
+static view pool_of(const tess_append_desc *d, uint32_t kind, uint32_t storage) {
+    const struct {
+        const tess_tensor *pools;
+        const char *field;
+        uint32_t role;
+    } kinds[MOST_KINDS] = {{d->k_pools, "k_pools", TESS_ROLE_K},
+                           {d->v_pools, "v_pools", TESS_ROLE_V},
+                           {d->k_scale_pools, "k_scale_pools", TESS_ROLE_K_SCALE},
+                           {d->v_scale_pools, "v_scale_pools", TESS_ROLE_V_SCALE}};
+    const tess_tensor *t = &kinds[kind].pools[storage];
+    return (view){
+        t, kinds[kind].field, kinds[kind].role, true, kind < 2 || t->stride_token != 0, storage};
+}
+
+static uint32_t dtype_of(const tess_plan *plan, const view *x) {
+    if (x->role == TESS_ROLE_K_SCALE || x->role == TESS_ROLE_V_SCALE) return TESS_F32;
+    return x->keys ? plan->kv_dtype : plan->dtype;
 }
 
 enum { NAME_BYTES = 32 };
@@ -38,12 +63,13 @@ static const char *name_of(const view *x, char text[NAME_BYTES]) {
 }
 
 static tess_shape shape_of(const tess_plan *plan, const view *x, int64_t units, int64_t tokens) {
+    const bool scales = x->role == TESS_ROLE_K_SCALE || x->role == TESS_ROLE_V_SCALE;
     return (tess_shape){.units = units,
                         .tokens = tokens,
                         .heads = x->keys ? plan->pools.all[x->storage].heads
                                          : (uint32_t)plan->layout->n_kv_heads,
-                        .row = (uint32_t)plan->head_dim,
-                        .item = tess_dtype_size(plan->dtype)};
+                        .row = scales ? 1 : (uint32_t)plan->head_dim,
+                        .item = tess_dtype_size(dtype_of(plan, x))};
 }
 
 /* The tensor up to the end of what any step has in it, where it has no pages. */
@@ -81,13 +107,21 @@ static tess_status reach(const view *x, const tess_shape *shape, uint64_t *bytes
     return TESS_OK;
 }
 
+static tess_status check_one(const tess_plan *plan, const view *x) {
+    char text[NAME_BYTES];
+    const char *name = name_of(x, text);
+    const uint32_t dtype = dtype_of(plan, x), align = tess_dtype_align(dtype);
+    TESS_RETURN_IF_ERROR(tess_check_tensor(in_append, plan->device, name, x->tensor, align));
+    return tess_check_stride_align(in_append, name, x->tensor, !x->keys && plan->packed,
+                                   align / tess_dtype_size(dtype));
+}
+
 /* Checks strides and buffer, and that the buffer holds what every sequence has in it. Where lengths
  * are equal the last sequence reaches furthest. */
 static tess_status check_spans(const tess_plan *plan, const view *x, uint64_t *bytes) {
     char text[NAME_BYTES];
     const char *name = name_of(x, text);
-    TESS_RETURN_IF_ERROR(
-        tess_check_tensor(in_append, plan->device, name, x->tensor, tess_dtype_size(plan->dtype)));
+    TESS_RETURN_IF_ERROR(check_one(plan, x));
     *bytes = 0;
     for (uint32_t n = plan->equal_lengths ? plan->n_sequences - 1 : 0; n < plan->n_sequences; n++) {
         const tess_shape shape = shape_up_to(plan, x, &plan->sequences[n]);
@@ -106,10 +140,16 @@ static tess_status check_pool(const tess_plan *plan, const tess_append_desc *d, 
     char text[NAME_BYTES];
     const tess_shape shape = pool_shape(plan, x, d);
     const char *name = name_of(x, text);
-    if (plan->pools.page)
-        return tess_check_output(in_append, plan->device, name, x->tensor, &shape, bytes);
-    TESS_RETURN_IF_ERROR(check_spans(plan, x, bytes));
-    return tess_check_apart(in_append, name, x->tensor, &shape);
+    if (plan->pools.page) {
+        *bytes = 0;
+        TESS_RETURN_IF_ERROR(check_one(plan, x));
+        TESS_RETURN_IF_ERROR(reach(x, &shape, bytes));
+        TESS_RETURN_IF_ERROR(
+            tess_check_room(in_append, name, ".buffer", &x->tensor->buffer, *bytes));
+    } else {
+        TESS_RETURN_IF_ERROR(check_spans(plan, x, bytes));
+    }
+    return x->output ? tess_check_apart(in_append, name, x->tensor, &shape) : TESS_OK;
 }
 
 /* ------------------------------------------------------------------ overlaps */
@@ -148,18 +188,20 @@ static bool share_memory(const tess_plan *plan, const tess_append_desc *d, const
     return false;
 }
 
-/* Pools must not share memory with each other, with the new rows, or with the block table. */
+/* Pools that are written must not share memory with each other, with anything that is read, or with
+ * the block table. `number`: of the pool, in the order of storage groups. */
 static tess_status check_overlaps(const tess_plan *plan, const tess_append_desc *d,
-                                  uint64_t table_bytes, const view *out) {
+                                  uint64_t table_bytes, uint32_t number) {
+    const uint32_t kinds = kinds_of(plan), all = kinds * plan->pools.n;
+    const view pool_view = pool_of(d, number % kinds, number / kinds), *const out = &pool_view;
     char text[NAME_BYTES], other_text[NAME_BYTES];
     const tess_tensor table = {.buffer = d->block_table};
     const tess_shape words = {1, 1, 1, (uint32_t)smaller((int64_t)table_bytes / 4, UINT32_MAX), 4};
     const tess_shape pool = pool_shape(plan, out, d);
-    for (uint32_t n = 0; n < 2 * plan->pools.n + 2; n++) {
-        const uint32_t storage = n / 2;
-        const view other = storage < plan->pools.n ? pool_of(d, n % 2, storage) : rows_of(d, n % 2);
+    for (uint32_t n = 0; n < all + 2; n++) {
+        const view other = n < all ? pool_of(d, n % kinds, n / kinds) : rows_of(d, n - all);
         /* A pair is seen once. */
-        if (other.keys && n <= 2 * out->storage + out->is_v) continue;
+        if (n == number || (n < number && other.output)) continue;
         if (share_memory(plan, d, out, &other))
             return tess_invalid("%s: %s: must not overlap %s, and elements of the two share memory",
                                 in_append, name_of(out, text), name_of(&other, other_text));
@@ -173,6 +215,14 @@ static tess_status check_overlaps(const tess_plan *plan, const tess_append_desc 
 
 static tess_block_table table_of(const tess_append_desc *d) {
     return (tess_block_table){d->block_table, d->table_stride, d->pages};
+}
+
+static tess_status check_scales(const tess_plan *plan, const char *field,
+                                const tess_tensor *pools) {
+    const bool needed = tess_dtype_has_scales(plan->kv_dtype);
+    if (needed == (pools != NULL)) return TESS_OK;
+    return tess_invalid("%s: %s: must %sbe NULL, since the plan's kv_dtype has %sscales", in_append,
+                        field, needed ? "not " : "", needed ? "" : "no ");
 }
 
 static tess_status check_fields(const tess_plan *plan, const tess_append_desc *d) {
@@ -196,6 +246,8 @@ static tess_status check_fields(const tess_plan *plan, const tess_append_desc *d
             in_append);
     if (!d->k_pools) return tess_invalid("%s: k_pools: must not be NULL", in_append);
     if (!d->v_pools) return tess_invalid("%s: v_pools: must not be NULL", in_append);
+    TESS_RETURN_IF_ERROR(check_scales(plan, "k_scale_pools", d->k_scale_pools));
+    TESS_RETURN_IF_ERROR(check_scales(plan, "v_scale_pools", d->v_scale_pools));
     /* Each storage group is a launch, and what `extra` waits for and signals belongs to one. */
     if (d->stream.extra && plan->pools.n > 1)
         return tess_unsupported("%s: stream.extra: must be NULL for a plan with %u storage groups",
@@ -218,12 +270,12 @@ static void fill_launch(const tess_plan *plan, const tess_append_desc *d, const 
 /* Makes a storage group's pools and part of the block table those of the launch. */
 static tess_status take_group(const tess_plan *plan, const tess_append_desc *d, uint32_t storage,
                               tess_launch *l) {
-    const view k = pool_of(d, false, storage), v = pool_of(d, true, storage);
     l->storage = storage;
-    l->tensor[TESS_ROLE_K] = *k.tensor;
-    l->tensor[TESS_ROLE_V] = *v.tensor;
-    TESS_RETURN_IF_ERROR(check_pool(plan, d, &k, &l->bytes[TESS_ROLE_K]));
-    TESS_RETURN_IF_ERROR(check_pool(plan, d, &v, &l->bytes[TESS_ROLE_V]));
+    for (uint32_t kind = 0; kind < kinds_of(plan); kind++) {
+        const view pool = pool_of(d, kind, storage);
+        l->tensor[pool.role] = *pool.tensor;
+        TESS_RETURN_IF_ERROR(check_pool(plan, d, &pool, &l->bytes[pool.role]));
+    }
     const tess_block_table table = table_of(d);
     if (plan->pools.page) tess_block_table_take(plan, &table, storage, l);
     return TESS_OK;
@@ -235,9 +287,10 @@ static tess_status check_tensors(const tess_plan *plan, const tess_append_desc *
     TESS_RETURN_IF_ERROR(check_spans(plan, &k, &l->bytes[TESS_ROLE_NEW_K]));
     TESS_RETURN_IF_ERROR(check_spans(plan, &v, &l->bytes[TESS_ROLE_NEW_V]));
     for (uint32_t s = 0; s < plan->pools.n; s++) TESS_RETURN_IF_ERROR(take_group(plan, d, s, l));
-    for (uint32_t n = 0; n < 2 * plan->pools.n; n++) {
-        const view pool = pool_of(d, n % 2, n / 2);
-        TESS_RETURN_IF_ERROR(check_overlaps(plan, d, table_bytes, &pool));
+    const uint32_t kinds = kinds_of(plan);
+    for (uint32_t n = 0; n < kinds * plan->pools.n; n++) {
+        if (!pool_of(d, n % kinds, n / kinds).output) continue;
+        TESS_RETURN_IF_ERROR(check_overlaps(plan, d, table_bytes, n));
     }
     return TESS_OK;
 }

@@ -206,7 +206,7 @@ static tess_kernel_key key_of(const tess_plan *plan, const tess_plan_desc *d) {
     /* A run is a launch for each storage group. */
     const uint64_t launches = (uint64_t)(d->max_in_flight ? d->max_in_flight : 4) * plan->pools.n;
     key.max_in_flight = launches > UINT32_MAX ? UINT32_MAX : (uint32_t)launches;
-    key.kv_dtype = d->dtype;
+    key.kv_dtype = plan->kv_dtype;
     key.page = plan->pools.page;
     key.compact = plan->pools.compact;
     return key;
@@ -266,7 +266,6 @@ tess_status tess_choose_append(tess_plan *plan, const tess_plan_desc *d) {
                                 in_create, device->backend->name);
     tess_kernel_key key = key_of(plan, d);
     key.op = TESS_OP_APPEND;
-    key.kv_dtype = key.dtype;
     return tess_choose_op(device, &key, &plan->append);
 }
 

@@ -22,6 +22,7 @@ void tess_launch_of_plan(const tess_plan *plan, const tess_kernel *kernel,
     l->struct_size = sizeof *l;
     l->op = plan->op;
     l->dtype = plan->dtype;
+    l->kv_dtype = plan->kv_dtype;
     l->head_dim = l->value_head_dim = plan->head_dim;
     l->block = layout->pattern.block;
     l->group = (uint32_t)(layout->n_heads / layout->n_kv_heads);
@@ -43,7 +44,7 @@ void tess_launch_of_rows(uint32_t op, uint32_t dtype, int32_t head_dim, uint32_t
     memset(l, 0, sizeof *l);
     l->struct_size = sizeof *l;
     l->op = op;
-    l->dtype = dtype;
+    l->dtype = l->kv_dtype = dtype;
     l->head_dim = l->value_head_dim = head_dim;
     l->block = 1;
     l->group = l->batch_strided = l->batch = 1;

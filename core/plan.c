@@ -20,8 +20,10 @@ enum {
 
 /* Fields that later versions will give a meaning to. */
 static tess_status check_later(const tess_plan_desc *d) {
-    if (d->kv_dtype != 0 && d->kv_dtype != d->dtype)
-        return tess_unsupported("%s: kv_dtype: must be dtype (%u) in this version, got %u",
+    if (d->kv_dtype > TESS_I8)
+        return tess_invalid("%s: kv_dtype: %u is no tess_dtype", in_create, (unsigned)d->kv_dtype);
+    if (d->kv_dtype != 0 && d->kv_dtype != d->dtype && !tess_dtype_has_scales(d->kv_dtype))
+        return tess_unsupported("%s: kv_dtype: must be dtype (%u), TESS_F8E4M3 or TESS_I8, got %u",
                                 in_create, (unsigned)d->dtype, (unsigned)d->kv_dtype);
     if (d->kv_first && (d->flags & TESS_PLAN_COMPACT))
         return tess_unsupported("%s: kv_first: must be NULL in this version for a plan with "
@@ -41,7 +43,8 @@ static tess_status check_numbers(const tess_plan_desc *d) {
         return tess_unsupported("%s: op: TESS_OP_BACKWARD is not supported in this version",
                                 in_create);
     if (d->dtype > TESS_BF16)
-        return tess_invalid("%s: dtype: %u is no tess_dtype", in_create, (unsigned)d->dtype);
+        return tess_invalid("%s: dtype: %u is no tess_dtype of Q and O", in_create,
+                            (unsigned)d->dtype);
     if (d->head_dim < 1)
         return tess_invalid("%s: head_dim: must be at least 1, got %d", in_create,
                             (int)d->head_dim);
@@ -91,12 +94,11 @@ static tess_status check_page(const tess_plan_desc *d) {
 /* ------------------------------------------------------------------ jobs and tables */
 
 static tess_split_model split_model(const tess_plan *plan) {
-    const uint32_t block = (uint32_t)plan->layout->pattern.block,
-                   element = tess_dtype_size(plan->dtype);
+    const uint32_t block = (uint32_t)plan->layout->pattern.block;
     return (tess_split_model){
         .costs = tess_split_costs(&plan->kernel.costs, plan->device->caps.parallel_jobs),
         .block = block,
-        .block_bytes = 2 * (uint64_t)block * (uint64_t)plan->head_dim * element,
+        .block_bytes = 2 * block * tess_plan_key_bytes(plan),
         .row_bytes = ((uint64_t)plan->head_dim + 2) * sizeof(float)};
 }
 
@@ -127,8 +129,7 @@ static uint64_t section_blocks(const tess_plan *plan, const tess_jobs *jobs) {
     const tess_caps *caps = &plan->device->caps;
     if (caps->cache_bytes == 0 || jobs->n_jobs < SECTION_JOBS * (uint64_t)caps->parallel_jobs)
         return 0;
-    const uint64_t block = 2 * (uint64_t)plan->layout->pattern.block * (uint64_t)plan->head_dim *
-                           tess_dtype_size(plan->dtype);
+    const uint64_t block = 2 * (uint64_t)plan->layout->pattern.block * tess_plan_key_bytes(plan);
     const uint64_t blocks = caps->cache_bytes / 2 / block;
     return blocks ? blocks : 1;
 }
@@ -420,6 +421,9 @@ static tess_status check_features(const tess_device *device, const tess_plan_des
         return tess_unsupported("%s: %s: the backend %s reads K and V neither in pages nor by slot",
                                 in_create, d->page ? "page" : "flags: TESS_PLAN_COMPACT",
                                 device->backend->name);
+    if (tess_dtype_has_scales(d->kv_dtype) && !(features & TESS_FEATURE_KV_8BIT))
+        return tess_unsupported("%s: kv_dtype: the backend %s does not read K and V of 8 bits",
+                                in_create, device->backend->name);
     return TESS_OK;
 }
 
@@ -427,6 +431,7 @@ static tess_status fill(tess_plan *plan, const tess_plan_desc *d) {
     plan->flags = d->flags;
     plan->op = d->op;
     plan->dtype = d->dtype;
+    plan->kv_dtype = d->kv_dtype ? d->kv_dtype : d->dtype;
     plan->head_dim = d->head_dim;
     plan->scale = d->scale != 0 ? d->scale : (float)(1 / sqrt((double)d->head_dim));
     plan->steps = (d->flags & TESS_PLAN_DEVICE_LENGTHS) != 0;

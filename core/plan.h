@@ -19,6 +19,7 @@ struct tess_plan {
     tess_device *device;
     tess_layout *layout;
     uint32_t flags, op, dtype;
+    uint32_t kv_dtype; /* of K and V; has scales if tess_dtype_has_scales */
     int32_t head_dim;
     float scale;
     bool packed, kv_packed; /* of Q, O and LSE; of K and V */
@@ -79,6 +80,21 @@ static inline int64_t tess_plan_keys(const tess_plan *plan, uint32_t n) {
     return plan->sequences[n].kv_len - tess_plan_kv_first(plan, n);
 }
 
-static inline uint32_t tess_dtype_size(uint32_t dtype) { return dtype == TESS_F32 ? 4 : 2; }
+/* Whether elements are codes of 8 bits with a scale for each row. */
+static inline bool tess_dtype_has_scales(uint32_t dtype) { return dtype >= TESS_F8E4M3; }
+static inline uint32_t tess_dtype_size(uint32_t dtype) {
+    return dtype == TESS_F32 ? 4 : tess_dtype_has_scales(dtype) ? 1 : 2;
+}
+/* What the address and the strides of a tensor are multiples of, in bytes: rows of codes consist of
+ * groups of 8. */
+static inline uint32_t tess_dtype_align(uint32_t dtype) {
+    return tess_dtype_has_scales(dtype) ? 8 : tess_dtype_size(dtype);
+}
+
+/* Bytes of K, or of V, of one key and kv head. */
+static inline uint64_t tess_plan_key_bytes(const tess_plan *plan) {
+    return (uint64_t)plan->head_dim * tess_dtype_size(plan->kv_dtype) +
+           (tess_dtype_has_scales(plan->kv_dtype) ? sizeof(float) : 0);
+}
 
 #endif

@@ -144,7 +144,7 @@ static bool same_work(const tess_plan *plan, uint32_t n) {
 static tess_status batch_work(const tess_plan *plan, const char *function, tess_plan_info *info) {
     const tess_layout *layout = plan->layout;
     tess_runtime *runtime = plan->device->runtime;
-    uint64_t element = (uint64_t)plan->head_dim * tess_dtype_size(plan->dtype);
+    const uint64_t element = (uint64_t)plan->head_dim * tess_dtype_size(plan->dtype);
     size_t mark_bytes = 0;
     uint8_t *mark = NULL;
     if (layout->pattern.kind == TESS_PATTERN_BLOCKS) {
@@ -161,7 +161,7 @@ static tess_status batch_work(const tess_plan *plan, const char *function, tess_
         add_product(&info->kept_pairs, work.kept, 1);
         add_product(&info->dense_pairs, work.dense, 1);
         add_product(&info->bytes_min, (uint64_t)s->q_len * (uint64_t)layout->n_heads, 2 * element);
-        add_product(&info->bytes_min, work.keys, 2 * element);
+        add_product(&info->bytes_min, work.keys, 2 * tess_plan_key_bytes(plan));
     }
     tess_mem_free(runtime, mark, mark_bytes);
     return TESS_OK;
@@ -218,9 +218,10 @@ static tess_status fill_tensor(const char *function, const char *field, const te
         size > INT64_MAX)
         return tess_unsupported("%s: %s: the tensor has 2^63 bytes or more", function, field);
     tensor->stride_batch = joined ? 0 : (int64_t)stride;
-    /* Numbers of a head lie side by side, vectors of a token do. */
-    tensor->stride_token = row->scalar ? 1 : (int64_t)elements;
-    tensor->stride_head = row->scalar ? tokens : x->row;
+    /* Numbers of a head lie side by side; vectors of a token do, and their scales. */
+    const bool by_head = row->scalar && !row->by_token;
+    tensor->stride_token = by_head ? 1 : (int64_t)elements;
+    tensor->stride_head = by_head ? tokens : x->row;
     if (bytes) *bytes = size;
     return TESS_OK;
 }
@@ -242,13 +243,23 @@ static tess_status table_tensor(const tess_plan *plan, const char *function, tes
     return TESS_OK;
 }
 
+static bool is_scale(tess_role role) {
+    return role == TESS_ROLE_K_SCALE || role == TESS_ROLE_V_SCALE;
+}
+
+static tess_status check_scale_role(const tess_plan *plan, const char *function, tess_role role) {
+    if (!is_scale(role) || tess_dtype_has_scales(plan->kv_dtype)) return TESS_OK;
+    return tess_invalid("%s: role: K and V of this plan have no scales", function);
+}
+
 tess_status tess_plan_tensor(const tess_plan *plan, tess_role role, tess_buffer buffer,
                              tess_tensor *tensor, uint64_t *bytes) {
     static const char *const function = "tess_plan_tensor";
     TESS_RETURN_IF_ERROR(tess_plan_check(plan, function));
     const bool is_new = role == TESS_ROLE_NEW_K || role == TESS_ROLE_NEW_V;
-    if ((unsigned)role > TESS_ROLE_BLOCK_TABLE && !is_new)
+    if ((unsigned)role > TESS_ROLE_BLOCK_TABLE && !is_new && !is_scale(role))
         return tess_invalid("%s: role: %u is no tess_role", function, (unsigned)role);
+    TESS_RETURN_IF_ERROR(check_scale_role(plan, function, role));
     if (!tensor) return tess_invalid("%s: tensor: must not be NULL", function);
     tess_tensor t = {.buffer = buffer};
     if (role == TESS_ROLE_BLOCK_TABLE) {
@@ -257,6 +268,7 @@ tess_status tess_plan_tensor(const tess_plan *plan, tess_role role, tess_buffer 
         /* New keys have tokens as Q has, and heads as the layout has kv heads. */
         tess_extent x = tess_role_extent(plan, TESS_ROLE_K, 0);
         x.heads = (uint32_t)plan->layout->n_kv_heads;
+        x.item = tess_dtype_size(plan->dtype);
         TESS_RETURN_IF_ERROR(fill_tensor(function, "role", &tess_role_rows[TESS_ROLE_K], &x,
                                          plan->packed ? 1 : plan->batch, plan->q_len, plan->packed,
                                          &t, bytes));
@@ -284,9 +296,10 @@ tess_status tess_plan_pool(const tess_plan *plan, tess_role role, uint32_t stora
     static const char *const function = "tess_plan_pool";
     TESS_RETURN_IF_ERROR(tess_plan_check(plan, function));
     const tess_pools *pools = &plan->pools;
-    if (role != TESS_ROLE_K && role != TESS_ROLE_V)
-        return tess_invalid("%s: role: must be TESS_ROLE_K or TESS_ROLE_V, got %u", function,
+    if (role != TESS_ROLE_K && role != TESS_ROLE_V && !is_scale(role))
+        return tess_invalid("%s: role: must be K, V or a scale of these, got %u", function,
                             (unsigned)role);
+    TESS_RETURN_IF_ERROR(check_scale_role(plan, function, role));
     if (storage >= pools->n)
         return tess_invalid("%s: storage: must be less than %u, got %u", function,
                             (unsigned)pools->n, (unsigned)storage);

@@ -14,17 +14,20 @@ typedef struct tess_role_row {
     bool output, optional;
     tess_tokens tokens; /* rows and query heads, or keys and kv heads */
     bool scalar;        /* one float32 for each token and head, and not a vector of head_dim */
+    bool by_token;      /* in a contiguous tensor, those of a token lie side by side */
 } tess_role_row;
 
-enum { TESS_ROLES_USED = TESS_ROLE_LSE + 1 };
+/* Roles that are no tensors of a run have no name. */
+enum { TESS_ROLES_USED = TESS_ROLE_V_SCALE + 1 };
 extern const tess_role_row tess_role_rows[TESS_ROLES_USED];
 
 /* What the jobs of a plan touch of a tensor. */
 typedef struct tess_extent {
     bool keys; /* lengths are kv_len */
     uint32_t heads;
-    uint32_t row;  /* elements of one token and head */
-    uint32_t item; /* bytes of an element */
+    uint32_t row;   /* elements of one token and head */
+    uint32_t item;  /* bytes of an element */
+    uint32_t align; /* of the address and the strides, in bytes */
 } tess_extent;
 
 /* `storage`: the group of K and V. */
@@ -37,6 +40,14 @@ static inline const tess_tensor *tess_role_tensor(const tess_run_desc *d, uint32
 /* Whether an operation uses a tensor. */
 static inline bool tess_role_serves(uint32_t role, uint32_t op) {
     return (tess_role_rows[role].ops >> op & 1) != 0;
+}
+
+/* The tensors of keys that the operations of a plan use: K and V, and their scales if they have
+ * some. */
+static inline uint32_t tess_key_roles(const tess_plan *plan, const uint32_t **roles) {
+    static const uint32_t all[] = {TESS_ROLE_K, TESS_ROLE_V, TESS_ROLE_K_SCALE, TESS_ROLE_V_SCALE};
+    *roles = all;
+    return tess_dtype_has_scales(plan->kv_dtype) ? 4 : 2;
 }
 
 /* The first tensor or buffer of the descriptor that is given and that the operation does not use in

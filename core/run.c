@@ -131,7 +131,9 @@ static tess_status check_tensor(const tess_plan *plan, const place *at, const ch
     bool empty = x.keys && plan->kv_last < 0;
     if (empty && t->buffer.kind == TESS_BUFFER_NONE) return TESS_OK;
     TESS_RETURN_IF_ERROR(
-        tess_check_buffer(in_run, plan->device, name, ".buffer", &t->buffer, x.item));
+        tess_check_buffer(in_run, plan->device, name, ".buffer", &t->buffer, x.align));
+    TESS_RETURN_IF_ERROR(
+        tess_check_stride_align(in_run, name, t, is_joined(plan, x.keys), x.align / x.item));
     if (empty) return TESS_OK;
     TESS_RETURN_IF_ERROR(check_extent(plan, at, name, t, &x, touched));
     return tess_role_rows[role].output ? check_apart(plan, name, t, &x) : TESS_OK;
@@ -198,6 +200,7 @@ static tess_status check_overlaps(const tess_plan *plan, const place *at) {
     for (uint32_t out = 0; out < TESS_ROLES_USED; out++) {
         if (!tess_role_rows[out].output) continue;
         for (uint32_t other = 0; other < TESS_ROLES_USED; other++) {
+            if (!tess_role_rows[other].name) continue;
             if (other >= out && tess_role_rows[other].output) continue; /* a pair is seen once */
             char text[MOST_NAME];
             if (share_memory(plan, at, out, other))
@@ -217,13 +220,16 @@ static tess_status check_overlaps(const tess_plan *plan, const place *at) {
 /* The tensor of a role; of K and V, the storage group's. NULL: pools that are not there. */
 static const tess_tensor *tensor_of(const tess_plan *plan, const tess_run_desc *d, uint32_t role,
                                     uint32_t storage) {
-    const tess_tensor *pools = role == TESS_ROLE_K ? d->k_pools : d->v_pools;
+    const tess_tensor *pools = role == TESS_ROLE_K         ? d->k_pools
+                               : role == TESS_ROLE_V       ? d->v_pools
+                               : role == TESS_ROLE_K_SCALE ? d->k_scale_pools
+                                                           : d->v_scale_pools;
     if (plan->pools.n == 1 || tess_role_rows[role].tokens != TESS_TOKENS_KV)
         return tess_role_tensor(d, role);
     return pools ? &pools[storage] : NULL;
 }
 
-/* `field` is k or v, `pools` is k_pools or v_pools. */
+/* `field` is k, v, or a scale of these, `pools` is k_pools and so on. */
 static tess_status check_pools(const tess_plan *plan, const char *field, const tess_tensor *one,
                                const tess_tensor *pools) {
     if (plan->pools.n == 1) {
@@ -241,16 +247,37 @@ static tess_status check_pools(const tess_plan *plan, const char *field, const t
     return TESS_OK;
 }
 
+/* `field` and its pools where K and V have no scales. */
+static tess_status check_needless(const char *field, const tess_tensor *one,
+                                  const tess_tensor *pools) {
+    if (one->buffer.kind == TESS_BUFFER_NONE && !pools) return TESS_OK;
+    return tess_invalid("%s: %s%s: must be %s, since the plan's kv_dtype has no scales", in_run,
+                        field, pools ? "_pools" : "", pools ? "NULL" : "of kind NONE");
+}
+
+static tess_status check_all_pools(const tess_plan *plan, const tess_run_desc *d) {
+    TESS_RETURN_IF_ERROR(check_pools(plan, "k", &d->k, d->k_pools));
+    TESS_RETURN_IF_ERROR(check_pools(plan, "v", &d->v, d->v_pools));
+    if (!tess_dtype_has_scales(plan->kv_dtype)) {
+        TESS_RETURN_IF_ERROR(check_needless("k_scale", &d->k_scale, d->k_scale_pools));
+        return check_needless("v_scale", &d->v_scale, d->v_scale_pools);
+    }
+    TESS_RETURN_IF_ERROR(check_pools(plan, "k_scale", &d->k_scale, d->k_scale_pools));
+    return check_pools(plan, "v_scale", &d->v_scale, d->v_scale_pools);
+}
+
 static tess_block_table table_of(const tess_run_desc *d) {
     return (tess_block_table){d->block_table, d->table_stride, d->pages};
 }
 
-/* Checks K, V and the block table of a storage group and makes them the launch's. */
+/* Checks K, V, their scales and the block table of a storage group and makes them the launch's. */
 static tess_status take_group(const tess_plan *plan, const tess_run_desc *d, uint32_t storage,
                               tess_launch *l) {
     static const tess_tensor none;
     const place at = {l, storage};
-    for (uint32_t role = TESS_ROLE_K; role <= TESS_ROLE_V; role++) {
+    const uint32_t *roles, count = tess_key_roles(plan, &roles);
+    for (uint32_t n = 0; n < count; n++) {
+        const uint32_t role = roles[n];
         const tess_tensor *t = tensor_of(plan, d, role, storage);
         char text[MOST_NAME];
         l->tensor[role] = t ? *t : none;
@@ -265,8 +292,7 @@ static tess_status take_group(const tess_plan *plan, const tess_run_desc *d, uin
 
 /* Checks every tensor of the operation. The launch gets those of the last storage group. */
 static tess_status check_tensors(const tess_plan *plan, const tess_run_desc *d, tess_launch *l) {
-    TESS_RETURN_IF_ERROR(check_pools(plan, "k", &d->k, d->k_pools));
-    TESS_RETURN_IF_ERROR(check_pools(plan, "v", &d->v, d->v_pools));
+    TESS_RETURN_IF_ERROR(check_all_pools(plan, d));
     const tess_block_table table = table_of(d);
     uint64_t table_bytes;
     TESS_RETURN_IF_ERROR(tess_block_table_check(in_run, plan, &table, &table_bytes));

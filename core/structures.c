@@ -74,7 +74,9 @@ static const tess_field run_desc[] = {F(T, struct_size),
                                       F(T, table_stride),
                                       F(T, pages),
                                       F(T, k_pools),
-                                      F(T, v_pools)};
+                                      F(T, v_pools),
+                                      F(T, k_scale_pools),
+                                      F(T, v_scale_pools)};
 #undef T
 #define T tess_backend_info
 static const tess_field backend_info[] = {F(T, struct_size), F(T, device_count), F(T, status),
@@ -128,9 +130,11 @@ static const tess_field prepare_desc[] = {F(T, struct_size), F(T, batch),   F(T,
 #undef T
 #define T tess_append_desc
 static const tess_field append_desc[] = {
-    F(T, struct_size),  F(T, flags),   F(T, k),       F(T, v),    F(T, k_scale),
-    F(T, v_scale),      F(T, k_pools), F(T, v_pools), F(T, step), F(T, block_table),
-    F(T, table_stride), F(T, pages),   F(T, stream)};
+    F(T, struct_size), F(T, flags),         F(T, k),
+    F(T, v),           F(T, k_scale),       F(T, v_scale),
+    F(T, k_pools),     F(T, v_pools),       F(T, step),
+    F(T, block_table), F(T, table_stride),  F(T, pages),
+    F(T, stream),      F(T, k_scale_pools), F(T, v_scale_pools)};
 #undef T
 #define T tess_copy_desc
 static const tess_field copy_desc[] = {

@@ -72,6 +72,17 @@ tess_status tess_check_tensor(const char *function, const tess_device *device, c
     return tess_check_buffer(function, device, name, ".buffer", &t->buffer, item);
 }
 
+tess_status tess_check_stride_align(const char *function, const char *name, const tess_tensor *t,
+                                    bool joined, uint32_t elements) {
+    dimension list[3];
+    list_dimensions(t, NULL, list);
+    for (int n = joined ? 1 : 2; n >= 0; n--)
+        if (list[n].stride % elements != 0)
+            return tess_invalid("%s: %s.%s: must be a multiple of %u elements, got %lld", function,
+                                name, list[n].name, (unsigned)elements, (long long)list[n].stride);
+    return TESS_OK;
+}
+
 bool tess_shape_bytes(const tess_tensor *t, const tess_shape *s, uint64_t *bytes) {
     dimension list[3];
     uint64_t last = s->row, part;

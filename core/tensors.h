@@ -24,6 +24,9 @@ tess_status tess_check_room(const char *function, const char *name, const char *
 /* Strides and buffer of a tensor, but not how far it reaches. */
 tess_status tess_check_tensor(const char *function, const tess_device *device, const char *name,
                               const tess_tensor *tensor, uint32_t item);
+/* Refuses strides that are no multiples of `elements`. `joined`: that of the batch is not used. */
+tess_status tess_check_stride_align(const char *function, const char *name,
+                                    const tess_tensor *tensor, bool joined, uint32_t elements);
 /* Bytes from the first to the end of the last element of a shape; false on overflow. */
 bool tess_shape_bytes(const tess_tensor *tensor, const tess_shape *shape, uint64_t *bytes);
 /* Refuses strides by which two elements share a place. The bytes of the shape must not overflow. */

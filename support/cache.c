@@ -4,11 +4,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-static uint64_t element_size(const problem *p) { return p->dtype == TESS_F32 ? 4 : 2; }
-
-/* Bytes of one token of a group's pool. */
-static uint64_t token_bytes(const cache *c, const cache_group *g) {
-    return (uint64_t)g->heads * (uint64_t)c->problem->head_dim * element_size(c->problem);
+/* Elements, and bytes, of one key of one kv head in a pool. */
+static int64_t row_elements(const problem *p, cache_part part) {
+    return part == CACHE_SCALES ? 1 : p->head_dim;
+}
+static uint64_t row_bytes(const problem *p, cache_part part) {
+    return part == CACHE_SCALES ? sizeof(float) : (uint64_t)p->head_dim * problem_kv_size(p);
 }
 
 /* Token places that a sequence of so many tokens takes. */
@@ -41,8 +42,10 @@ static tess_status describe_group(cache *c, uint32_t group) {
         g->pages += pages_of(p, count);
     }
     if (status != TESS_OK) return status;
-    g->bytes = token_bytes(c, g) * (p->page ? (uint64_t)g->pages * (uint64_t)p->page
-                                            : (uint64_t)p->batch * (uint64_t)g->tokens);
+    g->bytes =
+        (uint64_t)g->heads *
+        (row_bytes(p, CACHE_ELEMENTS) + (problem_has_scales(p) ? row_bytes(p, CACHE_SCALES) : 0)) *
+        (uint64_t)(p->page ? g->pages * p->page : p->batch * g->tokens);
     if (g->pages > c->pages) c->pages = g->pages;
     if (p->page && pages_of(p, g->tokens) > c->table_stride)
         c->table_stride = pages_of(p, g->tokens);
@@ -98,8 +101,7 @@ static tess_status create(cache *c) {
     }
     for (uint32_t n = 0; n < c->n_groups; n++) {
         cache_group *g = &c->groups[n];
-        g->pool_bytes =
-            p->page ? token_bytes(c, g) * (uint64_t)c->pages * (uint64_t)p->page : g->bytes;
+        g->pool_places = (uint64_t)(p->page ? c->pages * p->page : p->batch * g->tokens);
     }
     if (!p->page) return TESS_OK;
     c->table_bytes =
@@ -128,21 +130,26 @@ uint64_t cache_bytes(const cache *c) {
     return sum;
 }
 
-tess_tensor cache_pool(const cache *c, uint32_t group, tess_buffer buffer) {
+uint64_t cache_pool_bytes(const cache *c, uint32_t group, cache_part part) {
     const cache_group *g = &c->groups[group];
-    const int64_t token = (int64_t)g->heads * c->problem->head_dim;
+    return g->pool_places * (uint64_t)g->heads * row_bytes(c->problem, part);
+}
+
+tess_tensor cache_pool(const cache *c, uint32_t group, cache_part part, tess_buffer buffer) {
+    const cache_group *g = &c->groups[group];
+    const int64_t row = row_elements(c->problem, part), token = (int64_t)g->heads * row;
     return (tess_tensor){.buffer = buffer,
                          .stride_batch = token * (c->problem->page ? c->problem->page : g->tokens),
                          .stride_token = token,
-                         .stride_head = c->problem->head_dim};
+                         .stride_head = row};
 }
 
 /* One kv head of one sequence: number h of the group. */
-static tess_status lay_head(const cache *c, uint32_t group, int64_t b, int32_t h, const char *plain,
-                            char *pool) {
+static tess_status lay_head(const cache *c, uint32_t group, cache_part part, int64_t b, int32_t h,
+                            const char *plain, char *pool) {
     const problem *p = c->problem;
     const cache_group *g = &c->groups[group];
-    const uint64_t row = (uint64_t)p->head_dim * element_size(p), token = token_bytes(c, g),
+    const uint64_t row = row_bytes(p, part), token = (uint64_t)g->heads * row,
                    from = (uint64_t)p->kv_heads * row;
     const int32_t *table =
         c->table ? c->table + ((int64_t)group * p->batch + b) * c->table_stride : NULL;
@@ -166,14 +173,15 @@ static tess_status lay_head(const cache *c, uint32_t group, int64_t b, int32_t h
     return TESS_OK;
 }
 
-tess_status cache_lay(const cache *c, uint32_t group, const void *plain, void *pool) {
+tess_status cache_lay(const cache *c, uint32_t group, cache_part part, const void *plain,
+                      void *pool) {
     const problem *p = c->problem;
-    const uint64_t token = (uint64_t)p->kv_heads * (uint64_t)p->head_dim * element_size(p);
+    const uint64_t token = (uint64_t)p->kv_heads * row_bytes(p, part);
     for (int64_t b = 0; b < p->batch; b++) {
         const int64_t start = p->kv_lens ? problem_kv_start(p, b) : b * p->kv_len;
         for (int32_t h = 0; h < c->groups[group].heads; h++) {
             tess_status status =
-                lay_head(c, group, b, h, (const char *)plain + (uint64_t)start * token, pool);
+                lay_head(c, group, part, b, h, (const char *)plain + (uint64_t)start * token, pool);
             if (status != TESS_OK) return status;
         }
     }

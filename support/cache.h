@@ -11,8 +11,8 @@ typedef struct cache_group {
     int32_t heads, *kv_heads; /* their number and ids, in the order of the pool */
     int64_t tokens;           /* token places that the longest sequence takes */
     int64_t pages;            /* pages that all sequences take; 0 without pages */
-    uint64_t bytes;           /* of K, and as many of V, that all sequences take */
-    uint64_t pool_bytes;      /* of a pool, which has `pages` of the cache */
+    uint64_t bytes;           /* of K, and as many of V, that all sequences take, with scales */
+    uint64_t pool_places;     /* of tokens in a pool, which has `pages` of the cache */
 } cache_group;
 
 typedef struct cache {
@@ -34,11 +34,17 @@ void cache_release(cache *c);
 /* Bytes of K and V that all sequences take, over all groups. */
 uint64_t cache_bytes(const cache *c);
 
-/* The strides of a group's pool at `buffer`. */
-tess_tensor cache_pool(const cache *c, uint32_t group, tess_buffer buffer);
+/* What a pool holds of each key: its elements, or where K and V have 8 bits its scale. */
+typedef enum cache_part { CACHE_ELEMENTS, CACHE_SCALES } cache_part;
 
-/* Lays K or V into `pool` (pool_bytes): places that no key has are left as they are. `plain` is
- * [batch, kv_len, kv_heads, head_dim], or packed [tokens, kv_heads, head_dim]. */
-tess_status cache_lay(const cache *c, uint32_t group, const void *plain, void *pool);
+/* The bytes of a group's pool, and its strides at `buffer`. */
+uint64_t cache_pool_bytes(const cache *c, uint32_t group, cache_part part);
+tess_tensor cache_pool(const cache *c, uint32_t group, cache_part part, tess_buffer buffer);
+
+/* Lays a part of K or V into `pool` (cache_pool_bytes): places that no key has are left as they
+ * are. `plain` is [batch, kv_len, kv_heads, head_dim], or packed [tokens, kv_heads, head_dim], and
+ * of scales without the last dimension. */
+tess_status cache_lay(const cache *c, uint32_t group, cache_part part, const void *plain,
+                      void *pool);
 
 #endif

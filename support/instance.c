@@ -21,8 +21,6 @@ enum {
 
 static unsigned char guard_byte(uint64_t at) { return (unsigned char)(0xa5 ^ (at * 37 & 0xff)); }
 
-static size_t element_size(const problem *p) { return p->dtype == TESS_F32 ? 4 : 2; }
-
 /* Copies the library's message, or says what failed without it. */
 static tess_status fail(instance *x, tess_status status, const char *own) {
     snprintf(x->error, sizeof x->error, "%s", own ? own : tess_last_error());
@@ -83,11 +81,12 @@ static int guards_intact(const instance *x, const char *name, const tess_buffer 
     return 0;
 }
 
-/* K or V with NaN tokens before, between and after the sequences. */
-static tess_status upload_padded(instance *x, const void *host, tess_buffer *raw,
-                                 tess_tensor *tensor) {
+/* K or V, or their scales, with NaN tokens before, between and after the sequences. `vector`: bytes
+ * of a token and head, whose elements have `size` bytes. */
+static tess_status upload_padded(instance *x, const void *host, uint64_t vector, uint64_t size,
+                                 tess_buffer *raw, tess_tensor *tensor) {
     const problem *p = x->problem;
-    uint64_t row = (uint64_t)p->kv_heads * (uint64_t)p->head_dim * element_size(p);
+    uint64_t row = (uint64_t)p->kv_heads * vector;
     uint64_t pad = (uint64_t)(p->block < PAD_TOKENS_MIN   ? PAD_TOKENS_MIN
                               : p->block > PAD_TOKENS_MAX ? PAD_TOKENS_MAX
                                                           : p->block);
@@ -108,7 +107,7 @@ static tess_status upload_padded(instance *x, const void *host, tess_buffer *raw
     tensor->buffer = *raw;
     tensor->buffer.offset += pad * row;
     tensor->buffer.size = raw->offset + total;
-    if (!p->q_lens) tensor->stride_batch = (int64_t)((tokens + pad) * row / element_size(p));
+    if (!p->q_lens) tensor->stride_batch = (int64_t)((tokens + pad) * row / size);
     return TESS_OK;
 }
 
@@ -141,20 +140,27 @@ static tess_status make_plan(instance *x, const char *kernel) {
     return status == TESS_OK ? TESS_OK : fail(x, status, NULL);
 }
 
-/* Contiguous strides of every tensor into x->run, and the sizes. */
+/* Contiguous strides of every tensor into x->run, and the sizes. Those of a cache come with it. */
 static tess_status describe(instance *x) {
-    const tess_buffer none = {0};
     const problem *p = x->problem;
-    uint64_t *const bytes[RUN_TENSORS] = {&x->q_bytes, &x->k_bytes, &x->v_bytes, &x->o_bytes,
-                                          &x->lse_bytes};
-    for (int role = 0; role < RUN_TENSORS; role++) {
-        if (problem_cached(p) && (role == TESS_ROLE_K || role == TESS_ROLE_V)) {
-            *bytes[role] = (uint64_t)problem_kv_tokens(p) * (uint64_t)p->kv_heads *
-                           (uint64_t)p->head_dim * element_size(p);
+    const struct {
+        tess_role role;
+        tess_tensor *tensor;
+        uint64_t *bytes, row; /* bytes of a token and kv head, of what may lie in a cache */
+    } all[] = {{TESS_ROLE_Q, &x->run.q, &x->q_bytes, 0},
+               {TESS_ROLE_O, &x->run.o, &x->o_bytes, 0},
+               {TESS_ROLE_LSE, &x->run.lse, &x->lse_bytes, 0},
+               {TESS_ROLE_K, &x->run.k, &x->k_bytes, (uint64_t)p->head_dim * problem_kv_size(p)},
+               {TESS_ROLE_V, &x->run.v, &x->v_bytes, (uint64_t)p->head_dim * problem_kv_size(p)},
+               {TESS_ROLE_K_SCALE, &x->run.k_scale, &x->k_scale_bytes, sizeof(float)},
+               {TESS_ROLE_V_SCALE, &x->run.v_scale, &x->v_scale_bytes, sizeof(float)}};
+    for (int n = 0; n < (problem_has_scales(p) ? 7 : 5); n++) {
+        if (problem_cached(p) && all[n].row) {
+            *all[n].bytes = (uint64_t)problem_kv_tokens(p) * (uint64_t)p->kv_heads * all[n].row;
             continue;
         }
-        tess_status status = tess_plan_tensor(x->plan, (tess_role)role, none,
-                                              run_tensor(&x->run, role), bytes[role]);
+        tess_status status =
+            tess_plan_tensor(x->plan, all[n].role, (tess_buffer){0}, all[n].tensor, all[n].bytes);
         if (status != TESS_OK) return fail(x, status, NULL);
     }
     return TESS_OK;
@@ -162,38 +168,66 @@ static tess_status describe(instance *x) {
 
 /* More than this is made again each time. */
 enum { MEMO_BYTES = 64 << 20 };
+/* Of a memo. The scales of an input come two after it. */
+enum { INPUT_Q, INPUT_K, INPUT_V, N_INPUTS = 5 };
 
 void instance_memo_clear(instance_memo *memo) {
-    for (int n = 0; n < 3; n++) free(memo->inputs[n]);
+    for (int n = 0; n < N_INPUTS; n++) free(memo->inputs[n]);
     free(memo->rows);
     *memo = (instance_memo){.rows = NULL};
 }
 
-static void make_input(const instance *x, int n, void *data, uint64_t bytes) {
-    const problem *p = x->problem;
+/* Whether the memo has input n, which is copied then. */
+static int recall(const instance *x, int n, void *data, uint64_t bytes) {
+    const instance_memo *memo = x->memo;
+    if (!memo || !memo->inputs[n] || memo->bytes[n] != bytes) return 0;
+    memcpy(data, memo->inputs[n], (size_t)bytes);
+    return 1;
+}
+
+static void keep(const instance *x, int n, const void *data, uint64_t bytes) {
     instance_memo *memo = x->memo;
-    if (memo && memo->inputs[n] && memo->bytes[n] == bytes) {
-        memcpy(data, memo->inputs[n], (size_t)bytes);
-        return;
-    }
-    fill_normal(p->dtype, data, (int64_t)(bytes / element_size(p)), p->seed, (uint32_t)n + 1);
     if (!memo || memo->inputs[n] || bytes > MEMO_BYTES) return;
     memo->inputs[n] = host_alloc(bytes);
     memo->bytes[n] = bytes;
     if (memo->inputs[n]) memcpy(memo->inputs[n], data, (size_t)bytes);
 }
 
+static void make_input(const instance *x, int n, void *data, uint64_t bytes) {
+    const problem *p = x->problem;
+    if (recall(x, n, data, bytes)) return;
+    fill_normal(p->dtype, data, (int64_t)(bytes / problem_size(p)), p->seed, (uint32_t)n + 1);
+    keep(x, n, data, bytes);
+}
+
+/* K or V; scales NULL: it has none. */
+static void make_keys(const instance *x, int n, void *data, uint64_t bytes, float *scales) {
+    const problem *p = x->problem;
+    const uint64_t rows = bytes / (uint64_t)p->head_dim, scale_bytes = rows * sizeof *scales;
+    if (!scales) {
+        make_input(x, n, data, bytes);
+        return;
+    }
+    if (recall(x, n, data, bytes) && recall(x, n + 2, scales, scale_bytes)) return;
+    fill_codes(p->kv_dtype, data, scales, (int64_t)rows, p->head_dim, p->seed, (uint32_t)n + 1);
+    keep(x, n, data, bytes);
+    keep(x, n + 2, scales, scale_bytes);
+}
+
 static tess_status make_inputs(instance *x) {
+    const int has_scales = problem_has_scales(x->problem);
     x->q = host_alloc(x->q_bytes);
     x->k = host_alloc(x->k_bytes);
     x->v = host_alloc(x->v_bytes);
     x->o = host_alloc(x->o_bytes);
     x->lse = host_alloc(x->lse_bytes);
-    if (!x->q || !x->k || !x->v || !x->o || !x->lse)
+    if (has_scales) x->k_scale = host_alloc(x->k_scale_bytes);
+    if (has_scales) x->v_scale = host_alloc(x->v_scale_bytes);
+    if (!x->q || !x->k || !x->v || !x->o || !x->lse || (has_scales && (!x->k_scale || !x->v_scale)))
         return fail(x, TESS_ERROR_OUT_OF_MEMORY, "out of memory for the tensors");
-    make_input(x, 0, x->q, x->q_bytes);
-    make_input(x, 1, x->k, x->k_bytes);
-    make_input(x, 2, x->v, x->v_bytes);
+    make_input(x, INPUT_Q, x->q, x->q_bytes);
+    make_keys(x, INPUT_K, x->k, x->k_bytes, x->k_scale);
+    make_keys(x, INPUT_V, x->v, x->v_bytes, x->v_scale);
     /* A result that is never fetched must not look like one. */
     memset(x->o, NAN_BYTE, (size_t)x->o_bytes);
     memset(x->lse, NAN_BYTE, (size_t)x->lse_bytes);
@@ -204,14 +238,24 @@ static tess_status make_inputs(instance *x) {
 
 static uint32_t groups_of(const instance *x) { return x->cache.n_groups ? x->cache.n_groups : 1; }
 
+/* K, V, and their scales where they have some, of each group. */
+static uint32_t pools_of(const instance *x) {
+    return (problem_has_scales(x->problem) ? 4 : 2) * groups_of(x);
+}
+
+static cache_part part_of(const instance *x, uint32_t pool) {
+    return pool / groups_of(x) < 2 ? CACHE_ELEMENTS : CACHE_SCALES;
+}
+
 static uint64_t pool_bytes(const instance *x, uint32_t pool) {
-    return problem_cached(x->problem) ? x->cache.groups[pool % groups_of(x)].pool_bytes
-                                      : x->k_bytes;
+    const cache_part part = part_of(x, pool);
+    if (problem_cached(x->problem)) return cache_pool_bytes(&x->cache, pool % groups_of(x), part);
+    return part == CACHE_SCALES ? x->k_scale_bytes : x->k_bytes;
 }
 
 /* Room for one layer more, without memory. */
 static instance_layer *new_layer(instance *x) {
-    const size_t pools = 2 * (size_t)groups_of(x);
+    const size_t pools = pools_of(x);
     instance_layer *larger = realloc(x->layers, ((size_t)x->n_layers + 1) * sizeof *larger);
     if (!larger) return NULL;
     x->layers = larger;
@@ -229,7 +273,7 @@ static instance_layer *new_layer(instance *x) {
 
 static void drop_layer(instance *x) {
     instance_layer *layer = &x->layers[--x->n_layers];
-    for (uint32_t n = 0; n < 2 * groups_of(x); n++)
+    for (uint32_t n = 0; n < pools_of(x); n++)
         if (layer->memory[n].kind != TESS_BUFFER_NONE) tess_free(x->device, &layer->memory[n]);
     free(layer->memory);
     free(layer->pools);
@@ -237,13 +281,16 @@ static void drop_layer(instance *x) {
 
 /* The pools of a layer into a run. */
 static void use_layer(const instance *x, int layer, tess_run_desc *run) {
-    const tess_tensor *k = x->layers[layer].pools, *v = k + groups_of(x);
-    if (groups_of(x) > 1) {
-        run->k_pools = k;
-        run->v_pools = v;
-    } else {
-        run->k = *k;
-        run->v = *v;
+    tess_tensor *const one[] = {&run->k, &run->v, &run->k_scale, &run->v_scale};
+    const tess_tensor **const pools[] = {&run->k_pools, &run->v_pools, &run->k_scale_pools,
+                                         &run->v_scale_pools};
+    const uint32_t groups = groups_of(x);
+    for (uint32_t kind = 0; kind < pools_of(x) / groups; kind++) {
+        const tess_tensor *first = x->layers[layer].pools + kind * groups;
+        if (groups > 1)
+            *pools[kind] = first;
+        else
+            *one[kind] = *first;
     }
 }
 
@@ -251,7 +298,7 @@ tess_status instance_add_layer(instance *x) {
     instance_layer *layer = new_layer(x);
     tess_status status = TESS_OK;
     if (!layer) return fail(x, TESS_ERROR_OUT_OF_MEMORY, "out of memory for a layer");
-    for (uint32_t n = 0; n < 2 * groups_of(x) && status == TESS_OK; n++) {
+    for (uint32_t n = 0; n < pools_of(x) && status == TESS_OK; n++) {
         const uint64_t bytes = pool_bytes(x, n);
         layer->pools[n] = x->layers[0].pools[n];
         if (bytes == 0) continue;
@@ -267,10 +314,12 @@ tess_status instance_add_layer(instance *x) {
 }
 
 /* A pool with the keys at their places, and NaN everywhere else: no result may depend on it. */
-static tess_status place_pool(instance *x, uint32_t group, const void *plain, tess_buffer *memory,
+static tess_status place_pool(instance *x, uint32_t n, const void *plain, tess_buffer *memory,
                               tess_tensor *pool) {
-    const uint64_t bytes = x->cache.groups[group].pool_bytes;
-    *pool = cache_pool(&x->cache, group, (tess_buffer){0});
+    const uint32_t group = n % groups_of(x);
+    const cache_part part = part_of(x, n);
+    const uint64_t bytes = pool_bytes(x, n);
+    *pool = cache_pool(&x->cache, group, part, (tess_buffer){0});
     if (bytes == 0) return TESS_OK;
     tess_status status = tess_alloc(x->device, bytes, memory);
     if (status != TESS_OK) return fail(x, status, NULL);
@@ -279,7 +328,7 @@ static tess_status place_pool(instance *x, uint32_t group, const void *plain, te
         x->host_memory ? (char *)(uintptr_t)(memory->handle + memory->offset) : host_alloc(bytes);
     if (!image) return fail(x, TESS_ERROR_OUT_OF_MEMORY, "out of memory for a pool");
     memset(image, NAN_BYTE, (size_t)bytes);
-    status = cache_lay(&x->cache, group, plain, image);
+    status = cache_lay(&x->cache, group, part, plain, image);
     if (status == TESS_OK && !x->host_memory)
         status = tess_copy(x->device, *memory, tess_host_buffer(image, bytes), bytes);
     if (!x->host_memory) free(image);
@@ -292,9 +341,9 @@ static tess_status place_cache(instance *x) {
     instance_layer *layer = new_layer(x);
     if (!layer) return fail(x, TESS_ERROR_OUT_OF_MEMORY, "out of memory for a layer");
     const uint32_t groups = groups_of(x);
-    for (uint32_t n = 0; n < 2 * groups && status == TESS_OK; n++)
-        status = place_pool(x, n % groups, n < groups ? x->k : x->v, &layer->memory[n],
-                            &layer->pools[n]);
+    const void *const plain[] = {x->k, x->v, x->k_scale, x->v_scale};
+    for (uint32_t n = 0; n < pools_of(x) && status == TESS_OK; n++)
+        status = place_pool(x, n, plain[n / groups], &layer->memory[n], &layer->pools[n]);
     if (status != TESS_OK) return status;
     use_layer(x, 0, &x->run);
     x->run.pages = x->cache.pages;
@@ -306,19 +355,29 @@ static tess_status place_cache(instance *x) {
     return status;
 }
 
-/* K and V in the order of the problem, as one group. */
+/* K and V, and their scales, in the order of the problem, as one group. */
 static tess_status place_plain(instance *x) {
-    const int poison = (x->flags & INSTANCE_POISON) != 0;
-    tess_status status = poison ? upload_padded(x, x->k, &x->dk, &x->run.k)
-                                : upload(x, x->k, x->k_bytes, &x->dk, &x->run.k);
-    if (status == TESS_OK)
-        status = poison ? upload_padded(x, x->v, &x->dv, &x->run.v)
-                        : upload(x, x->v, x->v_bytes, &x->dv, &x->run.v);
-    if (status != TESS_OK) return status;
+    const problem *p = x->problem;
+    const uint64_t size = problem_kv_size(p), row = (uint64_t)p->head_dim * size;
+    const struct {
+        const void *host;
+        uint64_t bytes, row, size;
+        tess_buffer *raw;
+        tess_tensor *tensor;
+    } all[] = {{x->k, x->k_bytes, row, size, &x->dk, &x->run.k},
+               {x->v, x->v_bytes, row, size, &x->dv, &x->run.v},
+               {x->k_scale, x->k_scale_bytes, 4, 4, &x->dk_scale, &x->run.k_scale},
+               {x->v_scale, x->v_scale_bytes, 4, 4, &x->dv_scale, &x->run.v_scale}};
     instance_layer *layer = new_layer(x);
     if (!layer) return fail(x, TESS_ERROR_OUT_OF_MEMORY, "out of memory for a layer");
-    layer->pools[0] = x->run.k;
-    layer->pools[1] = x->run.v;
+    for (uint32_t n = 0; n < pools_of(x); n++) {
+        const tess_status status =
+            x->flags & INSTANCE_POISON
+                ? upload_padded(x, all[n].host, all[n].row, all[n].size, all[n].raw, all[n].tensor)
+                : upload(x, all[n].host, all[n].bytes, all[n].raw, all[n].tensor);
+        if (status != TESS_OK) return status;
+        layer->pools[n] = *all[n].tensor;
+    }
     return TESS_OK;
 }
 
@@ -426,15 +485,16 @@ tess_status instance_fetch(instance *x) {
 }
 
 void instance_release(instance *x) {
-    enum { N_BUFFERS = 7 };
-    tess_buffer *const buffers[N_BUFFERS] = {&x->dq,   &x->dk,    &x->dv,    &x->d_o,
-                                             &x->dlse, &x->dwork, &x->dtable};
+    enum { N_BUFFERS = 9 };
+    tess_buffer *const buffers[N_BUFFERS] = {&x->dq,       &x->dk,       &x->dv,
+                                             &x->d_o,      &x->dlse,     &x->dwork,
+                                             &x->dk_scale, &x->dv_scale, &x->dtable};
     while (x->n_layers) drop_layer(x);
     free(x->layers);
     cache_release(&x->cache);
     for (size_t i = 0; i < N_BUFFERS; i++)
         if (buffers[i]->kind != TESS_BUFFER_NONE) tess_free(x->device, buffers[i]);
-    void *const arrays[] = {x->q, x->k, x->v, x->o, x->lse};
+    void *const arrays[] = {x->q, x->k, x->v, x->o, x->lse, x->k_scale, x->v_scale};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) free(arrays[i]);
     tess_plan_release(x->plan);
     tess_layout_release(x->layout);
@@ -475,7 +535,7 @@ static size_t reference_doubles(const problem *p) { return 2 * (size_t)p->head_d
 
 static void make_reference(const instance *x, int64_t b, int32_t head, int64_t row, double *ref) {
     const problem *p = x->problem;
-    const reference_inputs in = {x->q, x->k, x->v};
+    const reference_inputs in = {x->q, x->k, x->v, x->k_scale, x->v_scale};
     double *same = ref + p->head_dim, same_lse;
     reference_row(p, &in, b, head, row, ref, same + p->head_dim);
     if (p->dtype != TESS_F32) reference_row_same_type(p, &in, b, head, row, same, &same_lse);
@@ -581,7 +641,7 @@ static void compare_rows(const instance *x, int64_t max_rows, tally *t, instance
 
 /* Poisoned outputs must have been written everywhere, also in rows that are not compared. */
 static int all_written(const instance *x, char *what, size_t size) {
-    uint64_t n_o = x->o_bytes / element_size(x->problem), n_lse = x->lse_bytes / sizeof *x->lse;
+    uint64_t n_o = x->o_bytes / problem_size(x->problem), n_lse = x->lse_bytes / sizeof *x->lse;
     for (uint64_t i = 0; i < n_o; i++)
         if (isnan(load_element(x->problem->dtype, x->o, (int64_t)i)))
             return text_error(what, size, "O: element %" PRIu64 " of the whole array is NaN", i);

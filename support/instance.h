@@ -11,15 +11,15 @@
 /* What instances of one problem have in common whatever runs them: their inputs, and the rows of
  * the reference. Made for the first of them and kept for the next ones; all zero at first. */
 typedef struct instance_memo {
-    void *inputs[3]; /* of Q, K and V */
-    uint64_t bytes[3];
+    void *inputs[5]; /* Q, K, V, and the scales of K and V */
+    uint64_t bytes[5];
     double *rows; /* of the reference, in the order in which they are compared */
     int64_t n_rows, most_rows;
     int64_t wanted; /* rows of a comparison */
 } instance_memo;
 void instance_memo_clear(instance_memo *memo);
 
-/* K and V of a layer: of each storage group K, then of each V. */
+/* K and V of a layer: of each storage group K, then of each V, then their scales likewise. */
 typedef struct instance_layer {
     tess_buffer *memory;
     tess_tensor *pools;
@@ -34,9 +34,10 @@ typedef struct instance {
     tess_plan_info info;
     void *q, *k, *v, *o; /* host copies, contiguous, in the problem's dtype */
     float *lse;
-    uint64_t q_bytes, k_bytes, v_bytes, o_bytes, lse_bytes;
+    float *k_scale, *v_scale; /* where K and V have some */
+    uint64_t q_bytes, k_bytes, v_bytes, o_bytes, lse_bytes, k_scale_bytes, v_scale_bytes;
     /* on the device, guard words on both sides of o, lse and workspace */
-    tess_buffer dq, dk, dv, d_o, dlse, dwork, dtable;
+    tess_buffer dq, dk, dv, d_o, dlse, dwork, dtable, dk_scale, dv_scale;
     tess_run_desc run; /* of the first layer */
     /* Where problem_cached. Without, K and V are one group, in the order of k and v. */
     cache cache;

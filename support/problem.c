@@ -44,6 +44,7 @@ typedef struct word_rule {
 
 static const char *const op_names[] = {"fwd", "bwd", "decode", NULL};
 static const char *const dtype_names[] = {"f32", "f16", "bf16", NULL};
+static const char *const kv_dtype_names[] = {"f32", "f16", "bf16", "e4m3", "i8", NULL};
 static const char *const pattern_names[] = {"dense", "s2", "window", "blocks", NULL};
 
 /* heads stops where the library's 16-bit head index does. */
@@ -54,6 +55,7 @@ enum { MAX_PAGE = 256 };
 static const word_rule rules[] = {
     {"op", WORD_NAME, AT(op), 0, 0, FOR_ALL, op_names},
     {"dtype", WORD_NAME, AT(dtype), 0, 0, FOR_ALL, dtype_names},
+    {"kv_dtype", WORD_NAME, AT(kv_dtype), 0, 0, FOR_ALL, kv_dtype_names},
     {"batch", WORD_I64, AT(batch), 0, INT64_MAX, FOR_ALL, NULL},
     {"heads", WORD_I32, AT(heads), 1, MAX_HEADS, FOR_ALL, NULL},
     {"kv_heads", WORD_I32, AT(kv_heads), 1, MAX_HEADS, FOR_ALL, NULL},
@@ -558,6 +560,10 @@ int problem_finish(problem *p, char *error, size_t error_size) {
         finish_positions(p, "kv_first", &p->kv_first, p->kv_first_count, error, error_size) != 0 ||
         finish_pattern(p, error, error_size) != 0 || finish_cache(p, error, error_size) != 0)
         return -1;
+    if (!problem_has(p, "kv_dtype")) p->kv_dtype = p->dtype;
+    if (p->kv_dtype != p->dtype && !problem_has_scales(p))
+        return text_error(error, error_size, "kv_dtype: must be %s, e4m3 or i8, got %s",
+                          dtype_names[p->dtype], kv_dtype_names[p->kv_dtype]);
     if (!problem_has(p, "scale")) p->scale = (float)(1 / sqrt(p->head_dim));
     return p->pattern == TESS_PATTERN_BLOCKS ? load_mask(p, error, error_size) : 0;
 }
@@ -643,6 +649,7 @@ int problem_format(const problem *p, char *buffer, size_t size) {
     add_integer(&w, "page", p->page, 0);
     add_integer(&w, "compact", p->compact, 0);
     if (p->dtype) add(&w, " dtype=%s", dtype_names[p->dtype]);
+    if (p->kv_dtype != p->dtype) add(&w, " kv_dtype=%s", kv_dtype_names[p->kv_dtype]);
     add_integer(&w, "causal", p->causal, 1);
     if (p->scale != (float)(1 / sqrt(p->head_dim))) add(&w, " scale=%.9g", p->scale);
     if (p->seed) add(&w, " seed=%" PRIu64, p->seed);
@@ -778,6 +785,7 @@ int problem_plan_desc(const problem *p, tess_plan_desc *desc, int64_t **cu) {
                  (p->compact ? TESS_PLAN_COMPACT : 0),
         .op = p->op == PROBLEM_BACKWARD ? TESS_OP_BACKWARD : TESS_OP_FORWARD,
         .dtype = p->dtype,
+        .kv_dtype = problem_has_scales(p) ? p->kv_dtype : 0,
         .head_dim = p->head_dim,
         .scale = (float)p->scale,
         .batch = p->batch,

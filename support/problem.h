@@ -10,8 +10,9 @@
 typedef enum problem_op { PROBLEM_FORWARD, PROBLEM_BACKWARD, PROBLEM_DECODE } problem_op;
 
 typedef struct problem {
-    uint32_t op;    /* problem_op */
-    uint32_t dtype; /* tess_dtype */
+    uint32_t op;       /* problem_op */
+    uint32_t dtype;    /* tess_dtype */
+    uint32_t kv_dtype; /* likewise, of K and V; that of `dtype` unless given */
     int64_t batch, q_len, kv_len;
     int64_t *q_lens, *kv_lens; /* packed batch: `batch` lengths each, owned; NULL otherwise */
     /* [NULL: bottom-right, and 0] positions of each sequence's first row and first key, `batch`
@@ -48,6 +49,13 @@ int problem_word(problem *p, const char *word, char *error, size_t error_size);
  * decode kv_len or kv_lens, are required; the command `run` adds them as words taken from the
  * arrays. */
 int problem_finish(problem *p, char *error, size_t error_size);
+/* Whether K and V have scales. */
+static inline int problem_has_scales(const problem *p) { return p->kv_dtype >= TESS_F8E4M3; }
+/* Bytes of an element of Q and O, and of K and V. */
+static inline size_t problem_size(const problem *p) { return p->dtype == TESS_F32 ? 4 : 2; }
+static inline size_t problem_kv_size(const problem *p) {
+    return problem_has_scales(p) ? 1 : problem_size(p);
+}
 /* Whether the word `key` was given. */
 int problem_has(const problem *p, const char *key);
 /* All words of a line, blanks between, '#' starts a comment; includes problem_init and

@@ -99,8 +99,34 @@ uint16_t float_to_bf16(float f) {
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+float e4m3_to_float(uint8_t code) {
+    const int e = code >> 3 & 15, m = code & 7;
+    const float sign = code & 0x80 ? -1.0f : 1.0f;
+    if (e == 15 && m == 7) return NAN;
+    return sign * (e ? ldexpf((float)(8 + m), e - 10) : ldexpf((float)m, -9));
+}
+
+/* By bisection: codes of positive numbers rise with them. */
+uint8_t float_to_e4m3(float f) {
+    const uint8_t sign = signbit(f) ? 0x80 : 0;
+    uint8_t low = 0, high = 0x7e;
+    f = fabsf(f);
+    if (f >= 448) return sign | 0x7e;
+    while (high - low > 1) {
+        const uint8_t middle = (uint8_t)((low + high) / 2);
+        if (e4m3_to_float(middle) <= f)
+            low = middle;
+        else
+            high = middle;
+    }
+    const float down = f - e4m3_to_float(low), up = e4m3_to_float(high) - f;
+    return sign | (down < up || (down == up && low % 2 == 0) ? low : high);
+}
+
 static float load_float(uint32_t dtype, const void *base, int64_t index) {
     switch (dtype) {
+    case TESS_F8E4M3: return e4m3_to_float(((const uint8_t *)base)[index]);
+    case TESS_I8: return ((const int8_t *)base)[index];
     case TESS_F16: return half_to_float(((const uint16_t *)base)[index]);
     case TESS_BF16: return bf16_to_float(((const uint16_t *)base)[index]);
     default: return ((const float *)base)[index];
@@ -129,7 +155,7 @@ static void load_chunk(uint32_t dtype, const void *base, int64_t index, int coun
     else if (dtype == TESS_F16)
         for (int d = 0; d < count; d++) out[d] = half_to_float(((const uint16_t *)base)[index + d]);
     else
-        for (int d = 0; d < count; d++) out[d] = bf16_to_float(((const uint16_t *)base)[index + d]);
+        for (int d = 0; d < count; d++) out[d] = load_float(dtype, base, index + d);
 }
 
 /* Where a row of Q and the keys of its kv head lie. */
@@ -157,16 +183,21 @@ static row_view view(const problem *p, const reference_inputs *in, int64_t seque
     return v;
 }
 
+/* The scale of a key's row: 1 where there are none. */
+static float scale_of(const row_view *v, const float *scales, int64_t key) {
+    return scales ? scales[(v->kv_at + key * v->kv_step) / v->p->head_dim] : 1.0f;
+}
+
 static double dot_double(const row_view *v, int64_t key) {
     float q[CHUNK], k[CHUNK];
     double sum = 0;
     for (int32_t at = 0; at < v->p->head_dim; at += CHUNK) {
         int n = v->p->head_dim - at < CHUNK ? v->p->head_dim - at : CHUNK;
         load_chunk(v->p->dtype, v->in->q, v->q_at + at, n, q);
-        load_chunk(v->p->dtype, v->in->k, v->kv_at + key * v->kv_step + at, n, k);
+        load_chunk(v->p->kv_dtype, v->in->k, v->kv_at + key * v->kv_step + at, n, k);
         for (int d = 0; d < n; d++) sum += (double)q[d] * k[d];
     }
-    return sum;
+    return sum * scale_of(v, v->in->k_scale, key);
 }
 
 void reference_row(const problem *p, const reference_inputs *in, int64_t sequence, int32_t head,
@@ -187,10 +218,11 @@ void reference_row(const problem *p, const reference_inputs *in, int64_t sequenc
         }
         double weight = exp(s - max);
         total += weight;
+        weight *= scale_of(&v, in->v_scale, t);
         float x[CHUNK];
         for (int32_t at = 0; at < p->head_dim; at += CHUNK) {
             int n = p->head_dim - at < CHUNK ? p->head_dim - at : CHUNK;
-            load_chunk(p->dtype, in->v, v.kv_at + t * v.kv_step + at, n, x);
+            load_chunk(p->kv_dtype, in->v, v.kv_at + t * v.kv_step + at, n, x);
             for (int d = 0; d < n; d++) o[at + d] += weight * x[d];
         }
     }
@@ -206,9 +238,10 @@ static float score_low(const row_view *v, int64_t key) {
     for (int32_t at = 0; at < v->p->head_dim; at += CHUNK) {
         int n = v->p->head_dim - at < CHUNK ? v->p->head_dim - at : CHUNK;
         load_chunk(v->p->dtype, v->in->q, v->q_at + at, n, q);
-        load_chunk(v->p->dtype, v->in->k, v->kv_at + key * v->kv_step + at, n, k);
+        load_chunk(v->p->kv_dtype, v->in->k, v->kv_at + key * v->kv_step + at, n, k);
         for (int d = 0; d < n; d++) sum += q[d] * k[d];
     }
+    sum *= scale_of(v, v->in->k_scale, key);
     return round_to(v->p->dtype, round_to(v->p->dtype, sum) * (float)v->p->scale);
 }
 
@@ -226,10 +259,11 @@ void reference_row_same_type(const problem *p, const reference_inputs *in, int64
         if (!reference_kept(p, head, v.position, t, v.kv_len)) continue;
         float weight = round_to(p->dtype, expf(round_to(p->dtype, score_low(&v, t) - max)));
         total += weight;
+        weight *= scale_of(&v, in->v_scale, t);
         float x[CHUNK];
         for (int32_t at = 0; at < p->head_dim; at += CHUNK) {
             int n = p->head_dim - at < CHUNK ? p->head_dim - at : CHUNK;
-            load_chunk(p->dtype, in->v, v.kv_at + t * v.kv_step + at, n, x);
+            load_chunk(p->kv_dtype, in->v, v.kv_at + t * v.kv_step + at, n, x);
             for (int d = 0; d < n; d++) o[at + d] = (float)o[at + d] + weight * x[d];
         }
     }
@@ -278,4 +312,19 @@ void fill_normal(uint32_t dtype, void *data, int64_t count, uint64_t seed, uint3
     else
         for (int64_t i = 0; i < count; i++)
             ((uint16_t *)data)[i] = float_to_bf16(normal_at(base, (uint64_t)i));
+}
+
+void fill_codes(uint32_t dtype, void *data, float *scales, int64_t rows, int32_t elements,
+                uint64_t seed, uint32_t stream) {
+    const float unit = dtype == TESS_I8 ? 40.0f : 64.0f;
+    const uint64_t base = mix(mix(seed) + stream);
+    uint8_t *codes = data;
+    for (int64_t r = 0; r < rows; r++) {
+        scales[r] = (0.5f + (float)(mix(base ^ (uint64_t)r) >> 40) * 0x1p-24f) / unit;
+        for (int64_t i = r * elements; i < (r + 1) * elements; i++) {
+            const float x = normal_at(base, (uint64_t)i) * unit;
+            codes[i] = dtype == TESS_I8 ? (uint8_t)(int8_t)lrintf(fmaxf(-128, fminf(127, x)))
+                                        : float_to_e4m3(x);
+        }
+    }
 }

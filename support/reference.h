@@ -10,9 +10,11 @@
  * keys end at kv_len. */
 int reference_kept(const problem *p, int32_t head, int64_t position, int64_t key, int64_t kv_len);
 
-/* Host arrays as the contiguous tensors of tess_plan_tensor, dtype of the problem. */
+/* Host arrays as the contiguous tensors of tess_plan_tensor, dtype of the problem; scales where K
+ * and V have some. */
 typedef struct reference_inputs {
     const void *q, *k, *v;
+    const float *k_scale, *v_scale;
 } reference_inputs;
 
 /* One row: o[head_dim] and *lse in double. */
@@ -30,9 +32,17 @@ uint16_t float_to_half(float f);
 float bf16_to_float(uint16_t h);
 uint16_t float_to_bf16(float f);
 double load_element(uint32_t dtype, const void *base, int64_t index);
+/* The number of a code of TESS_F8E4M3, and the code of the number that is nearest (no NaN). */
+float e4m3_to_float(uint8_t code);
+uint8_t float_to_e4m3(float f);
 
 /* Fills `count` elements of `dtype` with unit-normal numbers (rounded to dtype) that depend on
  * (seed, stream, index) only. */
 void fill_normal(uint32_t dtype, void *data, int64_t count, uint64_t seed, uint32_t stream);
+
+/* Fills rows of codes and their scales such that the numbers are nearly unit-normal, and scales
+ * differ from row to row. */
+void fill_codes(uint32_t dtype, void *data, float *scales, int64_t rows, int32_t elements,
+                uint64_t seed, uint32_t stream);
 
 #endif

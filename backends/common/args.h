@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a portable kernel is given besides its eight buffers (Q, K, V, O, LSE, block table, tables,
- * workspace).
- * Host code and the kernels in CUDA, HIP, OpenCL C and GLSL share this structure. It is read by
- * compilers of devices too: only fields here.
+ * What a portable kernel is given besides its ten buffers (Q, K, V, O, LSE, block table, scales of
+ * K and of V, tables, workspace). Host code and the kernels in CUDA, HIP, OpenCL C and GLSL share
+ * this structure. It is read by compilers of devices too: only fields here.
  *
  * GLSL without shaderInt64 has no 64-bit members: there each of them is two words, and the low one
  * has the name. Indices are taken modulo 2^32, which gives the right element as long as a bound
@@ -18,6 +17,8 @@
 #define TESS_ARGS_COMPACT 4u  /* K and V lie by slot */
 #define TESS_ARGS_STEP    8u  /* the tables are a step's, which says how many items there are */
 #define TESS_ARGS_FIRST   16u /* of a step that is prepared: positions of first rows are given */
+#define TESS_ARGS_E4M3    32u /* K and V are such codes, and have scales ... */
+#define TESS_ARGS_I8      64u /* ... or these */
 
 #if defined(GL_core_profile)
 #define TESS_ARG_I64(name) uint name, name##_high
@@ -57,6 +58,10 @@ struct tess_args {
     /* Of the block table: 32-bit words, of which a token and a head would have 1 and 0. */
     TESS_ARG_I64(block_table_at);
     TESS_ARG_STRIDES(block_table);
+    TESS_ARG_I64(k_scale_at);
+    TESS_ARG_STRIDES(k_scale);
+    TESS_ARG_I64(v_scale_at);
+    TESS_ARG_STRIDES(v_scale);
     /* 32-bit words from the start of the tables; items_at is the first job (forward) or merge
      * (merge) of this launch. */
     tess_arg_u32 items_at, sequences_at, classes_at, entries_at, bits_at;

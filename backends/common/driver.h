@@ -226,7 +226,7 @@ static inline uint64_t tess_driver_address(const tess_buffer *buffer) {
 
 /* The parameters of a portable kernel: addresses of buffers, and behind them a structure of
  * arguments. */
-enum { TESS_DRIVER_BUFFERS = 8 };
+enum { TESS_DRIVER_BUFFERS = TESS_PORTABLE_TENSORS + 2 };
 typedef struct tess_driver_parameters {
     uint64_t addresses[TESS_DRIVER_BUFFERS];
     void *all[TESS_DRIVER_BUFFERS + 1];

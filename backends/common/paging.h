@@ -9,7 +9,7 @@
 
 /* Their tensors, in the order of their buffers; the tables of the plan follow. A copy has the pool
  * (K) and the list of pairs (the block table) alone. */
-enum { TESS_PAGING_TENSORS = 5, TESS_PAGING_BUFFERS = TESS_PAGING_TENSORS + 1 };
+enum { TESS_PAGING_TENSORS = 7, TESS_PAGING_BUFFERS = TESS_PAGING_TENSORS + 1 };
 extern const tess_portable_tensor tess_paging_tensors[TESS_PAGING_TENSORS];
 
 static inline int tess_is_paging(uint32_t op) {

@@ -17,8 +17,13 @@
      (SCORES(rows, keys) + COLUMNS(keys) * 128 + (rows)*COLUMNS(keys) + 5 * (keys) + 5 * (rows)))
 #define SHAPE(dims, rows, keys, threads) \
     { dims, rows, keys, threads, SHARED(rows, keys), 0 }
-/* kernels/forward_few.inl: ten vectors of 4 floats a thread, and two chunks' states of keys. */
-#define FEW_SHARED(rows, keys, threads) (160 * (threads) + 2 * 32 * (keys) + 4 * 5 * (rows))
+/* kernels/forward_few.inl: ten vectors of 4 floats a thread, two chunks' states of keys, the rows'
+ * and the walk's. */
+#define FEW_SHARED(rows, keys, threads) \
+    (160 * (threads) + 2 * 32 * (keys) + 4 * 5 * (rows) + 4 * 12)
+/* 0: tiles take problems of few rows as well, as they take all others. */
+enum { TAKE_FEW = 1 };
+
 #define FEW_OF(dims)                                                                           \
     {                                                                                          \
         dims, TESS_FEW_ROWS_##dims, TESS_FEW_KEYS_##dims, TESS_FEW_THREADS_##dims,             \
@@ -53,7 +58,9 @@ const tess_portable_tensor tess_portable_tensors[TESS_PORTABLE_TENSORS] = {
     TENSOR(TESS_ROLE_V, v, 0),
     TENSOR(TESS_ROLE_O, o, 0),
     TENSOR(TESS_ROLE_LSE, lse, sizeof(float)),
-    TENSOR(TESS_ROLE_BLOCK_TABLE, block_table, sizeof(int32_t))};
+    TENSOR(TESS_ROLE_BLOCK_TABLE, block_table, sizeof(int32_t)),
+    TENSOR(TESS_ROLE_K_SCALE, k_scale, sizeof(float)),
+    TENSOR(TESS_ROLE_V_SCALE, v_scale, sizeof(float))};
 
 static const char *const dtype_names[] = {"f32", "f16", "bf16"};
 
@@ -62,6 +69,13 @@ const char *tess_portable_dtype(uint32_t dtype) {
 }
 
 uint32_t tess_portable_element(uint32_t dtype) { return dtype == TESS_F32 ? 4 : 2; }
+
+uint32_t tess_portable_item(const tess_launch *l, const tess_portable_tensor *t) {
+    if (t->element) return t->element;
+    if ((t->role == TESS_ROLE_K || t->role == TESS_ROLE_V) && tess_portable_has_codes(l->kv_dtype))
+        return 1;
+    return tess_portable_element(l->dtype);
+}
 
 const char *tess_portable_refusal(const tess_kernel_key *key) {
     if (key->dtype > TESS_BF16) return "dtype is none of f32, f16 and bf16";
@@ -81,9 +95,9 @@ const tess_portable_shape *tess_portable_find(const tess_portable_variant *varia
 const tess_portable_shape *tess_portable_choose(const tess_portable_variant *tiles,
                                                 const tess_kernel_key *key) {
     const tess_portable_shape *few = tess_portable_find(&tess_portable_few, key->head_dim);
-    return few && key->max_q_len * key->group <= few->rows
-               ? few
-               : tess_portable_find(tiles, key->head_dim);
+    const int fits =
+        few && key->max_q_len * key->group <= few->rows && !tess_portable_has_codes(key->kv_dtype);
+    return TAKE_FEW && fits ? few : tess_portable_find(tiles, key->head_dim);
 }
 
 void tess_portable_caps(uint32_t buffer_kind, uint32_t parallel_jobs, tess_caps *caps) {
@@ -92,7 +106,7 @@ void tess_portable_caps(uint32_t buffer_kind, uint32_t parallel_jobs, tess_caps 
     caps->struct_size = size;
     caps->buffer_kind = buffer_kind;
     caps->features = TESS_FEATURE_POSITIONS | TESS_FEATURE_PAGES | TESS_FEATURE_APPEND |
-                     TESS_FEATURE_MERGE | TESS_FEATURE_STEPS;
+                     TESS_FEATURE_MERGE | TESS_FEATURE_STEPS | TESS_FEATURE_KV_8BIT;
     caps->parallel_jobs = parallel_jobs;
     caps->workspace_align = 256;
 }
@@ -128,13 +142,13 @@ void tess_portable_describe(const tess_portable_shape *shape, const tess_kernel_
 }
 
 static int has_keys(uint32_t role) {
-    return role == TESS_ROLE_K || role == TESS_ROLE_V || role == TESS_ROLE_BLOCK_TABLE;
+    return role == TESS_ROLE_K || role == TESS_ROLE_V || role == TESS_ROLE_BLOCK_TABLE ||
+           role == TESS_ROLE_K_SCALE || role == TESS_ROLE_V_SCALE;
 }
 
 /* The arguments for `items` records from the one of that number on in a table at `table_at`. */
 static void fill_args(const tess_launch *l, int base_in_handle, uint64_t table_at, uint64_t first,
                       size_t record, uint64_t items, tess_args *a) {
-    const uint32_t item = tess_portable_element(l->dtype);
     const tess_tables *tables = l->tables;
     const tess_arg_i64 batch = l->batch_strided ? 1 : 0;
     const int cached =
@@ -145,8 +159,7 @@ static void fill_args(const tess_launch *l, int base_in_handle, uint64_t table_a
         const tess_tensor *t = &l->tensor[p->role];
         tess_arg_i64 *at = (tess_arg_i64 *)(void *)((char *)a + p->at),
                      *strides = (tess_arg_i64 *)(void *)((char *)a + p->strides);
-        const uint32_t size = p->element ? p->element : item;
-        *at = base_in_handle ? 0 : (tess_arg_i64)(t->buffer.offset / size);
+        *at = base_in_handle ? 0 : (tess_arg_i64)(t->buffer.offset / tess_portable_item(l, p));
         strides[0] = (cached && has_keys(p->role) ? 1 : batch) * t->stride_batch;
         strides[1] = t->stride_token;
         strides[2] = t->stride_head;
@@ -163,6 +176,8 @@ static void fill_args(const tess_launch *l, int base_in_handle, uint64_t table_a
     a->partial_rows = l->partial_rows;
     a->flags = l->tensor[TESS_ROLE_LSE].buffer.kind != TESS_BUFFER_NONE ? TESS_ARGS_LSE : 0;
     a->flags |= (l->page ? TESS_ARGS_PAGED : 0) | (l->compact ? TESS_ARGS_COMPACT : 0);
+    if (tess_portable_has_codes(l->kv_dtype))
+        a->flags |= l->kv_dtype == TESS_I8 ? TESS_ARGS_I8 : TESS_ARGS_E4M3;
     a->slots_at = (tess_arg_u32)(tables->slots_at / 4);
     a->kv_heads_at = (tess_arg_u32)(tables->kv_heads_at / 4);
     a->page = (tess_arg_u32)l->page;

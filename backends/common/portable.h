@@ -31,12 +31,12 @@ extern const tess_portable_variant tess_portable, tess_portable_small, tess_port
 typedef struct tess_portable_tensor {
     uint32_t role; /* tess_role */
     const char *name;
-    uint32_t element; /* bytes; 0: of the launch's dtype */
+    uint32_t element; /* bytes; 0: of the launch's dtype, or of its kv_dtype */
     size_t at;        /* in tess_args: the index of the first element ... */
     size_t strides;   /* ... and the three strides */
 } tess_portable_tensor;
 
-enum { TESS_PORTABLE_TENSORS = 6, TESS_PORTABLE_BUFFERS = TESS_PORTABLE_TENSORS + 2 };
+enum { TESS_PORTABLE_TENSORS = 8, TESS_PORTABLE_BUFFERS = TESS_PORTABLE_TENSORS + 2 };
 extern const tess_portable_tensor tess_portable_tensors[TESS_PORTABLE_TENSORS];
 
 /* Of a workgroup of the merge kernel: its threads, the rows of one merge that it takes, and its
@@ -54,7 +54,8 @@ const char *tess_portable_refusal(const tess_kernel_key *key);
 const tess_portable_shape *tess_portable_find(const tess_portable_variant *variant,
                                               int32_t head_dim);
 
-/* The shape that runs a problem: of few rows if the longest sequence's fit, else of `tiles`. */
+/* The shape that runs a problem: of few rows if the longest sequence's fit, else of `tiles`. Those
+ * of few rows read no codes, and batch-invariant plans have the same tiles for every length. */
 const tess_portable_shape *tess_portable_choose(const tess_portable_variant *tiles,
                                                 const tess_kernel_key *key);
 
@@ -71,6 +72,12 @@ void tess_portable_describe(const tess_portable_shape *shape, const tess_kernel_
 /* "f32", "f16", "bf16", and bytes of an element. */
 const char *tess_portable_dtype(uint32_t dtype);
 uint32_t tess_portable_element(uint32_t dtype);
+/* Whether elements are codes of 8 bits. */
+static inline int tess_portable_has_codes(uint32_t dtype) {
+    return dtype == TESS_F8E4M3 || dtype == TESS_I8;
+}
+/* Bytes of an element of a tensor of a launch. */
+uint32_t tess_portable_item(const tess_launch *launch, const tess_portable_tensor *tensor);
 
 /* The arguments for `items` jobs from launch->first_job + skip on. The *_at fields hold the
  * elements of buffer.offset, or 0 with `base_in_handle`, for backends that add the offset to the

@@ -64,7 +64,7 @@ static tess_status cpu_query(void *device, tess_caps *caps) {
     caps->features = TESS_FEATURE_POSITIONS | TESS_FEATURE_PAGES | TESS_FEATURE_STEPS;
     caps->parallel_jobs = CPU_PARALLEL_JOBS;
     caps->workspace_align = 64;
-    caps->features |= TESS_FEATURE_APPEND | TESS_FEATURE_MERGE;
+    caps->features |= TESS_FEATURE_APPEND | TESS_FEATURE_MERGE | TESS_FEATURE_KV_8BIT;
     return TESS_OK;
 }
 

@@ -4,13 +4,26 @@
 
 #include <string.h>
 
-static size_t element_size(const tess_launch *l) { return l->dtype == TESS_F32 ? 4 : 2; }
+#include "kernels/dialect_c.h"
+#include "kernels/quantise.h"
+#undef args
+#undef uint
+
+static size_t size_of(uint32_t dtype) {
+    return dtype == TESS_F32 ? 4 : dtype >= TESS_F8E4M3 ? 1 : 2;
+}
+
+static size_t element_size(const tess_launch *l, uint32_t role) {
+    if (role == TESS_ROLE_K_SCALE || role == TESS_ROLE_V_SCALE) return sizeof(float);
+    return size_of(role == TESS_ROLE_K || role == TESS_ROLE_V ? l->kv_dtype : l->dtype);
+}
 
 /* Where an element lies, its batch or page first. */
 static char *place(const tess_launch *l, uint32_t role, int64_t unit, int64_t token, int64_t head) {
     const tess_tensor *t = &l->tensor[role];
     const int64_t at = unit * t->stride_batch + token * t->stride_token + head * t->stride_head;
-    return (char *)(uintptr_t)(t->buffer.handle + t->buffer.offset) + at * (int64_t)element_size(l);
+    return (char *)(uintptr_t)(t->buffer.handle + t->buffer.offset) +
+           at * (int64_t)element_size(l, role);
 }
 
 static const int32_t *table_of(const tess_launch *l) {
@@ -67,8 +80,50 @@ static int find_spot(const tess_launch *l, const tess_sequence *s, int64_t t, ui
     return id >= 0 && id < l->pages;
 }
 
+/* Element d of a new row as the bits of a float. */
+static uint32_t bits_of(const tess_launch *l, const char *row, int32_t d, uint32_t flags) {
+    uint32_t word;
+    uint16_t half;
+    if (l->dtype == TESS_F32) {
+        memcpy(&word, row + 4 * (size_t)d, sizeof word);
+        return word;
+    }
+    memcpy(&half, row + 2 * (size_t)d, sizeof half);
+    return tess_widen_bits(half, flags);
+}
+
+static void quantise_row(const tess_launch *l, const char *row, char *scale, int is_static,
+                         char *codes) {
+    const uint32_t flags = (l->kv_dtype == TESS_I8 ? TESS_PAGING_I8 : 0) |
+                           (l->dtype == TESS_BF16 ? TESS_PAGING_BF16 : 0) |
+                           (l->dtype == TESS_F16 ? TESS_PAGING_F16 : 0);
+    uint32_t amax = 0, given;
+    for (int32_t d = 0; d < l->head_dim && !is_static; d++) {
+        const uint32_t size = bits_of(l, row, d, flags) & 0x7fffffff;
+        if (size > amax) amax = size;
+    }
+    memcpy(&given, scale, sizeof given);
+    const tess_scaling x = is_static ? tess_static_scaling(given) : tess_scaling_of(amax, flags);
+    memcpy(scale, &x.scale, is_static ? 0 : sizeof x.scale);
+    for (int32_t d = 0; d < l->head_dim; d++)
+        codes[d] =
+            x.inverse == 0
+                ? 0
+                : (char)tess_code_of(tess_from_bits(bits_of(l, row, d, flags)) * x.inverse, flags);
+}
+
+/* Writes a new row to its place in K or V. */
+static void write_row(const tess_launch *l, const spot *p, uint32_t role, uint32_t scale_role,
+                      const char *row) {
+    char *to = place(l, role, p->unit, p->token, p->head);
+    if (l->kv_dtype < TESS_F8E4M3)
+        memcpy(to, row, (size_t)l->head_dim * size_of(l->dtype));
+    else
+        quantise_row(l, row, place(l, scale_role, p->unit, p->token, p->head),
+                     l->tensor[scale_role].stride_token == 0, to);
+}
+
 void tess_cpu_append(const tess_launch *l, uint64_t n) {
-    const size_t bytes = (size_t)l->head_dim * element_size(l);
     const uint32_t heads = l->n_heads / l->group;
     int64_t r;
     if (l->tables->step && n >= l->tables->step->n_rows) return;
@@ -79,17 +134,17 @@ void tess_cpu_append(const tess_launch *l, uint64_t n) {
     for (uint32_t g = 0; g < heads; g++) {
         spot p;
         if (!find_spot(l, s, t, g, &p)) continue;
-        memcpy(place(l, TESS_ROLE_K, p.unit, p.token, p.head),
-               place(l, TESS_ROLE_NEW_K, s->batch, s->q_start + r, g), bytes);
-        memcpy(place(l, TESS_ROLE_V, p.unit, p.token, p.head),
-               place(l, TESS_ROLE_NEW_V, s->batch, s->q_start + r, g), bytes);
+        write_row(l, &p, TESS_ROLE_K, TESS_ROLE_K_SCALE,
+                  place(l, TESS_ROLE_NEW_K, s->batch, s->q_start + r, g));
+        write_row(l, &p, TESS_ROLE_V, TESS_ROLE_V_SCALE,
+                  place(l, TESS_ROLE_NEW_V, s->batch, s->q_start + r, g));
     }
 }
 
 void tess_cpu_copy_pages(const tess_launch *l, uint64_t n) {
     const int32_t *pair = table_of(l) + n / (uint64_t)l->page * 2;
     const int64_t token = (int64_t)(n % (uint64_t)l->page);
-    const size_t bytes = (size_t)l->head_dim * element_size(l);
+    const size_t bytes = (size_t)l->head_dim * size_of(l->dtype);
     for (int side = 0; side < 2; side++)
         if (pair[side] < 0 || pair[side] >= l->pages) return;
     if (pair[0] == pair[1]) return;

@@ -65,6 +65,9 @@ static const char *refuses(const cpu_row *row, const tess_kernel_key *key, char 
                  (int)key->head_dim);
         return buffer;
     }
+    /* Products of pairs of bf16 take what the caller has as it is. */
+    if (row->dtypes == BF16 && key->kv_dtype != key->dtype)
+        return "does not take K and V of 8 bits";
     return key->value_head_dim != key->head_dim ? "value_head_dim differs from head_dim" : NULL;
 }
 

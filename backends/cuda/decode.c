@@ -82,6 +82,7 @@ static const char *refuses(const tess_driver_device *d, const tess_kernel_key *k
                            size_t size) {
     const char *why = tess_cuda_image_refusal(d, tess_cuda_decode_images, key, buffer, size);
     if (why || !key) return why;
+    if (key->kv_dtype != key->dtype) return "does not read K and V of 8 bits";
     return tess_portable_refusal(key);
 }
 

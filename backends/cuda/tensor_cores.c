@@ -42,6 +42,7 @@ const char *tess_cuda_refusal(const tess_kernel_key *key) {
     if (key->steps) return "does not take steps";
     if (key->page) return "does not read pages";
     if (key->compact) return "does not read K and V by slot";
+    if (key->kv_dtype != key->dtype) return "does not read K and V of 8 bits";
     return tess_portable_refusal(key);
 }
 

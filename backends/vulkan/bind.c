@@ -38,7 +38,7 @@ tess_status tess_vk_bind(tess_vk_run *run) {
     }
     for (uint32_t n = 0; n < count; n++) {
         const tess_portable_tensor *t = &tensors[n];
-        const uint32_t item = t->element ? t->element : tess_portable_element(l->dtype);
+        const uint32_t item = tess_portable_item(l, t);
         TESS_RETURN_IF_ERROR(bind(run, TESS_BIND_TENSORS + n, tess_portable_name(l, t),
                                   &l->tensor[t->role].buffer, l->bytes[t->role], item));
     }

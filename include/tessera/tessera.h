@@ -581,13 +581,14 @@ typedef enum tess_dtype {
     TESS_F32 = 0,
     TESS_F16 = 1,
     TESS_BF16 = 2,
+    TESS_F8E4M3 = 3, /* of K and V alone: see tessera_serving.h */
+    TESS_I8 = 4,     /* likewise */
 } tess_dtype;
 
 enum {
     /* The bits of a sequence's result do not depend on the other sequences of the batch. */
     TESS_PLAN_BATCH_INVARIANT = 1u << 0,
-    /* Lengths come from device memory, with tess_prepare; those of the descriptor are capacities.
-     */
+    /* Lengths come from device memory, with tess_prepare; the descriptor's are capacities. */
     TESS_PLAN_DEVICE_LENGTHS = 1u << 1,
     /* K and V lie by slot: a head keeps only the key blocks that it can still see. The layout must
      * be causal and KV-efficient. */
@@ -657,7 +658,7 @@ typedef struct tess_plan_desc {
     uint32_t max_in_flight;                /* [0: 4] tess_run calls that may be under way */
     uint64_t time_limit_us;                /* [0: the device's, if any] of a tess_plan_range */
     const char *kernel;                    /* [NULL: the best that accepts] "backend/kernel" */
-    uint32_t kv_dtype;                     /* [0: dtype] others UNSUPPORTED in this version */
+    uint32_t kv_dtype;                     /* [0: dtype] TESS_F8E4M3, TESS_I8: with scales */
     int32_t page;                          /* [0: contiguous] 16, 32, 64, 128 or 256 tokens */
     int64_t max_rows;                      /* [0: batch * q_len] most rows of a step */
     const int64_t *q_first;                /* [NULL: bottom-right] of each: position of row 0 */
@@ -730,6 +731,8 @@ typedef enum tess_role {
     TESS_ROLE_CU_ROWS = 11, /* of tess_prepare, int32 */
     TESS_ROLE_KV_LENS = 12, /* likewise */
     TESS_ROLE_Q_FIRST = 13, /* likewise */
+    TESS_ROLE_K_SCALE = 14, /* float32 */
+    TESS_ROLE_V_SCALE = 15,
 } tess_role;
 
 /* Fills strides for a contiguous tensor of the plan at `buffer`, and sets *bytes (may be NULL) to
@@ -739,17 +742,17 @@ typedef enum tess_role {
  *     Q, O   [batch, q_len, n_heads, head_dim]       [tokens, n_heads, head_dim]
  *     K, V   [batch, kv_len, n_kv_heads, head_dim]   [tokens, n_kv_heads, head_dim]
  *     LSE    [batch, n_heads, q_len]                 [n_heads, tokens]
- *
- *     NEW_K, NEW_V  [batch, q_len, n_kv_heads, head_dim]  [tokens, n_kv_heads, head_dim]
+ *     NEW_K, NEW_V      [batch, q_len, n_kv_heads, head_dim]  [tokens, n_kv_heads, head_dim]
+ *     K_SCALE, V_SCALE  [batch, kv_len, n_kv_heads]           [tokens, n_kv_heads]
  *     BLOCK_TABLE  [n_storage, batch, pages of the longest sequence], stride_batch is table_stride
  *
  * With length arrays in a padded batch, q_len and kv_len are the descriptor's where not 0, else the
  * longest. INVALID: the role is none; K or V of a plan with pages or several storage groups, whose
- * pools tess_plan_pool describes; BLOCK_TABLE of a plan without pages. */
+ * pools tess_plan_pool describes; BLOCK_TABLE or scales of a plan that has none. */
 TESS_API tess_status tess_plan_tensor(const tess_plan *plan, tess_role role, tess_buffer buffer,
                                       tess_tensor *tensor, uint64_t *bytes);
 
-/* The same for K or V of a storage group:
+/* The same for K or V of a storage group, or for their scales, which have no head_dim:
  *
  *     with pages      [pages, page, kv heads of the group, head_dim]
  *     COMPACT         [batch, tokens, kv heads of the group, head_dim], where `tokens` is what
@@ -757,7 +760,7 @@ TESS_API tess_status tess_plan_tensor(const tess_plan *plan, tess_role role, tes
  *
  * `pages` is 0 where the plan has none. Any other strides serve tess_run as well, such as
  * [pages, kv heads, page, head_dim].
- * INVALID: the role is neither; a storage group that there is not; pages. */
+ * INVALID: the role is none of them; a storage group that there is not; pages. */
 TESS_API tess_status tess_plan_pool(const tess_plan *plan, tess_role role, uint32_t storage,
                                     int64_t pages, tess_buffer buffer, tess_tensor *tensor,
                                     uint64_t *bytes);
@@ -794,8 +797,8 @@ TESS_API tess_status tess_plan_pool(const tess_plan *plan, tess_role role, uint3
  * the table names. Results do not depend on the page, the ids, the strides, or on whether K and V
  * lie in pages, by slot or in place: with one kernel they have the same bits.
  *
- * sink_logits, k_scale, v_scale, q_lens, kv_lens, d_o to d_lse and step are room for features that
- * answer UNSUPPORTED in this version. Their buffers must be of kind NONE.
+ * sink_logits, q_lens, kv_lens and d_o to d_lse are room for features that answer UNSUPPORTED in
+ * this version. Their buffers must be of kind NONE.
  */
 typedef struct tess_run_desc {
     uint32_t struct_size;
@@ -811,11 +814,11 @@ typedef struct tess_run_desc {
     tess_tensor sink_logits, k_scale, v_scale;
     tess_buffer q_lens, kv_lens, block_table;
     tess_tensor d_o, d_q, d_k, d_v, d_lse;
-    tess_buffer step;           /* [kind NONE: without DEVICE_LENGTHS] from tess_prepare */
-    int64_t table_stride;       /* pages from one sequence's row of block_table to the next */
-    int64_t pages;              /* of each pool; 1 to 2^31 - 1 */
-    const tess_tensor *k_pools; /* [NULL: k] of each storage group, where there are several */
-    const tess_tensor *v_pools; /* [NULL: v] likewise */
+    tess_buffer step;     /* [kind NONE: without DEVICE_LENGTHS] from tess_prepare */
+    int64_t table_stride; /* pages from one sequence's row of block_table to the next */
+    int64_t pages;        /* of each pool; 1 to 2^31 - 1 */
+    const tess_tensor *k_pools, *v_pools; /* [NULL: k, v] of each storage group, if several */
+    const tess_tensor *k_scale_pools, *v_scale_pools; /* [NULL: k_scale, v_scale] likewise */
 } tess_run_desc;
 
 /*

@@ -74,6 +74,9 @@ enum {
     TESS_FEATURE_MERGE = 1u << 3,  /* there is TESS_OP_MERGE */
     /* There is TESS_OP_PREPARE, and kernels read tess_tables.step or refuse it in the key. */
     TESS_FEATURE_STEPS = 1u << 4,
+    /* Kernels read tess_launch.kv_dtype and scales, or refuse them in the key. Without it kv_dtype
+     * is dtype. */
+    TESS_FEATURE_KV_8BIT = 1u << 5,
 };
 
 /*
@@ -171,6 +174,9 @@ enum { TESS_ROLES = 32 };
  *     the kv head belongs to another storage group than the launch's, or
  *     the column u / page of the block table is not below its stride_batch, or
  *     its id is outside [0, pages).
+ * Where kv_dtype has 8 bits, the row becomes codes as tess_append_desc says, and its scale goes to
+ * the same place in TESS_ROLE_K_SCALE and TESS_ROLE_V_SCALE; of these, one with stride_token 0 is
+ * read instead.
  *
  * TESS_OP_COPY_PAGES has no plan, and tables that are empty. n_jobs counts tokens, `page` of them
  * for each pair of int32 in TESS_ROLE_BLOCK_TABLE: token n % page of the first page goes to the
@@ -232,7 +238,10 @@ typedef struct tess_launch {
     uint32_t storage;     /* compact: the storage group of this launch */
     uint32_t n_sequences; /* in tables->sequences; of a step, room for as many */
     uint32_t kv_batch;    /* sequences in the batch dimension of K and V; 0: packed */
-    uint32_t unused;      /* 0 */
+    /* tess_dtype of K and V. With one of 8 bits, TESS_ROLE_K_SCALE and TESS_ROLE_V_SCALE are there,
+     * float32 and addressed as K and V are; K and V lie on 8-byte boundaries, and so do all of
+     * their rows. */
+    uint32_t kv_dtype;
 } tess_launch;
 
 typedef struct tess_backend {

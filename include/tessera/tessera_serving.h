@@ -55,6 +55,29 @@ TESS_API tess_status tess_layout_pages(const tess_layout *layout, uint32_t stora
                                        int32_t page, int64_t *pages);
 
 /*
+ * K and V of 8 bits: with TESS_F8E4M3 or TESS_I8 as tess_plan_desc.kv_dtype, K and V are codes with
+ * a float32 scale for each token and kv head:
+ *
+ *     K[b, t, g, :] = k_scale[b, t, g] * number of the code       and V likewise
+ *
+ * A code of TESS_I8 is the number -128 to 127. A code of TESS_F8E4M3 (OCP 8-bit Floating Point
+ * Specification, OFP8, revision 1.0) is a sign s, 4 bits e and 3 bits m, from the highest bit down:
+ *
+ *     (-1)^s * 2^(e - 7) * (1 + m / 8)    if e > 0
+ *     (-1)^s * 2^-6 * m / 8               if e = 0
+ *
+ * but 0x7f and 0xff are NaN; there is no infinity, and 448 is the largest number. Addresses and
+ * strides of K and V are multiples of 8 bytes then.
+ *
+ * Scales, of at most 2^100 in magnitude, are tensors [batch, token, kv head], addressed as the rows
+ * of K and V are: in pages [pages, page, kv head]. Strides may be 0: with stride_batch and
+ * stride_token 0 there is one scale for each kv head. tess_run takes k_scale and v_scale, or where
+ * n_storage is above 1, one of each for every storage group: k_scale_pools and v_scale_pools. In
+ * other plans they are of kind NONE, and NULL. What tess_run promises of a V that is not finite
+ * holds for its scale.
+ */
+
+/*
  * k, v:         the new rows, laid out as the plan's rows are but with the kv heads:
  *               [batch, q_len, n_kv_heads, head_dim], packed [tokens, n_kv_heads, head_dim].
  *               tess_plan_tensor fills the strides for TESS_ROLE_NEW_K and TESS_ROLE_NEW_V.
@@ -62,21 +85,27 @@ TESS_API tess_status tess_layout_pages(const tess_layout *layout, uint32_t stora
  *               the tensors of the cache, that is K and V of tess_run: one of each for every
  *               storage group, [pages, page, heads of the group, head_dim] where the plan has
  *               pages, else [batch, tokens, heads of the group, head_dim].
+ * k_scale_pools, v_scale_pools:
+ *               where K and V have 8 bits, the scales of the cache, one tensor of each for every
+ *               storage group, [pages, page, heads of the group] or [batch, tokens, heads of the
+ *               group]; else NULL. They are written, unless stride_token is 0: see below.
  * block_table, table_stride, pages:
  *               as in tess_run_desc.
  */
 typedef struct tess_append_desc {
     uint32_t struct_size;
-    uint32_t flags;              /* must be 0 */
-    tess_tensor k, v;            /* inputs: the new rows */
-    tess_tensor k_scale;         /* must be of kind NONE in this version */
-    tess_tensor v_scale;         /* likewise */
-    const tess_tensor *k_pools;  /* [n_storage] outputs */
-    const tess_tensor *v_pools;  /* [n_storage] outputs */
-    tess_buffer step;            /* of a plan with device lengths; else of kind NONE */
-    tess_buffer block_table;     /* [kind NONE: where page is 0] int32 */
-    int64_t table_stride, pages; /* 0 where page is 0 */
-    tess_stream stream;          /* [0: the device's own queue] */
+    uint32_t flags;                   /* must be 0 */
+    tess_tensor k, v;                 /* inputs: the new rows */
+    tess_tensor k_scale;              /* must be of kind NONE in this version */
+    tess_tensor v_scale;              /* likewise */
+    const tess_tensor *k_pools;       /* [n_storage] outputs */
+    const tess_tensor *v_pools;       /* [n_storage] outputs */
+    tess_buffer step;                 /* of a plan with device lengths; else of kind NONE */
+    tess_buffer block_table;          /* [kind NONE: where page is 0] int32 */
+    int64_t table_stride, pages;      /* 0 where page is 0 */
+    tess_stream stream;               /* [0: the device's own queue] */
+    const tess_tensor *k_scale_pools; /* [NULL: K is of dtype] [n_storage] float32 */
+    const tess_tensor *v_scale_pools; /* [NULL: V is of dtype] [n_storage] float32 */
 } tess_append_desc;
 
 /*
@@ -95,6 +124,23 @@ typedef struct tess_append_desc {
  * too short: nothing outside the pools is ever written. Two sequences that share a page must not
  * append to it: copy it before (tess_copy_pages).
  *
+ * Where K and V have 8 bits, each row of each kv head is quantised by itself, so codes and scales
+ * do not depend on how rows were divided into calls. In float32, with every operation rounded to
+ * nearest even, and largest = 448 for TESS_F8E4M3 and 127 for TESS_I8:
+ *
+ *     amax  = the largest magnitude of the row
+ *     scale = amax * (1 / largest)
+ *     code  = x * (1 / scale), to the nearest code; of two as near, the even one
+ *
+ * Codes beyond the largest become the largest: -128 is never written. A row with amax below 2^-100
+ * has codes and a scale of 0. A row with an element that is infinite or NaN has codes of 0 and a
+ * scale of NaN, which makes NaN of every result that reads it. All devices write the same bytes.
+ *
+ * A tensor of scales with stride_token 0 is static: its scales are read and not written. Codes are
+ * computed from them as above, so what is too large saturates, and NaN becomes the code 0x7f or, of
+ * TESS_I8, 0. Such a scale must lie within 2^-100 and 2^100; rows whose scale does not have codes
+ * of 0.
+ *
  * A plan with TESS_PLAN_DEVICE_LENGTHS appends the rows of a step, which are packed: k and v have
  * max_rows tokens, and the step says how many of them there are. A sequence any length of which was
  * out of range (tess_prepare) appends nothing.
@@ -112,17 +158,18 @@ TESS_API tess_status tess_append(const tess_plan *plan, const tess_append_desc *
 
 /*
  * pools: tensors of one shape, [pages, page, n_heads, head_dim], whose stride_batch is the page:
- *        K and V of a storage group, of one layer or of many.
+ *        K and V of a storage group, of one layer or of many. Pools of scales are copied by a call
+ *        of their own, with a head_dim of 1.
  * page:  any number of tokens. So a contiguous cache can be copied too, a sequence at a time.
  * pairs: int32 [n_pairs][2] on the device: the page to copy from, and the page to copy to.
  */
 typedef struct tess_copy_desc {
     uint32_t struct_size;
     uint32_t flags;           /* must be 0 */
-    uint32_t dtype;           /* tess_dtype of the pools */
+    uint32_t dtype;           /* tess_dtype of the pools; that of scales is TESS_F32 */
     uint32_t n_pools;         /* 0 to 32 */
     int32_t n_heads;          /* of a pool, 1 to 65535 */
-    int32_t head_dim;         /* elements of a head: 8, 16, ... 256 */
+    int32_t head_dim;         /* elements of a head: 8, 16, ... 256; 1 for scales */
     int64_t page;             /* tokens; at least 1 */
     int64_t pages;            /* of each pool; 1 to 2^31 - 1 */
     int64_t n_pairs;          /* 0 is legal: see below */

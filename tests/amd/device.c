@@ -25,11 +25,12 @@ typedef struct message {
     uint32_t merge_groups; /* workgroups of a merge; 0: the forward kernel */
     uint32_t dtype;
     tess_portable_shape shape; /* of the instance */
-    /* Q, K, V, O, LSE, block table, tables, workspace: bytes into the shared memory */
+    /* Q, K, V, O, LSE, block table, scales of K and V, tables, workspace: bytes into the shared
+     * memory */
     uint64_t memory[TESS_PORTABLE_BUFFERS];
     tess_args args;
 } message;
-_Static_assert(sizeof(tess_args) == 272, "ARGS_BYTES of emulate.py");
+_Static_assert(sizeof(tess_args) == 336, "ARGS_BYTES of emulate.py");
 
 typedef struct emulated_device {
     const tess_host *host;
@@ -90,7 +91,7 @@ static void emulated_close(void *opaque) {
 static tess_status emulated_query(void *opaque, tess_caps *caps) {
     (void)opaque;
     caps->buffer_kind = TESS_BUFFER_POINTER;
-    caps->features = TESS_FEATURE_POSITIONS | TESS_FEATURE_PAGES;
+    caps->features = TESS_FEATURE_POSITIONS | TESS_FEATURE_PAGES | TESS_FEATURE_KV_8BIT;
     caps->parallel_jobs = 4;
     caps->workspace_align = 256;
     return TESS_OK;
@@ -181,6 +182,8 @@ static tess_status emulated_launch(void *opaque, const tess_launch *l) {
                             place(device, &l->tensor[TESS_ROLE_O].buffer),
                             place(device, &l->tensor[TESS_ROLE_LSE].buffer),
                             place(device, &l->tensor[TESS_ROLE_BLOCK_TABLE].buffer),
+                            place(device, &l->tensor[TESS_ROLE_K_SCALE].buffer),
+                            place(device, &l->tensor[TESS_ROLE_V_SCALE].buffer),
                             place(device, &l->tables->device), place(device, &l->workspace)}};
     if (l->n_jobs) {
         tess_portable_forward_args(l, 0, l->n_jobs, 1, &m.args);

@@ -54,6 +54,10 @@ PROBLEMS = [
     "pattern=s2 block=32 local=1 stride=2 heads=2 head_dim=64 q_len=40 kv_len=105 dtype=bf16",
     "pattern=dense heads=4 kv_heads=1 head_dim=96 q_len=1 kv_len=129 dtype=bf16 batch=2",
     "pattern=dense heads=2 head_dim=24 q_len=5 kv_len=4 dtype=bf16",
+    # codes of 8 bits
+    "pattern=dense heads=4 kv_heads=2 head_dim=24 q_len=5 kv_len=40 kv_dtype=e4m3",
+    "pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 head_dim=128 q_len=3 kv_len=133 "
+    "dtype=f16 kv_dtype=i8",
 ]
 
 # The low byte of an AMD code object's ELF flags names the machine.
@@ -62,8 +66,9 @@ SETS = {0x3F: "cdna", 0x40: "cdna", 0x4C: "cdna", 0x4F: "cdna",
         0x48: "rdna4", 0x4E: "rdna4"}
 
 DTYPES = ["f32", "f16", "bf16"]
-ARGS_BYTES = 272             # of tess_args
-MESSAGE = "<8I8Q%ds" % ARGS_BYTES  # of device.c
+ARGS_BYTES = 336             # of tess_args
+BUFFERS = 10                 # of a portable kernel
+MESSAGE = "<8I%dQ%ds" % (BUFFERS, ARGS_BYTES)  # of device.c
 MEMORY_BYTES = 1 << 29
 
 
@@ -184,14 +189,15 @@ def serve(emulator, memory, channel, failures):
             return
         groups, dtype, head_dim, _, _, threads, shared, few, *rest = struct.unpack(MESSAGE, data)
         args = rest.pop()
-        workgroups = struct.unpack_from("<I", args, 25 * 8 + 5 * 4)[0] * max(groups, 1)
+        workgroups = struct.unpack_from("<I", args, 33 * 8 + 5 * 4)[0] * max(groups, 1)
         forward = "tess_forward_%s%s_%d" % ("few_" if few else "", DTYPES[dtype], head_dim)
         name = "tess_merge_" + DTYPES[dtype] if groups else forward
         # Two dimensions, and with an odd number a workgroup too many, as large launches have them.
         grid = ((workgroups + 1) // 2, 2, 1) if workgroups > 1 else (1, 1, 1)
         try:
             emulator.launch(name, grid, threads, shared,
-                            struct.pack("<8Q", *(memory.address + at for at in rest)) + args)
+                            struct.pack("<%dQ" % BUFFERS,
+                                        *(memory.address + at for at in rest)) + args)
             channel.sendall(struct.pack("<i", 0))
         except Exception:
             failures.append(traceback.format_exc())

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Elements of the three types, wherever they lie. A header alone, because stand-ins of devices are
+/* Elements of all types, wherever they lie. A header alone, because stand-ins of devices are
  * linked with nothing else of the project. */
 #ifndef TESSERA_TESTS_ELEMENTS_H
 #define TESSERA_TESTS_ELEMENTS_H
@@ -35,9 +35,20 @@ static inline uint16_t element_to_half(float f) {
     return (uint16_t)(sign | (uint32_t)((unit + 24) * 1024 + (int)steps));
 }
 
+/* A code of TESS_F8E4M3. */
+static inline float element_from_e4m3(uint8_t code) {
+    const int exponent = code >> 3 & 15, fraction = code & 7;
+    const float sign = code >> 7 ? -1.0f : 1.0f;
+    if ((code & 0x7f) == 0x7f) return NAN;
+    return sign *
+           (exponent ? ldexpf((float)(fraction + 8), exponent - 10) : ldexpf((float)fraction, -9));
+}
+
 static inline float element_load(uint32_t dtype, const void *base, int64_t index) {
     float f;
     uint16_t h;
+    if (dtype == TESS_I8) return ((const int8_t *)base)[index];
+    if (dtype == TESS_F8E4M3) return element_from_e4m3(((const uint8_t *)base)[index]);
     if (dtype == TESS_F32) {
         memcpy(&f, (const char *)base + index * 4, sizeof f);
         return f;

@@ -34,6 +34,7 @@ typedef struct group {
     int64_t page, token, head; /* strides in elements */
     uint64_t bytes;            /* of each pool */
     char *image[2];            /* K and V */
+    float *scales[2];          /* one for each head_dim elements of these, where they have some */
 } group;
 
 typedef struct cache {
@@ -94,6 +95,8 @@ static void shape_group(cache *c, uint32_t storage) {
     g->token = c->opt.head_major ? p->head_dim : g->heads * p->head_dim;
     g->page = tokens * g->heads * p->head_dim + c->opt.pad;
     if (c->opt.stretched) g->page = c->opt.stretched;
+    /* Scales lie as rows of K and V do. */
+    if (problem_has_scales(p)) g->page = (g->page + p->head_dim - 1) / p->head_dim * p->head_dim;
 }
 
 static int64_t pages_of(const cache *c, const group *g, int64_t s) {
@@ -171,18 +174,26 @@ static void write_head(cache *c, const group *g, int role, int64_t s, int32_t h)
         if (c->opt.compact && t % block == 0)
             for (int64_t n = t; n < t + block; n++) {
                 const int64_t at = n / c->r->p.block == t / block ? place_of(c, g, s, h, n) : -1;
-                if (at >= 0 && (c->opt.page || n < length))
-                    memset(g->image[role] + (size_t)at * size, 0xff, row);
+                if (at < 0 || (!c->opt.page && n >= length)) continue;
+                memset(g->image[role] + (size_t)at * size, 0xff, row);
+                if (g->scales[role]) g->scales[role][at / p->head_dim] = NAN;
             }
         const int64_t at = place_of(c, g, s, h, t);
         if (at < 0) continue;
+        const int64_t row_at =
+            batch * from.batch + (start + t) * from.token + g->kv_heads[h] * from.head;
+        if (g->scales[role])
+            g->scales[role][at / p->head_dim] = r->scales[role][row_at / p->head_dim];
         memcpy(g->image[role] + (size_t)at * size,
-               (const char *)r->data[role ? TESS_ROLE_V : TESS_ROLE_K] +
-                   (size_t)(batch * from.batch + (start + t) * from.token +
-                            g->kv_heads[h] * from.head) *
-                       size,
+               (const char *)r->data[role ? TESS_ROLE_V : TESS_ROLE_K] + (size_t)row_at * size,
                row);
     }
+}
+
+/* Of the scales of K, or of V. */
+static uint64_t scale_bytes(const cache *c, const group *g) {
+    const uint64_t row = (uint64_t)c->r->p.head_dim;
+    return (g->bytes + row - 1) / row * sizeof(float);
 }
 
 static void fill_group(cache *c, group *g) {
@@ -204,7 +215,11 @@ static void fill_group(cache *c, group *g) {
                          (unsigned long long)g->bytes);
         } else {
             g->image[role] = rig_room(g->bytes);
-            memset(g->image[role], 0xff, g->bytes); /* NaN in every type */
+            memset(g->image[role], 0xff, g->bytes); /* NaN in every type but TESS_I8 */
+        }
+        if (problem_has_scales(p)) {
+            g->scales[role] = rig_room(scale_bytes(c, g));
+            memset(g->scales[role], 0xff, scale_bytes(c, g));
         }
         for (int64_t s = 0; s < p->batch; s++)
             for (int32_t h = 0; h < g->heads; h++) write_head(c, g, role, s, h);
@@ -231,6 +246,7 @@ static void cache_release(cache *c) {
                 munmap(g->image[role], g->bytes);
             else
                 free(g->image[role]);
+            free(g->scales[role]);
         }
         free(g->kv_heads);
     }
@@ -245,8 +261,8 @@ static void cache_run(const cache *c, uint64_t step, const rig_outputs *out) {
     const rig *r = c->r;
     tess_device *device = r->target->device;
     tess_run_desc run = {.struct_size = sizeof run};
-    tess_tensor pools[2][MOST_GROUPS] = {0};
-    tess_buffer all[3 + 2 * MOST_GROUPS + 2];
+    tess_tensor pools[4][MOST_GROUPS] = {0};
+    tess_buffer all[3 + 4 * MOST_GROUPS + 2];
     int n_all = 0;
     tess_tensor *const tensors[5] = {&run.q, NULL, NULL, &run.o, &run.lse};
     const void *const host[5] = {r->data[0], NULL, NULL, out->o, out->lse};
@@ -267,13 +283,24 @@ static void cache_run(const cache *c, uint64_t step, const rig_outputs *out) {
             if (g->bytes == 0) t->buffer.kind = TESS_BUFFER_NONE;
             if (g->bytes > 0 && !r->target->host_memory)
                 t->buffer = all[n_all++] = test_upload(device, g->image[role], g->bytes);
+            if (!g->scales[role] || g->bytes == 0) continue;
+            const int64_t row = r->p.head_dim;
+            pools[2 + role][n] = (tess_tensor){
+                all[n_all++] = test_upload(device, g->scales[role], scale_bytes(c, g)),
+                g->page / row, g->token / row, g->head / row};
         }
     if (c->groups > 1) {
         run.k_pools = pools[0];
         run.v_pools = pools[1];
+        if (problem_has_scales(&r->p)) {
+            run.k_scale_pools = pools[2];
+            run.v_scale_pools = pools[3];
+        }
     } else {
         run.k = pools[0][0];
         run.v = pools[1][0];
+        run.k_scale = pools[2][0];
+        run.v_scale = pools[3][0];
     }
     const uint64_t entries = (uint64_t)c->groups * (uint64_t)r->p.batch * (uint64_t)c->table_stride;
     if (c->opt.page) {
@@ -348,6 +375,10 @@ static const struct {
     {"pattern=window left=50 sinks=5 block=16 heads=4 kv_heads=2 head_dim=24 q_len=70 kv_len=400",
      1},
     {"pattern=s2 block=16 local=1 stride=8 heads=8 kv_heads=1 head_dim=256 q_len=2 kv_len=700", 1},
+    {("pattern=s2 block=16 local=2 stride=5 heads=8 kv_heads=4 dense_heads=1 head_dim=40 batch=2 "
+      "q_len=3 kv_len=500 dtype=f16 kv_dtype=e4m3"),
+     1},
+    {"pattern=dense heads=4 kv_heads=2 head_dim=24 q_lens=30,2 kv_lens=30,290 kv_dtype=i8", 0},
 };
 enum { PROBLEMS = sizeof problems / sizeof problems[0], APART = 3 };
 
@@ -442,12 +473,13 @@ static void row_of(const cache *c, int64_t s, int32_t head, int64_t n, double *o
         double score = 0;
         for (int e = 0; e < p->head_dim; e++)
             score += load_element(p->dtype, r->data[0], q + e) *
-                     load_element(p->dtype, r->data[1], k + e);
-        score *= scale;
+                     load_element(p->kv_dtype, r->data[1], k + e);
+        score *= scale * (r->scales[0] ? (double)r->scales[0][k / p->head_dim] : 1);
         const double next = score > most ? score : most, keep = exp(most - next),
-                     weight = exp(score - next);
+                     weight = exp(score - next),
+                     v_scale = r->scales[1] ? (double)r->scales[1][k / p->head_dim] : 1;
         for (int e = 0; e < p->head_dim; e++)
-            o[e] = o[e] * keep + weight * load_element(p->dtype, r->data[2], k + e);
+            o[e] = o[e] * keep + weight * v_scale * load_element(p->kv_dtype, r->data[2], k + e);
         sum = sum * keep + weight;
         most = next;
     }
@@ -493,6 +525,7 @@ static void test_absent(void **state) {
         {"pattern=dense heads=2 kv_heads=1 head_dim=64 q_len=33 kv_len=300", 16, 0, 3},
         {"pattern=dense heads=2 head_dim=32 batch=3 q_len=1 kv_len=200 dtype=f16", 32, 0, 2},
         {"pattern=dense heads=1 head_dim=24 batch=2 q_len=70 kv_len=90 kv_split=2", 16, 0, 1},
+        {"pattern=dense heads=2 head_dim=32 batch=2 q_len=3 kv_len=200 kv_dtype=e4m3", 16, 0, 2},
         {("pattern=s2 block=16 local=2 stride=4 heads=4 kv_heads=2 head_dim=40 q_len=18 "
           "kv_len=500 dtype=bf16"),
          64, 0, 3},

@@ -172,8 +172,9 @@ static void test_lines_reproduce(void **state) {
         if (problem_parse(&b, first, error, sizeof error) != 0) fail_msg("%s: %s", first, error);
         assert_in_range(problem_format(&b, second, sizeof second), 1, LIST_LINE - 1);
         assert_string_equal(first, second);
-        assert_true(a.op == b.op && a.dtype == b.dtype && a.batch == b.batch &&
-                    a.q_len == b.q_len && a.kv_len == b.kv_len && a.heads == b.heads);
+        assert_true(a.op == b.op && a.dtype == b.dtype && a.kv_dtype == b.kv_dtype &&
+                    a.batch == b.batch && a.q_len == b.q_len && a.kv_len == b.kv_len &&
+                    a.heads == b.heads);
         assert_true(a.kv_heads == b.kv_heads && a.head_dim == b.head_dim && a.causal == b.causal &&
                     a.scale == b.scale && a.seed == b.seed);
         assert_true(a.pattern == b.pattern && a.block == b.block && a.local == b.local &&

@@ -476,6 +476,20 @@ static const char *const further[] = {
     "pattern=dense heads=8 kv_heads=1 head_dim=128 batch=3 q_len=1 kv_len=1000 q_first=3000 "
     "kv_first=0,1024,2048 batch_invariant=1 dtype=bf16",
     "pattern=dense heads=2 head_dim=64 batch=2 q_len=40 kv_len=0 q_first=0 kv_first=64",
+    /* Codes of 8 bits: few rows and many, every type of Q, parts of keys. */
+    "pattern=dense heads=8 kv_heads=2 head_dim=128 q_len=1 kv_len=700 dtype=bf16 kv_dtype=e4m3",
+    "pattern=dense heads=4 kv_heads=4 head_dim=64 batch=2 q_len=2 kv_len=333 kv_dtype=i8",
+    "pattern=s2 block=16 local=2 stride=4 heads=8 kv_heads=2 head_dim=72 q_len=3 kv_len=901 "
+    "dtype=f16 kv_dtype=e4m3 kv_split=3",
+    "pattern=s2 block=32 local=3 stride=5 heads=5 kv_heads=1 head_dim=256 q_len=130 kv_len=517 "
+    "dtype=f16 kv_dtype=i8",
+    "pattern=s2 block=5 local=4 stride=3 heads=4 kv_heads=2 head_dim=24 q_lens=1,90,7 "
+    "kv_lens=400,190,7 dtype=bf16 kv_dtype=i8",
+    "pattern=window left=90 right=0 sinks=9 heads=2 kv_heads=1 head_dim=104 q_len=260 kv_len=300 "
+    "kv_dtype=e4m3",
+    "pattern=dense causal=0 heads=3 head_dim=8 q_len=33 kv_len=70 batch=2 kv_dtype=e4m3",
+    "pattern=dense heads=4 kv_heads=2 head_dim=40 q_len=20 kv_len=96 batch=3 q_first=100 "
+    "kv_first=0,64,128 dtype=bf16 kv_dtype=e4m3",
     /* Few rows, each in a block of its own with another local window. */
     "pattern=s2 block=1 local=2 stride=5 heads=2 head_dim=16 q_len=3 kv_len=40",
     /* Caches in pages and slots: drafts, a chunk, sequences of mixed lengths, two storage groups,

@@ -53,11 +53,19 @@ void rig_create(rig *r, const test_target *target, const char *line,
     r->dims[TESS_ROLE_K] = r->dims[TESS_ROLE_V] = (rig_dims){batch, kv, p->kv_heads, p->head_dim};
     r->dims[TESS_ROLE_LSE] = (rig_dims){batch, q, p->heads, 1};
     for (int role = 0; role < 5; role++) {
-        r->size[role] = role == TESS_ROLE_LSE || p->dtype == TESS_F32 ? 4 : 2;
+        const int keys = role == TESS_ROLE_K || role == TESS_ROLE_V;
+        r->size[role] = role == TESS_ROLE_LSE ? 4 : keys ? problem_kv_size(p) : problem_size(p);
         r->bytes[role] = elements_of(&r->dims[role]) * r->size[role];
     }
     for (int role = 0; role < 3; role++) {
+        const int64_t rows = (int64_t)elements_of(&r->dims[role]) / p->head_dim;
         r->data[role] = take(r->bytes[role]);
+        if (role > 0 && problem_has_scales(p)) {
+            r->scales[role - 1] = take((uint64_t)rows * sizeof(float));
+            fill_codes(p->kv_dtype, r->data[role], r->scales[role - 1], rows, p->head_dim, p->seed,
+                       (uint32_t)role);
+            continue;
+        }
         fill_normal(p->dtype, r->data[role], (int64_t)elements_of(&r->dims[role]), p->seed,
                     (uint32_t)role);
     }
@@ -66,6 +74,7 @@ void rig_create(rig *r, const test_target *target, const char *line,
 void rig_release(rig *r) {
     if (r->refused) return;
     for (int role = 0; role < 3; role++) free(r->data[role]);
+    for (int v = 0; v < 2; v++) free(r->scales[v]);
     tess_plan_release(r->plan);
     tess_layout_release(r->layout);
     problem_free(&r->p);
@@ -125,6 +134,17 @@ static void run_when_free(tess_device *device, const tess_plan *plan, const tess
     assert_ok(status);
 }
 
+/* Uploads the scales, which lie as the rows of a contiguous K do. */
+static void give_scales(const rig *r, tess_buffer buffers[2], tess_run_desc *run) {
+    tess_tensor *const tensors[2] = {&run->k_scale, &run->v_scale};
+    const rig_dims *d = &r->dims[TESS_ROLE_K];
+    for (int v = 0; v < 2 && problem_has_scales(&r->p); v++) {
+        buffers[v] = test_upload(r->target->device, r->scales[v],
+                                 elements_of(d) / (uint64_t)d->elements * sizeof(float));
+        *tensors[v] = (tess_tensor){buffers[v], d->tokens * d->heads, d->heads, 1};
+    }
+}
+
 /* Runs all jobs, or ranges of opt->step of them, and waits. The workspace begins `front` bytes into
  * its buffer. */
 static void run_ranges(const rig *r, const rig_options *opt, const tess_tensor *tensor,
@@ -138,6 +158,8 @@ static void run_ranges(const rig *r, const rig_options *opt, const tess_tensor *
     if (!opt->without_lse) run.lse = tensor[TESS_ROLE_LSE];
     run.workspace = workspace;
     run.workspace.offset += front;
+    tess_buffer scales[2] = {0};
+    give_scales(r, scales, &run);
     if (opt->step) {
         run.job_count = opt->step;
         for (; run.first_job < r->info.n_jobs; run.first_job += opt->step) {
@@ -148,6 +170,7 @@ static void run_ranges(const rig *r, const rig_options *opt, const tess_tensor *
     } else
         assert_ok(tess_run(r->plan, &run));
     assert_ok(tess_wait(device, UINT64_MAX));
+    for (int v = 0; v < 2; v++) assert_ok(tess_free(device, &scales[v]));
 }
 
 void rig_run(const rig *r, const rig_options *options, void *o, float *lse) {
@@ -271,7 +294,7 @@ void rig_pair_same(const char *what, const rig_pair *x) {
 
 void rig_check_head(const rig *r, int32_t head, const void *o, const float *lse, double tolerance) {
     const problem *p = &r->p;
-    const reference_inputs in = {r->data[0], r->data[1], r->data[2]};
+    const reference_inputs in = {r->data[0], r->data[1], r->data[2], r->scales[0], r->scales[1]};
     const rig_view vo = rig_contiguous(r, TESS_ROLE_O), vl = rig_contiguous(r, TESS_ROLE_LSE);
     double row[256], value;
     for (int64_t s = 0; s < p->batch; s++)

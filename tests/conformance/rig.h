@@ -25,6 +25,7 @@ typedef struct rig {
     rig_dims dims[5];  /* by tess_role */
     size_t size[5];    /* bytes of an element */
     void *data[3];     /* Q, K, V, contiguous */
+    float *scales[2];  /* of K and V of 8 bits, contiguous */
     uint64_t bytes[5]; /* of the contiguous tensors */
     int refused;       /* the forced kernel does not take this problem; nothing else is set */
 } rig;

@@ -101,7 +101,7 @@ int fake_kernel_find(const char *name) {
 }
 
 const size_t *fake_kernel_parameters(int number) {
-    static const size_t portable[] = {8, 8, 8, 8, 8, 8, 8, 8, sizeof(tess_args), 0},
+    static const size_t portable[] = {8, 8, 8, 8, 8, 8, 8, 8, 8, 8, sizeof(tess_args), 0},
                         sm90[] = {sizeof(tess_sm90_maps), sizeof(tess_sm90_args), 0},
                         sm80[] = {sizeof(tess_sm80_args), 0},
                         decode[] = {sizeof(tess_decode_args), 0};
@@ -120,7 +120,8 @@ unsigned fake_kernel_threads(int number) {
 /* The arguments of either kind of kernel. */
 typedef struct arguments {
     tess_args a;
-    uint64_t pointers[8]; /* Q, K, V, O, LSE, block table, tables, workspace */
+    /* Q, K, V, O, LSE, block table, tables, workspace, scales of K and V */
+    uint64_t pointers[10];
     uint64_t counter;
     int dtype;
     double scale; /* the size of the scale */
@@ -153,11 +154,18 @@ static arguments read_arguments(int number, void *const *parameters) {
         READ_ARGUMENTS(&x, tess_decode_args, parameters[0], s.block_table);
         return x;
     } else {
-        for (int n = 0; n < 8; n++) memcpy(&x.pointers[n], parameters[n], 8);
-        memcpy(&x.a, parameters[8], sizeof x.a);
+        static const int places[10] = {0, 1, 2, 3, 4, 5, 8, 9, 6, 7};
+        for (int n = 0; n < 10; n++) memcpy(&x.pointers[places[n]], parameters[n], 8);
+        memcpy(&x.a, parameters[10], sizeof x.a);
     }
     x.scale = fabs((double)x.a.scale);
     return x;
+}
+
+static uint32_t kv_dtype_of(const arguments *x) {
+    return x->a.flags & TESS_ARGS_E4M3 ? TESS_F8E4M3
+           : x->a.flags & TESS_ARGS_I8 ? TESS_I8
+                                       : (uint32_t)x->dtype;
 }
 
 void fake_kernel_describe(int number, void *const *parameters, char *text, size_t size) {
@@ -187,6 +195,8 @@ typedef struct buffers {
     const int32_t *block_table;
     const uint32_t *tables;
     float *workspace;
+    const float *k_scale, *v_scale;
+    uint32_t kv_dtype;
 } buffers;
 
 typedef struct row {
@@ -202,8 +212,14 @@ static int64_t block_of(int64_t token, int64_t block) {
     return token >= 0 ? token / block : -((block - 1 - token) / block);
 }
 
-/* Where key t of block j lies in K and V; false where its page is none. */
-static int find_key(const row *r, int64_t j, int64_t t, int64_t *k, int64_t *v) {
+/* Where the row of a key lies in K and V, and what its elements are multiplied by. */
+typedef struct key {
+    int64_t k, v;
+    double k_scale, v_scale;
+} key;
+
+/* Finds key t of block j; false where its page is none. */
+static int find_key(const row *r, int64_t j, int64_t t, key *found) {
     const buffers *b = r->b;
     const tess_args *a = b->a;
     const tess_sequence *s = r->sequence;
@@ -221,8 +237,14 @@ static int find_key(const row *r, int64_t j, int64_t t, int64_t *k, int64_t *v) 
         at %= a->page;
         if (page < 0 || page >= (int64_t)a->pages) return 0;
     }
-    *k = a->k_at + page * a->k_batch + at * a->k_token + head * a->k_head;
-    *v = a->v_at + page * a->v_batch + at * a->v_token + head * a->v_head;
+    found->k = a->k_at + page * a->k_batch + at * a->k_token + head * a->k_head;
+    found->v = a->v_at + page * a->v_batch + at * a->v_token + head * a->v_head;
+    found->k_scale = found->v_scale = 1;
+    if ((int)b->kv_dtype == b->dtype) return 1;
+    found->k_scale = (double)b->k_scale[a->k_scale_at + page * a->k_scale_batch +
+                                        at * a->k_scale_token + head * a->k_scale_head];
+    found->v_scale = (double)b->v_scale[a->v_scale_at + page * a->v_scale_batch +
+                                        at * a->v_scale_token + head * a->v_scale_head];
     return 1;
 }
 
@@ -234,18 +256,19 @@ static void add_block(row *r, int64_t j, uint32_t bits, int masked) {
         if (masked && !tess_kept(r->cls, r->position, t, block_of(r->position, a->block), j, bits,
                                  r->first_block))
             continue;
-        int64_t k, v;
-        if (!find_key(r, j, t, &k, &v)) continue;
+        key found;
+        if (!find_key(r, j, t, &found)) continue;
         double score = 0;
         for (uint32_t e = 0; e < a->head_dim; e++)
-            score += (double)r->q[e] * element_load((uint32_t)b->dtype, b->k, k + e);
+            score += (double)r->q[e] * element_load(b->kv_dtype, b->k, found.k + e) * found.k_scale;
         if (a->scale < 0) score = -score;
         const double scale = b->scale, most = fmax(score, r->most),
                      keep = exp(scale * (r->most - most)), weight = exp(scale * (score - most));
         r->sum = r->sum * keep + weight;
         r->most = most;
         for (uint32_t e = 0; e < a->head_dim; e++)
-            r->o[e] = r->o[e] * keep + weight * element_load((uint32_t)b->dtype, b->v, v + e);
+            r->o[e] = r->o[e] * keep +
+                      weight * element_load(b->kv_dtype, b->v, found.v + e) * found.v_scale;
     }
 }
 
@@ -374,7 +397,10 @@ void fake_kernel_run(int number, unsigned groups, void *const *parameters) {
                        fake_host(x.pointers[4]),
                        fake_host(x.pointers[5]),
                        fake_host(x.pointers[6]),
-                       fake_host(x.pointers[7])};
+                       fake_host(x.pointers[7]),
+                       fake_host(x.pointers[8]),
+                       fake_host(x.pointers[9]),
+                       kv_dtype_of(&x)};
     if (k.kind == MERGE_PARTS) {
         for (uint32_t n = 0; n < x.a.items && n < groups; n++) merge_parts(&b, x.a.items_at + n);
         return;

@@ -5,10 +5,11 @@
 #include <string.h>
 #include <tessera/tessera_backend.h>
 
+#include "common/quantised.h"
 #include "fake.h"
 #include "paging_args.h"
 
-enum { APPEND_16, APPEND_32, COPY_PAGES_16, COPY_PAGES_32, PARAMETERS = 7 };
+enum { APPEND_16, APPEND_32, COPY_PAGES_16, COPY_PAGES_32, PARAMETERS = 9 };
 
 static const char *const names[FAKE_PAGING_KERNELS] = {[APPEND_16] = "tess_append_16",
                                                        [APPEND_32] = "tess_append_32",
@@ -24,7 +25,7 @@ int fake_paging_find(const char *name) {
 static int is_append(int number) { return number <= APPEND_32; }
 
 const size_t *fake_paging_parameters(int number) {
-    static const size_t append[] = {8, 8, 8, 8, 8, 8, sizeof(tess_paging_args), 0},
+    static const size_t append[] = {8, 8, 8, 8, 8, 8, 8, 8, sizeof(tess_paging_args), 0},
                         copy[] = {8, 8, sizeof(tess_paging_args), 0};
     return is_append(number) ? append : copy;
 }
@@ -36,6 +37,7 @@ typedef struct arguments {
     char *k, *v;
     const int32_t *table;
     const uint32_t *tables;
+    float *scales[2]; /* of K and V */
     size_t item;
 } arguments;
 
@@ -54,7 +56,9 @@ static arguments read_arguments(int number, void *const *p) {
     x.new_k = fake_host(pointer_of(p[0]));
     x.new_v = fake_host(pointer_of(p[1]));
     x.v = fake_host(pointer_of(p[3]));
-    x.tables = fake_host(pointer_of(p[5]));
+    x.scales[0] = fake_host(pointer_of(p[5]));
+    x.scales[1] = fake_host(pointer_of(p[6]));
+    x.tables = fake_host(pointer_of(p[7]));
     return x;
 }
 
@@ -73,6 +77,22 @@ static void copy_row(const arguments *x, char *to, int64_t at, const char *from,
     if ((x->a.flags & TESS_PAGING_WIDE) && (((uintptr_t)target | (uintptr_t)source) & 15) != 0)
         fake_misuse(716, "a row is not aligned to 16 bytes");
     memcpy(target, source, x->a.head_dim * x->item);
+}
+
+/* Makes codes of a row of K or V, whose scale has that index. */
+static void quantise_row(const arguments *x, int is_v, char *to, int64_t at, const char *from,
+                         int64_t place, int64_t scale_at) {
+    const uint32_t flags = x->a.flags;
+    uint8_t codes[256];
+    if ((((uintptr_t)to + (uint64_t)at) & 7) != 0)
+        fake_misuse(716, "a row of codes is not aligned to 8 bytes");
+    quantised_row(x->item == 4               ? TESS_F32
+                  : flags & TESS_PAGING_BF16 ? TESS_BF16
+                                             : TESS_F16,
+                  from, place, (int)x->a.head_dim, flags & TESS_PAGING_I8 ? TESS_I8 : TESS_F8E4M3,
+                  (flags & (is_v ? TESS_PAGING_STATIC_V : TESS_PAGING_STATIC_K)) != 0,
+                  &x->scales[is_v][scale_at], codes);
+    memcpy(to + at, codes, x->a.head_dim);
 }
 
 /* Where key t of kv head g lies: its page or batch, token and head; 0: nowhere. */
@@ -123,12 +143,23 @@ static void append_row(const arguments *x, uint32_t item) {
     for (uint32_t g = 0; g < a->heads; g++) {
         int64_t at[3];
         if (!find_place(x, s, t, g, at)) continue;
-        copy_row(x, x->k, a->k_at + at[0] * a->k_batch + at[1] * a->k_token + at[2] * a->k_head,
-                 x->new_k,
-                 a->new_k_at + s->batch * a->new_k_batch + q * a->new_k_token + g * a->new_k_head);
-        copy_row(x, x->v, a->v_at + at[0] * a->v_batch + at[1] * a->v_token + at[2] * a->v_head,
-                 x->new_v,
-                 a->new_v_at + s->batch * a->new_v_batch + q * a->new_v_token + g * a->new_v_head);
+        const int64_t k = a->k_at + at[0] * a->k_batch + at[1] * a->k_token + at[2] * a->k_head,
+                      v = a->v_at + at[0] * a->v_batch + at[1] * a->v_token + at[2] * a->v_head,
+                      new_k = a->new_k_at + s->batch * a->new_k_batch + q * a->new_k_token +
+                              g * a->new_k_head,
+                      new_v = a->new_v_at + s->batch * a->new_v_batch + q * a->new_v_token +
+                              g * a->new_v_head;
+        if (a->flags & TESS_PAGING_CODES) {
+            quantise_row(x, 0, x->k, k, x->new_k, new_k,
+                         a->k_scale_at + at[0] * a->k_scale_batch + at[1] * a->k_scale_token +
+                             at[2] * a->k_scale_head);
+            quantise_row(x, 1, x->v, v, x->new_v, new_v,
+                         a->v_scale_at + at[0] * a->v_scale_batch + at[1] * a->v_scale_token +
+                             at[2] * a->v_scale_head);
+        } else {
+            copy_row(x, x->k, k, x->new_k, new_k);
+            copy_row(x, x->v, v, x->new_v, new_v);
+        }
     }
 }
 

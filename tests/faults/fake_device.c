@@ -97,7 +97,7 @@ static tess_status fake_query(void *opaque, tess_caps *caps) {
     if (status != TESS_OK) return status;
     caps->host_memory = 0;
     caps->buffer_kind = TESS_BUFFER_POINTER;
-    caps->features = TESS_FEATURE_POSITIONS | TESS_FEATURE_PAGES;
+    caps->features = TESS_FEATURE_POSITIONS | TESS_FEATURE_PAGES | TESS_FEATURE_KV_8BIT;
     caps->parallel_jobs = 6;
     caps->workspace_align = 512;
     caps->range_blocks = control->range_blocks;
@@ -235,8 +235,21 @@ static int64_t at(const tess_tensor *t, int64_t batch, int64_t token, int64_t he
     return batch * t->stride_batch + token * t->stride_token + head * t->stride_head;
 }
 
-/* Where key t of block j lies in K and V; false where its page is absent. */
-static int find_key(const row_state *r, int64_t j, int64_t t, int64_t *k, int64_t *v) {
+/* Where the row of a key lies in K and V, and what its elements are multiplied by. */
+typedef struct key_row {
+    int64_t k, v;
+    double k_scale, v_scale;
+} key_row;
+
+static double scale_at(const tess_launch *l, uint32_t role, int64_t entry, int64_t token,
+                       int64_t head) {
+    const tess_tensor *t = &l->tensor[role];
+    if (l->kv_dtype == l->dtype) return 1;
+    return (double)((const float *)(const void *)address(&t->buffer))[at(t, entry, token, head)];
+}
+
+/* Finds key t of block j; false where its page is absent. */
+static int find_key(const row_state *r, int64_t j, int64_t t, key_row *found) {
     const tess_launch *l = r->launch;
     const tess_sequence *s = r->sequence;
     int64_t head = r->head / l->group, token = s->kv_start + t, entry = s->kv_batch;
@@ -255,8 +268,10 @@ static int find_key(const row_state *r, int64_t j, int64_t t, int64_t *k, int64_
         token %= l->page;
         if (entry < 0 || entry >= l->pages) return 0;
     }
-    *k = at(&l->tensor[TESS_ROLE_K], entry, token, head);
-    *v = at(&l->tensor[TESS_ROLE_V], entry, token, head);
+    *found = (key_row){at(&l->tensor[TESS_ROLE_K], entry, token, head),
+                       at(&l->tensor[TESS_ROLE_V], entry, token, head),
+                       scale_at(l, TESS_ROLE_K_SCALE, entry, token, head),
+                       scale_at(l, TESS_ROLE_V_SCALE, entry, token, head)};
     return 1;
 }
 
@@ -268,11 +283,12 @@ static void add_block(row_state *r, int64_t j, uint32_t bits, int masked) {
                                  bits, r->first_block))
             continue;
         double score = 0;
-        int64_t k, v;
-        if (!find_key(r, j, t, &k, &v)) continue;
+        key_row key;
+        if (!find_key(r, j, t, &key)) continue;
         for (int e = 0; e < l->head_dim; e++)
             score += (double)r->q[e] *
-                     element_load(l->dtype, address(&l->tensor[TESS_ROLE_K].buffer), k + e);
+                     element_load(l->kv_dtype, address(&l->tensor[TESS_ROLE_K].buffer), key.k + e);
+        score *= key.k_scale;
         if (l->scale < 0) score = -score;
         const double scale = fabs((double)l->scale), most = score > r->most ? score : r->most;
         const double keep = exp(scale * (r->most - most)), weight = exp(scale * (score - most));
@@ -280,7 +296,8 @@ static void add_block(row_state *r, int64_t j, uint32_t bits, int masked) {
         for (int e = 0; e < l->head_dim; e++)
             r->o[e] =
                 r->o[e] * keep +
-                weight * element_load(l->dtype, address(&l->tensor[TESS_ROLE_V].buffer), v + e);
+                weight * key.v_scale *
+                    element_load(l->kv_dtype, address(&l->tensor[TESS_ROLE_V].buffer), key.v + e);
         r->most = most;
     }
 }

@@ -198,7 +198,9 @@ static void test_copy(void **state) {
     assert_error(tess_copy_pages(NULL, &s->copy), TESS_ERROR_INVALID, "tess_copy_pages", "device");
     assert_error(tess_copy_pages(s->device, NULL), TESS_ERROR_INVALID, "tess_copy_pages", "desc");
     INVALID("flags", s->copy.flags = 2);
-    INVALID("dtype", s->copy.dtype = 3);
+    INVALID("dtype", s->copy.dtype = TESS_I8 + 1);
+    UNSUPPORTED("head_dim", (s->copy.dtype = TESS_I8, s->copy.head_dim = 1));
+    INVALID("pools", (s->copy.dtype = TESS_I8, s->pools[0].stride_head = DIM + 1));
     INVALID("n_pools", s->copy.n_pools = 33);
     INVALID("pools", s->copy.pools = NULL);
     INVALID("n_heads", s->copy.n_heads = 0);

@@ -419,8 +419,6 @@ static void test_reserved(void **state) {
         tess_buffer *at;
     } list[] = {
         {"sink_logits", &run.sink_logits.buffer},
-        {"k_scale", &run.k_scale.buffer},
-        {"v_scale", &run.v_scale.buffer},
         {"q_lens", &run.q_lens},
         {"kv_lens", &run.kv_lens},
         {"d_o", &run.d_o.buffer},
@@ -444,6 +442,14 @@ static void test_reserved(void **state) {
     refused(TESS_ERROR_INVALID, "k_pools");
     run.v_pools = &pool;
     refused(TESS_ERROR_INVALID, "v_pools");
+    run.k_scale.buffer = region(0);
+    refused(TESS_ERROR_INVALID, "k_scale");
+    run.v_scale.buffer = region(0);
+    refused(TESS_ERROR_INVALID, "v_scale");
+    run.k_scale_pools = &pool;
+    refused(TESS_ERROR_INVALID, "k_scale_pools");
+    run.v_scale_pools = &pool;
+    refused(TESS_ERROR_INVALID, "v_scale_pools");
     run.flags = 4;
     refused(TESS_ERROR_INVALID, "flags");
     run.stream.kind = 3;

@@ -4,6 +4,40 @@
  * sequence, and its threads share out the kv heads and their elements, in groups of 16 bytes where
  * all rows are aligned. The host wants 64-bit addresses; all positions fit 32 bits.
  */
+#ifndef TESS_APPEND_ONCE
+#define TESS_APPEND_ONCE
+
+#include "quantise.h"
+
+/* Element d of a row as the bits of a float. */
+#define TESS_NEW_BITS(rows, row, d) \
+    tess_widen_bits(TESS_PAGING_LOAD(rows, (row) + TESS_OFFSET(d)), args.flags)
+
+/* Writes TESS_PAGING_RUN codes of the row at `row`, from element e on, to `to`. Each thread finds
+ * the scale of the whole row by itself, and one of them writes it. */
+#define TESS_QUANTISE(rows, row, pool, to, scales, scale_at, is_static)                    \
+    {                                                                                      \
+        uint amax = 0u;                                                                    \
+        for (uint d = 0u; d < args.head_dim && !(is_static); d++) {                        \
+            const uint size = TESS_NEW_BITS(rows, row, d) & 0x7fffffffu;                   \
+            amax = size > amax ? size : amax;                                              \
+        }                                                                                  \
+        tess_scaling scaling = tess_scaling_of(amax, args.flags);                          \
+        if (is_static) scaling = tess_static_scaling(TESS_PAGING_SCALE(scales, scale_at)); \
+        if (!(is_static) && e == 0u) TESS_PAGING_SCALE(scales, scale_at) = scaling.scale;  \
+        for (uint w = 0u; w < TESS_PAGING_RUN; w += 4u) {                                  \
+            uint word = 0u;                                                                \
+            for (uint c = 0u; c < 4u && scaling.inverse != 0.0f; c++)                      \
+                word |= tess_code_of(tess_from_bits(TESS_NEW_BITS(rows, row, e + w + c)) * \
+                                         scaling.inverse,                                  \
+                                     args.flags)                                           \
+                        << (8u * c);                                                       \
+            TESS_PAGING_STORE_CODES(pool, (to) + TESS_OFFSET(w), word);                    \
+        }                                                                                  \
+    }
+
+#endif
+
 TESS_APPEND_KERNEL {
     /* Workgroups past the last row look at that one and then write nothing. */
     const bool in_launch = TESS_GROUP < args.items, of_step = (args.flags & TESS_PAGING_STEP) != 0u;
@@ -49,7 +83,11 @@ TESS_APPEND_KERNEL {
                       new_v = args.new_v_at + batch * args.new_v_batch + q * args.new_v_token,
                       table = args.table_at + kv_batch * args.table_batch;
     const bool wide = (args.flags & TESS_PAGING_WIDE) != 0u && TESS_PAGING_BUFFERS_ALIGNED;
-    const uint step = wide ? TESS_PAGING_GROUP : 1u, steps = args.head_dim / step;
+    const bool codes = (args.flags & TESS_PAGING_CODES) != 0u;
+    const uint step = codes  ? TESS_PAGING_RUN
+                      : wide ? TESS_PAGING_GROUP
+                             : 1u,
+               steps = args.head_dim / step;
     for (uint n = TESS_THREAD; is_key && n < args.heads * steps; n += TESS_PAGING_THREADS) {
         const uint g = n / steps, e = (n - g * steps) * step;
         uint head = g;
@@ -84,7 +122,18 @@ TESS_APPEND_KERNEL {
                                      to_head * args.k_head + TESS_OFFSET(e),
                               to_v = args.v_at + unit * args.v_batch + token * args.v_token +
                                      to_head * args.v_head + TESS_OFFSET(e);
-            if (wide) {
+            if (codes) {
+                const tess_offset k_scale = args.k_scale_at + unit * args.k_scale_batch +
+                                            token * args.k_scale_token +
+                                            to_head * args.k_scale_head,
+                                  v_scale = args.v_scale_at + unit * args.v_scale_batch +
+                                            token * args.v_scale_token +
+                                            to_head * args.v_scale_head;
+                TESS_QUANTISE(NEW_K, from_k - TESS_OFFSET(e), K, to_k, K_SCALE, k_scale,
+                              (args.flags & TESS_PAGING_STATIC_K) != 0u)
+                TESS_QUANTISE(NEW_V, from_v - TESS_OFFSET(e), V, to_v, V_SCALE, v_scale,
+                              (args.flags & TESS_PAGING_STATIC_V) != 0u)
+            } else if (wide) {
                 TESS_PAGING_COPY_WIDE(K, to_k, NEW_K, from_k);
                 TESS_PAGING_COPY_WIDE(V, to_v, NEW_V, from_v);
             } else {

@@ -23,6 +23,7 @@ typedef uint32_t tess_c_uint;
 #define args                    (*arguments)
 #define TESS_INT(x)             ((int)(x))
 #define TESS_UINT(x)            ((uint)(x))
+#define TESS_FLOAT(x)           ((float)(x))
 #define TESS_THREAD             0u
 #define TESS_GROUP              number
 #define TESS_BARRIER            (void)0
@@ -31,6 +32,20 @@ typedef uint32_t tess_c_uint;
 #define TESS_LOOP_ENTERS(first) false
 #define TESS_DEPENDENCIES_WAIT
 
+TESS_FUNCTION float tess_from_bits(uint bits) {
+    union {
+        uint bits;
+        float x;
+    } both = {bits};
+    return both.x;
+}
+TESS_FUNCTION uint tess_to_bits(float x) {
+    union {
+        float x;
+        uint bits;
+    } both = {x};
+    return both.bits;
+}
 TESS_FUNCTION uint tess_min(uint a, uint b) { return a < b ? a : b; }
 
 /* ------------------------------------------------------------------ preparing a step */

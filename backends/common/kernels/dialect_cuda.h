@@ -18,6 +18,7 @@ typedef long long tess_offset;
 #define TESS_OFFSET(x)       ((tess_offset)(x))
 #define TESS_INT(x)          ((int)(x))
 #define TESS_UINT(x)         ((uint)(x))
+#define TESS_FLOAT(x)        ((float)(x))
 #define TESS_UNROLL          _Pragma("unroll")
 #define TESS_NO_UNROLL       _Pragma("unroll 1")
 #define TESS_UNROLL_4        _Pragma("unroll 4")
@@ -254,6 +255,10 @@ template <typename T> TESS_FUNCTION void tess_store4(T *to, vec4 x) {
     tess_store(to + 3, x.w);
 }
 
+/* Four codes from byte `at` on, which is a multiple of 4. */
+#define TESS_LOAD_CODES(buffer, at, scale) \
+    tess_decode(*(const uint *)((const unsigned char *)(buffer) + (at)), TESS_FLAGS, (scale))
+#define TESS_LOAD_SCALE(buffer, at)    ((buffer)[at])
 #define TESS_LOAD4(buffer, at)         tess_load4((buffer) + (at))
 #define TESS_LOAD4_ALIGNED(buffer, at) tess_load4_aligned((buffer) + (at))
 /* Whether groups of 4 elements from `at` on, and those any number of `strides` away, may be loaded
@@ -285,6 +290,7 @@ template <typename T> TESS_FUNCTION void tess_store4(T *to, vec4 x) {
 
 #define TESS_OUTPUTS_(element)                                                             \
     element *__restrict__ O, float *__restrict__ LSE, const int *__restrict__ block_table, \
+        const float *__restrict__ K_SCALE, const float *__restrict__ V_SCALE,              \
         const uint *__restrict__ tables
 #define TESS_FORWARD_BUFFERS(element)                                                            \
     const element *__restrict__ Q, const element *__restrict__ K, const element *__restrict__ V, \

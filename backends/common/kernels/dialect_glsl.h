@@ -25,6 +25,9 @@
 #define TESS_OFFSET(x)          uint(x)
 #define TESS_INT(x)             int(x)
 #define TESS_UINT(x)            uint(x)
+#define TESS_FLOAT(x)           float(x)
+#define tess_from_bits(x)       uintBitsToFloat(x)
+#define tess_to_bits(x)         floatBitsToUint(x)
 #define VEC4                    vec4
 #define VEC4_OF                 vec4
 #define TESS_UNROLL             [[unroll]]
@@ -60,6 +63,11 @@ layout(set = 0, binding = TESS_BIND_K) readonly buffer tess_k { TESS_ELEMENT K_[
 layout(set = 0, binding = TESS_BIND_K) readonly buffer tess_k4 { TESS_ELEMENT4 K4_[]; };
 layout(set = 0, binding = TESS_BIND_V) readonly buffer tess_v { TESS_ELEMENT V_[]; };
 layout(set = 0, binding = TESS_BIND_V) readonly buffer tess_v4 { TESS_ELEMENT4 V4_[]; };
+/* Those of 8 bits as words. */
+layout(set = 0, binding = TESS_BIND_K) readonly buffer tess_k_codes { uint K_codes_[]; };
+layout(set = 0, binding = TESS_BIND_V) readonly buffer tess_v_codes { uint V_codes_[]; };
+layout(set = 0, binding = TESS_BIND_K_SCALE) readonly buffer tess_k_scale { float K_SCALE_[]; };
+layout(set = 0, binding = TESS_BIND_V_SCALE) readonly buffer tess_v_scale { float V_SCALE_[]; };
 layout(set = 0, binding = TESS_BIND_O) writeonly buffer tess_o { TESS_ELEMENT O_[]; };
 layout(set = 0, binding = TESS_BIND_LSE) writeonly buffer tess_lse { float LSE_[]; };
 layout(set = 0, binding = TESS_BIND_TABLE) readonly buffer tess_block_table { int block_table_[]; };
@@ -151,6 +159,10 @@ layout(set = 0, binding = TESS_BIND_V) readonly buffer tess_v8 { uvec4 V8_[]; };
 #endif
 #define TESS_IS_ALIGNED8(buffer, at, strides) ((((at) | (strides)) & 7u) == 0u)
 
+/* Four codes from byte `at` on, which is a multiple of 4. */
+#define TESS_LOAD_CODES(buffer, at, scale) \
+    tess_decode(buffer##_codes_[(at) / 4u], TESS_FLAGS, scale)
+#define TESS_LOAD_SCALE(buffer, at)          buffer##_[at]
 #define TESS_IS_ALIGNED(buffer, at, strides) ((((at) | (strides)) & 3u) == 0u)
 #define TESS_STORE_LSE(at, value)            LSE_[at] = (value)
 #define TESS_STORE_PARTIAL(at, value)        workspace_[at] = (value)

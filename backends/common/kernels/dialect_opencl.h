@@ -80,6 +80,11 @@ TESS_FUNCTION ushort4 tess_narrow4(vec4 x) {
 TESS_FUNCTION ushort tess_narrow(float x) { return tess_narrow4((float4)(x)).x; }
 #endif
 
+/* Four codes from byte `at` on, which is a multiple of 4. */
+#define TESS_LOAD_CODES(buffer, at, scale)                                                     \
+    tess_decode(*(const __global uint *)((const __global uchar *)(buffer) + (at)), TESS_FLAGS, \
+                (scale))
+#define TESS_LOAD_SCALE(buffer, at) ((buffer)[at])
 /* Any element's address will do for vload4. Where the vector type itself may be used, GPUs load it
  * at once; CPUs do that anyway. */
 #define TESS_LOAD4(buffer, at) tess_widen(vload4(0, (buffer) + (at)))
@@ -133,10 +138,11 @@ typedef uint4 tess_eight;
 #define TESS_LOAD4_PARTIAL(at)     vload4(0, workspace + (at))
 #define TESS_STORE_LSE(at, x)      (LSE[at] = (x))
 
-#define TESS_BUFFERS                                                                             \
-    const __global tess_element *Q, const __global tess_element *K,                              \
-        const __global tess_element *V, __global tess_element *O, __global float *LSE,           \
-        const __global int *block_table, const __global uint *tables, __global float *workspace, \
+#define TESS_BUFFERS                                                                           \
+    const __global tess_element *Q, const __global tess_element *K,                            \
+        const __global tess_element *V, __global tess_element *O, __global float *LSE,         \
+        const __global int *block_table, const __global float *K_SCALE,                        \
+        const __global float *V_SCALE, const __global uint *tables, __global float *workspace, \
         const tess_args args
 #define TESS_DEPENDENCIES_WAIT
 /* Compilers for CPUs do badly with a return before a barrier. */

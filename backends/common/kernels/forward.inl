@@ -17,7 +17,8 @@
  * ones cut. Threads look up one key each. Numbers past the end stand for the last key, and rows
  * past the tile's for its last row: nothing else needs a test when it is loaded, and nothing
  * outside of the listed blocks is ever read. Such keys count as masked; such rows are not stored.
- * Keys whose page is absent count as masked too, and zeros stand for their K and V.
+ * Keys whose page is absent count as masked too, and zeros stand for their K and V. Codes of 8 bits
+ * become numbers as they are loaded.
  *
  * Softmax runs in base 2, on scores that are not scaled yet: differences of two scores are exact
  * where it matters, however large both are, and only a difference is multiplied by the scale.

@@ -15,18 +15,12 @@ const uint used = present ? tile.packed_rows : 0u; /* rows of the tile that are 
 const uint keys = tess_count_keys(walk, tile TESS_TABLES_OF_KERNEL) * TESS_UINT(present);
 const uint head_dim = TESS_HEAD_DIM;
 
-/* Keys are found from here on: in place, token 0 of the sequence; by slot, that of its entry in
- * the batch; in pages, that of page 0. */
-const uint kv_head = tess_find_kv_head(tile TESS_TABLES_OF_KERNEL),
-           kv_batch = TESS_IS_PAGED ? 0u : TESS_WORD(tile.sequence + TESS_WORD_SEQUENCE_KV_BATCH);
-const tess_offset q_start = TESS_WORD64(tile.sequence + TESS_WORD_SEQUENCE_Q_START) +
-                            TESS_OFFSET(tile.row),
-                  kv_start = TESS_IS_CACHED
-                                 ? TESS_OFFSET(0)
-                                 : TESS_WORD64(tile.sequence + TESS_WORD_SEQUENCE_KV_START);
+const tess_offset q_start =
+    TESS_WORD64(tile.sequence + TESS_WORD_SEQUENCE_Q_START) + TESS_OFFSET(tile.row);
+const tess_origin origin = tess_find_origin(job TESS_TABLES_OF_KERNEL);
 const tess_offset q_base = TESS_FIRST(q, tile, q_start, tile.head);
-const tess_offset k_base = TESS_FIRST_OF(k, kv_batch, kv_start, kv_head);
-const tess_offset v_base = TESS_FIRST_OF(v, kv_batch, kv_start, kv_head);
+const tess_offset k_base = TESS_FIRST_OF(k, origin.batch, origin.start, origin.head);
+const tess_offset v_base = TESS_FIRST_OF(v, origin.batch, origin.start, origin.head);
 
 for (uint r = thread; r < TESS_ROWS; r += TESS_THREADS) {
     const tess_row row =

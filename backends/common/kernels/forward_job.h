@@ -134,17 +134,32 @@ TESS_FUNCTION tess_key tess_find_key(uint u, tess_key_walk walk, tess_tile tile 
 /* Whether K and V lie in pages or by slot, and not one token after the other. */
 #define TESS_IS_CACHED ((TESS_FLAGS & (TESS_ARGS_PAGED | TESS_ARGS_COMPACT)) != 0u)
 #define TESS_IS_PAGED  ((TESS_FLAGS & TESS_ARGS_PAGED) != 0u)
+/* Whether K and V are codes of 8 bits. */
+#define TESS_IS_CODED ((TESS_FLAGS & (TESS_ARGS_E4M3 | TESS_ARGS_I8)) != 0u)
 
 /* A token of a page or TESS_ABSENT; without pages, of the sequence. */
 TESS_STRUCT(tess_place) { uint page, token; };
 
-/* The head of K and V that the job reads. */
-TESS_FUNCTION uint tess_find_kv_head(tess_tile tile TESS_TABLES) {
-    const uint kv_head = tile.head / args.group;
-    return (TESS_FLAGS & TESS_ARGS_COMPACT) != 0u
-               ? TESS_WORD(args.kv_heads_at + kv_head * TESS_KV_HEAD_WORDS +
-                           TESS_WORD_KV_HEAD_POOL_HEAD)
-               : kv_head;
+/* Where keys are found from: in place, token 0 of the sequence; by slot, that of its entry in the
+ * batch; in pages, that of page 0. */
+TESS_STRUCT(tess_origin) {
+    uint batch, head;
+    tess_offset start;
+};
+
+TESS_FUNCTION tess_origin tess_find_origin(uint job TESS_TABLES) {
+    tess_origin origin;
+    const uint sequence = args.sequences_at +
+                          TESS_WORD(job + TESS_WORD_JOB_SEQUENCE) * TESS_SEQUENCE_WORDS,
+               kv_head = TESS_LOW_HALF(TESS_WORD(job + TESS_WORD_JOB_HEAD)) / args.group;
+    origin.head = (TESS_FLAGS & TESS_ARGS_COMPACT) != 0u
+                      ? TESS_WORD(args.kv_heads_at + kv_head * TESS_KV_HEAD_WORDS +
+                                  TESS_WORD_KV_HEAD_POOL_HEAD)
+                      : kv_head;
+    origin.batch = TESS_IS_PAGED ? 0u : TESS_WORD(sequence + TESS_WORD_SEQUENCE_KV_BATCH);
+    origin.start =
+        TESS_IS_CACHED ? TESS_OFFSET(0) : TESS_WORD64(sequence + TESS_WORD_SEQUENCE_KV_START);
+    return origin;
 }
 
 /* Where key t lies, if TESS_IS_CACHED: tess_launch.page. */
@@ -175,6 +190,28 @@ TESS_FUNCTION tess_place tess_find_place(uint t, uint job TESS_PAGES) {
         place.page = id < args.pages ? id : TESS_ABSENT;
     }
     return place;
+}
+
+/* ------------------------------------------------------------------ codes */
+
+/* The number of a code of E4M3, of which there are no infinite ones. One without exponent is the
+ * difference of two numbers that have one: denormal floats may count as 0. */
+TESS_FUNCTION float tess_from_e4m3(uint code) {
+    const uint size = code & 0x7fu, e = size < 8u ? 121u : 120u;
+    const float number = tess_from_bits((e << 23) + (size << 20)) - (size < 8u ? 0.015625f : 0.0f);
+    return tess_from_bits(size == 0x7fu ? 0x7fc00000u
+                                        : tess_to_bits(number) | (code & 0x80u) << 24);
+}
+
+/* The four codes of a word, the lowest byte first, times their scale. */
+TESS_FUNCTION vec4 tess_decode(uint word, uint flags, float scale) {
+    const vec4 four =
+        (flags & TESS_ARGS_I8) != 0u
+            ? VEC4(TESS_FLOAT(TESS_INT(word << 24) >> 24), TESS_FLOAT(TESS_INT(word << 16) >> 24),
+                   TESS_FLOAT(TESS_INT(word << 8) >> 24), TESS_FLOAT(TESS_INT(word) >> 24))
+            : VEC4(tess_from_e4m3(word & 0xffu), tess_from_e4m3(word >> 8 & 0xffu),
+                   tess_from_e4m3(word >> 16 & 0xffu), tess_from_e4m3(word >> 24));
+    return four * scale;
 }
 
 /* ------------------------------------------------------------------ the mask */

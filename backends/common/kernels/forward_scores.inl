@@ -17,18 +17,32 @@
 /* The group of 4 elements at `at` of token 0, of key e. */
 #define TESS_LOAD_KEY(four, load, e) \
     const vec4 four = load(K, at + TESS_OFFSET(key_token[e]) * args.k_token);
-/* The same where keys have pages, any of which may be absent. */
-#define TESS_LOAD_PAGED_KEY(four, load, e)                                     \
-    vec4 four = VEC4(0.0f, 0.0f, 0.0f, 0.0f);                                  \
-    if (key_page[e] != TESS_ABSENT) {                                          \
-        const tess_offset own = at + TESS_OFFSET(key_page[e]) * args.k_batch + \
-                                TESS_OFFSET(key_token[e]) * args.k_token;      \
-        if (TESS_IS_ALIGNED(K, own, 0)) {                                      \
-            four = TESS_LOAD4_ALIGNED(K, own);                                 \
-        } else {                                                               \
-            four = TESS_LOAD4(K, own);                                         \
-        }                                                                      \
+/* The same where keys have pages, any of which may be absent, or are codes. */
+#define TESS_LOAD_PAGED_KEY(four, load, e)                                      \
+    vec4 four = VEC4(0.0f, 0.0f, 0.0f, 0.0f);                                   \
+    if (key_page[e] != TESS_ABSENT) {                                           \
+        const tess_offset own = at + TESS_OFFSET(key_page[e]) * args.k_batch +  \
+                                TESS_OFFSET(key_token[e]) * args.k_token;       \
+        if (TESS_IS_CODED) {                                                    \
+            four = TESS_LOAD_CODES(K, own, TESS_SCALE_OF(k_scale, K_SCALE, e)); \
+        } else if (TESS_IS_ALIGNED(K, own, 0)) {                                \
+            four = TESS_LOAD4_ALIGNED(K, own);                                  \
+        } else {                                                                \
+            four = TESS_LOAD4(K, own);                                          \
+        }                                                                       \
     }
+
+/* Where the scales of the job's keys are found from, in tensor x: looked up again, to hold fewer
+ * values where there are none. */
+#define TESS_FIND_SCALES(x)                                                  \
+    if (TESS_IS_CODED) {                                                     \
+        const tess_origin own = tess_find_origin(job TESS_TABLES_OF_KERNEL); \
+        x##_base = TESS_FIRST_OF(x, own.batch, own.start, own.head);         \
+    }
+/* The scale of key e of the chunk; `scales` is the buffer of x. */
+#define TESS_SCALE_OF(x, scales, e)                                                \
+    TESS_LOAD_SCALE(scales, x##_base + TESS_OFFSET(key_page[e]) * args.x##_batch + \
+                                TESS_OFFSET(key_token[e]) * args.x##_token)
 
 /* A thread transposes 4 keys x 4 dims. */
 #define TESS_LOAD_K(unroll, load_key, load)                                                 \
@@ -59,7 +73,9 @@ for (uint slice = 0u; slice < head_dim; slice += TESS_SLICE_DIMS) {
     } else {
         TESS_LOAD_Q(TESS_LOAD4)
     }
-    if (TESS_IS_PAGED) {
+    if (TESS_IS_PAGED || TESS_IS_CODED) {
+        tess_offset k_scale_base = TESS_OFFSET(0);
+        TESS_FIND_SCALES(k_scale)
         TESS_LOAD_K(TESS_NO_UNROLL, TESS_LOAD_PAGED_KEY, 0)
     } else if (k_aligned) {
         TESS_LOAD_K(TESS_UNROLL, TESS_LOAD_KEY, TESS_LOAD4_ALIGNED)

@@ -13,7 +13,9 @@
 
 for (uint slice = 0u; slice < chunk; slice += TESS_SLICE_KEYS) {
     const uint depth = tess_min(chunk - slice, TESS_UINT(TESS_SLICE_KEYS));
-    if (TESS_IS_PAGED) {
+    if (TESS_IS_PAGED || TESS_IS_CODED) {
+        tess_offset v_scale_base = TESS_OFFSET(0);
+        TESS_FIND_SCALES(v_scale)
         TESS_NO_UNROLL for (uint n = 0u; n < TESS_TURNS(TESS_V_SIZE); n++) {
             const uint e = n * TESS_THREADS + thread;
             if (TESS_INSIDE(e, TESS_V_SIZE)) {
@@ -25,6 +27,8 @@ for (uint slice = 0u; slice < chunk; slice += TESS_SLICE_KEYS) {
                 vec4 four = VEC4(0.0f, 0.0f, 0.0f, 0.0f);
                 if (key_page[key] == TESS_ABSENT) {
                     /* 0 times whatever it holds might be NaN */
+                } else if (TESS_IS_CODED) {
+                    four = TESS_LOAD_CODES(V, own, TESS_SCALE_OF(v_scale, V_SCALE, key));
                 } else if (TESS_IS_ALIGNED(V, own, 0)) {
                     four = TESS_LOAD4_ALIGNED(V, own);
                 } else {

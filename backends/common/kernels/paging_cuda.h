@@ -16,6 +16,9 @@ struct alignas(16) tess_wide {
 #define TESS_PAGING_POOL_ALIGNED              true
 #define TESS_PAGING_TABLE(at)                 (table_words[at])
 #define TESS_PAGING_COPY(to, at, from, place) (to[at] = from[place])
+#define TESS_PAGING_LOAD(from, place)         ((uint)from[place])
+#define TESS_PAGING_SCALE(scales, at)         (scales[at])
+#define TESS_PAGING_STORE_CODES(to, at, word) (*(uint *)((unsigned char *)(to) + (at)) = (word))
 #define TESS_PAGING_COPY_WIDE(to, at, from, place) \
     (*(tess_wide *)(to + (at)) = *(const tess_wide *)(from + (place)))
 
@@ -26,6 +29,7 @@ struct alignas(16) tess_wide {
         append, TESS_BITS)(const TESS_UNIT *__restrict__ NEW_K,                             \
                            const TESS_UNIT *__restrict__ NEW_V, TESS_UNIT *__restrict__ K,  \
                            TESS_UNIT *__restrict__ V, const uint *__restrict__ table_words, \
+                           uint *__restrict__ K_SCALE, uint *__restrict__ V_SCALE,          \
                            const uint *__restrict__ tables, const tess_paging_args args)
 #define TESS_COPY_PAGES_KERNEL                                                      \
     extern "C" __global__ TESS_BOUNDS(TESS_PAGING_THREADS) void TESS_PAGING_NAME(   \

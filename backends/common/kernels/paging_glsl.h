@@ -7,14 +7,19 @@
 #include "paging_args.h"
 #include "words.h"
 
-#define tess_offset     uint
-#define TESS_OFFSET(x)  uint(x)
-#define TESS_INT(x)     int(x)
-#define TESS_UINT(x)    uint(x)
-#define TESS_THREAD     gl_LocalInvocationIndex
-#define TESS_GROUP      (gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x)
-#define TESS_WORD(at)   tables_[at]
-#define TESS_WORD64(at) tables_[at] /* the low half */
+#define tess_offset    uint
+#define TESS_OFFSET(x) uint(x)
+#define TESS_INT(x)    int(x)
+#define TESS_UINT(x)   uint(x)
+#define TESS_FLOAT(x)  float(x)
+#define TESS_FUNCTION
+#define TESS_STRUCT(name) struct name
+#define tess_from_bits(x) uintBitsToFloat(x)
+#define tess_to_bits(x)   floatBitsToUint(x)
+#define TESS_THREAD       gl_LocalInvocationIndex
+#define TESS_GROUP        (gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x)
+#define TESS_WORD(at)     tables_[at]
+#define TESS_WORD64(at)   tables_[at] /* the low half */
 
 #if TESS_BITS == 16
 #define TESS_UNIT         uint16_t
@@ -27,7 +32,12 @@
 layout(set = 0, binding = TESS_BIND_ARGS, std140) uniform tess_args_block {
     tess_paging_args args;
 };
-/* Each tensor is seen twice, as elements and as groups of 16 bytes. */
+/* Each tensor is seen twice, as elements and as groups of 16 bytes, and those of the cache as words
+ * of codes. */
+layout(set = 0, binding = TESS_BIND_POOL_K) writeonly buffer tess_kc { uint K_codes_[]; };
+layout(set = 0, binding = TESS_BIND_POOL_V) writeonly buffer tess_vc { uint V_codes_[]; };
+layout(set = 0, binding = TESS_BIND_POOL_K_SCALE) buffer tess_ks { uint K_SCALE_[]; };
+layout(set = 0, binding = TESS_BIND_POOL_V_SCALE) buffer tess_vs { uint V_SCALE_[]; };
 layout(set = 0, binding = TESS_BIND_NEW_K) readonly buffer tess_nk { TESS_UNIT NEW_K_[]; };
 layout(set = 0, binding = TESS_BIND_NEW_K) readonly buffer tess_nkw { uvec4 NEW_K_wide_[]; };
 layout(set = 0, binding = TESS_BIND_NEW_V) readonly buffer tess_nv { TESS_UNIT NEW_V_[]; };
@@ -43,6 +53,9 @@ layout(set = 0, binding = TESS_BIND_TABLES) readonly buffer tess_tables { uint t
 #define TESS_PAGING_POOL_ALIGNED              true
 #define TESS_PAGING_TABLE(at)                 table_words_[at]
 #define TESS_PAGING_COPY(to, at, from, place) to##_[at] = from##_[place]
+#define TESS_PAGING_LOAD(from, place)         uint(from##_[place])
+#define TESS_PAGING_SCALE(scales, at)         scales##_[at]
+#define TESS_PAGING_STORE_CODES(to, at, word) to##_codes_[(at) / 4u] = (word)
 #define TESS_PAGING_COPY_WIDE(to, at, from, place) \
     to##_wide_[(at) / TESS_PAGING_GROUP] = from##_wide_[(place) / TESS_PAGING_GROUP]
 #define TESS_APPEND_KERNEL     void main()

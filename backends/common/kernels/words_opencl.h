@@ -23,6 +23,7 @@ typedef long tess_offset;
 #define TESS_OFFSET(x)        ((tess_offset)(x))
 #define TESS_INT(x)           ((int)(x))
 #define TESS_UINT(x)          ((uint)(x))
+#define TESS_FLOAT(x)         ((float)(x))
 #define TESS_THREAD           ((uint)get_local_id(0))
 #define TESS_BARRIER          barrier(CLK_LOCAL_MEM_FENCE)
 #define TESS_SHARED(t, n, c)  __local t n[c];
@@ -39,6 +40,8 @@ typedef long tess_offset;
 #define TESS_LOOP_ENTERS(first) false
 #endif
 
+TESS_FUNCTION float tess_from_bits(uint bits) { return as_float(bits); }
+TESS_FUNCTION uint tess_to_bits(float x) { return as_uint(x); }
 TESS_FUNCTION uint tess_min(uint a, uint b) { return min(a, b); }
 
 #endif /* TESS_WORDS_OPENCL_H */

@@ -118,6 +118,43 @@ INLINE void load_row(uint32_t dtype, const void *source, int32_t n, float *out) 
     }
 }
 
+#if !PAIRS
+/* What the scale of a row of K or V is multiplied by, for codes as vector.h gives them. */
+INLINE float code_scale(uint32_t kv_dtype) {
+    return kv_dtype == TESS_F8E4M3 ? CODE_SCALE_E4M3 : 1.0f;
+}
+
+INLINE vf load_codes(uint32_t kv_dtype, const void *source) {
+    return kv_dtype == TESS_I8 ? vfrom_i8(source) : vfrom_e4m3(source);
+}
+
+/* A row of codes of K or V, with its scale, as floats. */
+INLINE void load_coded_row(uint32_t kv_dtype, const char *source, const char *scale, int32_t n,
+                           float *out) {
+    float factor;
+    memcpy(&factor, scale, sizeof factor);
+    factor *= code_scale(kv_dtype);
+    int32_t i = 0;
+    for (; i + VL <= n; i += VL) vstore_any(out + i, load_codes(kv_dtype, source + i) * factor);
+    if (i < n) {
+        char last[16] = {0};
+        float floats[16];
+        memcpy(last, source + i, 8);
+        vstore_any(floats, load_codes(kv_dtype, last) * factor);
+        memcpy(out + i, floats, 8 * sizeof(float));
+    }
+}
+
+/* A row of K or V as floats. */
+INLINE void load_key_row(uint32_t kv_dtype, const char *source, const char *scale, int32_t n,
+                         float *out) {
+    if (kv_dtype >= TESS_F8E4M3)
+        load_coded_row(kv_dtype, source, scale, n, out);
+    else
+        load_row(kv_dtype, source, n, out);
+}
+#endif
+
 /* Elements of rows of Q, K and V as the products take them: floats, or the caller's bf16 as they
  * are. */
 INLINE void load_words(uint32_t dtype, const void *source, int32_t head_dim, float *out) {
@@ -132,6 +169,7 @@ INLINE void load_words(uint32_t dtype, const void *source, int32_t head_dim, flo
 /* Where the caller's rows of a chunk are, for jobs of a few rows. */
 typedef struct direct_rows {
     const char *k[CHUNK], *v[CHUNK];
+    float k_scale[CHUNK], v_scale[CHUNK]; /* of rows of codes, those of E4M3 in their units */
 } direct_rows;
 
 typedef struct task {
@@ -140,9 +178,10 @@ typedef struct task {
     const tess_class *cls;
     job_memory m;
     int32_t head_dim, rows;
-    int64_t esize;
+    int64_t esize, kv_esize;
     int64_t k_stride, v_stride; /* bytes from one token to the next */
-    float scale_log2;           /* |scale| * log2(e): turns <q, k> into the exponent of 2 */
+    int64_t k_scale_stride, v_scale_stride;
+    float scale_log2; /* |scale| * log2(e): turns <q, k> into the exponent of 2 */
     /* of jobs of a few rows: the keys at hand, and room for those and the next ones */
     const cpu_chunk *chunk;
     cpu_chunk chunks[2];
@@ -324,7 +363,8 @@ static void list_prefetches(task *t, const cpu_chunk *chunk) {
 INLINE void prefetch_some(task *t) {
     for (int32_t n = 0; n < t->prefetch_per_step && t->n_prefetched < t->n_to_prefetch; n++) {
         const char *row = t->to_prefetch[t->n_prefetched++];
-        for (int64_t b = 0; b < t->head_dim * t->esize; b += 64) __builtin_prefetch(row + b, 0, 2);
+        for (int64_t b = 0; b < t->head_dim * t->kv_esize; b += 64)
+            __builtin_prefetch(row + b, 0, 2);
     }
 }
 
@@ -634,8 +674,11 @@ static void task_init(state *s, task *t, const tess_launch *launch, const tess_j
     t->head_dim = launch->head_dim;
     t->rows = (int32_t)job->rows * job->heads;
     t->esize = launch->dtype == TESS_F32 ? 4 : 2;
-    t->k_stride = (int64_t)((uint64_t)k->stride_token * (uint64_t)t->esize);
-    t->v_stride = (int64_t)((uint64_t)v->stride_token * (uint64_t)t->esize);
+    t->kv_esize = (int64_t)cpu_kv_size(launch);
+    t->k_stride = (int64_t)((uint64_t)k->stride_token * (uint64_t)t->kv_esize);
+    t->v_stride = (int64_t)((uint64_t)v->stride_token * (uint64_t)t->kv_esize);
+    t->k_scale_stride = launch->tensor[TESS_ROLE_K_SCALE].stride_token * (int64_t)sizeof(float);
+    t->v_scale_stride = launch->tensor[TESS_ROLE_V_SCALE].stride_token * (int64_t)sizeof(float);
     t->scale_log2 = fabsf(launch->scale) * 1.44269504088896340736f;
     layout_memory(&t->m, t->head_dim, (float *)(void *)((char *)s + STATE_BYTES));
 }

@@ -16,8 +16,9 @@ typedef struct cpu_run {
     int32_t count;
     int32_t at; /* the first key's place in the chunk */
     int32_t masked;
-    uint32_t kept;     /* masked: which query blocks keep it (cpu_walk_kept) */
-    const char *k, *v; /* the first key's rows */
+    uint32_t kept;                 /* masked: which query blocks keep it (cpu_walk_kept) */
+    const char *k, *v;             /* the first key's rows */
+    const char *k_scale, *v_scale; /* of K and V of 8 bits: likewise */
 } cpu_run;
 
 typedef struct cpu_chunk {
@@ -31,8 +32,11 @@ typedef struct cpu_keys {
     uint64_t k, v;             /* address of token 0, or of token 0 of page 0 */
     uint64_t k_token, v_token; /* bytes */
     uint64_t k_page, v_page;   /* likewise */
-    const int32_t *table;      /* the sequence's pages; NULL: contiguous */
-    const tess_slot *slots;    /* of its key blocks; NULL: by position */
+    /* The same of the scales, if there are some. */
+    int scaled;
+    uint64_t k_scale, v_scale, k_scale_token, v_scale_token, k_scale_page, v_scale_page;
+    const int32_t *table;   /* the sequence's pages; NULL: contiguous */
+    const tess_slot *slots; /* of its key blocks; NULL: by position */
     int64_t page, pages, kv_start;
 } cpu_keys;
 
@@ -56,17 +60,29 @@ static inline uint64_t cpu_first_row(const tess_tensor *x, uint64_t batch, int64
                     (uint64_t)token * (uint64_t)x->stride_token + head * (uint64_t)x->stride_head);
 }
 
+/* Bytes of an element of K and V. */
+static inline uint64_t cpu_kv_size(const tess_launch *l) {
+    return l->kv_dtype >= TESS_F8E4M3 ? 1 : l->kv_dtype == TESS_F32 ? 4 : 2;
+}
+
 static inline void cpu_keys_start(cpu_keys *keys, const tess_launch *l, const tess_job *job) {
     const tess_sequence *s = &l->tables->sequences[job->sequence];
     const tess_tensor *k = &l->tensor[TESS_ROLE_K], *v = &l->tensor[TESS_ROLE_V],
                       *table = &l->tensor[TESS_ROLE_BLOCK_TABLE];
-    const uint64_t esize = l->dtype == TESS_F32 ? 4 : 2;
+    const tess_tensor *k_scale = &l->tensor[TESS_ROLE_K_SCALE],
+                      *v_scale = &l->tensor[TESS_ROLE_V_SCALE];
+    const uint64_t esize = cpu_kv_size(l), scale_size = sizeof(float);
     const int in_place = !l->page && !l->compact;
     uint64_t head = job->head / l->group, batch = s->kv_batch;
     *keys = (cpu_keys){.k_token = (uint64_t)k->stride_token * esize,
                        .v_token = (uint64_t)v->stride_token * esize,
                        .k_page = (uint64_t)k->stride_batch * esize,
                        .v_page = (uint64_t)v->stride_batch * esize,
+                       .scaled = l->kv_dtype >= TESS_F8E4M3,
+                       .k_scale_token = (uint64_t)k_scale->stride_token * scale_size,
+                       .v_scale_token = (uint64_t)v_scale->stride_token * scale_size,
+                       .k_scale_page = (uint64_t)k_scale->stride_batch * scale_size,
+                       .v_scale_page = (uint64_t)v_scale->stride_batch * scale_size,
                        .page = l->page,
                        .pages = l->pages,
                        .kv_start = s->kv_start};
@@ -80,8 +96,11 @@ static inline void cpu_keys_start(cpu_keys *keys, const tess_launch *l, const te
                       batch * (uint64_t)table->stride_batch;
         batch = 0;
     }
-    keys->k = cpu_first_row(k, batch, in_place ? s->kv_start : 0, head, esize);
-    keys->v = cpu_first_row(v, batch, in_place ? s->kv_start : 0, head, esize);
+    const int64_t first = in_place ? s->kv_start : 0;
+    keys->k = cpu_first_row(k, batch, first, head, esize);
+    keys->v = cpu_first_row(v, batch, first, head, esize);
+    keys->k_scale = cpu_first_row(k_scale, batch, first, head, scale_size);
+    keys->v_scale = cpu_first_row(v_scale, batch, first, head, scale_size);
 }
 
 /* Finds the rows of `count` keys from token t of a block on, or of as many of them as lie together,
@@ -106,6 +125,11 @@ static inline int32_t cpu_keys_find(const cpu_keys *keys, int64_t block, int64_t
     }
     r->k = (const char *)(uintptr_t)(keys->k + page * keys->k_page + at * keys->k_token);
     r->v = (const char *)(uintptr_t)(keys->v + page * keys->v_page + at * keys->v_token);
+    if (!keys->scaled) return count;
+    r->k_scale = (const char *)(uintptr_t)(keys->k_scale + page * keys->k_scale_page +
+                                           at * keys->k_scale_token);
+    r->v_scale = (const char *)(uintptr_t)(keys->v_scale + page * keys->v_scale_page +
+                                           at * keys->v_scale_token);
     return count;
 }
 

@@ -12,16 +12,20 @@
 /* Elements [i, i + VL) of a row of n; of a 16-float vector the second half may lie past the end: it
  * is zero then and not read. */
 INLINE vf load_elements(uint32_t dtype, const char *row, int32_t i, int32_t n) {
-    const char *at = row + (size_t)i * (dtype == TESS_F32 ? 4 : 2);
+    const size_t size = dtype == TESS_F32 ? 4 : dtype >= TESS_F8E4M3 ? 1 : 2;
+    const char *at = row + (size_t)i * size;
 #if VL > 8
     char part[VL * 4] __attribute__((aligned(64)));
     if (i + VL > n) {
         memset(part, 0, sizeof part);
-        memcpy(part, at, dtype == TESS_F32 ? 32 : 16);
+        memcpy(part, at, 8 * size);
         at = part;
     }
 #else
     (void)n;
+#endif
+#if !PAIRS
+    if (dtype >= TESS_F8E4M3) return load_codes(dtype, at);
 #endif
     if (dtype == TESS_F32) return vload_any(at);
     return dtype == TESS_F16 ? vfrom_f16((const uint16_t *)(const void *)at)
@@ -54,10 +58,11 @@ INLINE void direct_products(const job_memory *m, const uint32_t dtype, const cha
 
 /* Scores of VL keys against all rows, DIRECT_KEYS at a time, so that Q is loaded once for them.
  * Sums over elements stay in lanes until all keys are there. */
-INLINE void direct_scores(const task *t, const uint32_t dtype, const char *const *keys, int32_t at,
+INLINE void direct_scores(const task *t, const uint32_t dtype, const direct_rows *now, int32_t at,
                           const int rows) {
     const job_memory *m = &t->m;
-    const int64_t bytes = (int64_t)t->head_dim * t->esize;
+    const char *const *keys = now->k + at;
+    const int64_t bytes = (int64_t)t->head_dim * t->kv_esize;
     vf acc[DIRECT_ROWS][VL];
     for (int i = 0; i < VL; i += DIRECT_KEYS) {
         direct_prefetch(t->turns, DIRECT_KEYS, bytes);
@@ -73,14 +78,18 @@ INLINE void direct_scores(const task *t, const uint32_t dtype, const char *const
         for (int r = 0; r < rows; r++) UNROLL
         for (int n = 0; n < DIRECT_KEYS; n++) acc[r][i + n] = sum[r][n];
     }
-    for (int r = 0; r < rows; r++) vstore(m->s + (size_t)r * CHUNK + at, vsum_each(acc[r]));
+    for (int r = 0; r < rows; r++) {
+        vf sums = vsum_each(acc[r]);
+        if (dtype >= TESS_F8E4M3) sums *= vload_any(now->k_scale + at);
+        vstore(m->s + (size_t)r * CHUNK + at, sums);
+    }
 }
 
 /* O of some rows += P V over the chunk, DIRECT_SPAN vectors of O at a time. */
 INLINE void direct_values(const task *t, const uint32_t dtype, const char *const *values,
                           const int rows) {
     const job_memory *m = &t->m;
-    const int64_t bytes = (int64_t)t->head_dim * t->esize;
+    const int64_t bytes = (int64_t)t->head_dim * t->kv_esize;
     for (int32_t d = 0; d < t->head_dim; d += DIRECT_SPAN * VL) {
         vf acc[DIRECT_ROWS][DIRECT_SPAN];
         const int32_t left = (t->head_dim - d + VL - 1) / VL,
@@ -135,7 +144,8 @@ static void direct_mask(const task *t, int32_t r) {
     for (int32_t key = t->chunk->keys; key < CHUNK; key++) s[key] = -INFINITY;
 }
 
-static void direct_softmax(const task *t, int32_t r) {
+/* `v_scale`: of each key, or NULL; P is multiplied by it. */
+static void direct_softmax(const task *t, int32_t r, const float *v_scale) {
     const job_memory *m = &t->m;
     float *s = m->s + (size_t)r * CHUNK;
     vf s_max = vset(-INFINITY), sum = vset(0.0f);
@@ -155,10 +165,21 @@ static void direct_softmax(const task *t, int32_t r) {
     for (int32_t key = 0; key < CHUNK; key += VL) {
         const vf p = vexp2((vload(s + key) - bias) * scale_log2);
         sum += p;
-        vstore(s + key, p);
+        vstore(s + key, v_scale ? p * vload_any(v_scale + key) : p);
     }
     for (int i = 0; i < VL; i++) total += sum[i];
     m->row_sum[r] += total;
+}
+
+static void direct_scales(const task *t, const cpu_run *run, direct_rows *rows) {
+    const float unit = t->launch->kv_dtype == TESS_F8E4M3 ? CODE_SCALE_E4M3 : 1.0f;
+    for (int32_t i = 0; i < run->count; i++) {
+        float k, v;
+        memcpy(&k, run->k_scale + i * t->k_scale_stride, sizeof k);
+        memcpy(&v, run->v_scale + i * t->v_scale_stride, sizeof v);
+        rows->k_scale[run->at + i] = k * unit;
+        rows->v_scale[run->at + i] = v * unit;
+    }
 }
 
 static void direct_locate(const task *t, const cpu_chunk *chunk, direct_rows *rows) {
@@ -168,6 +189,7 @@ static void direct_locate(const task *t, const cpu_chunk *chunk, direct_rows *ro
             rows->k[run->at + i] = run->k + i * t->k_stride;
             rows->v[run->at + i] = run->v + i * t->v_stride;
         }
+        if (t->launch->kv_dtype >= TESS_F8E4M3) direct_scales(t, run, rows);
     }
     /* The last vector of keys is completed with any key; its scores are replaced by -inf. */
     for (int32_t key = chunk->keys; key < round_up(chunk->keys, VL); key++)
@@ -185,16 +207,15 @@ static void direct_advance(task *t) {
 INLINE void direct_chunk(task *t, const uint32_t dtype, const int rows) {
     const direct_rows *now = &t->direct[t->turn];
     t->chunk = &t->chunks[t->turn];
-    for (int32_t key = 0; key < t->chunk->keys; key += VL)
-        direct_scores(t, dtype, now->k + key, key, rows);
+    for (int32_t key = 0; key < t->chunk->keys; key += VL) direct_scores(t, dtype, now, key, rows);
     for (int r = 0; r < rows; r++) {
         direct_mask(t, r);
-        direct_softmax(t, r);
+        direct_softmax(t, r, dtype >= TESS_F8E4M3 ? now->v_scale : NULL);
     }
     direct_values(t, dtype, now->v, rows);
 }
 
-/* Zeroed copies of the first rows complete the row count of the compiled variants. */
+/* For each type of K and V; rows of zeros complete the number of rows of what is compiled. */
 static __attribute__((noinline)) void direct_f32(task *t) {
     t->rows == 1 ? direct_chunk(t, TESS_F32, 1) : direct_chunk(t, TESS_F32, DIRECT_ROWS);
 }
@@ -205,13 +226,26 @@ static __attribute__((noinline)) void direct_bf16(task *t) {
     t->rows == 1 ? direct_chunk(t, TESS_BF16, 1) : direct_chunk(t, TESS_BF16, DIRECT_ROWS);
 }
 
+#if !PAIRS
+static __attribute__((noinline)) void direct_e4m3(task *t) {
+    t->rows == 1 ? direct_chunk(t, TESS_F8E4M3, 1) : direct_chunk(t, TESS_F8E4M3, DIRECT_ROWS);
+}
+static __attribute__((noinline)) void direct_i8(task *t) {
+    t->rows == 1 ? direct_chunk(t, TESS_I8, 1) : direct_chunk(t, TESS_I8, DIRECT_ROWS);
+}
+#endif
+
 static void direct_step(task *t) {
-    if (t->launch->dtype == TESS_F32)
-        direct_f32(t);
-    else if (t->launch->dtype == TESS_F16)
-        direct_f16(t);
-    else
-        direct_bf16(t);
+    switch (t->launch->kv_dtype) {
+    case TESS_F32: direct_f32(t); break;
+    case TESS_F16: direct_f16(t); break;
+    case TESS_BF16: direct_bf16(t); break;
+#if !PAIRS
+    case TESS_F8E4M3: direct_e4m3(t); break;
+    case TESS_I8: direct_i8(t); break;
+#endif
+    default: break;
+    }
 }
 
 /* Gives job number n of those that take turns its part of the arrays, which hold many rows; scores
@@ -285,7 +319,7 @@ static void direct_list(direct_turns *turns) {
 /* Jobs that are ready take turns, a chunk each. */
 static void direct_rounds(direct_turns *turns) {
     const task *any = turns->task[0];
-    const int64_t bytes = (int64_t)any->head_dim * any->esize;
+    const int64_t bytes = (int64_t)any->head_dim * any->kv_esize;
     direct_list(turns);
     direct_prefetch(turns, turns->rows, bytes);
     for (int more = 1; more;) {

@@ -227,6 +227,52 @@ INLINE void vto_f16(uint16_t *p, vf v) {
 #endif
 }
 
+/* Codes of 8 bits. Those of E4M3 give CODE_SCALE_E4M3 times less than their number, which the scale
+ * of their row makes up for: moved to the places of float16, that is what they are, denormal ones
+ * and all. Only NaN has to be put there. */
+#define CODE_SCALE_E4M3 256.0f
+typedef uint8_t vb __attribute__((vector_size(VL)));
+typedef int8_t vc __attribute__((vector_size(VL)));
+
+INLINE vf vfrom_i8(const void *p) {
+#if VL == 16 && defined(__AVX512F__)
+    return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p)));
+#elif VL == 8 && defined(__AVX2__)
+    return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p)));
+#else
+    vc codes;
+    memcpy(&codes, p, VL);
+    return __builtin_convertvector(__builtin_convertvector(codes, vi), vf);
+#endif
+}
+
+INLINE vf vfrom_e4m3(const void *p) {
+#if VL == 16 && defined(__AVX512BW__) && defined(__AVX512VL__)
+    const __m128i codes = _mm_loadu_si128(p);
+    const __m128i low = _mm_set1_epi8(0x7f);
+    const __mmask16 numbers = _mm_cmpneq_epi8_mask(_mm_and_si128(codes, low), low);
+    const __m256i halves = _mm256_and_si256(_mm256_slli_epi16(_mm256_cvtepi8_epi16(codes), 7),
+                                            _mm256_set1_epi16((short)0xbf80));
+    return (vf)_mm512_mask_cvtph_ps(_mm512_set1_ps(__builtin_nanf("")), numbers, halves);
+#elif VL == 8 && defined(__AVX2__) && defined(__F16C__)
+    const __m128i codes = _mm_cvtepi8_epi16(_mm_loadl_epi64(p));
+    const __m128i low = _mm_set1_epi16(0x7f);
+    const __m128i none = _mm_cmpeq_epi16(_mm_and_si128(codes, low), low);
+    const __m128i halves = _mm_and_si128(_mm_slli_epi16(codes, 7), _mm_set1_epi16((short)0xbf80));
+    return (vf)_mm256_cvtph_ps(_mm_or_si128(halves, _mm_and_si128(none, _mm_set1_epi16(0x7e00))));
+#else
+    vb codes;
+    memcpy(&codes, p, VL);
+    const vu all = __builtin_convertvector(codes, vu), size = all & 0x7f;
+    /* A code without exponent is the difference of two numbers that have one. */
+    const vu tiny = (vu)(size < 8) & (1u << 23);
+    const vf number =
+        (vf)((size << 20) + (112u << 23) + tiny) - (vf)((vu)(size < 8) & (113u << 23));
+    const vu none = (vu)(size == 0x7f) & 0x7fc00000u;
+    return (vf)((vu)number | (all & 0x80) << 24 | none);
+#endif
+}
+
 /* The two halves of a and b interleaved: a0 b0 a1 b1 ... */
 #if VL == 16
 #define vzip_low(a, b) \

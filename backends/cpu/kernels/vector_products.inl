@@ -10,9 +10,15 @@
 static void pack_keys(const task *t, const cpu_chunk *chunk, float *packed) {
     for (int32_t n = 0; n < chunk->n_runs; n++) {
         const cpu_run *run = &chunk->run[n];
-        for (int32_t i = 0; i < run->count; i++)
-            load_words(t->launch->dtype, run->k + i * t->k_stride, t->head_dim,
-                       packed + (size_t)(run->at + i) * t->m.k_pitch);
+        for (int32_t i = 0; i < run->count; i++) {
+            float *out = packed + (size_t)(run->at + i) * t->m.k_pitch;
+#if PAIRS
+            load_words(t->launch->dtype, run->k + i * t->k_stride, t->head_dim, out);
+#else
+            load_key_row(t->launch->kv_dtype, run->k + i * t->k_stride,
+                         run->k_scale + i * t->k_scale_stride, t->head_dim, out);
+#endif
+        }
     }
     /* The rest of the last group is computed too, and not looked at. */
     for (int32_t key = chunk->keys; key < round_up(chunk->keys, GROUP); key++)
@@ -52,8 +58,9 @@ static void pack_values(const task *t, const cpu_chunk *chunk, float *packed) {
         for (int32_t i = 0; i < run->count; i++) {
             const char *row = run->v + i * t->v_stride;
             float *out = packed + (size_t)(run->at + i) * DB;
-            if (t->launch->dtype != TESS_F32) {
-                load_row(t->launch->dtype, row, t->head_dim, t->m.rows);
+            if (t->launch->kv_dtype != TESS_F32) {
+                load_key_row(t->launch->kv_dtype, row, run->v_scale + i * t->v_scale_stride,
+                             t->head_dim, t->m.rows);
                 row = (const char *)t->m.rows;
             }
             for (int32_t d = 0; d < t->head_dim; d += DB)
