@@ -379,8 +379,7 @@ static void test_infos(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_every_cut),
-                                       cmocka_unit_test(test_descriptor_sizes),
-                                       cmocka_unit_test(test_infos)};
+    const struct CMUnitTest tests[] = {TEST(test_every_cut), TEST(test_descriptor_sizes),
+                                       TEST(test_infos)};
     return cmocka_run_group_tests_name("structures of other versions", tests, setup, teardown);
 }

@@ -588,11 +588,9 @@ int main(int argc, char **argv) {
     find_backend(runtime, backend, &info);
     tess_runtime_release(runtime);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_listing),     cmocka_unit_test(test_two_devices),
-        cmocka_unit_test(test_wrapping),    cmocka_unit_test(test_images),
-        cmocka_unit_test(test_images_sm80), cmocka_unit_test(test_images_decode),
-        cmocka_unit_test(test_portable),    cmocka_unit_test(test_sm80),
-        cmocka_unit_test(test_decode),      cmocka_unit_test(test_sm90),
-        cmocka_unit_test(test_serving),     cmocka_unit_test(test_run_calls)};
+        TEST(test_listing),  TEST(test_two_devices), TEST(test_wrapping),
+        TEST(test_images),   TEST(test_images_sm80), TEST(test_images_decode),
+        TEST(test_portable), TEST(test_sm80),        TEST(test_decode),
+        TEST(test_sm90),     TEST(test_serving),     TEST(test_run_calls)};
     return cmocka_run_group_tests_name("calls of a driver", tests, NULL, NULL);
 }

@@ -227,12 +227,6 @@ static int is_right(tess_status status, int code, int opened, int seen) {
     }
 }
 
-static void inject(int call, int code, int sticky) {
-    reset();
-    control->fail_at = call;
-    control->code = code;
-    control->sticky = sticky;
-}
 LIFE_TESTS(control, 100, MOST_CALLS)
 
 /* Two devices of one backend: one is lost in its k-th call, the other goes on, and the first can be
@@ -291,10 +285,8 @@ static long again_live(void) {
 
 static void test_same_plan_again(void **state) {
     (void)state;
-    static const struct {
-        int code;
-        tess_status status;
-    } codes[] = {{OUT_OF_MEMORY, TESS_ERROR_OUT_OF_MEMORY}, {INVALID_VALUE, TESS_ERROR_NATIVE}};
+    static const again_fault codes[] = {{OUT_OF_MEMORY, TESS_ERROR_OUT_OF_MEMORY},
+                                        {INVALID_VALUE, TESS_ERROR_NATIVE}};
     const again ways[] = {{again_fail, failures, failed, again_run, again_live},
                           {again_fail, failures, failed, again_run_timed, again_live}};
     test_heap heap;
@@ -362,16 +354,7 @@ static void test_same_device_again(void **state) {
     }
 }
 
-static void test_server_again(void **state) {
-    (void)state;
-    const again a = {.inject = again_fail, .failures = failures, .failed = failed};
-    test_heap heap;
-    test_heap_init(&heap, 0, 0);
-    reset();
-    again_code = OUT_OF_MEMORY;
-    server_again(&heap, id_of(0), &a, TESS_ERROR_OUT_OF_MEMORY);
-    nothing_lives(&heap, 0);
-}
+SERVER_TEST(OUT_OF_MEMORY, id_of(0))
 
 /* Work that never ends: a wait ends at its limit, and the device stays usable. */
 static void test_wait_ends(void **state) {
@@ -432,11 +415,11 @@ int main(int argc, char **argv) {
     control = driver->control;
     /* The quick ones first: they find most of what is wrong. */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_wait_ends),
-        cmocka_unit_test(test_little_memory),
-        cmocka_unit_test(test_same_plan_again),
-        cmocka_unit_test(test_same_device_again),
-        cmocka_unit_test(test_server_again),
+        TEST(test_wait_ends),
+        TEST(test_little_memory),
+        TEST(test_same_plan_again),
+        TEST(test_same_device_again),
+        TEST(test_server_again),
         LIFE_TEST("no memory, once", test_calls_fail, OUT_OF_MEMORY, 0),
         LIFE_TEST("no memory from then on", test_calls_fail, OUT_OF_MEMORY, 1),
         LIFE_TEST("lost, once", test_calls_fail, LAUNCH_FAILED, 0),
@@ -445,8 +428,8 @@ int main(int argc, char **argv) {
         LIFE_TEST("invalid image from then on", test_calls_fail, INVALID_IMAGE, 1),
         LIFE_TEST("unexpected, once", test_calls_fail, INVALID_VALUE, 0),
         LIFE_TEST("unexpected from then on", test_calls_fail, INVALID_VALUE, 1),
-        cmocka_unit_test(test_no_host_memory),
-        cmocka_unit_test(test_other_device_goes_on),
+        TEST(test_no_host_memory),
+        TEST(test_other_device_goes_on),
     };
     return cmocka_run_group_tests_name("faults of a driver", tests, NULL, NULL);
 }

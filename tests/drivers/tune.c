@@ -125,9 +125,7 @@ int main(int argc, char **argv) {
     const int file = mkstemp(path);
     if (file < 0) return 1;
     close(file);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_own_table),
-                                       cmocka_unit_test(test_file),
-                                       cmocka_unit_test(test_refusals)};
+    const struct CMUnitTest tests[] = {TEST(test_own_table), TEST(test_file), TEST(test_refusals)};
     const int failed =
         cmocka_run_group_tests_name("tune tables of a driver's backend", tests, NULL, NULL);
     unlink(path);

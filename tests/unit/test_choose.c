@@ -182,10 +182,7 @@ static void test_failures(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
-        TEST(test_names),      TEST(test_careless),   TEST(test_setting),     TEST(test_order),
-        TEST(test_operations), TEST(test_only_named), TEST(test_unavailable), TEST(test_failures),
-    };
-    return cmocka_run_group_tests_name("the choice of a kernel", tests, NULL, NULL);
+    return RUN_TESTS_BETWEEN(setup, teardown, TEST(test_names), TEST(test_careless),
+                             TEST(test_setting), TEST(test_order), TEST(test_operations),
+                             TEST(test_only_named), TEST(test_unavailable), TEST(test_failures));
 }

@@ -335,6 +335,13 @@ static void instance_of(instance *c, tess_pattern pattern, int32_t heads, int32_
     c->sequences[0] = (tess_sequence){.q_len = q_len, .kv_len = kv_len, .q_first = kv_len - q_len};
 }
 
+/* As many queries as keys, in tiles of so many rows. */
+static void square_of(instance *c, tess_pattern pattern, int32_t heads, int32_t kv_heads,
+                      int32_t tokens, int32_t tile_rows) {
+    instance_of(c, pattern, heads, kv_heads, tokens, tokens, tokens);
+    c->tile_rows = tile_rows;
+}
+
 static void test_against_formulas(void **state) {
     (void)state;
     uint64_t seed = 31, split = 0, packed = 0;
@@ -405,8 +412,7 @@ static void test_block_sizes(void **state) {
 static void test_known_jobs(void **state) {
     (void)state;
     instance c;
-    instance_of(&c, s2_pattern(64, 8, 64, 0), 64, 64, 131072, 131072, 131072);
-    c.tile_rows = 128;
+    square_of(&c, s2_pattern(64, 8, 64, 0), 64, 64, 131072, 128);
     c.pack_rows = 16;
     instance_plan(&c);
     assert_int_equal(65536, c.jobs.n_jobs);
@@ -484,8 +490,7 @@ static void test_decode(void **state) {
 static void test_dense_from_end(void **state) {
     (void)state;
     instance c;
-    instance_of(&c, dense_pattern(64), 1, 1, 1000, 1000, 1000);
-    c.tile_rows = 192;
+    square_of(&c, dense_pattern(64), 1, 1, 1000, 192);
     c.from_end = true;
     instance_plan(&c);
     static const uint32_t row[] = {808, 616, 424, 232, 40, 0}, blocks[] = {16, 13, 10, 7, 4, 1};
@@ -503,8 +508,7 @@ static void test_dense_from_end(void **state) {
 static void test_cut_blocks(void **state) {
     (void)state;
     instance c;
-    instance_of(&c, s2_pattern(48, 2, 4, 0), 4, 4, 640, 640, 640);
-    c.tile_rows = 128;
+    square_of(&c, s2_pattern(48, 2, 4, 0), 4, 4, 640, 128);
     instance_plan(&c);
     assert_int_equal(4 * 5, c.jobs.n_jobs);
     for (uint64_t n = 0; n < c.jobs.n_jobs; n++) {
@@ -519,8 +523,7 @@ static void test_cut_blocks(void **state) {
 static void test_many_blocks(void **state) {
     (void)state;
     instance c;
-    instance_of(&c, dense_pattern(1), 2, 1, 100000, 100000, 100000);
-    c.tile_rows = 32;
+    square_of(&c, dense_pattern(1), 2, 1, 100000, 32);
     instance_plan(&c);
     assert_int_equal(2 * 3125, c.jobs.n_jobs);
     assert_int_equal(3, c.jobs.order.shift);
@@ -639,10 +642,9 @@ static void test_failing_memory(void **state) {
 }
 
 int main(void) {
-#define TEST(name) cmocka_unit_test_setup_teardown(name, runtime_setup, runtime_teardown)
-    return RUN_TESTS(TEST(test_against_formulas), TEST(test_tall_tiles), TEST(test_block_sizes),
-                     TEST(test_known_jobs), TEST(test_known_parts), TEST(test_decode),
-                     TEST(test_dense_from_end), TEST(test_cut_blocks), TEST(test_many_blocks),
-                     TEST(test_too_many_jobs), TEST(test_too_many_entries),
-                     TEST(test_failing_memory));
+    return RUN_TESTS_BETWEEN(
+        runtime_setup, runtime_teardown, TEST(test_against_formulas), TEST(test_tall_tiles),
+        TEST(test_block_sizes), TEST(test_known_jobs), TEST(test_known_parts), TEST(test_decode),
+        TEST(test_dense_from_end), TEST(test_cut_blocks), TEST(test_many_blocks),
+        TEST(test_too_many_jobs), TEST(test_too_many_entries), TEST(test_failing_memory));
 }

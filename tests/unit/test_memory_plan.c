@@ -130,9 +130,9 @@ static void test_overflow(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tables),
-        cmocka_unit_test(test_workspace),
-        cmocka_unit_test(test_overflow),
+        TEST(test_tables),
+        TEST(test_workspace),
+        TEST(test_overflow),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -90,9 +90,6 @@ static void test_empty_jobs_count(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_fixed_parts, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_asked_parts, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_empty_jobs_count, runtime_setup, runtime_teardown)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return RUN_TESTS_BETWEEN(runtime_setup, runtime_teardown, TEST(test_fixed_parts),
+                             TEST(test_asked_parts), TEST(test_empty_jobs_count));
 }

@@ -702,9 +702,9 @@ static void test_fork(void **state) {
 }
 
 int main(void) {
-#define TEST(name) cmocka_unit_test_setup_teardown(name, device_setup, device_teardown)
-    return RUN_TESTS(TEST(test_auto_split), TEST(test_batch_invariant), TEST(test_class_lists),
-                     TEST(test_tile_rows), TEST(test_key), TEST(test_ranges), TEST(test_tensors),
-                     TEST(test_refusals), TEST(test_tables_on_device), TEST(test_faults),
-                     TEST(test_device_lost), TEST(test_references), TEST(test_fork));
+    return RUN_TESTS_BETWEEN(
+        device_setup, device_teardown, TEST(test_auto_split), TEST(test_batch_invariant),
+        TEST(test_class_lists), TEST(test_tile_rows), TEST(test_key), TEST(test_ranges),
+        TEST(test_tensors), TEST(test_refusals), TEST(test_tables_on_device), TEST(test_faults),
+        TEST(test_device_lost), TEST(test_references), TEST(test_fork));
 }

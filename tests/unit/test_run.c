@@ -500,9 +500,8 @@ static void test_failures(void **state) {
 }
 
 int main(void) {
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, run_teardown)
-    return RUN_TESTS(TEST(test_launch), TEST(test_ranges), TEST(test_tensors),
-                     TEST(test_outputs_apart), TEST(test_lengths), TEST(test_empty),
-                     TEST(test_workspace), TEST(test_reserved), TEST(test_objects),
-                     TEST(test_failures));
+    return RUN_TESTS_BETWEEN(setup, run_teardown, TEST(test_launch), TEST(test_ranges),
+                             TEST(test_tensors), TEST(test_outputs_apart), TEST(test_lengths),
+                             TEST(test_empty), TEST(test_workspace), TEST(test_reserved),
+                             TEST(test_objects), TEST(test_failures));
 }

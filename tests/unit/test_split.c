@@ -344,8 +344,7 @@ static void test_short_tiles(void **state) {
 }
 
 int main(void) {
-#define TEST(name) cmocka_unit_test_setup_teardown(name, runtime_setup, runtime_teardown)
-    return RUN_TESTS(TEST(test_counts_around_a_wave), TEST(test_many_lengths), TEST(test_ties),
-                     TEST(test_shapes), TEST(test_orders), TEST(test_costs),
-                     TEST(test_short_tiles));
+    return RUN_TESTS_BETWEEN(runtime_setup, runtime_teardown, TEST(test_counts_around_a_wave),
+                             TEST(test_many_lengths), TEST(test_ties), TEST(test_shapes),
+                             TEST(test_orders), TEST(test_costs), TEST(test_short_tiles));
 }

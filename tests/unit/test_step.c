@@ -547,11 +547,6 @@ static void test_rule(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_same_jobs, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_room, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_hostile_lengths, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_rule, runtime_setup, runtime_teardown),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return RUN_TESTS_BETWEEN(runtime_setup, runtime_teardown, TEST(test_same_jobs), TEST(test_room),
+                             TEST(test_hostile_lengths), TEST(test_rule));
 }
