@@ -9,14 +9,15 @@
 typedef struct instance {
     int32_t head_dim;
     uint32_t rows;
-    uint32_t groups; /* workgroups that a multiprocessor has registers for */
+    uint32_t groups; /* workgroups of least size that a multiprocessor has registers for */
 } instance;
 
 #define INSTANCE(head_dim, rows, groups) {head_dim, rows, groups},
 static const instance instances[] = {TESS_DECODE_INSTANCES(INSTANCE)};
 
-#define FITS(head_dim, rows, groups)                                  \
-    _Static_assert(TESS_DECODE_SHARED(head_dim, rows, 1) <= 99 << 10, \
+#define FITS(head_dim, rows, groups)                                                \
+    _Static_assert(TESS_DECODE_SHARED(head_dim, rows, TESS_DECODE_WARPS * (groups), \
+                                      TESS_DECODE_WARPS, 1) <= 99 << 10,            \
                    "every device has this much workgroup memory");
 TESS_DECODE_INSTANCES(FITS)
 
@@ -51,31 +52,63 @@ static const instance *find(int32_t head_dim, int64_t rows) {
     return best;
 }
 
-static uint32_t stages_with(const instance *x, unsigned bytes) {
-    uint32_t stages = TESS_DECODE_STAGES;
-    while (stages > 0 && TESS_DECODE_SHARED((unsigned)x->head_dim, x->rows, stages) > bytes)
-        stages--;
-    return stages;
+/* The workgroups that a multiprocessor runs at a time, the warps of each, and their stages. */
+typedef struct launch_shape {
+    uint32_t groups, warps, stages;
+} launch_shape;
+
+static unsigned shared_bytes(const instance *x, const launch_shape *s) {
+    return TESS_DECODE_SHARED((unsigned)x->head_dim, x->rows, TESS_DECODE_WARPS * x->groups,
+                              s->warps, s->stages);
 }
 
-/* How the workgroups of a multiprocessor share its memory. */
-typedef struct sharing {
-    uint32_t groups, stages;
-} sharing;
+/* `groups` workgroups of `warps` warps; as many stages as there is memory. */
+static launch_shape shape_of(const tess_driver_device *d, const instance *x, uint32_t groups,
+                             uint32_t warps) {
+    enum { DRIVERS_OWN = 1 << 10 /* of each workgroup's memory */ };
+    const unsigned bytes = machine_of(d)->shared_bytes / groups - DRIVERS_OWN;
+    launch_shape s = {groups, warps, TESS_DECODE_STAGES};
+    while (s.stages > 0 && shared_bytes(x, &s) > bytes) s.stages--;
+    return s;
+}
 
 /* As many workgroups as have two stages each. */
-static sharing share(const tess_driver_device *d, const instance *x) {
-    enum { LEAST_STAGES = 2, DRIVERS_OWN = 1 << 10 /* of each workgroup's memory */ };
-    const unsigned bytes = machine_of(d)->shared_bytes;
+static launch_shape smallest_shape(const tess_driver_device *d, const instance *x) {
+    enum { LEAST_STAGES = 2 };
     for (uint32_t groups = x->groups; groups > 1; groups--) {
-        const uint32_t stages = stages_with(x, bytes / groups - DRIVERS_OWN);
-        if (stages >= LEAST_STAGES) return (sharing){groups, stages};
+        const launch_shape s = shape_of(d, x, groups, TESS_DECODE_WARPS);
+        if (s.stages >= LEAST_STAGES) return s;
     }
-    return (sharing){1, stages_with(x, bytes - DRIVERS_OWN)};
+    return shape_of(d, x, 1, TESS_DECODE_WARPS);
 }
 
-static unsigned shared_bytes(const tess_driver_device *d, const instance *x) {
-    return TESS_DECODE_SHARED((unsigned)x->head_dim, x->rows, share(d, x).stages);
+static uint64_t units_of(const tess_driver_device *d) {
+    return d->units > 0 ? (uint64_t)d->units : 1;
+}
+
+/* The largest workgroup: one for a multiprocessor. */
+static launch_shape largest_shape(const tess_driver_device *d, const instance *x) {
+    return shape_of(d, x, 1, TESS_DECODE_WARPS * smallest_shape(d, x).groups);
+}
+
+/* Jobs of unsplit rows that nearly fill the device with larger workgroups need no merge. Fewer jobs
+ * have to be split: with fewer workgroups into fewer parts, which are merged sooner. */
+static launch_shape shape_for(const tess_driver_device *d, const instance *x,
+                              const tess_kernel_key *key) {
+    const launch_shape least = smallest_shape(d, x);
+    const uint64_t most = least.groups * units_of(d),
+                   tiles = ((uint64_t)key->max_q_len * key->group + x->rows - 1) / x->rows;
+    if (tiles > most || key->batch > most) return least;
+    const uint64_t jobs = tiles * key->batch * (key->n_heads / key->group);
+    for (uint32_t groups = 1; groups < least.groups; groups++) {
+        const uint64_t workers = groups * units_of(d);
+        if (jobs > workers || 4 * jobs < 3 * workers) continue;
+        return shape_of(d, x, groups, TESS_DECODE_WARPS * least.groups / groups);
+    }
+    const uint64_t fewer = (least.groups - 1) * units_of(d);
+    if (jobs > 0 && 4 * jobs <= fewer && 10 * (fewer % jobs) <= fewer)
+        return (launch_shape){least.groups - 1, TESS_DECODE_WARPS, least.stages};
+    return least;
 }
 
 static const char *refuses(const tess_driver_device *d, const tess_kernel_key *key, char *buffer,
@@ -86,29 +119,26 @@ static const char *refuses(const tess_driver_device *d, const tess_kernel_key *k
     return tess_portable_refusal(key);
 }
 
-/* Workgroups that run at a time. */
-static uint32_t workers_of(const tess_driver_device *d, const instance *x) {
-    return share(d, x).groups * (uint32_t)(d->units > 0 ? d->units : 1);
-}
-
 /* Of more rows, each job would read the keys again, and a kernel for long queries is faster, if it
- * reads such K and V. */
-static int is_only_named(const tess_kernel_key *key) {
+ * reads such K and V. Where 16 rows are enough, more workgroups hide each other's latency. */
+static uint32_t most_rows(const tess_kernel_key *key) {
+    if (!key) return 32;
     if (key->steps || key->page || key->compact) return 0;
-    return key->max_q_len * key->group > (key->head_dim <= 128 ? 32 : 16);
+    return key->head_dim <= 128 && key->max_q_len * key->group > 16 ? 32 : 16;
 }
 
 /* Measured on an H200; elsewhere reasoned. The speed is that of the memory: a step takes a worker's
  * share of it, or its latency, however few bytes it has. A job costs more than its first and last
  * keys take: that many jobs too few or too many for whole waves still share the memory. */
 static tess_kernel_costs costs_of(const tess_driver_device *d, const tess_kernel_key *key,
-                                  const instance *x) {
+                                  const launch_shape *by) {
     enum { LEAST_STEP_NS = 1400 };
-    const uint32_t workers = workers_of(d, x), bandwidth = machine_of(d)->bandwidth;
-    const uint64_t bytes = (uint64_t)TESS_DECODE_KEYS * 2 * 2 * (uint32_t)key->head_dim,
+    const uint32_t workers = by->groups * (uint32_t)units_of(d),
+                   keys = by->warps * TESS_DECODE_WARP_KEYS, bandwidth = machine_of(d)->bandwidth;
+    const uint64_t bytes = (uint64_t)keys * 2 * 2 * (uint32_t)key->head_dim,
                    ns = 1000 * workers * bytes / bandwidth;
     return (tess_kernel_costs){.workers = workers,
-                               .step_keys = TESS_DECODE_KEYS,
+                               .step_keys = keys,
                                .step_ns = (uint32_t)(ns > LEAST_STEP_NS ? ns : LEAST_STEP_NS),
                                .job_ns = 8000,
                                .merge_ns = 2400,
@@ -119,31 +149,41 @@ static tess_kernel_costs costs_of(const tess_driver_device *d, const tess_kernel
 
 static tess_status prepare(tess_driver_device *d, const tess_kernel_key *key, tess_kernel *kernel) {
     const instance *x = find(key->head_dim, key->max_q_len * key->group);
+    const launch_shape by = shape_for(d, x, key), largest = largest_shape(d, x);
     char name[16];
     snprintf(name, sizeof name, "decode%u", (unsigned)x->rows);
     kernel->tile_rows = kernel->pack_rows = x->rows;
     kernel->tile_step = 1;
-    kernel->costs = costs_of(d, key, x);
-    return tess_cuda_prepare(d, key, CUDA_DECODE_MODULE,
-                             tess_cuda_image(d, tess_cuda_decode_images), name, x->head_dim,
-                             shared_bytes(d, x), kernel);
+    kernel->costs = costs_of(d, key, &by);
+    /* The limit on memory is the function's, for the launches of all plans. */
+    TESS_RETURN_IF_ERROR(tess_cuda_prepare(d, key, CUDA_DECODE_MODULE,
+                                           tess_cuda_image(d, tess_cuda_decode_images), name,
+                                           x->head_dim, shared_bytes(x, &largest), kernel));
+    tess_driver_state *state = kernel->state;
+    state->groups = by.groups;
+    state->warps = by.warps;
+    state->stages = by.stages;
+    return TESS_OK;
 }
 
 static tess_status forward(tess_driver_device *d, const tess_launch *l, void *stream) {
     const tess_driver_state *state = l->kernel->state;
     const instance *x = find(l->head_dim, l->kernel->tile_rows);
+    const launch_shape by = {state->groups, state->warps, state->stages};
+    const uint64_t workers = by.groups * units_of(d);
     for (uint64_t done = 0; done < l->n_jobs;) {
         const uint64_t items = l->n_jobs - done < INT32_MAX ? l->n_jobs - done : INT32_MAX;
         const uint32_t groups =
-            l->tables->has_step && items > workers_of(d, x) ? workers_of(d, x) : (uint32_t)items;
+            (uint32_t)(l->tables->has_step && items > workers ? workers : items);
         tess_decode_args args;
         CUDA_FORWARD_ARGS(&args, l, done, items);
-        args.stages = share(d, x).stages;
+        args.warps = by.warps;
+        args.stages = by.stages;
         args.scale_log2 = (l->scale < 0 ? -l->scale : l->scale) * 1.44269504088896341f;
         args.block_table = tess_driver_address(&l->tensor[TESS_ROLE_BLOCK_TABLE].buffer);
         void *parameters[] = {&args};
         TESS_RETURN_IF_ERROR(tess_driver_start(d, CUDA_DECODE_MODULE, state->forward, groups,
-                                               TESS_DECODE_THREADS, shared_bytes(d, x), stream,
+                                               32 * by.warps, shared_bytes(x, &by), stream,
                                                parameters));
         done += items;
     }
@@ -151,4 +191,4 @@ static tess_status forward(tess_driver_device *d, const tess_launch *l, void *st
 }
 
 const tess_driver_row tess_cuda_decode = {
-    {TESS_OP_FORWARD, "decode", 0}, refuses, prepare, forward, is_only_named};
+    {TESS_OP_FORWARD, "decode", 0}, refuses, prepare, forward, most_rows};

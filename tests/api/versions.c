@@ -229,6 +229,7 @@ static const struct {
     WIDE(tess_kernel_info, name),
     WIDE(tess_kernel_info, reason),
     WIDE(tess_plan_info, kernel),
+    WIDE(tess_plan_info, few_kernel),
 };
 
 /* All fields but the wide ones have 8 bytes, or 4 and come in pairs. Two structures have no

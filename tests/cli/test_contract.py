@@ -290,6 +290,7 @@ class Contract(CommandTest):
 
     def test_plan_json(self):
         keys = {"problem", "device", "kernel", "jobs", "merge_jobs", "ranges", "tile_rows",
+                "few_kernel", "few_tile_rows",
                 "kept_pairs", "dense_pairs", "flops", "bytes_min", "workspace_bytes",
                 "workspace_align", "host_bytes", "device_bytes", "plan_seconds", "layout_seconds",
                 "coverage", "kept_share", "kv_efficient", "classes", "kv_blocks", "kv_block_bytes",

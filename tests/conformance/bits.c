@@ -215,10 +215,13 @@ void test_batch_invariance(void **state) {
         "pattern=dense heads=4 kv_heads=1 head_dim=40 dtype=f16",
         "pattern=window left=50 right=0 sinks=4 heads=2 head_dim=128 dtype=bf16",
         "pattern=s2 causal=0 block=16 local=2 stride=4 heads=2 head_dim=16",
+        "pattern=s2 block=16 local=2 stride=3 heads=8 kv_heads=2 head_dim=64 dtype=bf16",
     };
     static const char *const firsts[] = {"1|1500", "70|300", "5|1111", "2|9001"};
     static const char *const others[] = {
         "", ",1,1,1,1,1,1,1,1|,9,99,999,1000,12,44,2,1", ",500|,500", ",0,3|,7,0",
+        /* chunks beside decode rows, and drafts */
+        ",300,4,1,9,130|,900,700,2100,100,130",
         (",1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1|,3000,3000,3000,3000,3000,3000,3000,3000,3000,3000,3000,"
          "3000,3000,3000,3000,3000")};
     for (size_t a = 0; a < sizeof patterns / sizeof patterns[0]; a++)

@@ -150,6 +150,9 @@ static const char split_line[] = "pattern=s2 block=16 local=2 stride=3 heads=4 k
 static const char many_line[] =
     "pattern=dense heads=20 q_len=3 kv_len=40 head_dim=64 dtype=f16 batch=2";
 
+static const char mixed_line[] = "pattern=dense heads=4 kv_heads=1 q_lens=70,2,1 "
+                                 "kv_lens=333,90,200 head_dim=72 dtype=bf16 kv_split=3";
+
 /* ------------------------------------------------------------------ the order of calls */
 
 /* The log since the last note, under a heading. */
@@ -278,6 +281,8 @@ static void test_sm90(void **state) {
     life("cuda_sm90_odd", "sm_90", split_line, "cuda/sm90", 6);
     /* jobs are counted on the device */
     life("cuda_sm90_many", "sm_90", many_line, "cuda/sm90", 0);
+    /* a kernel for few rows beside it */
+    life("cuda_sm90_mixed", "sm_90", mixed_line, NULL, 0);
 }
 
 /* A step of a server: the kernels that write a cache are loaded once, and then only launched. */
@@ -383,9 +388,9 @@ static void test_images(void **state) {
     }
 }
 
-/* Which image a kernel that has one for each major version takes on which device, and how many
- * bytes of shared memory: `small` where a multiprocessor has 100 KiB, `medium` with 164, `large`
- * with 228. */
+/* Which image a kernel that has one for each major version takes on which device, and at most how
+ * many bytes of shared memory: `small` where a multiprocessor has 100 KiB, `medium` with 164,
+ * `large` with 228. */
 static void check_images(const char *kernel, int small, int medium, int large) {
     const struct {
         choice image;
@@ -431,12 +436,12 @@ static void test_images_sm80(void **state) {
     check_images("cuda/sm80", ONE, TWO, TWO);
 }
 
-/* So has the kernel for few rows, which has two stages in each of as many thread blocks as fit a
- * multiprocessor, up to four, and more where four leave room. */
+/* So has the kernel for few rows. Its thread blocks have the warps of up to four of least size, two
+ * where a multiprocessor has little memory, and two stages, or more where there is room. */
 static void test_images_decode(void **state) {
     (void)state;
-    enum { TWO = 38912, THREE = 55296 };
-    check_images("cuda/decode", TWO, TWO, THREE);
+    enum { EIGHT_TWO = 72704, SIXTEEN_TWO = 140288, SIXTEEN_THREE = 207872 };
+    check_images("cuda/decode", EIGHT_TWO, SIXTEEN_TWO, SIXTEEN_THREE);
 }
 
 /* ------------------------------------------------------------------ devices */

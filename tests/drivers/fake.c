@@ -598,7 +598,7 @@ int fake_launch(void *handle, const unsigned grid[3], const unsigned block[3], u
     if (code != OK) return code;
     if (!grid[0] || grid[0] > 0x7fffffffu || grid[1] != 1 || grid[2] != 1)
         return fake_misuse(INVALID_VALUE, "%s: grid %u,%u,%u", f->name, grid[0], grid[1], grid[2]);
-    if (block[0] != fake_kernel_threads(f->kernel) || block[1] != 1 || block[2] != 1)
+    if (!fake_kernel_takes(f->kernel, block[0]) || block[1] != 1 || block[2] != 1)
         return fake_misuse(INVALID_VALUE, "%s: block %u,%u,%u", f->name, block[0], block[1],
                            block[2]);
     fake_kernel_describe(f->kernel, parameters, text, sizeof text);

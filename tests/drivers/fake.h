@@ -126,7 +126,7 @@ extern const fake_exports fake_table;
  * workgroup. */
 int fake_kernel_find(const char *name);
 const size_t *fake_kernel_parameters(int kernel);
-unsigned fake_kernel_threads(int kernel);
+int fake_kernel_takes(int kernel, unsigned threads); /* threads of a block */
 /* Text about the arguments for the log. */
 void fake_kernel_describe(int kernel, void *const *parameters, char *text, size_t size);
 /* Computes. Device pointers are turned into host ones by fake_host, which complains about pointers

@@ -36,12 +36,13 @@ static fake_control *control;
 static const char *backend, *arch;
 
 /* Two bytes an element, so that the kernels for tensor cores take it where they are; more rows than
- * the decode kernel takes, and as few as it does; enough jobs for Hopper's job counter, and merges.
- */
-#define LINE(q_len)                                                             \
-    "pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=1 q_len=" #q_len " " \
-    "kv_len=90 head_dim=16 dtype=f16 kv_split=3"
-static const char line[] = LINE(9), decode_line[] = LINE(1);
+ * the decode kernel takes, and beside them as few as it does; enough jobs for Hopper's job counter,
+ * and merges. */
+#define LINE(lengths)                                                  \
+    "pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=1 " lengths \
+    " head_dim=16 dtype=f16 kv_split=3"
+static const char line[] = LINE("q_len=9 kv_len=90"),
+                  mixed_line[] = LINE("q_lens=9,1 kv_lens=90,70");
 
 static void reset(void) {
     memset(control, 0, sizeof *control);
@@ -129,24 +130,24 @@ static tess_status use_plan(tess_device *device, const problem *p, int *seen) {
 static tess_status live_once(test_heap *heap, int *opened, int *seen) {
     tess_runtime *runtime = runtime_with(heap);
     tess_device *device = NULL;
-    problem p, decode;
-    int decode_seen = 0;
+    problem p, mixed;
+    int mixed_seen = 0;
     char error[256];
     assert_int_equal(problem_parse(&p, line, error, sizeof error), 0);
-    assert_int_equal(problem_parse(&decode, decode_line, error, sizeof error), 0);
+    assert_int_equal(problem_parse(&mixed, mixed_line, error, sizeof error), 0);
     *seen = 0;
     tess_status status = open_device(runtime, 0, &device);
     *opened = status == TESS_OK;
     if (status == TESS_OK) status = use_memory(device);
     if (status == TESS_OK) status = use_plan(device, &p, seen);
-    if (status == TESS_OK) status = use_plan(device, &decode, &decode_seen);
+    if (status == TESS_OK) status = use_plan(device, &mixed, &mixed_seen);
     if (status == TESS_OK) status = serve_once(runtime, device);
     if (*opened && status == TESS_ERROR_DEVICE_LOST) stays_lost(device);
     tess_device_release(device);
     tess_runtime_release(runtime);
     problem_free(&p);
-    problem_free(&decode);
-    if (status == TESS_OK && decode_seen != 1) *seen = decode_seen;
+    problem_free(&mixed);
+    if (status == TESS_OK && mixed_seen != 1) *seen = mixed_seen;
     return status;
 }
 

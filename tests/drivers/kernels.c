@@ -39,10 +39,10 @@ static const char *const dtypes[DTYPES] = {"f32", "f16", "bf16"};
 static const int portable_dims[] = {64, 128, 256}, fast_dims[] = {64, 96, 128, 192, 256};
 #define THREADS_OF(head_dim, keys, groups, ...) TESS_SM90_THREADS(groups),
 static const unsigned sm90_threads[] = {TESS_SM90_INSTANCES(THREADS_OF)};
-#define SHAPE_OF(head_dim, rows, groups) {head_dim, rows},
+#define SHAPE_OF(head_dim, rows, groups) {head_dim, rows, 32 * TESS_DECODE_WARPS * (groups)},
 static const struct {
     int head_dim;
-    unsigned rows;
+    unsigned rows, most_threads;
 } decode_shapes[] = {TESS_DECODE_INSTANCES(SHAPE_OF)};
 static const unsigned portable_threads[] = {TESS_THREADS_64, TESS_THREADS_128, TESS_THREADS_256};
 static const unsigned few_threads[] = {TESS_FEW_THREADS_64, TESS_FEW_THREADS_128,
@@ -73,8 +73,8 @@ static kernel kernel_of(int number) {
     if (merge == 1) return (kernel){MERGE_PARTS, dtype, 0, PARTS_GROUP, 0};
     const int fast = merge - 2, shape = fast - 2 * FAST_DIMS;
     if (shape >= 0)
-        return (kernel){DECODE, dtype, decode_shapes[shape].head_dim, TESS_DECODE_THREADS,
-                        decode_shapes[shape].rows};
+        return (kernel){DECODE, dtype, decode_shapes[shape].head_dim,
+                        decode_shapes[shape].most_threads, decode_shapes[shape].rows};
     const int dim = fast_dims[fast % FAST_DIMS];
     return fast < FAST_DIMS ? (kernel){SM90, dtype, dim, sm90_threads[fast], 0}
                             : (kernel){SM80, dtype, dim, TESS_SM80_THREADS, 0};
@@ -111,10 +111,12 @@ const size_t *fake_kernel_parameters(int number) {
     return kind == SM90 ? sm90 : kind == SM80 ? sm80 : kind == DECODE ? decode : portable;
 }
 
-unsigned fake_kernel_threads(int number) {
-    return number == PREPARE        ? FAKE_PREPARE_THREADS
-           : number >= FIRST_PAGING ? FAKE_PAGING_THREADS
-                                    : kernel_of(number).threads;
+int fake_kernel_takes(int number, unsigned threads) {
+    if (number == PREPARE) return threads == FAKE_PREPARE_THREADS;
+    if (number >= FIRST_PAGING) return threads == FAKE_PAGING_THREADS;
+    const kernel k = kernel_of(number);
+    if (k.kind == DECODE) return threads > 0 && threads % 32 == 0 && threads <= k.threads;
+    return threads == k.threads;
 }
 
 /* The arguments of either kind of kernel. */

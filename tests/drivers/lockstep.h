@@ -158,7 +158,13 @@ struct lockstep_grid {
         operator unsigned() const { return lockstep::blocks; }
     } x;
 };
+struct lockstep_threads {
+    struct {
+        operator unsigned() const { return lockstep::threads; }
+    } x;
+};
 static const lockstep_thread threadIdx;
+static const lockstep_threads blockDim;
 static const lockstep_block blockIdx;
 static const lockstep_grid gridDim;
 

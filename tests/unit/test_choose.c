@@ -22,7 +22,7 @@ static tess_status create(const char *kernel, tess_plan **plan) {
 static void takes(const char *kernel, const char *taken) {
     tess_plan *plan;
     if (create(kernel, &plan) != TESS_OK) fail_msg("%s", tess_last_error());
-    assert_string_equal(taken, plan->kernel_name);
+    assert_string_equal(taken, plan->shares[0].kernel_name);
     assert_int_equal(1, rig.live_kernels);
     tess_plan_release(plan);
     assert_int_equal(0, rig.live_kernels);

@@ -75,7 +75,7 @@ static void instance_plan(instance *c, uint32_t tile_rows, uint32_t pack_rows, b
                    tables_end = groups_at + words.n_groups * TESS_STEP_GROUP_WORDS;
     c->tables = exact(tables_end, 4);
     for (uint32_t n = 0; n < n_classes; n++)
-        tess_tiler_class(&c->jobs.tiler, n, (tess_class *)c->tables + n);
+        tess_tiler_class(c->jobs.tiler, n, (tess_class *)c->tables + n);
     words.sequences_at = TESS_STEP_HEAD_WORDS + TESS_STEP_HEAD_WORDS % 2; /* have 64-bit words */
     words.jobs_at = words.sequences_at + words.batch * TESS_SEQUENCE_WORDS;
     words.merges_at = words.jobs_at + words.most_jobs * TESS_JOB_WORDS;

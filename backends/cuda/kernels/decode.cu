@@ -19,19 +19,11 @@
 
 namespace tess {
 
-enum {
-    WARPS = TESS_DECODE_WARPS,
-    THREADS = TESS_DECODE_THREADS,
-    STAGES = TESS_DECODE_STAGES,
-    KEYS = TESS_DECODE_KEYS,
-    WARP_KEYS = 16,
-};
+enum { STAGES = TESS_DECODE_STAGES, WARP_KEYS = TESS_DECODE_WARP_KEYS };
 
-/* The head of shared memory; Q and the stages follow. */
-template <int ROWS> struct alignas(128) shared_memory {
-    key keys[WARPS][STAGES][WARP_KEYS];
-    /* bit n: key n of the stage is there */
-    uint32_t present[WARPS][STAGES];
+/* The head of shared memory. Q follows, then the stages of each warp, and then what the keys of
+ * each stage are. */
+template <int ROWS, int WARPS> struct alignas(128) shared_memory {
     struct {
         /* the key that it is level with; its query block counted from the tile's first */
         int32_t position, block;
@@ -44,9 +36,9 @@ template <int ROWS> struct alignas(128) shared_memory {
 };
 
 /* What a warp does for one job: what a thread holds, and the steps that it takes. */
-template <typename T, int D, int TILES> struct mainloop {
+template <typename T, int D, int TILES, int WARPS> struct mainloop {
     typedef row_places<D> place;
-    typedef shared_memory<16 * TILES> memory;
+    typedef shared_memory<16 * TILES, WARPS> memory;
     enum {
         UNITS = place::UNITS,
         ROW = place::ROW,
@@ -62,17 +54,21 @@ template <typename T, int D, int TILES> struct mainloop {
     const tess_decode_args *a;
     uint32_t q_at,
         stages_at; /* in shared memory: Q, and this warp's stages, each of K and then V */
+    key *keys;     /* of this warp's stages */
     uint32_t warp, lane;
     int32_t own_below; /* no other job reads keys before this one, of a whole stage */
+    uint32_t complete; /* bit n: every row keeps every key of stage n */
     uint32_t q[HELD ? TILES : 1][HELD ? X : 1][4];
     float s[TILES][2][4], o[TILES][O][4]; /* S, and then P, of two times 8 keys; O */
     row_state<TILES> state;
 
-    /* A stage that is to be copied: the key that this lane describes, and its row of K (lanes below
-     * 16) or V. */
+    /* A stage that is to be copied. Most often its keys follow each other in one block and one
+     * page. Otherwise each lane describes a key, and has its row of K (lanes below 16) or V. */
     struct upcoming {
-        key x;
-        const uint16_t *row; /* NULL: there is none */
+        bool follow;
+        key x;               /* the first one, if they follow each other */
+        const uint16_t *row; /* NULL: there is none. If they follow each other: of K, ... */
+        const uint16_t *v;   /* ... and of V, the first rows that this lane copies from */
         uint64_t policy;     /* of copies, the same in all lanes */
     };
 
@@ -86,22 +82,54 @@ template <typename T, int D, int TILES> struct mainloop {
 
     __device__ __forceinline__ upcoming find_keys(int stage) const {
         const uint32_t *tables = (const uint32_t *)a->tables;
-        upcoming u;
-        u.x = m->list.find((uint32_t)stage * KEYS + warp * WARP_KEYS + lane % WARP_KEYS,
-                           tables + a->common.entries_at, tables + a->common.bits_at,
-                           stage < m->list.masked_stages);
-        u.row = m->places.row(u.x.token, lane / WARP_KEYS);
-        /* what nobody reads again must not drive out of L2 what others do */
-        u.policy = __any_sync(~0u, u.x.token >= own_below) ? cache_usual() : cache_evict_first();
+        const uint32_t first = ((uint32_t)stage * a->warps + warp) * WARP_KEYS;
+        upcoming u = {};
+        u.follow = first >= m->list.first_following;
+        u.x =
+            m->list.find(u.follow ? first : first + lane % WARP_KEYS, tables + a->common.entries_at,
+                         tables + a->common.bits_at, stage < m->list.masked_stages);
+        if (u.follow) {
+            const uint16_t *rows[2];
+            u.follow = m->places.rows(u.x.token, lane / GROUP, rows);
+            u.row = rows[0] + lane % GROUP * 8;
+            u.v = rows[1] + lane % GROUP * 8;
+            /* what nobody reads again must not drive out of L2 what others do */
+            u.policy = u.x.token + WARP_KEYS > own_below ? cache_usual() : cache_evict_first();
+            if (u.follow) return u;
+            u.row = 0;
+        } else {
+            u.row = m->places.row(u.x.token, lane / WARP_KEYS);
+            u.policy =
+                __any_sync(~0u, u.x.token >= own_below) ? cache_usual() : cache_evict_first();
+        }
         if (!u.row) u.x.token = NO_TOKEN;
         return u;
     }
 
     /* Keeps what a stage's keys are for its mask. */
-    __device__ __forceinline__ void keep_keys(int slot, const upcoming &u) const {
-        const uint32_t present = __ballot_sync(~0u, u.row != 0) & 0xffff;
-        if (lane < WARP_KEYS) m->keys[warp][slot][lane] = u.x;
-        if (lane == 0) m->present[warp][slot] = present;
+    __device__ __forceinline__ void keep_keys(int slot, int stage, upcoming u) {
+        const bool all = u.follow || (__ballot_sync(~0u, u.row != 0) & 0xffff) == 0xffff;
+        complete &= ~(1u << slot);
+        if (all && stage >= m->list.masked_stages) {
+            complete |= 1u << slot;
+            return;
+        }
+        if (u.follow) u.x.token += lane;
+        if (lane < WARP_KEYS) keys[slot * WARP_KEYS + lane] = u.x;
+    }
+
+    /* Copies 16 rows that follow each other, of which this lane begins with `from`. */
+    __device__ __forceinline__ void copy_following(uint32_t to, const uint16_t *from, int64_t token,
+                                                   uint64_t policy) const {
+        const int unit = lane % GROUP, units = a->common.head_dim / 8;
+#pragma unroll
+        for (int n = 0; n < WARP_KEYS; n += PASS) {
+#pragma unroll
+            for (int c = 0; c < UNITS; c += GROUP)
+                cp_async_unit(to + place::place(n + lane / GROUP, unit) + c * 16, from + c * 8,
+                              c + unit < units ? 16 : 0, policy);
+            from += PASS * token;
+        }
     }
 
     /* Copies 16 rows, of which lane `first` and those after it hold the addresses; zeros for a row
@@ -139,10 +167,16 @@ template <typename T, int D, int TILES> struct mainloop {
         return (const uint16_t *)__shfl_sync(~0u, (unsigned long long)row, from);
     }
     __device__ __forceinline__ void copy_k(int slot, const upcoming &u) const {
-        copy_rows(k_at(slot), u.row, 0, u.policy);
+        if (u.follow)
+            copy_following(k_at(slot), u.row, m->places.token[0], u.policy);
+        else
+            copy_rows(k_at(slot), u.row, 0, u.policy);
     }
     __device__ __forceinline__ void copy_v(int slot, const upcoming &u) const {
-        copy_rows(v_at(slot), u.row, WARP_KEYS, u.policy);
+        if (u.follow)
+            copy_following(v_at(slot), u.v, m->places.token[1], u.policy);
+        else
+            copy_rows(v_at(slot), u.row, WARP_KEYS, u.policy);
     }
 
     /* Copies the rows of Q, with all warps; zeros where there is none. */
@@ -152,7 +186,7 @@ template <typename T, int D, int TILES> struct mainloop {
         const uint16_t *first = (const uint16_t *)a->q + j->batch * c->q_batch +
                                 (j->q_start + j->row) * c->q_token + j->head * c->q_head;
         const int32_t rows = j->rows, all = rows * j->heads, units = c->head_dim / 8;
-        for (int n = threadIdx.x; n < 16 * TILES * UNITS; n += THREADS) {
+        for (int n = threadIdx.x; n < 16 * TILES * UNITS; n += blockDim.x) {
             const int r = n / UNITS, unit = n % UNITS;
             const bool there = r < all && unit < units;
             const uint16_t *from =
@@ -186,15 +220,15 @@ template <typename T, int D, int TILES> struct mainloop {
         clear(s);
 #pragma unroll
         for (int x = 0; x < X; x++) {
-            uint32_t keys[4];
-            ldmatrix(keys, place::step(k, x));
+            uint32_t words[4];
+            ldmatrix(words, place::step(k, x));
 #pragma unroll
             for (int t = 0; t < TILES; t++) {
                 uint32_t rows[4];
                 if (!HELD) load_q(rows, t, x);
                 const uint32_t(&operand)[4] = HELD ? q[t][x] : rows;
-                mma<T>(s[t][0], operand, keys[0], keys[1]);
-                mma<T>(s[t][1], operand, keys[2], keys[3]);
+                mma<T>(s[t][0], operand, words[0], words[1]);
+                mma<T>(s[t][1], operand, words[2], words[3]);
             }
         }
         if (a->common.scale < 0) negate(s);
@@ -203,7 +237,7 @@ template <typename T, int D, int TILES> struct mainloop {
     /* Replaces scores that must not count by -inf. */
     __device__ __forceinline__ void mask(int slot) {
         const job_words *j = &m->job;
-        const key *keys = m->keys[warp][slot];
+        const key *stage_keys = keys + slot * WARP_KEYS;
         const bool window = j->flags & TESS_CLASS_WINDOW;
 #pragma unroll
         for (int t = 0; t < TILES; t++)
@@ -216,7 +250,7 @@ template <typename T, int D, int TILES> struct mainloop {
                 for (int n = 0; n < 2; n++)
 #pragma unroll
                     for (int e = 0; e < 2; e++) {
-                        const key x = keys[n * 8 + lane % 4 * 2 + e];
+                        const key x = stage_keys[n * 8 + lane % 4 * 2 + e];
                         if (!(window ? b.keeps(x, j->sinks) : b.keeps(x)))
                             s[t][n][2 * r + e] = MINUS_INFINITY;
                     }
@@ -250,11 +284,12 @@ template <typename T, int D, int TILES> struct mainloop {
     __device__ __forceinline__ void await_q() {
         wait_oldest<1>();
         __syncthreads();
-        if (!HELD) return;
+        if (HELD) {
 #pragma unroll
-        for (int t = 0; t < TILES; t++)
+            for (int t = 0; t < TILES; t++)
 #pragma unroll
-            for (int x = 0; x < X; x++) load_q(q[t][x], t, x);
+                for (int x = 0; x < X; x++) load_q(q[t][x], t, x);
+        }
     }
 
     /* The first rounds only copy: the loop's code is short, since a job is, too, and its
@@ -262,6 +297,7 @@ template <typename T, int D, int TILES> struct mainloop {
     __device__ __forceinline__ void run() {
         /* a shuffle tells the compiler that all threads have the same */
         const int32_t stages = __shfl_sync(~0u, m->list.stages, 0), ahead = (int32_t)a->stages;
+        complete = 0;
         state.reset();
         clear(o);
         if (stages > 0) copy_q();
@@ -277,11 +313,11 @@ template <typename T, int D, int TILES> struct mainloop {
                 wait_oldest<0>();
                 __syncwarp();
                 scores(slot);
-                if (i < m->list.masked_stages || m->present[warp][slot] != 0xffff) mask(slot);
+                if (!(complete >> slot & 1)) mask(slot);
                 __syncwarp();
             }
             if (more) {
-                keep_keys(slot, next);
+                keep_keys(slot, i + ahead, next);
                 copy_k(slot, next);
             }
             cp_async_commit();
@@ -310,8 +346,8 @@ template <typename T, int D, int TILES> struct mainloop {
 
     __device__ __forceinline__ float max_of(int row) const {
         float max = m->row_max[0][row];
-#pragma unroll
-        for (int w = 1; w < WARPS; w++) max = fmaxf(max, m->row_max[w][row]);
+#pragma unroll 4
+        for (int w = 1; w < (int)a->warps; w++) max = fmaxf(max, m->row_max[w][row]);
         return max;
     }
 
@@ -368,8 +404,8 @@ template <typename T, int D, int TILES> struct mainloop {
         if (row >= 16 * TILES) return;
         const float max = max_of(row);
         float total = 0;
-#pragma unroll
-        for (int w = 0; w < WARPS; w++)
+#pragma unroll 4
+        for (int w = 0; w < (int)a->warps; w++)
             total =
                 __fadd_rn(total, __fmul_rn(m->row_sum[w][row], weight(m->row_max[w][row], max)));
         m->row_total[row] = total;
@@ -397,13 +433,13 @@ template <typename T, int D, int TILES> struct mainloop {
         uint16_t *const first = (uint16_t *)a->o + j->batch * c->o_batch +
                                 (j->q_start + j->row) * c->o_token + j->head * c->o_head;
 #pragma unroll 1
-        for (int n = threadIdx.x; n < 16 * UNITS; n += THREADS) {
+        for (int n = threadIdx.x; n < 16 * UNITS; n += blockDim.x) {
             const int r = n / UNITS, unit = n % UNITS, row = first_row + r;
             if (row >= all || unit >= units) continue;
             const float total = m->row_total[row], inverse = reciprocal(total);
             float x[8] = {};
-#pragma unroll
-            for (int w = 0; w < WARPS; w++)
+#pragma unroll 4
+            for (int w = 0; w < (int)a->warps; w++)
 #pragma unroll
                 for (int h = 0; h < 2; h++) {
                     const uint4 four = load_shared_unit(o_unit(w, r, 2 * unit + h));
@@ -439,10 +475,11 @@ __device__ __forceinline__ int32_t own_below(const job_words *j, const tess_args
     return max(first, 0) * (int32_t)c->block;
 }
 
-template <typename T, int D, int ROWS>
+template <typename T, int D, int ROWS, int WARPS>
 __device__ __forceinline__ void run_job(const tess_decode_args *a, uint8_t *raw, uint32_t number) {
-    typedef shared_memory<ROWS> memory;
-    static_assert(sizeof(memory) <= TESS_DECODE_HEADER && TESS_DECODE_HEADER % 128 == 0,
+    typedef shared_memory<ROWS, WARPS> memory;
+    enum { HEADER = TESS_DECODE_HEADER(ROWS, WARPS) };
+    static_assert(sizeof(memory) <= HEADER && HEADER % 128 == 0,
                   "the host asks for enough shared memory");
     memory *m = (memory *)raw;
     const tess_args *c = &a->common;
@@ -452,7 +489,8 @@ __device__ __forceinline__ void run_job(const tess_decode_args *a, uint8_t *raw,
         job_words j;
         j.read(table_words(tables, c, number));
         m->job = j;
-        m->list.make(&j, tables + c->entries_at, c->block, KEYS);
+        m->list.make(&j, tables + c->entries_at, c->block, a->warps * WARP_KEYS);
+        m->list.find_following(a->wide & 2 ? WARP_KEYS : 0);
         m->places.make(a, &j, m->list.block_shift);
     }
     __syncthreads();
@@ -463,13 +501,16 @@ __device__ __forceinline__ void run_job(const tess_decode_args *a, uint8_t *raw,
     }
     grid_dependency_wait();
     grid_dependents_launch();
-    mainloop<T, D, ROWS / 16> w;
+    mainloop<T, D, ROWS / 16, WARPS> w;
     w.m = m;
     w.a = a;
     w.warp = __shfl_sync(~0u, thread / 32, 0);
     w.lane = thread % 32;
-    w.q_at = shared_address(raw) + TESS_DECODE_HEADER;
-    w.stages_at = w.q_at + ROWS * D * 2 + w.warp * a->stages * 2 * w.HALF;
+    const uint32_t stages_at = HEADER + ROWS * D * 2, stage_bytes = 2 * w.HALF;
+    w.q_at = shared_address(raw) + HEADER;
+    w.stages_at = shared_address(raw) + stages_at + w.warp * a->stages * stage_bytes;
+    w.keys = (key *)(raw + stages_at + a->warps * a->stages * stage_bytes) +
+             w.warp * a->stages * WARP_KEYS;
     w.own_below = own_below(&m->job, c, ROWS);
     w.run();
 }
@@ -477,7 +518,7 @@ __device__ __forceinline__ void run_job(const tess_decode_args *a, uint8_t *raw,
 /* A thread block takes one job. Of a step it takes as many as there are, and not a block for each
  * one that there could be: to and fro, since they come longest first. What a step's tables hold was
  * written by a kernel. */
-template <typename T, int D, int ROWS>
+template <typename T, int D, int ROWS, int WARPS>
 __device__ __forceinline__ void forward(const tess_decode_args *a) {
     extern __shared__ __align__(128) uint8_t raw[];
     const bool step = a->common.flags & TESS_ARGS_STEP;
@@ -485,7 +526,7 @@ __device__ __forceinline__ void forward(const tess_decode_args *a) {
     const uint32_t jobs = present_jobs((const uint32_t *)a->tables, &a->common);
     uint32_t number = blockIdx.x, stride = 2 * (gridDim.x - blockIdx.x) - 1;
     while (number < jobs) {
-        run_job<T, D, ROWS>(a, raw, number);
+        run_job<T, D, ROWS, WARPS>(a, raw, number);
         number += stride;
         stride = 2 * gridDim.x - stride;
         if (number < jobs) __syncthreads();
@@ -495,9 +536,9 @@ __device__ __forceinline__ void forward(const tess_decode_args *a) {
 } // namespace tess
 
 #define INSTANCE(T, D, ROWS, GROUPS)                                                   \
-    extern "C" __global__ void __launch_bounds__(TESS_DECODE_THREADS, GROUPS)          \
+    extern "C" __global__ void __launch_bounds__(32 * TESS_DECODE_WARPS * GROUPS)      \
         tess_decode##ROWS##_##T##_##D(const __grid_constant__ tess_decode_args args) { \
-        tess::forward<tess::T##_t, D, ROWS>(&args);                                    \
+        tess::forward<tess::T##_t, D, ROWS, TESS_DECODE_WARPS * GROUPS>(&args);        \
     }
 #define BF16(...) INSTANCE(bf16, __VA_ARGS__)
 #define F16(...)  INSTANCE(f16, __VA_ARGS__)

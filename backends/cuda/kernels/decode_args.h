@@ -14,27 +14,29 @@ typedef struct tess_decode_args {
     tess_arg_u64 block_table, tables, workspace;
     /* bit 0: rows of Q, bit 1: of K and V, bit 2: of O are aligned to 16 bytes */
     tess_arg_u32 wide;
+    tess_arg_u32 warps;  /* of a thread block */
     tess_arg_u32 stages; /* of a warp, from 1 to TESS_DECODE_STAGES */
     float scale_log2;    /* |scale| in exponents of 2 */
 } tess_decode_args;
 
-/* The compiled shapes: X(largest head_dim, rows of a tile, thread blocks of a multiprocessor). O of
- * 32 rows leaves no registers for more than 128 elements. Several thread blocks hide each other's
- * first and last keys, and the latency of a stage: with fewer bytes of a row, it takes more of
- * them. */
+/* The compiled shapes: X(largest head_dim, rows of a tile, thread blocks of a multiprocessor, of
+ * TESS_DECODE_WARPS warps each). O of 32 rows leaves no registers for more than 128 elements.
+ * Several thread blocks hide each other's first and last keys, and the latency of a stage: with
+ * fewer bytes of a row, it takes more of them. Where jobs are few, the same warps form fewer thread
+ * blocks: a job's keys have fewer parts then, and there is less to merge. */
 #define TESS_DECODE_INSTANCES(X) \
     X(64, 16, 4)                 \
     X(96, 16, 3) X(128, 16, 3) X(192, 16, 2) X(256, 16, 1) X(64, 32, 3) X(96, 32, 2) X(128, 32, 2)
 
-#define TESS_DECODE_WARPS   4 /* of a thread block, each with its own keys */
-#define TESS_DECODE_THREADS (32 * TESS_DECODE_WARPS)
-#define TESS_DECODE_KEYS    (16 * TESS_DECODE_WARPS) /* of a stage, of all warps together */
-#define TESS_DECODE_STAGES  4                        /* at most */
+#define TESS_DECODE_WARPS     4  /* of the smallest thread block, each with its own keys */
+#define TESS_DECODE_WARP_KEYS 16 /* of a stage */
+#define TESS_DECODE_STAGES    4  /* at most */
 
-/* Bytes of shared memory of a shape: descriptions, Q, and stages of K and V. */
-#define TESS_DECODE_HEADER \
-    (128 * TESS_DECODE_WARPS * TESS_DECODE_STAGES + 256 * TESS_DECODE_WARPS + 1024)
-#define TESS_DECODE_SHARED(head_dim, rows, stages) \
-    (TESS_DECODE_HEADER + 2 * (head_dim) * ((rows) + 2 * (stages)*TESS_DECODE_KEYS))
+/* Bytes of shared memory of a thread block: descriptions, Q, and of each stage K, V, and what its
+ * keys are. `most` is how many warps the shape has at most. */
+#define TESS_DECODE_HEADER(rows, most) (1024 + 8 * (rows) * (most))
+#define TESS_DECODE_SHARED(head_dim, rows, most, warps, stages) \
+    (TESS_DECODE_HEADER(rows, most) + 2 * (head_dim) * (rows) + \
+     (warps) * (stages)*TESS_DECODE_WARP_KEYS * (4 * (head_dim) + 8))
 
 #endif /* TESS_CUDA_DECODE_ARGS_H */

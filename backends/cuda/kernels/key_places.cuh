@@ -47,15 +47,36 @@ struct key_places {
         block_shift = shift;
     }
 
-    /* The row of a key in K (0) or V (1); NULL where there is none. */
-    __device__ __forceinline__ const uint16_t *row(int32_t t, int tensor) const {
-        if (t == NO_TOKEN) return 0;
+    /* The token that position t has. */
+    __device__ __forceinline__ int64_t token_of(int32_t t) const {
         int64_t u = start + t;
         if (slots) {
             const int32_t j = block_shift >= 0 ? t >> block_shift : t / block;
             const uint32_t slot = slots[(uint64_t)j * TESS_SLOT_WORDS + TESS_WORD_SLOT_SLOT];
             u += ((int64_t)slot - j) * block;
         }
+        return u;
+    }
+
+    /* The rows in K and V of the key that is `next` after position t, in the same page; false where
+     * the page is absent. */
+    __device__ __forceinline__ bool rows(int32_t t, int32_t next, const uint16_t *(&to)[2]) const {
+        int64_t u = token_of(t);
+        int32_t id = 0;
+        if (table) {
+            id = table[u >> page_shift];
+            u &= (1 << page_shift) - 1;
+        }
+#pragma unroll
+        for (int n = 0; n < 2; n++)
+            to[n] = first[n] + (table ? id * page[n] : 0) + (u + next) * token[n];
+        return !table || (uint32_t)id < pages;
+    }
+
+    /* The row of a key in K (0) or V (1); NULL where there is none. */
+    __device__ __forceinline__ const uint16_t *row(int32_t t, int tensor) const {
+        if (t == NO_TOKEN) return 0;
+        int64_t u = token_of(t);
         const uint16_t *from = first[tensor];
         if (table) {
             const int32_t id = table[u >> page_shift];

@@ -21,6 +21,7 @@ struct key {
 struct key_list {
     int32_t stages, masked_stages; /* the first ones are masked */
     int32_t empty, short_keys;
+    uint32_t first_following;          /* see find_following */
     uint32_t short_block, short_entry; /* a key block; where it is listed, or 0 */
     block_order order;                 /* whole blocks */
     int32_t block, block_shift;        /* tokens; their log2, or -1 */
@@ -65,6 +66,14 @@ struct key_list {
         stages = (int32_t)(((uint32_t)total + stage_keys - 1) / stage_keys);
         empty = (int32_t)((uint32_t)stages * stage_keys - total);
         masked_stages = (int32_t)(((uint32_t)empty + masked + stage_keys - 1) / stage_keys);
+    }
+
+    /* From the key first_following on, each `run` keys, counted from key 0, follow each other in
+     * one block. Whole blocks are at the list's end, and `run` divides the keys of all stages.
+     * Nothing of it counts where `run` is 0. */
+    __device__ __forceinline__ void find_following(int32_t run) {
+        const uint32_t first = (uint32_t)(empty + short_keys);
+        first_following = !run || block % run ? ~0u : (first + run - 1) / run * run;
     }
 
     /* The n-th key of all; what it is kept by is only found where it is `masked`. */

@@ -12,7 +12,7 @@
  * source: ../common/paging_args.h
  * source: kernels/append.comp
  * source: kernels/bindings.h
- * sha256: 81ef522509e0b8ecada591ce660aeccb4acd8b3a6a4569f852baf9b1ad8e4cb3
+ * sha256: c5a8667793fc95190301dee449b43f8133b303bb263c03dac0b0d5690d504866
  */
 #include <stdint.h>
 static const uint32_t tess_vk_append_16[] = {

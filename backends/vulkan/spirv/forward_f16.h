@@ -21,7 +21,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_forward.comp
- * sha256: 9aa8c08261080599dee9811e38edda2057a6ccffecf3e03c9a50afc1987c691f
+ * sha256: d527655a61997ebbff108291bbe9ca470e78211daea60f76b363df8a924f548d
  */
 #include <stdint.h>
 static const uint32_t tess_vk_forward_f16[] = {

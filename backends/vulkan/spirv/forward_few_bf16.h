@@ -22,7 +22,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/forward_few.comp
- * sha256: ede84c93c939b0d925c832b929bf7c062317f5dcec2b67152b642ef4476289fd
+ * sha256: 9b3b4b1094d8ab9ca4b650c1fb2e42b7c649e4ddb1ac3ce9630d6ee0e45a5fff
  */
 #include <stdint.h>
 static const uint32_t tess_vk_forward_few_bf16[] = {

@@ -11,7 +11,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_merge.comp
- * sha256: 89c49fa7e8ea209ad0e2a6934843148feb852050abced9770f47f13c9c284c78
+ * sha256: 0b7272fa6cdd1e865fa3ffeb61527a41ea88361dd309d76cce9316b97cfb90a7
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_bf16[] = {

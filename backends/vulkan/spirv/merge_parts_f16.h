@@ -10,7 +10,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/merge_parts.comp
- * sha256: e66aa0546994faea221050103e279877e7bcf4c8f3250ecb371d25fdd525ca4d
+ * sha256: fea2b304305e361b4dc586ac9ce42c199d5ccde478d3a11cf645a753b422d84f
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_parts_f16[] = {
