@@ -118,10 +118,9 @@ void tess_portable_tiles(uint32_t rows, uint32_t tile_step, const tess_kernel_co
     kernel->costs = *costs;
 }
 
-/* Few rows: the speed is that of the memory, of which each worker has its share. Their workgroups
- * are half as large, and take less workgroup memory. */
+/* Few rows: the speed is that of the memory, of which each worker has its share. */
 static uint32_t few_ns(const tess_portable_shape *shape, const tess_kernel_key *key) {
-    enum { BYTES_PER_NS = 4 }; /* of a workgroup: 2.6 TB/s of an H200, which runs 792 of them */
+    enum { BYTES_PER_NS = 7 }; /* of a workgroup: 3.5 TB/s of an H200, which runs 528 of them */
     return shape->keys * 2 * tess_portable_element(key->dtype) * (uint32_t)key->head_dim /
            BYTES_PER_NS;
 }
@@ -130,14 +129,12 @@ void tess_portable_describe(const tess_portable_shape *shape, const tess_kernel_
                             uint32_t workers, tess_kernel *kernel) {
     enum { FLOP_PER_NS = 60 }; /* of a workgroup: 15 TFLOP/s of an H200, which runs 264 of them */
     const uint32_t flop = 4 * shape->rows * shape->keys * shape->head_dim;
-    tess_kernel_costs costs = {.job_ns = 4000,
-                               .merge_ns = 8000,
-                               .part_ns = 200,
-                               .partial_bandwidth = 500000,
-                               .bandwidth = 1000000};
-    costs.workers = shape->few ? 3 * workers : workers;
+    tess_kernel_costs costs = {
+        .job_ns = 4000, .merge_ns = 8000, .part_ns = 200, .partial_bandwidth = 500000};
+    costs.workers = shape->few ? TESS_FEW_GROUPS * workers / 2 : workers;
     costs.step_keys = shape->keys;
     costs.step_ns = shape->few ? few_ns(shape, key) : flop / FLOP_PER_NS;
+    costs.bandwidth = shape->few ? 4000000 : 1000000;
     tess_portable_tiles(shape->rows, 1, &costs, kernel);
 }
 

@@ -35,7 +35,7 @@
 #define TESS_FEW_ROWS_256    8
 #define TESS_FEW_KEYS_256    16
 #define TESS_FEW_THREADS_256 64
-/* Workgroups of a multiprocessor for which there are registers. */
-#define TESS_FEW_GROUPS 6
+/* Workgroups of a multiprocessor for which there are registers; more would spill. */
+#define TESS_FEW_GROUPS 4
 
 #endif /* TESS_COMMON_SHAPES_H */
