@@ -22,23 +22,32 @@
         q[7].c = high.w;                                                                  \
     }
 
-/* Tensor x, which is X, of the chunk whose state begins at `chunk`. Nothing is read of absent
- * keys. */
-#define TESS_LOAD_KEYS_BY(to, X, x, chunk, load)                \
-    TESS_UNROLL for (uint n = 0u; n < TESS_AHEAD; n++) {        \
-        const uint e = (chunk) + n * lanes + lane;              \
-        if (TESS_IS_ABSENT(e)) {                                \
-            to[n] = TESS_EIGHT_ZEROS;                           \
-        } else {                                                \
-            const tess_offset at = x##_slice + key_##x##_at[e]; \
-            to[n] = load(X, at);                                \
-        }                                                       \
+/* Where a key lies in tensor x, from the head's first element on. */
+#define TESS_FIND_OFFSET(x, place) \
+    (place.page == TESS_ABSENT     \
+         ? TESS_NOWHERE            \
+         : TESS_OFFSET(place.page) * args.x##_batch + TESS_OFFSET(place.token) * args.x##_token)
+
+/* Tensor x, which is X, of the chunk whose state begins at `chunk`. Nothing is read of absent keys,
+ * which only pages have: where there are none, the loads need no branches. */
+#define TESS_LOAD_PRESENT(to, X, x, load)                              \
+    TESS_UNROLL for (uint n = 0u; n < TESS_AHEAD; n++) {               \
+        to[n] = TESS_EIGHT_ZEROS;                                      \
+        if (at[n] != TESS_NOWHERE) to[n] = load(X, x##_slice + at[n]); \
     }
-#define TESS_LOAD_KEYS(to, X, x, chunk)                        \
-    if (x##_aligned) {                                         \
-        TESS_LOAD_KEYS_BY(to, X, x, chunk, TESS_LOAD8_ALIGNED) \
-    } else {                                                   \
-        TESS_LOAD_KEYS_BY(to, X, x, chunk, TESS_LOAD8)         \
+#define TESS_LOAD_KEYS(to, X, x, chunk)                                \
+    {                                                                  \
+        tess_offset at[TESS_AHEAD];                                    \
+        TESS_UNROLL for (uint n = 0u; n < TESS_AHEAD; n++) at[n] =     \
+            key_##x##_at[(chunk) + n * lanes + lane];                  \
+        if (x##_aligned && !TESS_IS_PAGED) {                           \
+            TESS_UNROLL for (uint n = 0u; n < TESS_AHEAD; n++) to[n] = \
+                TESS_LOAD8_ALIGNED(X, x##_slice + at[n]);              \
+        } else if (x##_aligned) {                                      \
+            TESS_LOAD_PRESENT(to, X, x, TESS_LOAD8_ALIGNED)            \
+        } else {                                                       \
+            TESS_LOAD_PRESENT(to, X, x, TESS_LOAD8)                    \
+        }                                                              \
     }
 
 #define TESS_MULTIPLY_KEYS                                           \

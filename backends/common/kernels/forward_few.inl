@@ -121,10 +121,8 @@ TESS_FEW_KERNEL {
             const uint e = coming + thread;
             TESS_READ_WALK;
             TESS_FIND_KEY(place, e, first + thread, known_walk, known_tile);
-            key_k_at[e] =
-                TESS_OFFSET(place.page) * args.k_batch + TESS_OFFSET(place.token) * args.k_token;
-            key_v_at[e] =
-                TESS_OFFSET(place.page) * args.v_batch + TESS_OFFSET(place.token) * args.v_token;
+            key_k_at[e] = TESS_FIND_OFFSET(k, place);
+            key_v_at[e] = TESS_FIND_OFFSET(v, place);
         }
         if (is_current) {
             if (inside) { TESS_LOAD_KEYS(v8, V, v, current) }

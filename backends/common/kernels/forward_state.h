@@ -37,6 +37,8 @@
     (key_last_block[e] != TESS_INT_MAX || key_position[e] != TESS_INT_MIN || \
      key_bits[e] != 0xffffffffu)
 #define TESS_IS_ABSENT(e) (key_page[e] == TESS_ABSENT)
+/* Where an absent key lies: no offset, since strides are not negative. */
+#define TESS_NOWHERE TESS_OFFSET(-1)
 
 /* Finds key number u of the job for entry e of the state, and where it lies. Numbers past the end
  * stand for the last key, but like those whose page is absent count as masked. */

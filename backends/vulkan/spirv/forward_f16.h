@@ -21,7 +21,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_forward.comp
- * sha256: d527655a61997ebbff108291bbe9ca470e78211daea60f76b363df8a924f548d
+ * sha256: c7af3751a70b2d79755db643742e4044fa8100b0e097a8d01d292eb8d77dbb29
  */
 #include <stdint.h>
 static const uint32_t tess_vk_forward_f16[] = {
