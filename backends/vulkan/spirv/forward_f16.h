@@ -21,7 +21,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_forward.comp
- * sha256: c7af3751a70b2d79755db643742e4044fa8100b0e097a8d01d292eb8d77dbb29
+ * sha256: b889a9039a1a6e9f14328b84fa29e88df4eb45f0aaf6b1320af08d25c15506da
  */
 #include <stdint.h>
 static const uint32_t tess_vk_forward_f16[] = {

@@ -22,7 +22,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/forward_few.comp
- * sha256: ff23aea585c45ea0073375389b87daa469ae3e9970fe6b9e9ba571713e8c7bc3
+ * sha256: 60bfdc93ae3594db2840e90362317d104d942b9026ad599281b56c236a7f308f
  */
 #include <stdint.h>
 static const uint32_t tess_vk_forward_few_f16[] = {

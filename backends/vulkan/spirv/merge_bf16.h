@@ -11,7 +11,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_merge.comp
- * sha256: 0b7272fa6cdd1e865fa3ffeb61527a41ea88361dd309d76cce9316b97cfb90a7
+ * sha256: 03c884b7dd854b11bfbab33b538d1a79a1b6cc6d7912c16806dd1521349d073b
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_bf16[] = {

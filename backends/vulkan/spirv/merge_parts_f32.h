@@ -10,7 +10,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/merge_parts.comp
- * sha256: fea2b304305e361b4dc586ac9ce42c199d5ccde478d3a11cf645a753b422d84f
+ * sha256: 8330618e17339148e5c2ab0a693dcb966058023d19a54edc244658b42e2c653a
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_parts_f32[] = {
