@@ -4,8 +4,10 @@
 #include "reference.h"
 
 #include <math.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* ------------------------------------------------------------------ the predicate */
 
@@ -343,16 +345,49 @@ static inline float normal_at(uint64_t base, uint64_t index) {
     return (float)centred * 5.7906844e-11f; /* 2^-32 / sqrt(16 + 1/6) */
 }
 
-void fill_normal(uint32_t dtype, void *data, int64_t count, uint64_t seed, uint32_t stream) {
-    uint64_t base = mix(mix(seed) + stream);
-    if (dtype == TESS_F32)
-        for (int64_t i = 0; i < count; i++) ((float *)data)[i] = normal_at(base, (uint64_t)i);
-    else if (dtype == TESS_F16)
-        for (int64_t i = 0; i < count; i++)
-            ((uint16_t *)data)[i] = float_to_half(normal_at(base, (uint64_t)i));
+/* Numbers [first, end) of a tensor. */
+typedef struct fill_part {
+    uint32_t dtype;
+    void *data;
+    int64_t first, end;
+    uint64_t base;
+} fill_part;
+
+static void *fill_numbers(void *argument) {
+    const fill_part *x = argument;
+    if (x->dtype == TESS_F32)
+        for (int64_t i = x->first; i < x->end; i++)
+            ((float *)x->data)[i] = normal_at(x->base, (uint64_t)i);
+    else if (x->dtype == TESS_F16)
+        for (int64_t i = x->first; i < x->end; i++)
+            ((uint16_t *)x->data)[i] = float_to_half(normal_at(x->base, (uint64_t)i));
     else
-        for (int64_t i = 0; i < count; i++)
-            ((uint16_t *)data)[i] = float_to_bf16(normal_at(base, (uint64_t)i));
+        for (int64_t i = x->first; i < x->end; i++)
+            ((uint16_t *)x->data)[i] = float_to_bf16(normal_at(x->base, (uint64_t)i));
+    return NULL;
+}
+
+/* Each number depends on its index alone, so large tensors are filled by threads: on one, the cache
+ * of a GPU would take most of the time of a benchmark. */
+void fill_normal(uint32_t dtype, void *data, int64_t count, uint64_t seed, uint32_t stream) {
+    enum { MOST_PARTS = 32, PART_AT_LEAST = 1 << 24 };
+    fill_part parts[MOST_PARTS];
+    pthread_t threads[MOST_PARTS];
+    int started[MOST_PARTS] = {0};
+    const int64_t wanted = count / PART_AT_LEAST + 1, cpus = sysconf(_SC_NPROCESSORS_ONLN);
+    int64_t n_parts = wanted < cpus ? wanted : cpus;
+    n_parts = n_parts < 1 ? 1 : n_parts > MOST_PARTS ? MOST_PARTS : n_parts;
+    for (int64_t n = 0; n < n_parts; n++) {
+        parts[n] = (fill_part){dtype, data, count / n_parts * n, count / n_parts * (n + 1),
+                               mix(mix(seed) + stream)};
+        if (n + 1 == n_parts) parts[n].end = count;
+        if (n > 0) started[n] = pthread_create(&threads[n], NULL, fill_numbers, &parts[n]) == 0;
+    }
+    /* This thread takes the first part, and those for which there was no thread. */
+    for (int64_t n = 0; n < n_parts; n++)
+        if (!started[n]) fill_numbers(&parts[n]);
+    for (int64_t n = 0; n < n_parts; n++)
+        if (started[n]) pthread_join(threads[n], NULL);
 }
 
 void fill_codes(uint32_t dtype, void *data, float *scales, int64_t rows, int32_t elements,
