@@ -45,7 +45,7 @@ static inline tess_row_run tess_row_run_at(const tess_segment *segment, const te
                                            uint32_t n) {
     tess_row_run run = {0, 0, 0, 0xffffffffu, 1};
     int64_t begin, end;
-    if (segment->step == 0 && !(cls->flags & TESS_CLASS_BITS)) {
+    if (!(cls->flags & TESS_CLASS_BITS) && segment->step == 0) {
         const uint32_t head =
                            segment->mask_head == TESS_ALL_ROWS ? segment->rows : segment->mask_head,
                        tail = segment->rows - segment->mask_tail;
@@ -54,10 +54,11 @@ static inline tess_row_run tess_row_run_at(const tess_segment *segment, const te
         run.row = (int32_t)(segment->row + (int64_t)n);
         return run;
     }
-    if (segment->step == 0) {
+    if (cls->flags & TESS_CLASS_BITS) {
         const uint64_t at = (uint64_t)segment->row + n;
         begin = (int64_t)entries[at] * block - sequence->q_first;
-        run.bits = bits[at];
+        run.bits = bits[at] >> segment->step;
+        if (segment->blocks < 32) run.bits &= (1u << segment->blocks) - 1;
         run.masked = n < segment->mask_head;
     } else {
         begin = segment->row + (int64_t)n * segment->step;

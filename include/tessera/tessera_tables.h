@@ -118,14 +118,15 @@ typedef struct tess_column {
  * blocks) of the column; other keys of the column they do not read, or in another segment. All of
  * them keep all of these keys, except where they must be masked, and there tess_kept() decides.
  *
- * step 0: the rows [row, row + rows). The first mask_head and the last mask_tail must be masked;
- *     TESS_ALL_ROWS as mask_head: all of them.
- * step > 0: `rows` runs of `block` rows, `step` rows apart, the first of them at `row`, which may
- * be negative. Rows outside [0, q_len) do not exist. None must be masked. a class with
- * TESS_CLASS_BITS: the query blocks entries[row .. + rows), in rising order, and their words
- * bits[...]: bit m stands for block m of the column, of which the query block reads no other. Query
- * block i has the rows at positions [i * block, (i + 1) * block), of which some may not exist. The
- * first mask_head of these query blocks must be masked as well. For tess_kept, i_first is i - m.
+ *   - step 0: the rows [row, row + rows). The first mask_head and the last mask_tail must be
+ * masked; with TESS_ALL_ROWS as mask_head, all of them.
+ *   - step > 0: `rows` runs of `block` rows, `step` rows apart, the first of them at `row`, which
+ *     may be negative. Rows outside [0, q_len) do not exist. None must be masked.
+ *   - A class with TESS_CLASS_BITS: the query blocks entries[row .. + rows), in rising order, and
+ *     their words bits[...] >> step: bit m, m < blocks, says that the query block reads block m of
+ *     the column. Query block i has the rows at positions [i * block, (i + 1) * block), of which
+ *     some may not exist. The first mask_head of these query blocks must be masked as well, and
+ *     tess_kept gets the shifted word, and i - m as i_first.
  */
 typedef struct tess_segment {
     uint16_t head, heads; /* heads is at least 1 */
