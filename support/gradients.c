@@ -24,14 +24,14 @@ int64_t gradient_row(const problem *p, int64_t sequence, int32_t head, int64_t r
     return token * p->heads + head;
 }
 
-static int64_t key_vector(const problem *p, int64_t sequence, int32_t kv_head, int64_t key) {
+int64_t gradient_key(const problem *p, int64_t sequence, int32_t kv_head, int64_t key) {
     const int64_t token =
         p->kv_lens ? problem_kv_start(p, sequence) + key : sequence * p->kv_len + key;
     return token * p->kv_heads + kv_head;
 }
 
 /* LSE lies by head and then by row. */
-static int64_t lse_element(const problem *p, int64_t sequence, int32_t head, int64_t row) {
+int64_t gradient_lse_element(const problem *p, int64_t sequence, int32_t head, int64_t row) {
     if (p->q_lens) return head * problem_q_tokens(p) + problem_q_start(p, sequence) + row;
     return (sequence * p->heads + head) * p->q_len + row;
 }
@@ -42,7 +42,8 @@ void gradient_rows(const problem *p, const void *o, const float *lse, const void
     for (int64_t b = 0; b < p->batch; b++)
         for (int64_t row = 0; row < problem_q_len(p, b); row++)
             for (int32_t head = 0; head < p->heads; head++) {
-                const int64_t n = gradient_row(p, b, head, row), at = lse_element(p, b, head, row);
+                const int64_t n = gradient_row(p, b, head, row),
+                              at = gradient_lse_element(p, b, head, row);
                 lse_out[n] = lse[at];
                 delta[n] = d_lse ? -(double)d_lse[at] : 0;
                 load(p, o, n, x);
@@ -118,8 +119,8 @@ void reference_d_q(const problem *p, const gradient_inputs *in, int64_t sequence
     load(p, in->d_o, n, d_o);
     for (int64_t t = 0; t < keys; t++) {
         if (!reference_kept(p, head, position, first + t, first + keys)) continue;
-        load(p, in->k, key_vector(p, sequence, kv_head, t), k);
-        load(p, in->v, key_vector(p, sequence, kv_head, t), v);
+        load(p, in->k, gradient_key(p, sequence, kv_head, t), k);
+        load(p, in->v, gradient_key(p, sequence, kv_head, t), v);
         const pair x = pair_of(p, q, k, v, d_o, in->lse[n], in->delta[n]);
         add(d_q, k, p->head_dim, x.ds, x.terms, x.ds_low);
     }
@@ -134,8 +135,8 @@ void reference_d_kv(const problem *p, const gradient_inputs *in, int64_t sequenc
     const int32_t group = p->heads / p->kv_heads;
     memset(d_k, 0, sizeof *d_k);
     memset(d_v, 0, sizeof *d_v);
-    load(p, in->k, key_vector(p, sequence, kv_head, key), k);
-    load(p, in->v, key_vector(p, sequence, kv_head, key), v);
+    load(p, in->k, gradient_key(p, sequence, kv_head, key), k);
+    load(p, in->v, gradient_key(p, sequence, kv_head, key), v);
     for (int32_t head = kv_head * group; head < (kv_head + 1) * group; head++)
         for (int64_t row = 0; row < rows; row++) {
             const int64_t n = gradient_row(p, sequence, head, row);

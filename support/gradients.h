@@ -14,8 +14,11 @@ typedef struct gradient_inputs {
     const double *lse, *delta;
 } gradient_inputs;
 
-/* The number of a row in lse and delta. */
+/* The number of a row in lse and delta, and among the rows of Q; that of a key among the rows of K;
+ * that of a row in a contiguous LSE. */
 int64_t gradient_row(const problem *p, int64_t sequence, int32_t head, int64_t row);
+int64_t gradient_key(const problem *p, int64_t sequence, int32_t kv_head, int64_t key);
+int64_t gradient_lse_element(const problem *p, int64_t sequence, int32_t head, int64_t row);
 
 /* Fills lse and delta from what a forward pass gave, as the contiguous tensors of the plan; d_lse
  * may be NULL. */
