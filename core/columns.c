@@ -6,6 +6,7 @@
  */
 #include "columns.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 enum {
@@ -373,21 +374,27 @@ static void gap_columns(walk *w, gaps *g) {
     }
 }
 
-/* The residues of the blocks that are strided for a head of the kv head, in rising order. */
+static int compare_residues(const void *a, const void *b) {
+    const int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* The residues of the blocks that are strided for a head of the kv head, each once and in rising
+ * order. */
 static int64_t find_residues(walk *w, int64_t *stride) {
     int64_t *list = w->x->residues, n = 0;
     for (const tess_head_run *run = w->run; run < w->last_run; run++) {
         const tess_head_pattern *pattern = &w->layout->patterns[run->cls];
         if (pattern->kind != TESS_HEAD_STRIDED) continue;
-        int64_t at = n;
         *stride = pattern->stride;
-        while (at > 0 && list[at - 1] > pattern->first) at--;
-        if (at > 0 && list[at - 1] == pattern->first) continue;
-        memmove(list + at + 1, list + at, (size_t)(n - at) * sizeof *list);
-        list[at] = pattern->first;
-        n++;
+        list[n++] = pattern->first;
     }
-    return n;
+    if (n < 2) return n;
+    qsort(list, (size_t)n, sizeof *list, compare_residues);
+    int64_t kept = 1;
+    for (int64_t r = 1; r < n; r++)
+        if (list[r] != list[r - 1]) list[kept++] = list[r];
+    return kept;
 }
 
 /* The stride of a kv head with bidirectional S2; 0: it has none. */
@@ -445,6 +452,7 @@ static void walk_heads(walk *w, uint64_t begin, uint64_t end) {
         w->run = jobs->runs + w->x->run_start[g];
         w->last_run = jobs->runs + w->x->run_start[g + 1];
         if (w->first < w->end) kv_head_columns(w);
+        if (w->n_columns > UINT32_MAX || w->n_segments > UINT32_MAX) return; /* refused anyway */
     }
 }
 
@@ -457,16 +465,34 @@ static walk walk_of(tess_columns *x) {
     return (walk){.x = x, .layout = layout, .block = layout->pattern.block};
 }
 
+static tess_status too_many(void) {
+    return tess_unsupported(
+        "tess_plan_create: batch: its keys and heads make 2^32 columns or segments or more");
+}
+
+/* Refuses at once what could not be counted in reasonable time. */
+static tess_status check_count(const tess_columns *x) {
+    const tess_jobs *jobs = x->jobs;
+    const uint64_t heads = (uint64_t)jobs->tiler->layout->n_kv_heads;
+    uint64_t least = 0;
+    for (uint32_t s = 0; s < jobs->n_sequences; s++) {
+        const tess_key_span span = tess_jobs_span(jobs, s);
+        least +=
+            (uint64_t)larger(0, span.kv_len - span.first * jobs->grid.block) / x->tile_keys * heads;
+        if (least > UINT32_MAX) return too_many();
+    }
+    return TESS_OK;
+}
+
 tess_status tess_columns_count(tess_columns *x) {
     walk w = walk_of(x);
+    TESS_RETURN_IF_ERROR(check_count(x));
     tess_order_begin(&x->order);
     walk_heads(&w, 0, all_heads(x));
     tess_order_end(&x->order);
     x->n_columns = w.n_columns;
     x->n_segments = w.n_segments;
-    if (x->n_columns <= UINT32_MAX && x->n_segments <= UINT32_MAX) return TESS_OK;
-    return tess_unsupported(
-        "tess_plan_create: batch: its keys and heads make 2^32 columns or segments or more");
+    return x->n_columns > UINT32_MAX || x->n_segments > UINT32_MAX ? too_many() : TESS_OK;
 }
 
 /* Where the section that begins with kv head `at` ends: after the one whose rows bring *sum to
@@ -484,8 +510,9 @@ void tess_columns_place(tess_columns *x, tess_column *out, tess_segment *segment
     uint64_t total = 0, sum = 0, begin = 0;
     uint32_t places = 0;
     (void)section_end(x, 0, UINT64_MAX, &total);
-    const uint64_t sections =
-        x->section_rows == 0 || total == 0 ? 1 : (total - 1) / x->section_rows + 1;
+    const uint64_t sections = x->section_rows == 0 || total == 0
+                                  ? 1
+                                  : smaller((total - 1) / x->section_rows + 1, all_heads(x));
     walk place = walk_of(x);
     place.columns = out;
     place.segments = segments;

@@ -358,6 +358,22 @@ static void test_known_groups(void **state) {
     instance_free(&c);
 }
 
+/* Columns are numbered with 32 bits; more are refused before they are counted. */
+static void test_too_many_columns(void **state) {
+    (void)state;
+    const tess_pattern p = s2_pattern(64, 1, 2, 0);
+    tess_layout *all = make_layout(runtime, &p, 4096, 4096, INT64_C(1) << 30);
+    const tess_sequence s = {.q_len = 1, .kv_len = 1 << 30, .q_first = (1 << 30) - 1};
+    tess_jobs jobs;
+    tess_columns columns;
+    assert_int_equal(TESS_OK, tess_jobs_create(&jobs, runtime, all, &s, 1, 16, 0));
+    assert_int_equal(TESS_OK, tess_columns_create(&columns, &jobs, 64, 64));
+    assert_int_equal(TESS_ERROR_UNSUPPORTED, tess_columns_count(&columns));
+    tess_columns_release(&columns);
+    tess_jobs_release(&jobs);
+    tess_layout_release(all);
+}
+
 /* Memory that fails at any time leaves nothing behind. */
 static void test_failing_memory(void **state) {
     (void)state;
@@ -389,5 +405,6 @@ static void test_failing_memory(void **state) {
 int main(void) {
     return RUN_TESTS_BETWEEN(runtime_setup, runtime_teardown, TEST(test_against_formulas),
                              TEST(test_block_sizes), TEST(test_known_columns),
-                             TEST(test_known_groups), TEST(test_failing_memory));
+                             TEST(test_known_groups), TEST(test_too_many_columns),
+                             TEST(test_failing_memory));
 }
