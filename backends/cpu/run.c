@@ -118,6 +118,22 @@ static void do_jobs(void *context, size_t worker) {
     HAND_OVER(w);
 }
 
+/* The jobs of a stage of backward. */
+static void do_stage(void *context, size_t worker) {
+    work *w = context;
+    TAKE_OVER(w);
+    const cpu_fp_mode before = cpu_fp_enter();
+    if (w->row->enter) w->row->enter();
+    for (;;) {
+        const uint64_t n = atomic_fetch_add_explicit(&w->next, 1, memory_order_relaxed);
+        if (n >= w->end) break;
+        w->row->job(w->launch, n, w->scratch + worker * w->thread_bytes);
+    }
+    if (w->row->leave) w->row->leave();
+    cpu_fp_leave(before);
+    HAND_OVER(w);
+}
+
 /* Calls `item` for what is left of the launch, of which a worker takes `at_once` at a time. */
 static void do_each(work *w, uint64_t at_once, void (*item)(const tess_launch *, uint64_t)) {
     TAKE_OVER(w);
@@ -242,7 +258,6 @@ static void run_attention(const cpu_device *d, const tess_launch *launch, work *
         n_merges = present(launch->first_merge, n_merges, step->n_merges);
         w->end = launch->first_job + n_jobs;
     }
-    w->scratch = (char *)(uintptr_t)(launch->workspace.handle + launch->workspace.offset);
     w->thread_bytes = cpu_thread_bytes(w->row, launch->head_dim);
     if (n_jobs) w->at_once = jobs_at_once(n_jobs, d->threads);
     if (n_jobs) spread(d->pool, do_jobs, w, n_jobs < d->threads ? n_jobs : d->threads);
@@ -266,7 +281,11 @@ tess_status tess_cpu_launch(void *device, const tess_launch *launch) {
     w.row = launch->kernel->impl;
     atomic_init(&w.next, launch->first_job);
     w.end = launch->first_job + launch->n_jobs;
-    if (w.row->item) {
+    w.scratch = (char *)(uintptr_t)(launch->workspace.handle + launch->workspace.offset);
+    if (w.row->job) {
+        w.thread_bytes = cpu_thread_bytes(w.row, launch->head_dim);
+        spread(d->pool, do_stage, &w, launch->n_jobs < d->threads ? launch->n_jobs : d->threads);
+    } else if (w.row->item) {
         const uint64_t shares = (launch->n_jobs + ITEMS_AT_ONCE - 1) / ITEMS_AT_ONCE;
         spread(d->pool, do_items, &w, shares < d->threads ? shares : d->threads);
     } else

@@ -80,10 +80,11 @@ static void add_targets(test_targets *targets, tess_device *device, const tess_d
     targets->items[targets->count++] = base;
     if (!(flags & TEST_EACH_KERNEL)) return;
     const int first = targets->count;
+    const uint32_t op = flags & TEST_BACKWARD ? TESS_OP_BACKWARD : TESS_OP_FORWARD;
     for (uint32_t k = 0;; k++) {
         tess_kernel_info kernel = {.struct_size = sizeof kernel};
         if (tess_device_kernel(device, k, &kernel) != TESS_OK) break;
-        if (kernel.status != TESS_OK || kernel.op != TESS_OP_FORWARD ||
+        if (kernel.status != TESS_OK || kernel.op != op ||
             targets->count == (int)(sizeof targets->items / sizeof targets->items[0]))
             continue;
         test_target *target = &targets->items[targets->count++];
@@ -93,8 +94,9 @@ static void add_targets(test_targets *targets, tess_device *device, const tess_d
         const char *name = strchr(kernel.name, '/');
         target->portable = name && strcmp(name, "/portable") == 0;
     }
-    /* the only kernel is the device's own choice already */
-    if (targets->count == first + 1) targets->count--;
+    /* the only kernel is the device's own choice already; without one there is none */
+    if (targets->count == first + 1 || (targets->count == first && flags & TEST_BACKWARD))
+        targets->count--;
     for (int n = first - 1; n < targets->count; n++)
         targets->items[n].kernels = targets->count - first;
 }

@@ -38,6 +38,7 @@ typedef struct test_targets {
 
 enum {
     TEST_EACH_KERNEL = 1, /* one target for each available kernel as well */
+    TEST_BACKWARD = 2,    /* devices and kernels that compute gradients */
     TEST_SKIPPED = 77,    /* exit status of a test that has nothing to look at */
 };
 

@@ -806,3 +806,5 @@ void KERNEL(jobs)(const tess_launch *launch, const tess_job *jobs, uint32_t coun
     else
         for (uint32_t n = 0; n < count; n++) panel_job(scratch, launch, jobs + n * apart);
 }
+
+#include "backward.inl"
