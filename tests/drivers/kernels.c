@@ -145,12 +145,13 @@ static arguments read_arguments(int number, void *const *parameters) {
     if (kernel_of(number).kind == SM90) {
         tess_sm90_args s;
         memcpy(&s, parameters[1], sizeof s);
-        const uint64_t pointers[8] = {s.q, s.k, s.v, s.o, s.lse, 0, s.tables, s.workspace};
+        const uint64_t pointers[8] = {s.q,   s.k,           s.v,      s.o,
+                                      s.lse, s.block_table, s.tables, s.workspace};
         memcpy(x.pointers, pointers, sizeof pointers);
         x.a = s.common;
         x.counter = s.counter;
     } else if (kernel_of(number).kind == SM80) {
-        READ_ARGUMENTS(&x, tess_sm80_args, parameters[0], 0);
+        READ_ARGUMENTS(&x, tess_sm80_args, parameters[0], s.block_table);
         return x;
     } else if (kernel_of(number).kind == DECODE) {
         READ_ARGUMENTS(&x, tess_decode_args, parameters[0], s.block_table);
