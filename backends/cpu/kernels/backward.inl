@@ -453,7 +453,8 @@ static cpu_span span_of(const backward *b, const panel_keys *x) {
     return s;
 }
 
-/* Replaces the scores of pairs that must not count by -inf. */
+/* Replaces the scores of pairs that must not count by -inf, and dP by 0: V of a key that no row
+ * reads may hold anything. */
 static void mask_items(const backward *b, int32_t first_key, const cpu_span *span) {
     for (int32_t n = 0; n < b->n_runs; n++) {
         const item_run *run = &b->run[n];
@@ -468,8 +469,9 @@ static void mask_items(const backward *b, int32_t first_key, const cpu_span *spa
             for (int32_t i = from; i < to; i++) {
                 const int32_t p = run->position + i - run->at;
                 const vi keep = keys & (low <= p) & (high >= p);
-                float *s = b->s + (size_t)i * PANEL + lane;
+                float *s = b->s + (size_t)i * PANEL + lane, *dp = b->dp + (size_t)i * PANEL + lane;
                 vstore(s, vselect(keep, vload(s), vset(-INFINITY)));
+                vstore(dp, vselect(keep, vload(dp), vset(0.0f)));
             }
         }
     }
