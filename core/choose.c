@@ -109,9 +109,11 @@ static tess_kernel_key key_left(const walk *w) {
 /* The user wants this kernel, for better or worse. */
 static bool is_ordered(const walk *w) { return w->name && !w->preferred; }
 
-/* The longest q_len that the row is for. */
+/* The longest q_len that the row is for. Where all sequences get one kernel and none may decide
+ * which, it is for all lengths. */
 static int64_t most_for(const walk *w, const tess_kernel_info *info) {
     if (!w->plan || is_ordered(w) || info->most_rows == 0) return EVERY_LENGTH;
+    if (is_invariant(w) && !tess_plan_shared(w->plan)) return EVERY_LENGTH;
     const int64_t most = info->most_rows / w->key->group;
     return most < EVERY_LENGTH ? most : EVERY_LENGTH;
 }

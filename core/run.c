@@ -491,7 +491,7 @@ tess_status tess_run(const tess_plan *plan, const tess_run_desc *desc) {
     launch.scale = plan->scale;
     launch.workspace = d.workspace;
     launch.workspace_bytes = plan->memory.workspace_bytes;
-    launch.kv_batch = plan->kv_packed ? 0 : plan->batch;
+    launch.kv_batch = plan->kv_packed && !tess_pools_cached(&plan->pools) ? 0 : plan->batch;
     launch.seconds = d.device_seconds;
     return plan->op == TESS_OP_BACKWARD ? launch_stages(plan, &launch)
                                         : launch_shares(plan, &d, &launch);

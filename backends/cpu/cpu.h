@@ -15,6 +15,7 @@ enum cpu_isa {
     CPU_ISA_AVX2,
     CPU_ISA_AVX512,
     CPU_ISA_AVX512_BF16,
+    CPU_ISA_AVX512_VBMI,
     CPU_ISA_AMX_BF16,
     CPU_ISA_NEON
 };

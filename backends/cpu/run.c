@@ -239,6 +239,17 @@ static uint32_t jobs_at_once(uint64_t n_jobs, uint32_t threads) {
     return count;
 }
 
+/* Whether merging takes less than waking the threads once more would. */
+static int merges_are_few(const tess_launch *launch, uint64_t n_merges) {
+    enum { FEW_PARTIAL_ROWS = 512 };
+    uint64_t rows = 0;
+    for (uint64_t n = 0; n < n_merges && rows <= FEW_PARTIAL_ROWS; n++) {
+        const tess_merge *m = &launch->tables->merges[launch->first_merge + n];
+        rows += (uint64_t)m->rows * m->heads * m->parts;
+    }
+    return rows <= FEW_PARTIAL_ROWS;
+}
+
 static void run_attention(const cpu_device *d, const tess_launch *launch, work *w) {
     const tess_step_head *step = launch->tables->step;
     uint64_t n_jobs = launch->n_jobs, n_merges = launch->n_merges;
@@ -253,7 +264,10 @@ static void run_attention(const cpu_device *d, const tess_launch *launch, work *
     if (n_merges == 0) return;
     atomic_init(&w->next, launch->first_merge);
     w->end = launch->first_merge + n_merges;
-    spread(d->pool, do_merges, w, n_merges < d->threads ? n_merges : d->threads);
+    if (merges_are_few(launch, n_merges))
+        do_merges(w, 0);
+    else
+        spread(d->pool, do_merges, w, n_merges < d->threads ? n_merges : d->threads);
 }
 
 tess_status tess_cpu_launch(void *device, const tess_launch *launch) {

@@ -58,6 +58,11 @@ enum { KERNELS = sizeof kernels / sizeof *kernels };
 
 static const char *const dtype_names[] = {"f32", "f16", "bf16"};
 
+/* Whether products of pairs of bf16 would get codes, which they take of jobs of few rows alone. */
+static int gets_codes(const cpu_row *row, const tess_kernel_key *key) {
+    return row->dtypes == BF16 && key->kv_dtype != key->dtype;
+}
+
 /* Why a row cannot run here, or with a key, cannot take the problem; NULL if it can. */
 static const char *refuses(const cpu_row *row, const tess_kernel_key *key, char *buffer,
                            size_t size) {
@@ -75,27 +80,32 @@ static const char *refuses(const cpu_row *row, const tess_kernel_key *key, char 
                  (int)key->head_dim);
         return buffer;
     }
-    /* Products of pairs of bf16 take what the caller has as it is. */
-    if (row->dtypes == BF16 && key->kv_dtype != key->dtype)
-        return "does not take K and V of 8 bits";
+    if (gets_codes(row, key) && row->isa == CPU_ISA_ANY) return "does not take K and V of 8 bits";
+    if (gets_codes(row, key) && !tess_cpu_isa_usable(CPU_ISA_AVX512_VBMI, &reason))
+        return "takes K and V of 8 bits only with AVX-512 VBMI";
     return key->value_head_dim != key->head_dim ? "value_head_dim differs from head_dim" : NULL;
 }
 
 /* Nothing here may follow from the machine or the settings, so that results have the same bits with
  * any number of threads. */
 static tess_kernel_costs costs_of(const cpu_row *row, const tess_kernel_key *key, uint32_t tile) {
-    enum { STEP_KEYS = 64 };
+    enum { STEP_KEYS = 64, FEW_ROWS_RATE = 120 }; /* tiles stand idle then */
     /* A job pays for the rows that it has. */
     const uint64_t few =
         key->max_q_len < (int64_t)tile ? (uint64_t)key->max_q_len * key->group : tile;
     const uint64_t flop = 4 * (few < tile ? few : tile) * STEP_KEYS * (uint64_t)key->head_dim;
+    const uint32_t rate =
+        few <= CPU_FEW_ROWS && row->rate > FEW_ROWS_RATE ? FEW_ROWS_RATE : row->rate;
     return (tess_kernel_costs){.workers = CPU_PARALLEL_JOBS,
                                .step_keys = STEP_KEYS,
-                               .step_ns = (uint32_t)(flop / row->rate) + 1,
-                               .job_ns = 500,
+                               .step_ns = (uint32_t)(flop / rate) + 1,
+                               .job_ns = 2000,
                                .merge_ns = 3000,
+                               .part_ns = 300,
                                .partial_bandwidth = 100000,
-                               .bandwidth = 200000};
+                               /* More than a machine has: parts enough for even shares of few
+                                * threads. */
+                               .bandwidth = 800000};
 }
 
 static void release(tess_kernel *kernel) {
@@ -130,6 +140,11 @@ tess_status tess_cpu_kernel(void *device, uint32_t index, const tess_kernel_key 
     if (index >= KERNELS) return TESS_ERROR_INVALID;
     const cpu_row *row = &kernels[index];
     const char *why = refuses(row, key, info->reason, sizeof info->reason);
-    if (!tess_row_answer(&row->head, key, why, info) || !kernel) return TESS_OK;
+    const int few = key && gets_codes(row, key);
+    if (!why && few && kernel && key->max_q_len * key->group > CPU_FEW_ROWS)
+        why = "takes K and V of 8 bits for up to 4 rows of a kv head only";
+    const int accepts = tess_row_answer(&row->head, key, why, info);
+    if (few) info->most_rows = CPU_FEW_ROWS;
+    if (!accepts || !kernel) return TESS_OK;
     return prepare(device, row, key, kernel);
 }

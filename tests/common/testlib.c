@@ -137,6 +137,10 @@ int test_leaves_heavy(const test_target *target, int n) {
     return !target->kernel[0] || (n / HEAVY_IN_A_ROW + target->backend[0]) % 2;
 }
 
+int test_leaves_padded(const test_target *target) {
+    return takes_turns(target) && (!target->kernel[0] || strcmp(target->backend, "vulkan") == 0);
+}
+
 int test_targets_open(test_targets *targets, const char *backend, unsigned flags) {
     memset(targets, 0, sizeof *targets);
     tess_runtime_desc desc = {.struct_size = sizeof desc};

@@ -294,6 +294,14 @@ static int make_list(const settings *x, problem_list *list) {
     return 0;
 }
 
+/* What a problem takes of a device that computes the lanes of a tile which have no row, and those
+ * of a vector which have no element, like all others. */
+static double padded_flops(double flops, const problem *p) {
+    enum { TILE_ROWS = 64, VECTOR = 64 };
+    if (p->tile_rows > 0 && p->tile_rows < TILE_ROWS) flops *= (double)TILE_ROWS / p->tile_rows;
+    return p->head_dim < VECTOR ? flops * VECTOR / p->head_dim : flops;
+}
+
 /* Whether a problem has no backward: it is of a KV cache. */
 static int forward_only(const problem *p) {
     return p->op == PROBLEM_DECODE || problem_has_scales(p);
@@ -303,10 +311,13 @@ static int forward_only(const problem *p) {
 static int leaves_out(const problem_list *list, int n, const test_target *target, int backward) {
     problem p;
     char error[512];
-    if (list->flops && list->flops[n] > LIST_FLOPS / 4 && test_leaves_heavy(target, n)) return 1;
     if (problem_parse(&p, list->lines[n], error, sizeof error) != 0) return 0;
-    const int out =
-        test_leaves_out(target, n, p.dtype, p.head_dim) || (backward && forward_only(&p));
+    const double flops = list->flops ? list->flops[n] : 0;
+    const int out = test_leaves_out(target, n, p.dtype, p.head_dim) ||
+                    (padded_flops(flops, &p) > 1.25 * LIST_FLOPS ? test_leaves_padded(target)
+                     : flops > LIST_FLOPS / 4                    ? test_leaves_heavy(target, n)
+                                                                 : 0) ||
+                    (backward && forward_only(&p));
     problem_free(&p);
     return out;
 }
