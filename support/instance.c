@@ -476,8 +476,12 @@ tess_status instance_wait(instance *x) {
 }
 
 tess_status instance_fetch(instance *x) {
+    return x->problem->op == PROBLEM_BACKWARD ? instance_fetch_gradients(x)
+                                              : instance_fetch_outputs(x);
+}
+
+tess_status instance_fetch_outputs(instance *x) {
     tess_status status = TESS_OK;
-    if (x->problem->op == PROBLEM_BACKWARD) return instance_fetch_gradients(x);
     if (x->o_bytes)
         status =
             tess_copy(x->device, tess_host_buffer(x->o, x->o_bytes), x->run.o.buffer, x->o_bytes);

@@ -42,13 +42,7 @@ static tess_status run_forward(instance *x, tess_plan *plan, tess_buffer *work) 
     run.workspace = *work;
     if (status == TESS_OK) status = tess_run(plan, &run);
     if (status == TESS_OK) status = tess_wait(x->device, UINT64_MAX);
-    if (status == TESS_OK && x->o_bytes)
-        status =
-            tess_copy(x->device, tess_host_buffer(x->o, x->o_bytes), x->run.o.buffer, x->o_bytes);
-    if (status == TESS_OK && x->lse_bytes)
-        status = tess_copy(x->device, tess_host_buffer(x->lse, x->lse_bytes), x->run.lse.buffer,
-                           x->lse_bytes);
-    return status == TESS_OK ? TESS_OK : instance_fail(x, status, NULL);
+    return status == TESS_OK ? instance_fetch_outputs(x) : instance_fail(x, status, NULL);
 }
 
 static tess_status forward(instance *x) {

@@ -23,6 +23,9 @@ int instance_guards_intact(const instance *x, const char *name, const tess_buffe
 tess_status instance_upload(instance *x, const void *host, uint64_t bytes, tess_buffer *raw,
                             tess_tensor *tensor);
 
+/* O and LSE to the host. */
+tess_status instance_fetch_outputs(instance *x);
+
 /* The n-th of `wanted` rows out of `total`. */
 int64_t instance_nth_row(int64_t n, int64_t wanted, int64_t total);
 

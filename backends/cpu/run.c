@@ -106,28 +106,15 @@ static void do_jobs(void *context, size_t worker) {
     if (w->row->enter) w->row->enter();
     for (;;) {
         const uint64_t n = atomic_fetch_add_explicit(&w->next, 1, memory_order_relaxed);
+        char *scratch = w->scratch + worker * w->thread_bytes;
         uint64_t apart;
         if (n >= w->end) break;
+        if (w->row->job) { /* of a stage of backward */
+            w->row->job(w->launch, n, scratch);
+            continue;
+        }
         const uint32_t count = taking_turns(w, w->launch->first_job, n, &apart);
-        if (count > 0)
-            w->row->jobs(w->launch, &w->launch->tables->jobs[n], count, apart,
-                         w->scratch + worker * w->thread_bytes);
-    }
-    if (w->row->leave) w->row->leave();
-    cpu_fp_leave(before);
-    HAND_OVER(w);
-}
-
-/* The jobs of a stage of backward. */
-static void do_stage(void *context, size_t worker) {
-    work *w = context;
-    TAKE_OVER(w);
-    const cpu_fp_mode before = cpu_fp_enter();
-    if (w->row->enter) w->row->enter();
-    for (;;) {
-        const uint64_t n = atomic_fetch_add_explicit(&w->next, 1, memory_order_relaxed);
-        if (n >= w->end) break;
-        w->row->job(w->launch, n, w->scratch + worker * w->thread_bytes);
+        if (count > 0) w->row->jobs(w->launch, &w->launch->tables->jobs[n], count, apart, scratch);
     }
     if (w->row->leave) w->row->leave();
     cpu_fp_leave(before);
@@ -284,7 +271,7 @@ tess_status tess_cpu_launch(void *device, const tess_launch *launch) {
     w.scratch = (char *)(uintptr_t)(launch->workspace.handle + launch->workspace.offset);
     if (w.row->job) {
         w.thread_bytes = cpu_thread_bytes(w.row, launch->head_dim);
-        spread(d->pool, do_stage, &w, launch->n_jobs < d->threads ? launch->n_jobs : d->threads);
+        spread(d->pool, do_jobs, &w, launch->n_jobs < d->threads ? launch->n_jobs : d->threads);
     } else if (w.row->item) {
         const uint64_t shares = (launch->n_jobs + ITEMS_AT_ONCE - 1) / ITEMS_AT_ONCE;
         spread(d->pool, do_items, &w, shares < d->threads ? shares : d->threads);

@@ -59,16 +59,18 @@ int main(int argc, char **argv) {
         }
     }
     test_targets targets;
-    const int absent = test_targets_open(&targets, backend, TEST_EACH_KERNEL);
-    if (absent != 0) return absent;
     int failed = 0, matched = 0;
     for (int first = 0, end; first < N_PROPERTIES; first = end) {
         const char *group = properties[first].group;
+        const int backward = strcmp(group, "gradients") == 0;
         for (end = first; end < N_PROPERTIES && strcmp(properties[end].group, group) == 0;) end++;
         if (only && strcmp(only, group) != 0) continue;
+        const int absent =
+            test_targets_open(&targets, backend, TEST_EACH_KERNEL | (backward ? TEST_BACKWARD : 0));
+        if (absent != 0) return absent;
         failed |= run_group(&targets, first, end, filter, &matched);
+        test_targets_close(&targets);
     }
-    test_targets_close(&targets);
     if (matched == 0) fprintf(stderr, "no property is called that\n");
     return failed != 0 || matched == 0;
 }

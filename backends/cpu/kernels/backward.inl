@@ -31,13 +31,18 @@ typedef struct item_run {
     uint32_t bits;           /* blocks of the column that they read */
 } item_run;
 
-typedef struct backward {
-    task t; /* launch, job, class and the bounds of rows in lanes */
-    int32_t lanes;
+/* The arrays of a job; those of job_memory that forward's functions work on come with them. */
+typedef struct backward_memory {
     float *x[BOTH], *sums[BOTH];    /* of lanes */
     float *y[BOTH], *columns[BOTH]; /* of items */
     float *s, *dp;
     float *lse, *delta; /* of rows, which are lanes or items */
+} backward_memory;
+
+typedef struct backward {
+    task t; /* launch, job, class and the bounds of rows in lanes */
+    backward_memory at;
+    int32_t lanes;
     const char *rows[BOTH][CHUNK];
     cpu_chunk chunk;
     /* of columns */
@@ -50,9 +55,8 @@ typedef struct backward {
 
 enum { BACKWARD_BYTES = (sizeof(backward) + 63) / 64 * 64 };
 
-static size_t layout_backward(backward *b, int32_t head_dim, float *base) {
+static size_t layout_backward(backward_memory *b, job_memory *m, int32_t head_dim, float *base) {
     const size_t lanes = KERNEL(backward_lanes)(head_dim);
-    job_memory *m = &b->t.m;
     size_t at = 0;
     m->words = WORD_OF(TILES ? round_up(head_dim, 32) : head_dim);
     m->q_words = round_up(m->words, 16);
@@ -81,8 +85,9 @@ static size_t layout_backward(backward *b, int32_t head_dim, float *base) {
 }
 
 size_t KERNEL(backward_scratch)(int32_t head_dim) {
-    backward b;
-    return BACKWARD_BYTES + layout_backward(&b, head_dim, NULL);
+    backward_memory at;
+    job_memory m;
+    return BACKWARD_BYTES + layout_backward(&at, &m, head_dim, NULL);
 }
 
 static backward *begin_backward(const tess_launch *launch, void *scratch) {
@@ -97,7 +102,8 @@ static backward *begin_backward(const tess_launch *launch, void *scratch) {
     t->v_stride =
         (int64_t)((uint64_t)launch->tensor[TESS_ROLE_V].stride_token * (uint64_t)t->esize);
     t->scale_log2 = fabsf(launch->scale) * 1.44269504088896340736f;
-    layout_backward(b, launch->head_dim, (float *)(void *)((char *)scratch + BACKWARD_BYTES));
+    layout_backward(&b->at, &t->m, launch->head_dim,
+                    (float *)(void *)((char *)scratch + BACKWARD_BYTES));
     return b;
 }
 
@@ -158,7 +164,7 @@ static void strip_job(backward *b, uint64_t n) {
             delta[r] =
                 dot_rows(l->dtype, tensor_base(o) + q_offset(l, s, o, row, head) * b->t.esize,
                          tensor_base(d_o) + q_offset(l, s, d_o, row, head) * b->t.esize,
-                         l->head_dim, b->x[FIRST]);
+                         l->head_dim, b->at.x[FIRST]);
             if (d_lse->buffer.kind != TESS_BUFFER_NONE)
                 delta[r] -= ((const float *)tensor_base(d_lse))[q_offset(l, s, d_lse, row, head)];
         }
@@ -244,8 +250,8 @@ static void row_pairs(const backward *b, int32_t first_row, int32_t from, int32_
     vf lse[NV], delta[NV];
     vi dead[NV];
     for (int v = 0; v < NV; v++) {
-        lse[v] = vload(b->lse + first_row + v * VL);
-        delta[v] = vload(b->delta + first_row + v * VL);
+        lse[v] = vload(b->at.lse + first_row + v * VL);
+        delta[v] = vload(b->at.delta + first_row + v * VL);
         dead[v] = (vi)(lse[v] == INFINITY);
     }
     for (int32_t i = from; i < to; i += 1 + PAIRS) UNROLL
@@ -254,13 +260,13 @@ static void row_pairs(const backward *b, int32_t first_row, int32_t from, int32_
         UNROLL
         for (int n = 0; n < 1 + PAIRS; n++) {
             const size_t at = (size_t)(i + n) * PANEL + v * VL;
-            const vf p = vexp2(vload(b->s + at) * scale - lse[v]);
-            ds[n] = vselect(dead[v], vset(0.0f), p * (vload(b->dp + at) - delta[v]));
+            const vf p = vexp2(vload(b->at.s + at) * scale - lse[v]);
+            ds[n] = vselect(dead[v], vset(0.0f), p * (vload(b->at.dp + at) - delta[v]));
         }
 #if PAIRS
-        vstore(b->dp + (size_t)(i / 2) * PANEL + v * VL, vpair_results(ds[0], ds[1]));
+        vstore(b->at.dp + (size_t)(i / 2) * PANEL + v * VL, vpair_results(ds[0], ds[1]));
 #else
-        vstore(b->dp + (size_t)i * PANEL + v * VL, ds[0]);
+        vstore(b->at.dp + (size_t)i * PANEL + v * VL, ds[0]);
 #endif
     }
 }
@@ -269,16 +275,16 @@ static void row_pairs(const backward *b, int32_t first_row, int32_t from, int32_
 static int32_t pad_scores(const backward *b, int32_t end) {
     const int32_t padded = round_up(end, TILES ? GROUP : 1 + PAIRS);
     for (int32_t i = end; i < padded; i++)
-        for (int v = 0; v < NV; v++) vstore(b->s + (size_t)i * PANEL + v * VL, vset(-INFINITY));
+        for (int v = 0; v < NV; v++) vstore(b->at.s + (size_t)i * PANEL + v * VL, vset(-INFINITY));
     return padded;
 }
 
 static void pack_items(const backward *b, int which, int32_t items, int as_rows, int as_columns) {
     const job_memory *m = &b->t.m;
     if (as_rows || !PAIRS)
-        pack_rows(m, b->t.launch->dtype, b->t.head_dim, b->rows[which], items, b->y[which]);
+        pack_rows(m, b->t.launch->dtype, b->t.head_dim, b->rows[which], items, b->at.y[which]);
     if (as_columns)
-        pack_columns(m, b->t.head_dim, b->rows[which], b->y[which], items, b->columns[which]);
+        pack_columns(m, b->t.head_dim, b->rows[which], b->at.y[which], items, b->at.columns[which]);
 }
 
 static void find_keys(backward *b) {
@@ -302,22 +308,22 @@ static void row_chunk(backward *b) {
     pack_items(b, SECOND, b->chunk.keys, 1, 0);
     for (int32_t row = 0; row < t->rows; row += PANEL) {
         panel_bounds(t, row);
-        panel_chunk x = {.row = row, .chunk = &b->chunk, .s = b->s};
+        panel_chunk x = {.row = row, .chunk = &b->chunk, .s = b->at.s};
         x.span = cpu_panel_span(&b->chunk, &t->panel, sinks);
         if (x.span.end == 0) continue;
         if (x.span.first % GROUP != 0) {
             x.span.first -= x.span.first % GROUP;
             x.span.masked = 1;
         }
-        score_items(m, b->y[FIRST], b->x[FIRST] + (size_t)row * m->q_words, x.span.first,
-                    x.span.end, b->s);
-        score_items(m, b->y[SECOND], b->x[SECOND] + (size_t)row * m->q_words, x.span.first,
-                    x.span.end, b->dp);
+        score_items(m, b->at.y[FIRST], b->at.x[FIRST] + (size_t)row * m->q_words, x.span.first,
+                    x.span.end, b->at.s);
+        score_items(m, b->at.y[SECOND], b->at.x[SECOND] + (size_t)row * m->q_words, x.span.first,
+                    x.span.end, b->at.dp);
         if (x.span.masked) mask_scores(t, row, &x);
         const int32_t end = pad_scores(b, x.span.end);
         row_pairs(b, row, x.span.first, end);
-        sum_items(b->columns[FIRST], b->dp, x.span.first, end, t->head_dim,
-                  b->sums[FIRST] + (size_t)row * m->o_elements);
+        sum_items(b->at.columns[FIRST], b->at.dp, x.span.first, end, t->head_dim,
+                  b->at.sums[FIRST] + (size_t)row * m->o_elements);
     }
 }
 
@@ -330,17 +336,17 @@ static void begin_rows(backward *b, int32_t first) {
     for (int32_t i = 0; i < PANEL; i++) {
         const int32_t r = first + i;
         rows[FIRST][i] = rows[SECOND][i] = zero_row;
-        b->lse[r] = INFINITY;
-        b->delta[r] = 0;
+        b->at.lse[r] = INFINITY;
+        b->at.delta[r] = 0;
         if (r >= t->rows) continue;
         row_numbers(l, t->job->sequence, t->job->head + (uint32_t)(r / t->job->rows),
-                    t->job->row + (uint32_t)(r % t->job->rows), &b->lse[r], &b->delta[r]);
-        if (b->lse[r] == INFINITY) continue;
+                    t->job->row + (uint32_t)(r % t->job->rows), &b->at.lse[r], &b->at.delta[r]);
+        if (b->at.lse[r] == INFINITY) continue;
         rows[FIRST][i] = tensor_base(q) + row_offset(t, q, r) * t->esize;
         rows[SECOND][i] = tensor_base(d_o) + row_offset(t, d_o, r) * t->esize;
     }
-    pack_lanes(b, rows[FIRST], l->scale < 0, b->x[FIRST] + (size_t)first * t->m.q_words);
-    pack_lanes(b, rows[SECOND], 0, b->x[SECOND] + (size_t)first * t->m.q_words);
+    pack_lanes(b, rows[FIRST], l->scale < 0, b->at.x[FIRST] + (size_t)first * t->m.q_words);
+    pack_lanes(b, rows[SECOND], 0, b->at.x[SECOND] + (size_t)first * t->m.q_words);
 }
 
 static void finish_rows(const backward *b, int32_t first) {
@@ -352,7 +358,7 @@ static void finish_rows(const backward *b, int32_t first) {
                      ? tensor_base(d_q) + row_offset(t, d_q, first + i) *
                                               gradient_size(t->launch, TESS_PLAN_DQ_F32)
                      : NULL;
-    store_lanes(b, b->sums[FIRST] + (size_t)first * t->m.o_elements, t->launch->scale,
+    store_lanes(b, b->at.sums[FIRST] + (size_t)first * t->m.o_elements, t->launch->scale,
                 TESS_PLAN_DQ_F32, TESS_PLAN_DQ_ADD, out);
 }
 
@@ -364,7 +370,7 @@ static void row_job(backward *b, const tess_job *job) {
     b->lanes = round_up(t->rows, PANEL);
     place_rows(t, b->lanes);
     for (int32_t row = 0; row < b->lanes; row += PANEL) begin_rows(b, row);
-    memset(b->sums[FIRST], 0, (size_t)b->lanes * t->m.o_elements * sizeof(float));
+    memset(b->at.sums[FIRST], 0, (size_t)b->lanes * t->m.o_elements * sizeof(float));
     cpu_walk_start(&t->walk, t->launch, job);
     while (cpu_walk_next(&t->walk, &b->chunk, CHUNK)) row_chunk(b);
     for (int32_t row = 0; row < b->lanes; row += PANEL) finish_rows(b, row);
@@ -453,7 +459,8 @@ static cpu_span span_of(const backward *b, const panel_keys *x) {
     return s;
 }
 
-/* Replaces the scores of pairs that must not count by -inf. */
+/* Replaces the scores of pairs that must not count by -inf, and dP by 0: V of a key that no row
+ * reads may hold anything. */
 static void mask_items(const backward *b, int32_t first_key, const cpu_span *span) {
     for (int32_t n = 0; n < b->n_runs; n++) {
         const item_run *run = &b->run[n];
@@ -468,8 +475,10 @@ static void mask_items(const backward *b, int32_t first_key, const cpu_span *spa
             for (int32_t i = from; i < to; i++) {
                 const int32_t p = run->position + i - run->at;
                 const vi keep = keys & (low <= p) & (high >= p);
-                float *s = b->s + (size_t)i * PANEL + lane;
+                float *s = b->at.s + (size_t)i * PANEL + lane,
+                      *dp = b->at.dp + (size_t)i * PANEL + lane;
                 vstore(s, vselect(keep, vload(s), vset(-INFINITY)));
+                vstore(dp, vselect(keep, vload(dp), vset(0.0f)));
             }
         }
     }
@@ -484,16 +493,16 @@ static void key_pairs(const backward *b, int32_t from, int32_t to, const int wan
         UNROLL
         for (int n = 0; n < 1 + PAIRS; n++) {
             const size_t at = (size_t)(i + n) * PANEL + v * VL;
-            p[n] = vexp2(vload(b->s + at) * scale - vset(b->lse[i + n]));
-            if (wants_ds) ds[n] = p[n] * (vload(b->dp + at) - vset(b->delta[i + n]));
+            p[n] = vexp2(vload(b->at.s + at) * scale - vset(b->at.lse[i + n]));
+            if (wants_ds) ds[n] = p[n] * (vload(b->at.dp + at) - vset(b->at.delta[i + n]));
         }
         const size_t at = (size_t)(i / (1 + PAIRS)) * PANEL + v * VL;
 #if PAIRS
-        vstore(b->s + at, vpair_results(p[0], p[1]));
-        if (wants_ds) vstore(b->dp + at, vpair_results(ds[0], ds[1]));
+        vstore(b->at.s + at, vpair_results(p[0], p[1]));
+        if (wants_ds) vstore(b->at.dp + at, vpair_results(ds[0], ds[1]));
 #else
-        vstore(b->s + at, p[0]);
-        if (wants_ds) vstore(b->dp + at, ds[0]);
+        vstore(b->at.s + at, p[0]);
+        if (wants_ds) vstore(b->at.dp + at, ds[0]);
 #endif
     }
 }
@@ -510,8 +519,8 @@ static void column_chunk(backward *b) {
     if (b->items == 0) return;
     for (int32_t i = b->items; i < round_up(b->items, GROUP); i++) {
         b->rows[FIRST][i] = b->rows[SECOND][i] = zero_row;
-        b->lse[i] = INFINITY;
-        b->delta[i] = 0;
+        b->at.lse[i] = INFINITY;
+        b->at.delta[i] = 0;
     }
     pack_items(b, FIRST, b->items, 1, d_k);
     pack_items(b, SECOND, b->items, d_k, d_v);
@@ -519,11 +528,11 @@ static void column_chunk(backward *b) {
         const panel_keys common = common_of(b, key);
         const cpu_span span = span_of(b, &common);
         if (span.end == 0) continue;
-        score_items(m, b->y[FIRST], b->x[FIRST] + (size_t)key * m->q_words, span.first, span.end,
-                    b->s);
+        score_items(m, b->at.y[FIRST], b->at.x[FIRST] + (size_t)key * m->q_words, span.first,
+                    span.end, b->at.s);
         if (d_k)
-            score_items(m, b->y[SECOND], b->x[SECOND] + (size_t)key * m->q_words, span.first,
-                        span.end, b->dp);
+            score_items(m, b->at.y[SECOND], b->at.x[SECOND] + (size_t)key * m->q_words, span.first,
+                        span.end, b->at.dp);
         if (span.masked) mask_items(b, key, &span);
         const int32_t end = pad_scores(b, span.end);
         if (d_k)
@@ -531,11 +540,11 @@ static void column_chunk(backward *b) {
         else
             key_pairs(b, span.first, end, 0);
         if (d_k)
-            sum_items(b->columns[FIRST], b->dp, span.first, end, t->head_dim,
-                      b->sums[FIRST] + (size_t)key * m->o_elements);
+            sum_items(b->at.columns[FIRST], b->at.dp, span.first, end, t->head_dim,
+                      b->at.sums[FIRST] + (size_t)key * m->o_elements);
         if (d_v)
-            sum_items(b->columns[SECOND], b->s, span.first, end, t->head_dim,
-                      b->sums[SECOND] + (size_t)key * m->o_elements);
+            sum_items(b->at.columns[SECOND], b->at.s, span.first, end, t->head_dim,
+                      b->at.sums[SECOND] + (size_t)key * m->o_elements);
     }
     b->items = b->n_runs = 0;
 }
@@ -552,8 +561,8 @@ static void gather_rows(backward *b, uint32_t head, int32_t row, int32_t count, 
             (item_run){.position = s->q_first + row, .count = n, .at = b->items, .bits = bits};
         for (int32_t i = 0; i < n; i++) {
             const int32_t at = b->items + i;
-            row_numbers(l, sequence, head, (uint32_t)(row + i), &b->lse[at], &b->delta[at]);
-            const int is_dead = b->lse[at] == INFINITY;
+            row_numbers(l, sequence, head, (uint32_t)(row + i), &b->at.lse[at], &b->at.delta[at]);
+            const int is_dead = b->at.lse[at] == INFINITY;
             b->rows[FIRST][at] =
                 is_dead ? zero_row : tensor_base(q) + q_offset(l, s, q, row + i, head) * b->t.esize;
             b->rows[SECOND][at] =
@@ -601,8 +610,8 @@ static void finish_keys(const backward *b, int which, uint32_t role, float facto
     if (!is_wanted(l, role)) return;
     for (int32_t key = 0; key < b->lanes; key += PANEL) {
         find_panel(b, role, key, gradient_size(l, TESS_PLAN_DKV_F32), NULL, out);
-        store_lanes(b, b->sums[which] + (size_t)key * b->t.m.o_elements, factor, TESS_PLAN_DKV_F32,
-                    TESS_PLAN_DKV_ADD, out);
+        store_lanes(b, b->at.sums[which] + (size_t)key * b->t.m.o_elements, factor,
+                    TESS_PLAN_DKV_F32, TESS_PLAN_DKV_ADD, out);
     }
 }
 
@@ -618,11 +627,11 @@ static void column_job(backward *b, const tess_column *column) {
     for (int32_t key = 0; key < b->lanes && column->segments; key += PANEL) {
         find_panel(b, TESS_ROLE_K, key, t->esize, zero, rows);
         pack_lanes(b, (const char *const *)rows, l->scale < 0,
-                   b->x[FIRST] + (size_t)key * t->m.q_words);
+                   b->at.x[FIRST] + (size_t)key * t->m.q_words);
         find_panel(b, TESS_ROLE_V, key, t->esize, zero, rows);
-        pack_lanes(b, (const char *const *)rows, 0, b->x[SECOND] + (size_t)key * t->m.q_words);
+        pack_lanes(b, (const char *const *)rows, 0, b->at.x[SECOND] + (size_t)key * t->m.q_words);
     }
-    for (int n = FIRST; n < BOTH; n++) memset(b->sums[n], 0, floats * sizeof(float));
+    for (int n = FIRST; n < BOTH; n++) memset(b->at.sums[n], 0, floats * sizeof(float));
     for (uint32_t n = 0; n < column->segments; n++) {
         b->segment = &l->tables->segments[column->segment + n];
         t->cls = &l->tables->classes[b->segment->cls];

@@ -1,0 +1,480 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Properties of backward: which gradients are wanted, repeats, threads, ranges, layouts in memory,
+ * the rest of the batch, gradients in float32, adding, and parts of the keys. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gradients.h"
+#include "instance.h"
+#include "properties.h"
+#include "rig.h"
+
+enum { GRADIENTS = 3 }; /* d_q, d_k, d_v, in this order */
+
+static const char *const lines[] = {
+    "pattern=s2 block=16 local=2 stride=3 heads=6 kv_heads=3 head_dim=64 q_len=150 kv_len=400",
+    "pattern=s2 block=32 local=1 stride=4 heads=4 kv_heads=1 head_dim=80 q_len=70 kv_len=500 "
+    "dtype=bf16",
+    "pattern=dense causal=0 heads=2 head_dim=128 q_len=90 kv_len=333 dtype=f16",
+    "pattern=window left=30 right=0 sinks=5 heads=3 head_dim=48 q_lens=40,1,70 kv_lens=300,211,70 "
+    "dtype=bf16",
+};
+enum { LINES = sizeof lines / sizeof lines[0] };
+
+typedef struct result {
+    void *d[GRADIENTS];
+} result;
+
+typedef struct fixture {
+    problem p;
+    instance x;
+    uint64_t bytes[GRADIENTS];
+    result plain, got;
+} fixture;
+
+static tess_tensor *output(tess_run_desc *run, int n) {
+    tess_tensor *const all[GRADIENTS] = {&run->d_q, &run->d_k, &run->d_v};
+    return all[n];
+}
+
+/* NaN into all gradients, a run, and what it gives. */
+static void run(fixture *f, result *r) {
+    for (int n = 0; n < GRADIENTS; n++) {
+        memset(r->d[n], 0xff, f->bytes[n]);
+        const tess_tensor *t = output(&f->x.run, n);
+        if (t->buffer.kind != TESS_BUFFER_NONE)
+            assert_ok(tess_copy(f->x.device, t->buffer, tess_host_buffer(r->d[n], f->bytes[n]),
+                                f->bytes[n]));
+    }
+    assert_ok(instance_run(&f->x, NULL));
+    for (int n = 0; n < GRADIENTS; n++) {
+        const tess_tensor *t = output(&f->x.run, n);
+        if (t->buffer.kind != TESS_BUFFER_NONE)
+            assert_ok(tess_copy(f->x.device, tess_host_buffer(r->d[n], f->bytes[n]), t->buffer,
+                                f->bytes[n]));
+    }
+}
+
+/* Returns 0 if the kernel refuses; then there is nothing to release. */
+static int create(fixture *f, const test_target *target, tess_device *device, const char *line) {
+    char error[256];
+    memset(f, 0, sizeof *f);
+    if (problem_parse(&f->p, line, error, sizeof error) != 0) fail_msg("%s: %s", line, error);
+    f->p.op = PROBLEM_BACKWARD;
+    const tess_status status =
+        instance_create(&f->x, device, &f->p, target->kernel[0] ? target->kernel : NULL,
+                        INSTANCE_GUARDS | INSTANCE_WITH_D_LSE);
+    if (status == TESS_ERROR_UNSUPPORTED && target->kernel[0] && !target->portable) {
+        problem_free(&f->p);
+        return 0;
+    }
+    if (status != TESS_OK) fail_msg("%s: %s", line, f->x.error);
+    for (int n = 0; n < GRADIENTS; n++) {
+        f->bytes[n] = f->x.backward.bytes[INSTANCE_D_Q + n];
+        f->plain.d[n] = rig_room(f->bytes[n]);
+        f->got.d[n] = rig_room(f->bytes[n]);
+    }
+    run(f, &f->plain);
+    return 1;
+}
+
+static void release(fixture *f) {
+    for (int n = 0; n < GRADIENTS; n++) {
+        free(f->plain.d[n]);
+        free(f->got.d[n]);
+    }
+    instance_release(&f->x);
+    problem_free(&f->p);
+}
+
+static void same(const char *what, const fixture *f, int n) {
+    rig_same_bits(what, f->plain.d[n], f->got.d[n], f->bytes[n]);
+}
+
+/* ------------------------------------------------------------------ equal bits */
+
+void test_gradient_subsets(void **state) {
+    const test_target *target = *state;
+    for (int n = 0; n < LINES; n++) {
+        fixture f;
+        if (!create(&f, target, target->device, lines[n])) continue;
+        const tess_run_desc all = f.x.run;
+        for (unsigned wanted = 1; wanted < 8; wanted++) {
+            for (int g = 0; g < GRADIENTS; g++)
+                if (!(wanted >> g & 1)) output(&f.x.run, g)->buffer = (tess_buffer){0};
+            run(&f, &f.got);
+            for (int g = 0; g < GRADIENTS; g++)
+                if (wanted >> g & 1) same("a gradient without others", &f, g);
+            f.x.run = all;
+        }
+        release(&f);
+    }
+}
+
+void test_gradient_repeats(void **state) {
+    const test_target *target = *state;
+    const int repeats = target->host_memory && !test_sanitized() ? 25 : 3;
+    for (int n = 0; n < LINES; n++) {
+        fixture f;
+        if (!create(&f, target, target->device, lines[n])) continue;
+        for (int repeat = 0; repeat < repeats; repeat++) {
+            run(&f, &f.got);
+            for (int g = 0; g < GRADIENTS; g++) same("a repeat", &f, g);
+        }
+        release(&f);
+    }
+}
+
+void test_gradient_threads(void **state) {
+    static const uint32_t threads[] = {1, 2, 5};
+    const test_target *target = *state;
+    if (strcmp(target->backend, "cpu") != 0) return;
+    test_pretend_cpus(5);
+    for (int n = 0; n < LINES; n++) {
+        fixture f, g;
+        if (!create(&f, target, target->device, lines[n])) continue;
+        for (size_t t = 0; t < sizeof threads / sizeof threads[0]; t++) {
+            tess_runtime *runtime = test_runtime(threads[t]);
+            tess_device *device = test_cpu(runtime);
+            tess_runtime_release(runtime);
+            assert_int_equal(1, create(&g, target, device, lines[n]));
+            for (int m = 0; m < GRADIENTS; m++)
+                rig_same_bits("with other threads", f.plain.d[m], g.plain.d[m], f.bytes[m]);
+            release(&g);
+            tess_device_release(device);
+        }
+        release(&f);
+    }
+    test_pretend_cpus(0);
+}
+
+void test_gradient_ranges(void **state) {
+    const test_target *target = *state;
+    for (int n = 0; n < LINES; n++) {
+        fixture f;
+        if (!create(&f, target, target->device, lines[n])) continue;
+        const uint64_t jobs = f.x.info.n_jobs, steps[] = {1, 7, jobs - 1};
+        for (size_t s = 0; s < sizeof steps / sizeof steps[0]; s++) {
+            for (int g = 0; g < GRADIENTS; g++) {
+                memset(f.got.d[g], 0xff, f.bytes[g]);
+                assert_ok(tess_copy(f.x.device, output(&f.x.run, g)->buffer,
+                                    tess_host_buffer(f.got.d[g], f.bytes[g]), f.bytes[g]));
+            }
+            for (uint64_t first = 0; first < jobs; first += steps[s]) {
+                f.x.run.first_job = first;
+                f.x.run.job_count = steps[s] < jobs - first ? steps[s] : jobs - first;
+                assert_ok(instance_run(&f.x, NULL));
+            }
+            for (int g = 0; g < GRADIENTS; g++) {
+                assert_ok(tess_copy(f.x.device, tess_host_buffer(f.got.d[g], f.bytes[g]),
+                                    output(&f.x.run, g)->buffer, f.bytes[g]));
+                same("ranges of jobs", &f, g);
+            }
+        }
+        release(&f);
+    }
+}
+
+/* In batch-invariant plans a sequence has the bits that it has alone. */
+void test_gradient_batches(void **state) {
+    static const char together[] = "pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 "
+                                   "head_dim=32 q_lens=90,1,33 kv_lens=90,40,33 dtype=bf16 "
+                                   "batch_invariant=1",
+                      alone[] = "pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 "
+                                "head_dim=32 q_lens=90 kv_lens=90 dtype=bf16 batch_invariant=1";
+    const test_target *target = *state;
+    fixture f, g;
+    if (!create(&f, target, target->device, together)) return;
+    assert_int_equal(1, create(&g, target, target->device, alone));
+    /* The first sequence has the same Q, K, V and dO in both, but dLSE lies by head. */
+    f.x.run.d_lse.buffer = g.x.run.d_lse.buffer = (tess_buffer){0};
+    run(&f, &f.got);
+    run(&g, &g.got);
+    for (int n = 0; n < GRADIENTS; n++)
+        rig_same_bits("another batch", f.got.d[n], g.got.d[n], g.bytes[n]);
+    release(&f);
+    release(&g);
+}
+
+/* ------------------------------------------------------------------ layouts */
+
+/* The gradients of a packed QKV: all three in one buffer, token by token. */
+void test_gradients_interleaved(void **state) {
+    static const char line[] = "pattern=s2 block=16 local=2 stride=3 heads=6 kv_heads=3 "
+                               "head_dim=40 q_len=150 kv_len=150 dtype=bf16";
+    const test_target *target = *state;
+    enum { HEADS = 6, KV_HEADS = 3, DIM = 40, TOKENS = 150, GAP = 3 };
+    static const int first[GRADIENTS] = {0, HEADS * DIM, (HEADS + KV_HEADS) * DIM},
+                     heads[GRADIENTS] = {HEADS, KV_HEADS, KV_HEADS};
+    const int64_t row = (HEADS + 2 * KV_HEADS) * DIM + GAP;
+    fixture f;
+    if (!create(&f, target, target->device, line)) return;
+    const uint64_t bytes = (uint64_t)(row * TOKENS) * 2;
+    uint16_t *image = rig_room(bytes);
+    memset(image, 0x5a, bytes);
+    tess_buffer both = test_upload(target->device, image, bytes);
+    for (int n = 0; n < GRADIENTS; n++) {
+        tess_tensor *t = output(&f.x.run, n);
+        *t = (tess_tensor){both, row * TOKENS, row, DIM};
+        t->buffer.offset += (uint64_t)first[n] * 2;
+    }
+    assert_ok(instance_run(&f.x, NULL));
+    test_download(target->device, both, image, bytes);
+    for (int64_t token = 0; token < TOKENS; token++) {
+        const uint16_t *at = image + token * row;
+        for (int n = 0; n < GRADIENTS; n++) {
+            const int count = heads[n] * DIM;
+            rig_same_bits("interleaved gradients", (const uint16_t *)f.plain.d[n] + token * count,
+                          at + first[n], (uint64_t)count * 2);
+        }
+        for (int n = 1; n <= GAP; n++) assert_int_equal(at[row - n], 0x5a5a);
+    }
+    free(image);
+    assert_ok(tess_free(target->device, &both));
+    release(&f);
+}
+
+/* A dO that is the same for all rows, with strides of 0. */
+void test_gradient_of_broadcast(void **state) {
+    const test_target *target = *state;
+    for (int n = 0; n < LINES; n++) {
+        fixture f;
+        if (!create(&f, target, target->device, lines[n])) continue;
+        const size_t row = (size_t)f.p.head_dim * problem_size(&f.p);
+        const uint64_t bytes = f.x.backward.bytes[INSTANCE_D_O];
+        char *same_rows = rig_room(bytes);
+        for (uint64_t at = 0; at < bytes; at += row)
+            memcpy(same_rows + at, f.x.backward.host[INSTANCE_D_O], row);
+        tess_buffer all = test_upload(target->device, same_rows, bytes);
+        f.x.run.d_o.buffer = all;
+        run(&f, &f.plain);
+        f.x.run.d_o = (tess_tensor){all, 0, 0, 0};
+        run(&f, &f.got);
+        for (int g = 0; g < GRADIENTS; g++) same("strides of 0", &f, g);
+        free(same_rows);
+        assert_ok(tess_free(target->device, &all));
+        release(&f);
+    }
+}
+
+/* ------------------------------------------------------------------ other plans */
+
+/* Another plan for the fixture's problem, with a workspace of its own. */
+static void replan(fixture *f, const tess_plan_desc *desc, tess_plan **plan, tess_buffer *work) {
+    tess_plan_info info = {.struct_size = sizeof info};
+    assert_ok(tess_plan_create(f->x.device, f->x.layout, desc, plan));
+    assert_ok(tess_plan_query(*plan, &info));
+    *work = (tess_buffer){0};
+    if (info.workspace_bytes) assert_ok(tess_alloc(f->x.device, info.workspace_bytes, work));
+}
+
+static void run_plan(const fixture *f, tess_plan *plan, tess_buffer work, tess_run_desc desc) {
+    desc.workspace = work;
+    assert_ok(tess_run(plan, &desc));
+    assert_ok(tess_wait(f->x.device, UINT64_MAX));
+}
+
+static void describe(const fixture *f, const test_target *target, uint32_t flags,
+                     tess_plan_desc *desc, int64_t **cu) {
+    assert_int_equal(problem_plan_desc(&f->p, desc, cu), 0);
+    desc->kernel = target->kernel[0] ? target->kernel : NULL;
+    desc->flags |= flags;
+}
+
+/* Gradients in float32 are those that the other types round; added ones are sums with what was
+ * there. */
+void test_gradients_in_float32(void **state) {
+    const test_target *target = *state;
+    for (int n = 0; n < LINES; n++) {
+        fixture f;
+        tess_plan_desc desc;
+        int64_t *cu = NULL;
+        if (!create(&f, target, target->device, lines[n])) continue;
+        const size_t size = problem_size(&f.p);
+        for (int adds = 0; adds < 2; adds++) {
+            tess_plan *plan;
+            tess_buffer work, out[GRADIENTS];
+            float *before[GRADIENTS];
+            describe(&f, target,
+                     TESS_PLAN_DQ_F32 | TESS_PLAN_DKV_F32 |
+                         (adds ? TESS_PLAN_DQ_ADD | TESS_PLAN_DKV_ADD : 0u),
+                     &desc, &cu);
+            replan(&f, &desc, &plan, &work);
+            free(cu);
+            cu = NULL;
+            tess_run_desc go = f.x.run;
+            for (int g = 0; g < GRADIENTS; g++) {
+                const int64_t count = (int64_t)(f.bytes[g] / size);
+                before[g] = rig_room((uint64_t)count * 4);
+                fill_normal(TESS_F32, before[g], count, 99, (uint32_t)g);
+                out[g] = test_upload(target->device, before[g], (uint64_t)count * 4);
+                output(&go, g)->buffer = out[g];
+            }
+            run_plan(&f, plan, work, go);
+            for (int g = 0; g < GRADIENTS; g++) {
+                const int64_t count = (int64_t)(f.bytes[g] / size);
+                float *got = rig_room((uint64_t)count * 4);
+                test_download(target->device, out[g], got, (uint64_t)count * 4);
+                for (int64_t i = 0; i < count; i++) {
+                    const double wanted = load_element(f.p.dtype, f.plain.d[g], i),
+                                 x = adds ? (double)got[i] - before[g][i] : got[i],
+                                 half_step = f.p.dtype == TESS_F32   ? 0
+                                             : f.p.dtype == TESS_F16 ? 0x1p-11
+                                                                     : 0x1p-8;
+                    if (!(fabs(x - wanted) <=
+                          fabs(wanted) * half_step + adds * (1e-6 * (1 + fabs(x))) + 0x1p-25))
+                        fail_msg("%s, gradient %d, element %lld: %.9g, and %.9g in float32",
+                                 lines[n], g, (long long)i, wanted, x);
+                }
+                free(got);
+                free(before[g]);
+                assert_ok(tess_free(target->device, &out[g]));
+            }
+            tess_plan_release(plan);
+            if (work.kind != TESS_BUFFER_NONE) assert_ok(tess_free(target->device, &work));
+        }
+        release(&f);
+    }
+}
+
+/* The keys in parts, each with a plan of its own whose gradients are added in float32: O and LSE
+ * are of the whole. */
+static void check_parts(const test_target *target, const char *line, int64_t parts) {
+    fixture f;
+    if (!create(&f, target, target->device, line)) return;
+    const int64_t step = f.p.kv_len / parts / f.p.block * f.p.block,
+                  q_first = f.p.kv_len - f.p.q_len;
+    tess_run_desc go = f.x.run;
+    tess_buffer out[GRADIENTS];
+    for (int g = 0; g < GRADIENTS; g++) {
+        memset(f.got.d[g], 0, f.bytes[g]);
+        out[g] = test_upload(target->device, f.got.d[g], f.bytes[g]);
+        output(&go, g)->buffer = out[g];
+    }
+    assert_true(f.p.batch == 1 && f.p.dtype == TESS_F32 && step > 0);
+    for (int64_t part = 0; part < parts; part++) {
+        const int64_t first = part * step;
+        const uint64_t at = (uint64_t)(first * f.p.kv_heads * f.p.head_dim) * sizeof(float);
+        tess_plan *plan;
+        tess_plan_desc desc;
+        tess_buffer work;
+        int64_t *cu = NULL;
+        describe(&f, target, TESS_PLAN_DQ_ADD | TESS_PLAN_DKV_ADD, &desc, &cu);
+        desc.kv_len = part + 1 < parts ? step : f.p.kv_len - first;
+        desc.q_first = &q_first;
+        desc.kv_first = &first;
+        replan(&f, &desc, &plan, &work);
+        tess_run_desc now = go;
+        tess_tensor *const of_keys[] = {&now.k, &now.v, &now.d_k, &now.d_v};
+        for (int n = 0; n < 4; n++) of_keys[n]->buffer.offset += at;
+        run_plan(&f, plan, work, now);
+        tess_plan_release(plan);
+        if (work.kind != TESS_BUFFER_NONE) assert_ok(tess_free(target->device, &work));
+        free(cu);
+    }
+    for (int g = 0; g < GRADIENTS; g++) {
+        double difference = 0, all = 0;
+        test_download(target->device, out[g], f.got.d[g], f.bytes[g]);
+        for (uint64_t i = 0; i < f.bytes[g] / sizeof(float); i++) {
+            const double a = ((const float *)f.plain.d[g])[i], b = ((const float *)f.got.d[g])[i];
+            difference += (a - b) * (a - b);
+            all += a * a;
+        }
+        if (!(difference <= 1e-10 * all))
+            fail_msg("%s in %d parts, gradient %d: nmse %.3g", line, (int)parts, g,
+                     difference / all);
+        assert_ok(tess_free(target->device, &out[g]));
+    }
+    release(&f);
+}
+
+void test_gradients_of_parts(void **state) {
+    for (int64_t parts = 2; parts <= 8; parts *= 2) {
+        check_parts(*state,
+                    "pattern=dense block=16 heads=2 kv_heads=1 head_dim=64 q_len=100 kv_len=400",
+                    parts);
+        check_parts(*state,
+                    "pattern=s2 block=16 local=2 stride=3 heads=6 kv_heads=3 head_dim=32 q_len=384 "
+                    "kv_len=384",
+                    parts);
+    }
+}
+
+/* ------------------------------------------------------------------ what is not read */
+
+/* Whether some row of the problem keeps a key of the block. */
+static int block_is_kept(const problem *p, int64_t block) {
+    for (int64_t t = block * p->block; t < (block + 1) * p->block; t++)
+        for (int64_t row = p->kv_len - p->q_len; row < p->kv_len; row++)
+            if (reference_kept(p, 0, row, t, p->kv_len)) return 1;
+    return 0;
+}
+
+/* NaN in K and V of blocks that no row of the problem keeps changes no bit, and their gradients are
+ * 0. All heads keep the same. */
+static void check_unread(const test_target *target, const char *line) {
+    fixture f;
+    if (!create(&f, target, target->device, line)) return;
+    const uint64_t bytes = (uint64_t)(f.p.block * f.p.head_dim) * sizeof(float);
+    char *k = rig_room(f.x.k_bytes), *v = rig_room(f.x.v_bytes);
+    memcpy(k, f.x.k, f.x.k_bytes);
+    memcpy(v, f.x.v, f.x.v_bytes);
+    int64_t poisoned = 0;
+    for (int64_t n = 0; n < f.p.kv_len / f.p.block; n++) {
+        if (block_is_kept(&f.p, n)) continue;
+        memset(k + (uint64_t)n * bytes, 0xff, bytes);
+        memset(v + (uint64_t)n * bytes, 0xff, bytes);
+        for (int g = 1; g < GRADIENTS; g++)
+            for (uint64_t e = 0; e < bytes / sizeof(float); e++)
+                assert_true(((const float *)f.plain.d[g])[(uint64_t)n * bytes / 4 + e] == 0);
+        poisoned++;
+    }
+    assert_in_range(poisoned, 10, f.p.kv_len / f.p.block - 2);
+    f.x.run.k.buffer = test_upload(target->device, k, f.x.k_bytes);
+    f.x.run.v.buffer = test_upload(target->device, v, f.x.v_bytes);
+    run(&f, &f.got);
+    for (int g = 0; g < GRADIENTS; g++) same("NaN in keys that nobody keeps", &f, g);
+    free(k);
+    free(v);
+    assert_ok(tess_free(target->device, &f.x.run.k.buffer));
+    assert_ok(tess_free(target->device, &f.x.run.v.buffer));
+    release(&f);
+}
+
+void test_gradients_of_unread_keys(void **state) {
+    check_unread(*state, "pattern=s2 block=16 local=2 stride=3 heads=2 kv_heads=1 homo=1 "
+                         "head_dim=64 q_len=40 kv_len=608");
+    /* Here keys that are read and others lie side by side, however they are joined. */
+    for (int block = 4; block <= 32; block *= 2) {
+        char line[160];
+        snprintf(line, sizeof line,
+                 "pattern=window block=%d left=30 right=0 heads=2 kv_heads=1 head_dim=64 q_len=41 "
+                 "kv_len=608",
+                 block);
+        check_unread(*state, line);
+    }
+}
+
+/* Sequences with keys and no rows, and the reverse: everything is written. */
+void test_gradients_of_nothing(void **state) {
+    static const char *const empty[] = {
+        "pattern=dense heads=2 kv_heads=1 head_dim=16 q_lens=0,0 kv_lens=5,70",
+        "pattern=dense heads=2 kv_heads=1 head_dim=16 q_lens=5,70 kv_lens=0,0",
+        "pattern=s2 block=16 local=1 stride=2 heads=2 head_dim=16 q_lens=0,9,3 kv_lens=5,0,3 "
+        "dtype=bf16"};
+    const test_target *target = *state;
+    for (size_t n = 0; n < sizeof empty / sizeof empty[0]; n++) {
+        fixture f;
+        if (!create(&f, target, target->device, empty[n])) continue;
+        for (int g = 0; g < GRADIENTS; g++)
+            for (uint64_t i = 0; i < f.bytes[g] / problem_size(&f.p); i++) {
+                const double x = load_element(f.p.dtype, f.plain.d[g], (int64_t)i);
+                if (isnan(x) || (n < 2 && x != 0))
+                    fail_msg("%s, gradient %d, element %llu: %g", empty[n], g,
+                             (unsigned long long)i, x);
+            }
+        release(&f);
+    }
+}
