@@ -6,10 +6,6 @@
 #include "dialect_cuda.h"
 #include "step_shape.h"
 
-struct alignas(16) tess_uint4 {
-    uint x, y, z, w;
-};
-
 #define TESS_PREPARE_THREADS TESS_STEP_THREADS
 #define TESS_PREPARE_SHARES  TESS_STEP_SHARES
 

@@ -4,7 +4,6 @@
 #ifndef TESS_CUDA_KEY_PLACES_CUH
 #define TESS_CUDA_KEY_PLACES_CUH
 
-#include "decode_args.h"
 #include "jobs.cuh"
 
 namespace tess {
@@ -18,8 +17,9 @@ struct key_places {
     uint32_t pages;
     int32_t page_shift, block, block_shift;
 
-    __device__ __forceinline__ void make(const tess_decode_args *a, const job_words *j,
-                                         int32_t shift) {
+    /* `a`: what the kernel is given. */
+    template <typename Args>
+    __device__ __forceinline__ void make(const Args *a, const job_words *j, int32_t shift) {
         const tess_args *c = &a->common;
         const uint32_t *tables = (const uint32_t *)a->tables;
         uint32_t kv_head = j->head / (int32_t)c->group;

@@ -12,7 +12,7 @@
  * source: ../common/paging_args.h
  * source: kernels/append.comp
  * source: kernels/bindings.h
- * sha256: 570d655a1a6b1aaa13bc239f729a12b51dc2de1fc8dff989c11e21e7e536cfb9
+ * sha256: 291224eff128a3d5d096794e64c0cc1e89c326bb065874ba0340f0db53442dfe
  */
 #include <stdint.h>
 static const uint32_t tess_vk_append_32[] = {

@@ -11,7 +11,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_merge.comp
- * sha256: efe7035a86f03b82b7940c2525ddb6518ca0d38b8b38d26a0f5bee929fa66cac
+ * sha256: a39a965e090a21f8b71507c6a47b435b97c02c06692896391d4452c45531456c
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_bf16[] = {
