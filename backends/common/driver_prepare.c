@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The kernel that prepares steps, for CUDA and HIP. */
 #include "driver.h"
+#include "kernels/step_shape.h"
 #include "prepare.h"
 
 static const char *refuses(const tess_driver_device *d, const tess_kernel_key *key, char *buffer,
@@ -21,8 +22,8 @@ static tess_status launch(tess_driver_device *d, const tess_launch *l, void *str
     tess_driver_pass(&p, &l->tables->device);
     p.all[p.count] = &args;
     tess_prepare_args(l, 1, &args);
-    return tess_driver_start_plain(d, state->forward, (unsigned)l->n_jobs, TESS_PREPARE_GROUP,
-                                   stream, p.all);
+    return tess_driver_start_plain(d, state->forward, (unsigned)l->n_jobs * TESS_STEP_SHARES,
+                                   TESS_STEP_THREADS, stream, p.all);
 }
 
 const tess_driver_row tess_driver_prepare = {

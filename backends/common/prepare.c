@@ -11,7 +11,7 @@
 void tess_prepare_on_host(const tess_args *args, const uint32_t *tables, const int32_t *cu_rows,
                           const int32_t *kv_lens, const int32_t *q_first, uint32_t *step) {
     const uint32_t groups = tables[args->items_at + TESS_WORD_PLAN_GROUPS];
-    for (uint32_t n = 0; n < groups; n++)
+    for (uint32_t n = 0; n < groups * TESS_PREPARE_SHARES; n++)
         tess_prepare_group(args, n, tables, cu_rows, kv_lens, q_first, step);
 }
 

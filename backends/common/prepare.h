@@ -17,9 +17,9 @@ void tess_prepare_group(const tess_args *args, uint32_t number, const uint32_t *
                         uint32_t *step);
 
 /* Its tensors, in the order of their buffers; the tables of the plan follow. It has a workgroup for
- * each storage group, tess_launch.n_jobs of them. */
+ * each storage group, tess_launch.n_jobs of them; for CUDA and HIP see kernels/step_shape.h. */
 enum { TESS_PREPARE_TENSORS = 4, TESS_PREPARE_BUFFERS = TESS_PREPARE_TENSORS + 1 };
-enum { TESS_PREPARE_GROUP = 256, TESS_PREPARE_SHARED_BYTES = 11264 };
+enum { TESS_PREPARE_GROUP = 256, TESS_PREPARE_SHARED_BYTES = 16384 };
 extern const tess_portable_tensor tess_prepare_tensors[TESS_PREPARE_TENSORS];
 
 /* Its arguments: see tess_portable_forward_args. */

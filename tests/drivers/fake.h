@@ -144,7 +144,7 @@ void fake_paging_describe(int kernel, void *const *parameters, char *text, size_
 void fake_paging_run(int kernel, unsigned groups, void *const *parameters);
 
 /* prepare.c: the same for the kernel that prepares steps. */
-enum { FAKE_PREPARE_THREADS = 256 };
+enum { FAKE_PREPARE_THREADS = 512, FAKE_PREPARE_SHARES = 8 };
 extern const size_t fake_prepare_parameters[];
 void fake_prepare_describe(void *const *parameters, char *text, size_t size);
 void fake_prepare_run(unsigned groups, void *const *parameters);

@@ -30,9 +30,8 @@ void fake_prepare_describe(void *const *parameters, char *text, size_t size) {
 void fake_prepare_run(unsigned groups, void *const *parameters) {
     const tess_args a = args_of(parameters);
     const uint32_t *tables = buffer_of(parameters, TESS_PREPARE_TENSORS),
-                   own = tables[a.items_at + TESS_WORD_PLAN_GROUPS];
-    if (groups != own)
-        fake_misuse(700, "a step of %u storage groups has %u workgroups", own, groups);
+                   own = tables[a.items_at + TESS_WORD_PLAN_GROUPS] * FAKE_PREPARE_SHARES;
+    if (groups != own) fake_misuse(700, "a step of %u workgroups has %u", own, groups);
     tess_prepare_on_host(&a, tables, buffer_of(parameters, 0), buffer_of(parameters, 1),
                          buffer_of(parameters, 3), buffer_of(parameters, 2));
 }

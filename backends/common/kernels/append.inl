@@ -36,6 +36,10 @@
         }                                                                                  \
     }
 
+/* Where the rows of sequence n begin. */
+#define TESS_START(n) \
+    TESS_WORD(args.sequences_at + (n)*TESS_SEQUENCE_WORDS + TESS_WORD_SEQUENCE_Q_START)
+
 #endif
 
 TESS_APPEND_KERNEL {
@@ -52,15 +56,20 @@ TESS_APPEND_KERNEL {
     uint low = 0u;
     if (args.sequence_rows != 0u) {
         low = row / args.sequence_rows;
-    } else {
-        for (uint high = present ? n_sequences : 1u; high - low > 1u;) {
-            const uint middle = low + (high - low) / 2u;
-            if (TESS_WORD(args.sequences_at + middle * TESS_SEQUENCE_WORDS +
-                          TESS_WORD_SEQUENCE_Q_START) <= row)
-                low = middle;
-            else
-                high = middle;
-        }
+    } else if (present) {
+        /* Where every sequence has one row it is the one of the row's number: loads that wait for
+         * each other are what a search takes its time for. */
+        const uint guess = row < n_sequences ? row : 0u;
+        if (TESS_START(guess) <= row && (guess + 1u == n_sequences || TESS_START(guess + 1u) > row))
+            low = guess;
+        else
+            for (uint high = n_sequences; high - low > 1u;) {
+                const uint middle = low + (high - low) / 2u;
+                if (TESS_START(middle) <= row)
+                    low = middle;
+                else
+                    high = middle;
+            }
     }
     const uint sequence = args.sequences_at + low * TESS_SEQUENCE_WORDS;
     const uint r = args.sequence_rows != 0u

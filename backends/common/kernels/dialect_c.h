@@ -27,7 +27,7 @@ typedef uint32_t tess_c_uint;
 #define TESS_THREAD             0u
 #define TESS_GROUP              number
 #define TESS_BARRIER            (void)0
-#define TESS_SHARED(t, n, c)    t n[c];
+#define TESS_SHARED(t, n, c)    t n[c] = {0}; /* compilers ask for a value */
 #define TESS_WORD(at)           (tables[at])
 #define TESS_LOOP_ENTERS(first) false
 #define TESS_DEPENDENCIES_WAIT
@@ -43,6 +43,9 @@ TESS_FUNCTION uint tess_min(uint a, uint b) { return a < b ? a : b; }
 /* ------------------------------------------------------------------ preparing a step */
 
 #define TESS_PREPARE_THREADS 1u
+#ifndef TESS_PREPARE_SHARES /* a test has more */
+#define TESS_PREPARE_SHARES 1u
+#endif
 TESS_FUNCTION uint tess_add_shared(uint *to, uint x) {
     const uint before = *to;
     *to = before + x;
@@ -57,6 +60,7 @@ TESS_FUNCTION uint tess_add_shared(uint *to, uint x) {
 #define TESS_STEP                , uint *step
 #define TESS_STEP_OF_KERNEL      , step
 #define TESS_STORE_STEP(at, x)   (step[at] = (x))
+#define TESS_HIGH_PRODUCT(a, b)  ((uint)((uint64_t)(a) * (b) >> 32))
 #define TESS_PREPARE_KERNEL                                                                   \
     void tess_prepare_group(const tess_args *arguments, uint number, const uint *tables,      \
                             const int *cu_rows, const int *kv_lens_in, const int *q_first_in, \

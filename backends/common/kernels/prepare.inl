@@ -1,17 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Turns the lengths of a step into its sequences, jobs and merges: one body for every language, C
- * included (dialect_c.h). A workgroup writes the jobs of one storage group.
+ * included (dialect_c.h). A workgroup writes the jobs of one storage group, or a share of them:
+ * those of some consecutive sequences.
  *
  * The work is a list of units: what one tile makes of one run of heads. It is walked up to three
  * times. The first walk counts jobs by length, from which the rule chooses the length of parts
  * (prepare_rule.inl), unless the plan gives one. The second walk counts parts, and unsplit jobs by
- * length. The third writes: all parts first, in the order of their units, then the unsplit jobs,
+ * length. The third writes: all parts first, in the order of their tiles, then the unsplit jobs,
  * longer bins first. Parts write partial results in their order, those of all storage groups one
  * after the other. Only integers decide, so every device and the host make the same set of jobs.
  *
- * Workgroups know nothing of each other: each one finds the same length of parts, and counts what
- * the storage groups before its own have. The first one also writes what all have in common.
+ * Workgroups know nothing of each other: each one counts all units, finds the same length of parts,
+ * and knows what those before it write. The first one also writes what all have in common. Counting
+ * is quick, and one multiprocessor would take long to store all jobs.
  */
 #ifndef TESS_PREPARE_ONCE
 #define TESS_PREPARE_ONCE
@@ -23,34 +25,63 @@
 #define TESS_PHASE_COUNT   1u
 #define TESS_PHASE_WRITE   2u
 
-/* In shared memory: of the sequences and of the units that threads work on, of the bins, and some
- * sums. */
+/* In shared memory: of the sequences that threads work on (row_end to tile_end), of the tiles and
+ * runs that they write (part_end to places, which the rule takes for its trials), of the bins, and
+ * some sums. */
 #define TESS_PREPARE_SHARED                            \
     TESS_SHARED(uint, row_end, TESS_PREPARE_THREADS)   \
-    TESS_SHARED(uint, unit_end, TESS_PREPARE_THREADS)  \
     TESS_SHARED(int, q_lens, TESS_PREPARE_THREADS)     \
     TESS_SHARED(int, kv_lens, TESS_PREPARE_THREADS)    \
     TESS_SHARED(int, firsts, TESS_PREPARE_THREADS)     \
-    TESS_SHARED(uint, part_end, TESS_PREPARE_THREADS)  \
-    TESS_SHARED(uint, merge_end, TESS_PREPARE_THREADS) \
+    TESS_SHARED(int, numbers, TESS_PREPARE_THREADS)    \
+    TESS_SHARED(uint, packs, TESS_PREPARE_THREADS)     \
+    TESS_SHARED(uint, tile_end, TESS_PREPARE_THREADS)  \
+    TESS_SHARED(uint, part_end, TESS_PREPARE_SCRATCH)  \
+    TESS_SHARED(uint, merge_end, TESS_PREPARE_SCRATCH) \
+    TESS_SHARED(uint, places, TESS_PREPARE_SCRATCH)    \
     TESS_SHARED(uint, bin_count, TESS_STEP_BINS)       \
     TESS_SHARED(uint, bin_least, TESS_STEP_BINS)       \
     TESS_SHARED(uint, bin_most, TESS_STEP_BINS)        \
-    TESS_SHARED(uint, sums, TESS_PREPARE_SUMS)         \
-    TESS_SHARED(uint, best, TESS_PREPARE_THREADS)
+    TESS_SHARED(uint, bin_above, TESS_STEP_BINS)       \
+    TESS_SHARED(uint, bin_before, TESS_STEP_BINS)      \
+    TESS_SHARED(uint, held, TESS_STEP_BINS)            \
+    TESS_SHARED(uint, sums, TESS_PREPARE_SUMS)
+#define TESS_PREPARE_SCRATCH \
+    (TESS_PREPARE_THREADS > TESS_STEP_TRIALS ? TESS_PREPARE_THREADS : TESS_STEP_TRIALS)
 
 /* Places in `sums`. */
-#define TESS_PREPARE_SUMS      9u
 #define TESS_SUM_PARTS         0u
 #define TESS_SUM_MERGES        1u
 #define TESS_SUM_WHOLE         2u /* jobs that are not split */
 #define TESS_SUM_CLAMPED       3u
-#define TESS_SUM_TICKS         4u
-#define TESS_SUM_UNSPLIT       5u
-#define TESS_SUM_OWN_PARTS     6u /* of the storage group */
-#define TESS_SUM_PARTS_BEFORE  7u /* of those before it */
-#define TESS_SUM_MERGES_BEFORE 8u
+#define TESS_SUM_OWN_PARTS     4u /* of the storage group */
+#define TESS_SUM_OWN_BEFORE    5u /* those of them that the workgroups before this one write */
+#define TESS_SUM_PARTS_BEFORE  6u /* of these and of the storage groups before */
+#define TESS_SUM_MERGES_BEFORE 7u
+/* Those of the rule. Sums of any size take two words, and what each round finds, one a round. */
+#define TESS_SUM_ALL_TICKS 8u
+#define TESS_SUM_BLOCKS    10u
+#define TESS_SUM_SHARED    12u /* blocks, where all heads of a group read K and V together */
+#define TESS_SUM_HELD      14u
+#define TESS_SUM_BOUND     15u
+#define TESS_SUM_LONGEST   16u
+#define TESS_SUM_BEST      17u /* the least cost, all bits turned */
+#define TESS_SUM_FOUND     19u
+#define TESS_SUM_UNSPLIT   21u
+#define TESS_SUM_TICKS     22u
+#define TESS_PREPARE_SUMS  23u
 
+/* Four words from a multiple of four on; a language may have one store for them. */
+#ifndef TESS_STORE_STEP4
+#define TESS_STORE_STEP4(at, a, b, c, d) \
+    TESS_STORE_STEP(at, a);              \
+    TESS_STORE_STEP((at) + 1u, b);       \
+    TESS_STORE_STEP((at) + 2u, c);       \
+    TESS_STORE_STEP((at) + 3u, d)
+#endif
+
+/* A language with shuffles has its own of these two. */
+#ifndef TESS_SCAN
 /* array[n] becomes the sum, or whatever `combine` finds, of array[0 .. n]. */
 #define TESS_SCAN(array, combine)                                     \
     for (uint gap = 1u; gap < TESS_PREPARE_THREADS; gap <<= 1) {      \
@@ -60,6 +91,17 @@
         array[thread] = combine(array[thread], before);               \
     }                                                                 \
     TESS_BARRIER
+/* Adds the x of all threads. */
+#define TESS_ADD_ALL(to, x) \
+    if ((x) != 0u) TESS_ADD_SHARED(to, x)
+#endif
+
+/* The same in two words, so that nothing is lost, and the sum, which stops at the largest number.
+ */
+#define TESS_ADD_WIDE(place, x)             \
+    TESS_ADD_ALL(sums[place], (x)&0xffffu); \
+    TESS_ADD_ALL(sums[(place) + 1u], (x) >> 16)
+#define TESS_WIDE_SUM(place) tess_sum(tess_product(sums[(place) + 1u], 0x10000u), sums[place])
 
 /* The first place of `ends`, which rise, that is above `value`. */
 #define TESS_FIND(place, ends, value)                               \
@@ -67,25 +109,39 @@
     for (uint gap = TESS_PREPARE_THREADS / 2u; gap > 0u; gap >>= 1) \
         if (ends[place + gap - 1u] <= (value)) place += gap
 
+/* How many of the tiles at hand are of sequences before number `sequence` of the batch. */
+#define TESS_TILES_BEFORE(sequence) \
+    ((sequence) <= first ? 0u : tile_end[tess_min((sequence)-first, TESS_PREPARE_THREADS) - 1u])
+
+/* The sequence of tile `t`. Where each one has one tile, as in decoding, no search is needed. */
+#define TESS_FIND_SEQUENCE(place, t)                                                               \
+    uint place = t;                                                                                \
+    if (t >= TESS_PREPARE_THREADS || tile_end[t] != t + 1u || (t > 0u && tile_end[t - 1u] != t)) { \
+        TESS_FIND(found_##place, tile_end, t);                                                     \
+        place = found_##place;                                                                     \
+    }
+
+/* Tile `t` of those at hand, of the sequence at `place`. */
+#define TESS_TILE_AT(tile, place, t)                                                              \
+    const uint tile##_before = place > 0u ? tile_end[place - 1u] : 0u;                            \
+    const tess_cut tile##_cut =                                                                   \
+        tess_find_cut(q_lens[place], firsts[place], numbers[place],                               \
+                      tile_end[place] - tile##_before, packs[place], grid TESS_TABLES_OF_KERNEL); \
+    const tess_step_tile tile =                                                                   \
+        tess_find_step_tile(tile##_cut, (t)-tile##_before, kv_lens[place], grid)
+
 /* `end`: where the room for the storage group's jobs does. */
 TESS_FUNCTION void tess_write_job(uint n, uint end, uint sequence, uint job, tess_unit unit,
                                   tess_keys keys, uint partial TESS_TABLES TESS_STEP) {
     const uint at = TESS_PLAN(JOBS_AT) + n * TESS_JOB_WORDS, done = job * unit.packed;
     if (n >= end) return; /* never, as long as the plan's sums are right */
-    TESS_STORE_STEP(at + TESS_WORD_JOB_SEQUENCE, sequence);
-    TESS_STORE_STEP(at + TESS_WORD_JOB_HEAD,
-                    (unit.head + done) | tess_min(unit.packed, unit.heads - done) << 16);
-    TESS_STORE_STEP(at + TESS_WORD_JOB_ROW, unit.row);
-    TESS_STORE_STEP(at + TESS_WORD_JOB_ROWS, unit.rows | unit.cls << 16);
-    TESS_STORE_STEP(at + TESS_WORD_JOB_LEFT_OFFSET, keys.left_offset);
-    TESS_STORE_STEP(at + TESS_WORD_JOB_LEFT_COUNT, keys.left_count);
-    TESS_STORE_STEP(at + TESS_WORD_JOB_RIGHT_OFFSET, keys.right_offset);
-    TESS_STORE_STEP(at + TESS_WORD_JOB_RIGHT_COUNT, 0u);
-    TESS_STORE_STEP(at + TESS_WORD_JOB_INTERVAL_START, keys.start);
-    TESS_STORE_STEP(at + TESS_WORD_JOB_INTERVAL_BLOCKS, keys.blocks);
-    TESS_STORE_STEP(at + TESS_WORD_JOB_MASK_HEAD,
-                    TESS_LOW_HALF(keys.mask_head) | keys.mask_tail << 16);
-    TESS_STORE_STEP(at + TESS_WORD_JOB_PARTIAL, partial);
+    /* In the order of tessera_job_words.h. */
+    TESS_STORE_STEP4(at, sequence,
+                     (unit.head + done) | tess_min(unit.packed, unit.heads - done) << 16, unit.row,
+                     unit.rows | unit.cls << 16);
+    TESS_STORE_STEP4(at + 4u, keys.left_offset, keys.left_count, keys.right_offset, 0u);
+    TESS_STORE_STEP4(at + 8u, keys.start, keys.blocks,
+                     TESS_LOW_HALF(keys.mask_head) | keys.mask_tail << 16, partial);
 }
 
 TESS_FUNCTION void tess_write_merge(uint n, uint sequence, uint job, tess_unit unit,
@@ -138,87 +194,88 @@ TESS_PREPARE_KERNEL {
 #ifndef TESS_SHARED_OUTSIDE
     TESS_PREPARE_SHARED
 #endif
-    const uint thread = TESS_THREAD, group = TESS_GROUP,
-               batch = tess_min(args.items, TESS_PLAN(BATCH)), chooses = TESS_PLAN(CHOOSES);
+    const uint thread = TESS_THREAD, group = TESS_GROUP / TESS_PREPARE_SHARES,
+               share = TESS_GROUP % TESS_PREPARE_SHARES,
+               batch = tess_min(args.items, TESS_PLAN(BATCH)), chooses = TESS_PLAN(CHOOSES),
+               first_phase = chooses != 0u ? TESS_PHASE_LENGTHS : TESS_PHASE_COUNT;
+    /* Of the first sequences: these loads need not wait for the plan's words. */
+    const bool is_early = thread < args.items;
+    const int early_end = is_early ? TESS_CU_ROWS(thread + 1u) : 0,
+              early_kv = is_early ? TESS_KV_LENS(thread) : 0;
     const tess_storage_group own = tess_find_group(group TESS_TABLES_OF_KERNEL);
-    uint length = 0u, own_jobs = 0u, all_rows = 0u;
+    const tess_grid grid = tess_find_grid(TESS_PLAN(CELL) TESS_TABLES_OF_KERNEL);
+    tess_divisor length =
+        tess_divisor_of(TESS_PLAN(SHORT_LENGTH) != 0u ? TESS_PLAN(LONG_LENGTH) : TESS_WHOLE);
+    /* The sequences whose jobs this workgroup writes. */
+    const uint own_first = tess_share_begin(share, batch),
+               own_end = tess_share_begin(share + 1u, batch);
+    uint chosen = 0u, own_jobs = 0u, all_rows = 0u;
     for (uint n = thread; n < TESS_PREPARE_SUMS; n += TESS_PREPARE_THREADS) sums[n] = 0u;
-    for (uint n = group * TESS_PREPARE_THREADS + thread; n < TESS_PLAN(COPY_WORDS);
-         n += TESS_PLAN(GROUPS) * TESS_PREPARE_THREADS)
+    for (uint n = thread; n < TESS_STEP_TRIALS; n += TESS_PREPARE_THREADS)
+        part_end[n] = merge_end[n] = places[n] = 0u;
+    for (uint n = TESS_GROUP * TESS_PREPARE_THREADS + thread; n < TESS_PLAN(COPY_WORDS);
+         n += TESS_PLAN(GROUPS) * TESS_PREPARE_SHARES * TESS_PREPARE_THREADS)
         TESS_STORE_STEP(TESS_PLAN(COPY_TO) + n, TESS_WORD(TESS_PLAN(COPY_FROM) + n));
 
-    for (uint phase = chooses != 0u ? TESS_PHASE_LENGTHS : TESS_PHASE_COUNT;
-         phase <= TESS_PHASE_WRITE; phase++) {
+    for (uint phase = first_phase; phase <= TESS_PHASE_WRITE; phase++) {
         /* The last row of the sequences before; parts and merges that are written. */
         uint rows_before =
             TESS_UINT(tess_clamp(batch != 0u ? TESS_CU_ROWS(0u) : 0, 0, TESS_INT(TESS_PLAN(ROWS))));
         uint parts_done = 0u, merges_done = sums[TESS_SUM_MERGES_BEFORE];
         /* Those whose units are walked. */
         const uint first_run = phase == TESS_PHASE_WRITE ? own.first_run : 0u,
-                   n_runs = phase == TESS_PHASE_WRITE ? own.end_run - first_run : TESS_PLAN(RUNS);
+                   end_run = phase == TESS_PHASE_WRITE ? own.end_run : TESS_PLAN(RUNS);
         uint ticks = 0u, blocks = 0u, shared_blocks = 0u; /* of this thread, in phase LENGTHS */
+        uint parts = 0u, merges = 0u, whole = 0u, own_parts = 0u; /* and in phase COUNT */
+        uint parts_before = 0u, merges_before = 0u, own_before = 0u;
         if (phase != TESS_PHASE_WRITE) {
             for (uint b = thread; b < TESS_STEP_BINS; b += TESS_PREPARE_THREADS) {
-                bin_count[b] = bin_most[b] = 0u;
+                bin_count[b] = bin_most[b] = bin_before[b] = 0u;
                 bin_least[b] = 0xffffffffu;
             }
         }
+        TESS_BARRIER;
         for (uint first = 0u; TESS_LOOP_ENTERS(first == 0u) || first < batch;
              first += TESS_PREPARE_THREADS) {
+            if (TESS_LOOP_ENTERS(true) || phase == first_phase || batch > TESS_PREPARE_THREADS) {
 #include "prepare_sequences.inl"
-            const uint n_units = unit_end[TESS_PREPARE_THREADS - 1u];
+            }
+            /* Where there are few tiles, several threads share the runs of each. */
+            const uint end_tile = phase == TESS_PHASE_WRITE ? TESS_TILES_BEFORE(own_end)
+                                                            : tile_end[TESS_PREPARE_THREADS - 1u],
+                       first_tile = phase == TESS_PHASE_WRITE ? TESS_TILES_BEFORE(own_first) : 0u,
+                       n_tiles = end_tile - first_tile;
+            const tess_divisor lanes = tess_divisor_of(
+                tess_min(tess_larger(TESS_PREPARE_THREADS / tess_larger(n_tiles, 1u), 1u),
+                         end_run - first_run));
+            const uint tiles = tess_divide(TESS_PREPARE_THREADS, lanes),
+                       own_tile = tess_divide(thread, lanes),
+                       own_run = first_run + thread - own_tile * lanes.by;
             if (phase == TESS_PHASE_WRITE) {
-                for (uint chunk = 0u; TESS_LOOP_ENTERS(chunk == 0u) || chunk < n_units;
-                     chunk += TESS_PREPARE_THREADS) {
+                for (uint chunk = first_tile;
+                     TESS_LOOP_ENTERS(chunk == first_tile) || chunk < end_tile; chunk += tiles) {
 #include "prepare_write.inl"
                 }
             } else {
-                for (uint u = thread; u < n_units; u += TESS_PREPARE_THREADS) {
+                for (uint t = own_tile; own_tile < tiles && t < end_tile; t += tiles) {
 #include "prepare_count.inl"
                 }
             }
             TESS_BARRIER;
         }
-        all_rows = rows_before;
-        TESS_BARRIER;
-        if (phase == TESS_PHASE_LENGTHS) {
+        if (phase != TESS_PHASE_WRITE) {
+#include "prepare_bins.inl"
+            if (phase == TESS_PHASE_LENGTHS) {
 #include "prepare_rule.inl"
-        }
-        if (phase == TESS_PHASE_COUNT) {
-            /* Where the unsplit jobs of each bin begin: behind the parts and all longer bins. */
-            for (uint b = thread; b < TESS_STEP_BINS; b += TESS_PREPARE_THREADS) {
-                uint at = own.first_job + sums[TESS_SUM_OWN_PARTS];
-                for (uint longer = b + 1u; longer < TESS_STEP_BINS; longer++)
-                    at += bin_count[longer];
-                bin_most[b] = at;
-                if (b == 0u) own_jobs = at + bin_count[0] - own.first_job; /* of thread 0 */
+                /* Of one storage group that stays whole, everything is counted. */
+                if (chosen == 0u && TESS_PLAN(GROUPS) == 1u) {
+                    if (thread == 0u) sums[TESS_SUM_WHOLE] = binned;
+                    for (uint b = thread; b < TESS_STEP_BINS; b += TESS_PREPARE_THREADS)
+                        bin_above[b] += bin_before[b];
+                    phase = TESS_PHASE_COUNT;
+                }
             }
-            TESS_BARRIER;
         }
     }
-    if (thread == 0u) {
-        TESS_STORE_STEP(TESS_PLAN(ENDS_AT) + group,
-                        own.first_job + tess_min(own_jobs, own.end_job - own.first_job));
-    }
-    if (thread == 0u && group == 0u) {
-        const uint jobs = sums[TESS_SUM_PARTS] + sums[TESS_SUM_WHOLE];
-        /* Workgroups without an item of their own read the first one, which then has to be there.
-         */
-        if (own_jobs == 0u) tess_clear_item(false TESS_TABLES_OF_KERNEL TESS_STEP_OF_KERNEL);
-        if (sums[TESS_SUM_MERGES] == 0u)
-            tess_clear_item(true TESS_TABLES_OF_KERNEL TESS_STEP_OF_KERNEL);
-        TESS_STORE_STEP(TESS_WORD_STEP_JOBS, tess_min(jobs, TESS_PLAN(MOST_JOBS)));
-        TESS_STORE_STEP(TESS_WORD_STEP_MERGES,
-                        tess_min(sums[TESS_SUM_MERGES], TESS_PLAN(MOST_MERGES)));
-        TESS_STORE_STEP(TESS_WORD_STEP_PARTIALS, sums[TESS_SUM_PARTS]);
-        TESS_STORE_STEP(TESS_WORD_STEP_CLAMPED, sums[TESS_SUM_CLAMPED]);
-        TESS_STORE_STEP(TESS_WORD_STEP_LENGTH, length);
-        TESS_STORE_STEP(TESS_WORD_STEP_UNSPLIT_TICKS, sums[TESS_SUM_UNSPLIT]);
-        TESS_STORE_STEP(TESS_WORD_STEP_TICKS, sums[TESS_SUM_TICKS]);
-        TESS_STORE_STEP(TESS_WORD_STEP_SEQUENCES, batch);
-        TESS_STORE_STEP(TESS_WORD_STEP_ROWS, all_rows);
-        TESS_STORE_STEP(TESS_WORD_STEP_PLAN, TESS_PLAN(ID));
-        TESS_STORE_STEP(TESS_WORD_STEP_PLAN_AT,
-                        TESS_PLAN(COPY_TO) + args.items_at - TESS_PLAN(COPY_FROM));
-    }
+#include "prepare_head.inl"
 }

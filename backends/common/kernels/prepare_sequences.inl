@@ -1,15 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * In prepare.inl: reads the lengths of TESS_PREPARE_THREADS sequences from number `first` on, one
- * for each thread, into q_lens, kv_lens and firsts, and counts their units in unit_end. Whatever
- * the lengths are, rows of sequences do not overlap, and all stay within the plan's capacities: a
- * bound that falls counts as the largest one before it.
+ * for each thread, cuts their rows into tiles, and counts these in tile_end. Whatever the lengths
+ * are, rows of sequences do not overlap, and all stay within the plan's capacities: a bound that
+ * falls counts as the largest one before it.
  */
 const uint s = first + thread;
 const bool present = s < batch;
 const int rows = TESS_INT(TESS_PLAN(ROWS)), most_q = TESS_INT(TESS_PLAN(Q_LEN)),
           most_kv = TESS_INT(TESS_PLAN(KV_LEN));
-const int raw_end = present ? TESS_CU_ROWS(s + 1u) : 0, raw_kv = present ? TESS_KV_LENS(s) : 0;
+const int raw_end = !present      ? 0
+                    : first == 0u ? early_end
+                                  : TESS_CU_ROWS(s + 1u),
+          raw_kv = !present      ? 0
+                   : first == 0u ? early_kv
+                                 : TESS_KV_LENS(s);
 const int kv_len = tess_clamp(raw_kv, 0, most_kv);
 row_end[thread] = TESS_UINT(tess_clamp(raw_end, 0, rows));
 TESS_SCAN(row_end, tess_larger);
@@ -22,12 +27,18 @@ const bool has_first = present && (args.flags & TESS_ARGS_FIRST) != 0u;
 const int raw_first = has_first ? TESS_Q_FIRST(s) : 0,
           q_first = has_first ? tess_clamp(raw_first, 0, most_kv) : kv_len - q_len;
 firsts[thread] = q_first;
-unit_end[thread] = n_runs * tess_cut_rows(q_len, q_first TESS_TABLES_OF_KERNEL).tiles;
+tile_end[thread] = 0u;
+if (present) {
+    const tess_cut cut = tess_cut_rows(q_len, q_first, grid TESS_TABLES_OF_KERNEL);
+    numbers[thread] = cut.first;
+    packs[thread] = cut.heads;
+    tile_end[thread] = cut.tiles;
+}
 if (present && phase == TESS_PHASE_LENGTHS && q_len > 0)
     shared_blocks =
-        tess_sum(shared_blocks, tess_product(tess_quotient_up(TESS_UINT(kv_len), TESS_PLAN(BLOCK)),
-                                             TESS_PLAN(KV_HEADS)));
-if (present && phase == TESS_PHASE_WRITE && group == 0u) {
+        tess_sum(shared_blocks,
+                 tess_product(tess_divide_up(TESS_UINT(kv_len), grid.block), TESS_PLAN(KV_HEADS)));
+if (present && phase == first_phase && group == 0u) {
     const int before = s == 0u ? TESS_CU_ROWS(0u) : 0;
     const bool moved = has_first && raw_first != q_first;
     const uint clamped = (raw_kv != kv_len ? 1u : 0u) + (moved ? 1u : 0u) +
@@ -37,9 +48,11 @@ if (present && phase == TESS_PHASE_WRITE && group == 0u) {
     /* Rows of other numbers than were meant have no places to go to. */
     const bool right = raw_kv == kv_len && raw_end == TESS_INT(row_first) + q_len &&
                        TESS_CU_ROWS(s) == TESS_INT(row_first) && !moved;
-    tess_write_sequence(s, row_first, q_len, q_first, kv_len,
-                        right ? 0u
-                              : TESS_SEQUENCE_NO_APPEND TESS_TABLES_OF_KERNEL TESS_STEP_OF_KERNEL);
+    if (s >= own_first && s < own_end)
+        tess_write_sequence(
+            s, row_first, q_len, q_first, kv_len,
+            right ? 0u : TESS_SEQUENCE_NO_APPEND TESS_TABLES_OF_KERNEL TESS_STEP_OF_KERNEL);
 }
-TESS_SCAN(unit_end, tess_sum);
+TESS_SCAN(tile_end, tess_sum);
 rows_before = tess_larger(rows_before, row_end[TESS_PREPARE_THREADS - 1u]);
+if (phase == first_phase) all_rows = rows_before;

@@ -8,20 +8,64 @@
 #ifndef TESS_PREPARE_UNIT_H
 #define TESS_PREPARE_UNIT_H
 
-#include "floor_div.h"
-
 /* A field of the tess_step_plan. */
 #define TESS_PLAN(field) TESS_WORD(args.items_at + TESS_WORD_PLAN_##field)
 
 /* Sums and products that stop at the largest number. */
 TESS_FUNCTION uint tess_sum(uint a, uint b) { return a > 0xffffffffu - b ? 0xffffffffu : a + b; }
 TESS_FUNCTION uint tess_product(uint a, uint b) {
-    return b != 0u && a > 0xffffffffu / b ? 0xffffffffu : a * b;
+    return TESS_HIGH_PRODUCT(a, b) != 0u ? 0xffffffffu : a * b;
 }
 TESS_FUNCTION uint tess_quotient_up(uint a, uint b) { return a / b + (a % b != 0u ? 1u : 0u); }
 TESS_FUNCTION uint tess_larger(uint a, uint b) { return a > b ? a : b; }
 TESS_FUNCTION int tess_clamp(int x, int low, int high) {
     return x < low ? low : x > high ? high : x;
+}
+
+/* ------------------------------------------------------------------ divisions */
+
+/* What many numbers are divided by: `inverse` is 2^32 - 1 over it. Processors without an
+ * instruction for a division take some twenty in its place, and a unit needs a dozen divisions. */
+TESS_STRUCT(tess_divisor) { uint by, inverse; };
+
+TESS_FUNCTION tess_divisor tess_divisor_of(uint by) {
+    tess_divisor d;
+    d.by = by;
+    d.inverse = 0xffffffffu / by;
+    return d;
+}
+/* The first quotient is right or one too small. */
+TESS_FUNCTION uint tess_divide(uint x, tess_divisor d) {
+    const uint quotient = TESS_HIGH_PRODUCT(x, d.inverse);
+    return x - quotient * d.by >= d.by ? quotient + 1u : quotient;
+}
+TESS_FUNCTION uint tess_divide_up(uint x, tess_divisor d) {
+    const uint quotient = tess_divide(x, d);
+    return quotient * d.by != x ? quotient + 1u : quotient;
+}
+/* Of a position, which may be before the first key; rounded down. */
+TESS_FUNCTION int tess_divide_position(int x, tess_divisor d) {
+    const int quotient = TESS_INT(tess_divide(TESS_UINT(x >= 0 ? x : -1 - x), d));
+    return x >= 0 ? quotient : -1 - quotient;
+}
+/* Of a number of keys or blocks, which is not negative. */
+TESS_FUNCTION int tess_divide_int(int x, tess_divisor d) {
+    return TESS_INT(tess_divide(TESS_UINT(x), d));
+}
+
+/* Divisors that the plan gives. */
+TESS_STRUCT(tess_grid) {
+    tess_divisor block, cell, tile, tiles; /* tiles of a cell */
+    tess_divisor step_keys;
+};
+TESS_FUNCTION tess_grid tess_find_grid(uint cell TESS_TABLES) {
+    tess_grid grid;
+    grid.block = tess_divisor_of(TESS_PLAN(BLOCK));
+    grid.cell = tess_divisor_of(cell);
+    grid.tile = tess_divisor_of(TESS_PLAN(TILE));
+    grid.tiles = tess_divisor_of(tess_divide(cell - 1u, grid.tile) + 1u);
+    grid.step_keys = tess_divisor_of(TESS_PLAN(STEP_KEYS));
+    return grid;
 }
 
 /* ------------------------------------------------------------------ tiles */
@@ -35,33 +79,46 @@ TESS_STRUCT(tess_cut) {
     uint heads; /* query heads of a job at most */
 };
 
-TESS_FUNCTION int tess_tile_number(int from_origin, int cell, int tile) {
-    const int n = tess_floor_div(from_origin, cell);
-    return n * ((cell - 1) / tile + 1) + (from_origin - n * cell) / tile;
+TESS_FUNCTION int tess_tile_number(int from_origin, tess_grid grid) {
+    const int cell = tess_divide_position(from_origin, grid.cell);
+    return cell * TESS_INT(grid.tiles.by) +
+           tess_divide_int(from_origin - cell * TESS_INT(grid.cell.by), grid.tile);
 }
 
-/* Of q_len rows from position `first` on. */
-TESS_FUNCTION tess_cut tess_cut_rows(int q_len, int first TESS_TABLES) {
+/* Where cell 0 of the rows [begin, end) begins. */
+TESS_FUNCTION int tess_origin(int begin, int end, tess_grid grid TESS_TABLES) {
+    if (TESS_PLAN(FROM_END) == 0u || begin < 0) return 0;
+    return end - tess_divide_int(end, grid.cell) * TESS_INT(grid.cell.by);
+}
+
+/* Of q_len rows from position `first` on, what tess_cut_rows has found. */
+TESS_FUNCTION tess_cut tess_find_cut(int q_len, int first, int number, uint tiles, uint heads,
+                                     tess_grid grid TESS_TABLES) {
     tess_cut cut;
-    const int cell = TESS_INT(TESS_PLAN(CELL)), tile = TESS_INT(TESS_PLAN(TILE));
-    const uint rows = TESS_UINT(q_len < tile ? q_len : tile);
     cut.begin = first;
     cut.end = first + q_len;
-    cut.origin = TESS_PLAN(FROM_END) != 0u && cut.begin >= 0 ? cut.end % cell : 0;
-    cut.first = tess_tile_number(cut.begin - cut.origin, cell, tile);
-    cut.tiles = 0u;
-    cut.heads = rows == 0u ? 1u : tess_larger(TESS_PLAN(PACK_ROWS) / rows, 1u);
-    if (q_len > 0)
-        cut.tiles =
-            TESS_UINT(tess_tile_number(cut.end - 1 - cut.origin, cell, tile) - cut.first) + 1u;
+    cut.origin = tess_origin(cut.begin, cut.end, grid TESS_TABLES_OF_KERNEL);
+    cut.first = number;
+    cut.tiles = tiles;
+    cut.heads = heads;
+    return cut;
+}
+
+TESS_FUNCTION tess_cut tess_cut_rows(int q_len, int first, tess_grid grid TESS_TABLES) {
+    tess_cut cut = tess_find_cut(q_len, first, 0, 0u, 1u, grid TESS_TABLES_OF_KERNEL);
+    const int begin = cut.begin - cut.origin;
+    cut.first = tess_tile_number(begin, grid);
+    if (q_len <= 0) return cut;
+    cut.tiles = TESS_UINT(tess_tile_number(begin + q_len - 1, grid) - cut.first) + 1u;
+    cut.heads = tess_larger(TESS_PLAN(PACK_ROWS) / tess_min(TESS_UINT(q_len), grid.tile.by), 1u);
     return cut;
 }
 
 /* ------------------------------------------------------------------ keys */
 
 /* How many blocks so many tokens begin. */
-TESS_FUNCTION int tess_blocks_of(int tokens, int block) {
-    return tokens / block + (tokens % block != 0 ? 1 : 0);
+TESS_FUNCTION int tess_blocks_of(int tokens, tess_grid grid) {
+    return TESS_INT(tess_divide_up(TESS_UINT(tokens), grid.block));
 }
 
 /* The key blocks of a job, as tess_job says. In causal order nothing is listed on the right. */
@@ -69,6 +126,22 @@ TESS_STRUCT(tess_keys) {
     uint left_offset, left_count, right_offset;
     uint start, blocks, mask_head, mask_tail;
 };
+
+/* What decides about keys of a tess_class, and where its list begins. */
+TESS_STRUCT(tess_key_class) { uint flags, near_blocks, stride, shift, left, sinks, entries; };
+
+TESS_FUNCTION tess_key_class tess_find_class(uint n, uint entries TESS_TABLES) {
+    tess_key_class cls;
+    const uint at = args.classes_at + n * TESS_CLASS_WORDS;
+    cls.flags = TESS_WORD(at + TESS_WORD_CLASS_FLAGS);
+    cls.near_blocks = TESS_WORD(at + TESS_WORD_CLASS_LOCAL);
+    cls.stride = TESS_WORD(at + TESS_WORD_CLASS_STRIDE);
+    cls.shift = TESS_WORD(at + TESS_WORD_CLASS_SHIFT);
+    cls.left = TESS_WORD(at + TESS_WORD_CLASS_LEFT);
+    cls.sinks = TESS_WORD(at + TESS_WORD_CLASS_SINKS);
+    cls.entries = entries;
+    return cls;
+}
 
 /* The interval of the blocks [start, end), less those that the sequence does not have: rows may lie
  * past its last key. */
@@ -86,50 +159,49 @@ TESS_FUNCTION tess_keys tess_interval(int start, int end, int kv_blocks, int hea
 
 /* The first local blocks are those of the first row, at position `first`; the last one is the last
  * row's. */
-TESS_FUNCTION tess_keys tess_local_keys(int first, int last, int kv_len, uint cls,
-                                        uint entries TESS_TABLES) {
-    const int block = TESS_INT(TESS_PLAN(BLOCK)), i_first = first / block, i_last = last / block,
-              kv_blocks = tess_blocks_of(kv_len, block);
-    const bool strided = (TESS_WORD(cls + TESS_WORD_CLASS_FLAGS) & TESS_CLASS_LOCAL) != 0u;
+TESS_FUNCTION tess_keys tess_local_keys(int first, int last, int kv_len, tess_key_class cls,
+                                        tess_grid grid) {
+    const int i_first = tess_divide_int(first, grid.block),
+              i_last = tess_divide_int(last, grid.block), kv_blocks = tess_blocks_of(kv_len, grid);
+    const bool strided = (cls.flags & TESS_CLASS_LOCAL) != 0u;
     int start = 0, head = 0;
     uint listed_before = 0u; /* entries before the interval */
     /* A tile that begins with the last row of a block sees that block whole. */
-    int tail = i_last + 1 - i_first - (first + 1 == (i_first + 1) * block ? 1 : 0);
+    int tail =
+        i_last + 1 - i_first - (first + 1 == (i_first + 1) * TESS_INT(grid.block.by) ? 1 : 0);
     if (first >= kv_len - 1) tail = 0;
     if (strided) {
-        const uint stride = TESS_WORD(cls + TESS_WORD_CLASS_STRIDE),
-                   shift = TESS_WORD(cls + TESS_WORD_CLASS_SHIFT),
-                   listed = shift == 0u ? 0u : stride - shift; /* the list's first block */
-        const int near_blocks = TESS_INT(TESS_WORD(cls + TESS_WORD_CLASS_LOCAL));
+        /* the list's first block */
+        const uint listed = cls.shift == 0u ? 0u : cls.stride - cls.shift;
+        const int near_blocks = TESS_INT(cls.near_blocks);
         start = i_first < near_blocks ? 0 : i_first - near_blocks + 1;
         head = i_last - near_blocks + 1 - start;
         const uint before = TESS_UINT(start < kv_blocks ? start : kv_blocks);
-        if (before > listed) listed_before = (before - listed - 1u) / stride + 1u;
+        if (before > listed) listed_before = (before - listed - 1u) / cls.stride + 1u;
     }
     tess_keys keys = tess_interval(start, i_last + 1, kv_blocks, head, tail);
-    keys.left_offset = entries;
+    keys.left_offset = cls.entries;
     keys.left_count = listed_before;
     return keys;
 }
 
-TESS_FUNCTION tess_keys tess_window_keys(int first, int last, int kv_len, uint cls,
-                                         uint entries TESS_TABLES) {
-    const int block = TESS_INT(TESS_PLAN(BLOCK)),
-              left = TESS_INT(TESS_WORD(cls + TESS_WORD_CLASS_LEFT)),
-              sinks = TESS_INT(TESS_WORD(cls + TESS_WORD_CLASS_SINKS)),
-              sink_blocks = sinks / block + (sinks % block != 0 ? 1 : 0),
-              kv_blocks = tess_blocks_of(kv_len, block);
+TESS_FUNCTION tess_keys tess_window_keys(int first, int last, int kv_len, tess_key_class cls,
+                                         tess_grid grid) {
+    const int left = TESS_INT(cls.left), sink_blocks = tess_blocks_of(TESS_INT(cls.sinks), grid),
+              kv_blocks = tess_blocks_of(kv_len, grid);
     const bool bounded = left != TESS_INT_MAX;
-    const int low = bounded && first > left ? first - left : 0, start = low / block,
-              high = last < kv_len - 1 ? last : kv_len - 1, end = high / block + 1;
+    const int low = bounded && first > left ? first - left : 0,
+              start = tess_divide_int(low, grid.block),
+              high = last < kv_len - 1 ? last : kv_len - 1,
+              end = tess_divide_position(high, grid.block) + 1;
     const int seen = bounded ? last - left : 0; /* the last row sees nothing before this */
-    const int head = seen <= 0 ? 0 : (seen - 1) / block + 1 - start,
-              tail = first >= kv_len - 1 ? 0 : end - (first + 1) / block,
+    const int head = seen <= 0 ? 0 : tess_divide_int(seen - 1, grid.block) + 1 - start,
+              tail = first >= kv_len - 1 ? 0 : end - tess_divide_int(first + 1, grid.block),
               listed = sink_blocks < kv_blocks ? sink_blocks : kv_blocks;
     /* Where the window lies behind the last key, only sinks are seen. */
     const bool some = high >= low;
     tess_keys keys = tess_interval(some ? start : 0, some ? end : 0, kv_blocks, head, tail);
-    keys.left_offset = keys.right_offset = entries;
+    keys.left_offset = keys.right_offset = cls.entries;
     keys.left_count = TESS_UINT(some ? tess_clamp(listed, 0, start) : listed);
     return keys;
 }
@@ -167,6 +239,15 @@ TESS_FUNCTION tess_storage_group tess_find_group(uint n TESS_TABLES) {
     return group;
 }
 
+/* Some rows of a sequence. */
+TESS_STRUCT(tess_step_tile) {
+    int first, last; /* positions */
+    uint row, rows;
+    uint q_len; /* of the sequence, and what follows too */
+    int kv_len;
+    uint heads; /* query heads of a job at most */
+};
+
 /* The jobs that one tile makes of one run of heads. They read the same key blocks. */
 TESS_STRUCT(tess_unit) {
     uint run;
@@ -180,10 +261,14 @@ TESS_STRUCT(tess_unit) {
     uint part_blocks; /* key blocks of a part; 0: the parts are equal */
     uint grows;       /* 1: part_blocks are those of the first parts, and later ones are longer */
 };
+#define TESS_NO_CLASS 0xffffffffu
+
+/* In place of a part's length: jobs stay whole. */
+#define TESS_WHOLE 0xffffffffu
 
 /* How many parts a job of so many key blocks has, where parts have `length` blocks. */
-TESS_FUNCTION uint tess_parts_of(uint blocks, uint length) {
-    return length == 0u || blocks <= length ? 1u : (blocks - 1u) / length + 1u;
+TESS_FUNCTION uint tess_parts_of(uint blocks, tess_divisor length) {
+    return blocks <= length.by ? 1u : tess_divide(blocks - 1u, length) + 1u;
 }
 
 /* The same of parts that grow, as TESS_SHORT_ROWS says. */
@@ -202,59 +287,91 @@ TESS_FUNCTION uint tess_short_begin(uint part, uint length) {
            (part + (part > once ? part - once : 0u) + (part > all ? 2u * (part - all) : 0u));
 }
 
-/* Unit `n` of a sequence, of the n_runs runs from first_run on: the last tiles, which read most,
- * come first. `length` is what the rule chose. */
-TESS_FUNCTION tess_unit tess_find_unit(uint n, int q_len, int q_first, int kv_len, uint first_run,
-                                       uint n_runs, uint length TESS_TABLES) {
+/* The tile that `n` other ones of its sequence come before: the last one, which reads most, is the
+ * first. */
+TESS_FUNCTION tess_step_tile tess_find_step_tile(tess_cut cut, uint n, int kv_len, tess_grid grid) {
+    tess_step_tile tile;
+    const int cell = TESS_INT(grid.cell.by), rows = TESS_INT(grid.tile.by),
+              number = cut.first + TESS_INT(cut.tiles - 1u - n),
+              in_cell = tess_divide_position(number, grid.tiles),
+              origin = in_cell * cell + cut.origin,
+              top = origin + (number - in_cell * TESS_INT(grid.tiles.by)) * rows,
+              bottom = top + rows < origin + cell ? top + rows : origin + cell;
+    tile.first = top > cut.begin ? top : cut.begin;
+    tile.last = (bottom < cut.end ? bottom : cut.end) - 1;
+    tile.row = TESS_UINT(tile.first - cut.begin);
+    tile.rows = TESS_UINT(tile.last - tile.first) + 1u;
+    tile.q_len = TESS_UINT(cut.end - cut.begin);
+    tile.kv_len = kv_len;
+    tile.heads = cut.heads;
+    return tile;
+}
+
+/* A unit of no run so far. Parts have `length` blocks, unless the plan makes equal ones or those
+ * that grow. */
+TESS_FUNCTION tess_unit tess_begin_unit(tess_step_tile tile, tess_divisor length TESS_TABLES) {
     tess_unit unit;
-    const tess_cut cut = tess_cut_rows(q_len, q_first TESS_TABLES_OF_KERNEL);
-    const int cell = TESS_INT(TESS_PLAN(CELL)), tile = TESS_INT(TESS_PLAN(TILE)),
-              of_cell = (cell - 1) / tile + 1;
-    const uint max_parts = TESS_PLAN(MAX_PARTS), number_of_run = first_run + n % n_runs,
-               run = args.items_at + TESS_STEP_PLAN_WORDS + number_of_run * TESS_STEP_RUN_WORDS,
-               cls = TESS_WORD(run + TESS_WORD_RUN_CLS),
-               at = args.classes_at + cls * TESS_CLASS_WORDS,
-               entries = TESS_WORD(run + TESS_WORD_RUN_ENTRIES);
-    const int number = cut.first + TESS_INT(cut.tiles - 1u - n / n_runs),
-              in_cell = tess_floor_div(number, of_cell), origin = in_cell * cell + cut.origin,
-              top = origin + (number - in_cell * of_cell) * tile,
-              bottom = top + tile < origin + cell ? top + tile : origin + cell;
-    const int first = top > cut.begin ? top : cut.begin,
-              last = (bottom < cut.end ? bottom : cut.end) - 1;
+    unit.run = unit.head = unit.heads = unit.packed = unit.jobs = 0u;
+    unit.cls = TESS_NO_CLASS;
+    unit.row = tile.row;
+    unit.rows = tile.rows;
+    unit.keys.left_offset = unit.keys.left_count = unit.keys.right_offset = 0u;
+    unit.keys.start = unit.keys.blocks = unit.keys.mask_head = unit.keys.mask_tail = 0u;
+    unit.blocks = 0u;
+    unit.parts = 1u;
+    unit.grows = TESS_PLAN(SHORT_LENGTH) != 0u && tile.q_len <= TESS_SHORT_ROWS ? 1u : 0u;
+    unit.part_blocks = unit.grows != 0u             ? TESS_PLAN(SHORT_LENGTH)
+                       : TESS_PLAN(MAX_PARTS) == 0u ? length.by
+                                                    : 0u;
+    return unit;
+}
+
+/* `unit` of another run of the same tile. What depends on the class stays if that does. */
+TESS_FUNCTION tess_unit tess_find_unit(tess_unit unit, tess_step_tile tile, uint number_of_run,
+                                       tess_divisor length, tess_grid grid TESS_TABLES) {
+    const uint run = args.items_at + TESS_STEP_PLAN_WORDS + number_of_run * TESS_STEP_RUN_WORDS,
+               number_of_class = TESS_WORD(run + TESS_WORD_RUN_CLS);
     unit.run = number_of_run;
     unit.head = TESS_LOW_HALF(TESS_WORD(run + TESS_WORD_RUN_HEAD));
     unit.heads = TESS_HIGH_HALF(TESS_WORD(run + TESS_WORD_RUN_HEADS));
-    unit.packed = tess_min(cut.heads, unit.heads);
-    unit.jobs = (unit.heads - 1u) / unit.packed + 1u;
-    unit.cls = cls;
-    unit.row = TESS_UINT(first - cut.begin);
-    unit.rows = TESS_UINT(last - first) + 1u;
-    unit.keys.left_offset = unit.keys.left_count = unit.keys.right_offset = 0u;
-    unit.keys.start = unit.keys.blocks = unit.keys.mask_head = unit.keys.mask_tail = 0u;
+    unit.packed = tess_min(tile.heads, unit.heads);
+    unit.jobs = unit.packed == unit.heads ? 1u : (unit.heads - 1u) / unit.packed + 1u;
+    if (number_of_class == unit.cls) return unit;
+    unit.cls = number_of_class;
     /* Rows before the first key keep nothing, and no tile has others beside them. */
-    if (first >= 0) {
-        if ((TESS_WORD(at + TESS_WORD_CLASS_FLAGS) & TESS_CLASS_WINDOW) != 0u)
-            unit.keys = tess_window_keys(first, last, kv_len, at, entries TESS_TABLES_OF_KERNEL);
-        else
-            unit.keys = tess_local_keys(first, last, kv_len, at, entries TESS_TABLES_OF_KERNEL);
-    }
+    if (tile.first < 0) return unit;
+    const tess_key_class cls = tess_find_class(
+        number_of_class, TESS_WORD(run + TESS_WORD_RUN_ENTRIES) TESS_TABLES_OF_KERNEL);
+    if ((cls.flags & TESS_CLASS_WINDOW) != 0u)
+        unit.keys = tess_window_keys(tile.first, tile.last, tile.kv_len, cls, grid);
+    else
+        unit.keys = tess_local_keys(tile.first, tile.last, tile.kv_len, cls, grid);
     unit.blocks = unit.keys.left_count + unit.keys.blocks;
-    unit.grows = TESS_PLAN(SHORT_LENGTH) != 0u && TESS_UINT(q_len) <= TESS_SHORT_ROWS ? 1u : 0u;
-    if (TESS_PLAN(SHORT_LENGTH) != 0u)
-        length = unit.grows != 0u ? TESS_PLAN(SHORT_LENGTH) : TESS_PLAN(LONG_LENGTH);
-    unit.part_blocks = length;
-    unit.parts = unit.grows != 0u  ? tess_short_parts_of(unit.blocks, length)
+    const uint max_parts = TESS_PLAN(MAX_PARTS);
+    unit.parts = unit.grows != 0u  ? tess_short_parts_of(unit.blocks, unit.part_blocks)
                  : max_parts == 0u ? tess_parts_of(unit.blocks, length)
                                    : tess_larger(tess_min(max_parts, unit.blocks), 1u);
     return unit;
 }
 
+/* The first sequence of a workgroup's share. */
+TESS_FUNCTION uint tess_share_begin(uint share, uint batch) {
+    return batch / TESS_PREPARE_SHARES * share + tess_min(batch % TESS_PREPARE_SHARES, share);
+}
+
+/* Whether two runs make jobs of the same key blocks that are counted together. */
+TESS_FUNCTION bool tess_are_alike(uint a, uint b, tess_storage_group own TESS_TABLES) {
+    const uint runs = args.items_at + TESS_STEP_PLAN_WORDS + TESS_WORD_RUN_CLS;
+    return TESS_WORD(runs + a * TESS_STEP_RUN_WORDS) == TESS_WORD(runs + b * TESS_STEP_RUN_WORDS) &&
+           (a < own.first_run) == (b < own.first_run) && (a < own.end_run) == (b < own.end_run);
+}
+
 /* Where a part begins among the key blocks of its job. */
 TESS_FUNCTION uint tess_part_begin(tess_unit unit, uint part) {
-    const uint rest = unit.blocks % unit.parts;
     if (unit.grows != 0u) return tess_min(tess_short_begin(part, unit.part_blocks), unit.blocks);
-    return unit.part_blocks != 0u ? tess_min(part * unit.part_blocks, unit.blocks)
-                                  : unit.blocks / unit.parts * part + rest * part / unit.parts;
+    if (unit.part_blocks != 0u) return tess_min(part * unit.part_blocks, unit.blocks);
+    const uint rest = unit.blocks % unit.parts;
+    return unit.blocks / unit.parts * part + rest * part / unit.parts;
 }
 
 /* ------------------------------------------------------------------ lengths of jobs */
@@ -264,10 +381,16 @@ TESS_FUNCTION uint tess_part_begin(tess_unit unit, uint part) {
 #define TESS_STEP_BINS 240u
 /* Lengths of parts that the rule tries in one round. */
 #define TESS_STEP_TRIALS 256u
+/* More partial results than any workspace of such plans holds, so that sums of all bins fit. */
+#define TESS_STEP_PARTIALS 0xffffffu
 
 TESS_FUNCTION uint tess_bin_of(uint blocks) {
     uint bin = 0u;
-    for (; blocks >= 16u; blocks >>= 1) bin += 8u;
+    for (uint shift = 16u; shift > 0u; shift >>= 1) {
+        const bool fits = blocks >> shift >= 8u;
+        bin += fits ? 8u * shift : 0u;
+        blocks = fits ? blocks >> shift : blocks;
+    }
     return bin + blocks;
 }
 
@@ -277,9 +400,9 @@ TESS_FUNCTION uint tess_bin_start(uint bin) {
 }
 
 /* What a job takes in the plan's model. */
-TESS_FUNCTION uint tess_job_ticks(uint blocks TESS_TABLES) {
-    const uint steps = tess_quotient_up(blocks * TESS_PLAN(BLOCK), TESS_PLAN(STEP_KEYS));
-    return TESS_PLAN(JOB_TICKS) + steps * TESS_PLAN(STEP_TICKS);
+TESS_FUNCTION uint tess_job_ticks(uint blocks, tess_grid grid TESS_TABLES) {
+    return TESS_PLAN(JOB_TICKS) +
+           tess_divide_up(blocks * grid.block.by, grid.step_keys) * TESS_PLAN(STEP_TICKS);
 }
 
 #endif /* TESS_PREPARE_UNIT_H */

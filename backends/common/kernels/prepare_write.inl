@@ -1,45 +1,61 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* In prepare.inl: writes the jobs of TESS_PREPARE_THREADS units from number `chunk` on. First each
- * thread takes a unit, its unsplit jobs and its merges; then all threads share out the parts. */
-const uint u = chunk + thread;
-const bool unit_present = u < n_units;
-TESS_FIND(at, unit_end, unit_present ? u : 0u);
-const tess_unit unit =
-    tess_find_unit((unit_present ? u : 0u) - (at > 0u ? unit_end[at - 1u] : 0u), q_lens[at],
-                   firsts[at], kv_lens[at], first_run, n_runs, length TESS_TABLES_OF_KERNEL);
-const uint partials_before = sums[TESS_SUM_PARTS_BEFORE];
-const bool is_split = unit_present && unit.parts > 1u;
-part_end[thread] = is_split ? unit.jobs * unit.parts : 0u;
-merge_end[thread] = is_split ? unit.jobs : 0u;
-if (unit_present && !is_split) {
-    const uint n = TESS_ADD_SHARED(bin_most[tess_bin_of(unit.blocks)], unit.jobs);
-    for (uint job = 0u; job < unit.jobs; job++)
-        tess_write_job(n + job, own.end_job, first + at, job, unit, unit.keys,
-                       TESS_NO_PARTIAL TESS_TABLES_OF_KERNEL TESS_STEP_OF_KERNEL);
+/* In prepare.inl: writes the jobs of the tiles from number `chunk` on. First each thread writes the
+ * unsplit jobs of its tile and runs; then all threads share out the parts. */
+const uint t = chunk + own_tile;
+part_end[thread] = merge_end[thread] = places[thread] = 0u;
+if (own_tile < tiles && t < end_tile) {
+    TESS_FIND_SEQUENCE(at, t)
+    TESS_TILE_AT(tile, at, t);
+    tess_unit unit = tess_begin_unit(tile, length TESS_TABLES_OF_KERNEL);
+    uint made = 0u, split = 0u;
+    for (uint run = own_run; run < end_run; run += lanes.by) {
+        unit = tess_find_unit(unit, tile, run, length, grid TESS_TABLES_OF_KERNEL);
+        if (unit.parts > 1u) {
+            made += unit.jobs * unit.parts;
+            split += unit.jobs;
+            continue;
+        }
+        const uint n = TESS_ADD_SHARED(bin_above[tess_bin_of(unit.blocks)], unit.jobs);
+        for (uint job = 0u; job < unit.jobs; job++)
+            tess_write_job(n + job, own.end_job, first + at, job, unit, unit.keys,
+                           TESS_NO_PARTIAL TESS_TABLES_OF_KERNEL TESS_STEP_OF_KERNEL);
+    }
+    part_end[thread] = made;
+    merge_end[thread] = split;
+    places[thread] = at;
 }
-TESS_SCAN(part_end, tess_sum);
-TESS_SCAN(merge_end, tess_sum);
-if (is_split) {
-    for (uint job = 0u; job < unit.jobs; job++)
-        tess_write_merge(merges_done + merge_end[thread] - unit.jobs + job, first + at, job, unit,
-                         partials_before + parts_done + part_end[thread] -
-                             (unit.jobs - job) *
-                                 unit.parts TESS_TABLES_OF_KERNEL TESS_STEP_OF_KERNEL);
+if (TESS_LOOP_ENTERS(true) || sums[TESS_SUM_OWN_PARTS] != 0u) {
+    TESS_SCAN(part_end, tess_sum);
+    TESS_SCAN(merge_end, tess_sum);
+    const uint n_parts = part_end[TESS_PREPARE_THREADS - 1u];
+    for (uint n = thread; n < n_parts; n += TESS_PREPARE_THREADS) {
+        TESS_FIND(which, part_end, n);
+        const uint place = places[which], nth = tess_divide(which, lanes);
+        TESS_TILE_AT(tile, place, chunk + nth);
+        tess_unit unit = tess_begin_unit(tile, length TESS_TABLES_OF_KERNEL);
+        uint part = n - (which > 0u ? part_end[which - 1u] : 0u),
+             merge = merges_done + (which > 0u ? merge_end[which - 1u] : 0u), made = 0u;
+        /* The run that the part is of. */
+        for (uint run = first_run + which - nth * lanes.by; run < end_run; run += lanes.by) {
+            unit = tess_find_unit(unit, tile, run, length, grid TESS_TABLES_OF_KERNEL);
+            made = unit.parts > 1u ? unit.jobs * unit.parts : 0u;
+            if (part < made) break;
+            part -= made;
+            merge += made != 0u ? unit.jobs : 0u;
+        }
+        const uint job = unit.jobs == 1u ? 0u : part / unit.parts,
+                   partial = sums[TESS_SUM_PARTS_BEFORE] + parts_done + n;
+        part -= job * unit.parts;
+        const tess_keys keys =
+            tess_part_of(unit.keys, tess_part_begin(unit, part), tess_part_begin(unit, part + 1u));
+        tess_write_job(own.first_job + sums[TESS_SUM_OWN_BEFORE] + parts_done + n, own.end_job,
+                       first + place, job, unit, keys,
+                       partial TESS_TABLES_OF_KERNEL TESS_STEP_OF_KERNEL);
+        if (part == 0u)
+            tess_write_merge(merge + job, first + place, job, unit,
+                             partial TESS_TABLES_OF_KERNEL TESS_STEP_OF_KERNEL);
+    }
+    parts_done += n_parts;
+    merges_done += merge_end[TESS_PREPARE_THREADS - 1u];
+    TESS_BARRIER;
 }
-const uint n_parts = part_end[TESS_PREPARE_THREADS - 1u];
-for (uint n = thread; n < n_parts; n += TESS_PREPARE_THREADS) {
-    TESS_FIND(which, part_end, n);
-    const uint own_unit = chunk + which, own_part = n - (which > 0u ? part_end[which - 1u] : 0u);
-    TESS_FIND(place, unit_end, own_unit);
-    const tess_unit whole = tess_find_unit(own_unit - (place > 0u ? unit_end[place - 1u] : 0u),
-                                           q_lens[place], firsts[place], kv_lens[place], first_run,
-                                           n_runs, length TESS_TABLES_OF_KERNEL);
-    const uint job = own_part / whole.parts, part = own_part - job * whole.parts;
-    const tess_keys keys =
-        tess_part_of(whole.keys, tess_part_begin(whole, part), tess_part_begin(whole, part + 1u));
-    tess_write_job(own.first_job + parts_done + n, own.end_job, first + place, job, whole, keys,
-                   partials_before + parts_done + n TESS_TABLES_OF_KERNEL TESS_STEP_OF_KERNEL);
-}
-parts_done += n_parts;
-merges_done += merge_end[TESS_PREPARE_THREADS - 1u];
-TESS_BARRIER;

@@ -34,7 +34,8 @@ typedef long tess_offset;
 /* Enter a loop with barriers even where it has nothing to do. PoCL takes barriers in a loop that
  * may run no iteration for conditional ones, and the code it clones for those can meet a table of
  * uniform values which outlives the values' addresses: with PoCL 5.0 (LLVM 16), all work-items then
- * used the last one's index into shared memory. */
+ * used the last one's index into shared memory. A condition around barriers that may as well hold
+ * is made to: PoCL compiles all that follows it twice. */
 #define TESS_LOOP_ENTERS(first) (first)
 #else
 #define TESS_LOOP_ENTERS(first) false

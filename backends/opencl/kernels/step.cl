@@ -6,6 +6,7 @@
 #define TESS_STEP                , __global uint *step
 #define TESS_STEP_OF_KERNEL      , step
 #define TESS_PREPARE_THREADS     256u
+#define TESS_PREPARE_SHARES      1u
 #define TESS_ADD_SHARED(to, x)   atomic_add(&(to), (x))
 #define TESS_MOST_SHARED(to, x)  atomic_max(&(to), (x))
 #define TESS_LEAST_SHARED(to, x) atomic_min(&(to), (x))
@@ -13,6 +14,7 @@
 #define TESS_KV_LENS(n)          (kv_lens_in[args.k_at + (n)])
 #define TESS_Q_FIRST(n)          (q_first_in[args.v_at + (n)])
 #define TESS_STORE_STEP(at, x)   (step[args.o_at + (at)] = (x))
+#define TESS_HIGH_PRODUCT(a, b)  mul_hi((uint)(a), (uint)(b))
 #define TESS_PREPARE_KERNEL                                                                       \
     __kernel __attribute__((reqd_work_group_size(TESS_PREPARE_THREADS, 1, 1))) void tess_prepare( \
         const __global int *cu_rows, const __global int *kv_lens_in, __global uint *step,         \

@@ -32,6 +32,7 @@ layout(set = 0, binding = TESS_BIND_STEP) writeonly buffer tess_step { uint step
 layout(set = 0, binding = TESS_BIND_TABLES) readonly buffer tess_tables { uint tables_[]; };
 
 #define TESS_PREPARE_THREADS     256u
+#define TESS_PREPARE_SHARES      1u
 #define TESS_ADD_SHARED(to, x)   atomicAdd(to, x)
 #define TESS_MOST_SHARED(to, x)  atomicMax(to, x)
 #define TESS_LEAST_SHARED(to, x) atomicMin(to, x)
@@ -39,7 +40,14 @@ layout(set = 0, binding = TESS_BIND_TABLES) readonly buffer tess_tables { uint t
 #define TESS_KV_LENS(n)          kv_lens_[args.k_at + (n)]
 #define TESS_Q_FIRST(n)          q_first_[args.v_at + (n)]
 #define TESS_STORE_STEP(at, x)   step_[args.o_at + (at)] = (x)
+#define TESS_HIGH_PRODUCT(a, b)  tess_high_product(a, b)
 #define TESS_PREPARE_KERNEL      void main()
+
+uint tess_high_product(uint a, uint b) {
+    uint high, low;
+    umulExtended(a, b, high, low);
+    return high;
+}
 
 layout(local_size_x = 256) in;
 
