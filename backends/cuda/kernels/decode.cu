@@ -12,6 +12,7 @@
  * K and V of a stage are two groups of copies: S = Q K^T begins when the keys are there, and the
  * place of keys that were used is filled again before the values are.
  */
+#include "codes.cuh"
 #include "decode_args.h"
 #include "fragments.cuh"
 #include "key_places.cuh"
@@ -21,9 +22,22 @@ namespace tess {
 
 enum { STAGES = TESS_DECODE_STAGES, WARP_KEYS = TESS_DECODE_WARP_KEYS };
 
+/* What codes need in shared memory. */
+template <bool CODED, int ROWS> struct coded_memory { no_scale_places places; };
+template <int ROWS> struct coded_memory<true, ROWS> {
+    scale_places places;
+    float q_unit[ROWS]; /* what the row of Q is relative to */
+};
+/* What products are made of: elements of Q's type, or codes that became f16. */
+template <bool CODED, typename T> struct operand { typedef T type; };
+template <typename T> struct operand<true, T> { typedef f16_t type; };
+
+template <typename A, typename B> struct same { static constexpr bool value = false; };
+template <typename A> struct same<A, A> { static constexpr bool value = true; };
+
 /* The head of shared memory. Q follows, then the stages of each warp, and then what the keys of
- * each stage are. */
-template <int ROWS, int WARPS> struct alignas(128) shared_memory {
+ * each stage are, and their scales. */
+template <bool CODED, int ROWS, int WARPS> struct alignas(128) shared_memory {
     struct {
         /* the key that it is level with; its query block counted from the tile's first */
         int32_t position, block;
@@ -33,34 +47,44 @@ template <int ROWS, int WARPS> struct alignas(128) shared_memory {
     job_words job;
     key_list list;
     key_places places;
+    coded_memory<CODED, ROWS> coded;
 };
 
 /* What a warp does for one job: what a thread holds, and the steps that it takes. */
-template <typename T, int D, int TILES, int WARPS> struct mainloop {
-    typedef row_places<D> place;
-    typedef shared_memory<16 * TILES, WARPS> memory;
+template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop {
+    static constexpr bool CODED = codes<KV>::CODED;
+    typedef typename operand<CODED, T>::type M;
+    /* of Q, and of K and V, where two codes are as large as one element */
+    typedef row_places<D> q_place;
+    typedef row_places<(CODED ? D / 2 : D)> place;
+    typedef shared_memory<CODED, 16 * TILES, WARPS> memory;
     enum {
         UNITS = place::UNITS,
         ROW = place::ROW,
         GROUP = place::GROUP,
-        PASS = 32 / GROUP,       /* rows that the warp copies at a time */
-        HALF = WARP_KEYS * ROW,  /* bytes of K or V of a stage */
-        X = D / 16,              /* steps of 16 elements */
-        O = D / 8,               /* columns of O: 8 elements each */
-        HELD = TILES * D <= 128, /* Q stays in registers */
+        Q_UNITS = q_place::UNITS,
+        Q_ROW = q_place::ROW,
+        PASS = 32 / GROUP,                    /* rows that the warp copies at a time */
+        HALF = WARP_KEYS * ROW,               /* bytes of K or V of a stage */
+        X = D / 16,                           /* steps of 16 elements */
+        O = D / 8,                            /* columns of O: 8 elements each */
+        HELD = TILES * D <= 128,              /* Q stays in registers */
+        Q_UNIT = CODED && !same<T, M>::value, /* rows of Q are relative to something */
     };
 
     memory *m;
     const tess_decode_args *a;
     uint32_t q_at,
-        stages_at; /* in shared memory: Q, and this warp's stages, each of K and then V */
-    key *keys;     /* of this warp's stages */
+        stages_at;      /* in shared memory: Q, and this warp's stages, each of K and then V */
+    key *keys;          /* of this warp's stages */
+    uint32_t scales_at; /* likewise: 16 of K, and then of V */
     uint32_t warp, lane;
     int32_t own_below; /* no other job reads keys before this one, of a whole stage */
     uint32_t complete; /* bit n: every row keeps every key of stage n */
     uint32_t q[HELD ? TILES : 1][HELD ? X : 1][4];
     float s[TILES][2][4], o[TILES][O][4]; /* S, and then P, of two times 8 keys; O */
     row_state<TILES> state;
+    coded_state<CODED, TILES> coded;
 
     /* A stage that is to be copied. Most often its keys follow each other in one block and one
      * page. Otherwise each lane describes a key, and has its row of K (lanes below 16) or V. */
@@ -70,6 +94,7 @@ template <typename T, int D, int TILES, int WARPS> struct mainloop {
         const uint16_t *row; /* NULL: there is none. If they follow each other: of K, ... */
         const uint16_t *v;   /* ... and of V, the first rows that this lane copies from */
         uint64_t policy;     /* of copies, the same in all lanes */
+        const float *scale;  /* of K of a key (lanes below 16) or of V; NULL: none */
     };
 
     __device__ __forceinline__ uint32_t k_at(int slot) const { return stages_at + slot * 2 * HALF; }
@@ -95,6 +120,10 @@ template <typename T, int D, int TILES, int WARPS> struct mainloop {
             u.v = rows[1] + lane % GROUP * 8;
             /* what nobody reads again must not drive out of L2 what others do */
             u.policy = u.x.token + WARP_KEYS > own_below ? cache_usual() : cache_evict_first();
+            if constexpr (CODED)
+                if (u.follow)
+                    u.scale = m->places.scale(&m->coded.places, u.x.token, lane / WARP_KEYS) +
+                              lane % WARP_KEYS * m->coded.places.token[lane / WARP_KEYS];
             if (u.follow) return u;
             u.row = 0;
         } else {
@@ -102,6 +131,8 @@ template <typename T, int D, int TILES, int WARPS> struct mainloop {
             u.policy =
                 __any_sync(~0u, u.x.token >= own_below) ? cache_usual() : cache_evict_first();
         }
+        if constexpr (CODED)
+            if (u.row) u.scale = m->places.scale(&m->coded.places, u.x.token, lane / WARP_KEYS);
         if (!u.row) u.x.token = NO_TOKEN;
         return u;
     }
@@ -118,10 +149,15 @@ template <typename T, int D, int TILES, int WARPS> struct mainloop {
         if (lane < WARP_KEYS) keys[slot * WARP_KEYS + lane] = u.x;
     }
 
+    /* The units of a row of K or V. */
+    __device__ __forceinline__ int row_units() const {
+        return a->common.head_dim / (CODED ? 16 : 8);
+    }
+
     /* Copies 16 rows that follow each other, of which this lane begins with `from`. */
     __device__ __forceinline__ void copy_following(uint32_t to, const uint16_t *from, int64_t token,
                                                    uint64_t policy) const {
-        const int unit = lane % GROUP, units = a->common.head_dim / 8;
+        const int unit = lane % GROUP, units = row_units();
 #pragma unroll
         for (int n = 0; n < WARP_KEYS; n += PASS) {
 #pragma unroll
@@ -136,7 +172,7 @@ template <typename T, int D, int TILES, int WARPS> struct mainloop {
      * that is not there. */
     __device__ __forceinline__ void copy_rows(uint32_t to, const uint16_t *row, int first,
                                               uint64_t policy) const {
-        const int unit = lane % GROUP, units = a->common.head_dim / 8;
+        const int unit = lane % GROUP, units = row_units();
         if (a->wide & 2) {
 #pragma unroll
             for (int n = 0; n < WARP_KEYS; n += PASS) {
@@ -171,6 +207,9 @@ template <typename T, int D, int TILES, int WARPS> struct mainloop {
             copy_following(k_at(slot), u.row, m->places.token[0], u.policy);
         else
             copy_rows(k_at(slot), u.row, 0, u.policy);
+        if constexpr (CODED)
+            cp_async_word(scales_at + (slot * 32 + lane) * 4,
+                          u.scale ? u.scale : m->coded.places.first[0], u.scale ? 4 : 0);
     }
     __device__ __forceinline__ void copy_v(int slot, const upcoming &u) const {
         if (u.follow)
@@ -186,13 +225,13 @@ template <typename T, int D, int TILES, int WARPS> struct mainloop {
         const uint16_t *first = (const uint16_t *)a->q + j->batch * c->q_batch +
                                 (j->q_start + j->row) * c->q_token + j->head * c->q_head;
         const int32_t rows = j->rows, all = rows * j->heads, units = c->head_dim / 8;
-        for (int n = threadIdx.x; n < 16 * TILES * UNITS; n += blockDim.x) {
-            const int r = n / UNITS, unit = n % UNITS;
+        for (int n = threadIdx.x; n < 16 * TILES * Q_UNITS; n += blockDim.x) {
+            const int r = n / Q_UNITS, unit = n % Q_UNITS;
             const bool there = r < all && unit < units;
             const uint16_t *from =
                 there ? first + row_at(r, rows, rows == all, c->q_token, c->q_head) + unit * 8
                       : first;
-            const uint32_t to = q_at + place::place(r, unit);
+            const uint32_t to = q_at + q_place::place(r, unit);
             if (a->wide & 1)
                 cp_async_unit(to, from, there ? 16 : 0);
             else
@@ -212,10 +251,54 @@ template <typename T, int D, int TILES, int WARPS> struct mainloop {
     /* ---------------------------------------------------------------- one stage */
 
     __device__ __forceinline__ void load_q(uint32_t (&rows)[4], int t, int x) const {
-        ldmatrix(rows, place::step(q_at + t * 16 * ROW + place::own_rows(lane), x));
+        if constexpr (CODED) {
+            /* A word of codes has elements 4 n to 4 n + 3 of a key, for the n-th lane of four. */
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const uint2 four = load_shared_pair(
+                    q_at + q_place::place(row_of(t, r), 2 * x + lane % 4 / 2) + lane % 2 * 8);
+                rows[r] = four.x;
+                rows[2 + r] = four.y;
+            }
+        } else {
+            ldmatrix(rows, q_place::step(q_at + t * 16 * Q_ROW + q_place::own_rows(lane), x));
+        }
+    }
+
+    /* S of a stage of codes, times what the operands are relative to. */
+    __device__ __forceinline__ void coded_scores(int slot) {
+        const uint32_t k = k_at(slot) + place::own_keys(lane);
+        coded.scales.load(scales_at + slot * 128, lane, codes<KV>::factor());
+        clear(s);
+#pragma unroll
+        for (int x = 0; x < X; x += 2) {
+            uint32_t words[4];
+            ldmatrix(words, place::step(k, x / 2));
+#pragma unroll
+            for (int n = 0; n < 4; n++) {
+                uint32_t elements[2];
+                codes<KV>::neighbours(words[n], elements);
+#pragma unroll
+                for (int t = 0; t < TILES; t++)
+                    mma<M>(s[t][n / 2], q[t][x + n % 2], elements[0], elements[1]);
+            }
+        }
+#pragma unroll
+        for (int t = 0; t < TILES; t++)
+#pragma unroll
+            for (int n = 0; n < 8; n++) {
+                float &score = s[t][n / 4][n % 4];
+                if (Q_UNIT) score = __fmul_rn(score, coded.q_unit[t][n % 4 / 2]);
+                score = __fmul_rn(score, coded.scales.k[n / 4][n % 2]);
+            }
     }
 
     __device__ __forceinline__ void scores(int slot) {
+        if constexpr (CODED) {
+            coded_scores(slot);
+            if (a->common.scale < 0) negate(s);
+            return;
+        }
         const uint32_t k = k_at(slot) + place::own_keys(lane);
         clear(s);
 #pragma unroll
@@ -257,6 +340,26 @@ template <typename T, int D, int TILES, int WARPS> struct mainloop {
             }
     }
 
+    /* O += P V for codes. A transposed word has two elements of two keys: columns of O in turn
+     * are those of even and of odd elements. */
+    __device__ __forceinline__ void coded_values(uint32_t v, const uint32_t (&p)[TILES][4]) {
+#pragma unroll
+        for (int y = 0; y < O; y += 4) {
+            uint32_t words[4];
+            ldmatrix_transposed(words, place::step(v, y / 4));
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                uint32_t low[2], high[2];
+                codes<KV>::alternate(words[2 * h], low);
+                codes<KV>::alternate(words[2 * h + 1], high);
+#pragma unroll
+                for (int t = 0; t < TILES; t++)
+#pragma unroll
+                    for (int n = 0; n < 2; n++) mma<M>(o[t][y + 2 * h + n], p[t], low[n], high[n]);
+            }
+        }
+    }
+
     /* O += P V */
     __device__ __forceinline__ void values(int slot) {
         const uint32_t v = v_at(slot) + place::own_rows(lane);
@@ -265,7 +368,11 @@ template <typename T, int D, int TILES, int WARPS> struct mainloop {
         for (int t = 0; t < TILES; t++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                p[t][i] = pack<T>(s[t][i / 2][i % 2 * 2], s[t][i / 2][i % 2 * 2 + 1]);
+                p[t][i] = pack<M>(s[t][i / 2][i % 2 * 2], s[t][i / 2][i % 2 * 2 + 1]);
+        if constexpr (CODED) {
+            coded_values(v, p);
+            return;
+        }
 #pragma unroll
         for (int y = 0; y < O; y += 2) {
             uint32_t elements[4];
@@ -280,10 +387,52 @@ template <typename T, int D, int TILES, int WARPS> struct mainloop {
 
     /* ---------------------------------------------------------------- the loop */
 
+    /* Turns bf16 of each row of Q into f16, relative to a power of two: f16 has the bits, but for
+     * elements that are too small beside the row's largest to count. Eight threads take a row. */
+    __device__ __forceinline__ void narrow_q() const {
+        enum { PARTS = 8, LARGEST = 127 + 14 };
+#pragma unroll 1
+        for (int n = threadIdx.x; n < 16 * TILES * PARTS; n += blockDim.x) {
+            const int r = n / PARTS;
+            uint32_t most = 0;
+#pragma unroll 1
+            for (int unit = n % PARTS; unit < Q_UNITS; unit += PARTS) {
+                const uint4 x = load_shared_unit(q_at + q_place::place(r, unit));
+                const uint32_t words[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    most = max(most, max(words[i] & 0x7fff0000, words[i] << 16 & 0x7fff0000));
+            }
+#pragma unroll
+            for (int x = 1; x < PARTS; x *= 2) most = max(most, __shfl_xor_sync(~0u, most, x));
+            const int field = min(LARGEST + 127 - exponent_field(__uint_as_float(most)), 253);
+            const float factor = power_of_two(field);
+            if (n % PARTS == 0) m->coded.q_unit[r] = power_of_two(254 - field);
+#pragma unroll 1
+            for (int unit = n % PARTS; unit < Q_UNITS; unit += PARTS) {
+                const uint4 x = load_shared_unit(q_at + q_place::place(r, unit));
+                store_unit(q_at + q_place::place(r, unit),
+                           make_uint4(narrowed(x.x, factor), narrowed(x.y, factor),
+                                      narrowed(x.z, factor), narrowed(x.w, factor)));
+            }
+        }
+    }
+    static __device__ __forceinline__ uint32_t narrowed(uint32_t word, float factor) {
+        return pack<M>(__uint_as_float(word << 16) * factor,
+                       __uint_as_float(word & 0xffff0000) * factor);
+    }
+
     /* Q is the group before the first keys. */
     __device__ __forceinline__ void await_q() {
         wait_oldest<1>();
         __syncthreads();
+        if constexpr (Q_UNIT) {
+            narrow_q();
+            __syncthreads();
+#pragma unroll
+            for (int n = 0; n < 2 * TILES; n++)
+                coded.q_unit[n / 2][n % 2] = m->coded.q_unit[row_of(n / 2, n % 2)];
+        }
         if (HELD) {
 #pragma unroll
             for (int t = 0; t < TILES; t++)
@@ -299,6 +448,7 @@ template <typename T, int D, int TILES, int WARPS> struct mainloop {
         const int32_t stages = __shfl_sync(~0u, m->list.stages, 0), ahead = (int32_t)a->stages;
         complete = 0;
         state.reset();
+        if constexpr (CODED) coded.units.reset();
         clear(o);
         if (stages > 0) copy_q();
         cp_async_commit();
@@ -322,7 +472,10 @@ template <typename T, int D, int TILES, int WARPS> struct mainloop {
             }
             cp_async_commit();
             if (i >= 0) {
-                state.softmax(s, o, a->scale_log2);
+                if constexpr (CODED)
+                    coded.units.softmax(state, s, o, a->scale_log2, coded.scales);
+                else
+                    state.softmax(s, o, a->scale_log2);
                 wait_oldest<0>();
                 __syncwarp();
                 values(slot);
@@ -358,6 +511,21 @@ template <typename T, int D, int TILES, int WARPS> struct mainloop {
                ((unit ^ (row & 3) << 1) * 16);
     }
 
+    /* Puts O of a tile to where it is combined. Of each 16 elements, a thread has 4 that follow
+     * each other. */
+    __device__ __forceinline__ void store_coded(const float (&x)[O][4],
+                                                const float (&factor)[2]) const {
+#pragma unroll
+        for (int y = 0; y < O; y += 2)
+#pragma unroll
+            for (int r = 0; r < 2; r++)
+                store_unit(o_unit(warp, r * 8 + lane / 4, 2 * y + lane % 4),
+                           make_uint4(__float_as_uint(x[y][2 * r] * factor[r]),
+                                      __float_as_uint(x[y + 1][2 * r] * factor[r]),
+                                      __float_as_uint(x[y][2 * r + 1] * factor[r]),
+                                      __float_as_uint(x[y + 1][2 * r + 1] * factor[r])));
+    }
+
     /* Combines what the warps have found: O and LSE of the tile, or a partial. */
     __device__ __forceinline__ void epilogue() {
         state.reduce_sums();
@@ -373,16 +541,22 @@ template <typename T, int D, int TILES, int WARPS> struct mainloop {
         for (int t = 0; t < TILES; t++) {
             float factor[2];
 #pragma unroll
-            for (int r = 0; r < 2; r++) factor[r] = weight(state.max[t][r], max_of(row_of(t, r)));
+            for (int r = 0; r < 2; r++) {
+                factor[r] = weight(state.max[t][r], max_of(row_of(t, r)));
+                if constexpr (CODED) factor[r] *= coded.units.unit(t, r);
+            }
+            if constexpr (CODED)
+                store_coded(o[t], factor);
+            else
 #pragma unroll
-            for (int y = 0; y < O; y++)
+                for (int y = 0; y < O; y++)
 #pragma unroll
-                for (int r = 0; r < 2; r++) {
-                    const uint32_t to =
-                        o_unit(warp, r * 8 + lane / 4, 2 * y + lane % 4 / 2) + lane % 2 * 8;
-                    store_word(to, __float_as_uint(o[t][y][2 * r] * factor[r]));
-                    store_word(to + 4, __float_as_uint(o[t][y][2 * r + 1] * factor[r]));
-                }
+                    for (int r = 0; r < 2; r++) {
+                        const uint32_t to =
+                            o_unit(warp, r * 8 + lane / 4, 2 * y + lane % 4 / 2) + lane % 2 * 8;
+                        store_word(to, __float_as_uint(o[t][y][2 * r] * factor[r]));
+                        store_word(to + 4, __float_as_uint(o[t][y][2 * r + 1] * factor[r]));
+                    }
             __syncthreads();
             store_rows(t * 16);
             if (t + 1 < TILES) __syncthreads();
@@ -433,8 +607,8 @@ template <typename T, int D, int TILES, int WARPS> struct mainloop {
         uint16_t *const first = (uint16_t *)a->o + j->batch * c->o_batch +
                                 (j->q_start + j->row) * c->o_token + j->head * c->o_head;
 #pragma unroll 1
-        for (int n = threadIdx.x; n < 16 * UNITS; n += blockDim.x) {
-            const int r = n / UNITS, unit = n % UNITS, row = first_row + r;
+        for (int n = threadIdx.x; n < 16 * Q_UNITS; n += blockDim.x) {
+            const int r = n / Q_UNITS, unit = n % Q_UNITS, row = first_row + r;
             if (row >= all || unit >= units) continue;
             const float total = m->row_total[row], inverse = reciprocal(total);
             float x[8] = {};
@@ -475,9 +649,10 @@ __device__ __forceinline__ int32_t own_below(const job_words *j, const tess_args
     return max(first, 0) * (int32_t)c->block;
 }
 
-template <typename T, int D, int ROWS, int WARPS>
+template <typename T, typename KV, int D, int ROWS, int WARPS>
 __device__ __forceinline__ void run_job(const tess_decode_args *a, uint8_t *raw, uint32_t number) {
-    typedef shared_memory<ROWS, WARPS> memory;
+    constexpr bool CODED = codes<KV>::CODED;
+    typedef shared_memory<CODED, ROWS, WARPS> memory;
     enum { HEADER = TESS_DECODE_HEADER(ROWS, WARPS) };
     static_assert(sizeof(memory) <= HEADER && HEADER % 128 == 0,
                   "the host asks for enough shared memory");
@@ -491,7 +666,7 @@ __device__ __forceinline__ void run_job(const tess_decode_args *a, uint8_t *raw,
         m->job = j;
         m->list.make(&j, tables + c->entries_at, c->block, a->warps * WARP_KEYS);
         m->list.find_following(a->wide & 2 ? WARP_KEYS : 0);
-        m->places.make(a, &j, m->list.block_shift);
+        m->places.make(a, &j, m->list.block_shift, CODED, &m->coded.places);
     }
     __syncthreads();
     const int32_t rows = m->job.rows, all = rows * m->job.heads;
@@ -501,7 +676,7 @@ __device__ __forceinline__ void run_job(const tess_decode_args *a, uint8_t *raw,
     }
     grid_dependency_wait();
     grid_dependents_launch();
-    mainloop<T, D, ROWS / 16, WARPS> w;
+    mainloop<T, KV, D, ROWS / 16, WARPS> w;
     w.m = m;
     w.a = a;
     w.warp = __shfl_sync(~0u, thread / 32, 0);
@@ -511,6 +686,10 @@ __device__ __forceinline__ void run_job(const tess_decode_args *a, uint8_t *raw,
     w.stages_at = shared_address(raw) + stages_at + w.warp * a->stages * stage_bytes;
     w.keys = (key *)(raw + stages_at + a->warps * a->stages * stage_bytes) +
              w.warp * a->stages * WARP_KEYS;
+    if (CODED)
+        w.scales_at = shared_address(raw) + stages_at +
+                      a->warps * a->stages * (stage_bytes + WARP_KEYS * sizeof(key)) +
+                      w.warp * a->stages * WARP_KEYS * TESS_DECODE_SCALES(1);
     w.own_below = own_below(&m->job, c, ROWS);
     w.run();
 }
@@ -518,7 +697,7 @@ __device__ __forceinline__ void run_job(const tess_decode_args *a, uint8_t *raw,
 /* A thread block takes one job. Of a step it takes as many as there are, and not a block for each
  * one that there could be: to and fro, since they come longest first. What a step's tables hold was
  * written by a kernel. */
-template <typename T, int D, int ROWS, int WARPS>
+template <typename T, typename KV, int D, int ROWS, int WARPS>
 __device__ __forceinline__ void forward(const tess_decode_args *a) {
     extern __shared__ __align__(128) uint8_t raw[];
     const bool step = a->common.flags & TESS_ARGS_STEP;
@@ -526,7 +705,7 @@ __device__ __forceinline__ void forward(const tess_decode_args *a) {
     const uint32_t jobs = present_jobs((const uint32_t *)a->tables, &a->common);
     uint32_t number = blockIdx.x, stride = 2 * (gridDim.x - blockIdx.x) - 1;
     while (number < jobs) {
-        run_job<T, D, ROWS, WARPS>(a, raw, number);
+        run_job<T, KV, D, ROWS, WARPS>(a, raw, number);
         number += stride;
         stride = 2 * gridDim.x - stride;
         if (number < jobs) __syncthreads();
@@ -535,12 +714,25 @@ __device__ __forceinline__ void forward(const tess_decode_args *a) {
 
 } // namespace tess
 
-#define INSTANCE(T, D, ROWS, GROUPS)                                                   \
-    extern "C" __global__ void __launch_bounds__(32 * TESS_DECODE_WARPS * GROUPS)      \
-        tess_decode##ROWS##_##T##_##D(const __grid_constant__ tess_decode_args args) { \
-        tess::forward<tess::T##_t, D, ROWS, TESS_DECODE_WARPS * GROUPS>(&args);        \
+#define INSTANCE(T, D, ROWS, GROUPS)                                                         \
+    extern "C" __global__ void __launch_bounds__(32 * TESS_DECODE_WARPS * GROUPS)            \
+        tess_decode##ROWS##_##T##_##D(const __grid_constant__ tess_decode_args args) {       \
+        tess::forward<tess::T##_t, tess::T##_t, D, ROWS, TESS_DECODE_WARPS * GROUPS>(&args); \
+    }
+#define CODED_INSTANCE(T, KV, D, ROWS, GROUPS)                                                \
+    extern "C" __global__ void __launch_bounds__(32 * TESS_DECODE_WARPS * GROUPS)             \
+        tess_decode##ROWS##_##KV##_##T##_##D(const __grid_constant__ tess_decode_args args) { \
+        tess::forward<tess::T##_t, tess::KV##_t, D, ROWS, TESS_DECODE_WARPS * GROUPS>(&args); \
     }
 #define BF16(...) INSTANCE(bf16, __VA_ARGS__)
 #define F16(...)  INSTANCE(f16, __VA_ARGS__)
 TESS_DECODE_INSTANCES(BF16)
 TESS_DECODE_INSTANCES(F16)
+#define E4M3_BF16(...) CODED_INSTANCE(bf16, e4m3, __VA_ARGS__)
+#define E4M3_F16(...)  CODED_INSTANCE(f16, e4m3, __VA_ARGS__)
+#define I8_BF16(...)   CODED_INSTANCE(bf16, i8, __VA_ARGS__)
+#define I8_F16(...)    CODED_INSTANCE(f16, i8, __VA_ARGS__)
+TESS_DECODE_CODED_INSTANCES(E4M3_BF16)
+TESS_DECODE_CODED_INSTANCES(E4M3_F16)
+TESS_DECODE_CODED_INSTANCES(I8_BF16)
+TESS_DECODE_CODED_INSTANCES(I8_F16)

@@ -17,6 +17,8 @@ typedef struct tess_decode_args {
     tess_arg_u32 warps;  /* of a thread block */
     tess_arg_u32 stages; /* of a warp, from 1 to TESS_DECODE_STAGES */
     float scale_log2;    /* |scale| in exponents of 2 */
+    /* of K and V that are codes of 8 bits */
+    tess_arg_u64 k_scale, v_scale;
 } tess_decode_args;
 
 /* The compiled shapes: X(largest head_dim, rows of a tile, thread blocks of a multiprocessor, of
@@ -28,15 +30,21 @@ typedef struct tess_decode_args {
     X(64, 16, 4)                 \
     X(96, 16, 3) X(128, 16, 3) X(192, 16, 2) X(256, 16, 1) X(64, 32, 3) X(96, 32, 2) X(128, 32, 2)
 
+/* The same for K and V of 8 bits: half the bytes are on their way for as many stages. */
+#define TESS_DECODE_CODED_INSTANCES(X) X(64, 16, 4) X(128, 16, 3)
+
 #define TESS_DECODE_WARPS     4  /* of the smallest thread block, each with its own keys */
 #define TESS_DECODE_WARP_KEYS 16 /* of a stage */
 #define TESS_DECODE_STAGES    4  /* at most */
 
-/* Bytes of shared memory of a thread block: descriptions, Q, and of each stage K, V, and what its
- * keys are. `most` is how many warps the shape has at most. */
+/* Bytes of shared memory of a thread block: descriptions, Q, and of each stage K, V, scales, and
+ * what its keys are. `most` is how many warps the shape has at most, and `element` the bytes of one
+ * of K and V. Of codes it takes two stages: O of a warp, in floats, needs their place. */
 #define TESS_DECODE_HEADER(rows, most) (1024 + 8 * (rows) * (most))
-#define TESS_DECODE_SHARED(head_dim, rows, most, warps, stages) \
-    (TESS_DECODE_HEADER(rows, most) + 2 * (head_dim) * (rows) + \
-     (warps) * (stages)*TESS_DECODE_WARP_KEYS * (4 * (head_dim) + 8))
+#define TESS_DECODE_SCALES(element)    ((element) == 1 ? 8 : 0)
+#define TESS_DECODE_SHARED(head_dim, rows, most, element, warps, stages) \
+    (TESS_DECODE_HEADER(rows, most) + 2 * (head_dim) * (rows) +          \
+     (warps) * (stages)*TESS_DECODE_WARP_KEYS *                          \
+         (2 * (element) * (head_dim) + TESS_DECODE_SCALES(element) + 8))
 
 #endif /* TESS_CUDA_DECODE_ARGS_H */

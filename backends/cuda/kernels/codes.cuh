@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * K and V of 8 bits as operands of f16: how codes become numbers, and how their scales come in.
+ *
+ * Scales may be anything, and f16 has few exponents. So they multiply in f32: that of a key its
+ * scores, and that of a value P. O is kept relative to a power of two of each row, which
+ * follows the largest of these products.
+ */
+#ifndef TESS_CUDA_CODES_CUH
+#define TESS_CUDA_CODES_CUH
+
+#include "fragments.cuh"
+
+namespace tess {
+
+template <typename KV> struct codes { static constexpr bool CODED = false; };
+
+/* The bytes of a word with those in the middle exchanged. */
+__device__ __forceinline__ uint32_t exchange_middle(uint32_t word) {
+    return pick_bytes(word, 0, 0x3120);
+}
+
+/* Exact, but for a factor that belongs to the scale where bits are merely moved: f16 has another
+ * bias of exponents. */
+template <> struct codes<e4m3_t> {
+    static constexpr bool CODED = true;
+
+    static __device__ __forceinline__ float factor() { return converts_e4m3() ? 1.0f : 256.0f; }
+
+    /* Bytes 0 and 1, and bytes 2 and 3. */
+    static __device__ __forceinline__ void neighbours(uint32_t word, uint32_t (&to)[2]) {
+        if (converts_e4m3())
+            convert(word, to);
+        else
+            move(exchange_middle(word), to);
+    }
+    /* Bytes 0 and 2, and bytes 1 and 3. */
+    static __device__ __forceinline__ void alternate(uint32_t word, uint32_t (&to)[2]) {
+        if (converts_e4m3())
+            convert(exchange_middle(word), to);
+        else
+            move(word, to);
+    }
+
+  private:
+    static __device__ __forceinline__ void convert(uint32_t word, uint32_t (&to)[2]) {
+        to[0] = convert_e4m3<0>(word);
+        to[1] = convert_e4m3<1>(word);
+    }
+    static __device__ __forceinline__ void move(uint32_t word, uint32_t (&to)[2]) {
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            const uint32_t high = n ? word : word << 8;
+            uint32_t x = high >> 1 & 0x3f803f80;
+            /* of all codes, only NaN has all these bits: it gets the highest exponent */
+            x |= (x + 0x00800080) & 0x40004000;
+            to[n] = x | (high & 0x80008000);
+        }
+    }
+};
+
+/* A code c with its sign bit turned is c + 128. Below the bits of 1024, it is 1152 + c. */
+template <> struct codes<i8_t> {
+    static constexpr bool CODED = true;
+
+    static __device__ __forceinline__ float factor() { return 1; }
+
+    static __device__ __forceinline__ uint32_t pair(uint32_t turned, uint32_t which) {
+        return add_f16_pairs(pick_bytes(turned, 0x64646464, which), 0xe480e480);
+    }
+    static __device__ __forceinline__ void neighbours(uint32_t word, uint32_t (&to)[2]) {
+        to[0] = pair(word ^ 0x80808080, 0x4140);
+        to[1] = pair(word ^ 0x80808080, 0x4342);
+    }
+    static __device__ __forceinline__ void alternate(uint32_t word, uint32_t (&to)[2]) {
+        to[0] = pair(word ^ 0x80808080, 0x4240);
+        to[1] = pair(word ^ 0x80808080, 0x4341);
+    }
+};
+
+/* 2^(field - 127), where the field of exponents is brought into [1, 254]. */
+__device__ __forceinline__ float power_of_two(int field) {
+    return __uint_as_float((uint32_t)min(max(field, 1), 254) << 23);
+}
+__device__ __forceinline__ int exponent_field(float x) {
+    return (int)(__float_as_uint(x) >> 23 & 0xff);
+}
+
+/* The scales that a thread needs of a stage: of its columns of scores. */
+struct stage_scales {
+    float k[2][2], v[2][2];
+
+    __device__ __forceinline__ void load(uint32_t at, uint32_t lane, float factor) {
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            const uint2 of_k = load_shared_pair(at + (n * 8 + lane % 4 * 2) * 4),
+                        of_v = load_shared_pair(at + (16 + n * 8 + lane % 4 * 2) * 4);
+            k[n][0] = __uint_as_float(of_k.x) * factor;
+            k[n][1] = __uint_as_float(of_k.y) * factor;
+            v[n][0] = __uint_as_float(of_v.x) * factor;
+            v[n][1] = __uint_as_float(of_v.y) * factor;
+        }
+    }
+};
+
+/* What O of a thread's two rows in each tile is relative to. */
+template <int TILES> struct value_units {
+    float most[TILES][2]; /* the largest product of P and a scale, relative to row_max */
+    int field[TILES][2];  /* O is relative to 2^(field - 127) */
+
+    __device__ __forceinline__ void reset() {
+#pragma unroll
+        for (int n = 0; n < 2 * TILES; n++) {
+            most[n / 2][n % 2] = 0;
+            field[n / 2][n % 2] = 127;
+        }
+    }
+    __device__ __forceinline__ float unit(int t, int r) const { return power_of_two(field[t][r]); }
+
+    /* Multiplies P of a row by the scales, relative to the row's unit. `factor` is what O is
+     * rescaled by for row_max; returns what it is rescaled by for both. */
+    __device__ __forceinline__ float scale(float (&p)[2][4], int t, int r, float factor,
+                                           const stage_scales &scales) {
+        enum { MOST = 14, LEAST = -4 }; /* exponents, so that f16 holds what matters */
+        float largest = 0;
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            float &x = p[n / 2][2 * r + n % 2];
+            x = __fmul_rn(x, scales.v[n / 2][n % 2]);
+            largest = fmaxf(largest, fabsf(x));
+        }
+        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+        most[t][r] = fmaxf(__fmul_rn(most[t][r], factor), largest);
+        /* so that the inverse of the unit is a normal number, too */
+        const int now = min(max(exponent_field(most[t][r]), 1), 253), over = now - field[t][r];
+        if (over > MOST || over < LEAST) {
+            field[t][r] = now;
+            factor = __fmul_rn(factor, power_of_two(127 - over));
+        }
+        const float inverse = power_of_two(254 - field[t][r]);
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            float &x = p[n / 2][2 * r + n % 2];
+            x = __fmul_rn(x, inverse);
+        }
+        return factor;
+    }
+
+    /* row_state::softmax for a stage whose values have scales. */
+    template <int O>
+    __device__ __forceinline__ void softmax(row_state<TILES> &state, float (&s)[TILES][2][4],
+                                            float (&o)[TILES][O][4], float scale_log2,
+                                            const stage_scales &scales) {
+#pragma unroll
+        for (int t = 0; t < TILES; t++) {
+            float factor[2];
+#pragma unroll
+            for (int r = 0; r < 2; r++)
+                factor[r] = scale(s[t], t, r, state.exponentiate(s[t], t, r, scale_log2), scales);
+            if (!__any_sync(~0u, factor[0] != 1.0f || factor[1] != 1.0f)) continue;
+#pragma unroll
+            for (int y = 0; y < O; y++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) o[t][y][e] *= factor[e / 2];
+        }
+    }
+};
+
+/* What a kernel without scales holds instead. */
+struct no_scales {};
+
+template <bool CODED, int TILES> struct coded_state {
+    no_scales scales;
+    no_scales units;
+};
+template <int TILES> struct coded_state<true, TILES> {
+    stage_scales scales; /* of the stage whose scores were made last */
+    value_units<TILES> units;
+    float q_unit[TILES][2]; /* what rows of Q are relative to */
+};
+
+} // namespace tess
+
+#endif // TESS_CUDA_CODES_CUH
