@@ -124,8 +124,8 @@ static const char *refuses(const tess_driver_device *d, const tess_kernel_key *k
                            size_t size) {
     const char *why = tess_cuda_image_refusal(d, tess_cuda_decode_images, key, buffer, size);
     if (why || !key) return why;
-    if (tess_portable_has_codes(key->kv_dtype) && (key->head_dim > 128 || key->head_dim % 16 != 0))
-        return "reads K and V of 8 bits where head_dim is a multiple of 16 up to 128";
+    if (tess_portable_has_codes(key->kv_dtype) && key->head_dim > 128)
+        return "reads K and V of 8 bits up to head_dim 128";
     return tess_portable_refusal(key);
 }
 
@@ -191,6 +191,7 @@ static tess_status forward(tess_driver_device *d, const tess_launch *l, void *st
             (uint32_t)(l->tables->has_step && items > workers ? workers : items);
         tess_decode_args args;
         CUDA_FORWARD_ARGS(&args, l, done, items);
+        if (l->head_dim * (int32_t)x->element % 16 != 0) args.wide &= ~2u; /* half a unit */
         args.warps = by.warps;
         args.stages = by.stages;
         args.scale_log2 = (l->scale < 0 ? -l->scale : l->scale) * 1.44269504088896341f;

@@ -78,6 +78,12 @@ template <> struct codes<i8_t> {
     }
 };
 
+/* Half a unit of a row of codes, which is aligned to its pairs, and zeros. */
+__device__ __forceinline__ uint4 read_half(const uint16_t *p) {
+    return make_uint4((uint32_t)p[0] | (uint32_t)p[1] << 16, (uint32_t)p[2] | (uint32_t)p[3] << 16,
+                      0, 0);
+}
+
 /* 2^(field - 127), where the field of exponents is brought into [1, 254]. */
 __device__ __forceinline__ float power_of_two(int field) {
     return __uint_as_float((uint32_t)min(max(field, 1), 254) << 23);

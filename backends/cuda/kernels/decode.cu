@@ -149,9 +149,13 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
         if (lane < WARP_KEYS) keys[slot * WARP_KEYS + lane] = u.x;
     }
 
-    /* The units of a row of K or V. */
+    /* The units of a row of K or V. Of codes, the last one may be a half. */
     __device__ __forceinline__ int row_units() const {
-        return a->common.head_dim / (CODED ? 16 : 8);
+        return CODED ? (a->common.head_dim + 15) / 16 : a->common.head_dim / 8;
+    }
+    __device__ __forceinline__ uint4 read_row_unit(const uint16_t *row, int unit) const {
+        if (CODED && unit * 16 + 8 == (int)a->common.head_dim) return read_half(row + unit * 8);
+        return read_unit(row + unit * 8, false);
     }
 
     /* Copies 16 rows that follow each other, of which this lane begins with `from`. */
@@ -194,7 +198,7 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
 #pragma unroll 1
                 for (int c = 0; c < UNITS; c += GROUP)
                     store_unit(to + place::place(r, unit) + c * 16,
-                               c + unit < last ? read_unit(from + (c + unit) * 8, false)
+                               c + unit < last ? read_row_unit(from, c + unit)
                                                : make_uint4(0, 0, 0, 0));
             }
         }
