@@ -23,9 +23,9 @@ namespace tess {
 enum { STAGES = TESS_DECODE_STAGES, WARP_KEYS = TESS_DECODE_WARP_KEYS };
 
 /* What codes need in shared memory. */
-template <bool CODED, int ROWS> struct coded_memory { no_scale_places places; };
+template <bool CODED, int ROWS> struct coded_memory {};
 template <int ROWS> struct coded_memory<true, ROWS> {
-    scale_places places;
+    scale_places scales;
     float q_unit[ROWS]; /* what the row of Q is relative to */
 };
 /* What products are made of: elements of Q's type, or codes that became f16. */
@@ -37,7 +37,8 @@ template <typename A> struct same<A, A> { static constexpr bool value = true; };
 
 /* The head of shared memory. Q follows, then the stages of each warp, and then what the keys of
  * each stage are, and their scales. */
-template <bool CODED, int ROWS, int WARPS> struct alignas(128) shared_memory {
+template <bool CODED, int ROWS, int WARPS>
+struct alignas(128) shared_memory : coded_memory<CODED, ROWS> {
     struct {
         /* the key that it is level with; its query block counted from the tile's first */
         int32_t position, block;
@@ -47,7 +48,6 @@ template <bool CODED, int ROWS, int WARPS> struct alignas(128) shared_memory {
     job_words job;
     key_list list;
     key_places places;
-    coded_memory<CODED, ROWS> coded;
 };
 
 /* What a warp does for one job: what a thread holds, and the steps that it takes. */
@@ -122,8 +122,8 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
             u.policy = u.x.token + WARP_KEYS > own_below ? cache_usual() : cache_evict_first();
             if constexpr (CODED)
                 if (u.follow)
-                    u.scale = m->places.scale(&m->coded.places, u.x.token, lane / WARP_KEYS) +
-                              lane % WARP_KEYS * m->coded.places.token[lane / WARP_KEYS];
+                    u.scale = m->scales.scale(&m->places, u.x.token, lane / WARP_KEYS) +
+                              lane % WARP_KEYS * m->scales.token[lane / WARP_KEYS];
             if (u.follow) return u;
             u.row = 0;
         } else {
@@ -132,7 +132,7 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
                 __any_sync(~0u, u.x.token >= own_below) ? cache_usual() : cache_evict_first();
         }
         if constexpr (CODED)
-            if (u.row) u.scale = m->places.scale(&m->coded.places, u.x.token, lane / WARP_KEYS);
+            if (u.row) u.scale = m->scales.scale(&m->places, u.x.token, lane / WARP_KEYS);
         if (!u.row) u.x.token = NO_TOKEN;
         return u;
     }
@@ -213,7 +213,7 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
             copy_rows(k_at(slot), u.row, 0, u.policy);
         if constexpr (CODED)
             cp_async_word(scales_at + (slot * 32 + lane) * 4,
-                          u.scale ? u.scale : m->coded.places.first[0], u.scale ? 4 : 0);
+                          u.scale ? u.scale : m->scales.first[0], u.scale ? 4 : 0);
     }
     __device__ __forceinline__ void copy_v(int slot, const upcoming &u) const {
         if (u.follow)
@@ -411,7 +411,7 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
             for (int x = 1; x < PARTS; x *= 2) most = max(most, __shfl_xor_sync(~0u, most, x));
             const int field = min(LARGEST + 127 - exponent_field(__uint_as_float(most)), 253);
             const float factor = power_of_two(field);
-            if (n % PARTS == 0) m->coded.q_unit[r] = power_of_two(254 - field);
+            if (n % PARTS == 0) m->q_unit[r] = power_of_two(254 - field);
 #pragma unroll 1
             for (int unit = n % PARTS; unit < Q_UNITS; unit += PARTS) {
                 const uint4 x = load_shared_unit(q_at + q_place::place(r, unit));
@@ -435,7 +435,7 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
             __syncthreads();
 #pragma unroll
             for (int n = 0; n < 2 * TILES; n++)
-                coded.q_unit[n / 2][n % 2] = m->coded.q_unit[row_of(n / 2, n % 2)];
+                coded.q_unit[n / 2][n % 2] = m->q_unit[row_of(n / 2, n % 2)];
         }
         if (HELD) {
 #pragma unroll
@@ -670,7 +670,8 @@ __device__ __forceinline__ void run_job(const tess_decode_args *a, uint8_t *raw,
         m->job = j;
         m->list.make(&j, tables + c->entries_at, c->block, a->warps * WARP_KEYS);
         m->list.find_following(a->wide & 2 ? WARP_KEYS : 0);
-        m->places.make(a, &j, m->list.block_shift, CODED, &m->coded.places);
+        m->places.make(a, &j, m->list.block_shift, CODED);
+        if constexpr (CODED) m->scales.make(a, &m->places, &j);
     }
     __syncthreads();
     const int32_t rows = m->job.rows, all = rows * m->job.heads;

@@ -9,26 +9,6 @@
 
 namespace tess {
 
-/* Where the scales of K and of V lie, likewise. */
-struct scale_places {
-    const float *first[2];
-    int64_t token[2], page[2];
-
-    __device__ __forceinline__ void make(const tess_decode_args *a, int64_t batch,
-                                         uint32_t kv_head) {
-        const tess_args *c = &a->common;
-        first[0] = (const float *)a->k_scale + batch * c->k_scale_batch + kv_head * c->k_scale_head;
-        first[1] = (const float *)a->v_scale + batch * c->v_scale_batch + kv_head * c->v_scale_head;
-        token[0] = c->k_scale_token;
-        token[1] = c->v_scale_token;
-        page[0] = c->k_scale_batch;
-        page[1] = c->v_scale_batch;
-    }
-};
-struct no_scale_places {
-    __device__ __forceinline__ void make(const tess_decode_args *, int64_t, uint32_t) {}
-};
-
 /* Codes of 8 bits are found in pairs, which are one element here. */
 struct key_places {
     const uint16_t *first[2];  /* of K and of V: the job's kv head in the sequence, or in page 0 */
@@ -39,10 +19,9 @@ struct key_places {
     uint32_t pages;
     int32_t page_shift, block, block_shift;
 
-    /* `codes` is 1 where K and V are codes, else 0; then the scales are found, too. */
-    template <typename Scales>
+    /* `codes`: 1 where K and V are codes, else 0. */
     __device__ __forceinline__ void make(const tess_decode_args *a, const job_words *j,
-                                         int32_t shift, int codes, Scales *scales) {
+                                         int32_t shift, int codes) {
         const tess_args *c = &a->common;
         const uint32_t *tables = (const uint32_t *)a->tables;
         uint32_t kv_head = j->head / (int32_t)c->group;
@@ -63,12 +42,21 @@ struct key_places {
         token[1] = c->v_token >> codes;
         page[0] = c->k_batch >> codes;
         page[1] = c->v_batch >> codes;
-        scales->make(a, batch, kv_head);
         start = slots ? 0 : j->kv_start;
         pages = c->pages;
         page_shift = 31 - __clz((int32_t)c->page);
         block = c->block;
         block_shift = shift;
+    }
+
+    /* The job's kv head in K and V. */
+    static __device__ __forceinline__ uint32_t kv_head_of(const tess_decode_args *a,
+                                                          const job_words *j) {
+        const tess_args *c = &a->common;
+        const uint32_t kv_head = j->head / (int32_t)c->group;
+        if (!(c->flags & TESS_ARGS_COMPACT)) return kv_head;
+        return ((const uint32_t *)a->tables)[c->kv_heads_at + kv_head * TESS_KV_HEAD_WORDS +
+                                             TESS_WORD_KV_HEAD_POOL_HEAD];
     }
 
     /* The token that position t has. */
@@ -97,20 +85,6 @@ struct key_places {
         return !table || (uint32_t)id < pages;
     }
 
-    /* The scale of a key that has a row in K (0) and V (1). */
-    template <typename Scales>
-    __device__ __forceinline__ const float *scale(const Scales *scales, int32_t t,
-                                                  int tensor) const {
-        int64_t u = token_of(t);
-        int32_t id = 0;
-        if (table) {
-            id = table[u >> page_shift];
-            u &= (1 << page_shift) - 1;
-        }
-        return scales->first[tensor] + (table ? id * scales->page[tensor] : 0) +
-               u * scales->token[tensor];
-    }
-
     /* The row of a key in K (0) or V (1); NULL where there is none. */
     __device__ __forceinline__ const uint16_t *row(int32_t t, int tensor) const {
         if (t == NO_TOKEN) return 0;
@@ -121,6 +95,37 @@ struct key_places {
             if ((uint32_t)id >= pages) return 0;
             from += id * page[tensor];
             u &= (1 << page_shift) - 1;
+        }
+        return from + u * token[tensor];
+    }
+};
+
+/* Where the scales of K and of V lie, likewise. */
+struct scale_places {
+    const float *first[2];
+    int64_t token[2], page[2];
+
+    __device__ __forceinline__ void make(const tess_decode_args *a, const key_places *places,
+                                         const job_words *j) {
+        const tess_args *c = &a->common;
+        const uint32_t kv_head = places->kv_head_of(a, j);
+        const int64_t batch = places->table ? 0 : j->kv_batch;
+        first[0] = (const float *)a->k_scale + batch * c->k_scale_batch + kv_head * c->k_scale_head;
+        first[1] = (const float *)a->v_scale + batch * c->v_scale_batch + kv_head * c->v_scale_head;
+        token[0] = c->k_scale_token;
+        token[1] = c->v_scale_token;
+        page[0] = c->k_scale_batch;
+        page[1] = c->v_scale_batch;
+    }
+
+    /* The scale of a key that has a row in K (0) and V (1). */
+    __device__ __forceinline__ const float *scale(const key_places *places, int32_t t,
+                                                  int tensor) const {
+        int64_t u = places->token_of(t);
+        const float *from = first[tensor];
+        if (places->table) {
+            from += places->table[u >> places->page_shift] * page[tensor];
+            u &= (1 << places->page_shift) - 1;
         }
         return from + u * token[tensor];
     }
