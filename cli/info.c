@@ -170,10 +170,15 @@ static void print_kernels(tess_runtime *runtime, const char *id) {
     }
     puts("    kernels, in the order in which they are tried");
     tess_kernel_info kernel;
-    for (uint32_t i = 0; kernel_at(device, i, &kernel); i++)
-        printf("      %-20s %s%s\n", kernel.name,
-               kernel.status == TESS_OK ? "available" : kernel.reason,
+    for (uint32_t i = 0; kernel_at(device, i, &kernel); i++) {
+        char few[64] = "";
+        if (kernel.most_rows)
+            snprintf(few, sizeof few, ", for at most %" PRIu32 " rows of a kv head",
+                     kernel.most_rows);
+        printf("      %-20s %s%s%s\n", kernel.name,
+               kernel.status == TESS_OK ? "available" : kernel.reason, few,
                kernel.flags & TESS_KERNEL_ONLY_NAMED ? ", taken only when named" : "");
+    }
     print_rules(runtime, device);
     tess_device_release(device);
 }
@@ -256,6 +261,7 @@ static void json_kernels(tess_runtime *runtime, const char *id, cJSON *object) {
         add_text(entry, "status", tess_status_name(kernel.status));
         add_text(entry, "reason", kernel.reason);
         cJSON_AddBoolToObject(entry, "only_named", kernel.flags & TESS_KERNEL_ONLY_NAMED);
+        cJSON_AddNumberToObject(entry, "most_rows", kernel.most_rows);
         cJSON_AddItemToArray(list, entry);
     }
     list = cJSON_AddArrayToObject(object, "rules");

@@ -196,9 +196,11 @@ static void print_text(const planned *x) {
     double share = i->dense_pairs ? (double)i->kept_pairs / (double)i->dense_pairs : 1;
     printf("device             %s (%s)\n", x->device_info.id, x->device_info.name);
     printf("kernel             %s\n", i->kernel);
+    if (i->few_kernel[0]) printf("kernel, few rows   %s\n", i->few_kernel);
     printf("jobs               %s, %s of them merges\n", text_count(a, sizeof a, i->n_jobs),
            text_count(b, sizeof b, i->n_merge_jobs));
     printf("tile rows          %" PRIu32 "\n", i->tile_rows);
+    if (i->few_kernel[0]) printf("tile rows, few     %" PRIu32 "\n", i->few_tile_rows);
     printf("kept pairs         %s (%s of dense)\n", text_count(a, sizeof a, i->kept_pairs),
            text_percent(b, sizeof b, share));
     printf("dense pairs        %s\n", text_count(a, sizeof a, i->dense_pairs));
@@ -286,10 +288,12 @@ static int print_json(const planned *x) {
     free(line);
     cJSON_AddStringToObject(root, "device", x->device_info.id);
     cJSON_AddStringToObject(root, "kernel", i->kernel);
+    cJSON_AddStringToObject(root, "few_kernel", i->few_kernel);
     add_u64(root, "jobs", i->n_jobs);
     add_u64(root, "merge_jobs", i->n_merge_jobs);
     add_u64(root, "ranges", i->n_ranges);
     add_u64(root, "tile_rows", i->tile_rows);
+    add_u64(root, "few_tile_rows", i->few_tile_rows);
     add_u64(root, "kept_pairs", i->kept_pairs);
     add_u64(root, "dense_pairs", i->dense_pairs);
     cJSON_AddNumberToObject(root, "flops", i->flops);

@@ -14,6 +14,9 @@ static const char *const in_create = "tess_plan_create";
 /* More rows than any backend has; one that never says "past the last" must not keep a plan. */
 enum { MOST_ROWS = 1024 };
 
+/* A share's `most` that takes all that are left. */
+#define EVERY_LENGTH (TESS_LENGTH_END - 1)
+
 /* ------------------------------------------------------------------ one row */
 
 /* What a row answers, and the message of a call that failed. */
@@ -52,11 +55,14 @@ typedef struct walk {
     const tess_kernel_key *key;
     const char *name;    /* the only row that may be taken; NULL: any */
     bool preferred;      /* `name` is the preference of a tune table, not the user's order */
-    tess_kernel *kernel; /* of the row that is taken ... */
-    char taken[sizeof((tess_kernel_info *)0)->name]; /* ... and its name; "": none is */
-    char reasons[768];                               /* of all rows that refused */
-    tess_status status;                              /* why none is taken, */
-    bool told;                                       /* and `text` is its message */
+    tess_plan *plan;     /* whose shares get kernels, or NULL: `kernel` gets one */
+    tess_kernel *kernel; /* of the row that is taken */
+    int64_t above;       /* sequences with at most so many rows have a kernel */
+    bool done;           /* nothing is left without one */
+    bool taken;          /* a row was, in this walk */
+    char reasons[768];   /* of all rows that refused */
+    tess_status status;  /* why none is taken, */
+    bool told;           /* and `text` is its message */
     char text[TESS_ERROR_BYTES];
 } walk;
 
@@ -73,54 +79,132 @@ static void note_refusal(walk *w, const char *name, const char *why) {
     tess_log(w->device->runtime, "dispatch", "%s: %s/%s refuses: %s", backend, backend, name, why);
 }
 
-static void note_acceptance(walk *w, const char *name) {
+static void note_acceptance(walk *w, const char *name, int64_t most) {
     static const char *const dtypes[] = {"f32", "f16", "bf16"};
     const char *backend = w->device->backend->name;
-    memcpy(w->taken, name, sizeof w->taken);
-    tess_log(w->device->runtime, "dispatch", "%s: %s/%s accepts: dtype %s, head_dim %d", backend,
-             backend, name, dtypes[w->key->dtype], (int)w->key->head_dim);
+    char rows[48] = "";
+    if (most != EVERY_LENGTH)
+        snprintf(rows, sizeof rows, ", for q_len of at most %lld", (long long)most);
+    w->taken = true;
+    tess_log(w->device->runtime, "dispatch", "%s: %s/%s accepts: dtype %s, head_dim %d%s", backend,
+             backend, name, dtypes[w->key->dtype], (int)w->key->head_dim, rows);
 }
 
-/* Takes a row of the key's operation, or notes why not. False: the call has failed. */
-static bool try_row(walk *w, uint32_t index, const tess_kernel_info *info) {
-    const bool by_order = w->name && !w->preferred;
+/* The other sequences of a batch must not decide which kernel a sequence gets when its bits shall
+ * not depend on them. */
+static bool is_invariant(const walk *w) {
+    return w->plan && (w->plan->flags & TESS_PLAN_BATCH_INVARIANT) != 0;
+}
+
+/* The problem about which rows are asked: the longest sequence without a kernel or, where others
+ * must not matter, the shortest there can be. */
+static tess_kernel_key key_left(const walk *w) {
+    tess_kernel_key key = *w->key;
+    if (is_invariant(w)) key.max_q_len = w->above + 1;
+    return key;
+}
+
+/* The user wants this kernel, for better or worse. */
+static bool is_ordered(const walk *w) { return w->name && !w->preferred; }
+
+/* The longest q_len that the row is for. */
+static int64_t most_for(const walk *w, const tess_kernel_info *info) {
+    if (!w->plan || is_ordered(w) || info->most_rows == 0) return EVERY_LENGTH;
+    return info->most_rows / w->key->group;
+}
+
+/* Whether the row may have the sequences up to `most` rows; else notes why not. */
+static bool may_have(walk *w, const tess_kernel_info *info, int64_t most) {
+    char why[64];
+    if (!w->plan || most == EVERY_LENGTH) return true;
+    const bool last = w->plan->n_shares + 1 == TESS_SHARES || !tess_plan_shared(w->plan),
+               all = !is_invariant(w) && most >= w->plan->max_q_len;
+    if (most > w->above && (all || !last)) return true;
+    snprintf(why, sizeof why, "is for %u rows or fewer of a kv head", (unsigned)info->most_rows);
+    note_refusal(w, info->name, why);
+    return false;
+}
+
+/* Makes the row ready, or notes why not. False: the call has failed. */
+static bool make_ready(walk *w, uint32_t index, const tess_kernel_key *key, const char *name,
+                       int64_t most) {
+    tess_share *share = w->plan ? &w->plan->shares[w->plan->n_shares] : NULL;
     answer made;
-    if (info->status != TESS_OK)
-        note_refusal(w, info->name,
-                     info->reason[0] ? info->reason : tess_status_text(info->status));
-    else if ((info->flags & TESS_KERNEL_ONLY_NAMED) && !by_order)
-        note_refusal(w, info->name, "taken only when named");
-    else {
-        const tess_status status = ask(w->device, index, w->key, w->kernel, &made);
-        if (status == TESS_OK) {
-            note_acceptance(w, info->name);
-            return true;
-        }
+    tess_status status = ask(w->device, index, key, share ? &share->kernel : w->kernel, &made);
+    const char *why = made.text;
+    if (status == TESS_OK && made.info.status != TESS_OK) {
+        /* It had accepted fewer rows. */
+        status = TESS_ERROR_UNSUPPORTED;
+        why = made.info.reason;
+    }
+    if (status != TESS_OK) {
         if (status != TESS_ERROR_UNSUPPORTED) set_error(w, status, made.told, made.text);
         if (!is_refusal(status)) return false;
-        note_refusal(w, info->name, made.text);
+        note_refusal(w, name, why);
+        return true;
     }
+    note_acceptance(w, name, most);
+    w->done = true;
+    if (!share) return true;
+    memcpy(share->kernel_name, name, sizeof share->kernel_name);
+    share->above = w->above;
+    share->most = w->above = most;
+    w->plan->n_shares++;
+    w->done = most >= w->plan->max_q_len;
     return true;
 }
 
-/* Takes the first row that accepts, and else sets the error: UNSUPPORTED with the reasons of all
- * that refused, or UNAVAILABLE where one takes the problem and the device not its code. */
+/* Gives the row the sequences that it is for, if there are any. *again: it may be for more. False:
+ * the call has failed. */
+static bool take_row(walk *w, uint32_t index, const char *name, int64_t most, bool *again) {
+    const int64_t before = w->above,
+                  longest = w->plan ? tess_plan_longest(w->plan, before, most) : 0;
+    tess_kernel_key key = *w->key;
+    if (w->plan) key.max_q_len = is_invariant(w) ? most : longest;
+    if (w->plan && longest == 0 && w->plan->max_q_len != 0)
+        w->above = most;
+    else if (!make_ready(w, index, &key, name, most))
+        return false;
+    *again = w->above > before && !w->done;
+    return true;
+}
+
+/* Takes a row of the key's operation, or notes why not. False: the call has failed. */
+static bool try_row(walk *w, uint32_t index, const tess_kernel_info *info, bool *again) {
+    const int64_t most = most_for(w, info);
+    if (info->status != TESS_OK)
+        note_refusal(w, info->name,
+                     info->reason[0] ? info->reason : tess_status_text(info->status));
+    else if ((info->flags & TESS_KERNEL_ONLY_NAMED) && !is_ordered(w))
+        note_refusal(w, info->name, "taken only when named");
+    else if (may_have(w, info, most))
+        return take_row(w, index, info->name, most, again);
+    return true;
+}
+
+/* Takes the rows that accept, in order, until nothing is left without a kernel. Else sets the
+ * error: UNSUPPORTED with the reasons of all that refused, or UNAVAILABLE where one takes the
+ * problem and the device not its code. */
 static void walk_rows(walk *w) {
     const char *backend = w->device->backend->name;
     answer a;
-    w->reasons[0] = w->taken[0] = '\0';
+    bool again = false;
+    w->reasons[0] = '\0';
+    w->taken = false;
     w->status = TESS_OK;
-    for (uint32_t index = 0; index < MOST_ROWS && !w->taken[0]; index++) {
-        const tess_status status = ask(w->device, index, w->key, NULL, &a);
+    for (uint32_t index = 0; index < MOST_ROWS && !w->done; index += again ? 0 : 1) {
+        const tess_kernel_key key = key_left(w);
+        const tess_status status = ask(w->device, index, &key, NULL, &a);
+        again = false;
         if (status == TESS_ERROR_INVALID) break; /* past the last */
         if (status != TESS_OK) {
             set_error(w, status, a.told, a.text);
             return;
         }
         if (a.info.op != w->key->op || (w->name && strcmp(w->name, a.info.name) != 0)) continue;
-        if (!try_row(w, index, &a.info)) return;
+        if (!try_row(w, index, &a.info, &again)) return;
     }
-    if (w->taken[0] || w->status != TESS_OK) return;
+    if (w->done || w->status != TESS_OK) return;
     set_error(w, TESS_ERROR_UNSUPPORTED, true, "");
     if (w->reasons[0])
         snprintf(w->text, sizeof w->text, "no %s kernel accepts the problem: %.400s", backend,
@@ -150,12 +234,12 @@ static tess_status try_preferences(walk *w, uint32_t pattern) {
     w->name = p.name;
     while (tess_tune_next(device, w->key, pattern, &p)) {
         walk_rows(w);
-        if (w->taken[0]) {
+        if (w->taken)
             tess_log(device->runtime, "dispatch", "%s: %s/%s is preferred by %s", device->info.id,
                      backend, p.name, p.why);
-            return TESS_OK;
-        }
+        if (w->done) return TESS_OK;
         if (!is_refusal(w->status)) return fail(w);
+        if (w->taken) continue;
         tess_log(device->runtime, "dispatch", "%s: %s/%s, preferred by %s, is passed over: %s",
                  device->info.id, backend, p.name, p.why, w->text);
     }
@@ -178,8 +262,6 @@ static tess_status own_kernel(const tess_device *device, const char *label, cons
     return TESS_OK;
 }
 
-/* The other sequences of a batch must not decide which kernel a sequence gets when its bits shall
- * not depend on them. */
 static tess_kernel_key key_of(const tess_plan *plan, const tess_plan_desc *d) {
     const tess_layout *layout = plan->layout;
     const bool invariant = (plan->flags & TESS_PLAN_BATCH_INVARIANT) != 0;
@@ -212,22 +294,24 @@ static tess_kernel_key key_of(const tess_plan *plan, const tess_plan_desc *d) {
     return key;
 }
 
-/* What a backend from outside the tree may have got wrong, and the tiles of the plan. */
-static tess_status take(tess_plan *plan, const tess_plan_desc *d, const char *name) {
+/* What a backend from outside the tree may have got wrong, and the tiles of a share. */
+static tess_status finish(const tess_plan *plan, const tess_plan_desc *d, tess_share *share) {
     const char *backend = plan->device->backend->name;
-    if (plan->kernel.tile_rows == 0 || plan->kernel.tile_step == 0)
+    char name[sizeof share->kernel_name];
+    memcpy(name, share->kernel_name, sizeof name);
+    if (share->kernel.tile_rows == 0 || share->kernel.tile_step == 0)
         return tess_fail(TESS_ERROR_NATIVE, "%s: %s: kernel %s has no tile_rows or tile_step",
                          in_create, backend, name);
-    if (snprintf(plan->kernel_name, sizeof plan->kernel_name, "%s/%s", backend, name) >=
-        (int)sizeof plan->kernel_name)
+    if (snprintf(share->kernel_name, sizeof share->kernel_name, "%s/%s", backend, name) >=
+        (int)sizeof share->kernel_name)
         return tess_fail(TESS_ERROR_NATIVE, "%s: %s: kernel %s has too long a name", in_create,
                          backend, name);
-    plan->tile_rows = plan->kernel.tile_rows;
-    if (d->tile_rows > 0 && (uint32_t)d->tile_rows < plan->tile_rows) {
+    share->tile_rows = share->kernel.tile_rows;
+    if (d->tile_rows > 0 && (uint32_t)d->tile_rows < share->tile_rows) {
         /* Below one step the value is taken as it is: the last tile of a sequence may be as short
          * anyway. */
-        uint32_t rows = (uint32_t)d->tile_rows, step = plan->kernel.tile_step;
-        plan->tile_rows = rows < step ? rows : rows - rows % step;
+        uint32_t rows = (uint32_t)d->tile_rows, step = share->kernel.tile_step;
+        share->tile_rows = rows < step ? rows : rows - rows % step;
     }
     return TESS_OK;
 }
@@ -235,7 +319,7 @@ static tess_status take(tess_plan *plan, const tess_plan_desc *d, const char *na
 tess_status tess_choose_kernel(tess_plan *plan, const tess_plan_desc *d) {
     tess_device *device = plan->device;
     const tess_kernel_key key = key_of(plan, d);
-    walk w = {.device = device, .key = &key, .kernel = &plan->kernel};
+    walk w = {.device = device, .key = &key, .plan = plan};
     const char *setting = d->kernel ? "" : tess_setting(device->runtime, "TESSERA_KERNEL");
     if (d->kernel && *d->kernel)
         TESS_RETURN_IF_ERROR(own_kernel(device, "kernel", d->kernel, &w.name));
@@ -243,11 +327,14 @@ tess_status tess_choose_kernel(tess_plan *plan, const tess_plan_desc *d) {
     if (!w.name)
         TESS_RETURN_IF_ERROR(
             try_preferences(&w, key.has_entries ? plan->layout->pattern.kind : TESS_PATTERN_DENSE));
-    if (!w.taken[0]) {
+    if (!w.done) {
         w.preferred = false;
         walk_rows(&w);
     }
-    return w.taken[0] ? take(plan, d, w.taken) : fail(&w);
+    if (!w.done) return fail(&w);
+    for (uint32_t n = 0; n < plan->n_shares; n++)
+        TESS_RETURN_IF_ERROR(finish(plan, d, &plan->shares[n]));
+    return TESS_OK;
 }
 
 /* ------------------------------------------------------------------ other operations */
@@ -255,7 +342,7 @@ tess_status tess_choose_kernel(tess_plan *plan, const tess_plan_desc *d) {
 tess_status tess_choose_op(tess_device *device, const tess_kernel_key *key, tess_kernel *kernel) {
     walk w = {.device = device, .key = key, .kernel = kernel};
     walk_rows(&w);
-    return w.taken[0] ? TESS_OK : fail(&w);
+    return w.done ? TESS_OK : fail(&w);
 }
 
 tess_status tess_choose_append(tess_plan *plan, const tess_plan_desc *d) {

@@ -6,10 +6,12 @@
 #include "plan.h"
 
 /*
- * Fills the plan's kernel, its name and tile_rows: the kernel that the descriptor or the setting
- * names, else the first that a tune table prefers and that accepts, else the first row of the
- * backend's table that accepts. The plan must know its batch. UNSUPPORTED has the reason of each
- * row that refused. On failure plan->kernel holds nothing, or what its `release` frees.
+ * Fills the kernels of the plan's shares, their names, rows and tile_rows: the kernel that the
+ * descriptor or the setting names, else the first that a tune table prefers and that accepts, else
+ * the first row of the backend's table that accepts. A kernel that is meant for few rows gets the
+ * sequences that have so few, and the walk goes on for the others. The plan must know its batch.
+ * UNSUPPORTED has the reason of each row that refused. On failure the kernel of a share holds
+ * nothing, or what its `release` frees.
  */
 tess_status tess_choose_kernel(tess_plan *plan, const tess_plan_desc *d);
 

@@ -10,6 +10,7 @@ static uint32_t clamp(int64_t x, uint32_t high) {
 /* ------------------------------------------------------------------ splitting */
 
 static uint64_t split_parts(const tess_split *split, uint64_t blocks) {
+    if (split->grows) return tess_short_parts(blocks, split->length);
     if (split->length) return blocks <= split->length ? 1 : (blocks - 1) / split->length + 1;
     if (split->max_parts) return blocks == 0 ? 1 : smaller(split->max_parts, blocks);
     return 1;
@@ -18,14 +19,17 @@ static uint64_t split_parts(const tess_split *split, uint64_t blocks) {
 /* Takes the length of parts that belongs to a sequence's own rows. */
 static void split_for(tess_split *split, const tess_sequence *sequence) {
     if (split->long_length == 0) return;
-    split->length =
-        sequence->q_len <= (int32_t)TESS_SHORT_ROWS ? split->short_length : split->long_length;
+    split->grows = sequence->q_len <= (int32_t)TESS_SHORT_ROWS;
+    split->length = split->grows ? split->short_length : split->long_length;
 }
 
 /* Where part `part` of `parts` begins among the job's key blocks. */
 static uint64_t split_begin(const tess_split *split, uint64_t blocks, uint64_t parts,
                             uint64_t part) {
-    return split->fixed ? (uint64_t)smaller(blocks, part * split->length) : blocks * part / parts;
+    const uint64_t once = TESS_SHORT_PARTS, all = once + TESS_SHORT_TWICE_PARTS;
+    if (!split->fixed) return blocks * part / parts;
+    if (split->grows) part += (part > once ? part - once : 0) + (part > all ? 2 * (part - all) : 0);
+    return (uint64_t)smaller(blocks, part * split->length);
 }
 
 /* The key blocks [begin, end) of `whole`: of each slice, of the interval, and of its masked ends.
@@ -105,50 +109,65 @@ static tess_status allocate(tess_jobs *jobs, const tess_layout *layout, uint64_t
     return TESS_OK;
 }
 
-tess_status tess_jobs_create(tess_jobs *jobs, tess_runtime *runtime, const tess_layout *layout,
-                             const tess_sequence *sequences, uint32_t n_sequences,
-                             uint32_t tile_rows, uint32_t pack_rows) {
-    int64_t max_keys = 0;
-    uint64_t bound = 0, add;
+/* What needs no tiler. */
+static void begin(tess_jobs *jobs, tess_runtime *runtime, const tess_layout *layout,
+                  const tess_sequence *sequences, uint32_t n_sequences, uint32_t tile_rows,
+                  uint32_t pack_rows) {
     memset(jobs, 0, sizeof *jobs);
     jobs->runtime = runtime;
+    jobs->tiler = &jobs->own_tiler;
     jobs->tile_rows = tile_rows;
     jobs->pack_rows = pack_rows;
     jobs->sequences = sequences;
     jobs->n_sequences = n_sequences;
+    jobs->q_most = TESS_LENGTH_END;
     tess_grid_set(&jobs->grid, layout, tile_rows);
-    for (uint32_t s = 0; s < n_sequences; s++) {
-        if (sequences[s].q_len == 0) continue;
-        if (sequences[s].kv_len > max_keys) max_keys = sequences[s].kv_len;
-        add = tess_grid_tiles(&jobs->grid, sequences[s].q_len) * (uint64_t)layout->n_heads;
-        if (bound + add > UINT32_MAX)
-            return tess_unsupported(
-                "tess_plan_create: batch: its rows and heads make 2^32 jobs or more");
-        bound += add;
-    }
-    TESS_RETURN_IF_ERROR(tess_tiler_create(&jobs->tiler, runtime, layout, max_keys));
-    TESS_RETURN_IF_ERROR(allocate(jobs, layout, (uint64_t)jobs->tiler.n_blocks));
-    find_runs(layout, NULL, jobs->runs, &jobs->n_runs);
+}
+
+/* What needs one. */
+static tess_status begin_count(tess_jobs *jobs) {
+    TESS_RETURN_IF_ERROR(allocate(jobs, jobs->tiler->layout, (uint64_t)jobs->tiler->n_blocks));
+    find_runs(jobs->tiler->layout, NULL, jobs->runs, &jobs->n_runs);
     return TESS_OK;
+}
+
+tess_status tess_jobs_create(tess_jobs *jobs, tess_runtime *runtime, const tess_layout *layout,
+                             const tess_sequence *sequences, uint32_t n_sequences,
+                             uint32_t tile_rows, uint32_t pack_rows) {
+    int64_t max_keys = 0;
+    begin(jobs, runtime, layout, sequences, n_sequences, tile_rows, pack_rows);
+    for (uint32_t s = 0; s < n_sequences; s++)
+        if (sequences[s].q_len != 0 && sequences[s].kv_len > max_keys)
+            max_keys = sequences[s].kv_len;
+    TESS_RETURN_IF_ERROR(tess_tiler_create(jobs->tiler, runtime, layout, max_keys));
+    return begin_count(jobs);
+}
+
+tess_status tess_jobs_create_beside(tess_jobs *jobs, const tess_jobs *first, uint32_t tile_rows,
+                                    uint32_t pack_rows) {
+    begin(jobs, first->runtime, first->tiler->layout, first->sequences, first->n_sequences,
+          tile_rows, pack_rows);
+    jobs->tiler = first->tiler;
+    return begin_count(jobs);
 }
 
 void tess_jobs_group(tess_jobs *jobs, tess_pools *pools) {
     if (!pools->compact) return;
     jobs->pools = pools;
-    find_runs(jobs->tiler.layout, pools->kv_order, jobs->runs, &jobs->n_runs);
+    find_runs(jobs->tiler->layout, pools->kv_order, jobs->runs, &jobs->n_runs);
 }
 
 void tess_jobs_release(tess_jobs *jobs) {
     if (!jobs->runtime) return;
-    if (jobs->tiler.layout) {
-        const tess_layout *layout = jobs->tiler.layout;
+    if (jobs->tiler->layout) {
+        const tess_layout *layout = jobs->tiler->layout;
         size_t heads = (size_t)layout->n_heads;
         tess_order_release(&jobs->order, jobs->runtime);
         tess_mem_free(jobs->runtime, jobs->pack, layout->n_classes * sizeof *jobs->pack);
         tess_mem_free(jobs->runtime, jobs->packs, layout->n_classes * sizeof *jobs->packs);
         tess_mem_free(jobs->runtime, jobs->runs, heads * sizeof *jobs->runs);
     }
-    tess_tiler_release(&jobs->tiler);
+    tess_tiler_release(&jobs->own_tiler);
     jobs->runtime = NULL;
 }
 
@@ -168,19 +187,24 @@ static bool count_job(tess_jobs *jobs, uint64_t blocks, uint64_t times, uint32_t
     jobs->n_partials += parts * times;
     if (rows > jobs->partial_rows) jobs->partial_rows = rows;
     if (jobs->n_jobs + jobs->n_merges > UINT32_MAX) return false;
-    /* Parts have at most two sizes: all but the last are `length` long, or they differ by one. */
-    uint64_t size = jobs->split.fixed ? jobs->split.length : blocks / parts;
-    uint64_t others = jobs->split.fixed ? 1 : blocks % parts,
-             other = jobs->split.fixed ? blocks - (parts - 1) * size : size + 1;
-    *tess_order_bucket(&jobs->order, size) += (uint32_t)((parts - others) * times);
-    if (others) *tess_order_bucket(&jobs->order, other) += (uint32_t)(others * times);
+    if (jobs->split.fixed) {
+        for (uint64_t part = 0, at = 0, next; part < parts; part++, at = next) {
+            next = split_begin(&jobs->split, blocks, parts, part + 1);
+            *tess_order_bucket(&jobs->order, next - at) += (uint32_t)times;
+        }
+        return true;
+    }
+    /* Parts differ by at most one. */
+    const uint64_t size = blocks / parts, longer = blocks % parts;
+    *tess_order_bucket(&jobs->order, size) += (uint32_t)((parts - longer) * times);
+    if (longer) *tess_order_bucket(&jobs->order, size + 1) += (uint32_t)(longer * times);
     return true;
 }
 
 /* The jobs that one tile makes of each class in the runs [first, last), with at most `heads` heads
  * a job. */
 static void count_packs(tess_jobs *jobs, uint32_t heads, uint32_t first, uint32_t last) {
-    memset(jobs->pack, 0xff, jobs->tiler.layout->n_classes * sizeof *jobs->pack);
+    memset(jobs->pack, 0xff, jobs->tiler->layout->n_classes * sizeof *jobs->pack);
     jobs->n_packs = 0;
     for (uint32_t r = first; r < last; r++) {
         const tess_head_run *run = &jobs->runs[r];
@@ -218,13 +242,13 @@ static void count_whole(tess_jobs *jobs, tess_tile tile, const tess_key_span *sp
     uint64_t n_jobs = 0, n_blocks = 0;
     tess_causal causal;
     if (jobs->n_packs == 1 &&
-        tess_tiler_causal(&jobs->tiler, jobs->packs[0].cls, &tile, span, &causal)) {
+        tess_tiler_causal(jobs->tiler, jobs->packs[0].cls, &tile, span, &causal)) {
         count_causal(jobs, tile, causal);
         return;
     }
     do {
         for (const tess_pack *pack = jobs->packs; pack < end; pack++) {
-            const uint64_t blocks = tess_tile_blocks(&jobs->tiler, pack->cls, &tile, span);
+            const uint64_t blocks = tess_tile_blocks(jobs->tiler, pack->cls, &tile, span);
             bucket[blocks >> shift] += pack->jobs;
             n_blocks += blocks * pack->jobs;
             n_jobs += pack->jobs;
@@ -239,7 +263,7 @@ static tess_status count_parts(tess_jobs *jobs, tess_tile tile, const tess_key_s
         const uint32_t rows = (uint32_t)(tile.last - tile.first + 1);
         for (uint32_t n = 0; n < jobs->n_packs; n++) {
             const tess_pack *pack = &jobs->packs[n];
-            if (!count_job(jobs, tess_tile_blocks(&jobs->tiler, pack->cls, &tile, span), pack->jobs,
+            if (!count_job(jobs, tess_tile_blocks(jobs->tiler, pack->cls, &tile, span), pack->jobs,
                            rows * pack->heads))
                 return tess_unsupported(
                     "tess_plan_create: kv_split: its parts make 2^32 jobs or more");
@@ -252,7 +276,7 @@ static tess_status count_parts(tess_jobs *jobs, tess_tile tile, const tess_key_s
 static tess_status join_rows_of(tess_jobs *jobs, tess_tile tile) {
     do {
         for (uint32_t n = 0; n < jobs->n_packs; n++) {
-            TESS_RETURN_IF_ERROR(tess_tiler_join(&jobs->tiler, jobs->packs[n].cls, &tile));
+            TESS_RETURN_IF_ERROR(tess_tiler_join(jobs->tiler, jobs->packs[n].cls, &tile));
         }
     } while (tess_tile_next(&jobs->grid, &tile));
     return TESS_OK;
@@ -260,7 +284,7 @@ static tess_status join_rows_of(tess_jobs *jobs, tess_tile tile) {
 
 /* `joined`: the rows of a mask are joined already. */
 static tess_status count_sequence(tess_jobs *jobs, uint32_t s, bool joined) {
-    const tess_layout *layout = jobs->tiler.layout;
+    const tess_layout *layout = jobs->tiler->layout;
     const tess_key_span span = tess_jobs_span(jobs, s);
     const uint64_t before = jobs->n_blocks;
     tess_tile begin;
@@ -278,15 +302,30 @@ static tess_status count_sequence(tess_jobs *jobs, uint32_t s, bool joined) {
     return TESS_OK;
 }
 
+/* Refuses batches whose jobs could not be numbered, without a split. */
+static tess_status check_count(const tess_jobs *jobs) {
+    const uint64_t heads = (uint64_t)jobs->tiler->layout->n_heads;
+    uint64_t bound = 0;
+    for (uint32_t s = 0; s < jobs->n_sequences; s++) {
+        if (!tess_jobs_has(jobs, &jobs->sequences[s])) continue;
+        bound += tess_grid_tiles(&jobs->grid, jobs->sequences[s].q_len) * heads;
+        if (bound > UINT32_MAX)
+            return tess_unsupported(
+                "tess_plan_create: batch: its rows and heads make 2^32 jobs or more");
+    }
+    return TESS_OK;
+}
+
 tess_status tess_jobs_count(tess_jobs *jobs) {
     uint32_t packed = 0;
+    TESS_RETURN_IF_ERROR(check_count(jobs));
     jobs->n_jobs = jobs->n_merges = jobs->n_partials = jobs->n_blocks = jobs->n_rows =
         jobs->n_read = 0;
     jobs->partial_rows = 0;
     tess_order_begin(&jobs->order);
     for (uint32_t s = 0; s < jobs->n_sequences; s++) {
         const tess_sequence *sequence = &jobs->sequences[s];
-        if (sequence->q_len == 0) continue;
+        if (!tess_jobs_has(jobs, sequence)) continue;
         uint32_t heads = heads_of_job(jobs, sequence);
         if (heads != packed) count_packs(jobs, heads, 0, jobs->n_runs);
         packed = heads;
@@ -377,7 +416,7 @@ static void place_whole(tess_jobs *jobs, tess_job *out, uint32_t s, tess_tile ti
     tess_causal causal;
     tess_keys keys;
     if (last - first == 1 &&
-        tess_tiler_causal(&jobs->tiler, jobs->runs[first].cls, &tile, &span, &causal)) {
+        tess_tiler_causal(jobs->tiler, jobs->runs[first].cls, &tile, &span, &causal)) {
         const tess_head_run run = jobs->runs[first];
         do {
             const placed_tile at = {s, (uint32_t)(tile.first - p0),
@@ -391,7 +430,7 @@ static void place_whole(tess_jobs *jobs, tess_job *out, uint32_t s, tess_tile ti
         for (const tess_head_run *run = jobs->runs + first; run < end; run++) {
             const placed_tile at = {s, (uint32_t)(tile.first - p0),
                                     (uint16_t)(tile.last - tile.first + 1), run->cls};
-            tess_tile_keys(&jobs->tiler, run->cls, &tile, &span, &keys);
+            tess_tile_keys(jobs->tiler, run->cls, &tile, &span, &keys);
             place_run(out, &bucket[tess_keys_blocks(&keys) >> shift], &at, run, heads, &keys);
         }
     } while (tess_tile_next(&grid, &tile));
@@ -408,7 +447,7 @@ static void place_split(tess_jobs *jobs, placing *place, uint32_t s, tess_tile t
             const placed_tile at = {s, (uint32_t)(tile.first - p0),
                                     (uint16_t)(tile.last - tile.first + 1), run->cls};
             tess_keys keys;
-            tess_tile_keys(&jobs->tiler, run->cls, &tile, &span, &keys);
+            tess_tile_keys(jobs->tiler, run->cls, &tile, &span, &keys);
             const uint64_t blocks = tess_keys_blocks(&keys),
                            parts = split_parts(&jobs->split, blocks);
             for (uint32_t done = 0; done < run->heads; done += heads) {
@@ -439,7 +478,7 @@ static void count_section(tess_jobs *jobs, const tess_sections *x) {
     for (uint32_t s = x->begin.sequence; s <= x->end.sequence && s < jobs->n_sequences; s++) {
         uint32_t first, last;
         section_runs(x, s, &first, &last);
-        if (jobs->sequences[s].q_len == 0 || first == last) continue;
+        if (!tess_jobs_has(jobs, &jobs->sequences[s]) || first == last) continue;
         count_packs(jobs, heads_of_job(jobs, &jobs->sequences[s]), first, last);
         (void)count_sequence(jobs, s, true);
     }
@@ -451,7 +490,7 @@ static void place_section(tess_jobs *jobs, placing *place, const tess_sections *
         uint32_t first, last;
         section_runs(x, s, &first, &last);
         const tess_sequence *sequence = &jobs->sequences[s];
-        if (sequence->q_len == 0) continue;
+        if (!tess_jobs_has(jobs, sequence)) continue;
         const uint32_t heads = heads_of_job(jobs, sequence);
         tess_tile tile;
         split_for(&jobs->split, sequence);

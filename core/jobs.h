@@ -15,11 +15,20 @@ typedef struct tess_split {
     uint32_t max_parts; /* [0: no limit] equal parts, at most this many */
     uint32_t length;    /* [0: none] key blocks of a part */
     /* [0: `length` for all] where `length` comes from for a sequence with at most TESS_SHORT_ROWS
-     * rows, and for others */
+     * rows, whose parts grow, and for others */
     uint32_t short_length, long_length;
-    /* parts end at multiples of `length`; otherwise they are equal and at most `length` long */
+    bool grows;
+    /* parts end at multiples of `length`, or where growing parts do; otherwise they are equal and
+     * at most `length` long */
     bool fixed;
 } tess_split;
+
+/* How many parts so many key blocks make, where parts grow (TESS_SHORT_ROWS). */
+static inline uint64_t tess_short_parts(uint64_t blocks, uint64_t length) {
+    const uint64_t once = TESS_SHORT_PARTS, twice = TESS_SHORT_TWICE_PARTS, far = once + 2 * twice,
+                   n = blocks == 0 ? 1 : (blocks - 1) / length + 1;
+    return n <= once ? n : n <= far ? once + (n - once + 1) / 2 : once + twice + (n - far + 3) / 4;
+}
 
 /* Consecutive query heads of one kv head and one class. */
 typedef struct tess_head_run {
@@ -36,9 +45,13 @@ typedef struct tess_pack {
 
 typedef struct tess_jobs {
     tess_runtime *runtime;
-    tess_tiler tiler;
+    tess_tiler *tiler; /* its own, or that of the jobs beside which it was made */
+    tess_tiler own_tiler;
     tess_grid grid;
     uint32_t tile_rows, pack_rows;
+    /* Set between create and count: jobs are made of the sequences with q_above < q_len <= q_most.
+     */
+    int64_t q_above, q_most;
     const tess_sequence *sequences;
     const uint32_t *first_block; /* [n_sequences] the block of each one's first key; NULL: 0 */
     uint32_t n_sequences;
@@ -91,7 +104,15 @@ uint32_t tess_jobs_group_end(const tess_jobs *jobs, uint32_t first);
 tess_status tess_jobs_create(tess_jobs *jobs, tess_runtime *runtime, const tess_layout *layout,
                              const tess_sequence *sequences, uint32_t n_sequences,
                              uint32_t tile_rows, uint32_t pack_rows);
+/* Prepares the count of other tiles of the same sequences. Lists are those of `first`, which must
+ * outlive the jobs. */
+tess_status tess_jobs_create_beside(tess_jobs *jobs, const tess_jobs *first, uint32_t tile_rows,
+                                    uint32_t pack_rows);
 void tess_jobs_release(tess_jobs *jobs);
+
+static inline bool tess_jobs_has(const tess_jobs *jobs, const tess_sequence *sequence) {
+    return sequence->q_len > jobs->q_above && sequence->q_len <= jobs->q_most;
+}
 
 /* Puts the heads in order of storage groups, whose jobs follow each other then. `pools` stays the
  * caller's and must outlive the jobs; tess_jobs_place fills first_job. */

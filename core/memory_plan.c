@@ -21,8 +21,19 @@ static bool settle(uint64_t *end, uint64_t count, uint64_t size, uint64_t *at) {
            checked_align(*end, TABLE_ALIGN, end);
 }
 
+/* A partial has `rows` rows of O, then as many row_max and row_sum. */
+static bool settle_partials(tess_memory_plan *memory, tess_partials *partials) {
+    uint64_t floats, bytes;
+    partials->at = memory->workspace_bytes;
+    if (partials->n == 0) return true;
+    return checked_align(memory->workspace_bytes, memory->workspace_align, &partials->at) &&
+           checked_mul(partials->rows, memory->value_head_dim + 2, &floats) &&
+           checked_mul(floats, sizeof(float), &bytes) && checked_mul(bytes, partials->n, &bytes) &&
+           checked_add(partials->at, bytes, &memory->workspace_bytes);
+}
+
 bool tess_memory_settle(tess_memory_plan *memory, tess_tables *t, void *base) {
-    uint64_t end = 0, step_end = TABLE_ALIGN, floats, bytes;
+    uint64_t end = 0, step_end = TABLE_ALIGN;
     const bool steps = memory->n_step_runs != 0;
     const uint64_t behind = STEP_PLAN_RUNS + memory->n_step_runs + memory->n_step_groups;
     uint64_t *const varying = steps ? &step_end : &end;
@@ -56,12 +67,8 @@ bool tess_memory_settle(tess_memory_plan *memory, tess_tables *t, void *base) {
         t->kv_heads = (const tess_kv_head *)(place + t->kv_heads_at);
     }
     memory->table_bytes = end;
-    memory->partials_at = memory->workspace_bytes = memory->scratch_bytes;
-    if (!fits || memory->n_partials == 0) return fits;
-    /* A partial has partial_rows rows of O, then as many row_max and row_sum. */
-    return checked_align(memory->scratch_bytes, memory->workspace_align, &memory->partials_at) &&
-           checked_mul(memory->partial_rows, memory->value_head_dim + 2, &floats) &&
-           checked_mul(floats, sizeof(float), &bytes) &&
-           checked_mul(bytes, memory->n_partials, &bytes) &&
-           checked_add(memory->partials_at, bytes, &memory->workspace_bytes);
+    memory->workspace_bytes = memory->scratch_bytes;
+    for (uint32_t n = 0; n < TESS_SHARES; n++)
+        fits = fits && settle_partials(memory, &memory->partials[n]);
+    return fits;
 }

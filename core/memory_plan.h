@@ -6,10 +6,18 @@
 
 #include "common.h"
 
+/* Kernels that a plan has at most. Each has partial results of its own. */
+enum { TESS_SHARES = 3 };
+
+typedef struct tess_partials {
+    uint64_t n, rows; /* given */
+    uint64_t at;      /* computed: bytes of the workspace */
+} tess_partials;
+
 typedef struct tess_memory_plan {
     /* Given. */
     uint64_t n_sequences, n_classes, n_jobs, n_merges, n_entries, n_bits, n_slots, n_kv_heads;
-    uint64_t scratch_bytes, n_partials, partial_rows, value_head_dim, workspace_align;
+    uint64_t scratch_bytes, value_head_dim, workspace_align;
     /* [0: none] runs of heads and storage groups behind the tess_step_plan. Sequences, jobs, merges
      * and the ends of groups then lie in a step buffer, and what its tables say of these four are
      * places in that. */
@@ -17,7 +25,8 @@ typedef struct tess_memory_plan {
     /* Computed. */
     uint64_t table_bytes;
     uint64_t copy_at, copy_bytes, step_bytes; /* of the step buffer; see tess_step_head */
-    uint64_t partials_at, workspace_bytes;
+    uint64_t workspace_bytes;
+    tess_partials partials[TESS_SHARES];
 } tess_memory_plan;
 
 /* Computes the sizes, and the offsets in `tables`. With a `base` it also sets the pointers in

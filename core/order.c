@@ -57,7 +57,7 @@ static uint64_t shared_blocks(const tess_jobs *jobs, uint32_t s, uint32_t first,
     tess_tile_begin(&jobs->grid, end - 1, end, &tile);
     for (uint32_t r = first; r < last; r++) {
         tess_keys keys;
-        tess_tile_keys(&jobs->tiler, jobs->runs[r].cls, &tile, &span, &keys);
+        tess_tile_keys(jobs->tiler, jobs->runs[r].cls, &tile, &span, &keys);
         sum += tess_keys_blocks(&keys);
     }
     return smaller(sum, (uint64_t)(span.end - span.first));
@@ -70,7 +70,7 @@ static tess_cursor section_end(const tess_sections *sections, tess_cursor at, ui
     const tess_jobs *jobs = sections->jobs;
     while (at.sequence < jobs->n_sequences) {
         const tess_sequence *sequence = &jobs->sequences[at.sequence];
-        while (sequence->q_len != 0 && at.run < sections->last) {
+        while (tess_jobs_has(jobs, sequence) && at.run < sections->last) {
             const uint32_t last = tess_kv_head_end(jobs, at.run);
             if (*sum >= target) return at;
             *sum += shared_blocks(jobs, at.sequence, at.run, last);
@@ -94,7 +94,7 @@ void tess_sections_start(tess_sections *sections, const tess_jobs *jobs, uint32_
         (tess_sections){.jobs = jobs, .first = first_run, .last = last_run, .end = {0, first_run}};
     /* The rows of a block mask have to be joined before it can be counted, which is worth doing
      * once only. */
-    if (jobs->section_blocks == 0 || jobs->tiler.layout->patterns[0].kind == TESS_HEAD_BLOCKS)
+    if (jobs->section_blocks == 0 || jobs->tiler->layout->patterns[0].kind == TESS_HEAD_BLOCKS)
         return;
     /* Sections are about equal: a small one at the end would begin its longest jobs when the device
      * has little else left to do. */

@@ -93,19 +93,19 @@ static tess_status check_page(const tess_plan_desc *d) {
 
 /* ------------------------------------------------------------------ jobs and tables */
 
-static tess_split_model split_model(const tess_plan *plan) {
+static tess_split_model split_model(const tess_plan *plan, const tess_share *share) {
     const uint32_t block = (uint32_t)plan->layout->pattern.block;
     return (tess_split_model){
-        .costs = tess_split_costs(&plan->kernel.costs, plan->device->caps.parallel_jobs),
+        .costs = tess_split_costs(&share->kernel.costs, plan->device->caps.parallel_jobs),
         .block = block,
         .block_bytes = 2 * block * tess_plan_key_bytes(plan),
         .row_bytes = ((uint64_t)plan->head_dim + 2) * sizeof(float)};
 }
 
-static tess_status count_jobs(tess_plan *plan, const tess_plan_desc *d, int32_t kv_split,
-                              tess_jobs *jobs) {
+static tess_status count_jobs(const tess_plan *plan, const tess_share *share,
+                              const tess_plan_desc *d, int32_t kv_split, tess_jobs *jobs) {
     const tess_device *device = plan->device;
-    const tess_split_model model = split_model(plan);
+    const tess_split_model model = split_model(plan, share);
     tess_split_choice choice;
     TESS_RETURN_IF_ERROR(tess_split_count(
         &model, kv_split, (d->flags & TESS_PLAN_BATCH_INVARIANT) != 0, jobs, &choice));
@@ -188,21 +188,23 @@ static tess_status upload(tess_plan *plan) {
 
 /* The memory plan sizes and places the tables; those that no length changes are filled here. The
  * numbers of sequences, jobs, merges and partial results are set. */
-static tess_status place_tables(tess_plan *plan, const tess_jobs *jobs, uint32_t partial_rows) {
+static tess_status place_tables(tess_plan *plan, const tess_jobs *jobs) {
     tess_runtime *runtime = plan->device->runtime;
     const tess_layout *layout = plan->layout;
     tess_memory_plan *memory = &plan->memory;
     uint64_t align = plan->device->caps.workspace_align;
     memory->n_classes = layout->n_classes;
-    memory->n_entries = jobs->tiler.n_entries;
-    memory->n_bits = layout->pattern.kind == TESS_PATTERN_BLOCKS ? jobs->tiler.n_entries : 0;
+    memory->n_entries = jobs->tiler->n_entries;
+    memory->n_bits = layout->pattern.kind == TESS_PATTERN_BLOCKS ? jobs->tiler->n_entries : 0;
     if (plan->pools.compact) {
         memory->n_slots = plan->pools.n_slots;
         memory->n_kv_heads = (uint64_t)layout->n_kv_heads;
     }
-    memory->scratch_bytes = memory->n_jobs ? plan->kernel.scratch_bytes : 0;
-    /* an even number, so that each partial starts on 16 bytes */
-    memory->partial_rows = plan->partial_rows = partial_rows + partial_rows % 2;
+    /* Kernels run one after the other. */
+    for (uint32_t n = 0; n < plan->n_shares && memory->n_jobs; n++) {
+        const uint64_t scratch = plan->shares[n].kernel.scratch_bytes;
+        if (scratch > memory->scratch_bytes) memory->scratch_bytes = scratch;
+    }
     memory->value_head_dim = (uint64_t)plan->head_dim;
     memory->workspace_align = align < 64 ? 64 : align;
     if (!tess_memory_settle(memory, &plan->tables, NULL) || memory->table_bytes > SIZE_MAX ||
@@ -217,8 +219,8 @@ static tess_status place_tables(tess_plan *plan, const tess_jobs *jobs, uint32_t
     tess_memory_settle(memory, &plan->tables, plan->table_memory);
     plan->tables.list_step = (uint32_t)jobs->grid.stride;
     tess_class *classes = (tess_class *)plan->tables.classes;
-    for (uint32_t c = 0; c < layout->n_classes; c++) tess_tiler_class(&jobs->tiler, c, &classes[c]);
-    tess_tiler_entries(&jobs->tiler, (uint32_t *)plan->tables.entries,
+    for (uint32_t c = 0; c < layout->n_classes; c++) tess_tiler_class(jobs->tiler, c, &classes[c]);
+    tess_tiler_entries(jobs->tiler, (uint32_t *)plan->tables.entries,
                        (uint32_t *)plan->tables.bits);
     if (plan->pools.compact) {
         memcpy((void *)plan->tables.kv_heads, plan->pools.kv_heads,
@@ -228,56 +230,81 @@ static tess_status place_tables(tess_plan *plan, const tess_jobs *jobs, uint32_t
     return TESS_OK;
 }
 
+/* An even number of rows, so that each partial starts on 16 bytes. */
+static tess_partials partials_of(uint64_t n, uint32_t rows) {
+    return (tess_partials){.n = n, .rows = rows + rows % 2};
+}
+
+/* `jobs`: those of each share. */
 static tess_status make_tables(tess_plan *plan, const tess_plan_desc *d, tess_jobs *jobs) {
     tess_memory_plan *memory = &plan->memory;
     memory->n_sequences = plan->n_sequences;
-    memory->n_jobs = jobs->n_jobs;
-    memory->n_merges = jobs->n_merges;
-    memory->n_partials = jobs->n_partials;
-    TESS_RETURN_IF_ERROR(place_tables(plan, jobs, jobs->partial_rows));
+    for (uint32_t n = 0; n < plan->n_shares; n++) {
+        tess_share *share = &plan->shares[n];
+        share->first_job = memory->n_jobs;
+        share->first_merge = memory->n_merges;
+        share->n_jobs = jobs[n].n_jobs;
+        share->n_merges = jobs[n].n_merges;
+        memory->n_jobs += share->n_jobs;
+        memory->n_merges += share->n_merges;
+        memory->partials[n] = partials_of(jobs[n].n_partials, jobs[n].partial_rows);
+    }
+    TESS_RETURN_IF_ERROR(place_tables(plan, jobs));
     if (plan->n_sequences > 0)
         memcpy((void *)plan->tables.sequences, plan->sequences, (size_t)plan->sequences_bytes);
-    jobs->section_blocks = section_blocks(plan, jobs);
-    tess_jobs_place(jobs, (tess_job *)plan->tables.jobs, (tess_merge *)plan->tables.merges);
+    for (uint32_t n = 0; n < plan->n_shares; n++) {
+        jobs[n].section_blocks = section_blocks(plan, &jobs[n]);
+        tess_jobs_place(&jobs[n], (tess_job *)plan->tables.jobs + plan->shares[n].first_job,
+                        (tess_merge *)plan->tables.merges + plan->shares[n].first_merge);
+    }
     TESS_RETURN_IF_ERROR(find_ranges(plan, range_limit(plan, d)));
     return plan->device->caps.host_memory ? TESS_OK : upload(plan);
 }
 
-static tess_status cut_jobs(tess_plan *plan, const tess_plan_desc *d, int32_t kv_split,
-                            tess_jobs *jobs) {
-    TESS_RETURN_IF_ERROR(tess_jobs_create(jobs, plan->device->runtime, plan->layout,
-                                          plan->sequences, plan->n_sequences, plan->tile_rows,
-                                          plan->kernel.pack_rows));
+/* The jobs of a share are cut beside those of the first one. */
+static tess_status cut_jobs(tess_plan *plan, const tess_share *share, const tess_plan_desc *d,
+                            int32_t kv_split, const tess_jobs *first, tess_jobs *jobs) {
+    const uint32_t pack_rows = share->kernel.pack_rows;
+    TESS_RETURN_IF_ERROR(
+        first == jobs ? tess_jobs_create(jobs, plan->device->runtime, plan->layout, plan->sequences,
+                                         plan->n_sequences, share->tile_rows, pack_rows)
+                      : tess_jobs_create_beside(jobs, first, share->tile_rows, pack_rows));
+    jobs->q_above = share->above;
+    jobs->q_most = share->most;
     jobs->first_block = plan->first_block;
     tess_jobs_group(jobs, &plan->pools);
     if (!(plan->flags & TESS_PLAN_BATCH_INVARIANT))
-        tess_grid_count_from_end(&jobs->grid, plan->layout, plan->tile_rows);
-    return count_jobs(plan, d, kv_split, jobs);
+        tess_grid_count_from_end(&jobs->grid, plan->layout, share->tile_rows);
+    return count_jobs(plan, share, d, kv_split, jobs);
 }
 
 /* Short tiles finish sooner where jobs are too short to split and leave workers idle, as long as
  * all of them run at a time. Where keys are split, full tiles read K and V fewer times. */
-static bool suits_short_tiles(const tess_plan *plan, const tess_plan_desc *d,
-                              const tess_jobs *jobs) {
-    const uint32_t rows = plan->kernel.short_rows,
-                   workers = tess_split_costs(&plan->kernel.costs, plan->device->caps.parallel_jobs)
-                                 .workers;
-    if (rows == 0 || rows >= plan->tile_rows || d->tile_rows != 0 || d->kv_split != 0 ||
+static bool suits_short_tiles(const tess_plan *plan, const tess_share *share,
+                              const tess_plan_desc *d, const tess_jobs *jobs) {
+    const uint32_t rows = share->kernel.short_rows,
+                   workers =
+                       tess_split_costs(&share->kernel.costs, plan->device->caps.parallel_jobs)
+                           .workers;
+    if (rows == 0 || rows >= share->tile_rows || d->tile_rows != 0 || d->kv_split != 0 ||
         (d->flags & TESS_PLAN_BATCH_INVARIANT) != 0)
         return false;
-    return jobs->n_merges == 0 && jobs->n_jobs * ((plan->tile_rows - 1) / rows + 1) <= workers;
+    return jobs->n_merges == 0 && jobs->n_jobs * ((share->tile_rows - 1) / rows + 1) <= workers;
 }
 
 static tess_status make_jobs(tess_plan *plan, const tess_plan_desc *d) {
-    tess_jobs jobs;
-    tess_status status = cut_jobs(plan, d, d->kv_split, &jobs);
-    if (status == TESS_OK && suits_short_tiles(plan, d, &jobs)) {
-        tess_jobs_release(&jobs);
-        plan->tile_rows = plan->kernel.short_rows;
-        status = cut_jobs(plan, d, 1, &jobs);
+    tess_jobs jobs[TESS_SHARES] = {{0}};
+    tess_status status = TESS_OK;
+    for (uint32_t n = 0; n < plan->n_shares && status == TESS_OK; n++) {
+        tess_share *share = &plan->shares[n];
+        status = cut_jobs(plan, share, d, d->kv_split, jobs, &jobs[n]);
+        if (status != TESS_OK || !suits_short_tiles(plan, share, d, &jobs[n])) continue;
+        tess_jobs_release(&jobs[n]);
+        share->tile_rows = share->kernel.short_rows;
+        status = cut_jobs(plan, share, d, 1, jobs, &jobs[n]);
     }
-    if (status == TESS_OK) status = make_tables(plan, d, &jobs);
-    tess_jobs_release(&jobs);
+    if (status == TESS_OK) status = make_tables(plan, d, jobs);
+    for (uint32_t n = TESS_SHARES; n-- > 0;) tess_jobs_release(&jobs[n]);
     return status;
 }
 
@@ -306,9 +333,10 @@ static void set_step_plan(tess_plan *plan, const tess_jobs *jobs, tess_step_plan
 static tess_status make_step_tables(tess_plan *plan, const tess_plan_desc *d,
                                     const tess_jobs *jobs) {
     const tess_step_limits limits = {d->batch, d->q_len, d->kv_len, plan->q_len};
-    const tess_split_model model = split_model(plan);
+    tess_share *share = &plan->shares[0];
+    const tess_split_model model = split_model(plan, share);
     tess_memory_plan *memory = &plan->memory;
-    const uint64_t scratch = plan->kernel.scratch_bytes + 4096;
+    const uint64_t scratch = share->kernel.scratch_bytes + 4096;
     tess_step_room room;
     tess_step_plan words;
     TESS_RETURN_IF_ERROR(tess_step_measure(
@@ -317,10 +345,10 @@ static tess_status make_step_tables(tess_plan *plan, const tess_plan_desc *d,
     memory->n_step_runs = jobs->n_runs;
     memory->n_step_groups = words.n_groups;
     memory->n_sequences = plan->batch;
-    memory->n_jobs = room.jobs;
-    memory->n_merges = room.merges;
-    memory->n_partials = room.partials;
-    TESS_RETURN_IF_ERROR(place_tables(plan, jobs, room.partial_rows));
+    memory->n_jobs = share->n_jobs = room.jobs;
+    memory->n_merges = share->n_merges = room.merges;
+    memory->partials[0] = partials_of(room.partials, room.partial_rows);
+    TESS_RETURN_IF_ERROR(place_tables(plan, jobs));
     if (memory->step_bytes > (uint64_t)UINT32_MAX * 4)
         return tess_unsupported("%s: max_rows: a step of %llu bytes; 16 GiB are the most",
                                 in_create, (unsigned long long)memory->step_bytes);
@@ -374,13 +402,14 @@ static tess_status make_steps(tess_plan *plan, const tess_plan_desc *d) {
                                  .block = plan->layout->pattern.block,
                                  .batch = plan->batch,
                                  .max_in_flight = d->max_in_flight ? d->max_in_flight : 4};
+    const tess_share *share = &plan->shares[0];
     tess_jobs jobs;
     TESS_RETURN_IF_ERROR(tess_choose_op(plan->device, &key, &plan->prepare));
     tess_status status = tess_jobs_create(&jobs, plan->device->runtime, plan->layout, &longest, 1,
-                                          plan->tile_rows, plan->kernel.pack_rows);
+                                          share->tile_rows, share->kernel.pack_rows);
     if (status == TESS_OK) tess_jobs_group(&jobs, &plan->pools);
     if (status == TESS_OK && !(plan->flags & TESS_PLAN_BATCH_INVARIANT))
-        tess_grid_count_from_end(&jobs.grid, plan->layout, plan->tile_rows);
+        tess_grid_count_from_end(&jobs.grid, plan->layout, share->tile_rows);
     if (status == TESS_OK) status = check_positions(d, &jobs.grid);
     if (status == TESS_OK) status = make_step_tables(plan, d, &jobs);
     tess_jobs_release(&jobs);
@@ -393,7 +422,10 @@ static void destroy(tess_plan *plan) {
     tess_device *device = plan->device;
     tess_runtime *runtime = device->runtime;
     if (!tess_runtime_forked(runtime)) {
-        if (plan->kernel.release) plan->kernel.release(&plan->kernel);
+        for (uint32_t n = 0; n < TESS_SHARES; n++) {
+            tess_kernel *kernel = &plan->shares[n].kernel;
+            if (kernel->release) kernel->release(kernel);
+        }
         if (plan->append.release) plan->append.release(&plan->append);
         if (plan->prepare.release) plan->prepare.release(&plan->prepare);
         /* A lost device may refuse this, and nothing more can be done here. */
@@ -457,6 +489,25 @@ static double seconds(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
+/* The last share's kernel is the plan's. */
+static void log_plan(const tess_plan *plan) {
+    tess_runtime *runtime = plan->device->runtime;
+    const tess_share *last = &plan->shares[plan->n_shares - 1];
+    tess_log(runtime, "plan",
+             "plan: %s, tiles of %u rows, %llu jobs, %llu merges, %llu bytes of workspace, made in "
+             "%.3f ms",
+             last->kernel_name, (unsigned)last->tile_rows, (unsigned long long)plan->memory.n_jobs,
+             (unsigned long long)plan->memory.n_merges,
+             (unsigned long long)plan->memory.workspace_bytes, 1e3 * plan->create_seconds);
+    for (const tess_share *share = plan->shares; share < last; share++)
+        tess_log(runtime, "plan",
+                 "plan: %s serves q_len of %lld to %lld, tiles of %u rows, %llu of the jobs, %llu "
+                 "of the merges",
+                 share->kernel_name, (long long)share->above + 1, (long long)share->most,
+                 (unsigned)share->tile_rows, (unsigned long long)share->n_jobs,
+                 (unsigned long long)share->n_merges);
+}
+
 tess_status tess_plan_create(tess_device *device, const tess_layout *layout,
                              const tess_plan_desc *desc, tess_plan **plan) {
     double begin = seconds();
@@ -483,12 +534,7 @@ tess_status tess_plan_create(tess_device *device, const tess_layout *layout,
         return status;
     }
     x->create_seconds = seconds() - begin;
-    tess_log(device->runtime, "plan",
-             "plan: %s, tiles of %u rows, %llu jobs, %llu merges, %llu bytes of workspace, made in "
-             "%.3f ms",
-             x->kernel_name, (unsigned)x->tile_rows, (unsigned long long)x->memory.n_jobs,
-             (unsigned long long)x->memory.n_merges, (unsigned long long)x->memory.workspace_bytes,
-             1e3 * x->create_seconds);
+    log_plan(x);
     /* This is legal, since servers have such steps, but also an easy mistake, since 0 is the
      * default of batch. */
     if (d.batch == 0 && d.q_len > 0)

@@ -7,6 +7,16 @@
 #include "memory_plan.h"
 #include "pools.h"
 
+/* What one kernel serves of a plan: the sequences of about so many rows. Its jobs follow those of
+ * the share before, and so do its merges; its partial results have a shape of their own. */
+typedef struct tess_share {
+    tess_kernel kernel;
+    char kernel_name[64]; /* "backend/kernel" */
+    uint32_t tile_rows;
+    int64_t above, most; /* it has the sequences with above < q_len <= most */
+    uint64_t first_job, first_merge, n_jobs, n_merges;
+} tess_share;
+
 /* A box of rows and keys, all of which the jobs read or write. */
 typedef struct tess_touched {
     uint32_t batch, batches; /* first index of the batch dimension, and how many */
@@ -37,11 +47,10 @@ struct tess_plan {
     /* for the check of overlaps; where lengths differ they do not cover everything */
     tess_touched touched[3];
     uint32_t n_touched;
-    uint32_t tile_rows;
-    tess_kernel kernel;
-    tess_kernel append;   /* of tess_append, with TESS_PLAN_APPEND */
-    char kernel_name[64]; /* "backend/kernel" */
-    tess_kernel prepare;  /* of steps */
+    tess_share shares[TESS_SHARES]; /* fewest rows first */
+    uint32_t n_shares;
+    tess_kernel append;  /* of tess_append, with TESS_PLAN_APPEND */
+    tess_kernel prepare; /* of steps */
 
     /* [n_sequences] the sequences that have rows; always in host memory */
     tess_sequence *sequences;
@@ -51,8 +60,7 @@ struct tess_plan {
     uint64_t first_block_bytes;
     tess_tables tables;
     tess_memory_plan memory;
-    void *table_memory; /* NULL where the tables are in device memory */
-    uint32_t partial_rows;
+    void *table_memory;    /* NULL where the tables are in device memory */
     uint64_t *range_start; /* [n_ranges + 1]; NULL: one range, or none without jobs */
     uint64_t n_ranges;
     uint64_t host_bytes;
@@ -60,6 +68,22 @@ struct tess_plan {
 };
 
 tess_status tess_plan_check(const tess_plan *plan, const char *function); /* NULL or forked */
+
+/* Whether sequences may get different kernels. Steps and storage groups have one table of jobs. */
+static inline bool tess_plan_shared(const tess_plan *plan) {
+    return !plan->steps && !plan->pools.compact;
+}
+
+/* The longest q_len of the sequences with above < q_len <= most; 0: there is none. */
+static inline int64_t tess_plan_longest(const tess_plan *plan, int64_t above, int64_t most) {
+    int64_t longest = 0;
+    if (plan->max_q_len <= most) return plan->max_q_len > above ? plan->max_q_len : 0;
+    for (uint32_t n = 0; n < plan->n_sequences && !plan->steps; n++) {
+        const int64_t q_len = plan->sequences[n].q_len;
+        if (q_len > above && q_len <= most && q_len > longest) longest = q_len;
+    }
+    return longest;
+}
 
 /* batch.c: refuses lengths and combinations of length arrays that no batch can have. */
 tess_status tess_batch_check(const tess_plan_desc *desc);

@@ -172,7 +172,8 @@ tess_status tess_plan_query(const tess_plan *plan, tess_plan_info *info) {
     TESS_RETURN_IF_ERROR(tess_plan_check(plan, function));
     tess_plan_info full;
     memset(&full, 0, sizeof full);
-    full.tile_rows = plan->tile_rows;
+    const tess_share *last = &plan->shares[plan->n_shares - 1];
+    full.tile_rows = last->tile_rows;
     full.n_jobs = plan->memory.n_jobs + plan->memory.n_merges;
     full.n_merge_jobs = plan->memory.n_merges;
     full.n_ranges = plan->n_ranges;
@@ -183,7 +184,11 @@ tess_status tess_plan_query(const tess_plan *plan, tess_plan_info *info) {
     full.create_seconds = plan->create_seconds;
     full.n_storage = plan->pools.n;
     full.step_bytes = plan->memory.step_bytes;
-    memcpy(full.kernel, plan->kernel_name, sizeof full.kernel);
+    memcpy(full.kernel, last->kernel_name, sizeof full.kernel);
+    if (plan->n_shares > 1) {
+        full.few_tile_rows = plan->shares[0].tile_rows;
+        memcpy(full.few_kernel, plan->shares[0].kernel_name, sizeof full.few_kernel);
+    }
     TESS_RETURN_IF_ERROR(batch_work(plan, function, &full));
     full.flops = 4.0 * plan->head_dim * (double)full.kept_pairs;
     return tess_info_write(function, info, &full, TESS_PLAN_INFO);

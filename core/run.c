@@ -336,6 +336,9 @@ static tess_status check_reserved(const tess_plan *plan, const tess_run_desc *d)
     if (d->stream.extra && plan->pools.n > 1)
         return tess_unsupported("%s: stream.extra: must be NULL for a plan with %u storage groups",
                                 in_run, (unsigned)plan->pools.n);
+    if (d->stream.extra && plan->n_shares > 1)
+        return tess_unsupported("%s: stream.extra: must be NULL for a plan with %u kernels", in_run,
+                                (unsigned)plan->n_shares);
     return TESS_OK;
 }
 
@@ -378,6 +381,41 @@ static tess_status launch_groups(const tess_plan *plan, const tess_run_desc *d, 
     return TESS_OK;
 }
 
+/* `n` jobs or merges from number `first` on. */
+typedef struct span {
+    uint64_t first, n;
+} span;
+
+static span common(span a, span b) {
+    const uint64_t first = a.first > b.first ? a.first : b.first,
+                   end = a.first + a.n < b.first + b.n ? a.first + a.n : b.first + b.n;
+    return (span){first, first < end ? end - first : 0};
+}
+
+/* A launch for each kernel that has jobs or merges in the range, or one for each storage group. */
+static tess_status launch_shares(const tess_plan *plan, const tess_run_desc *d, tess_launch *l) {
+    const span jobs = {l->first_job, l->n_jobs}, merges = {l->first_merge, l->n_merges};
+    double sum = 0;
+    for (uint32_t n = 0; n < plan->n_shares; n++) {
+        const tess_share *share = &plan->shares[n];
+        const span own = common(jobs, (span){share->first_job, share->n_jobs}),
+                   own_merges = common(merges, (span){share->first_merge, share->n_merges});
+        if (own.n == 0 && own_merges.n == 0) continue;
+        l->first_job = own.first;
+        l->n_jobs = own.n;
+        l->first_merge = own_merges.first;
+        l->n_merges = own_merges.n;
+        l->kernel = &share->kernel;
+        l->partials_at = plan->memory.partials[n].at;
+        l->partial_rows = (uint32_t)plan->memory.partials[n].rows;
+        TESS_RETURN_IF_ERROR(plan->pools.n > 1 ? launch_groups(plan, d, l)
+                                               : tess_launch_on(plan->device, l));
+        if (l->seconds) sum += *l->seconds;
+    }
+    if (l->seconds) *l->seconds = sum;
+    return TESS_OK;
+}
+
 tess_status tess_run(const tess_plan *plan, const tess_run_desc *desc) {
     tess_run_desc d;
     tess_launch launch;
@@ -388,7 +426,7 @@ tess_status tess_run(const tess_plan *plan, const tess_run_desc *desc) {
         if (d.device_seconds) *d.device_seconds = 0;
         return TESS_OK;
     }
-    tess_launch_of_plan(plan, &plan->kernel, &d.stream, &launch);
+    tess_launch_of_plan(plan, &plan->shares[0].kernel, &d.stream, &launch);
     TESS_RETURN_IF_ERROR(set_range(plan, &d, &launch));
     TESS_RETURN_IF_ERROR(check_tensors(plan, &d, &launch));
     TESS_RETURN_IF_ERROR(check_workspace(plan, &d.workspace));
@@ -400,9 +438,6 @@ tess_status tess_run(const tess_plan *plan, const tess_run_desc *desc) {
     launch.workspace = d.workspace;
     launch.workspace_bytes = plan->memory.workspace_bytes;
     launch.kv_batch = plan->kv_packed ? 0 : plan->batch;
-    launch.partials_at = plan->memory.partials_at;
-    launch.partial_rows = plan->partial_rows;
     launch.seconds = d.device_seconds;
-    return plan->pools.n > 1 ? launch_groups(plan, &d, &launch)
-                             : tess_launch_on(plan->device, &launch);
+    return launch_shares(plan, &d, &launch);
 }

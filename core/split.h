@@ -23,7 +23,8 @@ typedef struct tess_split_choice {
 /* The kernel's costs; a guess where it states none (workers == 0). */
 tess_kernel_costs tess_split_costs(const tess_kernel_costs *costs, uint32_t parallel_jobs);
 
-/* Key blocks of a part in batch-invariant mode, of sequences with few rows and of others. */
+/* Key blocks of a part in batch-invariant mode: the first ones of sequences with few rows, or all
+ * of others. */
 uint32_t tess_invariant_length(uint32_t block, bool few_rows);
 
 /* Counts the jobs under the split that the plan asks for. kv_split == 0 lets the model choose; in

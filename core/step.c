@@ -72,7 +72,7 @@ static void fixed_room(const tess_jobs *jobs, const tess_step_limits *x, run_ran
                        uint64_t blocks, const tess_step_plan *words, tess_step_room *room) {
     tess_step_limits few = *x;
     few.q_len = smaller(x->q_len, TESS_SHORT_ROWS);
-    add_parts(room, most_jobs(jobs, &few, runs), parts_of(blocks, words->short_length));
+    add_parts(room, most_jobs(jobs, &few, runs), tess_short_parts(blocks, words->short_length));
     if (x->q_len > TESS_SHORT_ROWS)
         add_parts(room, most_jobs(jobs, x, runs), parts_of(blocks, words->long_length));
 }
@@ -147,7 +147,7 @@ static void set_grid(const tess_jobs *jobs, const tess_step_limits *x, tess_step
     words->tile = (uint32_t)jobs->grid.step;
     words->from_end = jobs->grid.from_end;
     words->pack_rows = smaller(jobs->tile_rows, jobs->pack_rows);
-    words->n_kv_heads = (uint32_t)jobs->tiler.layout->n_kv_heads;
+    words->n_kv_heads = (uint32_t)jobs->tiler->layout->n_kv_heads;
     words->n_runs = jobs->n_runs;
     words->n_groups = jobs->pools ? jobs->pools->n : 1;
 }
@@ -198,7 +198,7 @@ void tess_step_runs(const tess_jobs *jobs, const tess_step_plan *words, tess_ste
         runs[r] = (tess_step_run){.head = run->head,
                                   .heads = run->heads,
                                   .cls = run->cls,
-                                  .entries = jobs->tiler.list[run->cls]};
+                                  .entries = jobs->tiler->list[run->cls]};
     }
     for (uint32_t g = 0, first = 0; g < words->n_groups; g++) {
         const uint32_t end = tess_jobs_group_end(jobs, first);

@@ -93,7 +93,8 @@ static const tess_field setting_info[] = {F(T, struct_size), F(T, reserved), F(T
 #undef T
 #define T tess_kernel_info
 static const tess_field kernel_info[] = {F(T, struct_size), F(T, op),   F(T, status),
-                                         F(T, flags),       F(T, name), F(T, reason)};
+                                         F(T, flags),       F(T, name), F(T, reason),
+                                         F(T, most_rows)};
 #undef T
 #define T tess_rule_info
 static const tess_field rule_info[] = {F(T, struct_size), F(T, line),  F(T, built_in),
@@ -120,7 +121,7 @@ static const tess_field plan_info[] = {
     F(T, n_ranges),     F(T, kept_pairs),      F(T, dense_pairs),     F(T, flops),
     F(T, bytes_min),    F(T, workspace_bytes), F(T, workspace_align), F(T, host_bytes),
     F(T, device_bytes), F(T, create_seconds),  F(T, kernel),          F(T, step_bytes),
-    F(T, n_storage),    F(T, reserved)};
+    F(T, n_storage),    F(T, few_tile_rows),   F(T, few_kernel)};
 #undef T
 
 #define T tess_prepare_desc

@@ -188,6 +188,13 @@ static float scale_of(const row_view *v, const float *scales, int64_t key) {
     return scales ? scales[(v->kv_at + key * v->kv_step) / v->p->head_dim] : 1.0f;
 }
 
+/* A key's values from element `at` on, and how many there are. */
+static int load_value(const row_view *v, int64_t key, int32_t at, float *x) {
+    const int n = v->p->head_dim - at < CHUNK ? v->p->head_dim - at : CHUNK;
+    load_chunk(v->p->kv_dtype, v->in->v, v->kv_at + key * v->kv_step + at, n, x);
+    return n;
+}
+
 static double dot_double(const row_view *v, int64_t key) {
     float q[CHUNK], k[CHUNK];
     double sum = 0;
@@ -220,9 +227,8 @@ void reference_row(const problem *p, const reference_inputs *in, int64_t sequenc
         total += weight;
         weight *= scale_of(&v, in->v_scale, t);
         float x[CHUNK];
-        for (int32_t at = 0; at < p->head_dim; at += CHUNK) {
-            int n = p->head_dim - at < CHUNK ? p->head_dim - at : CHUNK;
-            load_chunk(p->kv_dtype, in->v, v.kv_at + t * v.kv_step + at, n, x);
+        for (int32_t at = 0, n; at < p->head_dim; at += n) {
+            n = load_value(&v, t, at, x);
             for (int d = 0; d < n; d++) o[at + d] += weight * x[d];
         }
     }
@@ -261,9 +267,8 @@ void reference_row_same_type(const problem *p, const reference_inputs *in, int64
         total += weight;
         weight *= scale_of(&v, in->v_scale, t);
         float x[CHUNK];
-        for (int32_t at = 0; at < p->head_dim; at += CHUNK) {
-            int n = p->head_dim - at < CHUNK ? p->head_dim - at : CHUNK;
-            load_chunk(p->kv_dtype, in->v, v.kv_at + t * v.kv_step + at, n, x);
+        for (int32_t at = 0, n; at < p->head_dim; at += n) {
+            n = load_value(&v, t, at, x);
             for (int d = 0; d < n; d++) o[at + d] = (float)o[at + d] + weight * x[d];
         }
     }

@@ -161,8 +161,8 @@ struct tess_driver_row {
     tess_status (*prepare)(tess_driver_device *d, const tess_kernel_key *key, tess_kernel *kernel);
     /* Enqueues jobs [launch->first_job, + n_jobs). In the device's context. */
     tess_status (*launch)(tess_driver_device *d, const tess_launch *launch, void *stream);
-    /* [NULL: never] Whether a problem that it takes is better left to the rows below. */
-    int (*only_named)(const tess_kernel_key *key);
+    /* [NULL: any] tess_kernel_info.most_rows for a problem that it takes, or for the device. */
+    uint32_t (*most_rows)(const tess_kernel_key *key);
 };
 
 /* kernel->state of every row: the functions of a plan. */

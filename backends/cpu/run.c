@@ -45,8 +45,55 @@ typedef struct work {
     char *scratch;
     size_t thread_bytes;
     atomic_uint_fast64_t next;
-    uint64_t end, at_once; /* jobs that a worker takes */
+    uint64_t end;
+    uint32_t at_once; /* most jobs that take turns on a worker */
 } work;
+
+/* Whether two jobs are parts of one tile. */
+static int same_tile(const tess_job *a, const tess_job *b) {
+    return a->sequence == b->sequence && a->head == b->head && a->row == b->row;
+}
+
+/* Whether b reads the keys that a reads, of the next kv head. */
+static int same_keys(const tess_job *a, const tess_job *b) {
+    return a->sequence == b->sequence && a->head + a->heads == b->head && a->heads == b->heads &&
+           a->row == b->row && a->rows == b->rows && a->cls == b->cls &&
+           a->left_offset == b->left_offset && a->left_count == b->left_count &&
+           a->right_offset == b->right_offset && a->right_count == b->right_count &&
+           a->interval_start == b->interval_start && a->interval_blocks == b->interval_blocks;
+}
+
+/*
+ * The jobs that take turns with job n of [first, end), which is the first of them: as many as are
+ * returned, *apart jobs from each other. 0 if another job is the first. Such jobs are heads of one
+ * sequence, whose keys lie side by side. The parts of a tile follow each other, so the same part of
+ * the next head is as far away as there are parts. Both ends of a link look at the same jobs; so a
+ * job is taken once, whichever worker comes to it.
+ */
+static uint32_t taking_turns(const work *w, uint64_t first, uint64_t n, uint64_t *apart) {
+    const tess_job *jobs = w->launch->tables->jobs, *job = &jobs[n];
+    uint64_t begin = n, end = n + 1;
+    *apart = 1;
+    if (w->at_once < 2 || (uint32_t)job->rows * job->heads > CPU_FEW_ROWS) return 1;
+    while (begin > first && same_tile(&jobs[begin - 1], job)) begin--;
+    while (end < w->end && same_tile(&jobs[end], job)) end++;
+    const uint64_t parts = end - begin;
+    if (job->head / job->heads % w->at_once != 0 && begin - first >= parts &&
+        same_tile(&jobs[begin - parts], &jobs[begin - 1]) &&
+        (begin - first == parts || !same_tile(&jobs[begin - parts - 1], &jobs[begin - 1])) &&
+        same_keys(job - parts, job))
+        return 0;
+    uint32_t count = 1;
+    *apart = parts;
+    for (; count < w->at_once; count++, job += parts, end += parts) {
+        if ((job->head / job->heads + 1) % w->at_once == 0 || w->end - end < parts ||
+            !same_tile(&jobs[end], &jobs[end + parts - 1]) ||
+            (w->end - end > parts && same_tile(&jobs[end], &jobs[end + parts])) ||
+            !same_keys(job, job + parts))
+            break;
+    }
+    return count;
+}
 
 static void do_jobs(void *context, size_t worker) {
     work *w = context;
@@ -54,11 +101,13 @@ static void do_jobs(void *context, size_t worker) {
     const cpu_fp_mode before = cpu_fp_enter();
     if (w->row->enter) w->row->enter();
     for (;;) {
-        const uint64_t n = atomic_fetch_add_explicit(&w->next, w->at_once, memory_order_relaxed);
+        const uint64_t n = atomic_fetch_add_explicit(&w->next, 1, memory_order_relaxed);
+        uint64_t apart;
         if (n >= w->end) break;
-        w->row->jobs(w->launch, &w->launch->tables->jobs[n],
-                     w->end - n < w->at_once ? w->end - n : w->at_once,
-                     w->scratch + worker * w->thread_bytes);
+        const uint32_t count = taking_turns(w, w->launch->first_job, n, &apart);
+        if (count > 0)
+            w->row->jobs(w->launch, &w->launch->tables->jobs[n], count, apart,
+                         w->scratch + worker * w->thread_bytes);
     }
     if (w->row->leave) w->row->leave();
     cpu_fp_leave(before);
@@ -159,13 +208,15 @@ static uint64_t present(uint64_t first, uint64_t count, uint64_t end) {
     return count < behind ? count : behind;
 }
 
-/* Jobs of few rows are taken several at a time, as far as every thread still gets some: their keys
- * lie side by side. */
-static uint64_t jobs_at_once(const tess_launch *launch, uint64_t n_jobs, uint32_t threads) {
-    const tess_job *first = &launch->tables->jobs[launch->first_job];
-    const uint64_t share = n_jobs / threads;
-    if (share < 2 || (uint32_t)first->rows * first->heads > CPU_FEW_ROWS) return 1;
-    return share < CPU_JOBS_AT_ONCE ? share : CPU_JOBS_AT_ONCE;
+/* How many jobs may take turns: as many as leave the threads about equal work. */
+static uint32_t jobs_at_once(uint64_t n_jobs, uint32_t threads) {
+    const uint64_t alone = (n_jobs + threads - 1) / threads;
+    uint32_t count = CPU_JOBS_AT_ONCE;
+    for (; count > 1; count /= 2) {
+        const uint64_t turns = (n_jobs + count - 1) / count;
+        if ((turns + threads - 1) / threads * count * 4 <= alone * 5) break;
+    }
+    return count;
 }
 
 static void run_attention(const cpu_device *d, const tess_launch *launch, work *w) {
@@ -178,7 +229,7 @@ static void run_attention(const cpu_device *d, const tess_launch *launch, work *
     }
     w->scratch = (char *)(uintptr_t)(launch->workspace.handle + launch->workspace.offset);
     w->thread_bytes = cpu_thread_bytes(w->row, launch->head_dim);
-    if (n_jobs) w->at_once = jobs_at_once(launch, n_jobs, d->threads);
+    if (n_jobs) w->at_once = jobs_at_once(n_jobs, d->threads);
     if (n_jobs) spread(d->pool, do_jobs, w, n_jobs < d->threads ? n_jobs : d->threads);
     if (n_merges == 0) return;
     atomic_init(&w->next, launch->first_merge);

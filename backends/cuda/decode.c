@@ -130,10 +130,11 @@ static const char *refuses(const tess_driver_device *d, const tess_kernel_key *k
 }
 
 /* Of more rows, each job would read the keys again, and a kernel for long queries is faster, if it
- * reads such K and V. */
-static int is_only_named(const tess_kernel_key *key) {
+ * reads such K and V. Where 16 rows are enough, more workgroups hide each other's latency. */
+static uint32_t most_rows(const tess_kernel_key *key) {
+    if (!key) return 32;
     if (key->steps || key->page || key->compact || tess_portable_has_codes(key->kv_dtype)) return 0;
-    return key->max_q_len * key->group > (key->head_dim <= 128 ? 32 : 16);
+    return key->head_dim <= 128 && key->max_q_len * key->group > 16 ? 32 : 16;
 }
 
 /* Measured on an H200; elsewhere reasoned. The speed is that of the memory: a step takes a worker's
@@ -208,4 +209,4 @@ static tess_status forward(tess_driver_device *d, const tess_launch *l, void *st
 }
 
 const tess_driver_row tess_cuda_decode = {
-    {TESS_OP_FORWARD, "decode", 0}, refuses, prepare, forward, is_only_named};
+    {TESS_OP_FORWARD, "decode", 0}, refuses, prepare, forward, most_rows};

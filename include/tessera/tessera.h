@@ -277,6 +277,7 @@ typedef struct tess_kernel_info {
     uint32_t flags;     /* TESS_KERNEL_ONLY_NAMED */
     char name[64];      /* "cpu/avx512": what TESSERA_KERNEL and tess_plan_desc.kernel take */
     char reason[128];   /* why it is UNAVAILABLE */
+    uint32_t most_rows; /* [0: any] rows that it is for: q_len times query heads per kv head */
 } tess_kernel_info;
 
 /* Describes kernel `index` (0, 1, ...) of the device, in the order in which they are tried.
@@ -586,7 +587,7 @@ typedef enum tess_dtype {
 } tess_dtype;
 
 enum {
-    /* The bits of a sequence's result do not depend on the other sequences of the batch. */
+    /* A sequence's bits do not depend on others. Of chunking they do on q_len: docs/layout.md. */
     TESS_PLAN_BATCH_INVARIANT = 1u << 0,
     /* Lengths come from device memory, with tess_prepare; the descriptor's are capacities. */
     TESS_PLAN_DEVICE_LENGTHS = 1u << 1,
@@ -604,8 +605,7 @@ enum {
  * batch:         0 is legal and has no other meaning: a plan whose batch was forgotten computes
  *                nothing. With q_len above 0 the setting `verbose` logs that under `plan`.
  *                Sequences without rows cost no memory.
- * q_len, kv_len: of every sequence, where the arrays below are NULL. 0 is legal, and so is
- *                q_len > kv_len.
+ * q_len, kv_len: of every sequence, without the arrays below. 0 is legal, so is q_len > kv_len.
  * q_lens, kv_lens:
  *                padded batches: a length for each sequence, at most q_len and kv_len if those are
  *                not 0. Rows past a length are neither read nor written.
@@ -622,7 +622,7 @@ enum {
  * max_in_flight: counts where the device needs objects for each call.
  * time_limit_us: an estimate, not a promise.
  * kernel:        NULL: the setting `kernel`, else as the tune tables prefer, else the first that
- *                accepts.
+ *                accepts. One with most_rows serves sequences with so few, the next the others.
  * q_first, kv_first:
  *                positions for each sequence, `batch` values each, copied. Row r of the sequence is
  *                at position q_first[b] + r and key t at kv_first[b] + t, and the pattern compares
@@ -633,8 +633,7 @@ enum {
  *                position of the last key. UNSUPPORTED in this version: kv_first with
  *                TESS_PLAN_COMPACT, and tess_append with a plan that has it.
  *
- * max_rows:      only with DEVICE_LENGTHS: the capacity of Q and O in rows, of all sequences of a
- *                step together.
+ * max_rows:      only with DEVICE_LENGTHS: the capacity of Q and O in rows, of a whole step.
  * page:          K and V lie in pages of so many tokens, which a table names: tess_run_desc. With
  *                pages or TESS_PLAN_COMPACT, K and V have a batch dimension also where rows are
  *                packed, and cu_kv_lens tells only how many keys each sequence has.
@@ -700,10 +699,11 @@ typedef struct tess_plan_info {
     uint64_t host_bytes;      /* memory of the plan on the host, tables included */
     uint64_t device_bytes;    /* tables on the device; 0 where they are the host's */
     double create_seconds;    /* how long tess_plan_create took */
-    char kernel[64];          /* "backend/kernel" */
+    char kernel[64];          /* "backend/kernel", of the sequences with most rows */
     uint64_t step_bytes;      /* exact; of a step buffer, with DEVICE_LENGTHS */
     uint32_t n_storage;       /* storage groups: pools of K, and of V. 1 unless COMPACT */
-    uint32_t reserved;        /* 0 */
+    uint32_t few_tile_rows;   /* likewise tile_rows, of few_kernel; 0: there is none */
+    char few_kernel[64];      /* of the sequences with fewest rows, where it is another; or "" */
 } tess_plan_info;
 
 /* kept_pairs, dense_pairs, flops and bytes_min are computed here, in closed form: O(heads) for each

@@ -98,8 +98,16 @@ typedef struct tess_caps {
     uint32_t reserved;         /* 0 */
 } tess_caps;
 
-/* Everything that decides which kernel serves a plan. In batch-invariant plans max_q_len,
- * max_kv_len and batch are the largest there can be. */
+/*
+ * Everything that decides which kernel serves a plan, or some of its sequences.
+ *
+ * A kernel that is not meant for long queries says so in tess_kernel_info.most_rows, for the key at
+ * hand. It gets the sequences with at most so many rows, if there are any, and the core goes on
+ * with the rows below for the others. The kernel that is made ready is asked with max_q_len of its
+ * own sequences. In batch-invariant plans max_kv_len and batch are the largest there can be, and
+ * so is max_q_len when a kernel is made ready: the longest that most_rows allows. Before that, a
+ * row is asked with the shortest one that has no kernel yet, again and again while it takes more.
+ */
 typedef struct tess_kernel_key {
     uint32_t struct_size;
     uint32_t op, dtype;
@@ -107,8 +115,8 @@ typedef struct tess_kernel_key {
     int32_t block;
     uint32_t class_flags; /* of all classes, or-ed */
     uint32_t has_entries; /* some class has lists */
-    int64_t max_q_len;    /* of all sequences */
-    int64_t max_kv_len;   /* likewise */
+    int64_t max_q_len;    /* of the sequences that the kernel is to serve */
+    int64_t max_kv_len;   /* of all sequences */
     uint32_t group;       /* query heads per kv head */
     uint32_t n_heads;     /* query heads */
     uint32_t batch;       /* sequences */
@@ -161,6 +169,10 @@ struct tess_kernel {
 enum { TESS_ROLES = 32 };
 
 /*
+ * A run of a plan with several kernels is a launch for each of them, one after the other, with its
+ * own ranges of jobs and of merges, partials_at and partial_rows. They share the workspace's
+ * scratch.
+ *
  * TESS_OP_APPEND writes rows instead of running jobs. `n_jobs` counts rows from row `first_job` on,
  * over all sequences: packed, as they follow each other in the tensors; else q_tokens for each
  * entry of tables->sequences, of which those past its q_len do not exist. In a step there are
@@ -262,9 +274,9 @@ typedef struct tess_backend {
      * Answers for row `index` of the backend's table of kernels; the core walks the table, best row
      * first, and logs what each row answers. INVALID past the last row, and needs no message.
      *
-     * Describes the row in *info: op, flags, and the name after "backend/". As its status OK, or
-     * with the reason why not: with key NULL whether this device can run it at all (UNAVAILABLE),
-     * with a key also whether it takes that problem (UNSUPPORTED).
+     * Describes the row in *info: op, flags, most_rows, and the name after "backend/". As its
+     * status OK, or with the reason why not: with key NULL whether this device can run it at all
+     * (UNAVAILABLE), with a key also whether it takes that problem (UNSUPPORTED).
      * With `kernel`, and if it takes the problem, the row makes itself ready and fills *kernel.
      * Where only this tells that it cannot be run, UNSUPPORTED or UNAVAILABLE comes back with a
      * message, which refuses likewise. Any other status is a failure of the call.

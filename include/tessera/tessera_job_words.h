@@ -169,7 +169,11 @@
 #define TESS_WORD_GROUP_FIRST_JOB 2u
 #define TESS_WORD_GROUP_END_JOB   3u
 
-/* Sequences of at most so many rows have parts of SHORT_LENGTH, others of LONG_LENGTH. */
-#define TESS_SHORT_ROWS 16u
+/* Sequences of at most so many rows have parts of SHORT_LENGTH, others of LONG_LENGTH. The first
+ * ones are that long, which suits short sequences; then come so many of twice the length, and then
+ * parts of four times the length, since parts cost time where there are many anyway. */
+#define TESS_SHORT_ROWS        16u
+#define TESS_SHORT_PARTS       8u
+#define TESS_SHORT_TWICE_PARTS 28u
 
 #endif /* TESSERA_TESSERA_JOB_WORDS_H */

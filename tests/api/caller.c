@@ -184,7 +184,6 @@ static void test_threads(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_stack),
-                                       cmocka_unit_test(test_threads)};
+    const struct CMUnitTest tests[] = {TEST(test_stack), TEST(test_threads)};
     return cmocka_run_group_tests_name("caller", tests, NULL, NULL);
 }

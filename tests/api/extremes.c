@@ -206,9 +206,8 @@ static void test_denormal_halves(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_largest_values),  cmocka_unit_test(test_values_in_bounds),
-        cmocka_unit_test(test_largest_halves),  cmocka_unit_test(test_denormals),
-        cmocka_unit_test(test_denormal_halves),
+        TEST(test_largest_values), TEST(test_values_in_bounds), TEST(test_largest_halves),
+        TEST(test_denormals),      TEST(test_denormal_halves),
     };
     const int status = test_targets_open(&targets, "cpu", TEST_EACH_KERNEL);
     if (status != 0) return status;

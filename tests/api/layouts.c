@@ -642,11 +642,9 @@ static void test_serialised_layouts(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_runtime_create),     cmocka_unit_test(test_environment),
-        cmocka_unit_test(test_runtime_queries),    cmocka_unit_test(test_device_open),
-        cmocka_unit_test(test_patterns),           cmocka_unit_test(test_layout_create),
-        cmocka_unit_test(test_layout_queries),     cmocka_unit_test(test_storage_queries),
-        cmocka_unit_test(test_serialised_layouts),
+        TEST(test_runtime_create), TEST(test_environment),     TEST(test_runtime_queries),
+        TEST(test_device_open),    TEST(test_patterns),        TEST(test_layout_create),
+        TEST(test_layout_queries), TEST(test_storage_queries), TEST(test_serialised_layouts),
     };
     return cmocka_run_group_tests_name("bad arguments: runtime, device, layout", tests, setup,
                                        teardown);

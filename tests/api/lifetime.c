@@ -188,8 +188,7 @@ static void test_last_error(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_release_orders),
-                                       cmocka_unit_test(test_fork),
-                                       cmocka_unit_test(test_last_error)};
+    const struct CMUnitTest tests[] = {TEST(test_release_orders), TEST(test_fork),
+                                       TEST(test_last_error)};
     return cmocka_run_group_tests_name("lifetime of handles", tests, NULL, NULL);
 }

@@ -519,10 +519,9 @@ static void test_only_named(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_plan_create),   cmocka_unit_test(test_packed_lengths),
-        cmocka_unit_test(test_plan_queries),  cmocka_unit_test(test_run),
-        cmocka_unit_test(test_shared_inputs), cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_only_named),
+        TEST(test_plan_create), TEST(test_packed_lengths), TEST(test_plan_queries),
+        TEST(test_run),         TEST(test_shared_inputs),  TEST(test_memory),
+        TEST(test_only_named),
     };
     return cmocka_run_group_tests_name("bad arguments: plan, run, memory", tests, setup, teardown);
 }

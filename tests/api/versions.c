@@ -229,6 +229,7 @@ static const struct {
     WIDE(tess_kernel_info, name),
     WIDE(tess_kernel_info, reason),
     WIDE(tess_plan_info, kernel),
+    WIDE(tess_plan_info, few_kernel),
 };
 
 /* All fields but the wide ones have 8 bytes, or 4 and come in pairs. Two structures have no
@@ -379,8 +380,7 @@ static void test_infos(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_every_cut),
-                                       cmocka_unit_test(test_descriptor_sizes),
-                                       cmocka_unit_test(test_infos)};
+    const struct CMUnitTest tests[] = {TEST(test_every_cut), TEST(test_descriptor_sizes),
+                                       TEST(test_infos)};
     return cmocka_run_group_tests_name("structures of other versions", tests, setup, teardown);
 }

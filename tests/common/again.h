@@ -26,6 +26,12 @@ typedef struct again {
     long (*live)(void);
 } again;
 
+/* An error of a driver, and what it means. */
+typedef struct again_fault {
+    int code;
+    tess_status status;
+} again_fault;
+
 /* Tells a driver's control what fails: the call of that number from now on, with that code. */
 #define AGAIN_INJECT(control, with, call)           \
     do {                                            \

@@ -78,8 +78,15 @@ static inline void life_allocations_fail(const life *l) {
 }
 
 /* The tests of a program whose driver is told by `control` what to fail. The program defines the
- * other functions of a life, and live_well(), a life cycle without failures. */
+ * other functions of a life, reset(), which forgets what happened, and live_well(), a life cycle
+ * without failures. */
 #define LIFE_TESTS(control, least_calls, most_calls)                                              \
+    static void inject(int call, int code, int sticky) {                                          \
+        reset();                                                                                  \
+        (control)->fail_at = call;                                                                \
+        (control)->code = code;                                                                   \
+        (control)->sticky = sticky;                                                               \
+    }                                                                                             \
     static int failures(void) { return (control)->failures; }                                     \
     static const char *failed(void) { return (control)->failed ? (control)->failed : "nothing"; } \
     static const life cycle = {inject,   failures,      failed,        live_once,                 \

@@ -85,4 +85,18 @@ static inline void server_again(test_heap *heap, const char *id, const again *a,
     assert_in_range(call, 20, 200);
 }
 
+/* The test of a program that has the functions of LIFE_TESTS, and again_fail(), which fails a call
+ * with again_code; `code` is a lack of memory. */
+#define SERVER_TEST(code, id)                                                           \
+    static void test_server_again(void **state) {                                       \
+        (void)state;                                                                    \
+        const again a = {.inject = again_fail, .failures = failures, .failed = failed}; \
+        test_heap heap;                                                                 \
+        test_heap_init(&heap, 0, 0);                                                    \
+        reset();                                                                        \
+        again_code = (code);                                                            \
+        server_again(&heap, (id), &a, TESS_ERROR_OUT_OF_MEMORY);                        \
+        nothing_lives(&heap, 0);                                                        \
+    }
+
 #endif

@@ -89,7 +89,7 @@ static void add_targets(test_targets *targets, tess_device *device, const tess_d
         test_target *target = &targets->items[targets->count++];
         *target = base;
         snprintf(target->kernel, sizeof target->kernel, "%s", kernel.name);
-        target->turn = base.turn + targets->count;
+        target->turn = base.turn + targets->count - first - 1;
         const char *name = strchr(kernel.name, '/');
         target->portable = name && strcmp(name, "/portable") == 0;
     }
@@ -99,21 +99,40 @@ static void add_targets(test_targets *targets, tess_device *device, const tess_d
         targets->items[n].kernels = targets->count - first;
 }
 
-static int takes_turns(const test_target *target) {
+static int is_thinned(const test_target *target) {
     const char *full = getenv("TESSERA_TEST_FULL");
-    return target->software && target->kernels >= 2 && !(full && *full == '1');
+    return target->kernels >= 2 && !(full && *full == '1');
 }
+
+static int takes_turns(const test_target *target) { return target->software && is_thinned(target); }
 
 int test_is_repetition(const test_target *target) {
     return !target->kernel[0] && takes_turns(target);
 }
 
-int test_leaves_out(const test_target *target, int n, int heavy) {
-    enum { OWN_CHOICE = 7 }; /* no divisor or multiple of a usual number of shards */
+/* Neither is a divisor or multiple of a usual number of shards. */
+enum { EACH_OWN_CHOICE = 7, HEAVY_IN_A_ROW = 14 };
+
+static int in_turn(const test_target *target, uint32_t dtype, int32_t head_dim) {
+    const int range = (head_dim > 64) + (head_dim > 128);
+    return ((int)dtype * 3 + range + target->turn) % 2 == 0;
+}
+
+int test_other_turn(const test_target *target, uint32_t dtype, int32_t head_dim) {
+    const int turns = (target->software || test_sanitized()) && is_thinned(target);
+    return turns && target->kernel[0] && !in_turn(target, dtype, head_dim);
+}
+
+int test_leaves_out(const test_target *target, int n, uint32_t dtype, int32_t head_dim) {
     if (!takes_turns(target)) return 0;
-    /* After both kernels had a turn, it is the other device's. */
-    if (heavy && (!target->kernel[0] || (n / (2 * OWN_CHOICE) + target->backend[0]) % 2)) return 1;
-    return target->kernel[0] ? (n / OWN_CHOICE + target->turn) % 2 : n % OWN_CHOICE != 0;
+    if (!target->kernel[0] && n % EACH_OWN_CHOICE != 0) return 1;
+    /* Its own choice begins with the turn of its first kernel. */
+    return !in_turn(target, dtype, head_dim);
+}
+
+int test_leaves_heavy(const test_target *target, int n) {
+    if (!takes_turns(target)) return 0;
+    return !target->kernel[0] || (n / HEAVY_IN_A_ROW + target->backend[0]) % 2;
 }
 
 int test_targets_open(test_targets *targets, const char *backend, unsigned flags) {

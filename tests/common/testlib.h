@@ -48,12 +48,22 @@ enum {
 int test_targets_open(test_targets *targets, const char *backend, unsigned flags);
 void test_targets_close(test_targets *targets);
 
-/* Whether a target leaves out item `n` of a list. The kernels of a software device are instances of
- * one body, so each takes half of the items, and which half differs between OpenCL and Vulkan; the
- * device's own choice is one of them and takes every 7th. A heavy item, on which such a device
- * works for seconds, goes to one of the two, and not to its own choice. With TESSERA_TEST_FULL=1,
- * and on all other devices, nothing is left out. */
-int test_leaves_out(const test_target *target, int n, int heavy);
+/* The kernels of a software device are instances of one body, which it compiles for seconds, one
+ * for each type and range of head_dim. They take turns: an instance runs on OpenCL or on Vulkan,
+ * and there the other kernel's runs on the other one. Nothing is left out on all other devices, nor
+ * with TESSERA_TEST_FULL=1. */
+
+/* Whether problems of that type and head_dim are not for the kernel that a target forces. Under a
+ * sanitizer, where a release build beside it runs them all, so it is with each second kernel of any
+ * device. */
+int test_other_turn(const test_target *target, uint32_t dtype, int32_t head_dim);
+
+/* Whether a target leaves out problem `n` of a list: if it is not its turn, or, for a device's own
+ * choice, which is one of the kernels, if it is none of each seventh. */
+int test_leaves_out(const test_target *target, int n, uint32_t dtype, int32_t head_dim);
+/* Whether a target leaves out heavy item `n`, on which such a device works for seconds: it goes to
+ * one of the two devices, and not to their own choice. */
+int test_leaves_heavy(const test_target *target, int n);
 
 /* Whether a target is a software device's own choice, and so one of its kernels over again. Never
  * with TESSERA_TEST_FULL=1. */
@@ -125,11 +135,28 @@ int test_open_descriptors(void);
 int test_mappings(void);
 int64_t test_resident(void);
 
-/* Runs a program's tests and returns the number of those that failed; needs cmocka.h. */
+/* A row of a table of tests; and of one whose test gets `state`, between the file's setup() and
+ * teardown(). */
+#define TEST(function) cmocka_unit_test(function)
+#define TEST_ON(state, function) \
+    { #function, function, setup, teardown, state }
+
+/* Runs a program's tests and returns the number of those that failed. */
 #define RUN_TESTS(...)                                   \
     __extension__({                                      \
         const struct CMUnitTest tests[] = {__VA_ARGS__}; \
         cmocka_run_group_tests(tests, NULL, NULL);       \
+    })
+
+/* The same, with `before` and `after`, which may be NULL, around each test. */
+#define RUN_TESTS_BETWEEN(before, after, ...)                                \
+    __extension__({                                                          \
+        struct CMUnitTest tests[] = {__VA_ARGS__};                           \
+        for (size_t test = 0; test < sizeof tests / sizeof *tests; test++) { \
+            tests[test].setup_func = (before);                               \
+            tests[test].teardown_func = (after);                             \
+        }                                                                    \
+        cmocka_run_group_tests(tests, NULL, NULL);                           \
     })
 
 /* Descriptors of a causal S2 pattern, and of a layout. */

@@ -23,7 +23,7 @@ static const char *const lines[] = {
 };
 enum { LINES = sizeof lines / sizeof lines[0] };
 
-static void test_repeats(void **state) {
+void test_repeats(void **state) {
     const char *wanted = getenv("TESSERA_TEST_REPEATS");
     /* Copies to and fro take most of the time elsewhere. */
     const int repeats = wanted ? (int)strtol(wanted, NULL, 10)
@@ -43,7 +43,7 @@ static void test_repeats(void **state) {
 /* The caller's floating-point mode changes no bit of a result and is the same after the call.
  * Threads inherit the mode of the thread that starts them, so the mode at opening must not matter
  * either. */
-static void test_rounding_mode(void **state) {
+void test_rounding_mode(void **state) {
     const test_target *target = *state;
     if (strcmp(target->backend, "cpu") != 0) return;
     const uint64_t usual = fp_control_read();
@@ -79,7 +79,7 @@ static void test_rounding_mode(void **state) {
     tess_device_release(odd.device);
 }
 
-static void test_threads(void **state) {
+void test_threads(void **state) {
     static const uint32_t threads[] = {1, 2, 3, 5};
     const test_target *target = *state;
     if (strcmp(target->backend, "cpu") != 0) return;
@@ -128,7 +128,7 @@ static void assert_ranges(const rig *r) {
     assert_true(expected == r->info.n_jobs);
 }
 
-static void test_ranges(void **state) {
+void test_ranges(void **state) {
     for (int n = 0; n < LINES; n++) {
         rig_pair x;
         if (!rig_pair_create(&x, *state, lines[n])) continue;
@@ -144,7 +144,7 @@ static void test_ranges(void **state) {
 }
 
 /* A range of jobs writes the results of its own jobs, and no others. */
-static void test_range_alone(void **state) {
+void test_range_alone(void **state) {
     const test_target *target = *state;
     static const char line[] =
         "pattern=dense heads=3 head_dim=32 q_len=70 kv_len=90 tile_rows=16 kv_split=1";
@@ -191,7 +191,7 @@ static void limit_time(tess_plan_desc *desc, void *user) {
 
 /* A time limit cuts the same jobs into ranges that cover them once, in order; the result has the
  * same bits. */
-static void test_time_limit(void **state) {
+void test_time_limit(void **state) {
     uint64_t limit = 1;
     for (int n = 0; n < LINES; n++) {
         rig_pair whole;
@@ -209,16 +209,19 @@ static void test_time_limit(void **state) {
 }
 
 /* Sequence 0 of each batch below is the same one, with the same inputs. */
-static void test_batch_invariance(void **state) {
+void test_batch_invariance(void **state) {
     static const char *const patterns[] = {
         "pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 head_dim=64",
         "pattern=dense heads=4 kv_heads=1 head_dim=40 dtype=f16",
         "pattern=window left=50 right=0 sinks=4 heads=2 head_dim=128 dtype=bf16",
         "pattern=s2 causal=0 block=16 local=2 stride=4 heads=2 head_dim=16",
+        "pattern=s2 block=16 local=2 stride=3 heads=8 kv_heads=2 head_dim=64 dtype=bf16",
     };
     static const char *const firsts[] = {"1|1500", "70|300", "5|1111", "2|9001"};
     static const char *const others[] = {
         "", ",1,1,1,1,1,1,1,1|,9,99,999,1000,12,44,2,1", ",500|,500", ",0,3|,7,0",
+        /* chunks beside decode rows, and drafts */
+        ",300,4,1,9,130|,900,700,2100,100,130",
         (",1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1|,3000,3000,3000,3000,3000,3000,3000,3000,3000,3000,3000,"
          "3000,3000,3000,3000,3000")};
     for (size_t a = 0; a < sizeof patterns / sizeof patterns[0]; a++)
@@ -324,7 +327,7 @@ static void other_heads_stay(const test_target *target, const char *line) {
 /* Query heads of one KV head are packed in a tile. The scores of one head grow again and again, so
  * its rows are rescaled; the bits of its neighbours must not change. Keys are not split, so one job
  * reads them all. */
-static void test_packed_heads(void **state) {
+void test_packed_heads(void **state) {
     static const char *const shapes[] = {
         "pattern=dense causal=0 heads=32 kv_heads=8 q_len=1 kv_len=1500 kv_split=1",
         "pattern=dense heads=8 kv_heads=2 q_len=5 kv_len=1300 kv_split=1",
@@ -340,15 +343,3 @@ static void test_packed_heads(void **state) {
             other_heads_stay(*state, line);
         }
 }
-
-const property bits_properties[] = {
-    {"repeats", test_repeats, 0},
-    {"the floating-point mode of the caller", test_rounding_mode, 0},
-    {"1, 2, 3 and 5 threads", test_threads, 0},
-    {"a range of jobs alone", test_range_alone, 0},
-    {"ranges of jobs", test_ranges, 0},
-    {"ranges under a time limit", test_time_limit, 1},
-    {"batch composition", test_batch_invariance, 0},
-    {"large scores of another packed head", test_packed_heads, 0},
-    {NULL, NULL, 0},
-};

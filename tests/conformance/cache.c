@@ -380,13 +380,12 @@ static const struct {
      1},
     {"pattern=dense heads=4 kv_heads=2 head_dim=24 q_lens=30,2 kv_lens=30,290 kv_dtype=i8", 0},
 };
-enum { PROBLEMS = sizeof problems / sizeof problems[0], APART = 3 };
+enum { PROBLEMS = sizeof problems / sizeof problems[0] };
 
-static void test_pages(void **state) {
+void test_pages(void **state) {
     const test_target *target = *state;
     for (int n = 0; n < PROBLEMS; n++) {
         rig_pair x;
-        if (test_leaves_out(target, n * APART, 0)) continue;
         if (!rig_pair_create(&x, target, problems[n].line)) continue;
         for (int i = 0; i < PAGE_SIZES; i++) {
             if (target->software && i != n % PAGE_SIZES) continue;
@@ -400,11 +399,11 @@ static void test_pages(void **state) {
     }
 }
 
-static void test_slots(void **state) {
+void test_slots(void **state) {
     const test_target *target = *state;
     for (int n = 0; n < PROBLEMS; n++) {
         rig_pair x;
-        if (!problems[n].compact || test_leaves_out(target, n * APART, 0)) continue;
+        if (!problems[n].compact) continue;
         if (!rig_pair_create(&x, target, problems[n].line)) continue;
         for (int i = -1; i < PAGE_SIZES; i++) {
             if (target->software && i != (n + 2) % (PAGE_SIZES + 1) - 1) continue;
@@ -420,7 +419,7 @@ static void test_slots(void **state) {
 
 /* A mask whose heads take different numbers of slots in turn, so that storage groups have no heads
  * in a row. */
-static void test_mask_slots(void **state) {
+void test_mask_slots(void **state) {
     enum { HEADS = 4, BLOCKS = 20 };
     static uint8_t mask[HEADS][BLOCKS][BLOCKS];
     const int64_t shape[3] = {HEADS, BLOCKS, BLOCKS};
@@ -515,7 +514,7 @@ static void check_rows(const cache *c, const rig_outputs *got, const char *what)
 
 /* Ids that are none, among them INT32_MIN and the number of pages, count as absent: neither wild
  * reads nor NaN. Every page of a sequence may be. */
-static void test_absent(void **state) {
+void test_absent(void **state) {
     static const struct {
         const char *line;
         int32_t page;
@@ -538,7 +537,6 @@ static void test_absent(void **state) {
     for (int n = 0; n < (int)(sizeof cases / sizeof cases[0]); n++) {
         rig_pair x;
         cache c;
-        if (test_leaves_out(target, n * APART, 0)) continue;
         if (!rig_pair_create(&x, target, cases[n].line)) continue;
         const options opt = {
             .page = cases[n].page, .compact = cases[n].compact, .absent = cases[n].absent};
@@ -555,7 +553,7 @@ static void test_absent(void **state) {
 /* ------------------------------------------------------------------ places past 2^31 */
 
 /* Pages whose elements lie on both sides of 2^31 of them, by a sparse mapping. */
-static void test_far_pages(void **state) {
+void test_far_pages(void **state) {
     const char *line = "pattern=dense heads=2 kv_heads=1 head_dim=16 q_len=3 kv_len=70 dtype=f16";
     const test_target *target = *state;
     rig_pair x;
@@ -569,7 +567,7 @@ static void test_far_pages(void **state) {
 /* ------------------------------------------------------------------ refusals */
 
 /* What a run of a plan with pages or pools refuses, by the name of the field. */
-static void test_refusals(void **state) {
+void test_refusals(void **state) {
     const test_target *target = *state;
     rig r;
     rig_create(&r, target,
@@ -659,7 +657,7 @@ static void test_refusals(void **state) {
 }
 
 /* A layout that drops nothing cannot be compact. */
-static void test_compact_refused(void **state) {
+void test_compact_refused(void **state) {
     const test_target *target = *state;
     rig r;
     rig_create(&r, target,
@@ -677,14 +675,3 @@ static void test_compact_refused(void **state) {
                  "tess_plan_create", "flags");
     rig_release(&r);
 }
-
-const property cache_properties[] = {
-    {"slots of a mask", test_mask_slots, 0},
-    {"absent pages", test_absent, 0},
-    {"pages past 2^31 elements", test_far_pages, 0},
-    {"refusals of pools and tables", test_refusals, 1},
-    {"refusal of slots", test_compact_refused, 1},
-    {"pages", test_pages, 0},
-    {"slots", test_slots, 0},
-    {NULL, NULL, 0},
-};

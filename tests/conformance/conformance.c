@@ -283,6 +283,17 @@ static int make_list(const settings *x, problem_list *list) {
 }
 
 /* Every problem on every target is a test. Returns how many fail. */
+/* Whether a target leaves out problem `n` of the list. One that cannot be read fails everywhere. */
+static int leaves_out(const problem_list *list, int n, const test_target *target) {
+    problem p;
+    char error[512];
+    if (list->flops && list->flops[n] > LIST_FLOPS / 4 && test_leaves_heavy(target, n)) return 1;
+    if (problem_parse(&p, list->lines[n], error, sizeof error) != 0) return 0;
+    const int out = test_leaves_out(target, n, p.dtype, p.head_dim);
+    problem_free(&p);
+    return out;
+}
+
 static int run_list(const settings *x, problem_list *list, test_targets *targets) {
     const size_t most = (size_t)(list->count + 2) * (size_t)targets->count + 2;
     struct CMUnitTest *tests = calloc(most, sizeof *tests);
@@ -298,9 +309,8 @@ static int run_list(const settings *x, problem_list *list, test_targets *targets
                                                test_lines_reproduce, NULL, NULL, list};
     }
     for (int n = x->shard; n < list->count; n += x->shards * x->every) {
-        const int heavy = list->flops && list->flops[n] > LIST_FLOPS / 4;
         for (int t = 0; t < targets->count; t++) {
-            if (!x->single && test_leaves_out(&targets->items[t], n, heavy)) continue;
+            if (!x->single && leaves_out(list, n, &targets->items[t])) continue;
             offered[t]++;
             cases[n_cases] = (one_case){list->lines[n], &targets->items[t],
                                         x->single || x->random_count >= 0 ? 0 : LIST_FLOPS,

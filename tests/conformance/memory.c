@@ -50,7 +50,7 @@ static rig_view view_of(const rig *r, tess_role role, int order, int64_t gap, in
     return v;
 }
 
-static void test_strides_and_offsets(void **state) {
+void test_strides_and_offsets(void **state) {
     for (int n = 0; n < LINES; n++) {
         rig_pair x;
         if (!rig_pair_create(&x, *state, lines[n])) continue;
@@ -75,7 +75,7 @@ static void test_strides_and_offsets(void **state) {
 
 /* Stride 0: one query for every head, one key and value head for every kv head, one sequence of
  * keys for the whole batch. */
-static void test_broadcast_inputs(void **state) {
+void test_broadcast_inputs(void **state) {
     for (int n = 0; n < 2; n++) {
         rig r;
         rig_create(&r, *state, lines[n], NULL, NULL);
@@ -112,7 +112,7 @@ static void test_broadcast_inputs(void **state) {
 }
 
 /* The plain run's workspace holds zeros. */
-static void test_workspace_contents(void **state) {
+void test_workspace_contents(void **state) {
     static const int bytes[] = {0xff, 0x7f};
     for (int n = 0; n < LINES; n++) {
         rig_pair x;
@@ -136,7 +136,7 @@ static void poison(const rig *r, int role, void *data, int64_t batch, int64_t to
 }
 
 /* Key blocks that no query of any head of the group keeps hold NaN. */
-static void test_poisoned_blocks(void **state) {
+void test_poisoned_blocks(void **state) {
     static const char *const sparse[] = {
         "pattern=s2 block=16 local=2 stride=5 heads=4 kv_heads=4 head_dim=32 q_len=20 kv_len=411",
         "pattern=s2 block=16 local=1 stride=7 offset=1 heads=4 kv_heads=2 head_dim=64 q_len=1 "
@@ -188,7 +188,7 @@ static void test_poisoned_blocks(void **state) {
 
 /* A block that one head of the group keeps and another does not: the other head's rows must not
  * change. */
-static void test_poison_of_another_head(void **state) {
+void test_poison_of_another_head(void **state) {
     rig r;
     rig_create(
         &r, *state,
@@ -246,7 +246,7 @@ static void set_lengths(tess_plan_desc *desc, void *user) {
 
 /* A padded batch with a length for each sequence: rows past a length are neither read nor written,
  * and the rest equals the packed batch. */
-static void test_padded_equals_packed(void **state) {
+void test_padded_equals_packed(void **state) {
     static const char *const packed_lines[] = {
         "pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 head_dim=40 q_lens=33,1,0,50,7 "
         "kv_lens=120,77,19,50,0 batch_invariant=1",
@@ -316,7 +316,7 @@ static void test_padded_equals_packed(void **state) {
     }
 }
 
-static void test_without_lse(void **state) {
+void test_without_lse(void **state) {
     for (int n = 0; n < LINES; n++) {
         rig_pair x;
         if (!rig_pair_create(&x, *state, lines[n])) continue;
@@ -326,14 +326,3 @@ static void test_without_lse(void **state) {
         rig_pair_release(&x);
     }
 }
-
-const property memory_properties[] = {
-    {"strides and element offsets 0..15", test_strides_and_offsets, 0},
-    {"inputs with stride 0", test_broadcast_inputs, 0},
-    {"contents of the workspace do not matter", test_workspace_contents, 0},
-    {"NaN in blocks that nobody keeps", test_poisoned_blocks, 0},
-    {"NaN in blocks of another head", test_poison_of_another_head, 0},
-    {"padded lengths equal the packed batch", test_padded_equals_packed, 0},
-    {"o without lse", test_without_lse, 0},
-    {NULL, NULL, 0},
-};

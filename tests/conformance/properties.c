@@ -7,6 +7,40 @@
 
 #include "common/testlib.h"
 
+typedef struct property {
+    const char *group, *name;
+    void (*test)(void **state);
+    int once;
+} property;
+
+#define PROPERTY_ROW(group, test, once, name) {#group, name, test, once},
+static const property properties[] = {PROPERTIES(PROPERTY_ROW)};
+enum { N_PROPERTIES = sizeof properties / sizeof *properties };
+
+/* Runs the group that begins at `first` on every target that takes it, and returns how many tests
+ * failed. */
+static int run_group(test_targets *targets, int first, int end) {
+    const size_t most = (size_t)(end - first) * (size_t)targets->count + 1;
+    size_t n_tests = 0;
+    struct CMUnitTest *tests = calloc(most, sizeof *tests);
+    char(*titles)[160] = calloc(most, sizeof *titles);
+    if (!tests || !titles) exit(1);
+    for (int n = first; n < end; n++)
+        for (int t = 0; t < targets->count; t++) {
+            const property *p = &properties[n];
+            test_target *target = &targets->items[t];
+            if (p->once ? target->kernel[0] != '\0' : test_is_repetition(target)) continue;
+            snprintf(titles[n_tests], sizeof titles[0], "%s [%s %s]", p->name, target->id,
+                     target->kernel);
+            tests[n_tests] = (struct CMUnitTest){titles[n_tests], p->test, NULL, NULL, target};
+            n_tests++;
+        }
+    const int failed = _cmocka_run_group_tests(properties[first].group, tests, n_tests, NULL, NULL);
+    free(tests);
+    free(titles);
+    return failed;
+}
+
 int main(int argc, char **argv) {
     const char *backend = NULL, *only = NULL;
     for (int n = 1; n < argc; n++) {
@@ -14,40 +48,24 @@ int main(int argc, char **argv) {
             backend = argv[++n];
         else if (strcmp(argv[n], "--only") == 0 && n + 1 < argc)
             only = argv[++n];
+        else if (strcmp(argv[n], "--test") == 0 && n + 1 < argc)
+            cmocka_set_test_filter(argv[++n]);
         else {
-            fprintf(stderr, "usage: %s [--device BACKEND] [--only GROUP]\n", argv[0]);
+            fprintf(stderr, "usage: %s [--device BACKEND] [--only GROUP] [--test TITLE]\n",
+                    argv[0]);
             return 2;
         }
     }
-    static const char *const names[] = {"memory", "bits", "values", "sizes", "cache"};
-    static const property *const groups[] = {memory_properties, bits_properties, value_properties,
-                                             size_properties, cache_properties};
     test_targets targets;
     const int absent = test_targets_open(&targets, backend, TEST_EACH_KERNEL);
     if (absent != 0) return absent;
     int failed = 0, groups_run = 0;
-    for (size_t g = 0; g < sizeof groups / sizeof groups[0]; g++) {
-        if (only && strcmp(only, names[g]) != 0) continue;
-        size_t n_properties = 0, n_tests = 0;
-        while (groups[g][n_properties].name) n_properties++;
-        struct CMUnitTest *tests = calloc(n_properties * (size_t)targets.count + 1, sizeof *tests);
-        char(*titles)[160] = calloc(n_properties * (size_t)targets.count + 1, sizeof *titles);
-        if (!tests || !titles) exit(1);
-        for (size_t n = 0; n < n_properties; n++)
-            for (int t = 0; t < targets.count; t++) {
-                test_target *target = &targets.items[t];
-                if (groups[g][n].once ? target->kernel[0] != '\0' : test_is_repetition(target))
-                    continue;
-                snprintf(titles[n_tests], sizeof titles[0], "%s [%s %s]", groups[g][n].name,
-                         target->id, target->kernel);
-                tests[n_tests] =
-                    (struct CMUnitTest){titles[n_tests], groups[g][n].test, NULL, NULL, target};
-                n_tests++;
-            }
-        failed |= _cmocka_run_group_tests(names[g], tests, n_tests, NULL, NULL);
+    for (int first = 0, end; first < N_PROPERTIES; first = end) {
+        const char *group = properties[first].group;
+        for (end = first; end < N_PROPERTIES && strcmp(properties[end].group, group) == 0;) end++;
+        if (only && strcmp(only, group) != 0) continue;
+        failed |= run_group(&targets, first, end);
         groups_run++;
-        free(tests);
-        free(titles);
     }
     test_targets_close(&targets);
     return failed != 0 || groups_run == 0;

@@ -1,21 +1,48 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Properties, each tested on every device and every kernel found; the state of each is a
- * test_target. */
+ * test_target. A group is the file that has its tests. */
 #ifndef TESSERA_TESTS_CONFORMANCE_PROPERTIES_H
 #define TESSERA_TESTS_CONFORMANCE_PROPERTIES_H
 
-typedef struct property {
-    const char *name;
-    void (*test)(void **state);
-    int once; /* on the plan's own choice of kernel only */
-} property;
+/* X(group, test, once, name); `once`: on the plan's own choice of kernel only. */
+#define PROPERTIES(X)                                                                         \
+    X(memory, test_strides_and_offsets, 0, "strides and element offsets 0..15")               \
+    X(memory, test_broadcast_inputs, 0, "inputs with stride 0")                               \
+    X(memory, test_workspace_contents, 0, "contents of the workspace do not matter")          \
+    X(memory, test_poisoned_blocks, 0, "NaN in blocks that nobody keeps")                     \
+    X(memory, test_poison_of_another_head, 0, "NaN in blocks of another head")                \
+    X(memory, test_padded_equals_packed, 0, "padded lengths equal the packed batch")          \
+    X(memory, test_without_lse, 0, "o without lse")                                           \
+    X(bits, test_repeats, 0, "repeats")                                                       \
+    X(bits, test_rounding_mode, 0, "the floating-point mode of the caller")                   \
+    X(bits, test_threads, 0, "1, 2, 3 and 5 threads")                                         \
+    X(bits, test_range_alone, 0, "a range of jobs alone")                                     \
+    X(bits, test_ranges, 0, "ranges of jobs")                                                 \
+    X(bits, test_time_limit, 1, "ranges under a time limit")                                  \
+    X(bits, test_batch_invariance, 0, "batch composition")                                    \
+    X(bits, test_packed_heads, 0, "large scores of another packed head")                      \
+    X(values, test_context_parallel_dense, 0, "context-parallel ranks of dense attention")    \
+    X(values, test_context_parallel_s2, 0, "context-parallel ranks of S2 attention")          \
+    X(values, test_rows_without_keys, 0, "rows without keys")                                 \
+    X(values, test_nothing_to_do, 0, "empty batches and sequences")                           \
+    X(values, test_scores_of_any_size, 0, "scores of any size")                               \
+    X(values, test_large_scores_split, 0, "large scores, split")                              \
+    X(values, test_scale_beyond_floats, 0, "a scale whose products no float holds")           \
+    X(values, test_negative_scale, 0, "negative scale")                                       \
+    X(values, test_wrong_pattern_is_seen, 1, "a wrong pattern is seen")                       \
+    X(values, test_wrong_offset_shows_everywhere, 1, "a wrong offset shows in most elements") \
+    X(values, test_damaged_output_is_seen, 1, "a damaged output is seen")                     \
+    X(sizes, test_stretched, 0, "2^31 elements and 2^32 bytes")                               \
+    X(sizes, test_many_heads_and_sequences, 0, "more than 65,535 heads and sequences")        \
+    X(cache, test_mask_slots, 0, "slots of a mask")                                           \
+    X(cache, test_absent, 0, "absent pages")                                                  \
+    X(cache, test_far_pages, 0, "pages past 2^31 elements")                                   \
+    X(cache, test_refusals, 1, "refusals of pools and tables")                                \
+    X(cache, test_compact_refused, 1, "refusal of slots")                                     \
+    X(cache, test_pages, 0, "pages")                                                          \
+    X(cache, test_slots, 0, "slots")
 
-extern const property memory_properties[]; /* memory.c: strides, offsets, poison */
-/* bits.c: repeats, threads, ranges, batch composition, packed heads */
-extern const property bits_properties[];
-/* values.c: partitions, LSE, empty rows, wrong patterns are seen */
-extern const property value_properties[];
-extern const property size_properties[];  /* sizes.c: both sides of 2^31 and 2^32 */
-extern const property cache_properties[]; /* cache.c: pages and slots of K and V */
+#define PROPERTY_TEST(group, test, once, name) void test(void **state);
+PROPERTIES(PROPERTY_TEST)
 
 #endif

@@ -24,6 +24,11 @@ void rig_create(rig *r, const test_target *target, const char *line,
     memset(r, 0, sizeof *r);
     r->target = target;
     if (problem_parse(&r->p, line, error, sizeof error) != 0) fail_msg("%s: %s", line, error);
+    if (test_other_turn(target, r->p.dtype, r->p.head_dim)) {
+        problem_free(&r->p);
+        r->refused = 1;
+        return;
+    }
     tess_runtime *runtime = test_runtime(0);
     assert_ok(problem_layout(&r->p, runtime, &r->layout));
     tess_runtime_release(runtime);

@@ -27,7 +27,8 @@ typedef struct rig {
     void *data[3];     /* Q, K, V, contiguous */
     float *scales[2];  /* of K and V of 8 bits, contiguous */
     uint64_t bytes[5]; /* of the contiguous tensors */
-    int refused;       /* the forced kernel does not take this problem; nothing else is set */
+    int refused; /* the forced kernel does not take this problem, or it is not its turn; nothing
+                    else is set */
 } rig;
 
 /* Makes the problem of `line` ready on a target. `edit` (may be NULL) changes the plan's

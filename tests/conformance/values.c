@@ -61,7 +61,7 @@ static void sums_free(sums *s) {
 
 /* Each rank holds one run of keys and queries. It sees the keys of earlier ranks whole and its own
  * in causal order. There is one head, so that a run of rows is contiguous. */
-static void test_context_parallel_dense(void **state) {
+void test_context_parallel_dense(void **state) {
     enum { RANKS = 4, SHARE = 75, D = 64, ALL = RANKS * SHARE };
     rig whole;
     char line[256];
@@ -97,7 +97,7 @@ static void test_context_parallel_dense(void **state) {
 
 /* The blocks of an S2 pattern dealt to three ranks, each with a block mask of its own; some rows
  * see no key of some rank. */
-static void test_context_parallel_s2(void **state) {
+void test_context_parallel_s2(void **state) {
     enum {
         HEADS = 3,
         D = 32,
@@ -166,7 +166,7 @@ typedef struct empty_case {
     int64_t empty; /* rows of each head that keep no key, from the first one */
 } empty_case;
 
-static void test_rows_without_keys(void **state) {
+void test_rows_without_keys(void **state) {
     static const empty_case cases[] = {
         {"pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 head_dim=32 q_len=90 kv_len=31",
          59},
@@ -204,7 +204,7 @@ static void test_rows_without_keys(void **state) {
     }
 }
 
-static void test_nothing_to_do(void **state) {
+void test_nothing_to_do(void **state) {
     static const char *const cases[] = {
         ("pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 head_dim=32 batch=0 q_len=5 "
          "kv_len=9"),
@@ -226,7 +226,7 @@ static void test_nothing_to_do(void **state) {
 
 /* ------------------------------------------------------------------ scores */
 
-static void test_scores_of_any_size(void **state) {
+void test_scores_of_any_size(void **state) {
     static const char *const cases[] = {
         "pattern=s2 block=16 local=2 stride=3 heads=2 head_dim=64 q_len=40 kv_len=300 scale=40",
         "pattern=s2 block=16 local=2 stride=3 heads=2 head_dim=64 q_len=40 kv_len=300 scale=1e-30",
@@ -274,7 +274,7 @@ static void exact_scores(rig *r, float size) {
 
 /* Only differences of scores count, however large the scores are. Splitting the keys must not lose
  * them. */
-static void test_large_scores_split(void **state) {
+void test_large_scores_split(void **state) {
     static const char *const dtypes[] = {"f32", "f16", "bf16"};
     static const int splits[] = {1, 2, 3, 7, 33};
     for (int d = 0; d < 3; d++)
@@ -303,7 +303,7 @@ static void test_large_scores_split(void **state) {
 
 /* The largest legal scale, with scores whose product with it overflows a float. Only the keys with
  * the highest scores count, and those scores are equal here. */
-static void test_scale_beyond_floats(void **state) {
+void test_scale_beyond_floats(void **state) {
     for (int split = 1; split <= 3; split += 2) {
         char line[256];
         snprintf(line, sizeof line,
@@ -337,7 +337,7 @@ static void negative_scale(tess_plan_desc *desc, void *user) {
     desc->scale = -0.25f;
 }
 
-static void test_negative_scale(void **state) {
+void test_negative_scale(void **state) {
     static const char *const dtypes[] = {"f32", "f16", "bf16"};
     static const double tolerances[] = {1e-5, 2e-3, 0x1p-7};
     for (int n = 0; n < 6; n++) {
@@ -399,7 +399,7 @@ static const wrong_case wrong_cases[] = {
 
 /* A result must not pass against the reference of another pattern, in any type, even with the scale
  * that flattens the softmax most. */
-static void test_wrong_pattern_is_seen(void **state) {
+void test_wrong_pattern_is_seen(void **state) {
     static const char *const dtypes[] = {"f32", "f16", "bf16"};
     const test_target *target = *state;
     for (size_t n = 0; n < sizeof wrong_cases / sizeof wrong_cases[0]; n++)
@@ -432,7 +432,7 @@ static void test_wrong_pattern_is_seen(void **state) {
 
 /* With these inputs a wrong offset must not hide: most elements are off by more than the original's
  * own tolerance. */
-static void test_wrong_offset_shows_everywhere(void **state) {
+void test_wrong_offset_shows_everywhere(void **state) {
     rig r;
     rig_create(&r, *state, "pattern=s2 block=16 local=2 stride=4" SHAPE "dtype=f16", NULL, NULL);
     uint16_t *o = rig_room(r.bytes[TESS_ROLE_O]);
@@ -460,7 +460,7 @@ static void test_wrong_offset_shows_everywhere(void **state) {
 
 /* A damaged byte in an output, an LSE that is off, and a guard word that was hit are seen as
  * well. */
-static void test_damaged_output_is_seen(void **state) {
+void test_damaged_output_is_seen(void **state) {
     const test_target *target = *state;
     char error[512];
     problem p;
@@ -517,18 +517,3 @@ static void test_damaged_output_is_seen(void **state) {
     instance_release(&x);
     problem_free(&p);
 }
-
-const property value_properties[] = {
-    {"context-parallel ranks of dense attention", test_context_parallel_dense, 0},
-    {"context-parallel ranks of S2 attention", test_context_parallel_s2, 0},
-    {"rows without keys", test_rows_without_keys, 0},
-    {"empty batches and sequences", test_nothing_to_do, 0},
-    {"scores of any size", test_scores_of_any_size, 0},
-    {"large scores, split", test_large_scores_split, 0},
-    {"a scale whose products no float holds", test_scale_beyond_floats, 0},
-    {"negative scale", test_negative_scale, 0},
-    {"a wrong pattern is seen", test_wrong_pattern_is_seen, 1},
-    {"a wrong offset shows in most elements", test_wrong_offset_shows_everywhere, 1},
-    {"a damaged output is seen", test_damaged_output_is_seen, 1},
-    {NULL, NULL, 0},
-};

@@ -150,6 +150,9 @@ static const char split_line[] = "pattern=s2 block=16 local=2 stride=3 heads=4 k
 static const char many_line[] =
     "pattern=dense heads=20 q_len=3 kv_len=40 head_dim=64 dtype=f16 batch=2";
 
+static const char mixed_line[] = "pattern=dense heads=4 kv_heads=1 q_lens=70,2,1 "
+                                 "kv_lens=333,90,200 head_dim=72 dtype=bf16 kv_split=3";
+
 /* ------------------------------------------------------------------ the order of calls */
 
 /* The log since the last note, under a heading. */
@@ -278,6 +281,8 @@ static void test_sm90(void **state) {
     life("cuda_sm90_odd", "sm_90", split_line, "cuda/sm90", 6);
     /* jobs are counted on the device */
     life("cuda_sm90_many", "sm_90", many_line, "cuda/sm90", 0);
+    /* a kernel for few rows beside it */
+    life("cuda_sm90_mixed", "sm_90", mixed_line, NULL, 0);
 }
 
 /* A step of a server: the kernels that write a cache are loaded once, and then only launched. */
@@ -588,11 +593,9 @@ int main(int argc, char **argv) {
     find_backend(runtime, backend, &info);
     tess_runtime_release(runtime);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_listing),     cmocka_unit_test(test_two_devices),
-        cmocka_unit_test(test_wrapping),    cmocka_unit_test(test_images),
-        cmocka_unit_test(test_images_sm80), cmocka_unit_test(test_images_decode),
-        cmocka_unit_test(test_portable),    cmocka_unit_test(test_sm80),
-        cmocka_unit_test(test_decode),      cmocka_unit_test(test_sm90),
-        cmocka_unit_test(test_serving),     cmocka_unit_test(test_run_calls)};
+        TEST(test_listing),  TEST(test_two_devices), TEST(test_wrapping),
+        TEST(test_images),   TEST(test_images_sm80), TEST(test_images_decode),
+        TEST(test_portable), TEST(test_sm80),        TEST(test_decode),
+        TEST(test_sm90),     TEST(test_serving),     TEST(test_run_calls)};
     return cmocka_run_group_tests_name("calls of a driver", tests, NULL, NULL);
 }

@@ -396,17 +396,27 @@ static int not_capturing(void *handle) {
     return fake_misuse(CAPTURE_UNSUPPORTED, "a captured stream is waited for");
 }
 
-int fake_stream_create(void **stream) {
-    if (!fake_current()) return fake_misuse(INVALID_CONTEXT, "a stream without a current context");
-    *stream = create(FAKE_STREAM);
-    fake_note(": %s", fake_name(*stream));
+/* A stream or event of the current context. */
+static int create_here(int kind, void **object) {
+    if (!fake_current())
+        return fake_misuse(INVALID_CONTEXT, "%s without a current context", kind_names[kind]);
+    *object = create(kind);
+    fake_note(": %s", fake_name(*object));
     return OK;
 }
 
+/* Whether an object can be destroyed, or a code. */
+static int check_last(void *object, int kind) {
+    fake_note(" %s", fake_name(object));
+    if (exists(object, kind)) return OK;
+    return fake_misuse(INVALID_HANDLE, "this is no %s to be destroyed", kind_names[kind]);
+}
+
+int fake_stream_create(void **stream) { return create_here(FAKE_STREAM, stream); }
+
 int fake_stream_destroy(void *stream) {
-    fake_note(" %s", fake_name(stream));
-    if (!exists(stream, FAKE_STREAM))
-        return fake_misuse(INVALID_HANDLE, "this is no stream to be destroyed");
+    const int code = check_last(stream, FAKE_STREAM);
+    if (code != OK) return code;
     flush(stream);
     destroy(stream);
     return OK;
@@ -429,17 +439,11 @@ int fake_stream_wait(void *stream) {
     return code;
 }
 
-int fake_event_create(void **event) {
-    if (!fake_current()) return fake_misuse(INVALID_CONTEXT, "an event without a current context");
-    *event = create(FAKE_EVENT);
-    fake_note(": %s", fake_name(*event));
-    return OK;
-}
+int fake_event_create(void **event) { return create_here(FAKE_EVENT, event); }
 
 int fake_event_destroy(void *event) {
-    fake_note(" %s", fake_name(event));
-    if (!exists(event, FAKE_EVENT))
-        return fake_misuse(INVALID_HANDLE, "this is no event to be destroyed");
+    const int code = check_last(event, FAKE_EVENT);
+    if (code != OK) return code;
     flush_all();
     destroy(event);
     return OK;
@@ -528,9 +532,8 @@ int fake_module_load(void **module, const char *image) {
 }
 
 int fake_module_unload(void *module) {
-    fake_note(" %s", fake_name(module));
-    if (!exists(module, FAKE_MODULE))
-        return fake_misuse(INVALID_HANDLE, "this is no module to be unloaded");
+    const int code = check_last(module, FAKE_MODULE);
+    if (code != OK) return code;
     flush_all();
     for (function **at = &functions; *at;) {
         function *f = *at;

@@ -36,12 +36,13 @@ static fake_control *control;
 static const char *backend, *arch;
 
 /* Two bytes an element, so that the kernels for tensor cores take it where they are; more rows than
- * the decode kernel takes, and as few as it does; enough jobs for Hopper's job counter, and merges.
- */
-#define LINE(q_len)                                                             \
-    "pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=1 q_len=" #q_len " " \
-    "kv_len=90 head_dim=16 dtype=f16 kv_split=3"
-static const char line[] = LINE(9), decode_line[] = LINE(1);
+ * the decode kernel takes, and beside them as few as it does; enough jobs for Hopper's job counter,
+ * and merges. */
+#define LINE(lengths)                                                  \
+    "pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=1 " lengths \
+    " head_dim=16 dtype=f16 kv_split=3"
+static const char line[] = LINE("q_len=9 kv_len=90"),
+                  mixed_line[] = LINE("q_lens=9,1 kv_lens=90,70");
 
 static void reset(void) {
     memset(control, 0, sizeof *control);
@@ -129,24 +130,24 @@ static tess_status use_plan(tess_device *device, const problem *p, int *seen) {
 static tess_status live_once(test_heap *heap, int *opened, int *seen) {
     tess_runtime *runtime = runtime_with(heap);
     tess_device *device = NULL;
-    problem p, decode;
-    int decode_seen = 0;
+    problem p, mixed;
+    int mixed_seen = 0;
     char error[256];
     assert_int_equal(problem_parse(&p, line, error, sizeof error), 0);
-    assert_int_equal(problem_parse(&decode, decode_line, error, sizeof error), 0);
+    assert_int_equal(problem_parse(&mixed, mixed_line, error, sizeof error), 0);
     *seen = 0;
     tess_status status = open_device(runtime, 0, &device);
     *opened = status == TESS_OK;
     if (status == TESS_OK) status = use_memory(device);
     if (status == TESS_OK) status = use_plan(device, &p, seen);
-    if (status == TESS_OK) status = use_plan(device, &decode, &decode_seen);
+    if (status == TESS_OK) status = use_plan(device, &mixed, &mixed_seen);
     if (status == TESS_OK) status = serve_once(runtime, device);
     if (*opened && status == TESS_ERROR_DEVICE_LOST) stays_lost(device);
     tess_device_release(device);
     tess_runtime_release(runtime);
     problem_free(&p);
-    problem_free(&decode);
-    if (status == TESS_OK && decode_seen != 1) *seen = decode_seen;
+    problem_free(&mixed);
+    if (status == TESS_OK && mixed_seen != 1) *seen = mixed_seen;
     return status;
 }
 
@@ -227,12 +228,6 @@ static int is_right(tess_status status, int code, int opened, int seen) {
     }
 }
 
-static void inject(int call, int code, int sticky) {
-    reset();
-    control->fail_at = call;
-    control->code = code;
-    control->sticky = sticky;
-}
 LIFE_TESTS(control, 100, MOST_CALLS)
 
 /* Two devices of one backend: one is lost in its k-th call, the other goes on, and the first can be
@@ -291,10 +286,8 @@ static long again_live(void) {
 
 static void test_same_plan_again(void **state) {
     (void)state;
-    static const struct {
-        int code;
-        tess_status status;
-    } codes[] = {{OUT_OF_MEMORY, TESS_ERROR_OUT_OF_MEMORY}, {INVALID_VALUE, TESS_ERROR_NATIVE}};
+    static const again_fault codes[] = {{OUT_OF_MEMORY, TESS_ERROR_OUT_OF_MEMORY},
+                                        {INVALID_VALUE, TESS_ERROR_NATIVE}};
     const again ways[] = {{again_fail, failures, failed, again_run, again_live},
                           {again_fail, failures, failed, again_run_timed, again_live}};
     test_heap heap;
@@ -362,16 +355,7 @@ static void test_same_device_again(void **state) {
     }
 }
 
-static void test_server_again(void **state) {
-    (void)state;
-    const again a = {.inject = again_fail, .failures = failures, .failed = failed};
-    test_heap heap;
-    test_heap_init(&heap, 0, 0);
-    reset();
-    again_code = OUT_OF_MEMORY;
-    server_again(&heap, id_of(0), &a, TESS_ERROR_OUT_OF_MEMORY);
-    nothing_lives(&heap, 0);
-}
+SERVER_TEST(OUT_OF_MEMORY, id_of(0))
 
 /* Work that never ends: a wait ends at its limit, and the device stays usable. */
 static void test_wait_ends(void **state) {
@@ -432,11 +416,11 @@ int main(int argc, char **argv) {
     control = driver->control;
     /* The quick ones first: they find most of what is wrong. */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_wait_ends),
-        cmocka_unit_test(test_little_memory),
-        cmocka_unit_test(test_same_plan_again),
-        cmocka_unit_test(test_same_device_again),
-        cmocka_unit_test(test_server_again),
+        TEST(test_wait_ends),
+        TEST(test_little_memory),
+        TEST(test_same_plan_again),
+        TEST(test_same_device_again),
+        TEST(test_server_again),
         LIFE_TEST("no memory, once", test_calls_fail, OUT_OF_MEMORY, 0),
         LIFE_TEST("no memory from then on", test_calls_fail, OUT_OF_MEMORY, 1),
         LIFE_TEST("lost, once", test_calls_fail, LAUNCH_FAILED, 0),
@@ -445,8 +429,8 @@ int main(int argc, char **argv) {
         LIFE_TEST("invalid image from then on", test_calls_fail, INVALID_IMAGE, 1),
         LIFE_TEST("unexpected, once", test_calls_fail, INVALID_VALUE, 0),
         LIFE_TEST("unexpected from then on", test_calls_fail, INVALID_VALUE, 1),
-        cmocka_unit_test(test_no_host_memory),
-        cmocka_unit_test(test_other_device_goes_on),
+        TEST(test_no_host_memory),
+        TEST(test_other_device_goes_on),
     };
     return cmocka_run_group_tests_name("faults of a driver", tests, NULL, NULL);
 }

@@ -138,7 +138,6 @@ static void test_many_devices(void **state) {
 int main(int argc, char **argv) {
     if (argc != 2) return 2;
     backend = argv[1];
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_one_device),
-                                       cmocka_unit_test(test_many_devices)};
+    const struct CMUnitTest tests[] = {TEST(test_one_device), TEST(test_many_devices)};
     return cmocka_run_group_tests_name("a driver and many threads", tests, NULL, NULL);
 }

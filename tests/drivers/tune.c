@@ -39,7 +39,7 @@ static void run(const char *rules, const char *words, char kernel[64]) {
         desc.tune_file = path;
     }
     test_logged[0] = '\0';
-    snprintf(line, sizeof line, "heads=4 kv_heads=2 kv_len=90 head_dim=16 %s", words);
+    snprintf(line, sizeof line, "heads=4 kv_heads=2 head_dim=16 %s", words);
     assert_int_equal(problem_parse(&p, line, error, sizeof error), 0);
     assert_ok(tess_runtime_create(&desc, &runtime));
     assert_ok(tess_device_open(runtime, &open, &device));
@@ -55,10 +55,11 @@ static void run(const char *rules, const char *words, char kernel[64]) {
     tess_runtime_release(runtime);
 }
 
-#define DENSE_F16 "q_len=9 dtype=f16 pattern=dense"
-#define LONG_F16  "q_len=90 dtype=f16 pattern=dense"
-#define S2_F16    "q_len=90 dtype=f16 block=16 local=2 stride=3"
-#define DENSE_F32 "q_len=9 dtype=f32 pattern=dense"
+#define DENSE_F16 "q_len=9 kv_len=90 dtype=f16 pattern=dense"
+#define LONG_F16  "q_len=90 kv_len=90 dtype=f16 pattern=dense"
+#define S2_F16    "q_len=90 kv_len=90 dtype=f16 block=16 local=2 stride=3"
+#define MIXED_F16 "q_lens=90,2 kv_lens=90,90 dtype=f16 pattern=dense"
+#define DENSE_F32 "q_len=9 kv_len=90 dtype=f32 pattern=dense"
 
 /* The backend's own table. A kernel that the build lacks is skipped, so either of the two is right
  * where the rule says sm80. */
@@ -80,6 +81,17 @@ static void test_own_table(void **state) {
     }
     run(NULL, DENSE_F16, kernel);
     if (strcmp(arch, "sm_90") == 0) assert_string_equal(kernel, "cuda/decode");
+    /* The rule's kernel for few rows, and its next one for the other sequence. */
+    run(NULL, MIXED_F16, kernel);
+    if (strcmp(arch, "sm_90") == 0) {
+        assert_string_equal(kernel, "cuda/sm90");
+        assert_logged("cuda/decode accepts: dtype f16, head_dim 16, for q_len of at most 16\n");
+        assert_logged("cuda:0: cuda/decode is preferred by the table of cuda line 3 (measured)");
+        assert_logged("cuda:0: cuda/sm90 is preferred by the table of cuda line 3 (measured)");
+        run("kernel=cuda/sm90\n", MIXED_F16, kernel);
+        assert_string_equal(kernel, "cuda/sm90");
+        assert_null(strstr(test_logged, "cuda/decode"));
+    }
     run(NULL, DENSE_F32, kernel); /* of which the table says nothing */
     assert_string_equal(kernel, "cuda/portable");
     assert_null(strstr(test_logged, "prefer"));
@@ -125,9 +137,7 @@ int main(int argc, char **argv) {
     const int file = mkstemp(path);
     if (file < 0) return 1;
     close(file);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_own_table),
-                                       cmocka_unit_test(test_file),
-                                       cmocka_unit_test(test_refusals)};
+    const struct CMUnitTest tests[] = {TEST(test_own_table), TEST(test_file), TEST(test_refusals)};
     const int failed =
         cmocka_run_group_tests_name("tune tables of a driver's backend", tests, NULL, NULL);
     unlink(path);

@@ -334,13 +334,9 @@ static void host_faults(const char *id, const char *backend_path) {
     assert_in_range(k, 20, MOST_FAULTS - 1); /* fewer would mean that the allocator is not used */
 }
 
-static void test_host_faults_cpu(void **state) {
+static void test_host_faults(void **state) {
     (void)state;
     host_faults("cpu", "");
-}
-
-static void test_host_faults_device(void **state) {
-    (void)state;
     no_device_fails();
     host_faults("fake:0", fake_path);
     assert_true(control->devices == 0 && control->buffers == 0 && control->states == 0 &&
@@ -593,13 +589,9 @@ static void cycles(const char *id, const char *backend_path) {
         fail_msg("%d cycles take %lld KiB more", count, (long long)(grown / 1024));
 }
 
-static void test_cycles_cpu(void **state) {
+static void test_cycles(void **state) {
     (void)state;
     cycles("cpu", "");
-}
-
-static void test_cycles_device(void **state) {
-    (void)state;
     no_device_fails();
     cycles("fake:1", fake_path);
 }
@@ -645,11 +637,10 @@ int main(int argc, char **argv) {
     uint64_t seed = 7;
     for (int n = 0; n < ROOM; n++) inputs[n] = (float)test_between(&seed, -1000, 1000) / 500;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_host_faults_cpu),       cmocka_unit_test(test_host_faults_device),
-        cmocka_unit_test(test_server_faults),         cmocka_unit_test(test_giving_up),
-        cmocka_unit_test(test_backend_out_of_memory), cmocka_unit_test(test_backend_native),
-        cmocka_unit_test(test_backend_lost),          cmocka_unit_test(test_cycles_cpu),
-        cmocka_unit_test(test_cycles_device),         cmocka_unit_test(test_runs),
+        TEST(test_host_faults),    TEST(test_server_faults),
+        TEST(test_giving_up),      TEST(test_backend_out_of_memory),
+        TEST(test_backend_native), TEST(test_backend_lost),
+        TEST(test_cycles),         TEST(test_runs),
     };
     return cmocka_run_group_tests_name("faults", tests, NULL, NULL);
 }

@@ -81,7 +81,7 @@ for backend in "$@"; do
   step "$backend: properties, 100 repeats" "$work/log" $?
   [ "$random" = 0 ] ||
     list "$random random problems" "$backend" --random "$random" --seed "${TESSERA_PROVE_SEED:-1}"
-  for name in steps append copy_pages merge_parts; do
+  for name in steps append quantised copy_pages merge_parts; do
     own=$(program $name)
     [ -n "$own" ] || continue
     "$own" "$backend" >"$work/log" 2>&1

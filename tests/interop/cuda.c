@@ -642,13 +642,19 @@ int main(void) {
             if (cu.get(&a.number, d) != 0) return 1;
             snprintf(name, sizeof name, "cuda:%d %s %s%s", d,
                      a.v->kernel ? a.v->kernel : "own choice", a.v->dtype, a.v->odd ? " odd" : "");
-#define TEST(test) \
-    { #test, test, setup, teardown, &a }
             const struct CMUnitTest tests[] = {
-                TEST(test_graph),       TEST(test_stream),       TEST(test_own_stream),
-                TEST(test_null_stream), TEST(test_ranges),       TEST(test_times),
-                TEST(test_no_context),  TEST(test_bad_natives),  TEST(test_beside_other_devices),
-                TEST(test_bad_runs),    TEST(test_other_device), TEST(test_generation),
+                TEST_ON(&a, test_graph),
+                TEST_ON(&a, test_stream),
+                TEST_ON(&a, test_own_stream),
+                TEST_ON(&a, test_null_stream),
+                TEST_ON(&a, test_ranges),
+                TEST_ON(&a, test_times),
+                TEST_ON(&a, test_no_context),
+                TEST_ON(&a, test_bad_natives),
+                TEST_ON(&a, test_beside_other_devices),
+                TEST_ON(&a, test_bad_runs),
+                TEST_ON(&a, test_other_device),
+                TEST_ON(&a, test_generation),
             };
             failed += cmocka_run_group_tests_name(name, tests, NULL, NULL);
         }

@@ -510,15 +510,13 @@ int main(void) {
     for (int n = 0; n < n_apps; n++) {
         char name[256] = "";
         CL(clGetDeviceInfo(apps[n].device_id, CL_DEVICE_NAME, sizeof name - 1, name, NULL));
-#define TEST(test) \
-    { #test, test, setup, teardown, &apps[n] }
         const struct CMUnitTest tests[] = {
-            TEST(test_own_queue),     TEST(test_events),
-            TEST(test_out_of_order),  TEST(test_ranges_over_queues),
-            TEST(test_times),         TEST(test_references),
-            TEST(test_release_order), TEST(test_beside_other_devices),
-            TEST(test_threads),       TEST(test_bad_natives),
-            TEST(test_bad_streams),   TEST(test_too_much_memory),
+            TEST_ON(&apps[n], test_own_queue),     TEST_ON(&apps[n], test_events),
+            TEST_ON(&apps[n], test_out_of_order),  TEST_ON(&apps[n], test_ranges_over_queues),
+            TEST_ON(&apps[n], test_times),         TEST_ON(&apps[n], test_references),
+            TEST_ON(&apps[n], test_release_order), TEST_ON(&apps[n], test_beside_other_devices),
+            TEST_ON(&apps[n], test_threads),       TEST_ON(&apps[n], test_bad_natives),
+            TEST_ON(&apps[n], test_bad_streams),   TEST_ON(&apps[n], test_too_much_memory),
         };
         failed += cmocka_run_group_tests_name(name, tests, NULL, NULL);
     }

@@ -792,21 +792,20 @@ int main(void) {
         app *a = &apps[n];
         a->index = (uint32_t)n;
         const struct CMUnitTest tests[] = {
-#define TEST(function) {#function, function, setup, teardown, a}
-            TEST(test_record_and_replay),
-            TEST(test_record_ranges),
-            TEST(test_record_events),
-            TEST(test_record_two),
-            TEST(test_timeline),
-            TEST(test_binary),
-            TEST(test_waits),
-            TEST(test_default_stream),
-            TEST(test_several_devices),
-            TEST(test_threads),
-            TEST(test_bad_natives),
-            TEST(test_bad_streams),
-            TEST(test_without_features),
-            TEST(test_range_limit),
+            TEST_ON(a, test_record_and_replay),
+            TEST_ON(a, test_record_ranges),
+            TEST_ON(a, test_record_events),
+            TEST_ON(a, test_record_two),
+            TEST_ON(a, test_timeline),
+            TEST_ON(a, test_binary),
+            TEST_ON(a, test_waits),
+            TEST_ON(a, test_default_stream),
+            TEST_ON(a, test_several_devices),
+            TEST_ON(a, test_threads),
+            TEST_ON(a, test_bad_natives),
+            TEST_ON(a, test_bad_streams),
+            TEST_ON(a, test_without_features),
+            TEST_ON(a, test_range_limit),
         };
         failed += cmocka_run_group_tests(tests, NULL, NULL);
     }

@@ -105,11 +105,13 @@ static void nothing_lives(const test_heap *heap, int k) {
                  (long long)heap->live);
 }
 
+static void reset(void) { memset(control, 0, sizeof *control); }
+
 static void live_well(void) {
     test_heap heap;
     int opened, seen;
     test_heap_init(&heap, 0, 0);
-    memset(control, 0, sizeof *control);
+    reset();
     assert_ok(live_once(&heap, &opened, &seen));
     assert_true(seen);
     nothing_lives(&heap, 0);
@@ -126,12 +128,6 @@ static int is_right(tess_status status, int code, int opened, int seen) {
     return status == TESS_ERROR_NATIVE || status == TESS_ERROR_INVALID;
 }
 
-static void inject(int call, int code, int sticky) {
-    memset(control, 0, sizeof *control);
-    control->fail_at = call;
-    control->code = code;
-    control->sticky = sticky;
-}
 /* After a failing allocation, what the cache lacks is compiled again. */
 LIFE_TESTS(control, 50, MOST_CALLS)
 
@@ -144,7 +140,7 @@ static void test_wait_ends(void **state) {
     tess_device *device = NULL;
     tess_device_desc dd = {.struct_size = sizeof dd, .id = "opencl:0"};
     test_heap_init(&heap, 0, 0);
-    memset(control, 0, sizeof *control);
+    reset();
     tess_runtime_desc rd = {.struct_size = sizeof rd,
                             .allocator = heap.allocator,
                             .log = test_log_nothing,
@@ -245,11 +241,8 @@ static tess_status run_with_event_timed(instance *x) {
 
 static void test_same_plan_again(void **state) {
     (void)state;
-    static const struct {
-        int code;
-        tess_status status;
-    } codes[] = {{OUT_OF_RESOURCES, TESS_ERROR_OUT_OF_MEMORY},
-                 {INVALID_OPERATION, TESS_ERROR_NATIVE}};
+    static const again_fault codes[] = {{OUT_OF_RESOURCES, TESS_ERROR_OUT_OF_MEMORY},
+                                        {INVALID_OPERATION, TESS_ERROR_NATIVE}};
     static tess_status (*const ways[])(instance * x) = {
         again_run, again_run_timed, run_without_event, run_with_event, run_with_event_timed};
     test_heap heap;
@@ -259,7 +252,7 @@ static void test_same_plan_again(void **state) {
     instance x;
     char error[256];
     test_heap_init(&heap, 0, 0);
-    memset(control, 0, sizeof *control);
+    reset();
     application_begin();
     const tess_opencl_native native = {
         .struct_size = sizeof native, .context = context, .device = cl_device};
@@ -286,16 +279,7 @@ static void test_same_plan_again(void **state) {
     nothing_lives(&heap, 0);
 }
 
-static void test_server_again(void **state) {
-    (void)state;
-    const again a = {.inject = again_fail, .failures = failures, .failed = failed};
-    test_heap heap;
-    test_heap_init(&heap, 0, 0);
-    memset(control, 0, sizeof *control);
-    again_code = OUT_OF_RESOURCES;
-    server_again(&heap, "opencl:0", &a, TESS_ERROR_OUT_OF_MEMORY);
-    nothing_lives(&heap, 0);
-}
+SERVER_TEST(OUT_OF_RESOURCES, "opencl:0")
 
 static int setup(void **state) {
     (void)state;
@@ -336,14 +320,14 @@ int main(void) {
     }
     /* The quick ones first: they find most of what is wrong. */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_wait_ends),
-        cmocka_unit_test(test_same_plan_again),
-        cmocka_unit_test(test_server_again),
+        TEST(test_wait_ends),
+        TEST(test_same_plan_again),
+        TEST(test_server_again),
         LIFE_TEST("no memory, once", test_calls_fail, OUT_OF_RESOURCES, 0),
         LIFE_TEST("no memory from then on", test_calls_fail, OUT_OF_RESOURCES, 1),
         LIFE_TEST("device gone", test_calls_fail, NOT_AVAILABLE, 1),
         LIFE_TEST("unexpected, once", test_calls_fail, INVALID_OPERATION, 0),
-        cmocka_unit_test(test_no_host_memory),
+        TEST(test_no_host_memory),
     };
     return cmocka_run_group_tests_name("faults of OpenCL", tests, setup, teardown);
 }

@@ -227,7 +227,6 @@ static void test_copy(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_append), cmocka_unit_test(test_plans),
-                                       cmocka_unit_test(test_copy)};
+    const struct CMUnitTest tests[] = {TEST(test_append), TEST(test_plans), TEST(test_copy)};
     return cmocka_run_group_tests_name("arguments of caches", tests, set_up, tear_down);
 }

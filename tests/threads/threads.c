@@ -381,25 +381,24 @@ static void *own_runtime(void *argument) {
     return NULL;
 }
 
-#define TEST(function)                          \
+#define IN_THREADS(function)                    \
     static void test_##function(void **state) { \
         (void)state;                            \
         in_threads(function);                   \
     }
-TEST(run_shared_plan)
-TEST(make_everything)
-TEST(ask_everything)
-TEST(share_a_pool)
-TEST(fail_in_own_way)
-TEST(mixture)
-TEST(own_runtime)
+IN_THREADS(run_shared_plan)
+IN_THREADS(make_everything)
+IN_THREADS(ask_everything)
+IN_THREADS(share_a_pool)
+IN_THREADS(fail_in_own_way)
+IN_THREADS(mixture)
+IN_THREADS(own_runtime)
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_run_shared_plan), cmocka_unit_test(test_make_everything),
-        cmocka_unit_test(test_ask_everything),  cmocka_unit_test(test_share_a_pool),
-        cmocka_unit_test(test_fail_in_own_way), cmocka_unit_test(test_mixture),
-        cmocka_unit_test(test_own_runtime),
+        TEST(test_run_shared_plan), TEST(test_make_everything), TEST(test_ask_everything),
+        TEST(test_share_a_pool),    TEST(test_fail_in_own_way), TEST(test_mixture),
+        TEST(test_own_runtime),
     };
     return cmocka_run_group_tests_name("threads", tests, setup, teardown);
 }

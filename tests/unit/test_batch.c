@@ -244,8 +244,8 @@ static void test_log(void **state) {
 }
 
 int main(void) {
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
-    return RUN_TESTS(TEST(test_cost), TEST(test_checks), TEST(test_places), TEST(test_positions),
-                     TEST(test_position_checks), TEST(test_positions_unknown),
-                     TEST(test_lengths_that_change), TEST(test_log));
+    return RUN_TESTS_BETWEEN(setup, teardown, TEST(test_cost), TEST(test_checks), TEST(test_places),
+                             TEST(test_positions), TEST(test_position_checks),
+                             TEST(test_positions_unknown), TEST(test_lengths_that_change),
+                             TEST(test_log));
 }

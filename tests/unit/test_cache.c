@@ -637,29 +637,15 @@ static void test_leftovers_go_after_a_day(void **state) {
 }
 
 int main(void) {
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sha256),
-        TEST(test_what_was_stored_comes_back),
-        TEST(test_every_part_of_the_key_counts),
-        TEST(test_names_of_any_length),
-        TEST(test_default_folders),
-        TEST(test_every_flipped_byte_is_a_miss),
-        TEST(test_every_other_length_is_a_miss),
-        TEST(test_a_false_size),
-        TEST(test_a_file_of_another_key),
-        TEST(test_files_that_are_not_private),
-        TEST(test_a_file_of_another_user),
-        TEST(test_folders_that_are_not_private),
-        TEST(test_folders_that_cannot_be),
-        TEST(test_processes_store_at_once),
-        TEST(test_no_memory),
-        TEST(test_nothing_and_too_much),
-        TEST(test_the_oldest_go),
-        TEST(test_what_was_just_stored_stays),
-        TEST(test_files_of_others_stay),
-        TEST(test_files_that_look_alike_stay),
-        TEST(test_leftovers_go_after_a_day),
-    };
-    return cmocka_run_group_tests_name("cache", tests, NULL, NULL);
+    return RUN_TESTS_BETWEEN(
+        setup, teardown, TEST(test_sha256), TEST(test_what_was_stored_comes_back),
+        TEST(test_every_part_of_the_key_counts), TEST(test_names_of_any_length),
+        TEST(test_default_folders), TEST(test_every_flipped_byte_is_a_miss),
+        TEST(test_every_other_length_is_a_miss), TEST(test_a_false_size),
+        TEST(test_a_file_of_another_key), TEST(test_files_that_are_not_private),
+        TEST(test_a_file_of_another_user), TEST(test_folders_that_are_not_private),
+        TEST(test_folders_that_cannot_be), TEST(test_processes_store_at_once), TEST(test_no_memory),
+        TEST(test_nothing_and_too_much), TEST(test_the_oldest_go),
+        TEST(test_what_was_just_stored_stays), TEST(test_files_of_others_stay),
+        TEST(test_files_that_look_alike_stay), TEST(test_leftovers_go_after_a_day));
 }

@@ -22,7 +22,7 @@ static tess_status create(const char *kernel, tess_plan **plan) {
 static void takes(const char *kernel, const char *taken) {
     tess_plan *plan;
     if (create(kernel, &plan) != TESS_OK) fail_msg("%s", tess_last_error());
-    assert_string_equal(taken, plan->kernel_name);
+    assert_string_equal(taken, plan->shares[0].kernel_name);
     assert_int_equal(1, rig.live_kernels);
     tess_plan_release(plan);
     assert_int_equal(0, rig.live_kernels);
@@ -182,10 +182,7 @@ static void test_failures(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
-        TEST(test_names),      TEST(test_careless),   TEST(test_setting),     TEST(test_order),
-        TEST(test_operations), TEST(test_only_named), TEST(test_unavailable), TEST(test_failures),
-    };
-    return cmocka_run_group_tests_name("the choice of a kernel", tests, NULL, NULL);
+    return RUN_TESTS_BETWEEN(setup, teardown, TEST(test_names), TEST(test_careless),
+                             TEST(test_setting), TEST(test_order), TEST(test_operations),
+                             TEST(test_only_named), TEST(test_unavailable), TEST(test_failures));
 }

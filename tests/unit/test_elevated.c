@@ -148,14 +148,8 @@ static void test_ordinary_rights(void **state) {
 }
 
 int main(void) {
-#define TEST(name) cmocka_unit_test_setup(name, setup)
-    const struct CMUnitTest tests[] = {
-        TEST(test_nothing_is_named),
-        TEST(test_the_device_names_it),
-        TEST(test_a_name_that_fails_opens_no_other),
-        TEST(test_the_runtime_names_it),
-        TEST(test_threads_list_and_name),
-        TEST(test_ordinary_rights),
-    };
-    return cmocka_run_group_tests_name("raised rights", tests, NULL, NULL);
+    return RUN_TESTS_BETWEEN(
+        setup, NULL, TEST(test_nothing_is_named), TEST(test_the_device_names_it),
+        TEST(test_a_name_that_fails_opens_no_other), TEST(test_the_runtime_names_it),
+        TEST(test_threads_list_and_name), TEST(test_ordinary_rights));
 }

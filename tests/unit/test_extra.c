@@ -75,7 +75,6 @@ static void test_sizes_of_no_version(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_every_size),
-                                       cmocka_unit_test(test_sizes_of_no_version)};
+    const struct CMUnitTest tests[] = {TEST(test_every_size), TEST(test_sizes_of_no_version)};
     return cmocka_run_group_tests_name("structures for backends", tests, NULL, NULL);
 }

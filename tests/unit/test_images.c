@@ -187,7 +187,6 @@ int main(void) {
         puts("skipped: the build has no device code");
         return 77;
     }
-#define TEST(name) cmocka_unit_test(name)
     return RUN_TESTS(TEST(test_cuda), TEST(test_sm90), TEST(test_sm80), TEST(test_decode),
                      TEST(test_hip), TEST(test_lists));
 }

@@ -433,8 +433,8 @@ static void test_large(void **state) {
 }
 
 int main(void) {
-#define TEST(name) cmocka_unit_test_setup_teardown(name, runtime_setup, runtime_teardown)
-    return RUN_TESTS(TEST(test_figures), TEST(test_groups_of_a_hybrid), TEST(test_random_patterns),
-                     TEST(test_promise_is_tight), TEST(test_fewest_slots), TEST(test_equal_masks),
-                     TEST(test_large));
+    return RUN_TESTS_BETWEEN(runtime_setup, runtime_teardown, TEST(test_figures),
+                             TEST(test_groups_of_a_hybrid), TEST(test_random_patterns),
+                             TEST(test_promise_is_tight), TEST(test_fewest_slots),
+                             TEST(test_equal_masks), TEST(test_large));
 }

@@ -519,9 +519,9 @@ static void test_failing_memory(void **state) {
 }
 
 int main(void) {
-#define TEST(name) cmocka_unit_test_setup_teardown(name, runtime_setup, runtime_teardown)
-    return RUN_TESTS(TEST(test_golden_rows), TEST(test_phi3_storage),
-                     TEST(test_coverage_of_residues), TEST(test_against_formulas),
-                     TEST(test_residues), TEST(test_large), TEST(test_refusals),
-                     TEST(test_bad_arguments), TEST(test_classes), TEST(test_failing_memory));
+    return RUN_TESTS_BETWEEN(runtime_setup, runtime_teardown, TEST(test_golden_rows),
+                             TEST(test_phi3_storage), TEST(test_coverage_of_residues),
+                             TEST(test_against_formulas), TEST(test_residues), TEST(test_large),
+                             TEST(test_refusals), TEST(test_bad_arguments), TEST(test_classes),
+                             TEST(test_failing_memory));
 }

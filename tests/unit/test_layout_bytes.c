@@ -459,8 +459,8 @@ static void test_failing_memory(void **state) {
 }
 
 int main(void) {
-#define TEST(name) cmocka_unit_test_setup_teardown(name, runtime_setup, runtime_teardown)
-    return RUN_TESTS(TEST(test_round_trip), TEST(test_format), TEST(test_arguments),
-                     TEST(test_fields), TEST(test_unused_bits), TEST(test_uneven_slice),
-                     TEST(test_other_forms), TEST(test_mutations), TEST(test_failing_memory));
+    return RUN_TESTS_BETWEEN(
+        runtime_setup, runtime_teardown, TEST(test_round_trip), TEST(test_format),
+        TEST(test_arguments), TEST(test_fields), TEST(test_unused_bits), TEST(test_uneven_slice),
+        TEST(test_other_forms), TEST(test_mutations), TEST(test_failing_memory));
 }

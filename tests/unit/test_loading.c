@@ -231,9 +231,9 @@ static void test_allocations_fail(void **state) {
 }
 
 int main(void) {
-#define TEST(name) cmocka_unit_test_setup(name, fake_setup)
-    return RUN_TESTS(TEST(test_good_library), TEST(test_symbols_stay_inside), TEST(test_it_may_log),
-                     TEST(test_settings_may_name_it), TEST(test_bad_libraries), TEST(test_tables),
-                     TEST(test_several_libraries), TEST(test_current_directory),
-                     TEST(test_allocations_fail));
+    return RUN_TESTS_BETWEEN(fake_setup, NULL, TEST(test_good_library),
+                             TEST(test_symbols_stay_inside), TEST(test_it_may_log),
+                             TEST(test_settings_may_name_it), TEST(test_bad_libraries),
+                             TEST(test_tables), TEST(test_several_libraries),
+                             TEST(test_current_directory), TEST(test_allocations_fail));
 }

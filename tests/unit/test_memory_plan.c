@@ -70,15 +70,15 @@ static void test_workspace(void **state) {
     tess_memory_plan l = {.scratch_bytes = 100, .workspace_align = 64};
     assert_true(tess_memory_settle(&l, &t, NULL));
     assert_int_equal(100, l.workspace_bytes);
-    l.n_partials = 3;
-    l.partial_rows = 5;
+    l.partials[0].n = 3;
+    l.partials[0].rows = 5;
     l.value_head_dim = 8;
     assert_true(tess_memory_settle(&l, &t, NULL));
-    assert_int_equal(128, l.partials_at);
+    assert_int_equal(128, l.partials[0].at);
     assert_int_equal(128 + 3 * 5 * 10 * 4, l.workspace_bytes);
     l.scratch_bytes = 0;
     assert_true(tess_memory_settle(&l, &t, NULL));
-    assert_int_equal(0, l.partials_at);
+    assert_int_equal(0, l.partials[0].at);
     assert_int_equal(3 * 5 * 10 * 4, l.workspace_bytes);
 }
 
@@ -109,30 +109,29 @@ static void test_overflow(void **state) {
         }
     }
     tess_memory_plan l = {.workspace_align = 64,
-                          .n_partials = 1,
-                          .partial_rows = 1,
+                          .partials = {{.n = 1, .rows = 1}},
                           .value_head_dim = 6,
                           .scratch_bytes = UINT64_MAX - 10};
     assert_false(tess_memory_settle(&l, &t, NULL)); /* aligning the scratch */
     l.scratch_bytes = UINT64_MAX - 63;
     assert_true(tess_memory_settle(&l, &t, NULL));
-    l.partial_rows = 3;
+    l.partials[0].rows = 3;
     assert_false(tess_memory_settle(&l, &t, NULL)); /* adding the partials */
     l.scratch_bytes = 0;
-    l.partial_rows = huge;
+    l.partials[0].rows = huge;
     assert_false(tess_memory_settle(&l, &t, NULL)); /* bytes of a partial */
     l.value_head_dim = 62;
     assert_false(tess_memory_settle(&l, &t, NULL)); /* floats of a partial */
-    l.partial_rows = 1;
-    l.n_partials = huge;
+    l.partials[0].rows = 1;
+    l.partials[0].n = huge;
     assert_false(tess_memory_settle(&l, &t, NULL)); /* all partials */
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tables),
-        cmocka_unit_test(test_workspace),
-        cmocka_unit_test(test_overflow),
+        TEST(test_tables),
+        TEST(test_workspace),
+        TEST(test_overflow),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

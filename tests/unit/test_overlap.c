@@ -382,14 +382,7 @@ static void test_lengths(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_boxes),
-        cmocka_unit_test(test_boxes_without_gaps),
-        cmocka_unit_test(test_limits),
-        cmocka_unit_test_setup_teardown(test_plain, setup, run_teardown),
-        cmocka_unit_test_setup_teardown(test_objects, setup, run_teardown),
-        cmocka_unit_test_setup_teardown(test_interleaved, setup, run_teardown),
-        cmocka_unit_test_setup_teardown(test_lengths, setup, run_teardown),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return RUN_TESTS_BETWEEN(setup, run_teardown, TEST(test_boxes), TEST(test_boxes_without_gaps),
+                             TEST(test_limits), TEST(test_plain), TEST(test_objects),
+                             TEST(test_interleaved), TEST(test_lengths));
 }

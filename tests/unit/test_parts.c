@@ -5,14 +5,21 @@
 
 #include "plan.h"
 
-/* Parts of a batch-invariant plan are cut at fixed distances: all but the last of a job are equally
- * long, whatever the number of keys, so that a longer sequence keeps the parts of a shorter one. */
+/* Key blocks of a part of a batch-invariant plan: 512, 1,024 and 2,048 keys for few rows. */
+static uint64_t fixed_length(int64_t q_len, uint32_t part) {
+    return (q_len > 16 ? 4096 : part < 8 ? 512 : part < 36 ? 1024 : 2048) / 64;
+}
+
+/* Parts of a batch-invariant plan are cut at fixed places: all but the last of a job are as long as
+ * their number says, whatever the number of keys, so that a longer sequence keeps the parts of a
+ * shorter one. */
 static void test_fixed_parts(void **state) {
     (void)state;
     const tess_pattern p = s2_pattern(64, 2, 4, 0);
     tess_device *device = open_device(runtime);
     tess_layout *layout = make_layout(runtime, &p, 8, 2, 200000);
-    for (int64_t kv_len = 20000; kv_len <= 100000; kv_len += 777) {
+    uint32_t most_parts = 0;
+    for (int64_t kv_len = 20000; kv_len <= 200000; kv_len += 1777) {
         const tess_plan_desc d = {.struct_size = sizeof d,
                                   .flags = TESS_PLAN_BATCH_INVARIANT,
                                   .head_dim = 16,
@@ -20,7 +27,7 @@ static void test_fixed_parts(void **state) {
                                   .q_len = kv_len % 2 ? 16 : 17,
                                   .kv_len = kv_len};
         tess_plan *plan = make_plan(device, layout, &d);
-        const uint64_t n_jobs = plan->memory.n_jobs, length = (d.q_len > 16 ? 4096 : 1024) / 64;
+        const uint64_t n_jobs = plan->memory.n_jobs;
         uint64_t blocks[16 * 128];
         assert_true(plan->memory.n_merges > 0 && n_jobs <= sizeof blocks / sizeof *blocks);
         for (uint64_t n = 0; n < n_jobs; n++) {
@@ -30,11 +37,14 @@ static void test_fixed_parts(void **state) {
         for (uint64_t n = 0; n < plan->memory.n_merges; n++) {
             const tess_merge *merge = &plan->tables.merges[n];
             for (uint32_t part = 0; part + 1 < merge->parts; part++)
-                assert_int_equal(length, blocks[merge->partial + part]);
-            assert_in_range(blocks[merge->partial + merge->parts - 1], 1, length);
+                assert_int_equal(fixed_length(d.q_len, part), blocks[merge->partial + part]);
+            assert_in_range(blocks[merge->partial + merge->parts - 1], 1,
+                            fixed_length(d.q_len, merge->parts - 1));
+            if (merge->parts > most_parts) most_parts = merge->parts;
         }
         tess_plan_release(plan);
     }
+    assert_true(most_parts > 36);
     tess_layout_release(layout);
     tess_device_release(device);
 }
@@ -90,9 +100,6 @@ static void test_empty_jobs_count(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_fixed_parts, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_asked_parts, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_empty_jobs_count, runtime_setup, runtime_teardown)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return RUN_TESTS_BETWEEN(runtime_setup, runtime_teardown, TEST(test_fixed_parts),
+                             TEST(test_asked_parts), TEST(test_empty_jobs_count));
 }

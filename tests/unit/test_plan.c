@@ -30,7 +30,7 @@ static void test_auto_split(void **state) {
     assert_int_equal(8, info.n_merge_jobs);
     uint64_t parts = info.n_jobs - info.n_merge_jobs;
     assert_true(parts >= 56 && parts <= 72);
-    assert_int_equal(parts * 2 * 18 * 4, info.workspace_bytes - plan->memory.partials_at);
+    assert_int_equal(parts * 2 * 18 * 4, info.workspace_bytes - plan->memory.partials[0].at);
     for (uint64_t n = 0; n < parts; n++)
         assert_in_range(tess_job_blocks(&plan->tables.jobs[n]), 8, 512 * 8);
     tess_plan_release(plan);
@@ -556,7 +556,7 @@ static void test_tables_on_device(void **state) {
     tess_plan *there = make(layout, &d);
     tess_plan_info a = query(here), b = query(there);
     assert_int_equal(heap.bytes - before - 100, b.host_bytes);
-    assert_true(b.host_bytes < 2000);
+    assert_true(b.host_bytes < sizeof *there + 200);
     assert_int_equal(rig.live_bytes, b.device_bytes);
     assert_int_equal(a.kept_pairs, b.kept_pairs);
     assert_int_equal(a.bytes_min, b.bytes_min);
@@ -702,9 +702,9 @@ static void test_fork(void **state) {
 }
 
 int main(void) {
-#define TEST(name) cmocka_unit_test_setup_teardown(name, device_setup, device_teardown)
-    return RUN_TESTS(TEST(test_auto_split), TEST(test_batch_invariant), TEST(test_class_lists),
-                     TEST(test_tile_rows), TEST(test_key), TEST(test_ranges), TEST(test_tensors),
-                     TEST(test_refusals), TEST(test_tables_on_device), TEST(test_faults),
-                     TEST(test_device_lost), TEST(test_references), TEST(test_fork));
+    return RUN_TESTS_BETWEEN(
+        device_setup, device_teardown, TEST(test_auto_split), TEST(test_batch_invariant),
+        TEST(test_class_lists), TEST(test_tile_rows), TEST(test_key), TEST(test_ranges),
+        TEST(test_tensors), TEST(test_refusals), TEST(test_tables_on_device), TEST(test_faults),
+        TEST(test_device_lost), TEST(test_references), TEST(test_fork));
 }

@@ -75,9 +75,5 @@ static void test_saturation(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_work, device_setup, device_teardown),
-        cmocka_unit_test_setup_teardown(test_saturation, device_setup, device_teardown),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return RUN_TESTS_BETWEEN(device_setup, device_teardown, TEST(test_work), TEST(test_saturation));
 }

@@ -82,7 +82,7 @@ static void test_launch(void **state) {
     assert_int_equal(HEADS / KV_HEADS, l->group);
     assert_int_equal(1, l->batch_strided);
     assert_true(l->scale == 0.25f);
-    assert_ptr_equal(&plan->kernel, l->kernel);
+    assert_ptr_equal(&plan->shares[0].kernel, l->kernel);
     assert_ptr_equal(&plan->tables, l->tables);
     assert_int_equal(0, l->first_job);
     assert_int_equal(plan->memory.n_jobs, l->n_jobs);
@@ -94,8 +94,8 @@ static void test_launch(void **state) {
     assert_memory_equal(&run.o, &l->tensor[TESS_ROLE_O], sizeof l->tensor[TESS_ROLE_O]);
     assert_memory_equal(&run.lse, &l->tensor[TESS_ROLE_LSE], sizeof l->tensor[TESS_ROLE_LSE]);
     assert_memory_equal(&run.workspace, &l->workspace, sizeof l->workspace);
-    assert_int_equal(plan->memory.partials_at, l->partials_at);
-    assert_int_equal(plan->partial_rows, l->partial_rows);
+    assert_int_equal(plan->memory.partials[0].at, l->partials_at);
+    assert_int_equal(plan->memory.partials[0].rows, l->partial_rows);
     assert_int_equal(99, l->stream.handle);
     assert_ptr_equal(&seconds, l->seconds);
     run.lse.buffer.kind = TESS_BUFFER_NONE;
@@ -500,9 +500,8 @@ static void test_failures(void **state) {
 }
 
 int main(void) {
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, run_teardown)
-    return RUN_TESTS(TEST(test_launch), TEST(test_ranges), TEST(test_tensors),
-                     TEST(test_outputs_apart), TEST(test_lengths), TEST(test_empty),
-                     TEST(test_workspace), TEST(test_reserved), TEST(test_objects),
-                     TEST(test_failures));
+    return RUN_TESTS_BETWEEN(setup, run_teardown, TEST(test_launch), TEST(test_ranges),
+                             TEST(test_tensors), TEST(test_outputs_apart), TEST(test_lengths),
+                             TEST(test_empty), TEST(test_workspace), TEST(test_reserved),
+                             TEST(test_objects), TEST(test_failures));
 }

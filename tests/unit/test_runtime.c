@@ -763,17 +763,16 @@ static void test_threads_race_on_the_first_probe(void **state) {
 }
 
 int main(void) {
-#define TEST(name) cmocka_unit_test_setup(name, fake_setup)
-    return RUN_TESTS(TEST(test_status), TEST(test_last_error_is_per_thread),
-                     TEST(test_descriptor_versions), TEST(test_info_versions),
-                     TEST(test_create_arguments), TEST(test_null_handles), TEST(test_enumeration),
-                     TEST(test_preference_within_a_backend), TEST(test_broken_device_ends_the_list),
-                     TEST(test_open), TEST(test_open_skips_what_does_not_work),
-                     TEST(test_no_device_at_all), TEST(test_wrap), TEST(test_nonsense_from_query),
-                     TEST(test_kernels), TEST(test_release_in_any_order),
-                     TEST(test_device_lost_is_sticky), TEST(test_other_failures_are_not_sticky),
-                     TEST(test_every_allocation_fails_once), TEST(test_objects_stay_usable),
-                     TEST(test_every_driver_call_fails), TEST(test_host_memory),
-                     TEST(test_errors_go_to_their_runtime), TEST(test_thousand_cycles_are_flat),
-                     TEST(test_fork), TEST(test_threads_race_on_the_first_probe));
+    return RUN_TESTS_BETWEEN(
+        fake_setup, NULL, TEST(test_status), TEST(test_last_error_is_per_thread),
+        TEST(test_descriptor_versions), TEST(test_info_versions), TEST(test_create_arguments),
+        TEST(test_null_handles), TEST(test_enumeration), TEST(test_preference_within_a_backend),
+        TEST(test_broken_device_ends_the_list), TEST(test_open),
+        TEST(test_open_skips_what_does_not_work), TEST(test_no_device_at_all), TEST(test_wrap),
+        TEST(test_nonsense_from_query), TEST(test_kernels), TEST(test_release_in_any_order),
+        TEST(test_device_lost_is_sticky), TEST(test_other_failures_are_not_sticky),
+        TEST(test_every_allocation_fails_once), TEST(test_objects_stay_usable),
+        TEST(test_every_driver_call_fails), TEST(test_host_memory),
+        TEST(test_errors_go_to_their_runtime), TEST(test_thousand_cycles_are_flat), TEST(test_fork),
+        TEST(test_threads_race_on_the_first_probe));
 }

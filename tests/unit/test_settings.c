@@ -381,11 +381,10 @@ static void test_best_device_is_explained(void **state) {
 }
 
 int main(void) {
-#define TEST(name) cmocka_unit_test_setup(name, fake_setup)
-    return RUN_TESTS(TEST(test_defaults), TEST(test_affinity_limits_the_threads),
-                     TEST(test_cpus_limit_the_setting), TEST(test_quota_limits_the_threads),
-                     TEST(test_environment), TEST(test_descriptor_beats_environment),
-                     TEST(test_malformed_environment), TEST(test_malformed_descriptor),
-                     TEST(test_log_topics), TEST(test_default_log),
-                     TEST(test_best_device_is_explained));
+    return RUN_TESTS_BETWEEN(
+        fake_setup, NULL, TEST(test_defaults), TEST(test_affinity_limits_the_threads),
+        TEST(test_cpus_limit_the_setting), TEST(test_quota_limits_the_threads),
+        TEST(test_environment), TEST(test_descriptor_beats_environment),
+        TEST(test_malformed_environment), TEST(test_malformed_descriptor), TEST(test_log_topics),
+        TEST(test_default_log), TEST(test_best_device_is_explained));
 }

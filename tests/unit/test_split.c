@@ -254,8 +254,8 @@ static void test_orders(void **state) {
     assert_int_equal(0, choose(&b, &h200, 5, false, &split).candidates);
     assert_true(split.length == 0 && split.max_parts == 5);
     assert_int_equal(0, choose(&b, &h200, 0, true, &split).candidates);
-    assert_true(split.long_length == 4096 / BLOCK && split.short_length == 1024 / BLOCK &&
-                split.length == split.short_length && split.fixed);
+    assert_true(split.long_length == 4096 / BLOCK && split.short_length == 512 / BLOCK &&
+                split.length == split.short_length && split.fixed && split.grows);
     assert_true(choose(&b, &h200, 0, false, &split).candidates > 1);
     assert_true(split.length > 0);
     tess_layout_release(layout);
@@ -344,8 +344,7 @@ static void test_short_tiles(void **state) {
 }
 
 int main(void) {
-#define TEST(name) cmocka_unit_test_setup_teardown(name, runtime_setup, runtime_teardown)
-    return RUN_TESTS(TEST(test_counts_around_a_wave), TEST(test_many_lengths), TEST(test_ties),
-                     TEST(test_shapes), TEST(test_orders), TEST(test_costs),
-                     TEST(test_short_tiles));
+    return RUN_TESTS_BETWEEN(runtime_setup, runtime_teardown, TEST(test_counts_around_a_wave),
+                             TEST(test_many_lengths), TEST(test_ties), TEST(test_shapes),
+                             TEST(test_orders), TEST(test_costs), TEST(test_short_tiles));
 }

@@ -75,7 +75,7 @@ static void instance_plan(instance *c, uint32_t tile_rows, uint32_t pack_rows, b
                    tables_end = groups_at + words.n_groups * TESS_STEP_GROUP_WORDS;
     c->tables = exact(tables_end, 4);
     for (uint32_t n = 0; n < n_classes; n++)
-        tess_tiler_class(&c->jobs.tiler, n, (tess_class *)c->tables + n);
+        tess_tiler_class(c->jobs.tiler, n, (tess_class *)c->tables + n);
     words.sequences_at = TESS_STEP_HEAD_WORDS + TESS_STEP_HEAD_WORDS % 2; /* have 64-bit words */
     words.jobs_at = words.sequences_at + words.batch * TESS_SEQUENCE_WORDS;
     words.merges_at = words.jobs_at + words.most_jobs * TESS_JOB_WORDS;
@@ -547,11 +547,6 @@ static void test_rule(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_same_jobs, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_room, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_hostile_lengths, runtime_setup, runtime_teardown),
-        cmocka_unit_test_setup_teardown(test_rule, runtime_setup, runtime_teardown),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return RUN_TESTS_BETWEEN(runtime_setup, runtime_teardown, TEST(test_same_jobs), TEST(test_room),
+                             TEST(test_hostile_lengths), TEST(test_rule));
 }

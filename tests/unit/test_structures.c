@@ -25,6 +25,6 @@ static void test_fields_cover_the_structures(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_fields_cover_the_structures)};
+    const struct CMUnitTest tests[] = {TEST(test_fields_cover_the_structures)};
     return cmocka_run_group_tests_name("structures", tests, NULL, NULL);
 }

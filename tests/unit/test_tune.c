@@ -605,15 +605,11 @@ static void test_queries(void **state) {
 
 int main(void) {
     if (!mkdtemp(folder)) return 1;
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, runtime_teardown)
-    const struct CMUnitTest tests[] = {
-        TEST(test_every_word), TEST(test_malformed),        TEST(test_cut_off),
-        TEST(test_limits),     TEST(test_own_kernels_only), TEST(test_files),
-        TEST(test_no_memory),  TEST(test_shapes),           TEST(test_order),
-        TEST(test_forced),     TEST(test_failures),         TEST(test_batch_invariant),
-        TEST(test_queries),
-    };
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = RUN_TESTS_BETWEEN(
+        setup, runtime_teardown, TEST(test_every_word), TEST(test_malformed), TEST(test_cut_off),
+        TEST(test_limits), TEST(test_own_kernels_only), TEST(test_files), TEST(test_no_memory),
+        TEST(test_shapes), TEST(test_order), TEST(test_forced), TEST(test_failures),
+        TEST(test_batch_invariant), TEST(test_queries));
     unlink(in_folder("tune"));
     rmdir(folder);
     return failed;

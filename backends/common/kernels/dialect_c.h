@@ -32,20 +32,12 @@ typedef uint32_t tess_c_uint;
 #define TESS_LOOP_ENTERS(first) false
 #define TESS_DEPENDENCIES_WAIT
 
-TESS_FUNCTION float tess_from_bits(uint bits) {
-    union {
-        uint bits;
-        float x;
-    } both = {bits};
-    return both.x;
-}
-TESS_FUNCTION uint tess_to_bits(float x) {
-    union {
-        float x;
-        uint bits;
-    } both = {x};
-    return both.bits;
-}
+typedef union tess_float_bits {
+    uint bits;
+    float x;
+} tess_float_bits;
+TESS_FUNCTION float tess_from_bits(uint bits) { return (tess_float_bits){.bits = bits}.x; }
+TESS_FUNCTION uint tess_to_bits(float x) { return (tess_float_bits){.x = x}.bits; }
 TESS_FUNCTION uint tess_min(uint a, uint b) { return a < b ? a : b; }
 
 /* ------------------------------------------------------------------ preparing a step */

@@ -178,11 +178,28 @@ TESS_STRUCT(tess_unit) {
     uint blocks;      /* key blocks of a job */
     uint parts;       /* of each job */
     uint part_blocks; /* key blocks of a part; 0: the parts are equal */
+    uint grows;       /* 1: part_blocks are those of the first parts, and later ones are longer */
 };
 
 /* How many parts a job of so many key blocks has, where parts have `length` blocks. */
 TESS_FUNCTION uint tess_parts_of(uint blocks, uint length) {
     return length == 0u || blocks <= length ? 1u : (blocks - 1u) / length + 1u;
+}
+
+/* The same of parts that grow, as TESS_SHORT_ROWS says. */
+TESS_FUNCTION uint tess_short_parts_of(uint blocks, uint length) {
+    const uint once = TESS_SHORT_PARTS, twice = TESS_SHORT_TWICE_PARTS, far = once + 2u * twice,
+               n = tess_larger(tess_quotient_up(blocks, length), 1u);
+    return n <= once  ? n
+           : n <= far ? once + (n - once + 1u) / 2u
+                      : once + twice + (n - far + 3u) / 4u;
+}
+
+/* Where such a part begins. */
+TESS_FUNCTION uint tess_short_begin(uint part, uint length) {
+    const uint once = TESS_SHORT_PARTS, all = once + TESS_SHORT_TWICE_PARTS;
+    return length *
+           (part + (part > once ? part - once : 0u) + (part > all ? 2u * (part - all) : 0u));
 }
 
 /* Unit `n` of a sequence, of the n_runs runs from first_run on: the last tiles, which read most,
@@ -222,18 +239,20 @@ TESS_FUNCTION tess_unit tess_find_unit(uint n, int q_len, int q_first, int kv_le
             unit.keys = tess_local_keys(first, last, kv_len, at, entries TESS_TABLES_OF_KERNEL);
     }
     unit.blocks = unit.keys.left_count + unit.keys.blocks;
+    unit.grows = TESS_PLAN(SHORT_LENGTH) != 0u && TESS_UINT(q_len) <= TESS_SHORT_ROWS ? 1u : 0u;
     if (TESS_PLAN(SHORT_LENGTH) != 0u)
-        length =
-            TESS_UINT(q_len) <= TESS_SHORT_ROWS ? TESS_PLAN(SHORT_LENGTH) : TESS_PLAN(LONG_LENGTH);
+        length = unit.grows != 0u ? TESS_PLAN(SHORT_LENGTH) : TESS_PLAN(LONG_LENGTH);
     unit.part_blocks = length;
-    unit.parts = max_parts == 0u ? tess_parts_of(unit.blocks, length)
-                                 : tess_larger(tess_min(max_parts, unit.blocks), 1u);
+    unit.parts = unit.grows != 0u  ? tess_short_parts_of(unit.blocks, length)
+                 : max_parts == 0u ? tess_parts_of(unit.blocks, length)
+                                   : tess_larger(tess_min(max_parts, unit.blocks), 1u);
     return unit;
 }
 
 /* Where a part begins among the key blocks of its job. */
 TESS_FUNCTION uint tess_part_begin(tess_unit unit, uint part) {
     const uint rest = unit.blocks % unit.parts;
+    if (unit.grows != 0u) return tess_min(tess_short_begin(part, unit.part_blocks), unit.blocks);
     return unit.part_blocks != 0u ? tess_min(part * unit.part_blocks, unit.blocks)
                                   : unit.blocks / unit.parts * part + rest * part / unit.parts;
 }

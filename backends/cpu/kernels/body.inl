@@ -118,12 +118,12 @@ INLINE void load_row(uint32_t dtype, const void *source, int32_t n, float *out) 
     }
 }
 
-#if !PAIRS
 /* What the scale of a row of K or V is multiplied by, for codes as vector.h gives them. */
 INLINE float code_scale(uint32_t kv_dtype) {
     return kv_dtype == TESS_F8E4M3 ? CODE_SCALE_E4M3 : 1.0f;
 }
 
+#if !PAIRS
 INLINE vf load_codes(uint32_t kv_dtype, const void *source) {
     return kv_dtype == TESS_I8 ? vfrom_i8(source) : vfrom_e4m3(source);
 }
@@ -186,6 +186,8 @@ typedef struct task {
     const cpu_chunk *chunk;
     cpu_chunk chunks[2];
     direct_rows direct[2];
+    const direct_rows *located; /* of the keys at hand */
+    float *sums, *folds;        /* parts of row_sum, and of scores, in lanes */
     cpu_walk walk;
     int32_t turn, more; /* which of the two is at hand; whether the other one comes next */
     struct direct_turns *turns;
@@ -196,11 +198,23 @@ typedef struct task {
     uint8_t o_started[ROWS / PANEL]; /* whether O of a panel holds anything */
 } task;
 
-/* Jobs of a few rows that take turns, and the rows of K and V of their next turns. */
+/* The line that is prefetched next, the lines that are left of its row, and the row after it. */
+typedef struct direct_ahead {
+    const char *line;
+    int32_t lines;
+    uint32_t next;
+} direct_ahead;
+
+/* Jobs of a few rows that take turns, those that have keys at hand, and the rows of K and V of the
+ * chunks at hand and of the next ones. */
+enum { LISTED_ROWS = 2 * 2 * CPU_JOBS_AT_ONCE * CHUNK };
 typedef struct direct_turns {
-    int32_t n, rows, next; /* jobs; rows that are listed, and which of them is prefetched next */
-    task *task[CPU_JOBS_AT_ONCE];
-    const char *row[2 * CPU_JOBS_AT_ONCE * CHUNK];
+    int32_t n, n_ready, keys; /* keys: of the longest chunk at hand */
+    int32_t row_lines;
+    uint32_t listed; /* rows so far */
+    direct_ahead ahead;
+    task *task[CPU_JOBS_AT_ONCE], *ready[CPU_JOBS_AT_ONCE];
+    const char *row[LISTED_ROWS]; /* a ring */
 } direct_turns;
 
 /* Chunks that panels work on in one go, and where they are packed. */
@@ -674,7 +688,7 @@ static void task_init(state *s, task *t, const tess_launch *launch, const tess_j
     t->head_dim = launch->head_dim;
     t->rows = (int32_t)job->rows * job->heads;
     t->esize = launch->dtype == TESS_F32 ? 4 : 2;
-    t->kv_esize = (int64_t)cpu_kv_size(launch);
+    t->kv_esize = cpu_element_size(launch->kv_dtype);
     t->k_stride = (int64_t)((uint64_t)k->stride_token * (uint64_t)t->kv_esize);
     t->v_stride = (int64_t)((uint64_t)v->stride_token * (uint64_t)t->kv_esize);
     t->k_scale_stride = launch->tensor[TESS_ROLE_K_SCALE].stride_token * (int64_t)sizeof(float);
@@ -736,23 +750,19 @@ static void attend_batch(task *t, const key_batch *now, key_batch *next, int32_t
     }
 }
 
-/* Those of the jobs that have a few rows and come first take turns: they are often heads of one
- * sequence, whose keys lie side by side. Returns how many these were. */
-static uint64_t direct_jobs(state *s, const tess_launch *launch, const tess_job *jobs,
-                            uint64_t count) {
+/* Jobs of few rows that read the same keys of their kv heads take turns. */
+static void direct_jobs(state *s, const tess_launch *launch, const tess_job *jobs, uint32_t count,
+                        uint64_t apart) {
     direct_turns *turns = &s->turns;
-    turns->n = 0;
-    while ((uint64_t)turns->n < count && turns->n < CPU_JOBS_AT_ONCE &&
-           jobs[turns->n].rows * jobs[turns->n].heads <= DIRECT_ROWS) {
-        const int32_t n = turns->n++;
+    turns->n = (int32_t)count;
+    for (uint32_t n = 0; n < count; n++) {
         turns->task[n] = n ? &s->others[n - 1] : &s->task;
         turns->task[n]->turns = turns;
-        task_init(s, turns->task[n], launch, &jobs[n]);
-        direct_begin(turns->task[n], n);
+        task_init(s, turns->task[n], launch, jobs + n * apart);
+        direct_begin(turns->task[n], (int32_t)n);
     }
-    if (turns->n > 0) direct_rounds(turns);
-    for (int32_t n = 0; n < turns->n; n++) direct_end(turns->task[n]);
-    return (uint64_t)turns->n;
+    direct_rounds(turns);
+    for (uint32_t n = 0; n < count; n++) direct_end(turns->task[n]);
 }
 
 static void panel_job(state *s, const tess_launch *launch, const tess_job *job) {
@@ -787,14 +797,10 @@ static void panel_job(state *s, const tess_launch *launch, const tess_job *job) 
     }
 }
 
-void KERNEL(jobs)(const tess_launch *launch, const tess_job *jobs, uint64_t count, void *scratch) {
-    while (count > 0) {
-        uint64_t done = direct_jobs(scratch, launch, jobs, count);
-        if (done == 0) {
-            panel_job(scratch, launch, jobs);
-            done = 1;
-        }
-        jobs += done;
-        count -= done;
-    }
+void KERNEL(jobs)(const tess_launch *launch, const tess_job *jobs, uint32_t count, uint64_t apart,
+                  void *scratch) {
+    if ((uint32_t)jobs->rows * jobs->heads <= DIRECT_ROWS)
+        direct_jobs(scratch, launch, jobs, count, apart);
+    else
+        for (uint32_t n = 0; n < count; n++) panel_job(scratch, launch, jobs + n * apart);
 }

@@ -60,9 +60,8 @@ static inline uint64_t cpu_first_row(const tess_tensor *x, uint64_t batch, int64
                     (uint64_t)token * (uint64_t)x->stride_token + head * (uint64_t)x->stride_head);
 }
 
-/* Bytes of an element of K and V. */
-static inline uint64_t cpu_kv_size(const tess_launch *l) {
-    return l->kv_dtype >= TESS_F8E4M3 ? 1 : l->kv_dtype == TESS_F32 ? 4 : 2;
+static inline int32_t cpu_element_size(uint32_t dtype) {
+    return dtype >= TESS_F8E4M3 ? 1 : dtype == TESS_F32 ? 4 : 2;
 }
 
 static inline void cpu_keys_start(cpu_keys *keys, const tess_launch *l, const tess_job *job) {
@@ -71,7 +70,7 @@ static inline void cpu_keys_start(cpu_keys *keys, const tess_launch *l, const te
                       *table = &l->tensor[TESS_ROLE_BLOCK_TABLE];
     const tess_tensor *k_scale = &l->tensor[TESS_ROLE_K_SCALE],
                       *v_scale = &l->tensor[TESS_ROLE_V_SCALE];
-    const uint64_t esize = cpu_kv_size(l), scale_size = sizeof(float);
+    const uint64_t esize = (uint64_t)cpu_element_size(l->kv_dtype), scale_size = sizeof(float);
     const int in_place = !l->page && !l->compact;
     uint64_t head = job->head / l->group, batch = s->kv_batch;
     *keys = (cpu_keys){.k_token = (uint64_t)k->stride_token * esize,

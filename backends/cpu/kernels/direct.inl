@@ -2,128 +2,55 @@
 /*
  * Jobs of a few rows (decoding): lanes over rows would stay empty and packing would cost more than
  * the products, so K and V are read in place, once. Lanes run over elements in both products and
- * over keys in the softmax; everything is in floats, whatever the storage.
+ * over keys in the softmax.
  */
 
 #define DIRECT_ROWS CPU_FEW_ROWS
-#define DIRECT_SPAN 4                  /* vectors of O that are kept in registers, per row */
-#define DIRECT_KEYS (VL >= 16 ? 4 : 2) /* keys whose scores are summed together */
-
-/* Elements [i, i + VL) of a row of n; of a 16-float vector the second half may lie past the end: it
- * is zero then and not read. */
-INLINE vf load_elements(uint32_t dtype, const char *row, int32_t i, int32_t n) {
-    const size_t size = dtype == TESS_F32 ? 4 : dtype >= TESS_F8E4M3 ? 1 : 2;
-    const char *at = row + (size_t)i * size;
-#if VL > 8
-    char part[VL * 4] __attribute__((aligned(64)));
-    if (i + VL > n) {
-        memset(part, 0, sizeof part);
-        memcpy(part, at, 8 * size);
-        at = part;
-    }
+/* Keys whose scores are summed together, and vectors of O of a row that are kept in registers:
+ * enough sums to hide how long a product takes. With more, reads leave the order of memory, and
+ * hardware prefetchers lose them. */
+#if PAIRS && defined(__AVX512BF16__)
+#define DIRECT_KEYS 4
+#define DIRECT_SPAN 2
+#elif defined(__aarch64__)
+#define DIRECT_KEYS 4
+#define DIRECT_SPAN 4
 #else
-    (void)n;
+#define DIRECT_KEYS 2
+#define DIRECT_SPAN 2
 #endif
-#if !PAIRS
-    if (dtype >= TESS_F8E4M3) return load_codes(dtype, at);
-#endif
-    if (dtype == TESS_F32) return vload_any(at);
-    return dtype == TESS_F16 ? vfrom_f16((const uint16_t *)(const void *)at)
-                             : vfrom_bf16((const uint16_t *)(const void *)at);
-}
+#define DIRECT_FOLDS (VL / DIRECT_KEYS)
 
-/* Asks for the next `count` rows of those that will be needed in the next turns. */
-INLINE void direct_prefetch(direct_turns *turns, int32_t count, int64_t bytes) {
-    for (; count > 0 && turns->next < turns->rows; count--) {
-        const char *row = turns->row[turns->next++];
-        for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(row + b, 0, 2);
-    }
-}
+enum {
+    VALUE_UNIT = 8,      /* keys of which a task adds V before another one takes its turn */
+    AHEAD_BYTES = 32768, /* prefetched ahead of the products, at least */
+    TASK_FLOATS = DIRECT_ROWS * (CHUNK + DIRECT_FOLDS * VL + VL)
+};
 
-/* Adds the products of elements [d, d + VL) of some keys and of all rows; `end` as in
- * load_elements.
- */
-INLINE void direct_products(const job_memory *m, const uint32_t dtype, const char *const *keys,
-                            int32_t d, int32_t end, vf (*sum)[DIRECT_KEYS], const int rows) {
-    vf k[DIRECT_KEYS];
-    UNROLL
-    for (int n = 0; n < DIRECT_KEYS; n++) k[n] = load_elements(dtype, keys[n], d, end);
-    UNROLL
-    for (int r = 0; r < rows; r++) {
-        const vf q = vload(m->q + (size_t)r * m->o_elements + d);
-        UNROLL
-        for (int n = 0; n < DIRECT_KEYS; n++) sum[r][n] += k[n] * q;
-    }
-}
-
-/* Scores of VL keys against all rows, DIRECT_KEYS at a time, so that Q is loaded once for them.
- * Sums over elements stay in lanes until all keys are there. */
-INLINE void direct_scores(const task *t, const uint32_t dtype, const direct_rows *now, int32_t at,
-                          const int rows) {
-    const job_memory *m = &t->m;
-    const char *const *keys = now->k + at;
-    const int64_t bytes = (int64_t)t->head_dim * t->kv_esize;
-    vf acc[DIRECT_ROWS][VL];
-    for (int i = 0; i < VL; i += DIRECT_KEYS) {
-        direct_prefetch(t->turns, DIRECT_KEYS, bytes);
-        vf sum[DIRECT_ROWS][DIRECT_KEYS];
-        UNROLL
-        for (int r = 0; r < rows; r++) UNROLL
-        for (int n = 0; n < DIRECT_KEYS; n++) sum[r][n] = vset(0.0f);
-        int32_t d = 0;
-        for (; d + VL <= t->head_dim; d += VL)
-            direct_products(m, dtype, keys + i, d, d + VL, sum, rows);
-        if (d < t->head_dim) direct_products(m, dtype, keys + i, d, t->head_dim, sum, rows);
-        UNROLL
-        for (int r = 0; r < rows; r++) UNROLL
-        for (int n = 0; n < DIRECT_KEYS; n++) acc[r][i + n] = sum[r][n];
-    }
-    for (int r = 0; r < rows; r++) {
-        vf sums = vsum_each(acc[r]);
-        if (dtype >= TESS_F8E4M3) sums *= vload_any(now->k_scale + at);
-        vstore(m->s + (size_t)r * CHUNK + at, sums);
-    }
-}
-
-/* O of some rows += P V over the chunk, DIRECT_SPAN vectors of O at a time. */
-INLINE void direct_values(const task *t, const uint32_t dtype, const char *const *values,
-                          const int rows) {
-    const job_memory *m = &t->m;
-    const int64_t bytes = (int64_t)t->head_dim * t->kv_esize;
-    for (int32_t d = 0; d < t->head_dim; d += DIRECT_SPAN * VL) {
-        vf acc[DIRECT_ROWS][DIRECT_SPAN];
-        const int32_t left = (t->head_dim - d + VL - 1) / VL,
-                      vectors = left < DIRECT_SPAN ? left : DIRECT_SPAN;
-        UNROLL
-        for (int r = 0; r < rows; r++) UNROLL
-        for (int j = 0; j < DIRECT_SPAN; j++)
-            acc[r][j] = vload(m->o + (size_t)r * m->o_elements + d + (j < vectors ? j : 0) * VL);
-        for (int32_t key = 0; key < t->chunk->keys; key++) {
-            vf v[DIRECT_SPAN];
-            if (d == 0) direct_prefetch(t->turns, 1, bytes);
-            if (vectors == DIRECT_SPAN && d + DIRECT_SPAN * VL <= t->head_dim) {
-                UNROLL
-                for (int j = 0; j < DIRECT_SPAN; j++)
-                    v[j] = load_elements(dtype, values[key], d + j * VL, d + (j + 1) * VL);
-            } else {
-                for (int j = 0; j < DIRECT_SPAN; j++)
-                    v[j] = j < vectors ? load_elements(dtype, values[key], d + j * VL, t->head_dim)
-                                       : vset(0.0f);
-            }
-            UNROLL
-            for (int r = 0; r < rows; r++) {
-                const vf p = vset(m->s[(size_t)r * CHUNK + key]);
-                UNROLL
-                for (int j = 0; j < DIRECT_SPAN; j++) acc[r][j] += p * v[j];
-            }
+/* Asks for the next `count` cache lines of rows, in the order in which they will be needed. This is
+ * near the order of memory, and a little ahead of the products, so that the hardware's prefetchers
+ * follow: they get more from memory at a time than a core may ask for. */
+INLINE void direct_prefetch(const direct_turns *turns, direct_ahead *ahead, const int count) {
+    for (int n = 0; n < count; n++) {
+        if (ahead->lines == 0) {
+            if (ahead->next == turns->listed) return;
+            ahead->line = turns->row[ahead->next++ % LISTED_ROWS];
+            ahead->lines = turns->row_lines;
         }
-        /* A constant bound: an index that varies would keep the sums in memory. */
-        UNROLL
-        for (int r = 0; r < rows; r++) UNROLL
-        for (int j = 0; j < DIRECT_SPAN; j++)
-            if (j < vectors) vstore(m->o + (size_t)r * m->o_elements + d + j * VL, acc[r][j]);
+        if (n == 0 && ahead->lines >= count) {
+            UNROLL
+            for (int i = 0; i < count; i++) __builtin_prefetch(ahead->line + 64 * i, 0, 2);
+            ahead->line += 64 * count;
+            ahead->lines -= count;
+            return;
+        }
+        __builtin_prefetch(ahead->line, 0, 2);
+        ahead->line += 64;
+        ahead->lines--;
     }
 }
+
+#include "direct_products.inl"
 
 /* Scores of row r that must not count become -inf. */
 static void direct_mask(const task *t, int32_t r) {
@@ -144,35 +71,43 @@ static void direct_mask(const task *t, int32_t r) {
     for (int32_t key = t->chunk->keys; key < CHUNK; key++) s[key] = -INFINITY;
 }
 
-/* `v_scale`: of each key, or NULL; P is multiplied by it. */
-static void direct_softmax(const task *t, int32_t r, const float *v_scale) {
+/* Raises row_max of row r where a score of the chunk is far above it. */
+static __attribute__((noinline)) void direct_raise(const task *t, int32_t r, vf s_max) {
     const job_memory *m = &t->m;
-    float *s = m->s + (size_t)r * CHUNK;
-    vf s_max = vset(-INFINITY), sum = vset(0.0f);
-    for (int32_t key = 0; key < CHUNK; key += VL) s_max = vmax(vload(s + key), s_max);
-    float next = -INFINITY, total = 0;
+    float next = -INFINITY;
     for (int i = 0; i < VL; i++) next = s_max[i] > next ? s_max[i] : next;
-    if ((next - m->row_max[r]) * t->scale_log2 > 8.0f) {
-        const vf factor = vexp2(vset((m->row_max[r] - next) * t->scale_log2));
-        for (int32_t d = 0; d < t->head_dim; d += VL)
-            vstore(m->o + (size_t)r * m->o_elements + d,
-                   vload(m->o + (size_t)r * m->o_elements + d) * factor);
-        m->row_sum[r] *= factor[0];
-        m->row_max[r] = next;
+    const vf factor = vexp2(vset((m->row_max[r] - next) * t->scale_log2));
+    for (int32_t d = 0; d < m->o_elements; d += VL)
+        vstore(m->o + (size_t)r * m->o_elements + d,
+               vload(m->o + (size_t)r * m->o_elements + d) * factor);
+    vstore(t->sums + r * VL, vload(t->sums + r * VL) * factor);
+    m->row_max[r] = next;
+}
+
+/* Turns the scores of row r into weights. Their sums stay in lanes until the job ends. Codes of V
+ * take the scale of their row into the weight. */
+INLINE void direct_softmax(const task *t, const uint32_t dtype, int32_t r) {
+    const job_memory *m = &t->m;
+    const vf scale_log2 = vset(t->scale_log2);
+    float *s = m->s + (size_t)r * CHUNK;
+    vf s_max = vset(-INFINITY), sum = vload(t->sums + r * VL);
+    for (int32_t key = 0; key < CHUNK; key += VL) s_max = vmax(vload(s + key), s_max);
+    if (vany((s_max - vset(m->row_max[r])) * scale_log2 > vset(8.0f))) {
+        direct_raise(t, r, s_max);
+        sum = vload(t->sums + r * VL);
     }
-    const vf scale_log2 = vset(t->scale_log2),
-             bias = vset(m->row_max[r] == -INFINITY ? 0.0f : m->row_max[r]);
+    const vf bias = vset(m->row_max[r] == -INFINITY ? 0.0f : m->row_max[r]);
     for (int32_t key = 0; key < CHUNK; key += VL) {
-        const vf p = vexp2((vload(s + key) - bias) * scale_log2);
+        const vf x = (vload(s + key) - bias) * scale_log2,
+                 p = DIRECT_PAIRS ? vexp2_short(x) : vexp2(x);
         sum += p;
-        vstore(s + key, v_scale ? p * vload_any(v_scale + key) : p);
+        store_weights(s, key, dtype >= TESS_F8E4M3 ? p * vload_any(t->located->v_scale + key) : p);
     }
-    for (int i = 0; i < VL; i++) total += sum[i];
-    m->row_sum[r] += total;
+    vstore(t->sums + r * VL, sum);
 }
 
 static void direct_scales(const task *t, const cpu_run *run, direct_rows *rows) {
-    const float unit = t->launch->kv_dtype == TESS_F8E4M3 ? CODE_SCALE_E4M3 : 1.0f;
+    const float unit = code_scale(t->launch->kv_dtype);
     for (int32_t i = 0; i < run->count; i++) {
         float k, v;
         memcpy(&k, run->k_scale + i * t->k_scale_stride, sizeof k);
@@ -194,6 +129,8 @@ static void direct_locate(const task *t, const cpu_chunk *chunk, direct_rows *ro
     /* The last vector of keys is completed with any key; its scores are replaced by -inf. */
     for (int32_t key = chunk->keys; key < round_up(chunk->keys, VL); key++)
         rows->k[key] = rows->k[0];
+    /* A second key whose weight is 0, and whose V must not make that NaN. */
+    if (DIRECT_PAIRS && chunk->keys % 2 != 0) rows->v[chunk->keys] = (const char *)no_value;
 }
 
 /* Finds the next chunk of a job. */
@@ -203,54 +140,75 @@ static void direct_advance(task *t) {
     t->turn ^= 1;
 }
 
-/* The chunk at hand of a job, for a fixed number of rows and one storage type. */
-INLINE void direct_chunk(task *t, const uint32_t dtype, const int rows) {
-    const direct_rows *now = &t->direct[t->turn];
-    t->chunk = &t->chunks[t->turn];
-    for (int32_t key = 0; key < t->chunk->keys; key += VL) direct_scores(t, dtype, now, key, rows);
-    for (int r = 0; r < rows; r++) {
-        direct_mask(t, r);
-        direct_softmax(t, r, dtype >= TESS_F8E4M3 ? now->v_scale : NULL);
+/* The chunks at hand of all tasks that have one, for a fixed number of rows and one storage type.
+ * Tasks take turns every few keys: their rows mostly lie side by side. */
+INLINE void direct_chunks(direct_turns *turns, const uint32_t dtype, const int rows) {
+    const int32_t n_ready = turns->n_ready, keys = turns->keys;
+    for (int32_t key = 0; key < keys; key += VL) {
+        for (int32_t i = 0; i < DIRECT_FOLDS; i++)
+            for (int32_t n = 0; n < n_ready; n++) {
+                const task *t = turns->ready[n];
+                if (key < t->chunk->keys)
+                    direct_scores(t, dtype, t->located->k + key + i * DIRECT_KEYS,
+                                  t->folds + i * VL, rows);
+            }
+        for (int32_t n = 0; n < n_ready; n++)
+            if (key < turns->ready[n]->chunk->keys)
+                direct_complete(turns->ready[n], dtype, key, rows);
     }
-    direct_values(t, dtype, now->v, rows);
+    for (int32_t n = 0; n < n_ready; n++)
+        for (int r = 0; r < rows; r++) {
+            direct_mask(turns->ready[n], r);
+            direct_softmax(turns->ready[n], dtype, r);
+        }
+    for (int32_t key = 0; key < keys; key += VALUE_UNIT)
+        for (int32_t n = 0; n < n_ready; n++) {
+            const task *t = turns->ready[n];
+            const int32_t left = t->chunk->keys - key;
+            if (left > 0)
+                direct_values(t, dtype, t->located->v, key, left < VALUE_UNIT ? left : VALUE_UNIT,
+                              rows);
+        }
 }
 
 /* For each type of K and V; rows of zeros complete the number of rows of what is compiled. */
-static __attribute__((noinline)) void direct_f32(task *t) {
-    t->rows == 1 ? direct_chunk(t, TESS_F32, 1) : direct_chunk(t, TESS_F32, DIRECT_ROWS);
+static __attribute__((noinline)) void direct_bf16(direct_turns *turns, int one) {
+    one ? direct_chunks(turns, TESS_BF16, 1) : direct_chunks(turns, TESS_BF16, DIRECT_ROWS);
 }
-static __attribute__((noinline)) void direct_f16(task *t) {
-    t->rows == 1 ? direct_chunk(t, TESS_F16, 1) : direct_chunk(t, TESS_F16, DIRECT_ROWS);
-}
-static __attribute__((noinline)) void direct_bf16(task *t) {
-    t->rows == 1 ? direct_chunk(t, TESS_BF16, 1) : direct_chunk(t, TESS_BF16, DIRECT_ROWS);
-}
-
 #if !PAIRS
-static __attribute__((noinline)) void direct_e4m3(task *t) {
-    t->rows == 1 ? direct_chunk(t, TESS_F8E4M3, 1) : direct_chunk(t, TESS_F8E4M3, DIRECT_ROWS);
+static __attribute__((noinline)) void direct_f32(direct_turns *turns, int one) {
+    one ? direct_chunks(turns, TESS_F32, 1) : direct_chunks(turns, TESS_F32, DIRECT_ROWS);
 }
-static __attribute__((noinline)) void direct_i8(task *t) {
-    t->rows == 1 ? direct_chunk(t, TESS_I8, 1) : direct_chunk(t, TESS_I8, DIRECT_ROWS);
+static __attribute__((noinline)) void direct_f16(direct_turns *turns, int one) {
+    one ? direct_chunks(turns, TESS_F16, 1) : direct_chunks(turns, TESS_F16, DIRECT_ROWS);
+}
+static __attribute__((noinline)) void direct_e4m3(direct_turns *turns, int one) {
+    one ? direct_chunks(turns, TESS_F8E4M3, 1) : direct_chunks(turns, TESS_F8E4M3, DIRECT_ROWS);
+}
+static __attribute__((noinline)) void direct_i8(direct_turns *turns, int one) {
+    one ? direct_chunks(turns, TESS_I8, 1) : direct_chunks(turns, TESS_I8, DIRECT_ROWS);
 }
 #endif
 
-static void direct_step(task *t) {
-    switch (t->launch->kv_dtype) {
-    case TESS_F32: direct_f32(t); break;
-    case TESS_F16: direct_f16(t); break;
-    case TESS_BF16: direct_bf16(t); break;
+static void direct_step(direct_turns *turns) {
+    const int one = turns->task[0]->rows == 1;
+    switch (turns->task[0]->launch->kv_dtype) {
 #if !PAIRS
-    case TESS_F8E4M3: direct_e4m3(t); break;
-    case TESS_I8: direct_i8(t); break;
+    case TESS_F32: direct_f32(turns, one); break;
+    case TESS_F16: direct_f16(turns, one); break;
+    case TESS_F8E4M3: direct_e4m3(turns, one); break;
+    case TESS_I8: direct_i8(turns, one); break;
 #endif
-    default: break;
+    default: direct_bf16(turns, one); break;
     }
 }
 
-/* Gives job number n of those that take turns its part of the arrays, which hold many rows; scores
- * last for a chunk alone, and all share them. */
-static void direct_place(job_memory *m, int32_t n) {
+/* Gives job number n of those that take turns its part of the arrays, which hold many rows. Packed
+ * K, which these jobs do not have, leaves room for what the softmax needs. */
+static void direct_place(task *t, int32_t n) {
+    /* K of head_dim 8 has the shortest rows */
+    _Static_assert(CPU_JOBS_AT_ONCE * TASK_FLOATS <= 2 * BATCH * CHUNK * (TILES ? 16 : 32), "room");
+    job_memory *m = &t->m;
     const int32_t first = n * DIRECT_ROWS;
     m->q += (size_t)first * m->o_elements;
     m->o += (size_t)first * m->o_elements;
@@ -260,25 +218,39 @@ static void direct_place(job_memory *m, int32_t n) {
     m->low += first;
     m->high += first;
     m->block += first;
+    m->s = m->k + (size_t)n * TASK_FLOATS;
+    t->sums = m->s + DIRECT_ROWS * CHUNK;
+    t->folds = t->sums + DIRECT_ROWS * VL;
+}
+
+/* Row r of Q in the order and the type that the products take, with the sign of the scale. */
+static void direct_query(const task *t, int32_t r) {
+    const job_memory *m = &t->m;
+    const tess_tensor *q = &t->launch->tensor[TESS_ROLE_Q];
+    const char *row = tensor_base(q) + row_offset(t, q, r) * t->esize;
+    float *out = m->q + (size_t)r * m->o_elements;
+    const int negative = !(t->launch->scale >= 0);
+    if (DIRECT_PAIRS) {
+        memcpy(out, row, (size_t)t->head_dim * 2);
+        for (int32_t w = 0; negative && w < m->o_elements; w += VL)
+            vstore(out + w, (vf)((vu)vload(out + w) ^ 0x80008000u));
+        return;
+    }
+    load_row(t->launch->dtype, row, t->head_dim, m->rows);
+    for (int32_t d = 0; d < t->head_dim; d++)
+        out[direct_place_of(t->launch->kv_dtype, d, 0)] = negative ? -m->rows[d] : m->rows[d];
 }
 
 static void direct_begin(task *t, int32_t n) {
-    direct_place(&t->m, n);
+    direct_place(t, n);
     place_rows(t, DIRECT_ROWS);
     const job_memory *m = &t->m;
-    const float sign = t->launch->scale >= 0 ? 1.0f : -1.0f;
     memset(m->q, 0, (size_t)DIRECT_ROWS * m->o_elements * sizeof(float));
     memset(m->o, 0, (size_t)DIRECT_ROWS * m->o_elements * sizeof(float));
+    memset(t->sums, 0, (size_t)DIRECT_ROWS * VL * sizeof(float));
     for (int32_t r = 0; r < DIRECT_ROWS; r++) {
         m->row_max[r] = -INFINITY;
-        m->row_sum[r] = 0.0f;
-        if (r >= t->rows) continue;
-        float *q = m->q + (size_t)r * m->o_elements;
-        load_row(t->launch->dtype,
-                 tensor_base(&t->launch->tensor[TESS_ROLE_Q]) +
-                     row_offset(t, &t->launch->tensor[TESS_ROLE_Q], r) * t->esize,
-                 t->head_dim, q);
-        for (int32_t d = 0; d < t->head_dim; d++) q[d] *= sign;
+        if (r < t->rows) direct_query(t, r);
     }
     cpu_walk_start(&t->walk, t->launch, t->job);
     t->turn = 0;
@@ -288,54 +260,70 @@ static void direct_begin(task *t, int32_t n) {
 static void direct_end(task *t) {
     const job_memory *m = &t->m;
     for (int32_t r = 0; r < t->rows; r++) {
-        const float sum = m->row_sum[r];
-        float *o = m->o + (size_t)r * m->o_elements;
-        for (int32_t d = 0; d < t->head_dim; d++) o[d] = sum == 0.0f ? 0.0f : o[d] / sum;
-        finish_row(t, r, o);
+        const float *o = m->o + (size_t)r * m->o_elements;
+        float sum = 0.0f;
+        for (int i = 0; i < VL; i++) sum += t->sums[r * VL + i];
+        m->row_sum[r] = sum;
+        for (int32_t d = 0; d < t->head_dim; d++)
+            m->rows[d] = sum == 0.0f ? 0.0f : o[direct_place_of(t->launch->kv_dtype, d, 1)] / sum;
+        finish_row(t, r, m->rows);
     }
 }
 
-/* Lists the rows of the chunks that come next, in the order of memory where the jobs are heads of
- * one sequence: hardware prefetchers follow such reads, and rows of one head are often pages apart.
- */
+/* Lists the rows of the chunks that come next, in the order in which they will be read. Tasks whose
+ * chunk is shorter repeat their last row. */
 static void direct_list(direct_turns *turns) {
-    int32_t keys = 0;
-    turns->rows = turns->next = 0;
+    const task *ready[CPU_JOBS_AT_ONCE];
+    int32_t n_ready = 0, keys = 0;
     for (int32_t n = 0; n < turns->n; n++) {
         const task *t = turns->task[n];
-        const int32_t own = t->more ? t->chunks[t->turn ^ 1].keys : 0;
-        if (own > keys) keys = own;
+        if (!t->more) continue;
+        ready[n_ready++] = t;
+        if (t->chunks[t->turn ^ 1].keys > keys) keys = t->chunks[t->turn ^ 1].keys;
     }
-    for (int32_t key = 0; key < keys; key++)
-        for (int side = 0; side < 2; side++)
-            for (int32_t n = 0; n < turns->n; n++) {
-                const task *t = turns->task[n];
-                const direct_rows *next = &t->direct[t->turn ^ 1];
-                if (!t->more || key >= t->chunks[t->turn ^ 1].keys) continue;
-                turns->row[turns->rows++] = side ? next->v[key] : next->k[key];
-            }
+    for (int side = 0; side < 2; side++) {
+        for (int32_t n = 0; n < n_ready; n++) {
+            const task *t = ready[n];
+            const direct_rows *next = &t->direct[t->turn ^ 1];
+            const char *const *rows = side ? next->v : next->k;
+            const int32_t own = t->chunks[t->turn ^ 1].keys;
+            uint32_t at = turns->listed + (uint32_t)n;
+            for (int32_t key = 0; key < keys; key++, at += (uint32_t)n_ready)
+                turns->row[at % LISTED_ROWS] = rows[key < own ? key : own - 1];
+        }
+        turns->listed += (uint32_t)(keys * n_ready);
+    }
 }
 
-/* Jobs that are ready take turns, a chunk each. */
+/* Tasks that have a chunk take it as the one at hand, and look for the next one. */
+static void direct_ready(direct_turns *turns) {
+    turns->n_ready = turns->keys = 0;
+    for (int32_t n = 0; n < turns->n; n++) {
+        task *t = turns->task[n];
+        if (!t->more) continue;
+        direct_advance(t);
+        t->chunk = &t->chunks[t->turn];
+        t->located = &t->direct[t->turn];
+        if (t->chunk->keys > turns->keys) turns->keys = t->chunk->keys;
+        turns->ready[turns->n_ready++] = t;
+    }
+}
+
+/* All tasks, a chunk of each at a time. */
 static void direct_rounds(direct_turns *turns) {
     const task *any = turns->task[0];
-    const int64_t bytes = (int64_t)any->head_dim * any->kv_esize;
+    const int32_t row_bytes = any->head_dim * (int32_t)any->kv_esize;
+    int32_t ahead = turns->n * VALUE_UNIT * row_bytes;
+    if (ahead < AHEAD_BYTES) ahead = AHEAD_BYTES;
+    turns->row_lines = (row_bytes + 63) / 64;
+    turns->listed = 0;
+    turns->ahead = (direct_ahead){NULL, 0, 0};
     direct_list(turns);
-    direct_prefetch(turns, turns->rows, bytes);
-    for (int more = 1; more;) {
-        more = 0;
-        /* Which of the jobs have a chunk at hand now, before they look for the next one. */
-        uint32_t ready = 0;
-        for (int32_t n = 0; n < turns->n; n++) {
-            task *t = turns->task[n];
-            if (!t->more) continue;
-            ready |= 1u << n;
-            direct_advance(t);
-            more |= t->more;
-        }
+    for (; ahead > 0; ahead -= 64) direct_prefetch(turns, &turns->ahead, 1);
+    for (;;) {
+        direct_ready(turns);
+        if (turns->n_ready == 0) return;
         direct_list(turns);
-        for (int32_t n = 0; n < turns->n; n++)
-            if (ready >> n & 1) direct_step(turns->task[n]);
-        direct_prefetch(turns, turns->rows, bytes);
+        direct_step(turns);
     }
 }

@@ -9,13 +9,15 @@
 
 #include <tessera/tessera_backend.h>
 
-/* Most jobs of few rows that take turns on a thread. */
-enum { CPU_JOBS_AT_ONCE = 8, CPU_FEW_ROWS = 4 };
+/* Rows of a job that has few, and most of such jobs that take turns on a thread. */
+enum { CPU_FEW_ROWS = 4, CPU_JOBS_AT_ONCE = 8 };
 
-/* Does `count` jobs, at least one, on the calling thread. `scratch` is 64-byte aligned and has the
- * bytes that `scratch` of the same kernel names; its contents do not matter. */
-typedef void (*cpu_jobs_fn)(const tess_launch *launch, const tess_job *jobs, uint64_t count,
-                            void *scratch);
+/* Does `count` jobs on the calling thread, at least one, which lie `apart` jobs from each other. If
+ * there are more, all have as many rows, few, and read the same keys of different kv heads.
+ * `scratch` is 64-byte aligned and has the bytes that `scratch` of the same kernel names; its
+ * contents do not matter. */
+typedef void (*cpu_jobs_fn)(const tess_launch *launch, const tess_job *jobs, uint32_t count,
+                            uint64_t apart, void *scratch);
 typedef size_t (*cpu_scratch_fn)(int32_t head_dim);
 
 /* Most packed rows of a job. */
@@ -26,8 +28,8 @@ typedef uint32_t (*cpu_rows_fn)(int32_t head_dim);
 typedef void (*cpu_thread_fn)(void);
 
 #define CPU_DECLARE_KERNEL(name)                                                                 \
-    void tess_cpu_##name##_jobs(const tess_launch *launch, const tess_job *jobs, uint64_t count, \
-                                void *scratch);                                                  \
+    void tess_cpu_##name##_jobs(const tess_launch *launch, const tess_job *jobs, uint32_t count, \
+                                uint64_t apart, void *scratch);                                  \
     size_t tess_cpu_##name##_scratch(int32_t head_dim);                                          \
     uint32_t tess_cpu_##name##_rows(int32_t head_dim)
 CPU_DECLARE_KERNEL(portable);

@@ -299,39 +299,51 @@ INLINE void vtranspose(vf *r) {
     }
 }
 
-/* Adds the second half of each group of 2 * half lanes to the first one: first those of `a`, then
- * those of `b`. */
-#define VFOLD(...) __builtin_shufflevector(a, b, __VA_ARGS__)
-INLINE vf vfold(vf a, vf b, const int half) {
+/* f(i, half) of each lane. */
 #if VL == 16
-    if (half == 8)
-        return VFOLD(0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
-               VFOLD(8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
-    if (half == 4)
-        return VFOLD(0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
-               VFOLD(4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
-    if (half == 2)
-        return VFOLD(0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29) +
-               VFOLD(2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31);
-    return VFOLD(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +
-           VFOLD(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+#define VLANES(f, half)                                                                         \
+    f(0, half), f(1, half), f(2, half), f(3, half), f(4, half), f(5, half), f(6, half),         \
+        f(7, half), f(8, half), f(9, half), f(10, half), f(11, half), f(12, half), f(13, half), \
+        f(14, half), f(15, half)
 #elif VL == 8
-    if (half == 4) return VFOLD(0, 1, 2, 3, 8, 9, 10, 11) + VFOLD(4, 5, 6, 7, 12, 13, 14, 15);
-    if (half == 2) return VFOLD(0, 1, 4, 5, 8, 9, 12, 13) + VFOLD(2, 3, 6, 7, 10, 11, 14, 15);
-    return VFOLD(0, 2, 4, 6, 8, 10, 12, 14) + VFOLD(1, 3, 5, 7, 9, 11, 13, 15);
+#define VLANES(f, half) \
+    f(0, half), f(1, half), f(2, half), f(3, half), f(4, half), f(5, half), f(6, half), f(7, half)
 #else
-    if (half == 2) return VFOLD(0, 1, 4, 5) + VFOLD(2, 3, 6, 7);
-    return VFOLD(0, 2, 4, 6) + VFOLD(1, 3, 5, 7);
+#define VLANES(f, half) f(0, half), f(1, half), f(2, half), f(3, half)
 #endif
+#define VOF_BOTH(i, half) ((i) & (half) ? (i) + VL : (i))
+#define VACROSS(i, half)  ((i) ^ (half))
+
+/* Adds the lanes of `a` that lie `half` apart, and those of `b`. The sums of `a` come to lanes
+ * whose number has no bit `half`, those of `b` to the others. Two blends and a shuffle of one
+ * vector are cheaper than two shuffles of two. */
+INLINE vf vfold(vf a, vf b, const int half) {
+#define VFOLD(half)                                                                \
+    do {                                                                           \
+        const vf own = __builtin_shufflevector(a, b, VLANES(VOF_BOTH, half)),      \
+                 other = __builtin_shufflevector(b, a, VLANES(VOF_BOTH, half));    \
+        return own + __builtin_shufflevector(other, other, VLANES(VACROSS, half)); \
+    } while (0)
+#if VL == 16
+    if (half == 8) VFOLD(8);
+#endif
+#if VL >= 8
+    if (half == 4) VFOLD(4);
+#endif
+    if (half == 2) VFOLD(2);
+    VFOLD(1);
+#undef VFOLD
 }
 
-/* The sum of the lanes of each of VL vectors. Lanes that lie VL / 2 apart are added first, then
- * those VL / 4 apart, and so on. */
-INLINE vf vsum_each(vf *x) {
-    UNROLL
-    for (int half = VL / 2; half > 0; half /= 2) UNROLL
-    for (int i = 0; i < half; i++) x[i] = vfold(x[2 * i], x[2 * i + 1], half);
-    return x[0];
+/* Folds 1, 2, 4 or 8 vectors into one: lanes that lie `half` apart are added first, then those
+ * twice as far apart. With a half of 1, the sums of x[i] are in the lanes whose number is i modulo
+ * `count`. */
+INLINE vf vfold_all(const vf *x, const int half, const int count) {
+    if (count == 1) return x[0];
+    if (count == 2) return vfold(x[0], x[1], half);
+    const vf low = vfold(vfold(x[0], x[1], half), vfold(x[2], x[3], half), 2 * half);
+    if (count == 4) return low;
+    return vfold(low, vfold(vfold(x[4], x[5], half), vfold(x[6], x[7], half), 2 * half), 4 * half);
 }
 
 #endif

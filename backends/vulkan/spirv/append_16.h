@@ -12,7 +12,7 @@
  * source: ../common/paging_args.h
  * source: kernels/append.comp
  * source: kernels/bindings.h
- * sha256: 81ef522509e0b8ecada591ce660aeccb4acd8b3a6a4569f852baf9b1ad8e4cb3
+ * sha256: d255c94f1810d424fe293893cbe2e8f053d989b58d9cda752c298f418702c814
  */
 #include <stdint.h>
 static const uint32_t tess_vk_append_16[] = {

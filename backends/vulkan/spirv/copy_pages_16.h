@@ -11,7 +11,7 @@
  * source: ../common/paging_args.h
  * source: kernels/bindings.h
  * source: kernels/copy_pages.comp
- * sha256: bf4b3c5d383505f8cf4043aeeba74f73dfe5637c95f9abdc3209b9d0acc89229
+ * sha256: a74826e5f8af8a05de79601b6896c07e00b8715ee50c0c0630262faf244df96e
  */
 #include <stdint.h>
 static const uint32_t tess_vk_copy_pages_16[] = {

@@ -18,7 +18,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_forward.comp
- * sha256: 23e4375f2a31455758e5e117433e18e96d3ba0c7404e2c306f09e879bb20303f
+ * sha256: 7fa36939a85c68ca67a75a0f07982c9ce08613b7ac48ebc1ff113fd1c149abe0
  */
 #include <stdint.h>
 static const uint32_t tess_vk_forward_bf16[] = {

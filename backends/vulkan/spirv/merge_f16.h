@@ -11,7 +11,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_merge.comp
- * sha256: 3801a7dea94a74f7ae8a6fcf97f8807b7680f6cef15ad4d1837251a113daf6ac
+ * sha256: 5c3299c831adc88bd8de2868bde8168fef0b86c4067d893c40dd33b69784c3a6
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_f16[] = {

@@ -10,7 +10,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/merge_parts.comp
- * sha256: 39722174dda701c5ae9bfd8910660ae54d19323781745267df14187970ba60b2
+ * sha256: b8a8e9a1d6cd086f8533e41bd8ffc7d686dd7beb3a41b476ccaeb2317ec6364a
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_parts_f16[] = {
