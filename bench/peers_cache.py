@@ -19,11 +19,11 @@ class Cache:
     def __init__(self, bench, wanted, shape, page, max_chunk=None, capacity=0, layers=None):
         batch, heads, kv_heads, head_dim, tokens = shape
         capacity = capacity or tokens
-        self.library, self.shape, self.page = bench.libraries[0][1], shape, page
+        self.lib, self.shape, self.page = bench.libraries[0][1], shape, page
         self.compact = max_chunk is not None
-        self.layout = self.library.layout(wanted, heads, kv_heads, capacity, max_chunk or 0)
+        self.layout = self.lib.layout(wanted, heads, kv_heads, capacity, max_chunk or 0)
         self.pages, columns = (
-            self.library.pages(self.layout, n, page) if self.compact else math.ceil(n / page)
+            self.lib.pages(self.layout, n, page) if self.compact else math.ceil(n / page)
             for n in (tokens, capacity)
         )
         device = bench.device.torch_name
@@ -40,7 +40,7 @@ class Cache:
         self.plan = {"page": page, "kv_len": capacity}
         if self.compact:
             self.plan |= {"flags": COMPACT, "max_chunk": max_chunk}
-        memory, size = self.library.memory, self.table.nbytes
+        memory, size = self.lib.memory, self.table.nbytes
         table = Buffer(kind=memory, handle=self.table.data_ptr(), size=size)
         self.run = {"block_table": table, "table_stride": columns, "pages": count}
 
@@ -51,7 +51,7 @@ class Cache:
             block = wanted.block or 64
             blocks = (keys // block).unique().tolist()
             slots = torch.zeros(blocks[-1] + 1, device=keys.device, dtype=torch.long)
-            found = self.library.slots(self.layout, kv_head, blocks)
+            found = self.lib.slots(self.layout, kv_head, blocks)
             slots[blocks] = torch.tensor(found, device=keys.device)
             u = slots[keys // block] * block + keys % block
         return self.ids.long()[item][u // self.page], u % self.page
@@ -66,4 +66,4 @@ class Cache:
         return error_in_cache(q, o, wanted, self.shape[4], self.shape[2], keys_of)
 
     def __del__(self):
-        self.library.lib.tess_layout_release(self.layout)
+        self.lib.lib.tess_layout_release(self.layout)

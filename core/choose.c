@@ -58,6 +58,7 @@ typedef struct walk {
     tess_plan *plan;     /* whose shares get kernels, or NULL: `kernel` gets one */
     tess_kernel *kernel; /* of the row that is taken */
     int64_t above;       /* sequences with at most so many rows have a kernel */
+    uint32_t steps;      /* how often it rose; batch-invariant also for kernels without sequences */
     bool done;           /* nothing is left without one */
     bool taken;          /* a row was, in this walk */
     char reasons[768];   /* of all rows that refused */
@@ -110,14 +111,15 @@ static bool is_ordered(const walk *w) { return w->name && !w->preferred; }
 /* The longest q_len that the row is for. */
 static int64_t most_for(const walk *w, const tess_kernel_info *info) {
     if (!w->plan || is_ordered(w) || info->most_rows == 0) return EVERY_LENGTH;
-    return info->most_rows / w->key->group;
+    const int64_t most = info->most_rows / w->key->group;
+    return most < EVERY_LENGTH ? most : EVERY_LENGTH;
 }
 
 /* Whether the row may have the sequences up to `most` rows; else notes why not. */
 static bool may_have(walk *w, const tess_kernel_info *info, int64_t most) {
     char why[64];
     if (!w->plan || most == EVERY_LENGTH) return true;
-    const bool last = w->plan->n_shares + 1 == TESS_SHARES || !tess_plan_shared(w->plan),
+    const bool last = w->steps + 1 == TESS_SHARES || !tess_plan_shared(w->plan),
                all = !is_invariant(w) && most >= w->plan->max_q_len;
     if (most > w->above && (all || !last)) return true;
     snprintf(why, sizeof why, "is for %u rows or fewer of a kv head", (unsigned)info->most_rows);
@@ -149,6 +151,7 @@ static bool make_ready(walk *w, uint32_t index, const tess_kernel_key *key, cons
     memcpy(share->kernel_name, name, sizeof share->kernel_name);
     share->above = w->above;
     share->most = w->above = most;
+    w->steps++;
     w->plan->n_shares++;
     w->done = most >= w->plan->max_q_len;
     return true;
@@ -161,10 +164,12 @@ static bool take_row(walk *w, uint32_t index, const char *name, int64_t most, bo
                   longest = w->plan ? tess_plan_longest(w->plan, before, most) : 0;
     tess_kernel_key key = *w->key;
     if (w->plan) key.max_q_len = is_invariant(w) ? most : longest;
-    if (w->plan && longest == 0 && w->plan->max_q_len != 0)
+    if (w->plan && longest == 0 && w->plan->max_q_len != 0) {
         w->above = most;
-    else if (!make_ready(w, index, &key, name, most))
+        if (is_invariant(w)) w->steps++;
+    } else if (!make_ready(w, index, &key, name, most)) {
         return false;
+    }
     *again = w->above > before && !w->done;
     return true;
 }

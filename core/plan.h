@@ -7,7 +7,7 @@
 #include "memory_plan.h"
 #include "pools.h"
 
-/* What one kernel serves of a plan: the sequences of about so many rows. Its jobs follow those of
+/* What one kernel serves of a plan: the sequences of a range of q_len. Its jobs follow those of
  * the share before, and so do its merges; its partial results have a shape of their own. */
 typedef struct tess_share {
     tess_kernel kernel;

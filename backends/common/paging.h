@@ -19,7 +19,7 @@ static inline int tess_is_paging(uint32_t op) {
 /* Why the kernels do not take the problem, or NULL. */
 const char *tess_paging_refusal(const tess_kernel_key *key);
 
-/* Kernels know of an element only its size: 16 or 32 bits. */
+/* Kernels that move elements know only their size: 16 or 32 bits. */
 static inline uint32_t tess_paging_bits(uint32_t dtype) { return 8 * tess_portable_element(dtype); }
 
 /* The arguments for `items` rows or tokens from launch->first_job + skip on: see

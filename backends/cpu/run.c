@@ -68,16 +68,20 @@ static int same_keys(const tess_job *a, const tess_job *b) {
  * returned, *apart jobs from each other. 0 if another job is the first. Such jobs are heads of one
  * sequence, whose keys lie side by side. The parts of a tile follow each other, so the same part of
  * the next head is as far away as there are parts. Both ends of a link look at the same jobs; so a
- * job is taken once, whichever worker comes to it.
+ * job is taken once, whichever worker comes to it. Those of tiles with more than MOST_PARTS parts
+ * are taken alone: looking for their neighbours would take longer than they do.
  */
+enum { MOST_PARTS = 256 };
+
 static uint32_t taking_turns(const work *w, uint64_t first, uint64_t n, uint64_t *apart) {
     const tess_job *jobs = w->launch->tables->jobs, *job = &jobs[n];
     uint64_t begin = n, end = n + 1;
     *apart = 1;
     if (w->at_once < 2 || (uint32_t)job->rows * job->heads > CPU_FEW_ROWS) return 1;
-    while (begin > first && same_tile(&jobs[begin - 1], job)) begin--;
-    while (end < w->end && same_tile(&jobs[end], job)) end++;
+    while (begin > first && n - begin <= MOST_PARTS && same_tile(&jobs[begin - 1], job)) begin--;
+    while (end < w->end && end - n <= MOST_PARTS && same_tile(&jobs[end], job)) end++;
     const uint64_t parts = end - begin;
+    if (parts > MOST_PARTS) return 1;
     if (job->head / job->heads % w->at_once != 0 && begin - first >= parts &&
         same_tile(&jobs[begin - parts], &jobs[begin - 1]) &&
         (begin - first == parts || !same_tile(&jobs[begin - parts - 1], &jobs[begin - 1])) &&

@@ -61,34 +61,34 @@ static const instance *find(int32_t head_dim, int64_t rows, uint32_t element) {
     return best;
 }
 
-/* How the workgroups of a multiprocessor share its warps and its memory. */
-typedef struct sharing {
+/* The workgroups that a multiprocessor runs at a time, the warps of each, and their stages. */
+typedef struct launch_shape {
     uint32_t groups, warps, stages;
-} sharing;
+} launch_shape;
 
-static unsigned shared_bytes(const instance *x, const sharing *s) {
+static unsigned shared_bytes(const instance *x, const launch_shape *s) {
     return TESS_DECODE_SHARED((unsigned)x->head_dim, x->rows, TESS_DECODE_WARPS * x->groups,
                               x->element, s->warps, s->stages);
 }
 
 /* `groups` workgroups of `warps` warps; as many stages as there is memory. */
-static sharing share_among(const tess_driver_device *d, const instance *x, uint32_t groups,
-                           uint32_t warps) {
+static launch_shape shape_of(const tess_driver_device *d, const instance *x, uint32_t groups,
+                             uint32_t warps) {
     enum { DRIVERS_OWN = 1 << 10 /* of each workgroup's memory */ };
     const unsigned bytes = machine_of(d)->shared_bytes / groups - DRIVERS_OWN;
-    sharing s = {groups, warps, TESS_DECODE_STAGES};
+    launch_shape s = {groups, warps, TESS_DECODE_STAGES};
     while (s.stages > 0 && shared_bytes(x, &s) > bytes) s.stages--;
     return s;
 }
 
 /* As many workgroups as have two stages each. */
-static sharing share(const tess_driver_device *d, const instance *x) {
+static launch_shape smallest_shape(const tess_driver_device *d, const instance *x) {
     enum { LEAST_STAGES = 2 };
     for (uint32_t groups = x->groups; groups > 1; groups--) {
-        const sharing s = share_among(d, x, groups, TESS_DECODE_WARPS);
+        const launch_shape s = shape_of(d, x, groups, TESS_DECODE_WARPS);
         if (s.stages >= LEAST_STAGES) return s;
     }
-    return share_among(d, x, 1, TESS_DECODE_WARPS);
+    return shape_of(d, x, 1, TESS_DECODE_WARPS);
 }
 
 static uint64_t units_of(const tess_driver_device *d) {
@@ -96,15 +96,15 @@ static uint64_t units_of(const tess_driver_device *d) {
 }
 
 /* The largest workgroup: one for a multiprocessor. */
-static sharing share_alone(const tess_driver_device *d, const instance *x) {
-    return share_among(d, x, 1, TESS_DECODE_WARPS * share(d, x).groups);
+static launch_shape largest_shape(const tess_driver_device *d, const instance *x) {
+    return shape_of(d, x, 1, TESS_DECODE_WARPS * smallest_shape(d, x).groups);
 }
 
 /* Jobs of unsplit rows that nearly fill the device with larger workgroups need no merge. Fewer jobs
  * have to be split: with fewer workgroups into fewer parts, which are merged sooner. */
-static sharing share_for(const tess_driver_device *d, const instance *x,
-                         const tess_kernel_key *key) {
-    const sharing least = share(d, x);
+static launch_shape shape_for(const tess_driver_device *d, const instance *x,
+                              const tess_kernel_key *key) {
+    const launch_shape least = smallest_shape(d, x);
     const uint64_t most = least.groups * units_of(d),
                    tiles = ((uint64_t)key->max_q_len * key->group + x->rows - 1) / x->rows;
     if (tiles > most || key->batch > most) return least;
@@ -112,11 +112,11 @@ static sharing share_for(const tess_driver_device *d, const instance *x,
     for (uint32_t groups = 1; groups < least.groups; groups++) {
         const uint64_t workers = groups * units_of(d);
         if (jobs > workers || 4 * jobs < 3 * workers) continue;
-        return share_among(d, x, groups, TESS_DECODE_WARPS * least.groups / groups);
+        return shape_of(d, x, groups, TESS_DECODE_WARPS * least.groups / groups);
     }
     const uint64_t fewer = (least.groups - 1) * units_of(d);
     if (jobs > 0 && 4 * jobs <= fewer && 10 * (fewer % jobs) <= fewer)
-        return (sharing){least.groups - 1, TESS_DECODE_WARPS, least.stages};
+        return (launch_shape){least.groups - 1, TESS_DECODE_WARPS, least.stages};
     return least;
 }
 
@@ -141,7 +141,7 @@ static uint32_t most_rows(const tess_kernel_key *key) {
  * share of it, or its latency, however few bytes it has. A job costs more than its first and last
  * keys take: that many jobs too few or too many for whole waves still share the memory. */
 static tess_kernel_costs costs_of(const tess_driver_device *d, const tess_kernel_key *key,
-                                  const sharing *by) {
+                                  const launch_shape *by) {
     enum { LEAST_STEP_NS = 1400 };
     const uint32_t workers = by->groups * (uint32_t)units_of(d),
                    keys = by->warps * TESS_DECODE_WARP_KEYS, bandwidth = machine_of(d)->bandwidth;
@@ -161,7 +161,7 @@ static tess_kernel_costs costs_of(const tess_driver_device *d, const tess_kernel
 static tess_status prepare(tess_driver_device *d, const tess_kernel_key *key, tess_kernel *kernel) {
     const uint32_t element = element_of(key->kv_dtype);
     const instance *x = find(key->head_dim, key->max_q_len * key->group, element);
-    const sharing by = share_for(d, x, key), largest = share_alone(d, x);
+    const launch_shape by = shape_for(d, x, key), largest = largest_shape(d, x);
     char name[24];
     snprintf(name, sizeof name, "decode%u%s", (unsigned)x->rows,
              element != 1               ? ""
@@ -184,7 +184,7 @@ static tess_status prepare(tess_driver_device *d, const tess_kernel_key *key, te
 static tess_status forward(tess_driver_device *d, const tess_launch *l, void *stream) {
     const tess_driver_state *state = l->kernel->state;
     const instance *x = find(l->head_dim, l->kernel->tile_rows, element_of(l->kv_dtype));
-    const sharing by = {state->groups, state->warps, state->stages};
+    const launch_shape by = {state->groups, state->warps, state->stages};
     const uint64_t workers = by.groups * units_of(d);
     for (uint64_t done = 0; done < l->n_jobs;) {
         const uint64_t items = l->n_jobs - done < INT32_MAX ? l->n_jobs - done : INT32_MAX;

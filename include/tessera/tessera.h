@@ -587,7 +587,7 @@ typedef enum tess_dtype {
 } tess_dtype;
 
 enum {
-    /* A sequence's bits do not depend on others. Of chunking they do on q_len: docs/layout.md. */
+    /* A sequence's bits depend on no other. They depend on its own q_len: see docs/layout.md. */
     TESS_PLAN_BATCH_INVARIANT = 1u << 0,
     /* Lengths come from device memory, with tess_prepare; the descriptor's are capacities. */
     TESS_PLAN_DEVICE_LENGTHS = 1u << 1,
@@ -622,7 +622,7 @@ enum {
  * max_in_flight: counts where the device needs objects for each call.
  * time_limit_us: an estimate, not a promise.
  * kernel:        NULL: the setting `kernel`, else as the tune tables prefer, else the first that
- *                accepts. One with most_rows serves sequences with so few, the next the others.
+ *                accepts. One with most_rows serves sequences with so few, the next the rest.
  * q_first, kv_first:
  *                positions for each sequence, `batch` values each, copied. Row r of the sequence is
  *                at position q_first[b] + r and key t at kv_first[b] + t, and the pattern compares
@@ -642,7 +642,7 @@ typedef struct tess_plan_desc {
     uint32_t struct_size;
     uint32_t flags;                        /* TESS_PLAN_BATCH_INVARIANT, ... */
     uint32_t op;                           /* tess_op */
-    uint32_t dtype;                        /* of Q, K, V and O; accumulation and LSE are float32 */
+    uint32_t dtype;                        /* of Q, O, and of K and V but for kv_dtype */
     int32_t head_dim;                      /* elements of a head: 8, 16, ... 256 */
     int32_t value_head_dim;                /* [0: head_dim] others UNSUPPORTED in this version */
     float scale;                           /* [0: 1 / sqrt(head_dim)] */
@@ -664,7 +664,7 @@ typedef struct tess_plan_desc {
     const int64_t *kv_first;               /* [NULL: 0] of each: position of its first key */
 } tess_plan_desc;
 
-/* Binds a layout and a batch to a device: picks the kernel, cuts the rows into tiles, orders the
+/* Binds a layout and a batch to a device: picks the kernels, cuts the rows into tiles, orders the
  * jobs longest first, and places the workspace. Costs O(jobs). The plan is immutable and may run
  * from several threads at once on different workspaces.
  * INVALID: names the field.
@@ -795,7 +795,7 @@ TESS_API tess_status tess_plan_pool(const tess_plan *plan, tess_role role, uint3
  * Pools are inputs: they and the table may overlap each other, and outputs may not lie within them.
  * What no row reads may hold anything: other blocks of a slot, ends of pages, pages that no row of
  * the table names. Results do not depend on the page, the ids, the strides, or on whether K and V
- * lie in pages, by slot or in place: with one kernel they have the same bits.
+ * lie in pages, by slot or in place: with one kernel and tile_rows they have the same bits.
  *
  * sink_logits, q_lens, kv_lens and d_o to d_lse are room for features that answer UNSUPPORTED in
  * this version. Their buffers must be of kind NONE.
@@ -851,7 +851,7 @@ typedef struct tess_run_desc {
  * On failure outputs may be partly written.
  * INVALID: names the tensor and what is wrong: kind, alignment, stride, size, workspace too small,
  *   range.
- * UNSUPPORTED: a reserved feature; stream.extra of a plan with several storage groups.
+ * UNSUPPORTED: a reserved feature; stream.extra of a plan with several storage groups or kernels.
  * BUSY: max_in_flight runs are under way.
  * DEVICE_LOST. NATIVE.
  */

@@ -169,9 +169,10 @@
 #define TESS_WORD_GROUP_FIRST_JOB 2u
 #define TESS_WORD_GROUP_END_JOB   3u
 
-/* Sequences of at most so many rows have parts of SHORT_LENGTH, others of LONG_LENGTH. The first
- * ones are that long, which suits short sequences; then come so many of twice the length, and then
- * parts of four times the length, since parts cost time where there are many anyway. */
+/* Sequences of at most TESS_SHORT_ROWS rows have parts of SHORT_LENGTH, others of LONG_LENGTH. Of
+ * the former, the first TESS_SHORT_PARTS parts have that length, which suits short sequences; then
+ * come some of twice the length, and then parts of four times the length, since parts cost time
+ * where there are many anyway. */
 #define TESS_SHORT_ROWS        16u
 #define TESS_SHORT_PARTS       8u
 #define TESS_SHORT_TWICE_PARTS 28u

@@ -186,7 +186,7 @@ typedef struct tess_copy_desc {
  *
  * The first call on a device for a dtype makes the kernel ready: it may allocate and compile, also
  * with n_pairs 0. Later ones do not, and can be captured. Copies within 32 pools may be under way
- * on a device for each dtype.
+ * on a device for each dtype; those of 8 bits count with TESS_F16.
  *
  * INVALID: names the field. UNSUPPORTED: head_dim, n_pairs * page of 2^31 or more, stream.extra
  *   with more than one pool, or the stream's kind is not the device's. OUT_OF_MEMORY. BUSY.

@@ -207,9 +207,9 @@ typedef struct tess_step_plan {
     uint32_t pack_rows;  /* heads are packed while rows * heads of a job fit */
     uint32_t n_kv_heads;
     uint32_t n_runs; /* of heads */
-    /* How keys are split. At most one of the four is set. */
+    /* How keys are split. The two lengths are set together, else at most one of the four is. */
     uint32_t max_parts;                 /* [0: not so] equal parts, at most this many */
-    uint32_t short_length, long_length; /* [0: not so] key blocks of a part, by q_len */
+    uint32_t short_length, long_length; /* [0: not so] key blocks of a first part, by q_len */
     uint32_t chooses;                   /* 1: by the rule of docs/design.md */
     uint32_t length_step;               /* a chosen length is a multiple of so many blocks */
     uint32_t workers, step_keys;        /* tess_kernel_costs, and below in ticks */

@@ -282,7 +282,6 @@ static int make_list(const settings *x, problem_list *list) {
     return 0;
 }
 
-/* Every problem on every target is a test. Returns how many fail. */
 /* Whether a target leaves out problem `n` of the list. One that cannot be read fails everywhere. */
 static int leaves_out(const problem_list *list, int n, const test_target *target) {
     problem p;
@@ -294,6 +293,7 @@ static int leaves_out(const problem_list *list, int n, const test_target *target
     return out;
 }
 
+/* Every problem on every target is a test. Returns how many fail. */
 static int run_list(const settings *x, problem_list *list, test_targets *targets) {
     const size_t most = (size_t)(list->count + 2) * (size_t)targets->count + 2;
     struct CMUnitTest *tests = calloc(most, sizeof *tests);

@@ -352,8 +352,34 @@ static void test_launches(void **state) {
     tess_plan_release(plan);
 }
 
+/* More kernels for few rows than a plan has room for: which of them a sequence gets follows from
+ * its own rows also where the others have none of these. */
+static void test_many_kernels(void **state) {
+    (void)state;
+    const rig_row rows[] = {{.name = "four", .most_rows = 4 * GROUP, .tile_rows = 16},
+                            {.name = "eight", .most_rows = 8 * GROUP, .tile_rows = 16},
+                            {.name = "few", .most_rows = FEW * GROUP, .tile_rows = 32},
+                            {.name = "tiles", .tile_rows = 64}};
+    static const batch batches[] = {{3, {4, 8, 16}, {100, 100, 100}},
+                                    {2, {4, 16}, {100, 100}},
+                                    {1, {16}, {100}},
+                                    {2, {16, 300}, {100, 300}}};
+    memcpy(rig.rows, rows, sizeof rows);
+    rig.n_rows = 4;
+    for (size_t n = 0; n < sizeof batches / sizeof *batches; n++) {
+        tess_plan *plan = make_batch(&batches[n], TESS_PLAN_BATCH_INVARIANT, 0);
+        assert_string_equal("tiles", strchr(share_of(plan, 16)->kernel_name, '/') + 1);
+        tess_plan_release(plan);
+    }
+    /* Where bits may depend on the others, the kernels go to whoever is there. */
+    tess_plan *plan = make_batch(&batches[3], 0, 0);
+    assert_string_equal("few", strchr(share_of(plan, 16)->kernel_name, '/') + 1);
+    tess_plan_release(plan);
+}
+
 int main(void) {
     return RUN_TESTS_BETWEEN(setup_rows, teardown, TEST(test_mixed), TEST(test_alone),
                              TEST(test_refused), TEST(test_compact), TEST(test_invariant),
-                             TEST(test_shapes), TEST(test_workspace), TEST(test_launches));
+                             TEST(test_many_kernels), TEST(test_shapes), TEST(test_workspace),
+                             TEST(test_launches));
 }

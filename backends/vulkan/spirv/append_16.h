@@ -12,7 +12,7 @@
  * source: ../common/paging_args.h
  * source: kernels/append.comp
  * source: kernels/bindings.h
- * sha256: d255c94f1810d424fe293893cbe2e8f053d989b58d9cda752c298f418702c814
+ * sha256: c5a8667793fc95190301dee449b43f8133b303bb263c03dac0b0d5690d504866
  */
 #include <stdint.h>
 static const uint32_t tess_vk_append_16[] = {

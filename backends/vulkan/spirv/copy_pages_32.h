@@ -11,7 +11,7 @@
  * source: ../common/paging_args.h
  * source: kernels/bindings.h
  * source: kernels/copy_pages.comp
- * sha256: a74826e5f8af8a05de79601b6896c07e00b8715ee50c0c0630262faf244df96e
+ * sha256: bfb0b40178ca2edffa492facc659d48675206393ff14caafd1843fc027405f0c
  */
 #include <stdint.h>
 static const uint32_t tess_vk_copy_pages_32[] = {

@@ -18,7 +18,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_forward.comp
- * sha256: 7fa36939a85c68ca67a75a0f07982c9ce08613b7ac48ebc1ff113fd1c149abe0
+ * sha256: d07810077cd5ee50d0fce9da7af7531c8156f2460845893e450a1757c077d27c
  */
 #include <stdint.h>
 static const uint32_t tess_vk_forward_f32[] = {

@@ -11,7 +11,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_merge.comp
- * sha256: 5c3299c831adc88bd8de2868bde8168fef0b86c4067d893c40dd33b69784c3a6
+ * sha256: fdfe96123d596f77009ba10c1586482873544210e5d920bb560f9f0dfc6e6b19
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_bf16[] = {

@@ -10,7 +10,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/merge_parts.comp
- * sha256: b8a8e9a1d6cd086f8533e41bd8ffc7d686dd7beb3a41b476ccaeb2317ec6364a
+ * sha256: 4ea2ad30adafa2dbab44ed236fe558e055f4e537123bea4b5a238275fb92aa8f
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_parts_f16[] = {

@@ -16,7 +16,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/prepare.comp
- * sha256: 6bbe1e4b174efd9d5503545b8fdd47b2793c8de4c6e59b3695cb0794d9e0092f
+ * sha256: 2c653b1c2e61080ce4c96b9b6028fa0eb4cf3d9b6790e37d6438e2a5be0c0f9c
  */
 #include <stdint.h>
 static const uint32_t tess_vk_prepare[] = {
