@@ -18,12 +18,12 @@ typedef struct instance {
 static const instance instances[] = {TESS_DECODE_INSTANCES(INSTANCE)
                                          TESS_DECODE_CODED_INSTANCES(CODED_INSTANCE)};
 
-#define FITS_WITH(head_dim, rows, groups, element, stages)                                   \
+#define FITS_WITH(head_dim, rows, groups, element)                                           \
     _Static_assert(TESS_DECODE_SHARED(head_dim, rows, TESS_DECODE_WARPS * (groups), element, \
-                                      TESS_DECODE_WARPS, stages) <= 99 << 10,                \
+                                      TESS_DECODE_WARPS, 1) <= 99 << 10,                     \
                    "every device has this much workgroup memory");
-#define FITS(head_dim, rows, groups)       FITS_WITH(head_dim, rows, groups, 2, 1)
-#define CODED_FITS(head_dim, rows, groups) FITS_WITH(head_dim, rows, groups, 1, 2)
+#define FITS(head_dim, rows, groups)       FITS_WITH(head_dim, rows, groups, 2)
+#define CODED_FITS(head_dim, rows, groups) FITS_WITH(head_dim, rows, groups, 1)
 TESS_DECODE_INSTANCES(FITS)
 TESS_DECODE_CODED_INSTANCES(CODED_FITS)
 
@@ -143,10 +143,11 @@ static uint32_t most_rows(const tess_kernel_key *key) {
 static tess_kernel_costs costs_of(const tess_driver_device *d, const tess_kernel_key *key,
                                   const launch_shape *by) {
     enum { LEAST_STEP_NS = 1400 };
-    const uint32_t workers = by->groups * (uint32_t)units_of(d),
-                   keys = by->warps * TESS_DECODE_WARP_KEYS, bandwidth = machine_of(d)->bandwidth;
     const uint32_t element = element_of(key->kv_dtype),
-                   row = element * (uint32_t)key->head_dim + (element == 1 ? sizeof(float) : 0);
+                   workers = by->groups * (uint32_t)units_of(d),
+                   keys = by->warps * TESS_DECODE_KEYS(element),
+                   bandwidth = machine_of(d)->bandwidth;
+    const uint32_t row = element * (uint32_t)key->head_dim + (element == 1 ? sizeof(float) : 0);
     const uint64_t bytes = (uint64_t)keys * 2 * row, ns = 1000 * workers * bytes / bandwidth;
     return (tess_kernel_costs){.workers = workers,
                                .step_keys = keys,

@@ -92,96 +92,105 @@ __device__ __forceinline__ int exponent_field(float x) {
     return (int)(__float_as_uint(x) >> 23 & 0xff);
 }
 
-/* The scales that a thread needs of a stage: of its columns of scores. */
-struct stage_scales {
-    float k[2][2], v[2][2];
+/* The scales of a thread's columns of N times 8 scores, or of P: two neighbours of each 8. */
+template <int N> struct stage_scales {
+    float x[N][2];
 
     __device__ __forceinline__ void load(uint32_t at, uint32_t lane, float factor) {
 #pragma unroll
-        for (int n = 0; n < 2; n++) {
-            const uint2 of_k = load_shared_pair(at + (n * 8 + lane % 4 * 2) * 4),
-                        of_v = load_shared_pair(at + (16 + n * 8 + lane % 4 * 2) * 4);
-            k[n][0] = __uint_as_float(of_k.x) * factor;
-            k[n][1] = __uint_as_float(of_k.y) * factor;
-            v[n][0] = __uint_as_float(of_v.x) * factor;
-            v[n][1] = __uint_as_float(of_v.y) * factor;
+        for (int n = 0; n < N; n++) {
+            const uint2 two = load_shared_pair(at + (n * 8 + lane % 4 * 2) * 4);
+            x[n][0] = __uint_as_float(two.x) * factor;
+            x[n][1] = __uint_as_float(two.y) * factor;
         }
     }
 };
 
-/* What O of a thread's two rows in each tile is relative to. */
+/* What O of a thread's two rows in each tile is relative to: a power of two that changes where the
+ * row's largest product of P and a scale leaves its range. */
 template <int TILES> struct value_units {
-    float most[TILES][2]; /* the largest product of P and a scale, relative to row_max */
-    int field[TILES][2];  /* O is relative to 2^(field - 127) */
+    enum { MOST = 14, LEAST = -4 }; /* exponents, so that f16 holds what matters */
+    float most[TILES][2];           /* the largest product of this thread, relative to row_max */
+    float inverse[TILES][2];        /* of the unit */
 
     __device__ __forceinline__ void reset() {
 #pragma unroll
         for (int n = 0; n < 2 * TILES; n++) {
             most[n / 2][n % 2] = 0;
-            field[n / 2][n % 2] = 127;
+            inverse[n / 2][n % 2] = 1;
         }
     }
-    __device__ __forceinline__ float unit(int t, int r) const { return power_of_two(field[t][r]); }
 
-    /* Multiplies P of a row by the scales, relative to the row's unit. `factor` is what O is
-     * rescaled by for row_max; returns what it is rescaled by for both. */
-    __device__ __forceinline__ float scale(float (&p)[2][4], int t, int r, float factor,
-                                           const stage_scales &scales) {
-        enum { MOST = 14, LEAST = -4 }; /* exponents, so that f16 holds what matters */
-        float largest = 0;
+    /* Multiplies P of a row by the scales. `factor` is what the row is rescaled by for row_max. */
+    template <int N>
+    __device__ __forceinline__ void scale_row(float (&p)[N][4], int t, int r, float factor,
+                                              const stage_scales<N> &scales) {
+        float largest = __fmul_rn(most[t][r], factor);
 #pragma unroll
-        for (int n = 0; n < 4; n++) {
+        for (int n = 0; n < 2 * N; n++) {
             float &x = p[n / 2][2 * r + n % 2];
-            x = __fmul_rn(x, scales.v[n / 2][n % 2]);
+            x = __fmul_rn(x, scales.x[n / 2][n % 2]);
             largest = fmaxf(largest, fabsf(x));
         }
-        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
-        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-        most[t][r] = fmaxf(__fmul_rn(most[t][r], factor), largest);
-        /* so that the inverse of the unit is a normal number, too */
-        const int now = min(max(exponent_field(most[t][r]), 1), 253), over = now - field[t][r];
-        if (over > MOST || over < LEAST) {
-            field[t][r] = now;
-            factor = __fmul_rn(factor, power_of_two(127 - over));
-        }
-        const float inverse = power_of_two(254 - field[t][r]);
-#pragma unroll
-        for (int n = 0; n < 4; n++) {
-            float &x = p[n / 2][2 * r + n % 2];
-            x = __fmul_rn(x, inverse);
-        }
-        return factor;
+        most[t][r] = largest;
     }
 
-    /* row_state::softmax for a stage whose values have scales. */
-    template <int O>
-    __device__ __forceinline__ void softmax(row_state<TILES> &state, float (&s)[TILES][2][4],
-                                            float (&o)[TILES][O][4], float scale_log2,
-                                            const stage_scales &scales) {
+    /* Whether a row of the warp has left its range: any of its four threads is above it, or all of
+     * them are below. */
+    __device__ __forceinline__ bool leaves(int t, int r) const {
+        const float size = __fmul_rn(most[t][r], inverse[t][r]);
+        uint32_t within = __ballot_sync(~0u, size >= exp2_constant(LEAST));
+        within |= within >> 1;
+        within |= within >> 2;
+        return (within & 0x11111111) != 0x11111111 ||
+               __any_sync(~0u, size >= exp2_constant(MOST + 1));
+    }
+
+    /* A new unit, if the row needs one. Returns what O is rescaled by for it. */
+    __device__ __forceinline__ float change(int t, int r) {
+        float largest = most[t][r];
+        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+        /* so that the inverse of the unit is a normal number, too */
+        const int now = min(max(exponent_field(largest), 1), 253),
+                  over = now + exponent_field(inverse[t][r]) - 254;
+        if (over <= MOST && over >= LEAST) return 1;
+        inverse[t][r] = power_of_two(254 - now);
+        return power_of_two(127 - over);
+    }
+    __device__ __forceinline__ float unit(int t, int r) const {
+        return power_of_two(254 - exponent_field(inverse[t][r]));
+    }
+
+    /* Makes P relative to the units, times the scales of V, and O to row_max and the units; it is
+     * rescaled by `factor` for row_max. */
+    template <int N, int O>
+    __device__ __forceinline__ void scale(float (&p)[TILES][N][4], float (&o)[TILES][O][4],
+                                          float (&factor)[TILES][2],
+                                          const stage_scales<N> &scales) {
 #pragma unroll
         for (int t = 0; t < TILES; t++) {
-            float factor[2];
 #pragma unroll
-            for (int r = 0; r < 2; r++)
-                factor[r] = scale(s[t], t, r, state.exponentiate(s[t], t, r, scale_log2), scales);
-            if (!__any_sync(~0u, factor[0] != 1.0f || factor[1] != 1.0f)) continue;
+            for (int r = 0; r < 2; r++) {
+                scale_row(p[t], t, r, factor[t][r], scales);
+                if (leaves(t, r)) factor[t][r] = __fmul_rn(factor[t][r], change(t, r));
+            }
 #pragma unroll
-            for (int y = 0; y < O; y++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) o[t][y][e] *= factor[e / 2];
+            for (int n = 0; n < 4 * N; n++)
+                p[t][n / 4][n % 4] = __fmul_rn(p[t][n / 4][n % 4], inverse[t][n % 4 / 2]);
         }
+        rescale(o, factor);
     }
+
+  private:
+    static __device__ __forceinline__ float exp2_constant(int x) { return power_of_two(127 + x); }
 };
 
 /* What a kernel without scales holds instead. */
 struct no_scales {};
 
-template <bool CODED, int TILES> struct coded_state {
-    no_scales scales;
-    no_scales units;
-};
+template <bool CODED, int TILES> struct coded_state { no_scales units; };
 template <int TILES> struct coded_state<true, TILES> {
-    stage_scales scales; /* of the stage whose scores were made last */
     value_units<TILES> units;
     float q_unit[TILES][2]; /* what rows of Q are relative to */
 };

@@ -4,10 +4,10 @@
  * that of reading K and V once.
  *
  * A thread block takes a job of up to 16 or 32 rows, which are the query heads of one kv head and
- * the rows of each. Its warps share out the keys: of a stage, every warp has 16 keys of its own. It
- * copies them by cp.async into shared memory of its own, several stages ahead, and keeps row_max,
- * row_sum and O of all rows over its keys. So no warp ever waits for another until the end, when
- * the results of the warps are combined in a fixed order.
+ * the rows of each. Its warps share out the keys: of a stage, every warp has 16 keys of its own, or
+ * 32 where they are codes of 8 bits. It copies them by cp.async into shared memory of its own,
+ * several stages ahead, and keeps row_max, row_sum and O of all rows over its keys. So no warp ever
+ * waits for another until the end, when the results of the warps are combined in a fixed order.
  *
  * K and V of a stage are two groups of copies: S = Q K^T begins when the keys are there, and the
  * place of keys that were used is filled again before the values are.
@@ -20,7 +20,7 @@
 
 namespace tess {
 
-enum { STAGES = TESS_DECODE_STAGES, WARP_KEYS = TESS_DECODE_WARP_KEYS };
+enum { STAGES = TESS_DECODE_STAGES, RUN = TESS_DECODE_RUN };
 
 /* What codes need in shared memory. */
 template <bool CODED, int ROWS> struct coded_memory {};
@@ -64,8 +64,10 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
         GROUP = place::GROUP,
         Q_UNITS = q_place::UNITS,
         Q_ROW = q_place::ROW,
+        KEYS = TESS_DECODE_KEYS(CODED ? 1 : 2), /* of a stage */
+        RUNS = KEYS / RUN,
         PASS = 32 / GROUP,                    /* rows that the warp copies at a time */
-        HALF = WARP_KEYS * ROW,               /* bytes of K or V of a stage */
+        HALF = KEYS * ROW,                    /* bytes of K or V of a stage */
         X = D / 16,                           /* steps of 16 elements */
         O = D / 8,                            /* columns of O: 8 elements each */
         HELD = TILES * D <= 128,              /* Q stays in registers */
@@ -77,24 +79,25 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
     uint32_t q_at,
         stages_at;      /* in shared memory: Q, and this warp's stages, each of K and then V */
     key *keys;          /* of this warp's stages */
-    uint32_t scales_at; /* likewise: 16 of K, and then of V */
+    uint32_t scales_at; /* likewise: of each stage's keys those of K, and then of V */
     uint32_t warp, lane;
     int32_t own_below; /* no other job reads keys before this one, of a whole stage */
     uint32_t complete; /* bit n: every row keeps every key of stage n */
     uint32_t q[HELD ? TILES : 1][HELD ? X : 1][4];
-    float s[TILES][2][4], o[TILES][O][4]; /* S, and then P, of two times 8 keys; O */
+    float s[TILES][KEYS / 8][4], o[TILES][O][4]; /* S, and then P, of 8 keys each; O */
     row_state<TILES> state;
     coded_state<CODED, TILES> coded;
 
-    /* A stage that is to be copied. Most often its keys follow each other in one block and one
-     * page. Otherwise each lane describes a key, and has its row of K (lanes below 16) or V. */
+    /* A stage that is to be copied. Most often each RUN of its keys follow each other in one block
+     * and one page, and a lane copies rows of one run. Otherwise each lane describes a key, and has
+     * its row of K or V: if a stage has 16 keys, lanes below 16 that of K; else all have both. */
     struct upcoming {
         bool follow;
-        key x;               /* the first one, if they follow each other */
-        const uint16_t *row; /* NULL: there is none. If they follow each other: of K, ... */
-        const uint16_t *v;   /* ... and of V, the first rows that this lane copies from */
-        uint64_t policy;     /* of copies, the same in all lanes */
-        const float *scale;  /* of K of a key (lanes below 16) or of V; NULL: none */
+        key x;                 /* the run's first one, if they follow each other */
+        const uint16_t *row;   /* NULL: there is none. If they follow each other: of K, ... */
+        const uint16_t *v;     /* ... and of V, the first rows that this lane copies from */
+        bool again;            /* other jobs may read them, too; the same in all lanes */
+        const float *scale[2]; /* of the lane's key in K and V, if there is a row */
     };
 
     __device__ __forceinline__ uint32_t k_at(int slot) const { return stages_at + slot * 2 * HALF; }
@@ -105,48 +108,67 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
 
     /* ---------------------------------------------------------------- copies */
 
+    /* Of runs: the one of this lane, and the first of its rows that the lane copies. */
+    __device__ __forceinline__ int own_run() const { return RUNS == 1 ? 0 : lane / RUN; }
+    __device__ __forceinline__ int own_row() const {
+        return RUNS == 1 ? lane / GROUP : lane % RUN / GROUP;
+    }
+
     __device__ __forceinline__ upcoming find_keys(int stage) const {
         const uint32_t *tables = (const uint32_t *)a->tables;
-        const uint32_t first = ((uint32_t)stage * a->warps + warp) * WARP_KEYS;
+        const uint32_t first = ((uint32_t)stage * a->warps + warp) * KEYS;
         upcoming u = {};
         u.follow = first >= m->list.first_following;
-        u.x =
-            m->list.find(u.follow ? first : first + lane % WARP_KEYS, tables + a->common.entries_at,
-                         tables + a->common.bits_at, stage < m->list.masked_stages);
+        u.x = m->list.find(first + (u.follow ? own_run() * RUN : lane % KEYS),
+                           tables + a->common.entries_at, tables + a->common.bits_at,
+                           stage < m->list.masked_stages);
         if (u.follow) {
-            const uint16_t *rows[2];
-            u.follow = m->places.rows(u.x.token, lane / GROUP, rows);
-            u.row = rows[0] + lane % GROUP * 8;
-            u.v = rows[1] + lane % GROUP * 8;
+            const key_place at = m->places.find(u.x.token);
+            u.follow = RUNS == 1 ? at.there : !__any_sync(~0u, !at.there);
             /* what nobody reads again must not drive out of L2 what others do */
-            u.policy = u.x.token + WARP_KEYS > own_below ? cache_usual() : cache_evict_first();
-            if constexpr (CODED)
-                if (u.follow)
-                    u.scale = m->scales.scale(&m->places, u.x.token, lane / WARP_KEYS) +
-                              lane % WARP_KEYS * m->scales.token[lane / WARP_KEYS];
-            if (u.follow) return u;
-            u.row = 0;
-        } else {
-            u.row = m->places.row(u.x.token, lane / WARP_KEYS);
-            u.policy =
-                __any_sync(~0u, u.x.token >= own_below) ? cache_usual() : cache_evict_first();
+            u.again = any_run(u.x.token + RUN > own_below);
+            if (u.follow) {
+                u.row = m->places.row(at, own_row(), 0) + lane % GROUP * 8;
+                u.v = m->places.row(at, own_row(), 1) + lane % GROUP * 8;
+                if constexpr (CODED) find_scales(u, at, lane % RUN);
+                return u;
+            }
+            u.x.token += lane % RUN;
         }
-        if constexpr (CODED)
-            if (u.row) u.scale = m->scales.scale(&m->places, u.x.token, lane / WARP_KEYS);
-        if (!u.row) u.x.token = NO_TOKEN;
+        u.again = __any_sync(~0u, u.x.token >= own_below);
+        if (u.x.token == NO_TOKEN) return u;
+        const key_place at = m->places.find(u.x.token);
+        if (at.there) {
+            u.row = m->places.row(at, 0, RUNS == 1 ? lane / RUN : 0);
+            if constexpr (CODED) {
+                u.v = m->places.row(at, 0, 1);
+                find_scales(u, at, 0);
+            }
+        } else {
+            u.x.token = NO_TOKEN;
+        }
         return u;
+    }
+    /* Whether it holds for a run of the stage. */
+    __device__ __forceinline__ bool any_run(bool own) const {
+        return RUNS == 1 ? own : __any_sync(~0u, own);
+    }
+    __device__ __forceinline__ void find_scales(upcoming &u, const key_place &at, int next) const {
+#pragma unroll
+        for (int n = 0; n < 2; n++) u.scale[n] = m->scales.scale(&m->places, at, next, n);
     }
 
     /* Keeps what a stage's keys are for its mask. */
     __device__ __forceinline__ void keep_keys(int slot, int stage, upcoming u) {
-        const bool all = u.follow || (__ballot_sync(~0u, u.row != 0) & 0xffff) == 0xffff;
+        const uint32_t keys_of_all = KEYS == 32 ? ~0u : (1u << KEYS) - 1;
+        const bool all = u.follow || (__ballot_sync(~0u, u.row != 0) & keys_of_all) == keys_of_all;
         complete &= ~(1u << slot);
         if (all && stage >= m->list.masked_stages) {
             complete |= 1u << slot;
             return;
         }
-        if (u.follow) u.x.token += lane;
-        if (lane < WARP_KEYS) keys[slot * WARP_KEYS + lane] = u.x;
+        if (u.follow) u.x.token += lane % RUN;
+        if (lane < KEYS) keys[slot * KEYS + lane] = u.x;
     }
 
     /* The units of a row of K or V. Of codes, the last one may be a half. */
@@ -158,28 +180,29 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
         return read_unit(row + unit * 8, false);
     }
 
-    /* Copies 16 rows that follow each other, of which this lane begins with `from`. */
-    __device__ __forceinline__ void copy_following(uint32_t to, const uint16_t *from, int64_t token,
-                                                   uint64_t policy) const {
+    /* Copies runs of rows, of which this lane begins with `from`. */
+    __device__ __forceinline__ void copy_runs(uint32_t to, const uint16_t *from, int64_t token,
+                                              uint64_t policy) const {
         const int unit = lane % GROUP, units = row_units();
+        to += place::place(own_run() * RUN + own_row(), unit);
 #pragma unroll
-        for (int n = 0; n < WARP_KEYS; n += PASS) {
+        for (int n = 0; n < RUN; n += PASS / RUNS) {
 #pragma unroll
             for (int c = 0; c < UNITS; c += GROUP)
-                cp_async_unit(to + place::place(n + lane / GROUP, unit) + c * 16, from + c * 8,
-                              c + unit < units ? 16 : 0, policy);
-            from += PASS * token;
+                cp_async_unit(place::below(to, n) + c * 16, from + c * 8, c + unit < units ? 16 : 0,
+                              policy);
+            from += PASS / RUNS * token;
         }
     }
 
-    /* Copies 16 rows, of which lane `first` and those after it hold the addresses; zeros for a row
-     * that is not there. */
+    /* Copies the rows of a stage, of which lane `first` and those after it hold the addresses;
+     * zeros for a row that is not there. */
     __device__ __forceinline__ void copy_rows(uint32_t to, const uint16_t *row, int first,
                                               uint64_t policy) const {
         const int unit = lane % GROUP, units = row_units();
         if (a->wide & 2) {
 #pragma unroll
-            for (int n = 0; n < WARP_KEYS; n += PASS) {
+            for (int n = 0; n < KEYS; n += PASS) {
                 const int r = n + lane / GROUP;
                 const uint16_t *from = row_of_lane(row, first + r);
                 const int last = from ? units : 0;
@@ -191,7 +214,7 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
             }
         } else {
 #pragma unroll 1
-            for (int n = 0; n < WARP_KEYS; n += PASS) {
+            for (int n = 0; n < KEYS; n += PASS) {
                 const int r = n + lane / GROUP;
                 const uint16_t *from = row_of_lane(row, first + r);
                 const int last = from ? units : 0;
@@ -206,20 +229,32 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
     static __device__ __forceinline__ const uint16_t *row_of_lane(const uint16_t *row, int from) {
         return (const uint16_t *)__shfl_sync(~0u, (unsigned long long)row, from);
     }
-    __device__ __forceinline__ void copy_k(int slot, const upcoming &u) const {
-        if (u.follow)
-            copy_following(k_at(slot), u.row, m->places.token[0], u.policy);
+    /* Of K (0) or V. The policy is a constant in each copy of codes: these have few instructions.
+     */
+    __device__ __forceinline__ void copy(uint32_t to, const upcoming &u, int tensor) const {
+        const uint16_t *row = RUNS == 1 && !u.follow ? u.row : tensor ? u.v : u.row;
+        const int64_t token = m->places.token[tensor];
+        if (!u.follow)
+            copy_rows(to, row, RUNS == 1 ? tensor * RUN : 0,
+                      u.again ? cache_usual() : cache_evict_first());
+        else if (!CODED)
+            copy_runs(to, row, token, u.again ? cache_usual() : cache_evict_first());
+        else if (u.again)
+            copy_runs(to, row, token, cache_usual());
         else
-            copy_rows(k_at(slot), u.row, 0, u.policy);
-        if constexpr (CODED)
-            cp_async_word(scales_at + (slot * 32 + lane) * 4,
-                          u.scale ? u.scale : m->scales.first[0], u.scale ? 4 : 0);
+            copy_runs(to, row, token, cache_evict_first());
+    }
+    __device__ __forceinline__ void copy_k(int slot, const upcoming &u) const {
+        copy(k_at(slot), u, 0);
+        if constexpr (CODED) copy_scales(slot, u, 0);
     }
     __device__ __forceinline__ void copy_v(int slot, const upcoming &u) const {
-        if (u.follow)
-            copy_following(v_at(slot), u.v, m->places.token[1], u.policy);
-        else
-            copy_rows(v_at(slot), u.row, WARP_KEYS, u.policy);
+        copy(v_at(slot), u, 1);
+        if constexpr (CODED) copy_scales(slot, u, 1);
+    }
+    __device__ __forceinline__ void copy_scales(int slot, const upcoming &u, int tensor) const {
+        cp_async_word(scales_of(slot, tensor) + lane * 4,
+                      u.row ? u.scale[tensor] : m->scales.first[tensor], u.row ? 4 : 0);
     }
 
     /* Copies the rows of Q, with all warps; zeros where there is none. */
@@ -255,45 +290,46 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
     /* ---------------------------------------------------------------- one stage */
 
     __device__ __forceinline__ void load_q(uint32_t (&rows)[4], int t, int x) const {
-        if constexpr (CODED) {
-            /* A word of codes has elements 4 n to 4 n + 3 of a key, for the n-th lane of four. */
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
-                const uint2 four = load_shared_pair(
-                    q_at + q_place::place(row_of(t, r), 2 * x + lane % 4 / 2) + lane % 2 * 8);
-                rows[r] = four.x;
-                rows[2 + r] = four.y;
-            }
-        } else {
-            ldmatrix(rows, q_place::step(q_at + t * 16 * Q_ROW + q_place::own_rows(lane), x));
-        }
+        ldmatrix(rows, q_place::step(q_at + t * 16 * Q_ROW + q_place::own_rows(lane), x));
+    }
+
+    /* Where the scales of K (0) or V of a stage are. */
+    __device__ __forceinline__ uint32_t scales_of(int slot, int tensor) const {
+        return scales_at + (2 * slot + tensor) * KEYS * 4;
+    }
+    __device__ __forceinline__ stage_scales<KEYS / 8> load_scales(int slot, int tensor) const {
+        stage_scales<KEYS / 8> scales;
+        scales.load(scales_of(slot, tensor), lane, codes<KV>::factor());
+        return scales;
     }
 
     /* S of a stage of codes, times what the operands are relative to. */
     __device__ __forceinline__ void coded_scores(int slot) {
         const uint32_t k = k_at(slot) + place::own_keys(lane);
-        coded.scales.load(scales_at + slot * 128, lane, codes<KV>::factor());
+        const stage_scales<KEYS / 8> scales = load_scales(slot, 0);
         clear(s);
 #pragma unroll
-        for (int x = 0; x < X; x += 2) {
-            uint32_t words[4];
-            ldmatrix(words, place::step(k, x / 2));
+        for (int x = 0; x < X; x += 2)
 #pragma unroll
-            for (int n = 0; n < 4; n++) {
-                uint32_t elements[2];
-                codes<KV>::neighbours(words[n], elements);
+            for (int run = 0; run < RUNS; run++) {
+                uint32_t words[4];
+                ldmatrix(words, place::step(k, x / 2) + run * RUN * ROW);
 #pragma unroll
-                for (int t = 0; t < TILES; t++)
-                    mma<M>(s[t][n / 2], q[t][x + n % 2], elements[0], elements[1]);
+                for (int n = 0; n < 4; n++) {
+                    uint32_t elements[2];
+                    codes<KV>::neighbours(words[n], elements);
+#pragma unroll
+                    for (int t = 0; t < TILES; t++)
+                        mma<M>(s[t][2 * run + n / 2], q[t][x + n % 2], elements[0], elements[1]);
+                }
             }
-        }
 #pragma unroll
         for (int t = 0; t < TILES; t++)
 #pragma unroll
-            for (int n = 0; n < 8; n++) {
+            for (int n = 0; n < KEYS / 2; n++) {
                 float &score = s[t][n / 4][n % 4];
                 if (Q_UNIT) score = __fmul_rn(score, coded.q_unit[t][n % 4 / 2]);
-                score = __fmul_rn(score, coded.scales.k[n / 4][n % 2]);
+                score = __fmul_rn(score, scales.x[n / 4][n % 2]);
             }
     }
 
@@ -324,7 +360,7 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
     /* Replaces scores that must not count by -inf. */
     __device__ __forceinline__ void mask(int slot) {
         const job_words *j = &m->job;
-        const key *stage_keys = keys + slot * WARP_KEYS;
+        const key *stage_keys = keys + slot * KEYS;
         const bool window = j->flags & TESS_CLASS_WINDOW;
 #pragma unroll
         for (int t = 0; t < TILES; t++)
@@ -334,7 +370,7 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
                 const row_bounds b = bounds_of(m->rows[in_tile].position, m->rows[in_tile].block,
                                                j->flags, j->kv_len, j->left, j->right);
 #pragma unroll
-                for (int n = 0; n < 2; n++)
+                for (int n = 0; n < KEYS / 8; n++)
 #pragma unroll
                     for (int e = 0; e < 2; e++) {
                         const key x = stage_keys[n * 8 + lane % 4 * 2 + e];
@@ -344,8 +380,19 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
             }
     }
 
-    /* O += P V for codes. A transposed word has two elements of two keys: columns of O in turn
-     * are those of even and of odd elements. */
+    /* P of a run of keys as an operand. */
+    __device__ __forceinline__ void load_p(uint32_t (&p)[TILES][4], int run) const {
+#pragma unroll
+        for (int t = 0; t < TILES; t++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const float(&pair)[4] = s[t][2 * run + i / 2];
+                p[t][i] = pack<M>(pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
+            }
+    }
+
+    /* O += P V for codes of a run. A transposed word has two elements of two keys: columns of O in
+     * turn are those of even and of odd elements. */
     __device__ __forceinline__ void coded_values(uint32_t v, const uint32_t (&p)[TILES][4]) {
 #pragma unroll
         for (int y = 0; y < O; y += 4) {
@@ -368,15 +415,15 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
     __device__ __forceinline__ void values(int slot) {
         const uint32_t v = v_at(slot) + place::own_rows(lane);
         uint32_t p[TILES][4];
-#pragma unroll
-        for (int t = 0; t < TILES; t++)
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                p[t][i] = pack<M>(s[t][i / 2][i % 2 * 2], s[t][i / 2][i % 2 * 2 + 1]);
         if constexpr (CODED) {
-            coded_values(v, p);
+#pragma unroll
+            for (int run = 0; run < RUNS; run++) {
+                load_p(p, run);
+                coded_values(v + run * RUN * ROW, p);
+            }
             return;
         }
+        load_p(p, 0);
 #pragma unroll
         for (int y = 0; y < O; y += 2) {
             uint32_t elements[4];
@@ -391,37 +438,47 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
 
     /* ---------------------------------------------------------------- the loop */
 
-    /* Turns bf16 of each row of Q into f16, relative to a power of two: f16 has the bits, but for
-     * elements that are too small beside the row's largest to count. Eight threads take a row. */
-    __device__ __forceinline__ void narrow_q() const {
-        enum { PARTS = 8, LARGEST = 127 + 14 };
+    /* A word of codes has elements 4 n to 4 n + 3 of a key, for the n-th lane of four: puts those
+     * of Q where that lane gets them. bf16 becomes f16, relative to a power of two of each row: f16
+     * has the bits, but for elements that are too small beside the row's largest to count. Eight
+     * threads take a row. */
+    __device__ __forceinline__ void arrange_q() const {
+        enum { PARTS = 8 };
 #pragma unroll 1
         for (int n = threadIdx.x; n < 16 * TILES * PARTS; n += blockDim.x) {
             const int r = n / PARTS;
-            uint32_t most = 0;
+            const float factor = Q_UNIT ? q_factor(r, n % PARTS, PARTS) : 1.0f;
 #pragma unroll 1
-            for (int unit = n % PARTS; unit < Q_UNITS; unit += PARTS) {
-                const uint4 x = load_shared_unit(q_at + q_place::place(r, unit));
-                const uint32_t words[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-                for (int i = 0; i < 4; i++)
-                    most = max(most, max(words[i] & 0x7fff0000, words[i] << 16 & 0x7fff0000));
-            }
-#pragma unroll
-            for (int x = 1; x < PARTS; x *= 2) most = max(most, __shfl_xor_sync(~0u, most, x));
-            const int field = min(LARGEST + 127 - exponent_field(__uint_as_float(most)), 253);
-            const float factor = power_of_two(field);
-            if (n % PARTS == 0) m->q_unit[r] = power_of_two(254 - field);
-#pragma unroll 1
-            for (int unit = n % PARTS; unit < Q_UNITS; unit += PARTS) {
-                const uint4 x = load_shared_unit(q_at + q_place::place(r, unit));
-                store_unit(q_at + q_place::place(r, unit),
-                           make_uint4(narrowed(x.x, factor), narrowed(x.y, factor),
-                                      narrowed(x.z, factor), narrowed(x.w, factor)));
+            for (int x = n % PARTS; x < X; x += PARTS) {
+                const uint32_t first = q_at + q_place::place(r, 2 * x),
+                               second = q_at + q_place::place(r, 2 * x + 1);
+                const uint4 low = load_shared_unit(first), high = load_shared_unit(second);
+                store_unit(first, make_uint4(narrowed(low.x, factor), narrowed(low.z, factor),
+                                             narrowed(high.x, factor), narrowed(high.z, factor)));
+                store_unit(second, make_uint4(narrowed(low.y, factor), narrowed(low.w, factor),
+                                              narrowed(high.y, factor), narrowed(high.w, factor)));
             }
         }
     }
+    /* What a row of Q is multiplied by. */
+    __device__ __forceinline__ float q_factor(int r, int part, int parts) const {
+        enum { LARGEST = 127 + 14 };
+        uint32_t most = 0;
+#pragma unroll 1
+        for (int unit = part; unit < Q_UNITS; unit += parts) {
+            const uint4 x = load_shared_unit(q_at + q_place::place(r, unit));
+            const uint32_t words[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                most = max(most, max(words[i] & 0x7fff0000, words[i] << 16 & 0x7fff0000));
+        }
+        for (int x = 1; x < parts; x *= 2) most = max(most, __shfl_xor_sync(~0u, most, x));
+        const int field = min(LARGEST + 127 - exponent_field(__uint_as_float(most)), 253);
+        if (part == 0) m->q_unit[r] = power_of_two(254 - field);
+        return power_of_two(field);
+    }
     static __device__ __forceinline__ uint32_t narrowed(uint32_t word, float factor) {
+        if (!Q_UNIT) return word;
         return pack<M>(__uint_as_float(word << 16) * factor,
                        __uint_as_float(word & 0xffff0000) * factor);
     }
@@ -430,13 +487,14 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
     __device__ __forceinline__ void await_q() {
         wait_oldest<1>();
         __syncthreads();
-        if constexpr (Q_UNIT) {
-            narrow_q();
+        if constexpr (CODED) {
+            arrange_q();
             __syncthreads();
+        }
+        if constexpr (Q_UNIT)
 #pragma unroll
             for (int n = 0; n < 2 * TILES; n++)
                 coded.q_unit[n / 2][n % 2] = m->q_unit[row_of(n / 2, n % 2)];
-        }
         if (HELD) {
 #pragma unroll
             for (int t = 0; t < TILES; t++)
@@ -476,12 +534,12 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
             }
             cp_async_commit();
             if (i >= 0) {
-                if constexpr (CODED)
-                    coded.units.softmax(state, s, o, a->scale_log2, coded.scales);
-                else
-                    state.softmax(s, o, a->scale_log2);
+                float factor[TILES][2];
+                state.exponentiate(s, factor, a->scale_log2);
+                if (!CODED) rescale(o, factor);
                 wait_oldest<0>();
                 __syncwarp();
+                if constexpr (CODED) coded.units.scale(s, o, factor, load_scales(slot, 1));
                 values(slot);
                 __syncwarp();
             }
@@ -668,8 +726,9 @@ __device__ __forceinline__ void run_job(const tess_decode_args *a, uint8_t *raw,
         job_words j;
         j.read(table_words(tables, c, number));
         m->job = j;
-        m->list.make(&j, tables + c->entries_at, c->block, a->warps * WARP_KEYS);
-        m->list.find_following(a->wide & 2 ? WARP_KEYS : 0);
+        m->list.make(&j, tables + c->entries_at, c->block,
+                     a->warps * TESS_DECODE_KEYS(CODED ? 1 : 2));
+        m->list.find_following(a->wide & 2 ? RUN : 0);
         m->places.make(a, &j, m->list.block_shift, CODED);
         if constexpr (CODED) m->scales.make(a, &m->places, &j);
     }
@@ -689,12 +748,12 @@ __device__ __forceinline__ void run_job(const tess_decode_args *a, uint8_t *raw,
     const uint32_t stages_at = HEADER + ROWS * D * 2, stage_bytes = 2 * w.HALF;
     w.q_at = shared_address(raw) + HEADER;
     w.stages_at = shared_address(raw) + stages_at + w.warp * a->stages * stage_bytes;
-    w.keys = (key *)(raw + stages_at + a->warps * a->stages * stage_bytes) +
-             w.warp * a->stages * WARP_KEYS;
+    w.keys =
+        (key *)(raw + stages_at + a->warps * a->stages * stage_bytes) + w.warp * a->stages * w.KEYS;
     if (CODED)
         w.scales_at = shared_address(raw) + stages_at +
-                      a->warps * a->stages * (stage_bytes + WARP_KEYS * sizeof(key)) +
-                      w.warp * a->stages * WARP_KEYS * TESS_DECODE_SCALES(1);
+                      a->warps * a->stages * (stage_bytes + w.KEYS * sizeof(key)) +
+                      w.warp * a->stages * w.KEYS * TESS_DECODE_SCALES(1);
     w.own_below = own_below(&m->job, c, ROWS);
     w.run();
 }

@@ -9,6 +9,13 @@
 
 namespace tess {
 
+/* Where a key is: a token of its page, or of all, and the page. */
+struct key_place {
+    int64_t token;
+    int32_t id;
+    bool there;
+};
+
 /* Codes of 8 bits are found in pairs, which are one element here. */
 struct key_places {
     const uint16_t *first[2];  /* of K and of V: the job's kv head in the sequence, or in page 0 */
@@ -70,33 +77,21 @@ struct key_places {
         return u;
     }
 
-    /* The rows in K and V of the key that is `next` after position t, in the same page; false where
-     * the page is absent. */
-    __device__ __forceinline__ bool rows(int32_t t, int32_t next, const uint16_t *(&to)[2]) const {
-        int64_t u = token_of(t);
-        int32_t id = 0;
+    __device__ __forceinline__ key_place find(int32_t t) const {
+        key_place at = {token_of(t), 0, true};
         if (table) {
-            id = table[u >> page_shift];
-            u &= (1 << page_shift) - 1;
+            at.id = table[at.token >> page_shift];
+            at.there = (uint32_t)at.id < pages;
+            at.token &= (1 << page_shift) - 1;
         }
-#pragma unroll
-        for (int n = 0; n < 2; n++)
-            to[n] = first[n] + (table ? id * page[n] : 0) + (u + next) * token[n];
-        return !table || (uint32_t)id < pages;
+        return at;
     }
 
-    /* The row of a key in K (0) or V (1); NULL where there is none. */
-    __device__ __forceinline__ const uint16_t *row(int32_t t, int tensor) const {
-        if (t == NO_TOKEN) return 0;
-        int64_t u = token_of(t);
-        const uint16_t *from = first[tensor];
-        if (table) {
-            const int32_t id = table[u >> page_shift];
-            if ((uint32_t)id >= pages) return 0;
-            from += id * page[tensor];
-            u &= (1 << page_shift) - 1;
-        }
-        return from + u * token[tensor];
+    /* The row in K (0) or V (1) of the key that is `next` after a place, in the same page. */
+    __device__ __forceinline__ const uint16_t *row(const key_place &at, int next,
+                                                   int tensor) const {
+        return first[tensor] + (table ? at.id * page[tensor] : 0) +
+               (at.token + next) * token[tensor];
     }
 };
 
@@ -118,16 +113,11 @@ struct scale_places {
         page[1] = c->v_scale_batch;
     }
 
-    /* The scale of a key that has a row in K (0) and V (1). */
-    __device__ __forceinline__ const float *scale(const key_places *places, int32_t t,
-                                                  int tensor) const {
-        int64_t u = places->token_of(t);
-        const float *from = first[tensor];
-        if (places->table) {
-            from += places->table[u >> places->page_shift] * page[tensor];
-            u &= (1 << places->page_shift) - 1;
-        }
-        return from + u * token[tensor];
+    /* The scale of the key that is `next` after a place, in the same page. */
+    __device__ __forceinline__ const float *scale(const key_places *places, const key_place &at,
+                                                  int next, int tensor) const {
+        return first[tensor] + (places->table ? at.id * page[tensor] : 0) +
+               (at.token + next) * token[tensor];
     }
 };
 
