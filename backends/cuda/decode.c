@@ -9,17 +9,23 @@
 typedef struct instance {
     int32_t head_dim;
     uint32_t rows;
-    uint32_t groups; /* workgroups of least size that a multiprocessor has registers for */
+    uint32_t groups;  /* workgroups of least size that a multiprocessor has registers for */
+    uint32_t element; /* bytes of one of K and V */
 } instance;
 
-#define INSTANCE(head_dim, rows, groups) {head_dim, rows, groups},
-static const instance instances[] = {TESS_DECODE_INSTANCES(INSTANCE)};
+#define INSTANCE(head_dim, rows, groups)       {head_dim, rows, groups, 2},
+#define CODED_INSTANCE(head_dim, rows, groups) {head_dim, rows, groups, 1},
+static const instance instances[] = {TESS_DECODE_INSTANCES(INSTANCE)
+                                         TESS_DECODE_CODED_INSTANCES(CODED_INSTANCE)};
 
-#define FITS(head_dim, rows, groups)                                                \
-    _Static_assert(TESS_DECODE_SHARED(head_dim, rows, TESS_DECODE_WARPS * (groups), \
-                                      TESS_DECODE_WARPS, 1) <= 99 << 10,            \
+#define FITS_WITH(head_dim, rows, groups, element)                                           \
+    _Static_assert(TESS_DECODE_SHARED(head_dim, rows, TESS_DECODE_WARPS * (groups), element, \
+                                      TESS_DECODE_WARPS, 1) <= 99 << 10,                     \
                    "every device has this much workgroup memory");
+#define FITS(head_dim, rows, groups)       FITS_WITH(head_dim, rows, groups, 2)
+#define CODED_FITS(head_dim, rows, groups) FITS_WITH(head_dim, rows, groups, 1)
 TESS_DECODE_INSTANCES(FITS)
+TESS_DECODE_CODED_INSTANCES(CODED_FITS)
 
 enum { INSTANCES = sizeof instances / sizeof *instances };
 
@@ -40,13 +46,16 @@ static const machine *machine_of(const tess_driver_device *d) {
     return x;
 }
 
-/* The shape for a head_dim and the rows that a job would have if it could: 16 rows, or 32 where
- * there are more and O of 32 fits the registers. */
-static const instance *find(int32_t head_dim, int64_t rows) {
+static uint32_t element_of(uint32_t kv_dtype) { return tess_portable_has_codes(kv_dtype) ? 1 : 2; }
+
+/* The shape for a head_dim, the rows that a job would have if it could, and K and V of that
+ * element: 16 rows, or 32 where there are more and O of 32 fits the registers. */
+static const instance *find(int32_t head_dim, int64_t rows, uint32_t element) {
     const instance *best = NULL;
     for (size_t n = 0; n < INSTANCES; n++) {
         const instance *x = &instances[n];
-        if (head_dim > x->head_dim || (best && x->head_dim > best->head_dim)) continue;
+        if (x->element != element || head_dim > x->head_dim) continue;
+        if (best && x->head_dim > best->head_dim) continue;
         if (!best || (rows > best->rows && x->rows > best->rows)) best = x;
     }
     return best;
@@ -59,7 +68,7 @@ typedef struct launch_shape {
 
 static unsigned shared_bytes(const instance *x, const launch_shape *s) {
     return TESS_DECODE_SHARED((unsigned)x->head_dim, x->rows, TESS_DECODE_WARPS * x->groups,
-                              s->warps, s->stages);
+                              x->element, s->warps, s->stages);
 }
 
 /* `groups` workgroups of `warps` warps; as many stages as there is memory. */
@@ -128,7 +137,8 @@ static const char *refuses(const tess_driver_device *d, const tess_kernel_key *k
                            size_t size) {
     const char *why = tess_cuda_image_refusal(d, tess_cuda_decode_images, key, buffer, size);
     if (why || !key) return why;
-    if (key->kv_dtype != key->dtype) return "does not read K and V of 8 bits";
+    if (tess_portable_has_codes(key->kv_dtype) && key->head_dim > 128)
+        return "reads K and V of 8 bits up to head_dim 128";
     return tess_portable_refusal(key);
 }
 
@@ -136,6 +146,7 @@ static const char *refuses(const tess_driver_device *d, const tess_kernel_key *k
  * 16 rows are enough, more workgroups hide each other's latency. */
 static uint32_t most_rows(const tess_kernel_key *key) {
     if (!key) return 32;
+    if (tess_portable_has_codes(key->kv_dtype)) return 0; /* no kernel for long queries does */
     return key->head_dim <= 128 && key->max_q_len * key->group > 16 ? 32 : 16;
 }
 
@@ -145,10 +156,12 @@ static uint32_t most_rows(const tess_kernel_key *key) {
 static tess_kernel_costs costs_of(const tess_driver_device *d, const tess_kernel_key *key,
                                   const launch_shape *by) {
     enum { LEAST_STEP_NS = 1400 };
-    const uint32_t workers = by->groups * (uint32_t)units_of(d),
-                   keys = by->warps * TESS_DECODE_WARP_KEYS, bandwidth = machine_of(d)->bandwidth;
-    const uint64_t bytes = (uint64_t)keys * 2 * 2 * (uint32_t)key->head_dim,
-                   ns = 1000 * workers * bytes / bandwidth;
+    const uint32_t element = element_of(key->kv_dtype),
+                   workers = by->groups * (uint32_t)units_of(d),
+                   keys = by->warps * TESS_DECODE_KEYS(element),
+                   bandwidth = machine_of(d)->bandwidth;
+    const uint32_t row = element * (uint32_t)key->head_dim + (element == 1 ? sizeof(float) : 0);
+    const uint64_t bytes = (uint64_t)keys * 2 * row, ns = 1000 * workers * bytes / bandwidth;
     return (tess_kernel_costs){.workers = workers,
                                .step_keys = keys,
                                .step_ns = (uint32_t)(ns > LEAST_STEP_NS ? ns : LEAST_STEP_NS),
@@ -160,10 +173,14 @@ static tess_kernel_costs costs_of(const tess_driver_device *d, const tess_kernel
 }
 
 static tess_status prepare(tess_driver_device *d, const tess_kernel_key *key, tess_kernel *kernel) {
-    const instance *x = find(key->head_dim, key->max_q_len * key->group);
+    const uint32_t element = element_of(key->kv_dtype);
+    const instance *x = find(key->head_dim, key->max_q_len * key->group, element);
     const launch_shape by = shape_for(d, x, key), largest = largest_shape(d, x);
-    char name[16];
-    snprintf(name, sizeof name, "decode%u", (unsigned)x->rows);
+    char name[24];
+    snprintf(name, sizeof name, "decode%u%s", (unsigned)x->rows,
+             element != 1               ? ""
+             : key->kv_dtype == TESS_I8 ? "_i8"
+                                        : "_e4m3");
     kernel->tile_rows = kernel->pack_rows = x->rows;
     kernel->tile_step = 1;
     kernel->costs = costs_of(d, key, &by);
@@ -180,7 +197,7 @@ static tess_status prepare(tess_driver_device *d, const tess_kernel_key *key, te
 
 static tess_status forward(tess_driver_device *d, const tess_launch *l, void *stream) {
     const tess_driver_state *state = l->kernel->state;
-    const instance *x = find(l->head_dim, l->kernel->tile_rows);
+    const instance *x = find(l->head_dim, l->kernel->tile_rows, element_of(l->kv_dtype));
     const launch_shape by = {state->groups, state->warps, state->stages};
     const uint64_t workers = by.groups * units_of(d);
     for (uint64_t done = 0; done < l->n_jobs;) {
@@ -189,9 +206,12 @@ static tess_status forward(tess_driver_device *d, const tess_launch *l, void *st
             (uint32_t)(l->tables->has_step && items > workers ? workers : items);
         tess_decode_args args;
         CUDA_FORWARD_ARGS(&args, l, done, items);
+        if (l->head_dim * (int32_t)x->element % 16 != 0) args.wide &= ~2u; /* half a unit */
         args.warps = by.warps;
         args.stages = by.stages;
         args.scale_log2 = (l->scale < 0 ? -l->scale : l->scale) * 1.44269504088896341f;
+        args.k_scale = tess_driver_address(&l->tensor[TESS_ROLE_K_SCALE].buffer);
+        args.v_scale = tess_driver_address(&l->tensor[TESS_ROLE_V_SCALE].buffer);
         args.block_table = tess_driver_address(&l->tensor[TESS_ROLE_BLOCK_TABLE].buffer);
         void *parameters[] = {&args};
         TESS_RETURN_IF_ERROR(tess_driver_start(d, CUDA_DECODE_MODULE, state->forward, groups,

@@ -27,6 +27,7 @@
     X(values, test_nothing_to_do, 0, "empty batches and sequences")                            \
     X(values, test_scores_of_any_size, 0, "scores of any size")                                \
     X(values, test_large_scores_split, 0, "large scores, split")                               \
+    X(values, test_rising_scales, 0, "rising scales of V")                                     \
     X(values, test_scale_beyond_floats, 0, "a scale whose products no float holds")            \
     X(values, test_negative_scale, 0, "negative scale")                                        \
     X(values, test_wrong_pattern_is_seen, 1, "a wrong pattern is seen")                        \

@@ -33,17 +33,24 @@ enum {
 typedef struct kernel {
     int kind, dtype, head_dim;
     unsigned threads, rows; /* rows: of a tile, where the name has them */
+    int kv_dtype;           /* codes of 8 bits, where the name has them */
 } kernel;
 
 static const char *const dtypes[DTYPES] = {"f32", "f16", "bf16"};
 static const int portable_dims[] = {64, 128, 256}, fast_dims[] = {64, 96, 128, 192, 256};
 #define THREADS_OF(head_dim, keys, groups, ...) TESS_SM90_THREADS(groups),
 static const unsigned sm90_threads[] = {TESS_SM90_INSTANCES(THREADS_OF)};
-#define SHAPE_OF(head_dim, rows, groups) {head_dim, rows, 32 * TESS_DECODE_WARPS * (groups)},
+#define SHAPE_WITH(head_dim, rows, groups, codes) \
+    {head_dim, rows, 32 * TESS_DECODE_WARPS * (groups), codes},
+#define SHAPE_OF(head_dim, rows, groups) SHAPE_WITH(head_dim, rows, groups, 0)
+#define E4M3_OF(head_dim, rows, groups)  SHAPE_WITH(head_dim, rows, groups, TESS_F8E4M3)
+#define I8_OF(head_dim, rows, groups)    SHAPE_WITH(head_dim, rows, groups, TESS_I8)
 static const struct {
     int head_dim;
     unsigned rows, most_threads;
-} decode_shapes[] = {TESS_DECODE_INSTANCES(SHAPE_OF)};
+    int kv_dtype;
+} decode_shapes[] = {TESS_DECODE_INSTANCES(SHAPE_OF) TESS_DECODE_CODED_INSTANCES(E4M3_OF)
+                         TESS_DECODE_CODED_INSTANCES(I8_OF)};
 static const unsigned portable_threads[] = {TESS_THREADS_64, TESS_THREADS_128, TESS_THREADS_256};
 static const unsigned few_threads[] = {TESS_FEW_THREADS_64, TESS_FEW_THREADS_128,
                                        TESS_FEW_THREADS_256};
@@ -65,19 +72,23 @@ enum {
 static kernel kernel_of(int number) {
     const int dtype = number / PER_DTYPE, n = number % PER_DTYPE;
     if (n < PORTABLE_DIMS)
-        return (kernel){FORWARD, dtype, portable_dims[n], portable_threads[n], 0};
+        return (kernel){FORWARD, dtype, portable_dims[n], portable_threads[n], 0, 0};
     const int few = n - PORTABLE_DIMS, merge = n - FIRST_MERGE;
     if (few < PORTABLE_DIMS)
-        return (kernel){FORWARD_FEW, dtype, portable_dims[few], few_threads[few], 0};
-    if (merge == 0) return (kernel){MERGE, dtype, 0, MERGE_GROUP, 0};
-    if (merge == 1) return (kernel){MERGE_PARTS, dtype, 0, PARTS_GROUP, 0};
+        return (kernel){FORWARD_FEW, dtype, portable_dims[few], few_threads[few], 0, 0};
+    if (merge == 0) return (kernel){MERGE, dtype, 0, MERGE_GROUP, 0, 0};
+    if (merge == 1) return (kernel){MERGE_PARTS, dtype, 0, PARTS_GROUP, 0, 0};
     const int fast = merge - 2, shape = fast - 2 * FAST_DIMS;
     if (shape >= 0)
-        return (kernel){DECODE, dtype, decode_shapes[shape].head_dim,
-                        decode_shapes[shape].most_threads, decode_shapes[shape].rows};
+        return (kernel){DECODE,
+                        dtype,
+                        decode_shapes[shape].head_dim,
+                        decode_shapes[shape].most_threads,
+                        decode_shapes[shape].rows,
+                        decode_shapes[shape].kv_dtype};
     const int dim = fast_dims[fast % FAST_DIMS];
-    return fast < FAST_DIMS ? (kernel){SM90, dtype, dim, sm90_threads[fast], 0}
-                            : (kernel){SM80, dtype, dim, TESS_SM80_THREADS, 0};
+    return fast < FAST_DIMS ? (kernel){SM90, dtype, dim, sm90_threads[fast], 0, 0}
+                            : (kernel){SM80, dtype, dim, TESS_SM80_THREADS, 0, 0};
 }
 
 int fake_kernel_find(const char *name) {
@@ -89,8 +100,9 @@ int fake_kernel_find(const char *name) {
         const int fast = k.kind == SM90 || k.kind == SM80 || k.kind == DECODE;
         if (fast && k.dtype == TESS_F32) continue;
         if (k.rows) snprintf(rows, sizeof rows, "%u", k.rows);
-        const int length =
-            snprintf(text, sizeof text, "tess_%s%s_%s", kinds[k.kind], rows, dtypes[k.dtype]);
+        const char *codes = k.kv_dtype == 0 ? "" : k.kv_dtype == TESS_I8 ? "_i8" : "_e4m3";
+        const int length = snprintf(text, sizeof text, "tess_%s%s%s_%s", kinds[k.kind], rows, codes,
+                                    dtypes[k.dtype]);
         if (k.kind == FORWARD || k.kind == FORWARD_FEW || fast)
             snprintf(text + length, sizeof text - (size_t)length, "_%d", k.head_dim);
         if (strcmp(text, name) == 0) return n;
@@ -155,6 +167,10 @@ static arguments read_arguments(int number, void *const *parameters) {
         return x;
     } else if (kernel_of(number).kind == DECODE) {
         READ_ARGUMENTS(&x, tess_decode_args, parameters[0], s.block_table);
+        tess_decode_args decode;
+        memcpy(&decode, parameters[0], sizeof decode);
+        x.pointers[8] = decode.k_scale;
+        x.pointers[9] = decode.v_scale;
         return x;
     } else {
         static const int places[10] = {0, 1, 2, 3, 4, 5, 8, 9, 6, 7};
@@ -359,17 +375,18 @@ static void merge_parts(const buffers *b, uint32_t item) {
 
 #if defined(FAKE_LOCKSTEP)
 /* The real kernel for few rows, compiled for the host (lockstep.h). */
-void lockstep_decode(int dtype, int head_dim, unsigned rows, unsigned groups,
+void lockstep_decode(int dtype, int kv_dtype, int head_dim, unsigned rows, unsigned groups,
                      const tess_decode_args *args);
 
 static void run_lockstep(kernel k, unsigned groups, const void *parameter) {
     tess_decode_args args;
     memcpy(&args, parameter, sizeof args);
-    tess_arg_u64 *const pointers[] = {&args.q,   &args.k,           &args.v,      &args.o,
-                                      &args.lse, &args.block_table, &args.tables, &args.workspace};
+    tess_arg_u64 *const pointers[] = {
+        &args.q,           &args.k,      &args.v,         &args.o,       &args.lse,
+        &args.block_table, &args.tables, &args.workspace, &args.k_scale, &args.v_scale};
     for (size_t n = 0; n < sizeof pointers / sizeof *pointers; n++)
         *pointers[n] = (uint64_t)(uintptr_t)fake_host(*pointers[n]);
-    lockstep_decode(k.dtype, k.head_dim, k.rows, groups, &args);
+    lockstep_decode(k.dtype, k.kv_dtype, k.head_dim, k.rows, groups, &args);
 }
 #endif
 

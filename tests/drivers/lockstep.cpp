@@ -14,7 +14,7 @@ fiber *current;
 unsigned block_index, blocks, threads, shared_bytes;
 fiber fibers[MOST_THREADS];
 meeting warps[MOST_THREADS / WARP], block;
-bool early;
+bool early, converts;
 static jmp_buf home;
 static ucontext_t start_context;
 static uint8_t *stacks;
@@ -65,6 +65,9 @@ void run(unsigned groups, unsigned block_threads, unsigned bytes, unsigned seed,
     shared_bytes = bytes;
     work = &body;
     early = seed & 1;
+    /* as the images of device code are made: one for Ampere and Ada */
+    const char *arch = getenv("FAKE_DRIVER_ARCH");
+    converts = arch && strncmp(arch, "sm_8", 4) != 0;
     step = seed & 2 ? -1 : 1;
     for (block_index = 0; block_index < groups; block_index++) {
         memset(tess::raw, 0xff, sizeof tess::raw);

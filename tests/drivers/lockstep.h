@@ -42,6 +42,9 @@ struct float4 {
 struct float2 {
     float x, y;
 };
+struct uint2 {
+    uint32_t x, y;
+};
 static inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
     return {x, y, z, w};
 }
@@ -57,7 +60,7 @@ enum { WARP = 32, MOST_THREADS = 512, STACK = 256 << 10 };
 struct copy {
     uint32_t to;
     const void *from;
-    int bytes;
+    int bytes, size; /* of it, the first `bytes` are read; zeros behind them */
 };
 struct fiber {
     unsigned index;
@@ -76,7 +79,8 @@ extern fiber *current;
 extern unsigned block_index, blocks, threads, shared_bytes;
 extern fiber fibers[MOST_THREADS];
 extern meeting warps[MOST_THREADS / WARP], block;
-extern bool early; /* copies happen at once, and not when they are waited for */
+extern bool converts; /* the device turns codes of E4M3 into f16 */
+extern bool early;    /* copies happen at once, and not when they are waited for */
 void yield();
 void fail(const char *what);
 uint8_t *shared(uint32_t at, unsigned bytes);
@@ -127,8 +131,8 @@ inline unsigned ballot(bool value) {
     return x.out;
 }
 inline void apply(const copy &c) {
-    uint8_t *to = shared(c.to, 16);
-    memset(to, 0, 16);
+    uint8_t *to = shared(c.to, (unsigned)c.size);
+    memset(to, 0, (size_t)c.size);
     memcpy(to, c.from, (size_t)c.bytes);
 }
 /* 8 rows of a matrix are read at once, so each has to lie in banks of its own. */
@@ -209,13 +213,19 @@ extern uint8_t raw[];
 
 inline uint32_t shared_address(const void *p) { return (uint32_t)((const uint8_t *)p - raw); }
 inline uint32_t lane_volatile() { return lockstep::current->index % 32; }
-inline void cp_async_unit(uint32_t to, const void *from, int bytes, uint64_t = 0) {
-    const lockstep::copy c = {to, from, bytes};
-    if (to % 16 || (bytes && (uintptr_t)from % 16)) lockstep::fail("cp.async: not aligned");
+inline void cp_async(uint32_t to, const void *from, int bytes, int size) {
+    const lockstep::copy c = {to, from, bytes, size};
+    if (to % size || (bytes && (uintptr_t)from % size)) lockstep::fail("cp.async: not aligned");
     if (lockstep::early)
         lockstep::apply(c);
     else
         lockstep::current->open.push_back(c);
+}
+inline void cp_async_unit(uint32_t to, const void *from, int bytes, uint64_t = 0) {
+    cp_async(to, from, bytes, 16);
+}
+inline void cp_async_word(uint32_t to, const void *from, int bytes) {
+    cp_async(to, from, bytes, 4);
 }
 inline uint64_t cache_evict_first() { return 1; }
 inline uint64_t cache_usual() { return 2; }
@@ -240,6 +250,12 @@ inline void store_word(uint32_t to, uint32_t x) { memcpy(lockstep::shared(to, 4)
 inline uint4 load_shared_unit(uint32_t from) {
     uint4 x;
     memcpy(&x, lockstep::shared(from, 16), 16);
+    return x;
+}
+inline uint2 load_shared_pair(uint32_t from) {
+    uint2 x;
+    if (from % 8) lockstep::fail("a load of two words is not aligned");
+    memcpy(&x, lockstep::shared(from, 8), 8);
     return x;
 }
 inline uint4 load_shared_volatile(uint32_t from) { return load_shared_unit(from); }
@@ -344,6 +360,32 @@ template <> inline uint16_t bits_of<f16_t>(float x) {
 }
 template <typename T> inline uint32_t pack(float low, float high) {
     return bits_of<T>(low) | (uint32_t)bits_of<T>(high) << 16;
+}
+inline uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t which) {
+    const uint64_t both = a | (uint64_t)b << 32;
+    uint32_t r = 0;
+    for (int n = 0; n < 4; n++) r |= (uint32_t)(both >> (which >> n * 4 & 7) * 8 & 0xff) << n * 8;
+    return r;
+}
+inline uint32_t add_f16_pairs(uint32_t a, uint32_t b) {
+    uint32_t r = 0;
+    for (int n = 0; n < 32; n += 16)
+        r |= (uint32_t)bits_of<f16_t>(element<f16_t>((uint16_t)(a >> n)) +
+                                      element<f16_t>((uint16_t)(b >> n)))
+             << n;
+    return r;
+}
+inline bool converts_e4m3() { return lockstep::converts; }
+inline uint16_t convert_e4m3_code(uint32_t code) {
+    const int e = code >> 3 & 15, m = code & 7;
+    if ((code & 0x7f) == 0x7f) return 0x7fff;
+    const float size = ldexpf((float)(e ? 8 + m : m), (e ? e : 1) - 10);
+    return bits_of<f16_t>(code >> 7 & 1 ? -size : size);
+}
+template <int HALF> inline uint32_t convert_e4m3(uint32_t word) {
+    if (!lockstep::converts) lockstep::fail("cvt: not on this device");
+    word >>= HALF * 16;
+    return convert_e4m3_code(word) | (uint32_t)convert_e4m3_code(word >> 8) << 16;
 }
 inline float flush(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0, x) : x; }
 inline float exp2_fast(float x) { return flush(exp2f(flush(x))); }

@@ -4,14 +4,15 @@
  * that of reading K and V once.
  *
  * A thread block takes a job of up to 16 or 32 rows, which are the query heads of one kv head and
- * the rows of each. Its warps share out the keys: of a stage, every warp has 16 keys of its own. It
- * copies them by cp.async into shared memory of its own, several stages ahead, and keeps row_max,
- * row_sum and O of all rows over its keys. So no warp ever waits for another until the end, when
- * the results of the warps are combined in a fixed order.
+ * the rows of each. Its warps share out the keys: of a stage, every warp has 16 keys of its own, or
+ * 32 where they are codes of 8 bits. It copies them by cp.async into shared memory of its own,
+ * several stages ahead, and keeps row_max, row_sum and O of all rows over its keys. So no warp ever
+ * waits for another until the end, when the results of the warps are combined in a fixed order.
  *
  * K and V of a stage are two groups of copies: S = Q K^T begins when the keys are there, and the
  * place of keys that were used is filled again before the values are.
  */
+#include "codes.cuh"
 #include "decode_args.h"
 #include "fragments.cuh"
 #include "key_places.cuh"
@@ -19,11 +20,25 @@
 
 namespace tess {
 
-enum { STAGES = TESS_DECODE_STAGES, WARP_KEYS = TESS_DECODE_WARP_KEYS };
+enum { STAGES = TESS_DECODE_STAGES, RUN = TESS_DECODE_RUN };
+
+/* What codes need in shared memory. */
+template <bool CODED, int ROWS> struct coded_memory {};
+template <int ROWS> struct coded_memory<true, ROWS> {
+    scale_places scales;
+    float q_unit[ROWS]; /* what the row of Q is relative to */
+};
+/* What products are made of: elements of Q's type, or codes that became f16. */
+template <bool CODED, typename T> struct operand { typedef T type; };
+template <typename T> struct operand<true, T> { typedef f16_t type; };
+
+template <typename A, typename B> struct same { static constexpr bool value = false; };
+template <typename A> struct same<A, A> { static constexpr bool value = true; };
 
 /* The head of shared memory. Q follows, then the stages of each warp, and then what the keys of
- * each stage are. */
-template <int ROWS, int WARPS> struct alignas(128) shared_memory {
+ * each stage are, and their scales. */
+template <bool CODED, int ROWS, int WARPS>
+struct alignas(128) shared_memory : coded_memory<CODED, ROWS> {
     struct {
         /* the key that it is level with; its query block counted from the tile's first */
         int32_t position, block;
@@ -36,40 +51,53 @@ template <int ROWS, int WARPS> struct alignas(128) shared_memory {
 };
 
 /* What a warp does for one job: what a thread holds, and the steps that it takes. */
-template <typename T, int D, int TILES, int WARPS> struct mainloop {
-    typedef row_places<D> place;
-    typedef shared_memory<16 * TILES, WARPS> memory;
+template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop {
+    static constexpr bool CODED = codes<KV>::CODED;
+    typedef typename operand<CODED, T>::type M;
+    /* of Q, and of K and V, where two codes are as large as one element */
+    typedef row_places<D> q_place;
+    typedef row_places<(CODED ? D / 2 : D)> place;
+    typedef shared_memory<CODED, 16 * TILES, WARPS> memory;
     enum {
         UNITS = place::UNITS,
         ROW = place::ROW,
         GROUP = place::GROUP,
-        PASS = 32 / GROUP,       /* rows that the warp copies at a time */
-        HALF = WARP_KEYS * ROW,  /* bytes of K or V of a stage */
-        X = D / 16,              /* steps of 16 elements */
-        O = D / 8,               /* columns of O: 8 elements each */
-        HELD = TILES * D <= 128, /* Q stays in registers */
+        Q_UNITS = q_place::UNITS,
+        Q_ROW = q_place::ROW,
+        KEYS = TESS_DECODE_KEYS(CODED ? 1 : 2), /* of a stage */
+        RUNS = KEYS / RUN,
+        PASS = 32 / GROUP,                    /* rows that the warp copies at a time */
+        HALF = KEYS * ROW,                    /* bytes of K or V of a stage */
+        X = D / 16,                           /* steps of 16 elements */
+        O = D / 8,                            /* columns of O: 8 elements each */
+        HELD = TILES * D <= 128,              /* Q stays in registers */
+        Q_UNIT = CODED && !same<T, M>::value, /* rows of Q are relative to something */
     };
 
     memory *m;
     const tess_decode_args *a;
     uint32_t q_at,
-        stages_at; /* in shared memory: Q, and this warp's stages, each of K and then V */
-    key *keys;     /* of this warp's stages */
+        stages_at;      /* in shared memory: Q, and this warp's stages, each of K and then V */
+    key *keys;          /* of this warp's stages */
+    uint32_t scales_at; /* likewise: of each stage's keys those of K, and then of V */
     uint32_t warp, lane;
     int32_t own_below; /* no other job reads keys before this one, of a whole stage */
     uint32_t complete; /* bit n: every row keeps every key of stage n */
     uint32_t q[HELD ? TILES : 1][HELD ? X : 1][4];
-    float s[TILES][2][4], o[TILES][O][4]; /* S, and then P, of two times 8 keys; O */
+    float s[TILES][KEYS / 8][4], o[TILES][O][4]; /* S, and then P, of 8 keys each; O */
     row_state<TILES> state;
+    coded_state<CODED, TILES> coded;
 
-    /* A stage that is to be copied. Most often its keys follow each other in one block and one
-     * page. Otherwise each lane describes a key, and has its row of K (lanes below 16) or V. */
+    /* A stage that is to be copied. Most often each RUN of its keys follow each other in one block
+     * and one page, and a lane copies rows of one run. Otherwise each lane describes a key, and has
+     * its row of K or V: if a stage has 16 keys, lanes below 16 that of K; else all have both. */
     struct upcoming {
         bool follow;
-        key x;               /* the first one, if they follow each other */
-        const uint16_t *row; /* NULL: there is none. If they follow each other: of K, ... */
-        const uint16_t *v;   /* ... and of V, the first rows that this lane copies from */
-        uint64_t policy;     /* of copies, the same in all lanes */
+        key x;                 /* the run's first one, if they follow each other */
+        const uint16_t *row;   /* NULL: there is none. If they follow each other: of K, ... */
+        const uint16_t *v;     /* ... and of V, the first rows that this lane copies from */
+        bool again;            /* other jobs may read them, too; the same in all lanes */
+        const float *scale[2]; /* of the lane's key in K and V, if there is a row */
     };
 
     __device__ __forceinline__ uint32_t k_at(int slot) const { return stages_at + slot * 2 * HALF; }
@@ -80,66 +108,101 @@ template <typename T, int D, int TILES, int WARPS> struct mainloop {
 
     /* ---------------------------------------------------------------- copies */
 
+    /* Of runs: the one of this lane, and the first of its rows that the lane copies. */
+    __device__ __forceinline__ int own_run() const { return RUNS == 1 ? 0 : lane / RUN; }
+    __device__ __forceinline__ int own_row() const {
+        return RUNS == 1 ? lane / GROUP : lane % RUN / GROUP;
+    }
+
     __device__ __forceinline__ upcoming find_keys(int stage) const {
         const uint32_t *tables = (const uint32_t *)a->tables;
-        const uint32_t first = ((uint32_t)stage * a->warps + warp) * WARP_KEYS;
+        const uint32_t first = ((uint32_t)stage * a->warps + warp) * KEYS;
         upcoming u = {};
         u.follow = first >= m->list.first_following;
-        u.x =
-            m->list.find(u.follow ? first : first + lane % WARP_KEYS, tables + a->common.entries_at,
-                         tables + a->common.bits_at, stage < m->list.masked_stages);
+        u.x = m->list.find(first + (u.follow ? own_run() * RUN : lane % KEYS),
+                           tables + a->common.entries_at, tables + a->common.bits_at,
+                           stage < m->list.masked_stages);
         if (u.follow) {
-            const uint16_t *rows[2];
-            u.follow = m->places.rows(u.x.token, lane / GROUP, rows);
-            u.row = rows[0] + lane % GROUP * 8;
-            u.v = rows[1] + lane % GROUP * 8;
+            const key_place at = m->places.find(u.x.token);
+            u.follow = RUNS == 1 ? at.there : !__any_sync(~0u, !at.there);
             /* what nobody reads again must not drive out of L2 what others do */
-            u.policy = u.x.token + WARP_KEYS > own_below ? cache_usual() : cache_evict_first();
-            if (u.follow) return u;
-            u.row = 0;
-        } else {
-            u.row = m->places.row(u.x.token, lane / WARP_KEYS);
-            u.policy =
-                __any_sync(~0u, u.x.token >= own_below) ? cache_usual() : cache_evict_first();
+            u.again = any_run(u.x.token + RUN > own_below);
+            if (u.follow) {
+                u.row = m->places.row(at, own_row(), 0) + lane % GROUP * 8;
+                u.v = m->places.row(at, own_row(), 1) + lane % GROUP * 8;
+                if constexpr (CODED) find_scales(u, at, lane % RUN);
+                return u;
+            }
+            u.x.token += lane % RUN;
         }
-        if (!u.row) u.x.token = NO_TOKEN;
+        u.again = __any_sync(~0u, u.x.token >= own_below);
+        if (u.x.token == NO_TOKEN) return u;
+        const key_place at = m->places.find(u.x.token);
+        if (at.there) {
+            u.row = m->places.row(at, 0, RUNS == 1 ? lane / RUN : 0);
+            if constexpr (CODED) {
+                u.v = m->places.row(at, 0, 1);
+                find_scales(u, at, 0);
+            }
+        } else {
+            u.x.token = NO_TOKEN;
+        }
         return u;
+    }
+    /* Whether it holds for a run of the stage. */
+    __device__ __forceinline__ bool any_run(bool own) const {
+        return RUNS == 1 ? own : __any_sync(~0u, own);
+    }
+    __device__ __forceinline__ void find_scales(upcoming &u, const key_place &at, int next) const {
+#pragma unroll
+        for (int n = 0; n < 2; n++) u.scale[n] = m->scales.scale(&m->places, at, next, n);
     }
 
     /* Keeps what a stage's keys are for its mask. */
     __device__ __forceinline__ void keep_keys(int slot, int stage, upcoming u) {
-        const bool all = u.follow || (__ballot_sync(~0u, u.row != 0) & 0xffff) == 0xffff;
+        const uint32_t keys_of_all = KEYS == 32 ? ~0u : (1u << KEYS) - 1;
+        const bool all = u.follow || (__ballot_sync(~0u, u.row != 0) & keys_of_all) == keys_of_all;
         complete &= ~(1u << slot);
         if (all && stage >= m->list.masked_stages) {
             complete |= 1u << slot;
             return;
         }
-        if (u.follow) u.x.token += lane;
-        if (lane < WARP_KEYS) keys[slot * WARP_KEYS + lane] = u.x;
+        if (u.follow) u.x.token += lane % RUN;
+        if (lane < KEYS) keys[slot * KEYS + lane] = u.x;
     }
 
-    /* Copies 16 rows that follow each other, of which this lane begins with `from`. */
-    __device__ __forceinline__ void copy_following(uint32_t to, const uint16_t *from, int64_t token,
-                                                   uint64_t policy) const {
-        const int unit = lane % GROUP, units = a->common.head_dim / 8;
+    /* The units of a row of K or V. Of codes, the last one may be a half. */
+    __device__ __forceinline__ int row_units() const {
+        return CODED ? (a->common.head_dim + 15) / 16 : a->common.head_dim / 8;
+    }
+    __device__ __forceinline__ uint4 read_row_unit(const uint16_t *row, int unit) const {
+        if (CODED && unit * 16 + 8 == (int)a->common.head_dim) return read_half(row + unit * 8);
+        return read_unit(row + unit * 8, false);
+    }
+
+    /* Copies runs of rows, of which this lane begins with `from`. */
+    __device__ __forceinline__ void copy_runs(uint32_t to, const uint16_t *from, int64_t token,
+                                              uint64_t policy) const {
+        const int unit = lane % GROUP, units = row_units();
+        to += place::place(own_run() * RUN + own_row(), unit);
 #pragma unroll
-        for (int n = 0; n < WARP_KEYS; n += PASS) {
+        for (int n = 0; n < RUN; n += PASS / RUNS) {
 #pragma unroll
             for (int c = 0; c < UNITS; c += GROUP)
-                cp_async_unit(to + place::place(n + lane / GROUP, unit) + c * 16, from + c * 8,
-                              c + unit < units ? 16 : 0, policy);
-            from += PASS * token;
+                cp_async_unit(place::below(to, n) + c * 16, from + c * 8, c + unit < units ? 16 : 0,
+                              policy);
+            from += PASS / RUNS * token;
         }
     }
 
-    /* Copies 16 rows, of which lane `first` and those after it hold the addresses; zeros for a row
-     * that is not there. */
+    /* Copies the rows of a stage, of which lane `first` and those after it hold the addresses;
+     * zeros for a row that is not there. */
     __device__ __forceinline__ void copy_rows(uint32_t to, const uint16_t *row, int first,
                                               uint64_t policy) const {
-        const int unit = lane % GROUP, units = a->common.head_dim / 8;
+        const int unit = lane % GROUP, units = row_units();
         if (a->wide & 2) {
 #pragma unroll
-            for (int n = 0; n < WARP_KEYS; n += PASS) {
+            for (int n = 0; n < KEYS; n += PASS) {
                 const int r = n + lane / GROUP;
                 const uint16_t *from = row_of_lane(row, first + r);
                 const int last = from ? units : 0;
@@ -151,14 +214,14 @@ template <typename T, int D, int TILES, int WARPS> struct mainloop {
             }
         } else {
 #pragma unroll 1
-            for (int n = 0; n < WARP_KEYS; n += PASS) {
+            for (int n = 0; n < KEYS; n += PASS) {
                 const int r = n + lane / GROUP;
                 const uint16_t *from = row_of_lane(row, first + r);
                 const int last = from ? units : 0;
 #pragma unroll 1
                 for (int c = 0; c < UNITS; c += GROUP)
                     store_unit(to + place::place(r, unit) + c * 16,
-                               c + unit < last ? read_unit(from + (c + unit) * 8, false)
+                               c + unit < last ? read_row_unit(from, c + unit)
                                                : make_uint4(0, 0, 0, 0));
             }
         }
@@ -166,17 +229,32 @@ template <typename T, int D, int TILES, int WARPS> struct mainloop {
     static __device__ __forceinline__ const uint16_t *row_of_lane(const uint16_t *row, int from) {
         return (const uint16_t *)__shfl_sync(~0u, (unsigned long long)row, from);
     }
-    __device__ __forceinline__ void copy_k(int slot, const upcoming &u) const {
-        if (u.follow)
-            copy_following(k_at(slot), u.row, m->places.token[0], u.policy);
+    /* Of K (0) or V. The policy is a constant in each copy of codes: these have few instructions.
+     */
+    __device__ __forceinline__ void copy(uint32_t to, const upcoming &u, int tensor) const {
+        const uint16_t *row = RUNS == 1 && !u.follow ? u.row : tensor ? u.v : u.row;
+        const int64_t token = m->places.token[tensor];
+        if (!u.follow)
+            copy_rows(to, row, RUNS == 1 ? tensor * RUN : 0,
+                      u.again ? cache_usual() : cache_evict_first());
+        else if (!CODED)
+            copy_runs(to, row, token, u.again ? cache_usual() : cache_evict_first());
+        else if (u.again)
+            copy_runs(to, row, token, cache_usual());
         else
-            copy_rows(k_at(slot), u.row, 0, u.policy);
+            copy_runs(to, row, token, cache_evict_first());
+    }
+    __device__ __forceinline__ void copy_k(int slot, const upcoming &u) const {
+        copy(k_at(slot), u, 0);
+        if constexpr (CODED) copy_scales(slot, u, 0);
     }
     __device__ __forceinline__ void copy_v(int slot, const upcoming &u) const {
-        if (u.follow)
-            copy_following(v_at(slot), u.v, m->places.token[1], u.policy);
-        else
-            copy_rows(v_at(slot), u.row, WARP_KEYS, u.policy);
+        copy(v_at(slot), u, 1);
+        if constexpr (CODED) copy_scales(slot, u, 1);
+    }
+    __device__ __forceinline__ void copy_scales(int slot, const upcoming &u, int tensor) const {
+        cp_async_word(scales_of(slot, tensor) + lane * 4,
+                      u.row ? u.scale[tensor] : m->scales.first[tensor], u.row ? 4 : 0);
     }
 
     /* Copies the rows of Q, with all warps; zeros where there is none. */
@@ -186,13 +264,13 @@ template <typename T, int D, int TILES, int WARPS> struct mainloop {
         const uint16_t *first = (const uint16_t *)a->q + j->batch * c->q_batch +
                                 (j->q_start + j->row) * c->q_token + j->head * c->q_head;
         const int32_t rows = j->rows, all = rows * j->heads, units = c->head_dim / 8;
-        for (int n = threadIdx.x; n < 16 * TILES * UNITS; n += blockDim.x) {
-            const int r = n / UNITS, unit = n % UNITS;
+        for (int n = threadIdx.x; n < 16 * TILES * Q_UNITS; n += blockDim.x) {
+            const int r = n / Q_UNITS, unit = n % Q_UNITS;
             const bool there = r < all && unit < units;
             const uint16_t *from =
                 there ? first + row_at(r, rows, rows == all, c->q_token, c->q_head) + unit * 8
                       : first;
-            const uint32_t to = q_at + place::place(r, unit);
+            const uint32_t to = q_at + q_place::place(r, unit);
             if (a->wide & 1)
                 cp_async_unit(to, from, there ? 16 : 0);
             else
@@ -212,10 +290,55 @@ template <typename T, int D, int TILES, int WARPS> struct mainloop {
     /* ---------------------------------------------------------------- one stage */
 
     __device__ __forceinline__ void load_q(uint32_t (&rows)[4], int t, int x) const {
-        ldmatrix(rows, place::step(q_at + t * 16 * ROW + place::own_rows(lane), x));
+        ldmatrix(rows, q_place::step(q_at + t * 16 * Q_ROW + q_place::own_rows(lane), x));
+    }
+
+    /* Where the scales of K (0) or V of a stage are. */
+    __device__ __forceinline__ uint32_t scales_of(int slot, int tensor) const {
+        return scales_at + (2 * slot + tensor) * KEYS * 4;
+    }
+    __device__ __forceinline__ stage_scales<KEYS / 8> load_scales(int slot, int tensor) const {
+        stage_scales<KEYS / 8> scales;
+        scales.load(scales_of(slot, tensor), lane, codes<KV>::factor());
+        return scales;
+    }
+
+    /* S of a stage of codes, times what the operands are relative to. */
+    __device__ __forceinline__ void coded_scores(int slot) {
+        const uint32_t k = k_at(slot) + place::own_keys(lane);
+        const stage_scales<KEYS / 8> scales = load_scales(slot, 0);
+        clear(s);
+#pragma unroll
+        for (int x = 0; x < X; x += 2)
+#pragma unroll
+            for (int run = 0; run < RUNS; run++) {
+                uint32_t words[4];
+                ldmatrix(words, place::step(k, x / 2) + run * RUN * ROW);
+#pragma unroll
+                for (int n = 0; n < 4; n++) {
+                    uint32_t elements[2];
+                    codes<KV>::neighbours(words[n], elements);
+#pragma unroll
+                    for (int t = 0; t < TILES; t++)
+                        mma<M>(s[t][2 * run + n / 2], q[t][x + n % 2], elements[0], elements[1]);
+                }
+            }
+#pragma unroll
+        for (int t = 0; t < TILES; t++)
+#pragma unroll
+            for (int n = 0; n < KEYS / 2; n++) {
+                float &score = s[t][n / 4][n % 4];
+                if (Q_UNIT) score = __fmul_rn(score, coded.q_unit[t][n % 4 / 2]);
+                score = __fmul_rn(score, scales.x[n / 4][n % 2]);
+            }
     }
 
     __device__ __forceinline__ void scores(int slot) {
+        if constexpr (CODED) {
+            coded_scores(slot);
+            if (a->common.scale < 0) negate(s);
+            return;
+        }
         const uint32_t k = k_at(slot) + place::own_keys(lane);
         clear(s);
 #pragma unroll
@@ -237,7 +360,7 @@ template <typename T, int D, int TILES, int WARPS> struct mainloop {
     /* Replaces scores that must not count by -inf. */
     __device__ __forceinline__ void mask(int slot) {
         const job_words *j = &m->job;
-        const key *stage_keys = keys + slot * WARP_KEYS;
+        const key *stage_keys = keys + slot * KEYS;
         const bool window = j->flags & TESS_CLASS_WINDOW;
 #pragma unroll
         for (int t = 0; t < TILES; t++)
@@ -247,7 +370,7 @@ template <typename T, int D, int TILES, int WARPS> struct mainloop {
                 const row_bounds b = bounds_of(m->rows[in_tile].position, m->rows[in_tile].block,
                                                j->flags, j->kv_len, j->left, j->right);
 #pragma unroll
-                for (int n = 0; n < 2; n++)
+                for (int n = 0; n < KEYS / 8; n++)
 #pragma unroll
                     for (int e = 0; e < 2; e++) {
                         const key x = stage_keys[n * 8 + lane % 4 * 2 + e];
@@ -257,15 +380,50 @@ template <typename T, int D, int TILES, int WARPS> struct mainloop {
             }
     }
 
+    /* P of a run of keys as an operand. */
+    __device__ __forceinline__ void load_p(uint32_t (&p)[TILES][4], int run) const {
+#pragma unroll
+        for (int t = 0; t < TILES; t++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const float(&pair)[4] = s[t][2 * run + i / 2];
+                p[t][i] = pack<M>(pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
+            }
+    }
+
+    /* O += P V for codes of a run. A transposed word has two elements of two keys: columns of O in
+     * turn are those of even and of odd elements. */
+    __device__ __forceinline__ void coded_values(uint32_t v, const uint32_t (&p)[TILES][4]) {
+#pragma unroll
+        for (int y = 0; y < O; y += 4) {
+            uint32_t words[4];
+            ldmatrix_transposed(words, place::step(v, y / 4));
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                uint32_t low[2], high[2];
+                codes<KV>::alternate(words[2 * h], low);
+                codes<KV>::alternate(words[2 * h + 1], high);
+#pragma unroll
+                for (int t = 0; t < TILES; t++)
+#pragma unroll
+                    for (int n = 0; n < 2; n++) mma<M>(o[t][y + 2 * h + n], p[t], low[n], high[n]);
+            }
+        }
+    }
+
     /* O += P V */
     __device__ __forceinline__ void values(int slot) {
         const uint32_t v = v_at(slot) + place::own_rows(lane);
         uint32_t p[TILES][4];
+        if constexpr (CODED) {
 #pragma unroll
-        for (int t = 0; t < TILES; t++)
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                p[t][i] = pack<T>(s[t][i / 2][i % 2 * 2], s[t][i / 2][i % 2 * 2 + 1]);
+            for (int run = 0; run < RUNS; run++) {
+                load_p(p, run);
+                coded_values(v + run * RUN * ROW, p);
+            }
+            return;
+        }
+        load_p(p, 0);
 #pragma unroll
         for (int y = 0; y < O; y += 2) {
             uint32_t elements[4];
@@ -280,10 +438,63 @@ template <typename T, int D, int TILES, int WARPS> struct mainloop {
 
     /* ---------------------------------------------------------------- the loop */
 
+    /* A word of codes has elements 4 n to 4 n + 3 of a key, for the n-th lane of four: puts those
+     * of Q where that lane gets them. bf16 becomes f16, relative to a power of two of each row: f16
+     * has the bits, but for elements that are too small beside the row's largest to count. Eight
+     * threads take a row. */
+    __device__ __forceinline__ void arrange_q() const {
+        enum { PARTS = 8 };
+#pragma unroll 1
+        for (int n = threadIdx.x; n < 16 * TILES * PARTS; n += blockDim.x) {
+            const int r = n / PARTS;
+            const float factor = Q_UNIT ? q_factor(r, n % PARTS, PARTS) : 1.0f;
+#pragma unroll 1
+            for (int x = n % PARTS; x < X; x += PARTS) {
+                const uint32_t first = q_at + q_place::place(r, 2 * x),
+                               second = q_at + q_place::place(r, 2 * x + 1);
+                const uint4 low = load_shared_unit(first), high = load_shared_unit(second);
+                store_unit(first, make_uint4(narrowed(low.x, factor), narrowed(low.z, factor),
+                                             narrowed(high.x, factor), narrowed(high.z, factor)));
+                store_unit(second, make_uint4(narrowed(low.y, factor), narrowed(low.w, factor),
+                                              narrowed(high.y, factor), narrowed(high.w, factor)));
+            }
+        }
+    }
+    /* What a row of Q is multiplied by. */
+    __device__ __forceinline__ float q_factor(int r, int part, int parts) const {
+        enum { LARGEST = 127 + 14 };
+        uint32_t most = 0;
+#pragma unroll 1
+        for (int unit = part; unit < Q_UNITS; unit += parts) {
+            const uint4 x = load_shared_unit(q_at + q_place::place(r, unit));
+            const uint32_t words[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                most = max(most, max(words[i] & 0x7fff0000, words[i] << 16 & 0x7fff0000));
+        }
+        for (int x = 1; x < parts; x *= 2) most = max(most, __shfl_xor_sync(~0u, most, x));
+        const int field = min(LARGEST + 127 - exponent_field(__uint_as_float(most)), 253);
+        if (part == 0) m->q_unit[r] = power_of_two(254 - field);
+        return power_of_two(field);
+    }
+    static __device__ __forceinline__ uint32_t narrowed(uint32_t word, float factor) {
+        if (!Q_UNIT) return word;
+        return pack<M>(__uint_as_float(word << 16) * factor,
+                       __uint_as_float(word & 0xffff0000) * factor);
+    }
+
     /* Q is the group before the first keys. */
     __device__ __forceinline__ void await_q() {
         wait_oldest<1>();
         __syncthreads();
+        if constexpr (CODED) {
+            arrange_q();
+            __syncthreads();
+        }
+        if constexpr (Q_UNIT)
+#pragma unroll
+            for (int n = 0; n < 2 * TILES; n++)
+                coded.q_unit[n / 2][n % 2] = m->q_unit[row_of(n / 2, n % 2)];
         if (HELD) {
 #pragma unroll
             for (int t = 0; t < TILES; t++)
@@ -299,6 +510,7 @@ template <typename T, int D, int TILES, int WARPS> struct mainloop {
         const int32_t stages = __shfl_sync(~0u, m->list.stages, 0), ahead = (int32_t)a->stages;
         complete = 0;
         state.reset();
+        if constexpr (CODED) coded.units.reset();
         clear(o);
         if (stages > 0) copy_q();
         cp_async_commit();
@@ -322,9 +534,12 @@ template <typename T, int D, int TILES, int WARPS> struct mainloop {
             }
             cp_async_commit();
             if (i >= 0) {
-                state.softmax(s, o, a->scale_log2);
+                float factor[TILES][2];
+                state.exponentiate(s, factor, a->scale_log2);
+                if (!CODED) rescale(o, factor);
                 wait_oldest<0>();
                 __syncwarp();
+                if constexpr (CODED) coded.units.scale(s, o, factor, load_scales(slot, 1));
                 values(slot);
                 __syncwarp();
             }
@@ -358,6 +573,21 @@ template <typename T, int D, int TILES, int WARPS> struct mainloop {
                ((unit ^ (row & 3) << 1) * 16);
     }
 
+    /* Puts O of a tile to where it is combined. Of each 16 elements, a thread has 4 that follow
+     * each other. */
+    __device__ __forceinline__ void store_coded(const float (&x)[O][4],
+                                                const float (&factor)[2]) const {
+#pragma unroll
+        for (int y = 0; y < O; y += 2)
+#pragma unroll
+            for (int r = 0; r < 2; r++)
+                store_unit(o_unit(warp, r * 8 + lane / 4, 2 * y + lane % 4),
+                           make_uint4(__float_as_uint(x[y][2 * r] * factor[r]),
+                                      __float_as_uint(x[y + 1][2 * r] * factor[r]),
+                                      __float_as_uint(x[y][2 * r + 1] * factor[r]),
+                                      __float_as_uint(x[y + 1][2 * r + 1] * factor[r])));
+    }
+
     /* Combines what the warps have found: O and LSE of the tile, or a partial. */
     __device__ __forceinline__ void epilogue() {
         state.reduce_sums();
@@ -373,16 +603,22 @@ template <typename T, int D, int TILES, int WARPS> struct mainloop {
         for (int t = 0; t < TILES; t++) {
             float factor[2];
 #pragma unroll
-            for (int r = 0; r < 2; r++) factor[r] = weight(state.max[t][r], max_of(row_of(t, r)));
+            for (int r = 0; r < 2; r++) {
+                factor[r] = weight(state.max[t][r], max_of(row_of(t, r)));
+                if constexpr (CODED) factor[r] *= coded.units.unit(t, r);
+            }
+            if constexpr (CODED)
+                store_coded(o[t], factor);
+            else
 #pragma unroll
-            for (int y = 0; y < O; y++)
+                for (int y = 0; y < O; y++)
 #pragma unroll
-                for (int r = 0; r < 2; r++) {
-                    const uint32_t to =
-                        o_unit(warp, r * 8 + lane / 4, 2 * y + lane % 4 / 2) + lane % 2 * 8;
-                    store_word(to, __float_as_uint(o[t][y][2 * r] * factor[r]));
-                    store_word(to + 4, __float_as_uint(o[t][y][2 * r + 1] * factor[r]));
-                }
+                    for (int r = 0; r < 2; r++) {
+                        const uint32_t to =
+                            o_unit(warp, r * 8 + lane / 4, 2 * y + lane % 4 / 2) + lane % 2 * 8;
+                        store_word(to, __float_as_uint(o[t][y][2 * r] * factor[r]));
+                        store_word(to + 4, __float_as_uint(o[t][y][2 * r + 1] * factor[r]));
+                    }
             __syncthreads();
             store_rows(t * 16);
             if (t + 1 < TILES) __syncthreads();
@@ -433,8 +669,8 @@ template <typename T, int D, int TILES, int WARPS> struct mainloop {
         uint16_t *const first = (uint16_t *)a->o + j->batch * c->o_batch +
                                 (j->q_start + j->row) * c->o_token + j->head * c->o_head;
 #pragma unroll 1
-        for (int n = threadIdx.x; n < 16 * UNITS; n += blockDim.x) {
-            const int r = n / UNITS, unit = n % UNITS, row = first_row + r;
+        for (int n = threadIdx.x; n < 16 * Q_UNITS; n += blockDim.x) {
+            const int r = n / Q_UNITS, unit = n % Q_UNITS, row = first_row + r;
             if (row >= all || unit >= units) continue;
             const float total = m->row_total[row], inverse = reciprocal(total);
             float x[8] = {};
@@ -475,9 +711,10 @@ __device__ __forceinline__ int32_t own_below(const job_words *j, const tess_args
     return max(first, 0) * (int32_t)c->block;
 }
 
-template <typename T, int D, int ROWS, int WARPS>
+template <typename T, typename KV, int D, int ROWS, int WARPS>
 __device__ __forceinline__ void run_job(const tess_decode_args *a, uint8_t *raw, uint32_t number) {
-    typedef shared_memory<ROWS, WARPS> memory;
+    constexpr bool CODED = codes<KV>::CODED;
+    typedef shared_memory<CODED, ROWS, WARPS> memory;
     enum { HEADER = TESS_DECODE_HEADER(ROWS, WARPS) };
     static_assert(sizeof(memory) <= HEADER && HEADER % 128 == 0,
                   "the host asks for enough shared memory");
@@ -489,9 +726,11 @@ __device__ __forceinline__ void run_job(const tess_decode_args *a, uint8_t *raw,
         job_words j;
         j.read(table_words(tables, c, number));
         m->job = j;
-        m->list.make(&j, tables + c->entries_at, c->block, a->warps * WARP_KEYS);
-        m->list.find_following(a->wide & 2 ? WARP_KEYS : 0);
-        m->places.make(a, &j, m->list.block_shift);
+        m->list.make(&j, tables + c->entries_at, c->block,
+                     a->warps * TESS_DECODE_KEYS(CODED ? 1 : 2));
+        m->list.find_following(a->wide & 2 ? RUN : 0);
+        m->places.make(a, &j, m->list.block_shift, CODED);
+        if constexpr (CODED) m->scales.make(a, &m->places, &j);
     }
     __syncthreads();
     const int32_t rows = m->job.rows, all = rows * m->job.heads;
@@ -501,7 +740,7 @@ __device__ __forceinline__ void run_job(const tess_decode_args *a, uint8_t *raw,
     }
     grid_dependency_wait();
     grid_dependents_launch();
-    mainloop<T, D, ROWS / 16, WARPS> w;
+    mainloop<T, KV, D, ROWS / 16, WARPS> w;
     w.m = m;
     w.a = a;
     w.warp = __shfl_sync(~0u, thread / 32, 0);
@@ -509,8 +748,12 @@ __device__ __forceinline__ void run_job(const tess_decode_args *a, uint8_t *raw,
     const uint32_t stages_at = HEADER + ROWS * D * 2, stage_bytes = 2 * w.HALF;
     w.q_at = shared_address(raw) + HEADER;
     w.stages_at = shared_address(raw) + stages_at + w.warp * a->stages * stage_bytes;
-    w.keys = (key *)(raw + stages_at + a->warps * a->stages * stage_bytes) +
-             w.warp * a->stages * WARP_KEYS;
+    w.keys =
+        (key *)(raw + stages_at + a->warps * a->stages * stage_bytes) + w.warp * a->stages * w.KEYS;
+    if (CODED)
+        w.scales_at = shared_address(raw) + stages_at +
+                      a->warps * a->stages * (stage_bytes + w.KEYS * sizeof(key)) +
+                      w.warp * a->stages * w.KEYS * TESS_DECODE_SCALES(1);
     w.own_below = own_below(&m->job, c, ROWS);
     w.run();
 }
@@ -518,7 +761,7 @@ __device__ __forceinline__ void run_job(const tess_decode_args *a, uint8_t *raw,
 /* A thread block takes one job. Of a step it takes as many as there are, and not a block for each
  * one that there could be: to and fro, since they come longest first. What a step's tables hold was
  * written by a kernel. */
-template <typename T, int D, int ROWS, int WARPS>
+template <typename T, typename KV, int D, int ROWS, int WARPS>
 __device__ __forceinline__ void forward(const tess_decode_args *a) {
     extern __shared__ __align__(128) uint8_t raw[];
     const bool step = a->common.flags & TESS_ARGS_STEP;
@@ -526,7 +769,7 @@ __device__ __forceinline__ void forward(const tess_decode_args *a) {
     const uint32_t jobs = present_jobs((const uint32_t *)a->tables, &a->common);
     uint32_t number = blockIdx.x, stride = 2 * (gridDim.x - blockIdx.x) - 1;
     while (number < jobs) {
-        run_job<T, D, ROWS, WARPS>(a, raw, number);
+        run_job<T, KV, D, ROWS, WARPS>(a, raw, number);
         number += stride;
         stride = 2 * gridDim.x - stride;
         if (number < jobs) __syncthreads();
@@ -535,12 +778,25 @@ __device__ __forceinline__ void forward(const tess_decode_args *a) {
 
 } // namespace tess
 
-#define INSTANCE(T, D, ROWS, GROUPS)                                                   \
-    extern "C" __global__ void __launch_bounds__(32 * TESS_DECODE_WARPS * GROUPS)      \
-        tess_decode##ROWS##_##T##_##D(const __grid_constant__ tess_decode_args args) { \
-        tess::forward<tess::T##_t, D, ROWS, TESS_DECODE_WARPS * GROUPS>(&args);        \
+#define INSTANCE(T, D, ROWS, GROUPS)                                                         \
+    extern "C" __global__ void __launch_bounds__(32 * TESS_DECODE_WARPS * GROUPS)            \
+        tess_decode##ROWS##_##T##_##D(const __grid_constant__ tess_decode_args args) {       \
+        tess::forward<tess::T##_t, tess::T##_t, D, ROWS, TESS_DECODE_WARPS * GROUPS>(&args); \
+    }
+#define CODED_INSTANCE(T, KV, D, ROWS, GROUPS)                                                \
+    extern "C" __global__ void __launch_bounds__(32 * TESS_DECODE_WARPS * GROUPS)             \
+        tess_decode##ROWS##_##KV##_##T##_##D(const __grid_constant__ tess_decode_args args) { \
+        tess::forward<tess::T##_t, tess::KV##_t, D, ROWS, TESS_DECODE_WARPS * GROUPS>(&args); \
     }
 #define BF16(...) INSTANCE(bf16, __VA_ARGS__)
 #define F16(...)  INSTANCE(f16, __VA_ARGS__)
 TESS_DECODE_INSTANCES(BF16)
 TESS_DECODE_INSTANCES(F16)
+#define E4M3_BF16(...) CODED_INSTANCE(bf16, e4m3, __VA_ARGS__)
+#define E4M3_F16(...)  CODED_INSTANCE(f16, e4m3, __VA_ARGS__)
+#define I8_BF16(...)   CODED_INSTANCE(bf16, i8, __VA_ARGS__)
+#define I8_F16(...)    CODED_INSTANCE(f16, i8, __VA_ARGS__)
+TESS_DECODE_CODED_INSTANCES(E4M3_BF16)
+TESS_DECODE_CODED_INSTANCES(E4M3_F16)
+TESS_DECODE_CODED_INSTANCES(I8_BF16)
+TESS_DECODE_CODED_INSTANCES(I8_F16)

@@ -17,6 +17,8 @@ typedef struct tess_decode_args {
     tess_arg_u32 warps;  /* of a thread block */
     tess_arg_u32 stages; /* of a warp, from 1 to TESS_DECODE_STAGES */
     float scale_log2;    /* |scale| in exponents of 2 */
+    /* of K and V that are codes of 8 bits */
+    tess_arg_u64 k_scale, v_scale;
 } tess_decode_args;
 
 /* The compiled shapes: X(largest head_dim, rows of a tile, thread blocks of a multiprocessor, of
@@ -28,15 +30,24 @@ typedef struct tess_decode_args {
     X(64, 16, 4)                 \
     X(96, 16, 3) X(128, 16, 3) X(192, 16, 2) X(256, 16, 1) X(64, 32, 3) X(96, 32, 2) X(128, 32, 2)
 
-#define TESS_DECODE_WARPS     4  /* of the smallest thread block, each with its own keys */
-#define TESS_DECODE_WARP_KEYS 16 /* of a stage */
-#define TESS_DECODE_STAGES    4  /* at most */
+/* The same for K and V of 8 bits. */
+#define TESS_DECODE_CODED_INSTANCES(X) X(64, 16, 4) X(128, 16, 3)
 
-/* Bytes of shared memory of a thread block: descriptions, Q, and of each stage K, V, and what its
- * keys are. `most` is how many warps the shape has at most. */
+#define TESS_DECODE_WARPS  4  /* of the smallest thread block, each with its own keys */
+#define TESS_DECODE_RUN    16 /* keys that follow each other in one block and one page */
+#define TESS_DECODE_STAGES 4  /* at most */
+/* Keys of a stage of a warp, where one of K and V has `element` bytes: as many bytes, so that
+ * finding keys and the softmax cost as much a byte. */
+#define TESS_DECODE_KEYS(element) (2 * TESS_DECODE_RUN / (element))
+
+/* Bytes of shared memory of a thread block: descriptions, Q, and of each stage K, V, scales, and
+ * what its keys are. `most` is how many warps the shape has at most, and `element` the bytes of one
+ * of K and V. */
 #define TESS_DECODE_HEADER(rows, most) (1024 + 8 * (rows) * (most))
-#define TESS_DECODE_SHARED(head_dim, rows, most, warps, stages) \
-    (TESS_DECODE_HEADER(rows, most) + 2 * (head_dim) * (rows) + \
-     (warps) * (stages)*TESS_DECODE_WARP_KEYS * (4 * (head_dim) + 8))
+#define TESS_DECODE_SCALES(element)    ((element) == 1 ? 8 : 0)
+#define TESS_DECODE_SHARED(head_dim, rows, most, element, warps, stages) \
+    (TESS_DECODE_HEADER(rows, most) + 2 * (head_dim) * (rows) +          \
+     (warps) * (stages)*TESS_DECODE_KEYS(element) *                      \
+         (2 * (element) * (head_dim) + TESS_DECODE_SCALES(element) + 8))
 
 #endif /* TESS_CUDA_DECODE_ARGS_H */

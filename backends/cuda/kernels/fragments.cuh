@@ -19,6 +19,11 @@ template <int D> struct row_places {
     static __device__ __forceinline__ uint32_t place(uint32_t row, uint32_t unit) {
         return row * ROW + (unit / GROUP * GROUP + ((unit ^ row / SAME) % GROUP)) * 16;
     }
+    /* The place of the row that is n below the one at `at`, where the numbers of rows have no bit
+     * in common. */
+    static __device__ __forceinline__ uint32_t below(uint32_t at, int n) {
+        return (at ^ (n / SAME % GROUP * 16)) + n * ROW;
+    }
     /* Where a lane reads matrices, of the first 16 rows of Q or V, and of the first 16 keys of
      * K. */
     static __device__ __forceinline__ uint32_t own_rows(uint32_t lane) {
@@ -42,6 +47,19 @@ __device__ __forceinline__ bool is_large_product(float product) { return fabsf(p
 __device__ __forceinline__ float rounding_of(float max, float scale_log2) {
     const float product = __fmul_rn(max, scale_log2);
     return is_large_product(product) ? 0.0f : fmaf(max, scale_log2, -product);
+}
+
+/* Multiplies the rows of O by their factors, which most often are 1. */
+template <int TILES, int O>
+__device__ __forceinline__ void rescale(float (&o)[TILES][O][4], const float (&factor)[TILES][2]) {
+#pragma unroll
+    for (int t = 0; t < TILES; t++) {
+        if (!__any_sync(~0u, factor[t][0] != 1.0f || factor[t][1] != 1.0f)) continue;
+#pragma unroll
+        for (int y = 0; y < O; y++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) o[t][y][e] *= factor[t][e / 2];
+    }
 }
 
 /* row_max and row_sum of the two rows of a thread in each tile. */
@@ -95,23 +113,23 @@ template <int TILES> struct row_state {
         return factor;
     }
 
+    /* S of a stage becomes P; `factor` is what O is to be rescaled by. */
+    template <int N>
+    __device__ __forceinline__ void exponentiate(float (&s)[TILES][N][4], float (&factor)[TILES][2],
+                                                 float scale_log2) {
+#pragma unroll
+        for (int t = 0; t < TILES; t++)
+#pragma unroll
+            for (int r = 0; r < 2; r++) factor[t][r] = exponentiate(s[t], t, r, scale_log2);
+    }
+
     /* The online softmax of a stage: S becomes P, and O is rescaled where row_max rises. */
     template <int N, int O>
     __device__ __forceinline__ void softmax(float (&s)[TILES][N][4], float (&o)[TILES][O][4],
                                             float scale_log2) {
         float factor[TILES][2];
-#pragma unroll
-        for (int t = 0; t < TILES; t++)
-#pragma unroll
-            for (int r = 0; r < 2; r++) factor[t][r] = exponentiate(s[t], t, r, scale_log2);
-#pragma unroll
-        for (int t = 0; t < TILES; t++) {
-            if (!__any_sync(~0u, factor[t][0] != 1.0f || factor[t][1] != 1.0f)) continue;
-#pragma unroll
-            for (int y = 0; y < O; y++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) o[t][y][e] *= factor[t][e / 2];
-        }
+        exponentiate(s, factor, scale_log2);
+        rescale(o, factor);
     }
 
     /* Adds the sums of the four threads that share a row. */

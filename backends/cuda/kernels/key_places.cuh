@@ -8,6 +8,14 @@
 
 namespace tess {
 
+/* Where a key is: a token of its page, or of all, and the page. */
+struct key_place {
+    int64_t token;
+    int32_t id;
+    bool there;
+};
+
+/* Codes of 8 bits are found in pairs, which are one element here. */
 struct key_places {
     const uint16_t *first[2];  /* of K and of V: the job's kv head in the sequence, or in page 0 */
     int64_t token[2], page[2]; /* strides in elements */
@@ -17,9 +25,10 @@ struct key_places {
     uint32_t pages;
     int32_t page_shift, block, block_shift;
 
-    /* `a`: what the kernel is given. */
+    /* `a`: what the kernel is given. `codes`: 1 where K and V are codes, else 0. */
     template <typename Args>
-    __device__ __forceinline__ void make(const Args *a, const job_words *j, int32_t shift) {
+    __device__ __forceinline__ void make(const Args *a, const job_words *j, int32_t shift,
+                                         int codes = 0) {
         const tess_args *c = &a->common;
         const uint32_t *tables = (const uint32_t *)a->tables;
         uint32_t kv_head = j->head / (int32_t)c->group;
@@ -34,17 +43,27 @@ struct key_places {
         if (c->flags & TESS_ARGS_PAGED)
             table = (const int32_t *)a->block_table + j->kv_batch * c->block_table_batch;
         const int64_t batch = table ? 0 : j->kv_batch;
-        first[0] = (const uint16_t *)a->k + batch * c->k_batch + kv_head * c->k_head;
-        first[1] = (const uint16_t *)a->v + batch * c->v_batch + kv_head * c->v_head;
-        token[0] = c->k_token;
-        token[1] = c->v_token;
-        page[0] = c->k_batch;
-        page[1] = c->v_batch;
+        first[0] = (const uint16_t *)a->k + ((batch * c->k_batch + kv_head * c->k_head) >> codes);
+        first[1] = (const uint16_t *)a->v + ((batch * c->v_batch + kv_head * c->v_head) >> codes);
+        token[0] = c->k_token >> codes;
+        token[1] = c->v_token >> codes;
+        page[0] = c->k_batch >> codes;
+        page[1] = c->v_batch >> codes;
         start = slots ? 0 : j->kv_start;
         pages = c->pages;
         page_shift = 31 - __clz((int32_t)c->page);
         block = c->block;
         block_shift = shift;
+    }
+
+    /* The job's kv head in K and V. */
+    template <typename Args>
+    static __device__ __forceinline__ uint32_t kv_head_of(const Args *a, const job_words *j) {
+        const tess_args *c = &a->common;
+        const uint32_t kv_head = j->head / (int32_t)c->group;
+        if (!(c->flags & TESS_ARGS_COMPACT)) return kv_head;
+        return ((const uint32_t *)a->tables)[c->kv_heads_at + kv_head * TESS_KV_HEAD_WORDS +
+                                             TESS_WORD_KV_HEAD_POOL_HEAD];
     }
 
     /* The token that position t has. */
@@ -58,33 +77,55 @@ struct key_places {
         return u;
     }
 
-    /* The rows in K and V of the key that is `next` after position t, in the same page; false where
-     * the page is absent. */
-    __device__ __forceinline__ bool rows(int32_t t, int32_t next, const uint16_t *(&to)[2]) const {
-        int64_t u = token_of(t);
-        int32_t id = 0;
+    __device__ __forceinline__ key_place find(int32_t t) const {
+        key_place at = {token_of(t), 0, true};
         if (table) {
-            id = table[u >> page_shift];
-            u &= (1 << page_shift) - 1;
+            at.id = table[at.token >> page_shift];
+            at.there = (uint32_t)at.id < pages;
+            at.token &= (1 << page_shift) - 1;
         }
-#pragma unroll
-        for (int n = 0; n < 2; n++)
-            to[n] = first[n] + (table ? id * page[n] : 0) + (u + next) * token[n];
-        return !table || (uint32_t)id < pages;
+        return at;
     }
 
     /* The row of a key in K (0) or V (1); NULL where there is none. */
     __device__ __forceinline__ const uint16_t *row(int32_t t, int tensor) const {
         if (t == NO_TOKEN) return 0;
-        int64_t u = token_of(t);
-        const uint16_t *from = first[tensor];
-        if (table) {
-            const int32_t id = table[u >> page_shift];
-            if ((uint32_t)id >= pages) return 0;
-            from += id * page[tensor];
-            u &= (1 << page_shift) - 1;
-        }
-        return from + u * token[tensor];
+        const key_place at = find(t);
+        return at.there ? row(at, 0, tensor) : 0;
+    }
+
+    /* The row in K (0) or V (1) of the key that is `next` after a place, in the same page. */
+    __device__ __forceinline__ const uint16_t *row(const key_place &at, int next,
+                                                   int tensor) const {
+        return first[tensor] + (table ? at.id * page[tensor] : 0) +
+               (at.token + next) * token[tensor];
+    }
+};
+
+/* Where the scales of K and of V lie, likewise. */
+struct scale_places {
+    const float *first[2];
+    int64_t token[2], page[2];
+
+    template <typename Args>
+    __device__ __forceinline__ void make(const Args *a, const key_places *places,
+                                         const job_words *j) {
+        const tess_args *c = &a->common;
+        const uint32_t kv_head = places->kv_head_of(a, j);
+        const int64_t batch = places->table ? 0 : j->kv_batch;
+        first[0] = (const float *)a->k_scale + batch * c->k_scale_batch + kv_head * c->k_scale_head;
+        first[1] = (const float *)a->v_scale + batch * c->v_scale_batch + kv_head * c->v_scale_head;
+        token[0] = c->k_scale_token;
+        token[1] = c->v_scale_token;
+        page[0] = c->k_scale_batch;
+        page[1] = c->v_scale_batch;
+    }
+
+    /* The scale of the key that is `next` after a place, in the same page. */
+    __device__ __forceinline__ const float *scale(const key_places *places, const key_place &at,
+                                                  int next, int tensor) const {
+        return first[tensor] + (places->table ? at.id * page[tensor] : 0) +
+               (at.token + next) * token[tensor];
     }
 };
 

@@ -46,6 +46,12 @@ __device__ __forceinline__ uint64_t cache_usual() {
     asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
     return policy;
 }
+/* Copies 4 bytes, or with `bytes` 0 makes them zeros and reads nothing. */
+__device__ __forceinline__ void cp_async_word(uint32_t to, const void *from, int bytes) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to),
+                 "l"(__cvta_generic_to_global(from)), "r"(bytes)
+                 : "memory");
+}
 /* Ends a group of copies of this thread, which may be empty. */
 __device__ __forceinline__ void cp_async_commit() {
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -73,6 +79,12 @@ __device__ __forceinline__ uint4 load_shared_unit(uint32_t from) {
                  : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
                  : "r"(from)
                  : "memory");
+    return x;
+}
+
+__device__ __forceinline__ uint2 load_shared_pair(uint32_t from) {
+    uint2 x;
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(from) : "memory");
     return x;
 }
 
@@ -149,6 +161,40 @@ template <> __device__ __forceinline__ uint32_t pack<bf16_t>(float low, float hi
 template <> __device__ __forceinline__ uint32_t pack<f16_t>(float low, float high) {
     uint32_t r;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+}
+
+/* Bytes of a (0 to 3) and b (4 to 7), picked by the hexadecimal digits of `which`. */
+__device__ __forceinline__ uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t which) {
+    uint32_t r;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(which));
+    return r;
+}
+__device__ __forceinline__ uint32_t add_f16_pairs(uint32_t a, uint32_t b) {
+    uint32_t r;
+    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+}
+/* Whether the device turns codes of E4M3 into f16 by itself. */
+__device__ __forceinline__ constexpr bool converts_e4m3() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    return true;
+#else
+    return false;
+#endif
+}
+/* The two codes in a half of a word as f16; only where converts_e4m3(). */
+template <int HALF> __device__ __forceinline__ uint32_t convert_e4m3(uint32_t word) {
+    uint32_t r = 0;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    asm("{\n"
+        ".reg .b16 half<2>;\n"
+        "mov.b32 {half0, half1}, %1;\n"
+        "cvt.rn.f16x2.e4m3x2 %0, half%2;\n"
+        "}"
+        : "=r"(r)
+        : "r"(word), "n"(HALF));
+#endif
     return r;
 }
 
