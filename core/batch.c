@@ -146,6 +146,7 @@ static tess_status read_sequences(tess_plan *plan, const tess_plan_desc *d) {
                             (long long)d->cu_kv_lens[0]);
     plan->q_last = plan->kv_last = -1;
     plan->equal_lengths = !plan->packed && !d->q_lens && !d->kv_lens && !d->q_first && !d->kv_first;
+    int64_t all_keys = 0;
     /* The keys of all sequences follow each other. */
     const bool joined = plan->packed && !tess_pools_cached(&plan->pools);
     const uint32_t capacity = plan->n_sequences;
@@ -165,6 +166,7 @@ static tess_status read_sequences(tess_plan *plan, const tess_plan_desc *d) {
         if (keys > max_kv) max_kv = keys;
         if (q_len == 0) continue;
         if (q_len > max_q) max_q = q_len;
+        all_keys += keys;
         plan->q_last = b;
         if (keys > 0) plan->kv_last = b;
         uint32_t n = plan->n_sequences++;
@@ -182,6 +184,7 @@ static tess_status read_sequences(tess_plan *plan, const tess_plan_desc *d) {
                                              .kv_batch = joined ? 0 : (uint32_t)b};
     }
     if (one) plan->n_sequences *= (uint32_t)d->batch;
+    plan->all_keys = one ? all_keys * d->batch : all_keys;
     plan->max_q_len = max_q;
     plan->max_kv_len = max_kv;
     plan->q_len = plan->packed ? q_end : d->q_len ? d->q_len : max_q;

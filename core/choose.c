@@ -285,11 +285,13 @@ static tess_kernel_key key_of(const tess_plan *plan, const tess_plan_desc *d) {
     }
     key.max_q_len = invariant ? TESS_LENGTH_END - 1 : plan->max_q_len;
     key.max_kv_len = invariant ? TESS_LENGTH_END - 1 : plan->max_kv_len;
+    key.kv_keys = invariant ? 0 : plan->all_keys;
     key.batch = invariant ? TESS_LENGTH_END - 1 : plan->batch;
     key.n_heads = (uint32_t)layout->n_heads;
     key.packed = plan->packed;
     key.steps = plan->steps;
     key.group = (uint32_t)(layout->n_heads / layout->n_kv_heads);
+    key.head_classes = layout->group_start[layout->n_kv_heads];
     /* A run is a launch for each storage group. */
     const uint64_t launches = (uint64_t)(d->max_in_flight ? d->max_in_flight : 4) * plan->pools.n;
     key.max_in_flight = launches > UINT32_MAX ? UINT32_MAX : (uint32_t)launches;

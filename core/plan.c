@@ -93,13 +93,19 @@ static tess_status check_page(const tess_plan_desc *d) {
 
 /* ------------------------------------------------------------------ jobs and tables */
 
+/* What a plan or a step decides by itself needs at most so much workspace. */
+#define MOST_WORKSPACE (UINT64_C(24) << 20)
+
 static tess_split_model split_model(const tess_plan *plan, const tess_share *share) {
     const uint32_t block = (uint32_t)plan->layout->pattern.block;
+    const uint64_t scratch = share->kernel.scratch_bytes + 4096; /* and alignment */
     return (tess_split_model){
         .costs = tess_split_costs(&share->kernel.costs, plan->device->caps.parallel_jobs),
         .block = block,
         .block_bytes = 2 * block * tess_plan_key_bytes(plan),
-        .row_bytes = ((uint64_t)plan->head_dim + 2) * sizeof(float)};
+        .row_bytes = ((uint64_t)plan->head_dim + 2) * sizeof(float),
+        .partial_bytes =
+            scratch < MOST_WORKSPACE ? (MOST_WORKSPACE - scratch) / plan->n_shares : 1};
 }
 
 static tess_status count_jobs(const tess_plan *plan, const tess_share *share,
@@ -310,9 +316,6 @@ static tess_status make_jobs(tess_plan *plan, const tess_plan_desc *d) {
 
 /* ------------------------------------------------------------------ steps */
 
-/* What a step decides needs at most so much workspace. */
-#define STEP_WORKSPACE (UINT64_C(24) << 20)
-
 /* Writes what steps are made from, in words of the tables and of the step buffer. */
 static void set_step_plan(tess_plan *plan, const tess_jobs *jobs, tess_step_plan *words) {
     static atomic_uint last;
@@ -336,12 +339,11 @@ static tess_status make_step_tables(tess_plan *plan, const tess_plan_desc *d,
     tess_share *share = &plan->shares[0];
     const tess_split_model model = split_model(plan, share);
     tess_memory_plan *memory = &plan->memory;
-    const uint64_t scratch = share->kernel.scratch_bytes + 4096;
     tess_step_room room;
     tess_step_plan words;
-    TESS_RETURN_IF_ERROR(tess_step_measure(
-        jobs, &limits, &model, d->kv_split, (d->flags & TESS_PLAN_BATCH_INVARIANT) != 0,
-        scratch < STEP_WORKSPACE ? STEP_WORKSPACE - scratch : 0, &room, &words));
+    TESS_RETURN_IF_ERROR(tess_step_measure(jobs, &limits, &model, d->kv_split,
+                                           (d->flags & TESS_PLAN_BATCH_INVARIANT) != 0,
+                                           model.partial_bytes, &room, &words));
     memory->n_step_runs = jobs->n_runs;
     memory->n_step_groups = words.n_groups;
     memory->n_sequences = plan->batch;

@@ -40,6 +40,7 @@ struct tess_plan {
      * keys of one sequence where K and V have a batch dimension (tess_pools_cached) */
     int64_t q_len, kv_len;
     int64_t max_q_len, max_kv_len; /* rows and keys of the longest sequence */
+    int64_t all_keys;              /* of the sequences that have rows; 0 where steps */
     /* padded: the last sequence with rows, and the last one with rows and keys; -1: none */
     int64_t q_last, kv_last;
     /* padded, with no lengths but q_len and kv_len, and no positions */

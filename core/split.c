@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "split.h"
 
+#include <math.h>
+
 /*
  * The model: workers take jobs longest first. A job costs a fixed time, and a time for each step of
  * its keys. A run takes as long as its last worker, and at least as long as reading K and V from
@@ -48,6 +50,7 @@ typedef struct candidate {
     uint32_t n_loads;
     double work_ns;  /* of all jobs together */
     double merge_ns; /* the partials' traffic included; 0: unsplit */
+    double partial_bytes;
 } candidate;
 
 static double at_least(double a, double b) { return a > b ? a : b; }
@@ -146,11 +149,11 @@ static void find_loads(const tess_split_model *model, const bin *bins, uint32_t 
         if (parts > 1) partials += parts * bins[b].jobs;
         if (parts > most_parts) most_parts = parts;
     }
+    c->partial_bytes = (double)partials * rows * (double)model->row_bytes;
     if (partials == 0) return;
     c->merge_ns = model->costs.merge_ns + (double)most_parts * model->costs.part_ns;
     if (model->costs.partial_bandwidth == 0) return;
-    c->merge_ns +=
-        2e3 * (double)partials * rows * (double)model->row_bytes / model->costs.partial_bandwidth;
+    c->merge_ns += 2e3 * c->partial_bytes / model->costs.partial_bandwidth;
 }
 
 static void add_level(level *levels, uint32_t *n, double ns, uint64_t workers) {
@@ -230,6 +233,7 @@ void tess_split_choose(const tess_split_model *model, const tess_jobs *jobs,
     const double read_ns = costs->bandwidth ? 1e3 * (double)jobs->n_read *
                                                   (double)model->block_bytes / costs->bandwidth
                                             : 0;
+    const double most_bytes = model->partial_bytes ? (double)model->partial_bytes : INFINITY;
     find_loads(model, bins, n_bins, 0, rows, &c);
     choice->unsplit_ns = choice->ns = at_least(read_ns, makespan(&c, costs->workers));
     /* No split can beat evenly spread work plus the merge. */
@@ -249,7 +253,7 @@ void tess_split_choose(const tess_split_model *model, const tess_jobs *jobs,
          * all further waves. */
         if (at_least(read_ns, c.work_ns / costs->workers) + c.merge_ns >= choice->ns) return;
         const double ns = at_least(read_ns, makespan(&c, costs->workers)) + c.merge_ns;
-        if (ns >= choice->ns) continue;
+        if (ns >= choice->ns || c.partial_bytes > most_bytes) continue;
         choice->ns = ns;
         choice->length = (uint32_t)length;
     }
@@ -274,5 +278,13 @@ tess_status tess_split_count(const tess_split_model *model, int32_t kv_split, bo
     tess_split_choose(model, jobs, choice);
     if (choice->length == 0) return TESS_OK;
     jobs->split.length = choice->length;
+    TESS_RETURN_IF_ERROR(tess_jobs_count(jobs));
+    /* Places of partial results are as large as that of the job with most rows. */
+    if (model->partial_bytes == 0 ||
+        jobs->n_partials * jobs->partial_rows * model->row_bytes <= model->partial_bytes)
+        return TESS_OK;
+    jobs->split.length = 0;
+    choice->length = 0;
+    choice->ns = choice->unsplit_ns;
     return tess_jobs_count(jobs);
 }

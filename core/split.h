@@ -11,6 +11,7 @@ typedef struct tess_split_model {
     uint32_t block;          /* keys of a key block */
     uint64_t block_bytes;    /* of K and V, of one kv head */
     uint64_t row_bytes;      /* of a row of a partial result */
+    uint64_t partial_bytes;  /* [0: no limit] of all partial results, where the model chooses */
 } tess_split_model;
 
 typedef struct tess_split_choice {

@@ -100,23 +100,36 @@ static launch_shape largest_shape(const tess_driver_device *d, const instance *x
     return shape_of(d, x, 1, TESS_DECODE_WARPS * smallest_shape(d, x).groups);
 }
 
-/* Jobs of unsplit rows that nearly fill the device with larger workgroups need no merge. Fewer jobs
- * have to be split: with fewer workgroups into fewer parts, which are merged sooner. */
+/* How many jobs there are, unsplit: those of each kv head have the rows of its heads of one class.
+ * At least MANY where it does not matter how many more. */
+static uint64_t jobs_of(const instance *x, const tess_kernel_key *key) {
+    enum { MANY = 1 << 20 };
+    const uint32_t runs = key->head_classes > 0 ? key->head_classes : 1;
+    const uint64_t heads = (key->n_heads + runs - 1) / runs,
+                   tiles = ((uint64_t)key->max_q_len * heads + x->rows - 1) / x->rows;
+    return tiles < MANY && key->batch < MANY ? tiles * key->batch * runs : MANY;
+}
+
+/* Jobs of unsplit rows that nearly fill the device with larger workgroups, once or a few times
+ * over, need no merge, and are at work to the end. Of more jobs, smaller workgroups hide each
+ * other's first and last keys. Fewer jobs have to be split: with fewer workgroups into fewer parts,
+ * which are merged sooner. These have the memory of a multiprocessor among them, so that the device
+ * deals them out evenly. */
 static launch_shape shape_for(const tess_driver_device *d, const instance *x,
                               const tess_kernel_key *key) {
     const launch_shape least = smallest_shape(d, x);
-    const uint64_t most = least.groups * units_of(d),
-                   tiles = ((uint64_t)key->max_q_len * key->group + x->rows - 1) / x->rows;
-    if (tiles > most || key->batch > most) return least;
-    const uint64_t jobs = tiles * key->batch * (key->n_heads / key->group);
-    for (uint32_t groups = 1; groups < least.groups; groups++) {
-        const uint64_t workers = groups * units_of(d);
-        if (jobs > workers || 4 * jobs < 3 * workers) continue;
-        return shape_of(d, x, groups, TESS_DECODE_WARPS * least.groups / groups);
-    }
-    const uint64_t fewer = (least.groups - 1) * units_of(d);
+    const uint64_t jobs = jobs_of(x, key), batch = key->batch > 0 ? key->batch : 1,
+                   even = 4 * ((uint64_t)key->kv_keys / batch) >= 3 * (uint64_t)key->max_kv_len,
+                   fewer = (least.groups - 1) * units_of(d);
+    for (uint32_t waves = 1; waves <= 4; waves++)
+        for (uint32_t groups = 1; groups < least.groups; groups++) {
+            const uint64_t room = waves * groups * units_of(d);
+            const int fits = waves == 1 ? 4 * jobs >= 3 * room : even && 10 * jobs >= 9 * room;
+            if (jobs > room || waves > 2 * groups || !fits) continue;
+            return shape_of(d, x, groups, TESS_DECODE_WARPS * least.groups / groups);
+        }
     if (jobs > 0 && 4 * jobs <= fewer && 10 * (fewer % jobs) <= fewer)
-        return (launch_shape){least.groups - 1, TESS_DECODE_WARPS, least.stages};
+        return shape_of(d, x, least.groups - 1, TESS_DECODE_WARPS);
     return least;
 }
 

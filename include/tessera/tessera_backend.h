@@ -122,11 +122,12 @@ typedef struct tess_kernel_key {
     uint32_t batch;       /* sequences */
     uint32_t packed;      /* 1: sequences follow each other in one dimension */
     uint32_t max_in_flight;
-    uint32_t reserved; /* 0 */
-    uint32_t kv_dtype; /* tess_dtype of K and V */
-    int32_t page;      /* tokens of a page of K and V; 0: contiguous */
-    uint32_t compact;  /* 1: K and V lie by slot */
-    uint32_t steps;    /* 1: jobs lie in a step buffer; rows are packed, and K and V are not */
+    uint32_t head_classes; /* kv heads, each counted for every class that its query heads have */
+    uint32_t kv_dtype;     /* tess_dtype of K and V */
+    int32_t page;          /* tokens of a page of K and V; 0: contiguous */
+    uint32_t compact;      /* 1: K and V lie by slot */
+    uint32_t steps;        /* 1: jobs lie in a step buffer; rows are packed, and K and V are not */
+    int64_t kv_keys;       /* of all sequences together; 0: not known, or must not matter */
 } tess_kernel_key;
 
 /*

@@ -175,6 +175,6 @@
  * where there are many anyway. */
 #define TESS_SHORT_ROWS        16u
 #define TESS_SHORT_PARTS       8u
-#define TESS_SHORT_TWICE_PARTS 28u
+#define TESS_SHORT_TWICE_PARTS 116u
 
 #endif /* TESSERA_TESSERA_JOB_WORDS_H */

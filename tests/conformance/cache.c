@@ -525,6 +525,8 @@ void test_absent(void **state) {
         {"pattern=dense heads=2 head_dim=32 batch=3 q_len=1 kv_len=200 dtype=f16", 32, 0, 2},
         {"pattern=dense heads=1 head_dim=24 batch=2 q_len=70 kv_len=90 kv_split=2", 16, 0, 1},
         {"pattern=dense heads=2 head_dim=32 batch=2 q_len=3 kv_len=200 kv_dtype=e4m3", 16, 0, 2},
+        {"pattern=dense block=16 heads=2 head_dim=48 kv_len=600 q_len=1 dtype=f16 kv_dtype=i8", 16,
+         0, 3},
         {("pattern=s2 block=16 local=2 stride=4 heads=4 kv_heads=2 head_dim=40 q_len=18 "
           "kv_len=500 dtype=bf16"),
          64, 0, 3},

@@ -29,6 +29,7 @@
     X(values, test_large_scores_split, 0, "large scores, split")                              \
     X(values, test_scale_beyond_floats, 0, "a scale whose products no float holds")           \
     X(values, test_negative_scale, 0, "negative scale")                                       \
+    X(values, test_rising_scales, 0, "rising scales of V")                                    \
     X(values, test_wrong_pattern_is_seen, 1, "a wrong pattern is seen")                       \
     X(values, test_wrong_offset_shows_everywhere, 1, "a wrong offset shows in most elements") \
     X(values, test_damaged_output_is_seen, 1, "a damaged output is seen")                     \

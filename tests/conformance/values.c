@@ -359,6 +359,28 @@ void test_negative_scale(void **state) {
     }
 }
 
+/* Scales of V that rise from key to key, by far more than f16 has exponents. */
+void test_rising_scales(void **state) {
+    for (int n = 0; n < 8; n++) {
+        char line[256];
+        snprintf(line, sizeof line,
+                 "pattern=dense heads=4 kv_heads=2 head_dim=%d q_len=3 kv_len=900 kv_split=1 "
+                 "dtype=%s kv_dtype=%s",
+                 n / 4 ? 128 : 48, n / 2 % 2 ? "bf16" : "f16", n % 2 ? "i8" : "e4m3");
+        rig r;
+        rig_create(&r, *state, line, NULL, NULL);
+        if (r.refused) continue;
+        for (int i = 0; i < 900 * 2; i++)
+            r.scales[1][i] = ldexpf(r.scales[1][i], (i / 2 - 899) * 90 / 899);
+        float *o = rig_room(r.bytes[TESS_ROLE_O]), *lse = rig_room(r.bytes[TESS_ROLE_LSE]);
+        rig_run(&r, NULL, o, lse);
+        rig_check(&r, o, lse, n / 2 % 2 ? 0x1p-7 : 2e-3);
+        free(o);
+        free(lse);
+        rig_release(&r);
+    }
+}
+
 /* ------------------------------------------------------------------ the check itself */
 
 typedef struct wrong_case {

@@ -182,6 +182,30 @@ static void test_many_lengths(void **state) {
     tess_layout_release(layout);
 }
 
+/* A plan that would need more memory for its partial results has fewer of them, or none. */
+static void test_memory(void **state) {
+    (void)state;
+    tess_layout *layout = dense(1, 1);
+    static batch b;
+    tess_split split;
+    tess_split_model m = {.costs = {.workers = 4, .step_keys = 64, .step_ns = 1000},
+                          .block = BLOCK,
+                          .block_bytes = 1,
+                          .row_bytes = 1};
+    b.layout = layout;
+    b.n = 7;
+    for (uint32_t s = 0; s < b.n; s++) b.sequences[s] = lengths_of(1, 64 * 16);
+    assert_int_equal(4, choose(&b, &m, 0, false, &split).length);
+    m.partial_bytes = 28;
+    assert_int_equal(4, choose(&b, &m, 0, false, &split).length);
+    m.partial_bytes = 27;
+    const tess_split_choice less = choose(&b, &m, 0, false, &split);
+    assert_true(less.length == 0 || less.length > 4);
+    m.partial_bytes = 1;
+    assert_int_equal(0, choose(&b, &m, 0, false, &split).length);
+    tess_layout_release(layout);
+}
+
 static void test_ties(void **state) {
     (void)state;
     tess_layout *layout = dense(1, 1);
@@ -345,6 +369,7 @@ static void test_short_tiles(void **state) {
 
 int main(void) {
     return RUN_TESTS_BETWEEN(runtime_setup, runtime_teardown, TEST(test_counts_around_a_wave),
-                             TEST(test_many_lengths), TEST(test_ties), TEST(test_shapes),
-                             TEST(test_orders), TEST(test_costs), TEST(test_short_tiles));
+                             TEST(test_many_lengths), TEST(test_memory), TEST(test_ties),
+                             TEST(test_shapes), TEST(test_orders), TEST(test_costs),
+                             TEST(test_short_tiles));
 }

@@ -12,7 +12,7 @@
  * source: ../common/paging_args.h
  * source: kernels/append.comp
  * source: kernels/bindings.h
- * sha256: c5a8667793fc95190301dee449b43f8133b303bb263c03dac0b0d5690d504866
+ * sha256: 01d547ae0829fbc688bb9611b28e64c61f211eaf7601a1e1cee6c133e043bb56
  */
 #include <stdint.h>
 static const uint32_t tess_vk_append_16[] = {

@@ -11,7 +11,7 @@
  * source: ../common/paging_args.h
  * source: kernels/bindings.h
  * source: kernels/copy_pages.comp
- * sha256: bfb0b40178ca2edffa492facc659d48675206393ff14caafd1843fc027405f0c
+ * sha256: 938ef12210041aa5816beee07722d0bbeaeaacace2c132ed16209719c932c3a9
  */
 #include <stdint.h>
 static const uint32_t tess_vk_copy_pages_32[] = {

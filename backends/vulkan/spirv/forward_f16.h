@@ -18,7 +18,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_forward.comp
- * sha256: d07810077cd5ee50d0fce9da7af7531c8156f2460845893e450a1757c077d27c
+ * sha256: d237bb38e4ac69dda79900fc8c7af3297f3e66808e17df1de0a2d8bff892c508
  */
 #include <stdint.h>
 static const uint32_t tess_vk_forward_f16[] = {

@@ -11,7 +11,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_merge.comp
- * sha256: fdfe96123d596f77009ba10c1586482873544210e5d920bb560f9f0dfc6e6b19
+ * sha256: efe7035a86f03b82b7940c2525ddb6518ca0d38b8b38d26a0f5bee929fa66cac
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_f16[] = {

@@ -10,7 +10,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/merge_parts.comp
- * sha256: 4ea2ad30adafa2dbab44ed236fe558e055f4e537123bea4b5a238275fb92aa8f
+ * sha256: 3575e6900ab3ea2e1d9080abf855526c1b24cbbbdad10da225dfbaf29194e87e
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_parts_f16[] = {
