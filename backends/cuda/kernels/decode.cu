@@ -597,7 +597,7 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
         for (int32_t i = -ahead; i < stages; i++) {
             const bool more = i + ahead < stages;
             upcoming next = {};
-            if (more) next = find_keys(i + ahead);
+            if (more && !CODED) next = find_keys(i + ahead);
             if (i == 0) await_q();
             if (i >= 0) {
                 wait_oldest<0>();
@@ -607,6 +607,8 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
                 __syncwarp();
             }
             if (more) {
+                /* only now, as a stage of codes has more scores in registers */
+                if (CODED) next = find_keys(i + ahead);
                 keep_keys(slot, i + ahead, next);
                 copy_k(slot, next);
             }
