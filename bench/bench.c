@@ -108,8 +108,6 @@ static int finish_problem(problem *p, bench_arguments *a) {
     int bad = problem_finish(p, error, sizeof error);
     if (bad)
         return cli_error(bad == PROBLEM_BAD_FILE ? CLI_FAILED : CLI_USAGE, "bench", "%s", error);
-    if (p->op == PROBLEM_BACKWARD)
-        return cli_error(CLI_FAILED, "bench", "op: bwd is not supported by this version");
     for (const char *c = p->mask_path; c && *c; c++)
         if ((unsigned char)*c < ' ' || *c == 0x7f)
             return usage_error("mask: a name with control characters cannot stand in results",

@@ -214,12 +214,14 @@ static void read_pattern(reader *r, const cJSON *o, int required, bench_result *
     if (required) complain(r, "pattern", "not dense, s2, window or blocks");
 }
 
-/* Files of before this field hold no decode problems. */
+/* Files of before this field hold forward problems alone. */
 static void read_op(reader *r, const cJSON *o, bench_result *x) {
     char op[16];
     get_text(r, o, "op", 0, op, sizeof op);
     x->decode = strcmp(op, "decode") == 0;
-    if (op[0] && !x->decode && strcmp(op, "fwd") != 0) complain(r, "op", "not fwd or decode");
+    x->backward = strcmp(op, "bwd") == 0;
+    if (op[0] && !x->decode && !x->backward && strcmp(op, "fwd") != 0)
+        complain(r, "op", "not fwd, bwd or decode");
     if (!x->decode) return;
     x->page = get_int(r, o, "page", 0, 0, 1 << 20);
     x->compact = get_bool(r, o, "compact", 0);

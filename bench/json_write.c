@@ -130,7 +130,7 @@ static void write_result(cJSON *o, const bench_result *x) {
     number(o, "heads_total", x->heads_total);
     number(o, "kv_heads", x->kv_heads);
     number(o, "head_dim", x->head_dim);
-    text(o, "op", x->decode ? "decode" : "fwd");
+    text(o, "op", x->decode ? "decode" : x->backward ? "bwd" : "fwd");
     if (x->decode) {
         number(o, "page", x->page);
         boolean(o, "compact", x->compact);

@@ -47,6 +47,7 @@ static void describe(const problem *p, bench_result *r) {
     r->kv_heads = p->kv_heads;
     r->head_dim = p->head_dim;
     r->decode = p->op == PROBLEM_DECODE;
+    r->backward = p->op == PROBLEM_BACKWARD;
     r->page = p->page;
     r->compact = p->compact;
 }
@@ -54,7 +55,9 @@ static void describe(const problem *p, bench_result *r) {
 static uint64_t tensor_bytes(const problem *p) {
     uint64_t q = (uint64_t)problem_q_tokens(p) * (uint64_t)p->heads,
              kv = (uint64_t)problem_kv_tokens(p) * (uint64_t)p->kv_heads;
-    return (2 * q + 2 * kv) * (uint64_t)p->head_dim * dtype_size(p->dtype) + q * sizeof(float);
+    const uint64_t times = p->op == PROBLEM_BACKWARD ? 2 : 1; /* each has a gradient, LSE too */
+    return times *
+           ((2 * q + 2 * kv) * (uint64_t)p->head_dim * dtype_size(p->dtype) + q * sizeof(float));
 }
 
 tess_status measure_plan(tess_runtime *runtime, tess_device *device, const char *kernel,

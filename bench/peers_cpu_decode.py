@@ -6,7 +6,8 @@ V on as many threads; it is the fastest of a few that NumPy and, where it is ins
 have. PyTorch's SDPA takes turns with them. A ratio compares times of one round, in which the state
 of the machine is about one; the median over the rounds counts, and the quarters beside it tell its
 spread. Ratios of the fastest turns stand there too. With --cores 1 processor time counts instead of
-time: what others take of the core is left out.
+time: what others take of the core is left out. --dtypes fp32,bf16,int8,e4m3 times K and V of 8 bits
+too, with Q of bf16 and equal scales; PyTorch's SDPA does not take them.
 """
 import concurrent.futures
 import ctypes
@@ -21,6 +22,8 @@ import tessera_ctypes as t
 
 HEADS, KV_HEADS, HEAD_DIM, TOKENS = 8, 2, 128, 32768
 BAR = 0.85
+CODES = {"e4m3": 3, "int8": 4}  # of K and V; Q is bfloat16
+K_SCALE, V_SCALE = 14, 15  # roles
 
 
 def aligned(shape, kind):
@@ -32,7 +35,14 @@ def aligned(shape, kind):
 
 
 def normal(generator, dtype, shape):
-    """Unit-normal numbers; bfloat16 as bits, rounded toward zero."""
+    """Unit-normal numbers; bfloat16 as bits, rounded toward zero. As codes: all but NaN."""
+    if dtype in CODES:
+        x = aligned(shape, np.uint8)
+        for item in x:
+            item[...] = generator.integers(0, 256, item.shape, np.uint8)
+        if dtype == "e4m3":
+            x[x % 128 > 80] = 0  # numbers of 4 or less
+        return x
     x = aligned(shape, np.float32 if dtype == "fp32" else np.uint16)
     for item in x:
         values = generator.standard_normal(item.shape, dtype=np.float32)
@@ -40,7 +50,14 @@ def normal(generator, dtype, shape):
     return x
 
 
-def widen(x):
+def widen(x, dtype=None):
+    if dtype == "int8":
+        return x.view(np.int8).astype(np.float64) / 64
+    if dtype == "e4m3":
+        exponent, mantissa = x // 8 % 16, (x % 8).astype(np.float64)
+        size = np.where(exponent == 0, mantissa * 2.0**-9,
+                        (8 + mantissa) * 2.0**(exponent.astype(np.float64) - 10))
+        return np.where(x < 128, size, -size)
     if x.dtype == np.uint16:
         x = (x.astype(np.uint32) << 16).view(np.float32)
     return x.astype(np.float64)
@@ -50,14 +67,19 @@ def tessera_call(tessera, dtype, q, k, v, o):
     """A function that runs the plan, what it needs, and the kernel's name."""
     batch = q.shape[0]
     layout = tessera.layout(t.pattern(t.DENSE), HEADS, KV_HEADS, TOKENS)
-    desc = t.PlanDesc(struct_size=ctypes.sizeof(t.PlanDesc), dtype=t.DTYPES[dtype],
-                      head_dim=HEAD_DIM, batch=batch, q_len=1, kv_len=TOKENS, kernel=tessera.kernel)
+    desc = t.PlanDesc(struct_size=ctypes.sizeof(t.PlanDesc), head_dim=HEAD_DIM, batch=batch,
+                      dtype=t.DTYPES["bf16" if dtype in CODES else dtype], q_len=1, kv_len=TOKENS,
+                      kernel=tessera.kernel, kv_dtype=CODES.get(dtype, 0))
     plan = t.ptr()
     tessera.call("tess_plan_create", tessera.device, layout, ctypes.byref(desc), ctypes.byref(plan))
     info = t.PlanInfo(struct_size=ctypes.sizeof(t.PlanInfo))
     tessera.call("tess_plan_query", plan, ctypes.byref(info))
     run = t.RunDesc(struct_size=ctypes.sizeof(t.RunDesc))
-    for role, (field, x) in enumerate((("q", q), ("k", k), ("v", v), ("o", o))):
+    tensors = [(0, "q", q), (1, "k", k), (2, "v", v), (3, "o", o)]
+    scales = np.full(k.shape[:3], 1 / 64 if dtype == "int8" else 1, np.float32)
+    if dtype in CODES:
+        tensors += [(K_SCALE, "k_scale", scales), (V_SCALE, "v_scale", scales)]
+    for role, field, x in tensors:
         tensor = t.Tensor()
         tessera.call("tess_plan_tensor", plan, role,
                      t.Buffer(kind=t.HOST, handle=x.ctypes.data, size=x.nbytes),
@@ -66,17 +88,17 @@ def tessera_call(tessera, dtype, q, k, v, o):
     work = np.empty(info.workspace_bytes + 4096, np.uint8)
     run.workspace = t.Buffer(kind=t.HOST, handle=work.ctypes.data,
                              offset=-work.ctypes.data % 4096, size=work.nbytes)
-    keep = (work, layout)
+    keep = (work, layout, scales)
     return lambda: tessera.call("tess_run", plan, ctypes.byref(run)), keep, info
 
 
-def check(q, k, v, o):
+def check(dtype, q, k, v, o):
     for n in range(3):
         item, head = n % q.shape[0], n * 3 % HEADS
         group = head // (HEADS // KV_HEADS)
-        s = widen(k[item, :, group]) @ widen(q[item, 0, head]) / math.sqrt(HEAD_DIM)
+        s = widen(k[item, :, group], dtype) @ widen(q[item, 0, head]) / math.sqrt(HEAD_DIM)
         p = np.exp(s - s.max())
-        wanted = p / p.sum() @ widen(v[item, :, group])
+        wanted = p / p.sum() @ widen(v[item, :, group], dtype)
         error = np.abs(widen(o[item, 0, head]) - wanted).max() / np.abs(wanted).max()
         if not error < (1e-5 if q.dtype == np.float32 else 2e-2):
             sys.exit(f"wrong result, largest relative difference {error:.2e}")
@@ -152,15 +174,17 @@ def run(options, cores):
     for dtype in options.dtypes.split(","):
         for batch in (1, 4):
             generator = np.random.default_rng(1)
-            q = normal(generator, dtype, (batch, 1, HEADS, HEAD_DIM))
+            q = normal(generator, "bf16" if dtype in CODES else dtype, (batch, 1, HEADS, HEAD_DIM))
             k, v = (normal(generator, dtype, (batch, TOKENS, KV_HEADS, HEAD_DIM))
                     for _ in range(2))
             o = np.zeros_like(q)
             call, keep, info = tessera_call(tessera, dtype, q, k, v, o)
             call()
-            check(q, k, v, o)
+            check(dtype, q, k, v, o)
+            np.seterr(all="ignore")  # codes are summed as if they were floats
             contestants = [("Tessera", call), *sums((k, v), len(cores))]
-            if torch:
+            sdpa = torch and dtype not in CODES
+            if sdpa:
                 contestants += torch_calls(torch, q, k, v, dtype)
             clock = time.process_time if len(cores) == 1 else time.perf_counter
             seconds = turns(contestants, options.rounds, clock)
@@ -175,6 +199,6 @@ def run(options, cores):
                        if name not in ("Tessera", "PyTorch SDPA")]
             sum_times = min(readers, key=statistics.median)
             missed += judge("the read-only sum", sum_times, seconds["Tessera"], BAR)
-            if torch:
+            if sdpa:
                 missed += judge("PyTorch SDPA", seconds["PyTorch SDPA"], seconds["Tessera"], 1.0)
     return 1 if missed else 0

@@ -15,10 +15,12 @@ compared with float64 before its time counts.
 R is the best of the sum, the copy (both ways counted) and PyTorch's dense decode of 16 x 32k keys.
 The first is measured again in each part's turns. Every bar is printed as reached or not, with the
 spread of its rounds; a bar whose work the library refuses is missed, with the reason beside it.
-Parts of serving are in peers_serving.py.
+Parts of serving are in peers_serving.py, and those that the tessera program times in
+peers_portable.py: the host, and the portable kernels of CUDA, OpenCL and Vulkan.
 
 --beside times further libraries in the same turns, such as builds with other constants. --program
-times the host in C. --dry runs every part in small on the CPU, where PyTorch without CUDA will do.
+names the tessera program. --dry runs every part in small on the CPU, where PyTorch without CUDA
+will do.
 """
 
 import argparse
@@ -33,6 +35,7 @@ import torch
 
 from peers_cache import Cache
 from peers_device import Dry, Gpu
+from peers_portable import Portable
 from peers_serving import Serving
 from peers_torch import largest_error, peer
 from tessera_ctypes import BATCH_INVARIANT, DENSE, PER_KV_HEAD, S2, Refused, Tessera, pattern
@@ -46,7 +49,7 @@ S2_WIDE = pattern(S2, block=64, local=8, stride=16, flags=PER_KV_HEAD)
 PHI3 = pattern(S2, block=64, local=16, stride=8, offset=1)
 
 
-class Bench(Serving):
+class Bench(Serving, Portable):
     def __init__(self, options, device):
         self.options, self.device = options, device
         named = [("Tessera", options.library)]
@@ -446,7 +449,7 @@ def spread(seconds):
 
 PARTS = (
     "dense,latency,mixed,drafts,shapes,paged,bytes,s2,phi3,chunks,invariant,prefill,together,"
-    "shared,capacity,nodes,prepare,append,workspace,host,later"
+    "shared,capacity,nodes,prepare,append,workspace,host,portable,later"
 )
 
 
@@ -462,7 +465,7 @@ def main():
     )
     parser.add_argument("--sum-bytes", type=int, default=8 << 30, help="that the sum reads")
     parser.add_argument("--json", help="write everything to this file")
-    parser.add_argument("--program", help="the tessera program, which times the host")
+    parser.add_argument("--program", help="the tessera program, for the parts host and portable")
     parser.add_argument("--dry", action="store_true", help="every part in small, on the CPU")
     options = parser.parse_args()
     if unknown := set((options.only or PARTS).split(",")) - set(PARTS.split(",")):

@@ -1,12 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parts of peers_decode.py about serving: chunks, mixed batches, shared prefixes, steps."""
 
-import json
-import os
 import random
 import statistics
-import subprocess
-import tempfile
 
 import torch
 
@@ -466,30 +462,3 @@ class Serving:
                 worst = max(worst, (plan.info.workspace_bytes / (1 << 20), name))
         title = f"workspace of a free split, worst of {len(shapes)} shapes ({worst[1]})"
         self.report(title, worst[0], WORKSPACE_MIB, "MiB", at_most=True)
-
-    def host(self):
-        """The time of tess_run on the host, by the program: a call through ctypes takes longer."""
-        program = self.options.program
-        if not program:
-            self.not_yet("tess_run on the host: 5 us", "--program names the program that times it")
-            return
-        for tokens in 4096, 32768:
-            with tempfile.TemporaryDirectory() as folder:
-                path = os.path.join(folder, "host.json")
-                words = f"op=decode pattern=dense dtype=bf16 kv_len={tokens}"
-                words += f" heads={HEADS} kv_heads={KV_HEADS} head_dim={HEAD_DIM}"
-                backend = self.device.tessera_name
-                command = [program, "bench", *words.split(), "--backends", backend, "--json", path]
-                command += ["--no-ceilings", "--no-planning"]
-                done = subprocess.run(command, capture_output=True, text=True)
-                if done.returncode != 0:
-                    self.refused("tess_run on the host", (done.stderr or done.stdout)[-300:])
-                    return
-                with open(path) as file:
-                    results = json.load(file)["results"]
-            took = results[0].get("host_seconds")
-            if took is None:
-                self.not_yet("tess_run on the host", "a CPU's call returns when it is done")
-                return
-            title = f"tess_run on the host, 1 x {tokens}"
-            self.report(title, took * 1e6, 5.0, "us", at_most=True)

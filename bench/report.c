@@ -129,7 +129,7 @@ static void cells(table *t, const bench_result *x, double unit) {
     char b[TEXT_SIZE];
     char heads[32];
     double rate = unit > 0 ? x->flop_rate / unit : 0;
-    table_cell(t, "%s", x->pattern);
+    table_cell(t, "%s%s", x->pattern, x->backward ? ", bwd" : "");
     table_cell(t, "%s", dtype_name(x->dtype));
     table_cell(t, "%s", short_tokens(b, sizeof b, x->kv_len));
     if (x->heads_total > x->heads)
@@ -542,7 +542,7 @@ static void csv_number(FILE *f, double value) {
 /* What only decode problems have; commas alone for others. */
 static void csv_decode(FILE *f, const bench_result *x) {
     const int ok = x->status == BENCH_OK && x->decode;
-    csv_text(f, x->decode ? "decode" : "fwd", ",");
+    csv_text(f, x->decode ? "decode" : x->backward ? "bwd" : "fwd", ",");
     if (x->decode)
         fprintf(f, "%d,%d,", x->page, x->compact);
     else

@@ -83,6 +83,7 @@ typedef struct bench_result {
     int64_t batch, q_len, kv_len; /* longest of a packed batch */
     int heads, heads_total, kv_heads, head_dim;
     int decode, page, compact; /* op=decode, and where K and V lie */
+    int backward;              /* op=bwd */
     double need_seconds;       /* skipped for lack of time: about what it would take; 0 otherwise */
     /* All below only when status is BENCH_OK. */
     int64_t checked_rows;

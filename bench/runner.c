@@ -266,7 +266,9 @@ static int run_kernel(session *s, const char *kernel) {
     s->kernel = kernel;
     memset(s->speed, 0, sizeof s->speed);
     s->decode_rate = DECODE_GUESS;
-    if (o->line) return measure_pair(s, "problem", o->line, 2.0, 1.0);
+    if (o->line)
+        return measure_pair(s, "problem", o->line, fmin(2.0, o->budget / 30),
+                            fmin(1.0, o->budget / 60));
     for (int i = 0; i < o->n_series && !clock_interrupted(); i++) {
         double share = (s->deadline - clock_now()) / (o->n_series - i);
         if (run_series(s, &o->series[i], share) != 0) return -1;

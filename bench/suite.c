@@ -28,6 +28,14 @@
         }                                                                                         \
     }
 #define S2_CACHE "compact=1 block=64 local=8 "
+/* Gradients take time, so only the full suite has long contexts. */
+#define BACKWARD(name, title, heads, kv_heads, words, pattern, standard)                           \
+    {                                                                                              \
+        name, title, heads, kv_heads, 128, "op=bwd" words, pattern, 0, 1, "bf16", {0}, {standard}, \
+        {                                                                                          \
+            K(2), K(8), K(16), K(32), K(128)                                                       \
+        }                                                                                          \
+    }
 
 /* Cheap families first: what they leave of the time goes to the long contexts after them. */
 static const suite_family families[] = {
@@ -139,6 +147,12 @@ static const suite_family families[] = {
      {K(2), K(4), K(8), K(16), K(32), K(64), K(128)}},
     S2_FAMILY("s2-32", "S2, H=V=32 (7B)", 32),
     S2_FAMILY("s2-64", "S2, H=V=64 (70B)", 64),
+    BACKWARD("bwd-dense", "Gradients, dense, 16 heads", 16, 16, "", "pattern=dense", K(4)),
+    BACKWARD("bwd-phi3-small", "Gradients, Phi-3-small", 32, 8, " scale=0.0078125",
+             "block=64 local=16 stride=8 offset=1", 0),
+    BACKWARD("bwd-s2-16", "Gradients, S2, H=V=16", 16, 16, "", S2_PAPER(16), K(4)),
+    BACKWARD("bwd-s2-32", "Gradients, S2, H=V=32", 32, 32, "", S2_PAPER(32), 0),
+    BACKWARD("bwd-s2-64", "Gradients, S2, H=V=64", 64, 64, "", S2_PAPER(64), 0),
 };
 
 enum { N_FAMILIES = sizeof families / sizeof *families };

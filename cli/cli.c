@@ -43,8 +43,6 @@ int cli_finish(const char *command, problem *p) {
     int bad = problem_finish(p, error, sizeof error);
     if (bad)
         return cli_error(bad == PROBLEM_BAD_FILE ? CLI_FAILED : CLI_USAGE, command, "%s", error);
-    if (p->op == PROBLEM_BACKWARD)
-        return cli_error(CLI_FAILED, command, "op: bwd is not supported by this version");
     return CLI_GO_ON;
 }
 

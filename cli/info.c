@@ -172,11 +172,12 @@ static void print_kernels(tess_runtime *runtime, const char *id) {
     tess_kernel_info kernel;
     for (uint32_t i = 0; kernel_at(device, i, &kernel); i++) {
         char few[64] = "";
+        const char *const gradients = kernel.op == TESS_OP_BACKWARD ? ", gradients" : "";
         if (kernel.most_rows)
             snprintf(few, sizeof few, ", for at most %" PRIu32 " rows of a kv head",
                      kernel.most_rows);
-        printf("      %-20s %s%s%s\n", kernel.name,
-               kernel.status == TESS_OK ? "available" : kernel.reason, few,
+        printf("      %-20s %s%s%s%s\n", kernel.name,
+               kernel.status == TESS_OK ? "available" : kernel.reason, gradients, few,
                kernel.flags & TESS_KERNEL_ONLY_NAMED ? ", taken only when named" : "");
     }
     print_rules(runtime, device);
@@ -257,7 +258,8 @@ static void json_kernels(tess_runtime *runtime, const char *id, cJSON *object) {
     for (uint32_t i = 0; kernel_at(device, i, &kernel); i++) {
         cJSON *entry = cJSON_CreateObject();
         add_text(entry, "name", kernel.name);
-        add_text(entry, "op", kernel.op == TESS_OP_FORWARD ? "fwd" : "bwd");
+        static const char *const ops[] = {"fwd", "bwd", "append", "copy_pages", "prepare", "merge"};
+        add_text(entry, "op", kernel.op < sizeof ops / sizeof *ops ? ops[kernel.op] : "");
         add_text(entry, "status", tess_status_name(kernel.status));
         add_text(entry, "reason", kernel.reason);
         cJSON_AddBoolToObject(entry, "only_named", kernel.flags & TESS_KERNEL_ONLY_NAMED);

@@ -199,6 +199,9 @@ static void print_text(const planned *x) {
     if (i->few_kernel[0]) printf("kernel, few rows   %s\n", i->few_kernel);
     printf("jobs               %s, %s of them merges\n", text_count(a, sizeof a, i->n_jobs),
            text_count(b, sizeof b, i->n_merge_jobs));
+    if (i->n_columns)
+        printf("columns            %s of the jobs, of %" PRIu32 " keys\n",
+               text_count(a, sizeof a, i->n_columns), i->tile_keys);
     printf("tile rows          %" PRIu32 "\n", i->tile_rows);
     if (i->few_kernel[0]) printf("tile rows, few     %" PRIu32 "\n", i->few_tile_rows);
     printf("kept pairs         %s (%s of dense)\n", text_count(a, sizeof a, i->kept_pairs),
@@ -294,6 +297,8 @@ static int print_json(const planned *x) {
     add_u64(root, "ranges", i->n_ranges);
     add_u64(root, "tile_rows", i->tile_rows);
     add_u64(root, "few_tile_rows", i->few_tile_rows);
+    add_u64(root, "columns", i->n_columns);
+    add_u64(root, "tile_keys", i->tile_keys);
     add_u64(root, "kept_pairs", i->kept_pairs);
     add_u64(root, "dense_pairs", i->dense_pairs);
     cJSON_AddNumberToObject(root, "flops", i->flops);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* `tessera run`: attention on the user's NumPy arrays. Shapes come from the arrays; words that
- * repeat one are checked against it. Both outputs are complete on the disk under temporary names
- * before either gets its own. */
+/* `tessera run`: attention, or its gradients, on the user's NumPy arrays. Shapes come from the
+ * arrays; words that repeat one are checked against it. All outputs are complete on the disk under
+ * temporary names before the first of them gets its own. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,7 +14,9 @@
 #include "text.h"
 
 static const char help[] =
-    "usage: tessera run WORDS --q F --k F --v F --o F [--lse F] [--backend B]\n\n"
+    "usage: tessera run WORDS --q F --k F --v F --o F [--lse F] [--backend B]\n"
+    "       tessera run op=bwd WORDS --q F --k F --v F --do F [--dlse F] [--o F --lse F]\n"
+    "                   [--dq F] [--dk F] [--dv F] [--backend B]\n\n"
     "Reads Q, K and V from .npy files and writes O, and LSE if asked, as .npy files. Arrays are in "
     "C order:\n"
     "  Q and O [batch, q_len, heads, head_dim], K and V [batch, kv_len, kv_heads, head_dim], or "
@@ -27,11 +29,18 @@ static const char help[] =
     "contradicts an array is an error.\n"
     "With op=decode and page= or compact=1, K and V are laid into pages and slots first; the "
     "result "
-    "is the same.\n\n"
+    "is the same.\n"
+    "With op=bwd it reads dO, which is like O, and dLSE, like LSE, and writes the gradients that "
+    "are asked for, like Q, K and V,\n"
+    "  or float32 with dq_f32=1 and dkv_f32=1. O and LSE are read too, or computed where neither "
+    "is given.\n\n"
     "  --q F --k F --v F   inputs\n"
     "  --o F               output, which appears only when everything succeeded; may be one of the "
     "inputs\n"
     "  --lse F             output of LSE, likewise\n"
+    "  --do F --dlse F     op=bwd: inputs, the gradients of O and of LSE\n"
+    "  --dq F --dk F --dv F\n"
+    "                      op=bwd: outputs, at least one\n"
     "  --backend B         the device, as TESSERA_BACKEND: a name, name:index, or a list in order "
     "of preference\n"
     "  --help              this text\n"
@@ -40,14 +49,17 @@ static const char help[] =
 #define WAIT_LIMIT_NS \
     3600000000000u /* an hour: a device that hangs must not hold the command for ever */
 
-/* The tensors' options come first, by tess_role. */
+/* The tensors' options come first. */
 enum { OPT_BACKEND = RUN_TENSORS, N_OPTIONS };
+
+/* What may need memory of the device, after the tensors. */
+enum { WORKSPACE = RUN_TENSORS, TABLE, FORWARD_WORKSPACE, N_MEMORY };
 
 typedef struct job {
     const char *command;
     cli_option options[N_OPTIONS];
     problem p;
-    npy_array in[RUN_TENSORS]; /* inputs, by tess_role */
+    npy_array in[RUN_TENSORS]; /* inputs, by number of run_tensors */
     void *out[RUN_TENSORS];    /* outputs that were asked for, likewise */
     uint64_t bytes[RUN_TENSORS];
     int no_memory; /* for an output */
@@ -55,14 +67,24 @@ typedef struct job {
     tess_device *device;
     tess_layout *layout;
     tess_plan *plan;
-    /* of the tensors, the workspace and the block table; kind NONE where the device reads host
-     * memory */
-    tess_buffer device_memory[RUN_TENSORS + 2];
+    tess_plan *forward; /* of op=bwd, where O and LSE are not given */
+    /* kind NONE where the device reads host memory */
+    tess_buffer device_memory[N_MEMORY];
     cache cache; /* where problem_cached */
     /* of each storage group, K before V */
     tess_buffer *pool_memory;
     tess_tensor *pools;
 } job;
+
+static unsigned op_bit(const job *x) {
+    return 1u << (x->p.op == PROBLEM_BACKWARD ? TESS_OP_BACKWARD : TESS_OP_FORWARD);
+}
+static int is_input(const job *x, int row) {
+    return (run_tensors[row].inputs & op_bit(x)) && x->options[row].given;
+}
+static int is_output(const job *x, int row) {
+    return (run_tensors[row].outputs & op_bit(x)) && x->options[row].given;
+}
 
 static const char *path_of(const job *x, int option) { return x->options[option].value; }
 
@@ -155,6 +177,46 @@ static int match_padded(job *x) {
     return status;
 }
 
+/* An input of backward: as Q, or a number for each row and head. */
+static int match_like(const job *x, int row, npy_type type, int n_dims, const int64_t *shape) {
+    const npy_array *a = &x->in[row];
+    const char *name = run_tensors[row].name;
+    if (!is_input(x, row)) return CLI_GO_ON;
+    if (a->type != type)
+        return cli_error(CLI_FAILED, x->command, "--%s: holds %s, not %s", name,
+                         npy_type_name(a->type), npy_type_name(type));
+    if (a->n_dims != n_dims)
+        return cli_error(CLI_FAILED, x->command, "--%s: has %d dimensions, not %d", name, a->n_dims,
+                         n_dims);
+    for (int i = 0; i < n_dims; i++)
+        if (a->shape[i] != shape[i])
+            return cli_error(CLI_FAILED, x->command,
+                             "--%s: dimension %d is %" PRId64 ", not %" PRId64, name, i,
+                             a->shape[i], shape[i]);
+    return CLI_GO_ON;
+}
+
+/* The shape of LSE, of which the last dimension is rows. */
+static int lse_shape(const job *x, int64_t shape[3]) {
+    const npy_array *q = &x->in[TESS_ROLE_Q];
+    const int n = q->n_dims;
+    shape[0] = q->shape[0];
+    shape[n - 3] = q->shape[n - 2];
+    shape[n - 2] = q->shape[n - 3];
+    return n - 1;
+}
+
+static int match_backward(const job *x) {
+    const npy_array *q = &x->in[TESS_ROLE_Q];
+    int64_t shape[3];
+    const int dims = lse_shape(x, shape);
+    int status = match_like(x, TESS_ROLE_O, q->type, q->n_dims, q->shape);
+    if (status == CLI_GO_ON) status = match_like(x, RUN_D_O, q->type, q->n_dims, q->shape);
+    if (status == CLI_GO_ON) status = match_like(x, TESS_ROLE_LSE, NPY_F32, dims, shape);
+    if (status == CLI_GO_ON) status = match_like(x, RUN_D_LSE, NPY_F32, dims, shape);
+    return status;
+}
+
 /* Every shape of the problem from the arrays. */
 static int match_arrays(job *x) {
     const npy_array *q = &x->in[0], *k = &x->in[1], *v = &x->in[2];
@@ -186,6 +248,7 @@ static int match_arrays(job *x) {
                          "--k: %" PRId64 " kv heads do not divide the %" PRId64 " heads of --q",
                          k->shape[n - 2], q->shape[n - 2]);
     status = n == 3 ? match_packed(x) : match_padded(x);
+    if (status == CLI_GO_ON && x->p.op == PROBLEM_BACKWARD) status = match_backward(x);
     if (status == CLI_GO_ON) status = match_word(x, "heads", x->p.heads, q->shape[n - 2], "q");
     if (status == CLI_GO_ON)
         status = match_word(x, "kv_heads", x->p.kv_heads, k->shape[n - 2], "k");
@@ -199,7 +262,7 @@ static int match_arrays(job *x) {
 static int read_arrays(job *x) {
     char error[CLI_LINE];
     for (int i = 0; i < RUN_TENSORS; i++)
-        if (!run_tensors[i].output && npy_read(&x->in[i], path_of(x, i), error, sizeof error) != 0)
+        if (is_input(x, i) && npy_read(&x->in[i], path_of(x, i), error, sizeof error) != 0)
             return cli_error(CLI_FAILED, x->command, "--%s: %s", x->options[i].name, error);
     return CLI_GO_ON;
 }
@@ -208,20 +271,25 @@ static int read_arrays(job *x) {
 static int probe_outputs(const job *x) {
     char error[CLI_LINE];
     for (int i = 0; i < RUN_TENSORS; i++)
-        if (run_tensors[i].output && x->options[i].given &&
-            text_file_probe(path_of(x, i), error, sizeof error) != 0)
+        if (is_output(x, i) && text_file_probe(path_of(x, i), error, sizeof error) != 0)
             return cli_error(CLI_FAILED, x->command, "--%s: %s", x->options[i].name, error);
     return CLI_GO_ON;
 }
 
-static int make_plan(job *x) {
-    if (problem_layout(&x->p, x->runtime, &x->layout) != TESS_OK)
+static int make_plan(job *x, uint32_t op, tess_plan **plan) {
+    if (!x->layout && problem_layout(&x->p, x->runtime, &x->layout) != TESS_OK)
         return cli_refused(x->command, &x->p);
     tess_plan_desc desc;
     int64_t *cu = NULL;
     if (problem_plan_desc(&x->p, &desc, &cu) != 0)
         return cli_error(CLI_FAILED, x->command, "out of memory");
-    tess_status status = tess_plan_create(x->device, x->layout, &desc, &x->plan);
+    if (op == TESS_OP_FORWARD && x->p.op == PROBLEM_BACKWARD) {
+        desc.op = op;
+        desc.determinism = 0;
+        desc.tile_rows = 0;
+        desc.flags &= TESS_PLAN_BATCH_INVARIANT;
+    }
+    tess_status status = tess_plan_create(x->device, x->layout, &desc, plan);
     free(cu);
     return status == TESS_OK ? CLI_GO_ON : cli_refused(x->command, &x->p);
 }
@@ -267,24 +335,27 @@ static tess_status run_pieces(job *x, tess_run_desc *run) {
     return status;
 }
 
-/* Contiguous tensors of the plan's shapes, with the arrays' elements. */
+/* Contiguous tensors of the plan's shapes, with the arrays' elements. Backward has O and LSE from a
+ * forward of its own where they are not given. */
 static tess_status place_tensors(job *x, int host_memory, tess_run_desc *run) {
     const tess_buffer none = {0};
-    for (int role = 0; role < RUN_TENSORS; role++) {
-        tess_tensor *t = run_tensor(run, role);
-        const int is_output = run_tensors[role].output;
-        if (!x->options[role].given) continue;
-        if (problem_cached(&x->p) && (role == TESS_ROLE_K || role == TESS_ROLE_V)) continue;
-        tess_status status = tess_plan_tensor(x->plan, (tess_role)role, none, t, &x->bytes[role]);
+    for (int row = 0; row < RUN_TENSORS; row++) {
+        tess_tensor *t = run_tensor(run, row);
+        const int computed = x->forward &&
+                             (row == TESS_ROLE_O || row == TESS_ROLE_LSE), /* an output of that */
+            written = computed || is_output(x, row);
+        if (!written && !is_input(x, row)) continue;
+        if (problem_cached(&x->p) && (row == TESS_ROLE_K || row == TESS_ROLE_V)) continue;
+        tess_status status =
+            tess_plan_tensor(x->plan, run_tensors[row].role, none, t, &x->bytes[row]);
         if (status != TESS_OK) return status;
-        if (is_output) {
-            x->out[role] = output(x->bytes[role]);
-            x->no_memory = !x->out[role];
+        if (written) {
+            x->out[row] = output(x->bytes[row]);
+            x->no_memory = !x->out[row];
             if (x->no_memory) return TESS_ERROR_OUT_OF_MEMORY;
         }
-        const void *data = is_output ? x->out[role] : x->in[role].data;
-        status =
-            place(x, role, host_memory, data, is_output ? NULL : data, x->bytes[role], &t->buffer);
+        const void *data = written ? x->out[row] : x->in[row].data;
+        status = place(x, row, host_memory, data, written ? NULL : data, x->bytes[row], &t->buffer);
         if (status != TESS_OK) return status;
     }
     return TESS_OK;
@@ -327,8 +398,8 @@ static tess_status place_cache(job *x, int host_memory, tess_run_desc *run) {
     run->pages = c->pages;
     run->table_stride = c->table_stride;
     if (status == TESS_OK && c->table_bytes)
-        status = place(x, RUN_TENSORS + 1, host_memory, c->table, c->table, c->table_bytes,
-                       &run->block_table);
+        status =
+            place(x, TABLE, host_memory, c->table, c->table, c->table_bytes, &run->block_table);
     if (groups > 1) {
         run->k_pools = x->pools;
         run->v_pools = x->pools + groups;
@@ -339,10 +410,26 @@ static tess_status place_cache(job *x, int host_memory, tess_run_desc *run) {
     return status;
 }
 
+/* O and LSE, from which backward begins. */
+static tess_status run_forward(job *x, const tess_run_desc *of_backward) {
+    tess_run_desc run = {.struct_size = sizeof run,
+                         .q = of_backward->q,
+                         .k = of_backward->k,
+                         .v = of_backward->v,
+                         .o = of_backward->o,
+                         .lse = of_backward->lse};
+    tess_plan_info info = {.struct_size = sizeof info};
+    tess_buffer *workspace = &x->device_memory[FORWARD_WORKSPACE];
+    tess_status status = tess_plan_query(x->forward, &info);
+    if (status == TESS_OK) status = tess_alloc(x->device, info.workspace_bytes, workspace);
+    run.workspace = *workspace;
+    return status == TESS_OK ? tess_run(x->forward, &run) : status;
+}
+
 static tess_status attend(job *x) {
     tess_run_desc run = {.struct_size = sizeof run};
     tess_plan_info info = {.struct_size = sizeof info};
-    tess_buffer probe = {0}, *workspace = &x->device_memory[RUN_TENSORS];
+    tess_buffer probe = {0}, *workspace = &x->device_memory[WORKSPACE];
     tess_status status = tess_alloc(x->device, 16, &probe);
     if (status != TESS_OK) return status;
     const int host_memory = probe.kind == TESS_BUFFER_HOST;
@@ -352,62 +439,90 @@ static tess_status attend(job *x) {
     if (status == TESS_OK) status = tess_plan_query(x->plan, &info);
     if (status == TESS_OK) status = tess_alloc(x->device, info.workspace_bytes, workspace);
     run.workspace = *workspace;
+    if (status == TESS_OK && x->forward) status = run_forward(x, &run);
     if (status == TESS_OK) status = run_pieces(x, &run);
     if (status != TESS_OK || host_memory) return status;
 
     status = tess_wait(x->device, WAIT_LIMIT_NS);
-    for (int role = 0; role < RUN_TENSORS && status == TESS_OK; role++)
-        if (x->out[role] && x->bytes[role])
-            status = tess_copy(x->device, tess_host_buffer(x->out[role], x->bytes[role]),
-                               run_tensor(&run, role)->buffer, x->bytes[role]);
+    for (int row = 0; row < RUN_TENSORS && status == TESS_OK; row++)
+        if (is_output(x, row) && x->bytes[row])
+            status = tess_copy(x->device, tess_host_buffer(x->out[row], x->bytes[row]),
+                               run_tensor(&run, row)->buffer, x->bytes[row]);
     return status;
 }
 
+/* Writes an output under a temporary name. */
+static int write_output(const job *x, int row, text_file *file, char *error, size_t error_size) {
+    const npy_array *q = &x->in[TESS_ROLE_Q],
+                    *like = row == RUN_D_K || row == RUN_D_V ? &x->in[TESS_ROLE_K] : q;
+    const int wide = row == RUN_D_Q ? x->p.dq_f32 : like != q && x->p.dkv_f32;
+    if (text_file_open(file, path_of(x, row), error, error_size) != 0) return -1;
+    if (row == TESS_ROLE_LSE) {
+        int64_t shape[3];
+        const int dims = lse_shape(x, shape);
+        npy_put(file->stream, NPY_F32, dims, shape, x->out[row]);
+    } else {
+        npy_put(file->stream, wide ? NPY_F32 : q->type, like->n_dims, like->shape, x->out[row]);
+    }
+    return text_file_close(file, error, error_size);
+}
+
 static int write_outputs(const job *x) {
-    const problem *p = &x->p;
-    const npy_array *q = &x->in[TESS_ROLE_Q];
     char error[CLI_LINE];
-    text_file files[2] = {{0}};
-    int count = x->options[TESS_ROLE_LSE].given ? 2 : 1, bad = 0;
-    int at = 0; /* which output the error is about */
-    for (; at < count && !bad; at++) {
-        bad = text_file_open(&files[at], path_of(x, TESS_ROLE_O + at), error, sizeof error) != 0;
-        if (bad) break;
-        if (at == 0) {
-            npy_put(files[0].stream, q->type, q->n_dims, q->shape, x->out[TESS_ROLE_O]);
-        } else {
-            const int64_t packed[] = {p->heads, q->shape[0]},
-                          padded[] = {p->batch, p->heads, p->q_len};
-            npy_put(files[1].stream, NPY_F32, p->q_lens ? 2 : 3, p->q_lens ? packed : padded,
-                    x->out[TESS_ROLE_LSE]);
-        }
-        bad = text_file_close(&files[at], error, sizeof error) != 0;
-        if (bad) break;
+    text_file files[RUN_TENSORS] = {{0}};
+    int bad = -1; /* the output that the error is about */
+    for (int row = 0; row < RUN_TENSORS && bad < 0; row++)
+        if (is_output(x, row) && write_output(x, row, &files[row], error, sizeof error) != 0)
+            bad = row;
+    for (int row = 0; row < RUN_TENSORS && bad < 0; row++)
+        if (is_output(x, row) && text_file_publish(&files[row], error, sizeof error) != 0)
+            bad = row;
+    for (int row = 0; row < RUN_TENSORS; row++) text_file_discard(&files[row]);
+    if (bad < 0) return CLI_OK;
+    return cli_error(CLI_FAILED, x->command, "--%s: %s", x->options[bad].name, error);
+}
+
+/* Which options are there: those of the operation, and no output in the place of another. */
+static int check_options(const job *x) {
+    int outputs = 0;
+    for (int i = 0; i < RUN_TENSORS; i++) {
+        const char *name = x->options[i].name;
+        if ((run_tensors[i].required & op_bit(x)) && !x->options[i].given)
+            return cli_error(CLI_USAGE, x->command, "--%s: missing", name);
+        if (x->options[i].given && !is_input(x, i) && !is_output(x, i))
+            return cli_error(CLI_USAGE, x->command, "--%s: belongs to op=bwd only", name);
+        outputs += is_output(x, i);
+        for (int other = 0; other < i && is_output(x, i); other++)
+            if (is_output(x, other) && text_same_file(path_of(x, other), path_of(x, i)))
+                return cli_error(CLI_USAGE, x->command, "--%s: is the same file as --%s", name,
+                                 x->options[other].name);
     }
-    for (int i = 0; i < count && !bad; i++) {
-        bad = text_file_publish(&files[i], error, sizeof error) != 0;
-        at = i;
-    }
-    for (int i = 0; i < count; i++) text_file_discard(&files[i]);
-    return bad ? cli_error(CLI_FAILED, x->command, "--%s: %s", x->options[TESS_ROLE_O + at].name,
-                           error)
-               : CLI_OK;
+    if (x->p.op != PROBLEM_BACKWARD) return CLI_GO_ON;
+    if (!outputs)
+        return cli_error(CLI_USAGE, x->command, "--dq: missing, and so are --dk and --dv");
+    if (x->options[TESS_ROLE_O].given != x->options[TESS_ROLE_LSE].given)
+        return cli_error(CLI_USAGE, x->command, "--%s: missing; it goes with --%s",
+                         x->options[TESS_ROLE_O].given ? "lse" : "o",
+                         x->options[TESS_ROLE_O].given ? "o" : "lse");
+    if (x->p.dq_add || x->p.dkv_add)
+        return cli_error(CLI_USAGE, x->command, "%s: the outputs of run are new arrays",
+                         x->p.dq_add ? "dq_add" : "dkv_add");
+    return CLI_GO_ON;
 }
 
 static int work(job *x) {
-    for (int i = 0; i < RUN_TENSORS; i++)
-        if (!run_tensors[i].optional && !x->options[i].given)
-            return cli_error(CLI_USAGE, x->command, "--%s: missing", x->options[i].name);
-    if (x->options[TESS_ROLE_LSE].given &&
-        text_same_file(path_of(x, TESS_ROLE_O), path_of(x, TESS_ROLE_LSE)))
-        return cli_error(CLI_USAGE, x->command, "--lse: is the same file as --o");
-    int status = read_arrays(x);
+    int status = check_options(x);
+    if (status == CLI_GO_ON) status = read_arrays(x);
     if (status == CLI_GO_ON) status = match_arrays(x);
     if (status == CLI_GO_ON) status = cli_finish(x->command, &x->p);
     if (status == CLI_GO_ON) status = probe_outputs(x);
     if (status == CLI_GO_ON)
         status = cli_open(x->command, path_of(x, OPT_BACKEND), &x->runtime, &x->device);
-    if (status == CLI_GO_ON) status = make_plan(x);
+    const int backward = x->p.op == PROBLEM_BACKWARD;
+    if (status == CLI_GO_ON)
+        status = make_plan(x, backward ? TESS_OP_BACKWARD : TESS_OP_FORWARD, &x->plan);
+    if (status == CLI_GO_ON && backward && !x->options[TESS_ROLE_O].given)
+        status = make_plan(x, TESS_OP_FORWARD, &x->forward);
     if (status != CLI_GO_ON) return status;
     tess_status result = attend(x);
     if (result != TESS_OK)
@@ -424,6 +539,7 @@ static void release(job *x) {
     free(x->pool_memory);
     free(x->pools);
     cache_release(&x->cache);
+    tess_plan_release(x->forward);
     tess_plan_release(x->plan);
     tess_layout_release(x->layout);
     tess_device_release(x->device);

@@ -20,8 +20,12 @@ set(TESSERA_HIP_ARCHS "${hip_archs}" CACHE STRING
 set_property(CACHE TESSERA_DEVICE_CODE PROPERTY STRINGS all present few none)
 if(TESSERA_DEVICE_CODE STREQUAL "few")
   # Sources tell apart what is below 8.0, below 9.0, below 12.0 and from there on, and in AMD's
-  # wavefronts of 64 and of 32 lanes.
+  # wavefronts of 64 and of 32 lanes. No source of CUDA tells them all apart, so each is compiled
+  # for two of them alone.
   set(TESSERA_CUDA_ARCHS 75 80 90 120)
+  set(TESSERA_FEW_portable 75 90)
+  set(TESSERA_FEW_sm80 80 120)
+  set(TESSERA_FEW_decode 80 90)
   set(TESSERA_HIP_ARCHS gfx90a gfx1100)
 endif()
 
@@ -44,6 +48,14 @@ function(tessera_device_wanted result library)
         set(${result} TRUE PARENT_SCOPE)
       endif()
     endforeach()
+  endif()
+endfunction()
+
+# Whether a source of CUDA's is compiled for an architecture of the list.
+function(tessera_device_compiled result source arch)
+  set(${result} TRUE PARENT_SCOPE)
+  if(TESSERA_DEVICE_CODE STREQUAL "few" AND NOT arch IN_LIST TESSERA_FEW_${source})
+    set(${result} FALSE PARENT_SCOPE)
   endif()
 endfunction()
 

@@ -130,8 +130,8 @@ static tess_status read_positions(const tess_plan *plan, const tess_plan_desc *d
     return read_position("q_first", d->q_first, b, q_len, *kv_first + keys - q_len, q_first);
 }
 
-/* Checks every length and counts the sequences that have rows. Once there is memory, also writes
- * these. */
+/* Checks every length and counts the sequences that have rows or, in backward plans, keys. Once
+ * there is memory, also writes these. */
 static tess_status read_sequences(tess_plan *plan, const tess_plan_desc *d) {
     int64_t q_end = 0, kv_end = 0, max_q = 0, max_kv = 0;
     const char *q_field = plan->packed ? "cu_q_lens" : "q_lens",
@@ -152,7 +152,8 @@ static tess_status read_sequences(tess_plan *plan, const tess_plan_desc *d) {
     const uint32_t capacity = plan->n_sequences;
     plan->n_sequences = 0;
     /* One of equal sequences stands for all, unless they are to be written. */
-    const bool one = plan->equal_lengths && (d->q_len == 0 || !plan->sequences);
+    const bool backward = plan->op == TESS_OP_BACKWARD;
+    const bool one = plan->equal_lengths && ((d->q_len == 0 && !backward) || !plan->sequences);
     const int64_t batch = one ? smaller(d->batch, 1) : d->batch;
     for (int64_t b = 0; b < batch; b++) {
         const int64_t q_start = q_end, kv_start = kv_end;
@@ -164,10 +165,11 @@ static tess_status read_sequences(tess_plan *plan, const tess_plan_desc *d) {
         TESS_RETURN_IF_ERROR(
             read_positions(plan, d, kv_field, b, q_len, keys, &q_first, &kv_first));
         if (keys > max_kv) max_kv = keys;
-        if (q_len == 0) continue;
+        /* Backward writes the gradients of keys that no row reads. */
+        if (q_len == 0 && !(backward && keys > 0)) continue;
         if (q_len > max_q) max_q = q_len;
         all_keys += keys;
-        plan->q_last = b;
+        if (q_len > 0) plan->q_last = b;
         if (keys > 0) plan->kv_last = b;
         uint32_t n = plan->n_sequences++;
         if (!plan->sequences) continue;

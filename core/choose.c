@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "backward.h"
 #include "status.h"
 #include "tune.h"
 
@@ -108,9 +109,11 @@ static tess_kernel_key key_left(const walk *w) {
 /* The user wants this kernel, for better or worse. */
 static bool is_ordered(const walk *w) { return w->name && !w->preferred; }
 
-/* The longest q_len that the row is for. */
+/* The longest q_len that the row is for. Where all sequences get one kernel and none may decide
+ * which, it is for all lengths. */
 static int64_t most_for(const walk *w, const tess_kernel_info *info) {
     if (!w->plan || is_ordered(w) || info->most_rows == 0) return EVERY_LENGTH;
+    if (is_invariant(w) && !tess_plan_shared(w->plan)) return EVERY_LENGTH;
     const int64_t most = info->most_rows / w->key->group;
     return most < EVERY_LENGTH ? most : EVERY_LENGTH;
 }
@@ -292,12 +295,15 @@ static tess_kernel_key key_of(const tess_plan *plan, const tess_plan_desc *d) {
     key.steps = plan->steps;
     key.group = (uint32_t)(layout->n_heads / layout->n_kv_heads);
     key.head_classes = layout->group_start[layout->n_kv_heads];
-    /* A run is a launch for each storage group. */
-    const uint64_t launches = (uint64_t)(d->max_in_flight ? d->max_in_flight : 4) * plan->pools.n;
+    /* A run is a launch for each storage group, or for each stage. */
+    const uint64_t launches = (uint64_t)(d->max_in_flight ? d->max_in_flight : 4) * plan->pools.n *
+                              (d->op == TESS_OP_BACKWARD ? TESS_STAGES : 1);
     key.max_in_flight = launches > UINT32_MAX ? UINT32_MAX : (uint32_t)launches;
     key.kv_dtype = plan->kv_dtype;
     key.page = plan->pools.page;
     key.compact = plan->pools.compact;
+    key.determinism = d->determinism;
+    key.gradients = d->flags & TESS_PLAN_GRADIENTS;
     return key;
 }
 
@@ -309,6 +315,8 @@ static tess_status finish(const tess_plan *plan, const tess_plan_desc *d, tess_s
     if (share->kernel.tile_rows == 0 || share->kernel.tile_step == 0)
         return tess_fail(TESS_ERROR_NATIVE, "%s: %s: kernel %s has no tile_rows or tile_step",
                          in_create, backend, name);
+    if (plan->op == TESS_OP_BACKWARD)
+        TESS_RETURN_IF_ERROR(tess_backward_check_kernel(backend, name, &share->kernel));
     if (snprintf(share->kernel_name, sizeof share->kernel_name, "%s/%s", backend, name) >=
         (int)sizeof share->kernel_name)
         return tess_fail(TESS_ERROR_NATIVE, "%s: %s: kernel %s has too long a name", in_create,

@@ -125,9 +125,12 @@ tess_status tess_jobs_count(tess_jobs *jobs);
 /* Writes what the last count counted. */
 void tess_jobs_place(tess_jobs *jobs, tess_job *out, tess_merge *merges);
 
-/* Cuts jobs, then merges, into ranges of at most `limit` key blocks, or of a single job. Returns
- * how many there are; with `start` it also writes where they begin and where the last one ends. */
-uint64_t tess_jobs_ranges(const tess_tables *tables, uint64_t n_jobs, uint64_t n_merges,
+/* The cost of job `n` of those that tess_run's range counts, in key blocks. */
+typedef uint64_t tess_cost_fn(const void *context, uint64_t n);
+
+/* Cuts `total` jobs into ranges of at most `limit` key blocks, or of a single job. Returns how many
+ * there are; with `start` it also writes where they begin and where the last one ends. */
+uint64_t tess_jobs_ranges(tess_cost_fn *cost_of, const void *context, uint64_t total,
                           uint64_t limit, uint64_t *start);
 
 static inline uint64_t tess_job_blocks(const tess_job *job) {

@@ -32,6 +32,17 @@ static bool settle_partials(tess_memory_plan *memory, tess_partials *partials) {
            checked_add(partials->at, bytes, &memory->workspace_bytes);
 }
 
+/* Each query head has strip_bytes of every strip. */
+static bool settle_strips(tess_memory_plan *memory) {
+    uint64_t bytes;
+    memory->strips_at = memory->workspace_bytes;
+    if (memory->n_strips == 0) return true;
+    return checked_align(memory->workspace_bytes, memory->workspace_align, &memory->strips_at) &&
+           checked_mul(memory->n_strips, memory->n_strip_heads, &bytes) &&
+           checked_mul(bytes, memory->strip_bytes, &bytes) &&
+           checked_add(memory->strips_at, bytes, &memory->workspace_bytes);
+}
+
 bool tess_memory_settle(tess_memory_plan *memory, tess_tables *t, void *base) {
     uint64_t end = 0, step_end = TABLE_ALIGN;
     const bool steps = memory->n_step_runs != 0;
@@ -45,7 +56,11 @@ bool tess_memory_settle(tess_memory_plan *memory, tess_tables *t, void *base) {
                 settle(&end, memory->n_entries, sizeof *t->entries, &t->entries_at) &&
                 settle(&end, memory->n_bits, sizeof *t->bits, &t->bits_at) &&
                 settle(&end, memory->n_slots, sizeof *t->slots, &t->slots_at) &&
-                settle(&end, memory->n_kv_heads, sizeof *t->kv_heads, &t->kv_heads_at);
+                settle(&end, memory->n_kv_heads, sizeof *t->kv_heads, &t->kv_heads_at) &&
+                settle(&end, memory->n_columns, sizeof *t->columns, &t->columns_at) &&
+                settle(&end, memory->n_segments, sizeof *t->segments, &t->segments_at) &&
+                settle(&end, memory->n_strips, sizeof *t->strips, &t->strips_at) &&
+                settle(&end, memory->n_first_strips, sizeof *t->first_strips, &t->first_strips_at);
     memory->copy_bytes = memory->copy_at = memory->step_bytes = t->step_plan_at = 0;
     if (steps) {
         fits = fits && settle(&end, behind, sizeof(tess_step_run), &t->step_plan_at);
@@ -65,9 +80,14 @@ bool tess_memory_settle(tess_memory_plan *memory, tess_tables *t, void *base) {
         t->bits = (const uint32_t *)(place + t->bits_at);
         t->slots = (const tess_slot *)(place + t->slots_at);
         t->kv_heads = (const tess_kv_head *)(place + t->kv_heads_at);
+        t->columns = (const tess_column *)(place + t->columns_at);
+        t->segments = (const tess_segment *)(place + t->segments_at);
+        t->strips = (const tess_strip *)(place + t->strips_at);
+        t->first_strips = (const uint32_t *)(place + t->first_strips_at);
     }
     memory->table_bytes = end;
     memory->workspace_bytes = memory->scratch_bytes;
+    fits = fits && settle_strips(memory);
     for (uint32_t n = 0; n < TESS_SHARES; n++)
         fits = fits && settle_partials(memory, &memory->partials[n]);
     return fits;

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "backward.h"
 #include "choose.h"
 #include "kv_slots.h"
 #include "split.h"
@@ -33,15 +34,12 @@ static tess_status check_later(const tess_plan_desc *d) {
 }
 
 static tess_status check_numbers(const tess_plan_desc *d) {
-    const uint32_t known =
-        TESS_PLAN_BATCH_INVARIANT | TESS_PLAN_DEVICE_LENGTHS | TESS_PLAN_COMPACT | TESS_PLAN_APPEND;
+    const uint32_t known = TESS_PLAN_BATCH_INVARIANT | TESS_PLAN_DEVICE_LENGTHS |
+                           TESS_PLAN_COMPACT | TESS_PLAN_APPEND | TESS_PLAN_GRADIENTS;
     if (d->flags & ~known)
         return tess_invalid("%s: flags: unknown bits 0x%x", in_create, (unsigned)d->flags);
     if (d->op > TESS_OP_BACKWARD)
         return tess_invalid("%s: op: %u is no tess_op of plans", in_create, (unsigned)d->op);
-    if (d->op != TESS_OP_FORWARD)
-        return tess_unsupported("%s: op: TESS_OP_BACKWARD is not supported in this version",
-                                in_create);
     if (d->dtype > TESS_BF16)
         return tess_invalid("%s: dtype: %u is no tess_dtype of Q and O", in_create,
                             (unsigned)d->dtype);
@@ -71,9 +69,7 @@ static tess_status check_numbers(const tess_plan_desc *d) {
     if (d->tile_rows < 0)
         return tess_invalid("%s: tile_rows: must be at least 0, got %d", in_create,
                             (int)d->tile_rows);
-    if (d->determinism != 0)
-        return tess_unsupported("%s: determinism: must be 0 in this version, got %u", in_create,
-                                (unsigned)d->determinism);
+    TESS_RETURN_IF_ERROR(tess_backward_check(d));
     return check_later(d);
 }
 
@@ -148,11 +144,19 @@ static uint64_t range_limit(const tess_plan *plan, const tess_plan_desc *d) {
     return blocks < 1 ? 1 : blocks > 1e18 ? (uint64_t)1e18 : (uint64_t)blocks;
 }
 
+static uint64_t cost_of(const void *context, uint64_t n) {
+    const tess_plan *plan = context;
+    if (plan->op == TESS_OP_BACKWARD) return tess_backward_steps(plan, n);
+    const uint64_t n_jobs = plan->memory.n_jobs;
+    return n < n_jobs ? tess_job_blocks(&plan->tables.jobs[n])
+                      : plan->tables.merges[n - n_jobs].parts;
+}
+
 static tess_status find_ranges(tess_plan *plan, uint64_t limit) {
-    plan->n_ranges = plan->memory.n_jobs ? 1 : 0;
+    const uint64_t total = tess_plan_jobs(plan);
+    plan->n_ranges = total ? 1 : 0;
     if (limit == 0 || plan->n_ranges == 0) return TESS_OK;
-    uint64_t n =
-        tess_jobs_ranges(&plan->tables, plan->memory.n_jobs, plan->memory.n_merges, limit, NULL);
+    const uint64_t n = tess_jobs_ranges(cost_of, plan, total, limit, NULL);
     if (n == 1) return TESS_OK;
     size_t bytes = (size_t)(n + 1) * sizeof *plan->range_start;
     plan->range_start = tess_mem_alloc(plan->device->runtime, bytes, 64);
@@ -160,8 +164,7 @@ static tess_status find_ranges(tess_plan *plan, uint64_t limit) {
         return tess_fail(TESS_ERROR_OUT_OF_MEMORY, "%s: no memory for %llu ranges", in_create,
                          (unsigned long long)n);
     plan->host_bytes += bytes;
-    plan->n_ranges = tess_jobs_ranges(&plan->tables, plan->memory.n_jobs, plan->memory.n_merges,
-                                      limit, plan->range_start);
+    plan->n_ranges = tess_jobs_ranges(cost_of, plan, total, limit, plan->range_start);
     return TESS_OK;
 }
 
@@ -188,26 +191,31 @@ static tess_status upload(tess_plan *plan) {
     plan->tables.entries = plan->tables.bits = NULL;
     plan->tables.slots = NULL;
     plan->tables.kv_heads = NULL;
+    plan->tables.columns = NULL;
+    plan->tables.segments = NULL;
+    plan->tables.strips = NULL;
+    plan->tables.first_strips = NULL;
     plan->tables.step_plan = NULL;
     return status;
 }
 
 /* The memory plan sizes and places the tables; those that no length changes are filled here. The
- * numbers of sequences, jobs, merges and partial results are set. */
-static tess_status place_tables(tess_plan *plan, const tess_jobs *jobs) {
+ * numbers of sequences, jobs, merges, partial results, columns and strips are set. `columns` have
+ * `more` entries beside those of the jobs. */
+static tess_status place_tables(tess_plan *plan, const tess_jobs *jobs, uint64_t more) {
     tess_runtime *runtime = plan->device->runtime;
     const tess_layout *layout = plan->layout;
     tess_memory_plan *memory = &plan->memory;
     uint64_t align = plan->device->caps.workspace_align;
     memory->n_classes = layout->n_classes;
-    memory->n_entries = jobs->tiler->n_entries;
-    memory->n_bits = layout->pattern.kind == TESS_PATTERN_BLOCKS ? jobs->tiler->n_entries : 0;
+    memory->n_entries = jobs->tiler->n_entries + more;
+    memory->n_bits = layout->pattern.kind == TESS_PATTERN_BLOCKS ? memory->n_entries : 0;
     if (plan->pools.compact) {
         memory->n_slots = plan->pools.n_slots;
         memory->n_kv_heads = (uint64_t)layout->n_kv_heads;
     }
     /* Kernels run one after the other. */
-    for (uint32_t n = 0; n < plan->n_shares && memory->n_jobs; n++) {
+    for (uint32_t n = 0; n < plan->n_shares && tess_plan_jobs(plan); n++) {
         const uint64_t scratch = plan->shares[n].kernel.scratch_bytes;
         if (scratch > memory->scratch_bytes) memory->scratch_bytes = scratch;
     }
@@ -241,8 +249,9 @@ static tess_partials partials_of(uint64_t n, uint32_t rows) {
     return (tess_partials){.n = n, .rows = rows + rows % 2};
 }
 
-/* `jobs`: those of each share. */
-static tess_status make_tables(tess_plan *plan, const tess_plan_desc *d, tess_jobs *jobs) {
+/* `jobs`: those of each share; `columns`: of a backward plan, else zero. */
+static tess_status make_tables(tess_plan *plan, const tess_plan_desc *d, tess_jobs *jobs,
+                               tess_columns *columns) {
     tess_memory_plan *memory = &plan->memory;
     memory->n_sequences = plan->n_sequences;
     for (uint32_t n = 0; n < plan->n_shares; n++) {
@@ -255,7 +264,7 @@ static tess_status make_tables(tess_plan *plan, const tess_plan_desc *d, tess_jo
         memory->n_merges += share->n_merges;
         memory->partials[n] = partials_of(jobs[n].n_partials, jobs[n].partial_rows);
     }
-    TESS_RETURN_IF_ERROR(place_tables(plan, jobs));
+    TESS_RETURN_IF_ERROR(place_tables(plan, jobs, columns->n_entries));
     if (plan->n_sequences > 0)
         memcpy((void *)plan->tables.sequences, plan->sequences, (size_t)plan->sequences_bytes);
     for (uint32_t n = 0; n < plan->n_shares; n++) {
@@ -263,6 +272,7 @@ static tess_status make_tables(tess_plan *plan, const tess_plan_desc *d, tess_jo
         tess_jobs_place(&jobs[n], (tess_job *)plan->tables.jobs + plan->shares[n].first_job,
                         (tess_merge *)plan->tables.merges + plan->shares[n].first_merge);
     }
+    if (plan->op == TESS_OP_BACKWARD) tess_backward_place(plan, columns);
     TESS_RETURN_IF_ERROR(find_ranges(plan, range_limit(plan, d)));
     return plan->device->caps.host_memory ? TESS_OK : upload(plan);
 }
@@ -300,16 +310,22 @@ static bool suits_short_tiles(const tess_plan *plan, const tess_share *share,
 
 static tess_status make_jobs(tess_plan *plan, const tess_plan_desc *d) {
     tess_jobs jobs[TESS_SHARES] = {{0}};
+    tess_columns columns = {0};
     tess_status status = TESS_OK;
+    const bool backward = plan->op == TESS_OP_BACKWARD;
+    const int32_t kv_split = backward ? 1 : d->kv_split;
+    if (backward && !(plan->shares[0].kernel.stages & TESS_STAGE_ROWS)) plan->shares[0].most = 0;
     for (uint32_t n = 0; n < plan->n_shares && status == TESS_OK; n++) {
         tess_share *share = &plan->shares[n];
-        status = cut_jobs(plan, share, d, d->kv_split, jobs, &jobs[n]);
+        status = cut_jobs(plan, share, d, kv_split, jobs, &jobs[n]);
         if (status != TESS_OK || !suits_short_tiles(plan, share, d, &jobs[n])) continue;
         tess_jobs_release(&jobs[n]);
         share->tile_rows = share->kernel.short_rows;
         status = cut_jobs(plan, share, d, 1, jobs, &jobs[n]);
     }
-    if (status == TESS_OK) status = make_tables(plan, d, jobs);
+    if (status == TESS_OK && backward) status = tess_backward_count(plan, jobs, &columns);
+    if (status == TESS_OK) status = make_tables(plan, d, jobs, &columns);
+    tess_columns_release(&columns);
     for (uint32_t n = TESS_SHARES; n-- > 0;) tess_jobs_release(&jobs[n]);
     return status;
 }
@@ -350,7 +366,7 @@ static tess_status make_step_tables(tess_plan *plan, const tess_plan_desc *d,
     memory->n_jobs = share->n_jobs = room.jobs;
     memory->n_merges = share->n_merges = room.merges;
     memory->partials[0] = partials_of(room.partials, room.partial_rows);
-    TESS_RETURN_IF_ERROR(place_tables(plan, jobs));
+    TESS_RETURN_IF_ERROR(place_tables(plan, jobs, 0));
     if (memory->step_bytes > (uint64_t)UINT32_MAX * 4)
         return tess_unsupported("%s: max_rows: a step of %llu bytes; 16 GiB are the most",
                                 in_create, (unsigned long long)memory->step_bytes);
@@ -448,6 +464,9 @@ static void destroy(tess_plan *plan) {
 /* Refuses what the backend would misread. */
 static tess_status check_features(const tess_device *device, const tess_plan_desc *d) {
     const uint32_t features = device->caps.features;
+    if (d->op == TESS_OP_BACKWARD && !(features & TESS_FEATURE_BACKWARD))
+        return tess_unsupported("%s: op: the backend %s has no kernels of TESS_OP_BACKWARD",
+                                in_create, device->backend->name);
     if ((d->q_first || d->kv_first) && !(features & TESS_FEATURE_POSITIONS))
         return tess_unsupported("%s: %s: the backend %s does not read positions", in_create,
                                 d->q_first ? "q_first" : "kv_first", device->backend->name);
@@ -465,6 +484,7 @@ static tess_status fill(tess_plan *plan, const tess_plan_desc *d) {
     plan->flags = d->flags;
     plan->op = d->op;
     plan->dtype = d->dtype;
+    plan->determinism = d->determinism;
     plan->kv_dtype = d->kv_dtype ? d->kv_dtype : d->dtype;
     plan->head_dim = d->head_dim;
     plan->scale = d->scale != 0 ? d->scale : (float)(1 / sqrt((double)d->head_dim));

@@ -30,6 +30,7 @@ struct tess_plan {
     tess_layout *layout;
     uint32_t flags, op, dtype;
     uint32_t kv_dtype; /* of K and V; has scales if tess_dtype_has_scales */
+    uint32_t determinism;
     int32_t head_dim;
     float scale;
     bool packed, kv_packed; /* of Q, O and LSE; of K and V */
@@ -41,7 +42,8 @@ struct tess_plan {
     int64_t q_len, kv_len;
     int64_t max_q_len, max_kv_len; /* rows and keys of the longest sequence */
     int64_t all_keys;              /* of the sequences that have rows; 0 where steps */
-    /* padded: the last sequence with rows, and the last one with rows and keys; -1: none */
+    /* padded: the last sequence with rows, and the last one with rows and keys (backward: with
+     * keys); -1: none */
     int64_t q_last, kv_last;
     /* padded, with no lengths but q_len and kv_len, and no positions */
     bool equal_lengths;
@@ -53,7 +55,8 @@ struct tess_plan {
     tess_kernel append;  /* of tess_append, with TESS_PLAN_APPEND */
     tess_kernel prepare; /* of steps */
 
-    /* [n_sequences] the sequences that have rows; always in host memory */
+    /* [n_sequences] the sequences that have rows or, in backward plans, keys; always in host memory
+     */
     tess_sequence *sequences;
     uint32_t n_sequences;
     uint64_t sequences_bytes;
@@ -70,9 +73,25 @@ struct tess_plan {
 
 tess_status tess_plan_check(const tess_plan *plan, const char *function); /* NULL or forked */
 
-/* Whether sequences may get different kernels. Steps and storage groups have one table of jobs. */
+/* How many jobs stage TESS_STAGE_... = 1 << n of a backward plan has. */
+static inline uint64_t tess_plan_stage(const tess_plan *plan, uint32_t n) {
+    const uint64_t jobs[TESS_STAGES] = {plan->memory.n_strips, plan->memory.n_jobs,
+                                        plan->memory.n_columns, plan->memory.n_strips};
+    return (plan->shares[0].kernel.stages >> n & 1) ? jobs[n] : 0;
+}
+
+/* All jobs that a run has, in their order: attention jobs and merges, or those of all stages. */
+static inline uint64_t tess_plan_jobs(const tess_plan *plan) {
+    uint64_t sum = 0;
+    if (plan->op != TESS_OP_BACKWARD) return plan->memory.n_jobs + plan->memory.n_merges;
+    for (uint32_t n = 0; n < TESS_STAGES; n++) sum += tess_plan_stage(plan, n);
+    return sum;
+}
+
+/* Whether sequences may get different kernels. Steps and storage groups have one table of jobs, and
+ * columns of backward plans one of their own. */
 static inline bool tess_plan_shared(const tess_plan *plan) {
-    return !plan->steps && !plan->pools.compact;
+    return !plan->steps && !plan->pools.compact && plan->op == TESS_OP_FORWARD;
 }
 
 /* The longest q_len of the sequences with above < q_len <= most; 0: there is none. */

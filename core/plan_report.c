@@ -141,10 +141,17 @@ static bool same_work(const tess_plan *plan, uint32_t n) {
            tess_plan_kv_first(plan, n) == tess_plan_kv_first(plan, n - 1);
 }
 
+/* Of one row, or key, and head. */
+static uint64_t gradient_bytes(const tess_plan *plan, uint32_t role) {
+    const tess_extent x = tess_role_extent(plan, role, 0);
+    return (uint64_t)x.row * x.item;
+}
+
 static tess_status batch_work(const tess_plan *plan, const char *function, tess_plan_info *info) {
     const tess_layout *layout = plan->layout;
     tess_runtime *runtime = plan->device->runtime;
     const uint64_t element = (uint64_t)plan->head_dim * tess_dtype_size(plan->dtype);
+    const bool backward = plan->op == TESS_OP_BACKWARD;
     size_t mark_bytes = 0;
     uint8_t *mark = NULL;
     if (layout->pattern.kind == TESS_PATTERN_BLOCKS) {
@@ -160,8 +167,13 @@ static tess_status batch_work(const tess_plan *plan, const char *function, tess_
         if (!same_work(plan, n)) sequence_work(plan, n, mark, &work);
         add_product(&info->kept_pairs, work.kept, 1);
         add_product(&info->dense_pairs, work.dense, 1);
-        add_product(&info->bytes_min, (uint64_t)s->q_len * (uint64_t)layout->n_heads, 2 * element);
+        add_product(&info->bytes_min, (uint64_t)s->q_len * (uint64_t)layout->n_heads,
+                    backward ? 3 * element + gradient_bytes(plan, TESS_ROLE_D_Q) : 2 * element);
         add_product(&info->bytes_min, work.keys, 2 * tess_plan_key_bytes(plan));
+        if (backward)
+            add_product(&info->bytes_min,
+                        (uint64_t)tess_plan_keys(plan, n) * (uint64_t)layout->n_kv_heads,
+                        2 * gradient_bytes(plan, TESS_ROLE_D_K));
     }
     tess_mem_free(runtime, mark, mark_bytes);
     return TESS_OK;
@@ -173,8 +185,9 @@ tess_status tess_plan_query(const tess_plan *plan, tess_plan_info *info) {
     tess_plan_info full;
     memset(&full, 0, sizeof full);
     const tess_share *last = &plan->shares[plan->n_shares - 1];
+    const bool backward = plan->op == TESS_OP_BACKWARD;
     full.tile_rows = last->tile_rows;
-    full.n_jobs = plan->memory.n_jobs + plan->memory.n_merges;
+    full.n_jobs = tess_plan_jobs(plan);
     full.n_merge_jobs = plan->memory.n_merges;
     full.n_ranges = plan->n_ranges;
     full.workspace_bytes = plan->memory.workspace_bytes;
@@ -190,7 +203,11 @@ tess_status tess_plan_query(const tess_plan *plan, tess_plan_info *info) {
         memcpy(full.few_kernel, plan->shares[0].kernel_name, sizeof full.few_kernel);
     }
     TESS_RETURN_IF_ERROR(batch_work(plan, function, &full));
-    full.flops = 4.0 * plan->head_dim * (double)full.kept_pairs;
+    full.flops = (backward ? 10.0 : 4.0) * plan->head_dim * (double)full.kept_pairs;
+    if (backward) {
+        full.n_columns = plan->memory.n_columns;
+        full.tile_keys = last->kernel.tile_keys;
+    }
     return tess_info_write(function, info, &full, TESS_PLAN_INFO);
 }
 
@@ -206,8 +223,8 @@ tess_status tess_plan_range(const tess_plan *plan, uint64_t index, uint64_t *fir
     if (!first_job) return tess_invalid("%s: first_job: must not be NULL", function);
     if (!job_count) return tess_invalid("%s: job_count: must not be NULL", function);
     *first_job = plan->range_start ? plan->range_start[index] : 0;
-    *job_count = plan->range_start ? plan->range_start[index + 1] - *first_job
-                                   : plan->memory.n_jobs + plan->memory.n_merges;
+    *job_count =
+        plan->range_start ? plan->range_start[index + 1] - *first_job : tess_plan_jobs(plan);
     return TESS_OK;
 }
 
@@ -262,7 +279,10 @@ tess_status tess_plan_tensor(const tess_plan *plan, tess_role role, tess_buffer 
     static const char *const function = "tess_plan_tensor";
     TESS_RETURN_IF_ERROR(tess_plan_check(plan, function));
     const bool is_new = role == TESS_ROLE_NEW_K || role == TESS_ROLE_NEW_V;
-    if ((unsigned)role > TESS_ROLE_BLOCK_TABLE && !is_new && !is_scale(role))
+    const bool gradient = role >= TESS_ROLE_D_O && role <= TESS_ROLE_D_LSE;
+    if (gradient && plan->op != TESS_OP_BACKWARD)
+        return tess_invalid("%s: role: %u is of backward plans", function, (unsigned)role);
+    if ((unsigned)role > TESS_ROLE_BLOCK_TABLE && !is_new && !is_scale(role) && !gradient)
         return tess_invalid("%s: role: %u is no tess_role", function, (unsigned)role);
     TESS_RETURN_IF_ERROR(check_scale_role(plan, function, role));
     if (!tensor) return tess_invalid("%s: tensor: must not be NULL", function);

@@ -3,6 +3,7 @@
  * called, once for each storage group. Nothing here allocates. */
 #include <stdio.h>
 
+#include "backward.h"
 #include "block_table.h"
 #include "launch.h"
 #include "overlap.h"
@@ -90,8 +91,11 @@ static tess_status check_extent(const tess_plan *plan, const place *at, const ch
 static tess_status check_apart(const tess_plan *plan, const char *name, const tess_tensor *t,
                                const tess_extent *x) {
     int64_t strides[3] = {t->stride_head, t->stride_token, t->stride_batch};
-    int64_t counts[3] = {x->heads, plan->packed ? plan->q_len : plan->max_q_len,
-                         plan->packed ? 1 : plan->q_last + 1};
+    const bool joined = is_joined(plan, x->keys);
+    const int64_t all = x->keys ? plan->kv_len : plan->q_len,
+                  longest = x->keys ? plan->max_kv_len : plan->max_q_len,
+                  last = x->keys ? plan->kv_last : plan->q_last;
+    int64_t counts[3] = {x->heads, joined ? all : longest, joined ? 1 : last + 1};
     static const char *const names[3] = {"stride_head", "stride_token", "stride_batch"};
     uint64_t extent = x->row;
     bool used[3] = {counts[0] < 2, counts[1] < 2, counts[2] < 2};
@@ -127,8 +131,8 @@ static tess_status check_tensor(const tess_plan *plan, const place *at, const ch
                                 uint32_t role, const tess_tensor *t, uint64_t *touched) {
     const tess_extent x = tess_role_extent(plan, role, at->storage);
     TESS_RETURN_IF_ERROR(check_strides(name, t, is_joined(plan, x.keys)));
-    /* Without keys there may be no memory for them. */
-    bool empty = x.keys && plan->kv_last < 0;
+    /* Without keys, or without rows, there may be no memory for them. */
+    const bool empty = x.keys ? plan->kv_last < 0 : plan->q_last < 0;
     if (empty && t->buffer.kind == TESS_BUFFER_NONE) return TESS_OK;
     TESS_RETURN_IF_ERROR(
         tess_check_buffer(in_run, plan->device, name, ".buffer", &t->buffer, x.align));
@@ -136,7 +140,7 @@ static tess_status check_tensor(const tess_plan *plan, const place *at, const ch
         tess_check_stride_align(in_run, name, t, is_joined(plan, x.keys), x.align / x.item));
     if (empty) return TESS_OK;
     TESS_RETURN_IF_ERROR(check_extent(plan, at, name, t, &x, touched));
-    return tess_role_rows[role].output ? check_apart(plan, name, t, &x) : TESS_OK;
+    return tess_role_written(role, plan->op) ? check_apart(plan, name, t, &x) : TESS_OK;
 }
 
 /* ------------------------------------------------------------------ overlaps */
@@ -175,6 +179,10 @@ static tess_box box_of(const tess_plan *plan, const place *at, uint32_t role,
                       .stride = {(uint64_t)t->stride_head * x.item, token, batch}};
 }
 
+static bool of_keys(uint32_t role) {
+    return role == TESS_ROLE_BLOCK_TABLE || tess_role_rows[role].tokens == TESS_TOKENS_KV;
+}
+
 /* Whether an element of one tensor lies within another. Tensors that are not given share nothing.
  */
 static bool share_memory(const tess_plan *plan, const place *at, uint32_t a, uint32_t b) {
@@ -185,10 +193,10 @@ static bool share_memory(const tess_plan *plan, const place *at, uint32_t a, uin
     if (l->bytes[a] == 0 || l->bytes[b] == 0 || from >= to + l->bytes[b] ||
         to >= from + l->bytes[a])
         return false;
-    const bool keys = b == TESS_ROLE_BLOCK_TABLE || tess_role_rows[b].tokens == TESS_TOKENS_KV;
+    const bool keys = of_keys(a) || of_keys(b), rows = !of_keys(a) || !of_keys(b);
     for (uint32_t n = 0; n < plan->n_touched; n++) {
         const tess_touched *part = &plan->touched[n];
-        if (keys && part->kv_len == 0) continue;
+        if ((keys && part->kv_len == 0) || (rows && part->q_len == 0)) continue;
         tess_box first = box_of(plan, at, a, part), second = box_of(plan, at, b, part);
         if (tess_boxes_meet(&first, &second)) return true;
     }
@@ -198,10 +206,11 @@ static bool share_memory(const tess_plan *plan, const place *at, uint32_t a, uin
 /* Checks outputs against inputs and against each other. Parts of one buffer may alternate. */
 static tess_status check_overlaps(const tess_plan *plan, const place *at) {
     for (uint32_t out = 0; out < TESS_ROLES_USED; out++) {
-        if (!tess_role_rows[out].output) continue;
+        if (!tess_role_written(out, plan->op)) continue;
         for (uint32_t other = 0; other < TESS_ROLES_USED; other++) {
-            if (!tess_role_rows[other].name) continue;
-            if (other >= out && tess_role_rows[other].output) continue; /* a pair is seen once */
+            if (!tess_role_serves(other, plan->op)) continue;
+            /* a pair is seen once */
+            if (other >= out && tess_role_written(other, plan->op)) continue;
             char text[MOST_NAME];
             if (share_memory(plan, at, out, other))
                 return tess_invalid(
@@ -282,6 +291,8 @@ static tess_status take_group(const tess_plan *plan, const tess_run_desc *d, uin
         char text[MOST_NAME];
         l->tensor[role] = t ? *t : none;
         l->bytes[role] = 0;
+        if (tess_role_optional(role, plan->op) && l->tensor[role].buffer.kind == TESS_BUFFER_NONE)
+            continue;
         TESS_RETURN_IF_ERROR(check_tensor(plan, &at, name_of(plan, &at, role, text), role,
                                           &l->tensor[role], &l->bytes[role]));
     }
@@ -303,7 +314,7 @@ static tess_status check_tensors(const tess_plan *plan, const tess_run_desc *d, 
             continue;
         const tess_tensor *t = tess_role_tensor(d, role);
         l->tensor[role] = *t;
-        if (tess_role_rows[role].optional && t->buffer.kind == TESS_BUFFER_NONE) continue;
+        if (tess_role_optional(role, plan->op) && t->buffer.kind == TESS_BUFFER_NONE) continue;
         TESS_RETURN_IF_ERROR(
             check_tensor(plan, &at, tess_role_rows[role].name, role, t, &l->bytes[role]));
     }
@@ -321,12 +332,21 @@ static tess_status check_workspace(const tess_plan *plan, const tess_buffer *wor
 
 /* ------------------------------------------------------------------ the call */
 
+static bool is_given(const tess_tensor *t) { return t->buffer.kind != TESS_BUFFER_NONE; }
+
 static tess_status check_reserved(const tess_plan *plan, const tess_run_desc *d) {
     if (d->flags != 0)
         return tess_invalid("%s: flags: must be 0, got 0x%x", in_run, (unsigned)d->flags);
-    const char *unused = tess_role_unused(d, plan->op);
+    const bool backward = plan->op == TESS_OP_BACKWARD;
+    const char *unused = tess_role_later(d);
     if (unused)
         return tess_unsupported("%s: %s: must be of kind NONE in this version", in_run, unused);
+    unused = tess_role_unused(d, plan->op);
+    if (unused)
+        return tess_invalid("%s: %s: must be of kind NONE for a %s plan", in_run, unused,
+                            backward ? "backward" : "forward");
+    if (backward && !is_given(&d->d_q) && !is_given(&d->d_k) && !is_given(&d->d_v))
+        return tess_invalid("%s: d_q: one of d_q, d_k and d_v at least must be given", in_run);
     if (!plan->steps && d->step.kind != TESS_BUFFER_NONE)
         return tess_invalid(
             "%s: step: must be of kind NONE, since the plan has no TESS_PLAN_DEVICE_LENGTHS",
@@ -339,12 +359,14 @@ static tess_status check_reserved(const tess_plan *plan, const tess_run_desc *d)
     if (d->stream.extra && plan->n_shares > 1)
         return tess_unsupported("%s: stream.extra: must be NULL for a plan with %u kernels", in_run,
                                 (unsigned)plan->n_shares);
+    if (d->stream.extra && backward)
+        return tess_unsupported("%s: stream.extra: must be NULL for a backward plan", in_run);
     return TESS_OK;
 }
 
-/* Splits the range of jobs and merges into one of each. */
+/* Splits the range of jobs and merges into one of each. In backward plans it is all jobs. */
 static tess_status set_range(const tess_plan *plan, const tess_run_desc *d, tess_launch *launch) {
-    uint64_t jobs = plan->memory.n_jobs, total = jobs + plan->memory.n_merges;
+    const uint64_t total = tess_plan_jobs(plan), jobs = total - plan->memory.n_merges;
     if (d->first_job >= total)
         return tess_invalid("%s: first_job: must be less than %llu, got %llu", in_run,
                             (unsigned long long)total, (unsigned long long)d->first_job);
@@ -416,13 +438,45 @@ static tess_status launch_shares(const tess_plan *plan, const tess_run_desc *d, 
     return TESS_OK;
 }
 
+/* Whether a stage of a backward plan has something to do for the gradients that are wanted. */
+static bool is_needed(const tess_plan *plan, const tess_launch *l, uint32_t stage) {
+    const bool rows = is_given(&l->tensor[TESS_ROLE_D_Q]),
+               keys = is_given(&l->tensor[TESS_ROLE_D_K]) || is_given(&l->tensor[TESS_ROLE_D_V]),
+               two_passes = plan->shares[0].kernel.stages & TESS_STAGE_ROWS;
+    if (stage == TESS_STAGE_ROWS || stage == TESS_STAGE_FINISH) return rows;
+    return stage != TESS_STAGE_COLUMNS || keys || !two_passes;
+}
+
+/* A launch for each stage that has jobs in the range. */
+static tess_status launch_stages(const tess_plan *plan, tess_launch *l) {
+    const span jobs = {l->first_job, l->n_jobs};
+    double sum = 0;
+    l->gradients = plan->flags & TESS_PLAN_GRADIENTS;
+    l->n_strips = (uint32_t)plan->memory.n_strips;
+    l->n_columns = (uint32_t)plan->memory.n_columns;
+    l->strips_at = plan->memory.strips_at;
+    uint64_t first = 0;
+    for (uint32_t n = 0; n < TESS_STAGES; n++) {
+        const span own = common(jobs, (span){first, tess_plan_stage(plan, n)});
+        l->stage = 1u << n;
+        l->first_job = own.first - first;
+        l->n_jobs = own.n;
+        first += tess_plan_stage(plan, n);
+        if (own.n == 0 || !is_needed(plan, l, l->stage)) continue;
+        TESS_RETURN_IF_ERROR(tess_launch_on(plan->device, l));
+        if (l->seconds) sum += *l->seconds;
+    }
+    if (l->seconds) *l->seconds = sum;
+    return TESS_OK;
+}
+
 tess_status tess_run(const tess_plan *plan, const tess_run_desc *desc) {
     tess_run_desc d;
     tess_launch launch;
     tess_tables of_step;
     TESS_RETURN_IF_ERROR(tess_call_on_plan(in_run, plan, desc, &d, TESS_RUN_DESC));
     TESS_RETURN_IF_ERROR(check_reserved(plan, &d));
-    if (plan->memory.n_jobs == 0) {
+    if (tess_plan_jobs(plan) == 0) {
         if (d.device_seconds) *d.device_seconds = 0;
         return TESS_OK;
     }
@@ -437,7 +491,8 @@ tess_status tess_run(const tess_plan *plan, const tess_run_desc *desc) {
     launch.scale = plan->scale;
     launch.workspace = d.workspace;
     launch.workspace_bytes = plan->memory.workspace_bytes;
-    launch.kv_batch = plan->kv_packed ? 0 : plan->batch;
+    launch.kv_batch = plan->kv_packed && !tess_pools_cached(&plan->pools) ? 0 : plan->batch;
     launch.seconds = d.device_seconds;
-    return launch_shares(plan, &d, &launch);
+    return plan->op == TESS_OP_BACKWARD ? launch_stages(plan, &launch)
+                                        : launch_shares(plan, &d, &launch);
 }

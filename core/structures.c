@@ -121,7 +121,8 @@ static const tess_field plan_info[] = {
     F(T, n_ranges),     F(T, kept_pairs),      F(T, dense_pairs),     F(T, flops),
     F(T, bytes_min),    F(T, workspace_bytes), F(T, workspace_align), F(T, host_bytes),
     F(T, device_bytes), F(T, create_seconds),  F(T, kernel),          F(T, step_bytes),
-    F(T, n_storage),    F(T, few_tile_rows),   F(T, few_kernel)};
+    F(T, n_storage),    F(T, few_tile_rows),   F(T, few_kernel),      F(T, n_columns),
+    F(T, tile_keys),    F(T, reserved)};
 #undef T
 
 #define T tess_prepare_desc

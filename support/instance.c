@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "instance_parts.h"
 #include "text.h"
 
 enum {
@@ -15,33 +16,32 @@ enum {
      * would read */
     PAD_TOKENS_MIN = 64,
     PAD_TOKENS_MAX = 256,
-    NAN_BYTE = 0xff, /* all bits set is a NaN in every type */
 };
 #define WAIT_LIMIT_NS 600000000000u
 
 static unsigned char guard_byte(uint64_t at) { return (unsigned char)(0xa5 ^ (at * 37 & 0xff)); }
 
 /* Copies the library's message, or says what failed without it. */
-static tess_status fail(instance *x, tess_status status, const char *own) {
+tess_status instance_fail(instance *x, tess_status status, const char *own) {
     snprintf(x->error, sizeof x->error, "%s", own ? own : tess_last_error());
     return status;
 }
 
 /* ------------------------------------------------------------------ memory */
 
-static void *host_alloc(uint64_t bytes) {
+void *instance_host_alloc(uint64_t bytes) {
     if (bytes > SIZE_MAX - 128) return NULL;
     return aligned_alloc(64, ((size_t)bytes / 64 + 1) * 64);
 }
 
 /* A part of `bytes` with guards around it if they are wanted, filled with `fill`; `raw` is what has
  * to be freed, `part` what the run gets. */
-static tess_status guarded_alloc(instance *x, uint64_t bytes, uint64_t alignment, int fill,
-                                 tess_buffer *raw, tess_buffer *part) {
+tess_status instance_guarded(instance *x, uint64_t bytes, uint64_t alignment, int fill,
+                             tess_buffer *raw, tess_buffer *part) {
     /* An empty part still gets an address. */
     uint64_t total = x->guard + alignment + bytes + x->guard + 16;
     tess_status status = tess_alloc(x->device, total, raw);
-    if (status != TESS_OK) return fail(x, status, NULL);
+    if (status != TESS_OK) return instance_fail(x, status, NULL);
     uint64_t start = x->guard;
     uint64_t base = raw->kind == TESS_BUFFER_OBJECT ? 0 : raw->handle;
     start += (alignment - (base + raw->offset + start) % alignment) % alignment;
@@ -50,19 +50,20 @@ static tess_status guarded_alloc(instance *x, uint64_t bytes, uint64_t alignment
     part->size = part->offset + bytes;
     if (!(x->flags & (INSTANCE_GUARDS | INSTANCE_POISON))) return TESS_OK;
 
-    unsigned char *image = host_alloc(total);
-    if (!image) return fail(x, TESS_ERROR_OUT_OF_MEMORY, "out of memory for a guarded buffer");
+    unsigned char *image = instance_host_alloc(total);
+    if (!image)
+        return instance_fail(x, TESS_ERROR_OUT_OF_MEMORY, "out of memory for a guarded buffer");
     for (uint64_t i = 0; i < total; i++) image[i] = guard_byte(i);
     memset(image + start, fill, (size_t)bytes);
     status = tess_copy(x->device, *raw, tess_host_buffer(image, total), total);
     free(image);
-    return status == TESS_OK ? TESS_OK : fail(x, status, NULL);
+    return status == TESS_OK ? TESS_OK : instance_fail(x, status, NULL);
 }
 
-/* Compares the guards of one part with what guarded_alloc wrote. Returns 0, or -1 with `what`
+/* Compares the guards of one part with what instance_guarded wrote. Returns 0, or -1 with `what`
  * filled. */
-static int guards_intact(const instance *x, const char *name, const tess_buffer *raw,
-                         const tess_buffer *part, char *what, size_t size) {
+int instance_guards_intact(const instance *x, const char *name, const tess_buffer *raw,
+                           const tess_buffer *part, char *what, size_t size) {
     uint64_t start = part->offset - raw->offset, end = part->size - raw->offset;
     unsigned char seen[GUARD_BYTES];
     for (int side = 0; side < 2; side++) {
@@ -94,16 +95,16 @@ static tess_status upload_padded(instance *x, const void *host, uint64_t vector,
     uint64_t tokens = (uint64_t)(p->q_lens ? problem_kv_tokens(p) : p->kv_len);
     uint64_t total = (pad + pieces * (tokens + pad)) * row;
     tess_status status = tess_alloc(x->device, total, raw);
-    if (status != TESS_OK) return fail(x, status, NULL);
-    char *image = host_alloc(total);
-    if (!image) return fail(x, TESS_ERROR_OUT_OF_MEMORY, "out of memory for padded keys");
+    if (status != TESS_OK) return instance_fail(x, status, NULL);
+    char *image = instance_host_alloc(total);
+    if (!image) return instance_fail(x, TESS_ERROR_OUT_OF_MEMORY, "out of memory for padded keys");
     memset(image, NAN_BYTE, (size_t)total);
     for (uint64_t b = 0; b < pieces; b++)
         memcpy(image + (pad + b * (tokens + pad)) * row, (const char *)host + b * tokens * row,
                (size_t)(tokens * row));
     status = tess_copy(x->device, *raw, tess_host_buffer(image, total), total);
     free(image);
-    if (status != TESS_OK) return fail(x, status, NULL);
+    if (status != TESS_OK) return instance_fail(x, status, NULL);
     tensor->buffer = *raw;
     tensor->buffer.offset += pad * row;
     tensor->buffer.size = raw->offset + total;
@@ -111,17 +112,17 @@ static tess_status upload_padded(instance *x, const void *host, uint64_t vector,
     return TESS_OK;
 }
 
-static tess_status upload(instance *x, const void *host, uint64_t bytes, tess_buffer *raw,
-                          tess_tensor *tensor) {
+tess_status instance_upload(instance *x, const void *host, uint64_t bytes, tess_buffer *raw,
+                            tess_tensor *tensor) {
     if (x->host_memory) {
         tensor->buffer = tess_host_buffer(host, bytes);
         return TESS_OK;
     }
     tess_status status = tess_alloc(x->device, bytes ? bytes : 16, raw);
-    if (status != TESS_OK) return fail(x, status, NULL);
+    if (status != TESS_OK) return instance_fail(x, status, NULL);
     tensor->buffer = *raw;
     status = bytes ? tess_copy(x->device, *raw, tess_host_buffer(host, bytes), bytes) : TESS_OK;
-    return status == TESS_OK ? TESS_OK : fail(x, status, NULL);
+    return status == TESS_OK ? TESS_OK : instance_fail(x, status, NULL);
 }
 
 /* ------------------------------------------------------------------ life */
@@ -130,14 +131,14 @@ static tess_status make_plan(instance *x, const char *kernel) {
     tess_plan_desc desc;
     int64_t *cu = NULL;
     if (problem_plan_desc(x->problem, &desc, &cu) != 0)
-        return fail(x, TESS_ERROR_OUT_OF_MEMORY, "out of memory for the lengths");
+        return instance_fail(x, TESS_ERROR_OUT_OF_MEMORY, "out of memory for the lengths");
     desc.kernel = kernel;
     tess_status status = tess_plan_create(x->device, x->layout, &desc, &x->plan);
     free(cu);
-    if (status != TESS_OK) return fail(x, status, NULL);
+    if (status != TESS_OK) return instance_fail(x, status, NULL);
     x->info.struct_size = sizeof x->info;
     status = tess_plan_query(x->plan, &x->info);
-    return status == TESS_OK ? TESS_OK : fail(x, status, NULL);
+    return status == TESS_OK ? TESS_OK : instance_fail(x, status, NULL);
 }
 
 /* Contiguous strides of every tensor into x->run, and the sizes. Those of a cache come with it. */
@@ -161,7 +162,7 @@ static tess_status describe(instance *x) {
         }
         tess_status status =
             tess_plan_tensor(x->plan, all[n].role, (tess_buffer){0}, all[n].tensor, all[n].bytes);
-        if (status != TESS_OK) return fail(x, status, NULL);
+        if (status != TESS_OK) return instance_fail(x, status, NULL);
     }
     return TESS_OK;
 }
@@ -188,7 +189,7 @@ static int recall(const instance *x, int n, void *data, uint64_t bytes) {
 static void keep(const instance *x, int n, const void *data, uint64_t bytes) {
     instance_memo *memo = x->memo;
     if (!memo || memo->inputs[n] || bytes > MEMO_BYTES) return;
-    memo->inputs[n] = host_alloc(bytes);
+    memo->inputs[n] = instance_host_alloc(bytes);
     memo->bytes[n] = bytes;
     if (memo->inputs[n]) memcpy(memo->inputs[n], data, (size_t)bytes);
 }
@@ -216,15 +217,15 @@ static void make_keys(const instance *x, int n, void *data, uint64_t bytes, floa
 
 static tess_status make_inputs(instance *x) {
     const int has_scales = problem_has_scales(x->problem);
-    x->q = host_alloc(x->q_bytes);
-    x->k = host_alloc(x->k_bytes);
-    x->v = host_alloc(x->v_bytes);
-    x->o = host_alloc(x->o_bytes);
-    x->lse = host_alloc(x->lse_bytes);
-    if (has_scales) x->k_scale = host_alloc(x->k_scale_bytes);
-    if (has_scales) x->v_scale = host_alloc(x->v_scale_bytes);
+    x->q = instance_host_alloc(x->q_bytes);
+    x->k = instance_host_alloc(x->k_bytes);
+    x->v = instance_host_alloc(x->v_bytes);
+    x->o = instance_host_alloc(x->o_bytes);
+    x->lse = instance_host_alloc(x->lse_bytes);
+    if (has_scales) x->k_scale = instance_host_alloc(x->k_scale_bytes);
+    if (has_scales) x->v_scale = instance_host_alloc(x->v_scale_bytes);
     if (!x->q || !x->k || !x->v || !x->o || !x->lse || (has_scales && (!x->k_scale || !x->v_scale)))
-        return fail(x, TESS_ERROR_OUT_OF_MEMORY, "out of memory for the tensors");
+        return instance_fail(x, TESS_ERROR_OUT_OF_MEMORY, "out of memory for the tensors");
     make_input(x, INPUT_Q, x->q, x->q_bytes);
     make_keys(x, INPUT_K, x->k, x->k_bytes, x->k_scale);
     make_keys(x, INPUT_V, x->v, x->v_bytes, x->v_scale);
@@ -297,7 +298,7 @@ static void use_layer(const instance *x, int layer, tess_run_desc *run) {
 tess_status instance_add_layer(instance *x) {
     instance_layer *layer = new_layer(x);
     tess_status status = TESS_OK;
-    if (!layer) return fail(x, TESS_ERROR_OUT_OF_MEMORY, "out of memory for a layer");
+    if (!layer) return instance_fail(x, TESS_ERROR_OUT_OF_MEMORY, "out of memory for a layer");
     for (uint32_t n = 0; n < pools_of(x) && status == TESS_OK; n++) {
         const uint64_t bytes = pool_bytes(x, n);
         layer->pools[n] = x->layers[0].pools[n];
@@ -308,7 +309,7 @@ tess_status instance_add_layer(instance *x) {
         status = tess_copy(x->device, layer->memory[n], x->layers[0].pools[n].buffer, bytes);
     }
     if (status == TESS_OK) return TESS_OK;
-    fail(x, status, NULL);
+    instance_fail(x, status, NULL);
     drop_layer(x);
     return status;
 }
@@ -322,24 +323,24 @@ static tess_status place_pool(instance *x, uint32_t n, const void *plain, tess_b
     *pool = cache_pool(&x->cache, group, part, (tess_buffer){0});
     if (bytes == 0) return TESS_OK;
     tess_status status = tess_alloc(x->device, bytes, memory);
-    if (status != TESS_OK) return fail(x, status, NULL);
+    if (status != TESS_OK) return instance_fail(x, status, NULL);
     pool->buffer = *memory;
-    char *image =
-        x->host_memory ? (char *)(uintptr_t)(memory->handle + memory->offset) : host_alloc(bytes);
-    if (!image) return fail(x, TESS_ERROR_OUT_OF_MEMORY, "out of memory for a pool");
+    char *image = x->host_memory ? (char *)(uintptr_t)(memory->handle + memory->offset)
+                                 : instance_host_alloc(bytes);
+    if (!image) return instance_fail(x, TESS_ERROR_OUT_OF_MEMORY, "out of memory for a pool");
     memset(image, NAN_BYTE, (size_t)bytes);
     status = cache_lay(&x->cache, group, part, plain, image);
     if (status == TESS_OK && !x->host_memory)
         status = tess_copy(x->device, *memory, tess_host_buffer(image, bytes), bytes);
     if (!x->host_memory) free(image);
-    return status == TESS_OK ? TESS_OK : fail(x, status, NULL);
+    return status == TESS_OK ? TESS_OK : instance_fail(x, status, NULL);
 }
 
 static tess_status place_cache(instance *x) {
     tess_status status = cache_create(&x->cache, x->problem, x->layout);
-    if (status != TESS_OK) return fail(x, status, NULL);
+    if (status != TESS_OK) return instance_fail(x, status, NULL);
     instance_layer *layer = new_layer(x);
-    if (!layer) return fail(x, TESS_ERROR_OUT_OF_MEMORY, "out of memory for a layer");
+    if (!layer) return instance_fail(x, TESS_ERROR_OUT_OF_MEMORY, "out of memory for a layer");
     const uint32_t groups = groups_of(x);
     const void *const plain[] = {x->k, x->v, x->k_scale, x->v_scale};
     for (uint32_t n = 0; n < pools_of(x) && status == TESS_OK; n++)
@@ -350,7 +351,7 @@ static tess_status place_cache(instance *x) {
     x->run.table_stride = x->cache.table_stride;
     tess_tensor table = {0};
     if (x->cache.table_bytes)
-        status = upload(x, x->cache.table, x->cache.table_bytes, &x->dtable, &table);
+        status = instance_upload(x, x->cache.table, x->cache.table_bytes, &x->dtable, &table);
     x->run.block_table = table.buffer;
     return status;
 }
@@ -369,12 +370,12 @@ static tess_status place_plain(instance *x) {
                {x->k_scale, x->k_scale_bytes, 4, 4, &x->dk_scale, &x->run.k_scale},
                {x->v_scale, x->v_scale_bytes, 4, 4, &x->dv_scale, &x->run.v_scale}};
     instance_layer *layer = new_layer(x);
-    if (!layer) return fail(x, TESS_ERROR_OUT_OF_MEMORY, "out of memory for a layer");
+    if (!layer) return instance_fail(x, TESS_ERROR_OUT_OF_MEMORY, "out of memory for a layer");
     for (uint32_t n = 0; n < pools_of(x); n++) {
         const tess_status status =
             x->flags & INSTANCE_POISON
                 ? upload_padded(x, all[n].host, all[n].row, all[n].size, all[n].raw, all[n].tensor)
-                : upload(x, all[n].host, all[n].bytes, all[n].raw, all[n].tensor);
+                : instance_upload(x, all[n].host, all[n].bytes, all[n].raw, all[n].tensor);
         if (status != TESS_OK) return status;
         layer->pools[n] = *all[n].tensor;
     }
@@ -384,17 +385,17 @@ static tess_status place_plain(instance *x) {
 /* ------------------------------------------------------------------ runs */
 
 static tess_status place(instance *x) {
-    tess_status status = upload(x, x->q, x->q_bytes, &x->dq, &x->run.q);
+    tess_status status = instance_upload(x, x->q, x->q_bytes, &x->dq, &x->run.q);
     if (status == TESS_OK) status = problem_cached(x->problem) ? place_cache(x) : place_plain(x);
     int fill = x->flags & INSTANCE_POISON ? NAN_BYTE : 0;
     if (status == TESS_OK)
-        status = guarded_alloc(x, x->o_bytes, 16, fill, &x->d_o, &x->run.o.buffer);
+        status = instance_guarded(x, x->o_bytes, 16, fill, &x->d_o, &x->run.o.buffer);
     if (status == TESS_OK)
-        status = guarded_alloc(x, x->lse_bytes, 16, fill, &x->dlse, &x->run.lse.buffer);
+        status = instance_guarded(x, x->lse_bytes, 16, fill, &x->dlse, &x->run.lse.buffer);
     uint64_t alignment = x->info.workspace_align > 16 ? x->info.workspace_align : 16;
     if (status == TESS_OK)
-        status = guarded_alloc(x, x->info.workspace_bytes, alignment, fill, &x->dwork,
-                               &x->run.workspace);
+        status = instance_guarded(x, x->info.workspace_bytes, alignment, fill, &x->dwork,
+                                  &x->run.workspace);
     return status;
 }
 
@@ -402,7 +403,7 @@ static tess_status place(instance *x) {
 static tess_status find_memory(instance *x) {
     tess_buffer probe = {0};
     tess_status status = tess_alloc(x->device, 16, &probe);
-    if (status != TESS_OK) return fail(x, status, NULL);
+    if (status != TESS_OK) return instance_fail(x, status, NULL);
     x->host_memory = probe.kind == TESS_BUFFER_HOST;
     tess_free(x->device, &probe);
     return TESS_OK;
@@ -422,7 +423,7 @@ static tess_status make_layout(instance *x) {
     tess_runtime *runtime = NULL;
     tess_status status = tess_runtime_create(&desc, &runtime);
     if (status == TESS_OK) status = problem_layout(x->problem, runtime, &x->layout);
-    if (status != TESS_OK) fail(x, status, NULL);
+    if (status != TESS_OK) instance_fail(x, status, NULL);
     tess_runtime_release(runtime);
     return status;
 }
@@ -447,6 +448,7 @@ tess_status instance_create_again(instance *x, tess_device *device, const proble
     if (status == TESS_OK) status = describe(x);
     if (status == TESS_OK) status = make_inputs(x);
     if (status == TESS_OK) status = place(x);
+    if (status == TESS_OK && p->op == PROBLEM_BACKWARD) status = instance_place_gradients(x);
     if (status != TESS_OK) instance_release(x);
     return status;
 }
@@ -456,32 +458,33 @@ tess_status instance_run(instance *x, double *device_seconds) {
     run.device_seconds = device_seconds;
     tess_status status = tess_run(x->plan, &run);
     if (status == TESS_OK && !x->host_memory) status = tess_wait(x->device, WAIT_LIMIT_NS);
-    return status == TESS_OK ? TESS_OK : fail(x, status, NULL);
+    return status == TESS_OK ? TESS_OK : instance_fail(x, status, NULL);
 }
 
 tess_status instance_launch(instance *x, int layer) {
     tess_run_desc run = x->run;
     use_layer(x, layer, &run);
     const tess_status status = tess_run(x->plan, &run);
-    return status == TESS_OK ? TESS_OK : fail(x, status, NULL);
+    return status == TESS_OK ? TESS_OK : instance_fail(x, status, NULL);
 }
 
 tess_status instance_wait(instance *x) {
     /* Without a limit drivers wait. With one they are asked from time to time, so the end would be
      * noticed late, which those who take the time must not have. */
     const tess_status status = x->host_memory ? TESS_OK : tess_wait(x->device, UINT64_MAX);
-    return status == TESS_OK ? TESS_OK : fail(x, status, NULL);
+    return status == TESS_OK ? TESS_OK : instance_fail(x, status, NULL);
 }
 
 tess_status instance_fetch(instance *x) {
     tess_status status = TESS_OK;
+    if (x->problem->op == PROBLEM_BACKWARD) return instance_fetch_gradients(x);
     if (x->o_bytes)
         status =
             tess_copy(x->device, tess_host_buffer(x->o, x->o_bytes), x->run.o.buffer, x->o_bytes);
     if (status == TESS_OK && x->lse_bytes)
         status = tess_copy(x->device, tess_host_buffer(x->lse, x->lse_bytes), x->run.lse.buffer,
                            x->lse_bytes);
-    return status == TESS_OK ? TESS_OK : fail(x, status, NULL);
+    return status == TESS_OK ? TESS_OK : instance_fail(x, status, NULL);
 }
 
 void instance_release(instance *x) {
@@ -490,6 +493,7 @@ void instance_release(instance *x) {
                                              &x->d_o,      &x->dlse,     &x->dwork,
                                              &x->dk_scale, &x->dv_scale, &x->dtable};
     while (x->n_layers) drop_layer(x);
+    if (x->device) instance_release_gradients(x);
     free(x->layers);
     cache_release(&x->cache);
     for (size_t i = 0; i < N_BUFFERS; i++)
@@ -514,10 +518,6 @@ typedef struct tally {
     int failed;                     /* a row broke a rule of its own; `what` is filled */
     char where[192];                /* the element of `worst` */
 } tally;
-
-static float low(uint32_t dtype, float f) {
-    return dtype == TESS_F16 ? half_to_float(float_to_half(f)) : bf16_to_float(float_to_bf16(f));
-}
 
 static int64_t flat_row(const problem *p, int64_t b, int32_t head, int64_t row, int64_t *lse_at) {
     if (p->q_lens) {
@@ -583,8 +583,9 @@ static void compare_row(const instance *x, int64_t b, int32_t head, int64_t row,
         t->reference2 += ref[d] * ref[d];
         if (fabs(ref[d]) > t->largest) t->largest = fabs(ref[d]);
         if (p->dtype != TESS_F32) {
-            float rounded = low(p->dtype, (float)ref[d]);
-            float there = low(p->dtype, rounded + 0.3f), back = low(p->dtype, there - 0.3f);
+            float rounded = instance_rounded(p->dtype, (float)ref[d]);
+            float there = instance_rounded(p->dtype, rounded + 0.3f),
+                  back = instance_rounded(p->dtype, there - 0.3f);
             if (fabs(same[d] - ref[d]) > t->same_type) t->same_type = fabs(same[d] - ref[d]);
             if (fabs((double)back - rounded) > t->rounding)
                 t->rounding = fabs((double)back - rounded);
@@ -604,7 +605,7 @@ static void compare_row(const instance *x, int64_t b, int32_t head, int64_t row,
 /* The n-th of `wanted` rows out of `total`: the first, the last, and one at a scattered place of
  * each equal part between them, so that no period of tiles or heads decides which rows are looked
  * at. */
-static int64_t nth_row(int64_t n, int64_t wanted, int64_t total) {
+int64_t instance_nth_row(int64_t n, int64_t wanted, int64_t total) {
     if (wanted >= total) return n;
     if (n == 0) return 0;
     if (n == wanted - 1) return total - 1;
@@ -625,7 +626,7 @@ static void compare_rows(const instance *x, int64_t max_rows, tally *t, instance
     int64_t wanted = max_rows > 0 && max_rows < total ? max_rows : total;
     int64_t b = 0, before = 0; /* rows of the sequences ahead of b */
     for (int64_t n = 0; n < wanted; n++) {
-        int64_t at = nth_row(n, wanted, total);
+        int64_t at = instance_nth_row(n, wanted, total);
         while (at - before >= problem_q_len(p, b) * p->heads)
             before += problem_q_len(p, b++) * p->heads;
         const int64_t q_len = problem_q_len(p, b), row = (at - before) % q_len;
@@ -652,14 +653,18 @@ static int all_written(const instance *x, char *what, size_t size) {
 }
 
 static int all_guards_intact(const instance *x, char *what, size_t size) {
-    if (guards_intact(x, "O", &x->d_o, &x->run.o.buffer, what, size) != 0) return -1;
-    if (guards_intact(x, "LSE", &x->dlse, &x->run.lse.buffer, what, size) != 0) return -1;
-    return guards_intact(x, "workspace", &x->dwork, &x->run.workspace, what, size);
+    if (instance_guards_intact(x, "O", &x->d_o, &x->run.o.buffer, what, size) != 0) return -1;
+    if (instance_guards_intact(x, "LSE", &x->dlse, &x->run.lse.buffer, what, size) != 0) return -1;
+    return instance_guards_intact(x, "workspace", &x->dwork, &x->run.workspace, what, size);
 }
 
 void instance_check(const instance *x, int64_t max_rows, instance_verdict *verdict) {
     tally t = {0};
     memset(verdict, 0, sizeof *verdict);
+    if (x->problem->op == PROBLEM_BACKWARD) {
+        instance_check_gradients(x, max_rows, verdict);
+        return;
+    }
     if (x->flags & INSTANCE_GUARDS &&
         all_guards_intact(x, verdict->what, sizeof verdict->what) != 0)
         return;

@@ -25,6 +25,15 @@ typedef struct instance_layer {
     tess_tensor *pools;
 } instance_layer;
 
+/* What backward has besides: dO, dLSE and the gradients, in the order of their roles. Host copies
+ * are contiguous. O and LSE are what a forward plan of the same problem gave. */
+enum { INSTANCE_D_O, INSTANCE_D_Q, INSTANCE_D_K, INSTANCE_D_V, INSTANCE_D_LSE, N_BACKWARD };
+typedef struct instance_backward {
+    void *host[N_BACKWARD];
+    uint64_t bytes[N_BACKWARD];
+    tess_buffer memory[N_BACKWARD];
+} instance_backward;
+
 typedef struct instance {
     const problem *problem;
     instance_memo *memo; /* NULL: there is none */
@@ -43,6 +52,7 @@ typedef struct instance {
     cache cache;
     instance_layer *layers;
     int n_layers;
+    instance_backward backward;
     int host_memory; /* the device reads host memory */
     unsigned flags;  /* INSTANCE_... */
     uint64_t guard;  /* bytes of guard words before and after each guarded part */
@@ -55,6 +65,8 @@ enum {
     INSTANCE_POISON = 1 << 0,
     /* guard words around outputs and workspace, verified by instance_check */
     INSTANCE_GUARDS = 1 << 1,
+    /* backward: with a gradient of LSE */
+    INSTANCE_WITH_D_LSE = 1 << 2,
 };
 
 /* `kernel` may be NULL. Inputs are fill_normal(seed of the problem), streams 1, 2 and 3 for Q, K

@@ -90,6 +90,11 @@ static const word_rule rules[] = {
     {"tile_rows", WORD_I32, AT(tile_rows), 0, INT32_MAX, FOR_ALL, NULL},
     {"page", WORD_I32, AT(page), 0, MAX_PAGE, FOR_ALL, NULL},
     {"compact", WORD_I32, AT(compact), 0, 1, FOR_ALL, NULL},
+    {"determinism", WORD_I32, AT(determinism), 0, 1, FOR_ALL, NULL},
+    {"dq_f32", WORD_I32, AT(dq_f32), 0, 1, FOR_ALL, NULL},
+    {"dkv_f32", WORD_I32, AT(dkv_f32), 0, 1, FOR_ALL, NULL},
+    {"dq_add", WORD_I32, AT(dq_add), 0, 1, FOR_ALL, NULL},
+    {"dkv_add", WORD_I32, AT(dkv_add), 0, 1, FOR_ALL, NULL},
 };
 
 enum { N_RULES = sizeof rules / sizeof *rules, LONGEST_SHOWN = 60 };
@@ -419,6 +424,17 @@ static int finish_positions(const problem *p, const char *key, int64_t **list, i
     return 0;
 }
 
+/* Words that are about gradients alone. */
+static int finish_gradients(const problem *p, char *error, size_t error_size) {
+    static const char *const keys[] = {"determinism", "dq_f32", "dkv_f32", "dq_add", "dkv_add"};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys && p->op != PROBLEM_BACKWARD; i++)
+        if (problem_has(p, keys[i]))
+            return text_error(error, error_size, "%s: belongs to op=bwd only", keys[i]);
+    if (p->op == PROBLEM_BACKWARD && p->kv_split > 1)
+        return text_error(error, error_size, "kv_split: must be 0 or 1 with op=bwd");
+    return 0;
+}
+
 /* Where K and V lie, which only decode chooses. */
 static int finish_cache(const problem *p, char *error, size_t error_size) {
     static const char *const keys[] = {"page", "compact"};
@@ -558,7 +574,8 @@ int problem_finish(problem *p, char *error, size_t error_size) {
         finish_lengths(p, error, error_size) != 0 ||
         finish_positions(p, "q_first", &p->q_first, p->q_first_count, error, error_size) != 0 ||
         finish_positions(p, "kv_first", &p->kv_first, p->kv_first_count, error, error_size) != 0 ||
-        finish_pattern(p, error, error_size) != 0 || finish_cache(p, error, error_size) != 0)
+        finish_pattern(p, error, error_size) != 0 || finish_cache(p, error, error_size) != 0 ||
+        finish_gradients(p, error, error_size) != 0)
         return -1;
     if (!problem_has(p, "kv_dtype")) p->kv_dtype = p->dtype;
     if (p->kv_dtype != p->dtype && !problem_has_scales(p))
@@ -678,6 +695,11 @@ int problem_format(const problem *p, char *buffer, size_t size) {
     add_integer(&w, "kv_split", p->kv_split, 0);
     add_integer(&w, "batch_invariant", p->batch_invariant, 0);
     add_integer(&w, "tile_rows", p->tile_rows, 0);
+    add_integer(&w, "determinism", p->determinism, 0);
+    add_integer(&w, "dq_f32", p->dq_f32, 0);
+    add_integer(&w, "dkv_f32", p->dkv_f32, 0);
+    add_integer(&w, "dq_add", p->dq_add, 0);
+    add_integer(&w, "dkv_add", p->dkv_add, 0);
     return w.length;
 }
 
@@ -782,7 +804,9 @@ int problem_plan_desc(const problem *p, tess_plan_desc *desc, int64_t **cu) {
     *desc = (tess_plan_desc){
         .struct_size = sizeof *desc,
         .flags = (p->batch_invariant ? TESS_PLAN_BATCH_INVARIANT : 0) |
-                 (p->compact ? TESS_PLAN_COMPACT : 0),
+                 (p->compact ? TESS_PLAN_COMPACT : 0) | (p->dq_f32 ? TESS_PLAN_DQ_F32 : 0) |
+                 (p->dkv_f32 ? TESS_PLAN_DKV_F32 : 0) | (p->dq_add ? TESS_PLAN_DQ_ADD : 0) |
+                 (p->dkv_add ? TESS_PLAN_DKV_ADD : 0),
         .op = p->op == PROBLEM_BACKWARD ? TESS_OP_BACKWARD : TESS_OP_FORWARD,
         .dtype = p->dtype,
         .kv_dtype = problem_has_scales(p) ? p->kv_dtype : 0,
@@ -793,6 +817,7 @@ int problem_plan_desc(const problem *p, tess_plan_desc *desc, int64_t **cu) {
         .kv_len = p->kv_len,
         .kv_split = p->kv_split,
         .tile_rows = p->tile_rows,
+        .determinism = (uint32_t)p->determinism,
         .page = p->page,
         .q_first = p->q_first,
         .kv_first = p->kv_first,

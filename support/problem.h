@@ -32,8 +32,9 @@ typedef struct problem {
     int32_t mask_heads;
     int64_t mask_query_blocks, mask_key_blocks;
     int32_t kv_split, batch_invariant, tile_rows;
-    int32_t page, compact; /* of decode; 0: K and V lie in place */
-    uint64_t seen;         /* private: which words were given */
+    int32_t page, compact;                                 /* of decode; 0: K and V lie in place */
+    int32_t determinism, dq_f32, dkv_f32, dq_add, dkv_add; /* of backward */
+    uint64_t seen;                                         /* private: which words were given */
 } problem;
 
 /* Parsing. Functions return 0, or -1 with one line in `error` that begins with the key it is about.

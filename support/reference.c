@@ -4,7 +4,10 @@
 #include "reference.h"
 
 #include <math.h>
+#include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* ------------------------------------------------------------------ the predicate */
 
@@ -103,7 +106,8 @@ float e4m3_to_float(uint8_t code) {
     const int e = code >> 3 & 15, m = code & 7;
     const float sign = code & 0x80 ? -1.0f : 1.0f;
     if (e == 15 && m == 7) return NAN;
-    return sign * (e ? ldexpf((float)(8 + m), e - 10) : ldexpf((float)m, -9));
+    if (!e) return sign * (float)m * 0x1p-9f;
+    return sign * (float)(8 + m) * bits_float((uint32_t)(e - 10 + 127) << 23); /* 2^(e-10) */
 }
 
 /* By bisection: codes of positive numbers rise with them. */
@@ -149,11 +153,25 @@ static float round_to(uint32_t dtype, float f) {
 
 enum { CHUNK = 256 }; /* elements converted at once */
 
+/* half_to_float without branches, so that a compiler makes vectors of it: the tests spend much of
+ * their time here. */
+static void load_halves(const uint16_t *from, int count, float *out) {
+    for (int d = 0; d < count; d++) {
+        const uint32_t sign = (uint32_t)(from[d] & 0x8000) << 16, magnitude = from[d] & 0x7fff;
+        const uint32_t usual = (magnitude << 13) + (112u << 23);
+        const uint32_t special = 0u - (magnitude >= 0x7c00), tiny = 0u - (magnitude < 0x0400);
+        const uint32_t small = float_bits((float)(int32_t)magnitude * 0x1p-24f);
+        out[d] = bits_float(sign | (usual & ~tiny) | (small & tiny) | (special & 0x7f800000));
+    }
+}
+
 static void load_chunk(uint32_t dtype, const void *base, int64_t index, int count, float *out) {
     if (dtype == TESS_F32)
         memcpy(out, (const float *)base + index, (size_t)count * sizeof *out);
     else if (dtype == TESS_F16)
-        for (int d = 0; d < count; d++) out[d] = half_to_float(((const uint16_t *)base)[index + d]);
+        load_halves((const uint16_t *)base + index, count, out);
+    else if (dtype == TESS_BF16)
+        for (int d = 0; d < count; d++) out[d] = bf16_to_float(((const uint16_t *)base)[index + d]);
     else
         for (int d = 0; d < count; d++) out[d] = load_float(dtype, base, index + d);
 }
@@ -166,6 +184,7 @@ typedef struct row_view {
     int64_t position, kv_len;     /* of the row; where the keys end */
     int64_t first, end;           /* keys that can be kept at all */
     int32_t head;
+    float q[CHUNK]; /* the first elements of the row, which every key meets */
 } row_view;
 
 static row_view view(const problem *p, const reference_inputs *in, int64_t sequence, int32_t head,
@@ -180,7 +199,19 @@ static row_view view(const problem *p, const reference_inputs *in, int64_t seque
     v.kv_len = v.first + problem_kv_len(p, sequence);
     v.position = problem_q_first(p, sequence) + row;
     v.end = p->causal && v.position + 1 < v.kv_len ? v.position + 1 : v.kv_len;
+    load_chunk(p->dtype, in->q, v.q_at, p->head_dim < CHUNK ? p->head_dim : CHUNK, v.q);
     return v;
+}
+
+/* Elements of the row and of a key from `at` on, and how many there are. The row's are in v->q or,
+ * past its end, in `room`. */
+static int load_pair(const row_view *v, int64_t key, int32_t at, float *room, const float **q,
+                     float *k) {
+    const int n = v->p->head_dim - at < CHUNK ? v->p->head_dim - at : CHUNK;
+    if (at > 0) load_chunk(v->p->dtype, v->in->q, v->q_at + at, n, room);
+    *q = at > 0 ? room : v->q;
+    load_chunk(v->p->kv_dtype, v->in->k, v->kv_at + key * v->kv_step + at, n, k);
+    return n;
 }
 
 /* The scale of a key's row: 1 where there are none. */
@@ -196,15 +227,18 @@ static int load_value(const row_view *v, int64_t key, int32_t at, float *x) {
 }
 
 static double dot_double(const row_view *v, int64_t key) {
-    float q[CHUNK], k[CHUNK];
-    double sum = 0;
-    for (int32_t at = 0; at < v->p->head_dim; at += CHUNK) {
-        int n = v->p->head_dim - at < CHUNK ? v->p->head_dim - at : CHUNK;
-        load_chunk(v->p->dtype, v->in->q, v->q_at + at, n, q);
-        load_chunk(v->p->kv_dtype, v->in->k, v->kv_at + key * v->kv_step + at, n, k);
-        for (int d = 0; d < n; d++) sum += (double)q[d] * k[d];
+    float room[CHUNK], k[CHUNK];
+    const float *q;
+    double sum = 0, odd = 0; /* one sum alone would wait for each addition to end */
+    for (int32_t at = 0, n; at < v->p->head_dim; at += n) {
+        n = load_pair(v, key, at, room, &q, k);
+        for (int d = 0; d + 1 < n; d += 2) {
+            sum += (double)q[d] * k[d];
+            odd += (double)q[d + 1] * k[d + 1];
+        }
+        if (n % 2) sum += (double)q[n - 1] * k[n - 1];
     }
-    return sum * scale_of(v, v->in->k_scale, key);
+    return (sum + odd) * scale_of(v, v->in->k_scale, key);
 }
 
 void reference_row(const problem *p, const reference_inputs *in, int64_t sequence, int32_t head,
@@ -240,11 +274,10 @@ void reference_row(const problem *p, const reference_inputs *in, int64_t sequenc
 /* The score of a key as a framework computes it in the low type: products summed in float, the sum
  * and the scaled sum rounded. */
 static float score_low(const row_view *v, int64_t key) {
-    float q[CHUNK], k[CHUNK], sum = 0;
-    for (int32_t at = 0; at < v->p->head_dim; at += CHUNK) {
-        int n = v->p->head_dim - at < CHUNK ? v->p->head_dim - at : CHUNK;
-        load_chunk(v->p->dtype, v->in->q, v->q_at + at, n, q);
-        load_chunk(v->p->kv_dtype, v->in->k, v->kv_at + key * v->kv_step + at, n, k);
+    float room[CHUNK], k[CHUNK], sum = 0;
+    const float *q;
+    for (int32_t at = 0, n; at < v->p->head_dim; at += n) {
+        n = load_pair(v, key, at, room, &q, k);
         for (int d = 0; d < n; d++) sum += q[d] * k[d];
     }
     sum *= scale_of(v, v->in->k_scale, key);
@@ -255,15 +288,19 @@ void reference_row_same_type(const problem *p, const reference_inputs *in, int64
                              int32_t head, int64_t row, double *o, double *lse) {
     row_view v = view(p, in, sequence, head, row);
     float max = -INFINITY, total = 0;
+    /* Scores are wanted twice; without memory they are computed twice. */
+    float *scores = v.end > v.first ? malloc((size_t)(v.end - v.first) * sizeof *scores) : NULL;
     for (int64_t t = v.first; t < v.end; t++) {
         if (!reference_kept(p, head, v.position, t, v.kv_len)) continue;
         float s = score_low(&v, t);
+        if (scores) scores[t - v.first] = s;
         if (s > max) max = s;
     }
     for (int32_t d = 0; d < p->head_dim; d++) o[d] = 0;
     for (int64_t t = v.first; t < v.end; t++) {
         if (!reference_kept(p, head, v.position, t, v.kv_len)) continue;
-        float weight = round_to(p->dtype, expf(round_to(p->dtype, score_low(&v, t) - max)));
+        const float s = scores ? scores[t - v.first] : score_low(&v, t);
+        float weight = round_to(p->dtype, expf(round_to(p->dtype, s - max)));
         total += weight;
         weight *= scale_of(&v, in->v_scale, t);
         float x[CHUNK];
@@ -272,6 +309,7 @@ void reference_row_same_type(const problem *p, const reference_inputs *in, int64
             for (int d = 0; d < n; d++) o[at + d] = (float)o[at + d] + weight * x[d];
         }
     }
+    free(scores);
     float rounded_total = round_to(p->dtype, total);
     for (int32_t d = 0; d < p->head_dim && total > 0; d++)
         o[d] = round_to(p->dtype, round_to(p->dtype, (float)o[d]) / rounded_total);
@@ -307,16 +345,49 @@ static inline float normal_at(uint64_t base, uint64_t index) {
     return (float)centred * 5.7906844e-11f; /* 2^-32 / sqrt(16 + 1/6) */
 }
 
-void fill_normal(uint32_t dtype, void *data, int64_t count, uint64_t seed, uint32_t stream) {
-    uint64_t base = mix(mix(seed) + stream);
-    if (dtype == TESS_F32)
-        for (int64_t i = 0; i < count; i++) ((float *)data)[i] = normal_at(base, (uint64_t)i);
-    else if (dtype == TESS_F16)
-        for (int64_t i = 0; i < count; i++)
-            ((uint16_t *)data)[i] = float_to_half(normal_at(base, (uint64_t)i));
+/* Numbers [first, end) of a tensor. */
+typedef struct fill_part {
+    uint32_t dtype;
+    void *data;
+    int64_t first, end;
+    uint64_t base;
+} fill_part;
+
+static void *fill_numbers(void *argument) {
+    const fill_part *x = argument;
+    if (x->dtype == TESS_F32)
+        for (int64_t i = x->first; i < x->end; i++)
+            ((float *)x->data)[i] = normal_at(x->base, (uint64_t)i);
+    else if (x->dtype == TESS_F16)
+        for (int64_t i = x->first; i < x->end; i++)
+            ((uint16_t *)x->data)[i] = float_to_half(normal_at(x->base, (uint64_t)i));
     else
-        for (int64_t i = 0; i < count; i++)
-            ((uint16_t *)data)[i] = float_to_bf16(normal_at(base, (uint64_t)i));
+        for (int64_t i = x->first; i < x->end; i++)
+            ((uint16_t *)x->data)[i] = float_to_bf16(normal_at(x->base, (uint64_t)i));
+    return NULL;
+}
+
+/* Each number depends on its index alone, so large tensors are filled by threads: on one, the cache
+ * of a GPU would take most of the time of a benchmark. */
+void fill_normal(uint32_t dtype, void *data, int64_t count, uint64_t seed, uint32_t stream) {
+    enum { MOST_PARTS = 32, PART_AT_LEAST = 1 << 24 };
+    fill_part parts[MOST_PARTS];
+    pthread_t threads[MOST_PARTS];
+    int started[MOST_PARTS] = {0};
+    const int64_t wanted = count / PART_AT_LEAST + 1, cpus = sysconf(_SC_NPROCESSORS_ONLN);
+    int64_t n_parts = wanted < cpus ? wanted : cpus;
+    n_parts = n_parts < 1 ? 1 : n_parts > MOST_PARTS ? MOST_PARTS : n_parts;
+    for (int64_t n = 0; n < n_parts; n++) {
+        parts[n] = (fill_part){dtype, data, count / n_parts * n, count / n_parts * (n + 1),
+                               mix(mix(seed) + stream)};
+        if (n + 1 == n_parts) parts[n].end = count;
+        if (n > 0) started[n] = pthread_create(&threads[n], NULL, fill_numbers, &parts[n]) == 0;
+    }
+    /* This thread takes the first part, and those for which there was no thread. */
+    for (int64_t n = 0; n < n_parts; n++)
+        if (!started[n]) fill_numbers(&parts[n]);
+    for (int64_t n = 0; n < n_parts; n++)
+        if (started[n]) pthread_join(threads[n], NULL);
 }
 
 void fill_codes(uint32_t dtype, void *data, float *scales, int64_t rows, int32_t elements,

@@ -113,14 +113,14 @@ static const char *portable_refuses(const tess_driver_device *d, const tess_kern
 
 static tess_status portable_prepare(tess_driver_device *d, const tess_kernel_key *key,
                                     tess_kernel *kernel) {
-    const tess_portable_shape *shape = tess_portable_find(&tess_portable, key->head_dim);
+    const tess_portable_shape *shape = tess_portable_choose(&tess_portable, key);
     char name[64];
-    snprintf(name, sizeof name, "tess_forward_%s_%u", tess_portable_dtype(key->dtype),
-             (unsigned)shape->head_dim);
+    snprintf(name, sizeof name, "tess_forward_%s%s_%u", shape->few ? "few_" : "",
+             tess_portable_dtype(key->dtype), (unsigned)shape->head_dim);
     TESS_RETURN_IF_ERROR(tess_driver_state_portable(d, key, name, kernel));
     tess_driver_state *state = kernel->state;
     state->shape = shape;
-    tess_portable_describe(shape, 2 * (uint32_t)(d->units > 0 ? d->units : 1), kernel);
+    tess_portable_describe(shape, key, 2 * (uint32_t)(d->units > 0 ? d->units : 1), kernel);
     return TESS_OK;
 }
 

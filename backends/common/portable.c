@@ -16,19 +16,38 @@
     (4 *                   \
      (SCORES(rows, keys) + COLUMNS(keys) * 128 + (rows)*COLUMNS(keys) + 5 * (keys) + 5 * (rows)))
 #define SHAPE(dims, rows, keys, threads) \
-    { dims, rows, keys, threads, SHARED(rows, keys) }
+    { dims, rows, keys, threads, SHARED(rows, keys), 0 }
+/* kernels/forward_few.inl: ten vectors of 4 floats a thread, two chunks' states of keys, the rows'
+ * and the walk's. */
+#define FEW_SHARED(rows, keys, threads) \
+    (160 * (threads) + 2 * 32 * (keys) + 4 * 5 * (rows) + 4 * 12)
+/* 0: tiles take problems of few rows as well, as they take all others. */
+enum { TAKE_FEW = 1 };
+
+#define FEW_OF(dims)                                                                           \
+    {                                                                                          \
+        dims, TESS_FEW_ROWS_##dims, TESS_FEW_KEYS_##dims, TESS_FEW_THREADS_##dims,             \
+            FEW_SHARED(TESS_FEW_ROWS_##dims, TESS_FEW_KEYS_##dims, TESS_FEW_THREADS_##dims), 1 \
+    }
 #define OF(dims) SHAPE(dims, TESS_ROWS_##dims, TESS_KEYS_##dims, TESS_THREADS_##dims)
 #define SMALL_OF(dims) \
     SHAPE(dims, TESS_SMALL_ROWS_##dims, TESS_SMALL_KEYS_##dims, TESS_SMALL_THREADS_##dims)
 
-const tess_portable_variant tess_portable = {"portable", {OF(64), OF(128), OF(256)}};
-const tess_portable_variant tess_portable_small = {"portable_small",
-                                                   {SMALL_OF(64), SMALL_OF(128), SMALL_OF(256)}};
+const tess_portable_variant tess_portable = {{OF(64), OF(128), OF(256)}};
+const tess_portable_variant tess_portable_small = {{SMALL_OF(64), SMALL_OF(128), SMALL_OF(256)}};
+const tess_portable_variant tess_portable_few = {{FEW_OF(64), FEW_OF(128), FEW_OF(256)}};
 
 _Static_assert(SHARED(TESS_SMALL_ROWS_64, TESS_SMALL_KEYS_64) <= 16384 &&
                    SHARED(TESS_SMALL_ROWS_128, TESS_SMALL_KEYS_128) <= 16384 &&
                    SHARED(TESS_SMALL_ROWS_256, TESS_SMALL_KEYS_256) <= 16384,
                "the small variant fits 16 KiB of workgroup memory");
+
+#define FEW_FITS(dims)                                                                           \
+    (FEW_SHARED(TESS_FEW_ROWS_##dims, TESS_FEW_KEYS_##dims, TESS_FEW_THREADS_##dims) <= 16384 && \
+     TESS_FEW_KEYS_##dims * (dims) == 64 * TESS_FEW_THREADS_##dims &&                            \
+     TESS_FEW_ROWS_##dims * (dims) <= 32 * TESS_FEW_THREADS_##dims)
+_Static_assert(FEW_FITS(64) && FEW_FITS(128) && FEW_FITS(256),
+               "that for few rows does as well, and its threads are enough for its rows");
 
 #define TENSOR(role, field, element) \
     { role, #field, element, offsetof(tess_args, field##_at), offsetof(tess_args, field##_batch) }
@@ -73,6 +92,14 @@ const tess_portable_shape *tess_portable_find(const tess_portable_variant *varia
     return NULL;
 }
 
+const tess_portable_shape *tess_portable_choose(const tess_portable_variant *tiles,
+                                                const tess_kernel_key *key) {
+    const tess_portable_shape *few = tess_portable_find(&tess_portable_few, key->head_dim);
+    const int fits =
+        few && key->max_q_len * key->group <= few->rows && !tess_portable_has_codes(key->kv_dtype);
+    return TAKE_FEW && fits ? few : tess_portable_find(tiles, key->head_dim);
+}
+
 void tess_portable_caps(uint32_t buffer_kind, uint32_t parallel_jobs, tess_caps *caps) {
     const uint32_t size = caps->struct_size;
     memset(caps, 0, sizeof *caps);
@@ -91,18 +118,23 @@ void tess_portable_tiles(uint32_t rows, uint32_t tile_step, const tess_kernel_co
     kernel->costs = *costs;
 }
 
-void tess_portable_describe(const tess_portable_shape *shape, uint32_t workers,
-                            tess_kernel *kernel) {
+/* Few rows: the speed is that of the memory, of which each worker has its share. */
+static uint32_t few_ns(const tess_portable_shape *shape, const tess_kernel_key *key) {
+    enum { BYTES_PER_NS = 7 }; /* of a workgroup: 3.5 TB/s of an H200, which runs 528 of them */
+    return shape->keys * 2 * tess_portable_element(key->dtype) * (uint32_t)key->head_dim /
+           BYTES_PER_NS;
+}
+
+void tess_portable_describe(const tess_portable_shape *shape, const tess_kernel_key *key,
+                            uint32_t workers, tess_kernel *kernel) {
     enum { FLOP_PER_NS = 60 }; /* of a workgroup: 15 TFLOP/s of an H200, which runs 264 of them */
     const uint32_t flop = 4 * shape->rows * shape->keys * shape->head_dim;
-    tess_kernel_costs costs = {.job_ns = 4000,
-                               .merge_ns = 8000,
-                               .part_ns = 200,
-                               .partial_bandwidth = 500000,
-                               .bandwidth = 1000000};
-    costs.workers = workers;
+    tess_kernel_costs costs = {
+        .job_ns = 4000, .merge_ns = 8000, .part_ns = 200, .partial_bandwidth = 500000};
+    costs.workers = shape->few ? TESS_FEW_GROUPS * workers / 2 : workers;
     costs.step_keys = shape->keys;
-    costs.step_ns = flop / FLOP_PER_NS;
+    costs.step_ns = shape->few ? few_ns(shape, key) : flop / FLOP_PER_NS;
+    costs.bandwidth = shape->few ? 4000000 : 1000000;
     tess_portable_tiles(shape->rows, 1, &costs, kernel);
 }
 

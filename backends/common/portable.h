@@ -9,21 +9,22 @@
 
 enum { TESS_PORTABLE_BUCKETS = 3 };
 
-/* One compiled shape of the forward kernel. A workgroup of `threads` takes one job of at most
- * `rows` rows, `keys` keys at a time. */
+/* One compiled shape of a forward kernel. A workgroup of `threads` takes one job of at most `rows`
+ * rows, `keys` keys at a time. */
 typedef struct tess_portable_shape {
     uint32_t head_dim; /* largest that it takes: 64, 128 or 256 */
     uint32_t rows, keys, threads;
     uint32_t shared_bytes; /* of workgroup memory that it needs */
+    uint32_t few;          /* 1: of the kernel for few rows, forward_few.inl */
 } tess_portable_shape;
 
 typedef struct tess_portable_variant {
-    /* "portable", or "portable_small" whose instances fit 16 KiB of workgroup memory */
-    const char *name;
     tess_portable_shape shapes[TESS_PORTABLE_BUCKETS]; /* rising head_dim */
 } tess_portable_variant;
 
-extern const tess_portable_variant tess_portable, tess_portable_small;
+/* Of tiles: for most devices, and what fits 16 KiB of workgroup memory. Of few rows: fits as
+ * well. */
+extern const tess_portable_variant tess_portable, tess_portable_small, tess_portable_few;
 
 /* The tensors that the portable kernels take, in the order of their first buffers; the tables and
  * the workspace follow. */
@@ -53,15 +54,20 @@ const char *tess_portable_refusal(const tess_kernel_key *key);
 const tess_portable_shape *tess_portable_find(const tess_portable_variant *variant,
                                               int32_t head_dim);
 
+/* The shape that runs a problem: of few rows if the longest sequence's fit, else of `tiles`. Those
+ * of few rows read no codes, and batch-invariant plans have the same tiles for every length. */
+const tess_portable_shape *tess_portable_choose(const tess_portable_variant *tiles,
+                                                const tess_kernel_key *key);
+
 /* Fills what a kernel says of itself: tiles of so many rows, which may be cut to a multiple of
  * tile_step, for which the heads of a group are packed. */
 void tess_portable_tiles(uint32_t rows, uint32_t tile_step, const tess_kernel_costs *costs,
                          tess_kernel *kernel);
-/* Fills tiles and costs of a kernel that runs in a shape, on a device that runs `workers` of its
- * workgroups at a time. Devices differ in speed by more than shapes do; the rates are those of a
- * fast device, where splitting keys pays least. */
-void tess_portable_describe(const tess_portable_shape *shape, uint32_t workers,
-                            tess_kernel *kernel);
+/* Fills tiles and costs of a kernel that runs the key in a shape, on a device that runs `workers`
+ * workgroups for tiles at a time. Devices differ in speed by more than shapes do; the rates are
+ * those of a fast device, where splitting keys pays least. */
+void tess_portable_describe(const tess_portable_shape *shape, const tess_kernel_key *key,
+                            uint32_t workers, tess_kernel *kernel);
 
 /* "f32", "f16", "bf16", and bytes of an element. */
 const char *tess_portable_dtype(uint32_t dtype);

@@ -25,4 +25,17 @@
 #define TESS_SMALL_KEYS_256    64
 #define TESS_SMALL_THREADS_256 64
 
+/* Those of the kernel for few rows. Keys are the most of a chunk, and 64 * threads / head_dim. */
+#define TESS_FEW_ROWS_64     16
+#define TESS_FEW_KEYS_64     64
+#define TESS_FEW_THREADS_64  64
+#define TESS_FEW_ROWS_128    16
+#define TESS_FEW_KEYS_128    32
+#define TESS_FEW_THREADS_128 64
+#define TESS_FEW_ROWS_256    8
+#define TESS_FEW_KEYS_256    16
+#define TESS_FEW_THREADS_256 64
+/* Workgroups of a multiprocessor for which there are registers; more would spill. */
+#define TESS_FEW_GROUPS 4
+
 #endif /* TESS_COMMON_SHAPES_H */

@@ -15,6 +15,7 @@ enum cpu_isa {
     CPU_ISA_AVX2,
     CPU_ISA_AVX512,
     CPU_ISA_AVX512_BF16,
+    CPU_ISA_AVX512_VBMI,
     CPU_ISA_AMX_BF16,
     CPU_ISA_NEON
 };
@@ -25,7 +26,8 @@ int tess_cpu_isa_request(enum cpu_isa isa, const char **reason);
 void tess_cpu_isa_list(char *text, size_t size);   /* names of the usable sets, blanks between */
 void tess_cpu_model_name(char *text, size_t size); /* as the system tells it */
 
-/* table.c: one implementation. Other operations than the forward one have `item` alone. */
+/* table.c: one implementation. Forward has `jobs`, backward `job`, and other operations have `item`
+ * alone. */
 typedef void (*cpu_item_fn)(const tess_launch *launch, uint64_t item);
 
 typedef struct cpu_row {
@@ -39,6 +41,7 @@ typedef struct cpu_row {
     cpu_rows_fn rows;
     cpu_thread_fn enter, leave;
     cpu_item_fn item; /* does one of launch->n_jobs */
+    cpu_job_fn job;   /* does one of a stage's */
 } cpu_row;
 
 /* a constant: how a plan splits keys must not depend on the number of threads */

@@ -16,7 +16,7 @@
 enum { GET_SUPPORTED_STATES = 0x1021, REQUEST_STATE = 0x1023, TILE_DATA = 18 };
 
 static struct {
-    int avx2, avx512, avx512_bf16, amx;
+    int avx2, avx512, avx512_bf16, avx512_vbmi, amx;
     const char *amx_reason;
 } found;
 
@@ -41,6 +41,7 @@ static void probe(void) {
     found.avx2 = fma && ymm && (b7 & bit_AVX2);
     found.avx512 = found.avx2 && zmm && (b7 & wide) == wide;
     found.avx512_bf16 = found.avx512 && (a71 & (1u << 5));
+    found.avx512_vbmi = found.avx512 && (c7 & (1u << 1));
     if ((d7 & (1u << 24)) && (d7 & (1u << 22))) {
         if (!found.avx512_bf16)
             found.amx_reason = "the processor has AMX without AVX-512 BF16";
@@ -66,6 +67,9 @@ int tess_cpu_isa_usable(enum cpu_isa isa, const char **reason) {
     case CPU_ISA_AVX512_BF16:
         *reason = "the processor has no AVX-512 BF16";
         return found.avx512_bf16;
+    case CPU_ISA_AVX512_VBMI:
+        *reason = "the processor has no AVX-512 VBMI";
+        return found.avx512_vbmi;
     case CPU_ISA_AMX_BF16: *reason = found.amx_reason; return found.amx;
     case CPU_ISA_NEON: break;
     }

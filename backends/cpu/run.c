@@ -118,6 +118,22 @@ static void do_jobs(void *context, size_t worker) {
     HAND_OVER(w);
 }
 
+/* The jobs of a stage of backward. */
+static void do_stage(void *context, size_t worker) {
+    work *w = context;
+    TAKE_OVER(w);
+    const cpu_fp_mode before = cpu_fp_enter();
+    if (w->row->enter) w->row->enter();
+    for (;;) {
+        const uint64_t n = atomic_fetch_add_explicit(&w->next, 1, memory_order_relaxed);
+        if (n >= w->end) break;
+        w->row->job(w->launch, n, w->scratch + worker * w->thread_bytes);
+    }
+    if (w->row->leave) w->row->leave();
+    cpu_fp_leave(before);
+    HAND_OVER(w);
+}
+
 /* Calls `item` for what is left of the launch, of which a worker takes `at_once` at a time. */
 static void do_each(work *w, uint64_t at_once, void (*item)(const tess_launch *, uint64_t)) {
     TAKE_OVER(w);
@@ -223,6 +239,17 @@ static uint32_t jobs_at_once(uint64_t n_jobs, uint32_t threads) {
     return count;
 }
 
+/* Whether merging takes less than waking the threads once more would. */
+static int merges_are_few(const tess_launch *launch, uint64_t n_merges) {
+    enum { FEW_PARTIAL_ROWS = 512 };
+    uint64_t rows = 0;
+    for (uint64_t n = 0; n < n_merges && rows <= FEW_PARTIAL_ROWS; n++) {
+        const tess_merge *m = &launch->tables->merges[launch->first_merge + n];
+        rows += (uint64_t)m->rows * m->heads * m->parts;
+    }
+    return rows <= FEW_PARTIAL_ROWS;
+}
+
 static void run_attention(const cpu_device *d, const tess_launch *launch, work *w) {
     const tess_step_head *step = launch->tables->step;
     uint64_t n_jobs = launch->n_jobs, n_merges = launch->n_merges;
@@ -231,14 +258,16 @@ static void run_attention(const cpu_device *d, const tess_launch *launch, work *
         n_merges = present(launch->first_merge, n_merges, step->n_merges);
         w->end = launch->first_job + n_jobs;
     }
-    w->scratch = (char *)(uintptr_t)(launch->workspace.handle + launch->workspace.offset);
     w->thread_bytes = cpu_thread_bytes(w->row, launch->head_dim);
     if (n_jobs) w->at_once = jobs_at_once(n_jobs, d->threads);
     if (n_jobs) spread(d->pool, do_jobs, w, n_jobs < d->threads ? n_jobs : d->threads);
     if (n_merges == 0) return;
     atomic_init(&w->next, launch->first_merge);
     w->end = launch->first_merge + n_merges;
-    spread(d->pool, do_merges, w, n_merges < d->threads ? n_merges : d->threads);
+    if (merges_are_few(launch, n_merges))
+        do_merges(w, 0);
+    else
+        spread(d->pool, do_merges, w, n_merges < d->threads ? n_merges : d->threads);
 }
 
 tess_status tess_cpu_launch(void *device, const tess_launch *launch) {
@@ -252,7 +281,11 @@ tess_status tess_cpu_launch(void *device, const tess_launch *launch) {
     w.row = launch->kernel->impl;
     atomic_init(&w.next, launch->first_job);
     w.end = launch->first_job + launch->n_jobs;
-    if (w.row->item) {
+    w.scratch = (char *)(uintptr_t)(launch->workspace.handle + launch->workspace.offset);
+    if (w.row->job) {
+        w.thread_bytes = cpu_thread_bytes(w.row, launch->head_dim);
+        spread(d->pool, do_stage, &w, launch->n_jobs < d->threads ? launch->n_jobs : d->threads);
+    } else if (w.row->item) {
         const uint64_t shares = (launch->n_jobs + ITEMS_AT_ONCE - 1) / ITEMS_AT_ONCE;
         spread(d->pool, do_items, &w, shares < d->threads ? shares : d->threads);
     } else

@@ -6,13 +6,14 @@
 
 enum { F32 = 1u << TESS_F32, F16 = 1u << TESS_F16, BF16 = 1u << TESS_BF16 };
 
-#define WITH(name) \
-    tess_cpu_##name##_jobs, tess_cpu_##name##_scratch, tess_cpu_##name##_rows, NULL, NULL, NULL
-#define WITH_TILES(name, at)                                                               \
-    tess_cpu_##name##_jobs, tess_cpu_##name##_scratch, tess_cpu_##name##_rows, at##_enter, \
-        at##_leave, NULL
-#define WITHOUT    NULL, NULL, NULL, NULL, NULL, NULL
-#define ITEM(name) NULL, NULL, NULL, NULL, NULL, tess_cpu_##name
+#define FORWARD_OF(name, enter, leave)                                                             \
+    tess_cpu_##name##_jobs, tess_cpu_##name##_scratch, tess_cpu_##name##_rows, enter, leave, NULL, \
+        NULL
+#define BACKWARD_OF(name, enter, leave)                                                       \
+    NULL, tess_cpu_##name##_backward_scratch, tess_cpu_##name##_backward_lanes, enter, leave, \
+        NULL, tess_cpu_##name##_backward_job
+#define WITHOUT    NULL, NULL, NULL, NULL, NULL, NULL, NULL
+#define ITEM(name) NULL, NULL, NULL, NULL, NULL, tess_cpu_##name, NULL
 
 /* The functions of a row that this build may not have. */
 #if defined(__x86_64__)
@@ -26,20 +27,28 @@ enum { F32 = 1u << TESS_F32, F16 = 1u << TESS_F16, BF16 = 1u << TESS_BF16 };
 #define ARM(...) WITHOUT
 #endif
 
-enum { FORWARD = TESS_OP_FORWARD, ANY = F32 | F16 | BF16, NAMED = TESS_KERNEL_ONLY_NAMED };
+enum { ANY = F32 | F16 | BF16, NAMED = TESS_KERNEL_ONLY_NAMED };
+
+/* Each instruction set has a row for either pass; WITH gives its functions. */
+#define ROWS_OF(op, WITH)                                                                   \
+    {{op, "amx_bf16", 0}, CPU_ISA_AMX_BF16, BF16, 600, X86(WITH(amx_bf16, ENTER, LEAVE))},  \
+        {{op, "avx512_bf16", 0},                                                            \
+         CPU_ISA_AVX512_BF16,                                                               \
+         BF16,                                                                              \
+         120,                                                                               \
+         X86(WITH(avx512_bf16, NULL, NULL))},                                               \
+        {{op, "avx512", 0}, CPU_ISA_AVX512, ANY, 80, X86(WITH(avx512, NULL, NULL))},        \
+        {{op, "avx2", 0}, CPU_ISA_AVX2, ANY, 50, X86(WITH(avx2, NULL, NULL))},              \
+        {{op, "neon", 0}, CPU_ISA_NEON, ANY, 25, ARM(WITH(neon, NULL, NULL))},              \
+        {{op, "portable", 0}, CPU_ISA_ANY, ANY, 5, WITH(portable, NULL, NULL)}, {           \
+        {op, "amx_bf16_soft", NAMED}, CPU_ISA_ANY, BF16, 5, WITH(amx_bf16_soft, NULL, NULL) \
+    }
+#define ENTER tess_cpu_amx_bf16_enter
+#define LEAVE tess_cpu_amx_bf16_leave
 
 static const cpu_row kernels[] = {
-    {{FORWARD, "amx_bf16", 0},
-     CPU_ISA_AMX_BF16,
-     BF16,
-     600,
-     X86(WITH_TILES(amx_bf16, tess_cpu_amx_bf16))},
-    {{FORWARD, "avx512_bf16", 0}, CPU_ISA_AVX512_BF16, BF16, 120, X86(WITH(avx512_bf16))},
-    {{FORWARD, "avx512", 0}, CPU_ISA_AVX512, ANY, 80, X86(WITH(avx512))},
-    {{FORWARD, "avx2", 0}, CPU_ISA_AVX2, ANY, 50, X86(WITH(avx2))},
-    {{FORWARD, "neon", 0}, CPU_ISA_NEON, ANY, 25, ARM(WITH(neon))},
-    {{FORWARD, "portable", 0}, CPU_ISA_ANY, ANY, 5, WITH(portable)},
-    {{FORWARD, "amx_bf16_soft", NAMED}, CPU_ISA_ANY, BF16, 5, WITH(amx_bf16_soft)},
+    ROWS_OF(TESS_OP_FORWARD, FORWARD_OF),
+    ROWS_OF(TESS_OP_BACKWARD, BACKWARD_OF),
     {{TESS_OP_APPEND, "append", 0}, CPU_ISA_ANY, ANY, 0, ITEM(append)},
     {{TESS_OP_COPY_PAGES, "copy_pages", 0}, CPU_ISA_ANY, ANY, 0, ITEM(copy_pages)},
     {{TESS_OP_MERGE, "merge_parts", 0}, CPU_ISA_ANY, ANY, 0, ITEM(merge_parts)},
@@ -49,11 +58,17 @@ enum { KERNELS = sizeof kernels / sizeof *kernels };
 
 static const char *const dtype_names[] = {"f32", "f16", "bf16"};
 
+/* Whether products of pairs of bf16 would get codes, which they take of jobs of few rows alone. */
+static int gets_codes(const cpu_row *row, const tess_kernel_key *key) {
+    return row->dtypes == BF16 && key->kv_dtype != key->dtype;
+}
+
 /* Why a row cannot run here, or with a key, cannot take the problem; NULL if it can. */
 static const char *refuses(const cpu_row *row, const tess_kernel_key *key, char *buffer,
                            size_t size) {
     const char *reason = "not built for this processor";
-    if ((!row->jobs && !row->item) || !tess_cpu_isa_usable(row->isa, &reason)) return reason;
+    if ((!row->jobs && !row->item && !row->job) || !tess_cpu_isa_usable(row->isa, &reason))
+        return reason;
     if (!key) return NULL;
     if (key->dtype > TESS_BF16 || !(row->dtypes & (1u << key->dtype))) {
         snprintf(buffer, size, "does not take dtype %s",
@@ -65,27 +80,32 @@ static const char *refuses(const cpu_row *row, const tess_kernel_key *key, char 
                  (int)key->head_dim);
         return buffer;
     }
-    /* Products of pairs of bf16 take what the caller has as it is. */
-    if (row->dtypes == BF16 && key->kv_dtype != key->dtype)
-        return "does not take K and V of 8 bits";
+    if (gets_codes(row, key) && row->isa == CPU_ISA_ANY) return "does not take K and V of 8 bits";
+    if (gets_codes(row, key) && !tess_cpu_isa_usable(CPU_ISA_AVX512_VBMI, &reason))
+        return "takes K and V of 8 bits only with AVX-512 VBMI";
     return key->value_head_dim != key->head_dim ? "value_head_dim differs from head_dim" : NULL;
 }
 
 /* Nothing here may follow from the machine or the settings, so that results have the same bits with
  * any number of threads. */
 static tess_kernel_costs costs_of(const cpu_row *row, const tess_kernel_key *key, uint32_t tile) {
-    enum { STEP_KEYS = 64 };
+    enum { STEP_KEYS = 64, FEW_ROWS_RATE = 120 }; /* tiles stand idle then */
     /* A job pays for the rows that it has. */
     const uint64_t few =
         key->max_q_len < (int64_t)tile ? (uint64_t)key->max_q_len * key->group : tile;
     const uint64_t flop = 4 * (few < tile ? few : tile) * STEP_KEYS * (uint64_t)key->head_dim;
+    const uint32_t rate =
+        few <= CPU_FEW_ROWS && row->rate > FEW_ROWS_RATE ? FEW_ROWS_RATE : row->rate;
     return (tess_kernel_costs){.workers = CPU_PARALLEL_JOBS,
                                .step_keys = STEP_KEYS,
-                               .step_ns = (uint32_t)(flop / row->rate) + 1,
-                               .job_ns = 500,
+                               .step_ns = (uint32_t)(flop / rate) + 1,
+                               .job_ns = 2000,
                                .merge_ns = 3000,
+                               .part_ns = 300,
                                .partial_bandwidth = 100000,
-                               .bandwidth = 200000};
+                               /* More than a machine has: parts enough for even shares of few
+                                * threads. */
+                               .bandwidth = 800000};
 }
 
 static void release(tess_kernel *kernel) {
@@ -106,6 +126,12 @@ static tess_status prepare(const cpu_device *d, const cpu_row *row, const tess_k
     kernel->pack_rows = tile;
     kernel->scratch_bytes = (uint64_t)d->threads * cpu_thread_bytes(row, key->head_dim);
     kernel->costs = costs_of(row, key, tile);
+    if (!row->job) return TESS_OK;
+    kernel->stages = TESS_STAGE_DELTA | TESS_STAGE_ROWS | TESS_STAGE_COLUMNS;
+    kernel->tile_keys = tile;
+    kernel->step_rows = CPU_STEP_ROWS;
+    kernel->strip_rows = CPU_STRIP_ROWS;
+    kernel->strip_bytes = CPU_STRIP_BYTES;
     return TESS_OK;
 }
 
@@ -114,6 +140,11 @@ tess_status tess_cpu_kernel(void *device, uint32_t index, const tess_kernel_key 
     if (index >= KERNELS) return TESS_ERROR_INVALID;
     const cpu_row *row = &kernels[index];
     const char *why = refuses(row, key, info->reason, sizeof info->reason);
-    if (!tess_row_answer(&row->head, key, why, info) || !kernel) return TESS_OK;
+    const int few = key && gets_codes(row, key);
+    if (!why && few && kernel && key->max_q_len * key->group > CPU_FEW_ROWS)
+        why = "takes K and V of 8 bits for up to 4 rows of a kv head only";
+    const int accepts = tess_row_answer(&row->head, key, why, info);
+    if (few) info->most_rows = CPU_FEW_ROWS;
+    if (!accepts || !kernel) return TESS_OK;
     return prepare(device, row, key, kernel);
 }

@@ -142,11 +142,11 @@ static const char *refuses(const tess_driver_device *d, const tess_kernel_key *k
     return tess_portable_refusal(key);
 }
 
-/* Of more rows, each job would read the keys again, and a kernel for long queries is faster, if it
- * reads such K and V. Where 16 rows are enough, more workgroups hide each other's latency. */
+/* Of more rows, each job would read the keys again, and a kernel for long queries is faster. Where
+ * 16 rows are enough, more workgroups hide each other's latency. */
 static uint32_t most_rows(const tess_kernel_key *key) {
     if (!key) return 32;
-    if (key->steps || key->page || key->compact || tess_portable_has_codes(key->kv_dtype)) return 0;
+    if (tess_portable_has_codes(key->kv_dtype)) return 0; /* no kernel for long queries does */
     return key->head_dim <= 128 && key->max_q_len * key->group > 16 ? 32 : 16;
 }
 

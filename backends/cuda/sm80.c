@@ -99,6 +99,7 @@ static tess_status forward(tess_driver_device *d, const tess_launch *l, void *st
         const uint64_t items = l->n_jobs - done < INT32_MAX ? l->n_jobs - done : INT32_MAX;
         tess_sm80_args args;
         CUDA_FORWARD_ARGS(&args, l, done, items);
+        args.block_table = tess_driver_address(&l->tensor[TESS_ROLE_BLOCK_TABLE].buffer);
         args.stages = stages_on(d, x);
         args.scale_log2 = (l->scale < 0 ? -l->scale : l->scale) * 1.44269504088896341f;
         void *parameters[] = {&args};

@@ -81,38 +81,42 @@ static tess_status prepare(tess_driver_device *d, const tess_kernel_key *key, te
  * behind the one before; what lies past an extent reads as 0. False if the driver refuses, as it
  * may for strides of 2^40 bytes. */
 static int make_map(const tess_driver_device *d, const tess_launch *l, const tess_tensor *t,
-                    int64_t tokens, uint32_t heads, unsigned box_tokens, unsigned boxes,
-                    uint64_t step, tess_tensor_map *map) {
+                    int64_t tokens, uint32_t heads, uint64_t batches, unsigned box_tokens,
+                    unsigned boxes, uint64_t step, tess_tensor_map *map) {
     const encode_fn encode = (encode_fn)d->driver->extra[CUDA_ENCODE_TENSOR_MAP];
     if (!encode || tokens <= 0 || tokens > MOST_TOKENS) return 0;
-    const uint64_t sizes[5] = {(uint64_t)l->head_dim, (uint64_t)tokens, boxes, heads, l->batch};
+    const uint64_t sizes[5] = {(uint64_t)l->head_dim, (uint64_t)tokens, boxes, heads, batches};
     const uint64_t token = 2 * (uint64_t)t->stride_token;
     const uint64_t strides[4] = {token, boxes > 1 ? step * token : 16, 2 * (uint64_t)t->stride_head,
-                                 l->batch_strided ? 2 * (uint64_t)t->stride_batch : 16};
+                                 batches > 1 ? 2 * (uint64_t)t->stride_batch : 16};
     const unsigned box[5] = {64, box_tokens, boxes, 1, 1}, ones[5] = {1, 1, 1, 1, 1};
     return encode(map, l->dtype == TESS_BF16 ? 9 : 6, 5, t->buffer.handle + t->buffer.offset, sizes,
                   strides, box, ones, 0, 3, 3, 0) == DRIVER_OK;
 }
 
 /* The maps of K and V, and their steps. A stage is made of pieces of `piece` tokens; where a
- * sequence does not hold as many, there is nothing to copy at once. False if there is not even a
- * map of single pieces. */
+ * sequence or a page does not hold as many, there is nothing to copy at once. False if there is not
+ * even a map of single pieces. */
 static int make_key_maps(const tess_driver_device *d, const tess_launch *l, unsigned piece,
                          unsigned pieces, tess_sm90_maps *maps, uint32_t *step) {
+    const int placed = l->page != 0 || l->compact != 0;
+    const uint64_t list_step = (uint64_t)l->tables->list_step * (uint64_t)l->block;
     const uint64_t steps[TESS_SM90_MAPS] = {[TESS_SM90_PIECES] = piece,
                                             [TESS_SM90_RUN] = piece,
-                                            [TESS_SM90_LIST] = (uint64_t)l->tables->list_step *
-                                                               (uint64_t)l->block};
+                                            [TESS_SM90_LIST] = placed ? 0 : list_step};
+    const int64_t tokens = l->page ? l->page : l->kv_tokens;
+    const uint64_t batches = l->page ? (uint64_t)l->pages : l->kv_batch ? l->kv_batch : 1;
+    const uint32_t heads = l->n_heads / l->group;
     for (unsigned n = 0; n < TESS_SM90_MAPS; n++) {
         const unsigned boxes = n == TESS_SM90_PIECES ? 1 : pieces;
         const int fits =
-            n == TESS_SM90_PIECES || (l->kv_tokens > 0 && pieces > 1 && steps[n] > 0 &&
-                                      steps[n] <= (uint64_t)(l->kv_tokens - 1) / (pieces - 1));
+            n == TESS_SM90_PIECES || (tokens > 0 && pieces > 1 && steps[n] > 0 &&
+                                      steps[n] <= (uint64_t)(tokens - 1) / (pieces - 1));
         const int made = fits &&
-                         make_map(d, l, &l->tensor[TESS_ROLE_K], l->kv_tokens,
-                                  l->n_heads / l->group, piece, boxes, steps[n], &maps->k[n]) &&
-                         make_map(d, l, &l->tensor[TESS_ROLE_V], l->kv_tokens,
-                                  l->n_heads / l->group, piece, boxes, steps[n], &maps->v[n]);
+                         make_map(d, l, &l->tensor[TESS_ROLE_K], tokens, heads, batches, piece,
+                                  boxes, steps[n], &maps->k[n]) &&
+                         make_map(d, l, &l->tensor[TESS_ROLE_V], tokens, heads, batches, piece,
+                                  boxes, steps[n], &maps->v[n]);
         step[n] = made ? (uint32_t)steps[n] : 0;
         if (!step[TESS_SM90_PIECES]) return 0;
     }
@@ -126,25 +130,27 @@ static tess_status forward(tess_driver_device *d, const tess_launch *l, void *st
     const uint32_t wide = tess_cuda_wide(l);
     const uint64_t workspace = l->workspace.handle + l->workspace.offset;
     unsigned shift = 6;
-    while (l->block % (1 << shift) != 0) shift--;
+    while (l->block % (1 << shift) != 0 || l->page % (1 << shift) != 0) shift--;
 
     tess_sm90_maps maps;
     uint32_t step[TESS_SM90_MAPS] = {0};
     memset(&maps, 0, sizeof maps);
     const int q_map = (wide & 1) && make_map(d, l, &l->tensor[TESS_ROLE_Q], l->q_tokens, l->n_heads,
-                                             64, 1, 0, &maps.q);
+                                             l->batch, 64, 1, 0, &maps.q);
     const int o_map = (wide & 4) && make_map(d, l, &l->tensor[TESS_ROLE_O], l->q_tokens, l->n_heads,
-                                             16, 1, 0, &maps.o);
+                                             l->batch, 16, 1, 0, &maps.o);
     const int kv_map =
         (wide & 2) && make_key_maps(d, l, 1u << shift, x->keys >> shift, &maps, step);
 
     /* Few jobs are dealt out beforehand, to and fro, as they come longest first; of many, each
-     * workgroup takes the next one when it is done. */
-    const int counted = l->n_jobs >= (uint64_t)COUNTED_JOBS * (uint64_t)d->units;
+     * workgroup takes the next one when it is done. How many a step has, only the device knows. */
+    const int counted =
+        !l->tables->has_step && l->n_jobs >= (uint64_t)COUNTED_JOBS * (uint64_t)d->units;
     for (uint64_t done = 0; done < l->n_jobs;) {
         const uint64_t items = l->n_jobs - done < INT32_MAX ? l->n_jobs - done : INT32_MAX;
         tess_sm90_args args;
         CUDA_FORWARD_ARGS(&args, l, done, items);
+        args.block_table = tess_driver_address(&l->tensor[TESS_ROLE_BLOCK_TABLE].buffer);
         args.counter = counted ? workspace : 0;
         args.piece_shift = shift;
         args.q_tokens = (uint32_t)l->q_tokens;

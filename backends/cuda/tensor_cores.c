@@ -39,9 +39,6 @@ tess_status tess_cuda_prepare(tess_driver_device *d, const tess_kernel_key *key,
 }
 
 const char *tess_cuda_refusal(const tess_kernel_key *key) {
-    if (key->steps) return "does not take steps";
-    if (key->page) return "does not read pages";
-    if (key->compact) return "does not read K and V by slot";
     if (key->kv_dtype != key->dtype) return "does not read K and V of 8 bits";
     return tess_portable_refusal(key);
 }

@@ -29,7 +29,7 @@ static const opencl_row kernels[] = {
     {{TESS_OP_MERGE, "merge_parts", 0}, NULL, "tess_merge_parts"},
     {{TESS_OP_PREPARE, "prepare", 0}, NULL, "tess_prepare"},
 };
-enum { ROWS = sizeof kernels / sizeof *kernels };
+enum { ROWS = sizeof kernels / sizeof *kernels, OPENCL_FEW = OPENCL_VARIANTS - 1 };
 
 enum { MOST_PAIRS = 1024, PAGING_PAIRS = 4, MOST_OPTIONS = 256, MOST_DEVICES = 64 };
 
@@ -200,15 +200,15 @@ static tess_status compile(const opencl_device *d, const tess_cache_key *key, co
 }
 
 /* Compiles one instance, once. */
-static tess_status instance(opencl_device *d, uint32_t dtype, uint32_t row, uint32_t bucket,
-                            opencl_program **out) {
-    const tess_portable_shape *shape = &kernels[row].variant->shapes[bucket];
+static tess_status instance(opencl_device *d, uint32_t dtype, uint32_t row,
+                            const tess_portable_shape *shape, opencl_program **out) {
+    const tess_portable_variant *variant = shape->few ? &tess_portable_few : kernels[row].variant;
     char options[MOST_OPTIONS];
-    *out = &d->programs[dtype][row][bucket];
+    *out = &d->programs[dtype][shape->few ? OPENCL_FEW : row][shape - variant->shapes];
     snprintf(options, sizeof options,
-             "-cl-std=CL1.2 -D TESS_DTYPE=%u -D TESS_DIMS=%u -D TESS_ROWS=%u -D TESS_KEYS=%u -D "
-             "TESS_THREADS=%u",
-             dtype, shape->head_dim, shape->rows, shape->keys, shape->threads);
+             "-cl-std=CL1.2 -D TESS_DTYPE=%u -D TESS_FEW=%u -D TESS_DIMS=%u -D TESS_ROWS=%u -D "
+             "TESS_KEYS=%u -D TESS_THREADS=%u",
+             dtype, shape->few, shape->head_dim, shape->rows, shape->keys, shape->threads);
     const tess_cache_key key = {.backend = "opencl",
                                 .device = d->names[0],
                                 .driver = d->names[1],
@@ -328,7 +328,7 @@ static const char *refuses(const opencl_device *d, const opencl_row *row,
     if (key) {
         const char *why = tess_portable_refusal(key);
         if (why) return why;
-        shape = tess_portable_find(row->variant, key->head_dim);
+        shape = tess_portable_choose(row->variant, key);
     }
     return fits(d, shape->threads, shape->shared_bytes, buffer, size) ? NULL : buffer;
 }
@@ -339,14 +339,14 @@ static tess_status prepare(opencl_device *d, uint32_t index, const tess_kernel_k
     const tess_host *host = d->host;
     const opencl_row *row = &kernels[index];
     const tess_portable_shape *shape =
-        row->variant ? tess_portable_find(row->variant, key->head_dim) : NULL;
+        row->variant ? tess_portable_choose(row->variant, key) : NULL;
     opencl_program *entry = NULL;
     opencl_state *state = NULL;
     pthread_mutex_lock(&d->building);
-    const tess_status status =
-        shape ? instance(d, key->dtype, index, (uint32_t)(shape - row->variant->shapes), &entry)
-        : key->op == TESS_OP_PREPARE ? step_instance(d, row->function, &entry)
-                                     : other_instance(d, key->dtype, row, &entry);
+    const tess_status status = shape ? instance(d, key->dtype, index, shape, &entry)
+                               : key->op == TESS_OP_PREPARE
+                                   ? step_instance(d, row->function, &entry)
+                                   : other_instance(d, key->dtype, row, &entry);
     pthread_mutex_unlock(&d->building);
     if (status == TESS_ERROR_UNSUPPORTED) return host->fail(host, status, "%s", entry->refusal);
     TESS_RETURN_IF_ERROR(status);
@@ -357,9 +357,9 @@ static tess_status prepare(opencl_device *d, uint32_t index, const tess_kernel_k
     kernel->state = state;
     kernel->release = release;
     if (!shape) return TESS_OK;
-    tess_portable_describe(shape, tess_opencl_parallel_jobs(d), kernel);
-    host->log(host, "dispatch", "%s runs in an instance for a head_dim of %u", row->head.name,
-              (unsigned)shape->head_dim);
+    tess_portable_describe(shape, key, tess_opencl_parallel_jobs(d), kernel);
+    host->log(host, "dispatch", "%s runs in an instance for a head_dim of %u and %u rows",
+              row->head.name, (unsigned)shape->head_dim, (unsigned)shape->rows);
     return TESS_OK;
 }
 

@@ -12,7 +12,7 @@
 #include <tessera/tessera_backend.h>
 
 enum {
-    OPENCL_VARIANTS = 2, /* rows of the forward kernel */
+    OPENCL_VARIANTS = 3, /* of instances: each row's for tiles, and those for few rows */
     OPENCL_DTYPES = 3,
     OPENCL_TEXT = 96, /* of names and versions that go into tess_device_info */
 };

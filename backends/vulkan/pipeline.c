@@ -13,6 +13,9 @@
 #include "spirv/forward_bf16.h"
 #include "spirv/forward_f16.h"
 #include "spirv/forward_f32.h"
+#include "spirv/forward_few_bf16.h"
+#include "spirv/forward_few_f16.h"
+#include "spirv/forward_few_f32.h"
 #include "spirv/merge_bf16.h"
 #include "spirv/merge_f16.h"
 #include "spirv/merge_f32.h"
@@ -31,6 +34,10 @@ static const module forward_modules[VK_DTYPES] = {
     {tess_vk_forward_f32, sizeof tess_vk_forward_f32},
     {tess_vk_forward_f16, sizeof tess_vk_forward_f16},
     {tess_vk_forward_bf16, sizeof tess_vk_forward_bf16}};
+static const module few_modules[VK_DTYPES] = {
+    {tess_vk_forward_few_f32, sizeof tess_vk_forward_few_f32},
+    {tess_vk_forward_few_f16, sizeof tess_vk_forward_few_f16},
+    {tess_vk_forward_few_bf16, sizeof tess_vk_forward_few_bf16}};
 static const module merge_modules[VK_DTYPES] = {{tess_vk_merge_f32, sizeof tess_vk_merge_f32},
                                                 {tess_vk_merge_f16, sizeof tess_vk_merge_f16},
                                                 {tess_vk_merge_bf16, sizeof tess_vk_merge_bf16}};
@@ -169,12 +176,18 @@ static tess_status find(tess_vk_device *d, const module *m, const constants *c, 
     return status;
 }
 
-tess_status tess_vk_forward_pipeline(tess_vk_device *d, int variant, int bucket, uint32_t dtype,
-                                     vk_handle *pipeline) {
-    const tess_portable_shape *s =
-        &(variant ? &tess_portable_small : &tess_portable)->shapes[bucket];
+tess_status tess_vk_forward_pipeline(tess_vk_device *d, const tess_portable_shape *s,
+                                     uint32_t dtype, vk_handle *pipeline) {
+    static const tess_portable_variant *const variants[VK_VARIANTS] = {
+        &tess_portable, &tess_portable_small, &tess_portable_few};
+    const module *const m = s->few ? &few_modules[dtype] : &forward_modules[dtype];
     const constants c = {s->head_dim, s->rows, s->keys, s->threads};
-    return find(d, &forward_modules[dtype], &c, &d->forward[variant][bucket][dtype], pipeline);
+    int variant = 0, bucket = 0;
+    while (&variants[variant]->shapes[bucket] != s) {
+        bucket = (bucket + 1) % TESS_PORTABLE_BUCKETS;
+        variant += bucket == 0;
+    }
+    return find(d, m, &c, &d->forward[variant][bucket][dtype], pipeline);
 }
 
 tess_status tess_vk_merge_pipeline(tess_vk_device *d, uint32_t dtype, vk_handle *pipeline) {

@@ -60,9 +60,8 @@ static const char *refuses(const tess_vk_device *d, const vk_row *row, const tes
                  MOST_IN_FLIGHT);
         return buffer;
     }
-    return row->variant
-               ? shape_refusal(d, tess_portable_find(row->variant, key->head_dim), buffer, size)
-               : NULL; /* every device has workgroups of 128 */
+    return row->variant ? shape_refusal(d, tess_portable_choose(row->variant, key), buffer, size)
+                        : NULL; /* every device has workgroups of 128 */
 }
 
 /* How launches are split into submissions: by the most that a plan of this key may hold. */
@@ -85,15 +84,14 @@ static void find_submissions(const tess_vk_device *d, const tess_kernel_key *key
 }
 
 /* Pipelines and resources of an accepted problem. */
-static tess_status prepare_forward(tess_vk_device *d, const tess_kernel_key *key, int variant,
+static tess_status prepare_forward(tess_vk_device *d, const tess_kernel_key *key, const vk_row *row,
                                    tess_kernel *kernel) {
-    const tess_portable_shape *shape = tess_portable_find(kernels[variant].variant, key->head_dim);
+    const tess_portable_shape *shape = tess_portable_choose(row->variant, key);
     vk_handle forward, merge;
     tess_vk_state *state;
     uint64_t jobs_per_submission;
     uint32_t submissions;
-    TESS_RETURN_IF_ERROR(tess_vk_forward_pipeline(
-        d, variant, (int)(shape - kernels[variant].variant->shapes), key->dtype, &forward));
+    TESS_RETURN_IF_ERROR(tess_vk_forward_pipeline(d, shape, key->dtype, &forward));
     TESS_RETURN_IF_ERROR(tess_vk_merge_pipeline(d, key->dtype, &merge));
     find_submissions(d, key, shape->rows, &jobs_per_submission, &submissions);
     TESS_RETURN_IF_ERROR(
@@ -101,7 +99,7 @@ static tess_status prepare_forward(tess_vk_device *d, const tess_kernel_key *key
     state->forward = forward;
     state->merge = merge;
     state->jobs_per_submission = jobs_per_submission;
-    tess_portable_describe(shape, tess_vk_parallel_jobs(d), kernel);
+    tess_portable_describe(shape, key, tess_vk_parallel_jobs(d), kernel);
     kernel->state = state;
     return TESS_OK;
 }
@@ -127,6 +125,6 @@ tess_status tess_vk_kernel(void *device, uint32_t index, const tess_kernel_key *
     if (!tess_row_answer(&row->head, key, why, info) || !kernel) return TESS_OK;
     kernel->impl = row;
     kernel->release = tess_vk_state_release;
-    return row->variant ? prepare_forward(device, key, (int)index, kernel)
+    return row->variant ? prepare_forward(device, key, row, kernel)
                         : prepare_other(device, key, kernel);
 }

@@ -16,7 +16,7 @@
 enum {
     VK_MOST_DEVICES = 16,
     VK_DTYPES = 3,
-    VK_VARIANTS = 2,
+    VK_VARIANTS = 3, /* of pipelines: each row's for tiles, and those for few rows */
     VK_WORKSPACE_ALIGN = 256,
 };
 
@@ -136,8 +136,8 @@ void tess_vk_memory_close(tess_vk_device *d);
 /* pipeline.c */
 tess_status tess_vk_layouts_create(tess_vk_device *d);
 void tess_vk_pipelines_close(tess_vk_device *d);
-tess_status tess_vk_forward_pipeline(tess_vk_device *d, int variant, int bucket, uint32_t dtype,
-                                     vk_handle *pipeline);
+tess_status tess_vk_forward_pipeline(tess_vk_device *d, const tess_portable_shape *shape,
+                                     uint32_t dtype, vk_handle *pipeline);
 tess_status tess_vk_merge_pipeline(tess_vk_device *d, uint32_t dtype, vk_handle *pipeline);
 /* of any other operation */
 tess_status tess_vk_other_pipeline(tess_vk_device *d, uint32_t op, uint32_t dtype,

@@ -570,7 +570,7 @@ typedef struct tess_stream {
 
 typedef enum tess_op {
     TESS_OP_FORWARD = 0,
-    TESS_OP_BACKWARD = 1, /* UNSUPPORTED in this version */
+    TESS_OP_BACKWARD = 1, /* tessera_backward.h */
     /* Not of plans, but of other functions that have kernels of their own. */
     TESS_OP_APPEND = 2,     /* tess_append */
     TESS_OP_COPY_PAGES = 3, /* tess_copy_pages */
@@ -596,6 +596,7 @@ enum {
     TESS_PLAN_COMPACT = 1u << 2,
     /* tess_append may be called with the plan: its kernel is made ready too. */
     TESS_PLAN_APPEND = 1u << 3,
+    /* 1u << 4 to 1u << 7: see tessera_backward.h */
 };
 
 /*
@@ -653,7 +654,7 @@ typedef struct tess_plan_desc {
     const int64_t *cu_q_lens, *cu_kv_lens; /* [NULL: not packed] cumulative lengths, packed */
     int32_t kv_split;                      /* [0: the plan decides] most parts of a row's keys */
     int32_t tile_rows;                     /* [0: the kernel's] most query rows of a job */
-    uint32_t determinism;                  /* [0: run to run] others UNSUPPORTED in this version */
+    uint32_t determinism;                  /* [0: run to run] backward: 1: not guaranteed */
     uint32_t max_in_flight;                /* [0: 4] tess_run calls that may be under way */
     uint64_t time_limit_us;                /* [0: the device's, if any] of a tess_plan_range */
     const char *kernel;                    /* [NULL: the best that accepts] "backend/kernel" */
@@ -680,9 +681,10 @@ TESS_API void tess_plan_release(tess_plan *plan);
  *              DEVICE_LENGTHS, the most that a step can have; and as its lengths are not known,
  *              kept_pairs, dense_pairs, flops and bytes_min are 0, and there is one range.
  * kept_pairs:  (query, key) pairs that the token-exact mask keeps, all heads and sequences.
- * flops:       4 * head_dim * kept_pairs: two products, a multiply and an add each.
+ * flops:       4 * head_dim * kept_pairs: two products, a multiply and an add each; backward has
+ *              five products.
  * bytes_min:   Q, K, V read once (only keys that some head of the kv head keeps) and O written
- *              once.
+ *              once. Backward reads O and dO too and writes all gradients.
  */
 typedef struct tess_plan_info {
     uint32_t struct_size;
@@ -704,6 +706,9 @@ typedef struct tess_plan_info {
     uint32_t n_storage;       /* storage groups: pools of K, and of V. 1 unless COMPACT */
     uint32_t few_tile_rows;   /* likewise tile_rows, of few_kernel; 0: there is none */
     char few_kernel[64];      /* of the sequences with fewest rows, where it is another; or "" */
+    uint64_t n_columns;       /* backward: of the jobs, those that compute dK and dV */
+    uint32_t tile_keys;       /* backward: most keys of these */
+    uint32_t reserved;        /* 0 */
 } tess_plan_info;
 
 /* kept_pairs, dense_pairs, flops and bytes_min are computed here, in closed form: O(heads) for each
@@ -733,6 +738,11 @@ typedef enum tess_role {
     TESS_ROLE_Q_FIRST = 13, /* likewise */
     TESS_ROLE_K_SCALE = 14, /* float32 */
     TESS_ROLE_V_SCALE = 15,
+    TESS_ROLE_D_O = 16, /* of backward plans */
+    TESS_ROLE_D_Q = 17,
+    TESS_ROLE_D_K = 18,
+    TESS_ROLE_D_V = 19,
+    TESS_ROLE_D_LSE = 20, /* float32 */
 } tess_role;
 
 /* Fills strides for a contiguous tensor of the plan at `buffer`, and sets *bytes (may be NULL) to
@@ -742,6 +752,7 @@ typedef enum tess_role {
  *     Q, O   [batch, q_len, n_heads, head_dim]       [tokens, n_heads, head_dim]
  *     K, V   [batch, kv_len, n_kv_heads, head_dim]   [tokens, n_kv_heads, head_dim]
  *     LSE    [batch, n_heads, q_len]                 [n_heads, tokens]
+ *     D_O, D_Q, D_LSE as Q and LSE, D_K, D_V as K and V
  *     NEW_K, NEW_V      [batch, q_len, n_kv_heads, head_dim]  [tokens, n_kv_heads, head_dim]
  *     K_SCALE, V_SCALE  [batch, kv_len, n_kv_heads]           [tokens, n_kv_heads]
  *     BLOCK_TABLE  [n_storage, batch, pages of the longest sequence], stride_batch is table_stride
@@ -751,19 +762,6 @@ typedef enum tess_role {
  * pools tess_plan_pool describes; BLOCK_TABLE or scales of a plan that has none. */
 TESS_API tess_status tess_plan_tensor(const tess_plan *plan, tess_role role, tess_buffer buffer,
                                       tess_tensor *tensor, uint64_t *bytes);
-
-/* The same for K or V of a storage group, or for their scales, which have no head_dim:
- *
- *     with pages      [pages, page, kv heads of the group, head_dim]
- *     COMPACT         [batch, tokens, kv heads of the group, head_dim], where `tokens` is what
- *                     tess_layout_pages answers for the longest sequence without pages
- *
- * `pages` is 0 where the plan has none. Any other strides serve tess_run as well, such as
- * [pages, kv heads, page, head_dim].
- * INVALID: the role is none of them; a storage group that there is not; pages. */
-TESS_API tess_status tess_plan_pool(const tess_plan *plan, tess_role role, uint32_t storage,
-                                    int64_t pages, tess_buffer buffer, tess_tensor *tensor,
-                                    uint64_t *bytes);
 
 /* ------------------------------------------------------------------------------------------ run */
 
@@ -797,15 +795,15 @@ TESS_API tess_status tess_plan_pool(const tess_plan *plan, tess_role role, uint3
  * the table names. Results do not depend on the page, the ids, the strides, or on whether K and V
  * lie in pages, by slot or in place: with one kernel and tile_rows they have the same bits.
  *
- * sink_logits, q_lens, kv_lens and d_o to d_lse are room for features that answer UNSUPPORTED in
- * this version. Their buffers must be of kind NONE.
+ * d_o to d_lse are of backward plans, where o and lse are inputs (tessera_backward.h); in others
+ * they are of kind NONE. So are sink_logits, q_lens and kv_lens, which answer UNSUPPORTED.
  */
 typedef struct tess_run_desc {
     uint32_t struct_size;
     uint32_t flags;         /* must be 0 */
     tess_tensor q, k, v;    /* inputs; k and v may be a pool of pages */
-    tess_tensor o;          /* output */
-    tess_tensor lse;        /* [kind NONE: not wanted] output */
+    tess_tensor o;          /* output; of backward plans an input */
+    tess_tensor lse;        /* [kind NONE: not wanted] likewise; float32 */
     tess_buffer workspace;  /* [kind NONE: where workspace_bytes is 0] */
     tess_stream stream;     /* [0: the device's own queue] */
     uint64_t first_job;     /* of the range */
@@ -832,8 +830,8 @@ typedef struct tess_run_desc {
  * A row that keeps no key gets O = 0 and LSE = -inf. Keys at or past kv_len, and blocks that no row
  * of a tile keeps, contribute nothing even when they hold NaN. Inside a block that some row of a
  * tile keeps, a non-finite V may reach every row of that tile, never another head or tile. The same
- * call gives the same bits every time, and on a CPU with every number of threads. A batch or q_len
- * of 0 succeeds without a launch.
+ * call gives the same bits every time, and on a CPU with every number of threads. A forward plan
+ * with a batch or q_len of 0 succeeds without a launch.
  *
  * LSE is the float32 nearest to scale * m + ln(sum exp(scale * (s - m))) for the row's largest
  * score m, up to a few units in the last place: a large score leaves few digits for the rest, and a
@@ -895,6 +893,7 @@ static inline tess_buffer tess_host_buffer(const void *pointer, uint64_t size) {
 }
 #endif
 
+#include "tessera_backward.h"
 #include "tessera_serving.h"
 
 #endif /* TESSERA_TESSERA_H */

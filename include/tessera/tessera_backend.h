@@ -77,6 +77,7 @@ enum {
     /* Kernels read tess_launch.kv_dtype and scales, or refuse them in the key. Without it kv_dtype
      * is dtype. */
     TESS_FEATURE_KV_8BIT = 1u << 5,
+    TESS_FEATURE_BACKWARD = 1u << 6, /* there is TESS_OP_BACKWARD */
 };
 
 /*
@@ -107,6 +108,8 @@ typedef struct tess_caps {
  * own sequences. In batch-invariant plans max_kv_len and batch are the largest there can be, and
  * so is max_q_len when a kernel is made ready: the longest that most_rows allows. Before that, a
  * row is asked with the shortest one that has no kernel yet, again and again while it takes more.
+ * Steps and compact plans have one kernel for all sequences: the first that is for the longest, or
+ * in batch-invariant ones the first that accepts, whatever its most_rows.
  */
 typedef struct tess_kernel_key {
     uint32_t struct_size;
@@ -128,6 +131,8 @@ typedef struct tess_kernel_key {
     uint32_t compact;      /* 1: K and V lie by slot */
     uint32_t steps;        /* 1: jobs lie in a step buffer; rows are packed, and K and V are not */
     int64_t kv_keys;       /* of all sequences together; 0: not known, or must not matter */
+    /* Of TESS_OP_BACKWARD: as in tess_plan_desc, and its TESS_PLAN_DQ_F32 and so on. */
+    uint32_t determinism, gradients;
 } tess_kernel_key;
 
 /*
@@ -147,6 +152,34 @@ typedef struct tess_kernel_costs {
     uint32_t bandwidth;         /* [0: no bound] of reading K and V, in MB/s */
 } tess_kernel_costs;
 
+/*
+ * The stages of TESS_OP_BACKWARD. A run has a launch for each one that its kernel has and the
+ * wanted gradients need, in this order. first_job and n_jobs count the jobs of that stage.
+ *
+ *     stage     jobs     what they do
+ *     DELTA     strips   get ready what later stages need of their rows: Delta, accumulators of 0
+ *     ROWS      jobs     write d_q. These are forward's jobs, without parts
+ *     COLUMNS   columns  write d_k and d_v
+ *     FINISH    strips   write d_q
+ *
+ * A kernel of two passes has DELTA, ROWS and COLUMNS. One of a single pass has DELTA, COLUMNS and
+ * FINISH: its columns also add to accumulators of dQ, which FINISH turns into d_q. A kernel of two
+ * passes has no launch of ROWS without d_q, and none of COLUMNS without d_k and d_v. One of a
+ * single pass has none of FINISH without d_q. A column may find d_k, d_v or both of kind NONE.
+ *
+ * Whatever stages hand on to each other lies in the workspace: the kernel's scratch, and behind it
+ * strip_bytes for each strip and query head. How these are laid out is the kernel's choice; Delta
+ * as float [n_heads][n_strips * strip_rows] is a good one. Row r of sequence s belongs to strip
+ * first_strips[s] + r / strip_rows.
+ */
+enum {
+    TESS_STAGE_DELTA = 1u << 0,
+    TESS_STAGE_ROWS = 1u << 1,
+    TESS_STAGE_COLUMNS = 1u << 2,
+    TESS_STAGE_FINISH = 1u << 3,
+    TESS_STAGES = 4 /* how many there are */
+};
+
 /* What a plan must know of the kernel that it got. Low tiles are for few and short jobs, where all
  * of them run at a time. */
 typedef struct tess_kernel tess_kernel;
@@ -161,8 +194,12 @@ struct tess_kernel {
     void (*release)(tess_kernel *kernel); /* frees `state` when the plan goes; never NULL */
     tess_kernel_costs costs;              /* [workers 0: unknown] */
     uint32_t
-        short_rows;    /* [0: none] rows of short tiles, which take less time each than full ones */
-    uint32_t reserved; /* 0 */
+        short_rows;  /* [0: none] rows of short tiles, which take less time each than full ones */
+    uint32_t stages; /* TESS_OP_BACKWARD: the TESS_STAGE_... that it has; else 0, as all below */
+    uint32_t tile_keys;   /* most keys of a column, 1 to 4096 */
+    uint32_t step_rows;   /* rows that a column works on at once, 1 to 4096 */
+    uint32_t strip_rows;  /* 1 to 4096 */
+    uint64_t strip_bytes; /* workspace for each strip and query head */
 };
 
 /* Tensors that a launch may have; a tess_role is an index below it. New roles take free indices, so
@@ -255,6 +292,10 @@ typedef struct tess_launch {
      * float32 and addressed as K and V are; K and V lie on 8-byte boundaries, and so do all of
      * their rows. */
     uint32_t kv_dtype;
+    uint32_t stage;     /* TESS_OP_BACKWARD: a TESS_STAGE_...; else 0, as all below */
+    uint32_t gradients; /* TESS_PLAN_DQ_F32, ..._ADD of the plan: what d_q, d_k and d_v are */
+    uint32_t n_strips, n_columns; /* of the whole plan */
+    uint64_t strips_at; /* bytes from workspace.offset: n_strips * n_heads * strip_bytes */
 } tess_launch;
 
 typedef struct tess_backend {

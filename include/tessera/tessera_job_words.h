@@ -47,6 +47,42 @@
 #define TESS_WORD_MERGE_PARTIAL  4u
 #define TESS_WORD_MERGE_PARTS    5u
 
+/* ------------------------------------------------------------------ tess_column */
+
+#define TESS_COLUMN_WORDS             8u
+#define TESS_WORD_COLUMN_SEQUENCE     0u
+#define TESS_WORD_COLUMN_KV_HEAD      1u /* low half */
+#define TESS_WORD_COLUMN_KEYS         1u /* high half */
+#define TESS_WORD_COLUMN_KEY          2u
+#define TESS_WORD_COLUMN_STEP         3u
+#define TESS_WORD_COLUMN_NEXT_KEY     4u
+#define TESS_WORD_COLUMN_BLOCKS       5u /* low half */
+#define TESS_WORD_COLUMN_FIRST_BLOCKS 5u /* high half */
+#define TESS_WORD_COLUMN_SEGMENT      6u
+#define TESS_WORD_COLUMN_SEGMENTS     7u
+
+/* ------------------------------------------------------------------ tess_segment */
+
+#define TESS_SEGMENT_WORDS          6u
+#define TESS_WORD_SEGMENT_HEAD      0u /* low half */
+#define TESS_WORD_SEGMENT_HEADS     0u /* high half */
+#define TESS_WORD_SEGMENT_CLS       1u /* low half */
+#define TESS_WORD_SEGMENT_BLOCKS    1u /* high half: `first`, and 256 times `blocks` */
+#define TESS_WORD_SEGMENT_ROW       2u /* signed */
+#define TESS_WORD_SEGMENT_ROWS      3u
+#define TESS_WORD_SEGMENT_STEP      4u
+#define TESS_WORD_SEGMENT_MASK_HEAD 5u /* low half */
+#define TESS_WORD_SEGMENT_MASK_TAIL 5u /* high half */
+
+/* In TESS_WORD_SEGMENT_MASK_HEAD: all rows of the segment must be masked. */
+#define TESS_ALL_ROWS 0xffffu
+
+/* ------------------------------------------------------------------ tess_strip */
+
+#define TESS_STRIP_WORDS         2u
+#define TESS_WORD_STRIP_SEQUENCE 0u
+#define TESS_WORD_STRIP_ROW      1u
+
 /* ------------------------------------------------------------------ tess_sequence */
 
 #define TESS_SEQUENCE_WORDS         10u

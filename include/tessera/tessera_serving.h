@@ -54,6 +54,20 @@ TESS_API tess_status tess_layout_storage(const tess_layout *layout, uint32_t sto
 TESS_API tess_status tess_layout_pages(const tess_layout *layout, uint32_t storage, int64_t tokens,
                                        int32_t page, int64_t *pages);
 
+/* What tess_plan_tensor does, for K or V of a storage group, or for their scales, which have no
+ * head_dim:
+ *
+ *     with pages      [pages, page, kv heads of the group, head_dim]
+ *     COMPACT         [batch, tokens, kv heads of the group, head_dim], where `tokens` is what
+ *                     tess_layout_pages answers for the longest sequence without pages
+ *
+ * `pages` is 0 where the plan has none. Any other strides serve tess_run as well, such as
+ * [pages, kv heads, page, head_dim].
+ * INVALID: the role is none of them; a storage group that there is not; pages. */
+TESS_API tess_status tess_plan_pool(const tess_plan *plan, tess_role role, uint32_t storage,
+                                    int64_t pages, tess_buffer buffer, tess_tensor *tensor,
+                                    uint64_t *bytes);
+
 /*
  * K and V of 8 bits: with TESS_F8E4M3 or TESS_I8 as tess_plan_desc.kv_dtype, K and V are codes with
  * a float32 scale for each token and kv head:

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tessera: what a plan hands to a kernel, as C structures: jobs and merges, the sequences and
- * classes that they name, slots of compact caches, and steps. tess_tables at the end holds them
- * all. Comes with tessera_backend.h; kernels that are not written in C read the same tables as
- * words (tessera_job_words.h).
+ * Tessera: what a plan hands to a kernel, as C structures: jobs and merges, columns and strips, the
+ * sequences and classes that they name, slots of compact caches, and steps. tess_tables at the end
+ * holds them all. Comes with tessera_backend.h; kernels that are not written in C read the same
+ * tables as words (tessera_job_words.h).
  */
 #ifndef TESSERA_TESSERA_TABLES_H
 #define TESSERA_TESSERA_TABLES_H
@@ -82,10 +82,73 @@ typedef struct tess_merge {
     uint32_t parts;
 } tess_merge;
 
+/* ---------------------------------------------------------- columns and strips, of backward */
+
+/*
+ * A column is what one workgroup (or CPU thread) does for dK and dV: some keys of one kv head, and
+ * all rows that read them, of all query heads of the kv head. A plan's columns have each key of
+ * each sequence once, also those that no row reads: dK and dV are written as 0 there.
+ *
+ * The keys are `blocks` key blocks, or a part of one where tile_keys is less than a block. They are
+ * two runs of blocks, the second one often empty. Block m begins at position
+ *
+ *     m < first_blocks ? key + m * step : next_key + (m - first_blocks) * step
+ *
+ * and key k of the column, k < keys, is key k % block of block k / block. Only the last block may
+ * be shorter. A part of a block is block 0, and begins at `key`.
+ *
+ * The rows are segments [segment, segment + segments), which a kernel adds up in their order. A
+ * pair that is kept is in exactly one of them.
+ */
+typedef struct tess_column {
+    uint32_t sequence; /* index into sequences */
+    uint16_t kv_head;
+    uint16_t keys; /* 1 to tile_keys of the kernel */
+    uint32_t key;  /* position of the first one */
+    uint32_t step; /* tokens from one block of a run to the next */
+    uint32_t next_key;
+    uint16_t blocks; /* at least 1 */
+    uint16_t first_blocks;
+    uint32_t segment; /* the first of its segments */
+    uint32_t segments;
+} tess_column;
+
+/*
+ * Rows of `heads` query heads, one head after the other, that read the blocks [first, first +
+ * blocks) of the column; other keys of the column they do not read, or in another segment. All of
+ * them keep all of these keys, except where they must be masked, and there tess_kept() decides.
+ *
+ *   - step 0: the rows [row, row + rows). The first mask_head and the last mask_tail must be
+ * masked; with TESS_ALL_ROWS as mask_head, all of them.
+ *   - step > 0: `rows` runs of `block` rows, `step` rows apart, the first of them at `row`, which
+ *     may be negative. Rows outside [0, q_len) do not exist. None must be masked.
+ *   - A class with TESS_CLASS_BITS: the query blocks entries[row .. + rows), in rising order, and
+ *     their words bits[...] >> step: bit m, m < blocks, says that the query block reads block m of
+ *     the column. Query block i has the rows at positions [i * block, (i + 1) * block), of which
+ *     some may not exist. The first mask_head of these query blocks must be masked as well, and
+ *     tess_kept gets the shifted word, and i - m as i_first.
+ */
+typedef struct tess_segment {
+    uint16_t head, heads; /* heads is at least 1 */
+    uint16_t cls;         /* index into classes */
+    uint8_t first, blocks;
+    int32_t row;
+    uint32_t rows;
+    uint32_t step;
+    uint16_t mask_head, mask_tail;
+} tess_segment;
+
+/* A strip is strip_rows rows of a sequence (the last one may have fewer), and all of their query
+ * heads. */
+typedef struct tess_strip {
+    uint32_t sequence;
+    uint32_t row;
+} tess_strip;
+
 /* ----------------------------------------------------------------------- sequences and classes */
 
 /*
- * One sequence that has rows; those of the batch that have none are not in the table.
+ * One sequence that has rows or, in backward plans, keys; others of the batch are not in the table.
  * The element (row r, head h) of Q, O and LSE is at
  *     batch * stride_batch + (q_start + r) * stride_token + h * stride_head;
  * key t of kv head g likewise with kv_batch and kv_start, unless K and V have pages or lie by slot
@@ -274,6 +337,12 @@ typedef struct tess_tables {
     /* Of a step: for each storage group, the number of the job after its last one. */
     const uint32_t *step_ends;
     uint64_t step_ends_at;
+    /* Of backward plans; see tess_launch.stage. */
+    const tess_column *columns;
+    const tess_segment *segments;
+    const tess_strip *strips;
+    const uint32_t *first_strips; /* of each sequence; one without rows has none */
+    uint64_t columns_at, segments_at, strips_at, first_strips_at;
 } tess_tables;
 
 #ifdef __cplusplus

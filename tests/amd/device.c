@@ -25,7 +25,6 @@ typedef struct message {
     uint32_t merge_groups; /* workgroups of a merge; 0: the forward kernel */
     uint32_t dtype;
     tess_portable_shape shape; /* of the instance */
-    uint32_t reserved;
     /* Q, K, V, O, LSE, block table, scales of K and V, tables, workspace: bytes into the shared
      * memory */
     uint64_t memory[TESS_PORTABLE_BUFFERS];
@@ -147,7 +146,7 @@ static tess_status emulated_kernel(void *opaque, uint32_t index, const tess_kern
     if (index > 0) return TESS_ERROR_INVALID;
     const char *why = key ? tess_portable_refusal(key) : NULL;
     if (!tess_row_answer(&row, key, why, info) || !kernel) return TESS_OK;
-    const tess_portable_shape *shape = tess_portable_find(&tess_portable, key->head_dim);
+    const tess_portable_shape *shape = tess_portable_choose(&tess_portable, key);
     kernel->tile_rows = shape->rows;
     kernel->tile_step = 1;
     kernel->pack_rows = shape->rows;

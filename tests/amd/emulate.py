@@ -187,10 +187,10 @@ def serve(emulator, memory, channel, failures):
         data = channel.recv(struct.calcsize(MESSAGE), socket.MSG_WAITALL)
         if len(data) < struct.calcsize(MESSAGE):
             return
-        groups, dtype, head_dim, _, _, threads, shared, _, *rest = struct.unpack(MESSAGE, data)
+        groups, dtype, head_dim, _, _, threads, shared, few, *rest = struct.unpack(MESSAGE, data)
         args = rest.pop()
         workgroups = struct.unpack_from("<I", args, 33 * 8 + 5 * 4)[0] * max(groups, 1)
-        forward = "tess_forward_%s_%d" % (DTYPES[dtype], head_dim)
+        forward = "tess_forward_%s%s_%d" % ("few_" if few else "", DTYPES[dtype], head_dim)
         name = "tess_merge_" + DTYPES[dtype] if groups else forward
         # Two dimensions, and with an odd number a workgroup too many, as large launches have them.
         grid = ((workgroups + 1) // 2, 2, 1) if workgroups > 1 else (1, 1, 1)

@@ -89,12 +89,13 @@ static const bad_value plan_numbers[] = {
     P(struct_size, 0, VER, "desc"),
     P(struct_size, UINT32_MAX, VER, "desc"),
     P(flags, 1u << 7, INV, "flags"),
+    P(flags, 1u << 8, INV, "flags"),
     P(flags, 0x80000000u, INV, "flags"),
     P(page, 8, INV, "page"),
     P(page, 48, INV, "page"),
     P(page, 512, INV, "page"),
     P(page, -16, INV, "page"),
-    P(op, TESS_OP_BACKWARD, UNS, "op"),
+    P(op, TESS_OP_BACKWARD, INV, "kv_split"), /* which is forward's */
     P(op, 2, INV, "op"),
     P(op, UINT32_MAX, INV, "op"),
     P(dtype, 3, INV, "dtype"),
@@ -147,8 +148,8 @@ static const bad_value plan_numbers[] = {
     P(tile_rows, INT32_MIN, INV, "tile_rows"),
     P(tile_rows, INT32_MAX, FINE, NULL),
     P(tile_rows, 1, FINE, NULL),
-    P(determinism, 1, UNS, "determinism"),
-    P(determinism, UINT32_MAX, UNS | INV, "determinism"),
+    P(determinism, 1, INV, "determinism"),
+    P(determinism, UINT32_MAX, INV, "determinism"),
 };
 
 static void check_plans(const bad_value *rows, size_t count) {
@@ -377,11 +378,11 @@ static const bad_value run_fields[] = {
     R(table_stride, 1, INV, "table_stride"),
     R(pages, 1, INV, "pages"),
     R(pages, -1, INV, "pages"),
-    RESERVED_TENSOR(d_o),
-    RESERVED_TENSOR(d_q),
-    RESERVED_TENSOR(d_k),
-    RESERVED_TENSOR(d_v),
-    RESERVED_TENSOR(d_lse),
+    R(d_o.buffer.kind, TESS_BUFFER_HOST, INV, "d_o"),
+    R(d_q.buffer.kind, TESS_BUFFER_HOST, INV, "d_q"),
+    R(d_k.buffer.kind, TESS_BUFFER_HOST, INV, "d_k"),
+    R(d_v.buffer.kind, TESS_BUFFER_HOST, INV, "d_v"),
+    R(d_lse.buffer.kind, TESS_BUFFER_HOST, INV, "d_lse"),
 };
 
 static void test_run(void **state) {

@@ -96,3 +96,27 @@ def attention(w, q, k, v):
         o[some, h] = (weight / total) @ v[:, g]
         lse[h, some] = (most + np.log(total))[:, 0]
     return o, lse
+
+
+def gradients(w, q, k, v, d_o, d_lse):
+    """dQ, dK and dV of one sequence in float64, for gradients d_o of O and d_lse of LSE."""
+    o, lse = attention(w, q, k, v)
+    q, k, v, d_o = widen(q), widen(k), widen(v), widen(d_o)
+    q_len, heads, head_dim = q.shape
+    kv_len, kv_heads = k.shape[:2]
+    scale = float(np.float32(w["scale"])) if "scale" in w else 1 / np.sqrt(head_dim)
+    keep = kept(w, heads, kv_heads, q_len, kv_len)
+    d_q, d_k, d_v = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
+    for h in range(heads):
+        g = h // (heads // kv_heads)
+        some = np.isfinite(lse[h])
+        if not some.any():
+            continue
+        score = np.where(keep[h], scale * (q[:, h] @ k[:, g].T), -np.inf)[some]
+        p = np.exp(score - lse[h, some][:, None])
+        delta = (d_o[some, h] * o[some, h]).sum(axis=1) - d_lse[h, some]
+        d_s = p * (d_o[some, h] @ v[:, g].T - delta[:, None])
+        d_v[:, g] += p.T @ d_o[some, h]
+        d_k[:, g] += scale * (d_s.T @ q[some, h])
+        d_q[some, h] = scale * (d_s @ k[:, g])
+    return d_q, d_k, d_v

@@ -155,7 +155,6 @@ class Contract(CommandTest):
         """Exit status 1: the words are fine, the library or the machine refuses."""
         self.refuse(1, "head_dim", "plan", "heads=4", "q_len=64", "head_dim=12", *S2)
         self.refuse(1, "head_dim", "plan", "heads=4", "q_len=64", "head_dim=264", *S2)
-        self.refuse(1, "op", "plan", *SHAPE, *S2, "op=bwd")
         self.refuse(1, "q_len", "plan", "heads=4", "q_len=4294967296", "kv_len=10", "head_dim=16",
                     *S2)
         self.refuse(1, "", "plan", "heads=4", "q_len=10", "kv_len=9000000000000000000",

@@ -80,10 +80,11 @@ static void add_targets(test_targets *targets, tess_device *device, const tess_d
     targets->items[targets->count++] = base;
     if (!(flags & TEST_EACH_KERNEL)) return;
     const int first = targets->count;
+    const uint32_t op = flags & TEST_BACKWARD ? TESS_OP_BACKWARD : TESS_OP_FORWARD;
     for (uint32_t k = 0;; k++) {
         tess_kernel_info kernel = {.struct_size = sizeof kernel};
         if (tess_device_kernel(device, k, &kernel) != TESS_OK) break;
-        if (kernel.status != TESS_OK || kernel.op != TESS_OP_FORWARD ||
+        if (kernel.status != TESS_OK || kernel.op != op ||
             targets->count == (int)(sizeof targets->items / sizeof targets->items[0]))
             continue;
         test_target *target = &targets->items[targets->count++];
@@ -93,8 +94,9 @@ static void add_targets(test_targets *targets, tess_device *device, const tess_d
         const char *name = strchr(kernel.name, '/');
         target->portable = name && strcmp(name, "/portable") == 0;
     }
-    /* the only kernel is the device's own choice already */
-    if (targets->count == first + 1) targets->count--;
+    /* the only kernel is the device's own choice already; without one there is none */
+    if (targets->count == first + 1 || (targets->count == first && flags & TEST_BACKWARD))
+        targets->count--;
     for (int n = first - 1; n < targets->count; n++)
         targets->items[n].kernels = targets->count - first;
 }
@@ -133,6 +135,10 @@ int test_leaves_out(const test_target *target, int n, uint32_t dtype, int32_t he
 int test_leaves_heavy(const test_target *target, int n) {
     if (!takes_turns(target)) return 0;
     return !target->kernel[0] || (n / HEAVY_IN_A_ROW + target->backend[0]) % 2;
+}
+
+int test_leaves_padded(const test_target *target) {
+    return takes_turns(target) && (!target->kernel[0] || strcmp(target->backend, "vulkan") == 0);
 }
 
 int test_targets_open(test_targets *targets, const char *backend, unsigned flags) {

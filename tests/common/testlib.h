@@ -38,6 +38,7 @@ typedef struct test_targets {
 
 enum {
     TEST_EACH_KERNEL = 1, /* one target for each available kernel as well */
+    TEST_BACKWARD = 2,    /* devices and kernels that compute gradients */
     TEST_SKIPPED = 77,    /* exit status of a test that has nothing to look at */
 };
 
@@ -64,6 +65,9 @@ int test_leaves_out(const test_target *target, int n, uint32_t dtype, int32_t he
 /* Whether a target leaves out heavy item `n`, on which such a device works for seconds: it goes to
  * one of the two devices, and not to their own choice. */
 int test_leaves_heavy(const test_target *target, int n);
+/* The same of an item whose work is mostly padding of tiles and vectors: it goes to OpenCL, which
+ * is ten times faster at these. */
+int test_leaves_padded(const test_target *target);
 
 /* Whether a target is a software device's own choice, and so one of its kernels over again. Never
  * with TESSERA_TEST_FULL=1. */

@@ -534,6 +534,12 @@ void test_absent(void **state) {
          16, 1, 4},
         {"pattern=window left=90 sinks=5 block=16 heads=2 head_dim=128 q_len=3 kv_len=400", 16, 1,
          2},
+        {("pattern=dense heads=2 kv_heads=1 head_dim=128 batch=2 q_len=40 kv_len=1100 "
+          "kv_split=1 dtype=bf16"),
+         64, 0, 6},
+        {("pattern=s2 block=32 local=8 stride=4 heads=2 head_dim=64 q_len=70 kv_len=900 "
+          "dtype=f16"),
+         16, 1, 9},
     };
     const test_target *target = *state;
     for (int n = 0; n < (int)(sizeof cases / sizeof cases[0]); n++) {

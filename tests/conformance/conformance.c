@@ -4,8 +4,9 @@
  * reference.
  *
  *   conformance [--shard I/N] [--device BACKEND] [--every N] [--random COUNT] [--seed S]
- *               [--masks FOLDER] [--line "k=v ..."] [--list] [--bits FILE]
+ *               [--masks FOLDER] [--line "k=v ..."] [--list] [--bits FILE] [--backward]
  *
+ * --backward computes the gradients of each problem that has no KV cache instead.
  * --bits compares nothing and writes a line for each result: the kernel, a hash of O and LSE, and
  * the problem. Two such files tell whether two libraries give the same bits (same_bits.sh).
  *
@@ -38,6 +39,7 @@ typedef struct one_case {
     double most_flops; /* more are a mistake of the list; 0: no limit */
     int *accepted;     /* of the target: how many problems its kernel took */
     FILE *bits;        /* NULL: compare with the reference */
+    int backward;
 } one_case;
 
 /* Of the problem that ran last: all targets take a problem before any takes the next one. */
@@ -83,6 +85,8 @@ static uint64_t hash_more(uint64_t hash, const void *data, uint64_t bytes) {
 static void write_bits(const one_case *c, const instance *x) {
     uint64_t hash = hash_more(0xcbf29ce484222325ull, x->o, x->o_bytes);
     hash = hash_more(hash, x->lse, x->lse_bytes);
+    for (int n = INSTANCE_D_Q; n <= INSTANCE_D_V; n++)
+        hash = hash_more(hash, x->backward.host[n], x->backward.bytes[n]);
     fprintf(c->bits, "%s %016llx %s\n", x->info.kernel, (unsigned long long)hash, c->line);
 }
 
@@ -104,9 +108,15 @@ static void test_problem(void **state) {
         fail_msg("%s: %s", c->line, error);
     }
     instance x;
+    unsigned flags = INSTANCE_POISON | INSTANCE_GUARDS;
+    if (c->backward) {
+        p.op = PROBLEM_BACKWARD;
+        if (p.kv_split > 1) p.kv_split = 0; /* of forward alone */
+    }
+    if (c->backward && (p.head_dim / 8 + p.heads) % 2) flags |= INSTANCE_WITH_D_LSE;
     const tess_status status = instance_create_again(
-        &x, c->target->device, &p, c->target->kernel[0] ? c->target->kernel : NULL,
-        INSTANCE_POISON | INSTANCE_GUARDS, memo_of(c->line));
+        &x, c->target->device, &p, c->target->kernel[0] ? c->target->kernel : NULL, flags,
+        memo_of(c->line));
     /* a fast path may refuse */
     if (status == TESS_ERROR_UNSUPPORTED && c->target->kernel[0] && !c->target->portable) {
         problem_free(&p);
@@ -200,7 +210,7 @@ static void test_lines_reproduce(void **state) {
 static void options_error(const char *program) {
     fprintf(stderr,
             "usage: %s [--shard I/N] [--device BACKEND] [--every N] [--random COUNT] [--seed S] "
-            "[--masks FOLDER] [--line WORDS] [--list] [--bits FILE]\n",
+            "[--masks FOLDER] [--line WORDS] [--list] [--bits FILE] [--backward]\n",
             program);
     exit(2);
 }
@@ -226,7 +236,7 @@ static int read_shard(const char *text, int *shard, int *shards) {
 }
 
 typedef struct settings {
-    int shard, shards, every, print;
+    int shard, shards, every, print, backward;
     long random_count; /* -1: the list */
     uint64_t seed;
     const char *backend, *masks, *single;
@@ -234,11 +244,11 @@ typedef struct settings {
 } settings;
 
 static settings read_options(int argc, char **argv) {
-    static const struct option options[] = {{"shard", 1, NULL, 's'}, {"device", 1, NULL, 'd'},
-                                            {"every", 1, NULL, 'e'}, {"random", 1, NULL, 'r'},
-                                            {"seed", 1, NULL, 'x'},  {"masks", 1, NULL, 'm'},
-                                            {"line", 1, NULL, 'l'},  {"list", 0, NULL, 'p'},
-                                            {"bits", 1, NULL, 'b'},  {NULL, 0, NULL, 0}};
+    static const struct option options[] = {
+        {"shard", 1, NULL, 's'},    {"device", 1, NULL, 'd'}, {"every", 1, NULL, 'e'},
+        {"random", 1, NULL, 'r'},   {"seed", 1, NULL, 'x'},   {"masks", 1, NULL, 'm'},
+        {"line", 1, NULL, 'l'},     {"list", 0, NULL, 'p'},   {"bits", 1, NULL, 'b'},
+        {"backward", 0, NULL, 'g'}, {NULL, 0, NULL, 0}};
     settings x = {.shards = 1, .every = 1, .random_count = -1, .seed = 1, .masks = "."};
     for (int o; (o = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         if (o == 's' && read_shard(optarg, &x.shard, &x.shards) == 0)
@@ -257,6 +267,8 @@ static settings read_options(int argc, char **argv) {
             x.single = optarg;
         else if (o == 'p')
             x.print = 1;
+        else if (o == 'g')
+            x.backward = 1;
         else if (o == 'b' && (x.bits = fopen(optarg, "w")) != NULL)
             continue;
         else
@@ -282,13 +294,30 @@ static int make_list(const settings *x, problem_list *list) {
     return 0;
 }
 
+/* What a problem takes of a device that computes the lanes of a tile which have no row, and those
+ * of a vector which have no element, like all others. */
+static double padded_flops(double flops, const problem *p) {
+    enum { TILE_ROWS = 64, VECTOR = 64 };
+    if (p->tile_rows > 0 && p->tile_rows < TILE_ROWS) flops *= (double)TILE_ROWS / p->tile_rows;
+    return p->head_dim < VECTOR ? flops * VECTOR / p->head_dim : flops;
+}
+
+/* Whether a problem has no backward: it is of a KV cache. */
+static int forward_only(const problem *p) {
+    return p->op == PROBLEM_DECODE || problem_has_scales(p);
+}
+
 /* Whether a target leaves out problem `n` of the list. One that cannot be read fails everywhere. */
-static int leaves_out(const problem_list *list, int n, const test_target *target) {
+static int leaves_out(const problem_list *list, int n, const test_target *target, int backward) {
     problem p;
     char error[512];
-    if (list->flops && list->flops[n] > LIST_FLOPS / 4 && test_leaves_heavy(target, n)) return 1;
     if (problem_parse(&p, list->lines[n], error, sizeof error) != 0) return 0;
-    const int out = test_leaves_out(target, n, p.dtype, p.head_dim);
+    const double flops = list->flops ? list->flops[n] : 0;
+    const int out = test_leaves_out(target, n, p.dtype, p.head_dim) ||
+                    (padded_flops(flops, &p) > 1.25 * LIST_FLOPS ? test_leaves_padded(target)
+                     : flops > LIST_FLOPS / 4                    ? test_leaves_heavy(target, n)
+                                                                 : 0) ||
+                    (backward && forward_only(&p));
     problem_free(&p);
     return out;
 }
@@ -302,7 +331,7 @@ static int run_list(const settings *x, problem_list *list, test_targets *targets
     if (!tests || !cases || !accepted) exit(1);
     int offered[sizeof targets->items / sizeof targets->items[0]] = {0}; /* problems, by target */
     size_t n_tests = 0, n_cases = 0;
-    if (!x->single && x->random_count < 0 && x->shard == 0) {
+    if (!x->single && x->random_count < 0 && x->shard == 0 && !x->backward) {
         tests[n_tests++] = (struct CMUnitTest){"every pair of values is covered", test_list_covers,
                                                NULL, NULL, list};
         tests[n_tests++] = (struct CMUnitTest){"lines reproduce their problems",
@@ -310,11 +339,15 @@ static int run_list(const settings *x, problem_list *list, test_targets *targets
     }
     for (int n = x->shard; n < list->count; n += x->shards * x->every) {
         for (int t = 0; t < targets->count; t++) {
-            if (!x->single && leaves_out(list, n, &targets->items[t])) continue;
+            if (!x->single && leaves_out(list, n, &targets->items[t], x->backward)) continue;
             offered[t]++;
-            cases[n_cases] = (one_case){list->lines[n], &targets->items[t],
-                                        x->single || x->random_count >= 0 ? 0 : LIST_FLOPS,
-                                        &accepted[t], x->bits};
+            cases[n_cases] =
+                (one_case){list->lines[n],
+                           &targets->items[t],
+                           x->single || x->random_count >= 0 || x->backward ? 0 : LIST_FLOPS,
+                           &accepted[t],
+                           x->bits,
+                           x->backward};
             tests[n_tests++] =
                 (struct CMUnitTest){list->lines[n], test_problem, NULL, NULL, &cases[n_cases++]};
         }
@@ -323,7 +356,7 @@ static int run_list(const settings *x, problem_list *list, test_targets *targets
         if (x->single || !targets->items[t].kernel[0]) continue;
         /* A part of the list may have nothing for a kernel; the whole of it must. */
         if (!offered[t] && (x->shards > 1 || x->every > 1 || x->random_count >= 0)) continue;
-        cases[n_cases] = (one_case){"", &targets->items[t], 0, &accepted[t], NULL};
+        cases[n_cases] = (one_case){"", &targets->items[t], 0, &accepted[t], NULL, x->backward};
         tests[n_tests++] = (struct CMUnitTest){targets->items[t].kernel, test_kernel_took_something,
                                                NULL, NULL, &cases[n_cases++]};
     }
@@ -345,7 +378,8 @@ int main(int argc, char **argv) {
         return 0;
     }
     test_targets targets;
-    const int absent = test_targets_open(&targets, x.backend, TEST_EACH_KERNEL);
+    const int absent =
+        test_targets_open(&targets, x.backend, TEST_EACH_KERNEL | (x.backward ? TEST_BACKWARD : 0));
     if (absent != 0) {
         list_free(&list);
         return absent;

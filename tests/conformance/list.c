@@ -477,7 +477,7 @@ static const char *const further[] = {
     "kv_first=0,1024,2048 batch_invariant=1 dtype=bf16",
     "pattern=dense heads=2 head_dim=64 batch=2 q_len=40 kv_len=0 q_first=0 kv_first=64",
     /* Codes of 8 bits: few rows and many, every type of Q, parts of keys. */
-    "pattern=dense heads=8 kv_heads=2 head_dim=128 q_len=1 kv_len=700 dtype=bf16 kv_dtype=e4m3",
+    "pattern=dense heads=8 kv_heads=2 head_dim=128 q_len=1 kv_len=701 dtype=bf16 kv_dtype=e4m3",
     "pattern=dense heads=4 kv_heads=4 head_dim=64 batch=2 q_len=2 kv_len=333 kv_dtype=i8",
     "pattern=s2 block=16 local=2 stride=4 heads=8 kv_heads=2 head_dim=72 q_len=3 kv_len=901 "
     "dtype=f16 kv_dtype=e4m3 kv_split=3",
@@ -503,6 +503,10 @@ static const char *const further[] = {
     "compact=1 dtype=bf16",
     "op=decode heads=2 head_dim=72 batch=2 q_len=40 kv_len=131 q_first=900,150 kv_first=128,0 "
     "pattern=dense page=32",
+    "op=decode heads=2 kv_heads=1 head_dim=96 q_lens=64,1,32 kv_lens=1064,64,564 block=16 local=8 "
+    "stride=8 per_kv_head=1 compact=1 dtype=f16 kv_split=3",
+    "op=decode heads=4 kv_heads=2 head_dim=128 batch=2 q_len=100 kv_len=717 pattern=dense "
+    "page=64 dtype=bf16",
 };
 
 int list_build(problem_list *list, const char *folder) {

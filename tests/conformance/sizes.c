@@ -91,8 +91,9 @@ void test_stretched(void **state) {
 void test_many_heads_and_sequences(void **state) {
     static const char *const lines[] = {
         "pattern=dense heads=2 head_dim=8 batch=40000 q_len=1 kv_len=2",
-        ("pattern=s2 block=2 local=1 stride=3 heads=65535 kv_heads=1 head_dim=8 batch=2 q_len=1 "
-         "kv_len=7 dtype=f16"),
+        /* Heads of one pattern share jobs; in the next line each has its own. */
+        ("pattern=s2 block=2 local=1 stride=3 heads=65535 kv_heads=1 per_kv_head=1 head_dim=8 "
+         "batch=2 q_len=1 kv_len=7 dtype=f16"),
         "pattern=s2 block=2 local=1 stride=3 heads=65535 head_dim=8 q_len=1 kv_len=11",
         "pattern=dense heads=1 head_dim=8 batch=70000 q_len=2 kv_len=1",
     };

@@ -18,6 +18,7 @@
 
 enum {
     FORWARD,
+    FORWARD_FEW,
     MERGE,
     SM90,
     SM80,
@@ -51,6 +52,8 @@ static const struct {
 } decode_shapes[] = {TESS_DECODE_INSTANCES(SHAPE_OF) TESS_DECODE_CODED_INSTANCES(E4M3_OF)
                          TESS_DECODE_CODED_INSTANCES(I8_OF)};
 static const unsigned portable_threads[] = {TESS_THREADS_64, TESS_THREADS_128, TESS_THREADS_256};
+static const unsigned few_threads[] = {TESS_FEW_THREADS_64, TESS_FEW_THREADS_128,
+                                       TESS_FEW_THREADS_256};
 
 enum {
     PORTABLE_DIMS = sizeof portable_dims / sizeof *portable_dims,
@@ -60,7 +63,8 @@ enum {
 
 /* Kernels are numbered: dtype, then kind and head_dim; those of paging.c are behind them. */
 enum {
-    PER_DTYPE = PORTABLE_DIMS + 2 + 2 * FAST_DIMS + DECODE_SHAPES,
+    FIRST_MERGE = 2 * PORTABLE_DIMS,
+    PER_DTYPE = FIRST_MERGE + 2 + 2 * FAST_DIMS + DECODE_SHAPES,
     FIRST_PAGING = DTYPES * PER_DTYPE,
     PREPARE = FIRST_PAGING + FAKE_PAGING_KERNELS
 };
@@ -69,9 +73,12 @@ static kernel kernel_of(int number) {
     const int dtype = number / PER_DTYPE, n = number % PER_DTYPE;
     if (n < PORTABLE_DIMS)
         return (kernel){FORWARD, dtype, portable_dims[n], portable_threads[n], 0, 0};
-    if (n == PORTABLE_DIMS) return (kernel){MERGE, dtype, 0, MERGE_GROUP, 0, 0};
-    if (n == PORTABLE_DIMS + 1) return (kernel){MERGE_PARTS, dtype, 0, PARTS_GROUP, 0, 0};
-    const int fast = n - PORTABLE_DIMS - 2, shape = fast - 2 * FAST_DIMS;
+    const int few = n - PORTABLE_DIMS, merge = n - FIRST_MERGE;
+    if (few < PORTABLE_DIMS)
+        return (kernel){FORWARD_FEW, dtype, portable_dims[few], few_threads[few], 0, 0};
+    if (merge == 0) return (kernel){MERGE, dtype, 0, MERGE_GROUP, 0, 0};
+    if (merge == 1) return (kernel){MERGE_PARTS, dtype, 0, PARTS_GROUP, 0, 0};
+    const int fast = merge - 2, shape = fast - 2 * FAST_DIMS;
     if (shape >= 0)
         return (kernel){DECODE,
                         dtype,
@@ -86,7 +93,7 @@ static kernel kernel_of(int number) {
 
 int fake_kernel_find(const char *name) {
     for (int n = 0; n < DTYPES * PER_DTYPE; n++) {
-        static const char *const kinds[] = {"forward", "merge",       "sm90",
+        static const char *const kinds[] = {"forward", "forward_few", "merge", "sm90",
                                             "sm80",    "merge_parts", "decode"};
         const kernel k = kernel_of(n);
         char text[64], rows[16] = "";
@@ -96,7 +103,7 @@ int fake_kernel_find(const char *name) {
         const char *codes = k.kv_dtype == 0 ? "" : k.kv_dtype == TESS_I8 ? "_i8" : "_e4m3";
         const int length = snprintf(text, sizeof text, "tess_%s%s%s_%s", kinds[k.kind], rows, codes,
                                     dtypes[k.dtype]);
-        if (k.kind == FORWARD || fast)
+        if (k.kind == FORWARD || k.kind == FORWARD_FEW || fast)
             snprintf(text + length, sizeof text - (size_t)length, "_%d", k.head_dim);
         if (strcmp(text, name) == 0) return n;
     }

@@ -59,6 +59,7 @@ static void run(const char *rules, const char *words, char kernel[64]) {
 #define LONG_F16  "q_len=90 kv_len=90 dtype=f16 pattern=dense"
 #define S2_F16    "q_len=90 kv_len=90 dtype=f16 block=16 local=2 stride=3"
 #define MIXED_F16 "q_lens=90,2 kv_lens=90,90 dtype=f16 pattern=dense"
+#define CACHE_F16 "op=decode batch=2 kv_len=190 dtype=f16 block=16 local=2 stride=3 "
 #define DENSE_F32 "q_len=9 kv_len=90 dtype=f32 pattern=dense"
 
 /* The backend's own table. A kernel that the build lacks is skipped, so either of the two is right
@@ -92,6 +93,13 @@ static void test_own_table(void **state) {
         assert_string_equal(kernel, "cuda/sm90");
         assert_null(strstr(test_logged, "cuda/decode"));
     }
+    /* A cache by slot has one kernel, which is for its longest sequence. */
+    run(NULL, CACHE_F16 "q_len=8 page=16 compact=1", kernel);
+    assert_true(strcmp(kernel, "cuda/decode") == 0 || strcmp(arch, "sm_90") != 0);
+    run(NULL, CACHE_F16 "q_len=40 page=16 compact=1", kernel);
+    assert_true(strcmp(kernel, "cuda/sm90") == 0 || strcmp(arch, "sm_90") != 0);
+    run(NULL, CACHE_F16 "q_len=40 compact=1 batch_invariant=1", kernel);
+    assert_true(strcmp(kernel, "cuda/decode") == 0 || strcmp(arch, "sm_90") != 0);
     run(NULL, DENSE_F32, kernel); /* of which the table says nothing */
     assert_string_equal(kernel, "cuda/portable");
     assert_null(strstr(test_logged, "prefer"));

@@ -75,8 +75,10 @@ static void wants_portable(const tess_driver_image *image) {
     char name[64];
     for (int t = 0; t < 3; t++) {
         for (int n = 0; n < TESS_PORTABLE_BUCKETS; n++) {
-            snprintf(name, sizeof name, "tess_forward_%s_%u", dtypes[t],
-                     (unsigned)tess_portable.shapes[n].head_dim);
+            const unsigned head_dim = tess_portable.shapes[n].head_dim;
+            snprintf(name, sizeof name, "tess_forward_%s_%u", dtypes[t], head_dim);
+            wants(image, name);
+            snprintf(name, sizeof name, "tess_forward_few_%s_%u", dtypes[t], head_dim);
             wants(image, name);
         }
         snprintf(name, sizeof name, "tess_merge_%s", dtypes[t]);

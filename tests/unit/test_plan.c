@@ -465,7 +465,7 @@ static void test_refusals(void **state) {
         {"softcap", TESS_ERROR_INVALID, softcap_nan},
         {"kv_split", TESS_ERROR_INVALID, split_negative},
         {"tile_rows", TESS_ERROR_INVALID, rows_negative},
-        {"determinism", TESS_ERROR_UNSUPPORTED, determinism_set},
+        {"determinism", TESS_ERROR_INVALID, determinism_set},
         {"batch", TESS_ERROR_INVALID, batch_negative},
         {"batch", TESS_ERROR_UNSUPPORTED, batch_huge},
         {"q_len", TESS_ERROR_INVALID, q_negative},

@@ -42,6 +42,7 @@ typedef long long tess_offset;
 #if defined(__clang__)
 typedef float vec4 __attribute__((ext_vector_type(4)));
 typedef uint tess_uint2 __attribute__((ext_vector_type(2)));
+typedef uint tess_uint4 __attribute__((ext_vector_type(4)));
 #define VEC4(a, b, c, d) ((vec4){(a), (b), (c), (d)})
 #else
 struct alignas(16) vec4 {
@@ -49,6 +50,9 @@ struct alignas(16) vec4 {
 };
 struct alignas(8) tess_uint2 {
     uint x, y;
+};
+struct alignas(16) tess_uint4 {
+    uint x, y, z, w;
 };
 #define VEC4(a, b, c, d) (vec4{(a), (b), (c), (d)})
 TESS_FUNCTION vec4 operator*(vec4 a, float b) { return VEC4(a.x * b, a.y * b, a.z * b, a.w * b); }
@@ -59,7 +63,13 @@ TESS_FUNCTION void operator*=(vec4 &a, float b) { a = a * b; }
 TESS_FUNCTION void operator+=(vec4 &a, vec4 b) { a = a + b; }
 #endif
 
+#define VEC4_OF(a) VEC4(a, a, a, a)
+
 /* ------------------------------------------------------------------ the machine */
+
+/* TESS_BOUNDS_OF: threads of a workgroup, and workgroups of a multiprocessor, whose registers they
+ * share. AMD's compiler finds the second for itself. */
+#define TESS_BOUNDS(threads) TESS_BOUNDS_OF(threads, 3)
 
 #if defined(__HIP__) || defined(__HIP_PLATFORM_AMD__)
 #define TESS_THREAD ((uint)__builtin_amdgcn_workitem_id_x())
@@ -68,8 +78,9 @@ TESS_FUNCTION void operator+=(vec4 &a, vec4 b) { a = a + b; }
 #define TESS_GROUP                             \
     ((uint)__builtin_amdgcn_workgroup_id_x() + \
      (uint)__builtin_amdgcn_workgroup_id_y() * TESS_GROUPS_X)
-#define TESS_BARRIER         tess_barrier()
-#define TESS_BOUNDS(threads) __attribute__((amdgpu_flat_work_group_size(threads, threads)))
+#define TESS_BARRIER tess_barrier()
+#define TESS_BOUNDS_OF(threads, groups) \
+    __attribute__((amdgpu_flat_work_group_size(threads, threads)))
 TESS_FUNCTION void tess_barrier() {
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
     __builtin_amdgcn_s_barrier();
@@ -85,10 +96,10 @@ TESS_FUNCTION uint tess_float_to_half(float x) {
     return __builtin_bit_cast(unsigned short, (_Float16)x);
 }
 #else
-#define TESS_THREAD          tess_thread_x()
-#define TESS_GROUP           tess_group()
-#define TESS_BARRIER         __syncthreads()
-#define TESS_BOUNDS(threads) __attribute__((launch_bounds(threads, 3)))
+#define TESS_THREAD                     tess_thread_x()
+#define TESS_GROUP                      tess_group()
+#define TESS_BARRIER                    __syncthreads()
+#define TESS_BOUNDS_OF(threads, groups) __attribute__((launch_bounds(threads, groups)))
 TESS_FUNCTION uint tess_thread_x() {
     uint x;
     asm("mov.u32 %0, %%tid.x;" : "=r"(x));
@@ -156,11 +167,11 @@ TESS_FUNCTION float tess_max_of(vec4 a) { return tess_max(tess_max(a.x, a.y), te
 TESS_FUNCTION float tess_exp_score(float score, float row_max, float scale_log2) {
     return score > TESS_LOWEST ? tess_exp2((score - row_max) * scale_log2) : 0.0f;
 }
-TESS_FUNCTION vec4 tess_exp_scores(vec4 scores, float row_max, float scale_log2) {
-    return VEC4(tess_exp_score(scores.x, row_max, scale_log2),
-                tess_exp_score(scores.y, row_max, scale_log2),
-                tess_exp_score(scores.z, row_max, scale_log2),
-                tess_exp_score(scores.w, row_max, scale_log2));
+TESS_FUNCTION vec4 tess_exp_scores(vec4 scores, vec4 row_max, float scale_log2) {
+    return VEC4(tess_exp_score(scores.x, row_max.x, scale_log2),
+                tess_exp_score(scores.y, row_max.y, scale_log2),
+                tess_exp_score(scores.z, row_max.z, scale_log2),
+                tess_exp_score(scores.w, row_max.w, scale_log2));
 }
 
 /* ------------------------------------------------------------------ elements */
@@ -191,6 +202,42 @@ template <typename T> TESS_FUNCTION vec4 tess_load4(const T *from) {
     return VEC4(tess_widen(from[0]), tess_widen(from[1]), tess_widen(from[2]), tess_widen(from[3]));
 }
 
+/* 8 elements as they are in memory, which take few registers until they are used. */
+template <typename T> struct tess_eight { tess_uint4 bits; };
+template <> struct tess_eight<float> { vec4 low, high; };
+TESS_FUNCTION vec4 tess_low4(tess_eight<float> e) { return e.low; }
+TESS_FUNCTION vec4 tess_high4(tess_eight<float> e) { return e.high; }
+TESS_FUNCTION vec4 tess_widen2(uint a, uint b, const tess_f16 *) {
+    return VEC4(tess_half_to_float(a & 0xffffu), tess_half_to_float(a >> 16),
+                tess_half_to_float(b & 0xffffu), tess_half_to_float(b >> 16));
+}
+TESS_FUNCTION vec4 tess_widen2(uint a, uint b, const tess_bf16 *) {
+    return VEC4(tess_from_bits(a << 16), tess_from_bits(a & 0xffff0000u), tess_from_bits(b << 16),
+                tess_from_bits(b & 0xffff0000u));
+}
+template <typename T> TESS_FUNCTION vec4 tess_low4(tess_eight<T> e) {
+    return tess_widen2(e.bits.x, e.bits.y, (const T *)0);
+}
+template <typename T> TESS_FUNCTION vec4 tess_high4(tess_eight<T> e) {
+    return tess_widen2(e.bits.z, e.bits.w, (const T *)0);
+}
+TESS_FUNCTION tess_eight<float> tess_load8_aligned(const float *from) {
+    return tess_eight<float>{*(const vec4 *)from, *(const vec4 *)(from + 4)};
+}
+template <typename T> TESS_FUNCTION tess_eight<T> tess_load8_aligned(const T *from) {
+    return tess_eight<T>{*(const tess_uint4 *)from};
+}
+TESS_FUNCTION tess_eight<float> tess_load8(const float *from) {
+    return tess_eight<float>{tess_load4(from), tess_load4(from + 4)};
+}
+template <typename T> TESS_FUNCTION uint tess_load2(const T *from) {
+    return (uint)from[0].bits | (uint)from[1].bits << 16;
+}
+template <typename T> TESS_FUNCTION tess_eight<T> tess_load8(const T *from) {
+    return tess_eight<T>{tess_uint4{tess_load2(from), tess_load2(from + 2), tess_load2(from + 4),
+                                    tess_load2(from + 6)}};
+}
+
 /* To nearest even; a NaN stays one. */
 TESS_FUNCTION void tess_store(float *to, float x) { *to = x; }
 TESS_FUNCTION void tess_store(tess_f16 *to, float x) {
@@ -219,6 +266,19 @@ template <typename T> TESS_FUNCTION void tess_store4(T *to, vec4 x) {
 #define TESS_IS_ALIGNED(buffer, at, strides)                                       \
     (((unsigned long long)((buffer) + (at)) & (4u * sizeof *(buffer)-1u)) == 0u && \
      ((strides)&3) == 0)
+#define TESS_EIGHT tess_eight<TESS_ELEMENT>
+#define TESS_EIGHT_ZEROS \
+    TESS_EIGHT {}
+#define TESS_LOW4(eight)               tess_low4(eight)
+#define TESS_HIGH4(eight)              tess_high4(eight)
+#define TESS_LOAD8(buffer, at)         tess_load8((buffer) + (at))
+#define TESS_LOAD8_ALIGNED(buffer, at) tess_load8_aligned((buffer) + (at))
+/* Whether 8 elements from `at` on, and those any number of `strides` away, are aligned to 16 bytes,
+ * which is the longest load. */
+#define TESS_IS_ALIGNED8(buffer, at, strides) \
+    (((unsigned long long)((buffer) + (at)) & 15u) == 0u && ((strides)&7) == 0)
+/* Such loads of K, and as many of V, that a thread has in flight: 128 bytes of each. */
+#define TESS_AHEAD                (16u / (uint)sizeof(TESS_ELEMENT))
 #define TESS_STORE_O(at, x)       tess_store(O + (at), (x))
 #define TESS_STORE4_O(at, x)      tess_store4(O + (at), (x))
 #define TESS_STORE_LSE(at, x)     (LSE[at] = (x))
@@ -248,6 +308,11 @@ template <typename T> TESS_FUNCTION void tess_store4(T *to, vec4 x) {
 /* TESS_DTYPE_NAME and TESS_ELEMENT go with the instance. */
 #define TESS_FORWARD_KERNEL                                                 \
     extern "C" __global__ TESS_BOUNDS(TESS_THREADS) void TESS_FORWARD_NAME( \
+        TESS_DTYPE_NAME, TESS_DIMS)(TESS_FORWARD_BUFFERS(TESS_ELEMENT))
+#define TESS_FEW_NAME_(dtype, dims) tess_forward_few_##dtype##_##dims
+#define TESS_FEW_NAME(dtype, dims)  TESS_FEW_NAME_(dtype, dims)
+#define TESS_FEW_KERNEL                                                                     \
+    extern "C" __global__ TESS_BOUNDS_OF(TESS_THREADS, TESS_FEW_GROUPS) void TESS_FEW_NAME( \
         TESS_DTYPE_NAME, TESS_DIMS)(TESS_FORWARD_BUFFERS(TESS_ELEMENT))
 #define TESS_MERGE_KERNEL                                                                        \
     extern "C" __global__ TESS_BOUNDS(TESS_MERGE_THREADS) void TESS_MERGE_NAME(TESS_DTYPE_NAME)( \

@@ -29,6 +29,7 @@
 #define tess_from_bits(x)       uintBitsToFloat(x)
 #define tess_to_bits(x)         floatBitsToUint(x)
 #define VEC4                    vec4
+#define VEC4_OF                 vec4
 #define TESS_UNROLL             [[unroll]]
 #define TESS_NO_UNROLL          [[dont_unroll]]
 #define TESS_LOOP_ENTERS(first) false /* no compiler needs it here: see dialect_opencl.h */
@@ -81,7 +82,7 @@ layout(set = 0, binding = TESS_BIND_WORKSPACE) readonly buffer tess_workspace4 {
 #define tess_max4(a, b) max(a, b)
 #define tess_exp2(x)    exp2(x)
 #define tess_log2(x)    log2(x)
-vec4 tess_exp_scores(vec4 scores, float row_max, float scale_log2) {
+vec4 tess_exp_scores(vec4 scores, vec4 row_max, float scale_log2) {
     return mix(vec4(0.0), exp2((scores - row_max) * scale_log2),
                greaterThan(scores, vec4(TESS_LOWEST)));
 }
@@ -127,6 +128,37 @@ uint tess_narrow(float x) {
 #define TESS_STORE_O(at, value)        O_[at] = uint16_t(tess_narrow(value))
 #endif
 
+/* 8 elements as they are in memory, which take few registers until they are used: of 16 bits, one
+ * more view of the inputs; of 32 bits, two groups of 4. */
+#if TESS_DTYPE == 0
+struct tess_eight {
+    vec4 low, high;
+};
+#define TESS_EIGHT             tess_eight
+#define TESS_EIGHT_ZEROS       tess_eight(vec4(0.0), vec4(0.0))
+#define TESS_LOW4(eight)       (eight).low
+#define TESS_HIGH4(eight)      (eight).high
+#define TESS_LOAD8(buffer, at) tess_eight(TESS_LOAD4(buffer, at), TESS_LOAD4(buffer, (at) + 4u))
+#define TESS_LOAD8_ALIGNED(buffer, at) \
+    tess_eight(TESS_LOAD4_ALIGNED(buffer, at), TESS_LOAD4_ALIGNED(buffer, (at) + 4u))
+#define TESS_AHEAD 4u
+#elif defined(TESS_FEW)
+layout(set = 0, binding = TESS_BIND_Q) readonly buffer tess_q8 { uvec4 Q8_[]; };
+layout(set = 0, binding = TESS_BIND_K) readonly buffer tess_k8 { uvec4 K8_[]; };
+layout(set = 0, binding = TESS_BIND_V) readonly buffer tess_v8 { uvec4 V8_[]; };
+#define TESS_EIGHT        uvec4
+#define TESS_EIGHT_ZEROS  uvec4(0u)
+#define TESS_LOW4(eight)  tess_widen((eight).xy)
+#define TESS_HIGH4(eight) tess_widen((eight).zw)
+#define TESS_PACK4(buffer, at)                                                              \
+    tess_pack4(uint(buffer##_[at]), uint(buffer##_[(at) + 1u]), uint(buffer##_[(at) + 2u]), \
+               uint(buffer##_[(at) + 3u]))
+#define TESS_LOAD8(buffer, at)         uvec4(TESS_PACK4(buffer, at), TESS_PACK4(buffer, (at) + 4u))
+#define TESS_LOAD8_ALIGNED(buffer, at) buffer##8_ [(at) / 8u]
+#define TESS_AHEAD                     8u
+#endif
+#define TESS_IS_ALIGNED8(buffer, at, strides) ((((at) | (strides)) & 7u) == 0u)
+
 /* Four codes from byte `at` on, which is a multiple of 4. */
 #define TESS_LOAD_CODES(buffer, at, scale) \
     tess_decode(buffer##_codes_[(at) / 4u], TESS_FLAGS, scale)
@@ -147,6 +179,7 @@ uint tess_narrow(float x) {
     TESS_STORE_PARTIAL((at) + 2u, (four).z); \
     TESS_STORE_PARTIAL((at) + 3u, (four).w)
 #define TESS_FORWARD_KERNEL void main()
+#define TESS_FEW_KERNEL     void main()
 #define TESS_MERGE_KERNEL   void main()
 #define TESS_PARTS_KERNEL   void main()
 #define TESS_DEPENDENCIES_WAIT

@@ -17,6 +17,7 @@ typedef float4 vec4;
 #define TESS_AND(a, b)      ((a) & (b))
 #define TESS_OR(a, b)       ((a) | (b))
 #define VEC4(a, b, c, d)    ((float4)((a), (b), (c), (d)))
+#define VEC4_OF(a)          ((float4)(a))
 #define TESS_UNROLL         _Pragma("unroll")
 #define TESS_NO_UNROLL      _Pragma("unroll 1")
 #define TESS_UNROLL_4       _Pragma("unroll 4")
@@ -30,7 +31,7 @@ TESS_FUNCTION vec4 tess_max4(vec4 a, vec4 b) { return max(a, b); }
 TESS_FUNCTION float tess_max_of(vec4 a) { return max(max(a.x, a.y), max(a.z, a.w)); }
 /* The native exponential may be off by any amount. */
 TESS_FUNCTION float tess_exp2(float x) { return exp2(x); }
-TESS_FUNCTION vec4 tess_exp_scores(vec4 scores, float row_max, float scale_log2) {
+TESS_FUNCTION vec4 tess_exp_scores(vec4 scores, vec4 row_max, float scale_log2) {
     return select((float4)(0.0f), exp2((scores - row_max) * scale_log2), scores > TESS_LOWEST);
 }
 TESS_FUNCTION float tess_log2(float x) { return log2(x); }
@@ -98,6 +99,37 @@ TESS_FUNCTION ushort tess_narrow(float x) { return tess_narrow4((float4)(x)).x; 
 #define TESS_IS_ALIGNED(buffer, at, strides) \
     ((((uintptr_t)((buffer) + (at))) % sizeof(tess_element4)) == 0u && ((strides)&3) == 0)
 #endif
+
+/* 8 elements as they are in memory, which take few registers until they are used. Those of 16 bits
+ * are loaded as words: GPUs have no longer load of halves than 8 bytes. */
+#if TESS_DTYPE == 0
+typedef float8 tess_eight;
+#define TESS_LOW4(eight)       ((eight).lo)
+#define TESS_HIGH4(eight)      ((eight).hi)
+#define TESS_LOAD8(buffer, at) vload8(0, (buffer) + (at))
+#define TESS_LOAD8_ALIGNED_(from) \
+    ((float8)(*(const __global float4 *)(from), *(const __global float4 *)((from) + 4)))
+#define TESS_AHEAD 4u
+#else
+typedef uint4 tess_eight;
+#define TESS_LOW4(eight)          tess_widen(as_ushort4((eight).lo))
+#define TESS_HIGH4(eight)         tess_widen(as_ushort4((eight).hi))
+#define TESS_LOAD8(buffer, at)    as_uint4(vload8(0, (buffer) + (at)))
+#define TESS_LOAD8_ALIGNED_(from) (*(const __global uint4 *)(from))
+#define TESS_AHEAD                8u
+#endif
+#define TESS_EIGHT       tess_eight
+#define TESS_EIGHT_ZEROS ((tess_eight)(0))
+#if defined(TESS_ON_CPU)
+#define TESS_LOAD8_ALIGNED(buffer, at)        TESS_LOAD8(buffer, at)
+#define TESS_IS_ALIGNED8(buffer, at, strides) true
+#else
+#define TESS_LOAD8_ALIGNED(buffer, at) TESS_LOAD8_ALIGNED_((buffer) + (at))
+/* Whether 8 elements from `at` on, and those any number of `strides` away, are aligned to 16
+ * bytes. */
+#define TESS_IS_ALIGNED8(buffer, at, strides) \
+    ((((uintptr_t)((buffer) + (at))) & 15u) == 0u && ((strides)&7) == 0)
+#endif
 #define TESS_STORE_O(at, x)        (O[at] = tess_narrow(x))
 #define TESS_STORE4_O(at, x)       vstore4(tess_narrow4(x), 0, O + (at))
 #define TESS_STORE4_PARTIAL(at, x) vstore4((x), 0, workspace + (at))
@@ -123,6 +155,7 @@ TESS_FUNCTION ushort tess_narrow(float x) { return tess_narrow4((float4)(x)).x; 
 #define TESS_FORWARD_KERNEL                                                               \
     __kernel __attribute__((reqd_work_group_size(TESS_THREADS, 1, 1))) void tess_forward( \
         TESS_BUFFERS)
+#define TESS_FEW_KERNEL TESS_FORWARD_KERNEL
 #define TESS_MERGE_KERNEL                                                                     \
     __kernel __attribute__((reqd_work_group_size(TESS_MERGE_THREADS, 1, 1))) void tess_merge( \
         TESS_BUFFERS)

@@ -44,7 +44,7 @@
 #ifndef TESS_FORWARD_ONCE
 #define TESS_FORWARD_ONCE
 
-#include "forward_job.h"
+#include "forward_state.h"
 
 /*
  * Shared memory.
@@ -53,23 +53,14 @@
  *           transposing stores over the banks.
  *   v       V as [key][dim]
  *   reduce  what columns tell each other about rows, as [column][row]
- *   key_*   of each key of the chunk, the fields of tess_key and of tess_place
- *   row_*   of each row of the tile, the fields of tess_row
+ *   key_token  of each key of the chunk, beside its state
  */
 #define TESS_FORWARD_SHARED                                 \
     TESS_SHARED(vec4, qkp, TESS_QKP_SIZE)                   \
     TESS_SHARED(vec4, v, TESS_V_SIZE)                       \
     TESS_SHARED(vec4, reduce, TESS_ROWS *TESS_COLUMNS / 4u) \
-    TESS_SHARED(uint, key_page, TESS_KEYS)                  \
     TESS_SHARED(uint, key_token, TESS_KEYS)                 \
-    TESS_SHARED(int, key_position, TESS_KEYS)               \
-    TESS_SHARED(int, key_last_block, TESS_KEYS)             \
-    TESS_SHARED(uint, key_bits, TESS_KEYS)                  \
-    TESS_SHARED(uint, row_head_row, TESS_ROWS)              \
-    TESS_SHARED(int, row_causal, TESS_ROWS)                 \
-    TESS_SHARED(int, row_window_low, TESS_ROWS)             \
-    TESS_SHARED(int, row_window_high, TESS_ROWS)            \
-    TESS_SHARED(int, row_block, TESS_ROWS)
+    TESS_SHARED_KEYS(TESS_KEYS) TESS_SHARED_ROWS
 
 #endif
 
@@ -82,52 +73,14 @@ TESS_FORWARD_SHARED
 #define TESS_TURNS(count)     (((count) + TESS_THREADS - 1u) / TESS_THREADS)
 #define TESS_INSIDE(e, count) ((count) % TESS_THREADS == 0u || (e) < (count))
 
-/* Row n of a group of 4, whose values in vectors of rows are the component c. */
-#define TESS_EACH_ROW(action) action(0u, x) action(1u, y) action(2u, z) action(3u, w)
-
-/* acc += a[0] * b0 + a[1] * b1 + a[2] * b2 + a[3] * b3 */
-#define TESS_MULTIPLY_ADD(acc, a, b0, b1, b2, b3) \
-    acc += b0 * a.x;                              \
-    acc += b1 * a.y;                              \
-    acc += b2 * a.z;                              \
-    acc += b3 * a.w
-
 TESS_FORWARD_KERNEL {
 #ifndef TESS_SHARED_OUTSIDE
     TESS_FORWARD_SHARED
 #endif
-    const uint thread = TESS_THREAD;
-    /* Workgroups past the last item read the first one's words and then find neither rows nor keys:
-     * some compilers do badly with a return before a barrier. */
-    const uint items = tess_present_items(args.items TESS_TABLES_OF_KERNEL);
-    const bool present = TESS_GROUP < items;
-    TESS_LEAVE_UNLESS(present);
-    const uint job = tess_find_item(TESS_GROUP, present, TESS_JOB_WORDS TESS_TABLES_OF_KERNEL);
-    const tess_tile tile = tess_read_tile(job TESS_TABLES_OF_KERNEL);
-    const tess_key_walk walk = tess_read_key_walk(job, tile TESS_TABLES_OF_KERNEL);
-    const uint used = present ? tile.packed_rows : 0u; /* rows of the tile that are stored */
-    const uint keys = tess_count_keys(walk, tile TESS_TABLES_OF_KERNEL) * TESS_UINT(present);
-    const uint head_dim = TESS_HEAD_DIM;
-
-    const tess_offset q_start =
-        TESS_WORD64(tile.sequence + TESS_WORD_SEQUENCE_Q_START) + TESS_OFFSET(tile.row);
-    const tess_origin origin = tess_find_origin(job TESS_TABLES_OF_KERNEL);
-    const tess_offset q_base = TESS_FIRST(q, tile, q_start, tile.head);
-    const tess_offset k_base = TESS_FIRST_OF(k, origin.batch, origin.start, origin.head);
-    const tess_offset v_base = TESS_FIRST_OF(v, origin.batch, origin.start, origin.head);
+#include "forward_begin.inl"
     const bool q_aligned = TESS_IS_ALIGNED(Q, q_base, args.q_token | args.q_head);
     const bool k_aligned = TESS_IS_ALIGNED(K, k_base, args.k_token);
     const bool v_aligned = TESS_IS_ALIGNED(V, v_base, args.v_token);
-
-    for (uint r = thread; r < TESS_ROWS; r += TESS_THREADS) {
-        const tess_row row =
-            tess_find_row(tess_min(r, tile.packed_rows - 1u), tile TESS_TABLES_OF_KERNEL);
-        row_head_row[r] = row.head_row;
-        row_causal[r] = row.causal;
-        row_window_low[r] = row.window_low;
-        row_window_high[r] = row.window_high;
-        row_block[r] = row.block;
-    }
 
     const uint column = thread % TESS_COLUMNS, first_row = thread / TESS_COLUMNS * TESS_THREAD_ROWS;
     const float scale_log2 = (args.scale < 0.0f ? -args.scale : args.scale) * TESS_LOG2E;
@@ -147,18 +100,8 @@ TESS_FORWARD_KERNEL {
 
         /* The last use of these tables was before the latest barrier. */
         for (uint e = thread; e < TESS_KEYS; e += TESS_THREADS) {
-            const tess_key key =
-                tess_find_key(tess_min(first + e, keys - 1u), walk, tile TESS_TABLES_OF_KERNEL);
-            tess_place place;
-            place.page = 0u;
-            place.token = key.token;
-            if (TESS_IS_CACHED) place = tess_find_place(key.token, job TESS_PAGES_OF_KERNEL);
-            key_page[e] = place.page;
+            TESS_FIND_KEY(place, e, first + e, walk, tile);
             key_token[e] = place.token;
-            key_position[e] = key.position;
-            key_last_block[e] =
-                first + e < keys && place.page != TESS_ABSENT ? key.last_block : TESS_INT_MIN;
-            key_bits[e] = key.bits;
         }
 #include "forward_scores.inl"
 #include "forward_softmax.inl"

@@ -216,14 +216,18 @@ TESS_FUNCTION vec4 tess_decode(uint word, uint flags, float scale) {
 
 /* ------------------------------------------------------------------ the mask */
 
-/* The score, or TESS_LOWEST if the row does not keep the key: tess_kept() of tessera_tables.h. */
-TESS_FUNCTION float tess_masked(float score, tess_key key, tess_row row, int sinks, int i_first) {
+/* Whether the row keeps the key: tess_kept() of tessera_tables.h. */
+TESS_FUNCTION bool tess_is_kept(tess_key key, tess_row row, int sinks, int i_first) {
     const bool near = TESS_OR(key.position < sinks, TESS_AND(key.position >= row.window_low,
                                                              key.position <= row.window_high)),
                listed = ((key.bits >> (TESS_UINT(row.block - i_first) & 31u)) & 1u) != 0u;
-    const bool kept = TESS_AND(TESS_AND(key.position <= row.causal, near),
-                               TESS_AND(row.block <= key.last_block, listed));
-    return kept ? score : TESS_LOWEST;
+    return TESS_AND(TESS_AND(key.position <= row.causal, near),
+                    TESS_AND(row.block <= key.last_block, listed));
+}
+
+/* The score, or TESS_LOWEST if the row does not keep the key. */
+TESS_FUNCTION float tess_masked(float score, tess_key key, tess_row row, int sinks, int i_first) {
+    return tess_is_kept(key, row, sinks, i_first) ? score : TESS_LOWEST;
 }
 
 #endif /* TESS_FORWARD_JOB_H */

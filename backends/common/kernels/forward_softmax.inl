@@ -5,11 +5,7 @@
 #define TESS_MASK_ROW(n, c)                                                \
     {                                                                      \
         const uint r = first_row + 4u * g + n;                             \
-        tess_row row;                                                      \
-        row.causal = row_causal[r];                                        \
-        row.window_low = row_window_low[r];                                \
-        row.window_high = row_window_high[r];                              \
-        row.block = row_block[r];                                          \
+        TESS_READ_ROW(row, r);                                             \
         const vec4 a = s[4u * g + n];                                      \
         s[4u * g + n] = VEC4(tess_masked(a.x, key0, row, sinks, i_first),  \
                              tess_masked(a.y, key1, row, sinks, i_first),  \
@@ -17,31 +13,21 @@
                              tess_masked(a.w, key3, row, sinks, i_first)); \
     }
 
-#define TESS_SOFTMAX_ROW(n, c)                                                    \
-    {                                                                             \
-        const vec4 p = tess_exp_scores(s[4u * g + n], new_max.c, scale_log2);     \
-        const float rescale = tess_exp2((row_max[g].c - new_max.c) * scale_log2); \
-        row_sum[g].c = row_sum[g].c * rescale + ((p.x + p.y) + (p.z + p.w));      \
-        TESS_UNROLL for (uint d = 0u; d < TESS_THREAD_GROUPS; d++)                \
-            o[(4u * g + n) * TESS_THREAD_GROUPS + d] *= rescale;                  \
-        qkp[(first_row + 4u * g + n) * TESS_COLUMNS + column] = p;                \
+#define TESS_SOFTMAX_ROW(n, c)                                                         \
+    {                                                                                  \
+        const vec4 p = tess_exp_scores(s[4u * g + n], VEC4_OF(new_max.c), scale_log2); \
+        const float rescale = tess_exp2((row_max[g].c - new_max.c) * scale_log2);      \
+        row_sum[g].c = row_sum[g].c * rescale + ((p.x + p.y) + (p.z + p.w));           \
+        TESS_UNROLL for (uint d = 0u; d < TESS_THREAD_GROUPS; d++)                     \
+            o[(4u * g + n) * TESS_THREAD_GROUPS + d] *= rescale;                       \
+        qkp[(first_row + 4u * g + n) * TESS_COLUMNS + column] = p;                     \
     }
-
-#define TESS_IS_ABSENT(e) (key_page[e] == TESS_ABSENT)
-#define TESS_READ_KEY(key, e)           \
-    tess_key key;                       \
-    key.position = key_position[e];     \
-    key.last_block = key_last_block[e]; \
-    key.bits = key_bits[e]
 
 /* A thread masks its own keys only, and so needs to know of these alone whether some are absent. */
 if (masked ||
     (TESS_IS_PAGED && (TESS_IS_ABSENT(column * 4u) || TESS_IS_ABSENT(column * 4u + 1u) ||
                        TESS_IS_ABSENT(column * 4u + 2u) || TESS_IS_ABSENT(column * 4u + 3u)))) {
-    const int i_first = tess_floor_div(tile.position, TESS_INT(args.block));
-    const int sinks = (tile.flags & TESS_CLASS_WINDOW) != 0u
-                          ? TESS_INT(TESS_WORD(tile.cls + TESS_WORD_CLASS_SINKS))
-                          : TESS_INT_MAX;
+    TESS_READ_MASK;
     TESS_READ_KEY(key0, column * 4u);
     TESS_READ_KEY(key1, column * 4u + 1u);
     TESS_READ_KEY(key2, column * 4u + 2u);

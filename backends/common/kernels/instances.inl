@@ -13,6 +13,16 @@
 #undef TESS_KEYS
 #undef TESS_THREADS
 
+#define TESS_DIMS    64
+#define TESS_ROWS    TESS_FEW_ROWS_64
+#define TESS_KEYS    TESS_FEW_KEYS_64
+#define TESS_THREADS TESS_FEW_THREADS_64
+#include "forward_few.inl"
+#undef TESS_DIMS
+#undef TESS_ROWS
+#undef TESS_KEYS
+#undef TESS_THREADS
+
 #define TESS_DIMS    128
 #define TESS_ROWS    TESS_ROWS_128
 #define TESS_KEYS    TESS_KEYS_128
@@ -23,11 +33,31 @@
 #undef TESS_KEYS
 #undef TESS_THREADS
 
+#define TESS_DIMS    128
+#define TESS_ROWS    TESS_FEW_ROWS_128
+#define TESS_KEYS    TESS_FEW_KEYS_128
+#define TESS_THREADS TESS_FEW_THREADS_128
+#include "forward_few.inl"
+#undef TESS_DIMS
+#undef TESS_ROWS
+#undef TESS_KEYS
+#undef TESS_THREADS
+
 #define TESS_DIMS    256
 #define TESS_ROWS    TESS_ROWS_256
 #define TESS_KEYS    TESS_KEYS_256
 #define TESS_THREADS TESS_THREADS_256
 #include "forward.inl"
+#undef TESS_DIMS
+#undef TESS_ROWS
+#undef TESS_KEYS
+#undef TESS_THREADS
+
+#define TESS_DIMS    256
+#define TESS_ROWS    TESS_FEW_ROWS_256
+#define TESS_KEYS    TESS_FEW_KEYS_256
+#define TESS_THREADS TESS_FEW_THREADS_256
+#include "forward_few.inl"
 #undef TESS_DIMS
 #undef TESS_ROWS
 #undef TESS_KEYS

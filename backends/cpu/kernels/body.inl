@@ -210,11 +210,13 @@ typedef struct direct_ahead {
 enum { LISTED_ROWS = 2 * 2 * CPU_JOBS_AT_ONCE * CHUNK };
 typedef struct direct_turns {
     int32_t n, n_ready, keys; /* keys: of the longest chunk at hand */
-    int32_t row_lines;
+    int32_t row_lines, value_keys;
     uint32_t listed; /* rows so far */
     direct_ahead ahead;
     task *task[CPU_JOBS_AT_ONCE], *ready[CPU_JOBS_AT_ONCE];
     const char *row[LISTED_ROWS]; /* a ring */
+    /* bytes of bf16 that codes stand for (direct_codes.inl) */
+    uint8_t code_low[128] __attribute__((aligned(64))), code_high[128];
 } direct_turns;
 
 /* Chunks that panels work on in one go, and where they are packed. */
@@ -804,3 +806,5 @@ void KERNEL(jobs)(const tess_launch *launch, const tess_job *jobs, uint32_t coun
     else
         for (uint32_t n = 0; n < count; n++) panel_job(scratch, launch, jobs + n * apart);
 }
+
+#include "backward.inl"

@@ -6,49 +6,28 @@
  */
 
 #define DIRECT_ROWS CPU_FEW_ROWS
-/* Keys whose scores are summed together, and vectors of O of a row that are kept in registers:
- * enough sums to hide how long a product takes. With more, reads leave the order of memory, and
- * hardware prefetchers lose them. */
-#if PAIRS && defined(__AVX512BF16__)
+/* Most keys whose scores are summed together, and vectors of O of a row that are kept in registers:
+ * enough sums to hide how long a product takes. */
+#if VL == 16 || defined(__aarch64__)
 #define DIRECT_KEYS 4
-#define DIRECT_SPAN 2
-#elif defined(__aarch64__)
-#define DIRECT_KEYS 4
-#define DIRECT_SPAN 4
 #else
 #define DIRECT_KEYS 2
+#endif
+#ifdef __aarch64__
+#define DIRECT_SPAN 4
+#else
 #define DIRECT_SPAN 2
 #endif
-#define DIRECT_FOLDS (VL / DIRECT_KEYS)
 
 enum {
-    VALUE_UNIT = 8,      /* keys of which a task adds V before another one takes its turn */
-    AHEAD_BYTES = 32768, /* prefetched ahead of the products, at least */
-    TASK_FLOATS = DIRECT_ROWS * (CHUNK + DIRECT_FOLDS * VL + VL)
+    /* of V, which a task adds before another one takes its turn, in at most so many keys: O is
+     * loaded and stored for them once */
+    VALUE_BYTES = 4096,
+    VALUE_KEYS_MAX = 32,
+    AHEAD_BYTES = 16384, /* prefetched ahead of the products, at least */
+    FOLDS = VL / 2,      /* most vectors of sums of VL keys */
+    TASK_FLOATS = DIRECT_ROWS * (CHUNK + FOLDS * VL + VL)
 };
-
-/* Asks for the next `count` cache lines of rows, in the order in which they will be needed. This is
- * near the order of memory, and a little ahead of the products, so that the hardware's prefetchers
- * follow: they get more from memory at a time than a core may ask for. */
-INLINE void direct_prefetch(const direct_turns *turns, direct_ahead *ahead, const int count) {
-    for (int n = 0; n < count; n++) {
-        if (ahead->lines == 0) {
-            if (ahead->next == turns->listed) return;
-            ahead->line = turns->row[ahead->next++ % LISTED_ROWS];
-            ahead->lines = turns->row_lines;
-        }
-        if (n == 0 && ahead->lines >= count) {
-            UNROLL
-            for (int i = 0; i < count; i++) __builtin_prefetch(ahead->line + 64 * i, 0, 2);
-            ahead->line += 64 * count;
-            ahead->lines -= count;
-            return;
-        }
-        __builtin_prefetch(ahead->line, 0, 2);
-        ahead->line += 64;
-        ahead->lines--;
-    }
-}
 
 #include "direct_products.inl"
 
@@ -107,7 +86,7 @@ INLINE void direct_softmax(const task *t, const uint32_t dtype, int32_t r) {
 }
 
 static void direct_scales(const task *t, const cpu_run *run, direct_rows *rows) {
-    const float unit = code_scale(t->launch->kv_dtype);
+    const float unit = DIRECT_PAIRS ? 1.0f : code_scale(t->launch->kv_dtype);
     for (int32_t i = 0; i < run->count; i++) {
         float k, v;
         memcpy(&k, run->k_scale + i * t->k_scale_stride, sizeof k);
@@ -130,7 +109,10 @@ static void direct_locate(const task *t, const cpu_chunk *chunk, direct_rows *ro
     for (int32_t key = chunk->keys; key < round_up(chunk->keys, VL); key++)
         rows->k[key] = rows->k[0];
     /* A second key whose weight is 0, and whose V must not make that NaN. */
-    if (DIRECT_PAIRS && chunk->keys % 2 != 0) rows->v[chunk->keys] = (const char *)no_value;
+    if (DIRECT_PAIRS && chunk->keys % 2 != 0) {
+        rows->v[chunk->keys] = (const char *)no_value;
+        rows->v_scale[chunk->keys] = 0.0f;
+    }
 }
 
 /* Finds the next chunk of a job. */
@@ -143,31 +125,27 @@ static void direct_advance(task *t) {
 /* The chunks at hand of all tasks that have one, for a fixed number of rows and one storage type.
  * Tasks take turns every few keys: their rows mostly lie side by side. */
 INLINE void direct_chunks(direct_turns *turns, const uint32_t dtype, const int rows) {
-    const int32_t n_ready = turns->n_ready, keys = turns->keys;
-    for (int32_t key = 0; key < keys; key += VL) {
-        for (int32_t i = 0; i < DIRECT_FOLDS; i++)
-            for (int32_t n = 0; n < n_ready; n++) {
-                const task *t = turns->ready[n];
-                if (key < t->chunk->keys)
-                    direct_scores(t, dtype, t->located->k + key + i * DIRECT_KEYS,
-                                  t->folds + i * VL, rows);
-            }
-        for (int32_t n = 0; n < n_ready; n++)
-            if (key < turns->ready[n]->chunk->keys)
-                direct_complete(turns->ready[n], dtype, key, rows);
-    }
+    const int32_t n_ready = turns->n_ready, keys = round_up(turns->keys, VL);
+    const int32_t at_once = direct_keys(dtype);
+    for (int32_t key = 0; key < keys; key += at_once)
+        for (int32_t n = 0; n < n_ready; n++) {
+            const task *t = turns->ready[n];
+            if (key >= round_up(t->chunk->keys, VL)) continue;
+            direct_scores(t, dtype, key, rows);
+            if (!direct_rotated(dtype, rows) && (key + at_once) % VL == 0)
+                direct_complete(t, dtype, key + at_once - VL, rows);
+        }
     for (int32_t n = 0; n < n_ready; n++)
         for (int r = 0; r < rows; r++) {
             direct_mask(turns->ready[n], r);
             direct_softmax(turns->ready[n], dtype, r);
         }
-    for (int32_t key = 0; key < keys; key += VALUE_UNIT)
+    const int32_t unit = turns->value_keys;
+    for (int32_t key = 0; key < turns->keys; key += unit)
         for (int32_t n = 0; n < n_ready; n++) {
             const task *t = turns->ready[n];
             const int32_t left = t->chunk->keys - key;
-            if (left > 0)
-                direct_values(t, dtype, t->located->v, key, left < VALUE_UNIT ? left : VALUE_UNIT,
-                              rows);
+            if (left > 0) direct_values(t, dtype, key, left < unit ? left : unit, rows);
         }
 }
 
@@ -182,6 +160,8 @@ static __attribute__((noinline)) void direct_f32(direct_turns *turns, int one) {
 static __attribute__((noinline)) void direct_f16(direct_turns *turns, int one) {
     one ? direct_chunks(turns, TESS_F16, 1) : direct_chunks(turns, TESS_F16, DIRECT_ROWS);
 }
+#endif
+#if !PAIRS || DIRECT_PAIRS
 static __attribute__((noinline)) void direct_e4m3(direct_turns *turns, int one) {
     one ? direct_chunks(turns, TESS_F8E4M3, 1) : direct_chunks(turns, TESS_F8E4M3, DIRECT_ROWS);
 }
@@ -196,6 +176,8 @@ static void direct_step(direct_turns *turns) {
 #if !PAIRS
     case TESS_F32: direct_f32(turns, one); break;
     case TESS_F16: direct_f16(turns, one); break;
+#endif
+#if !PAIRS || DIRECT_PAIRS
     case TESS_F8E4M3: direct_e4m3(turns, one); break;
     case TESS_I8: direct_i8(turns, one); break;
 #endif
@@ -210,6 +192,7 @@ static void direct_place(task *t, int32_t n) {
     _Static_assert(CPU_JOBS_AT_ONCE * TASK_FLOATS <= 2 * BATCH * CHUNK * (TILES ? 16 : 32), "room");
     job_memory *m = &t->m;
     const int32_t first = n * DIRECT_ROWS;
+    m->o_elements = round_up(m->o_elements, step_elements(t->launch->kv_dtype));
     m->q += (size_t)first * m->o_elements;
     m->o += (size_t)first * m->o_elements;
     m->row_max += first;
@@ -231,7 +214,9 @@ static void direct_query(const task *t, int32_t r) {
     float *out = m->q + (size_t)r * m->o_elements;
     const int negative = !(t->launch->scale >= 0);
     if (DIRECT_PAIRS) {
-        memcpy(out, row, (size_t)t->head_dim * 2);
+        for (int32_t d = 0; d < t->head_dim; d += 8)
+            memcpy((uint16_t *)(void *)out + direct_place_of(t->launch->kv_dtype, d, 0),
+                   row + (size_t)d * 2, 16);
         for (int32_t w = 0; negative && w < m->o_elements; w += VL)
             vstore(out + w, (vf)((vu)vload(out + w) ^ 0x80008000u));
         return;
@@ -239,6 +224,17 @@ static void direct_query(const task *t, int32_t r) {
     load_row(t->launch->dtype, row, t->head_dim, m->rows);
     for (int32_t d = 0; d < t->head_dim; d++)
         out[direct_place_of(t->launch->kv_dtype, d, 0)] = negative ? -m->rows[d] : m->rows[d];
+}
+
+/* Rotates the rows of Q (direct_products.inl). */
+static void direct_rotate(const task *t) {
+    const job_memory *m = &t->m;
+    const int32_t pitch = m->o_elements;
+    memcpy(m->rows, m->q, (size_t)DIRECT_ROWS * (size_t)pitch * sizeof(float));
+    for (int32_t w = 0; w < pitch; w += 4)
+        for (int32_t j = 0; j < DIRECT_ROWS; j++)
+            memcpy(m->q + j * pitch + w, m->rows + (w / 4 + j) % DIRECT_ROWS * pitch + w,
+                   4 * sizeof(float));
 }
 
 static void direct_begin(task *t, int32_t n) {
@@ -252,20 +248,34 @@ static void direct_begin(task *t, int32_t n) {
         m->row_max[r] = -INFINITY;
         if (r < t->rows) direct_query(t, r);
     }
+    if (direct_rotated(t->launch->kv_dtype, t->rows == 1 ? 1 : DIRECT_ROWS)) direct_rotate(t);
     cpu_walk_start(&t->walk, t->launch, t->job);
     t->turn = 0;
     direct_advance(t);
 }
 
+/* A row of O in order: words of four, where products of pairs leave them together. */
+static void direct_order(const task *t, const float *o) {
+    const uint32_t dtype = t->launch->kv_dtype;
+    if (dtype == TESS_BF16 && !DIRECT_PAIRS) {
+        for (int32_t d = 0; d < t->head_dim; d++) t->m.rows[d] = o[direct_place_of(dtype, d, 1)];
+        return;
+    }
+    for (int32_t d = 0; d < t->head_dim; d += 4)
+        memcpy(t->m.rows + d, o + direct_place_of(dtype, d, 1), 4 * sizeof(float));
+}
+
 static void direct_end(task *t) {
     const job_memory *m = &t->m;
     for (int32_t r = 0; r < t->rows; r++) {
-        const float *o = m->o + (size_t)r * m->o_elements;
-        float sum = 0.0f;
+        float *o = m->o + (size_t)r * m->o_elements, sum = 0.0f;
         for (int i = 0; i < VL; i++) sum += t->sums[r * VL + i];
         m->row_sum[r] = sum;
-        for (int32_t d = 0; d < t->head_dim; d++)
-            m->rows[d] = sum == 0.0f ? 0.0f : o[direct_place_of(t->launch->kv_dtype, d, 1)] / sum;
+        /* Without keys O is 0, and so is what it is divided by. */
+        const vf by = vset(sum == 0.0f ? 1.0f : sum);
+        for (int32_t d = 0; d < m->o_elements; d += VL)
+            vstore(o + d, sum == 0.0f ? vset(0.0f) : vload(o + d) / by);
+        direct_order(t, o);
         finish_row(t, r, m->rows);
     }
 }
@@ -309,21 +319,37 @@ static void direct_ready(direct_turns *turns) {
     }
 }
 
+/* Asks for rows up to number `end`. The products keep this lead, a line for each that they take,
+ * but where rows of padding are listed or tasks end. */
+static void direct_catch_up(direct_turns *turns, uint32_t end) {
+    if ((int32_t)(end - turns->listed) > 0) end = turns->listed;
+    while ((int32_t)(end - turns->ahead.next) > 0) direct_prefetch(turns, &turns->ahead, 1);
+}
+
 /* All tasks, a chunk of each at a time. */
 static void direct_rounds(direct_turns *turns) {
     const task *any = turns->task[0];
     const int32_t row_bytes = any->head_dim * (int32_t)any->kv_esize;
-    int32_t ahead = turns->n * VALUE_UNIT * row_bytes;
-    if (ahead < AHEAD_BYTES) ahead = AHEAD_BYTES;
     turns->row_lines = (row_bytes + 63) / 64;
+#if DIRECT_PAIRS
+    if (any->launch->kv_dtype >= TESS_F8E4M3) direct_fill_table(turns, any->launch->kv_dtype);
+#endif
     turns->listed = 0;
     turns->ahead = (direct_ahead){NULL, 0, 0};
     direct_list(turns);
-    for (; ahead > 0; ahead -= 64) direct_prefetch(turns, &turns->ahead, 1);
-    for (;;) {
+    turns->value_keys = VALUE_BYTES / row_bytes / 4 * 4;
+    if (turns->value_keys < 4) turns->value_keys = 4;
+    if (turns->value_keys > VALUE_KEYS_MAX) turns->value_keys = VALUE_KEYS_MAX;
+    /* What tasks take in turn lies apart by so many rows. */
+    const uint32_t apart = (uint32_t)(turns->n * turns->value_keys),
+                   ahead = AHEAD_BYTES / (uint32_t)row_bytes;
+    for (uint32_t begin = 0;;) {
+        const uint32_t next = turns->listed;
         direct_ready(turns);
         if (turns->n_ready == 0) return;
         direct_list(turns);
+        direct_catch_up(turns, begin + (ahead > apart ? ahead : apart));
         direct_step(turns);
+        begin = next;
     }
 }

@@ -23,38 +23,68 @@ INLINE vf direct_dot(vf acc, vf a, vf b) {
 INLINE vf direct_dot(vf acc, vf a, vf b) { return a * b + acc; }
 #endif
 
-/* Elements of a step, and vectors of Q (or, without dot products, of O) that it makes. */
-INLINE int32_t step_elements(const uint32_t dtype) { return dtype == TESS_BF16 ? 2 * VL : VL; }
+/* Elements of a step, vectors of Q that it meets, and vectors of O. */
+INLINE int32_t step_elements(const uint32_t dtype) {
+    if (DIRECT_PAIRS && dtype >= TESS_F8E4M3) return 4 * VL;
+    return dtype == TESS_BF16 ? 2 * VL : VL;
+}
 INLINE int step_vectors(const uint32_t dtype) {
-    return dtype == TESS_BF16 && !DIRECT_PAIRS ? 2 : 1;
+    return step_elements(dtype) / (DIRECT_PAIRS ? 2 * VL : VL);
+}
+INLINE int step_outputs(const uint32_t dtype) { return step_elements(dtype) / VL; }
+
+#if DIRECT_PAIRS
+#include "direct_codes.inl"
+#endif
+
+/* The first `words` words of a vector; the others are zero and not read. A copy by way of the stack
+ * would cost more than the products: loads wait there until shorter stores have reached the
+ * cache. */
+INLINE vf load_some(const char *at, int32_t words) {
+#if VL == 16 && defined(__AVX512F__)
+    return (vf)_mm512_maskz_loadu_ps((__mmask16)((1u << words) - 1), at);
+#elif VL == 8 && defined(__AVX__)
+    (void)words; /* 4: rows hold a multiple of 8 elements */
+    return (vf)_mm256_zextps128_ps256(_mm_loadu_ps((const float *)(const void *)at));
+#else
+    vf part = {0};
+    memcpy(&part, at, (size_t)words * sizeof(float));
+    return part;
+#endif
 }
 
-/* Elements [i, i + step) of a row of n. Those past the end are zero and not read. */
-INLINE void load_step(const uint32_t dtype, const char *row, int32_t i, int32_t n, vf *out) {
-    const int32_t elements = step_elements(dtype);
-    const size_t size = (size_t)cpu_element_size(dtype);
-    const char *at = row + (size_t)i * size;
-    char part[VL * 4] __attribute__((aligned(64)));
-    if (i + elements > n) {
-        memset(part, 0, sizeof part);
-        memcpy(part, at, (size_t)(n - i) * size);
-        at = part;
+/* A vector of f16 or of codes as floats; the last one of a row may be half a vector. */
+INLINE vf load_converted(const uint32_t dtype, const char *at, const int whole) {
+#if VL == 16 && defined(__AVX512F__)
+    __m128i half;
+    char copy[32];
+    if (!whole) {
+        half = dtype == TESS_F16 ? _mm_loadu_si128((const __m128i *)(const void *)at)
+                                 : _mm_loadl_epi64((const __m128i *)(const void *)at);
+        *(__m256i_u *)(void *)copy = _mm256_zextsi128_si256(half);
+        at = copy;
     }
-    if (dtype == TESS_F16) {
-        out[0] = vfrom_f16((const uint16_t *)(const void *)at);
-        VKEEP(out[0]);
-        return;
-    }
-#if !PAIRS
-    if (dtype >= TESS_F8E4M3) {
-        out[0] = load_codes(dtype, at);
-        VKEEP(out[0]);
-        return;
-    }
+#else
+    (void)dtype, (void)whole; /* rows hold a multiple of 8 elements */
 #endif
-    out[0] = vload_any(at);
+#if !PAIRS
+    if (dtype >= TESS_F8E4M3) return load_codes(dtype, at);
+#endif
+    return vfrom_f16((const uint16_t *)(const void *)at);
+}
+
+/* A step from element i on of a row of n elements. `whole`: none of them lies past the end; such
+ * elements are zero and not read. */
+INLINE void load_step(const uint32_t dtype, const char *row, int32_t i, int32_t n, const int whole,
+                      vf *out) {
+    const int32_t size = cpu_element_size(dtype);
+    const char *at = row + (size_t)i * (size_t)size;
+    if (dtype != TESS_F32 && dtype != TESS_BF16)
+        out[0] = load_converted(dtype, at, whole);
+    else
+        out[0] = whole ? vload_any(at) : load_some(at, (n - i) * size / 4);
     VKEEP(out[0]);
-    if (dtype == TESS_F32 || DIRECT_PAIRS) return;
+    if (dtype != TESS_BF16 || DIRECT_PAIRS) return;
     const vu words = (vu)out[0];
     out[0] = (vf)(words << 16);
     out[1] = (vf)(words & 0xffff0000u);
@@ -62,8 +92,14 @@ INLINE void load_step(const uint32_t dtype, const char *row, int32_t i, int32_t 
 
 /* Where element d lies among those of a row of Q or O, for a type of K and V. */
 static int32_t direct_place_of(uint32_t dtype, int32_t d, int of_o) {
+    const int32_t elements = step_elements(dtype), in = d % elements, block = d - in;
+    if (DIRECT_PAIRS && dtype >= TESS_F8E4M3) {
+        /* Of the 16 elements of a quarter, a vector of Q has 8 and one of O has 4. */
+        const int32_t quarter = in / 16, of = in % 16;
+        return of_o ? block + of / 4 * VL + quarter * 4 + of % 4
+                    : block + of / 8 * 2 * VL + quarter * 8 + of % 8;
+    }
     if (dtype != TESS_BF16 || (DIRECT_PAIRS && !of_o)) return d;
-    const int32_t block = d / (2 * VL) * (2 * VL), in = d - block;
     /* Interleaving the words of two keys takes 4 elements of every 8 in turn. */
     if (DIRECT_PAIRS) return block + in / 4 % 2 * VL + in / 8 * 4 + in % 4;
     return block + in % 2 * VL + in / 2;
@@ -71,12 +107,93 @@ static int32_t direct_place_of(uint32_t dtype, int32_t d, int of_o) {
 
 /* ------------------------------------------------------------------ scores */
 
+/* Asks for the next `count` cache lines of rows, in the order in which they will be needed. This is
+ * near the order of memory, and a little ahead of the products, so that the hardware's prefetchers
+ * follow: they get more from memory at a time than a core may ask for. */
+INLINE void direct_prefetch(const direct_turns *turns, direct_ahead *ahead, const int count) {
+    if (ahead->lines >= count) {
+        UNROLL
+        for (int i = 0; i < count; i++) __builtin_prefetch(ahead->line + 64 * i, 0, 2);
+        ahead->line += 64 * count;
+        ahead->lines -= count;
+        return;
+    }
+    for (int n = 0; n < count; n++) {
+        if (ahead->lines == 0) {
+            if (ahead->next == turns->listed) return;
+            ahead->line = turns->row[ahead->next++ % LISTED_ROWS];
+            ahead->lines = turns->row_lines;
+        }
+        __builtin_prefetch(ahead->line, 0, 2);
+        ahead->line += 64;
+        ahead->lines--;
+    }
+}
+
+/* Keys whose scores are summed together. Long rows leave less to add at the end, and more of them
+ * would leave the order of memory. */
+INLINE int direct_keys(const uint32_t dtype) {
+    return VL == 16 && dtype == TESS_F32 ? 2 : DIRECT_KEYS;
+}
+INLINE int direct_rotated(const uint32_t dtype, const int rows) {
+    (void)dtype;
+    return VL == 16 && rows == 4;
+}
+
+/*
+ * Sums of several keys and rows are left in lanes and have to be added. With vectors of 16 lanes
+ * and four rows, Q is rotated: quarter i of vector j of Q comes from row (i + j) % 4. So the sums
+ * of a key need but be turned back and added, and the quarters of what is left are rows.
+ */
+#if VL == 16
+INLINE vf direct_turn_back(vf (*sum)[DIRECT_KEYS], const int key) {
+    const vf x0 = sum[0][key], x1 = sum[1][key], x2 = sum[2][key], x3 = sum[3][key];
+    const vf even = x0 + (vf)_mm512_shuffle_f32x4((__m512)x2, (__m512)x2, 0x4e),
+             odd = x1 + (vf)_mm512_shuffle_f32x4((__m512)x3, (__m512)x3, 0x4e);
+    return even + (vf)_mm512_shuffle_f32x4((__m512)odd, (__m512)odd, 0x93);
+}
+
+/* Stores the scores of the two or four keys that are summed together. */
+INLINE void direct_store_scores(const task *t, const uint32_t dtype, int32_t key,
+                                vf (*sum)[DIRECT_KEYS]) {
+    const int keys = direct_keys(dtype);
+    vf all[DIRECT_KEYS];
+    UNROLL
+    for (int n = 0; n < keys; n++) all[n] = direct_turn_back(sum, n);
+    vf scores = vfold_all(all, 1, keys);
+    if (keys == 2) scores += (vf)_mm512_permute_ps((__m512)scores, 0x4e);
+    if (dtype >= TESS_F8E4M3)
+        scores *= (vf)_mm512_broadcast_f32x4(_mm_loadu_ps(t->located->k_scale + key));
+    const __m128 row[4] = {
+        _mm512_castps512_ps128((__m512)scores), _mm512_extractf32x4_ps((__m512)scores, 1),
+        _mm512_extractf32x4_ps((__m512)scores, 2), _mm512_extractf32x4_ps((__m512)scores, 3)};
+    UNROLL
+    for (int r = 0; r < 4; r++)
+        memcpy(t->m.s + r * CHUNK + key, &row[r], (size_t)keys * sizeof(float));
+}
+#else
+INLINE void direct_store_scores(const task *t, const uint32_t dtype, int32_t key,
+                                vf (*sum)[DIRECT_KEYS]) {
+    (void)t, (void)dtype, (void)key, (void)sum;
+}
+#endif
+
 /* Adds the products of a step from element d on, of some keys and of all rows. */
-INLINE void direct_score_step(const job_memory *m, const uint32_t dtype, const char *const *keys,
-                              int32_t d, int32_t end, vf (*sum)[DIRECT_KEYS], const int rows) {
+INLINE void direct_score_step(const task *t, const uint32_t dtype, const char *const *keys,
+                              int32_t d, int32_t end, const int whole, vf (*sum)[DIRECT_KEYS],
+                              const int rows) {
+    const job_memory *m = &t->m;
     vf k[DIRECT_KEYS][2];
     UNROLL
-    for (int n = 0; n < DIRECT_KEYS; n++) load_step(dtype, keys[n], d, end, k[n]);
+    for (int n = 0; n < direct_keys(dtype); n++) {
+#if DIRECT_PAIRS
+        if (dtype >= TESS_F8E4M3) {
+            direct_words_of(t->turns, dtype, direct_load_codes(keys[n], d, end, whole), k[n]);
+            continue;
+        }
+#endif
+        load_step(dtype, keys[n], d, end, whole, k[n]);
+    }
     const float *q = m->q + (DIRECT_PAIRS ? WORD_OF(d) : d);
     UNROLL
     for (int u = 0; u < step_vectors(dtype); u++) UNROLL
@@ -84,7 +201,7 @@ INLINE void direct_score_step(const job_memory *m, const uint32_t dtype, const c
         vf x = vload(q + (size_t)r * m->o_elements + u * VL);
         VKEEP(x);
         UNROLL
-        for (int n = 0; n < DIRECT_KEYS; n++) {
+        for (int n = 0; n < direct_keys(dtype); n++) {
             sum[r][n] = direct_dot(sum[r][n], k[n][u], x);
             VKEEP(sum[r][n]);
         }
@@ -93,34 +210,45 @@ INLINE void direct_score_step(const job_memory *m, const uint32_t dtype, const c
 
 /* Scores of DIRECT_KEYS keys against all rows. Their lanes are added as far as the keys go: lane i
  * of the vector that is left has a part of the score of key i % DIRECT_KEYS. */
-INLINE void direct_scores(const task *t, const uint32_t dtype, const char *const *keys, float *out,
-                          const int rows) {
-    const int32_t elements = step_elements(dtype), step_bytes = elements * cpu_element_size(dtype);
+INLINE void direct_scores(const task *t, const uint32_t dtype, int32_t key, const int rows) {
+    const int32_t elements = step_elements(dtype), step_bytes = elements * cpu_element_size(dtype),
+                  end = t->head_dim;
+    direct_ahead ahead = t->turns->ahead;
+    const char *keys[DIRECT_KEYS];
     vf sum[DIRECT_ROWS][DIRECT_KEYS];
     UNROLL
+    for (int n = 0; n < direct_keys(dtype); n++) keys[n] = t->located->k[key + n];
+    UNROLL
     for (int r = 0; r < rows; r++) UNROLL
-    for (int n = 0; n < DIRECT_KEYS; n++) sum[r][n] = vset(0.0f);
-    direct_ahead ahead = t->turns->ahead;
+    for (int n = 0; n < direct_keys(dtype); n++) sum[r][n] = vset(0.0f);
     int32_t d = 0, byte = 0;
-    for (; d + elements <= t->head_dim; d += elements, byte += step_bytes) {
-        if (byte % 64 == 0) direct_prefetch(t->turns, &ahead, DIRECT_KEYS);
-        direct_score_step(&t->m, dtype, keys, d, d + elements, sum, rows);
+    for (; d + elements <= end; d += elements, byte += step_bytes) {
+        if (byte % 64 == 0) direct_prefetch(t->turns, &ahead, direct_keys(dtype));
+        direct_score_step(t, dtype, keys, d, end, 1, sum, rows);
+    }
+    if (d < end) {
+        if (byte % 64 == 0) direct_prefetch(t->turns, &ahead, direct_keys(dtype));
+        direct_score_step(t, dtype, keys, d, end, 0, sum, rows);
     }
     t->turns->ahead = ahead;
-    if (d < t->head_dim) direct_score_step(&t->m, dtype, keys, d, t->head_dim, sum, rows);
+    if (direct_rotated(dtype, rows)) {
+        direct_store_scores(t, dtype, key, sum);
+        return;
+    }
+    float *out = t->folds + key % VL / direct_keys(dtype) * VL;
     UNROLL
     for (int r = 0; r < rows; r++)
-        vstore(out + (size_t)r * DIRECT_FOLDS * VL, vfold_all(sum[r], 1, DIRECT_KEYS));
+        vstore(out + (size_t)r * FOLDS * VL, vfold_all(sum[r], 1, direct_keys(dtype)));
 }
 
 /* Completes the scores of the VL keys from `key` on. */
 INLINE void direct_complete(const task *t, const uint32_t dtype, int32_t key, const int rows) {
     for (int r = 0; r < rows; r++) {
-        vf sum[DIRECT_FOLDS];
+        vf sum[FOLDS];
         UNROLL
-        for (int i = 0; i < DIRECT_FOLDS; i++)
-            sum[i] = vload(t->folds + ((size_t)r * DIRECT_FOLDS + (size_t)i) * VL);
-        vf scores = vfold_all(sum, DIRECT_KEYS, DIRECT_FOLDS);
+        for (int i = 0; i < VL / direct_keys(dtype); i++)
+            sum[i] = vload(t->folds + ((size_t)r * FOLDS + (size_t)i) * VL);
+        vf scores = vfold_all(sum, direct_keys(dtype), VL / direct_keys(dtype));
         if (dtype >= TESS_F8E4M3) scores *= vload_any(t->located->k_scale + key);
         vstore(t->m.s + (size_t)r * CHUNK + key, scores);
     }
@@ -134,26 +262,25 @@ enum { VALUE_KEYS = DIRECT_PAIRS ? 2 : 1 };
 /* Stands for V of a second key that is not there. */
 static const uint16_t no_value[256];
 
-/* DIRECT_SPAN vectors of V, or fewer at the end of a row of n elements. */
-INLINE void load_span(const uint32_t dtype, const char *const *rows, int32_t d, int32_t n,
-                      const int full, vf *out) {
-    const int vectors = dtype == TESS_BF16 ? 2 : 1;
+/* `vectors` vectors of V from element d on. */
+INLINE void load_span(const task *t, const uint32_t dtype, const char *const *rows, int32_t d,
+                      const int vectors, const int whole, vf *out) {
+    const int32_t n = t->head_dim;
     UNROLL
-    for (int j = 0; j < DIRECT_SPAN; j += vectors) {
+    for (int j = 0; j < vectors; j += step_outputs(dtype)) {
         const int32_t i = d + j * VL;
-        if (!full && i >= n) {
-            for (int u = 0; u < vectors; u++) out[j + u] = vset(0.0f);
-            continue;
-        }
-        const int32_t end = full ? i + vectors * VL : n;
 #if DIRECT_PAIRS
         vf even, odd;
-        load_step(dtype, rows[0], i, end, &even);
-        load_step(dtype, rows[1], i, end, &odd);
+        if (dtype >= TESS_F8E4M3) {
+            direct_pair_codes(t->turns, dtype, rows, i, n, whole, out + j);
+            continue;
+        }
+        load_step(dtype, rows[0], i, n, whole, &even);
+        load_step(dtype, rows[1], i, n, whole, &odd);
         out[j] = (vf)_mm512_unpacklo_epi16((__m512i)even, (__m512i)odd);
         out[j + 1] = (vf)_mm512_unpackhi_epi16((__m512i)even, (__m512i)odd);
 #else
-        load_step(dtype, rows[0], i, end, out + j);
+        load_step(dtype, rows[0], i, n, whole, out + j);
 #endif
     }
 }
@@ -172,52 +299,53 @@ INLINE vf direct_weight(const float *s, int32_t key) {
     return vset(s[DIRECT_PAIRS ? key / 2 : key]);
 }
 
-/* Adds `count` keys from `first` on to DIRECT_SPAN vectors of O. */
-INLINE void direct_value_span(const task *t, const uint32_t dtype, const char *const *values,
-                              int32_t first, int32_t count, int32_t d, const int full,
-                              const int rows) {
+/* Adds `count` keys from `first` on to `vectors` vectors of O from element d on. */
+INLINE void direct_value_span(const task *t, const uint32_t dtype, int32_t first, int32_t count,
+                              int32_t d, const int vectors, const int whole, const int rows) {
     const job_memory *m = &t->m;
-    const int32_t size = cpu_element_size(dtype), lines = DIRECT_SPAN * VL * VALUE_KEYS * size / 64,
-                  left = (m->o_elements - d) / VL,
-                  vectors = left < DIRECT_SPAN ? left : DIRECT_SPAN;
+    const char *const *values = t->located->v;
+    const int32_t size = cpu_element_size(dtype), lines = vectors * VL * VALUE_KEYS * size / 64;
     const int prefetch = d * size % 64 == 0;
     direct_ahead ahead = t->turns->ahead;
-    vf acc[DIRECT_ROWS][DIRECT_SPAN];
+    vf acc[DIRECT_ROWS][4];
     UNROLL
     for (int r = 0; r < rows; r++) UNROLL
-    for (int j = 0; j < DIRECT_SPAN; j++)
-        acc[r][j] =
-            vload(m->o + (size_t)r * m->o_elements + d + (full || j < vectors ? j : 0) * VL);
+    for (int j = 0; j < vectors; j++)
+        acc[r][j] = vload(m->o + (size_t)r * m->o_elements + d + j * VL);
     for (int32_t key = first; key < first + count; key += VALUE_KEYS) {
-        vf v[DIRECT_SPAN];
+        vf v[4];
         if (prefetch) direct_prefetch(t->turns, &ahead, lines > 0 ? lines : 1);
-        load_span(dtype, values + key, d, t->head_dim, full, v);
+        load_span(t, dtype, values + key, d, vectors, whole, v);
         UNROLL
-        for (int j = 0; j < DIRECT_SPAN; j++) VKEEP(v[j]);
+        for (int j = 0; j < vectors; j++) VKEEP(v[j]);
         UNROLL
         for (int r = 0; r < rows; r++) {
             vf p = direct_weight(m->s + (size_t)r * CHUNK, key);
             VKEEP(p);
             UNROLL
-            for (int j = 0; j < DIRECT_SPAN; j++) {
+            for (int j = 0; j < vectors; j++) {
                 acc[r][j] = direct_dot(acc[r][j], v[j], p);
                 VKEEP(acc[r][j]);
             }
         }
     }
     t->turns->ahead = ahead;
-    /* A constant bound: an index that varies would keep the sums in memory. */
     UNROLL
     for (int r = 0; r < rows; r++) UNROLL
-    for (int j = 0; j < DIRECT_SPAN; j++)
-        if (full || j < vectors) vstore(m->o + (size_t)r * m->o_elements + d + j * VL, acc[r][j]);
+    for (int j = 0; j < vectors; j++)
+        vstore(m->o + (size_t)r * m->o_elements + d + j * VL, acc[r][j]);
 }
 
-/* O of all rows += P V over `count` keys from `first` on. */
-INLINE void direct_values(const task *t, const uint32_t dtype, const char *const *values,
-                          int32_t first, int32_t count, const int rows) {
+/* O of all rows += P V over `count` keys, at most VALUE_UNIT, from `first` on. */
+INLINE void direct_values(const task *t, const uint32_t dtype, int32_t first, int32_t count,
+                          const int rows) {
+    const int32_t step = step_elements(dtype), end = t->head_dim;
+    const int of_step = step_outputs(dtype), span = of_step > DIRECT_SPAN ? of_step : DIRECT_SPAN;
     int32_t d = 0;
-    for (; d + DIRECT_SPAN * VL <= t->head_dim; d += DIRECT_SPAN * VL)
-        direct_value_span(t, dtype, values, first, count, d, 1, rows);
-    if (d < t->head_dim) direct_value_span(t, dtype, values, first, count, d, 0, rows);
+    for (; d + span * VL <= end; d += span * VL)
+        direct_value_span(t, dtype, first, count, d, span, 1, rows);
+    if (span > of_step)
+        for (; d + step <= end; d += step)
+            direct_value_span(t, dtype, first, count, d, of_step, 1, rows);
+    if (d < end) direct_value_span(t, dtype, first, count, d, of_step, 0, rows);
 }

@@ -23,6 +23,17 @@ typedef size_t (*cpu_scratch_fn)(int32_t head_dim);
 /* Most packed rows of a job. */
 typedef uint32_t (*cpu_rows_fn)(int32_t head_dim);
 
+/* Does job n of the launch's stage of TESS_OP_BACKWARD. `scratch` as above. */
+typedef void (*cpu_job_fn)(const tess_launch *launch, uint64_t n, void *scratch);
+
+/* Of backward: rows that a column works on together, about; and rows of a strip, for each of which
+ * a run keeps LSE and Delta of every head. */
+enum {
+    CPU_STEP_ROWS = 64,
+    CPU_STRIP_ROWS = 32,
+    CPU_STRIP_BYTES = 2 * CPU_STRIP_ROWS * sizeof(float)
+};
+
 /* Prepares the calling thread before its first job of a launch and tidies it after the last one
  * (AMX tile state); may be NULL. */
 typedef void (*cpu_thread_fn)(void);
@@ -31,7 +42,10 @@ typedef void (*cpu_thread_fn)(void);
     void tess_cpu_##name##_jobs(const tess_launch *launch, const tess_job *jobs, uint32_t count, \
                                 uint64_t apart, void *scratch);                                  \
     size_t tess_cpu_##name##_scratch(int32_t head_dim);                                          \
-    uint32_t tess_cpu_##name##_rows(int32_t head_dim)
+    uint32_t tess_cpu_##name##_rows(int32_t head_dim);                                           \
+    void tess_cpu_##name##_backward_job(const tess_launch *launch, uint64_t n, void *scratch);   \
+    size_t tess_cpu_##name##_backward_scratch(int32_t head_dim);                                 \
+    uint32_t tess_cpu_##name##_backward_lanes(int32_t head_dim)
 CPU_DECLARE_KERNEL(portable);
 CPU_DECLARE_KERNEL(avx2);
 CPU_DECLARE_KERNEL(avx512);

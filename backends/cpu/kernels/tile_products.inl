@@ -78,16 +78,15 @@ INLINE void pack_value_tiles(const char *const *rows, int32_t d, float *tile, fl
 }
 #endif
 
-static void pack_values(const task *t, const cpu_chunk *chunk, float *packed) {
-    const job_memory *m = &t->m;
-    const char *rows[CHUNK];
-    chunk_rows(chunk, t->v_stride, 1, rows);
-    for (int32_t key = chunk->keys; key < round_up(chunk->keys, GROUP); key++) rows[key] = NULL;
-    for (int32_t first = 0; first < chunk->keys; first += 32) {
+/* The rows of `keys` keys as left operands of the second product; rows of the last group that are
+ * not there are NULL. */
+INLINE void pack_value_rows(const job_memory *m, int32_t head_dim, const char *const *rows,
+                            int32_t keys, float *packed) {
+    for (int32_t first = 0; first < keys; first += 32) {
         for (int32_t d = 0; d < m->o_elements; d += 16) {
             float *tile = packed + (size_t)(d / 16 * (CHUNK / 32) + first / 32) * TILE_WORDS;
 #if VL == 16
-            if (d % 32 == 0 && d + 32 <= t->head_dim && first + 32 <= chunk->keys) {
+            if (d % 32 == 0 && d + 32 <= head_dim && first + 32 <= keys) {
                 pack_value_tiles(rows + first, d, tile, tile + (CHUNK / 32) * TILE_WORDS);
                 d += 16;
                 continue;
@@ -96,12 +95,19 @@ static void pack_values(const task *t, const cpu_chunk *chunk, float *packed) {
             uint32_t words[16];
             for (int i = 0; i < 16; i++) {
                 memset(words, 0, sizeof words);
-                if (d < t->head_dim)
-                    pair_rows(rows[first + 2 * i], rows[first + 2 * i + 1], d, t->head_dim, words);
+                if (d < head_dim)
+                    pair_rows(rows[first + 2 * i], rows[first + 2 * i + 1], d, head_dim, words);
                 for (int j = 0; j < 16; j++) memcpy(tile + j * 16 + i, &words[j], 4);
             }
         }
     }
+}
+
+static void pack_values(const task *t, const cpu_chunk *chunk, float *packed) {
+    const char *rows[CHUNK];
+    chunk_rows(chunk, t->v_stride, 1, rows);
+    for (int32_t key = chunk->keys; key < round_up(chunk->keys, GROUP); key++) rows[key] = NULL;
+    pack_value_rows(&t->m, t->head_dim, rows, chunk->keys, packed);
 }
 
 /* The exponentials of `now` (if any) while tiles compute the scores of `next` (if any): slices of

@@ -4,7 +4,6 @@
 #ifndef TESS_CUDA_KEY_PLACES_CUH
 #define TESS_CUDA_KEY_PLACES_CUH
 
-#include "decode_args.h"
 #include "jobs.cuh"
 
 namespace tess {
@@ -26,9 +25,10 @@ struct key_places {
     uint32_t pages;
     int32_t page_shift, block, block_shift;
 
-    /* `codes`: 1 where K and V are codes, else 0. */
-    __device__ __forceinline__ void make(const tess_decode_args *a, const job_words *j,
-                                         int32_t shift, int codes) {
+    /* `a`: what the kernel is given. `codes`: 1 where K and V are codes, else 0. */
+    template <typename Args>
+    __device__ __forceinline__ void make(const Args *a, const job_words *j, int32_t shift,
+                                         int codes = 0) {
         const tess_args *c = &a->common;
         const uint32_t *tables = (const uint32_t *)a->tables;
         uint32_t kv_head = j->head / (int32_t)c->group;
@@ -57,8 +57,8 @@ struct key_places {
     }
 
     /* The job's kv head in K and V. */
-    static __device__ __forceinline__ uint32_t kv_head_of(const tess_decode_args *a,
-                                                          const job_words *j) {
+    template <typename Args>
+    static __device__ __forceinline__ uint32_t kv_head_of(const Args *a, const job_words *j) {
         const tess_args *c = &a->common;
         const uint32_t kv_head = j->head / (int32_t)c->group;
         if (!(c->flags & TESS_ARGS_COMPACT)) return kv_head;
@@ -87,6 +87,13 @@ struct key_places {
         return at;
     }
 
+    /* The row of a key in K (0) or V (1); NULL where there is none. */
+    __device__ __forceinline__ const uint16_t *row(int32_t t, int tensor) const {
+        if (t == NO_TOKEN) return 0;
+        const key_place at = find(t);
+        return at.there ? row(at, 0, tensor) : 0;
+    }
+
     /* The row in K (0) or V (1) of the key that is `next` after a place, in the same page. */
     __device__ __forceinline__ const uint16_t *row(const key_place &at, int next,
                                                    int tensor) const {
@@ -100,7 +107,8 @@ struct scale_places {
     const float *first[2];
     int64_t token[2], page[2];
 
-    __device__ __forceinline__ void make(const tess_decode_args *a, const key_places *places,
+    template <typename Args>
+    __device__ __forceinline__ void make(const Args *a, const key_places *places,
                                          const job_words *j) {
         const tess_args *c = &a->common;
         const uint32_t kv_head = places->kv_head_of(a, j);

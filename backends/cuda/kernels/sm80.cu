@@ -13,6 +13,7 @@
  * keys are copied once this stage's products with Q are done, and its values during these.
  */
 #include "fragments.cuh"
+#include "key_places.cuh"
 #include "sm80_args.h"
 #include "sm80_keys.cuh"
 
@@ -35,9 +36,28 @@ template <int ROWS> struct alignas(128) shared_memory {
     } rows[ROWS];
     job_words job;
     key_list list;
-    const uint16_t *k, *v;              /* the sequence's first key of the job's head */
+    const uint16_t *k, *v; /* the sequence's first key, where keys lie by position in one tensor */
+    key_places places;
+    uint32_t masked[LISTS][KEYS / 32];  /* some of a list's first or last 32 keys are */
     static constexpr int HEADER = 3072; /* of the bytes that precede the matrices */
 };
+
+/* Writes the list of a stage's keys, one for each of 64 threads. Those of absent pages become
+ * empty. */
+template <int ROWS>
+__device__ __forceinline__ void list_keys(shared_memory<ROWS> *m, const tess_sm80_args *a,
+                                          int stage, int list, int place) {
+    const uint32_t *tables = (const uint32_t *)a->tables;
+    bool masked = stage < m->list.masked_stages;
+    key x = m->list.find((uint32_t)stage * KEYS + place, tables + a->common.entries_at,
+                         tables + a->common.bits_at, masked);
+    if (a->common.flags & TESS_ARGS_PAGED) {
+        if (!m->places.row(x.token, 0)) x.token = NO_TOKEN;
+        masked |= __any_sync(~0u, x.token == NO_TOKEN);
+    }
+    m->keys[list][place] = x;
+    if (place % 32 == 0) m->masked[list][place / 32] = masked;
+}
 
 /* What a thread block does for one job: what a thread holds, and the steps that it takes. The job
  * has at most TILES times 64 rows. */
@@ -99,6 +119,24 @@ template <typename T, int D, int ROWS, int TILES> struct mainloop {
         copy_row(to, from + (there ? token : 0) * stride, there, wide);
     }
 
+    /* Copies the keys of a stage in K (0) or V (1), in pages or by slot. Each lane finds the row of
+     * one of the keys that the warp copies. */
+    __device__ __forceinline__ void copy_placed(uint32_t to, int tensor, int list) const {
+        enum { WARP_ROWS = 32 / GROUP }; /* that the warp copies at a time */
+        to += own_place();
+        const uint32_t nth = lane % (KEYS / 4);
+        const uint16_t *own = m->places.row(
+            m->keys[list][nth / WARP_ROWS * PASS + warp * WARP_ROWS + nth % WARP_ROWS].token,
+            tensor);
+#pragma unroll 1
+        for (int r = 0; r < KEYS / PASS; r++) {
+            const uint16_t *row = (const uint16_t *)__shfl_sync(~0u, (unsigned long long)own,
+                                                                r * WARP_ROWS + lane / GROUP);
+            copy_row(to + r * PASS * ROW, row ? row : m->places.first[tensor], row != 0,
+                     a->wide & 2);
+        }
+    }
+
     __device__ __forceinline__ void copy_keys(uint32_t to, const uint16_t *from, int64_t stride,
                                               int list) const {
         const key *keys = m->keys[list] + thread / GROUP;
@@ -115,10 +153,16 @@ template <typename T, int D, int ROWS, int TILES> struct mainloop {
     }
 
     __device__ __forceinline__ void copy_k(int stage, int list) const {
-        copy_keys(k_at(stage), m->k, a->common.k_token, list);
+        if (placed())
+            copy_placed(k_at(stage), 0, list);
+        else
+            copy_keys(k_at(stage), m->k, a->common.k_token, list);
     }
     __device__ __forceinline__ void copy_v(int stage, int list) const {
-        copy_keys(v_at(stage), m->v, a->common.v_token, list);
+        if (placed())
+            copy_placed(v_at(stage), 1, list);
+        else
+            copy_keys(v_at(stage), m->v, a->common.v_token, list);
     }
 
     __device__ __forceinline__ void copy_q() const {
@@ -134,12 +178,8 @@ template <typename T, int D, int ROWS, int TILES> struct mainloop {
                      r < all, a->wide & 1);
     }
 
-    /* Writes the list of a stage's keys, one for each of 64 threads. */
-    __device__ __forceinline__ void list_keys(int stage, int list, int place) const {
-        const uint32_t *tables = (const uint32_t *)a->tables;
-        m->keys[list][place] =
-            m->list.find((uint32_t)stage * KEYS + place, tables + a->common.entries_at,
-                         tables + a->common.bits_at, stage < m->list.masked_stages);
+    __device__ __forceinline__ bool placed() const {
+        return a->common.flags & (TESS_ARGS_PAGED | TESS_ARGS_COMPACT);
     }
 
     /* ---------------------------------------------------------------- one stage */
@@ -370,7 +410,7 @@ template <typename T, int D, int ROWS, int TILES> struct mainloop {
                 copy_v(next_stage, next_list);
             }
             if (i + 2 < stages && thread < KEYS)
-                list_keys(i + 2, next_list == LISTS - 1 ? 0 : next_list + 1, thread);
+                list_keys(m, a, i + 2, next_list == LISTS - 1 ? 0 : next_list + 1, thread);
             if (active) scores(stage);
             if (!two) {
                 cp_async_wait_all();
@@ -379,7 +419,7 @@ template <typename T, int D, int ROWS, int TILES> struct mainloop {
             }
             if (active) {
                 if (a->common.scale < 0) negate(s);
-                if (i < m->list.masked_stages) mask(list);
+                if (m->masked[list][0] | m->masked[list][1]) mask(list);
                 state.softmax(s, o, a->scale_log2);
                 values(stage);
             }
@@ -410,24 +450,20 @@ __device__ __forceinline__ void forward(const tess_sm80_args *a) {
     memory *m = (memory *)raw;
     const uint32_t *tables = (const uint32_t *)a->tables;
     const int thread = threadIdx.x;
+    if (blockIdx.x >= present_jobs(tables, &a->common)) return;
     if (thread == 0) {
         const tess_args *c = &a->common;
         job_words j;
         j.read(table_words(tables, c, blockIdx.x));
         m->job = j;
-        const int32_t kv_head = j.head / (int32_t)c->group;
-        m->k = (const uint16_t *)a->k + j.batch * c->k_batch + j.kv_start * c->k_token +
-               kv_head * c->k_head;
-        m->v = (const uint16_t *)a->v + j.batch * c->v_batch + j.kv_start * c->v_token +
-               kv_head * c->v_head;
-        m->list.make(&j, tables + a->common.entries_at, a->common.block, KEYS);
+        m->list.make(&j, tables + c->entries_at, c->block, KEYS);
+        m->places.make(a, &j, m->list.block_shift);
+        m->k = m->places.first[0] + m->places.start * c->k_token;
+        m->v = m->places.first[1] + m->places.start * c->v_token;
     }
     __syncthreads();
     const int32_t rows = m->job.rows, all = rows * m->job.heads, list = thread / KEYS;
-    if (list < m->list.stages)
-        m->keys[list][thread % KEYS] =
-            m->list.find(thread, tables + a->common.entries_at, tables + a->common.bits_at,
-                         list < m->list.masked_stages);
+    if (list < m->list.stages) list_keys(m, a, list, list, thread % KEYS);
     for (int r = thread; r < ROWS; r += THREADS) {
         m->rows[r].position = m->job.q_first + m->job.row + min(r, all - 1) % rows;
         m->rows[r].block = floor_div(m->rows[r].position, a->common.block) - m->list.first_block;

@@ -11,7 +11,7 @@ typedef struct tess_sm80_args {
     /* *_at are 0 but for partials_at: the pointers below hold the offsets */
     tess_args common;
     tess_arg_u64 q, k, v, o, lse; /* device pointers to element 0 */
-    tess_arg_u64 tables, workspace;
+    tess_arg_u64 block_table, tables, workspace;
     /* bit 0: rows of Q, bit 1: of K and V, bit 2: of O are aligned to 16 bytes */
     tess_arg_u32 wide;
     tess_arg_u32 stages; /* 1 or 2, of keys and values in shared memory */

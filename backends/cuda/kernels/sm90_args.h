@@ -8,7 +8,7 @@
 typedef unsigned long long tess_arg_u64;
 
 /* CUtensorMap: opaque. A map is of [batch][head][box][token][element], and a copy takes as many
- * boxes as it has, which overlap in the tensor. */
+ * boxes as it has, which overlap in the tensor. The batch of K and V in pages is the page. */
 #ifdef __cplusplus
 #define TESS_ALIGN_MAP alignas(64)
 #else
@@ -30,13 +30,15 @@ typedef struct tess_sm90_args {
     /* *_at are 0 but for partials_at: the pointers below hold the offsets */
     tess_args common;
     tess_arg_u64 q, k, v, o, lse; /* device pointers to element 0 */
-    tess_arg_u64 tables, workspace;
+    tess_arg_u64 block_table, tables, workspace;
     /* u32 that is 0 before the launch: jobs handed out beyond the first of each thread block */
     tess_arg_u64 counter;
-    /* log2 of the tokens of a piece: the largest power of two, at most 64, that divides the
-     * block */
+    /* log2 of the tokens of a piece: the largest power of two, at most 64, that divides the block
+     * and the page */
     tess_arg_u32 piece_shift;
-    tess_arg_u32 q_tokens, kv_tokens; /* extents of the tensor maps of Q, and of K and V */
+    /* extents of the tensor maps of Q, and of K and V where these are neither in pages nor by
+     * slot */
+    tess_arg_u32 q_tokens, kv_tokens;
     /* tokens from a piece to the next that a map copies with it; 0: there is no such map */
     tess_arg_u32 step[TESS_SM90_MAPS];
     /* bit 0: Q, bit 1: K and V are read and bit 2: O is written through tensor maps; else by

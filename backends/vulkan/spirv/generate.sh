@@ -46,6 +46,9 @@ done <<MODULES
 portable_forward forward_f32 TESS_DTYPE=0
 portable_forward forward_f16 TESS_DTYPE=1
 portable_forward forward_bf16 TESS_DTYPE=2
+forward_few forward_few_f32 TESS_DTYPE=0
+forward_few forward_few_f16 TESS_DTYPE=1
+forward_few forward_few_bf16 TESS_DTYPE=2
 portable_merge merge_f32 TESS_DTYPE=0
 portable_merge merge_f16 TESS_DTYPE=1
 portable_merge merge_bf16 TESS_DTYPE=2

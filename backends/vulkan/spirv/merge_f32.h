@@ -11,7 +11,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_merge.comp
- * sha256: efe7035a86f03b82b7940c2525ddb6518ca0d38b8b38d26a0f5bee929fa66cac
+ * sha256: 03c884b7dd854b11bfbab33b538d1a79a1b6cc6d7912c16806dd1521349d073b
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_f32[] = {

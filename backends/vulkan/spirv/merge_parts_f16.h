@@ -10,7 +10,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/merge_parts.comp
- * sha256: 3575e6900ab3ea2e1d9080abf855526c1b24cbbbdad10da225dfbaf29194e87e
+ * sha256: 8330618e17339148e5c2ab0a693dcb966058023d19a54edc244658b42e2c653a
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_parts_f16[] = {

@@ -22,7 +22,9 @@
  * each warpgroup takes its own half.
  *
  * A stage whose pieces are neighbours, or entries of one list at the list's step, is one copy for
- * 64 columns. Any other stage is loaded piece by piece.
+ * 64 columns. Any other stage is loaded piece by piece. Of K and V in pages or by slot, a piece
+ * lies in one page and one slot; one in an absent page is masked, and zeros are loaded in its
+ * place.
  *
  * The technique of overlapping within and between warpgroups is that of FlashAttention-3 (arXiv
  * 2407.08608).
@@ -68,16 +70,16 @@ __device__ __forceinline__ void prefetch_maps(const tess_sm90_maps *maps, const 
     }
 }
 
-/* `first` has the words of the thread block's first job, in warp 0. */
+/* `first` has the words of the thread block's first job of `jobs`, in warp 0. */
 template <typename Shape>
 __device__ __forceinline__ void produce(shared_memory<Shape> *m, const tess_sm90_maps *maps,
-                                        const tess_sm90_args *a, int32_t warp,
+                                        const tess_sm90_args *a, int32_t warp, uint32_t jobs,
                                         const warp_words &first) {
     constexpr int BYTES = Shape::CHUNKS * Shape::KEYS * 128, K_STAGES = Shape::K_STAGES,
                   V_STAGES = Shape::V_STAGES;
     const tess_args *c = &a->common;
     if (warp == 0) {
-        produce_tiles<Shape>(m, &maps->q, a, first);
+        produce_tiles<Shape>(m, &maps->q, a, jobs, first);
     } else if (warp == 1) {
         const kv_ring<BYTES, K_STAGES> keys = {
             (uint8_t(*)[BYTES])m->k, m->k_full,  m->k_empty, maps->k,
@@ -117,9 +119,12 @@ __device__ __forceinline__ void forward(const tess_sm90_maps *maps, const tess_s
                   "the host asks for enough shared memory");
     shared_memory<Shape> *m = (shared_memory<Shape> *)raw;
     const int32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+    /* What a step's tables hold was written by a kernel. */
+    if (a->common.flags & TESS_ARGS_STEP) grid_dependency_wait();
+    const uint32_t jobs = present_jobs((const uint32_t *)a->tables, &a->common);
     warp_words first;
     if (warp == 0)
-        first.read(a, blockIdx.x, threadIdx.x % 32); /* which takes a while */
+        first.read(a, blockIdx.x, jobs, threadIdx.x % 32); /* which takes a while */
     else if (warp < 4 && threadIdx.x % 32 == 0)
         prefetch_maps(maps, a, warp);
     if (threadIdx.x == 128) init_barriers(m);
@@ -128,7 +133,7 @@ __device__ __forceinline__ void forward(const tess_sm90_maps *maps, const tess_s
      * threads. */
     if (threadIdx.x < 128) {
         registers_decrease<Shape::CONSUMERS == 2 ? 56 : 32>();
-        produce(m, maps, a, warp, first);
+        produce(m, maps, a, warp, jobs, first);
     } else {
         registers_increase<Shape::CONSUMERS == 2 ? 224 : 160>();
         consume<T, Shape>(m, a, warp);

@@ -67,16 +67,17 @@ __device__ __forceinline__ void load_q(shared_memory<Shape> *m, const tess_tenso
 }
 
 /* The first producer warp: describes the tiles of the thread block and loads their rows of Q.
- * `words` are those of its first job. */
+ * `words` are those of its first job, of `jobs` in all. */
 template <typename Shape>
 __device__ __forceinline__ void produce_tiles(shared_memory<Shape> *m, const tess_tensor_map *q_map,
-                                              const tess_sm90_args *a, warp_words words) {
+                                              const tess_sm90_args *a, uint32_t jobs,
+                                              warp_words words) {
     const int lane = threadIdx.x % 32;
     uint32_t job = blockIdx.x;
     for (uint32_t tile = 0;; tile++) {
         tile_info *t = &m->tiles[tile % TILES];
         mbarrier_wait(&m->tile_empty[tile % TILES], (tile / TILES & 1) ^ 1);
-        if (job >= a->common.items) {
+        if (job >= jobs) {
             if (lane == 0) {
                 t->stages = -1;
                 mbarrier_arrive(&m->tile_full[tile % TILES]);
@@ -90,21 +91,23 @@ __device__ __forceinline__ void produce_tiles(shared_memory<Shape> *m, const tes
         if (tile == 0) grid_dependency_wait();
         load_q<Shape>(m, q_map, a, j, tile, lane);
         job = next_job<Shape>(m, a, tile, lane);
-        words.read(a, job, lane);
+        words.read(a, job, jobs, lane);
     }
 }
 
-/* The n-th piece of a tile: those of a halved stage, then empty ones, which have no token, then the
- * others. */
+/* The n-th piece of a tile, and its block: those of a halved stage, then empty ones, which have no
+ * token, then the others. */
 __device__ __forceinline__ piece find_piece(const tile_info *t, int32_t n, int block_pieces,
                                             int block_shift, int piece_shift,
-                                            const uint32_t *entries, const uint32_t *bits) {
+                                            const uint32_t *entries, const uint32_t *bits,
+                                            int32_t *block_of) {
     piece x = {NO_TOKEN, ~0u};
     if (n >= t->halved_pieces && (n -= t->empty_pieces) < t->halved_pieces) return x;
     const int32_t nth = block_shift >= 0 ? n >> block_shift : n / block_pieces;
     if (nth >= t->blocks) return x;
     uint32_t entry;
     const uint32_t block = t->block_at(nth, entries, &entry), flags = t->flags;
+    *block_of = block;
     x.token = (int32_t)(block * (uint32_t)t->block) + ((n - nth * block_pieces) << piece_shift);
     if (x.token >= t->kv_len) x.token = NO_TOKEN;
     if ((flags & TESS_CLASS_LOCAL) && (block + t->shift) % t->stride != 0)
@@ -112,6 +115,13 @@ __device__ __forceinline__ piece find_piece(const tile_info *t, int32_t n, int b
     if (flags & TESS_CLASS_BITS) x.kept &= bits[entry];
     return x;
 }
+
+/* A piece and where it lies: its first token in the sequence's batch of K and V, or in the page
+ * that `batch` is then; NO_TOKEN where it is empty. */
+struct placed_piece {
+    piece x;
+    int32_t at, batch;
+};
 
 /* A ring of stages in shared memory, and the tensor that it is filled from. */
 template <int BYTES, int STAGES> struct kv_ring {
@@ -138,7 +148,8 @@ template <typename Shape, bool OF_K, int STAGES> struct kv_loader {
     int lane, piece_shift, piece_tokens, stage_pieces, block_pieces, block_shift;
     /* of the tile */
     const tile_info *t;
-    int32_t kv_start, kv_len, batch, kv_head; /* tensor maps have no more tokens than 2^31 */
+    int32_t start; /* of what placed_piece.at counts; tensor maps have no more tokens than 2^31 */
+    int32_t kv_len, kv_head;
     bool ends_map;
 
     __device__ __forceinline__ kv_loader(shared_memory<Shape> *memory, const ring &stages,
@@ -152,50 +163,86 @@ template <typename Shape, bool OF_K, int STAGES> struct kv_loader {
         block_shift = block_pieces & (block_pieces - 1) ? -1 : 31 - __clz(block_pieces);
     }
 
-    /* 32 pieces from the n-th of the tile on, one in each lane. */
-    __device__ __forceinline__ piece find_pieces(int32_t n) const {
-        const uint32_t *tables = (const uint32_t *)a->tables;
-        return find_piece(t, n + lane, block_pieces, block_shift, piece_shift,
-                          tables + a->common.entries_at, tables + a->common.bits_at);
+    __device__ __forceinline__ bool paged() const { return a->common.flags & TESS_ARGS_PAGED; }
+    /* K and V lie in pages or by slot. */
+    __device__ __forceinline__ bool placed() const {
+        return a->common.flags & (TESS_ARGS_PAGED | TESS_ARGS_COMPACT);
     }
 
-    /* The map that loads a whole stage at once, or TESS_SM90_PIECES. Lanes below stage_pieces,
-     * which `own` a piece, give its token. */
-    __device__ __forceinline__ int choose_map(bool own, int32_t token, uint32_t plain) const {
-        const int32_t token_of_first = __shfl_sync(~0u, token, 0);
-        const bool inside = __all_sync(~0u, !own || token <= kv_len - piece_tokens);
+    /* 32 pieces from the n-th of the tile on, one in each lane. */
+    __device__ __forceinline__ placed_piece find_pieces(int32_t n) const {
+        const uint32_t *tables = (const uint32_t *)a->tables;
+        placed_piece p;
+        int32_t block = 0;
+        p.x = find_piece(t, n + lane, block_pieces, block_shift, piece_shift,
+                         tables + a->common.entries_at, tables + a->common.bits_at, &block);
+        p.at = p.x.token;
+        p.batch = t->kv_batch;
+        if (placed()) find_place(&p, block);
+        return p;
+    }
+
+    /* Finds the place of a piece of that block in pages or by slot. Pieces of absent pages become
+     * empty. */
+    __device__ __forceinline__ void find_place(placed_piece *p, int32_t block) const {
+        const uint32_t *slots = t->slots;
+        if (p->x.token == NO_TOKEN) return;
+        if (slots) {
+            const uint32_t slot = slots[(uint64_t)block * TESS_SLOT_WORDS + TESS_WORD_SLOT_SLOT];
+            p->at += ((int32_t)slot - block) * (int32_t)a->common.block;
+        } else {
+            p->at += (int32_t)t->kv_start;
+        }
+        if (!paged()) return;
+        const int32_t page_shift = 31 - __clz((int32_t)a->common.page);
+        p->batch = t->block_table[p->at >> page_shift];
+        p->at &= (1 << page_shift) - 1;
+        if ((uint32_t)p->batch >= a->common.pages) p->x.token = p->at = NO_TOKEN;
+    }
+
+    /* The map that loads a whole stage at once, or TESS_SM90_PIECES. Lanes below stage_pieces
+     * `own` a piece. */
+    __device__ __forceinline__ int choose_map(bool own, const placed_piece &p,
+                                              uint32_t plain) const {
+        const int32_t first = __shfl_sync(~0u, p.at, 0),
+                      batch_of_first = __shfl_sync(~0u, p.batch, 0);
+        const bool inside = __all_sync(
+            ~0u, !own || (p.x.token <= kv_len - piece_tokens && p.batch == batch_of_first));
         int chosen = TESS_SM90_PIECES;
         for (int map = TESS_SM90_RUN; map < TESS_SM90_MAPS; map++) {
-            const bool as_map =
-                !own || (uint32_t)token == (uint32_t)token_of_first + lane * a->step[map];
+            const bool as_map = !own || (uint32_t)p.at == (uint32_t)first + lane * a->step[map];
             if (__all_sync(~0u, as_map && a->step[map] != 0 && inside && plain == 0)) chosen = map;
         }
         return chosen;
     }
 
-    __device__ __forceinline__ void load_whole(int stage, int map, int32_t token) const {
+    __device__ __forceinline__ void load_whole(int stage, int map, int32_t at,
+                                               int32_t batch) const {
         if (lane == 0) {
             mbarrier_arrive_expect_tx(&to.full[stage], KEYS * 128 * CHUNKS);
             for (int chunk = 0; chunk < CHUNKS; chunk++)
                 tma_load(to.stages[stage] + chunk * KEYS * 128, to.maps + map, &to.full[stage],
-                         chunk * 64, kv_start + token, kv_head, batch);
+                         chunk * 64, start + at, kv_head, batch);
         }
         __syncwarp();
     }
 
     /* Loads a stage piece by piece. Those in `plain` are copied by plain loads. */
-    __device__ __forceinline__ void load_pieces(int stage, bool own, int32_t token,
+    __device__ __forceinline__ void load_pieces(int stage, bool own, const placed_piece &own_piece,
                                                 uint32_t plain) const {
         uint8_t *at = to.stages[stage];
         if (plain) {
             const uint16_t *from =
-                to.from + batch * to.batch + t->kv_start * to.token + kv_head * to.head;
+                to.from + (placed() ? 0 : t->kv_start) * to.token + kv_head * to.head;
             for (int p = 0; p < stage_pieces; p++) {
                 if (!(plain >> p & 1)) continue;
-                const int32_t x = __shfl_sync(~0u, token, p);
-                copy_rows<CHUNKS>(at, KEYS * 128, p * piece_tokens, from + x * to.token, to.token,
-                                  piece_tokens, x == NO_TOKEN ? 0 : kv_len - x, a->common.head_dim,
-                                  a->wide & 2);
+                const int32_t token = __shfl_sync(~0u, own_piece.x.token, p),
+                              first = __shfl_sync(~0u, own_piece.at, p),
+                              batch = __shfl_sync(~0u, own_piece.batch, p);
+                copy_rows<CHUNKS>(at, KEYS * 128, p * piece_tokens,
+                                  from + batch * to.batch + first * to.token, to.token,
+                                  piece_tokens, token == NO_TOKEN ? 0 : kv_len - token,
+                                  a->common.head_dim, a->wide & 2);
             }
             fence_async_proxy();
             __syncwarp();
@@ -209,36 +256,46 @@ template <typename Shape, bool OF_K, int STAGES> struct kv_loader {
             for (int chunk = 0; chunk < CHUNKS; chunk++)
                 tma_load(at + chunk * KEYS * 128 + lane * piece_tokens * 128,
                          to.maps + TESS_SM90_PIECES, &to.full[stage], chunk * 64,
-                         token == NO_TOKEN ? NO_TOKEN : kv_start + token, kv_head, batch);
+                         own_piece.at == NO_TOKEN ? NO_TOKEN : start + own_piece.at, kv_head,
+                         own_piece.batch);
         }
     }
 
     /* Loads stage n of all tiles, whose pieces are in the lanes from `first` on, modulo 32. */
-    __device__ __forceinline__ void load_stage(uint32_t n, int32_t first, const piece &found,
+    __device__ __forceinline__ void load_stage(uint32_t n, int32_t first, const placed_piece &found,
                                                bool masked) const {
         const int stage = n % STAGES;
-        const int32_t token = __shfl_sync(~0u, found.token, first + lane); /* modulo 32 */
-        const bool own = lane < stage_pieces,
-                   cut = own && token != NO_TOKEN && token + piece_tokens > kv_len && !ends_map;
+        placed_piece p; /* each of these comes from a lane modulo 32 */
+        p.x.token = __shfl_sync(~0u, found.x.token, first + lane);
+        p.at = __shfl_sync(~0u, found.at, first + lane);
+        p.batch = __shfl_sync(~0u, found.batch, first + lane);
+        const bool own = lane < stage_pieces, empty = p.x.token == NO_TOKEN,
+                   cut = own && !empty && p.x.token + piece_tokens > kv_len && !ends_map;
         /* pieces that plain loads have to copy, since a box would reach past the sequence's end */
         const uint32_t plain = __ballot_sync(~0u, own && (!(a->tma & 2) || cut));
-        const int map = choose_map(own, token, plain);
+        const int map = choose_map(own, p, plain);
         /* The consumers gave this place back with an earlier stage. */
+        if (OF_K && paged()) {
+            const uint32_t absent = __ballot_sync(~0u, own && empty);
+            if (lane == 0) m->holes[n % Shape::PIECE_STAGES] = absent;
+            masked |= absent != 0;
+        }
         if (OF_K && masked) {
-            const uint32_t kept = __shfl_sync(~0u, found.kept, first + lane);
-            if (own) m->pieces[n % Shape::PIECE_STAGES][lane] = {token, kept};
+            p.x.kept = __shfl_sync(~0u, found.x.kept, first + lane);
+            if (own) m->pieces[n % Shape::PIECE_STAGES][lane] = p.x;
             __syncwarp();
         }
         /* What follows the wait is short: with two stages, keys arrive little before their turn. */
         mbarrier_wait(&to.empty[stage], (n / STAGES & 1) ^ 1);
         if (map)
-            load_whole(stage, map, token);
+            load_whole(stage, map, p.at, p.batch);
         else
-            load_pieces(stage, own, token, plain);
+            load_pieces(stage, own, p, plain);
     }
 
     __device__ __forceinline__ void run() {
-        uint32_t n = 0; /* stages of all tiles */
+        uint32_t n = 0;                      /* stages of all tiles */
+        if (paged()) grid_dependency_wait(); /* a kernel may have written the block table */
         for (uint32_t tile = 0;; tile++) {
             t = &m->tiles[tile % TILES];
             mbarrier_wait(&m->tile_full[tile % TILES], tile / TILES & 1);
@@ -247,12 +304,11 @@ template <typename Shape, bool OF_K, int STAGES> struct kv_loader {
             if (stages < 0) return;
             const int32_t masked_stages = __shfl_sync(~0u, t->masked_stages, 0);
             kv_len = t->kv_len;
-            batch = t->batch;
             kv_head = t->kv_head;
-            kv_start = (int32_t)t->kv_start;
-            ends_map = (uint32_t)(kv_start + kv_len) == a->kv_tokens;
+            start = placed() ? 0 : (int32_t)t->kv_start;
+            ends_map = !placed() && (uint32_t)(start + kv_len) == a->kv_tokens;
             const int32_t claim_stage = max(stages - CLAIM_STAGES, 0);
-            piece found; /* of 32 pieces, one in each lane */
+            placed_piece found; /* of 32 pieces, one in each lane */
             for (int32_t i = 0; i < stages; i++, n++) {
                 const int32_t first = i * stage_pieces;
                 if (OF_K && i == claim_stage && lane == 0) mbarrier_arrive(&m->claim);

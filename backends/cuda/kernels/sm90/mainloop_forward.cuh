@@ -43,7 +43,8 @@ template <typename T, typename Shape> struct mainloop_forward {
     float s[KEYS / 2], o[D / 2]; /* S, and then P; O */
     uint32_t p[KEYS / 16][4];    /* P as the operand A of the second product */
     bool keys_ready;             /* the next stage of K was seen to be full ahead of its use */
-    /* of the tile: masked stages, which come first; its first stage is halved; it has a window */
+    /* of the tile: the last masked stage's number and 1; its first stage is halved; it has a
+     * window */
     int32_t masked_stages;
     bool halved, window;
 
@@ -131,11 +132,20 @@ template <typename T, typename Shape> struct mainloop_forward {
         return __shfl_sync(~0u, t->stages, 0); /* a shuffle tells the compiler that all are equal */
     }
 
+    /* Has the i-th stage of a tile, number `stage` of all, masked if some of its keys, which have
+     * arrived, lie in absent pages. Earlier stages are done. */
+    __device__ __forceinline__ void mask_hole(int32_t i, uint32_t stage) {
+        if ((a->common.flags & TESS_ARGS_PAGED) &&
+            __shfl_sync(~0u, m->holes[stage % Shape::PIECE_STAGES], 0))
+            masked_stages = max(masked_stages, i + 1);
+    }
+
     /* Waits for the rows of a tile and its first keys, and finds the mask of these. */
     __device__ __forceinline__ void wait_first_keys(uint32_t tile, uint32_t stage) {
         const tile_info *t = &m->tiles[tile % TILES];
         mbarrier_wait(&m->q_full[tile % Q_STAGES], tile / Q_STAGES & 1);
         wait_keys(stage);
+        mask_hole(0, stage);
         if (halved)
             find_mask<64>(t, stage, first_key());
         else if (masked_stages > 0)
@@ -250,6 +260,7 @@ template <typename T, typename Shape> struct mainloop_forward {
         wait_keys(stage + 1);
         wait_turn();
         issue_qk(q, k);
+        mask_hole(i, stage + 1);
         /* The search for masks lasts about as long as a product: two warpgroups wait less for each
          * other if it is made before the second product, and three if that is not kept waiting. */
         if (Shape::CONSUMERS == 2 && i < masked_stages) find_mask<KEYS>(t, stage + 1, 0);

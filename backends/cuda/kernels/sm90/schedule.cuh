@@ -13,10 +13,12 @@ namespace tess {
 struct warp_words {
     uint32_t job_word, sequence_word, class_word;
 
-    __device__ __forceinline__ void read(const tess_sm90_args *a, uint32_t index, uint32_t lane) {
+    /* `jobs`: how many the launch has. */
+    __device__ __forceinline__ void read(const tess_sm90_args *a, uint32_t index, uint32_t jobs,
+                                         uint32_t lane) {
         const uint32_t *tables = (const uint32_t *)a->tables;
         const tess_args *c = &a->common;
-        job_word = index < c->items && lane < TESS_JOB_WORDS
+        job_word = index < jobs && lane < TESS_JOB_WORDS
                        ? tables[c->items_at + (uint64_t)index * TESS_JOB_WORDS + lane]
                        : 0;
         const uint32_t which_sequence = job(TESS_WORD_JOB_SEQUENCE),
@@ -106,6 +108,21 @@ __device__ __forceinline__ tile_blocks find_blocks(job_words j, const uint32_t *
     return x;
 }
 
+/* Where K and V of a tile lie, if they are in pages or by slot. */
+__device__ __forceinline__ void describe_places(tile_info *t, const job_words &j,
+                                                const tess_sm90_args *a) {
+    const tess_args *c = &a->common;
+    if (c->flags & TESS_ARGS_PAGED)
+        t->block_table =
+            (const int32_t *)a->block_table + (int64_t)j.kv_batch * c->block_table_batch;
+    if (!(c->flags & TESS_ARGS_COMPACT)) return;
+    const uint32_t *tables = (const uint32_t *)a->tables,
+                   *words = tables + c->kv_heads_at + (uint32_t)t->kv_head * TESS_KV_HEAD_WORDS;
+    t->kv_head = words[TESS_WORD_KV_HEAD_POOL_HEAD];
+    t->slots =
+        tables + c->slots_at + (uint64_t)words[TESS_WORD_KV_HEAD_SLOTS_OFFSET] * TESS_SLOT_WORDS;
+}
+
 /* Describes the tile of a job. Only the lane that `writes` stores it. */
 template <typename Shape>
 __device__ __forceinline__ void describe_tile(tile_info *t, const job_words &j,
@@ -139,6 +156,7 @@ __device__ __forceinline__ void describe_tile(tile_info *t, const job_words &j,
     t->kv_len = j.kv_len;
     t->first_block = first_block;
     t->batch = j.batch;
+    t->kv_batch = j.kv_batch;
     t->flags = j.flags;
     t->left = j.left;
     t->right = j.right;
@@ -148,6 +166,8 @@ __device__ __forceinline__ void describe_tile(tile_info *t, const job_words &j,
     t->block_inverse = c->block < MOST_ROWS ? (0xfffffu + c->block) / c->block : 0;
     t->block_edge = c->block < MOST_ROWS ? MOST_ROWS : block - t->in_block;
     t->kv_head = j.head / c->group;
+    t->slots = 0;
+    t->block_table = 0;
     t->halved_pieces = keys.half > 0 ? stage_pieces : 0;
     t->empty_pieces = empty;
     /* more than there are blocks, and its sum with one is no overflow */
@@ -161,6 +181,7 @@ __device__ __forceinline__ void describe_tile(tile_info *t, const job_words &j,
     t->upper_start = j.walk.interval_start + j.walk.interval_blocks - keys.half;
     t->lower_start = j.walk.interval_start;
     t->order = keys.order;
+    describe_places(t, j, a);
 }
 
 /* The job after the one of `tile`, the latest of this thread block. Jobs are claimed late: a block

@@ -20,7 +20,7 @@ enum {
 
 /* Tokens of a stage that follow each other in memory, up to 64. */
 struct piece {
-    int32_t token; /* the first one, or NO_TOKEN */
+    int32_t token; /* the first one's position, or NO_TOKEN */
     /* bit n: rows of the tile's n-th query block keep keys of it, as far as token bounds allow */
     uint32_t kept;
 };
@@ -39,17 +39,19 @@ struct tile_info {
     int32_t partial;
     int32_t position; /* of the tile's first row */
     int32_t kv_len, first_block;
-    int32_t batch;
+    int32_t batch, kv_batch;
     uint32_t flags;
     int32_t left, right, sinks;
     int32_t block, in_block; /* tokens of a block; the first row's place in its block */
     /* 2^20 / block, rounded up; 0 for blocks that are larger than a tile */
     uint32_t block_inverse;
     int32_t block_edge; /* with these, the first row of a second block, if there is one */
-    int32_t kv_head;
+    int32_t kv_head;    /* in the tensors of K and V */
     int32_t halved_pieces, empty_pieces; /* the latter follow the former and make stages full */
     uint32_t local, stride, shift;
     int64_t q_start, kv_start;
+    const uint32_t *slots;      /* of the kv head's blocks; NULL: K and V lie by position */
+    const int32_t *block_table; /* the sequence's page ids; NULL: no pages */
     /* Key blocks: of a halved stage `half` blocks of the upper rows, and as many of the lower ones;
      * then the others. */
     int32_t blocks, half;
@@ -92,6 +94,8 @@ template <typename Shape> struct alignas(1024) shared_memory {
     uint64_t tile_full[TILES], tile_empty[TILES], claim;
     tile_info tiles[TILES];
     piece pieces[Shape::PIECE_STAGES][MOST_PIECES];
+    /* where there are pages: the stage has absent pieces, and `pieces` tells which */
+    uint32_t holes[Shape::PIECE_STAGES];
 };
 
 } // namespace tess

@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The products of backward. One side of a pair stands still, in lanes (panels of rows for dQ, of
+ * keys for dK and dV), and the other side comes by as items, in chunks:
+ *     S[item][lane] = Y[item][word] * X[word][lane]
+ *     A[d][lane]   += W[d][item] * P[item][lane]
+ * X and A lie as Q and O do in forward, Y as packed K, W as packed V.
+ */
+
+/* What stands for a row that is not there. */
+static const char zero_row[256 * sizeof(float)];
+
+/* Rows as the left operand of the first product. Items up to a whole group are there. */
+static void pack_rows(const job_memory *m, uint32_t dtype, int32_t head_dim,
+                      const char *const *rows, int32_t items, float *packed) {
+    for (int32_t i = 0; i < round_up(items, GROUP); i++) {
+        float *out = packed + (size_t)i * m->k_pitch;
+        load_words(dtype, rows[i], head_dim, out);
+        if (m->words > WORD_OF(head_dim))
+            memset(out + WORD_OF(head_dim), 0,
+                   (size_t)(m->words - WORD_OF(head_dim)) * sizeof(float));
+    }
+}
+
+#if TILES
+static void pack_columns(const job_memory *m, int32_t head_dim, const char *const *rows,
+                         const float *packed_rows, int32_t items, float *packed) {
+    (void)packed_rows;
+    pack_value_rows(m, head_dim, rows, round_up(items, GROUP), packed);
+}
+
+/* 32 items against the panel. */
+INLINE void score_tiles(const job_memory *m, const float *y, const float *x, float *s) {
+    TILE_STATE;
+    const size_t pitch = (size_t)m->k_pitch * sizeof(float);
+    TILE_ZERO(0);
+    TILE_ZERO(1);
+    TILE_ZERO(2);
+    TILE_ZERO(3);
+    for (int32_t w = 0; w < m->words; w += 16) {
+        TILE_LOAD(6, x + (size_t)w * PANEL, ROW_BYTES);
+        TILE_LOAD(7, x + (size_t)w * PANEL + 16, ROW_BYTES);
+        TILE_LOAD_ONCE(4, y + w, pitch);
+        TILE_LOAD_ONCE(5, y + (size_t)16 * m->k_pitch + w, pitch);
+        TILE_DOT(0, 4, 6);
+        TILE_DOT(1, 4, 7);
+        TILE_DOT(2, 5, 6);
+        TILE_DOT(3, 5, 7);
+    }
+    TILE_STORE(0, s, ROW_BYTES);
+    TILE_STORE(1, s + 16, ROW_BYTES);
+    TILE_STORE(2, s + 16 * PANEL, ROW_BYTES);
+    TILE_STORE(3, s + 16 * PANEL + 16, ROW_BYTES);
+}
+
+/* 32 elements of the panel's sums over the items [from, to). */
+INLINE void sum_tiles(const float *w, const float *p, int32_t from, int32_t to, float *sums) {
+    TILE_STATE;
+    const float *next = w + CHUNK / 32 * TILE_WORDS;
+    TILE_LOAD(0, sums, ROW_BYTES);
+    TILE_LOAD(1, sums + 16, ROW_BYTES);
+    TILE_LOAD(2, sums + 16 * PANEL, ROW_BYTES);
+    TILE_LOAD(3, sums + 16 * PANEL + 16, ROW_BYTES);
+    for (int32_t i = from; i < to; i += 32) {
+        TILE_LOAD(6, p + (size_t)(i / 2) * PANEL, ROW_BYTES);
+        TILE_LOAD(7, p + (size_t)(i / 2) * PANEL + 16, ROW_BYTES);
+        TILE_LOAD_ONCE(4, w + (size_t)(i / 32) * TILE_WORDS, 64);
+        TILE_LOAD_ONCE(5, next + (size_t)(i / 32) * TILE_WORDS, 64);
+        TILE_DOT(0, 4, 6);
+        TILE_DOT(1, 4, 7);
+        TILE_DOT(2, 5, 6);
+        TILE_DOT(3, 5, 7);
+    }
+    TILE_STORE(0, sums, ROW_BYTES);
+    TILE_STORE(1, sums + 16, ROW_BYTES);
+    TILE_STORE(2, sums + 16 * PANEL, ROW_BYTES);
+    TILE_STORE(3, sums + 16 * PANEL + 16, ROW_BYTES);
+}
+
+static void score_items(const job_memory *m, const float *y, const float *x, int32_t from,
+                        int32_t to, float *s) {
+    for (int32_t i = from; i < to; i += GROUP)
+        score_tiles(m, y + (size_t)i * m->k_pitch, x, s + (size_t)i * PANEL);
+}
+
+static void sum_items(const float *w, const float *p, int32_t from, int32_t to, int32_t head_dim,
+                      float *sums) {
+    for (int32_t d = 0; d < head_dim; d += 32)
+        sum_tiles(w + (size_t)(d / 16 * (CHUNK / 32)) * TILE_WORDS, p, from, to,
+                  sums + (size_t)d * PANEL);
+}
+#else
+/* Rows as blocks of DB elements, [d / DB][item][DB], so that a product reads them in order; with
+ * pairs, words hold the elements of two rows. */
+static void pack_columns(const job_memory *m, int32_t head_dim, const char *const *rows,
+                         const float *packed_rows, int32_t items, float *packed) {
+#if PAIRS
+    (void)m;
+    (void)packed_rows;
+    for (int32_t i = 0; i < items; i += 2) {
+        float *out = packed + (size_t)(i / 2) * DB;
+        for (int32_t d = 0; d < head_dim; d += DB) {
+            uint16_t even[DB], odd[DB];
+            uint32_t both[DB];
+            memcpy(even, rows[i] + 2 * d, sizeof even);
+            memcpy(odd, rows[i + 1] + 2 * d, sizeof odd);
+            for (int32_t j = 0; j < DB; j++) both[j] = (uint32_t)odd[j] << 16 | even[j];
+            memcpy(out + (size_t)d * (CHUNK / 2), both, sizeof both);
+        }
+    }
+#else
+    (void)rows;
+    for (int32_t i = 0; i < items; i++) {
+        const float *row = packed_rows + (size_t)i * m->k_pitch;
+        float *out = packed + (size_t)i * DB;
+        for (int32_t d = 0; d < head_dim; d += DB)
+            memcpy(out + (size_t)d * CHUNK, row + d, DB * sizeof(float));
+    }
+#endif
+}
+
+static void score_items(const job_memory *m, const float *y, const float *x, int32_t from,
+                        int32_t to, float *s) {
+    vf most[NV];
+    for (int v = 0; v < NV; v++) most[v] = vset(0.0f);
+    for (int32_t i = from; i < to; i += KB)
+        score_block(y + (size_t)i * m->k_pitch, (size_t)m->k_pitch, x, m->words,
+                    s + (size_t)i * PANEL, most, NV);
+}
+
+static void sum_items(const float *w, const float *p, int32_t from, int32_t to, int32_t head_dim,
+                      float *sums) {
+    const int32_t first = WORD_OF(from), words = WORD_OF(to) - first;
+    for (int32_t d = 0; d < head_dim; d += DB)
+        value_block(w + (size_t)d * WORD_OF(CHUNK) + (size_t)first * DB, p + (size_t)first * PANEL,
+                    words, sums + (size_t)d * PANEL, NV);
+}
+#endif

@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "backward.h"
+
+static const char *const in_create = "tess_plan_create";
+
+enum {
+    MOST_TILE = 4096,
+    SECTION_COLUMNS = 4 /* for each job that the device runs at a time */
+};
+
+/* ------------------------------------------------------------------ checks */
+
+static tess_status check_forward(const tess_plan_desc *d) {
+    if (d->flags & TESS_PLAN_GRADIENTS)
+        return tess_invalid("%s: flags: bits 0x%x are of backward plans", in_create,
+                            (unsigned)(d->flags & TESS_PLAN_GRADIENTS));
+    if (d->determinism != 0)
+        return tess_invalid("%s: determinism: must be 0 for a forward plan, got %u", in_create,
+                            (unsigned)d->determinism);
+    return TESS_OK;
+}
+
+/* What belongs to a KV cache. */
+static tess_status check_cache(const tess_plan_desc *d) {
+    static const struct {
+        uint32_t flag;
+        const char *name;
+    } flags[] = {{TESS_PLAN_DEVICE_LENGTHS, "TESS_PLAN_DEVICE_LENGTHS"},
+                 {TESS_PLAN_COMPACT, "TESS_PLAN_COMPACT"},
+                 {TESS_PLAN_APPEND, "TESS_PLAN_APPEND"}};
+    for (size_t n = 0; n < sizeof flags / sizeof *flags; n++)
+        if (d->flags & flags[n].flag)
+            return tess_unsupported("%s: flags: %s: not of a backward plan", in_create,
+                                    flags[n].name);
+    if (d->page != 0)
+        return tess_unsupported("%s: page: must be 0 for a backward plan, got %d", in_create,
+                                (int)d->page);
+    if (d->kv_dtype != 0 && d->kv_dtype != d->dtype)
+        return tess_unsupported("%s: kv_dtype: must be dtype for a backward plan, got %u",
+                                in_create, (unsigned)d->kv_dtype);
+    return TESS_OK;
+}
+
+/* Only float32 gradients are added to: two roundings to 16 bits would lose what ring steps and
+ * micro-batches sum up. */
+static tess_status check_adding(const tess_plan_desc *d, uint32_t add, uint32_t wide,
+                                const char *names) {
+    if (!(d->flags & add) || (d->flags & wide) || d->dtype == TESS_F32) return TESS_OK;
+    return tess_invalid("%s: flags: TESS_PLAN_%s_ADD: needs float32, that is TESS_PLAN_%s_F32",
+                        in_create, names, names);
+}
+
+tess_status tess_backward_check(const tess_plan_desc *d) {
+    if (d->op != TESS_OP_BACKWARD) return check_forward(d);
+    if (d->determinism > 1)
+        return tess_invalid("%s: determinism: must be 0 or 1, got %u", in_create,
+                            (unsigned)d->determinism);
+    if (d->determinism != 0 && (d->flags & TESS_PLAN_BATCH_INVARIANT))
+        return tess_invalid("%s: determinism: must be 0 with TESS_PLAN_BATCH_INVARIANT, got %u",
+                            in_create, (unsigned)d->determinism);
+    if (d->kv_split > 1)
+        return tess_invalid("%s: kv_split: must be 0 or 1 for a backward plan, got %d", in_create,
+                            (int)d->kv_split);
+    TESS_RETURN_IF_ERROR(check_adding(d, TESS_PLAN_DQ_ADD, TESS_PLAN_DQ_F32, "DQ"));
+    TESS_RETURN_IF_ERROR(check_adding(d, TESS_PLAN_DKV_ADD, TESS_PLAN_DKV_F32, "DKV"));
+    return check_cache(d);
+}
+
+tess_status tess_backward_check_kernel(const char *backend, const char *name,
+                                       const tess_kernel *kernel) {
+    const uint32_t two = TESS_STAGE_DELTA | TESS_STAGE_ROWS | TESS_STAGE_COLUMNS,
+                   one = TESS_STAGE_DELTA | TESS_STAGE_COLUMNS | TESS_STAGE_FINISH;
+    const struct {
+        const char *field;
+        uint32_t value;
+    } sizes[] = {{"tile_keys", kernel->tile_keys},
+                 {"step_rows", kernel->step_rows},
+                 {"strip_rows", kernel->strip_rows}};
+    if (kernel->stages != two && kernel->stages != one)
+        return tess_fail(TESS_ERROR_NATIVE,
+                         "%s: %s: kernel %s has stages 0x%x, those of neither one nor two passes",
+                         in_create, backend, name, (unsigned)kernel->stages);
+    for (size_t n = 0; n < sizeof sizes / sizeof *sizes; n++)
+        if (sizes[n].value < 1 || sizes[n].value > MOST_TILE)
+            return tess_fail(TESS_ERROR_NATIVE, "%s: %s: kernel %s has a %s of %u, not 1 to %d",
+                             in_create, backend, name, sizes[n].field, (unsigned)sizes[n].value,
+                             (int)MOST_TILE);
+    return TESS_OK;
+}
+
+/* ------------------------------------------------------------------ tables */
+
+static uint64_t strips_of(const tess_sequence *sequence, uint32_t strip_rows) {
+    return ((uint64_t)sequence->q_len + strip_rows - 1) / strip_rows;
+}
+
+/* Rows of query heads whose Q and dO, and accumulators of dQ, fit half of the device's cache; 0
+ * where there are so few columns that longest first balances better. */
+static uint64_t section_rows(const tess_plan *plan, const tess_columns *columns) {
+    const tess_caps *caps = &plan->device->caps;
+    const bool one_pass = plan->shares[0].kernel.stages & TESS_STAGE_FINISH;
+    const uint64_t elements = (uint64_t)plan->head_dim,
+                   bytes = elements *
+                           (2 * tess_dtype_size(plan->dtype) + (one_pass ? sizeof(float) : 0)),
+                   rows = caps->cache_bytes / 2 / bytes;
+    if (columns->n_columns < SECTION_COLUMNS * (uint64_t)caps->parallel_jobs) return 0;
+    return rows == 0 && caps->cache_bytes != 0 ? 1 : rows;
+}
+
+tess_status tess_backward_count(tess_plan *plan, const tess_jobs *jobs, tess_columns *columns) {
+    const tess_kernel *kernel = &plan->shares[0].kernel;
+    tess_memory_plan *memory = &plan->memory;
+    uint64_t strips = 0;
+    TESS_RETURN_IF_ERROR(tess_columns_create(columns, jobs, kernel->tile_keys, kernel->step_rows));
+    TESS_RETURN_IF_ERROR(tess_columns_count(columns));
+    columns->section_rows = section_rows(plan, columns);
+    for (uint32_t n = 0; n < plan->n_sequences; n++)
+        strips += strips_of(&plan->sequences[n], kernel->strip_rows);
+    if (strips > UINT32_MAX)
+        return tess_unsupported("%s: batch: its rows make 2^32 strips or more", in_create);
+    memory->n_columns = columns->n_columns;
+    memory->n_segments = columns->n_segments;
+    memory->n_strips = strips;
+    memory->n_first_strips = plan->n_sequences;
+    memory->n_strip_heads = (uint64_t)plan->layout->n_heads;
+    memory->strip_bytes = kernel->strip_bytes;
+    return TESS_OK;
+}
+
+void tess_backward_place(tess_plan *plan, tess_columns *columns) {
+    const uint32_t strip_rows = plan->shares[0].kernel.strip_rows;
+    tess_strip *strips = (tess_strip *)plan->tables.strips;
+    uint32_t *first = (uint32_t *)plan->tables.first_strips, at = 0;
+    for (uint32_t s = 0; s < plan->n_sequences; s++) {
+        first[s] = at;
+        for (uint64_t n = 0; n < strips_of(&plan->sequences[s], strip_rows); n++)
+            strips[at++] = (tess_strip){s, (uint32_t)n * strip_rows};
+    }
+    tess_columns_entries(columns, (uint32_t *)plan->tables.entries, (uint32_t *)plan->tables.bits);
+    tess_columns_place(columns, (tess_column *)plan->tables.columns,
+                       (tess_segment *)plan->tables.segments);
+}
+
+/* ------------------------------------------------------------------ costs */
+
+uint64_t tess_backward_steps(const tess_plan *plan, uint64_t n) {
+    const tess_share *share = &plan->shares[0];
+    uint32_t stage = 0;
+    for (; n >= tess_plan_stage(plan, stage); stage++) n -= tess_plan_stage(plan, stage);
+    switch (1u << stage) {
+    /* three products for each pair, where forward has two, and four in columns */
+    case TESS_STAGE_ROWS: return 2 * tess_job_blocks(&plan->tables.jobs[n]);
+    case TESS_STAGE_COLUMNS:
+        return 2 * tess_column_steps(&plan->tables, &plan->tables.columns[n],
+                                     plan->layout->pattern.block, share->tile_rows);
+    default: /* bound by memory, a little for each head */
+        return 1 + (uint64_t)plan->layout->n_heads * share->kernel.strip_rows / 1024;
+    }
+}

@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Columns: the keys of all sequences and kv heads, cut into tiles of keys that go together, and the
+ * rows that read them as segments. They are counted first and placed then. */
+#ifndef TESSERA_CORE_COLUMNS_H
+#define TESSERA_CORE_COLUMNS_H
+
+#include "jobs.h"
+
+_Static_assert(sizeof(tess_column) == 4 * TESS_COLUMN_WORDS, "a column is eight words");
+_Static_assert(sizeof(tess_segment) == 4 * TESS_SEGMENT_WORDS, "a segment is six words");
+_Static_assert(sizeof(tess_strip) == 4 * TESS_STRIP_WORDS, "a strip is two words");
+
+typedef struct tess_columns {
+    tess_runtime *runtime;
+    const tess_jobs *jobs; /* of the same sequences; has the layout and the runs of heads */
+    uint32_t tile_keys, step_rows;
+    int64_t tile_blocks; /* most key blocks of a column; 0: a block is cut into columns */
+    /* [n_kv_heads + 1] of the runs of heads, and room for the residues of one kv head */
+    uint32_t *run_start;
+    int64_t *residues;
+    tess_order order; /* by rows of query heads */
+    uint64_t most;    /* no bucket is for more */
+
+    /* BLOCKS: of each class and tile of tile_blocks key blocks, the query blocks that read some of
+     * them, and a word of bits for each. */
+    uint32_t *list_start; /* [n_classes * n_tiles + 1] */
+    uint32_t *entries, *bits;
+    int64_t n_tiles;
+    uint64_t n_entries;
+    uint64_t entries_at; /* where they begin among the entries of the plan */
+
+    /* What tess_columns_count found. */
+    uint64_t n_columns, n_segments;
+
+    /* [0: one section] Set between count and place. Columns come in sections of about equal size,
+     * longest first in each, that take kv heads with about this many rows of query heads. */
+    uint64_t section_rows;
+} tess_columns;
+
+/* Prepares the count. `jobs` are counted already, and must outlive the columns. */
+tess_status tess_columns_create(tess_columns *columns, const tess_jobs *jobs, uint32_t tile_keys,
+                                uint32_t step_rows);
+void tess_columns_release(tess_columns *columns);
+
+tess_status tess_columns_count(tess_columns *columns);
+
+/* Writes what the last count counted, and the entries that segments name. */
+void tess_columns_place(tess_columns *columns, tess_column *out, tess_segment *segments);
+void tess_columns_entries(const tess_columns *columns, uint32_t *entries, uint32_t *bits);
+
+/* (row, key block) steps of a column, of tiles of `tile_rows` rows. */
+uint64_t tess_column_steps(const tess_tables *tables, const tess_column *column, int64_t block,
+                           uint32_t tile_rows);
+
+#endif

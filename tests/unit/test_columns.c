@@ -1,0 +1,410 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Columns against the formulas of tessera.h: thousands of random layouts, batches and tiles. Every
+ * key of every sequence is in exactly one column of its kv head, and what a kernel would see of the
+ * segments, pair by pair, is what the pattern keeps, each pair in exactly one segment.
+ */
+#include "fixtures/planner.h"
+
+#include <tessera/tessera_column_walk.h>
+
+#include "columns.h"
+
+/* ------------------------------------------------------------------ one case */
+
+typedef struct instance {
+    spec x;
+    tess_layout *layout;
+    tess_sequence sequences[5];
+    uint32_t first_block[5]; /* all 0: not handed over */
+    uint32_t n_sequences, tile_keys, step_rows;
+    uint64_t section_rows;
+    tess_jobs jobs;
+    tess_columns columns;
+    tess_class *classes;
+    tess_column *out;
+    tess_segment *segments;
+    uint32_t *entries, *bits;
+} instance;
+
+#define FAIL(c, ...)                                                                         \
+    do {                                                                                     \
+        print_message("%s; tile_keys=%u step_rows=%u\n", spec_text(&(c)->x), (c)->tile_keys, \
+                      (c)->step_rows);                                                       \
+        fail_msg(__VA_ARGS__);                                                               \
+    } while (0)
+
+static void instance_lengths(instance *c, uint64_t *seed) {
+    const int64_t block = block_size(&c->x);
+    c->n_sequences = (uint32_t)test_between(seed, 0, 4);
+    for (uint32_t s = 0; s < c->n_sequences; s++) {
+        tess_sequence *q = &c->sequences[s];
+        q->kv_len = (int32_t)test_between(seed, 0, c->x.layout.max_tokens);
+        q->q_len = (int32_t)(test_between(seed, 0, 3) ? test_between(seed, 0, q->kv_len)
+                                                      : test_between(seed, 0, 4));
+        if (test_between(seed, 0, 9) == 0)
+            q->q_len = q->kv_len + (int32_t)test_between(seed, 0, 40);
+        q->q_first = q->kv_len - q->q_len;
+        c->first_block[s] = 0;
+        if (test_between(seed, 0, 2) == 0) {
+            q->q_first = (int32_t)test_between(seed, 0, q->kv_len + 2 * block);
+            c->first_block[s] = (uint32_t)test_between(seed, 0, q->kv_len / block);
+        }
+    }
+}
+
+static void instance_random(instance *c, uint64_t *seed, int64_t most) {
+    memset(c, 0, sizeof *c);
+    do {
+        spec_free(&c->x);
+        spec_random(&c->x, seed, most);
+    } while (c->x.layout.max_tokens == 0 && test_between(seed, 0, 9));
+    c->layout = spec_layout(&c->x, runtime);
+    instance_lengths(c, seed);
+    c->tile_keys = (uint32_t)test_between(seed, 1, test_between(seed, 0, 1) ? 12 : 90);
+    c->step_rows = (uint32_t)test_between(seed, 1, 30);
+    c->section_rows = test_between(seed, 0, 1) ? (uint64_t)test_between(seed, 1, 300) : 0;
+}
+
+static void instance_plan(instance *c) {
+    tess_jobs *jobs = &c->jobs;
+    tess_columns *columns = &c->columns;
+    tess_status status =
+        tess_jobs_create(jobs, runtime, c->layout, c->sequences, c->n_sequences, 16, 0);
+    for (uint32_t s = 0; s < c->n_sequences; s++)
+        if (c->first_block[s] != 0) jobs->first_block = c->first_block;
+    if (status == TESS_OK) status = tess_jobs_count(jobs);
+    if (status == TESS_OK) status = tess_columns_create(columns, jobs, c->tile_keys, c->step_rows);
+    if (status == TESS_OK) status = tess_columns_count(columns);
+    if (status != TESS_OK) FAIL(c, "%s", tess_last_error());
+    const uint64_t n_entries = jobs->tiler->n_entries + columns->n_entries;
+    c->classes = exact(c->layout->n_classes, sizeof *c->classes);
+    for (uint32_t n = 0; n < c->layout->n_classes; n++)
+        tess_tiler_class(jobs->tiler, n, &c->classes[n]);
+    c->out = exact(columns->n_columns, sizeof *c->out);
+    c->segments = exact(columns->n_segments, sizeof *c->segments);
+    c->entries = exact(n_entries, sizeof *c->entries);
+    c->bits = exact(c->x.pattern.kind == TESS_PATTERN_BLOCKS ? n_entries : 0, sizeof *c->bits);
+    tess_columns_entries(columns, c->entries, c->bits);
+    columns->section_rows = c->section_rows;
+    tess_columns_place(columns, c->out, c->segments);
+}
+
+static void instance_free(instance *c) {
+    tess_columns_release(&c->columns);
+    tess_jobs_release(&c->jobs);
+    free(c->classes);
+    free(c->out);
+    free(c->segments);
+    free(c->entries);
+    free(c->bits);
+    tess_layout_release(c->layout);
+    spec_free(&c->x);
+}
+
+/* ------------------------------------------------------------------ what a kernel would see */
+
+/* A run of rows against the segment's keys, of one head. Returns whether a pair is kept. */
+static bool see_run(const instance *c, const tess_column *column, const tess_segment *segment,
+                    const tess_row_run *run, int32_t head, uint8_t *pairs) {
+    const tess_sequence *q = &c->sequences[column->sequence];
+    const uint32_t block = (uint32_t)block_size(&c->x);
+    const uint32_t end = (uint32_t)(segment->first + segment->blocks) * block;
+    bool any = false;
+    if (run->rows > 0) assert_true(run->row >= 0 && run->row + (int64_t)run->rows <= q->q_len);
+    for (int64_t r = run->row; r < run->row + (int64_t)run->rows; r++) {
+        const int64_t p = q->q_first + r, i = floor_divide(p, block);
+        for (uint32_t k = segment->first * block; k < end && k < column->keys; k++) {
+            const int64_t t = tess_column_key(column, block, k), j = t / block;
+            const uint32_t m = k / block;
+            if (m < 32 && !(run->bits >> m & 1)) continue;
+            if (run->masked && !tess_kept(&c->classes[segment->cls], p, t, i, j, run->bits, i - m))
+                continue;
+            any = true;
+            pairs[(head * (int64_t)q->q_len + r) * q->kv_len + t]++;
+        }
+    }
+    return any;
+}
+
+static void see_column(const instance *c, const tess_column *column, uint8_t *pairs) {
+    const int32_t group = c->x.layout.n_heads / c->x.layout.n_kv_heads;
+    const tess_sequence *q = &c->sequences[column->sequence];
+    for (uint32_t n = 0; n < column->segments; n++) {
+        assert_true((uint64_t)column->segment + n < c->columns.n_segments);
+        const tess_segment *s = &c->segments[column->segment + n];
+        const tess_class *cls = &c->classes[s->cls];
+        bool any = false;
+        assert_true(s->heads >= 1 && s->rows >= 1 && s->blocks >= 1);
+        assert_true(s->first + s->blocks <= column->blocks);
+        assert_true(s->head + s->heads <= c->x.layout.n_heads);
+        if (s->mask_head != TESS_ALL_ROWS)
+            assert_true((uint32_t)s->mask_head + s->mask_tail <= s->rows);
+        for (int32_t h = s->head; h < s->head + s->heads; h++) {
+            assert_int_equal(column->kv_head, h / group);
+            assert_int_equal(s->cls, c->layout->head_class[h]);
+            for (uint32_t at = 0; at < s->rows;) {
+                const tess_row_run run = tess_row_run_at(s, cls, q, (uint32_t)block_size(&c->x),
+                                                         c->entries, c->bits, at);
+                assert_true(run.taken >= 1);
+                at += run.taken;
+                any = see_run(c, column, s, &run, h, pairs) || any;
+            }
+        }
+        /* Rows between blocks that lie apart may be all there are. */
+        const bool together = column->first_blocks == column->blocks &&
+                              (column->blocks == 1 || column->step == (uint32_t)block_size(&c->x));
+        if (!any && together && !(cls->flags & TESS_CLASS_BITS))
+            FAIL(c, "segment %u of the column of key %u reads nothing", n, column->key);
+    }
+}
+
+/* Every key once, for each kv head. */
+static void see_keys(const instance *c, const tess_column *column, uint8_t *keys) {
+    const tess_sequence *q = &c->sequences[column->sequence];
+    const uint32_t block = (uint32_t)block_size(&c->x);
+    assert_true(column->keys >= 1 && column->keys <= c->tile_keys);
+    assert_true(column->blocks >= 1 && column->first_blocks <= column->blocks);
+    assert_true((column->keys - 1) / block + 1 == column->blocks);
+    for (uint32_t k = 0; k < column->keys; k++) {
+        const int64_t t = tess_column_key(column, block, k);
+        assert_true(t >= 0 && t < q->kv_len);
+        keys[(int64_t)column->kv_head * q->kv_len + t]++;
+    }
+}
+
+static void check_sequence(const instance *c, uint32_t sequence) {
+    const tess_sequence *q = &c->sequences[sequence];
+    const int32_t heads = c->x.layout.n_heads, kv_heads = c->x.layout.n_kv_heads;
+    const int64_t key = c->first_block[sequence] * block_size(&c->x);
+    uint8_t *pairs = calloc((size_t)heads * (size_t)q->q_len * (size_t)q->kv_len + 1, 1),
+            *keys = calloc((size_t)kv_heads * (size_t)q->kv_len + 1, 1);
+    assert_true(pairs && keys);
+    for (uint64_t n = 0; n < c->columns.n_columns; n++) {
+        if (c->out[n].sequence != sequence) continue;
+        see_keys(c, &c->out[n], keys);
+        see_column(c, &c->out[n], pairs);
+    }
+    for (int32_t g = 0; g < kv_heads; g++)
+        for (int64_t t = 0; t < q->kv_len; t++)
+            if (keys[g * (int64_t)q->kv_len + t] != (t >= key))
+                FAIL(c, "sequence %u (keys %lld to %d), kv head %d: key %lld is in %d columns",
+                     sequence, (long long)key, q->kv_len, g, (long long)t,
+                     keys[g * (int64_t)q->kv_len + t]);
+    for (int32_t h = 0; h < heads; h++)
+        for (int64_t r = 0; r < q->q_len; r++)
+            for (int64_t t = 0; t < q->kv_len; t++) {
+                const int got = pairs[(h * (int64_t)q->q_len + r) * q->kv_len + t],
+                          wanted = t >= key && formula_kept(&c->x, h, q->q_first + r, t);
+                if (got != wanted)
+                    FAIL(c,
+                         "sequence %u (%d rows at %d, keys %lld to %d), head %d, row %lld, key "
+                         "%lld: kept %d times, wanted %d",
+                         sequence, q->q_len, q->q_first, (long long)key, q->kv_len, h, (long long)r,
+                         (long long)t, got, wanted);
+            }
+    free(pairs);
+    free(keys);
+}
+
+static uint64_t cost(const instance *c, const tess_column *column) {
+    uint64_t rows = 0;
+    for (uint32_t n = 0; n < column->segments; n++) {
+        const tess_segment *s = &c->segments[column->segment + n];
+        const bool listed = s->step || (c->classes[s->cls].flags & TESS_CLASS_BITS);
+        rows += (uint64_t)s->rows * s->heads * (listed ? (uint64_t)block_size(&c->x) : 1);
+    }
+    return rows;
+}
+
+/* Longest first. Where sections are asked for, the order may begin anew with a kv head that comes
+ * after all before. */
+static void check_order(const instance *c) {
+    const uint64_t most = c->columns.most;
+    uint64_t last = 0, least = 0;
+    for (uint64_t n = 0; n < c->columns.n_columns; n++) {
+        const tess_column *b = &c->out[n], *a = n ? b - 1 : b;
+        const uint64_t kv = (uint64_t)b->sequence << 16 | b->kv_head;
+        if (smaller(cost(c, a), most) < smaller(cost(c, b), most)) {
+            if (c->section_rows == 0 || kv <= last)
+                FAIL(c, "column %llu is out of order", (unsigned long long)n);
+            least = last + 1;
+        }
+        if (kv < least)
+            FAIL(c, "column %llu is of a section that had ended", (unsigned long long)n);
+        if (kv > last) last = kv;
+    }
+}
+
+static void instance_check(const instance *c) {
+    check_order(c);
+    for (uint32_t s = 0; s < c->n_sequences; s++) check_sequence(c, s);
+}
+
+static void test_against_formulas(void **state) {
+    (void)state;
+    uint64_t seed = 131, segments = 0, joined = 0, apart = 0;
+    for (int n = 0; n < 3000; n++) {
+        instance c;
+        instance_random(&c, &seed, test_between(&seed, 0, 3) ? 70 : 160);
+        instance_plan(&c);
+        instance_check(&c);
+        segments += c.columns.n_segments;
+        for (uint64_t m = 0; m < c.columns.n_columns; m++) {
+            joined += c.out[m].first_blocks < c.out[m].blocks;
+            apart += c.out[m].step > (uint32_t)block_size(&c.x);
+        }
+        instance_free(&c);
+    }
+    assert_true(segments > 10000 && joined > 500 && apart > 1000);
+}
+
+/* Blocks of a token, of which a column has more than a mask has bits, and blocks that are larger
+ * than a column. */
+static void test_block_sizes(void **state) {
+    (void)state;
+    static const int32_t blocks[] = {1, 2, 3, 5, 8, 17, 48, 100};
+    uint64_t seed = 134;
+    for (size_t b = 0; b < sizeof blocks / sizeof *blocks; b++)
+        for (int n = 0; n < 120; n++) {
+            instance c;
+            instance_random(&c, &seed, 160);
+            tess_layout_release(c.layout);
+            c.x.pattern.block = blocks[b];
+            if (c.x.pattern.kind == TESS_PATTERN_BLOCKS) spec_mask(&c.x, &seed, 60);
+            c.x.layout.max_tokens = blocks[b] < 4 ? 40 * blocks[b] : 160;
+            c.layout = spec_layout(&c.x, runtime);
+            instance_lengths(&c, &seed);
+            c.tile_keys = (uint32_t)test_between(&seed, 1, 200);
+            instance_plan(&c);
+            instance_check(&c);
+            instance_free(&c);
+        }
+}
+
+/* ------------------------------------------------------------------ known columns */
+
+static void known(instance *c, tess_pattern pattern, int32_t heads, int32_t kv_heads,
+                  int32_t tokens) {
+    memset(c, 0, sizeof *c);
+    c->x.pattern = pattern;
+    c->x.layout = (tess_layout_desc){.struct_size = sizeof(tess_layout_desc),
+                                     .n_heads = heads,
+                                     .n_kv_heads = kv_heads,
+                                     .max_tokens = tokens};
+    c->layout = spec_layout(&c->x, runtime);
+    c->n_sequences = 1;
+    c->sequences[0] = (tess_sequence){.q_len = tokens, .kv_len = tokens};
+    c->tile_keys = 128;
+    c->step_rows = 64;
+    instance_plan(c);
+}
+
+/* Blocks of 64 in columns of 128 keys: two strided blocks a stride apart, whose rows before the
+ * second one read the first alone, and two neighbours, of which the rows in between are masked. */
+static void test_known_columns(void **state) {
+    (void)state;
+    instance c;
+    uint64_t strided = 0, local = 0;
+    known(&c, s2_pattern(64, 8, 16, 0), 16, 16, 16384);
+    for (uint64_t n = 0; n < c.columns.n_columns; n++) {
+        const tess_column *column = &c.out[n];
+        const tess_segment *s = &c.segments[column->segment];
+        const uint32_t j = column->key / 64;
+        if ((j + column->kv_head) % 16 == 0 && column->blocks == 2) {
+            strided++;
+            assert_int_equal(1024, column->step);
+            assert_int_equal(2, column->segments);
+            assert_true(s[0].row == (int32_t)column->key && s[0].rows == 1024);
+            assert_true(s[0].first == 0 && s[0].blocks == 1 && s[0].mask_head == 63);
+            assert_true(s[1].row == s[0].row + 1024 && s[1].rows == 16384 - (uint32_t)s[1].row);
+            assert_true(s[1].first == 0 && s[1].blocks == 2 && s[1].mask_head == 63);
+            assert_int_equal(0, s[0].mask_tail + s[1].mask_tail);
+        } else if (column->blocks == 2 && j < 240) {
+            const uint32_t last = (uint32_t)tess_column_key(column, 64, 127) / 64;
+            local++;
+            assert_in_range(last - j, 1, 2);
+            assert_int_equal(1, column->segments);
+            assert_int_equal((last + 8 - j) * 64, s->rows);
+            assert_int_equal((last - j) * 64 + 63, s->mask_head);
+            assert_int_equal((last - j) * 64, s->mask_tail);
+        }
+    }
+    /* of 256 blocks, 16 are strided in each head; only the rest may be alone, at the end */
+    assert_int_equal(16 * 8, strided);
+    assert_in_range(c.columns.n_columns, 16 * 128, 16 * 129);
+    assert_true(local > 16 * 110);
+    check_order(&c);
+    instance_free(&c);
+}
+
+/* Query heads of one kv head with patterns of their own: a segment for each. Dense heads of one
+ * class share one. */
+static void test_known_groups(void **state) {
+    (void)state;
+    instance c;
+    known(&c, s2_pattern(64, 16, 8, 1), 32, 8, 8192);
+    for (uint64_t n = 0; n < c.columns.n_columns; n++) {
+        uint32_t heads = 0;
+        for (uint32_t s = 0; s < c.out[n].segments; s++)
+            heads |= UINT32_C(1) << c.segments[c.out[n].segment + s].head;
+        assert_int_equal(UINT32_C(15) << 4 * c.out[n].kv_head, heads);
+    }
+    instance_free(&c);
+    known(&c, (tess_pattern){.struct_size = sizeof(tess_pattern), .block = 64}, 32, 8, 8192);
+    assert_int_equal(8 * 64, c.columns.n_columns);
+    assert_int_equal(8 * 64, c.columns.n_segments);
+    assert_int_equal(4, c.segments[0].heads);
+    instance_free(&c);
+}
+
+/* Columns are numbered with 32 bits; more are refused before they are counted. */
+static void test_too_many_columns(void **state) {
+    (void)state;
+    const tess_pattern p = s2_pattern(64, 1, 2, 0);
+    tess_layout *all = make_layout(runtime, &p, 4096, 4096, INT64_C(1) << 30);
+    const tess_sequence s = {.q_len = 1, .kv_len = 1 << 30, .q_first = (1 << 30) - 1};
+    tess_jobs jobs;
+    tess_columns columns;
+    assert_int_equal(TESS_OK, tess_jobs_create(&jobs, runtime, all, &s, 1, 16, 0));
+    assert_int_equal(TESS_OK, tess_columns_create(&columns, &jobs, 64, 64));
+    assert_int_equal(TESS_ERROR_UNSUPPORTED, tess_columns_count(&columns));
+    tess_columns_release(&columns);
+    tess_jobs_release(&jobs);
+    tess_layout_release(all);
+}
+
+/* Memory that fails at any time leaves nothing behind. */
+static void test_failing_memory(void **state) {
+    (void)state;
+    uint64_t seed = 140, failed = 0;
+    for (int n = 0; n < 40; n++) {
+        instance c;
+        instance_random(&c, &seed, 70);
+        assert_int_equal(TESS_OK, tess_jobs_create(&c.jobs, runtime, c.layout, c.sequences,
+                                                   c.n_sequences, 16, 0));
+        const uint64_t live = heap.live;
+        for (uint64_t at = 1;; at++) {
+            heap.calls = 0;
+            heap.fail_at = at;
+            const tess_status status = tess_columns_create(&c.columns, &c.jobs, 16, 8);
+            heap.fail_at = 0;
+            tess_columns_release(&c.columns);
+            assert_int_equal(live, heap.live);
+            if (status == TESS_OK) break;
+            assert_int_equal(TESS_ERROR_OUT_OF_MEMORY, status);
+            failed++;
+        }
+        tess_jobs_release(&c.jobs);
+        tess_layout_release(c.layout);
+        spec_free(&c.x);
+    }
+    assert_true(failed >= 40 * 3);
+}
+
+int main(void) {
+    return RUN_TESTS_BETWEEN(runtime_setup, runtime_teardown, TEST(test_against_formulas),
+                             TEST(test_block_sizes), TEST(test_known_columns),
+                             TEST(test_known_groups), TEST(test_too_many_columns),
+                             TEST(test_failing_memory));
+}
