@@ -12,7 +12,7 @@
  * source: ../common/paging_args.h
  * source: kernels/append.comp
  * source: kernels/bindings.h
- * sha256: 01d547ae0829fbc688bb9611b28e64c61f211eaf7601a1e1cee6c133e043bb56
+ * sha256: fdc5a0ad71bb32801f3270c37be3d974cda2f78cddbd373e6cb2f71b6e6482fa
  */
 #include <stdint.h>
 static const uint32_t tess_vk_append_32[] = {

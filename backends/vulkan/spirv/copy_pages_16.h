@@ -11,7 +11,7 @@
  * source: ../common/paging_args.h
  * source: kernels/bindings.h
  * source: kernels/copy_pages.comp
- * sha256: 938ef12210041aa5816beee07722d0bbeaeaacace2c132ed16209719c932c3a9
+ * sha256: c6fd0551988f8b194e57a70685e127561f4f1eae81ac540b3383620f6de4fb4c
  */
 #include <stdint.h>
 static const uint32_t tess_vk_copy_pages_16[] = {

@@ -21,7 +21,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_forward.comp
- * sha256: b889a9039a1a6e9f14328b84fa29e88df4eb45f0aaf6b1320af08d25c15506da
+ * sha256: 56ecc5b21f1c9c20dc90b8e25705c9587286373bccce088f1366051572734f9c
  */
 #include <stdint.h>
 static const uint32_t tess_vk_forward_bf16[] = {

@@ -22,7 +22,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/forward_few.comp
- * sha256: 60bfdc93ae3594db2840e90362317d104d942b9026ad599281b56c236a7f308f
+ * sha256: 6efd9b0c9436ebea003e98ced2e15c39deb0057add35ae2aacfdc718fc718acb
  */
 #include <stdint.h>
 static const uint32_t tess_vk_forward_few_bf16[] = {

@@ -11,7 +11,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_merge.comp
- * sha256: 03c884b7dd854b11bfbab33b538d1a79a1b6cc6d7912c16806dd1521349d073b
+ * sha256: a39a965e090a21f8b71507c6a47b435b97c02c06692896391d4452c45531456c
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_f16[] = {

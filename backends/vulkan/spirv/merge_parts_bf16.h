@@ -10,7 +10,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/merge_parts.comp
- * sha256: 8330618e17339148e5c2ab0a693dcb966058023d19a54edc244658b42e2c653a
+ * sha256: b4eaf2eafa3ea431167d1b07e3711bd3c6b1406113e67054b42e047ac48d90b8
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_parts_bf16[] = {

@@ -16,7 +16,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/prepare.comp
- * sha256: e400757c4c4bfffdab2a095314ab1d400a59da1f7e36dcfe93926256b62a9b65
+ * sha256: cd9d341c9904136aa89b945f91093e0705944524536a0e1d3fe7e1ed2de432cb
  */
 #include <stdint.h>
 static const uint32_t tess_vk_prepare[] = {
