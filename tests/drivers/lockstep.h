@@ -194,6 +194,7 @@ inline uint32_t __float_as_uint(float x) {
     memcpy(&y, &x, 4);
     return y;
 }
+inline int __float2int_rn(float x) { return x == x ? (int)rintf(x) : 0; }
 inline float __uint_as_float(uint32_t x) {
     float y;
     memcpy(&y, &x, 4);
@@ -331,6 +332,35 @@ inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
     });
 }
 
+/* Likewise for m16n8k32, whose elements are bytes. */
+template <bool SIGNED>
+inline void mma_bytes(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    struct item {
+        int32_t *c;
+        const uint32_t *a;
+        uint32_t b[2];
+    } own = {c, a, {b0, b1}};
+    lockstep::in_warp(SIGNED ? "mma.s8" : "mma.u8", &own, [](void **of) {
+        int x[16][32], y[32][8];
+        for (int lane = 0; lane < 32; lane++) {
+            const item *i = (item *)of[lane];
+            const int g = lane / 4, t = lane % 4;
+            for (int n = 0; n < 16; n++) {
+                const uint8_t byte = (uint8_t)(i->a[n / 4] >> n % 4 * 8);
+                x[n / 4 % 2 ? g + 8 : g][t * 4 + n % 4 + (n >= 8 ? 16 : 0)] =
+                    SIGNED ? (int8_t)byte : byte;
+            }
+            for (int n = 0; n < 8; n++)
+                y[t * 4 + n % 4 + (n >= 4 ? 16 : 0)][g] = (int8_t)(i->b[n / 4] >> n % 4 * 8);
+        }
+        for (int lane = 0; lane < 32; lane++)
+            for (int n = 0; n < 4; n++) {
+                const int row = lane / 4 + n / 2 * 8, column = lane % 4 * 2 + n % 2;
+                for (int k = 0; k < 32; k++) ((item *)of[lane])->c[n] += x[row][k] * y[k][column];
+            }
+    });
+}
+
 inline uint4 read_unit(const uint16_t *p, bool wide) {
     uint4 x;
     if (wide && (uintptr_t)p % 16) lockstep::fail("a wide load is not aligned");
@@ -360,6 +390,9 @@ template <> inline uint16_t bits_of<f16_t>(float x) {
 }
 template <typename T> inline uint32_t pack(float low, float high) {
     return bits_of<T>(low) | (uint32_t)bits_of<T>(high) << 16;
+}
+template <typename T> inline float unpack(uint32_t word, int half) {
+    return element<T>((uint16_t)(word >> half * 16));
 }
 inline uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t which) {
     const uint64_t both = a | (uint64_t)b << 32;

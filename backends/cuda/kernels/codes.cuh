@@ -13,7 +13,7 @@
 
 namespace tess {
 
-template <typename KV> struct codes { static constexpr bool CODED = false; };
+template <typename KV> struct codes { static constexpr bool CODED = false, INTEGERS = false; };
 
 /* The bytes of a word with those in the middle exchanged. */
 __device__ __forceinline__ uint32_t exchange_middle(uint32_t word) {
@@ -23,7 +23,7 @@ __device__ __forceinline__ uint32_t exchange_middle(uint32_t word) {
 /* Exact, but for a factor that belongs to the scale where bits are merely moved: f16 has another
  * bias of exponents. */
 template <> struct codes<e4m3_t> {
-    static constexpr bool CODED = true;
+    static constexpr bool CODED = true, INTEGERS = false;
 
     static __device__ __forceinline__ float factor() { return converts_e4m3() ? 1.0f : 256.0f; }
 
@@ -61,16 +61,12 @@ template <> struct codes<e4m3_t> {
 
 /* A code c with its sign bit turned is c + 128. Below the bits of 1024, it is 1152 + c. */
 template <> struct codes<i8_t> {
-    static constexpr bool CODED = true;
+    static constexpr bool CODED = true, INTEGERS = true;
 
     static __device__ __forceinline__ float factor() { return 1; }
 
     static __device__ __forceinline__ uint32_t pair(uint32_t turned, uint32_t which) {
         return add_f16_pairs(pick_bytes(turned, 0x64646464, which), 0xe480e480);
-    }
-    static __device__ __forceinline__ void neighbours(uint32_t word, uint32_t (&to)[2]) {
-        to[0] = pair(word ^ 0x80808080, 0x4140);
-        to[1] = pair(word ^ 0x80808080, 0x4342);
     }
     static __device__ __forceinline__ void alternate(uint32_t word, uint32_t (&to)[2]) {
         to[0] = pair(word ^ 0x80808080, 0x4240);

@@ -66,12 +66,14 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
         Q_ROW = q_place::ROW,
         KEYS = TESS_DECODE_KEYS(CODED ? 1 : 2), /* of a stage */
         RUNS = KEYS / RUN,
-        PASS = 32 / GROUP,                    /* rows that the warp copies at a time */
-        HALF = KEYS * ROW,                    /* bytes of K or V of a stage */
-        X = D / 16,                           /* steps of 16 elements */
-        O = D / 8,                            /* columns of O: 8 elements each */
-        HELD = TILES * D <= 128,              /* Q stays in registers */
-        Q_UNIT = CODED && !same<T, M>::value, /* rows of Q are relative to something */
+        PASS = 32 / GROUP,              /* rows that the warp copies at a time */
+        HALF = KEYS * ROW,              /* bytes of K or V of a stage */
+        X = D / 16,                     /* steps of 16 elements */
+        O = D / 8,                      /* columns of O: 8 elements each */
+        HELD = TILES * D <= 128,        /* Q stays in registers */
+        INTEGERS = codes<KV>::INTEGERS, /* S is made of integers */
+        /* rows of Q are relative to something */
+        Q_UNIT = CODED && (INTEGERS || !same<T, M>::value),
     };
 
     memory *m;
@@ -303,10 +305,8 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
         return scales;
     }
 
-    /* S of a stage of codes, times what the operands are relative to. */
-    __device__ __forceinline__ void coded_scores(int slot) {
-        const uint32_t k = k_at(slot) + place::own_keys(lane);
-        const stage_scales<KEYS / 8> scales = load_scales(slot, 0);
+    /* Q K^T of codes that become f16. */
+    __device__ __forceinline__ void float_products(uint32_t k) {
         clear(s);
 #pragma unroll
         for (int x = 0; x < X; x += 2)
@@ -323,6 +323,44 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
                         mma<M>(s[t][2 * run + n / 2], q[t][x + n % 2], elements[0], elements[1]);
                 }
             }
+    }
+
+    /* Q K^T of codes as they are, by the high and the low bytes of Q: below 2^31 for 128 elements.
+     */
+    __device__ __forceinline__ void integer_products(uint32_t k) {
+#pragma unroll
+        for (int run = 0; run < RUNS; run++) {
+            int32_t sums[TILES][2][2][4] = {};
+#pragma unroll
+            for (int x = 0; x < X; x += 2) {
+                uint32_t words[4];
+                ldmatrix(words, place::step(k, x / 2) + run * RUN * ROW);
+#pragma unroll
+                for (int t = 0; t < TILES; t++)
+#pragma unroll
+                    for (int n = 0; n < 2; n++) {
+                        mma_bytes<true>(sums[t][n][0], q[t][x], words[2 * n], words[2 * n + 1]);
+                        mma_bytes<false>(sums[t][n][1], q[t][x + 1], words[2 * n],
+                                         words[2 * n + 1]);
+                    }
+            }
+#pragma unroll
+            for (int t = 0; t < TILES; t++)
+#pragma unroll
+                for (int n = 0; n < 8; n++)
+                    s[t][2 * run + n / 4][n % 4] =
+                        (float)(sums[t][n / 4][0][n % 4] * 256 + sums[t][n / 4][1][n % 4]);
+        }
+    }
+
+    /* S of a stage of codes, times what the operands are relative to. */
+    __device__ __forceinline__ void coded_scores(int slot) {
+        const uint32_t k = k_at(slot) + place::own_keys(lane);
+        const stage_scales<KEYS / 8> scales = load_scales(slot, 0);
+        if constexpr (INTEGERS)
+            integer_products(k);
+        else
+            float_products(k);
 #pragma unroll
         for (int t = 0; t < TILES; t++)
 #pragma unroll
@@ -438,49 +476,89 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
 
     /* ---------------------------------------------------------------- the loop */
 
-    /* A word of codes has elements 4 n to 4 n + 3 of a key, for the n-th lane of four: puts those
-     * of Q where that lane gets them. bf16 becomes f16, relative to a power of two of each row: f16
-     * has the bits, but for elements that are too small beside the row's largest to count. Eight
-     * threads take a row. */
+    /* Puts Q in the order and the form in which codes meet it. Eight threads take a row. */
     __device__ __forceinline__ void arrange_q() const {
-        enum { PARTS = 8 };
+        enum { PARTS = 8, STEP = INTEGERS ? 2 : 1 };
 #pragma unroll 1
         for (int n = threadIdx.x; n < 16 * TILES * PARTS; n += blockDim.x) {
             const int r = n / PARTS;
             const float factor = Q_UNIT ? q_factor(r, n % PARTS, PARTS) : 1.0f;
 #pragma unroll 1
-            for (int x = n % PARTS; x < X; x += PARTS) {
-                const uint32_t first = q_at + q_place::place(r, 2 * x),
-                               second = q_at + q_place::place(r, 2 * x + 1);
-                const uint4 low = load_shared_unit(first), high = load_shared_unit(second);
-                store_unit(first, make_uint4(narrowed(low.x, factor), narrowed(low.z, factor),
-                                             narrowed(high.x, factor), narrowed(high.z, factor)));
-                store_unit(second, make_uint4(narrowed(low.y, factor), narrowed(low.w, factor),
-                                              narrowed(high.y, factor), narrowed(high.w, factor)));
-            }
+            for (int x = n % PARTS * STEP; x < X; x += PARTS * STEP)
+                if (INTEGERS)
+                    split_q(r, x, factor);
+                else
+                    narrow_q(r, x, factor);
         }
     }
-    /* What a row of Q is multiplied by. */
+
+    /* A word of codes has elements 4 n to 4 n + 3 of a key, for the n-th lane of four: puts those
+     * of Q where that lane gets them. bf16 becomes f16: it has the bits, but for elements that are
+     * too small beside the row's largest to count. */
+    __device__ __forceinline__ void narrow_q(int r, int x, float factor) const {
+        const uint32_t first = q_at + q_place::place(r, 2 * x),
+                       second = q_at + q_place::place(r, 2 * x + 1);
+        const uint4 low = load_shared_unit(first), high = load_shared_unit(second);
+        store_unit(first, make_uint4(narrowed(low.x, factor), narrowed(low.z, factor),
+                                     narrowed(high.x, factor), narrowed(high.z, factor)));
+        store_unit(second, make_uint4(narrowed(low.y, factor), narrowed(low.w, factor),
+                                      narrowed(high.y, factor), narrowed(high.w, factor)));
+    }
+    static __device__ __forceinline__ uint32_t narrowed(uint32_t word, float factor) {
+        if (!Q_UNIT) return word;
+        return pack<M>(unpack<T>(word, 0) * factor, unpack<T>(word, 1) * factor);
+    }
+
+    /* 32 elements become integers of 16 bits: their high bytes, which have the sign, and then the
+     * low ones. */
+    __device__ __forceinline__ void split_q(int r, int x, float factor) const {
+        uint32_t bytes[2][8];
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            const uint4 unit = load_shared_unit(q_at + q_place::place(r, 2 * x + n));
+            const uint32_t words[4] = {unit.x, unit.y, unit.z, unit.w};
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                uint32_t v[4];
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    v[e] =
+                        (uint32_t)__float2int_rn(unpack<T>(words[2 * i + e / 2], e % 2) * factor);
+                const uint32_t first = pick_bytes(v[0], v[1], 0x5140),
+                               second = pick_bytes(v[2], v[3], 0x5140);
+                bytes[0][2 * n + i] = pick_bytes(first, second, 0x7632);
+                bytes[1][2 * n + i] = pick_bytes(first, second, 0x5410);
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            const uint32_t(&four)[8] = bytes[n / 2];
+            store_unit(q_at + q_place::place(r, 2 * x + n),
+                       make_uint4(four[n % 2 * 4], four[n % 2 * 4 + 1], four[n % 2 * 4 + 2],
+                                  four[n % 2 * 4 + 3]));
+        }
+    }
+
+    /* What a row of Q is multiplied by: a power of two. */
     __device__ __forceinline__ float q_factor(int r, int part, int parts) const {
-        enum { LARGEST = 127 + 14 };
+        enum { LARGEST = 127 + 14, INFINITE = 0x7f800000 };
         uint32_t most = 0;
 #pragma unroll 1
         for (int unit = part; unit < Q_UNITS; unit += parts) {
             const uint4 x = load_shared_unit(q_at + q_place::place(r, unit));
             const uint32_t words[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
-            for (int i = 0; i < 4; i++)
-                most = max(most, max(words[i] & 0x7fff0000, words[i] << 16 & 0x7fff0000));
+            for (int i = 0; i < 8; i++)
+                most = max(most, __float_as_uint(fabsf(unpack<T>(words[i / 2], i % 2))));
         }
+#pragma unroll
         for (int x = 1; x < parts; x *= 2) most = max(most, __shfl_xor_sync(~0u, most, x));
         const int field = min(LARGEST + 127 - exponent_field(__uint_as_float(most)), 253);
-        if (part == 0) m->q_unit[r] = power_of_two(254 - field);
+        /* no integer is infinite or not a number */
+        if (part == 0)
+            m->q_unit[r] = INTEGERS && most >= INFINITE ? __uint_as_float(0x7fffffff)
+                                                        : power_of_two(254 - field);
         return power_of_two(field);
-    }
-    static __device__ __forceinline__ uint32_t narrowed(uint32_t word, float factor) {
-        if (!Q_UNIT) return word;
-        return pack<M>(__uint_as_float(word << 16) * factor,
-                       __uint_as_float(word & 0xffff0000) * factor);
     }
 
     /* Q is the group before the first keys. */
@@ -519,7 +597,7 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
         for (int32_t i = -ahead; i < stages; i++) {
             const bool more = i + ahead < stages;
             upcoming next = {};
-            if (more) next = find_keys(i + ahead);
+            if (more && !CODED) next = find_keys(i + ahead);
             if (i == 0) await_q();
             if (i >= 0) {
                 wait_oldest<0>();
@@ -529,6 +607,8 @@ template <typename T, typename KV, int D, int TILES, int WARPS> struct mainloop 
                 __syncwarp();
             }
             if (more) {
+                /* only now, as a stage of codes has more scores in registers */
+                if (CODED) next = find_keys(i + ahead);
                 keep_keys(slot, i + ahead, next);
                 copy_k(slot, next);
             }

@@ -134,6 +134,23 @@ __device__ __forceinline__ void mma<f16_t>(float (&c)[4], const uint32_t (&a)[4]
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+/* The same for integers of 8 bits, 16 x 32 times 32 x 8: those of b have signs, and those of a may.
+ */
+template <bool SIGNED>
+__device__ __forceinline__ void mma_bytes(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                          uint32_t b1) {
+    if (SIGNED)
+        asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, "
+            "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+            : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    else
+        asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, "
+            "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+            : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 /* A unit of 16 bytes of a row that, if it is not `wide`, may be aligned to its elements only. */
 __device__ __forceinline__ uint4 read_unit(const uint16_t *p, bool wide) {
     if (wide) return *(const uint4 *)p;
@@ -162,6 +179,17 @@ template <> __device__ __forceinline__ uint32_t pack<f16_t>(float low, float hig
     uint32_t r;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
     return r;
+}
+
+/* The element in half 0 or 1 of a word. */
+template <typename T> __device__ __forceinline__ float unpack(uint32_t word, int half);
+template <> __device__ __forceinline__ float unpack<bf16_t>(uint32_t word, int half) {
+    return __uint_as_float(half ? word & 0xffff0000 : word << 16);
+}
+template <> __device__ __forceinline__ float unpack<f16_t>(uint32_t word, int half) {
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"((uint16_t)(word >> half * 16)));
+    return x;
 }
 
 /* Bytes of a (0 to 3) and b (4 to 7), picked by the hexadecimal digits of `which`. */
