@@ -72,7 +72,7 @@ list() {
 }
 
 # Kernels that read steps, beside the portable ones.
-step_kernels='cuda/decode'
+step_kernels='cuda/decode cuda/sm80'
 
 [ $# -gt 0 ] || set -- cuda opencl vulkan
 for backend in "$@"; do
