@@ -19,6 +19,13 @@
 #define TESS_ARGS_FIRST   16u /* of a step that is prepared: positions of first rows are given */
 #define TESS_ARGS_E4M3    32u /* K and V are such codes, and have scales ... */
 #define TESS_ARGS_I8      64u /* ... or these */
+/* Of the stages of backward (kernels/backward_strips.h): dLSE is given, dK and dV are wanted, and
+ * gradients are float32 or are added to float32. */
+#define TESS_ARGS_D_LSE 128u
+#define TESS_ARGS_D_K   256u
+#define TESS_ARGS_D_V   512u
+#define TESS_ARGS_F32   1024u
+#define TESS_ARGS_ADD   2048u
 
 #if defined(GL_core_profile)
 #define TESS_ARG_I64(name) uint name, name##_high

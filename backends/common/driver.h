@@ -11,6 +11,7 @@
 #include <stdatomic.h>
 #include <stddef.h>
 
+#include "backward.h"
 #include "portable.h"
 #include "row.h"
 #include <tessera/tessera_backend.h>
@@ -170,11 +171,13 @@ typedef struct tess_driver_state {
     tess_driver_device *device;
     void *forward, *merge;            /* or the kernel of another operation, and none */
     const tess_portable_shape *shape; /* of the portable forward kernel */
-    uint32_t groups, warps, stages;   /* where the kernel has workgroups of several sizes */
+    const tess_backward_shape *backward;
+    void *passes[TESS_BACKWARD_STAGES]; /* of backward: a kernel for each stage */
+    uint32_t groups, warps, stages;     /* where the kernel has workgroups of several sizes */
 } tess_driver_state;
 
 extern const tess_driver_row tess_driver_portable;
-extern const tess_driver_row tess_driver_merge_parts;
+extern const tess_driver_row tess_driver_merge_parts, tess_driver_backward;
 /* driver_paging.c: the kernels that write a cache */
 extern const tess_driver_row tess_driver_append, tess_driver_copy_pages;
 /* driver_prepare.c */

@@ -220,6 +220,49 @@ static tess_status parts_launch(tess_driver_device *d, const tess_launch *l, voi
 const tess_driver_row tess_driver_merge_parts = {
     {TESS_OP_MERGE, "merge_parts", 0}, portable_refuses, parts_prepare, parts_launch};
 
+/* ------------------------------------------------------------------ backward */
+
+static tess_status backward_prepare(tess_driver_device *d, const tess_kernel_key *key,
+                                    tess_kernel *kernel) {
+    static const char *const passes[] = {"rows", "columns"};
+    const tess_backward_shape *shape = tess_backward_find(key->head_dim);
+    const char *dtype = tess_portable_dtype(key->dtype);
+    char name[64];
+    snprintf(name, sizeof name, "tess_backward_delta_%s", dtype);
+    TESS_RETURN_IF_ERROR(tess_driver_state_portable(d, key, name, kernel));
+    tess_driver_state *state = kernel->state;
+    tess_status status = TESS_OK;
+    state->backward = shape;
+    state->passes[0] = state->forward;
+    for (int n = 0; n < 2 && status == TESS_OK; n++) {
+        snprintf(name, sizeof name, "tess_backward_%s_%s_%u", passes[n], dtype,
+                 (unsigned)shape->head_dim);
+        status = tess_driver_function(d, 0, d->driver->vendor->images, name, &state->passes[n + 1]);
+    }
+    if (status != TESS_OK) tess_driver_state_release(kernel);
+    tess_backward_describe(shape, kernel);
+    return status;
+}
+
+static tess_status backward_launch(tess_driver_device *d, const tess_launch *l, void *stream) {
+    const tess_driver_state *state = l->kernel->state;
+    void *function = state->passes[tess_backward_number(l->stage)];
+    tess_launch as;
+    tess_backward_stage(l, &as);
+    for (uint64_t done = 0; done < l->n_jobs; done += MOST_GROUPS) {
+        tess_args args;
+        const uint64_t rest = l->n_jobs - done, items = rest < MOST_GROUPS ? rest : MOST_GROUPS;
+        tess_backward_args(&as, done, items, 1, &args);
+        TESS_RETURN_IF_ERROR(launch_portable(d, &as, function, &args, args.items,
+                                             tess_backward_threads(state->backward, l->stage), 0,
+                                             stream));
+    }
+    return TESS_OK;
+}
+
+const tess_driver_row tess_driver_backward = {
+    {TESS_OP_BACKWARD, "portable", 0}, portable_refuses, backward_prepare, backward_launch};
+
 /* ------------------------------------------------------------------ the table */
 
 tess_status tess_driver_kernel(void *device, uint32_t index, const tess_kernel_key *key,

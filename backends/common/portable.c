@@ -71,6 +71,7 @@ const char *tess_portable_dtype(uint32_t dtype) {
 uint32_t tess_portable_element(uint32_t dtype) { return dtype == TESS_F32 ? 4 : 2; }
 
 uint32_t tess_portable_item(const tess_launch *l, const tess_portable_tensor *t) {
+    if (l->op == TESS_OP_BACKWARD) return tess_backward_item(l, t);
     if (t->element) return t->element;
     if ((t->role == TESS_ROLE_K || t->role == TESS_ROLE_V) && tess_portable_has_codes(l->kv_dtype))
         return 1;
@@ -143,9 +144,8 @@ static int has_keys(uint32_t role) {
            role == TESS_ROLE_K_SCALE || role == TESS_ROLE_V_SCALE;
 }
 
-/* The arguments for `items` records from the one of that number on in a table at `table_at`. */
-static void fill_args(const tess_launch *l, int base_in_handle, uint64_t table_at, uint64_t first,
-                      size_t record, uint64_t items, tess_args *a) {
+void tess_portable_args(const tess_launch *l, int base_in_handle, uint64_t table_at, uint64_t first,
+                        size_t record, uint64_t items, tess_args *a) {
     const tess_tables *tables = l->tables;
     const tess_arg_i64 batch = l->batch_strided ? 1 : 0;
     const int cached =
@@ -192,8 +192,8 @@ static void fill_args(const tess_launch *l, int base_in_handle, uint64_t table_a
 
 void tess_portable_forward_args(const tess_launch *l, uint64_t skip, uint64_t items,
                                 int base_in_handle, tess_args *a) {
-    fill_args(l, base_in_handle, l->tables->jobs_at, l->first_job + skip, sizeof(tess_job), items,
-              a);
+    tess_portable_args(l, base_in_handle, l->tables->jobs_at, l->first_job + skip, sizeof(tess_job),
+                       items, a);
 }
 
 uint32_t tess_portable_merge_groups(const tess_launch *l) {
@@ -202,8 +202,8 @@ uint32_t tess_portable_merge_groups(const tess_launch *l) {
 
 void tess_portable_merge_args(const tess_launch *l, uint64_t skip, uint64_t items,
                               int base_in_handle, tess_args *a) {
-    fill_args(l, base_in_handle, l->tables->merges_at, l->first_merge + skip, sizeof(tess_merge),
-              items, a);
+    tess_portable_args(l, base_in_handle, l->tables->merges_at, l->first_merge + skip,
+                       sizeof(tess_merge), items, a);
 }
 
 void tess_portable_parts(const tess_launch *l, tess_launch *as) {
@@ -219,7 +219,7 @@ void tess_portable_parts(const tess_launch *l, tess_launch *as) {
 
 void tess_portable_parts_args(const tess_launch *l, uint64_t skip, uint64_t items,
                               int base_in_handle, tess_args *a) {
-    fill_args(l, base_in_handle, 0, 0, 0, items, a);
+    tess_portable_args(l, base_in_handle, 0, 0, 0, items, a);
     a->items_at = (tess_arg_u32)(l->first_job + skip);
     a->group = l->n_heads;
     a->partial_rows = l->batch;

@@ -78,6 +78,13 @@ static inline int tess_portable_has_codes(uint32_t dtype) {
 }
 /* Bytes of an element of a tensor of a launch. */
 uint32_t tess_portable_item(const tess_launch *launch, const tess_portable_tensor *tensor);
+/* The same of a stage of backward (backward.h). */
+uint32_t tess_backward_item(const tess_launch *launch, const tess_portable_tensor *tensor);
+
+/* The arguments for `items` records from number `first` on of the table at byte `table_at`, as the
+ * functions below have them. */
+void tess_portable_args(const tess_launch *launch, int base_in_handle, uint64_t table_at,
+                        uint64_t first, size_t record, uint64_t items, tess_args *args);
 
 /* The arguments for `items` jobs from launch->first_job + skip on. The *_at fields hold the
  * elements of buffer.offset, or 0 with `base_in_handle`, for backends that add the offset to the
@@ -96,9 +103,7 @@ enum { TESS_PARTS_THREADS = 64 };
  * the parts is Q, and their LSE the workspace, which has the strides of K. */
 void tess_portable_parts(const tess_launch *launch, tess_launch *as_attention);
 /* What messages call a tensor and the workspace of either launch. */
-static inline const char *tess_portable_name(const tess_launch *l, const tess_portable_tensor *t) {
-    return l->op == TESS_OP_MERGE && t->role == TESS_ROLE_Q ? "o_parts" : t->name;
-}
+const char *tess_portable_name(const tess_launch *launch, const tess_portable_tensor *tensor);
 static inline const char *tess_portable_workspace_name(const tess_launch *l) {
     return l->op == TESS_OP_MERGE ? "lse_parts" : "workspace";
 }

@@ -38,4 +38,16 @@
 /* Workgroups of a multiprocessor for which there are registers; more would spill. */
 #define TESS_FEW_GROUPS 4
 
+/* Those of the backward kernel's passes, by the same largest head_dim: rows or keys of a
+ * tile. They fit 16 KiB too. */
+#define TESS_BACKWARD_TILE_64     32
+#define TESS_BACKWARD_THREADS_64  64
+#define TESS_BACKWARD_TILE_128    32
+#define TESS_BACKWARD_THREADS_128 128
+#define TESS_BACKWARD_TILE_256    16
+#define TESS_BACKWARD_THREADS_256 128
+/* Rows of a strip, and threads of a workgroup that takes one. */
+#define TESS_STRIP_ROWS    16
+#define TESS_STRIP_THREADS 64
+
 #endif /* TESS_COMMON_SHAPES_H */

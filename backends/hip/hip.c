@@ -97,9 +97,13 @@ static void version(int number, char *text, size_t size) {
         snprintf(text, size, "HIP build %d", number);
 }
 
-static const tess_driver_row *const kernels[] = {&tess_driver_portable,   &tess_driver_append,
-                                                 &tess_driver_copy_pages, &tess_driver_merge_parts,
-                                                 &tess_driver_prepare,    NULL};
+static const tess_driver_row *const kernels[] = {&tess_driver_portable,
+                                                 &tess_driver_backward,
+                                                 &tess_driver_append,
+                                                 &tess_driver_copy_pages,
+                                                 &tess_driver_merge_parts,
+                                                 &tess_driver_prepare,
+                                                 NULL};
 
 static const tess_driver_vendor vendor = {
     TESS_DRIVER_VENDOR_FIELDS,

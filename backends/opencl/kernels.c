@@ -9,29 +9,32 @@
 
 /* Made at build time from kernels/portable.cl and so on. */
 extern const char tess_opencl_portable[], tess_opencl_paging[], tess_opencl_parts[],
-    tess_opencl_step[];
+    tess_opencl_step[], tess_opencl_backward[];
 extern const size_t tess_opencl_portable_size, tess_opencl_paging_size, tess_opencl_parts_size,
-    tess_opencl_step_size;
+    tess_opencl_step_size, tess_opencl_backward_size;
 
 /* A row of the table of kernels. */
 typedef struct opencl_row {
     tess_row_head head;
-    const tess_portable_variant *variant; /* NULL: it is of another operation */
-    const char *function;                 /* of the program */
+    const tess_portable_variant *variant;  /* NULL: it is of another operation */
+    const char *functions[OPENCL_KERNELS]; /* of the program */
 } opencl_row;
 
 /* Best first; the variants of the forward kernel come before all others. */
 static const opencl_row kernels[] = {
-    {{TESS_OP_FORWARD, "portable", 0}, &tess_portable, "tess_forward"},
-    {{TESS_OP_FORWARD, "portable_small", 0}, &tess_portable_small, "tess_forward"},
-    {{TESS_OP_APPEND, "append", 0}, NULL, "tess_append"},
-    {{TESS_OP_COPY_PAGES, "copy_pages", 0}, NULL, "tess_copy_pages"},
-    {{TESS_OP_MERGE, "merge_parts", 0}, NULL, "tess_merge_parts"},
-    {{TESS_OP_PREPARE, "prepare", 0}, NULL, "tess_prepare"},
+    {{TESS_OP_FORWARD, "portable", 0}, &tess_portable, {"tess_forward", "tess_merge"}},
+    {{TESS_OP_FORWARD, "portable_small", 0}, &tess_portable_small, {"tess_forward", "tess_merge"}},
+    {{TESS_OP_BACKWARD, "portable", 0},
+     NULL,
+     {"tess_backward_delta", "tess_backward_rows", "tess_backward_columns"}},
+    {{TESS_OP_APPEND, "append", 0}, NULL, {"tess_append"}},
+    {{TESS_OP_COPY_PAGES, "copy_pages", 0}, NULL, {"tess_copy_pages"}},
+    {{TESS_OP_MERGE, "merge_parts", 0}, NULL, {"tess_merge_parts"}},
+    {{TESS_OP_PREPARE, "prepare", 0}, NULL, {"tess_prepare"}},
 };
 enum { ROWS = sizeof kernels / sizeof *kernels, OPENCL_FEW = OPENCL_VARIANTS - 1 };
 
-enum { MOST_PAIRS = 1024, PAGING_PAIRS = 4, MOST_OPTIONS = 256, MOST_DEVICES = 64 };
+enum { MOST_SETS = 1024, PAGING_SETS = 4, MOST_OPTIONS = 256, MOST_DEVICES = 64 };
 
 /* ------------------------------------------------------------------ limits */
 
@@ -215,7 +218,7 @@ static tess_status instance(opencl_device *d, uint32_t dtype, uint32_t row,
                                 .source = tess_opencl_portable,
                                 .source_size = tess_opencl_portable_size,
                                 .options = options};
-    return compile(d, &key, kernels[row].function, shape->threads, *out);
+    return compile(d, &key, kernels[row].functions[0], shape->threads, *out);
 }
 
 _Static_assert((int)TESS_PAGING_THREADS == (int)TESS_PARTS_THREADS, "one size for both below");
@@ -237,7 +240,25 @@ static tess_status other_instance(opencl_device *d, uint32_t dtype, const opencl
                                 .source_size =
                                     merges ? tess_opencl_parts_size : tess_opencl_paging_size,
                                 .options = options};
-    return compile(d, &key, row->function, TESS_PARTS_THREADS, *out);
+    return compile(d, &key, row->functions[0], TESS_PARTS_THREADS, *out);
+}
+
+/* The pass over columns has the most threads and the most in workgroup memory. */
+static tess_status backward_instance(opencl_device *d, uint32_t dtype, const opencl_row *row,
+                                     const tess_backward_shape *shape, opencl_program **out) {
+    char options[MOST_OPTIONS];
+    *out = &d->backward[dtype][shape - tess_backward_shapes];
+    snprintf(options, sizeof options,
+             "-cl-std=CL1.2 -D TESS_DTYPE=%u -D TESS_DIMS=%u -D TESS_TILE=%u -D TESS_THREADS=%u",
+             (unsigned)dtype, (unsigned)shape->head_dim, (unsigned)shape->tile,
+             (unsigned)shape->threads);
+    const tess_cache_key key = {.backend = "opencl",
+                                .device = d->names[0],
+                                .driver = d->names[1],
+                                .source = tess_opencl_backward,
+                                .source_size = tess_opencl_backward_size,
+                                .options = options};
+    return compile(d, &key, row->functions[OPENCL_KERNELS - 1], shape->threads, *out);
 }
 
 static tess_status step_instance(opencl_device *d, const char *function, opencl_program **out) {
@@ -259,22 +280,24 @@ void tess_opencl_programs_release(opencl_device *d) {
         if (d->paging[n].program) d->cl->clReleaseProgram(d->paging[n].program);
     for (int n = 0; n < OPENCL_DTYPES; n++)
         if (d->parts[n].program) d->cl->clReleaseProgram(d->parts[n].program);
+    opencl_program *backward = &d->backward[0][0];
+    for (size_t n = 0; n < sizeof d->backward / sizeof *backward; n++)
+        if (backward[n].program) d->cl->clReleaseProgram(backward[n].program);
     if (d->step.program) d->cl->clReleaseProgram(d->step.program);
 }
 
 /* ------------------------------------------------------------------ objects of a plan */
 
-static size_t state_bytes(uint32_t pairs) {
-    return sizeof(opencl_state) + pairs * sizeof(opencl_kernel_pair);
+static size_t state_bytes(uint32_t sets) {
+    return sizeof(opencl_state) + sets * sizeof(opencl_kernel_set);
 }
 
 static void state_release(opencl_state *state) {
     const opencl_device *d = state->device;
-    for (uint32_t n = 0; n < state->n_pairs; n++) {
-        if (state->pairs[n].forward) d->cl->clReleaseKernel(state->pairs[n].forward);
-        if (state->pairs[n].merge) d->cl->clReleaseKernel(state->pairs[n].merge);
-    }
-    d->host->free(d->host, state, state_bytes(state->n_pairs));
+    for (uint32_t n = 0; n < state->n_sets; n++)
+        for (int i = 0; i < OPENCL_KERNELS; i++)
+            if (state->sets[n].kernels[i]) d->cl->clReleaseKernel(state->sets[n].kernels[i]);
+    d->host->free(d->host, state, state_bytes(state->n_sets));
 }
 
 static void release(tess_kernel *kernel) {
@@ -282,27 +305,24 @@ static void release(tess_kernel *kernel) {
     kernel->state = NULL;
 }
 
-/* A launch holds its pair only while it is enqueued, so there is no use for more pairs than
+/* A launch holds its set only while it is enqueued, so there is no use for more sets than
  * threads. */
 static tess_status state_create(opencl_device *d, const opencl_row *row, cl_program program,
-                                uint32_t pairs, uint32_t threads, opencl_state **out) {
+                                uint32_t sets, opencl_state **out) {
     const tess_host *host = d->host;
-    const uint32_t most = row->variant ? MOST_PAIRS : PAGING_PAIRS;
-    if (pairs > most) pairs = most;
-    opencl_state *state = host->alloc(host, state_bytes(pairs), 64);
+    const uint32_t most = row->functions[1] ? MOST_SETS : PAGING_SETS;
+    if (sets > most) sets = most;
+    opencl_state *state = host->alloc(host, state_bytes(sets), 64);
     if (!state)
         return host->fail(host, TESS_ERROR_OUT_OF_MEMORY,
-                          "opencl: %zu bytes for the kernels of a plan", state_bytes(pairs));
-    memset(state, 0, state_bytes(pairs));
+                          "opencl: %zu bytes for the kernels of a plan", state_bytes(sets));
+    memset(state, 0, state_bytes(sets));
     state->device = d;
-    state->n_pairs = pairs;
-    state->threads = threads;
+    state->n_sets = sets;
     cl_int code = CL_SUCCESS;
-    for (uint32_t n = 0; n < pairs && code == CL_SUCCESS; n++) {
-        state->pairs[n].forward = d->cl->clCreateKernel(program, row->function, &code);
-        if (code == CL_SUCCESS && row->variant)
-            state->pairs[n].merge = d->cl->clCreateKernel(program, "tess_merge", &code);
-    }
+    for (uint32_t n = 0; n < sets && code == CL_SUCCESS; n++)
+        for (int i = 0; i < OPENCL_KERNELS && row->functions[i] && code == CL_SUCCESS; i++)
+            state->sets[n].kernels[i] = d->cl->clCreateKernel(program, row->functions[i], &code);
     if (code == CL_SUCCESS) {
         *out = state;
         return TESS_OK;
@@ -318,6 +338,12 @@ static const char *refuses(const opencl_device *d, const opencl_row *row,
                            const tess_kernel_key *key, char *buffer, size_t size) {
     if (row->head.op == TESS_OP_PREPARE)
         return fits(d, TESS_PREPARE_GROUP, TESS_PREPARE_SHARED_BYTES, buffer, size) ? NULL : buffer;
+    if (row->head.op == TESS_OP_BACKWARD) {
+        const char *why = key ? tess_portable_refusal(key) : NULL;
+        if (why) return why;
+        const tess_backward_shape *shape = tess_backward_find(key ? key->head_dim : 1);
+        return fits(d, shape->threads, shape->shared_bytes, buffer, size) ? NULL : buffer;
+    }
     if (!row->variant) {
         const char *why = !key                            ? NULL
                           : row->head.op == TESS_OP_MERGE ? tess_portable_refusal(key)
@@ -333,29 +359,42 @@ static const char *refuses(const opencl_device *d, const opencl_row *row,
     return fits(d, shape->threads, shape->shared_bytes, buffer, size) ? NULL : buffer;
 }
 
-/* Compiles the row's program, unless that was done, and makes the objects of a plan. */
+/* The row's program, compiled unless that was done. A shape is NULL where it is of another
+ * operation. */
+static tess_status program_of(opencl_device *d, uint32_t index, const tess_kernel_key *key,
+                              const tess_portable_shape *shape, const tess_backward_shape *backward,
+                              opencl_program **entry) {
+    const opencl_row *row = &kernels[index];
+    if (shape) return instance(d, key->dtype, index, shape, entry);
+    if (backward) return backward_instance(d, key->dtype, row, backward, entry);
+    if (key->op == TESS_OP_PREPARE) return step_instance(d, row->functions[0], entry);
+    return other_instance(d, key->dtype, row, entry);
+}
+
+/* Compiles the row's program and makes the objects of a plan. */
 static tess_status prepare(opencl_device *d, uint32_t index, const tess_kernel_key *key,
                            tess_kernel *kernel) {
     const tess_host *host = d->host;
     const opencl_row *row = &kernels[index];
     const tess_portable_shape *shape =
         row->variant ? tess_portable_choose(row->variant, key) : NULL;
+    const tess_backward_shape *backward =
+        key->op == TESS_OP_BACKWARD ? tess_backward_find(key->head_dim) : NULL;
     opencl_program *entry = NULL;
     opencl_state *state = NULL;
     pthread_mutex_lock(&d->building);
-    const tess_status status = shape ? instance(d, key->dtype, index, shape, &entry)
-                               : key->op == TESS_OP_PREPARE
-                                   ? step_instance(d, row->function, &entry)
-                                   : other_instance(d, key->dtype, row, &entry);
+    const tess_status status = program_of(d, index, key, shape, backward, &entry);
     pthread_mutex_unlock(&d->building);
     if (status == TESS_ERROR_UNSUPPORTED) return host->fail(host, status, "%s", entry->refusal);
     TESS_RETURN_IF_ERROR(status);
-    TESS_RETURN_IF_ERROR(state_create(d, row, entry->program,
-                                      key->max_in_flight ? key->max_in_flight : 1,
-                                      shape ? shape->threads : TESS_PAGING_THREADS, &state));
+    TESS_RETURN_IF_ERROR(
+        state_create(d, row, entry->program, key->max_in_flight ? key->max_in_flight : 1, &state));
+    state->threads = shape ? shape->threads : TESS_PAGING_THREADS;
+    state->backward = backward;
     kernel->impl = row;
     kernel->state = state;
     kernel->release = release;
+    if (backward) tess_backward_describe(backward, kernel);
     if (!shape) return TESS_OK;
     tess_portable_describe(shape, key, tess_opencl_parallel_jobs(d), kernel);
     host->log(host, "dispatch", "%s runs in an instance for a head_dim of %u and %u rows",

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Enqueues the kernels of a run. OpenCL copies a kernel's arguments when it is enqueued, so the
- * pair is free again right after. */
+ * set is free again right after. */
 #include <stdio.h>
 #include <string.h>
 
@@ -201,51 +201,60 @@ static tess_status run_kernel(const opencl_device *d, const tess_launch *l, open
 }
 
 static tess_status run_attention(const opencl_device *d, const tess_launch *l, opencl_stream *s,
-                                 const opencl_kernel_pair *pair) {
+                                 const opencl_kernel_set *set) {
     const opencl_state *state = l->kernel->state;
-    TESS_RETURN_IF_ERROR(run_kernel(d, l, s, pair->forward, tess_portable_forward_args, l->n_jobs,
+    TESS_RETURN_IF_ERROR(run_kernel(d, l, s, set->kernels[0], tess_portable_forward_args, l->n_jobs,
                                     1, state->threads));
-    return run_kernel(d, l, s, pair->merge, tess_portable_merge_args, l->n_merges,
+    return run_kernel(d, l, s, set->kernels[1], tess_portable_merge_args, l->n_merges,
                       tess_portable_merge_groups(l), TESS_MERGE_THREADS);
 }
 
 static tess_status run_paging(const opencl_device *d, const tess_launch *l, opencl_stream *s,
-                              const opencl_kernel_pair *pair) {
-    TESS_RETURN_IF_ERROR(set_buffers(d, l, pair->forward));
+                              const opencl_kernel_set *set) {
+    TESS_RETURN_IF_ERROR(set_buffers(d, l, set->kernels[0]));
     for (uint64_t done = 0; done < l->n_jobs; done += MOST_GROUPS) {
         tess_paging_args args;
         const uint64_t rest = l->n_jobs - done;
         tess_paging_fill(l, done, rest < MOST_GROUPS ? rest : MOST_GROUPS, 0, &args);
         TESS_RETURN_IF_ERROR(
-            enqueue(d, s, pair->forward, &paging, &args, args.items, TESS_PAGING_THREADS));
+            enqueue(d, s, set->kernels[0], &paging, &args, args.items, TESS_PAGING_THREADS));
     }
     return TESS_OK;
 }
 
 static tess_status run_parts(const opencl_device *d, const tess_launch *l, opencl_stream *s,
-                             const opencl_kernel_pair *pair) {
+                             const opencl_kernel_set *set) {
     tess_launch as;
     tess_portable_parts(l, &as);
-    return run_kernel(d, &as, s, pair->forward, tess_portable_parts_args, l->n_jobs, 1,
+    return run_kernel(d, &as, s, set->kernels[0], tess_portable_parts_args, l->n_jobs, 1,
                       TESS_PARTS_THREADS);
 }
 
+static tess_status run_backward(const opencl_device *d, const tess_launch *l, opencl_stream *s,
+                                const opencl_kernel_set *set) {
+    const opencl_state *state = l->kernel->state;
+    tess_launch as;
+    tess_backward_stage(l, &as);
+    return run_kernel(d, &as, s, set->kernels[tess_backward_number(l->stage)], tess_backward_args,
+                      l->n_jobs, 1, tess_backward_threads(state->backward, l->stage));
+}
+
 static tess_status run_prepare(const opencl_device *d, const tess_launch *l, opencl_stream *s,
-                               const opencl_kernel_pair *pair) {
+                               const opencl_kernel_set *set) {
     tess_args args;
-    TESS_RETURN_IF_ERROR(set_buffers(d, l, pair->forward));
+    TESS_RETURN_IF_ERROR(set_buffers(d, l, set->kernels[0]));
     tess_prepare_args(l, 0, &args);
-    return enqueue(d, s, pair->forward, &step, &args, (size_t)l->n_jobs, TESS_PREPARE_GROUP);
+    return enqueue(d, s, set->kernels[0], &step, &args, (size_t)l->n_jobs, TESS_PREPARE_GROUP);
 }
 
 /* ------------------------------------------------------------------ the call */
 
-static opencl_kernel_pair *take_pair(opencl_state *state) {
-    for (uint32_t n = 0; n < state->n_pairs; n++) {
+static opencl_kernel_set *take_set(opencl_state *state) {
+    for (uint32_t n = 0; n < state->n_sets; n++) {
         int expected = 0;
-        if (__atomic_compare_exchange_n(&state->pairs[n].busy, &expected, 1, 0, __ATOMIC_ACQUIRE,
+        if (__atomic_compare_exchange_n(&state->sets[n].busy, &expected, 1, 0, __ATOMIC_ACQUIRE,
                                         __ATOMIC_RELAXED))
-            return &state->pairs[n];
+            return &state->sets[n];
     }
     return NULL;
 }
@@ -280,15 +289,16 @@ tess_status tess_opencl_launch(void *device, const tess_launch *l) {
         return host->fail(host, TESS_ERROR_UNSUPPORTED,
                           "batch: tables of %llu bytes; this backend takes 16 GiB",
                           (unsigned long long)l->tables->device.size);
-    opencl_kernel_pair *pair = take_pair(state);
-    if (!pair)
+    opencl_kernel_set *set = take_set(state);
+    if (!set)
         return host->fail(host, TESS_ERROR_BUSY, "max_in_flight: %u runs are being enqueued",
-                          (unsigned)state->n_pairs);
-    tess_status status = tess_is_paging(l->op)      ? run_paging(d, l, &stream, pair)
-                         : l->op == TESS_OP_MERGE   ? run_parts(d, l, &stream, pair)
-                         : l->op == TESS_OP_PREPARE ? run_prepare(d, l, &stream, pair)
-                                                    : run_attention(d, l, &stream, pair);
-    __atomic_store_n(&pair->busy, 0, __ATOMIC_RELEASE);
+                          (unsigned)state->n_sets);
+    tess_status status = tess_is_paging(l->op)       ? run_paging(d, l, &stream, set)
+                         : l->op == TESS_OP_MERGE    ? run_parts(d, l, &stream, set)
+                         : l->op == TESS_OP_PREPARE  ? run_prepare(d, l, &stream, set)
+                         : l->op == TESS_OP_BACKWARD ? run_backward(d, l, &stream, set)
+                                                     : run_attention(d, l, &stream, set);
+    __atomic_store_n(&set->busy, 0, __ATOMIC_RELEASE);
     if (status == TESS_OK && l->stream.kind == TESS_STREAM_DEFAULT) {
         const cl_int code = d->cl->clFlush(stream.queue);
         if (code != CL_SUCCESS)

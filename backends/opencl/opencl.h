@@ -5,6 +5,7 @@
 
 #include <pthread.h>
 
+#include "backward.h"
 #include "cl.h"
 #include "paging.h"
 #include "prepare.h"
@@ -14,7 +15,8 @@
 enum {
     OPENCL_VARIANTS = 3, /* of instances: each row's for tiles, and those for few rows */
     OPENCL_DTYPES = 3,
-    OPENCL_TEXT = 96, /* of names and versions that go into tess_device_info */
+    OPENCL_KERNELS = TESS_BACKWARD_STAGES, /* most of one row of the table */
+    OPENCL_TEXT = 96,                      /* of names and versions that go into tess_device_info */
 };
 
 /* A device as the driver describes it. */
@@ -47,6 +49,7 @@ typedef struct opencl_device {
     opencl_program programs[OPENCL_DTYPES][OPENCL_VARIANTS][TESS_PORTABLE_BUCKETS];
     opencl_program paging[2]; /* for elements of 32 and of 16 bits */
     opencl_program parts[OPENCL_DTYPES];
+    opencl_program backward[OPENCL_DTYPES][TESS_PORTABLE_BUCKETS];
     opencl_program step;
 } opencl_device;
 
@@ -82,17 +85,18 @@ tess_status tess_opencl_kernel(void *device, uint32_t index, const tess_kernel_k
                                tess_kernel_info *info, tess_kernel *kernel);
 void tess_opencl_programs_release(opencl_device *d);
 
-/* Kernel objects hold their arguments, so each launch needs a pair of its own while it is enqueued.
+/* Kernel objects hold their arguments, so each launch needs a set of its own while it is enqueued.
  */
-typedef struct opencl_kernel_pair {
-    cl_kernel forward, merge; /* or the kernel of another operation, and none */
-    int busy;                 /* atomic */
-} opencl_kernel_pair;
+typedef struct opencl_kernel_set {
+    cl_kernel kernels[OPENCL_KERNELS]; /* forward and merge; a stage each; or one */
+    int busy;                          /* atomic */
+} opencl_kernel_set;
 
 typedef struct opencl_state {
     opencl_device *device;
-    uint32_t n_pairs, threads; /* threads: of a workgroup of the forward kernel */
-    opencl_kernel_pair pairs[];
+    const tess_backward_shape *backward; /* NULL: of another operation */
+    uint32_t n_sets, threads;            /* threads: of a workgroup of the forward kernel */
+    opencl_kernel_set sets[];
 } opencl_state;
 
 /* launch.c */

@@ -64,7 +64,8 @@
  *
  * P comes from LSE alone, which float32 rounds: its relative error is at most about
  * (|LSE| + |scale * <q, k>|) * 2^-24, beside that of the product. Scores of 2^10 leave 13 bits.
- * Sums are float32. With 16-bit inputs P and dS are rounded to dtype before they are multiplied.
+ * Sums are float32. With 16-bit inputs a kernel may round P and dS to dtype before it multiplies
+ * them.
  * Each of d_k and d_v is summed over the query heads of its kv head in float32 before it is
  * rounded to its type.
  *

@@ -25,7 +25,8 @@ static const fake_exports *driver;
 static fake_control *control;
 static void *library;
 
-enum { PARTS = 6, NO_DEVICE = -1 }; /* PARTS: Q, K, V, O, LSE, workspace */
+/* PARTS: Q, K, V, O, LSE, of backward dO, dQ, dK and dV, and the workspace */
+enum { PARTS = 10, NO_DEVICE = -1 };
 
 /* A function of the driver's own, for what an application does by itself. */
 static void *symbol(const char *cuda, const char *hip) {
@@ -116,21 +117,25 @@ static tess_status open_scene(scene *s, const char *line, int device, const void
 }
 
 static void add_buffers(scene *s, uint64_t shift) {
+    enum { ATTENTION = 5, WORKSPACE = PARTS - 1 };
+    static const tess_role roles[WORKSPACE] = {TESS_ROLE_Q,   TESS_ROLE_K,   TESS_ROLE_V,
+                                               TESS_ROLE_O,   TESS_ROLE_LSE, TESS_ROLE_D_O,
+                                               TESS_ROLE_D_Q, TESS_ROLE_D_K, TESS_ROLE_D_V};
     const tess_buffer none = {0};
     s->run = (tess_run_desc){.struct_size = sizeof s->run};
-    tess_tensor *const tensors[5] = {&s->run.q, &s->run.k, &s->run.v, &s->run.o, &s->run.lse};
-    for (int n = 0; n < PARTS; n++) {
-        uint64_t bytes = s->info.workspace_bytes;
-        if (n < 5) assert_ok(tess_plan_tensor(s->plan, (tess_role)n, none, tensors[n], &bytes));
+    tess_tensor *const tensors[WORKSPACE] = {&s->run.q,   &s->run.k,   &s->run.v,
+                                             &s->run.o,   &s->run.lse, &s->run.d_o,
+                                             &s->run.d_q, &s->run.d_k, &s->run.d_v};
+    for (int n = 0; n < (s->p.op == PROBLEM_BACKWARD ? WORKSPACE : ATTENTION); n++) {
+        uint64_t bytes;
+        assert_ok(tess_plan_tensor(s->plan, roles[n], none, tensors[n], &bytes));
         const uint64_t place = n < 4 ? shift : 0;
         s->buffers[n] = test_upload(s->device, NULL, bytes + place);
-        tess_buffer given = s->buffers[n];
-        if (given.kind) given.offset = place;
-        if (n < 5)
-            tensors[n]->buffer = given;
-        else
-            s->run.workspace = given;
+        tensors[n]->buffer = s->buffers[n];
+        if (tensors[n]->buffer.kind) tensors[n]->buffer.offset = place;
     }
+    s->run.workspace = s->buffers[WORKSPACE] =
+        test_upload(s->device, NULL, s->info.workspace_bytes);
 }
 
 static void close_scene(scene *s) {
@@ -310,6 +315,43 @@ static void test_serving(void **state) {
     compare(is_cuda ? "cuda_serving" : "hip_serving", text);
     free(text);
     if (control->wrong) fail_msg("the driver was misused: %s", control->what);
+}
+
+/* Backward has a launch for each stage that the wanted gradients need. */
+static void test_gradients(void **state) {
+    (void)state;
+    char *text = NULL;
+    size_t size = 0;
+    FILE *out = open_memstream(&text, &size);
+    scene s;
+    assert_non_null(out);
+    set_arch(0, is_cuda ? "sm_90" : "gfx1100");
+    start_log();
+    assert_ok(open_scene(&s,
+                         "op=bwd pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 q_len=70 "
+                         "kv_len=333 head_dim=72 dtype=bf16 batch=2",
+                         0, NULL, NULL));
+    note(out, "listing, opening, planning");
+    add_buffers(&s, 0);
+    note(out, "memory");
+    assert_ok(tess_run(s.plan, &s.run));
+    note(out, "a run");
+    tess_run_desc some = s.run;
+    some.d_q.buffer = (tess_buffer){0};
+    assert_ok(tess_run(s.plan, &some));
+    note(out, "without dQ");
+    some = s.run;
+    some.d_k.buffer = some.d_v.buffer = (tess_buffer){0};
+    assert_ok(tess_run(s.plan, &some));
+    note(out, "without dK and dV");
+    assert_ok(tess_wait(s.device, UINT64_MAX));
+    note(out, "a wait");
+    close_scene(&s);
+    note(out, "the end");
+    assert_int_equal(fclose(out), 0);
+    control->logging = 0;
+    compare(is_cuda ? "cuda_gradients" : "hip_gradients", text);
+    free(text);
 }
 
 /* The only calls that tess_run may make: stream capture allows no others. And it does not
@@ -593,9 +635,9 @@ int main(int argc, char **argv) {
     find_backend(runtime, backend, &info);
     tess_runtime_release(runtime);
     const struct CMUnitTest tests[] = {
-        TEST(test_listing),  TEST(test_two_devices), TEST(test_wrapping),
-        TEST(test_images),   TEST(test_images_sm80), TEST(test_images_decode),
-        TEST(test_portable), TEST(test_sm80),        TEST(test_decode),
-        TEST(test_sm90),     TEST(test_serving),     TEST(test_run_calls)};
+        TEST(test_listing),     TEST(test_two_devices),   TEST(test_wrapping), TEST(test_images),
+        TEST(test_images_sm80), TEST(test_images_decode), TEST(test_portable), TEST(test_sm80),
+        TEST(test_decode),      TEST(test_sm90),          TEST(test_serving),  TEST(test_gradients),
+        TEST(test_run_calls)};
     return cmocka_run_group_tests_name("calls of a driver", tests, NULL, NULL);
 }

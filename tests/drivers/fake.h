@@ -134,9 +134,15 @@ void fake_kernel_describe(int kernel, void *const *parameters, char *text, size_
 void fake_kernel_run(int kernel, unsigned groups, void *const *parameters);
 void *fake_host(uint64_t pointer);
 
-/* ------------------------------------------------------------------ paging.c */
+/* ------------------------------------------------------------------ other operations */
 
-/* The same for the kernels that write a cache, which have numbers of their own. */
+/* backward.c: those of backward, which take what the portable kernels of attention take. */
+enum { FAKE_BACKWARD_KERNELS = 21 };
+int fake_backward_find(const char *name);
+int fake_backward_takes(int number, unsigned threads);
+void fake_backward_run(int number, unsigned groups, void *const *parameters);
+
+/* paging.c: those that write a cache. All have numbers of their own. */
 enum { FAKE_PAGING_KERNELS = 4, FAKE_PAGING_THREADS = 64 };
 int fake_paging_find(const char *name);
 const size_t *fake_paging_parameters(int kernel);

@@ -24,6 +24,7 @@ enum {
     SM80,
     MERGE_PARTS,
     DECODE,
+    BACKWARD,
     PARTS = 3,
     DTYPES = 3,
     MERGE_GROUP = 128,
@@ -66,11 +67,13 @@ enum {
     FIRST_MERGE = 2 * PORTABLE_DIMS,
     PER_DTYPE = FIRST_MERGE + 2 + 2 * FAST_DIMS + DECODE_SHAPES,
     FIRST_PAGING = DTYPES * PER_DTYPE,
-    PREPARE = FIRST_PAGING + FAKE_PAGING_KERNELS
+    PREPARE = FIRST_PAGING + FAKE_PAGING_KERNELS,
+    FIRST_BACKWARD
 };
 
 static kernel kernel_of(int number) {
     const int dtype = number / PER_DTYPE, n = number % PER_DTYPE;
+    if (number >= FIRST_BACKWARD) return (kernel){BACKWARD, 0, 0, 0, 0, 0};
     if (n < PORTABLE_DIMS)
         return (kernel){FORWARD, dtype, portable_dims[n], portable_threads[n], 0, 0};
     const int few = n - PORTABLE_DIMS, merge = n - FIRST_MERGE;
@@ -108,6 +111,8 @@ int fake_kernel_find(const char *name) {
         if (strcmp(text, name) == 0) return n;
     }
     if (strcmp(name, "tess_prepare") == 0) return PREPARE;
+    const int backward = fake_backward_find(name);
+    if (backward >= 0) return FIRST_BACKWARD + backward;
     const int paging = fake_paging_find(name);
     return paging < 0 ? -1 : FIRST_PAGING + paging;
 }
@@ -117,6 +122,7 @@ const size_t *fake_kernel_parameters(int number) {
                         sm90[] = {sizeof(tess_sm90_maps), sizeof(tess_sm90_args), 0},
                         sm80[] = {sizeof(tess_sm80_args), 0},
                         decode[] = {sizeof(tess_decode_args), 0};
+    if (number >= FIRST_BACKWARD) return portable;
     if (number == PREPARE) return fake_prepare_parameters;
     if (number >= FIRST_PAGING) return fake_paging_parameters(number - FIRST_PAGING);
     const int kind = kernel_of(number).kind;
@@ -124,6 +130,7 @@ const size_t *fake_kernel_parameters(int number) {
 }
 
 int fake_kernel_takes(int number, unsigned threads) {
+    if (number >= FIRST_BACKWARD) return fake_backward_takes(number - FIRST_BACKWARD, threads);
     if (number == PREPARE) return threads == FAKE_PREPARE_THREADS;
     if (number >= FIRST_PAGING) return threads == FAKE_PAGING_THREADS;
     const kernel k = kernel_of(number);
@@ -192,7 +199,7 @@ void fake_kernel_describe(int number, void *const *parameters, char *text, size_
         fake_prepare_describe(parameters, text, size);
         return;
     }
-    if (number >= FIRST_PAGING) {
+    if (number >= FIRST_PAGING && number < FIRST_BACKWARD) {
         fake_paging_describe(number - FIRST_PAGING, parameters, text, size);
         return;
     }
@@ -391,6 +398,10 @@ static void run_lockstep(kernel k, unsigned groups, const void *parameter) {
 #endif
 
 void fake_kernel_run(int number, unsigned groups, void *const *parameters) {
+    if (number >= FIRST_BACKWARD) {
+        fake_backward_run(number - FIRST_BACKWARD, groups, parameters);
+        return;
+    }
     if (number == PREPARE) {
         fake_prepare_run(groups, parameters);
         return;

@@ -324,4 +324,28 @@ template <typename T> TESS_FUNCTION void tess_store4(T *to, vec4 x) {
     extern "C" __global__ TESS_BOUNDS(TESS_PARTS_THREADS) void TESS_PARTS_NAME(TESS_DTYPE_NAME)( \
         TESS_FORWARD_BUFFERS(TESS_ELEMENT))
 
+/* ------------------------------------------------------------------ backward */
+
+#define TESS_LOAD_FLOAT(buffer, at)       ((buffer)[at])
+#define TESS_LOAD4_FLOATS(buffer, at)     tess_load4((const float *)(buffer) + (at))
+#define TESS_STORE4_FLOATS(buffer, at, x) tess_store4((buffer) + (at), (x))
+/* To a buffer of floats that holds elements. */
+#define TESS_STORE4_NARROW(buffer, at, x)       tess_store4((TESS_ELEMENT *)(buffer) + (at), (x))
+#define TESS_BACKWARD_NAME_(stage, dtype, dims) tess_backward_##stage##_##dtype##_##dims
+#define TESS_BACKWARD_NAME(stage, dtype, dims)  TESS_BACKWARD_NAME_(stage, dtype, dims)
+#define TESS_DELTA_NAME_(dtype)                 tess_backward_delta_##dtype
+#define TESS_DELTA_NAME(dtype)                  TESS_DELTA_NAME_(dtype)
+#define TESS_BACKWARD_OF(name, threads)                                                         \
+    extern "C" __global__ TESS_BOUNDS(threads) void name(                                       \
+        const TESS_ELEMENT *__restrict__ Q, const TESS_ELEMENT *__restrict__ K,                 \
+        const TESS_ELEMENT *__restrict__ V, const TESS_ELEMENT *__restrict__ O, float *LSE,     \
+        const int *__restrict__ block_table, const float *__restrict__ K_SCALE, float *V_SCALE, \
+        const uint *__restrict__ tables, float *workspace, const tess_args args)
+#define TESS_BACKWARD_DELTA_KERNEL \
+    TESS_BACKWARD_OF(TESS_DELTA_NAME(TESS_DTYPE_NAME), TESS_STRIP_THREADS)
+#define TESS_BACKWARD_ROWS_KERNEL \
+    TESS_BACKWARD_OF(TESS_BACKWARD_NAME(rows, TESS_DTYPE_NAME, TESS_DIMS), TESS_THREADS)
+#define TESS_BACKWARD_COLUMNS_KERNEL \
+    TESS_BACKWARD_OF(TESS_BACKWARD_NAME(columns, TESS_DTYPE_NAME, TESS_DIMS), TESS_THREADS)
+
 #endif /* TESS_DIALECT_CUDA_H */

@@ -164,4 +164,22 @@ typedef uint4 tess_eight;
     __kernel __attribute__((reqd_work_group_size(TESS_PARTS_THREADS, 1, 1))) void \
     tess_merge_parts(TESS_BUFFERS)
 
+/* ------------------------------------------------------------------ backward */
+
+#define TESS_LOAD_FLOAT(buffer, at)       ((buffer)[at])
+#define TESS_LOAD4_FLOATS(buffer, at)     vload4(0, (buffer) + (at))
+#define TESS_STORE4_FLOATS(buffer, at, x) vstore4((x), 0, (buffer) + (at))
+/* To a buffer of floats that holds elements. */
+#define TESS_STORE4_NARROW(buffer, at, x) \
+    vstore4(tess_narrow4(x), 0, (__global tess_element *)(buffer) + (at))
+#define TESS_BACKWARD_OF(name, threads)                                                          \
+    __kernel __attribute__((reqd_work_group_size(threads, 1, 1))) void name(                     \
+        const __global tess_element *Q, const __global tess_element *K,                          \
+        const __global tess_element *V, const __global tess_element *O, __global float *LSE,     \
+        const __global int *block_table, const __global float *K_SCALE, __global float *V_SCALE, \
+        const __global uint *tables, __global float *workspace, const tess_args args)
+#define TESS_BACKWARD_DELTA_KERNEL   TESS_BACKWARD_OF(tess_backward_delta, TESS_STRIP_THREADS)
+#define TESS_BACKWARD_ROWS_KERNEL    TESS_BACKWARD_OF(tess_backward_rows, TESS_THREADS)
+#define TESS_BACKWARD_COLUMNS_KERNEL TESS_BACKWARD_OF(tess_backward_columns, TESS_THREADS)
+
 #endif /* TESS_DIALECT_OPENCL_H */

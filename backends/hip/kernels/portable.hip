@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The portable kernels in HIP, all instances: tess_forward_<f32|f16|bf16>_<64|128|256> and
- * tess_merge_<f32|f16|bf16>, tess_merge_parts_<f32|f16|bf16>, tess_append_<16|32>,
+ * tess_merge_<f32|f16|bf16>, tess_merge_parts_<f32|f16|bf16>, tess_backward_delta_<f32|f16|bf16>,
+ * tess_backward_<rows|columns>_<f32|f16|bf16>_<64|128|256>, tess_append_<16|32>,
  * tess_copy_pages_<16|32> and tess_prepare. */
 #include "dialect_cuda.h"
 #include "paging_cuda.h"
@@ -9,18 +10,24 @@
 #define TESS_DTYPE_NAME f32
 #define TESS_ELEMENT    float
 #include "instances.inl"
+
+#include "backward_instances.inl"
 #undef TESS_DTYPE_NAME
 #undef TESS_ELEMENT
 
 #define TESS_DTYPE_NAME f16
 #define TESS_ELEMENT    tess_f16
 #include "instances.inl"
+
+#include "backward_instances.inl"
 #undef TESS_DTYPE_NAME
 #undef TESS_ELEMENT
 
 #define TESS_DTYPE_NAME bf16
 #define TESS_ELEMENT    tess_bf16
 #include "instances.inl"
+
+#include "backward_instances.inl"
 #undef TESS_DTYPE_NAME
 #undef TESS_ELEMENT
 
