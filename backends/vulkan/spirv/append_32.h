@@ -12,7 +12,7 @@
  * source: ../common/paging_args.h
  * source: kernels/append.comp
  * source: kernels/bindings.h
- * sha256: 291224eff128a3d5d096794e64c0cc1e89c326bb065874ba0340f0db53442dfe
+ * sha256: dd5261d375f6dbf38f34971e9e5aa5910781e2e29ebdbcc5f78418e3761326b6
  */
 #include <stdint.h>
 static const uint32_t tess_vk_append_32[] = {

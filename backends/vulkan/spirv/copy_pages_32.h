@@ -11,7 +11,7 @@
  * source: ../common/paging_args.h
  * source: kernels/bindings.h
  * source: kernels/copy_pages.comp
- * sha256: c6fd0551988f8b194e57a70685e127561f4f1eae81ac540b3383620f6de4fb4c
+ * sha256: 3845eaaa1f738a0ba5ffcf068939d71596df1706a860eec7a3836d8b8b02bf09
  */
 #include <stdint.h>
 static const uint32_t tess_vk_copy_pages_32[] = {

@@ -21,7 +21,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_forward.comp
- * sha256: 56ecc5b21f1c9c20dc90b8e25705c9587286373bccce088f1366051572734f9c
+ * sha256: 1bbbd0032d116612518a9dff4775a010263943182f7c4b94ca9ae77cba587c28
  */
 #include <stdint.h>
 static const uint32_t tess_vk_forward_f32[] = {

@@ -22,7 +22,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/forward_few.comp
- * sha256: 6efd9b0c9436ebea003e98ced2e15c39deb0057add35ae2aacfdc718fc718acb
+ * sha256: 10e0a509183ebcc8b758262289b3d3b8e208b66cb618f91226079d543674598f
  */
 #include <stdint.h>
 static const uint32_t tess_vk_forward_few_f32[] = {

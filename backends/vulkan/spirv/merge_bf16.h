@@ -11,7 +11,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_merge.comp
- * sha256: a39a965e090a21f8b71507c6a47b435b97c02c06692896391d4452c45531456c
+ * sha256: 972b47d50b44f7b73c96f4b17148f4c56a47a9add402118b4ef215db554fcccd
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_bf16[] = {

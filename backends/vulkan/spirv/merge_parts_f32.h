@@ -10,7 +10,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/merge_parts.comp
- * sha256: b4eaf2eafa3ea431167d1b07e3711bd3c6b1406113e67054b42e047ac48d90b8
+ * sha256: be8b81013df7acbe5ff9fa95a58f328ee1536d04f33a81c99c200a8c544de31b
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_parts_f32[] = {

@@ -18,7 +18,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/prepare.comp
- * sha256: 858fdd1bdb6b3943c4e374c7ccc92993e86cddc2b5828a4aba1d51e7d69fac20
+ * sha256: ec9cd2463ee88092f79307d821b65004e1cbc601fac60dc02521673e08ea1084
  */
 #include <stdint.h>
 static const uint32_t tess_vk_prepare[] = {
