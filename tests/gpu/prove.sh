@@ -72,7 +72,7 @@ list() {
 }
 
 # Kernels that read steps, beside the portable ones.
-step_kernels='cuda/decode'
+step_kernels='cuda/decode cuda/sm80'
 
 [ $# -gt 0 ] || set -- cuda opencl vulkan
 for backend in "$@"; do
@@ -81,12 +81,12 @@ for backend in "$@"; do
   step "$backend: properties, 100 repeats" "$work/log" $?
   [ "$random" = 0 ] ||
     list "$random random problems" "$backend" --random "$random" --seed "${TESSERA_PROVE_SEED:-1}"
-  for name in steps append quantised copy_pages merge_parts; do
+  for name in steps append append_wide quantised copy_pages merge_parts; do
     own=$(program $name)
     [ -n "$own" ] || continue
     "$own" "$backend" >"$work/log" 2>&1
     step "$backend: $name" "$work/log" $?
-    [ "$backend $name" = 'cuda append' ] || continue
+    [ "$backend $name" = 'cuda append_wide' ] || continue
     for kernel in $step_kernels; do
       TESSERA_KERNEL=$kernel "$own" "$backend" >"$work/log" 2>&1
       step "$kernel: $name" "$work/log" $?

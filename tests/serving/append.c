@@ -7,7 +7,14 @@
 
 #include "cache.h"
 
-enum { TOKENS = 96, BLOCK = 4, LOCAL = 2, STRIDE = 4, CHUNK = 2 * BLOCK + 1 };
+/* Kernels for full tiles read blocks of 8 and more, and 16-bit types alone: `append_wide` is this
+ * program with such blocks, and such types in all steps. */
+#ifdef APPEND_WIDE
+enum { BLOCK = 8, STEP_DTYPE = TESS_BF16 };
+#else
+enum { BLOCK = 4, STEP_DTYPE = TESS_F32 };
+#endif
+enum { TOKENS = 96, LOCAL = 2, STRIDE = 4, CHUNK = 2 * BLOCK + 1 };
 
 static cache_shape shape_of(const char *name, uint32_t dtype, int32_t page, int compact) {
     return (cache_shape){.name = name,
@@ -64,13 +71,13 @@ static void list_shapes(cache_shape shapes[SHAPES]) {
         shape_of("compact, pages of 32, ids out of range, a dense head, f32", TESS_F32, 32, 1);
     shapes[n].pattern.dense_heads = 1;
     shapes[n++].hostile = 1;
-    shapes[n++] = steps_of("steps, contiguous, f32", TESS_F32, 0, 0);
+    shapes[n++] = steps_of("steps, contiguous", STEP_DTYPE, 0, 0);
     shapes[n] = steps_of("steps, pages of 16, ids out of range, bf16", TESS_BF16, 16, 0);
     shapes[n++].hostile = 1;
     shapes[n] = steps_of("steps, pages of 32, parts, f16", TESS_F16, 32, 0);
     shapes[n++].kv_split = 3;
-    shapes[n++] = steps_of("steps, compact, f32", TESS_F32, 0, 1);
-    shapes[n] = steps_of("steps, compact, pages of 16, a dense head, parts, f32", TESS_F32, 16, 1);
+    shapes[n++] = steps_of("steps, compact", STEP_DTYPE, 0, 1);
+    shapes[n] = steps_of("steps, compact, pages of 16, a dense head, parts", STEP_DTYPE, 16, 1);
     shapes[n].pattern.dense_heads = 1;
     shapes[n++].kv_split = 3;
     /* Six heads of different residues. */

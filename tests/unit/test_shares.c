@@ -186,8 +186,10 @@ static void test_compact(void **state) {
     plan = make_batch(&b, TESS_PLAN_COMPACT, 0);
     is_share(plan, 0, "rig/eight", 16);
     tess_plan_release(plan);
+    /* No sequence may decide which kernel the others get, so it is the first one. */
+    b = mixed;
     plan = make_batch(&b, TESS_PLAN_COMPACT | TESS_PLAN_BATCH_INVARIANT, 0);
-    is_share(plan, 0, "rig/tiles", 64);
+    is_share(plan, 0, "rig/eight", 16);
     tess_plan_release(plan);
 }
 
