@@ -227,7 +227,6 @@ void tess_driver_close(void *device) {
 tess_status tess_driver_query(void *device, tess_caps *caps) {
     tess_driver_device *d = device;
     tess_portable_caps(TESS_BUFFER_POINTER, (uint32_t)(d->units > 0 ? d->units : 1), caps);
-    caps->features |= TESS_FEATURE_BACKWARD;
     caps->cache_bytes = d->cache_bytes > 0 ? (uint64_t)d->cache_bytes : 0;
     if (d->time_limited) {
         /* A step (64 rows by 64 keys) is 2 MFLOP at head_dim 128. Assume a quarter of a TFLOP/s for

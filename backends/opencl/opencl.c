@@ -219,7 +219,6 @@ static void opencl_close(void *device) { drop(device); }
 static tess_status opencl_query(void *device, tess_caps *caps) {
     const opencl_device *d = device;
     tess_portable_caps(TESS_BUFFER_OBJECT, tess_opencl_parallel_jobs(d), caps);
-    caps->features |= TESS_FEATURE_BACKWARD;
     if (!d->time_limited) return TESS_OK;
     const double rate =
         2e6 * (d->compute_units ? d->compute_units : 1) * (d->clock_mhz ? d->clock_mhz : 500);

@@ -28,6 +28,10 @@ tess_status tess_vk_launch(void *device, const tess_launch *l) {
         tess_portable_parts(l, &as);
         run.launch = &as;
     }
+    if (l->op == TESS_OP_BACKWARD) {
+        tess_backward_stage(l, &as);
+        run.launch = &as;
+    }
     if (l->n_jobs > UINT32_MAX || l->n_merges > UINT32_MAX)
         return d->host->fail(d->host, TESS_ERROR_UNSUPPORTED,
                              "job_count: %llu jobs are more than one launch takes",

@@ -71,7 +71,11 @@ void tess_vk_write_parameters(const tess_vk_run *run, vk_commands commands) {
         return;
     }
     for (uint32_t n = 0; n < run->submissions && l->n_jobs; n++) {
-        tess_portable_forward_args(l, n * run->jobs, tess_vk_submission_jobs(run, n), 1, &args);
+        const uint64_t jobs = tess_vk_submission_jobs(run, n);
+        if (l->op == TESS_OP_BACKWARD)
+            tess_backward_args(l, n * run->jobs, jobs, 1, &args);
+        else
+            tess_portable_forward_args(l, n * run->jobs, jobs, 1, &args);
         write_attention(run, commands, n, &args);
     }
     if (l->n_merges == 0) return;

@@ -8,6 +8,15 @@
 #include "kernels/bindings.h"
 #include "spirv/append_16.h"
 #include "spirv/append_32.h"
+#include "spirv/backward_columns_bf16.h"
+#include "spirv/backward_columns_f16.h"
+#include "spirv/backward_columns_f32.h"
+#include "spirv/backward_delta_bf16.h"
+#include "spirv/backward_delta_f16.h"
+#include "spirv/backward_delta_f32.h"
+#include "spirv/backward_rows_bf16.h"
+#include "spirv/backward_rows_f16.h"
+#include "spirv/backward_rows_f32.h"
 #include "spirv/copy_pages_16.h"
 #include "spirv/copy_pages_32.h"
 #include "spirv/forward_bf16.h"
@@ -52,6 +61,18 @@ static const module append_modules[2] = {{tess_vk_append_32, sizeof tess_vk_appe
                                          {tess_vk_append_16, sizeof tess_vk_append_16}};
 static const module copy_modules[2] = {{tess_vk_copy_pages_32, sizeof tess_vk_copy_pages_32},
                                        {tess_vk_copy_pages_16, sizeof tess_vk_copy_pages_16}};
+
+/* By tess_backward_number. */
+static const module backward_modules[TESS_BACKWARD_STAGES][VK_DTYPES] = {
+    {{tess_vk_backward_delta_f32, sizeof tess_vk_backward_delta_f32},
+     {tess_vk_backward_delta_f16, sizeof tess_vk_backward_delta_f16},
+     {tess_vk_backward_delta_bf16, sizeof tess_vk_backward_delta_bf16}},
+    {{tess_vk_backward_rows_f32, sizeof tess_vk_backward_rows_f32},
+     {tess_vk_backward_rows_f16, sizeof tess_vk_backward_rows_f16},
+     {tess_vk_backward_rows_bf16, sizeof tess_vk_backward_rows_bf16}},
+    {{tess_vk_backward_columns_f32, sizeof tess_vk_backward_columns_f32},
+     {tess_vk_backward_columns_f16, sizeof tess_vk_backward_columns_f16},
+     {tess_vk_backward_columns_bf16, sizeof tess_vk_backward_columns_bf16}}};
 
 static const module prepare_module = {tess_vk_prepare, sizeof tess_vk_prepare};
 
@@ -134,7 +155,8 @@ static void store_cache(tess_vk_device *d) {
 
 /* ------------------------------------------------------------------ pipelines */
 
-/* Specialization constants 0 to 3 of a forward module: a portable shape. */
+/* Specialization constants 0 to 3 of a forward module: a portable shape. Those of backward's passes
+ * have tiles instead of rows, and no number of keys. */
 typedef struct constants {
     uint32_t dims, rows, keys, threads;
 } constants;
@@ -194,6 +216,14 @@ tess_status tess_vk_merge_pipeline(tess_vk_device *d, uint32_t dtype, vk_handle 
     return find(d, &merge_modules[dtype], NULL, &d->merge[dtype], pipeline);
 }
 
+tess_status tess_vk_backward_pipeline(tess_vk_device *d, const tess_backward_shape *s,
+                                      uint32_t dtype, uint32_t number, vk_handle *pipeline) {
+    const constants c = {s->head_dim, s->tile, 0, s->threads};
+    const int is_delta = number == tess_backward_number(TESS_STAGE_DELTA);
+    return find(d, &backward_modules[number][dtype], is_delta ? NULL : &c,
+                &d->backward[number][s - tess_backward_shapes][dtype], pipeline);
+}
+
 tess_status tess_vk_other_pipeline(tess_vk_device *d, uint32_t op, uint32_t dtype,
                                    vk_handle *pipeline) {
     if (op == TESS_OP_MERGE)
@@ -218,6 +248,9 @@ void tess_vk_pipelines_close(tess_vk_device *d) {
         if (d->copy_pages[n]) d->vk.DestroyPipeline(d->device, d->copy_pages[n], NULL);
     }
     if (d->prepare) d->vk.DestroyPipeline(d->device, d->prepare, NULL);
+    vk_handle *backward = &d->backward[0][0][0];
+    for (size_t n = 0; n < sizeof d->backward / sizeof *backward; n++)
+        if (backward[n]) d->vk.DestroyPipeline(d->device, backward[n], NULL);
     if (d->cache) d->vk.DestroyPipelineCache(d->device, d->cache, NULL);
     if (d->layout) d->vk.DestroyPipelineLayout(d->device, d->layout, NULL);
     if (d->set_layout) d->vk.DestroyDescriptorSetLayout(d->device, d->set_layout, NULL);

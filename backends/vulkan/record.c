@@ -38,7 +38,11 @@ static void dispatch(const tess_vk_run *run, vk_commands commands, vk_handle pip
 
 void tess_vk_record_jobs(const tess_vk_run *run, vk_commands commands, uint32_t submission) {
     const uint64_t jobs = tess_vk_submission_jobs(run, submission);
-    if (jobs) dispatch(run, commands, run->state->forward, submission, jobs);
+    const tess_launch *l = run->launch;
+    const vk_handle pipeline = l->op == TESS_OP_BACKWARD
+                                   ? run->state->stages[tess_backward_number(l->stage)]
+                                   : run->state->forward;
+    if (jobs) dispatch(run, commands, pipeline, submission, jobs);
 }
 
 void tess_vk_record_end(const tess_vk_run *run, vk_commands commands) {

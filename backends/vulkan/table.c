@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The table of kernels, fastest first, and which problems they take. */
 #include <stdio.h>
+#include <string.h>
 
 #include "vk.h"
 
@@ -14,6 +15,7 @@ typedef struct vk_row {
 static const vk_row kernels[] = {
     {{TESS_OP_FORWARD, "portable", 0}, &tess_portable},
     {{TESS_OP_FORWARD, "portable_small", 0}, &tess_portable_small},
+    {{TESS_OP_BACKWARD, "portable", 0}, NULL},
     {{TESS_OP_APPEND, "append", 0}, NULL},
     {{TESS_OP_COPY_PAGES, "copy_pages", 0}, NULL},
     {{TESS_OP_MERGE, "merge_parts", 0}, NULL},
@@ -41,11 +43,20 @@ static const char *shape_refusal(const tess_vk_device *d, const tess_portable_sh
     return buffer;
 }
 
+/* The same of a shape of backward. */
+static const char *backward_refusal(const tess_vk_device *d, int32_t head_dim, char *buffer,
+                                    size_t size) {
+    const tess_backward_shape *s = tess_backward_find(head_dim);
+    const tess_portable_shape as = {.threads = s->threads, .shared_bytes = s->shared_bytes};
+    return shape_refusal(d, &as, buffer, size);
+}
+
 static const char *refuses(const tess_vk_device *d, const vk_row *row, const tess_kernel_key *key,
                            char *buffer, size_t size) {
     static const tess_portable_shape step = {.threads = TESS_PREPARE_GROUP,
                                              .shared_bytes = TESS_PREPARE_SHARED_BYTES};
     if (row->head.op == TESS_OP_PREPARE) return shape_refusal(d, &step, buffer, size);
+    if (!key && row->head.op == TESS_OP_BACKWARD) return backward_refusal(d, 1, buffer, size);
     if (!key) return row->variant ? shape_refusal(d, row->variant->shapes, buffer, size) : NULL;
     const char *why =
         tess_is_paging(row->head.op) ? tess_paging_refusal(key) : tess_portable_refusal(key);
@@ -60,6 +71,7 @@ static const char *refuses(const tess_vk_device *d, const vk_row *row, const tes
                  MOST_IN_FLIGHT);
         return buffer;
     }
+    if (key->op == TESS_OP_BACKWARD) return backward_refusal(d, key->head_dim, buffer, size);
     return row->variant ? shape_refusal(d, tess_portable_choose(row->variant, key), buffer, size)
                         : NULL; /* every device has workgroups of 128 */
 }
@@ -104,6 +116,27 @@ static tess_status prepare_forward(tess_vk_device *d, const tess_kernel_key *key
     return TESS_OK;
 }
 
+/* A run has a launch for each stage, and each of them resources of its own. */
+static tess_status prepare_backward(tess_vk_device *d, const tess_kernel_key *key,
+                                    tess_kernel *kernel) {
+    const tess_backward_shape *shape = tess_backward_find(key->head_dim);
+    const uint32_t in_flight = key->max_in_flight ? key->max_in_flight : 1;
+    vk_handle stages[TESS_BACKWARD_STAGES];
+    tess_vk_state *state;
+    uint64_t jobs_per_submission;
+    uint32_t submissions;
+    for (uint32_t n = 0; n < TESS_BACKWARD_STAGES; n++)
+        TESS_RETURN_IF_ERROR(tess_vk_backward_pipeline(d, shape, key->dtype, n, &stages[n]));
+    find_submissions(d, key, shape->tile, &jobs_per_submission, &submissions);
+    TESS_RETURN_IF_ERROR(
+        tess_vk_state_create(d, TESS_BACKWARD_STAGES * in_flight, submissions, &state));
+    memcpy(state->stages, stages, sizeof stages);
+    state->jobs_per_submission = jobs_per_submission;
+    tess_backward_describe(shape, kernel);
+    kernel->state = state;
+    return TESS_OK;
+}
+
 /* Of the operations that have one kernel. */
 static tess_status prepare_other(tess_vk_device *d, const tess_kernel_key *key,
                                  tess_kernel *kernel) {
@@ -125,6 +158,7 @@ tess_status tess_vk_kernel(void *device, uint32_t index, const tess_kernel_key *
     if (!tess_row_answer(&row->head, key, why, info) || !kernel) return TESS_OK;
     kernel->impl = row;
     kernel->release = tess_vk_state_release;
+    if (row->head.op == TESS_OP_BACKWARD) return prepare_backward(device, key, kernel);
     return row->variant ? prepare_forward(device, key, row, kernel)
                         : prepare_other(device, key, kernel);
 }

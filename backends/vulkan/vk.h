@@ -8,6 +8,7 @@
 #include <stdatomic.h>
 
 #include "api.h"
+#include "backward.h"
 #include "paging.h"
 #include "prepare.h"
 #include "row.h"
@@ -83,6 +84,7 @@ typedef struct tess_vk_device {
     vk_handle append[2], copy_pages[2]; /* for elements of 32 and of 16 bits */
     vk_handle merge_parts[VK_DTYPES];
     vk_handle prepare;
+    vk_handle backward[TESS_BACKWARD_STAGES][TESS_PORTABLE_BUCKETS][VK_DTYPES];
 } tess_vk_device;
 
 /* loader.c: the library, an instance, the devices on it. */
@@ -139,6 +141,9 @@ void tess_vk_pipelines_close(tess_vk_device *d);
 tess_status tess_vk_forward_pipeline(tess_vk_device *d, const tess_portable_shape *shape,
                                      uint32_t dtype, vk_handle *pipeline);
 tess_status tess_vk_merge_pipeline(tess_vk_device *d, uint32_t dtype, vk_handle *pipeline);
+/* of a stage of backward, by tess_backward_number */
+tess_status tess_vk_backward_pipeline(tess_vk_device *d, const tess_backward_shape *shape,
+                                      uint32_t dtype, uint32_t number, vk_handle *pipeline);
 /* of any other operation */
 tess_status tess_vk_other_pipeline(tess_vk_device *d, uint32_t op, uint32_t dtype,
                                    vk_handle *pipeline);
@@ -165,6 +170,7 @@ typedef struct tess_vk_resources {
 typedef struct tess_vk_state {
     tess_vk_device *device;
     vk_handle forward, merge; /* or the pipeline of another operation, and none */
+    vk_handle stages[TESS_BACKWARD_STAGES];
     /* queries 2n and 2n + 1 are those of resources[n]; 0 where there are no timestamps */
     vk_handle descriptor_pool, queries;
     uint32_t max_in_flight, n_submissions; /* n_submissions: the most that one run is split into */

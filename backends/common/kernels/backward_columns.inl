@@ -51,18 +51,26 @@
         }                                                                           \
     }
 
-TESS_BACKWARD_COLUMNS_KERNEL {
-    TESS_BACKWARD_SHARED
-    TESS_SHARED(uint, key_token, TESS_TILE)
-    TESS_SHARED(int, key_low, TESS_TILE)
-    TESS_SHARED(int, key_high, TESS_TILE)
-    TESS_SHARED(uint, key_bit, TESS_TILE)
-    TESS_SHARED(uint, row_number, TESS_ITEMS)
-    TESS_SHARED(int, row_position, TESS_ITEMS)
-    TESS_SHARED(uint, row_bits, TESS_ITEMS)
-    TESS_SHARED(float, row_lse, TESS_ITEMS)
+#define TESS_COLUMNS_SHARED                    \
+    TESS_BACKWARD_SHARED                       \
+    TESS_SHARED(uint, key_token, TESS_TILE)    \
+    TESS_SHARED(int, key_low, TESS_TILE)       \
+    TESS_SHARED(int, key_high, TESS_TILE)      \
+    TESS_SHARED(uint, key_bit, TESS_TILE)      \
+    TESS_SHARED(uint, row_number, TESS_ITEMS)  \
+    TESS_SHARED(int, row_position, TESS_ITEMS) \
+    TESS_SHARED(uint, row_bits, TESS_ITEMS)    \
+    TESS_SHARED(float, row_lse, TESS_ITEMS)    \
     TESS_SHARED(float, row_delta, TESS_ITEMS)
 
+#ifdef TESS_SHARED_OUTSIDE
+TESS_COLUMNS_SHARED
+#endif
+
+TESS_BACKWARD_COLUMNS_KERNEL {
+#ifndef TESS_SHARED_OUTSIDE
+    TESS_COLUMNS_SHARED
+#endif
     const uint thread = TESS_THREAD;
     const bool present = TESS_GROUP < args.items;
     TESS_LEAVE_UNLESS(present);

@@ -26,20 +26,28 @@
             kept ? tess_exp2(s[n].c * scale_log2 - row_lse[r]) * (dp[n].c - row_delta[r]) : 0.0f; \
     }
 
-TESS_BACKWARD_ROWS_KERNEL {
-    TESS_BACKWARD_SHARED
-    TESS_SHARED(uint, row_head_row, TESS_TILE)
-    TESS_SHARED(int, row_causal, TESS_TILE)
-    TESS_SHARED(int, row_window_low, TESS_TILE)
-    TESS_SHARED(int, row_window_high, TESS_TILE)
-    TESS_SHARED(int, row_block, TESS_TILE)
-    TESS_SHARED(float, row_lse, TESS_TILE)
-    TESS_SHARED(float, row_delta, TESS_TILE)
-    TESS_SHARED(uint, key_token, TESS_ITEMS)
-    TESS_SHARED(int, key_position, TESS_ITEMS)
-    TESS_SHARED(int, key_last_block, TESS_ITEMS)
+#define TESS_ROWS_SHARED                         \
+    TESS_BACKWARD_SHARED                         \
+    TESS_SHARED(uint, row_head_row, TESS_TILE)   \
+    TESS_SHARED(int, row_causal, TESS_TILE)      \
+    TESS_SHARED(int, row_window_low, TESS_TILE)  \
+    TESS_SHARED(int, row_window_high, TESS_TILE) \
+    TESS_SHARED(int, row_block, TESS_TILE)       \
+    TESS_SHARED(float, row_lse, TESS_TILE)       \
+    TESS_SHARED(float, row_delta, TESS_TILE)     \
+    TESS_SHARED(uint, key_token, TESS_ITEMS)     \
+    TESS_SHARED(int, key_position, TESS_ITEMS)   \
+    TESS_SHARED(int, key_last_block, TESS_ITEMS) \
     TESS_SHARED(uint, key_bits, TESS_ITEMS)
 
+#ifdef TESS_SHARED_OUTSIDE
+TESS_ROWS_SHARED
+#endif
+
+TESS_BACKWARD_ROWS_KERNEL {
+#ifndef TESS_SHARED_OUTSIDE
+    TESS_ROWS_SHARED
+#endif
     const uint thread = TESS_THREAD;
     const bool present = TESS_GROUP < args.items;
     TESS_LEAVE_UNLESS(present);

@@ -67,9 +67,24 @@ layout(set = 0, binding = TESS_BIND_V) readonly buffer tess_v4 { TESS_ELEMENT4 V
 layout(set = 0, binding = TESS_BIND_K) readonly buffer tess_k_codes { uint K_codes_[]; };
 layout(set = 0, binding = TESS_BIND_V) readonly buffer tess_v_codes { uint V_codes_[]; };
 layout(set = 0, binding = TESS_BIND_K_SCALE) readonly buffer tess_k_scale { float K_SCALE_[]; };
-layout(set = 0, binding = TESS_BIND_V_SCALE) readonly buffer tess_v_scale { float V_SCALE_[]; };
+#if defined(TESS_BACKWARD)
+/* dO in the place of O, and gradients in those of LSE and of scales of V, as floats and as
+ * elements. */
+layout(set = 0, binding = TESS_BIND_O) readonly buffer tess_o { TESS_ELEMENT O_[]; };
+layout(set = 0, binding = TESS_BIND_O) readonly buffer tess_o4 { TESS_ELEMENT4 O4_[]; };
+layout(set = 0, binding = TESS_BIND_LSE) buffer tess_lse { float LSE_[]; };
+layout(set = 0, binding = TESS_BIND_V_SCALE) buffer tess_v_scale { float V_SCALE_[]; };
+layout(set = 0, binding = TESS_BIND_LSE) writeonly buffer tess_lse_narrow {
+    TESS_ELEMENT LSE_narrow_[];
+};
+layout(set = 0, binding = TESS_BIND_V_SCALE) writeonly buffer tess_v_scale_narrow {
+    TESS_ELEMENT V_SCALE_narrow_[];
+};
+#else
 layout(set = 0, binding = TESS_BIND_O) writeonly buffer tess_o { TESS_ELEMENT O_[]; };
 layout(set = 0, binding = TESS_BIND_LSE) writeonly buffer tess_lse { float LSE_[]; };
+layout(set = 0, binding = TESS_BIND_V_SCALE) readonly buffer tess_v_scale { float V_SCALE_[]; };
+#endif
 layout(set = 0, binding = TESS_BIND_TABLE) readonly buffer tess_block_table { int block_table_[]; };
 layout(set = 0, binding = TESS_BIND_TABLES) readonly buffer tess_tables { uint tables_[]; };
 layout(set = 0, binding = TESS_BIND_WORKSPACE) buffer tess_workspace { float workspace_[]; };
@@ -187,3 +202,34 @@ layout(set = 0, binding = TESS_BIND_V) readonly buffer tess_v8 { uvec4 V8_[]; };
     if (!(present)) return
 /* Only a compiler of OpenCL C for CPUs needs it: see dialect_opencl.h. */
 #define TESS_LOOP_ENTERS(first) false
+
+#if defined(TESS_BACKWARD)
+#if TESS_DTYPE == 0
+#define TESS_NARROW_ELEMENT(x) (x)
+#else
+#define TESS_NARROW_ELEMENT(x) uint16_t(tess_narrow(x))
+#endif
+#define TESS_LOAD_FLOAT(buffer, at) buffer##_[at]
+#define TESS_LOAD4_FLOATS(buffer, at) \
+    vec4(buffer##_[at], buffer##_[(at) + 1u], buffer##_[(at) + 2u], buffer##_[(at) + 3u])
+#define TESS_STORE4_FLOATS(buffer, at, four) tess_store4_##buffer(at, four)
+#define TESS_STORE4_NARROW(buffer, at, four) tess_store4_narrow_##buffer(at, four)
+#define TESS_STORE4_FUNCTIONS(buffer)                            \
+    void tess_store4_##buffer(uint at, vec4 four) {              \
+        buffer##_[at] = four.x;                                  \
+        buffer##_[at + 1u] = four.y;                             \
+        buffer##_[at + 2u] = four.z;                             \
+        buffer##_[at + 3u] = four.w;                             \
+    }                                                            \
+    void tess_store4_narrow_##buffer(uint at, vec4 four) {       \
+        buffer##_narrow_[at] = TESS_NARROW_ELEMENT(four.x);      \
+        buffer##_narrow_[at + 1u] = TESS_NARROW_ELEMENT(four.y); \
+        buffer##_narrow_[at + 2u] = TESS_NARROW_ELEMENT(four.z); \
+        buffer##_narrow_[at + 3u] = TESS_NARROW_ELEMENT(four.w); \
+    }
+TESS_STORE4_FUNCTIONS(LSE)
+TESS_STORE4_FUNCTIONS(V_SCALE)
+#define TESS_BACKWARD_DELTA_KERNEL   void main()
+#define TESS_BACKWARD_ROWS_KERNEL    void main()
+#define TESS_BACKWARD_COLUMNS_KERNEL void main()
+#endif

@@ -21,7 +21,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_forward.comp
- * sha256: 1bbbd0032d116612518a9dff4775a010263943182f7c4b94ca9ae77cba587c28
+ * sha256: baa359acb72fc617e87ea05ce9c002e911f7f2a57ebfea63899477d351e09cf1
  */
 #include <stdint.h>
 static const uint32_t tess_vk_forward_f32[] = {

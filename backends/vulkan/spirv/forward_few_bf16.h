@@ -22,7 +22,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/forward_few.comp
- * sha256: 10e0a509183ebcc8b758262289b3d3b8e208b66cb618f91226079d543674598f
+ * sha256: a677da08b020d4fa38be021edc53d585ebf65f75a94332fabdd19f2d5b16c6fc
  */
 #include <stdint.h>
 static const uint32_t tess_vk_forward_few_bf16[] = {

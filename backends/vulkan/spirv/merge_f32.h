@@ -11,7 +11,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_merge.comp
- * sha256: 972b47d50b44f7b73c96f4b17148f4c56a47a9add402118b4ef215db554fcccd
+ * sha256: a2a9577c74917280bb0409f9d1f330d67736547c8a2bc854be06d112cc7cdeb8
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_f32[] = {

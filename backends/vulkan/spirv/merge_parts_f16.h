@@ -10,7 +10,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/merge_parts.comp
- * sha256: be8b81013df7acbe5ff9fa95a58f328ee1536d04f33a81c99c200a8c544de31b
+ * sha256: 8f9b96552bb48a3230725c988402bd31292e8a3c626b356f30e04178df8fefce
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_parts_f16[] = {
