@@ -431,8 +431,61 @@ class Bench(Serving, Portable):
                 most,
             )
 
-    def later(self):
-        self.refused("e4m3, int8 at 16 x 32768: 1.8x, 1.7x", "cuda/decode reads 16 bits only")
+    def codes(self):
+        """K and V of 8 bits, with a scale for each row of a kv head, in turns with bf16."""
+        batch, tokens = self.device.size(16, 32768)
+        q, layers = self.tensors(batch, 1, 32, 8, 128, tokens)
+        contestants, _, _ = self.own(q, layers, pattern(DENSE))
+        size, library = layers[0][0].nbytes * 2, self.libraries[0][1]
+        bars = {"e4m3": 1.8, "int8": 1.7}
+        for name in bars:
+            coded = [tuple(coded_like(name, x) for x in layer) for layer in layers]
+            runs = []
+            for layer in coded:
+                (k, k_scales), (v, v_scales) = layer
+                o = torch.full_like(q, math.nan)
+                plan, _ = library.plan(
+                    torch, "bf16", q, k, v, o, pattern(DENSE), self.device.handle,
+                    kv_dtype=CODES[name],
+                )
+                rows = (tokens * 8, 8, 1)
+                scales = [library.tensor(x, *rows) for x in (k_scales, v_scales)]
+                runs.append(plan.on(q, k, v, o, k_scale=scales[0], v_scale=scales[1]))
+                runs[-1]()
+                error = largest_error(q, *(decoded(name, *x) for x in layer), o, pattern(DENSE))
+                if not error < 2e-2:
+                    sys.exit(f"{name}: wrong result, largest relative difference {error:.2e}")
+            contestants.append((name, len(layers), all_of(runs)))
+        t, _ = self.speed(f"K and V of 8 bits, {batch} x {tokens}", contestants, size)
+        for name, bar in bars.items():
+            speeds = [a / b for a, b in zip(t["Tessera"], t[name])]
+            title = f"{name}, {batch} x {tokens}: speed over bf16, scales counted"
+            self.report(title, statistics.median(speeds), bar, spread_of=[t[name]])
+
+
+CODES = {"e4m3": 3, "int8": 4}  # tess_dtype
+
+
+def coded_like(name, x):
+    """Random codes of the shape of x, none of which is a NaN, and their scales."""
+    codes = torch.randint(0, 256, x.shape, device=x.device, dtype=torch.uint8)
+    if name == "e4m3":
+        codes[(codes & 0x7F) == 0x7F] = 0x38
+    scales = torch.empty(x.shape[:3], device=x.device, dtype=torch.float32)
+    return codes, scales.uniform_(0.5, 1.5) / (112 if name == "e4m3" else 64)
+
+
+def decoded(name, codes, scales):
+    """What codes stand for."""
+    values = torch.arange(256, dtype=torch.float32)
+    if name == "e4m3":
+        low = values % 128
+        exponent, fraction = (low // 8).clamp(min=1), low % 8 / 8
+        size = (fraction + (low >= 8)) * 2 ** (exponent - 7)
+        values = torch.where(values < 128, size, -size)
+    else:
+        values = torch.where(values < 128, values, values - 256)
+    return values.to(codes.device)[codes.long()] * scales[..., None]
 
 
 def all_of(calls):
@@ -449,7 +502,7 @@ def spread(seconds):
 
 PARTS = (
     "dense,latency,mixed,drafts,shapes,paged,bytes,s2,phi3,chunks,invariant,prefill,together,"
-    "shared,capacity,nodes,prepare,append,workspace,host,portable,later"
+    "shared,capacity,nodes,prepare,append,workspace,host,portable,codes"
 )
 
 

@@ -462,8 +462,8 @@ void test_gradients_of_nothing(void **state) {
     static const char *const empty[] = {
         "pattern=dense heads=2 kv_heads=1 head_dim=16 q_lens=0,0 kv_lens=5,70",
         "pattern=dense heads=2 kv_heads=1 head_dim=16 q_lens=5,70 kv_lens=0,0",
-        "pattern=s2 block=16 local=1 stride=2 heads=2 head_dim=16 q_lens=0,9,3 kv_lens=5,0,3 "
-        "dtype=bf16"};
+        ("pattern=s2 block=16 local=1 stride=2 heads=2 head_dim=16 q_lens=0,9,3 kv_lens=5,0,3 "
+         "dtype=bf16")};
     const test_target *target = *state;
     for (size_t n = 0; n < sizeof empty / sizeof empty[0]; n++) {
         fixture f;
@@ -472,7 +472,7 @@ void test_gradients_of_nothing(void **state) {
             for (uint64_t i = 0; i < f.bytes[g] / problem_size(&f.p); i++) {
                 const double x = load_element(f.p.dtype, f.plain.d[g], (int64_t)i);
                 if (isnan(x) || (n < 2 && x != 0))
-                    fail_msg("%s, gradient %d, element %llu: %g", empty[n], g,
+                    fail_msg("%s, gradient %d, element %llu: %g", empty[n], g),
                              (unsigned long long)i, x);
             }
         release(&f);
