@@ -69,7 +69,6 @@ TESS_BACKWARD_ROWS_KERNEL {
                o_aligned = TESS_IS_ALIGNED(O, o_base, args.o_token | args.o_head),
                k_aligned = TESS_IS_ALIGNED(K, k_base, args.k_token),
                v_aligned = TESS_IS_ALIGNED(V, v_base, args.v_token);
-
     TESS_SHARE(r, TESS_TILE) {
         const tess_row row =
             tess_find_row(tess_min(r, tile.packed_rows - 1u), tile TESS_TABLES_OF_KERNEL);
@@ -84,7 +83,6 @@ TESS_BACKWARD_ROWS_KERNEL {
         row_lse[r] = TESS_LOAD_PARTIAL(at);
         row_delta[r] = TESS_LOAD_PARTIAL(at + TESS_TO_DELTA);
     }
-
     const uint grid_column = thread % TESS_GRID_COLUMNS,
                first_own = thread / TESS_GRID_COLUMNS * TESS_OWN;
     const float scale_log2 = args.scale * TESS_LOG2E;
