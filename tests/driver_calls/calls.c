@@ -195,6 +195,18 @@ static void compare(const char *name, const char *got) {
                  (int)strcspn(got + start, "\n"), got + start);
 }
 
+/* Waits, ends a scene and its log, and compares that with the golden one of the name. */
+static void finish(scene *s, FILE *out, const char *name, char **text) {
+    assert_ok(tess_wait(s->device, UINT64_MAX));
+    note(out, "a wait");
+    close_scene(s);
+    note(out, "the end");
+    assert_int_equal(fclose(out), 0);
+    control->logging = 0;
+    compare(name, *text);
+    free(*text);
+}
+
 /* A life cycle from opening to closing: plans load their code once, and runs only launch. */
 static void life(const char *name, const char *arch, const char *line, const char *kernel,
                  uint64_t shift) {
@@ -250,14 +262,7 @@ static void life(const char *name, const char *arch, const char *line, const cha
     assert_ok(tess_run(s.plan, &s.run));
     note(out, "with its time");
     assert_true(seconds >= 0);
-    assert_ok(tess_wait(s.device, UINT64_MAX));
-    note(out, "a wait");
-    close_scene(&s);
-    note(out, "the end");
-    assert_int_equal(fclose(out), 0);
-    control->logging = 0;
-    compare(name, text);
-    free(text);
+    finish(&s, out, name, &text);
 }
 
 static void test_portable(void **state) {
@@ -344,14 +349,7 @@ static void test_gradients(void **state) {
     some.d_k.buffer = some.d_v.buffer = (tess_buffer){0};
     assert_ok(tess_run(s.plan, &some));
     note(out, "without dK and dV");
-    assert_ok(tess_wait(s.device, UINT64_MAX));
-    note(out, "a wait");
-    close_scene(&s);
-    note(out, "the end");
-    assert_int_equal(fclose(out), 0);
-    control->logging = 0;
-    compare(is_cuda ? "cuda_gradients" : "hip_gradients", text);
-    free(text);
+    finish(&s, out, is_cuda ? "cuda_gradients" : "hip_gradients", &text);
 }
 
 /* The only calls that tess_run may make: stream capture allows no others. And it does not

@@ -34,25 +34,6 @@ typedef struct instance {
         fail_msg(__VA_ARGS__);                                                               \
     } while (0)
 
-static void instance_lengths(instance *c, uint64_t *seed) {
-    const int64_t block = block_size(&c->x);
-    c->n_sequences = (uint32_t)test_between(seed, 0, 4);
-    for (uint32_t s = 0; s < c->n_sequences; s++) {
-        tess_sequence *q = &c->sequences[s];
-        q->kv_len = (int32_t)test_between(seed, 0, c->x.layout.max_tokens);
-        q->q_len = (int32_t)(test_between(seed, 0, 3) ? test_between(seed, 0, q->kv_len)
-                                                      : test_between(seed, 0, 4));
-        if (test_between(seed, 0, 9) == 0)
-            q->q_len = q->kv_len + (int32_t)test_between(seed, 0, 40);
-        q->q_first = q->kv_len - q->q_len;
-        c->first_block[s] = 0;
-        if (test_between(seed, 0, 2) == 0) {
-            q->q_first = (int32_t)test_between(seed, 0, q->kv_len + 2 * block);
-            c->first_block[s] = (uint32_t)test_between(seed, 0, q->kv_len / block);
-        }
-    }
-}
-
 static void instance_random(instance *c, uint64_t *seed, int64_t most) {
     memset(c, 0, sizeof *c);
     do {
@@ -60,7 +41,7 @@ static void instance_random(instance *c, uint64_t *seed, int64_t most) {
         spec_random(&c->x, seed, most);
     } while (c->x.layout.max_tokens == 0 && test_between(seed, 0, 9));
     c->layout = spec_layout(&c->x, runtime);
-    instance_lengths(c, seed);
+    c->n_sequences = spec_lengths(&c->x, seed, 3, c->sequences, c->first_block);
     c->tile_keys = (uint32_t)test_between(seed, 1, test_between(seed, 0, 1) ? 12 : 90);
     c->step_rows = (uint32_t)test_between(seed, 1, 30);
     c->section_rows = test_between(seed, 0, 1) ? (uint64_t)test_between(seed, 1, 300) : 0;
@@ -274,7 +255,7 @@ static void test_block_sizes(void **state) {
             if (c.x.pattern.kind == TESS_PATTERN_BLOCKS) spec_mask(&c.x, &seed, 60);
             c.x.layout.max_tokens = blocks[b] < 4 ? 40 * blocks[b] : 160;
             c.layout = spec_layout(&c.x, runtime);
-            instance_lengths(&c, &seed);
+            c.n_sequences = spec_lengths(&c.x, &seed, 3, c.sequences, c.first_block);
             c.tile_keys = (uint32_t)test_between(&seed, 1, 200);
             instance_plan(&c);
             instance_check(&c);

@@ -34,29 +34,6 @@ typedef struct instance {
         fail_msg(__VA_ARGS__);                                                                 \
     } while (0)
 
-/* Rows anywhere and keys from any block on. */
-static void instance_positions(instance *c, uint64_t *seed, uint32_t s) {
-    tess_sequence *q = &c->sequences[s];
-    const int64_t block = block_size(&c->x);
-    q->q_first = (int32_t)test_between(seed, 0, q->kv_len + 2 * block);
-    c->first_block[s] = (uint32_t)test_between(seed, 0, q->kv_len / block);
-}
-
-static void instance_lengths(instance *c, uint64_t *seed) {
-    c->n_sequences = (uint32_t)test_between(seed, 0, 4);
-    for (uint32_t s = 0; s < c->n_sequences; s++) {
-        tess_sequence *q = &c->sequences[s];
-        q->kv_len = (int32_t)test_between(seed, 0, c->x.layout.max_tokens);
-        q->q_len = (int32_t)(test_between(seed, 0, 2) ? test_between(seed, 0, q->kv_len)
-                                                      : test_between(seed, 0, 4));
-        if (test_between(seed, 0, 9) == 0)
-            q->q_len = q->kv_len + (int32_t)test_between(seed, 0, 40);
-        q->q_first = q->kv_len - q->q_len;
-        c->first_block[s] = 0;
-        if (test_between(seed, 0, 2) == 0) instance_positions(c, seed, s);
-    }
-}
-
 static void instance_random(instance *c, uint64_t *seed) {
     memset(c, 0, sizeof *c);
     do {
@@ -64,7 +41,7 @@ static void instance_random(instance *c, uint64_t *seed) {
         spec_random(&c->x, seed, test_between(seed, 0, 3) ? 70 : 160);
     } while (c->x.layout.max_tokens == 0 && test_between(seed, 0, 9));
     c->layout = spec_layout(&c->x, runtime);
-    instance_lengths(c, seed);
+    c->n_sequences = spec_lengths(&c->x, seed, 2, c->sequences, c->first_block);
     c->tile_rows = (uint32_t)test_between(seed, 1, test_between(seed, 0, 1) ? 12 : 90);
     c->pack_rows = (uint32_t)test_between(seed, 0, 20);
     c->section_blocks = test_between(seed, 0, 1) ? (uint64_t)test_between(seed, 1, 30) : 0;
@@ -373,7 +350,7 @@ static void test_tall_tiles(void **state) {
         c.x.pattern.block = (int32_t)test_between(&seed, 1, 4);
         if (c.x.pattern.kind == TESS_PATTERN_BLOCKS) spec_mask(&c.x, &seed, 80);
         c.layout = spec_layout(&c.x, runtime);
-        instance_lengths(&c, &seed);
+        c.n_sequences = spec_lengths(&c.x, &seed, 2, c.sequences, c.first_block);
         c.tile_rows = (uint32_t)test_between(&seed, 60, 100000);
         instance_plan(&c);
         instance_check(&c);
@@ -396,7 +373,7 @@ static void test_block_sizes(void **state) {
             if (c.x.pattern.kind == TESS_PATTERN_BLOCKS) spec_mask(&c.x, &seed, 60);
             c.x.layout.max_tokens = blocks[b] < 4 ? 40 * blocks[b] : 160;
             c.layout = spec_layout(&c.x, runtime);
-            instance_lengths(&c, &seed);
+            c.n_sequences = spec_lengths(&c.x, &seed, 2, c.sequences, c.first_block);
             c.tile_rows =
                 (uint32_t)(blocks[b] * test_between(&seed, 1, 40) + test_between(&seed, 0, 3));
             instance_plan(&c);

@@ -245,7 +245,6 @@ INLINE void direct_scores(const task *t, const uint32_t dtype, int32_t key, cons
 INLINE void direct_complete(const task *t, const uint32_t dtype, int32_t key, const int rows) {
     for (int r = 0; r < rows; r++) {
         vf sum[FOLDS];
-        UNROLL
         for (int i = 0; i < VL / direct_keys(dtype); i++)
             sum[i] = vload(t->folds + ((size_t)r * FOLDS + (size_t)i) * VL);
         vf scores = vfold_all(sum, direct_keys(dtype), VL / direct_keys(dtype));
