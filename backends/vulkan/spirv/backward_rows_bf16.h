@@ -17,7 +17,7 @@
  * source: ../common/shapes.h
  * source: kernels/backward_rows.comp
  * source: kernels/bindings.h
- * sha256: 3aac5d8eeeceba49a794b49d00f21371552121d01d92d8599c75662b5136c1ca
+ * sha256: 71ed0c873d039728aef047378eb9a6018d6cb1498aca882021a2df12d50e5afb
  */
 #include <stdint.h>
 static const uint32_t tess_vk_backward_rows_bf16[] = {
