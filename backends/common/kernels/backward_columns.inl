@@ -138,19 +138,8 @@ TESS_BACKWARD_COLUMNS_KERNEL {
             key_bit[k] = found.bit;
         }
         vec4 s[TESS_OWN], dp[TESS_OWN];
-        TESS_UNROLL for (uint n = 0u; n < TESS_OWN; n++) s[n] = dp[n] =
-            VEC4(0.0f, 0.0f, 0.0f, 0.0f);
-        for (uint slice = 0u; slice < head_dim; slice += TESS_DEPTH) {
-            const uint depth = tess_min(head_dim - slice, TESS_UINT(TESS_DEPTH));
-            TESS_BARRIER;
-            TESS_LOAD_SLICE(K, k, k_aligned, Q, q, q_aligned)
-            TESS_BARRIER;
-            TESS_MULTIPLY_SLICE(s)
-            TESS_BARRIER;
-            if (d_k) { TESS_LOAD_SLICE(V, v, v_aligned, O, o, o_aligned) }
-            TESS_BARRIER;
-            if (d_k) { TESS_MULTIPLY_SLICE(dp) }
-        }
+        TESS_SCORE_CHUNK((K, k, k_aligned, Q, q, q_aligned), (V, v, v_aligned, O, o, o_aligned),
+                         d_k)
         TESS_UNROLL for (uint n = 0u; n < TESS_OWN; n++) {
             const int low = key_low[first_own + n], high = key_high[first_own + n];
             const uint bit = key_bit[first_own + n];

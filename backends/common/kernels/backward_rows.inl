@@ -54,14 +54,13 @@ TESS_BACKWARD_ROWS_KERNEL {
     const uint job = args.items_at + (present ? TESS_GROUP : 0u) * TESS_JOB_WORDS;
     const tess_tile tile = tess_read_tile(job TESS_TABLES_OF_KERNEL);
     const tess_key_walk walk = tess_read_key_walk(job, tile TESS_TABLES_OF_KERNEL);
-    const uint used = present ? tile.packed_rows : 0u;
-    const uint keys = tess_count_keys(walk, tile TESS_TABLES_OF_KERNEL) * TESS_UINT(present);
-    const uint head_dim = TESS_HEAD_DIM;
+    const uint used = present ? tile.packed_rows : 0u,
+               keys = tess_count_keys(walk, tile TESS_TABLES_OF_KERNEL) * TESS_UINT(present);
     const tess_offset q_start =
         TESS_WORD64(tile.sequence + TESS_WORD_SEQUENCE_Q_START) + TESS_OFFSET(tile.row);
     const tess_offset kv_start = TESS_WORD64(tile.sequence + TESS_WORD_SEQUENCE_KV_START);
     const uint kv_batch = TESS_WORD(tile.sequence + TESS_WORD_SEQUENCE_KV_BATCH),
-               kv_head = tile.head / args.group;
+               kv_head = tile.head / args.group, head_dim = TESS_HEAD_DIM;
     const tess_offset q_base = TESS_FIRST(q, tile, q_start, tile.head),
                       o_base = TESS_FIRST(o, tile, q_start, tile.head),
                       k_base = TESS_FIRST_OF(k, kv_batch, kv_start, kv_head),
@@ -70,7 +69,6 @@ TESS_BACKWARD_ROWS_KERNEL {
                o_aligned = TESS_IS_ALIGNED(O, o_base, args.o_token | args.o_head),
                k_aligned = TESS_IS_ALIGNED(K, k_base, args.k_token),
                v_aligned = TESS_IS_ALIGNED(V, v_base, args.v_token);
-
     TESS_SHARE(r, TESS_TILE) {
         const tess_row row =
             tess_find_row(tess_min(r, tile.packed_rows - 1u), tile TESS_TABLES_OF_KERNEL);
@@ -85,12 +83,11 @@ TESS_BACKWARD_ROWS_KERNEL {
         row_lse[r] = TESS_LOAD_PARTIAL(at);
         row_delta[r] = TESS_LOAD_PARTIAL(at + TESS_TO_DELTA);
     }
-
     const uint grid_column = thread % TESS_GRID_COLUMNS,
                first_own = thread / TESS_GRID_COLUMNS * TESS_OWN;
     const float scale_log2 = args.scale * TESS_LOG2E;
-    const int i_first = tess_floor_div(tile.position, TESS_INT(args.block));
-    const int sinks = (tile.flags & TESS_CLASS_WINDOW) != 0u
+    const int i_first = tess_floor_div(tile.position, TESS_INT(args.block)),
+              sinks = (tile.flags & TESS_CLASS_WINDOW) != 0u
                           ? TESS_INT(TESS_WORD(tile.cls + TESS_WORD_CLASS_SINKS))
                           : TESS_INT_MAX;
     vec4 sums[TESS_OWN * TESS_OWN_GROUPS];
@@ -110,19 +107,8 @@ TESS_BACKWARD_ROWS_KERNEL {
             key_bits[e] = key.bits;
         }
         vec4 s[TESS_OWN], dp[TESS_OWN];
-        TESS_UNROLL for (uint n = 0u; n < TESS_OWN; n++) s[n] = dp[n] =
-            VEC4(0.0f, 0.0f, 0.0f, 0.0f);
-        for (uint slice = 0u; slice < head_dim; slice += TESS_DEPTH) {
-            const uint depth = tess_min(head_dim - slice, TESS_UINT(TESS_DEPTH));
-            TESS_BARRIER;
-            TESS_LOAD_SLICE(Q, q, q_aligned, K, k, k_aligned)
-            TESS_BARRIER;
-            TESS_MULTIPLY_SLICE(s)
-            TESS_BARRIER;
-            TESS_LOAD_SLICE(O, o, o_aligned, V, v, v_aligned)
-            TESS_BARRIER;
-            TESS_MULTIPLY_SLICE(dp)
-        }
+        TESS_SCORE_CHUNK((Q, q, q_aligned, K, k, k_aligned), (O, o, o_aligned, V, v, v_aligned),
+                         true)
         TESS_UNROLL for (uint n = 0u; n < TESS_OWN; n++) {
             const uint r = first_own + n;
             const bool live = row_lse[r] != TESS_DEAD_LSE;

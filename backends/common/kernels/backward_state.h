@@ -90,6 +90,21 @@
         }                                                                                       \
     }
 
+/* S of the chunk from the sides `first`, and dP from `second`, which are arguments of
+ * TESS_LOAD_SLICE. */
+#define TESS_SCORE_CHUNK(first, second, wants_dp)                                                 \
+    TESS_UNROLL for (uint n = 0u; n < TESS_OWN; n++) s[n] = dp[n] = VEC4(0.0f, 0.0f, 0.0f, 0.0f); \
+    for (uint slice = 0u; slice < head_dim; slice += TESS_DEPTH) {                                \
+        const uint depth = tess_min(head_dim - slice, TESS_UINT(TESS_DEPTH));                     \
+        TESS_BARRIER;                                                                             \
+        TESS_LOAD_SLICE first TESS_BARRIER;                                                       \
+        TESS_MULTIPLY_SLICE(s)                                                                    \
+        TESS_BARRIER;                                                                             \
+        if (wants_dp) { TESS_LOAD_SLICE second }                                                  \
+        TESS_BARRIER;                                                                             \
+        if (wants_dp) { TESS_MULTIPLY_SLICE(dp) }                                                 \
+    }
+
 /* Loads items [slice, slice + TESS_SUM_ITEMS) for sums. */
 #define TESS_LOAD_ITEMS(buffer, x, aligned)                                  \
     TESS_SHARE(e, TESS_SUM_SIZE) {                                           \

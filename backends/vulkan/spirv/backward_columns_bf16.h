@@ -18,7 +18,7 @@
  * source: ../common/shapes.h
  * source: kernels/backward_columns.comp
  * source: kernels/bindings.h
- * sha256: 0bf809a425b9b1642f4b6b1910911c777152c672fdb7d24eb3bedd9fb0c01cb6
+ * sha256: 08f7b4455b8fd8983ccb535ffe936f04a55f475dee6264404b31f7db8a541126
  */
 #include <stdint.h>
 static const uint32_t tess_vk_backward_columns_bf16[] = {
