@@ -472,7 +472,7 @@ void test_gradients_of_nothing(void **state) {
             for (uint64_t i = 0; i < f.bytes[g] / problem_size(&f.p); i++) {
                 const double x = load_element(f.p.dtype, f.plain.d[g], (int64_t)i);
                 if (isnan(x) || (n < 2 && x != 0))
-                    fail_msg("%s, gradient %d, element %llu: %g", empty[n], g),
+                    fail_msg("%s, gradient %d, element %llu: %g", empty[n], g,
                              (unsigned long long)i, x);
             }
         release(&f);
