@@ -43,10 +43,25 @@ static const char *shape_refusal(const tess_vk_device *d, const tess_portable_sh
     return buffer;
 }
 
+/* Whether a workgroup of backward may go through so many loops that lavapipe, which ends them all
+ * after 65,535 iterations, would leave some of them out. Unknown lengths pass. */
+static int loops_end(const tess_vk_device *d, const tess_kernel_key *key) {
+    enum { LOOPS = 60000, CHUNK = 32, KNOWN = INT32_MAX / 2 };
+    if (d->found.properties.kind != TVK_DEVICE_CPU) return 0;
+    if (key->max_q_len > KNOWN || key->max_kv_len > KNOWN) return 0;
+    const int64_t rows = key->max_q_len * key->group, keys = key->max_kv_len;
+    return (rows > keys ? rows : keys) / CHUNK * (key->head_dim + 64) > LOOPS;
+}
+
 /* The same of a shape of backward. */
-static const char *backward_refusal(const tess_vk_device *d, int32_t head_dim, char *buffer,
-                                    size_t size) {
-    const tess_backward_shape *s = tess_backward_find(head_dim);
+static const char *backward_refusal(const tess_vk_device *d, const tess_kernel_key *key,
+                                    char *buffer, size_t size) {
+    const tess_backward_shape *s = tess_backward_find(key ? key->head_dim : 1);
+    if (key && loops_end(d, key)) {
+        snprintf(buffer, size, "lavapipe ends loops as long as those of %lld rows and %lld keys",
+                 (long long)key->max_q_len, (long long)key->max_kv_len);
+        return buffer;
+    }
     const tess_portable_shape as = {.threads = s->threads, .shared_bytes = s->shared_bytes};
     return shape_refusal(d, &as, buffer, size);
 }
@@ -56,7 +71,7 @@ static const char *refuses(const tess_vk_device *d, const vk_row *row, const tes
     static const tess_portable_shape step = {.threads = TESS_PREPARE_GROUP,
                                              .shared_bytes = TESS_PREPARE_SHARED_BYTES};
     if (row->head.op == TESS_OP_PREPARE) return shape_refusal(d, &step, buffer, size);
-    if (!key && row->head.op == TESS_OP_BACKWARD) return backward_refusal(d, 1, buffer, size);
+    if (!key && row->head.op == TESS_OP_BACKWARD) return backward_refusal(d, NULL, buffer, size);
     if (!key) return row->variant ? shape_refusal(d, row->variant->shapes, buffer, size) : NULL;
     const char *why =
         tess_is_paging(row->head.op) ? tess_paging_refusal(key) : tess_portable_refusal(key);
@@ -71,7 +86,7 @@ static const char *refuses(const tess_vk_device *d, const vk_row *row, const tes
                  MOST_IN_FLIGHT);
         return buffer;
     }
-    if (key->op == TESS_OP_BACKWARD) return backward_refusal(d, key->head_dim, buffer, size);
+    if (key->op == TESS_OP_BACKWARD) return backward_refusal(d, key, buffer, size);
     return row->variant ? shape_refusal(d, tess_portable_choose(row->variant, key), buffer, size)
                         : NULL; /* every device has workgroups of 128 */
 }
