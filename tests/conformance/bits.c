@@ -24,11 +24,7 @@ static const char *const lines[] = {
 enum { LINES = sizeof lines / sizeof lines[0] };
 
 void test_repeats(void **state) {
-    const char *wanted = getenv("TESSERA_TEST_REPEATS");
-    /* Copies to and fro take most of the time elsewhere. */
-    const int repeats = wanted ? (int)strtol(wanted, NULL, 10)
-                        : ((const test_target *)*state)->host_memory && !test_sanitized() ? 100
-                                                                                          : 5;
+    const int repeats = rig_repeats(*state, 100, 5);
     for (int n = 0; n < LINES; n++) {
         rig_pair x;
         if (!rig_pair_create(&x, *state, lines[n])) continue;

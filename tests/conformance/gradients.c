@@ -115,7 +115,7 @@ void test_gradient_subsets(void **state) {
 
 void test_gradient_repeats(void **state) {
     const test_target *target = *state;
-    const int repeats = target->host_memory && !test_sanitized() ? 25 : 3;
+    const int repeats = rig_repeats(target, 25, 3);
     for (int n = 0; n < LINES; n++) {
         fixture f;
         if (!create(&f, target, target->device, lines[n])) continue;

@@ -350,3 +350,9 @@ void rig_check_head(const rig *r, int32_t head, const void *o, const float *lse,
 void rig_check(const rig *r, const void *o, const float *lse, double tolerance) {
     for (int32_t h = 0; h < r->p.heads; h++) rig_check_head(r, h, o, lse, tolerance);
 }
+
+int rig_repeats(const test_target *target, int of_host, int elsewhere) {
+    const char *wanted = getenv("TESSERA_TEST_REPEATS");
+    if (wanted) return (int)strtol(wanted, NULL, 10);
+    return target->host_memory && !test_sanitized() ? of_host : elsewhere;
+}

@@ -93,4 +93,8 @@ void rig_check(const rig *r, const void *o, const float *lse, double tolerance);
 /* rows of that head only */
 void rig_check_head(const rig *r, int32_t head, const void *o, const float *lse, double tolerance);
 
+/* How often a test of repeats runs: TESSERA_TEST_REPEATS, or as given here for memory of the host
+ * and for other devices, where copies to and fro take most of the time. */
+int rig_repeats(const test_target *target, int of_host, int elsewhere);
+
 #endif

@@ -6,14 +6,16 @@
 #
 # By default the backends are cuda, opencl and vulkan, as far as their drivers are here.
 #
-# The whole conformance list on every kernel of each backend, the properties with 100 repeats, 500
-# random problems, the applications of tests/interop, caches and steps, examples/generate.c, and on
-# CUDA compute-sanitizer's four checkers over a part of the list. BUILD is a build folder
+# The whole conformance list on every kernel of each backend, forward and gradients, the properties
+# with 100 repeats, those of gradients beside other work on the device, 500 random problems, the
+# applications of tests/interop, caches and steps, examples/generate.c, and on CUDA
+# compute-sanitizer's four checkers over a part of the list. BUILD is a build folder
 # (build/release), or any folder that holds the programs. Prints a line for each step; exit status 1
 # if one failed.
 #
 # TESSERA_PROVE_JOBS: shards of the list that run at once (default: half of the CPUs).
 # TESSERA_PROVE_RANDOM, TESSERA_PROVE_SEED: how many random problems, and which (default 500, 1).
+# TESSERA_PROVE_ONLY=gradients: the list and properties of gradients alone.
 # TESSERA_PROVE_SANITIZE: every N-th problem of the list under compute-sanitizer (default 40, 0 for
 # none).
 set -u
@@ -71,14 +73,58 @@ list() {
   step "$target: $name" "$work/log" "$status"
 }
 
+# gradients BACKEND: the list, and 100 runs with equal bits while another process keeps the device
+# busy with other sizes
+gradients() {
+  list "gradients of the list" "$1" --backward
+  : >"$work/busy"
+  mkdir -p "$work/masks"
+  { while [ -e "$work/busy" ]; do
+      "$conformance" --device "$1" --masks "$work/masks" --backward --every 7 >"$work/other" 2>&1 ||
+        break
+    done; } &
+  TESSERA_TEST_REPEATS=100 "$properties" --device "$1" --only gradients >"$work/log" 2>&1
+  status=$?
+  rm -f "$work/busy"
+  wait
+  step "$1: properties of gradients, 100 repeats" "$work/log" $status
+}
+
+# checked TOOL NAME [OPTION...]: problems under one of compute-sanitizer's tools
+checked() {
+  tool=$1
+  name=$2
+  shift 2
+  mkdir -p "$work/masks"
+  compute-sanitizer --tool "$tool" --error-exitcode 9 "$conformance" --device cuda \
+    --masks "$work/masks" "$@" >"$work/log" 2>&1
+  step "cuda: compute-sanitizer $tool$name" "$work/log" $?
+}
+
+# Gradients under the sanitizer: a part of the list, and races in problems of each pattern.
+checked_gradients() {
+  [ "$every" != 0 ] && command -v compute-sanitizer >/dev/null 2>&1 || return 0
+  checked memcheck ", gradients" --backward --every "$every"
+  for words in 'dense' 's2 block=16 local=2 stride=3' 'window left=40 right=0 sinks=4'; do
+    checked racecheck ", gradients, ${words%% *}" --backward --line \
+      "heads=4 kv_heads=2 head_dim=40 q_len=70 kv_len=90 pattern=$words"
+  done
+}
+
 # Kernels that read steps, beside the portable ones.
 step_kernels='cuda/decode cuda/sm80'
 
 [ $# -gt 0 ] || set -- cuda opencl vulkan
+if [ "${TESSERA_PROVE_ONLY:-}" = gradients ]; then
+  for backend in "$@"; do gradients "$backend"; done
+  case " $* " in *' cuda '*) checked_gradients ;; esac
+  exit $failed
+fi
 for backend in "$@"; do
   list "conformance list" "$backend"
   TESSERA_TEST_REPEATS=100 "$properties" --device "$backend" >"$work/log" 2>&1
   step "$backend: properties, 100 repeats" "$work/log" $?
+  gradients "$backend"
   [ "$random" = 0 ] ||
     list "$random random problems" "$backend" --random "$random" --seed "${TESSERA_PROVE_SEED:-1}"
   for name in steps append append_wide quantised copy_pages merge_parts; do
@@ -108,11 +154,9 @@ done
 case " $* " in *' cuda '*)
   if [ "$every" != 0 ] && command -v compute-sanitizer >/dev/null 2>&1; then
     for tool in memcheck initcheck synccheck; do
-      mkdir -p "$work/masks"
-      compute-sanitizer --tool "$tool" --error-exitcode 9 "$conformance" --device cuda \
-        --masks "$work/masks" --every "$every" >"$work/log" 2>&1
-      step "cuda: compute-sanitizer $tool" "$work/log" $?
+      checked "$tool" "" --every "$every"
     done
+    checked_gradients
     serving=$(program append)
     if [ -n "$serving" ]; then
       compute-sanitizer --tool memcheck --error-exitcode 9 "$serving" cuda >"$work/log" 2>&1
