@@ -66,8 +66,9 @@ tess_status tess_backward_check(const tess_plan_desc *d) {
     return check_cache(d);
 }
 
-tess_status tess_backward_check_kernel(const char *backend, const char *name,
+tess_status tess_backward_check_kernel(const tess_plan *plan, const char *name,
                                        const tess_kernel *kernel) {
+    const char *backend = plan->device->backend->name;
     const uint32_t two = TESS_STAGE_DELTA | TESS_STAGE_ROWS | TESS_STAGE_COLUMNS,
                    one = TESS_STAGE_DELTA | TESS_STAGE_COLUMNS | TESS_STAGE_FINISH;
     const struct {
@@ -85,6 +86,13 @@ tess_status tess_backward_check_kernel(const char *backend, const char *name,
             return tess_fail(TESS_ERROR_NATIVE, "%s: %s: kernel %s has a %s of %u, not 1 to %d",
                              in_create, backend, name, sizes[n].field, (unsigned)sizes[n].value,
                              (int)MOST_TILE);
+    if (kernel->turns && (kernel->turns != 1 || kernel->stages != one ||
+                          kernel->step_rows != kernel->strip_rows ||
+                          !tess_columns_turns(plan->layout)))
+        return tess_fail(TESS_ERROR_NATIVE,
+                         "%s: %s: kernel %s has turns, which are for a single pass with step_rows "
+                         "of strip_rows, and for keys with turns",
+                         in_create, backend, name);
     return TESS_OK;
 }
 

@@ -615,6 +615,14 @@ void tess_columns_entries(const tess_columns *x, uint32_t *entries, uint32_t *bi
 
 /* ------------------------------------------------------------------ life */
 
+bool tess_columns_turns(const tess_layout *layout) {
+    for (uint32_t c = 0; c < layout->n_classes; c++)
+        if (layout->patterns[c].kind == TESS_HEAD_STRIDED_BOTH ||
+            layout->patterns[c].kind == TESS_HEAD_BLOCKS)
+            return false;
+    return true;
+}
+
 /* The most rows of query heads that a column has. */
 static uint64_t most_rows(const tess_jobs *jobs) {
     const tess_layout *layout = jobs->tiler->layout;

@@ -37,6 +37,9 @@ typedef struct tess_columns {
     uint64_t section_rows;
 } tess_columns;
 
+/* Whether all patterns of the layout are read by intervals of rows, so that turns can be had. */
+bool tess_columns_turns(const tess_layout *layout);
+
 /* Prepares the count. `jobs` are counted already, and must outlive the columns. */
 tess_status tess_columns_create(tess_columns *columns, const tess_jobs *jobs, uint32_t tile_keys,
                                 uint32_t step_rows);
