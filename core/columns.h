@@ -5,6 +5,7 @@
 #define TESSERA_CORE_COLUMNS_H
 
 #include "jobs.h"
+#include "turns.h"
 
 _Static_assert(sizeof(tess_column) == 4 * TESS_COLUMN_WORDS, "a column is eight words");
 _Static_assert(sizeof(tess_segment) == 4 * TESS_SEGMENT_WORDS, "a segment is six words");
@@ -29,8 +30,18 @@ typedef struct tess_columns {
     uint64_t n_entries;
     uint64_t entries_at; /* where they begin among the entries of the plan */
 
+    /* Segments have turns. Of each run of heads of a kv head, who came last to its strips; and of
+     * each column of a kv head that is placed, its number in the table and 1. */
+    bool turns;
+    tess_turn_map *maps; /* [n_maps], with map_runs each of turn_runs */
+    tess_turn_run *turn_runs;
+    uint32_t *placed; /* [n_placed] */
+    uint64_t map_runs;
+    uint32_t n_maps, n_placed;
+
     /* What tess_columns_count found. */
     uint64_t n_columns, n_segments;
+    uint32_t most_columns; /* of a kv head of a sequence */
 
     /* [0: one section] Set between count and place. Columns come in sections of about equal size,
      * longest first in each, that take kv heads with about this many rows of query heads. */
@@ -40,9 +51,10 @@ typedef struct tess_columns {
 /* Whether all patterns of the layout are read by intervals of rows, so that turns can be had. */
 bool tess_columns_turns(const tess_layout *layout);
 
-/* Prepares the count. `jobs` are counted already, and must outlive the columns. */
+/* Prepares the count. `jobs` are counted already, and must outlive the columns. With `turns`, which
+ * the layout has to allow, strips have step_rows rows. */
 tess_status tess_columns_create(tess_columns *columns, const tess_jobs *jobs, uint32_t tile_keys,
-                                uint32_t step_rows);
+                                uint32_t step_rows, bool turns);
 void tess_columns_release(tess_columns *columns);
 
 tess_status tess_columns_count(tess_columns *columns);
@@ -53,6 +65,6 @@ void tess_columns_entries(const tess_columns *columns, uint32_t *entries, uint32
 
 /* (row, key block) steps of a column, of tiles of `tile_rows` rows. */
 uint64_t tess_column_steps(const tess_tables *tables, const tess_column *column, int64_t block,
-                           uint32_t tile_rows);
+                           uint32_t tile_rows, bool turns);
 
 #endif

@@ -18,16 +18,16 @@
  * have columns of their own from the start (n, n + workgroups, ...) must all run at a time.
  *
  * Segments come in the order in which a column is to walk them, and each says whether its strips
- * rise or fall. A segment has one query head after the other:
+ * rise or fall. At each strip a column takes all query heads of the segment:
  *
  *     for (uint32_t n = 0; n < column->segments; n++) {
  *         const tess_segment *s = &segments[column->segment + n];
  *         const tess_turn turn = tess_turn_of(s, strip_rows);
- *         for (uint32_t head = s->head; head < s->head + s->heads; head++)
- *             for (uint32_t m = 0; m < turn.strips; m++) {
- *                 const tess_turn_rows at = tess_turn_rows_at(s, strip_rows, m);
+ *         for (uint32_t m = 0; m < turn.strips; m++) {
+ *             const tess_turn_rows at = tess_turn_rows_at(s, strip_rows, m);
+ *             for (uint32_t head = s->head; head < s->head + s->heads; head++)
  *                 ... rows [at.row, at.row + at.rows), of strip first_strips[sequence] + at.strip
- *             }
+ *         }
  *     }
  *
  * Another order is right too, but waits longer. In this one, columns that run at the same time all
