@@ -13,7 +13,7 @@
 
 /* ------------------------------------------------------------------ all strips of a plan */
 
-/* Where the words of a sequence's strips begin; `all` with NULL for the number of words. */
+/* Where the words of a sequence's strips begin. */
 static uint64_t strips_before(const instance *c, uint32_t sequence) {
     uint64_t strips = 0;
     for (uint32_t s = 0; s < sequence; s++)
@@ -24,6 +24,7 @@ static uint64_t strips_before(const instance *c, uint32_t sequence) {
 typedef struct visit {
     uint64_t word; /* of the strip and the query head */
     uint32_t wait;
+    uint64_t steps; /* rows times key blocks */
 } visit;
 
 typedef struct visitor {
@@ -50,6 +51,7 @@ static bool next_visit(visitor *v, visit *out) {
             out->word =
                 v->base + (uint64_t)strip * (uint64_t)c->x.layout.n_heads + s->head + v->head;
             out->wait = turn.wait;
+            out->steps = (uint64_t)tess_turn_rows_at(s, c->step_rows, v->strip).rows * s->blocks;
             if (++v->head == s->heads) {
                 v->head = 0;
                 v->strip++;
@@ -65,12 +67,15 @@ static bool next_visit(visitor *v, visit *out) {
 /* In the order of the table, every column finds the word that it is to wait for. */
 static uint64_t check_turns(const instance *c) {
     const uint64_t words = strips_before(c, c->n_sequences);
+    const tess_tables tables = {.classes = c->classes, .segments = c->segments};
     uint32_t *word = calloc(words + 1, sizeof *word);
     uint64_t waits = 0;
     assert_non_null(word);
     for (uint64_t n = 0; n < c->columns.n_columns; n++) {
+        uint64_t steps = 0;
         visit at;
         for (visitor v = visit_column(c, n); next_visit(&v, &at);) {
+            steps += at.steps;
             assert_true(at.word < words);
             if (at.wait > n) FAIL(c, "column %llu waits for %u", (unsigned long long)n, at.wait);
             if (word[at.word] != at.wait)
@@ -79,6 +84,7 @@ static uint64_t check_turns(const instance *c) {
             word[at.word] = tess_turn_leave((uint32_t)n);
             waits += at.wait != 0;
         }
+        assert_int_equal(steps, tess_column_steps(&tables, &c->out[n], block_size(&c->x), 1, true));
     }
     free(word);
     return waits;
