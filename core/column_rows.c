@@ -7,6 +7,7 @@
 #include "column_rows.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 /* The position of the last key of block m. */
 static int64_t last_key(const tess_column_walk *w, const tess_column_keys *k, int64_t m) {
@@ -16,16 +17,37 @@ static int64_t last_key(const tess_column_walk *w, const tess_column_keys *k, in
 
 /* ------------------------------------------------------------------ segments */
 
+void *tess_column_grow(tess_column_walk *w, void *list, uint64_t *room, size_t size) {
+    tess_runtime *runtime = w->x->runtime;
+    /* Most columns have one segment, or two where they take turns. */
+    const uint64_t least = w->x->expected + w->x->expected / 8 + 16,
+                   more = *room == 0 ? (size == sizeof(tess_segment) && w->x->turns ? 2 : 1) * least
+                                     : *room + *room / 2;
+    void *moved = w->status == TESS_OK && more <= SIZE_MAX / size
+                      ? tess_mem_alloc(runtime, (size_t)more * size, 64)
+                      : NULL;
+    if (!moved) {
+        if (w->status == TESS_OK) w->status = tess_columns_no_memory(more * size);
+        return NULL;
+    }
+    if (*room > 0) memcpy(moved, list, (size_t)*room * size);
+    tess_mem_free(runtime, list, (size_t)*room * size);
+    *room = more;
+    return moved;
+}
+
 static void add_segment(tess_column_walk *w, const tess_head_run *run, const tess_segment *s,
                         uint64_t rows) {
-    if (w->segments) {
-        tess_segment *to = &w->segments[w->n_segments];
-        *to = *s;
-        to->head = run->head;
-        to->heads = run->heads;
-        to->cls = run->cls;
-    }
-    w->n_segments++;
+    tess_columns *x = w->x;
+    tess_segment *list =
+        tess_column_more(w, x->segments, &x->segments_room, x->n_segments, sizeof *list);
+    if (!list) return;
+    x->segments = list;
+    list += x->n_segments++;
+    *list = *s;
+    list->head = run->head;
+    list->heads = run->heads;
+    list->cls = run->cls;
     w->cost += rows * run->heads;
 }
 
@@ -50,15 +72,15 @@ static void add_rows(tess_column_walk *w, const tess_head_run *run, const tess_s
 
 /* A segment for each of the columns before, if any, that came last to some of the rows' strips. */
 static void add_turns(tess_column_walk *w, const tess_head_run *run, const tess_stretch *x) {
-    const int64_t strip = w->x->step_rows;
-    const uint32_t end = (uint32_t)((x->end - 1 - w->p0) / strip) + 1;
-    uint32_t at = (uint32_t)((x->begin - w->p0) / strip), last;
+    const uint32_t strip = w->x->step_rows, column = (uint32_t)w->x->n_columns + 1,
+                   upward = w->upward ? TESS_TURN_UPWARD : 0,
+                   end = (uint32_t)(x->end - 1 - w->p0) / strip + 1;
+    uint32_t at = (uint32_t)(x->begin - w->p0) / strip, last;
     tess_turn_seek(w->map, at);
     for (int64_t begin = x->begin; at < end;) {
-        at = tess_turn_take(w->map, at, end, w->column, &last);
-        const int64_t next = smaller(x->end, w->p0 + at * strip);
-        const uint32_t wait = last != 0 && w->columns ? w->x->placed[last] : 0;
-        add_rows(w, run, x, begin, next, wait | (w->upward ? TESS_TURN_UPWARD : 0));
+        at = tess_turn_take(w->map, at, end, column, &last);
+        const int64_t next = smaller(x->end, w->p0 + (int64_t)at * strip);
+        add_rows(w, run, x, begin, next, last | upward);
         begin = next;
     }
 }
@@ -132,8 +154,12 @@ static int compare_falling(const void *a, const void *b) {
 /* Puts the segments of a column in the order in which it goes through the rows: that of all heads
  * together, since the columns after it wait for each of them. */
 static void order_segments(const tess_column_walk *w, tess_segment *segments, uint64_t n) {
-    if (n > 1)
-        qsort(segments, (size_t)n, sizeof *segments, w->upward ? compare_rising : compare_falling);
+    int (*const compare)(const void *, const void *) = w->upward ? compare_rising : compare_falling;
+    for (uint64_t m = 1; m < n; m++) {
+        if (compare(&segments[m - 1], &segments[m]) <= 0) continue;
+        qsort(segments, (size_t)n, sizeof *segments, compare);
+        return;
+    }
 }
 
 /* Where the rows to which a block is local end. */
@@ -314,9 +340,11 @@ static void run_rows(tess_column_walk *w, const tess_head_run *run, const tess_c
 }
 
 void tess_column_rows(tess_column_walk *w, const tess_column_keys *k) {
-    const uint64_t first = w->n_segments;
+    tess_columns *x = w->x;
+    const uint64_t first = x->n_segments;
     w->cost = 0;
     for (const tess_head_run *run = w->run; run < w->last_run && w->p0 < w->p1; run++)
         run_rows(w, run, k);
-    if (w->x->turns && w->segments) order_segments(w, w->segments + first, w->n_segments - first);
+    if (x->turns && x->n_segments > first)
+        order_segments(w, x->segments + first, x->n_segments - first);
 }

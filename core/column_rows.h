@@ -15,22 +15,20 @@ typedef struct tess_stretch {
     int64_t first, blocks;
 } tess_stretch;
 
-/* One kv head of one sequence, whose columns are counted or, with somewhere to write them, placed.
- */
+/* One kv head of one sequence, whose columns and segments are added to those of *x. */
 typedef struct tess_column_walk {
     tess_columns *x;
     const tess_layout *layout;
+    tess_status status; /* OK, or why the walk ends */
     uint32_t sequence, kv_head;
     int64_t block, p0, p1;      /* positions of the rows, [p0, p1) */
     int64_t kv_len, first, end; /* positions of keys end at kv_len; their blocks are [first, end) */
     const tess_head_run *run, *last_run; /* [run, last_run) */
-    tess_column *columns;                /* NULL: they are counted */
-    tess_segment *segments;              /* likewise */
-    uint64_t n_columns, n_segments;
-    uint64_t cost; /* rows of query heads of the column at hand */
+    uint64_t cost;                       /* rows of query heads of the column at hand */
     /* In plans with turns: */
-    uint32_t column; /* columns of the kv head with the one at hand */
-    uint64_t least;  /* no column of the kv head comes before one that is walked earlier */
+    uint64_t first_column; /* of the kv head */
+    uint64_t least;        /* no column of the kv head comes before one that is walked earlier */
+    uint32_t near_shift;   /* from positions to places of near columns */
     bool upward;
     tess_turn_map *map; /* of the run of heads at hand */
     tess_stretch held;  /* its last rows, which the next ones may touch; empty: begin is end */
@@ -47,8 +45,16 @@ static inline int64_t tess_block_of(const tess_column_keys *k, int64_t m) {
     return m < k->first_blocks ? k->block + m * k->step : k->next + (m - k->first_blocks) * k->step;
 }
 
-/* Counts the segments of the column with these keys, and writes them where columns are placed. Sets
- * walk->cost. */
+/* Adds the segments of the column with these keys, and sets walk->cost. */
 void tess_column_rows(tess_column_walk *w, const tess_column_keys *k);
+
+/* Moves a list with room for *room items to where there is room for more; NULL without memory. */
+void *tess_column_grow(tess_column_walk *w, void *list, uint64_t *room, size_t size);
+
+/* The list of `count` items, with room for another one; NULL without memory. */
+static inline void *tess_column_more(tess_column_walk *w, void *list, uint64_t *room,
+                                     uint64_t count, size_t size) {
+    return count < *room ? list : tess_column_grow(w, list, room, size);
+}
 
 #endif

@@ -21,21 +21,27 @@ enum {
 static uint64_t place_cost(tess_column_walk *w, const tess_column_keys *k) {
     const uint64_t cost = smaller(w->cost, w->x->most);
     if (!w->x->turns) return cost;
-    if (w->upward) return (uint64_t)(k->begin * NEAR_PLACES / w->kv_len);
+    if (w->upward) return (uint64_t)k->begin >> w->near_shift;
+    const uint64_t before = w->x->n_columns - w->first_column;
     if (cost < w->least) w->least = cost;
-    return NEAR_PLACES + (w->least > w->column ? w->least - w->column : 0);
+    return NEAR_PLACES + (w->least > before ? w->least - before : 0);
 }
 
 static void add_column(tess_column_walk *w, const tess_column_keys *k, uint32_t n_keys) {
     tess_columns *x = w->x;
-    const uint64_t before = w->n_segments;
-    w->column++;
+    const uint64_t before = x->n_segments;
+    tess_column *columns =
+        tess_column_more(w, x->columns, &x->columns_room, x->n_columns, sizeof *columns);
+    if (columns) x->columns = columns;
+    uint32_t *places =
+        tess_column_more(w, x->places, &x->places_room, x->n_columns, sizeof *places);
+    if (places) x->places = places;
+    if (!columns || !places) return;
     tess_column_rows(w, k);
-    w->n_columns++;
     uint32_t *bucket = tess_order_bucket(&x->order, place_cost(w, k));
-    if (w->columns && x->turns) x->placed[w->column] = *bucket + 1;
-    if (w->columns)
-        w->columns[*bucket] = (tess_column){.sequence = w->sequence,
+    places[x->n_columns] = (uint32_t)(bucket - x->order.bucket);
+    ++*bucket;
+    columns[x->n_columns++] = (tess_column){.sequence = w->sequence,
                                             .kv_head = (uint16_t)w->kv_head,
                                             .keys = (uint16_t)n_keys,
                                             .key = (uint32_t)k->begin,
@@ -44,8 +50,7 @@ static void add_column(tess_column_walk *w, const tess_column_keys *k, uint32_t 
                                             .blocks = (uint16_t)k->blocks,
                                             .first_blocks = (uint16_t)k->first_blocks,
                                             .segment = (uint32_t)before,
-                                            .segments = (uint32_t)(w->n_segments - before)};
-    ++*bucket;
+                                            .segments = (uint32_t)(x->n_segments - before)};
 }
 
 /* A column of whole blocks: `first_blocks` of them from `block` on, then others from `next` on. */
@@ -291,52 +296,7 @@ static void kv_head_columns(tess_column_walk *w) {
 
 /* ------------------------------------------------------------------ all of them */
 
-static void begin_turns(tess_column_walk *w) {
-    const uint32_t strip = w->x->step_rows;
-    w->column = 0;
-    w->least = UINT64_MAX;
-    w->upward = false;
-    if (!w->x->turns) return;
-    for (int64_t n = 0; n < w->last_run - w->run; n++)
-        tess_turn_reset(&w->x->maps[n], (uint32_t)((w->p1 - w->p0 + strip - 1) / strip));
-}
-
-/* The columns of the kv heads [begin, end), counted over all sequences. Both modes are this one
- * walk. */
-static void walk_heads(tess_column_walk *w, uint64_t begin, uint64_t end) {
-    const tess_jobs *jobs = w->x->jobs;
-    const uint64_t heads = (uint64_t)w->layout->n_kv_heads;
-    for (uint64_t n = begin; n < end; n++) {
-        const uint32_t s = (uint32_t)(n / heads), g = (uint32_t)(n % heads);
-        const tess_sequence *sequence = &jobs->sequences[s];
-        const tess_key_span span = tess_jobs_span(jobs, s);
-        w->sequence = s;
-        w->kv_head = g;
-        w->p0 = sequence->q_first;
-        w->p1 = w->p0 + sequence->q_len;
-        w->kv_len = span.kv_len;
-        w->first = span.first;
-        w->end = span.end;
-        w->run = jobs->runs + w->x->run_start[g];
-        w->last_run = jobs->runs + w->x->run_start[g + 1];
-        if (w->first >= w->end) continue;
-        begin_turns(w);
-        kv_head_columns(w);
-        if (w->column > w->x->most_columns) w->x->most_columns = w->column;
-        if (w->n_columns > UINT32_MAX || w->n_segments > UINT32_MAX) return; /* refused anyway */
-    }
-}
-
-static uint64_t all_heads(const tess_columns *x) {
-    return x->jobs->n_sequences * (uint64_t)x->jobs->tiler->layout->n_kv_heads;
-}
-
-static tess_column_walk walk_of(tess_columns *x) {
-    const tess_layout *layout = x->jobs->tiler->layout;
-    return (tess_column_walk){.x = x, .layout = layout, .block = layout->pattern.block};
-}
-
-static tess_status no_memory(uint64_t bytes) {
+tess_status tess_columns_no_memory(uint64_t bytes) {
     return tess_fail(TESS_ERROR_OUT_OF_MEMORY,
                      "tess_plan_create: no memory for %llu bytes of columns",
                      (unsigned long long)bytes);
@@ -351,8 +311,49 @@ static tess_status too_many(const tess_columns *x) {
         (unsigned long long)most_columns(x) + 1);
 }
 
+static void begin_turns(tess_column_walk *w) {
+    const uint32_t strip = w->x->step_rows;
+    w->first_column = w->x->n_columns;
+    w->least = UINT64_MAX;
+    w->upward = false;
+    while (w->kv_len >> w->near_shift > NEAR_PLACES) w->near_shift++;
+    for (int64_t n = 0; n < w->last_run - w->run; n++)
+        tess_turn_reset(&w->x->maps[n], (uint32_t)((w->p1 - w->p0 + strip - 1) / strip));
+}
+
+/* The columns of all kv heads of all sequences. */
+static tess_status walk_heads(tess_columns *x) {
+    const tess_jobs *jobs = x->jobs;
+    const tess_layout *layout = jobs->tiler->layout;
+    tess_column_walk w = {.x = x, .layout = layout, .block = layout->pattern.block};
+    for (uint32_t s = 0; s < jobs->n_sequences; s++) {
+        const tess_sequence *sequence = &jobs->sequences[s];
+        const tess_key_span span = tess_jobs_span(jobs, s);
+        w.sequence = s;
+        w.p0 = sequence->q_first;
+        w.p1 = w.p0 + sequence->q_len;
+        w.kv_len = span.kv_len;
+        w.first = span.first;
+        w.end = span.end;
+        for (w.kv_head = 0; w.first < w.end && w.kv_head < (uint32_t)layout->n_kv_heads;
+             w.kv_head++) {
+            w.run = jobs->runs + x->run_start[w.kv_head];
+            w.last_run = jobs->runs + x->run_start[w.kv_head + 1];
+            if (x->turns) begin_turns(&w);
+            kv_head_columns(&w);
+            TESS_RETURN_IF_ERROR(w.status);
+            if (x->n_columns > most_columns(x) || x->n_segments > UINT32_MAX) return too_many(x);
+        }
+    }
+    return TESS_OK;
+}
+
+static uint64_t all_heads(const tess_columns *x) {
+    return x->jobs->n_sequences * (uint64_t)x->jobs->tiler->layout->n_kv_heads;
+}
+
 /* Refuses at once what could not be counted in reasonable time. */
-static tess_status check_count(const tess_columns *x) {
+static tess_status check_count(tess_columns *x) {
     const tess_jobs *jobs = x->jobs;
     const uint64_t heads = (uint64_t)jobs->tiler->layout->n_kv_heads;
     uint64_t least = 0;
@@ -362,22 +363,16 @@ static tess_status check_count(const tess_columns *x) {
             (uint64_t)larger(0, span.kv_len - span.first * jobs->grid.block) / x->tile_keys * heads;
         if (least > most_columns(x)) return too_many(x);
     }
+    x->expected = least;
     return TESS_OK;
 }
 
 tess_status tess_columns_count(tess_columns *x) {
-    tess_column_walk w = walk_of(x);
     TESS_RETURN_IF_ERROR(check_count(x));
     tess_order_begin(&x->order);
-    walk_heads(&w, 0, all_heads(x));
+    TESS_RETURN_IF_ERROR(walk_heads(x));
     tess_order_end(&x->order);
-    x->n_columns = w.n_columns;
-    x->n_segments = w.n_segments;
-    if (x->n_columns > most_columns(x) || x->n_segments > UINT32_MAX) return too_many(x);
-    if (!x->turns) return TESS_OK;
-    x->n_placed = x->most_columns + 1;
-    x->placed = tess_mem_alloc(x->runtime, x->n_placed * sizeof *x->placed, 64);
-    return x->placed ? TESS_OK : no_memory(x->n_placed * sizeof *x->placed);
+    return TESS_OK;
 }
 
 /* Where the section that begins with kv head `at` ends: after the one whose rows bring *sum to
@@ -391,29 +386,52 @@ static uint64_t section_end(const tess_columns *x, uint64_t at, uint64_t target,
     return at;
 }
 
+/* The first column, from `at` on, of a kv head from number `end` on. */
+static uint64_t columns_until(const tess_columns *x, uint64_t at, uint64_t end) {
+    const uint64_t heads = (uint64_t)x->jobs->tiler->layout->n_kv_heads;
+    while (at < x->n_columns && x->columns[at].sequence * heads + x->columns[at].kv_head < end)
+        at++;
+    return at;
+}
+
+/* Places the columns [begin, end), of which the buckets say how many there are of each cost. */
+static uint32_t place_columns(tess_columns *x, uint64_t begin, uint64_t end, uint32_t places,
+                              tess_column *out) {
+    uint32_t *const bucket = x->order.bucket;
+    places = tess_order_places(&x->order, places);
+    for (uint64_t n = begin; n < end; n++) {
+        x->places[n] = bucket[x->places[n]]++;
+        out[x->places[n]] = x->columns[n];
+    }
+    return places;
+}
+
 void tess_columns_place(tess_columns *x, tess_column *out, tess_segment *segments) {
-    uint64_t total = 0, sum = 0, begin = 0;
+    uint64_t total = 0, sum = 0, begin = 0, at = 0;
     uint32_t places = 0;
     (void)section_end(x, 0, UINT64_MAX, &total);
     const uint64_t sections = x->section_rows == 0 || total == 0
                                   ? 1
                                   : smaller((total - 1) / x->section_rows + 1, all_heads(x));
-    tess_column_walk place = walk_of(x);
-    place.columns = out;
-    place.segments = segments;
     for (uint64_t n = 1; n <= sections; n++) {
         const uint64_t target = total / sections * n + total % sections * n / sections,
-                       end = n == sections ? all_heads(x) : section_end(x, begin, target, &sum);
-        if (begin == end) continue;
+                       end = n == sections ? all_heads(x) : section_end(x, begin, target, &sum),
+                       last = n == sections ? x->n_columns : columns_until(x, at, end);
+        begin = end;
         /* Of a single section, the buckets hold what the count left there. */
         if (sections > 1) {
-            tess_column_walk count = walk_of(x);
             tess_order_again(&x->order);
-            walk_heads(&count, begin, end);
+            for (uint64_t c = at; c < last; c++) x->order.bucket[x->places[c]]++;
         }
-        places = tess_order_places(&x->order, places);
-        walk_heads(&place, begin, end);
-        begin = end;
+        places = place_columns(x, at, last, places, out);
+        at = last;
+    }
+    if (x->n_segments > 0) memcpy(segments, x->segments, (size_t)x->n_segments * sizeof *segments);
+    if (!x->turns) return;
+    /* Turns name columns by their number in the table from now on. */
+    for (uint64_t n = 0; n < x->n_segments; n++) {
+        const uint32_t turn = segments[n].step, wait = turn & TESS_TURN_WAIT;
+        if (wait != 0) segments[n].step = (turn & TESS_TURN_UPWARD) | (x->places[wait - 1] + 1);
     }
 }
 
@@ -466,7 +484,7 @@ static tess_status make_lists(tess_columns *x) {
     x->n_tiles = ((keys_end + block - 1) / block + width - 1) / width;
     const uint64_t starts = list_starts(x), bytes = starts * sizeof *x->list_start;
     x->list_start = tess_mem_alloc(x->runtime, (size_t)bytes, 64);
-    if (!x->list_start) return no_memory(bytes);
+    if (!x->list_start) return tess_columns_no_memory(bytes);
     memset(x->list_start, 0, (size_t)bytes);
     list_rows(x, x->list_start, rows_end, false);
     for (uint64_t n = 0; n < starts; n++) {
@@ -478,7 +496,8 @@ static tess_status make_lists(tess_columns *x) {
         return tess_unsupported("tess_plan_create: the mask's columns need 2^31 entries or more");
     x->entries = tess_mem_alloc(x->runtime, (size_t)x->n_entries * sizeof *x->entries, 64);
     x->bits = tess_mem_alloc(x->runtime, (size_t)x->n_entries * sizeof *x->bits, 64);
-    if (!x->entries || !x->bits) return no_memory(2 * x->n_entries * sizeof *x->entries);
+    if (!x->entries || !x->bits)
+        return tess_columns_no_memory(2 * x->n_entries * sizeof *x->entries);
     /* Writing moves each start to the next one, from where it is moved back. */
     list_rows(x, x->list_start, rows_end, true);
     memmove(x->list_start + 1, x->list_start, (size_t)(bytes - sizeof *x->list_start));
@@ -523,7 +542,7 @@ static tess_status create_maps(tess_columns *x) {
     const uint64_t bytes = x->n_maps * x->map_runs * sizeof *x->turn_runs;
     x->maps = tess_mem_alloc(x->runtime, x->n_maps * sizeof *x->maps, 64);
     x->turn_runs = tess_mem_alloc(x->runtime, (size_t)bytes, 64);
-    if (!x->maps || !x->turn_runs) return no_memory(bytes);
+    if (!x->maps || !x->turn_runs) return tess_columns_no_memory(bytes);
     for (uint32_t n = 0; n < x->n_maps; n++)
         x->maps[n] =
             (tess_turn_map){.runs = x->turn_runs + n * x->map_runs, .room = (uint32_t)x->map_runs};
@@ -548,7 +567,7 @@ tess_status tess_columns_create(tess_columns *x, const tess_jobs *jobs, uint32_t
     x->residues = tess_mem_alloc(x->runtime, group * sizeof *x->residues, 64);
     if (!x->run_start || !x->residues ||
         !tess_order_create(&x->order, x->runtime, x->most + (turns ? NEAR_PLACES : 0)))
-        return no_memory((heads + 1) * sizeof *x->run_start);
+        return tess_columns_no_memory((heads + 1) * sizeof *x->run_start);
     uint32_t run = 0;
     for (uint32_t g = 0; g <= heads; g++) {
         while (run < jobs->n_runs && jobs->runs[run].kv_head < g) run++;
@@ -563,7 +582,9 @@ void tess_columns_release(tess_columns *x) {
     if (!x->runtime) return;
     const tess_layout *layout = x->jobs->tiler->layout;
     const size_t heads = (size_t)layout->n_kv_heads;
-    tess_mem_free(x->runtime, x->placed, x->n_placed * sizeof *x->placed);
+    tess_mem_free(x->runtime, x->places, (size_t)x->places_room * sizeof *x->places);
+    tess_mem_free(x->runtime, x->segments, (size_t)x->segments_room * sizeof *x->segments);
+    tess_mem_free(x->runtime, x->columns, (size_t)x->columns_room * sizeof *x->columns);
     tess_mem_free(x->runtime, x->turn_runs,
                   (size_t)(x->n_maps * x->map_runs) * sizeof *x->turn_runs);
     tess_mem_free(x->runtime, x->maps, x->n_maps * sizeof *x->maps);

@@ -30,18 +30,21 @@ typedef struct tess_columns {
     uint64_t n_entries;
     uint64_t entries_at; /* where they begin among the entries of the plan */
 
-    /* Segments have turns. Of each run of heads of a kv head, who came last to its strips; and of
-     * each column of a kv head that is placed, its number in the table and 1. */
+    /* Segments have turns, and each run of heads of a kv head a map of who came last. */
     bool turns;
     tess_turn_map *maps; /* [n_maps], with map_runs each of turn_runs */
     tess_turn_run *turn_runs;
-    uint32_t *placed; /* [n_placed] */
     uint64_t map_runs;
-    uint32_t n_maps, n_placed;
+    uint32_t n_maps;
 
-    /* What tess_columns_count found. */
-    uint64_t n_columns, n_segments;
-    uint32_t most_columns; /* of a kv head of a sequence */
+    /* What tess_columns_count found, one kv head after the other: columns with room for more than
+     * there are, where they are to be placed (their bucket first), and segments, whose turns name
+     * columns by their number here. */
+    uint64_t expected; /* columns, about */
+    uint64_t n_columns, n_segments, columns_room, places_room, segments_room;
+    tess_column *columns;
+    uint32_t *places;
+    tess_segment *segments;
 
     /* [0: one section] Set between count and place. Columns come in sections of about equal size,
      * longest first in each, that take kv heads with about this many rows of query heads. */
@@ -58,6 +61,9 @@ tess_status tess_columns_create(tess_columns *columns, const tess_jobs *jobs, ui
 void tess_columns_release(tess_columns *columns);
 
 tess_status tess_columns_count(tess_columns *columns);
+
+/* The failure of so many bytes. */
+tess_status tess_columns_no_memory(uint64_t bytes);
 
 /* Writes what the last count counted, and the entries that segments name. */
 void tess_columns_place(tess_columns *columns, tess_column *out, tess_segment *segments);
