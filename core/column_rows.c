@@ -36,19 +36,21 @@ void *tess_column_grow(tess_column_walk *w, void *list, uint64_t *room, size_t s
     return moved;
 }
 
-static void add_segment(tess_column_walk *w, const tess_head_run *run, const tess_segment *s,
-                        uint64_t rows) {
+/* A segment with `rows` rows of each of the run's heads, whose other fields are 0; NULL without
+ * memory. */
+static tess_segment *add_segment(tess_column_walk *w, const tess_head_run *run, uint64_t rows) {
     tess_columns *x = w->x;
     tess_segment *list =
         tess_column_more(w, x->segments, &x->segments_room, x->n_segments, sizeof *list);
-    if (!list) return;
+    if (!list) return NULL;
     x->segments = list;
     list += x->n_segments++;
-    *list = *s;
+    memset(list, 0, sizeof *list);
     list->head = run->head;
     list->heads = run->heads;
     list->cls = run->cls;
     w->cost += rows * run->heads;
+    return list;
 }
 
 /* The rows [begin, end) of a stretch. */
@@ -60,22 +62,28 @@ static void add_rows(tess_column_walk *w, const tess_head_run *run, const tess_s
         head = TESS_ALL_ROWS;
         tail = 0;
     }
-    const tess_segment segment = {.first = (uint8_t)x->first,
-                                  .blocks = (uint8_t)x->blocks,
-                                  .row = (int32_t)(begin - w->p0),
-                                  .rows = (uint32_t)(end - begin),
-                                  .step = turn,
-                                  .mask_head = (uint16_t)head,
-                                  .mask_tail = (uint16_t)tail};
-    add_segment(w, run, &segment, (uint64_t)(end - begin));
+    tess_segment *s = add_segment(w, run, (uint64_t)(end - begin));
+    if (!s) return;
+    s->first = (uint8_t)x->first;
+    s->blocks = (uint8_t)x->blocks;
+    s->row = (int32_t)(begin - w->p0);
+    s->rows = (uint32_t)(end - begin);
+    s->step = turn;
+    s->mask_head = (uint16_t)head;
+    s->mask_tail = (uint16_t)tail;
+}
+
+/* Of a row. Strips mostly have a power of two rows, and this is asked twice for every stretch. */
+static uint32_t strip_of(const tess_columns *x, int64_t row) {
+    return x->strip_shift != 0 ? (uint32_t)row >> x->strip_shift : (uint32_t)row / x->step_rows;
 }
 
 /* A segment for each of the columns before, if any, that came last to some of the rows' strips. */
 static void add_turns(tess_column_walk *w, const tess_head_run *run, const tess_stretch *x) {
     const uint32_t strip = w->x->step_rows, column = (uint32_t)w->x->n_columns + 1,
                    upward = w->upward ? TESS_TURN_UPWARD : 0,
-                   end = (uint32_t)(x->end - 1 - w->p0) / strip + 1;
-    uint32_t at = (uint32_t)(x->begin - w->p0) / strip, last;
+                   end = strip_of(w->x, x->end - 1 - w->p0) + 1;
+    uint32_t at = strip_of(w->x, x->begin - w->p0), last;
     tess_turn_seek(w->map, at);
     for (int64_t begin = x->begin; at < end;) {
         at = tess_turn_take(w->map, at, end, column, &last);
@@ -152,13 +160,18 @@ static int compare_falling(const void *a, const void *b) {
 }
 
 /* Puts the segments of a column in the order in which it goes through the rows: that of all heads
- * together, since the columns after it wait for each of them. */
-static void order_segments(const tess_column_walk *w, tess_segment *segments, uint64_t n) {
-    int (*const compare)(const void *, const void *) = w->upward ? compare_rising : compare_falling;
-    for (uint64_t m = 1; m < n; m++) {
-        if (compare(&segments[m - 1], &segments[m]) <= 0) continue;
-        qsort(segments, (size_t)n, sizeof *segments, compare);
+ * together, since the columns after it wait for each of them. Those of a run of heads rise. */
+static void order_segments(const tess_column_walk *w, tess_segment *first, tess_segment *last) {
+    if (w->last_run - w->run > 1) {
+        qsort(first, (size_t)(last - first), sizeof *first,
+              w->upward ? compare_rising : compare_falling);
         return;
+    }
+    if (w->upward) return;
+    for (; last - first > 1; first++) {
+        const tess_segment segment = *--last;
+        *last = *first;
+        *first = segment;
     }
 }
 
@@ -192,7 +205,8 @@ static void far_blocks(tess_column_walk *w, const tess_head_run *run,
 static void causal_rows(tess_column_walk *w, const tess_head_run *run,
                         const tess_head_pattern *pattern, const tess_column_keys *k) {
     const bool to_the_end =
-        pattern->kind == TESS_HEAD_DENSE || k->block % pattern->stride == pattern->first;
+        pattern->kind == TESS_HEAD_DENSE ||
+        (uint32_t)k->block % (uint32_t)pattern->stride == (uint32_t)pattern->first;
     if (k->strided && k->blocks > 1 && k->step * w->block >= w->x->step_rows) {
         far_blocks(w, run, pattern, k, to_the_end);
         return;
@@ -257,12 +271,13 @@ static void add_blocks(tess_column_walk *w, const tess_head_run *run, int64_t i,
         add_stretch(w, run, &x);
         return;
     }
-    const tess_segment segment = {.first = (uint8_t)first,
-                                  .blocks = (uint8_t)blocks,
-                                  .row = (int32_t)(i * w->block - w->p0),
-                                  .rows = (uint32_t)count,
-                                  .step = (uint32_t)(stride * w->block)};
-    add_segment(w, run, &segment, (uint64_t)(count * w->block));
+    tess_segment *s = add_segment(w, run, (uint64_t)(count * w->block));
+    if (!s) return;
+    s->first = (uint8_t)first;
+    s->blocks = (uint8_t)blocks;
+    s->row = (int32_t)(i * w->block - w->p0);
+    s->rows = (uint32_t)count;
+    s->step = (uint32_t)(stride * w->block);
 }
 
 /* Bidirectional S2. A block is read by the query blocks of an interval and by those at the stride
@@ -310,12 +325,13 @@ static void mask_rows(tess_column_walk *w, const tess_head_run *run,
     if (from == to) return;
     const uint32_t masked =
         pattern->causal ? entries_below(x, from, to, k->block + k->blocks) - from : 0;
-    const tess_segment segment = {.blocks = (uint8_t)k->blocks,
-                                  .row = (int32_t)(x->entries_at + from),
-                                  .rows = to - from,
-                                  .step = (uint32_t)(k->block - tile * width),
-                                  .mask_head = (uint16_t)masked};
-    add_segment(w, run, &segment, (uint64_t)(to - from) * (uint64_t)w->block);
+    tess_segment *s = add_segment(w, run, (uint64_t)(to - from) * (uint64_t)w->block);
+    if (!s) return;
+    s->blocks = (uint8_t)k->blocks;
+    s->row = (int32_t)(x->entries_at + from);
+    s->rows = to - from;
+    s->step = (uint32_t)(k->block - tile * width);
+    s->mask_head = (uint16_t)masked;
 }
 
 /* ------------------------------------------------------------------ all of a column */
@@ -346,5 +362,5 @@ void tess_column_rows(tess_column_walk *w, const tess_column_keys *k) {
     for (const tess_head_run *run = w->run; run < w->last_run && w->p0 < w->p1; run++)
         run_rows(w, run, k);
     if (x->turns && x->n_segments > first)
-        order_segments(w, x->segments + first, x->n_segments - first);
+        order_segments(w, x->segments + first, x->segments + x->n_segments);
 }

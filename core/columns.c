@@ -406,6 +406,17 @@ static uint32_t place_columns(tess_columns *x, uint64_t begin, uint64_t end, uin
     return places;
 }
 
+/* Turns name columns by their number in the table from now on. */
+static void place_segments(const tess_columns *x, tess_segment *out) {
+    if (!x->turns && x->n_segments > 0)
+        memcpy(out, x->segments, (size_t)x->n_segments * sizeof *out);
+    for (uint64_t n = 0; x->turns && n < x->n_segments; n++) {
+        const uint32_t turn = x->segments[n].step, wait = turn & TESS_TURN_WAIT;
+        out[n] = x->segments[n];
+        if (wait != 0) out[n].step = (turn & TESS_TURN_UPWARD) | (x->places[wait - 1] + 1);
+    }
+}
+
 void tess_columns_place(tess_columns *x, tess_column *out, tess_segment *segments) {
     uint64_t total = 0, sum = 0, begin = 0, at = 0;
     uint32_t places = 0;
@@ -426,13 +437,7 @@ void tess_columns_place(tess_columns *x, tess_column *out, tess_segment *segment
         places = place_columns(x, at, last, places, out);
         at = last;
     }
-    if (x->n_segments > 0) memcpy(segments, x->segments, (size_t)x->n_segments * sizeof *segments);
-    if (!x->turns) return;
-    /* Turns name columns by their number in the table from now on. */
-    for (uint64_t n = 0; n < x->n_segments; n++) {
-        const uint32_t turn = segments[n].step, wait = turn & TESS_TURN_WAIT;
-        if (wait != 0) segments[n].step = (turn & TESS_TURN_UPWARD) | (x->places[wait - 1] + 1);
-    }
+    place_segments(x, segments);
 }
 
 /* ------------------------------------------------------------------ lists of masks */
@@ -559,6 +564,11 @@ tess_status tess_columns_create(tess_columns *x, const tess_jobs *jobs, uint32_t
     x->jobs = jobs;
     x->tile_keys = tile_keys;
     x->step_rows = step_rows;
+    while (step_rows > 1 && step_rows % 2 == 0) {
+        step_rows /= 2;
+        x->strip_shift++;
+    }
+    if (step_rows > 1) x->strip_shift = 0;
     x->tile_blocks =
         smaller(tile_keys / jobs->grid.block, masked ? MOST_MASKED_BLOCKS : MOST_BLOCKS);
     x->entries_at = jobs->tiler->n_entries;

@@ -35,6 +35,7 @@ typedef struct tess_columns {
     tess_turn_map *maps; /* [n_maps], with map_runs each of turn_runs */
     tess_turn_run *turn_runs;
     uint64_t map_runs;
+    uint32_t strip_shift; /* [0: not so] strips have 2^strip_shift rows */
     uint32_t n_maps;
 
     /* What tess_columns_count found, one kv head after the other: columns with room for more than
