@@ -52,6 +52,8 @@
     X(gradients, test_gradients_in_float32, 0, "gradients in float32, and adding")             \
     X(gradients, test_gradients_of_parts, 0, "gradients of parts of the keys, added")          \
     X(gradients, test_gradients_of_unread_keys, 0, "gradients: NaN in keys that nobody keeps") \
+    X(gradients, test_gradients_of_large_scores, 0, "gradients of large scores")               \
+    X(gradients, test_gradients_of_infinite_rows, 0, "gradients of rows with an LSE of inf")   \
     X(gradients, test_gradients_of_nothing, 0, "gradients: no rows, no keys")
 
 #define PROPERTY_TEST(group, test, once, name) void test(void **state);
