@@ -162,6 +162,50 @@ static void test_refusals(void **state) {
     assert_null(none);
 }
 
+/* Where rows and keys begin is checked as in forward. */
+static void test_positions(void **state) {
+    (void)state;
+    static const struct {
+        int64_t q_first, kv_first;
+        tess_status status;
+        const char *field;
+    } cases[] = {{-1, 0, TESS_ERROR_INVALID, "q_first[2]"},
+                 {INT64_MAX, 0, TESS_ERROR_UNSUPPORTED, "q_first[2]"},
+                 {0, -4, TESS_ERROR_INVALID, "kv_first[2]"},
+                 {0, 6, TESS_ERROR_INVALID, "kv_first[2]"},
+                 {0, 44, TESS_ERROR_INVALID, "kv_first[2]"},
+                 {1000, 40, TESS_OK, NULL}};
+    rig.caps.features |= TESS_FEATURE_POSITIONS;
+    tess_device_release(device);
+    device = open_device(runtime);
+    for (size_t n = 0; n < sizeof cases / sizeof *cases; n++) {
+        const int64_t q_first[BATCH] = {0, 0, cases[n].q_first},
+                      kv_first[BATCH] = {0, 0, cases[n].kv_first};
+        tess_plan_desc d = plan_desc();
+        tess_plan *made = NULL;
+        d.q_first = q_first;
+        d.kv_first = kv_first;
+        if (cases[n].status != TESS_OK)
+            assert_error(tess_plan_create(device, layout, &d, &made), cases[n].status,
+                         "tess_plan_create", cases[n].field);
+        else
+            assert_int_equal(TESS_OK, tess_plan_create(device, layout, &d, &made));
+        tess_plan_release(made);
+    }
+}
+
+/* A kernel that refuses says why, also where it is a single pass that finds no turns. */
+static void test_refusing_kernels(void **state) {
+    (void)state;
+    const tess_plan_desc d = plan_desc();
+    tess_plan *none = NULL;
+    rig.rows[0].status = TESS_ERROR_UNSUPPORTED;
+    rig.rows[0].reason = "determinism 0: these patterns have no turns";
+    assert_int_equal(TESS_ERROR_UNSUPPORTED, tess_plan_create(device, layout, &d, &none));
+    assert_non_null(strstr(tess_last_error(), "these patterns have no turns"));
+    assert_null(strchr(tess_last_error(), '\n'));
+}
+
 /* What a backend from outside the tree may get wrong. */
 static void test_kernels(void **state) {
     (void)state;
@@ -497,9 +541,9 @@ static void test_failing_memory(void **state) {
 }
 
 int main(void) {
-    return RUN_TESTS_BETWEEN(setup, run_teardown, TEST(test_refusals), TEST(test_kernels),
-                             TEST(test_key), TEST(test_turns), TEST(test_tables),
-                             TEST(test_nothing), TEST(test_wanted), TEST(test_ranges),
-                             TEST(test_missing), TEST(test_strides), TEST(test_overlaps),
-                             TEST(test_wide), TEST(test_forward), TEST(test_failing_memory));
+    return RUN_TESTS_BETWEEN(
+        setup, run_teardown, TEST(test_refusals), TEST(test_positions), TEST(test_refusing_kernels),
+        TEST(test_kernels), TEST(test_key), TEST(test_turns), TEST(test_tables), TEST(test_nothing),
+        TEST(test_wanted), TEST(test_ranges), TEST(test_missing), TEST(test_strides),
+        TEST(test_overlaps), TEST(test_wide), TEST(test_forward), TEST(test_failing_memory));
 }
