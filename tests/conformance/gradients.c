@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "common/elements.h"
 #include "gradients.h"
@@ -235,6 +236,96 @@ void test_gradients_interleaved(void **state) {
     free(image);
     assert_ok(tess_free(target->device, &both));
     release(&f);
+}
+
+/* A tensor whose elements lie far apart in a sparse mapping. */
+typedef struct far_tensor {
+    char *map;
+    uint64_t bytes;
+    tess_tensor near, far;
+    int64_t tokens, heads; /* of each of two sequences */
+    size_t row;            /* bytes of a vector */
+    size_t size;           /* of an element */
+} far_tensor;
+
+static void copy_far(const far_tensor *t, char *contiguous, int out) {
+    for (int64_t b = 0; b < 2; b++)
+        for (int64_t token = 0; token < t->tokens; token++)
+            for (int64_t head = 0; head < t->heads; head++, contiguous += t->row) {
+                char *far =
+                    t->map + (uint64_t)(b * t->far.stride_batch + token * t->far.stride_token +
+                                        head * t->far.stride_head) *
+                                 t->size;
+                memcpy(out ? contiguous : far, out ? far : contiguous, t->row);
+            }
+}
+
+/* Runs with tensor `n` (three gradients, then inputs) stretched along a dimension. */
+static void check_far(fixture *f, int n, int dimension, int64_t stride) {
+    tess_run_desc *run_desc = &f->x.run;
+    tess_tensor *const all[] = {&run_desc->d_q, &run_desc->d_k, &run_desc->d_v, &run_desc->q,
+                                &run_desc->k,   &run_desc->v,   &run_desc->o,   &run_desc->d_o};
+    void *const inputs[] = {f->x.q, f->x.k, f->x.v, f->x.o, f->x.backward.host[INSTANCE_D_O]};
+    const int of_keys = n == 1 || n == 2 || n == 4 || n == 5;
+    far_tensor t = {.near = *all[n],
+                    .far = *all[n],
+                    .tokens = of_keys ? f->p.kv_len : f->p.q_len,
+                    .heads = of_keys ? f->p.kv_heads : f->p.heads,
+                    .size = problem_size(&f->p)};
+    t.row = (size_t)f->p.head_dim * t.size;
+    if (dimension == 0) t.far.stride_batch = stride;
+    if (dimension == 1) t.far.stride_token = stride / (t.tokens - 1) / 16 * 16 + 64;
+    if (dimension == 2) t.far.stride_head = stride;
+    if (dimension == 1) t.far.stride_batch = t.heads * f->p.head_dim;
+    if (dimension == 2) {
+        t.far.stride_token = f->p.head_dim;
+        t.far.stride_batch = t.tokens * f->p.head_dim;
+    }
+    t.bytes = (uint64_t)(t.far.stride_batch + (t.tokens - 1) * t.far.stride_token +
+                         (t.heads - 1) * t.far.stride_head) *
+                  t.size +
+              t.row;
+    t.map = mmap(NULL, t.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                 -1, 0);
+    if (t.map == MAP_FAILED)
+        fail_msg("%llu bytes of address space cannot be mapped", (unsigned long long)t.bytes);
+    t.far.buffer = tess_host_buffer(t.map, t.bytes);
+    if (n >= GRADIENTS) copy_far(&t, inputs[n - GRADIENTS], 0);
+    *all[n] = t.far;
+    assert_ok(instance_run(&f->x, NULL));
+    *all[n] = t.near;
+    for (int g = 0; g < GRADIENTS; g++) {
+        if (g == n)
+            copy_far(&t, f->got.d[g], 1);
+        else
+            assert_ok(tess_copy(f->x.device, tess_host_buffer(f->got.d[g], f->bytes[g]),
+                                all[g]->buffer, f->bytes[g]));
+        same("a tensor whose elements lie far apart", f, g);
+    }
+    munmap(t.map, t.bytes);
+}
+
+void test_gradients_far(void **state) {
+    static const char *const dtypes[] = {"f32", "f16"};
+    static const int64_t strides[] = {(1LL << 30) + 16, (1LL << 31) - 16, (1LL << 31) + 16,
+                                      (1LL << 32) + 16};
+    const test_target *target = *state;
+    /* Sanitizers cannot map this much address space beside their own. */
+    if (!target->host_memory || test_sanitized()) return;
+    for (int d = 0; d < 2; d++) {
+        char line[160];
+        snprintf(line, sizeof line,
+                 "pattern=s2 block=16 local=1 stride=2 heads=4 kv_heads=2 head_dim=16 batch=2 "
+                 "q_len=3 kv_len=70 dtype=%s",
+                 dtypes[d]);
+        fixture f;
+        if (!create(&f, target, target->device, line)) continue;
+        for (int n = 0; n < 8; n++)
+            for (int dimension = 0; dimension < 3; dimension++)
+                for (size_t s = 0; s < sizeof strides / sizeof strides[0]; s++)
+                    check_far(&f, n, dimension, strides[s]);
+        release(&f);
+    }
 }
 
 /* A dO that is the same for all rows, with strides of 0. */

@@ -48,6 +48,7 @@
     X(gradients, test_gradient_ranges, 0, "gradients: ranges of jobs")                         \
     X(gradients, test_gradient_batches, 0, "gradients: batch composition")                     \
     X(gradients, test_gradients_interleaved, 0, "gradients of a packed QKV")                   \
+    X(gradients, test_gradients_far, 0, "gradients past 2^31 elements and 2^32 bytes")         \
     X(gradients, test_gradient_of_broadcast, 0, "dO with strides of 0")                        \
     X(gradients, test_gradients_in_float32, 0, "gradients in float32, and adding")             \
     X(gradients, test_gradients_of_parts, 0, "gradients of parts of the keys, added")          \
