@@ -12,6 +12,9 @@
  *   2. adds its rows and, once they are in memory,
  *   3. sets the word to its own number plus 1 (tess_turn_leave).
  *
+ * It does so at each strip and query head of its segments, also where it finds nothing to add: the
+ * column after it waits for its word. A run without d_q needs no turns.
+ *
  * So additions into a strip come in the order of the table, and a column waits only for columns
  * before it. Nobody waits for ever where workgroups take the columns in the order of the table,
  * from a counter for instance: whoever waits has begun after all that it waits for. Workgroups that
