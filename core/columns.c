@@ -93,7 +93,8 @@ static void cut_blocks(tess_column_walk *w) {
                                         .blocks = 1,
                                         .first_blocks = 1,
                                         .begin = t,
-                                        .last = smaller(end, t + tile_keys) - 1};
+                                        .last = smaller(end, t + tile_keys) - 1,
+                                        .strided = true};
             add_column(w, &k, (uint32_t)(k.last + 1 - t));
         }
     }
