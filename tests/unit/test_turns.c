@@ -118,7 +118,7 @@ typedef struct shared {
     _Atomic uint32_t *word;
     float *sum;
     atomic_uint next;
-    uint32_t delays; /* seed */
+    atomic_uint delays; /* seed */
 } shared;
 
 static float addend(uint64_t column, uint64_t word) {
