@@ -82,22 +82,38 @@ static int64_t far_end(const tess_column_walk *w) {
     return end;
 }
 
-/* Blocks larger than a column. */
-static void cut_blocks(tess_column_walk *w) {
-    const int64_t tile_keys = w->x->tile_keys;
-    for (int64_t j = w->first; j < w->end; j++) {
-        const int64_t end = smaller(w->kv_len, (j + 1) * w->block);
-        for (int64_t t = j * w->block; t < end; t += tile_keys) {
-            const tess_column_keys k = {.block = j,
-                                        .step = 1,
-                                        .blocks = 1,
-                                        .first_blocks = 1,
-                                        .begin = t,
-                                        .last = smaller(end, t + tile_keys) - 1,
-                                        .strided = true};
-            add_column(w, &k, (uint32_t)(k.last + 1 - t));
-        }
+/* Part n of a block that is larger than a column. */
+static void cut_column(tess_column_walk *w, int64_t j, int64_t n) {
+    const int64_t tile_keys = w->x->tile_keys, end = smaller(w->kv_len, (j + 1) * w->block),
+                  t = j * w->block + n * tile_keys;
+    const tess_column_keys k = {.block = j,
+                                .step = 1,
+                                .blocks = 1,
+                                .first_blocks = 1,
+                                .begin = t,
+                                .last = smaller(end, t + tile_keys) - 1,
+                                .strided = true};
+    if (t < end) add_column(w, &k, (uint32_t)(k.last + 1 - t));
+}
+
+/* Whether rows that are near a block are all that read it. */
+static bool is_near(const tess_column_walk *w, int64_t j) {
+    for (const tess_head_run *run = w->run; run < w->last_run; run++) {
+        const tess_head_pattern *pattern = &w->layout->patterns[run->cls];
+        if (pattern->kind == TESS_HEAD_STRIDED && j % pattern->stride == pattern->first)
+            return false;
     }
+    return j >= far_end(w);
+}
+
+static void cut_blocks(tess_column_walk *w) {
+    const int64_t parts = (w->block - 1) / w->x->tile_keys + 1;
+    const bool turns = w->x->turns;
+    for (int64_t j = w->first; j < w->end; j++)
+        for (int64_t n = 0; n < parts && !(turns && is_near(w, j)); n++) cut_column(w, j, n);
+    w->upward = true;
+    for (int64_t j = w->end; turns && j-- > w->first;)
+        for (int64_t n = parts; n-- > 0 && is_near(w, j);) cut_column(w, j, n);
 }
 
 /* Neighbours, cut at fixed positions: sequences share the lists of a mask. Their tiles are counted

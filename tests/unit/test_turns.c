@@ -2,8 +2,8 @@
 /*
  * Turns of columns that add to dQ in a fixed order: that the words of thousands of random layouts
  * give every strip an order in which nobody waits for a later column; the protocol itself, with
- * threads; and how long columns wait in the problems that matter, by simulation. With the argument
- * "times" the program prints the latter.
+ * threads; and how long columns wait in the problems that matter, by simulation. With
+ * TESSERA_TURNS_TIMES the program prints the latter.
  */
 #include "fixtures/column_cases.h"
 
@@ -221,36 +221,52 @@ static double simulate(const instance *c, bool turns, double *waited) {
 
 typedef struct problem {
     const char *name;
-    int32_t tokens, heads, kv_heads, stride; /* stride 0: dense */
-    uint32_t flags;
+    int32_t tokens, heads, kv_heads;
     double most; /* of the time without waiting, in the order of columns without turns */
+    tess_pattern pattern;
 } problem;
 
+#define PATTERN(which, size, ...)                                                         \
+    {                                                                                     \
+        .struct_size = sizeof(tess_pattern), .kind = TESS_PATTERN_##which, .block = size, \
+        __VA_ARGS__                                                                       \
+    }
+
 static const problem problems[] = {
-    {"dense 16k, 32 heads", 16384, 32, 32, 0, 0, 1.05},
-    {"dense 16k, 16 heads", 16384, 16, 16, 0, 0, 1.05},
-    {"dense 16k, 32 heads, not causal", 16384, 32, 32, 0, TESS_PATTERN_BIDIRECTIONAL, 1.05},
-    {"dense 8k, 32 / 8 heads", 8192, 32, 8, 0, 0, 1.2},
-    {"S2 B=64 L=8 V=16 128k, 16 heads", 131072, 16, 16, 16, 0, 1.05},
-    {"S2 B=64 L=8 V=32 128k, 32 heads", 131072, 32, 32, 32, 0, 1.05},
-    {"S2 B=64 L=8 V=64 128k, 64 heads", 131072, 64, 64, 64, 0, 1.05},
-    {"S2 B=64 L=8 V=16 16k, 16 heads", 16384, 16, 16, 16, 0, 1.1},
-    {"S2 B=64 L=16 V=8 8k, 32 / 8 heads", 8192, 32, 8, 8, 0, 1.7},
-    {"S2 B=64 L=16 V=8 128k, 32 / 8 heads", 131072, 32, 8, 8, 0, 1.3},
+    {"dense 16k, 32 heads", 16384, 32, 32, 1.05, PATTERN(DENSE, 64, .flags = 0)},
+    {"dense 16k, 16 heads", 16384, 16, 16, 1.05, PATTERN(DENSE, 64, .flags = 0)},
+    {"dense 16k, 32 heads, not causal", 16384, 32, 32, 1.05,
+     PATTERN(DENSE, 64, .flags = TESS_PATTERN_BIDIRECTIONAL)},
+    {"dense 8k, 32 / 8 heads", 8192, 32, 8, 1.1, PATTERN(DENSE, 64, .flags = 0)},
+    {"S2 B=64 L=8 V=16 128k, 16 heads", 131072, 16, 16, 1.05,
+     PATTERN(S2, 64, .local = 8, .stride = 16)},
+    {"S2 B=64 L=8 V=32 128k, 32 heads", 131072, 32, 32, 1.05,
+     PATTERN(S2, 64, .local = 8, .stride = 32)},
+    {"S2 B=64 L=8 V=64 128k, 64 heads", 131072, 64, 64, 1.05,
+     PATTERN(S2, 64, .local = 8, .stride = 64)},
+    {"S2 B=16 L=32 V=16 128k, 16 heads", 131072, 16, 16, 1.05,
+     PATTERN(S2, 16, .local = 32, .stride = 16)},
+    {"S2 B=256 L=2 V=16 128k, 16 heads", 131072, 16, 16, 1.05,
+     PATTERN(S2, 256, .local = 2, .stride = 16)},
+    {"S2 B=64 L=8 V=16 16k, 16 heads", 16384, 16, 16, 1.1,
+     PATTERN(S2, 64, .local = 8, .stride = 16)},
+    {"S2 B=64 L=16 V=8 8k, 32 / 8 heads", 8192, 32, 8, 1.7,
+     PATTERN(S2, 64, .local = 16, .stride = 8)},
+    {"S2 B=64 L=16 V=8 128k, 32 / 8 heads", 131072, 32, 8, 1.1,
+     PATTERN(S2, 64, .local = 16, .stride = 8)},
+    {"window 1024 32k, 16 heads", 32768, 16, 16, 1.05, PATTERN(WINDOW, 64, .left = 1023)},
+    {"window 1024, 4 sinks, 32k, 16 heads", 32768, 16, 16, 1.05,
+     PATTERN(WINDOW, 64, .left = 1023, .sinks = 4)},
 };
 
 static void run_problem(const problem *p, bool print) {
-    tess_pattern pattern =
-        p->stride
-            ? s2_pattern(64, p->stride == 8 ? 16 : 8, p->stride, 0)
-            : (tess_pattern){.struct_size = sizeof(tess_pattern), .block = 64, .flags = p->flags};
     instance c;
     double none, waited;
-    known(&c, pattern, p->heads, p->kv_heads, p->tokens, false);
+    known(&c, p->pattern, p->heads, p->kv_heads, p->tokens, false);
     const double longest = simulate(&c, false, &none);
     const uint64_t columns = c.columns.n_columns;
     instance_free(&c);
-    known(&c, pattern, p->heads, p->kv_heads, p->tokens, true);
+    known(&c, p->pattern, p->heads, p->kv_heads, p->tokens, true);
     const double order = simulate(&c, false, &none), turns = simulate(&c, true, &waited);
     if (print)
         printf("%-36s %7llu columns, %.3f segments each; order %.3f, turns %.3f of the time, "
