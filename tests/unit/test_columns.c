@@ -214,7 +214,7 @@ static void test_known_columns(void **state) {
     (void)state;
     instance c;
     uint64_t strided = 0, local = 0;
-    known(&c, s2_pattern(64, 8, 16, 0), 16, 16, 16384, false);
+    known(&c, s2_pattern(64, 8, 16, 0), 16, 16, 16384, false, 0);
     for (uint64_t n = 0; n < c.columns.n_columns; n++) {
         const tess_column *column = &c.out[n];
         const tess_segment *s = &c.segments[column->segment];
@@ -251,7 +251,7 @@ static void test_known_columns(void **state) {
 static void test_known_groups(void **state) {
     (void)state;
     instance c;
-    known(&c, s2_pattern(64, 16, 8, 1), 32, 8, 8192, false);
+    known(&c, s2_pattern(64, 16, 8, 1), 32, 8, 8192, false, 0);
     for (uint64_t n = 0; n < c.columns.n_columns; n++) {
         uint32_t heads = 0;
         for (uint32_t s = 0; s < c.out[n].segments; s++)
@@ -259,7 +259,8 @@ static void test_known_groups(void **state) {
         assert_int_equal(UINT32_C(15) << 4 * c.out[n].kv_head, heads);
     }
     instance_free(&c);
-    known(&c, (tess_pattern){.struct_size = sizeof(tess_pattern), .block = 64}, 32, 8, 8192, false);
+    known(&c, (tess_pattern){.struct_size = sizeof(tess_pattern), .block = 64}, 32, 8, 8192, false,
+          0);
     assert_int_equal(8 * 64, c.columns.n_columns);
     assert_int_equal(8 * 64, c.columns.n_segments);
     assert_int_equal(4, c.segments[0].heads);

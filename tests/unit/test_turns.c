@@ -262,11 +262,14 @@ static const problem problems[] = {
 static void run_problem(const problem *p, bool print) {
     instance c;
     double none, waited;
-    known(&c, p->pattern, p->heads, p->kv_heads, p->tokens, false);
+    /* Sections of as many kv heads as core/backward.c makes of a cache that is not large. */
+    const uint64_t section =
+        (uint64_t)(WORKERS / 8 + 1) * (uint64_t)p->tokens * (uint64_t)(p->heads / p->kv_heads);
+    known(&c, p->pattern, p->heads, p->kv_heads, p->tokens, false, 0);
     const double longest = simulate(&c, false, &none);
     const uint64_t columns = c.columns.n_columns;
     instance_free(&c);
-    known(&c, p->pattern, p->heads, p->kv_heads, p->tokens, true);
+    known(&c, p->pattern, p->heads, p->kv_heads, p->tokens, true, section);
     const double order = simulate(&c, false, &none), turns = simulate(&c, true, &waited);
     if (print)
         printf("%-36s %7llu columns, %.3f segments each; order %.3f, turns %.3f of the time, "
