@@ -403,11 +403,16 @@ static uint64_t section_end(const tess_columns *x, uint64_t at, uint64_t target,
     return at;
 }
 
-/* The first column, from `at` on, of a kv head from number `end` on. */
-static uint64_t columns_until(const tess_columns *x, uint64_t at, uint64_t end) {
+/* Counts the columns from `at` on that are of kv heads before number `end` in the buckets, and
+ * returns where they end. */
+static uint64_t count_columns(tess_columns *x, uint64_t at, uint64_t end) {
     const uint64_t heads = (uint64_t)x->jobs->tiler->layout->n_kv_heads;
-    while (at < x->n_columns && x->columns[at].sequence * heads + x->columns[at].kv_head < end)
-        at++;
+    tess_order_again(&x->order);
+    for (; at < x->n_columns; at++) {
+        const tess_column *column = &x->columns[at];
+        if (column->sequence * heads + column->kv_head >= end) break;
+        x->order.bucket[x->places[at]]++;
+    }
     return at;
 }
 
@@ -444,14 +449,10 @@ void tess_columns_place(tess_columns *x, tess_column *out, tess_segment *segment
     for (uint64_t n = 1; n <= sections; n++) {
         const uint64_t target = total / sections * n + total % sections * n / sections,
                        end = n == sections ? all_heads(x) : section_end(x, begin, target, &sum),
-                       last = n == sections ? x->n_columns : columns_until(x, at, end);
-        begin = end;
-        /* Of a single section, the buckets hold what the count left there. */
-        if (sections > 1) {
-            tess_order_again(&x->order);
-            for (uint64_t c = at; c < last; c++) x->order.bucket[x->places[c]]++;
-        }
+                       /* Of a single section, the buckets hold what the count left there. */
+            last = sections == 1 ? x->n_columns : count_columns(x, at, end);
         places = place_columns(x, at, last, places, out);
+        begin = end;
         at = last;
     }
     place_segments(x, segments);
