@@ -17,8 +17,8 @@
 static uint64_t strips_before(const instance *c, uint32_t sequence) {
     uint64_t strips = 0;
     for (uint32_t s = 0; s < sequence; s++)
-        strips += ((uint64_t)c->sequences[s].q_len + c->step_rows - 1) / c->step_rows;
-    return strips * (uint64_t)c->x.layout.n_heads;
+        strips += ((uint64_t)c->b.sequences[s].q_len + c->step_rows - 1) / c->step_rows;
+    return strips * (uint64_t)c->b.x.layout.n_heads;
 }
 
 typedef struct visit {
@@ -49,7 +49,7 @@ static bool next_visit(visitor *v, visit *out) {
             const uint32_t strip =
                 turn.first + (turn.upward ? v->strip : turn.strips - 1 - v->strip);
             out->word =
-                v->base + (uint64_t)strip * (uint64_t)c->x.layout.n_heads + s->head + v->head;
+                v->base + (uint64_t)strip * (uint64_t)c->b.x.layout.n_heads + s->head + v->head;
             out->wait = turn.wait;
             out->steps = (uint64_t)tess_turn_rows_at(s, c->step_rows, v->strip).rows * s->blocks;
             if (++v->head == s->heads) {
@@ -66,8 +66,8 @@ static bool next_visit(visitor *v, visit *out) {
 
 /* In the order of the table, every column finds the word that it is to wait for. */
 static uint64_t check_turns(const instance *c) {
-    const uint64_t words = strips_before(c, c->n_sequences);
-    const tess_tables tables = {.classes = c->classes, .segments = c->segments};
+    const uint64_t words = strips_before(c, c->b.n_sequences);
+    const tess_tables tables = {.classes = c->b.classes, .segments = c->segments};
     uint32_t *word = calloc(words + 1, sizeof *word);
     uint64_t waits = 0;
     assert_non_null(word);
@@ -77,14 +77,16 @@ static uint64_t check_turns(const instance *c) {
         for (visitor v = visit_column(c, n); next_visit(&v, &at);) {
             steps += at.steps;
             assert_true(at.word < words);
-            if (at.wait > n) FAIL(c, "column %llu waits for %u", (unsigned long long)n, at.wait);
+            if (at.wait > n)
+                FAIL(&c->b, "column %llu waits for %u", (unsigned long long)n, at.wait);
             if (word[at.word] != at.wait)
-                FAIL(c, "column %llu waits for %u, where %u was last", (unsigned long long)n,
+                FAIL(&c->b, "column %llu waits for %u, where %u was last", (unsigned long long)n,
                      at.wait, word[at.word]);
             word[at.word] = tess_turn_leave((uint32_t)n);
             waits += at.wait != 0;
         }
-        assert_int_equal(steps, tess_column_steps(&tables, &c->out[n], block_size(&c->x), 1, true));
+        assert_int_equal(steps,
+                         tess_column_steps(&tables, &c->out[n], block_size(&c->b.x), 1, true));
     }
     free(word);
     return waits;
@@ -96,8 +98,8 @@ static void test_order_of_random_layouts(void **state) {
     for (int n = 0; n < 4000; n++) {
         instance c;
         instance_random(&c, &seed, test_between(&seed, 0, 3) ? 90 : 400);
-        c.turns = tess_columns_turns(c.layout);
-        if (test_between(&seed, 0, 1)) c.step_rows = (uint32_t)block_size(&c.x);
+        c.turns = tess_columns_turns(c.b.layout);
+        if (test_between(&seed, 0, 1)) c.step_rows = (uint32_t)block_size(&c.b.x);
         instance_plan(&c);
         if (c.turns) {
             waits += check_turns(&c);
@@ -153,9 +155,9 @@ static void test_threads(void **state) {
     for (int n = 0; n < 60; n++) {
         instance c;
         instance_random(&c, &seed, 300);
-        c.turns = tess_columns_turns(c.layout);
+        c.turns = tess_columns_turns(c.b.layout);
         instance_plan(&c);
-        const uint64_t words = strips_before(&c, c.n_sequences);
+        const uint64_t words = strips_before(&c, c.b.n_sequences);
         float *expected = NULL;
         for (int threads = 1; c.turns && threads <= MOST; threads += MOST - 1) {
             pthread_t thread[MOST];
@@ -276,7 +278,7 @@ static void run_problem(const problem *p, bool print) {
                "waiting %.1f %%\n",
                p->name, (unsigned long long)columns, (double)c.columns.n_segments / (double)columns,
                order / longest, turns / longest, 100 * waited / WORKERS / turns);
-    if (turns / longest > p->most) FAIL(&c, "%s: %.3f of the time", p->name, turns / longest);
+    if (turns / longest > p->most) FAIL(&c.b, "%s: %.3f of the time", p->name, turns / longest);
     instance_free(&c);
 }
 
