@@ -1,0 +1,363 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The mainloop of backward on Hopper: what a consumer warpgroup does with its 64 keys of each
+ * column.
+ *
+ * S^T = K Q^T and dP^T = V dO^T have keys as rows, so that P^T and dS^T leave their registers as
+ * the left operands of dV += P^T dO and dK += dS^T Q. For dQ = dS K, both warpgroups leave dS in
+ * shared memory, and each multiplies a half of dQ out of all keys: 64 of its dims, or 64 rows.
+ */
+#ifndef TESS_CUDA_SM90_MAINLOOP_BACKWARD_CUH
+#define TESS_CUDA_SM90_MAINLOOP_BACKWARD_CUH
+
+#include "epilogue_backward.cuh"
+#include "tile_backward.cuh"
+#include "wgmma.cuh"
+
+namespace tess {
+
+enum { DS_BARRIER = 1 };
+
+template <typename T, typename Shape> struct mainloop_backward {
+    static constexpr int D = Shape::D, ROWS = Shape::ROWS, KEY_BYTES = Shape::KEY_BYTES,
+                         ROW_BYTES = Shape::ROW_BYTES;
+
+    backward_memory<Shape> *m;
+    const tess_sm90_backward_args *a;
+    int warpgroup, warp, lane;
+    float scale_log2;
+    uint32_t active; /* steps with products */
+    float dk[D / 2], dv[D / 2];
+    float s[ROWS / 2], dp[ROWS / 2]; /* S^T and then P^T; dP^T and then dS^T */
+    float dq[32];
+    uint32_t p[ROWS / 16][4], ds[ROWS / 16][4]; /* as left operands */
+
+    /* ---------------------------------------------------------------- products */
+
+    /* A descriptor's low word that a shuffle makes the same for all lanes. */
+    __device__ __forceinline__ uint32_t operand(const void *at, uint32_t leading = 16) const {
+        return __shfl_sync(~0u, descriptor_low(at, leading), 0);
+    }
+
+    /* The own 64 keys of K or V times the rows of Q or dO. */
+    __device__ __forceinline__ void issue_scores(float (&to)[ROWS / 2], const uint8_t *keys,
+                                                 const uint8_t *rows) {
+        const uint32_t left = operand(keys + warpgroup * 64 * 128), right = operand(rows);
+        warpgroup_arrive();
+#pragma unroll
+        for (int x = 0; x < D / 16; x++)
+            wgmma<T, ROWS>::template ss<K_MAJOR>(
+                to, matrix_descriptor(left + (x / 4 * KEY_BYTES + x % 4 * 32 >> 4)),
+                matrix_descriptor(right + (x / 4 * ROW_BYTES + x % 4 * 32 >> 4)), x > 0);
+        warpgroup_commit();
+    }
+
+    /* dV += P^T dO or dK += dS^T Q. */
+    __device__ __forceinline__ void
+    issue_gradient(float (&to)[D / 2], const uint32_t (&left)[ROWS / 16][4], const uint8_t *rows) {
+        const uint32_t right = operand(rows, ROW_BYTES);
+        warpgroup_arrive();
+#pragma unroll
+        for (int x = 0; x < ROWS / 16; x++)
+            wgmma<T, D>::rs(to, left[x], matrix_descriptor(right + (x * 16 * 128 >> 4)), 1);
+        warpgroup_commit();
+    }
+
+    /* The own half of dQ = dS K over the keys [16 begin, 16 end). */
+    __device__ __forceinline__ void issue_dq(int begin, int end) {
+        const uint32_t left = operand(m->ds[active % 2][Shape::ROW_CHUNKS == 2 ? warpgroup : 0]),
+                       right = operand(m->k[Shape::CHUNKS == 2 ? warpgroup : 0]);
+        warpgroup_arrive();
+#pragma unroll
+        for (int x = begin; x < end; x++)
+            wgmma<T, 64>::template ss<N_MAJOR, N_MAJOR>(
+                dq, matrix_descriptor(left + (x * 16 * 128 >> 4)),
+                matrix_descriptor(right + (x * 16 * 128 >> 4)), x > begin);
+        warpgroup_commit();
+    }
+
+    /* ---------------------------------------------------------------- between them */
+
+    __device__ __forceinline__ void round_to(uint32_t (&to)[ROWS / 16][4],
+                                             const float (&x)[ROWS / 2]) const {
+#pragma unroll
+        for (int n = 0; n < ROWS / 16; n++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) to[n][i] = pack<T>(x[8 * n + 2 * i], x[8 * n + 2 * i + 1]);
+        }
+    }
+
+    /* P^T out of S^T. */
+    __device__ __forceinline__ void exponentiate(int stage) {
+        const float *lse = m->lse[stage] + lane % 4 * 2;
+#pragma unroll
+        for (int n = 0; n < ROWS / 8; n++) {
+            const float2 x = *(const float2 *)(lse + 8 * n);
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                s[4 * n + i] = exp2_fast(s[4 * n + i] * scale_log2 - (i % 2 ? x.y : x.x));
+        }
+    }
+
+    /* dS^T out of P^T and dP^T. */
+    __device__ __forceinline__ void differentiate(int stage) {
+        const float *delta = m->delta[stage] + lane % 4 * 2;
+#pragma unroll
+        for (int n = 0; n < ROWS / 8; n++) {
+            const float2 x = *(const float2 *)(delta + 8 * n);
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                dp[4 * n + i] = s[4 * n + i] * (dp[4 * n + i] - (i % 2 ? x.y : x.x));
+        }
+    }
+
+    /* The rows of the step that keep this thread's two keys: columns [first, first + count). */
+    struct kept_rows {
+        int32_t first[2];
+        uint32_t count[2];
+    };
+    __device__ __forceinline__ kept_rows find_kept(const step_info *x) const {
+        const column_info *c = &m->columns[x->column];
+        kept_rows kept;
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const uint32_t k = warpgroup * 64 + warp * 16 + lane / 4 + 8 * r, block = k / a->block;
+            const int32_t t = c->token[k];
+            key_rows rows;
+            rows.low = INT32_MAX;
+            rows.high = INT32_MIN;
+            if (t != NO_KEY && block - x->mask.first < x->mask.blocks &&
+                (x->bits >> (block & 31) & 1))
+                rows.find(x->mask, t, a->block);
+            const int32_t first = max(rows.low, x->position + x->row_begin),
+                          last = min(rows.high, x->position + x->row_end - 1);
+            kept.first[r] = first - x->position - lane % 4 * 2;
+            kept.count[r] = last >= first ? last - first + 1 : 0;
+        }
+        return kept;
+    }
+    template <int N>
+    static __device__ __forceinline__ void apply(const kept_rows &kept, float (&x)[N]) {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const int r = i / 2 % 2;
+            if ((uint32_t)(i / 4 * 8 + i % 2 - kept.first[r]) >= kept.count[r]) x[i] = 0;
+        }
+    }
+
+    /* Leaves dS^T in shared memory, a row of 128 bytes for each key and 64 rows. */
+    __device__ __forceinline__ void store_ds() {
+        const int key = warpgroup * 64 + warp * 16 + lane % 16;
+        uint8_t *const to = m->ds[active % 2][0] + key * 128;
+#pragma unroll
+        for (int n = 0; n < ROWS / 16; n++) {
+            const int unit = 2 * n + lane / 16;
+            stmatrix(to + unit / 8 * KEY_BYTES + ((unit % 8) ^ (key % 8)) * 16, ds[n][0], ds[n][1],
+                     ds[n][2], ds[n][3]);
+        }
+        fence_async_proxy();
+    }
+
+    __device__ __forceinline__ void wait_dq_empty(uint32_t n) {
+        mbarrier_wait(&m->dq_empty[warpgroup], (n & 1) ^ 1);
+    }
+    __device__ __forceinline__ void give_dq() {
+        fence_async_proxy();
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(&m->dq_full[warpgroup]);
+    }
+    /* Hands the own half of dQ to the warp that adds it. */
+    __device__ __forceinline__ void store_dq(uint32_t n) {
+        wait_dq_empty(n);
+        float4 *const to = (float4 *)m->dq[warpgroup] + warp * 32 + lane;
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            to[i * 128] = make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+        give_dq();
+    }
+
+    __device__ __forceinline__ void release(uint64_t *barrier) {
+        if (lane == 0) mbarrier_arrive(barrier);
+    }
+
+    /* ---------------------------------------------------------------- steps */
+
+    /* With the scores of the own keys; OTHERS: those of the other warpgroup's keys have a share in
+     * dQ as well. `last`: of the column. */
+    template <bool MASKED, bool OTHERS>
+    __device__ __forceinline__ void own_step(uint32_t n, const step_info *x, bool last) {
+        const int stage = n % STEP_STAGES;
+        const uint32_t parity = n / STEP_STAGES & 1;
+        issue_scores(s, m->k[0], m->q[stage][0]);
+        mbarrier_wait(&m->d_o_full[stage], parity);
+        issue_scores(dp, m->v[0], m->d_o[stage][0]);
+        kept_rows kept;
+        if (MASKED) kept = find_kept(x);
+        warpgroup_wait<1>();
+        register_fence(s);
+        exponentiate(stage);
+        if (MASKED) apply(kept, s);
+        round_to(p, s);
+        warpgroup_wait<0>();
+        register_fence(dp);
+        if (last) release(&m->v_empty);
+        differentiate(stage);
+        if (MASKED) apply(kept, dp);
+        round_to(ds, dp);
+        issue_gradient(dv, p, m->d_o[stage][0]);
+        store_ds();
+        named_barrier_sync(DS_BARRIER);
+        if (OTHERS)
+            issue_dq(0, 8);
+        else if (warpgroup == 0)
+            issue_dq(0, 4);
+        else
+            issue_dq(4, 8);
+        warpgroup_wait<1>();
+        release(&m->d_o_empty[stage]);
+        issue_gradient(dk, ds, m->q[stage][0]);
+        warpgroup_wait<1>();
+        register_fence(dq);
+        if (last) release(&m->k_empty);
+        store_dq(n);
+        warpgroup_wait<0>();
+        register_fence(dv);
+        register_fence(dk);
+        release(&m->q_empty[stage]);
+    }
+
+    /* A step in which the own keys have no share but in dQ. */
+    __device__ __forceinline__ void other_step(uint32_t n, bool last) {
+        const int stage = n % STEP_STAGES;
+        release(&m->q_empty[stage]);
+        release(&m->d_o_empty[stage]);
+        if (last) release(&m->v_empty);
+        named_barrier_sync(DS_BARRIER);
+        if (warpgroup == 0)
+            issue_dq(4, 8);
+        else
+            issue_dq(0, 4);
+        warpgroup_wait<0>();
+        register_fence(dq);
+        if (last) release(&m->k_empty);
+        store_dq(n);
+    }
+
+    /* dQ from some pieces of the keys. */
+    __device__ __forceinline__ void partial_step(uint32_t n, const step_info *x, bool last) {
+        const int stage = n % STEP_STAGES, begin = x->begin16, end = x->end16;
+        const uint32_t parity = n / STEP_STAGES & 1;
+        issue_scores(s, m->k[0], m->q[stage][0]);
+        mbarrier_wait(&m->d_o_full[stage], parity);
+        issue_scores(dp, m->v[0], m->d_o[stage][0]);
+        const kept_rows kept = find_kept(x);
+        warpgroup_wait<0>();
+        register_fence(s);
+        register_fence(dp);
+        if (last) release(&m->v_empty);
+        exponentiate(stage);
+        apply(kept, s);
+        round_to(p, s);
+        differentiate(stage);
+        apply(kept, dp);
+        round_to(ds, dp);
+        issue_gradient(dv, p, m->d_o[stage][0]);
+        issue_gradient(dk, ds, m->q[stage][0]);
+        store_ds();
+        warpgroup_wait<0>();
+        register_fence(dv);
+        register_fence(dk);
+        release(&m->d_o_empty[stage]);
+        release(&m->q_empty[stage]);
+        named_barrier_sync(DS_BARRIER);
+#pragma unroll
+        for (int i = 0; i < 32; i++) dq[i] = 0;
+        const uint32_t left = operand(m->ds[active % 2][Shape::ROW_CHUNKS == 2 ? warpgroup : 0]),
+                       right = operand(m->k[Shape::CHUNKS == 2 ? warpgroup : 0]);
+#pragma unroll 1
+        for (int i = begin; i < end; i++) {
+            register_fence(dq);
+            warpgroup_arrive();
+            wgmma<T, 64>::template ss<N_MAJOR, N_MAJOR>(
+                dq, matrix_descriptor(left + (i * 16 * 128 >> 4)),
+                matrix_descriptor(right + (i * 16 * 128 >> 4)), 1);
+            warpgroup_commit();
+            warpgroup_wait<0>();
+            register_fence(dq);
+        }
+        if (last) release(&m->k_empty);
+        store_dq(n);
+    }
+
+    /* Writes dK and dV of the own keys. */
+    __device__ __forceinline__ void store_column(const column_info *c) {
+        const int32_t kv_head = c->kv_head, batch = c->kv_batch;
+        const int64_t start = c->kv_start;
+#pragma unroll
+        for (int tensor = TESS_SM90_D_V; tensor >= TESS_SM90_D_K; tensor--) {
+            const tess_sm90_tensor *t = &a->tensor[tensor];
+            if (!t->address) continue;
+            gradient_rows to = gradient_of(a, tensor, TESS_SM90_DKV, a->head_dim);
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const int32_t token = c->token[warpgroup * 64 + warp * 16 + lane / 4 + 8 * r];
+                if (token != NO_KEY)
+                    to.row[r] = element_at(t, batch, start + token, kv_head, 0, to.f32 ? 4 : 2);
+            }
+            if (tensor == TESS_SM90_D_V)
+                store_gradient<T>(dv, 1.0f, to, lane);
+            else
+                store_gradient<T>(dk, a->scale, to, lane);
+        }
+    }
+
+    __device__ __forceinline__ void run() {
+        uint32_t loads = 0;
+        active = 0;
+        for (uint32_t n = 0;; n++) {
+            const int stage = n % STEP_STAGES;
+            const step_info *x = &m->steps[n % STEPS];
+            mbarrier_wait(&m->q_full[stage], n / STEP_STAGES & 1);
+            const int32_t kind = __shfl_sync(~0u, x->kind, 0);
+            if (kind == STEP_STOP) {
+                wait_dq_empty(n);
+                give_dq();
+                return;
+            }
+            const int32_t ends = __shfl_sync(~0u, x->ends, 0);
+            const bool last = ends & STEP_LAST;
+            if (ends & STEP_FIRST) {
+#pragma unroll
+                for (int i = 0; i < D / 2; i++) dk[i] = dv[i] = 0;
+                if (kind != STEP_EMPTY) {
+                    mbarrier_wait(&m->k_full, loads & 1);
+                    mbarrier_wait(&m->v_full, loads & 1);
+                    loads++;
+                }
+            }
+            if (kind == STEP_FULL) {
+                own_step<false, true>(n, x, last);
+            } else if (kind == STEP_MASKED) {
+                own_step<true, true>(n, x, last);
+            } else if (kind == STEP_HALF) {
+                if (__shfl_sync(~0u, x->half, 0) == warpgroup)
+                    own_step<true, false>(n, x, last);
+                else
+                    other_step(n, last);
+            } else if (kind == STEP_PARTIAL) {
+                partial_step(n, x, last);
+            } else {
+                release(&m->q_empty[stage]);
+                release(&m->d_o_empty[stage]);
+                wait_dq_empty(n);
+                give_dq();
+            }
+            active += kind != STEP_EMPTY;
+            if (last) store_column(&m->columns[__shfl_sync(~0u, x->column, 0)]);
+        }
+    }
+};
+
+} // namespace tess
+
+#endif // TESS_CUDA_SM90_MAINLOOP_BACKWARD_CUH
