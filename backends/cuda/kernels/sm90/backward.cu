@@ -5,8 +5,8 @@
  *
  *   strips_backward.cuh    DELTA and FINISH, a thread block for each strip of a query head
  *   schedule_backward.cuh  COLUMNS, warp 0: the steps of each column
- *   load_backward.cuh      warp 0: Q and dO of each step; warp 1: K and V of each column; warp 2:
- *                          adds dQ of a step to its accumulators, in one bulk copy each
+ *   load_backward.cuh      warp 1: Q and dO of each step; warp 2: K and V of each column; warp 3:
+ *                          adds dQ of a step to its accumulators
  *   mainloop_backward.cuh  the other warpgroups, 64 keys each: all products
  *   epilogue_backward.cuh  dK and dV out of registers, and dQ in FINISH
  *
@@ -37,6 +37,10 @@ __device__ __forceinline__ void init_backward_barriers(backward_memory<Shape> *m
         mbarrier_init(&m->dq_empty[i], 1);
     }
     for (int i = 0; i < COLUMNS; i++) mbarrier_init(&m->column_full[i], 1);
+    for (int i = 0; i < STEPS; i++) {
+        mbarrier_init(&m->step_full[i], 1);
+        mbarrier_init(&m->step_done[i], 1);
+    }
     mbarrier_init_fence();
     fence_async_proxy();
 }
@@ -56,16 +60,17 @@ __device__ __forceinline__ void columns(const tess_sm90_backward_maps *maps,
     if (threadIdx.x < 128) {
         registers_decrease<Shape::D == 64 ? 24 : 40>();
         if (warp == 0) {
-            step_loader<Shape> x;
+            scheduler<Shape> x;
             x.m = m;
-            x.maps = maps;
             x.a = a;
-            x.lane = x.walk.lane = lane;
-            x.walk.a = a;
+            x.lane = lane;
             x.run();
         } else if (warp == 1) {
-            load_keys<Shape>(m, maps, a, lane);
+            row_loader<Shape> x = {m, maps, a, lane};
+            x.run();
         } else if (warp == 2) {
+            load_keys<Shape>(m, maps, a, lane);
+        } else {
             add_dq<Shape>(m, a, lane);
         }
     } else {

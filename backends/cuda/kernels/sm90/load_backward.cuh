@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The producer warps of backward on Hopper: one walks columns and loads the rows of each step, one
- * loads K and V of each column, and one adds dQ to its accumulators. */
+/* The warps of backward on Hopper that copy: one loads the rows of each step, one K and V of each
+ * column, and one adds dQ to its accumulators. */
 #ifndef TESS_CUDA_SM90_LOAD_BACKWARD_CUH
 #define TESS_CUDA_SM90_LOAD_BACKWARD_CUH
 
@@ -27,21 +27,19 @@ __device__ __forceinline__ void copy_live_rows(uint8_t *to, const uint16_t *from
     }
 }
 
-/* The first producer warp. */
-template <typename Shape> struct step_loader {
+/* The warp that loads the rows of each step. */
+template <typename Shape> struct row_loader {
     static constexpr int ROWS = Shape::ROWS, GROUPS = ROWS / 32;
 
     backward_memory<Shape> *m;
     const tess_sm90_backward_maps *maps;
     const tess_sm90_backward_args *a;
     int lane;
-    column_walk<Shape> walk;
 
-    /* Loads rows of Q or of dO, with their LSE or Delta, into a stage. */
+    /* Loads rows of Q or of dO into a stage. */
     __device__ __forceinline__ void load_rows(uint8_t *to, uint64_t *full, int tensor,
                                               const tess_tensor_map *map, const step_info *x,
-                                              const uint32_t (&live)[GROUPS], bool boxed,
-                                              int32_t batch, int64_t token) {
+                                              const uint32_t (&live)[GROUPS], bool boxed) {
         const tess_sm90_tensor *t = &a->tensor[tensor];
         if (boxed && (a->tma >> tensor & 1)) {
             __syncwarp();
@@ -49,138 +47,77 @@ template <typename Shape> struct step_loader {
                 mbarrier_arrive_expect_tx(full, Shape::CHUNKS * Shape::ROW_BYTES);
 #pragma unroll
                 for (int chunk = 0; chunk < Shape::CHUNKS; chunk++)
-                    tma_load(to + chunk * Shape::ROW_BYTES, map, full, chunk * 64, (int32_t)token,
-                             x->head, batch);
+                    tma_load(to + chunk * Shape::ROW_BYTES, map, full, chunk * 64,
+                             (int32_t)x->token, x->head, x->batch);
             }
+            __syncwarp();
         } else {
-            copy_live_rows<Shape>(to, (const uint16_t *)element_at(t, batch, token, x->head, 0, 2),
-                                  t->token, live, a->head_dim, a->wide >> tensor & 1, lane);
+            copy_live_rows<Shape>(
+                to, (const uint16_t *)element_at(t, x->batch, x->token, x->head, 0, 2), t->token,
+                live, a->head_dim, a->wide >> tensor & 1, lane);
             fence_async_proxy();
             __syncwarp();
             if (lane == 0) mbarrier_arrive(full);
         }
     }
 
-    /* Loads step n, whose description is complete. */
-    __device__ __forceinline__ void load_step(uint32_t n) {
+    __device__ __forceinline__ void load_step(uint32_t n, const step_info *x) {
         const int stage = n % STEP_STAGES;
         const uint32_t parity = (n / STEP_STAGES & 1) ^ 1;
-        step_info *x = &m->steps[n % STEPS];
-        const int32_t kind = x->kind;
-        if (kind == STEP_EMPTY || kind == STEP_STOP) {
-            mbarrier_wait(&m->q_empty[stage], parity);
-            mbarrier_wait(&m->d_o_empty[stage], parity);
-            __syncwarp();
-            if (lane == 0) {
-                mbarrier_arrive(&m->q_full[stage]);
-                mbarrier_arrive(&m->d_o_full[stage]);
-            }
-            return;
-        }
-        const float *rows = (const float *)a->rows + (uint64_t)x->strip * (2 * ROWS);
+        const float *rows = (const float *)a->rows + (uint64_t)x->strip * (2 * ROWS) + lane;
         float lse[GROUPS], delta[GROUPS];
         uint32_t live[GROUPS];
-        bool all_live = true;
+        bool boxed = x->boxed;
 #pragma unroll
         for (int group = 0; group < GROUPS; group++) {
-            lse[group] = rows[group * 32 + lane];
-            delta[group] = rows[ROWS + group * 32 + lane];
+            lse[group] = rows[group * 32];
+            delta[group] = rows[ROWS + group * 32];
         }
-        const int32_t batch = walk.sequence[TESS_WORD_SEQUENCE_BATCH];
-        const int64_t start = word64(walk.sequence + TESS_WORD_SEQUENCE_Q_START),
-                      token = start + x->row;
-        /* A box that reaches past the sequence is read only where that is past the map, too. */
-        const bool inside = x->row + ROWS <= walk.q_len,
-                   ends = (uint32_t)(start + walk.q_len) == a->q_tokens;
+        /* Rows that contribute nothing may hold anything, and so do not come in a box, in which
+         * what is behind the tensor is 0. */
 #pragma unroll
         for (int group = 0; group < GROUPS; group++) {
-            live[group] = __ballot_sync(~0u, lse[group] != -MINUS_INFINITY);
-            all_live &= live[group] == ~0u;
+            const bool dead = lse[group] == -MINUS_INFINITY;
+            live[group] = __ballot_sync(~0u, !dead);
+            boxed &= !__any_sync(~0u, dead && group * 32 + lane < x->rows);
         }
-        /* the rows behind the last one have no LSE either */
-        if (!inside && ends) {
-            all_live = true;
-#pragma unroll
-            for (int group = 0; group < GROUPS; group++) {
-                const int32_t there = walk.q_len - x->row - group * 32;
-                const uint32_t absent = there >= 32 ? 0 : there <= 0 ? ~0u : ~0u << there;
-                all_live &= (live[group] | absent) == ~0u;
-            }
-        }
-        const bool boxed = (inside || ends) && all_live;
         mbarrier_wait(&m->q_empty[stage], parity);
 #pragma unroll
         for (int group = 0; group < GROUPS; group++) m->lse[stage][group * 32 + lane] = lse[group];
-        load_rows(m->q[stage][0], &m->q_full[stage], TESS_SM90_Q, &maps->q, x, live, boxed, batch,
-                  token);
+        load_rows(m->q[stage][0], &m->q_full[stage], TESS_SM90_Q, &maps->q, x, live, boxed);
         mbarrier_wait(&m->d_o_empty[stage], parity);
 #pragma unroll
         for (int group = 0; group < GROUPS; group++)
             m->delta[stage][group * 32 + lane] = delta[group];
-        load_rows(m->d_o[stage][0], &m->d_o_full[stage], TESS_SM90_D_O, &maps->d_o, x, live, boxed,
-                  batch, token);
-    }
-
-    /* Hands a column to the warp that loads K and V, and to the consumers. */
-    __device__ __forceinline__ void describe_column(column_info *to, const uint32_t *column,
-                                                    bool loads) {
-        const uint32_t keys = TESS_HIGH_HALF(column[TESS_WORD_COLUMN_KEYS]);
-#pragma unroll
-        for (int n = 0; n < COLUMN_KEYS / 32; n++) {
-            const uint32_t k = n * 32 + lane;
-            to->token[k] = k < keys ? column_token(column, a->block, k) : NO_KEY;
-        }
-        if (lane != 0) return;
-        to->keys = keys;
-        to->loads = loads;
-        to->kv_head = TESS_LOW_HALF(column[TESS_WORD_COLUMN_KV_HEAD]);
-        to->kv_batch = walk.sequence[TESS_WORD_SEQUENCE_KV_BATCH];
-        to->kv_len = walk.sequence[TESS_WORD_SEQUENCE_KV_LEN];
-        to->kv_start = word64(walk.sequence + TESS_WORD_SEQUENCE_KV_START);
-    }
-
-    __device__ __forceinline__ void publish_column(uint32_t number) {
-        __syncwarp();
-        if (lane == 0) mbarrier_arrive(&m->column_full[number % COLUMNS]);
+        load_rows(m->d_o[stage][0], &m->d_o_full[stage], TESS_SM90_D_O, &maps->d_o, x, live, boxed);
     }
 
     __device__ __forceinline__ void run() {
-        uint32_t n = 0, number = 0, item = blockIdx.x;
-        for (; item < a->items; number++) {
-            const uint32_t *column =
-                (const uint32_t *)a->tables + a->items_at + (uint64_t)item * TESS_COLUMN_WORDS;
-            uint32_t next;
-            if (lane == 0) next = atomicAdd((uint32_t *)a->counter, 1u) + gridDim.x;
-            walk.begin_column(column);
-            step_info *x = &m->steps[n % STEPS];
-            const bool any = walk.next(x);
-            if (!any && lane == 0) x->kind = STEP_EMPTY;
-            describe_column(&m->columns[number % COLUMNS], column, any);
-            publish_column(number);
-            for (bool first = true, more = any;; first = false, n++) {
-                more = more && walk.next(&m->steps[(n + 1) % STEPS]);
-                x = &m->steps[n % STEPS];
-                if (lane == 0) {
-                    x->ends = (first ? STEP_FIRST : 0) | (more ? 0 : STEP_LAST);
-                    x->column = number % COLUMNS;
-                }
+        for (uint32_t n = 0;; n++) {
+            const int stage = n % STEP_STAGES;
+            const step_info *x = &m->steps[n % STEPS];
+            mbarrier_wait(&m->step_full[n % STEPS], n / STEPS & 1);
+            const int32_t kind = x->kind;
+            if (kind == STEP_EMPTY || kind == STEP_STOP) {
+                const uint32_t parity = (n / STEP_STAGES & 1) ^ 1;
+                mbarrier_wait(&m->q_empty[stage], parity);
+                mbarrier_wait(&m->d_o_empty[stage], parity);
                 __syncwarp();
-                load_step(n);
-                if (!more) break;
+                if (lane == 0) {
+                    mbarrier_arrive(&m->q_full[stage]);
+                    mbarrier_arrive(&m->d_o_full[stage]);
+                }
+                if (kind == STEP_STOP) return;
+            } else {
+                load_step(n, x);
             }
-            n++;
-            item = __shfl_sync(~0u, next, 0);
+            __syncwarp();
+            if (lane == 0) mbarrier_arrive(&m->step_done[n % STEPS]);
         }
-        if (lane == 0) {
-            m->steps[n % STEPS].kind = STEP_STOP;
-            m->columns[number % COLUMNS].keys = -1;
-        }
-        publish_column(number);
-        load_step(n);
     }
 };
 
-/* The second one: K and V. */
+/* The warp that loads K and V. */
 template <typename Shape>
 __device__ __forceinline__ void load_keys(backward_memory<Shape> *m,
                                           const tess_sm90_backward_maps *maps,
@@ -236,7 +173,7 @@ __device__ __forceinline__ void load_keys(backward_memory<Shape> *m,
     }
 }
 
-/* The third one: adds dQ of each step to its accumulators. */
+/* The warp that adds dQ of each step to its accumulators. */
 template <typename Shape>
 __device__ __forceinline__ void add_dq(backward_memory<Shape> *m, const tess_sm90_backward_args *a,
                                        int lane) {

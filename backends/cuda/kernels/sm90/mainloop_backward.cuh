@@ -3,9 +3,9 @@
  * The mainloop of backward on Hopper: what a consumer warpgroup does with its 64 keys of each
  * column.
  *
- * S^T = K Q^T and dP^T = V dO^T have keys as rows, so that P^T and dS^T leave their registers as
- * the left operands of dV += P^T dO and dK += dS^T Q. For dQ = dS K, both warpgroups leave dS in
- * shared memory, and each multiplies a half of dQ out of all keys: 64 of its dims, or 64 rows.
+ * S^T = K Q^T and dP^T = V dO^T have keys as rows, so that P^T is the left operand of dV += P^T dO
+ * as it is, in registers. dS^T goes to shared memory, for dK += dS^T Q and for dQ = dS K, of which
+ * each warpgroup multiplies a half out of all keys: 64 of its dims, or 64 rows.
  */
 #ifndef TESS_CUDA_SM90_MAINLOOP_BACKWARD_CUH
 #define TESS_CUDA_SM90_MAINLOOP_BACKWARD_CUH
@@ -28,9 +28,9 @@ template <typename T, typename Shape> struct mainloop_backward {
     float scale_log2;
     uint32_t active; /* steps with products */
     float dk[D / 2], dv[D / 2];
-    float s[ROWS / 2], dp[ROWS / 2]; /* S^T and then P^T; dP^T and then dS^T */
+    float s[ROWS / 2], dp[ROWS / 2]; /* S^T and then P^T; dP^T */
     float dq[32];
-    uint32_t p[ROWS / 16][4], ds[ROWS / 16][4]; /* as left operands */
+    uint32_t p[ROWS / 16][4]; /* P^T as left operand */
 
     /* ---------------------------------------------------------------- products */
 
@@ -52,40 +52,46 @@ template <typename T, typename Shape> struct mainloop_backward {
         warpgroup_commit();
     }
 
-    /* dV += P^T dO or dK += dS^T Q. */
-    __device__ __forceinline__ void
-    issue_gradient(float (&to)[D / 2], const uint32_t (&left)[ROWS / 16][4], const uint8_t *rows) {
-        const uint32_t right = operand(rows, ROW_BYTES);
+    /* dV += P^T dO */
+    __device__ __forceinline__ void issue_dv(int stage) {
+        const uint32_t right = operand(m->d_o[stage][0], ROW_BYTES);
         warpgroup_arrive();
 #pragma unroll
         for (int x = 0; x < ROWS / 16; x++)
-            wgmma<T, D>::rs(to, left[x], matrix_descriptor(right + (x * 16 * 128 >> 4)), 1);
+            wgmma<T, D>::rs(dv, p[x], matrix_descriptor(right + (x * 16 * 128 >> 4)), 1);
         warpgroup_commit();
     }
 
-    /* The own half of dQ = dS K over the keys [16 begin, 16 end). */
-    __device__ __forceinline__ void issue_dq(int begin, int end) {
-        const uint32_t left = operand(m->ds[active % 2][Shape::ROW_CHUNKS == 2 ? warpgroup : 0]),
-                       right = operand(m->k[Shape::CHUNKS == 2 ? warpgroup : 0]);
+    /* dK += dS^T Q. Registers are too few to keep dS^T. */
+    __device__ __forceinline__ void issue_dk(int stage) {
+        const uint32_t left = operand(m->ds[active % 2][0] + warpgroup * 64 * 128),
+                       right = operand(m->q[stage][0], ROW_BYTES);
         warpgroup_arrive();
 #pragma unroll
-        for (int x = begin; x < end; x++)
-            wgmma<T, 64>::template ss<N_MAJOR, N_MAJOR>(
-                dq, matrix_descriptor(left + (x * 16 * 128 >> 4)),
-                matrix_descriptor(right + (x * 16 * 128 >> 4)), x > begin);
+        for (int x = 0; x < ROWS / 16; x++)
+            wgmma<T, D>::template ss<N_MAJOR>(
+                dk, matrix_descriptor(left + (x / 4 * KEY_BYTES + x % 4 * 32 >> 4)),
+                matrix_descriptor(right + (x * 16 * 128 >> 4)), 1);
         warpgroup_commit();
     }
 
-    /* ---------------------------------------------------------------- between them */
-
-    __device__ __forceinline__ void round_to(uint32_t (&to)[ROWS / 16][4],
-                                             const float (&x)[ROWS / 2]) const {
+    /* The own half of dQ = dS K, over `units` of 16 keys each. */
+    __device__ __forceinline__ void issue_dq(int first, const int units) {
+        const uint32_t left = operand(m->ds[active % 2][Shape::ROW_CHUNKS == 2 ? warpgroup : 0] +
+                                      first * 16 * 128),
+                       right = operand(m->k[Shape::CHUNKS == 2 ? warpgroup : 0] + first * 16 * 128);
+        warpgroup_arrive();
 #pragma unroll
-        for (int n = 0; n < ROWS / 16; n++) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) to[n][i] = pack<T>(x[8 * n + 2 * i], x[8 * n + 2 * i + 1]);
-        }
+        for (int x = 0; x < units; x++)
+            wgmma<T, 64>::template ss<N_MAJOR, N_MAJOR>(
+                dq, matrix_descriptor(left + (x * 16 * 128 >> 4)),
+                matrix_descriptor(right + (x * 16 * 128 >> 4)), x > 0);
+        warpgroup_commit();
     }
+    /* The same over the keys of one half. */
+    __device__ __forceinline__ void issue_own_dq(int half) { issue_dq(half * 4, 4); }
+
+    /* ---------------------------------------------------------------- between them */
 
     /* P^T out of S^T. */
     __device__ __forceinline__ void exponentiate(int stage) {
@@ -99,16 +105,38 @@ template <typename T, typename Shape> struct mainloop_backward {
         }
     }
 
-    /* dS^T out of P^T and dP^T. */
-    __device__ __forceinline__ void differentiate(int stage) {
+    /* dS^T out of P^T and dP^T, which goes to shared memory: a row of 128 bytes for each key and
+     * 64 rows. MASKED: it is 0 where P is, whatever dP holds. P^T becomes a left operand. */
+    template <bool MASKED> __device__ __forceinline__ void differentiate(int stage) {
+        const int key = warpgroup * 64 + warp * 16 + lane % 16;
+        uint8_t *const to = m->ds[active % 2][0] + key * 128;
         const float *delta = m->delta[stage] + lane % 4 * 2;
 #pragma unroll
-        for (int n = 0; n < ROWS / 8; n++) {
-            const float2 x = *(const float2 *)(delta + 8 * n);
+        for (int n = 0; n < ROWS / 16; n++) {
+            uint32_t ds[4];
 #pragma unroll
-            for (int i = 0; i < 4; i++)
-                dp[4 * n + i] = s[4 * n + i] * (dp[4 * n + i] - (i % 2 ? x.y : x.x));
+            for (int i = 0; i < 4; i++) {
+                const int at = 8 * n + 2 * i;
+                const float2 x = *(const float2 *)(delta + 16 * n + i / 2 * 8);
+                float y[2] = {s[at] * (dp[at] - x.x), s[at + 1] * (dp[at + 1] - x.y)};
+                if (MASKED) {
+                    if (s[at] == 0) y[0] = 0;
+                    if (s[at + 1] == 0) y[1] = 0;
+                }
+                ds[i] = pack<T>(y[0], y[1]);
+                p[n][i] = pack<T>(s[at], s[at + 1]);
+            }
+            const int unit = 2 * n + lane / 16;
+            stmatrix(to + unit / 8 * KEY_BYTES + ((unit % 8) ^ (key % 8)) * 16, ds[0], ds[1], ds[2],
+                     ds[3]);
         }
+        fence_async_proxy();
+    }
+    __device__ __forceinline__ void differentiate(int stage, bool masked) {
+        if (masked)
+            differentiate<true>(stage);
+        else
+            differentiate<false>(stage);
     }
 
     /* The rows of the step that keep this thread's two keys: columns [first, first + count). */
@@ -118,6 +146,7 @@ template <typename T, typename Shape> struct mainloop_backward {
     };
     __device__ __forceinline__ kept_rows find_kept(const step_info *x) const {
         const column_info *c = &m->columns[x->column];
+        const segment_mask *mask = &m->masks[x->mask];
         kept_rows kept;
 #pragma unroll
         for (int r = 0; r < 2; r++) {
@@ -126,9 +155,8 @@ template <typename T, typename Shape> struct mainloop_backward {
             key_rows rows;
             rows.low = INT32_MAX;
             rows.high = INT32_MIN;
-            if (t != NO_KEY && block - x->mask.first < x->mask.blocks &&
-                (x->bits >> (block & 31) & 1))
-                rows.find(x->mask, t, a->block);
+            if (t != NO_KEY && block - mask->first < mask->blocks && (x->bits >> (block & 31) & 1))
+                rows.find(*mask, t, a->block);
             const int32_t first = max(rows.low, x->position + x->row_begin),
                           last = min(rows.high, x->position + x->row_end - 1);
             kept.first[r] = first - x->position - lane % 4 * 2;
@@ -143,19 +171,6 @@ template <typename T, typename Shape> struct mainloop_backward {
             const int r = i / 2 % 2;
             if ((uint32_t)(i / 4 * 8 + i % 2 - kept.first[r]) >= kept.count[r]) x[i] = 0;
         }
-    }
-
-    /* Leaves dS^T in shared memory, a row of 128 bytes for each key and 64 rows. */
-    __device__ __forceinline__ void store_ds() {
-        const int key = warpgroup * 64 + warp * 16 + lane % 16;
-        uint8_t *const to = m->ds[active % 2][0] + key * 128;
-#pragma unroll
-        for (int n = 0; n < ROWS / 16; n++) {
-            const int unit = 2 * n + lane / 16;
-            stmatrix(to + unit / 8 * KEY_BYTES + ((unit % 8) ^ (key % 8)) * 16, ds[n][0], ds[n][1],
-                     ds[n][2], ds[n][3]);
-        }
-        fence_async_proxy();
     }
 
     __device__ __forceinline__ void wait_dq_empty(uint32_t n) {
@@ -182,40 +197,75 @@ template <typename T, typename Shape> struct mainloop_backward {
 
     /* ---------------------------------------------------------------- steps */
 
-    /* With the scores of the own keys; OTHERS: those of the other warpgroup's keys have a share in
-     * dQ as well. `last`: of the column. */
-    template <bool MASKED, bool OTHERS>
-    __device__ __forceinline__ void own_step(uint32_t n, const step_info *x, bool last) {
+    __device__ __forceinline__ static bool is_masked(const step_info *x) {
+        return __shfl_sync(~0u, x->kind, 0) != STEP_FULL;
+    }
+
+    /* P^T of step n, whose S^T is under way, and dP^T. */
+    __device__ __forceinline__ void finish_scores(uint32_t n) {
         const int stage = n % STEP_STAGES;
-        const uint32_t parity = n / STEP_STAGES & 1;
-        issue_scores(s, m->k[0], m->q[stage][0]);
-        mbarrier_wait(&m->d_o_full[stage], parity);
+        const step_info *x = &m->steps[n % STEPS];
+        mbarrier_wait(&m->d_o_full[stage], n / STEP_STAGES & 1);
         issue_scores(dp, m->v[0], m->d_o[stage][0]);
-        kept_rows kept;
-        if (MASKED) kept = find_kept(x);
+        const bool masked = is_masked(x);
         warpgroup_wait<1>();
         register_fence(s);
         exponentiate(stage);
-        if (MASKED) apply(kept, s);
-        round_to(p, s);
+        if (masked) apply(find_kept(x), s);
+        warpgroup_wait<0>();
+        register_fence(dp);
+    }
+
+    /* What follows in a step of both halves. CHAINED: with the scores of the next step, so that
+     * the tensor cores multiply meanwhile. Nothing is under way before and after it: the compiler
+     * would not keep it so across a loop. */
+    template <bool CHAINED> __device__ __forceinline__ void both_step(uint32_t n, bool last) {
+        const int stage = n % STEP_STAGES;
+        if (!CHAINED && last) release(&m->v_empty);
+        differentiate(stage, is_masked(&m->steps[n % STEPS]));
+        issue_dv(stage);
+        named_barrier_sync(DS_BARRIER);
+        issue_dq(0, 8);
+        issue_dk(stage);
+        warpgroup_wait<2>();
+        register_fence(dv);
+        release(&m->d_o_empty[stage]);
+        if (CHAINED) {
+            const int next = (n + 1) % STEP_STAGES;
+            mbarrier_wait(&m->q_full[next], (n + 1) / STEP_STAGES & 1);
+            issue_scores(s, m->k[0], m->q[next][0]);
+        }
+        warpgroup_wait<CHAINED ? 2 : 1>();
+        register_fence(dq);
+        if (!CHAINED && last) release(&m->k_empty);
+        store_dq(n);
+        warpgroup_wait<CHAINED ? 1 : 0>();
+        register_fence(dk);
+        release(&m->q_empty[stage]);
+        if (CHAINED) finish_scores(n + 1);
+    }
+
+    /* A step of the own half alone. */
+    __device__ __forceinline__ void own_step(uint32_t n, const step_info *x, bool last) {
+        const int stage = n % STEP_STAGES;
+        issue_scores(s, m->k[0], m->q[stage][0]);
+        mbarrier_wait(&m->d_o_full[stage], n / STEP_STAGES & 1);
+        issue_scores(dp, m->v[0], m->d_o[stage][0]);
+        const kept_rows kept = find_kept(x);
+        warpgroup_wait<1>();
+        register_fence(s);
+        exponentiate(stage);
+        apply(kept, s);
         warpgroup_wait<0>();
         register_fence(dp);
         if (last) release(&m->v_empty);
-        differentiate(stage);
-        if (MASKED) apply(kept, dp);
-        round_to(ds, dp);
-        issue_gradient(dv, p, m->d_o[stage][0]);
-        store_ds();
+        differentiate<true>(stage);
+        issue_dv(stage);
         named_barrier_sync(DS_BARRIER);
-        if (OTHERS)
-            issue_dq(0, 8);
-        else if (warpgroup == 0)
-            issue_dq(0, 4);
-        else
-            issue_dq(4, 8);
-        warpgroup_wait<1>();
+        issue_own_dq(warpgroup);
+        issue_dk(stage);
+        warpgroup_wait<2>();
         release(&m->d_o_empty[stage]);
-        issue_gradient(dk, ds, m->q[stage][0]);
         warpgroup_wait<1>();
         register_fence(dq);
         if (last) release(&m->k_empty);
@@ -233,10 +283,7 @@ template <typename T, typename Shape> struct mainloop_backward {
         release(&m->d_o_empty[stage]);
         if (last) release(&m->v_empty);
         named_barrier_sync(DS_BARRIER);
-        if (warpgroup == 0)
-            issue_dq(4, 8);
-        else
-            issue_dq(0, 4);
+        issue_own_dq(1 - warpgroup);
         warpgroup_wait<0>();
         register_fence(dq);
         if (last) release(&m->k_empty);
@@ -257,19 +304,15 @@ template <typename T, typename Shape> struct mainloop_backward {
         if (last) release(&m->v_empty);
         exponentiate(stage);
         apply(kept, s);
-        round_to(p, s);
-        differentiate(stage);
-        apply(kept, dp);
-        round_to(ds, dp);
-        issue_gradient(dv, p, m->d_o[stage][0]);
-        issue_gradient(dk, ds, m->q[stage][0]);
-        store_ds();
+        differentiate<true>(stage);
+        issue_dv(stage);
+        named_barrier_sync(DS_BARRIER);
+        issue_dk(stage);
         warpgroup_wait<0>();
         register_fence(dv);
         register_fence(dk);
         release(&m->d_o_empty[stage]);
         release(&m->q_empty[stage]);
-        named_barrier_sync(DS_BARRIER);
 #pragma unroll
         for (int i = 0; i < 32; i++) dq[i] = 0;
         const uint32_t left = operand(m->ds[active % 2][Shape::ROW_CHUNKS == 2 ? warpgroup : 0]),
@@ -324,8 +367,8 @@ template <typename T, typename Shape> struct mainloop_backward {
                 give_dq();
                 return;
             }
-            const int32_t ends = __shfl_sync(~0u, x->ends, 0);
-            const bool last = ends & STEP_LAST;
+            int32_t ends = __shfl_sync(~0u, x->ends, 0);
+            bool last = ends & STEP_LAST;
             if (ends & STEP_FIRST) {
 #pragma unroll
                 for (int i = 0; i < D / 2; i++) dk[i] = dv[i] = 0;
@@ -335,13 +378,21 @@ template <typename T, typename Shape> struct mainloop_backward {
                     loads++;
                 }
             }
-            if (kind == STEP_FULL) {
-                own_step<false, true>(n, x, last);
-            } else if (kind == STEP_MASKED) {
-                own_step<true, true>(n, x, last);
+            if (kind == STEP_FULL || kind == STEP_MASKED) {
+                issue_scores(s, m->k[0], m->q[stage][0]);
+                finish_scores(n);
+                while (ends & STEP_CHAINED) {
+                    both_step<true>(n, false);
+                    active++;
+                    n++;
+                    x = &m->steps[n % STEPS];
+                    ends = __shfl_sync(~0u, x->ends, 0);
+                }
+                last = ends & STEP_LAST;
+                both_step<false>(n, last);
             } else if (kind == STEP_HALF) {
                 if (__shfl_sync(~0u, x->half, 0) == warpgroup)
-                    own_step<true, false>(n, x, last);
+                    own_step(n, x, last);
                 else
                     other_step(n, last);
             } else if (kind == STEP_PARTIAL) {

@@ -15,10 +15,11 @@ enum {
     COLUMN_KEYS = TESS_SM90_COLUMN_KEYS,
     HALF_KEYS = COLUMN_KEYS / 2, /* of a warpgroup */
     STEP_STAGES = 2,             /* of Q and of dO */
-    /* descriptions in flight: a step's is written while the one before waits for a stage, and the
-     * warp that adds dQ is behind the consumers */
-    STEPS = 8,
-    COLUMNS = 4,
+    /* Descriptions in flight. The scheduler is up to STEPS_AHEAD before the warp that loads rows,
+     * which is up to STEP_STAGES before the consumers; the warp that adds dQ is behind these. */
+    STEPS_AHEAD = 2,
+    STEPS = 16,
+    COLUMNS = 8,
     /* Of a lane that has no piece, and of a key that is not there: such a position does not occur,
      * and a box there is outside of every tensor. */
     NO_KEY = 0x7fff0000,
@@ -33,7 +34,8 @@ enum {
     STEP_PARTIAL, /* any pieces */
     STEP_STOP,    /* there are no more columns */
 };
-enum { STEP_FIRST = 1, STEP_LAST = 2 }; /* of the column */
+/* The first or the last step of the column, or one that a step of both halves follows. */
+enum { STEP_FIRST = 1, STEP_LAST = 2, STEP_CHAINED = 4 };
 
 /* Which rows keep a key, as far as a segment tells. */
 struct segment_mask {
@@ -67,14 +69,24 @@ struct step_info {
     int32_t kind, ends;
     int32_t half;               /* of STEP_HALF */
     int32_t begin16, end16;     /* of STEP_PARTIAL: its pieces lie in these 16 keys each */
-    int32_t row;                /* the first row's number in the sequence */
     int32_t row_begin, row_end; /* of the step's rows, those that are to be worked on */
     int32_t position;           /* of the first row */
-    int32_t head;
-    uint32_t bits; /* blocks of the column that the rows read, as a mask says */
-    uint32_t column;
+    int32_t rows;               /* that the sequence has from the first one on */
+    int32_t head, batch;
+    uint32_t boxed; /* a box of all rows reads nothing of another sequence */
+    uint32_t bits;  /* blocks of the column that the rows read, as a mask says */
+    uint32_t column, mask;
     uint32_t strip; /* among those of all heads */
-    segment_mask mask;
+    int64_t token;  /* of the first row */
+};
+
+/* What the scheduler keeps to itself, out of its registers. */
+struct walk_info {
+    uint32_t segment, end_segment, end_head, run, runs;
+    uint32_t first_strip, batch;
+    int32_t q_len, ends_tensor;
+    int64_t q_start;
+    uint32_t bits, mask;
 };
 
 struct column_info {
@@ -114,9 +126,12 @@ template <typename Shape> struct alignas(1024) backward_memory {
     float lse[STEP_STAGES][Shape::ROWS], delta[STEP_STAGES][Shape::ROWS];
     uint64_t q_full[STEP_STAGES], q_empty[STEP_STAGES], d_o_full[STEP_STAGES],
         d_o_empty[STEP_STAGES];
-    uint64_t k_full, v_full, k_empty, v_empty, dq_full[2], dq_empty[2], column_full[COLUMNS];
+    uint64_t k_full, v_full, k_empty, v_empty, dq_full[2], dq_empty[2];
+    uint64_t column_full[COLUMNS], step_full[STEPS], step_done[STEPS];
     step_info steps[STEPS];
+    segment_mask masks[STEPS];
     column_info columns[COLUMNS];
+    walk_info walk;
 };
 
 } // namespace tess
