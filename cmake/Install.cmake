@@ -14,7 +14,7 @@ install(FILES include/tessera/tessera.h include/tessera/tessera_serving.h
   include/tessera/tessera_backward.h
   include/tessera/tessera_backend.h include/tessera/tessera_tables.h
   include/tessera/tessera_job_words.h include/tessera/tessera_key_walk.h
-  include/tessera/tessera_column_walk.h
+  include/tessera/tessera_column_walk.h include/tessera/tessera_turns.h
   DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tessera)
 install(FILES include/tessera/tessera_vulkan.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tessera)
 install(FILES include/tessera/tessera_opencl.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tessera)

@@ -5,7 +5,8 @@ static const char *const in_create = "tess_plan_create";
 
 enum {
     MOST_TILE = 4096,
-    SECTION_COLUMNS = 4 /* for each job that the device runs at a time */
+    SECTION_COLUMNS = 4, /* for each job that the device runs at a time */
+    TURN_COLUMNS = 8     /* of a kv head at a time, most of which have no one to wait for */
 };
 
 /* ------------------------------------------------------------------ checks */
@@ -66,8 +67,9 @@ tess_status tess_backward_check(const tess_plan_desc *d) {
     return check_cache(d);
 }
 
-tess_status tess_backward_check_kernel(const char *backend, const char *name,
+tess_status tess_backward_check_kernel(const tess_plan *plan, const char *name,
                                        const tess_kernel *kernel) {
+    const char *backend = plan->device->backend->name;
     const uint32_t two = TESS_STAGE_DELTA | TESS_STAGE_ROWS | TESS_STAGE_COLUMNS,
                    one = TESS_STAGE_DELTA | TESS_STAGE_COLUMNS | TESS_STAGE_FINISH;
     const struct {
@@ -85,6 +87,13 @@ tess_status tess_backward_check_kernel(const char *backend, const char *name,
             return tess_fail(TESS_ERROR_NATIVE, "%s: %s: kernel %s has a %s of %u, not 1 to %d",
                              in_create, backend, name, sizes[n].field, (unsigned)sizes[n].value,
                              (int)MOST_TILE);
+    if (kernel->turns &&
+        (kernel->turns != 1 || kernel->stages != one || kernel->step_rows != kernel->strip_rows ||
+         !tess_columns_turns(plan->layout)))
+        return tess_fail(TESS_ERROR_NATIVE,
+                         "%s: %s: kernel %s has turns, which are for a single pass with step_rows "
+                         "of strip_rows, and for keys with turns",
+                         in_create, backend, name);
     return TESS_OK;
 }
 
@@ -92,6 +101,16 @@ tess_status tess_backward_check_kernel(const char *backend, const char *name,
 
 static uint64_t strips_of(const tess_sequence *sequence, uint32_t strip_rows) {
     return ((uint64_t)sequence->q_len + strip_rows - 1) / strip_rows;
+}
+
+/* Rows of query heads of so many kv heads that few of the columns that run at a time are of one. */
+static uint64_t turn_rows(const tess_plan *plan, const tess_jobs *jobs) {
+    uint64_t rows = 0;
+    for (uint32_t s = 0; s < jobs->n_sequences; s++) rows += (uint64_t)jobs->sequences[s].q_len;
+    rows *= (uint64_t)plan->layout->n_heads;
+    const uint64_t kv_heads = jobs->n_sequences * (uint64_t)plan->layout->n_kv_heads,
+                   wanted = plan->device->caps.parallel_jobs / TURN_COLUMNS + 1;
+    return kv_heads == 0 ? 0 : rows / kv_heads * wanted;
 }
 
 /* Rows of query heads whose Q and dO, and accumulators of dQ, fit half of the device's cache; 0
@@ -104,14 +123,17 @@ static uint64_t section_rows(const tess_plan *plan, const tess_columns *columns)
                            (2 * tess_dtype_size(plan->dtype) + (one_pass ? sizeof(float) : 0)),
                    rows = caps->cache_bytes / 2 / bytes;
     if (columns->n_columns < SECTION_COLUMNS * (uint64_t)caps->parallel_jobs) return 0;
-    return rows == 0 && caps->cache_bytes != 0 ? 1 : rows;
+    const uint64_t section = rows == 0 && caps->cache_bytes != 0 ? 1 : rows,
+                   least = columns->turns ? turn_rows(plan, columns->jobs) : 0;
+    return section != 0 && section < least ? least : section;
 }
 
 tess_status tess_backward_count(tess_plan *plan, const tess_jobs *jobs, tess_columns *columns) {
     const tess_kernel *kernel = &plan->shares[0].kernel;
     tess_memory_plan *memory = &plan->memory;
     uint64_t strips = 0;
-    TESS_RETURN_IF_ERROR(tess_columns_create(columns, jobs, kernel->tile_keys, kernel->step_rows));
+    TESS_RETURN_IF_ERROR(tess_columns_create(columns, jobs, kernel->tile_keys, kernel->step_rows,
+                                             kernel->turns != 0));
     TESS_RETURN_IF_ERROR(tess_columns_count(columns));
     columns->section_rows = section_rows(plan, columns);
     for (uint32_t n = 0; n < plan->n_sequences; n++)
@@ -152,7 +174,8 @@ uint64_t tess_backward_steps(const tess_plan *plan, uint64_t n) {
     case TESS_STAGE_ROWS: return 2 * tess_job_blocks(&plan->tables.jobs[n]);
     case TESS_STAGE_COLUMNS:
         return 2 * tess_column_steps(&plan->tables, &plan->tables.columns[n],
-                                     plan->layout->pattern.block, share->tile_rows);
+                                     plan->layout->pattern.block, share->tile_rows,
+                                     share->kernel.turns != 0);
     default: /* bound by memory, a little for each head */
         return 1 + (uint64_t)plan->layout->n_heads * share->kernel.strip_rows / 1024;
     }

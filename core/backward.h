@@ -16,7 +16,7 @@ enum {
 tess_status tess_backward_check(const tess_plan_desc *d);
 
 /* Refuses what a kernel from outside the tree may have got wrong. */
-tess_status tess_backward_check_kernel(const char *backend, const char *name,
+tess_status tess_backward_check_kernel(const tess_plan *plan, const char *name,
                                        const tess_kernel *kernel);
 
 /* Counts strips and columns for the memory plan. *columns is zero before, and to be released by the

@@ -304,6 +304,7 @@ static tess_kernel_key key_of(const tess_plan *plan, const tess_plan_desc *d) {
     key.compact = plan->pools.compact;
     key.determinism = d->determinism;
     key.gradients = d->flags & TESS_PLAN_GRADIENTS;
+    key.turns = d->op == TESS_OP_BACKWARD && tess_columns_turns(layout);
     return key;
 }
 
@@ -316,7 +317,7 @@ static tess_status finish(const tess_plan *plan, const tess_plan_desc *d, tess_s
         return tess_fail(TESS_ERROR_NATIVE, "%s: %s: kernel %s has no tile_rows or tile_step",
                          in_create, backend, name);
     if (plan->op == TESS_OP_BACKWARD)
-        TESS_RETURN_IF_ERROR(tess_backward_check_kernel(backend, name, &share->kernel));
+        TESS_RETURN_IF_ERROR(tess_backward_check_kernel(plan, name, &share->kernel));
     if (snprintf(share->kernel_name, sizeof share->kernel_name, "%s/%s", backend, name) >=
         (int)sizeof share->kernel_name)
         return tess_fail(TESS_ERROR_NATIVE, "%s: %s: kernel %s has too long a name", in_create,

@@ -5,6 +5,7 @@
 #define TESSERA_CORE_COLUMNS_H
 
 #include "jobs.h"
+#include "turns.h"
 
 _Static_assert(sizeof(tess_column) == 4 * TESS_COLUMN_WORDS, "a column is eight words");
 _Static_assert(sizeof(tess_segment) == 4 * TESS_SEGMENT_WORDS, "a segment is six words");
@@ -29,20 +30,41 @@ typedef struct tess_columns {
     uint64_t n_entries;
     uint64_t entries_at; /* where they begin among the entries of the plan */
 
-    /* What tess_columns_count found. */
-    uint64_t n_columns, n_segments;
+    /* Segments have turns, and each run of heads of a kv head a map of who came last. */
+    bool turns;
+    tess_turn_map *maps; /* [n_maps], with map_runs each of turn_runs */
+    tess_turn_run *turn_runs;
+    uint64_t map_runs;
+    uint32_t strip_shift; /* [0: not so] strips have 2^strip_shift rows */
+    uint32_t n_maps;
+
+    /* What tess_columns_count found, one kv head after the other: columns with room for more than
+     * there are, where they are to be placed (their bucket first), and segments, whose turns name
+     * columns by their number here. */
+    uint64_t expected; /* columns, about */
+    uint64_t n_columns, n_segments, columns_room, places_room, segments_room;
+    tess_column *columns;
+    uint32_t *places;
+    tess_segment *segments;
 
     /* [0: one section] Set between count and place. Columns come in sections of about equal size,
      * longest first in each, that take kv heads with about this many rows of query heads. */
     uint64_t section_rows;
 } tess_columns;
 
-/* Prepares the count. `jobs` are counted already, and must outlive the columns. */
+/* Whether all patterns of the layout are read by intervals of rows, so that turns can be had. */
+bool tess_columns_turns(const tess_layout *layout);
+
+/* Prepares the count. `jobs` are counted already, and must outlive the columns. With `turns`, which
+ * the layout has to allow, strips have step_rows rows. */
 tess_status tess_columns_create(tess_columns *columns, const tess_jobs *jobs, uint32_t tile_keys,
-                                uint32_t step_rows);
+                                uint32_t step_rows, bool turns);
 void tess_columns_release(tess_columns *columns);
 
 tess_status tess_columns_count(tess_columns *columns);
+
+/* The failure of so many bytes. */
+tess_status tess_columns_no_memory(uint64_t bytes);
 
 /* Writes what the last count counted, and the entries that segments name. */
 void tess_columns_place(tess_columns *columns, tess_column *out, tess_segment *segments);
@@ -50,6 +72,6 @@ void tess_columns_entries(const tess_columns *columns, uint32_t *entries, uint32
 
 /* (row, key block) steps of a column, of tiles of `tile_rows` rows. */
 uint64_t tess_column_steps(const tess_tables *tables, const tess_column *column, int64_t block,
-                           uint32_t tile_rows);
+                           uint32_t tile_rows, bool turns);
 
 #endif

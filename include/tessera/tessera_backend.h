@@ -133,6 +133,10 @@ typedef struct tess_kernel_key {
     int64_t kv_keys;       /* of all sequences together; 0: not known, or must not matter */
     /* Of TESS_OP_BACKWARD: as in tess_plan_desc, and its TESS_PLAN_DQ_F32 and so on. */
     uint32_t determinism, gradients;
+    /* 1: turns can be had (tess_kernel.turns). They are for rows in intervals, and there are none
+     * for bidirectional S2 and block masks. A kernel that needs them refuses these. */
+    uint32_t turns;
+    uint32_t reserved; /* 0 */
 } tess_kernel_key;
 
 /*
@@ -200,6 +204,10 @@ struct tess_kernel {
     uint32_t step_rows;   /* rows that a column works on at once, 1 to 4096 */
     uint32_t strip_rows;  /* 1 to 4096 */
     uint64_t strip_bytes; /* workspace for each strip and query head */
+    /* 1: segments have turns, and are cut as strips are (tessera_turns.h). For a single pass whose
+     * step_rows are its strip_rows, and a key with `turns`. */
+    uint32_t turns;
+    uint32_t reserved; /* 0 */
 };
 
 /* Tensors that a launch may have; a tess_role is an index below it. New roles take free indices, so

@@ -74,6 +74,11 @@
 #define TESS_WORD_SEGMENT_MASK_HEAD 5u /* low half */
 #define TESS_WORD_SEGMENT_MASK_TAIL 5u /* high half */
 
+/* In TESS_WORD_SEGMENT_STEP of plans with turns (tessera_turns.h). The kernel of a column leaves
+ * the column's number and 1. */
+#define TESS_TURN_WAIT   0x7fffffffu /* the word to wait for */
+#define TESS_TURN_UPWARD 0x80000000u /* strips rise; else they come from the last to the first */
+
 /* In TESS_WORD_SEGMENT_MASK_HEAD: all rows of the segment must be masked. */
 #define TESS_ALL_ROWS 0xffffu
 

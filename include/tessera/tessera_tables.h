@@ -119,7 +119,8 @@ typedef struct tess_column {
  * them keep all of these keys, except where they must be masked, and there tess_kept() decides.
  *
  *   - step 0: the rows [row, row + rows). The first mask_head and the last mask_tail must be
- * masked; with TESS_ALL_ROWS as mask_head, all of them.
+ * masked; with TESS_ALL_ROWS as mask_head, all of them. In plans with turns (tess_kernel.turns)
+ *     all segments are such rows, and `step` holds their turn instead: see tessera_turns.h.
  *   - step > 0: `rows` runs of `block` rows, `step` rows apart, the first of them at `row`, which
  *     may be negative. Rows outside [0, q_len) do not exist. None must be masked.
  *   - A class with TESS_CLASS_BITS: the query blocks entries[row .. + rows), in rising order, and

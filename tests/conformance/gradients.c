@@ -5,7 +5,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
+#include "common/elements.h"
 #include "gradients.h"
 #include "instance.h"
 #include "properties.h"
@@ -236,6 +238,96 @@ void test_gradients_interleaved(void **state) {
     release(&f);
 }
 
+/* A tensor whose elements lie far apart in a sparse mapping. */
+typedef struct far_tensor {
+    char *map;
+    uint64_t bytes;
+    tess_tensor near, far;
+    int64_t tokens, heads; /* of each of two sequences */
+    size_t row;            /* bytes of a vector */
+    size_t size;           /* of an element */
+} far_tensor;
+
+static void copy_far(const far_tensor *t, char *contiguous, int out) {
+    for (int64_t b = 0; b < 2; b++)
+        for (int64_t token = 0; token < t->tokens; token++)
+            for (int64_t head = 0; head < t->heads; head++, contiguous += t->row) {
+                char *far =
+                    t->map + (uint64_t)(b * t->far.stride_batch + token * t->far.stride_token +
+                                        head * t->far.stride_head) *
+                                 t->size;
+                memcpy(out ? contiguous : far, out ? far : contiguous, t->row);
+            }
+}
+
+/* Runs with tensor `n` (three gradients, then inputs) stretched along a dimension. */
+static void check_far(fixture *f, int n, int dimension, int64_t stride) {
+    tess_run_desc *run_desc = &f->x.run;
+    tess_tensor *const all[] = {&run_desc->d_q, &run_desc->d_k, &run_desc->d_v, &run_desc->q,
+                                &run_desc->k,   &run_desc->v,   &run_desc->o,   &run_desc->d_o};
+    void *const inputs[] = {f->x.q, f->x.k, f->x.v, f->x.o, f->x.backward.host[INSTANCE_D_O]};
+    const int of_keys = n == 1 || n == 2 || n == 4 || n == 5;
+    far_tensor t = {.near = *all[n],
+                    .far = *all[n],
+                    .tokens = of_keys ? f->p.kv_len : f->p.q_len,
+                    .heads = of_keys ? f->p.kv_heads : f->p.heads,
+                    .size = problem_size(&f->p)};
+    t.row = (size_t)f->p.head_dim * t.size;
+    if (dimension == 0) t.far.stride_batch = stride;
+    if (dimension == 1) t.far.stride_token = stride / (t.tokens - 1) / 16 * 16 + 64;
+    if (dimension == 2) t.far.stride_head = stride;
+    if (dimension == 1) t.far.stride_batch = t.heads * f->p.head_dim;
+    if (dimension == 2) {
+        t.far.stride_token = f->p.head_dim;
+        t.far.stride_batch = t.tokens * f->p.head_dim;
+    }
+    t.bytes = (uint64_t)(t.far.stride_batch + (t.tokens - 1) * t.far.stride_token +
+                         (t.heads - 1) * t.far.stride_head) *
+                  t.size +
+              t.row;
+    t.map = mmap(NULL, t.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                 -1, 0);
+    if (t.map == MAP_FAILED)
+        fail_msg("%llu bytes of address space cannot be mapped", (unsigned long long)t.bytes);
+    t.far.buffer = tess_host_buffer(t.map, t.bytes);
+    if (n >= GRADIENTS) copy_far(&t, inputs[n - GRADIENTS], 0);
+    *all[n] = t.far;
+    assert_ok(instance_run(&f->x, NULL));
+    *all[n] = t.near;
+    for (int g = 0; g < GRADIENTS; g++) {
+        if (g == n)
+            copy_far(&t, f->got.d[g], 1);
+        else
+            assert_ok(tess_copy(f->x.device, tess_host_buffer(f->got.d[g], f->bytes[g]),
+                                all[g]->buffer, f->bytes[g]));
+        same("a tensor whose elements lie far apart", f, g);
+    }
+    munmap(t.map, t.bytes);
+}
+
+void test_gradients_far(void **state) {
+    static const char *const dtypes[] = {"f32", "f16"};
+    static const int64_t strides[] = {(1LL << 30) + 16, (1LL << 31) - 16, (1LL << 31) + 16,
+                                      (1LL << 32) + 16};
+    const test_target *target = *state;
+    /* Sanitizers cannot map this much address space beside their own. */
+    if (!target->host_memory || test_sanitized()) return;
+    for (int d = 0; d < 2; d++) {
+        char line[160];
+        snprintf(line, sizeof line,
+                 "pattern=s2 block=16 local=1 stride=2 heads=4 kv_heads=2 head_dim=16 batch=2 "
+                 "q_len=3 kv_len=70 dtype=%s",
+                 dtypes[d]);
+        fixture f;
+        if (!create(&f, target, target->device, line)) continue;
+        for (int n = 0; n < 8; n++)
+            for (int dimension = 0; dimension < 3; dimension++)
+                for (size_t s = 0; s < sizeof strides / sizeof strides[0]; s++)
+                    check_far(&f, n, dimension, strides[s]);
+        release(&f);
+    }
+}
+
 /* A dO that is the same for all rows, with strides of 0. */
 void test_gradient_of_broadcast(void **state) {
     const test_target *target = *state;
@@ -454,6 +546,154 @@ void test_gradients_of_unread_keys(void **state) {
                  "kv_len=608",
                  block);
         check_unread(*state, line);
+    }
+}
+
+/* ------------------------------------------------------------------ scores */
+
+/* What is compared: the sums over all elements of squares of differences, of the values, and of the
+ * terms that make them. */
+typedef struct error {
+    double difference2, value2, terms2;
+} error;
+
+static void add_error(error *e, const problem *p, const void *got, int64_t vector,
+                      const gradient *g) {
+    for (int32_t d = 0; d < p->head_dim; d++) {
+        const double x = load_element(p->dtype, got, vector * p->head_dim + d),
+                     difference = x - g->exact[d];
+        e->difference2 += difference * difference;
+        e->value2 += g->exact[d] * g->exact[d];
+        e->terms2 += g->terms[d];
+    }
+}
+
+/* Vectors of which the first element is large, and the others are whole numbers of 1/32, so that
+ * float32 sums up their products without rounding. */
+static void large_vectors(const problem *p, void *data, int64_t count, float first) {
+    for (int64_t n = 0; n < count * p->head_dim; n++) {
+        const double x = rint(load_element(p->dtype, data, n) * 32) / 32;
+        element_store(p->dtype, data, n, n % p->head_dim == 0 ? first : (float)x);
+    }
+}
+
+/* Scores of 2^10 and a normal number: 64 * 128 / 8 comes from the first elements. O and LSE are
+ * the exact ones, rounded to their types. */
+static void large_scores(fixture *f, double *lse) {
+    const problem *p = &f->p;
+    const int64_t rows = problem_q_tokens(p) * p->heads, keys = problem_kv_tokens(p) * p->kv_heads;
+    const reference_inputs in = {f->x.q, f->x.k, f->x.v};
+    large_vectors(p, f->x.q, rows, 64);
+    large_vectors(p, f->x.k, keys, 128);
+    for (int32_t head = 0; head < p->heads; head++)
+        for (int64_t row = 0; row < p->q_len; row++) {
+            const int64_t at = gradient_row(p, 0, head, row);
+            double o[GRADIENT_MOST];
+            reference_row(p, &in, 0, head, row, o, &lse[at]);
+            for (int32_t d = 0; d < p->head_dim; d++)
+                element_store(p->dtype, f->x.o, at * p->head_dim + d, (float)o[d]);
+            f->x.lse[gradient_lse_element(p, 0, head, row)] = (float)lse[at];
+        }
+}
+
+static void compare_large(const fixture *f, const double *lse, double *delta, error of[GRADIENTS]) {
+    const problem *p = &f->p;
+    const int64_t rows = problem_q_tokens(p) * p->heads;
+    const gradient_inputs in = {f->x.q, f->x.k, f->x.v, f->x.backward.host[INSTANCE_D_O],
+                                lse,    delta};
+    gradient g, d_v;
+    double *rounded = rig_room((uint64_t)rows * sizeof *rounded);
+    gradient_rows(p, f->x.o, f->x.lse, in.d_o, NULL, rounded, delta);
+    free(rounded);
+    for (int32_t head = 0; head < p->heads; head++)
+        for (int64_t row = 0; row < p->q_len; row++) {
+            reference_d_q(p, &in, 0, head, row, &g);
+            add_error(&of[0], p, f->got.d[0], gradient_row(p, 0, head, row), &g);
+        }
+    for (int32_t head = 0; head < p->kv_heads; head++)
+        for (int64_t key = 0; key < p->kv_len; key++) {
+            reference_d_kv(p, &in, 0, head, key, &g, &d_v);
+            add_error(&of[1], p, f->got.d[1], gradient_key(p, 0, head, key), &g);
+            add_error(&of[2], p, f->got.d[2], gradient_key(p, 0, head, key), &d_v);
+        }
+}
+
+/* The bound that tessera_backward.h states for P is kept by all of a gradient's terms, beside the
+ * rounding of 16-bit types, twice of P or dS and once of the result. */
+void test_gradients_of_large_scores(void **state) {
+    static const char *const dtypes[] = {"f32", "f16", "bf16"};
+    static const double steps[] = {0, 0x1p-11, 0x1p-8};
+    const test_target *target = *state;
+    for (int n = 0; n < 3; n++) {
+        char line[160];
+        snprintf(line, sizeof line,
+                 "pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 head_dim=64 q_len=70 "
+                 "kv_len=120 scale=0.125 dtype=%s",
+                 dtypes[n]);
+        fixture f;
+        if (!create(&f, target, target->device, line)) continue;
+        const int64_t rows = problem_q_tokens(&f.p) * f.p.heads;
+        double *lse = rig_room((uint64_t)rows * 2 * sizeof *lse);
+        error of[GRADIENTS] = {{0}};
+        large_scores(&f, lse);
+        tess_tensor *const inputs[] = {&f.x.run.q, &f.x.run.k, &f.x.run.o, &f.x.run.lse};
+        const void *const host[] = {f.x.q, f.x.k, f.x.o, f.x.lse};
+        const uint64_t bytes[] = {f.x.q_bytes, f.x.k_bytes, f.x.o_bytes, f.x.lse_bytes};
+        for (int i = 0; i < 4; i++)
+            inputs[i]->buffer = test_upload(target->device, host[i], bytes[i]);
+        f.x.run.d_lse.buffer = (tess_buffer){0};
+        run(&f, &f.got);
+        compare_large(&f, lse, lse + rows, of);
+        const double bound = 2 * 1030 * 0x1p-24 + 3 * steps[n];
+        for (int g = 0; g < GRADIENTS; g++)
+            if (!(of[g].difference2 <= bound * bound * (of[g].value2 + of[g].terms2)))
+                fail_msg("%s, gradient %d: %.3g of what is added up, at most %.3g", line, g,
+                         sqrt(of[g].difference2 / (of[g].value2 + of[g].terms2)), bound);
+        for (int i = 0; i < 4; i++) assert_ok(tess_free(target->device, &inputs[i]->buffer));
+        free(lse);
+        release(&f);
+    }
+}
+
+/* Rows with an LSE of inf or -inf contribute nothing: they have d_q = 0, and whatever their Q, O,
+ * dO and dLSE hold reaches no key. */
+void test_gradients_of_infinite_rows(void **state) {
+    const test_target *target = *state;
+    for (int n = 0; n < LINES; n++) {
+        fixture f;
+        if (!create(&f, target, target->device, lines[n])) continue;
+        const problem *p = &f.p;
+        const uint64_t row = (uint64_t)p->head_dim * problem_size(p);
+        tess_tensor *const inputs[] = {&f.x.run.o, &f.x.run.d_o, &f.x.run.lse, &f.x.run.d_lse};
+        char *const host[] = {f.x.o, f.x.backward.host[INSTANCE_D_O], (char *)f.x.lse,
+                              f.x.backward.host[INSTANCE_D_LSE]};
+        const uint64_t bytes[] = {f.x.o_bytes, f.x.backward.bytes[INSTANCE_D_O], f.x.lse_bytes,
+                                  f.x.lse_bytes};
+        tess_buffer memory[4];
+        for (int poison = 0; poison < 2; poison++) {
+            for (int32_t head = 0; head < p->heads; head++)
+                for (int64_t r = 0; r < problem_q_len(p, 0); r += 3) {
+                    const uint64_t vector = (uint64_t)gradient_row(p, 0, head, r) * row,
+                                   at = 4 * (uint64_t)gradient_lse_element(p, 0, head, r);
+                    const float lse = r % 2 ? INFINITY : -INFINITY;
+                    memcpy(host[2] + at, &lse, sizeof lse);
+                    if (!poison) continue;
+                    memset(host[0] + vector, 0xff, row);
+                    memset(host[1] + vector, 0xff, row);
+                    memset(host[3] + at, 0xff, sizeof lse);
+                }
+            for (int i = 0; i < 4; i++)
+                inputs[i]->buffer = memory[i] = test_upload(target->device, host[i], bytes[i]);
+            run(&f, poison ? &f.got : &f.plain);
+            for (int i = 0; i < 4; i++) assert_ok(tess_free(target->device, &memory[i]));
+        }
+        for (int g = 0; g < GRADIENTS; g++) same("rows with an infinite LSE", &f, g);
+        for (int32_t head = 0; head < p->heads; head++)
+            for (int64_t r = 0; r < problem_q_len(p, 0); r += 3)
+                for (int64_t d = 0; d < p->head_dim; d++)
+                    assert_true(load_element(p->dtype, f.got.d[0],
+                                             gradient_row(p, 0, head, r) * p->head_dim + d) == 0);
+        release(&f);
     }
 }
 

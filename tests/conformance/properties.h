@@ -48,10 +48,13 @@
     X(gradients, test_gradient_ranges, 0, "gradients: ranges of jobs")                         \
     X(gradients, test_gradient_batches, 0, "gradients: batch composition")                     \
     X(gradients, test_gradients_interleaved, 0, "gradients of a packed QKV")                   \
+    X(gradients, test_gradients_far, 0, "gradients past 2^31 elements and 2^32 bytes")         \
     X(gradients, test_gradient_of_broadcast, 0, "dO with strides of 0")                        \
     X(gradients, test_gradients_in_float32, 0, "gradients in float32, and adding")             \
     X(gradients, test_gradients_of_parts, 0, "gradients of parts of the keys, added")          \
     X(gradients, test_gradients_of_unread_keys, 0, "gradients: NaN in keys that nobody keeps") \
+    X(gradients, test_gradients_of_large_scores, 0, "gradients of large scores")               \
+    X(gradients, test_gradients_of_infinite_rows, 0, "gradients of rows with an LSE of inf")   \
     X(gradients, test_gradients_of_nothing, 0, "gradients: no rows, no keys")
 
 #define PROPERTY_TEST(group, test, once, name) void test(void **state);

@@ -42,7 +42,9 @@ static const char *backend, *arch;
     "pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=1 " lengths \
     " head_dim=16 dtype=f16 kv_split=3"
 static const char line[] = LINE("q_len=9 kv_len=90"),
-                  mixed_line[] = LINE("q_lens=9,1 kv_lens=90,70");
+                  mixed_line[] = LINE("q_lens=9,1 kv_lens=90,70"),
+                  backward_line[] = "pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 "
+                                    "op=bwd q_len=9 kv_len=40 head_dim=8 dtype=f32";
 
 static void reset(void) {
     memset(control, 0, sizeof *control);
@@ -130,24 +132,28 @@ static tess_status use_plan(tess_device *device, const problem *p, int *seen) {
 static tess_status live_once(test_heap *heap, int *opened, int *seen) {
     tess_runtime *runtime = runtime_with(heap);
     tess_device *device = NULL;
-    problem p, mixed;
-    int mixed_seen = 0;
+    problem p, mixed, backward;
+    int mixed_seen = 0, backward_seen = 0;
     char error[256];
     assert_int_equal(problem_parse(&p, line, error, sizeof error), 0);
     assert_int_equal(problem_parse(&mixed, mixed_line, error, sizeof error), 0);
+    assert_int_equal(problem_parse(&backward, backward_line, error, sizeof error), 0);
     *seen = 0;
     tess_status status = open_device(runtime, 0, &device);
     *opened = status == TESS_OK;
     if (status == TESS_OK) status = use_memory(device);
     if (status == TESS_OK) status = use_plan(device, &p, seen);
     if (status == TESS_OK) status = use_plan(device, &mixed, &mixed_seen);
+    if (status == TESS_OK) status = use_plan(device, &backward, &backward_seen);
     if (status == TESS_OK) status = serve_once(runtime, device);
     if (*opened && status == TESS_ERROR_DEVICE_LOST) stays_lost(device);
     tess_device_release(device);
     tess_runtime_release(runtime);
     problem_free(&p);
     problem_free(&mixed);
+    problem_free(&backward);
     if (status == TESS_OK && mixed_seen != 1) *seen = mixed_seen;
+    if (status == TESS_OK && backward_seen != 1) *seen = backward_seen;
     return status;
 }
 
@@ -182,6 +188,7 @@ static void live_well(void) {
     /* The problems are ones that take every way. */
     assert_non_null(strstr(control->log, "tess_merge_f16"));
     assert_non_null(strstr(control->log, "tess_merge_parts_f32"));
+    assert_non_null(strstr(control->log, "tess_backward_columns_f32"));
     if (strcmp(backend, "cuda") == 0) assert_non_null(strstr(control->log, "tess_decode"));
     if (strcmp(arch, "sm_80") == 0) assert_non_null(strstr(control->log, "tess_sm80_f16"));
     if (strcmp(arch, "sm_90") == 0)

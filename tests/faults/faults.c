@@ -16,6 +16,7 @@
 #include "common/stepping.h"
 #include "common/testlib.h"
 #include "fake_device.h"
+#include "instance.h"
 
 static const char *fake_path;
 static fake_control *control;
@@ -343,7 +344,30 @@ static void test_host_faults(void **state) {
                 control->leaked == 0);
 }
 
-/* A server's plans, and what it does with them. */
+/* A forward pass and the gradients of it, which are right. */
+static tess_status gradients_once(tess_device *device) {
+    static const char line[] = "pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 op=bwd "
+                               "q_len=9 kv_len=40 head_dim=8";
+    problem p;
+    instance x;
+    instance_verdict verdict = {0};
+    char error[256];
+    assert_int_equal(problem_parse(&p, line, error, sizeof error), 0);
+    tess_status status = instance_create(&x, device, &p, NULL, INSTANCE_GUARDS | INSTANCE_POISON);
+    if (status == TESS_OK) {
+        status = instance_run(&x, NULL);
+        if (status == TESS_OK) status = instance_fetch(&x);
+        if (status == TESS_OK) {
+            instance_check(&x, 0, &verdict);
+            if (!verdict.pass) fail_msg("%s", verdict.what);
+        }
+        instance_release(&x);
+    }
+    problem_free(&p);
+    return status;
+}
+
+/* A server's plans, what it does with them, and gradients. */
 static tess_status serve_and_step(tess_runtime *runtime, tess_device *device) {
     stepping s;
     int right = 0;
@@ -353,6 +377,7 @@ static tess_status serve_and_step(tess_runtime *runtime, tess_device *device) {
     if (status == TESS_OK) status = stepping_run(device, &s, &right);
     const tess_status released = stepping_release(device, &s);
     assert_true(status != TESS_OK || right);
+    if (status == TESS_OK) status = gradients_once(device);
     return status != TESS_OK ? status : released;
 }
 

@@ -8,7 +8,7 @@ for file in include/tessera/tessera.h include/tessera/tessera_serving.h \
   include/tessera/tessera_backward.h include/tessera/tessera_backend.h \
   include/tessera/tessera_tables.h \
   include/tessera/tessera_job_words.h include/tessera/tessera_key_walk.h \
-  include/tessera/tessera_column_walk.h \
+  include/tessera/tessera_column_walk.h include/tessera/tessera_turns.h \
   include/tessera/tessera_cuda.h include/tessera/tessera_hip.h include/tessera/tessera_opencl.h \
   include/tessera/tessera_vulkan.h bin/tessera; do
   [ -e "$scratch/prefix/$file" ] || { echo "$file was not installed"; exit 1; }

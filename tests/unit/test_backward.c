@@ -162,6 +162,50 @@ static void test_refusals(void **state) {
     assert_null(none);
 }
 
+/* Where rows and keys begin is checked as in forward. */
+static void test_positions(void **state) {
+    (void)state;
+    static const struct {
+        int64_t q_first, kv_first;
+        tess_status status;
+        const char *field;
+    } cases[] = {{-1, 0, TESS_ERROR_INVALID, "q_first[2]"},
+                 {INT64_MAX, 0, TESS_ERROR_UNSUPPORTED, "q_first[2]"},
+                 {0, -4, TESS_ERROR_INVALID, "kv_first[2]"},
+                 {0, 6, TESS_ERROR_INVALID, "kv_first[2]"},
+                 {0, 44, TESS_ERROR_INVALID, "kv_first[2]"},
+                 {1000, 40, TESS_OK, NULL}};
+    rig.caps.features |= TESS_FEATURE_POSITIONS;
+    tess_device_release(device);
+    device = open_device(runtime);
+    for (size_t n = 0; n < sizeof cases / sizeof *cases; n++) {
+        const int64_t q_first[BATCH] = {0, 0, cases[n].q_first},
+                      kv_first[BATCH] = {0, 0, cases[n].kv_first};
+        tess_plan_desc d = plan_desc();
+        tess_plan *made = NULL;
+        d.q_first = q_first;
+        d.kv_first = kv_first;
+        if (cases[n].status != TESS_OK)
+            assert_error(tess_plan_create(device, layout, &d, &made), cases[n].status,
+                         "tess_plan_create", cases[n].field);
+        else
+            assert_int_equal(TESS_OK, tess_plan_create(device, layout, &d, &made));
+        tess_plan_release(made);
+    }
+}
+
+/* A kernel that refuses says why, also where it is a single pass that finds no turns. */
+static void test_refusing_kernels(void **state) {
+    (void)state;
+    const tess_plan_desc d = plan_desc();
+    tess_plan *none = NULL;
+    rig.rows[0].status = TESS_ERROR_UNSUPPORTED;
+    rig.rows[0].reason = "determinism 0: these patterns have no turns";
+    assert_int_equal(TESS_ERROR_UNSUPPORTED, tess_plan_create(device, layout, &d, &none));
+    assert_non_null(strstr(tess_last_error(), "these patterns have no turns"));
+    assert_null(strchr(tess_last_error(), '\n'));
+}
+
 /* What a backend from outside the tree may get wrong. */
 static void test_kernels(void **state) {
     (void)state;
@@ -196,6 +240,43 @@ static void test_key(void **state) {
     assert_int_equal(1, rig.key.determinism);
     assert_int_equal(d.flags, rig.key.gradients);
     assert_int_equal(3 * TESS_STAGES, rig.key.max_in_flight);
+}
+
+/* Turns are for a single pass whose steps are strips, and for rows in intervals. */
+static void test_turns(void **state) {
+    (void)state;
+    const tess_plan_desc d = plan_desc();
+    tess_plan *none = NULL;
+    rig.stages = ONE_PASS;
+    rig.step_rows = 12;
+    rig.turns = 1;
+    remake(&d);
+    assert_int_equal(1, rig.key.turns);
+    uint32_t waits = 0;
+    for (uint64_t n = 0; n < plan->memory.n_segments; n++) {
+        const tess_segment *s = &plan->tables.segments[n];
+        assert_true(s->row >= 0 && (s->step & TESS_TURN_WAIT) < plan->memory.n_columns);
+        waits += (s->step & TESS_TURN_WAIT) != 0;
+    }
+    assert_true(waits > 0);
+    rig.turns = 2;
+    assert_int_equal(TESS_ERROR_NATIVE, tess_plan_create(device, layout, &d, &none));
+    rig.turns = 1;
+    rig.step_rows = 6;
+    assert_int_equal(TESS_ERROR_NATIVE, tess_plan_create(device, layout, &d, &none));
+    rig.step_rows = 12;
+    rig.stages = TWO_PASSES;
+    assert_int_equal(TESS_ERROR_NATIVE, tess_plan_create(device, layout, &d, &none));
+    rig.stages = ONE_PASS;
+    tess_pattern both = s2_pattern(4, 2, 3, 0);
+    both.flags = TESS_PATTERN_BIDIRECTIONAL;
+    tess_layout *other = make_layout(runtime, &both, HEADS, KV_HEADS, 100);
+    assert_int_equal(TESS_ERROR_NATIVE, tess_plan_create(device, other, &d, &none));
+    assert_int_equal(0, rig.key.turns);
+    rig.turns = 0;
+    assert_int_equal(TESS_OK, tess_plan_create(device, other, &d, &none));
+    tess_plan_release(none);
+    tess_layout_release(other);
 }
 
 /* Sequences without rows or without keys are there, and every row has its strip. */
@@ -290,8 +371,11 @@ static void test_wanted(void **state) {
 /* Every job of every stage is in one range, in order. */
 static void test_ranges(void **state) {
     (void)state;
-    for (int one = 0; one < 2; one++) {
+    uint64_t without = 0;
+    for (int one = 0; one < 3; one++) {
         rig.stages = one ? ONE_PASS : TWO_PASSES;
+        rig.step_rows = rig.strip_rows;
+        rig.turns = one == 2;
         rig.caps.range_blocks = 7;
         tess_device_release(device);
         device = open_device(runtime);
@@ -312,7 +396,9 @@ static void test_ranges(void **state) {
                     at[stage] += rig.ranges[n].n_jobs;
                 }
         }
-        assert_true(ranges > 10);
+        /* a turn is no step */
+        assert_true(ranges > 10 && (one < 2 || ranges < 2 * without));
+        without = ranges;
         assert_int_equal(tess_plan_jobs(plan), end);
         for (uint32_t n = 0; n < TESS_STAGES; n++)
             assert_int_equal(tess_plan_stage(plan, n), at[n]);
@@ -435,6 +521,9 @@ static void test_failing_memory(void **state) {
     (void)state;
     const tess_plan_desc d = plan_desc();
     uint64_t failed = 0;
+    rig.stages = ONE_PASS;
+    rig.step_rows = rig.strip_rows;
+    rig.turns = 1;
     for (uint64_t at = 1;; at++) {
         tess_plan *made = NULL;
         const uint64_t live = heap.live;
@@ -452,9 +541,9 @@ static void test_failing_memory(void **state) {
 }
 
 int main(void) {
-    return RUN_TESTS_BETWEEN(setup, run_teardown, TEST(test_refusals), TEST(test_kernels),
-                             TEST(test_key), TEST(test_tables), TEST(test_nothing),
-                             TEST(test_wanted), TEST(test_ranges), TEST(test_missing),
-                             TEST(test_strides), TEST(test_overlaps), TEST(test_wide),
-                             TEST(test_forward), TEST(test_failing_memory));
+    return RUN_TESTS_BETWEEN(
+        setup, run_teardown, TEST(test_refusals), TEST(test_positions), TEST(test_refusing_kernels),
+        TEST(test_kernels), TEST(test_key), TEST(test_turns), TEST(test_tables), TEST(test_nothing),
+        TEST(test_wanted), TEST(test_ranges), TEST(test_missing), TEST(test_strides),
+        TEST(test_overlaps), TEST(test_wide), TEST(test_forward), TEST(test_failing_memory));
 }

@@ -4,84 +4,10 @@
  * key of every sequence is in exactly one column of its kv head, and what a kernel would see of the
  * segments, pair by pair, is what the pattern keeps, each pair in exactly one segment.
  */
-#include "fixtures/planner.h"
+#include "fixtures/column_cases.h"
 
 #include <tessera/tessera_column_walk.h>
-
-#include "columns.h"
-
-/* ------------------------------------------------------------------ one case */
-
-typedef struct instance {
-    spec x;
-    tess_layout *layout;
-    tess_sequence sequences[5];
-    uint32_t first_block[5]; /* all 0: not handed over */
-    uint32_t n_sequences, tile_keys, step_rows;
-    uint64_t section_rows;
-    tess_jobs jobs;
-    tess_columns columns;
-    tess_class *classes;
-    tess_column *out;
-    tess_segment *segments;
-    uint32_t *entries, *bits;
-} instance;
-
-#define FAIL(c, ...)                                                                         \
-    do {                                                                                     \
-        print_message("%s; tile_keys=%u step_rows=%u\n", spec_text(&(c)->x), (c)->tile_keys, \
-                      (c)->step_rows);                                                       \
-        fail_msg(__VA_ARGS__);                                                               \
-    } while (0)
-
-static void instance_random(instance *c, uint64_t *seed, int64_t most) {
-    memset(c, 0, sizeof *c);
-    do {
-        spec_free(&c->x);
-        spec_random(&c->x, seed, most);
-    } while (c->x.layout.max_tokens == 0 && test_between(seed, 0, 9));
-    c->layout = spec_layout(&c->x, runtime);
-    c->n_sequences = spec_lengths(&c->x, seed, 3, c->sequences, c->first_block);
-    c->tile_keys = (uint32_t)test_between(seed, 1, test_between(seed, 0, 1) ? 12 : 90);
-    c->step_rows = (uint32_t)test_between(seed, 1, 30);
-    c->section_rows = test_between(seed, 0, 1) ? (uint64_t)test_between(seed, 1, 300) : 0;
-}
-
-static void instance_plan(instance *c) {
-    tess_jobs *jobs = &c->jobs;
-    tess_columns *columns = &c->columns;
-    tess_status status =
-        tess_jobs_create(jobs, runtime, c->layout, c->sequences, c->n_sequences, 16, 0);
-    for (uint32_t s = 0; s < c->n_sequences; s++)
-        if (c->first_block[s] != 0) jobs->first_block = c->first_block;
-    if (status == TESS_OK) status = tess_jobs_count(jobs);
-    if (status == TESS_OK) status = tess_columns_create(columns, jobs, c->tile_keys, c->step_rows);
-    if (status == TESS_OK) status = tess_columns_count(columns);
-    if (status != TESS_OK) FAIL(c, "%s", tess_last_error());
-    const uint64_t n_entries = jobs->tiler->n_entries + columns->n_entries;
-    c->classes = exact(c->layout->n_classes, sizeof *c->classes);
-    for (uint32_t n = 0; n < c->layout->n_classes; n++)
-        tess_tiler_class(jobs->tiler, n, &c->classes[n]);
-    c->out = exact(columns->n_columns, sizeof *c->out);
-    c->segments = exact(columns->n_segments, sizeof *c->segments);
-    c->entries = exact(n_entries, sizeof *c->entries);
-    c->bits = exact(c->x.pattern.kind == TESS_PATTERN_BLOCKS ? n_entries : 0, sizeof *c->bits);
-    tess_columns_entries(columns, c->entries, c->bits);
-    columns->section_rows = c->section_rows;
-    tess_columns_place(columns, c->out, c->segments);
-}
-
-static void instance_free(instance *c) {
-    tess_columns_release(&c->columns);
-    tess_jobs_release(&c->jobs);
-    free(c->classes);
-    free(c->out);
-    free(c->segments);
-    free(c->entries);
-    free(c->bits);
-    tess_layout_release(c->layout);
-    spec_free(&c->x);
-}
+#include <tessera/tessera_turns.h>
 
 /* ------------------------------------------------------------------ what a kernel would see */
 
@@ -108,6 +34,21 @@ static bool see_run(const instance *c, const tess_column *column, const tess_seg
     return any;
 }
 
+/* What there is from row `n` of a segment with turns to the end of a strip. */
+static tess_row_run turn_run(const instance *c, const tess_segment *s, uint32_t n) {
+    const uint32_t row = (uint32_t)s->row + n;
+    const tess_turn turn = tess_turn_of(s, c->step_rows);
+    for (uint32_t m = 0; m < turn.strips; m++) {
+        const tess_turn_rows at = tess_turn_rows_at(s, c->step_rows, m);
+        assert_true(at.row / c->step_rows == at.strip && at.rows >= 1);
+        assert_true((at.row + at.rows - 1) / c->step_rows == at.strip);
+        if (at.row == row)
+            return (tess_row_run){(int32_t)row, at.rows, at.masked, UINT32_MAX, at.rows};
+    }
+    fail_msg("row %u is of no strip", row);
+    return (tess_row_run){0};
+}
+
 static void see_column(const instance *c, const tess_column *column, uint8_t *pairs) {
     const int32_t group = c->x.layout.n_heads / c->x.layout.n_kv_heads;
     const tess_sequence *q = &c->sequences[column->sequence];
@@ -125,8 +66,10 @@ static void see_column(const instance *c, const tess_column *column, uint8_t *pa
             assert_int_equal(column->kv_head, h / group);
             assert_int_equal(s->cls, c->layout->head_class[h]);
             for (uint32_t at = 0; at < s->rows;) {
-                const tess_row_run run = tess_row_run_at(s, cls, q, (uint32_t)block_size(&c->x),
-                                                         c->entries, c->bits, at);
+                const tess_row_run run =
+                    c->turns ? turn_run(c, s, at)
+                             : tess_row_run_at(s, cls, q, (uint32_t)block_size(&c->x), c->entries,
+                                               c->bits, at);
                 assert_true(run.taken >= 1);
                 at += run.taken;
                 any = see_run(c, column, s, &run, h, pairs) || any;
@@ -135,7 +78,7 @@ static void see_column(const instance *c, const tess_column *column, uint8_t *pa
         /* Rows between blocks that lie apart may be all there are. */
         const bool together = column->first_blocks == column->blocks &&
                               (column->blocks == 1 || column->step == (uint32_t)block_size(&c->x));
-        if (!any && together && !(cls->flags & TESS_CLASS_BITS))
+        if (!any && together && !c->turns && !(cls->flags & TESS_CLASS_BITS))
             FAIL(c, "segment %u of the column of key %u reads nothing", n, column->key);
     }
 }
@@ -192,7 +135,7 @@ static uint64_t cost(const instance *c, const tess_column *column) {
     uint64_t rows = 0;
     for (uint32_t n = 0; n < column->segments; n++) {
         const tess_segment *s = &c->segments[column->segment + n];
-        const bool listed = s->step || (c->classes[s->cls].flags & TESS_CLASS_BITS);
+        const bool listed = (s->step && !c->turns) || (c->classes[s->cls].flags & TESS_CLASS_BITS);
         rows += (uint64_t)s->rows * s->heads * (listed ? (uint64_t)block_size(&c->x) : 1);
     }
     return rows;
@@ -218,7 +161,7 @@ static void check_order(const instance *c) {
 }
 
 static void instance_check(const instance *c) {
-    check_order(c);
+    if (!c->turns) check_order(c);
     for (uint32_t s = 0; s < c->n_sequences; s++) check_sequence(c, s);
 }
 
@@ -265,29 +208,13 @@ static void test_block_sizes(void **state) {
 
 /* ------------------------------------------------------------------ known columns */
 
-static void known(instance *c, tess_pattern pattern, int32_t heads, int32_t kv_heads,
-                  int32_t tokens) {
-    memset(c, 0, sizeof *c);
-    c->x.pattern = pattern;
-    c->x.layout = (tess_layout_desc){.struct_size = sizeof(tess_layout_desc),
-                                     .n_heads = heads,
-                                     .n_kv_heads = kv_heads,
-                                     .max_tokens = tokens};
-    c->layout = spec_layout(&c->x, runtime);
-    c->n_sequences = 1;
-    c->sequences[0] = (tess_sequence){.q_len = tokens, .kv_len = tokens};
-    c->tile_keys = 128;
-    c->step_rows = 64;
-    instance_plan(c);
-}
-
 /* Blocks of 64 in columns of 128 keys: two strided blocks a stride apart, whose rows before the
  * second one read the first alone, and two neighbours, of which the rows in between are masked. */
 static void test_known_columns(void **state) {
     (void)state;
     instance c;
     uint64_t strided = 0, local = 0;
-    known(&c, s2_pattern(64, 8, 16, 0), 16, 16, 16384);
+    known(&c, s2_pattern(64, 8, 16, 0), 16, 16, 16384, false);
     for (uint64_t n = 0; n < c.columns.n_columns; n++) {
         const tess_column *column = &c.out[n];
         const tess_segment *s = &c.segments[column->segment];
@@ -324,7 +251,7 @@ static void test_known_columns(void **state) {
 static void test_known_groups(void **state) {
     (void)state;
     instance c;
-    known(&c, s2_pattern(64, 16, 8, 1), 32, 8, 8192);
+    known(&c, s2_pattern(64, 16, 8, 1), 32, 8, 8192, false);
     for (uint64_t n = 0; n < c.columns.n_columns; n++) {
         uint32_t heads = 0;
         for (uint32_t s = 0; s < c.out[n].segments; s++)
@@ -332,7 +259,7 @@ static void test_known_groups(void **state) {
         assert_int_equal(UINT32_C(15) << 4 * c.out[n].kv_head, heads);
     }
     instance_free(&c);
-    known(&c, (tess_pattern){.struct_size = sizeof(tess_pattern), .block = 64}, 32, 8, 8192);
+    known(&c, (tess_pattern){.struct_size = sizeof(tess_pattern), .block = 64}, 32, 8, 8192, false);
     assert_int_equal(8 * 64, c.columns.n_columns);
     assert_int_equal(8 * 64, c.columns.n_segments);
     assert_int_equal(4, c.segments[0].heads);
@@ -348,7 +275,7 @@ static void test_too_many_columns(void **state) {
     tess_jobs jobs;
     tess_columns columns;
     assert_int_equal(TESS_OK, tess_jobs_create(&jobs, runtime, all, &s, 1, 16, 0));
-    assert_int_equal(TESS_OK, tess_columns_create(&columns, &jobs, 64, 64));
+    assert_int_equal(TESS_OK, tess_columns_create(&columns, &jobs, 64, 64, false));
     assert_int_equal(TESS_ERROR_UNSUPPORTED, tess_columns_count(&columns));
     tess_columns_release(&columns);
     tess_jobs_release(&jobs);
@@ -368,7 +295,7 @@ static void test_failing_memory(void **state) {
         for (uint64_t at = 1;; at++) {
             heap.calls = 0;
             heap.fail_at = at;
-            const tess_status status = tess_columns_create(&c.columns, &c.jobs, 16, 8);
+            const tess_status status = tess_columns_create(&c.columns, &c.jobs, 16, 8, false);
             heap.fail_at = 0;
             tess_columns_release(&c.columns);
             assert_int_equal(live, heap.live);

@@ -1,0 +1,273 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Turns of columns that add to dQ in a fixed order: that the words of thousands of random layouts
+ * give every strip an order in which nobody waits for a later column; the protocol itself, with
+ * threads; and how long columns wait in the problems that matter, by simulation. With the argument
+ * "times" the program prints the latter.
+ */
+#include "fixtures/column_cases.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <tessera/tessera_turns.h>
+
+/* ------------------------------------------------------------------ all strips of a plan */
+
+/* Where the words of a sequence's strips begin. */
+static uint64_t strips_before(const instance *c, uint32_t sequence) {
+    uint64_t strips = 0;
+    for (uint32_t s = 0; s < sequence; s++)
+        strips += ((uint64_t)c->sequences[s].q_len + c->step_rows - 1) / c->step_rows;
+    return strips * (uint64_t)c->x.layout.n_heads;
+}
+
+typedef struct visit {
+    uint64_t word; /* of the strip and the query head */
+    uint32_t wait;
+    uint64_t steps; /* rows times key blocks */
+} visit;
+
+typedef struct visitor {
+    const instance *c;
+    uint64_t column;
+    uint64_t base; /* of the sequence's words */
+    uint32_t segment, head, strip;
+} visitor;
+
+static visitor visit_column(const instance *c, uint64_t column) {
+    return (visitor){.c = c, .column = column, .base = strips_before(c, c->out[column].sequence)};
+}
+
+/* The next strip of the column, as a kernel walks them; false after the last. */
+static bool next_visit(visitor *v, visit *out) {
+    const instance *c = v->c;
+    const tess_column *column = &c->out[v->column];
+    while (v->segment < column->segments) {
+        const tess_segment *s = &c->segments[column->segment + v->segment];
+        const tess_turn turn = tess_turn_of(s, c->step_rows);
+        if (v->strip < turn.strips) {
+            const uint32_t strip =
+                turn.first + (turn.upward ? v->strip : turn.strips - 1 - v->strip);
+            out->word =
+                v->base + (uint64_t)strip * (uint64_t)c->x.layout.n_heads + s->head + v->head;
+            out->wait = turn.wait;
+            out->steps = (uint64_t)tess_turn_rows_at(s, c->step_rows, v->strip).rows * s->blocks;
+            if (++v->head == s->heads) {
+                v->head = 0;
+                v->strip++;
+            }
+            return true;
+        }
+        v->segment++;
+        v->strip = 0;
+    }
+    return false;
+}
+
+/* In the order of the table, every column finds the word that it is to wait for. */
+static uint64_t check_turns(const instance *c) {
+    const uint64_t words = strips_before(c, c->n_sequences);
+    const tess_tables tables = {.classes = c->classes, .segments = c->segments};
+    uint32_t *word = calloc(words + 1, sizeof *word);
+    uint64_t waits = 0;
+    assert_non_null(word);
+    for (uint64_t n = 0; n < c->columns.n_columns; n++) {
+        uint64_t steps = 0;
+        visit at;
+        for (visitor v = visit_column(c, n); next_visit(&v, &at);) {
+            steps += at.steps;
+            assert_true(at.word < words);
+            if (at.wait > n) FAIL(c, "column %llu waits for %u", (unsigned long long)n, at.wait);
+            if (word[at.word] != at.wait)
+                FAIL(c, "column %llu waits for %u, where %u was last", (unsigned long long)n,
+                     at.wait, word[at.word]);
+            word[at.word] = tess_turn_leave((uint32_t)n);
+            waits += at.wait != 0;
+        }
+        assert_int_equal(steps, tess_column_steps(&tables, &c->out[n], block_size(&c->x), 1, true));
+    }
+    free(word);
+    return waits;
+}
+
+static void test_order_of_random_layouts(void **state) {
+    (void)state;
+    uint64_t seed = 151, waits = 0, columns = 0, segments = 0, without = 0;
+    for (int n = 0; n < 4000; n++) {
+        instance c;
+        instance_random(&c, &seed, test_between(&seed, 0, 3) ? 90 : 400);
+        c.turns = tess_columns_turns(c.layout);
+        if (test_between(&seed, 0, 1)) c.step_rows = (uint32_t)block_size(&c.x);
+        instance_plan(&c);
+        if (c.turns) {
+            waits += check_turns(&c);
+            columns += c.columns.n_columns;
+            segments += c.columns.n_segments;
+        }
+        without += !c.turns;
+        instance_free(&c);
+    }
+    assert_true(waits > 100000 && columns > 50000 && without > 100 && without < 3000);
+    assert_true(segments > columns / 2);
+}
+
+/* ------------------------------------------------------------------ with threads */
+
+typedef struct shared {
+    const instance *c;
+    _Atomic uint32_t *word;
+    float *sum;
+    atomic_uint next;
+    uint32_t delays; /* seed */
+} shared;
+
+static float addend(uint64_t column, uint64_t word) {
+    uint64_t seed = column * 7919 + word;
+    return (float)test_between(&seed, -1000000, 1000000) * 1e-3f;
+}
+
+static void add_column_of(shared *x, uint32_t n, uint64_t *seed) {
+    visit at;
+    for (visitor v = visit_column(x->c, n); next_visit(&v, &at);) {
+        while (atomic_load_explicit(&x->word[at.word], memory_order_acquire) != at.wait)
+            sched_yield();
+        if (test_between(seed, 0, 40) == 0) sched_yield();
+        x->sum[at.word] += addend(n, at.word);
+        atomic_store_explicit(&x->word[at.word], tess_turn_leave(n), memory_order_release);
+    }
+}
+
+static void *add_columns(void *context) {
+    shared *x = context;
+    uint64_t seed = atomic_fetch_add(&x->delays, 1);
+    for (uint32_t n; (n = atomic_fetch_add(&x->next, 1)) < x->c->columns.n_columns;)
+        add_column_of(x, n, &seed);
+    return NULL;
+}
+
+/* Sums have the same bits with one thread and with several that take columns from a counter. */
+static void test_threads(void **state) {
+    (void)state;
+    enum { MOST = 6 };
+    uint64_t seed = 152;
+    for (int n = 0; n < 60; n++) {
+        instance c;
+        instance_random(&c, &seed, 300);
+        c.turns = tess_columns_turns(c.layout);
+        instance_plan(&c);
+        const uint64_t words = strips_before(&c, c.n_sequences);
+        float *expected = NULL;
+        for (int threads = 1; c.turns && threads <= MOST; threads += MOST - 1) {
+            pthread_t thread[MOST];
+            shared x = {.c = &c, .delays = (uint32_t)n};
+            x.word = calloc(words + 1, sizeof *x.word);
+            x.sum = calloc(words + 1, sizeof *x.sum);
+            assert_true(x.word && x.sum);
+            for (int t = 0; t < threads; t++)
+                assert_int_equal(0, pthread_create(&thread[t], NULL, add_columns, &x));
+            for (int t = 0; t < threads; t++) pthread_join(thread[t], NULL);
+            free((void *)x.word);
+            if (expected) assert_memory_equal(expected, x.sum, words * sizeof *x.sum);
+            free(expected);
+            expected = x.sum;
+        }
+        free(expected);
+        instance_free(&c);
+    }
+}
+
+/* ------------------------------------------------------------------ how long columns wait */
+
+enum {
+    WORKERS = 132,
+    /* thousandths of a step of one strip */
+    STEP = 1000,
+    COLUMN = 3000, /* the beginning and the end of a column */
+    SIGNAL = 1000  /* from one addition to when the next one is allowed */
+};
+
+/*
+ * The time that WORKERS workgroups take that go through the columns in order. As all waits are for
+ * columns before, one pass over the table is enough. A step's time varies by a tenth.
+ */
+static double simulate(const instance *c, bool turns, double *waited) {
+    double worker[WORKERS] = {0}, end = 0;
+    double *left = calloc(strips_before(c, 1) + 1, sizeof *left);
+    uint64_t seed = 9;
+    assert_non_null(left);
+    *waited = 0;
+    for (uint64_t n = 0; n < c->columns.n_columns; n++) {
+        const double step = STEP + (double)test_between(&seed, -STEP / 20, STEP / 20);
+        int next = 0;
+        visit at;
+        for (int w = 1; w < WORKERS; w++)
+            if (worker[w] < worker[next]) next = w;
+        double time = worker[next] + COLUMN;
+        for (visitor v = visit_column(c, n); next_visit(&v, &at);) {
+            time += step;
+            if (!turns) continue;
+            if (at.wait != 0 && left[at.word] + SIGNAL > time) {
+                *waited += left[at.word] + SIGNAL - time;
+                time = left[at.word] + SIGNAL;
+            }
+            left[at.word] = time;
+        }
+        worker[next] = time;
+        if (time > end) end = time;
+    }
+    free(left);
+    return end;
+}
+
+typedef struct problem {
+    const char *name;
+    int32_t tokens, heads, kv_heads, stride; /* stride 0: dense */
+    uint32_t flags;
+    double most; /* of the time without waiting, in the order of columns without turns */
+} problem;
+
+static const problem problems[] = {
+    {"dense 16k, 32 heads", 16384, 32, 32, 0, 0, 1.05},
+    {"dense 16k, 16 heads", 16384, 16, 16, 0, 0, 1.05},
+    {"dense 16k, 32 heads, not causal", 16384, 32, 32, 0, TESS_PATTERN_BIDIRECTIONAL, 1.05},
+    {"dense 8k, 32 / 8 heads", 8192, 32, 8, 0, 0, 1.2},
+    {"S2 B=64 L=8 V=16 128k, 16 heads", 131072, 16, 16, 16, 0, 1.05},
+    {"S2 B=64 L=8 V=32 128k, 32 heads", 131072, 32, 32, 32, 0, 1.05},
+    {"S2 B=64 L=8 V=64 128k, 64 heads", 131072, 64, 64, 64, 0, 1.05},
+    {"S2 B=64 L=8 V=16 16k, 16 heads", 16384, 16, 16, 16, 0, 1.1},
+    {"S2 B=64 L=16 V=8 8k, 32 / 8 heads", 8192, 32, 8, 8, 0, 1.7},
+    {"S2 B=64 L=16 V=8 128k, 32 / 8 heads", 131072, 32, 8, 8, 0, 1.3},
+};
+
+static void run_problem(const problem *p, bool print) {
+    tess_pattern pattern =
+        p->stride
+            ? s2_pattern(64, p->stride == 8 ? 16 : 8, p->stride, 0)
+            : (tess_pattern){.struct_size = sizeof(tess_pattern), .block = 64, .flags = p->flags};
+    instance c;
+    double none, waited;
+    known(&c, pattern, p->heads, p->kv_heads, p->tokens, false);
+    const double longest = simulate(&c, false, &none);
+    const uint64_t columns = c.columns.n_columns;
+    instance_free(&c);
+    known(&c, pattern, p->heads, p->kv_heads, p->tokens, true);
+    const double order = simulate(&c, false, &none), turns = simulate(&c, true, &waited);
+    if (print)
+        printf("%-36s %7llu columns, %.3f segments each; order %.3f, turns %.3f of the time, "
+               "waiting %.1f %%\n",
+               p->name, (unsigned long long)columns, (double)c.columns.n_segments / (double)columns,
+               order / longest, turns / longest, 100 * waited / WORKERS / turns);
+    if (turns / longest > p->most) FAIL(&c, "%s: %.3f of the time", p->name, turns / longest);
+    instance_free(&c);
+}
+
+static void test_waiting(void **state) {
+    (void)state;
+    for (size_t n = 0; n < sizeof problems / sizeof *problems; n++)
+        run_problem(&problems[n], getenv("TESSERA_TURNS_TIMES") != NULL);
+}
+
+int main(void) {
+    return RUN_TESTS_BETWEEN(runtime_setup, runtime_teardown, TEST(test_order_of_random_layouts),
+                             TEST(test_threads), TEST(test_waiting));
+}
