@@ -7,10 +7,6 @@
 #include "kernels/sm90_backward_args.h"
 #include "sm90_maps.h"
 
-#ifndef TESS_SM90_ANY_ORDER
-#define TESS_SM90_ANY_ORDER 0
-#endif
-
 typedef struct instance {
     int32_t head_dim;
     unsigned rows; /* of a step and of a strip */
@@ -45,8 +41,8 @@ static const char *refuses(const tess_driver_device *d, const tess_kernel_key *k
     if (key->dtype == TESS_F32) return "takes f16 and bf16 only";
     if (key->head_dim > instances[INSTANCES - 1].head_dim) return "head_dim is above 128";
     if (key->block % 8 != 0) return "block is not a multiple of 8";
-    if (!TESS_SM90_ANY_ORDER && key->determinism == 0)
-        return "determinism 0: its additions to dQ have no order yet";
+    if (key->determinism == 0 && !key->turns)
+        return "determinism 0: rows at strides have no turns to add to dQ";
     return tess_cuda_refusal(key);
 }
 
@@ -73,7 +69,8 @@ static tess_status prepare(tess_driver_device *d, const tess_kernel_key *key, te
     kernel->stages = TESS_STAGE_DELTA | TESS_STAGE_COLUMNS | TESS_STAGE_FINISH;
     kernel->tile_keys = TESS_SM90_COLUMN_KEYS;
     kernel->step_rows = kernel->strip_rows = x->rows;
-    kernel->strip_bytes = x->rows * (2 + (uint64_t)x->head_dim) * sizeof(float);
+    kernel->turns = key->determinism == 0;
+    kernel->strip_bytes = (x->rows * (2 + (uint64_t)x->head_dim) + kernel->turns) * sizeof(float);
     return status;
 }
 
@@ -102,6 +99,9 @@ static void fill(const tess_launch *l, const instance *x, tess_sm90_backward_arg
     a->tables = tess_driver_address(&t->device);
     a->rows = workspace + l->strips_at;
     a->accumulators = a->rows + (uint64_t)l->n_strips * l->n_heads * x->rows * 2 * sizeof(float);
+    if (l->kernel->turns)
+        a->turns = a->accumulators + (uint64_t)l->n_strips * l->n_heads * x->rows *
+                                         (uint64_t)x->head_dim * sizeof(float);
     a->sequences_at = (uint32_t)(t->sequences_at / 4);
     a->classes_at = (uint32_t)(t->classes_at / 4);
     a->segments_at = (uint32_t)(t->segments_at / 4);
@@ -180,6 +180,7 @@ static tess_status launch_columns(tess_driver_device *d, const tess_launch *l, c
         a->items_at =
             (uint32_t)((l->tables->columns_at + (l->first_job + done) * sizeof(tess_column)) / 4);
         a->items = (uint32_t)items;
+        a->first_item = (uint32_t)(l->first_job + done);
         TESS_RETURN_IF_ERROR(tess_driver_start(d, CUDA_SM90_BACKWARD_MODULE, function, groups,
                                                TESS_SM90_COLUMN_THREADS, x->shared_bytes, stream,
                                                parameters));

@@ -44,13 +44,15 @@ typedef struct tess_sm90_backward_args {
     /* dQ of each query head and strip, in float32 and without the scale, in the order of the
      * registers that it is summed in (epilogue_backward.cuh). */
     tess_arg_u64 accumulators;
-    /* u32 that is 0 before the launch: columns handed out beyond the first of each thread block */
+    /* u32 that is 0 before the launch: columns handed out */
     tess_arg_u64 counter;
+    /* [0: additions to dQ have no order] u32 of each query head and strip: tessera_turns.h */
+    tess_arg_u64 turns;
     /* 32-bit words from the start of the tables; items_at is the first job of this launch. */
     tess_arg_u32 items_at, sequences_at, classes_at, segments_at, entries_at, bits_at,
         first_strips_at;
-    tess_arg_u32 items;
-    tess_arg_u32 head_dim; /* the real one, at most the instance's */
+    tess_arg_u32 items, first_item; /* the latter among the plan's columns */
+    tess_arg_u32 head_dim;          /* the real one, at most the instance's */
     tess_arg_u32 block, group, heads, strips;
     float scale;
     tess_arg_u32 f32, add;

@@ -58,7 +58,7 @@ __device__ __forceinline__ void columns(const tess_sm90_backward_maps *maps,
     __syncthreads();
     grid_dependency_wait();
     if (threadIdx.x < 128) {
-        registers_decrease<Shape::D == 64 ? 24 : 40>();
+        registers_decrease<24>();
         if (warp == 0) {
             scheduler<Shape> x;
             x.m = m;
@@ -74,7 +74,7 @@ __device__ __forceinline__ void columns(const tess_sm90_backward_maps *maps,
             add_dq<Shape>(m, a, lane);
         }
     } else {
-        registers_increase<Shape::D == 64 ? 240 : 232>();
+        registers_increase<240>();
         mainloop_backward<T, Shape> x;
         x.m = m;
         x.a = a;

@@ -173,6 +173,22 @@ __device__ __forceinline__ void load_keys(backward_memory<Shape> *m,
     }
 }
 
+/* Waits until it is the column's turn at a strip. */
+__device__ __forceinline__ void wait_turn(const uint32_t *word, uint32_t wanted) {
+    uint32_t now;
+    do {
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(word) : "memory");
+    } while (now != wanted);
+    fence_proxies();
+}
+/* Gives the turn to the next column, once everything that was added is in memory. */
+__device__ __forceinline__ void leave_turn(uint32_t *word, uint32_t leaves) {
+    tma_store_wait();
+    fence_proxies();
+    asm volatile("fence.acq_rel.gpu;\nst.relaxed.gpu.global.u32 [%0], %1;" ::"l"(word), "r"(leaves)
+                 : "memory");
+}
+
 /* The warp that adds dQ of each step to its accumulators. */
 template <typename Shape>
 __device__ __forceinline__ void add_dq(backward_memory<Shape> *m, const tess_sm90_backward_args *a,
@@ -183,8 +199,11 @@ __device__ __forceinline__ void add_dq(backward_memory<Shape> *m, const tess_sm9
         mbarrier_wait(&m->dq_full[0], n & 1);
         const int32_t kind = x->kind;
         if (kind == STEP_STOP) break;
-        float *to = (float *)a->accumulators + (uint64_t)x->strip * (2 * Shape::DQ_FLOATS);
-        const bool adds = wanted && kind != STEP_EMPTY && lane == 0;
+        const bool comes = wanted && x->has_strip && lane == 0, adds = comes && kind != STEP_EMPTY;
+        const uint32_t strip = x->strip, leaves = x->leave;
+        float *to = (float *)a->accumulators + (uint64_t)strip * (2 * Shape::DQ_FLOATS);
+        uint32_t *const word = (uint32_t *)a->turns + strip;
+        if (comes && a->turns) wait_turn(word, x->wait);
         if (adds) {
             bulk_add(to, m->dq[0], Shape::DQ_FLOATS * 4);
             tma_store_commit();
@@ -200,6 +219,7 @@ __device__ __forceinline__ void add_dq(backward_memory<Shape> *m, const tess_sm9
             mbarrier_arrive(&m->dq_empty[0]);
             mbarrier_arrive(&m->dq_empty[1]);
         }
+        if (comes && a->turns) leave_turn(word, leaves);
     }
     tma_store_wait();
 }

@@ -3,9 +3,10 @@
  * The mainloop of backward on Hopper: what a consumer warpgroup does with its 64 keys of each
  * column.
  *
- * S^T = K Q^T and dP^T = V dO^T have keys as rows, so that P^T is the left operand of dV += P^T dO
- * as it is, in registers. dS^T goes to shared memory, for dK += dS^T Q and for dQ = dS K, of which
- * each warpgroup multiplies a half out of all keys: 64 of its dims, or 64 rows.
+ * S^T = K Q^T and dP^T = V dO^T have keys as rows, so that P^T and dS^T are the left operands of
+ * dV += P^T dO and dK += dS^T Q as they are, in registers. For dQ = dS K, both warpgroups leave
+ * dS^T in shared memory too, and each multiplies a half of dQ out of all keys: 64 of its dims, or
+ * 64 rows.
  */
 #ifndef TESS_CUDA_SM90_MAINLOOP_BACKWARD_CUH
 #define TESS_CUDA_SM90_MAINLOOP_BACKWARD_CUH
@@ -21,6 +22,9 @@ enum { DS_BARRIER = 1 };
 template <typename T, typename Shape> struct mainloop_backward {
     static constexpr int D = Shape::D, ROWS = Shape::ROWS, KEY_BYTES = Shape::KEY_BYTES,
                          ROW_BYTES = Shape::ROW_BYTES;
+    /* dS^T stays in registers as a left operand; where these are too few, dK takes it from shared
+     * memory. */
+    static constexpr bool KEEPS_DS = D > 64;
 
     backward_memory<Shape> *m;
     const tess_sm90_backward_args *a;
@@ -30,7 +34,7 @@ template <typename T, typename Shape> struct mainloop_backward {
     float dk[D / 2], dv[D / 2];
     float s[ROWS / 2], dp[ROWS / 2]; /* S^T and then P^T; dP^T */
     float dq[32];
-    uint32_t p[ROWS / 16][4]; /* P^T as left operand */
+    uint32_t p[ROWS / 16][4], ds[ROWS / 16][4]; /* P^T and dS^T as left operands */
 
     /* ---------------------------------------------------------------- products */
 
@@ -52,18 +56,21 @@ template <typename T, typename Shape> struct mainloop_backward {
         warpgroup_commit();
     }
 
-    /* dV += P^T dO */
-    __device__ __forceinline__ void issue_dv(int stage) {
-        const uint32_t right = operand(m->d_o[stage][0], ROW_BYTES);
+    /* dV += P^T dO or dK += dS^T Q. */
+    __device__ __forceinline__ void
+    issue_gradient(float (&to)[D / 2], const uint32_t (&left)[ROWS / 16][4], const uint8_t *rows) {
+        const uint32_t right = operand(rows, ROW_BYTES);
         warpgroup_arrive();
 #pragma unroll
         for (int x = 0; x < ROWS / 16; x++)
-            wgmma<T, D>::rs(dv, p[x], matrix_descriptor(right + (x * 16 * 128 >> 4)), 1);
+            wgmma<T, D>::rs(to, left[x], matrix_descriptor(right + (x * 16 * 128 >> 4)), 1);
         warpgroup_commit();
     }
-
-    /* dK += dS^T Q. Registers are too few to keep dS^T. */
     __device__ __forceinline__ void issue_dk(int stage) {
+        if (KEEPS_DS) {
+            issue_gradient(dk, ds, m->q[stage][0]);
+            return;
+        }
         const uint32_t left = operand(m->ds[active % 2][0] + warpgroup * 64 * 128),
                        right = operand(m->q[stage][0], ROW_BYTES);
         warpgroup_arrive();
@@ -73,6 +80,24 @@ template <typename T, typename Shape> struct mainloop_backward {
                 dk, matrix_descriptor(left + (x / 4 * KEY_BYTES + x % 4 * 32 >> 4)),
                 matrix_descriptor(right + (x * 16 * 128 >> 4)), 1);
         warpgroup_commit();
+    }
+    /* dV and dK once dS^T is in shared memory, and behind them the own half of dQ over `units` of
+     * 16 keys from `first` on, once that of the other warpgroup is there too. Left under way: dQ
+     * alone, or with it dK. */
+    __device__ __forceinline__ void issue_gradients(int stage, int first, const int units) {
+        issue_gradient(dv, p, m->d_o[stage][0]);
+        if (KEEPS_DS) issue_dk(stage);
+        named_barrier_sync(DS_BARRIER);
+        issue_dq(first, units);
+        if (!KEEPS_DS) issue_dk(stage);
+        warpgroup_wait<KEEPS_DS ? 1 : 2>();
+        register_fence(dv);
+        release(&m->d_o_empty[stage]);
+        if (KEEPS_DS) finish_dk(stage);
+    }
+    __device__ __forceinline__ void finish_dk(int stage) {
+        register_fence(dk);
+        release(&m->q_empty[stage]);
     }
 
     /* The own half of dQ = dS K, over `units` of 16 keys each. */
@@ -88,8 +113,6 @@ template <typename T, typename Shape> struct mainloop_backward {
                 matrix_descriptor(right + (x * 16 * 128 >> 4)), x > 0);
         warpgroup_commit();
     }
-    /* The same over the keys of one half. */
-    __device__ __forceinline__ void issue_own_dq(int half) { issue_dq(half * 4, 4); }
 
     /* ---------------------------------------------------------------- between them */
 
@@ -113,7 +136,6 @@ template <typename T, typename Shape> struct mainloop_backward {
         const float *delta = m->delta[stage] + lane % 4 * 2;
 #pragma unroll
         for (int n = 0; n < ROWS / 16; n++) {
-            uint32_t ds[4];
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const int at = 8 * n + 2 * i;
@@ -123,12 +145,12 @@ template <typename T, typename Shape> struct mainloop_backward {
                     if (s[at] == 0) y[0] = 0;
                     if (s[at + 1] == 0) y[1] = 0;
                 }
-                ds[i] = pack<T>(y[0], y[1]);
+                ds[n][i] = pack<T>(y[0], y[1]);
                 p[n][i] = pack<T>(s[at], s[at + 1]);
             }
             const int unit = 2 * n + lane / 16;
-            stmatrix(to + unit / 8 * KEY_BYTES + ((unit % 8) ^ (key % 8)) * 16, ds[0], ds[1], ds[2],
-                     ds[3]);
+            stmatrix(to + unit / 8 * KEY_BYTES + ((unit % 8) ^ (key % 8)) * 16, ds[n][0], ds[n][1],
+                     ds[n][2], ds[n][3]);
         }
         fence_async_proxy();
     }
@@ -223,25 +245,20 @@ template <typename T, typename Shape> struct mainloop_backward {
         const int stage = n % STEP_STAGES;
         if (!CHAINED && last) release(&m->v_empty);
         differentiate(stage, is_masked(&m->steps[n % STEPS]));
-        issue_dv(stage);
-        named_barrier_sync(DS_BARRIER);
-        issue_dq(0, 8);
-        issue_dk(stage);
-        warpgroup_wait<2>();
-        register_fence(dv);
-        release(&m->d_o_empty[stage]);
+        issue_gradients(stage, 0, 8);
         if (CHAINED) {
             const int next = (n + 1) % STEP_STAGES;
             mbarrier_wait(&m->q_full[next], (n + 1) / STEP_STAGES & 1);
             issue_scores(s, m->k[0], m->q[next][0]);
         }
-        warpgroup_wait<CHAINED ? 2 : 1>();
+        warpgroup_wait<CHAINED + !KEEPS_DS>();
         register_fence(dq);
         if (!CHAINED && last) release(&m->k_empty);
         store_dq(n);
-        warpgroup_wait<CHAINED ? 1 : 0>();
-        register_fence(dk);
-        release(&m->q_empty[stage]);
+        if (!KEEPS_DS) {
+            warpgroup_wait<CHAINED>();
+            finish_dk(stage);
+        }
         if (CHAINED) finish_scores(n + 1);
     }
 
@@ -260,20 +277,12 @@ template <typename T, typename Shape> struct mainloop_backward {
         register_fence(dp);
         if (last) release(&m->v_empty);
         differentiate<true>(stage);
-        issue_dv(stage);
-        named_barrier_sync(DS_BARRIER);
-        issue_own_dq(warpgroup);
-        issue_dk(stage);
-        warpgroup_wait<2>();
-        release(&m->d_o_empty[stage]);
-        warpgroup_wait<1>();
+        issue_gradients(stage, warpgroup * 4, 4);
+        warpgroup_wait<0>();
         register_fence(dq);
+        if (!KEEPS_DS) finish_dk(stage);
         if (last) release(&m->k_empty);
         store_dq(n);
-        warpgroup_wait<0>();
-        register_fence(dv);
-        register_fence(dk);
-        release(&m->q_empty[stage]);
     }
 
     /* A step in which the own keys have no share but in dQ. */
@@ -283,7 +292,7 @@ template <typename T, typename Shape> struct mainloop_backward {
         release(&m->d_o_empty[stage]);
         if (last) release(&m->v_empty);
         named_barrier_sync(DS_BARRIER);
-        issue_own_dq(1 - warpgroup);
+        issue_dq((1 - warpgroup) * 4, 4);
         warpgroup_wait<0>();
         register_fence(dq);
         if (last) release(&m->k_empty);
@@ -305,7 +314,7 @@ template <typename T, typename Shape> struct mainloop_backward {
         exponentiate(stage);
         apply(kept, s);
         differentiate<true>(stage);
-        issue_dv(stage);
+        issue_gradient(dv, p, m->d_o[stage][0]);
         named_barrier_sync(DS_BARRIER);
         issue_dk(stage);
         warpgroup_wait<0>();
@@ -356,6 +365,7 @@ template <typename T, typename Shape> struct mainloop_backward {
 
     __device__ __forceinline__ void run() {
         uint32_t loads = 0;
+        bool loaded = false;
         active = 0;
         for (uint32_t n = 0;; n++) {
             const int stage = n % STEP_STAGES;
@@ -372,7 +382,8 @@ template <typename T, typename Shape> struct mainloop_backward {
             if (ends & STEP_FIRST) {
 #pragma unroll
                 for (int i = 0; i < D / 2; i++) dk[i] = dv[i] = 0;
-                if (kind != STEP_EMPTY) {
+                loaded = __shfl_sync(~0u, m->columns[x->column].loads, 0);
+                if (loaded) {
                     mbarrier_wait(&m->k_full, loads & 1);
                     mbarrier_wait(&m->v_full, loads & 1);
                     loads++;
@@ -400,6 +411,10 @@ template <typename T, typename Shape> struct mainloop_backward {
             } else {
                 release(&m->q_empty[stage]);
                 release(&m->d_o_empty[stage]);
+                if (last && loaded) {
+                    release(&m->k_empty);
+                    release(&m->v_empty);
+                }
                 wait_dq_empty(n);
                 give_dq();
             }

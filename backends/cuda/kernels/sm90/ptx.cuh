@@ -96,6 +96,9 @@ __device__ __forceinline__ void bulk_add(float *to, const float *from, uint32_t 
                  : "memory");
 }
 
+/* Between plain accesses to any memory and those of copies. */
+__device__ __forceinline__ void fence_proxies() { asm volatile("fence.proxy.async;" ::: "memory"); }
+
 __device__ __forceinline__ void fence_async_proxy() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The columns of backward on Hopper, step by step: a warp walks the rows of a column's segments on
- * the grid of strips, from the last strip to the first, so that thread blocks on one head begin
- * with the same rows. Each lane looks after one piece of the column's keys, up to 64 that follow
- * each other within a block, and tells which steps it takes part in.
+ * the grid of strips, and at each strip all heads of the segment. Without turns it goes from the
+ * last strip to the first, so that thread blocks on one head begin with the same rows. Each lane
+ * looks after one piece of the column's keys, up to 64 that follow each other within a block, and
+ * tells which steps it takes part in.
  */
 #ifndef TESS_CUDA_SM90_SCHEDULE_BACKWARD_CUH
 #define TESS_CUDA_SM90_SCHEDULE_BACKWARD_CUH
@@ -37,6 +38,7 @@ template <typename Shape> struct scheduler {
     key_rows any, all;
     uint32_t head;
     int32_t begin, end; /* of the run: rows that are still to be walked */
+    bool upward;        /* from the first to the last */
     bool used;          /* steps that may be under way have the description of the latest mask */
 
     __device__ __forceinline__ const uint32_t *tables() const {
@@ -46,7 +48,8 @@ template <typename Shape> struct scheduler {
         return tables() + a->segments_at + (uint64_t)m->walk.segment * TESS_SEGMENT_WORDS;
     }
 
-    __device__ __forceinline__ void begin_column(const uint32_t *column, column_info *to) {
+    __device__ __forceinline__ void begin_column(const uint32_t *column, uint32_t number_in_plan,
+                                                 column_info *to) {
         const uint32_t number = column[TESS_WORD_COLUMN_SEQUENCE],
                        keys = TESS_HIGH_HALF(column[TESS_WORD_COLUMN_KEYS]),
                        piece = 1u << a->piece_shift, k = (uint32_t)lane << a->piece_shift,
@@ -71,6 +74,7 @@ template <typename Shape> struct scheduler {
             w->q_len = sequence[TESS_WORD_SEQUENCE_Q_LEN];
             w->ends_tensor = (uint32_t)(start + w->q_len) == a->q_tokens;
             w->q_start = start;
+            w->leave = number_in_plan + 1;
             to->keys = keys;
             to->kv_head = TESS_LOW_HALF(column[TESS_WORD_COLUMN_KV_HEAD]);
             to->kv_batch = sequence[TESS_WORD_SEQUENCE_KV_BATCH];
@@ -99,12 +103,16 @@ template <typename Shape> struct scheduler {
         mask.blocks = blocks >> 8;
         find_rows(mask);
         head = TESS_LOW_HALF(words[TESS_WORD_SEGMENT_HEAD]);
-        const bool listed = mask.flags & TESS_CLASS_BITS || words[TESS_WORD_SEGMENT_STEP] != 0;
+        const uint32_t step = words[TESS_WORD_SEGMENT_STEP];
+        const bool listed = mask.flags & TESS_CLASS_BITS || (!a->turns && step != 0);
+        upward = a->turns && (step & TESS_TURN_UPWARD);
         const uint32_t slot = (m->walk.mask + used) % STEPS;
         used = false;
         __syncwarp();
         if (lane == 0) {
+            m->walk.first_head = head;
             m->walk.end_head = head + TESS_HIGH_HALF(words[TESS_WORD_SEGMENT_HEAD]);
+            m->walk.wait = step & TESS_TURN_WAIT;
             m->walk.runs = listed ? words[TESS_WORD_SEGMENT_ROWS] : 1;
             m->walk.mask = slot;
             m->masks[slot] = mask;
@@ -134,7 +142,7 @@ template <typename Shape> struct scheduler {
     __device__ __forceinline__ void begin_run(uint32_t run) {
         const uint32_t *words = segment_words();
         const int32_t row = words[TESS_WORD_SEGMENT_ROW];
-        const uint32_t step = words[TESS_WORD_SEGMENT_STEP],
+        const uint32_t step = a->turns ? 0 : words[TESS_WORD_SEGMENT_STEP],
                        *cls = tables() + a->classes_at +
                               TESS_LOW_HALF(words[TESS_WORD_SEGMENT_CLS]) * TESS_CLASS_WORDS;
         uint32_t bits = ~0u;
@@ -167,10 +175,6 @@ template <typename Shape> struct scheduler {
             begin_run(run);
             return true;
         }
-        if (++head < m->walk.end_head) {
-            begin_run(0);
-            return true;
-        }
         const uint32_t segment = m->walk.segment + 1;
         if (segment >= m->walk.end_segment) return false;
         __syncwarp();
@@ -187,10 +191,17 @@ template <typename Shape> struct scheduler {
                 if (m->walk.segment >= m->walk.end_segment || !next_run()) return false;
                 continue;
             }
-            const int32_t row = (end - 1) / Shape::ROWS * Shape::ROWS, row_begin = max(begin, row),
-                          row_end = end;
-            end = row_begin;
-            if (describe(to, row, row_begin, row_end)) return used = true;
+            const int32_t row = (upward ? begin : end - 1) / Shape::ROWS * Shape::ROWS,
+                          row_begin = max(begin, row), row_end = min(end, row + Shape::ROWS);
+            const bool described = describe(to, row, row_begin, row_end);
+            used |= described;
+            if (described && ++head < m->walk.end_head) return true;
+            head = m->walk.first_head;
+            if (upward)
+                begin = row_end;
+            else
+                end = row_begin;
+            if (described) return true;
         }
     }
 
@@ -205,7 +216,8 @@ template <typename Shape> struct scheduler {
         }
         const uint32_t active = __ballot_sync(~0u, reads),
                        kept = __ballot_sync(~0u, reads && all.low <= from && all.high >= last);
-        if (active == 0) return false;
+        /* With turns, a column comes to every strip that a segment says. */
+        if (active == 0 && !a->turns) return false;
         if (lane != 0) return true;
         const uint32_t half = (1u << (HALF_KEYS >> a->piece_shift)) - 1,
                        both = half << (HALF_KEYS >> a->piece_shift) | half;
@@ -228,6 +240,8 @@ template <typename Shape> struct scheduler {
         to->boxed = to->rows >= Shape::ROWS || w->ends_tensor;
         to->batch = w->batch;
         to->token = w->q_start + row;
+        to->wait = w->wait;
+        to->leave = w->leave;
         to->strip = head * a->strips + w->first_strip + (uint32_t)row / Shape::ROWS;
         return true;
     }
@@ -243,21 +257,30 @@ template <typename Shape> struct scheduler {
         mbarrier_wait(&m->step_done[before % STEPS], before / STEPS & 1);
     }
 
+    __device__ __forceinline__ uint32_t claim() const {
+        uint32_t item;
+        if (lane == 0) item = atomicAdd((uint32_t *)a->counter, 1u);
+        return __shfl_sync(~0u, item, 0);
+    }
+
     __device__ __forceinline__ void run() {
-        uint32_t n = 0, number = 0, item = blockIdx.x;
+        uint32_t n = 0, number = 0;
         if (lane == 0) m->walk.mask = 0;
         used = false;
-        for (; item < a->items; number++) {
+        /* Columns are claimed in their order and late: nobody waits for the turn of one that is not
+         * under way. */
+        for (uint32_t item; (item = claim()) < a->items; number++) {
             const uint32_t *column = tables() + a->items_at + (uint64_t)item * TESS_COLUMN_WORDS;
             column_info *c = &m->columns[number % COLUMNS];
-            uint32_t next_item;
-            if (lane == 0) next_item = atomicAdd((uint32_t *)a->counter, 1u) + gridDim.x;
             wait_room(n);
-            begin_column(column, c);
+            begin_column(column, a->first_item + item, c);
             bool more = next(&m->steps[n % STEPS]);
             if (lane == 0) {
                 c->loads = more;
-                if (!more) m->steps[n % STEPS].kind = STEP_EMPTY;
+                if (!more) {
+                    m->steps[n % STEPS].kind = STEP_EMPTY;
+                    m->steps[n % STEPS].has_strip = false;
+                }
             }
             publish(&m->column_full[number % COLUMNS]);
             for (int32_t ends = STEP_FIRST;; ends = 0, n++) {
@@ -273,7 +296,6 @@ template <typename Shape> struct scheduler {
                 if (!more) break;
             }
             n++;
-            item = __shfl_sync(~0u, next_item, 0);
         }
         wait_room(n);
         if (lane == 0) {

@@ -47,6 +47,7 @@ __device__ __forceinline__ void strip_delta(const tess_sm90_backward_args *a) {
     grid_dependency_wait();
     float *rows = (float *)a->rows + s.number * (2 * ROWS);
     if (a->tensor[TESS_SM90_D_Q].address) {
+        if (a->turns && thread == 0) ((uint32_t *)a->turns)[s.number] = 0;
         float4 *to = (float4 *)((float *)a->accumulators + s.number * (2 * Shape::DQ_FLOATS));
 #pragma unroll
         for (int n = 0; n < 2 * Shape::DQ_FLOATS / 4 / TESS_SM90_DELTA_THREADS; n++)

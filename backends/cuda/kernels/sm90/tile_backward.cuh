@@ -27,7 +27,7 @@ enum {
 
 /* What is to be done in a step. */
 enum {
-    STEP_EMPTY,   /* nothing: the column has no rows */
+    STEP_EMPTY,   /* nothing, but perhaps a turn: the column has no rows, or none there */
     STEP_FULL,    /* both halves of the keys, none of them masked */
     STEP_MASKED,  /* both halves */
     STEP_HALF,    /* all pieces of one half */
@@ -76,14 +76,15 @@ struct step_info {
     uint32_t boxed; /* a box of all rows reads nothing of another sequence */
     uint32_t bits;  /* blocks of the column that the rows read, as a mask says */
     uint32_t column, mask;
-    uint32_t strip; /* among those of all heads */
-    int64_t token;  /* of the first row */
+    uint32_t strip;                  /* among those of all heads, if has_strip */
+    uint32_t has_strip, wait, leave; /* the latter two of its turn */
+    int64_t token;                   /* of the first row */
 };
 
 /* What the scheduler keeps to itself, out of its registers. */
 struct walk_info {
-    uint32_t segment, end_segment, end_head, run, runs;
-    uint32_t first_strip, batch;
+    uint32_t segment, end_segment, first_head, end_head, run, runs;
+    uint32_t first_strip, batch, wait, leave;
     int32_t q_len, ends_tensor;
     int64_t q_start;
     uint32_t bits, mask;
