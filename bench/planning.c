@@ -19,6 +19,7 @@ typedef struct plan_case {
     int32_t tile_rows;
     int local, stride, offset; /* stride 0: dense */
     int decode;                /* packed: every second sequence has one new token */
+    uint32_t op;
 } plan_case;
 
 static const plan_case cases[] = {
@@ -29,6 +30,8 @@ static const plan_case cases[] = {
     {"Phi-3-small, 1,000 packed prompts", 32, 8, PACKED, 0, 128, 16, 8, 1, 0},
     {"Dense, 1,000 packed prompts", 32, 8, PACKED, 0, 128, 0, 0, 0, 0},
     {"Phi-3-small, 1,000 packed, half decode", 32, 8, PACKED, 0, 0, 16, 8, 1, 1},
+    {"S2, V=64, 64 heads, 131,072, gradients", 64, 64, 1, LONG, 0, 8, 64, 0, 0, TESS_OP_BACKWARD},
+    {"Dense, 1,000 packed prompts, gradients", 32, 8, PACKED, 0, 0, 0, 0, 0, 0, TESS_OP_BACKWARD},
 };
 
 /* Mixed lengths, the same on every machine: 16 to 2,063 new tokens, up to 2,047 more keys where a
@@ -53,6 +56,7 @@ static tess_status measure_case(const plan_case *c, tess_runtime *runtime, tess_
                                 const char *kernel, int64_t *cu, bench_planning *out) {
     int64_t max_tokens = c->tokens;
     tess_plan_desc plan_desc = {.struct_size = sizeof plan_desc,
+                                .op = c->op,
                                 .dtype = TESS_BF16,
                                 .head_dim = 128,
                                 .batch = c->batch,
@@ -104,7 +108,7 @@ static tess_status measure_case(const plan_case *c, tess_runtime *runtime, tess_
     out->seconds_max = s.max;
     out->runs = RUNS;
     out->sequences = c->batch;
-    out->bar = c->tokens == LONG;
+    out->bar = c->tokens == LONG && c->op == TESS_OP_FORWARD;
     snprintf(out->name, sizeof out->name, "%s", c->name);
     return TESS_OK;
 }

@@ -125,21 +125,23 @@ static void part_stretches(tess_column_walk *w, const tess_head_run *run, tess_s
 }
 
 static void add_stretch(tess_column_walk *w, const tess_head_run *run, const tess_stretch *rows) {
-    tess_stretch x = *rows;
-    x.begin = larger(x.begin, w->p0);
-    x.end = smaller(x.end, w->p1);
-    if (x.begin >= x.end) return;
+    const int64_t begin = larger(rows->begin, w->p0), end = smaller(rows->end, w->p1);
+    tess_stretch *held = &w->held;
+    if (begin >= end) return;
     if (!w->x->turns) {
-        add_rows(w, run, &x, x.begin, x.end, 0);
+        add_rows(w, run, rows, begin, end, 0);
         return;
     }
-    x.whole = larger(x.whole, x.begin);
-    if (w->held.begin < w->held.end) {
+    tess_stretch x = *rows;
+    x.begin = begin;
+    x.end = end;
+    x.whole = larger(x.whole, begin);
+    if (held->begin < held->end) {
         part_stretches(w, run, &x);
-        if (w->held.begin < w->held.end && x.begin < x.end) add_turns(w, run, &w->held);
         if (x.begin >= x.end) return;
+        if (held->begin < held->end) add_turns(w, run, held);
     }
-    w->held = x;
+    *held = x;
 }
 
 /* The rows of a run of heads are complete. */
@@ -206,7 +208,7 @@ static void causal_rows(tess_column_walk *w, const tess_head_run *run,
                         const tess_head_pattern *pattern, const tess_column_keys *k) {
     const bool to_the_end =
         pattern->kind == TESS_HEAD_DENSE ||
-        (uint32_t)k->block % (uint32_t)pattern->stride == (uint32_t)pattern->first;
+        (k->strided && (uint32_t)k->block % (uint32_t)pattern->stride == (uint32_t)pattern->first);
     if (k->strided && k->blocks > 1 && k->step * w->block >= w->x->step_rows) {
         far_blocks(w, run, pattern, k, to_the_end);
         return;

@@ -38,7 +38,7 @@ typedef struct tess_column_walk {
 typedef struct tess_column_keys {
     int64_t block, step, blocks, first_blocks, next;
     int64_t begin, last; /* positions of the first and of the last key */
-    bool strided;        /* gathered from a list of the kv head */
+    bool strided;        /* to some heads of the kv head, if blocks are strided at all */
 } tess_column_keys;
 
 static inline int64_t tess_block_of(const tess_column_keys *k, int64_t m) {

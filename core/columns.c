@@ -82,21 +82,38 @@ static int64_t far_end(const tess_column_walk *w) {
     return end;
 }
 
-/* Blocks larger than a column. */
-static void cut_blocks(tess_column_walk *w) {
-    const int64_t tile_keys = w->x->tile_keys;
-    for (int64_t j = w->first; j < w->end; j++) {
-        const int64_t end = smaller(w->kv_len, (j + 1) * w->block);
-        for (int64_t t = j * w->block; t < end; t += tile_keys) {
-            const tess_column_keys k = {.block = j,
-                                        .step = 1,
-                                        .blocks = 1,
-                                        .first_blocks = 1,
-                                        .begin = t,
-                                        .last = smaller(end, t + tile_keys) - 1};
-            add_column(w, &k, (uint32_t)(k.last + 1 - t));
-        }
+/* Part n of a block that is larger than a column. */
+static void cut_column(tess_column_walk *w, int64_t j, int64_t n) {
+    const int64_t tile_keys = w->x->tile_keys, end = smaller(w->kv_len, (j + 1) * w->block),
+                  t = j * w->block + n * tile_keys;
+    const tess_column_keys k = {.block = j,
+                                .step = 1,
+                                .blocks = 1,
+                                .first_blocks = 1,
+                                .begin = t,
+                                .last = smaller(end, t + tile_keys) - 1,
+                                .strided = true};
+    if (t < end) add_column(w, &k, (uint32_t)(k.last + 1 - t));
+}
+
+/* Whether rows that are near a block are all that read it. */
+static bool is_near(const tess_column_walk *w, int64_t j) {
+    for (const tess_head_run *run = w->run; run < w->last_run; run++) {
+        const tess_head_pattern *pattern = &w->layout->patterns[run->cls];
+        if (pattern->kind == TESS_HEAD_STRIDED && j % pattern->stride == pattern->first)
+            return false;
     }
+    return j >= far_end(w);
+}
+
+static void cut_blocks(tess_column_walk *w) {
+    const int64_t parts = (w->block - 1) / w->x->tile_keys + 1;
+    const bool turns = w->x->turns;
+    for (int64_t j = w->first; j < w->end; j++)
+        for (int64_t n = 0; n < parts && !(turns && is_near(w, j)); n++) cut_column(w, j, n);
+    w->upward = true;
+    for (int64_t j = w->end; turns && j-- > w->first;)
+        for (int64_t n = parts; n-- > 0 && is_near(w, j);) cut_column(w, j, n);
 }
 
 /* Neighbours, cut at fixed positions: sequences share the lists of a mask. Their tiles are counted
@@ -386,11 +403,16 @@ static uint64_t section_end(const tess_columns *x, uint64_t at, uint64_t target,
     return at;
 }
 
-/* The first column, from `at` on, of a kv head from number `end` on. */
-static uint64_t columns_until(const tess_columns *x, uint64_t at, uint64_t end) {
+/* Counts the columns from `at` on that are of kv heads before number `end` in the buckets, and
+ * returns where they end. */
+static uint64_t count_columns(tess_columns *x, uint64_t at, uint64_t end) {
     const uint64_t heads = (uint64_t)x->jobs->tiler->layout->n_kv_heads;
-    while (at < x->n_columns && x->columns[at].sequence * heads + x->columns[at].kv_head < end)
-        at++;
+    tess_order_again(&x->order);
+    for (; at < x->n_columns; at++) {
+        const tess_column *column = &x->columns[at];
+        if (column->sequence * heads + column->kv_head >= end) break;
+        x->order.bucket[x->places[at]]++;
+    }
     return at;
 }
 
@@ -427,14 +449,10 @@ void tess_columns_place(tess_columns *x, tess_column *out, tess_segment *segment
     for (uint64_t n = 1; n <= sections; n++) {
         const uint64_t target = total / sections * n + total % sections * n / sections,
                        end = n == sections ? all_heads(x) : section_end(x, begin, target, &sum),
-                       last = n == sections ? x->n_columns : columns_until(x, at, end);
-        begin = end;
-        /* Of a single section, the buckets hold what the count left there. */
-        if (sections > 1) {
-            tess_order_again(&x->order);
-            for (uint64_t c = at; c < last; c++) x->order.bucket[x->places[c]]++;
-        }
+                       /* Of a single section, the buckets hold what the count left there. */
+            last = sections == 1 ? x->n_columns : count_columns(x, at, end);
         places = place_columns(x, at, last, places, out);
+        begin = end;
         at = last;
     }
     place_segments(x, segments);

@@ -47,14 +47,14 @@ static inline void tess_turn_seek(tess_turn_map *map, uint32_t at) {
  */
 static inline uint32_t tess_turn_take(tess_turn_map *map, uint32_t at, uint32_t end,
                                       uint32_t column, uint32_t *last) {
-    tess_turn_run *run = &map->runs[map->low - 1];
+    tess_turn_run *front = &map->runs[map->low - 1];
     const uint32_t next = tess_turn_next(map);
-    *last = run->column;
-    if (end < next) map->runs[--map->high] = (tess_turn_run){end, run->column};
-    if (run->begin < at)
+    *last = front->column;
+    if (end < next) map->runs[--map->high] = (tess_turn_run){end, front->column};
+    if (front->begin < at)
         map->runs[map->low++] = (tess_turn_run){at, column};
     else
-        run->column = column;
+        front->column = column;
     /* It joins the strips below that it has taken before. */
     if (map->low > 1 && map->runs[map->low - 2].column == column) map->low--;
     if (next <= end && next < map->strips) map->runs[map->low++] = map->runs[map->high++];
