@@ -222,10 +222,13 @@ template <typename Shape> struct scheduler {
         const uint32_t half = (1u << (HALF_KEYS >> a->piece_shift)) - 1,
                        both = half << (HALF_KEYS >> a->piece_shift) | half;
         const bool upper = active == (both ^ half);
-        to->kind = active == both ? kept == both && row_end - row_begin == Shape::ROWS ? STEP_FULL
-                                                                                       : STEP_MASKED
-                   : active == half || upper ? STEP_HALF
-                                             : STEP_PARTIAL;
+        to->kind =
+            active == 0 ? STEP_EMPTY
+            : active == both
+                ? kept == both && row_end - row_begin == Shape::ROWS ? STEP_FULL : STEP_MASKED
+            : active == half || upper ? STEP_HALF
+                                      : STEP_PARTIAL;
+        to->has_strip = true;
         to->half = upper;
         to->begin16 = (__ffs(active) - 1) << a->piece_shift >> 4;
         to->end16 = (((32 - __clz(active)) << a->piece_shift) + 15) >> 4;
