@@ -5,12 +5,7 @@
 #include <string.h>
 
 #include "cuda.h"
-#include "kernels/sm90_args.h"
-
-typedef int (*encode_fn)(tess_tensor_map *map, int type, unsigned rank, uint64_t address,
-                         const uint64_t *sizes, const uint64_t *strides, const unsigned *box,
-                         const unsigned *element_strides, int interleave, int swizzle,
-                         int promotion, int fill);
+#include "sm90_maps.h"
 
 typedef struct instance {
     int32_t head_dim, rows;
@@ -25,8 +20,6 @@ static const instance instances[] = {TESS_SM90_INSTANCES(INSTANCE)};
 enum {
     INSTANCES = sizeof instances / sizeof *instances,
     COUNTER_BYTES = 256, /* of the workspace */
-    /* of a tensor map: the coordinate of an empty piece, which reads zeros, lies behind them */
-    MOST_TOKENS = 0x7fff0000,
     /* jobs a multiprocessor from which on handing them out one by one is worth filling the
      * counter before the launch */
     COUNTED_JOBS = 3,
@@ -78,23 +71,6 @@ static tess_status prepare(tess_driver_device *d, const tess_kernel_key *key, te
                              x->shared_bytes, kernel);
 }
 
-/* A map for copies of `boxes` boxes, each of 64 elements by `box_tokens` tokens and `step` tokens
- * behind the one before; what lies past an extent reads as 0. False if the driver refuses, as it
- * may for strides of 2^40 bytes. */
-static int make_map(const tess_driver_device *d, const tess_launch *l, const tess_tensor *t,
-                    int64_t tokens, uint32_t heads, uint64_t batches, unsigned box_tokens,
-                    unsigned boxes, uint64_t step, tess_tensor_map *map) {
-    const encode_fn encode = (encode_fn)d->driver->extra[CUDA_ENCODE_TENSOR_MAP];
-    if (!encode || tokens <= 0 || tokens > MOST_TOKENS) return 0;
-    const uint64_t sizes[5] = {(uint64_t)l->head_dim, (uint64_t)tokens, boxes, heads, batches};
-    const uint64_t token = 2 * (uint64_t)t->stride_token;
-    const uint64_t strides[4] = {token, boxes > 1 ? step * token : 16, 2 * (uint64_t)t->stride_head,
-                                 batches > 1 ? 2 * (uint64_t)t->stride_batch : 16};
-    const unsigned box[5] = {64, box_tokens, boxes, 1, 1}, ones[5] = {1, 1, 1, 1, 1};
-    return encode(map, l->dtype == TESS_BF16 ? 9 : 6, 5, t->buffer.handle + t->buffer.offset, sizes,
-                  strides, box, ones, 0, 3, 3, 0) == DRIVER_OK;
-}
-
 /* The maps of K and V, and their steps. A stage is made of pieces of `piece` tokens; where a
  * sequence or a page does not hold as many, there is nothing to copy at once. False if there is not
  * even a map of single pieces. */
@@ -114,10 +90,10 @@ static int make_key_maps(const tess_driver_device *d, const tess_launch *l, unsi
             n == TESS_SM90_PIECES || (tokens > 0 && pieces > 1 && steps[n] > 0 &&
                                       steps[n] <= (uint64_t)(tokens - 1) / (pieces - 1));
         const int made = fits &&
-                         make_map(d, l, &l->tensor[TESS_ROLE_K], tokens, heads, batches, piece,
-                                  boxes, steps[n], &maps->k[n]) &&
-                         make_map(d, l, &l->tensor[TESS_ROLE_V], tokens, heads, batches, piece,
-                                  boxes, steps[n], &maps->v[n]);
+                         tess_cuda_make_map(d, l, &l->tensor[TESS_ROLE_K], tokens, heads, batches,
+                                            piece, boxes, steps[n], &maps->k[n]) &&
+                         tess_cuda_make_map(d, l, &l->tensor[TESS_ROLE_V], tokens, heads, batches,
+                                            piece, boxes, steps[n], &maps->v[n]);
         step[n] = made ? (uint32_t)steps[n] : 0;
         if (!step[TESS_SM90_PIECES]) return 0;
     }
@@ -136,10 +112,10 @@ static tess_status forward(tess_driver_device *d, const tess_launch *l, void *st
     tess_sm90_maps maps;
     uint32_t step[TESS_SM90_MAPS] = {0};
     memset(&maps, 0, sizeof maps);
-    const int q_map = (wide & 1) && make_map(d, l, &l->tensor[TESS_ROLE_Q], l->q_tokens, l->n_heads,
-                                             l->batch, 64, 1, 0, &maps.q);
-    const int o_map = (wide & 4) && make_map(d, l, &l->tensor[TESS_ROLE_O], l->q_tokens, l->n_heads,
-                                             l->batch, 16, 1, 0, &maps.o);
+    const int q_map = (wide & 1) && tess_cuda_make_map(d, l, &l->tensor[TESS_ROLE_Q], l->q_tokens,
+                                                       l->n_heads, l->batch, 64, 1, 0, &maps.q);
+    const int o_map = (wide & 4) && tess_cuda_make_map(d, l, &l->tensor[TESS_ROLE_O], l->q_tokens,
+                                                       l->n_heads, l->batch, 16, 1, 0, &maps.o);
     const int kv_map =
         (wide & 2) && make_key_maps(d, l, 1u << shift, x->keys >> shift, &maps, step);
 

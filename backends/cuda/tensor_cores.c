@@ -43,9 +43,7 @@ const char *tess_cuda_refusal(const tess_kernel_key *key) {
     return tess_portable_refusal(key);
 }
 
-/* Rows of 16 aligned bytes. `unit`: elements of that many; `batched`: the stride of batches or
- * pages is used. */
-static int is_wide(const tess_tensor *t, int unit, int batched) {
+int tess_cuda_is_wide(const tess_tensor *t, int unit, int batched) {
     const uint64_t address = t->buffer.handle + t->buffer.offset;
     return address % 16 == 0 && t->stride_token % unit == 0 && t->stride_head % unit == 0 &&
            (!batched || t->stride_batch % unit == 0);
@@ -54,8 +52,8 @@ static int is_wide(const tess_tensor *t, int unit, int batched) {
 uint32_t tess_cuda_wide(const tess_launch *l) {
     const int rows = l->batch_strided != 0, keys = l->page != 0 || l->compact || l->kv_batch != 0,
               unit = tess_portable_has_codes(l->kv_dtype) ? 16 : 8;
-    const int wide_keys = is_wide(&l->tensor[TESS_ROLE_K], unit, keys) &&
-                          is_wide(&l->tensor[TESS_ROLE_V], unit, keys);
-    return (is_wide(&l->tensor[TESS_ROLE_Q], 8, rows) ? 1u : 0) | (wide_keys ? 2u : 0) |
-           (is_wide(&l->tensor[TESS_ROLE_O], 8, rows) ? 4u : 0);
+    const int wide_keys = tess_cuda_is_wide(&l->tensor[TESS_ROLE_K], unit, keys) &&
+                          tess_cuda_is_wide(&l->tensor[TESS_ROLE_V], unit, keys);
+    return (tess_cuda_is_wide(&l->tensor[TESS_ROLE_Q], 8, rows) ? 1u : 0) | (wide_keys ? 2u : 0) |
+           (tess_cuda_is_wide(&l->tensor[TESS_ROLE_O], 8, rows) ? 4u : 0);
 }

@@ -323,8 +323,7 @@ static void test_serving(void **state) {
 }
 
 /* Backward has a launch for each stage that the wanted gradients need. */
-static void test_gradients(void **state) {
-    (void)state;
+static void gradients_life(const char *name, const char *kernel) {
     char *text = NULL;
     size_t size = 0;
     FILE *out = open_memstream(&text, &size);
@@ -335,7 +334,7 @@ static void test_gradients(void **state) {
     assert_ok(open_scene(&s,
                          "op=bwd pattern=s2 block=16 local=2 stride=3 heads=4 kv_heads=2 q_len=70 "
                          "kv_len=333 head_dim=72 dtype=bf16 batch=2",
-                         0, NULL, NULL));
+                         0, NULL, kernel));
     note(out, "listing, opening, planning");
     add_buffers(&s, 0);
     note(out, "memory");
@@ -349,7 +348,13 @@ static void test_gradients(void **state) {
     some.d_k.buffer = some.d_v.buffer = (tess_buffer){0};
     assert_ok(tess_run(s.plan, &some));
     note(out, "without dK and dV");
-    finish(&s, out, is_cuda ? "cuda_gradients" : "hip_gradients", &text);
+    finish(&s, out, name, &text);
+}
+
+static void test_gradients(void **state) {
+    (void)state;
+    gradients_life(is_cuda ? "cuda_gradients" : "hip_gradients", is_cuda ? "cuda/portable" : NULL);
+    if (is_cuda) gradients_life("cuda_sm90_gradients", NULL);
 }
 
 /* The only calls that tess_run may make: stream capture allows no others. And it does not

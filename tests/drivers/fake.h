@@ -142,6 +142,14 @@ int fake_backward_find(const char *name);
 int fake_backward_takes(int number, unsigned threads);
 void fake_backward_run(int number, unsigned groups, void *const *parameters);
 
+/* backward_sm90.c: those of backward for Hopper. */
+enum { FAKE_BACKWARD_SM90_KERNELS = 12 };
+int fake_backward_sm90_find(const char *name);
+int fake_backward_sm90_takes(int number, unsigned threads);
+const size_t *fake_backward_sm90_parameters(int number);
+void fake_backward_sm90_describe(int number, void *const *parameters, char *text, size_t size);
+void fake_backward_sm90_run(int number, unsigned groups, void *const *parameters);
+
 /* paging.c: those that write a cache. All have numbers of their own. */
 enum { FAKE_PAGING_KERNELS = 4, FAKE_PAGING_THREADS = 64 };
 int fake_paging_find(const char *name);

@@ -14,6 +14,7 @@ const tess_driver_image tess_cuda_images[] = {
     IMAGE("sm_75"),  IMAGE("sm_80"),  IMAGE("sm_86"),      IMAGE("sm_89"),      IMAGE("sm_90"),
     IMAGE("sm_100"), IMAGE("sm_120"), IMAGE("compute_75"), IMAGE("compute_70"), NONE};
 const tess_driver_image tess_cuda_sm90_images[] = {IMAGE("sm_90a"), NONE};
+const tess_driver_image tess_cuda_sm90_backward_images[] = {IMAGE("sm_90a"), NONE};
 const tess_driver_image tess_cuda_sm80_images[] = {IMAGE("sm_80"), IMAGE("sm_90"), IMAGE("sm_100"),
                                                    IMAGE("sm_120"), NONE};
 const tess_driver_image tess_cuda_decode_images[] = {IMAGE("sm_80"), IMAGE("sm_90"),

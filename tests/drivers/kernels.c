@@ -69,7 +69,8 @@ enum {
     PER_DTYPE = FIRST_MERGE + 2 + 3 * FAST_DIMS + DECODE_SHAPES,
     FIRST_PAGING = DTYPES * PER_DTYPE,
     PREPARE = FIRST_PAGING + FAKE_PAGING_KERNELS,
-    FIRST_BACKWARD
+    FIRST_BACKWARD,
+    FIRST_BACKWARD_SM90 = FIRST_BACKWARD + FAKE_BACKWARD_KERNELS
 };
 
 static kernel kernel_of(int number) {
@@ -117,6 +118,8 @@ int fake_kernel_find(const char *name) {
     if (strcmp(name, "tess_prepare") == 0) return PREPARE;
     const int backward = fake_backward_find(name);
     if (backward >= 0) return FIRST_BACKWARD + backward;
+    const int hopper = fake_backward_sm90_find(name);
+    if (hopper >= 0) return FIRST_BACKWARD_SM90 + hopper;
     const int paging = fake_paging_find(name);
     return paging < 0 ? -1 : FIRST_PAGING + paging;
 }
@@ -126,6 +129,8 @@ const size_t *fake_kernel_parameters(int number) {
                         sm90[] = {sizeof(tess_sm90_maps), sizeof(tess_sm90_args), 0},
                         sm80[] = {sizeof(tess_sm80_args), 0},
                         decode[] = {sizeof(tess_decode_args), 0};
+    if (number >= FIRST_BACKWARD_SM90)
+        return fake_backward_sm90_parameters(number - FIRST_BACKWARD_SM90);
     if (number >= FIRST_BACKWARD) return portable;
     if (number == PREPARE) return fake_prepare_parameters;
     if (number >= FIRST_PAGING) return fake_paging_parameters(number - FIRST_PAGING);
@@ -134,6 +139,8 @@ const size_t *fake_kernel_parameters(int number) {
 }
 
 int fake_kernel_takes(int number, unsigned threads) {
+    if (number >= FIRST_BACKWARD_SM90)
+        return fake_backward_sm90_takes(number - FIRST_BACKWARD_SM90, threads);
     if (number >= FIRST_BACKWARD) return fake_backward_takes(number - FIRST_BACKWARD, threads);
     if (number == PREPARE) return threads == FAKE_PREPARE_THREADS;
     if (number >= FIRST_PAGING) return threads == FAKE_PAGING_THREADS;
@@ -201,6 +208,10 @@ static uint32_t kv_dtype_of(const arguments *x) {
 void fake_kernel_describe(int number, void *const *parameters, char *text, size_t size) {
     if (number == PREPARE) {
         fake_prepare_describe(parameters, text, size);
+        return;
+    }
+    if (number >= FIRST_BACKWARD_SM90) {
+        fake_backward_sm90_describe(number - FIRST_BACKWARD_SM90, parameters, text, size);
         return;
     }
     if (number >= FIRST_PAGING && number < FIRST_BACKWARD) {
@@ -402,6 +413,10 @@ static void run_lockstep(kernel k, unsigned groups, const void *parameter) {
 #endif
 
 void fake_kernel_run(int number, unsigned groups, void *const *parameters) {
+    if (number >= FIRST_BACKWARD_SM90) {
+        fake_backward_sm90_run(number - FIRST_BACKWARD_SM90, groups, parameters);
+        return;
+    }
     if (number >= FIRST_BACKWARD) {
         fake_backward_run(number - FIRST_BACKWARD, groups, parameters);
         return;

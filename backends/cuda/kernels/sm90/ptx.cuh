@@ -87,6 +87,18 @@ __device__ __forceinline__ void tma_store_wait() {
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
+/* Adds floats to those in global memory, which lie in the same order; both on 16-byte boundaries.
+ * Committed and waited for as stores are. */
+__device__ __forceinline__ void bulk_add(float *to, const float *from, uint32_t bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(
+                     __cvta_generic_to_global(to)),
+                 "r"(shared_address(from)), "r"(bytes)
+                 : "memory");
+}
+
+/* Between plain accesses to any memory and those of copies. */
+__device__ __forceinline__ void fence_proxies() { asm volatile("fence.proxy.async;" ::: "memory"); }
+
 __device__ __forceinline__ void fence_async_proxy() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

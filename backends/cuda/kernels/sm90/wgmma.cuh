@@ -3,7 +3,8 @@
  * Warpgroup matrix products of Hopper: D[64][N] (+)= A[64][16] B[16][N], float accumulators, 16-bit
  * operands. Inline assembly knows no arrays, so the registers of every shape are spelled out. `ss`:
  * A and B from shared memory; `rs`: A from registers. B of `ss` is K-major (keys of the first
- * product) or N-major (values of the second one); B of `rs` is N-major. accumulate 0 overwrites D.
+ * product) or N-major (values of the second one); A of `ss` is K-major unless it is M-major, which
+ * has the number of N_MAJOR; B of `rs` is N-major. accumulate 0 overwrites D.
  */
 #ifndef TESS_CUDA_WGMMA_CUH
 #define TESS_CUDA_WGMMA_CUH
@@ -79,14 +80,15 @@ template <typename T, int N> struct wgmma;
 /* The numbers behind `count` registers are those of the operands that follow the accumulators. */
 #define SHAPE(type, name, n, count, i0, i1, i2, i3, i4, i5)                                       \
     template <> struct wgmma<type, n> {                                                           \
-        template <int B_MAJOR>                                                                    \
+        template <int B_MAJOR, int A_MAJOR = K_MAJOR>                                             \
         static __device__ __forceinline__ void ss(float (&d)[count], uint64_t a, uint64_t b,      \
                                                   int accumulate) {                               \
             asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i2 ", 0;\n"                        \
                          "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." name "." name          \
-                         " {" REGISTERS_##count "}, %" #i0 ", %" #i1 ", p, 1, 1, 0, %" #i3 ";\n}" \
+                         " {" REGISTERS_##count "}, %" #i0 ", %" #i1 ", p, 1, 1, %" #i3 ", %" #i4 \
+                                                ";\n}"                                            \
                          : FLOATS_##count                                                         \
-                         : "l"(a), "l"(b), "r"(accumulate), "n"(B_MAJOR));                        \
+                         : "l"(a), "l"(b), "r"(accumulate), "n"(A_MAJOR), "n"(B_MAJOR));          \
         }                                                                                         \
         static __device__ __forceinline__ void rs(float (&d)[count], const uint32_t (&a)[4],      \
                                                   uint64_t b, int accumulate) {                   \

@@ -1,0 +1,429 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The mainloop of backward on Hopper: what a consumer warpgroup does with its 64 keys of each
+ * column.
+ *
+ * S^T = K Q^T and dP^T = V dO^T have keys as rows, so that P^T and dS^T are the left operands of
+ * dV += P^T dO and dK += dS^T Q as they are, in registers. For dQ = dS K, both warpgroups leave
+ * dS^T in shared memory too, and each multiplies a half of dQ out of all keys: 64 of its dims, or
+ * 64 rows.
+ */
+#ifndef TESS_CUDA_SM90_MAINLOOP_BACKWARD_CUH
+#define TESS_CUDA_SM90_MAINLOOP_BACKWARD_CUH
+
+#include "epilogue_backward.cuh"
+#include "tile_backward.cuh"
+#include "wgmma.cuh"
+
+namespace tess {
+
+enum { DS_BARRIER = 1 };
+
+template <typename T, typename Shape> struct mainloop_backward {
+    static constexpr int D = Shape::D, ROWS = Shape::ROWS, KEY_BYTES = Shape::KEY_BYTES,
+                         ROW_BYTES = Shape::ROW_BYTES;
+    /* dS^T stays in registers as a left operand; where these are too few, dK takes it from shared
+     * memory. */
+    static constexpr bool KEEPS_DS = D > 64;
+
+    backward_memory<Shape> *m;
+    const tess_sm90_backward_args *a;
+    int warpgroup, warp, lane;
+    float scale_log2;
+    uint32_t active; /* steps with products */
+    float dk[D / 2], dv[D / 2];
+    float s[ROWS / 2], dp[ROWS / 2]; /* S^T and then P^T; dP^T */
+    float dq[32];
+    uint32_t p[ROWS / 16][4], ds[ROWS / 16][4]; /* P^T and dS^T as left operands */
+
+    /* ---------------------------------------------------------------- products */
+
+    /* A descriptor's low word that a shuffle makes the same for all lanes. */
+    __device__ __forceinline__ uint32_t operand(const void *at, uint32_t leading = 16) const {
+        return __shfl_sync(~0u, descriptor_low(at, leading), 0);
+    }
+
+    /* The own 64 keys of K or V times the rows of Q or dO. */
+    __device__ __forceinline__ void issue_scores(float (&to)[ROWS / 2], const uint8_t *keys,
+                                                 const uint8_t *rows) {
+        const uint32_t left = operand(keys + warpgroup * 64 * 128), right = operand(rows);
+        warpgroup_arrive();
+#pragma unroll
+        for (int x = 0; x < D / 16; x++)
+            wgmma<T, ROWS>::template ss<K_MAJOR>(
+                to, matrix_descriptor(left + (x / 4 * KEY_BYTES + x % 4 * 32 >> 4)),
+                matrix_descriptor(right + (x / 4 * ROW_BYTES + x % 4 * 32 >> 4)), x > 0);
+        warpgroup_commit();
+    }
+
+    /* dV += P^T dO or dK += dS^T Q. */
+    __device__ __forceinline__ void
+    issue_gradient(float (&to)[D / 2], const uint32_t (&left)[ROWS / 16][4], const uint8_t *rows) {
+        const uint32_t right = operand(rows, ROW_BYTES);
+        warpgroup_arrive();
+#pragma unroll
+        for (int x = 0; x < ROWS / 16; x++)
+            wgmma<T, D>::rs(to, left[x], matrix_descriptor(right + (x * 16 * 128 >> 4)), 1);
+        warpgroup_commit();
+    }
+    __device__ __forceinline__ void issue_dk(int stage) {
+        if (KEEPS_DS) {
+            issue_gradient(dk, ds, m->q[stage][0]);
+            return;
+        }
+        const uint32_t left = operand(m->ds[active % 2][0] + warpgroup * 64 * 128),
+                       right = operand(m->q[stage][0], ROW_BYTES);
+        warpgroup_arrive();
+#pragma unroll
+        for (int x = 0; x < ROWS / 16; x++)
+            wgmma<T, D>::template ss<N_MAJOR>(
+                dk, matrix_descriptor(left + (x / 4 * KEY_BYTES + x % 4 * 32 >> 4)),
+                matrix_descriptor(right + (x * 16 * 128 >> 4)), 1);
+        warpgroup_commit();
+    }
+    /* dV and dK once dS^T is in shared memory, and behind them the own half of dQ over `units` of
+     * 16 keys from `first` on, once that of the other warpgroup is there too. Left under way: dQ
+     * alone, or with it dK. */
+    __device__ __forceinline__ void issue_gradients(int stage, int first, const int units) {
+        issue_gradient(dv, p, m->d_o[stage][0]);
+        if (KEEPS_DS) issue_dk(stage);
+        named_barrier_sync(DS_BARRIER);
+        issue_dq(first, units);
+        if (!KEEPS_DS) issue_dk(stage);
+        warpgroup_wait<KEEPS_DS ? 1 : 2>();
+        register_fence(dv);
+        release(&m->d_o_empty[stage]);
+        if (KEEPS_DS) finish_dk(stage);
+    }
+    __device__ __forceinline__ void finish_dk(int stage) {
+        register_fence(dk);
+        release(&m->q_empty[stage]);
+    }
+
+    /* The own half of dQ = dS K, over `units` of 16 keys each. */
+    __device__ __forceinline__ void issue_dq(int first, const int units) {
+        const uint32_t left = operand(m->ds[active % 2][Shape::ROW_CHUNKS == 2 ? warpgroup : 0] +
+                                      first * 16 * 128),
+                       right = operand(m->k[Shape::CHUNKS == 2 ? warpgroup : 0] + first * 16 * 128);
+        warpgroup_arrive();
+#pragma unroll
+        for (int x = 0; x < units; x++)
+            wgmma<T, 64>::template ss<N_MAJOR, N_MAJOR>(
+                dq, matrix_descriptor(left + (x * 16 * 128 >> 4)),
+                matrix_descriptor(right + (x * 16 * 128 >> 4)), x > 0);
+        warpgroup_commit();
+    }
+
+    /* ---------------------------------------------------------------- between them */
+
+    /* P^T out of S^T. */
+    __device__ __forceinline__ void exponentiate(int stage) {
+        const float *lse = m->lse[stage] + lane % 4 * 2;
+#pragma unroll
+        for (int n = 0; n < ROWS / 8; n++) {
+            const float2 x = *(const float2 *)(lse + 8 * n);
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                s[4 * n + i] = exp2_fast(s[4 * n + i] * scale_log2 - (i % 2 ? x.y : x.x));
+        }
+    }
+
+    /* dS^T out of P^T and dP^T, which goes to shared memory: a row of 128 bytes for each key and
+     * 64 rows. MASKED: it is 0 where P is, whatever dP holds. P^T becomes a left operand. */
+    template <bool MASKED> __device__ __forceinline__ void differentiate(int stage) {
+        const int key = warpgroup * 64 + warp * 16 + lane % 16;
+        uint8_t *const to = m->ds[active % 2][0] + key * 128;
+        const float *delta = m->delta[stage] + lane % 4 * 2;
+#pragma unroll
+        for (int n = 0; n < ROWS / 16; n++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int at = 8 * n + 2 * i;
+                const float2 x = *(const float2 *)(delta + 16 * n + i / 2 * 8);
+                float y[2] = {s[at] * (dp[at] - x.x), s[at + 1] * (dp[at + 1] - x.y)};
+                if (MASKED) {
+                    if (s[at] == 0) y[0] = 0;
+                    if (s[at + 1] == 0) y[1] = 0;
+                }
+                ds[n][i] = pack<T>(y[0], y[1]);
+                p[n][i] = pack<T>(s[at], s[at + 1]);
+            }
+            const int unit = 2 * n + lane / 16;
+            stmatrix(to + unit / 8 * KEY_BYTES + ((unit % 8) ^ (key % 8)) * 16, ds[n][0], ds[n][1],
+                     ds[n][2], ds[n][3]);
+        }
+        fence_async_proxy();
+    }
+    __device__ __forceinline__ void differentiate(int stage, bool masked) {
+        if (masked)
+            differentiate<true>(stage);
+        else
+            differentiate<false>(stage);
+    }
+
+    /* The rows of the step that keep this thread's two keys: columns [first, first + count). */
+    struct kept_rows {
+        int32_t first[2];
+        uint32_t count[2];
+    };
+    __device__ __forceinline__ kept_rows find_kept(const step_info *x) const {
+        const column_info *c = &m->columns[x->column];
+        const segment_mask *mask = &m->masks[x->mask];
+        kept_rows kept;
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const uint32_t k = warpgroup * 64 + warp * 16 + lane / 4 + 8 * r, block = k / a->block;
+            const int32_t t = c->token[k];
+            key_rows rows;
+            rows.low = INT32_MAX;
+            rows.high = INT32_MIN;
+            if (t != NO_KEY && block - mask->first < mask->blocks && (x->bits >> (block & 31) & 1))
+                rows.find(*mask, t, a->block);
+            const int32_t first = max(rows.low, x->position + x->row_begin),
+                          last = min(rows.high, x->position + x->row_end - 1);
+            kept.first[r] = first - x->position - lane % 4 * 2;
+            kept.count[r] = last >= first ? last - first + 1 : 0;
+        }
+        return kept;
+    }
+    template <int N>
+    static __device__ __forceinline__ void apply(const kept_rows &kept, float (&x)[N]) {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const int r = i / 2 % 2;
+            if ((uint32_t)(i / 4 * 8 + i % 2 - kept.first[r]) >= kept.count[r]) x[i] = 0;
+        }
+    }
+
+    __device__ __forceinline__ void wait_dq_empty(uint32_t n) {
+        mbarrier_wait(&m->dq_empty[warpgroup], (n & 1) ^ 1);
+    }
+    __device__ __forceinline__ void give_dq() {
+        fence_async_proxy();
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(&m->dq_full[warpgroup]);
+    }
+    /* Hands the own half of dQ to the warp that adds it. */
+    __device__ __forceinline__ void store_dq(uint32_t n) {
+        wait_dq_empty(n);
+        float4 *const to = (float4 *)m->dq[warpgroup] + warp * 32 + lane;
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            to[i * 128] = make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+        give_dq();
+    }
+
+    __device__ __forceinline__ void release(uint64_t *barrier) {
+        if (lane == 0) mbarrier_arrive(barrier);
+    }
+
+    /* ---------------------------------------------------------------- steps */
+
+    __device__ __forceinline__ static bool is_masked(const step_info *x) {
+        return __shfl_sync(~0u, x->kind, 0) != STEP_FULL;
+    }
+
+    /* P^T of step n, whose S^T is under way, and dP^T. */
+    __device__ __forceinline__ void finish_scores(uint32_t n) {
+        const int stage = n % STEP_STAGES;
+        const step_info *x = &m->steps[n % STEPS];
+        mbarrier_wait(&m->d_o_full[stage], n / STEP_STAGES & 1);
+        issue_scores(dp, m->v[0], m->d_o[stage][0]);
+        const bool masked = is_masked(x);
+        warpgroup_wait<1>();
+        register_fence(s);
+        exponentiate(stage);
+        if (masked) apply(find_kept(x), s);
+        warpgroup_wait<0>();
+        register_fence(dp);
+    }
+
+    /* What follows in a step of both halves. CHAINED: with the scores of the next step, so that
+     * the tensor cores multiply meanwhile. Nothing is under way before and after it: the compiler
+     * would not keep it so across a loop. */
+    template <bool CHAINED> __device__ __forceinline__ void both_step(uint32_t n, bool last) {
+        const int stage = n % STEP_STAGES;
+        if (!CHAINED && last) release(&m->v_empty);
+        differentiate(stage, is_masked(&m->steps[n % STEPS]));
+        issue_gradients(stage, 0, 8);
+        if (CHAINED) {
+            const int next = (n + 1) % STEP_STAGES;
+            mbarrier_wait(&m->q_full[next], (n + 1) / STEP_STAGES & 1);
+            issue_scores(s, m->k[0], m->q[next][0]);
+        }
+        warpgroup_wait<CHAINED + !KEEPS_DS>();
+        register_fence(dq);
+        if (!CHAINED && last) release(&m->k_empty);
+        store_dq(n);
+        if (!KEEPS_DS) {
+            warpgroup_wait<CHAINED>();
+            finish_dk(stage);
+        }
+        if (CHAINED) finish_scores(n + 1);
+    }
+
+    /* A step of the own half alone. */
+    __device__ __forceinline__ void own_step(uint32_t n, const step_info *x, bool last) {
+        const int stage = n % STEP_STAGES;
+        issue_scores(s, m->k[0], m->q[stage][0]);
+        mbarrier_wait(&m->d_o_full[stage], n / STEP_STAGES & 1);
+        issue_scores(dp, m->v[0], m->d_o[stage][0]);
+        const kept_rows kept = find_kept(x);
+        warpgroup_wait<1>();
+        register_fence(s);
+        exponentiate(stage);
+        apply(kept, s);
+        warpgroup_wait<0>();
+        register_fence(dp);
+        if (last) release(&m->v_empty);
+        differentiate<true>(stage);
+        issue_gradients(stage, warpgroup * 4, 4);
+        warpgroup_wait<0>();
+        register_fence(dq);
+        if (!KEEPS_DS) finish_dk(stage);
+        if (last) release(&m->k_empty);
+        store_dq(n);
+    }
+
+    /* A step in which the own keys have no share but in dQ. */
+    __device__ __forceinline__ void other_step(uint32_t n, bool last) {
+        const int stage = n % STEP_STAGES;
+        release(&m->q_empty[stage]);
+        release(&m->d_o_empty[stage]);
+        if (last) release(&m->v_empty);
+        named_barrier_sync(DS_BARRIER);
+        issue_dq((1 - warpgroup) * 4, 4);
+        warpgroup_wait<0>();
+        register_fence(dq);
+        if (last) release(&m->k_empty);
+        store_dq(n);
+    }
+
+    /* dQ from some pieces of the keys. */
+    __device__ __forceinline__ void partial_step(uint32_t n, const step_info *x, bool last) {
+        const int stage = n % STEP_STAGES, begin = x->begin16, end = x->end16;
+        const uint32_t parity = n / STEP_STAGES & 1;
+        issue_scores(s, m->k[0], m->q[stage][0]);
+        mbarrier_wait(&m->d_o_full[stage], parity);
+        issue_scores(dp, m->v[0], m->d_o[stage][0]);
+        const kept_rows kept = find_kept(x);
+        warpgroup_wait<0>();
+        register_fence(s);
+        register_fence(dp);
+        if (last) release(&m->v_empty);
+        exponentiate(stage);
+        apply(kept, s);
+        differentiate<true>(stage);
+        issue_gradient(dv, p, m->d_o[stage][0]);
+        named_barrier_sync(DS_BARRIER);
+        issue_dk(stage);
+        warpgroup_wait<0>();
+        register_fence(dv);
+        register_fence(dk);
+        release(&m->d_o_empty[stage]);
+        release(&m->q_empty[stage]);
+#pragma unroll
+        for (int i = 0; i < 32; i++) dq[i] = 0;
+        const uint32_t left = operand(m->ds[active % 2][Shape::ROW_CHUNKS == 2 ? warpgroup : 0]),
+                       right = operand(m->k[Shape::CHUNKS == 2 ? warpgroup : 0]);
+#pragma unroll 1
+        for (int i = begin; i < end; i++) {
+            register_fence(dq);
+            warpgroup_arrive();
+            wgmma<T, 64>::template ss<N_MAJOR, N_MAJOR>(
+                dq, matrix_descriptor(left + (i * 16 * 128 >> 4)),
+                matrix_descriptor(right + (i * 16 * 128 >> 4)), 1);
+            warpgroup_commit();
+            warpgroup_wait<0>();
+            register_fence(dq);
+        }
+        if (last) release(&m->k_empty);
+        store_dq(n);
+    }
+
+    /* Writes dK and dV of the own keys. */
+    __device__ __forceinline__ void store_column(const column_info *c) {
+        const int32_t kv_head = c->kv_head, batch = c->kv_batch;
+        const int64_t start = c->kv_start;
+#pragma unroll
+        for (int tensor = TESS_SM90_D_V; tensor >= TESS_SM90_D_K; tensor--) {
+            const tess_sm90_tensor *t = &a->tensor[tensor];
+            if (!t->address) continue;
+            gradient_rows to = gradient_of(a, tensor, TESS_SM90_DKV, a->head_dim);
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const int32_t token = c->token[warpgroup * 64 + warp * 16 + lane / 4 + 8 * r];
+                if (token != NO_KEY)
+                    to.row[r] = element_at(t, batch, start + token, kv_head, 0, to.f32 ? 4 : 2);
+            }
+            if (tensor == TESS_SM90_D_V)
+                store_gradient<T>(dv, 1.0f, to, lane);
+            else
+                store_gradient<T>(dk, a->scale, to, lane);
+        }
+    }
+
+    __device__ __forceinline__ void run() {
+        uint32_t loads = 0;
+        bool loaded = false;
+        active = 0;
+        for (uint32_t n = 0;; n++) {
+            const int stage = n % STEP_STAGES;
+            const step_info *x = &m->steps[n % STEPS];
+            mbarrier_wait(&m->q_full[stage], n / STEP_STAGES & 1);
+            const int32_t kind = __shfl_sync(~0u, x->kind, 0);
+            if (kind == STEP_STOP) {
+                wait_dq_empty(n);
+                give_dq();
+                return;
+            }
+            int32_t ends = __shfl_sync(~0u, x->ends, 0);
+            bool last = ends & STEP_LAST;
+            if (ends & STEP_FIRST) {
+#pragma unroll
+                for (int i = 0; i < D / 2; i++) dk[i] = dv[i] = 0;
+                loaded = __shfl_sync(~0u, m->columns[x->column].loads, 0);
+                if (loaded) {
+                    mbarrier_wait(&m->k_full, loads & 1);
+                    mbarrier_wait(&m->v_full, loads & 1);
+                    loads++;
+                }
+            }
+            if (kind == STEP_FULL || kind == STEP_MASKED) {
+                issue_scores(s, m->k[0], m->q[stage][0]);
+                finish_scores(n);
+                while (ends & STEP_CHAINED) {
+                    both_step<true>(n, false);
+                    active++;
+                    n++;
+                    x = &m->steps[n % STEPS];
+                    ends = __shfl_sync(~0u, x->ends, 0);
+                }
+                last = ends & STEP_LAST;
+                both_step<false>(n, last);
+            } else if (kind == STEP_HALF) {
+                if (__shfl_sync(~0u, x->half, 0) == warpgroup)
+                    own_step(n, x, last);
+                else
+                    other_step(n, last);
+            } else if (kind == STEP_PARTIAL) {
+                partial_step(n, x, last);
+            } else {
+                release(&m->q_empty[stage]);
+                release(&m->d_o_empty[stage]);
+                if (last && loaded) {
+                    release(&m->k_empty);
+                    release(&m->v_empty);
+                }
+                wait_dq_empty(n);
+                give_dq();
+            }
+            active += kind != STEP_EMPTY;
+            if (last) store_column(&m->columns[__shfl_sync(~0u, x->column, 0)]);
+        }
+    }
+};
+
+} // namespace tess
+
+#endif // TESS_CUDA_SM90_MAINLOOP_BACKWARD_CUH
