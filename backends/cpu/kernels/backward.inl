@@ -478,8 +478,8 @@ static void clear_ds(const backward *b, int32_t key, int32_t from, int32_t to) {
                WORD_OF(PANEL) * sizeof(float));
 }
 
-/* Rows that keep a key with an element that is not finite. The others have a dS of 0 there, which
- * must not meet that element. */
+/* Gives NaN to rows that keep a key with an element that is not finite. The others have a dS of 0
+ * there, which must not meet that element. */
 static void spoil_rows(const backward *b, int32_t first_key, int32_t end_key,
                        const cpu_span *items) {
     for (int32_t n = 0; n < b->n_infinite; n++) {
@@ -650,8 +650,9 @@ static void finish_keys(const backward *b, int which, uint32_t role, float facto
     }
 }
 
-/* Which of a panel's keys have an element that is not finite. */
-static void find_infinite(backward *b, int32_t key, int32_t count, const char *const *rows) {
+/* Finds the keys of a panel with an element that is not finite. dQ's product gets zeros for them:
+ * see spoil_rows. */
+static void find_infinite(backward *b, int32_t key, int32_t count, char *zero, char **rows) {
     const job_memory *m = &b->t.m;
     const int32_t padded = round_up(b->t.head_dim, VL);
     for (int32_t i = 0; i < PANEL && i < count; i++) {
@@ -659,8 +660,10 @@ static void find_infinite(backward *b, int32_t key, int32_t count, const char *c
         memset(m->rows + padded - VL, 0, VL * sizeof(float));
         load_row(b->t.launch->dtype, rows[i], b->t.head_dim, m->rows);
         for (int32_t d = 0; d < padded; d += VL) sum += vload(m->rows + d) * 0.0f;
-        if (vany((vi)(sum != sum))) /* NOLINT(misc-redundant-expression): true where it is NaN */
+        if (vany((vi)(sum != sum))) { /* NOLINT(misc-redundant-expression): true where it is NaN */
             b->infinite[b->n_infinite++] = (uint16_t)(key + i);
+            rows[i] = zero;
+        }
     }
 }
 
@@ -681,10 +684,10 @@ static void column_job(backward *b, const tess_column *column) {
         pack_lanes(b, (const char *const *)rows, l->scale < 0,
                    b->at.x[FIRST] + (size_t)key * t->m.q_words);
         if (is_wanted(l, TESS_ROLE_D_Q)) {
+            find_infinite(b, key, column->keys - key, zero, rows);
             pack_pairs_of_keys(&t->m, l->dtype, t->head_dim, (const char *const *)rows,
                                b->at.keys + (size_t)WORD_OF(key) * PANEL,
                                (size_t)WORD_OF(b->lanes) * PANEL);
-            find_infinite(b, key, column->keys - key, (const char *const *)rows);
         }
         find_panel(b, TESS_ROLE_V, key, t->esize, zero, rows);
         pack_lanes(b, (const char *const *)rows, 0, b->at.x[SECOND] + (size_t)key * t->m.q_words);
