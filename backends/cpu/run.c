@@ -124,13 +124,13 @@ static void do_stage(void *context, size_t worker) {
     work *w = context;
     TAKE_OVER(w);
     const cpu_fp_mode before = cpu_fp_enter();
-    char *scratch = w->scratch + worker * w->thread_bytes;
-    cpu_turn *turn = w->takes_turns ? (cpu_turn *)(void *)scratch : NULL;
+    char *own = w->scratch + worker * w->thread_bytes;
+    cpu_turn *turn = w->takes_turns ? (cpu_turn *)(void *)own : NULL;
     if (w->row->enter) w->row->enter();
     for (uint64_t n;;) {
         if (!turn) n = atomic_fetch_add_explicit(&w->next, 1, memory_order_relaxed);
         if (turn ? !tess_cpu_turn_take(turn, w->launch, &w->next, w->end, &n) : n >= w->end) break;
-        w->row->job(w->launch, n, scratch, turn);
+        w->row->job(w->launch, n, own, turn);
     }
     if (w->row->leave) w->row->leave();
     cpu_fp_leave(before);
