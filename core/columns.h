@@ -37,9 +37,11 @@ typedef struct tess_columns {
     uint64_t section_rows;
 } tess_columns;
 
-/* Prepares the count. `jobs` are counted already, and must outlive the columns. */
+/* Prepares the count. `jobs` are counted already, and must outlive the columns. `invariant`: the
+ * order of a kv head's columns is the same in every batch, since that of additions to dQ may follow
+ * from it. */
 tess_status tess_columns_create(tess_columns *columns, const tess_jobs *jobs, uint32_t tile_keys,
-                                uint32_t step_rows);
+                                uint32_t step_rows, bool invariant);
 void tess_columns_release(tess_columns *columns);
 
 tess_status tess_columns_count(tess_columns *columns);

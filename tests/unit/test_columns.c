@@ -19,6 +19,7 @@ typedef struct instance {
     uint32_t first_block[5]; /* all 0: not handed over */
     uint32_t n_sequences, tile_keys, step_rows;
     uint64_t section_rows;
+    bool invariant;
     tess_jobs jobs;
     tess_columns columns;
     tess_class *classes;
@@ -55,7 +56,8 @@ static void instance_plan(instance *c) {
     for (uint32_t s = 0; s < c->n_sequences; s++)
         if (c->first_block[s] != 0) jobs->first_block = c->first_block;
     if (status == TESS_OK) status = tess_jobs_count(jobs);
-    if (status == TESS_OK) status = tess_columns_create(columns, jobs, c->tile_keys, c->step_rows);
+    if (status == TESS_OK)
+        status = tess_columns_create(columns, jobs, c->tile_keys, c->step_rows, c->invariant);
     if (status == TESS_OK) status = tess_columns_count(columns);
     if (status != TESS_OK) FAIL(c, "%s", tess_last_error());
     const uint64_t n_entries = jobs->tiler->n_entries + columns->n_entries;
@@ -339,6 +341,40 @@ static void test_known_groups(void **state) {
     instance_free(&c);
 }
 
+/* In batch-invariant plans a sequence's columns have the order that they have alone, also where a
+ * longer one makes the buckets of the sort coarse. */
+static void test_order_in_batches(void **state) {
+    (void)state;
+    const int32_t lengths[] = {20000, 1 << 21};
+    instance alone = {.tile_keys = 32, .step_rows = 64, .invariant = true}, both;
+    uint64_t found = 0;
+    alone.layout = make_layout(runtime,
+                               &(tess_pattern){.struct_size = sizeof(tess_pattern),
+                                               .kind = TESS_PATTERN_S2,
+                                               .block = 16,
+                                               .local = 8,
+                                               .stride = 16},
+                               4, 1, 1 << 21);
+    for (uint32_t s = 0; s < 2; s++)
+        alone.sequences[s] = (tess_sequence){.q_len = lengths[s], .kv_len = lengths[s]};
+    both = alone;
+    alone.n_sequences = 1;
+    both.n_sequences = 2;
+    instance_plan(&alone);
+    instance_plan(&both);
+    for (uint64_t n = 0; n < both.columns.n_columns; n++) {
+        if (both.out[n].sequence != 0) continue;
+        assert_true(found < alone.columns.n_columns);
+        assert_int_equal(alone.out[found].key, both.out[n].key);
+        assert_int_equal(alone.out[found].step, both.out[n].step);
+        found++;
+    }
+    assert_int_equal(alone.columns.n_columns, found);
+    both.layout = NULL;
+    instance_free(&both);
+    instance_free(&alone);
+}
+
 /* Columns are numbered with 32 bits; more are refused before they are counted. */
 static void test_too_many_columns(void **state) {
     (void)state;
@@ -348,7 +384,7 @@ static void test_too_many_columns(void **state) {
     tess_jobs jobs;
     tess_columns columns;
     assert_int_equal(TESS_OK, tess_jobs_create(&jobs, runtime, all, &s, 1, 16, 0));
-    assert_int_equal(TESS_OK, tess_columns_create(&columns, &jobs, 64, 64));
+    assert_int_equal(TESS_OK, tess_columns_create(&columns, &jobs, 64, 64, false));
     assert_int_equal(TESS_ERROR_UNSUPPORTED, tess_columns_count(&columns));
     tess_columns_release(&columns);
     tess_jobs_release(&jobs);
@@ -368,7 +404,7 @@ static void test_failing_memory(void **state) {
         for (uint64_t at = 1;; at++) {
             heap.calls = 0;
             heap.fail_at = at;
-            const tess_status status = tess_columns_create(&c.columns, &c.jobs, 16, 8);
+            const tess_status status = tess_columns_create(&c.columns, &c.jobs, 16, 8, n % 2);
             heap.fail_at = 0;
             tess_columns_release(&c.columns);
             assert_int_equal(live, heap.live);
@@ -386,6 +422,6 @@ static void test_failing_memory(void **state) {
 int main(void) {
     return RUN_TESTS_BETWEEN(runtime_setup, runtime_teardown, TEST(test_against_formulas),
                              TEST(test_block_sizes), TEST(test_known_columns),
-                             TEST(test_known_groups), TEST(test_too_many_columns),
-                             TEST(test_failing_memory));
+                             TEST(test_known_groups), TEST(test_order_in_batches),
+                             TEST(test_too_many_columns), TEST(test_failing_memory));
 }
