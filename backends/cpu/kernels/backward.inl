@@ -21,6 +21,8 @@
 
 uint32_t KERNEL(backward_lanes)(int32_t head_dim) { return head_dim <= 128 ? LANES : LANES / 2; }
 
+enum { PREFETCHES = 4 }; /* for each panel of a chunk: see prefetch_few */
+
 /* A row or key of the caller's is a row of x, or of y: Q and dO in the one, K and V in the other.
  */
 enum { FIRST, SECOND, BOTH };
@@ -68,6 +70,11 @@ typedef struct backward {
     cpu_span span[LANES / PANEL];
     item_run run[CHUNK];
     int32_t items, n_runs;
+    /* Rows of Q and dO that come next; how many of them, and of the accumulators at hand, are
+     * prefetched already; and how many come after each product. */
+    const char *ahead[BOTH];
+    int64_t ahead_stride[BOTH];
+    int32_t n_ahead, n_prefetched, n_touched, at_once;
     uint64_t later;           /* where the segments after this one begin, as a turn counts */
     uint16_t infinite[LANES]; /* keys of which some element is not finite */
     int32_t n_infinite;
@@ -443,6 +450,24 @@ INLINE void key_pairs(const backward *b, int32_t key, int32_t from, int32_t to, 
     }
 }
 
+/*
+ * Rows of the caller are often pages apart, where no hardware prefetcher goes (list_prefetches),
+ * and accumulators come from memory where there are many heads. A few of the next rows, and of the
+ * accumulators that this chunk will need, are prefetched between products.
+ */
+static void prefetch_few(backward *b) {
+    const int32_t row_bytes = b->t.head_dim * (int32_t)b->t.esize;
+    for (int32_t i = 0; i < b->at_once && b->n_prefetched < b->n_ahead; i++, b->n_prefetched++)
+        for (int n = FIRST; n < BOTH; n++) {
+            const char *row = b->ahead[n] + b->n_prefetched * b->ahead_stride[n];
+            for (int32_t at = 0; at < row_bytes; at += 64) __builtin_prefetch(row + at, 0, 2);
+        }
+    for (int32_t i = 0; i < b->at_once && b->n_touched < b->items; i++, b->n_touched++) {
+        const float *sums = b->accumulators[b->n_touched];
+        for (int32_t d = 0; sums && d < b->t.head_dim; d += 16) __builtin_prefetch(sums + d, 1, 2);
+    }
+}
+
 /* A panel of keys against the rows that are gathered: the scores, and all products but dQ's. */
 static void panel_chunk_of_rows(backward *b, int32_t key, const cpu_span *span, int d_q) {
     const task *t = &b->t;
@@ -452,9 +477,11 @@ static void panel_chunk_of_rows(backward *b, int32_t key, const cpu_span *span, 
                   end = round_up(span->end, TILES ? GROUP : 1 + PAIRS);
     score_items(b->at.y[FIRST], (size_t)m->k_pitch, b->at.x[FIRST] + (size_t)key * m->q_words,
                 m->words, span->first, span->end, b->at.s);
+    prefetch_few(b);
     if (d_k || d_q)
         score_items(b->at.y[SECOND], (size_t)m->k_pitch, b->at.x[SECOND] + (size_t)key * m->q_words,
                     m->words, span->first, span->end, b->at.dp);
+    prefetch_few(b);
     if (span->masked) mask_items(b, key, span);
     pad_scores(b, span->end);
     if (d_q)
@@ -466,9 +493,11 @@ static void panel_chunk_of_rows(backward *b, int32_t key, const cpu_span *span, 
     if (d_k)
         sum_items(b->at.columns[FIRST], b->at.dp, span->first, end, t->head_dim,
                   b->at.sums[FIRST] + (size_t)key * m->o_elements);
+    prefetch_few(b);
     if (d_v)
         sum_items(b->at.columns[SECOND], b->at.s, span->first, end, t->head_dim,
                   b->at.sums[SECOND] + (size_t)key * m->o_elements);
+    prefetch_few(b);
 }
 
 /* dS of items that a panel of keys has no part in. */
@@ -545,6 +574,8 @@ static void column_chunk(backward *b, uint64_t end) {
         pack_items(b, FIRST, 1, d_k);
         pack_items(b, SECOND, d_k || d_q, is_wanted(l, TESS_ROLE_D_V));
     }
+    b->n_touched = d_q ? 0 : b->items;
+    b->at_once = CHUNK * PANEL / PREFETCHES / (end_key - first_key + 1) + 1;
     for (int32_t key = first_key; key < end_key; key += PANEL) {
         const cpu_span *span = &b->span[key / PANEL];
         const int32_t padded = round_up(span->end, GROUP), all = round_up(items.end, GROUP);
@@ -567,13 +598,16 @@ static void end_chunk(backward *b, uint32_t head, int32_t row, int32_t next) {
 }
 
 /* Adds rows [row, row + count) of a head to the chunk, which is worked off when it is full. */
-static void gather_rows(backward *b, uint32_t head, int32_t row, int32_t count, uint32_t bits) {
+static void gather_rows(backward *b, uint32_t head, int32_t row, int32_t count, int32_t more,
+                        uint32_t bits) {
     const size_t floats = (size_t)cpu_accumulator_floats(b->t.head_dim);
     const tess_launch *l = b->t.launch;
     const uint32_t sequence = b->column->sequence;
     const tess_sequence *s = &l->tables->sequences[sequence];
     const tess_tensor *q = &l->tensor[TESS_ROLE_Q], *d_o = &l->tensor[TESS_ROLE_D_O];
     float *accumulators = strip_accumulators(l, head, l->tables->first_strips[sequence]);
+    b->ahead_stride[FIRST] = q->stride_token * b->t.esize;
+    b->ahead_stride[SECOND] = d_o->stride_token * b->t.esize;
     while (count > 0) {
         const int32_t space = CHUNK - b->items, n = count < space ? count : space;
         b->run[b->n_runs++] =
@@ -592,8 +626,18 @@ static void gather_rows(backward *b, uint32_t head, int32_t row, int32_t count, 
         b->items += n;
         row += n;
         count -= n;
-        if (b->items == CHUNK) end_chunk(b, head, row, row);
+        if (b->items < CHUNK) continue;
+        b->n_ahead = count + more < CHUNK ? count + more : CHUNK;
+        b->n_prefetched = 0;
+        b->ahead[FIRST] = tensor_base(q) + q_offset(l, s, q, row, head) * b->t.esize;
+        b->ahead[SECOND] = tensor_base(d_o) + q_offset(l, s, d_o, row, head) * b->t.esize;
+        end_chunk(b, head, row, row);
     }
+}
+
+/* Whether the segment's rows follow each other. */
+static int is_interval(const backward *b, const tess_segment *g) {
+    return g->step == 0 && !(b->t.launch->tables->classes[g->cls].flags & TESS_CLASS_BITS);
 }
 
 static void segment_rows(backward *b, uint32_t head) {
@@ -604,10 +648,12 @@ static void segment_rows(backward *b, uint32_t head) {
         const tess_row_run run =
             tess_row_run_at(g, b->t.cls, &tables->sequences[b->column->sequence],
                             (uint32_t)b->t.launch->block, tables->entries, tables->bits, n);
-        gather_rows(b, head, run.row, (int32_t)run.rows, run.bits);
-        end = run.row + (int32_t)run.rows;
         n += run.taken;
+        gather_rows(b, head, run.row, (int32_t)run.rows,
+                    is_interval(b, g) ? (int32_t)(g->rows - n) : 0, run.bits);
+        end = run.row + (int32_t)run.rows;
     }
+    b->n_ahead = 0;
     end_chunk(b, head, end, INT32_MAX);
 }
 
@@ -616,9 +662,7 @@ static uint64_t first_of_segments(const backward *b, uint32_t n) {
     uint64_t first = UINT64_MAX;
     for (; n < b->column->segments; n++) {
         const tess_segment *g = &b->t.launch->tables->segments[b->column->segment + n];
-        const uint32_t flags = b->t.launch->tables->classes[g->cls].flags;
-        const int is_interval = g->step == 0 && !(flags & TESS_CLASS_BITS);
-        const uint64_t at = cpu_turn_at(g->head, is_interval ? g->row : 0);
+        const uint64_t at = cpu_turn_at(g->head, is_interval(b, g) ? g->row : 0);
         if (at < first) first = at;
     }
     return first;
@@ -641,10 +685,15 @@ static void find_panel(const backward *b, uint32_t role, int32_t first, int64_t 
 
 static void finish_keys(const backward *b, int which, uint32_t role, float factor) {
     const tess_launch *l = b->t.launch;
-    char *out[PANEL];
+    const int64_t size = gradient_size(l, TESS_PLAN_DKV_F32);
+    char *out[PANEL], *next[PANEL];
     if (!is_wanted(l, role)) return;
     for (int32_t key = 0; key < b->lanes; key += PANEL) {
-        find_panel(b, role, key, gradient_size(l, TESS_PLAN_DKV_F32), NULL, out);
+        find_panel(b, role, key, size, NULL, out);
+        find_panel(b, role, key + PANEL, size, NULL, next);
+        for (int32_t i = 0; i < PANEL && next[i]; i++)
+            for (int64_t at = 0; at < b->t.head_dim * size; at += 64)
+                __builtin_prefetch(next[i] + at, 1, 2);
         store_lanes(b, b->at.sums[which] + (size_t)key * b->t.m.o_elements, factor,
                     TESS_PLAN_DKV_F32, TESS_PLAN_DKV_ADD, out);
     }
