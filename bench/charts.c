@@ -104,29 +104,30 @@ static double nice_step(double range) {
 
 /* ------------------------------------------------------------------ series */
 
-/* What one colour stands for: a device, a kernel and a type. */
+/* What one colour stands for: a device, a kernel, a type, and whether it computes gradients. */
 typedef struct series {
-    int device;
+    int device, backward;
     uint32_t dtype;
     const char *kernel;
 } series;
 
 enum { MAX_SERIES = 64 };
 
+static int is_of(const bench_result *x, const series *s) {
+    return s->device == x->device && s->dtype == x->dtype && !s->backward == !x->backward &&
+           strcmp(s->kernel, x->kernel) == 0;
+}
+
 static int find_series(const series *list, int n, const bench_result *x) {
     for (int i = 0; i < n; i++)
-        if (list[i].device == x->device && list[i].dtype == x->dtype &&
-            strcmp(list[i].kernel, x->kernel) == 0)
-            return i;
+        if (is_of(x, &list[i])) return i;
     return n - 1; /* more series than a plot can tell apart share the last one */
 }
 
 static void add_series(series *list, int *n, const bench_result *x) {
     int i = find_series(list, *n, x);
-    if (*n == MAX_SERIES || (i >= 0 && list[i].device == x->device && list[i].dtype == x->dtype &&
-                             strcmp(list[i].kernel, x->kernel) == 0))
-        return;
-    list[(*n)++] = (series){x->device, x->dtype, x->kernel};
+    if (*n == MAX_SERIES || (i >= 0 && is_of(x, &list[i]))) return;
+    list[(*n)++] = (series){x->device, x->backward, x->dtype, x->kernel};
 }
 
 /* All series of a report in reading order, so that every plot gives one series the same colour. */
@@ -138,7 +139,8 @@ static int all_series(const bench_report *r, const int *order, series *list) {
 }
 
 static void series_name(const bench_report *r, const series *s, char *buffer, size_t size) {
-    snprintf(buffer, size, "%s, %s, %s", r->devices[s->device].id, s->kernel, dtype_name(s->dtype));
+    snprintf(buffer, size, "%s, %s, %s%s", r->devices[s->device].id, s->kernel,
+             dtype_name(s->dtype), s->backward ? ", gradients" : "");
 }
 
 static double legend_width(const char *name) { return 28 + 7.0 * (double)strlen(name) + 20; }
@@ -200,9 +202,15 @@ static int has_speedup(const bench_result *x) {
     return x->status == BENCH_OK && has_ideal(x) && plausible(x->speedup);
 }
 
+/* The family that a result is drawn with: gradients stand beside forward. */
+static const char *panel_of(const bench_result *x) {
+    return x->backward && strncmp(x->family, "bwd-", 4) == 0 ? x->family + 4 : x->family;
+}
+
 static int in_series(const bench_result *x, const char *family, const series *s) {
-    return strcmp(x->family, family) == 0 && x->device == s->device && x->dtype == s->dtype &&
-           (x->status != BENCH_OK || strcmp(x->kernel, s->kernel) == 0);
+    if (x->status == BENCH_OK) return strcmp(panel_of(x), family) == 0 && is_of(x, s);
+    return strcmp(panel_of(x), family) == 0 && x->device == s->device && x->dtype == s->dtype &&
+           !x->backward == !s->backward;
 }
 
 static double speedup_of(const bench_result *x) { return has_speedup(x) ? x->speedup : NAN; }
@@ -295,11 +303,11 @@ static void speedup_panel(const bench_report *r, const int *order, const char *f
     for (int i = 0; i < r->n_results; i++) {
         const bench_result *x = &r->results[order[i]];
         /* also where one point alone makes no line */
-        if (has_ideal(x) && strcmp(x->family, family) == 0) {
+        if (has_ideal(x) && strcmp(panel_of(x), family) == 0) {
             double px = at(&ax, (double)x->kv_len), py = at(&ay, x->ideal_speedup);
             line(f, px - 7, py, px + 7, py, "mean");
         }
-        if (!has_speedup(x) || strcmp(x->family, family) != 0) continue;
+        if (!has_speedup(x) || strcmp(panel_of(x), family) != 0) continue;
         char title[256];
         result_title(r, x, title, sizeof title);
         marker(f, find_series(list, n, x), at(&ax, (double)x->kv_len), at(&ay, x->speedup), title);
@@ -323,14 +331,14 @@ int chart_speedup(const bench_report *r, FILE *f) {
     n = all_series(r, order, list);
     for (int i = 0; i < r->n_results; i++) {
         const bench_result *x = &r->results[order[i]];
-        if (has_speedup(x) && (n_panels == 0 || strcmp(panels[n_panels - 1], x->family) != 0) &&
-            n_panels < MAX_PANELS)
-            panels[n_panels++] = x->family;
+        int known = 0;
+        for (int p = 0; p < n_panels; p++) known |= strcmp(panels[p], panel_of(x)) == 0;
+        if (has_speedup(x) && !known && n_panels < MAX_PANELS) panels[n_panels++] = panel_of(x);
     }
     for (int i = 0; i < r->n_results; i++) {
         const bench_result *x = &r->results[i];
         int shown = 0;
-        for (int p = 0; p < n_panels && !shown; p++) shown = strcmp(panels[p], x->family) == 0;
+        for (int p = 0; p < n_panels && !shown; p++) shown = strcmp(panels[p], panel_of(x)) == 0;
         if (!shown || !has_ideal(x)) continue;
         x_low = fmin(x_low, (double)x->kv_len);
         x_high = fmax(x_high, (double)x->kv_len);

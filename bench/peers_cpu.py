@@ -3,7 +3,7 @@
 """Times Tessera's CPU backend beside PyTorch in one process, against the speed to reach.
 
     python3 bench/peers_cpu.py --library build/libtessera.so [--cores 2] [--rounds 9]
-        [--dtypes fp32,bf16] [--s2-tokens 32768] [--kernel cpu/avx512] [--decode]
+        [--dtypes fp32,bf16] [--s2-tokens 32768] [--kernel cpu/avx512] [--decode | --backward]
 
 The process is pinned to the first cores that it may use. Contestants take turns, so that all see
 the same state of the machine. Before each turn the process rests until the thread pool of the one
@@ -12,7 +12,8 @@ Every result is checked before its time counts. Rates and ratios come from media
 stands beside them to tell the machine's noise. FLOPs count the two products of the kept (query,
 key) pairs, 4 * head_dim each. Needs PyTorch.
 
---decode times one new token instead (peers_cpu_decode.py), for which NumPy is enough.
+--decode times one new token instead (peers_cpu_decode.py), for which NumPy is enough;
+--backward gradients (peers_cpu_backward.py), with the five products' 10 * head_dim FLOPs a pair.
 """
 import argparse
 import math
@@ -97,12 +98,16 @@ def main():
     parser.add_argument("--s2-tokens", type=int, default=32768, help="0 leaves S2 out")
     parser.add_argument("--kernel", help="force one, such as cpu/avx512")
     parser.add_argument("--decode", action="store_true", help="one new token instead")
+    parser.add_argument("--backward", action="store_true", help="gradients instead")
     options = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))[:options.cores]
     os.sched_setaffinity(0, cores)  # before PyTorch starts its threads
     if options.decode:
         import peers_cpu_decode
         sys.exit(peers_cpu_decode.run(options, cores))
+    if options.backward:
+        import peers_cpu_backward
+        sys.exit(peers_cpu_backward.run(options, cores))
     import torch
     torch.set_num_threads(len(cores))
     torch.set_grad_enabled(False)

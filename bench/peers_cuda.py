@@ -6,6 +6,9 @@
         [--only PART,...] [--kernel cuda/sm90] [--beside OLD.so] [--json F]
     python3 bench/peers_cuda.py --library build/release/libtessera.so --sweep 200 [--seed 1]
         [--only NUMBER,...] [--seconds 200] [--json F]
+    python3 bench/peers_cuda.py --library build/release/libtessera.so --op bwd [--rounds 5]
+        [--only PART,...] [--kernel cuda/sm90] [--program build/release/cli/tessera] [--most 10]
+        [--json F] [--dry]
 
 Contestants take turns in one process. A turn is one untimed call and then as many as fill about
 20 ms between two events of the stream. Work under 0.3 ms is captured into a graph of several calls,
@@ -17,7 +20,11 @@ before its time counts. FLOPs count the two products of the kept pairs, 4 * head
 compared with its, and may be 1 % longer.
 
 --sweep times random shapes beside the best of PyTorch's kernels on the same dense shape
-(peers_sweep.py draws them) and prints the worst ratio last. Needs PyTorch with CUDA.
+(peers_sweep.py draws them) and prints the worst ratio last.
+
+--op bwd times gradients (peers_backward.py); --program names the tessera program, for the portable
+bodies, and --most the seconds that one run may take. Needs PyTorch with CUDA; --op bwd --dry runs
+every part in small on the CPU without.
 """
 
 import argparse
@@ -384,7 +391,17 @@ def main():
         help="start no further shape of the sweep after so long",
     )
     parser.add_argument("--json", help="write the ratios to this file")
+    parser.add_argument("--op", choices=("fwd", "bwd"), default="fwd")
+    parser.add_argument("--program", help="with --op bwd: the tessera program")
+    parser.add_argument(
+        "--most", type=float, default=10.0, help="with --op bwd: seconds of the longest run"
+    )
+    parser.add_argument("--dry", action="store_true", help="with --op bwd: in small on the CPU")
     options = parser.parse_args()
+    if options.op == "bwd":
+        import peers_backward
+
+        return peers_backward.run(options)
     bench = Bench(options)
     print(
         f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__},"

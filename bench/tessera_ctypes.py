@@ -62,7 +62,10 @@ PlanInfo = structure(
     (f64, "create_seconds"),
     (ctypes.c_char * 64, "kernel"),
     (u64, "step_bytes"),
-    (u32, "n_storage reserved"),
+    (u32, "n_storage few_tile_rows"),
+    (ctypes.c_char * 64, "few_kernel"),
+    (u64, "n_columns"),
+    (u32, "tile_keys reserved"),
 )
 Buffer = structure("Buffer", (u32, "kind reserved"), (u64, "handle offset size"))
 Tensor = structure("Tensor", (Buffer, "buffer"), (i64, "stride_batch stride_token stride_head"))
@@ -111,6 +114,8 @@ HOST, POINTER = 1, 2
 DEFAULT, SUBMIT = 0, 1
 DTYPES = {"fp32": 0, "fp16": 1, "bf16": 2}
 NEW_K, NEW_V = 6, 7  # roles
+FORWARD, BACKWARD = 0, 1
+ROLES = {"q": 0, "k": 1, "v": 2, "o": 3, "lse": 4, "d_o": 16, "d_q": 17, "d_k": 18, "d_v": 19}
 
 
 def pattern(kind, **fields):
@@ -132,6 +137,33 @@ class Plan:
 
     def __call__(self):
         self.tessera.call("tess_run", self.plan, ctypes.byref(self.run))
+
+    def bind(self, torch, tensors, stream=0, pools=""):
+        """The tensors of a run, by name, and a workspace. `pools`: those that are pools of pages,
+        [page, token, head, element]. `stream`: of CUDA."""
+        device = tensors["q"].device
+        work = torch.empty(self.info.workspace_bytes + 4096, dtype=torch.uint8, device=device)
+        run = RunDesc(struct_size=ctypes.sizeof(RunDesc))
+        for name, x in tensors.items():
+            tensor = Tensor()
+            if name in pools:
+                heads, size = x.shape[2:]
+                tensor = Tensor(self.buffer(x), x.shape[1] * heads * size, heads * size, size)
+            else:
+                self.tessera.call(
+                    "tess_plan_tensor",
+                    self.plan,
+                    ROLES[name],
+                    self.buffer(x),
+                    ctypes.byref(tensor),
+                    None,
+                )
+            setattr(run, name, tensor)
+        run.workspace = self.buffer(work)
+        run.workspace.offset = -work.data_ptr() % 4096
+        if stream:
+            run.stream = Stream(kind=SUBMIT, handle=stream)
+        self.run, self.keep = run, (work, tensors)
 
     def jobs(self, first, count):
         """A function that runs `count` jobs from `first` on. Merges are the last of all."""
@@ -307,32 +339,24 @@ class Tessera:
             kernel=self.kernel if kernel is None else kernel.encode() or None,
             **{"batch": batch, "q_len": tokens, "kv_len": kv_len} | more,
         )
-        info = plan.info
-        work = torch.empty(info.workspace_bytes + 4096, dtype=torch.uint8, device=q.device)
-        start = -work.data_ptr() % 4096
-        run = RunDesc(struct_size=ctypes.sizeof(RunDesc))
-        for role, field, x in ((0, "q", q), (1, "k", k), (2, "v", v), (3, "o", o)):
-            tensor = Tensor()
-            if field in "kv" and more.get("page"):  # pools: [page, token, head, element]
-                heads, size = x.shape[2:]
-                tensor.buffer = Buffer(kind=self.memory, handle=x.data_ptr(), size=x.nbytes)
-                tensor.stride_batch = x.shape[1] * heads * size
-                tensor.stride_token, tensor.stride_head = heads * size, size
-                setattr(run, field, tensor)
-                continue
-            self.call(
-                "tess_plan_tensor",
-                plan.plan,
-                role,
-                Buffer(kind=self.memory, handle=x.data_ptr(), size=x.nbytes),
-                ctypes.byref(tensor),
-                None,
-            )
-            setattr(run, field, tensor)
-        run.workspace = Buffer(
-            kind=self.memory, handle=work.data_ptr(), offset=start, size=work.nbytes
+        pools = "kv" if more.get("page") else ""
+        plan.bind(torch, {"q": q, "k": k, "v": v, "o": o}, stream, pools)
+        return plan, plan.info
+
+    def attention(self, torch, dtype, tensors, pattern, stream=0, kernel=None, **fields):
+        """A Plan on tensors by their names in ROLES: [batch, tokens, heads, head_dim], and LSE as
+        [batch, heads, tokens]. With op=BACKWARD it computes the gradients that are among them."""
+        batch, tokens, heads, head_dim = tensors["q"].shape
+        kv_len, kv_heads = tensors["k"].shape[1:3]
+        plan = self.create(
+            pattern,
+            heads,
+            kv_heads,
+            kv_len,
+            dtype=DTYPES[dtype],
+            head_dim=head_dim,
+            kernel=self.kernel if kernel is None else kernel.encode() or None,
+            **{"batch": batch, "q_len": tokens, "kv_len": kv_len} | fields,
         )
-        if stream:
-            run.stream = Stream(kind=SUBMIT, handle=stream)
-        plan.run, plan.keep = run, (work, q, k, v, o)
-        return plan, info
+        plan.bind(torch, tensors, stream)
+        return plan

@@ -20,6 +20,7 @@ typedef struct tune_shape {
     int sparse;                   /* 1: pattern s2, 0: dense */
     /* 1: one query row, for classes of few rows; 0: as many as keys */
     int few;
+    int backward; /* 1: gradients, of any number of rows */
     char line[256];
 } tune_shape;
 
@@ -44,7 +45,7 @@ typedef struct tune_result {
 } tune_result;
 
 /* Shapes for a kind of device ("cpu", "gpu", "software"); returns how many, at most TUNE_SHAPES. */
-enum { TUNE_SHAPES = 64 };
+enum { TUNE_SHAPES = 96 };
 int tune_shapes(const char *kind, int quick, tune_shape shapes[TUNE_SHAPES]);
 
 typedef struct tune_limits {

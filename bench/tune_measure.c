@@ -42,12 +42,14 @@ static void fill_line(const sizes *s, tune_shape *x) {
                  dtype_name(x->dtype), s->few_heads, s->few_kv_heads, x->head_dim, s->keys,
                  pattern);
     else
-        snprintf(x->line, sizeof x->line, "dtype=%s heads=%d kv_heads=%d head_dim=%d q_len=%d %s",
-                 dtype_name(x->dtype), s->heads, s->kv_heads, x->head_dim, s->tokens, pattern);
+        snprintf(x->line, sizeof x->line, "%sdtype=%s heads=%d kv_heads=%d head_dim=%d q_len=%d %s",
+                 x->backward ? "op=bwd " : "", dtype_name(x->dtype), s->heads, s->kv_heads,
+                 x->head_dim, s->tokens, pattern);
 }
 
 int tune_shapes(const char *kind, int quick, tune_shape shapes[TUNE_SHAPES]) {
     static const int few_dims[] = {64, 128, 0}, many_dims[] = {32, 64, 96, 128, 256, 0};
+    enum { CLASSES = 6 }; /* dense and sparse: many rows, few rows, gradients */
     const sizes *s = &all_sizes[0];
     int n = 0;
     for (size_t i = 0; i < sizeof all_sizes / sizeof *all_sizes; i++)
@@ -55,13 +57,14 @@ int tune_shapes(const char *kind, int quick, tune_shape shapes[TUNE_SHAPES]) {
     for (uint32_t dtype = TESS_F32; dtype <= TESS_BF16; dtype++) {
         int least = 1;
         for (const int *dim = quick ? few_dims : many_dims; *dim; least = *dim++ + 1)
-            for (int kind_of_class = 0; kind_of_class < 4 && n < TUNE_SHAPES; kind_of_class++) {
+            for (int which = 0; which < CLASSES && n < TUNE_SHAPES; which++) {
                 tune_shape *x = &shapes[n++];
                 *x = (tune_shape){.dtype = dtype,
                                   .head_dim = *dim,
                                   .least_head_dim = least,
-                                  .sparse = kind_of_class & 1,
-                                  .few = kind_of_class >> 1};
+                                  .sparse = which % 2,
+                                  .few = which / 2 == 1,
+                                  .backward = which / 2 == 2};
                 fill_line(s, x);
             }
     }
@@ -109,8 +112,11 @@ static int summarize(candidate *c) {
 }
 
 static uint64_t tensor_bytes(const problem *p) {
-    const uint64_t rows = 2 * (uint64_t)problem_q_tokens(p) * (uint64_t)p->heads +
-                          2 * (uint64_t)problem_kv_tokens(p) * (uint64_t)p->kv_heads;
+    /* Q, O, K and V; or with dO and the gradients */
+    const int backward = p->op == PROBLEM_BACKWARD;
+    const uint64_t rows =
+        (backward ? 4 : 2) * (uint64_t)problem_q_tokens(p) * (uint64_t)p->heads +
+        (backward ? 4 : 2) * (uint64_t)problem_kv_tokens(p) * (uint64_t)p->kv_heads;
     return rows * (uint64_t)p->head_dim * dtype_size(p->dtype);
 }
 

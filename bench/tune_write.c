@@ -74,12 +74,14 @@ static void write_rule(const bench_device *d, const tune_result *r, FILE *f) {
     pattern_of(d->arch, arch, sizeof arch);
     if (*name) fprintf(f, "device=%s ", name);
     if (*arch) fprintf(f, "arch=%s ", arch);
-    fprintf(f, "dtype=%s head_dim=%d..%d pattern=%s q_len=", dtype_name(r->shape.dtype),
+    fprintf(f, "dtype=%s head_dim=%d..%d pattern=%s ", dtype_name(r->shape.dtype),
             r->shape.least_head_dim, r->shape.head_dim, r->shape.sparse ? "s2" : "dense");
-    if (r->shape.few)
-        fprintf(f, "..%d", TUNE_FEW_ROWS);
+    if (r->shape.backward)
+        fputs("op=bwd", f);
+    else if (r->shape.few)
+        fprintf(f, "q_len=..%d", TUNE_FEW_ROWS);
     else
-        fprintf(f, "%d..", TUNE_FEW_ROWS + 1);
+        fprintf(f, "q_len=%d..", TUNE_FEW_ROWS + 1);
     fprintf(f, " kernel=%s basis=measured\n", kernels);
 }
 
@@ -117,8 +119,11 @@ int tune_table(const bench_report *report, const tune_result *results, int n_res
         table_cell(&t, "%s", dtype_name(r->shape.dtype));
         table_cell(&t, "%d..%d", r->shape.least_head_dim, r->shape.head_dim);
         table_cell(&t, "%s", r->shape.sparse ? "s2" : "dense");
-        table_cell(&t, r->shape.few ? "..%d" : "%d..",
-                   r->shape.few ? TUNE_FEW_ROWS : TUNE_FEW_ROWS + 1);
+        if (r->shape.backward)
+            table_cell(&t, "bwd");
+        else
+            table_cell(&t, r->shape.few ? "..%d" : "%d..",
+                       r->shape.few ? TUNE_FEW_ROWS : TUNE_FEW_ROWS + 1);
         table_cell(&t, "%s", first ? first->name : "-");
         table_cell(&t, "%s", first ? text_seconds(time, sizeof time, first->median) : "-");
         table_cell(&t, "%s", first ? percent(spread, sizeof spread, first) : "-");

@@ -132,8 +132,10 @@ tess_status tess_backward_count(tess_plan *plan, const tess_jobs *jobs, tess_col
     const tess_kernel *kernel = &plan->shares[0].kernel;
     tess_memory_plan *memory = &plan->memory;
     uint64_t strips = 0;
-    TESS_RETURN_IF_ERROR(tess_columns_create(columns, jobs, kernel->tile_keys, kernel->step_rows,
-                                             kernel->turns != 0));
+    TESS_RETURN_IF_ERROR(tess_columns_create(
+        columns, jobs, kernel->tile_keys, kernel->step_rows,
+        (kernel->turns ? TESS_COLUMNS_TURNS : 0) |
+            (plan->flags & TESS_PLAN_BATCH_INVARIANT ? TESS_COLUMNS_INVARIANT : 0)));
     TESS_RETURN_IF_ERROR(tess_columns_count(columns));
     columns->section_rows = section_rows(plan, columns);
     for (uint32_t n = 0; n < plan->n_sequences; n++)

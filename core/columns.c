@@ -573,7 +573,9 @@ static tess_status create_maps(tess_columns *x) {
 }
 
 tess_status tess_columns_create(tess_columns *x, const tess_jobs *jobs, uint32_t tile_keys,
-                                uint32_t step_rows, bool turns) {
+                                uint32_t step_rows, uint32_t flags) {
+    enum { INVARIANT_SHIFT = 6 }; /* steps of 64 rows, however long the longest column is */
+    const bool turns = flags & TESS_COLUMNS_TURNS;
     const tess_layout *layout = jobs->tiler->layout;
     const bool masked = layout->patterns[0].kind == TESS_HEAD_BLOCKS;
     const size_t heads = (size_t)layout->n_kv_heads, group = (size_t)layout->n_heads / heads;
@@ -591,6 +593,7 @@ tess_status tess_columns_create(tess_columns *x, const tess_jobs *jobs, uint32_t
         smaller(tile_keys / jobs->grid.block, masked ? MOST_MASKED_BLOCKS : MOST_BLOCKS);
     x->entries_at = jobs->tiler->n_entries;
     x->most = most_rows(jobs);
+    if (!turns && (flags & TESS_COLUMNS_INVARIANT)) x->order.shift = INVARIANT_SHIFT;
     x->run_start = tess_mem_alloc(x->runtime, (heads + 1) * sizeof *x->run_start, 64);
     x->residues = tess_mem_alloc(x->runtime, group * sizeof *x->residues, 64);
     if (!x->run_start || !x->residues ||

@@ -55,10 +55,16 @@ typedef struct tess_columns {
 /* Whether all patterns of the layout are read by intervals of rows, so that turns can be had. */
 bool tess_columns_turns(const tess_layout *layout);
 
-/* Prepares the count. `jobs` are counted already, and must outlive the columns. With `turns`, which
- * the layout has to allow, strips have step_rows rows. */
+enum {
+    TESS_COLUMNS_TURNS = 1, /* the layout has to allow them, and strips have step_rows rows */
+    /* The order of a kv head's columns is the same in every batch, since that of additions to dQ
+     * may follow from it. With turns it always is. */
+    TESS_COLUMNS_INVARIANT = 2
+};
+
+/* Prepares the count. `jobs` are counted already, and must outlive the columns. */
 tess_status tess_columns_create(tess_columns *columns, const tess_jobs *jobs, uint32_t tile_keys,
-                                uint32_t step_rows, bool turns);
+                                uint32_t step_rows, uint32_t flags);
 void tess_columns_release(tess_columns *columns);
 
 tess_status tess_columns_count(tess_columns *columns);

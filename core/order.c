@@ -11,7 +11,8 @@ enum { MAX_BUCKETS = 16384 };
 /* ------------------------------------------------------------------ the counting sort */
 
 bool tess_order_create(tess_order *order, tess_runtime *runtime, uint64_t most_blocks) {
-    while (most_blocks >> order->shift >= MAX_BUCKETS) order->shift++;
+    if (order->shift == 0)
+        while (most_blocks >> order->shift >= MAX_BUCKETS) order->shift++;
     order->n_buckets = (uint32_t)(most_blocks >> order->shift) + 1;
     order->bucket = tess_mem_alloc(runtime, order->n_buckets * sizeof *order->bucket, 64);
     return order->bucket != NULL;

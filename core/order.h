@@ -15,8 +15,8 @@ typedef struct tess_order {
     uint32_t n_used; /* the buckets from here on are empty since tess_order_end */
 } tess_order;
 
-/* Room to sort jobs of up to `most_blocks` key blocks; false without memory. *order is zero before.
- */
+/* Room to sort jobs of up to `most_blocks` key blocks; false without memory. *order is zero before
+ * but for its shift, which is kept where it is given. */
 bool tess_order_create(tess_order *order, tess_runtime *runtime, uint64_t most_blocks);
 void tess_order_release(tess_order *order, tess_runtime *runtime);
 

@@ -19,6 +19,7 @@
 #endif
 
 #include "fp_mode.h"
+#include "kernels/turns.h"
 
 /* The pool itself is not instrumented, so ThreadSanitizer has to be told where work is handed
  * over. */
@@ -47,6 +48,7 @@ typedef struct work {
     atomic_uint_fast64_t next;
     uint64_t end;
     uint32_t at_once; /* most jobs that take turns on a worker */
+    int takes_turns;  /* several workers add to dQ */
 } work;
 
 /* Whether two jobs are parts of one tile. */
@@ -109,12 +111,26 @@ static void do_jobs(void *context, size_t worker) {
         char *scratch = w->scratch + worker * w->thread_bytes;
         uint64_t apart;
         if (n >= w->end) break;
-        if (w->row->job) { /* of a stage of backward */
-            w->row->job(w->launch, n, scratch);
-            continue;
-        }
         const uint32_t count = taking_turns(w, w->launch->first_job, n, &apart);
         if (count > 0) w->row->jobs(w->launch, &w->launch->tables->jobs[n], count, apart, scratch);
+    }
+    if (w->row->leave) w->row->leave();
+    cpu_fp_leave(before);
+    HAND_OVER(w);
+}
+
+/* The same for a stage of backward. */
+static void do_stage(void *context, size_t worker) {
+    work *w = context;
+    TAKE_OVER(w);
+    const cpu_fp_mode before = cpu_fp_enter();
+    char *own = w->scratch + worker * w->thread_bytes;
+    cpu_turn *turn = w->takes_turns ? (cpu_turn *)(void *)own : NULL;
+    if (w->row->enter) w->row->enter();
+    for (uint64_t n;;) {
+        if (!turn) n = atomic_fetch_add_explicit(&w->next, 1, memory_order_relaxed);
+        if (turn ? !tess_cpu_turn_take(turn, w->launch, &w->next, w->end, &n) : n >= w->end) break;
+        w->row->job(w->launch, n, own, turn);
     }
     if (w->row->leave) w->row->leave();
     cpu_fp_leave(before);
@@ -257,6 +273,15 @@ static void run_attention(const cpu_device *d, const tess_launch *launch, work *
         spread(d->pool, do_merges, w, n_merges < d->threads ? n_merges : d->threads);
 }
 
+static void run_stage(const cpu_device *d, const tess_launch *launch, work *w) {
+    const uint64_t workers = launch->n_jobs < d->threads ? launch->n_jobs : d->threads;
+    w->thread_bytes = cpu_thread_bytes(w->row, launch->head_dim);
+    w->takes_turns = launch->stage == TESS_STAGE_COLUMNS && workers > 1 &&
+                     launch->tensor[TESS_ROLE_D_Q].buffer.kind != TESS_BUFFER_NONE;
+    if (w->takes_turns) tess_cpu_turns_begin(w->scratch, w->thread_bytes, (uint32_t)workers);
+    spread(d->pool, do_stage, w, workers);
+}
+
 tess_status tess_cpu_launch(void *device, const tess_launch *launch) {
     cpu_device *d = device;
     if (launch->stream.kind != TESS_STREAM_DEFAULT)
@@ -270,8 +295,7 @@ tess_status tess_cpu_launch(void *device, const tess_launch *launch) {
     w.end = launch->first_job + launch->n_jobs;
     w.scratch = (char *)(uintptr_t)(launch->workspace.handle + launch->workspace.offset);
     if (w.row->job) {
-        w.thread_bytes = cpu_thread_bytes(w.row, launch->head_dim);
-        spread(d->pool, do_jobs, &w, launch->n_jobs < d->threads ? launch->n_jobs : d->threads);
+        run_stage(d, launch, &w);
     } else if (w.row->item) {
         const uint64_t shares = (launch->n_jobs + ITEMS_AT_ONCE - 1) / ITEMS_AT_ONCE;
         spread(d->pool, do_items, &w, shares < d->threads ? shares : d->threads);

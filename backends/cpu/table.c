@@ -127,11 +127,12 @@ static tess_status prepare(const cpu_device *d, const cpu_row *row, const tess_k
     kernel->scratch_bytes = (uint64_t)d->threads * cpu_thread_bytes(row, key->head_dim);
     kernel->costs = costs_of(row, key, tile);
     if (!row->job) return TESS_OK;
-    kernel->stages = TESS_STAGE_DELTA | TESS_STAGE_ROWS | TESS_STAGE_COLUMNS;
+    kernel->stages = TESS_STAGE_DELTA | TESS_STAGE_COLUMNS | TESS_STAGE_FINISH;
     kernel->tile_keys = tile;
     kernel->step_rows = CPU_STEP_ROWS;
     kernel->strip_rows = CPU_STRIP_ROWS;
-    kernel->strip_bytes = CPU_STRIP_BYTES;
+    kernel->strip_bytes =
+        CPU_STRIP_ROWS * sizeof(float) * (2 + (uint64_t)cpu_accumulator_floats(key->head_dim));
     return TESS_OK;
 }
 

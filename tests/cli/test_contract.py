@@ -424,12 +424,12 @@ class Contract(CommandTest):
         env = {"TESSERA_BACKEND_PATH": library}
         done = self.succeed("tune", "--quick", "--backends", "outside", "--out", self.path("t"),
                             env=env)
-        self.assertEqual(done.out.count("outside has no kernel"), 24)
+        self.assertEqual(done.out.count("outside has no kernel"), 36)
         with open(self.path("t")) as file:
             lines = file.read().split("\n")
         self.assertEqual((lines[0], lines[-1]), ("tessera-tune 1", ""))
         self.assertEqual([line for line in lines[1:] if line and line[0] != "#"], [])
-        self.assertEqual(sum(line.startswith("#   no rule: ") for line in lines), 24)
+        self.assertEqual(sum(line.startswith("#   no rule: ") for line in lines), 36)
         env["TESSERA_TUNE_FILE"] = self.path("t")
         info = json.loads(self.succeed("info", "--json", env=env).out)
         self.assertEqual(info["tune_file_rules"], 0)

@@ -129,19 +129,30 @@ void test_gradient_repeats(void **state) {
     }
 }
 
+/* Many columns of few kv heads: threads that compute dQ of the same rows. */
+static const char *const shared_rows[] = {
+    "pattern=dense heads=1 head_dim=16 q_len=700 kv_len=2300",
+    "pattern=s2 block=16 local=3 stride=4 heads=4 kv_heads=2 head_dim=8 q_len=900 kv_len=900 "
+    "dtype=bf16",
+    "pattern=window left=200 right=100 sinks=40 causal=0 heads=2 kv_heads=1 head_dim=24 q_len=800 "
+    "kv_len=1500 dtype=f16",
+};
+enum { SHARED_ROWS = sizeof shared_rows / sizeof shared_rows[0] };
+
 void test_gradient_threads(void **state) {
     static const uint32_t threads[] = {1, 2, 5};
     const test_target *target = *state;
     if (strcmp(target->backend, "cpu") != 0) return;
     test_pretend_cpus(5);
-    for (int n = 0; n < LINES; n++) {
+    for (int n = 0; n < LINES + SHARED_ROWS; n++) {
+        const char *line = n < LINES ? lines[n] : shared_rows[n - LINES];
         fixture f, g;
-        if (!create(&f, target, target->device, lines[n])) continue;
+        if (!create(&f, target, target->device, line)) continue;
         for (size_t t = 0; t < sizeof threads / sizeof threads[0]; t++) {
             tess_runtime *runtime = test_runtime(threads[t]);
             tess_device *device = test_cpu(runtime);
             tess_runtime_release(runtime);
-            assert_int_equal(1, create(&g, target, device, lines[n]));
+            assert_int_equal(1, create(&g, target, device, line));
             for (int m = 0; m < GRADIENTS; m++)
                 rig_same_bits("with other threads", f.plain.d[m], g.plain.d[m], f.bytes[m]);
             release(&g);

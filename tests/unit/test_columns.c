@@ -254,6 +254,40 @@ static void test_known_groups(void **state) {
     instance_free(&c);
 }
 
+/* In batch-invariant plans a sequence's columns have the order that they have alone, also where a
+ * longer one makes the buckets of the sort coarse. */
+static void test_order_in_batches(void **state) {
+    (void)state;
+    const int32_t lengths[] = {20000, 1 << 21};
+    instance alone = {.tile_keys = 32, .step_rows = 64, .invariant = true}, both;
+    uint64_t found = 0;
+    alone.b.layout = make_layout(runtime,
+                                 &(tess_pattern){.struct_size = sizeof(tess_pattern),
+                                                 .kind = TESS_PATTERN_S2,
+                                                 .block = 16,
+                                                 .local = 8,
+                                                 .stride = 16},
+                                 4, 1, 1 << 21);
+    for (uint32_t s = 0; s < 2; s++)
+        alone.b.sequences[s] = (tess_sequence){.q_len = lengths[s], .kv_len = lengths[s]};
+    both = alone;
+    alone.b.n_sequences = 1;
+    both.b.n_sequences = 2;
+    instance_plan(&alone);
+    instance_plan(&both);
+    for (uint64_t n = 0; n < both.columns.n_columns; n++) {
+        if (both.out[n].sequence != 0) continue;
+        assert_true(found < alone.columns.n_columns);
+        assert_int_equal(alone.out[found].key, both.out[n].key);
+        assert_int_equal(alone.out[found].step, both.out[n].step);
+        found++;
+    }
+    assert_int_equal(alone.columns.n_columns, found);
+    both.b.layout = NULL;
+    instance_free(&both);
+    instance_free(&alone);
+}
+
 /* Columns are numbered with 32 bits; more are refused before they are counted. */
 static void test_too_many_columns(void **state) {
     (void)state;
@@ -263,7 +297,7 @@ static void test_too_many_columns(void **state) {
     tess_jobs jobs;
     tess_columns columns;
     assert_int_equal(TESS_OK, tess_jobs_create(&jobs, runtime, all, &s, 1, 16, 0));
-    assert_int_equal(TESS_OK, tess_columns_create(&columns, &jobs, 64, 64, false));
+    assert_int_equal(TESS_OK, tess_columns_create(&columns, &jobs, 64, 64, 0));
     assert_int_equal(TESS_ERROR_UNSUPPORTED, tess_columns_count(&columns));
     tess_columns_release(&columns);
     tess_jobs_release(&jobs);
@@ -282,7 +316,8 @@ static void test_failing_memory(void **state) {
         for (uint64_t at = 1;; at++) {
             heap.calls = 0;
             heap.fail_at = at;
-            tess_status status = tess_columns_create(&c.columns, &c.b.jobs, 16, 8, c.turns);
+            tess_status status =
+                tess_columns_create(&c.columns, &c.b.jobs, 16, 8, columns_flags(&c));
             if (status == TESS_OK) status = tess_columns_count(&c.columns);
             heap.fail_at = 0;
             tess_columns_release(&c.columns);
@@ -299,6 +334,6 @@ static void test_failing_memory(void **state) {
 int main(void) {
     return RUN_TESTS_BETWEEN(runtime_setup, runtime_teardown, TEST(test_against_formulas),
                              TEST(test_block_sizes), TEST(test_known_columns),
-                             TEST(test_known_groups), TEST(test_too_many_columns),
-                             TEST(test_failing_memory));
+                             TEST(test_known_groups), TEST(test_order_in_batches),
+                             TEST(test_too_many_columns), TEST(test_failing_memory));
 }

@@ -1,26 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Backward, in two passes over the pairs: dQ by tiles of rows, dK and dV by columns of keys. Either
- * way the tile stands still in lanes, transposed, and the other side comes by in chunks of items
- * (backward_products.inl). A first stage leaves two numbers of each row and head in the workspace:
- * LSE in exponents of 2, and Delta. An LSE of +inf makes P exactly 0.
+ * Backward, in one pass over the pairs. The keys of a column stand still in lanes, transposed, with
+ * their sums of dK and dV, and rows come by in chunks of items (backward_products.inl). dS of a
+ * chunk is kept for all keys of the column and multiplied with them once more; that is added to
+ * accumulators of dQ, which the columns of a kv head do in the order of their jobs (turns.h).
+ *
+ * A first stage leaves two numbers of each row and head in the workspace, LSE in exponents of 2 and
+ * Delta, and accumulators of 0. An LSE of +inf makes P exactly 0. A last one turns accumulators
+ * into dQ.
  */
 #include <tessera/tessera_column_walk.h>
 
 #include "backward_products.inl"
+#include "turns.h"
 
-/* Lanes of a tile: its operands and sums stay in the second-level cache. */
+/* Keys of a column: their operands and sums stay in the second-level cache. */
 #ifndef LANES
 #define LANES 256
 #endif
 
 uint32_t KERNEL(backward_lanes)(int32_t head_dim) { return head_dim <= 128 ? LANES : LANES / 2; }
 
+enum { PREFETCHES = 4 }; /* for each panel of a chunk: see prefetch_few */
+
 /* A row or key of the caller's is a row of x, or of y: Q and dO in the one, K and V in the other.
  */
 enum { FIRST, SECOND, BOTH };
 
-/* Which rows keep the key of a lane, by position; or which keys, in forward's way (task.m). */
+/* Which rows keep the key of a lane, by position. */
 typedef struct lane_bounds {
     int32_t *low, *high, *block; /* block: its bit in a segment's words */
 } lane_bounds;
@@ -31,26 +38,46 @@ typedef struct item_run {
     uint32_t bits;           /* blocks of the column that they read */
 } item_run;
 
+/* What the lanes of a panel have in common. */
+typedef struct panel_keys {
+    uint32_t blocks;
+    int32_t all; /* every lane is of the segment */
+    int32_t low_min, low_max, high_min, high_max;
+} panel_keys;
+
 /* The arrays of a job; those of job_memory that forward's functions work on come with them. */
 typedef struct backward_memory {
-    float *x[BOTH], *sums[BOTH];    /* of lanes */
-    float *y[BOTH], *columns[BOTH]; /* of items */
+    float *x[BOTH], *sums[BOTH];    /* of keys, in lanes */
+    float *keys;                    /* K once more, with elements in lanes: [d][word][PANEL] */
+    float *y[BOTH], *columns[BOTH]; /* of rows, which are items */
     float *s, *dp;
-    float *lse, *delta; /* of rows, which are lanes or items */
+    float *ds; /* of rows and all keys */
+    float *dq; /* what the chunk adds: [d][item][PANEL] */
+    float *lse, *delta;
 } backward_memory;
 
 typedef struct backward {
-    task t; /* launch, job, class and the bounds of rows in lanes */
+    task t; /* launch and class, for forward's functions */
     backward_memory at;
-    int32_t lanes;
+    cpu_turn *turn; /* NULL: nobody else adds to dQ */
+    int32_t lanes, ds_pitch;
     const char *rows[BOTH][CHUNK];
-    cpu_chunk chunk;
-    /* of columns */
+    float *accumulators[CHUNK]; /* of dQ; NULL: of a row that keeps no key */
     const tess_column *column;
     const tess_segment *segment;
     lane_bounds bounds;
+    panel_keys common[LANES / PANEL];
+    cpu_span span[LANES / PANEL];
     item_run run[CHUNK];
     int32_t items, n_runs;
+    /* Rows of Q and dO that come next; how many of them, and of the accumulators at hand, are
+     * prefetched already; and how many come after each product. */
+    const char *ahead[BOTH];
+    int64_t ahead_stride[BOTH];
+    int32_t n_ahead, n_prefetched, n_touched, at_once;
+    uint64_t later;           /* where the segments after this one begin, as a turn counts */
+    uint16_t infinite[LANES]; /* keys of which some element is not finite */
+    int32_t n_infinite;
 } backward;
 
 enum { BACKWARD_BYTES = (sizeof(backward) + 63) / 64 * 64 };
@@ -71,12 +98,14 @@ static size_t layout_backward(backward_memory *b, job_memory *m, int32_t head_di
         PART(b->y[n], (size_t)CHUNK * m->k_pitch);
         PART(b->columns[n], (size_t)CHUNK * WORD_OF(m->o_elements));
     }
+    PART(b->keys, WORD_OF(lanes) * (size_t)m->o_elements);
     PART(b->s, CHUNK * PANEL);
     PART(b->dp, CHUNK * PANEL);
+    PART(b->ds, CHUNK * ds_pitch(lanes));
+    PART(b->dq, CHUNK * (size_t)m->o_elements);
     PART(m->rows, VL * most);
-    PART(b->lse, lanes > CHUNK ? lanes : CHUNK);
-    PART(b->delta, lanes > CHUNK ? lanes : CHUNK);
-    PART(m->causal, lanes);
+    PART(b->lse, CHUNK);
+    PART(b->delta, CHUNK);
     PART(m->low, lanes);
     PART(m->high, lanes);
     PART(m->block, lanes);
@@ -87,23 +116,17 @@ static size_t layout_backward(backward_memory *b, job_memory *m, int32_t head_di
 size_t KERNEL(backward_scratch)(int32_t head_dim) {
     backward_memory at;
     job_memory m;
-    return BACKWARD_BYTES + layout_backward(&at, &m, head_dim, NULL);
+    return CPU_TURN_BYTES + BACKWARD_BYTES + layout_backward(&at, &m, head_dim, NULL);
 }
 
 static backward *begin_backward(const tess_launch *launch, void *scratch) {
-    backward *b = scratch;
+    backward *b = (void *)((char *)scratch + CPU_TURN_BYTES);
     task *t = &b->t;
     t->launch = launch;
     t->head_dim = launch->head_dim;
     t->esize = launch->dtype == TESS_F32 ? 4 : 2;
-    t->kv_esize = t->esize;
-    t->k_stride =
-        (int64_t)((uint64_t)launch->tensor[TESS_ROLE_K].stride_token * (uint64_t)t->esize);
-    t->v_stride =
-        (int64_t)((uint64_t)launch->tensor[TESS_ROLE_V].stride_token * (uint64_t)t->esize);
     t->scale_log2 = fabsf(launch->scale) * 1.44269504088896340736f;
-    layout_backward(&b->at, &t->m, launch->head_dim,
-                    (float *)(void *)((char *)scratch + BACKWARD_BYTES));
+    layout_backward(&b->at, &t->m, launch->head_dim, (float *)(void *)((char *)b + BACKWARD_BYTES));
     return b;
 }
 
@@ -114,6 +137,17 @@ static float *strip_floats(const tess_launch *l, int of_delta, uint32_t head, ui
     float *base = (float *)(uintptr_t)(l->workspace.handle + l->workspace.offset + l->strips_at);
     const uint64_t rows = (uint64_t)l->n_strips * CPU_STRIP_ROWS;
     return base + ((of_delta ? l->n_heads : 0) + (uint64_t)head) * rows + strip * CPU_STRIP_ROWS;
+}
+
+/* The accumulator of dQ of a strip's first row. */
+static float *strip_accumulators(const tess_launch *l, uint32_t head, uint64_t strip) {
+    const uint64_t rows = (uint64_t)l->n_strips * CPU_STRIP_ROWS;
+    return strip_floats(l, 0, 2 * (uint32_t)l->n_heads, 0) +
+           (head * rows + strip * CPU_STRIP_ROWS) * (uint64_t)cpu_accumulator_floats(l->head_dim);
+}
+
+static int is_wanted(const tess_launch *l, uint32_t role) {
+    return l->tensor[role].buffer.kind != TESS_BUFFER_NONE;
 }
 
 /* The element of a tensor that is addressed as Q is, in elements. */
@@ -154,6 +188,9 @@ static void strip_job(backward *b, uint64_t n) {
                   rows = left < CPU_STRIP_ROWS ? left : CPU_STRIP_ROWS;
     for (uint32_t head = 0; head < l->n_heads; head++) {
         float *lse_out = strip_floats(l, 0, head, n), *delta = strip_floats(l, 1, head, n);
+        if (is_wanted(l, TESS_ROLE_D_Q))
+            memset(strip_accumulators(l, head, n), 0,
+                   (size_t)rows * (size_t)cpu_accumulator_floats(l->head_dim) * sizeof(float));
         for (int64_t r = 0; r < rows; r++) {
             const int64_t row = strip->row + r;
             const float x = ((const float *)tensor_base(lse))[q_offset(l, s, lse, row, head)];
@@ -242,141 +279,49 @@ static int64_t gradient_size(const tess_launch *l, uint32_t is_f32) {
     return l->dtype == TESS_F32 || l->gradients & is_f32 ? 4 : 2;
 }
 
-/* ------------------------------------------------------------------ dQ */
+/* ------------------------------------------------------------------ dQ from its accumulators */
 
-/* dS of rows in lanes over dP, from S. */
-static void row_pairs(const backward *b, int32_t first_row, int32_t from, int32_t to) {
-    const vf scale = vset(b->t.scale_log2);
-    vf lse[NV], delta[NV];
-    vi dead[NV];
-    for (int v = 0; v < NV; v++) {
-        lse[v] = vload(b->at.lse + first_row + v * VL);
-        delta[v] = vload(b->at.delta + first_row + v * VL);
-        dead[v] = (vi)(lse[v] == INFINITY);
-    }
-    for (int32_t i = from; i < to; i += 1 + PAIRS) UNROLL
-    for (int v = 0; v < NV; v++) {
-        vf ds[1 + PAIRS];
-        UNROLL
-        for (int n = 0; n < 1 + PAIRS; n++) {
-            const size_t at = (size_t)(i + n) * PANEL + v * VL;
-            const vf p = vexp2(vload(b->at.s + at) * scale - lse[v]);
-            ds[n] = vselect(dead[v], vset(0.0f), p * (vload(b->at.dp + at) - delta[v]));
+static void finish_job(backward *b, uint64_t n) {
+    const tess_launch *l = b->t.launch;
+    const tess_strip *strip = &l->tables->strips[n];
+    const tess_sequence *s = &l->tables->sequences[strip->sequence];
+    const tess_tensor *d_q = &l->tensor[TESS_ROLE_D_Q];
+    const int64_t left = (int64_t)s->q_len - strip->row,
+                  rows = left < CPU_STRIP_ROWS ? left : CPU_STRIP_ROWS,
+                  size = gradient_size(l, TESS_PLAN_DQ_F32);
+    for (uint32_t head = 0; head < l->n_heads; head++) {
+        const float *sums = strip_accumulators(l, head, n);
+        for (int64_t r = 0; r < rows; r++, sums += cpu_accumulator_floats(l->head_dim)) {
+            float *row = b->t.m.rows;
+            for (int32_t d = 0; d < l->head_dim; d += VL)
+                vstore(row + d, vload_any(sums + d) * l->scale);
+            store_gradient(l, TESS_PLAN_DQ_F32, TESS_PLAN_DQ_ADD,
+                           tensor_base(d_q) + q_offset(l, s, d_q, strip->row + r, head) * size,
+                           row);
         }
-#if PAIRS
-        vstore(b->at.dp + (size_t)(i / 2) * PANEL + v * VL, vpair_results(ds[0], ds[1]));
-#else
-        vstore(b->at.dp + (size_t)i * PANEL + v * VL, ds[0]);
-#endif
     }
 }
 
-/* Scores of items past the end of a span, up to which P is computed, count for nothing. */
-static int32_t pad_scores(const backward *b, int32_t end) {
-    const int32_t padded = round_up(end, TILES ? GROUP : 1 + PAIRS);
-    for (int32_t i = end; i < padded; i++)
-        for (int v = 0; v < NV; v++) vstore(b->at.s + (size_t)i * PANEL + v * VL, vset(-INFINITY));
-    return padded;
+/* ------------------------------------------------------------------ a chunk of rows */
+
+/* Scores of items past the end of a span, up to which P is computed, count for nothing, and neither
+ * does what their V and dO hold. */
+static void pad_scores(const backward *b, int32_t end) {
+    for (int32_t i = end; i < round_up(end, GROUP); i++)
+        for (int v = 0; v < NV; v++) {
+            vstore(b->at.s + (size_t)i * PANEL + v * VL, vset(-INFINITY));
+            vstore(b->at.dp + (size_t)i * PANEL + v * VL, vset(0.0f));
+        }
 }
 
-static void pack_items(const backward *b, int which, int32_t items, int as_rows, int as_columns) {
+static void pack_items(const backward *b, int which, int as_rows, int as_columns) {
     const job_memory *m = &b->t.m;
+    const int32_t items = round_up(b->items, GROUP);
     if (as_rows || !PAIRS)
         pack_rows(m, b->t.launch->dtype, b->t.head_dim, b->rows[which], items, b->at.y[which]);
     if (as_columns)
         pack_columns(m, b->t.head_dim, b->rows[which], b->at.y[which], items, b->at.columns[which]);
 }
-
-static void find_keys(backward *b) {
-    const cpu_chunk *chunk = &b->chunk;
-    for (int32_t n = 0; n < chunk->n_runs; n++)
-        for (int32_t i = 0; i < chunk->run[n].count; i++) {
-            b->rows[FIRST][chunk->run[n].at + i] = chunk->run[n].k + i * b->t.k_stride;
-            b->rows[SECOND][chunk->run[n].at + i] = chunk->run[n].v + i * b->t.v_stride;
-        }
-    for (int32_t i = chunk->keys; i < round_up(chunk->keys, GROUP); i++)
-        b->rows[FIRST][i] = b->rows[SECOND][i] = zero_row;
-}
-
-/* All panels against the keys of the chunk. */
-static void row_chunk(backward *b) {
-    task *t = &b->t;
-    const job_memory *m = &t->m;
-    const int32_t sinks = t->cls->flags & TESS_CLASS_WINDOW ? t->cls->sinks : 0;
-    find_keys(b);
-    pack_items(b, FIRST, b->chunk.keys, 1, 1);
-    pack_items(b, SECOND, b->chunk.keys, 1, 0);
-    for (int32_t row = 0; row < t->rows; row += PANEL) {
-        panel_bounds(t, row);
-        panel_chunk x = {.row = row, .chunk = &b->chunk, .s = b->at.s};
-        x.span = cpu_panel_span(&b->chunk, &t->panel, sinks);
-        if (x.span.end == 0) continue;
-        if (x.span.first % GROUP != 0) {
-            x.span.first -= x.span.first % GROUP;
-            x.span.masked = 1;
-        }
-        score_items(m, b->at.y[FIRST], b->at.x[FIRST] + (size_t)row * m->q_words, x.span.first,
-                    x.span.end, b->at.s);
-        score_items(m, b->at.y[SECOND], b->at.x[SECOND] + (size_t)row * m->q_words, x.span.first,
-                    x.span.end, b->at.dp);
-        if (x.span.masked) mask_scores(t, row, &x);
-        const int32_t end = pad_scores(b, x.span.end);
-        row_pairs(b, row, x.span.first, end);
-        sum_items(b->at.columns[FIRST], b->at.dp, x.span.first, end, t->head_dim,
-                  b->at.sums[FIRST] + (size_t)row * m->o_elements);
-    }
-}
-
-/* Rows of a panel of a tile, of Q and dO; those of rows without keys are not looked at. */
-static void begin_rows(backward *b, int32_t first) {
-    const task *t = &b->t;
-    const tess_launch *l = t->launch;
-    const tess_tensor *q = &l->tensor[TESS_ROLE_Q], *d_o = &l->tensor[TESS_ROLE_D_O];
-    const char *rows[BOTH][PANEL];
-    for (int32_t i = 0; i < PANEL; i++) {
-        const int32_t r = first + i;
-        rows[FIRST][i] = rows[SECOND][i] = zero_row;
-        b->at.lse[r] = INFINITY;
-        b->at.delta[r] = 0;
-        if (r >= t->rows) continue;
-        row_numbers(l, t->job->sequence, t->job->head + (uint32_t)(r / t->job->rows),
-                    t->job->row + (uint32_t)(r % t->job->rows), &b->at.lse[r], &b->at.delta[r]);
-        if (b->at.lse[r] == INFINITY) continue;
-        rows[FIRST][i] = tensor_base(q) + row_offset(t, q, r) * t->esize;
-        rows[SECOND][i] = tensor_base(d_o) + row_offset(t, d_o, r) * t->esize;
-    }
-    pack_lanes(b, rows[FIRST], l->scale < 0, b->at.x[FIRST] + (size_t)first * t->m.q_words);
-    pack_lanes(b, rows[SECOND], 0, b->at.x[SECOND] + (size_t)first * t->m.q_words);
-}
-
-static void finish_rows(const backward *b, int32_t first) {
-    const task *t = &b->t;
-    const tess_tensor *d_q = &t->launch->tensor[TESS_ROLE_D_Q];
-    char *out[PANEL];
-    for (int32_t i = 0; i < PANEL; i++)
-        out[i] = first + i < t->rows
-                     ? tensor_base(d_q) + row_offset(t, d_q, first + i) *
-                                              gradient_size(t->launch, TESS_PLAN_DQ_F32)
-                     : NULL;
-    store_lanes(b, b->at.sums[FIRST] + (size_t)first * t->m.o_elements, t->launch->scale,
-                TESS_PLAN_DQ_F32, TESS_PLAN_DQ_ADD, out);
-}
-
-static void row_job(backward *b, const tess_job *job) {
-    task *t = &b->t;
-    t->job = job;
-    t->cls = &t->launch->tables->classes[job->cls];
-    t->rows = (int32_t)job->rows * job->heads;
-    b->lanes = round_up(t->rows, PANEL);
-    place_rows(t, b->lanes);
-    for (int32_t row = 0; row < b->lanes; row += PANEL) begin_rows(b, row);
-    memset(b->at.sums[FIRST], 0, (size_t)b->lanes * t->m.o_elements * sizeof(float));
-    cpu_walk_start(&t->walk, t->launch, job);
-    while (cpu_walk_next(&t->walk, &b->chunk, CHUNK)) row_chunk(b);
-    for (int32_t row = 0; row < b->lanes; row += PANEL) finish_rows(b, row);
-}
-
-/* ------------------------------------------------------------------ dK and dV */
 
 /* The rows that keep the key of each lane: those at positions [low, high], if its block's bit is
  * set in the word of the rows. Lanes that are not of the segment have none. */
@@ -407,13 +352,6 @@ static void place_keys(backward *b) {
         b->bounds.high[k] = clamp_int32(high);
     }
 }
-
-/* What the lanes of a panel have in common. */
-typedef struct panel_keys {
-    uint32_t blocks;
-    int32_t all; /* every lane is of the segment */
-    int32_t low_min, low_max, high_min, high_max;
-} panel_keys;
 
 static panel_keys common_of(const backward *b, int32_t first) {
     const lane_bounds *at = &b->bounds;
@@ -484,8 +422,10 @@ static void mask_items(const backward *b, int32_t first_key, const cpu_span *spa
     }
 }
 
-/* P over S and dS over dP, of rows as items. */
-static void key_pairs(const backward *b, int32_t from, int32_t to, const int wants_ds) {
+/* P over S and dS over dP, of rows as items, in pairs where the products take pairs. Where dQ is
+ * wanted, dS of a row also goes beside those of other keys. */
+INLINE void key_pairs(const backward *b, int32_t key, int32_t from, int32_t to, const int wants_ds,
+                      const int wants_dq) {
     const vf scale = vset(b->t.scale_log2);
     for (int32_t i = from; i < to; i += 1 + PAIRS) UNROLL
     for (int v = 0; v < NV; v++) {
@@ -495,6 +435,9 @@ static void key_pairs(const backward *b, int32_t from, int32_t to, const int wan
             const size_t at = (size_t)(i + n) * PANEL + v * VL;
             p[n] = vexp2(vload(b->at.s + at) * scale - vset(b->at.lse[i + n]));
             if (wants_ds) ds[n] = p[n] * (vload(b->at.dp + at) - vset(b->at.delta[i + n]));
+            if (wants_dq)
+                store_operands(b->at.ds + (size_t)(i + n) * b->ds_pitch + WORD_OF(key + v * VL),
+                               ds[n]);
         }
         const size_t at = (size_t)(i / (1 + PAIRS)) * PANEL + v * VL;
 #if PAIRS
@@ -507,54 +450,164 @@ static void key_pairs(const backward *b, int32_t from, int32_t to, const int wan
     }
 }
 
-static int is_wanted(const tess_launch *l, uint32_t role) {
-    return l->tensor[role].buffer.kind != TESS_BUFFER_NONE;
+/*
+ * Rows of the caller are often pages apart, where no hardware prefetcher goes (list_prefetches),
+ * and accumulators come from memory where there are many heads. A few of the next rows, and of the
+ * accumulators that this chunk will need, are prefetched between products.
+ */
+static void prefetch_few(backward *b) {
+    const int32_t row_bytes = b->t.head_dim * (int32_t)b->t.esize;
+    for (int32_t i = 0; i < b->at_once && b->n_prefetched < b->n_ahead; i++, b->n_prefetched++)
+        for (int n = FIRST; n < BOTH; n++) {
+            const char *row = b->ahead[n] + b->n_prefetched * b->ahead_stride[n];
+            for (int32_t at = 0; at < row_bytes; at += 64) __builtin_prefetch(row + at, 0, 2);
+        }
+    for (int32_t i = 0; i < b->at_once && b->n_touched < b->items; i++, b->n_touched++) {
+        const float *sums = b->accumulators[b->n_touched];
+        for (int32_t d = 0; sums && d < b->t.head_dim; d += 16) __builtin_prefetch(sums + d, 1, 2);
+    }
 }
 
-/* All panels of keys against the rows that are gathered. */
-static void column_chunk(backward *b) {
+/* A panel of keys against the rows that are gathered: the scores, and all products but dQ's. */
+static void panel_chunk_of_rows(backward *b, int32_t key, const cpu_span *span, int d_q) {
     const task *t = &b->t;
     const job_memory *m = &t->m;
     const int d_k = is_wanted(t->launch, TESS_ROLE_D_K), d_v = is_wanted(t->launch, TESS_ROLE_D_V);
+    const int32_t padded = round_up(span->end, GROUP),
+                  end = round_up(span->end, TILES ? GROUP : 1 + PAIRS);
+    score_items(b->at.y[FIRST], (size_t)m->k_pitch, b->at.x[FIRST] + (size_t)key * m->q_words,
+                m->words, span->first, span->end, b->at.s);
+    prefetch_few(b);
+    if (d_k || d_q)
+        score_items(b->at.y[SECOND], (size_t)m->k_pitch, b->at.x[SECOND] + (size_t)key * m->q_words,
+                    m->words, span->first, span->end, b->at.dp);
+    prefetch_few(b);
+    if (span->masked) mask_items(b, key, span);
+    pad_scores(b, span->end);
+    if (d_q)
+        key_pairs(b, key, span->first, padded, 1, 1);
+    else if (d_k)
+        key_pairs(b, key, span->first, padded, 1, 0);
+    else
+        key_pairs(b, key, span->first, padded, 0, 0);
+    if (d_k)
+        sum_items(b->at.columns[FIRST], b->at.dp, span->first, end, t->head_dim,
+                  b->at.sums[FIRST] + (size_t)key * m->o_elements);
+    prefetch_few(b);
+    if (d_v)
+        sum_items(b->at.columns[SECOND], b->at.s, span->first, end, t->head_dim,
+                  b->at.sums[SECOND] + (size_t)key * m->o_elements);
+    prefetch_few(b);
+}
+
+/* dS of items that a panel of keys has no part in. */
+static void clear_ds(const backward *b, int32_t key, int32_t from, int32_t to) {
+    for (int32_t i = from; i < to; i++)
+        memset(b->at.ds + (size_t)i * b->ds_pitch + WORD_OF(key), 0,
+               WORD_OF(PANEL) * sizeof(float));
+}
+
+/* Gives NaN to rows that keep a key with an element that is not finite. The others have a dS of 0
+ * there, which must not meet that element. */
+static void spoil_rows(const backward *b, int32_t first_key, int32_t end_key,
+                       const cpu_span *items) {
+    for (int32_t n = 0; n < b->n_infinite; n++) {
+        const int32_t key = b->infinite[n];
+        if (key < first_key || key >= end_key) continue;
+        for (int32_t i = items->first; i < items->end; i++) {
+            const float *ds = b->at.ds + (size_t)i * b->ds_pitch;
+#if PAIRS
+            const int is_zero = (((const uint16_t *)(const void *)ds)[key] & 0x7fff) == 0;
+#else
+            const int is_zero = ds[key] == 0;
+#endif
+            for (int32_t d = 0; d < b->t.head_dim && !is_zero; d++)
+                b->at.dq[(size_t)(d / PANEL * CHUNK + i) * PANEL + d % PANEL] = NAN;
+        }
+    }
+}
+
+/* Adds dS K of the keys [first_key, end_key) to the accumulators of the items. */
+static void add_rows(backward *b, uint64_t end, int32_t first_key, int32_t end_key,
+                     const cpu_span *items) {
+    const job_memory *m = &b->t.m;
+    const int32_t first_word = WORD_OF(first_key), words = WORD_OF(end_key) - first_word,
+                  all_words = WORD_OF(b->lanes);
+    for (int32_t d = 0; d < m->o_elements; d += PANEL)
+        score_items(b->at.ds + first_word, (size_t)b->ds_pitch,
+                    b->at.keys + (size_t)d * all_words + (size_t)first_word * PANEL, words,
+                    items->first, items->end, b->at.dq + (size_t)d * CHUNK);
+    if (b->n_infinite) spoil_rows(b, first_key, end_key, items);
+    if (b->turn) tess_cpu_turn_wait(b->turn, end);
+    for (int32_t i = items->first; i < items->end; i++) {
+        float *sums = b->accumulators[i];
+        for (int32_t d = 0; sums && d < b->t.head_dim; d += PANEL) {
+            const float *dq = b->at.dq + (size_t)(d / PANEL * CHUNK + i) * PANEL;
+            for (int32_t at = 0; at < PANEL && d + at < b->t.head_dim; at += VL)
+                vstore_any(sums + d + at, vload_any(sums + d + at) + vload(dq + at));
+        }
+    }
+}
+
+/* All panels of keys against the rows that are gathered, the last of which end at `end`. */
+static void column_chunk(backward *b, uint64_t end) {
+    const tess_launch *l = b->t.launch;
+    const int d_q = is_wanted(l, TESS_ROLE_D_Q), d_k = is_wanted(l, TESS_ROLE_D_K);
+    int32_t first_key = b->lanes, end_key = 0;
+    cpu_span items = {CHUNK, 0, 0};
     if (b->items == 0) return;
     for (int32_t i = b->items; i < round_up(b->items, GROUP); i++) {
         b->rows[FIRST][i] = b->rows[SECOND][i] = zero_row;
+        b->accumulators[i] = NULL;
         b->at.lse[i] = INFINITY;
         b->at.delta[i] = 0;
     }
-    pack_items(b, FIRST, b->items, 1, d_k);
-    pack_items(b, SECOND, b->items, d_k, d_v);
     for (int32_t key = 0; key < b->lanes; key += PANEL) {
-        const panel_keys common = common_of(b, key);
-        const cpu_span span = span_of(b, &common);
+        const cpu_span span = b->span[key / PANEL] = span_of(b, &b->common[key / PANEL]);
         if (span.end == 0) continue;
-        score_items(m, b->at.y[FIRST], b->at.x[FIRST] + (size_t)key * m->q_words, span.first,
-                    span.end, b->at.s);
-        if (d_k)
-            score_items(m, b->at.y[SECOND], b->at.x[SECOND] + (size_t)key * m->q_words, span.first,
-                        span.end, b->at.dp);
-        if (span.masked) mask_items(b, key, &span);
-        const int32_t end = pad_scores(b, span.end);
-        if (d_k)
-            key_pairs(b, span.first, end, 1);
-        else
-            key_pairs(b, span.first, end, 0);
-        if (d_k)
-            sum_items(b->at.columns[FIRST], b->at.dp, span.first, end, t->head_dim,
-                      b->at.sums[FIRST] + (size_t)key * m->o_elements);
-        if (d_v)
-            sum_items(b->at.columns[SECOND], b->at.s, span.first, end, t->head_dim,
-                      b->at.sums[SECOND] + (size_t)key * m->o_elements);
+        if (first_key > key) first_key = key;
+        end_key = key + PANEL;
+        if (span.first < items.first) items.first = span.first;
+        if (span.end > items.end) items.end = span.end;
     }
+    if (end_key > 0) {
+        pack_items(b, FIRST, 1, d_k);
+        pack_items(b, SECOND, d_k || d_q, is_wanted(l, TESS_ROLE_D_V));
+    }
+    b->n_touched = d_q ? 0 : b->items;
+    b->at_once = CHUNK * PANEL / PREFETCHES / (end_key - first_key + 1) + 1;
+    for (int32_t key = first_key; key < end_key; key += PANEL) {
+        const cpu_span *span = &b->span[key / PANEL];
+        const int32_t padded = round_up(span->end, GROUP), all = round_up(items.end, GROUP);
+        if (d_q) {
+            clear_ds(b, key, items.first, span->end ? span->first : items.first);
+            clear_ds(b, key, span->end ? padded : items.first, all);
+        }
+        if (span->end) panel_chunk_of_rows(b, key, span, d_q);
+    }
+    if (d_q && end_key > 0) add_rows(b, end, first_key, end_key, &items);
     b->items = b->n_runs = 0;
 }
 
+/* Works the chunk off, whose last row is before `row`. In this segment, rows of the head before
+ * `next` are done then. */
+static void end_chunk(backward *b, uint32_t head, int32_t row, int32_t next) {
+    const uint64_t at = cpu_turn_at(head, next);
+    column_chunk(b, cpu_turn_at(head, row));
+    if (b->turn) tess_cpu_turn_done(b->turn, at < b->later ? at : b->later);
+}
+
 /* Adds rows [row, row + count) of a head to the chunk, which is worked off when it is full. */
-static void gather_rows(backward *b, uint32_t head, int32_t row, int32_t count, uint32_t bits) {
+static void gather_rows(backward *b, uint32_t head, int32_t row, int32_t count, int32_t more,
+                        uint32_t bits) {
+    const size_t floats = (size_t)cpu_accumulator_floats(b->t.head_dim);
     const tess_launch *l = b->t.launch;
     const uint32_t sequence = b->column->sequence;
     const tess_sequence *s = &l->tables->sequences[sequence];
     const tess_tensor *q = &l->tensor[TESS_ROLE_Q], *d_o = &l->tensor[TESS_ROLE_D_O];
+    float *accumulators = strip_accumulators(l, head, l->tables->first_strips[sequence]);
+    b->ahead_stride[FIRST] = q->stride_token * b->t.esize;
+    b->ahead_stride[SECOND] = d_o->stride_token * b->t.esize;
     while (count > 0) {
         const int32_t space = CHUNK - b->items, n = count < space ? count : space;
         b->run[b->n_runs++] =
@@ -563,6 +616,7 @@ static void gather_rows(backward *b, uint32_t head, int32_t row, int32_t count, 
             const int32_t at = b->items + i;
             row_numbers(l, sequence, head, (uint32_t)(row + i), &b->at.lse[at], &b->at.delta[at]);
             const int is_dead = b->at.lse[at] == INFINITY;
+            b->accumulators[at] = is_dead ? NULL : accumulators + (size_t)(row + i) * floats;
             b->rows[FIRST][at] =
                 is_dead ? zero_row : tensor_base(q) + q_offset(l, s, q, row + i, head) * b->t.esize;
             b->rows[SECOND][at] =
@@ -572,21 +626,46 @@ static void gather_rows(backward *b, uint32_t head, int32_t row, int32_t count, 
         b->items += n;
         row += n;
         count -= n;
-        if (b->items == CHUNK) column_chunk(b);
+        if (b->items < CHUNK) continue;
+        b->n_ahead = count + more < CHUNK ? count + more : CHUNK;
+        b->n_prefetched = 0;
+        b->ahead[FIRST] = tensor_base(q) + q_offset(l, s, q, row, head) * b->t.esize;
+        b->ahead[SECOND] = tensor_base(d_o) + q_offset(l, s, d_o, row, head) * b->t.esize;
+        end_chunk(b, head, row, row);
     }
+}
+
+/* Whether the segment's rows follow each other. */
+static int is_interval(const backward *b, const tess_segment *g) {
+    return g->step == 0 && !(b->t.launch->tables->classes[g->cls].flags & TESS_CLASS_BITS);
 }
 
 static void segment_rows(backward *b, uint32_t head) {
     const tess_tables *tables = b->t.launch->tables;
     const tess_segment *g = b->segment;
+    int32_t end = 0;
     for (uint32_t n = 0; n < g->rows;) {
         const tess_row_run run =
             tess_row_run_at(g, b->t.cls, &tables->sequences[b->column->sequence],
                             (uint32_t)b->t.launch->block, tables->entries, tables->bits, n);
-        gather_rows(b, head, run.row, (int32_t)run.rows, run.bits);
         n += run.taken;
+        gather_rows(b, head, run.row, (int32_t)run.rows,
+                    is_interval(b, g) ? (int32_t)(g->rows - n) : 0, run.bits);
+        end = run.row + (int32_t)run.rows;
     }
-    column_chunk(b);
+    b->n_ahead = 0;
+    end_chunk(b, head, end, INT32_MAX);
+}
+
+/* Before which rows no segment from number n on has any. */
+static uint64_t first_of_segments(const backward *b, uint32_t n) {
+    uint64_t first = UINT64_MAX;
+    for (; n < b->column->segments; n++) {
+        const tess_segment *g = &b->t.launch->tables->segments[b->column->segment + n];
+        const uint64_t at = cpu_turn_at(g->head, is_interval(b, g) ? g->row : 0);
+        if (at < first) first = at;
+    }
+    return first;
 }
 
 /* The rows of K, V or of their gradients of a panel of keys; `none` where there are none. */
@@ -606,12 +685,34 @@ static void find_panel(const backward *b, uint32_t role, int32_t first, int64_t 
 
 static void finish_keys(const backward *b, int which, uint32_t role, float factor) {
     const tess_launch *l = b->t.launch;
-    char *out[PANEL];
+    const int64_t size = gradient_size(l, TESS_PLAN_DKV_F32);
+    char *out[PANEL], *next[PANEL];
     if (!is_wanted(l, role)) return;
     for (int32_t key = 0; key < b->lanes; key += PANEL) {
-        find_panel(b, role, key, gradient_size(l, TESS_PLAN_DKV_F32), NULL, out);
+        find_panel(b, role, key, size, NULL, out);
+        find_panel(b, role, key + PANEL, size, NULL, next);
+        for (int32_t i = 0; i < PANEL && next[i]; i++)
+            for (int64_t at = 0; at < b->t.head_dim * size; at += 64)
+                __builtin_prefetch(next[i] + at, 1, 2);
         store_lanes(b, b->at.sums[which] + (size_t)key * b->t.m.o_elements, factor,
                     TESS_PLAN_DKV_F32, TESS_PLAN_DKV_ADD, out);
+    }
+}
+
+/* Finds the keys of a panel with an element that is not finite. dQ's product gets zeros for them:
+ * see spoil_rows. */
+static void find_infinite(backward *b, int32_t key, int32_t count, char *zero, char **rows) {
+    const job_memory *m = &b->t.m;
+    const int32_t padded = round_up(b->t.head_dim, VL);
+    for (int32_t i = 0; i < PANEL && i < count; i++) {
+        vf sum = vset(0.0f);
+        memset(m->rows + padded - VL, 0, VL * sizeof(float));
+        load_row(b->t.launch->dtype, rows[i], b->t.head_dim, m->rows);
+        for (int32_t d = 0; d < padded; d += VL) sum += vload(m->rows + d) * 0.0f;
+        if (vany((vi)(sum != sum))) { /* NOLINT(misc-redundant-expression): true where it is NaN */
+            b->infinite[b->n_infinite++] = (uint16_t)(key + i);
+            rows[i] = zero;
+        }
     }
 }
 
@@ -623,11 +724,20 @@ static void column_job(backward *b, const tess_column *column) {
     b->column = column;
     b->lanes = round_up(column->keys, PANEL);
     b->items = b->n_runs = 0;
+    b->ds_pitch = (int32_t)ds_pitch((size_t)b->lanes);
+    b->n_infinite = 0;
     b->bounds = (lane_bounds){t->m.low, t->m.high, t->m.block};
+    if (b->turn) tess_cpu_turn_done(b->turn, first_of_segments(b, 0));
     for (int32_t key = 0; key < b->lanes && column->segments; key += PANEL) {
         find_panel(b, TESS_ROLE_K, key, t->esize, zero, rows);
         pack_lanes(b, (const char *const *)rows, l->scale < 0,
                    b->at.x[FIRST] + (size_t)key * t->m.q_words);
+        if (is_wanted(l, TESS_ROLE_D_Q)) {
+            find_infinite(b, key, column->keys - key, zero, rows);
+            pack_pairs_of_keys(&t->m, l->dtype, t->head_dim, (const char *const *)rows,
+                               b->at.keys + (size_t)WORD_OF(key) * PANEL,
+                               (size_t)WORD_OF(b->lanes) * PANEL);
+        }
         find_panel(b, TESS_ROLE_V, key, t->esize, zero, rows);
         pack_lanes(b, (const char *const *)rows, 0, b->at.x[SECOND] + (size_t)key * t->m.q_words);
     }
@@ -635,7 +745,10 @@ static void column_job(backward *b, const tess_column *column) {
     for (uint32_t n = 0; n < column->segments; n++) {
         b->segment = &l->tables->segments[column->segment + n];
         t->cls = &l->tables->classes[b->segment->cls];
+        b->later = first_of_segments(b, n + 1);
         place_keys(b);
+        for (int32_t key = 0; key < b->lanes; key += PANEL)
+            b->common[key / PANEL] = common_of(b, key);
         for (uint32_t head = 0; head < b->segment->heads; head++)
             segment_rows(b, b->segment->head + head);
     }
@@ -645,11 +758,12 @@ static void column_job(backward *b, const tess_column *column) {
 
 /* ------------------------------------------------------------------ a job */
 
-void KERNEL(backward_job)(const tess_launch *launch, uint64_t n, void *scratch) {
+void KERNEL(backward_job)(const tess_launch *launch, uint64_t n, void *scratch, cpu_turn *turn) {
     backward *b = begin_backward(launch, scratch);
+    b->turn = turn;
     switch (launch->stage) {
     case TESS_STAGE_DELTA: strip_job(b, n); break;
-    case TESS_STAGE_ROWS: row_job(b, &launch->tables->jobs[n]); break;
+    case TESS_STAGE_FINISH: finish_job(b, n); break;
     default: column_job(b, &launch->tables->columns[n]); break;
     }
 }

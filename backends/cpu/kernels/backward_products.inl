@@ -1,14 +1,58 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The products of backward. One side of a pair stands still, in lanes (panels of rows for dQ, of
- * keys for dK and dV), and the other side comes by as items, in chunks:
- *     S[item][lane] = Y[item][word] * X[word][lane]
- *     A[d][lane]   += W[d][item] * P[item][lane]
- * X and A lie as Q and O do in forward, Y as packed K, W as packed V.
+ * The products of backward. Keys stand still in lanes, in panels, and rows come by as items, in
+ * chunks:
+ *     S[item][lane] = Y[item][word] * X[word][lane]     and dP likewise
+ *     A[d][lane]   += W[d][item] * P[item][lane]        dK and dV
+ *     D[item][d]    = P[item][word] * Z[word][d]        dQ, words of keys: the first product again
+ * X and A lie as Q and O do in forward, Y as packed K, W as packed V. Z is K with a panel of
+ * elements in lanes.
  */
 
 /* What stands for a row that is not there. */
 static const char zero_row[256 * sizeof(float)];
+
+/* Words from one item to the next in dS of all lanes: more than they are keeps the rows of a
+ * register block out of each other's cache sets. */
+INLINE size_t ds_pitch(size_t lanes) { return WORD_OF(lanes) + 16; }
+
+/* VL elements as the first product takes them. */
+INLINE void store_operands(float *out, vf x) {
+#if PAIRS && VL == 16 && defined(__AVX512BF16__)
+    const __m256i words = (__m256i)_mm512_cvtneps_pbh((__m512)x);
+    memcpy(out, &words, sizeof words);
+#elif PAIRS
+    vto_bf16((uint16_t *)(void *)out, x);
+#else
+    vstore(out, x);
+#endif
+}
+
+/* The rows of a panel of keys as the right operand of dQ's product. `apart`: floats from one panel
+ * of elements to the next. */
+static void pack_pairs_of_keys(const job_memory *m, uint32_t dtype, int32_t head_dim,
+                               const char *const *rows, float *packed, size_t apart) {
+    float *row = m->rows;
+    memset(row + head_dim, 0, (size_t)(m->o_elements - head_dim) * sizeof(float));
+    for (int32_t i = 0; i < PANEL; i += 1 + PAIRS) {
+#if PAIRS
+        (void)dtype;
+        for (int32_t d = 0; d < head_dim; d += 8) {
+            uint16_t even[8], odd[8];
+            uint32_t both[8];
+            memcpy(even, rows[i] + 2 * d, sizeof even);
+            memcpy(odd, rows[i + 1] + 2 * d, sizeof odd);
+            for (int32_t j = 0; j < 8; j++) both[j] = (uint32_t)odd[j] << 16 | even[j];
+            memcpy(row + d, both, sizeof both);
+        }
+#else
+        load_row(dtype, rows[i], head_dim, row);
+#endif
+        for (int32_t d = 0; d < m->o_elements; d += PANEL)
+            memcpy(packed + (size_t)(d / PANEL) * apart + (size_t)WORD_OF(i) * PANEL, row + d,
+                   PANEL * sizeof(float));
+    }
+}
 
 /* Rows as the left operand of the first product. Items up to a whole group are there. */
 static void pack_rows(const job_memory *m, uint32_t dtype, int32_t head_dim,
@@ -30,18 +74,18 @@ static void pack_columns(const job_memory *m, int32_t head_dim, const char *cons
 }
 
 /* 32 items against the panel. */
-INLINE void score_tiles(const job_memory *m, const float *y, const float *x, float *s) {
+INLINE void score_tiles(const float *y, size_t y_pitch, const float *x, int32_t words, float *s) {
     TILE_STATE;
-    const size_t pitch = (size_t)m->k_pitch * sizeof(float);
+    const size_t pitch = y_pitch * sizeof(float);
     TILE_ZERO(0);
     TILE_ZERO(1);
     TILE_ZERO(2);
     TILE_ZERO(3);
-    for (int32_t w = 0; w < m->words; w += 16) {
+    for (int32_t w = 0; w < words; w += 16) {
         TILE_LOAD(6, x + (size_t)w * PANEL, ROW_BYTES);
         TILE_LOAD(7, x + (size_t)w * PANEL + 16, ROW_BYTES);
         TILE_LOAD_ONCE(4, y + w, pitch);
-        TILE_LOAD_ONCE(5, y + (size_t)16 * m->k_pitch + w, pitch);
+        TILE_LOAD_ONCE(5, y + 16 * y_pitch + w, pitch);
         TILE_DOT(0, 4, 6);
         TILE_DOT(1, 4, 7);
         TILE_DOT(2, 5, 6);
@@ -77,10 +121,10 @@ INLINE void sum_tiles(const float *w, const float *p, int32_t from, int32_t to, 
     TILE_STORE(3, sums + 16 * PANEL + 16, ROW_BYTES);
 }
 
-static void score_items(const job_memory *m, const float *y, const float *x, int32_t from,
+static void score_items(const float *y, size_t pitch, const float *x, int32_t words, int32_t from,
                         int32_t to, float *s) {
     for (int32_t i = from; i < to; i += GROUP)
-        score_tiles(m, y + (size_t)i * m->k_pitch, x, s + (size_t)i * PANEL);
+        score_tiles(y + (size_t)i * pitch, pitch, x, words, s + (size_t)i * PANEL);
 }
 
 static void sum_items(const float *w, const float *p, int32_t from, int32_t to, int32_t head_dim,
@@ -119,13 +163,12 @@ static void pack_columns(const job_memory *m, int32_t head_dim, const char *cons
 #endif
 }
 
-static void score_items(const job_memory *m, const float *y, const float *x, int32_t from,
+static void score_items(const float *y, size_t pitch, const float *x, int32_t words, int32_t from,
                         int32_t to, float *s) {
     vf most[NV];
     for (int v = 0; v < NV; v++) most[v] = vset(0.0f);
     for (int32_t i = from; i < to; i += KB)
-        score_block(y + (size_t)i * m->k_pitch, (size_t)m->k_pitch, x, m->words,
-                    s + (size_t)i * PANEL, most, NV);
+        score_block(y + (size_t)i * pitch, pitch, x, words, s + (size_t)i * PANEL, most, NV);
 }
 
 static void sum_items(const float *w, const float *p, int32_t from, int32_t to, int32_t head_dim,

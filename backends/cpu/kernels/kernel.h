@@ -23,16 +23,15 @@ typedef size_t (*cpu_scratch_fn)(int32_t head_dim);
 /* Most packed rows of a job. */
 typedef uint32_t (*cpu_rows_fn)(int32_t head_dim);
 
-/* Does job n of the launch's stage of TESS_OP_BACKWARD. `scratch` as above. */
-typedef void (*cpu_job_fn)(const tess_launch *launch, uint64_t n, void *scratch);
+/* Does job n of the launch's stage of TESS_OP_BACKWARD. `scratch` as above; its first bytes are the
+ * worker's turn. `turn` is the same where several workers add to dQ, else NULL. */
+typedef struct cpu_turn cpu_turn;
+typedef void (*cpu_job_fn)(const tess_launch *launch, uint64_t n, void *scratch, cpu_turn *turn);
 
 /* Of backward: rows that a column works on together, about; and rows of a strip, for each of which
- * a run keeps LSE and Delta of every head. */
-enum {
-    CPU_STEP_ROWS = 64,
-    CPU_STRIP_ROWS = 32,
-    CPU_STRIP_BYTES = 2 * CPU_STRIP_ROWS * sizeof(float)
-};
+ * a run keeps LSE, Delta and an accumulator of dQ of every head. */
+enum { CPU_STEP_ROWS = 64, CPU_STRIP_ROWS = 32 };
+static inline int32_t cpu_accumulator_floats(int32_t head_dim) { return (head_dim + 15) / 16 * 16; }
 
 /* Prepares the calling thread before its first job of a launch and tidies it after the last one
  * (AMX tile state); may be NULL. */
@@ -43,7 +42,8 @@ typedef void (*cpu_thread_fn)(void);
                                 uint64_t apart, void *scratch);                                  \
     size_t tess_cpu_##name##_scratch(int32_t head_dim);                                          \
     uint32_t tess_cpu_##name##_rows(int32_t head_dim);                                           \
-    void tess_cpu_##name##_backward_job(const tess_launch *launch, uint64_t n, void *scratch);   \
+    void tess_cpu_##name##_backward_job(const tess_launch *launch, uint64_t n, void *scratch,    \
+                                        cpu_turn *turn);                                         \
     size_t tess_cpu_##name##_backward_scratch(int32_t head_dim);                                 \
     uint32_t tess_cpu_##name##_backward_lanes(int32_t head_dim)
 CPU_DECLARE_KERNEL(portable);

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients on the CPU beside PyTorch's scaled_dot_product_attention: peers_cpu.py --backward."""
+
+import statistics
+
+import torch
+
+from peers_cpu import ratio, show, take_turns
+from peers_gradients import Layer
+from tessera_ctypes import DENSE, S2, Tessera, pattern
+
+BARS = {"fp32": 1.15, "bf16": 1.3}  # over PyTorch; bf16 where there is AMX
+SAVING = 0.85  # of the ideal one
+
+
+def has_amx():
+    flags = next((line for line in open("/proc/cpuinfo") if line.startswith("flags")), "")
+    return "amx_bf16" in flags.split()
+
+
+def run(options, cores):
+    torch.set_num_threads(len(cores))
+    print(f"AMX: {'yes' if has_amx() else 'no'}; PyTorch {torch.__version__}")
+    tessera = Tessera(options.library, "cpu:0", len(cores), options.kernel)
+    for dtype in options.dtypes.split(","):
+        beside_torch(tessera, dtype, options, len(cores))
+        if options.s2_tokens:
+            saving(tessera, dtype, options)
+
+
+def beside_torch(tessera, dtype, options, threads):
+    heads, head_dim, tokens = 8, 128, options.tokens
+    layer = Layer(tessera, (1, heads, heads, head_dim, tokens), pattern(DENSE), dtype, "cpu")
+    plan = layer.backward()
+    flops, name = plan.info.flops, f"Tessera ({plan.info.kernel.decode()})"
+    q, k, v = layer.leaves()
+    o = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    peer = layer.of_autograd(o, q, k, v)
+    layer.check_peer("PyTorch", peer())
+    a, b = torch.randn(2048, 2048).to(q.dtype), torch.randn(2048, 2048).to(q.dtype)
+    forward = f"Tessera's forward ({layer.forward.info.kernel.decode()})"
+    contestants = [
+        (f"PyTorch GEMM 2048^3 {dtype}", 2.0 * 2048**3, lambda: torch.mm(a, b)),
+        ("PyTorch SDPA", flops, peer),
+        (forward, layer.forward.info.flops, layer.forward),
+        (name, flops, plan),
+    ]
+    print(
+        f"\ngradients, {dtype}, {heads} heads, head_dim {head_dim}, {tokens} tokens; workspace"
+        f" {plan.info.workspace_bytes / threads / 2**20:.2f} MiB per thread"
+    )
+    rates = show(contestants, take_turns(contestants, options.rounds))
+    without = "" if dtype == "fp32" or has_amx() else ", without AMX"
+    ratio(f"Tessera / SDPA{without}", rates[name] / rates["PyTorch SDPA"], BARS[dtype])
+    print(f"    Tessera / its own forward, FLOP/s: {rates[name] / rates[forward]:.3f}")
+
+
+def saving(tessera, dtype, options):
+    shape = (1, 16, 16, 128, options.s2_tokens)
+    plans = [
+        Layer(tessera, shape, wanted, dtype, "cpu").backward()
+        for wanted in (pattern(DENSE), pattern(S2, block=64, local=8, stride=16))
+    ]
+    names = ("Tessera, dense", "Tessera, S2 B=64 L=8 V=16")
+    contestants = [(name, plan.info.flops, plan) for name, plan in zip(names, plans)]
+    print(f"\ngradients, {dtype}, 16 heads, head_dim 128, {options.s2_tokens} tokens")
+    seconds = take_turns(contestants, max(1, options.rounds // 3))
+    show(contestants, seconds)
+    dense, sparse = (statistics.median(seconds[name]) for name in names)
+    ideal = plans[0].info.flops / plans[1].info.flops
+    print(f"    saving {dense / sparse:.2f} of ideally {ideal:.2f}")
+    ratio("saving / ideal saving", dense / sparse / ideal, SAVING)
