@@ -20,6 +20,26 @@ static tess_status bind(tess_vk_run *run, uint32_t binding, const char *name,
     return TESS_OK;
 }
 
+/* Without 16-bit access kernels move words of two elements, so rows begin at whole words. */
+static tess_status check_pairs(const tess_vk_run *run, const char *name, const tess_tensor *t) {
+    const tess_vk_device *d = run->device;
+    const struct {
+        const char *name;
+        uint64_t value, step;
+    } places[] = {{"buffer.offset", t->buffer.offset, 4},
+                  {"stride_batch", (uint64_t)t->stride_batch, 2},
+                  {"stride_token", (uint64_t)t->stride_token, 2},
+                  {"stride_head", (uint64_t)t->stride_head, 2}};
+    for (size_t n = 0; n < sizeof places / sizeof *places; n++)
+        if (places[n].value % places[n].step)
+            return d->host->fail(d->host, TESS_ERROR_UNSUPPORTED,
+                                 "%s.%s: must be a multiple of %llu without "
+                                 "storageBuffer16BitAccess, got %llu",
+                                 name, places[n].name, (unsigned long long)places[n].step,
+                                 (unsigned long long)places[n].value);
+    return TESS_OK;
+}
+
 _Static_assert(TESS_STORAGE_BUFFERS == TESS_PORTABLE_BUFFERS &&
                    TESS_BINDINGS == TESS_BIND_TENSORS + TESS_PORTABLE_TENSORS &&
                    (int)TESS_PAGING_TENSORS <= (int)TESS_PORTABLE_TENSORS,
@@ -39,8 +59,12 @@ tess_status tess_vk_bind(tess_vk_run *run) {
     for (uint32_t n = 0; n < count; n++) {
         const tess_portable_tensor *t = &tensors[n];
         const uint32_t item = tess_portable_item(l, t);
-        TESS_RETURN_IF_ERROR(bind(run, TESS_BIND_TENSORS + n, tess_portable_name(l, t),
-                                  &l->tensor[t->role].buffer, l->bytes[t->role], item));
+        const tess_tensor *tensor = &l->tensor[t->role];
+        const char *name = tess_portable_name(l, t);
+        if (item == 2 && !run->device->found.storage_16bit && l->bytes[t->role])
+            TESS_RETURN_IF_ERROR(check_pairs(run, name, tensor));
+        TESS_RETURN_IF_ERROR(
+            bind(run, TESS_BIND_TENSORS + n, name, &tensor->buffer, l->bytes[t->role], item));
     }
     TESS_RETURN_IF_ERROR(bind(run, TESS_BIND_TABLES, "tables of the plan", &l->tables->device,
                               l->tables->device.size, 4));

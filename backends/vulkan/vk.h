@@ -17,6 +17,8 @@
 enum {
     VK_MOST_DEVICES = 16,
     VK_DTYPES = 3,
+    VK_PAIRS = VK_DTYPES, /* the module of both 16-bit types that reads words of two elements */
+    VK_MODULES = 4,
     VK_VARIANTS = 3, /* of pipelines: each row's for tiles, and those for few rows */
     VK_WORKSPACE_ALIGN = 256,
 };

@@ -27,6 +27,7 @@
     X(failed, const char *, (void))                           \
     X(pretend, void, (int device_kind, unsigned most_groups)) \
     X(pretend_buffers, void, (unsigned most))                 \
+    X(pretend_wide_only, void, (int is))                      \
     X(pretend_vendor, void, (unsigned vendor))                \
     X(submits, long, (void))                                  \
     X(rows, long, (void))                                     \
@@ -391,6 +392,50 @@ static void test_few_buffers(void **state) {
     tess_runtime_release(runtime);
 }
 
+/* Elements of 16 bits on a device whose buffers have none: words of two, so rows that begin at an
+ * odd element are refused by name. */
+static void test_wide_only(void **state) {
+    (void)state;
+    static const char line[] = "pattern=dense heads=2 q_len=9 kv_len=40 head_dim=8 dtype=bf16";
+    const tess_runtime_desc desc = {.struct_size = sizeof desc, .log = test_log_nothing};
+    const tess_device_desc open = {.struct_size = sizeof open, .id = "vulkan"};
+    shim.reset(0, 0, 0);
+    for (int wide_only = 0; wide_only < 2; wide_only++) {
+        tess_runtime *runtime = NULL;
+        tess_device *device = NULL;
+        problem p;
+        instance x;
+        instance_verdict verdict;
+        char error[256];
+        shim.pretend_wide_only(wide_only);
+        assert_int_equal(problem_parse(&p, line, error, sizeof error), 0);
+        assert_ok(tess_runtime_create(&desc, &runtime));
+        assert_ok(tess_device_open(runtime, &open, &device));
+        assert_ok(instance_create(&x, device, &p, NULL, INSTANCE_GUARDS | INSTANCE_POISON));
+        assert_ok(instance_run(&x, NULL));
+        assert_ok(instance_fetch(&x));
+        instance_check(&x, 0, &verdict);
+        assert_true(verdict.pass);
+        const tess_status wanted = wide_only ? TESS_ERROR_UNSUPPORTED : TESS_OK;
+        x.run.k.buffer.offset += 2;
+        assert_int_equal(tess_run(x.plan, &x.run), wanted);
+        if (wide_only)
+            assert_error_has("k.buffer.offset: must be a multiple of 4 without "
+                             "storageBuffer16BitAccess, got ");
+        x.run.k.buffer.offset -= 2;
+        x.run.k.stride_token++;
+        assert_int_equal(tess_run(x.plan, &x.run), wanted);
+        if (wide_only)
+            assert_error_has("k.stride_token: must be a multiple of 2 without "
+                             "storageBuffer16BitAccess, got 17");
+        instance_release(&x);
+        tess_device_release(device);
+        tess_runtime_release(runtime);
+        problem_free(&p);
+    }
+    shim.pretend_wide_only(0);
+}
+
 /* What one process compiled the next one finds on disk. */
 static void test_cache(void **state) {
     (void)state;
@@ -487,6 +532,6 @@ int main(int argc, char **argv) {
         return cmocka_run_group_tests(again_tests, NULL, NULL);
     }
     return RUN_TESTS(TEST(test_no_failure), TEST(test_submissions), TEST(test_cache),
-                     TEST(test_tune), TEST(test_few_buffers), TEST(test_host_memory),
-                     TEST(test_out_of_memory), TEST(test_lost));
+                     TEST(test_tune), TEST(test_few_buffers), TEST(test_wide_only),
+                     TEST(test_host_memory), TEST(test_out_of_memory), TEST(test_lost));
 }
