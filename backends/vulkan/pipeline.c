@@ -72,7 +72,7 @@ static const module prepare_module = MODULE(prepare);
 
 tess_status tess_vk_layouts_create(tess_vk_device *d) {
     vk_binding bindings[TESS_BINDINGS];
-    for (uint32_t n = 0; n < TESS_BINDINGS; n++)
+    for (uint32_t n = 0; n <= d->storage_buffers; n++)
         bindings[n] =
             (vk_binding){.binding = n,
                          .kind = n == TESS_BIND_ARGS ? TVK_DESCRIPTOR_UNIFORM_BUFFER_DYNAMIC
@@ -80,7 +80,7 @@ tess_status tess_vk_layouts_create(tess_vk_device *d) {
                          .count = 1,
                          .stages = TVK_SHADER_STAGE_COMPUTE};
     const vk_set_layout_create_info set = {.type = TVK_TYPE_DESCRIPTOR_SET_LAYOUT_CREATE_INFO,
-                                           .count = TESS_BINDINGS,
+                                           .count = d->storage_buffers + 1,
                                            .bindings = bindings};
     vk_result result = d->vk.CreateDescriptorSetLayout(d->device, &set, NULL, &d->set_layout);
     if (result != TVK_SUCCESS) {
@@ -154,15 +154,32 @@ typedef struct constants {
     uint32_t dims, rows, keys, threads, dtype;
 } constants;
 
-static tess_status create(tess_vk_device *d, const module *m, const constants *c,
+static vk_result make_shader(const tess_vk_device *d, const module *m, vk_handle *shader) {
+    const vk_shader_module_create_info info = {
+        .type = TVK_TYPE_SHADER_MODULE_CREATE_INFO, .bytes = m->bytes, .code = m->code};
+    return d->vk.CreateShaderModule(d->device, &info, NULL, shader);
+}
+
+/* A shader whose bindings are those of the device. */
+static vk_result make_placed(const tess_vk_device *d, uint32_t op, const module *m,
+                             vk_handle *shader) {
+    if (d->storage_buffers == TESS_STORAGE_BUFFERS) return make_shader(d, m, shader);
+    uint32_t *code = d->host->alloc(d->host, m->bytes, 64);
+    if (!code) return TVK_ERROR_OUT_OF_HOST_MEMORY;
+    memcpy(code, m->code, m->bytes);
+    tess_vk_slots_place(d->slots[tess_vk_family(op)], code, m->bytes / 4);
+    const vk_result result = make_shader(d, &(module){code, m->bytes}, shader);
+    d->host->free(d->host, code, m->bytes);
+    return result;
+}
+
+static tess_status create(tess_vk_device *d, uint32_t op, const module *m, const constants *c,
                           vk_handle *pipeline) {
     static const vk_specialization_entry entries[] = {
         {0, 0, 4}, {1, 4, 4}, {2, 8, 4}, {3, 12, 4}, {4, 16, 4}};
     const vk_specialization_info specialization = {5, entries, sizeof(constants), c};
-    const vk_shader_module_create_info code = {
-        .type = TVK_TYPE_SHADER_MODULE_CREATE_INFO, .bytes = m->bytes, .code = m->code};
     vk_handle shader = 0, made = 0;
-    vk_result result = d->vk.CreateShaderModule(d->device, &code, NULL, &shader);
+    vk_result result = make_placed(d, op, m, &shader);
     if (result != TVK_SUCCESS)
         return tess_vk_fail(d->host, result, "vkCreateShaderModule", "a kernel");
     const vk_compute_pipeline_create_info info = {
@@ -184,12 +201,12 @@ static tess_status create(tess_vk_device *d, const module *m, const constants *c
 }
 
 /* Of modules for each type, the one that this device runs for c.dtype. */
-static tess_status find(tess_vk_device *d, const module *modules, constants c, vk_handle *kept,
-                        vk_handle *pipeline) {
+static tess_status find(tess_vk_device *d, uint32_t op, const module *modules, constants c,
+                        vk_handle *kept, vk_handle *pipeline) {
     const int pairs = c.dtype != TESS_F32 && !d->found.storage_16bit;
     pthread_mutex_lock(&d->pipeline_lock);
     const tess_status status =
-        *kept ? TESS_OK : create(d, &modules[pairs ? VK_PAIRS : c.dtype], &c, kept);
+        *kept ? TESS_OK : create(d, op, &modules[pairs ? VK_PAIRS : c.dtype], &c, kept);
     *pipeline = *kept;
     pthread_mutex_unlock(&d->pipeline_lock);
     return status;
@@ -205,29 +222,30 @@ tess_status tess_vk_forward_pipeline(tess_vk_device *d, const tess_portable_shap
         bucket = (bucket + 1) % TESS_PORTABLE_BUCKETS;
         variant += bucket == 0;
     }
-    return find(d, s->few ? few_modules : forward_modules, c, &d->forward[variant][bucket][dtype],
-                pipeline);
+    return find(d, TESS_OP_FORWARD, s->few ? few_modules : forward_modules, c,
+                &d->forward[variant][bucket][dtype], pipeline);
 }
 
 tess_status tess_vk_merge_pipeline(tess_vk_device *d, uint32_t dtype, vk_handle *pipeline) {
-    return find(d, merge_modules, (constants){.dtype = dtype}, &d->merge[dtype], pipeline);
+    return find(d, TESS_OP_FORWARD, merge_modules, (constants){.dtype = dtype}, &d->merge[dtype],
+                pipeline);
 }
 
 tess_status tess_vk_backward_pipeline(tess_vk_device *d, const tess_backward_shape *s,
                                       uint32_t dtype, uint32_t number, vk_handle *pipeline) {
     const constants c = {s->head_dim, s->tile, 0, s->threads, dtype};
-    return find(d, backward_modules[number], c,
+    return find(d, TESS_OP_BACKWARD, backward_modules[number], c,
                 &d->backward[number][s - tess_backward_shapes][dtype], pipeline);
 }
 
 tess_status tess_vk_other_pipeline(tess_vk_device *d, uint32_t op, uint32_t dtype,
                                    vk_handle *pipeline) {
     const constants c = {.dtype = dtype};
-    if (op == TESS_OP_MERGE) return find(d, parts_modules, c, &d->merge_parts[dtype], pipeline);
+    if (op == TESS_OP_MERGE) return find(d, op, parts_modules, c, &d->merge_parts[dtype], pipeline);
     if (op == TESS_OP_PREPARE)
-        return find(d, &prepare_module, (constants){.dtype = 0}, &d->prepare, pipeline);
+        return find(d, op, &prepare_module, (constants){.dtype = 0}, &d->prepare, pipeline);
     const int n = tess_paging_bits(dtype) == 16, is_append = op == TESS_OP_APPEND;
-    return find(d, is_append ? append_modules : copy_modules, c,
+    return find(d, op, is_append ? append_modules : copy_modules, c,
                 &(is_append ? d->append : d->copy_pages)[n], pipeline);
 }
 

@@ -14,8 +14,12 @@
  *            plan touches of one tensor must fit maxStorageBufferRange, counted from the offset
  *            rounded down to minStorageBufferOffsetAlignment, and 2^32 elements: UNSUPPORTED
  *            otherwise, with the tensor and the limit in the message.
- * Device.    Vulkan 1.1 with compute, and maxPerStageDescriptorStorageBuffers of at least 7:
- *            UNAVAILABLE otherwise.
+ * Device.    Vulkan 1.1 with compute. Where maxPerStageDescriptorStorageBuffers is below 10, some
+ *            tensors share a binding: they must be in one VkBuffer, and together fit the limit
+ *            above, or are UNSUPPORTED with both names. At 4, which every device has, these are
+ *            Q, O, LSE, dO, dQ and dK; K, V, dV, scales and the block table; new K and V; O and LSE
+ *            of tess_merge_parts with its parts of O; and what tess_prepare reads. An application
+ *            with one VkBuffer never meets the rule. At 8, only the block table and scales share.
  */
 #ifndef TESSERA_TESSERA_VULKAN_H
 #define TESSERA_TESSERA_VULKAN_H
