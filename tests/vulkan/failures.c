@@ -402,6 +402,41 @@ static void test_few_buffers(void **state) {
     tess_runtime_release(runtime);
 }
 
+/* Modules are copied there, and each allocation of the host fails once. */
+static void test_few_buffers_memory(void **state) {
+    (void)state;
+    problem p;
+    char error[256];
+    assert_int_equal(problem_parse(&p, small_line, error, sizeof error), 0);
+    shim.reset(0, 0, 0);
+    shim.pretend_buffers(4);
+    for (int64_t k = 1;; k++) {
+        tess_runtime *runtime = NULL;
+        tess_device *device = NULL;
+        instance x;
+        test_heap_init(&heap, k, 0);
+        const tess_runtime_desc desc = {
+            .struct_size = sizeof desc, .allocator = heap.allocator, .log = test_log_nothing};
+        const tess_device_desc open = {.struct_size = sizeof open, .id = "vulkan"};
+        tess_status status = tess_runtime_create(&desc, &runtime);
+        if (status == TESS_OK) status = tess_device_open(runtime, &open, &device);
+        if (status == TESS_OK) status = instance_create(&x, device, &p, NULL, 0);
+        if (status == TESS_OK) instance_release(&x);
+        if (status != TESS_OK && status != TESS_ERROR_OUT_OF_MEMORY)
+            fail_msg("allocation %lld failed: %s: %s", (long long)k, tess_status_name(status),
+                     tess_last_error());
+        tess_device_release(device);
+        tess_runtime_release(runtime);
+        check_left((long)k);
+        if (heap.failures == 0) {
+            assert_int_equal(status, TESS_OK);
+            break;
+        }
+    }
+    shim.pretend_buffers(0);
+    problem_free(&p);
+}
+
 /* Elements of 16 bits on a device whose buffers have none: words of two, so rows that begin at an
  * odd element are refused by name. */
 static void test_wide_only(void **state) {
@@ -542,6 +577,7 @@ int main(int argc, char **argv) {
         return cmocka_run_group_tests(again_tests, NULL, NULL);
     }
     return RUN_TESTS(TEST(test_no_failure), TEST(test_submissions), TEST(test_cache),
-                     TEST(test_tune), TEST(test_few_buffers), TEST(test_wide_only),
-                     TEST(test_host_memory), TEST(test_out_of_memory), TEST(test_lost));
+                     TEST(test_tune), TEST(test_few_buffers), TEST(test_few_buffers_memory),
+                     TEST(test_wide_only), TEST(test_host_memory), TEST(test_out_of_memory),
+                     TEST(test_lost));
 }
