@@ -25,6 +25,11 @@
 /* Codes that a thread writes at a time. */
 #define TESS_PAGING_RUN 8u
 
+/* Elements that a thread moves at a time where rows are not aligned. */
+#ifndef TESS_PAGING_LEAST
+#define TESS_PAGING_LEAST 1u
+#endif
+
 #define TESS_PAGING_THREADS 64u
 
 #if !defined(GL_core_profile)

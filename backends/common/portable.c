@@ -145,12 +145,13 @@ static int has_keys(uint32_t role) {
            role == TESS_ROLE_K_SCALE || role == TESS_ROLE_V_SCALE;
 }
 
+int tess_portable_has_batches(const tess_launch *l, uint32_t role) {
+    return l->batch_strided || (has_keys(role) && (l->page || l->compact || l->kv_batch));
+}
+
 void tess_portable_args(const tess_launch *l, int base_in_handle, uint64_t table_at, uint64_t first,
                         size_t record, uint64_t items, tess_args *a) {
     const tess_tables *tables = l->tables;
-    const tess_arg_i64 batch = l->batch_strided ? 1 : 0;
-    const int cached =
-        l->page != 0 || l->compact || l->kv_batch; /* K and V have a batch dimension */
     memset(a, 0, sizeof *a);
     for (size_t n = 0; n < TESS_PORTABLE_TENSORS; n++) {
         const tess_portable_tensor *p = &tess_portable_tensors[n];
@@ -158,7 +159,7 @@ void tess_portable_args(const tess_launch *l, int base_in_handle, uint64_t table
         tess_arg_i64 *at = (tess_arg_i64 *)(void *)((char *)a + p->at),
                      *strides = (tess_arg_i64 *)(void *)((char *)a + p->strides);
         *at = base_in_handle ? 0 : (tess_arg_i64)(t->buffer.offset / tess_portable_item(l, p));
-        strides[0] = (cached && has_keys(p->role) ? 1 : batch) * t->stride_batch;
+        strides[0] = tess_portable_has_batches(l, p->role) ? t->stride_batch : 0;
         strides[1] = t->stride_token;
         strides[2] = t->stride_head;
     }

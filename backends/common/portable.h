@@ -69,6 +69,9 @@ void tess_portable_tiles(uint32_t rows, uint32_t tile_step, const tess_kernel_co
 void tess_portable_describe(const tess_portable_shape *shape, const tess_kernel_key *key,
                             uint32_t workers, tess_kernel *kernel);
 
+/* Whether a tensor of attention has a batch dimension; elsewhere its stride is not used. */
+int tess_portable_has_batches(const tess_launch *launch, uint32_t role);
+
 /* "f32", "f16", "bf16", and bytes of an element. */
 const char *tess_portable_dtype(uint32_t dtype);
 uint32_t tess_portable_element(uint32_t dtype);

@@ -151,6 +151,7 @@ tess_status tess_vk_open(const tess_host *host, uint32_t index, const void *nati
         d->vk.GetPhysicalDeviceMemoryProperties(d->found.physical, &d->memory);
         tess_vk_driver_text(host, &d->vk, &d->found, d->driver, sizeof d->driver);
         d->units = tess_vk_compute_units(host, &d->vk, d->found.physical);
+        tess_vk_slots_find(d);
         status = tess_vk_layouts_create(d);
     }
     if (status != TESS_OK) {

@@ -88,10 +88,10 @@ const char *tess_vk_inspect(const vk_api *vk, vk_physical physical, tess_vk_foun
     vk->GetPhysicalDeviceProperties(physical, &found->properties);
     if (found->properties.api_version < VERSION(1, 1)) return "its driver is older than Vulkan 1.1";
     const uint32_t buffers = found->properties.limits.max_stage_storage_buffers;
-    if (buffers < TESS_STORAGE_BUFFERS) {
+    if (buffers < VK_LEAST_BUFFERS) {
         snprintf(found->refusal, sizeof found->refusal,
                  "its maxPerStageDescriptorStorageBuffers is %u, and %d are needed", buffers,
-                 TESS_STORAGE_BUFFERS);
+                 VK_LEAST_BUFFERS);
         return found->refusal;
     }
     vk->GetPhysicalDeviceQueueFamilyProperties(physical, &count, families);

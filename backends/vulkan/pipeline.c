@@ -8,29 +8,38 @@
 #include "kernels/bindings.h"
 #include "spirv/append_16.h"
 #include "spirv/append_32.h"
+#include "spirv/append_pairs.h"
 #include "spirv/backward_columns_bf16.h"
 #include "spirv/backward_columns_f16.h"
 #include "spirv/backward_columns_f32.h"
+#include "spirv/backward_columns_pairs.h"
 #include "spirv/backward_delta_bf16.h"
 #include "spirv/backward_delta_f16.h"
 #include "spirv/backward_delta_f32.h"
+#include "spirv/backward_delta_pairs.h"
 #include "spirv/backward_rows_bf16.h"
 #include "spirv/backward_rows_f16.h"
 #include "spirv/backward_rows_f32.h"
+#include "spirv/backward_rows_pairs.h"
 #include "spirv/copy_pages_16.h"
 #include "spirv/copy_pages_32.h"
+#include "spirv/copy_pages_pairs.h"
 #include "spirv/forward_bf16.h"
 #include "spirv/forward_f16.h"
 #include "spirv/forward_f32.h"
 #include "spirv/forward_few_bf16.h"
 #include "spirv/forward_few_f16.h"
 #include "spirv/forward_few_f32.h"
+#include "spirv/forward_few_pairs.h"
+#include "spirv/forward_pairs.h"
 #include "spirv/merge_bf16.h"
 #include "spirv/merge_f16.h"
 #include "spirv/merge_f32.h"
+#include "spirv/merge_pairs.h"
 #include "spirv/merge_parts_bf16.h"
 #include "spirv/merge_parts_f16.h"
 #include "spirv/merge_parts_f32.h"
+#include "spirv/merge_parts_pairs.h"
 #include "spirv/prepare.h"
 #include "vk.h"
 
@@ -39,48 +48,31 @@ typedef struct module {
     size_t bytes;
 } module;
 
-static const module forward_modules[VK_DTYPES] = {
-    {tess_vk_forward_f32, sizeof tess_vk_forward_f32},
-    {tess_vk_forward_f16, sizeof tess_vk_forward_f16},
-    {tess_vk_forward_bf16, sizeof tess_vk_forward_bf16}};
-static const module few_modules[VK_DTYPES] = {
-    {tess_vk_forward_few_f32, sizeof tess_vk_forward_few_f32},
-    {tess_vk_forward_few_f16, sizeof tess_vk_forward_few_f16},
-    {tess_vk_forward_few_bf16, sizeof tess_vk_forward_few_bf16}};
-static const module merge_modules[VK_DTYPES] = {{tess_vk_merge_f32, sizeof tess_vk_merge_f32},
-                                                {tess_vk_merge_f16, sizeof tess_vk_merge_f16},
-                                                {tess_vk_merge_bf16, sizeof tess_vk_merge_bf16}};
+#define MODULE(name) \
+    { tess_vk_##name, sizeof tess_vk_##name }
+/* By element type, and at last VK_PAIRS. */
+#define MODULES(name) \
+    { MODULE(name##_f32), MODULE(name##_f16), MODULE(name##_bf16), MODULE(name##_pairs) }
+/* Of kernels that move elements: by their size. */
+#define MOVING_MODULES(name) \
+    { MODULE(name##_32), MODULE(name##_16), MODULE(name##_16), MODULE(name##_pairs) }
 
-static const module parts_modules[VK_DTYPES] = {
-    {tess_vk_merge_parts_f32, sizeof tess_vk_merge_parts_f32},
-    {tess_vk_merge_parts_f16, sizeof tess_vk_merge_parts_f16},
-    {tess_vk_merge_parts_bf16, sizeof tess_vk_merge_parts_bf16}};
-
-/* For elements of 32 and of 16 bits. */
-static const module append_modules[2] = {{tess_vk_append_32, sizeof tess_vk_append_32},
-                                         {tess_vk_append_16, sizeof tess_vk_append_16}};
-static const module copy_modules[2] = {{tess_vk_copy_pages_32, sizeof tess_vk_copy_pages_32},
-                                       {tess_vk_copy_pages_16, sizeof tess_vk_copy_pages_16}};
-
+static const module forward_modules[VK_MODULES] = MODULES(forward);
+static const module few_modules[VK_MODULES] = MODULES(forward_few);
+static const module merge_modules[VK_MODULES] = MODULES(merge);
+static const module parts_modules[VK_MODULES] = MODULES(merge_parts);
+static const module append_modules[VK_MODULES] = MOVING_MODULES(append);
+static const module copy_modules[VK_MODULES] = MOVING_MODULES(copy_pages);
 /* By tess_backward_number. */
-static const module backward_modules[TESS_BACKWARD_STAGES][VK_DTYPES] = {
-    {{tess_vk_backward_delta_f32, sizeof tess_vk_backward_delta_f32},
-     {tess_vk_backward_delta_f16, sizeof tess_vk_backward_delta_f16},
-     {tess_vk_backward_delta_bf16, sizeof tess_vk_backward_delta_bf16}},
-    {{tess_vk_backward_rows_f32, sizeof tess_vk_backward_rows_f32},
-     {tess_vk_backward_rows_f16, sizeof tess_vk_backward_rows_f16},
-     {tess_vk_backward_rows_bf16, sizeof tess_vk_backward_rows_bf16}},
-    {{tess_vk_backward_columns_f32, sizeof tess_vk_backward_columns_f32},
-     {tess_vk_backward_columns_f16, sizeof tess_vk_backward_columns_f16},
-     {tess_vk_backward_columns_bf16, sizeof tess_vk_backward_columns_bf16}}};
-
-static const module prepare_module = {tess_vk_prepare, sizeof tess_vk_prepare};
+static const module backward_modules[TESS_BACKWARD_STAGES][VK_MODULES] = {
+    MODULES(backward_delta), MODULES(backward_rows), MODULES(backward_columns)};
+static const module prepare_module = MODULE(prepare);
 
 /* ------------------------------------------------------------------ layouts */
 
 tess_status tess_vk_layouts_create(tess_vk_device *d) {
     vk_binding bindings[TESS_BINDINGS];
-    for (uint32_t n = 0; n < TESS_BINDINGS; n++)
+    for (uint32_t n = 0; n <= d->storage_buffers; n++)
         bindings[n] =
             (vk_binding){.binding = n,
                          .kind = n == TESS_BIND_ARGS ? TVK_DESCRIPTOR_UNIFORM_BUFFER_DYNAMIC
@@ -88,7 +80,7 @@ tess_status tess_vk_layouts_create(tess_vk_device *d) {
                          .count = 1,
                          .stages = TVK_SHADER_STAGE_COMPUTE};
     const vk_set_layout_create_info set = {.type = TVK_TYPE_DESCRIPTOR_SET_LAYOUT_CREATE_INFO,
-                                           .count = TESS_BINDINGS,
+                                           .count = d->storage_buffers + 1,
                                            .bindings = bindings};
     vk_result result = d->vk.CreateDescriptorSetLayout(d->device, &set, NULL, &d->set_layout);
     if (result != TVK_SUCCESS) {
@@ -156,19 +148,38 @@ static void store_cache(tess_vk_device *d) {
 /* ------------------------------------------------------------------ pipelines */
 
 /* Specialization constants 0 to 3 of a forward module: a portable shape. Those of backward's passes
- * have tiles instead of rows, and no number of keys. */
+ * have tiles instead of rows, and no number of keys. Constant 4 is the type of a module of pairs.
+ * Drivers pass over constants that a module lacks. */
 typedef struct constants {
-    uint32_t dims, rows, keys, threads;
+    uint32_t dims, rows, keys, threads, dtype;
 } constants;
 
-static tess_status create(tess_vk_device *d, const module *m, const constants *c,
-                          vk_handle *pipeline) {
-    static const vk_specialization_entry entries[] = {{0, 0, 4}, {1, 4, 4}, {2, 8, 4}, {3, 12, 4}};
-    const vk_specialization_info specialization = {4, entries, sizeof(constants), c};
-    const vk_shader_module_create_info code = {
+static vk_result make_shader(const tess_vk_device *d, const module *m, vk_handle *shader) {
+    const vk_shader_module_create_info info = {
         .type = TVK_TYPE_SHADER_MODULE_CREATE_INFO, .bytes = m->bytes, .code = m->code};
+    return d->vk.CreateShaderModule(d->device, &info, NULL, shader);
+}
+
+/* A shader whose bindings are those of the device. */
+static vk_result make_placed(const tess_vk_device *d, uint32_t op, const module *m,
+                             vk_handle *shader) {
+    if (d->storage_buffers == TESS_STORAGE_BUFFERS) return make_shader(d, m, shader);
+    uint32_t *code = d->host->alloc(d->host, m->bytes, 64);
+    if (!code) return TVK_ERROR_OUT_OF_HOST_MEMORY;
+    memcpy(code, m->code, m->bytes);
+    tess_vk_slots_place(d->slots[tess_vk_family(op)], code, m->bytes / 4);
+    const vk_result result = make_shader(d, &(module){code, m->bytes}, shader);
+    d->host->free(d->host, code, m->bytes);
+    return result;
+}
+
+static tess_status create(tess_vk_device *d, uint32_t op, const module *m, const constants *c,
+                          vk_handle *pipeline) {
+    static const vk_specialization_entry entries[] = {
+        {0, 0, 4}, {1, 4, 4}, {2, 8, 4}, {3, 12, 4}, {4, 16, 4}};
+    const vk_specialization_info specialization = {5, entries, sizeof(constants), c};
     vk_handle shader = 0, made = 0;
-    vk_result result = d->vk.CreateShaderModule(d->device, &code, NULL, &shader);
+    vk_result result = make_placed(d, op, m, &shader);
     if (result != TVK_SUCCESS)
         return tess_vk_fail(d->host, result, "vkCreateShaderModule", "a kernel");
     const vk_compute_pipeline_create_info info = {
@@ -177,7 +188,7 @@ static tess_status create(tess_vk_device *d, const module *m, const constants *c
                   .stage = TVK_SHADER_STAGE_COMPUTE,
                   .module = shader,
                   .entry = "main",
-                  .specialization = c ? &specialization : NULL},
+                  .specialization = &specialization},
         .layout = d->layout};
     if (!d->cache) load_cache(d);
     result = d->vk.CreateComputePipelines(d->device, d->cache, 1, &info, NULL, &made);
@@ -189,10 +200,13 @@ static tess_status create(tess_vk_device *d, const module *m, const constants *c
     return TESS_OK;
 }
 
-static tess_status find(tess_vk_device *d, const module *m, const constants *c, vk_handle *kept,
-                        vk_handle *pipeline) {
+/* Of modules for each type, the one that this device runs for c.dtype. */
+static tess_status find(tess_vk_device *d, uint32_t op, const module *modules, constants c,
+                        vk_handle *kept, vk_handle *pipeline) {
+    const int pairs = c.dtype != TESS_F32 && !d->found.storage_16bit;
     pthread_mutex_lock(&d->pipeline_lock);
-    const tess_status status = *kept ? TESS_OK : create(d, m, c, kept);
+    const tess_status status =
+        *kept ? TESS_OK : create(d, op, &modules[pairs ? VK_PAIRS : c.dtype], &c, kept);
     *pipeline = *kept;
     pthread_mutex_unlock(&d->pipeline_lock);
     return status;
@@ -202,35 +216,36 @@ tess_status tess_vk_forward_pipeline(tess_vk_device *d, const tess_portable_shap
                                      uint32_t dtype, vk_handle *pipeline) {
     static const tess_portable_variant *const variants[VK_VARIANTS] = {
         &tess_portable, &tess_portable_small, &tess_portable_few};
-    const module *const m = s->few ? &few_modules[dtype] : &forward_modules[dtype];
-    const constants c = {s->head_dim, s->rows, s->keys, s->threads};
+    const constants c = {s->head_dim, s->rows, s->keys, s->threads, dtype};
     int variant = 0, bucket = 0;
     while (&variants[variant]->shapes[bucket] != s) {
         bucket = (bucket + 1) % TESS_PORTABLE_BUCKETS;
         variant += bucket == 0;
     }
-    return find(d, m, &c, &d->forward[variant][bucket][dtype], pipeline);
+    return find(d, TESS_OP_FORWARD, s->few ? few_modules : forward_modules, c,
+                &d->forward[variant][bucket][dtype], pipeline);
 }
 
 tess_status tess_vk_merge_pipeline(tess_vk_device *d, uint32_t dtype, vk_handle *pipeline) {
-    return find(d, &merge_modules[dtype], NULL, &d->merge[dtype], pipeline);
+    return find(d, TESS_OP_FORWARD, merge_modules, (constants){.dtype = dtype}, &d->merge[dtype],
+                pipeline);
 }
 
 tess_status tess_vk_backward_pipeline(tess_vk_device *d, const tess_backward_shape *s,
                                       uint32_t dtype, uint32_t number, vk_handle *pipeline) {
-    const constants c = {s->head_dim, s->tile, 0, s->threads};
-    const int is_delta = number == tess_backward_number(TESS_STAGE_DELTA);
-    return find(d, &backward_modules[number][dtype], is_delta ? NULL : &c,
+    const constants c = {s->head_dim, s->tile, 0, s->threads, dtype};
+    return find(d, TESS_OP_BACKWARD, backward_modules[number], c,
                 &d->backward[number][s - tess_backward_shapes][dtype], pipeline);
 }
 
 tess_status tess_vk_other_pipeline(tess_vk_device *d, uint32_t op, uint32_t dtype,
                                    vk_handle *pipeline) {
-    if (op == TESS_OP_MERGE)
-        return find(d, &parts_modules[dtype], NULL, &d->merge_parts[dtype], pipeline);
-    if (op == TESS_OP_PREPARE) return find(d, &prepare_module, NULL, &d->prepare, pipeline);
+    const constants c = {.dtype = dtype};
+    if (op == TESS_OP_MERGE) return find(d, op, parts_modules, c, &d->merge_parts[dtype], pipeline);
+    if (op == TESS_OP_PREPARE)
+        return find(d, op, &prepare_module, (constants){.dtype = 0}, &d->prepare, pipeline);
     const int n = tess_paging_bits(dtype) == 16, is_append = op == TESS_OP_APPEND;
-    return find(d, &(is_append ? append_modules : copy_modules)[n], NULL,
+    return find(d, op, is_append ? append_modules : copy_modules, c,
                 &(is_append ? d->append : d->copy_pages)[n], pipeline);
 }
 

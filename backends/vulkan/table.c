@@ -76,11 +76,6 @@ static const char *refuses(const tess_vk_device *d, const vk_row *row, const tes
     const char *why =
         tess_is_paging(row->head.op) ? tess_paging_refusal(key) : tess_portable_refusal(key);
     if (why) return why;
-    if (key->dtype != TESS_F32 && !d->found.storage_16bit) {
-        snprintf(buffer, size, "dtype %s needs the feature storageBuffer16BitAccess",
-                 tess_portable_dtype(key->dtype));
-        return buffer;
-    }
     if (key->max_in_flight > MOST_IN_FLIGHT) {
         snprintf(buffer, size, "max_in_flight %u is more than %d", key->max_in_flight,
                  MOST_IN_FLIGHT);

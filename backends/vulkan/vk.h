@@ -9,6 +9,7 @@
 
 #include "api.h"
 #include "backward.h"
+#include "kernels/bindings.h"
 #include "paging.h"
 #include "prepare.h"
 #include "row.h"
@@ -17,9 +18,15 @@
 enum {
     VK_MOST_DEVICES = 16,
     VK_DTYPES = 3,
+    VK_PAIRS = VK_DTYPES, /* the module of both 16-bit types that reads words of two elements */
+    VK_MODULES = 4,
     VK_VARIANTS = 3, /* of pipelines: each row's for tiles, and those for few rows */
     VK_WORKSPACE_ALIGN = 256,
+    VK_LEAST_BUFFERS = 4, /* storage buffers of a stage: slots.c */
 };
+
+/* Kernels that give the bindings of tensors the same meaning. */
+enum { VK_ATTENTION, VK_PAGING, VK_PREPARE, VK_FAMILIES };
 
 /* Limit of each wait that the application did not ask for. */
 #define VK_WAIT_LIMIT_NS UINT64_C(600000000000)
@@ -76,6 +83,8 @@ typedef struct tess_vk_device {
     vk_handle copy_pool, copy_fence;
     vk_commands copy_commands;
 
+    uint32_t storage_buffers;                  /* that are bound */
+    uint8_t slots[VK_FAMILIES][TESS_BINDINGS]; /* where each binding of the kernels is */
     vk_handle set_layout, layout;
     pthread_mutex_t pipeline_lock; /* of all below */
     vk_handle cache;
@@ -134,6 +143,12 @@ tess_status tess_vk_memory_create(tess_vk_device *d, uint64_t size, uint32_t usa
                                   const uint32_t *preferred, int count, tess_vk_memory *m);
 void tess_vk_memory_destroy(tess_vk_device *d, tess_vk_memory *m);
 void tess_vk_memory_close(tess_vk_device *d);
+
+/* slots.c: the bindings of a device. */
+uint32_t tess_vk_family(uint32_t op);
+void tess_vk_slots_find(tess_vk_device *d);
+/* Numbers the bindings of a module by them. */
+void tess_vk_slots_place(const uint8_t slots[TESS_BINDINGS], uint32_t *code, size_t words);
 
 /* pipeline.c */
 tess_status tess_vk_layouts_create(tess_vk_device *d);

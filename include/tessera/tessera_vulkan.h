@@ -9,12 +9,17 @@
  * Buffers.   TESS_BUFFER_OBJECT: `handle` is a VkBuffer that was created with
  *            VK_BUFFER_USAGE_STORAGE_BUFFER_BIT, and with the TRANSFER bits where tess_copy shall
  *            reach it. Its sharing mode is CONCURRENT, or EXCLUSIVE and owned by the queue family.
- *            `offset` is free down to one element. What a plan touches of one tensor must fit
- *            maxStorageBufferRange, counted from the offset rounded down to
- *            minStorageBufferOffsetAlignment, and 2^32 elements: UNSUPPORTED otherwise, with the
- *            tensor and the limit in the message.
- * Device.    Vulkan 1.1 with compute, and maxPerStageDescriptorStorageBuffers of at least 7:
- *            UNAVAILABLE otherwise.
+ *            `offset` is free down to one element; without storageBuffer16BitAccess, tensors of 16
+ *            bits begin at a multiple of 4 bytes and have even strides, or are UNSUPPORTED. What a
+ *            plan touches of one tensor must fit maxStorageBufferRange, counted from the offset
+ *            rounded down to minStorageBufferOffsetAlignment, and 2^32 elements: UNSUPPORTED
+ *            otherwise, with the tensor and the limit in the message.
+ * Device.    Vulkan 1.1 with compute. Where maxPerStageDescriptorStorageBuffers is below 10, some
+ *            tensors share a binding: they must be in one VkBuffer, and together fit the limit
+ *            above, or are UNSUPPORTED with both names. At 4, which every device has, these are
+ *            Q, O, LSE, dO, dQ and dK; K, V, dV, scales and the block table; new K and V; O and LSE
+ *            of tess_merge_parts with its parts of O; and what tess_prepare reads. An application
+ *            with one VkBuffer never meets the rule. At 8, only the block table and scales share.
  */
 #ifndef TESSERA_TESSERA_VULKAN_H
 #define TESSERA_TESSERA_VULKAN_H
@@ -31,8 +36,8 @@ struct VkDevice_T;
 struct VkQueue_T;
 
 /* Features and extensions that the application enabled on the device. Vulkan does not let anyone
- * else find out. Without STORAGE_16BIT float16 and bfloat16 are UNSUPPORTED; without TIMELINE
- * semaphores have no values. */
+ * else find out. Without STORAGE_16BIT float16 and bfloat16 move as words of two, at even places;
+ * without TIMELINE semaphores have no values. */
 enum {
     TESS_VULKAN_STORAGE_16BIT = 1u << 0, /* storageBuffer16BitAccess */
     TESS_VULKAN_TIMELINE = 1u << 1,      /* timelineSemaphore */

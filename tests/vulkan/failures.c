@@ -27,6 +27,7 @@
     X(failed, const char *, (void))                           \
     X(pretend, void, (int device_kind, unsigned most_groups)) \
     X(pretend_buffers, void, (unsigned most))                 \
+    X(pretend_wide_only, void, (int is))                      \
     X(pretend_vendor, void, (unsigned vendor))                \
     X(submits, long, (void))                                  \
     X(rows, long, (void))                                     \
@@ -369,26 +370,115 @@ static void test_submissions(void **state) {
     shim.pretend(0, 0);
 }
 
-/* A device that binds fewer storage buffers than the kernels have is refused by the limit's name.
- */
+/* A device that binds as few storage buffers as Vulkan promises wants tensors in two VkBuffers: the
+ * one that lies elsewhere is refused with both numbers. So is a device that binds fewer. */
 static void test_few_buffers(void **state) {
     (void)state;
     tess_runtime *runtime = NULL;
     tess_device *device = NULL;
+    problem p;
+    instance x;
+    char error[256];
     const tess_runtime_desc desc = {.struct_size = sizeof desc, .log = test_log_nothing};
     const tess_device_desc open = {.struct_size = sizeof open, .id = "vulkan"};
     shim.reset(0, 0, 0);
     assert_ok(tess_runtime_create(&desc, &runtime));
-    shim.pretend_buffers(10);
+    shim.pretend_buffers(4);
     assert_ok(tess_device_open(runtime, &open, &device));
+    assert_int_equal(problem_parse(&p, small_line, error, sizeof error), 0);
+    assert_ok(instance_create(&x, device, &p, NULL, 0));
+    assert_int_equal(tess_run(x.plan, &x.run), TESS_ERROR_UNSUPPORTED);
+    assert_error_has("v: must be in the VkBuffer of k: they share a binding, since "
+                     "maxPerStageDescriptorStorageBuffers is 4, and all apart are 10");
+    instance_release(&x);
+    problem_free(&p);
     tess_device_release(device);
     device = NULL;
-    shim.pretend_buffers(4); /* all that Vulkan promises */
+    shim.pretend_buffers(3);
     assert_int_equal(tess_device_open(runtime, &open, &device), TESS_ERROR_UNAVAILABLE);
-    assert_error_has("its maxPerStageDescriptorStorageBuffers is 4, and 10 are needed");
+    assert_error_has("its maxPerStageDescriptorStorageBuffers is 3, and 4 are needed");
     assert_null(device);
     shim.pretend_buffers(0);
     tess_runtime_release(runtime);
+}
+
+/* Modules are copied there, and each allocation of the host fails once. */
+static void test_few_buffers_memory(void **state) {
+    (void)state;
+    problem p;
+    char error[256];
+    assert_int_equal(problem_parse(&p, small_line, error, sizeof error), 0);
+    shim.reset(0, 0, 0);
+    shim.pretend_buffers(4);
+    for (int64_t k = 1;; k++) {
+        tess_runtime *runtime = NULL;
+        tess_device *device = NULL;
+        instance x;
+        test_heap_init(&heap, k, 0);
+        const tess_runtime_desc desc = {
+            .struct_size = sizeof desc, .allocator = heap.allocator, .log = test_log_nothing};
+        const tess_device_desc open = {.struct_size = sizeof open, .id = "vulkan"};
+        tess_status status = tess_runtime_create(&desc, &runtime);
+        if (status == TESS_OK) status = tess_device_open(runtime, &open, &device);
+        if (status == TESS_OK) status = instance_create(&x, device, &p, NULL, 0);
+        if (status == TESS_OK) instance_release(&x);
+        if (status != TESS_OK && status != TESS_ERROR_OUT_OF_MEMORY)
+            fail_msg("allocation %lld failed: %s: %s", (long long)k, tess_status_name(status),
+                     tess_last_error());
+        tess_device_release(device);
+        tess_runtime_release(runtime);
+        check_left((long)k);
+        if (heap.failures == 0) {
+            assert_int_equal(status, TESS_OK);
+            break;
+        }
+    }
+    shim.pretend_buffers(0);
+    problem_free(&p);
+}
+
+/* Elements of 16 bits on a device whose buffers have none: words of two, so rows that begin at an
+ * odd element are refused by name. */
+static void test_wide_only(void **state) {
+    (void)state;
+    static const char line[] = "pattern=dense heads=2 q_len=9 kv_len=40 head_dim=8 dtype=bf16";
+    const tess_runtime_desc desc = {.struct_size = sizeof desc, .log = test_log_nothing};
+    const tess_device_desc open = {.struct_size = sizeof open, .id = "vulkan"};
+    shim.reset(0, 0, 0);
+    for (int wide_only = 0; wide_only < 2; wide_only++) {
+        tess_runtime *runtime = NULL;
+        tess_device *device = NULL;
+        problem p;
+        instance x;
+        instance_verdict verdict;
+        char error[256];
+        shim.pretend_wide_only(wide_only);
+        assert_int_equal(problem_parse(&p, line, error, sizeof error), 0);
+        assert_ok(tess_runtime_create(&desc, &runtime));
+        assert_ok(tess_device_open(runtime, &open, &device));
+        assert_ok(instance_create(&x, device, &p, NULL, INSTANCE_GUARDS | INSTANCE_POISON));
+        assert_ok(instance_run(&x, NULL));
+        assert_ok(instance_fetch(&x));
+        instance_check(&x, 0, &verdict);
+        assert_true(verdict.pass);
+        const tess_status wanted = wide_only ? TESS_ERROR_UNSUPPORTED : TESS_OK;
+        x.run.k.buffer.offset += 2;
+        assert_int_equal(tess_run(x.plan, &x.run), wanted);
+        if (wide_only)
+            assert_error_has("k.buffer.offset: must be a multiple of 4 without "
+                             "storageBuffer16BitAccess, got ");
+        x.run.k.buffer.offset -= 2;
+        x.run.k.stride_token++;
+        assert_int_equal(tess_run(x.plan, &x.run), wanted);
+        if (wide_only)
+            assert_error_has("k.stride_token: must be a multiple of 2 without "
+                             "storageBuffer16BitAccess, got 17");
+        instance_release(&x);
+        tess_device_release(device);
+        tess_runtime_release(runtime);
+        problem_free(&p);
+    }
+    shim.pretend_wide_only(0);
 }
 
 /* What one process compiled the next one finds on disk. */
@@ -487,6 +577,7 @@ int main(int argc, char **argv) {
         return cmocka_run_group_tests(again_tests, NULL, NULL);
     }
     return RUN_TESTS(TEST(test_no_failure), TEST(test_submissions), TEST(test_cache),
-                     TEST(test_tune), TEST(test_few_buffers), TEST(test_host_memory),
-                     TEST(test_out_of_memory), TEST(test_lost));
+                     TEST(test_tune), TEST(test_few_buffers), TEST(test_few_buffers_memory),
+                     TEST(test_wide_only), TEST(test_host_memory), TEST(test_out_of_memory),
+                     TEST(test_lost));
 }

@@ -44,6 +44,7 @@ static int kind;           /* of device to pretend; 0: the truth */
 static uint32_t width;     /* most workgroups in a row of the grid; 0: the truth */
 static uint32_t buffers;   /* storage buffers of a stage; 0: the truth */
 static uint32_t vendor;    /* of the device to pretend; 0: the truth */
+static int wide_only;      /* buffers have no elements of 16 bits */
 static long submits, rows; /* submissions; dispatches of several rows of workgroups */
 static long signalled;     /* submissions with a fence that is signalled already */
 static size_t cache_bytes; /* that the last pipeline cache began with */
@@ -53,6 +54,7 @@ void shim_pretend(int device_kind, unsigned most_groups) {
     width = most_groups;
 }
 void shim_pretend_buffers(unsigned most) { buffers = most; }
+void shim_pretend_wide_only(int is) { wide_only = is; }
 void shim_pretend_vendor(unsigned number) { vendor = number; }
 long shim_submits(void) { return submits; }
 long shim_rows(void) { return rows; }
@@ -156,6 +158,11 @@ static void shim_GetPhysicalDeviceProperties(vk_physical physical, vk_properties
     if (vendor) out->vendor = vendor;
     if (buffers) out->limits.max_stage_storage_buffers = buffers;
     if (width) out->limits.max_group_count[0] = width;
+}
+static void shim_GetPhysicalDeviceFeatures2(vk_physical physical, vk_features_2 *out) {
+    real.GetPhysicalDeviceFeatures2(physical, out);
+    vk_16bit_features *narrow = out->next;
+    if (wide_only && narrow && narrow->type == TVK_TYPE_16BIT_STORAGE_FEATURES) narrow->storage = 0;
 }
 CREATE(AllocateMemory, MEMORY,
        (vk_device device, const vk_memory_allocate_info *info, const void *allocator,
@@ -281,6 +288,7 @@ static vk_function intercept(const char *name, vk_function found) {
     TAKE(QueueSubmit)
     TAKE(CmdDispatch)
     TAKE(GetPhysicalDeviceProperties)
+    TAKE(GetPhysicalDeviceFeatures2)
     TAKE(AllocateMemory)
     TAKE(FreeMemory)
     TAKE(MapMemory)
@@ -321,6 +329,15 @@ static vk_function shim_GetDeviceProcAddr(vk_device device, const char *name) {
     return intercept(name, real.GetDeviceProcAddr(device, name));
 }
 
+/* Programs that know nothing of this library have limits lowered by their environment. */
+static void read_limits(void) {
+    const char *text = getenv("TESSERA_TEST_VULKAN_LIMITS");
+    if (!text) return;
+    const char *most = strstr(text, "buffers=");
+    if (most) buffers = (uint32_t)strtoul(most + strlen("buffers="), NULL, 10);
+    if (strstr(text, "16bit=0")) wide_only = 1;
+}
+
 SHIM_API vk_function vkGetInstanceProcAddr(vk_instance instance, const char *name) {
     if (!real_get) {
         const char *path = getenv("TESSERA_TEST_VULKAN");
@@ -328,6 +345,7 @@ SHIM_API vk_function vkGetInstanceProcAddr(vk_instance instance, const char *nam
         void *symbol = library ? dlsym(library, "vkGetInstanceProcAddr") : NULL;
         if (!symbol) return NULL;
         memcpy(&real_get, &symbol, sizeof symbol);
+        read_limits();
     }
     return intercept(name, real_get(instance, name));
 }

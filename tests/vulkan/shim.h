@@ -7,6 +7,8 @@
 
 #define SHIM_API __attribute__((visibility("default")))
 
+/* In the environment: TESSERA_TEST_VULKAN_LIMITS=buffers=N,16bit=0 lowers limits from the start. */
+
 /* From now on call number `at` (0: none) that returns a VkResult gives `result` and does nothing;
  * with `stays`, all later ones too. */
 SHIM_API void shim_reset(long at, int stays, int result);
@@ -21,6 +23,8 @@ SHIM_API long shim_live(char *text, size_t size);
 SHIM_API void shim_pretend(int device_kind, unsigned most_groups);
 /* so many storage buffers in a stage at most; 0: the truth */
 SHIM_API void shim_pretend_buffers(unsigned most);
+/* no storageBuffer16BitAccess */
+SHIM_API void shim_pretend_wide_only(int is);
 SHIM_API void shim_pretend_vendor(unsigned vendor); /* its number in the PCI list; 0: the truth */
 SHIM_API long shim_submits(void);                   /* submissions of commands so far */
 /* dispatches so far with more than one row of workgroups */

@@ -95,7 +95,7 @@ TESS_APPEND_KERNEL {
     const bool codes = (args.flags & TESS_PAGING_CODES) != 0u;
     const uint step = codes  ? TESS_PAGING_RUN
                       : wide ? TESS_PAGING_GROUP
-                             : 1u,
+                             : TESS_PAGING_LEAST,
                steps = args.head_dim / step;
     for (uint n = TESS_THREAD; is_key && n < args.heads * steps; n += TESS_PAGING_THREADS) {
         const uint g = n / steps, e = (n - g * steps) * step;

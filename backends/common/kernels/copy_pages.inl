@@ -12,7 +12,7 @@ TESS_COPY_PAGES_KERNEL {
                       from_page = first + TESS_OFFSET(from) * args.k_batch,
                       to_page = first + TESS_OFFSET(to) * args.k_batch;
     const bool wide = (args.flags & TESS_PAGING_WIDE) != 0u && TESS_PAGING_POOL_ALIGNED;
-    const uint step = wide ? TESS_PAGING_GROUP : 1u, steps = args.head_dim / step;
+    const uint step = wide ? TESS_PAGING_GROUP : TESS_PAGING_LEAST, steps = args.head_dim / step;
     for (uint n = TESS_THREAD; copies && n < args.heads * steps; n += TESS_PAGING_THREADS) {
         const uint head = n / steps;
         const tess_offset at =

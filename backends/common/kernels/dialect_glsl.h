@@ -2,10 +2,14 @@
 /*
  * The dialect of the portable kernels in GLSL 4.5 for Vulkan 1.1. Bindings are those of
  * backends/vulkan/kernels/bindings.h, indices have 32 bits. 16-bit elements need
- * storageBuffer16BitAccess, but no arithmetic on 16 bits.
+ * storageBuffer16BitAccess, but no arithmetic on 16 bits. Without that feature TESS_PAIRS reads and
+ * writes words of two elements, at even indices, and one module is for both types.
  */
 #extension GL_EXT_control_flow_attributes : require
-#if TESS_DTYPE != 0
+#if defined(TESS_PAIRS)
+#define TESS_DTYPE 3
+layout(constant_id = 4) const uint TESS_PAIRS_DTYPE = 1u; /* 1 or 2, as TESS_DTYPE */
+#elif TESS_DTYPE != 0
 #extension GL_EXT_shader_16bit_storage : require
 #endif
 #include "args.h"
@@ -49,6 +53,9 @@
 #if TESS_DTYPE == 0
 #define TESS_ELEMENT  float
 #define TESS_ELEMENT4 vec4
+#elif TESS_DTYPE == 3
+#define TESS_ELEMENT  uint
+#define TESS_ELEMENT4 uvec2
 #else
 #define TESS_ELEMENT  uint16_t
 #define TESS_ELEMENT4 uvec2
@@ -109,11 +116,13 @@ float tess_max_of(vec4 a) { return max(max(a.x, a.y), max(a.z, a.w)); }
 #define TESS_LOAD4_ALIGNED(buffer, at) buffer##4_ [(at) / 4u]
 #define TESS_STORE_O(at, value)        O_[at] = (value)
 #else
+#if TESS_DTYPE != 3
 uvec2 tess_pack4(uint a, uint b, uint c, uint d) { return uvec2(a | b << 16, c | d << 16); }
-#if TESS_DTYPE == 1
-vec4 tess_widen(uvec2 four) { return vec4(unpackHalf2x16(four.x), unpackHalf2x16(four.y)); }
+#endif
+#if TESS_DTYPE != 2
+vec4 tess_widen_f16(uvec2 four) { return vec4(unpackHalf2x16(four.x), unpackHalf2x16(four.y)); }
 /* packHalf2x16 may round in any direction; this is to nearest even, subnormals included. */
-uint tess_narrow(float x) {
+uint tess_narrow_f16(float x) {
     const uint bits = floatBitsToUint(x), sign = bits >> 16 & 0x8000u, size = bits & 0x7fffffffu;
     if (size > 0x7f800000u) return sign | 0x7e00u;
     if (size >= 0x477ff000u) return sign | 0x7c00u;
@@ -124,23 +133,46 @@ uint tess_narrow(float x) {
     const uint rest = fraction & ((1u << shift) - 1u), half_way = 1u << (shift - 1u);
     return sign | (whole + uint(rest > half_way || (rest == half_way && (whole & 1u) != 0u)));
 }
-#else
-vec4 tess_widen(uvec2 four) {
+#endif
+#if TESS_DTYPE != 1
+vec4 tess_widen_bf16(uvec2 four) {
     return vec4(uintBitsToFloat(four.x << 16), uintBitsToFloat(four.x & 0xffff0000u),
                 uintBitsToFloat(four.y << 16), uintBitsToFloat(four.y & 0xffff0000u));
 }
 /* To nearest even; a NaN stays one. */
-uint tess_narrow(float x) {
+uint tess_narrow_bf16(float x) {
     const uint bits = floatBitsToUint(x);
     return (bits & 0x7fffffffu) > 0x7f800000u ? bits >> 16 | 0x40u
                                               : (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
 }
 #endif
-#define TESS_LOAD4(buffer, at)                                             \
-    tess_widen(tess_pack4(uint(buffer##_[at]), uint(buffer##_[(at) + 1u]), \
-                          uint(buffer##_[(at) + 2u]), uint(buffer##_[(at) + 3u])))
+#if TESS_DTYPE == 1
+#define tess_widen  tess_widen_f16
+#define tess_narrow tess_narrow_f16
+#elif TESS_DTYPE == 2
+#define tess_widen  tess_widen_bf16
+#define tess_narrow tess_narrow_bf16
+#else
+vec4 tess_widen(uvec2 four) {
+    if (TESS_PAIRS_DTYPE == 1u) return tess_widen_f16(four);
+    return tess_widen_bf16(four);
+}
+uint tess_narrow(float x) {
+    if (TESS_PAIRS_DTYPE == 1u) return tess_narrow_f16(x);
+    return tess_narrow_bf16(x);
+}
+#endif
+#if TESS_DTYPE == 3
+uint tess_pair(float low, float high) { return tess_narrow(low) | tess_narrow(high) << 16; }
+#define TESS_PACK4(buffer, at) uvec2(buffer##_[(at) / 2u], buffer##_[(at) / 2u + 1u])
+#else
+#define TESS_PACK4(buffer, at)                                                              \
+    tess_pack4(uint(buffer##_[at]), uint(buffer##_[(at) + 1u]), uint(buffer##_[(at) + 2u]), \
+               uint(buffer##_[(at) + 3u]))
+#define TESS_STORE_O(at, value) O_[at] = uint16_t(tess_narrow(value))
+#endif
+#define TESS_LOAD4(buffer, at)         tess_widen(TESS_PACK4(buffer, at))
 #define TESS_LOAD4_ALIGNED(buffer, at) tess_widen(buffer##4_ [(at) / 4u])
-#define TESS_STORE_O(at, value)        O_[at] = uint16_t(tess_narrow(value))
 #endif
 
 /* 8 elements as they are in memory, which take few registers until they are used: of 16 bits, one
@@ -161,33 +193,42 @@ struct tess_eight {
 layout(set = 0, binding = TESS_BIND_Q) readonly buffer tess_q8 { uvec4 Q8_[]; };
 layout(set = 0, binding = TESS_BIND_K) readonly buffer tess_k8 { uvec4 K8_[]; };
 layout(set = 0, binding = TESS_BIND_V) readonly buffer tess_v8 { uvec4 V8_[]; };
-#define TESS_EIGHT        uvec4
-#define TESS_EIGHT_ZEROS  uvec4(0u)
-#define TESS_LOW4(eight)  tess_widen((eight).xy)
-#define TESS_HIGH4(eight) tess_widen((eight).zw)
-#define TESS_PACK4(buffer, at)                                                              \
-    tess_pack4(uint(buffer##_[at]), uint(buffer##_[(at) + 1u]), uint(buffer##_[(at) + 2u]), \
-               uint(buffer##_[(at) + 3u]))
+#define TESS_EIGHT                     uvec4
+#define TESS_EIGHT_ZEROS               uvec4(0u)
+#define TESS_LOW4(eight)               tess_widen((eight).xy)
+#define TESS_HIGH4(eight)              tess_widen((eight).zw)
 #define TESS_LOAD8(buffer, at)         uvec4(TESS_PACK4(buffer, at), TESS_PACK4(buffer, (at) + 4u))
 #define TESS_LOAD8_ALIGNED(buffer, at) buffer##8_ [(at) / 8u]
 #define TESS_AHEAD                     8u
 #endif
+#if TESS_DTYPE == 3
+/* Words serve every even index: modules without a second way are a third smaller. */
+#define TESS_IS_ALIGNED(buffer, at, strides)  false
+#define TESS_IS_ALIGNED8(buffer, at, strides) false
+#else
+#define TESS_IS_ALIGNED(buffer, at, strides)  ((((at) | (strides)) & 3u) == 0u)
 #define TESS_IS_ALIGNED8(buffer, at, strides) ((((at) | (strides)) & 7u) == 0u)
+#endif
 
 /* Four codes from byte `at` on, which is a multiple of 4. */
 #define TESS_LOAD_CODES(buffer, at, scale) \
     tess_decode(buffer##_codes_[(at) / 4u], TESS_FLAGS, scale)
-#define TESS_LOAD_SCALE(buffer, at)          buffer##_[at]
-#define TESS_IS_ALIGNED(buffer, at, strides) ((((at) | (strides)) & 3u) == 0u)
-#define TESS_STORE_LSE(at, value)            LSE_[at] = (value)
-#define TESS_STORE_PARTIAL(at, value)        workspace_[at] = (value)
-#define TESS_LOAD_PARTIAL(at)                workspace_[at]
-#define TESS_LOAD4_PARTIAL(at)               workspace4_[(at) / 4u]
+#define TESS_LOAD_SCALE(buffer, at)   buffer##_[at]
+#define TESS_STORE_LSE(at, value)     LSE_[at] = (value)
+#define TESS_STORE_PARTIAL(at, value) workspace_[at] = (value)
+#define TESS_LOAD_PARTIAL(at)         workspace_[at]
+#define TESS_LOAD4_PARTIAL(at)        workspace4_[(at) / 4u]
+#if TESS_DTYPE == 3
+#define TESS_STORE4_O(at, four)                    \
+    O_[(at) / 2u] = tess_pair((four).x, (four).y); \
+    O_[(at) / 2u + 1u] = tess_pair((four).z, (four).w)
+#else
 #define TESS_STORE4_O(at, four)        \
     TESS_STORE_O(at, (four).x);        \
     TESS_STORE_O((at) + 1u, (four).y); \
     TESS_STORE_O((at) + 2u, (four).z); \
     TESS_STORE_O((at) + 3u, (four).w)
+#endif
 #define TESS_STORE4_PARTIAL(at, four)        \
     TESS_STORE_PARTIAL(at, (four).x);        \
     TESS_STORE_PARTIAL((at) + 1u, (four).y); \
@@ -204,31 +245,42 @@ layout(set = 0, binding = TESS_BIND_V) readonly buffer tess_v8 { uvec4 V8_[]; };
 #define TESS_LOOP_ENTERS(first) false
 
 #if defined(TESS_BACKWARD)
-#if TESS_DTYPE == 0
-#define TESS_NARROW_ELEMENT(x) (x)
-#else
-#define TESS_NARROW_ELEMENT(x) uint16_t(tess_narrow(x))
-#endif
 #define TESS_LOAD_FLOAT(buffer, at) buffer##_[at]
 #define TESS_LOAD4_FLOATS(buffer, at) \
     vec4(buffer##_[at], buffer##_[(at) + 1u], buffer##_[(at) + 2u], buffer##_[(at) + 3u])
 #define TESS_STORE4_FLOATS(buffer, at, four) tess_store4_##buffer(at, four)
 #define TESS_STORE4_NARROW(buffer, at, four) tess_store4_narrow_##buffer(at, four)
-#define TESS_STORE4_FUNCTIONS(buffer)                            \
-    void tess_store4_##buffer(uint at, vec4 four) {              \
-        buffer##_[at] = four.x;                                  \
-        buffer##_[at + 1u] = four.y;                             \
-        buffer##_[at + 2u] = four.z;                             \
-        buffer##_[at + 3u] = four.w;                             \
-    }                                                            \
+#define TESS_STORE4_FUNCTION(buffer)                \
+    void tess_store4_##buffer(uint at, vec4 four) { \
+        buffer##_[at] = four.x;                     \
+        buffer##_[at + 1u] = four.y;                \
+        buffer##_[at + 2u] = four.z;                \
+        buffer##_[at + 3u] = four.w;                \
+    }
+#if TESS_DTYPE == 3
+#define TESS_STORE4_NARROW_FUNCTION(buffer)                         \
+    void tess_store4_narrow_##buffer(uint at, vec4 four) {          \
+        buffer##_narrow_[at / 2u] = tess_pair(four.x, four.y);      \
+        buffer##_narrow_[at / 2u + 1u] = tess_pair(four.z, four.w); \
+    }
+#else
+#if TESS_DTYPE == 0
+#define TESS_NARROW_ELEMENT(x) (x)
+#else
+#define TESS_NARROW_ELEMENT(x) uint16_t(tess_narrow(x))
+#endif
+#define TESS_STORE4_NARROW_FUNCTION(buffer)                      \
     void tess_store4_narrow_##buffer(uint at, vec4 four) {       \
         buffer##_narrow_[at] = TESS_NARROW_ELEMENT(four.x);      \
         buffer##_narrow_[at + 1u] = TESS_NARROW_ELEMENT(four.y); \
         buffer##_narrow_[at + 2u] = TESS_NARROW_ELEMENT(four.z); \
         buffer##_narrow_[at + 3u] = TESS_NARROW_ELEMENT(four.w); \
     }
-TESS_STORE4_FUNCTIONS(LSE)
-TESS_STORE4_FUNCTIONS(V_SCALE)
+#endif
+TESS_STORE4_FUNCTION(LSE)
+TESS_STORE4_NARROW_FUNCTION(LSE)
+TESS_STORE4_FUNCTION(V_SCALE)
+TESS_STORE4_NARROW_FUNCTION(V_SCALE)
 #define TESS_BACKWARD_DELTA_KERNEL   void main()
 #define TESS_BACKWARD_ROWS_KERNEL    void main()
 #define TESS_BACKWARD_COLUMNS_KERNEL void main()

@@ -7,8 +7,9 @@
  * behind it.
  *
  * Specialization constants of the forward kernel: 0 = head_dim of the instance, 1 = rows, 2 = keys,
- * 3 = threads (of tess_portable_shape). The merge has none; its workgroups have TESS_MERGE_THREADS
- * threads. Workgroup n is x + y * (workgroups in x).
+ * 3 = threads (of tess_portable_shape). The merge has none of them; its workgroups have
+ * TESS_MERGE_THREADS threads. Modules of pairs (dialect_glsl.h) have 4 = the element type.
+ * Workgroup n is x + y * (workgroups in x).
  *
  * Preprocessor only: GLSL reads this file too.
  */

@@ -12,7 +12,7 @@
  * source: ../common/paging_args.h
  * source: kernels/append.comp
  * source: kernels/bindings.h
- * sha256: dd5261d375f6dbf38f34971e9e5aa5910781e2e29ebdbcc5f78418e3761326b6
+ * sha256: fc5cfa8778d0c084c193f30bca41e811a443a0a84f85ac4f80492e9a89ba6922
  */
 #include <stdint.h>
 static const uint32_t tess_vk_append_32[] = {

@@ -18,7 +18,7 @@
  * source: ../common/shapes.h
  * source: kernels/backward_columns.comp
  * source: kernels/bindings.h
- * sha256: 249b41bd14d9213ec868871694bda2a3095e80d494357b1be6322571e3af24a2
+ * sha256: 0f8b4b91bbc545a90596cfa084a517171fce9666b107affd38b075e7fbd6e8f7
  */
 #include <stdint.h>
 static const uint32_t tess_vk_backward_columns_bf16[] = {

@@ -12,7 +12,7 @@
  * source: ../common/shapes.h
  * source: kernels/backward_delta.comp
  * source: kernels/bindings.h
- * sha256: 0383494370e977905403c403f5fc8bdc90a103b2072739e550e3758234ce81c7
+ * sha256: 5d0b7a6d2a1b24644ec85e6801d49dd09f80564380e2a3ff33b4fb8689e8f071
  */
 #include <stdint.h>
 static const uint32_t tess_vk_backward_delta_f32[] = {

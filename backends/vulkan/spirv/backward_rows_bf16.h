@@ -17,7 +17,7 @@
  * source: ../common/shapes.h
  * source: kernels/backward_rows.comp
  * source: kernels/bindings.h
- * sha256: 8e685e73e4583b1cd1feb128600a52e8ff83877c72cbc6fef51898a60f107e46
+ * sha256: 13cb2c48243e407a14c45865e62e89a10148740195d37dd7233b46ac0eb11833
  */
 #include <stdint.h>
 static const uint32_t tess_vk_backward_rows_bf16[] = {

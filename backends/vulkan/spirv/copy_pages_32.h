@@ -11,7 +11,7 @@
  * source: ../common/paging_args.h
  * source: kernels/bindings.h
  * source: kernels/copy_pages.comp
- * sha256: 3845eaaa1f738a0ba5ffcf068939d71596df1706a860eec7a3836d8b8b02bf09
+ * sha256: 6aaaf4bf3cff1f2fb3c3a561cc5a69b4470a3e51e86583d2d34f23f738081c29
  */
 #include <stdint.h>
 static const uint32_t tess_vk_copy_pages_32[] = {

@@ -21,7 +21,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_forward.comp
- * sha256: baa359acb72fc617e87ea05ce9c002e911f7f2a57ebfea63899477d351e09cf1
+ * sha256: 2c54b4171ee642a4fa6fa935bf950ebb3f3ba5f30ed5c46b17199e36b51625e2
  */
 #include <stdint.h>
 static const uint32_t tess_vk_forward_f16[] = {

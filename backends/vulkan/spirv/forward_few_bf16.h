@@ -22,7 +22,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/forward_few.comp
- * sha256: a677da08b020d4fa38be021edc53d585ebf65f75a94332fabdd19f2d5b16c6fc
+ * sha256: 174181149cba309423c615348750bdf569929e02ed3955b361120ae5c953dc30
  */
 #include <stdint.h>
 static const uint32_t tess_vk_forward_few_bf16[] = {

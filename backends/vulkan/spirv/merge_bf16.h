@@ -11,7 +11,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_merge.comp
- * sha256: a2a9577c74917280bb0409f9d1f330d67736547c8a2bc854be06d112cc7cdeb8
+ * sha256: f476a199523dfaca69f888846ae90b23bc7e7eb8246418b2eae06071c6077687
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_bf16[] = {

@@ -10,7 +10,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/merge_parts.comp
- * sha256: 8f9b96552bb48a3230725c988402bd31292e8a3c626b356f30e04178df8fefce
+ * sha256: 909e62002ac5db572991e675f129b5e8cc02dbf6b312559c6848ee9c55b051f6
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_parts_f16[] = {

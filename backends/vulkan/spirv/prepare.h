@@ -18,7 +18,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/prepare.comp
- * sha256: ec9cd2463ee88092f79307d821b65004e1cbc601fac60dc02521673e08ea1084
+ * sha256: 5faabfa886e46f6de604983d37c9a2dd7f05013097637dc1ee411571a80988b7
  */
 #include <stdint.h>
 static const uint32_t tess_vk_prepare[] = {
