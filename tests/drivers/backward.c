@@ -10,10 +10,23 @@
 #include "args.h"
 #include "common/elements.h"
 #include "fake.h"
+#include "kernels/sm80_backward_args.h"
 #include "shapes.h"
 
 enum { DELTA, ROWS, COLUMNS, DTYPES = 3, DIMS = 3, PER_DTYPE = 1 + 2 * DIMS, BUFFERS = 10 };
-_Static_assert((int)FAKE_BACKWARD_KERNELS == DTYPES * PER_DTYPE, "every kernel has a number");
+
+/* The shapes of the kernel for Ampere, whose passes have numbers after those of the portable one:
+ * shape by shape, rows and columns, f16 and bf16. */
+#define SM80_SHAPE(head_dim, tile, step, warps, ...) {head_dim, tile, (warps)*32},
+static const struct {
+    int head_dim, tile;
+    unsigned threads;
+} sm80_shapes[] = {TESS_SM80_BACKWARD_SHAPES(SM80_SHAPE)};
+enum {
+    SM80_SHAPES = sizeof sm80_shapes / sizeof *sm80_shapes,
+    FIRST_SM80 = DTYPES * PER_DTYPE,
+    KERNELS = FIRST_SM80 + 4 * SM80_SHAPES
+};
 
 /* Where tess_portable_stage puts tensors, and the buffers behind them. */
 enum { Q, K, V, D_O, FIRST_GRADIENT, D_LSE = 6, SECOND_GRADIENT, TABLES, WORKSPACE };
@@ -21,27 +34,37 @@ enum { Q, K, V, D_O, FIRST_GRADIENT, D_LSE = 6, SECOND_GRADIENT, TABLES, WORKSPA
 typedef struct kernel {
     int stage, dtype, head_dim;
     unsigned threads;
+    int tile; /* of one for Ampere; else 0 */
 } kernel;
 
 static kernel kernel_of(int number) {
     static const int dims[DIMS] = {64, 128, 256};
     static const unsigned threads[DIMS] = {TESS_BACKWARD_THREADS_64, TESS_BACKWARD_THREADS_128,
                                            TESS_BACKWARD_THREADS_256};
+    if (number >= FIRST_SM80) {
+        const int which = (number - FIRST_SM80) % 4, shape = (number - FIRST_SM80) / 4;
+        return (kernel){which / 2 ? COLUMNS : ROWS, which % 2 ? TESS_BF16 : TESS_F16,
+                        sm80_shapes[shape].head_dim, sm80_shapes[shape].threads,
+                        sm80_shapes[shape].tile};
+    }
     const int n = number % PER_DTYPE - 1, dtype = number / PER_DTYPE;
-    if (n < 0) return (kernel){DELTA, dtype, 256, TESS_STRIP_THREADS};
-    return (kernel){n < DIMS ? ROWS : COLUMNS, dtype, dims[n % DIMS], threads[n % DIMS]};
+    if (n < 0) return (kernel){DELTA, dtype, 256, TESS_STRIP_THREADS, 0};
+    return (kernel){n < DIMS ? ROWS : COLUMNS, dtype, dims[n % DIMS], threads[n % DIMS], 0};
 }
 
 int fake_backward_find(const char *name) {
     static const char *const stages[] = {"delta", "rows", "columns"}, *const dtypes[DTYPES] = {
                                                                           "f32", "f16", "bf16"};
-    for (int n = 0; n < FAKE_BACKWARD_KERNELS; n++) {
+    for (int n = 0; n < KERNELS; n++) {
         const kernel k = kernel_of(n);
         char text[64];
-        const int length =
-            snprintf(text, sizeof text, "tess_backward_%s_%s", stages[k.stage], dtypes[k.dtype]);
-        if (k.stage != DELTA)
-            snprintf(text + length, sizeof text - (size_t)length, "_%d", k.head_dim);
+        const int length = snprintf(text, sizeof text, "tess_%sbackward_%s_%s",
+                                    k.tile ? "sm80_" : "", stages[k.stage], dtypes[k.dtype]);
+        char *end = text + length;
+        if (k.tile)
+            snprintf(end, sizeof text - (size_t)length, "_%d_%d", k.head_dim, k.tile);
+        else if (k.stage != DELTA)
+            snprintf(end, sizeof text - (size_t)length, "_%d", k.head_dim);
         if (strcmp(text, name) == 0) return n;
     }
     return -1;
@@ -49,6 +72,35 @@ int fake_backward_find(const char *name) {
 
 int fake_backward_takes(int number, unsigned threads) {
     return threads == kernel_of(number).threads;
+}
+
+const size_t *fake_backward_parameters(int number) {
+    static const size_t portable[] = {8, 8, 8, 8, 8, 8, 8, 8, 8, 8, sizeof(tess_args), 0},
+                        sm80[] = {sizeof(tess_sm80_backward_args), 0};
+    return number < FIRST_SM80 ? portable : sm80;
+}
+
+/* The arguments and buffers of either kind of kernel. */
+static tess_args read_arguments(int number, void *const *parameters, uint64_t pointers[BUFFERS]) {
+    tess_args a;
+    if (number < FIRST_SM80) {
+        for (int n = 0; n < BUFFERS; n++) memcpy(&pointers[n], parameters[n], 8);
+        memcpy(&a, parameters[BUFFERS], sizeof a);
+        return a;
+    }
+    tess_sm80_backward_args s;
+    memcpy(&s, parameters[0], sizeof s);
+    const uint64_t all[BUFFERS] = {s.q, s.k, s.v,     s.d_o,    s.out,
+                                   0,   0,   s.out_v, s.tables, s.workspace};
+    memcpy(pointers, all, sizeof all);
+    return s.common;
+}
+
+void fake_backward_describe(int number, void *const *parameters, char *text, size_t size) {
+    uint64_t pointers[BUFFERS];
+    const tess_args a = read_arguments(number, parameters, pointers);
+    snprintf(text, size, " items %u from %u head_dim %u block %u group %u flags %u partial_rows %u",
+             a.items, a.items_at, a.head_dim, a.block, a.group, a.flags, a.partial_rows);
 }
 
 typedef struct scene {
@@ -206,12 +258,9 @@ static void run_key(const scene *x, const tess_column *column, int64_t k) {
 void fake_backward_run(int number, unsigned groups, void *const *parameters) {
     const kernel k = kernel_of(number);
     scene x = {.dtype = (uint32_t)k.dtype};
-    memcpy(&x.a, parameters[BUFFERS], sizeof x.a);
-    for (int n = 0; n < BUFFERS; n++) {
-        uint64_t pointer;
-        memcpy(&pointer, parameters[n], sizeof pointer);
-        x.buffers[n] = fake_host(pointer);
-    }
+    uint64_t pointers[BUFFERS];
+    x.a = read_arguments(number, parameters, pointers);
+    for (int n = 0; n < BUFFERS; n++) x.buffers[n] = fake_host(pointers[n]);
     x.tables = x.buffers[TABLES];
     x.workspace = x.buffers[WORKSPACE];
     if (!x.tables || !x.workspace || !x.buffers[D_O]) return;

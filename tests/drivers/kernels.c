@@ -122,7 +122,7 @@ const size_t *fake_kernel_parameters(int number) {
                         sm90[] = {sizeof(tess_sm90_maps), sizeof(tess_sm90_args), 0},
                         sm80[] = {sizeof(tess_sm80_args), 0},
                         decode[] = {sizeof(tess_decode_args), 0};
-    if (number >= FIRST_BACKWARD) return portable;
+    if (number >= FIRST_BACKWARD) return fake_backward_parameters(number - FIRST_BACKWARD);
     if (number == PREPARE) return fake_prepare_parameters;
     if (number >= FIRST_PAGING) return fake_paging_parameters(number - FIRST_PAGING);
     const int kind = kernel_of(number).kind;
@@ -199,7 +199,11 @@ void fake_kernel_describe(int number, void *const *parameters, char *text, size_
         fake_prepare_describe(parameters, text, size);
         return;
     }
-    if (number >= FIRST_PAGING && number < FIRST_BACKWARD) {
+    if (number >= FIRST_BACKWARD) {
+        fake_backward_describe(number - FIRST_BACKWARD, parameters, text, size);
+        return;
+    }
+    if (number >= FIRST_PAGING) {
         fake_paging_describe(number - FIRST_PAGING, parameters, text, size);
         return;
     }
