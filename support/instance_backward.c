@@ -53,6 +53,7 @@ static tess_status forward(instance *x) {
     if (problem_plan_desc(x->problem, &desc, &cu) != 0)
         return instance_fail(x, TESS_ERROR_OUT_OF_MEMORY, "out of memory for the lengths");
     desc.op = TESS_OP_FORWARD;
+    desc.determinism = 0;
     tess_status status = tess_plan_create(x->device, x->layout, &desc, &plan);
     free(cu);
     if (status != TESS_OK) return instance_fail(x, status, NULL);

@@ -12,13 +12,15 @@ typedef struct tess_sm80_backward_args {
      * O, the stage's gradient in that of LSE, and dV in that of V's scales. *_at are 0 but for
      * partials_at: the pointers below hold the offsets. */
     tess_args common;
-    tess_arg_u64 q, k, v, d_o; /* device pointers to element 0 */
-    tess_arg_u64 out, out_v;   /* the stage's gradient, and dV */
+    tess_arg_u64 q, k, v,
+        d_o;                 /* device pointers to element 0; in DELTA O, dLSE and none are first */
+    tess_arg_u64 out, out_v; /* the stage's gradient, in DELTA LSE; dV */
     tess_arg_u64 tables, workspace;
     /* rows are aligned to 16 bytes; bit 0: of Q, bit 1: of K, bit 2: of V, bit 3: of dO, bit 4: of
      * the stage's gradient, bit 5: of dV */
     tess_arg_u32 wide;
-    float scale_log2; /* in exponents of 2 */
+    tess_arg_u32 wants_q; /* of a single pass: dQ is wanted */
+    float scale_log2;     /* in exponents of 2 */
 } tess_sm80_backward_args;
 
 /*
@@ -33,6 +35,8 @@ typedef struct tess_sm80_backward_args {
     X(128, 64, 32, 8, 2, 4, 2, 2)    \
     X(256, 64, 32, 8, 2, 4, 2, 2)    \
     X(256, 32, 32, 4, 1, 2, 1, 2)
+
+#define TESS_SM80_BACKWARD_STRIP_THREADS 256 /* of a thread block that takes a strip */
 
 /* Shared memory that comes before the matrices. */
 #define TESS_SM80_BACKWARD_ROWS_HEADER    4096

@@ -2,7 +2,8 @@
 /*
  * The pass over columns of the backward kernel for Ampere and later, which makes dK and dV: a
  * thread block takes a column, and walks over the rows of its segments, head after head
- * (backward_columns.h).
+ * (backward_columns.h). As a single pass it also adds dQ of the rows to their accumulators, without
+ * an order.
  *
  * While a step is worked on, the next one is copied, by the numbers of its rows. Those of the third
  * one are found meanwhile, with LSE and Delta, and where the fourth one begins.
@@ -14,6 +15,7 @@
 #include "backward_strips.h"
 #include "jobs.cuh"
 #include "sm80_backward_pass.cuh"
+#include "sm80_backward_strips.cuh"
 
 namespace tess {
 
@@ -38,13 +40,16 @@ template <int TILE, int STEP> struct alignas(16) columns_memory {
     float delta[2][STEP];
     int32_t low[TILE], high[TILE]; /* rows at these positions keep the key */
     uint32_t absent[2][2];         /* some of a step's rows are, by warp */
+    /* Of a masked step: whether some row keeps some of 16 keys, by the warps that share these. */
+    uint8_t kept[2][TILE / 16];
 };
 
-template <typename Pass> struct columns_pass : Pass {
+template <typename Pass, bool SINGLE> struct columns_walk : Pass {
     typedef typename Pass::T T;
     typedef columns_memory<Pass::TILE, Pass::STEP> memory;
     static_assert(sizeof(memory) <= TESS_SM80_BACKWARD_COLUMNS_HEADER,
                   "the host asks for enough shared memory");
+    static_assert(Pass::SCORE_N == 2, "two warps have the same keys");
     static_assert(Pass::STEP <= 64 && Pass::STEP % 32 == 0 && Pass::TILE <= Pass::THREADS,
                   "threads have one row and one key at most");
     using Pass::a;
@@ -199,14 +204,35 @@ template <typename Pass> struct columns_pass : Pass {
 
     /* ---------------------------------------------------------------- copies */
 
+    /* Whether some row may keep a key. */
+    __device__ __forceinline__ bool is_read(uint32_t k) const {
+        const tess_args &args = a->common;
+        const uint32_t first = column(TESS_WORD_COLUMN_SEGMENT),
+                       count = column(TESS_WORD_COLUMN_SEGMENTS), token = token_of(k);
+        const int32_t q_first = sequence()[TESS_WORD_SEQUENCE_Q_FIRST];
+        for (uint32_t n = 0; n < count; n++) {
+            const tess_rows rows =
+                tess_read_rows(args.kv_heads_at + (first + n) * TESS_SEGMENT_WORDS, tables(), args);
+            const tess_key_bounds x = tess_find_bounds(k, token, rows, tables(), args);
+            const int64_t from = (int64_t)q_first + rows.row, last = from + rows.count - 1;
+            if (rows.step ? x.low <= x.high : x.low <= last && x.high >= from) return true;
+        }
+        return false;
+    }
+
+    /* Nothing of a key that no row keeps may reach dQ of rows which keep others. */
     __device__ __forceinline__ void copy_tile() const {
         const tess_args *c = &a->common;
         const uint32_t used = keys();
+        if (SINGLE) {
+            if (thread < Pass::TILE) m->low[thread] = thread < used && is_read(thread);
+            __syncthreads();
+        }
         const uint16_t *k = (const uint16_t *)a->k + first_key(c->k_batch, c->k_token, c->k_head),
                        *v = (const uint16_t *)a->v + first_key(c->v_batch, c->v_token, c->v_head);
         Pass::template copy<Pass::TILE>(
             Pass::tile_at(0), (const void *)a->k, a->wide & 2, [&](uint32_t e) -> const uint16_t * {
-                return e < used ? k + (int64_t)token_of(e) * c->k_token : 0;
+                return (SINGLE ? m->low[e] : e < used) ? k + (int64_t)token_of(e) * c->k_token : 0;
             });
         Pass::template copy<Pass::TILE>(
             Pass::tile_at(1), (const void *)a->v, a->wide & 4, [&](uint32_t e) -> const uint16_t * {
@@ -248,6 +274,7 @@ template <typename Pass> struct columns_pass : Pass {
         const column_step &x = m->steps[n % 4];
         const int32_t q_first = MASKED ? sequence()[TESS_WORD_SEQUENCE_Q_FIRST] : 0;
         const float *lse = m->lse[n % 2], *delta = m->delta[n % 2];
+        bool any[Pass::SM] = {};
 #pragma unroll
         for (int i = 0; i < Pass::SN; i++) {
             const int item = Pass::item_of(i);
@@ -279,12 +306,47 @@ template <typename Pass> struct columns_pass : Pass {
                                               (bits[c] >> (entry / a->common.block & 31)) & 1;
                             p[c] = kept ? p[c] : 0.0f;
                             d[c] = kept ? d[c] : 0.0f;
+                            any[t] |= kept;
                         }
                     }
                     Pass::put(1, t, i, r, p[0], p[1]);
                     Pass::put(0, t, i, r, d[0], d[1]);
                 }
         }
+        if (SINGLE && MASKED)
+#pragma unroll
+            for (int t = 0; t < Pass::SM; t++) {
+                const bool kept = __any_sync(~0u, any[t]);
+                if (lane == 0) m->kept[warp % Pass::SCORE_N][Pass::entry_of(t, 0) / 16] = kept;
+            }
+    }
+
+    /* Adds dQ of a step to its accumulators. */
+    __device__ __forceinline__ void add_rows(uint32_t n, bool masked) const {
+        float sums[Pass::IM][Pass::IN][4];
+        clear(sums);
+        if (masked)
+            Pass::add_tile(sums, 0, [&](int k) { return (m->kept[0][k] | m->kept[1][k]) != 0; });
+        else
+            Pass::add_tile(sums, 0);
+        const accumulators<Pass::D> to(a, column(TESS_WORD_COLUMN_SEQUENCE));
+        const uint32_t head = m->steps[n % 4].head, quarter = lane % 4;
+        const int item = warp / Pass::ITEM_N * Pass::IM * 16 + lane / 4,
+                  unit = warp % Pass::ITEM_N * Pass::IN;
+#pragma unroll
+        for (int t = 0; t < Pass::IM; t++)
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const int32_t row = m->rows[n % 3][item + t * 16 + r * 8];
+                if (row < 0) continue;
+                float *const at = to.row(head, row) + unit * 8;
+#pragma unroll
+                for (int i = 0; i < Pass::IN; i += 2)
+                    if ((unit + i) * 8 < (int)a->common.head_dim)
+                        accumulators<Pass::D>::add(at + i * 8, quarter, sums[t][i][2 * r],
+                                                   sums[t][i][2 * r + 1], sums[t][i + 1][2 * r],
+                                                   sums[t][i + 1][2 * r + 1]);
+            }
     }
 
     __device__ __forceinline__ bool is_masked(uint32_t n) const {
@@ -323,9 +385,9 @@ template <typename Pass> struct columns_pass : Pass {
         __syncthreads();
         for (uint32_t n = 0; n < 2; n++) keep_row(n, find_row(n));
         if (m->steps[0].segment == NO_SEGMENT) return;
-        find_bounds(0);
         copy_tile();
         __syncthreads();
+        find_bounds(0);
         copy_items(0);
     }
 
@@ -342,7 +404,8 @@ template <typename Pass> struct columns_pass : Pass {
             if (Pass::STAGES == 2 && next != NO_SEGMENT) copy_items(n + 1);
             Pass::score(s, stage, 0);
             Pass::score(dp, stage, 1);
-            if (is_masked(n))
+            const bool masked = is_masked(n);
+            if (masked)
                 weigh<true>(n);
             else
                 weigh<false>(n);
@@ -350,6 +413,7 @@ template <typename Pass> struct columns_pass : Pass {
             const found_row found = find_row(n + 2);
             if (wants_v) Pass::add_items(d_v, 1, stage, 1);
             if (wants_k) Pass::add_items(d_k, 0, stage, 0);
+            if (SINGLE && a->wants_q) add_rows(n, masked);
             keep_row(n + 2, found);
             if (thread == 0) find_step(n + 3);
             if (next != segment && next != NO_SEGMENT) find_bounds(n + 1);
@@ -361,6 +425,9 @@ template <typename Pass> struct columns_pass : Pass {
         epilogue();
     }
 };
+
+template <typename Pass> using columns_pass = columns_walk<Pass, false>;
+template <typename Pass> using single_pass = columns_walk<Pass, true>;
 
 } // namespace tess
 

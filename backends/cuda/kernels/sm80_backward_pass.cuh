@@ -41,11 +41,19 @@ template <int COLUMNS, bool DOWN> struct operand {
     }
 };
 
-/* c += a b, where 16 K is the length of the sums. */
-template <typename T, typename A, typename B, int K, int M, int N>
-__device__ __forceinline__ void multiply(float (&c)[M][N][4], uint32_t a, uint32_t b) {
+/* Steps of 16 of a sum that are all taken. */
+struct every_step {
+    __device__ __forceinline__ bool operator()(int) const { return true; }
+};
+
+/* c += a b, where 16 K is the length of the sums, and only the steps of 16 that are `kept` are
+ * read. */
+template <typename T, typename A, typename B, int K, int M, int N, typename Kept = every_step>
+__device__ __forceinline__ void multiply(float (&c)[M][N][4], uint32_t a, uint32_t b,
+                                         const Kept &kept = Kept()) {
 #pragma unroll
     for (int k = 0; k < K; k++) {
+        if (!kept(k)) continue;
         uint32_t left[M][4];
 #pragma unroll
         for (int m = 0; m < M; m++) A::load(left[m], a, m, k);
@@ -185,6 +193,18 @@ struct backward_pass {
         multiply<T, left, right, STEP / 16>(
             sums, left::template begin<true>(weights_at(which), warp / SUM_N * UM * 16, 0, now),
             right::template begin<false>(items_at(stage, tensor), 0, warp % SUM_N * UN * 8, now));
+    }
+
+    /* The products of dS and a tensor of the tile, summed over its entries, for the items. */
+    template <typename Kept = every_step>
+    __device__ __forceinline__ void add_tile(float (&sums)[IM][IN][4], int tensor,
+                                             const Kept &kept = Kept()) const {
+        typedef operand<STEP, true> left;
+        typedef operand<D, true> right;
+        const uint32_t now = lane_volatile();
+        multiply<T, left, right, TILE / 16>(
+            sums, left::template begin<true>(weights_at(0), 0, warp / ITEM_N * IM * 16, now),
+            right::template begin<false>(tile_at(tensor), 0, warp % ITEM_N * IN * 8, now), kept);
     }
 
     /* Puts a pair of weights at s[t][n][2 * r] into dS (0) or P (1). */
