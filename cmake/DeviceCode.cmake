@@ -26,6 +26,7 @@ if(TESSERA_DEVICE_CODE STREQUAL "few")
   set(TESSERA_FEW_portable 75 90)
   set(TESSERA_FEW_sm80 80 120)
   set(TESSERA_FEW_decode 80 90)
+  set(TESSERA_FEW_sm80_backward 80 90)
   set(TESSERA_HIP_ARCHS gfx90a gfx1100)
 endif()
 

@@ -57,7 +57,10 @@ typedef struct place {
     const char *name;
 } place;
 
-enum { PASSES = TESS_STAGE_ROWS | TESS_STAGE_COLUMNS };
+enum {
+    PASSES = TESS_STAGE_ROWS | TESS_STAGE_COLUMNS,
+    WRITES_D_Q = TESS_STAGE_ROWS | TESS_STAGE_FINISH /* a kernel has one of them */
+};
 
 static const place places[] = {
     {TESS_STAGE_DELTA, TESS_ROLE_O, TESS_ROLE_Q, "o"},
@@ -67,7 +70,7 @@ static const place places[] = {
     {PASSES, TESS_ROLE_Q, TESS_ROLE_Q, "q"},
     {PASSES, TESS_ROLE_K, TESS_ROLE_K, "k"},
     {PASSES, TESS_ROLE_V, TESS_ROLE_V, "v"},
-    {TESS_STAGE_ROWS, TESS_ROLE_D_Q, TESS_ROLE_LSE, "d_q"},
+    {WRITES_D_Q, TESS_ROLE_D_Q, TESS_ROLE_LSE, "d_q"},
     {TESS_STAGE_COLUMNS, TESS_ROLE_D_K, TESS_ROLE_LSE, "d_k"},
     {TESS_STAGE_COLUMNS, TESS_ROLE_D_V, TESS_ROLE_V_SCALE, "d_v"},
 };
@@ -86,7 +89,7 @@ const char *tess_portable_name(const tess_launch *l, const tess_portable_tensor 
 }
 
 static int is_float32(const tess_launch *l) {
-    const uint32_t flag = l->stage == TESS_STAGE_ROWS ? TESS_PLAN_DQ_F32 : TESS_PLAN_DKV_F32;
+    const uint32_t flag = l->stage & WRITES_D_Q ? TESS_PLAN_DQ_F32 : TESS_PLAN_DKV_F32;
     return l->dtype == TESS_F32 || l->gradients & flag;
 }
 
@@ -116,7 +119,7 @@ static int is_given(const tess_launch *l, uint32_t as) {
 }
 
 static uint32_t flags_of(const tess_launch *l) {
-    const uint32_t adds = l->stage == TESS_STAGE_ROWS ? TESS_PLAN_DQ_ADD : TESS_PLAN_DKV_ADD;
+    const uint32_t adds = l->stage & WRITES_D_Q ? TESS_PLAN_DQ_ADD : TESS_PLAN_DKV_ADD;
     uint32_t flags =
         (is_float32(l) ? TESS_ARGS_F32 : 0) | (l->gradients & adds ? TESS_ARGS_ADD : 0);
     if (l->stage == TESS_STAGE_DELTA) flags |= is_given(l, TESS_ROLE_K_SCALE) ? TESS_ARGS_D_LSE : 0;
@@ -129,14 +132,16 @@ static uint32_t flags_of(const tess_launch *l) {
 void tess_backward_args(const tess_launch *l, uint64_t skip, uint64_t items, int base_in_handle,
                         tess_args *a) {
     const tess_tables *t = l->tables;
-    const struct {
-        uint64_t at;
-        size_t record;
-    } tables[TESS_BACKWARD_STAGES] = {{t->strips_at, sizeof(tess_strip)},
-                                      {t->jobs_at, sizeof(tess_job)},
-                                      {t->columns_at, sizeof(tess_column)}},
-      *table = &tables[tess_backward_number(l->stage)];
-    tess_portable_args(l, base_in_handle, table->at, l->first_job + skip, table->record, items, a);
+    uint64_t at = t->strips_at;
+    size_t record = sizeof(tess_strip);
+    if (l->stage == TESS_STAGE_ROWS) {
+        at = t->jobs_at;
+        record = sizeof(tess_job);
+    } else if (l->stage == TESS_STAGE_COLUMNS) {
+        at = t->columns_at;
+        record = sizeof(tess_column);
+    }
+    tess_portable_args(l, base_in_handle, at, l->first_job + skip, record, items, a);
     a->flags = flags_of(l);
     a->pages = l->n_strips;
     a->page = l->n_heads;

@@ -53,7 +53,7 @@ enum {
     TESS_DRIVER_CALLS = sizeof(tess_driver_calls) / sizeof(void (*)(void)),
     TESS_DRIVER_EXTRAS = 10,
     TESS_DRIVER_TIMERS = 8,
-    TESS_DRIVER_MODULES = 6
+    TESS_DRIVER_MODULES = 7
 };
 
 /* The name of a call in messages: tess_driver_symbol(driver, alloc) is "cuMemAlloc_v2" or

@@ -8,7 +8,7 @@
 /* Made at build time: the portable kernels, those for Hopper, and those for Ampere and later. Lists
  * end with data NULL and are empty in a build without nvcc. */
 extern const tess_driver_image tess_cuda_images[], tess_cuda_sm90_images[], tess_cuda_sm80_images[],
-    tess_cuda_decode_images[], tess_cuda_sm90_backward_images[];
+    tess_cuda_decode_images[], tess_cuda_sm90_backward_images[], tess_cuda_sm80_backward_images[];
 
 /* Places among tess_driver.extra that other files use; cuda.c has the whole list. */
 enum { CUDA_SET_FUNCTION_ATTRIBUTE = 6, CUDA_ENCODE_TENSOR_MAP = 7 };
@@ -18,11 +18,12 @@ enum {
     CUDA_SM90_MODULE = 1,
     CUDA_SM80_MODULE = 2,
     CUDA_DECODE_MODULE = 3,
-    CUDA_SM90_BACKWARD_MODULE = 4
+    CUDA_SM90_BACKWARD_MODULE = 4,
+    CUDA_SM80_BACKWARD_MODULE = 5
 };
 
 extern const tess_driver_row tess_cuda_sm90, tess_cuda_sm80, tess_cuda_decode,
-    tess_cuda_sm90_backward;
+    tess_cuda_sm90_backward, tess_cuda_sm80_backward;
 
 /* What these share (tensor_cores.c). The best image for the device, or NULL. */
 const tess_driver_image *tess_cuda_image(const tess_driver_device *d,
@@ -31,6 +32,11 @@ const tess_driver_image *tess_cuda_image(const tess_driver_device *d,
  * does not take the key's dtype (no key: the device alone), or NULL. */
 const char *tess_cuda_image_refusal(const tess_driver_device *d, const tess_driver_image *images,
                                     const tess_kernel_key *key, char *buffer, size_t size);
+/* Bytes of shared memory that a thread block of the device may have. */
+unsigned tess_cuda_shared_bytes(const tess_driver_device *d);
+/* Lets a function have so much of it; `name` is for messages. */
+tess_status tess_cuda_set_shared(const tess_driver_device *d, void *function, unsigned bytes,
+                                 const char *name);
 /* Makes the state of a plan: the forward kernel of a module
  * ("sm80", "sm90", "decode16") for that head_dim, with so much workgroup memory, and the merge
  * kernel. */
@@ -60,6 +66,10 @@ int tess_cuda_is_wide(const tess_tensor *t, int unit, int batched);
 /* Which tensors have rows of 16 aligned bytes, which wide loads and tensor maps need. Bit 0: Q, bit
  * 1: K and V, bit 2: O. */
 uint32_t tess_cuda_wide(const tess_launch *l);
+
+/* Whether a tensor of 16 bits has such rows. `unit`: elements of 16 bytes; `batched`: the stride of
+ * batches or pages is used. */
+int tess_cuda_is_wide(const tess_tensor *t, int unit, int batched);
 
 /* Why no kernel for full tiles takes the problem, or NULL. */
 const char *tess_cuda_refusal(const tess_kernel_key *key);

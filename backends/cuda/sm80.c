@@ -33,19 +33,8 @@ static unsigned bytes_with(const instance *x, uint32_t stages) {
 
 /* Workgroups for which a multiprocessor has the memory. */
 static uint32_t groups_with(const tess_driver_device *d, const instance *x, uint32_t stages) {
-    static const struct {
-        const char *arch;
-        unsigned bytes;
-    } large[] = {{"sm_80", 164 << 10},
-                 {"sm_87", 164 << 10},
-                 {"sm_90", 228 << 10},
-                 {"sm_100", 228 << 10},
-                 {"sm_103", 228 << 10}};
-    unsigned bytes = 100 << 10;
-    for (size_t n = 0; n < sizeof large / sizeof *large; n++)
-        if (strcmp(d->arch, large[n].arch) == 0) bytes = large[n].bytes;
     /* the driver takes 1 KiB for each */
-    const uint32_t fit = bytes / (bytes_with(x, stages) + 1024);
+    const uint32_t fit = (tess_cuda_shared_bytes(d) + 1024) / (bytes_with(x, stages) + 1024);
     return fit < x->groups ? fit : x->groups;
 }
 

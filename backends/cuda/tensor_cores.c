@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the kernels on tensor cores have in common on the host's side. */
 #include <stdio.h>
+#include <string.h>
 
 #include "cuda.h"
 
@@ -19,6 +20,29 @@ const char *tess_cuda_image_refusal(const tess_driver_device *d, const tess_driv
     return key && key->dtype == TESS_F32 ? "takes f16 and bf16 only" : NULL;
 }
 
+unsigned tess_cuda_shared_bytes(const tess_driver_device *d) {
+    static const struct {
+        const char *arch;
+        unsigned bytes;
+    } large[] = {{"sm_80", 163 << 10},
+                 {"sm_87", 163 << 10},
+                 {"sm_90", 227 << 10},
+                 {"sm_100", 227 << 10},
+                 {"sm_103", 227 << 10}};
+    for (size_t n = 0; n < sizeof large / sizeof *large; n++)
+        if (strcmp(d->arch, large[n].arch) == 0) return large[n].bytes;
+    return 99 << 10;
+}
+
+tess_status tess_cuda_set_shared(const tess_driver_device *d, void *function, unsigned bytes,
+                                 const char *name) {
+    int (*const set)(void *, int, int) =
+        (int (*)(void *, int, int))d->driver->extra[CUDA_SET_FUNCTION_ATTRIBUTE];
+    const int code =
+        set(function, 8 /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */, (int)bytes);
+    return code == DRIVER_OK ? TESS_OK : tess_driver_fail(d, "cuFuncSetAttribute", name, code);
+}
+
 tess_status tess_cuda_prepare(tess_driver_device *d, const tess_kernel_key *key, int module,
                               const tess_driver_image *image, const char *kernel_name,
                               int32_t head_dim, unsigned shared_bytes, tess_kernel *kernel) {
@@ -27,15 +51,9 @@ tess_status tess_cuda_prepare(tess_driver_device *d, const tess_kernel_key *key,
              (int)head_dim);
     TESS_RETURN_IF_ERROR(tess_driver_state_create(d, key, module, image, name, kernel));
     tess_driver_state *state = kernel->state;
-    int (*const set)(void *, int, int) =
-        (int (*)(void *, int, int))d->driver->extra[CUDA_SET_FUNCTION_ATTRIBUTE];
-    const int code = set(state->forward, 8 /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */,
-                         (int)shared_bytes);
-    if (code != DRIVER_OK) {
-        tess_driver_state_release(kernel);
-        return tess_driver_fail(d, "cuFuncSetAttribute", name, code);
-    }
-    return TESS_OK;
+    const tess_status status = tess_cuda_set_shared(d, state->forward, shared_bytes, name);
+    if (status != TESS_OK) tess_driver_state_release(kernel);
+    return status;
 }
 
 const char *tess_cuda_refusal(const tess_kernel_key *key) {

@@ -5,8 +5,10 @@
  *
  *   conformance [--shard I/N] [--device BACKEND] [--every N] [--random COUNT] [--seed S]
  *               [--masks FOLDER] [--line "k=v ..."] [--list] [--bits FILE] [--backward]
+ *               [--any-order]
  *
- * --backward computes the gradients of each problem that has no KV cache instead.
+ * --backward computes the gradients of each problem that has no KV cache instead. With --any-order
+ * their sums may be added in any order (determinism 1), where the problem allows that.
  * --bits compares nothing and writes a line for each result: the kernel, a hash of O and LSE, and
  * the problem. Two such files tell whether two libraries give the same bits (same_bits.sh).
  *
@@ -39,7 +41,7 @@ typedef struct one_case {
     double most_flops; /* more are a mistake of the list; 0: no limit */
     int *accepted;     /* of the target: how many problems its kernel took */
     FILE *bits;        /* NULL: compare with the reference */
-    int backward;
+    int backward, any_order;
 } one_case;
 
 /* Of the problem that ran last: all targets take a problem before any takes the next one. */
@@ -112,6 +114,7 @@ static void test_problem(void **state) {
     if (c->backward) {
         p.op = PROBLEM_BACKWARD;
         if (p.kv_split > 1) p.kv_split = 0; /* of forward alone */
+        if (!p.batch_invariant) p.determinism = c->any_order;
     }
     if (c->backward && (p.head_dim / 8 + p.heads) % 2) flags |= INSTANCE_WITH_D_LSE;
     const tess_status status = instance_create_again(
@@ -210,7 +213,7 @@ static void test_lines_reproduce(void **state) {
 static void options_error(const char *program) {
     fprintf(stderr,
             "usage: %s [--shard I/N] [--device BACKEND] [--every N] [--random COUNT] [--seed S] "
-            "[--masks FOLDER] [--line WORDS] [--list] [--bits FILE] [--backward]\n",
+            "[--masks FOLDER] [--line WORDS] [--list] [--bits FILE] [--backward] [--any-order]\n",
             program);
     exit(2);
 }
@@ -236,7 +239,7 @@ static int read_shard(const char *text, int *shard, int *shards) {
 }
 
 typedef struct settings {
-    int shard, shards, every, print, backward;
+    int shard, shards, every, print, backward, any_order;
     long random_count; /* -1: the list */
     uint64_t seed;
     const char *backend, *masks, *single;
@@ -245,10 +248,10 @@ typedef struct settings {
 
 static settings read_options(int argc, char **argv) {
     static const struct option options[] = {
-        {"shard", 1, NULL, 's'},    {"device", 1, NULL, 'd'}, {"every", 1, NULL, 'e'},
-        {"random", 1, NULL, 'r'},   {"seed", 1, NULL, 'x'},   {"masks", 1, NULL, 'm'},
-        {"line", 1, NULL, 'l'},     {"list", 0, NULL, 'p'},   {"bits", 1, NULL, 'b'},
-        {"backward", 0, NULL, 'g'}, {NULL, 0, NULL, 0}};
+        {"shard", 1, NULL, 's'},    {"device", 1, NULL, 'd'},    {"every", 1, NULL, 'e'},
+        {"random", 1, NULL, 'r'},   {"seed", 1, NULL, 'x'},      {"masks", 1, NULL, 'm'},
+        {"line", 1, NULL, 'l'},     {"list", 0, NULL, 'p'},      {"bits", 1, NULL, 'b'},
+        {"backward", 0, NULL, 'g'}, {"any-order", 0, NULL, 'o'}, {NULL, 0, NULL, 0}};
     settings x = {.shards = 1, .every = 1, .random_count = -1, .seed = 1, .masks = "."};
     for (int o; (o = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         if (o == 's' && read_shard(optarg, &x.shard, &x.shards) == 0)
@@ -269,6 +272,8 @@ static settings read_options(int argc, char **argv) {
             x.print = 1;
         else if (o == 'g')
             x.backward = 1;
+        else if (o == 'o')
+            x.any_order = 1;
         else if (o == 'b' && (x.bits = fopen(optarg, "w")) != NULL)
             continue;
         else
@@ -359,7 +364,8 @@ static int run_list(const settings *x, problem_list *list, test_targets *targets
                            x->single || x->random_count >= 0 || x->backward ? 0 : LIST_FLOPS,
                            &accepted[t],
                            x->bits,
-                           x->backward};
+                           x->backward,
+                           x->any_order};
             tests[n_tests++] =
                 (struct CMUnitTest){list->lines[n], test_problem, NULL, NULL, &cases[n_cases++]};
         }
@@ -368,7 +374,7 @@ static int run_list(const settings *x, problem_list *list, test_targets *targets
         if (x->single || !targets->items[t].kernel[0]) continue;
         /* A part of the list may have nothing for a kernel; the whole of it must. */
         if (!offered[t] && (x->shards > 1 || x->every > 1 || x->random_count >= 0)) continue;
-        cases[n_cases] = (one_case){"", &targets->items[t], 0, &accepted[t], NULL, x->backward};
+        cases[n_cases] = (one_case){"", &targets->items[t], 0, &accepted[t], NULL, x->backward, 0};
         tests[n_tests++] = (struct CMUnitTest){targets->items[t].kernel, test_kernel_took_something,
                                                NULL, NULL, &cases[n_cases++]};
     }

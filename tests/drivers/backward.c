@@ -10,10 +10,26 @@
 #include "args.h"
 #include "common/elements.h"
 #include "fake.h"
+#include "kernels/sm80_backward_args.h"
 #include "shapes.h"
 
-enum { DELTA, ROWS, COLUMNS, DTYPES = 3, DIMS = 3, PER_DTYPE = 1 + 2 * DIMS, BUFFERS = 10 };
-_Static_assert((int)FAKE_BACKWARD_KERNELS == DTYPES * PER_DTYPE, "every kernel has a number");
+enum { DELTA, ROWS, COLUMNS, SINGLE, FINISH };
+enum { DTYPES = 3, DIMS = 3, PER_DTYPE = 1 + 2 * DIMS, BUFFERS = 10 };
+
+/* The shapes of the kernel for Ampere, whose passes have numbers after those of the portable one:
+ * shape by shape, rows, columns and a single pass, f16 and bf16; then by head_dim DELTA and FINISH
+ * of a single pass. */
+#define SM80_SHAPE(head_dim, tile, step, warps, ...) {head_dim, tile, (warps)*32},
+static const struct {
+    int head_dim, tile;
+    unsigned threads;
+} sm80_shapes[] = {TESS_SM80_BACKWARD_SHAPES(SM80_SHAPE)};
+enum {
+    SM80_SHAPES = sizeof sm80_shapes / sizeof *sm80_shapes,
+    FIRST_SM80 = DTYPES * PER_DTYPE,
+    FIRST_STRIPS = FIRST_SM80 + 6 * SM80_SHAPES,
+    KERNELS = FIRST_STRIPS + 4 * DIMS
+};
 
 /* Where tess_portable_stage puts tensors, and the buffers behind them. */
 enum { Q, K, V, D_O, FIRST_GRADIENT, D_LSE = 6, SECOND_GRADIENT, TABLES, WORKSPACE };
@@ -21,27 +37,42 @@ enum { Q, K, V, D_O, FIRST_GRADIENT, D_LSE = 6, SECOND_GRADIENT, TABLES, WORKSPA
 typedef struct kernel {
     int stage, dtype, head_dim;
     unsigned threads;
+    int tile; /* of one for Ampere, -1 where it takes strips; else 0 */
 } kernel;
 
 static kernel kernel_of(int number) {
     static const int dims[DIMS] = {64, 128, 256};
     static const unsigned threads[DIMS] = {TESS_BACKWARD_THREADS_64, TESS_BACKWARD_THREADS_128,
                                            TESS_BACKWARD_THREADS_256};
+    if (number >= FIRST_STRIPS) {
+        const int which = number - FIRST_STRIPS;
+        return (kernel){which / 2 % 2 ? FINISH : DELTA, which % 2 ? TESS_BF16 : TESS_F16,
+                        dims[which / 4], TESS_SM80_BACKWARD_STRIP_THREADS, -1};
+    }
+    if (number >= FIRST_SM80) {
+        const int which = (number - FIRST_SM80) % 6, shape = (number - FIRST_SM80) / 6;
+        return (kernel){ROWS + which / 2, which % 2 ? TESS_BF16 : TESS_F16,
+                        sm80_shapes[shape].head_dim, sm80_shapes[shape].threads,
+                        sm80_shapes[shape].tile};
+    }
     const int n = number % PER_DTYPE - 1, dtype = number / PER_DTYPE;
-    if (n < 0) return (kernel){DELTA, dtype, 256, TESS_STRIP_THREADS};
-    return (kernel){n < DIMS ? ROWS : COLUMNS, dtype, dims[n % DIMS], threads[n % DIMS]};
+    if (n < 0) return (kernel){DELTA, dtype, 256, TESS_STRIP_THREADS, 0};
+    return (kernel){n < DIMS ? ROWS : COLUMNS, dtype, dims[n % DIMS], threads[n % DIMS], 0};
 }
 
 int fake_backward_find(const char *name) {
-    static const char *const stages[] = {"delta", "rows", "columns"}, *const dtypes[DTYPES] = {
-                                                                          "f32", "f16", "bf16"};
-    for (int n = 0; n < FAKE_BACKWARD_KERNELS; n++) {
+    static const char *const stages[] = {"delta", "rows", "columns", "single", "finish"},
+                             *const dtypes[DTYPES] = {"f32", "f16", "bf16"};
+    for (int n = 0; n < KERNELS; n++) {
         const kernel k = kernel_of(n);
         char text[64];
-        const int length =
-            snprintf(text, sizeof text, "tess_backward_%s_%s", stages[k.stage], dtypes[k.dtype]);
-        if (k.stage != DELTA)
-            snprintf(text + length, sizeof text - (size_t)length, "_%d", k.head_dim);
+        const int length = snprintf(text, sizeof text, "tess_%sbackward_%s_%s",
+                                    k.tile ? "sm80_" : "", stages[k.stage], dtypes[k.dtype]);
+        char *end = text + length;
+        if (k.tile > 0)
+            snprintf(end, sizeof text - (size_t)length, "_%d_%d", k.head_dim, k.tile);
+        else if (k.tile || k.stage != DELTA)
+            snprintf(end, sizeof text - (size_t)length, "_%d", k.head_dim);
         if (strcmp(text, name) == 0) return n;
     }
     return -1;
@@ -51,12 +82,46 @@ int fake_backward_takes(int number, unsigned threads) {
     return threads == kernel_of(number).threads;
 }
 
+const size_t *fake_backward_parameters(int number) {
+    static const size_t portable[] = {8, 8, 8, 8, 8, 8, 8, 8, 8, 8, sizeof(tess_args), 0},
+                        sm80[] = {sizeof(tess_sm80_backward_args), 0};
+    return number < FIRST_SM80 ? portable : sm80;
+}
+
+/* The arguments and buffers of either kind of kernel. */
+static tess_args read_arguments(int number, void *const *parameters, uint64_t pointers[BUFFERS],
+                                int *wants_q) {
+    tess_args a;
+    *wants_q = 0;
+    if (number < FIRST_SM80) {
+        for (int n = 0; n < BUFFERS; n++) memcpy(&pointers[n], parameters[n], 8);
+        memcpy(&a, parameters[BUFFERS], sizeof a);
+        return a;
+    }
+    tess_sm80_backward_args s;
+    memcpy(&s, parameters[0], sizeof s);
+    const uint64_t all[BUFFERS] = {s.q, s.k, s.v,     s.d_o,    s.out,
+                                   0,   s.k, s.out_v, s.tables, s.workspace};
+    memcpy(pointers, all, sizeof all);
+    *wants_q = s.wants_q != 0;
+    return s.common;
+}
+
+void fake_backward_describe(int number, void *const *parameters, char *text, size_t size) {
+    uint64_t pointers[BUFFERS];
+    int wants_q;
+    const tess_args a = read_arguments(number, parameters, pointers, &wants_q);
+    snprintf(text, size, " items %u from %u head_dim %u block %u group %u flags %u partial_rows %u",
+             a.items, a.items_at, a.head_dim, a.block, a.group, a.flags, a.partial_rows);
+}
+
 typedef struct scene {
     tess_args a;
     uint32_t dtype;
     void *buffers[BUFFERS];
     const uint32_t *tables;
     float *workspace;
+    int dims;               /* of an accumulator of dQ, where there are any; else 0 */
     const tess_sequence *s; /* of the item at hand */
     uint32_t sequence;
 } scene;
@@ -105,6 +170,26 @@ static float *strip_floats(const scene *x, int64_t row, int64_t head, int delta)
            (int64_t)first[x->sequence] * TESS_STRIP_ROWS + row;
 }
 
+/* The accumulator of dQ of a row. */
+static float *accumulator(const scene *x, int64_t row, int64_t head) {
+    const uint32_t *first = table(x, x->a.slots_at);
+    const int64_t heads = x->a.page, strips = x->a.pages,
+                  strip = (int64_t)first[x->sequence] + row / TESS_STRIP_ROWS;
+    return x->workspace + x->a.partials_at + 2 * heads * strips * TESS_STRIP_ROWS +
+           ((strip * heads + head) * TESS_STRIP_ROWS + row % TESS_STRIP_ROWS) * x->dims;
+}
+
+static void finish_strip(scene *x, const tess_strip *strip) {
+    begin(x, strip->sequence);
+    for (int64_t row = strip->row; row < strip->row + TESS_STRIP_ROWS && row < x->s->q_len; row++)
+        for (uint32_t head = 0; head < x->a.page; head++) {
+            double sums[256];
+            for (uint32_t e = 0; e < x->a.head_dim; e++)
+                sums[e] = (double)accumulator(x, row, head)[e];
+            store(x, FIRST_GRADIENT, ROW(x, lse, row, head), sums, (double)x->a.scale);
+        }
+}
+
 static void run_strip(scene *x, const tess_strip *strip) {
     begin(x, strip->sequence);
     for (int64_t row = strip->row; row < strip->row + TESS_STRIP_ROWS && row < x->s->q_len; row++)
@@ -116,6 +201,7 @@ static void run_strip(scene *x, const tess_strip *strip) {
             if (!isinf(lse) && x->a.flags & TESS_ARGS_D_LSE)
                 delta -=
                     (double)element_load(TESS_F32, x->buffers[D_LSE], ROW(x, k_scale, row, head));
+            for (int e = 0; e < x->dims; e++) accumulator(x, row, head)[e] = 0;
             *strip_floats(x, row, head, 0) = isinf(lse) ? INFINITY : lse;
             *strip_floats(x, row, head, 1) = (float)delta;
         }
@@ -179,6 +265,10 @@ static void add_rows(const scene *x, const tess_segment *g, const tess_row_run *
         const double weight = pair(x, row, head, t, &ds);
         add(x, d_v, weight, D_O, ROW(x, o, row, head));
         add(x, d_k, ds, Q, ROW(x, q, row, head));
+        for (uint32_t e = 0; x->dims && ds != 0 && e < x->a.head_dim; e++)
+            accumulator(x, row, head)[e] +=
+                (float)(ds * (double)element_load(x->dtype, x->buffers[K],
+                                                  KEY(x, k, t, head / x->a.group) + e));
     }
 }
 
@@ -206,15 +296,14 @@ static void run_key(const scene *x, const tess_column *column, int64_t k) {
 void fake_backward_run(int number, unsigned groups, void *const *parameters) {
     const kernel k = kernel_of(number);
     scene x = {.dtype = (uint32_t)k.dtype};
-    memcpy(&x.a, parameters[BUFFERS], sizeof x.a);
-    for (int n = 0; n < BUFFERS; n++) {
-        uint64_t pointer;
-        memcpy(&pointer, parameters[n], sizeof pointer);
-        x.buffers[n] = fake_host(pointer);
-    }
+    uint64_t pointers[BUFFERS];
+    int wants_q;
+    x.a = read_arguments(number, parameters, pointers, &wants_q);
+    x.dims = wants_q && k.stage != ROWS && k.stage != COLUMNS ? k.head_dim : 0;
+    for (int n = 0; n < BUFFERS; n++) x.buffers[n] = fake_host(pointers[n]);
     x.tables = x.buffers[TABLES];
     x.workspace = x.buffers[WORKSPACE];
-    if (!x.tables || !x.workspace || !x.buffers[D_O]) return;
+    if (!x.tables || !x.workspace || (!x.buffers[D_O] && k.stage != FINISH)) return;
     if ((int)x.a.head_dim > k.head_dim) {
         fake_misuse(700, "the kernel for head_dim %d is given %u", k.head_dim, x.a.head_dim);
         return;
@@ -223,6 +312,8 @@ void fake_backward_run(int number, unsigned groups, void *const *parameters) {
         const void *items = table(&x, x.a.items_at);
         if (k.stage == DELTA) {
             run_strip(&x, (const tess_strip *)items + n);
+        } else if (k.stage == FINISH) {
+            finish_strip(&x, (const tess_strip *)items + n);
         } else if (k.stage == ROWS) {
             run_job(&x, (const tess_job *)items + n);
         } else {

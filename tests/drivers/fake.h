@@ -136,9 +136,10 @@ void *fake_host(uint64_t pointer);
 
 /* ------------------------------------------------------------------ other operations */
 
-/* backward.c: those of backward, which take what the portable kernels of attention take. */
-enum { FAKE_BACKWARD_KERNELS = 21 };
+/* backward.c: those of backward. */
 int fake_backward_find(const char *name);
+const size_t *fake_backward_parameters(int number);
+void fake_backward_describe(int number, void *const *parameters, char *text, size_t size);
 int fake_backward_takes(int number, unsigned threads);
 void fake_backward_run(int number, unsigned groups, void *const *parameters);
 

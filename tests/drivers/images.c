@@ -19,5 +19,7 @@ const tess_driver_image tess_cuda_sm80_images[] = {IMAGE("sm_80"), IMAGE("sm_90"
                                                    IMAGE("sm_120"), NONE};
 const tess_driver_image tess_cuda_decode_images[] = {IMAGE("sm_80"), IMAGE("sm_90"),
                                                      IMAGE("sm_100"), IMAGE("sm_120"), NONE};
+const tess_driver_image tess_cuda_sm80_backward_images[] = {IMAGE("sm_80"), IMAGE("sm_90"),
+                                                            IMAGE("sm_100"), IMAGE("sm_120"), NONE};
 const tess_driver_image tess_hip_images[] = {IMAGE("gfx906"), IMAGE("gfx90a"), IMAGE("gfx1100"),
                                              NONE};

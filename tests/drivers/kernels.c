@@ -131,7 +131,7 @@ const size_t *fake_kernel_parameters(int number) {
                         decode[] = {sizeof(tess_decode_args), 0};
     if (number >= FIRST_BACKWARD_SM90)
         return fake_backward_sm90_parameters(number - FIRST_BACKWARD_SM90);
-    if (number >= FIRST_BACKWARD) return portable;
+    if (number >= FIRST_BACKWARD) return fake_backward_parameters(number - FIRST_BACKWARD);
     if (number == PREPARE) return fake_prepare_parameters;
     if (number >= FIRST_PAGING) return fake_paging_parameters(number - FIRST_PAGING);
     const int kind = kernel_of(number).kind;
@@ -214,7 +214,11 @@ void fake_kernel_describe(int number, void *const *parameters, char *text, size_
         fake_backward_sm90_describe(number - FIRST_BACKWARD_SM90, parameters, text, size);
         return;
     }
-    if (number >= FIRST_PAGING && number < FIRST_BACKWARD) {
+    if (number >= FIRST_BACKWARD) {
+        fake_backward_describe(number - FIRST_BACKWARD, parameters, text, size);
+        return;
+    }
+    if (number >= FIRST_PAGING) {
         fake_paging_describe(number - FIRST_PAGING, parameters, text, size);
         return;
     }

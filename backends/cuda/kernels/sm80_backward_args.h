@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the backward kernel for Ampere and later is given. Shared by host and device. */
+#ifndef TESS_CUDA_SM80_BACKWARD_ARGS_H
+#define TESS_CUDA_SM80_BACKWARD_ARGS_H
+
+#include "args.h"
+
+typedef unsigned long long tess_arg_u64;
+
+typedef struct tess_sm80_backward_args {
+    /* As the portable kernel of the stage has them (backends/common/backward.h): dO in the place of
+     * O, the stage's gradient in that of LSE, and dV in that of V's scales. *_at are 0 but for
+     * partials_at: the pointers below hold the offsets. */
+    tess_args common;
+    tess_arg_u64 q, k, v,
+        d_o;                 /* device pointers to element 0; in DELTA O, dLSE and none are first */
+    tess_arg_u64 out, out_v; /* the stage's gradient, in DELTA LSE; dV */
+    tess_arg_u64 tables, workspace;
+    /* rows are aligned to 16 bytes; bit 0: of Q, bit 1: of K, bit 2: of V, bit 3: of dO, bit 4: of
+     * the stage's gradient, bit 5: of dV */
+    tess_arg_u32 wide;
+    tess_arg_u32 wants_q; /* of a single pass: dQ is wanted */
+    float scale_log2;     /* in exponents of 2 */
+} tess_sm80_backward_args;
+
+/*
+ * The compiled shapes. A thread block has a tile of rows or keys, and the other side comes by in
+ * steps; X(largest head_dim, tile, step, warps, stages of a step's items in shared memory, and how
+ * many ways the warps share the tile for scores and for sums, and the step for the sums of its
+ * items). The first shape of a head_dim needs more shared memory than the second.
+ */
+#define TESS_SM80_BACKWARD_SHAPES(X) \
+    X(64, 128, 64, 8, 2, 4, 4, 2)    \
+    X(128, 128, 64, 8, 2, 4, 4, 2)   \
+    X(128, 64, 32, 8, 2, 4, 2, 2)    \
+    X(256, 64, 32, 8, 2, 4, 2, 2)    \
+    X(256, 32, 32, 4, 1, 2, 1, 2)
+
+#define TESS_SM80_BACKWARD_STRIP_THREADS 256 /* of a thread block that takes a strip */
+
+/* Shared memory that comes before the matrices. */
+#define TESS_SM80_BACKWARD_ROWS_HEADER    4096
+#define TESS_SM80_BACKWARD_COLUMNS_HEADER 3072
+
+/* Bytes of shared memory of a shape: both tensors of the tile and of each stage, dS, and for
+ * columns P. */
+#define TESS_SM80_BACKWARD_MATRICES(head_dim, tile, step, stages, weights) \
+    (4 * (head_dim) * ((tile) + (stages) * (step)) + 2 * (weights) * (tile) * (step))
+#define TESS_SM80_BACKWARD_ROWS_SHARED(head_dim, tile, step, stages) \
+    (TESS_SM80_BACKWARD_MATRICES(head_dim, tile, step, stages, 1) + TESS_SM80_BACKWARD_ROWS_HEADER)
+#define TESS_SM80_BACKWARD_COLUMNS_SHARED(head_dim, tile, step, stages) \
+    (TESS_SM80_BACKWARD_MATRICES(head_dim, tile, step, stages, 2) +     \
+     TESS_SM80_BACKWARD_COLUMNS_HEADER)
+
+#endif /* TESS_CUDA_SM80_BACKWARD_ARGS_H */
