@@ -69,13 +69,13 @@ enum {
     PER_DTYPE = FIRST_MERGE + 2 + 3 * FAST_DIMS + DECODE_SHAPES,
     FIRST_PAGING = DTYPES * PER_DTYPE,
     PREPARE = FIRST_PAGING + FAKE_PAGING_KERNELS,
-    FIRST_BACKWARD,
-    FIRST_BACKWARD_SM90 = FIRST_BACKWARD + FAKE_BACKWARD_KERNELS
+    FIRST_BACKWARD_SM90,
+    FIRST_BACKWARD = FIRST_BACKWARD_SM90 + FAKE_BACKWARD_SM90_KERNELS
 };
 
 static kernel kernel_of(int number) {
     const int dtype = number / PER_DTYPE, n = number % PER_DTYPE;
-    if (number >= FIRST_BACKWARD) return (kernel){BACKWARD, 0, 0, 0, 0, 0};
+    if (number >= FIRST_BACKWARD_SM90) return (kernel){BACKWARD, 0, 0, 0, 0, 0};
     if (n < PORTABLE_DIMS)
         return (kernel){FORWARD, dtype, portable_dims[n], portable_threads[n], 0, 0};
     const int few = n - PORTABLE_DIMS, merge = n - FIRST_MERGE;
@@ -129,9 +129,9 @@ const size_t *fake_kernel_parameters(int number) {
                         sm90[] = {sizeof(tess_sm90_maps), sizeof(tess_sm90_args), 0},
                         sm80[] = {sizeof(tess_sm80_args), 0},
                         decode[] = {sizeof(tess_decode_args), 0};
+    if (number >= FIRST_BACKWARD) return fake_backward_parameters(number - FIRST_BACKWARD);
     if (number >= FIRST_BACKWARD_SM90)
         return fake_backward_sm90_parameters(number - FIRST_BACKWARD_SM90);
-    if (number >= FIRST_BACKWARD) return fake_backward_parameters(number - FIRST_BACKWARD);
     if (number == PREPARE) return fake_prepare_parameters;
     if (number >= FIRST_PAGING) return fake_paging_parameters(number - FIRST_PAGING);
     const int kind = kernel_of(number).kind;
@@ -139,9 +139,9 @@ const size_t *fake_kernel_parameters(int number) {
 }
 
 int fake_kernel_takes(int number, unsigned threads) {
+    if (number >= FIRST_BACKWARD) return fake_backward_takes(number - FIRST_BACKWARD, threads);
     if (number >= FIRST_BACKWARD_SM90)
         return fake_backward_sm90_takes(number - FIRST_BACKWARD_SM90, threads);
-    if (number >= FIRST_BACKWARD) return fake_backward_takes(number - FIRST_BACKWARD, threads);
     if (number == PREPARE) return threads == FAKE_PREPARE_THREADS;
     if (number >= FIRST_PAGING) return threads == FAKE_PAGING_THREADS;
     const kernel k = kernel_of(number);
@@ -210,12 +210,12 @@ void fake_kernel_describe(int number, void *const *parameters, char *text, size_
         fake_prepare_describe(parameters, text, size);
         return;
     }
-    if (number >= FIRST_BACKWARD_SM90) {
-        fake_backward_sm90_describe(number - FIRST_BACKWARD_SM90, parameters, text, size);
-        return;
-    }
     if (number >= FIRST_BACKWARD) {
         fake_backward_describe(number - FIRST_BACKWARD, parameters, text, size);
+        return;
+    }
+    if (number >= FIRST_BACKWARD_SM90) {
+        fake_backward_sm90_describe(number - FIRST_BACKWARD_SM90, parameters, text, size);
         return;
     }
     if (number >= FIRST_PAGING) {
@@ -417,12 +417,12 @@ static void run_lockstep(kernel k, unsigned groups, const void *parameter) {
 #endif
 
 void fake_kernel_run(int number, unsigned groups, void *const *parameters) {
-    if (number >= FIRST_BACKWARD_SM90) {
-        fake_backward_sm90_run(number - FIRST_BACKWARD_SM90, groups, parameters);
-        return;
-    }
     if (number >= FIRST_BACKWARD) {
         fake_backward_run(number - FIRST_BACKWARD, groups, parameters);
+        return;
+    }
+    if (number >= FIRST_BACKWARD_SM90) {
+        fake_backward_sm90_run(number - FIRST_BACKWARD_SM90, groups, parameters);
         return;
     }
     if (number == PREPARE) {
