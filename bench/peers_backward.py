@@ -302,7 +302,7 @@ class Row:
 
     def __exit__(self, kind, error, trace):
         self.bench.device.release()
-        if kind in (RuntimeError, Refused):
+        if kind and issubclass(kind, (RuntimeError, Refused)):
             self.bench.refused(self.title, error)
             return True
 
