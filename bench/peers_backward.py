@@ -19,6 +19,7 @@ import time
 
 import torch
 
+from peers_bars import Bars, spread
 from peers_device import Dry, Gpu
 from peers_gradients import Layer
 from peers_torch import BACKENDS
@@ -32,11 +33,12 @@ FREE, DEFAULT = 1, 0  # determinism
 TURNS = (("not guaranteed", FREE), ("default", DEFAULT))
 
 
-class Bench:
+class Bench(Bars):
     def __init__(self, options, device):
+        super().__init__()
         self.options, self.device = options, device
         self.tessera = Tessera(options.library, device.tessera_name, kernel=options.kernel)
-        self.rows, self.missed, self.rate = [], 0, {}
+        self.rate = {}
 
     # ------------------------------------------------------------------ measuring
 
@@ -123,25 +125,6 @@ class Bench:
             )
             self.rows.append({"work": name, "flops": flops, "seconds": t})
         return seconds
-
-    def report(self, title, value, bar, unit="x", at_most=False, spread_of=()):
-        good = value <= bar if at_most else value >= bar
-        self.missed += not good
-        self.rows.append(
-            {"bar": title, "value": value, "to_reach": bar, "unit": unit, "reached": bool(good)}
-        )
-        print(
-            f"  {'reached' if good else 'MISSED '}  {title:66} {value:9.3f} {unit}"
-            f"   {'at most' if at_most else 'at least'} {bar:.3f}"
-            + (f"   spread {max(map(spread, spread_of)) * 100:.1f} %" if spread_of else ""),
-            flush=True,
-        )
-
-    def refused(self, title, why):
-        """A bar that is missed since the work cannot be done, or takes too long."""
-        self.missed += 1
-        self.rows.append({"bar": title, "why": str(why), "reached": False})
-        print(f"  MISSED   {title}: {why}", flush=True)
 
     def over(self, title, seconds, other, bar, at_most=False):
         """How often the second time goes into the first: the median of the rounds' ratios. With
@@ -319,7 +302,7 @@ class Row:
 
     def __exit__(self, kind, error, trace):
         self.bench.device.release()
-        if kind in (RuntimeError, Refused):
+        if kind and issubclass(kind, (RuntimeError, Refused)):
             self.bench.refused(self.title, error)
             return True
 
@@ -331,10 +314,6 @@ def plain(q, k, v):
     s = q.float() @ k.float().transpose(2, 3) / math.sqrt(q.shape[3])
     late = torch.ones(tokens, tokens, dtype=torch.bool, device=q.device).triu(1)
     return (torch.softmax(s.masked_fill(late, -math.inf), -1) @ v.float()).to(q.dtype)
-
-
-def spread(seconds):
-    return (max(seconds) - min(seconds)) / statistics.median(seconds)
 
 
 PARTS = "dense,s2,blocks,phi3,window,sm80,planning,portable"
@@ -352,5 +331,4 @@ def run(options):
         if options.json:
             with open(options.json, "w") as file:
                 json.dump(bench.rows, file, indent=1, default=str)
-    bars = [row for row in bench.rows if "reached" in row]
-    print(f"{sum(row['reached'] for row in bars)} of {len(bars)} reached")
+    bench.count()

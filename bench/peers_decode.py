@@ -33,6 +33,7 @@ import time
 
 import torch
 
+from peers_bars import Bars, spread
 from peers_cache import Cache
 from peers_device import Dry, Gpu
 from peers_portable import Portable
@@ -49,8 +50,9 @@ S2_WIDE = pattern(S2, block=64, local=8, stride=16, flags=PER_KV_HEAD)
 PHI3 = pattern(S2, block=64, local=16, stride=8, offset=1)
 
 
-class Bench(Serving, Portable):
+class Bench(Bars, Serving, Portable):
     def __init__(self, options, device):
+        super().__init__()
         self.options, self.device = options, device
         named = [("Tessera", options.library)]
         named += [tuple(x.split("=", 1)) for x in options.beside or []]
@@ -58,7 +60,7 @@ class Bench(Serving, Portable):
             (name, Tessera(path, device.tessera_name, kernel=options.kernel))
             for name, path in named
         ]
-        self.rows, self.missed, self.best_dense = [], 0, 0.0
+        self.best_dense = 0.0
         count = (1 << 20 if device.dry else options.sum_bytes) // 4
         self.many = torch.full((count,), 0.5, device=device.torch_name)
         self.many.uniform_(-1, 1)
@@ -118,29 +120,10 @@ class Bench(Serving, Portable):
         )
         return seconds, max(rates + [self.best_dense])
 
-    def report(self, title, value, bar, unit="x", at_most=False, spread_of=()):
-        good = value <= bar if at_most else value >= bar
-        self.missed += not good
-        self.rows.append(
-            {"bar": title, "value": value, "to_reach": bar, "unit": unit, "reached": bool(good)}
-        )
-        print(
-            f"  {'reached' if good else 'MISSED '}  {title:66} {value:9.3f} {unit}"
-            f"   {'at most' if at_most else 'at least'} {bar:.3f}"
-            + (f"   spread {max(map(spread, spread_of)) * 100:.1f} %" if spread_of else ""),
-            flush=True,
-        )
-
     def within(self, title, seconds, other, most):
         """The time over another contestant's: the median of the rounds' ratios."""
         value = statistics.median([a / b for a, b in zip(seconds, other)])
         self.report(title, value, most, at_most=True, spread_of=[seconds])
-
-    def refused(self, title, why):
-        """A bar that is missed since the library does not do the work, or not right."""
-        self.missed += 1
-        self.rows.append({"bar": title, "refused": str(why), "reached": False})
-        print(f"  MISSED   {title}: {why}", flush=True)
 
     def not_yet(self, title, why):
         self.rows.append({"bar": title, "not_yet": str(why)})
@@ -496,10 +479,6 @@ def all_of(calls):
     return run
 
 
-def spread(seconds):
-    return (max(seconds) - min(seconds)) / statistics.median(seconds)
-
-
 PARTS = (
     "dense,latency,mixed,drafts,shapes,paged,bytes,s2,phi3,chunks,invariant,prefill,together,"
     "shared,capacity,nodes,prepare,append,workspace,host,portable,codes"
@@ -538,8 +517,7 @@ def main():
             if options.json:
                 with open(options.json, "w") as file:
                     json.dump(bench.rows, file, indent=1, default=str)
-    bars = [row for row in bench.rows if "reached" in row]
-    print(f"{sum(row['reached'] for row in bars)} of {len(bars)} reached")
+    bench.count()
 
 
 if __name__ == "__main__":
