@@ -185,40 +185,50 @@ static void compare(checker *c, int part, int64_t at, const char *where, const g
     }
 }
 
+/* Where one of the vectors of an array lies, counted by sequence, then head, then row or key. */
+typedef struct place {
+    int64_t sequence, before; /* vectors of the sequences before it */
+    int32_t head;
+    int64_t row;
+} place;
+
+/* The place of vector `at`, which is not before that of the last call. `length` is that of a
+ * sequence. */
+static void find_place(place *w, const problem *p, int64_t (*length)(const problem *, int64_t),
+                       int32_t heads, int64_t at) {
+    while (at - w->before >= length(p, w->sequence) * heads)
+        w->before += length(p, w->sequence++) * heads;
+    w->head = (int32_t)((at - w->before) / length(p, w->sequence));
+    w->row = (at - w->before) % length(p, w->sequence);
+}
+
 static void compare_rows(checker *c, int64_t wanted, int64_t total) {
     const problem *p = c->x->problem;
-    int64_t b = 0, before = 0;
+    place w = {0};
     for (int64_t n = 0; n < wanted; n++) {
-        const int64_t at = instance_nth_row(n, wanted, total);
-        while (at - before >= problem_q_len(p, b) * p->heads)
-            before += problem_q_len(p, b++) * p->heads;
-        const int64_t row = (at - before) % problem_q_len(p, b);
-        const int32_t head = (int32_t)((at - before) / problem_q_len(p, b));
         gradient g;
         char where[96];
-        snprintf(where, sizeof where, "sequence %" PRId64 ", head %" PRId32 ", row %" PRId64, b,
-                 head, row);
-        reference_d_q(p, &c->in, b, head, row, &g);
-        compare(c, INSTANCE_D_Q, gradient_row(p, b, head, row), where, &g);
+        find_place(&w, p, problem_q_len, p->heads, instance_nth_row(n, wanted, total));
+        snprintf(where, sizeof where, "sequence %" PRId64 ", head %" PRId32 ", row %" PRId64,
+                 w.sequence, w.head, w.row);
+        reference_d_q(p, &c->in, w.sequence, w.head, w.row, &g);
+        compare(c, INSTANCE_D_Q, gradient_row(p, w.sequence, w.head, w.row), where, &g);
     }
 }
 
 static void compare_keys(checker *c, int64_t wanted, int64_t total) {
     const problem *p = c->x->problem;
-    int64_t b = 0, before = 0;
+    place w = {0};
     for (int64_t n = 0; n < wanted; n++) {
-        const int64_t at = instance_nth_row(n, wanted, total);
-        while (at - before >= problem_kv_len(p, b) * p->kv_heads)
-            before += problem_kv_len(p, b++) * p->kv_heads;
-        const int64_t key = (at - before) % problem_kv_len(p, b);
-        const int32_t head = (int32_t)((at - before) / problem_kv_len(p, b));
         gradient d_k, d_v;
         char where[96];
-        snprintf(where, sizeof where, "sequence %" PRId64 ", kv head %" PRId32 ", key %" PRId64, b,
-                 head, key);
-        reference_d_kv(p, &c->in, b, head, key, &d_k, &d_v);
-        compare(c, INSTANCE_D_K, gradient_key(p, b, head, key), where, &d_k);
-        compare(c, INSTANCE_D_V, gradient_key(p, b, head, key), where, &d_v);
+        find_place(&w, p, problem_kv_len, p->kv_heads, instance_nth_row(n, wanted, total));
+        snprintf(where, sizeof where, "sequence %" PRId64 ", kv head %" PRId32 ", key %" PRId64,
+                 w.sequence, w.head, w.row);
+        reference_d_kv(p, &c->in, w.sequence, w.head, w.row, &d_k, &d_v);
+        const int64_t at = gradient_key(p, w.sequence, w.head, w.row);
+        compare(c, INSTANCE_D_K, at, where, &d_k);
+        compare(c, INSTANCE_D_V, at, where, &d_v);
     }
 }
 

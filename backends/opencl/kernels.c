@@ -176,6 +176,16 @@ static tess_status from_source(const opencl_device *d, const tess_cache_key *key
                       tess_opencl_error_name(code), (int)code, text);
 }
 
+static tess_cache_key key_of(const opencl_device *d, const char *source, size_t size,
+                             const char *options) {
+    return (tess_cache_key){.backend = "opencl",
+                            .device = d->names[0],
+                            .driver = d->names[1],
+                            .source = source,
+                            .source_size = size,
+                            .options = options};
+}
+
 /* Compiles a program, unless the entry has it already. UNSUPPORTED: the device cannot run
  * `function` of it, and entry->refusal says why. */
 static tess_status compile(const opencl_device *d, const tess_cache_key *key, const char *function,
@@ -212,12 +222,7 @@ static tess_status instance(opencl_device *d, uint32_t dtype, uint32_t row,
              "-cl-std=CL1.2 -D TESS_DTYPE=%u -D TESS_FEW=%u -D TESS_DIMS=%u -D TESS_ROWS=%u -D "
              "TESS_KEYS=%u -D TESS_THREADS=%u",
              dtype, shape->few, shape->head_dim, shape->rows, shape->keys, shape->threads);
-    const tess_cache_key key = {.backend = "opencl",
-                                .device = d->names[0],
-                                .driver = d->names[1],
-                                .source = tess_opencl_portable,
-                                .source_size = tess_opencl_portable_size,
-                                .options = options};
+    const tess_cache_key key = key_of(d, tess_opencl_portable, tess_opencl_portable_size, options);
     return compile(d, &key, kernels[row].functions[0], shape->threads, *out);
 }
 
@@ -233,13 +238,9 @@ static tess_status other_instance(opencl_device *d, uint32_t dtype, const opencl
     *out = merges ? &d->parts[dtype] : &d->paging[bits == 16];
     snprintf(options, sizeof options, "-cl-std=CL1.2 -D TESS_%s=%u", merges ? "DTYPE" : "BITS",
              (unsigned)(merges ? dtype : bits));
-    const tess_cache_key key = {.backend = "opencl",
-                                .device = d->names[0],
-                                .driver = d->names[1],
-                                .source = merges ? tess_opencl_parts : tess_opencl_paging,
-                                .source_size =
-                                    merges ? tess_opencl_parts_size : tess_opencl_paging_size,
-                                .options = options};
+    const tess_cache_key key =
+        key_of(d, merges ? tess_opencl_parts : tess_opencl_paging,
+               merges ? tess_opencl_parts_size : tess_opencl_paging_size, options);
     return compile(d, &key, row->functions[0], TESS_PARTS_THREADS, *out);
 }
 
@@ -252,22 +253,12 @@ static tess_status backward_instance(opencl_device *d, uint32_t dtype, const ope
              "-cl-std=CL1.2 -D TESS_DTYPE=%u -D TESS_DIMS=%u -D TESS_TILE=%u -D TESS_THREADS=%u",
              (unsigned)dtype, (unsigned)shape->head_dim, (unsigned)shape->tile,
              (unsigned)shape->threads);
-    const tess_cache_key key = {.backend = "opencl",
-                                .device = d->names[0],
-                                .driver = d->names[1],
-                                .source = tess_opencl_backward,
-                                .source_size = tess_opencl_backward_size,
-                                .options = options};
+    const tess_cache_key key = key_of(d, tess_opencl_backward, tess_opencl_backward_size, options);
     return compile(d, &key, row->functions[OPENCL_KERNELS - 1], shape->threads, *out);
 }
 
 static tess_status step_instance(opencl_device *d, const char *function, opencl_program **out) {
-    const tess_cache_key key = {.backend = "opencl",
-                                .device = d->names[0],
-                                .driver = d->names[1],
-                                .source = tess_opencl_step,
-                                .source_size = tess_opencl_step_size,
-                                .options = "-cl-std=CL1.2"};
+    const tess_cache_key key = key_of(d, tess_opencl_step, tess_opencl_step_size, "-cl-std=CL1.2");
     *out = &d->step;
     return compile(d, &key, function, TESS_PREPARE_GROUP, *out);
 }

@@ -60,10 +60,11 @@ void test_targets_close(test_targets *targets);
 int test_other_turn(const test_target *target, uint32_t dtype, int32_t head_dim);
 
 /* Whether a target leaves out problem `n` of a list: if it is not its turn, or, for a device's own
- * choice, which is one of the kernels, if it is none of each seventh. */
+ * choice, which is one of the kernels, if it is none of each seventh. Under a sanitizer the kernels
+ * of other devices take turns from problem to problem. */
 int test_leaves_out(const test_target *target, int n, uint32_t dtype, int32_t head_dim);
 /* Whether a target leaves out heavy item `n`, on which such a device works for seconds: it goes to
- * one of the two devices, and not to their own choice. */
+ * one of the two devices, and not to their own choice. Under a sanitizer it goes to one kernel. */
 int test_leaves_heavy(const test_target *target, int n);
 /* The same of an item whose work is mostly padding of tiles and vectors: it goes to OpenCL, which
  * is ten times faster at these. */

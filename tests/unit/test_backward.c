@@ -15,13 +15,10 @@ enum {
 static _Alignas(256) char memory[12 * REGION];
 
 static tess_plan_desc plan_desc(void) {
-    return (tess_plan_desc){.struct_size = sizeof(tess_plan_desc),
-                            .op = TESS_OP_BACKWARD,
-                            .dtype = TESS_BF16,
-                            .head_dim = DIM,
-                            .batch = BATCH,
-                            .q_len = ROWS,
-                            .kv_len = KEYS};
+    tess_plan_desc d = plan_of(DIM, BATCH, ROWS, KEYS);
+    d.op = TESS_OP_BACKWARD;
+    d.dtype = TESS_BF16;
+    return d;
 }
 
 static tess_buffer region(int n) { return tess_host_buffer(memory + (size_t)n * REGION, REGION); }
@@ -59,9 +56,7 @@ static void fill(const tess_plan *p) {
 }
 
 static void remake(const tess_plan_desc *d) {
-    tess_plan *made = make_plan(device, layout, d);
-    tess_plan_release(plan);
-    plan = made;
+    run_replan(d);
     fill(plan);
 }
 

@@ -4,83 +4,54 @@
  * key of every sequence is in exactly one column of its kv head, and what a kernel would see of the
  * segments, pair by pair, is what the pattern keeps, each pair in exactly one segment.
  */
-#include "fixtures/planner.h"
-
 #include <tessera/tessera_column_walk.h>
+
+#include "fixtures/batches.h"
 
 #include "columns.h"
 
 /* ------------------------------------------------------------------ one case */
 
 typedef struct instance {
-    spec x;
-    tess_layout *layout;
-    tess_sequence sequences[5];
-    uint32_t first_block[5]; /* all 0: not handed over */
-    uint32_t n_sequences, tile_keys, step_rows;
+    batch b;
+    uint32_t tile_keys, step_rows;
     uint64_t section_rows;
-    tess_jobs jobs;
     tess_columns columns;
-    tess_class *classes;
     tess_column *out;
     tess_segment *segments;
-    uint32_t *entries, *bits;
 } instance;
-
-#define FAIL(c, ...)                                                                         \
-    do {                                                                                     \
-        print_message("%s; tile_keys=%u step_rows=%u\n", spec_text(&(c)->x), (c)->tile_keys, \
-                      (c)->step_rows);                                                       \
-        fail_msg(__VA_ARGS__);                                                               \
-    } while (0)
 
 static void instance_random(instance *c, uint64_t *seed, int64_t most) {
     memset(c, 0, sizeof *c);
-    do {
-        spec_free(&c->x);
-        spec_random(&c->x, seed, most);
-    } while (c->x.layout.max_tokens == 0 && test_between(seed, 0, 9));
-    c->layout = spec_layout(&c->x, runtime);
-    c->n_sequences = spec_lengths(&c->x, seed, 3, c->sequences, c->first_block);
+    batch_random(&c->b, seed, most, 3);
     c->tile_keys = (uint32_t)test_between(seed, 1, test_between(seed, 0, 1) ? 12 : 90);
     c->step_rows = (uint32_t)test_between(seed, 1, 30);
     c->section_rows = test_between(seed, 0, 1) ? (uint64_t)test_between(seed, 1, 300) : 0;
 }
 
 static void instance_plan(instance *c) {
-    tess_jobs *jobs = &c->jobs;
     tess_columns *columns = &c->columns;
-    tess_status status =
-        tess_jobs_create(jobs, runtime, c->layout, c->sequences, c->n_sequences, 16, 0);
-    for (uint32_t s = 0; s < c->n_sequences; s++)
-        if (c->first_block[s] != 0) jobs->first_block = c->first_block;
-    if (status == TESS_OK) status = tess_jobs_count(jobs);
-    if (status == TESS_OK) status = tess_columns_create(columns, jobs, c->tile_keys, c->step_rows);
+    snprintf(c->b.tiles, sizeof c->b.tiles, "tile_keys=%u step_rows=%u", c->tile_keys,
+             c->step_rows);
+    tess_status status = batch_jobs(&c->b, 16, 0);
+    if (status == TESS_OK) status = tess_jobs_count(&c->b.jobs);
+    if (status == TESS_OK)
+        status = tess_columns_create(columns, &c->b.jobs, c->tile_keys, c->step_rows);
     if (status == TESS_OK) status = tess_columns_count(columns);
-    if (status != TESS_OK) FAIL(c, "%s", tess_last_error());
-    const uint64_t n_entries = jobs->tiler->n_entries + columns->n_entries;
-    c->classes = exact(c->layout->n_classes, sizeof *c->classes);
-    for (uint32_t n = 0; n < c->layout->n_classes; n++)
-        tess_tiler_class(jobs->tiler, n, &c->classes[n]);
+    if (status != TESS_OK) FAIL(&c->b, "%s", tess_last_error());
+    batch_tables(&c->b, c->b.jobs.tiler->n_entries + columns->n_entries);
     c->out = exact(columns->n_columns, sizeof *c->out);
     c->segments = exact(columns->n_segments, sizeof *c->segments);
-    c->entries = exact(n_entries, sizeof *c->entries);
-    c->bits = exact(c->x.pattern.kind == TESS_PATTERN_BLOCKS ? n_entries : 0, sizeof *c->bits);
-    tess_columns_entries(columns, c->entries, c->bits);
+    tess_columns_entries(columns, c->b.entries, c->b.bits);
     columns->section_rows = c->section_rows;
     tess_columns_place(columns, c->out, c->segments);
 }
 
 static void instance_free(instance *c) {
     tess_columns_release(&c->columns);
-    tess_jobs_release(&c->jobs);
-    free(c->classes);
     free(c->out);
     free(c->segments);
-    free(c->entries);
-    free(c->bits);
-    tess_layout_release(c->layout);
-    spec_free(&c->x);
+    batch_free(&c->b);
 }
 
 /* ------------------------------------------------------------------ what a kernel would see */
@@ -88,8 +59,8 @@ static void instance_free(instance *c) {
 /* A run of rows against the segment's keys, of one head. Returns whether a pair is kept. */
 static bool see_run(const instance *c, const tess_column *column, const tess_segment *segment,
                     const tess_row_run *run, int32_t head, uint8_t *pairs) {
-    const tess_sequence *q = &c->sequences[column->sequence];
-    const uint32_t block = (uint32_t)block_size(&c->x);
+    const tess_sequence *q = &c->b.sequences[column->sequence];
+    const uint32_t block = (uint32_t)block_size(&c->b.x);
     const uint32_t end = (uint32_t)(segment->first + segment->blocks) * block;
     bool any = false;
     if (run->rows > 0) assert_true(run->row >= 0 && run->row + (int64_t)run->rows <= q->q_len);
@@ -99,7 +70,8 @@ static bool see_run(const instance *c, const tess_column *column, const tess_seg
             const int64_t t = tess_column_key(column, block, k), j = t / block;
             const uint32_t m = k / block;
             if (m < 32 && !(run->bits >> m & 1)) continue;
-            if (run->masked && !tess_kept(&c->classes[segment->cls], p, t, i, j, run->bits, i - m))
+            if (run->masked &&
+                !tess_kept(&c->b.classes[segment->cls], p, t, i, j, run->bits, i - m))
                 continue;
             any = true;
             pairs[(head * (int64_t)q->q_len + r) * q->kv_len + t]++;
@@ -109,41 +81,42 @@ static bool see_run(const instance *c, const tess_column *column, const tess_seg
 }
 
 static void see_column(const instance *c, const tess_column *column, uint8_t *pairs) {
-    const int32_t group = c->x.layout.n_heads / c->x.layout.n_kv_heads;
-    const tess_sequence *q = &c->sequences[column->sequence];
+    const int32_t group = c->b.x.layout.n_heads / c->b.x.layout.n_kv_heads;
+    const tess_sequence *q = &c->b.sequences[column->sequence];
     for (uint32_t n = 0; n < column->segments; n++) {
         assert_true((uint64_t)column->segment + n < c->columns.n_segments);
         const tess_segment *s = &c->segments[column->segment + n];
-        const tess_class *cls = &c->classes[s->cls];
+        const tess_class *cls = &c->b.classes[s->cls];
         bool any = false;
         assert_true(s->heads >= 1 && s->rows >= 1 && s->blocks >= 1);
         assert_true(s->first + s->blocks <= column->blocks);
-        assert_true(s->head + s->heads <= c->x.layout.n_heads);
+        assert_true(s->head + s->heads <= c->b.x.layout.n_heads);
         if (s->mask_head != TESS_ALL_ROWS)
             assert_true((uint32_t)s->mask_head + s->mask_tail <= s->rows);
         for (int32_t h = s->head; h < s->head + s->heads; h++) {
             assert_int_equal(column->kv_head, h / group);
-            assert_int_equal(s->cls, c->layout->head_class[h]);
+            assert_int_equal(s->cls, c->b.layout->head_class[h]);
             for (uint32_t at = 0; at < s->rows;) {
-                const tess_row_run run = tess_row_run_at(s, cls, q, (uint32_t)block_size(&c->x),
-                                                         c->entries, c->bits, at);
+                const tess_row_run run = tess_row_run_at(s, cls, q, (uint32_t)block_size(&c->b.x),
+                                                         c->b.entries, c->b.bits, at);
                 assert_true(run.taken >= 1);
                 at += run.taken;
                 any = see_run(c, column, s, &run, h, pairs) || any;
             }
         }
         /* Rows between blocks that lie apart may be all there are. */
-        const bool together = column->first_blocks == column->blocks &&
-                              (column->blocks == 1 || column->step == (uint32_t)block_size(&c->x));
+        const bool together =
+            column->first_blocks == column->blocks &&
+            (column->blocks == 1 || column->step == (uint32_t)block_size(&c->b.x));
         if (!any && together && !(cls->flags & TESS_CLASS_BITS))
-            FAIL(c, "segment %u of the column of key %u reads nothing", n, column->key);
+            FAIL(&c->b, "segment %u of the column of key %u reads nothing", n, column->key);
     }
 }
 
 /* Every key once, for each kv head. */
 static void see_keys(const instance *c, const tess_column *column, uint8_t *keys) {
-    const tess_sequence *q = &c->sequences[column->sequence];
-    const uint32_t block = (uint32_t)block_size(&c->x);
+    const tess_sequence *q = &c->b.sequences[column->sequence];
+    const uint32_t block = (uint32_t)block_size(&c->b.x);
     assert_true(column->keys >= 1 && column->keys <= c->tile_keys);
     assert_true(column->blocks >= 1 && column->first_blocks <= column->blocks);
     assert_true((column->keys - 1) / block + 1 == column->blocks);
@@ -155,12 +128,12 @@ static void see_keys(const instance *c, const tess_column *column, uint8_t *keys
 }
 
 static void check_sequence(const instance *c, uint32_t sequence) {
-    const tess_sequence *q = &c->sequences[sequence];
-    const int32_t heads = c->x.layout.n_heads, kv_heads = c->x.layout.n_kv_heads;
-    const int64_t key = c->first_block[sequence] * block_size(&c->x);
-    uint8_t *pairs = calloc((size_t)heads * (size_t)q->q_len * (size_t)q->kv_len + 1, 1),
+    const tess_sequence *q = &c->b.sequences[sequence];
+    const int32_t kv_heads = c->b.x.layout.n_kv_heads;
+    const int64_t key = c->b.first_block[sequence] * block_size(&c->b.x);
+    uint8_t *pairs = batch_pairs(&c->b, sequence),
             *keys = calloc((size_t)kv_heads * (size_t)q->kv_len + 1, 1);
-    assert_true(pairs && keys);
+    assert_non_null(keys);
     for (uint64_t n = 0; n < c->columns.n_columns; n++) {
         if (c->out[n].sequence != sequence) continue;
         see_keys(c, &c->out[n], keys);
@@ -169,21 +142,10 @@ static void check_sequence(const instance *c, uint32_t sequence) {
     for (int32_t g = 0; g < kv_heads; g++)
         for (int64_t t = 0; t < q->kv_len; t++)
             if (keys[g * (int64_t)q->kv_len + t] != (t >= key))
-                FAIL(c, "sequence %u (keys %lld to %d), kv head %d: key %lld is in %d columns",
+                FAIL(&c->b, "sequence %u (keys %lld to %d), kv head %d: key %lld is in %d columns",
                      sequence, (long long)key, q->kv_len, g, (long long)t,
                      keys[g * (int64_t)q->kv_len + t]);
-    for (int32_t h = 0; h < heads; h++)
-        for (int64_t r = 0; r < q->q_len; r++)
-            for (int64_t t = 0; t < q->kv_len; t++) {
-                const int got = pairs[(h * (int64_t)q->q_len + r) * q->kv_len + t],
-                          wanted = t >= key && formula_kept(&c->x, h, q->q_first + r, t);
-                if (got != wanted)
-                    FAIL(c,
-                         "sequence %u (%d rows at %d, keys %lld to %d), head %d, row %lld, key "
-                         "%lld: kept %d times, wanted %d",
-                         sequence, q->q_len, q->q_first, (long long)key, q->kv_len, h, (long long)r,
-                         (long long)t, got, wanted);
-            }
+    batch_check_pairs(&c->b, sequence, pairs);
     free(pairs);
     free(keys);
 }
@@ -192,8 +154,8 @@ static uint64_t cost(const instance *c, const tess_column *column) {
     uint64_t rows = 0;
     for (uint32_t n = 0; n < column->segments; n++) {
         const tess_segment *s = &c->segments[column->segment + n];
-        const bool listed = s->step || (c->classes[s->cls].flags & TESS_CLASS_BITS);
-        rows += (uint64_t)s->rows * s->heads * (listed ? (uint64_t)block_size(&c->x) : 1);
+        const bool listed = s->step || (c->b.classes[s->cls].flags & TESS_CLASS_BITS);
+        rows += (uint64_t)s->rows * s->heads * (listed ? (uint64_t)block_size(&c->b.x) : 1);
     }
     return rows;
 }
@@ -208,18 +170,18 @@ static void check_order(const instance *c) {
         const uint64_t kv = (uint64_t)b->sequence << 16 | b->kv_head;
         if (smaller(cost(c, a), most) < smaller(cost(c, b), most)) {
             if (c->section_rows == 0 || kv <= last)
-                FAIL(c, "column %llu is out of order", (unsigned long long)n);
+                FAIL(&c->b, "column %llu is out of order", (unsigned long long)n);
             least = last + 1;
         }
         if (kv < least)
-            FAIL(c, "column %llu is of a section that had ended", (unsigned long long)n);
+            FAIL(&c->b, "column %llu is of a section that had ended", (unsigned long long)n);
         if (kv > last) last = kv;
     }
 }
 
 static void instance_check(const instance *c) {
     check_order(c);
-    for (uint32_t s = 0; s < c->n_sequences; s++) check_sequence(c, s);
+    for (uint32_t s = 0; s < c->b.n_sequences; s++) check_sequence(c, s);
 }
 
 static void test_against_formulas(void **state) {
@@ -233,7 +195,7 @@ static void test_against_formulas(void **state) {
         segments += c.columns.n_segments;
         for (uint64_t m = 0; m < c.columns.n_columns; m++) {
             joined += c.out[m].first_blocks < c.out[m].blocks;
-            apart += c.out[m].step > (uint32_t)block_size(&c.x);
+            apart += c.out[m].step > (uint32_t)block_size(&c.b.x);
         }
         instance_free(&c);
     }
@@ -250,12 +212,7 @@ static void test_block_sizes(void **state) {
         for (int n = 0; n < 120; n++) {
             instance c;
             instance_random(&c, &seed, 160);
-            tess_layout_release(c.layout);
-            c.x.pattern.block = blocks[b];
-            if (c.x.pattern.kind == TESS_PATTERN_BLOCKS) spec_mask(&c.x, &seed, 60);
-            c.x.layout.max_tokens = blocks[b] < 4 ? 40 * blocks[b] : 160;
-            c.layout = spec_layout(&c.x, runtime);
-            c.n_sequences = spec_lengths(&c.x, &seed, 3, c.sequences, c.first_block);
+            batch_of_blocks(&c.b, &seed, blocks[b]);
             c.tile_keys = (uint32_t)test_between(&seed, 1, 200);
             instance_plan(&c);
             instance_check(&c);
@@ -268,14 +225,7 @@ static void test_block_sizes(void **state) {
 static void known(instance *c, tess_pattern pattern, int32_t heads, int32_t kv_heads,
                   int32_t tokens) {
     memset(c, 0, sizeof *c);
-    c->x.pattern = pattern;
-    c->x.layout = (tess_layout_desc){.struct_size = sizeof(tess_layout_desc),
-                                     .n_heads = heads,
-                                     .n_kv_heads = kv_heads,
-                                     .max_tokens = tokens};
-    c->layout = spec_layout(&c->x, runtime);
-    c->n_sequences = 1;
-    c->sequences[0] = (tess_sequence){.q_len = tokens, .kv_len = tokens};
+    batch_of(&c->b, pattern, heads, kv_heads, tokens, tokens, tokens);
     c->tile_keys = 128;
     c->step_rows = 64;
     instance_plan(c);
@@ -362,13 +312,12 @@ static void test_failing_memory(void **state) {
     for (int n = 0; n < 40; n++) {
         instance c;
         instance_random(&c, &seed, 70);
-        assert_int_equal(TESS_OK, tess_jobs_create(&c.jobs, runtime, c.layout, c.sequences,
-                                                   c.n_sequences, 16, 0));
+        assert_int_equal(TESS_OK, batch_jobs(&c.b, 16, 0));
         const uint64_t live = heap.live;
         for (uint64_t at = 1;; at++) {
             heap.calls = 0;
             heap.fail_at = at;
-            const tess_status status = tess_columns_create(&c.columns, &c.jobs, 16, 8);
+            const tess_status status = tess_columns_create(&c.columns, &c.b.jobs, 16, 8);
             heap.fail_at = 0;
             tess_columns_release(&c.columns);
             assert_int_equal(live, heap.live);
@@ -376,9 +325,7 @@ static void test_failing_memory(void **state) {
             assert_int_equal(TESS_ERROR_OUT_OF_MEMORY, status);
             failed++;
         }
-        tess_jobs_release(&c.jobs);
-        tess_layout_release(c.layout);
-        spec_free(&c.x);
+        batch_free(&c.b);
     }
     assert_true(failed >= 40 * 3);
 }

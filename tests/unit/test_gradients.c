@@ -124,28 +124,22 @@ static void check(const char *line) {
     teardown(&r);
 }
 
-static void test_dense(void **state) {
+static void test_patterns(void **state) {
     (void)state;
-    check("heads=1 q_len=5 kv_len=5 head_dim=8 dtype=f32 pattern=dense");
-    check("heads=1 q_len=3 kv_len=6 head_dim=8 dtype=f32 pattern=dense causal=0");
-}
-
-static void test_s2_of_a_group(void **state) {
-    (void)state;
-    check("heads=4 kv_heads=2 q_len=7 kv_len=9 head_dim=8 dtype=f32 pattern=s2 block=2 local=1 "
-          "stride=4");
-}
-
-static void test_packed_window(void **state) {
-    (void)state;
-    check("heads=2 kv_heads=1 q_lens=3,0,2 kv_lens=4,2,1 head_dim=8 dtype=f32 pattern=window "
-          "left=1 sinks=1");
-}
-
-static void test_a_chunk_of_a_sequence(void **state) {
-    (void)state;
-    check("heads=1 q_len=4 kv_len=4 head_dim=8 dtype=f32 pattern=s2 q_first=3 kv_first=2 block=2 "
-          "local=1 stride=3");
+    static const char *const lines[] = {
+        "heads=1 q_len=5 kv_len=5 head_dim=8 dtype=f32 pattern=dense",
+        "heads=1 q_len=3 kv_len=6 head_dim=8 dtype=f32 pattern=dense causal=0",
+        /* two query heads to a KV head */
+        "heads=4 kv_heads=2 q_len=7 kv_len=9 head_dim=8 dtype=f32 pattern=s2 block=2 local=1 "
+        "stride=4",
+        /* packed */
+        "heads=2 kv_heads=1 q_lens=3,0,2 kv_lens=4,2,1 head_dim=8 dtype=f32 pattern=window left=1 "
+        "sinks=1",
+        /* a chunk of a sequence */
+        "heads=1 q_len=4 kv_len=4 head_dim=8 dtype=f32 pattern=s2 q_first=3 kv_first=2 block=2 "
+        "local=1 stride=3",
+    };
+    for (size_t n = 0; n < sizeof lines / sizeof *lines; n++) check(lines[n]);
 }
 
 /* Rows and keys without a partner get exactly 0. */
@@ -166,8 +160,7 @@ static void test_nothing_to_add(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_dense),          cmocka_unit_test(test_s2_of_a_group),
-        cmocka_unit_test(test_packed_window),  cmocka_unit_test(test_a_chunk_of_a_sequence),
+        cmocka_unit_test(test_patterns),
         cmocka_unit_test(test_nothing_to_add),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

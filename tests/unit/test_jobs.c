@@ -4,44 +4,23 @@
  * What a kernel would see of each job, pair by pair, must be what the pattern keeps, each pair in
  * exactly one part, and nothing may be listed that no row of the tile reads.
  */
-#include "fixtures/planner.h"
-
-#include "jobs.h"
+#include "fixtures/batches.h"
 
 /* ------------------------------------------------------------------ one case */
 
 typedef struct instance {
-    spec x;
-    tess_layout *layout;
-    tess_sequence sequences[5];
-    uint32_t first_block[5]; /* all 0: not handed over */
-    uint32_t n_sequences, tile_rows, pack_rows;
+    batch b;
+    uint32_t tile_rows, pack_rows;
     tess_split split;
     uint64_t section_blocks;
     bool from_end;
-    tess_jobs jobs;
-    tess_class *classes;
     tess_job *out;
     tess_merge *merges;
-    uint32_t *entries, *bits;
 } instance;
-
-#define FAIL(c, ...)                                                                           \
-    do {                                                                                       \
-        print_message("%s; tile_rows=%u pack_rows=%u split=%u,%u,%d\n", spec_text(&(c)->x),    \
-                      (c)->tile_rows, (c)->pack_rows, (c)->split.max_parts, (c)->split.length, \
-                      (c)->split.fixed);                                                       \
-        fail_msg(__VA_ARGS__);                                                                 \
-    } while (0)
 
 static void instance_random(instance *c, uint64_t *seed) {
     memset(c, 0, sizeof *c);
-    do {
-        spec_free(&c->x);
-        spec_random(&c->x, seed, test_between(seed, 0, 3) ? 70 : 160);
-    } while (c->x.layout.max_tokens == 0 && test_between(seed, 0, 9));
-    c->layout = spec_layout(&c->x, runtime);
-    c->n_sequences = spec_lengths(&c->x, seed, 2, c->sequences, c->first_block);
+    batch_random(&c->b, seed, test_between(seed, 0, 3) ? 70 : 160, 2);
     c->tile_rows = (uint32_t)test_between(seed, 1, test_between(seed, 0, 1) ? 12 : 90);
     c->pack_rows = (uint32_t)test_between(seed, 0, 20);
     c->section_blocks = test_between(seed, 0, 1) ? (uint64_t)test_between(seed, 1, 30) : 0;
@@ -62,37 +41,27 @@ static void instance_random(instance *c, uint64_t *seed) {
 }
 
 static void instance_plan(instance *c) {
-    tess_status status = tess_jobs_create(&c->jobs, runtime, c->layout, c->sequences,
-                                          c->n_sequences, c->tile_rows, c->pack_rows);
-    c->jobs.split = c->split;
-    for (uint32_t s = 0; s < c->n_sequences; s++)
-        if (c->first_block[s] != 0) c->jobs.first_block = c->first_block;
+    tess_jobs *jobs = &c->b.jobs;
+    snprintf(c->b.tiles, sizeof c->b.tiles, "tile_rows=%u pack_rows=%u split=%u,%u,%d",
+             c->tile_rows, c->pack_rows, c->split.max_parts, c->split.length, c->split.fixed);
+    tess_status status = batch_jobs(&c->b, c->tile_rows, c->pack_rows);
+    jobs->split = c->split;
     if (status == TESS_OK && c->from_end)
-        tess_grid_count_from_end(&c->jobs.grid, c->layout, c->tile_rows);
-    if (status == TESS_OK) status = tess_jobs_count(&c->jobs);
-    if (status != TESS_OK) FAIL(c, "%s", tess_last_error());
-    c->classes = exact(c->layout->n_classes, sizeof *c->classes);
-    for (uint32_t n = 0; n < c->layout->n_classes; n++)
-        tess_tiler_class(c->jobs.tiler, n, &c->classes[n]);
-    c->out = exact(c->jobs.n_jobs, sizeof *c->out);
-    c->merges = exact(c->jobs.n_merges, sizeof *c->merges);
-    c->entries = exact(c->jobs.tiler->n_entries, sizeof *c->entries);
-    c->bits = exact(c->x.pattern.kind == TESS_PATTERN_BLOCKS ? c->jobs.tiler->n_entries : 0,
-                    sizeof *c->bits);
-    tess_tiler_entries(c->jobs.tiler, c->entries, c->bits);
-    c->jobs.section_blocks = c->section_blocks;
-    tess_jobs_place(&c->jobs, c->out, c->merges);
+        tess_grid_count_from_end(&jobs->grid, c->b.layout, c->tile_rows);
+    if (status == TESS_OK) status = tess_jobs_count(jobs);
+    if (status != TESS_OK) FAIL(&c->b, "%s", tess_last_error());
+    batch_tables(&c->b, jobs->tiler->n_entries);
+    c->out = exact(jobs->n_jobs, sizeof *c->out);
+    c->merges = exact(jobs->n_merges, sizeof *c->merges);
+    tess_tiler_entries(jobs->tiler, c->b.entries, c->b.bits);
+    jobs->section_blocks = c->section_blocks;
+    tess_jobs_place(jobs, c->out, c->merges);
 }
 
 static void instance_free(instance *c) {
-    tess_jobs_release(&c->jobs);
-    free(c->classes);
     free(c->out);
     free(c->merges);
-    free(c->entries);
-    free(c->bits);
-    tess_layout_release(c->layout);
-    spec_free(&c->x);
+    batch_free(&c->b);
 }
 
 /* ------------------------------------------------------------------ what a kernel would see */
@@ -107,62 +76,63 @@ static int64_t floor_block(int64_t p, int64_t block) { return floor_divide(p, bl
 /* One listed key block of a job. */
 static void see_block(const instance *c, const tess_job *job, int64_t j, bool masked, uint32_t bits,
                       int64_t *last, seen *s) {
-    const tess_sequence *q = &c->sequences[job->sequence];
-    int64_t block = block_size(&c->x), p0 = q->q_first, i_first = floor_block(p0 + job->row, block);
+    const tess_sequence *q = &c->b.sequences[job->sequence];
+    int64_t block = block_size(&c->b.x), p0 = q->q_first,
+            i_first = floor_block(p0 + job->row, block);
     bool any = false;
     if (j <= *last || j * block >= q->kv_len)
-        FAIL(c, "block %lld is listed after %lld of %d keys", (long long)j, (long long)*last,
+        FAIL(&c->b, "block %lld is listed after %lld of %d keys", (long long)j, (long long)*last,
              q->kv_len);
     *last = j;
     for (int64_t r = job->row; r < (int64_t)job->row + job->rows; r++) {
         int64_t p = p0 + r, i = floor_block(p, block);
         for (int64_t t = j * block; t < (j + 1) * block && t < q->kv_len; t++) {
-            bool kept = !masked || tess_kept(&c->classes[job->cls], p, t, i, j, bits, i_first);
+            bool kept = !masked || tess_kept(&c->b.classes[job->cls], p, t, i, j, bits, i_first);
             any = any || kept;
             for (int32_t h = job->head; h < job->head + job->heads; h++)
                 s->pairs[((int64_t)h * q->q_len + r) * q->kv_len + t] += kept;
         }
     }
     if (!any)
-        FAIL(c, "block %lld is listed, but no row from %u on reads it", (long long)j, job->row);
+        FAIL(&c->b, "block %lld is listed, but no row from %u on reads it", (long long)j, job->row);
 }
 
 static void see_job(const instance *c, const tess_job *job, seen *s) {
-    const tess_class *cls = &c->classes[job->cls];
+    const tess_class *cls = &c->b.classes[job->cls];
     bool masked = cls->flags & TESS_CLASS_MASK_ENTRIES, bits = cls->flags & TESS_CLASS_BITS;
     int64_t last = -1;
-    assert_true((uint64_t)job->left_offset + job->left_count <= c->jobs.tiler->n_entries);
-    assert_true((uint64_t)job->right_offset + job->right_count <= c->jobs.tiler->n_entries);
+    assert_true((uint64_t)job->left_offset + job->left_count <= c->b.jobs.tiler->n_entries);
+    assert_true((uint64_t)job->right_offset + job->right_count <= c->b.jobs.tiler->n_entries);
     assert_true((uint32_t)job->mask_head + job->mask_tail <= job->interval_blocks);
     if (bits) assert_true(masked && job->interval_blocks == 0 && job->right_count == 0);
     for (uint32_t n = job->left_offset; n < job->left_offset + job->left_count; n++)
-        see_block(c, job, c->entries[n], masked, bits ? c->bits[n] : 0, &last, s);
+        see_block(c, job, c->b.entries[n], masked, bits ? c->b.bits[n] : 0, &last, s);
     for (uint32_t n = 0; n < job->interval_blocks; n++)
         see_block(c, job, (int64_t)job->interval_start + n,
                   n < job->mask_head || n >= job->interval_blocks - job->mask_tail, 0, &last, s);
     for (uint32_t n = job->right_offset; n < job->right_offset + job->right_count; n++)
-        see_block(c, job, c->entries[n], masked, 0, &last, s);
+        see_block(c, job, c->b.entries[n], masked, 0, &last, s);
 }
 
 /* Heads and rows of a job: in range, of one kv head and class, within the tile, within 32 query
  * blocks, and cut where all sequences are cut. */
 static void check_shape(const instance *c, const tess_job *job) {
-    int32_t group = c->x.layout.n_heads / c->x.layout.n_kv_heads;
-    assert_in_range(job->sequence, 0, c->n_sequences - 1);
-    const tess_sequence *q = &c->sequences[job->sequence];
+    int32_t group = c->b.x.layout.n_heads / c->b.x.layout.n_kv_heads;
+    assert_in_range(job->sequence, 0, c->b.n_sequences - 1);
+    const tess_sequence *q = &c->b.sequences[job->sequence];
     assert_true(job->heads >= 1 && job->rows >= 1);
     assert_true((int64_t)job->row + job->rows <= q->q_len);
-    assert_true(job->head + job->heads <= c->x.layout.n_heads);
+    assert_true(job->head + job->heads <= c->b.x.layout.n_heads);
     for (int32_t h = job->head; h < job->head + job->heads; h++) {
         assert_int_equal(job->head / group, h / group);
-        assert_int_equal(job->cls, c->layout->head_class[h]);
+        assert_int_equal(job->cls, c->b.layout->head_class[h]);
     }
     assert_true((uint32_t)job->rows * job->heads <= c->tile_rows);
     if (job->heads > 1) assert_true((uint32_t)job->rows * job->heads <= c->pack_rows);
-    int64_t block = block_size(&c->x), p = (int64_t)q->q_first + job->row, end = p + job->rows;
+    int64_t block = block_size(&c->b.x), p = (int64_t)q->q_first + job->row, end = p + job->rows;
     int64_t blocks = floor_block(end - 1, block) - floor_block(p, block) + 1;
     assert_true(blocks <= 32);
-    const tess_grid *grid = &c->jobs.grid;
+    const tess_grid *grid = &c->b.jobs.grid;
     const int64_t p0 = q->q_first;
     int64_t origin = grid->from_end && p0 >= 0 ? (p0 + q->q_len) % grid->unit : 0;
     int64_t begin_in_cell = p - origin - floor_block(p - origin, grid->unit) * grid->unit;
@@ -178,51 +148,53 @@ static uint64_t cost(const tess_job *job) {
 /* Longest first; equal ones by sequence, kv head and row. Where sections are asked for, the order
  * may begin anew with a kv head that comes after all before; none of those then comes again. */
 static void check_order(const instance *c) {
-    uint64_t group = (uint64_t)(c->x.layout.n_heads / c->x.layout.n_kv_heads), most = 0, least = 0;
-    for (uint64_t n = 0; n < c->jobs.n_jobs; n++) {
+    uint64_t group = (uint64_t)(c->b.x.layout.n_heads / c->b.x.layout.n_kv_heads), most = 0,
+             least = 0;
+    for (uint64_t n = 0; n < c->b.jobs.n_jobs; n++) {
         const tess_job *b = &c->out[n], *a = n ? b - 1 : b;
         uint64_t kv_a = (uint64_t)a->sequence << 16 | (uint64_t)a->head / group,
                  kv_b = (uint64_t)b->sequence << 16 | (uint64_t)b->head / group;
         uint64_t place_a = kv_a << 32 | a->row, place_b = kv_b << 32 | b->row;
         if (cost(a) < cost(b) || (cost(a) == cost(b) && place_a > place_b)) {
             if (c->section_blocks == 0 || kv_b <= most)
-                FAIL(c, "jobs %llu and %llu are out of order", (unsigned long long)n - 1,
+                FAIL(&c->b, "jobs %llu and %llu are out of order", (unsigned long long)n - 1,
                      (unsigned long long)n);
             least = most + 1;
         }
-        if (kv_b < least) FAIL(c, "job %llu is of a section that had ended", (unsigned long long)n);
+        if (kv_b < least)
+            FAIL(&c->b, "job %llu is of a section that had ended", (unsigned long long)n);
         if (kv_b > most) most = kv_b;
     }
 }
 
 /* Every partial belongs to one part of one merge, and the parts of a merge are of its rows. */
 static void check_merges(const instance *c, seen *s, uint32_t sequence) {
-    for (uint64_t n = 0; n < c->jobs.n_merges; n++) {
+    for (uint64_t n = 0; n < c->b.jobs.n_merges; n++) {
         const tess_merge *m = &c->merges[n];
         assert_int_equal(0, m->reserved);
         assert_true(m->parts > 1);
-        assert_true((uint64_t)m->partial + m->parts <= c->jobs.n_partials);
-        assert_true((uint32_t)m->rows * m->heads <= c->jobs.partial_rows);
+        assert_true((uint64_t)m->partial + m->parts <= c->b.jobs.n_partials);
+        assert_true((uint32_t)m->rows * m->heads <= c->b.jobs.partial_rows);
         if (m->sequence != sequence) continue;
         for (int32_t h = m->head; h < m->head + m->heads; h++) {
             for (uint32_t r = m->row; r < m->row + m->rows; r++)
-                s->rows[(int64_t)h * c->sequences[sequence].q_len + r]++;
+                s->rows[(int64_t)h * c->b.sequences[sequence].q_len + r]++;
         }
     }
 }
 
 static void check_partials(const instance *c) {
-    uint32_t *owner = exact(c->jobs.n_partials, sizeof *owner);
+    uint32_t *owner = exact(c->b.jobs.n_partials, sizeof *owner);
     uint32_t widest = 0;
-    for (uint64_t n = 0; n < c->jobs.n_partials; n++) owner[n] = UINT32_MAX;
-    for (uint64_t n = 0; n < c->jobs.n_jobs; n++) {
+    for (uint64_t n = 0; n < c->b.jobs.n_partials; n++) owner[n] = UINT32_MAX;
+    for (uint64_t n = 0; n < c->b.jobs.n_jobs; n++) {
         if (c->out[n].partial == TESS_NO_PARTIAL) continue;
-        assert_true(c->out[n].partial < c->jobs.n_partials);
+        assert_true(c->out[n].partial < c->b.jobs.n_partials);
         assert_int_equal(UINT32_MAX, owner[c->out[n].partial]);
         owner[c->out[n].partial] = (uint32_t)n;
     }
     uint64_t used = 0;
-    for (uint64_t n = 0; n < c->jobs.n_merges; n++) {
+    for (uint64_t n = 0; n < c->b.jobs.n_merges; n++) {
         const tess_merge *m = &c->merges[n];
         uint64_t least = UINT64_MAX, most = 0;
         int64_t end = -1;
@@ -232,9 +204,9 @@ static void check_partials(const instance *c) {
             assert_true(job->sequence == m->sequence && job->head == m->head &&
                         job->heads == m->heads && job->row == m->row && job->rows == m->rows);
             /* Parts follow each other in rising blocks. */
-            int64_t first = job->left_count        ? (int64_t)c->entries[job->left_offset]
+            int64_t first = job->left_count        ? (int64_t)c->b.entries[job->left_offset]
                             : job->interval_blocks ? (int64_t)job->interval_start
-                            : job->right_count     ? (int64_t)c->entries[job->right_offset]
+                            : job->right_count     ? (int64_t)c->b.entries[job->right_offset]
                                                    : -1;
             assert_true(first > end);
             end = first;
@@ -246,19 +218,17 @@ static void check_partials(const instance *c) {
         if (!c->split.fixed) assert_true(most - least <= 1);
         if (m->rows * (uint32_t)m->heads > widest) widest = m->rows * (uint32_t)m->heads;
     }
-    assert_int_equal(c->jobs.n_partials, used);
-    assert_int_equal(c->jobs.partial_rows, widest);
+    assert_int_equal(c->b.jobs.n_partials, used);
+    assert_int_equal(c->b.jobs.partial_rows, widest);
     free(owner);
 }
 
 static void check_sequence(const instance *c, uint32_t sequence) {
-    const tess_sequence *q = &c->sequences[sequence];
-    int32_t heads = c->x.layout.n_heads;
-    const int64_t p0 = q->q_first, key = c->first_block[sequence] * block_size(&c->x);
-    seen s = {calloc((size_t)heads * (size_t)q->q_len * (size_t)q->kv_len + 1, 1),
-              calloc((size_t)heads * (size_t)q->q_len + 1, 1)};
-    assert_true(s.pairs && s.rows);
-    for (uint64_t n = 0; n < c->jobs.n_jobs; n++) {
+    const tess_sequence *q = &c->b.sequences[sequence];
+    const int32_t heads = c->b.x.layout.n_heads;
+    seen s = {batch_pairs(&c->b, sequence), calloc((size_t)heads * (size_t)q->q_len + 1, 1)};
+    assert_non_null(s.rows);
+    for (uint64_t n = 0; n < c->b.jobs.n_jobs; n++) {
         const tess_job *job = &c->out[n];
         if (job->sequence != sequence) continue;
         see_job(c, job, &s);
@@ -269,32 +239,21 @@ static void check_sequence(const instance *c, uint32_t sequence) {
         }
     }
     check_merges(c, &s, sequence);
-    for (int32_t h = 0; h < heads; h++) {
-        for (int64_t r = 0; r < q->q_len; r++) {
+    for (int32_t h = 0; h < heads; h++)
+        for (int64_t r = 0; r < q->q_len; r++)
             if (s.rows[h * q->q_len + r] != 1)
-                FAIL(c, "sequence %u, head %d, row %lld is written %d times", sequence, h,
+                FAIL(&c->b, "sequence %u, head %d, row %lld is written %d times", sequence, h,
                      (long long)r, s.rows[h * q->q_len + r]);
-            for (int64_t t = 0; t < q->kv_len; t++) {
-                int got = s.pairs[(h * q->q_len + r) * q->kv_len + t],
-                    wanted = t >= key && formula_kept(&c->x, h, p0 + r, t);
-                if (got != wanted)
-                    FAIL(c,
-                         "sequence %u (%d rows at %d, keys %lld to %d), head %d, row %lld, key "
-                         "%lld: kept %d times, wanted %d",
-                         sequence, q->q_len, q->q_first, (long long)key, q->kv_len, h, (long long)r,
-                         (long long)t, got, wanted);
-            }
-        }
-    }
+    batch_check_pairs(&c->b, sequence, s.pairs);
     free(s.pairs);
     free(s.rows);
 }
 
 static void instance_check(const instance *c) {
-    for (uint64_t n = 0; n < c->jobs.n_jobs; n++) check_shape(c, &c->out[n]);
+    for (uint64_t n = 0; n < c->b.jobs.n_jobs; n++) check_shape(c, &c->out[n]);
     check_order(c);
     check_partials(c);
-    for (uint32_t s = 0; s < c->n_sequences; s++) check_sequence(c, s);
+    for (uint32_t s = 0; s < c->b.n_sequences; s++) check_sequence(c, s);
 }
 
 static tess_pattern dense_pattern(int32_t block) {
@@ -306,14 +265,7 @@ static tess_pattern dense_pattern(int32_t block) {
 static void instance_of(instance *c, tess_pattern pattern, int32_t heads, int32_t kv_heads,
                         int64_t tokens, int32_t q_len, int32_t kv_len) {
     memset(c, 0, sizeof *c);
-    c->x.pattern = pattern;
-    c->x.layout = (tess_layout_desc){.struct_size = sizeof(tess_layout_desc),
-                                     .n_heads = heads,
-                                     .n_kv_heads = kv_heads,
-                                     .max_tokens = tokens};
-    c->layout = spec_layout(&c->x, runtime);
-    c->n_sequences = 1;
-    c->sequences[0] = (tess_sequence){.q_len = q_len, .kv_len = kv_len, .q_first = kv_len - q_len};
+    batch_of(&c->b, pattern, heads, kv_heads, tokens, q_len, kv_len);
 }
 
 /* As many queries as keys, in tiles of so many rows. */
@@ -331,8 +283,8 @@ static void test_against_formulas(void **state) {
         instance_random(&c, &seed);
         instance_plan(&c);
         instance_check(&c);
-        split += c.jobs.n_merges;
-        for (uint64_t j = 0; j < c.jobs.n_jobs; j++) packed += c.out[j].heads > 1;
+        split += c.b.jobs.n_merges;
+        for (uint64_t j = 0; j < c.b.jobs.n_jobs; j++) packed += c.out[j].heads > 1;
         instance_free(&c);
     }
     assert_true(split > 1000 && packed > 1000);
@@ -346,11 +298,7 @@ static void test_tall_tiles(void **state) {
     for (int n = 0; n < 300; n++) {
         instance c;
         instance_random(&c, &seed);
-        tess_layout_release(c.layout);
-        c.x.pattern.block = (int32_t)test_between(&seed, 1, 4);
-        if (c.x.pattern.kind == TESS_PATTERN_BLOCKS) spec_mask(&c.x, &seed, 80);
-        c.layout = spec_layout(&c.x, runtime);
-        c.n_sequences = spec_lengths(&c.x, &seed, 2, c.sequences, c.first_block);
+        batch_resize(&c.b, &seed, (int32_t)test_between(&seed, 1, 4), 80);
         c.tile_rows = (uint32_t)test_between(&seed, 60, 100000);
         instance_plan(&c);
         instance_check(&c);
@@ -368,18 +316,13 @@ static void test_block_sizes(void **state) {
         for (int n = 0; n < 180; n++) {
             instance c;
             instance_random(&c, &seed);
-            tess_layout_release(c.layout);
-            c.x.pattern.block = blocks[b];
-            if (c.x.pattern.kind == TESS_PATTERN_BLOCKS) spec_mask(&c.x, &seed, 60);
-            c.x.layout.max_tokens = blocks[b] < 4 ? 40 * blocks[b] : 160;
-            c.layout = spec_layout(&c.x, runtime);
-            c.n_sequences = spec_lengths(&c.x, &seed, 2, c.sequences, c.first_block);
+            batch_of_blocks(&c.b, &seed, blocks[b]);
             c.tile_rows =
                 (uint32_t)(blocks[b] * test_between(&seed, 1, 40) + test_between(&seed, 0, 3));
             instance_plan(&c);
             for (uint64_t e = 0;
-                 c.x.pattern.kind == TESS_PATTERN_BLOCKS && e < c.jobs.tiler->n_entries; e++)
-                wide += c.bits[e] >> 16 != 0;
+                 c.b.x.pattern.kind == TESS_PATTERN_BLOCKS && e < c.b.jobs.tiler->n_entries; e++)
+                wide += c.b.bits[e] >> 16 != 0;
             instance_check(&c);
             instance_free(&c);
         }
@@ -396,10 +339,10 @@ static void test_known_jobs(void **state) {
     square_of(&c, s2_pattern(64, 8, 64, 0), 64, 64, 131072, 128);
     c.pack_rows = 16;
     instance_plan(&c);
-    assert_int_equal(65536, c.jobs.n_jobs);
-    assert_int_equal(0, c.jobs.n_merges);
-    assert_int_equal(64 * 32, c.jobs.tiler->n_entries);
-    for (uint64_t n = 0; n < c.jobs.n_jobs; n++) {
+    assert_int_equal(65536, c.b.jobs.n_jobs);
+    assert_int_equal(0, c.b.jobs.n_merges);
+    assert_int_equal(64 * 32, c.b.jobs.tiler->n_entries);
+    for (uint64_t n = 0; n < c.b.jobs.n_jobs; n++) {
         const tess_job *job = &c.out[n];
         int64_t i = job->row / 64, start = i >= 7 ? i - 7 : 0, first = (64 - job->head) % 64;
         assert_int_equal(128, job->rows);
@@ -421,16 +364,16 @@ static void test_known_parts(void **state) {
     for (int strided = 0; strided < 2; strided++) {
         instance_of(&c, strided ? s2_pattern(64, 2, 4, 0) : dense_pattern(64), 1, 1, 4096, 128,
                     1600);
-        c.sequences[0].q_first = 2048;
-        c.first_block[0] = 10;
+        c.b.sequences[0].q_first = 2048;
+        c.b.first_block[0] = 10;
         c.tile_rows = 128;
         instance_plan(&c);
-        assert_int_equal(1, c.jobs.n_jobs);
+        assert_int_equal(1, c.b.jobs.n_jobs);
         assert_int_equal(strided ? 0 : 15, c.out[0].interval_blocks);
         assert_int_equal(strided ? 0 : 10, c.out[0].interval_start);
         assert_int_equal(0, c.out[0].mask_head + c.out[0].mask_tail);
         assert_int_equal(strided ? 4 : 0, c.out[0].left_count); /* blocks 12, 16, 20, 24 */
-        if (strided) assert_int_equal(12, c.entries[c.out[0].left_offset]);
+        if (strided) assert_int_equal(12, c.b.entries[c.out[0].left_offset]);
         instance_check(&c);
         instance_free(&c);
     }
@@ -446,21 +389,21 @@ static void test_decode(void **state) {
     c.tile_rows = 128;
     c.pack_rows = 16;
     instance_plan(&c);
-    assert_int_equal(8, c.jobs.n_jobs);
-    for (uint64_t n = 0; n < c.jobs.n_jobs; n++) {
+    assert_int_equal(8, c.b.jobs.n_jobs);
+    for (uint64_t n = 0; n < c.b.jobs.n_jobs; n++) {
         assert_int_equal(4, c.out[n].heads);
         assert_int_equal(1, c.out[n].rows);
         assert_int_equal(0, c.out[n].mask_head);
         assert_int_equal(0, c.out[n].mask_tail);
     }
-    tess_jobs_release(&c.jobs);
+    free(c.out), free(c.merges);
+    batch_free_tables(&c.b);
     /* A tile that begins with the last row of a block sees that block whole: of its two blocks only
      * the second is masked. */
-    c.sequences[0] = (tess_sequence){.q_len = 65, .kv_len = 640, .q_first = 640 - 65};
-    free(c.classes), free(c.out), free(c.merges), free(c.entries), free(c.bits);
+    c.b.sequences[0] = (tess_sequence){.q_len = 65, .kv_len = 640, .q_first = 640 - 65};
     instance_plan(&c);
-    assert_int_equal(32, c.jobs.n_jobs);
-    for (uint64_t n = 0; n < c.jobs.n_jobs; n++) {
+    assert_int_equal(32, c.b.jobs.n_jobs);
+    for (uint64_t n = 0; n < c.b.jobs.n_jobs; n++) {
         assert_int_equal(65, c.out[n].rows);
         assert_int_equal(1, c.out[n].mask_tail);
     }
@@ -475,8 +418,8 @@ static void test_dense_from_end(void **state) {
     c.from_end = true;
     instance_plan(&c);
     static const uint32_t row[] = {808, 616, 424, 232, 40, 0}, blocks[] = {16, 13, 10, 7, 4, 1};
-    assert_int_equal(6, c.jobs.n_jobs);
-    for (uint64_t n = 0; n < c.jobs.n_jobs; n++) {
+    assert_int_equal(6, c.b.jobs.n_jobs);
+    for (uint64_t n = 0; n < c.b.jobs.n_jobs; n++) {
         assert_int_equal(row[n], c.out[n].row);
         assert_int_equal(n < 5 ? 192 : 40, c.out[n].rows);
         assert_int_equal(blocks[n], cost(&c.out[n]));
@@ -491,8 +434,8 @@ static void test_cut_blocks(void **state) {
     instance c;
     square_of(&c, s2_pattern(48, 2, 4, 0), 4, 4, 640, 128);
     instance_plan(&c);
-    assert_int_equal(4 * 5, c.jobs.n_jobs);
-    for (uint64_t n = 0; n < c.jobs.n_jobs; n++) {
+    assert_int_equal(4 * 5, c.b.jobs.n_jobs);
+    for (uint64_t n = 0; n < c.b.jobs.n_jobs; n++) {
         assert_int_equal(128, c.out[n].rows);
         assert_int_equal(0, c.out[n].row % 128);
     }
@@ -506,10 +449,10 @@ static void test_many_blocks(void **state) {
     instance c;
     square_of(&c, dense_pattern(1), 2, 1, 100000, 32);
     instance_plan(&c);
-    assert_int_equal(2 * 3125, c.jobs.n_jobs);
-    assert_int_equal(3, c.jobs.order.shift);
+    assert_int_equal(2 * 3125, c.b.jobs.n_jobs);
+    assert_int_equal(3, c.b.jobs.order.shift);
     uint64_t rows = 0;
-    for (uint64_t n = 0; n < c.jobs.n_jobs; n++) {
+    for (uint64_t n = 0; n < c.b.jobs.n_jobs; n++) {
         rows += c.out[n].rows;
         if (n) assert_true(cost(&c.out[n - 1]) >> 3 >= cost(&c.out[n]) >> 3);
     }
@@ -523,46 +466,49 @@ static void test_too_many_jobs(void **state) {
     (void)state;
     instance c;
     instance_of(&c, dense_pattern(1), 65535, 1, INT32_MAX, 70000, 70000);
-    assert_int_equal(TESS_OK, tess_jobs_create(&c.jobs, runtime, c.layout, c.sequences, 1, 1, 1));
-    assert_error(tess_jobs_count(&c.jobs), TESS_ERROR_UNSUPPORTED, "tess_plan_create", "batch");
-    tess_jobs_release(&c.jobs);
+    assert_int_equal(TESS_OK,
+                     tess_jobs_create(&c.b.jobs, runtime, c.b.layout, c.b.sequences, 1, 1, 1));
+    assert_error(tess_jobs_count(&c.b.jobs), TESS_ERROR_UNSUPPORTED, "tess_plan_create", "batch");
+    tess_jobs_release(&c.b.jobs);
     /* Parts that do not fit although the jobs do. */
-    tess_layout_release(c.layout);
-    c.x.layout.n_heads = 40;
-    c.layout = spec_layout(&c.x, runtime);
-    c.sequences[0] = (tess_sequence){.q_len = 4, .kv_len = 2000000000, .q_first = 1999999996};
-    assert_int_equal(TESS_OK, tess_jobs_create(&c.jobs, runtime, c.layout, c.sequences, 1, 1, 1));
-    c.jobs.split.length = 64;
-    assert_error(tess_jobs_count(&c.jobs), TESS_ERROR_UNSUPPORTED, "tess_plan_create", "kv_split");
-    tess_jobs_release(&c.jobs);
-    tess_layout_release(c.layout);
+    tess_layout_release(c.b.layout);
+    c.b.x.layout.n_heads = 40;
+    c.b.layout = spec_layout(&c.b.x, runtime);
+    c.b.sequences[0] = (tess_sequence){.q_len = 4, .kv_len = 2000000000, .q_first = 1999999996};
+    assert_int_equal(TESS_OK,
+                     tess_jobs_create(&c.b.jobs, runtime, c.b.layout, c.b.sequences, 1, 1, 1));
+    c.b.jobs.split.length = 64;
+    assert_error(tess_jobs_count(&c.b.jobs), TESS_ERROR_UNSUPPORTED, "tess_plan_create",
+                 "kv_split");
+    tess_jobs_release(&c.b.jobs);
+    tess_layout_release(c.b.layout);
     /* Lists that do not fit: three residues of 2^31 - 1 blocks are at once, not so as many classes
      * of one block each. */
-    c.x.pattern = (tess_pattern){.struct_size = sizeof(tess_pattern),
-                                 .kind = TESS_PATTERN_S2,
-                                 .block = 1,
-                                 .local = 1,
-                                 .stride = 3};
-    c.x.pattern.dense_heads = 1;
-    c.x.layout.n_heads = 3;
-    c.layout = spec_layout(&c.x, runtime);
+    c.b.x.pattern = (tess_pattern){.struct_size = sizeof(tess_pattern),
+                                   .kind = TESS_PATTERN_S2,
+                                   .block = 1,
+                                   .local = 1,
+                                   .stride = 3};
+    c.b.x.pattern.dense_heads = 1;
+    c.b.x.layout.n_heads = 3;
+    c.b.layout = spec_layout(&c.b.x, runtime);
     tess_tiler tiler;
-    assert_int_equal(TESS_OK, tess_tiler_create(&tiler, runtime, c.layout, INT32_MAX));
+    assert_int_equal(TESS_OK, tess_tiler_create(&tiler, runtime, c.b.layout, INT32_MAX));
     assert_int_equal(2u * (INT32_MAX / 3) + 1, tiler.n_entries);
     tess_tiler_release(&tiler);
     tess_tiler_release(&tiler);
-    tess_layout_release(c.layout);
-    c.x.pattern = (tess_pattern){.struct_size = sizeof(tess_pattern),
-                                 .kind = TESS_PATTERN_WINDOW,
-                                 .flags = TESS_PATTERN_BIDIRECTIONAL,
-                                 .block = 1};
-    c.x.pattern.sinks = INT32_MAX;
-    c.layout = spec_layout(&c.x, runtime);
-    assert_int_equal(1, c.layout->n_classes);
-    assert_int_equal(TESS_OK, tess_tiler_create(&tiler, runtime, c.layout, INT32_MAX));
+    tess_layout_release(c.b.layout);
+    c.b.x.pattern = (tess_pattern){.struct_size = sizeof(tess_pattern),
+                                   .kind = TESS_PATTERN_WINDOW,
+                                   .flags = TESS_PATTERN_BIDIRECTIONAL,
+                                   .block = 1};
+    c.b.x.pattern.sinks = INT32_MAX;
+    c.b.layout = spec_layout(&c.b.x, runtime);
+    assert_int_equal(1, c.b.layout->n_classes);
+    assert_int_equal(TESS_OK, tess_tiler_create(&tiler, runtime, c.b.layout, INT32_MAX));
     assert_int_equal(INT32_MAX, tiler.n_entries);
     tess_tiler_release(&tiler);
-    tess_layout_release(c.layout);
+    tess_layout_release(c.b.layout);
 }
 
 /* A list that does not fit needs a layout of several classes with nearly every block in each. */
@@ -608,14 +554,12 @@ static void test_failing_memory(void **state) {
             uint64_t live = heap.live;
             heap.calls = 0;
             heap.fail_at = k;
-            tess_status status = tess_jobs_create(&c.jobs, runtime, c.layout, c.sequences,
-                                                  c.n_sequences, c.tile_rows, c.pack_rows);
-            c.jobs.first_block = c.first_block;
-            if (status == TESS_OK) status = tess_jobs_count(&c.jobs);
+            tess_status status = batch_jobs(&c.b, c.tile_rows, c.pack_rows);
+            if (status == TESS_OK) status = tess_jobs_count(&c.b.jobs);
             heap.fail_at = 0;
             done = status == TESS_OK;
             if (!done) assert_int_equal(TESS_ERROR_OUT_OF_MEMORY, status);
-            tess_jobs_release(&c.jobs);
+            tess_jobs_release(&c.b.jobs);
             assert_int_equal(live, heap.live);
         }
         instance_free(&c);

@@ -294,30 +294,28 @@ static void check_longer(spec *x, const tess_layout *layout, int64_t blocks) {
     tess_layout_release(longer);
 }
 
+static int dropped; /* how many heads need not keep every block */
+
+static void check_slots(spec *x, tess_layout *layout, uint64_t *seed) {
+    const int64_t tokens = x->layout.max_tokens, block = block_size(x),
+                  blocks = (tokens + block - 1) / block;
+    for (int32_t g = 0; g < x->layout.n_kv_heads; g++) {
+        check_places(x, layout, g);
+        check_ring(x, layout, g);
+        dropped += tess_kv_slots_taken(layout, g, blocks) < blocks;
+        if (x->pattern.flags & TESS_PATTERN_BIDIRECTIONAL) continue;
+        look(x, g);
+        for (int round = 0; round < 3; round++) play(x, layout, g, seed);
+    }
+    check_tables(x, layout, (uint32_t)blocks);
+    check_pages(x, layout);
+    check_longer(x, layout, blocks);
+}
+
 static void test_random_patterns(void **state) {
     (void)state;
-    uint64_t seed = 13;
-    int dropped = 0;
-    for (int n = 0; n < 8000; n++) {
-        spec x;
-        spec_random(&x, &seed, MOST_TOKENS);
-        tess_layout *layout = spec_layout(&x, runtime);
-        const int64_t tokens = x.layout.max_tokens, block = block_size(&x),
-                      blocks = (tokens + block - 1) / block;
-        for (int32_t g = 0; g < x.layout.n_kv_heads; g++) {
-            check_places(&x, layout, g);
-            check_ring(&x, layout, g);
-            dropped += tess_kv_slots_taken(layout, g, blocks) < blocks;
-            if (x.pattern.flags & TESS_PATTERN_BIDIRECTIONAL) continue;
-            look(&x, g);
-            for (int round = 0; round < 3; round++) play(&x, layout, g, &seed);
-        }
-        check_tables(&x, layout, (uint32_t)blocks);
-        check_pages(&x, layout);
-        check_longer(&x, layout, blocks);
-        tess_layout_release(layout);
-        spec_free(&x);
-    }
+    dropped = 0;
+    with_random_layouts(13, 8000, MOST_TOKENS, check_slots);
     assert_true(dropped > 500);
 }
 

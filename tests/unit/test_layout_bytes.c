@@ -59,18 +59,15 @@ static unsigned char *round_trip(const spec *x, tess_layout *layout, size_t *siz
     return data;
 }
 
+static void make_round_trip(spec *x, tess_layout *layout, uint64_t *seed) {
+    (void)seed;
+    size_t size;
+    free(round_trip(x, layout, &size));
+}
+
 static void test_round_trip(void **state) {
     (void)state;
-    uint64_t seed = 21;
-    for (int n = 0; n < 3000; n++) {
-        spec x;
-        size_t size;
-        spec_random(&x, &seed, 100);
-        tess_layout *layout = spec_layout(&x, runtime);
-        free(round_trip(&x, layout, &size));
-        tess_layout_release(layout);
-        spec_free(&x);
-    }
+    with_random_layouts(21, 3000, 100, make_round_trip);
 }
 
 /* Little endian, as the format is on every machine. */
@@ -432,30 +429,28 @@ static void test_mutations(void **state) {
     assert_true(accepted > count / 100); /* the mutations do reach the inside */
 }
 
+static void let_memory_fail(spec *x, tess_layout *layout, uint64_t *seed) {
+    (void)x, (void)seed;
+    size_t size;
+    tess_layout *back = NULL;
+    unsigned char *data = to_bytes(layout, &size);
+    for (uint64_t k = 1;; k++) {
+        uint64_t live = heap.live;
+        heap.calls = 0;
+        heap.fail_at = k;
+        tess_status status = tess_layout_deserialize(runtime, data, size, &back);
+        heap.fail_at = 0;
+        if (status == TESS_OK) break;
+        assert_int_equal(TESS_ERROR_OUT_OF_MEMORY, status);
+        assert_int_equal(live, heap.live);
+    }
+    tess_layout_release(back);
+    free(data);
+}
+
 static void test_failing_memory(void **state) {
     (void)state;
-    uint64_t seed = 23;
-    for (int n = 0; n < 20; n++) {
-        spec x;
-        size_t size;
-        spec_random(&x, &seed, 80);
-        tess_layout *layout = spec_layout(&x, runtime), *back = NULL;
-        unsigned char *data = to_bytes(layout, &size);
-        for (uint64_t k = 1; !back; k++) {
-            uint64_t live = heap.live;
-            heap.calls = 0;
-            heap.fail_at = k;
-            tess_status status = tess_layout_deserialize(runtime, data, size, &back);
-            heap.fail_at = 0;
-            if (status == TESS_OK) break;
-            assert_int_equal(TESS_ERROR_OUT_OF_MEMORY, status);
-            assert_int_equal(live, heap.live);
-        }
-        tess_layout_release(back);
-        free(data);
-        tess_layout_release(layout);
-        spec_free(&x);
-    }
+    with_random_layouts(23, 20, 80, let_memory_fail);
 }
 
 int main(void) {

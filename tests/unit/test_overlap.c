@@ -151,19 +151,11 @@ static void fill(void) {
 }
 
 static void remake(const tess_plan_desc *d) {
-    tess_plan *made = make_plan(device, layout, d);
-    tess_plan_release(plan);
-    plan = made;
+    run_replan(d);
     fill();
 }
 
-static tess_plan_desc plan_desc(void) {
-    return (tess_plan_desc){.struct_size = sizeof(tess_plan_desc),
-                            .head_dim = DIM,
-                            .batch = BATCH,
-                            .q_len = ROWS,
-                            .kv_len = KEYS};
-}
+static tess_plan_desc plan_desc(void) { return plan_of(DIM, BATCH, ROWS, KEYS); }
 
 static int setup(void **state) {
     runtime_setup(state);

@@ -10,12 +10,8 @@ enum { REGION = 1 << 15 };
 static _Alignas(256) char memory[6 * REGION];
 
 static tess_plan_desc plan_desc(void) {
-    tess_plan_desc d = {.struct_size = sizeof d,
-                        .head_dim = DIM,
-                        .batch = BATCH,
-                        .q_len = ROWS,
-                        .kv_len = KEYS,
-                        .kv_split = 2};
+    tess_plan_desc d = plan_of(DIM, BATCH, ROWS, KEYS);
+    d.kv_split = 2;
     return d;
 }
 
@@ -31,9 +27,7 @@ static void fill(const tess_plan *p) {
 }
 
 static void remake(const tess_plan_desc *d) {
-    tess_plan *made = make_plan(device, layout, d);
-    tess_plan_release(plan);
-    plan = made;
+    run_replan(d);
     fill(plan);
 }
 
