@@ -25,26 +25,39 @@ typedef struct instance {
      {0, TESS_SM80_BACKWARD_ROWS_SHARED(head_dim, tile, step, stages), \
       TESS_SM80_BACKWARD_COLUMNS_SHARED(head_dim, tile, step, stages)}},
 static const instance instances[] = {TESS_SM80_BACKWARD_SHAPES(INSTANCE)};
+#define SKEWED(head_dim, tile, step, warps, stages, ...) \
+    {head_dim,                                           \
+     tile,                                               \
+     step,                                               \
+     (warps)*32,                                         \
+     {0, 0, TESS_SM80_BACKWARD_SKEWED_SHARED(head_dim, tile, step, stages)}},
+static const instance skewed[] = {TESS_SM80_BACKWARD_SKEWED_SHAPES(SKEWED)};
 
 #define MOST(head_dim, tile, step, warps, stages, ...)                                           \
     _Static_assert(TESS_SM80_BACKWARD_COLUMNS_SHARED(head_dim, tile, step, stages) <= 163 << 10, \
                    "an A100 has this much shared memory");
 TESS_SM80_BACKWARD_SHAPES(MOST)
 
-enum { INSTANCES = sizeof instances / sizeof *instances };
-
 static int fits(const tess_driver_device *d, const instance *x) {
     const unsigned most = tess_cuda_shared_bytes(d);
     return x->shared_bytes[ROWS] <= most && x->shared_bytes[COLUMNS] <= most;
 }
 
-/* The first one for a head_dim that the device has the memory for. The last one of each head_dim
- * fits every device. */
-static const instance *find(const tess_driver_device *d, int32_t head_dim) {
-    for (size_t n = 0; n < INSTANCES; n++)
-        if (head_dim <= instances[n].head_dim && fits(d, &instances[n])) return &instances[n];
+/* The first one for a head_dim that the device has the memory for, or NULL. */
+static const instance *find_in(const instance *all, size_t count, const tess_driver_device *d,
+                               int32_t head_dim) {
+    for (size_t n = 0; n < count; n++)
+        if (head_dim <= all[n].head_dim && fits(d, &all[n])) return &all[n];
     return NULL;
 }
+
+/* The shape of a plan. The last instance of each head_dim fits every device. */
+static const instance *find(const tess_driver_device *d, int32_t head_dim, int single) {
+    const instance *x =
+        single ? find_in(skewed, sizeof skewed / sizeof *skewed, d, head_dim) : NULL;
+    return x ? x : find_in(instances, sizeof instances / sizeof *instances, d, head_dim);
+}
+static int is_skewed(const instance *x) { return x->shared_bytes[ROWS] == 0; }
 
 static const char *refuses(const tess_driver_device *d, const tess_kernel_key *key, char *buffer,
                            size_t size) {
@@ -81,12 +94,15 @@ static tess_status find_passes(tess_driver_device *d, const tess_kernel_key *key
         TESS_RETURN_IF_ERROR(
             find_pass(d, "rows", of_tile, x->shared_bytes[ROWS], &state->passes[ROWS]));
     }
-    return find_pass(d, single ? "single" : "columns", of_tile, x->shared_bytes[COLUMNS],
-                     &state->passes[COLUMNS]);
+    return find_pass(d,
+                     is_skewed(x) ? "skewed"
+                     : single     ? "single"
+                                  : "columns",
+                     of_tile, x->shared_bytes[COLUMNS], &state->passes[COLUMNS]);
 }
 
 static tess_status prepare(tess_driver_device *d, const tess_kernel_key *key, tess_kernel *kernel) {
-    const instance *x = find(d, key->head_dim);
+    const instance *x = find(d, key->head_dim, is_single(key));
     char name[64];
     snprintf(name, sizeof name, "tess_backward_delta_%s", tess_portable_dtype(key->dtype));
     TESS_RETURN_IF_ERROR(tess_driver_state_portable(d, key, name, kernel));
@@ -145,11 +161,11 @@ static void *pass_of(const tess_launch *l, const instance *x, uint32_t *threads,
 }
 
 static tess_status backward(tess_driver_device *d, const tess_launch *l, void *stream) {
-    if (l->stage == TESS_STAGE_DELTA && !(l->kernel->stages & TESS_STAGE_FINISH))
-        return tess_driver_backward.launch(d, l, stream);
+    const int single = (l->kernel->stages & TESS_STAGE_FINISH) != 0;
+    if (l->stage == TESS_STAGE_DELTA && !single) return tess_driver_backward.launch(d, l, stream);
     uint32_t threads;
     unsigned shared_bytes;
-    void *const pass = pass_of(l, find(d, l->head_dim), &threads, &shared_bytes);
+    void *const pass = pass_of(l, find(d, l->head_dim, single), &threads, &shared_bytes);
     tess_launch as;
     tess_backward_stage(l, &as);
     for (uint64_t done = 0; done < l->n_jobs;) {

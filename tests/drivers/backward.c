@@ -23,12 +23,15 @@ enum { DTYPES = 3, DIMS = 3, PER_DTYPE = 1 + 2 * DIMS, BUFFERS = 10 };
 static const struct {
     int head_dim, tile;
     unsigned threads;
-} sm80_shapes[] = {TESS_SM80_BACKWARD_SHAPES(SM80_SHAPE)};
+} sm80_shapes[] = {TESS_SM80_BACKWARD_SHAPES(SM80_SHAPE)},
+  skewed_shapes[] = {TESS_SM80_BACKWARD_SKEWED_SHAPES(SM80_SHAPE)};
 enum {
     SM80_SHAPES = sizeof sm80_shapes / sizeof *sm80_shapes,
     FIRST_SM80 = DTYPES * PER_DTYPE,
+    SKEWED_SHAPES = sizeof skewed_shapes / sizeof *skewed_shapes,
     FIRST_STRIPS = FIRST_SM80 + 6 * SM80_SHAPES,
-    KERNELS = FIRST_STRIPS + 4 * DIMS
+    FIRST_SKEWED = FIRST_STRIPS + 4 * DIMS,
+    KERNELS = FIRST_SKEWED + 2 * SKEWED_SHAPES
 };
 
 /* Where tess_portable_stage puts tensors, and the buffers behind them. */
@@ -44,6 +47,11 @@ static kernel kernel_of(int number) {
     static const int dims[DIMS] = {64, 128, 256};
     static const unsigned threads[DIMS] = {TESS_BACKWARD_THREADS_64, TESS_BACKWARD_THREADS_128,
                                            TESS_BACKWARD_THREADS_256};
+    if (number >= FIRST_SKEWED) {
+        const int which = number - FIRST_SKEWED;
+        return (kernel){SINGLE, which % 2 ? TESS_BF16 : TESS_F16, skewed_shapes[which / 2].head_dim,
+                        skewed_shapes[which / 2].threads, skewed_shapes[which / 2].tile};
+    }
     if (number >= FIRST_STRIPS) {
         const int which = number - FIRST_STRIPS;
         return (kernel){which / 2 % 2 ? FINISH : DELTA, which % 2 ? TESS_BF16 : TESS_F16,
@@ -60,19 +68,24 @@ static kernel kernel_of(int number) {
     return (kernel){n < DIMS ? ROWS : COLUMNS, dtype, dims[n % DIMS], threads[n % DIMS], 0};
 }
 
-int fake_backward_find(const char *name) {
+static void name_of(int number, char *text, size_t size) {
     static const char *const stages[] = {"delta", "rows", "columns", "single", "finish"},
                              *const dtypes[DTYPES] = {"f32", "f16", "bf16"};
+    const kernel k = kernel_of(number);
+    const int length =
+        snprintf(text, size, "tess_%sbackward_%s_%s", k.tile ? "sm80_" : "",
+                 number >= FIRST_SKEWED ? "skewed" : stages[k.stage], dtypes[k.dtype]);
+    char *end = text + length;
+    if (k.tile > 0)
+        snprintf(end, size - (size_t)length, "_%d_%d", k.head_dim, k.tile);
+    else if (k.tile || k.stage != DELTA)
+        snprintf(end, size - (size_t)length, "_%d", k.head_dim);
+}
+
+int fake_backward_find(const char *name) {
     for (int n = 0; n < KERNELS; n++) {
-        const kernel k = kernel_of(n);
         char text[64];
-        const int length = snprintf(text, sizeof text, "tess_%sbackward_%s_%s",
-                                    k.tile ? "sm80_" : "", stages[k.stage], dtypes[k.dtype]);
-        char *end = text + length;
-        if (k.tile > 0)
-            snprintf(end, sizeof text - (size_t)length, "_%d_%d", k.head_dim, k.tile);
-        else if (k.tile || k.stage != DELTA)
-            snprintf(end, sizeof text - (size_t)length, "_%d", k.head_dim);
+        name_of(n, text, sizeof text);
         if (strcmp(text, name) == 0) return n;
     }
     return -1;
@@ -190,6 +203,9 @@ static void finish_strip(scene *x, const tess_strip *strip) {
         }
 }
 
+/* What stages hand on (backward_strips.h), since others of them may be the real kernels. */
+static const float DEAD_LSE = 3.0e38f, LOG2_E = 1.44269504088896341f;
+
 static void run_strip(scene *x, const tess_strip *strip) {
     begin(x, strip->sequence);
     for (int64_t row = strip->row; row < strip->row + TESS_STRIP_ROWS && row < x->s->q_len; row++)
@@ -202,7 +218,7 @@ static void run_strip(scene *x, const tess_strip *strip) {
                 delta -=
                     (double)element_load(TESS_F32, x->buffers[D_LSE], ROW(x, k_scale, row, head));
             for (int e = 0; e < x->dims; e++) accumulator(x, row, head)[e] = 0;
-            *strip_floats(x, row, head, 0) = isinf(lse) ? INFINITY : lse;
+            *strip_floats(x, row, head, 0) = isinf(lse) ? DEAD_LSE : lse * LOG2_E;
             *strip_floats(x, row, head, 1) = (float)delta;
         }
 }
@@ -213,9 +229,10 @@ static double pair(const scene *x, int64_t row, int64_t head, int64_t key, doubl
                  delta = (double)*strip_floats(x, row, head, 1);
     const int64_t group = head / x->a.group;
     *ds = 0;
-    if (isinf(lse)) return 0;
-    const double p =
-        exp((double)x->a.scale * dot(x, Q, ROW(x, q, row, head), K, KEY(x, k, key, group)) - lse);
+    if (lse >= (double)DEAD_LSE) return 0;
+    const double p = exp2((double)LOG2_E * (double)x->a.scale *
+                              dot(x, Q, ROW(x, q, row, head), K, KEY(x, k, key, group)) -
+                          lse);
     *ds = p * (dot(x, D_O, ROW(x, o, row, head), V, KEY(x, v, key, group)) - delta);
     return p;
 }
@@ -293,7 +310,30 @@ static void run_key(const scene *x, const tess_column *column, int64_t k) {
         store(x, SECOND_GRADIENT, KEY(x, v_scale, t, column->kv_head), d_v, 1);
 }
 
+#if defined(FAKE_LOCKSTEP)
+/* The real kernels for Ampere, compiled for the host (lockstep.h). */
+void lockstep_backward(const char *name, unsigned groups, const tess_sm80_backward_args *args);
+
+static void run_lockstep(int number, unsigned groups, const void *parameter) {
+    char name[64];
+    tess_sm80_backward_args args;
+    memcpy(&args, parameter, sizeof args);
+    tess_arg_u64 *const pointers[] = {&args.q,   &args.k,     &args.v,      &args.d_o,
+                                      &args.out, &args.out_v, &args.tables, &args.workspace};
+    for (size_t n = 0; n < sizeof pointers / sizeof *pointers; n++)
+        *pointers[n] = (uint64_t)(uintptr_t)fake_host(*pointers[n]);
+    name_of(number, name, sizeof name);
+    lockstep_backward(name, groups, &args);
+}
+#endif
+
 void fake_backward_run(int number, unsigned groups, void *const *parameters) {
+#if defined(FAKE_LOCKSTEP)
+    if (number >= FIRST_SM80) {
+        run_lockstep(number, groups, parameters[0]);
+        return;
+    }
+#endif
     const kernel k = kernel_of(number);
     scene x = {.dtype = (uint32_t)k.dtype};
     uint64_t pointers[BUFFERS];

@@ -13,7 +13,7 @@ namespace lockstep {
 fiber *current;
 unsigned block_index, blocks, threads, shared_bytes;
 fiber fibers[MOST_THREADS];
-meeting warps[MOST_THREADS / WARP], block;
+meeting warps[MOST_THREADS / WARP], block, parts[16];
 bool early, converts;
 static jmp_buf home;
 static ucontext_t start_context;
@@ -78,6 +78,7 @@ void run(unsigned groups, unsigned block_threads, unsigned bytes, unsigned seed,
             fibers[n].open.clear();
         }
         memset((void *)warps, 0, sizeof warps);
+        memset((void *)parts, 0, sizeof parts);
         memset((void *)&block, 0, sizeof block);
         if (_setjmp(home) == 0) resume(&fibers[seed & 2 ? threads - 1 : 0]);
     }

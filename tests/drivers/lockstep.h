@@ -78,7 +78,7 @@ struct meeting {
 extern fiber *current;
 extern unsigned block_index, blocks, threads, shared_bytes;
 extern fiber fibers[MOST_THREADS];
-extern meeting warps[MOST_THREADS / WARP], block;
+extern meeting warps[MOST_THREADS / WARP], block, parts[16];
 extern bool converts; /* the device turns codes of E4M3 into f16 */
 extern bool early;    /* copies happen at once, and not when they are waited for */
 void yield();
@@ -258,6 +258,23 @@ inline uint2 load_shared_pair(uint32_t from) {
     if (from % 8) lockstep::fail("a load of two words is not aligned");
     memcpy(&x, lockstep::shared(from, 8), 8);
     return x;
+}
+inline void store_pair(uint32_t to, float x, float y) {
+    const float both[2] = {x, y};
+    if (to % 8) lockstep::fail("a store of two words is not aligned");
+    memcpy(lockstep::shared(to, 8), both, 8);
+}
+inline bool adds_vectors() { return lockstep::converts; } /* what sm_9x and later do */
+inline void add_float(float *to, float x) { *to += x; }
+inline void add_four(float *to, float x, float y, float z, float w) {
+    if (!lockstep::converts || (uintptr_t)to % 16) lockstep::fail("red: four floats");
+    const float all[4] = {x, y, z, w};
+    for (int n = 0; n < 4; n++) to[n] += all[n];
+}
+/* Barriers of parts of the block: those of 128 threads. */
+inline void barrier_of(int number, int threads) {
+    lockstep::meet(&lockstep::parts[number], threads, lockstep::current->index % threads, "bar",
+                   nullptr, [](void **) {});
 }
 inline uint4 load_shared_volatile(uint32_t from) { return load_shared_unit(from); }
 

@@ -75,7 +75,7 @@ bad=$(
   check 'tests/opencl/*' tests support backends/opencl
   check 'tests/vulkan/*' tests support backends/vulkan # whose declarations of Vulkan are under test
   # What stands in for a driver reads the arguments of kernels.
-  check 'tests/drivers/*' tests support backends/common backends/cuda
+  check 'tests/drivers/*' tests support backends/common backends/common/kernels backends/cuda
   check 'tests/driver_calls/*' tests support tests/drivers backends/common backends/cuda
   # It is a backend, whose kernels run in an emulator.
   check 'tests/amd/*' tests support backends/common

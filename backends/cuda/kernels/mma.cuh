@@ -60,6 +60,10 @@ __device__ __forceinline__ void cp_async_commit() {
 template <int N> __device__ __forceinline__ void cp_async_wait_but() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
+/* Waits until so many threads, whole warps, have come to barrier `number`; 0 is __syncthreads(). */
+__device__ __forceinline__ void barrier_of(int number, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
 /* Waits for all copies of this thread. */
 __device__ __forceinline__ void cp_async_wait_all() {
     asm volatile("cp.async.wait_all;" ::: "memory");
@@ -72,6 +76,9 @@ __device__ __forceinline__ void store_unit(uint32_t to, uint4 x) {
 }
 __device__ __forceinline__ void store_word(uint32_t to, uint32_t x) {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
+}
+__device__ __forceinline__ void store_pair(uint32_t to, float x, float y) {
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(x), "f"(y) : "memory");
 }
 __device__ __forceinline__ uint4 load_shared_unit(uint32_t from) {
     uint4 x;
@@ -224,6 +231,29 @@ template <int HALF> __device__ __forceinline__ uint32_t convert_e4m3(uint32_t wo
         : "r"(word), "n"(HALF));
 #endif
     return r;
+}
+
+/* Whether the device adds four floats in memory at once. */
+__device__ __forceinline__ constexpr bool adds_vectors() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    return true;
+#else
+    return false;
+#endif
+}
+/* Adds to floats in memory, in whatever order others do; the second only where adds_vectors(). */
+__device__ __forceinline__ void add_float(float *to, float x) {
+    asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(__cvta_generic_to_global(to)),
+                 "f"(x)
+                 : "memory");
+}
+__device__ __forceinline__ void add_four(float *to, float x, float y, float z, float w) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(
+                     __cvta_generic_to_global(to)),
+                 "f"(x), "f"(y), "f"(z), "f"(w)
+                 : "memory");
+#endif
 }
 
 __device__ __forceinline__ float exp2_fast(float x) {

@@ -2,7 +2,7 @@
 /*
  * The backward kernel for Ampere and later (sm_80): matrix products of a warp (mma) and
  * asynchronous copies of 16 bytes (cp.async), in two passes or a single one.
- * tess_sm80_backward_<rows|columns|single>_<f16|bf16>_<largest head_dim>_<tile>, and
+ * tess_sm80_backward_<rows|columns|single|skewed>_<f16|bf16>_<largest head_dim>_<tile>, and
  * tess_sm80_backward_<delta|finish>_<f16|bf16>_<largest head_dim> of a single pass.
  */
 #include "dialect_cuda.h"
@@ -38,12 +38,16 @@ __device__ __forceinline__ void backward(const tess_sm80_backward_args *args) {
 #define F16_COLUMNS(...)  KERNEL(columns, TESS_SM80_BACKWARD_COLUMNS_HEADER, f16, __VA_ARGS__)
 #define BF16_SINGLE(...)  KERNEL(single, TESS_SM80_BACKWARD_COLUMNS_HEADER, bf16, __VA_ARGS__)
 #define F16_SINGLE(...)   KERNEL(single, TESS_SM80_BACKWARD_COLUMNS_HEADER, f16, __VA_ARGS__)
+#define BF16_SKEWED(...)  KERNEL(skewed, TESS_SM80_BACKWARD_SKEWED_HEADER, bf16, __VA_ARGS__)
+#define F16_SKEWED(...)   KERNEL(skewed, TESS_SM80_BACKWARD_SKEWED_HEADER, f16, __VA_ARGS__)
 TESS_SM80_BACKWARD_SHAPES(BF16_ROWS)
 TESS_SM80_BACKWARD_SHAPES(BF16_COLUMNS)
 TESS_SM80_BACKWARD_SHAPES(F16_ROWS)
 TESS_SM80_BACKWARD_SHAPES(F16_COLUMNS)
 TESS_SM80_BACKWARD_SHAPES(BF16_SINGLE)
 TESS_SM80_BACKWARD_SHAPES(F16_SINGLE)
+TESS_SM80_BACKWARD_SKEWED_SHAPES(BF16_SKEWED)
+TESS_SM80_BACKWARD_SKEWED_SHAPES(F16_SKEWED)
 
 #define STRIPS(NAME, T, D)                                                         \
     extern "C" __global__ void __launch_bounds__(TESS_SM80_BACKWARD_STRIP_THREADS) \

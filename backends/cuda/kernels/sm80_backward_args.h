@@ -36,14 +36,22 @@ typedef struct tess_sm80_backward_args {
     X(256, 64, 32, 8, 2, 4, 2, 2)    \
     X(256, 32, 32, 4, 1, 2, 1, 2)
 
+/* Those of the single pass in which half of the warps run ahead, where there is most shared
+ * memory. */
+#define TESS_SM80_BACKWARD_SKEWED_SHAPES(X) \
+    X(64, 128, 64, 8, 2, 4, 4, 2)           \
+    X(128, 128, 64, 8, 2, 4, 4, 2)          \
+    X(256, 64, 64, 8, 2, 4, 2, 2)
+
 #define TESS_SM80_BACKWARD_STRIP_THREADS 256 /* of a thread block that takes a strip */
 
 /* Shared memory that comes before the matrices. */
 #define TESS_SM80_BACKWARD_ROWS_HEADER    4096
 #define TESS_SM80_BACKWARD_COLUMNS_HEADER 3072
+#define TESS_SM80_BACKWARD_SKEWED_HEADER  6144
 
 /* Bytes of shared memory of a shape: both tensors of the tile and of each stage, dS, and for
- * columns P. */
+ * columns P; dS of two steps where warps run ahead. */
 #define TESS_SM80_BACKWARD_MATRICES(head_dim, tile, step, stages, weights) \
     (4 * (head_dim) * ((tile) + (stages) * (step)) + 2 * (weights) * (tile) * (step))
 #define TESS_SM80_BACKWARD_ROWS_SHARED(head_dim, tile, step, stages) \
@@ -51,5 +59,8 @@ typedef struct tess_sm80_backward_args {
 #define TESS_SM80_BACKWARD_COLUMNS_SHARED(head_dim, tile, step, stages) \
     (TESS_SM80_BACKWARD_MATRICES(head_dim, tile, step, stages, 2) +     \
      TESS_SM80_BACKWARD_COLUMNS_HEADER)
+#define TESS_SM80_BACKWARD_SKEWED_SHARED(head_dim, tile, step, stages) \
+    (TESS_SM80_BACKWARD_MATRICES(head_dim, tile, step, stages, 3) +    \
+     TESS_SM80_BACKWARD_SKEWED_HEADER)
 
 #endif /* TESS_CUDA_SM80_BACKWARD_ARGS_H */

@@ -28,26 +28,40 @@ struct column_step {
     int32_t row;
     uint16_t first_block, blocks;
     uint32_t whole, whole_end; /* rows with these numbers need no mask */
-    uint32_t reserved;
+    int32_t q_len;             /* of the sequence */
 };
 enum : uint32_t { NO_SEGMENT = ~0u };
 
 /* The head of shared memory; the matrices follow. */
-template <int TILE, int STEP> struct alignas(16) columns_memory {
-    column_step steps[4];
-    int32_t rows[3][STEP]; /* of the sequence; below 0: none, and nothing is read for it */
-    float lse[2][STEP];    /* in exponents of 2 */
-    float delta[2][STEP];
-    int32_t low[TILE], high[TILE]; /* rows at these positions keep the key */
-    uint32_t absent[2][2];         /* some of a step's rows are, by warp */
+template <int TILE, int STEP, bool SKEWED> struct alignas(16) columns_memory {
+    /* Step n has place n modulo these. Without SKEWED this is all that an A100 has room for. */
+    enum {
+        STEPS = SKEWED ? 8 : 4,
+        ROWS = SKEWED ? 4 : 3,
+        LSES = SKEWED ? 4 : 2,
+        BOUNDS = SKEWED ? 2 : 1, /* of segments */
+        KEPT = SKEWED ? 2 : 1
+    };
+    const uint16_t *q, *d_o; /* row 0 of head 0 of the sequence */
+    const float *lses;       /* likewise in the strips ... */
+    float *sums;             /* ... and among the accumulators of dQ */
+    column_step steps[STEPS];
+    int32_t rows[ROWS][STEP]; /* of the sequence; below 0: none, and nothing is read for it */
+    float lse[LSES][STEP];    /* in exponents of 2 */
+    float delta[LSES][STEP];
+    int32_t low[BOUNDS][TILE], high[BOUNDS][TILE]; /* rows at these positions keep the key */
+    uint32_t absent[LSES][2];                      /* some of a step's rows are, by warp */
     /* Of a masked step: whether some row keeps some of 16 keys, by the warps that share these. */
-    uint8_t kept[2][TILE / 16];
+    uint8_t kept[KEPT][2][TILE / 16];
 };
 
-template <typename Pass, bool SINGLE> struct columns_walk : Pass {
+/* SINGLE: dQ too. SKEWED: half of the warps add dQ of the last step before they begin this one, and
+ * the others after, so that products of some hide the exponentials of others. */
+template <typename Pass, bool SINGLE, bool SKEWED> struct columns_walk : Pass {
     typedef typename Pass::T T;
-    typedef columns_memory<Pass::TILE, Pass::STEP> memory;
-    static_assert(sizeof(memory) <= TESS_SM80_BACKWARD_COLUMNS_HEADER,
+    typedef columns_memory<Pass::TILE, Pass::STEP, SKEWED> memory;
+    static_assert(sizeof(memory) <= (SKEWED ? TESS_SM80_BACKWARD_SKEWED_HEADER
+                                            : TESS_SM80_BACKWARD_COLUMNS_HEADER),
                   "the host asks for enough shared memory");
     static_assert(Pass::SCORE_N == 2, "two warps have the same keys");
     static_assert(Pass::STEP <= 64 && Pass::STEP % 32 == 0 && Pass::TILE <= Pass::THREADS,
@@ -59,6 +73,10 @@ template <typename Pass, bool SINGLE> struct columns_walk : Pass {
     using Pass::thread;
     using Pass::warp;
 
+    enum {
+        P_WEIGHTS = SKEWED ? 2 : 1, /* behind dS of one or two steps */
+        HALF = Pass::THREADS / 2
+    };
     memory *m;
     float d_k[Pass::UM][Pass::UN][4], d_v[Pass::UM][Pass::UN][4];
 
@@ -131,6 +149,7 @@ template <typename Pass, bool SINGLE> struct columns_walk : Pass {
         x.row = rows.row;
         x.first_block = rows.first;
         x.blocks = rows.blocks;
+        x.q_len = sequence()[TESS_WORD_SEQUENCE_Q_LEN];
         /* All keys of the tile must be of the segment. */
         const bool all = keys() == Pass::TILE && !(rows.flags & TESS_CLASS_BITS) &&
                          TESS_LOW_HALF(masks) != TESS_ALL_ROWS && rows.first == 0 &&
@@ -142,7 +161,7 @@ template <typename Pass, bool SINGLE> struct columns_walk : Pass {
     }
 
     __device__ __forceinline__ void find_step(uint32_t n) const {
-        column_step x = m->steps[(n - 1) % 4];
+        column_step x = m->steps[(n - 1) % memory::STEPS];
         if (x.segment != NO_SEGMENT) {
             x.first += Pass::STEP;
             if (x.first >= x.count) {
@@ -150,7 +169,7 @@ template <typename Pass, bool SINGLE> struct columns_walk : Pass {
                 if (x.head++ == x.last_head) x = begin_segment(x.segment + 1);
             }
         }
-        m->steps[n % 4] = x;
+        m->steps[n % memory::STEPS] = x;
     }
 
     /* A row of a step: thread n has the n-th. */
@@ -160,37 +179,36 @@ template <typename Pass, bool SINGLE> struct columns_walk : Pass {
     };
     __device__ __forceinline__ found_row find_row(uint32_t n) const {
         found_row found = {-1, TESS_DEAD_LSE, 0};
-        const column_step &x = m->steps[n % 4];
+        const column_step &x = m->steps[n % memory::STEPS];
         if (thread >= Pass::STEP || x.segment == NO_SEGMENT) return found;
-        const uint32_t *words = sequence();
-        found.row = tess_find_column_row(x.first + thread, rows_of(x, a->common.block),
-                                         words[TESS_WORD_SEQUENCE_Q_FIRST],
-                                         words[TESS_WORD_SEQUENCE_Q_LEN], tables(), a->common)
+        const int32_t q_first =
+            x.flags & TESS_CLASS_BITS ? sequence()[TESS_WORD_SEQUENCE_Q_FIRST] : 0;
+        found.row = tess_find_column_row(x.first + thread, rows_of(x, a->common.block), q_first,
+                                         x.q_len, tables(), a->common)
                         .row;
         if (found.row >= 0) {
-            const float *strips =
-                (const float *)a->workspace + tess_strip_at(column(TESS_WORD_COLUMN_SEQUENCE),
-                                                            x.head, found.row, tables(), a->common);
             const tess_args &args = a->common;
-            found.lse = strips[0];
-            found.delta = strips[TESS_TO_DELTA];
+            const float *lse =
+                m->lses + (uint64_t)x.head * TESS_ARGS_STRIPS * TESS_STRIP_ROWS + found.row;
+            found.lse = lse[0];
+            found.delta = lse[TESS_TO_DELTA];
         }
         return found;
     }
     __device__ __forceinline__ void keep_row(uint32_t n, const found_row &found) const {
         if (thread >= Pass::STEP) return;
         const bool dead = found.lse == TESS_DEAD_LSE;
-        m->rows[n % 3][thread] = dead ? -1 : found.row;
-        m->lse[n % 2][thread] = found.lse;
-        m->delta[n % 2][thread] = found.delta;
+        m->rows[n % memory::ROWS][thread] = dead ? -1 : found.row;
+        m->lse[n % memory::LSES][thread] = found.lse;
+        m->delta[n % memory::LSES][thread] = found.delta;
         const bool absent = __any_sync(~0u, dead);
-        if (lane == 0) m->absent[n % 2][warp] = absent;
+        if (lane == 0) m->absent[n % memory::LSES][warp] = absent;
     }
 
     /* Which rows of a step's segment keep each key. */
     __device__ __forceinline__ void find_bounds(uint32_t n) const {
         if (thread >= Pass::TILE) return;
-        const column_step &x = m->steps[n % 4];
+        const column_step &x = m->steps[n % memory::STEPS];
         int32_t low = 0x7fffffff, high = -0x7fffffff - 1;
         if (thread < keys()) {
             const tess_key_bounds found = tess_find_bounds(
@@ -198,8 +216,8 @@ template <typename Pass, bool SINGLE> struct columns_walk : Pass {
             low = found.low;
             high = found.high;
         }
-        m->low[thread] = low;
-        m->high[thread] = high;
+        m->low[x.segment % memory::BOUNDS][thread] = low;
+        m->high[x.segment % memory::BOUNDS][thread] = high;
     }
 
     /* ---------------------------------------------------------------- copies */
@@ -225,14 +243,15 @@ template <typename Pass, bool SINGLE> struct columns_walk : Pass {
         const tess_args *c = &a->common;
         const uint32_t used = keys();
         if (SINGLE) {
-            if (thread < Pass::TILE) m->low[thread] = thread < used && is_read(thread);
+            if (thread < Pass::TILE) m->low[0][thread] = thread < used && is_read(thread);
             __syncthreads();
         }
         const uint16_t *k = (const uint16_t *)a->k + first_key(c->k_batch, c->k_token, c->k_head),
                        *v = (const uint16_t *)a->v + first_key(c->v_batch, c->v_token, c->v_head);
         Pass::template copy<Pass::TILE>(
             Pass::tile_at(0), (const void *)a->k, a->wide & 2, [&](uint32_t e) -> const uint16_t * {
-                return (SINGLE ? m->low[e] : e < used) ? k + (int64_t)token_of(e) * c->k_token : 0;
+                return (SINGLE ? m->low[0][e] : e < used) ? k + (int64_t)token_of(e) * c->k_token
+                                                          : 0;
             });
         Pass::template copy<Pass::TILE>(
             Pass::tile_at(1), (const void *)a->v, a->wide & 4, [&](uint32_t e) -> const uint16_t * {
@@ -242,15 +261,10 @@ template <typename Pass, bool SINGLE> struct columns_walk : Pass {
 
     __device__ __forceinline__ void copy_items(uint32_t n) const {
         const tess_args *c = &a->common;
-        const uint32_t *words = sequence();
-        const int64_t head = m->steps[n % 4].head, batch = words[TESS_WORD_SEQUENCE_BATCH],
-                      start = start_of(words + TESS_WORD_SEQUENCE_Q_START);
+        const int64_t head = m->steps[n % memory::STEPS].head;
         const int stage = Pass::STAGES == 2 ? n % 2 : 0;
-        const int32_t *rows = m->rows[n % 3];
-        const uint16_t *q = (const uint16_t *)a->q + batch * c->q_batch + start * c->q_token +
-                            head * c->q_head,
-                       *d_o = (const uint16_t *)a->d_o + batch * c->o_batch + start * c->o_token +
-                              head * c->o_head;
+        const int32_t *rows = m->rows[n % memory::ROWS];
+        const uint16_t *q = m->q + head * c->q_head, *d_o = m->d_o + head * c->o_head;
         Pass::template copy<Pass::STEP>(
             Pass::items_at(stage, 0), (const void *)a->q, a->wide & 1,
             [&](int i) -> const uint16_t * { return rows[i] < 0 ? 0 : q + rows[i] * c->q_token; });
@@ -271,9 +285,12 @@ template <typename Pass, bool SINGLE> struct columns_walk : Pass {
 
     /* P and dS of a step, from S and dP. */
     template <bool MASKED> __device__ __forceinline__ void weigh(uint32_t n) const {
-        const column_step &x = m->steps[n % 4];
+        const column_step &x = m->steps[n % memory::STEPS];
         const int32_t q_first = MASKED ? sequence()[TESS_WORD_SEQUENCE_Q_FIRST] : 0;
-        const float *lse = m->lse[n % 2], *delta = m->delta[n % 2];
+        const float *lse = m->lse[n % memory::LSES], *delta = m->delta[n % memory::LSES];
+        const int32_t *low = m->low[x.segment % memory::BOUNDS],
+                      *high = m->high[x.segment % memory::BOUNDS];
+        const int d_s = SKEWED ? n % 2 : 0;
         bool any[Pass::SM] = {};
 #pragma unroll
         for (int i = 0; i < Pass::SN; i++) {
@@ -285,7 +302,7 @@ template <typename Pass, bool SINGLE> struct columns_walk : Pass {
             if (MASKED)
 #pragma unroll
                 for (int c = 0; c < 2; c++) {
-                    row[c] = m->rows[n % 3][item + c];
+                    row[c] = m->rows[n % memory::ROWS][item + c];
                     bits[c] = bits_of(x, item + c);
                 }
 #pragma unroll
@@ -301,23 +318,25 @@ template <typename Pass, bool SINGLE> struct columns_walk : Pass {
                         d[c] = p[c] * (dp[t][i][2 * r + c] - (c ? deltas.y : deltas.x));
                         if (MASKED) {
                             const int32_t position = q_first + row[c];
-                            const bool kept = (row[c] >= 0) & (position >= m->low[entry]) &
-                                              (position <= m->high[entry]) &
+                            const bool kept = (row[c] >= 0) & (position >= low[entry]) &
+                                              (position <= high[entry]) &
                                               (bits[c] >> (entry / a->common.block & 31)) & 1;
                             p[c] = kept ? p[c] : 0.0f;
                             d[c] = kept ? d[c] : 0.0f;
                             any[t] |= kept;
                         }
                     }
-                    Pass::put(1, t, i, r, p[0], p[1]);
-                    Pass::put(0, t, i, r, d[0], d[1]);
+                    Pass::put(P_WEIGHTS, t, i, r, p[0], p[1]);
+                    Pass::put(d_s, t, i, r, d[0], d[1]);
                 }
         }
         if (SINGLE && MASKED)
 #pragma unroll
             for (int t = 0; t < Pass::SM; t++) {
                 const bool kept = __any_sync(~0u, any[t]);
-                if (lane == 0) m->kept[warp % Pass::SCORE_N][Pass::entry_of(t, 0) / 16] = kept;
+                if (lane == 0)
+                    m->kept[n % memory::KEPT][warp % Pass::SCORE_N][Pass::entry_of(t, 0) / 16] =
+                        kept;
             }
     }
 
@@ -325,19 +344,21 @@ template <typename Pass, bool SINGLE> struct columns_walk : Pass {
     __device__ __forceinline__ void add_rows(uint32_t n, bool masked) const {
         float sums[Pass::IM][Pass::IN][4];
         clear(sums);
+        const int d_s = SKEWED ? n % 2 : 0;
+        const uint8_t(*const kept)[Pass::TILE / 16] = m->kept[n % memory::KEPT];
         if (masked)
-            Pass::add_tile(sums, 0, [&](int k) { return (m->kept[0][k] | m->kept[1][k]) != 0; });
+            Pass::add_tile(sums, d_s, 0, [&](int k) { return (kept[0][k] | kept[1][k]) != 0; });
         else
-            Pass::add_tile(sums, 0);
-        const accumulators<Pass::D> to(a, column(TESS_WORD_COLUMN_SEQUENCE));
-        const uint32_t head = m->steps[n % 4].head, quarter = lane % 4;
+            Pass::add_tile(sums, d_s, 0);
+        const accumulators<Pass::D> to = {m->sums, a->common.page};
+        const uint32_t head = m->steps[n % memory::STEPS].head, quarter = lane % 4;
         const int item = warp / Pass::ITEM_N * Pass::IM * 16 + lane / 4,
                   unit = warp % Pass::ITEM_N * Pass::IN;
 #pragma unroll
         for (int t = 0; t < Pass::IM; t++)
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                const int32_t row = m->rows[n % 3][item + t * 16 + r * 8];
+                const int32_t row = m->rows[n % memory::ROWS][item + t * 16 + r * 8];
                 if (row < 0) continue;
                 float *const at = to.row(head, row) + unit * 8;
 #pragma unroll
@@ -350,10 +371,10 @@ template <typename Pass, bool SINGLE> struct columns_walk : Pass {
     }
 
     __device__ __forceinline__ bool is_masked(uint32_t n) const {
-        const column_step &x = m->steps[n % 4];
-        uint32_t masked =
-            m->absent[n % 2][0] | (x.first < x.whole) | (x.first + Pass::STEP > x.whole_end);
-        if (Pass::STEP > 32) masked |= m->absent[n % 2][1];
+        const column_step &x = m->steps[n % memory::STEPS];
+        uint32_t masked = m->absent[n % memory::LSES][0] | (x.first < x.whole) |
+                          (x.first + Pass::STEP > x.whole_end);
+        if (Pass::STEP > 32) masked |= m->absent[n % memory::LSES][1];
         return masked;
     }
 
@@ -364,18 +385,26 @@ template <typename Pass, bool SINGLE> struct columns_walk : Pass {
         const uint32_t used = keys();
         if (c->flags & TESS_ARGS_D_K)
             Pass::store(
-                d_k, 0, (void *)a->out, a->wide & 16,
+                d_k, (void *)a->out, a->wide & 16,
                 [&](uint32_t e) { return e < used ? k + token_of(e) * c->lse_token : -1; },
                 [&](uint32_t e) { return c->scale; });
         if (c->flags & TESS_ARGS_D_V)
             Pass::store(
-                d_v, 1, (void *)a->out_v, a->wide & 32,
+                d_v, (void *)a->out_v, a->wide & 32,
                 [&](uint32_t e) { return e < used ? v + token_of(e) * c->v_scale_token : -1; },
                 [&](uint32_t e) { return 1.0f; });
     }
 
     __device__ __forceinline__ void prologue() {
         if (thread == 0) {
+            const tess_args *c = &a->common;
+            const uint32_t *words = sequence(), number = column(TESS_WORD_COLUMN_SEQUENCE);
+            const int64_t batch = words[TESS_WORD_SEQUENCE_BATCH],
+                          start = start_of(words + TESS_WORD_SEQUENCE_Q_START);
+            m->q = (const uint16_t *)a->q + batch * c->q_batch + start * c->q_token;
+            m->d_o = (const uint16_t *)a->d_o + batch * c->o_batch + start * c->o_token;
+            m->lses = (const float *)a->workspace + tess_strip_at(number, 0, 0, tables(), *c);
+            m->sums = accumulators<Pass::D>::of(a, number).first;
             m->steps[0] = begin_segment(0);
             find_step(1);
             find_step(2);
@@ -391,43 +420,64 @@ template <typename Pass, bool SINGLE> struct columns_walk : Pass {
         copy_items(0);
     }
 
+    /* What threads find for later steps, between products that hide how long it takes. */
+    template <typename Work>
+    __device__ __forceinline__ void find_next(uint32_t n, uint32_t segment, uint32_t next,
+                                              const Work &work) const {
+        const found_row found = find_row(n + 2);
+        work();
+        keep_row(n + 2, found);
+        if (thread == 0) find_step(n + 3);
+        if (next != segment && next != NO_SEGMENT) find_bounds(n + 1);
+    }
+
     __device__ __forceinline__ void run() {
         const bool wants_k = a->common.flags & TESS_ARGS_D_K,
-                   wants_v = a->common.flags & TESS_ARGS_D_V;
+                   wants_v = a->common.flags & TESS_ARGS_D_V, wants_q = SINGLE && a->wants_q,
+                   ahead = SKEWED && thread >= HALF;
+        bool last_masked = false; /* the last step was */
         prologue();
-        for (uint32_t n = 0;; n++) {
+        uint32_t n = 0;
+        for (;; n++) {
             const int stage = Pass::STAGES == 2 ? n % 2 : 0;
             cp_async_wait_all();
             __syncthreads();
-            const uint32_t segment = m->steps[n % 4].segment, next = m->steps[(n + 1) % 4].segment;
+            const uint32_t segment = m->steps[n % memory::STEPS].segment,
+                           next = m->steps[(n + 1) % memory::STEPS].segment;
             if (segment == NO_SEGMENT) break;
+            const bool masked = is_masked(n);
             if (Pass::STAGES == 2 && next != NO_SEGMENT) copy_items(n + 1);
+            if (SKEWED && wants_q && ahead && n > 0) add_rows(n - 1, last_masked);
             Pass::score(s, stage, 0);
             Pass::score(dp, stage, 1);
-            const bool masked = is_masked(n);
             if (masked)
                 weigh<true>(n);
             else
                 weigh<false>(n);
-            __syncthreads();
-            const found_row found = find_row(n + 2);
-            if (wants_v) Pass::add_items(d_v, 1, stage, 1);
-            if (wants_k) Pass::add_items(d_k, 0, stage, 0);
-            if (SINGLE && a->wants_q) add_rows(n, masked);
-            keep_row(n + 2, found);
-            if (thread == 0) find_step(n + 3);
-            if (next != segment && next != NO_SEGMENT) find_bounds(n + 1);
+            if (SKEWED)
+                barrier_of(1 + ahead, HALF); /* a warp's sums are of keys of its own half */
+            else
+                __syncthreads();
+            find_next(n, segment, next, [&]() {
+                if (wants_v) Pass::add_items(d_v, P_WEIGHTS, stage, 1);
+                if (wants_k) Pass::add_items(d_k, SKEWED ? n % 2 : 0, stage, 0);
+                if (!SKEWED && wants_q) add_rows(n, masked);
+            });
+            if (SKEWED && wants_q && !ahead && n > 0) add_rows(n - 1, last_masked);
+            last_masked = masked;
             if (Pass::STAGES == 1 && next != NO_SEGMENT) {
                 __syncthreads();
                 copy_items(n + 1);
             }
         }
+        if (SKEWED && wants_q && n > 0) add_rows(n - 1, last_masked);
         epilogue();
     }
 };
 
-template <typename Pass> using columns_pass = columns_walk<Pass, false>;
-template <typename Pass> using single_pass = columns_walk<Pass, true>;
+template <typename Pass> using columns_pass = columns_walk<Pass, false, false>;
+template <typename Pass> using single_pass = columns_walk<Pass, true, false>;
+template <typename Pass> using skewed_pass = columns_walk<Pass, true, true>;
 
 } // namespace tess
 

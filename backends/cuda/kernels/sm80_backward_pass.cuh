@@ -124,7 +124,7 @@ struct backward_pass {
     __device__ __forceinline__ uint32_t items_at(int stage, int tensor) const {
         return matrices + 2 * MATRIX + (stage * 2 + tensor) * ITEMS;
     }
-    /* dS (0) and P (1). */
+    /* Weights as a pass numbers them: dS is 0. */
     __device__ __forceinline__ uint32_t weights_at(int which) const {
         return matrices + 2 * MATRIX + STAGES * 2 * ITEMS + which * WEIGHTS;
     }
@@ -145,14 +145,14 @@ struct backward_pass {
     __device__ __forceinline__ void copy(uint32_t to, const void *first, bool wide,
                                          const Find &find) const {
         to += places::place(thread / GROUP, thread % GROUP);
-        if (wide) {
+        if (wide && COUNT == STEP) {
 #pragma unroll
             for (int r = 0; r < COUNT; r += PASS)
                 copy_row(to + r * ROW, find(r + thread / GROUP), first, true);
         } else {
 #pragma unroll 1
             for (int r = 0; r < COUNT; r += PASS)
-                copy_row(to + r * ROW, find(r + thread / GROUP), first, false);
+                copy_row(to + r * ROW, find(r + thread / GROUP), first, wide);
         }
     }
     __device__ __forceinline__ void copy_row(uint32_t to, const uint16_t *row, const void *first,
@@ -184,7 +184,7 @@ struct backward_pass {
                                           now));
     }
 
-    /* Adds weights (0: dS, 1: P) times a tensor of the items to sums of the tile. */
+    /* Adds weights times a tensor of the items to sums of the tile. */
     __device__ __forceinline__ void add_items(float (&sums)[UM][UN][4], int which, int stage,
                                               int tensor) const {
         typedef operand<STEP, false> left;
@@ -195,19 +195,19 @@ struct backward_pass {
             right::template begin<false>(items_at(stage, tensor), 0, warp % SUM_N * UN * 8, now));
     }
 
-    /* The products of dS and a tensor of the tile, summed over its entries, for the items. */
+    /* The products of weights and a tensor of the tile, summed over its entries, for the items. */
     template <typename Kept = every_step>
-    __device__ __forceinline__ void add_tile(float (&sums)[IM][IN][4], int tensor,
+    __device__ __forceinline__ void add_tile(float (&sums)[IM][IN][4], int which, int tensor,
                                              const Kept &kept = Kept()) const {
         typedef operand<STEP, true> left;
         typedef operand<D, true> right;
         const uint32_t now = lane_volatile();
         multiply<T, left, right, TILE / 16>(
-            sums, left::template begin<true>(weights_at(0), 0, warp / ITEM_N * IM * 16, now),
+            sums, left::template begin<true>(weights_at(which), 0, warp / ITEM_N * IM * 16, now),
             right::template begin<false>(tile_at(tensor), 0, warp % ITEM_N * IN * 8, now), kept);
     }
 
-    /* Puts a pair of weights at s[t][n][2 * r] into dS (0) or P (1). */
+    /* Puts a pair of weights at s[t][n][2 * r] into weights. */
     __device__ __forceinline__ void put(int which, int t, int n, int r, float x, float y) const {
         store_word(weights_at(which) + weight_places::place(entry_of(t, r), item_of(n) / 8) +
                        lane % 4 * 4,
@@ -216,52 +216,57 @@ struct backward_pass {
 
     /* ---------------------------------------------------------------- results */
 
-    /* Writes sums of the tile times their factors, rounded, by way of the place of one of its
-     * tensors, or in float32. `find` gives where an entry's row begins in the gradient, or a number
+    /* Writes sums of the tile times their factors, rounded or in float32, by way of the place of
+     * both of its tensors. `find` gives where an entry's row begins in the gradient, or a number
      * below 0 for one that has none, and `factor` what it is multiplied by: 0 makes it 0, whatever
      * the sum is. */
     template <typename Find, typename Factor>
-    __device__ __forceinline__ void store(const float (&sums)[UM][UN][4], int tensor, void *out,
-                                          bool wide, const Find &find, const Factor &factor) const {
-        const uint32_t flags = a->common.flags;
+    __device__ __forceinline__ void store(const float (&sums)[UM][UN][4], void *out, bool wide,
+                                          const Find &find, const Factor &factor) const {
+        const bool floats = a->common.flags & TESS_ARGS_F32;
         const int entry = warp / SUM_N * UM * 16 + lane / 4, unit = warp % SUM_N * UN;
+        __syncthreads();
 #pragma unroll
         for (int t = 0; t < UM; t++)
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 const int e = entry + t * 16 + r * 8;
                 const float times = factor(e);
-                const int64_t at = flags & TESS_ARGS_F32 ? find(e) : 0;
 #pragma unroll
                 for (int n = 0; n < UN; n++) {
                     const float x = times == 0 ? 0.0f : sums[t][n][2 * r] * times,
                                 y = times == 0 ? 0.0f : sums[t][n][2 * r + 1] * times;
-                    if (flags & TESS_ARGS_F32)
-                        store_floats((float *)out, at, (unit + n) * 8 + lane % 4 * 2, x, y);
+                    if (floats)
+                        store_pair(tile_at(0) + e * 2 * ROW + (unit + n) * 32 + lane % 4 * 8, x, y);
                     else
-                        store_word(tile_at(tensor) + places::place(e, unit + n) + lane % 4 * 4,
+                        store_word(tile_at(0) + places::place(e, unit + n) + lane % 4 * 4,
                                    pack<T>(x, y));
                 }
             }
-        if (flags & TESS_ARGS_F32) return;
         __syncthreads();
         const int units = a->common.head_dim / 8;
-#pragma unroll 4
+#pragma unroll 1
         for (int n = thread; n < TILE * UNITS; n += THREADS) {
             const int e = n / UNITS, own = n % UNITS;
             const int64_t at = find(e);
             if (at < 0 || own >= units) continue;
-            write_unit((uint16_t *)out + at + own * 8,
-                       load_shared_unit(tile_at(tensor) + places::place(e, own)), wide);
+            if (floats)
+                store_floats((float *)out + at + own * 8, tile_at(0) + e * 2 * ROW + own * 32);
+            else
+                write_unit((uint16_t *)out + at + own * 8,
+                           load_shared_unit(tile_at(0) + places::place(e, own)), wide);
         }
     }
-    __device__ __forceinline__ void store_floats(float *out, int64_t at, int dim, float x,
-                                                 float y) const {
-        if (at < 0 || dim >= (int)a->common.head_dim) return;
+    __device__ __forceinline__ void store_floats(float *to, uint32_t from) const {
         const bool adds = a->common.flags & TESS_ARGS_ADD;
-        float *to = out + at + dim;
-        to[0] = adds ? to[0] + x : x;
-        to[1] = adds ? to[1] + y : y;
+#pragma unroll
+        for (int n = 0; n < 8; n += 4) {
+            const uint4 four = load_shared_unit(from + n * 4);
+            const uint32_t x[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                to[n + i] = adds ? to[n + i] + __uint_as_float(x[i]) : __uint_as_float(x[i]);
+        }
     }
 };
 

@@ -166,9 +166,8 @@ template <typename Pass> struct rows_pass : Pass {
 
     __device__ __forceinline__ void epilogue() {
         const tess_args *c = &a->common;
-        __syncthreads();
         Pass::store(
-            sums, 0, (void *)a->out, a->wide & 16,
+            sums, (void *)a->out, a->wide & 16,
             [&](int e) { return place_of(e, c->lse_batch, c->lse_token, c->lse_head); },
             [&](int e) { return is_dead(e) ? 0.0f : c->scale; });
     }

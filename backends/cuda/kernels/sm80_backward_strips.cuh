@@ -22,13 +22,15 @@ template <int D> struct accumulators {
     float *first; /* of the sequence */
     uint32_t heads;
 
-    __device__ __forceinline__ accumulators(const tess_sm80_backward_args *a, uint32_t sequence) {
+    static __device__ __forceinline__ accumulators of(const tess_sm80_backward_args *a,
+                                                      uint32_t sequence) {
         const tess_args *c = &a->common;
         const uint64_t strips = c->pages,
                        strip = ((const uint32_t *)a->tables)[c->slots_at + sequence];
-        heads = c->page;
-        first = (float *)a->workspace + c->partials_at +
-                heads * TESS_STRIP_ROWS * (2 * strips + strip * D);
+        const uint64_t heads = c->page;
+        return {(float *)a->workspace + c->partials_at +
+                    heads * TESS_STRIP_ROWS * (2 * strips + strip * D),
+                (uint32_t)heads};
     }
     __device__ __forceinline__ float *row(uint32_t head, uint32_t r) const {
         return first + ((uint64_t)(r / TESS_STRIP_ROWS * heads + head) * TESS_STRIP_ROWS +
@@ -36,33 +38,23 @@ template <int D> struct accumulators {
                            D;
     }
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    static constexpr bool VECTORS = true;
-#else
-    static constexpr bool VECTORS = false;
-#endif
     /* Where, in 16 dims, float n of lane `quarter` of the four that share a row is. */
-    static __device__ __forceinline__ constexpr int place(int quarter, int n) {
-        return VECTORS ? quarter * 4 + n : n * 4 + quarter;
+    static __device__ __forceinline__ int place(int quarter, int n) {
+        return adds_vectors() ? quarter * 4 + n : n * 4 + quarter;
     }
 
     /* Adds the pairs (x, y) and (z, w) of a lane to 16 dims. */
     static __device__ __forceinline__ void add(float *to, int quarter, float x, float y, float z,
                                                float w) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-        asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(
-                         __cvta_generic_to_global(to + place(quarter, 0))),
-                     "f"(x), "f"(y), "f"(z), "f"(w)
-                     : "memory");
-#else
-        const float all[4] = {x, y, z, w};
-#pragma unroll
-        for (int n = 0; n < 4; n++)
-            asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(
-                             __cvta_generic_to_global(to + place(quarter, n))),
-                         "f"(all[n])
-                         : "memory");
-#endif
+        to += place(quarter, 0);
+        if (adds_vectors()) {
+            add_four(to, x, y, z, w);
+        } else {
+            add_float(to, x);
+            add_float(to + 4, y);
+            add_float(to + 8, z);
+            add_float(to + 12, w);
+        }
     }
     /* The sums of dims [unit * 8, + 8) of a row. */
     static __device__ __forceinline__ void read(const float *row, int unit, float (&x)[8]) {
@@ -81,7 +73,8 @@ __device__ __forceinline__ void each_unit(const tess_sm80_backward_args *a, cons
                    *strip = tables + c->items_at + blockIdx.x * TESS_STRIP_WORDS;
     const uint32_t number = strip[TESS_WORD_STRIP_SEQUENCE], first = strip[TESS_WORD_STRIP_ROW];
     const uint32_t *sequence = tables + c->sequences_at + number * TESS_SEQUENCE_WORDS;
-    const uint32_t rows = min(sequence[TESS_WORD_SEQUENCE_Q_LEN] - first, TESS_STRIP_ROWS),
+    const uint32_t rows =
+                       min(sequence[TESS_WORD_SEQUENCE_Q_LEN] - first, (uint32_t)TESS_STRIP_ROWS),
                    count = rows * c->page, step = blockDim.x / LANES;
     /* All lanes of a warp take as many turns, since they sum up together. */
     for (uint32_t at = 0; at < count; at += step) {
@@ -130,7 +123,8 @@ template <typename T, int D> struct delta_stage {
             for (int n = 1; n < D / 8; n *= 2) sum += __shfl_xor_sync(~0u, sum, n);
             if (!there) return;
             if (a->wants_q) {
-                float4 *const to = (float4 *)accumulators<D>(a, number).row(head, row) + unit * 2;
+                float4 *const to =
+                    (float4 *)accumulators<D>::of(a, number).row(head, row) + unit * 2;
                 to[0] = to[1] = make_float4(0, 0, 0, 0);
             }
             if (unit) return;
@@ -155,7 +149,7 @@ template <typename T, int D> struct finish_stage {
             const int64_t at = unit * 8 + row_place(sequence, head, row, args.lse_batch,
                                                     args.lse_token, args.lse_head);
             float x[8];
-            accumulators<D>::read(accumulators<D>(a, number).row(head, row), unit, x);
+            accumulators<D>::read(accumulators<D>::of(a, number).row(head, row), unit, x);
 #pragma unroll
             for (int n = 0; n < 8; n++) x[n] *= args.scale;
             if (args.flags & TESS_ARGS_F32) {
