@@ -12,7 +12,7 @@
  * source: ../common/paging_args.h
  * source: kernels/append.comp
  * source: kernels/bindings.h
- * sha256: fc5cfa8778d0c084c193f30bca41e811a443a0a84f85ac4f80492e9a89ba6922
+ * sha256: 53cc36f20dfbdd706b8be17049d627f5c848c03ef34eb5296c967cf160c17854
  */
 #include <stdint.h>
 static const uint32_t tess_vk_append_16[] = {

@@ -18,7 +18,7 @@
  * source: ../common/shapes.h
  * source: kernels/backward_columns.comp
  * source: kernels/bindings.h
- * sha256: 0f8b4b91bbc545a90596cfa084a517171fce9666b107affd38b075e7fbd6e8f7
+ * sha256: 28511e7a861e89790e89d1ba254e0e1bce58f157da66e18aa43cacb6b6cb76e1
  */
 #include <stdint.h>
 static const uint32_t tess_vk_backward_columns_f16[] = {

@@ -12,7 +12,7 @@
  * source: ../common/shapes.h
  * source: kernels/backward_delta.comp
  * source: kernels/bindings.h
- * sha256: 5d0b7a6d2a1b24644ec85e6801d49dd09f80564380e2a3ff33b4fb8689e8f071
+ * sha256: acf574f174fcb0484098a60f45092ab8c92d6e79271ae950bbd9ab2a76c292b4
  */
 #include <stdint.h>
 static const uint32_t tess_vk_backward_delta_pairs[] = {

@@ -17,7 +17,7 @@
  * source: ../common/shapes.h
  * source: kernels/backward_rows.comp
  * source: kernels/bindings.h
- * sha256: 13cb2c48243e407a14c45865e62e89a10148740195d37dd7233b46ac0eb11833
+ * sha256: 566026b0264d8ad28c7791f6a26dace0106898d3f82ec0983bb22a74145b5d20
  */
 #include <stdint.h>
 static const uint32_t tess_vk_backward_rows_f32[] = {

@@ -11,7 +11,7 @@
  * source: ../common/paging_args.h
  * source: kernels/bindings.h
  * source: kernels/copy_pages.comp
- * sha256: 6aaaf4bf3cff1f2fb3c3a561cc5a69b4470a3e51e86583d2d34f23f738081c29
+ * sha256: 8e6510f708056196d5599bc7099c0d6c7b56b08fe507ba86dcd1e7e797a70e1c
  */
 #include <stdint.h>
 static const uint32_t tess_vk_copy_pages_32[] = {

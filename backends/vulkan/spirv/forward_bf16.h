@@ -21,7 +21,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_forward.comp
- * sha256: 2c54b4171ee642a4fa6fa935bf950ebb3f3ba5f30ed5c46b17199e36b51625e2
+ * sha256: 6885314cdbc2334132251a83d30c9aead6c4930fdfaa822398fdfa6417d86c9d
  */
 #include <stdint.h>
 static const uint32_t tess_vk_forward_bf16[] = {

@@ -22,7 +22,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/forward_few.comp
- * sha256: 174181149cba309423c615348750bdf569929e02ed3955b361120ae5c953dc30
+ * sha256: c94dc02175c3a5bc79b5723f73f77577f417088b7eb608e5c1177235daec5beb
  */
 #include <stdint.h>
 static const uint32_t tess_vk_forward_few_bf16[] = {

@@ -11,7 +11,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/portable_merge.comp
- * sha256: f476a199523dfaca69f888846ae90b23bc7e7eb8246418b2eae06071c6077687
+ * sha256: 3d8fc458c22a9fd72f1b510985d5ca21bdabe231d250cbeadaa236de4fc5cfa6
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_f32[] = {

@@ -10,7 +10,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/merge_parts.comp
- * sha256: 909e62002ac5db572991e675f129b5e8cc02dbf6b312559c6848ee9c55b051f6
+ * sha256: 09cd5d5cdf217fc71be9242e930535e045e013d730a1e7078c822eaaecf6d984
  */
 #include <stdint.h>
 static const uint32_t tess_vk_merge_parts_f16[] = {

@@ -18,7 +18,7 @@
  * source: ../common/kernels/words.h
  * source: kernels/bindings.h
  * source: kernels/prepare.comp
- * sha256: 5faabfa886e46f6de604983d37c9a2dd7f05013097637dc1ee411571a80988b7
+ * sha256: 0f5640acf626bb1ca0fb6f3fc1d6d3f5095142b0cebfe1e625eb104f333ffce3
  */
 #include <stdint.h>
 static const uint32_t tess_vk_prepare[] = {
