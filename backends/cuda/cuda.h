@@ -32,6 +32,9 @@ const tess_driver_image *tess_cuda_image(const tess_driver_device *d,
  * does not take the key's dtype (no key: the device alone), or NULL. */
 const char *tess_cuda_image_refusal(const tess_driver_device *d, const tess_driver_image *images,
                                     const tess_kernel_key *key, char *buffer, size_t size);
+/* The same for the kernels for Hopper, whose blocks are multiples of 8. */
+const char *tess_cuda_hopper_refusal(const tess_driver_device *d, const tess_driver_image *images,
+                                     const tess_kernel_key *key, char *buffer, size_t size);
 /* Bytes of shared memory that a thread block of the device may have. */
 unsigned tess_cuda_shared_bytes(const tess_driver_device *d);
 /* Lets a function have so much of it; `name` is for messages. */

@@ -34,16 +34,8 @@ static const instance *find(int32_t head_dim) {
 
 static const char *refuses(const tess_driver_device *d, const tess_kernel_key *key, char *buffer,
                            size_t size) {
-    if (strcmp(d->arch, "sm_90") != 0) {
-        snprintf(buffer, size, "needs sm_90, and the device is %s", d->arch);
-        return buffer;
-    }
-    if (!tess_cuda_sm90_images[0].data) return "built without device code for sm_90a";
-    if (d->image < 0) return "built without the merge kernel";
-    if (!key) return NULL;
-    if (key->dtype == TESS_F32) return "takes f16 and bf16 only";
-    if (key->block % 8 != 0) return "block is not a multiple of 8";
-    return tess_cuda_refusal(key);
+    const char *why = tess_cuda_hopper_refusal(d, tess_cuda_sm90_images, key, buffer, size);
+    return why || !key ? why : tess_cuda_refusal(key);
 }
 
 /* Measured on an H200. Rows that are not there cost as much as others. */

@@ -32,15 +32,10 @@ static const instance *find(int32_t head_dim) {
 
 static const char *refuses(const tess_driver_device *d, const tess_kernel_key *key, char *buffer,
                            size_t size) {
-    if (strcmp(d->arch, "sm_90") != 0) {
-        snprintf(buffer, size, "needs sm_90, and the device is %s", d->arch);
-        return buffer;
-    }
-    if (!tess_cuda_sm90_backward_images[0].data) return "built without device code for sm_90a";
-    if (!key) return NULL;
-    if (key->dtype == TESS_F32) return "takes f16 and bf16 only";
+    const char *why =
+        tess_cuda_hopper_refusal(d, tess_cuda_sm90_backward_images, key, buffer, size);
+    if (why || !key) return why;
     if (key->head_dim > instances[INSTANCES - 1].head_dim) return "head_dim is above 128";
-    if (key->block % 8 != 0) return "block is not a multiple of 8";
     if (key->determinism == 0 && !key->turns)
         return "determinism 0: rows at strides have no turns to add to dQ";
     return tess_cuda_refusal(key);

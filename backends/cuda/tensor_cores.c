@@ -20,6 +20,19 @@ const char *tess_cuda_image_refusal(const tess_driver_device *d, const tess_driv
     return key && key->dtype == TESS_F32 ? "takes f16 and bf16 only" : NULL;
 }
 
+const char *tess_cuda_hopper_refusal(const tess_driver_device *d, const tess_driver_image *images,
+                                     const tess_kernel_key *key, char *buffer, size_t size) {
+    if (strcmp(d->arch, "sm_90") != 0) {
+        snprintf(buffer, size, "needs sm_90, and the device is %s", d->arch);
+        return buffer;
+    }
+    if (!images[0].data) return "built without device code for sm_90a";
+    if (d->image < 0) return "built without the merge kernel";
+    if (!key) return NULL;
+    if (key->dtype == TESS_F32) return "takes f16 and bf16 only";
+    return key->block % 8 != 0 ? "block is not a multiple of 8" : NULL;
+}
+
 unsigned tess_cuda_shared_bytes(const tess_driver_device *d) {
     static const struct {
         const char *arch;
