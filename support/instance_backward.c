@@ -58,7 +58,11 @@ static tess_status run_forward(instance *x, tess_plan *plan, tess_buffer *work) 
     run.workspace = *work;
     if (status == TESS_OK) status = tess_run(plan, &run);
     if (status == TESS_OK) status = tess_wait(x->device, UINT64_MAX);
-    return status == TESS_OK ? instance_fetch_outputs(x) : instance_fail(x, status, NULL);
+    if (status == TESS_OK) return instance_fetch_outputs(x);
+    instance_fail(x, status, NULL);
+    /* Memory that is released now may still be read, if waiting is what failed. */
+    tess_wait(x->device, UINT64_MAX);
+    return status;
 }
 
 static tess_status forward(instance *x) {
