@@ -75,9 +75,9 @@ list() {
 }
 
 # gradients BACKEND: the list, in both orders of additions where there are two, and 100 runs with
-# equal bits while another process keeps the device busy with other sizes. On CUDA also graphs, other
-# streams and a few multiprocessors, with more workgroups than run at a time, and accumulators past
-# 2^31 elements.
+# equal bits while another process keeps the device busy with other sizes. On CUDA also graphs,
+# other streams and a few multiprocessors, with more workgroups than run at a time, and accumulators
+# past 2^31 elements.
 gradients() {
   list "gradients of the list" "$1" --backward --every "${TESSERA_PROVE_LIST:-1}"
   [ "$1" != cuda ] || list "gradients of the list, in any order" "$1" --backward --any-order \
