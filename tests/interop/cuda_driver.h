@@ -52,6 +52,14 @@ static struct {
 
 enum { NON_BLOCKING = 1, CAPTURE_GLOBAL = 0 };
 
+/* Puts the function's address into *to. 0: there is none, and a line says so. */
+static inline int find_symbol(void *library, const char *symbol, void *to) {
+    void *address = dlsym(library, symbol);
+    memcpy(to, &address, sizeof address);
+    if (!address) printf("skipped: libcuda.so.1 has no %s\n", symbol);
+    return address != NULL;
+}
+
 /* How many GPUs there are; prints why there is none. */
 static inline int find_driver(void) {
     int count = 0, code = 0;
@@ -60,15 +68,8 @@ static inline int find_driver(void) {
         printf("skipped: %s\n", dlerror());
         return 0;
     }
-#define FIND(name, symbol, parameters)                           \
-    {                                                            \
-        void *address = dlsym(library, symbol);                  \
-        memcpy(&cu.name, &address, sizeof address);              \
-        if (!address) {                                          \
-            printf("skipped: libcuda.so.1 has no %s\n", symbol); \
-            return 0;                                            \
-        }                                                        \
-    }
+#define FIND(name, symbol, parameters) \
+    if (!find_symbol(library, symbol, &cu.name)) return 0;
     DRIVER(FIND)
     code = cu.init(0);
     if (code == 0) code = cu.count(&count);

@@ -234,17 +234,10 @@ static unsigned few_multiprocessors(int number, void **context) {
     resource all = {{0}}, few = {{0}}, rest = {{0}};
     void *described = NULL;
     unsigned groups = 1;
-#define FIND_GREEN(name, symbol, parameters)                                            \
-    {                                                                                   \
-        void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL),                  \
-             *address = library ? dlsym(library, symbol) : NULL;                        \
-        if (library) dlclose(library);                                                  \
-        memcpy(&green.name, &address, sizeof address);                                  \
-        if (!address) {                                                                 \
-            printf("no part of the multiprocessors: libcuda.so.1 has no %s\n", symbol); \
-            return 0;                                                                   \
-        }                                                                               \
-    }
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (!library) return 0;
+#define FIND_GREEN(name, symbol, parameters) \
+    if (!find_symbol(library, symbol, &green.name)) return 0;
     GREEN(FIND_GREEN)
     int code = green.resource(number, &all, RESOURCE_MULTIPROCESSORS);
     if (code == 0) code = green.split(&few, &groups, &all, &rest, IGNORE_CLUSTERS, 1);
