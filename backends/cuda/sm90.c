@@ -73,8 +73,9 @@ static tess_status prepare(tess_driver_device *d, const tess_kernel_key *key, te
     const tess_kernel_costs costs = costs_of(d, x);
     tess_portable_tiles(x->rows, 8, &costs, kernel);
     kernel->scratch_bytes = COUNTER_BYTES;
-    return tess_cuda_prepare(d, key, CUDA_SM90_MODULE, &tess_cuda_sm90_images[0], "sm90",
-                             x->head_dim, x->shared_bytes, kernel);
+    const char *name = key->page != 0 || key->compact != 0 ? "sm90_placed" : "sm90";
+    return tess_cuda_prepare(d, key, CUDA_SM90_MODULE, &tess_cuda_sm90_images[0], name, x->head_dim,
+                             x->shared_bytes, kernel);
 }
 
 /* A map for copies of `boxes` boxes, each of 64 elements by `box_tokens` tokens and `step` tokens

@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "backward.h"
 #include "common/backend_table.h"
 #include "portable.h"
 #include "row.h"
@@ -22,9 +23,8 @@ static const uint64_t far_away = 1ULL << 60;
 
 /* emulate.py unpacks the same fields. */
 typedef struct message {
-    uint32_t merge_groups; /* workgroups of a merge; 0: the forward kernel */
-    uint32_t dtype;
-    tess_portable_shape shape; /* of the instance */
+    char kernel[48];
+    uint32_t workgroups, threads, shared_bytes, reserved;
     /* Q, K, V, O, LSE, block table, scales of K and V, tables, workspace: bytes into the shared
      * memory */
     uint64_t memory[TESS_PORTABLE_BUFFERS];
@@ -91,7 +91,8 @@ static void emulated_close(void *opaque) {
 static tess_status emulated_query(void *opaque, tess_caps *caps) {
     (void)opaque;
     caps->buffer_kind = TESS_BUFFER_POINTER;
-    caps->features = TESS_FEATURE_POSITIONS | TESS_FEATURE_PAGES | TESS_FEATURE_KV_8BIT;
+    caps->features =
+        TESS_FEATURE_POSITIONS | TESS_FEATURE_PAGES | TESS_FEATURE_KV_8BIT | TESS_FEATURE_BACKWARD;
     caps->parallel_jobs = 4;
     caps->workspace_align = 256;
     return TESS_OK;
@@ -141,17 +142,24 @@ static void release_kernel(tess_kernel *kernel) { (void)kernel; }
 
 static tess_status emulated_kernel(void *opaque, uint32_t index, const tess_kernel_key *key,
                                    tess_kernel_info *info, tess_kernel *kernel) {
-    static const tess_row_head row = {TESS_OP_FORWARD, "portable", 0};
+    static const tess_row_head rows[] = {{TESS_OP_FORWARD, "portable", 0},
+                                         {TESS_OP_BACKWARD, "portable", 0}};
     (void)opaque;
-    if (index > 0) return TESS_ERROR_INVALID;
+    if (index >= sizeof rows / sizeof *rows) return TESS_ERROR_INVALID;
     const char *why = key ? tess_portable_refusal(key) : NULL;
-    if (!tess_row_answer(&row, key, why, info) || !kernel) return TESS_OK;
+    if (!tess_row_answer(&rows[index], key, why, info) || !kernel) return TESS_OK;
+    kernel->release = release_kernel;
+    if (key->op == TESS_OP_BACKWARD) {
+        const tess_backward_shape *shape = tess_backward_find(key->head_dim);
+        tess_backward_describe(shape, kernel);
+        kernel->impl = shape;
+        return TESS_OK;
+    }
     const tess_portable_shape *shape = tess_portable_choose(&tess_portable, key);
     kernel->tile_rows = shape->rows;
     kernel->tile_step = 1;
     kernel->pack_rows = shape->rows;
     kernel->impl = shape;
-    kernel->release = release_kernel;
     return TESS_OK;
 }
 
@@ -159,6 +167,20 @@ static uint64_t place(const emulated_device *device, const tess_buffer *buffer) 
     return buffer->kind == TESS_BUFFER_POINTER
                ? (uint64_t)(address(device, buffer) - device->memory)
                : 0;
+}
+
+static void fill(const emulated_device *device, const tess_launch *l, message *m) {
+    const tess_buffer *buffers[TESS_PORTABLE_BUFFERS] = {&l->tensor[TESS_ROLE_Q].buffer,
+                                                         &l->tensor[TESS_ROLE_K].buffer,
+                                                         &l->tensor[TESS_ROLE_V].buffer,
+                                                         &l->tensor[TESS_ROLE_O].buffer,
+                                                         &l->tensor[TESS_ROLE_LSE].buffer,
+                                                         &l->tensor[TESS_ROLE_BLOCK_TABLE].buffer,
+                                                         &l->tensor[TESS_ROLE_K_SCALE].buffer,
+                                                         &l->tensor[TESS_ROLE_V_SCALE].buffer,
+                                                         &l->tables->device,
+                                                         &l->workspace};
+    for (int n = 0; n < TESS_PORTABLE_BUFFERS; n++) m->memory[n] = place(device, buffers[n]);
 }
 
 static tess_status run(const emulated_device *device, message *m) {
@@ -170,32 +192,47 @@ static tess_status run(const emulated_device *device, message *m) {
     return TESS_OK;
 }
 
-static tess_status emulated_launch(void *opaque, const tess_launch *l) {
-    const emulated_device *device = opaque;
+static tess_status forward(const emulated_device *device, const tess_launch *l) {
     const tess_portable_shape *shape = l->kernel->impl;
-    tess_status status = TESS_OK;
-    message m = {.dtype = l->dtype,
-                 .shape = *shape,
-                 .memory = {place(device, &l->tensor[TESS_ROLE_Q].buffer),
-                            place(device, &l->tensor[TESS_ROLE_K].buffer),
-                            place(device, &l->tensor[TESS_ROLE_V].buffer),
-                            place(device, &l->tensor[TESS_ROLE_O].buffer),
-                            place(device, &l->tensor[TESS_ROLE_LSE].buffer),
-                            place(device, &l->tensor[TESS_ROLE_BLOCK_TABLE].buffer),
-                            place(device, &l->tensor[TESS_ROLE_K_SCALE].buffer),
-                            place(device, &l->tensor[TESS_ROLE_V_SCALE].buffer),
-                            place(device, &l->tables->device), place(device, &l->workspace)}};
+    const char *dtype = tess_portable_dtype(l->dtype);
+    message m = {.threads = shape->threads, .shared_bytes = shape->shared_bytes};
+    fill(device, l, &m);
     if (l->n_jobs) {
+        snprintf(m.kernel, sizeof m.kernel, "tess_forward_%s%s_%u", shape->few ? "few_" : "", dtype,
+                 (unsigned)shape->head_dim);
         tess_portable_forward_args(l, 0, l->n_jobs, 1, &m.args);
-        status = run(device, &m);
+        m.workgroups = m.args.items;
+        TESS_RETURN_IF_ERROR(run(device, &m));
     }
-    if (l->n_merges && status == TESS_OK) {
-        m.merge_groups = tess_portable_merge_groups(l);
-        m.shape.threads = TESS_MERGE_THREADS;
-        m.shape.shared_bytes = TESS_MERGE_SHARED_BYTES;
-        tess_portable_merge_args(l, 0, l->n_merges, 1, &m.args);
-        status = run(device, &m);
-    }
+    if (!l->n_merges) return TESS_OK;
+    snprintf(m.kernel, sizeof m.kernel, "tess_merge_%s", dtype);
+    m.threads = TESS_MERGE_THREADS;
+    m.shared_bytes = TESS_MERGE_SHARED_BYTES;
+    tess_portable_merge_args(l, 0, l->n_merges, 1, &m.args);
+    m.workgroups = m.args.items * tess_portable_merge_groups(l);
+    return run(device, &m);
+}
+
+static tess_status backward(const emulated_device *device, const tess_launch *l) {
+    static const char *const passes[TESS_BACKWARD_STAGES] = {"delta", "rows", "columns"};
+    const tess_backward_shape *shape = l->kernel->impl;
+    const uint32_t number = tess_backward_number(l->stage);
+    message m = {.threads = tess_backward_threads(shape, l->stage),
+                 .shared_bytes = shape->shared_bytes};
+    tess_launch as;
+    char dims[16] = "";
+    if (number != 0) snprintf(dims, sizeof dims, "_%u", (unsigned)shape->head_dim);
+    snprintf(m.kernel, sizeof m.kernel, "tess_backward_%s_%s%s", passes[number],
+             tess_portable_dtype(l->dtype), dims);
+    tess_backward_stage(l, &as);
+    fill(device, &as, &m);
+    tess_backward_args(&as, 0, as.n_jobs, 1, &m.args);
+    m.workgroups = m.args.items;
+    return run(device, &m);
+}
+
+static tess_status emulated_launch(void *opaque, const tess_launch *l) {
+    const tess_status status = l->op == TESS_OP_BACKWARD ? backward(opaque, l) : forward(opaque, l);
     if (l->seconds) *l->seconds = 1e-3;
     return status;
 }

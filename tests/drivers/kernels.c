@@ -24,6 +24,7 @@ enum {
     SM80,
     MERGE_PARTS,
     DECODE,
+    SM90_PLACED,
     BACKWARD,
     PARTS = 3,
     DTYPES = 3,
@@ -65,7 +66,7 @@ enum {
 /* Kernels are numbered: dtype, then kind and head_dim; those of paging.c are behind them. */
 enum {
     FIRST_MERGE = 2 * PORTABLE_DIMS,
-    PER_DTYPE = FIRST_MERGE + 2 + 2 * FAST_DIMS + DECODE_SHAPES,
+    PER_DTYPE = FIRST_MERGE + 2 + 3 * FAST_DIMS + DECODE_SHAPES,
     FIRST_PAGING = DTYPES * PER_DTYPE,
     PREPARE = FIRST_PAGING + FAKE_PAGING_KERNELS,
     FIRST_BACKWARD
@@ -81,7 +82,7 @@ static kernel kernel_of(int number) {
         return (kernel){FORWARD_FEW, dtype, portable_dims[few], few_threads[few], 0, 0};
     if (merge == 0) return (kernel){MERGE, dtype, 0, MERGE_GROUP, 0, 0};
     if (merge == 1) return (kernel){MERGE_PARTS, dtype, 0, PARTS_GROUP, 0, 0};
-    const int fast = merge - 2, shape = fast - 2 * FAST_DIMS;
+    const int fast = merge - 2, shape = fast - 3 * FAST_DIMS;
     if (shape >= 0)
         return (kernel){DECODE,
                         dtype,
@@ -90,17 +91,20 @@ static kernel kernel_of(int number) {
                         decode_shapes[shape].rows,
                         decode_shapes[shape].kv_dtype};
     const int dim = fast_dims[fast % FAST_DIMS];
-    return fast < FAST_DIMS ? (kernel){SM90, dtype, dim, sm90_threads[fast], 0, 0}
-                            : (kernel){SM80, dtype, dim, TESS_SM80_THREADS, 0, 0};
+    if (fast / FAST_DIMS == 1) return (kernel){SM80, dtype, dim, TESS_SM80_THREADS, 0, 0};
+    return (kernel){fast < FAST_DIMS ? SM90 : SM90_PLACED, dtype, dim,
+                    sm90_threads[fast % FAST_DIMS],        0,     0};
 }
+
+static int is_sm90(int kind) { return kind == SM90 || kind == SM90_PLACED; }
 
 int fake_kernel_find(const char *name) {
     for (int n = 0; n < DTYPES * PER_DTYPE; n++) {
-        static const char *const kinds[] = {"forward", "forward_few", "merge", "sm90",
-                                            "sm80",    "merge_parts", "decode"};
+        static const char *const kinds[] = {"forward", "forward_few", "merge",  "sm90",
+                                            "sm80",    "merge_parts", "decode", "sm90_placed"};
         const kernel k = kernel_of(n);
         char text[64], rows[16] = "";
-        const int fast = k.kind == SM90 || k.kind == SM80 || k.kind == DECODE;
+        const int fast = is_sm90(k.kind) || k.kind == SM80 || k.kind == DECODE;
         if (fast && k.dtype == TESS_F32) continue;
         if (k.rows) snprintf(rows, sizeof rows, "%u", k.rows);
         const char *codes = k.kv_dtype == 0 ? "" : k.kv_dtype == TESS_I8 ? "_i8" : "_e4m3";
@@ -126,7 +130,7 @@ const size_t *fake_kernel_parameters(int number) {
     if (number == PREPARE) return fake_prepare_parameters;
     if (number >= FIRST_PAGING) return fake_paging_parameters(number - FIRST_PAGING);
     const int kind = kernel_of(number).kind;
-    return kind == SM90 ? sm90 : kind == SM80 ? sm80 : kind == DECODE ? decode : portable;
+    return is_sm90(kind) ? sm90 : kind == SM80 ? sm80 : kind == DECODE ? decode : portable;
 }
 
 int fake_kernel_takes(int number, unsigned threads) {
@@ -161,7 +165,7 @@ typedef struct arguments {
 
 static arguments read_arguments(int number, void *const *parameters) {
     arguments x = {.dtype = kernel_of(number).dtype};
-    if (kernel_of(number).kind == SM90) {
+    if (is_sm90(kernel_of(number).kind)) {
         tess_sm90_args s;
         memcpy(&s, parameters[1], sizeof s);
         const uint64_t pointers[8] = {s.q,   s.k,           s.v,      s.o,
@@ -441,8 +445,12 @@ void fake_kernel_run(int number, unsigned groups, void *const *parameters) {
         fake_misuse(700, "the kernel for head_dim %d is given %u", k.head_dim, x.a.head_dim);
         return;
     }
+    if (k.kind == SM90 && x.a.flags & (TESS_ARGS_PAGED | TESS_ARGS_COMPACT)) {
+        fake_misuse(700, "a kernel that reads neither pages nor slots is given them");
+        return;
+    }
     /* Thread blocks on Hopper fetch jobs from a counter; on other devices each takes one job. */
-    unsigned items = k.kind == SM90 || x.a.items < groups ? x.a.items : groups;
+    unsigned items = is_sm90(k.kind) || x.a.items < groups ? x.a.items : groups;
     if (x.a.flags & TESS_ARGS_STEP) {
         const uint32_t all = b.tables[x.a.count_at],
                        behind = all > x.a.first_item ? all - x.a.first_item : 0;

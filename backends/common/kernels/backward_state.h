@@ -43,32 +43,43 @@
 /* Work that the threads share: things 0 to count - 1. */
 #define TESS_SHARE(e, count) for (uint e = thread; e < (count); e += TESS_THREADS)
 
-/* The group of 4 dims at `dim` of an item. */
-#define TESS_ITEM_GROUP(four, buffer, x, aligned, e, dim) \
-    vec4 four = VEC4(0.0f, 0.0f, 0.0f, 0.0f);             \
-    if (TESS_ITEM_COUNTS(e))                              \
-    four = TESS_LOAD_GROUP(buffer, aligned, TESS_ITEM_AT(x, e) + TESS_OFFSET(dim))
+/* The group of 4 dims at `dim` of an item. `load` is TESS_LOAD4 or TESS_LOAD4_ALIGNED. */
+#define TESS_ITEM_GROUP(four, load, buffer, x, e, dim) \
+    vec4 four = VEC4(0.0f, 0.0f, 0.0f, 0.0f);          \
+    if (TESS_ITEM_COUNTS(e)) four = load(buffer, TESS_ITEM_AT(x, e) + TESS_OFFSET(dim))
 
-/* Loads dims [slice, slice + depth) of both sides. Dims past the last stand for the last ones;
- * nobody uses them. */
-#define TESS_LOAD_SLICE(tile_buffer, t, t_aligned, item_buffer, i, i_aligned)                   \
-    TESS_SHARE(e, TESS_TILE_SIZE) {                                                             \
-        const uint dim = slice + tess_min(e % (TESS_DEPTH / 4u), depth / 4u - 1u) * 4u;         \
-        xy[e] = TESS_LOAD_GROUP(tile_buffer, t_aligned,                                         \
-                                TESS_TILE_AT(t, e / (TESS_DEPTH / 4u)) + TESS_OFFSET(dim));     \
-    }                                                                                           \
+/* Loads dims [slice, slice + depth) of the tile. Dims past the last stand for the last ones; nobody
+ * uses them. */
+#define TESS_LOAD_TILE(load, buffer, x)                                                  \
+    TESS_SHARE(e, TESS_TILE_SIZE) {                                                      \
+        const uint dim = slice + tess_min(e % (TESS_DEPTH / 4u), depth / 4u - 1u) * 4u;  \
+        xy[e] = load(buffer, TESS_TILE_AT(x, e / (TESS_DEPTH / 4u)) + TESS_OFFSET(dim)); \
+    }
+
+/* Likewise of the items. */
+#define TESS_LOAD_CHUNK(load, buffer, i)                                                        \
     TESS_SHARE(f, TESS_ITEM_SIZE / 4u) {                                                        \
         const uint four = f % (TESS_DEPTH / 4u), group = f / (TESS_DEPTH / 4u),                 \
                    dim = slice + tess_min(four, depth / 4u - 1u) * 4u;                          \
-        TESS_ITEM_GROUP(a, item_buffer, i, i_aligned, group * 4u, dim);                         \
-        TESS_ITEM_GROUP(b, item_buffer, i, i_aligned, group * 4u + 1u, dim);                    \
-        TESS_ITEM_GROUP(c, item_buffer, i, i_aligned, group * 4u + 2u, dim);                    \
-        TESS_ITEM_GROUP(d, item_buffer, i, i_aligned, group * 4u + 3u, dim);                    \
+        TESS_ITEM_GROUP(a, load, buffer, i, group * 4u, dim);                                   \
+        TESS_ITEM_GROUP(b, load, buffer, i, group * 4u + 1u, dim);                              \
+        TESS_ITEM_GROUP(c, load, buffer, i, group * 4u + 2u, dim);                              \
+        TESS_ITEM_GROUP(d, load, buffer, i, group * 4u + 3u, dim);                              \
         const uint to = TESS_TILE_SIZE + four * 4u * TESS_GRID_COLUMNS + (group ^ (four & 7u)); \
         xy[to] = VEC4(a.x, b.x, c.x, d.x);                                                      \
         xy[to + TESS_GRID_COLUMNS] = VEC4(a.y, b.y, c.y, d.y);                                  \
         xy[to + 2u * TESS_GRID_COLUMNS] = VEC4(a.z, b.z, c.z, d.z);                             \
         xy[to + 3u * TESS_GRID_COLUMNS] = VEC4(a.w, b.w, c.w, d.w);                             \
+    }
+
+/* One test for all loads of a thread, so that they are under way together. */
+#define TESS_LOAD_SLICE(tile_buffer, t, t_aligned, item_buffer, i, i_aligned) \
+    if ((t_aligned) && (i_aligned)) {                                         \
+        TESS_LOAD_TILE(TESS_LOAD4_ALIGNED, tile_buffer, t)                    \
+        TESS_LOAD_CHUNK(TESS_LOAD4_ALIGNED, item_buffer, i)                   \
+    } else {                                                                  \
+        TESS_LOAD_TILE(TESS_LOAD4, tile_buffer, t)                            \
+        TESS_LOAD_CHUNK(TESS_LOAD4, item_buffer, i)                           \
     }
 
 /* acc += a[0] * b0 + a[1] * b1 + a[2] * b2 + a[3] * b3 */
@@ -106,12 +117,19 @@
     }
 
 /* Loads items [slice, slice + TESS_SUM_ITEMS) for sums. */
-#define TESS_LOAD_ITEMS(buffer, x, aligned)                                  \
-    TESS_SHARE(e, TESS_SUM_SIZE) {                                           \
+#define TESS_LOAD_SOME(load, buffer, x)                                      \
+    TESS_UNROLL for (uint n = 0u; n < TESS_SUM_SIZE / TESS_THREADS; n++) {   \
+        const uint e = n * TESS_THREADS + thread;                            \
         const uint item = slice + e / (TESS_DIMS / 4u),                      \
                    dim = tess_min(e % (TESS_DIMS / 4u) * 4u, head_dim - 4u); \
-        TESS_ITEM_GROUP(four, buffer, x, aligned, item, dim);                \
+        TESS_ITEM_GROUP(four, load, buffer, x, item, dim);                   \
         xy[e] = four;                                                        \
+    }
+#define TESS_LOAD_ITEMS(buffer, x, aligned)           \
+    if (aligned) {                                    \
+        TESS_LOAD_SOME(TESS_LOAD4_ALIGNED, buffer, x) \
+    } else {                                          \
+        TESS_LOAD_SOME(TESS_LOAD4, buffer, x)         \
     }
 
 /* sums += weights * items, for the items in shared memory. */

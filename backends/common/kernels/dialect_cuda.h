@@ -336,8 +336,11 @@ template <typename T> TESS_FUNCTION void tess_store4(T *to, vec4 x) {
 #define TESS_BACKWARD_NAME(stage, dtype, dims)  TESS_BACKWARD_NAME_(stage, dtype, dims)
 #define TESS_DELTA_NAME_(dtype)                 tess_backward_delta_##dtype
 #define TESS_DELTA_NAME(dtype)                  TESS_DELTA_NAME_(dtype)
+/* Workgroups of a multiprocessor of which the compiler is to leave room for in registers: with
+ * fewer loads are not hidden. */
+#define TESS_BACKWARD_GROUPS 4
 #define TESS_BACKWARD_OF(name, threads)                                                         \
-    extern "C" __global__ TESS_BOUNDS(threads) void name(                                       \
+    extern "C" __global__ TESS_BOUNDS_OF(threads, TESS_BACKWARD_GROUPS) void name(              \
         const TESS_ELEMENT *__restrict__ Q, const TESS_ELEMENT *__restrict__ K,                 \
         const TESS_ELEMENT *__restrict__ V, const TESS_ELEMENT *__restrict__ O, float *LSE,     \
         const int *__restrict__ block_table, const float *__restrict__ K_SCALE, float *V_SCALE, \

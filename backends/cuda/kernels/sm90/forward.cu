@@ -142,13 +142,17 @@ __device__ __forceinline__ void forward(const tess_sm90_maps *maps, const tess_s
 
 } // namespace tess
 
-#define INSTANCE(T, D, KEYS, GROUPS, Q_STAGES, K_STAGES, V_STAGES)                              \
-    extern "C" __global__ void __launch_bounds__(TESS_SM90_THREADS(GROUPS), 1)                  \
-        tess_sm90_##T##_##D(const __grid_constant__ tess_sm90_maps maps,                        \
-                            const __grid_constant__ tess_sm90_args args) {                      \
-        tess::forward<tess::T##_t, tess::shape<D, KEYS, GROUPS, Q_STAGES, K_STAGES, V_STAGES>>( \
-            &maps, &args);                                                                      \
+#define KERNEL(NAME, PLACED, T, D, KEYS, GROUPS, Q_STAGES, K_STAGES, V_STAGES)                    \
+    extern "C" __global__ void __launch_bounds__(TESS_SM90_THREADS(GROUPS), 1)                    \
+        tess_##NAME##_##T##_##D(const __grid_constant__ tess_sm90_maps maps,                      \
+                                const __grid_constant__ tess_sm90_args args) {                    \
+        tess::forward<tess::T##_t,                                                                \
+                      tess::shape<D, KEYS, GROUPS, Q_STAGES, K_STAGES, V_STAGES, PLACED>>(&maps,  \
+                                                                                          &args); \
     }
+#define INSTANCE(...)                \
+    KERNEL(sm90, false, __VA_ARGS__) \
+    KERNEL(sm90_placed, true, __VA_ARGS__)
 #define BF16(...) INSTANCE(bf16, __VA_ARGS__)
 #define F16(...)  INSTANCE(f16, __VA_ARGS__)
 TESS_SM90_INSTANCES(BF16)

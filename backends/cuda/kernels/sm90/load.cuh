@@ -163,10 +163,12 @@ template <typename Shape, bool OF_K, int STAGES> struct kv_loader {
         block_shift = block_pieces & (block_pieces - 1) ? -1 : 31 - __clz(block_pieces);
     }
 
-    __device__ __forceinline__ bool paged() const { return a->common.flags & TESS_ARGS_PAGED; }
+    __device__ __forceinline__ bool paged() const {
+        return Shape::PLACED && (a->common.flags & TESS_ARGS_PAGED);
+    }
     /* K and V lie in pages or by slot. */
     __device__ __forceinline__ bool placed() const {
-        return a->common.flags & (TESS_ARGS_PAGED | TESS_ARGS_COMPACT);
+        return Shape::PLACED && (a->common.flags & (TESS_ARGS_PAGED | TESS_ARGS_COMPACT));
     }
 
     /* 32 pieces from the n-th of the tile on, one in each lane. */

@@ -135,7 +135,7 @@ template <typename T, typename Shape> struct mainloop_forward {
     /* Has the i-th stage of a tile, number `stage` of all, masked if some of its keys, which have
      * arrived, lie in absent pages. Earlier stages are done. */
     __device__ __forceinline__ void mask_hole(int32_t i, uint32_t stage) {
-        if ((a->common.flags & TESS_ARGS_PAGED) &&
+        if (Shape::PLACED && (a->common.flags & TESS_ARGS_PAGED) &&
             __shfl_sync(~0u, m->holes[stage % Shape::PIECE_STAGES], 0))
             masked_stages = max(masked_stages, i + 1);
     }

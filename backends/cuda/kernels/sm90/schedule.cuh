@@ -181,7 +181,7 @@ __device__ __forceinline__ void describe_tile(tile_info *t, const job_words &j,
     t->upper_start = j.walk.interval_start + j.walk.interval_blocks - keys.half;
     t->lower_start = j.walk.interval_start;
     t->order = keys.order;
-    describe_places(t, j, a);
+    if (Shape::PLACED) describe_places(t, j, a);
 }
 
 /* The job after the one of `tile`, the latest of this thread block. Jobs are claimed late: a block

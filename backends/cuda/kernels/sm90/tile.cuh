@@ -69,8 +69,11 @@ struct tile_info {
     }
 };
 
-/* The constants of an instance: TESS_SM90_INSTANCES names its parameters. */
-template <int HEAD_DIM, int STAGE_KEYS, int WARPGROUPS, int Q, int K, int V> struct shape {
+/* The constants of an instance: TESS_SM90_INSTANCES names its parameters. IS_PLACED: K and V may
+ * lie in pages or by slot; without it no instruction is spent on the question. */
+template <int HEAD_DIM, int STAGE_KEYS, int WARPGROUPS, int Q, int K, int V, bool IS_PLACED>
+struct shape {
+    static constexpr bool PLACED = IS_PLACED;
     static constexpr int D = HEAD_DIM, KEYS = STAGE_KEYS, CONSUMERS = WARPGROUPS, Q_STAGES = Q,
                          K_STAGES = K, V_STAGES = V;
     static constexpr int ROWS = TESS_SM90_ROWS(CONSUMERS);
