@@ -249,8 +249,8 @@ cl_int clSetKernelArg(cl_kernel a, cl_uint b, size_t c, const void *d) {
 }
 
 EXPORT cl_int clEnqueueNDRangeKernel(cl_command_queue a, cl_kernel b, cl_uint c, const size_t *d,
-                                     const size_t *e, const size_t *f, cl_uint g,
-                                     const cl_event *h, cl_event *event);
+                                     const size_t *e, const size_t *f, cl_uint g, const cl_event *h,
+                                     cl_event *event);
 cl_int clEnqueueNDRangeKernel(cl_command_queue a, cl_kernel b, cl_uint c, const size_t *d,
                               const size_t *e, const size_t *f, cl_uint g, const cl_event *h,
                               cl_event *event) {

@@ -43,12 +43,12 @@ static struct {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* The place of a key in a table, or a free one for it. Handles that come again mean new objects. */
-#define FIND(table, field, key, n)                                                             \
-    size_t n = 0;                                                                              \
-    while (n < MOST && table[n].field && table[n].field != (key)) n++;                         \
-    if (n == MOST) {                                                                           \
-        fprintf(stderr, "nvidia.c: more than %d objects\n", MOST);                             \
-        exit(1);                                                                               \
+#define FIND(table, field, key, n)                                     \
+    size_t n = 0;                                                      \
+    while (n < MOST && table[n].field && table[n].field != (key)) n++; \
+    if (n == MOST) {                                                   \
+        fprintf(stderr, "nvidia.c: more than %d objects\n", MOST);     \
+        exit(1);                                                       \
     }
 
 static const char *mode(void) {

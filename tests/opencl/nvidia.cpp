@@ -12,16 +12,16 @@ typedef unsigned long ulong;
 
 #define __global
 #define __local
-#define __OPENCL_VERSION__     120
-#define CLK_LOCAL_MEM_FENCE    0
-#define barrier(fence)         __syncthreads()
-#define get_local_id(n)        (lockstep::current->index)
-#define get_group_id(n)        ((n) ? 0u : lockstep::block_index)
-#define get_num_groups(n)      ((n) ? 1u : lockstep::blocks)
-#define as_float(x)            __uint_as_float(x)
-#define as_uint(x)             __float_as_uint(x)
-#define NV_UNIT(a, b, c, d)    make_uint4(a, b, c, d)
-#define NV_MEMORY(m)           nv_memory *const m = (nv_memory *)lockstep::shared(0, sizeof(nv_memory));
+#define __OPENCL_VERSION__  120
+#define CLK_LOCAL_MEM_FENCE 0
+#define barrier(fence)      __syncthreads()
+#define get_local_id(n)     (lockstep::current->index)
+#define get_group_id(n)     ((n) ? 0u : lockstep::block_index)
+#define get_num_groups(n)   ((n) ? 1u : lockstep::blocks)
+#define as_float(x)         __uint_as_float(x)
+#define as_uint(x)          __float_as_uint(x)
+#define NV_UNIT(a, b, c, d) make_uint4(a, b, c, d)
+#define NV_MEMORY(m)        nv_memory *const m = (nv_memory *)lockstep::shared(0, sizeof(nv_memory));
 
 /* In the place of dialect_opencl.h. */
 #define TESS_DIALECT_OPENCL_H
@@ -31,7 +31,8 @@ struct vec4 {
     float x, y, z, w;
 };
 static inline vec4 operator*(vec4 a, float b) { return {a.x * b, a.y * b, a.z * b, a.w * b}; }
-#define VEC4(a, b, c, d)     vec4{a, b, c, d}
+#define VEC4(a, b, c, d) \
+    vec4 { a, b, c, d }
 #define TESS_PAGES           , const int *block_table TESS_TABLES
 #define TESS_PAGES_OF_KERNEL , block_table TESS_TABLES_OF_KERNEL
 #define TESS_PAGE_ID(at)     (block_table[at])
@@ -41,9 +42,9 @@ static inline vec4 operator*(vec4 a, float b) { return {a.x * b, a.y * b, a.z * 
 #define TESS_GROUP          ((uint)get_group_id(0))
 #define TESS_FLAGS          (args.flags)
 #define TESS_MINUS_INFINITY (-INFINITY)
-#define TESS_FORWARD_KERNEL                                                                        \
-    static void forward(const ushort *Q, const ushort *K, const ushort *V, ushort *O, float *LSE,  \
-                        const int *block_table, const uint *tables, float *workspace,              \
+#define TESS_FORWARD_KERNEL                                                                       \
+    static void forward(const ushort *Q, const ushort *K, const ushort *V, ushort *O, float *LSE, \
+                        const int *block_table, const uint *tables, float *workspace,             \
                         const tess_args &args)
 
 /* In the place of nv_instructions.h. */

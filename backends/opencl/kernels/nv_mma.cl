@@ -360,9 +360,9 @@ TESS_FUNCTION void nv_turn(uint *word, uint lane) {
     TESS_UNROLL for (uint b = 0u; b < 2u; b++) TESS_UNROLL for (uint n = 0u; n < 2u; n++) {
         const uint low = b == 0u ? n * 2u : n, high = low + 1u + b;
         const bool second = (lane >> b & 1u) != 0u;
-        const uint other = nv_exchange(second ? word[low] : word[high], 1u + b);
-        word[low] = second ? other : word[low];
-        word[high] = second ? word[high] : other;
+        const uint x = word[low], y = word[high], other = nv_exchange(second ? x : y, 1u + b);
+        word[low] = second ? other : x;
+        word[high] = second ? y : other;
     }
 }
 
