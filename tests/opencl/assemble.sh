@@ -22,6 +22,7 @@ cat >builtins.h <<'BUILTINS'
 #define get_num_groups(n) ((size_t)__nvvm_read_ptx_sreg_nctaid_x())
 #define barrier(fence)    __nvvm_bar_sync(0)
 #define min(a, b)         ((a) < (b) ? (a) : (b))
+#define max(a, b)         ((a) > (b) ? (a) : (b))
 BUILTINS
 
 # assemble DTYPE HEAD_DIM TILES KEYS HELD

@@ -107,6 +107,7 @@ static void count(int kind, int change) {
     EXPORT cl_int name(type object);             \
     cl_int name(type object) {                   \
         const int fail = fails(#name);           \
+        nvidia_release(object);                  \
         const cl_int code = real.name(object);   \
         if (code == CL_SUCCESS) count(kind, -1); \
         return fail ? control.code : code;       \

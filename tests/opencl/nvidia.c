@@ -24,32 +24,40 @@ typedef void lockstep_fn(unsigned groups, void *const *buffers, const tess_args 
 #define DECLARE(dtype, dims) extern lockstep_fn nvidia_lockstep_##dtype##_##dims;
 INSTANCES(DECLARE)
 
-enum { MOST = 4096, BUFFERS = 10, MOST_OPTIONS = 256 };
+enum { MOST = 8192, BUFFERS = 10, MOST_OPTIONS = 256 };
 
-static struct {
-    cl_program program;
-    lockstep_fn *run;
-} programs[MOST];
-static struct {
-    cl_mem buffer;
-    size_t size;
-} buffers[MOST];
-static struct {
-    cl_kernel kernel;
-    lockstep_fn *run; /* NULL: of a kernel that runs as it is */
-    cl_mem buffers[BUFFERS];
+/* What is known of objects, each with its handle. */
+typedef struct object {
+    const void *handle;      /* NULL: free */
+    lockstep_fn *run;        /* of programs and kernels; NULL: it runs as it is */
+    size_t size;             /* of buffers */
+    cl_mem buffers[BUFFERS]; /* arguments of kernels */
     tess_args args;
-} kernels[MOST];
+} object;
+static object objects[MOST];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* The place of a key in a table, or a free one for it. Handles that come again mean new objects. */
-#define FIND(table, field, key, n)                                     \
-    size_t n = 0;                                                      \
-    while (n < MOST && table[n].field && table[n].field != (key)) n++; \
-    if (n == MOST) {                                                   \
-        fprintf(stderr, "nvidia.c: more than %d objects\n", MOST);     \
-        exit(1);                                                       \
+/* Those of a handle, which may be new; the lock is held. */
+static object *find(const void *handle) {
+    object *empty = NULL;
+    for (object *o = objects; o < objects + MOST; o++) {
+        if (o->handle == handle) return o;
+        if (!o->handle && !empty) empty = o;
     }
+    if (!empty) {
+        fprintf(stderr, "nvidia.c: more than %d objects\n", MOST);
+        exit(1);
+    }
+    memset(empty, 0, sizeof *empty);
+    empty->handle = handle;
+    return empty;
+}
+
+void nvidia_release(const void *handle) {
+    pthread_mutex_lock(&lock);
+    if (handle) find(handle)->handle = NULL;
+    pthread_mutex_unlock(&lock);
+}
 
 static const char *mode(void) {
     const char *text = getenv("LOADER_NVIDIA");
@@ -96,37 +104,30 @@ const char *nvidia_options(cl_program program, const char *options) {
         snprintf(stub, sizeof stub, "-cl-std=CL1.2 -D TESS_DTYPE=%u -D TESS_DIMS=%u", dtype, dims);
     }
     pthread_mutex_lock(&lock);
-    FIND(programs, program, program, n)
-    programs[n].program = program;
-    programs[n].run = run;
+    find(program)->run = run;
     pthread_mutex_unlock(&lock);
     return run ? stub : options;
 }
 
 void nvidia_buffer(cl_mem buffer, size_t size) {
     pthread_mutex_lock(&lock);
-    FIND(buffers, buffer, buffer, n)
-    buffers[n].buffer = buffer;
-    buffers[n].size = size;
+    find(buffer)->size = size;
     pthread_mutex_unlock(&lock);
 }
 
 void nvidia_kernel(cl_kernel kernel, cl_program program, const char *name) {
     pthread_mutex_lock(&lock);
-    FIND(programs, program, program, p)
-    FIND(kernels, kernel, kernel, n)
-    kernels[n].kernel = kernel;
-    kernels[n].run = strcmp(name, "tess_forward") == 0 ? programs[p].run : NULL;
+    find(kernel)->run = strcmp(name, "tess_forward") == 0 ? find(program)->run : NULL;
     pthread_mutex_unlock(&lock);
 }
 
 void nvidia_argument(cl_kernel kernel, cl_uint argument, size_t size, const void *value) {
     pthread_mutex_lock(&lock);
-    FIND(kernels, kernel, kernel, n)
+    object *own = find(kernel);
     if (argument < BUFFERS && size == sizeof(cl_mem))
-        memcpy(&kernels[n].buffers[argument], value, size);
+        memcpy(&own->buffers[argument], value, size);
     else if (size == sizeof(tess_args))
-        memcpy(&kernels[n].args, value, size);
+        memcpy(&own->args, value, size);
     pthread_mutex_unlock(&lock);
 }
 
@@ -137,8 +138,7 @@ static cl_int copy(const cl_api *real, cl_command_queue queue, const cl_mem *of,
     for (int n = 0; n < BUFFERS && code == CL_SUCCESS; n++) {
         int same = 0;
         while (of[same] != of[n]) same++;
-        FIND(buffers, buffer, of[n], b)
-        const size_t size = buffers[b].size;
+        const size_t size = find(of[n])->size;
         if (!back) copies[n] = same < n ? copies[same] : malloc(size);
         if (same < n) continue;
         code = back ? real->clEnqueueWriteBuffer(queue, of[n], 1, 0, size, copies[n], 0, NULL, NULL)
@@ -147,12 +147,12 @@ static cl_int copy(const cl_api *real, cl_command_queue queue, const cl_mem *of,
     return code;
 }
 
-static cl_int run(const cl_api *real, cl_command_queue queue, size_t kernel, size_t groups) {
+static cl_int run(const cl_api *real, cl_command_queue queue, const object *kernel, size_t groups) {
     void *copies[BUFFERS];
-    const cl_mem *of = kernels[kernel].buffers;
+    const cl_mem *of = kernel->buffers;
     cl_int code = copy(real, queue, of, copies, 0);
     if (code == CL_SUCCESS) {
-        kernels[kernel].run((unsigned)groups, copies, &kernels[kernel].args);
+        kernel->run((unsigned)groups, copies, &kernel->args);
         code = copy(real, queue, of, copies, 1);
     }
     for (int n = 0; n < BUFFERS; n++) {
@@ -167,15 +167,15 @@ cl_int nvidia_run(const cl_api *real, cl_command_queue queue, cl_kernel kernel, 
                   cl_uint n_waits, const cl_event *waits) {
     cl_event before = NULL;
     pthread_mutex_lock(&lock);
-    FIND(kernels, kernel, kernel, n)
+    const object *own = find(kernel);
     cl_int code = CL_SUCCESS;
-    if (kernels[n].run) {
+    if (own->run) {
         code = real->clEnqueueMarkerWithWaitList(queue, n_waits, waits, &before);
         if (code == CL_SUCCESS) {
             code = real->clWaitForEvents(1, &before);
             real->clReleaseEvent(before);
         }
-        if (code == CL_SUCCESS) code = run(real, queue, n, items / 128);
+        if (code == CL_SUCCESS) code = run(real, queue, own, items / 128);
     }
     pthread_mutex_unlock(&lock);
     return code;

@@ -19,6 +19,7 @@ const char *nvidia_source(const char *source, size_t size);
  * refuse it. */
 const char *nvidia_options(cl_program program, const char *options);
 void nvidia_buffer(cl_mem buffer, size_t size);
+void nvidia_release(const void *object);
 void nvidia_kernel(cl_kernel kernel, cl_program program, const char *name);
 void nvidia_argument(cl_kernel kernel, cl_uint n, size_t size, const void *value);
 /* Runs the kernel if it is that for tensor cores, after all that was enqueued. */
@@ -39,6 +40,7 @@ static inline const char *nvidia_options(cl_program program, const char *options
     return options;
 }
 static inline void nvidia_buffer(cl_mem buffer, size_t size) { (void)buffer, (void)size; }
+static inline void nvidia_release(const void *object) { (void)object; }
 static inline void nvidia_kernel(cl_kernel kernel, cl_program program, const char *name) {
     (void)kernel, (void)program, (void)name;
 }
