@@ -84,8 +84,8 @@ NV_FUNCTION uint nv_pair(const __global ushort *from) {
 /* Copies the keys of a stage in K or V, whose rows are `wide` where they are aligned to 16 bytes.
  * Zeros stand for what is not there, and for elements past head_dim. */
 NV_FUNCTION void nv_copy_rows(uint to, const __global ushort *from, const __local tess_offset *at,
-                              uint head_dim, bool wide) {
-    const uint thread = nv_thread_now(), row = thread / 8u, own = thread % 8u;
+                              uint head_dim, bool wide, uint thread) {
+    const uint row = thread / 8u, own = thread % 8u;
     to += nv_unit_at(row, own);
     if (wide) {
         TESS_UNROLL for (uint r = 0u; r < TESS_KEYS; r += TESS_PASS) {
@@ -125,38 +125,37 @@ NV_FUNCTION void nv_load_q(nv_thread *w, __local nv_memory *m, const __global us
                sign = args.scale < 0.0f ? 0x80008000u : 0u;
     const bool even =
         (((uintptr_t)(Q + first)) & 3u) == 0u && ((args.q_token | args.q_head) & 1) == 0;
-    TESS_UNROLL for (uint t = 0u; t < TESS_TILES; t++) {
-        const __global ushort *rows[2];
-        TESS_UNROLL for (uint r = 0u; r < 2u; r++) rows[r] =
+    /* All loads come before what is done with any of them. */
+    uint word[TESS_TILES][TESS_STEPS][4];
+    TESS_UNROLL for (uint t = 0u; t < TESS_TILES; t++) TESS_UNROLL for (uint r = 0u; r < 2u; r++) {
+        const __global ushort *row =
             Q + first + TESS_ROW_OFFSET(q, nv_head_row(nv_row_of(t, r, thread), tile)) +
             lane % 4u * 2u;
-        /* All loads come before what is done with any of them. */
-        uint word[TESS_STEPS][4];
         if (even) {
-            TESS_UNROLL for (uint n = 0u; n < TESS_STEPS * 4u; n++) word[n / 4u][n % 4u] =
-                *(const __global uint *)(rows[n % 2u] + NV_DIM(n));
+            TESS_UNROLL for (uint n = r; n < TESS_STEPS * 4u; n += 2u) word[t][n / 4u][n % 4u] =
+                *(const __global uint *)(row + NV_DIM(n));
         } else {
-            TESS_UNROLL for (uint n = 0u; n < TESS_STEPS * 4u; n++) word[n / 4u][n % 4u] =
-                nv_pair(rows[n % 2u] + NV_DIM(n));
+            TESS_UNROLL for (uint n = r; n < TESS_STEPS * 4u; n += 2u) word[t][n / 4u][n % 4u] =
+                nv_pair(row + NV_DIM(n));
         }
+    }
+    TESS_UNROLL for (uint t = 0u; t < TESS_TILES; t++)
         TESS_UNROLL for (uint x = 0u; x < TESS_STEPS; x++) {
-            TESS_UNROLL for (uint i = 0u; i < 4u; i++) word[x][i] =
-                x * 16u + i / 2u * 8u < args.head_dim ? word[x][i] ^ sign : 0u;
-            if (x >= TESS_HELD) {
-                nv_store_unit(nv_shared_address(m->q) + nv_spare_at(t, x, thread), word[x]);
-            } else {
-                TESS_UNROLL for (uint i = 0u; i < 4u; i++) w->q[t][x < TESS_HELD ? x : 0u][i] =
-                    word[x][i];
-            }
+        TESS_UNROLL for (uint i = 0u; i < 4u; i++) word[t][x][i] =
+            x * 16u + i / 2u * 8u < args.head_dim ? word[t][x][i] ^ sign : 0u;
+        if (x >= TESS_HELD) {
+            nv_store_unit(nv_shared_address(m->q) + nv_spare_at(t, x, thread), word[t][x]);
+        } else {
+            TESS_UNROLL for (uint i = 0u; i < 4u; i++) w->q[t][x < TESS_HELD ? x : 0u][i] =
+                word[t][x][i];
         }
     }
 }
 
 /* ------------------------------------------------------------------ one stage */
 
-NV_FUNCTION void nv_scores(nv_thread *w, const __local nv_memory *m, uint stage) {
-    const uint thread = nv_thread_now(), lane = thread % 32u,
-               own = nv_unit_at(lane / 16u * 8u + lane % 8u, lane / 8u % 2u);
+NV_FUNCTION void nv_scores(nv_thread *w, const __local nv_memory *m, uint stage, uint thread) {
+    const uint lane = thread % 32u, own = nv_unit_at(lane / 16u * 8u + lane % 8u, lane / 8u % 2u);
     const uint k = nv_shared_address(m->stages[stage][0]), spare = nv_shared_address(m->q);
     TESS_UNROLL for (uint t = 0u; t < TESS_TILES; t++)
         TESS_UNROLL for (uint n = 0u; n < TESS_S; n++) TESS_UNROLL for (uint e = 0u; e < 4u; e++)
@@ -183,9 +182,8 @@ NV_FUNCTION void nv_scores(nv_thread *w, const __local nv_memory *m, uint stage)
 }
 
 /* Replaces scores that must not count by minus infinity. */
-NV_FUNCTION void nv_mask(nv_thread *w, const __local nv_memory *m, uint list) {
-    const uint thread = nv_thread_now(),
-               keys = nv_shared_address(&m->lists[list].keys[thread % 4u * 2u]);
+NV_FUNCTION void nv_mask(nv_thread *w, const __local nv_memory *m, uint list, uint thread) {
+    const uint keys = nv_shared_address(&m->lists[list].keys[thread % 4u * 2u]);
     const int sinks = m->sinks;
     TESS_UNROLL for (uint t = 0u; t < TESS_TILES; t++) TESS_UNROLL for (uint r = 0u; r < 2u; r++) {
         const nv_row row = m->rows[nv_row_of(t, r, thread)];
@@ -247,9 +245,8 @@ NV_FUNCTION void nv_softmax(nv_thread *w, float scale_log2) {
 }
 
 /* O += P V */
-NV_FUNCTION void nv_values(nv_thread *w, const __local nv_memory *m, uint stage) {
-    const uint thread = nv_thread_now(), lane = thread % 32u,
-               own = nv_unit_at(lane % 16u, lane / 16u);
+NV_FUNCTION void nv_values(nv_thread *w, const __local nv_memory *m, uint stage, uint thread) {
+    const uint lane = thread % 32u, own = nv_unit_at(lane % 16u, lane / 16u);
     const uint v = nv_shared_address(m->stages[stage][1]);
     TESS_UNROLL for (uint x = 0u; x < TESS_KEYS / 16u; x++) {
         uint p[TESS_TILES][4];
@@ -361,11 +358,11 @@ NV_FUNCTION void nv_store(const nv_thread *w, const __local nv_memory *m, __glob
 
 /* ------------------------------------------------------------------ the kernel */
 
-#define NV_COPY_STAGE(n)                                                                  \
+#define NV_COPY_STAGE(n, thread)                                                          \
     nv_copy_rows(nv_shared_address(m->stages[(n) % 2u][0]), K, &m->places[(n) % 2u][0].k, \
-                 args.head_dim, k_wide);                                                  \
+                 args.head_dim, k_wide, thread);                                          \
     nv_copy_rows(nv_shared_address(m->stages[(n) % 2u][1]), V, &m->places[(n) % 2u][0].v, \
-                 args.head_dim, v_wide)
+                 args.head_dim, v_wide, thread)
 
 TESS_FORWARD_KERNEL {
     NV_MEMORY(m)
@@ -385,7 +382,7 @@ TESS_FORWARD_KERNEL {
     if (TESS_THREAD < 2u * TESS_LISTERS && TESS_THREAD / TESS_LISTERS < stages)
         nv_list_key(m, TESS_THREAD / TESS_LISTERS, TESS_THREAD % TESS_LISTERS TESS_PAGES_OF_KERNEL);
     TESS_BARRIER;
-    if (stages > 0u) { NV_COPY_STAGE(0u); }
+    if (stages > 0u) { NV_COPY_STAGE(0u, TESS_THREAD); }
     nv_thread w;
     TESS_UNROLL for (uint t = 0u; t < TESS_TILES; t++) {
         TESS_UNROLL for (uint y = 0u; y < TESS_O; y++) TESS_UNROLL for (uint e = 0u; e < 4u; e++)
@@ -397,18 +394,21 @@ TESS_FORWARD_KERNEL {
     }
     nv_load_q(&w, m, Q, TESS_FIRST(q, tile, q_start, tile.head), tile, args);
     for (uint i = 0u; i < stages; i++) {
+        /* what is computed from it is not kept from one stage to the next: all of it together would
+         * take too many registers */
+        const uint thread = nv_thread_now();
         nv_copies_wait();
         TESS_BARRIER;
-        if (i + 1u < stages) { NV_COPY_STAGE(i + 1u); }
+        if (i + 1u < stages) { NV_COPY_STAGE(i + 1u, thread); }
         if (i + 2u < stages && TESS_THREAD / TESS_LISTERS == i % (TESS_THREADS / TESS_LISTERS))
             nv_list_key(m, i + 2u, TESS_THREAD % TESS_LISTERS TESS_PAGES_OF_KERNEL);
         const uint list = i % TESS_LISTS;
         const bool masked = m->lists[list].masked == i;
         if (!active || (masked && nv_is_blank(m, list))) continue;
-        nv_scores(&w, m, i % 2u);
-        if (masked) nv_mask(&w, m, list);
+        nv_scores(&w, m, i % 2u, thread);
+        if (masked) nv_mask(&w, m, list, thread);
         nv_softmax(&w, scale_log2);
-        nv_values(&w, m, i % 2u);
+        nv_values(&w, m, i % 2u, thread);
     }
     if (!active) return;
     nv_divide(&w);
