@@ -21,7 +21,8 @@ typedef unsigned long ulong;
 #define as_float(x)         __uint_as_float(x)
 #define as_uint(x)          __float_as_uint(x)
 #define NV_UNIT(a, b, c, d) make_uint4(a, b, c, d)
-#define NV_MEMORY(m)        nv_memory *const m = (nv_memory *)lockstep::shared(0, sizeof(nv_memory));
+
+#define NV_MEMORY(m) nv_memory *const m = (nv_memory *)lockstep::shared(0, sizeof(nv_memory));
 
 /* In the place of dialect_opencl.h. */
 #define TESS_DIALECT_OPENCL_H
