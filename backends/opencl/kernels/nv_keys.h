@@ -10,9 +10,6 @@
 #define TESS_SPARE   (TESS_STEPS - TESS_HELD)
 /* This stage is masked by one list while the next one waits and the third is written. */
 #define TESS_LISTS 3u
-/* Whole warps write a list. Those of fewer keys have two threads for each. */
-#define TESS_LISTERS (TESS_KEYS < 32u ? 32u : TESS_KEYS)
-#define TESS_WARPS   (TESS_LISTERS / 32u)
 /* Where a key is that is not there: behind all others. */
 #define TESS_NOT_THERE TESS_INT_MAX
 
@@ -28,8 +25,7 @@ TESS_STRUCT(nv_key) {
 TESS_STRUCT(nv_place) { tess_offset k, v; }; /* elements of K and V; negative: zeros */
 TESS_STRUCT(nv_list) {
     nv_key keys[TESS_KEYS];
-    int least[TESS_WARPS], most[TESS_WARPS]; /* positions of keys that are there */
-    uint masked;                             /* the stage, if any key needs the mask */
+    uint masked; /* the stage, if any key needs the mask */
 };
 
 TESS_STRUCT(nv_memory) {
@@ -38,7 +34,7 @@ TESS_STRUCT(nv_memory) {
     nv_row rows[TESS_ROWS];
     nv_place places[2][TESS_KEYS];
     nv_list lists[TESS_LISTS];
-    int low[TESS_ROWS / 32u], last[TESS_ROWS / 32u]; /* the least and most of 32 rows */
+    int low[4], last[4];    /* the least and the most of the rows of each warp */
     uint count, job;        /* keys of the job, and where its words begin */
     int first_block, sinks; /* the query block of the tile's first row; of a window */
     tess_offset k, v;       /* where keys are found from */
@@ -73,17 +69,14 @@ NV_FUNCTION void nv_begin(__local nv_memory *m, uint job, tess_tile tile TESS_TA
         own.high = row.window_high < own.last ? row.window_high : own.last;
         own.block = 1u << (row.block - first_block);
         m->rows[TESS_THREAD] = own;
-        const int low = nv_least(own.low), last = nv_most(own.last);
-        m->low[TESS_THREAD / 32u] = low;
-        m->last[TESS_THREAD / 32u] = last;
     }
 }
 
 /* Writes an entry of a stage's list. */
-NV_FUNCTION void nv_list_key(__local nv_memory *m, uint stage, uint lister TESS_PAGES) {
+NV_FUNCTION void nv_list_key(__local nv_memory *m, uint stage, uint nth TESS_PAGES) {
     const tess_key_walk walk = m->walk;
     const tess_tile tile = m->tile;
-    const uint nth = lister % TESS_KEYS, u = stage * TESS_KEYS + nth, count = m->count;
+    const uint u = stage * TESS_KEYS + nth, count = m->count;
     const tess_key key = tess_find_key(tess_min(u, count - 1u), walk, tile TESS_TABLES_OF_KERNEL);
     /* query blocks of the tile up to the last that keeps the key */
     const tess_offset blocks = TESS_OFFSET(key.last_block) - m->first_block + 1;
@@ -99,26 +92,33 @@ NV_FUNCTION void nv_list_key(__local nv_memory *m, uint stage, uint lister TESS_
     nv_key own;
     own.position = there ? TESS_INT(key.token) : TESS_NOT_THERE;
     own.kept = blocks <= 0 ? 0u : blocks >= 32 ? key.bits : key.bits & ((1u << blocks) - 1u);
-    const int least = nv_least(own.position), most = nv_most(there ? own.position : TESS_INT_MIN);
     __local nv_list *list = &m->lists[stage % TESS_LISTS];
     m->places[stage % 2u][nth] = at;
     list->keys[nth] = own;
-    list->least[lister / 32u] = least;
-    list->most[lister / 32u] = most;
     /* Others may write the same here. */
     if (!there || key.position != TESS_INT_MIN) list->masked = stage;
 }
 
+/* Leaves the bounds of this warp's rows. */
+NV_FUNCTION void nv_bound_rows(__local nv_memory *m) {
+    const uint warp = TESS_THREAD / 32u, lane = TESS_THREAD % 32u, rows = TESS_TILES * 16u;
+    const nv_row row = m->rows[warp * rows + lane % rows];
+    const int low = nv_least(row.low), last = nv_most(row.last);
+    if (lane == 0u) {
+        m->low[warp] = low;
+        m->last[warp] = last;
+    }
+}
+
 /* Whether no row of this warp keeps any key of a masked stage, as far as positions tell. */
 NV_FUNCTION bool nv_is_blank(const __local nv_memory *m, uint list) {
-    const __local nv_list *l = &m->lists[list];
-    const uint rows = TESS_THREAD / 32u * TESS_TILES / 2u; /* of its 32 */
-    int least = l->least[0], most = l->most[0];
-    if (TESS_WARPS > 1u) {
-        least = min(least, l->least[TESS_WARPS - 1u]);
-        most = max(most, l->most[TESS_WARPS - 1u]);
-    }
-    return least > m->last[rows] || (least >= m->sinks && most < m->low[rows]);
+    const uint warp = TESS_THREAD / 32u, lane = TESS_THREAD % 32u;
+    const __local nv_key *keys = m->lists[list].keys;
+    const int a = keys[lane % TESS_KEYS].position, b = keys[(lane + 32u) % TESS_KEYS].position,
+              least = nv_least(min(a, b)),
+              most = nv_most(max(a == TESS_NOT_THERE ? TESS_INT_MIN : a,
+                                 b == TESS_NOT_THERE ? TESS_INT_MIN : b));
+    return least > m->last[warp] || (least >= m->sinks && most < m->low[warp]);
 }
 
 /* Whether the row keeps a key. */

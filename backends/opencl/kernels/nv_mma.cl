@@ -374,13 +374,14 @@ TESS_FORWARD_KERNEL {
         TESS_WORD64(tile.sequence + TESS_WORD_SEQUENCE_Q_START) + TESS_OFFSET(tile.row);
     nv_begin(m, job, tile TESS_TABLES_OF_KERNEL);
     TESS_BARRIER;
+    nv_bound_rows(m);
     const uint stages = (m->count + TESS_KEYS - 1u) / TESS_KEYS;
     const float scale_log2 = nv_multiply(args.scale < 0.0f ? -args.scale : args.scale, TESS_LOG2E);
     const bool active = TESS_THREAD / 32u * TESS_TILES * 16u < tile.packed_rows;
     const bool k_wide = NV_IS_WIDE(K + m->k, args.k_batch | args.k_token),
                v_wide = NV_IS_WIDE(V + m->v, args.v_batch | args.v_token);
-    if (TESS_THREAD < 2u * TESS_LISTERS && TESS_THREAD / TESS_LISTERS < stages)
-        nv_list_key(m, TESS_THREAD / TESS_LISTERS, TESS_THREAD % TESS_LISTERS TESS_PAGES_OF_KERNEL);
+    if (TESS_THREAD < 2u * TESS_KEYS && TESS_THREAD / TESS_KEYS < stages)
+        nv_list_key(m, TESS_THREAD / TESS_KEYS, TESS_THREAD % TESS_KEYS TESS_PAGES_OF_KERNEL);
     TESS_BARRIER;
     if (stages > 0u) { NV_COPY_STAGE(0u, TESS_THREAD); }
     nv_thread w;
@@ -400,8 +401,8 @@ TESS_FORWARD_KERNEL {
         nv_copies_wait();
         TESS_BARRIER;
         if (i + 1u < stages) { NV_COPY_STAGE(i + 1u, thread); }
-        if (i + 2u < stages && TESS_THREAD / TESS_LISTERS == i % (TESS_THREADS / TESS_LISTERS))
-            nv_list_key(m, i + 2u, TESS_THREAD % TESS_LISTERS TESS_PAGES_OF_KERNEL);
+        if (i + 2u < stages && TESS_THREAD / TESS_KEYS == i % (TESS_THREADS / TESS_KEYS))
+            nv_list_key(m, i + 2u, TESS_THREAD % TESS_KEYS TESS_PAGES_OF_KERNEL);
         const uint list = i % TESS_LISTS;
         const bool masked = m->lists[list].masked == i;
         if (!active || (masked && nv_is_blank(m, list))) continue;
