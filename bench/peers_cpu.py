@@ -3,7 +3,8 @@
 """Times Tessera's CPU backend beside PyTorch in one process, against the speed to reach.
 
     python3 bench/peers_cpu.py --library build/libtessera.so [--cores 2] [--rounds 9]
-        [--dtypes fp32,bf16] [--s2-tokens 32768] [--kernel cpu/avx512] [--decode | --backward]
+        [--dtypes fp32,bf16] [--s2-tokens 32768] [--kernel cpu/avx512] [--beside OLD.so]
+        [--decode | --backward]
 
 The process is pinned to the first cores that it may use. Contestants take turns, so that all see
 the same state of the machine. Before each turn the process rests until the thread pool of the one
@@ -11,6 +12,9 @@ before has gone to sleep. Each turn runs once untimed and then, if it is short, 
 Every result is checked before its time counts. Rates and ratios come from medians; the minimum
 stands beside them to tell the machine's noise. FLOPs count the two products of the kept (query,
 key) pairs, 4 * head_dim each. Needs PyTorch.
+
+--beside names an older library, whose plans take their turns as well: every time is then also
+compared with its, and may be 1 % longer.
 
 --decode times one new token instead (peers_cpu_decode.py), for which NumPy is enough;
 --backward gradients (peers_cpu_backward.py), with the five products' 10 * head_dim FLOPs a pair.
@@ -88,6 +92,16 @@ def ratio(text, value, bar):
     print(f"    {text:54} {value:8.3f}   to reach {bar:.2f}   {'yes' if value >= bar else 'NO'}")
 
 
+def beside_older(contestants, seconds):
+    """Own times over those of the older library, whose contestants end in ", older"."""
+    for name, _, _ in contestants:
+        older = seconds.get(f"{name}, older")
+        if older:
+            value = statistics.median(a / b for a, b in zip(seconds[name], older))
+            print(f"    {name + ': time over the older one':54} {value:8.3f}   at most 1.01   "
+                  f"{'yes' if value <= 1.01 else 'NO'}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--library", default="build/libtessera.so")
@@ -97,6 +111,7 @@ def main():
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--s2-tokens", type=int, default=32768, help="0 leaves S2 out")
     parser.add_argument("--kernel", help="force one, such as cpu/avx512")
+    parser.add_argument("--beside", metavar="OLD.so", help="an older library to compare with")
     parser.add_argument("--decode", action="store_true", help="one new token instead")
     parser.add_argument("--backward", action="store_true", help="gradients instead")
     options = parser.parse_args()
@@ -115,6 +130,9 @@ def main():
                   if line.startswith("model name")), "?")
     print(f"{model}, cores {cores}; PyTorch {torch.__version__}, {torch.get_num_threads()} threads")
     tessera = Tessera(options.library, "cpu:0", len(cores), options.kernel)
+    older = None
+    if options.beside:
+        older = Tessera(options.beside, "cpu:0", len(cores), options.kernel)
 
     for dtype in options.dtypes.split(","):
         heads, head_dim, tokens = 8, 128, options.tokens
@@ -131,9 +149,15 @@ def main():
         contestants = [(names[0], 2.0 * 2048**3, lambda: torch.mm(m, n)),
                        (names[1], info.flops, lambda: sdpa(a, b, c, is_causal=True)),
                        (names[2], info.flops, run)]
+        if older:
+            contestants += [(f"{names[2]}, older", info.flops,
+                             cpu_plan(older, torch, dtype, tokens, heads, head_dim,
+                                      pattern(DENSE))[0])]
         print(f"\n{dtype}, {heads} heads, head_dim {head_dim}, {tokens} tokens; workspace "
               f"{info.workspace_bytes / len(cores) / 2**20:.2f} MiB per thread")
-        rates = show(contestants, take_turns(contestants, options.rounds))
+        seconds = take_turns(contestants, options.rounds)
+        rates = show(contestants, seconds)
+        beside_older(contestants, seconds)
         ratio("Tessera / SDPA", rates[names[2]] / rates[names[1]], 1.15 if dtype == "fp32" else 1.5)
         ratio("Tessera / GEMM", rates[names[2]] / rates[names[0]],
               0.70 if dtype == "fp32" else 0.65)
@@ -156,10 +180,14 @@ def main():
                                         pattern(DENSE))
         contestants = [("Tessera dense causal", dense_info.flops, dense),
                        (f"Tessera S2 B={block} L={local} V={stride}", info.flops, run)]
+        if older:
+            contestants += [(f"{contestants[1][0]}, older", info.flops,
+                             cpu_plan(older, torch, dtype, tokens, heads, head_dim, strided)[0])]
         print(f"\n{dtype}, {heads} heads, head_dim {head_dim}, {tokens} tokens")
         seconds = take_turns(contestants, max(1, options.rounds // 3))
         show(contestants, seconds)
-        medians = [statistics.median(seconds[name]) for name, _, _ in contestants]
+        beside_older(contestants, seconds)
+        medians = [statistics.median(seconds[name]) for name, _, _ in contestants[:2]]
         saving = medians[0] / medians[1]
         ideal = dense_info.flops / info.flops
         print(f"    saving {saving:.2f} of ideally {ideal:.2f}")

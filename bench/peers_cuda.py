@@ -17,7 +17,8 @@ less smallest, over the median) beside them. Some rows of every result are compa
 before its time counts. FLOPs count the two products of the kept pairs, 4 * head_dim each.
 
 --beside names an older library, whose plans take their turns as well: every time is then also
-compared with its, and may be 1 % longer.
+compared with its, and may be 1 % longer. More of them may follow after commas; a copy of the
+library itself shows how far equal code differs.
 
 --sweep times random shapes beside the best of PyTorch's kernels on the same dense shape
 (peers_sweep.py draws them) and prints the worst ratio last.
@@ -47,9 +48,11 @@ class Bench:
         self.stream = torch.cuda.Stream()
         torch.cuda.set_stream(self.stream)
         self.tessera = Tessera(options.library, "cuda:0", kernel=options.kernel)
-        self.older = None
-        if options.beside:
-            self.older = Tessera(options.beside, "cuda:0", kernel=options.kernel)
+        self.older = {
+            path: Tessera(path, "cuda:0", kernel=options.kernel)
+            for path in (options.beside or "").split(",")
+            if path
+        }
         self.rows, self.missed = [], 0
 
     def tensors(self, batch, heads, kv_heads, head_dim, tokens):
@@ -62,7 +65,10 @@ class Bench:
     def own(self, q, k, v, wanted, kv_split=0):
         """A plan whose result was checked, and its description."""
         run, info = self.checked(self.tessera, q, k, v, wanted, kv_split)
-        run.older = lambda: self.checked(self.older, q, k, v, wanted, kv_split)[0]
+        run.older = {
+            path: self.checked(library, q, k, v, wanted, kv_split)[0]
+            for path, library in self.older.items()
+        }
         return run, info
 
     def checked(self, library, q, k, v, wanted, kv_split):
@@ -78,9 +84,11 @@ class Bench:
 
     def turns(self, contestants):
         """Medians and all times; prints a line for each contestant, (name, FLOPs, function)."""
-        own = [c for c in contestants if isinstance(c[2], Plan)] if self.older else []
+        own = [c for c in contestants if isinstance(c[2], Plan)]
         contestants = contestants + [
-            (f"{name}, older", flops, function.older()) for name, flops, function in own
+            (f"{name}, {path}", flops, older)
+            for name, flops, function in own
+            for path, older in function.older.items()
         ]
         taken = take_turns(
             [function for _, _, function in contestants],
@@ -97,14 +105,15 @@ class Bench:
                 f"   {flops / median * 1e-12:7.1f} TFLOP/s",
                 flush=True,
             )
-        for name, _, _ in own:
-            ratios = [a / b for a, b in zip(seconds[name], seconds[f"{name}, older"])]
-            self.report(
-                f"{name}: time over the older library's",
-                statistics.median(ratios),
-                1.01,
-                at_most=True,
-            )
+        for name, _, function in own:
+            for path in function.older:
+                ratios = [a / b for a, b in zip(seconds[name], seconds[f"{name}, {path}"])]
+                self.report(
+                    f"{name}: time over that of {path}",
+                    statistics.median(ratios),
+                    1.01,
+                    at_most=True,
+                )
         return medians, seconds
 
     def report(self, title, value, bar, unit="x", at_most=False):
@@ -379,7 +388,7 @@ def main():
         help="never capture: short work then counts the host's time too",
     )
     parser.add_argument("--kernel", help="force one, such as cuda/portable")
-    parser.add_argument("--beside", metavar="OLD", help="an older library to compare times with")
+    parser.add_argument("--beside", metavar="OLD", help="older libraries to compare times with")
     parser.add_argument(
         "--sweep", type=int, metavar="N", help="time N random shapes instead of the parts"
     )
