@@ -5,8 +5,8 @@ A shape depends on the seed and its number alone. A ratio is the peer's time ove
 causal order with the last query at the last key. For S2 and windows the peer computes the dense
 shape, so only ratios of dense shapes, and of patterns that keep nearly all, compare equal work.
 
-Gradients (--op bwd) have as many rows as keys, and the peer's time counts by the share of pairs that
-the pattern keeps: a ratio of 1 is the peer's rate, whatever is left out.
+Gradients (--op bwd) have as many rows as keys, and the peer's time counts by the share of pairs
+that the pattern keeps: a ratio of 1 is the peer's rate, whatever is left out.
 """
 
 import random
