@@ -441,13 +441,14 @@ static uint32_t place_columns(tess_columns *x, const section *s, uint32_t places
 }
 
 /* Rows of query heads that the last section has at least. It keeps the device busy while its
- * longest column is worked on, which begins when those of the sections before are about done. */
+ * longest column is worked on, which begins when those of the sections before are about done. As
+ * these end with a whole kv head, they may take one of its. */
 static uint64_t last_section(const tess_columns *x, uint64_t total) {
     enum { PARTS = 1024 };
     const uint64_t wanted = x->parallel * x->most_cost;
     if (wanted >= x->near_cost + x->far_cost) return total;
-    return wanted > x->near_cost ? total / PARTS * ((wanted - x->near_cost) * PARTS / x->far_cost)
-                                 : 0;
+    if (wanted <= x->near_cost) return 0;
+    return total / PARTS * ((wanted - x->near_cost) * PARTS / x->far_cost) + total / all_heads(x);
 }
 
 /* Goes through sections of about `rows` rows of query heads, of which the last one has `least` or
@@ -457,7 +458,8 @@ static uint32_t place_sections(tess_columns *x, uint64_t rows, uint64_t least, i
     uint64_t total = 0, sum = 0;
     (void)section_end(x, 0, UINT64_MAX, &total);
     const uint64_t last = rows == 0 ? total : (uint64_t)smaller(total, larger(rows, least)),
-                   rest = total - last, sections = rest == 0 ? 0 : (rest - 1) / rows + 1;
+                   rest = total - last,
+                   sections = rest == 0 ? 0 : smaller((rest - 1) / rows + 1, all_heads(x));
     section s = {.from = from, .to = to};
     for (uint64_t n = 1; n <= sections; n++) {
         s.end = section_end(x, s.begin, rest / sections * n + rest % sections * n / sections, &sum);
