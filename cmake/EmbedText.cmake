@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-# tessera_embed_text(target NAME symbol SOURCE file [FOLDERS folder...])
+# tessera_embed_text(target NAME symbol SOURCE file [FOLDERS folder...] [PLAIN])
 #
 # Adds to the target a generated C file with the text of `file`, deflated
 # (backends/common/inflate.h), as an array of bytes:
 #
 #     extern const unsigned char symbol[];
 #     extern const size_t symbol_size;
+#
+# PLAIN: the text as it is, in `const char symbol[]`, with a 0 behind it that the size leaves out.
 #
 # Lines `#include "name"` are replaced by the file of that name, looked for beside the including
 # file and then in FOLDERS, since compilers inside drivers have no file system to include from.
@@ -18,7 +20,7 @@ if(NOT CMAKE_SCRIPT_MODE_FILE)
   set(TESSERA_EMBED_SCRIPT ${CMAKE_CURRENT_LIST_FILE})
 
   function(tessera_embed_text target)
-    cmake_parse_arguments(E "" "NAME;SOURCE" "FOLDERS" ${ARGN})
+    cmake_parse_arguments(E "PLAIN" "NAME;SOURCE" "FOLDERS" ${ARGN})
     if(E_UNPARSED_ARGUMENTS OR NOT E_NAME OR NOT E_SOURCE)
       message(FATAL_ERROR
         "tessera_embed_text: NAME and SOURCE are required; unknown: ${E_UNPARSED_ARGUMENTS}")
@@ -34,7 +36,7 @@ if(NOT CMAKE_SCRIPT_MODE_FILE)
     add_custom_command(OUTPUT ${output} DEPFILE ${output}.d
       DEPENDS ${source} ${TESSERA_EMBED_SCRIPT} VERBATIM
       COMMAND ${CMAKE_COMMAND} -DEMBED_NAME=${E_NAME} -DEMBED_SOURCE=${source}
-        -DEMBED_OUTPUT=${output} "-DEMBED_FOLDERS=${folders}"
+        -DEMBED_OUTPUT=${output} "-DEMBED_FOLDERS=${folders}" -DEMBED_PLAIN=${E_PLAIN}
         -P ${TESSERA_EMBED_SCRIPT}
       COMMENT "Embedding ${E_SOURCE}")
     # The target may belong to another folder, whose rules do not see the command above.
@@ -90,10 +92,20 @@ expand("${EMBED_SOURCE}" 0)
 
 # Bytes instead of a string literal, whose length the C standard does not promise beyond 4095.
 file(WRITE "${EMBED_OUTPUT}.txt" "${text}")
-set(DEFLATE_FROM "${EMBED_OUTPUT}.txt")
-set(DEFLATE_TO "${EMBED_OUTPUT}.gz")
-include(${CMAKE_CURRENT_LIST_DIR}/Deflate.cmake)
-file(READ "${DEFLATE_TO}" bytes OFFSET 10 HEX)
+if(EMBED_PLAIN)
+  set(type "const char")
+  set(end 0)
+  file(READ "${EMBED_OUTPUT}.txt" bytes HEX)
+else()
+  set(type "const unsigned char")
+  set(end "")
+  set(DEFLATE_FROM "${EMBED_OUTPUT}.txt")
+  set(DEFLATE_TO "${EMBED_OUTPUT}.gz")
+  include(${CMAKE_CURRENT_LIST_DIR}/Deflate.cmake)
+  file(READ "${DEFLATE_TO}" bytes OFFSET 10 HEX)
+endif()
+string(LENGTH "${bytes}" size)
+math(EXPR size "${size} / 2")
 string(REGEX REPLACE "(................................................................)" "\\1\n"
   bytes "${bytes}")
 string(REGEX REPLACE "([0-9a-f][0-9a-f])" "0x\\1," bytes "${bytes}")
@@ -102,13 +114,13 @@ file(WRITE "${EMBED_OUTPUT}" "/* SPDX-License-Identifier: Apache-2.0 */
 /* Made by cmake/EmbedText.cmake from ${source_name}. */
 #include <stddef.h>
 
-extern const unsigned char ${EMBED_NAME}[];
+extern ${type} ${EMBED_NAME}[];
 extern const size_t ${EMBED_NAME}_size;
 
-const unsigned char ${EMBED_NAME}[] = {
+${type} ${EMBED_NAME}[] = {
 ${bytes}
-};
-const size_t ${EMBED_NAME}_size = sizeof ${EMBED_NAME};
+${end}};
+const size_t ${EMBED_NAME}_size = ${size};
 ")
 list(REMOVE_DUPLICATES read_files)
 list(JOIN read_files " " depends)

@@ -5,7 +5,7 @@
 
 #include "opencl.h"
 
-extern const char tess_opencl_nv_mma[];
+extern const unsigned char tess_opencl_nv_mma[];
 extern const size_t tess_opencl_nv_mma_size;
 
 /* A workgroup takes 64 * tiles rows, `keys` at a time, and holds operands of Q for `held` times 16

@@ -87,7 +87,7 @@ static inline uint32_t tess_opencl_parallel_jobs(const opencl_device *d) {
 /* What the table knows of a forward kernel that is for one vendor's matrix units. Its program has
  * tess_forward and tess_merge as well, with the same arguments. */
 typedef struct opencl_matrix_row {
-    const char *source;
+    const unsigned char *source; /* deflated */
     const size_t *source_size;
     /* Why the device cannot run it, or with a key, why it does not take the problem; or NULL. */
     const char *(*refuses)(const opencl_device *d, const tess_kernel_key *key, char *buffer,
