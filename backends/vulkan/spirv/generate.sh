@@ -1,9 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Compiles the kernels to SPIR-V and writes each module as a C header: generate.sh [FOLDER], by
-# default this one. The same compiler gives the same bytes. A header names the compiler and the
-# sources with their hash, so that a forgotten run is noticed where there is no compiler
-# (tests/vulkan/spirv.sh).
+# Compiles the kernels to SPIR-V and writes each module as a C header, deflated
+# (backends/common/inflate.h): generate.sh [FOLDER], by default this one. The same compiler and gzip
+# give the same bytes. A header names them and the sources with their hash, so that a forgotten run
+# is noticed where there is no compiler (tests/vulkan/spirv.sh).
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 out=$(cd "${1:-$here}" && pwd)
@@ -11,6 +11,7 @@ cd "$here/.."
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 compiler=$(glslc --version | head -n 3 | tr "\n" " " | sed "s, *$,,")
+compiler="$compiler, $(gzip --version | head -n 1)"
 
 # One line for each module: its source, its name, and the macro that tells it from the others.
 while read -r shader name macro; do
@@ -32,13 +33,12 @@ while read -r shader name macro; do
     for each in $sources; do echo " * source: $each"; done
     echo " * sha256: $hash"
     echo " */"
-    echo "#include <stdint.h>"
-    echo "static const uint32_t tess_vk_$name[] = {"
-    # Long lines: nobody reads the words, and a changed kernel changes most of them.
-    od -An -v -tx4 "$scratch/module" | tr -s ' ' '\n' | grep . | awk '
-      { printf "%s0x%s,", NR % 200 == 1 ? "    " : " ", $1 }
-      NR % 200 == 0 { print "" }
-      END { if (NR % 200) print "" }'
+    echo "static const unsigned char tess_vk_$name[] = {"
+    # Long lines: nobody reads the bytes, and a changed kernel changes most of them.
+    gzip -9 -n -c "$scratch/module" | tail -c +11 | od -An -v -tu1 | tr -s ' ' '\n' | grep . | awk '
+      { printf "%s%s,", NR % 500 == 1 ? "    " : " ", $1 }
+      NR % 500 == 0 { print "" }
+      END { if (NR % 500) print "" }'
     echo "};"
   } >"$scratch/header"
   mv "$scratch/header" "$out/$name.h"
